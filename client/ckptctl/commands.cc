@@ -1,0 +1,152 @@
+#include "client/ckptctl/commands.h"
+
+#include <ostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/ckptctl/daemon_call.h"
+#include "client/ckptctl/json.h"
+#include "client/ckptctl/names.h"
+#include "client/ckptctl/render.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd::ctl {
+namespace {
+
+constexpr double kDefaultWaitSeconds = 60;
+
+int64_t NowMicros() { return SystemClock().UnixMicros(); }
+
+absl::StatusOr<v1::Level> ParseLevel(const std::string& text) {
+  std::string upper;
+  for (const char c : text) upper += static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  v1::Level level;
+  if (v1::Level_Parse(upper, &level) && level >= v1::STAGED && level <= v1::COMMITTED) return level;
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                   absl::StrCat("--level is \"", text, "\"; it is staged, sealed or committed"));
+}
+
+void Print(const Context& context, const v1::Checkpoint& checkpoint) {
+  *context.out << (context.json ? ToJson(checkpoint) : RenderCheckpoint(checkpoint, NowMicros()));
+}
+
+// All checkpoints of a run, page by page.
+absl::Status AddCheckpoints(client::Rpc& rpc, const Context& context, const std::string& run, bool all,
+                            v1::ListCheckpointsResponse* out) {
+  v1::ListCheckpointsRequest request;
+  request.set_parent(run);
+  request.set_page_size(1000);
+  request.set_show_all(all);
+  do {
+    CKPTD_ASSIGN_OR_RETURN(v1::ListCheckpointsResponse page,
+                           rpc.ListCheckpoints(request, CallTimeout(context)));
+    request.set_page_token(page.next_page_token());
+    out->mutable_checkpoints()->MergeFrom(page.checkpoints());
+  } while (!request.page_token().empty());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Duration FromSeconds(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+Duration CallTimeout(const Context& context) { return FromSeconds(context.timeout_seconds.value_or(10)); }
+
+absl::StatusOr<std::unique_ptr<client::Rpc>> Connect(const Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(client::Endpoint endpoint, client::ParseEndpoint(context.endpoint));
+  return std::make_unique<client::Rpc>(endpoint, "");
+}
+
+absl::StatusOr<std::string> Resolve(client::Rpc& rpc, const Context& context, const std::string& name) {
+  CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc.ListRuns(CallTimeout(context)));
+  return CheckpointName(runs, name);
+}
+
+absl::StatusOr<ExitCode> ShowStatus(const Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  CKPTD_ASSIGN_OR_RETURN(v1::Status status, rpc->GetStatus(CallTimeout(context)));
+  *context.out << (context.json ? ToJson(status) : RenderStatus(status, NowMicros()));
+  return kOk;
+}
+
+absl::StatusOr<ExitCode> List(const Context& context, const std::string& run, bool all) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc->ListRuns(CallTimeout(context)));
+  if (!run.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(v1::Run wanted, FindRun(runs, run));
+    runs.clear_runs();
+    *runs.add_runs() = std::move(wanted);
+  }
+  v1::ListCheckpointsResponse everything;
+  for (const v1::Run& one : runs.runs()) {
+    v1::ListCheckpointsResponse checkpoints;
+    CKPTD_RETURN_IF_ERROR(AddCheckpoints(*rpc, context, one.name(), all, &checkpoints));
+    if (!context.json) {
+      *context.out << (everything.checkpoints().empty() ? "" : "\n") << one.name() << "  "
+                   << Printable(one.path()) << "\n"
+                   << RenderCheckpoints(checkpoints.checkpoints(), NowMicros());
+    }
+    everything.mutable_checkpoints()->MergeFrom(checkpoints.checkpoints());
+  }
+  if (context.json) *context.out << ToJson(everything);
+  if (!context.json && runs.runs().empty()) *context.out << "no runs\n";
+  return kOk;
+}
+
+absl::StatusOr<ExitCode> Describe(const Context& context, const std::string& name) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  v1::GetCheckpointRequest request;
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  request.set_view(v1::FULL);
+  CKPTD_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, rpc->GetCheckpoint(request, CallTimeout(context)));
+  Print(context, checkpoint);
+  return kOk;
+}
+
+absl::StatusOr<ExitCode> Wait(const Context& context, const std::string& name, const std::string& level) {
+  CKPTD_ASSIGN_OR_RETURN(const v1::Level wanted, ParseLevel(level));
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  const Duration timeout = FromSeconds(context.timeout_seconds.value_or(kDefaultWaitSeconds));
+  v1::WaitRequest request;
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  request.set_level(wanted);
+  request.mutable_timeout()->set_seconds(timeout.count() / 1'000'000'000);
+  request.mutable_timeout()->set_nanos(static_cast<int32_t>(timeout.count() % 1'000'000'000));
+  CKPTD_ASSIGN_OR_RETURN(v1::WaitResponse response, rpc->Wait(request, timeout + std::chrono::seconds(10)));
+  const v1::Checkpoint& checkpoint = response.checkpoint();
+  if (context.json) {
+    *context.out << ToJson(checkpoint);
+  } else {
+    *context.out << Printable(checkpoint.tag()) << " is " << RenderEnd(checkpoint) << "\n";
+  }
+  return checkpoint.level() >= wanted && checkpoint.level() <= v1::COMMITTED ? kOk : kNotSo;
+}
+
+absl::StatusOr<ExitCode> Abort(const Context& context, const std::string& name, const std::string& message) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  v1::AbortRequest request;
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  request.set_message(message);
+  CKPTD_ASSIGN_OR_RETURN(v1::AbortResponse response, rpc->Abort(request, CallTimeout(context)));
+  *context.out << (context.json ? ToJson(response) : absl::StrCat("aborted ", request.name(), "\n"));
+  return kOk;
+}
+
+absl::StatusOr<ExitCode> SetPinned(const Context& context, const std::string& name, bool pinned) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  CKPTD_ASSIGN_OR_RETURN(const std::string full_name, Resolve(*rpc, context, name));
+  v1::PinRequest pin;
+  pin.set_name(full_name);
+  v1::UnpinRequest unpin;
+  unpin.set_name(full_name);
+  CKPTD_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, pinned ? rpc->Pin(pin, CallTimeout(context))
+                                                           : rpc->Unpin(unpin, CallTimeout(context)));
+  *context.out << (context.json ? ToJson(checkpoint)
+                                : absl::StrCat(pinned ? "pinned " : "unpinned ", full_name, "\n"));
+  return kOk;
+}
+
+}  // namespace ckptd::ctl

@@ -1,0 +1,183 @@
+// The commands that need no daemon, on real directories; and what the others say when there is none.
+#include "client/ckptctl/commands.h"
+
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/crc32c.h"
+#include "storage/base/errors.h"
+#include "storage/format/manifest.h"
+#include "storage/format/names.h"
+
+namespace ckptd::ctl {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class CommandsTest : public testing::Test {
+ protected:
+  CommandsTest() {
+    char folder[] = "/tmp/ckptctl_test_XXXXXX";
+    EXPECT_NE(mkdtemp(folder), nullptr);
+    root_ = folder;
+    context_.out = &out_;
+    context_.err = &err_;
+  }
+  ~CommandsTest() override { std::filesystem::remove_all(root_); }
+
+  static void Write(const std::filesystem::path& path, const std::string& text) {
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+  }
+
+  // A committed checkpoint of one rank as docs/storage_format.md says, with one file of two chunks.
+  void MakeCheckpoint(const std::string& tag, int64_t sequence) {
+    const std::string data = std::string(4096, 'a') + "tail";
+    storage::v1::ManifestSummary summary;
+    summary.set_format_version(1);
+    summary.set_tag(tag);
+    summary.set_sequence(sequence);
+    summary.set_attempt(1);
+    summary.set_ordinal(1);
+    summary.set_world_size(1);
+    summary.set_size_bytes(static_cast<int64_t>(data.size()));
+    summary.set_file_count(1);
+    summary.set_chunk_bytes(4096);
+    storage::v1::FileRecord file;
+    file.set_path("dir/model.bin");
+    file.set_size_bytes(static_cast<int64_t>(data.size()));
+    for (const size_t at : {size_t{0}, size_t{4096}}) {
+      const std::string chunk = data.substr(at, 4096);
+      file.add_chunk_crc32c(Crc32c(std::as_bytes(std::span(chunk))));
+    }
+    Manifest manifest;
+    manifest.summary = summary;
+    *manifest.body.add_files() = file;
+    storage::v1::PartRecord part;
+    part.set_format_version(1);
+    part.set_sequence(sequence);
+    part.set_chunk_bytes(4096);
+    *part.add_files() = file;
+    *part.mutable_checkpoint() = summary;
+    const std::filesystem::path directory = root_ / tag;
+    std::filesystem::create_directories(root_ / ".ckptd");
+    Write(directory / "dir/model.bin", data);
+    Write(directory / ".ckptd/manifest", *EncodeManifest(manifest));
+    Write(directory / ".ckptd" / PartRecordName(0), EncodePartRecord(part));
+  }
+
+  std::filesystem::path root_;
+  std::ostringstream out_, err_;
+  Context context_;
+};
+
+TEST_F(CommandsTest, VerifyFindsEverythingInOrder) {
+  MakeCheckpoint("step_1", 1);
+  MakeCheckpoint("step_2", 2);
+  EXPECT_EQ(*Verify(context_, root_), kOk);
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("step_1"), HasSubstr("step_2"),
+                                HasSubstr("2 checkpoints, 8.0 KiB read, 0 damaged")));
+}
+
+TEST_F(CommandsTest, VerifyNamesTheDamagedChunk) {
+  MakeCheckpoint("step_1", 1);
+  MakeCheckpoint("step_2", 2);
+  std::fstream file(root_ / "step_2/dir/model.bin", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(4097);
+  file.put('X');
+  file.close();
+  EXPECT_EQ(*Verify(context_, root_), kNotSo);
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("step_2/dir/model.bin: chunk 1"), HasSubstr("1 damaged")));
+  out_.str("");
+  EXPECT_EQ(*Verify(context_, root_ / "step_1"), kOk);  // One checkpoint of a root that has a damaged one.
+  EXPECT_THAT(out_.str(), HasSubstr("1 checkpoint, 4.0 KiB read, 0 damaged"));
+}
+
+TEST_F(CommandsTest, VerifySeesAManifestThatIsDamaged) {
+  MakeCheckpoint("step_1", 1);
+  std::fstream file(root_ / "step_1/.ckptd/manifest", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(20);
+  file.put('X');
+  file.close();
+  EXPECT_EQ(*Verify(context_, root_), kNotSo);
+  EXPECT_THAT(out_.str(), HasSubstr("1 damaged"));
+}
+
+TEST_F(CommandsTest, VerifyAnswersInJson) {
+  MakeCheckpoint("step_1", 7);
+  context_.json = true;
+  EXPECT_EQ(*Verify(context_, root_), kOk);
+  google::protobuf::Struct json;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(out_.str(), &json).ok()) << out_.str();
+  EXPECT_TRUE(json.fields().at("ok").bool_value());
+  const auto& checkpoint = json.fields().at("checkpoints").list_value().values(0).struct_value().fields();
+  EXPECT_EQ(checkpoint.at("tag").string_value(), "step_1");
+  EXPECT_EQ(checkpoint.at("sequence").number_value(), 7);
+  EXPECT_EQ(checkpoint.at("verified_bytes").number_value(), 4100);
+}
+
+TEST_F(CommandsTest, VerifyRefusesWhatIsNoRoot) {
+  const absl::Status no_root =
+      Verify(context_, root_).status();  // An empty directory must not count as verified.
+  EXPECT_EQ(ReasonOf(no_root), "NO_CHECKPOINT");
+  EXPECT_EQ(ExitCodeFor(no_root), kNotSo);
+  EXPECT_EQ(ExitCodeFor(Verify(context_, root_ / "missing").status()), kNotSo);
+}
+
+TEST_F(CommandsTest, DoctorProbesARootAndLeavesNothingBehind) {
+  EXPECT_EQ(*Doctor(context_, root_), kOk);
+  EXPECT_THAT(out_.str(), AllOf(HasSubstr("file system"), HasSubstr("huge pages"), HasSubstr("io_uring"),
+                                HasSubstr("locked memory"), HasSubstr("free space")));
+  EXPECT_TRUE(std::filesystem::is_empty(root_));
+}
+
+TEST_F(CommandsTest, DoctorAnswersInJson) {
+  context_.json = true;
+  EXPECT_EQ(*Doctor(context_, root_), kOk);
+  google::protobuf::Struct json;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(out_.str(), &json).ok()) << out_.str();
+  EXPECT_GT(json.fields().at("findings").list_value().values_size(), 5);
+}
+
+TEST_F(CommandsTest, ARootThatIsNotThereIsNotFound) {
+  EXPECT_EQ(ExitCodeFor(Doctor(context_, root_ / "missing").status()), kNotSo);
+}
+
+TEST_F(CommandsTest, WithoutADaemonEveryCommandSaysSoAndEndsAtOnce) {
+  context_.endpoint = "unix:" + (root_ / "no.sock").string();
+  for (const absl::StatusOr<ExitCode>& result :
+       {ShowStatus(context_), List(context_, "", false), Describe(context_, "step_1"),
+        Wait(context_, "step_1", "committed"), Abort(context_, "step_1", ""),
+        SetPinned(context_, "step_1", true), Watch(context_, "", true, 0.5)}) {
+    ASSERT_FALSE(result.ok());
+    EXPECT_EQ(ExitCodeFor(result.status()), kUnreachable) << result.status();
+    EXPECT_NE(result.status().message().find("no.sock"), absl::string_view::npos);
+  }
+}
+
+TEST_F(CommandsTest, ABadLevelOrEndpointIsUsage) {
+  EXPECT_EQ(ExitCodeFor(Wait(context_, "step_1", "uploaded").status()), kUsage);
+  context_.endpoint = "localhost:80";
+  EXPECT_EQ(ExitCodeFor(ShowStatus(context_).status()), kUsage);
+}
+
+TEST(ExitCodes, FollowTheErrorsMeaning) {
+  EXPECT_EQ(ExitCodeFor(absl::OkStatus()), 0);
+  EXPECT_EQ(ExitCodeFor(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", "")), 1);
+  EXPECT_EQ(ExitCodeFor(MakeError(absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT", "")), 1);
+  EXPECT_EQ(ExitCodeFor(absl::DeadlineExceededError("the daemon hangs")), 3);
+  EXPECT_EQ(ExitCodeFor(absl::UnavailableError("")), 3);
+  EXPECT_EQ(ExitCodeFor(MakeError(absl::StatusCode::kFailedPrecondition, "PINNED", "")), 4);
+  EXPECT_EQ(ExitCodeFor(MakeError(absl::StatusCode::kPermissionDenied, "WRONG_UID", "")), 4);
+}
+
+}  // namespace
+}  // namespace ckptd::ctl

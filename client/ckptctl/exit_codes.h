@@ -1,0 +1,41 @@
+// What ckptctl's exit status says. Stable; in --help and docs/ckptctl.md.
+#ifndef CKPTD_CLIENT_CKPTCTL_EXIT_CODES_H_
+#define CKPTD_CLIENT_CKPTCTL_EXIT_CODES_H_
+
+#include "absl/status/status.h"
+#include "storage/base/errors.h"
+
+namespace ckptd::ctl {
+
+enum ExitCode {
+  kOk = 0,
+  kNotSo = 1,        // What was asked about is not so: not there, failed, damaged, not reached in time.
+  kUsage = 2,        // The command line.
+  kUnreachable = 3,  // No daemon answers.
+  kRefused = 4,      // Not allowed, or not in the state that things are in.
+};
+
+inline ExitCode ExitCodeFor(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kOk;
+    case absl::StatusCode::kInvalidArgument:
+      return kUsage;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kCancelled:
+      return kUnreachable;
+    case absl::StatusCode::kDeadlineExceeded:  // Without a reason: the daemon hangs. With one: it answered.
+      return ReasonOf(status).empty() ? kUnreachable : kNotSo;
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kUnimplemented:
+      return kRefused;
+    default:
+      return kNotSo;
+  }
+}
+
+}  // namespace ckptd::ctl
+#endif  // CKPTD_CLIENT_CKPTCTL_EXIT_CODES_H_

@@ -1,0 +1,150 @@
+// ckptctl: looks at a ckptd and its checkpoints, and steers them. docs/ckptctl.md.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <functional>
+#include <iostream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "ckptd/version.h"
+#include "client/ckptctl/commands.h"
+#include "client/ckptctl/text.h"
+
+namespace ckptd::ctl {
+namespace {
+
+constexpr char kFooter[] =
+    "RUN is runs/ID, or the path of a root. NAME is ROOT/TAG, runs/ID/checkpoints/TAG, or a TAG where there "
+    "is one run.\n"
+    "Exit status: 0 ok, 1 what was asked about is not so (not there, failed, damaged, not in time), 2 usage, "
+    "3 no daemon\n"
+    "answers, 4 refused. docs/ckptctl.md has an example of each command.";
+
+using Command = std::function<absl::StatusOr<ExitCode>()>;
+
+// What the command line holds; filled in while it is parsed.
+struct Arguments {
+  std::string output = "text", run, name, level = "committed", message, path;
+  double timeout = 0, interval = 0.5;
+  bool all = false, until_idle = false;
+};
+
+CLI::App* Add(CLI::App& app, const std::string& name, const std::string& what, Command* chosen,
+              Command command) {
+  CLI::App* sub = app.add_subcommand(name, what);
+  sub->fallthrough();  // Global options may come behind the command, too.
+  sub->callback([chosen, command] { *chosen = command; });
+  return sub;
+}
+
+void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
+  Add(app, "status", "The daemon, its pool, its runs, what is in flight", chosen,
+      [&] { return ShowStatus(context); });
+  CLI::App* list = Add(app, "list", "Committed checkpoints, newest first", chosen,
+                       [&] { return List(context, a.run, a.all); });
+  list->add_option("RUN", a.run, "One run; without it all of them");
+  list->add_flag("--all", a.all, "Also those in flight and the failed ones that are remembered");
+  CLI::App* describe =
+      Add(app, "describe", "One checkpoint and its files", chosen, [&] { return Describe(context, a.name); });
+  describe->add_option("NAME", a.name, "The checkpoint; the tag latest is the newest committed one")
+      ->required();
+  CLI::App* wait = Add(app, "wait", "Until a checkpoint has reached a level, or --timeout (60)", chosen,
+                       [&] { return Wait(context, a.name, a.level); });
+  wait->add_option("NAME", a.name, "The checkpoint")->required();
+  wait->add_option("--level", a.level, "staged, sealed or committed")->capture_default_str();
+  CLI::App* watch = Add(app, "watch", "Progress of saves, line by line, until Ctrl-C", chosen,
+                        [&] { return Watch(context, a.run, a.until_idle, a.interval); });
+  watch->add_option("RUN", a.run, "One run; without it all of them");
+  watch->add_flag("--until-idle", a.until_idle, "End when nothing is in flight; status 1 when a save failed");
+  watch->add_option("--interval", a.interval, "Seconds between progress lines, 0.1 to 60")
+      ->check(CLI::Range(0.1, 60.0))
+      ->capture_default_str();
+}
+
+void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
+  CLI::App* abort = Add(app, "abort", "End a save that is not committed, for all ranks", chosen,
+                        [&] { return Abort(context, a.name, a.message); });
+  abort->add_option("NAME", a.name, "The save")->required();
+  abort->add_option("--message", a.message, "Why; every rank hears it");
+  Add(app, "pin", "Keep a checkpoint: retention and re-saves leave it alone", chosen,
+      [&] { return SetPinned(context, a.name, true); })
+      ->add_option("NAME", a.name, "The checkpoint")
+      ->required();
+  Add(app, "unpin", "Give it back to retention", chosen, [&] { return SetPinned(context, a.name, false); })
+      ->add_option("NAME", a.name, "The checkpoint")
+      ->required();
+}
+
+void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
+  Add(app, "doctor", "What a root and this machine can do, and what to improve; no daemon", chosen,
+      [&] { return Doctor(context, a.path); })
+      ->add_option("ROOT", a.path, "An existing directory")
+      ->required();
+  Add(app, "verify", "Check manifests, part records and every CRC on disk; no daemon", chosen,
+      [&] { return Verify(context, a.path); })
+      ->add_option("ROOT[/TAG]", a.path, "A root, or one checkpoint in it")
+      ->required();
+}
+
+std::string Hint(const absl::Status& status, ExitCode code) {
+  if (code == kUnreachable) return "; is it running, and is this its socket? (--endpoint, $CKPTD_ENDPOINT)";
+  if (ReasonOf(status) == "EACCES")
+    return "; be root, or in the group that the socket or directory belongs to";
+  if (absl::IsPermissionDenied(status)) return "; be the run's owner or root";
+  return "";
+}
+
+int Report(const absl::Status& status) {
+  const ExitCode code = ExitCodeFor(status);
+  const std::string reason = ReasonOf(status);
+  std::cerr << "ckptctl: " << Printable(std::string(status.message())) << Hint(status, code)
+            << (reason.empty() ? "" : absl::StrCat(" [", reason, "]")) << "\n";
+  return code;
+}
+
+int Main(int argc, char** argv) {
+  Context context;
+  Arguments arguments;
+  Command chosen;
+  context.out = &std::cout;
+  context.err = &std::cerr;
+  CLI::App app("Looks at a ckptd and its checkpoints, and steers them.", "ckptctl");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  app.set_version_flag("--version", absl::StrCat("ckptctl ", kVersion));
+  app.add_option("--endpoint", context.endpoint,
+                 "unix:/path/ckptd.sock; else $CKPTD_ENDPOINT, else unix:/run/ckptd/ckptd.sock");
+  app.add_option("--output", arguments.output, "text or json")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->capture_default_str();
+  CLI::Option* timeout = app.add_option("--timeout", arguments.timeout,
+                                        "Seconds: wait: for the level (60); watch: altogether (no end); else "
+                                        "for the daemon's answer (10)")
+                             ->check(CLI::Range(0.0, 86400.0));
+  AddLooking(app, context, arguments, &chosen);
+  AddActing(app, context, arguments, &chosen);
+  AddOffline(app, context, arguments, &chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version.
+    std::cerr << "ckptctl: " << Printable(error.what()) << "; see ckptctl --help\n";
+    return kUsage;
+  }
+  context.json = arguments.output == "json";
+  if (timeout->count() > 0) context.timeout_seconds = arguments.timeout;
+  context.live = isatty(STDOUT_FILENO) != 0 && isatty(STDERR_FILENO) != 0;
+  const absl::StatusOr<ExitCode> result = chosen();
+  return result.ok() ? *result : Report(result.status());
+}
+
+}  // namespace
+}  // namespace ckptd::ctl
+
+int main(int argc, char** argv) {
+  // Ctrl-C ends `watch`, which is no failure; the others have changed nothing that is not whole.
+  std::signal(SIGINT, [](int) { _exit(write(STDOUT_FILENO, "\n", 1) == 1 ? 0 : 1); });
+  return ckptd::ctl::Main(argc, argv);
+}

@@ -1,0 +1,63 @@
+#include "client/ckptctl/names.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+
+namespace ckptd::ctl {
+namespace {
+
+class NamesTest : public testing::Test {
+ protected:
+  void Add(const std::string& id, const std::string& path) {
+    v1::Run& run = *runs_.add_runs();
+    run.set_name("runs/" + id);
+    run.set_path(path);
+  }
+  v1::ListRunsResponse runs_;
+};
+
+TEST_F(NamesTest, ARunIsFoundByItsNameAndByItsPath) {
+  Add("1", "/data/a");
+  Add("2", "/data/b");
+  EXPECT_EQ(FindRun(runs_, "runs/2")->name(), "runs/2");
+  EXPECT_EQ(FindRun(runs_, "/data/a")->name(), "runs/1");
+  const absl::Status missing = FindRun(runs_, "/data/c").status();
+  EXPECT_EQ(ReasonOf(missing), "UNKNOWN_RUN");
+  EXPECT_NE(missing.message().find("/data/b"), absl::string_view::npos);  // It says what there is.
+}
+
+TEST_F(NamesTest, AnyPathThatLeadsToTheRootFindsIt) {
+  char folder[] = "/tmp/ckptctl_names_XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  const std::string link = std::string(folder) + ".link";
+  ASSERT_EQ(symlink(folder, link.c_str()), 0);
+  Add("1", "/elsewhere");
+  Add("2", folder);
+  EXPECT_EQ(FindRun(runs_, link)->name(), "runs/2");
+  EXPECT_EQ(FindRun(runs_, std::string(folder) + "/.")->name(), "runs/2");
+  EXPECT_EQ(*CheckpointName(runs_, link + "/step_1"), "runs/2/checkpoints/step_1");
+  unlink(link.c_str());
+  rmdir(folder);
+}
+
+TEST_F(NamesTest, ACheckpointIsNamedInThreeWays) {
+  Add("1", "/data/a");
+  EXPECT_EQ(*CheckpointName(runs_, "runs/7/checkpoints/x"), "runs/7/checkpoints/x");
+  EXPECT_EQ(*CheckpointName(runs_, "/data/a/step_1"), "runs/1/checkpoints/step_1");
+  EXPECT_EQ(*CheckpointName(runs_, "runs/1/step_1"), "runs/1/checkpoints/step_1");
+  EXPECT_EQ(*CheckpointName(runs_, "step_1"), "runs/1/checkpoints/step_1");
+}
+
+TEST_F(NamesTest, ABareTagIsRefusedWhereItCouldMeanTwoRuns) {
+  EXPECT_EQ(CheckpointName(runs_, "step_1").status().code(), absl::StatusCode::kNotFound);
+  Add("1", "/data/a");
+  Add("2", "/data/b");
+  EXPECT_EQ(CheckpointName(runs_, "step_1").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(CheckpointName(runs_, "/data/a/").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ckptd::ctl

@@ -1,0 +1,215 @@
+#include "client/ckptctl/render.h"
+
+#include <algorithm>
+#include <ctime>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace ckptd::ctl {
+namespace {
+
+std::string Age(const google::protobuf::Timestamp& time, int64_t now_us) {
+  return HumanSeconds(static_cast<double>(now_us - UnixMicros(time)) / 1e6);
+}
+
+std::string Step(const v1::Checkpoint& checkpoint) {
+  return checkpoint.has_step() ? absl::StrCat(checkpoint.step()) : "-";
+}
+
+std::string Ranks(const v1::Checkpoint& checkpoint) {
+  if (checkpoint.missing_ranks().empty()) return absl::StrCat("all ", checkpoint.world_size());
+  return absl::StrCat("missing ", absl::StrJoin(checkpoint.missing_ranks(), ","));
+}
+
+std::string Percent(const v1::Checkpoint& checkpoint) {
+  if (checkpoint.size_bytes() == 0) return "-";
+  return absl::StrFormat("%d %%", checkpoint.written_bytes() * 100 / checkpoint.size_bytes());
+}
+
+std::string Time(const google::protobuf::Timestamp& time) {
+  const std::time_t seconds = time.seconds();
+  std::tm local = {};
+  localtime_r(&seconds, &local);
+  char text[40];
+  return std::string(text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local));
+}
+
+std::string Metrics(const v1::Checkpoint& checkpoint) {
+  std::map<std::string, double> sorted(checkpoint.metrics().begin(), checkpoint.metrics().end());
+  return absl::StrJoin(sorted, " ", [](std::string* out, const auto& metric) {
+    absl::StrAppend(out, metric.first, "=", absl::StrFormat("%g", metric.second));
+  });
+}
+
+void AddLine(std::string* text, std::string_view key, const std::string& value) {
+  if (!value.empty()) absl::StrAppendFormat(text, "  %-12s %s\n", std::string(key), Printable(value));
+}
+
+std::string Latest(const v1::Run& run, int64_t now_us) {
+  if (!run.has_latest()) return "none";
+  const v1::Checkpoint& latest = run.latest();
+  return absl::StrCat(latest.tag(), " (", latest.has_step() ? absl::StrCat("step ", latest.step(), ", ") : "",
+                      HumanBytes(latest.size_bytes()), ", committed ", Age(latest.commit_time(), now_us),
+                      " ago)");
+}
+
+std::string Root(const v1::RootProbe& probe) {
+  std::string text = absl::StrCat(probe.file_system(), ", ", probe.io_backend(), " (",
+                                  probe.io_backend_cause(), "), ", HumanBytes(probe.free_bytes()), " free");
+  if (!probe.direct_io()) absl::StrAppend(&text, ", no direct I/O");
+  if (!probe.fallocate()) absl::StrAppend(&text, ", no fallocate");
+  if (!probe.rename_exchange()) absl::StrAppend(&text, ", no exchange of names");
+  return text;
+}
+
+std::string RenderRun(const v1::Run& run, int64_t now_us) {
+  std::string text = absl::StrCat(run.name(), "  ", Printable(run.path()), "\n");
+  if (run.degraded()) AddLine(&text, "DEGRADED", "its file system does not answer");
+  if (run.read_only())
+    AddLine(&text, "READ-ONLY", "a directory sync failed; the root has to be scanned anew");
+  AddLine(&text, "run id", run.run_id());
+  AddLine(&text, "owner",
+          absl::StrCat("uid ", run.uid(), ", ",
+                       run.attempt() == 0 ? "no attempt yet"
+                                          : absl::StrCat("attempt ", run.attempt(), ", ",
+                                                         Plural(run.world_size(), "rank"))));
+  AddLine(&text, "latest", Latest(run, now_us));
+  AddLine(&text, "checkpoints",
+          absl::StrCat(
+              run.checkpoint_count(), " committed, ",
+              run.has_num_kept_ckpts() ? absl::StrCat("the last ", run.num_kept_ckpts(), " are kept")
+                                       : "all are kept",
+              run.predicted_victims().empty() ? "" : ", next to go: ",
+              absl::StrJoin(run.predicted_victims(), " "),
+              run.trash_bytes() > 0 ? absl::StrCat(", ", HumanBytes(run.trash_bytes()), " in trash") : ""));
+  if (run.has_probe()) AddLine(&text, "root", Root(run.probe()));
+  for (const std::string& warning : run.probe().warnings()) AddLine(&text, "warning", warning);
+  if (run.has_last_failure()) {
+    AddLine(&text, "last failure",
+            absl::StrCat(run.last_failure().tag(), " ", RenderEnd(run.last_failure()), " (",
+                         Age(run.last_failure().create_time(), now_us), " ago)"));
+  }
+  if (run.in_flight().empty()) return text;
+  Table table({"IN FLIGHT", "STEP", "LEVEL", "WRITTEN", "OF", "%", "RANKS", "AGE"});
+  for (const v1::Checkpoint& checkpoint : run.in_flight()) {
+    table.Add({checkpoint.tag(), Step(checkpoint), v1::Level_Name(checkpoint.level()),
+               HumanBytes(checkpoint.written_bytes()), HumanBytes(checkpoint.size_bytes()),
+               Percent(checkpoint), Ranks(checkpoint), Age(checkpoint.create_time(), now_us)});
+  }
+  return text + table.ToString(2);
+}
+
+}  // namespace
+
+int64_t UnixMicros(const google::protobuf::Timestamp& time) {
+  return time.seconds() * 1'000'000 + time.nanos() / 1000;
+}
+
+std::string RenderEnd(const v1::Checkpoint& checkpoint) {
+  std::string text = v1::Level_Name(checkpoint.level());
+  if (!checkpoint.error().reason().empty()) absl::StrAppend(&text, ": ", checkpoint.error().reason());
+  if (!checkpoint.error().message().empty()) absl::StrAppend(&text, ": ", checkpoint.error().message());
+  return Printable(text);
+}
+
+std::string RenderStatus(const v1::Status& status, int64_t now_us) {
+  const v1::PoolStatus& pool = status.pool();
+  std::string text =
+      absl::StrCat("ckptd ", status.daemon_version(), ", ", status.state(), " for ",
+                   Age(status.start_time(), now_us), ", ", Plural(status.sessions(), "session"), "\n");
+  absl::StrAppend(&text, "pool ", HumanBytes(pool.total_bytes()), ": ", HumanBytes(pool.used_bytes()),
+                  " used, ", HumanBytes(pool.lent_bytes()), " lent and idle, ",
+                  HumanBytes(pool.ready_bytes()), " ready; ", pool.pages(), " pages, segments of ",
+                  HumanBytes(pool.segment_bytes()), "\n");
+  for (const v1::Run& run : status.runs()) absl::StrAppend(&text, "\n", RenderRun(run, now_us));
+  if (status.runs().empty()) absl::StrAppend(&text, "\nno runs\n");
+  return text;
+}
+
+std::string RenderCheckpoints(const google::protobuf::RepeatedPtrField<v1::Checkpoint>& checkpoints,
+                              int64_t now_us) {
+  Table table({"TAG", "STEP", "SEQUENCE", "ATTEMPT", "SIZE", "FILES", "AGE", "LEVEL", ""});
+  for (const v1::Checkpoint& checkpoint : checkpoints) {
+    const bool committed = checkpoint.level() == v1::COMMITTED;
+    table.Add({checkpoint.tag(), Step(checkpoint), absl::StrCat(checkpoint.sequence()),
+               absl::StrCat(checkpoint.attempt()), HumanBytes(checkpoint.size_bytes()),
+               absl::StrCat(checkpoint.file_count()),
+               Age(committed ? checkpoint.commit_time() : checkpoint.create_time(), now_us),
+               v1::Level_Name(checkpoint.level()),
+               absl::StrCat(checkpoint.pinned() ? "pinned" : "", checkpoint.error().reason())});
+  }
+  return table.empty() ? "no checkpoints\n" : table.ToString();
+}
+
+std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
+  std::string text = absl::StrCat(checkpoint.name(), "\n");
+  AddLine(&text, "directory", checkpoint.directory());
+  AddLine(&text, "level", RenderEnd(checkpoint));
+  AddLine(&text, "step", checkpoint.has_step() ? Step(checkpoint) : "");
+  AddLine(&text, "sequence", absl::StrCat(checkpoint.sequence(), " of attempt ", checkpoint.attempt()));
+  AddLine(&text, "size",
+          absl::StrFormat("%s (%d bytes) in %s of %s", HumanBytes(checkpoint.size_bytes()),
+                          checkpoint.size_bytes(), Plural(checkpoint.file_count(), "file"),
+                          Plural(checkpoint.world_size(), "rank")));
+  if (checkpoint.level() < v1::COMMITTED) {
+    AddLine(&text, "written",
+            absl::StrCat(HumanBytes(checkpoint.written_bytes()), ", ", Percent(checkpoint)));
+    AddLine(&text, "sealed by", Ranks(checkpoint));
+  }
+  if (checkpoint.has_create_time()) {
+    AddLine(
+        &text, "begun",
+        absl::StrCat(Time(checkpoint.create_time()), ", ", Age(checkpoint.create_time(), now_us), " ago"));
+  }
+  if (checkpoint.has_commit_time()) {
+    AddLine(&text, "committed",
+            absl::StrCat(Time(checkpoint.commit_time()), ", ",
+                         HumanSeconds(static_cast<double>(UnixMicros(checkpoint.commit_time()) -
+                                                          UnixMicros(checkpoint.create_time())) /
+                                      1e6),
+                         " after its begin"));
+  }
+  AddLine(&text, "metrics", Metrics(checkpoint));
+  if (checkpoint.pinned()) AddLine(&text, "pinned", "retention and re-saves leave it alone");
+  if (checkpoint.leases() > 0) AddLine(&text, "readers", absl::StrCat(checkpoint.leases()));
+  Table files({"FILE", "SIZE", "RANK"});
+  for (const v1::FileInfo& file : checkpoint.files()) {
+    files.Add({file.path(), HumanBytes(file.size_bytes()), absl::StrCat(file.rank())});
+  }
+  return files.empty() ? text : text + files.ToString(2);
+}
+
+std::string ProgressLines::Line(const v1::WatchResponse& event) {
+  const v1::Checkpoint& checkpoint = event.checkpoint();
+  const std::pair<std::string, int64_t> key(checkpoint.run(), checkpoint.sequence());
+  const int64_t now_us = UnixMicros(event.time());
+  const std::string head = absl::StrCat(Time(event.time()).substr(11), "  ", checkpoint.tag(), "  ");
+  if (checkpoint.level() >= v1::COMMITTED) {
+    starts_.erase(key);
+    const double took = static_cast<double>(now_us - UnixMicros(checkpoint.create_time())) / 1e6;
+    return absl::StrCat(head, RenderEnd(checkpoint), "  ", HumanBytes(checkpoint.size_bytes()), "  ",
+                        HumanSeconds(took), " after its begin");
+  }
+  auto start = starts_.find(key);
+  if (start == starts_.end() && checkpoint.written_bytes() > 0) {
+    start = starts_.emplace(key, Start{checkpoint.written_bytes(), now_us}).first;
+  }
+  std::string line =
+      absl::StrCat(head, v1::Level_Name(checkpoint.level()), "  ", HumanBytes(checkpoint.written_bytes()),
+                   " of ", HumanBytes(checkpoint.size_bytes()), "  ", Percent(checkpoint));
+  if (start != starts_.end() && now_us > start->second.time_us &&
+      checkpoint.written_bytes() > start->second.bytes) {
+    const double rate = static_cast<double>(checkpoint.written_bytes() - start->second.bytes) * 1e6 /
+                        static_cast<double>(now_us - start->second.time_us);
+    const auto left =
+        static_cast<double>(std::max<int64_t>(0, checkpoint.size_bytes() - checkpoint.written_bytes()));
+    absl::StrAppend(&line, "  ", HumanBytes(static_cast<int64_t>(rate)), "/s  ", HumanSeconds(left / rate),
+                    " left");
+  }
+  if (!checkpoint.missing_ranks().empty()) absl::StrAppend(&line, "  ", Ranks(checkpoint));
+  return line;
+}
+
+}  // namespace ckptd::ctl

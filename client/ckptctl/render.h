@@ -1,0 +1,41 @@
+// The protocol's messages as text for people.
+#ifndef CKPTD_CLIENT_CKPTCTL_RENDER_H_
+#define CKPTD_CLIENT_CKPTCTL_RENDER_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "ckptd/v1/messages.pb.h"
+#include "client/ckptctl/text.h"
+
+namespace ckptd::ctl {
+
+// `now_us`: Unix time in microseconds, for ages.
+std::string RenderStatus(const v1::Status& status, int64_t now_us);
+std::string RenderCheckpoints(const google::protobuf::RepeatedPtrField<v1::Checkpoint>& checkpoints,
+                              int64_t now_us);
+std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us);  // All of it.
+
+// "FAILED: RANKS_MISSING: ranks 1 have not sealed ..." for one that ended, else the level.
+std::string RenderEnd(const v1::Checkpoint& checkpoint);
+
+int64_t UnixMicros(const google::protobuf::Timestamp& time);
+
+// A checkpoint's progress as one line: bytes, percent, rate, time left. The rate is that since the first
+// event with progress.
+class ProgressLines {
+ public:
+  std::string Line(const v1::WatchResponse& event);
+
+ private:
+  struct Start {
+    int64_t bytes = 0;
+    int64_t time_us = 0;
+  };
+  std::map<std::pair<std::string, int64_t>, Start> starts_;  // By run and sequence.
+};
+
+}  // namespace ckptd::ctl
+#endif  // CKPTD_CLIENT_CKPTCTL_RENDER_H_

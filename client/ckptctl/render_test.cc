@@ -1,0 +1,114 @@
+#include "client/ckptctl/render.h"
+
+#include <google/protobuf/text_format.h>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ckptd::ctl {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+template <typename Message>
+Message Parse(const std::string& text) {
+  Message message;
+  EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &message));
+  return message;
+}
+
+constexpr int64_t kNowUs = 1'000'000'000'000'000;
+
+TEST(RenderStatus, ShowsWhatAnOperatorAsksFor) {
+  const auto status = Parse<v1::Status>(R"(
+    daemon_version: "0.1.0" state: "DEGRADED" sessions: 2 start_time { seconds: 999999940 }
+    pool { total_bytes: 4294967296 used_bytes: 1073741824 ready_bytes: 3221225472 pages: "transparent" segment_bytes: 67108864 }
+    runs {
+      name: "runs/00ff" path: "/data/ckpts" run_id: "gpt" uid: 1000 attempt: 3 world_size: 2 checkpoint_count: 3 num_kept_ckpts: 3
+      degraded: true predicted_victims: "step_80" trash_bytes: 2048
+      latest { tag: "step_100" step: 100 size_bytes: 1610612736 commit_time { seconds: 999999988 } }
+      in_flight { tag: "step_110" step: 110 level: OPEN size_bytes: 1000 written_bytes: 250 world_size: 2 missing_ranks: 1 create_time { seconds: 999999998 } }
+      last_failure { tag: "step_90" level: FAILED error { reason: "RANKS_MISSING" message: "ranks 1 have not sealed" } create_time { seconds: 999999900 } }
+      probe { file_system: "ext4" io_backend: "io_uring" io_backend_cause: "it worked" direct_io: true fallocate: true rename_exchange: true free_bytes: 1099511627776 warnings: "tmpfs" }
+    })");
+  const std::string text = RenderStatus(status, kNowUs);
+  EXPECT_THAT(text, AllOf(HasSubstr("ckptd 0.1.0, DEGRADED for 1 min 0 s, 2 sessions\n"),
+                          HasSubstr("pool 4.0 GiB: 1.0 GiB used"),
+                          HasSubstr("transparent pages, segments of 64.0 MiB")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("runs/00ff  /data/ckpts\n"), HasSubstr("attempt 3, 2 ranks"),
+                    HasSubstr("step_100 (step 100, 1.5 GiB, committed 12 s ago)"),
+                    HasSubstr("the last 3 are kept, next to go: step_80, 2.0 KiB in trash"),
+                    HasSubstr("ext4, io_uring (it worked), 1.0 TiB free"), HasSubstr("warning      tmpfs")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("DEGRADED     its file system does not answer"),
+                    HasSubstr("step_90 FAILED: RANKS_MISSING: ranks 1 have not sealed (1 min 40 s ago)")));
+  EXPECT_THAT(text, HasSubstr("step_110   110   OPEN   250 B    1000 B  25 %  missing 1  2 s\n"));
+}
+
+TEST(RenderStatus, AnEmptyDaemonIsNoSpecialCase) {
+  EXPECT_THAT(RenderStatus(v1::Status(), kNowUs), HasSubstr("no runs\n"));
+}
+
+TEST(RenderCheckpoints, OneLineEach) {
+  const auto list = Parse<v1::ListCheckpointsResponse>(R"(
+    checkpoints { tag: "b" sequence: 2 attempt: 1 level: COMMITTED size_bytes: 10 file_count: 1 pinned: true commit_time { seconds: 999999990 } }
+    checkpoints { tag: "a" step: 5 sequence: 1 attempt: 1 level: FAILED error { reason: "NO_SPACE" } create_time { seconds: 999999980 } })");
+  EXPECT_EQ(RenderCheckpoints(list.checkpoints(), kNowUs),
+            "TAG  STEP  SEQUENCE  ATTEMPT  SIZE  FILES  AGE   LEVEL\n"
+            "b    -     2         1        10 B  1      10 s  COMMITTED  pinned\n"
+            "a    5     1         1        0 B   0      20 s  FAILED     NO_SPACE\n");
+  EXPECT_EQ(RenderCheckpoints({}, kNowUs), "no checkpoints\n");
+}
+
+TEST(RenderCheckpoint, SaysExactBytesAndEveryFile) {
+  const auto checkpoint = Parse<v1::Checkpoint>(R"(
+    name: "runs/1/checkpoints/s" tag: "s" level: COMMITTED size_bytes: 1610612736 file_count: 1 world_size: 1
+    create_time { seconds: 999999980 } commit_time { seconds: 999999982 }
+    metrics { key: "loss" value: 2.5 } files { path: "a/model.pt" size_bytes: 1610612736 rank: 0 })");
+  EXPECT_THAT(
+      RenderCheckpoint(checkpoint, kNowUs),
+      AllOf(HasSubstr("1.5 GiB (1610612736 bytes) in 1 file of 1 rank"), HasSubstr("a/model.pt  1.5 GiB  0"),
+            HasSubstr("loss=2.5"), HasSubstr(", 2 s after its begin"), Not(HasSubstr("sealed by"))));
+}
+
+TEST(RenderEnd, WhatTheDaemonSaysCannotMoveTheCursor) {
+  const auto checkpoint =
+      Parse<v1::Checkpoint>(R"(level: FAILED error { reason: "X" message: "a\x1b[2J\nb" })");
+  EXPECT_EQ(RenderEnd(checkpoint), "FAILED: X: a?[2J?b");
+}
+
+v1::WatchResponse Event(int64_t written, double seconds, v1::Level level = v1::SEALED) {
+  v1::WatchResponse event;
+  event.mutable_checkpoint()->set_tag("s");
+  event.mutable_checkpoint()->set_sequence(1);
+  event.mutable_checkpoint()->set_level(level);
+  event.mutable_checkpoint()->set_size_bytes(100 << 20);
+  event.mutable_checkpoint()->set_written_bytes(written << 20);
+  event.mutable_checkpoint()->mutable_create_time()->set_seconds(1000);
+  event.mutable_time()->set_seconds(1000 + static_cast<int64_t>(seconds));
+  return event;
+}
+
+TEST(ProgressLines, RateAndTimeLeftComeFromTheProgressSeen) {
+  ProgressLines lines;
+  EXPECT_THAT(lines.Line(Event(0, 1)),
+              AllOf(HasSubstr("s  SEALED  0 B of 100 MiB  0 %"), Not(HasSubstr("/s"))));
+  EXPECT_THAT(lines.Line(Event(20, 2)), AllOf(HasSubstr("20 %"), Not(HasSubstr("/s"))));
+  EXPECT_THAT(lines.Line(Event(60, 4)), AllOf(HasSubstr("60 %"), HasSubstr("20.0 MiB/s  2 s left")));
+  EXPECT_THAT(lines.Line(Event(100, 6, v1::COMMITTED)),
+              HasSubstr("s  COMMITTED  100 MiB  6 s after its begin"));
+}
+
+TEST(ProgressLines, AnOpenSaveNamesTheRanksItWaitsFor) {
+  ProgressLines lines;
+  v1::WatchResponse event = Event(0, 1, v1::OPEN);
+  event.mutable_checkpoint()->add_missing_ranks(1);
+  event.mutable_checkpoint()->add_missing_ranks(3);
+  EXPECT_THAT(lines.Line(event), HasSubstr("missing 1,3"));
+}
+
+}  // namespace
+}  // namespace ckptd::ctl

@@ -1,0 +1,79 @@
+#include "client/ckptctl/text.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace ckptd::ctl {
+namespace {
+
+// Characters, not bytes: a column of UTF-8 stays aligned.
+size_t Width(const std::string& text) {
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+}  // namespace
+
+std::string HumanBytes(int64_t bytes) {
+  if (bytes < 1024) return absl::StrCat(bytes, " B");
+  static constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes) / 1024;
+  int unit = 0;
+  while (value >= 1023.95 && unit < 5) {
+    value /= 1024;
+    ++unit;
+  }
+  return value < 99.95 ? absl::StrFormat("%.1f %s", value, kUnits[unit])
+                       : absl::StrFormat("%.0f %s", value, kUnits[unit]);
+}
+
+std::string HumanSeconds(double seconds) {
+  if (seconds < 0) seconds = 0;
+  if (seconds < 9.95) return absl::StrFormat("%.2g s", seconds < 0.001 ? 0.0 : seconds);
+  const auto whole = static_cast<int64_t>(std::llround(seconds));
+  if (whole < 60) return absl::StrFormat("%d s", whole);
+  if (whole < 3600) return absl::StrFormat("%d min %d s", whole / 60, whole % 60);
+  if (whole < 86400) return absl::StrFormat("%d h %d min", whole / 3600, whole % 3600 / 60);
+  return absl::StrFormat("%d d %d h", whole / 86400, whole % 86400 / 3600);
+}
+
+std::string Plural(int64_t count, std::string_view one) {
+  return absl::StrCat(count, " ", std::string(one), count == 1 ? "" : "s");
+}
+
+std::string Printable(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return result;
+}
+
+void Table::Add(std::vector<std::string> row) {
+  for (std::string& cell : row) cell = Printable(cell);
+  rows_.push_back(std::move(row));
+}
+
+std::string Table::ToString(int indent) const {
+  std::vector<size_t> widths;
+  for (const auto& row : rows_) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    std::string line(static_cast<size_t>(indent), ' ');
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line.append(widths[i] - Width(row[i]) + 2, ' ');
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+}  // namespace ckptd::ctl

@@ -1,0 +1,167 @@
+// Reading: a lease from the daemon, and the files themselves beneath this process's own descriptor of the
+// root, every chunk checked. Where this process may not read them, or their name is another checkpoint's
+// meanwhile, the daemon reads, checks and sends.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/client.h"
+#include "client/cpp/client_impl.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/verify.h"
+#include "storage/fs/posix_file_system.h"
+
+namespace ckptd::client {
+namespace {
+
+// For one call of ReadInto by way of the daemon.
+constexpr Duration kRemoteReadTimeout = std::chrono::seconds(600);
+
+}  // namespace
+
+class CheckpointImpl {
+ public:
+  CheckpointImpl(std::shared_ptr<RunImpl> run, std::shared_ptr<Session> session, std::string lease,
+                 const v1::Checkpoint& checkpoint)
+      : run_(std::move(run)),
+        session_(std::move(session)),
+        lease_(std::move(lease)),
+        info_(InfoOf(checkpoint)) {
+    for (const FileInfo& file : info_.files) sizes_[file.path] = file.size_bytes;
+    // Not an error: then the daemon reads.
+    OpenHere().IgnoreError();
+  }
+
+  ~CheckpointImpl() {
+    v1::CloseCheckpointRequest request;
+    request.set_lease(lease_);
+    // A session that has ended has taken its leases along.
+    if (session_->alive()) session_->rpc().CloseCheckpoint(request, kCallTimeout).status().IgnoreError();
+  }
+
+  const CheckpointInfo& info() const { return info_; }
+
+  absl::StatusOr<std::vector<std::byte>> Read(const std::string& path) {
+    CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(path));
+    std::vector<std::byte> bytes(static_cast<size_t>(size));
+    CKPTD_RETURN_IF_ERROR(ReadInto(path, 0, bytes));
+    return bytes;
+  }
+
+  absl::Status ReadInto(const std::string& path, int64_t offset, std::span<std::byte> into) {
+    CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(path));
+    const auto length = static_cast<int64_t>(into.size());
+    if (offset < 0 || offset > size || length > size - offset) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                       absl::StrCat("bytes ", offset, " to ", offset + length, " of ", path,
+                                    " were asked for; it has ", size));
+    }
+    if (into.empty()) return absl::OkStatus();
+    if (!directory_) return ReadByDaemon(path, offset, into);
+    absl::Status read = ReadVerified(*fs_, directory_.get(), *records_.at(path),
+                                     manifest_.summary.chunk_bytes(), offset, into);
+    return read.ok() ? read : Annotate(read, absl::StrCat("checkpoint ", info_.tag));
+  }
+
+ private:
+  absl::StatusOr<int64_t> SizeOf(const std::string& path) const {
+    auto found = sizes_.find(path);
+    if (found != sizes_.end()) return found->second;
+    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_FILE",
+                     absl::StrCat("checkpoint ", info_.tag, " has no file ", path),
+                     {{"tag", info_.tag}, {"path", path}});
+  }
+
+  absl::Status OpenHere() {
+    CKPTD_ASSIGN_OR_RETURN(fs_, MakePosixFileSystem());
+    CKPTD_ASSIGN_OR_RETURN(ScopedHandle directory,
+                           OpenScoped(*fs_, run_->root(), info_.tag, OpenMode::kDirectory));
+    CKPTD_ASSIGN_OR_RETURN(manifest_, ReadWholeManifest(*fs_, directory.get(), ""));
+    if (manifest_.summary.sequence() != info_.sequence) {
+      return absl::AbortedError(absl::StrCat("tag ", info_.tag, " was saved again meanwhile"));
+    }
+    for (const storage::v1::FileRecord& record : manifest_.body.files()) records_[record.path()] = &record;
+    for (const auto& file : sizes_) {
+      auto record = records_.find(file.first);
+      if (record == records_.end() || record->second->size_bytes() != file.second) {
+        return absl::DataLossError(absl::StrCat("the manifest does not have the daemon's file ", file.first));
+      }
+    }
+    directory_ = std::move(directory);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadByDaemon(const std::string& path, int64_t offset, std::span<std::byte> into) {
+    v1::ReadFileRequest request;
+    request.set_lease(lease_);
+    request.set_path(path);
+    request.set_offset(offset);
+    request.set_limit(static_cast<int64_t>(into.size()));
+    size_t done = 0;
+    CKPTD_RETURN_IF_ERROR(session_->rpc().ReadFile(request, kRemoteReadTimeout, [&](std::string_view data) {
+      if (data.size() > into.size() - done)
+        return absl::InternalError("the daemon sent more bytes than were asked for");
+      std::memcpy(into.data() + done, data.data(), data.size());
+      done += data.size();
+      return absl::OkStatus();
+    }));
+    if (done == into.size()) return absl::OkStatus();
+    return MakeError(
+        absl::StatusCode::kDataLoss, "SHORT_FILE",
+        absl::StrCat("the daemon sent ", done, " bytes of ", path, ", ", into.size(), " were asked for"));
+  }
+
+  const std::shared_ptr<RunImpl> run_;
+  const std::shared_ptr<Session> session_;
+  const std::string lease_;
+  const CheckpointInfo info_;
+  std::map<std::string, int64_t> sizes_;
+  std::unique_ptr<FileSystem> fs_;
+  ScopedHandle directory_;  // Invalid: the daemon reads.
+  Manifest manifest_;
+  std::map<std::string, const storage::v1::FileRecord*> records_;
+};
+
+Checkpoint::Checkpoint(std::unique_ptr<CheckpointImpl> impl) : impl_(std::move(impl)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+const CheckpointInfo& Checkpoint::info() const { return impl_->info(); }
+absl::StatusOr<std::vector<std::byte>> Checkpoint::Read(const std::string& path) { return impl_->Read(path); }
+absl::Status Checkpoint::ReadInto(const std::string& path, int64_t offset, std::span<std::byte> into) {
+  return impl_->ReadInto(path, offset, into);
+}
+
+absl::StatusOr<std::optional<Checkpoint>> Run::Resume(Timeout timeout) {
+  using Answer = std::optional<Checkpoint>;
+  return impl_->Repeat(timeout, [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<Answer> {
+    v1::ResumeRequest request;
+    request.set_run(joined->run);
+    request.set_rank(impl_->options().rank);
+    request.mutable_timeout()->set_seconds(timeout.count() / 1'000'000'000);
+    request.mutable_timeout()->set_nanos(static_cast<int32_t>(timeout.count() % 1'000'000'000));
+    CKPTD_ASSIGN_OR_RETURN(v1::ResumeResponse response,
+                           joined->session->rpc().Resume(request, timeout + kCallTimeout));
+    if (!response.has_checkpoint()) return Answer();
+    return Answer(Checkpoint(
+        std::make_unique<CheckpointImpl>(impl_, joined->session, response.lease(), response.checkpoint())));
+  });
+}
+
+absl::StatusOr<Checkpoint> Run::Open(const std::string& tag) {
+  return impl_->Repeat(kCallTimeout,
+                       [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<Checkpoint> {
+                         v1::OpenCheckpointRequest request;
+                         request.set_name(absl::StrCat(joined->run, "/checkpoints/", tag));
+                         CKPTD_ASSIGN_OR_RETURN(v1::OpenCheckpointResponse response,
+                                                joined->session->rpc().OpenCheckpoint(request, kCallTimeout));
+                         return Checkpoint(std::make_unique<CheckpointImpl>(
+                             impl_, joined->session, response.lease(), response.checkpoint()));
+                       });
+}
+
+}  // namespace ckptd::client

@@ -1,0 +1,107 @@
+#include "client/cpp/client.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/client_impl.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd::client {
+namespace {
+
+constexpr Duration kHelloTimeout = std::chrono::seconds(10);
+
+// An absolute path for people; the descriptor is what counts.
+absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
+  char* real = realpath(path.c_str(), nullptr);
+  if (real == nullptr) return ErrnoError(errno, absl::StrCat("root ", path));
+  std::string result(real);
+  std::free(real);
+  return result;
+}
+
+}  // namespace
+
+std::string ToString(Level level) { return v1::Level_Name(static_cast<v1::Level>(level)); }
+
+CheckpointInfo InfoOf(const v1::Checkpoint& checkpoint) {
+  CheckpointInfo info;
+  info.name = checkpoint.name();
+  info.tag = checkpoint.tag();
+  if (checkpoint.has_step()) info.step = checkpoint.step();
+  info.sequence = checkpoint.sequence();
+  info.attempt = checkpoint.attempt();
+  info.level = static_cast<Level>(checkpoint.level());
+  info.world_size = checkpoint.world_size();
+  info.size_bytes = checkpoint.size_bytes();
+  info.file_count = checkpoint.file_count();
+  info.pinned = checkpoint.pinned();
+  info.metrics = {checkpoint.metrics().begin(), checkpoint.metrics().end()};
+  for (const v1::FileInfo& file : checkpoint.files())
+    info.files.push_back({file.path(), file.size_bytes(), file.rank()});
+  return info;
+}
+
+ClientImpl::ClientImpl(Endpoint endpoint, ClientOptions options)
+    : endpoint_(std::move(endpoint)), pid_(getpid()) {
+  hello_.set_min_version(1);
+  hello_.set_max_version(1);
+  hello_.set_client_instance(RandomHex128());
+  hello_.set_client_name(options.name);
+  hello_.set_keeper(options.keeper);
+}
+
+absl::Status ClientImpl::CheckNotForked() const {
+  if (getpid() == pid_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "FORKED",
+                   absl::StrCat("this client belongs to process ", pid_, "; a forked child (here ", getpid(),
+                                ") must connect for itself"));
+}
+
+absl::StatusOr<std::shared_ptr<Session>> ClientImpl::GetSession() {
+  CKPTD_RETURN_IF_ERROR(CheckNotForked());
+  MutexLock lock(mutex_);
+  if (session_ != nullptr && session_->alive()) return session_;
+  session_.reset();
+  CKPTD_ASSIGN_OR_RETURN(session_, Session::Open(endpoint_, hello_, kHelloTimeout));
+  return session_;
+}
+
+Client::Client(std::shared_ptr<ClientImpl> impl) : impl_(std::move(impl)) {}
+
+absl::StatusOr<Client> Client::Connect(const std::string& endpoint, const ClientOptions& options) {
+  CKPTD_ASSIGN_OR_RETURN(Endpoint parsed, ParseEndpoint(endpoint));
+  auto impl = std::make_shared<ClientImpl>(std::move(parsed), options);
+  const Instant deadline = SystemClock().Now() + options.connect_timeout;
+  for (;;) {
+    absl::StatusOr<std::shared_ptr<Session>> session = impl->GetSession();
+    if (session.ok()) return Client(impl);
+    if (!IsTransient(session.status()) || TimeLeft(deadline) == Duration(0)) return session.status();
+    // A daemon that is about to start: there is no event to wait for.
+    std::this_thread::sleep_for(std::min<Duration>(TimeLeft(deadline), std::chrono::milliseconds(50)));
+  }
+}
+
+absl::StatusOr<Run> Client::OpenRun(const std::string& root, const RunOptions& options) {
+  UniqueFd directory(open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!directory) return ErrnoError(errno, absl::StrCat("opening the root ", root));
+  CKPTD_ASSIGN_OR_RETURN(std::string path, AbsolutePath(root));
+  RunOptions complete = options;
+  if (complete.launch_id.empty()) complete.launch_id = LaunchIdOfParent();
+  auto run = std::make_shared<RunImpl>(impl_, std::move(directory), std::move(path), std::move(complete));
+  CKPTD_RETURN_IF_ERROR(run->Repeat(kCallTimeout,
+                                    [](const std::shared_ptr<const Joined>& joined)
+                                        -> absl::StatusOr<std::shared_ptr<const Joined>> { return joined; })
+                            .status());
+  return Run(std::move(run));
+}
+
+const std::string& Client::endpoint() const { return impl_->endpoint().text; }
+
+}  // namespace ckptd::client

@@ -1,0 +1,80 @@
+#include "client/cpp/endpoint.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "storage/base/errors.h"
+
+namespace ckptd::client {
+namespace {
+
+constexpr size_t kLongestSocketPath = 99;  // With ".handoff" behind it fits into a sockaddr_un.
+
+std::string FirstWord(const std::string& path) {
+  std::ifstream file(path);
+  std::string word;
+  file >> word;
+  return word;
+}
+
+// Field 22 of /proc/<pid>/stat, counted behind the name, which may hold spaces and brackets.
+std::string StartTime(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  std::string line;
+  std::getline(file, line);
+  const size_t end_of_name = line.rfind(')');
+  if (end_of_name == std::string::npos) return "0";
+  std::istringstream rest(line.substr(end_of_name + 1));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) rest >> field;
+  return field;
+}
+
+}  // namespace
+
+absl::StatusOr<Endpoint> ParseEndpoint(const std::string& text) {
+  Endpoint endpoint;
+  endpoint.text = text;
+  if (endpoint.text.empty()) {
+    const char* from_environment = std::getenv("CKPTD_ENDPOINT");
+    endpoint.text =
+        from_environment != nullptr && *from_environment != 0 ? from_environment : kDefaultEndpoint;
+  }
+  auto refuse = [&](const std::string& why) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+        absl::StrCat("endpoint \"", endpoint.text, "\" ", why, "; write unix:/path/to/ckptd.sock"));
+  };
+  if (!endpoint.text.starts_with("unix:/")) return refuse("is not a Unix socket with an absolute path");
+  endpoint.socket_path = endpoint.text.substr(5);
+  if (endpoint.socket_path.size() > kLongestSocketPath) {
+    return refuse(absl::StrCat("has a path of ", endpoint.socket_path.size(), " bytes, at most ",
+                               kLongestSocketPath, " fit into a socket's address"));
+  }
+  if (endpoint.socket_path.find('\0') != std::string::npos) return refuse("holds a zero byte");
+  endpoint.handoff_path = absl::StrCat(endpoint.socket_path, ".handoff");
+  return endpoint;
+}
+
+std::string LaunchIdOfParent() {
+  const pid_t parent = getppid();
+  return absl::StrCat("parent-", FirstWord("/proc/sys/kernel/random/boot_id"), "-", parent, "-",
+                      StartTime(parent));
+}
+
+std::string RandomHex128() {
+  uint64_t words[2] = {0, 0};
+  // 16 bytes are never cut short; before the kernel's generator is seeded this waits.
+  if (getrandom(words, sizeof words, 0) != static_cast<ssize_t>(sizeof words)) std::abort();
+  return absl::StrFormat("%016x%016x", words[0], words[1]);
+}
+
+}  // namespace ckptd::client

@@ -1,0 +1,49 @@
+#include "client/cpp/endpoint.h"
+
+#include <cstdlib>
+
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+
+namespace ckptd::client {
+namespace {
+
+TEST(Endpoint, NamesBothSockets) {
+  absl::StatusOr<Endpoint> endpoint = ParseEndpoint("unix:/tmp/x/ckptd.sock");
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status();
+  EXPECT_EQ(endpoint->socket_path, "/tmp/x/ckptd.sock");
+  EXPECT_EQ(endpoint->handoff_path, "/tmp/x/ckptd.sock.handoff");
+}
+
+TEST(Endpoint, ComesFromTheEnvironmentElseTheDefault) {
+  setenv("CKPTD_ENDPOINT", "unix:/tmp/from_env.sock", 1);
+  EXPECT_EQ(ParseEndpoint("")->text, "unix:/tmp/from_env.sock");
+  EXPECT_EQ(ParseEndpoint("unix:/tmp/given.sock")->text, "unix:/tmp/given.sock");
+  unsetenv("CKPTD_ENDPOINT");
+  EXPECT_EQ(ParseEndpoint("")->text, kDefaultEndpoint);
+}
+
+TEST(Endpoint, RefusesWhatIsNoAbsoluteSocketPath) {
+  for (const std::string& bad : {std::string("/run/ckptd.sock"), std::string("unix:relative.sock"),
+                                 std::string("localhost:1234"), "unix:/" + std::string(99, 'x')}) {
+    absl::StatusOr<Endpoint> endpoint = ParseEndpoint(bad);
+    ASSERT_FALSE(endpoint.ok()) << bad;
+    EXPECT_EQ(ReasonOf(endpoint.status()), "INVALID_ARGUMENT");
+    EXPECT_NE(endpoint.status().message().find("unix:/path"), absl::string_view::npos);
+  }
+  EXPECT_TRUE(ParseEndpoint("unix:/" + std::string(98, 'x')).ok());
+}
+
+TEST(LaunchId, IsTheSameForEveryChildOfOneParent) {
+  EXPECT_EQ(LaunchIdOfParent(), LaunchIdOfParent());
+  EXPECT_GT(LaunchIdOfParent().size(), 40u);  // The boot's id is in it.
+}
+
+TEST(RandomHex128, IsThirtyTwoDigitsAndNeverTheSame) {
+  EXPECT_EQ(RandomHex128().size(), 32u);
+  EXPECT_EQ(RandomHex128().find_first_not_of("0123456789abcdef"), std::string::npos);
+  EXPECT_NE(RandomHex128(), RandomHex128());
+}
+
+}  // namespace
+}  // namespace ckptd::client

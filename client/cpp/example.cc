@@ -1,0 +1,70 @@
+// A trainer's loop with ckptd: example ENDPOINT ROOT STEPS
+//
+// The "model" is a vector of numbers that every step changes in a way that can be checked. Run it again with
+// more steps: it goes on where the last committed checkpoint was.
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "client/cpp/client.h"
+
+namespace {
+
+using ckptd::client::Checkpoint;
+using ckptd::client::Client;
+using ckptd::client::Level;
+using ckptd::client::Run;
+using ckptd::client::Save;
+
+int Fail(const absl::Status& status) {
+  std::cerr << "example: " << status.message() << "\n";
+  return 1;
+}
+
+void TrainStep(std::vector<uint64_t>& model, int64_t step) {
+  for (size_t i = 0; i < model.size(); ++i)
+    model[i] = model[i] * 6364136223846793005u + i + static_cast<uint64_t>(step);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    std::cerr << "usage: example ENDPOINT ROOT STEPS\n";
+    return 2;
+  }
+  absl::StatusOr<Client> client = Client::Connect(argv[1]);
+  if (!client.ok()) return Fail(client.status());
+  absl::StatusOr<Run> run = client->OpenRun(argv[2], {.rank = 0, .world_size = 1, .num_kept_ckpts = 3});
+  if (!run.ok()) return Fail(run.status());
+
+  std::vector<uint64_t> model(1 << 20);
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(model));
+  int64_t step = 0;
+  {
+    absl::StatusOr<std::optional<Checkpoint>> last = run->Resume();
+    if (!last.ok()) return Fail(last.status());
+    if (last->has_value()) {
+      if (absl::Status read = (*last)->ReadInto("model.bin", 0, bytes); !read.ok()) return Fail(read);
+      step = (*last)->info().step.value_or(0);
+      std::cout << "resumed from " << (*last)->info().tag << "\n";
+    }
+  }
+
+  for (const int64_t end = std::atoll(argv[3]); step < end;) {
+    TrainStep(model, ++step);
+    absl::StatusOr<Save> save =
+        run->Save({.tag = "step_" + std::to_string(step), .step = step}, {{"model.bin", {bytes}}});
+    if (!save.ok()) return Fail(save.status());
+    std::cout << "step " << step << ": stall " << static_cast<double>(save->timing().stall.count()) / 1e6
+              << " ms\n";
+    // A job would not wait here. The last one is waited for, so that what is printed is true.
+    if (step < end) continue;
+    if (absl::Status durable = save->Wait(Level::kCommitted); !durable.ok()) return Fail(durable);
+    std::cout << save->tag() << " is committed\n";
+  }
+  return 0;
+}

@@ -1,0 +1,62 @@
+// The client's end of the hand-off socket (proto/ckptd/v1/handoff.proto): the session itself, and the way
+// descriptors come.
+#ifndef CKPTD_CLIENT_CPP_HANDOFF_H_
+#define CKPTD_CLIENT_CPP_HANDOFF_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/v1/handoff.pb.h"
+#include "storage/base/clock.h"
+#include "storage/base/mutex.h"
+#include "storage/base/unique_fd.h"
+
+namespace ckptd::client {
+
+// A segment as it came.
+struct ReceivedSegment {
+  int64_t id = 0;
+  int64_t size = 0;
+  bool huge = false;
+  UniqueFd fd;
+};
+
+// Thread-safe: one request at a time. UNAVAILABLE without a reason: the daemon is not there, or has gone.
+class Handoff {
+ public:
+  // Connects; does not wait for a daemon to appear.
+  static absl::StatusOr<std::unique_ptr<Handoff>> Connect(const std::string& socket_path);
+  explicit Handoff(UniqueFd socket);  // One that is connected already.
+
+  absl::StatusOr<v1::HelloResponse> Hello(const v1::Hello& hello, Duration timeout);
+  // Hands a directory over; the answer is the root's handle. It comes when the root has been recovered.
+  absl::StatusOr<std::string> AttachRoot(int directory, const std::string& path, Duration timeout);
+  // In the order of `ids`, of any number.
+  absl::StatusOr<std::vector<ReceivedSegment>> FetchSegments(const std::vector<int64_t>& ids,
+                                                             Duration timeout);
+  absl::Status Goodbye(Duration timeout);
+
+  // False once the daemon has closed its end. Never waits.
+  bool alive() const;
+
+ private:
+  struct Answer {
+    v1::HandoffResponse message;
+    std::vector<UniqueFd> descriptors;
+  };
+  absl::StatusOr<Answer> Ask(v1::HandoffRequest request, int descriptor, Duration timeout);
+  absl::Status Send(const v1::HandoffRequest& request, int descriptor, Instant deadline);
+  absl::StatusOr<Answer> Receive(Instant deadline);
+  absl::Status WaitFor(short events, Instant deadline);
+
+  Mutex mutex_;  // Held for one question and its answer.
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  const UniqueFd socket_;
+};
+
+}  // namespace ckptd::client
+#endif  // CKPTD_CLIENT_CPP_HANDOFF_H_

@@ -1,0 +1,44 @@
+// A segment of the daemon's memory, mapped into this process.
+#ifndef CKPTD_CLIENT_CPP_MAPPING_H_
+#define CKPTD_CLIENT_CPP_MAPPING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "storage/base/unique_fd.h"
+
+namespace ckptd::client {
+
+// Unmapped when the last owner goes: a part that is being filled keeps its segments although the session has
+// ended.
+class Mapping {
+ public:
+  // Maps all of `fd` for writing, faulted in, in huge pages where the segment has them; a forked child does
+  // not inherit it. `fd` is not needed afterwards. The file's size is checked: a shorter one would be a
+  // SIGBUS later.
+  static absl::StatusOr<std::shared_ptr<Mapping>> Map(UniqueFd fd, int64_t size, bool huge);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::span<std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  Mapping(std::byte* data, size_t size) : data_(data), size_(size) {}
+  std::byte* data_;
+  size_t size_;
+};
+
+using Segments = std::vector<std::shared_ptr<Mapping>>;
+
+// Where [offset, offset + size) of a part is, the part being its segments one behind the other. OUT_OF_RANGE
+// when it ends before.
+absl::StatusOr<std::vector<std::span<std::byte>>> Locate(const Segments& segments, int64_t offset,
+                                                         int64_t size);
+
+}  // namespace ckptd::client
+#endif  // CKPTD_CLIENT_CPP_MAPPING_H_

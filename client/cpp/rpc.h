@@ -1,0 +1,62 @@
+// The gRPC calls of ckptd.v1 as plain blocking functions. gRPC itself is in rpc.cc alone.
+//
+// Every call has a deadline, and carries the token once there is one. Errors have reason and details. What
+// the transport says has no reason: UNAVAILABLE when there is no daemon or it went away, DEADLINE_EXCEEDED
+// when it did not answer. Thread-safe.
+#ifndef CKPTD_CLIENT_CPP_RPC_H_
+#define CKPTD_CLIENT_CPP_RPC_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/v1/messages.pb.h"
+#include "ckptd/v1/types.pb.h"
+#include "client/cpp/endpoint.h"
+#include "storage/base/clock.h"
+
+namespace ckptd::client {
+
+class Rpc {
+ public:
+  // Connects at the first call. `token` may be empty: then only Admin's calls are allowed.
+  Rpc(const Endpoint& endpoint, std::string token);
+  ~Rpc();
+
+  absl::StatusOr<v1::JoinRunResponse> JoinRun(const v1::JoinRunRequest& request, Duration timeout);
+  absl::StatusOr<v1::BeginResponse> Begin(const v1::BeginRequest& request, Duration timeout);
+  absl::StatusOr<v1::ExtendResponse> Extend(const v1::ExtendRequest& request, Duration timeout);
+  absl::StatusOr<v1::SealResponse> Seal(const v1::SealRequest& request, Duration timeout);
+  absl::StatusOr<v1::AbortResponse> Abort(const v1::AbortRequest& request, Duration timeout);
+  absl::StatusOr<v1::WaitResponse> Wait(const v1::WaitRequest& request, Duration timeout);
+  absl::StatusOr<v1::Checkpoint> GetCheckpoint(const v1::GetCheckpointRequest& request, Duration timeout);
+  absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(const v1::ListCheckpointsRequest& request,
+                                                              Duration timeout);
+  absl::StatusOr<v1::ResumeResponse> Resume(const v1::ResumeRequest& request, Duration timeout);
+  absl::StatusOr<v1::OpenCheckpointResponse> OpenCheckpoint(const v1::OpenCheckpointRequest& request,
+                                                            Duration timeout);
+  absl::StatusOr<v1::CloseCheckpointResponse> CloseCheckpoint(const v1::CloseCheckpointRequest& request,
+                                                              Duration timeout);
+
+  // Hears the file's bytes in order; an error from `take` ends the stream and is the answer.
+  absl::Status ReadFile(const v1::ReadFileRequest& request, Duration timeout,
+                        const std::function<absl::Status(std::string_view)>& take);
+  // Until `event` says false (OK), the timeout (OK), or the stream breaks.
+  absl::Status Watch(const v1::WatchRequest& request, Duration timeout,
+                     const std::function<bool(const v1::WatchResponse&)>& event);
+
+  absl::StatusOr<v1::Status> GetStatus(Duration timeout);
+  absl::StatusOr<v1::ListRunsResponse> ListRuns(Duration timeout);
+  absl::StatusOr<v1::Checkpoint> Pin(const v1::PinRequest& request, Duration timeout);
+  absl::StatusOr<v1::Checkpoint> Unpin(const v1::UnpinRequest& request, Duration timeout);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ckptd::client
+#endif  // CKPTD_CLIENT_CPP_RPC_H_

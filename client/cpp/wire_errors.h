@@ -1,0 +1,26 @@
+// Errors as they travel: a gRPC status with `grpc-status-details-bin`, and the error of a hand-off frame or
+// of a save, back into an absl::Status with reason and details. Knows no gRPC, so that a test needs none.
+#ifndef CKPTD_CLIENT_CPP_WIRE_ERRORS_H_
+#define CKPTD_CLIENT_CPP_WIRE_ERRORS_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ckptd/v1/handoff.pb.h"
+#include "ckptd/v1/types.pb.h"
+
+namespace ckptd::client {
+
+// `details` is google.rpc.Status (code = 1, message = 2, details = 3) with one Any that holds a
+// google.rpc.ErrorInfo. Any bytes are fine: what does not parse, or is of another domain, leaves a status
+// without a reason.
+absl::Status FromWire(int code, std::string_view message, std::string_view details);
+
+absl::Status FromWire(const v1::HandoffError& error);
+
+// How a save ended: code, reason and message of `checkpoint.error`, with the details tag, sequence and ranks.
+absl::Status FromSaveError(const v1::Checkpoint& checkpoint);
+
+}  // namespace ckptd::client
+#endif  // CKPTD_CLIENT_CPP_WIRE_ERRORS_H_

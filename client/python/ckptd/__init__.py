@@ -1,0 +1,65 @@
+"""ckptd: checkpoints off the training step.
+
+with ckptd.LocalDaemon("/tmp/x", pool_bytes=4 << 30) as d:
+    run = ckptd.connect(d.endpoint).run("/data/ckpts", num_kept_ckpts=3)
+    with run.resume() as c:
+        if c:
+            state = c.load("model.pt")
+    run.save("step_100", step=100, files={"model.pt": state}).wait()
+"""
+
+from ckptd._client import Client, connect
+from ckptd._saving import Part, Save
+from ckptd._values import File, Torch
+from ckptd._version import __version__
+from ckptd.errors import (
+    Busy,
+    CheckpointFailed,
+    CkptdError,
+    Corrupt,
+    Fenced,
+    FileConflict,
+    Indeterminate,
+    NoSpace,
+    NotFound,
+    Refused,
+    Skipped,
+    Superseded,
+    Unavailable,
+    UnsafeGlobalsWarning,
+    WaitTimeout,
+)
+from ckptd.local_daemon import LocalDaemon
+from ckptd.restore import Checkpoint, Root, open_root
+from ckptd.run import CheckpointInfo, Run
+
+__all__ = [
+    "Busy",
+    "Checkpoint",
+    "CheckpointFailed",
+    "CheckpointInfo",
+    "CkptdError",
+    "Client",
+    "Corrupt",
+    "Fenced",
+    "File",
+    "FileConflict",
+    "Indeterminate",
+    "LocalDaemon",
+    "NoSpace",
+    "NotFound",
+    "Part",
+    "Refused",
+    "Root",
+    "Run",
+    "Save",
+    "Skipped",
+    "Superseded",
+    "Torch",
+    "Unavailable",
+    "UnsafeGlobalsWarning",
+    "WaitTimeout",
+    "__version__",
+    "connect",
+    "open_root",
+]

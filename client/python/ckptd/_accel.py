@@ -1,0 +1,181 @@
+"""The native library: CRC32C, batches of copies, verified reads and mappings, all without the GIL."""
+
+import ctypes
+import errno
+import functools
+import os
+from array import array
+from typing import Any, NamedTuple, Tuple
+
+_VERSION = 2
+_u64: Any = ctypes.c_uint64
+_pointer: Any = ctypes.c_void_p
+
+
+@functools.lru_cache(maxsize=None)
+def library() -> Any:
+    """The library, loaded once. ImportError says what to do when it is not there."""
+    path = os.environ.get("CKPTD_NATIVE") or os.path.join(os.path.dirname(__file__), "_native.so")
+    try:
+        loaded = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"ckptd's native library cannot be loaded ({error}); install ckptd's wheel, which carries it"
+        ) from error
+    if loaded.ckptd_native_version() != _VERSION:
+        raise ImportError(f"{path} is of another version than this package; install ckptd's wheel anew")
+    loaded.ckptd_crc32c.restype = ctypes.c_uint32
+    loaded.ckptd_crc32c.argtypes = [_pointer, _u64, ctypes.c_uint32]
+    loaded.ckptd_copy.argtypes = (
+        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int]
+    )
+    loaded.ckptd_read_verified.argtypes = [
+        ctypes.c_int,
+        _u64,
+        _pointer,
+        _u64,
+        _u64,
+        _pointer,
+        ctypes.c_int,
+    ] + [_pointer] * 2
+    loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, _pointer]
+    loaded.ckptd_unmap.argtypes = [_pointer, _u64]
+    return loaded
+
+
+def crc32c(data: bytes, crc: int = 0) -> int:
+    """CRC32C of some bytes; `crc` continues an earlier one."""
+    return int(library().ckptd_crc32c(data, len(data), crc))
+
+
+def address_of(data: Any) -> Tuple[int, Any]:
+    """Where a C-contiguous buffer lies, and what has to be kept for it to stay there."""
+    if isinstance(data, bytes):
+        return ctypes.cast(ctypes.c_char_p(data), _pointer).value or 0, data
+    view = memoryview(data).cast("B")
+    if view.nbytes == 0:
+        return 0, view
+    if view.readonly:
+        return _readonly_address(view), view
+    exported = (ctypes.c_char * view.nbytes).from_buffer(view)
+    return ctypes.addressof(exported), exported
+
+
+class _PyBuffer(ctypes.Structure):
+    """Py_buffer, of the stable interface since Python 3.11 and the same before."""
+
+    _fields_ = [
+        ("buf", _pointer),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", _pointer),
+        ("strides", _pointer),
+        ("suboffsets", _pointer),
+        ("internal", _pointer),
+    ]
+
+
+def _readonly_address(view: memoryview) -> int:
+    # ctypes itself takes writable buffers only.
+    buffer = _PyBuffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    address = int(buffer.buf or 0)
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))  # The view holds it, too.
+    return address
+
+
+class Pieces(NamedTuple):
+    """Bytes of a file: lengths[i] bytes from the address sources[i] go to offsets[i]. array('Q') all three."""
+
+    offsets: "array[int]"
+    sources: "array[int]"
+    lengths: "array[int]"
+
+
+def copy(
+    segments: Tuple["array[int]", "array[int]"],
+    base: int,
+    pieces: Pieces,
+    start: int,
+    stop: int,
+    threads: int,
+) -> None:
+    """Copies what of the pieces lies in [start, stop) of their file, which begins at `base` of a part.
+
+    segments: (addresses, ends in the part) of the part's memory, array('Q') both.
+    """
+    count = len(pieces.offsets)
+    if count == 0:
+        return
+    addresses, ends = segments
+    pointers = [array_.buffer_info()[0] for array_ in (addresses, ends, *pieces)]
+    failed = library().ckptd_copy(
+        *pointers[:2], len(addresses), base % 2**64, *pointers[2:], count, start, stop, threads
+    )
+    if failed:
+        raise RuntimeError(
+            f"{stop - start} bytes at {base + start} do not fit into a part of {ends[-1] if ends else 0}"
+        )
+
+
+class ReadFault(NamedTuple):
+    """What was wrong with a verified read."""
+
+    chunk: int  # Counted from where the read began.
+    errno: int  # EBADMSG: a wrong CRC; ENODATA: the file ended early.
+    found: int  # The CRC.
+
+
+def read_verified(
+    descriptor: int, offset: int, into: Any, chunk_bytes: int, expected: "array[int]", threads: int
+) -> "ReadFault | None":
+    """Fills the writable buffer `into` from `offset`, which begins a chunk, and checks each chunk against
+    array('I') expected.
+    """
+    address, keep = address_of(into)
+    chunk, found = ctypes.c_int64(), ctypes.c_uint32()
+    size = memoryview(into).nbytes
+    table = expected.buffer_info()[0]
+    error = library().ckptd_read_verified(
+        descriptor,
+        offset,
+        address,
+        size,
+        chunk_bytes,
+        table,
+        threads,
+        ctypes.byref(chunk),
+        ctypes.byref(found),
+    )
+    del keep
+    return ReadFault(chunk.value, error, found.value) if error else None
+
+
+def map_shared(descriptor: int, size: int) -> int:
+    """The address of a new shared mapping, populated, not inherited by fork."""
+    address = _pointer()
+    error = library().ckptd_map(descriptor, size, ctypes.byref(address))
+    if error:
+        hint = (
+            " (raise the limit of locked or virtual memory)" if error in (errno.ENOMEM, errno.EAGAIN) else ""
+        )
+        raise OSError(error, f"mapping a segment of {size} bytes: {os.strerror(error)}{hint}")
+    return int(address.value or 0)
+
+
+def unmap(address: int, size: int) -> None:
+    library().ckptd_unmap(address, size)
+
+
+def default_threads(ranks: int) -> int:
+    """Threads for one rank's copy: $CKPTD_COPY_THREADS, else the cores shared by the ranks of this node, at
+    most 4.
+    """
+    asked = os.environ.get("CKPTD_COPY_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return max(1, min(4, len(os.sched_getaffinity(0)) // max(1, ranks)))

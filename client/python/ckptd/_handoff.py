@@ -1,0 +1,154 @@
+"""The hand-off socket: the session, and descriptors of shared memory. Frames: proto/ckptd/v1/handoff.proto."""
+
+import array
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from typing import Any, List, Sequence, Tuple
+
+from google.protobuf.message import DecodeError
+
+from ckptd import errors
+from ckptd._wire import code_name, handoff
+
+_MOST_DESCRIPTORS = 64  # Of one packet.
+_FRAME_BYTES = 64 << 10
+_HANG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+class Handoff:
+    """One connection, which is one session. Requests are answered in order; thread-safe."""
+
+    def __init__(self, path: str) -> None:
+        """OSError when nothing listens there."""
+        self._lock = threading.Lock()
+        self._next_id = 0
+        # Not blocking: a full backlog is an error at once, and every wait is a poll with a deadline.
+        self._socket = socket.socket(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        )
+        try:
+            self._socket.connect(path)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def daemon_pid(self) -> int:
+        """The process that listens at the other end."""
+        peer = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", peer)[0])
+
+    def hello(self, hello: Any, timeout: float) -> Any:
+        return self._ask(handoff.HandoffRequest(hello=hello), (), timeout)[0].hello
+
+    def attach_root(self, descriptor: int, path: str, timeout: float) -> str:
+        request = handoff.HandoffRequest(attach_root=handoff.AttachRoot(path=path))
+        return str(self._ask(request, [descriptor], timeout)[0].attach_root.root)
+
+    def fetch_segments(self, ids: Sequence[int], timeout: float) -> List[Tuple[int, int, int]]:
+        """(id, size in bytes, descriptor) of each; the descriptors are the caller's."""
+        fetched: List[Tuple[int, int, int]] = []
+        try:
+            for begin in range(0, len(ids), _MOST_DESCRIPTORS):
+                some = ids[begin : begin + _MOST_DESCRIPTORS]
+                request = handoff.HandoffRequest(fetch_segments=handoff.FetchSegments(ids=some))
+                response, descriptors = self._ask(request, (), timeout)
+                segments = response.fetch_segments.segments
+                fetched += [(-1, 0, descriptor) for descriptor in descriptors]
+                if [segment.id for segment in segments] != list(some) or len(descriptors) != len(some):
+                    raise errors.Unavailable(
+                        f"{len(some)} segments were asked for, {len(segments)} came with {len(descriptors)} descriptors"
+                    )
+                fetched[-len(some) :] = [
+                    (segment.id, segment.size_bytes, descriptor)
+                    for segment, descriptor in zip(segments, descriptors)
+                ]
+            return fetched
+        except BaseException:
+            _close_all([descriptor for _, _, descriptor in fetched])
+            raise
+
+    def goodbye(self, timeout: float) -> None:
+        """Ends the session on purpose."""
+        try:
+            self._ask(handoff.HandoffRequest(goodbye=handoff.Goodbye()), (), timeout)
+        except errors.CkptdError:
+            pass  # It is gone already: that is what was asked for.
+        self.close()
+
+    def fileno(self) -> int:
+        """-1 when it is closed."""
+        return self._socket.fileno()
+
+    def alive(self) -> bool:
+        """Whether the daemon has not closed the connection. Does not wait."""
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            return False
+        poll = select.poll()
+        poll.register(descriptor, select.POLLRDHUP)
+        return not any(events & _HANG_UP for _, events in poll.poll(0))
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _ask(self, request: Any, descriptors: Sequence[int], timeout: float) -> Tuple[Any, List[int]]:
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            self._next_id += 1
+            request.id = self._next_id
+            rights = (
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            )
+            try:
+                self._wait(select.POLLOUT, deadline)
+                self._socket.sendmsg([request.SerializeToString()], rights, socket.MSG_NOSIGNAL)
+                while True:
+                    self._wait(select.POLLIN, deadline)
+                    response, received = self._receive()
+                    if response.id == request.id:
+                        break
+                    _close_all(received)  # The answer to a question that was given up.
+            except (OSError, DecodeError) as error:
+                raise errors.Unavailable(
+                    f"the daemon's hand-off socket: {error}", reason="UNAVAILABLE"
+                ) from error
+        if response.HasField("error"):
+            _close_all(received)
+            raise errors.make(code_name(response.error.code), response.error.reason, response.error.message)
+        return response, received
+
+    def _wait(self, events: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(self._socket, events)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise TimeoutError("no answer in time")
+
+    def _receive(self) -> Tuple[Any, List[int]]:
+        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+        # Not socket.recv_fds: it ignores its flags, and every child program would inherit the descriptors.
+        frame, ancillary, flags, _ = self._socket.recvmsg(_FRAME_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        received = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received.frombytes(data[: len(data) - len(data) % received.itemsize])
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise errors.Refused(
+                    "the daemon's descriptors did not fit: raise this process's limit of open files (ulimit -n)",
+                    reason="EMFILE",
+                )
+            if not frame:
+                raise ConnectionResetError("the daemon has closed it")
+            return handoff.HandoffResponse.FromString(frame), list(received)
+        except BaseException:
+            _close_all(received)
+            raise
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,173 @@
+"""Files of a checkpoint, readable as any file, of which no byte comes out that was not checked."""
+
+import errno
+import io
+import os
+from array import array
+from typing import Any, Dict, Optional
+
+from ckptd import _accel, errors
+from ckptd._session import Session
+from ckptd._wire import messages
+
+_KEPT_CHUNKS = 2  # One that is read in small pieces, and one that such reading comes back to.
+_REMOTE_CHUNK = 8 << 20
+_AHEAD = 32 << 20  # Bytes that the disk is to fetch meanwhile.
+_RPC_SECONDS = 30.0
+_SLOWEST = 20e6  # Bytes a second that reading has at least.
+
+
+class VerifiedFile(io.RawIOBase):
+    """Bytes come by whole chunks: straight to the reader where it takes whole ones, else by a buffer. By
+    one thread at a time.
+    """
+
+    def __init__(self, size: int, chunk_bytes: int) -> None:
+        self.size = size
+        self.fault: Optional[errors.CkptdError] = None  # The last error, for callers that hide it.
+        self._chunk_bytes = chunk_bytes
+        self._at = 0
+        self._chunks: Dict[int, bytearray] = {}
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the buffer, unless the file ends before."""
+        view = memoryview(buffer).cast("B")
+        wanted = max(0, min(len(view), self.size - self._at))
+        done = 0
+        while done < wanted:
+            chunk, skip = divmod(self._at, self._chunk_bytes)
+            left = wanted - done
+            whole = left // self._chunk_bytes * self._chunk_bytes
+            if left == self.size - self._at:
+                whole = left  # Up to the end: the last chunk may be short.
+            if skip == 0 and whole > 0:
+                self._get(chunk, view[done : done + whole])
+                n = whole
+            else:
+                data = self._buffered(chunk)
+                n = min(left, len(data) - skip)
+                view[done : done + n] = memoryview(data)[skip : skip + n]
+            self._at += n
+            done += n
+        return done
+
+    def _buffered(self, chunk: int) -> bytearray:
+        data = self._chunks.pop(chunk, None)
+        if data is None:
+            begin = chunk * self._chunk_bytes
+            data = bytearray(min(self._chunk_bytes, self.size - begin))
+            self._get(chunk, memoryview(data))
+            while len(self._chunks) >= _KEPT_CHUNKS:
+                del self._chunks[next(iter(self._chunks))]
+        self._chunks[chunk] = data
+        return data
+
+    def _get(self, chunk: int, into: memoryview) -> None:
+        try:
+            self._fetch(chunk, into)
+        except errors.CkptdError as error:
+            self.fault = error
+            raise
+
+    def _fetch(self, chunk: int, into: memoryview) -> None:
+        """Fills `into` from the begin of a chunk, to the end of one or of the file."""
+        raise NotImplementedError
+
+
+class LocalFile(VerifiedFile):
+    """Read from the disk, checked here."""
+
+    def __init__(self, tag: str, record: Any, chunk_bytes: int, descriptor: int, threads: int) -> None:
+        """Takes the descriptor over."""
+        super().__init__(record.size_bytes, chunk_bytes)
+        self._tag = tag
+        self._record = record
+        self._descriptor = descriptor
+        self._threads = threads
+        self._expected = array("I", record.chunk_crc32c)
+        size = os.fstat(descriptor).st_size
+        if size != record.size_bytes:
+            self.close()
+            raise self._corrupt(
+                f"it has {size} bytes, and {record.size_bytes} were saved", reason="SHORT_FILE"
+            )
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+    def _fetch(self, chunk: int, into: memoryview) -> None:
+        count = -(-len(into) // self._chunk_bytes)
+        expected = self._expected[chunk : chunk + count]
+        offset = chunk * self._chunk_bytes
+        os.posix_fadvise(self._descriptor, offset + len(into), _AHEAD, os.POSIX_FADV_WILLNEED)
+        fault = _accel.read_verified(
+            self._descriptor, offset, into, self._chunk_bytes, expected, self._threads
+        )
+        if fault is None:
+            return
+        bad = chunk + fault.chunk
+        if fault.errno == errno.EBADMSG:
+            raise self._corrupt(
+                f"chunk {bad}, from byte {bad * self._chunk_bytes} on, has CRC32C {fault.found:#010x}, and was saved with "
+                f"{self._expected[bad]:#010x}",
+                chunk=bad,
+                expected=self._expected[bad],
+                found=fault.found,
+            )
+        why = "it ends early" if fault.errno == errno.ENODATA else os.strerror(fault.errno)
+        raise self._corrupt(f"reading chunk {bad} failed: {why}", chunk=bad, errno=fault.errno)
+
+    def _corrupt(self, why: str, reason: str = "CORRUPT_FILE", **details: Any) -> errors.Corrupt:
+        return errors.Corrupt(
+            f"file {self._record.path} of checkpoint {self._tag} is corrupt: {why}",
+            reason=reason,
+            tag=self._tag,
+            ranks=[self._record.rank],
+            path=self._record.path,
+            **details,
+        )
+
+
+class RemoteFile(VerifiedFile):
+    """Read and checked by the daemon, for a process that has no way to the files."""
+
+    def __init__(self, tag: str, path: str, size: int, session: Session, lease: str) -> None:
+        super().__init__(size, _REMOTE_CHUNK)
+        self._tag = tag
+        self._path = path
+        self._session = session
+        self._lease = lease
+
+    def _fetch(self, chunk: int, into: memoryview) -> None:
+        request = messages.ReadFileRequest(
+            lease=self._lease, path=self._path, offset=chunk * _REMOTE_CHUNK, limit=len(into)
+        )
+        done = 0
+        for data in self._session.stream(
+            self._session.checkpoints.ReadFile, request, _RPC_SECONDS + len(into) / _SLOWEST
+        ):
+            piece = data.data[: len(into) - done]
+            into[done : done + len(piece)] = piece
+            done += len(piece)
+        if done != len(into):
+            raise errors.Corrupt(
+                f"file {self._path} of checkpoint {self._tag} ends {len(into) - done} bytes early",
+                reason="SHORT_FILE",
+                tag=self._tag,
+                path=self._path,
+            )

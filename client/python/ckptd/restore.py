@@ -1,0 +1,316 @@
+"""Restoring: committed checkpoints, opened for reading, every chunk checked against its CRC32C."""
+
+import contextlib
+import datetime
+import io
+import logging
+import os
+import pickle
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from ckptd import _accel, errors
+from ckptd._manifest import open_beneath, read_manifest, read_summary
+from ckptd._session import Session
+from ckptd._verified import LocalFile, RemoteFile, VerifiedFile
+from ckptd._wire import messages
+from ckptd.run import CheckpointInfo, info_of
+
+_log = logging.getLogger("ckptd")
+_RPC_SECONDS = 30.0
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class _Local(NamedTuple):
+    """The files as this process reads them itself."""
+
+    directory: int
+    records: Dict[str, Any]
+    chunk_bytes: int
+
+
+class Checkpoint:
+    """A committed checkpoint that is open for reading; a context manager. Falsy when there is none to
+    resume from.
+
+    While it is open the daemon leaves it alone, whatever retention or a re-save of its tag wants. Every
+    byte that comes out of it was checked: Corrupt says which file and chunk is not what was saved.
+    """
+
+    def __init__(
+        self,
+        info: Optional[CheckpointInfo],
+        local: Optional[_Local],
+        sizes: Mapping[str, int] = MappingProxyType({}),
+        session: Optional[Session] = None,
+        lease: str = "",
+        threads: int = 1,
+    ) -> None:
+        self._info = info
+        self._local = local
+        self._sizes = sizes
+        self._session = session
+        self._lease = lease
+        self._threads = threads
+
+    def __bool__(self) -> bool:
+        return self._info is not None
+
+    @property
+    def info(self) -> CheckpointInfo:
+        """What is known of it. NotFound when there is nothing to resume from."""
+        if self._info is None:
+            raise errors.NotFound(
+                "there is no checkpoint to resume from: test `if c:` first", reason="NO_CHECKPOINT"
+            )
+        return self._info
+
+    @property
+    def tag(self) -> str:
+        return self.info.tag
+
+    @property
+    def step(self) -> Optional[int]:
+        return self.info.step
+
+    @property
+    def sequence(self) -> int:
+        return self.info.sequence
+
+    @property
+    def metrics(self) -> Dict[str, float]:
+        return self.info.metrics
+
+    @property
+    def files(self) -> Tuple[str, ...]:
+        """The names of all files, of all ranks, in order."""
+        return self.info.files
+
+    def read(self, name: str) -> bytes:
+        """The bytes of one file."""
+        with self._open(name) as file:
+            data = bytearray(file.size)
+            file.readinto(data)
+            return bytes(data)
+
+    def load(
+        self,
+        name: str,
+        map_location: Any = "cpu",
+        weights_only: bool = True,
+        safe_globals: Sequence[Any] = (),
+    ) -> Any:
+        """torch.load of one file, into memory of its own.
+
+        weights_only=True refuses classes that could run code; `safe_globals` lists those to allow, and
+        weights_only=False allows everything, for files that you trust.
+        """
+        import torch
+
+        allowed: Any = (
+            torch.serialization.safe_globals(list(safe_globals)) if safe_globals else contextlib.nullcontext()
+        )
+        with self._open(name) as file, allowed:
+            try:
+                return torch.load(
+                    io.BufferedReader(file, 64 << 10), map_location=map_location, weights_only=weights_only
+                )
+            except pickle.UnpicklingError as error:
+                if not weights_only:
+                    raise
+                raise errors.Refused(
+                    f"{name} of {self.tag} holds what weights_only=True refuses ({str(error).splitlines()[0]}): name its classes in "
+                    "safe_globals=[...], or load it with weights_only=False if you trust the file",
+                    reason="UNSAFE_GLOBALS",
+                    tag=self.tag,
+                    path=name,
+                ) from error
+            except Exception:
+                if file.fault is not None:
+                    raise file.fault from None  # torch hides what went wrong with its file.
+                raise
+
+    def close(self) -> None:
+        """Gives the checkpoint back to retention."""
+        local, self._local = self._local, None
+        if local is not None:
+            os.close(local.directory)
+        lease, self._lease = self._lease, ""
+        if lease and self._session is not None and self._session.alive():
+            try:
+                request = messages.CloseCheckpointRequest(lease=lease)
+                self._session.call(self._session.checkpoints.CloseCheckpoint, request, _RPC_SECONDS)
+            except errors.CkptdError as error:
+                _log.debug("ckptd: closing %s: %s", lease, error)  # It ends with the session anyway.
+        self._session = None
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ckptd.Checkpoint {self._info.tag}>" if self._info else "<ckptd.Checkpoint: none>"
+
+    def _open(self, name: str) -> VerifiedFile:
+        if name not in self.files:
+            some = ", ".join(self.files[:10]) + (", ..." if len(self.files) > 10 else "")
+            raise errors.NotFound(
+                f'{self.tag} has no file "{name}"; it has {some or "none"}',
+                reason="UNKNOWN_FILE",
+                tag=self.tag,
+                path=name,
+            )
+        if self._local is not None:
+            record = self._local.records[name]
+            try:
+                descriptor = open_beneath(self._local.directory, name)
+                return LocalFile(self.tag, record, self._local.chunk_bytes, descriptor, self._threads)
+            except PermissionError:
+                if self._session is None:
+                    raise
+            except OSError as error:
+                raise errors.Corrupt(
+                    f"file {name} of checkpoint {self.tag} cannot be opened: {error.strerror}",
+                    reason="CORRUPT_FILE",
+                    tag=self.tag,
+                    ranks=[record.rank],
+                    path=name,
+                ) from error
+        if self._session is None:
+            raise errors.NotFound(
+                f"the checkpoint {self.tag} is closed", reason="UNKNOWN_LEASE", tag=self.tag
+            )
+        return RemoteFile(self.tag, name, self._sizes[name], self._session, self._lease)
+
+
+def opened(root: Optional[int], session: Session, checkpoint: Any, lease: str, threads: int) -> Checkpoint:
+    """What Resume or OpenCheckpoint answered. Where the files can be had, this process reads them itself,
+    else the daemon does.
+    """
+    info, local = info_of(checkpoint), None
+    if root is not None:
+        with contextlib.suppress(OSError):
+            local = _open_local(os.open(info.tag, _DIRECTORY, dir_fd=root), info)
+    sizes = {file.path: file.size_bytes for file in checkpoint.files}
+    return Checkpoint(info, local, sizes, session, lease, threads)
+
+
+def _open_local(directory: int, info: CheckpointInfo) -> Optional[_Local]:
+    """None when the directory holds another checkpoint by now: the daemon still has the files of the one
+    that is leased.
+    """
+    try:
+        summary, records = read_manifest(directory, info.tag)
+        if summary.sequence == info.sequence:
+            directory, kept = -1, directory
+            return _Local(kept, records, summary.chunk_bytes)
+        return None
+    finally:
+        if directory >= 0:
+            os.close(directory)
+
+
+class Root:
+    """A root, read without a daemon: no rank, no attempt, no lease. From open_root()."""
+
+    def __init__(self, path: "Union[str, os.PathLike[str]]") -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        if not os.path.isdir(self.path):
+            raise errors.NotFound(f"the root {self.path} is not a directory", reason="UNKNOWN_RUN")
+
+    def list(self) -> List[CheckpointInfo]:
+        """Committed checkpoints, newest first. One whose manifest is damaged is left out, with a warning in
+        the log.
+        """
+        found = []
+        for _, name in self._summaries():
+            try:
+                with self.open(name) as checkpoint:
+                    found.append(checkpoint.info)
+            except errors.CkptdError as error:
+                _log.warning("ckptd: %s", error)
+        return found
+
+    def latest(self) -> Optional[CheckpointInfo]:
+        """The newest committed checkpoint, or None."""
+        for _, name in self._summaries()[:1]:
+            with self.open(name) as checkpoint:
+                return checkpoint.info
+        return None
+
+    def _summaries(self) -> "List[Tuple[int, str]]":
+        """(sequence, tag) of each whose manifest begins well, newest first."""
+        found = []
+        for name in os.listdir(self.path):
+            if name.startswith("."):
+                continue
+            try:
+                directory = os.open(os.path.join(self.path, name), _DIRECTORY)
+            except OSError:
+                continue  # A file, a link: not ours.
+            try:
+                summary = read_summary(directory, os.path.join(self.path, name))
+                if summary.tag == name:  # Else somebody has copied or renamed it: not what it says it is.
+                    found.append((summary.sequence, name))
+            except OSError:
+                continue  # No manifest: not ours.
+            except errors.CkptdError as error:
+                _log.warning("ckptd: %s", error)
+            finally:
+                os.close(directory)
+        return sorted(found, reverse=True)
+
+    def open(self, tag: str = "latest") -> Checkpoint:
+        """One checkpoint for reading. NotFound when it is not there, Corrupt when its manifest is damaged."""
+        name = tag
+        missing = errors.NotFound(
+            f"no checkpoint {tag} is committed in {self.path}", reason="NO_CHECKPOINT", tag=tag
+        )
+        if tag == "latest":
+            summaries = self._summaries()
+            if not summaries:
+                raise missing
+            name = summaries[0][1]
+        path = os.path.join(self.path, name)
+        if os.path.basename(path) != name or name.startswith(".") or "\0" in name:
+            raise missing
+        try:
+            directory = os.open(path, _DIRECTORY)
+        except OSError as error:
+            raise missing from error
+        try:
+            summary, records = read_manifest(directory, path)
+        except OSError as error:
+            os.close(directory)
+            raise missing from error
+        except BaseException:
+            os.close(directory)
+            raise
+        local = _Local(directory, records, summary.chunk_bytes)
+        return Checkpoint(_info_of(summary, records), local, threads=_accel.default_threads(1))
+
+    def __repr__(self) -> str:
+        return f"<ckptd.Root {self.path}>"
+
+
+def _info_of(summary: Any, records: Dict[str, Any]) -> CheckpointInfo:
+    return CheckpointInfo(
+        tag=summary.tag,
+        step=summary.step if summary.HasField("step") else None,
+        sequence=summary.sequence,
+        attempt=summary.attempt,
+        world_size=summary.world_size,
+        bytes=summary.size_bytes,
+        metrics=dict(summary.metrics),
+        files=tuple(records),
+        level="committed",
+        time=datetime.datetime.fromtimestamp(summary.commit_time_us / 1e6, datetime.timezone.utc),
+        written_bytes=summary.size_bytes,
+    )
+
+
+def open_root(path: "Union[str, os.PathLike[str]]") -> Root:
+    """The checkpoints of a root, read-only, without a daemon."""
+    return Root(path)

@@ -1,0 +1,272 @@
+// What Python cannot do fast: checksums, batches of copies, mappings. A plain C interface for ctypes, which
+// releases the GIL around each call. Nothing here keeps state, throws or knows Python; every function may be
+// called from any thread.
+//
+// Nothing of C++'s runtime library is used either, and of glibc only what it had long ago.
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <span>
+
+#include "storage/base/crc32c.h"
+
+// These two moved from libpthread to libc with glibc 2.34; under the version they had before, every glibc has
+// them.
+#if defined(__x86_64__) && defined(__GLIBC__)
+__asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
+__asm__(".symver pthread_join,pthread_join@GLIBC_2.2.5");
+#endif
+
+#define CKPTD_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+constexpr int kMostThreads = 64;
+constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Below this a thread costs more than it gives.
+constexpr uint64_t kLeastStreamed = 4096;
+constexpr uint64_t kReadPiece = uint64_t{512}
+                                << 10;  // Small enough to be in the cache still when its CRC is taken.
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
+
+#if defined(__x86_64__)
+// Past the cache: the target's lines are not read first, which is worth 1.5 to 2 times a memcpy of pieces up
+// to some hundred MiB.
+__attribute__((target("avx2"))) void CopyStreaming(char* to, const char* from, uint64_t size) {
+  const uint64_t head = std::min<uint64_t>(size, -reinterpret_cast<uintptr_t>(to) & 63);
+  memcpy(to, from, head);
+  const uint64_t body = head + (size - head) / 256 * 256;
+  for (uint64_t at = head; at < body; at += 256) {
+    __m256i line[8];
+    for (int i = 0; i < 8; ++i)
+      line[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at + 32 * i));
+    for (int i = 0; i < 8; ++i) _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at + 32 * i), line[i]);
+  }
+  _mm_sfence();
+  memcpy(to + body, from + body, size - body);
+}
+#endif
+
+void Copy(char* to, const char* from, uint64_t size) {
+#if defined(__x86_64__)
+  if (size >= kLeastStreamed && __builtin_cpu_supports("avx2")) return CopyStreaming(to, from, size);
+#endif
+  memcpy(to, from, size);
+}
+
+// work(context, share) for each share in [0, shares), by as many threads; the caller is one. Threads that
+// cannot be made are done without.
+void ForEachShare(int shares, void (*work)(void*, int), void* context) {
+  struct Shared {
+    int shares;
+    void (*work)(void*, int);
+    void* context;
+    std::atomic<int> next{0};
+  } shared{shares, work, context};
+  auto run = [](void* argument) -> void* {
+    auto* all = static_cast<Shared*>(argument);
+    for (int share = all->next++; share < all->shares; share = all->next++) all->work(all->context, share);
+    return nullptr;
+  };
+  pthread_t threads[kMostThreads];
+  int started = 0;
+  while (started + 1 < shares && pthread_create(&threads[started], nullptr, run, &shared) == 0) ++started;
+  run(&shared);
+  for (int i = 0; i < started; ++i) pthread_join(threads[i], nullptr);
+}
+
+int SharesFor(uint64_t bytes, int threads) {
+  const auto useful = static_cast<int>(std::min<uint64_t>(bytes / kLeastShare + 1, kMostThreads));
+  return std::clamp(threads, 1, useful);
+}
+
+// Pieces of a file image that are to be copied, and the memory that they go to: segments that follow one
+// another in a part.
+struct CopyJob {
+  const uint64_t* segment_addresses;
+  const uint64_t* segment_ends;  // In the part, ascending.
+  uint64_t segment_count;
+  uint64_t base;            // Where the file begins in the part.
+  const uint64_t* offsets;  // Of the pieces, in the file.
+  const uint64_t* sources;
+  const uint64_t* lengths;
+  uint64_t count;
+  uint64_t from;  // Only what lies within [from, to) of the file.
+  uint64_t to;
+  uint64_t total;
+  int shares;
+};
+
+// `size` bytes to `at` in the part, which may lie in several segments.
+void CopyToPart(const CopyJob& job, uint64_t at, const char* source, uint64_t size) {
+  const uint64_t* const ends = job.segment_ends;
+  uint64_t segment = static_cast<uint64_t>(std::upper_bound(ends, ends + job.segment_count, at) - ends);
+  while (size > 0) {
+    const uint64_t begin = segment == 0 ? 0 : ends[segment - 1];
+    const uint64_t n = std::min(size, ends[segment] - at);
+    Copy(reinterpret_cast<char*>(job.segment_addresses[segment] + (at - begin)), source, n);
+    at += n;
+    source += n;
+    size -= n;
+    ++segment;
+  }
+}
+
+// Of all the bytes laid end to end, the share-th part.
+void CopyShare(void* context, int share) {
+  const auto& job = *static_cast<const CopyJob*>(context);
+  const uint64_t begin = job.total / job.shares * share;
+  const uint64_t end = share + 1 == job.shares ? job.total : job.total / job.shares * (share + 1);
+  uint64_t done = 0;
+  for (uint64_t i = 0; i < job.count && done < end; ++i) {
+    const uint64_t first = std::max(job.offsets[i], job.from),
+                   last = std::min(job.offsets[i] + job.lengths[i], job.to);
+    if (first >= last) continue;
+    const uint64_t skip = begin > done ? std::min(begin - done, last - first) : 0;
+    const uint64_t stop = std::min(last - first, end - done);
+    if (skip < stop) {
+      const auto* source = reinterpret_cast<const char*>(job.sources[i] + (first - job.offsets[i]) + skip);
+      CopyToPart(job, job.base + first + skip, source, stop - skip);
+    }
+    done += last - first;
+  }
+}
+
+struct ReadJob {
+  int fd;
+  uint64_t offset;
+  std::byte* into;
+  uint64_t size;
+  uint64_t chunk_bytes;
+  const uint32_t* expected;
+  std::atomic<int64_t> bad{-1};  // A chunk that is not well, and what is wrong with it: the first one found.
+  std::atomic<int> error{0};
+  std::atomic<uint32_t> found{0};
+};
+
+// One chunk: 0 when it is well, else an errno, EBADMSG for a wrong CRC, ENODATA for an early end.
+int ReadChunk(const ReadJob& job, uint64_t begin, uint64_t end, uint32_t expected, uint32_t* found) {
+  *found = 0;
+  for (uint64_t at = begin; at < end;) {
+    const ssize_t n =
+        pread(job.fd, job.into + at, std::min(end - at, kReadPiece), static_cast<off_t>(job.offset + at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return ENODATA;
+    *found = ckptd::Crc32c(std::span(job.into + at, static_cast<size_t>(n)), *found);
+    at += static_cast<uint64_t>(n);
+  }
+  return *found == expected ? 0 : EBADMSG;
+}
+
+void ReadShare(void* context, int chunk) {
+  auto& job = *static_cast<ReadJob*>(context);
+  if (job.error.load() != 0) return;
+  const uint64_t begin = job.chunk_bytes * static_cast<uint64_t>(chunk);
+  uint32_t found;
+  const int error =
+      ReadChunk(job, begin, std::min(job.size, begin + job.chunk_bytes), job.expected[chunk], &found);
+  int none = 0;
+  if (error != 0 && job.error.compare_exchange_strong(none, error)) {
+    job.found = found;
+    job.bad = chunk;
+  }
+}
+
+// Takes chunks one after another until all are read.
+struct ReadQueue {
+  ReadJob* job;
+  int chunks;
+  std::atomic<int> next{0};
+};
+
+void ReadMany(void* context, int) {
+  auto& queue = *static_cast<ReadQueue*>(context);
+  for (int chunk = queue.next++; chunk < queue.chunks; chunk = queue.next++) ReadShare(queue.job, chunk);
+}
+
+}  // namespace
+
+// Version of this interface: the package refuses a library that does not match.
+CKPTD_EXPORT int ckptd_native_version() { return 2; }
+
+// Continues `crc`, which is 0 at the start.
+CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
+  return ckptd::Crc32c(std::span(static_cast<const std::byte*>(data), size), crc);
+}
+
+// Copies lengths[i] bytes from the address sources[i] to offsets[i] of a file, for i in [0, count), by up to
+// `threads` threads, each an equal share of the bytes; of the file, only [from, to). The file begins at
+// `base` of a part, whose memory is segments one after another: segment_ends[i] is where the i-th ends in the
+// part. 0, or ERANGE, with nothing copied, when the part is too small.
+CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* segment_ends,
+                            uint64_t segment_count, uint64_t base, const uint64_t* offsets,
+                            const uint64_t* sources, const uint64_t* lengths, uint64_t count, uint64_t from,
+                            uint64_t to, int threads) {
+  CopyJob job{segment_addresses, segment_ends, segment_count, base, offsets, sources,
+              lengths,           count,        from,          to,   0,       1};
+  const uint64_t room = segment_count == 0 ? 0 : segment_ends[segment_count - 1];
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t first = std::max(offsets[i], from), last = std::min(offsets[i] + lengths[i], to);
+    if (first >= last) continue;
+    // Modulo 2^64: `base` is less than 0 where a window of a file is the whole target.
+    if (base + first > room || room - (base + first) < last - first) return ERANGE;
+    job.total += last - first;
+  }
+  job.shares = SharesFor(job.total, threads);
+  ForEachShare(job.shares, CopyShare, &job);
+  return 0;
+}
+
+// Reads `size` bytes at `offset`, which begins a chunk, into `into`, and checks the CRC32C of the i-th chunk
+// there against expected[i]. 0: all is well. Else an errno of reading, ENODATA where the file ended early,
+// EBADMSG for a wrong CRC; *bad is then the index of the chunk and *found its CRC.
+CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t offset, void* into, uint64_t size, uint64_t chunk_bytes,
+                                     const uint32_t* expected, int threads, int64_t* bad, uint32_t* found) {
+  ReadJob job;
+  job.fd = fd;
+  job.offset = offset;
+  job.into = static_cast<std::byte*>(into);
+  job.size = size;
+  job.chunk_bytes = chunk_bytes;
+  job.expected = expected;
+  ReadQueue queue{&job, static_cast<int>((size + chunk_bytes - 1) / chunk_bytes)};
+  ForEachShare(std::min(SharesFor(size, threads), queue.chunks), ReadMany, &queue);
+  *bad = job.bad;
+  *found = job.found;
+  return job.error;
+}
+
+// Maps a segment, shared and writable, at an address where huge pages can be used, with its page table filled
+// in: page by page inside a copy that would cost four times the copy. Not inherited by fork. 0 or an errno.
+CKPTD_EXPORT int ckptd_map(int fd, uint64_t size, void** address) {
+  const uint64_t room = size + kHugePage;
+  void* raw = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return errno;
+  auto* const begin = static_cast<char*>(raw);
+  auto* const aligned = begin + (-reinterpret_cast<uintptr_t>(begin) & (kHugePage - 1));
+  if (aligned > begin) munmap(begin, static_cast<size_t>(aligned - begin));
+  if (begin + room > aligned + size)
+    munmap(aligned + size, static_cast<size_t>(begin + room - (aligned + size)));
+  if (mmap(aligned, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) ==
+          MAP_FAILED ||
+      madvise(aligned, size, MADV_DONTFORK) != 0) {
+    const int error = errno;
+    munmap(aligned, size);
+    return error;
+  }
+  *address = aligned;
+  return 0;
+}
+
+CKPTD_EXPORT int ckptd_unmap(void* address, uint64_t size) { return munmap(address, size) == 0 ? 0 : errno; }

@@ -1,0 +1,234 @@
+#include "daemon/config/config.h"
+
+#include <grp.h>
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cstdio>
+#include <limits>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "google/protobuf/io/tokenizer.h"
+#include "google/protobuf/text_format.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+using config::v1::DaemonConfig;
+
+constexpr int64_t kKiB = int64_t{1} << 10;
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kGiB = int64_t{1} << 30;
+// sun_path holds 107 bytes, and the hand-off socket appends ".handoff".
+constexpr size_t kMaxSocketPath = 99;
+
+// Collects "file:line:column: what is wrong", counted from 1.
+class ParseProblems final : public google::protobuf::io::ErrorCollector {
+ public:
+  ParseProblems(std::string_view source, std::vector<std::string>& problems)
+      : source_(source), problems_(problems) {}
+  void AddError(int line, int column, const std::string& message) override {
+    problems_.push_back(absl::StrCat(source_, ":", line + 1, ":", column + 1, ": ", message));
+  }
+
+ private:
+  const std::string source_;
+  std::vector<std::string>& problems_;
+};
+
+class Checker {
+ public:
+  explicit Checker(std::vector<std::string>& problems) : problems_(problems) {}
+
+  void Add(std::string problem) { problems_.push_back(std::move(problem)); }
+
+  void Range(const char* field, int64_t value, int64_t low, int64_t high) {
+    if (value < low || value > high)
+      Add(absl::StrCat(field, ": ", value, " is not in [", low, ", ", high, "]"));
+  }
+
+  void PowerOfTwo(const char* field, int64_t value, int64_t low, int64_t high) {
+    if (value < low || value > high || !std::has_single_bit(static_cast<uint64_t>(value))) {
+      Add(absl::StrCat(field, ": ", value, " is not a power of two in [", low, ", ", high, "]"));
+    }
+  }
+
+  void AbsolutePath(const char* field, const std::string& value) {
+    if (value.empty() || value[0] != '/' || value.find('\0') != std::string::npos) {
+      Add(absl::StrCat(field, ": \"", value, "\" is not an absolute path"));
+    }
+  }
+
+  void OneOf(const char* field, const std::string& value, const std::vector<std::string>& allowed) {
+    if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
+    Add(absl::StrCat(field, ": \"", value, "\" is none of ", absl::StrJoin(allowed, ", ")));
+  }
+
+ private:
+  std::vector<std::string>& problems_;
+};
+
+void Override(const ConfigOverrides& overrides, DaemonConfig& config, Checker& check) {
+  if (overrides.socket_path) config.set_socket_path(*overrides.socket_path);
+  if (overrides.state_directory) config.set_state_directory(*overrides.state_directory);
+  if (overrides.pool_bytes) config.mutable_pool()->set_bytes(*overrides.pool_bytes);
+  if (overrides.metrics_port) config.mutable_metrics()->set_port(*overrides.metrics_port);
+  if (overrides.log_level) config.mutable_log()->set_level(*overrides.log_level);
+  if (overrides.io_backend) {
+    check.OneOf("--io_backend", *overrides.io_backend, {"auto", "io_uring", "threads"});
+    config.mutable_io()->set_backend(*overrides.io_backend == "io_uring"  ? config::v1::BACKEND_IO_URING
+                                     : *overrides.io_backend == "threads" ? config::v1::BACKEND_THREADS
+                                                                          : config::v1::BACKEND_AUTO);
+  }
+}
+
+// bytes / 64, rounded down to a power of two, within [2 MiB, 256 MiB].
+int64_t DefaultSegmentBytes(int64_t pool_bytes) {
+  const uint64_t share = static_cast<uint64_t>(std::clamp(pool_bytes / 64, 2 * kMiB, 256 * kMiB));
+  return static_cast<int64_t>(std::bit_floor(share));
+}
+
+void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
+  if (config.socket_path().empty()) config.set_socket_path("/run/ckptd/ckptd.sock");
+  if (config.socket_mode().empty()) config.set_socket_mode("0660");
+  if (config.state_directory().empty()) config.set_state_directory("/var/lib/ckptd");
+  if (!config.has_drain_timeout_seconds()) config.set_drain_timeout_seconds(30);
+  if (config.max_sessions() == 0) config.set_max_sessions(1024);
+  if (config.degraded_after_seconds() == 0) config.set_degraded_after_seconds(10);
+
+  auto& pool = *config.mutable_pool();
+  if (pool.bytes() == 0) pool.set_bytes(memory_bytes / 4);
+  if (pool.segment_bytes() == 0) pool.set_segment_bytes(DefaultSegmentBytes(pool.bytes()));
+  if (!pool.has_populate_ahead_bytes()) pool.set_populate_ahead_bytes(pool.bytes());
+  if (pool.huge_pages() == config::v1::HUGE_PAGES_UNSPECIFIED) pool.set_huge_pages(config::v1::AUTO);
+
+  auto& io = *config.mutable_io();
+  if (io.backend() == config::v1::BACKEND_UNSPECIFIED) io.set_backend(config::v1::BACKEND_AUTO);
+  if (io.chunk_bytes() == 0) io.set_chunk_bytes(8 << 20);
+  if (io.depth() == 0) io.set_depth(16);
+  if (io.checksum_threads() == 0) io.set_checksum_threads(1);
+
+  if (!config.metrics().has_port()) config.mutable_metrics()->set_port(9095);
+  auto& log = *config.mutable_log();
+  if (log.level().empty()) log.set_level("info");
+  if (log.format().empty()) log.set_format("text");
+}
+
+bool IsSocketMode(const std::string& mode) {
+  if (mode.size() < 3 || mode.size() > 4) return false;
+  if (mode.size() == 4 && mode[0] != '0') return false;
+  return std::all_of(mode.begin(), mode.end(), [](char c) { return c >= '0' && c <= '7'; });
+}
+
+void CheckSockets(const DaemonConfig& config, Checker& check) {
+  check.AbsolutePath("socket_path", config.socket_path());
+  if (config.socket_path().size() > kMaxSocketPath) {
+    check.Add(absl::StrCat("socket_path: \"", config.socket_path(), "\" has ", config.socket_path().size(),
+                           " bytes, at most ", kMaxSocketPath, " fit"));
+  }
+  if (!IsSocketMode(config.socket_mode())) {
+    check.Add(
+        absl::StrCat("socket_mode: \"", config.socket_mode(), "\" is not octal in [\"0000\", \"0777\"]"));
+  }
+  if (!config.socket_group().empty()) {
+    if (const auto group = FindGroup(config.socket_group()); !group.ok()) {
+      check.Add(absl::StrCat("socket_group: ", std::string(group.status().message())));
+    }
+  }
+}
+
+void CheckPool(const config::v1::PoolConfig& pool, int64_t memory_bytes, Checker& check) {
+  check.Range("pool.bytes", pool.bytes(), 8 * kMiB, std::max(memory_bytes, 8 * kMiB));
+  check.PowerOfTwo("pool.segment_bytes", pool.segment_bytes(), 2 * kMiB, kGiB);
+  if (pool.bytes() >= 8 * kMiB && pool.segment_bytes() > pool.bytes() / 4) {
+    check.Add(absl::StrCat("pool.segment_bytes: ", pool.segment_bytes(),
+                           " is more than a quarter of pool.bytes (", pool.bytes(), ")"));
+  }
+  check.Range("pool.populate_ahead_bytes", pool.populate_ahead_bytes(), 0,
+              std::max<int64_t>(pool.bytes(), 0));
+}
+
+void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& check) {
+  CheckSockets(config, check);
+  check.AbsolutePath("state_directory", config.state_directory());
+  CheckPool(config.pool(), memory_bytes, check);
+  check.PowerOfTwo("io.chunk_bytes", config.io().chunk_bytes(), 64 * kKiB, 64 * kMiB);
+  check.Range("io.depth", config.io().depth(), 1, 128);
+  check.Range("io.checksum_threads", config.io().checksum_threads(), 1, 64);
+  check.Range("metrics.port", config.metrics().port(), -1, 65535);
+  check.OneOf("log.level", config.log().level(), {"debug", "info", "warning", "error"});
+  check.OneOf("log.format", config.log().format(), {"text", "json"});
+  check.Range("drain_timeout_seconds", config.drain_timeout_seconds(), 0, 86400);
+  check.Range("max_sessions", config.max_sessions(), 1, 65536);
+  check.Range("degraded_after_seconds", config.degraded_after_seconds(), 1, 3600);
+}
+
+// proto3 enums are open: a number that the text gives need not be a name that we know.
+void CheckEnums(const DaemonConfig& config, Checker& check) {
+  if (!config::v1::HugePages_IsValid(config.pool().huge_pages())) {
+    check.Add(
+        absl::StrCat("pool.huge_pages: ", static_cast<int>(config.pool().huge_pages()), " is not known"));
+  }
+  if (!config::v1::Backend_IsValid(config.io().backend())) {
+    check.Add(absl::StrCat("io.backend: ", static_cast<int>(config.io().backend()), " is not known"));
+  }
+}
+
+}  // namespace
+
+LoadedConfig LoadConfig(std::string_view text, std::string_view source, const ConfigOverrides& overrides,
+                        int64_t memory_bytes) {
+  LoadedConfig loaded;
+  ParseProblems parse_problems(source, loaded.problems);
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&parse_problems);
+  if (!parser.ParseFromString(std::string(text), &loaded.config)) {
+    if (loaded.problems.empty())
+      loaded.problems.push_back(absl::StrCat(std::string(source), ": not a text proto"));
+    return loaded;
+  }
+  Checker check(loaded.problems);
+  Override(overrides, loaded.config, check);
+  SetDefaults(loaded.config, memory_bytes);
+  CheckValues(loaded.config, memory_bytes, check);
+  CheckEnums(loaded.config, check);
+  return loaded;
+}
+
+absl::StatusOr<int64_t> MachineMemoryBytes() {
+  std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/proc/meminfo", "re"), std::fclose);
+  if (!file) return ErrnoError(errno, "open /proc/meminfo");
+  char line[256];
+  while (std::fgets(line, sizeof(line), file.get())) {
+    long long kib = 0;
+    if (std::sscanf(line, "MemTotal: %lld kB", &kib) == 1) return int64_t{kib} * kKiB;
+  }
+  return MakeError(absl::StatusCode::kInternal, "NO_MEMTOTAL", "/proc/meminfo has no line MemTotal");
+}
+
+absl::StatusOr<gid_t> FindGroup(const std::string& name_or_number) {
+  gid_t number = 0;
+  const char* end = name_or_number.data() + name_or_number.size();
+  const auto [stop, error] = std::from_chars(name_or_number.data(), end, number);
+  if (error == std::errc() && stop == end && number != std::numeric_limits<gid_t>::max()) return number;
+  std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen("/etc/group", "re"), std::fclose);
+  while (file) {
+    const group* entry = ::fgetgrent(file.get());
+    if (entry == nullptr) break;
+    if (name_or_number == entry->gr_name) return entry->gr_gid;
+  }
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_GROUP",
+                   absl::StrCat("\"", name_or_number, "\" is neither a number nor a group in /etc/group"));
+}
+
+mode_t SocketMode(const config::v1::DaemonConfig& config) {
+  mode_t mode = 0;
+  for (const char digit : config.socket_mode()) mode = mode * 8 + static_cast<mode_t>(digit - '0');
+  return mode;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,187 @@
+#include "daemon/config/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/descriptor.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+LoadedConfig Load(const std::string& text, const ConfigOverrides& overrides = {},
+                  int64_t memory = 64 * kGiB) {
+  return LoadConfig(text, "ckptd.txtpb", overrides, memory);
+}
+
+TEST(Config, AnEmptyTextGivesEveryDefault) {
+  const LoadedConfig loaded = Load("");
+  ASSERT_THAT(loaded.problems, IsEmpty());
+  const auto& config = loaded.config;
+  EXPECT_EQ(config.socket_path(), "/run/ckptd/ckptd.sock");
+  EXPECT_EQ(SocketMode(config), 0660u);
+  EXPECT_EQ(config.state_directory(), "/var/lib/ckptd");
+  EXPECT_EQ(config.pool().bytes(), 16 * kGiB);
+  EXPECT_EQ(config.pool().segment_bytes(), 256 * kMiB);
+  EXPECT_EQ(config.pool().populate_ahead_bytes(), 16 * kGiB);
+  EXPECT_EQ(config.pool().huge_pages(), config::v1::AUTO);
+  EXPECT_EQ(config.io().backend(), config::v1::BACKEND_AUTO);
+  EXPECT_EQ(config.io().chunk_bytes(), 8 * kMiB);
+  EXPECT_EQ(config.io().depth(), 16);
+  EXPECT_EQ(config.io().checksum_threads(), 1);
+  EXPECT_EQ(config.metrics().port(), 9095);
+  EXPECT_EQ(config.log().level(), "info");
+  EXPECT_EQ(config.log().format(), "text");
+  EXPECT_EQ(config.drain_timeout_seconds(), 30);
+  EXPECT_EQ(config.max_sessions(), 1024);
+  EXPECT_EQ(config.degraded_after_seconds(), 10);
+}
+
+TEST(Config, ASegmentIsA64thOfThePoolRoundedDownToAPowerOfTwo) {
+  EXPECT_EQ(Load("pool { bytes: 8388608 }").config.pool().segment_bytes(), 2 * kMiB);
+  EXPECT_EQ(Load(absl::StrCat("pool { bytes: ", 4 * kGiB, " }")).config.pool().segment_bytes(), 64 * kMiB);
+  EXPECT_EQ(Load(absl::StrCat("pool { bytes: ", 7 * kGiB, " }")).config.pool().segment_bytes(), 64 * kMiB);
+  EXPECT_EQ(Load(absl::StrCat("pool { bytes: ", 60 * kGiB, " }")).config.pool().segment_bytes(), 256 * kMiB);
+}
+
+TEST(Config, AnUnknownFieldIsRefusedWithItsPlace) {
+  EXPECT_THAT(Load("log { level: \"info\" }\n  pool { byts: 1 }").problems,
+              ElementsAre(AllOf(HasSubstr("ckptd.txtpb:2:"), HasSubstr("byts"))));
+}
+
+TEST(Config, EveryProblemIsNamedAtOnce) {
+  const auto problems = Load("max_sessions: 70000 log { level: \"loud\" } metrics { port: -2 }").problems;
+  EXPECT_THAT(problems, ElementsAre("metrics.port: -2 is not in [-1, 65535]",
+                                    "log.level: \"loud\" is none of debug, info, warning, error",
+                                    "max_sessions: 70000 is not in [1, 65536]"));
+}
+
+struct BadValue {
+  const char* text;
+  const char* field;
+};
+
+class ConfigRange : public ::testing::TestWithParam<BadValue> {};
+
+TEST_P(ConfigRange, AValueOutOfRangeIsRefusedByName) {
+  EXPECT_THAT(Load(GetParam().text).problems, ElementsAre(HasSubstr(absl::StrCat(GetParam().field, ": "))));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    AllFields, ConfigRange,
+    ::testing::Values(
+        BadValue{"socket_path: 'ckptd.sock'", "socket_path"}, BadValue{"socket_mode: '0999'", "socket_mode"},
+        BadValue{"socket_mode: '4755'", "socket_mode"},
+        BadValue{"socket_group: 'no such group'", "socket_group"},
+        BadValue{"state_directory: 'state'", "state_directory"},
+        BadValue{"pool { bytes: 8388607 segment_bytes: 2097152 }", "pool.bytes"},
+        BadValue{"pool { bytes: 137438953472 }", "pool.bytes"},  // More than the machine has.
+        BadValue{"pool { segment_bytes: 3145728 }", "pool.segment_bytes"},
+        BadValue{"pool { bytes: 16777216 segment_bytes: 8388608 }", "pool.segment_bytes"},
+        BadValue{"pool { populate_ahead_bytes: -1 }", "pool.populate_ahead_bytes"},
+        BadValue{"pool { huge_pages: 9 }", "pool.huge_pages"}, BadValue{"io { backend: 9 }", "io.backend"},
+        BadValue{"io { chunk_bytes: 65537 }", "io.chunk_bytes"}, BadValue{"io { depth: 129 }", "io.depth"},
+        BadValue{"io { checksum_threads: -1 }", "io.checksum_threads"},
+        BadValue{"metrics { port: 65536 }", "metrics.port"}, BadValue{"log { format: 'xml' }", "log.format"},
+        BadValue{"drain_timeout_seconds: -1", "drain_timeout_seconds"},
+        BadValue{"max_sessions: -1", "max_sessions"},
+        BadValue{"degraded_after_seconds: 3601", "degraded_after_seconds"}));
+
+TEST(Config, ASocketPathLeavesRoomForTheHandoffSocket) {
+  const std::string fits = "/" + std::string(98, 's');
+  EXPECT_THAT(Load("socket_path: '" + fits + "'").problems, IsEmpty());
+  EXPECT_THAT(Load("socket_path: '" + fits + "s'").problems,
+              ElementsAre(HasSubstr("has 100 bytes, at most 99 fit")));
+}
+
+TEST(Config, ZeroIsAValueWhereItMeansSomething) {
+  const auto config =
+      Load("drain_timeout_seconds: 0 metrics { port: 0 } pool { populate_ahead_bytes: 0 }").config;
+  EXPECT_EQ(config.drain_timeout_seconds(), 0);
+  EXPECT_EQ(config.metrics().port(), 0);
+  EXPECT_EQ(config.pool().populate_ahead_bytes(), 0);
+}
+
+TEST(Config, TheCommandLineWinsAndIsCheckedToo) {
+  ConfigOverrides overrides;
+  overrides.socket_path = "/tmp/x.sock";
+  overrides.pool_bytes = 64 * kMiB;
+  overrides.io_backend = "threads";
+  overrides.metrics_port = -1;
+  const LoadedConfig loaded = Load("pool { bytes: 16777216 } metrics { port: 1 }", overrides);
+  ASSERT_THAT(loaded.problems, IsEmpty());
+  EXPECT_EQ(loaded.config.socket_path(), "/tmp/x.sock");
+  EXPECT_EQ(loaded.config.pool().bytes(), 64 * kMiB);
+  EXPECT_EQ(loaded.config.io().backend(), config::v1::BACKEND_THREADS);
+  EXPECT_EQ(loaded.config.metrics().port(), -1);
+
+  overrides.io_backend = "uring";
+  EXPECT_THAT(Load("", overrides).problems, ElementsAre(HasSubstr("--io_backend: \"uring\" is none of")));
+}
+
+TEST(Config, AGroupIsANumberOrANameInEtcGroup) {
+  EXPECT_EQ(FindGroup("1234").value(), 1234u);
+  EXPECT_EQ(FindGroup("root").value(), 0u);
+  EXPECT_FALSE(FindGroup("-1").ok());
+  EXPECT_FALSE(FindGroup("4294967295").ok());
+}
+
+std::string Sample() {
+  std::ifstream file("deploy/config/ckptd.txtpb");
+  EXPECT_TRUE(file.good()) << "the sample is a runfile of this test";
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(Config, TheSampleSaysTheDefaults) {
+  const LoadedConfig sample = Load(Sample());
+  EXPECT_THAT(sample.problems, IsEmpty());
+  EXPECT_EQ(sample.config.DebugString(), Load("").config.DebugString());
+}
+
+TEST(Config, WhatTheSampleHasCommentedOutIsRightToo) {
+  const std::string text =
+      std::regex_replace(Sample(), std::regex("(^|\n)( *)# (\\w+: \\S+)(?=\n)"), "$1$2$3");
+  EXPECT_THAT(text, HasSubstr("\n  bytes: 68719476736\n"));
+  // A group's name depends on the machine.
+  const std::string here =
+      std::regex_replace(text, std::regex("\nsocket_group: \"ckptd\""), "\nsocket_group: \"root\"");
+  const LoadedConfig sample = Load(here, {}, 1024 * kGiB);
+  EXPECT_THAT(sample.problems, IsEmpty());
+  EXPECT_EQ(sample.config.pool().populate_ahead_bytes(), 64 * kGiB);
+  EXPECT_EQ(sample.config.pool().segment_bytes(), 256 * kMiB);
+  EXPECT_EQ(sample.config.socket_group(), "root");
+}
+
+TEST(Config, TheSampleHasEveryField) {
+  const std::string sample = Sample();
+  std::vector<const google::protobuf::Descriptor*> messages = {config::v1::DaemonConfig::descriptor()};
+  while (!messages.empty()) {
+    const google::protobuf::Descriptor* message = messages.back();
+    messages.pop_back();
+    for (int i = 0; i < message->field_count(); ++i) {
+      const auto* field = message->field(i);
+      const bool nested = field->message_type() != nullptr;
+      if (nested) messages.push_back(field->message_type());
+      EXPECT_THAT(sample, HasSubstr(field->name() + (nested ? " {" : ": ")));
+    }
+  }
+}
+
+TEST(Config, TheMachineHasMemory) { EXPECT_GT(MachineMemoryBytes().value(), 8 * kMiB); }
+
+}  // namespace
+}  // namespace ckptd

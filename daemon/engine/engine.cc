@@ -1,0 +1,507 @@
+// The public face, sessions, looking and watching.
+#include "daemon/engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/engine_impl.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+void SetTime(int64_t unix_us, google::protobuf::Timestamp* time) {
+  time->set_seconds(unix_us / 1'000'000);
+  time->set_nanos(static_cast<int32_t>(unix_us % 1'000'000 * 1000));
+}
+
+}  // namespace
+
+Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer)
+    : options_(std::move(options)),
+      clock_(clock),
+      pool_(pool),
+      observer_(observer),
+      started_unix_us_(clock->UnixMicros()) {
+  pool_->OnRoom([this] { TryAdmitAll(); });
+}
+
+// ---- describing
+
+v1::Checkpoint Engine::Impl::Describe(const Save& save, v1::View view) const {
+  v1::Checkpoint checkpoint;
+  checkpoint.set_name(absl::StrCat(save.run->name, "/checkpoints/", save.key.tag));
+  checkpoint.set_run(save.run->name);
+  checkpoint.set_tag(save.key.tag);
+  if (save.step) checkpoint.set_step(*save.step);
+  checkpoint.set_sequence(save.sequence);
+  checkpoint.set_attempt(save.key.attempt);
+  checkpoint.set_ordinal(save.key.ordinal);
+  checkpoint.set_level(save.level);
+  checkpoint.set_world_size(save.world_size);
+  checkpoint.set_directory(absl::StrCat(save.run->path, "/", save.key.tag));
+  int64_t bytes = 0;
+  int files = 0;
+  for (const auto& entry : save.parts) {
+    const Part& part = entry.second;
+    auto add = [&](const std::string& path, int64_t size) {
+      bytes += size;
+      ++files;
+      if (view != v1::FULL) return;
+      v1::FileInfo& info = *checkpoint.add_files();
+      info.set_path(path);
+      info.set_size_bytes(size);
+      info.set_rank(part.rank);
+    };
+    if (part.sealed) {
+      for (const v1::FileSpec& file : part.files) add(file.path(), file.size_bytes());
+      if (save.level < v1::COMMITTED) checkpoint.add_staged_ranks(part.rank);
+    } else {
+      for (const auto& placed : part.placed) add(placed.first, placed.second.size_bytes());
+      checkpoint.add_missing_ranks(part.rank);
+    }
+  }
+  checkpoint.set_size_bytes(bytes);
+  checkpoint.set_file_count(files);
+  checkpoint.set_written_bytes(
+      save.level == v1::COMMITTED ? bytes : std::min(bytes, save.written->load(std::memory_order_relaxed)));
+  for (const auto& metric : save.metrics) (*checkpoint.mutable_metrics())[metric.first] = metric.second;
+  SetTime(save.begun_unix_us, checkpoint.mutable_create_time());
+  if (auto committed = save.run->committed.find(save.sequence); committed != save.run->committed.end()) {
+    SetTime(committed->second.summary.commit_time_us(), checkpoint.mutable_commit_time());
+    checkpoint.set_pinned(committed->second.pinned);
+  }
+  if (!save.error.ok()) {
+    v1::SaveError& error = *checkpoint.mutable_error();
+    error.set_reason(ReasonOf(save.error));
+    error.set_message(std::string(save.error.message()));
+    error.set_code(static_cast<int>(save.error.code()));
+    const ErrorDetails details = DetailsOf(save.error);
+    if (auto ranks = details.find("ranks"); ranks != details.end()) {
+      for (int rank : SplitRanks(ranks->second)) error.add_ranks(rank);
+    }
+  }
+  return checkpoint;
+}
+
+v1::Checkpoint Engine::Impl::Describe(const Run& run, const CommittedCheckpoint& committed) const {
+  const storage::v1::ManifestSummary& summary = committed.summary;
+  v1::Checkpoint checkpoint;
+  checkpoint.set_name(absl::StrCat(run.name, "/checkpoints/", summary.tag()));
+  checkpoint.set_run(run.name);
+  checkpoint.set_tag(summary.tag());
+  if (summary.has_step()) checkpoint.set_step(summary.step());
+  checkpoint.set_sequence(summary.sequence());
+  checkpoint.set_attempt(summary.attempt());
+  checkpoint.set_ordinal(summary.ordinal());
+  checkpoint.set_level(v1::COMMITTED);
+  checkpoint.set_world_size(summary.world_size());
+  checkpoint.set_size_bytes(summary.size_bytes());
+  checkpoint.set_written_bytes(summary.size_bytes());
+  checkpoint.set_file_count(summary.file_count());
+  *checkpoint.mutable_metrics() = summary.metrics();
+  SetTime(summary.create_time_us(), checkpoint.mutable_create_time());
+  SetTime(summary.commit_time_us(), checkpoint.mutable_commit_time());
+  checkpoint.set_pinned(committed.pinned);
+  checkpoint.set_directory(absl::StrCat(run.path, "/", summary.tag()));
+  int leases = 0;
+  for (const auto& entry : leases_) {
+    leases += entry.second.run == &run && entry.second.sequence == summary.sequence();
+  }
+  checkpoint.set_leases(leases);
+  return checkpoint;
+}
+
+v1::Run Engine::Impl::Describe(const Run& run) const {
+  v1::Run description;
+  description.set_name(run.name);
+  description.set_path(run.path);
+  description.set_uid(static_cast<int>(run.uid));
+  description.set_degraded(run.degraded);
+  description.set_read_only(run.read_only);
+  if (!run.open) return description;
+  description.set_run_id(run.ledger->record().run_id());
+  description.set_attempt(run.ledger->active_attempt());
+  for (const storage::v1::Launch& launch : run.ledger->record().launches()) {
+    if (launch.attempt() == description.attempt()) description.set_world_size(launch.world_size());
+  }
+  if (!run.committed.empty()) *description.mutable_latest() = Describe(run, run.committed.rbegin()->second);
+  for (const auto& entry : run.saves) {
+    if (!entry.second->remembered) *description.add_in_flight() = Describe(*entry.second, v1::BASIC);
+  }
+  if (!run.failures.empty()) *description.mutable_last_failure() = run.failures.back();
+  for (int64_t victim : Victims(run, /*after_next=*/true)) {
+    description.add_predicted_victims(run.committed.at(victim).summary.tag());
+  }
+  description.set_checkpoint_count(static_cast<int>(run.committed.size()));
+  if (run.num_kept_ckpts) description.set_num_kept_ckpts(*run.num_kept_ckpts);
+  description.set_trash_bytes(run.trash_bytes);
+  v1::RootProbe& probe = *description.mutable_probe();
+  probe.set_file_system(run.probe.file_system);
+  probe.set_io_backend(run.probe.io_backend);
+  probe.set_io_backend_cause(run.probe.io_backend_cause);
+  probe.set_direct_io(run.probe.direct_io);
+  probe.set_fallocate(run.probe.fallocate);
+  probe.set_rename_exchange(run.probe.rename_exchange);
+  probe.set_directory_sync(run.probe.directory_sync);
+  probe.set_locks(run.probe.locks);
+  probe.set_free_bytes(run.free_bytes);
+  for (const std::string& warning : run.probe.warnings) probe.add_warnings(warning);
+  return description;
+}
+
+// ---- looking
+
+void Engine::Impl::GetCheckpoint(const Caller& caller, const v1::GetCheckpointRequest& request,
+                                 Reply<v1::Checkpoint> reply) {
+  std::string tag;
+  absl::StatusOr<Run*> found = RunOfCheckpointName(caller, request.name(), &tag);
+  if (!found.ok()) return reply(found.status());
+  Run* run = *found;
+  if (tag != "latest") {
+    for (auto save = run->saves.rbegin(); save != run->saves.rend(); ++save) {
+      if (save->second->key.tag == tag) return reply(Describe(*save->second, request.view()));
+    }
+  }
+  const CommittedCheckpoint* committed = nullptr;
+  for (const auto& entry : run->committed) {
+    if (tag == "latest" || entry.second.summary.tag() == tag) committed = &entry.second;
+  }
+  if (committed == nullptr) {
+    for (auto failure = run->failures.rbegin(); failure != run->failures.rend(); ++failure) {
+      if (failure->tag() == tag) return reply(*failure);
+    }
+    return reply(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                           tag == "latest" ? absl::StrCat("nothing is committed in ", run->path)
+                                           : absl::StrCat("no checkpoint ", tag, " is known in ", run->path),
+                           {{"tag", tag}}));
+  }
+  v1::Checkpoint checkpoint = Describe(*run, *committed);
+  if (request.view() != v1::FULL) return reply(std::move(checkpoint));
+  run->io->OpenCheckpoint(checkpoint.tag(), checkpoint.sequence(),
+                          [checkpoint, reply = std::move(reply)](
+                              absl::StatusOr<std::shared_ptr<CheckpointReader>> reader) mutable {
+                            if (!reader.ok()) return reply(reader.status());
+                            for (const storage::v1::FileRecord& file : (*reader)->manifest().body.files()) {
+                              v1::FileInfo& info = *checkpoint.add_files();
+                              info.set_path(file.path());
+                              info.set_size_bytes(file.size_bytes());
+                              info.set_rank(file.rank());
+                            }
+                            reply(std::move(checkpoint));
+                          });
+}
+
+void Engine::Impl::ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequest& request,
+                                   Reply<v1::ListCheckpointsResponse> reply) {
+  absl::StatusOr<Run*> found = FindRun(caller, request.parent());
+  if (!found.ok()) return reply(found.status());
+  Run* run = *found;
+  if (request.page_size() < 0 || request.page_size() > 1000) {
+    return reply(MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                           absl::StrCat("page_size is ", request.page_size(), "; it is in [0, 1000]")));
+  }
+  int64_t below = INT64_MAX;  // The page token is the last sequence of the page before.
+  if (!request.page_token().empty() && (!absl::SimpleAtoi(request.page_token(), &below) || below < 1)) {
+    return reply(MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                           "page_token is not one that this method answered"));
+  }
+  std::map<int64_t, v1::Checkpoint> all;
+  for (const auto& entry : run->committed) all.emplace(entry.first, Describe(*run, entry.second));
+  if (request.show_all()) {
+    for (const v1::Checkpoint& failure : run->failures) all.emplace(failure.sequence(), failure);
+    for (const auto& entry : run->saves)
+      all.insert_or_assign(entry.first, Describe(*entry.second, request.view()));
+  }
+  const int page_size = request.page_size() == 0 ? 100 : request.page_size();
+  v1::ListCheckpointsResponse response;
+  for (auto entry = all.rbegin(); entry != all.rend(); ++entry) {
+    if (entry->first >= below) continue;
+    if (response.checkpoints_size() == page_size) {
+      response.set_next_page_token(absl::StrCat(response.checkpoints(page_size - 1).sequence()));
+      break;
+    }
+    *response.add_checkpoints() = std::move(entry->second);
+  }
+  reply(std::move(response));
+}
+
+void Engine::Impl::Notify(const Save& save) {
+  std::vector<int64_t> over;
+  for (auto& entry : watchers_) {
+    Watcher& watcher = entry.second;
+    if (!Sees(watcher.caller, *save.run) || (!watcher.run.empty() && watcher.run != save.run->name)) continue;
+    v1::WatchResponse event;
+    *event.mutable_checkpoint() = Describe(save, v1::BASIC);
+    SetTime(clock_->UnixMicros(), event.mutable_time());
+    if (!watcher.event(event)) over.push_back(entry.first);
+  }
+  for (int64_t id : over) watchers_.erase(id);
+}
+
+// ---- time
+
+void Engine::Impl::Tick() {
+  const Instant now = clock_->Now();
+  std::vector<Save*> late;
+  for (auto& entry : saves_by_id_) {
+    Save* save = entry.second;
+    AnswerWaiters(save);
+    const bool waits = save->phase == SavePhase::kTarget || save->phase == SavePhase::kGathering ||
+                       save->phase == SavePhase::kQueued;
+    const bool open = save->phase == SavePhase::kAdmitted && !save->sealed();
+    if ((waits && now >= save->admission_deadline) || (open && now >= save->commit_deadline))
+      late.push_back(save);
+  }
+  for (Save* save : late) {
+    std::vector<int> missing;
+    std::string what;
+    absl::Status error;
+    if (save->phase == SavePhase::kQueued || save->phase == SavePhase::kTarget) {
+      error = MakeError(absl::StatusCode::kDeadlineExceeded, "ADMISSION_TIMEOUT",
+                        absl::StrCat("no room for the save of ", save->key.tag, " in time; it waited for ",
+                                     save->phase == SavePhase::kTarget
+                                         ? absl::StrCat("an answer of the file system of ", save->run->path)
+                                         : save->waits_for),
+                        {{"tag", save->key.tag}});
+    } else if (save->phase == SavePhase::kGathering) {
+      for (const auto& part : save->parts) {
+        if (!SizeKnown(*save, part.second)) missing.push_back(part.first);
+      }
+      error = MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+                        absl::StrCat("ranks ", JoinRanks(missing), " have not begun the save of ",
+                                     save->key.tag, " in time"),
+                        {{"tag", save->key.tag}, {"ranks", JoinRanks(missing)}});
+    } else if (save->phase == SavePhase::kAdmitted) {
+      missing = MissingRanks(*save);
+      error = MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+                        absl::StrCat("ranks ", JoinRanks(missing), " have not sealed their part of ",
+                                     save->key.tag, " in time (commit_timeout)"),
+                        {{"tag", save->key.tag}, {"ranks", JoinRanks(missing)}});
+    } else {
+      continue;  // An end before it in this turn ended it, too.
+    }
+    FailSave(save, error);
+  }
+  for (auto& entry : runs_) {
+    Run* run = entry.second.get();
+    const std::optional<Instant> since = run->io->pending_since();
+    const bool degraded = since && now - *since > options_.degraded_after;
+    if (degraded != run->degraded) {
+      run->degraded = degraded;
+      observer_->OnWarning(absl::StrCat(
+          "the root ", run->path,
+          degraded ? " is DEGRADED: its file system has not answered for too long" : " answers again"));
+      TryAdmitAll();
+    }
+    std::vector<PendingResume> over;
+    for (auto pending = run->resumes.begin(); pending != run->resumes.end();) {
+      if (now < pending->deadline) {
+        ++pending;
+        continue;
+      }
+      over.push_back(std::move(*pending));
+      pending = run->resumes.erase(pending);
+    }
+    for (PendingResume& pending : over) {
+      std::string waits_for = run->read_only ? "the root to be scanned anew" : "";
+      for (const auto& save : run->saves) {
+        if (save.second->key.attempt < pending.attempt)
+          absl::StrAppend(&waits_for, " ", save.second->key.tag);
+      }
+      pending.reply(MakeError(absl::StatusCode::kDeadlineExceeded, "RESUME_TIMEOUT",
+                              absl::StrCat("what to resume from is not decided in time; it waits for",
+                                           waits_for, " of an earlier attempt to be published or to fail")));
+    }
+  }
+  std::vector<int64_t> gone;
+  for (auto& entry : watchers_) {
+    Watcher& watcher = entry.second;
+    if (now < watcher.next) continue;
+    watcher.next = now + watcher.interval;
+    for (const auto& item : saves_by_id_) {
+      Save* save = item.second;
+      if (!Sees(watcher.caller, *save->run) || (!watcher.run.empty() && watcher.run != save->run->name))
+        continue;
+      v1::WatchResponse event;
+      *event.mutable_checkpoint() = Describe(*save, v1::BASIC);
+      SetTime(clock_->UnixMicros(), event.mutable_time());
+      if (!watcher.event(event)) {
+        gone.push_back(entry.first);
+        break;
+      }
+    }
+  }
+  for (int64_t id : gone) watchers_.erase(id);
+}
+
+void Engine::Impl::CheckDrained() {
+  if (!draining_) return;
+  for (const auto& entry : saves_by_id_) {
+    if (entry.second->sealed()) return;
+  }
+  for (auto& done : std::exchange(drained_, {})) done();
+}
+
+// ---- the public face
+
+Engine::Engine(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer)
+    : impl_(std::make_unique<Impl>(std::move(options), clock, pool, observer)) {}
+Engine::~Engine() = default;
+
+void Engine::SessionOpened(const SessionInfo& info) { impl_->sessions_.emplace(info.id, info); }
+void Engine::SessionClosed(SessionId session, const std::string& why) { impl_->SessionClosed(session, why); }
+void Engine::AttachRoot(SessionId session, RootAttachment attachment, Reply<std::string> root) {
+  impl_->AttachRoot(session, std::move(attachment), std::move(root));
+}
+void Engine::RecoverRoot(RootAttachment attachment, Reply<std::string> run) {
+  impl_->AttachRoot(0, std::move(attachment), std::move(run));
+}
+void Engine::JoinRun(const Caller& caller, const v1::JoinRunRequest& request,
+                     Reply<v1::JoinRunResponse> reply) {
+  impl_->JoinRun(caller, request, std::move(reply));
+}
+void Engine::Begin(const Caller& caller, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply) {
+  impl_->Begin(caller, request, std::move(reply));
+}
+void Engine::Extend(const Caller& caller, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply) {
+  impl_->Extend(caller, request, std::move(reply));
+}
+void Engine::Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply) {
+  impl_->Seal(caller, request, std::move(reply));
+}
+void Engine::Abort(const Caller& caller, const v1::AbortRequest& request, Reply<v1::AbortResponse> reply) {
+  impl_->Abort(caller, request, std::move(reply));
+}
+void Engine::Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply) {
+  impl_->Wait(caller, request, std::move(reply));
+}
+void Engine::GetCheckpoint(const Caller& caller, const v1::GetCheckpointRequest& request,
+                           Reply<v1::Checkpoint> reply) {
+  impl_->GetCheckpoint(caller, request, std::move(reply));
+}
+void Engine::ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequest& request,
+                             Reply<v1::ListCheckpointsResponse> reply) {
+  impl_->ListCheckpoints(caller, request, std::move(reply));
+}
+void Engine::Resume(const Caller& caller, const v1::ResumeRequest& request, Reply<v1::ResumeResponse> reply) {
+  impl_->Resume(caller, request, std::move(reply));
+}
+void Engine::OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
+                            Reply<v1::OpenCheckpointResponse> reply) {
+  impl_->OpenCheckpoint(caller, request, std::move(reply));
+}
+
+void Engine::CloseCheckpoint(const Caller& caller, const v1::CloseCheckpointRequest& request,
+                             Reply<v1::CloseCheckpointResponse> reply) {
+  auto lease = impl_->leases_.find(request.lease());
+  // Closed before: a retry.
+  if (lease != impl_->leases_.end()) {
+    if (lease->second.session != caller.session) {
+      return reply(MakeError(absl::StatusCode::kPermissionDenied, "UNKNOWN_LEASE",
+                             absl::StrCat("lease ", request.lease(), " belongs to another session")));
+    }
+    impl_->CloseLease(lease);
+  }
+  reply(v1::CloseCheckpointResponse());
+}
+
+absl::StatusOr<std::shared_ptr<CheckpointReader>> Engine::FindReader(const Caller& caller,
+                                                                     const std::string& lease) {
+  auto found = impl_->leases_.find(lease);
+  if (found == impl_->leases_.end() || found->second.session != caller.session ||
+      found->second.reader == nullptr) {
+    return MakeError(
+        absl::StatusCode::kNotFound, "UNKNOWN_LEASE",
+        absl::StrCat("this session has no open lease \"", lease, "\"; open the checkpoint first"));
+  }
+  return found->second.reader;
+}
+
+absl::StatusOr<Engine::WriteTarget> Engine::BeginWrite(const Caller& caller, const v1::SaveKey& key,
+                                                       const std::string& path) {
+  return impl_->BeginWrite(caller, key, path);
+}
+void Engine::EndWrite(int64_t id) { impl_->EndWrite(id); }
+
+int64_t Engine::AddWatcher(const Caller& caller, const v1::WatchRequest& request,
+                           std::function<bool(const v1::WatchResponse&)> event, absl::Status* refused) {
+  *refused = absl::OkStatus();
+  if (!request.parent().empty()) {
+    if (absl::StatusOr<Run*> run = impl_->FindRun(caller, request.parent()); !run.ok()) {
+      *refused = run.status();
+      return 0;
+    }
+  }
+  absl::StatusOr<Duration> interval =
+      CheckDuration(request.has_interval(), request.interval(), "interval", std::chrono::milliseconds(500),
+                    std::chrono::milliseconds(100), std::chrono::seconds(60));
+  if (!interval.ok()) {
+    *refused = interval.status();
+    return 0;
+  }
+  const int64_t id = impl_->next_id_++;
+  impl_->watchers_.emplace(
+      id, Impl::Watcher{caller, request.parent(), *interval, impl_->clock_->Now(), std::move(event)});
+  return id;
+}
+void Engine::RemoveWatcher(int64_t id) { impl_->watchers_.erase(id); }
+
+v1::Status Engine::GetStatus(const Caller& caller) {
+  v1::Status status;
+  status.set_daemon_version(impl_->options_.daemon_version);
+  status.set_daemon_instance(impl_->options_.daemon_instance);
+  SetTime(impl_->started_unix_us_, status.mutable_start_time());
+  const PoolUsage usage = impl_->pool_->usage();
+  v1::PoolStatus& pool = *status.mutable_pool();
+  pool.set_total_bytes(usage.total_bytes);
+  pool.set_used_bytes(usage.used_bytes);
+  pool.set_lent_bytes(usage.lent_bytes);
+  pool.set_ready_bytes(usage.ready_bytes);
+  pool.set_pages(usage.pages);
+  pool.set_segment_bytes(impl_->pool_->segment_bytes());
+  bool degraded = false;
+  for (const auto& entry : impl_->runs_) {
+    if (!impl_->Sees(caller, *entry.second)) continue;
+    *status.add_runs() = impl_->Describe(*entry.second);
+    degraded |= entry.second->degraded || entry.second->read_only;
+  }
+  status.set_sessions(static_cast<int>(impl_->sessions_.size()));
+  status.set_draining(impl_->draining_);
+  status.set_state(impl_->draining_ ? "DRAINING" : degraded ? "DEGRADED" : "SERVING");
+  return status;
+}
+
+void Engine::SetPinned(const Caller& caller, const std::string& name, bool pinned,
+                       Reply<v1::Checkpoint> reply) {
+  impl_->SetPinned(caller, name, pinned, std::move(reply));
+}
+
+void Engine::Drain(absl::AnyInvocable<void()> done) {
+  impl_->draining_ = true;
+  impl_->drained_.push_back(std::move(done));
+  impl_->CheckDrained();
+}
+
+bool Engine::HasSealedSaves() const {
+  return std::any_of(impl_->saves_by_id_.begin(), impl_->saves_by_id_.end(),
+                     [](const auto& entry) { return entry.second->sealed(); });
+}
+
+void Engine::Tick() { impl_->Tick(); }
+
+Instant Engine::NextDeadline() const {
+  Instant next = Instant::max();
+  for (const auto& entry : impl_->saves_by_id_) {
+    next = std::min({next, entry.second->admission_deadline, entry.second->commit_deadline});
+    for (const Waiter& waiter : entry.second->waiters) next = std::min(next, waiter.deadline);
+  }
+  for (const auto& entry : impl_->runs_) {
+    for (const PendingResume& pending : entry.second->resumes) next = std::min(next, pending.deadline);
+  }
+  return next;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,154 @@
+// The engine: all state of runs, attempts, checkpoints in flight, waits and leases, as a state machine over
+// events.
+//
+// Everything here runs on one thread, the engine's (EventLoop). It never blocks and does no I/O. Replies run
+// on that thread, too. The messages are those of ckptd.v1, without gRPC.
+#ifndef CKPTD_DAEMON_ENGINE_ENGINE_H_
+#define CKPTD_DAEMON_ENGINE_ENGINE_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "ckptd/v1/messages.pb.h"
+#include "ckptd/v1/types.pb.h"
+#include "daemon/engine/root_io.h"
+#include "daemon/memory/segment_pool.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Who calls. Made by the service from the connection's peer uid and the session's token.
+struct Caller {
+  SessionId session = 0;  // 0: none (operators).
+  uid_t uid = 0;
+  bool privileged = false;  // Root, or the daemon's own user: sees and may end everything.
+};
+
+struct SessionInfo {
+  SessionId id = 0;
+  uid_t uid = 0;
+  gid_t gid = 0;
+  pid_t pid = 0;
+  std::string client_instance;
+  std::string client_name;
+  bool descriptors = true;  // False: gRPC alone, bytes come by WriteFile.
+};
+
+template <typename T>
+using Reply = absl::AnyInvocable<void(absl::StatusOr<T>)>;
+
+// How a save ended: one INFO line in the log, and the metrics.
+struct SaveSummary {
+  std::string run;  // `runs/{run}`.
+  std::string run_id;
+  std::string path;  // Of the root.
+  v1::Checkpoint checkpoint;
+  double stall_seconds = 0;      // Largest that a rank reported.
+  double staged_seconds = 0;     // First Begin to last Seal.
+  double written_seconds = 0;    // First Begin to last part durable.
+  double committed_seconds = 0;  // First Begin to published.
+  double publish_seconds = 0;    // Last part durable to published.
+  int slowest_rank = -1;         // Last to seal.
+};
+
+// What the engine tells the outside; called on its thread.
+class EngineObserver {
+ public:
+  virtual ~EngineObserver() = default;
+  virtual void OnSaveEnded(const SaveSummary& summary) = 0;
+  virtual void OnWarning(const std::string& message) = 0;
+  virtual void OnInfo(const std::string& message) = 0;
+  virtual void OnRootOpened(const std::string& run, const std::string& path, const ProbeResult& probe) = 0;
+};
+
+struct EngineOptions {
+  std::string daemon_version;
+  std::string daemon_instance;
+  Duration degraded_after = std::chrono::seconds(10);
+  int32_t chunk_bytes = 8 << 20;
+};
+
+// A root directory that a session handed over: everything the engine needs to open it once.
+struct RootAttachment {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  std::string path;
+  uid_t uid = 0;                                     // The session's user.
+  std::function<std::unique_ptr<RootIo>()> make_io;  // Called at most once, when no run has this root yet.
+};
+
+class Engine {
+ public:
+  Engine(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer);
+  ~Engine();
+
+  // ---- sessions
+  void SessionOpened(const SessionInfo& info);
+  void SessionClosed(SessionId session, const std::string& why);
+  void AttachRoot(SessionId session, RootAttachment attachment, Reply<std::string> root);
+  // Known roots at start: recovered before any question about them is answered. Fails when the root cannot be
+  // opened.
+  void RecoverRoot(RootAttachment attachment, Reply<std::string> run);
+
+  // ---- ckptd.v1.Checkpoints
+  void JoinRun(const Caller& caller, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
+  void Begin(const Caller& caller, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply);
+  void Extend(const Caller& caller, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply);
+  void Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply);
+  void Abort(const Caller& caller, const v1::AbortRequest& request, Reply<v1::AbortResponse> reply);
+  void Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply);
+  void GetCheckpoint(const Caller& caller, const v1::GetCheckpointRequest& request,
+                     Reply<v1::Checkpoint> reply);
+  void ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequest& request,
+                       Reply<v1::ListCheckpointsResponse> reply);
+  void Resume(const Caller& caller, const v1::ResumeRequest& request, Reply<v1::ResumeResponse> reply);
+  void OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
+                      Reply<v1::OpenCheckpointResponse> reply);
+  void CloseCheckpoint(const Caller& caller, const v1::CloseCheckpointRequest& request,
+                       Reply<v1::CloseCheckpointResponse> reply);
+  // For ReadFile: the reader behind a lease of this session.
+  absl::StatusOr<std::shared_ptr<CheckpointReader>> FindReader(const Caller& caller,
+                                                               const std::string& lease);
+  // For WriteFile: where a placed file's bytes go, as runs of memory that follow one another. The save cannot
+  // end, nor the memory go, while a write is open: EndWrite must follow. INVALID_ARGUMENT etc. as Extend.
+  struct WriteTarget {
+    int64_t id = 0;
+    int64_t size = 0;
+    std::vector<std::span<std::byte>> runs;
+  };
+  absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
+                                         const std::string& path);
+  void EndWrite(int64_t id);
+
+  // Watchers: `event` runs on each change of level and, every `interval`, on progress. False from it ends the
+  // watch.
+  int64_t AddWatcher(const Caller& caller, const v1::WatchRequest& request,
+                     std::function<bool(const v1::WatchResponse&)> event, absl::Status* refused);
+  void RemoveWatcher(int64_t id);
+
+  // ---- ckptd.v1.Admin
+  v1::Status GetStatus(const Caller& caller);
+  void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
+
+  // ---- life
+  // No new Begin from now on; `done` when no sealed save is left, or at once when there is none.
+  void Drain(absl::AnyInvocable<void()> done);
+  bool HasSealedSaves() const;
+  // Deadlines; call it about every 50 ms, or at NextDeadline().
+  void Tick();
+  Instant NextDeadline() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_ENGINE_H_

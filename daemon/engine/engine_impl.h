@@ -1,0 +1,312 @@
+// The engine's state and its methods, by subject:
+//   engine.cc      the public face, sessions, looking and watching
+//   runs.cc        roots, runs, joining, attempts
+//   admission.cc   Begin and Extend: sizes, room, order
+//   saves.cc       Seal, Abort, Wait, deadlines: how a save ends
+//   persist.cc     parts to disk, publish, retention
+//   reads.cc       Resume, open checkpoints, leases
+#ifndef CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
+#define CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/engine/engine.h"
+#include "storage/ledger/ledger.h"
+
+namespace ckptd {
+
+struct Run;
+
+// One rank's contribution to a save.
+struct Part {
+  int rank = 0;
+  SessionId session = 0;  // 0 until the rank has begun.
+  std::string instance;
+  bool begun = false;
+  bool growing = false;
+  bool granted = false;  // Begin was answered.
+  bool sealed = false;
+  bool durable = false;             // Its part record is on disk.
+  bool writing = false;             // WritePart has not called back yet.
+  std::vector<v1::FileSpec> asked;  // Of Begin, in its order.
+  std::map<std::string, v1::FilePlacement> placed;
+  int64_t end = 0;             // First free offset of the part.
+  SessionId reserved_for = 0;  // As the reservation named it.
+  int reserved = 0;            // Segments reserved.
+  bool drawing = false;
+  std::vector<SegmentRef> segments;  // Drawn, in part order.
+  std::vector<v1::FileSpec> files;   // Of Seal.
+  storage::v1::PartRecord record;    // Once durable.
+  std::vector<Reply<v1::BeginResponse>> begin_replies;
+  // Extends that wait for their segments: answered when `segments` covers `end`.
+  std::vector<std::pair<v1::ExtendRequest, Reply<v1::ExtendResponse>>> extend_replies;
+  int open_writes = 0;  // WriteFile streams.
+};
+
+enum class SavePhase {
+  kTarget,     // Asks whether the tag may be used, and how much room the disk has.
+  kGathering,  // Waits for the sizes of all ranks.
+  kQueued,     // Waits for room, in order.
+  kAdmitted,   // Has room; parts are filled, sealed, written.
+  kPublishing,
+  kFailing,  // Will end; waits until no I/O refers to it and its directory is out of the way.
+  kEnded,
+};
+
+struct SaveId {  // Within a run.
+  int64_t attempt;
+  std::string tag;
+  int64_t ordinal;
+  auto operator<=>(const SaveId&) const = default;
+};
+
+struct Waiter {
+  int rank = -1;  // -1: not a rank's own save.
+  v1::Level level = v1::COMMITTED;
+  v1::View view = v1::BASIC;
+  Instant deadline;
+  Reply<v1::WaitResponse> reply;
+};
+
+// A checkpoint on its way.
+struct Save {
+  int64_t id = 0;  // Unique in this daemon; names it towards RootIo.
+  Run* run = nullptr;
+  SaveId key;
+  int64_t sequence = 0;
+  std::optional<int64_t> step;
+  int world_size = 0;
+  v1::BusyPolicy busy = v1::WAIT;
+  std::optional<int> num_kept_ckpts;
+  std::map<std::string, double> metrics;
+  bool metrics_of_rank_0 = false;
+
+  SavePhase phase = SavePhase::kTarget;
+  v1::Level level = v1::OPEN;
+  std::map<int, Part> parts;                 // Every rank has one.
+  std::map<std::string, int> owner_of_path;  // Which rank claims a file.
+  ReservationId reservation = 0;             // 0: none.
+  int64_t disk_reserved = 0;
+  bool inflight_asked = false, inflight_made = false;
+  bool publish_asked = false;
+  std::shared_ptr<std::atomic<int64_t>> written = std::make_shared<std::atomic<int64_t>>(0);
+  int64_t reported_written = 0;  // By the last progress event.
+
+  Instant begun_at, sealed_at, written_at;
+  int64_t begun_unix_us = 0;
+  Instant admission_deadline, commit_deadline;
+  double stall_seconds = 0;
+  int slowest_rank = -1;
+  bool remembered = false;  // Its end is in the history and was told.
+  std::string waits_for;    // Why it is not admitted, in words.
+
+  absl::Status error;  // Why it fails.
+  v1::Level end_level = v1::FAILED;
+  std::vector<Waiter> waiters;
+
+  bool sealed() const { return level >= v1::SEALED && level <= v1::COMMITTED; }
+  bool ended() const { return phase == SavePhase::kEnded; }
+};
+
+// A rank of a run, as one session has joined it.
+struct Member {
+  SessionId session = 0;
+  std::string instance;
+  int rank = 0;
+  int world_size = 0;
+  int64_t attempt = 0;
+};
+
+struct Lease {
+  std::string id;
+  SessionId session = 0;
+  Run* run = nullptr;
+  int64_t sequence = 0;
+  std::shared_ptr<CheckpointReader> reader;
+};
+
+struct PendingResume {
+  SessionId session = 0;
+  int rank = 0;
+  int64_t attempt = 0;
+  Instant deadline;
+  Reply<v1::ResumeResponse> reply;
+};
+
+struct Run {
+  std::string name;  // `runs/{16 hex digits}`.
+  std::string path;
+  uint64_t device = 0, inode = 0;
+  uid_t uid = 0;
+  std::unique_ptr<RootIo> io;
+  bool open = false;
+  bool read_only = false;
+  std::vector<Reply<std::string>> waiting_for_open;
+  ProbeResult probe;
+  std::map<int64_t, CommittedCheckpoint> committed;  // By sequence.
+  std::vector<RootStore::Damaged> damaged;
+  std::unique_ptr<Ledger> ledger;
+  std::vector<Member> members;
+  std::map<int64_t, std::unique_ptr<Save>> saves;  // In flight, by sequence.
+  std::deque<std::unique_ptr<Save>> ended;         // The last ones, newest last.
+  std::deque<v1::Checkpoint> failures;  // Remembered, newest last; those of earlier daemons included.
+  std::optional<int> num_kept_ckpts;
+  int last_world_size = 0;
+  std::map<int, int64_t> last_part_bytes;  // Rank -> size of its part in the last save that was sealed.
+  // What this attempt resumes from stays until its first checkpoint is committed.
+  int64_t held_sequence = 0, held_for_attempt = 0;
+  std::vector<PendingResume> resumes;
+  int64_t trash_bytes = 0;
+  bool emptying_trash = false;
+  bool empty_again = false;
+  bool degraded = false;
+  std::set<int64_t> evicting;
+  int64_t free_bytes = 0;  // As last asked.
+};
+
+class Engine::Impl {
+ public:
+  Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer);
+
+  // runs.cc
+  absl::StatusOr<Run*> FindRun(const Caller& caller, const std::string& name, bool must_be_open = true);
+  absl::StatusOr<Run*> RunOfCheckpointName(const Caller& caller, const std::string& name, std::string* tag);
+  void AttachRoot(SessionId session, RootAttachment attachment, Reply<std::string> reply);
+  void OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot);
+  void Adopt(Run* run, RootSnapshot snapshot);
+  void JoinRun(const Caller& caller, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
+  void Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
+              absl::StatusOr<int64_t> attempt, Reply<v1::JoinRunResponse> reply);
+  void ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
+  Member* FindMember(Run* run, SessionId session, int rank);
+  Member* FindRank(Run* run, int64_t attempt, int rank);
+  void FenceOff(Run* run, int64_t active_attempt);
+  void SessionClosed(SessionId session, const std::string& why);
+
+  // admission.cc
+  void Begin(const Caller& caller, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply);
+  void BeginActivated(SessionId session, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply);
+  absl::StatusOr<Save*> NewSave(Run* run, const Member& member, const v1::BeginRequest& request);
+  void BeginPart(Save* save, const Member& member, const v1::BeginRequest& request,
+                 Reply<v1::BeginResponse> reply);
+  absl::Status Place(Save* save, Part& part, const std::vector<v1::FileSpec>& files);
+  void AskTarget(Save* save);
+  void AskFreeBytes(Save* save);
+  void Gather(Save* save);
+  void TryAdmitAll();
+  bool TryAdmitSave(Save* save);
+  absl::Status ReserveMemory(Save* save);
+  bool ReserveDisk(Save* save);
+  void Admitted(Save* save);
+  absl::Status FitReservation(Save* save, Part& part);
+  void DrawFor(Save* save, Part& part);
+  void Drawn(int64_t save_id, int rank, absl::StatusOr<std::vector<SegmentRef>> segments);
+  void AnswerBegins(Save* save, Part& part);
+  void AnswerExtends(Part& part);
+  v1::BeginResponse GrantOf(Save* save, const Part& part);
+  void Extend(const Caller& caller, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply);
+  int64_t ExpectedPartBytes(const Save& save, const Part& part) const;
+  bool SizeKnown(const Save& save, const Part& part) const;
+  int64_t OutstandingDiskBytes(uint64_t device, const Save* but) const;
+
+  // saves.cc
+  absl::StatusOr<Save*> FindSave(const Caller& caller, const v1::SaveKey& key, Member** member = nullptr);
+  Save* FindSaveById(int64_t id);
+  Save* FindEnded(Run* run, const SaveId& key);
+  void Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply);
+  absl::Status CheckSeal(Save* save, Part& part, const v1::SealRequest& request);
+  void Abort(const Caller& caller, const v1::AbortRequest& request, Reply<v1::AbortResponse> reply);
+  void Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply);
+  std::optional<v1::Checkpoint> PastSave(Run* run, const SaveId& key);
+  void FailSave(Save* save, absl::Status error, v1::Level end_level = v1::FAILED);
+  void ContinueFailing(Save* save);
+  void EndSave(Save* save, v1::Level level);
+  void RememberEnd(Save* save);
+  void AnswerWaiters(Save* save);
+  absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
+                                         const std::string& path);
+  void EndWrite(int64_t id);
+  std::vector<int> MissingRanks(const Save& save) const;
+
+  // persist.cc
+  void StartInflight(Save* save);
+  void WriteSealedParts(Save* save);
+  void WritePart(Save* save, Part& part);
+  void PartWritten(int64_t save_id, int rank, absl::StatusOr<storage::v1::PartRecord> record);
+  void TryPublish(Save* save);
+  void Published(int64_t save_id, PublishResult result);
+  storage::v1::ManifestSummary SummaryOf(const Save& save) const;
+  void Retain(Run* run);
+  std::vector<int64_t> Victims(const Run& run, bool after_next) const;
+  void EmptyTrash(Run* run);
+  void RescanRoot(Run* run);
+  std::vector<int64_t> LeasedSequences(const Run* run) const;
+
+  // reads.cc
+  void Resume(const Caller& caller, const v1::ResumeRequest& request, Reply<v1::ResumeResponse> reply);
+  void ContinueResumes(Run* run);
+  void OpenLease(SessionId session, Run* run, int64_t sequence,
+                 absl::AnyInvocable<void(absl::StatusOr<std::pair<std::string, v1::Checkpoint>>)> done);
+  void OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
+                      Reply<v1::OpenCheckpointResponse> reply);
+  void CloseLease(std::map<std::string, Lease>::iterator lease);
+  void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
+
+  // engine.cc
+  v1::Checkpoint Describe(const Save& save, v1::View view) const;
+  v1::Checkpoint Describe(const Run& run, const CommittedCheckpoint& committed) const;
+  v1::Run Describe(const Run& run) const;
+  void GetCheckpoint(const Caller& caller, const v1::GetCheckpointRequest& request,
+                     Reply<v1::Checkpoint> reply);
+  void ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequest& request,
+                       Reply<v1::ListCheckpointsResponse> reply);
+  void Notify(const Save& save);
+  void Tick();
+  void CheckDrained();
+  bool Sees(const Caller& caller, const Run& run) const;
+
+  struct Watcher {
+    Caller caller;
+    std::string run;
+    Duration interval;
+    Instant next;
+    std::function<bool(const v1::WatchResponse&)> event;
+  };
+
+  const EngineOptions options_;
+  Clock* const clock_;
+  SegmentPool* const pool_;
+  EngineObserver* const observer_;
+  const int64_t started_unix_us_;
+
+  std::map<SessionId, SessionInfo> sessions_;
+  std::map<std::string, std::unique_ptr<Run>> runs_;  // By name.
+  std::map<int64_t, Save*> saves_by_id_;
+  std::map<std::string, Lease> leases_;
+  std::map<int64_t, std::pair<int64_t, int>> writes_;  // BeginWrite's id -> save id, rank.
+  std::map<int64_t, Watcher> watchers_;
+  int64_t next_id_ = 1;
+  bool admitting_ = false, admit_again_ = false;
+  bool draining_ = false;
+  std::vector<absl::AnyInvocable<void()>> drained_;
+};
+
+// validate.cc: what a request may say.
+absl::Status CheckBegin(const v1::BeginRequest& request, int world_size);
+absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& files);
+// A duration of a request: the default when unset; INVALID_ARGUMENT outside [least, most].
+absl::StatusOr<Duration> CheckDuration(bool set, const google::protobuf::Duration& value, const char* field,
+                                       Duration otherwise, Duration least, Duration most);
+std::optional<std::pair<std::string, std::string>> ParseCheckpointName(
+    const std::string& name);  // Run name, tag.
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_

@@ -1,0 +1,803 @@
+// The engine's promises, on a root in memory and a clock that the test moves.
+#include "daemon/engine/engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+
+#include "storage/base/errors.h"
+#include "tests/testing/fake_root_io.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kSegment = 2 << 20;
+
+class TestClock : public Clock {
+ public:
+  Instant Now() override { return now; }
+  int64_t UnixMicros() override { return 1'700'000'000'000'000; }
+  Instant now = Instant() + std::chrono::hours(1);
+};
+
+class Observer : public EngineObserver {
+ public:
+  void OnSaveEnded(const SaveSummary& summary) override { ended.push_back(summary); }
+  void OnWarning(const std::string& message) override { warnings.push_back(message); }
+  void OnInfo(const std::string& message) override { infos.push_back(message); }
+  void OnRootOpened(const std::string&, const std::string&, const ProbeResult&) override {}
+  std::vector<SaveSummary> ended;
+  std::vector<std::string> warnings, infos;
+};
+
+// Posts from the pool's thread land here, too.
+class Inbox {
+ public:
+  void Post(absl::AnyInvocable<void()> work) {
+    std::lock_guard lock(mutex_);
+    work_.push_back(std::move(work));
+    arrived_.notify_all();
+  }
+  absl::AnyInvocable<void()> Take(std::chrono::milliseconds wait) {
+    std::unique_lock lock(mutex_);
+    if (!arrived_.wait_for(lock, wait, [&] { return !work_.empty(); })) return nullptr;
+    auto work = std::move(work_.front());
+    work_.pop_front();
+    return work;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<absl::AnyInvocable<void()>> work_;
+};
+
+// An answer that may not be there yet.
+template <typename T>
+struct Answer {
+  std::shared_ptr<std::optional<absl::StatusOr<T>>> value =
+      std::make_shared<std::optional<absl::StatusOr<T>>>();
+  Reply<T> reply() {
+    return [v = value](absl::StatusOr<T> answer) { *v = std::move(answer); };
+  }
+  bool has() const { return value->has_value(); }
+  absl::Status status() const { return has() ? (*value)->status() : absl::UnknownError("no answer yet"); }
+  std::string reason() const { return ReasonOf(status()); }
+  const T& get() const { return (*value)->value(); }
+};
+
+class EngineTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Start(16); }
+  void TearDown() override {
+    engine_.reset();
+    pool_.reset();
+  }
+
+  void Start(int segments) {
+    engine_.reset();
+    pool_.reset();
+    SegmentPoolOptions options;
+    options.bytes = segments * kSegment;
+    options.segment_bytes = kSegment;
+    options.pages = PagePolicy::kPlain;
+    pool_ = SegmentPool::Start(
+        options, [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); },
+        [](std::string) {});
+    EngineOptions engine_options;
+    engine_options.daemon_version = "test";
+    engine_options.daemon_instance = "instance";
+    engine_ = std::make_unique<Engine>(engine_options, &clock_, pool_.get(), &observer_);
+    run_.clear();
+  }
+
+  // Runs what is queued until nothing is left; waits a little for the pool's thread when `until` is not true
+  // yet.
+  void Turn(std::function<bool()> until = nullptr) {
+    for (int patience = 0; patience < 400;) {
+      bool turned = false;
+      while (!queue_.empty()) {
+        auto work = std::move(queue_.front());
+        queue_.pop_front();
+        work();
+        turned = true;
+      }
+      if (until != nullptr && until()) return;
+      const auto wait = std::chrono::milliseconds(until == nullptr ? 0 : 10);
+      if (auto work = inbox_.Take(wait)) {
+        work();
+        turned = true;
+      }
+      if (!turned && until == nullptr) return;
+      if (!turned) ++patience;
+    }
+    FAIL() << "nothing came of it in 4 s";
+  }
+
+  SessionId Trainer(const std::string& instance, uid_t uid = 1000) {
+    SessionInfo info;
+    info.id = next_session_++;
+    info.uid = uid;
+    info.client_instance = instance;
+    engine_->SessionOpened(info);
+    return info.id;
+  }
+  static Caller As(SessionId session, uid_t uid = 1000) { return Caller{session, uid, false}; }
+
+  std::string Attach(SessionId session, uint64_t inode = 1, uid_t uid = 1000) {
+    RootAttachment attachment;
+    attachment.device = 1;
+    attachment.inode = inode;
+    attachment.path = "/root" + std::to_string(inode);
+    attachment.uid = uid;
+    attachment.make_io = [this, inode] {
+      if (disks_[inode] == nullptr) disks_[inode] = std::make_shared<FakeDisk>();
+      auto io = std::make_unique<FakeRootIo>(disks_[inode], &queue_);
+      ios_[inode] = io.get();
+      return io;
+    };
+    Answer<std::string> root;
+    engine_->AttachRoot(session, std::move(attachment), root.reply());
+    Turn();
+    EXPECT_TRUE(root.has());
+    if (!root.status().ok()) return std::string(root.status().message());
+    run_ = root.get();
+    return run_;
+  }
+
+  Answer<v1::JoinRunResponse> Join(SessionId session, int rank, int world, const std::string& launch,
+                                   std::vector<v1::SaveKey> orphaned = {}) {
+    v1::JoinRunRequest request;
+    request.set_root(Attach(session));
+    request.set_rank(rank);
+    request.set_world_size(world);
+    request.set_launch_id(launch);
+    for (const v1::SaveKey& key : orphaned) *request.add_orphaned() = key;
+    Answer<v1::JoinRunResponse> answer;
+    engine_->JoinRun(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+
+  // Ranks of a launch, as sessions.
+  std::vector<SessionId> Launch(const std::string& launch, int world) {
+    std::vector<SessionId> sessions;
+    for (int rank = 0; rank < world; ++rank) {
+      sessions.push_back(Trainer(launch + "/" + std::to_string(rank)));
+      auto joined = Join(sessions.back(), rank, world, launch);
+      EXPECT_TRUE(joined.status().ok()) << joined.status();
+    }
+    return sessions;
+  }
+
+  v1::SaveKey Key(int rank, const std::string& tag, int64_t ordinal = 1) {
+    v1::SaveKey key;
+    key.set_run(run_);
+    key.set_rank(rank);
+    key.set_tag(tag);
+    key.set_ordinal(ordinal);
+    return key;
+  }
+  v1::BeginRequest BeginOf(int rank, const std::string& tag, int64_t step, int64_t bytes,
+                           const std::string& path = "") {
+    v1::BeginRequest request;
+    *request.mutable_key() = Key(rank, tag);
+    request.set_step(step);
+    v1::FileSpec& file = *request.add_files();
+    file.set_path(path.empty() ? "rank" + std::to_string(rank) + ".pt" : path);
+    file.set_size_bytes(bytes);
+    return request;
+  }
+  Answer<v1::BeginResponse> Begin(SessionId session, const v1::BeginRequest& request) {
+    Answer<v1::BeginResponse> answer;
+    engine_->Begin(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+  Answer<v1::SealResponse> Seal(SessionId session, const v1::BeginRequest& begun) {
+    v1::SealRequest request;
+    *request.mutable_key() = begun.key();
+    *request.mutable_files() = begun.files();
+    Answer<v1::SealResponse> answer;
+    engine_->Seal(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+  Answer<v1::WaitResponse> Wait(SessionId session, const v1::SaveKey& key, v1::Level level = v1::COMMITTED) {
+    v1::WaitRequest request;
+    *request.mutable_key() = key;
+    request.set_level(level);
+    request.mutable_timeout()->set_seconds(1000);
+    Answer<v1::WaitResponse> answer;
+    engine_->Wait(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+  Answer<v1::ResumeResponse> Resume(SessionId session, int rank) {
+    v1::ResumeRequest request;
+    request.set_run(run_);
+    request.set_rank(rank);
+    request.mutable_timeout()->set_seconds(60);
+    Answer<v1::ResumeResponse> answer;
+    engine_->Resume(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+
+  void SaveAll(const std::vector<SessionId>& sessions, const std::string& tag, int64_t step,
+               std::optional<int> keep = std::nullopt) {
+    std::vector<Answer<v1::BeginResponse>> begun;
+    std::vector<v1::BeginRequest> requests;
+    for (int rank = 0; rank < static_cast<int>(sessions.size()); ++rank) {
+      requests.push_back(BeginOf(rank, tag, step, 100));
+      if (keep) requests.back().set_num_kept_ckpts(*keep);
+      begun.push_back(Begin(sessions[rank], requests.back()));
+    }
+    Turn([&] { return std::all_of(begun.begin(), begun.end(), [](const auto& b) { return b.has(); }); });
+    for (int rank = 0; rank < static_cast<int>(sessions.size()); ++rank) {
+      ASSERT_TRUE(begun[rank].status().ok()) << begun[rank].status();
+      auto sealed = Seal(sessions[rank], requests[rank]);
+      ASSERT_TRUE(sealed.status().ok()) << sealed.status();
+    }
+  }
+
+  std::vector<std::string> Tags() {
+    v1::ListCheckpointsRequest request;
+    request.set_parent(run_);
+    Answer<v1::ListCheckpointsResponse> answer;
+    engine_->ListCheckpoints(Caller{0, 0, true}, request, answer.reply());
+    std::vector<std::string> tags;
+    for (const auto& checkpoint : answer.get().checkpoints()) tags.push_back(checkpoint.tag());
+    return tags;
+  }
+
+  void Pass(std::chrono::seconds time) {
+    clock_.now += time;
+    engine_->Tick();
+    Turn();
+  }
+
+  TestClock clock_;
+  Observer observer_;
+  Inbox inbox_;
+  FakeRootIo::Queue queue_;
+  std::map<uint64_t, std::shared_ptr<FakeDisk>> disks_;
+  std::map<uint64_t, FakeRootIo*> ios_;
+  std::unique_ptr<SegmentPool> pool_;
+  std::unique_ptr<Engine> engine_;
+  SessionId next_session_ = 1;
+  std::string run_;
+};
+
+TEST_F(EngineTest, SaveOfTwoRanksIsCommittedWithoutFurtherCallsOfTheTrainers) {
+  auto sessions = Launch("a", 2);
+  ios_[1]->hold_writes = true;
+  SaveAll(sessions, "step_1", 1);
+  for (SessionId session : sessions) engine_->SessionClosed(session, "killed");  // Sealed means finished.
+  EXPECT_THAT(Tags(), ElementsAre());
+  ios_[1]->Free();
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("step_1"));
+  ASSERT_EQ(observer_.ended.size(), 1u);
+  EXPECT_EQ(observer_.ended[0].checkpoint.level(), v1::COMMITTED);
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+}
+
+TEST_F(EngineTest, TrainerThatEndsBeforeSealFailsTheSaveForAllAndGivesItsMemoryBack) {
+  auto sessions = Launch("a", 2);
+  auto first = BeginOf(0, "step_1", 1, 100), second = BeginOf(1, "step_1", 1, 100);
+  auto begun_first = Begin(sessions[0], first), begun_second = Begin(sessions[1], second);
+  Turn([&] { return begun_first.has() && begun_second.has(); });
+  Seal(sessions[0], first);
+  auto wait = Wait(sessions[0], first.key());
+  engine_->SessionClosed(sessions[1], "killed");
+  Turn();
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().level(), v1::FAILED);
+  EXPECT_EQ(wait.get().checkpoint().error().reason(), "SESSION_LOST");
+  EXPECT_THAT(wait.get().checkpoint().error().ranks(), ElementsAre(1));
+  EXPECT_THAT(Tags(), ElementsAre());
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+}
+
+TEST_F(EngineTest, RankThatNeverSealsIsNamedAtTheDeadlineAndTheOlderLatestStands) {
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "step_1", 1);
+  auto first = BeginOf(0, "step_2", 2, 100), second = BeginOf(1, "step_2", 2, 100);
+  auto a = Begin(sessions[0], first), b = Begin(sessions[1], second);
+  Turn([&] { return a.has() && b.has(); });
+  Seal(sessions[0], first);
+  auto wait = Wait(sessions[0], first.key());
+  Pass(std::chrono::seconds(601));
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().error().reason(), "RANKS_MISSING");
+  EXPECT_THAT(wait.get().checkpoint().error().ranks(), ElementsAre(1));
+  EXPECT_THAT(Tags(), ElementsAre("step_1"));
+}
+
+TEST_F(EngineTest, FirstSaveWaitsForTheSizesOfAllRanksAndNamesTheMissing) {
+  auto sessions = Launch("a", 3);
+  auto begun = Begin(sessions[1], BeginOf(1, "step_1", 1, 100));
+  EXPECT_FALSE(begun.has());
+  Pass(std::chrono::seconds(31));
+  EXPECT_EQ(begun.reason(), "RANKS_MISSING");
+  EXPECT_EQ(DetailsOf(begun.status())["ranks"], "0,2");
+}
+
+TEST_F(EngineTest, LaterSaveIsAdmittedForAllRanksByTheSizesOfTheLast) {
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "step_1", 1);
+  auto begun = Begin(sessions[0], BeginOf(0, "step_2", 2, 100));
+  Turn([&] { return begun.has(); });
+  EXPECT_TRUE(begun.status().ok()) << begun.status();
+}
+
+TEST_F(EngineTest, NewAttemptFencesTheOldFromItsFirstBeginOrResumeOn) {
+  auto old_ranks = Launch("a", 1);
+  SaveAll(old_ranks, "step_1", 1);
+  auto half = BeginOf(0, "step_2", 2, 100);
+  auto begun = Begin(old_ranks[0], half);
+  Turn([&] { return begun.has(); });
+
+  auto new_ranks = Launch("b", 1);
+  auto still = Begin(old_ranks[0], half);  // Joining alone fences nobody.
+  EXPECT_TRUE(still.status().ok()) << still.status();
+  auto resumed = Resume(new_ranks[0], 0);
+  ASSERT_TRUE(resumed.status().ok()) << resumed.status();
+  EXPECT_EQ(resumed.get().checkpoint().tag(), "step_1");
+
+  EXPECT_EQ(Seal(old_ranks[0], half).reason(), "FENCED");
+  EXPECT_EQ(Begin(old_ranks[0], BeginOf(0, "step_3", 3, 100)).reason(), "FENCED");
+  EXPECT_EQ(Resume(old_ranks[0], 0).reason(), "FENCED");
+  SaveAll(new_ranks, "step_2", 2);
+  EXPECT_THAT(Tags(), ElementsAre("step_2", "step_1"));
+}
+
+TEST_F(EngineTest, FullySealedSaveOfAFencedAttemptIsPublishedAndResumeWaitsForIt) {
+  auto old_ranks = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  SaveAll(old_ranks, "step_1", 1);
+  auto new_ranks = Launch("b", 1);
+  auto resumed = Resume(new_ranks[0], 0);
+  EXPECT_FALSE(resumed.has());
+  ios_[1]->Free();
+  Turn();
+  ASSERT_TRUE(resumed.has());
+  EXPECT_EQ(resumed.get().checkpoint().tag(), "step_1");
+}
+
+TEST_F(EngineTest, ResumeIsDecidedOnceForAnAttempt) {
+  auto first = Launch("a", 2);
+  SaveAll(first, "step_1", 1);
+  auto second = Launch("b", 2);
+  auto rank0 = Resume(second[0], 0);
+  ASSERT_TRUE(rank0.status().ok()) << rank0.status();
+  // A checkpoint that appears between the two questions (here: of the same attempt) does not split the ranks.
+  SaveAll(second, "step_2", 2);
+  auto rank1 = Resume(second[1], 1);
+  ASSERT_TRUE(rank1.status().ok()) << rank1.status();
+  EXPECT_EQ(rank0.get().checkpoint().tag(), "step_1");
+  EXPECT_EQ(rank1.get().checkpoint().tag(), "step_1");
+}
+
+TEST_F(EngineTest, ResumeSurvivesARestartOfTheDaemonBetweenTwoRanks) {
+  auto first = Launch("a", 2);
+  SaveAll(first, "step_1", 1);
+  auto second = Launch("b", 2);
+  ASSERT_TRUE(Resume(second[0], 0).status().ok());
+  Start(16);  // The same disk.
+  auto again = Launch("b", 2);
+  EXPECT_EQ(Resume(again[1], 1).get().checkpoint().tag(), "step_1");
+}
+
+TEST_F(EngineTest, EmptyRootHasNothingToResumeFrom) {
+  auto sessions = Launch("a", 1);
+  auto resumed = Resume(sessions[0], 0);
+  ASSERT_TRUE(resumed.status().ok()) << resumed.status();
+  EXPECT_FALSE(resumed.get().has_checkpoint());
+}
+
+TEST_F(EngineTest, OrderIsTheOrderOfBeginAndNotOfStep) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "step_1000", 1000, 2);
+  SaveAll(sessions, "step_600", 600, 2);
+  SaveAll(sessions, "step_700", 700, 2);
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("step_700", "step_600"));
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step_1000"));
+}
+
+TEST_F(EngineTest, RetentionLeavesPinnedAndLeasedCheckpointsAlone) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "a", 1, 3);
+  SaveAll(sessions, "b", 2, 3);
+  Answer<v1::Checkpoint> pinned;
+  engine_->SetPinned(As(sessions[0]), run_ + "/checkpoints/a", true, pinned.reply());
+  v1::OpenCheckpointRequest open;
+  open.set_name(run_ + "/checkpoints/b");
+  Answer<v1::OpenCheckpointResponse> opened;
+  engine_->OpenCheckpoint(As(sessions[0]), open, opened.reply());
+  Turn();
+  ASSERT_TRUE(opened.status().ok()) << opened.status();
+  SaveAll(sessions, "c", 3, 1);
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("c", "b", "a"));
+  v1::CloseCheckpointRequest close;
+  close.set_lease(opened.get().lease());
+  Answer<v1::CloseCheckpointResponse> closed;
+  engine_->CloseCheckpoint(As(sessions[0]), close, closed.reply());
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("c", "a"));
+}
+
+TEST_F(EngineTest, WhatAnAttemptResumesFromStaysUntilItHasCommittedOneOfItsOwn) {
+  auto first = Launch("a", 1);
+  SaveAll(first, "one", 1, 1);
+  auto second = Launch("b", 1);
+  ASSERT_TRUE(Resume(second[0], 0).status().ok());
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+  SaveAll(second, "two", 2, 1);
+  Turn();
+  v1::Status status = engine_->GetStatus(Caller{0, 0, true});
+  EXPECT_EQ(status.runs(0).latest().tag(), "two");
+}
+
+TEST_F(EngineTest, TwoRanksThatClaimOneFileFailTheSaveOnBoth) {
+  auto sessions = Launch("a", 2);
+  auto a = Begin(sessions[0], BeginOf(0, "step_1", 1, 100, "model.pt"));
+  auto b = Begin(sessions[1], BeginOf(1, "step_1", 1, 100, "model.pt"));
+  Turn([&] { return a.has() && b.has(); });
+  EXPECT_EQ(a.reason(), "FILE_CONFLICT");
+  EXPECT_EQ(b.reason(), "FILE_CONFLICT");
+  EXPECT_EQ(DetailsOf(b.status())["ranks"], "0,1");
+}
+
+TEST_F(EngineTest, FileWhosePathIsAnotherRanksDirectoryIsAConflict) {
+  auto sessions = Launch("a", 2);
+  auto a = Begin(sessions[0], BeginOf(0, "step_1", 1, 100, "model/a.pt"));
+  auto b = Begin(sessions[1], BeginOf(1, "step_1", 1, 100, "model"));
+  Turn([&] { return a.has() && b.has(); });
+  EXPECT_EQ(b.reason(), "FILE_CONFLICT");
+}
+
+TEST_F(EngineTest, AnotherStepForTheSameSaveIsAConflictThatNamesBoth) {
+  auto sessions = Launch("a", 2);
+  Begin(sessions[0], BeginOf(0, "t", 7, 100));
+  auto other = Begin(sessions[1], BeginOf(1, "t", 8, 100));
+  EXPECT_EQ(other.reason(), "SAVE_CONFLICT");
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("step 8"));
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("step 7"));
+}
+
+TEST_F(EngineTest, RepeatedRequestsTakeEffectOnce) {
+  auto sessions = Launch("a", 1);
+  auto request = BeginOf(0, "step_1", 1, 100);
+  auto a = Begin(sessions[0], request), b = Begin(sessions[0], request);
+  Turn([&] { return a.has() && b.has(); });
+  EXPECT_EQ(a.get().sequence(), b.get().sequence());
+  EXPECT_EQ(a.get().segments(0).id(), b.get().segments(0).id());
+  ios_[1]->hold_writes = true;
+  EXPECT_TRUE(Seal(sessions[0], request).status().ok());
+  EXPECT_TRUE(Seal(sessions[0], request).status().ok());
+  ios_[1]->Free();
+  Turn();
+  EXPECT_TRUE(Seal(sessions[0], request).status().ok());  // Its answer was lost; meanwhile it is committed.
+  EXPECT_THAT(Tags(), ElementsAre("step_1"));
+}
+
+TEST_F(EngineTest, SkipIsSeenByEveryRank) {
+  Start(4);
+  auto sessions = Launch("a", 2);
+  ios_[1]->hold_writes = true;
+  auto one = BeginOf(0, "one", 1, 2 * kSegment), two = BeginOf(1, "one", 1, 2 * kSegment);
+  auto a = Begin(sessions[0], one), b = Begin(sessions[1], two);
+  Turn([&] { return a.has() && b.has(); });
+  Seal(sessions[0], one);
+  Seal(sessions[1], two);
+  auto skip0 = BeginOf(0, "two", 2, kSegment), skip1 = BeginOf(1, "two", 2, kSegment);
+  skip0.set_busy(v1::SKIP);
+  skip1.set_busy(v1::SKIP);
+  auto c = Begin(sessions[0], skip0), d = Begin(sessions[1], skip1);
+  ASSERT_TRUE(c.status().ok()) << c.status();
+  ASSERT_TRUE(d.status().ok()) << d.status();
+  EXPECT_EQ(c.get().level(), v1::SKIPPED);
+  EXPECT_EQ(d.get().level(), v1::SKIPPED);
+  EXPECT_EQ(Wait(sessions[1], skip1.key()).get().checkpoint().level(), v1::SKIPPED);
+  ios_[1]->Free();
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+}
+
+TEST_F(EngineTest, WaitIsAdmittedWhenAnOlderSaveGivesItsMemoryBack) {
+  Start(4);
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  auto one = BeginOf(0, "one", 1, 4 * kSegment), two = BeginOf(0, "two", 2, 4 * kSegment);
+  auto a = Begin(sessions[0], one);
+  Turn([&] { return a.has(); });
+  Seal(sessions[0], one);
+  auto b = Begin(sessions[0], two);
+  EXPECT_FALSE(b.has());
+  ios_[1]->Free();
+  Turn([&] { return b.has(); });
+  EXPECT_TRUE(b.status().ok()) << b.status();
+}
+
+TEST_F(EngineTest, WaitEndsAtItsDeadlineAndSaysWhatItWaitedFor) {
+  Start(4);
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  auto one = BeginOf(0, "one", 1, 4 * kSegment);
+  auto a = Begin(sessions[0], one);
+  Turn([&] { return a.has(); });
+  Seal(sessions[0], one);
+  auto b = Begin(sessions[0], BeginOf(0, "two", 2, 4 * kSegment));
+  Pass(std::chrono::seconds(31));
+  EXPECT_EQ(b.reason(), "ADMISSION_TIMEOUT");
+  EXPECT_THAT(std::string(b.status().message()), HasSubstr("memory"));
+}
+
+TEST_F(EngineTest, SupersedeDropsTheOlderSaveThatIsNotSealedByAll) {
+  Start(4);
+  auto sessions = Launch("a", 1);
+  auto one = BeginOf(0, "one", 1, 4 * kSegment), two = BeginOf(0, "two", 2, 4 * kSegment);
+  two.set_busy(v1::SUPERSEDE);
+  auto a = Begin(sessions[0], one);
+  Turn([&] { return a.has(); });
+  auto b = Begin(sessions[0], two);
+  Turn([&] { return b.has(); });
+  ASSERT_TRUE(b.status().ok()) << b.status();
+  EXPECT_EQ(Wait(sessions[0], one.key()).get().checkpoint().level(), v1::SUPERSEDED);
+}
+
+TEST_F(EngineTest, SaveThatCouldNeverFitIsRefusedAtOnce) {
+  Start(4);
+  auto sessions = Launch("a", 1);
+  auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 5 * kSegment));
+  EXPECT_EQ(begun.reason(), "POOL_TOO_SMALL");
+}
+
+TEST_F(EngineTest, DiskTooSmallIsRefusedAtBeginAndNothingIsWritten) {
+  auto sessions = Launch("a", 1);
+  disks_[1]->free_bytes = 5 << 20;
+  auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 10 << 20));
+  EXPECT_EQ(begun.reason(), "NO_SPACE");
+  EXPECT_TRUE(disks_[1]->bytes.empty());
+}
+
+TEST_F(EngineTest, SpaceInTrashCountsAsComing) {
+  disks_[1] = std::make_shared<FakeDisk>();
+  disks_[1]->free_bytes = 5 << 20;
+  disks_[1]->trash_bytes = 20 << 20;
+  auto sessions = Launch("a", 1);
+  auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 10 << 20));
+  Turn([&] { return begun.has(); });
+  EXPECT_TRUE(begun.status().ok()) << begun.status();
+}
+
+TEST_F(EngineTest, TwoHalfAdmittedSavesCannotBlockEachOther) {
+  Start(4);
+  auto sessions = Launch("a", 2);
+  // The first rank comes with one save, the second with another: together they want more than there is.
+  auto a0 = BeginOf(0, "a", 1, 2 * kSegment), b1 = BeginOf(1, "b", 2, 2 * kSegment);
+  auto first = Begin(sessions[0], a0), second = Begin(sessions[1], b1);
+  auto a1 = BeginOf(1, "a", 1, 2 * kSegment), b0 = BeginOf(0, "b", 2, 2 * kSegment);
+  auto third = Begin(sessions[1], a1);
+  Turn([&] { return first.has() && third.has(); });
+  EXPECT_TRUE(first.status().ok()) << first.status();
+  EXPECT_TRUE(third.status().ok()) << third.status();
+  Seal(sessions[0], a0);
+  Seal(sessions[1], a1);
+  auto fourth = Begin(sessions[0], b0);
+  Turn([&] { return second.has() && fourth.has(); });
+  EXPECT_TRUE(second.status().ok()) << second.status();
+  EXPECT_TRUE(fourth.status().ok()) << fourth.status();
+}
+
+TEST_F(EngineTest, PinnedAndForeignTagsAreRefusedAtBegin) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "keep", 1);
+  Answer<v1::Checkpoint> pinned;
+  engine_->SetPinned(As(sessions[0]), run_ + "/checkpoints/keep", true, pinned.reply());
+  Turn();
+  auto request = BeginOf(0, "keep", 2, 100);
+  request.mutable_key()->set_ordinal(2);
+  EXPECT_EQ(Begin(sessions[0], request).reason(), "PINNED");
+  disks_[1]->foreign.push_back("theirs");
+  EXPECT_EQ(Begin(sessions[0], BeginOf(0, "theirs", 2, 100)).reason(), "TAG_FOREIGN");
+}
+
+TEST_F(EngineTest, WriteErrorFailsTheSaveWithItsReasonAndLatestStands) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "good", 1);
+  ios_[1]->write_error = ErrnoError(ENOSPC, "writing");
+  SaveAll(sessions, "bad", 2);
+  auto wait = Wait(sessions[0], Key(0, "bad"));
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().error().reason(), "NO_SPACE");
+  EXPECT_THAT(Tags(), ElementsAre("good"));
+}
+
+TEST_F(EngineTest, FailedSyncAfterTheRenameIsIndeterminateUntilTheScan) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
+  SaveAll(sessions, "one", 1);
+  auto wait = Wait(sessions[0], Key(0, "one"));
+  EXPECT_EQ(wait.get().checkpoint().level(), v1::INDETERMINATE);
+  ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
+  SaveAll(sessions, "two", 2);  // The scan has been: it takes saves again.
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+}
+
+TEST_F(EngineTest, StagedPartThatADaemonTookAlongIsReportedToEveryRank) {
+  auto sessions = Launch("a", 2);
+  auto first = BeginOf(0, "one", 1, 100), second = BeginOf(1, "one", 1, 100);
+  auto a = Begin(sessions[0], first), b = Begin(sessions[1], second);
+  Turn([&] { return a.has() && b.has(); });
+  Seal(sessions[0], first);
+  Start(16);
+  SessionId rank0 = Trainer("a/0"), rank1 = Trainer("a/1");
+  ASSERT_TRUE(Join(rank1, 1, 2, "a").status().ok());
+  v1::SaveKey lost = first.key();
+  ASSERT_TRUE(Join(rank0, 0, 2, "a", {lost}).status().ok());
+  auto again = Begin(rank1, second);
+  EXPECT_EQ(again.reason(), "STAGED_LOST");
+  EXPECT_EQ(Wait(rank0, first.key()).get().checkpoint().error().reason(), "STAGED_LOST");
+}
+
+TEST_F(EngineTest, CommittedSaveIsKnownToADaemonThatDidNotMakeIt) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  Start(16);
+  SessionId rank0 = Trainer("a/0");
+  ASSERT_TRUE(Join(rank0, 0, 1, "a").status().ok());
+  EXPECT_EQ(Wait(rank0, Key(0, "one")).get().checkpoint().level(), v1::COMMITTED);
+}
+
+TEST_F(EngineTest, NewProcessForARankWhoseProcessEndedStartsAnAttemptThatTheOthersJoin) {
+  auto sessions = Launch("a", 2);
+  for (SessionId session : sessions) engine_->SessionClosed(session, "killed");
+  SessionId rank0 = Trainer("new/0"), rank1 = Trainer("new/1");
+  EXPECT_EQ(Join(rank0, 0, 2, "a").get().attempt(), 2);
+  EXPECT_EQ(Join(rank1, 1, 2, "a").get().attempt(), 2);
+  EXPECT_EQ(Join(Trainer("third"), 1, 2, "a").reason(), "RANK_TAKEN");
+}
+
+TEST_F(EngineTest, WorldSizeIsFixedWithinAnAttemptAndFreeBetweenAttempts) {
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(Join(Trainer("x"), 1, 3, "a").reason(), "RANK_TAKEN");
+  auto more = Launch("b", 3);
+  EXPECT_EQ(Resume(more[2], 2).get().checkpoint().tag(), "one");
+  SaveAll(more, "two", 2);
+  EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+}
+
+TEST_F(EngineTest, RunBelongsToTheUidThatMadeIt) {
+  Launch("a", 1);
+  SessionId stranger = Trainer("stranger", 2000);
+  EXPECT_THAT(Attach(stranger, 1, 2000), HasSubstr("belongs to uid 1000"));
+  v1::ListCheckpointsRequest request;
+  request.set_parent(run_);
+  Answer<v1::ListCheckpointsResponse> answer;
+  engine_->ListCheckpoints(As(stranger, 2000), request, answer.reply());
+  EXPECT_EQ(answer.reason(), "WRONG_UID");
+}
+
+TEST_F(EngineTest, RetentionOfZeroOrLessIsRefused) {
+  auto sessions = Launch("a", 1);
+  for (int keep : {0, -2}) {
+    auto request = BeginOf(0, "one", 1, 100);
+    request.set_num_kept_ckpts(keep);
+    EXPECT_EQ(Begin(sessions[0], request).reason(), "INVALID_ARGUMENT") << keep;
+  }
+}
+
+TEST_F(EngineTest, WorldThatSpansNodesIsRefused) {
+  SessionId session = Trainer("a");
+  v1::JoinRunRequest request;
+  request.set_root(Attach(session));
+  request.set_world_size(16);
+  request.set_local_world_size(8);
+  request.set_launch_id("a");
+  Answer<v1::JoinRunResponse> answer;
+  engine_->JoinRun(As(session), request, answer.reply());
+  EXPECT_EQ(answer.reason(), "MULTI_NODE_UNSUPPORTED");
+}
+
+TEST_F(EngineTest, DrainTakesNoNewSavesAndWaitsForSealedOnes) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  SaveAll(sessions, "one", 1);
+  bool drained = false;
+  engine_->Drain([&] { drained = true; });
+  EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "DRAINING");
+  EXPECT_FALSE(drained);
+  ios_[1]->Free();
+  Turn();
+  EXPECT_TRUE(drained);
+}
+
+TEST_F(EngineTest, RootThatDoesNotAnswerIsDegraded) {
+  Launch("a", 1);
+  ios_[1]->SetPendingSince(clock_.now);
+  Pass(std::chrono::seconds(11));
+  EXPECT_TRUE(engine_->GetStatus(Caller{0, 0, true}).runs(0).degraded());
+  ios_[1]->SetPendingSince(std::nullopt);
+  Pass(std::chrono::seconds(1));
+  EXPECT_FALSE(engine_->GetStatus(Caller{0, 0, true}).runs(0).degraded());
+}
+
+TEST_F(EngineTest, GrowingPartGetsRoomFileByFile) {
+  auto sessions = Launch("a", 1);
+  v1::BeginRequest begin;
+  *begin.mutable_key() = Key(0, "one");
+  begin.set_growing(true);
+  auto begun = Begin(sessions[0], begin);
+  ASSERT_TRUE(begun.status().ok()) << begun.status();
+  EXPECT_EQ(begun.get().segments_size(), 0);
+  v1::SealRequest seal;
+  *seal.mutable_key() = begin.key();
+  for (int i = 0; i < 3; ++i) {
+    v1::ExtendRequest extend;
+    *extend.mutable_key() = begin.key();
+    v1::FileSpec& file = *extend.add_files();
+    file.set_path("f" + std::to_string(i));
+    file.set_size_bytes(kSegment - 100);
+    Answer<v1::ExtendResponse> extended;
+    engine_->Extend(As(sessions[0]), extend, extended.reply());
+    Turn([&] { return extended.has(); });
+    ASSERT_TRUE(extended.status().ok()) << extended.status();
+    EXPECT_EQ(extended.get().segments_size(), i + 1);
+    *seal.add_files() = file;
+  }
+  Answer<v1::SealResponse> sealed;
+  engine_->Seal(As(sessions[0]), seal, sealed.reply());
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+  EXPECT_EQ(disks_[1]->bytes.size(), 3u);
+}
+
+TEST_F(EngineTest, MemoryOfAPartThatWasNeverSealedIsNotLentAgain) {
+  auto sessions = Launch("a", 1);
+  auto one = BeginOf(0, "one", 1, 100);
+  auto a = Begin(sessions[0], one);
+  Turn([&] { return a.has(); });
+  v1::AbortRequest abort;
+  *abort.mutable_key() = one.key();
+  Answer<v1::AbortResponse> aborted;
+  engine_->Abort(As(sessions[0]), abort, aborted.reply());
+  Turn();
+  auto b = Begin(sessions[0], BeginOf(0, "two", 2, 100));
+  Turn([&] { return b.has(); });
+  EXPECT_NE(a.get().segments(0).id(), b.get().segments(0).id());  // The old copy may still be under way.
+  EXPECT_THAT(b.get().retired_segments(), ElementsAre(a.get().segments(0).id()));
+}
+
+TEST_F(EngineTest, SavesInFlightAtTheSameTimeUseDifferentMemory) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  auto one = BeginOf(0, "one", 1, 100), two = BeginOf(0, "two", 2, 100);
+  auto a = Begin(sessions[0], one);
+  Turn([&] { return a.has(); });
+  Seal(sessions[0], one);
+  auto b = Begin(sessions[0], two);
+  Turn([&] { return b.has(); });
+  EXPECT_NE(a.get().segments(0).id(), b.get().segments(0).id());
+  Seal(sessions[0], two);
+  ios_[1]->Free();
+  Turn();
+  auto c = Begin(sessions[0], BeginOf(0, "three", 3, 100));
+  Turn([&] { return c.has(); });
+  EXPECT_EQ(a.get().segments(0).id(), c.get().segments(0).id());  // Lent to the same session again.
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,273 @@
+// From sealed to committed: parts to disk, publish, retention. The steps on disk are RootStore's.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/engine_impl.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+// The manifest's space, taken before the data is written.
+int64_t ManifestBytes(const Save& save, int64_t expected_bytes, int32_t chunk_bytes) {
+  int64_t bytes = kManifestHeadBytes + (64 << 10) + expected_bytes / chunk_bytes * 4;
+  for (const auto& owner : save.owner_of_path) bytes += static_cast<int64_t>(owner.first.size()) + 40;
+  return bytes;
+}
+
+}  // namespace
+
+void Engine::Impl::StartInflight(Save* save) {
+  int64_t expected = 0;
+  for (const auto& entry : save->parts) expected += ExpectedPartBytes(*save, entry.second);
+  save->inflight_asked = true;
+  save->run->io->CreateInflight(save->id, save->key.tag, save->sequence,
+                                ManifestBytes(*save, expected, options_.chunk_bytes),
+                                [this, id = save->id](absl::Status made) {
+                                  Save* begun = FindSaveById(id);
+                                  if (begun == nullptr) return;
+                                  begun->inflight_made = made.ok();
+                                  if (!made.ok()) begun->inflight_asked = false;
+                                  if (begun->phase == SavePhase::kFailing) return ContinueFailing(begun);
+                                  if (!made.ok()) return FailSave(begun, made);
+                                  WriteSealedParts(begun);
+                                });
+}
+
+void Engine::Impl::WriteSealedParts(Save* save) {
+  if (!save->inflight_made || save->phase != SavePhase::kAdmitted) return;
+  for (auto& entry : save->parts) {
+    Part& part = entry.second;
+    if (part.sealed && !part.writing && !part.durable) WritePart(save, part);
+  }
+}
+
+storage::v1::ManifestSummary Engine::Impl::SummaryOf(const Save& save) const {
+  storage::v1::ManifestSummary summary;
+  summary.set_format_version(1);
+  summary.set_run_id(save.run->ledger->record().run_id());
+  summary.set_tag(save.key.tag);
+  if (save.step) summary.set_step(*save.step);
+  summary.set_sequence(save.sequence);
+  summary.set_attempt(save.key.attempt);
+  summary.set_ordinal(save.key.ordinal);
+  summary.set_world_size(save.world_size);
+  summary.set_create_time_us(save.begun_unix_us);
+  summary.set_chunk_bytes(options_.chunk_bytes);
+  for (const auto& metric : save.metrics) (*summary.mutable_metrics())[metric.first] = metric.second;
+  return summary;
+}
+
+void Engine::Impl::WritePart(Save* save, Part& part) {
+  std::vector<FileImage> images;
+  for (const v1::FileSpec& file : part.files) {
+    FileImage image;
+    image.path = file.path();
+    image.size = file.size_bytes();
+    int64_t offset = part.placed.at(file.path()).offset(), left = image.size;
+    for (const SegmentRef& segment : part.segments) {
+      if (offset >= segment.size) {
+        offset -= segment.size;
+        continue;
+      }
+      if (left == 0) break;
+      const int64_t run = std::min(left, segment.size - offset);
+      image.runs.emplace_back(segment.data + offset, static_cast<size_t>(run));
+      left -= run;
+      offset = 0;
+    }
+    images.push_back(std::move(image));
+  }
+  storage::v1::PartRecord record;
+  record.set_format_version(1);
+  record.set_rank(part.rank);
+  record.set_sequence(save->sequence);
+  record.set_chunk_bytes(options_.chunk_bytes);
+  *record.mutable_checkpoint() = SummaryOf(*save);
+  part.writing = true;
+  save->run->io->WritePart(
+      save->id, std::move(record), std::move(images), save->written,
+      [this, id = save->id, rank = part.rank](absl::StatusOr<storage::v1::PartRecord> written) {
+        PartWritten(id, rank, std::move(written));
+      });
+}
+
+void Engine::Impl::PartWritten(int64_t save_id, int rank, absl::StatusOr<storage::v1::PartRecord> record) {
+  Save* save = FindSaveById(save_id);
+  if (save == nullptr) return;
+  Part& part = save->parts.at(rank);
+  part.writing = false;
+  if (record.ok()) {
+    part.durable = true;
+    part.record = *std::move(record);
+    save->written_at = clock_->Now();
+  }
+  if (save->phase == SavePhase::kFailing) return ContinueFailing(save);
+  if (!record.ok()) {
+    ErrorDetails details = DetailsOf(record.status());
+    details["tag"] = save->key.tag;
+    details["ranks"] = absl::StrCat(rank);
+    return FailSave(save, MakeError(record.status().code(), ReasonOf(record.status()),
+                                    absl::StrCat("writing the part of rank ", rank, ": ",
+                                                 std::string(record.status().message())),
+                                    details));
+  }
+  TryPublish(save);
+}
+
+void Engine::Impl::TryPublish(Save* save) {
+  if (save->phase != SavePhase::kAdmitted || save->level != v1::SEALED) return;
+  for (const auto& entry : save->parts) {
+    if (!entry.second.durable) return;
+  }
+  for (const auto& entry : save->run->saves) {  // An older generation of the tag goes first, or not at all.
+    if (entry.second.get() != save && entry.second->key.tag == save->key.tag && entry.first < save->sequence)
+      return;
+  }
+  save->phase = SavePhase::kPublishing;
+  save->run->ledger->Commit(save->sequence, [this, id = save->id](absl::Status decided) {
+    Save* ready = FindSaveById(id);
+    if (ready == nullptr) return;
+    if (!decided.ok()) {
+      ready->phase = SavePhase::kAdmitted;
+      return FailSave(ready, decided);
+    }
+    std::vector<storage::v1::PartRecord> parts;
+    for (const auto& entry : ready->parts) parts.push_back(entry.second.record);
+    ready->run->io->Publish(id, SummaryOf(*ready), std::move(parts),
+                            [this, id](PublishResult result) { Published(id, std::move(result)); });
+  });
+}
+
+void Engine::Impl::Published(int64_t save_id, PublishResult result) {
+  Save* save = FindSaveById(save_id);
+  if (save == nullptr) return;
+  Run* run = save->run;
+  if (result.outcome == PublishOutcome::kFailed) {
+    save->phase = SavePhase::kAdmitted;
+    return FailSave(save, result.status);
+  }
+  if (result.outcome == PublishOutcome::kIndeterminate) {
+    save->error =
+        MakeError(absl::StatusCode::kUnknown, "INDETERMINATE",
+                  absl::StrCat("whether ", save->key.tag,
+                               " survives a crash is not known: ", std::string(result.status.message()),
+                               "; the root is read-only until it has been scanned anew"),
+                  {{"tag", save->key.tag}});
+    run->read_only = true;
+    save->inflight_made = false;
+    EndSave(save, v1::INDETERMINATE);
+    return RescanRoot(run);
+  }
+  CommittedCheckpoint committed;
+  committed.summary = SummaryOf(*save);
+  committed.summary.set_commit_time_us(clock_->UnixMicros());
+  int64_t bytes = 0;
+  int files = 0;
+  for (const auto& entry : save->parts) {
+    for (const storage::v1::FileRecord& file : entry.second.record.files()) {
+      bytes += file.size_bytes();
+      ++files;
+    }
+  }
+  committed.summary.set_size_bytes(bytes);
+  committed.summary.set_file_count(files);
+  std::erase_if(run->committed,
+                [save](const auto& entry) { return entry.second.summary.tag() == save->key.tag; });
+  run->committed.emplace(save->sequence, std::move(committed));
+  if (run->held_for_attempt == save->key.attempt) run->held_sequence = 0;  // Every rank of it has resumed.
+  run->num_kept_ckpts = save->num_kept_ckpts;
+  run->ledger->SetRetention(save->num_kept_ckpts);
+  EndSave(save, v1::COMMITTED);
+  Retain(run);
+}
+
+// ---- retention
+
+std::vector<int64_t> Engine::Impl::LeasedSequences(const Run* run) const {
+  std::vector<int64_t> leased;
+  for (const auto& entry : leases_) {
+    if (entry.second.run == run) leased.push_back(entry.second.sequence);
+  }
+  if (run->held_sequence != 0) leased.push_back(run->held_sequence);
+  return leased;
+}
+
+// Committed checkpoints that no policy wants: all but the newest N, which never count as room for one that is
+// not committed.
+std::vector<int64_t> Engine::Impl::Victims(const Run& run, bool after_next) const {
+  std::vector<int64_t> victims;
+  if (!run.num_kept_ckpts) return victims;
+  const std::vector<int64_t> leased = LeasedSequences(&run);
+  int64_t surplus = static_cast<int64_t>(run.committed.size()) - *run.num_kept_ckpts + (after_next ? 1 : 0);
+  for (const auto& entry : run.committed) {  // Oldest first.
+    if (surplus-- <= 0) break;
+    const bool wanted =
+        entry.second.pinned || std::find(leased.begin(), leased.end(), entry.first) != leased.end();
+    if (!wanted) victims.push_back(entry.first);
+  }
+  return victims;
+}
+
+void Engine::Impl::Retain(Run* run) {
+  for (int64_t sequence : Victims(*run, /*after_next=*/false)) {
+    if (!run->evicting.insert(sequence).second) continue;
+    const std::string tag = run->committed.at(sequence).summary.tag();
+    run->io->Evict(tag, sequence, [this, run, sequence, tag](absl::Status evicted) {
+      run->evicting.erase(sequence);
+      if (evicted.ok()) {
+        if (auto gone = run->committed.find(sequence); gone != run->committed.end()) {
+          run->trash_bytes += gone->second.summary.size_bytes();
+          run->committed.erase(gone);
+        }
+      } else {
+        observer_->OnWarning(absl::StrCat("retention could not remove ", run->path, "/", tag, ": ",
+                                          std::string(evicted.message()),
+                                          "; it is tried again after the next save"));
+      }
+      if (run->evicting.empty()) EmptyTrash(run);
+    });
+  }
+  if (run->evicting.empty()) EmptyTrash(run);  // A re-save leaves its predecessor there.
+}
+
+void Engine::Impl::EmptyTrash(Run* run) {
+  if (run->emptying_trash) {
+    run->empty_again = true;
+    return;
+  }
+  run->emptying_trash = true;
+  run->empty_again = false;
+  run->io->EmptyTrash(LeasedSequences(run), [this, run](absl::StatusOr<int64_t> left) {
+    run->emptying_trash = false;
+    if (left.ok()) {
+      run->trash_bytes = *left;
+    } else {
+      observer_->OnWarning(
+          absl::StrCat("emptying the trash of ", run->path, ": ", std::string(left.status().message())));
+    }
+    if (run->empty_again && left.ok()) return EmptyTrash(run);
+    run->io->FreeBytes([this, run](absl::StatusOr<int64_t> free) {
+      if (free.ok()) run->free_bytes = *free;
+      TryAdmitAll();
+    });
+  });
+}
+
+// After an INDETERMINATE save: the disk decides what is committed.
+void Engine::Impl::RescanRoot(Run* run) {
+  run->io->Rescan([this, run](absl::StatusOr<RootSnapshot> snapshot) {
+    if (!snapshot.ok()) {
+      observer_->OnWarning(absl::StrCat("the root ", run->path, " stays read-only: scanning it anew failed: ",
+                                        std::string(snapshot.status().message())));
+      return;
+    }
+    Adopt(run, *std::move(snapshot));
+    observer_->OnInfo(absl::StrCat("the root ", run->path, " was scanned anew and takes saves again"));
+    ContinueResumes(run);
+    TryAdmitAll();
+  });
+}
+
+}  // namespace ckptd

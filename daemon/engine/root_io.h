@@ -1,0 +1,89 @@
+// Seam: what the engine asks of a root's file system, as asynchronous requests. Real: ThreadedRootIo
+// (daemon/runtime), with one metadata worker and one I/O thread for each file system; fake: tests/testing.
+//
+// Called on the engine's thread; every callback runs there, once, never inside the call. A hung file system
+// never calls back: then pending_since() tells.
+#ifndef CKPTD_DAEMON_ENGINE_ROOT_IO_H_
+#define CKPTD_DAEMON_ENGINE_ROOT_IO_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "storage/base/clock.h"
+#include "storage/commit/root_store.h"
+#include "storage/io/part_writer.h"
+
+namespace ckptd {
+
+template <typename T>
+using Callback = absl::AnyInvocable<void(T)>;
+
+// What is known of a root once it is open.
+struct RootSnapshot {
+  ProbeResult probe;
+  std::vector<RecoveredSave> recovered;
+  std::map<int64_t, CommittedCheckpoint> committed;
+  std::vector<RootStore::Damaged> damaged;
+  storage::v1::RunRecord run_record;
+  int64_t highest_sequence = 0;
+  int64_t trash_bytes = 0;
+};
+
+// A checkpoint that is being written; the engine names it by this number.
+using InflightId64 = int64_t;
+
+// A committed checkpoint that is open for reading.
+class CheckpointReader {
+ public:
+  virtual ~CheckpointReader() = default;
+  virtual const Manifest& manifest() const = 0;
+  // Reads and checks. Blocks; thread-safe; for a thread of the service's own, never the engine's.
+  virtual absl::Status Read(const std::string& path, int64_t offset, std::span<std::byte> into) = 0;
+};
+
+class RootIo {
+ public:
+  virtual ~RootIo() = default;
+
+  // First. Probes, locks, recovers, scans.
+  virtual void Open(Callback<absl::StatusOr<RootSnapshot>> done) = 0;
+  virtual void CheckTarget(std::string tag, Callback<absl::Status> done) = 0;
+  virtual void FreeBytes(Callback<absl::StatusOr<int64_t>> done) = 0;
+
+  virtual void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
+                              Callback<absl::Status> done) = 0;
+  // Files on disk and synced, then the part record (record.files is filled in here). The images stay valid
+  // until `done`.
+  virtual void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                         std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                         Callback<absl::StatusOr<storage::v1::PartRecord>> done) = 0;
+  virtual void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
+                       std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) = 0;
+  // Durably out of the way; only after every WritePart of it has called back.
+  virtual void Discard(InflightId64 id, Callback<absl::Status> done) = 0;
+
+  virtual void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) = 0;
+  // Empties trash at low priority until nothing (but `keep_sequences`) is left; the bytes still there at the
+  // end.
+  virtual void EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) = 0;
+  virtual void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) = 0;
+  virtual void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) = 0;
+  virtual void OpenCheckpoint(std::string tag, int64_t sequence,
+                              Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) = 0;
+  virtual void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) = 0;
+
+  // When the operation that the metadata worker or the I/O thread is busy with began; nullopt when they are
+  // idle.
+  virtual std::optional<Instant> pending_since() const = 0;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_ROOT_IO_H_

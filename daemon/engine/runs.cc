@@ -1,0 +1,368 @@
+// Roots, runs, joining, attempts.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "daemon/engine/engine_impl.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/ledger/local_ledger.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uid_t kOverflowUid = 65534;  // Stands for any unknown user: owns nothing.
+constexpr int kMostRanks = 65536;
+constexpr size_t kRememberedFailures = 64;
+
+// A name that stays the same as long as the directory does.
+std::string RunName(uint64_t device, uint64_t inode) {
+  uint64_t x = device * 0x9e3779b97f4a7c15u ^ inode;  // splitmix64
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return absl::StrFormat("runs/%016x", x ^ (x >> 31));
+}
+
+v1::Checkpoint FromOutcome(const Run& run, const storage::v1::Outcome& outcome) {
+  v1::Checkpoint checkpoint;
+  checkpoint.set_name(absl::StrCat(run.name, "/checkpoints/", outcome.tag()));
+  checkpoint.set_run(run.name);
+  checkpoint.set_tag(outcome.tag());
+  if (outcome.has_step()) checkpoint.set_step(outcome.step());
+  checkpoint.set_sequence(outcome.sequence());
+  checkpoint.set_attempt(outcome.attempt());
+  checkpoint.set_ordinal(outcome.ordinal());
+  checkpoint.set_level(static_cast<v1::Level>(outcome.level()));
+  checkpoint.set_size_bytes(outcome.size_bytes());
+  checkpoint.mutable_create_time()->set_seconds(outcome.time_us() / 1'000'000);
+  v1::SaveError& error = *checkpoint.mutable_error();
+  error.set_reason(outcome.reason());
+  error.set_message(outcome.message());
+  error.set_code(outcome.code());
+  *error.mutable_ranks() = outcome.ranks();
+  return checkpoint;
+}
+
+absl::Status WrongUid(const Run& run, uid_t uid) {
+  return MakeError(
+      absl::StatusCode::kPermissionDenied, "WRONG_UID",
+      absl::StrCat("the run in ", run.path, " belongs to uid ", run.uid, ", the caller is uid ", uid));
+}
+
+absl::Status Invalid(const std::string& message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
+}
+
+absl::Status CheckJoin(const v1::JoinRunRequest& request) {
+  if (request.world_size() < 1 || request.world_size() > kMostRanks) {
+    return Invalid(absl::StrCat("world_size is ", request.world_size(), "; it is in [1, ", kMostRanks, "]"));
+  }
+  if (request.rank() < 0 || request.rank() >= request.world_size()) {
+    return Invalid(absl::StrCat("rank is ", request.rank(), "; it is in [0, ", request.world_size(), ")"));
+  }
+  if (request.launch_id().empty() || request.launch_id().size() > 500) {
+    return Invalid(
+        absl::StrCat("launch_id has ", request.launch_id().size(), " characters; it has 1 to 500"));
+  }
+  if (request.run_id().size() > 200) {
+    return Invalid(absl::StrCat("run_id has ", request.run_id().size(), " characters; at most 200"));
+  }
+  const int local = request.local_world_size();
+  if (local < 0 || local > request.world_size()) {
+    return Invalid(absl::StrCat("local_world_size is ", local, "; it is in [0, world_size]"));
+  }
+  if (local != 0 && local < request.world_size()) {
+    return MakeError(absl::StatusCode::kUnimplemented, "MULTI_NODE_UNSUPPORTED",
+                     absl::StrCat("world_size ", request.world_size(), " spans nodes (", local,
+                                  " ranks are on this one); this version saves runs of one node only"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+bool Engine::Impl::Sees(const Caller& caller, const Run& run) const {
+  return caller.privileged || caller.uid == run.uid;
+}
+
+absl::StatusOr<Run*> Engine::Impl::FindRun(const Caller& caller, const std::string& name, bool must_be_open) {
+  auto found = runs_.find(name);
+  if (found == runs_.end()) {
+    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_RUN",
+                     absl::StrCat("no run is called \"", name, "\"; its root has to be attached first"));
+  }
+  Run* run = found->second.get();
+  if (!run->open && must_be_open) {
+    return MakeError(absl::StatusCode::kUnavailable, "UNKNOWN_RUN",
+                     absl::StrCat("the root ", run->path, " is being opened and recovered; try again"));
+  }
+  if (run->open && !Sees(caller, *run)) return WrongUid(*run, caller.uid);
+  return run;
+}
+
+absl::StatusOr<Run*> Engine::Impl::RunOfCheckpointName(const Caller& caller, const std::string& name,
+                                                       std::string* tag) {
+  auto parsed = ParseCheckpointName(name);
+  if (!parsed) return Invalid(absl::StrCat("name is \"", name, "\"; it is runs/{run}/checkpoints/{tag}"));
+  *tag = parsed->second;
+  return FindRun(caller, parsed->first);
+}
+
+void Engine::Impl::AttachRoot(SessionId session, RootAttachment attachment, Reply<std::string> reply) {
+  if (session != 0 && !sessions_.contains(session)) {
+    return reply(MakeError(absl::StatusCode::kUnauthenticated, "UNKNOWN_TOKEN", "the session has ended"));
+  }
+  const std::string name = RunName(attachment.device, attachment.inode);
+  auto found = runs_.find(name);
+  if (found != runs_.end() && found->second->open) {
+    Run& run = *found->second;
+    if (attachment.uid != 0 && attachment.uid != run.uid) return reply(WrongUid(run, attachment.uid));
+    return reply(run.name);
+  }
+  if (attachment.uid == kOverflowUid) {
+    return reply(MakeError(absl::StatusCode::kPermissionDenied, "WRONG_UID",
+                           absl::StrCat("uid ", kOverflowUid, " stands for unknown users and owns no run")));
+  }
+  if (found == runs_.end()) {
+    auto run = std::make_unique<Run>();
+    run->name = name;
+    run->path = attachment.path;
+    run->device = attachment.device;
+    run->inode = attachment.inode;
+    run->uid = attachment.uid;
+    run->io = attachment.make_io();
+    Run* raw = run.get();
+    found = runs_.emplace(name, std::move(run)).first;
+    raw->waiting_for_open.push_back(std::move(reply));
+    raw->io->Open(
+        [this, raw](absl::StatusOr<RootSnapshot> snapshot) { OnRootOpened(raw, std::move(snapshot)); });
+    return;
+  }
+  if (attachment.uid != 0 && attachment.uid != found->second->uid) {
+    return reply(WrongUid(*found->second, attachment.uid));
+  }
+  found->second->waiting_for_open.push_back(std::move(reply));
+}
+
+void Engine::Impl::OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot) {
+  std::vector<Reply<std::string>> waiting = std::move(run->waiting_for_open);
+  run->waiting_for_open.clear();
+  if (!snapshot.ok()) {
+    const absl::Status why = Annotate(snapshot.status(), absl::StrCat("opening the root ", run->path));
+    observer_->OnWarning(std::string(why.message()));
+    runs_.erase(run->name);  // The next attach tries anew.
+    for (auto& reply : waiting) reply(why);
+    return;
+  }
+  Adopt(run, *std::move(snapshot));
+  run->open = true;
+  observer_->OnRootOpened(run->name, run->path, run->probe);
+  for (auto& reply : waiting) reply(run->name);
+  EmptyTrash(run);
+}
+
+// Takes over what a scan of the root found.
+void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
+  for (const RecoveredSave& save : snapshot.recovered) {
+    observer_->OnInfo(absl::StrCat("recovery of ", run->path, ": ", save.tag, " (sequence ", save.sequence,
+                                   ") ", save.published ? "published: " : "removed: ", save.why));
+  }
+  for (const RootStore::Damaged& damaged : snapshot.damaged) {
+    observer_->OnWarning(
+        absl::StrCat("checkpoint ", run->path, "/", damaged.tag,
+                     " is damaged and is not offered: ", std::string(damaged.status.message())));
+  }
+  run->probe = std::move(snapshot.probe);
+  run->free_bytes = run->probe.free_bytes;
+  run->committed = std::move(snapshot.committed);
+  run->damaged = std::move(snapshot.damaged);
+  run->trash_bytes = snapshot.trash_bytes;
+  run->read_only = false;
+  if (run->ledger != nullptr) return;  // A rescan: what the ledger knows is newer.
+  storage::v1::RunRecord record = std::move(snapshot.run_record);
+  if (record.format_version() != 0) run->uid = static_cast<uid_t>(record.uid());
+  record.set_uid(static_cast<int>(run->uid));
+  record.set_path(run->path);
+  if (record.has_num_kept_ckpts()) run->num_kept_ckpts = record.num_kept_ckpts();
+  for (const storage::v1::Outcome& outcome : record.outcomes()) {
+    if (outcome.level() >= v1::FAILED) run->failures.push_back(FromOutcome(*run, outcome));
+  }
+  while (run->failures.size() > kRememberedFailures) run->failures.pop_front();
+  run->ledger = std::make_unique<LocalLedger>(
+      std::move(record), snapshot.highest_sequence,
+      [io = run->io.get()](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
+        io->SaveRunRecord(what, std::move(done));
+      });
+  // What the current attempt resumes from stays until it has committed one of its own.
+  const int64_t active = run->ledger->active_attempt();
+  const std::optional<Ledger::ResumeChoice> choice = run->ledger->DecidedResume(active);
+  const bool passed = std::any_of(run->committed.begin(), run->committed.end(), [active](const auto& entry) {
+    return entry.second.summary.attempt() == active;
+  });
+  if (choice && choice->sequence != 0 && !passed) {
+    run->held_sequence = choice->sequence;
+    run->held_for_attempt = active;
+  }
+}
+
+Member* Engine::Impl::FindMember(Run* run, SessionId session, int rank) {
+  for (Member& member : run->members) {
+    if (member.session == session && member.rank == rank) return &member;
+  }
+  return nullptr;
+}
+
+Member* Engine::Impl::FindRank(Run* run, int64_t attempt, int rank) {
+  for (Member& member : run->members) {
+    if (member.attempt == attempt && member.rank == rank) return &member;
+  }
+  return nullptr;
+}
+
+void Engine::Impl::JoinRun(const Caller& caller, const v1::JoinRunRequest& request,
+                           Reply<v1::JoinRunResponse> reply) {
+  auto session = sessions_.find(caller.session);
+  if (session == sessions_.end()) {
+    return reply(MakeError(absl::StatusCode::kUnauthenticated, "UNKNOWN_TOKEN", "JoinRun needs a session"));
+  }
+  absl::StatusOr<Run*> run = FindRun(caller, request.root());
+  if (!run.ok()) return reply(run.status());
+  if (absl::Status wrong = CheckJoin(request); !wrong.ok()) return reply(wrong);
+  const std::string& known_id = (*run)->ledger->record().run_id();
+  if (!request.run_id().empty() && !known_id.empty() && request.run_id() != known_id) {
+    return reply(MakeError(absl::StatusCode::kFailedPrecondition, "RUN_ID_MISMATCH",
+                           absl::StrCat("run_id is \"", request.run_id(), "\", but the root ", (*run)->path,
+                                        " holds run \"", known_id, "\"; use another root or that id")));
+  }
+  Ledger::JoinSpec spec;
+  spec.rank = request.rank();
+  spec.world_size = request.world_size();
+  spec.launch_id = request.launch_id();
+  spec.instance = session->second.client_instance;
+  spec.requested_attempt = request.attempt();
+  spec.run_id = request.run_id();
+  (*run)->ledger->Join(spec, [this, id = caller.session, name = (*run)->name, request,
+                              reply = std::move(reply)](absl::StatusOr<int64_t> attempt) mutable {
+    Joined(id, name, request, std::move(attempt), std::move(reply));
+  });
+}
+
+void Engine::Impl::Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
+                          absl::StatusOr<int64_t> attempt, Reply<v1::JoinRunResponse> reply) {
+  auto run = runs_.find(run_name);
+  auto info = sessions_.find(session);
+  if (run == runs_.end() || info == sessions_.end()) {
+    return reply(MakeError(absl::StatusCode::kUnauthenticated, "UNKNOWN_TOKEN", "the session has ended"));
+  }
+  if (!attempt.ok()) return reply(attempt.status());
+  Run* r = run->second.get();
+  // A process that reconnects has a new session: the old one's membership is over.
+  std::erase_if(r->members, [&](const Member& member) {
+    return member.rank == request.rank() && member.instance == info->second.client_instance;
+  });
+  r->members.push_back(
+      Member{session, info->second.client_instance, request.rank(), request.world_size(), *attempt});
+  ReportOrphans(r, *attempt, request);
+  v1::JoinRunResponse response;
+  response.set_run(r->name);
+  response.set_attempt(*attempt);
+  response.set_run_id(request.run_id().empty() ? r->ledger->record().run_id() : request.run_id());
+  reply(std::move(response));
+}
+
+// Saves that were staged with a daemon that is gone, and that its successor did not find complete on disk.
+void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
+  for (const v1::SaveKey& key : request.orphaned()) {
+    const SaveId id{attempt, key.tag(), key.ordinal()};
+    if (PastSave(run, id)) continue;
+    bool known = false;
+    for (auto& entry : run->saves) {
+      if (entry.second->key != id) continue;
+      known = true;
+      auto part = entry.second->parts.find(request.rank());
+      // The rank sealed it with the old daemon; others have begun it anew with this one.
+      if (part != entry.second->parts.end() && !part->second.begun) {
+        FailSave(entry.second.get(),
+                 MakeError(absl::StatusCode::kAborted, "STAGED_LOST",
+                           absl::StrCat("rank ", request.rank(), " had staged its part of ", id.tag,
+                                        " with a daemon that has ended since; save again"),
+                           {{"tag", id.tag}, {"ranks", absl::StrCat(request.rank())}}));
+      }
+      break;
+    }
+    if (known) continue;
+    storage::v1::Outcome outcome;
+    outcome.set_tag(id.tag);
+    outcome.set_ordinal(id.ordinal);
+    outcome.set_attempt(attempt);
+    outcome.set_level(v1::FAILED);
+    outcome.set_reason("STAGED_LOST");
+    outcome.set_code(static_cast<int>(absl::StatusCode::kAborted));
+    outcome.set_message(absl::StrCat("rank ", request.rank(), " had staged its part of ", id.tag,
+                                     " with a daemon that has ended since; save again"));
+    outcome.add_ranks(request.rank());
+    outcome.set_time_us(clock_->UnixMicros());
+    run->failures.push_back(FromOutcome(*run, outcome));
+    observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", outcome.message()));
+    run->ledger->RecordOutcome(outcome);
+  }
+}
+
+// From now on `active_attempt` acts: what older trainers have not fully sealed ends.
+void Engine::Impl::FenceOff(Run* run, int64_t active_attempt) {
+  std::vector<Save*> over;
+  for (auto& entry : run->saves) {
+    Save* save = entry.second.get();
+    if (save->key.attempt < active_attempt && !save->sealed() && save->phase != SavePhase::kFailing) {
+      over.push_back(save);
+    }
+  }
+  for (Save* save : over) {
+    FailSave(save, MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
+                             absl::StrCat("attempt ", active_attempt, " of this run has begun or resumed"),
+                             {{"tag", save->key.tag}}));
+  }
+}
+
+void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
+  auto info = sessions_.find(session);
+  if (info == sessions_.end()) return;
+  const std::string instance = info->second.client_instance;
+  sessions_.erase(info);
+  bool instance_lives = false;
+  for (const auto& other : sessions_) instance_lives |= other.second.client_instance == instance;
+
+  std::vector<std::pair<Save*, int>> lost;
+  for (auto& entry : runs_) {
+    Run* run = entry.second.get();
+    for (auto& item : run->saves) {
+      Save* save = item.second.get();
+      for (auto& part : save->parts) {
+        const bool unsealed = part.second.begun && !part.second.sealed && part.second.session == session;
+        if (unsealed && save->phase != SavePhase::kFailing && save->phase != SavePhase::kEnded) {
+          lost.emplace_back(save, part.first);
+          break;
+        }
+      }
+    }
+    std::erase_if(run->members, [session](const Member& member) { return member.session == session; });
+    std::erase_if(run->resumes,
+                  [session](const PendingResume& pending) { return pending.session == session; });
+    if (!instance_lives && run->ledger != nullptr) run->ledger->ProcessEnded(instance);
+  }
+  for (auto& [save, rank] : lost) {
+    FailSave(save, MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
+                             absl::StrCat("the trainer of rank ", rank, " ended before it sealed its part (",
+                                          why, ")"),
+                             {{"tag", save->key.tag}, {"ranks", absl::StrCat(rank)}}));
+  }
+  for (auto lease = leases_.begin(); lease != leases_.end();) {
+    auto current = lease++;
+    if (current->second.session == session) CloseLease(current);
+  }
+  pool_->SessionEnded(session);
+  TryAdmitAll();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,84 @@
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/engine_impl.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+constexpr int64_t kLargestFile = int64_t{1} << 62;
+constexpr int kMostMetrics = 32;
+
+absl::Status Invalid(const std::string& message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
+}
+
+}  // namespace
+
+absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& files) {
+  int64_t sum = 0;
+  for (const v1::FileSpec& file : files) {
+    CKPTD_RETURN_IF_ERROR(CheckFilePath(file.path()));
+    if (file.size_bytes() < 0 || file.size_bytes() > kLargestFile || sum > kLargestFile - file.size_bytes()) {
+      return Invalid(absl::StrCat("size_bytes of file ", file.path(), " is ", file.size_bytes(),
+                                  "; sizes and their sum are in [0, 2^62]"));
+    }
+    sum += file.size_bytes();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(request.key().tag()));
+  if (request.key().rank() < 0 || request.key().rank() >= world_size) {
+    return Invalid(absl::StrCat("rank is ", request.key().rank(), "; it is in [0, ", world_size, ")"));
+  }
+  if (request.key().ordinal() < 1) {
+    return Invalid(absl::StrCat("ordinal is ", request.key().ordinal(), "; it counts from 1"));
+  }
+  if (request.has_num_kept_ckpts() && request.num_kept_ckpts() < 1) {
+    return Invalid(absl::StrCat("num_kept_ckpts is ", request.num_kept_ckpts(),
+                                "; it is at least 1, and leaving it out keeps all"));
+  }
+  if (request.metrics_size() > kMostMetrics) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "METRICS_TOO_LARGE",
+                     absl::StrCat(request.metrics_size(), " metrics; at most ", kMostMetrics));
+  }
+  for (const auto& metric : request.metrics()) {
+    if (metric.first.empty() || metric.first.size() > 64) {
+      return MakeError(
+          absl::StatusCode::kInvalidArgument, "METRICS_TOO_LARGE",
+          absl::StrCat("a metric's name has ", metric.first.size(), " characters; it has 1 to 64"));
+    }
+  }
+  return CheckFiles(request.files());
+}
+
+absl::StatusOr<Duration> CheckDuration(bool set, const google::protobuf::Duration& value, const char* field,
+                                       Duration otherwise, Duration least, Duration most) {
+  if (!set) return otherwise;
+  const bool in_range = value.seconds() >= 0 && value.seconds() <= 315'576'000'000 && value.nanos() >= 0 &&
+                        value.nanos() < 1'000'000'000;
+  const double seconds = static_cast<double>(value.seconds()) + value.nanos() * 1e-9;
+  if (!in_range || seconds < std::chrono::duration<double>(least).count() ||
+      seconds > std::chrono::duration<double>(most).count()) {
+    return Invalid(absl::StrCat(field, " is ", seconds, " s; it is in [",
+                                std::chrono::duration<double>(least).count(), " s, ",
+                                std::chrono::duration<double>(most).count(), " s]"));
+  }
+  return std::chrono::seconds(value.seconds()) + Duration(value.nanos());
+}
+
+std::optional<std::pair<std::string, std::string>> ParseCheckpointName(const std::string& name) {
+  constexpr std::string_view kMiddle = "/checkpoints/";
+  const size_t at = name.find(kMiddle);
+  if (!name.starts_with("runs/") || at == std::string::npos) return std::nullopt;
+  std::string tag = name.substr(at + kMiddle.size());
+  if (tag.empty() || tag.find('/') != std::string::npos) return std::nullopt;
+  return std::pair(name.substr(0, at), std::move(tag));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,184 @@
+#include "daemon/memory/segment_memory.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd {
+namespace {
+
+constexpr int64_t kHugePage = 2 << 20;
+constexpr int64_t kPopulateStep = 64 << 20;  // Between two looks at `stop`.
+constexpr char kShmemEnabled[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+
+absl::Status NoMemory(int64_t size, const std::string& why) {
+  return MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
+                   absl::StrCat("no memory for a segment of ", size >> 20, " MiB: ", why));
+}
+
+absl::Status NoMemory(int64_t size, std::string_view what, int error_number) {
+  return NoMemory(size, std::string(ErrnoError(error_number, what).message()));
+}
+
+// A field of /proc/meminfo in bytes; -1 when it is not there.
+int64_t MemInfo(std::string_view field) {
+  std::ifstream file("/proc/meminfo");
+  std::string name, unit;
+  for (int64_t kib = 0; file >> name >> kib; std::getline(file, unit)) {
+    if (name == field) return kib << 10;
+  }
+  return -1;
+}
+
+// Whoever populates the machine's last memory calls the OOM killer onto the trainers. So some of it stays
+// free.
+absl::Status CheckAvailable(int64_t size) {
+  const int64_t available = MemInfo("MemAvailable:");
+  const int64_t kept = MemInfo("MemTotal:") / 32;
+  if (available < 0 || available >= size + kept) return absl::OkStatus();
+  return NoMemory(size, absl::StrCat("the machine has ", available >> 20, " MiB available, of which ",
+                                     kept >> 20, " MiB are left to others; make pool.bytes smaller"));
+}
+
+// Whether the pages of the mapping that starts at `data` are huge. Mappings are placed downwards, so the
+// newest is among the first lines.
+bool MappedHuge(const std::byte* data, int64_t size) {
+  std::ifstream smaps("/proc/self/smaps");
+  const uintptr_t wanted = reinterpret_cast<uintptr_t>(data);
+  bool ours = false;
+  for (std::string line; std::getline(smaps, line);) {
+    uintptr_t first = 0, last = 0;
+    int64_t kib = 0;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &first, &last) == 2) {
+      if (ours) return false;
+      ours = first <= wanted && wanted < last;
+    } else if (ours && std::sscanf(line.c_str(), "ShmemPmdMapped: %" SCNd64, &kib) == 1) {
+      return (kib << 10) >= size;
+    }
+  }
+  return false;
+}
+
+// A mapping of `fd` that starts on a huge page's boundary.
+absl::StatusOr<std::byte*> MapAligned(int fd, int64_t size) {
+  void* range =
+      mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) return NoMemory(size, "mmap", errno);
+  const uintptr_t start = reinterpret_cast<uintptr_t>(range);
+  const uintptr_t aligned = (start + kHugePage - 1) & ~static_cast<uintptr_t>(kHugePage - 1);
+  if (aligned > start) munmap(range, aligned - start);
+  std::byte* data = reinterpret_cast<std::byte*>(aligned);
+  munmap(data + size, start + kHugePage - aligned);
+  if (mmap(data, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    // No munmap: the kernel has taken the reservation away before it failed, and another thread's memory may
+    // be there now.
+    return NoMemory(size, "mmap", errno);
+  }
+  return data;
+}
+
+}  // namespace
+
+const char* PageKindName(PageKind kind) {
+  switch (kind) {
+    case PageKind::kPlain:
+      return "plain";
+    case PageKind::kTransparent:
+      return "transparent";
+    case PageKind::kHugetlb:
+      return "hugetlb";
+  }
+  return "?";
+}
+
+SegmentMemory::SegmentMemory(SegmentMemory&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(other.size_),
+      pages_(other.pages_) {}
+
+SegmentMemory& SegmentMemory::operator=(SegmentMemory&& other) noexcept {
+  if (this == &other) return *this;
+  Free();
+  fd_ = std::move(other.fd_);
+  data_ = std::exchange(other.data_, nullptr);
+  size_ = other.size_;
+  pages_ = other.pages_;
+  return *this;
+}
+
+SegmentMemory::~SegmentMemory() { Free(); }
+
+void SegmentMemory::Free() {
+  if (data_ != nullptr) munmap(data_, size_);
+  data_ = nullptr;
+  // A failure would leave the pages to the last holder of the memfd; there is nothing else to try.
+  if (fd_) (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_);
+  fd_.reset();
+}
+
+absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wanted,
+                                                    const std::atomic<bool>& stop) {
+  const bool hugetlb = wanted == PageKind::kHugetlb;
+  SegmentMemory memory;
+  memory.size_ = size;
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (hugetlb ? MFD_HUGETLB | MFD_HUGE_2MB : 0);
+  memory.fd_.reset(memfd_create("ckptd-segment", flags));
+  if (!memory.fd_) return NoMemory(size, "memfd_create", errno);
+  if (fchmod(memory.fd(), 0600) != 0 || ftruncate(memory.fd(), size) != 0)
+    return NoMemory(size, "ftruncate", errno);
+  if (fcntl(memory.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return NoMemory(size, "F_ADD_SEALS", errno);
+  }
+  // For reserved pages this is where the kernel says whether there are enough of them.
+  CKPTD_ASSIGN_OR_RETURN(memory.data_, MapAligned(memory.fd(), size));
+  // Advice: without it the memory is as good, but for its speed.
+  madvise(memory.data_, size, MADV_DONTDUMP);
+  if (wanted == PageKind::kTransparent) madvise(memory.data_, size, MADV_HUGEPAGE);
+  if (wanted == PageKind::kPlain) madvise(memory.data_, size, MADV_NOHUGEPAGE);
+  for (int64_t done = 0; done < size; done += kPopulateStep) {
+    if (stop.load(std::memory_order_relaxed)) return absl::CancelledError("the pool is closing");
+    if (madvise(memory.data_ + done, std::min(kPopulateStep, size - done), MADV_POPULATE_WRITE) != 0) {
+      return NoMemory(size, "populating", errno);
+    }
+  }
+  const bool huge = wanted == PageKind::kTransparent && MappedHuge(memory.data_, size);
+  memory.pages_ = hugetlb ? PageKind::kHugetlb : huge ? PageKind::kTransparent : PageKind::kPlain;
+  return memory;
+}
+
+absl::StatusOr<SegmentMemory> SegmentMemory::Make(int64_t size, PagePolicy pages,
+                                                  const std::atomic<bool>& stop) {
+  if (pages == PagePolicy::kAuto) {
+    absl::StatusOr<SegmentMemory> reserved = MakeOf(size, PageKind::kHugetlb, stop);
+    if (reserved.ok()) return reserved;
+  }
+  CKPTD_RETURN_IF_ERROR(CheckAvailable(size));
+  return MakeOf(size, pages == PagePolicy::kPlain ? PageKind::kPlain : PageKind::kTransparent, stop);
+}
+
+std::string PlainPagesAdvice(int64_t pool_bytes) {
+  std::ifstream file(kShmemEnabled);
+  std::string setting;
+  if (!std::getline(file, setting)) setting = "(not there)";
+  return absl::StrCat(
+      "segments are on plain 4 KiB pages, which about halves the speed of direct writes: ", kShmemEnabled,
+      " is '", setting, "' and no huge pages are reserved; as root, `echo advise > ", kShmemEnabled,
+      "` or `sysctl vm.nr_hugepages=", pool_bytes / kHugePage, "`, then restart ckptd");
+}
+
+}  // namespace ckptd

@@ -1,0 +1,132 @@
+// The daemon's memory for checkpoints: segments, each one memfd, size-locked (F_SEAL_SHRINK | F_SEAL_GROW |
+// F_SEAL_SEAL), mapped here, populated before it is lent.
+//
+// A segment is lent to one session and never to another: when that session ends, or its idle segments are
+// reclaimed, the memory is punched out, the memfd closed, and a new one is made and populated in its place.
+// Idle segments of a session are lent to it again first, lowest id first.
+//
+// Used on the engine's thread only. Populating (0.5 to 1.8 GB/s) happens on a thread of the pool's own, which
+// hands results back through `post`.
+#ifndef CKPTD_DAEMON_MEMORY_SEGMENT_POOL_H_
+#define CKPTD_DAEMON_MEMORY_SEGMENT_POOL_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+
+namespace ckptd {
+
+using SessionId = int64_t;  // >= 1; 0: no session yet.
+using SegmentId = int64_t;  // >= 1.
+
+enum class PagePolicy { kAuto, kTransparent, kPlain };
+
+struct SegmentPoolOptions {
+  int64_t bytes = 0;                 // Budget; rounded down to whole segments, at least 4 of them.
+  int64_t segment_bytes = 0;         // Power of two >= 2 MiB.
+  int64_t populate_ahead_bytes = 0;  // <= bytes.
+  PagePolicy pages = PagePolicy::kAuto;
+};
+
+// A lent segment as the engine sees it: its memory in this process.
+struct SegmentRef {
+  SegmentId id = 0;
+  std::byte* data = nullptr;
+  int64_t size = 0;
+};
+
+// What one rank of a checkpoint needs.
+struct SegmentDemand {
+  SessionId session = 0;  // 0: the rank has not come yet; taken from what is lent to nobody.
+  int count = 0;          // Segments.
+};
+
+// Room for all ranks of one checkpoint; see SegmentPool::Reserve. An opaque number.
+using ReservationId = int64_t;
+
+struct PoolUsage {
+  int64_t total_bytes = 0;
+  int64_t used_bytes = 0;   // Reserved or drawn for checkpoints.
+  int64_t lent_bytes = 0;   // Lent and idle.
+  int64_t ready_bytes = 0;  // Populated, lent to nobody.
+  std::string pages;        // "hugetlb", "transparent" or "plain": what most of the pool got.
+};
+
+// For the hand-off: called on the thread of the hand-off server, so thread-safe.
+class SegmentDirectory {
+ public:
+  virtual ~SegmentDirectory() = default;
+  struct Descriptor {
+    int fd = -1;  // A duplicate, owned by the caller.
+    int64_t size = 0;
+    bool huge = false;
+  };
+  // NOT_FOUND, reason UNKNOWN_SEGMENT, when `id` is not lent to `session`.
+  virtual absl::StatusOr<Descriptor> Find(SessionId session, SegmentId id) = 0;
+};
+
+class SegmentPool {
+ public:
+  using Post =
+      std::function<void(absl::AnyInvocable<void()>)>;  // Runs it on the engine's thread; thread-safe.
+  // Starts populating ahead. Never fails for want of huge pages: `warn` hears of it, once, and of memory that
+  // the machine has not got. Called on the engine's thread. The pool is destroyed there, too, or when that
+  // thread has ended.
+  static std::unique_ptr<SegmentPool> Start(SegmentPoolOptions options, Post post,
+                                            std::function<void(std::string)> warn);
+  ~SegmentPool();
+
+  int64_t segment_bytes() const;
+  int capacity() const;                  // Segments.
+  int SegmentsFor(int64_t bytes) const;  // Rounded up; 0 for 0.
+
+  // Called, through `post`, whenever room has come back (a release, a session's end): somebody may retry
+  // Reserve.
+  void OnRoom(std::function<void()> callback);
+
+  // All of it or nothing, at once. Takes idle segments of the named sessions first, then what is lent to
+  // nobody, then reclaims idle segments of sessions that are not named, last what the named ones have too
+  // many of. RESOURCE_EXHAUSTED: reason POOL_TOO_SMALL when it could never fit, else POOL_EXHAUSTED, with how
+  // much was asked for and how much there is.
+  absl::StatusOr<ReservationId> Reserve(const std::vector<SegmentDemand>& demands);
+  // More for a reservation that exists; the same rules.
+  absl::Status Grow(ReservationId reservation, const SegmentDemand& demand);
+  // Gives back `count` reserved segments that were not drawn (a rank declared less than expected).
+  void Shrink(ReservationId reservation, SessionId reserved_for, int count);
+  // Hands `count` populated segments of the reservation to `session`; `done` runs on the engine's thread,
+  // perhaps at once. `reserved_for` is the session the demand named (0 when it was unknown then). Never for a
+  // session that has ended. RESOURCE_EXHAUSTED, reason POOL_EXHAUSTED, when the machine has not got the
+  // memory that the budget promised; the claim stays with the reservation, so that it may be drawn again.
+  // CANCELLED when Release or SessionEnded came first.
+  void Draw(ReservationId reservation, SessionId reserved_for, SessionId session, int count,
+            absl::AnyInvocable<void(absl::StatusOr<std::vector<SegmentRef>>)> done);
+  // The session may still write this segment of a save that has ended (its part was never sealed): it is
+  // destroyed when it is released, and retired, so that a late write meets nobody's bytes.
+  void Revoke(SegmentId segment);
+  // Segments stop belonging to the checkpoint: back to their session when it lives, else destroyed. Only when
+  // no I/O refers to them any more. (Draws that have not answered yet are answered CANCELLED.)
+  void Release(ReservationId reservation);
+  // Its idle segments are destroyed now, the others when they are released.
+  void SessionEnded(SessionId session);
+  // Ids of this session's segments that were reclaimed since the last call: the client should unmap them.
+  std::vector<SegmentId> TakeRetired(SessionId session);
+
+  PoolUsage usage() const;
+  SegmentDirectory& directory();
+
+ private:
+  SegmentPool();
+  class Impl;
+  std::shared_ptr<Impl>
+      impl_;  // Shared with nobody for long: what the pool's thread posts looks whether it is still there.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_MEMORY_SEGMENT_POOL_H_

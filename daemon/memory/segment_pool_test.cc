@@ -1,0 +1,613 @@
+#include "daemon/memory/segment_pool.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "storage/base/mutex.h"
+#include "storage/base/unique_fd.h"
+
+namespace ckptd {
+namespace {
+
+constexpr int64_t kSegment = 2 << 20;
+using Refs = absl::StatusOr<std::vector<SegmentRef>>;
+
+// The engine's thread: the test runs what is posted to it.
+class Mailbox {
+ public:
+  void Post(absl::AnyInvocable<void()> work) {
+    MutexLock lock(mutex_);
+    posted_.push_back(std::move(work));
+    changed_.Signal();
+  }
+
+  // Runs what is posted until `condition` holds; false when it does not within a minute.
+  bool RunUntil(const std::function<bool()>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!condition()) {
+      absl::AnyInvocable<void()> work;
+      {
+        MutexLock lock(mutex_);
+        while (posted_.empty()) {
+          const auto left = deadline - std::chrono::steady_clock::now();
+          if (left.count() <= 0) return false;
+          changed_.WaitFor(mutex_, left);
+        }
+        work = std::move(posted_.front());
+        posted_.pop_front();
+      }
+      work();
+    }
+    return true;
+  }
+
+  bool RunOne() {
+    absl::AnyInvocable<void()> work;
+    {
+      MutexLock lock(mutex_);
+      if (posted_.empty()) return false;
+      work = std::move(posted_.front());
+      posted_.pop_front();
+    }
+    work();
+    return true;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<absl::AnyInvocable<void()>> posted_ ABSL_GUARDED_BY(mutex_);
+};
+
+class SegmentPoolTest : public testing::Test {
+ protected:
+  void Make(int segments, int ahead, PagePolicy pages = PagePolicy::kPlain) {
+    SegmentPoolOptions options;
+    options.bytes = segments * kSegment;
+    options.segment_bytes = kSegment;
+    options.populate_ahead_bytes = ahead * kSegment;
+    options.pages = pages;
+    pool_ = SegmentPool::Start(
+        options, [this](absl::AnyInvocable<void()> work) { mailbox_.Post(std::move(work)); },
+        [this](std::string warning) { warnings_.push_back(std::move(warning)); });
+  }
+
+  ReservationId Reserve(std::vector<SegmentDemand> demands) {
+    absl::StatusOr<ReservationId> id = pool_->Reserve(demands);
+    EXPECT_TRUE(id.ok()) << id.status();
+    return id.value_or(0);
+  }
+
+  std::shared_ptr<std::optional<Refs>> StartDraw(ReservationId id, SessionId reserved_for, SessionId session,
+                                                 int count) {
+    auto answer = std::make_shared<std::optional<Refs>>();
+    pool_->Draw(id, reserved_for, session, count, [answer](Refs refs) {
+      ASSERT_FALSE(answer->has_value()) << "answered twice";
+      *answer = std::move(refs);
+    });
+    return answer;
+  }
+
+  std::vector<SegmentRef> Draw(ReservationId id, SessionId reserved_for, SessionId session, int count) {
+    auto answer = StartDraw(id, reserved_for, session, count);
+    EXPECT_TRUE(mailbox_.RunUntil([&] { return answer->has_value(); }));
+    if (!answer->has_value()) return {};
+    EXPECT_TRUE((*answer)->ok()) << (*answer)->status();
+    return (*answer)->value_or(std::vector<SegmentRef>());
+  }
+
+  std::vector<SegmentId> Ids(const std::vector<SegmentRef>& refs) {
+    std::vector<SegmentId> ids;
+    for (const SegmentRef& ref : refs) ids.push_back(ref.id);
+    return ids;
+  }
+
+  UniqueFd Fetch(SessionId session, SegmentId id) {
+    auto found = pool_->directory().Find(session, id);
+    EXPECT_TRUE(found.ok()) << found.status();
+    return found.ok() ? UniqueFd(found->fd) : UniqueFd();
+  }
+
+  std::string FetchReason(SessionId session, SegmentId id) {
+    auto found = pool_->directory().Find(session, id);
+    if (!found.ok()) return ReasonOf(found.status());
+    UniqueFd closed(found->fd);
+    return "";
+  }
+
+  Mailbox mailbox_;
+  std::vector<std::string> warnings_;
+  std::unique_ptr<SegmentPool> pool_;
+};
+
+int64_t BytesHeld(int fd) {
+  struct stat info {};
+  EXPECT_EQ(fstat(fd, &info), 0);
+  return info.st_blocks * 512;
+}
+
+TEST_F(SegmentPoolTest, PopulatesAheadOfNeedAndNotMore) {
+  Make(8, 3);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 3 * kSegment; }));
+  EXPECT_EQ(pool_->usage().total_bytes, 8 * kSegment);
+  EXPECT_EQ(pool_->usage().pages, "plain");
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+  EXPECT_TRUE(warnings_.empty()) << warnings_[0];  // Plain pages were asked for.
+  EXPECT_EQ(pool_->SegmentsFor(0), 0);
+  EXPECT_EQ(pool_->SegmentsFor(1), 1);
+  EXPECT_EQ(pool_->SegmentsFor(kSegment), 1);
+  EXPECT_EQ(pool_->SegmentsFor(kSegment + 1), 2);
+}
+
+TEST_F(SegmentPoolTest, ASegmentIsZeroedSizeLockedAndTheSameMemoryForBothSides) {
+  Make(4, 4);
+  const auto refs = Draw(Reserve({{1, 1}}), 1, 1, 1);
+  ASSERT_EQ(refs.size(), 1u);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(refs[0].data) % kSegment, 0u);
+  EXPECT_TRUE(
+      std::all_of(refs[0].data, refs[0].data + kSegment, [](std::byte b) { return b == std::byte{0}; }));
+  UniqueFd fd = Fetch(1, refs[0].id);
+  EXPECT_EQ(fcntl(fd.get(), F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL),
+            F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  EXPECT_NE(ftruncate(fd.get(), 0), 0);
+  EXPECT_NE(ftruncate(fd.get(), 2 * kSegment), 0);
+  EXPECT_EQ(BytesHeld(fd.get()), kSegment);
+  ASSERT_EQ(pwrite(fd.get(), "hello", 5, 4096), 5);
+  EXPECT_EQ(std::memcmp(refs[0].data + 4096, "hello", 5), 0);
+  EXPECT_TRUE(fcntl(fd.get(), F_GETFD) & FD_CLOEXEC);
+}
+
+TEST_F(SegmentPoolTest, WarnsOnceOfPlainPagesThatWereNotAskedFor) {
+  Make(4, 4, PagePolicy::kAuto);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
+  RecordProperty("pages", pool_->usage().pages);
+  if (pool_->usage().pages == "plain") {
+    ASSERT_EQ(warnings_.size(), 1u);
+    EXPECT_THAT(warnings_[0], testing::HasSubstr("shmem_enabled"));
+    EXPECT_THAT(warnings_[0], testing::HasSubstr("nr_hugepages=4"));
+  } else {
+    EXPECT_TRUE(warnings_.empty()) << warnings_[0];
+  }
+  const auto refs = Draw(Reserve({{1, 1}}), 1, 1, 1);
+  auto found = pool_->directory().Find(1, refs.at(0).id);
+  ASSERT_TRUE(found.ok());
+  UniqueFd fd(found->fd);
+  EXPECT_EQ(found->huge, pool_->usage().pages != "plain");
+}
+
+TEST_F(SegmentPoolTest, ASessionGetsItsOwnSegmentsBackLowestIdFirst) {
+  Make(6, 6);
+  const ReservationId first = Reserve({{1, 3}});
+  const std::vector<SegmentId> ids = Ids(Draw(first, 1, 1, 3));
+  pool_->Release(first);
+  EXPECT_EQ(pool_->usage().lent_bytes, 3 * kSegment);
+  const ReservationId second = Reserve({{1, 2}});
+  EXPECT_EQ(Ids(Draw(second, 1, 1, 2)), (std::vector<SegmentId>{ids[0], ids[1]}));
+  EXPECT_THAT(pool_->TakeRetired(1), testing::IsEmpty());
+}
+
+TEST_F(SegmentPoolTest, SegmentsNeverCrossSessions) {
+  Make(4, 4);
+  std::map<SegmentId, SessionId> owner;
+  for (int round = 0; round < 6; ++round) {
+    for (SessionId session = 1; session <= 3; ++session) {
+      const ReservationId id = Reserve({{session, 3}});
+      for (const SegmentRef& ref : Draw(id, session, session, 3)) {
+        EXPECT_EQ(owner.try_emplace(ref.id, session).first->second, session);
+        // Nothing of what another session wrote.
+        for (int64_t offset = 0; offset < kSegment; offset += 4096) {
+          const int written = static_cast<int>(ref.data[offset]);
+          EXPECT_TRUE(written == 0 || written == session) << written << " in session " << session;
+          ref.data[offset] = static_cast<std::byte>(session);
+        }
+        for (SessionId other = 1; other <= 3; ++other) {
+          EXPECT_EQ(FetchReason(other, ref.id), other == session ? "" : "UNKNOWN_SEGMENT");
+        }
+      }
+      pool_->Release(id);
+    }
+  }
+}
+
+TEST_F(SegmentPoolTest, ReclaimingPunchesTheMemoryOutAlthoughTheClientHoldsIt) {
+  Make(4, 4);
+  const ReservationId first = Reserve({{1, 4}});
+  const auto refs = Draw(first, 1, 1, 4);
+  UniqueFd held = Fetch(1, refs.back().id);
+  void* mapped = mmap(nullptr, kSegment, PROT_READ | PROT_WRITE, MAP_SHARED, held.get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  std::memset(refs.back().data, 7, kSegment);
+  pool_->Release(first);
+  EXPECT_EQ(pool_->usage().lent_bytes, 4 * kSegment);
+
+  const ReservationId second = Reserve({{2, 1}});  // The pool is full of idle segments of session 1.
+  const auto taken = Draw(second, 2, 2, 1);
+  // It was freed before the new one was made.
+  EXPECT_EQ(BytesHeld(held.get()), 0);
+  EXPECT_EQ(static_cast<char*>(mapped)[0], 0);  // No SIGBUS.
+  munmap(mapped, kSegment);
+  EXPECT_THAT(pool_->TakeRetired(1), testing::ElementsAre(refs.back().id));
+  EXPECT_THAT(pool_->TakeRetired(1), testing::IsEmpty());
+  EXPECT_THAT(pool_->TakeRetired(2), testing::IsEmpty());
+  EXPECT_EQ(FetchReason(1, refs.back().id), "UNKNOWN_SEGMENT");
+  EXPECT_EQ(FetchReason(1, refs.front().id), "");
+  EXPECT_EQ(pool_->usage().lent_bytes, 3 * kSegment);
+}
+
+TEST_F(SegmentPoolTest, ReclaimsOfSessionsThatAreNotNamedFirst) {
+  Make(4, 4);
+  const ReservationId one = Reserve({{1, 2}});
+  const ReservationId two = Reserve({{2, 2}});
+  Draw(one, 1, 1, 2);
+  Draw(two, 2, 2, 2);
+  pool_->Release(one);  // Unused for longer than those of session 2.
+  pool_->Release(two);
+  Reserve({{1, 1}, {3, 2}});
+  EXPECT_THAT(pool_->TakeRetired(1), testing::IsEmpty());
+  EXPECT_THAT(pool_->TakeRetired(2), testing::SizeIs(2));
+}
+
+TEST_F(SegmentPoolTest, ReclaimsWhatANamedSessionHasTooManyOf) {
+  Make(4, 4);
+  const ReservationId before = Reserve({{1, 4}});
+  Draw(before, 1, 1, 4);
+  pool_->Release(before);
+  const ReservationId after = Reserve({{1, 1}, {2, 3}});
+  EXPECT_THAT(pool_->TakeRetired(1), testing::SizeIs(3));
+  EXPECT_THAT(Draw(after, 2, 2, 3), testing::SizeIs(3));
+  EXPECT_THAT(Draw(after, 1, 1, 1), testing::SizeIs(1));
+}
+
+TEST_F(SegmentPoolTest, TellsAPoolThatIsTooSmallFromOneThatIsInUse) {
+  Make(4, 0);
+  absl::Status never = pool_->Reserve({{1, 3}, {2, 2}}).status();
+  EXPECT_EQ(never.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(never), "POOL_TOO_SMALL");
+  EXPECT_THAT(std::string(never.message()), testing::HasSubstr("5 segments (10 MiB)"));
+  EXPECT_EQ(pool_->usage().used_bytes, 0);  // Nothing or all of it.
+
+  const ReservationId id = Reserve({{1, 3}});
+  absl::Status now = pool_->Reserve({{2, 2}}).status();
+  EXPECT_EQ(now.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(now), "POOL_EXHAUSTED");
+  EXPECT_EQ(ReasonOf(pool_->Grow(id, {1, 2})), "POOL_TOO_SMALL");
+  EXPECT_TRUE(pool_->Grow(id, {1, 1}).ok());
+  EXPECT_EQ(pool_->usage().used_bytes, 4 * kSegment);
+  const ReservationId empty = Reserve({});
+  EXPECT_EQ(ReasonOf(pool_->Grow(empty, {2, 1})), "POOL_EXHAUSTED");
+}
+
+TEST_F(SegmentPoolTest, HintsAtRoomAfterReleaseShrinkAndSessionEnd) {
+  Make(4, 0);
+  int room = 0;
+  pool_->OnRoom([&] { ++room; });
+  const ReservationId one = Reserve({{1, 2}});
+  const ReservationId two = Reserve({{2, 2}});
+  Draw(two, 2, 2, 2);
+  EXPECT_EQ(room, 0);
+  pool_->Shrink(one, 1, 1);
+  EXPECT_EQ(room, 0) << "inside the call";
+  EXPECT_TRUE(mailbox_.RunUntil([&] { return room == 1; }));
+  Reserve({{3, 1}});
+  pool_->Release(one);
+  EXPECT_TRUE(mailbox_.RunUntil([&] { return room == 2; }));
+  pool_->Release(two);
+  EXPECT_TRUE(mailbox_.RunUntil([&] { return room == 3; }));
+  pool_->SessionEnded(2);
+  EXPECT_TRUE(mailbox_.RunUntil([&] { return room == 4; }));
+  EXPECT_EQ(pool_->usage().lent_bytes, 0);
+}
+
+TEST_F(SegmentPoolTest, ADrawThatWaitsIsCancelledByRelease) {
+  Make(4, 0);
+  const ReservationId id = Reserve({{1, 4}});
+  auto answer = StartDraw(id, 1, 1, 4);
+  ASSERT_FALSE(answer->has_value());  // Nothing that was populated has been reported yet.
+  pool_->Release(id);
+  ASSERT_TRUE(answer->has_value());
+  EXPECT_EQ((*answer)->status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+  EXPECT_THAT(Draw(Reserve({{2, 4}}), 2, 2, 4), testing::SizeIs(4));
+}
+
+TEST_F(SegmentPoolTest, ADrawThatWaitsIsCancelledWhenItsSessionEnds) {
+  Make(4, 0);
+  const ReservationId id = Reserve({{0, 4}});
+  auto gone = StartDraw(id, 0, 1, 2);
+  auto stays = StartDraw(id, 0, 2, 2);
+  pool_->SessionEnded(1);
+  ASSERT_TRUE(gone->has_value());
+  EXPECT_EQ((*gone)->status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(mailbox_.RunUntil([&] { return stays->has_value(); }));
+  EXPECT_TRUE((*stays)->ok());
+  // The claim is the reservation's again: the rank's next process may draw it.
+  EXPECT_THAT(Draw(id, 0, 3, 2), testing::SizeIs(2));
+}
+
+TEST_F(SegmentPoolTest, ASealedPartOutlivesItsSessionAndThenGoes) {
+  Make(4, 0);
+  const ReservationId id = Reserve({{1, 2}});
+  const auto refs = Draw(id, 1, 1, 2);
+  refs[0].data[0] = std::byte{9};
+  UniqueFd held = Fetch(1, refs[0].id);
+  pool_->SessionEnded(1);
+  EXPECT_EQ(FetchReason(1, refs[0].id), "UNKNOWN_SEGMENT");
+  EXPECT_EQ(refs[0].data[0], std::byte{9});
+  EXPECT_EQ(pool_->usage().used_bytes, 2 * kSegment);
+  EXPECT_EQ(ReasonOf(pool_->Reserve({{2, 3}}).status()), "POOL_EXHAUSTED");
+  pool_->Release(id);
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+  EXPECT_EQ(pool_->usage().lent_bytes, 0);
+  EXPECT_THAT(Draw(Reserve({{2, 4}}), 2, 2, 4), testing::SizeIs(4));
+  EXPECT_EQ(BytesHeld(held.get()), 0);
+}
+
+// A trainer that stalled in its copy, and wakes up when the save is long over.
+TEST_F(SegmentPoolTest, ARevokedSegmentIsRetiredAndNobodySeesALateWrite) {
+  Make(4, 0);
+  const ReservationId id = Reserve({{1, 2}});
+  const auto refs = Draw(id, 1, 1, 2);
+  ASSERT_EQ(refs.size(), 2u);
+  UniqueFd held = Fetch(1, refs[0].id);
+  void* late = mmap(nullptr, kSegment, PROT_READ | PROT_WRITE, MAP_SHARED, held.get(), 0);
+  ASSERT_NE(late, MAP_FAILED);
+  pool_->Revoke(refs[0].id);
+  pool_->Revoke(refs[0].id);
+  pool_->Revoke(12345);  // Not there: of no consequence.
+  pool_->Release(id);
+  EXPECT_THAT(pool_->TakeRetired(1), testing::ElementsAre(refs[0].id));
+  EXPECT_EQ(FetchReason(1, refs[0].id), "UNKNOWN_SEGMENT");
+  EXPECT_EQ(pool_->usage().lent_bytes, kSegment);
+  for (SessionId session : {1, 2}) {
+    const auto next = Draw(Reserve({{session, 2}}), session, session, 2);
+    std::memset(late, 0xee, kSegment);
+    for (const SegmentRef& ref : next) {
+      EXPECT_NE(ref.id, refs[0].id);
+      EXPECT_TRUE(std::all_of(ref.data, ref.data + kSegment, [](std::byte b) { return b == std::byte{0}; }));
+    }
+  }
+  munmap(late, kSegment);
+}
+
+TEST_F(SegmentPoolTest, WhatWasReservedForASessionThatEndedIsDrawnByItsSuccessor) {
+  Make(4, 4);
+  const ReservationId before = Reserve({{1, 4}});
+  const std::vector<SegmentId> old_ids = Ids(Draw(before, 1, 1, 4));
+  pool_->Release(before);
+  const ReservationId id = Reserve({{1, 3}});
+  pool_->SessionEnded(1);
+  const auto refs = Draw(id, 1, 2, 3);
+  ASSERT_EQ(refs.size(), 3u);
+  for (const SegmentRef& ref : refs) EXPECT_THAT(old_ids, testing::Not(testing::Contains(ref.id)));
+}
+
+TEST_F(SegmentPoolTest, ADrawPrefersWhatItsSessionHasIdle) {
+  Make(4, 0);
+  const ReservationId before = Reserve({{1, 2}});
+  const std::vector<SegmentId> ids = Ids(Draw(before, 1, 1, 2));
+  const ReservationId unknown = Reserve({{0, 2}});  // The rank had not come yet.
+  pool_->Release(before);
+  EXPECT_EQ(Ids(Draw(unknown, 0, 1, 2)), ids);
+  EXPECT_EQ(pool_->usage().used_bytes, 2 * kSegment);
+}
+
+TEST_F(SegmentPoolTest, RefusesADrawOfMoreThanWasReserved) {
+  Make(4, 0);
+  const ReservationId id = Reserve({{1, 2}});
+  for (auto answer :
+       {StartDraw(id, 1, 1, 3), StartDraw(id, 2, 2, 1), StartDraw(id, 1, 1, -1), StartDraw(99, 1, 1, 1)}) {
+    ASSERT_TRUE(answer->has_value());
+    EXPECT_FALSE((*answer)->ok());
+  }
+  EXPECT_THAT(Draw(id, 1, 1, 0), testing::IsEmpty());
+  EXPECT_THAT(Draw(id, 1, 1, 2), testing::SizeIs(2));
+}
+
+TEST_F(SegmentPoolTest, WantOfMemoryIsAnErrorOfTheDrawAndPasses) {
+  Make(4, 1);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == kSegment; }));
+  // No descriptor is left for a memfd: to the pool that is as good as no memory.
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  UniqueFd lowest(dup(0));
+  const rlimit none{static_cast<rlim_t>(lowest.get()), limit.rlim_max};
+  lowest.reset();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const ReservationId needy = Reserve({{3, 4}});
+  auto refused = StartDraw(needy, 3, 3, 4);
+  EXPECT_TRUE(mailbox_.RunUntil([&] { return refused->has_value(); }));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_FALSE((*refused)->ok());
+  EXPECT_EQ((*refused)->status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf((*refused)->status()), "POOL_EXHAUSTED");
+  EXPECT_THAT(std::string((*refused)->status().message()), testing::HasSubstr("memfd_create"));
+  EXPECT_THAT(warnings_, testing::SizeIs(1));
+  EXPECT_EQ(pool_->usage().used_bytes, 4 * kSegment);  // It is still reserved.
+  EXPECT_THAT(Draw(needy, 3, 3, 4), testing::SizeIs(4));
+}
+
+TEST_F(SegmentPoolTest, EndsWhileDrawsWaitAndMemoryIsPopulated) {
+  Make(64, 64);
+  const ReservationId id = Reserve({{1, 64}});
+  auto answer = StartDraw(id, 1, 1, 64);
+  pool_.reset();
+  while (mailbox_.RunOne()) {
+  }
+  EXPECT_FALSE(answer->has_value() && (*answer)->ok());
+}
+
+// ---- random operations against a model
+
+// What must hold, in words that do not mention how the pool does it.
+class Model {
+ public:
+  static constexpr int kCapacity = 8;
+  struct Reservation {
+    std::map<SessionId, int> reserved;
+    std::map<SegmentId, SessionId> drawn;
+  };
+  std::map<ReservationId, Reservation> reservations;
+  std::map<SegmentId, SessionId> owner;  // Of every segment ever lent.
+  std::set<SessionId> ended;
+
+  int Used() const {
+    int used = 0;
+    for (const auto& [id, reservation] : reservations) {
+      used += static_cast<int>(reservation.drawn.size());
+      for (const auto& [session, count] : reservation.reserved) used += count;
+    }
+    return used;
+  }
+};
+
+class SegmentPoolRandomTest : public SegmentPoolTest, public testing::WithParamInterface<int> {
+ protected:
+  int Random(int below) { return static_cast<int>(random_() % below); }
+  SessionId AnyLiving() {
+    SessionId session = 0;
+    do {
+      session = first_session_ + Random(4);
+    } while (model_.ended.contains(session));
+    return session;
+  }
+  ReservationId AnyReservation() {
+    auto it = model_.reservations.begin();
+    std::advance(it, Random(static_cast<int>(model_.reservations.size())));
+    return it->first;
+  }
+
+  void DoReserve() {
+    std::vector<SegmentDemand> demands;
+    int wanted = 0;
+    for (int i = Random(3); i >= 0; --i) {
+      demands.push_back({Random(3) == 0 ? 0 : AnyLiving(), Random(5)});
+      wanted += demands.back().count;
+    }
+    const int used = model_.Used();
+    absl::StatusOr<ReservationId> id = pool_->Reserve(demands);
+    ASSERT_EQ(id.ok(), wanted + used <= Model::kCapacity)
+        << id.status() << " wanted " << wanted << " used " << used;
+    if (!id.ok()) return;
+    Model::Reservation& reservation = model_.reservations[*id];
+    for (const SegmentDemand& demand : demands) reservation.reserved[demand.session] += demand.count;
+  }
+
+  void DoGrow() {
+    const ReservationId id = AnyReservation();
+    const SegmentDemand demand{AnyLiving(), Random(4)};
+    ASSERT_EQ(pool_->Grow(id, demand).ok(), demand.count + model_.Used() <= Model::kCapacity);
+    if (demand.count + model_.Used() <= Model::kCapacity)
+      model_.reservations[id].reserved[demand.session] += demand.count;
+  }
+
+  void DoShrink() {
+    const ReservationId id = AnyReservation();
+    for (auto& [session, count] : model_.reservations[id].reserved) {
+      const int less = Random(count + 1);
+      pool_->Shrink(id, session, less);
+      count -= less;
+    }
+  }
+
+  void DoDraw() {
+    const ReservationId id = AnyReservation();
+    for (auto& [reserved_for, count] : model_.reservations[id].reserved) {
+      if (count == 0) continue;
+      const bool itself = reserved_for != 0 && !model_.ended.contains(reserved_for) && Random(4) > 0;
+      const SessionId session = itself ? reserved_for : AnyLiving();
+      const int taken = 1 + Random(count);
+      auto refs = std::make_shared<std::optional<Refs>>(std::nullopt);
+      *refs = Draw(id, reserved_for, session, taken);
+      ASSERT_EQ((**refs)->size(), static_cast<size_t>(taken));
+      count -= taken;
+      for (const SegmentRef& ref : ***refs) {
+        ASSERT_EQ(model_.owner.try_emplace(ref.id, session).first->second, session)
+            << "a segment changed session";
+        for (const auto& [other, reservation] : model_.reservations)
+          ASSERT_FALSE(reservation.drawn.contains(ref.id));
+        model_.reservations[id].drawn[ref.id] = session;
+        ASSERT_TRUE(ref.data[0] == std::byte{0} || ref.data[0] == std::byte(session % 255 + 1));
+        ref.data[0] = std::byte(session % 255 + 1);
+      }
+      return;
+    }
+  }
+
+  void DoEndSession() {
+    const SessionId session = AnyLiving();
+    pool_->SessionEnded(session);
+    model_.ended.insert(session);
+    while (model_.ended.contains(first_session_)) ++first_session_;
+  }
+
+  void Check() {
+    const PoolUsage usage = pool_->usage();
+    ASSERT_EQ(usage.used_bytes, model_.Used() * kSegment);
+    ASSERT_GE(usage.lent_bytes, 0);
+    ASSERT_GE(usage.ready_bytes, 0);
+    int drawn = 0;
+    for (const auto& [id, reservation] : model_.reservations)
+      drawn += static_cast<int>(reservation.drawn.size());
+    ASSERT_LE(usage.lent_bytes + usage.ready_bytes + drawn * kSegment, Model::kCapacity * kSegment);
+    for (const auto& [id, reservation] : model_.reservations) {
+      for (const auto& [segment, session] : reservation.drawn) {
+        ASSERT_EQ(FetchReason(session, segment), model_.ended.contains(session) ? "UNKNOWN_SEGMENT" : "");
+      }
+    }
+  }
+
+  std::mt19937 random_{static_cast<unsigned>(GetParam())};
+  Model model_;
+  SessionId first_session_ = 1;
+};
+
+TEST_P(SegmentPoolRandomTest, AccountsForEverySegmentWhateverHappens) {
+  Make(Model::kCapacity, Random(Model::kCapacity + 1));
+  for (int step = 0; step < 400; ++step) {
+    const int what = Random(20);
+    if (what < 6 || model_.reservations.empty()) {
+      DoReserve();
+    } else if (what < 8) {
+      DoGrow();
+    } else if (what < 9) {
+      DoShrink();
+    } else if (what < 15) {
+      DoDraw();
+    } else if (what < 19) {
+      const ReservationId id = AnyReservation();
+      pool_->Release(id);
+      model_.reservations.erase(id);
+    } else {
+      DoEndSession();
+    }
+    while (Random(2) == 0 && mailbox_.RunOne()) {
+    }
+    Check();
+    if (HasFatalFailure()) FAIL() << "at step " << step;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, SegmentPoolRandomTest, testing::Range(1, 9));
+
+}  // namespace
+}  // namespace ckptd

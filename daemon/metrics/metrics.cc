@@ -1,0 +1,186 @@
+#include "daemon/metrics/metrics.h"
+
+#include <prometheus/client_metric.h>
+#include <prometheus/counter.h>
+#include <prometheus/histogram.h>
+#include <prometheus/metric_family.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "google/protobuf/timestamp.pb.h"
+
+namespace ckptd {
+namespace {
+
+using Labels = std::vector<std::pair<std::string, std::string>>;
+
+// A stall is one memory copy: milliseconds to seconds. What follows takes up to minutes.
+const prometheus::Histogram::BucketBoundaries kStallSeconds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                                               0.25,  0.5,    1,     2.5,  5,     10,   30};
+const prometheus::Histogram::BucketBoundaries kSaveSeconds = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,   2.5,
+                                                              5,    10,    30,   60,  120,  300, 600, 1800};
+
+double Seconds(const google::protobuf::Timestamp& time) {
+  return static_cast<double>(time.seconds()) + static_cast<double>(time.nanos()) * 1e-9;
+}
+
+// Gauges of one name, with a value for each set of labels.
+class Gauges {
+ public:
+  Gauges(std::string name, std::string help) {
+    family_.name = std::move(name);
+    family_.help = std::move(help);
+    family_.type = prometheus::MetricType::Gauge;
+  }
+
+  void Set(double value, const Labels& labels = {}) {
+    prometheus::ClientMetric metric;
+    for (const auto& [name, text] : labels) metric.label.push_back({name, text});
+    metric.gauge.value = value;
+    family_.metric.push_back(std::move(metric));
+  }
+
+  void MoveTo(std::vector<prometheus::MetricFamily>& families) {
+    if (!family_.metric.empty()) families.push_back(std::move(family_));
+  }
+
+ private:
+  prometheus::MetricFamily family_;
+};
+
+void AddGauge(std::vector<prometheus::MetricFamily>& families, const char* name, const char* help,
+              double value, const Labels& labels = {}) {
+  Gauges gauges(name, help);
+  gauges.Set(value, labels);
+  gauges.MoveTo(families);
+}
+
+void AddDaemon(const v1::Status& status, std::vector<prometheus::MetricFamily>& families) {
+  AddGauge(families, "ckptd_build_info", "The daemon's version.", 1, {{"version", status.daemon_version()}});
+  AddGauge(families, "ckptd_start_time_seconds", "When the daemon started, Unix time.",
+           Seconds(status.start_time()));
+  AddGauge(families, "ckptd_sessions", "Connected trainer processes.", status.sessions());
+  AddGauge(families, "ckptd_draining", "1 while the daemon takes no new saves.", status.draining() ? 1 : 0);
+  const v1::PoolStatus& pool = status.pool();
+  AddGauge(families, "ckptd_pool_total_bytes", "Memory budget for segments.",
+           static_cast<double>(pool.total_bytes()), {{"pages", pool.pages()}});
+  AddGauge(families, "ckptd_pool_used_bytes", "Segments that hold bytes of saves in flight.",
+           static_cast<double>(pool.used_bytes()));
+  AddGauge(families, "ckptd_pool_lent_bytes", "Segments lent to sessions and idle.",
+           static_cast<double>(pool.lent_bytes()));
+  AddGauge(families, "ckptd_pool_ready_bytes", "Segments populated and lent to nobody.",
+           static_cast<double>(pool.ready_bytes()));
+}
+
+double OldestAge(const v1::Run& run, double now) {
+  double age = 0;
+  for (const v1::Checkpoint& save : run.in_flight()) age = std::max(age, now - Seconds(save.create_time()));
+  return age;
+}
+
+void AddRuns(const v1::Status& status, double now, std::vector<prometheus::MetricFamily>& families) {
+  Gauges sequence("ckptd_last_committed_sequence", "Sequence of the run's newest committed checkpoint.");
+  Gauges step("ckptd_last_committed_step",
+              "Step of the run's newest committed checkpoint, where it has one.");
+  Gauges time("ckptd_last_committed_timestamp_seconds",
+              "When the run's newest checkpoint was committed, Unix time.");
+  Gauges kept("ckptd_committed_checkpoints", "Committed checkpoints of the run.");
+  Gauges in_flight("ckptd_saves_in_flight", "Saves of the run that have not ended.");
+  Gauges oldest("ckptd_oldest_save_in_flight_age_seconds",
+                "Age of the run's oldest save in flight; 0 without one.");
+  Gauges trash("ckptd_trash_bytes", "Bytes that retention has taken and the disk has not given back yet.");
+  Gauges degraded("ckptd_root_degraded", "1 while the root's file system does not answer.");
+  Gauges read_only("ckptd_root_read_only",
+                   "1 after a failed directory sync, until the root is scanned anew.");
+  Gauges backend("ckptd_root_io_backend_info", "How the root is written: io_uring or threads.");
+  int degraded_count = 0;
+  for (const v1::Run& run : status.runs()) {
+    const Labels labels = {{"run", run.name()}, {"root", run.path()}};
+    if (run.has_latest()) {
+      sequence.Set(static_cast<double>(run.latest().sequence()), labels);
+      if (run.latest().has_step()) step.Set(static_cast<double>(run.latest().step()), labels);
+      time.Set(Seconds(run.latest().commit_time()), labels);
+    }
+    kept.Set(run.checkpoint_count(), labels);
+    in_flight.Set(run.in_flight_size(), labels);
+    oldest.Set(OldestAge(run, now), labels);
+    trash.Set(static_cast<double>(run.trash_bytes()), labels);
+    degraded.Set(run.degraded() ? 1 : 0, labels);
+    read_only.Set(run.read_only() ? 1 : 0, labels);
+    if (!run.probe().io_backend().empty()) {
+      backend.Set(1, {{"root", run.path()}, {"backend", run.probe().io_backend()}});
+    }
+    if (run.degraded()) ++degraded_count;
+  }
+  for (Gauges* gauges :
+       {&sequence, &step, &time, &kept, &in_flight, &oldest, &trash, &degraded, &read_only, &backend}) {
+    gauges->MoveTo(families);
+  }
+  AddGauge(families, "ckptd_roots_degraded", "Roots whose file system does not answer.", degraded_count);
+}
+
+}  // namespace
+
+class DaemonMetrics::Impl {
+ public:
+  prometheus::Histogram& Times(const char* name, const char* help,
+                               const prometheus::Histogram::BucketBoundaries& buckets) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add({}, buckets);
+  }
+
+  prometheus::Registry registry;
+  prometheus::Family<prometheus::Counter>& saves = prometheus::BuildCounter()
+                                                       .Name("ckptd_saves_total")
+                                                       .Help("Saves that ended, by outcome and reason.")
+                                                       .Register(registry);
+  prometheus::Counter& written = prometheus::BuildCounter()
+                                     .Name("ckptd_written_bytes_total")
+                                     .Help("Bytes written to disk by saves that ended.")
+                                     .Register(registry)
+                                     .Add({});
+  prometheus::Histogram& stall =
+      Times("ckptd_save_stall_seconds", "How long the slowest rank's trainer waited.", kStallSeconds);
+  prometheus::Histogram& staged =
+      Times("ckptd_save_staged_seconds", "From a save's first Begin to its last Seal.", kSaveSeconds);
+  prometheus::Histogram& committed =
+      Times("ckptd_save_committed_seconds", "From a save's first Begin to its publication.", kSaveSeconds);
+  prometheus::Histogram& publish = Times("ckptd_save_publish_seconds",
+                                         "From a save's last durable byte to its publication.", kSaveSeconds);
+};
+
+DaemonMetrics::DaemonMetrics() : impl_(std::make_unique<Impl>()) {}
+DaemonMetrics::~DaemonMetrics() = default;
+
+void DaemonMetrics::OnSaveEnded(const SaveSummary& summary) {
+  const v1::Checkpoint& checkpoint = summary.checkpoint;
+  impl_->saves.Add({{"outcome", LevelWord(checkpoint.level())}, {"reason", checkpoint.error().reason()}})
+      .Increment();
+  impl_->written.Increment(static_cast<double>(std::max<int64_t>(checkpoint.written_bytes(), 0)));
+  if (checkpoint.level() != v1::COMMITTED) return;
+  impl_->stall.Observe(summary.stall_seconds);
+  impl_->staged.Observe(summary.staged_seconds);
+  impl_->committed.Observe(summary.committed_seconds);
+  impl_->publish.Observe(summary.publish_seconds);
+}
+
+std::string DaemonMetrics::Render(const v1::Status& status, int64_t now_unix_us) const {
+  std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
+  AddDaemon(status, families);
+  AddRuns(status, static_cast<double>(now_unix_us) * 1e-6, families);
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+std::string LevelWord(v1::Level level) {
+  std::string word = v1::Level_Name(level);
+  if (word.empty()) return "unknown";
+  absl::AsciiStrToLower(&word);
+  return word;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,107 @@
+#include "daemon/metrics/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace ckptd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+SaveSummary Ended(v1::Level level, const std::string& reason, int64_t written) {
+  SaveSummary summary;
+  summary.checkpoint.set_level(level);
+  summary.checkpoint.set_written_bytes(written);
+  summary.checkpoint.mutable_error()->set_reason(reason);
+  summary.stall_seconds = 0.002;
+  summary.staged_seconds = 0.3;
+  summary.committed_seconds = 4;
+  summary.publish_seconds = 0.02;
+  return summary;
+}
+
+TEST(Metrics, SavesAreCountedByOutcomeAndReason) {
+  DaemonMetrics metrics;
+  metrics.OnSaveEnded(Ended(v1::COMMITTED, "", 1000));
+  metrics.OnSaveEnded(Ended(v1::COMMITTED, "", 24));
+  metrics.OnSaveEnded(Ended(v1::FAILED, "RANKS_MISSING", 10));
+
+  const std::string text = metrics.Render({}, 0);
+
+  EXPECT_THAT(text, HasSubstr("ckptd_saves_total{outcome=\"committed\",reason=\"\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_saves_total{outcome=\"failed\",reason=\"RANKS_MISSING\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_written_bytes_total 1034\n"));
+}
+
+TEST(Metrics, OnlyCommittedSavesAreTimed) {
+  DaemonMetrics metrics;
+  metrics.OnSaveEnded(Ended(v1::COMMITTED, "", 0));
+  metrics.OnSaveEnded(Ended(v1::SKIPPED, "SKIPPED", 0));
+
+  const std::string text = metrics.Render({}, 0);
+
+  EXPECT_THAT(text, HasSubstr("# TYPE ckptd_save_stall_seconds histogram\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_save_stall_seconds_bucket{le=\"0.001\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_save_stall_seconds_bucket{le=\"0.0025\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_save_staged_seconds_count 1\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_save_committed_seconds_sum 4\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_save_publish_seconds_count 1\n"));
+}
+
+v1::Status TwoRuns() {
+  v1::Status status;
+  status.set_daemon_version("0.1.0");
+  status.set_sessions(3);
+  status.mutable_pool()->set_total_bytes(int64_t{4} << 30);
+  status.mutable_pool()->set_used_bytes(64);
+  status.mutable_pool()->set_pages("hugetlb");
+  v1::Run& one = *status.add_runs();
+  one.set_name("runs/0000000000000001");
+  one.set_path("/data/a");
+  one.mutable_latest()->set_sequence(12);
+  one.mutable_latest()->set_step(600);
+  one.mutable_latest()->mutable_commit_time()->set_seconds(1700000000);
+  one.mutable_probe()->set_io_backend("io_uring");
+  one.add_in_flight()->mutable_create_time()->set_seconds(1700000090);
+  one.add_in_flight()->mutable_create_time()->set_seconds(1700000060);
+  v1::Run& two = *status.add_runs();
+  two.set_name("runs/0000000000000002");
+  two.set_path("/data/b \"x\"");
+  two.set_degraded(true);
+  return status;
+}
+
+TEST(Metrics, ARunTellsItsNewestCheckpointAndItsOldestSave) {
+  const std::string text = DaemonMetrics().Render(TwoRuns(), 1700000100LL * 1000000);
+  const std::string one = "{run=\"runs/0000000000000001\",root=\"/data/a\"} ";
+  EXPECT_THAT(text, HasSubstr("ckptd_last_committed_sequence" + one + "12\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_last_committed_step" + one + "600\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_last_committed_timestamp_seconds" + one + "1700000000\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_oldest_save_in_flight_age_seconds" + one + "40\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_saves_in_flight" + one + "2\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_root_io_backend_info{root=\"/data/a\",backend=\"io_uring\"} 1\n"));
+}
+
+TEST(Metrics, ARunWithoutACheckpointHasNoLastOne) {
+  const std::string text = DaemonMetrics().Render(TwoRuns(), 0);
+  const std::string two = "{run=\"runs/0000000000000002\",root=\"/data/b \\\"x\\\"\"} ";
+  EXPECT_THAT(text, Not(HasSubstr("ckptd_last_committed_sequence" + two)));
+  EXPECT_THAT(text, HasSubstr("ckptd_root_degraded" + two + "1\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_roots_degraded 1\n"));
+}
+
+TEST(Metrics, ThePoolIsInBytes) {
+  const std::string text = DaemonMetrics().Render(TwoRuns(), 0);
+  EXPECT_THAT(text, HasSubstr("ckptd_pool_total_bytes{pages=\"hugetlb\"} 4294967296\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_pool_used_bytes 64\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_pool_lent_bytes 0\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_pool_ready_bytes 0\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_sessions 3\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_build_info{version=\"0.1.0\"} 1\n"));
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,40 @@
+// Waits until so many things have happened.
+#ifndef CKPTD_DAEMON_RUNTIME_COUNTDOWN_H_
+#define CKPTD_DAEMON_RUNTIME_COUNTDOWN_H_
+
+#include <cstddef>
+
+#include "storage/base/clock.h"
+#include "storage/base/mutex.h"
+
+namespace ckptd {
+
+// Thread-safe.
+class Countdown {
+ public:
+  explicit Countdown(size_t count) : left_(count) {}
+  void Down() {
+    MutexLock lock(mutex_);
+    --left_;
+    changed_.SignalAll();
+  }
+  // How many have not, when the patience is at its end.
+  size_t Wait(Duration patience) {
+    const Instant deadline = SystemClock().Now() + patience;
+    MutexLock lock(mutex_);
+    while (left_ > 0) {
+      const Duration time = deadline - SystemClock().Now();
+      if (time <= Duration::zero()) break;
+      changed_.WaitFor(mutex_, time);
+    }
+    return left_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  size_t left_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_RUNTIME_COUNTDOWN_H_

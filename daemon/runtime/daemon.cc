@@ -1,0 +1,493 @@
+#include "daemon/runtime/daemon.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "ckptd/version.h"
+#include "daemon/config/config.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/event_loop.h"
+#include "daemon/memory/segment_pool.h"
+#include "daemon/metrics/http_server.h"
+#include "daemon/metrics/metrics.h"
+#include "daemon/runtime/countdown.h"
+#include "daemon/runtime/exit_guard.h"
+#include "daemon/runtime/grpc_log.h"
+#include "daemon/runtime/log.h"
+#include "daemon/runtime/machine.h"
+#include "daemon/runtime/notifier.h"
+#include "daemon/runtime/root_attacher.h"
+#include "daemon/runtime/save_log.h"
+#include "daemon/runtime/session_events.h"
+#include "daemon/runtime/state_directory.h"
+#include "daemon/runtime/threaded_root_io.h"
+#include "daemon/service/grpc_server.h"
+#include "daemon/service/handoff_server.h"
+#include "daemon/service/loop_gate.h"
+#include "daemon/service/unix_listener.h"
+#include "storage/base/clock.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd {
+namespace {
+
+constexpr Duration kTick = std::chrono::milliseconds(50);
+constexpr Duration kTurn = std::chrono::seconds(1);
+constexpr Duration kStatusEvery = std::chrono::seconds(5);
+// How long known roots may take at start before the daemon serves without them.
+constexpr Duration kRecoverPatience = std::chrono::seconds(2);
+// An answer of the engine's thread, which never blocks.
+constexpr Duration kEnginePatience = std::chrono::seconds(5);
+// Calls under way when the servers stop.
+constexpr Duration kCallGrace = std::chrono::seconds(1);
+// From the end of the drain to the end of the process.
+constexpr Duration kStopPatience = std::chrono::seconds(15);
+constexpr Duration kRootPatience = std::chrono::seconds(5);
+constexpr int kWorkers = 64;
+
+sigset_t EndSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+int OpenSignals() {
+  const sigset_t signals = EndSignals();
+  return ::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+PagePolicy PagesOf(config::v1::HugePages pages) {
+  switch (pages) {
+    case config::v1::TRANSPARENT:
+      return PagePolicy::kTransparent;
+    case config::v1::PLAIN:
+      return PagePolicy::kPlain;
+    default:
+      return PagePolicy::kAuto;
+  }
+}
+
+IoBackend BackendOf(config::v1::Backend backend) {
+  switch (backend) {
+    case config::v1::BACKEND_IO_URING:
+      return IoBackend::kUring;
+    case config::v1::BACKEND_THREADS:
+      return IoBackend::kThreads;
+    default:
+      return IoBackend::kAuto;
+  }
+}
+
+LogField ErrorField(const absl::Status& status) { return {"error", std::string(status.message())}; }
+
+std::string StatusText(const v1::Status& status) {
+  int64_t checkpoints = 0, in_flight = 0;
+  for (const v1::Run& run : status.runs()) {
+    checkpoints += run.checkpoint_count();
+    in_flight += run.in_flight_size();
+  }
+  constexpr int64_t kMiB = 1 << 20;
+  return absl::StrCat(status.state(), ": ", status.runs_size(), " runs, ", checkpoints, " checkpoints, ",
+                      in_flight, " in flight, ", status.sessions(), " sessions, pool ",
+                      status.pool().used_bytes() / kMiB, " of ", status.pool().total_bytes() / kMiB,
+                      " MiB in use");
+}
+
+class Daemon {
+ public:
+  explicit Daemon(const DaemonOptions& options)
+      : options_(options),
+        config_(options_.config),
+        signals_(OpenSignals()),
+        wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+        save_log_(&metrics_),
+        sessions_(config_.max_sessions()),
+        callers_(&peers_, &sessions_, ::geteuid(), OverflowUid()) {}
+  ~Daemon() { Stop(); }
+
+  absl::Status Start();
+  // Until something ends the daemon. The exit code.
+  int Serve();
+
+ private:
+  void StartEngine();
+  void RecoverRoots();
+  absl::Status StartServers();
+  absl::Status SayReady();
+  void WarnOfMemoryLimit();
+
+  enum class Event { kNone, kSignal };
+  Event WaitForEvent(Duration timeout);
+  void Wake() { ::eventfd_write(wake_.get(), 1); }
+  void Notify(const std::string& state);
+  void FeedWatchdog();
+  void PublishStatus();
+  bool IsIdleTooLong();
+  absl::StatusOr<v1::Status> AskStatus();
+
+  // Whether everything sealed is published.
+  bool Drain(std::optional<Duration> patience);
+  void Stop();
+
+  const DaemonOptions options_;
+  const config::v1::DaemonConfig& config_;
+  const UniqueFd signals_;
+  const UniqueFd wake_;
+  std::unique_ptr<Notifier> notifier_;
+  std::optional<Duration> watchdog_;
+  std::array<int64_t, 3> fed_turns_ = {-1, -1, -1};
+  Instant next_status_{};
+  Instant last_busy_{};
+  std::atomic<bool> keepers_left_ = false;
+  std::atomic<bool> drained_ = false;
+  std::atomic<bool> sealed_saves_ = false;  // As of the engine's last tick.
+
+  DaemonMetrics metrics_;
+  SaveLog save_log_;
+  SessionRegistry sessions_;
+  PeerTable peers_;
+  Callers callers_;
+  ServiceContext context_;
+
+  // In the order in which they are made. Stop takes them down: first who calls, then the loop, then what it
+  // worked with.
+  std::unique_ptr<StateDirectory> state_;
+  std::unique_ptr<EventLoop> loop_;
+  std::shared_ptr<LoopGate> gate_;
+  std::unique_ptr<ThreadedRootIoFactory> root_ios_;
+  std::unique_ptr<RootAttacher> attacher_;
+  std::unique_ptr<SegmentPool> pool_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<WorkerPool> workers_;
+  std::unique_ptr<SessionEvents> events_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<HandoffServer> handoff_;
+  std::unique_ptr<HttpServer> http_;
+};
+
+absl::Status Daemon::Start() {
+  if (!signals_ || !wake_) return ErrnoError(errno, "signalfd and eventfd");
+  CKPTD_ASSIGN_OR_RETURN(notifier_, MakeNotifier());
+  watchdog_ = WatchdogInterval();
+  ::signal(SIGPIPE, SIG_IGN);
+  if (options_.is_private) ::signal(SIGHUP, SIG_IGN);  // It outlives the terminal of the job that started it.
+  RouteGrpcLog();
+  CKPTD_ASSIGN_OR_RETURN(context_.daemon_instance, RandomId());
+  context_.daemon_version = kVersion;
+  Log(LogLevel::kInfo, "starting",
+      {{"version", kVersion},
+       {"instance", context_.daemon_instance},
+       {"descriptors", RaiseDescriptorLimit()}});
+  WarnOfMemoryLimit();
+  CKPTD_ASSIGN_OR_RETURN(state_, StateDirectory::Open(config_.state_directory()));
+  StartEngine();
+  RecoverRoots();
+  CKPTD_RETURN_IF_ERROR(StartServers());
+  return SayReady();
+}
+
+void Daemon::WarnOfMemoryLimit() {
+  const std::optional<int64_t> limit = ControlGroupMemoryLimit();
+  if (!limit || *limit > config_.pool().bytes()) return;
+  Log(LogLevel::kWarning,
+      "the control group's memory limit is not above the pool: raise MemoryMax, or lower pool.bytes",
+      {{"limit_bytes", *limit}, {"pool_bytes", config_.pool().bytes()}});
+}
+
+void Daemon::StartEngine() {
+  loop_ = std::make_unique<EventLoop>("ckptd-engine");
+  gate_ = std::make_shared<LoopGate>(loop_.get());
+  const auto post = [gate = gate_](absl::AnyInvocable<void()> work) { gate->Post(std::move(work)); };
+  const auto& io = config_.io();
+  ThreadedRootIoOptions root_options;
+  root_options.backend = BackendOf(io.backend());
+  root_options.writer.chunk_bytes = io.chunk_bytes();
+  root_options.writer.depth = io.depth();
+  root_options.checksum_threads = io.checksum_threads();
+  root_ios_ = std::make_unique<ThreadedRootIoFactory>(root_options, &SystemClock(), post);
+  attacher_ = std::make_unique<RootAttacher>(state_.get(), [this](UniqueFd directory, const FileUser& user) {
+    return root_ios_->Make(std::move(directory), user);
+  });
+  const auto& pool = config_.pool();
+  pool_ = SegmentPool::Start({.bytes = pool.bytes(),
+                              .segment_bytes = pool.segment_bytes(),
+                              .populate_ahead_bytes = pool.populate_ahead_bytes(),
+                              .pages = PagesOf(pool.huge_pages())},
+                             post, [](const std::string& text) { Log(LogLevel::kWarning, text); });
+  EngineOptions options;
+  options.daemon_version = context_.daemon_version;
+  options.daemon_instance = context_.daemon_instance;
+  options.degraded_after = std::chrono::seconds(config_.degraded_after_seconds());
+  options.chunk_bytes = io.chunk_bytes();
+  engine_ = std::make_unique<Engine>(options, &SystemClock(), pool_.get(), &save_log_);
+  loop_->Start(
+      [this] {
+        engine_->Tick();
+        sealed_saves_ = engine_->HasSealedSaves();
+      },
+      kTick);
+  workers_ = std::make_unique<WorkerPool>(kWorkers);
+}
+
+void Daemon::RecoverRoots() {
+  const std::vector<storage::v1::KnownRoot> roots = state_->roots();
+  auto pending = std::make_shared<Countdown>(roots.size());
+  for (const storage::v1::KnownRoot& root : roots) {
+    workers_->Submit([this, root, pending] {
+      absl::StatusOr<RootAttachment> attachment = attacher_->Reopen(root);
+      if (!attachment.ok()) {
+        Log(LogLevel::kWarning, "a known root is not recovered",
+            {{"root", root.path()}, ErrorField(attachment.status())});
+        return pending->Down();
+      }
+      loop_->Post([this, attachment = *std::move(attachment), path = root.path(), pending]() mutable {
+        engine_->RecoverRoot(std::move(attachment), [path, pending](absl::StatusOr<std::string> run) {
+          pending->Down();
+          if (run.ok()) return Log(LogLevel::kInfo, "root recovered", {{"run", *run}, {"root", path}});
+          Log(LogLevel::kWarning, "a known root is not recovered",
+              {{"root", path}, ErrorField(run.status())});
+        });
+      });
+    });
+  }
+  // What is asked about a root while it is recovered waits in the engine. One that hangs must not keep the
+  // others.
+  if (const size_t left = pending->Wait(kRecoverPatience); left > 0) {
+    Log(LogLevel::kWarning, "known roots are not recovered yet; serving the others meanwhile",
+        {{"roots", left}});
+  }
+}
+
+absl::Status Daemon::StartServers() {
+  context_.engine = engine_.get();
+  context_.loop = loop_.get();
+  context_.sessions = &sessions_;
+  context_.callers = &callers_;
+  context_.workers = workers_.get();
+  context_.make_attachment = [this](UniqueFd directory, const std::string& path, const FileUser& user) {
+    return attacher_->Attach(std::move(directory), path, user);
+  };
+  UnixListenerOptions socket{
+      .path = config_.socket_path(), .type = SOCK_STREAM, .mode = SocketMode(config_), .group = {}};
+  if (!config_.socket_group().empty()) {
+    CKPTD_ASSIGN_OR_RETURN(socket.group, FindGroup(config_.socket_group()));
+  }
+  CKPTD_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(socket));
+  const auto log = [](const std::string& text) { Log(LogLevel::kWarning, text); };
+  CKPTD_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(std::move(listener), &peers_, &context_, log));
+  events_ = std::make_unique<SessionEvents>(&context_, [this] {
+    keepers_left_ = true;
+    Wake();
+  });
+  HandoffOptions handoff;
+  handoff.socket_path = config_.socket_path() + ".handoff";
+  handoff.mode = socket.mode;
+  handoff.group = socket.group;
+  handoff.max_connections = 2 * config_.max_sessions();
+  handoff.daemon_instance = context_.daemon_instance;
+  handoff.daemon_version = context_.daemon_version;
+  CKPTD_ASSIGN_OR_RETURN(handoff_,
+                         HandoffServer::Start(handoff, &sessions_, &pool_->directory(), events_.get(), log));
+  if (config_.metrics().port() < 0) return absl::OkStatus();
+  CKPTD_ASSIGN_OR_RETURN(http_,
+                         HttpServer::Start(config_.metrics().port(), [this]() -> absl::StatusOr<std::string> {
+                           CKPTD_ASSIGN_OR_RETURN(const v1::Status status, AskStatus());
+                           return metrics_.Render(status, SystemClock().UnixMicros());
+                         }));
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::SayReady() {
+  grpc_->SetServing(true);
+  std::vector<LogField> fields = {{"socket", config_.socket_path()},
+                                  {"pool_bytes", config_.pool().bytes()},
+                                  {"segment_bytes", config_.pool().segment_bytes()}};
+  if (http_) fields.emplace_back("metrics_port", http_->port());
+  Log(LogLevel::kInfo, "serving", fields);
+  Notify("READY=1");
+  if (options_.ready_fd < 0) return absl::OkStatus();
+  constexpr char kReady[] = "READY\n";
+  UniqueFd ready(options_.ready_fd);
+  if (::write(ready.get(), kReady, sizeof(kReady) - 1) != sizeof(kReady) - 1) {
+    return ErrnoError(errno, absl::StrCat("write READY to descriptor ", options_.ready_fd, " (--ready_fd)"));
+  }
+  return absl::OkStatus();
+}
+
+Daemon::Event Daemon::WaitForEvent(Duration timeout) {
+  pollfd fds[2] = {{signals_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+  const auto millis = std::chrono::ceil<std::chrono::milliseconds>(std::max(timeout, Duration::zero()));
+  ::poll(fds, 2, static_cast<int>(millis.count()));
+  eventfd_t ignored = 0;
+  if (fds[1].revents != 0) ::eventfd_read(wake_.get(), &ignored);
+  FeedWatchdog();
+  signalfd_siginfo info{};
+  return ::read(signals_.get(), &info, sizeof(info)) == sizeof(info) ? Event::kSignal : Event::kNone;
+}
+
+int Daemon::Serve() {
+  last_busy_ = SystemClock().Now();
+  std::optional<Duration> patience = std::chrono::seconds(config_.drain_timeout_seconds());
+  while (true) {
+    const Duration turn = watchdog_ ? std::min(kTurn, *watchdog_ / 4) : kTurn;
+    if (WaitForEvent(turn) == Event::kSignal) {
+      Log(LogLevel::kInfo, "asked to end: publishing what is sealed",
+          {{"patience_s", config_.drain_timeout_seconds()}});
+      break;
+    }
+    PublishStatus();
+    if (!options_.is_private) continue;
+    // Nobody waits for a private daemon's end: what is sealed gets the time that it takes.
+    if (keepers_left_) {
+      Log(LogLevel::kInfo, "the last keeper has left: publishing what is sealed");
+      patience.reset();
+      break;
+    }
+    if (IsIdleTooLong()) {
+      Log(LogLevel::kInfo, "nobody needs this private daemon any more");
+      break;
+    }
+  }
+  const bool published = Drain(patience);
+  Stop();
+  Log(LogLevel::kInfo, published ? "ended" : "ended with sealed saves that are not published");
+  return published ? 0 : 1;
+}
+
+bool Daemon::IsIdleTooLong() {
+  const Instant now = SystemClock().Now();
+  if (sessions_.sessions() > 0 || sealed_saves_) last_busy_ = now;
+  return now - last_busy_ >= options_.idle_timeout;
+}
+
+bool Daemon::Drain(std::optional<Duration> patience) {
+  Notify("STOPPING=1\nSTATUS=publishing what is sealed");
+  grpc_->SetServing(false);
+  loop_->Post([this] {
+    engine_->Drain([this] {
+      drained_ = true;
+      Wake();
+    });
+  });
+  const Instant deadline = SystemClock().Now() + patience.value_or(Duration::zero());
+  while (!drained_) {
+    const Duration left = deadline - SystemClock().Now();
+    if (patience && left <= Duration::zero()) {
+      Log(LogLevel::kError,
+          "sealed saves are not published within drain_timeout_seconds; the next daemon cannot finish them",
+          {{"drain_timeout_seconds", config_.drain_timeout_seconds()}});
+      return false;
+    }
+    if (WaitForEvent(patience ? std::min(left, kTurn) : kTurn) == Event::kSignal) {
+      Log(LogLevel::kWarning, "asked to end a second time: not waiting for sealed saves");
+      return drained_;
+    }
+  }
+  return true;
+}
+
+void Daemon::Stop() {
+  const ExitGuard guard(kStopPatience,
+                        "stopping takes too long, perhaps a file system hangs: leaving at once");
+  handoff_.reset();
+  if (grpc_) {
+    // While we still listen: from now on the next daemon may have the name.
+    ::unlink(config_.socket_path().c_str());
+    grpc_->Stop(kCallGrace);
+  }
+  grpc_.reset();
+  http_.reset();
+  events_.reset();
+  workers_.reset();
+  if (gate_) gate_->Close();
+  loop_.reset();
+  if (root_ios_) {
+    const std::vector<std::string> hung = root_ios_->Close(kRootPatience);
+    if (!hung.empty()) {
+      // Their threads still use the segments, so these must stay mapped to the last instant.
+      Log(LogLevel::kError, "file systems do not answer: leaving at once",
+          {{"devices", absl::StrJoin(hung, ",")}});
+      ::_exit(1);
+    }
+  }
+  engine_.reset();
+  pool_.reset();
+  root_ios_.reset();
+  attacher_.reset();
+  state_.reset();
+}
+
+void Daemon::Notify(const std::string& state) {
+  if (absl::Status sent = notifier_->Send(state); !sent.ok()) {
+    Log(LogLevel::kWarning, "the service manager does not hear us", {ErrorField(sent)});
+  }
+}
+
+void Daemon::FeedWatchdog() {
+  if (!watchdog_) return;
+  const std::array<int64_t, 3> turns = {loop_->turns(), grpc_->turns(), handoff_->turns()};
+  for (size_t i = 0; i < turns.size(); ++i) {
+    if (turns[i] == fed_turns_[i]) return;
+  }
+  fed_turns_ = turns;
+  Notify("WATCHDOG=1");
+}
+
+void Daemon::PublishStatus() {
+  const Instant now = SystemClock().Now();
+  if (now < next_status_) return;
+  next_status_ = now + kStatusEvery;
+  if (const absl::StatusOr<v1::Status> status = AskStatus(); status.ok())
+    Notify("STATUS=" + StatusText(*status));
+}
+
+absl::StatusOr<v1::Status> Daemon::AskStatus() {
+  auto promise = std::make_shared<std::promise<v1::Status>>();
+  std::future<v1::Status> answer = promise->get_future();
+  loop_->Post([this, promise] {
+    promise->set_value(engine_->GetStatus({.session = 0, .uid = ::geteuid(), .privileged = true}));
+  });
+  if (answer.wait_for(kEnginePatience) != std::future_status::ready) {
+    return MakeError(absl::StatusCode::kDeadlineExceeded, "ENGINE_SLOW",
+                     "the engine's thread has not answered within 5 s");
+  }
+  return answer.get();
+}
+
+}  // namespace
+
+void BlockSignals() {
+  const sigset_t signals = EndSignals();
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+int RunDaemon(const DaemonOptions& options) {
+  Daemon daemon(options);
+  if (const absl::Status started = daemon.Start(); !started.ok()) {
+    Log(LogLevel::kError, "cannot start", {ErrorField(started)});
+    return 1;
+  }
+  return daemon.Serve();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,34 @@
+#include "daemon/runtime/exit_guard.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "daemon/runtime/log.h"
+
+namespace ckptd {
+
+ExitGuard::ExitGuard(Duration patience, std::string message) {
+  thread_ = std::thread([this, deadline = SystemClock().Now() + patience, text = std::move(message)] {
+    MutexLock lock(mutex_);
+    while (!over_) {
+      const Duration left = deadline - SystemClock().Now();
+      if (left <= Duration::zero()) {
+        Log(LogLevel::kError, text);
+        ::_exit(1);
+      }
+      changed_.WaitFor(mutex_, left);
+    }
+  });
+}
+
+ExitGuard::~ExitGuard() {
+  {
+    MutexLock lock(mutex_);
+    over_ = true;
+  }
+  changed_.Signal();
+  thread_.join();
+}
+
+}  // namespace ckptd

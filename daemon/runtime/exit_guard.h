@@ -1,0 +1,30 @@
+// The last resort of a shutdown: when it does not end in time, the process does.
+#ifndef CKPTD_DAEMON_RUNTIME_EXIT_GUARD_H_
+#define CKPTD_DAEMON_RUNTIME_EXIT_GUARD_H_
+
+#include <string>
+#include <thread>
+
+#include "storage/base/clock.h"
+#include "storage/base/mutex.h"
+
+namespace ckptd {
+
+class ExitGuard {
+ public:
+  // Unless it is destroyed within `patience`: logs `message` as an error and ends the process with exit code
+  // 1, no destructor run, for a thread that hangs in the kernel can be neither joined nor ended.
+  ExitGuard(Duration patience, std::string message);
+  ~ExitGuard();
+  ExitGuard(const ExitGuard&) = delete;
+  ExitGuard& operator=(const ExitGuard&) = delete;
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_RUNTIME_EXIT_GUARD_H_

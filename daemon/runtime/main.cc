@@ -1,0 +1,111 @@
+// ckptd: the program.
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "ckptd/version.h"
+#include "daemon/config/config.h"
+#include "daemon/runtime/daemon.h"
+#include "daemon/runtime/log.h"
+
+namespace ckptd {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+constexpr char kDefaultConfig[] = "/etc/ckptd/ckptd.txtpb";
+
+struct Flags {
+  std::optional<std::string> config;
+  bool check_config = false;
+  bool is_private = false;
+  int64_t idle_timeout = 300;
+  int ready_fd = -1;
+  ConfigOverrides overrides;
+};
+
+void Declare(CLI::App& app, Flags& flags) {
+  app.add_option("--config", flags.config,
+                 "Configuration file, a text proto; without it " + std::string(kDefaultConfig) +
+                     " where it exists, else defaults");
+  app.add_flag("--check_config", flags.check_config,
+               "Check the configuration, print \"ok\" or what is wrong, and end");
+  app.add_flag("--private", flags.is_private, "End when nobody needs this daemon any more");
+  app.add_option("--idle_timeout", flags.idle_timeout,
+                 "Seconds that a private daemon waits for a new session")
+      ->check(CLI::Range(0, 86400));
+  app.add_option("--ready_fd", flags.ready_fd, "Descriptor that gets \"READY\" when the daemon serves")
+      ->check(CLI::Range(3, 1 << 20));
+  app.add_option("--socket_path", flags.overrides.socket_path, "In place of the configuration's socket_path");
+  app.add_option("--state_directory", flags.overrides.state_directory, "In place of state_directory");
+  app.add_option("--pool_bytes", flags.overrides.pool_bytes, "In place of pool.bytes");
+  app.add_option("--metrics_port", flags.overrides.metrics_port, "In place of metrics.port");
+  app.add_option("--io_backend", flags.overrides.io_backend,
+                 "In place of io.backend: auto, io_uring or threads");
+  app.add_option("--log_level", flags.overrides.log_level, "In place of log.level");
+  app.set_version_flag("--version", std::string("ckptd ") + kVersion);
+}
+
+// False: there is such a file and it cannot be read, or it was asked for by name.
+bool ReadConfig(const Flags& flags, std::string& name, std::string& text) {
+  name = flags.config.value_or(kDefaultConfig);
+  std::ifstream file(name);
+  if (!file && !flags.config && errno == ENOENT) {
+    name = "defaults";
+    return true;
+  }
+  if (!file || (file.peek() == EOF && file.bad())) return false;  // A directory opens, and cannot be read.
+  file.clear();
+  std::ostringstream content;
+  content << file.rdbuf();
+  text = content.str();
+  return true;
+}
+
+int Main(int argc, char** argv) {
+  BlockSignals();
+  Flags flags;
+  CLI::App app(
+      "ckptd takes checkpoints of training jobs off the training step. Example:\n"
+      "  ckptd --config=/etc/ckptd/ckptd.txtpb",
+      "ckptd");
+  Declare(app, flags);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsage;
+  }
+
+  std::string name, text;
+  if (!ReadConfig(flags, name, text)) {
+    std::cerr << "ckptd: cannot read the configuration " << name << "\n";
+    return kUsage;
+  }
+  const absl::StatusOr<int64_t> memory = MachineMemoryBytes();
+  if (!memory.ok()) {
+    std::cerr << "ckptd: " << memory.status().message() << "\n";
+    return kFailed;
+  }
+  LoadedConfig loaded = LoadConfig(text, name, flags.overrides, *memory);
+  for (const std::string& problem : loaded.problems) std::cerr << "ckptd: " << problem << "\n";
+  if (!loaded.problems.empty()) return kUsage;
+  if (flags.check_config) {
+    std::cout << "ok\n";
+    return 0;
+  }
+  StartLog(loaded.config.log().level(), loaded.config.log().format());
+  return RunDaemon({.config = std::move(loaded.config),
+                    .is_private = flags.is_private,
+                    .idle_timeout = std::chrono::seconds(flags.idle_timeout),
+                    .ready_fd = flags.ready_fd});
+}
+
+}  // namespace
+}  // namespace ckptd
+
+int main(int argc, char** argv) { return ckptd::Main(argc, argv); }

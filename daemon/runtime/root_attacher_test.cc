@@ -1,0 +1,99 @@
+#include "daemon/runtime/root_attacher.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RootAttacherTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_NE(::mkdtemp(folder_), nullptr);
+    std::filesystem::create_directory(root());
+    state_ = StateDirectory::Open(std::string(folder_) + "/state").value();
+    attacher_ =
+        std::make_unique<RootAttacher>(state_.get(), [this](UniqueFd directory, const FileUser& user) {
+          given_ = std::move(directory);
+          given_user_ = user;
+          return std::unique_ptr<RootIo>();
+        });
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string root() const { return std::string(folder_) + "/root"; }
+  static ino_t InodeOf(const std::string& path) {
+    struct stat info {};
+    EXPECT_EQ(::stat(path.c_str(), &info), 0);
+    return info.st_ino;
+  }
+
+  char folder_[32] = "/tmp/ckptd.XXXXXX";
+  const FileUser me_{.uid = ::geteuid(), .gid = ::getegid(), .groups = {}};
+  std::unique_ptr<StateDirectory> state_;
+  std::unique_ptr<RootAttacher> attacher_;
+  UniqueFd given_;
+  FileUser given_user_{};
+};
+
+TEST_F(RootAttacherTest, ARootIsRememberedWhereThisProcessFindsIt) {
+  UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const auto attachment = attacher_->Attach(std::move(directory), "/as/the/container/says", me_);
+  ASSERT_TRUE(attachment.ok()) << attachment.status();
+
+  EXPECT_EQ(attachment->path, "/as/the/container/says");
+  EXPECT_EQ(attachment->inode, InodeOf(root()));
+  EXPECT_EQ(attachment->uid, me_.uid);
+  ASSERT_EQ(state_->roots().size(), 1u);
+  EXPECT_EQ(state_->roots()[0].path(), root());
+  EXPECT_EQ(state_->roots()[0].inode(), InodeOf(root()));
+}
+
+TEST_F(RootAttacherTest, TheEngineGetsTheDirectoryAndItsUser) {
+  UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const auto attachment = attacher_->Attach(std::move(directory), root(), me_);
+  ASSERT_TRUE(attachment.ok()) << attachment.status();
+  attachment->make_io();
+  struct stat info {};
+  ASSERT_EQ(::fstat(given_.get(), &info), 0);
+  EXPECT_EQ(info.st_ino, InodeOf(root()));
+  EXPECT_EQ(given_user_.uid, me_.uid);
+}
+
+TEST_F(RootAttacherTest, WhatIsNoDirectoryIsRefusedAndNotRemembered) {
+  UniqueFd file(::open((std::string(folder_) + "/file").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+  EXPECT_EQ(ReasonOf(attacher_->Attach(std::move(file), "/file", me_).status()), "INVALID_PATH");
+  EXPECT_TRUE(state_->roots().empty());
+}
+
+TEST_F(RootAttacherTest, AKnownRootIsFoundAgain) {
+  UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_TRUE(attacher_->Attach(std::move(directory), root(), me_).ok());
+  const auto again = attacher_->Reopen(state_->roots()[0]);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->inode, InodeOf(root()));
+}
+
+TEST_F(RootAttacherTest, AnotherDirectoryAtItsPathIsNotRecovered) {
+  UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_TRUE(attacher_->Attach(std::move(directory), root(), me_).ok());
+  std::filesystem::rename(root(), std::string(folder_) + "/elsewhere");
+  EXPECT_EQ(ErrnoOf(attacher_->Reopen(state_->roots()[0]).status()), ENOENT);
+  std::filesystem::create_directory(root());
+  const auto reopened = attacher_->Reopen(state_->roots()[0]);
+  EXPECT_EQ(ReasonOf(reopened.status()), "ROOT_MOVED");
+  EXPECT_THAT(std::string(reopened.status().message()), HasSubstr("mount its file system"));
+}
+
+}  // namespace
+}  // namespace ckptd

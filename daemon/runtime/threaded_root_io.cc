@@ -1,0 +1,394 @@
+#include "daemon/runtime/threaded_root_io.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/runtime/file_system_workers.h"
+#include "storage/base/errors.h"
+#include "storage/base/mutex.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/scan.h"
+#include "storage/commit/verify.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+absl::Status NotOpen() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE", "the root is not open");
+}
+
+// Of the metadata worker; but once it is `open`, `fs` and `dir` do not change, and others may use them, too.
+struct Root {
+  UniqueFd given;
+  std::optional<FileUser> user;
+  std::atomic<bool> abandoned{false};  // Its RootIo is gone.
+  std::atomic<bool> open{false};
+  std::shared_ptr<FileSystem> fs;
+  ScopedHandle dir;
+  std::map<InflightId64, Inflight> inflight;
+  std::unique_ptr<RootStore> store;
+
+  absl::StatusOr<Inflight*> Find(InflightId64 id) {
+    auto found = inflight.find(id);
+    if (store == nullptr) return NotOpen();
+    if (found == inflight.end())
+      return absl::NotFoundError(absl::StrCat("nothing in flight has the number ", id));
+    return &found->second;
+  }
+};
+
+RootSnapshot SnapshotOf(RootStore& store, const ProbeResult& probe) {
+  RootSnapshot snapshot;
+  snapshot.probe = probe;
+  snapshot.recovered = store.recovered();
+  snapshot.committed = store.committed();
+  snapshot.damaged = store.damaged();
+  snapshot.run_record = store.run_record();
+  snapshot.highest_sequence = store.highest_sequence();
+  snapshot.trash_bytes = store.trash_bytes();
+  return snapshot;
+}
+
+class Reader : public CheckpointReader {
+ public:
+  Reader(std::shared_ptr<FileSystem> fs, ScopedHandle dir, Manifest manifest)
+      : fs_(std::move(fs)), dir_(std::move(dir)), manifest_(std::move(manifest)) {}
+
+  const Manifest& manifest() const override { return manifest_; }
+
+  absl::Status Read(const std::string& path, int64_t offset, std::span<std::byte> into) override {
+    const auto& files = manifest_.body.files();  // Ordered by path.
+    const auto found =
+        std::lower_bound(files.begin(), files.end(), path,
+                         [](const auto& file, const std::string& name) { return file.path() < name; });
+    if (found == files.end() || found->path() != path) {
+      return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_FILE",
+                       absl::StrCat("checkpoint ", manifest_.summary.tag(), " has no file ", path),
+                       {{"tag", manifest_.summary.tag()}, {"path", path}});
+    }
+    return ReadVerified(*fs_, dir_.get(), *found, manifest_.summary.chunk_bytes(), offset, into);
+  }
+
+ private:
+  const std::shared_ptr<FileSystem> fs_;
+  const ScopedHandle dir_;
+  const Manifest manifest_;
+};
+
+}  // namespace
+
+// Where callbacks leave for the engine, until it is closed.
+class ThreadedRootIoFactory::Gate {
+ public:
+  explicit Gate(Post post) : post_(std::move(post)) {}
+  void Send(absl::AnyInvocable<void()> work) {
+    MutexLock lock(mutex_);
+    if (post_) post_(std::move(work));
+  }
+  void Close() {
+    MutexLock lock(mutex_);
+    post_ = nullptr;
+  }
+
+ private:
+  Mutex mutex_;
+  Post post_ ABSL_GUARDED_BY(mutex_);
+};
+
+class ThreadedRootIoFactory::Io : public RootIo {
+ public:
+  Io(const ThreadedRootIoOptions& options, Clock* clock, std::shared_ptr<Gate> gate,
+     std::shared_ptr<FileSystemWorkers> workers, std::shared_ptr<FileSystemWorkers> questions, UniqueFd given,
+     std::optional<FileUser> user)
+      : options_(options),
+        clock_(clock),
+        gate_(std::move(gate)),
+        workers_(std::move(workers)),
+        questions_(std::move(questions)) {
+    root_->given = std::move(given);
+    root_->user = std::move(user);
+  }
+
+  ~Io() override {
+    root_->abandoned.store(true);
+    // Closing a directory may wait for its file system, too.
+    workers_->PostUrgent([root = std::move(root_)]() mutable { root.reset(); });
+  }
+
+  void Open(Callback<absl::StatusOr<RootSnapshot>> done) override {
+    Ask(std::move(done), [workers = workers_, options = options_, clock = clock_](Root& root) {
+      return OpenRoot(root, *workers, options, clock);
+    });
+  }
+
+  void CheckTarget(std::string tag, Callback<absl::Status> done) override {
+    Question(std::move(done), [tag = std::move(tag)](Root& root) -> absl::Status {
+      CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+      CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(*root.fs, root.dir.get(), tag));
+      return target.kind == TargetKind::kForeign ? TagForeignError(tag, target.what) : absl::OkStatus();
+    });
+  }
+
+  void FreeBytes(Callback<absl::StatusOr<int64_t>> done) override {
+    Question(std::move(done), [](Root& root) -> absl::StatusOr<int64_t> {
+      CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, root.fs->Space(root.dir.get()));
+      return space.free_bytes;
+    });
+  }
+
+  void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
+                      Callback<absl::Status> done) override {
+    Ask(std::move(done), [id, tag = std::move(tag), sequence, manifest_bytes](Root& root) -> absl::Status {
+      if (root.store == nullptr) return NotOpen();
+      CKPTD_ASSIGN_OR_RETURN(Inflight inflight, root.store->CreateInflight(tag, sequence, manifest_bytes));
+      root.inflight.insert_or_assign(id, std::move(inflight));
+      return absl::OkStatus();
+    });
+  }
+
+  void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
+
+  void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
+               std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override {
+    Ask(std::move(done),
+        [id, summary = std::move(summary), parts = std::move(parts)](Root& root) -> PublishResult {
+          absl::StatusOr<Inflight*> inflight = root.Find(id);
+          if (!inflight.ok()) return {PublishOutcome::kFailed, inflight.status()};
+          PublishResult result = root.store->Publish(**inflight, summary, parts);
+          if (result.outcome != PublishOutcome::kFailed) root.inflight.erase(id);  // It has its own name now.
+          return result;
+        });
+  }
+
+  void Discard(InflightId64 id, Callback<absl::Status> done) override {
+    Ask(std::move(done), [id](Root& root) -> absl::Status {
+      CKPTD_ASSIGN_OR_RETURN(Inflight * inflight, root.Find(id));
+      CKPTD_RETURN_IF_ERROR(root.store->Discard(*inflight));
+      root.inflight.erase(id);
+      return absl::OkStatus();
+    });
+  }
+
+  void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override {
+    AskStore(std::move(done),
+             [tag = std::move(tag), sequence](RootStore& store) { return store.Evict(tag, sequence); });
+  }
+
+  void EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) override {
+    EmptyStep(root_, workers_, std::move(keep_sequences), Answer(std::move(done)));
+  }
+
+  void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override {
+    AskStore(std::move(done),
+             [record = std::move(record)](RootStore& store) { return store.SaveRunRecord(record); });
+  }
+
+  void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override {
+    AskStore(std::move(done), [tag = std::move(tag), sequence, pinned](RootStore& store) {
+      return store.SetPinned(tag, sequence, pinned);
+    });
+  }
+
+  void OpenCheckpoint(std::string tag, int64_t sequence,
+                      Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override {
+    Ask(std::move(done),
+        [tag = std::move(tag), sequence](Root& root) -> absl::StatusOr<std::shared_ptr<CheckpointReader>> {
+          if (root.store == nullptr) return NotOpen();
+          CKPTD_ASSIGN_OR_RETURN(ScopedHandle dir, root.store->OpenCheckpoint(tag, sequence));
+          CKPTD_ASSIGN_OR_RETURN(Manifest manifest, root.store->ReadManifest(tag, sequence));
+          return std::make_shared<Reader>(root.fs, std::move(dir), std::move(manifest));
+        });
+  }
+
+  void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override {
+    Ask(std::move(done),
+        [workers = workers_, options = options_](Root& root) -> absl::StatusOr<RootSnapshot> {
+          if (root.store == nullptr) return NotOpen();
+          CKPTD_RETURN_IF_ERROR(root.store->Rescan());
+          return Snapshot(root, *workers, options);
+        });
+  }
+
+  std::optional<Instant> pending_since() const override {
+    const std::optional<Instant> work = workers_->pending_since(), question = questions_->pending_since();
+    return work && question ? std::min(*work, *question) : work ? work : question;
+  }
+
+ private:
+  // What calls `done` on the engine's thread, from any other; not any more when this is gone.
+  template <typename T>
+  absl::AnyInvocable<void(T)> Answer(Callback<T> done) {
+    return [gate = gate_, alive = std::weak_ptr<char>(alive_), done = std::move(done)](T result) mutable {
+      gate->Send([alive = std::move(alive), done = std::move(done), result = std::move(result)]() mutable {
+        if (!alive.expired()) done(std::move(result));
+      });
+    };
+  }
+
+  // `done` gets what `operation` returns, which is called with the Root on the metadata worker.
+  template <typename T, typename Operation>
+  void Ask(Callback<T> done, Operation operation) {
+    workers_->PostUrgent([root = root_, answer = Answer(std::move(done)),
+                          operation = std::move(operation)]() mutable { answer(operation(*root)); });
+  }
+
+  // The same on a thread of its own, for what Begin must know: it does not stand behind a commit's syncs.
+  // Only once the root is open; touches nothing but `fs` and `dir`.
+  template <typename T, typename Operation>
+  void Question(Callback<T> done, Operation operation) {
+    questions_->PostUrgent(
+        [root = root_, answer = Answer(std::move(done)), operation = std::move(operation)]() mutable {
+          if (!root->open.load()) return answer(NotOpen());
+          answer(operation(*root));
+        });
+  }
+
+  template <typename T, typename Operation>
+  void AskStore(Callback<T> done, Operation operation) {
+    Ask(std::move(done), [operation = std::move(operation)](Root& root) -> T {
+      if (root.store == nullptr) return NotOpen();
+      return operation(*root.store);
+    });
+  }
+
+  static absl::StatusOr<RootSnapshot> OpenRoot(Root& root, FileSystemWorkers& workers,
+                                               const ThreadedRootIoOptions& options, Clock* clock) {
+    if (root.store == nullptr) {
+      root.dir.reset();  // Of an attempt that failed.
+      CKPTD_ASSIGN_OR_RETURN(root.fs, MakePosixFileSystem(root.user));
+      CKPTD_ASSIGN_OR_RETURN(root.dir, OpenScoped(*root.fs, root.given.get(), ".", OpenMode::kDirectory));
+      CKPTD_ASSIGN_OR_RETURN(root.store,
+                             RootStore::Open(root.fs.get(), root.dir.get(), clock,
+                                             {.node = options.node, .io_backend = options.backend}));
+    }
+    absl::StatusOr<RootSnapshot> snapshot = Snapshot(root, workers, options);
+    if (!snapshot.ok()) root.store.reset();
+    root.open.store(root.store != nullptr);
+    return snapshot;
+  }
+
+  static absl::StatusOr<RootSnapshot> Snapshot(Root& root, FileSystemWorkers& workers,
+                                               const ThreadedRootIoOptions& options) {
+    ProbeResult probe = root.store->probe();
+    CKPTD_RETURN_IF_ERROR(workers.StartIo(options.backend, probe));
+    return SnapshotOf(*root.store, probe);
+  }
+
+  // One step at a time, so that a commit never waits for more than one.
+  static void EmptyStep(std::shared_ptr<Root> root, std::shared_ptr<FileSystemWorkers> workers,
+                        std::vector<int64_t> keep, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer) {
+    FileSystemWorkers& on = *workers;
+    on.PostIdle([root = std::move(root), workers = std::move(workers), keep = std::move(keep),
+                 answer = std::move(answer)]() mutable {
+      if (root->abandoned.load()) return;
+      if (root->store == nullptr) return answer(NotOpen());
+      absl::StatusOr<bool> more = root->store->EmptyTrashStep(keep);
+      if (!more.ok()) return answer(more.status());
+      if (!*more) return answer(root->store->trash_bytes());
+      EmptyStep(std::move(root), std::move(workers), std::move(keep), std::move(answer));
+    });
+  }
+
+  const ThreadedRootIoOptions options_;
+  Clock* const clock_;
+  const std::shared_ptr<Gate> gate_;
+  const std::shared_ptr<FileSystemWorkers> workers_;
+  const std::shared_ptr<FileSystemWorkers> questions_;
+  std::shared_ptr<Root> root_ = std::make_shared<Root>();
+  const std::shared_ptr<char> alive_ = std::make_shared<char>();
+};
+
+void ThreadedRootIoFactory::Io::WritePart(InflightId64 id, storage::v1::PartRecord record,
+                                          std::vector<FileImage> files,
+                                          std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                                          Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
+  if (written_bytes == nullptr) written_bytes = std::make_shared<std::atomic<int64_t>>(0);
+  using Answerer = absl::AnyInvocable<void(absl::StatusOr<storage::v1::PartRecord>)>;
+  // Third, on the metadata worker: the record says that the files are there.
+  auto remember = [id](Root& root, storage::v1::PartRecord part, int32_t chunk_bytes,
+                       const std::vector<WrittenFile>& written) -> absl::StatusOr<storage::v1::PartRecord> {
+    CKPTD_ASSIGN_OR_RETURN(Inflight * inflight, root.Find(id));
+    part.clear_files();
+    part.set_chunk_bytes(chunk_bytes);
+    for (const WrittenFile& file : written) {
+      storage::v1::FileRecord& entry = *part.add_files();
+      entry.set_path(file.path);
+      entry.set_size_bytes(file.size);
+      entry.set_rank(part.rank());
+      entry.mutable_chunk_crc32c()->Add(file.chunk_crc32c.begin(), file.chunk_crc32c.end());
+    }
+    CKPTD_RETURN_IF_ERROR(root.store->WritePartRecord(*inflight, part));
+    return part;
+  };
+  // First, there, too: the directories. Second, on the I/O thread: the files.
+  workers_->PostUrgent([root = root_, workers = workers_, id, chunk_bytes = options_.writer.chunk_bytes,
+                        remember, record = std::move(record), files = std::move(files),
+                        written_bytes = std::move(written_bytes),
+                        answer = Answerer(Answer(std::move(done)))]() mutable {
+    absl::StatusOr<Inflight*> inflight = root->Find(id);
+    if (!inflight.ok()) return answer(inflight.status());
+    std::vector<std::string> paths;
+    for (const FileImage& file : files) paths.push_back(file.path);
+    if (absl::Status made = root->store->MakeParents(**inflight, paths); !made.ok()) return answer(made);
+    FileSystemWorkers& on = *workers;
+    FileSystem* const fs = root->fs.get();
+    on.Write(fs, (*inflight)->dir.get(), std::move(files), std::move(written_bytes),
+             [root = std::move(root), workers = std::move(workers), chunk_bytes, remember,
+              record = std::move(record),
+              answer = std::move(answer)](absl::StatusOr<std::vector<WrittenFile>> written) mutable {
+               if (!written.ok()) return answer(written.status());
+               workers->PostUrgent([root = std::move(root), chunk_bytes, remember, record = std::move(record),
+                                    answer = std::move(answer), written = *std::move(written)]() mutable {
+                 answer(remember(*root, std::move(record), chunk_bytes, written));
+               });
+             });
+  });
+}
+
+// ---- ThreadedRootIoFactory
+
+ThreadedRootIoFactory::ThreadedRootIoFactory(ThreadedRootIoOptions options, Clock* clock, Post post)
+    : options_(std::move(options)),
+      clock_(clock),
+      gate_(std::make_shared<Gate>(std::move(post))),
+      checksums_(std::make_shared<ChecksumPool>(options_.checksum_threads)) {}
+
+ThreadedRootIoFactory::~ThreadedRootIoFactory() { Close(std::chrono::seconds(5)); }
+
+std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(UniqueFd root, std::optional<FileUser> user) {
+  // Without asking a server that may be gone. Of a descriptor that is none the device is 0:0, and Open fails.
+  struct statx info {};
+  statx(root.get(), "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &info);
+  const std::string device = absl::StrCat(info.stx_dev_major, ":", info.stx_dev_minor);
+  std::shared_ptr<FileSystemWorkers>& workers = workers_[device];
+  if (workers == nullptr) workers = FileSystemWorkers::Start(device, options_.writer, checksums_, clock_);
+  std::shared_ptr<FileSystemWorkers>& questions = workers_["ask-" + device];
+  if (questions == nullptr)
+    questions = FileSystemWorkers::Start("ask-" + device, options_.writer, checksums_, clock_);
+  return std::make_unique<Io>(options_, clock_, gate_, workers_[device], questions, std::move(root),
+                              std::move(user));
+}
+
+std::vector<std::string> ThreadedRootIoFactory::Close(Duration patience) {
+  gate_->Close();
+  for (const auto& [device, workers] : workers_) workers->BeginEnd();
+  const Instant deadline = SystemClock().Now() + patience;
+  std::vector<std::string> hung;
+  for (const auto& [device, workers] : workers_) {
+    if (!workers->WaitEnded(deadline)) hung.push_back(workers->name());
+  }
+  workers_.clear();
+  return hung;
+}
+
+}  // namespace ckptd

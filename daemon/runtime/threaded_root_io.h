@@ -1,0 +1,66 @@
+// RootIo on real file systems: RootStore and PartWriter behind threads, which all roots of one file system
+// share.
+#ifndef CKPTD_DAEMON_RUNTIME_THREADED_ROOT_IO_H_
+#define CKPTD_DAEMON_RUNTIME_THREADED_ROOT_IO_H_
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "daemon/engine/root_io.h"
+#include "storage/base/clock.h"
+#include "storage/base/unique_fd.h"
+#include "storage/fs/posix_file_system.h"
+#include "storage/io/part_writer.h"
+#include "storage/io/probe.h"
+
+namespace ckptd {
+
+class FileSystemWorkers;
+
+struct ThreadedRootIoOptions {
+  std::string node = "local";
+  IoBackend backend = IoBackend::kAuto;
+  PartWriterOptions writer;  // `direct` is what the probe finds, unless it is false here.
+  int checksum_threads = 1;
+};
+
+// Makes RootIos, and owns their threads. Used on the engine's thread, but for Close, which comes when that
+// has ended or is about to.
+class ThreadedRootIoFactory {
+ public:
+  using Post =
+      std::function<void(absl::AnyInvocable<void()>)>;  // Runs it on the engine's thread; thread-safe.
+
+  ThreadedRootIoFactory(ThreadedRootIoOptions options, Clock* clock, Post post);
+  ~ThreadedRootIoFactory();  // Close(5 s).
+
+  // `root`: a directory, possibly open with O_PATH; Open() opens it anew, as `user`, for only the metadata
+  // worker may wait for its file system.
+  std::unique_ptr<RootIo> Make(UniqueFd root, std::optional<FileUser> user);
+
+  // No callback runs any more; operations that were asked for end, then their threads. Returns the names
+  // (major:minor) of the file systems that did not answer within `patience`: their threads are left behind,
+  // and go on to use the images that they were writing. So then the process must leave by _exit, with its
+  // segments still mapped.
+  std::vector<std::string> Close(Duration patience);
+
+ private:
+  class Gate;
+  class Io;
+
+  const ThreadedRootIoOptions options_;
+  Clock* const clock_;
+  const std::shared_ptr<Gate> gate_;
+  const std::shared_ptr<ChecksumPool> checksums_;
+  std::map<std::string, std::shared_ptr<FileSystemWorkers>>
+      workers_;  // By device, "8:1"; "ask-8:1" answers questions.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_RUNTIME_THREADED_ROOT_IO_H_

@@ -1,0 +1,50 @@
+// What a handler reads out of gRPC's context. Only for the .cc files of the services.
+#ifndef CKPTD_DAEMON_SERVICE_CALL_CONTEXT_H_
+#define CKPTD_DAEMON_SERVICE_CALL_CONTEXT_H_
+
+#include <grpcpp/server_context.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "daemon/service/callers.h"
+#include "daemon/service/service_context.h"
+#include "daemon/service/tsan_hop.h"
+#include "daemon/service/unary_call.h"
+
+namespace ckptd {
+
+inline absl::StatusOr<Caller> CallerOf(const ServiceContext& context, const grpc::CallbackServerContext& call,
+                                       TokenRule rule) {
+  std::optional<std::string> token;
+  const auto& metadata = call.client_metadata();
+  if (const auto found = metadata.find("ckptd-token"); found != metadata.end()) {
+    token.emplace(found->second.data(), found->second.size());
+  }
+  return context.callers->Find(call.peer(), token, rule);
+}
+
+// Hands a unary call to `ask(engine, caller, request, reply)` on the engine's thread.
+template <typename Request, typename Response, typename Ask>
+grpc::ServerUnaryReactor* AskEngine(ServiceContext* context, const grpc::CallbackServerContext* call_context,
+                                    TokenRule rule, const Request* request, Response* response, Ask ask) {
+  auto call = UnaryCall<Request, Response>::Start(request, response);
+  absl::StatusOr<Caller> caller = CallerOf(*context, *call_context, rule);
+  if (!caller.ok()) {
+    call->Answer(caller.status());
+    return call.get();
+  }
+  context->loop->Post([context, call, who = *caller, ask = std::move(ask)]() mutable {
+    if (call->answered()) return;
+    ask(*context->engine, who, call->request(),
+        Reply<Response>([call](absl::StatusOr<Response> answer) { call->Answer(std::move(answer)); }));
+    GiveOn(call.get());
+  });
+  return call.get();
+}
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_SERVICE_CALL_CONTEXT_H_

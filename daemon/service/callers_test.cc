@@ -1,0 +1,95 @@
+#include "daemon/service/callers.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "storage/base/errors.h"
+#include "storage/base/unique_fd.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uid_t kDaemon = 900, kAlice = 1000, kBob = 1001, kOverflow = 65534;
+
+class CallersTest : public ::testing::Test {
+ protected:
+  CallersTest() {
+    peers_.Add(5, PeerOf(kAlice));
+    peers_.Add(6, PeerOf(kBob));
+    peers_.Add(7, PeerOf(0));
+    peers_.Add(8, PeerOf(kDaemon));
+    peers_.Add(9, PeerOf(kOverflow));
+    alice_ =
+        sessions_.Open({.user = PeerOf(kAlice).user, .pid = 1, .client_instance = "i", .client_name = "n"})
+            .value();
+  }
+  static Peer PeerOf(uid_t uid) { return {.user = {.uid = uid, .gid = uid, .groups = {}}, .pid = 1}; }
+
+  PeerTable peers_;
+  SessionRegistry sessions_{4};
+  SessionRegistry::Opened alice_;
+  Callers callers_{&peers_, &sessions_, kDaemon, kOverflow};
+};
+
+TEST_F(CallersTest, ATokenStandsForItsSession) {
+  const auto caller = callers_.Find("fd:5", alice_.token, TokenRule::kRequired);
+  ASSERT_TRUE(caller.ok()) << caller.status();
+  EXPECT_EQ(caller->session, alice_.info.id);
+  EXPECT_EQ(caller->uid, kAlice);
+  EXPECT_FALSE(caller->privileged);
+}
+
+TEST_F(CallersTest, AnotherUsersTokenIsRefused) {
+  EXPECT_EQ(ReasonOf(callers_.Find("fd:6", alice_.token, TokenRule::kRequired).status()), "WRONG_UID");
+  EXPECT_EQ(ReasonOf(callers_.Find("fd:6", alice_.token, TokenRule::kOptional).status()), "WRONG_UID");
+}
+
+TEST_F(CallersTest, ATrainersCallNeedsAToken) {
+  EXPECT_EQ(ReasonOf(callers_.Find("fd:5", std::nullopt, TokenRule::kRequired).status()), "UNKNOWN_TOKEN");
+  EXPECT_EQ(ReasonOf(callers_.Find("fd:5", "no such token", TokenRule::kOptional).status()), "UNKNOWN_TOKEN");
+}
+
+TEST_F(CallersTest, AnOperatorIsKnownByUid) {
+  const auto bob = callers_.Find("fd:6", std::nullopt, TokenRule::kOptional);
+  ASSERT_TRUE(bob.ok()) << bob.status();
+  EXPECT_EQ(bob->session, 0);
+  EXPECT_EQ(bob->uid, kBob);
+  EXPECT_FALSE(bob->privileged);
+  EXPECT_TRUE(callers_.Find("fd:7", std::nullopt, TokenRule::kOptional)->privileged);
+  EXPECT_TRUE(callers_.Find("fd:8", std::nullopt, TokenRule::kOptional)->privileged);
+}
+
+TEST_F(CallersTest, TheOverflowUidIsNobody) {
+  EXPECT_EQ(ReasonOf(callers_.Find("fd:9", std::nullopt, TokenRule::kOptional).status()), "WRONG_UID");
+  const Callers as_nobody(&peers_, &sessions_, kOverflow, kOverflow);
+  EXPECT_TRUE(as_nobody.Find("fd:9", std::nullopt, TokenRule::kOptional).ok());
+}
+
+TEST_F(CallersTest, AConnectionThatWeDidNotAcceptIsRefused) {
+  EXPECT_EQ(ReasonOf(callers_.Find("unix:", std::nullopt, TokenRule::kOptional).status()), "WRONG_UID");
+}
+
+TEST_F(CallersTest, ANumberUsedAgainIsTheNewConnection) {
+  peers_.Add(7, PeerOf(kBob));
+  EXPECT_EQ(callers_.Find("fd:7", std::nullopt, TokenRule::kOptional)->uid, kBob);
+}
+
+TEST(PeerOfSocket, IsTheProcessAtTheOtherEnd) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd mine(ends[0]), other(ends[1]);
+  const auto peer = PeerOfSocket(mine.get());
+  ASSERT_TRUE(peer.ok()) << peer.status();
+  EXPECT_EQ(peer->user.uid, ::geteuid());
+  EXPECT_EQ(peer->user.gid, ::getegid());
+  EXPECT_EQ(peer->pid, ::getpid());
+  const int groups = ::getgroups(0, nullptr);
+  EXPECT_EQ(peer->user.groups.size(), static_cast<size_t>(groups));
+  EXPECT_FALSE(PeerOfSocket(-1).ok());
+}
+
+}  // namespace
+}  // namespace ckptd

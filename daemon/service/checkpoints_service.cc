@@ -1,0 +1,138 @@
+#include "daemon/service/checkpoints_service.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "ckptd/v1/service.grpc.pb.h"
+#include "daemon/service/call_context.h"
+#include "daemon/service/stream_calls.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd {
+namespace {
+
+using Context = grpc::CallbackServerContext;
+using Unary = grpc::ServerUnaryReactor;
+
+// On a worker: the directory that a session without descriptors names by path, opened as the session's user.
+absl::StatusOr<RootAttachment> OpenRootOf(ServiceContext& context, SessionId session,
+                                          const std::string& path) {
+  CKPTD_ASSIGN_OR_RETURN(const FileUser user, context.sessions->UserOf(session));
+  CKPTD_ASSIGN_OR_RETURN(const Handle directory, OpenRootDirectory(path, user));
+  return context.make_attachment(UniqueFd(directory), path, user);
+}
+
+class CheckpointsService final : public v1::Checkpoints::CallbackService {
+ public:
+  explicit CheckpointsService(ServiceContext* context) : context_(context) {}
+
+  grpc::ServerWriteReactor<v1::OpenSessionResponse>* OpenSession(
+      Context* call, const v1::OpenSessionRequest* request) override {
+    return StartOpenSession(context_, context_->callers->FindPeer(call->peer()), *request);
+  }
+
+  Unary* OpenRoot(Context* call, const v1::OpenRootRequest* request,
+                  v1::OpenRootResponse* response) override {
+    // Neither gRPC's thread nor the engine's opens a directory: its file system may hang.
+    return AskEngine(context_, call, TokenRule::kRequired, request, response,
+                     [context = context_](Engine&, const Caller& caller, const v1::OpenRootRequest& asked,
+                                          Reply<v1::OpenRootResponse> reply) {
+                       context->workers->Submit([context, session = caller.session, path = asked.path(),
+                                                 reply = std::move(reply)]() mutable {
+                         auto attachment = OpenRootOf(*context, session, path);
+                         context->loop->Post([context, session, attachment = std::move(attachment),
+                                              reply = std::move(reply)]() mutable {
+                           Attach(*context, session, std::move(attachment), std::move(reply));
+                         });
+                       });
+                     });
+  }
+
+  Unary* JoinRun(Context* call, const v1::JoinRunRequest* request, v1::JoinRunResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::JoinRun);
+  }
+  Unary* Begin(Context* call, const v1::BeginRequest* request, v1::BeginResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::Begin);
+  }
+  Unary* Extend(Context* call, const v1::ExtendRequest* request, v1::ExtendResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::Extend);
+  }
+  grpc::ServerReadReactor<v1::WriteFileRequest>* WriteFile(Context* call,
+                                                           v1::WriteFileResponse* response) override {
+    return StartWriteFile(context_, CallerOf(*context_, *call, TokenRule::kRequired), response);
+  }
+  Unary* Seal(Context* call, const v1::SealRequest* request, v1::SealResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::Seal);
+  }
+  // An operator ends and awaits saves by name, without a session.
+  Unary* Abort(Context* call, const v1::AbortRequest* request, v1::AbortResponse* response) override {
+    return Ask(call, TokenRule::kOptional, request, response, &Engine::Abort);
+  }
+  Unary* Wait(Context* call, const v1::WaitRequest* request, v1::WaitResponse* response) override {
+    return Ask(call, TokenRule::kOptional, request, response, &Engine::Wait);
+  }
+
+  Unary* GetCheckpoint(Context* call, const v1::GetCheckpointRequest* request,
+                       v1::Checkpoint* response) override {
+    return Ask(call, TokenRule::kOptional, request, response, &Engine::GetCheckpoint);
+  }
+  Unary* ListCheckpoints(Context* call, const v1::ListCheckpointsRequest* request,
+                         v1::ListCheckpointsResponse* response) override {
+    return Ask(call, TokenRule::kOptional, request, response, &Engine::ListCheckpoints);
+  }
+  grpc::ServerWriteReactor<v1::WatchResponse>* Watch(Context* call,
+                                                     const v1::WatchRequest* request) override {
+    return StartWatch(context_, CallerOf(*context_, *call, TokenRule::kOptional), *request);
+  }
+
+  Unary* Resume(Context* call, const v1::ResumeRequest* request, v1::ResumeResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::Resume);
+  }
+  Unary* OpenCheckpoint(Context* call, const v1::OpenCheckpointRequest* request,
+                        v1::OpenCheckpointResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::OpenCheckpoint);
+  }
+  Unary* CloseCheckpoint(Context* call, const v1::CloseCheckpointRequest* request,
+                         v1::CloseCheckpointResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::CloseCheckpoint);
+  }
+  grpc::ServerWriteReactor<v1::ReadFileResponse>* ReadFile(Context* call,
+                                                           const v1::ReadFileRequest* request) override {
+    return StartReadFile(context_, CallerOf(*context_, *call, TokenRule::kRequired), *request);
+  }
+
+ private:
+  // Every unary method of the engine has the same shape.
+  template <typename Request, typename Response>
+  Unary* Ask(Context* call, TokenRule rule, const Request* request, Response* response,
+             void (Engine::*method)(const Caller&, const Request&, Reply<Response>)) {
+    return AskEngine(context_, call, rule, request, response,
+                     [method](Engine& engine, const Caller& caller, const Request& asked,
+                              Reply<Response> reply) { (engine.*method)(caller, asked, std::move(reply)); });
+  }
+
+  static void Attach(ServiceContext& context, SessionId session, absl::StatusOr<RootAttachment> attachment,
+                     Reply<v1::OpenRootResponse> reply) {
+    if (!attachment.ok()) return reply(attachment.status());
+    context.engine->AttachRoot(session, *std::move(attachment),
+                               [reply = std::move(reply)](absl::StatusOr<std::string> root) mutable {
+                                 if (!root.ok()) return reply(root.status());
+                                 v1::OpenRootResponse response;
+                                 response.set_root(*root);
+                                 reply(std::move(response));
+                               });
+  }
+
+  ServiceContext* const context_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeCheckpointsService(ServiceContext* context) {
+  return std::make_unique<CheckpointsService>(context);
+}
+
+}  // namespace ckptd

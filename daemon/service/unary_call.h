@@ -1,0 +1,61 @@
+// One unary call on its way through the engine. Only for the .cc files of the services: it brings gRPC's
+// headers along.
+#ifndef CKPTD_DAEMON_SERVICE_UNARY_CALL_H_
+#define CKPTD_DAEMON_SERVICE_UNARY_CALL_H_
+
+#include <grpcpp/support/server_callback.h>
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "daemon/service/tsan_hop.h"
+#include "daemon/service/wire_errors.h"
+
+namespace ckptd {
+
+// Answered once, by whoever is first: the engine, or the client that gave up (or its deadline, or the
+// server's end). gRPC holds it until it is done, and so does the engine until it has replied: a reply that
+// comes too late is dropped.
+template <typename Request, typename Response>
+class UnaryCall final : public grpc::ServerUnaryReactor {
+ public:
+  // gRPC deletes both messages when the call is done, so the request is taken out of its hands: a cancelled
+  // call may be done while the engine still reads it. (A swap, for a request may name 10,000 files.)
+  static std::shared_ptr<UnaryCall> Start(const Request* request, Response* response) {
+    std::shared_ptr<UnaryCall> call(new UnaryCall(response));
+    call->request_.Swap(const_cast<Request*>(request));
+    call->until_done_ = call;
+    return call;
+  }
+
+  const Request& request() const { return request_; }
+  bool answered() const { return answered_.load(); }
+
+  void Answer(absl::StatusOr<Response> answer) {
+    if (answered_.exchange(true)) return;
+    if (answer.ok()) *response_ = *std::move(answer);
+    GiveOn(this);
+    Finish(ToGrpcStatus(answer.status()));
+  }
+
+  void OnCancel() override { Answer(absl::CancelledError("the client gave the call up")); }
+  void OnDone() override {
+    TakeOver(this);
+    GiveOn(this);
+    until_done_.reset();
+  }
+  ~UnaryCall() override { TakeOver(this); }
+
+ private:
+  explicit UnaryCall(Response* response) : response_(response) {}
+
+  Request request_;
+  Response* const response_;
+  std::atomic<bool> answered_ = false;
+  std::shared_ptr<UnaryCall> until_done_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_SERVICE_UNARY_CALL_H_

@@ -1,0 +1,28 @@
+#include "daemon/service/watch_queue.h"
+
+namespace ckptd {
+
+bool WatchQueue::Push(const v1::WatchResponse& event) {
+  const v1::Checkpoint& checkpoint = event.checkpoint();
+  const Key key(checkpoint.name(), checkpoint.sequence());
+  const auto known = levels_.find(key);
+  const bool progress = known != levels_.end() && known->second == checkpoint.level();
+  if (progress && events_.size() >= progress_limit_) return true;
+  if (events_.size() >= limit_) return false;
+  if (checkpoint.level() >= v1::COMMITTED) {
+    levels_.erase(key);
+  } else {
+    levels_[key] = checkpoint.level();
+  }
+  events_.push_back(event);
+  return true;
+}
+
+std::optional<v1::WatchResponse> WatchQueue::Pop() {
+  if (events_.empty()) return std::nullopt;
+  v1::WatchResponse event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+}  // namespace ckptd

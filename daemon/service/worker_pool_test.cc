@@ -1,0 +1,32 @@
+#include "daemon/service/worker_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+namespace ckptd {
+namespace {
+
+TEST(WorkerPool, RunsWhatIsQueuedBeforeItEnds) {
+  std::atomic<int> ran = 0;
+  {
+    WorkerPool pool(2);
+    for (int i = 0; i < 100; ++i) pool.Submit([&ran] { ++ran; });
+  }
+  EXPECT_EQ(ran, 100);
+}
+
+TEST(WorkerPool, WorkThatHangsHoldsNothingElseUp) {
+  std::promise<void> thaw;
+  std::shared_future<void> thawed(thaw.get_future());
+  WorkerPool pool(5);
+  for (int i = 0; i < 4; ++i) pool.Submit([thawed] { thawed.wait(); });
+  std::promise<void> healthy;
+  pool.Submit([&healthy] { healthy.set_value(); });
+  EXPECT_EQ(healthy.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  thaw.set_value();
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,98 @@
+// WriteFile: the header names a placed file, the engine says where it lies, and what follows is copied there.
+#include <atomic>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "daemon/service/stream_calls.h"
+#include "daemon/service/tsan_hop.h"
+#include "daemon/service/wire_errors.h"
+#include "daemon/service/write_cursor.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+absl::Status OutOfOrder(const char* message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
+}
+
+// A cancelled stream ends like any other: the read that is always under way fails.
+class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest> {
+ public:
+  WriteFileCall(ServiceContext* context, absl::StatusOr<Caller> caller, v1::WriteFileResponse* response)
+      : context_(context), response_(response) {
+    if (!caller.ok()) {
+      Answer(caller.status());
+      return;
+    }
+    caller_ = *caller;
+    StartRead(&request_);
+  }
+
+  void OnReadDone(bool ok) override {
+    TakeOver(this);
+    if (!opened_) return Open(ok);
+    if (!ok) return End(cancelled_ ? absl::CancelledError("the client gave the call up") : absl::OkStatus());
+    if (request_.kind_case() != v1::WriteFileRequest::kData) {
+      return End(OutOfOrder("WriteFile: after the header every message has data"));
+    }
+    if (absl::Status copied = cursor_.Append(request_.data()); !copied.ok()) return End(std::move(copied));
+    GiveOn(this);
+    StartRead(&request_);
+  }
+  void OnCancel() override { cancelled_ = true; }
+  void OnDone() override {
+    TakeOver(this);
+    delete this;
+  }
+
+ private:
+  void Open(bool ok) {
+    if (!ok || request_.kind_case() != v1::WriteFileRequest::kHeader) {
+      return Answer(OutOfOrder("WriteFile: the first message has the header"));
+    }
+    context_->loop->Post([this] {
+      const v1::WriteFileHeader& header = request_.header();
+      auto target = context_->engine->BeginWrite(caller_, header.key(), header.path());
+      if (!target.ok()) return Answer(target.status());
+      write_id_ = target->id;
+      cursor_ = WriteCursor(header.path(), target->size, std::move(target->runs));
+      opened_ = true;
+      GiveOn(this);
+      StartRead(&request_);
+    });
+  }
+
+  // The engine first: a Seal that follows the answer must not find the write open.
+  void End(absl::Status status) {
+    context_->loop->Post([this, status = std::move(status)] {
+      context_->engine->EndWrite(write_id_);
+      response_->set_size_bytes(cursor_.written());
+      Answer(status);
+    });
+  }
+
+  void Answer(const absl::Status& status) {
+    GiveOn(this);
+    Finish(ToGrpcStatus(status));
+  }
+
+  ServiceContext* const context_;
+  v1::WriteFileResponse* const response_;
+  Caller caller_;
+  v1::WriteFileRequest request_;
+  bool opened_ = false;
+  int64_t write_id_ = 0;
+  WriteCursor cursor_;
+  std::atomic<bool> cancelled_ = false;
+};
+
+}  // namespace
+
+grpc::ServerReadReactor<v1::WriteFileRequest>* StartWriteFile(ServiceContext* context,
+                                                              absl::StatusOr<Caller> caller,
+                                                              v1::WriteFileResponse* response) {
+  return new WriteFileCall(context, std::move(caller), response);
+}
+
+}  // namespace ckptd

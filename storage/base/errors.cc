@@ -1,0 +1,105 @@
+#include "storage/base/errors.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace ckptd {
+namespace {
+
+// The payload: the reason, then a line `key=value` for each detail.
+constexpr char kPayload[] = "ckptd/error";
+
+std::string PayloadOf(const absl::Status& status) {
+  auto payload = status.GetPayload(kPayload);
+  return payload ? std::string(*payload) : std::string();
+}
+
+}  // namespace
+
+absl::Status MakeError(absl::StatusCode code, std::string_view reason, std::string_view message,
+                       const ErrorDetails& details) {
+  absl::Status status(code, absl::string_view(message.data(), message.size()));
+  std::string payload(reason);
+  for (const auto& detail : details) absl::StrAppend(&payload, "\n", detail.first, "=", detail.second);
+  status.SetPayload(kPayload, absl::Cord(payload));
+  return status;
+}
+
+std::string ReasonOf(const absl::Status& status) {
+  std::string payload = PayloadOf(status);
+  return payload.substr(0, payload.find('\n'));
+}
+
+ErrorDetails DetailsOf(const absl::Status& status) {
+  ErrorDetails details;
+  const std::string payload = PayloadOf(status);
+  const std::vector<std::string> lines = absl::StrSplit(payload, '\n');
+  for (size_t i = 1; i < lines.size(); ++i) {
+    const size_t equals = lines[i].find('=');
+    if (equals != std::string::npos) details[lines[i].substr(0, equals)] = lines[i].substr(equals + 1);
+  }
+  return details;
+}
+
+absl::Status Annotate(const absl::Status& status, std::string_view context) {
+  if (status.ok()) return status;
+  absl::Status annotated(status.code(), absl::StrCat(std::string(context), ": ", status.message()));
+  status.ForEachPayload(
+      [&](absl::string_view url, const absl::Cord& value) { annotated.SetPayload(url, value); });
+  return annotated;
+}
+
+absl::Status ErrnoError(int error_number, std::string_view what) {
+  const char* name = ::strerrorname_np(error_number);
+  std::string reason = name != nullptr ? name : absl::StrCat("ERRNO_", error_number);
+  absl::StatusCode code = absl::ErrnoToStatusCode(error_number);
+  switch (error_number) {
+    case ENOSPC:
+    case EDQUOT:
+      code = absl::StatusCode::kResourceExhausted;
+      reason = "NO_SPACE";
+      break;
+    case EIO:
+      code = absl::StatusCode::kDataLoss;
+      reason = "IO_ERROR";
+      break;
+    case EROFS:
+      code = absl::StatusCode::kFailedPrecondition;
+      break;
+    default:
+      break;
+  }
+  return MakeError(code, reason, absl::StrCat(std::string(what), ": ", std::strerror(error_number)),
+                   {{"errno", absl::StrCat(error_number)}});
+}
+
+int ErrnoOf(const absl::Status& status) {
+  const ErrorDetails details = DetailsOf(status);
+  int number = 0;
+  auto found = details.find("errno");
+  return found != details.end() && absl::SimpleAtoi(found->second, &number) ? number : 0;
+}
+
+std::string JoinRanks(const std::vector<int>& ranks) {
+  std::string joined;
+  for (int rank : ranks) absl::StrAppend(&joined, joined.empty() ? "" : ",", rank);
+  return joined;
+}
+
+std::vector<int> SplitRanks(std::string_view ranks) {
+  std::vector<int> numbers;
+  for (absl::string_view piece :
+       absl::StrSplit(absl::string_view(ranks.data(), ranks.size()), ',', absl::SkipEmpty())) {
+    int number = 0;
+    if (absl::SimpleAtoi(piece, &number)) numbers.push_back(number);
+  }
+  return numbers;
+}
+
+}  // namespace ckptd

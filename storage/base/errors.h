@@ -1,0 +1,42 @@
+// Errors: an absl::Status whose code says what the caller should do, and a machine-readable reason with
+// details that travel with it from any layer to the wire (docs/protocol.md has the table).
+#ifndef CKPTD_STORAGE_BASE_ERRORS_H_
+#define CKPTD_STORAGE_BASE_ERRORS_H_
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace ckptd {
+
+using ErrorDetails = std::map<std::string, std::string>;
+
+// A status with a reason (UPPER_SNAKE_CASE) and details such as {"tag", "step_100"}. Keys and values hold no
+// newline.
+absl::Status MakeError(absl::StatusCode code, std::string_view reason, std::string_view message,
+                       const ErrorDetails& details = {});
+
+// The reason of a status; empty when it has none.
+std::string ReasonOf(const absl::Status& status);
+ErrorDetails DetailsOf(const absl::Status& status);
+
+// The same status with `context: ` before its message; reason and details stay.
+absl::Status Annotate(const absl::Status& status, std::string_view context);
+
+// errno as a status: ENOSPC and EDQUOT are RESOURCE_EXHAUSTED with reason NO_SPACE, EIO is DATA_LOSS with
+// reason IO_ERROR, EROFS and EACCES FAILED_PRECONDITION / PERMISSION_DENIED with their own names as reason,
+// others as absl::ErrnoToStatus with the errno's name (strerrorname_np) as reason. Detail "errno" holds the
+// number.
+absl::Status ErrnoError(int error_number, std::string_view what);
+// The errno that a status was made of; 0 when it was not.
+int ErrnoOf(const absl::Status& status);
+
+// "0,3,7" for the detail "ranks", and back.
+std::string JoinRanks(const std::vector<int>& ranks);
+std::vector<int> SplitRanks(std::string_view ranks);
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_BASE_ERRORS_H_

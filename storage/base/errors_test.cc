@@ -1,0 +1,69 @@
+#include "storage/base/errors.h"
+
+#include <cerrno>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+TEST(ErrorsTest, AReasonAndDetailsTravelWithTheStatus) {
+  const absl::Status status = MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_LOCKED", "in use",
+                                        {{"path", "/data/a=b"}, {"tag", ""}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(status.message(), "in use");
+  EXPECT_EQ(ReasonOf(status), "ROOT_LOCKED");
+  EXPECT_THAT(DetailsOf(status), ElementsAre(Pair("path", "/data/a=b"), Pair("tag", "")));
+}
+
+TEST(ErrorsTest, AStatusWithoutAReasonHasNone) {
+  EXPECT_EQ(ReasonOf(absl::InternalError("x")), "");
+  EXPECT_THAT(DetailsOf(absl::InternalError("x")), IsEmpty());
+  EXPECT_EQ(ErrnoOf(absl::InternalError("x")), 0);
+  EXPECT_EQ(ReasonOf(absl::OkStatus()), "");
+}
+
+TEST(ErrorsTest, AnnotatingKeepsReasonAndDetails) {
+  const absl::Status status = Annotate(ErrnoError(EIO, "syncing"), "part 3");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("part 3: syncing: Input/output error"));
+  EXPECT_EQ(ReasonOf(status), "IO_ERROR");
+  EXPECT_EQ(ErrnoOf(status), EIO);
+  EXPECT_TRUE(Annotate(absl::OkStatus(), "part 3").ok());
+}
+
+TEST(ErrorsTest, AnErrnoBecomesWhatTheCallerShouldDo) {
+  struct Case {
+    int error;
+    absl::StatusCode code;
+    const char* reason;
+  };
+  for (const Case& c : {Case{ENOSPC, absl::StatusCode::kResourceExhausted, "NO_SPACE"},
+                        Case{EDQUOT, absl::StatusCode::kResourceExhausted, "NO_SPACE"},
+                        Case{EIO, absl::StatusCode::kDataLoss, "IO_ERROR"},
+                        Case{EROFS, absl::StatusCode::kFailedPrecondition, "EROFS"},
+                        Case{EACCES, absl::StatusCode::kPermissionDenied, "EACCES"},
+                        Case{ENOENT, absl::StatusCode::kNotFound, "ENOENT"},
+                        Case{EEXIST, absl::StatusCode::kAlreadyExists, "EEXIST"}}) {
+    const absl::Status status = ErrnoError(c.error, "doing it");
+    EXPECT_EQ(status.code(), c.code) << c.reason;
+    EXPECT_EQ(ReasonOf(status), c.reason);
+    EXPECT_EQ(ErrnoOf(status), c.error) << c.reason;
+  }
+}
+
+TEST(ErrorsTest, RanksGoThereAndBack) {
+  EXPECT_EQ(JoinRanks({0, 3, 17}), "0,3,17");
+  EXPECT_EQ(JoinRanks({}), "");
+  EXPECT_THAT(SplitRanks("0,3,17"), ElementsAre(0, 3, 17));
+  EXPECT_THAT(SplitRanks(""), IsEmpty());
+}
+
+}  // namespace
+}  // namespace ckptd

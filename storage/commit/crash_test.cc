@@ -1,0 +1,599 @@
+// Every mutating call of every operation, one after the other: it fails once, or it happens and is reported
+// as failed, or it is the moment at which the daemon dies. Then the root is opened anew, twice, and must hold
+// what was promised.
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "storage/commit/root_store.h"
+#include "storage/commit/testing.h"
+#include "storage/commit/verify.h"
+#include "tests/testing/faulty_file_system.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::RunRecord;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+enum class Fault {
+  kIoError,          // The call fails once with EIO.
+  kNoSpace,          // The call fails once with ENOSPC.
+  kDoneButReported,  // The call happens, and EIO is reported.
+  kDeath,            // The call and all later ones fail: the daemon is dead.
+};
+
+std::string NameOf(Fault fault) {
+  switch (fault) {
+    case Fault::kIoError:
+      return "EIO";
+    case Fault::kNoSpace:
+      return "ENOSPC";
+    case Fault::kDoneButReported:
+      return "done but EIO";
+    case Fault::kDeath:
+      return "death";
+  }
+  return "";
+}
+
+// Lets one call of those that change something (or open a file, which may create it) go wrong, counted over
+// all kinds.
+class FaultPoints {
+ public:
+  FaultPoints(TemporaryRoot& root, bool can_exchange) : can_exchange_(can_exchange), fs_(&root.fs()) {}
+
+  FaultyFileSystem& fs() { return fs_; }
+
+  // The `at`-th call from now on, 1 being the next; 0: none.
+  void Arm(Fault fault, int at) {
+    fs_.ClearFaults();
+    hit_.clear();
+    log_start_ = fs_.calls().size();
+    calls_ = 0;
+    fs_.SetHook([this, fault, at](const FsCall& call) {
+      if (fault == Fault::kDeath && calls_ == at - 1 && hit_.empty() && call.op != FsOp::kClose)
+        hit_ = call.ToString();
+      if (!IsCounted(call.op)) return;
+      ++calls_;
+      if (calls_ == at && fault != Fault::kDeath) {
+        hit_ = call.ToString();
+        fs_.ClearFaults();
+      }
+      if (calls_ == at - 1) Inject(fault);
+    });
+    if (at == 1) Inject(fault);
+  }
+  // From now on nothing goes wrong.
+  void Disarm() {
+    fs_.SetHook(nullptr);
+    fs_.ClearFaults();
+  }
+  // Opens a store, on a file system that can exchange names or, as the probe finds, cannot.
+  absl::StatusOr<std::unique_ptr<RootStore>> Open(TemporaryRoot& root) {
+    if (!can_exchange_)
+      fs_.Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/scratch/a", .error = EINVAL});
+    return root.TryOpen(fs_);
+  }
+  std::unique_ptr<RootStore> MustOpen(TemporaryRoot& root) {
+    absl::StatusOr<std::unique_ptr<RootStore>> store = Open(root);
+    EXPECT_TRUE(store.ok()) << store.status();
+    EXPECT_EQ((*store)->probe().rename_exchange, can_exchange_);
+    return *std::move(store);
+  }
+
+  // The call that went wrong; empty when there were fewer.
+  const std::string& hit() const { return hit_; }
+  // What was called since Arm.
+  std::vector<std::string> log() const {
+    std::vector<std::string> lines;
+    const std::vector<FsCall> calls = fs_.calls();
+    for (size_t i = log_start_; i < calls.size(); ++i) lines.push_back(calls[i].ToString());
+    return lines;
+  }
+
+ private:
+  static bool IsCounted(FsOp op) {
+    return op != FsOp::kClose && op != FsOp::kList && op != FsOp::kStat && op != FsOp::kReadAt &&
+           op != FsOp::kSpace;
+  }
+  // The next counted call fails, or, after death, every call.
+  void Inject(Fault fault) {
+    for (int op = 0; op <= static_cast<int>(FsOp::kSpace); ++op) {
+      if (static_cast<FsOp>(op) == FsOp::kClose) continue;
+      if (fault != Fault::kDeath && !IsCounted(static_cast<FsOp>(op))) continue;
+      fs_.Fail({.op = static_cast<FsOp>(op),
+                .nth = fault == Fault::kDeath ? FsFault::kEvery : 1,
+                .error = fault == Fault::kNoSpace ? ENOSPC : EIO,
+                .after = fault == Fault::kDoneButReported});
+    }
+  }
+
+  const bool can_exchange_;
+  FaultyFileSystem fs_;
+  size_t log_start_ = 0;
+  int calls_ = 0;  // Counted ones since Arm.
+  std::string hit_;
+};
+
+std::vector<std::string> Committed(const RootStore& store) {
+  std::vector<std::string> tags;
+  for (const auto& [sequence, checkpoint] : store.committed()) {
+    tags.push_back(absl::StrCat(checkpoint.summary.tag(), ":", sequence));
+  }
+  return tags;
+}
+
+// Whether every committed checkpoint has the bytes of its save, and the root has nothing else that looks like
+// one.
+void ExpectAllWhole(TemporaryRoot& root, const RootStore& store) {
+  std::vector<std::string> names = {".ckptd"};
+  for (const auto& [sequence, checkpoint] : store.committed()) {
+    const SaveSpec spec{checkpoint.summary.tag(), sequence};
+    names.push_back(spec.tag);
+    const absl::StatusOr<VerifyReport> report = VerifyCheckpoint(root.fs(), root.handle(), spec.tag);
+    ASSERT_TRUE(report.ok()) << report.status();
+    for (const VerifyProblem& problem : report->problems)
+      ADD_FAILURE() << problem.path << ": " << problem.message;
+    EXPECT_EQ(report->manifest.body.files_size(), 6);
+    for (const auto& file : report->manifest.body.files()) {
+      EXPECT_EQ(root.Read(spec.tag + "/" + file.path()), ContentOf(spec, file.path()));
+    }
+  }
+  std::sort(names.begin(), names.end());
+  std::vector<std::string> found = root.Names("");
+  std::erase_if(found, [&](const std::string& name) { return std::filesystem::is_empty(root.path(name)); });
+  EXPECT_EQ(found, names);
+  EXPECT_THAT(store.damaged(), IsEmpty());
+}
+
+void ExpectNothingLeft(const TemporaryRoot& root) {
+  EXPECT_THAT(root.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(root.node("swap")));
+  EXPECT_FALSE(std::filesystem::exists(root.node("scratch")));
+}
+
+// One operation under test. `run` says what its caller could say of it.
+struct Operation {
+  bool can_exchange = true;
+  bool over_empty_directory = false;
+  std::function<void(FileSystem&, RootStore&)> prepare = nullptr;
+  std::function<Verdict(FileSystem&, RootStore&)> run = nullptr;
+  std::vector<std::string> before = {};  // Committed before, and when it failed.
+  std::vector<std::string> after = {};   // Committed when it succeeded. Unknown is one of the two.
+};
+
+void ExpectVerdictHolds(const Operation& operation, Verdict verdict, const RootStore& store) {
+  switch (verdict) {
+    case Verdict::kCommitted:
+      EXPECT_EQ(Committed(store), operation.after);
+      break;
+    case Verdict::kFailed:
+      EXPECT_EQ(Committed(store), operation.before);
+      break;
+    case Verdict::kUnknown:
+      EXPECT_THAT(Committed(store), AnyOf(operation.before, operation.after));
+      break;
+  }
+}
+
+// The same store goes on after a fault: what it says is what the next one finds, and it can save again.
+void ExpectStoreGoesOn(const Operation& operation, Verdict verdict, Fault fault, TemporaryRoot& root,
+                       RootStore& store, std::vector<std::string>& committed) {
+  if (verdict == Verdict::kUnknown) {
+    const absl::Status refused = store.CreateInflight("next", 100, 4096).status();
+    if (!refused.ok()) {
+      EXPECT_EQ(ReasonOf(refused), "ROOT_READ_ONLY") << refused;
+    }
+    ASSERT_TRUE(store.Rescan().ok());
+  }
+  ExpectVerdictHolds(operation, verdict, store);
+  if (verdict == Verdict::kFailed && fault != Fault::kDoneButReported) {
+    EXPECT_THAT(root.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+  }
+  EXPECT_EQ(Save(root.fs(), store, {"later", 50}), Verdict::kCommitted);
+  committed = Committed(store);
+  ExpectAllWhole(root, store);
+}
+
+// One point. False when the operation ended before it.
+bool TryPoint(const Operation& operation, Fault fault, int at) {
+  TemporaryRoot root(TemporaryRoot::On::kMemory);
+  FaultPoints points(root, operation.can_exchange);
+  std::unique_ptr<RootStore> store = points.MustOpen(root);
+  if (operation.over_empty_directory) std::filesystem::create_directory(root.path("step"));
+  if (operation.prepare) operation.prepare(points.fs(), *store);
+  EXPECT_EQ(Committed(*store), operation.before);
+  points.Arm(fault, at);
+  const Verdict verdict = operation.run(points.fs(), *store);
+  const std::string hit = points.hit();
+  points.Disarm();
+  SCOPED_TRACE(
+      absl::StrCat(NameOf(fault), " at call ", at, ": ", hit, "; verdict ", static_cast<int>(verdict)));
+  std::vector<std::string> committed;
+  if (hit.empty()) {
+    EXPECT_EQ(verdict, Verdict::kCommitted);
+  }
+  if (fault != Fault::kDeath) ExpectStoreGoesOn(operation, verdict, fault, root, *store, committed);
+  store.reset();
+  store = points.MustOpen(root);
+  if (fault == Fault::kDeath) {
+    ExpectVerdictHolds(operation, verdict, *store);
+    committed = Committed(*store);
+  }
+  EXPECT_EQ(Committed(*store), committed);
+  ExpectAllWhole(root, *store);
+  ExpectNothingLeft(root);
+  store.reset();
+  store = points.MustOpen(root);  // Recovering once more changes nothing.
+  EXPECT_THAT(store->recovered(), IsEmpty());
+  EXPECT_EQ(Committed(*store), committed);
+  return !hit.empty() && !::testing::Test::HasFailure();
+}
+
+void TryAllPoints(const Operation& operation, int at_least) {
+  for (const Fault fault : {Fault::kIoError, Fault::kNoSpace, Fault::kDoneButReported, Fault::kDeath}) {
+    int points = 0;
+    while (TryPoint(operation, fault, points + 1)) ++points;
+    if (::testing::Test::HasFailure()) return;
+    EXPECT_GE(points, at_least) << "the operation does not do what it should";
+  }
+}
+
+Verdict VerdictOf(const absl::Status& status) {
+  return status.ok() ? Verdict::kCommitted : Verdict::kUnknown;
+}
+
+Operation FirstSave() {
+  return {.run =
+              [](FileSystem& fs, RootStore& store) {
+                return Save(fs, store, {"step", 2});
+              },
+          .before = {},
+          .after = {"step:2"}};
+}
+
+Operation Resave(bool can_exchange) {
+  return {.can_exchange = can_exchange,
+          .prepare =
+              [](FileSystem& fs, RootStore& store) {
+                Save(fs, store, {"step", 1});
+              },
+          .run =
+              [](FileSystem& fs, RootStore& store) {
+                return Save(fs, store, {"step", 2});
+              },
+          .before = {"step:1"},
+          .after = {"step:2"}};
+}
+
+TEST(CrashTest, AFirstSaveIsWholeOrInvisible) { TryAllPoints(FirstSave(), 40); }
+
+TEST(CrashTest, ASaveOverAnEmptyDirectoryIsWholeOrInvisible) {
+  Operation operation = FirstSave();
+  operation.over_empty_directory = true;
+  TryAllPoints(operation, 40);
+}
+
+TEST(CrashTest, AResaveByExchangeIsWholeOldOrWholeNew) { TryAllPoints(Resave(true), 40); }
+
+TEST(CrashTest, AResaveByTwoRenamesIsWholeOldOrWholeNew) { TryAllPoints(Resave(false), 45); }
+
+TEST(CrashTest, ADiscardedSaveStaysAwayOnceItWasSaidToBeFailed) {
+  for (const int ranks : {1, 2}) {
+    // "Committed" is said here of a discard that worked; the checkpoint may only be seen when it did not.
+    std::unique_ptr<Staged> staged;
+    Operation operation;
+    operation.prepare = [&](FileSystem& fs, RootStore& store) {
+      staged = std::make_unique<Staged>(*Stage(fs, store, {"step", 2}, ranks));
+    };
+    operation.run = [&](FileSystem&, RootStore& store) {
+      const Verdict verdict = store.Discard(staged->inflight).ok() ? Verdict::kFailed : Verdict::kUnknown;
+      staged.reset();
+      return verdict;
+    };
+    operation.before = {};
+    operation.after = ranks == 2 ? std::vector<std::string>{"step:2"} : std::vector<std::string>{};
+    for (const Fault fault : {Fault::kIoError, Fault::kDoneButReported, Fault::kDeath}) {
+      for (int at = 1; at <= 3; ++at) EXPECT_TRUE(TryPoint(operation, fault, at)) << at;
+    }
+  }
+}
+
+TEST(CrashTest, AnEvictedCheckpointIsWholeOrGone) {
+  TryAllPoints({.prepare =
+                    [](FileSystem& fs, RootStore& store) {
+                      Save(fs, store, {"old", 1});
+                      Save(fs, store, {"new", 2});
+                    },
+                .run = [](FileSystem&, RootStore& store) { return VerdictOf(store.Evict("old", 1)); },
+                .before = {"old:1", "new:2"},
+                .after = {"new:2"}},
+               3);
+}
+
+TEST(CrashTest, EmptyingTrashTouchesNothingElse) {
+  TryAllPoints({.prepare =
+                    [](FileSystem& fs, RootStore& store) {
+                      Save(fs, store, {"old", 1});
+                      Save(fs, store, {"new", 2});
+                      EXPECT_TRUE(store.Evict("old", 1).ok());
+                    },
+                .run =
+                    [](FileSystem&, RootStore& store) {
+                      while (true) {
+                        const absl::StatusOr<bool> more = store.EmptyTrashStep({});
+                        if (!more.ok()) return Verdict::kUnknown;
+                        if (!*more) return Verdict::kCommitted;
+                      }
+                    },
+                .before = {"new:2"},
+                .after = {"new:2"}},
+               10);
+}
+
+// Runs `change` with a fault at every point of it, opens the root anew and hands that store to `check`, with
+// what `change` said.
+void TryRecord(const std::function<absl::Status(RootStore&)>& prepare,
+               const std::function<absl::Status(RootStore&)>& change,
+               const std::function<void(const RootStore&, bool changed)>& check) {
+  for (const Fault fault : {Fault::kIoError, Fault::kNoSpace, Fault::kDoneButReported, Fault::kDeath}) {
+    bool reached = true;
+    for (int at = 1; reached; ++at) {
+      ASSERT_LT(at, 50);
+      TemporaryRoot root(TemporaryRoot::On::kMemory);
+      FaultPoints points(root, true);
+      std::unique_ptr<RootStore> store = points.MustOpen(root);
+      ASSERT_EQ(Save(root.fs(), *store, {"step", 1}), Verdict::kCommitted);
+      ASSERT_TRUE(prepare(*store).ok());
+      points.Arm(fault, at);
+      const bool changed = change(*store).ok();
+      reached = !points.hit().empty();
+      SCOPED_TRACE(absl::StrCat(NameOf(fault), " at ", at, ": ", points.hit()));
+      EXPECT_NE(changed, reached);
+      store.reset();
+      points.Disarm();
+      store = points.MustOpen(root);
+      check(*store, changed);
+      ExpectAllWhole(root, *store);
+    }
+  }
+}
+
+TEST(CrashTest, ARunRecordIsOldOrNew) {
+  RunRecord old_record, new_record;
+  old_record.set_run_id("old");
+  new_record.set_run_id("new");
+  TryRecord([&](RootStore& store) { return store.SaveRunRecord(old_record); },
+            [&](RootStore& store) { return store.SaveRunRecord(new_record); },
+            [](const RootStore& store, bool changed) {
+              EXPECT_THAT(store.run_record().run_id(), changed ? AnyOf("new", "new") : AnyOf("old", "new"));
+            });
+}
+
+TEST(CrashTest, APinIsThereOnceItWasSaidToBe) {
+  TryRecord([](RootStore&) { return absl::OkStatus(); },
+            [](RootStore& store) {
+              const absl::Status pinned = store.SetPinned("step", 1, true);
+              EXPECT_EQ(store.committed().at(1).pinned, pinned.ok());
+              return pinned;
+            },
+            [](const RootStore& store, bool changed) {
+              if (changed) {
+                EXPECT_TRUE(store.committed().at(1).pinned);
+              }
+            });
+}
+
+// `left` is what a daemon left that died in a re-save. Its successor dies at a call of its recovery, and that
+// one's successor there again; the third lives. Every third call from `start` on is tried. Returns how many
+// there were.
+int TryDeathsInRecovery(const Operation& operation, TemporaryRoot& left, Verdict verdict, int start) {
+  int tried = 0;
+  for (int second = start;; second += 3) {
+    ++tried;
+    TemporaryRoot root(TemporaryRoot::On::kMemory);
+    std::filesystem::copy(left.path(), root.path(), std::filesystem::copy_options::recursive);
+    FaultPoints points(root, operation.can_exchange);
+    bool died = false;
+    for (int life = 0; life < 2; ++life) {
+      points.Arm(Fault::kDeath, second);
+      died = !points.Open(root).ok() || died;
+      points.Disarm();
+    }
+    SCOPED_TRACE(absl::StrCat("at call ", second, " of recovery"));
+    const std::unique_ptr<RootStore> store = points.MustOpen(root);
+    EXPECT_THAT(Committed(*store),
+                AnyOf(ElementsAre("step:1", "staged:3"), ElementsAre("step:2", "staged:3")));
+    if (verdict == Verdict::kCommitted) {
+      EXPECT_THAT(Committed(*store), Contains("step:2"));
+    }
+    ExpectAllWhole(root, *store);
+    ExpectNothingLeft(root);
+    if (!died || ::testing::Test::HasFailure()) return tried;
+  }
+}
+
+class RecoveryCrashTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(RecoveryCrashTest, ADeathDuringRecoveryIsRecovered) {
+  const Operation operation = Resave(GetParam());
+  int recoveries = 0;
+  for (int first = 1;; ++first) {
+    TemporaryRoot left(TemporaryRoot::On::kMemory);
+    FaultPoints points(left, operation.can_exchange);
+    std::unique_ptr<RootStore> store = points.MustOpen(left);
+    operation.prepare(points.fs(), *store);
+    ASSERT_TRUE(Stage(points.fs(), *store, {"staged", 3}).ok());
+    points.Arm(Fault::kDeath, first);
+    const Verdict verdict = operation.run(points.fs(), *store);
+    store.reset();
+    if (points.hit().empty()) break;
+    SCOPED_TRACE(absl::StrCat("first at ", points.hit()));
+    recoveries += TryDeathsInRecovery(operation, left, verdict, first % 3 + 1);
+    ASSERT_FALSE(::testing::Test::HasFailure());
+  }
+  EXPECT_GT(recoveries, 500);
+}
+
+INSTANTIATE_TEST_SUITE_P(, RecoveryCrashTest, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "WithExchange" : "WithTwoRenames"; });
+
+// What has to be on disk before what, read off the order of the calls; and what follows when it is not.
+class OrderTest : public ::testing::Test {
+ protected:
+  FaultyFileSystem& fs() { return points_.fs(); }
+  // Of the calls since Arm, the first from `from` on that is `op` on a path with this end; no match is a
+  // failure.
+  size_t Find(const std::string& op, const std::string& end, size_t from = 0) const {
+    const std::vector<std::string> log = points_.log();
+    for (size_t i = from; i < log.size(); ++i) {
+      if (log[i].starts_with(op) && log[i].ends_with(end)) return i;
+    }
+    ADD_FAILURE() << "no " << op << "..." << end << " from " << from << " on in\n"
+                  << absl::StrJoin(log, "\n");
+    return log.size();
+  }
+
+  TemporaryRoot root_;
+  FaultPoints points_{root_, true};
+  std::unique_ptr<RootStore> store_ = points_.MustOpen(root_);
+};
+
+TEST_F(OrderTest, EverythingIsSyncedBeforeTheRenameAndBothParentsAfter) {
+  points_.Arm(Fault::kIoError, 0);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  const size_t made = Find("MakeDir .ckptd/nodes/local/inflight/step.1.", "");
+  const size_t first_file = Find("Open", "/model_0.pt");
+  EXPECT_LT(Find("Sync", "/inflight", made), first_file) << "the in-flight name, before it holds anything";
+  EXPECT_LT(Find("Allocate", "/manifest"), first_file);
+
+  const size_t record = Find("Rename", "/part-00000");
+  for (const char* file : {"/model_0.pt", "/deep/er/0", "/empty_0"})
+    EXPECT_LT(Find("Sync", file), record) << file;
+
+  const size_t publish = Find("Rename", " step");
+  const size_t written = Find("WriteAt", "/manifest", record);
+  const size_t cut = Find("Truncate", "/manifest", written);
+  const size_t synced = Find("Sync", "/manifest", cut);
+  const std::string rename = points_.log()[publish];
+  const std::string inflight = rename.substr(7, rename.rfind(' ') - 7);
+  for (const char* below : {"/.ckptd", "/deep/er", "/deep", ""}) {
+    EXPECT_LT(Find("Sync", inflight + below, synced), publish) << below;
+  }
+  const size_t root = Find("Sync", "", publish);
+  EXPECT_EQ(points_.log()[root], "Sync") << "the root, which has no path here";
+  Find("Sync", "/inflight", root);
+}
+
+TEST_F(OrderTest, ADaemonSyncsWhatItFindsBeforeItBelievesIt) {
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  store_.reset();
+  points_.Arm(Fault::kIoError, 0);
+  store_ = points_.MustOpen(root_);
+  const std::vector<std::string> log = points_.log();
+  const size_t read = Find("ReadAt", "step/.ckptd/manifest");
+  for (const char* name : {"Sync", "Sync .ckptd", "Sync .ckptd/nodes", "Sync .ckptd/nodes/local",
+                           "Sync .ckptd/nodes/local/inflight", "Sync .ckptd/nodes/local/trash"}) {
+    EXPECT_LT(std::find(log.begin(), log.end(), name) - log.begin(), static_cast<ptrdiff_t>(read)) << name;
+  }
+}
+
+TEST_F(OrderTest, NothingIsRemovedFromTrashBeforeItIsDurablyThere) {
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  fs().Fail({.op = FsOp::kRename, .error = EIO});
+  ASSERT_FALSE(store_->Evict("step", 1).ok());
+  EXPECT_THAT(Committed(*store_), ElementsAre("step:1")) << "nothing happened";
+  fs().Fail({.op = FsOp::kSync, .error = EIO});
+  ASSERT_FALSE(store_->Evict("step", 1).ok());
+  EXPECT_EQ(ReasonOf(store_->EmptyTrashStep({}).status()), "ROOT_READ_ONLY");
+  ASSERT_TRUE(store_->Rescan().ok());
+  EXPECT_THAT(Committed(*store_), IsEmpty());
+  EXPECT_TRUE(store_->EmptyTrashStep({}).ok());
+}
+
+TEST_F(OrderTest, ADiscardThatIsNotDurableIsNoFailureYet) {
+  const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 1});
+  ASSERT_TRUE(staged.ok());
+  fs().Fail({.op = FsOp::kSync, .error = EIO});
+  EXPECT_FALSE(store_->Discard(staged->inflight).ok());
+  EXPECT_EQ(ReasonOf(store_->EmptyTrashStep({}).status()), "ROOT_READ_ONLY");
+  ASSERT_TRUE(store_->Rescan().ok());
+  EXPECT_THAT(Committed(*store_), IsEmpty());
+}
+
+TEST_F(OrderTest, AfterAnUnknownOutcomeNothingIsChangedUntilTheScan) {
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  const absl::StatusOr<Staged> other = Stage(fs(), *store_, {"other", 2});
+  const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 3});
+  ASSERT_TRUE(other.ok() && staged.ok());
+  // Of the manifest, four directories, and then of the root.
+  fs().Fail({.op = FsOp::kSync, .nth = 6, .error = EIO});
+  const PublishResult result = store_->Publish(staged->inflight, SummaryOf({"step", 3}), staged->parts);
+  EXPECT_EQ(result.outcome, PublishOutcome::kIndeterminate);
+  EXPECT_EQ(result.status.code(), absl::StatusCode::kUnknown);
+  EXPECT_EQ(ReasonOf(result.status), "INDETERMINATE");
+  EXPECT_EQ(store_->Publish(other->inflight, SummaryOf({"other", 2}), other->parts).outcome,
+            PublishOutcome::kFailed);
+  for (const absl::Status& status :
+       {store_->CreateInflight("x", 9, 1).status(), store_->Discard(other->inflight),
+        store_->Evict("step", 1), store_->EmptyTrashStep({}).status(), store_->SetPinned("step", 1, true)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(ReasonOf(status), "ROOT_READ_ONLY") << status;
+  }
+  ASSERT_TRUE(store_->Rescan().ok());
+  EXPECT_THAT(Committed(*store_), ElementsAre("step:3"));
+  // A save that was under way meanwhile is still its own.
+  EXPECT_EQ(store_->Publish(other->inflight, SummaryOf({"other", 2}), other->parts).outcome,
+            PublishOutcome::kCommitted);
+  ExpectAllWhole(root_, *store_);
+}
+
+TEST_F(OrderTest, ARescanThatFailsLeavesTheRootReadOnly) {
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  fs().Fail({.op = FsOp::kSync, .error = EIO});
+  ASSERT_FALSE(store_->Evict("step", 1).ok());
+  fs().ClearFaults();
+  fs().Fail({.op = FsOp::kSync, .error = EIO});
+  EXPECT_FALSE(store_->Rescan().ok());
+  EXPECT_EQ(ReasonOf(store_->CreateInflight("x", 9, 1).status()), "ROOT_READ_ONLY");
+  EXPECT_TRUE(store_->Rescan().ok());
+  EXPECT_TRUE(store_->CreateInflight("x", 9, 1).ok());
+}
+
+TEST_F(OrderTest, ADirectoryThatMayNotBeReadIsDamagedWhenItIsOursAndTheRootOpensAllTheSame) {
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  store_.reset();
+  fs().Fail({.op = FsOp::kOpen, .path = "step/", .error = EACCES});
+  store_ = points_.MustOpen(root_);
+  EXPECT_THAT(Committed(*store_), IsEmpty());
+  ASSERT_EQ(store_->damaged().size(), 1u);
+  EXPECT_EQ(store_->damaged()[0].tag, "step");
+}
+
+TEST_F(OrderTest, ACheckpointDoesNotVanishForWantOfADescriptor) {
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  store_.reset();
+  fs().Fail({.op = FsOp::kOpen, .path = "step/", .error = EMFILE});
+  EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EMFILE);
+}
+
+}  // namespace
+}  // namespace ckptd

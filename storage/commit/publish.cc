@@ -1,0 +1,301 @@
+// The commit, from the moment when every part is on disk.
+//
+// On entry (steps 1 to 3): every file of every part is written, cut and synced, and so is every part record.
+//
+//   4a. The manifest is made of the parts, checked, written over the space allocated for it, and synced.
+//   4b. Every directory of the tree is synced: all that is beneath the in-flight name is durable now.
+//   5.  One rename makes it visible: the commit point. Before it the checkpoint is invisible, after it whole.
+//       - Over nothing: rename without replacing.
+//       - Over an empty directory: plain rename, which replaces an empty directory and refuses any other.
+//       - Over our own checkpoint of a lower sequence: exchange of the names; the tag is never missing.
+//       Both parents (the root and inflight/) are synced. Only after that is it COMMITTED.
+//   5'. After an exchange, the old checkpoint has the in-flight name: it goes to trash.
+//
+// Why a crash does no harm:
+//
+//   - Before 5: the in-flight directory is there. When it has all part records, recovery comes here again;
+//     when one is missing, it goes to trash. The tag holds what it held.
+//   - In 5: a file system does a rename or does not. Because of 4, the tag holds the old or the new, whole.
+//   - After the rename, before its sync: a process that dies changes nothing. A node that dies may take the
+//     rename back: then as before 5, and nobody was told COMMITTED. The next daemon syncs the directories
+//     before it believes what it sees.
+//   - After an exchange, before 5': in-flight holds the old checkpoint under a name with the new sequence.
+//     Recovery never publishes a directory whose part records have another sequence than its name, nor one
+//     that is not above what the tag holds.
+//
+// When a sync after the rename fails, nobody knows what a crash would leave: kIndeterminate. The sync is not
+// repeated: a second one may say OK without having written what the first one dropped. The same goes for a
+// rename that fails, and after which the in-flight name is not this directory any more.
+//
+// Without rename-exchange (some network file systems) a re-save has two renames, so an intent comes first:
+//
+//   S1. SwapIntent, durable.
+//   S2. tag -> trash, both synced.
+//   S3. in-flight -> tag, both synced: the commit.
+//   S4. The intent is removed, durably.
+//
+// Between S2 and S3 the tag is missing. Recovery finds the intent and ends it: forward when the in-flight
+// directory is whole, else back (recovery.cc). When S3 fails, S2 is taken back here, and only then is it
+// kFailed.
+#include "storage/commit/publish.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
+#include "storage/format/frame.h"
+#include "storage/format/manifest.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::FileRecord;
+using storage::v1::ManifestSummary;
+using storage::v1::PartRecord;
+using storage::v1::SwapIntent;
+
+PublishResult Committed() { return {PublishOutcome::kCommitted, absl::OkStatus()}; }
+PublishResult Failed(absl::Status status) { return {PublishOutcome::kFailed, std::move(status)}; }
+
+PublishResult Indeterminate(const absl::Status& cause, const Inflight& inflight) {
+  return {PublishOutcome::kIndeterminate,
+          MakeError(absl::StatusCode::kUnknown, "INDETERMINATE",
+                    absl::StrCat("whether ", inflight.tag, " (sequence ", inflight.sequence,
+                                 ") is published is not known until the root is scanned: ",
+                                 std::string(cause.message())),
+                    {{"tag", inflight.tag}, {"sequence", absl::StrCat(inflight.sequence)}})};
+}
+
+absl::Status Invalid(const std::string& why) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", why);
+}
+
+// Step 4a, first half: every rank's part once, all of this checkpoint; the files in the order of their paths.
+absl::StatusOr<Manifest> BuildManifest(const Inflight& inflight, const ManifestSummary& summary,
+                                       const std::vector<PartRecord>& parts, int64_t now_us) {
+  if (summary.tag() != inflight.tag || summary.sequence() != inflight.sequence) {
+    return Invalid(absl::StrCat("the summary is of ", summary.tag(), " sequence ", summary.sequence(),
+                                ", and ", inflight.tag, " sequence ", inflight.sequence, " is in flight"));
+  }
+  if (parts.size() != static_cast<size_t>(std::max(summary.world_size(), 0))) {
+    return Invalid(absl::StrCat(inflight.tag, " has ", parts.size(), " parts, and its world size is ",
+                                summary.world_size()));
+  }
+  Manifest manifest{summary, {}};
+  std::set<int> ranks;
+  int64_t size_bytes = 0;
+  for (const PartRecord& part : parts) {
+    if (part.sequence() != summary.sequence() || part.chunk_bytes() != summary.chunk_bytes() ||
+        !ranks.insert(part.rank()).second) {
+      return Invalid(absl::StrCat("the part of rank ", part.rank(), " (sequence ", part.sequence(),
+                                  ", chunks of ", part.chunk_bytes(), " bytes) is there twice or is not of ",
+                                  inflight.tag, " (sequence ", summary.sequence(), ", chunks of ",
+                                  summary.chunk_bytes(), ")"));
+    }
+    for (const FileRecord& file : part.files()) {
+      FileRecord& added = *manifest.body.add_files();
+      added = file;
+      added.set_rank(part.rank());
+      size_bytes += file.size_bytes();
+    }
+  }
+  std::sort(manifest.body.mutable_files()->begin(), manifest.body.mutable_files()->end(),
+            [](const FileRecord& a, const FileRecord& b) { return a.path() < b.path(); });
+  manifest.summary.set_format_version(kFormatVersion);
+  manifest.summary.set_size_bytes(size_bytes);
+  manifest.summary.set_file_count(manifest.body.files_size());
+  manifest.summary.set_commit_time_us(now_us);
+  return manifest;
+}
+
+// Step 4a, second half. In place: its space is there already, so a full disk does not lose the checkpoint
+// now.
+absl::Status WriteManifest(FileSystem& fs, Handle dir, const std::string& bytes) {
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
+                         OpenScoped(fs, dir, OurPath("", std::string(kManifestName)), OpenMode::kLock));
+  CKPTD_RETURN_IF_ERROR(WriteFully(fs, file.get(), 0, std::as_bytes(std::span(bytes))));
+  CKPTD_RETURN_IF_ERROR(fs.Truncate(file.get(), static_cast<int64_t>(bytes.size())));
+  return fs.Sync(file.get(), SyncMode::kAll);
+}
+
+// Step 4b: innermost first.
+absl::Status SyncTree(FileSystem& fs, Handle dir, const Manifest& manifest) {
+  std::set<std::string, std::greater<>> directories = {std::string(kOurDirectory)};
+  for (const FileRecord& file : manifest.body.files()) {
+    for (std::string& parent : ParentDirectories(file.path())) directories.insert(std::move(parent));
+  }
+  for (const std::string& path : directories) {
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle child, OpenScoped(fs, dir, path, OpenMode::kDirectory));
+    CKPTD_RETURN_IF_ERROR(fs.Sync(child.get(), SyncMode::kAll));
+  }
+  return fs.Sync(dir, SyncMode::kAll);
+}
+
+// Whether the in-flight name still is this directory: after a rename that failed, the proof that it was not
+// done.
+bool IsStillInflight(const Layout& layout, const Inflight& inflight) {
+  const absl::StatusOr<FileStat> named = layout.fs->Stat(layout.inflight.get(), inflight.name);
+  const absl::StatusOr<FileStat> opened = layout.fs->Stat(inflight.dir.get(), "");
+  return named.ok() && opened.ok() && named->inode == opened->inode && named->device == opened->device;
+}
+
+// The rename of step 5 or S3 said no.
+PublishResult AfterFailedRename(const Layout& layout, const Inflight& inflight, const absl::Status& cause) {
+  const absl::Status status = Annotate(cause, absl::StrCat("renaming ", inflight.name, " to ", inflight.tag));
+  if (!IsStillInflight(layout, inflight)) return Indeterminate(status, inflight);
+  const int error = ErrnoOf(cause);
+  if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR) {
+    return Failed(
+        TagForeignError(inflight.tag, "something that appeared while the checkpoint was being written"));
+  }
+  return Failed(status);
+}
+
+absl::Status SyncParents(const Layout& layout) {
+  CKPTD_RETURN_IF_ERROR(layout.fs->Sync(layout.root, SyncMode::kAll));
+  return layout.fs->Sync(layout.inflight.get(), SyncMode::kAll);
+}
+
+// Step 5: one rename, in the mode that fits what holds the tag.
+PublishResult RenameIn(const Layout& layout, const Inflight& inflight, RenameMode mode) {
+  const absl::Status renamed =
+      layout.fs->Rename(layout.inflight.get(), inflight.name, layout.root, inflight.tag, mode);
+  if (!renamed.ok()) return AfterFailedRename(layout, inflight, renamed);
+  const absl::Status synced = SyncParents(layout);
+  if (!synced.ok()) return Indeterminate(Annotate(synced, "syncing after the rename"), inflight);
+  return Committed();
+}
+
+PublishResult ExchangeIn(const PublishContext& context, const Inflight& inflight,
+                         const ManifestSummary& old) {
+  PublishResult result = RenameIn(context.layout, inflight, RenameMode::kExchange);
+  if (result.outcome != PublishOutcome::kCommitted) return result;
+  // 5'. Whatever becomes of the old one now, the new one is committed: at worst it waits in flight for the
+  // next recovery.
+  context.trash
+      .Move(context.layout.inflight.get(), inflight.name, FreshName(old.tag(), old.sequence()),
+            old.size_bytes())
+      .status.IgnoreError();
+  return result;
+}
+
+// S3 failed and the tag is missing: S2 is taken back. OK when the tag durably holds the old checkpoint and no
+// intent is left.
+absl::Status UndoSwap(const PublishContext& context, const SwapIntent& intent) {
+  const Layout& layout = context.layout;
+  FileSystem& fs = *layout.fs;
+  CKPTD_RETURN_IF_ERROR(
+      fs.Rename(layout.trash.get(), intent.trash_name(), layout.root, intent.tag(), RenameMode::kReplace));
+  context.trash.Forget(intent.trash_name());
+  CKPTD_RETURN_IF_ERROR(fs.Sync(layout.root, SyncMode::kAll));
+  CKPTD_RETURN_IF_ERROR(fs.Sync(layout.trash.get(), SyncMode::kAll));
+  return RemoveSwapIntent(fs, layout.node.get());
+}
+
+PublishResult SwapIn(const PublishContext& context, const Inflight& inflight, const ManifestSummary& old) {
+  const Layout& layout = context.layout;
+  FileSystem& fs = *layout.fs;
+  SwapIntent intent;
+  intent.set_tag(inflight.tag);
+  intent.set_inflight_name(inflight.name);
+  intent.set_trash_name(FreshName(old.tag(), old.sequence()));
+  intent.set_sequence(inflight.sequence);
+  // S1. An intent that is left behind with both names in place does nothing but get removed.
+  if (absl::Status stored = StoreSwapIntent(fs, layout.node.get(), intent); !stored.ok())
+    return Failed(stored);
+  // S2.
+  const Trash::Moved moved =
+      context.trash.Move(layout.root, inflight.tag, intent.trash_name(), old.size_bytes());
+  if (moved.renamed && !moved.status.ok()) return Indeterminate(moved.status, inflight);
+  if (!moved.status.ok()) {
+    if (!fs.Stat(layout.root, inflight.tag).ok()) return Indeterminate(moved.status, inflight);
+    RemoveSwapIntent(fs, layout.node.get()).IgnoreError();
+    return Failed(moved.status);
+  }
+  // S3.
+  PublishResult result = RenameIn(layout, inflight, RenameMode::kReplace);
+  if (result.outcome == PublishOutcome::kIndeterminate) return result;
+  if (result.outcome == PublishOutcome::kFailed) {
+    const absl::Status undone = UndoSwap(context, intent);
+    return undone.ok() ? result
+                       : Indeterminate(Annotate(undone, "putting the old checkpoint back"), inflight);
+  }
+  // S4. A stale intent could act on a later state of the tag, so the root stops here until a scan has removed
+  // it.
+  const absl::Status removed = RemoveSwapIntent(fs, layout.node.get());
+  if (!removed.ok()) return Indeterminate(Annotate(removed, "removing the swap intent"), inflight);
+  return result;
+}
+
+// An older save that was overtaken by a younger one of the same tag.
+absl::Status CheckIsYounger(const Inflight& inflight, const Target& target) {
+  if (target.kind != TargetKind::kCheckpoint || target.summary.sequence() < inflight.sequence)
+    return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kAborted, "SUPERSEDED",
+      absl::StrCat(inflight.tag, " holds sequence ", target.summary.sequence(), " already, and this save is ",
+                   inflight.sequence, ": a younger save of the tag was committed first"),
+      {{"tag", inflight.tag}, {"sequence", absl::StrCat(inflight.sequence)}});
+}
+
+}  // namespace
+
+absl::StatusOr<Target> CheckedTarget(const Layout& layout, const Pins& pins, const std::string& tag) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  CKPTD_ASSIGN_OR_RETURN(Target target, InspectTarget(*layout.fs, layout.root, tag));
+  if (target.kind == TargetKind::kForeign) return TagForeignError(tag, target.what);
+  if (target.kind == TargetKind::kCheckpoint && pins.Contains(tag, target.summary.sequence())) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PINNED",
+                     absl::StrCat(tag, " is pinned (sequence ", target.summary.sequence(),
+                                  "), so it is not replaced: unpin it, or save under another tag"),
+                     {{"tag", tag}});
+  }
+  return target;
+}
+
+Published PublishInflight(const PublishContext& context, const Inflight& inflight,
+                          const ManifestSummary& summary, const std::vector<PartRecord>& parts) {
+  const Layout& layout = context.layout;
+  FileSystem& fs = *layout.fs;
+  Target target;
+  const auto prepare = [&]() -> absl::StatusOr<Manifest> {
+    CKPTD_ASSIGN_OR_RETURN(target, CheckedTarget(layout, context.pins, inflight.tag));
+    CKPTD_RETURN_IF_ERROR(CheckIsYounger(inflight, target));
+    CKPTD_ASSIGN_OR_RETURN(Manifest manifest,
+                           BuildManifest(inflight, summary, parts, context.clock.UnixMicros()));
+    CKPTD_RETURN_IF_ERROR(CheckFiles(fs, inflight.dir.get(), manifest.body.files()));
+    CKPTD_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
+    CKPTD_RETURN_IF_ERROR(WriteManifest(fs, inflight.dir.get(), bytes));
+    CKPTD_RETURN_IF_ERROR(SyncTree(fs, inflight.dir.get(), manifest));
+    return manifest;
+  };
+  absl::StatusOr<Manifest> manifest = prepare();
+  if (!manifest.ok()) return {Failed(manifest.status()), {}};
+  PublishResult result;
+  switch (target.kind) {
+    case TargetKind::kNothing:
+      result = RenameIn(layout, inflight,
+                        context.probe.rename_noreplace ? RenameMode::kNoReplace : RenameMode::kReplace);
+      break;
+    case TargetKind::kEmptyDirectory:
+      result = RenameIn(layout, inflight, RenameMode::kReplace);
+      break;
+    case TargetKind::kCheckpoint:
+      result = context.probe.rename_exchange ? ExchangeIn(context, inflight, target.summary)
+                                             : SwapIn(context, inflight, target.summary);
+      break;
+    case TargetKind::kForeign:  // CheckedTarget refused it.
+      result = Failed(TagForeignError(inflight.tag, target.what));
+      break;
+  }
+  return {result, manifest->summary};
+}
+
+}  // namespace ckptd

@@ -1,0 +1,43 @@
+// Steps 4 and 5 of the commit: from an in-flight directory whose parts are all on disk to <root>/<tag>. The
+// protocol and its crash argument are at the top of publish.cc.
+#ifndef CKPTD_STORAGE_COMMIT_PUBLISH_H_
+#define CKPTD_STORAGE_COMMIT_PUBLISH_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "storage/base/clock.h"
+#include "storage/commit/layout.h"
+#include "storage/commit/records.h"
+#include "storage/commit/root_store.h"
+#include "storage/commit/scan.h"
+#include "storage/commit/trash.h"
+#include "storage/io/probe.h"
+
+namespace ckptd {
+
+// What publishing needs of the store; all of it is the store's.
+struct PublishContext {
+  const Layout& layout;
+  const ProbeResult& probe;
+  const Pins& pins;
+  Trash& trash;
+  Clock& clock;
+};
+
+// What holds the tag, when a save may take its place: else ALREADY_EXISTS, reason TAG_FOREIGN, or
+// FAILED_PRECONDITION, reason PINNED.
+absl::StatusOr<Target> CheckedTarget(const Layout& layout, const Pins& pins, const std::string& tag);
+
+struct Published {
+  PublishResult result;
+  storage::v1::ManifestSummary summary;  // As written, with kCommitted.
+};
+Published PublishInflight(const PublishContext& context, const Inflight& inflight,
+                          const storage::v1::ManifestSummary& summary,
+                          const std::vector<storage::v1::PartRecord>& parts);
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_COMMIT_PUBLISH_H_

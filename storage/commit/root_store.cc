@@ -1,0 +1,402 @@
+#include "storage/commit/root_store.h"
+
+#include <algorithm>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/layout.h"
+#include "storage/commit/publish.h"
+#include "storage/commit/records.h"
+#include "storage/commit/recovery.h"
+#include "storage/commit/scan.h"
+#include "storage/commit/trash.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::ManifestSummary;
+using storage::v1::PartRecord;
+using storage::v1::RunRecord;
+
+absl::Status NoCheckpoint(const std::string& tag, int64_t sequence) {
+  return MakeError(
+      absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+      absl::StrCat("no committed checkpoint ", tag, " of sequence ", sequence, " is in this root"),
+      {{"tag", tag}, {"sequence", absl::StrCat(sequence)}});
+}
+
+absl::Status MakeDirOnce(FileSystem& fs, Handle dir, const std::string& path) {
+  const absl::Status made = fs.MakeDir(dir, path);
+  if (made.ok() || !absl::IsAlreadyExists(made)) return made;
+  CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(dir, path));
+  if (stat.type == FileType::kDirectory) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kAlreadyExists, "FILE_CONFLICT",
+                   absl::StrCat(path, " is a file of this checkpoint and the directory of another one"),
+                   {{"path", path}});
+}
+
+// The manifest's file with its space allocated, so that a disk that fills up meanwhile does not lose the
+// checkpoint at the end.
+absl::Status ReserveManifest(FileSystem& fs, Handle dir, int64_t bytes, bool can_allocate) {
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
+                         OpenScoped(fs, dir, OurPath("", std::string(kManifestName)), OpenMode::kCreate));
+  if (bytes <= 0) return absl::OkStatus();
+  if (can_allocate) return fs.Allocate(file.get(), bytes);
+  const std::string zeros(static_cast<size_t>(bytes), '\0');
+  return WriteFully(fs, file.get(), 0, std::as_bytes(std::span(zeros)));
+}
+
+}  // namespace
+
+class RootStore::Impl {
+ public:
+  Impl(Layout layout, Clock* clock, RootStoreOptions options)
+      : layout_(std::move(layout)),
+        fs_(*layout_.fs),
+        clock_(*clock),
+        options_(std::move(options)),
+        trash_(layout_.fs, layout_.trash.get()) {}
+
+  absl::Status Start();
+  absl::Status Rescan();
+
+  absl::StatusOr<Inflight> CreateInflight(const std::string& tag, int64_t sequence, int64_t manifest_bytes);
+  absl::Status WritePartRecord(const Inflight& inflight, const PartRecord& record);
+  PublishResult Publish(const Inflight& inflight, const ManifestSummary& summary,
+                        const std::vector<PartRecord>& parts);
+  absl::Status Discard(const Inflight& inflight);
+  absl::Status Evict(const std::string& tag, int64_t sequence);
+  absl::Status SetPinned(const std::string& tag, int64_t sequence, bool pinned);
+  absl::StatusOr<ScopedHandle> OpenCheckpoint(const std::string& tag, int64_t sequence);
+
+ private:
+  friend class RootStore;
+
+  absl::Status Probe();
+  absl::Status LoadRecords();
+  absl::Status RecoverAndScan();
+  absl::Status FillInflight(const Inflight& inflight, int64_t manifest_bytes);
+  CommittedCheckpoint* Find(const std::string& tag, int64_t sequence);
+  PublishContext context() { return {layout_, probe_, pins_, trash_, clock_}; }
+  // Remembers why nothing may change until Rescan.
+  void Latch(const absl::Status& cause) { latched_ = cause; }
+  absl::Status CheckWritable() const;
+  void SawSequence(int64_t sequence) { highest_sequence_ = std::max(highest_sequence_, sequence); }
+
+  // Constant after Start.
+  const Layout layout_;
+  FileSystem& fs_;
+  Clock& clock_;
+  const RootStoreOptions options_;
+  ProbeResult probe_;
+
+  Trash trash_;
+  Pins pins_;
+  RunRecord run_record_;
+  std::vector<RecoveredSave> recovered_;
+  std::map<int64_t, CommittedCheckpoint> committed_;
+  std::vector<Damaged> damaged_;
+  int64_t highest_sequence_ = 0;
+  std::set<std::string> live_;               // In-flight names of saves under way.
+  absl::Status latched_ = absl::OkStatus();  // Not OK: ROOT_READ_ONLY, and why.
+};
+
+absl::Status RootStore::Impl::CheckWritable() const {
+  if (latched_.ok()) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "ROOT_READ_ONLY",
+      absl::StrCat("this root takes no changes until it is scanned anew: ", std::string(latched_.message())));
+}
+
+absl::Status RootStore::Impl::Start() {
+  // What can only be read comes first: a root that cannot be understood is left as it is.
+  CKPTD_RETURN_IF_ERROR(LoadRecords());
+  CKPTD_RETURN_IF_ERROR(SyncNames(layout_));
+  // Before anything leaves trash: it may hold the only copy of a checkpoint.
+  CKPTD_RETURN_IF_ERROR(RecoverSwap(layout_));
+  CKPTD_RETURN_IF_ERROR(trash_.Load());
+  absl::Status probed = Probe();
+  if (ReasonOf(probed) == "NO_SPACE" && trash_.bytes() > 0) {
+    while (true) {
+      CKPTD_ASSIGN_OR_RETURN(const bool more, trash_.EmptyStep({}));
+      if (!more) break;
+    }
+    probed = Probe();
+  }
+  CKPTD_RETURN_IF_ERROR(probed);
+  return RecoverAndScan();
+}
+
+absl::Status RootStore::Impl::Probe() {
+  const std::string scratch(kScratchDirectory);
+  const absl::Status removed =
+      RemoveTree(fs_, layout_.node.get(), scratch);  // Of a daemon that died while probing.
+  if (!removed.ok() && !IsMissing(removed)) return Annotate(removed, "removing an old scratch directory");
+  CKPTD_RETURN_IF_ERROR(fs_.MakeDir(layout_.node.get(), scratch));
+  {
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir,
+                           OpenScoped(fs_, layout_.node.get(), scratch, OpenMode::kDirectory));
+    CKPTD_ASSIGN_OR_RETURN(probe_, ProbeDirectory(fs_, dir.get(), options_.io_backend));
+  }
+  return RemoveTree(fs_, layout_.node.get(), scratch);
+}
+
+absl::Status RootStore::Impl::LoadRecords() {
+  CKPTD_ASSIGN_OR_RETURN(pins_, Pins::Load(fs_, layout_.ours.get()));
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<RunRecord> run,
+                         LoadRunRecord(fs_, layout_.node.get(), layout_.node_path));
+  run_record_ = run.value_or(RunRecord());
+  return absl::OkStatus();
+}
+
+absl::Status RootStore::Impl::RecoverAndScan() {
+  CKPTD_ASSIGN_OR_RETURN(recovered_, RecoverInflight(context(), live_));
+  CKPTD_ASSIGN_OR_RETURN(RootScan scan, ScanRoot(fs_, layout_.root));
+  committed_.clear();
+  damaged_.clear();
+  for (auto& [tag, status] : scan.damaged) {
+    // To pass one over would make an older checkpoint the latest.
+    if (ReasonOf(status) == "NEWER_FORMAT") return Annotate(status, tag);
+    damaged_.push_back({tag, status});
+  }
+  for (auto& [sequence, summary] : scan.checkpoints) {
+    const bool pinned = pins_.Contains(summary.tag(), sequence);
+    committed_[sequence] = {std::move(summary), pinned};
+    SawSequence(sequence);
+  }
+  for (const RecoveredSave& save : recovered_) SawSequence(save.sequence);
+  SawSequence(trash_.highest_sequence());
+  SawSequence(run_record_.last_sequence());
+  return absl::OkStatus();
+}
+
+absl::Status RootStore::Impl::Rescan() {
+  CKPTD_RETURN_IF_ERROR(LoadRecords());
+  CKPTD_RETURN_IF_ERROR(SyncNames(layout_));
+  CKPTD_RETURN_IF_ERROR(RecoverSwap(layout_));
+  CKPTD_RETURN_IF_ERROR(trash_.Load());
+  CKPTD_RETURN_IF_ERROR(RecoverAndScan());
+  latched_ = absl::OkStatus();
+  return absl::OkStatus();
+}
+
+CommittedCheckpoint* RootStore::Impl::Find(const std::string& tag, int64_t sequence) {
+  const auto place = committed_.find(sequence);
+  return place != committed_.end() && place->second.summary.tag() == tag ? &place->second : nullptr;
+}
+
+absl::StatusOr<Inflight> RootStore::Impl::CreateInflight(const std::string& tag, int64_t sequence,
+                                                         int64_t manifest_bytes) {
+  CKPTD_RETURN_IF_ERROR(CheckWritable());
+  CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  if (sequence < 1) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                     absl::StrCat("sequence ", sequence));
+  }
+  Inflight inflight{FreshName(tag, sequence), tag, sequence, {}};
+  const auto fill = [&]() -> absl::Status {
+    CKPTD_RETURN_IF_ERROR(fs_.MakeDir(layout_.inflight.get(), inflight.name));
+    CKPTD_ASSIGN_OR_RETURN(inflight.dir,
+                           OpenScoped(fs_, layout_.inflight.get(), inflight.name, OpenMode::kDirectory));
+    return FillInflight(inflight, manifest_bytes);
+  };
+  if (const absl::Status filled = fill(); !filled.ok()) {
+    // Nothing refers to it yet. What cannot be removed now, recovery removes: it has no part.
+    RemoveTree(fs_, layout_.inflight.get(), inflight.name).IgnoreError();
+    return Annotate(filled, absl::StrCat("preparing ", tag));
+  }
+  live_.insert(inflight.name);
+  SawSequence(sequence);
+  return inflight;
+}
+
+absl::Status RootStore::Impl::FillInflight(const Inflight& inflight, int64_t manifest_bytes) {
+  CKPTD_RETURN_IF_ERROR(fs_.MakeDir(inflight.dir.get(), kOurDirectory));
+  CKPTD_RETURN_IF_ERROR(ReserveManifest(fs_, inflight.dir.get(), manifest_bytes, probe_.fallocate));
+  CKPTD_RETURN_IF_ERROR(fs_.Sync(inflight.dir.get(), SyncMode::kAll));
+  return fs_.Sync(layout_.inflight.get(), SyncMode::kAll);
+}
+
+absl::Status RootStore::Impl::WritePartRecord(const Inflight& inflight, const PartRecord& record) {
+  const ManifestSummary& checkpoint = record.checkpoint();
+  if (record.sequence() != inflight.sequence || checkpoint.sequence() != inflight.sequence ||
+      checkpoint.tag() != inflight.tag || record.chunk_bytes() != checkpoint.chunk_bytes()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                     absl::StrCat("the part record of rank ", record.rank(), " is of ", checkpoint.tag(),
+                                  " sequence ", record.sequence(), ", and ", inflight.tag, " sequence ",
+                                  inflight.sequence, " is in flight"));
+  }
+  const std::string bytes = EncodePartRecord(record);
+  // One that recovery would not believe must not be written.
+  CKPTD_RETURN_IF_ERROR(DecodePartRecord(bytes).status());
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle ours,
+                         OpenScoped(fs_, inflight.dir.get(), kOurDirectory, OpenMode::kDirectory));
+  return ReplaceFileDurably(fs_, ours.get(), PartRecordName(record.rank()), bytes);
+}
+
+PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestSummary& summary,
+                                       const std::vector<PartRecord>& parts) {
+  if (const absl::Status writable = CheckWritable(); !writable.ok())
+    return {PublishOutcome::kFailed, writable};
+  Published published = PublishInflight(context(), inflight, summary, parts);
+  switch (published.result.outcome) {
+    case PublishOutcome::kFailed:
+      break;  // Stays live until it is discarded.
+    case PublishOutcome::kIndeterminate:
+      live_.erase(inflight.name);
+      Latch(published.result.status);
+      break;
+    case PublishOutcome::kCommitted:
+      live_.erase(inflight.name);
+      std::erase_if(committed_,
+                    [&](const auto& entry) { return entry.second.summary.tag() == inflight.tag; });
+      committed_[inflight.sequence] = {std::move(published.summary), false};
+      break;
+  }
+  return published.result;
+}
+
+absl::Status RootStore::Impl::Discard(const Inflight& inflight) {
+  CKPTD_RETURN_IF_ERROR(CheckWritable());
+  live_.erase(inflight.name);  // When this fails, the next scan decides what becomes of it.
+  const absl::StatusOr<int64_t> bytes = TreeBytes(fs_, inflight.dir.get());
+  const Trash::Moved moved =
+      trash_.Move(layout_.inflight.get(), inflight.name, inflight.name, bytes.ok() ? *bytes : 0);
+  if (moved.renamed && !moved.status.ok()) Latch(moved.status);
+  return moved.status;
+}
+
+absl::Status RootStore::Impl::Evict(const std::string& tag, int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckWritable());
+  const CommittedCheckpoint* victim = Find(tag, sequence);
+  if (victim == nullptr) return NoCheckpoint(tag, sequence);
+  if (victim->pinned) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "PINNED",
+                     absl::StrCat(tag, " is pinned: unpin it first"), {{"tag", tag}});
+  }
+  // The directory may have been replaced behind our back: only what we wrote is removed.
+  const absl::StatusOr<ScopedHandle> dir = OpenCheckpoint(tag, sequence);
+  if (absl::IsNotFound(dir.status())) committed_.erase(sequence);
+  if (!dir.ok()) return dir.status();
+  const Trash::Moved moved =
+      trash_.Move(layout_.root, tag, FreshName(tag, sequence), victim->summary.size_bytes());
+  if (moved.renamed) committed_.erase(sequence);
+  if (moved.renamed && !moved.status.ok()) Latch(moved.status);
+  return moved.status;
+}
+
+absl::Status RootStore::Impl::SetPinned(const std::string& tag, int64_t sequence, bool pinned) {
+  CKPTD_RETURN_IF_ERROR(CheckWritable());
+  CommittedCheckpoint* checkpoint = Find(tag, sequence);
+  if (checkpoint == nullptr) return NoCheckpoint(tag, sequence);
+  CKPTD_RETURN_IF_ERROR(pins_.Set(fs_, layout_.ours.get(), tag, sequence, pinned));
+  checkpoint->pinned = pinned;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ScopedHandle> RootStore::Impl::OpenCheckpoint(const std::string& tag, int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  absl::StatusOr<ScopedHandle> dir = OpenScoped(fs_, layout_.root, tag, OpenMode::kDirectory);
+  if (IsMissing(dir.status()) || IsInTheWay(dir.status())) return NoCheckpoint(tag, sequence);
+  if (!dir.ok()) return dir.status();
+  const absl::StatusOr<ManifestSummary> summary = ReadSummary(fs_, dir->get(), "");
+  if (IsMissing(summary.status())) return NoCheckpoint(tag, sequence);
+  if (!summary.ok()) return Annotate(summary.status(), tag);
+  if (summary->sequence() != sequence || summary->tag() != tag) return NoCheckpoint(tag, sequence);
+  return dir;
+}
+
+RootStore::RootStore() = default;
+RootStore::~RootStore() = default;
+
+absl::StatusOr<std::unique_ptr<RootStore>> RootStore::Open(FileSystem* fs, Handle root, Clock* clock,
+                                                           RootStoreOptions options) {
+  CKPTD_ASSIGN_OR_RETURN(Layout layout, OpenLayout(fs, root, options.node));
+  std::unique_ptr<RootStore> store(new RootStore());
+  store->impl_ = std::make_unique<Impl>(std::move(layout), clock, std::move(options));
+  CKPTD_RETURN_IF_ERROR(store->impl_->Start());
+  return store;
+}
+
+const ProbeResult& RootStore::probe() const { return impl_->probe_; }
+const std::vector<RecoveredSave>& RootStore::recovered() const { return impl_->recovered_; }
+const std::map<int64_t, CommittedCheckpoint>& RootStore::committed() const { return impl_->committed_; }
+const std::vector<RootStore::Damaged>& RootStore::damaged() const { return impl_->damaged_; }
+const RunRecord& RootStore::run_record() const { return impl_->run_record_; }
+int64_t RootStore::highest_sequence() const { return impl_->highest_sequence_; }
+int64_t RootStore::trash_bytes() { return impl_->trash_.bytes(); }
+
+absl::Status RootStore::CheckTarget(const std::string& tag) {
+  return CheckedTarget(impl_->layout_, impl_->pins_, tag).status();
+}
+
+absl::StatusOr<Inflight> RootStore::CreateInflight(const std::string& tag, int64_t sequence,
+                                                   int64_t manifest_bytes) {
+  return impl_->CreateInflight(tag, sequence, manifest_bytes);
+}
+
+absl::Status RootStore::MakeParents(const Inflight& inflight, const std::vector<std::string>& paths) {
+  std::set<std::string> parents;  // In this order every directory comes after the one above it.
+  for (const std::string& path : paths) {
+    CKPTD_RETURN_IF_ERROR(CheckFilePath(path));
+    for (std::string& parent : ParentDirectories(path)) parents.insert(std::move(parent));
+  }
+  for (const std::string& parent : parents) {
+    CKPTD_RETURN_IF_ERROR(MakeDirOnce(impl_->fs_, inflight.dir.get(), parent));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RootStore::WritePartRecord(const Inflight& inflight, const PartRecord& record) {
+  return impl_->WritePartRecord(inflight, record);
+}
+
+PublishResult RootStore::Publish(const Inflight& inflight, const ManifestSummary& summary,
+                                 const std::vector<PartRecord>& parts) {
+  return impl_->Publish(inflight, summary, parts);
+}
+
+absl::Status RootStore::Discard(const Inflight& inflight) { return impl_->Discard(inflight); }
+
+absl::Status RootStore::Evict(const std::string& tag, int64_t sequence) {
+  return impl_->Evict(tag, sequence);
+}
+
+absl::StatusOr<bool> RootStore::EmptyTrashStep(const std::vector<int64_t>& keep_sequences) {
+  CKPTD_RETURN_IF_ERROR(impl_->CheckWritable());
+  return impl_->trash_.EmptyStep(keep_sequences);
+}
+
+absl::Status RootStore::SaveRunRecord(const RunRecord& record) {
+  CKPTD_RETURN_IF_ERROR(StoreRunRecord(impl_->fs_, impl_->layout_.node.get(), record));
+  impl_->run_record_ = record;
+  return absl::OkStatus();
+}
+
+absl::Status RootStore::SetPinned(const std::string& tag, int64_t sequence, bool pinned) {
+  return impl_->SetPinned(tag, sequence, pinned);
+}
+
+absl::StatusOr<Manifest> RootStore::ReadManifest(const std::string& tag, int64_t sequence) {
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir, impl_->OpenCheckpoint(tag, sequence));
+  return ReadWholeManifest(impl_->fs_, dir.get(), "");
+}
+
+absl::StatusOr<ScopedHandle> RootStore::OpenCheckpoint(const std::string& tag, int64_t sequence) {
+  return impl_->OpenCheckpoint(tag, sequence);
+}
+
+absl::StatusOr<int64_t> RootStore::FreeBytes() {
+  CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, impl_->fs_.Space(impl_->layout_.root));
+  return space.free_bytes;
+}
+
+absl::Status RootStore::Rescan() { return impl_->Rescan(); }
+
+}  // namespace ckptd

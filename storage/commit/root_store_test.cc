@@ -1,0 +1,579 @@
+#include "storage/commit/root_store.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "storage/commit/testing.h"
+#include "storage/commit/verify.h"
+#include "storage/format/frame.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::RunRecord;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class RootStoreTest : public ::testing::Test {
+ protected:
+  Verdict SaveNow(const std::string& tag, int64_t sequence, int world_size = 2) {
+    return Save(root_.fs(), *store_, {tag, sequence, world_size});
+  }
+  Staged StageNow(const SaveSpec& spec, int ranks = -1) {
+    absl::StatusOr<Staged> staged = Stage(root_.fs(), *store_, spec, ranks);
+    EXPECT_TRUE(staged.ok()) << staged.status();
+    return staged.ok() ? *std::move(staged) : Staged{};
+  }
+  // As after the end of the daemon.
+  void Reopen() {
+    store_.reset();
+    store_ = root_.Open();
+    ASSERT_NE(store_, nullptr);
+  }
+  std::vector<std::string> Committed() const {
+    std::vector<std::string> tags;
+    for (const auto& [sequence, checkpoint] : store_->committed()) {
+      tags.push_back(
+          absl::StrCat(checkpoint.summary.tag(), ":", sequence, checkpoint.pinned ? " pinned" : ""));
+    }
+    return tags;
+  }
+  void ExpectWhole(const SaveSpec& spec) {
+    const absl::StatusOr<VerifyReport> report = VerifyCheckpoint(root_.fs(), root_.handle(), spec.tag);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_THAT(report->problems, IsEmpty());
+    EXPECT_EQ(report->manifest.summary.sequence(), spec.sequence);
+    for (const auto& file : report->manifest.body.files()) {
+      EXPECT_EQ(root_.Read(spec.tag + "/" + file.path()), ContentOf(spec, file.path()));
+    }
+  }
+  void EmptyTrash(const std::vector<int64_t>& keep = {}) {
+    for (int step = 0; step < 10'000; ++step) {
+      const absl::StatusOr<bool> more = store_->EmptyTrashStep(keep);
+      ASSERT_TRUE(more.ok()) << more.status();
+      if (!*more) return;
+    }
+    FAIL() << "trash is never empty";
+  }
+
+  TemporaryRoot root_;
+  std::unique_ptr<RootStore> store_ = root_.Open();
+};
+
+TEST_F(RootStoreTest, ACommittedCheckpointIsInItsPlaceWithNothingLeftOver) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ExpectWhole({"step_10", 1});
+  EXPECT_THAT(Committed(), ElementsAre("step_10:1"));
+  EXPECT_THAT(root_.Names("step_10"),
+              ElementsAre(".ckptd", "deep", "empty_0", "empty_1", "model_0.pt", "model_1.pt"));
+  EXPECT_THAT(root_.Names("step_10/.ckptd"), ElementsAre("manifest", "part-00000", "part-00001"));
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local"), ElementsAre("inflight", "lock", "trash"));
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
+  Reopen();
+  EXPECT_THAT(Committed(), ElementsAre("step_10:1"));
+  EXPECT_THAT(store_->recovered(), IsEmpty());
+  EXPECT_EQ(store_->highest_sequence(), 1);
+}
+
+TEST_F(RootStoreTest, TheManifestSaysWhatTheSaveSaid) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  const absl::StatusOr<Manifest> manifest = store_->ReadManifest("step_10", 1);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->summary.step(), 10);
+  EXPECT_EQ(manifest->summary.metrics().at("loss"), 0.5);
+  EXPECT_EQ(manifest->summary.file_count(), 6);
+  EXPECT_GT(manifest->summary.commit_time_us(), 0);
+  EXPECT_EQ(manifest->summary.SerializeAsString(), store_->committed().at(1).summary.SerializeAsString());
+  EXPECT_EQ(store_->ReadManifest("step_10", 2).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(RootStoreTest, APartThatHoldsNothingIsAPart) {
+  Staged staged = StageNow({"step_10", 1, 2}, 1);
+  storage::v1::PartRecord empty = staged.parts[0];
+  empty.clear_files();
+  empty.set_rank(1);
+  ASSERT_TRUE(store_->WritePartRecord(staged.inflight, empty).ok());
+  staged.parts.push_back(empty);
+  EXPECT_EQ(store_->Publish(staged.inflight, SummaryOf({"step_10", 1, 2}), staged.parts).outcome,
+            PublishOutcome::kCommitted);
+}
+
+TEST_F(RootStoreTest, AnEmptyDirectoryIsTaken) {
+  std::filesystem::create_directory(root_.path("step_10"));
+  EXPECT_TRUE(store_->CheckTarget("step_10").ok());
+  EXPECT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ExpectWhole({"step_10", 1});
+}
+
+TEST_F(RootStoreTest, AResaveReplacesTheOldOneAndSendsItToTrash) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  EXPECT_TRUE(store_->CheckTarget("step_10").ok());
+  ASSERT_EQ(SaveNow("step_10", 2, 3), Verdict::kCommitted);
+  ExpectWhole({"step_10", 2, 3});
+  EXPECT_THAT(Committed(), ElementsAre("step_10:2"));
+  ASSERT_THAT(root_.Names(".ckptd/nodes/local/trash"), SizeIs(1));
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash")[0], HasSubstr("step_10.1."));
+  EXPECT_GT(store_->trash_bytes(), 0);
+}
+
+TEST_F(RootStoreTest, ASlowSaveNeverReplacesAYoungerOne) {
+  const Staged slow = StageNow({"step_10", 1});
+  ASSERT_EQ(SaveNow("step_10", 2), Verdict::kCommitted);
+  const PublishResult result = store_->Publish(slow.inflight, SummaryOf({"step_10", 1}), slow.parts);
+  EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
+  EXPECT_EQ(ReasonOf(result.status), "SUPERSEDED");
+  ExpectWhole({"step_10", 2});
+}
+
+TEST_F(RootStoreTest, WhatIsNotOursIsForeignAndStays) {
+  root_.Write("dir/notes.txt", "mine");
+  root_.Write("file", "mine");
+  std::filesystem::create_directory(root_.path("elsewhere"));
+  std::filesystem::create_directory_symlink("elsewhere", root_.path("link"));
+  std::filesystem::create_symlink("nowhere", root_.path("dangling"));
+  root_.Write("other_root/.ckptd/pins", "of another root");
+  for (const char* tag : {"dir", "file", "link", "dangling", "other_root"}) {
+    EXPECT_EQ(ReasonOf(store_->CheckTarget(tag)), "TAG_FOREIGN") << tag;
+    EXPECT_EQ(SaveNow(tag, 1), Verdict::kFailed) << tag;
+  }
+  Reopen();
+  EXPECT_THAT(Committed(), IsEmpty());
+  EXPECT_THAT(store_->damaged(), IsEmpty());
+  EXPECT_EQ(root_.Read("dir/notes.txt"), "mine");
+  EXPECT_EQ(root_.Read("file"), "mine");
+  EXPECT_TRUE(std::filesystem::is_symlink(root_.path("link")));
+  EXPECT_TRUE(std::filesystem::is_symlink(root_.path("dangling")));
+  EXPECT_THAT(root_.Names("elsewhere"), IsEmpty());
+  EXPECT_EQ(root_.Read("other_root/.ckptd/pins"), "of another root");
+}
+
+TEST_F(RootStoreTest, SomethingThatAppearsDuringTheSaveIsForeign) {
+  const Staged staged = StageNow({"step_10", 1});
+  root_.Write("step_10/notes.txt", "mine");
+  const PublishResult result = store_->Publish(staged.inflight, SummaryOf({"step_10", 1}), staged.parts);
+  EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
+  EXPECT_EQ(ReasonOf(result.status), "TAG_FOREIGN");
+  EXPECT_EQ(root_.Read("step_10/notes.txt"), "mine");
+}
+
+TEST_F(RootStoreTest, APinnedCheckpointIsNeitherReplacedNorEvicted) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_TRUE(store_->SetPinned("step_10", 1, true).ok());
+  const auto expect_safe = [&] {
+    EXPECT_THAT(Committed(), ElementsAre("step_10:1 pinned"));
+    EXPECT_EQ(ReasonOf(store_->CheckTarget("step_10")), "PINNED");
+    EXPECT_EQ(ReasonOf(store_->Evict("step_10", 1)), "PINNED");
+    EXPECT_EQ(SaveNow("step_10", 2), Verdict::kFailed);
+    ExpectWhole({"step_10", 1});
+  };
+  expect_safe();
+  Reopen();
+  expect_safe();
+  ASSERT_TRUE(store_->SetPinned("step_10", 1, false).ok());
+  EXPECT_EQ(SaveNow("step_10", 3), Verdict::kCommitted);
+  EXPECT_EQ(store_->SetPinned("step_10", 1, true).code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(RootStoreTest, ADiscardedSaveDoesNotComeBack) {
+  const Staged staged = StageNow({"step_10", 1});
+  ASSERT_TRUE(store_->Discard(staged.inflight).ok());
+  Reopen();
+  EXPECT_THAT(Committed(), IsEmpty());
+  EXPECT_THAT(store_->recovered(), IsEmpty());
+  EXPECT_EQ(store_->highest_sequence(), 1) << "trash counts";
+}
+
+TEST_F(RootStoreTest, ACompleteSaveIsPublishedByTheNextDaemonAndAnIncompleteOneIsNot) {
+  StageNow({"whole", 1});
+  StageNow({"half", 2, 2}, 1);
+  StageNow({"none", 3, 2}, 0);
+  Reopen();
+  EXPECT_THAT(Committed(), ElementsAre("whole:1"));
+  ExpectWhole({"whole", 1});
+  ASSERT_THAT(store_->recovered(), SizeIs(3));
+  EXPECT_TRUE(store_->recovered()[0].published);
+  EXPECT_EQ(store_->recovered()[0].why, "complete");
+  EXPECT_FALSE(store_->recovered()[1].published);
+  EXPECT_EQ(store_->recovered()[1].tag, "half");
+  EXPECT_EQ(store_->recovered()[1].why, "the part of rank 1 is missing");
+  EXPECT_EQ(store_->recovered()[2].why, "no part of it is complete");
+  EXPECT_EQ(store_->highest_sequence(), 3);
+  EXPECT_FALSE(std::filesystem::exists(root_.path("half")));
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+}
+
+TEST_F(RootStoreTest, AFileWithoutItsPartRecordIsNotBelieved) {
+  const Staged staged = StageNow({"step_10", 1, 2}, 1);
+  ASSERT_TRUE(
+      WritePart(root_.fs(), *store_, staged.inflight, {"step_10", 1, 2}, 1, /*files_only=*/true).ok());
+  Reopen();
+  EXPECT_THAT(Committed(), IsEmpty());
+}
+
+TEST_F(RootStoreTest, RecoveryBelievesNoRecordThatDoesNotFit) {
+  const std::pair<const char*, std::function<void(const std::string& dir)>> cases[] = {
+      {"is not there",
+       [&](const std::string& dir) { std::filesystem::remove(root_.path(dir + "/model_0.pt")); }},
+      {"has 5 bytes", [&](const std::string& dir) { root_.Write(dir + "/model_0.pt", "short"); }},
+      {"not a regular file",
+       [&](const std::string& dir) {
+         std::filesystem::remove(root_.path(dir + "/model_0.pt"));
+         std::filesystem::create_symlink("/etc/passwd", root_.path(dir + "/model_0.pt"));
+       }},
+      {"damaged part record",
+       [&](const std::string& dir) { root_.FlipByte(dir + "/.ckptd/part-00001", 30); }},
+      {"says that it is of rank 0",
+       [&](const std::string& dir) {
+         std::filesystem::copy_file(root_.path(dir + "/.ckptd/part-00000"),
+                                    root_.path(dir + "/.ckptd/part-00001"),
+                                    std::filesystem::copy_options::overwrite_existing);
+       }},
+  };
+  int64_t sequence = 0;
+  for (const auto& [why, spoil] : cases) {
+    const Staged staged = StageNow({"step_10", ++sequence});
+    spoil(absl::StrCat(".ckptd/nodes/local/inflight/", staged.inflight.name));
+    Reopen();
+    ASSERT_THAT(store_->recovered(), SizeIs(1)) << why;
+    EXPECT_FALSE(store_->recovered()[0].published);
+    EXPECT_THAT(store_->recovered()[0].why, HasSubstr(why));
+    EXPECT_FALSE(std::filesystem::exists(root_.path("step_10")));
+  }
+}
+
+TEST_F(RootStoreTest, RecoveryTakesTheYoungestOfOneTagWhateverTheOrderOfNames) {
+  StageNow({"step_10", 9});
+  StageNow({"step_10", 10});  // Sorts before .9. as a name.
+  Reopen();
+  EXPECT_THAT(Committed(), ElementsAre("step_10:10"));
+  ExpectWhole({"step_10", 10});
+}
+
+TEST_F(RootStoreTest, AnOldGenerationInFlightGoesToTrashEvenWhenItsTagIsGone) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  // As an exchange leaves it, when the daemon dies right after; and then somebody removed the new one.
+  store_.reset();
+  const std::string name = "step_10.2.00000000000000aa";
+  std::filesystem::rename(root_.path("step_10"), root_.node("inflight/" + name));
+  store_ = root_.Open();
+  EXPECT_THAT(Committed(), IsEmpty());
+  ASSERT_THAT(store_->recovered(), SizeIs(1));
+  EXPECT_EQ(store_->recovered()[0].sequence, 1);
+  EXPECT_THAT(store_->recovered()[0].why, HasSubstr("an older generation"));
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash")[0], HasSubstr("step_10.1."));
+}
+
+// A re-save by two renames that was cut off between them: the tag is missing, the old one is in trash.
+class CutOffSwapTest : public RootStoreTest {
+ protected:
+  // Leaves the new one in flight, complete with its manifest, where `new_name` is not empty.
+  void CutOff(const std::string& new_name) {
+    ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+    ASSERT_EQ(SaveNow("new", 2), Verdict::kCommitted);
+    store_.reset();
+    storage::v1::SwapIntent intent;
+    intent.set_tag("step_10");
+    intent.set_sequence(2);
+    intent.set_inflight_name("step_10.2.00000000000000aa");
+    intent.set_trash_name("step_10.1.00000000000000bb");
+    root_.Write(".ckptd/nodes/local/swap", EncodeFrame(kSwapIntentFrame, intent.SerializeAsString()));
+    std::filesystem::rename(root_.path("step_10"), root_.node("trash/" + intent.trash_name()));
+    if (!new_name.empty()) std::filesystem::rename(root_.path("new"), root_.node("inflight/" + new_name));
+  }
+};
+
+TEST_F(CutOffSwapTest, ItGoesBackWhenTheNewOneIsNotThere) {
+  CutOff("");
+  store_ = root_.Open();
+  EXPECT_THAT(Committed(), ElementsAre("step_10:1", "new:2"));
+  ExpectWhole({"step_10", 1});
+  EXPECT_FALSE(std::filesystem::exists(root_.node("swap")));
+}
+
+TEST_F(CutOffSwapTest, ItGoesBackWhenTheNewOneIsNotWhole) {
+  CutOff("step_10.2.00000000000000aa");  // Of another tag, as its manifest says.
+  store_ = root_.Open();
+  EXPECT_THAT(Committed(), ElementsAre("step_10:1"));
+  ExpectWhole({"step_10", 1});
+}
+
+TEST_F(CutOffSwapTest, ADamagedIntentStopsTheDaemonBeforeItChangesAnything) {
+  CutOff("");
+  root_.FlipByte(".ckptd/nodes/local/swap", 25);
+  const absl::Status opened = root_.TryOpen(root_.fs()).status();
+  EXPECT_EQ(ReasonOf(opened), "ROOT_UNREADABLE");
+  EXPECT_THAT(std::string(opened.message()), HasSubstr(".ckptd/nodes/local/swap"));
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), SizeIs(1));
+}
+
+TEST_F(RootStoreTest, RecoveryLeavesWhatItDoesNotKnow) {
+  root_.Write(".ckptd/nodes/local/inflight/readme/x", "mine");
+  root_.Write(".ckptd/nodes/local/inflight/step_1.1.00000000000000aa", "a file");
+  root_.Write(".ckptd/nodes/local/trash/readme/x", "mine");
+  root_.Write(".ckptd/nodes/other/inflight/step_1.1.00000000000000aa/.ckptd/part-00000", "another node's");
+  Reopen();
+  EmptyTrash();
+  EXPECT_EQ(root_.Read(".ckptd/nodes/local/inflight/readme/x"), "mine");
+  EXPECT_EQ(root_.Read(".ckptd/nodes/local/inflight/step_1.1.00000000000000aa"), "a file");
+  EXPECT_EQ(root_.Read(".ckptd/nodes/local/trash/readme/x"), "mine");
+  EXPECT_THAT(root_.Names(".ckptd/nodes/other/inflight"), SizeIs(1));
+}
+
+TEST_F(RootStoreTest, OneRootHasOneDaemon) {
+  RunRecord record;
+  record.set_path("/data/ckpts");
+  ASSERT_TRUE(store_->SaveRunRecord(record).ok());
+  const absl::Status second = root_.TryOpen(root_.fs()).status();
+  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(second), "ROOT_LOCKED");
+  EXPECT_THAT(std::string(second.message()), HasSubstr("/data/ckpts"));
+  Reopen();  // The lock goes with its holder.
+}
+
+TEST_F(RootStoreTest, ADamagedManifestIsListedAndLeftAlone) {
+  ASSERT_EQ(SaveNow("good", 1), Verdict::kCommitted);
+  for (const char* tag : {"head", "body", "gone", "cut"}) {
+    ASSERT_EQ(SaveNow(tag, store_->highest_sequence() + 1), Verdict::kCommitted);
+  }
+  root_.FlipByte("head/.ckptd/manifest", 40);
+  root_.FlipByte("body/.ckptd/manifest", 4100);  // A scan reads heads alone; reading it finds this.
+  std::filesystem::remove(root_.path("gone/.ckptd/manifest"));
+  std::filesystem::resize_file(root_.path("cut/.ckptd/manifest"), 4100);
+  Reopen();
+  EXPECT_THAT(Committed(), ElementsAre("good:1", "body:3"));
+  EXPECT_EQ(ReasonOf(store_->ReadManifest("body", 3).status()), "CORRUPT_MANIFEST");
+  std::vector<std::string> damaged;
+  for (const RootStore::Damaged& one : store_->damaged()) {
+    damaged.push_back(one.tag);
+    EXPECT_EQ(ReasonOf(one.status), "CORRUPT_MANIFEST") << one.status;
+    EXPECT_EQ(ReasonOf(store_->CheckTarget(one.tag)), "TAG_FOREIGN");
+    EXPECT_TRUE(std::filesystem::exists(root_.path(one.tag + "/model_0.pt")));
+  }
+  EXPECT_THAT(damaged, ElementsAre("cut", "gone", "head"));
+}
+
+TEST_F(RootStoreTest, ACopiedCheckpointIsNotASecondOne) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  std::filesystem::copy(root_.path("step_10"), root_.path("step_10_copy"),
+                        std::filesystem::copy_options::recursive);
+  Reopen();
+  EXPECT_THAT(Committed(), ElementsAre("step_10:1"));
+  ASSERT_THAT(store_->damaged(), SizeIs(1));
+  EXPECT_EQ(store_->damaged()[0].tag, "step_10_copy");
+}
+
+TEST_F(RootStoreTest, ANewerFormatIsRefusedAsAWhole) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  store_.reset();
+  std::string bytes = root_.Read("step_10/.ckptd/manifest");
+  bytes[8] = 2;
+  const uint32_t crc = Crc32cOf(std::string_view(bytes).substr(0, 32));
+  for (int i = 0; i < 4; ++i) bytes[32 + i] = static_cast<char>(crc >> (8 * i));
+  root_.Write("step_10/.ckptd/manifest", bytes);
+  const absl::Status opened = root_.TryOpen(root_.fs()).status();
+  EXPECT_EQ(ReasonOf(opened), "NEWER_FORMAT") << opened;
+  EXPECT_THAT(std::string(opened.message()), HasSubstr("step_10"));
+}
+
+TEST_F(RootStoreTest, TheRunRecordAndItsDamageAreNotForgotten) {
+  EXPECT_EQ(store_->run_record().ByteSizeLong(), 0u);
+  RunRecord record;
+  record.set_run_id("r");
+  record.set_last_sequence(41);
+  ASSERT_TRUE(store_->SaveRunRecord(record).ok());
+  Reopen();
+  EXPECT_EQ(store_->run_record().run_id(), "r");
+  EXPECT_EQ(store_->highest_sequence(), 41);
+  store_.reset();
+  root_.FlipByte(".ckptd/nodes/local/run", 22);
+  const absl::Status opened = root_.TryOpen(root_.fs()).status();
+  EXPECT_EQ(opened.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(opened), "ROOT_UNREADABLE");
+  EXPECT_THAT(std::string(opened.message()),
+              HasSubstr("mv .ckptd/nodes/local/run .ckptd/nodes/local/run.damaged"));
+}
+
+TEST_F(RootStoreTest, AnEmptyOrDamagedPinRecordIsNotNoPins) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_TRUE(store_->SetPinned("step_10", 1, true).ok());
+  store_.reset();
+  root_.Write(".ckptd/pins", "");
+  EXPECT_EQ(ReasonOf(root_.TryOpen(root_.fs()).status()), "ROOT_UNREADABLE");
+}
+
+TEST_F(RootStoreTest, AnEvictedCheckpointIsOutOfSightAtOnceAndItsReaderGoesOn) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_20", 2), Verdict::kCommitted);
+  absl::StatusOr<ScopedHandle> reader = store_->OpenCheckpoint("step_10", 1);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  ASSERT_TRUE(store_->Evict("step_10", 1).ok());
+  EXPECT_THAT(Committed(), ElementsAre("step_20:2"));
+  EXPECT_FALSE(std::filesystem::exists(root_.path("step_10")));
+  const int64_t bytes = store_->trash_bytes();
+  EXPECT_GT(bytes, 20'000);
+  EmptyTrash({1});
+  EXPECT_EQ(store_->trash_bytes(), bytes) << "kept for its reader";
+  EXPECT_TRUE(ReadSmallFile(root_.fs(), reader->get(), "model_0.pt", 1 << 20).ok());
+  EmptyTrash();
+  EXPECT_EQ(store_->trash_bytes(), 0);
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
+  EXPECT_EQ(store_->OpenCheckpoint("step_10", 1).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(store_->Evict("step_10", 1).code(), absl::StatusCode::kNotFound);
+  ExpectWhole({"step_20", 2});
+}
+
+TEST_F(RootStoreTest, EvictionTakesNothingThatWasPutInItsPlace) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  std::filesystem::remove_all(root_.path("step_10"));
+  root_.Write("step_10/notes.txt", "mine");
+  EXPECT_EQ(store_->Evict("step_10", 1).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(root_.Read("step_10/notes.txt"), "mine");
+  EXPECT_THAT(Committed(), IsEmpty());
+}
+
+TEST_F(RootStoreTest, AHardLinkOutOfTrashKeepsItsBytes) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  std::filesystem::create_hard_link(root_.path("step_10/model_0.pt"), root_.path("kept.pt"));
+  ASSERT_TRUE(store_->Evict("step_10", 1).ok());
+  EmptyTrash();
+  EXPECT_EQ(root_.Read("kept.pt"), ContentOf({"step_10", 1}, "model_0.pt"));
+}
+
+TEST_F(RootStoreTest, ALinkInsideACheckpointIsRemovedAndNotWhatItPointsTo) {
+  root_.Write("outside/file", "mine");
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  std::filesystem::create_directory_symlink("../outside", root_.path("step_10/link"));
+  ASSERT_TRUE(store_->Evict("step_10", 1).ok());
+  EmptyTrash();
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
+  EXPECT_EQ(root_.Read("outside/file"), "mine");
+}
+
+TEST_F(RootStoreTest, TrashOfAnEarlierDaemonIsCounted) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_TRUE(store_->Evict("step_10", 1).ok());
+  const int64_t files_alone = store_->trash_bytes();
+  Reopen();
+  EXPECT_GE(store_->trash_bytes(), files_alone);
+  EmptyTrash();
+  EXPECT_EQ(store_->trash_bytes(), 0);
+}
+
+TEST_F(RootStoreTest, BadTagsNeverReachTheDisk) {
+  using std::string_literals::operator""s;
+  for (const std::string& tag :
+       {""s, "."s, ".."s, "../x"s, "/abs"s, "a\0b"s, "latest"s, ".ckptd"s, std::string(300, 'x')}) {
+    EXPECT_EQ(ReasonOf(store_->CheckTarget(tag)), "INVALID_TAG");
+    EXPECT_EQ(ReasonOf(store_->CreateInflight(tag, 1, 4096).status()), "INVALID_TAG");
+    EXPECT_FALSE(store_->OpenCheckpoint(tag, 1).ok());
+  }
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+  EXPECT_THAT(root_.Names(""), ElementsAre(".ckptd"));
+}
+
+TEST_F(RootStoreTest, BadPathsAreRefusedBeforeAnyDirectoryIsMade) {
+  const Staged staged = StageNow({"step_10", 1}, 0);
+  EXPECT_EQ(ReasonOf(store_->MakeParents(staged.inflight, {"ok/x", "../evil/x"})), "INVALID_PATH");
+  EXPECT_FALSE(std::filesystem::exists(root_.node("inflight/" + staged.inflight.name + "/ok")));
+  root_.Write(".ckptd/nodes/local/inflight/" + staged.inflight.name + "/f", "a file");
+  EXPECT_EQ(ReasonOf(store_->MakeParents(staged.inflight, {"f/x"})), "FILE_CONFLICT");
+}
+
+TEST_F(RootStoreTest, PartsThatDoNotBelongTogetherAreNotPublished) {
+  const SaveSpec spec{"step_10", 1};
+  const auto refused = [&](const std::function<void(Staged&)>& spoil) {
+    Staged staged = StageNow(spec);
+    spoil(staged);
+    const PublishResult result = store_->Publish(staged.inflight, SummaryOf(spec), staged.parts);
+    EXPECT_TRUE(store_->Discard(staged.inflight).ok());
+    return result.outcome == PublishOutcome::kFailed && !result.status.ok();
+  };
+  EXPECT_TRUE(refused([](Staged& s) { s.parts.pop_back(); }));
+  EXPECT_TRUE(refused([](Staged& s) { s.parts[1] = s.parts[0]; }));
+  EXPECT_TRUE(refused([](Staged& s) { s.parts[1].set_sequence(2); }));
+  EXPECT_TRUE(refused([](Staged& s) { s.parts[1].mutable_files(0)->set_path("model_0.pt"); }));
+  EXPECT_TRUE(refused([](Staged& s) { s.parts[1].mutable_files(0)->set_size_bytes(4096); }));
+  EXPECT_TRUE(refused([&](Staged& s) {
+    std::filesystem::resize_file(root_.node("inflight/" + s.inflight.name + "/model_1.pt"), 3);
+  }));
+  EXPECT_THAT(root_.Names(""), ElementsAre(".ckptd"));
+}
+
+TEST_F(RootStoreTest, APartRecordOfAnotherSaveIsRefused) {
+  const Staged staged = StageNow({"step_10", 1}, 1);
+  for (const SaveSpec& other : {SaveSpec{"step_11", 1}, SaveSpec{"step_10", 2}}) {
+    storage::v1::PartRecord record = staged.parts[0];
+    *record.mutable_checkpoint() = SummaryOf(other);
+    EXPECT_EQ(ReasonOf(store_->WritePartRecord(staged.inflight, record)), "INVALID_ARGUMENT");
+  }
+}
+
+TEST_F(RootStoreTest, TwoSavesInFlightAreCommittedEachForItself) {
+  const Staged one = StageNow({"step_10", 1});
+  const Staged two = StageNow({"step_20", 2});
+  EXPECT_EQ(store_->Publish(two.inflight, SummaryOf({"step_20", 2}), two.parts).outcome,
+            PublishOutcome::kCommitted);
+  EXPECT_EQ(store_->Publish(one.inflight, SummaryOf({"step_10", 1}), one.parts).outcome,
+            PublishOutcome::kCommitted);
+  ExpectWhole({"step_10", 1});
+  ExpectWhole({"step_20", 2});
+}
+
+TEST_F(RootStoreTest, TenThousandFilesAreOneCheckpoint) {
+  const SaveSpec spec{"many", 1, 1};
+  absl::StatusOr<Inflight> inflight = store_->CreateInflight("many", 1, 1 << 20);
+  ASSERT_TRUE(inflight.ok()) << inflight.status();
+  storage::v1::PartRecord part;
+  part.set_sequence(1);
+  part.set_chunk_bytes(kTestChunkBytes);
+  *part.mutable_checkpoint() = SummaryOf(spec);
+  std::vector<std::string> paths;
+  for (int i = 0; i < 10'000; ++i) paths.push_back(absl::StrCat("d", i % 10, "/f", i));
+  ASSERT_TRUE(store_->MakeParents(*inflight, paths).ok());
+  for (const std::string& path : paths) {
+    ASSERT_TRUE(OpenScoped(root_.fs(), inflight->dir.get(), path, OpenMode::kCreate).ok());
+    part.add_files()->set_path(path);
+  }
+  ASSERT_TRUE(store_->WritePartRecord(*inflight, part).ok());
+  const PublishResult result = store_->Publish(*inflight, SummaryOf(spec), {part});
+  ASSERT_EQ(result.outcome, PublishOutcome::kCommitted) << result.status;
+  const absl::StatusOr<VerifyReport> report = VerifyCheckpoint(root_.fs(), root_.handle(), "many");
+  ASSERT_TRUE(report.ok());
+  EXPECT_THAT(report->problems, IsEmpty());
+  EXPECT_EQ(report->manifest.body.files_size(), 10'000);
+  ASSERT_TRUE(store_->Evict("many", 1).ok());
+  EmptyTrash();
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
+}
+
+TEST(RootStoreScanTest, AThousandCheckpointsAreFoundWithinASecond) {
+  TemporaryRoot root(TemporaryRoot::On::kMemory);  // What the scan costs, not how long the disk's queue is.
+  for (int64_t sequence = 1; sequence <= 1000; ++sequence) {
+    const Manifest manifest{SummaryOf({absl::StrCat("step_", sequence), sequence}), {}};
+    const absl::StatusOr<std::string> bytes = EncodeManifest(manifest);
+    ASSERT_TRUE(bytes.ok()) << bytes.status();
+    root.Write(absl::StrCat("step_", sequence, "/.ckptd/manifest"), *bytes);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const std::unique_ptr<RootStore> store = root.Open();
+  const auto took = std::chrono::steady_clock::now() - start;
+  EXPECT_THAT(store->committed(), SizeIs(1000));
+  EXPECT_EQ(store->committed().rbegin()->second.summary.tag(), "step_1000");
+  EXPECT_LT(took, std::chrono::seconds(1));
+}
+
+}  // namespace
+}  // namespace ckptd

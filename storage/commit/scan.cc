@@ -1,0 +1,115 @@
+#include "storage/commit/scan.h"
+
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::ManifestSummary;
+
+absl::Status CorruptManifest(const std::string& why) {
+  return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST", why);
+}
+
+// The summary of a directory in the root; nullopt when the directory is none of ours. Errors as ReadSummary.
+absl::StatusOr<std::optional<ManifestSummary>> ReadCheckpoint(FileSystem& fs, Handle root,
+                                                              const std::string& tag) {
+  absl::StatusOr<ManifestSummary> summary = ReadSummary(fs, root, tag);
+  if (summary.ok()) {
+    if (summary->tag() == tag) return *std::move(summary);
+    return CorruptManifest(
+        absl::StrCat("the manifest is of tag ", summary->tag(),
+                     ": this directory was renamed or copied; give it that name back to have it listed"));
+  }
+  if (!IsMissing(summary.status())) return summary.status();
+  // Another root's directory has .ckptd, too, but every checkpoint has a part of rank 0.
+  const absl::StatusOr<FileStat> part = fs.Stat(root, OurPath(tag, PartRecordName(0)));
+  if (part.ok()) return CorruptManifest("the manifest is not there, but part records are");
+  if (IsMissing(part.status())) return std::nullopt;
+  return part.status();
+}
+
+// Whether an error tells of the one directory that was looked at, and not of us or of the whole file system.
+bool IsOfThatDirectory(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kInvalidArgument:
+      return true;
+    default:
+      return IsInTheWay(status);
+  }
+}
+
+// A directory that we may not look into, of another user than ours (lost+found, say).
+bool IsSomebodyElses(FileSystem& fs, Handle root, const std::string& tag, const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kPermissionDenied) return false;
+  const absl::StatusOr<FileStat> ours = fs.Stat(root, kOurDirectory);
+  const absl::StatusOr<FileStat> theirs = fs.Stat(root, tag);
+  return !ours.ok() || !theirs.ok() || ours->uid != theirs->uid;
+}
+
+}  // namespace
+
+absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root) {
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(root));
+  RootScan scan;
+  for (const DirEntry& entry : entries) {
+    if (entry.type != FileType::kDirectory || !CheckTag(entry.name).ok()) continue;
+    absl::StatusOr<std::optional<ManifestSummary>> found = ReadCheckpoint(fs, root, entry.name);
+    if (!found.ok()) {
+      if (!IsOfThatDirectory(found.status())) {
+        return Annotate(found.status(), absl::StrCat("reading the manifest of ", entry.name));
+      }
+      if (!IsSomebodyElses(fs, root, entry.name, found.status()))
+        scan.damaged.emplace_back(entry.name, found.status());
+      continue;
+    }
+    if (!found->has_value()) continue;
+    const int64_t sequence = (*found)->sequence();
+    const auto [place, fresh] = scan.checkpoints.try_emplace(sequence, **std::move(found));
+    if (!fresh) {
+      scan.damaged.emplace_back(
+          entry.name,
+          CorruptManifest(absl::StrCat("its sequence ", sequence, " is also that of ", place->second.tag())));
+    }
+  }
+  return scan;
+}
+
+absl::StatusOr<Target> InspectTarget(FileSystem& fs, Handle root, const std::string& tag) {
+  const absl::StatusOr<FileStat> stat = fs.Stat(root, tag);
+  if (IsMissing(stat.status())) return Target{TargetKind::kNothing, {}, ""};
+  if (!stat.ok()) return stat.status();
+  if (stat->type == FileType::kSymlink) return Target{TargetKind::kForeign, {}, "a symbolic link"};
+  if (stat->type != FileType::kDirectory) return Target{TargetKind::kForeign, {}, "a file"};
+  absl::StatusOr<std::optional<ManifestSummary>> found = ReadCheckpoint(fs, root, tag);
+  if (!found.ok()) {
+    if (!IsOfThatDirectory(found.status())) return found.status();
+    return Target{TargetKind::kForeign,
+                  {},
+                  absl::StrCat("a directory with a manifest that is not good (",
+                               std::string(found.status().message()), ")")};
+  }
+  if (found->has_value()) return Target{TargetKind::kCheckpoint, **std::move(found), ""};
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir, OpenScoped(fs, root, tag, OpenMode::kDirectory));
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(dir.get()));
+  if (entries.empty()) return Target{TargetKind::kEmptyDirectory, {}, ""};
+  return Target{TargetKind::kForeign, {}, "a directory that ckptd did not write"};
+}
+
+absl::Status TagForeignError(const std::string& tag, const std::string& what) {
+  return MakeError(
+      absl::StatusCode::kAlreadyExists, "TAG_FOREIGN",
+      absl::StrCat(tag, " is ", what, ": it is left alone; save under another tag, or move it away"),
+      {{"tag", tag}});
+}
+
+}  // namespace ckptd

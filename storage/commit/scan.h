@@ -1,0 +1,45 @@
+// Which checkpoints a root holds, from the heads of their manifests alone: 4 KiB a checkpoint.
+#ifndef CKPTD_STORAGE_COMMIT_SCAN_H_
+#define CKPTD_STORAGE_COMMIT_SCAN_H_
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "storage/fs/file_system.h"
+
+namespace ckptd {
+
+struct RootScan {
+  std::map<int64_t, storage::v1::ManifestSummary> checkpoints;  // By sequence.
+  // Tag and what is wrong: a manifest that is damaged, gone, of another directory, of a newer format, or that
+  // may not be read.
+  std::vector<std::pair<std::string, absl::Status>> damaged;
+};
+
+// Anything in the root that is not ours is passed over. Fails when it cannot find out (out of descriptors or
+// memory, a file system that does not answer): a checkpoint must never vanish from the list for such a
+// reason.
+absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root);
+
+// What the name of a checkpoint is taken by.
+enum class TargetKind {
+  kNothing,
+  kEmptyDirectory,  // Frameworks make them beforehand.
+  kCheckpoint,      // Our own, with a valid manifest of that tag.
+  kForeign,         // Anything else: never touched.
+};
+struct Target {
+  TargetKind kind;
+  storage::v1::ManifestSummary summary;  // With kCheckpoint.
+  std::string what;  // With kForeign: "a file", "a directory whose manifest is damaged", ...
+};
+absl::StatusOr<Target> InspectTarget(FileSystem& fs, Handle root, const std::string& tag);
+// ALREADY_EXISTS, reason TAG_FOREIGN: what is at the tag is not ours, it is `what`.
+absl::Status TagForeignError(const std::string& tag, const std::string& what);
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_COMMIT_SCAN_H_

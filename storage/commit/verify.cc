@@ -1,0 +1,254 @@
+#include "storage/commit/verify.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "storage/base/crc32c.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/scan.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::FileRecord;
+using storage::v1::ManifestSummary;
+using storage::v1::PartRecord;
+
+constexpr int64_t kBufferBytes = int64_t{8} << 20;
+
+struct Chunk {
+  int64_t offset;
+  int64_t size;
+};
+
+Chunk ChunkOf(const FileRecord& file, int64_t index, int32_t chunk_bytes) {
+  const int64_t offset = index * chunk_bytes;
+  return {offset, std::min<int64_t>(chunk_bytes, file.size_bytes() - offset)};
+}
+
+std::string CrcFault(const Chunk& chunk, int64_t index, uint32_t expected, uint32_t found) {
+  return absl::StrFormat("chunk %d (bytes %d to %d): CRC32C is 0x%08x, the manifest has 0x%08x", index,
+                         chunk.offset, chunk.offset + chunk.size - 1, found, expected);
+}
+
+// The CRC32C of a chunk, read through `buffer`.
+absl::StatusOr<uint32_t> ChunkCrc(FileSystem& fs, Handle file, const Chunk& chunk,
+                                  std::span<std::byte> buffer) {
+  uint32_t crc = 0;
+  for (int64_t done = 0; done < chunk.size;) {
+    const auto piece = buffer.first(std::min<size_t>(buffer.size(), static_cast<size_t>(chunk.size - done)));
+    CKPTD_RETURN_IF_ERROR(ReadFully(fs, file, chunk.offset + done, piece));
+    crc = Crc32c(piece, crc);
+    done += static_cast<int64_t>(piece.size());
+  }
+  return crc;
+}
+
+// Checks one checkpoint and gathers what is wrong with it.
+class Verifier {
+ public:
+  Verifier(FileSystem& fs, Handle dir, VerifyReport& report, const std::function<void(int64_t)>& progress)
+      : fs_(fs),
+        dir_(dir),
+        report_(report),
+        progress_(progress),
+        buffer_(static_cast<size_t>(kBufferBytes)) {}
+
+  void Run() {
+    if (!CheckManifest()) return;
+    for (int rank = 0; rank < report_.manifest.summary.world_size(); ++rank) {
+      if (!CheckPartRecord(rank)) break;
+    }
+    for (const FileRecord& file : report_.manifest.body.files()) CheckFile(file);
+  }
+
+ private:
+  void Problem(std::string path, int64_t chunk, std::string_view message) {
+    report_.problems.push_back({std::move(path), chunk, std::string(message)});
+  }
+
+  bool CheckManifest() {
+    const std::string path = OurPath("", std::string(kManifestName));
+    absl::StatusOr<Manifest> manifest = ReadWholeManifest(fs_, dir_, "");
+    if (!manifest.ok()) {
+      Problem(path, -1,
+              IsMissing(manifest.status())
+                  ? "there is no manifest: ckptd did not write or did not commit this"
+                  : std::string(manifest.status().message()));
+      return false;
+    }
+    report_.manifest = *std::move(manifest);
+    if (report_.manifest.summary.tag() != report_.tag) {
+      Problem(path, -1,
+              absl::StrCat("the manifest is of tag ", report_.manifest.summary.tag(),
+                           ": this directory was renamed or copied"));
+    }
+    return true;
+  }
+
+  // Its record must say of this rank's files what the manifest says. False when the next ones need not be
+  // looked at.
+  bool CheckPartRecord(int rank) {
+    const std::string path = OurPath("", PartRecordName(rank));
+    const absl::StatusOr<PartRecord> record = ReadPartRecord(fs_, dir_, rank);
+    if (!record.ok()) {
+      Problem(path, -1,
+              IsMissing(record.status()) ? "the part record is not there"
+                                         : std::string(record.status().message()));
+      return ++bad_records_ < kMaxBadRecords;
+    }
+    if (record->sequence() != report_.manifest.summary.sequence()) {
+      Problem(path, -1,
+              absl::StrCat("the part record is of sequence ", record->sequence(), ", the manifest of ",
+                           report_.manifest.summary.sequence()));
+      return ++bad_records_ < kMaxBadRecords;
+    }
+    if (AsSet(record->files()) != FilesOf(rank)) {
+      Problem(path, -1, "the part record and the manifest do not say the same of this rank's files");
+    }
+    return true;
+  }
+
+  // What is said of files, whatever their order; the rank is that of the part.
+  static void Insert(FileRecord file, std::set<std::string>& said) {
+    file.clear_rank();
+    said.insert(file.SerializeAsString());
+  }
+  static std::set<std::string> AsSet(const google::protobuf::RepeatedPtrField<FileRecord>& files) {
+    std::set<std::string> said;
+    for (const FileRecord& file : files) Insert(file, said);
+    return said;
+  }
+  std::set<std::string> FilesOf(int rank) const {
+    std::set<std::string> said;
+    for (const FileRecord& file : report_.manifest.body.files()) {
+      if (file.rank() == rank) Insert(file, said);
+    }
+    return said;
+  }
+
+  void CheckFile(const FileRecord& record) {
+    const absl::StatusOr<ScopedHandle> file = OpenScoped(fs_, dir_, record.path(), OpenMode::kRead);
+    if (!file.ok()) {
+      Problem(record.path(), -1,
+              IsMissing(file.status()) ? "the file is not there" : std::string(file.status().message()));
+      return;
+    }
+    const absl::StatusOr<FileStat> stat = fs_.Stat(file->get(), "");
+    if (!stat.ok()) return Problem(record.path(), -1, std::string(stat.status().message()));
+    if (stat->size != record.size_bytes()) {
+      Problem(record.path(), -1,
+              absl::StrCat("the file has ", stat->size, " bytes, the manifest says ", record.size_bytes()));
+    }
+    for (int index = 0; index < record.chunk_crc32c_size(); ++index) {
+      const Chunk chunk = ChunkOf(record, index, report_.manifest.summary.chunk_bytes());
+      if (chunk.offset + chunk.size > stat->size) return;  // Cut off; the size said so.
+      CheckChunk(record, file->get(), index, chunk);
+    }
+  }
+
+  void CheckChunk(const FileRecord& record, Handle file, int index, const Chunk& chunk) {
+    const absl::StatusOr<uint32_t> crc = ChunkCrc(fs_, file, chunk, buffer_);
+    if (!crc.ok()) {
+      Problem(record.path(), index,
+              absl::StrCat("chunk ", index, " cannot be read: ", std::string(crc.status().message())));
+    } else if (*crc != record.chunk_crc32c(index)) {
+      Problem(record.path(), index, CrcFault(chunk, index, record.chunk_crc32c(index), *crc));
+    } else {
+      report_.verified_bytes += chunk.size;
+      if (progress_ != nullptr) progress_(report_.verified_bytes);
+    }
+  }
+
+  static constexpr int kMaxBadRecords = 100;  // A world size may be large, and its records all gone.
+
+  FileSystem& fs_;
+  const Handle dir_;
+  VerifyReport& report_;
+  const std::function<void(int64_t)>& progress_;
+  std::vector<std::byte> buffer_;
+  int bad_records_ = 0;
+};
+
+absl::Status CorruptFile(const FileRecord& record, int64_t index, const Chunk& chunk, uint32_t expected,
+                         uint32_t found) {
+  return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_FILE",
+                   absl::StrCat(record.path(), ": ", CrcFault(chunk, index, expected, found)),
+                   {{"path", record.path()},
+                    {"chunk", absl::StrCat(index)},
+                    {"expected", absl::StrFormat("0x%08x", expected)},
+                    {"found", absl::StrFormat("0x%08x", found)}});
+}
+
+}  // namespace
+
+absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
+                                              const std::function<void(int64_t bytes)>& progress) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  VerifyReport report;
+  report.tag = tag;
+  const absl::StatusOr<ScopedHandle> dir = OpenScoped(fs, root, tag, OpenMode::kDirectory);
+  if (IsMissing(dir.status())) {
+    return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                     absl::StrCat("there is no ", tag, " in this root"), {{"tag", tag}});
+  }
+  if (!dir.ok()) {
+    report.problems.push_back({"", -1, std::string(dir.status().message())});
+    return report;
+  }
+  Verifier(fs, dir->get(), report, progress).Run();
+  return report;
+}
+
+absl::StatusOr<RootListing> ListRoot(FileSystem& fs, Handle root) {
+  CKPTD_ASSIGN_OR_RETURN(RootScan scan, ScanRoot(fs, root));
+  RootListing listing;
+  listing.damaged = std::move(scan.damaged);
+  for (auto place = scan.checkpoints.rbegin(); place != scan.checkpoints.rend(); ++place) {
+    listing.checkpoints.push_back(std::move(place->second));
+  }
+  return listing;
+}
+
+absl::Status ReadVerified(FileSystem& fs, Handle checkpoint_dir, const FileRecord& record,
+                          int32_t chunk_bytes, int64_t offset, std::span<std::byte> into) {
+  const int64_t size = static_cast<int64_t>(into.size());
+  if (chunk_bytes < 1 || offset < 0 || offset > record.size_bytes() || size > record.size_bytes() - offset) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                     absl::StrCat(record.path(), " has ", record.size_bytes(), " bytes; ", size, " from ",
+                                  offset, " on are not all there"),
+                     {{"path", record.path()}});
+  }
+  if (size == 0) return absl::OkStatus();
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
+                         OpenScoped(fs, checkpoint_dir, record.path(), OpenMode::kRead));
+  std::vector<std::byte> whole;  // A chunk of which only a piece is wanted.
+  for (int64_t index = offset / chunk_bytes; index * chunk_bytes < offset + size; ++index) {
+    const Chunk chunk = ChunkOf(record, index, chunk_bytes);
+    const int64_t from = std::max(offset, chunk.offset);
+    const int64_t to = std::min(offset + size, chunk.offset + chunk.size);
+    const auto wanted = into.subspan(static_cast<size_t>(from - offset), static_cast<size_t>(to - from));
+    const bool partly = to - from < chunk.size;
+    if (partly) whole.resize(static_cast<size_t>(chunk.size));
+    const std::span<std::byte> bytes = partly ? std::span(whole) : wanted;
+    if (absl::Status read = ReadFully(fs, file.get(), chunk.offset, bytes); !read.ok()) {
+      return Annotate(read, record.path());
+    }
+    const uint32_t expected =
+        index < record.chunk_crc32c_size() ? record.chunk_crc32c(static_cast<int>(index)) : 0;
+    const uint32_t found = Crc32c(bytes);
+    if (index >= record.chunk_crc32c_size() || found != expected) {
+      return CorruptFile(record, index, chunk, expected, found);
+    }
+    if (partly) std::copy_n(whole.begin() + (from - chunk.offset), to - from, wanted.begin());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ckptd

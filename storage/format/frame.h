@@ -1,0 +1,50 @@
+// The frame around every small record that ckptd writes: a part record, the run record, pins, a swap intent.
+//
+// 8 bytes magic, u32 format version (1), u32 length of the message, u32 CRC32C of the message (all
+// little-endian), the message; nothing behind it. So an empty, torn or damaged file is never taken for an
+// empty record.
+#ifndef CKPTD_STORAGE_FORMAT_FRAME_H_
+#define CKPTD_STORAGE_FORMAT_FRAME_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace ckptd {
+
+inline constexpr uint32_t kFormatVersion = 1;
+
+// One kind of record.
+struct FrameKind {
+  std::string_view magic;   // 8 bytes.
+  std::string_view what;    // "part record": for messages.
+  std::string_view reason;  // Of the error when one is damaged.
+};
+
+inline constexpr FrameKind kPartRecordFrame{"CKPTDPRT", "part record", "CORRUPT_PART_RECORD"};
+inline constexpr FrameKind kRunRecordFrame{"CKPTDRUN", "run record", "ROOT_UNREADABLE"};
+inline constexpr FrameKind kPinRecordFrame{"CKPTDPIN", "pin record", "ROOT_UNREADABLE"};
+inline constexpr FrameKind kSwapIntentFrame{"CKPTDSWP", "swap intent", "ROOT_UNREADABLE"};
+
+std::string EncodeFrame(const FrameKind& kind, std::string_view message);
+
+// The message in the frame, a view of `bytes`. DATA_LOSS with the kind's reason; FAILED_PRECONDITION, reason
+// NEWER_FORMAT for a version that this program does not know.
+absl::StatusOr<std::string_view> DecodeFrame(const FrameKind& kind, std::string_view bytes);
+
+// Little-endian numbers, as all of our formats have them.
+void AppendU32(std::string& to, uint32_t value);
+void AppendU64(std::string& to, uint64_t value);
+// `at` + 4 or 8 bytes must be there.
+uint32_t LoadU32(std::string_view bytes, size_t at);
+uint64_t LoadU64(std::string_view bytes, size_t at);
+
+uint32_t Crc32cOf(std::string_view bytes);
+
+// FAILED_PRECONDITION, reason NEWER_FORMAT.
+absl::Status NewerFormat(std::string_view what, uint32_t version);
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_FORMAT_FRAME_H_

@@ -1,0 +1,272 @@
+#include "storage/format/manifest.h"
+
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <sstream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::FileRecord;
+using storage::v1::ManifestSummary;
+using storage::v1::PartRecord;
+using ::testing::HasSubstr;
+
+FileRecord File(const std::string& path, int64_t size, int rank, std::initializer_list<uint32_t> crcs) {
+  FileRecord file;
+  file.set_path(path);
+  file.set_size_bytes(size);
+  file.set_rank(rank);
+  for (const uint32_t crc : crcs) file.add_chunk_crc32c(crc);
+  return file;
+}
+
+ManifestSummary Summary() {
+  ManifestSummary summary;
+  summary.set_format_version(1);
+  summary.set_tag("step_100");
+  summary.set_step(100);
+  summary.set_sequence(7);
+  summary.set_attempt(2);
+  summary.set_ordinal(1);
+  summary.set_world_size(2);
+  summary.set_chunk_bytes(8 << 20);
+  return summary;
+}
+
+// The checkpoint of docs/storage_format.md: two ranks, one file of nine bytes and an empty one.
+Manifest Example() {
+  Manifest manifest{Summary(), {}};
+  *manifest.body.add_files() = File("model_0.pt", 9, 0, {0xe3069283});
+  *manifest.body.add_files() = File("note.txt", 0, 1, {});
+  manifest.summary.set_size_bytes(9);
+  manifest.summary.set_file_count(2);
+  manifest.summary.set_create_time_us(1700000000000000);
+  manifest.summary.set_commit_time_us(1700000001000000);
+  (*manifest.summary.mutable_metrics())["loss"] = 2.5;
+  return manifest;
+}
+
+std::string Encoded(const Manifest& manifest) {
+  absl::StatusOr<std::string> bytes = EncodeManifest(manifest);
+  EXPECT_TRUE(bytes.ok()) << bytes.status();
+  return bytes.value_or("");
+}
+
+TEST(ManifestTest, GivesBackWhatWentIn) {
+  const std::string bytes = Encoded(Example());
+  const absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->summary.SerializeAsString(), Example().summary.SerializeAsString());
+  EXPECT_EQ(manifest->body.SerializeAsString(), Example().body.SerializeAsString());
+  const absl::StatusOr<ManifestSummary> summary = DecodeManifestHead(bytes.substr(0, kManifestHeadBytes));
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_EQ(summary->tag(), "step_100");
+  EXPECT_EQ(*ManifestSize(bytes), static_cast<int64_t>(bytes.size()));
+}
+
+TEST(ManifestTest, TheSameManifestHasAlwaysTheSameBytes) {
+  Manifest forwards = Example();
+  Manifest backwards = Example();
+  for (int i = 0; i < 50; ++i) {
+    (*forwards.summary.mutable_metrics())[absl::StrCat("m", i)] = i;
+    (*backwards.summary.mutable_metrics())[absl::StrCat("m", 49 - i)] = 49 - i;
+  }
+  EXPECT_EQ(Encoded(forwards), Encoded(backwards));
+}
+
+TEST(ManifestTest, FindsEveryFlippedBit) {
+  const std::string bytes = Encoded(Example());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    for (const int mask : {0x01, 0x80, 0xff}) {
+      std::string flipped = bytes;
+      flipped[i] = static_cast<char>(flipped[i] ^ mask);
+      const absl::Status status = DecodeManifest(flipped).status();
+      EXPECT_FALSE(status.ok()) << "byte " << i;
+      EXPECT_EQ(ReasonOf(status), "CORRUPT_MANIFEST") << "byte " << i;
+    }
+  }
+}
+
+TEST(ManifestTest, FindsEveryCutAndAnyTail) {
+  const std::string bytes = Encoded(Example());
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_EQ(ReasonOf(DecodeManifest(bytes.substr(0, size)).status()), "CORRUPT_MANIFEST") << size;
+  }
+  EXPECT_FALSE(DecodeManifest(bytes + std::string(1, '\0')).ok());
+  EXPECT_FALSE(DecodeManifest(std::string(1 << 16, '\0')).ok());
+}
+
+TEST(ManifestTest, ATornSectorIsFound) {
+  Manifest large = Example();
+  large.body.clear_files();
+  for (int i = 0; i < 1000; ++i) {
+    *large.body.add_files() = File(absl::StrFormat("f%04d", i), 1, 0, {static_cast<uint32_t>(i)});
+  }
+  large.summary.set_size_bytes(1000);
+  large.summary.set_file_count(1000);
+  const std::string bytes = Encoded(large);
+  for (size_t at = 0; at < bytes.size(); at += 512) {
+    std::string torn = bytes;
+    const std::string before = torn;
+    torn.replace(at, std::min<size_t>(512, bytes.size() - at), std::min<size_t>(512, bytes.size() - at),
+                 '\0');
+    if (torn == before) continue;  // Was zeros.
+    EXPECT_FALSE(DecodeManifest(torn).ok()) << "sector at " << at;
+  }
+}
+
+TEST(ManifestTest, ANewerVersionIsNamedAsSuch) {
+  Manifest newer = Example();
+  newer.summary.set_format_version(2);
+  const absl::Status status = DecodeManifest(Encoded(newer)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(status), "NEWER_FORMAT");
+}
+
+TEST(ManifestTest, WhatDoesNotFitTogetherIsNotWritten) {
+  const std::pair<const char*, std::function<void(Manifest&)>> cases[] = {
+      {"files, and", [](Manifest& m) { m.summary.set_file_count(3); }},
+      {"larger than the summary", [](Manifest& m) { m.summary.set_size_bytes(8); }},
+      {"smaller than the summary", [](Manifest& m) { m.summary.set_size_bytes(10); }},
+      {"checksums", [](Manifest& m) { m.body.mutable_files(0)->clear_chunk_crc32c(); }},
+      {"checksums", [](Manifest& m) { m.body.mutable_files(1)->add_chunk_crc32c(1); }},
+      {"checksums", [](Manifest& m) { m.summary.set_chunk_bytes(4); }},
+      {"is there twice", [](Manifest& m) { *m.body.mutable_files(1) = File("model_0.pt", 0, 1, {}); }},
+      {"order of paths", [](Manifest& m) { m.body.mutable_files()->SwapElements(0, 1); }},
+      {"is a file and the directory", [](Manifest& m) { m.body.mutable_files(1)->set_path("model_0.pt/x"); }},
+      {"begins with .ckptd", [](Manifest& m) { m.body.mutable_files(0)->set_path(".ckptd/x"); }},
+      {"component . or ..", [](Manifest& m) { m.body.mutable_files(1)->set_path("../x"); }},
+      {"of rank 2", [](Manifest& m) { m.body.mutable_files(1)->set_rank(2); }},
+      {"of rank -1", [](Manifest& m) { m.body.mutable_files(1)->set_rank(-1); }},
+      {"has size -1", [](Manifest& m) { m.body.mutable_files(1)->set_size_bytes(-1); }},
+      {"smaller than", [](Manifest& m) { m.summary.set_size_bytes(std::numeric_limits<int64_t>::max()); }},
+      {"world size 0", [](Manifest& m) { m.summary.set_world_size(0); }},
+      {"sequence 0", [](Manifest& m) { m.summary.set_sequence(0); }},
+      {"attempt 0", [](Manifest& m) { m.summary.set_attempt(0); }},
+      {"ordinal 0", [](Manifest& m) { m.summary.set_ordinal(0); }},
+      {"chunks of 0", [](Manifest& m) { m.summary.set_chunk_bytes(0); }},
+      {"is reserved", [](Manifest& m) { m.summary.set_tag("latest"); }},
+  };
+  for (const auto& [message, spoil] : cases) {
+    Manifest manifest = Example();
+    spoil(manifest);
+    const absl::Status status = EncodeManifest(manifest).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
+TEST(ManifestTest, AFileThatIsAlsoADirectoryIsFoundAcrossNeighbours) {
+  Manifest manifest{Summary(), {}};
+  *manifest.body.add_files() = File("a", 0, 0, {});
+  *manifest.body.add_files() = File("a-b", 0, 0, {});  // Sorts between "a" and "a/b".
+  *manifest.body.add_files() = File("a/b", 0, 0, {});
+  manifest.summary.set_file_count(3);
+  EXPECT_FALSE(EncodeManifest(manifest).ok());
+}
+
+TEST(ManifestTest, MetricsThatDoNotFitAreRefusedWithTheirOwnReason) {
+  Manifest manifest = Example();
+  (*manifest.summary.mutable_metrics())[std::string(4000, 'm')] = 1;
+  const absl::Status status = EncodeManifest(manifest).status();
+  EXPECT_EQ(ReasonOf(status), "METRICS_TOO_LARGE");
+}
+
+TEST(ManifestTest, NanIsAMetric) {
+  Manifest manifest = Example();
+  (*manifest.summary.mutable_metrics())["loss"] = std::nan("");
+  const absl::StatusOr<Manifest> decoded = DecodeManifest(Encoded(manifest));
+  ASSERT_TRUE(decoded.ok());
+  EXPECT_TRUE(std::isnan(decoded->summary.metrics().at("loss")));
+}
+
+PartRecord ExamplePart() {
+  PartRecord record;
+  record.set_format_version(1);
+  record.set_rank(1);
+  record.set_sequence(7);
+  record.set_chunk_bytes(8 << 20);
+  *record.mutable_checkpoint() = Summary();
+  *record.add_files() = File("a/b.pt", 9, 1, {0xe3069283});
+  return record;
+}
+
+TEST(PartRecordTest, GivesBackWhatWentIn) {
+  const absl::StatusOr<PartRecord> record = DecodePartRecord(EncodePartRecord(ExamplePart()));
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_EQ(record->SerializeAsString(), ExamplePart().SerializeAsString());
+}
+
+TEST(PartRecordTest, FindsEveryFlippedByteAndEveryCut) {
+  const std::string bytes = EncodePartRecord(ExamplePart());
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    EXPECT_FALSE(DecodePartRecord(bytes.substr(0, i)).ok()) << "cut at " << i;
+    for (const int mask : {0x01, 0x80, 0xff}) {
+      std::string flipped = bytes;
+      flipped[i] = static_cast<char>(flipped[i] ^ mask);
+      EXPECT_FALSE(DecodePartRecord(flipped).ok()) << "byte " << i;
+    }
+  }
+}
+
+TEST(PartRecordTest, OneThatCannotBeRightIsDamaged) {
+  for (const auto& spoil : std::initializer_list<std::function<void(PartRecord&)>>{
+           [](PartRecord& r) { r.set_rank(2); }, [](PartRecord& r) { r.set_rank(-1); },
+           [](PartRecord& r) { r.set_sequence(0); }, [](PartRecord& r) { r.set_chunk_bytes(0); },
+           [](PartRecord& r) { r.clear_checkpoint(); },
+           [](PartRecord& r) { r.mutable_files(0)->set_path("../x"); },
+           [](PartRecord& r) { r.mutable_files(0)->set_size_bytes(int64_t{1} << 40); }}) {
+    PartRecord record = ExamplePart();
+    spoil(record);
+    EXPECT_EQ(ReasonOf(DecodePartRecord(EncodePartRecord(record)).status()), "CORRUPT_PART_RECORD");
+  }
+}
+
+// The rows "offset  hex bytes  text" of the document's example, zeros left out.
+std::string HexDump(const std::string& bytes) {
+  std::string dump;
+  for (size_t at = 0; at < bytes.size(); at += 16) {
+    const std::string row = bytes.substr(at, 16);
+    if (row.find_first_not_of('\0') == std::string::npos) {
+      if (!dump.ends_with("*\n")) dump += "*\n";
+      continue;
+    }
+    std::string hex, text;
+    for (const char c : row) {
+      absl::StrAppendFormat(&hex, "%02x ", static_cast<uint8_t>(c));
+      text += c >= ' ' && c <= '~' ? c : '.';
+    }
+    dump += absl::StrFormat("%08x  %-48s |%s|\n", at, hex, text);
+  }
+  return dump;
+}
+
+TEST(StorageFormatDocumentTest, ItsExampleIsWhatTheCodeWrites) {
+  std::ifstream file("docs/storage_format.md");
+  ASSERT_TRUE(file.good()) << "docs/storage_format.md is not beside the test";
+  std::stringstream document;
+  document << file.rdbuf();
+  EXPECT_THAT(document.str(), HasSubstr(HexDump(Encoded(Example()))));
+  PartRecord part;
+  part.set_format_version(1);
+  part.set_rank(1);
+  part.set_sequence(7);
+  part.set_chunk_bytes(8 << 20);
+  *part.mutable_checkpoint() = Summary();
+  *part.add_files() = File("note.txt", 0, 1, {});
+  EXPECT_THAT(document.str(), HasSubstr(HexDump(EncodePartRecord(part))));
+}
+
+}  // namespace
+}  // namespace ckptd

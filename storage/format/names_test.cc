@@ -1,0 +1,167 @@
+#include "storage/format/names.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+using std::string_literals::operator""s;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(TagTest, TakesWhatFrameworksMake) {
+  for (const std::string& tag : {"step_100"s, "global_step500"s, "epoch_0_train_step_2_train_loss=1e-05"s,
+                                 "a"s, "0"s, "_tmp"s, "v1.2+rc,3@x"s, "latest_step"s, "Latest"s, "LATEST"s,
+                                 "a..b"s, "a."s, "=x"s, "+1"s, "@"s, ","s, std::string(200, 'x')}) {
+    EXPECT_EQ(CheckTag(tag), absl::OkStatus()) << tag;
+  }
+}
+
+TEST(TagTest, RefusesEverythingElse) {
+  for (const std::string& tag : {""s,
+                                 "."s,
+                                 ".."s,
+                                 "a/../b"s,
+                                 "../x"s,
+                                 "/abs"s,
+                                 "a/b"s,
+                                 "a\0b"s,
+                                 "\0"s,
+                                 "a\nb"s,
+                                 "a\n"s,
+                                 std::string(201, 'x'),
+                                 std::string(255, 'x'),
+                                 std::string(256, 'x'),
+                                 std::string(300, 'x'),
+                                 std::string(4096, 'x'),
+                                 "\xff\xfe"s,
+                                 "st\xc3\xa9p"s,
+                                 "\xd1\x95tep"s,
+                                 "latest"s,
+                                 ".tmp"s,
+                                 ".ckptd"s,
+                                 "-"s,
+                                 "-rf"s,
+                                 "a b"s,
+                                 "a:b"s,
+                                 "a*"s,
+                                 "a\\b"s,
+                                 "a%b"s,
+                                 "~"s,
+                                 "a\x7f"s,
+                                 "a\tb"s}) {
+    const absl::Status status = CheckTag(tag);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << tag;
+    EXPECT_EQ(ReasonOf(status), "INVALID_TAG") << tag;
+    EXPECT_LT(status.message().size(), 700u) << "a long tag is cut";
+  }
+}
+
+TEST(TagTest, CaseFoldTwinsAreTwoTags) {
+  EXPECT_TRUE(CheckTag("Step_1").ok());
+  EXPECT_TRUE(CheckTag("step_1").ok());
+  EXPECT_NE(InflightName("Step_1", 1, 1), InflightName("step_1", 1, 1));
+}
+
+TEST(TagTest, TheErrorShowsTheValueEscapedAndTheRule) {
+  EXPECT_THAT(std::string(CheckTag("a\nb").message()),
+              HasSubstr("\"a\\nb\" has a character that a tag may not have"));
+  EXPECT_THAT(std::string(CheckTag("latest").message()), HasSubstr("is reserved"));
+  EXPECT_THAT(std::string(CheckTag("-x").message()), HasSubstr("begins with . or -"));
+}
+
+TEST(FilePathTest, TakesWhatFrameworksMake) {
+  for (const std::string& path :
+       {"model_0.pt"s, "model/dp_rank_00_tp_rank_00_pp_rank_00.pt"s, "mp_rank_00_model_states.pt"s,
+        ".metadata"s, "__0_0.distcp"s, "a b.pt"s, "-x"s, "checkpoint"s, "done"s, "a/.ckptd/b"s, ".ckptd2"s,
+        "a.ckptd"s, "caf\xc3\xa9/\xe6\x97\xa5.pt"s, "\xf0\x9f\x98\x80"s, std::string(255, 'x'),
+        std::string(249, 'a') + "/" + std::string(249, 'b') + "/" + std::string(249, 'c') + "/" +
+            std::string(250, 'd')}) {
+    EXPECT_EQ(CheckFilePath(path), absl::OkStatus()) << path;
+  }
+}
+
+TEST(FilePathTest, RefusesWhatLeavesTheDirectoryOrCannotBeAName) {
+  for (const std::string& path : {""s,
+                                  "/"s,
+                                  "/abs"s,
+                                  "a//b"s,
+                                  "a/"s,
+                                  "."s,
+                                  ".."s,
+                                  "a/.."s,
+                                  "../a"s,
+                                  "a/../b"s,
+                                  "./a"s,
+                                  "a/./b"s,
+                                  "a\0b"s,
+                                  "a\nb"s,
+                                  "a\x7f"s,
+                                  "a\xc2\x85z"s,
+                                  std::string(256, 'x'),
+                                  "a/" + std::string(256, 'x'),
+                                  std::string(1001, 'x'),
+                                  ".ckptd"s,
+                                  ".ckptd/manifest"s,
+                                  "\xff"s,
+                                  "\x80"s,
+                                  "\xc0\xaf"s,
+                                  "\xe0\x80\xaf"s,
+                                  "\xed\xa0\x80"s,
+                                  "\xf4\x90\x80\x80"s,
+                                  "\xf8\x88\x80\x80\x80"s,
+                                  "\xc3"s,
+                                  "a\xe2\x82"s}) {
+    const absl::Status status = CheckFilePath(path);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << path;
+    EXPECT_EQ(ReasonOf(status), "INVALID_PATH") << path;
+  }
+}
+
+TEST(FilePathTest, ParentsComeOutermostFirst) {
+  EXPECT_THAT(ParentDirectories("a/b/c.pt"), ElementsAre("a", "a/b"));
+  EXPECT_THAT(ParentDirectories("c.pt"), IsEmpty());
+}
+
+TEST(PartRecordNameTest, IsReadBackExactly) {
+  EXPECT_EQ(PartRecordName(0), "part-00000");
+  EXPECT_EQ(PartRecordName(123456), "part-123456");
+  EXPECT_EQ(ParsePartRecordName("part-00007"), 7);
+  EXPECT_EQ(ParsePartRecordName("part-123456"), 123456);
+  for (const char* name : {"part-7", "part-", "part-0000x", "part-00007.tmp", "part--0001", "manifest",
+                           "part-000007", "part-99999999999"}) {
+    EXPECT_EQ(ParsePartRecordName(name), std::nullopt) << name;
+  }
+}
+
+TEST(InflightNameTest, IsReadBackExactlyAndFitsIntoAName) {
+  const std::string tag(200, 'x');
+  const std::string name = InflightName(tag, INT64_MAX, UINT64_MAX);
+  EXPECT_LE(name.size(), 255u);
+  const std::optional<InflightId> id = ParseInflightName(name);
+  ASSERT_TRUE(id.has_value());
+  EXPECT_EQ(id->tag, tag);
+  EXPECT_EQ(id->sequence, INT64_MAX);
+  EXPECT_EQ(InflightName("v1.2", 7, 0xab), "v1.2.7.00000000000000ab");
+  EXPECT_EQ(ParseInflightName("v1.2.7.00000000000000ab")->tag, "v1.2");
+}
+
+TEST(InflightNameTest, AnythingElseIsNotOurs) {
+  for (const char* name :
+       {"", "x", "step_1", "step_1.7", "step_1.7.ab", "step_1.7.00000000000000AB",
+        "step_1.0.00000000000000ab", "step_1.-7.00000000000000ab", "step_1.07.00000000000000ab",
+        ".7.00000000000000ab", "-x.7.00000000000000ab", "latest.7.00000000000000ab",
+        "step_1.7.00000000000000abc", "step_1.7.0000000000000-ab", "..", "a b.7.00000000000000ab"}) {
+    EXPECT_EQ(ParseInflightName(name).has_value(), false) << name;
+  }
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,96 @@
+#include "storage/fs/file_system.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd {
+
+absl::StatusOr<ScopedHandle> OpenScoped(FileSystem& fs, Handle dir, std::string_view path, OpenMode mode) {
+  CKPTD_ASSIGN_OR_RETURN(const Handle handle, fs.Open(dir, path, mode));
+  return ScopedHandle(&fs, handle);
+}
+
+absl::Status ReadFully(FileSystem& fs, Handle file, int64_t offset, std::span<std::byte> into) {
+  while (!into.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(const size_t n, fs.ReadAt(file, offset, into));
+    if (n == 0) {
+      return MakeError(
+          absl::StatusCode::kDataLoss, "SHORT_FILE",
+          absl::StrCat("the file ends at byte ", offset, "; ", into.size(), " bytes more were expected"));
+    }
+    offset += static_cast<int64_t>(n);
+    into = into.subspan(n);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteFully(FileSystem& fs, Handle file, int64_t offset, std::span<const std::byte> from) {
+  while (!from.empty()) {
+    CKPTD_ASSIGN_OR_RETURN(const size_t n, fs.WriteAt(file, offset, from));
+    if (n == 0) return ErrnoError(EIO, absl::StrCat("writing at byte ", offset, ": the kernel took nothing"));
+    offset += static_cast<int64_t>(n);
+    from = from.subspan(n);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadSmallFile(FileSystem& fs, Handle dir, std::string_view path, int64_t limit) {
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file, OpenScoped(fs, dir, path, OpenMode::kRead));
+  CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(file.get(), ""));
+  if (stat.size > limit) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "FILE_TOO_LARGE",
+        absl::StrCat(std::string(path), " has ", stat.size, " bytes; at most ", limit, " are read"));
+  }
+  std::string content(static_cast<size_t>(stat.size), '\0');
+  CKPTD_RETURN_IF_ERROR(ReadFully(fs, file.get(), 0, std::as_writable_bytes(std::span(content))));
+  return content;
+}
+
+namespace {
+
+absl::Status WriteNewFile(FileSystem& fs, Handle dir, std::string_view path, std::string_view content) {
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file, OpenScoped(fs, dir, path, OpenMode::kCreate));
+  CKPTD_RETURN_IF_ERROR(WriteFully(fs, file.get(), 0, std::as_bytes(std::span(content))));
+  return fs.Sync(file.get(), SyncMode::kData);
+}
+
+}  // namespace
+
+absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view path, std::string_view content) {
+  const std::string temp = absl::StrCat(".", std::string(path), ".tmp");
+  // What a killed process left. The name may be used again: a plain write is over when its call is.
+  const absl::Status removed = fs.Remove(dir, temp, FileType::kRegular);
+  if (!removed.ok() && ErrnoOf(removed) != ENOENT) return removed;
+  absl::Status status = WriteNewFile(fs, dir, temp, content);
+  if (status.ok()) status = fs.Rename(dir, temp, dir, path, RenameMode::kReplace);
+  if (!status.ok()) {
+    fs.Remove(dir, temp, FileType::kRegular).IgnoreError();
+    return Annotate(status, absl::StrCat("replacing ", std::string(path)));
+  }
+  return fs.Sync(dir, SyncMode::kAll);
+}
+
+absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path) {
+  ScopedHandle parent;  // Of what is made next; empty: `dir`.
+  while (!path.empty()) {
+    const size_t slash = path.find('/');
+    const std::string_view name = path.substr(0, slash);
+    const Handle above = parent ? parent.get() : dir;
+    const absl::Status made = fs.MakeDir(above, name);
+    if (made.ok()) {
+      CKPTD_RETURN_IF_ERROR(fs.Sync(above, SyncMode::kAll));
+    } else if (ErrnoOf(made) != EEXIST) {
+      return made;
+    }
+    CKPTD_ASSIGN_OR_RETURN(parent, OpenScoped(fs, above, name, OpenMode::kDirectory));
+    path = slash == std::string_view::npos ? std::string_view() : path.substr(slash + 1);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ckptd

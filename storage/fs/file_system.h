@@ -1,0 +1,133 @@
+// Seam: a file system beneath open directories. Real: PosixFileSystem; faulty:
+// tests/testing/faulty_file_system.h.
+//
+// Every path is relative to an open directory and is resolved beneath it: no component may be a symbolic link
+// or `..` (openat2 RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS). A handle is a number in the namespace of the file
+// system that made it. Thread-safe; calls block. Errors are ErrnoError (storage/base/errors.h).
+#ifndef CKPTD_STORAGE_FS_FILE_SYSTEM_H_
+#define CKPTD_STORAGE_FS_FILE_SYSTEM_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ckptd {
+
+using Handle = int;  // >= 0
+
+enum class OpenMode {
+  kRead,          // An existing regular file.
+  kCreate,        // A new regular file, read and write; EEXIST when the name is taken. Mode 0644 & ~umask.
+  kCreateDirect,  // The same with O_DIRECT.
+  kReadDirect,    // An existing regular file with O_DIRECT.
+  kDirectory,     // An existing directory.
+  kLock,          // A regular file, created when missing, read and write: for Lock().
+};
+
+enum class RenameMode {
+  kReplace,    // As rename(2).
+  kNoReplace,  // EEXIST when the new name is taken.
+  kExchange,   // Swaps two existing names in one step.
+};
+
+enum class SyncMode {
+  kData,  // fdatasync.
+  kAll,   // fsync; for directories.
+};
+
+enum class FileType { kRegular, kDirectory, kSymlink, kOther };
+
+struct FileStat {
+  FileType type;
+  int64_t size = 0;
+  uint32_t uid = 0;
+  uint64_t device = 0;
+  uint64_t inode = 0;
+};
+
+struct DirEntry {
+  std::string name;  // Never "." or "..".
+  FileType type;
+};
+
+struct SpaceInfo {
+  int64_t free_bytes = 0;  // Available to the caller.
+  int64_t total_bytes = 0;
+  std::string type;  // "ext4", "xfs", "tmpfs", ...; "0x..." when not known.
+};
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+
+  virtual absl::StatusOr<Handle> Open(Handle dir, std::string_view path, OpenMode mode) = 0;
+  virtual absl::Status Close(Handle handle) = 0;
+  virtual absl::Status MakeDir(Handle dir, std::string_view path) = 0;                // Mode 0755 & ~umask.
+  virtual absl::Status Remove(Handle dir, std::string_view path, FileType type) = 0;  // unlink or rmdir.
+  virtual absl::Status Rename(Handle old_dir, std::string_view old_path, Handle new_dir,
+                              std::string_view new_path, RenameMode mode) = 0;
+  virtual absl::StatusOr<std::vector<DirEntry>> List(Handle dir) = 0;  // Sorted by name.
+  // An empty path: the directory (or file) behind `dir` itself. Does not follow a symbolic link.
+  virtual absl::StatusOr<FileStat> Stat(Handle dir, std::string_view path) = 0;
+  virtual absl::Status Allocate(Handle file, int64_t size) = 0;  // fallocate, mode 0.
+  virtual absl::Status Truncate(Handle file, int64_t size) = 0;
+  virtual absl::Status Sync(Handle handle, SyncMode mode) = 0;
+  // May transfer less than asked for; 0 at the end of the file.
+  virtual absl::StatusOr<size_t> ReadAt(Handle file, int64_t offset, std::span<std::byte> into) = 0;
+  virtual absl::StatusOr<size_t> WriteAt(Handle file, int64_t offset, std::span<const std::byte> from) = 0;
+  // An exclusive flock, without waiting: FAILED_PRECONDITION with reason LOCKED when another holds it.
+  virtual absl::Status Lock(Handle file) = 0;
+  virtual absl::StatusOr<SpaceInfo> Space(Handle dir) = 0;
+};
+
+// Owns a handle.
+class ScopedHandle {
+ public:
+  ScopedHandle() = default;
+  ScopedHandle(FileSystem* fs, Handle handle) : fs_(fs), handle_(handle) {}
+  ScopedHandle(ScopedHandle&& o) noexcept : fs_(o.fs_), handle_(o.release()) {}
+  ScopedHandle& operator=(ScopedHandle&& o) noexcept {
+    if (this != &o) {
+      reset();
+      fs_ = o.fs_;
+      handle_ = o.release();
+    }
+    return *this;
+  }
+  ~ScopedHandle() { reset(); }
+  Handle get() const { return handle_; }
+  explicit operator bool() const { return handle_ >= 0; }
+  Handle release() {
+    Handle h = handle_;
+    handle_ = -1;
+    return h;
+  }
+  void reset() {
+    if (handle_ >= 0) fs_->Close(handle_).IgnoreError();
+    handle_ = -1;
+  }
+
+ private:
+  FileSystem* fs_ = nullptr;
+  Handle handle_ = -1;
+};
+
+absl::StatusOr<ScopedHandle> OpenScoped(FileSystem& fs, Handle dir, std::string_view path, OpenMode mode);
+// Loops over short transfers. ReadFully fails with DATA_LOSS, reason SHORT_FILE, when the file ends first.
+absl::Status ReadFully(FileSystem& fs, Handle file, int64_t offset, std::span<std::byte> into);
+absl::Status WriteFully(FileSystem& fs, Handle file, int64_t offset, std::span<const std::byte> from);
+// Whole small file; RESOURCE_EXHAUSTED when it is larger than `limit`.
+absl::StatusOr<std::string> ReadSmallFile(FileSystem& fs, Handle dir, std::string_view path, int64_t limit);
+// Temp file in the same directory, sync, rename over, sync the directory. `path` has no directory part.
+absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view path, std::string_view content);
+// The directory and all missing ones above it; each new one's parent is synced.
+absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path);
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_FS_FILE_SYSTEM_H_

@@ -1,0 +1,121 @@
+// The helpers over a FileSystem, and what they leave behind when any step of theirs fails.
+#include "storage/fs/file_system.h"
+
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "storage/fs/posix_file_system.h"
+#include "tests/testing/faulty_file_system.h"
+#include "tests/testing/temp_dir.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::ElementsAre;
+
+class FileSystemHelpersTest : public ::testing::Test {
+ protected:
+  Handle dir() const { return dir_.fd(); }
+  std::string Get(const std::string& path) {
+    std::ifstream file(dir_.path() + "/" + path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    const auto entries = posix_->List(dir());
+    EXPECT_TRUE(entries.ok()) << entries.status();
+    if (entries.ok()) {
+      for (const DirEntry& entry : *entries) names.push_back(entry.name);
+    }
+    return names;
+  }
+  std::vector<std::string> Calls() {
+    std::vector<std::string> calls;
+    for (const FsCall& call : faulty_.calls()) calls.push_back(call.ToString());
+    return calls;
+  }
+
+  TempDir dir_;
+  std::unique_ptr<FileSystem> posix_ = MakePosixFileSystem().value();
+  FaultyFileSystem faulty_{posix_.get()};
+};
+
+TEST_F(FileSystemHelpersTest, AFileIsReplacedByTempSyncRenameSync) {
+  ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "new").ok());
+  EXPECT_EQ(Get("file"), "new");
+  EXPECT_THAT(Calls(), ElementsAre("Remove .file.tmp", "Open .file.tmp", "WriteAt .file.tmp",
+                                   "Sync .file.tmp", "Close .file.tmp", "Rename .file.tmp file", "Sync"));
+}
+
+TEST_F(FileSystemHelpersTest, WhateverFailsBeforeTheRenameLeavesTheOldFile) {
+  ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "old").ok());
+  for (const FsOp op : {FsOp::kRemove, FsOp::kOpen, FsOp::kWriteAt, FsOp::kSync, FsOp::kRename}) {
+    faulty_.Fail({.op = op, .error = EIO});
+    EXPECT_EQ(ReasonOf(ReplaceFileDurably(faulty_, dir(), "file", "new")), "IO_ERROR") << FsOpName(op);
+    EXPECT_EQ(Get("file"), "old") << FsOpName(op);
+    EXPECT_THAT(Names(), ElementsAre("file")) << FsOpName(op);
+    faulty_.ClearFaults();
+  }
+}
+
+TEST_F(FileSystemHelpersTest, AFailedSyncOfTheDirectoryIsReported) {
+  faulty_.Fail({.op = FsOp::kSync, .nth = 2, .error = EIO});
+  EXPECT_EQ(ReasonOf(ReplaceFileDurably(faulty_, dir(), "file", "new")), "IO_ERROR");
+  EXPECT_EQ(faulty_.Count(FsOp::kSync), 2) << "no sync is repeated";
+}
+
+TEST_F(FileSystemHelpersTest, ATempFileThatAKilledProcessLeftIsNoObstacle) {
+  std::ofstream(dir_.path() + "/.file.tmp") << "half";
+  ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "new").ok());
+  EXPECT_EQ(Get("file"), "new");
+  EXPECT_THAT(Names(), ElementsAre("file"));
+}
+
+TEST_F(FileSystemHelpersTest, EachNewDirectorysParentIsSynced) {
+  ASSERT_TRUE(MakeDirsDurably(faulty_, dir(), "a/b").ok());
+  EXPECT_THAT(Calls(), ElementsAre("MakeDir a", "Sync", "Open a", "MakeDir a/b", "Sync a", "Open a/b",
+                                   "Close a", "Close a/b"));
+  EXPECT_EQ(faulty_.open_handles(), 0);
+  ASSERT_TRUE(MakeDirsDurably(faulty_, dir(), "a/b/c").ok());
+  EXPECT_EQ(faulty_.Count(FsOp::kSync), 3) << "one more, for c alone";
+}
+
+TEST_F(FileSystemHelpersTest, AFileInTheWayOfADirectoryIsAnError) {
+  std::ofstream(dir_.path() + "/a") << "";
+  EXPECT_EQ(ErrnoOf(MakeDirsDurably(faulty_, dir(), "a/b")), ENOTDIR);
+  EXPECT_EQ(faulty_.open_handles(), 0);
+}
+
+TEST_F(FileSystemHelpersTest, AFailedSyncMeansThatADirectoryIsNotThere) {
+  faulty_.Fail({.op = FsOp::kSync, .path = "a", .error = EIO});
+  EXPECT_EQ(ReasonOf(MakeDirsDurably(faulty_, dir(), "a/b")), "IO_ERROR");
+}
+
+TEST_F(FileSystemHelpersTest, ASmallFileIsReadWhole) {
+  ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "12345").ok());
+  EXPECT_EQ(ReadSmallFile(faulty_, dir(), "file", 5).value_or("-"), "12345");
+  EXPECT_EQ(ReadSmallFile(faulty_, dir(), "file", 4).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ErrnoOf(ReadSmallFile(faulty_, dir(), "missing", 5).status()), ENOENT);
+}
+
+TEST_F(FileSystemHelpersTest, AFileThatEndsTooEarlyIsDataLoss) {
+  ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "12345").ok());
+  const auto file = OpenScoped(faulty_, dir(), "file", OpenMode::kRead);
+  ASSERT_TRUE(file.ok());
+  std::string bytes(6, '\0');
+  const absl::Status read = ReadFully(faulty_, file->get(), 0, std::as_writable_bytes(std::span(bytes)));
+  EXPECT_EQ(read.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(ReasonOf(read), "SHORT_FILE");
+}
+
+}  // namespace
+}  // namespace ckptd

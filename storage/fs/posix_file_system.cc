@@ -1,0 +1,399 @@
+#include "storage/fs/posix_file_system.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <linux/openat2.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/base/unique_fd.h"
+#include "storage/fs/acting_as.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kBeneath = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
+
+// A system call that a signal may interrupt before it did anything.
+template <typename Call>
+auto Uninterrupted(Call call) {
+  for (;;) {
+    const auto result = call();
+    if (result != -1 || errno != EINTR) return result;
+  }
+}
+
+int OpenAt2(int dir, const char* path, uint64_t flags, uint64_t mode, uint64_t resolve) {
+  open_how how = {};
+  how.flags = flags | O_CLOEXEC;
+  how.mode = mode;
+  how.resolve = resolve;
+  return static_cast<int>(
+      Uninterrupted([&] { return ::syscall(SYS_openat2, dir, path, &how, sizeof(how)); }));
+}
+
+// EINVAL for a path with NUL or an empty component, EXDEV for one with `..` or from `/`: what the kernel
+// would say at best.
+absl::Status CheckPath(std::string_view path) {
+  const auto refuse = [&](int error) {
+    return ErrnoError(error, absl::StrCat("path '", std::string(path.substr(0, path.find('\0'))), "'"));
+  };
+  if (path.empty() || path.find('\0') != std::string_view::npos) return refuse(EINVAL);
+  if (path.front() == '/') return refuse(EXDEV);
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    const std::string_view name = path.substr(begin, end - begin);
+    if (name.empty()) return refuse(EINVAL);
+    if (name == "..") return refuse(EXDEV);
+    begin = end + 1;
+  }
+  return absl::OkStatus();
+}
+
+// The directory in which a path's last component is, and that component.
+struct Parent {
+  UniqueFd opened;  // Empty: the directory that was given.
+  int dir = -1;
+  std::string name;
+};
+
+absl::StatusOr<Parent> OpenParent(Handle dir, std::string_view path) {
+  CKPTD_RETURN_IF_ERROR(CheckPath(path));
+  Parent parent;
+  parent.dir = dir;
+  const size_t slash = path.rfind('/');
+  parent.name = path.substr(slash == std::string_view::npos ? 0 : slash + 1);
+  if (parent.name == ".") return ErrnoError(EINVAL, absl::StrCat("path '", std::string(path), "'"));
+  if (slash != std::string_view::npos) {
+    const std::string above(path.substr(0, slash));
+    parent.opened = UniqueFd(OpenAt2(dir, above.c_str(), O_PATH | O_DIRECTORY, 0, kBeneath));
+    if (!parent.opened) return ErrnoError(errno, absl::StrCat("opening directory ", above));
+    parent.dir = parent.opened.get();
+  }
+  return parent;
+}
+
+FileType TypeOf(mode_t mode) {
+  if (S_ISREG(mode)) return FileType::kRegular;
+  if (S_ISDIR(mode)) return FileType::kDirectory;
+  if (S_ISLNK(mode)) return FileType::kSymlink;
+  return FileType::kOther;
+}
+
+// Unknown: the file system keeps no types in its directories.
+std::optional<FileType> TypeOf(unsigned char dirent_type) {
+  switch (dirent_type) {
+    case DT_REG:
+      return FileType::kRegular;
+    case DT_DIR:
+      return FileType::kDirectory;
+    case DT_LNK:
+      return FileType::kSymlink;
+    case DT_UNKNOWN:
+      return std::nullopt;
+    default:
+      return FileType::kOther;
+  }
+}
+
+std::string FileSystemName(uint64_t magic) {
+  switch (magic) {
+    case EXT4_SUPER_MAGIC:
+      return "ext4";
+    case XFS_SUPER_MAGIC:
+      return "xfs";
+    case BTRFS_SUPER_MAGIC:
+      return "btrfs";
+    case F2FS_SUPER_MAGIC:
+      return "f2fs";
+    case TMPFS_MAGIC:
+      return "tmpfs";
+    case RAMFS_MAGIC:
+      return "ramfs";
+    case OVERLAYFS_SUPER_MAGIC:
+      return "overlay";
+    case NFS_SUPER_MAGIC:
+      return "nfs";
+    case FUSE_SUPER_MAGIC:
+      return "fuse";
+    case CEPH_SUPER_MAGIC:
+      return "ceph";
+    case 0x0bd00bd0:
+      return "lustre";
+    case 0x2fc12fc1:
+      return "zfs";
+    case 0x47504653:
+      return "gpfs";
+    default:
+      return absl::StrCat("0x", absl::Hex(magic));
+  }
+}
+
+class PosixFileSystem : public FileSystem {
+ public:
+  explicit PosixFileSystem(Actor actor) : actor_(std::move(actor)) {}
+
+  absl::StatusOr<Handle> Open(Handle dir, std::string_view path, OpenMode mode) override;
+  absl::Status Close(Handle handle) override;
+  absl::Status MakeDir(Handle dir, std::string_view path) override;
+  absl::Status Remove(Handle dir, std::string_view path, FileType type) override;
+  absl::Status Rename(Handle old_dir, std::string_view old_path, Handle new_dir, std::string_view new_path,
+                      RenameMode mode) override;
+  absl::StatusOr<std::vector<DirEntry>> List(Handle dir) override;
+  absl::StatusOr<FileStat> Stat(Handle dir, std::string_view path) override;
+  absl::Status Allocate(Handle file, int64_t size) override;
+  absl::Status Truncate(Handle file, int64_t size) override;
+  absl::Status Sync(Handle handle, SyncMode mode) override;
+  absl::StatusOr<size_t> ReadAt(Handle file, int64_t offset, std::span<std::byte> into) override;
+  absl::StatusOr<size_t> WriteAt(Handle file, int64_t offset, std::span<const std::byte> from) override;
+  absl::Status Lock(Handle file) override;
+  absl::StatusOr<SpaceInfo> Space(Handle dir) override;
+
+ private:
+  const Actor actor_;
+};
+
+uint64_t FlagsOf(OpenMode mode) {
+  switch (mode) {
+    case OpenMode::kRead:
+      return O_RDONLY;
+    case OpenMode::kReadDirect:
+      return O_RDONLY | O_DIRECT;
+    case OpenMode::kCreate:
+      return O_RDWR | O_CREAT | O_EXCL;
+    case OpenMode::kCreateDirect:
+      return O_RDWR | O_CREAT | O_EXCL | O_DIRECT;
+    case OpenMode::kLock:
+      return O_RDWR | O_CREAT;
+    case OpenMode::kDirectory:
+      return O_RDONLY | O_DIRECTORY;
+  }
+  return 0;
+}
+
+// A FIFO or a device where a file should be must neither hang us nor be taken for one. It is opened without
+// waiting, and the flag is dropped again: io_uring would fail with EAGAIN instead of waiting.
+absl::Status RequireRegular(int fd, uint64_t flags, const std::string& path) {
+  struct stat stat;
+  if (::fstat(fd, &stat) != 0) return ErrnoError(errno, absl::StrCat("examining ", path));
+  if (S_ISDIR(stat.st_mode)) return ErrnoError(EISDIR, absl::StrCat("opening ", path));
+  if (!S_ISREG(stat.st_mode)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_A_FILE",
+                     absl::StrCat(path, " is neither a regular file nor a directory"));
+  }
+  if (::fcntl(fd, F_SETFL, static_cast<int>(flags & O_DIRECT)) != 0) {
+    return ErrnoError(errno, absl::StrCat("opening ", path));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Handle> PosixFileSystem::Open(Handle dir, std::string_view path, OpenMode mode) {
+  CKPTD_RETURN_IF_ERROR(CheckPath(path));
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  const std::string name(path);
+  const uint64_t flags = FlagsOf(mode);
+  const bool existing_file =
+      mode == OpenMode::kRead || mode == OpenMode::kReadDirect || mode == OpenMode::kLock;
+  UniqueFd fd(OpenAt2(dir, name.c_str(), flags | (existing_file ? O_NONBLOCK : 0), flags & O_CREAT ? 0644 : 0,
+                      kBeneath));
+  if (!fd) return ErrnoError(errno, absl::StrCat("opening ", name));
+  if (existing_file) CKPTD_RETURN_IF_ERROR(RequireRegular(fd.get(), flags, name));
+  return fd.release();
+}
+
+absl::Status PosixFileSystem::Close(Handle handle) {
+  // Linux has closed it whatever it says; EINTR is no exception.
+  if (::close(handle) != 0 && errno != EINTR) return ErrnoError(errno, "closing");
+  return absl::OkStatus();
+}
+
+absl::Status PosixFileSystem::MakeDir(Handle dir, std::string_view path) {
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  CKPTD_ASSIGN_OR_RETURN(const Parent parent, OpenParent(dir, path));
+  if (::mkdirat(parent.dir, parent.name.c_str(), 0755) != 0) {
+    return ErrnoError(errno, absl::StrCat("making directory ", std::string(path)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PosixFileSystem::Remove(Handle dir, std::string_view path, FileType type) {
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  CKPTD_ASSIGN_OR_RETURN(const Parent parent, OpenParent(dir, path));
+  if (::unlinkat(parent.dir, parent.name.c_str(), type == FileType::kDirectory ? AT_REMOVEDIR : 0) != 0) {
+    return ErrnoError(errno, absl::StrCat("removing ", std::string(path)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PosixFileSystem::Rename(Handle old_dir, std::string_view old_path, Handle new_dir,
+                                     std::string_view new_path, RenameMode mode) {
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  CKPTD_ASSIGN_OR_RETURN(const Parent from, OpenParent(old_dir, old_path));
+  CKPTD_ASSIGN_OR_RETURN(const Parent to, OpenParent(new_dir, new_path));
+  const unsigned flags = mode == RenameMode::kExchange    ? RENAME_EXCHANGE
+                         : mode == RenameMode::kNoReplace ? RENAME_NOREPLACE
+                                                          : 0;
+  if (::renameat2(from.dir, from.name.c_str(), to.dir, to.name.c_str(), flags) != 0) {
+    return ErrnoError(errno, absl::StrCat("renaming ", std::string(old_path), " to ", std::string(new_path)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<DirEntry>> PosixFileSystem::List(Handle dir) {
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  // An open file of its own: two threads that list one directory must not share a position.
+  UniqueFd fd(OpenAt2(dir, ".", O_RDONLY | O_DIRECTORY, 0, kBeneath));
+  if (!fd) return ErrnoError(errno, "opening a directory to list it");
+  DIR* stream = ::fdopendir(fd.get());
+  if (stream == nullptr) return ErrnoError(errno, "listing a directory");
+  fd.release();
+  const absl::Cleanup close = [stream] { ::closedir(stream); };
+
+  std::vector<DirEntry> entries;
+  for (;;) {
+    errno = 0;
+    const dirent* entry = ::readdir(stream);
+    if (entry == nullptr) {
+      if (errno != 0) return ErrnoError(errno, "listing a directory");
+      break;
+    }
+    const std::string_view name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    std::optional<FileType> type = TypeOf(entry->d_type);
+    if (!type.has_value()) {
+      struct stat stat;
+      if (::fstatat(dir, entry->d_name, &stat, AT_SYMLINK_NOFOLLOW) != 0) {
+        if (errno == ENOENT) continue;  // Removed meanwhile.
+        return ErrnoError(errno, absl::StrCat("examining ", std::string(name)));
+      }
+      type = TypeOf(stat.st_mode);
+    }
+    entries.push_back({std::string(name), *type});
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](const DirEntry& a, const DirEntry& b) { return a.name < b.name; });
+  return entries;
+}
+
+absl::StatusOr<FileStat> PosixFileSystem::Stat(Handle dir, std::string_view path) {
+  struct stat stat;
+  if (path.empty()) {
+    if (::fstat(dir, &stat) != 0) return ErrnoError(errno, "examining an open file");
+  } else {
+    const Actor::Scope acting(actor_);
+    CKPTD_RETURN_IF_ERROR(acting.status());
+    CKPTD_ASSIGN_OR_RETURN(const Parent parent, OpenParent(dir, path));
+    if (::fstatat(parent.dir, parent.name.c_str(), &stat, AT_SYMLINK_NOFOLLOW) != 0) {
+      return ErrnoError(errno, absl::StrCat("examining ", std::string(path)));
+    }
+  }
+  return FileStat{.type = TypeOf(stat.st_mode),
+                  .size = stat.st_size,
+                  .uid = stat.st_uid,
+                  .device = stat.st_dev,
+                  .inode = stat.st_ino};
+}
+
+// What takes space does so as the user, for quotas and for the blocks that a file system keeps for root.
+absl::Status PosixFileSystem::Allocate(Handle file, int64_t size) {
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  if (Uninterrupted([&] { return ::fallocate(file, 0, 0, size); }) != 0) {
+    return ErrnoError(errno, absl::StrCat("allocating ", size, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PosixFileSystem::Truncate(Handle file, int64_t size) {
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  if (Uninterrupted([&] { return ::ftruncate(file, size); }) != 0) {
+    return ErrnoError(errno, absl::StrCat("cutting to ", size, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PosixFileSystem::Sync(Handle handle, SyncMode mode) {
+  // Never repeated, not even after EINTR: the second one may say yes to what the first one lost.
+  if ((mode == SyncMode::kData ? ::fdatasync(handle) : ::fsync(handle)) != 0) {
+    return ErrnoError(errno, "syncing");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<size_t> PosixFileSystem::ReadAt(Handle file, int64_t offset, std::span<std::byte> into) {
+  const ssize_t n = Uninterrupted([&] { return ::pread(file, into.data(), into.size(), offset); });
+  if (n < 0) return ErrnoError(errno, absl::StrCat("reading at byte ", offset));
+  return static_cast<size_t>(n);
+}
+
+absl::StatusOr<size_t> PosixFileSystem::WriteAt(Handle file, int64_t offset,
+                                                std::span<const std::byte> from) {
+  const Actor::Scope acting(actor_);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  const ssize_t n = Uninterrupted([&] { return ::pwrite(file, from.data(), from.size(), offset); });
+  if (n < 0) return ErrnoError(errno, absl::StrCat("writing at byte ", offset));
+  return static_cast<size_t>(n);
+}
+
+absl::Status PosixFileSystem::Lock(Handle file) {
+  if (Uninterrupted([&] { return ::flock(file, LOCK_EX | LOCK_NB); }) == 0) return absl::OkStatus();
+  if (errno == EWOULDBLOCK) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "LOCKED", "another process holds the lock");
+  }
+  return ErrnoError(errno, "locking");
+}
+
+absl::StatusOr<SpaceInfo> PosixFileSystem::Space(Handle dir) {
+  struct statfs space;
+  if (Uninterrupted([&] { return ::fstatfs(dir, &space); }) != 0) {
+    return ErrnoError(errno, "asking for free space");
+  }
+  const int64_t block = space.f_frsize > 0 ? space.f_frsize : space.f_bsize;
+  return SpaceInfo{.free_bytes = static_cast<int64_t>(space.f_bavail) * block,
+                   .total_bytes = static_cast<int64_t>(space.f_blocks) * block,
+                   .type = FileSystemName(static_cast<uint32_t>(space.f_type))};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FileSystem>> MakePosixFileSystem(std::optional<FileUser> user) {
+  CKPTD_ASSIGN_OR_RETURN(Actor actor, Actor::Make(user));
+  return std::make_unique<PosixFileSystem>(std::move(actor));
+}
+
+absl::StatusOr<Handle> OpenRootDirectory(const std::string& absolute_path,
+                                         const std::optional<FileUser>& user) {
+  if (absolute_path.empty() || absolute_path.front() != '/' ||
+      absolute_path.find('\0') != std::string::npos) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, "INVALID_PATH",
+        absl::StrCat("'", absolute_path.c_str(), "' is not an absolute path; write it from / on"));
+  }
+  CKPTD_ASSIGN_OR_RETURN(const Actor actor, Actor::Make(user));
+  const Actor::Scope acting(actor);
+  CKPTD_RETURN_IF_ERROR(acting.status());
+  UniqueFd fd(OpenAt2(AT_FDCWD, absolute_path.c_str(), O_RDONLY | O_DIRECTORY, 0, RESOLVE_NO_MAGICLINKS));
+  if (!fd) return ErrnoError(errno, absl::StrCat("opening directory ", absolute_path));
+  return fd.release();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,171 @@
+// What is special to the kernel's file systems; the rest is in tests/contract/file_system_contract_test.cc.
+#include "storage/fs/posix_file_system.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <sys/fsuid.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "storage/fs/file_system.h"
+#include "tests/testing/temp_dir.h"
+
+namespace ckptd {
+namespace {
+
+constexpr uid_t kUser = 54321;
+constexpr gid_t kGroup = 54322;
+constexpr gid_t kProject = 54323;
+
+std::unique_ptr<FileSystem> Make(std::optional<FileUser> user = std::nullopt) {
+  auto made = MakePosixFileSystem(std::move(user));
+  EXPECT_TRUE(made.ok()) << made.status();
+  return made.ok() ? *std::move(made) : nullptr;
+}
+
+// Runs `body` in a process of its own, as another user; true when it returned true.
+template <typename Body>
+bool InAProcessAs(uid_t uid, Body body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool became = ::setgroups(0, nullptr) == 0 && ::setgid(uid) == 0 && ::setuid(uid) == 0;
+    ::_exit(became && body() ? 0 : 1);
+  }
+  int status = 0;
+  return ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// Needs root: only root may act as others.
+class ActingAsAUserTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+    fs_ = Make(FileUser{kUser, kGroup, {kProject}});
+    ASSERT_NE(fs_, nullptr);
+  }
+  // The directory's owner, group and mode.
+  void Directory(uid_t uid, gid_t gid, mode_t mode) {
+    ASSERT_EQ(::chown(dir_.path().c_str(), uid, gid), 0);
+    ASSERT_EQ(::chmod(dir_.path().c_str(), mode), 0);
+  }
+  void ExpectThreadIsItselfAgain() {
+    EXPECT_EQ(::setfsuid(static_cast<uid_t>(-1)), 0);
+    EXPECT_EQ(::setfsgid(static_cast<gid_t>(-1)), static_cast<int>(::getegid()));
+    EXPECT_EQ(Groups(), groups_);
+  }
+  static std::vector<gid_t> Groups() {
+    std::vector<gid_t> groups(static_cast<size_t>(::getgroups(0, nullptr)));
+    EXPECT_GE(::getgroups(static_cast<int>(groups.size()), groups.data()), 0);
+    return groups;
+  }
+
+  TempDir dir_;
+  const std::vector<gid_t> groups_ = Groups();
+  std::unique_ptr<FileSystem> fs_;
+};
+
+TEST_F(ActingAsAUserTest, FilesAndDirectoriesBelongToTheUser) {
+  Directory(kUser, kGroup, 0700);
+  const auto file = OpenScoped(*fs_, dir_.fd(), "file", OpenMode::kCreate);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE(fs_->MakeDir(dir_.fd(), "dir").ok());
+  for (const char* name : {"file", "dir"}) {
+    struct stat stat;
+    ASSERT_EQ(::stat((dir_.path() + "/" + name).c_str(), &stat), 0);
+    EXPECT_EQ(stat.st_uid, kUser) << name;
+    EXPECT_EQ(stat.st_gid, kGroup) << name;
+  }
+  ExpectThreadIsItselfAgain();
+}
+
+TEST_F(ActingAsAUserTest, RootsRightsAreOff) {
+  Directory(0, 0, 0755);
+  EXPECT_EQ(ErrnoOf(fs_->Open(dir_.fd(), "file", OpenMode::kCreate).status()), EACCES);
+  EXPECT_EQ(ErrnoOf(fs_->MakeDir(dir_.fd(), "dir")), EACCES);
+  ASSERT_TRUE(Make()->MakeDir(dir_.fd(), "roots").ok());
+  EXPECT_EQ(ErrnoOf(fs_->Remove(dir_.fd(), "roots", FileType::kDirectory)), EACCES);
+  EXPECT_EQ(ErrnoOf(fs_->Rename(dir_.fd(), "roots", dir_.fd(), "x", RenameMode::kReplace)), EACCES);
+  Directory(0, 0, 0700);
+  EXPECT_EQ(ErrnoOf(fs_->List(dir_.fd()).status()), EACCES);
+  EXPECT_EQ(ErrnoOf(fs_->Stat(dir_.fd(), "roots").status()), EACCES);
+  ExpectThreadIsItselfAgain();
+  EXPECT_TRUE(Make()->Remove(dir_.fd(), "roots", FileType::kDirectory).ok());
+}
+
+TEST_F(ActingAsAUserTest, SupplementaryGroupsCount) {
+  Directory(0, kProject, 0770);
+  EXPECT_TRUE(OpenScoped(*fs_, dir_.fd(), "file", OpenMode::kCreate).ok());
+  EXPECT_EQ(ErrnoOf(Make(FileUser{kUser, kGroup, {}})->MakeDir(dir_.fd(), "dir")), EACCES);
+  ExpectThreadIsItselfAgain();
+}
+
+TEST_F(ActingAsAUserTest, ARootDirectoryIsOpenedWithTheUsersRights) {
+  const TempDir reachable("/tmp");
+  ASSERT_EQ(::chown(reachable.path().c_str(), kUser, kGroup), 0);
+  const FileUser user{kUser, kGroup, {}};
+  auto opened = OpenRootDirectory(reachable.path(), user);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_TRUE(fs_->Close(*opened).ok());
+  ASSERT_EQ(::chown(reachable.path().c_str(), 0, 0), 0);
+  EXPECT_EQ(ErrnoOf(OpenRootDirectory(reachable.path(), user).status()), EACCES);
+  ExpectThreadIsItselfAgain();
+}
+
+TEST_F(ActingAsAUserTest, OnlyRootCanBeAnother) {
+  EXPECT_TRUE(InAProcessAs(kUser, [] {
+    return ReasonOf(MakePosixFileSystem(FileUser{kUser + 1, kGroup, {}}).status()) == "USER_MISMATCH";
+  }));
+  EXPECT_TRUE(InAProcessAs(kUser, [] { return MakePosixFileSystem(FileUser{kUser, kGroup, {}}).ok(); }));
+}
+
+TEST(PosixFileSystemTest, RootDirectoriesAreAbsoluteAndExist) {
+  EXPECT_EQ(ReasonOf(OpenRootDirectory("", std::nullopt).status()), "INVALID_PATH");
+  EXPECT_EQ(ReasonOf(OpenRootDirectory("relative", std::nullopt).status()), "INVALID_PATH");
+  EXPECT_EQ(ReasonOf(OpenRootDirectory(std::string("/tmp\0x", 6), std::nullopt).status()), "INVALID_PATH");
+  const TempDir dir;
+  EXPECT_EQ(ErrnoOf(OpenRootDirectory(dir.path() + "/missing", std::nullopt).status()), ENOENT);
+}
+
+// Links above the root are the user's own business: /data may well be one.
+TEST(PosixFileSystemTest, LinksOnTheWayToARootAreFollowed) {
+  const TempDir dir;
+  ASSERT_EQ(::symlink(dir.path().c_str(), (dir.path() + "/link").c_str()), 0);
+  auto opened = OpenRootDirectory(dir.path() + "/link", std::nullopt);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  EXPECT_TRUE(Make()->Close(*opened).ok());
+}
+
+TEST(PosixFileSystemTest, AFileIsOpenedWithoutNonblock) {
+  const TempDir dir;
+  const auto fs = Make();
+  ASSERT_TRUE(OpenScoped(*fs, dir.fd(), "file", OpenMode::kCreate).ok());
+  const auto direct = OpenScoped(*fs, dir.fd(), "file", OpenMode::kReadDirect);
+  ASSERT_TRUE(direct.ok()) << direct.status();
+  const int flags = ::fcntl(direct->get(), F_GETFL);
+  EXPECT_TRUE(flags & O_DIRECT);
+  EXPECT_FALSE(flags & O_NONBLOCK) << "io_uring would answer EAGAIN";
+}
+
+TEST(PosixFileSystemTest, AFullFileSystemIsNoSpace) {
+  const auto fs = Make();
+  const int device = ::open("/dev/full", O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(device, 0);
+  EXPECT_EQ(ReasonOf(WriteFully(*fs, device, 0, std::as_bytes(std::span("x", 1)))), "NO_SPACE");
+  EXPECT_TRUE(fs->Close(device).ok());
+}
+
+}  // namespace
+}  // namespace ckptd

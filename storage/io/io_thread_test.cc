@@ -1,0 +1,89 @@
+#include <pthread.h>
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/io/io_queue.h"
+#include "storage/io/part_writer.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::ElementsAre;
+
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeQueue() { return MakeThreadQueue(1); }
+
+std::string ThreadName() {
+  char name[16] = {};
+  EXPECT_EQ(::pthread_getname_np(::pthread_self(), name, sizeof(name)), 0);
+  return name;
+}
+
+TEST(IoThreadTest, RunsWhatIsPostedInOrderOnItsNamedThread) {
+  std::vector<int> order;
+  std::string name;
+  {
+    auto thread = IoThread::Start("io-of-a-long-name", &MakeQueue);
+    ASSERT_TRUE(thread.ok()) << thread.status();
+    for (int i = 0; i < 3; ++i) {
+      (*thread)->Post([&, i](IoQueue& queue) {
+        EXPECT_EQ(queue.name(), "threads");
+        order.push_back(i);
+        name = ThreadName();
+      });
+    }
+  }
+  EXPECT_THAT(order, ElementsAre(0, 1, 2)) << "its end runs what was posted before";
+  EXPECT_EQ(name, "io-of-a-long-na");
+}
+
+TEST(IoThreadTest, WhatIsPostedFromItsOwnThreadRunsToo) {
+  std::promise<void> ran;
+  auto thread = IoThread::Start("io", &MakeQueue);
+  ASSERT_TRUE(thread.ok()) << thread.status();
+  (*thread)->Post([&](IoQueue&) { (*thread)->Post([&](IoQueue&) { ran.set_value(); }); });
+  EXPECT_EQ(ran.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
+}
+
+TEST(IoThreadTest, AQueueThatCannotBeMadeIsReported) {
+  const auto thread = IoThread::Start("io", [] { return MakeThreadQueue(0); });
+  EXPECT_EQ(thread.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ChecksumPoolTest, ItsEndRunsWhatIsQueued) {
+  std::atomic<int> ran = 0;
+  {
+    ChecksumPool pool(2);
+    for (int i = 0; i < 100; ++i) pool.Submit([&] { ++ran; });
+  }
+  EXPECT_EQ(ran, 100);
+}
+
+TEST(ChecksumPoolTest, ItsThreadsWorkSideBySideAndHaveNames) {
+  ChecksumPool pool(2);
+  std::promise<void> first_runs;
+  std::promise<void> second_runs;
+  std::promise<std::string> name;
+  // Each waits for the other.
+  pool.Submit([&] {
+    first_runs.set_value();
+    second_runs.get_future().wait();
+    name.set_value(ThreadName());
+  });
+  pool.Submit([&] {
+    first_runs.get_future().wait();
+    second_runs.set_value();
+  });
+  EXPECT_EQ(name.get_future().get().substr(0, 10), "ckptd-crc-");
+}
+
+}  // namespace
+}  // namespace ckptd

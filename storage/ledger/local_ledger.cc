@@ -1,0 +1,196 @@
+#include "storage/ledger/local_ledger.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+constexpr int kRememberedLaunches = 64;
+constexpr int kRememberedOutcomes = 64;
+
+absl::Status Fenced(int64_t attempt, int64_t active) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
+                   absl::StrCat("attempt ", attempt, " is over: attempt ", active,
+                                " of this run has begun or resumed since; this process must end"));
+}
+
+}  // namespace
+
+LocalLedger::LocalLedger(storage::v1::RunRecord record, int64_t highest_sequence, Save save)
+    : record_(std::move(record)), save_(std::move(save)) {
+  record_.set_format_version(1);
+  record_.set_last_sequence(std::max(record_.last_sequence(), highest_sequence));
+}
+
+LocalLedger::Launch* LocalLedger::Find(int64_t attempt) {
+  for (Launch& launch : *record_.mutable_launches()) {
+    if (launch.attempt() == attempt) return &launch;
+  }
+  return nullptr;
+}
+
+const LocalLedger::Launch* LocalLedger::Find(int64_t attempt) const {
+  return const_cast<LocalLedger*>(this)->Find(attempt);
+}
+
+int64_t LocalLedger::active_attempt() const {
+  int64_t active = 0;
+  for (const Launch& launch : record_.launches()) {
+    if (launch.active()) active = std::max(active, launch.attempt());
+  }
+  return active;
+}
+
+absl::Status LocalLedger::CheckNotFenced(int64_t attempt) const {
+  const int64_t active = active_attempt();
+  return attempt < active ? Fenced(attempt, active) : absl::OkStatus();
+}
+
+LocalLedger::Launch& LocalLedger::AddLaunch(const JoinSpec& spec, int generation) {
+  int64_t newest = 0;
+  for (const Launch& launch : record_.launches()) newest = std::max(newest, launch.attempt());
+  while (record_.launches_size() >= kRememberedLaunches) record_.mutable_launches()->DeleteSubrange(0, 1);
+  Launch& launch = *record_.add_launches();
+  launch.set_launch_id(spec.launch_id);
+  launch.set_generation(generation);
+  launch.set_attempt(newest + 1);
+  launch.set_world_size(spec.world_size);
+  return launch;
+}
+
+absl::StatusOr<int64_t> LocalLedger::Bind(Launch& launch, const JoinSpec& spec) {
+  if (launch.world_size() != spec.world_size) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "WORLD_SIZE_MISMATCH",
+                     absl::StrCat("rank ", spec.rank, " says world_size ", spec.world_size, ", but attempt ",
+                                  launch.attempt(), " has world_size ", launch.world_size(),
+                                  "; it is fixed within an attempt"),
+                     {{"ranks", absl::StrCat(spec.rank)}});
+  }
+  (*launch.mutable_instances())[spec.rank] = spec.instance;
+  return launch.attempt();
+}
+
+absl::StatusOr<int64_t> LocalLedger::JoinNow(const JoinSpec& spec) {
+  // The same process again (it reconnects): its own attempt, fenced or not. Its next Begin hears which.
+  for (Launch& launch : *record_.mutable_launches()) {
+    auto found = launch.instances().find(spec.rank);
+    if (launch.launch_id() == spec.launch_id && found != launch.instances().end() &&
+        found->second == spec.instance) {
+      return Bind(launch, spec);
+    }
+  }
+  Launch* newest_generation = nullptr;
+  int64_t newest_attempt = 0;
+  for (Launch& launch : *record_.mutable_launches()) {
+    newest_attempt = std::max(newest_attempt, launch.attempt());
+    if (launch.launch_id() == spec.launch_id) newest_generation = &launch;
+  }
+  if (newest_generation == nullptr) return Bind(AddLaunch(spec, 0), spec);
+
+  auto holder = newest_generation->instances().find(spec.rank);
+  if (holder == newest_generation->instances().end()) return Bind(*newest_generation, spec);
+  if (living_.contains(holder->second)) {
+    return MakeError(absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
+                     absl::StrCat("rank ", spec.rank, " of attempt ", newest_generation->attempt(),
+                                  " is another process that still lives; give each process its own rank"),
+                     {{"ranks", absl::StrCat(spec.rank)}});
+  }
+  // The rank's process has ended. In the newest launch its successor starts a new attempt; a launch that
+  // others have followed stays what it is, so that it is fenced and cannot fence them.
+  if (newest_generation->attempt() < newest_attempt) return Bind(*newest_generation, spec);
+  return Bind(AddLaunch(spec, newest_generation->generation() + 1), spec);
+}
+
+void LocalLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
+  absl::StatusOr<int64_t> attempt = JoinNow(spec);
+  if (attempt.ok() && spec.requested_attempt != 0 && spec.requested_attempt != *attempt) {
+    attempt = MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
+                        absl::StrCat("attempt ", spec.requested_attempt,
+                                     " was asked for, but this launch is attempt ", *attempt));
+  }
+  if (attempt.ok()) {
+    living_.insert(spec.instance);
+    if (record_.run_id().empty()) record_.set_run_id(spec.run_id);
+  }
+  answer(std::move(attempt));
+}
+
+void LocalLedger::ProcessEnded(const std::string& instance) { living_.erase(instance); }
+
+void LocalLedger::Persist(absl::AnyInvocable<void(absl::Status)> done) { save_(record_, std::move(done)); }
+
+void LocalLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
+  if (absl::Status fenced = CheckNotFenced(attempt); !fenced.ok()) return answer(fenced);
+  Launch* launch = Find(attempt);
+  if (launch == nullptr) {
+    return answer(MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
+                            absl::StrCat("attempt ", attempt, " is not known to this run; join it first")));
+  }
+  if (launch->active()) return answer(absl::OkStatus());
+  launch->set_active(true);
+  Persist([this, attempt, answer = std::move(answer)](absl::Status saved) mutable {
+    if (!saved.ok()) {
+      // Not remembered: the next one that asks tries again.
+      if (Launch* unsaved = Find(attempt)) unsaved->set_active(false);
+      return answer(Annotate(saved, "remembering the attempt"));
+    }
+    answer(absl::OkStatus());
+  });
+}
+
+void LocalLedger::Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) {
+  if (absl::Status fenced = CheckNotFenced(attempt); !fenced.ok()) return answer(fenced);
+  record_.set_last_sequence(record_.last_sequence() + 1);
+  answer(record_.last_sequence());
+}
+
+void LocalLedger::Commit(int64_t, Answer<absl::Status> answer) { answer(absl::OkStatus()); }
+
+std::optional<Ledger::ResumeChoice> LocalLedger::DecidedResume(int64_t attempt) const {
+  const Launch* launch = Find(attempt);
+  if (launch == nullptr || !launch->resume_decided()) return std::nullopt;
+  return ResumeChoice{launch->resume_tag(), launch->resume_sequence()};
+}
+
+void LocalLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
+                               Answer<absl::StatusOr<ResumeChoice>> answer) {
+  if (absl::Status fenced = CheckNotFenced(attempt); !fenced.ok()) return answer(fenced);
+  Launch* launch = Find(attempt);
+  if (launch == nullptr) {
+    return answer(MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
+                            absl::StrCat("attempt ", attempt, " is not known to this run; join it first")));
+  }
+  if (!launch->resume_decided()) {
+    launch->set_resume_decided(true);
+    launch->set_resume_tag(newest.tag);
+    launch->set_resume_sequence(newest.sequence);
+  }
+  const ResumeChoice choice{launch->resume_tag(), launch->resume_sequence()};
+  // Answered only when it is on disk, so that a daemon that restarts in between gives the next rank the same
+  // answer.
+  Persist([this, attempt, choice, answer = std::move(answer)](absl::Status saved) mutable {
+    if (saved.ok()) return answer(choice);
+    if (Launch* undecided = Find(attempt)) undecided->set_resume_decided(false);
+    answer(Annotate(saved, "remembering what to resume from"));
+  });
+}
+
+void LocalLedger::RecordOutcome(const storage::v1::Outcome& outcome) {
+  while (record_.outcomes_size() >= kRememberedOutcomes) record_.mutable_outcomes()->DeleteSubrange(0, 1);
+  *record_.add_outcomes() = outcome;
+  Persist([](absl::Status) {});
+}
+
+void LocalLedger::SetRetention(std::optional<int> num_kept_ckpts) {
+  if (num_kept_ckpts) {
+    record_.set_num_kept_ckpts(*num_kept_ckpts);
+  } else {
+    record_.clear_num_kept_ckpts();
+  }
+}
+
+}  // namespace ckptd

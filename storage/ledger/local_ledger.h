@@ -1,0 +1,52 @@
+// The ledger of one node: decides in memory, remembers in the root's RunRecord.
+#ifndef CKPTD_STORAGE_LEDGER_LOCAL_LEDGER_H_
+#define CKPTD_STORAGE_LEDGER_LOCAL_LEDGER_H_
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "storage/ledger/ledger.h"
+
+namespace ckptd {
+
+class LocalLedger : public Ledger {
+ public:
+  // Writes the record durably, then answers.
+  using Save = std::function<void(const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)>)>;
+
+  // `record`: as found in the root; `highest_sequence`: of anything found there.
+  LocalLedger(storage::v1::RunRecord record, int64_t highest_sequence, Save save);
+
+  void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
+  void ProcessEnded(const std::string& instance) override;
+  void Activate(int64_t attempt, Answer<absl::Status> answer) override;
+  int64_t active_attempt() const override;
+  void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
+  void Commit(int64_t sequence, Answer<absl::Status> answer) override;
+  void DecideResume(int64_t attempt, const ResumeChoice& newest,
+                    Answer<absl::StatusOr<ResumeChoice>> answer) override;
+  std::optional<ResumeChoice> DecidedResume(int64_t attempt) const override;
+  void RecordOutcome(const storage::v1::Outcome& outcome) override;
+  void SetRetention(std::optional<int> num_kept_ckpts) override;
+  const storage::v1::RunRecord& record() const override { return record_; }
+
+ private:
+  using Launch = storage::v1::Launch;
+
+  absl::StatusOr<int64_t> JoinNow(const JoinSpec& spec);
+  absl::StatusOr<int64_t> Bind(Launch& launch, const JoinSpec& spec);
+  Launch& AddLaunch(const JoinSpec& spec, int generation);
+  Launch* Find(int64_t attempt);
+  const Launch* Find(int64_t attempt) const;
+  absl::Status CheckNotFenced(int64_t attempt) const;
+  void Persist(absl::AnyInvocable<void(absl::Status)> done);
+
+  storage::v1::RunRecord record_;
+  Save save_;
+  std::set<std::string> living_;  // Instances whose session is open.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_LEDGER_LOCAL_LEDGER_H_

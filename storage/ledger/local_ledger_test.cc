@@ -1,0 +1,139 @@
+#include "storage/ledger/local_ledger.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+class LocalLedgerTest : public ::testing::Test {
+ protected:
+  void Start(storage::v1::RunRecord record = {}, int64_t highest = 0) {
+    ledger_ = std::make_unique<LocalLedger>(
+        std::move(record), highest,
+        [this](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
+          if (save_error_.ok()) saved_ = what;
+          done(save_error_);
+        });
+  }
+  void SetUp() override { Start(); }
+
+  absl::StatusOr<int64_t> Join(int rank, const std::string& launch, const std::string& instance,
+                               int world = 2, int64_t requested = 0) {
+    Ledger::JoinSpec spec{rank, world, launch, instance, requested, ""};
+    absl::StatusOr<int64_t> result = absl::UnknownError("no answer");
+    ledger_->Join(spec, [&](absl::StatusOr<int64_t> answer) { result = std::move(answer); });
+    return result;
+  }
+  absl::Status Activate(int64_t attempt) {
+    absl::Status result = absl::UnknownError("no answer");
+    ledger_->Activate(attempt, [&](absl::Status answer) { result = std::move(answer); });
+    return result;
+  }
+  absl::StatusOr<Ledger::ResumeChoice> Resume(int64_t attempt, const std::string& tag, int64_t sequence) {
+    absl::StatusOr<Ledger::ResumeChoice> result = absl::UnknownError("no answer");
+    ledger_->DecideResume(attempt, {tag, sequence},
+                          [&](absl::StatusOr<Ledger::ResumeChoice> answer) { result = std::move(answer); });
+    return result;
+  }
+
+  std::unique_ptr<LocalLedger> ledger_;
+  storage::v1::RunRecord saved_;
+  absl::Status save_error_;
+};
+
+TEST_F(LocalLedgerTest, LaunchesAreNumberedInTheOrderInWhichTheyCome) {
+  EXPECT_EQ(*Join(0, "restart 7", "a"), 1);
+  EXPECT_EQ(*Join(1, "restart 7", "b"), 1);
+  EXPECT_EQ(*Join(0, "restart 2", "c"), 2);
+}
+
+TEST_F(LocalLedgerTest, ProcessThatReconnectsKeepsItsAttempt) {
+  EXPECT_EQ(*Join(0, "x", "a"), 1);
+  ledger_->ProcessEnded("a");
+  EXPECT_EQ(*Join(0, "x", "a"), 1);
+}
+
+TEST_F(LocalLedgerTest, RankOfALivingProcessIsTaken) {
+  ASSERT_TRUE(Join(0, "x", "a").ok());
+  EXPECT_EQ(ReasonOf(Join(0, "x", "b").status()), "RANK_TAKEN");
+}
+
+TEST_F(LocalLedgerTest, SuccessorOfAnEndedProcessStartsAnAttemptOnlyInTheNewestLaunch) {
+  ASSERT_TRUE(Join(0, "x", "a").ok());
+  ledger_->ProcessEnded("a");
+  EXPECT_EQ(*Join(0, "x", "b"), 2);
+  ASSERT_EQ(*Join(0, "y", "c"), 3);
+  ledger_->ProcessEnded("b");
+  EXPECT_EQ(*Join(0, "x", "d"), 2);  // It can not fence off launch y.
+}
+
+TEST_F(LocalLedgerTest, LaterAttemptFencesOffOnceItActsAndThatSurvivesARestart) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(*Join(0, "y", "b"), 2);
+  EXPECT_TRUE(Activate(1).ok());
+  ASSERT_TRUE(Activate(2).ok());
+  EXPECT_EQ(ReasonOf(Activate(1)), "FENCED");
+  Start(saved_);
+  EXPECT_EQ(ReasonOf(Activate(1)), "FENCED");
+  EXPECT_EQ(*Join(0, "x", "a"), 1);
+  EXPECT_EQ(*Join(0, "y", "b"), 2);
+}
+
+TEST_F(LocalLedgerTest, AttemptThatCouldNotBeRememberedHasNotActed) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(*Join(0, "y", "b"), 2);
+  save_error_ = ErrnoError(ENOSPC, "writing the record");
+  EXPECT_EQ(ReasonOf(Activate(2)), "NO_SPACE");
+  save_error_ = absl::OkStatus();
+  EXPECT_TRUE(Activate(1).ok());
+}
+
+TEST_F(LocalLedgerTest, WorldSizeIsFixedWithinAnAttempt) {
+  ASSERT_TRUE(Join(0, "x", "a", 2).ok());
+  EXPECT_EQ(ReasonOf(Join(1, "x", "b", 3).status()), "WORLD_SIZE_MISMATCH");
+  EXPECT_TRUE(Join(0, "y", "c", 3).ok());
+}
+
+TEST_F(LocalLedgerTest, AttemptThatWasAskedForMustBeTheLaunchs) {
+  EXPECT_EQ(ReasonOf(Join(0, "x", "a", 2, 5).status()), "FENCED");
+  EXPECT_TRUE(Join(0, "x", "a", 2, 1).ok());
+}
+
+TEST_F(LocalLedgerTest, SequencesGoOnAboveAllThatWasThere) {
+  Start({}, 41);
+  ASSERT_TRUE(Join(0, "x", "a").ok());
+  ASSERT_TRUE(Activate(1).ok());
+  int64_t sequence = 0;
+  ledger_->Admit(1, [&](absl::StatusOr<int64_t> answer) { sequence = *answer; });
+  EXPECT_EQ(sequence, 42);
+}
+
+TEST_F(LocalLedgerTest, ResumeIsDecidedOnceAndSurvivesARestart) {
+  ASSERT_TRUE(Join(0, "x", "a").ok());
+  ASSERT_TRUE(Activate(1).ok());
+  EXPECT_EQ(Resume(1, "step_5", 5)->tag, "step_5");
+  EXPECT_EQ(Resume(1, "step_9", 9)->tag, "step_5");
+  Start(saved_);
+  EXPECT_EQ(Resume(1, "step_9", 9)->tag, "step_5");
+}
+
+TEST_F(LocalLedgerTest, HistoryIsBounded) {
+  for (int i = 0; i < 200; ++i) {
+    storage::v1::Outcome outcome;
+    outcome.set_sequence(i);
+    ledger_->RecordOutcome(outcome);
+  }
+  EXPECT_EQ(saved_.outcomes_size(), 64);
+  EXPECT_EQ(saved_.outcomes(63).sequence(), 199);
+}
+
+}  // namespace
+}  // namespace ckptd

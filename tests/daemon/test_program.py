@@ -1,0 +1,299 @@
+"""ckptd as a program: its flags, its life from start to end, and what it tells others about itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import stat
+import subprocess
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+VERSION = (pathlib.Path(__file__).resolve().parents[2] / "VERSION").read_text().strip()
+PATIENCE = 60.0
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE)
+
+
+# ---- flags
+
+
+def test_it_says_its_version(daemon: Any) -> None:
+    done = run(daemon.arguments()[0], "--version")
+    assert (done.returncode, done.stdout) == (0, f"ckptd {VERSION}\n")
+
+
+def test_a_good_configuration_is_ok(daemon: Any) -> None:
+    done = run(*daemon.arguments("--check_config"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
+def test_a_bad_configuration_names_the_place_and_exits_2(daemon: Any) -> None:
+    config = daemon.folder / "bad.txtpb"
+    config.write_text("pool { bytes: 67108864 }\nlog { levle: 'info' }\n")
+    for flags in (["--check_config"], []):
+        done = run(daemon.arguments()[0], f"--config={config}", *flags)
+        assert done.returncode == 2
+        assert f"{config}:2:12: " in done.stderr and "levle" in done.stderr
+
+
+def test_every_value_out_of_range_is_named(daemon: Any) -> None:
+    done = run(*daemon.arguments("--check_config", "--metrics_port=70000", "--log_level=loud"))
+    assert done.returncode == 2
+    assert "metrics.port: 70000 is not in [-1, 65535]" in done.stderr
+    assert 'log.level: "loud"' in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--bogus", "--config=/nonexistent", "--ready_fd=x", "--config=/"])
+def test_wrong_usage_exits_2(daemon: Any, flag: str) -> None:
+    done = run(daemon.arguments()[0], flag)
+    assert done.returncode == 2 and done.stderr
+
+
+# ---- start and end
+
+
+def test_it_ends_cleanly_and_takes_its_sockets_along(daemon: Any) -> None:
+    daemon.start()
+    for path in (daemon.socket, pathlib.Path(f"{daemon.socket}.handoff")):
+        mode = path.stat().st_mode
+        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o660
+    assert daemon.end() == 0
+    assert sorted(path.name for path in daemon.folder.iterdir()) == ["ckptd.txtpb", "log", "state"]
+
+
+def test_a_second_daemon_on_one_state_directory_is_refused(daemon: Any, other: Any) -> None:
+    daemon.start()
+    done = run(*other.arguments(f"--state_directory={daemon.folder / 'state'}"))
+    assert done.returncode == 1
+    assert f"another ckptd works with the state directory {daemon.folder / 'state'}" in done.stderr
+    daemon.status()
+
+
+def test_a_second_daemon_on_one_socket_is_refused(daemon: Any, other: Any) -> None:
+    daemon.start()
+    done = run(*other.arguments(f"--socket_path={daemon.socket}"))
+    assert done.returncode == 1
+    assert f"another process listens on {daemon.socket}" in done.stderr
+    daemon.status()
+    assert pathlib.Path(f"{daemon.socket}.handoff").exists()
+
+
+def test_it_starts_over_what_a_killed_one_left(daemon: Any) -> None:
+    daemon.start()
+    instance = daemon.status().daemon_instance
+    daemon.end(signal.SIGKILL)
+    assert daemon.socket.exists()
+    daemon.start()
+    assert daemon.status().daemon_instance != instance
+
+
+def test_a_taken_metrics_port_is_said(daemon: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(*daemon.arguments(f"--metrics_port={port}"))
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}" in done.stderr and "metrics.port" in done.stderr
+
+
+# ---- the service manager
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_the_service_manager_hears_everything(daemon: Any, abstract: bool) -> None:
+    name = f"@ckptd-test-{os.getpid()}" if abstract else str(daemon.folder / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name.replace("@", "\0", 1) if abstract else name)
+        manager.settimeout(PATIENCE)
+        daemon.start(environment={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "2000000"})
+        heard: list[str] = []
+        while heard.count("WATCHDOG=1") < 3 or not any(word.startswith("STATUS=SERVING: 0 runs") for word in heard):
+            heard += manager.recv(4096).decode().split("\n")
+        assert "READY=1" in heard and "STOPPING=1" not in heard
+        assert daemon.end() == 0
+        manager.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                heard += manager.recv(4096).decode().split("\n")
+        assert "STOPPING=1" in heard
+
+
+def test_a_daemon_that_is_stopped_does_not_feed_the_watchdog(daemon: Any) -> None:
+    name = str(daemon.folder / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name)
+        manager.settimeout(PATIENCE)
+        daemon.start(environment={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000000"})
+        while manager.recv(4096) != b"WATCHDOG=1":
+            pass
+        daemon.process.send_signal(signal.SIGSTOP)
+        manager.settimeout(2)
+        with pytest.raises(TimeoutError):
+            while True:
+                manager.recv(4096)
+        daemon.process.send_signal(signal.SIGCONT)
+        manager.settimeout(PATIENCE)
+        while manager.recv(4096) != b"WATCHDOG=1":
+            pass
+
+
+# ---- health, reflection, metrics, log
+
+
+def raw(channel: grpc.Channel, method: str, request: bytes) -> bytes:
+    answer: bytes = channel.unary_unary(method, lambda b: b, lambda b: b)(request, timeout=PATIENCE)
+    return answer
+
+
+def test_health_and_reflection_answer(daemon: Any) -> None:
+    daemon.start()
+    with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
+        for service in (b"", b"ckptd.v1.Checkpoints", b"ckptd.v1.Admin"):
+            request = b"\x0a" + bytes([len(service)]) + service if service else b""
+            assert raw(channel, "/grpc.health.v1.Health/Check", request) == b"\x08\x01"
+        reflect = channel.stream_stream(
+            "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", lambda b: b, lambda b: b
+        )
+        answer = next(reflect(iter([b"\x3a\x01*"]), timeout=PATIENCE))
+        assert b"ckptd.v1.Checkpoints" in answer and b"ckptd.v1.Admin" in answer
+
+
+def metrics(daemon: Any) -> str:
+    port = re.findall(r"metrics_port=(\d+)", daemon.log())[-1]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        text: str = answer.read().decode()
+        return text
+
+
+def test_metrics_tell_of_a_save(daemon: Any, trainer: Callable[..., Any]) -> None:
+    daemon.start("--metrics_port=0")
+    root = daemon.folder / "root"
+    root.mkdir()
+    rank = trainer(daemon, root)
+    rank.save("step_7", b"x" * 5000, step=7)
+    text = metrics(daemon)
+    labels = f'{{run="{rank.run}",root="{root}"}}'
+    assert f"ckptd_last_committed_sequence{labels} 1\n" in text
+    assert f"ckptd_last_committed_step{labels} 7\n" in text
+    assert 'ckptd_saves_total{outcome="committed",reason=""} 1\n' in text
+    assert "ckptd_written_bytes_total 5000\n" in text
+    assert re.search(rf'ckptd_root_io_backend_info{{root="{root}",backend="(io_uring|threads)"}} 1\n', text)
+    assert "ckptd_pool_total_bytes" in text and "ckptd_save_committed_seconds_count 1\n" in text
+
+
+def test_metrics_are_off_with_port_minus_one(daemon: Any) -> None:
+    daemon.start()
+    assert "metrics_port" not in daemon.log()
+
+
+def test_a_checkpoint_is_one_line_in_the_log(daemon: Any, trainer: Callable[..., Any]) -> None:
+    daemon.arguments()
+    config = daemon.folder / "ckptd.txtpb"
+    config.write_text(config.read_text() + 'log { format: "json" }\n')
+    daemon.start()
+    root = daemon.folder / "root"
+    root.mkdir()
+    rank = trainer(daemon, root)
+    rank.save("step_7", b"x" * 5000, step=7)
+    lines = [json.loads(line) for line in daemon.log().splitlines()]
+    (line,) = [line for line in lines if line.get("tag") == "step_7"]
+    assert line["level"] == "info" and line["outcome"] == "committed" and line["reason"] == ""
+    assert (line["run"], line["step"], line["sequence"], line["attempt"]) == (rank.run, 7, 1, 1)
+    assert line["bytes"] == 5000 and line["slowest_rank"] == 0
+    assert 0 <= line["staged_ms"] <= line["written_ms"] <= line["committed_ms"]
+    assert "stall_ms" in line
+
+
+# ---- what must not be lost
+
+
+def test_what_is_sealed_is_published_before_it_ends(daemon: Any, trainer: Callable[..., Any]) -> None:
+    daemon.start()
+    root = daemon.folder / "root"
+    root.mkdir()
+    data = os.urandom(20 << 20)
+    trainer(daemon, root).seal("step_1", data)
+    assert daemon.end() == 0
+    assert (root / "step_1" / "model.bin").read_bytes() == data
+    assert (root / "step_1" / ".ckptd" / "manifest").exists()
+
+
+def test_known_roots_are_recovered_at_start(daemon: Any, trainer: Callable[..., Any]) -> None:
+    daemon.start()
+    root = daemon.folder / "root"
+    root.mkdir()
+    trainer(daemon, root).save("step_1", b"x" * 5000)
+    daemon.end(signal.SIGKILL)
+    daemon.start()
+    (known,) = daemon.status().runs
+    assert known.latest.tag == "step_1" and known.path == str(root)
+
+
+def test_a_missing_root_does_not_keep_the_others(daemon: Any, trainer: Callable[..., Any]) -> None:
+    daemon.start()
+    for name in ("one", "two"):
+        (daemon.folder / name).mkdir()
+        trainer(daemon, daemon.folder / name).save("step_1", b"x")
+    assert daemon.end() == 0
+    (daemon.folder / "one").rename(daemon.folder / "moved")
+    daemon.start()
+    daemon.wait_log("a known root is not recovered")
+    assert [known.path for known in daemon.status().runs] == [str(daemon.folder / "two")]
+
+
+# ---- a private daemon
+
+
+def test_a_private_daemon_ends_when_its_last_keeper_leaves(daemon: Any, session: Callable[..., Any]) -> None:
+    daemon.start("--private")
+    keepers = [session(daemon, keeper=True) for _ in range(2)]
+    session(daemon)
+    keepers[0].goodbye()
+    daemon.status()
+    assert daemon.process.poll() is None
+    keepers[1].goodbye()
+    assert daemon.wait() == 0
+    assert "the last keeper has left" in daemon.log()
+
+
+def test_a_private_daemon_outlives_users_that_die(daemon: Any, session: Callable[..., Any]) -> None:
+    daemon.start("--private", "--idle_timeout=2")
+    keeper = session(daemon, keeper=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        daemon.process.wait(4)  # Longer than the idle timeout: it has a user.
+    keeper.socket.close()
+    assert daemon.wait() == 0
+    assert "nobody needs this private daemon any more" in daemon.log()
+
+
+def test_a_private_daemon_publishes_what_is_sealed_before_it_ends(
+    daemon: Any, session: Callable[..., Any], trainer: Callable[..., Any]
+) -> None:
+    daemon.start("--private")
+    root = daemon.folder / "root"
+    root.mkdir()
+    data = os.urandom(20 << 20)
+    keeper = session(daemon, keeper=True)
+    trainer(daemon, root).seal("step_1", data)
+    keeper.goodbye()
+    assert daemon.wait() == 0
+    assert (root / "step_1" / "model.bin").read_bytes() == data
+
+
+def test_a_service_does_not_end_with_its_keepers(daemon: Any, session: Callable[..., Any]) -> None:
+    daemon.start("--idle_timeout=0")
+    session(daemon, keeper=True).goodbye()
+    with pytest.raises(subprocess.TimeoutExpired):
+        daemon.process.wait(3)
+    daemon.status()

@@ -1,0 +1,100 @@
+"""deploy/: what an operator copies is right as it stands."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+CKPTD = os.environ.get("CKPTD_BIN") or str(pathlib.Path(sys.executable).parent / "ckptd")
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+
+
+@pytest.fixture
+def unit(tmp_path: pathlib.Path) -> pathlib.Path:
+    """The unit with a program that exists in place of ours, for systemd-analyze looks for it."""
+    text = (DEPLOY / "systemd" / "ckptd.service").read_text()
+    text, count = re.subn(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
+    assert count == 1
+    path = tmp_path / "ckptd.service"
+    path.write_text(text)
+    return path
+
+
+def verify(unit: pathlib.Path) -> str:
+    """What systemd-analyze has to say: it exits 0 on unknown keys, so any word counts."""
+    run = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
+    )
+    return run.stdout + run.stderr
+
+
+def keys(name: str) -> dict[str, str]:
+    text = (DEPLOY / "systemd" / name).read_text()
+    return dict(re.findall(r"^(\w+)=(.*)$", text, flags=re.MULTILINE))
+
+
+@needs_systemd
+def test_the_unit_is_clean(unit: pathlib.Path) -> None:
+    assert verify(unit) == ""
+
+
+@needs_systemd
+def test_a_mistake_in_the_unit_would_be_found(unit: pathlib.Path) -> None:
+    unit.write_text(unit.read_text().replace("WatchdogSec=", "WachdogSec="))
+    assert "WachdogSec" in verify(unit)
+
+
+@needs_systemd
+def test_the_unit_is_hardened(unit: pathlib.Path) -> None:
+    run = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=30", str(unit)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stdout[-500:] + run.stderr
+
+
+def test_the_unit_waits_longer_than_the_drain() -> None:
+    config = (DEPLOY / "config" / "ckptd.txtpb").read_text()
+    drain = int(re.findall(r"^drain_timeout_seconds: (\d+)", config, flags=re.MULTILINE)[0])
+    assert int(keys("ckptd.service")["TimeoutStopSec"].rstrip("s")) >= drain + 20
+
+
+def test_the_daemon_is_the_last_to_be_killed_for_memory() -> None:
+    assert keys("ckptd.service")["OOMScoreAdjust"] == "-900"
+    assert "MemoryMax" not in keys("ckptd.service")
+
+
+def test_the_sample_configuration_is_accepted() -> None:
+    run = subprocess.run(
+        [CKPTD, "--check_config", f"--config={DEPLOY / 'config' / 'ckptd.txtpb'}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "ok\n", "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd-sysusers is not installed")
+def test_the_group_can_be_made() -> None:
+    path = DEPLOY / "systemd" / "sysusers.d" / "ckptd.conf"
+    assert re.search(r"^g ckptd -", path.read_text(), flags=re.MULTILINE)
+    run = subprocess.run(["systemd-sysusers", "--dry-run", str(path)], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+
+
+def test_huge_pages_are_set_up() -> None:
+    lines = (DEPLOY / "systemd" / "tmpfiles.d" / "ckptd.conf").read_text().splitlines()
+    assert "w- /sys/kernel/mm/transparent_hugepage/shmem_enabled - - - - advise" in lines
+    for line in lines:
+        assert not line or line.startswith("#") or len(line.split()) == 7, line

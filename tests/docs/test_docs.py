@@ -1,0 +1,187 @@
+"""The documents are true where a machine can tell: their Python runs, their links lead somewhere, and the
+table of errors is the one that the code has.
+
+A Python block in a document has a line before it:
+    <!-- example: NAME -->          it is run here as a program of its own, with a daemon to connect to
+    <!-- fragment: WHY -->          it is not
+In an example /data/ckpts and /tmp/ckptd-tour stand for folders of the test.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from typing import Dict, Iterator, List, Set, Tuple
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+BLOCK = re.compile(r"(?P<before>[^\n]*)\n```python\n(?P<code>.*?)\n```", re.DOTALL)
+MARK = re.compile(r"<!-- (?P<kind>example|fragment): (?P<words>.+?) -->")
+
+
+def python_blocks() -> Iterator[Tuple[pathlib.Path, str, str, str]]:
+    """(document, "example" or "fragment" or "", its words, code)"""
+    for document in DOCUMENTS:
+        for block in BLOCK.finditer(document.read_text()):
+            mark = MARK.fullmatch(block["before"].strip())
+            yield document, mark["kind"] if mark else "", mark["words"] if mark else "", block["code"]
+
+
+EXAMPLES = {
+    f"{document.stem}-{words}": code for document, kind, words, code in python_blocks() if kind == "example"
+}
+
+
+def test_every_python_block_is_an_example_or_says_why_not() -> None:
+    unmarked = [
+        f"{d.relative_to(ROOT)}: {code.splitlines()[0]}" for d, kind, _, code in python_blocks() if not kind
+    ]
+    assert not unmarked
+    assert EXAMPLES
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    import ckptd
+
+    with ckptd.LocalDaemon(str(tmp_path_factory.mktemp("d")), pool_bytes=64 << 20) as daemon:
+        yield daemon.endpoint
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_the_example_runs(name: str, endpoint: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "ckpts").mkdir()
+    code = (
+        EXAMPLES[name]
+        .replace("/data/ckpts", str(tmp_path / "ckpts"))
+        .replace("/tmp/ckptd-tour", str(tmp_path / "d"))
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "SLURM_NTASKS")}
+    environment["CKPTD_ENDPOINT"] = endpoint
+    done = subprocess.run(
+        [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "ckpts").glob("*/.ckptd/manifest")), "the example has saved nothing"
+
+
+def anchors(document: pathlib.Path) -> Set[str]:
+    """The anchors that a Markdown viewer gives a document's headings."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_links_lead_somewhere(document: pathlib.Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = (document.parent / path).resolve() if path else document
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def reasons_in_code() -> Dict[str, Set[str]]:
+    """reason -> codes, wherever the sources name both."""
+    found: Dict[str, Set[str]] = {}
+    sources = [
+        p
+        for d in ("storage", "daemon", "client")
+        for p in (ROOT / d).rglob("*.cc")
+        if not p.stem.endswith("_test")
+    ]
+    for source in sources:
+        for code, reason in re.findall(r'StatusCode::k(\w+),\s*"([A-Z][A-Z0-9_]+)"', source.read_text()):
+            if reason not in errno.errorcode.values():  # Those are the operating system's words.
+                found.setdefault(reason, set()).add(re.sub(r"(?<!^)(?=[A-Z])", "_", code).upper())
+    assert len(found) > 30, "the sources do not look as this test expects"
+    return found
+
+
+def table_rows() -> Iterator[List[str]]:
+    """The cells of each row of the table of errors: condition, code, reasons, and perhaps more."""
+    for row in re.findall(r"^\|(.+)\|$", (ROOT / "docs/protocol.md").read_text(), re.MULTILINE):
+        cells = [cell.strip() for cell in row.split("|")]
+        if len(cells) >= 3 and re.fullmatch(r"[A-Z][A-Z0-9_]+(, [A-Z][A-Z0-9_]+)*", cells[2]):
+            yield cells
+
+
+def reasons_in_table() -> Dict[str, Set[str]]:
+    found: Dict[str, Set[str]] = {}
+    for cells in table_rows():
+        for reason in cells[2].split(", "):
+            found.setdefault(reason, set()).add(cells[1])
+    return found
+
+
+def test_every_reason_of_the_code_is_in_the_table_and_the_other_way_round() -> None:
+    code, table = reasons_in_code(), reasons_in_table()
+    # Errors that are made of an errno, and one that the clients alone know.
+    elsewhere = {"IO_ERROR", "NO_SPACE", "WAIT_TIMEOUT"}
+    assert set(code) - set(table) == set(), "reasons without a row in docs/protocol.md"
+    assert set(table) - set(code) - elsewhere == set(), "rows of docs/protocol.md that no code makes"
+
+
+def test_the_table_has_the_codes_that_the_code_uses() -> None:
+    code, table = reasons_in_code(), reasons_in_table()
+    wrong: List[str] = []
+    for reason, codes in sorted(code.items()):
+        listed = {one for cell in table.get(reason, set()) for one in cell.split(", ")}
+        if listed != {"as the status says"} and codes - listed:
+            wrong.append(f"{reason}: {sorted(codes)} in the code, {sorted(listed)} in the table")
+    assert not wrong
+
+
+def test_the_metrics_are_the_ones_that_operations_md_lists() -> None:
+    exported = set(re.findall(r'"(ckptd_[a-z_]+)"', (ROOT / "daemon/metrics/metrics.cc").read_text()))
+    operations = (ROOT / "docs/operations.md").read_text()
+    listed = set(re.findall(r"^\| `(ckptd_[a-z_]+)` \|", operations, re.MULTILINE))
+    assert exported == listed
+
+
+def test_every_field_of_the_configuration_is_in_operations_md() -> None:
+    proto = (ROOT / "proto/ckptd/config/v1/config.proto").read_text()
+    operations = (ROOT / "docs/operations.md").read_text()
+    messages = re.findall(r"^message (\w+) {(.*?)^}", proto, re.MULTILINE | re.DOTALL)
+    fields: Set[str] = set()
+    for message, body in messages:
+        for kind, name in re.findall(r"^  (?:optional )?(\w+) (\w+) = \d+;", body, re.MULTILINE):
+            if kind.endswith("Config"):
+                continue
+            prefix = "" if message == "DaemonConfig" else message[: -len("Config")].lower() + "."
+            fields.add(prefix + name)
+    assert len(fields) > 15
+    assert not {field for field in fields if f"`{field}`" not in operations}
+
+
+def test_the_table_names_what_the_python_client_raises() -> None:
+    from ckptd import errors
+
+    wrong = []
+    for cells in table_rows():
+        if len(cells) < 5 or not cells[4].startswith("`"):
+            continue
+        for reason in cells[2].split(", "):
+            raised = type(errors.make(cells[1], reason, "")).__name__
+            if cells[4] != f"`{raised}`":
+                wrong.append(f"{reason}: {raised} is raised, {cells[4]} in the table")
+    assert not wrong

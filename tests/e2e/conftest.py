@@ -1,0 +1,66 @@
+"""Fixtures: a folder, a root, daemons and trainers, all ended after each test."""
+
+import os
+import shutil
+import tempfile
+
+import pytest
+from harness import Daemon, Trainer
+
+
+@pytest.fixture
+def folder():
+    """A short path (sockets) on a disk."""
+    path = tempfile.mkdtemp(prefix="ckptd-e2e-")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def root(folder):
+    path = os.path.join(folder, "ckpts")
+    os.mkdir(path)
+    return path
+
+
+@pytest.fixture
+def make_daemon(folder):
+    daemons = []
+
+    def make(name="d", **options):
+        daemons.append(Daemon(os.path.join(folder, name), **options))
+        return daemons[-1]
+
+    yield make
+    for daemon in daemons:
+        daemon.close()
+
+
+@pytest.fixture
+def daemon(make_daemon):
+    return make_daemon()
+
+
+@pytest.fixture
+def trainers(daemon, root):
+    """Makes the processes of one launch: trainers("a", 2) are its ranks, joined to `root` as `run`."""
+    made = []
+
+    def make(launch, world_size, where=None, env=None, endpoint=None, options="", join=True):
+        launched = []
+        for rank in range(world_size):
+            environment = {"CKPTD_LAUNCH_ID": launch, **(env or {})}
+            trainer = Trainer(endpoint or daemon.endpoint, environment)
+            made.append(trainer)
+            launched.append(trainer)
+            trainer.start(
+                f"client = ckptd.connect()\nrank, world = {rank}, {world_size}\n"
+                + (f"run = client.run({where or root!r}, rank=rank, world_size=world{options})" if join else "")
+            )
+        for trainer in launched:
+            trainer.result()
+        return launched
+
+    yield make
+    for trainer in made:
+        trainer.close()

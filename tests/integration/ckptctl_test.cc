@@ -1,0 +1,184 @@
+// ckptctl against the real daemon: what an operator sees, in words, in JSON and as exit status.
+#include <google/protobuf/util/json_util.h>
+
+#include <future>
+#include <thread>
+
+#include "ckptd/v1/messages.pb.h"
+#include "client/cpp/client.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "tests/integration/daemon_process.h"
+
+namespace ckptd {
+namespace {
+
+using client::Client;
+using client::Level;
+using client::Part;
+using client::Save;
+using Job = client::Run;  // In a fixture, Run is testing::Test's own.
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class CkptctlTest : public testing::Test {
+ protected:
+  CkptctlTest() : run_(*Client::Connect(daemon_.endpoint())->OpenRun(root_, {.launch_id = "launch-1"})) {}
+
+  void Commit(const std::string& tag, int64_t step) {
+    const std::vector<std::byte> bytes(3000, std::byte{1});
+    absl::StatusOr<Save> save = run_.Save({.tag = tag, .step = step}, {{"model.bin", {bytes}}});
+    ASSERT_TRUE(save.ok()) << save.status();
+    ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  }
+
+  ProgramResult Ctl(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"client/ckptctl/ckptctl", "--endpoint=" + daemon_.endpoint()});
+    return RunProgram(arguments);
+  }
+
+  template <typename Message>
+  Message Json(const std::vector<std::string>& arguments) {
+    std::vector<std::string> all = arguments;
+    all.push_back("--output=json");  // Behind the command, too.
+    const ProgramResult result = Ctl(all);
+    EXPECT_EQ(result.status, 0) << result.err;
+    Message message;
+    EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(result.out, &message).ok()) << result.out;
+    return message;
+  }
+
+  DaemonProcess daemon_;
+  const std::string root_ = daemon_.MakeRoot();
+  Job run_;
+};
+
+TEST_F(CkptctlTest, StatusShowsTheRunAndWhatIsInFlight) {
+  Commit("step_1", 1);
+  absl::StatusOr<Part> part = run_.Begin({.tag = "step_2", .step = 2});
+  ASSERT_TRUE(part.ok()) << part.status();
+  ASSERT_TRUE(part->AddFile("f", 5000).ok());
+  const ProgramResult text = Ctl({"status"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("SERVING"), HasSubstr(root_), HasSubstr("step_1 (step 1"),
+                              HasSubstr("pool 64.0 MiB"), HasSubstr("step_2"), HasSubstr("OPEN"),
+                              HasSubstr("missing 0")));
+  const auto status = Json<v1::Status>({"status"});
+  ASSERT_EQ(status.runs_size(), 1);
+  EXPECT_EQ(status.runs(0).latest().tag(), "step_1");
+  ASSERT_EQ(status.runs(0).in_flight_size(), 1);
+  EXPECT_EQ(status.runs(0).in_flight(0).missing_ranks_size(), 1);
+  EXPECT_EQ(status.pool().total_bytes(), 64 << 20);
+}
+
+TEST_F(CkptctlTest, ListAndDescribeNameCheckpointsInEveryWay) {
+  Commit("step_1", 1);
+  Commit("step_2", 2);
+  EXPECT_THAT(Ctl({"list"}).out, AllOf(HasSubstr("step_2"), HasSubstr("step_1"), HasSubstr("COMMITTED")));
+  EXPECT_EQ(Json<v1::ListCheckpointsResponse>({"list", root_}).checkpoints(0).tag(), "step_2");
+  EXPECT_EQ(Json<v1::ListCheckpointsResponse>({"list", run_.name()}).checkpoints_size(), 2);
+  for (const std::string& name : {std::string("step_2"), root_ + "/step_2",
+                                  run_.name() + "/checkpoints/step_2", std::string("latest")}) {
+    const auto checkpoint = Json<v1::Checkpoint>({"describe", name});
+    EXPECT_EQ(checkpoint.tag(), "step_2") << name;
+    ASSERT_EQ(checkpoint.files_size(), 1);
+    EXPECT_EQ(checkpoint.files(0).path(), "model.bin");
+  }
+  EXPECT_THAT(Ctl({"describe", "step_2"}).out, AllOf(HasSubstr("3000 bytes"), HasSubstr("model.bin")));
+}
+
+TEST_F(CkptctlTest, WhatIsNotThereIsStatusOneAndOneLine) {
+  Commit("step_1", 1);
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"describe", "step_9"},
+                                                    {"wait", "step_9"},
+                                                    {"pin", "step_9"},
+                                                    {"abort", "step_1"},
+                                                    {"list", "/nowhere"}}) {
+    const ProgramResult result = Ctl(arguments);
+    EXPECT_EQ(result.status, 1) << arguments[0] << ": " << result.err;
+    EXPECT_EQ(result.out, "");
+    EXPECT_TRUE(result.err.starts_with("ckptctl: ")) << result.err;
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+}
+
+TEST_F(CkptctlTest, APinHoldsUntilItIsTakenBack) {
+  Commit("step_1", 1);
+  EXPECT_EQ(Ctl({"pin", "step_1"}).status, 0);
+  EXPECT_THAT(Ctl({"list"}).out, HasSubstr("pinned"));
+  EXPECT_EQ(ReasonOf(run_.Save({.tag = "step_1"}, {}).status()), "PINNED");
+  EXPECT_EQ(Ctl({"unpin", "step_1"}).status, 0);
+  EXPECT_THAT(Ctl({"list"}).out, Not(HasSubstr("pinned")));
+  Commit("step_1", 1);
+}
+
+TEST_F(CkptctlTest, WaitTellsReachedFromNotYet) {
+  Commit("step_1", 1);
+  const ProgramResult reached = Ctl({"wait", "step_1", "--level", "committed"});
+  EXPECT_EQ(reached.status, 0) << reached.err;
+  EXPECT_EQ(reached.out, "step_1 is COMMITTED\n");
+  absl::StatusOr<Part> part = run_.Begin({.tag = "step_2"});
+  ASSERT_TRUE(part.ok()) << part.status();
+  const ProgramResult early = Ctl({"wait", "step_2", "--level=sealed", "--timeout=0.1"});
+  EXPECT_EQ(early.status, 1) << early.err;
+  EXPECT_EQ(early.out, "step_2 is OPEN\n");
+}
+
+TEST_F(CkptctlTest, AbortEndsASaveAndItsTrainerHearsWhy) {
+  absl::StatusOr<Part> part = run_.Begin({.tag = "step_1"});
+  ASSERT_TRUE(part.ok()) << part.status();
+  EXPECT_EQ(Ctl({"abort", root_ + "/step_1", "--message", "disk is being replaced"}).status, 0);
+  const absl::Status sealed = part->Seal().status();
+  EXPECT_EQ(ReasonOf(sealed), "SAVE_ABORTED") << sealed;
+  EXPECT_THAT(std::string(sealed.message()), HasSubstr("disk is being replaced"));
+  EXPECT_THAT(Ctl({"status"}).out, HasSubstr("last failure step_1 FAILED: SAVE_ABORTED"));
+  EXPECT_THAT(Ctl({"list", "--all"}).out, HasSubstr("SAVE_ABORTED"));
+  const ProgramResult waited = Ctl({"wait", "step_1"});
+  EXPECT_EQ(waited.status, 1);
+  EXPECT_THAT(waited.out, HasSubstr("FAILED: SAVE_ABORTED"));
+}
+
+TEST_F(CkptctlTest, WatchUntilIdleEndsWithTheLastSave) {
+  EXPECT_EQ(Ctl({"watch", "--until-idle"}).status, 0);  // Nothing in flight.
+  absl::StatusOr<Part> part = run_.Begin({.tag = "step_1"});
+  ASSERT_TRUE(part.ok()) << part.status();
+  auto watch = std::async(std::launch::async, [this] {
+    return Ctl({"watch", root_, "--until-idle", "--timeout=50", "--interval=0.1"});
+  });
+  absl::StatusOr<Save> save = part->Seal();
+  ASSERT_TRUE(save.ok()) << save.status();
+  const ProgramResult result = watch.get();
+  EXPECT_EQ(result.status, 0) << result.err;
+  absl::StatusOr<Part> doomed = run_.Begin({.tag = "step_2"});
+  ASSERT_TRUE(doomed.ok()) << doomed.status();
+  const ProgramResult early = Ctl({"watch", "--until-idle", "--timeout=0.3", "--interval=0.1"});
+  EXPECT_EQ(early.status, 1);
+  EXPECT_THAT(early.out, AllOf(HasSubstr("step_2  OPEN"), HasSubstr("missing 0")));
+}
+
+TEST_F(CkptctlTest, VerifyReadsWhatTheDaemonWrote) {
+  Commit("step_1", 1);
+  Commit("step_2", 2);
+  const ProgramResult all = Ctl({"verify", root_});
+  EXPECT_EQ(all.status, 0) << all.err << all.out;
+  EXPECT_THAT(all.out, HasSubstr("2 checkpoints, 5.9 KiB read, 0 damaged"));
+  EXPECT_EQ(Ctl({"verify", root_ + "/step_1"}).status, 0);
+  EXPECT_EQ(Ctl({"doctor", root_}).status, 0);
+}
+
+TEST_F(CkptctlTest, WithoutADaemonItIsStatusThreeAndBadUsageIsTwo) {
+  EXPECT_EQ(Ctl({"list", "--no-such-option"}).status, 2);
+  EXPECT_EQ(Ctl({"frobnicate"}).status, 2);
+  EXPECT_EQ(Ctl({"wait", "step_1", "--level=uploaded"}).status, 2);
+  EXPECT_EQ(Ctl({"--help"}).status, 0);
+  daemon_.Stop();
+  const ProgramResult result = Ctl({"status"});
+  EXPECT_EQ(result.status, 3);
+  EXPECT_THAT(result.err, AllOf(HasSubstr(daemon_.endpoint()), HasSubstr("is it running")));
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,413 @@
+// The C++ client and the real daemon: what a trainer is promised, judged by the bytes on disk.
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cinttypes>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "client/cpp/client.h"
+#include "client/cpp/rpc.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "tests/integration/daemon_process.h"
+
+namespace ckptd::client {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+using Job = Run;  // In a fixture, Run is testing::Test's own.
+
+std::vector<std::byte> RandomBytes(size_t size, unsigned seed) {
+  std::vector<std::byte> bytes(size);
+  std::mt19937_64 random(seed);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+  return bytes;
+}
+
+std::vector<std::byte> FileBytes(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  const std::string bytes = text.str();
+  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
+  return {begin, begin + bytes.size()};
+}
+
+void Fill(const std::vector<std::span<std::byte>>& spans, const std::vector<std::byte>& bytes) {
+  size_t done = 0;
+  for (std::span<std::byte> span : spans) {
+    std::copy_n(bytes.begin() + static_cast<ptrdiff_t>(done), span.size(), span.begin());
+    done += span.size();
+  }
+  ASSERT_EQ(done, bytes.size());
+}
+
+class ClientTest : public testing::Test {
+ protected:
+  // A process of its own, as far as the daemon can tell: another client instance.
+  Job OpenRun(int rank = 0, int world_size = 1, const std::string& launch = "launch-1") {
+    absl::StatusOr<Client> client = Client::Connect(daemon_.endpoint());
+    EXPECT_TRUE(client.ok()) << client.status();
+    absl::StatusOr<Job> run = client->OpenRun(
+        root_, {.rank = rank, .world_size = world_size, .launch_id = launch, .copy_threads = 2});
+    EXPECT_TRUE(run.ok()) << run.status();
+    return *std::move(run);
+  }
+
+  void ExpectOnDisk(const std::string& tag, const std::string& path, const std::vector<std::byte>& bytes) {
+    EXPECT_TRUE(FileBytes(root_ + "/" + tag + "/" + path) == bytes) << tag << "/" << path;
+  }
+
+  DaemonProcess daemon_;
+  const std::string root_ = daemon_.MakeRoot();
+};
+
+TEST_F(ClientTest, AcknowledgedMeansRestorable) {
+  Job run = OpenRun();
+  // An odd size over several segments in three pieces, one byte, and nothing.
+  const std::vector<std::byte> large = RandomBytes((5 << 20) + 4097, 1), tiny = RandomBytes(1, 2);
+  const std::span<const std::byte> whole(large);
+  absl::StatusOr<Save> save =
+      run.Save({.tag = "step_1", .step = 1, .metrics = {{"loss", 2.5}}},
+               {{"model.bin", {whole.first(7), whole.subspan(7, 1 << 20), whole.subspan(7 + (1 << 20))}},
+                {"sub/tiny", {tiny}},
+                {"empty", {}}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  EXPECT_GE(save->level(), Level::kStaged);
+  ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  EXPECT_EQ(save->level(), Level::kCommitted);
+  ExpectOnDisk("step_1", "model.bin", large);
+  ExpectOnDisk("step_1", "sub/tiny", tiny);
+  ExpectOnDisk("step_1", "empty", {});
+
+  absl::StatusOr<std::optional<Checkpoint>> resumed = OpenRun(0, 1, "launch-2").Resume(seconds(30));
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  ASSERT_TRUE(resumed->has_value());
+  EXPECT_EQ((*resumed)->info().tag, "step_1");
+  EXPECT_EQ((*resumed)->info().step, 1);
+  EXPECT_EQ((*resumed)->info().metrics.at("loss"), 2.5);
+  EXPECT_EQ((*resumed)->info().files.size(), 3u);
+  EXPECT_TRUE(*(*resumed)->Read("model.bin") == large);
+  EXPECT_TRUE(*(*resumed)->Read("sub/tiny") == tiny);
+  EXPECT_TRUE((*resumed)->Read("empty")->empty());
+  std::vector<std::byte> slice(5000);
+  ASSERT_TRUE((*resumed)->ReadInto("model.bin", 1'000'001, slice).ok());
+  EXPECT_TRUE(std::equal(slice.begin(), slice.end(), large.begin() + 1'000'001));
+  EXPECT_EQ(ReasonOf((*resumed)->Read("other").status()), "UNKNOWN_FILE");
+  EXPECT_EQ((*resumed)->ReadInto("sub/tiny", 1, slice).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ClientTest, AnEmptyRootStartsFromTheBeginning) {
+  Job run = OpenRun();
+  absl::StatusOr<std::optional<Checkpoint>> resumed = run.Resume(seconds(30));
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_FALSE(resumed->has_value());
+  EXPECT_FALSE(run.Latest()->has_value());
+  EXPECT_TRUE(run.List()->empty());
+  EXPECT_EQ(ReasonOf(run.Open("latest").status()), "NO_CHECKPOINT");
+}
+
+TEST_F(ClientTest, BytesChangedAfterSaveReturnsDoNotChangeTheCheckpoint) {
+  Job run = OpenRun();
+  const std::vector<std::byte> before = RandomBytes(16 << 20, 3);
+  std::vector<std::byte> state = before;
+  absl::StatusOr<Save> save = run.Save({.tag = "a"}, {{"f", {state}}});
+  std::fill(state.begin(), state.end(), std::byte{0});
+  ASSERT_TRUE(save.ok()) << save.status();
+  absl::StatusOr<Save> next = run.Save({.tag = "b"}, {{"f", {state}}});  // Overlaps with the one before.
+  ASSERT_TRUE(next.ok()) << next.status();
+  ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  ASSERT_TRUE(next->Wait(Level::kCommitted, seconds(30)).ok());
+  ExpectOnDisk("a", "f", before);
+  ExpectOnDisk("b", "f", state);
+  absl::StatusOr<std::vector<CheckpointInfo>> list = run.List();
+  ASSERT_TRUE(list.ok()) << list.status();
+  ASSERT_EQ(list->size(), 2u);
+  EXPECT_EQ((*list)[0].tag, "b");  // Newest first.
+  EXPECT_EQ((*run.Latest())->tag, "b");
+}
+
+// Bytes of this process's writable shared mappings: the segments.
+int64_t MappedBytes() {
+  std::ifstream maps("/proc/self/maps");
+  int64_t bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    uint64_t begin = 0, end = 0;
+    char mode[5] = {};
+    const bool parsed = std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " %4s", &begin, &end, mode) == 3;
+    if (parsed && std::string(mode) == "rw-s") bytes += static_cast<int64_t>(end - begin);
+  }
+  return bytes;
+}
+
+TEST_F(ClientTest, ALaterSaveOfTheSameShapeMapsNothing) {
+  Job run = OpenRun();
+  const std::vector<std::byte> state = RandomBytes(8 << 20, 4);
+  for (int i = 0; i < 3; ++i) {
+    absl::StatusOr<Save> save = run.Save({.tag = "s" + std::to_string(i)}, {{"f", {state}}});
+    ASSERT_TRUE(save.ok()) << save.status();
+    ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+    EXPECT_EQ(MappedBytes(), 8 << 20) << "save " << i;  // The same memory is lent again.
+    const SaveTiming timing = save->timing();
+    EXPECT_GT(timing.seal.count(), 0);
+    EXPECT_LE(timing.begin + timing.map + timing.copy + timing.seal, timing.stall);
+  }
+}
+
+TEST_F(ClientTest, APartIsFilledInPlaceFileByFile) {
+  Job run = OpenRun();
+  const std::vector<std::byte> a = RandomBytes(3 << 20, 5), b = RandomBytes(100, 6);
+  absl::StatusOr<Part> part = run.Begin({.tag = "grown", .step = 7});
+  ASSERT_TRUE(part.ok()) << part.status();
+  auto first = part->AddFile("a", static_cast<int64_t>(a.size()));
+  ASSERT_TRUE(first.ok()) << first.status();
+  auto second = part->AddFile("b", 5000);  // An upper bound.
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(ReasonOf(part->AddFile("a", 1).status()), "FILE_CONFLICT");
+  Fill(*first, a);
+  std::copy(b.begin(), b.end(), (*second)[0].begin());
+  EXPECT_FALSE(part->Truncate("b", 5001).ok());
+  ASSERT_TRUE(part->Truncate("b", 100).ok());
+  absl::StatusOr<Save> save = part->Seal();
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  ExpectOnDisk("grown", "a", a);
+  ExpectOnDisk("grown", "b", b);
+  EXPECT_EQ(ReasonOf(part->Seal().status()), "SEALED");
+}
+
+TEST_F(ClientTest, EveryRankMustSealAndAWaitNamesThoseThatDidNot) {
+  Job rank0 = OpenRun(0, 2), rank1 = OpenRun(1, 2);
+  absl::StatusOr<Save> save0 = absl::UnknownError("not saved");
+  std::thread saving([&] { save0 = rank0.Save({.tag = "s", .step = 1}, {{"f0", {RandomBytes(1000, 7)}}}); });
+  absl::StatusOr<Part> part1 = rank1.Begin({.tag = "s", .step = 1});
+  saving.join();
+  ASSERT_TRUE(save0.ok()) << save0.status();
+  ASSERT_TRUE(part1.ok()) << part1.status();
+  const absl::Status early = save0->Wait(Level::kSealed, milliseconds(50));
+  EXPECT_EQ(early.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReasonOf(early), "WAIT_TIMEOUT");
+  EXPECT_EQ(DetailsOf(early)["ranks"], "1");
+  ASSERT_TRUE(part1->AddFile("f1", 0).ok());
+  absl::StatusOr<Save> save1 = part1->Seal();
+  ASSERT_TRUE(save1.ok()) << save1.status();
+  EXPECT_TRUE(save0->Wait(Level::kCommitted, seconds(30)).ok());
+  EXPECT_TRUE(save1->Wait(Level::kCommitted, seconds(30)).ok());
+  EXPECT_EQ(save0->sequence(), save1->sequence());
+}
+
+TEST_F(ClientTest, APartGivenUpAbortsTheSaveForEveryRank) {
+  Job rank0 = OpenRun(0, 2), rank1 = OpenRun(1, 2);
+  absl::StatusOr<Save> save0 = absl::UnknownError("not saved");
+  std::thread saving([&] { save0 = rank0.Save({.tag = "s"}, {{"f0", {RandomBytes(1000, 7)}}}); });
+  {
+    absl::StatusOr<Part> part1 = rank1.Begin({.tag = "s"});
+    EXPECT_TRUE(part1.ok()) << part1.status();
+    saving.join();
+  }
+  ASSERT_TRUE(save0.ok()) << save0.status();
+  const absl::Status ended = save0->Wait(Level::kCommitted, seconds(30));
+  EXPECT_EQ(ended.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(ReasonOf(ended), "SAVE_ABORTED");
+  EXPECT_EQ(DetailsOf(ended)["ranks"], "1");
+  EXPECT_EQ(save0->level(), Level::kFailed);
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/s"));
+}
+
+TEST_F(ClientTest, BusyPolicySkipGivesUpBeforeAByteIsCopied) {
+  Job run = OpenRun();
+  absl::StatusOr<Part> holder = run.Begin({.tag = "holder"});
+  ASSERT_TRUE(holder.ok()) << holder.status();
+  ASSERT_TRUE(holder->AddFile("f", 48 << 20).ok());  // Of a pool of 64 MiB.
+  const std::vector<std::byte> state = RandomBytes(32 << 20, 8);
+  absl::StatusOr<Save> skipped = run.Save({.tag = "skipped", .busy = BusyPolicy::kSkip}, {{"f", {state}}});
+  ASSERT_TRUE(skipped.ok()) << skipped.status();
+  EXPECT_EQ(skipped->level(), Level::kSkipped);
+  EXPECT_EQ(skipped->timing().copy.count(), 0);
+  const absl::Status waited = skipped->Wait(Level::kCommitted, seconds(1));
+  EXPECT_EQ(waited.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(ReasonOf(waited), "SKIPPED");
+  const absl::Status refused =
+      run.Save({.tag = "late", .timeout = milliseconds(200)}, {{"f", {state}}}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ReasonOf(refused), "ADMISSION_TIMEOUT");
+}
+
+TEST_F(ClientTest, ARestartedDaemonIsFoundAgainAndNothingIsLost) {
+  Job run = OpenRun();
+  const std::vector<std::byte> one = RandomBytes(2'000'003, 9), two = RandomBytes(3'000'001, 10);
+  absl::StatusOr<Save> save = run.Save({.tag = "one"}, {{"f", {one}}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  daemon_.Kill();
+  daemon_.Start();
+  EXPECT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  absl::StatusOr<Save> next = run.Save({.tag = "two"}, {{"f", {two}}});
+  ASSERT_TRUE(next.ok()) << next.status();
+  ASSERT_TRUE(next->Wait(Level::kCommitted, seconds(30)).ok());
+  ExpectOnDisk("one", "f", one);
+  ExpectOnDisk("two", "f", two);
+  EXPECT_EQ(next->sequence(), save->sequence() + 1);
+  daemon_.Stop();
+  daemon_.Start();
+  Job restarted = OpenRun(0, 1, "launch-2");
+  EXPECT_EQ(restarted.attempt(), run.attempt() + 1);
+  absl::StatusOr<std::optional<Checkpoint>> resumed = restarted.Resume(seconds(30));
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  ASSERT_TRUE(resumed->has_value());
+  EXPECT_TRUE(*(*resumed)->Read("f") == two);
+}
+
+TEST_F(ClientTest, APartBegunWithADaemonThatWasKilledIsSealedWithItsSuccessor) {
+  Job run = OpenRun();
+  const std::vector<std::byte> a = RandomBytes(3'000'000, 11), b = RandomBytes(5000, 12),
+                               c = RandomBytes(4096, 13);
+  absl::StatusOr<Part> part = run.Begin({.tag = "s", .timeout = seconds(30)});
+  ASSERT_TRUE(part.ok()) << part.status();
+  auto spans_a = part->AddFile("a", static_cast<int64_t>(a.size()));
+  auto spans_b = part->AddFile("b", static_cast<int64_t>(b.size()));
+  ASSERT_TRUE(spans_a.ok() && spans_b.ok());
+  Fill(*spans_a, a);
+  daemon_.Kill();
+  Fill(*spans_b, b);  // The memory is still there.
+  daemon_.Start();
+  auto spans_c = part->AddFile("c", static_cast<int64_t>(c.size()));
+  ASSERT_TRUE(spans_c.ok()) << spans_c.status();
+  Fill(*spans_c, c);
+  absl::StatusOr<Save> save = part->Seal();
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  ExpectOnDisk("s", "a", a);
+  ExpectOnDisk("s", "b", b);
+  ExpectOnDisk("s", "c", c);
+}
+
+TEST_F(ClientTest, ASaveWaitsForADaemonThatIsRestarting) {
+  Job run = OpenRun();
+  daemon_.Kill();
+  const std::vector<std::byte> state = RandomBytes(100'000, 14);
+  absl::StatusOr<Save> save = absl::UnknownError("not saved");
+  std::thread saving([&] { save = run.Save({.tag = "s", .timeout = seconds(30)}, {{"f", {state}}}); });
+  daemon_.Start();
+  saving.join();
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  ExpectOnDisk("s", "f", state);
+}
+
+TEST_F(ClientTest, WithoutADaemonCallsEndInTimeAndSayWho) {
+  Job run = OpenRun();
+  daemon_.Stop();
+  const absl::Status saved = run.Save({.tag = "s", .timeout = milliseconds(300)}, {{"f", {}}}).status();
+  EXPECT_EQ(saved.code(), absl::StatusCode::kUnavailable) << saved;
+  EXPECT_THAT(std::string(saved.message()), HasSubstr(daemon_.endpoint()));
+  const absl::Status connected =
+      Client::Connect(daemon_.endpoint(), {.connect_timeout = milliseconds(0)}).status();
+  EXPECT_EQ(connected.code(), absl::StatusCode::kUnavailable) << connected;
+}
+
+TEST_F(ClientTest, AnotherSessionsTokenAndNoTokenAreRefused) {
+  Job run = OpenRun();
+  const Endpoint endpoint = *ParseEndpoint(daemon_.endpoint());
+  v1::JoinRunRequest request;
+  request.set_root(run.name());
+  request.set_world_size(1);
+  request.set_launch_id("x");
+  for (const std::string& token : {std::string(32, '0'), std::string("garbage"), std::string()}) {
+    const absl::Status status = Rpc(endpoint, token).JoinRun(request, seconds(10)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << status;
+    EXPECT_EQ(ReasonOf(status), "UNKNOWN_TOKEN");
+  }
+}
+
+TEST_F(ClientTest, AnEarlierAttemptIsFencedOnceALaterOneActs) {
+  Job old = OpenRun(0, 1, "launch-1");
+  ASSERT_TRUE(old.Resume(seconds(30)).ok());
+  Job next = OpenRun(0, 1, "launch-2");
+  ASSERT_TRUE(next.Resume(seconds(30)).ok());
+  const absl::Status fenced = old.Save({.tag = "s"}, {{"f", {}}}).status();
+  EXPECT_EQ(fenced.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(fenced), "FENCED");
+  EXPECT_TRUE(next.Save({.tag = "s"}, {{"f", {}}}).ok());
+}
+
+TEST_F(ClientTest, WhatIsReadIsChecked) {
+  Job run = OpenRun();
+  const std::vector<std::byte> good = RandomBytes(50'000, 15);
+  absl::StatusOr<Save> save = run.Save({.tag = "s"}, {{"bad", {good}}, {"good", {good}}});
+  ASSERT_TRUE(save.ok()) << save.status();
+  ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  std::fstream file(root_ + "/s/bad", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(40'000);
+  file.put(static_cast<char>(good[40'000] ^ std::byte{1}));
+  file.close();
+  absl::StatusOr<Checkpoint> checkpoint = run.Open("s");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_TRUE(*checkpoint->Read("good") == good);
+  const absl::Status corrupt = checkpoint->Read("bad").status();
+  EXPECT_EQ(corrupt.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(ReasonOf(corrupt), "CORRUPT_FILE");
+  EXPECT_EQ(DetailsOf(corrupt)["path"], "bad");
+}
+
+TEST_F(ClientTest, AnOpenCheckpointStaysWhatItWasWhenItsTagIsSavedAgain) {
+  Job run = OpenRun();
+  const std::vector<std::byte> old_bytes = RandomBytes(100'000, 16), new_bytes = RandomBytes(100'000, 17);
+  ASSERT_TRUE(run.Save({.tag = "last"}, {{"f", {old_bytes}}})->Wait(Level::kCommitted, seconds(30)).ok());
+  absl::StatusOr<Checkpoint> open = run.Open("last");
+  ASSERT_TRUE(open.ok()) << open.status();
+  absl::StatusOr<Save> again = run.Save({.tag = "last"}, {{"f", {new_bytes}}});
+  ASSERT_TRUE(again.ok()) << again.status();
+  ASSERT_TRUE(again->Wait(Level::kCommitted, seconds(30)).ok());
+  EXPECT_TRUE(*open->Read("f") == old_bytes);
+  EXPECT_TRUE(*run.Open("last")->Read("f") == new_bytes);
+}
+
+TEST_F(ClientTest, AForkedChildIsRefused) {
+  Job run = OpenRun();
+  const pid_t child = fork();
+  if (child == 0) _exit(ReasonOf(run.Latest().status()) == "FORKED" ? 0 : 1);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_TRUE(run.Latest().ok());  // The parent's session lives.
+}
+
+TEST_F(ClientTest, RefusalsNameWhatWasWrong) {
+  Job run = OpenRun();
+  EXPECT_EQ(ReasonOf(run.Save({.tag = "../x"}, {}).status()), "INVALID_TAG");
+  EXPECT_EQ(ReasonOf(run.Save({.tag = "latest"}, {}).status()), "INVALID_TAG");
+  EXPECT_EQ(ReasonOf(run.Save({.tag = "ok"}, {{"../f", {}}}).status()), "INVALID_PATH");
+  const absl::StatusOr<Client> client = Client::Connect(daemon_.endpoint());
+  ASSERT_TRUE(client.ok()) << client.status();
+  Client connected = *client;
+  EXPECT_EQ(ReasonOf(connected.OpenRun(root_ + "/missing").status()), "ENOENT");
+  EXPECT_EQ(ReasonOf(connected.OpenRun(root_, {.rank = 2, .world_size = 2}).status()), "INVALID_ARGUMENT");
+  Job limited = *connected.OpenRun(root_, {.launch_id = "l", .num_kept_ckpts = 0});
+  const absl::Status kept = limited.Save({.tag = "s"}, {}).status();
+  EXPECT_EQ(kept.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(kept.message()), HasSubstr("num_kept_ckpts"));
+}
+
+TEST_F(ClientTest, TheExampleProgramGoesOnWhereItStopped) {
+  const std::string example = "client/cpp/example";
+  const ProgramResult first = RunProgram({example, daemon_.endpoint(), root_, "2"});
+  EXPECT_EQ(first.status, 0) << first.err;
+  EXPECT_THAT(first.out, HasSubstr("step_2 is committed"));
+  const ProgramResult second = RunProgram({example, daemon_.endpoint(), root_, "3"});
+  EXPECT_EQ(second.status, 0) << second.err;
+  EXPECT_THAT(second.out, HasSubstr("resumed from step_2"));
+  EXPECT_THAT(second.out, HasSubstr("step_3 is committed"));
+}
+
+}  // namespace
+}  // namespace ckptd::client

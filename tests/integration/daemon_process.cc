@@ -1,0 +1,132 @@
+#include "tests/integration/daemon_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "gtest/gtest.h"
+#include "storage/base/unique_fd.h"
+
+namespace ckptd {
+namespace {
+
+constexpr int kDeadlineMs = 60'000;
+constexpr char kProgram[] = "daemon/runtime/ckptd";  // A test runs in the root of its runfiles.
+
+std::string ReadFile(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// A child that ends with the test, whatever becomes of it.
+pid_t Spawn(const std::vector<std::string>& arguments, int out, int err, int keep = -1) {
+  std::vector<char*> argv;
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  const pid_t child = fork();
+  if (child != 0) return child;
+  dup2(out, STDOUT_FILENO);
+  dup2(err, STDERR_FILENO);
+  if (keep >= 0) fcntl(keep, F_SETFD, 0);
+  execv(argv[0], argv.data());
+  _exit(127);
+}
+
+// Its exit status; -1 when the deadline came first or a signal ended it.
+int WaitFor(pid_t pid) {
+  UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  pollfd ended = {pidfd.get(), POLLIN, 0};
+  const bool in_time = poll(&ended, 1, kDeadlineMs) == 1;
+  EXPECT_TRUE(in_time) << "process " << pid << " did not end in time";
+  if (!in_time) kill(pid, SIGKILL);
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return in_time && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+DaemonProcess::DaemonProcess(int64_t pool_bytes, int64_t segment_bytes)
+    : pool_bytes_(pool_bytes), segment_bytes_(segment_bytes) {
+  char folder[] = "/tmp/ckptd_XXXXXX";  // Socket paths are short: TEST_TMPDIR is not.
+  EXPECT_NE(mkdtemp(folder), nullptr);
+  folder_ = folder;
+  std::filesystem::create_directory(folder_ + "/state");
+  std::ofstream(folder_ + "/ckptd.txtpb")
+      << "socket_path: \"" << folder_ << "/d.sock\"\n"
+      << "state_directory: \"" << folder_ << "/state\"\n"
+      << "pool { bytes: " << pool_bytes_ << " segment_bytes: " << segment_bytes_ << " }\n"
+      << "metrics { port: -1 }\n";
+  Start();
+}
+
+DaemonProcess::~DaemonProcess() {
+  if (pid_ > 0) Kill();
+  if (testing::Test::HasFailure()) std::cerr << "---- log of ckptd\n" << Log();
+  std::filesystem::remove_all(folder_);
+}
+
+void DaemonProcess::Start() {
+  int ready[2];
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  UniqueFd reader(ready[0]), writer(ready[1]);
+  UniqueFd log(open((folder_ + "/log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  pid_ = Spawn({kProgram, "--config=" + folder_ + "/ckptd.txtpb", "--private",
+                "--ready_fd=" + std::to_string(writer.get())},
+               log.get(), log.get(), writer.get());
+  writer.reset();
+  pollfd serving = {reader.get(), POLLIN, 0};
+  ASSERT_EQ(poll(&serving, 1, kDeadlineMs), 1) << "ckptd did not become ready in time\n" << Log();
+  char word[16] = {};
+  ASSERT_GT(read(reader.get(), word, sizeof word - 1), 0) << "ckptd ended before it was ready\n" << Log();
+  ASSERT_STREQ(word, "READY\n");
+}
+
+int DaemonProcess::Wait() {
+  const int status = WaitFor(pid_);
+  pid_ = -1;
+  return status;
+}
+
+void DaemonProcess::Kill() {
+  kill(pid_, SIGKILL);
+  Wait();
+}
+
+void DaemonProcess::Stop() {
+  kill(pid_, SIGTERM);
+  EXPECT_EQ(Wait(), 0) << Log();
+}
+
+std::string DaemonProcess::MakeRoot(const std::string& name) {
+  const std::string path = folder_ + "/" + name;
+  std::filesystem::create_directory(path);
+  return path;
+}
+
+std::string DaemonProcess::Log() const { return ReadFile(folder_ + "/log"); }
+
+ProgramResult RunProgram(const std::vector<std::string>& arguments) {
+  char folder[] = "/tmp/ckptd_run_XXXXXX";
+  EXPECT_NE(mkdtemp(folder), nullptr);
+  const std::string base = folder;
+  UniqueFd out(open((base + "/out").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  UniqueFd err(open((base + "/err").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  ProgramResult result;
+  result.status = WaitFor(Spawn(arguments, out.get(), err.get()));
+  result.out = ReadFile(base + "/out");
+  result.err = ReadFile(base + "/err");
+  std::filesystem::remove_all(base);
+  return result;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,44 @@
+// The real ckptd as a child process, with everything it needs in one short folder under /tmp.
+#ifndef CKPTD_TESTS_INTEGRATION_DAEMON_PROCESS_H_
+#define CKPTD_TESTS_INTEGRATION_DAEMON_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ckptd {
+
+class DaemonProcess {
+ public:
+  // Failures to start, to become ready or to end in time are test failures with the daemon's log.
+  explicit DaemonProcess(int64_t pool_bytes = int64_t{64} << 20, int64_t segment_bytes = int64_t{2} << 20);
+  ~DaemonProcess();  // Kills it and removes the folder.
+
+  void Start();  // Returns when it serves.
+  void Kill();   // SIGKILL; returns when it has ended.
+  void Stop();   // SIGTERM; returns when it has ended.
+
+  std::string endpoint() const { return "unix:" + folder_ + "/d.sock"; }
+  // A fresh directory for checkpoints.
+  std::string MakeRoot(const std::string& name = "root");
+  std::string Log() const;
+
+ private:
+  int Wait();
+  const int64_t pool_bytes_, segment_bytes_;
+  std::string folder_;
+  pid_t pid_ = -1;
+};
+
+// Runs a program with a deadline of 60 s; its standard output, and its exit status (-1: it had to be killed).
+struct ProgramResult {
+  int status = -1;
+  std::string out;
+  std::string err;
+};
+ProgramResult RunProgram(const std::vector<std::string>& arguments);
+
+}  // namespace ckptd
+#endif  // CKPTD_TESTS_INTEGRATION_DAEMON_PROCESS_H_

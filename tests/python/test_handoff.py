@@ -1,0 +1,174 @@
+"""The hand-off socket, seen by the client: descriptors, deadlines, and daemons that do not keep to the
+protocol.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import os
+import pathlib
+import socket
+import tempfile
+import threading
+import time
+from typing import Any, Callable, Iterator, List, Tuple
+
+import ckptd
+import pytest
+from ckptd._handoff import Handoff
+from ckptd._wire import handoff
+
+Answers = Callable[[Any], List[Tuple[bytes, List[int]]]]
+
+
+class Peer:
+    """Answers each request with what `answers` gives: packets, each with descriptors."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.answers: Answers = lambda request: []
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(path)
+        self.listener.listen(4)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        try:
+            self.connection, _ = self.listener.accept()
+        except OSError:
+            return  # Nobody came.
+        while True:
+            frame = self.connection.recv(65536)
+            if not frame:
+                return
+            for answer, descriptors in self.answers(handoff.HandoffRequest.FromString(frame)):
+                rights = (
+                    [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                    if descriptors
+                    else []
+                )
+                self.connection.sendmsg([answer], rights)
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with tempfile.TemporaryDirectory(prefix="ckptd-") as folder:
+        made = Peer(f"{folder}/s")
+        yield made
+        made.listener.close()
+
+
+@pytest.fixture
+def client(peer: Peer) -> Iterator[Handoff]:
+    made = Handoff(peer.path)
+    yield made
+    made.close()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def with_segments(request: Any, descriptors: List[int], ids: Any = None) -> Tuple[bytes, List[int]]:
+    answer = handoff.HandoffResponse(id=request.id)
+    for i in request.fetch_segments.ids if ids is None else ids:
+        answer.fetch_segments.segments.add(id=i, size_bytes=4096 * i)
+    answer.fetch_segments.SetInParent()
+    return answer.SerializeToString(), descriptors
+
+
+def test_descriptors_come_in_order_closed_on_exec_and_in_packets_of_64(peer: Peer, client: Handoff) -> None:
+    files = [os.memfd_create(f"f{i}") for i in range(150)]
+    for i, file in enumerate(files):
+        os.write(file, b"%d" % i)
+    asked: List[int] = []
+
+    def answers(request: Any) -> List[Tuple[bytes, List[int]]]:
+        asked.append(len(request.fetch_segments.ids))
+        return [with_segments(request, [files[i] for i in request.fetch_segments.ids])]
+
+    peer.answers = answers
+    fetched = client.fetch_segments(range(150), 10)
+    assert asked == [64, 64, 22]
+    for i, (segment, size, descriptor) in enumerate(fetched):
+        assert (segment, size, os.pread(descriptor, 10, 0)) == (i, 4096 * i, b"%d" % i)
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        os.close(descriptor)
+    for file in files:
+        os.close(file)
+
+
+@pytest.mark.parametrize("ids, count", [([1, 2], 1), ([1, 2], 3), ([2, 1], 2), ([1], 2), ([], 0)])
+def test_an_answer_with_other_segments_than_were_asked_for_leaks_nothing(
+    peer: Peer, client: Handoff, ids: List[int], count: int
+) -> None:
+    peer.answers = lambda request: [with_segments(request, [0] * count, ids)]
+    with pytest.raises(ckptd.Unavailable, match="2 segments were asked for"):
+        client.fetch_segments([1, 2], 10)
+    before = open_descriptors()
+    with pytest.raises(ckptd.Unavailable):
+        client.fetch_segments([1, 2], 10)
+    assert open_descriptors() == before
+
+
+def test_a_refusal_has_its_class_and_reason(peer: Peer, client: Handoff) -> None:
+    error = handoff.HandoffError(code=9, reason="ROOT_LOCKED", message="another daemon has it")
+    peer.answers = lambda request: [
+        (handoff.HandoffResponse(id=request.id, error=error).SerializeToString(), [])
+    ]
+    with pytest.raises(ckptd.Refused, match="another daemon has it") as caught:
+        client.attach_root(0, "/x", 10)
+    assert caught.value.reason == "ROOT_LOCKED"
+
+
+def test_no_answer_ends_at_the_deadline_and_a_late_one_is_not_taken_for_the_next(
+    peer: Peer, client: Handoff
+) -> None:
+    late: List[Any] = []
+    peer.answers = lambda request: [with_segments(request, [])]
+    client._ask(handoff.HandoffRequest(), (), 10)  # The connection is there on both sides.
+    peer.answers = lambda request: late.append(request) or []
+    before = open_descriptors()
+    started = time.monotonic()
+    with pytest.raises(ckptd.Unavailable, match="no answer in time"):
+        client.fetch_segments([7], 0.2)
+    assert 0.1 < time.monotonic() - started < 5
+    peer.answers = lambda request: [with_segments(late[0], [0]), with_segments(request, [0])]
+    fetched = client.fetch_segments([8], 10)
+    assert [segment for segment, _, _ in fetched] == [8]
+    os.close(fetched[0][2])
+    assert open_descriptors() == before
+
+
+def test_the_end_of_the_connection_is_seen_at_once(peer: Peer, client: Handoff) -> None:
+    peer.answers = lambda request: [with_segments(request, [0])]
+    os.close(client.fetch_segments([1], 10)[0][2])
+    assert client.alive()
+    peer.connection.shutdown(socket.SHUT_RDWR)
+    assert not client.alive()
+    with pytest.raises(ckptd.Unavailable):
+        client.fetch_segments([1], 10)
+    client.goodbye(1)
+    assert client.fileno() == -1 and not client.alive()
+
+
+def test_garbage_is_an_error_and_no_crash(peer: Peer, client: Handoff) -> None:
+    peer.answers = lambda request: [(b"\xff" * 100, [0])]
+    with pytest.raises(ckptd.Unavailable):
+        client.attach_root(0, "/x", 5)
+    before = open_descriptors()
+    with pytest.raises(ckptd.Unavailable):
+        client.attach_root(0, "/x", 5)
+    assert open_descriptors() == before
+
+
+def test_it_knows_the_daemons_process(peer: Peer, client: Handoff) -> None:
+    assert client.daemon_pid() == os.getpid()
+
+
+def test_nobody_there_is_an_oserror(tmp_path: pathlib.Path) -> None:
+    before = open_descriptors()
+    with pytest.raises(OSError):
+        Handoff(str(tmp_path / "none"))
+    assert open_descriptors() == before

@@ -1,0 +1,225 @@
+"""The native library, against plain Python."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from typing import List
+
+import pytest
+from ckptd import _accel
+from ckptd._image import Memory
+
+
+def memory_of(*buffers: bytearray) -> Memory:
+    places = [_accel.address_of(buffer) for buffer in buffers]
+    return Memory([(address, len(buffer)) for (address, _), buffer in zip(places, buffers)], places)
+
+
+def test_crc32c_is_castagnolis() -> None:
+    assert _accel.crc32c(b"123456789") == 0xE3069283
+    assert _accel.crc32c(b"") == 0
+    assert _accel.crc32c(b"56789", _accel.crc32c(b"1234")) == 0xE3069283
+    assert _accel.crc32c(bytes(32)) == 0x8A9136AA
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_copy_puts_each_piece_where_it_belongs_across_segments(threads: int) -> None:
+    random.seed(7)
+    for _ in range(50):
+        size = random.choice([100, 5000, 20_000, 300_000])
+        source = random.randbytes(size)
+        cuts = sorted(random.sample(range(1, size), min(size - 1, random.randrange(1, 40))))
+        bounds = list(zip([0, *cuts], [*cuts, size]))
+        random.shuffle(bounds)
+        address, keep = _accel.address_of(source)
+        pieces = _accel.Pieces(
+            array("Q", [begin for begin, _ in bounds]),
+            array("Q", [address + begin for begin, _ in bounds]),
+            array("Q", [end - begin for begin, end in bounds]),
+        )
+        base = random.randrange(5000)
+        lengths = [random.randrange(1, size) for _ in range(20)]
+        buffers = [bytearray(length) for length in [*lengths, base + size]]
+        _accel.copy(memory_of(*buffers).segments, base, pieces, 0, size, threads)
+        part = b"".join(buffers)
+        assert part[base : base + size] == source
+        assert not any(part[:base]) and not any(part[base + size :])
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 4095, 4096, 4097, 4096 + 255, 1 << 20, (1 << 20) + 13])
+@pytest.mark.parametrize("shift", [0, 1, 31, 63])
+def test_a_copy_of_any_size_and_alignment_leaves_its_neighbours_alone(size: int, shift: int) -> None:
+    source = random.Random(size).randbytes(size + 64)[shift // 2 : shift // 2 + size]
+    buffer = bytearray(b"\xee" * (size + 200))
+    memory_of(buffer).put(shift, source)
+    assert buffer == b"\xee" * shift + source + b"\xee" * (200 - shift)
+
+
+def test_a_large_copy_by_threads_is_complete() -> None:
+    size = (17 << 20) + 5
+    source = random.Random(1).randbytes(size)
+    address, keep = _accel.address_of(source)
+    pieces = _accel.Pieces(array("Q", [0]), array("Q", [address]), array("Q", [size]))
+    for threads in (2, 5, 64, 10_000, 0, -1):
+        buffer = bytearray(size)
+        _accel.copy(memory_of(buffer).segments, 0, pieces, 0, size, threads)
+        assert buffer == source
+
+
+def test_other_threads_run_while_it_copies() -> None:
+    turns = 0
+    done = threading.Event()
+
+    def turn() -> None:
+        nonlocal turns
+        while not done.is_set():
+            turns += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=turn)
+    source, buffer = bytes(256 << 20), bytearray(256 << 20)
+    address, keep = _accel.address_of(source)
+    pieces = _accel.Pieces(array("Q", [0]), array("Q", [address]), array("Q", [len(source)]))
+    memory = memory_of(buffer)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    thread.start()
+    try:
+        at_begin = turns
+        _accel.copy(memory.segments, 0, pieces, 0, len(source), 1)
+        assert turns > at_begin + 10
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(before)
+
+
+def test_addresses_of_all_kinds_of_buffers() -> None:
+    for buffer in (
+        b"abc",
+        bytearray(b"abc"),
+        memoryview(b"xabcx")[1:4],
+        memoryview(bytearray(b"xabcx"))[1:4],
+    ):
+        address, keep = _accel.address_of(buffer)
+        assert ctypes.string_at(address, 3) == b"abc"
+        del keep
+    held = bytearray(10)
+    _, keep = _accel.address_of(held)
+    with pytest.raises(BufferError):
+        held.extend(bytes(100))  # It would move under the copy.
+
+
+@pytest.fixture
+def chunks(tmp_path: pathlib.Path):
+    """(descriptor, content, CRCs) of a file in chunks of 64 KiB, the last one short."""
+    content = random.Random(3).randbytes(10 * 65536 + 777)
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    descriptor = os.open(path, os.O_RDWR)
+    crcs = array("I", [_accel.crc32c(content[at : at + 65536]) for at in range(0, len(content), 65536)])
+    yield descriptor, content, crcs
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_verified_read_gives_the_bytes(chunks, threads: int) -> None:
+    descriptor, content, crcs = chunks
+    into = bytearray(len(content))
+    assert _accel.read_verified(descriptor, 0, into, 65536, crcs, threads) is None
+    assert into == content
+    part = bytearray(2 * 65536)
+    assert _accel.read_verified(descriptor, 3 * 65536, part, 65536, crcs[3:5], threads) is None
+    assert part == content[3 * 65536 : 5 * 65536]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("at", [0, 5 * 65536 + 1, 10 * 65536 + 776])
+def test_a_verified_read_names_the_chunk_in_which_one_bit_is_wrong(chunks, threads: int, at: int) -> None:
+    descriptor, content, crcs = chunks
+    os.pwrite(descriptor, bytes([content[at] ^ 4]), at)
+    fault = _accel.read_verified(descriptor, 0, bytearray(len(content)), 65536, crcs, threads)
+    assert fault is not None
+    assert (fault.chunk, fault.errno) == (at // 65536, errno.EBADMSG)
+    assert fault.found != crcs[fault.chunk]
+
+
+def test_a_verified_read_says_how_reading_failed(chunks) -> None:
+    descriptor, content, crcs = chunks
+    os.ftruncate(descriptor, 9 * 65536 + 5)
+    fault = _accel.read_verified(descriptor, 0, bytearray(len(content)), 65536, crcs, 1)
+    assert fault is not None and (fault.chunk, fault.errno) == (9, errno.ENODATA)
+    reading, writing = os.pipe()
+    try:
+        fault = _accel.read_verified(reading, 0, bytearray(10), 65536, crcs, 1)
+        assert fault is not None and fault.errno == errno.ESPIPE
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_mapping_is_shared_begins_at_a_huge_page_and_is_not_inherited() -> None:
+    size = 3 << 20
+    descriptor = os.memfd_create("segment")
+    os.ftruncate(descriptor, size)
+    address = _accel.map_shared(descriptor, size)
+    try:
+        assert address % (2 << 20) == 0
+        ctypes.memset(address + size - 3, 0x41, 3)
+        assert os.pread(descriptor, 3, size - 3) == b"AAA"
+        lines = pathlib.Path("/proc/self/smaps").read_text().split("\n")
+        begin = next(i for i, line in enumerate(lines) if line.startswith(f"{address:x}-"))
+        flags = next(line for line in lines[begin:] if line.startswith("VmFlags"))
+        assert " dc" in flags.split(":")[1]  # Not copied by fork.
+    finally:
+        _accel.unmap(address, size)
+        os.close(descriptor)
+
+
+def test_a_mapping_that_cannot_be_made_is_an_error_and_leaves_no_hole() -> None:
+    reading, writing = os.pipe()
+    before = maps()
+    try:
+        with pytest.raises(OSError, match="mapping a segment of 4096 bytes"):
+            _accel.map_shared(reading, 4096)
+        assert maps() == before
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def maps() -> List[str]:
+    return re.findall(r"^.* ---p .*$", pathlib.Path("/proc/self/maps").read_text(), re.MULTILINE)
+
+
+def test_it_needs_no_glibc_newer_than_that_of_manylinux2014() -> None:
+    path = os.environ.get("CKPTD_NATIVE") or os.path.join(os.path.dirname(_accel.__file__), "_native.so")
+    objdump = shutil.which("objdump")
+    assert objdump, "binutils are part of what tools/setup installs"
+    symbols = subprocess.run([objdump, "-T", path], capture_output=True, text=True, check=True).stdout
+    versions = {tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_([0-9.]+)", symbols)}
+    assert versions and max(versions) <= (2, 17)
+    needed = subprocess.run([objdump, "-p", path], capture_output=True, text=True, check=True).stdout
+    libraries = set(re.findall(r"NEEDED\s+(\S+)", needed))
+    assert libraries <= {"libc.so.6", "libpthread.so.0", "libm.so.6", "ld-linux-x86-64.so.2"}
+
+
+def test_without_the_library_the_error_says_what_to_install() -> None:
+    code = "from ckptd import _accel\ntry:\n    _accel.crc32c(b'')\nexcept ImportError as error:\n    print(error)"
+    for path in ("/nonexistent.so", sys.executable):
+        environment = {**os.environ, "CKPTD_NATIVE": path}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert "install ckptd's wheel" in done.stdout, done.stderr

@@ -1,0 +1,353 @@
+"""Reading checkpoints without a daemon: what is whole comes back, what is not is named. The files are made
+here, by the documented format.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pathlib
+import random
+import struct
+from typing import Any, Dict, List, Optional
+
+import ckptd
+import pytest
+import torch
+from ckptd import _accel
+from ckptd._wire import storage
+
+CHUNK = 64 << 10
+
+
+def encode_manifest(summary: Any, body: bytes) -> bytes:
+    encoded = summary.SerializeToString()
+    head = b"CKPTDMAN" + struct.pack(
+        "<IIIIQ", 1, len(encoded), _accel.crc32c(encoded), _accel.crc32c(body), len(body)
+    )
+    head += struct.pack("<I", _accel.crc32c(head)) + encoded
+    return head.ljust(4096, b"\0") + body
+
+
+def write_checkpoint(
+    root: pathlib.Path,
+    tag: str,
+    sequence: int,
+    files: Dict[str, bytes],
+    step: Optional[int] = None,
+    **metrics: float,
+) -> pathlib.Path:
+    """As the daemon leaves one."""
+    folder = root / tag
+    (folder / ".ckptd").mkdir(parents=True)
+    body = storage.ManifestBody()
+    for rank, (name, content) in enumerate(sorted(files.items())):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        crcs = [_accel.crc32c(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)]
+        body.files.add(path=name, size_bytes=len(content), rank=rank, chunk_crc32c=crcs)
+    summary = storage.ManifestSummary(
+        format_version=1,
+        tag=tag,
+        step=step,
+        sequence=sequence,
+        attempt=1,
+        ordinal=1,
+        world_size=max(1, len(files)),
+        size_bytes=sum(map(len, files.values())),
+        file_count=len(files),
+        commit_time_us=1_700_000_000_000_000,
+        metrics=metrics,
+        chunk_bytes=CHUNK,
+    )
+    (folder / ".ckptd/manifest").write_bytes(encode_manifest(summary, body.SerializeToString()))
+    return folder
+
+
+def saved(obj: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(obj, buffer)
+    return buffer.getvalue()
+
+
+STATE = {
+    "w": torch.randn(300, 1000),
+    "tied": torch.arange(7),
+    "small": [torch.ones(i) for i in range(200)],
+    "step": 3,
+}
+CONTENT = random.Random(5).randbytes(5 * CHUNK + 1234)
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> pathlib.Path:
+    write_checkpoint(
+        tmp_path,
+        "step_2",
+        5,
+        {"model_0.pt": saved(STATE), "deep/er/note.txt": b"two", "e": b"", "big": CONTENT},
+        2,
+    )
+    write_checkpoint(tmp_path, "step_9", 4, {"note.txt": b"nine"}, 9, loss=0.5)
+    (tmp_path / ".ckptd/nodes").mkdir(parents=True)
+    (tmp_path / "not_ours").mkdir()
+    (tmp_path / "a_file").write_text("x")
+    (tmp_path / "link").symlink_to("step_2")
+    return tmp_path
+
+
+def test_checkpoints_are_listed_by_sequence_and_nothing_else_is(root: pathlib.Path) -> None:
+    infos = ckptd.open_root(root).list()
+    assert [(info.tag, info.step, info.sequence) for info in infos] == [("step_2", 2, 5), ("step_9", 9, 4)]
+    assert infos[1].metrics == {"loss": 0.5}
+    assert infos[1].files == ("note.txt",) and infos[1].bytes == 4 and infos[1].level == "committed"
+    assert infos[0].time is not None and infos[0].time.year == 2023
+    latest = ckptd.open_root(str(root)).latest()
+    assert latest is not None and latest == infos[0]
+
+
+def test_files_come_back_byte_for_byte(root: pathlib.Path) -> None:
+    with ckptd.open_root(root).open() as checkpoint:
+        assert checkpoint and checkpoint.tag == "step_2" and checkpoint.step == 2
+        assert set(checkpoint.files) == {"model_0.pt", "deep/er/note.txt", "e", "big"}
+        assert checkpoint.read("deep/er/note.txt") == b"two"
+        assert checkpoint.read("e") == b""
+        assert checkpoint.read("big") == CONTENT
+
+
+def test_torch_objects_come_back_equal(root: pathlib.Path) -> None:
+    with ckptd.open_root(root).open("step_2") as checkpoint:
+        back = checkpoint.load("model_0.pt")
+    assert torch.equal(back["w"], STATE["w"]) and back["step"] == 3
+    assert all(torch.equal(a, b) for a, b in zip(back["small"], STATE["small"]))
+    back["w"].add_(1)  # It is the caller's own memory.
+    with ckptd.open_root(root).open("step_2") as checkpoint:
+        assert torch.equal(checkpoint.load("model_0.pt", map_location="cpu")["w"], STATE["w"])
+
+
+def test_a_file_can_be_read_in_any_order_and_piece(root: pathlib.Path) -> None:
+    with ckptd.open_root(root).open() as checkpoint, checkpoint._open("big") as file:
+        pick = random.Random(1)
+        for _ in range(500):
+            at, size = (
+                pick.randrange(len(CONTENT) + 10),
+                pick.choice([0, 1, 100, CHUNK, 3 * CHUNK, len(CONTENT)]),
+            )
+            file.seek(at)
+            assert file.read(size) == CONTENT[at : at + size]
+        assert file.seek(-5, os.SEEK_END) == len(CONTENT) - 5
+        assert file.read() == CONTENT[-5:] and file.tell() == len(CONTENT)
+
+
+def flip(path: pathlib.Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("at", [0, 3 * CHUNK, 5 * CHUNK + 1233])
+def test_one_wrong_bit_is_corrupt_and_names_file_and_chunk(root: pathlib.Path, at: int) -> None:
+    flip(root / "step_2/big", at)
+    with ckptd.open_root(root).open() as checkpoint:
+        with pytest.raises(ckptd.Corrupt) as caught:
+            checkpoint.read("big")
+        error = caught.value
+        begin = at // CHUNK * CHUNK
+        assert error.reason == "CORRUPT_FILE" and error.tag == "step_2" and error.ranks == (0,)
+        assert error.details["path"] == "big" and error.details["chunk"] == at // CHUNK
+        assert error.details["expected"] == _accel.crc32c(CONTENT[begin : begin + CHUNK])
+        assert error.details["found"] == _accel.crc32c(
+            (root / "step_2/big").read_bytes()[begin : begin + CHUNK]
+        )
+        for word in ("big", "step_2", f"chunk {at // CHUNK}", f"{error.details['expected']:#010x}"):
+            assert word in str(error)
+        assert checkpoint.read("e") == b""  # The others are well.
+
+
+def test_a_wrong_bit_in_a_tensor_that_torch_would_load_without_a_word_is_corrupt(root: pathlib.Path) -> None:
+    path = root / "step_2/model_0.pt"
+    at = path.read_bytes().index(STATE["w"].numpy().tobytes()[:64])
+    flip(path, at + 100_000)
+    torch.load(path)
+    with ckptd.open_root(root).open() as checkpoint, pytest.raises(ckptd.Corrupt, match="chunk 1"):
+        checkpoint.load("model_0.pt")
+
+
+@pytest.mark.parametrize("change", [-1, 1, -CHUNK])
+def test_a_file_of_another_size_is_corrupt(root: pathlib.Path, change: int) -> None:
+    path = root / "step_2/big"
+    os.truncate(path, path.stat().st_size + change)
+    with (
+        ckptd.open_root(root).open() as checkpoint,
+        pytest.raises(ckptd.Corrupt, match="were saved") as caught,
+    ):
+        checkpoint.read("big")
+    assert caught.value.reason == "SHORT_FILE"
+
+
+def test_a_missing_file_is_corrupt_and_one_that_was_never_there_not_found(root: pathlib.Path) -> None:
+    (root / "step_2/big").unlink()
+    with ckptd.open_root(root).open() as checkpoint:
+        with pytest.raises(ckptd.Corrupt, match="big"):
+            checkpoint.read("big")
+        with pytest.raises(ckptd.NotFound, match='no file "other"; it has .*model_0.pt') as caught:
+            checkpoint.read("other")
+        assert caught.value.reason == "UNKNOWN_FILE"
+        with pytest.raises(ckptd.NotFound):
+            checkpoint.load("../step_9/note.txt")
+
+
+@pytest.mark.parametrize("component", ["deep", "deep/er", "deep/er/note.txt"])
+def test_a_link_in_the_place_of_a_file_or_folder_is_not_followed(root: pathlib.Path, component: str) -> None:
+    place = root / "step_2" / component
+    place.rename(root / "moved")
+    place.symlink_to(root / "moved")
+    with ckptd.open_root(root).open() as checkpoint, pytest.raises(ckptd.Corrupt, match="cannot be opened"):
+        checkpoint.read("deep/er/note.txt")
+
+
+MANIFEST = "step_2/.ckptd/manifest"
+
+
+@pytest.mark.parametrize("at", [0, 8, 12, 16, 20, 24, 33, 40, 4096, 4200])
+def test_a_manifest_with_one_wrong_bit_is_corrupt_and_the_older_checkpoint_stands(
+    root: pathlib.Path, at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    flip(root / MANIFEST, at)
+    with pytest.raises(ckptd.Corrupt) as caught:
+        ckptd.open_root(root).open("step_2")
+    assert caught.value.reason == "CORRUPT_MANIFEST" and caught.value.tag == "step_2"
+    with caplog.at_level(logging.WARNING, "ckptd"):
+        assert [info.tag for info in ckptd.open_root(root).list()] == ["step_9"]
+    assert "step_2" in caplog.text
+
+
+@pytest.mark.parametrize("size", [0, 10, 4095, 4096, 4100])
+def test_a_manifest_that_ends_early_is_corrupt(root: pathlib.Path, size: int) -> None:
+    os.truncate(root / MANIFEST, size)
+    with pytest.raises(ckptd.Corrupt):
+        ckptd.open_root(root).open("step_2")
+
+
+def test_a_manifest_with_something_behind_it_is_corrupt(root: pathlib.Path) -> None:
+    with open(root / MANIFEST, "ab") as file:
+        file.write(b"x")
+    with pytest.raises(ckptd.Corrupt, match="more than"):
+        ckptd.open_root(root).open("step_2")
+
+
+def rewrite(root: pathlib.Path, change: Any) -> None:
+    """A manifest that says something else, and is intact."""
+    data = (root / MANIFEST).read_bytes()
+    size = struct.unpack_from("<I", data, 12)[0]
+    summary = storage.ManifestSummary.FromString(data[36 : 36 + size])
+    body = storage.ManifestBody.FromString(data[4096:])
+    change(summary, body)
+    (root / MANIFEST).write_bytes(encode_manifest(summary, body.SerializeToString()))
+
+
+def more_files(summary: Any, body: Any) -> None:
+    summary.file_count += 1
+
+
+def twice(summary: Any, body: Any) -> None:
+    body.files[1].path = body.files[0].path
+
+
+def fewer_checksums(summary: Any, body: Any) -> None:
+    del body.files[0].chunk_crc32c[:]
+
+
+def no_chunks(summary: Any, body: Any) -> None:
+    summary.chunk_bytes = 0
+
+
+@pytest.mark.parametrize("change", [more_files, twice, fewer_checksums, no_chunks])
+def test_a_manifest_that_contradicts_itself_is_corrupt(root: pathlib.Path, change: Any) -> None:
+    rewrite(root, change)
+    with pytest.raises(ckptd.Corrupt):
+        ckptd.open_root(root).open("step_2")
+
+
+def test_a_manifest_of_a_later_version_says_to_install_a_newer_package(root: pathlib.Path) -> None:
+    data = bytearray((root / MANIFEST).read_bytes())
+    struct.pack_into("<I", data, 8, 2)
+    struct.pack_into("<I", data, 32, _accel.crc32c(bytes(data[:32])))
+    (root / MANIFEST).write_bytes(data)
+    with pytest.raises(ckptd.Refused, match="newer") as caught:
+        ckptd.open_root(root).open("step_2")
+    assert caught.value.reason == "NEWER_FORMAT"
+
+
+def test_a_checkpoint_that_somebody_renamed_is_not_listed_under_its_new_name(root: pathlib.Path) -> None:
+    (root / "step_2").rename(root / "step_3")
+    assert [info.tag for info in ckptd.open_root(root).list()] == ["step_9"]
+
+
+@pytest.mark.parametrize(
+    "tag", ["nothing", "not_ours", "a_file", "link", "", ".", "..", ".ckptd", "../x", "step_2/deep", "x\0y"]
+)
+def test_what_is_no_checkpoint_is_not_found(root: pathlib.Path, tag: str) -> None:
+    with pytest.raises(ckptd.NotFound) as caught:
+        ckptd.open_root(root).open(tag)
+    assert caught.value.reason == "NO_CHECKPOINT"
+
+
+def test_an_empty_root_has_no_latest(tmp_path: pathlib.Path) -> None:
+    root = ckptd.open_root(tmp_path)
+    assert root.latest() is None and root.list() == []
+    with pytest.raises(ckptd.NotFound, match="latest"):
+        root.open()
+    with pytest.raises(ckptd.NotFound, match="not a directory"):
+        ckptd.open_root(tmp_path / "missing")
+
+
+def test_none_to_resume_from_is_falsy_and_says_so_when_it_is_used() -> None:
+    none = ckptd.Checkpoint(None, None)
+    assert not none
+    with none as same:
+        assert same is none
+    uses: List[Any] = [lambda: none.tag, lambda: none.read("x"), lambda: none.load("x"), lambda: none.files]
+    for use in uses:
+        with pytest.raises(ckptd.NotFound, match="no checkpoint to resume from"):
+            use()
+
+
+def test_a_closed_checkpoint_says_that_it_is(root: pathlib.Path) -> None:
+    checkpoint = ckptd.open_root(root).open()
+    checkpoint.close()
+    checkpoint.close()
+    with pytest.raises(ckptd.NotFound, match="is closed"):
+        checkpoint.read("e")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_classes_that_could_run_code_are_refused_unless_they_are_named(tmp_path: pathlib.Path) -> None:
+    write_checkpoint(tmp_path, "a", 1, {"m.pt": saved({"path": pathlib.PurePosixPath("/x")})})
+    with ckptd.open_root(tmp_path).open() as checkpoint:
+        with pytest.raises(ckptd.Refused, match="safe_globals") as caught:
+            checkpoint.load("m.pt")
+        assert caught.value.reason == "UNSAFE_GLOBALS" and "weights_only=False" in str(caught.value)
+        assert checkpoint.load("m.pt", safe_globals=[pathlib.PurePosixPath])["path"] == pathlib.PurePosixPath(
+            "/x"
+        )
+        assert checkpoint.load("m.pt", weights_only=False)["path"] == pathlib.PurePosixPath("/x")
+
+
+def test_it_needs_no_more_memory_than_the_tensors_themselves(tmp_path: pathlib.Path) -> None:
+    """The bytes of a storage are checked on their way into it: there is no copy of the file beside."""
+    import subprocess
+    import sys
+
+    write_checkpoint(tmp_path, "a", 1, {"m.pt": saved({"w": torch.zeros(64 << 20)})})  # 256 MiB
+    code = f"""
+import resource, torch, ckptd
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with ckptd.open_root({str(tmp_path)!r}).open() as checkpoint:
+    state = checkpoint.load("m.pt")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) * 1024 < 1.25 * (256 << 20)

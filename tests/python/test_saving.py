@@ -1,0 +1,501 @@
+"""From save() to its end, against a daemon in this process that does what the test tells it to."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import logging
+import os
+import pathlib
+import signal
+import threading
+import time
+from typing import Any, Iterator, List
+
+import ckptd
+import grpc
+import pytest
+from ckptd._wire import types
+
+BIG = os.urandom((2 << 20) + 100_001)  # Crosses two segments of the daemon.
+
+
+@pytest.fixture
+def run(daemon: Any, tmp_path: pathlib.Path) -> Iterator[ckptd.Run]:
+    with ckptd.connect(daemon.endpoint) as client:
+        yield client.run(tmp_path / "root", rank=0, world_size=1)
+
+
+def two_ranks(daemon: Any, tmp_path: pathlib.Path) -> List[ckptd.Run]:
+    return [ckptd.connect(daemon.endpoint).run(tmp_path / "root", rank=rank, world_size=2) for rank in (0, 1)]
+
+
+def until(condition: Any, what: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.005)
+
+
+def refusal(code: grpc.StatusCode, reason: str) -> Any:
+    return lambda: (code, reason)
+
+
+# ---- the usual
+
+
+def test_what_is_saved_is_what_the_daemon_gets(daemon: Any, run: ckptd.Run, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_bytes(BIG[::-1])
+    files = {"a": BIG, "b": b"", "c/d": ckptd.File(tmp_path / "file"), "e": BIG[:7]}
+    save = run.save("t", step=7, files=files, metrics={"loss": 0.5}).wait(timeout=20)
+    assert save.level == "committed" and save.transport == "shm" and save.sequence == 1
+    assert daemon.committed["t"] == {"a": BIG, "b": b"", "c/d": BIG[::-1], "e": BIG[:7]}
+    begin = daemon.requests["Begin"][0]
+    assert (
+        begin.step == 7 and begin.metrics == {"loss": 0.5} and begin.busy == types.WAIT and not begin.growing
+    )
+    assert daemon.calls.count("Begin") == daemon.calls.count("Seal") == 1 and "Extend" not in daemon.calls
+
+
+def test_a_later_save_uses_the_mapping_it_has(daemon: Any, run: ckptd.Run) -> None:
+    for i in range(5):
+        content = bytes([i]) * len(BIG)
+        run.save(f"t{i}", files={"x": content}).wait(timeout=20)
+        assert daemon.committed[f"t{i}"] == {"x": content}
+    assert daemon.calls.count("fetch_segments") == 1
+
+
+def test_file_by_file(daemon: Any, run: ckptd.Run) -> None:
+    with run.begin("t", step=1) as part:
+        data = bytearray(b"first")
+        part.add("a", data)
+        data[:] = b"later"
+        part.add("b", BIG)
+        assert part.level == "open"
+        with pytest.raises(TypeError):
+            part.add("c", object())
+        with pytest.raises(ckptd.Refused, match="there already"):
+            part.add("a", b"")
+    assert part.wait(timeout=20).level == "committed"
+    assert daemon.committed["t"] == {"a": b"first", "b": BIG}
+    with pytest.raises(ckptd.Refused, match="sealed"):
+        part.add("d", b"")
+
+
+def test_a_part_may_be_empty(daemon: Any, run: ckptd.Run) -> None:
+    run.save("t", files={}).wait(timeout=20)
+    with run.begin("u") as part:
+        pass
+    part.wait(timeout=20)
+    assert daemon.committed == {"t": {}, "u": {}}
+
+
+def test_each_save_of_a_tag_has_the_next_ordinal(daemon: Any, run: ckptd.Run) -> None:
+    for tag in ("a", "b", "a", "a"):
+        run.save(tag, files={}).wait(timeout=20)
+    assert [(r.key.tag, r.key.ordinal) for r in daemon.requests["Begin"]] == [
+        ("a", 1),
+        ("b", 1),
+        ("a", 2),
+        ("a", 3),
+    ]
+
+
+def test_saves_from_several_threads_do_not_mix(daemon: Any, run: ckptd.Run) -> None:
+    contents = {f"t{i}": bytes([i]) * (500_000 + i) for i in range(16)}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        saves = list(pool.map(lambda tag: run.save(tag, files={"f": contents[tag]}), contents))
+    for save in saves:
+        save.wait(timeout=20)
+    assert {tag: files["f"] for tag, files in daemon.committed.items()} == contents
+
+
+def test_wrong_arguments_are_refused_before_the_daemon_hears_of_them(daemon: Any, run: ckptd.Run) -> None:
+    with pytest.raises(ValueError, match='busy is "never"'):
+        run.save("t", files={}, busy="never")
+    with pytest.raises(ValueError, match="timeout is 0"):
+        run.save("t", files={}, timeout=0)
+    with pytest.raises(ValueError, match='views is "all"'):
+        run.save("t", files={}, views="all")
+    with pytest.raises(ValueError, match='level is "done"'):
+        run.save("t", files={}).wait("done")
+    for kept in (0, -2):
+        with pytest.raises(ckptd.Refused, match=f"num_kept_ckpts is {kept}"):
+            run._client.run(run.root, num_kept_ckpts=kept)
+    assert daemon.calls.count("Begin") == 1
+
+
+# ---- waiting
+
+
+def test_waits_are_for_levels_in_order_and_end_with_patience(daemon: Any, tmp_path: pathlib.Path) -> None:
+    daemon.hold = True
+    first, second = two_ranks(daemon, tmp_path)
+    save = first.save("t", files={"a": b"1"})
+    assert save.level == "staged" and save.wait("staged", timeout=0) is save
+    with pytest.raises(ckptd.WaitTimeout) as caught:
+        save.wait("sealed", timeout=0.1)
+    assert isinstance(caught.value, TimeoutError) and caught.value.tag == "t" and caught.value.ranks == (1,)
+    assert "ranks 1 have not sealed" in str(caught.value)
+    future = save.future("sealed")
+    second.save("t", files={"b": b"2"})
+    assert save.wait("sealed", timeout=20).level == "sealed" and future.result(20) is save
+    with pytest.raises(ckptd.WaitTimeout):
+        save.wait("committed", timeout=0.1)
+    daemon.commit("t")
+    assert save.wait("committed", timeout=20).level == "committed"
+    assert save.wait("staged", timeout=0) is save
+
+
+def test_many_futures_need_no_thread_each(daemon: Any, run: ckptd.Run) -> None:
+    daemon.hold = True
+    saves = [run.save(f"t{i}", files={}) for i in range(20)]
+    before = threading.active_count()
+    futures = [save.future() for save in saves for _ in range(5)]
+    assert threading.active_count() <= before + 1
+    for i in range(20):
+        daemon.commit(f"t{i}")
+    assert [future.result(20).tag for future in futures] == [save.tag for save in saves for _ in range(5)]
+    assert saves[0].future().result(0) is saves[0]
+
+
+def test_a_cancelled_future_does_not_disturb_the_save(daemon: Any, run: ckptd.Run) -> None:
+    daemon.hold = True
+    save = run.save("t", files={})
+    future = save.future()
+    assert future.cancel()
+    daemon.commit("t")
+    assert save.wait(timeout=20).level == "committed"
+
+
+def test_a_failure_reaches_whoever_waits_and_every_later_wait(
+    daemon: Any, run: ckptd.Run, caplog: Any
+) -> None:
+    daemon.hold = True
+    save = run.save("t", files={})
+    future = save.future()
+    daemon.fail("t", reason="RANKS_MISSING", ranks=[3])
+    with pytest.raises(ckptd.CheckpointFailed) as caught:
+        future.result(20)
+    assert (caught.value.reason, caught.value.tag, caught.value.ranks) == ("RANKS_MISSING", "t", (3,))
+    for level in ("staged", "committed"):
+        with pytest.raises(ckptd.CheckpointFailed):
+            save.wait(level, timeout=20)
+    with pytest.raises(ckptd.CheckpointFailed):
+        save.future().result(0)
+    assert save.level == "failed" and not caplog.records
+    assert [failure.tag for failure in run.failures()] == ["t"]
+
+
+def test_a_failure_that_nobody_waits_for_is_a_warning_and_never_comes_out_of_a_later_save(
+    daemon: Any, run: ckptd.Run, caplog: Any
+) -> None:
+    daemon.hold = True
+    with caplog.at_level(logging.WARNING, "ckptd"):
+        run.save("bad", files={})
+        daemon.fail("bad", reason="IO_ERROR", ranks=[0])
+        until(run.failures, "the failure to be heard")
+        until(lambda: caplog.records, "the warning")
+    assert [(r.levelname, "bad" in r.getMessage()) for r in caplog.records] == [("WARNING", True)]
+    assert [(type(f), f.reason, f.tag, f.ranks) for f in run.failures()] == [
+        (ckptd.CheckpointFailed, "IO_ERROR", "bad", (0,))
+    ]
+    daemon.hold = False
+    assert run.save("good", files={}).wait(timeout=20).level == "committed"
+
+
+@pytest.mark.parametrize(
+    "level, kind",
+    [(types.SUPERSEDED, ckptd.Superseded), (types.INDETERMINATE, ckptd.Indeterminate)],
+)
+def test_other_ends_have_their_own_class_and_level(
+    daemon: Any, run: ckptd.Run, level: Any, kind: type
+) -> None:
+    daemon.hold = True
+    save = run.save("t", files={})
+    daemon.fail("t", level=level, reason="X")
+    with pytest.raises(kind):
+        save.wait(timeout=20)
+    assert save.level == types.Level.Name(level).lower()
+
+
+# ---- verdicts of the busy policy
+
+
+def test_a_skipped_save_returns_and_its_wait_raises(daemon: Any, run: ckptd.Run, caplog: Any) -> None:
+    daemon.skips = 2
+    save = run.save("t", files={"a": BIG}, busy="skip")
+    with run.begin("u", busy="skip") as part:
+        part.add("a", BIG)
+    for skipped in (save, part):
+        assert skipped.level == "skipped"
+        with pytest.raises(ckptd.Skipped, match="no memory"):
+            skipped.wait("staged", timeout=20)
+    assert "Seal" not in daemon.calls and not run.failures() and not caplog.records
+
+
+@pytest.mark.parametrize("call", ["Begin", "Seal", "Extend"])
+def test_a_save_that_is_superseded_while_it_is_made_returns_as_such(
+    daemon: Any, run: ckptd.Run, call: str
+) -> None:
+    daemon.script[call].append(refusal(grpc.StatusCode.ABORTED, "SUPERSEDED"))
+    if call == "Extend":
+        with run.begin("t") as save:
+            save.add("a", b"1")
+            save.add("b", b"2")
+    else:
+        save = run.save("t", files={"a": b"1"})
+    assert save.level == "superseded"
+    with pytest.raises(ckptd.Superseded):
+        save.wait(timeout=20)
+    assert "Abort" not in daemon.calls
+
+
+def test_what_is_refused_is_raised_and_nothing_was_copied(daemon: Any, run: ckptd.Run) -> None:
+    for code, reason, kind in [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "NO_SPACE", ckptd.NoSpace),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "ADMISSION_TIMEOUT", ckptd.Busy),
+        (grpc.StatusCode.FAILED_PRECONDITION, "FENCED", ckptd.Fenced),
+        (grpc.StatusCode.ALREADY_EXISTS, "FILE_CONFLICT", ckptd.FileConflict),
+        (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_TAG", ckptd.Refused),
+    ]:
+        daemon.script["Begin"].append(refusal(code, reason))
+        with pytest.raises(kind) as caught:
+            run.save("t", files={"a": BIG})
+        assert caught.value.reason == reason
+    assert "Seal" not in daemon.calls and "fetch_segments" not in daemon.calls
+
+
+# ---- aborting
+
+
+def test_an_exception_inside_the_with_aborts_for_all_ranks_and_comes_out(
+    daemon: Any, tmp_path: pathlib.Path
+) -> None:
+    first, second = two_ranks(daemon, tmp_path)
+    other = second.save("t", files={"b": b"2"})
+    with pytest.raises(KeyError, match="mine"), first.begin("t") as part:
+        part.add("a", BIG)
+        raise KeyError("mine")
+    assert "KeyError" in daemon.requests["Abort"][0].message
+    with pytest.raises(ckptd.CheckpointFailed) as caught:
+        other.wait(timeout=20)
+    assert caught.value.reason == "SAVE_ABORTED" and caught.value.ranks == (0,)
+    with pytest.raises(ckptd.CheckpointFailed, match="KeyError"):
+        part.wait(timeout=20)
+
+
+def test_a_value_that_cannot_be_saved_ends_the_save_of_the_other_ranks_at_once(
+    daemon: Any, tmp_path: pathlib.Path
+) -> None:
+    first, second = two_ranks(daemon, tmp_path)
+    other = second.save("t", files={"b": b"2"})
+    with pytest.raises(TypeError):
+        first.save("t", files={"a": object()})
+    with pytest.raises(ckptd.CheckpointFailed, match="as the test wants"):
+        other.wait(timeout=20)
+
+
+def test_ranks_that_come_later_hear_of_it_too(daemon: Any, tmp_path: pathlib.Path) -> None:
+    first, second = two_ranks(daemon, tmp_path)
+    with pytest.raises(TypeError):
+        first.save("t", files={"a": object()})
+    with pytest.raises(ckptd.CheckpointFailed) as caught:
+        second.save("t", files={"b": b"2"})
+    assert caught.value.reason == "SAVE_ABORTED"
+    assert first.save("t", files={"a": b""}).level == "staged"  # The next one is a new save on both.
+    second.save("t", files={"b": b""}).wait(timeout=20)
+
+
+def test_ctrl_c_in_save_aborts_it_and_comes_out(daemon: Any, run: ckptd.Run) -> None:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    daemon.script["Begin"].append(lambda: time.sleep(5))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            run.save("t", files={"a": BIG})
+        assert time.monotonic() - started < 4
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert "Abort" in daemon.calls
+    run.save("u", files={}).wait(timeout=20)
+
+
+# ---- a daemon that restarts
+
+
+def test_a_save_goes_on_with_the_next_daemon_wherever_the_first_one_ended(
+    daemon: Any, run: ckptd.Run
+) -> None:
+    for call in ("Begin", "Seal"):
+        daemon.script[call].append(
+            lambda: (threading.Thread(target=daemon.restart).start(), time.sleep(0.5))[2:] or None
+        )
+        save = run.save(f"at_{call}", files={"a": BIG, "b": b"x"}).wait(timeout=20)
+        assert save.level == "committed"
+        assert daemon.committed[f"at_{call}"] == {"a": BIG, "b": b"x"}
+    keys = {(r.key.tag, r.key.ordinal) for r in daemon.requests["Begin"]}
+    assert keys == {("at_Begin", 1), ("at_Seal", 1)}  # The same save each time.
+
+
+def test_files_that_were_added_before_a_restart_are_saved_as_they_were_then(
+    daemon: Any, run: ckptd.Run
+) -> None:
+    data = bytearray(BIG)
+    with run.begin("t") as part:
+        part.add("a", data)
+        data[:] = bytes(len(data))
+        daemon.restart()
+        part.add("b", b"later")
+        daemon.restart()
+    part.wait(timeout=20)
+    assert daemon.committed["t"] == {"a": BIG, "b": b"later"}
+
+
+def test_a_seal_whose_answer_was_lost_is_asked_again_and_nothing_else(daemon: Any, run: ckptd.Run) -> None:
+    daemon.script["Seal"].append(refusal(grpc.StatusCode.UNAVAILABLE, ""))
+    run.save("t", files={"a": BIG}).wait(timeout=20)
+    assert daemon.calls.count("Seal") == 2 and daemon.calls.count("Begin") == 1
+    assert daemon.calls.count("JoinRun") == 1
+
+
+def test_a_new_daemon_hears_which_saves_the_old_one_took_along(daemon: Any, run: ckptd.Run) -> None:
+    daemon.hold = True
+    save = run.save("lost", files={"a": b"1"})
+    daemon.restart()
+    with pytest.raises(ckptd.CheckpointFailed) as caught:
+        save.wait(timeout=20)
+    assert caught.value.reason == "STAGED_LOST"
+    joins = daemon.requests["JoinRun"]
+    assert [[key.tag for key in join.orphaned] for join in joins[:2]] == [[], ["lost"]]
+    run.save("next", files={})
+    daemon.restart()
+    until(lambda: len(daemon.requests["JoinRun"]) >= 3, "the third daemon to be joined")
+    assert [key.tag for key in daemon.requests["JoinRun"][2].orphaned] == ["next"]
+
+
+def test_without_a_daemon_a_save_gives_up_after_its_patience(daemon: Any, run: ckptd.Run) -> None:
+    daemon.stop()
+    started = time.monotonic()
+    with pytest.raises(ckptd.Unavailable):
+        run.save("t", files={"a": b"1"}, timeout=0.5)
+    assert 0.3 < time.monotonic() - started < 10
+    daemon.start()
+
+
+def test_a_draining_daemon_is_asked_again(daemon: Any, run: ckptd.Run) -> None:
+    daemon.script["Begin"] += [refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING")] * 3
+    run.save("t", files={}).wait(timeout=20)
+    assert daemon.calls.count("Begin") == 4
+
+
+# ---- sessions
+
+
+def test_no_daemon_is_said_with_what_to_do(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ckptd.Unavailable, match="LocalDaemon") as caught:
+        ckptd.connect(f"unix:{tmp_path}/none.sock")
+    assert f"{tmp_path}/none.sock" in str(caught.value)
+    monkeypatch.setenv("CKPTD_ENDPOINT", f"unix:{tmp_path}/other.sock")
+    with pytest.raises(ckptd.Unavailable, match="other.sock"):
+        ckptd.connect()
+    for endpoint in ("localhost:80", "unix:relative", "unix:"):
+        with pytest.raises(ckptd.Refused, match="unix:/path"):
+            ckptd.connect(endpoint)
+
+
+def test_leaving_ends_the_session_and_so_does_losing_it(daemon: Any, tmp_path: pathlib.Path) -> None:
+    with ckptd.connect(daemon.endpoint) as client:
+        run = client.run(tmp_path / "root", rank=0, world_size=1)
+    assert daemon.goodbyes == 1
+    with pytest.raises(ckptd.CkptdError, match="closed"):
+        run.save("t", files={})
+    kept = ckptd.connect(daemon.endpoint).run(tmp_path / "root", rank=0, world_size=1)
+    kept.save("t", files={}).wait(timeout=20)
+    assert daemon.goodbyes == 1
+    unended = kept._unended
+    until(lambda: not unended, "the save to have ended")
+    del run, kept, client
+    gc.collect()
+    until(lambda: daemon.goodbyes == 2, "the session that nobody refers to any more to end")
+
+
+def test_use_after_fork_raises_in_the_child_and_does_not_disturb_the_parent(
+    daemon: Any, run: ckptd.Run
+) -> None:
+    daemon.hold = True
+    save = run.save("t", files={})
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = []
+        for use in (
+            lambda: run.save("u", files={}),
+            lambda: save.wait(timeout=1),
+            run.latest,
+            run._client.close,
+        ):
+            try:
+                use()
+                said.append("nothing")
+            except ckptd.CkptdError as error:
+                said.append(error.reason)
+        os.write(writing, ",".join(said).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 1000) == b"FORKED,FORKED,FORKED,nothing"
+    os.close(reading)
+    os.close(writing)
+    daemon.commit("t")
+    assert save.wait(timeout=20).level == "committed" and daemon.goodbyes == 0
+
+
+# ---- bytes over gRPC
+
+
+@pytest.fixture
+def remote(daemon: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ckptd.Run]:
+    monkeypatch.setenv("CKPTD_TRANSPORT", "grpc")
+    with ckptd.connect(daemon.endpoint) as client:
+        yield client.run(tmp_path / "root", rank=0, world_size=1)
+
+
+def test_bytes_go_over_grpc_where_it_is_asked_for(daemon: Any, remote: ckptd.Run) -> None:
+    save = remote.save("t", files={"a": BIG, "b": b"", "c": b"x"}).wait(timeout=20)
+    assert save.transport == "grpc" and "hello" not in daemon.calls
+    with remote.begin("u") as part:
+        part.add("a", BIG)
+        part.add("b", b"y")
+    assert part.wait(timeout=20).transport == "grpc"
+    assert daemon.committed == {"t": {"a": BIG, "b": b"", "c": b"x"}, "u": {"a": BIG, "b": b"y"}}
+
+
+def test_bytes_go_over_grpc_where_there_is_no_hand_off_socket(daemon: Any, tmp_path: pathlib.Path) -> None:
+    daemon.stop()
+    daemon.share_memory = False
+    daemon.start()
+    with ckptd.connect(daemon.endpoint) as client:
+        save = (
+            client.run(tmp_path / "root", rank=0, world_size=1).save("t", files={"a": BIG}).wait(timeout=20)
+        )
+        assert save.transport == "grpc"
+    assert daemon.committed["t"] == {"a": BIG}
+
+
+def test_a_restart_in_the_middle_of_a_stream_is_survived_too(daemon: Any, remote: ckptd.Run) -> None:
+    daemon.script["Seal"].append(
+        lambda: (threading.Thread(target=daemon.restart).start(), time.sleep(0.5))[2:] or None
+    )
+    remote.save("t", files={"a": BIG}).wait(timeout=20)
+    assert daemon.committed["t"] == {"a": BIG}
+
+
+def test_what_was_streamed_file_by_file_before_a_restart_is_lost_and_said_so(
+    daemon: Any, remote: ckptd.Run
+) -> None:
+    with pytest.raises(ckptd.CheckpointFailed, match="save again") as caught, remote.begin("t") as part:
+        part.add("a", b"1")
+        daemon.restart()
+        part.add("b", b"2")
+    assert caught.value.reason == "SESSION_LOST"

@@ -1,0 +1,171 @@
+#include "tests/testing/fake_root_io.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+class FakeReader : public CheckpointReader {
+ public:
+  FakeReader(Manifest manifest, std::shared_ptr<FakeDisk> disk)
+      : manifest_(std::move(manifest)), disk_(std::move(disk)) {}
+  const Manifest& manifest() const override { return manifest_; }
+  absl::Status Read(const std::string& path, int64_t offset, std::span<std::byte> into) override {
+    const std::string& content = disk_->bytes.at(absl::StrCat(manifest_.summary.sequence(), "/", path));
+    std::copy_n(reinterpret_cast<const std::byte*>(content.data()) + offset, into.size(), into.begin());
+    return absl::OkStatus();
+  }
+
+ private:
+  Manifest manifest_;
+  std::shared_ptr<FakeDisk> disk_;
+};
+
+}  // namespace
+
+void FakeRootIo::Run(bool hold, absl::AnyInvocable<void()> work) {
+  if (hold) {
+    held_.push_back(std::move(work));
+  } else {
+    queue_->push_back(std::move(work));
+  }
+}
+
+void FakeRootIo::Free() {
+  hold_writes = hold_publish = hold_target = false;
+  for (auto& work : held_) queue_->push_back(std::move(work));
+  held_.clear();
+}
+
+RootSnapshot FakeRootIo::Snapshot() const {
+  RootSnapshot snapshot;
+  snapshot.probe.file_system = "fake";
+  snapshot.probe.io_backend = "threads";
+  snapshot.probe.free_bytes = disk_->free_bytes;
+  snapshot.committed = disk_->committed;
+  snapshot.run_record = disk_->run_record;
+  snapshot.highest_sequence = disk_->committed.empty() ? 0 : disk_->committed.rbegin()->first;
+  snapshot.trash_bytes = disk_->trash_bytes;
+  return snapshot;
+}
+
+void FakeRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
+  Run(false, [this, done = std::move(done)]() mutable { done(Snapshot()); });
+}
+
+void FakeRootIo::CheckTarget(std::string tag, Callback<absl::Status> done) {
+  Run(hold_target, [this, tag, done = std::move(done)]() mutable {
+    const auto& foreign = disk_->foreign;
+    if (std::find(foreign.begin(), foreign.end(), tag) == foreign.end()) return done(absl::OkStatus());
+    done(MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(tag, " is not ours")));
+  });
+}
+
+void FakeRootIo::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
+  Run(hold_target, [this, done = std::move(done)]() mutable { done(disk_->free_bytes); });
+}
+
+void FakeRootIo::CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t,
+                                Callback<absl::Status> done) {
+  Run(false, [this, id, tag, sequence, done = std::move(done)]() mutable {
+    inflight_[id] = {tag, sequence};
+    done(absl::OkStatus());
+  });
+}
+
+void FakeRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                           std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                           Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
+  Run(hold_writes, [this, id, record = std::move(record), files = std::move(files), written_bytes,
+                    done = std::move(done)]() mutable {
+    if (!write_error.ok()) return done(write_error);
+    for (const FileImage& image : files) {
+      std::string content;
+      for (const auto& run : image.runs)
+        content.append(reinterpret_cast<const char*>(run.data()), run.size());
+      *written_bytes += image.size;
+      disk_->bytes[absl::StrCat(inflight_.at(id).second, "/", image.path)] = content;
+      storage::v1::FileRecord& file = *record.add_files();
+      file.set_path(image.path);
+      file.set_size_bytes(image.size);
+      file.set_rank(record.rank());
+    }
+    done(std::move(record));
+  });
+}
+
+void FakeRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
+                         std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) {
+  Run(hold_publish,
+      [this, id, summary = std::move(summary), parts = std::move(parts), done = std::move(done)]() mutable {
+        if (publish_result.outcome == PublishOutcome::kCommitted) {
+          Manifest manifest;
+          manifest.summary = summary;
+          for (const auto& part : parts) {
+            for (const auto& file : part.files()) *manifest.body.add_files() = file;
+          }
+          std::erase_if(disk_->committed,
+                        [&](const auto& entry) { return entry.second.summary.tag() == summary.tag(); });
+          disk_->committed[summary.sequence()].summary = summary;
+          disk_->manifests[summary.sequence()] = std::move(manifest);
+          inflight_.erase(id);
+        }
+        done(publish_result);
+      });
+}
+
+void FakeRootIo::Discard(InflightId64 id, Callback<absl::Status> done) {
+  Run(false, [this, id, done = std::move(done)]() mutable {
+    if (discard_error.ok()) inflight_.erase(id);
+    done(discard_error);
+  });
+}
+
+void FakeRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) {
+  Run(false, [this, tag, sequence, done = std::move(done)]() mutable {
+    disk_->evicted.push_back(tag);
+    disk_->committed.erase(sequence);
+    done(absl::OkStatus());
+  });
+}
+
+void FakeRootIo::EmptyTrash(std::vector<int64_t>, Callback<absl::StatusOr<int64_t>> done) {
+  Run(false, [this, done = std::move(done)]() mutable {
+    disk_->free_bytes += std::exchange(disk_->trash_bytes, 0);
+    done(int64_t{0});
+  });
+}
+
+void FakeRootIo::SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) {
+  Run(false, [this, record = std::move(record), done = std::move(done)]() mutable {
+    disk_->run_record = std::move(record);
+    done(absl::OkStatus());
+  });
+}
+
+void FakeRootIo::SetPinned(std::string, int64_t sequence, bool pinned, Callback<absl::Status> done) {
+  Run(false, [this, sequence, pinned, done = std::move(done)]() mutable {
+    disk_->committed.at(sequence).pinned = pinned;
+    done(absl::OkStatus());
+  });
+}
+
+void FakeRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
+                                Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) {
+  Run(false, [this, tag, sequence, done = std::move(done)]() mutable {
+    auto manifest = disk_->manifests.find(sequence);
+    if (manifest == disk_->manifests.end()) {
+      return done(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", absl::StrCat("no ", tag)));
+    }
+    done(std::make_shared<FakeReader>(manifest->second, disk_));
+  });
+}
+
+void FakeRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
+  Run(false, [this, done = std::move(done)]() mutable { done(Snapshot()); });
+}
+
+}  // namespace ckptd

@@ -1,0 +1,75 @@
+// A root in memory: answers when the test turns its queue. Keeps what was "written" so that tests can look at
+// it.
+#ifndef CKPTD_TESTS_TESTING_FAKE_ROOT_IO_H_
+#define CKPTD_TESTS_TESTING_FAKE_ROOT_IO_H_
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/engine/root_io.h"
+
+namespace ckptd {
+
+// What survives a restart of the daemon: the disk of one root. Shared between FakeRootIo objects.
+struct FakeDisk {
+  std::map<int64_t, CommittedCheckpoint> committed;
+  std::map<int64_t, Manifest> manifests;
+  std::map<std::string, std::string> bytes;  // "<sequence>/<path>" -> content.
+  storage::v1::RunRecord run_record;
+  int64_t free_bytes = int64_t{1} << 40;
+  int64_t trash_bytes = 0;
+  std::vector<std::string> foreign;  // Tags that hold something that is not ours.
+  std::vector<std::string> evicted;  // Tags, in order.
+};
+
+class FakeRootIo : public RootIo {
+ public:
+  // Whoever wants a callback run puts it into this queue; the test turns it.
+  using Queue = std::deque<absl::AnyInvocable<void()>>;
+
+  FakeRootIo(std::shared_ptr<FakeDisk> disk, Queue* queue) : disk_(std::move(disk)), queue_(queue) {}
+
+  void Open(Callback<absl::StatusOr<RootSnapshot>> done) override;
+  void CheckTarget(std::string tag, Callback<absl::Status> done) override;
+  void FreeBytes(Callback<absl::StatusOr<int64_t>> done) override;
+  void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
+                      Callback<absl::Status> done) override;
+  void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
+  void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
+               std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;
+  void Discard(InflightId64 id, Callback<absl::Status> done) override;
+  void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override;
+  void EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) override;
+  void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
+  void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
+  void OpenCheckpoint(std::string tag, int64_t sequence,
+                      Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
+  void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;
+  std::optional<Instant> pending_since() const override { return pending_since_; }
+
+  // Faults. A held operation's callback goes to `held` instead of the queue, until Free().
+  bool hold_writes = false, hold_publish = false, hold_target = false;
+  absl::Status write_error, discard_error;
+  PublishResult publish_result{PublishOutcome::kCommitted, absl::OkStatus()};
+  void Free();
+  void SetPendingSince(std::optional<Instant> since) { pending_since_ = since; }
+
+ private:
+  void Run(bool hold, absl::AnyInvocable<void()> work);
+  RootSnapshot Snapshot() const;
+
+  std::shared_ptr<FakeDisk> disk_;
+  Queue* queue_;
+  std::map<InflightId64, std::pair<std::string, int64_t>> inflight_;  // Tag, sequence.
+  std::vector<absl::AnyInvocable<void()>> held_;
+  std::optional<Instant> pending_since_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_TESTS_TESTING_FAKE_ROOT_IO_H_

@@ -1,0 +1,88 @@
+"""A daemon for a measurement: the program as it is installed, its log, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+from typing import Any, Dict, Tuple
+
+import grpc
+import machine
+from ckptd.v1 import messages_pb2, service_pb2_grpc
+
+
+class Daemon:
+    """`with Daemon(folder, pool_bytes) as d`: started with a configuration of its own, ended by SIGTERM."""
+
+    def __init__(self, folder: pathlib.Path, pool_bytes: int) -> None:
+        self.folder = folder
+        self._socket = folder / "ckptd.sock"
+        self.endpoint = f"unix:{self._socket}"
+        self._log = folder / "ckptd.log"
+        self._config = folder / "ckptd.txtpb"
+        (folder / "state").mkdir(exist_ok=True)
+        self._config.write_text(
+            f'socket_path: "{self._socket}"\nstate_directory: "{folder / "state"}"\n'
+            f"pool {{ bytes: {pool_bytes} }}\nmetrics {{ port: -1 }}\n"
+            'log { level: "info" format: "json" }\n'
+        )
+
+    def __enter__(self) -> "Daemon":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Returns when it serves."""
+        reading, writing = os.pipe()
+        command = [machine.program("ckptd"), f"--config={self._config}", f"--ready_fd={writing}"]
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[writing])
+        os.close(writing)
+        with os.fdopen(reading, "rb") as ready:
+            if not ready.read():  # Ends when the daemon closes it.
+                raise SystemExit(f"ckptd ended before it was ready: {self._log.read_text()[-2000:]}")
+        self.pid = self._process.pid
+        self._channel = grpc.insecure_channel(self.endpoint)
+        self._admin = service_pb2_grpc.AdminStub(self._channel)
+
+    def stop(self) -> None:
+        self._channel.close()
+        self._process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(60)
+            return
+        self._process.kill()
+        self._process.wait()
+        raise SystemExit("ckptd has not ended 60 s after SIGTERM")
+
+    def status(self) -> Any:
+        return self._admin.GetStatus(messages_pb2.GetStatusRequest(), timeout=30, wait_for_ready=True)
+
+    def wait_for_pool(self) -> str:
+        """Until all of its memory is faulted in and lent to nobody; the kind of its pages."""
+        machine.wait_until(
+            lambda: self.status().pool.ready_bytes >= self.status().pool.total_bytes,
+            "the pool to be populated",
+            120,
+        )
+        return str(self.status().pool.pages)
+
+    def wait_until_idle(self) -> None:
+        """Until no save is in flight and retention has given everything back."""
+
+        def idle() -> bool:
+            return all(not run.in_flight and run.trash_bytes == 0 for run in self.status().runs)
+
+        machine.wait_until(idle, "the daemon to be idle", 120)
+
+    def saves(self) -> Dict[Tuple[str, str], Dict[str, Any]]:
+        """The log's line of each save that ended, by root and tag."""
+        lines = [json.loads(line) for line in self._log.read_text().splitlines() if line.startswith("{")]
+        return {(line["root"], line["tag"]): line for line in lines if "committed_ms" in line}

@@ -1,0 +1,60 @@
+"""Compiler flags and thin wrappers shared by every C++ target."""
+
+COPTS = [
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+    "-Werror",
+    "-Wunused-result",
+]
+
+# For code that instantiates gRPC's templates (services, stubs): Debian's gRPC is not built for
+# ThreadSanitizer, so every callback would look like a race. Such files stay thin; what they call
+# is instrumented. No effect without tsan.
+NO_TSAN = ["-fno-sanitize=thread"]
+
+def ckptd_cc_library(name, **kwargs):
+    native.cc_library(name = name, copts = COPTS + kwargs.pop("copts", []), features = ["layering_check"], **kwargs)
+
+def ckptd_cc_binary(name, **kwargs):
+    """A program. Under --config=release it is static: one file that runs on any x86-64 Linux.
+
+    What glibc warns of then does not concern us: users and groups are numbers here, and gRPC resolves names itself.
+    """
+    native.cc_binary(
+        name = name,
+        copts = COPTS + kwargs.pop("copts", []),
+        linkopts = kwargs.pop("linkopts", []) + select({
+            # gold cannot link static-pie; bfd can, but has no --start-lib.
+            "//tools/build_rules:optimised": ["-static-pie", "-fuse-ld=bfd", "-Wl,--no-warnings"],
+            "//conditions:default": [],
+        }),
+        features = ["layering_check", "-supports_start_end_lib"],
+        **kwargs
+    )
+
+def ckptd_shared_library(name, **kwargs):
+    """lib<name>.so with a C interface that needs nothing but an old glibc, for Python's ctypes."""
+    native.cc_binary(
+        name = name,
+        copts = COPTS + kwargs.pop("copts", []),
+        linkopts = kwargs.pop("linkopts", []) + [
+            "-static-libgcc",
+            "-Wl,--as-needed",
+            "-l:libstdc++.a",
+            "-Wl,-Bsymbolic",
+        ],
+        linkshared = True,
+        features = ["layering_check"],
+        **kwargs
+    )
+
+def ckptd_cc_test(name, deps = [], **kwargs):
+    native.cc_test(
+        name = name,
+        size = kwargs.pop("size", "small"),
+        copts = COPTS + kwargs.pop("copts", []),
+        features = ["layering_check"],
+        deps = deps + ["@system//:gtest_main", "@system//:gmock"],
+        **kwargs
+    )

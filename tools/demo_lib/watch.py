@@ -1,0 +1,54 @@
+"""What the daemon says of a run, asked as an operator's tools ask: no session, no part in the job."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Optional
+
+import grpc
+from ckptd.v1 import messages_pb2, service_pb2_grpc, types_pb2
+
+from demo_lib.launch import Job
+
+SEALED = types_pb2.SEALED
+
+
+class Observer:
+    def __init__(self, endpoint: str) -> None:
+        self._channel = grpc.insecure_channel(endpoint)
+        self._admin = service_pb2_grpc.AdminStub(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def run(self) -> Optional[Any]:
+        """The daemon's only run, or None before there is one."""
+        status = self._admin.GetStatus(messages_pb2.GetStatusRequest(), timeout=10, wait_for_ready=True)
+        return status.runs[0] if status.runs else None
+
+    def pool(self) -> Any:
+        return self._admin.GetStatus(messages_pb2.GetStatusRequest(), timeout=10, wait_for_ready=True).pool
+
+    def in_flight(self, tag: str) -> Optional[Any]:
+        run = self.run()
+        return next((c for c in run.in_flight if c.tag == tag), None) if run else None
+
+    def latest(self) -> str:
+        """The tag of the newest committed checkpoint; empty when there is none."""
+        run = self.run()
+        return str(run.latest.tag) if run else ""
+
+    def wait(self, job: Job, tag: str, condition: Callable[[Any], bool], what: str, timeout: float) -> bool:
+        """Until a save in flight fulfils `condition`; False when it was committed before that was seen."""
+        deadline = time.monotonic() + timeout
+        while True:
+            checkpoint = self.in_flight(tag)
+            if checkpoint is not None and condition(checkpoint):
+                return True
+            if checkpoint is None and self.latest() == tag:
+                return False
+            job.check()
+            if time.monotonic() > deadline:
+                raise SystemExit(f"waited {timeout:g} s in vain for {tag} to be {what}")
+            # Near the moment every millisecond counts: 0.7 GB are on disk in 0.2 to 0.4 s.
+            time.sleep(0.001 if checkpoint is not None else 0.02)
