@@ -72,6 +72,8 @@ struct EngineOptions {
   std::string daemon_version;
   std::string daemon_instance;
   Duration degraded_after = std::chrono::seconds(10);
+  // A daemon that was killed keeps the lock of its roots until the kernel has taken all of it down.
+  Duration root_lock_patience = std::chrono::seconds(5);
   int32_t chunk_bytes = 8 << 20;
 };
 

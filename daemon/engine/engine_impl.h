@@ -150,6 +150,8 @@ struct Run {
   bool open = false;
   bool read_only = false;
   std::vector<Reply<std::string>> waiting_for_open;
+  Instant lock_deadline;                // Until then a locked root is tried again.
+  std::optional<Instant> open_again_at;  // It was locked; nothing is under way until then.
   ProbeResult probe;
   std::map<int64_t, CommittedCheckpoint> committed;  // By sequence.
   std::vector<RootStore::Damaged> damaged;
@@ -180,6 +182,7 @@ class Engine::Impl {
   absl::StatusOr<Run*> FindRun(const Caller& caller, const std::string& name, bool must_be_open = true);
   absl::StatusOr<Run*> RunOfCheckpointName(const Caller& caller, const std::string& name, std::string* tag);
   void AttachRoot(SessionId session, RootAttachment attachment, Reply<std::string> reply);
+  void OpenRoot(Run* run);
   void OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot);
   void Adopt(Run* run, RootSnapshot snapshot);
   void JoinRun(const Caller& caller, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);

@@ -131,7 +131,7 @@ class EngineTest : public ::testing::Test {
   }
   static Caller As(SessionId session, uid_t uid = 1000) { return Caller{session, uid, false}; }
 
-  std::string Attach(SessionId session, uint64_t inode = 1, uid_t uid = 1000) {
+  Answer<std::string> AttachLater(SessionId session, uint64_t inode = 1, uid_t uid = 1000) {
     RootAttachment attachment;
     attachment.device = 1;
     attachment.inode = inode;
@@ -146,6 +146,10 @@ class EngineTest : public ::testing::Test {
     Answer<std::string> root;
     engine_->AttachRoot(session, std::move(attachment), root.reply());
     Turn();
+    return root;
+  }
+  std::string Attach(SessionId session, uint64_t inode = 1, uid_t uid = 1000) {
+    Answer<std::string> root = AttachLater(session, inode, uid);
     EXPECT_TRUE(root.has());
     if (!root.status().ok()) return std::string(root.status().message());
     run_ = root.get();
@@ -689,6 +693,36 @@ TEST_F(EngineTest, RunBelongsToTheUidThatMadeIt) {
   Answer<v1::ListCheckpointsResponse> answer;
   engine_->ListCheckpoints(As(stranger, 2000), request, answer.reply());
   EXPECT_EQ(answer.reason(), "WRONG_UID");
+}
+
+TEST_F(EngineTest, RootOfADaemonThatIsStillGoingDownIsWaitedFor) {
+  disks_[1] = std::make_shared<FakeDisk>();
+  disks_[1]->locked = true;
+  Answer<std::string> first = AttachLater(Trainer("a")), second = AttachLater(Trainer("b"));
+  clock_.now += std::chrono::seconds(1);
+  engine_->Tick();
+  Turn();
+  EXPECT_FALSE(first.has());
+  disks_[1]->locked = false;
+  clock_.now += std::chrono::seconds(1);
+  engine_->Tick();
+  Turn();
+  ASSERT_TRUE(first.has() && second.has());
+  EXPECT_EQ(first.status(), absl::OkStatus());
+  EXPECT_EQ(second.status(), absl::OkStatus());
+}
+
+TEST_F(EngineTest, RootOfAnotherDaemonIsRefusedAfterAWhile) {
+  disks_[1] = std::make_shared<FakeDisk>();
+  disks_[1]->locked = true;
+  Answer<std::string> refused = AttachLater(Trainer("a"));
+  EXPECT_FALSE(refused.has());
+  clock_.now += std::chrono::seconds(6);
+  engine_->Tick();
+  Turn();
+  EXPECT_EQ(refused.reason(), "ROOT_LOCKED");
+  disks_[1]->locked = false;  // The next one tries anew.
+  EXPECT_EQ(AttachLater(Trainer("a")).status(), absl::OkStatus());
 }
 
 TEST_F(EngineTest, RetentionOfZeroOrLessIsRefused) {

@@ -15,6 +15,7 @@ namespace {
 constexpr uid_t kOverflowUid = 65534;  // Stands for any unknown user: owns nothing.
 constexpr int kMostRanks = 65536;
 constexpr size_t kRememberedFailures = 64;
+constexpr Duration kLockRetry = std::chrono::milliseconds(50);
 
 // A name that stays the same as long as the directory does.
 std::string RunName(uint64_t device, uint64_t inode) {
@@ -135,9 +136,8 @@ void Engine::Impl::AttachRoot(SessionId session, RootAttachment attachment, Repl
     Run* raw = run.get();
     found = runs_.emplace(name, std::move(run)).first;
     raw->waiting_for_open.push_back(std::move(reply));
-    raw->io->Open(
-        [this, raw](absl::StatusOr<RootSnapshot> snapshot) { OnRootOpened(raw, std::move(snapshot)); });
-    return;
+    raw->lock_deadline = clock_->Now() + options_.root_lock_patience;
+    return OpenRoot(raw);
   }
   if (attachment.uid != 0 && attachment.uid != found->second->uid) {
     return reply(WrongUid(*found->second, attachment.uid));
@@ -145,7 +145,17 @@ void Engine::Impl::AttachRoot(SessionId session, RootAttachment attachment, Repl
   found->second->waiting_for_open.push_back(std::move(reply));
 }
 
+void Engine::Impl::OpenRoot(Run* run) {
+  run->open_again_at.reset();
+  run->io->Open(
+      [this, run](absl::StatusOr<RootSnapshot> snapshot) { OnRootOpened(run, std::move(snapshot)); });
+}
+
 void Engine::Impl::OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot) {
+  if (ReasonOf(snapshot.status()) == "ROOT_LOCKED" && clock_->Now() < run->lock_deadline) {
+    run->open_again_at = clock_->Now() + kLockRetry;
+    return;
+  }
   std::vector<Reply<std::string>> waiting = std::move(run->waiting_for_open);
   run->waiting_for_open.clear();
   if (!snapshot.ok()) {

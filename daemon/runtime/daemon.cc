@@ -49,6 +49,8 @@
 namespace ckptd {
 namespace {
 
+// For what a daemon that was killed still holds until the kernel has taken all of it down.
+constexpr Duration kPredecessorPatience = std::chrono::seconds(5);
 constexpr Duration kTick = std::chrono::milliseconds(50);
 constexpr Duration kTurn = std::chrono::seconds(1);
 constexpr Duration kStatusEvery = std::chrono::seconds(5);
@@ -199,7 +201,7 @@ absl::Status Daemon::Start() {
        {"instance", context_.daemon_instance},
        {"descriptors", RaiseDescriptorLimit()}});
   WarnOfMemoryLimit();
-  CKPTD_ASSIGN_OR_RETURN(state_, StateDirectory::Open(config_.state_directory()));
+  CKPTD_ASSIGN_OR_RETURN(state_, StateDirectory::Open(config_.state_directory(), kPredecessorPatience));
   StartEngine();
   RecoverRoots();
   CKPTD_RETURN_IF_ERROR(StartServers());
@@ -288,7 +290,11 @@ absl::Status Daemon::StartServers() {
     return attacher_->Attach(std::move(directory), path, user);
   };
   UnixListenerOptions socket{
-      .path = config_.socket_path(), .type = SOCK_STREAM, .mode = SocketMode(config_), .group = {}};
+      .path = config_.socket_path(),
+      .type = SOCK_STREAM,
+      .mode = SocketMode(config_),
+      .group = {},
+      .patience = kPredecessorPatience};
   if (!config_.socket_group().empty()) {
     CKPTD_ASSIGN_OR_RETURN(socket.group, FindGroup(config_.socket_group()));
   }
@@ -303,6 +309,7 @@ absl::Status Daemon::StartServers() {
   handoff.socket_path = config_.socket_path() + ".handoff";
   handoff.mode = socket.mode;
   handoff.group = socket.group;
+  handoff.listen_patience = kPredecessorPatience;
   handoff.max_connections = 2 * config_.max_sessions();
   handoff.daemon_instance = context_.daemon_instance;
   handoff.daemon_version = context_.daemon_version;

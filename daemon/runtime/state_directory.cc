@@ -3,7 +3,9 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,14 +19,25 @@ namespace {
 
 constexpr char kRootsFile[] = "known_roots.txtpb";
 constexpr int64_t kMaxFileBytes = 16 << 20;
+constexpr Duration kLockRetry = std::chrono::milliseconds(20);
 
 bool SameDirectory(const storage::v1::KnownRoot& a, const storage::v1::KnownRoot& b) {
   return a.device() == b.device() && a.inode() == b.inode();
 }
 
+absl::Status LockWithin(FileSystem& fs, Handle file, Duration patience) {
+  const Instant deadline = SystemClock().Now() + patience;
+  while (true) {
+    absl::Status locked = fs.Lock(file);
+    if (ReasonOf(locked) != "LOCKED" || SystemClock().Now() >= deadline) return locked;
+    std::this_thread::sleep_for(kLockRetry);  // flock has no deadline of its own.
+  }
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::string& path,
+                                                                     Duration patience) {
   std::unique_ptr<StateDirectory> state(new StateDirectory);
   state->path_ = path;
   CKPTD_ASSIGN_OR_RETURN(state->fs_, MakePosixFileSystem());
@@ -39,7 +52,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   CKPTD_ASSIGN_OR_RETURN(const Handle directory, OpenRootDirectory(path, std::nullopt));
   state->directory_ = ScopedHandle(state->fs_.get(), directory);
   CKPTD_ASSIGN_OR_RETURN(state->lock_, OpenScoped(*state->fs_, directory, "lock", OpenMode::kLock));
-  if (absl::Status locked = state->fs_->Lock(state->lock_.get()); !locked.ok()) {
+  if (absl::Status locked = LockWithin(*state->fs_, state->lock_.get(), patience); !locked.ok()) {
     if (ReasonOf(locked) != "LOCKED") return Annotate(locked, absl::StrCat("lock ", path, "/lock"));
     return MakeError(absl::StatusCode::kFailedPrecondition, "STATE_LOCKED",
                      absl::StrCat("another ckptd works with the state directory ", path,

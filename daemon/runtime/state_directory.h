@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
+#include "storage/base/clock.h"
 #include "storage/base/mutex.h"
 #include "storage/fs/file_system.h"
 
@@ -18,8 +19,10 @@ class StateDirectory {
  public:
   // Makes the directory when it is missing (the one above it must exist) and locks it for the object's life.
   // FAILED_PRECONDITION, reason STATE_LOCKED, when another daemon has it, and reason STATE_UNREADABLE when
-  // the file cannot be read or understood: then saves that wait in unknown roots would be forgotten.
-  static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path);
+  // the file cannot be read or understood: then saves that wait in unknown roots would be forgotten. Waits for
+  // the lock for up to `patience`: a daemon that was killed keeps it until the kernel has taken all of it down.
+  static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path,
+                                                              Duration patience = Duration::zero());
 
   std::vector<storage::v1::KnownRoot> roots() const;
   // Durable on return; at once when the root is known. Takes the place of what had the same path or was the

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <string>
 
 #include "storage/base/errors.h"
@@ -70,6 +71,17 @@ TEST_F(StateDirectoryTest, ASecondDaemonIsRefused) {
   const auto second = StateDirectory::Open(path());
   EXPECT_EQ(ReasonOf(second.status()), "STATE_LOCKED");
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(path()));
+}
+
+TEST_F(StateDirectoryTest, TheLockOfADaemonThatIsStillGoingDownIsWaitedFor) {
+  auto first = StateDirectory::Open(path());
+  ASSERT_TRUE(first.ok()) << first.status();
+  std::future<absl::Status> second = std::async(std::launch::async, [this] {
+    return StateDirectory::Open(path(), std::chrono::seconds(30)).status();
+  });
+  EXPECT_EQ(second.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  first->reset();
+  EXPECT_EQ(second.get(), absl::OkStatus());
 }
 
 TEST_F(StateDirectoryTest, AnUnreadableFileIsRefusedAndNotForgotten) {

@@ -129,8 +129,11 @@ class HandoffServer::Impl {
 };
 
 absl::Status HandoffServer::Impl::Start() {
-  CKPTD_ASSIGN_OR_RETURN(listener_,
-                         ListenUnix({options_.socket_path, SOCK_SEQPACKET, options_.mode, options_.group}));
+  CKPTD_ASSIGN_OR_RETURN(listener_, ListenUnix({.path = options_.socket_path,
+                                                .type = SOCK_SEQPACKET,
+                                                .mode = options_.mode,
+                                                .group = options_.group,
+                                                .patience = options_.listen_patience}));
   lstat(options_.socket_path.c_str(), &socket_file_);
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_ || replies_->wake_fd() < 0) return ErrnoError(errno, "epoll_create or eventfd");

@@ -59,6 +59,7 @@ struct HandoffOptions {
   std::string daemon_instance;
   std::string daemon_version;
   Duration hello_timeout = std::chrono::seconds(10);
+  Duration listen_patience = Duration::zero();  // As UnixListenerOptions::patience.
 };
 
 class HandoffServer {

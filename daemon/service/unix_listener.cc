@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
@@ -14,6 +16,8 @@
 
 namespace ckptd {
 namespace {
+
+constexpr Duration kRetry = std::chrono::milliseconds(20);
 
 absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   sockaddr_un address{};
@@ -55,7 +59,13 @@ absl::Status RemoveStale(const std::string& path, const sockaddr_un& address, in
 
 absl::StatusOr<UniqueFd> ListenUnix(const UnixListenerOptions& options) {
   CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(options.path));
-  CKPTD_RETURN_IF_ERROR(RemoveStale(options.path, address, options.type));
+  const Instant deadline = SystemClock().Now() + options.patience;
+  absl::Status removed = RemoveStale(options.path, address, options.type);
+  while (ReasonOf(removed) == "SOCKET_IN_USE" && SystemClock().Now() < deadline) {
+    std::this_thread::sleep_for(kRetry);  // Nothing tells when the last reference to a socket is gone.
+    removed = RemoveStale(options.path, address, options.type);
+  }
+  CKPTD_RETURN_IF_ERROR(removed);
   UniqueFd listener(::socket(AF_UNIX, options.type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener) return ErrnoError(errno, "socket");
   // A socket that is bound and does not listen yet refuses every connection: its rights are set meanwhile.

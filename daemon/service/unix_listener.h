@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "storage/base/clock.h"
 #include "storage/base/unique_fd.h"
 
 namespace ckptd {
@@ -18,6 +19,9 @@ struct UnixListenerOptions {
   int type = 0;      // SOCK_STREAM or SOCK_SEQPACKET.
   mode_t mode = 0660;
   std::optional<gid_t> group;  // The process's own when unset.
+  // How long a living process's socket is waited for: one that was killed listens until the kernel has taken
+  // all of it down.
+  Duration patience = Duration::zero();
 };
 
 // Non-blocking and close-on-exec. FAILED_PRECONDITION, reason SOCKET_IN_USE, when a living process listens

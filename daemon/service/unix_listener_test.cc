@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <future>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -29,7 +30,8 @@ class UnixListenerTest : public ::testing::Test {
     ::rmdir(folder_);
   }
   absl::StatusOr<UniqueFd> Listen(int type = SOCK_STREAM, mode_t mode = 0600) {
-    return ListenUnix({.path = path_, .type = type, .mode = mode, .group = ::getegid()});
+    return ListenUnix(
+        {.path = path_, .type = type, .mode = mode, .group = ::getegid(), .patience = {}});
   }
   bool Connects(int type) {
     UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
@@ -61,6 +63,22 @@ TEST_F(UnixListenerTest, ALivingDaemonsSocketIsNotTaken) {
   EXPECT_TRUE(Connects(SOCK_STREAM));
 }
 
+TEST_F(UnixListenerTest, TheSocketOfADaemonThatIsStillGoingDownIsWaitedFor) {
+  auto first = Listen();
+  ASSERT_TRUE(first.ok()) << first.status();
+  std::future<absl::Status> second = std::async(std::launch::async, [this] {
+    const UnixListenerOptions options{.path = path_,
+                                      .type = SOCK_STREAM,
+                                      .mode = 0600,
+                                      .group = {},
+                                      .patience = std::chrono::seconds(30)};
+    return ListenUnix(options).status();
+  });
+  EXPECT_EQ(second.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  first->reset();
+  EXPECT_EQ(second.get(), absl::OkStatus());
+}
+
 TEST_F(UnixListenerTest, ADeadDaemonsSocketIsReplaced) {
   { ASSERT_TRUE(Listen().ok()); }
   ASSERT_EQ(::access(path_.c_str(), F_OK), 0) << "the file outlives its daemon";
@@ -85,7 +103,8 @@ TEST_F(UnixListenerTest, APathThatDoesNotFitIsRefused) {
 TEST_F(UnixListenerTest, AMissingDirectoryIsSaid) {
   EXPECT_EQ(
       ErrnoOf(
-          ListenUnix({.path = "/nonexistent/s", .type = SOCK_STREAM, .mode = 0600, .group = {}}).status()),
+          ListenUnix({.path = "/nonexistent/s", .type = SOCK_STREAM, .mode = 0600, .group = {}, .patience = {}})
+              .status()),
       ENOENT);
 }
 

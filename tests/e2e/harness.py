@@ -121,6 +121,7 @@ class Daemon:
         until(lambda: not alive(self.pid), "the daemon's end")
 
     def restart(self):
+        """At once, as a job that starts again does it: what was killed may not be quite gone."""
         self.local.stop()
         self.local = ckptd.LocalDaemon(self.folder, **self.options).start()
         self.pid = self.local.pid

@@ -53,7 +53,10 @@ RootSnapshot FakeRootIo::Snapshot() const {
 }
 
 void FakeRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
-  Run(false, [this, done = std::move(done)]() mutable { done(Snapshot()); });
+  Run(false, [this, done = std::move(done)]() mutable {
+    if (!disk_->locked) return done(Snapshot());
+    done(MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_LOCKED", "another daemon holds the root"));
+  });
 }
 
 void FakeRootIo::CheckTarget(std::string tag, Callback<absl::Status> done) {

@@ -22,6 +22,7 @@ struct FakeDisk {
   storage::v1::RunRecord run_record;
   int64_t free_bytes = int64_t{1} << 40;
   int64_t trash_bytes = 0;
+  bool locked = false;  // Another daemon has it.
   std::vector<std::string> foreign;  // Tags that hold something that is not ours.
   std::vector<std::string> evicted;  // Tags, in order.
 };
