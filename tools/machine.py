@@ -156,6 +156,25 @@ def require_disk(folder: pathlib.Path, free: int) -> None:
 # ---- limits ----------------------------------------------------------------------------------------------
 
 
+def settle(folder: pathlib.Path, seconds: float = 30.0) -> None:
+    """Until the disk below has nothing left to do: a deleted file's blocks may be discarded for some time after
+    the next sync, and then whatever is measured waits for that.
+    """
+    os.sync()
+    device = os.stat(folder).st_dev
+    place = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    if not (place / "inflight").exists():
+        return  # Not a block device: nothing to see.
+    quiet_since = time.monotonic()
+    deadline = quiet_since + seconds
+    while time.monotonic() - quiet_since < 0.1:
+        if any(int(count) for count in (place / "inflight").read_text().split()):
+            quiet_since = time.monotonic()
+        if time.monotonic() >= deadline:
+            raise SystemExit(f"the disk of {folder} has been busy for {seconds:.0f} s; stop what uses it")
+        time.sleep(0.005)
+
+
 class Copy:
     """One copy of some tensors' bytes into memory that is faulted in: no save can be quicker."""
 

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <system_error>
 #include <thread>
+
+#include "storage/base/streaming_copy.h"
 
 namespace ckptd::client {
 namespace {
@@ -51,15 +52,14 @@ void RunCopy(const std::vector<CopyStep>& steps, int threads) {
   size_t total = 0;
   for (const CopyStep& step : steps) total += step.size;
   const size_t shares = std::clamp<size_t>(total / kLeastShare, 1, std::max(threads, 1));
-  // Share i is the bytes [total * i / shares, total * (i + 1) / shares) of all steps laid end to end: each
-  // thread's memcpys stay as large as the steps, for large ones go past the cache.
+  // Share i is the bytes [total * i / shares, total * (i + 1) / shares) of all steps laid end to end.
   ParallelFor(static_cast<int>(shares), static_cast<int>(shares), [&](int share) {
     const size_t begin = total / shares * share;
     const size_t end = share + 1 == static_cast<int>(shares) ? total : total / shares * (share + 1);
     size_t at = 0;
     for (const CopyStep& step : steps) {
       const size_t from = std::max(begin, at), to = std::min(end, at + step.size);
-      if (from < to) std::memcpy(step.to + (from - at), step.from + (from - at), to - from);
+      if (from < to) StreamingCopy(step.to + (from - at), step.from + (from - at), to - from);
       at += step.size;
       if (at >= end) break;
     }

@@ -529,6 +529,14 @@ TEST_F(OrderTest, NothingIsRemovedFromTrashBeforeItIsDurablyThere) {
   EXPECT_TRUE(store_->EmptyTrashStep({}).ok());
 }
 
+TEST_F(OrderTest, WhatWasDeletedIsGivenBackAtOnceAndNotByTheNextSave) {
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  ASSERT_TRUE(store_->Evict("step", 1).ok());
+  points_.Arm(Fault::kIoError, 0);
+  ASSERT_EQ(store_->EmptyTrashStep({}).value(), true);
+  Find("Sync", "/trash", Find("Remove", "/model_0.pt"));
+}
+
 TEST_F(OrderTest, ADiscardThatIsNotDurableIsNoFailureYet) {
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 1});
   ASSERT_TRUE(staged.ok());

@@ -96,7 +96,11 @@ absl::StatusOr<bool> Trash::EmptyStep(const std::vector<int64_t>& keep_sequences
       entry.stuck = true;
       return Annotate(gone.status(), absl::StrCat("emptying trash/", place->first));
     }
-    if (*gone) entries_.erase(place);
+    if (!*gone) return true;
+    entries_.erase(place);
+    // Not for durability. The file system gives blocks back, and a disk mounted with `discard` stops for that
+    // (2 GiB took 0.8 s), at its next commit: now, and not at the first sync of the next save.
+    CKPTD_RETURN_IF_ERROR(Annotate(fs_->Sync(dir_, SyncMode::kAll), "syncing trash"));
     return true;
   }
   return false;

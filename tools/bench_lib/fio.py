@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 from typing import Dict, List, Optional, Sequence
 
+import machine
+
 COMBINATIONS = ((1 << 20, 32), (4 << 20, 8), (16 << 20, 4))  # (bytes, depth)
 BUFFERS = max(size * depth for size, depth in COMBINATIONS)
 RESERVE = BUFFERS + (32 << 20)  # Of huge pages; fio aligns and adds a little.
@@ -27,6 +29,7 @@ class Fio:
         block, depth = COMBINATIONS[self._next % len(COMBINATIONS)]
         self._next += 1
         file = self._folder / "fio.fresh"
+        machine.settle(self._folder)
         command = [
             "fio", "--name=limit", f"--filename={file}", "--rw=write", "--ioengine=io_uring", "--direct=1",
             f"--bs={block}", f"--iodepth={depth}", f"--size={self._size // block * block}",

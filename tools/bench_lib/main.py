@@ -78,7 +78,19 @@ class Bench:
         """The same through the C++ client: one file of so many bytes, cold and then `rounds` times."""
         root = self.root()
         arguments = [daemon.endpoint, str(root), size, rounds + 1, self.threads, pieces]
-        saves = [json.loads(line) for line in run([cpp_program(), *map(str, arguments)]).splitlines()]
+        saves = []
+        command = [cpp_program(), *map(str, arguments)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdin and program.stdout
+            for _ in range(rounds + 1):
+                if size >= MIB:
+                    machine.settle(root)
+                program.stdin.write("\n")
+                program.stdin.flush()
+                answer = program.stdout.readline()
+                if not answer:
+                    raise SystemExit(f"'{' '.join(command)}' ended with {program.wait()}")
+                saves.append(json.loads(answer))
         return {
             "bytes": size,
             "copies": [save["memcpy_s"] for save in saves],

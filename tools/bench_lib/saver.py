@@ -29,6 +29,7 @@ def big(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
         rates.append(fio())
         copies.append(copy())
         copies.append(copy())
+        machine.settle(options.folder)
         cpu.append(machine.cpu_seconds(options.pid))
         start = time.perf_counter()
         save = run.save(f"save_{number}", step=number, files=files)

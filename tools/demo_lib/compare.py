@@ -98,8 +98,8 @@ def save_with_dcp(
     return save
 
 
-def measure(trainer: Trainer, save: Save, tag: str) -> Dict[str, float]:
-    """One save between steps; `durable` of this rank, `lost` in seconds."""
+def measure(trainer: Trainer, save: Save, tag: str) -> Dict[str, Any]:
+    """One save between steps; `durable` of this rank; seconds of the steps before and until then."""
 
     def step() -> float:
         start = time.perf_counter()
@@ -107,21 +107,21 @@ def measure(trainer: Trainer, save: Save, tag: str) -> Dict[str, float]:
         return time.perf_counter() - start
 
     step()
-    quiet = machine.median([step() for _ in range(QUIET_STEPS)])
+    quiet = [step() for _ in range(QUIET_STEPS)]
     dist.barrier()
     finished: List[float] = []
     start = time.perf_counter()
     future = save(tag)
     stall = time.perf_counter() - start
     future.add_done_callback(lambda _: finished.append(time.perf_counter() - start))
-    lost = stall
+    during: List[float] = []
     everywhere = torch.zeros(1)
     while not everywhere.item():
-        lost += step() - quiet
+        during.append(step())
         everywhere.fill_(1.0 if finished else 0.0)
         dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
     future.result(timeout=0)  # Raises what went wrong.
-    return {"stall": stall, "durable": finished[0], "lost": lost, "quiet": quiet}
+    return {"stall": stall, "durable": finished[0], "quiet": quiet, "during": during}
 
 
 def main() -> None:
@@ -149,7 +149,11 @@ def main() -> None:
             DCP_PROCESS: save_with_dcp(options.folder, trainer, AsyncCheckpointerType.PROCESS, stack),
         }
         for round_number in range(options.rounds):
-            for name, save in saves.items():
+            # Another one begins each time: what the disk does late falls to each of them.
+            order = list(saves.items())
+            first = round_number % len(order)
+            for name, save in order[first:] + order[:first]:
+                machine.settle(options.folder)  # After the deletion of the last one's files.
                 dist.barrier()
                 journal.write("copy", seconds=copy(), bytes=copy.size)
                 tag = f"round_{round_number}.{list(saves).index(name)}"
@@ -178,9 +182,12 @@ Figures = Dict[str, Dict[str, List[float]]]
 def collect(job: Job, ranks: int) -> Tuple[Figures, float, float]:
     """({contender: {figure: warm values}}, best copy in seconds, a rank's bytes); all the slowest rank's."""
     per_rank = [job.events(rank, "save") for rank in range(ranks)]
-    figures: Figures = {
-        name: {key: [] for key in ("stall", "durable", "lost", "quiet")} for name in CONTENDERS
-    }
+    for entries in per_rank:
+        # A quiet step is the same for all of them: the more are seen, the surer its median.
+        usual = machine.median([seconds for entry in entries for seconds in entry["quiet"]])
+        for entry in entries:
+            entry["lost"] = entry["stall"] + sum(seconds - usual for seconds in entry["during"])
+    figures: Figures = {name: {key: [] for key in ("stall", "durable", "lost")} for name in CONTENDERS}
     for entries in zip(*per_rank):
         if entries[0]["round"] > 0:  # The first of each allocates its buffers.
             for key, values in figures[entries[0]["contender"]].items():

@@ -10,16 +10,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <span>
 
 #include "storage/base/crc32c.h"
+#include "storage/base/streaming_copy.h"
 
 // These two moved from libpthread to libc with glibc 2.34; under the version they had before, every glibc has
 // them.
@@ -34,35 +31,9 @@ namespace {
 
 constexpr int kMostThreads = 64;
 constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Below this a thread costs more than it gives.
-constexpr uint64_t kLeastStreamed = 4096;
 constexpr uint64_t kReadPiece = uint64_t{512}
                                 << 10;  // Small enough to be in the cache still when its CRC is taken.
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
-
-#if defined(__x86_64__)
-// Past the cache: the target's lines are not read first, which is worth 1.5 to 2 times a memcpy of pieces up
-// to some hundred MiB.
-__attribute__((target("avx2"))) void CopyStreaming(char* to, const char* from, uint64_t size) {
-  const uint64_t head = std::min<uint64_t>(size, -reinterpret_cast<uintptr_t>(to) & 63);
-  memcpy(to, from, head);
-  const uint64_t body = head + (size - head) / 256 * 256;
-  for (uint64_t at = head; at < body; at += 256) {
-    __m256i line[8];
-    for (int i = 0; i < 8; ++i)
-      line[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at + 32 * i));
-    for (int i = 0; i < 8; ++i) _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at + 32 * i), line[i]);
-  }
-  _mm_sfence();
-  memcpy(to + body, from + body, size - body);
-}
-#endif
-
-void Copy(char* to, const char* from, uint64_t size) {
-#if defined(__x86_64__)
-  if (size >= kLeastStreamed && __builtin_cpu_supports("avx2")) return CopyStreaming(to, from, size);
-#endif
-  memcpy(to, from, size);
-}
 
 // work(context, share) for each share in [0, shares), by as many threads; the caller is one. Threads that
 // cannot be made are done without.
@@ -114,7 +85,7 @@ void CopyToPart(const CopyJob& job, uint64_t at, const char* source, uint64_t si
   while (size > 0) {
     const uint64_t begin = segment == 0 ? 0 : ends[segment - 1];
     const uint64_t n = std::min(size, ends[segment] - at);
-    Copy(reinterpret_cast<char*>(job.segment_addresses[segment] + (at - begin)), source, n);
+    ckptd::StreamingCopy(reinterpret_cast<char*>(job.segment_addresses[segment] + (at - begin)), source, n);
     at += n;
     source += n;
     size -= n;

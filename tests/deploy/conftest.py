@@ -1,0 +1,365 @@
+"""A node with a real systemd: a minimal Debian, booted by systemd-nspawn, where ckptd is installed as operators do it.
+
+What a node writes is in memory and gone with it, but for /data: that is a temporary folder of this machine, so that
+checkpoints meet a real file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import harness
+import pytest
+
+import ckptd
+from ckptd.local_daemon import find_program
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3")
+# In namespaces of its own, and not for longer than this process: it leaves no mounts and no processes behind.
+MMDEBSTRAP = (
+    *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+    *("mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
+)
+BUILD_PATIENCE = 300.0
+PATIENCE = 60.0
+# A systemd of this machine gives a container a unit of its own; without one that is not to be had, nor needed.
+HAS_SYSTEMD = pathlib.Path("/run/systemd/system").exists()
+
+PROGRAMS = ("ckptd", "ckptctl")
+# Where `cp` goes: from the checkout, to the node.
+INSTALLED = {
+    "deploy/systemd/ckptd.service": "etc/systemd/system/ckptd.service",
+    "deploy/systemd/sysusers.d/ckptd.conf": "etc/sysusers.d/ckptd.conf",
+    "deploy/systemd/tmpfiles.d/ckptd.conf": "etc/tmpfiles.d/ckptd.conf",
+    "deploy/config/ckptd.txtpb": "etc/ckptd/ckptd.txtpb",
+}
+POOL_BYTES = 256 << 20
+DROP_INS = "run/systemd/system/ckptd.service.d"
+PYTHON_MODULES = "/opt/python"
+TRAINER = "/opt/trainer.py"
+
+
+def package_sources() -> list[str]:
+    """Where this machine's apt has its packages from."""
+    folder = pathlib.Path("/etc/apt")
+    files = [folder / "sources.list", *folder.glob("sources.list.d/*.list"), *folder.glob("sources.list.d/*.sources")]
+    return sorted(str(file) for file in files if file.exists())
+
+
+def obstacle() -> str | None:
+    """Why there can be no node on this machine."""
+    if os.geteuid() != 0:
+        return "needs root"
+    if pathlib.Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+        return "needs root, and not that of a user namespace"
+    programs = ("mmdebstrap", "systemd-nspawn", "nsenter", "unshare", "setpriv", "apt-config")
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    if not package_sources():
+        return "apt has no sources from which to install a node"
+    namespaces = subprocess.run(
+        ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--fork", "true"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    if namespaces.returncode != 0:
+        return f"no new namespaces here: {namespaces.stderr.strip()}"
+    # Unified, hybrid and legacy; os.access knows a read-only mount.
+    if not any(os.access(f"/sys/fs/cgroup/{place}cgroup.procs", os.W_OK) for place in ("", "unified/", "systemd/")):
+        return "no control group that a systemd can work with is writable"
+    return None
+
+
+# ---- the Debian that is booted
+
+
+def remove_tree(path: pathlib.Path) -> None:
+    """Never into something that is mounted there."""
+    subprocess.run(["rm", "-rf", "--one-file-system", str(path)], check=True, timeout=PATIENCE)
+
+
+def build_debian(path: pathlib.Path) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".conf") as acquire:
+        # The way to the packages is this machine's, too: a proxy, a certificate.
+        acquire.write(subprocess.check_output(["apt-config", "dump", "Acquire"], text=True, timeout=PATIENCE))
+        acquire.flush()
+        command = [*MMDEBSTRAP, f"--aptopt={acquire.name}", "", str(path), *package_sources()]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=BUILD_PATIENCE
+        )
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stderr[-3000:]}"
+
+
+@contextlib.contextmanager
+def only_one(lock: pathlib.Path) -> Iterator[None]:
+    """systemd-nspawn boots a root only once at a time; another test run has its turn first."""
+
+    def taken() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    with open(lock, "w") as file:
+        harness.until(taken, f"the end of the test run that has {lock}", BUILD_PATIENCE)
+        yield
+
+
+@pytest.fixture(scope="module")
+def debian() -> Iterator[pathlib.Path]:
+    """The root of a minimal Debian, for one user at a time; kept between runs."""
+    reason = obstacle()
+    if reason:
+        pytest.skip(reason)
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ckptd"
+    cache.mkdir(parents=True, exist_ok=True)
+    with only_one(cache / "node.lock"):
+        recipe = "\n".join([*MMDEBSTRAP, *(pathlib.Path(file).read_text() for file in package_sources())])
+        root = cache / f"node-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+        if not root.exists():
+            # Of other recipes, and of a build that was interrupted.
+            for old in cache.glob("node-*"):
+                remove_tree(old)
+            unfinished = root.with_suffix(".new")
+            build_debian(unfinished)
+            unfinished.rename(root)
+        yield root
+
+
+# ---- the node
+
+
+class Node:
+    """A booted Debian."""
+
+    def __init__(self, debian: pathlib.Path, data: pathlib.Path, console: IO[bytes]) -> None:
+        self.console = console
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+            notices.bind("")  # The kernel chooses an abstract name.
+            notices.setblocking(False)
+            self.process = subprocess.Popen(
+                self.nspawn(debian, data),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                env={**os.environ, "NOTIFY_SOCKET": "@" + notices.getsockname()[1:].decode()},
+                start_new_session=True,
+            )
+            try:
+                self.leader = self.await_boot(notices)
+            except BaseException:
+                self.close()
+                raise
+        self.root = pathlib.Path(f"/proc/{self.leader}/root")
+
+    @staticmethod
+    def nspawn(debian: pathlib.Path, data: pathlib.Path) -> list[str]:
+        return [
+            # Should this process be killed, the node is asked to shut down all the same.
+            *("setpriv", "--pdeathsig=TERM"),
+            *("systemd-nspawn", f"--directory={debian}", "--volatile=overlay", "--machine=ckptd-test"),
+            *("--register=no", *([] if HAS_SYSTEMD else ["--keep-unit"])),
+            *("--private-network", "--capability=CAP_IPC_LOCK", f"--bind={data}:/data"),
+            f"--bind-ro={pathlib.Path(ckptd.__file__).parents[1]}:{PYTHON_MODULES}",
+            f"--bind-ro={pathlib.Path(harness.HERE) / 'trainer.py'}:{TRAINER}",
+            *("--notify-ready=yes", "--boot"),
+        ]
+
+    def await_boot(self, notices: socket.socket) -> int:
+        """The process id of the node's systemd, once that has started everything."""
+        heard: dict[str, str] = {}
+
+        def booted() -> bool:
+            assert self.process.poll() is None, f"systemd-nspawn ended:\n{self.said()}"
+            with contextlib.suppress(BlockingIOError):
+                heard.update(line.split("=", 1) for line in notices.recv(4096).decode().splitlines())
+            return "READY" in heard
+
+        harness.until(booted, "the end of the boot", PATIENCE)
+        return int(heard["X_NSPAWN_LEADER_PID"])
+
+    def said(self) -> str:
+        self.console.seek(0)
+        return self.console.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """To systemd-nspawn, the first SIGTERM is a request to shut its node down; at the second, it kills it."""
+        self.process.terminate()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            self.process.wait(PATIENCE)
+            raise
+
+    def command(self, *words: str, user: str = "root") -> list[str]:
+        """What to run on this machine to have `words` run on the node."""
+        become = [] if user == "root" else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
+        environment = ["env", "-i", "PATH=/usr/sbin:/usr/bin", f"PYTHONPATH={PYTHON_MODULES}"]
+        return ["nsenter", f"--target={self.leader}", "--all", "--", *environment, *become, *words]
+
+    def run(self, *words: str, user: str = "root", check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = self.command(*words, user=user)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
+        if check:
+            assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def install(self) -> None:
+        """As an operator does it: files to where they belong, then the commands that make them known."""
+        for program in PROGRAMS:
+            shutil.copy(find_program(program), self.root / "usr/bin")
+        for source, target in INSTALLED.items():
+            (self.root / target).parent.mkdir(exist_ok=True)
+            shutil.copyfile(REPOSITORY / source, self.root / target)
+        self.run("systemd-sysusers")
+        # A node's /sys is read-only: the huge pages of this machine stay as they are.
+        self.run("systemd-tmpfiles", "--create")
+        self.run("systemctl", "daemon-reload")
+        self.run("systemctl", "enable", "ckptd")
+
+
+class Service:
+    """ckptd as the node's systemd sees it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def configure(self, text: str) -> None:
+        (self.node.root / "etc/ckptd/ckptd.txtpb").write_text(text)
+
+    def configure_sample(self, **values: int | str) -> None:
+        """The sample with some fields' values changed, always with a pool that any machine has room for."""
+        text = (REPOSITORY / "deploy/config/ckptd.txtpb").read_text()
+        for field, value in {"bytes": POOL_BYTES, **values}.items():
+            text, count = re.subn(rf"^( *)(?:# )?{field}: .*$", rf"\1{field}: {value}", text, flags=re.MULTILINE)
+            assert count == 1, f"the sample has {count} lines with {field}"
+        self.configure(text)
+
+    def start(self) -> None:
+        """Returns when systemd calls it active."""
+        done = self.systemctl("start", check=False)
+        assert done.returncode == 0, f"{done.stderr}\n{self.log()}"
+
+    def systemctl(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.node.run("systemctl", *words, "ckptd", check=check)
+
+    def show(self, property: str) -> str:
+        return self.systemctl("show", "--value", f"--property={property}").stdout.strip()
+
+    @property
+    def pid(self) -> int:
+        """Of the node's numbers; 0 while nothing runs."""
+        return int(self.show("MainPID"))
+
+    def override(self, text: str) -> None:
+        """As `systemctl edit` does it."""
+        folder = self.node.root / DROP_INS
+        folder.mkdir(parents=True)
+        (folder / "test.conf").write_text(f"[Service]\n{text}\n")
+        self.node.run("systemctl", "daemon-reload")
+
+    def log(self, life: str | None = None) -> str:
+        """What it said, and systemd of it, in one of its lives (an InvocationID), by default the latest."""
+        self.node.run("journalctl", "--sync")
+        life = life or self.show("InvocationID")
+        fields = (f"_SYSTEMD_INVOCATION_ID={life}", "+", f"INVOCATION_ID={life}")
+        return self.node.run("journalctl", "--output=cat", *fields).stdout
+
+    def forget(self) -> None:
+        """As if it had never been started."""
+        self.systemctl("stop", check=False)
+        self.systemctl("reset-failed", check=False)
+        self.systemctl("clean", "--what=state")
+        shutil.rmtree(self.node.root / DROP_INS, ignore_errors=True)
+        self.node.run("systemctl", "daemon-reload")
+
+
+class Trainer(harness.Trainer):
+    """One that runs on the node."""
+
+    def __init__(self, node: Node, user: str) -> None:
+        self.process = subprocess.Popen(
+            node.command("python3", TRAINER, user=user), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.pid = self.process.pid
+
+    def close(self) -> None:
+        """Kills what nsenter waits for, which a killed nsenter would leave to the init of this machine."""
+        if self.process.poll() is None:
+            for child in pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+            self.process.wait(PATIENCE)
+        super().close()
+
+
+# ---- fixtures
+
+
+@pytest.fixture(scope="module")
+def node(debian: pathlib.Path) -> Iterator[Node]:
+    """With ckptd, which does not run yet, and three users: ada and ben may connect to it, eve may not."""
+    with tempfile.TemporaryDirectory(prefix="ckptd-node-") as data, tempfile.TemporaryFile() as console:
+        os.chmod(data, 0o755)
+        made = Node(debian, pathlib.Path(data), console)
+        try:
+            tag = made.run("python3", "-c", "import sys; print(sys.implementation.cache_tag)").stdout.strip()
+            if tag != sys.implementation.cache_tag:
+                pytest.skip(f"the client is installed for {sys.implementation.cache_tag}, Debian's Python is {tag}")
+            made.install()
+            for user in ("ada", "ben", "eve"):
+                made.run("useradd", user)
+            for user in ("ada", "ben"):
+                made.run("usermod", "--append", "--groups=ckptd", user)
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture
+def service(node: Node) -> Iterator[Service]:
+    """Configured with the sample, not started yet."""
+    made = Service(node)
+    made.configure_sample()
+    yield made
+    made.forget()
+
+
+@pytest.fixture
+def root(node: Node) -> Iterator[str]:
+    """A folder of ada's, in which nobody else may look."""
+    path = "/data/ckpts"
+    node.run("install", "--directory", "--owner=ada", "--group=ada", "--mode=0700", path)
+    yield path
+    node.run("rm", "-r", path)
+
+
+@pytest.fixture
+def trainer(node: Node) -> Iterator[Callable[[str], Any]]:
+    """Starts one: trainer("ada")."""
+    made: list[Trainer] = []
+
+    def make(user: str) -> Trainer:
+        made.append(Trainer(node, user))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
