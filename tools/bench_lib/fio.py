@@ -9,9 +9,18 @@ from typing import Dict, List, Optional, Sequence
 
 import machine
 
-COMBINATIONS = ((1 << 20, 32), (4 << 20, 8), (16 << 20, 4))  # (bytes, depth)
+# (bytes, depth). The last one's buffers are more than a processor's cache holds, as a checkpoint is: small buffers,
+# written again and again, stay in the cache, from which some machines write faster than from memory.
+COMBINATIONS = ((1 << 20, 32), (4 << 20, 8), (16 << 20, 4), (4 << 20, 64))
 BUFFERS = max(size * depth for size, depth in COMBINATIONS)
-RESERVE = BUFFERS + (32 << 20)  # Of huge pages; fio aligns and adds a little.
+RESERVE = BUFFERS + (32 << 20)  # Of huge pages; fio aligns and adds a little, and rounds depths up to a power of two.
+
+
+def _name(block: int, depth: int) -> str:
+    return f"{block >> 20} MiB x {depth}"
+
+
+FROM_MEMORY = _name(*COMBINATIONS[-1])
 
 
 class Fio:
@@ -45,17 +54,21 @@ class Fio:
             raise SystemExit(f"fio ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
         written = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["write"]
         rate = float(written["io_bytes"] / (written["runtime"] / 1e3))
-        self.rates.setdefault(f"{block >> 20} MiB x {depth}", []).append(rate)
+        self.rates.setdefault(_name(block, depth), []).append(rate)
         return rate
 
 
 class Rates:
-    """What several Fio have measured, together."""
+    """What several Fio have measured, together. only: the combination of this name."""
 
-    def __init__(self, huge: bool, measured: Sequence[Dict[str, List[float]]]) -> None:
+    def __init__(self, huge: bool, measured: Sequence[Dict[str, List[float]]], only: str = "") -> None:
         self._huge = huge
         self._rates = [
-            (rate, name) for rates in measured for name, values in rates.items() for rate in values
+            (rate, name)
+            for rates in measured
+            for name, values in rates.items()
+            for rate in values
+            if name == only or not only
         ]
 
     def best(self) -> float:
