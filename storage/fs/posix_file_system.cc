@@ -45,6 +45,15 @@ int OpenAt2(int dir, const char* path, uint64_t flags, uint64_t mode, uint64_t r
       Uninterrupted([&] { return ::syscall(SYS_openat2, dir, path, &how, sizeof(how)); }));
 }
 
+// Of OpenAt2. ENOSYS alone would tell an operator nothing.
+absl::Status OpenError(int error, const std::string& what) {
+  if (error != ENOSYS) return ErrnoError(error, what);
+  return Annotate(
+      ErrnoError(error, what),
+      "openat2 is refused; it needs Linux 5.6, a seccomp profile that knows it, and a unit without "
+      "RestrictSUIDSGID");
+}
+
 // EINVAL for a path with NUL or an empty component, EXDEV for one with `..` or from `/`: what the kernel
 // would say at best.
 absl::Status CheckPath(std::string_view path) {
@@ -80,7 +89,7 @@ absl::StatusOr<Parent> OpenParent(Handle dir, std::string_view path) {
   if (slash != std::string_view::npos) {
     const std::string above(path.substr(0, slash));
     parent.opened = UniqueFd(OpenAt2(dir, above.c_str(), O_PATH | O_DIRECTORY, 0, kBeneath));
-    if (!parent.opened) return ErrnoError(errno, absl::StrCat("opening directory ", above));
+    if (!parent.opened) return OpenError(errno, absl::StrCat("opening directory ", above));
     parent.dir = parent.opened.get();
   }
   return parent;
@@ -210,7 +219,7 @@ absl::StatusOr<Handle> PosixFileSystem::Open(Handle dir, std::string_view path, 
       mode == OpenMode::kRead || mode == OpenMode::kReadDirect || mode == OpenMode::kLock;
   UniqueFd fd(OpenAt2(dir, name.c_str(), flags | (existing_file ? O_NONBLOCK : 0), flags & O_CREAT ? 0644 : 0,
                       kBeneath));
-  if (!fd) return ErrnoError(errno, absl::StrCat("opening ", name));
+  if (!fd) return OpenError(errno, absl::StrCat("opening ", name));
   if (existing_file) CKPTD_RETURN_IF_ERROR(RequireRegular(fd.get(), flags, name));
   return fd.release();
 }
@@ -392,7 +401,7 @@ absl::StatusOr<Handle> OpenRootDirectory(const std::string& absolute_path,
   const Actor::Scope acting(actor);
   CKPTD_RETURN_IF_ERROR(acting.status());
   UniqueFd fd(OpenAt2(AT_FDCWD, absolute_path.c_str(), O_RDONLY | O_DIRECTORY, 0, RESOLVE_NO_MAGICLINKS));
-  if (!fd) return ErrnoError(errno, absl::StrCat("opening directory ", absolute_path));
+  if (!fd) return OpenError(errno, absl::StrCat("opening directory ", absolute_path));
   return fd.release();
 }
 

@@ -5,6 +5,7 @@
 #include <grp.h>
 #include <sys/fsuid.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
 #include "storage/fs/file_system.h"
+#include "tests/testing/seccomp.h"
 #include "tests/testing/temp_dir.h"
 
 namespace ckptd {
@@ -165,6 +167,15 @@ TEST(PosixFileSystemTest, AFullFileSystemIsNoSpace) {
   ASSERT_GE(device, 0);
   EXPECT_EQ(ReasonOf(WriteFully(*fs, device, 0, std::as_bytes(std::span("x", 1)))), "NO_SPACE");
   EXPECT_TRUE(fs->Close(device).ok());
+}
+
+TEST(PosixFileSystemTest, WhereOpenat2IsForbiddenTheErrorSaysWhatToDo) {
+  const TempDir dir;
+  absl::Status refused;
+  ASSERT_TRUE(WithoutSystemCall(SYS_openat2, ENOSYS,
+                                [&] { refused = OpenRootDirectory(dir.path(), std::nullopt).status(); }));
+  EXPECT_EQ(ErrnoOf(refused), ENOSYS);
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("RestrictSUIDSGID"));
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ def test_only_the_group_may_connect(node: Any, root: str, service: Any, trainer:
     assert sockets == ["root ckptd 660"] * 2
     trainer("ada").do(join(root))
     refused = trainer("eve").fails(join(root))
-    assert refused.kind == "Unavailable" and "Permission denied" in refused.message
+    assert refused.kind == "Refused" and "in the group that the socket belongs to" in refused.message
 
 
 def test_it_has_three_of_roots_capabilities(node: Any, service: Any) -> None:

@@ -405,6 +405,16 @@ def test_no_daemon_is_said_with_what_to_do(tmp_path: pathlib.Path, monkeypatch: 
             ckptd.connect(endpoint)
 
 
+def test_a_socket_of_others_is_said_with_what_to_do(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("ckptd._session.Handoff", refuse)
+    with pytest.raises(ckptd.Refused, match="in the group") as caught:
+        ckptd.connect(f"unix:{tmp_path}/none.sock")
+    assert caught.value.reason == "EACCES"
+
+
 def test_leaving_ends_the_session_and_so_does_losing_it(daemon: Any, tmp_path: pathlib.Path) -> None:
     with ckptd.connect(daemon.endpoint) as client:
         run = client.run(tmp_path / "root", rank=0, world_size=1)

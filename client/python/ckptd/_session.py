@@ -169,7 +169,12 @@ class Session:
         self._stream.add_done_callback(lambda _: self._ended.set())
         return first
 
-    def _no_daemon(self, why: str) -> errors.Unavailable:
+    def _no_daemon(self, why: str) -> errors.CkptdError:
+        if "Permission denied" in why:
+            return errors.Refused(
+                f"{self.endpoint} may not be used by this user ({why}); be root, or in the group that the socket belongs to",
+                reason="EACCES",
+            )
         return errors.Unavailable(
             f"no ckptd answers at {self.endpoint} ({why}); start one (systemctl start ckptd, or ckptd.LocalDaemon), or set "
             "$CKPTD_ENDPOINT",
