@@ -1,0 +1,1 @@
+"""tools/mutate: plants bugs and shows that a test fails for each."""

@@ -1,0 +1,169 @@
+"""Plants bugs, one at a time, and shows that a test fails for each.
+
+Each bug leaves out one fsync, directory sync, result check or rename guard of the commit path, or one guard of
+admission, fencing or retention. It is planted in a copy of the checkout, built, and the quickest tests that can
+see it are run until one fails. The last line is "N of N mutants killed"; the exit status is 0 only then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import fcntl
+import fnmatch
+import hashlib
+import json
+import os
+import pathlib
+import queue
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+from mutate_lib import table
+from mutate_lib.table import Mutant
+from mutate_lib.tree import BrokenRun, Death, Tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass
+class Outcome:
+    mutant: Mutant
+    seconds: float
+    death: Optional[Death] = None
+    broken: str = ""  # Why there is no outcome.
+
+    def words(self) -> str:
+        if self.broken:
+            return f"BROKEN: {self.broken}"
+        if self.death is None:
+            return f"SURVIVED {' '.join(self.mutant.tests)}"
+        return f"{self.death.how} {self.death.case or self.death.test}"
+
+    def as_json(self) -> Dict[str, Any]:
+        death = dataclasses.asdict(self.death) if self.death else None
+        return {
+            "name": self.mutant.name,
+            "file": self.mutant.file,
+            "what": self.mutant.what,
+            "seconds": round(self.seconds, 1),
+            "killed_by": death,
+            "broken": self.broken,
+        }
+
+
+class Run:
+    """Mutants over trees; a tree has one at a time."""
+
+    def __init__(self, mutants: List[Mutant], trees: List[Tree]) -> None:
+        self.mutants = mutants
+        self.free: "queue.Queue[Tree]" = queue.Queue()
+        for tree in trees:
+            self.free.put(tree)
+        self.workers = len(trees)
+        self.lock = threading.Lock()
+        self.done = 0
+
+    def one(self, mutant: Mutant) -> Outcome:
+        tree = self.free.get()
+        began = time.monotonic()
+        try:
+            outcome = Outcome(mutant, 0, tree.kill(mutant))
+        except BrokenRun as error:
+            outcome = Outcome(mutant, 0, broken=str(error))
+        finally:
+            self.free.put(tree)
+        outcome.seconds = time.monotonic() - began
+        with self.lock:
+            self.done += 1
+            count = f"{self.done}/{len(self.mutants)}"
+            say(f"{count:>8}  {outcome.seconds:5.1f} s  {mutant.name:44} {outcome.words()}")
+        return outcome
+
+    def all(self) -> List[Outcome]:
+        with concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
+            return list(pool.map(self.one, self.mutants))
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def as_markdown(results: List[Dict[str, Any]]) -> str:
+    lines = ["| file | what is left out | killed by |", "| --- | --- | --- |"]
+    for result in results:
+        death = result["killed_by"]
+        killer = f"`{death['case'] or death['test']}`" if death else "**survived**"
+        lines.append(f"| `{result['file']}` | {result['what']} | {killer} |")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tools/mutate", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", action="append", help="these alone; `publish.*` is a name, too")
+    parser.add_argument("--list", action="store_true", help="name the mutants and plant none")
+    parser.add_argument("--json", action="store_true", help="the outcome of each, on stdout")
+    parser.add_argument("--markdown", metavar="FILE", help="make a table of what --json has written, and no more")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="mutants at a time")
+    return parser.parse_args()
+
+
+def chosen(mutants: List[Mutant], patterns: Optional[List[str]]) -> List[Mutant]:
+    if not patterns:
+        return mutants
+    found = [m for m in mutants if any(fnmatch.fnmatch(m.name, pattern) for pattern in patterns)]
+    if not found:
+        raise SystemExit(f"tools/mutate: no mutant is called {' or '.join(patterns)}; see --list")
+    return found
+
+
+def main() -> int:
+    args = arguments()
+    if args.markdown:
+        print(as_markdown(json.loads(pathlib.Path(args.markdown).read_text())))
+        return 0
+    try:
+        mutants = table.load()
+    except table.StaleTable as error:
+        raise SystemExit(f"tools/mutate: {error}") from error
+    stale = table.check(mutants, ROOT)
+    if stale:
+        raise SystemExit("\n".join(["tools/mutate: the table is stale:", *(f"  {why}" for _, why in stale)]))
+    mutants = chosen(mutants, args.only)
+    if args.list:
+        for mutant in mutants:
+            print(f"{mutant.name:44} {mutant.what}")
+        return 0
+
+    checkout = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
+    place = pathlib.Path(os.environ["CKPTD_CACHE"]) / "mutate" / checkout
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        trees = [Tree(ROOT, place / str(number)) for number in range(min(args.jobs, len(mutants)))]
+        try:
+            targets = sorted({test for mutant in mutants for test in mutant.tests})
+            say(f"== without a mutant: {' '.join(targets)}")
+            for tree in trees:
+                tree.refresh()
+                tree.warm_up(targets)
+            say(f"== {len(mutants)} mutants")
+            outcomes = Run(mutants, trees).all()
+        except BrokenRun as error:
+            raise SystemExit(f"tools/mutate: {error}") from error
+        finally:
+            for tree in trees:
+                tree.close()
+    if args.json:
+        print(json.dumps([outcome.as_json() for outcome in outcomes], indent=1))
+    killed = sum(outcome.death is not None for outcome in outcomes)
+    last = f"{killed} of {len(outcomes)} mutants killed"
+    print(last, file=sys.stderr if args.json else sys.stdout)
+    return 0 if killed == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
