@@ -1,7 +1,9 @@
 // The helpers over a FileSystem, and what they leave behind when any step of theirs fails.
 #include "storage/fs/file_system.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -98,6 +100,37 @@ TEST_F(FileSystemHelpersTest, AFileInTheWayOfADirectoryIsAnError) {
 TEST_F(FileSystemHelpersTest, AFailedSyncMeansThatADirectoryIsNotThere) {
   faulty_.Fail({.op = FsOp::kSync, .path = "a", .error = EIO});
   EXPECT_EQ(ReasonOf(MakeDirsDurably(faulty_, dir(), "a/b")), "IO_ERROR");
+}
+
+TEST_F(FileSystemHelpersTest, ADirectoryThatCannotBeMadeIsTheErrorThatTheKernelGave) {
+  faulty_.Fail({.op = FsOp::kMakeDir, .path = "a/b", .error = ENOSPC});
+  EXPECT_EQ(ReasonOf(MakeDirsDurably(faulty_, dir(), "a/b")), "NO_SPACE");
+}
+
+// Takes at most `most` bytes at a time.
+class ShortWrites : public FaultyFileSystem {
+ public:
+  ShortWrites(FileSystem* base, size_t most) : FaultyFileSystem(base), most_(most) {}
+  absl::StatusOr<size_t> WriteAt(Handle file, int64_t offset, std::span<const std::byte> from) override {
+    if (most_ == 0) return size_t{0};
+    return FaultyFileSystem::WriteAt(file, offset, from.first(std::min(most_, from.size())));
+  }
+
+ private:
+  const size_t most_;
+};
+
+TEST_F(FileSystemHelpersTest, AShortWriteGoesOnWhereItEnded) {
+  ShortWrites three(posix_.get(), 3);
+  ASSERT_TRUE(ReplaceFileDurably(three, dir(), "file", "12345678").ok());
+  EXPECT_EQ(Get("file"), "12345678");
+  EXPECT_EQ(three.Count(FsOp::kWriteAt), 3);
+}
+
+TEST_F(FileSystemHelpersTest, AWriteOfNothingIsAnErrorAndNotTheEnd) {
+  ShortWrites nothing(posix_.get(), 0);
+  EXPECT_EQ(ReasonOf(ReplaceFileDurably(nothing, dir(), "file", "new")), "IO_ERROR");
+  EXPECT_THAT(Names(), ElementsAre());
 }
 
 TEST_F(FileSystemHelpersTest, ASmallFileIsReadWhole) {

@@ -178,5 +178,28 @@ TEST(PosixFileSystemTest, WhereOpenat2IsForbiddenTheErrorSaysWhatToDo) {
   EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("RestrictSUIDSGID"));
 }
 
+// A pipe cannot be synced, and the kernel says so: whoever does not ask it, or does not listen, says yes.
+TEST(PosixFileSystemTest, ASyncIsTheKernelsAndSoIsItsAnswer) {
+  const auto fs = Make();
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  EXPECT_EQ(ErrnoOf(fs->Sync(ends[1], SyncMode::kData)), EINVAL);
+  EXPECT_EQ(ErrnoOf(fs->Sync(ends[1], SyncMode::kAll)), EINVAL);
+  for (const int end : ends) EXPECT_TRUE(fs->Close(end).ok());
+}
+
+TEST(PosixFileSystemTest, WhatTheKernelRefusesToDoToAFileIsAnError) {
+  const TempDir dir;
+  const auto fs = Make();
+  ASSERT_TRUE(OpenScoped(*fs, dir.fd(), "file", OpenMode::kCreate).ok());
+  const auto read_only = OpenScoped(*fs, dir.fd(), "file", OpenMode::kRead);
+  ASSERT_TRUE(read_only.ok()) << read_only.status();
+  EXPECT_EQ(ErrnoOf(fs->Allocate(read_only->get(), 4096)), EBADF);
+  EXPECT_EQ(ErrnoOf(fs->Truncate(read_only->get(), 4096)), EINVAL);
+  const std::string bytes = "bytes";
+  EXPECT_EQ(ErrnoOf(fs->WriteAt(read_only->get(), 0, std::as_bytes(std::span(bytes))).status()), EBADF);
+  EXPECT_EQ(fs->Stat(dir.fd(), "file").value().size, 0);
+}
+
 }  // namespace
 }  // namespace ckptd

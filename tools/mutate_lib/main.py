@@ -84,8 +84,11 @@ class Run:
         return outcome
 
     def all(self) -> List[Outcome]:
-        with concurrent.futures.ThreadPoolExecutor(self.workers) as pool:
+        pool = concurrent.futures.ThreadPoolExecutor(self.workers)
+        try:
             return list(pool.map(self.one, self.mutants))
+        finally:  # After Ctrl-C: what is under way ends, and nothing is begun.
+            pool.shutdown(cancel_futures=True)
 
 
 def say(words: str) -> None:
@@ -145,7 +148,7 @@ def main() -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         trees = [Tree(ROOT, place / str(number)) for number in range(min(args.jobs, len(mutants)))]
         try:
-            targets = sorted({test for mutant in mutants for test in mutant.tests})
+            targets = sorted({test.partition("=")[0] for mutant in mutants for test in mutant.tests})
             say(f"== without a mutant: {' '.join(targets)}")
             for tree in trees:
                 tree.refresh()

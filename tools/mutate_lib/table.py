@@ -12,8 +12,8 @@ A file mutants/*.txt has sections, each of one source file:
 
 A mutant is a piece of a unified diff without line numbers: lines to be there, to go and to come. The lines that
 are to be there must be in the source exactly once; where they are not, the table is stale, which is an error and
-no dead mutant. The tests are in the order in which they are asked: the quickest that can see it first. Lines of
-`#` are comments.
+no dead mutant. The tests are in the order in which they are asked: the quickest that can see it first;
+//storage/commit:crash_test=OrderTest.* are some cases of one. Lines of `#` are comments.
 """
 
 from __future__ import annotations

@@ -99,8 +99,11 @@ class Tree:
         good = source.read_text()
         source.write_text(mutant.apply(good))
         try:
-            for test in mutant.tests:
-                done = self.test([test], "--noremote_upload_local_results", "--nocache_test_results")
+            for asked in mutant.tests:
+                test, _, cases = asked.partition("=")
+                flags = ["--noremote_upload_local_results", "--nocache_test_results"]
+                flags += [f"--test_filter={cases}"] if cases else []
+                done = self.test([test], *flags)
                 if done.returncode == TEST_FAILED:
                     return cause_of_death(test, done.stdout)
                 if done.returncode != PASSED:
