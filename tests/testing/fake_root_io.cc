@@ -26,16 +26,23 @@ class FakeReader : public CheckpointReader {
 
 }  // namespace
 
-void FakeRootIo::Run(bool hold, absl::AnyInvocable<void()> work) {
-  if (hold) {
+void FakeRootIo::Run(std::string_view call, bool hold, absl::AnyInvocable<void()> work) {
+  ++calls[std::string(call)];
+  if (hold || held.contains(call)) {
     held_.push_back(std::move(work));
   } else {
     queue_->push_back(std::move(work));
   }
 }
 
+absl::Status FakeRootIo::ErrorOf(std::string_view call) const {
+  const auto error = errors.find(call);
+  return error == errors.end() ? absl::OkStatus() : error->second;
+}
+
 void FakeRootIo::Free() {
   hold_writes = hold_publish = hold_target = false;
+  held.clear();
   for (auto& work : held_) queue_->push_back(std::move(work));
   held_.clear();
 }
@@ -53,14 +60,15 @@ RootSnapshot FakeRootIo::Snapshot() const {
 }
 
 void FakeRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
-  Run(false, [this, done = std::move(done)]() mutable {
+  Run("Open", false, [this, done = std::move(done)]() mutable {
+    if (!disk_->open_error.ok()) return done(disk_->open_error);
     if (!disk_->locked) return done(Snapshot());
     done(MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_LOCKED", "another daemon holds the root"));
   });
 }
 
 void FakeRootIo::CheckTarget(std::string tag, Callback<absl::Status> done) {
-  Run(hold_target, [this, tag, done = std::move(done)]() mutable {
+  Run("CheckTarget", hold_target, [this, tag, done = std::move(done)]() mutable {
     const auto& foreign = disk_->foreign;
     if (std::find(foreign.begin(), foreign.end(), tag) == foreign.end()) return done(absl::OkStatus());
     done(MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(tag, " is not ours")));
@@ -68,12 +76,16 @@ void FakeRootIo::CheckTarget(std::string tag, Callback<absl::Status> done) {
 }
 
 void FakeRootIo::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
-  Run(hold_target, [this, done = std::move(done)]() mutable { done(disk_->free_bytes); });
+  Run("FreeBytes", hold_target, [this, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("FreeBytes"); !error.ok()) return done(error);
+    done(disk_->free_bytes);
+  });
 }
 
 void FakeRootIo::CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t,
                                 Callback<absl::Status> done) {
-  Run(false, [this, id, tag, sequence, done = std::move(done)]() mutable {
+  Run("CreateInflight", false, [this, id, tag, sequence, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("CreateInflight"); !error.ok()) return done(error);
     inflight_[id] = {tag, sequence};
     done(absl::OkStatus());
   });
@@ -82,28 +94,35 @@ void FakeRootIo::CreateInflight(InflightId64 id, std::string tag, int64_t sequen
 void FakeRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
                            std::shared_ptr<std::atomic<int64_t>> written_bytes,
                            Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
-  Run(hold_writes, [this, id, record = std::move(record), files = std::move(files), written_bytes,
-                    done = std::move(done)]() mutable {
-    if (!write_error.ok()) return done(write_error);
-    for (const FileImage& image : files) {
-      std::string content;
-      for (const auto& run : image.runs)
-        content.append(reinterpret_cast<const char*>(run.data()), run.size());
-      *written_bytes += image.size;
-      disk_->bytes[absl::StrCat(inflight_.at(id).second, "/", image.path)] = content;
-      storage::v1::FileRecord& file = *record.add_files();
-      file.set_path(image.path);
-      file.set_size_bytes(image.size);
-      file.set_rank(record.rank());
-    }
-    done(std::move(record));
-  });
+  Run("WritePart", hold_writes,
+      [this, id, record = std::move(record), files = std::move(files), written_bytes,
+       done = std::move(done)]() mutable {
+        if (!write_error.ok()) return done(write_error);
+        for (const FileImage& image : files) {
+          std::string content;
+          for (const auto& run : image.runs)
+            content.append(reinterpret_cast<const char*>(run.data()), run.size());
+          *written_bytes += image.size;
+          disk_->bytes[absl::StrCat(inflight_.at(id).second, "/", image.path)] = content;
+          storage::v1::FileRecord& file = *record.add_files();
+          file.set_path(image.path);
+          file.set_size_bytes(image.size);
+          file.set_rank(record.rank());
+        }
+        done(std::move(record));
+      });
 }
 
 void FakeRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
                          std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) {
-  Run(hold_publish,
+  Run("Publish", hold_publish,
       [this, id, summary = std::move(summary), parts = std::move(parts), done = std::move(done)]() mutable {
+        // As the real one: every rank's record must be there.
+        const bool whole = static_cast<int>(parts.size()) == summary.world_size() &&
+                           std::all_of(parts.begin(), parts.end(), [&](const auto& part) {
+                             return part.sequence() == summary.sequence();
+                           });
+        if (!whole) return done({PublishOutcome::kFailed, absl::InvalidArgumentError("a part is not there")});
         if (publish_result.outcome == PublishOutcome::kCommitted) {
           Manifest manifest;
           manifest.summary = summary;
@@ -121,36 +140,42 @@ void FakeRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
 }
 
 void FakeRootIo::Discard(InflightId64 id, Callback<absl::Status> done) {
-  Run(false, [this, id, done = std::move(done)]() mutable {
+  Run("Discard", false, [this, id, done = std::move(done)]() mutable {
     if (discard_error.ok()) inflight_.erase(id);
     done(discard_error);
   });
 }
 
 void FakeRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) {
-  Run(false, [this, tag, sequence, done = std::move(done)]() mutable {
+  Run("Evict", false, [this, tag, sequence, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("Evict"); !error.ok()) return done(error);
     disk_->evicted.push_back(tag);
     disk_->committed.erase(sequence);
     done(absl::OkStatus());
   });
 }
 
-void FakeRootIo::EmptyTrash(std::vector<int64_t>, Callback<absl::StatusOr<int64_t>> done) {
-  Run(false, [this, done = std::move(done)]() mutable {
-    disk_->free_bytes += std::exchange(disk_->trash_bytes, 0);
-    done(int64_t{0});
-  });
+void FakeRootIo::EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) {
+  Run("EmptyTrash", false,
+      [this, keep_sequences = std::move(keep_sequences), done = std::move(done)]() mutable {
+        if (absl::Status error = ErrorOf("EmptyTrash"); !error.ok()) return done(error);
+        disk_->kept_in_trash = std::move(keep_sequences);
+        disk_->free_bytes += std::exchange(disk_->trash_bytes, 0);
+        done(int64_t{0});
+      });
 }
 
 void FakeRootIo::SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) {
-  Run(false, [this, record = std::move(record), done = std::move(done)]() mutable {
+  Run("SaveRunRecord", false, [this, record = std::move(record), done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("SaveRunRecord"); !error.ok()) return done(error);
     disk_->run_record = std::move(record);
     done(absl::OkStatus());
   });
 }
 
 void FakeRootIo::SetPinned(std::string, int64_t sequence, bool pinned, Callback<absl::Status> done) {
-  Run(false, [this, sequence, pinned, done = std::move(done)]() mutable {
+  Run("SetPinned", false, [this, sequence, pinned, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("SetPinned"); !error.ok()) return done(error);
     disk_->committed.at(sequence).pinned = pinned;
     done(absl::OkStatus());
   });
@@ -158,7 +183,8 @@ void FakeRootIo::SetPinned(std::string, int64_t sequence, bool pinned, Callback<
 
 void FakeRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
                                 Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) {
-  Run(false, [this, tag, sequence, done = std::move(done)]() mutable {
+  Run("OpenCheckpoint", false, [this, tag, sequence, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("OpenCheckpoint"); !error.ok()) return done(error);
     auto manifest = disk_->manifests.find(sequence);
     if (manifest == disk_->manifests.end()) {
       return done(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", absl::StrCat("no ", tag)));
@@ -168,7 +194,10 @@ void FakeRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
 }
 
 void FakeRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
-  Run(false, [this, done = std::move(done)]() mutable { done(Snapshot()); });
+  Run("Rescan", false, [this, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("Rescan"); !error.ok()) return done(error);
+    done(Snapshot());
+  });
 }
 
 }  // namespace ckptd

@@ -6,7 +6,9 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -23,8 +25,10 @@ struct FakeDisk {
   int64_t free_bytes = int64_t{1} << 40;
   int64_t trash_bytes = 0;
   bool locked = false;  // Another daemon has it.
-  std::vector<std::string> foreign;  // Tags that hold something that is not ours.
-  std::vector<std::string> evicted;  // Tags, in order.
+  absl::Status open_error;
+  std::vector<std::string> foreign;    // Tags that hold something that is not ours.
+  std::vector<std::string> evicted;    // Tags, in order.
+  std::vector<int64_t> kept_in_trash;  // Sequences, by the last EmptyTrash.
 };
 
 class FakeRootIo : public RootIo {
@@ -54,7 +58,10 @@ class FakeRootIo : public RootIo {
   void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;
   std::optional<Instant> pending_since() const override { return pending_since_; }
 
-  // Faults. A held operation's callback goes to `held` instead of the queue, until Free().
+  // Faults. What is held goes to held_ instead of the queue, until Free().
+  std::set<std::string, std::less<>> held;                  // By the call's name: "Evict".
+  std::map<std::string, absl::Status, std::less<>> errors;  // The call does nothing and fails.
+  std::map<std::string, int, std::less<>> calls;
   bool hold_writes = false, hold_publish = false, hold_target = false;
   absl::Status write_error, discard_error;
   PublishResult publish_result{PublishOutcome::kCommitted, absl::OkStatus()};
@@ -62,7 +69,8 @@ class FakeRootIo : public RootIo {
   void SetPendingSince(std::optional<Instant> since) { pending_since_ = since; }
 
  private:
-  void Run(bool hold, absl::AnyInvocable<void()> work);
+  void Run(std::string_view call, bool hold, absl::AnyInvocable<void()> work);
+  absl::Status ErrorOf(std::string_view call) const;
   RootSnapshot Snapshot() const;
 
   std::shared_ptr<FakeDisk> disk_;

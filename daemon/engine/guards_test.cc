@@ -1,0 +1,824 @@
+// What the engine refuses, what it waits for, and what it leaves alone: each of these tests fails when one
+// guard of admission, fencing or retention is left out (tools/mutate).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <limits>
+
+#include "daemon/engine/engine.h"
+#include "daemon/engine/engine_testing.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kMiB = 1 << 20;
+
+class GuardsTest : public EngineTest {
+ protected:
+  // A launch on another root than the first one; `run_` is its run from then on.
+  std::vector<SessionId> LaunchOn(uint64_t inode, const std::string& launch, int world) {
+    std::vector<SessionId> sessions;
+    for (int rank = 0; rank < world; ++rank) {
+      sessions.push_back(Trainer(launch + "/" + std::to_string(rank)));
+      EXPECT_TRUE(JoinAs(sessions.back(), rank, world, launch, inode).status().ok());
+    }
+    return sessions;
+  }
+  Answer<v1::JoinRunResponse> JoinAs(SessionId session, int rank, int world, const std::string& launch,
+                                     uint64_t inode = 1, const std::string& run_id = "") {
+    v1::JoinRunRequest request;
+    request.set_root(Attach(session, inode));
+    request.set_rank(rank);
+    request.set_world_size(world);
+    request.set_launch_id(launch);
+    request.set_run_id(run_id);
+    Answer<v1::JoinRunResponse> answer;
+    engine_->JoinRun(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+  Answer<v1::BeginResponse> Begun(SessionId session, const v1::BeginRequest& request) {
+    Answer<v1::BeginResponse> begun = Begin(session, request);
+    Turn([&] { return begun.has(); });
+    return begun;
+  }
+  Answer<v1::AbortResponse> Abort(SessionId session, const v1::SaveKey& key) {
+    v1::AbortRequest request;
+    *request.mutable_key() = key;
+    Answer<v1::AbortResponse> answer;
+    engine_->Abort(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+  Answer<v1::ExtendResponse> Extend(SessionId session, const v1::SaveKey& key, const std::string& path,
+                                    int64_t bytes) {
+    v1::ExtendRequest request;
+    *request.mutable_key() = key;
+    v1::FileSpec& file = *request.add_files();
+    file.set_path(path);
+    file.set_size_bytes(bytes);
+    Answer<v1::ExtendResponse> answer;
+    engine_->Extend(As(session), request, answer.reply());
+    Turn([&] { return answer.has(); });
+    return answer;
+  }
+  v1::BeginRequest GrowingOf(const std::string& tag) {
+    v1::BeginRequest request;
+    *request.mutable_key() = Key(0, tag);
+    request.set_growing(true);
+    return request;
+  }
+  Answer<v1::SealResponse> SealWith(SessionId session, const v1::SaveKey& key,
+                                    const std::vector<std::pair<std::string, int64_t>>& files) {
+    v1::SealRequest request;
+    *request.mutable_key() = key;
+    for (const auto& [path, bytes] : files) {
+      v1::FileSpec& file = *request.add_files();
+      file.set_path(path);
+      file.set_size_bytes(bytes);
+    }
+    Answer<v1::SealResponse> answer;
+    engine_->Seal(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+  Answer<v1::Checkpoint> Pin(SessionId session, const std::string& tag, bool pinned = true) {
+    Answer<v1::Checkpoint> answer;
+    engine_->SetPinned(As(session), run_ + "/checkpoints/" + tag, pinned, answer.reply());
+    Turn();
+    return answer;
+  }
+  Answer<v1::OpenCheckpointResponse> Open(SessionId session, const std::string& tag) {
+    v1::OpenCheckpointRequest request;
+    request.set_name(run_ + "/checkpoints/" + tag);
+    Answer<v1::OpenCheckpointResponse> answer;
+    engine_->OpenCheckpoint(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+  void Close(SessionId session, const std::string& lease) {
+    v1::CloseCheckpointRequest request;
+    request.set_lease(lease);
+    Answer<v1::CloseCheckpointResponse> answer;
+    engine_->CloseCheckpoint(As(session), request, answer.reply());
+    Turn();
+    EXPECT_TRUE(answer.status().ok()) << answer.status();
+  }
+  std::string EndOf(SessionId session, const v1::SaveKey& key) {
+    auto wait = Wait(session, key);
+    if (!wait.has()) return "none";
+    const v1::Checkpoint& checkpoint = wait.get().checkpoint();
+    return checkpoint.has_error() ? checkpoint.error().reason() : v1::Level_Name(checkpoint.level());
+  }
+  // The successor of a daemon that was killed, on the same disks.
+  void Restart() { Start(16); }
+};
+
+// ---- admission
+
+TEST_F(GuardsTest, ASessionThatHasNotJoinedBeginsNothing) {
+  auto sessions = Launch("a", 1);
+  SessionId stranger = Trainer("stranger");
+  EXPECT_EQ(Begin(stranger, BeginOf(0, "t", 1, 100)).reason(), "NOT_JOINED");
+  EXPECT_EQ(Begin(sessions[0], BeginOf(1, "t", 1, 100)).reason(), "NOT_JOINED");
+}
+
+TEST_F(GuardsTest, EveryFieldOfARequestIsChecked) {
+  auto sessions = Launch("a", 1);
+  const auto refused = [&](const std::function<void(v1::BeginRequest&)>& change) {
+    v1::BeginRequest request = BeginOf(0, "t", 1, 100);
+    change(request);
+    return Begin(sessions[0], request).reason();
+  };
+  EXPECT_EQ(refused([](auto& r) { r.mutable_key()->set_tag("../t"); }), "INVALID_TAG");
+  EXPECT_EQ(refused([](auto& r) { r.mutable_key()->set_ordinal(0); }), "INVALID_ARGUMENT");
+  EXPECT_EQ(refused([](auto& r) { r.mutable_files(0)->set_path("../f"); }), "INVALID_PATH");
+  EXPECT_EQ(refused([](auto& r) { r.mutable_files(0)->set_size_bytes(-1); }), "INVALID_ARGUMENT");
+  EXPECT_EQ(refused([](auto& r) { r.mutable_files(0)->set_size_bytes(std::numeric_limits<int64_t>::max()); }),
+            "INVALID_ARGUMENT");
+  EXPECT_EQ(refused([](auto& r) {  // Each may be; their sum wraps.
+              for (const char* path : {"g", "h"}) {
+                v1::FileSpec& file = *r.add_files();
+                file.set_path(path);
+                file.set_size_bytes(int64_t{1} << 62);
+              }
+            }),
+            "INVALID_ARGUMENT");
+  EXPECT_EQ(refused([](auto& r) {
+              for (int i = 0; i < 33; ++i) (*r.mutable_metrics())["m" + std::to_string(i)] = 1;
+            }),
+            "METRICS_TOO_LARGE");
+  EXPECT_EQ(refused([](auto& r) { (*r.mutable_metrics())[std::string(65, 'm')] = 1; }), "METRICS_TOO_LARGE");
+  EXPECT_EQ(refused([](auto& r) { r.mutable_timeout()->set_seconds(-1); }), "INVALID_ARGUMENT");
+  EXPECT_EQ(refused([](auto& r) { r.mutable_timeout()->set_seconds(86401); }), "INVALID_ARGUMENT");
+  EXPECT_TRUE(Begun(sessions[0], BeginOf(0, "t", 1, 100)).status().ok());
+}
+
+TEST_F(GuardsTest, WhileARootIsScannedAnewNothingBeginsAndNothingIsResumedFrom) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
+  ios_[1]->held.insert("Rescan");
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(EndOf(sessions[0], Key(0, "one")), "INDETERMINATE");
+  EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "ROOT_READ_ONLY");
+  auto resumed = Resume(sessions[0], 0);
+  EXPECT_FALSE(resumed.has());
+  ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
+  ios_[1]->Free();
+  Turn();
+  EXPECT_TRUE(resumed.status().ok()) << resumed.status();
+  SaveAll(sessions, "two", 2);
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+}
+
+TEST_F(GuardsTest, ARootThatCannotBeScannedAnewStaysReadOnly) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
+  ios_[1]->errors["Rescan"] = ErrnoError(EIO, "listing the root");
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "ROOT_READ_ONLY");
+}
+
+TEST_F(GuardsTest, AfterTheScanWhoLivesIsStillKnown) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(Join(Trainer("another"), 0, 1, "a").reason(), "RANK_TAKEN");
+}
+
+TEST_F(GuardsTest, AnAttemptThatCannotBeWrittenDownBeginsAndResumesNothing) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->errors["SaveRunRecord"] = ErrnoError(ENOSPC, "writing the run record");
+  EXPECT_EQ(Begin(sessions[0], BeginOf(0, "one", 1, 100)).reason(), "NO_SPACE");
+  EXPECT_EQ(Resume(sessions[0], 0).reason(), "NO_SPACE");
+  ios_[1]->errors.clear();
+  SaveAll(sessions, "one", 1);
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+}
+
+TEST_F(GuardsTest, AnAttemptThatIsOvertakenWhileItIsWrittenDownGetsNoSequence) {
+  auto older = Launch("a", 1);
+  auto newer = Launch("b", 1);
+  ios_[1]->held.insert("SaveRunRecord");
+  auto first = Begin(older[0], BeginOf(0, "old", 1, 100));
+  auto second = Begin(newer[0], BeginOf(0, "new", 1, 100));
+  ios_[1]->Free();
+  Turn([&] { return first.has() && second.has(); });
+  EXPECT_EQ(first.reason(), "FENCED");
+  EXPECT_TRUE(second.status().ok()) << second.status();
+}
+
+TEST_F(GuardsTest, AnAttemptThatIsBeingWrittenDownFencesSealsAlready) {
+  auto older = Launch("a", 1);
+  auto half = BeginOf(0, "one", 1, 100);
+  ASSERT_TRUE(Begun(older[0], half).status().ok());
+  auto newer = Launch("b", 1);
+  ios_[1]->held.insert("SaveRunRecord");
+  Begin(newer[0], BeginOf(0, "two", 2, 100));
+  EXPECT_EQ(Seal(older[0], half).reason(), "FENCED");
+}
+
+TEST_F(GuardsTest, TheFirstBeginOrResumeOfANewAttemptEndsWhatTheOldOneHasNotSealed) {
+  for (const bool resume : {false, true}) {
+    const std::string tag = resume ? "r" : "b";
+    auto older = Launch("old" + tag, 1);
+    auto half = BeginOf(0, tag, 1, 100);
+    ASSERT_TRUE(Begun(older[0], half).status().ok());
+    auto newer = Launch("new" + tag, 1);
+    EXPECT_EQ(EndOf(older[0], half.key()), "none");
+    if (resume) {
+      Resume(newer[0], 0);
+    } else {
+      Begin(newer[0], BeginOf(0, tag + "2", 2, 100));
+    }
+    EXPECT_EQ(EndOf(older[0], half.key()), "FENCED") << tag;
+  }
+}
+
+TEST_F(GuardsTest, ASaveThatAnEarlierDaemonCommittedIsNotBegunAgain) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  Restart();
+  auto again = Launch("a", 1);
+  EXPECT_EQ(Begin(again[0], BeginOf(0, "one", 1, 100)).reason(), "SAVE_CONFLICT");
+}
+
+TEST_F(GuardsTest, ARankThatComesToASaveThatIsFailingHearsWhy) {
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "zero", 0);  // So that rank 0 need not wait for the size of rank 1.
+  auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
+  ASSERT_TRUE(Begun(sessions[0], one).status().ok());
+  ios_[1]->hold_writes = true;
+  Seal(sessions[0], one);
+  ASSERT_TRUE(Abort(sessions[0], one.key()).status().ok());  // Its write is still under way.
+  EXPECT_EQ(Begin(sessions[1], other).reason(), "SAVE_ABORTED");
+  EXPECT_EQ(Seal(sessions[1], other).reason(), "SAVE_ABORTED");
+  EXPECT_EQ(ReasonOf(engine_->BeginWrite(As(sessions[1]), other.key(), "rank1.pt").status()), "SAVE_ABORTED");
+  ios_[1]->Free();
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("zero"));
+}
+
+TEST_F(GuardsTest, APartBelongsToTheSessionThatBeganIt) {
+  auto sessions = Launch("a", 1);
+  auto growing = GrowingOf("one");
+  ASSERT_TRUE(Begun(sessions[0], growing).status().ok());
+  SessionId again =
+      Trainer("a/0");  // The same process on a second connection, and the first one still lives.
+  ASSERT_TRUE(Join(again, 0, 1, "a").status().ok());
+  EXPECT_EQ(Begin(again, growing).reason(), "RANK_TAKEN");
+  EXPECT_EQ(Extend(again, growing.key(), "f", 100).reason(), "UNKNOWN_SAVE");
+}
+
+TEST_F(GuardsTest, AFileIsPlacedWithOneSize) {
+  auto sessions = Launch("a", 1);
+  auto growing = GrowingOf("one");
+  ASSERT_TRUE(Begun(sessions[0], growing).status().ok());
+  ASSERT_TRUE(Extend(sessions[0], growing.key(), "f", 100).status().ok());
+  ASSERT_TRUE(Extend(sessions[0], growing.key(), "f", 100).status().ok()) << "a retry";
+  EXPECT_EQ(Extend(sessions[0], growing.key(), "f", 101).reason(), "SAVE_CONFLICT");
+}
+
+TEST_F(GuardsTest, AFileBelowAnotherRanksFileIsAConflict) {
+  auto sessions = Launch("a", 2);
+  auto a = Begin(sessions[0], BeginOf(0, "one", 1, 100, "model"));
+  auto b = Begin(sessions[1], BeginOf(1, "one", 1, 100, "model/b.pt"));
+  EXPECT_EQ(b.reason(), "FILE_CONFLICT");
+  EXPECT_EQ(a.reason(), "FILE_CONFLICT");
+}
+
+TEST_F(GuardsTest, ADiskWhoseRoomIsNotKnownHasNone) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->errors["FreeBytes"] = ErrnoError(EIO, "asking for free space");
+  EXPECT_EQ(Begin(sessions[0], BeginOf(0, "one", 1, 100)).reason(), "IO_ERROR");
+}
+
+TEST_F(GuardsTest, ADirectoryThatCannotBeMadeFailsTheSave) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->errors["CreateInflight"] = ErrnoError(ENOSPC, "making a directory");
+  Begin(sessions[0], BeginOf(0, "one", 1, 100));
+  Turn();
+  EXPECT_EQ(EndOf(sessions[0], Key(0, "one")), "NO_SPACE");
+}
+
+TEST_F(GuardsTest, AYoungerSaveOfARunDoesNotOvertakeOneThatWaitsForTheDisk) {
+  disks_[1] = std::make_shared<FakeDisk>();
+  disks_[1]->free_bytes = 5 * kMiB;
+  disks_[1]->trash_bytes = 20 * kMiB;
+  auto sessions = Launch("a", 1);
+  disks_[1]->free_bytes = 5 * kMiB;  // What recovery emptied was taken by somebody else.
+  disks_[1]->trash_bytes = 20 * kMiB;
+  ios_[1]->held.insert("EmptyTrash");
+  SaveAll(sessions, "zero", 0);  // Its retention is emptying the trash from now on.
+  auto older = Begin(sessions[0], BeginOf(0, "large", 1, 10 * kMiB));
+  auto younger = Begin(sessions[0], BeginOf(0, "small", 2, 100));
+  Turn();
+  EXPECT_FALSE(older.has());
+  EXPECT_FALSE(younger.has());
+  ios_[1]->Free();
+  Turn([&] { return older.has() && younger.has(); });
+  EXPECT_TRUE(older.status().ok()) << older.status();
+  EXPECT_TRUE(younger.status().ok()) << younger.status();
+  EXPECT_LT(older.get().sequence(), younger.get().sequence());
+}
+
+TEST_F(GuardsTest, AYoungerSaveOfARunDoesNotOvertakeOneThatWaitsForSizes) {
+  auto sessions = Launch("a", 2);
+  auto older = Begin(sessions[0], BeginOf(0, "a", 1, 100));
+  auto first = Begin(sessions[0], BeginOf(0, "b", 2, 100)),
+       second = Begin(sessions[1], BeginOf(1, "b", 2, 100));
+  EXPECT_FALSE(first.has() || second.has());
+  Begin(sessions[1], BeginOf(1, "a", 1, 100));
+  Turn([&] { return older.has() && first.has() && second.has(); });
+  EXPECT_TRUE(first.status().ok()) << first.status();
+}
+
+TEST_F(GuardsTest, ASaveOfAnotherRunDoesNotTakeTheMemoryThatAnOlderOneWaitsFor) {
+  Start(4);
+  auto one = Launch("a", 1);
+  auto held = BeginOf(0, "held", 1, 2 * kSegment), large = BeginOf(0, "large", 2, 4 * kSegment);
+  ASSERT_TRUE(Begun(one[0], held).status().ok());
+  auto older = Begin(one[0], large);
+  auto two = LaunchOn(2, "b", 1);
+  auto younger = Begin(two[0], BeginOf(0, "small", 1, kSegment));
+  Turn();
+  EXPECT_FALSE(older.has());
+  EXPECT_FALSE(younger.has()) << "there is memory for it, but an older one waits for that";
+}
+
+TEST_F(GuardsTest, ARootThatHangsHoldsUpNeitherMemoryNorDiskOfOthers) {
+  Start(4);
+  auto one = Launch("a", 1);
+  disks_[1]->free_bytes = 20 * kMiB;
+  auto held = BeginOf(0, "held", 1, 2 * kSegment), large = BeginOf(0, "large", 2, 4 * kSegment);
+  ASSERT_TRUE(Begun(one[0], held).status().ok());
+  Begin(one[0], large);  // Waits for memory.
+  ios_[1]->SetPendingSince(clock_.now);
+  Pass(std::chrono::seconds(11));
+  disks_[2] = std::make_shared<FakeDisk>();
+  disks_[2]->free_bytes = 10 * kMiB;  // The same disk; 4 MiB of it are for "held", none yet for "large".
+  auto two = LaunchOn(2, "b", 1);
+  auto younger = Begin(two[0], BeginOf(0, "small", 1, kSegment));
+  Turn([&] { return younger.has(); });
+  EXPECT_TRUE(younger.status().ok()) << younger.status();
+}
+
+TEST_F(GuardsTest, WhatASaveHasWrittenIsNotTakenOffTwice) {
+  auto sessions = Launch("a", 1);
+  disks_[1]->free_bytes = 16 * kMiB;
+  auto one = BeginOf(0, "one", 1, 6 * kMiB), two = BeginOf(0, "two", 2, 6 * kMiB);
+  ASSERT_TRUE(Begun(sessions[0], one).status().ok());
+  ios_[1]->hold_publish = true;
+  Seal(sessions[0], one);
+  disks_[1]->free_bytes = 10 * kMiB;  // It is written now.
+  auto second = Begin(sessions[0], two);
+  Turn([&] { return second.has(); });
+  EXPECT_TRUE(second.status().ok()) << second.status();
+}
+
+TEST_F(GuardsTest, NothingIsAdmittedWithoutRoomOnDiskAlthoughItIsComing) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->held.insert("EmptyTrash");
+  SaveAll(sessions, "zero", 0);
+  disks_[1]->free_bytes = 5 * kMiB;
+  disks_[1]->trash_bytes = 20 * kMiB;
+  auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 10 * kMiB));
+  Turn();
+  EXPECT_FALSE(begun.has());
+  EXPECT_EQ(ios_[1]->calls["CreateInflight"], 1) << "of zero alone";
+  auto skipped = BeginOf(0, "two", 2, 10 * kMiB);
+  skipped.set_busy(v1::SKIP);
+  Pass(std::chrono::seconds(31));  // "one" gives up.
+  EXPECT_EQ(begun.reason(), "ADMISSION_TIMEOUT");
+  EXPECT_EQ(Begin(sessions[0], skipped).get().level(), v1::SKIPPED);
+}
+
+TEST_F(GuardsTest, SupersedeTakesNoSealedSaveAndNotItself) {
+  Start(4);
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  auto one = BeginOf(0, "one", 1, 4 * kSegment), two = BeginOf(0, "two", 2, 4 * kSegment);
+  ASSERT_TRUE(Begun(sessions[0], one).status().ok());
+  Seal(sessions[0], one);
+  two.set_busy(v1::SUPERSEDE);
+  auto younger = Begin(sessions[0], two);
+  EXPECT_FALSE(younger.has());
+  ios_[1]->Free();
+  Turn([&] { return younger.has(); });
+  EXPECT_TRUE(younger.status().ok()) << younger.status();
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+}
+
+TEST_F(GuardsTest, APartThatGrowsBeyondThePoolFailsItsSave) {
+  Start(4);
+  auto sessions = Launch("a", 1);
+  auto growing = GrowingOf("one");
+  ASSERT_TRUE(Begun(sessions[0], growing).status().ok());
+  EXPECT_EQ(Extend(sessions[0], growing.key(), "f", 5 * kSegment).reason(), "POOL_TOO_SMALL");
+  EXPECT_EQ(EndOf(sessions[0], growing.key()), "POOL_TOO_SMALL");
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+}
+
+TEST_F(GuardsTest, BeginIsAnsweredWhenThePartHasAllItsMemory) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->held.insert("CreateInflight");
+  auto request = BeginOf(0, "one", 1, 12 * kSegment);
+  auto first = Begin(sessions[0], request), retry = Begin(sessions[0], request);
+  Turn([&] { return first.has() && retry.has(); });
+  EXPECT_EQ(first.get().segments_size(), 12);
+  EXPECT_EQ(retry.get().segments_size(), 12);
+}
+
+TEST_F(GuardsTest, OnlyAnUnsealedGrowingPartTakesMoreFiles) {
+  auto sessions = Launch("a", 2);
+  auto fixed = BeginOf(1, "one", 1, 100);
+  auto growing = GrowingOf("one");
+  growing.set_step(1);
+  auto a = Begin(sessions[0], growing), b = Begin(sessions[1], fixed);
+  Turn([&] { return a.has() && b.has(); });
+  EXPECT_EQ(Extend(sessions[1], fixed.key(), "g", 100).reason(), "SEALED");
+  EXPECT_EQ(Extend(sessions[0], growing.key(), "../f", 100).reason(), "INVALID_PATH");
+  ASSERT_TRUE(Extend(sessions[0], growing.key(), "f", 100).status().ok());
+  ASSERT_TRUE(SealWith(sessions[0], growing.key(), {{"f", 100}}).status().ok());
+  EXPECT_EQ(Extend(sessions[0], growing.key(), "h", 100).reason(), "SEALED");
+}
+
+// ---- from seal to the end
+
+TEST_F(GuardsTest, OnlyWhatWasPlacedAndGrantedIsSealed) {
+  auto sessions = Launch("a", 2);
+  auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
+  Begin(sessions[0], one);
+  EXPECT_EQ(Seal(sessions[0], one).reason(), "UNKNOWN_SAVE") << "Begin is not answered: rank 1 is missing";
+  EXPECT_EQ(ReasonOf(engine_->BeginWrite(As(sessions[0]), one.key(), "rank0.pt").status()), "UNKNOWN_FILE");
+  ASSERT_TRUE(Begun(sessions[1], other).status().ok());
+  const std::vector<std::vector<std::pair<std::string, int64_t>>> wrong = {
+      {{"other.pt", 100}}, {{"rank0.pt", 101}}, {{"rank0.pt", 100}, {"rank0.pt", 100}}, {{"rank0.pt", -1}}};
+  for (const auto& files : wrong) {
+    EXPECT_EQ(SealWith(sessions[0], one.key(), files).reason(), "INVALID_ARGUMENT") << files[0].first;
+  }
+  EXPECT_TRUE(Seal(sessions[0], one).status().ok());
+}
+
+TEST_F(GuardsTest, ASecondSealChangesNothing) {
+  auto sessions = Launch("a", 2);
+  auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
+  auto a = Begin(sessions[0], one), b = Begin(sessions[1], other);
+  ios_[1]->held.insert("CreateInflight");
+  Turn([&] { return a.has() && b.has(); });
+  ASSERT_TRUE(Seal(sessions[0], one).status().ok());
+  EXPECT_EQ(SealWith(sessions[0], one.key(), {}).get().level(), v1::STAGED);
+  ios_[1]->Free();
+  Turn();
+  ASSERT_TRUE(Seal(sessions[1], other).status().ok());
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+  EXPECT_EQ(disks_[1]->bytes.size(), 2u);
+}
+
+TEST_F(GuardsTest, APartIsWrittenOnceAndOnlyWhenItIsSealed) {
+  auto sessions = Launch("a", 2);
+  auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
+  auto a = Begin(sessions[0], one), b = Begin(sessions[1], other);
+  Turn([&] { return a.has() && b.has(); });
+  EXPECT_EQ(ios_[1]->calls["WritePart"], 0);
+  ios_[1]->hold_writes = true;
+  Seal(sessions[0], one);
+  EXPECT_EQ(ios_[1]->calls["WritePart"], 1);
+  Seal(sessions[1], other);
+  EXPECT_EQ(ios_[1]->calls["WritePart"], 2);
+}
+
+TEST_F(GuardsTest, ASaveIsPublishedWhenEveryPartIsDurable) {
+  auto sessions = Launch("a", 2);
+  auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
+  auto a = Begin(sessions[0], one), b = Begin(sessions[1], other);
+  Turn([&] { return a.has() && b.has(); });
+  ios_[1]->hold_writes = true;
+  Seal(sessions[0], one);
+  ios_[1]->hold_writes = false;
+  Seal(sessions[1], other);  // Durable at once, the other one is not.
+  EXPECT_EQ(ios_[1]->calls["Publish"], 0);
+  ios_[1]->Free();
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("one"));
+}
+
+TEST_F(GuardsTest, AYoungerSaveOfATagIsPublishedAfterTheOlderOne) {
+  auto sessions = Launch("a", 1);
+  auto older = BeginOf(0, "t", 1, 100), younger = BeginOf(0, "t", 2, 100);
+  younger.mutable_key()->set_ordinal(2);
+  ASSERT_TRUE(Begun(sessions[0], older).status().ok());
+  ASSERT_TRUE(Begun(sessions[0], younger).status().ok());
+  ios_[1]->hold_writes = true;
+  Seal(sessions[0], older);
+  ios_[1]->hold_writes = false;
+  Seal(sessions[0], younger);
+  EXPECT_EQ(ios_[1]->calls["Publish"], 0);
+  ios_[1]->Free();
+  Turn();
+  EXPECT_EQ(EndOf(sessions[0], older.key()), "COMMITTED");
+  EXPECT_EQ(EndOf(sessions[0], younger.key()), "COMMITTED");
+  EXPECT_EQ(disks_[1]->committed.rbegin()->second.summary.step(), 2);
+}
+
+TEST_F(GuardsTest, APublishThatFailedIsNoCommit) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {PublishOutcome::kFailed, ErrnoError(EIO, "writing the manifest")};
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(EndOf(sessions[0], Key(0, "one")), "IO_ERROR");
+  EXPECT_THAT(Tags(), IsEmpty());
+}
+
+TEST_F(GuardsTest, AWaitIsAnsweredAtItsLevel) {
+  auto sessions = Launch("a", 2);
+  auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
+  auto a = Begin(sessions[0], one), b = Begin(sessions[1], other);
+  Turn([&] { return a.has() && b.has(); });
+  ios_[1]->hold_writes = true;
+  auto staged = Wait(sessions[0], one.key(), v1::STAGED), sealed = Wait(sessions[0], one.key(), v1::SEALED),
+       committed = Wait(sessions[0], one.key());
+  Seal(sessions[0], one);
+  EXPECT_TRUE(staged.has() && !sealed.has() && !committed.has());
+  Seal(sessions[1], other);
+  EXPECT_TRUE(sealed.has() && !committed.has());
+  ios_[1]->Free();
+  Turn();
+  EXPECT_TRUE(committed.has());
+}
+
+TEST_F(GuardsTest, ASaveThatRecoveryCouldBringBackIsFailedWhenItsDirectoryIsOutOfTheWay) {
+  auto sessions = Launch("a", 1);
+  auto one = BeginOf(0, "one", 1, 100);
+  ASSERT_TRUE(Begun(sessions[0], one).status().ok());
+  ios_[1]->hold_writes = true;
+  Seal(sessions[0], one);
+  auto wait = Wait(sessions[0], one.key());
+  ASSERT_TRUE(Abort(sessions[0], one.key()).status().ok());
+  EXPECT_FALSE(wait.has());
+  EXPECT_GT(pool_->usage().used_bytes, 0) << "a write still reads it";
+  ios_[1]->Free();
+  ios_[1]->held.insert("Discard");
+  Turn();
+  EXPECT_FALSE(wait.has());
+  ios_[1]->Free();
+  Turn();
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().error().reason(), "SAVE_ABORTED");
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+}
+
+TEST_F(GuardsTest, ACompleteSaveThatCannotBeMovedAwayIsIndeterminateAndTheRootReadOnly) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {PublishOutcome::kFailed, ErrnoError(EIO, "writing the manifest")};
+  ios_[1]->discard_error = ErrnoError(EIO, "renaming");
+  SaveAll(sessions, "one", 1);
+  auto wait = Wait(sessions[0], Key(0, "one"));
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().level(), v1::INDETERMINATE);
+  EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "ROOT_READ_ONLY");
+}
+
+TEST_F(GuardsTest, AFailedSavesDirectoryIsMovedAwayAlsoWhenItIsStillBeingMade) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->held.insert("CreateInflight");
+  auto one = BeginOf(0, "one", 1, 100);
+  ASSERT_TRUE(Begun(sessions[0], one).status().ok());
+  Abort(sessions[0], one.key());
+  ios_[1]->Free();
+  Turn();
+  EXPECT_EQ(ios_[1]->calls["Discard"], 1);
+  EXPECT_EQ(EndOf(sessions[0], one.key()), "SAVE_ABORTED");
+}
+
+TEST_F(GuardsTest, ASaveThatIsBeingPublishedIsNotAborted) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_publish = true;
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(Abort(sessions[0], Key(0, "one")).reason(), "SEALED");
+  ios_[1]->Free();
+  Turn();
+  EXPECT_EQ(EndOf(sessions[0], Key(0, "one")), "COMMITTED");
+}
+
+TEST_F(GuardsTest, WhileBytesComeInThePartIsNotSealedAndItsMemoryStays) {
+  auto sessions = Launch("a", 1);
+  auto one = BeginOf(0, "one", 1, 100);
+  ASSERT_TRUE(Begun(sessions[0], one).status().ok());
+  const auto write = engine_->BeginWrite(As(sessions[0]), one.key(), "rank0.pt");
+  ASSERT_TRUE(write.ok()) << write.status();
+  EXPECT_THAT(std::string(Seal(sessions[0], one).status().message()), HasSubstr("WriteFile"));
+  Abort(sessions[0], one.key());
+  EXPECT_GT(pool_->usage().used_bytes, 0);
+  engine_->EndWrite(write->id);
+  Turn();
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+}
+
+TEST_F(GuardsTest, ASealedPartTakesNoBytes) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(ReasonOf(engine_->BeginWrite(As(sessions[0]), Key(0, "one"), "rank0.pt").status()), "SEALED");
+}
+
+// ---- retention
+
+TEST_F(GuardsTest, WhatIsResumedFromIsHeldUntilThatAttemptHasItsOwn) {
+  auto first = Launch("a", 1);
+  SaveAll(first, "one", 1, 1);
+  auto second = Launch("b", 1);
+  auto resumed = Resume(second[0], 0);
+  ASSERT_TRUE(resumed.status().ok()) << resumed.status();
+  Close(second[0], resumed.get().lease());
+  auto third = Launch("c", 1);
+  SaveAll(third, "three", 3, 1);  // Not of the attempt that resumed: other ranks of that may still come.
+  EXPECT_THAT(Tags(), ElementsAre("three", "one"));
+
+  auto resumed_third = Resume(third[0], 0);
+  Close(third[0], resumed_third.get().lease());
+  SaveAll(third, "four", 4, 1);
+  EXPECT_THAT(Tags(), ElementsAre("four"));
+}
+
+TEST_F(GuardsTest, WhatIsResumedFromIsHeldByTheNextDaemonToo) {
+  auto first = Launch("a", 1);
+  SaveAll(first, "one", 1, 1);
+  auto second = Launch("b", 1);
+  ASSERT_TRUE(Resume(second[0], 0).status().ok());
+  Restart();
+  auto third = Launch("c", 1);
+  SaveAll(third, "three", 3, 1);
+  EXPECT_THAT(Tags(), ElementsAre("three", "one"));
+}
+
+TEST_F(GuardsTest, WhatAnAttemptResumedFromIsNotHeldByTheNextDaemonWhenItHadItsOwn) {
+  auto first = Launch("a", 1);
+  SaveAll(first, "one", 1, 2);
+  auto second = Launch("b", 1);
+  ASSERT_TRUE(Resume(second[0], 0).status().ok());
+  SaveAll(second, "two", 2, 2);
+  Restart();
+  auto third = Launch("c", 1);
+  SaveAll(third, "three", 3, 1);
+  EXPECT_THAT(Tags(), ElementsAre("three"));
+}
+
+TEST_F(GuardsTest, TheNextDaemonKeepsAsMany) {
+  auto first = Launch("a", 1);
+  SaveAll(first, "one", 1, 1);
+  ASSERT_TRUE(Pin(first[0], "one").status().ok());
+  SaveAll(first, "two", 2, 1);
+  EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+  Restart();
+  auto again = Launch("a", 1);
+  ASSERT_TRUE(Pin(again[0], "one", false).status().ok());
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+}
+
+TEST_F(GuardsTest, ACheckpointIsEvictedOnceAndStaysKnownWhenThatFails) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  ios_[1]->held.insert("Evict");
+  SaveAll(sessions, "two", 2, 1);
+  SaveAll(sessions, "three", 3, 2);
+  EXPECT_EQ(ios_[1]->calls["Evict"], 1);
+  EXPECT_EQ(Pin(sessions[0], "one").reason(), "NO_CHECKPOINT") << "it is on its way out";
+  ios_[1]->errors["Evict"] = ErrnoError(EIO, "renaming");
+  ios_[1]->Free();
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("three", "two", "one"));
+  EXPECT_THAT(observer_.warnings, Contains(HasSubstr("retention could not remove")));
+}
+
+TEST_F(GuardsTest, WhatIsBeingReadStaysInTrash) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  const int64_t sequence = disks_[1]->committed.begin()->first;
+  ASSERT_TRUE(Open(sessions[0], "one").status().ok());
+  auto again = BeginOf(0, "one", 2, 100);
+  again.mutable_key()->set_ordinal(2);
+  ASSERT_TRUE(Begun(sessions[0], again).status().ok());
+  Seal(sessions[0], again);
+  EXPECT_THAT(disks_[1]->kept_in_trash, ElementsAre(sequence));
+}
+
+TEST_F(GuardsTest, ACheckpointThatIsBeingOpenedIsLeftAloneAndOneThatCouldNotBeIsNot) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  ios_[1]->held.insert("OpenCheckpoint");
+  auto opened = Open(sessions[0], "one");
+  SaveAll(sessions, "two", 2, 1);
+  EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+  ios_[1]->errors["OpenCheckpoint"] = ErrnoError(EIO, "opening");
+  ios_[1]->Free();
+  Turn();
+  EXPECT_EQ(opened.reason(), "IO_ERROR");
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+}
+
+TEST_F(GuardsTest, AReaderThatHasEndedHoldsNothing) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  SessionId reader = Trainer("reader");
+  ASSERT_TRUE(Open(reader, "one").status().ok());
+  SaveAll(sessions, "two", 2, 1);
+  EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+  engine_->SessionClosed(reader, "killed");
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+}
+
+TEST_F(GuardsTest, APinCountsFromTheMomentItIsAskedForAndNotWhenItCouldNotBeWrittenDown) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  ios_[1]->held.insert("SetPinned");
+  auto pinned = Pin(sessions[0], "one");
+  SaveAll(sessions, "two", 2, 1);
+  EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+  ios_[1]->errors["SetPinned"] = ErrnoError(ENOSPC, "writing the pins");
+  ios_[1]->Free();
+  Turn();
+  EXPECT_EQ(pinned.reason(), "NO_SPACE");
+  SaveAll(sessions, "three", 3, 1);
+  EXPECT_THAT(Tags(), ElementsAre("three"));
+}
+
+// ---- who may
+
+TEST_F(GuardsTest, ARootThatIsBeingOpenedIsUsedByNobodyAndIsOfWhoOpensIt) {
+  disks_[1] = std::make_shared<FakeDisk>();
+  disks_[1]->locked = true;
+  SessionId owner = Trainer("a");
+  auto opening = AttachLater(owner);
+  auto stranger = AttachLater(Trainer("b", 2000), 1, 2000);
+  EXPECT_EQ(stranger.reason(), "WRONG_UID");
+  disks_[1]->locked = false;
+  Pass(std::chrono::seconds(1));
+  ASSERT_TRUE(opening.has());
+  run_ = opening.get();
+  v1::GetCheckpointRequest request;
+  request.set_name(run_ + "/checkpoints/latest");
+  Restart();
+  disks_[1]->locked = true;
+  AttachLater(Trainer("a"));
+  Answer<v1::Checkpoint> answer;
+  engine_->GetCheckpoint(Caller{0, 0, true}, request, answer.reply());
+  EXPECT_EQ(answer.reason(), "UNKNOWN_RUN");
+  EXPECT_EQ(answer.status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(GuardsTest, ARootThatCannotBeOpenedIsNotUsed) {
+  disks_[1] = std::make_shared<FakeDisk>();
+  disks_[1]->open_error = ErrnoError(EIO, "listing");
+  EXPECT_EQ(AttachLater(Trainer("a")).reason(), "IO_ERROR");
+  disks_[1]->open_error = absl::OkStatus();
+  EXPECT_TRUE(AttachLater(Trainer("a")).status().ok());
+}
+
+TEST_F(GuardsTest, NobodyAndASessionThatHasEndedAttachNoRoot) {
+  EXPECT_EQ(AttachLater(Trainer("nobody", 65534), 1, 65534).reason(), "WRONG_UID");
+  SessionId ended = Trainer("a");
+  engine_->SessionClosed(ended, "killed");
+  EXPECT_EQ(AttachLater(ended).reason(), "UNKNOWN_TOKEN");
+}
+
+TEST_F(GuardsTest, ARunIsOfTheUserWhoMadeItAlsoForTheNextDaemon) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  Restart();
+  ASSERT_TRUE(
+      AttachLater(Trainer("root", 0), 1, 0).status().ok());  // As a daemon attaches the roots it knows.
+  EXPECT_EQ(AttachLater(Trainer("b", 2000), 1, 2000).reason(), "WRONG_UID");
+  EXPECT_TRUE(AttachLater(Trainer("a")).status().ok());
+}
+
+TEST_F(GuardsTest, WhatARankSaysOfItsWorldIsChecked) {
+  EXPECT_EQ(JoinAs(Trainer("a"), 2, 2, "a").reason(), "INVALID_ARGUMENT");
+  EXPECT_EQ(JoinAs(Trainer("a"), 0, 0, "a").reason(), "INVALID_ARGUMENT");
+  EXPECT_EQ(JoinAs(Trainer("a"), 0, 1, "").reason(), "INVALID_ARGUMENT");
+}
+
+TEST_F(GuardsTest, ARootHoldsOneRun) {
+  ASSERT_TRUE(JoinAs(Trainer("a"), 0, 1, "a", 1, "mine").status().ok());
+  EXPECT_EQ(JoinAs(Trainer("b"), 0, 1, "b", 1, "yours").reason(), "RUN_ID_MISMATCH");
+}
+
+TEST_F(GuardsTest, AProcessLivesUntilItsLastSessionEnds) {
+  auto sessions = Launch("a", 1);
+  SessionId again = Trainer("a/0");
+  ASSERT_TRUE(Join(again, 0, 1, "a").status().ok());
+  engine_->SessionClosed(sessions[0], "reconnected");
+  EXPECT_EQ(Join(Trainer("another"), 0, 1, "a").reason(), "RANK_TAKEN");
+  engine_->SessionClosed(again, "killed");
+  EXPECT_EQ(Join(Trainer("another"), 0, 1, "a").get().attempt(), 2);
+}
+
+}  // namespace
+}  // namespace ckptd
