@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kDiskSlack = 1 << 20;  // Directories, manifest, part records.
+constexpr Duration kRoomRetry = std::chrono::milliseconds(250);
 
 int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
@@ -367,13 +368,18 @@ int64_t Engine::Impl::OutstandingDiskBytes(uint64_t device, const Save* but) con
   return outstanding;
 }
 
+int64_t Engine::Impl::DiskBytes(const Save& save) const {
+  int64_t bytes = kDiskSlack;
+  for (const auto& entry : save.parts) {
+    bytes += ExpectedPartBytes(save, entry.second) + kPage * static_cast<int64_t>(entry.second.placed.size());
+  }
+  return bytes;
+}
+
 // Room on disk, on paper. Space in trash counts as coming.
 bool Engine::Impl::ReserveDisk(Save* save) {
   Run* run = save->run;
-  int64_t need = kDiskSlack;
-  for (const auto& entry : save->parts) {
-    need += ExpectedPartBytes(*save, entry.second) + kPage * static_cast<int64_t>(entry.second.placed.size());
-  }
+  const int64_t need = DiskBytes(*save);
   const int64_t free = run->free_bytes - OutstandingDiskBytes(run->device, save);
   if (need <= free) {
     save->disk_reserved = need;
@@ -397,7 +403,11 @@ bool Engine::Impl::ReserveDisk(Save* save) {
              v1::SKIPPED);
     return false;
   }
-  EmptyTrash(run);
+  // What we free ourselves is noticed when it is freed; what others do is asked for, and not in a circle.
+  if (!run->ask_room_again_at) {
+    run->ask_room_again_at = clock_->Now() + kRoomRetry;
+    EmptyTrash(run);
+  }
   return false;
 }
 
@@ -434,6 +444,15 @@ void Engine::Impl::Admitted(Save* save) {
 
 // Makes the reservation of one rank what its files need now.
 absl::Status Engine::Impl::FitReservation(Save* save, Part& part) {
+  const int64_t more = DiskBytes(*save) - save->disk_reserved;
+  const int64_t free = save->run->free_bytes - OutstandingDiskBytes(save->run->device, nullptr);
+  if (more > std::max<int64_t>(0, free)) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE",
+                     absl::StrCat("rank ", part.rank, " needs ", more,
+                                  " bytes more than was expected, the disk has ", std::max<int64_t>(0, free)),
+                     {{"tag", save->key.tag}, {"ranks", absl::StrCat(part.rank)}});
+  }
+  save->disk_reserved += more;
   const int needed = pool_->SegmentsFor(part.growing ? ExpectedPartBytes(*save, part) : part.end);
   if (needed > part.reserved) {
     absl::Status grown =
@@ -444,16 +463,6 @@ absl::Status Engine::Impl::FitReservation(Save* save, Part& part) {
                                     " were reserved for it: ", std::string(grown.message())),
                        {{"tag", save->key.tag}, {"ranks", absl::StrCat(part.rank)}});
     }
-    const int64_t more = static_cast<int64_t>(needed - part.reserved) * pool_->segment_bytes();
-    const int64_t free = save->run->free_bytes - OutstandingDiskBytes(save->run->device, nullptr);
-    if (part.end > ExpectedPartBytes(*save, part) && more > free) {
-      return MakeError(
-          absl::StatusCode::kResourceExhausted, "NO_SPACE",
-          absl::StrCat("rank ", part.rank, " needs ", more, " bytes more than was expected, the disk has ",
-                       std::max<int64_t>(0, free)),
-          {{"tag", save->key.tag}, {"ranks", absl::StrCat(part.rank)}});
-    }
-    save->disk_reserved += more;
     part.reserved = needed;
   } else if (needed < part.reserved && !part.growing) {
     pool_->Shrink(save->reservation, part.reserved_for, part.reserved - needed);

@@ -288,6 +288,10 @@ void Engine::Impl::Tick() {
   for (auto& entry : runs_) {
     Run* run = entry.second.get();
     if (run->open_again_at && now >= *run->open_again_at) OpenRoot(run);
+    if (run->ask_room_again_at && now >= *run->ask_room_again_at) {
+      run->ask_room_again_at.reset();
+      TryAdmitAll();
+    }
     const std::optional<Instant> since = run->io->pending_since();
     const bool degraded = since && now - *since > options_.degraded_after;
     if (degraded != run->degraded) {

@@ -150,7 +150,7 @@ struct Run {
   bool open = false;
   bool read_only = false;
   std::vector<Reply<std::string>> waiting_for_open;
-  Instant lock_deadline;                // Until then a locked root is tried again.
+  Instant lock_deadline;                 // Until then a locked root is tried again.
   std::optional<Instant> open_again_at;  // It was locked; nothing is under way until then.
   ProbeResult probe;
   std::map<int64_t, CommittedCheckpoint> committed;  // By sequence.
@@ -171,7 +171,8 @@ struct Run {
   bool empty_again = false;
   bool degraded = false;
   std::set<int64_t> evicting;
-  int64_t free_bytes = 0;  // As last asked.
+  int64_t free_bytes = 0;                    // As last asked.
+  std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
 };
 
 class Engine::Impl {
@@ -218,6 +219,7 @@ class Engine::Impl {
   void Extend(const Caller& caller, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply);
   int64_t ExpectedPartBytes(const Save& save, const Part& part) const;
   bool SizeKnown(const Save& save, const Part& part) const;
+  int64_t DiskBytes(const Save& save) const;
   int64_t OutstandingDiskBytes(uint64_t device, const Save* but) const;
 
   // saves.cc

@@ -370,6 +370,34 @@ TEST_F(GuardsTest, ARootThatHangsHoldsUpNeitherMemoryNorDiskOfOthers) {
   EXPECT_TRUE(younger.status().ok()) << younger.status();
 }
 
+TEST_F(GuardsTest, WhatOtherSavesAreStillToWriteIsNotFree) {
+  auto sessions = Launch("a", 1);
+  disks_[1]->free_bytes = 10 * kMiB;
+  auto one = BeginOf(0, "one", 1, 6 * kMiB), two = BeginOf(0, "two", 2, 6 * kMiB);
+  ASSERT_TRUE(Begun(sessions[0], one).status().ok());
+  auto second = Begin(sessions[0], two);
+  Turn();
+  EXPECT_FALSE(second.has()) << "it waits: the other one may fail";
+  auto elsewhere = LaunchOn(100, "b", 1);  // Another disk.
+  disks_[100]->free_bytes = 10 * kMiB;
+  auto third = Begin(elsewhere[0], BeginOf(0, "three", 1, 6 * kMiB));
+  Turn([&] { return third.has(); });
+  EXPECT_TRUE(third.status().ok()) << third.status();
+}
+
+TEST_F(GuardsTest, RoomThatSomebodyElseFreesIsFoundWithoutAskingInACircle) {
+  auto sessions = Launch("a", 1);
+  disks_[1]->free_bytes = 10 * kMiB;
+  ASSERT_TRUE(Begun(sessions[0], BeginOf(0, "one", 1, 6 * kMiB)).status().ok());
+  const int before = ios_[1]->calls["FreeBytes"];
+  auto second = Begin(sessions[0], BeginOf(0, "two", 2, 6 * kMiB));
+  EXPECT_LE(ios_[1]->calls["FreeBytes"], before + 2);
+  disks_[1]->free_bytes = 20 * kMiB;
+  Pass(std::chrono::seconds(1));
+  Turn([&] { return second.has(); });
+  EXPECT_TRUE(second.status().ok()) << second.status();
+}
+
 TEST_F(GuardsTest, WhatASaveHasWrittenIsNotTakenOffTwice) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = 16 * kMiB;
@@ -424,6 +452,34 @@ TEST_F(GuardsTest, APartThatGrowsBeyondThePoolFailsItsSave) {
   EXPECT_EQ(Extend(sessions[0], growing.key(), "f", 5 * kSegment).reason(), "POOL_TOO_SMALL");
   EXPECT_EQ(EndOf(sessions[0], growing.key()), "POOL_TOO_SMALL");
   EXPECT_EQ(pool_->usage().used_bytes, 0);
+}
+
+TEST_F(GuardsTest, APartThatGrowsBeyondTheDiskFailsItsSaveBeforeAByteIsCopied) {
+  auto sessions = Launch("a", 1);
+  disks_[1]->free_bytes = 5 * kMiB;
+  auto growing = GrowingOf("one");
+  ASSERT_TRUE(Begun(sessions[0], growing).status().ok());
+  EXPECT_TRUE(Extend(sessions[0], growing.key(), "fits", kMiB).status().ok());
+  EXPECT_EQ(Extend(sessions[0], growing.key(), "does_not", 10 * kMiB).reason(), "NO_SPACE");
+  EXPECT_EQ(EndOf(sessions[0], growing.key()), "NO_SPACE");
+}
+
+// Less than a segment more: no more memory is needed, but more disk is.
+TEST_F(GuardsTest, APartThatGrowsWithinItsSegmentNeedsDiskAllTheSame) {
+  auto sessions = Launch("a", 1);
+  disks_[1]->free_bytes = kMiB + 200 * 1024;
+  auto growing = GrowingOf("one");
+  ASSERT_TRUE(Begun(sessions[0], growing).status().ok());
+  ASSERT_TRUE(Extend(sessions[0], growing.key(), "fits", 100 * 1024).status().ok());
+  EXPECT_EQ(Extend(sessions[0], growing.key(), "does_not", 500 * 1024).reason(), "NO_SPACE");
+}
+
+TEST_F(GuardsTest, ARankThatHasMoreThanInTheLastSaveAsksForTheDiskToo) {
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "zero", 0);
+  disks_[1]->free_bytes = 5 * kMiB;
+  ASSERT_TRUE(Begun(sessions[0], BeginOf(0, "one", 1, 100)).status().ok());  // Admitted by the last sizes.
+  EXPECT_EQ(Begin(sessions[1], BeginOf(1, "one", 1, 10 * kMiB)).reason(), "NO_SPACE");
 }
 
 TEST_F(GuardsTest, BeginIsAnsweredWhenThePartHasAllItsMemory) {
