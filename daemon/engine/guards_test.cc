@@ -212,6 +212,7 @@ TEST_F(GuardsTest, AnAttemptThatIsOvertakenWhileItIsWrittenDownGetsNoSequence) {
   ios_[1]->Free();
   Turn([&] { return first.has() && second.has(); });
   EXPECT_EQ(first.reason(), "FENCED");
+  EXPECT_THAT(observer_.ended, IsEmpty()) << "there never was a save of the older one";
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 

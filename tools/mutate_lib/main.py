@@ -95,12 +95,14 @@ def say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def as_markdown(results: List[Dict[str, Any]]) -> str:
-    lines = ["| file | what is left out | killed by |", "| --- | --- | --- |"]
-    for result in results:
-        death = result["killed_by"]
-        killer = f"`{death['case'] or death['test']}`" if death else "**survived**"
-        lines.append(f"| `{result['file']}` | {result['what']} | {killer} |")
+def as_markdown(results: Dict[str, Dict[str, Any]]) -> str:
+    """In the order of the table, which may have grown since."""
+    lines = ["| mutant | what is left out, or wrong | killed by |", "| --- | --- | --- |"]
+    for mutant in table.load():
+        result = results.get(mutant.name)
+        death = result["killed_by"] if result else None
+        killer = f"`{death['case'] or death['test']}`" if death else "**survived**" if result else "**not run**"
+        lines.append(f"| `{mutant.name}` | {mutant.what} | {killer} |")
     return "\n".join(lines)
 
 
@@ -109,7 +111,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", metavar="NAME", action="append", help="these alone; `publish.*` is a name, too")
     parser.add_argument("--list", action="store_true", help="name the mutants and plant none")
     parser.add_argument("--json", action="store_true", help="the outcome of each, on stdout")
-    parser.add_argument("--markdown", metavar="FILE", help="make a table of what --json has written, and no more")
+    parser.add_argument(
+        "--markdown", metavar="FILE", nargs="+", help="plant none: make a table of what --json wrote, the last counts"
+    )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="mutants at a time")
     return parser.parse_args()
 
@@ -126,7 +130,8 @@ def chosen(mutants: List[Mutant], patterns: Optional[List[str]]) -> List[Mutant]
 def main() -> int:
     args = arguments()
     if args.markdown:
-        print(as_markdown(json.loads(pathlib.Path(args.markdown).read_text())))
+        runs = [json.loads(pathlib.Path(path).read_text()) for path in args.markdown]
+        print(as_markdown({result["name"]: result for run in runs for result in run}))
         return 0
     try:
         mutants = table.load()
