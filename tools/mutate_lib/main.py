@@ -58,8 +58,9 @@ class Outcome:
 class Run:
     """Mutants over trees; a tree has one at a time."""
 
-    def __init__(self, mutants: List[Mutant], trees: List[Tree]) -> None:
+    def __init__(self, mutants: List[Mutant], trees: List[Tree], as_json: bool) -> None:
         self.mutants = mutants
+        self.as_json = as_json
         self.free: "queue.Queue[Tree]" = queue.Queue()
         for tree in trees:
             self.free.put(tree)
@@ -80,6 +81,8 @@ class Run:
         with self.lock:
             self.done += 1
             count = f"{self.done}/{len(self.mutants)}"
+            if self.as_json:
+                print(json.dumps(outcome.as_json()), flush=True)
             say(f"{count:>8}  {outcome.seconds:5.1f} s  {mutant.name:44} {outcome.words()}")
         return outcome
 
@@ -110,7 +113,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/mutate", description=__doc__)
     parser.add_argument("--only", metavar="NAME", action="append", help="these alone; `publish.*` is a name, too")
     parser.add_argument("--list", action="store_true", help="name the mutants and plant none")
-    parser.add_argument("--json", action="store_true", help="the outcome of each, on stdout")
+    parser.add_argument("--json", action="store_true", help="each outcome on stdout, in a line of JSON")
     parser.add_argument(
         "--markdown", metavar="FILE", nargs="+", help="plant none: make a table of what --json wrote, the last counts"
     )
@@ -130,8 +133,8 @@ def chosen(mutants: List[Mutant], patterns: Optional[List[str]]) -> List[Mutant]
 def main() -> int:
     args = arguments()
     if args.markdown:
-        runs = [json.loads(pathlib.Path(path).read_text()) for path in args.markdown]
-        print(as_markdown({result["name"]: result for run in runs for result in run}))
+        lines = [line for path in args.markdown for line in pathlib.Path(path).read_text().splitlines()]
+        print(as_markdown({result["name"]: result for result in map(json.loads, lines)}))
         return 0
     try:
         mutants = table.load()
@@ -159,14 +162,12 @@ def main() -> int:
                 tree.refresh()
                 tree.warm_up(targets)
             say(f"== {len(mutants)} mutants")
-            outcomes = Run(mutants, trees).all()
+            outcomes = Run(mutants, trees, args.json).all()
         except BrokenRun as error:
             raise SystemExit(f"tools/mutate: {error}") from error
         finally:
             for tree in trees:
                 tree.close()
-    if args.json:
-        print(json.dumps([outcome.as_json() for outcome in outcomes], indent=1))
     killed = sum(outcome.death is not None for outcome in outcomes)
     last = f"{killed} of {len(outcomes)} mutants killed"
     print(last, file=sys.stderr if args.json else sys.stdout)
