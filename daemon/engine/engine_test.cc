@@ -534,6 +534,40 @@ TEST_F(EngineTest, GrowingPartGetsRoomFileByFile) {
   EXPECT_EQ(disks_[1]->bytes.size(), 3u);
 }
 
+// 2^62 bytes in segments of 2^21 are more than an int counts, and those of two ranks more than an int64_t.
+TEST_F(EngineTest, SizesThatNoMachineHasAreRefusedAndDoNotWrapAround) {
+  auto sessions = Launch("a", 2);
+  for (const int64_t size : {int64_t{1} << 62, int64_t{1} << 61, int64_t{1} << 53, int64_t{1} << 52}) {
+    const std::string tag = "t" + std::to_string(size);
+    auto first = Begin(sessions[0], BeginOf(0, tag, 1, size));
+    auto second = Begin(sessions[1], BeginOf(1, tag, 1, size));
+    Pass(std::chrono::seconds(31));  // What was refused for one rank alone leaves the other one waiting.
+    EXPECT_FALSE(first.status().ok()) << size;
+    EXPECT_FALSE(second.status().ok()) << size;
+  }
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+}
+
+TEST_F(EngineTest, APartThatGrowsBeyondAnyMachineIsRefusedAndNotGivenNothing) {
+  auto sessions = Launch("a", 1);
+  for (const int64_t size : {int64_t{1} << 62, int64_t{1} << 53, int64_t{1} << 45}) {
+    v1::BeginRequest begin;
+    *begin.mutable_key() = Key(0, "t" + std::to_string(size));
+    begin.set_growing(true);
+    ASSERT_TRUE(Begin(sessions[0], begin).status().ok());
+    v1::ExtendRequest extend;
+    *extend.mutable_key() = begin.key();
+    v1::FileSpec& file = *extend.add_files();
+    file.set_path("f");
+    file.set_size_bytes(size);
+    Answer<v1::ExtendResponse> extended;
+    engine_->Extend(As(sessions[0]), extend, extended.reply());
+    Turn();
+    EXPECT_FALSE(extended.status().ok()) << size;
+    EXPECT_TRUE(extended.has()) << size;
+  }
+}
+
 TEST_F(EngineTest, MemoryOfAPartThatWasNeverSealedIsNotLentAgain) {
   auto sessions = Launch("a", 1);
   auto one = BeginOf(0, "one", 1, 100);

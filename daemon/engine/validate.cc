@@ -9,7 +9,8 @@
 namespace ckptd {
 namespace {
 
-constexpr int64_t kLargestFile = int64_t{1} << 62;
+// 64 TiB: more than any machine has, and so little that the parts of all ranks can be summed.
+constexpr int64_t kLargestPart = int64_t{1} << 46;
 constexpr int kMostMetrics = 32;
 
 absl::Status Invalid(const std::string& message) {
@@ -22,9 +23,9 @@ absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& 
   int64_t sum = 0;
   for (const v1::FileSpec& file : files) {
     CKPTD_RETURN_IF_ERROR(CheckFilePath(file.path()));
-    if (file.size_bytes() < 0 || file.size_bytes() > kLargestFile || sum > kLargestFile - file.size_bytes()) {
+    if (file.size_bytes() < 0 || file.size_bytes() > kLargestPart || sum > kLargestPart - file.size_bytes()) {
       return Invalid(absl::StrCat("size_bytes of file ", file.path(), " is ", file.size_bytes(),
-                                  "; sizes and their sum are in [0, 2^62]"));
+                                  "; sizes and their sum are in [0, 2^46]"));
     }
     sum += file.size_bytes();
   }

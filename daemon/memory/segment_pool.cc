@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -540,7 +541,8 @@ std::unique_ptr<SegmentPool> SegmentPool::Start(SegmentPoolOptions options, Post
 int64_t SegmentPool::segment_bytes() const { return impl_->segment_bytes(); }
 int SegmentPool::capacity() const { return impl_->capacity(); }
 int SegmentPool::SegmentsFor(int64_t bytes) const {
-  return static_cast<int>((bytes + segment_bytes() - 1) / segment_bytes());
+  const int64_t segments = bytes / segment_bytes() + (bytes % segment_bytes() != 0);
+  return static_cast<int>(std::min<int64_t>(segments, std::numeric_limits<int>::max()));
 }
 void SegmentPool::OnRoom(std::function<void()> callback) { impl_->OnRoom(std::move(callback)); }
 absl::StatusOr<ReservationId> SegmentPool::Reserve(const std::vector<SegmentDemand>& demands) {
