@@ -426,8 +426,9 @@ absl::StatusOr<std::shared_ptr<CheckpointReader>> Engine::FindReader(const Calle
 }
 
 absl::StatusOr<Engine::WriteTarget> Engine::BeginWrite(const Caller& caller, const v1::SaveKey& key,
-                                                       const std::string& path) {
-  return impl_->BeginWrite(caller, key, path);
+                                                       const std::string& path,
+                                                       std::function<void(const absl::Status&)> revoke) {
+  return impl_->BeginWrite(caller, key, path, std::move(revoke));
 }
 void Engine::EndWrite(int64_t id) { impl_->EndWrite(id); }
 

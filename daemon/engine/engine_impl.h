@@ -237,8 +237,10 @@ class Engine::Impl {
   void RememberEnd(Save* save);
   void AnswerWaiters(Save* save);
   absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
-                                         const std::string& path);
+                                         const std::string& path,
+                                         std::function<void(const absl::Status&)> revoke);
   void EndWrite(int64_t id);
+  void RevokeWrites(Save* save);
   std::vector<int> MissingRanks(const Save& save) const;
 
   // persist.cc
@@ -278,6 +280,12 @@ class Engine::Impl {
   void CheckDrained();
   bool Sees(const Caller& caller, const Run& run) const;
 
+  struct Write {  // A WriteFile that is open.
+    int64_t save = 0;
+    int rank = 0;
+    std::function<void(const absl::Status&)> revoke;
+  };
+
   struct Watcher {
     Caller caller;
     std::string run;
@@ -296,7 +304,7 @@ class Engine::Impl {
   std::map<std::string, std::unique_ptr<Run>> runs_;  // By name.
   std::map<int64_t, Save*> saves_by_id_;
   std::map<std::string, Lease> leases_;
-  std::map<int64_t, std::pair<int64_t, int>> writes_;  // BeginWrite's id -> save id, rank.
+  std::map<int64_t, Write> writes_;  // By BeginWrite's id.
   std::map<int64_t, Watcher> watchers_;
   int64_t next_id_ = 1;
   bool admitting_ = false, admit_again_ = false;

@@ -568,6 +568,26 @@ TEST_F(EngineTest, APartThatGrowsBeyondAnyMachineIsRefusedAndNotGivenNothing) {
   }
 }
 
+TEST_F(EngineTest, AWriteThatNeverEndsDoesNotKeepTheMemoryOfASaveThatFailed) {
+  auto sessions = Launch("a", 1);
+  auto one = BeginOf(0, "one", 1, 16 * kSegment);  // All there is.
+  one.mutable_commit_timeout()->set_seconds(5);
+  auto begun = Begin(sessions[0], one);
+  Turn([&] { return begun.has(); });
+  std::vector<absl::Status> revoked;
+  auto target = engine_->BeginWrite(As(sessions[0]), one.key(), "rank0.pt",
+                                    [&](const absl::Status& why) { revoked.push_back(why); });
+  ASSERT_TRUE(target.ok()) << target.status();
+  Pass(std::chrono::seconds(6));
+  ASSERT_EQ(revoked.size(), 1u);
+  EXPECT_EQ(ReasonOf(revoked[0]), "RANKS_MISSING");
+  auto two = Begin(sessions[0], BeginOf(0, "two", 2, 16 * kSegment));
+  Turn([&] { return two.has(); });
+  EXPECT_TRUE(two.status().ok()) << two.status();
+  engine_->EndWrite(target->id);  // Too late to matter.
+  EXPECT_EQ(revoked.size(), 1u);
+}
+
 TEST_F(EngineTest, MemoryOfAPartThatWasNeverSealedIsNotLentAgain) {
   auto sessions = Launch("a", 1);
   auto one = BeginOf(0, "one", 1, 100);

@@ -151,6 +151,7 @@ void Engine::Impl::FailSave(Save* save, absl::Status error, v1::Level end_level)
   save->phase = SavePhase::kFailing;
   save->end_level = end_level;
   save->error = std::move(error);
+  RevokeWrites(save);
   bool all_written = true;
   for (auto& entry : save->parts) {
     Part& part = entry.second;
@@ -181,7 +182,7 @@ void Engine::Impl::FailSave(Save* save, absl::Status error, v1::Level end_level)
 void Engine::Impl::ContinueFailing(Save* save) {
   if (save->phase != SavePhase::kFailing) return;
   for (const auto& entry : save->parts) {
-    if (entry.second.writing || entry.second.open_writes > 0) return;
+    if (entry.second.writing) return;
   }
   for (const auto& entry :
        save->parts) {  // Its trainer may be in the middle of its copy, or wake up in it one day.
@@ -461,8 +462,9 @@ void Engine::Impl::AnswerWaiters(Save* save) {
 
 // ---- WriteFile
 
-absl::StatusOr<Engine::WriteTarget> Engine::Impl::BeginWrite(const Caller& caller, const v1::SaveKey& key,
-                                                             const std::string& path) {
+absl::StatusOr<Engine::WriteTarget> Engine::Impl::BeginWrite(
+    const Caller& caller, const v1::SaveKey& key, const std::string& path,
+    std::function<void(const absl::Status&)> revoke) {
   Member* member = nullptr;
   CKPTD_ASSIGN_OR_RETURN(Save * save, FindSave(caller, key, &member));
   if (save->phase == SavePhase::kFailing) return save->error;
@@ -492,19 +494,29 @@ absl::StatusOr<Engine::WriteTarget> Engine::Impl::BeginWrite(const Caller& calle
     }
   }
   ++part.open_writes;
-  writes_.emplace(target.id, std::pair(save->id, part.rank));
+  writes_.emplace(target.id, Write{save->id, part.rank, std::move(revoke)});
   return target;
 }
 
 void Engine::Impl::EndWrite(int64_t id) {
   auto write = writes_.find(id);
   if (write == writes_.end()) return;
-  Save* save = FindSaveById(write->second.first);
-  const int rank = write->second.second;
+  if (Save* save = FindSaveById(write->second.save)) --save->parts.at(write->second.rank).open_writes;
   writes_.erase(write);
-  if (save == nullptr) return;
-  --save->parts.at(rank).open_writes;
-  ContinueFailing(save);
+}
+
+// The memory of a save that fails is wanted back, whatever its clients' streams do.
+void Engine::Impl::RevokeWrites(Save* save) {
+  for (auto write = writes_.begin(); write != writes_.end();) {
+    if (write->second.save != save->id) {
+      ++write;
+      continue;
+    }
+    --save->parts.at(write->second.rank).open_writes;
+    const auto revoke = std::move(write->second.revoke);
+    write = writes_.erase(write);
+    revoke(save->error);
+  }
 }
 
 }  // namespace ckptd

@@ -8,6 +8,7 @@
 #include "daemon/service/wire_errors.h"
 #include "daemon/service/write_cursor.h"
 #include "storage/base/errors.h"
+#include "storage/base/mutex.h"
 
 namespace ckptd {
 namespace {
@@ -16,7 +17,8 @@ absl::Status OutOfOrder(const char* message) {
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
 }
 
-// A cancelled stream ends like any other: the read that is always under way fails.
+// A cancelled stream ends like any other: the read that is always under way fails. So does one whose save has
+// failed: it hears why at its next message, and until then it holds nothing.
 class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest> {
  public:
   WriteFileCall(ServiceContext* context, absl::StatusOr<Caller> caller, v1::WriteFileResponse* response)
@@ -36,7 +38,7 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
     if (request_.kind_case() != v1::WriteFileRequest::kData) {
       return End(OutOfOrder("WriteFile: after the header every message has data"));
     }
-    if (absl::Status copied = cursor_.Append(request_.data()); !copied.ok()) return End(std::move(copied));
+    if (absl::Status copied = Copy(); !copied.ok()) return End(std::move(copied));
     GiveOn(this);
     StartRead(&request_);
   }
@@ -53,7 +55,8 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
     }
     context_->loop->Post([this] {
       const v1::WriteFileHeader& header = request_.header();
-      auto target = context_->engine->BeginWrite(caller_, header.key(), header.path());
+      auto target = context_->engine->BeginWrite(caller_, header.key(), header.path(),
+                                                 [this](const absl::Status& why) { Revoke(why); });
       if (!target.ok()) return Answer(target.status());
       write_id_ = target->id;
       cursor_ = WriteCursor(header.path(), target->size, std::move(target->runs));
@@ -61,6 +64,19 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
       GiveOn(this);
       StartRead(&request_);
     });
+  }
+
+  absl::Status Copy() {
+    MutexLock lock(mutex_);
+    if (!revoked_.ok()) return revoked_;
+    return cursor_.Append(request_.data());
+  }
+
+  // On the engine's thread; waits for the copy of one message at most. Not after EndWrite, so not after this
+  // has gone.
+  void Revoke(const absl::Status& why) {
+    MutexLock lock(mutex_);
+    revoked_ = why;
   }
 
   // The engine first: a Seal that follows the answer must not find the write open.
@@ -84,6 +100,8 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
   bool opened_ = false;
   int64_t write_id_ = 0;
   WriteCursor cursor_;
+  Mutex mutex_;                                   // Held while bytes are copied.
+  absl::Status revoked_ ABSL_GUARDED_BY(mutex_);  // Why the memory is not ours any more.
   std::atomic<bool> cancelled_ = false;
 };
 
