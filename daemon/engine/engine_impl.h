@@ -190,6 +190,7 @@ class Engine::Impl {
   void Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
               absl::StatusOr<int64_t> attempt, Reply<v1::JoinRunResponse> reply);
   void ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
+  void RememberFailure(Run* run, v1::Checkpoint failure);
   Member* FindMember(Run* run, SessionId session, int rank);
   Member* FindRank(Run* run, int64_t attempt, int rank);
   void FenceOff(Run* run, int64_t active_attempt);

@@ -588,6 +588,53 @@ TEST_F(EngineTest, AWriteThatNeverEndsDoesNotKeepTheMemoryOfASaveThatFailed) {
   EXPECT_EQ(revoked.size(), 1u);
 }
 
+// A proto3 string that is not UTF-8 can be written, and not read again: it would take the run record along.
+TEST_F(EngineTest, AnAbortsMessageIsCutBetweenTwoCharacters) {
+  auto sessions = Launch("a", 1);
+  for (const char* character : {"\u00fc", "\u3042", "\U0001f600"}) {
+    for (const char* before : {"", "x", "xx", "xxx"}) {
+      const std::string tag = std::to_string(observer_.ended.size());
+      auto begin = BeginOf(0, "t" + tag, 1, 100);
+      auto begun = Begin(sessions[0], begin);
+      Turn([&] { return begun.has(); });
+      v1::AbortRequest abort;
+      *abort.mutable_key() = begin.key();
+      std::string message = before;
+      while (message.size() < 2000) message += character;
+      abort.set_message(message);
+      Answer<v1::AbortResponse> aborted;
+      engine_->Abort(As(sessions[0]), abort, aborted.reply());
+      Turn();
+      ASSERT_EQ(std::to_string(observer_.ended.size() - 1), tag);
+      v1::Checkpoint read;
+      ASSERT_TRUE(read.ParseFromString(observer_.ended.back().checkpoint.SerializeAsString()));
+      EXPECT_THAT(read.error().message(), HasSubstr(message.substr(0, 990)));
+    }
+  }
+  storage::v1::RunRecord record;
+  ASSERT_TRUE(record.ParseFromString(disks_[1]->run_record.SerializeAsString()));
+  EXPECT_GT(record.outcomes_size(), 0);
+}
+
+TEST_F(EngineTest, WhatIsSaidToBeOrphanedIsATagAndAFewOfThem) {
+  auto sessions = Launch("a", 1);
+  for (const std::string& tag : {std::string(), std::string("../x"), std::string(1 << 20, 'x')}) {
+    EXPECT_EQ(Join(sessions[0], 0, 1, "a", {Key(0, tag)}).reason(), "INVALID_TAG");
+  }
+  std::vector<v1::SaveKey> many;
+  for (int i = 0; i < 1001; ++i) many.push_back(Key(0, "t" + std::to_string(i)));
+  EXPECT_EQ(Join(sessions[0], 0, 1, "a", many).reason(), "INVALID_ARGUMENT");
+  many.resize(1000);
+  EXPECT_TRUE(Join(sessions[0], 0, 1, "a", many).status().ok());
+  v1::ListCheckpointsRequest request;
+  request.set_parent(run_);
+  request.set_show_all(true);
+  request.set_page_size(1000);
+  Answer<v1::ListCheckpointsResponse> listed;
+  engine_->ListCheckpoints(Caller{0, 0, true}, request, listed.reply());
+  EXPECT_LE(listed.get().checkpoints_size(), 64);
+}
+
 TEST_F(EngineTest, MemoryOfAPartThatWasNeverSealedIsNotLentAgain) {
   auto sessions = Launch("a", 1);
   auto one = BeginOf(0, "one", 1, 100);

@@ -7,6 +7,7 @@
 #include "daemon/engine/engine_impl.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/format/names.h"
 #include "storage/ledger/local_ledger.h"
 
 namespace ckptd {
@@ -14,6 +15,7 @@ namespace {
 
 constexpr uid_t kOverflowUid = 65534;  // Stands for any unknown user: owns nothing.
 constexpr int kMostRanks = 65536;
+constexpr int kMostOrphans = 1000;
 constexpr size_t kRememberedFailures = 64;
 constexpr Duration kLockRetry = std::chrono::milliseconds(50);
 
@@ -69,6 +71,11 @@ absl::Status CheckJoin(const v1::JoinRunRequest& request) {
   if (request.run_id().size() > 200) {
     return Invalid(absl::StrCat("run_id has ", request.run_id().size(), " characters; at most 200"));
   }
+  if (request.orphaned_size() > kMostOrphans) {
+    return Invalid(
+        absl::StrCat("orphaned names ", request.orphaned_size(), " saves; at most ", kMostOrphans));
+  }
+  for (const v1::SaveKey& key : request.orphaned()) CKPTD_RETURN_IF_ERROR(CheckTag(key.tag()));
   const int local = request.local_world_size();
   if (local < 0 || local > request.world_size()) {
     return Invalid(absl::StrCat("local_world_size is ", local, "; it is in [0, world_size]"));
@@ -196,9 +203,8 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
   record.set_path(run->path);
   if (record.has_num_kept_ckpts()) run->num_kept_ckpts = record.num_kept_ckpts();
   for (const storage::v1::Outcome& outcome : record.outcomes()) {
-    if (outcome.level() >= v1::FAILED) run->failures.push_back(FromOutcome(*run, outcome));
+    if (outcome.level() >= v1::FAILED) RememberFailure(run, FromOutcome(*run, outcome));
   }
-  while (run->failures.size() > kRememberedFailures) run->failures.pop_front();
   run->ledger = std::make_unique<LocalLedger>(
       std::move(record), snapshot.highest_sequence,
       [io = run->io.get()](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
@@ -214,6 +220,11 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
     run->held_sequence = choice->sequence;
     run->held_for_attempt = active;
   }
+}
+
+void Engine::Impl::RememberFailure(Run* run, v1::Checkpoint failure) {
+  run->failures.push_back(std::move(failure));
+  while (run->failures.size() > kRememberedFailures) run->failures.pop_front();
 }
 
 Member* Engine::Impl::FindMember(Run* run, SessionId session, int rank) {
@@ -313,7 +324,7 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
                                      " with a daemon that has ended since; save again"));
     outcome.add_ranks(request.rank());
     outcome.set_time_us(clock_->UnixMicros());
-    run->failures.push_back(FromOutcome(*run, outcome));
+    RememberFailure(run, FromOutcome(*run, outcome));
     observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", outcome.message()));
     run->ledger->RecordOutcome(outcome);
   }

@@ -10,11 +10,19 @@
 namespace ckptd {
 namespace {
 
-constexpr size_t kRememberedSaves = 256;  // Ended ones, for late questions.
-constexpr size_t kRememberedFailures = 64;
+constexpr size_t kRememberedSaves = 256;    // Ended ones, for late questions.
+constexpr size_t kMostMessageBytes = 1000;  // Of an Abort.
 
 absl::Status Invalid(const std::string& message) {
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
+}
+
+// Not more than `limit` bytes, whole characters of UTF-8: the run record keeps them as a proto3 string, which
+// cannot be read again otherwise.
+std::string FirstBytes(const std::string& text, size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) --limit;
+  return text.substr(0, limit);
 }
 
 bool Reached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
@@ -265,8 +273,7 @@ void Engine::Impl::RememberEnd(Save* save) {
     summary.committed_seconds = since(now);
     summary.publish_seconds = std::chrono::duration<double>(now - save->written_at).count();
   } else {
-    run->failures.push_back(summary.checkpoint);
-    while (run->failures.size() > kRememberedFailures) run->failures.pop_front();
+    RememberFailure(run, summary.checkpoint);
   }
   storage::v1::Outcome outcome;
   outcome.set_tag(save->key.tag);
@@ -354,7 +361,7 @@ void Engine::Impl::Abort(const Caller& caller, const v1::AbortRequest& request,
   }
   FailSave(save, MakeError(absl::StatusCode::kAborted, "SAVE_ABORTED",
                            absl::StrCat(who, " aborted the save", request.message().empty() ? "" : ": ",
-                                        request.message().substr(0, 1000)),
+                                        FirstBytes(request.message(), kMostMessageBytes)),
                            {{"tag", save->key.tag}, {"ranks", JoinRanks(ranks)}}));
   reply(v1::AbortResponse());
 }
