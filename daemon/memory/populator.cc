@@ -6,9 +6,11 @@
 
 namespace ckptd {
 
-Populator::Populator(int64_t segment_bytes, PagePolicy pages,
-                     std::function<void(absl::StatusOr<SegmentMemory>)> made)
-    : segment_bytes_(segment_bytes), pages_(pages), made_(std::move(made)), thread_([this] { Run(); }) {
+Populator::Populator(int64_t segment_bytes, PagePolicy pages, DescriptorStore* store,
+                     std::function<void(Made)> made)
+    : segment_bytes_(segment_bytes), pages_(pages), store_(store), made_(std::move(made)), thread_([this] {
+        Run();
+      }) {
   pthread_setname_np(thread_.native_handle(), "ckptd-memory");
 }
 
@@ -21,33 +23,40 @@ Populator::~Populator() {
   thread_.join();
 }
 
-void Populator::Make() {
+void Populator::Make(SegmentId id) {
   MutexLock lock(mutex_);
-  ++wanted_;
+  wanted_.push_back(id);
   changed_.Signal();
 }
 
-void Populator::Free(SegmentMemory memory) {
+void Populator::Free(SegmentId id, SegmentMemory memory) {
   MutexLock lock(mutex_);
-  to_free_.push_back(std::move(memory));
+  to_free_.emplace_back(id, std::move(memory));
   changed_.Signal();
 }
 
 void Populator::Run() {
   while (true) {
-    std::vector<SegmentMemory> freed;
-    bool make = false;
+    std::vector<std::pair<SegmentId, SegmentMemory>> freed;
+    SegmentId id = 0;
     {
       MutexLock lock(mutex_);
-      while (!stop_.load() && wanted_ == 0 && to_free_.empty()) changed_.Wait(mutex_);
+      while (!stop_.load() && wanted_.empty() && to_free_.empty()) changed_.Wait(mutex_);
       if (stop_.load()) return;
       freed.swap(to_free_);
       if (freed.empty()) {
-        --wanted_;
-        make = true;
+        id = wanted_.front();
+        wanted_.pop_front();
       }
     }
-    if (make) made_(SegmentMemory::Make(segment_bytes_, pages_, stop_));
+    for (const auto& entry : freed) {
+      if (store_ != nullptr) store_->Remove(SegmentName(entry.first));
+    }
+    if (id == 0) continue;
+    Made made{id, SegmentMemory::Make(segment_bytes_, pages_, stop_),
+              absl::UnavailableError("nobody keeps it")};
+    if (made.memory.ok() && store_ != nullptr) made.kept = store_->Put(SegmentName(id), made.memory->fd());
+    made_(std::move(made));
   }
 }
 

@@ -3,8 +3,10 @@
 #define CKPTD_DAEMON_MEMORY_POPULATOR_H_
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,26 +17,33 @@ namespace ckptd {
 
 class Populator {
  public:
-  // `made` is called on the thread of the populator, once for each Make().
-  Populator(int64_t segment_bytes, PagePolicy pages, std::function<void(absl::StatusOr<SegmentMemory>)> made);
+  struct Made {
+    SegmentId id = 0;
+    absl::StatusOr<SegmentMemory> memory;
+    absl::Status kept;  // Whether the store has it.
+  };
+  // `made` is called on the thread of the populator, once for each Make(), in their order. `store` may be
+  // null.
+  Populator(int64_t segment_bytes, PagePolicy pages, DescriptorStore* store, std::function<void(Made)> made);
   // Ends what is under way within some 100 ms; what was asked for and not begun is not made.
   ~Populator();
 
-  void Make();
+  void Make(SegmentId id);
   // Freed before anything else is made, so that who frees first and asks then never has more than its budget.
-  void Free(SegmentMemory memory);
+  void Free(SegmentId id, SegmentMemory memory);
 
  private:
   void Run();
 
   const int64_t segment_bytes_;
   const PagePolicy pages_;
-  const std::function<void(absl::StatusOr<SegmentMemory>)> made_;
+  DescriptorStore* const store_;
+  const std::function<void(Made)> made_;
   std::atomic<bool> stop_{false};
   Mutex mutex_;
   CondVar changed_;
-  int wanted_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<SegmentMemory> to_free_ ABSL_GUARDED_BY(mutex_);
+  std::deque<SegmentId> wanted_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<SegmentId, SegmentMemory>> to_free_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

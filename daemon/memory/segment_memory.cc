@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <linux/magic.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -158,6 +160,24 @@ absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wante
   }
   const bool huge = wanted == PageKind::kTransparent && MappedHuge(memory.data_, size);
   memory.pages_ = hugetlb ? PageKind::kHugetlb : huge ? PageKind::kTransparent : PageKind::kPlain;
+  return memory;
+}
+
+absl::StatusOr<SegmentMemory> SegmentMemory::Adopt(UniqueFd fd, int64_t size) {
+  struct statfs info {};
+  if (fstatfs(fd.get(), &info) != 0) return ErrnoError(errno, "fstatfs of a segment");
+  CKPTD_ASSIGN_OR_RETURN(std::byte* const data, MapAligned(fd.get(), size));
+  SegmentMemory memory = Discarded(std::move(fd), size);
+  memory.data_ = data;
+  madvise(data, size, MADV_DONTDUMP);
+  if (info.f_type == HUGETLBFS_MAGIC) memory.pages_ = PageKind::kHugetlb;
+  return memory;
+}
+
+SegmentMemory SegmentMemory::Discarded(UniqueFd fd, int64_t size) {
+  SegmentMemory memory;
+  memory.fd_ = std::move(fd);
+  memory.size_ = size;
   return memory;
 }
 

@@ -27,6 +27,11 @@ class SegmentMemory {
   // machine has not got the memory.
   static absl::StatusOr<SegmentMemory> Make(int64_t size, PagePolicy pages, const std::atomic<bool>& stop);
 
+  // An earlier daemon's, mapped as it is.
+  static absl::StatusOr<SegmentMemory> Adopt(UniqueFd fd, int64_t size);
+  // An earlier daemon's, not mapped: to be freed.
+  static SegmentMemory Discarded(UniqueFd fd, int64_t size);
+
   SegmentMemory(SegmentMemory&& other) noexcept;
   SegmentMemory& operator=(SegmentMemory&& other) noexcept;
   // Gives the pages back although a client may still hold the memfd open and mapped: they are punched out.

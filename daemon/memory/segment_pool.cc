@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/memory/lent_segments.h"
 #include "daemon/memory/populator.h"
@@ -33,7 +34,20 @@ SegmentPoolOptions Sane(SegmentPoolOptions options) {
   return options;
 }
 
+constexpr char kSegmentName[] = "ckptd-segment-";
+
 }  // namespace
+
+std::string SegmentName(SegmentId id) { return absl::StrCat(kSegmentName, id); }
+
+std::optional<SegmentId> SegmentOfName(const std::string& name) {
+  if (!name.starts_with(kSegmentName)) return std::nullopt;
+  SegmentId id = 0;
+  if (!absl::SimpleAtoi(name.substr(sizeof(kSegmentName) - 1), &id) || id < 1 || SegmentName(id) != name) {
+    return std::nullopt;
+  }
+  return id;
+}
 
 // How the budget of `capacity_` segments is accounted for. Each is one of
 //   lent        belongs to a session: drawn for a checkpoint, or idle; idle ones may be claimed by a
@@ -43,21 +57,23 @@ SegmentPoolOptions Sane(SegmentPoolOptions options) {
 // capacity. So a Draw never has to wait for anything but the populator.
 class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(SegmentPoolOptions options, Post post, std::function<void(std::string)> warn)
+  Impl(SegmentPoolOptions options, Post post, std::function<void(std::string)> warn, DescriptorStore* store)
       : options_(Sane(options)),
         capacity_(static_cast<int>(options_.bytes / options_.segment_bytes)),
         post_(std::move(post)),
         warn_(std::move(warn)),
+        store_(store),
         ahead_(AheadTarget()) {}
 
-  void Start() {
-    populator_ = std::make_unique<Populator>(
-        options_.segment_bytes, options_.pages,
-        [post = post_, weak = weak_from_this()](absl::StatusOr<SegmentMemory> made) {
-          post([weak, made = std::move(made)]() mutable {
-            if (auto self = weak.lock()) self->Populated(std::move(made));
-          });
-        });
+  void Start(PoolSuccession succession) {
+    populator_ = std::make_unique<Populator>(options_.segment_bytes, options_.pages, store_,
+                                             [post = post_, weak = weak_from_this()](Populator::Made made) {
+                                               post([weak, made = std::move(made)]() mutable {
+                                                 if (auto self = weak.lock())
+                                                   self->Populated(std::move(made));
+                                               });
+                                             });
+    TakeOver(std::move(succession));
     Pump();
   }
 
@@ -70,6 +86,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   void Shrink(ReservationId id, SessionId reserved_for, int count);
   using DrawDone = absl::AnyInvocable<void(absl::StatusOr<std::vector<SegmentRef>>)>;
   void Draw(ReservationId id, SessionId reserved_for, SessionId session, int count, DrawDone done);
+  absl::StatusOr<Inherited> Inherit(const std::vector<SegmentId>& ids);
   void Revoke(SegmentId id);
   void Release(ReservationId id);
   void SessionEnded(SessionId session);
@@ -80,9 +97,12 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
  private:
   struct Segment {
     SegmentMemory memory;
+    bool kept = false;        // The store has it.
     SessionId session = 0;    // 0: ready.
     bool orphan = false;      // Its session has ended or may still write it: freed when it is released.
     uint64_t idle_since = 0;  // Counts releases; orders reclaiming.
+    int weight = 1;           // In segments of this pool's size.
+    bool inherited = false;   // Of an earlier daemon, and Inherit has not come for it.
   };
   struct Session {
     std::set<SegmentId> idle;
@@ -129,7 +149,8 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<SegmentRef> Lend(const PendingDraw& draw);
   void ReturnClaims(const PendingDraw& draw);
   DrawDone EndDraw(std::deque<PendingDraw>::iterator draw);
-  void Populated(absl::StatusOr<SegmentMemory> made);
+  void TakeOver(PoolSuccession succession);
+  void Populated(Populator::Made made);
   void NotPopulated(const absl::Status& status);
   void Pump();
   void Populate();
@@ -139,6 +160,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   const int capacity_;
   const Post post_;
   const std::function<void(std::string)> warn_;
+  DescriptorStore* const store_;
   std::function<void()> on_room_;
   bool room_posted_ = false;
 
@@ -160,6 +182,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   int ahead_;  // How many segments to have without being asked; less than wished after a failure.
   bool out_of_memory_ = false;  // The last attempt failed: populate only what a Draw waits for.
   bool plain_reported_ = false;
+  bool not_kept_reported_ = false;
   std::array<int, 3> pages_{};  // Segments by PageKind.
 
   LentSegments lent_segments_;
@@ -290,8 +313,8 @@ void SegmentPool::Impl::Free(SegmentId id) {
   lent_segments_.Remove(id);
   auto found = segments_.find(id);
   --pages_[static_cast<int>(found->second.memory.pages())];
-  --lent_;
-  populator_->Free(std::move(found->second.memory));
+  lent_ -= found->second.weight;
+  populator_->Free(id, std::move(found->second.memory));
   segments_.erase(found);
 }
 
@@ -319,8 +342,8 @@ void SegmentPool::Impl::Release(ReservationId id) {
   for (const auto& [session, claim] : reservation.claims) Unclaim(session, claim);
   ++releases_;
   for (SegmentId segment_id : reservation.drawn) {
-    --drawn_;
     Segment& segment = segments_.at(segment_id);
+    drawn_ -= segment.weight;
     if (segment.orphan) {
       Free(segment_id);
     } else {
@@ -430,9 +453,57 @@ std::vector<SegmentRef> SegmentPool::Impl::Lend(const PendingDraw& draw) {
     }
     ++drawn_;
     reservation.drawn.push_back(id);
-    refs.push_back({id, segment.memory.data(), segment.memory.size()});
+    refs.push_back({id, segment.memory.data(), segment.memory.size(), segment.kept});
   }
   return refs;
+}
+
+// ---- from one daemon to the next
+
+void SegmentPool::Impl::TakeOver(PoolSuccession succession) {
+  for (KeptSegment& kept : succession.unused) {
+    last_segment_ = std::max(last_segment_, kept.id);
+    populator_->Free(kept.id, SegmentMemory::Discarded(std::move(kept.fd), kept.size));
+  }
+  for (KeptSegment& kept : succession.used) {
+    last_segment_ = std::max(last_segment_, kept.id);
+    absl::StatusOr<SegmentMemory> memory = SegmentMemory::Adopt(std::move(kept.fd), kept.size);
+    if (!memory.ok()) {
+      warn_(absl::StrCat("a sealed segment of an earlier daemon is lost: ",
+                         std::string(memory.status().message())));
+      continue;
+    }
+    ++pages_[static_cast<int>(memory->pages())];
+    Segment segment{std::move(*memory)};
+    segment.kept = true;
+    segment.orphan = true;  // No session of this daemon has it.
+    segment.inherited = true;
+    segment.weight = static_cast<int>((kept.size + options_.segment_bytes - 1) / options_.segment_bytes);
+    lent_ += segment.weight;
+    segments_.emplace(kept.id, std::move(segment));
+  }
+}
+
+absl::StatusOr<SegmentPool::Inherited> SegmentPool::Impl::Inherit(const std::vector<SegmentId>& ids) {
+  Inherited inherited;
+  Reservation reservation;
+  bool complete = true;
+  for (SegmentId id : ids) {
+    auto found = segments_.find(id);
+    if (found == segments_.end() || !std::exchange(found->second.inherited, false)) {
+      complete = false;
+      continue;
+    }
+    Segment& segment = found->second;
+    drawn_ += segment.weight;
+    reservation.drawn.push_back(id);
+    inherited.segments.push_back({id, segment.memory.data(), segment.memory.size(), segment.kept});
+  }
+  inherited.reservation = ++last_reservation_;
+  reservations_.emplace(inherited.reservation, std::move(reservation));
+  if (complete) return inherited;
+  Release(inherited.reservation);
+  return absl::NotFoundError("a segment is not there");
 }
 
 // The draw does not happen: what it had claimed belongs to the reservation again.
@@ -472,20 +543,27 @@ void SegmentPool::Impl::Populate() {
   int wanted = std::max(ahead_ - lent_, waited_for);
   if (!out_of_memory_) wanted = std::max(wanted, claimed_fresh_);
   wanted = std::min(wanted, capacity_ - lent_);
-  for (; Populating() < kPopulating && Ready() + Populating() < wanted; ++attempts_) populator_->Make();
+  for (; Populating() < kPopulating && Ready() + Populating() < wanted; ++attempts_) {
+    populator_->Make(++last_segment_);
+  }
 }
 
-void SegmentPool::Impl::Populated(absl::StatusOr<SegmentMemory> made) {
+void SegmentPool::Impl::Populated(Populator::Made made) {
   ++answers_;
-  if (!made.ok()) return NotPopulated(made.status());
+  if (!made.memory.ok()) return NotPopulated(made.memory.status());
   out_of_memory_ = false;
-  if (made->pages() == PageKind::kPlain && options_.pages != PagePolicy::kPlain && !plain_reported_) {
+  if (store_ != nullptr && !made.kept.ok() && !std::exchange(not_kept_reported_, true)) {
+    warn_(absl::StrCat(
+        "the service manager does not keep segments, so a killed daemon takes along what is sealed: ",
+        std::string(made.kept.message())));
+  }
+  if (made.memory->pages() == PageKind::kPlain && options_.pages != PagePolicy::kPlain && !plain_reported_) {
     plain_reported_ = true;
     warn_(PlainPagesAdvice(options_.bytes));
   }
-  ++pages_[static_cast<int>(made->pages())];
-  ready_.push_back(++last_segment_);
-  segments_.emplace(last_segment_, Segment{std::move(*made)});
+  ++pages_[static_cast<int>(made.memory->pages())];
+  ready_.push_back(made.id);
+  segments_.emplace(made.id, Segment{std::move(*made.memory), made.kept.ok()});
   ahead_ = std::min(AheadTarget(), std::max(ahead_, lent_ + Ready()));
   Pump();
 }
@@ -531,10 +609,11 @@ SegmentPool::SegmentPool() = default;
 SegmentPool::~SegmentPool() = default;
 
 std::unique_ptr<SegmentPool> SegmentPool::Start(SegmentPoolOptions options, Post post,
-                                                std::function<void(std::string)> warn) {
+                                                std::function<void(std::string)> warn,
+                                                PoolSuccession succession) {
   std::unique_ptr<SegmentPool> pool(new SegmentPool);
-  pool->impl_ = std::make_shared<Impl>(options, std::move(post), std::move(warn));
-  pool->impl_->Start();
+  pool->impl_ = std::make_shared<Impl>(options, std::move(post), std::move(warn), succession.store);
+  pool->impl_->Start(std::move(succession));
   return pool;
 }
 
@@ -557,6 +636,9 @@ void SegmentPool::Shrink(ReservationId reservation, SessionId reserved_for, int 
 void SegmentPool::Draw(ReservationId reservation, SessionId reserved_for, SessionId session, int count,
                        absl::AnyInvocable<void(absl::StatusOr<std::vector<SegmentRef>>)> done) {
   impl_->Draw(reservation, reserved_for, session, count, std::move(done));
+}
+absl::StatusOr<SegmentPool::Inherited> SegmentPool::Inherit(const std::vector<SegmentId>& ids) {
+  return impl_->Inherit(ids);
 }
 void SegmentPool::Revoke(SegmentId segment) { impl_->Revoke(segment); }
 void SegmentPool::Release(ReservationId reservation) { impl_->Release(reservation); }

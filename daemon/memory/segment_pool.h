@@ -14,12 +14,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
+#include "daemon/memory/descriptor_store.h"
+#include "storage/base/unique_fd.h"
 
 namespace ckptd {
 
@@ -40,6 +43,25 @@ struct SegmentRef {
   SegmentId id = 0;
   std::byte* data = nullptr;
   int64_t size = 0;
+  bool kept = false;  // The next daemon finds it, too.
+};
+
+// A segment of an earlier daemon. Of a locked size, a multiple of 2 MiB.
+struct KeptSegment {
+  SegmentId id = 0;
+  UniqueFd fd;
+  int64_t size = 0;
+};
+
+// What a segment is called in a DescriptorStore, and back.
+std::string SegmentName(SegmentId id);
+std::optional<SegmentId> SegmentOfName(const std::string& name);
+
+// How a pool outlives its daemon.
+struct PoolSuccession {
+  DescriptorStore* store = nullptr;  // Gets every segment before it is lent. Null: none. Outlives the pool.
+  std::vector<KeptSegment> used;     // Counted before anything is populated, until Inherit and Release.
+  std::vector<KeptSegment> unused;   // Freed before anything is populated.
 };
 
 // What one rank of a checkpoint needs.
@@ -80,7 +102,8 @@ class SegmentPool {
   // the machine has not got. Called on the engine's thread. The pool is destroyed there, too, or when that
   // thread has ended.
   static std::unique_ptr<SegmentPool> Start(SegmentPoolOptions options, Post post,
-                                            std::function<void(std::string)> warn);
+                                            std::function<void(std::string)> warn,
+                                            PoolSuccession succession = {});
   ~SegmentPool();
 
   int64_t segment_bytes() const;
@@ -107,6 +130,14 @@ class SegmentPool {
   // CANCELLED when Release or SessionEnded came first.
   void Draw(ReservationId reservation, SessionId reserved_for, SessionId session, int count,
             absl::AnyInvocable<void(absl::StatusOr<std::vector<SegmentRef>>)> done);
+  // What an earlier daemon's checkpoint lies in, as a reservation that has drawn it; nobody else can have it,
+  // and with Release it is destroyed. NOT_FOUND when one of them is not there or is taken: then the others
+  // are destroyed.
+  struct Inherited {
+    ReservationId reservation = 0;
+    std::vector<SegmentRef> segments;  // As asked.
+  };
+  absl::StatusOr<Inherited> Inherit(const std::vector<SegmentId>& ids);
   // The session may still write this segment of a save that has ended (its part was never sealed): it is
   // destroyed when it is released, and retired, so that a late write meets nobody's bytes.
   void Revoke(SegmentId segment);

@@ -609,5 +609,121 @@ TEST_P(SegmentPoolRandomTest, AccountsForEverySegmentWhateverHappens) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, SegmentPoolRandomTest, testing::Range(1, 9));
 
+// ---- from one daemon to the next
+
+// Writes down what is asked of it, in order.
+class WrittenStore : public DescriptorStore {
+ public:
+  absl::Status Put(const std::string& name, int) override {
+    MutexLock lock(mutex_);
+    asked_.push_back("put " + name);
+    return absl::OkStatus();
+  }
+  void Remove(const std::string& name) override {
+    MutexLock lock(mutex_);
+    asked_.push_back("remove " + name);
+  }
+  std::vector<std::string> asked() {
+    MutexLock lock(mutex_);
+    return asked_;
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<std::string> asked_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Of an earlier daemon, with a byte of its own; `watch` stays with the test.
+KeptSegment Kept(SegmentId id, UniqueFd* watch = nullptr, int64_t size = kSegment) {
+  UniqueFd fd(memfd_create("kept", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const std::string bytes(static_cast<size_t>(size), static_cast<char>('a' + id));
+  EXPECT_EQ(pwrite(fd.get(), bytes.data(), bytes.size(), 0), size);
+  if (watch != nullptr) watch->reset(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  return {id, std::move(fd), size};
+}
+
+int64_t MemoryOf(const UniqueFd& fd) {
+  struct stat info {};
+  EXPECT_EQ(fstat(fd.get(), &info), 0);
+  return info.st_blocks * 512;
+}
+
+class InheritingPoolTest : public SegmentPoolTest {
+ protected:
+  void Inherit(int segments, int ahead, std::vector<KeptSegment> used, std::vector<KeptSegment> unused) {
+    PoolSuccession succession;
+    succession.store = &store_;
+    succession.used = std::move(used);
+    succession.unused = std::move(unused);
+    pool_ = SegmentPool::Start(
+        {.bytes = segments * kSegment,
+         .segment_bytes = kSegment,
+         .populate_ahead_bytes = ahead * kSegment,
+         .pages = PagePolicy::kPlain},
+        [this](absl::AnyInvocable<void()> work) { mailbox_.Post(std::move(work)); },
+        [this](std::string warning) { warnings_.push_back(std::move(warning)); }, std::move(succession));
+  }
+  void TearDown() override { pool_.reset(); }  // Before the store.
+  WrittenStore store_;
+};
+
+TEST_F(InheritingPoolTest, MemoryOfTheLastDaemonIsFreedBeforeAnyIsPopulated) {
+  UniqueFd five, six;
+  std::vector<KeptSegment> unused;
+  unused.push_back(Kept(5, &five));
+  unused.push_back(Kept(6, &six));
+  Inherit(4, 2, {}, std::move(unused));
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 2 * kSegment; }));
+  // New ones go on where the old ids ended, so that no name means two things.
+  EXPECT_THAT(store_.asked(), testing::ElementsAre("remove ckptd-segment-5", "remove ckptd-segment-6",
+                                                   "put ckptd-segment-7", "put ckptd-segment-8"));
+  EXPECT_EQ(MemoryOf(five) + MemoryOf(six), 0);
+}
+
+TEST_F(InheritingPoolTest, WhatIsUsedIsThereOnceAndFreedWhenItIsReleased) {
+  UniqueFd three;
+  std::vector<KeptSegment> used;
+  used.push_back(Kept(3, &three));
+  used.push_back(Kept(9));
+  Inherit(4, 4, std::move(used), {});
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 2 * kSegment; }));
+  EXPECT_EQ(pool_->usage().lent_bytes, 2 * kSegment);
+  auto inherited = pool_->Inherit({9, 3});
+  ASSERT_TRUE(inherited.ok()) << inherited.status();
+  ASSERT_EQ(inherited->segments.size(), 2u);
+  EXPECT_EQ(inherited->segments[0].id, 9);
+  EXPECT_EQ(inherited->segments[1].data[kSegment - 1], static_cast<std::byte>('a' + 3));
+  EXPECT_TRUE(inherited->segments[1].kept);
+  EXPECT_FALSE(pool_->Inherit({3}).ok()) << "it is taken";
+  EXPECT_EQ(pool_->usage().used_bytes, 2 * kSegment);
+  EXPECT_EQ(MemoryOf(three), kSegment);
+  pool_->Release(inherited->reservation);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+  EXPECT_EQ(MemoryOf(three), 0);
+}
+
+TEST_F(InheritingPoolTest, WhereOneSegmentIsMissingTheOthersAreFreed) {
+  UniqueFd three;
+  std::vector<KeptSegment> used;
+  used.push_back(Kept(3, &three));
+  Inherit(4, 4, std::move(used), {});
+  EXPECT_EQ(pool_->Inherit({3, 4}).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
+  EXPECT_EQ(MemoryOf(three), 0);
+}
+
+TEST_F(InheritingPoolTest, SegmentsOfAnotherSizeCountForWhatTheyAre) {
+  std::vector<KeptSegment> used;
+  used.push_back(Kept(1, nullptr, 3 * kSegment));
+  Inherit(4, 4, std::move(used), {});
+  auto inherited = pool_->Inherit({1});
+  ASSERT_TRUE(inherited.ok());
+  EXPECT_EQ(pool_->usage().used_bytes, 3 * kSegment);
+  EXPECT_EQ(ReasonOf(pool_->Reserve({SegmentDemand{0, 2}}).status()), "POOL_EXHAUSTED");
+  pool_->Release(inherited->reservation);
+  EXPECT_TRUE(pool_->Reserve({SegmentDemand{0, 4}}).ok());
+}
+
 }  // namespace
 }  // namespace ckptd
