@@ -157,6 +157,11 @@ void Engine::Impl::BeginPart(Save* save, const Member& member, const v1::BeginRe
   }
   Part& part = save->parts.at(member.rank);
   if (part.begun) {
+    if (part.sealed && part.session == 0 && part.instance == member.instance) {
+      // Sealed with an earlier daemon, whose answer it has not got: it hears how the save ends.
+      part.begin_replies.push_back(std::move(reply));
+      return;
+    }
     if (part.session != member.session) {
       return reply(MakeError(absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
                              absl::StrCat("rank ", member.rank, " of the save of ", save->key.tag,

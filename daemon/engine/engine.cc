@@ -19,11 +19,13 @@ void SetTime(int64_t unix_us, google::protobuf::Timestamp* time) {
 
 }  // namespace
 
-Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer)
+Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer,
+                   SealJournal* journal)
     : options_(std::move(options)),
       clock_(clock),
       pool_(pool),
       observer_(observer),
+      journal_(journal),
       started_unix_us_(clock->UnixMicros()) {
   pool_->OnRoom([this] { TryAdmitAll(); });
 }
@@ -321,6 +323,7 @@ void Engine::Impl::Tick() {
                                            waits_for, " of an earlier attempt to be published or to fail")));
     }
   }
+  ExpireInherited();
   std::vector<int64_t> gone;
   for (auto& entry : watchers_) {
     Watcher& watcher = entry.second;
@@ -352,9 +355,12 @@ void Engine::Impl::CheckDrained() {
 
 // ---- the public face
 
-Engine::Engine(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer)
-    : impl_(std::make_unique<Impl>(std::move(options), clock, pool, observer)) {}
+Engine::Engine(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer,
+               SealJournal* journal)
+    : impl_(std::make_unique<Impl>(std::move(options), clock, pool, observer, journal)) {}
 Engine::~Engine() = default;
+
+void Engine::Inherit(std::vector<storage::v1::SealedSave> saves) { impl_->Inherit(std::move(saves)); }
 
 void Engine::SessionOpened(const SessionInfo& info) { impl_->sessions_.emplace(info.id, info); }
 void Engine::SessionClosed(SessionId session, const std::string& why) { impl_->SessionClosed(session, why); }

@@ -20,6 +20,7 @@
 #include "ckptd/v1/types.pb.h"
 #include "daemon/engine/root_io.h"
 #include "daemon/memory/segment_pool.h"
+#include "daemon/succession/seal_journal.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -88,8 +89,14 @@ struct RootAttachment {
 
 class Engine {
  public:
-  Engine(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer);
+  // `journal`: where sealed saves are kept for the next daemon; null: nowhere.
+  Engine(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer,
+         SealJournal* journal = nullptr);
   ~Engine();
+
+  // Before the first root: what an earlier daemon had sealed, with its memory in the pool. It is written and
+  // committed once its root is open.
+  void Inherit(std::vector<storage::v1::SealedSave> saves);
 
   // ---- sessions
   void SessionOpened(const SessionInfo& info);

@@ -5,6 +5,7 @@
 //   saves.cc       Seal, Abort, Wait, deadlines: how a save ends
 //   persist.cc     parts to disk, publish, retention
 //   reads.cc       Resume, open checkpoints, leases
+//   succession.cc  sealed saves from one daemon to the next
 #ifndef CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
 #define CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
 
@@ -97,6 +98,7 @@ struct Save {
   int64_t disk_reserved = 0;
   bool inflight_asked = false, inflight_made = false;
   bool publish_asked = false;
+  std::optional<storage::v1::SealedSave> kept;  // Without its parts: it is in the journal.
   std::shared_ptr<std::atomic<int64_t>> written = std::make_shared<std::atomic<int64_t>>(0);
   int64_t reported_written = 0;  // By the last progress event.
 
@@ -177,7 +179,8 @@ struct Run {
 
 class Engine::Impl {
  public:
-  Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer);
+  Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer,
+       SealJournal* journal);
 
   // runs.cc
   absl::StatusOr<Run*> FindRun(const Caller& caller, const std::string& name, bool must_be_open = true);
@@ -237,6 +240,7 @@ class Engine::Impl {
   void EndSave(Save* save, v1::Level level);
   void RememberEnd(Save* save);
   void AnswerWaiters(Save* save);
+  void RememberSizes(const Save& save);
   absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
                                          const std::string& path,
                                          std::function<void(const absl::Status&)> revoke);
@@ -267,6 +271,25 @@ class Engine::Impl {
                       Reply<v1::OpenCheckpointResponse> reply);
   void CloseLease(std::map<std::string, Lease>::iterator lease);
   void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
+
+  // succession.cc
+  struct InheritedSave {
+    storage::v1::SealedSave record;
+    SegmentPool::Inherited memory;  // Segments in the record's order.
+    Instant deadline;               // For its root to be opened.
+  };
+  storage::v1::SealedSave SealedRecord(const Save& save) const;
+  void KeepSealed(Save* save);
+  void DropKept(Save* save);
+  void Forget(const storage::v1::SealedSave& record);
+  void Inherit(std::vector<storage::v1::SealedSave> saves);
+  static bool IsOf(const Run& run, const InheritedSave& save);
+  int64_t HighestInherited(const Run& run) const;
+  void AdoptInherited(Run* run);
+  std::string ObstacleTo(Run* run, const storage::v1::SealedSave& record);
+  void LetGo(const InheritedSave& save, const std::string& why);
+  void AdoptSave(Run* run, InheritedSave inherited);
+  void ExpireInherited();
 
   // engine.cc
   v1::Checkpoint Describe(const Save& save, v1::View view) const;
@@ -299,11 +322,13 @@ class Engine::Impl {
   Clock* const clock_;
   SegmentPool* const pool_;
   EngineObserver* const observer_;
+  SealJournal* const journal_;  // May be null.
   const int64_t started_unix_us_;
 
   std::map<SessionId, SessionInfo> sessions_;
   std::map<std::string, std::unique_ptr<Run>> runs_;  // By name.
   std::map<int64_t, Save*> saves_by_id_;
+  std::vector<InheritedSave> inherited_;  // Whose roots are not open yet.
   std::map<std::string, Lease> leases_;
   std::map<int64_t, Write> writes_;  // By BeginWrite's id.
   std::map<int64_t, Watcher> watchers_;

@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "daemon/engine/engine.h"
+#include "daemon/memory/segment_pool.h"
+#include "daemon/succession/seal_journal.h"
 #include "storage/base/errors.h"
 #include "tests/testing/fake_root_io.h"
 
@@ -96,11 +98,12 @@ class EngineTest : public ::testing::Test {
     options.pages = PagePolicy::kPlain;
     pool_ = SegmentPool::Start(
         options, [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); },
-        [](std::string) {});
+        [this](std::string warning) { pool_warnings_.push_back(std::move(warning)); },
+        std::move(succession_));
     EngineOptions engine_options;
     engine_options.daemon_version = "test";
     engine_options.daemon_instance = "instance";
-    engine_ = std::make_unique<Engine>(engine_options, &clock_, pool_.get(), &observer_);
+    engine_ = std::make_unique<Engine>(engine_options, &clock_, pool_.get(), &observer_, journal_.get());
     run_.clear();
   }
 
@@ -280,6 +283,9 @@ class EngineTest : public ::testing::Test {
   FakeRootIo::Queue queue_;
   std::map<uint64_t, std::shared_ptr<FakeDisk>> disks_;
   std::map<uint64_t, FakeRootIo*> ios_;
+  std::vector<std::string> pool_warnings_;
+  PoolSuccession succession_;             // For the next Start.
+  std::unique_ptr<SealJournal> journal_;  // Null but in SuccessionTest.
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<Engine> engine_;
   SessionId next_session_ = 1;

@@ -175,6 +175,7 @@ void Engine::Impl::OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot)
   Adopt(run, *std::move(snapshot));
   run->open = true;
   observer_->OnRootOpened(run->name, run->path, run->probe);
+  AdoptInherited(run);
   for (auto& reply : waiting) reply(run->name);
   EmptyTrash(run);
 }
@@ -206,7 +207,7 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
     if (outcome.level() >= v1::FAILED) RememberFailure(run, FromOutcome(*run, outcome));
   }
   run->ledger = std::make_unique<LocalLedger>(
-      std::move(record), snapshot.highest_sequence,
+      std::move(record), std::max(snapshot.highest_sequence, HighestInherited(*run)),
       [io = run->io.get()](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
         io->SaveRunRecord(what, std::move(done));
       });

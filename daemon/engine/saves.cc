@@ -95,11 +95,12 @@ void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Re
     // Sealed, and committed since: a retry whose first answer was lost.
     if (member != nullptr && ReasonOf(found.status()) == "UNKNOWN_SAVE") {
       Run* run = runs_.at(request.key().run()).get();
-      Save* ended = FindEnded(run, SaveId{member->attempt, request.key().tag(), request.key().ordinal()});
-      if (ended != nullptr && ended->level == v1::COMMITTED) {
+      const std::optional<v1::Checkpoint> past =
+          PastSave(run, SaveId{member->attempt, request.key().tag(), request.key().ordinal()});
+      if (past && past->level() == v1::COMMITTED) {
         v1::SealResponse response;
-        response.set_level(ended->level);
-        response.set_sequence(ended->sequence);
+        response.set_level(past->level());
+        response.set_sequence(past->sequence());
         return reply(std::move(response));
       }
     }
@@ -109,7 +110,9 @@ void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Re
   Part& part = save->parts.at(member->rank);
   v1::SealResponse response;
   response.set_sequence(save->sequence);
-  if (part.sealed && part.session == caller.session && save->error.ok()) {
+  const bool same_session = part.session == caller.session;
+  const bool of_earlier_daemon = part.session == 0 && part.instance == member->instance;
+  if (part.sealed && (same_session || of_earlier_daemon) && save->error.ok()) {
     response.set_level(std::max(save->level, v1::STAGED));
     return reply(std::move(response));
   }
@@ -131,15 +134,21 @@ void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Re
   if (sealed == save->world_size) {
     save->level = v1::SEALED;
     save->sealed_at = clock_->Now();
-    if (save->run->last_world_size != save->world_size) save->run->last_part_bytes.clear();
-    save->run->last_world_size = save->world_size;
-    for (const auto& entry : save->parts) save->run->last_part_bytes[entry.first] = entry.second.end;
+    RememberSizes(*save);
+    KeepSealed(save);
   }
   response.set_level(std::max(save->level, v1::STAGED));
   reply(std::move(response));
   Notify(*save);
   AnswerWaiters(save);
   WriteSealedParts(save);
+}
+
+// What the run's next save is expected to need.
+void Engine::Impl::RememberSizes(const Save& save) {
+  if (save.run->last_world_size != save.world_size) save.run->last_part_bytes.clear();
+  save.run->last_world_size = save.world_size;
+  for (const auto& entry : save.parts) save.run->last_part_bytes[entry.first] = entry.second.end;
 }
 
 std::vector<int> Engine::Impl::MissingRanks(const Save& save) const {
@@ -160,6 +169,7 @@ void Engine::Impl::FailSave(Save* save, absl::Status error, v1::Level end_level)
   save->end_level = end_level;
   save->error = std::move(error);
   RevokeWrites(save);
+  DropKept(save);
   bool all_written = true;
   for (auto& entry : save->parts) {
     Part& part = entry.second;
@@ -227,6 +237,7 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
   save->level = level;
   save->phase = SavePhase::kEnded;
   save->disk_reserved = 0;
+  DropKept(save);
   if (save->reservation != 0) pool_->Release(std::exchange(save->reservation, 0));
   saves_by_id_.erase(save->id);
   auto owned = run->saves.extract(save->sequence);
@@ -237,6 +248,14 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
     AnswerWaiters(save);
   }
   for (auto& entry : save->parts) {  // Bytes of the part are gone; keep what late questions need.
+    for (auto& begin : std::exchange(entry.second.begin_replies, {})) {
+      // Of a rank that had sealed with an earlier daemon.
+      begin(level == v1::COMMITTED
+                ? MakeError(absl::StatusCode::kAlreadyExists, "SAVE_CONFLICT",
+                            absl::StrCat("this save of ", save->key.tag, " is committed already"),
+                            {{"tag", save->key.tag}})
+                : save->error);
+    }
     entry.second.segments.clear();
     entry.second.record.Clear();
   }
