@@ -13,6 +13,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +33,7 @@
 #include "daemon/runtime/grpc_log.h"
 #include "daemon/runtime/log.h"
 #include "daemon/runtime/machine.h"
+#include "daemon/runtime/manager_store.h"
 #include "daemon/runtime/notifier.h"
 #include "daemon/runtime/root_attacher.h"
 #include "daemon/runtime/save_log.h"
@@ -42,6 +44,8 @@
 #include "daemon/service/handoff_server.h"
 #include "daemon/service/loop_gate.h"
 #include "daemon/service/unix_listener.h"
+#include "daemon/succession/inheritance.h"
+#include "daemon/succession/seal_journal.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
@@ -63,6 +67,7 @@ constexpr Duration kCallGrace = std::chrono::seconds(1);
 // From the end of the drain to the end of the process.
 constexpr Duration kStopPatience = std::chrono::seconds(15);
 constexpr Duration kRootPatience = std::chrono::seconds(5);
+constexpr Duration kManagerPatience = std::chrono::seconds(5);
 constexpr int kWorkers = 64;
 
 sigset_t EndSignals() {
@@ -132,7 +137,9 @@ class Daemon {
   int Serve();
 
  private:
-  void StartEngine();
+  Inheritance TakeOver();
+  void StartJournal(int store_size);
+  void StartEngine(Inheritance inheritance);
   void RecoverRoots();
   absl::Status StartServers();
   absl::Status SayReady();
@@ -156,6 +163,7 @@ class Daemon {
   const UniqueFd signals_;
   const UniqueFd wake_;
   std::unique_ptr<Notifier> notifier_;
+  std::unique_ptr<ManagerStore> store_;  // Null: the manager keeps nothing for us.
   std::optional<Duration> watchdog_;
   std::array<int64_t, 3> fed_turns_ = {-1, -1, -1};
   Instant next_status_{};
@@ -178,6 +186,7 @@ class Daemon {
   std::shared_ptr<LoopGate> gate_;
   std::unique_ptr<ThreadedRootIoFactory> root_ios_;
   std::unique_ptr<RootAttacher> attacher_;
+  std::unique_ptr<SealJournal> journal_;  // Null: nobody would find it.
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<WorkerPool> workers_;
@@ -202,7 +211,7 @@ absl::Status Daemon::Start() {
        {"descriptors", RaiseDescriptorLimit()}});
   WarnOfMemoryLimit();
   CKPTD_ASSIGN_OR_RETURN(state_, StateDirectory::Open(config_.state_directory(), kPredecessorPatience));
-  StartEngine();
+  StartEngine(TakeOver());
   RecoverRoots();
   CKPTD_RETURN_IF_ERROR(StartServers());
   return SayReady();
@@ -216,7 +225,43 @@ void Daemon::WarnOfMemoryLimit() {
       {{"limit_bytes", *limit}, {"pool_bytes", config_.pool().bytes()}});
 }
 
-void Daemon::StartEngine() {
+// After the state directory is locked: the daemon before this one has ended.
+Inheritance Daemon::TakeOver() {
+  std::vector<NamedDescriptor> descriptors = TakeManagerDescriptors();
+  std::set<std::string> held;
+  for (const NamedDescriptor& descriptor : descriptors) held.insert(descriptor.name);
+  Inheritance inheritance = TakeInheritance(std::move(descriptors));
+  for (const std::string& problem : inheritance.problems) Log(LogLevel::kWarning, problem);
+  if (!held.empty()) {
+    Log(LogLevel::kInfo, "taking over from an earlier daemon",
+        {{"sealed_saves", inheritance.saves.size()},
+         {"segments", inheritance.used.size()},
+         {"segments_freed", inheritance.unused.size()}});
+  }
+  const int most = ManagerStoreSize();
+  if (most == 0 && held.empty()) return inheritance;
+  store_ = std::make_unique<ManagerStore>(notifier_.get(), most, std::move(held), kManagerPatience);
+  for (const std::string& name : inheritance.useless) store_->Remove(name);
+  journal_ = std::move(inheritance.journal);
+  if (!journal_) StartJournal(most);
+  return inheritance;
+}
+
+void Daemon::StartJournal(int store_size) {
+  absl::StatusOr<std::unique_ptr<SealJournal>> journal = SealJournal::Create();
+  absl::Status kept = journal.status();
+  if (kept.ok()) kept = store_->Put(kJournalName, (*journal)->fd());
+  if (kept.ok()) {
+    journal_ = *std::move(journal);
+    Log(LogLevel::kInfo, "the service manager keeps what is sealed", {{"descriptors", store_size}});
+    return;
+  }
+  Log(LogLevel::kWarning,
+      "the service manager does not keep what is sealed: it is lost if this daemon is killed",
+      {ErrorField(kept)});
+}
+
+void Daemon::StartEngine(Inheritance inheritance) {
   loop_ = std::make_unique<EventLoop>("ckptd-engine");
   gate_ = std::make_shared<LoopGate>(loop_.get());
   const auto post = [gate = gate_](absl::AnyInvocable<void()> work) { gate->Post(std::move(work)); };
@@ -231,17 +276,20 @@ void Daemon::StartEngine() {
     return root_ios_->Make(std::move(directory), user);
   });
   const auto& pool = config_.pool();
-  pool_ = SegmentPool::Start({.bytes = pool.bytes(),
-                              .segment_bytes = pool.segment_bytes(),
-                              .populate_ahead_bytes = pool.populate_ahead_bytes(),
-                              .pages = PagesOf(pool.huge_pages())},
-                             post, [](const std::string& text) { Log(LogLevel::kWarning, text); });
+  pool_ = SegmentPool::Start(
+      {.bytes = pool.bytes(),
+       .segment_bytes = pool.segment_bytes(),
+       .populate_ahead_bytes = pool.populate_ahead_bytes(),
+       .pages = PagesOf(pool.huge_pages())},
+      post, [](const std::string& text) { Log(LogLevel::kWarning, text); },
+      {.store = store_.get(), .used = std::move(inheritance.used), .unused = std::move(inheritance.unused)});
   EngineOptions options;
   options.daemon_version = context_.daemon_version;
   options.daemon_instance = context_.daemon_instance;
   options.degraded_after = std::chrono::seconds(config_.degraded_after_seconds());
   options.chunk_bytes = io.chunk_bytes();
-  engine_ = std::make_unique<Engine>(options, &SystemClock(), pool_.get(), &save_log_);
+  engine_ = std::make_unique<Engine>(options, &SystemClock(), pool_.get(), &save_log_, journal_.get());
+  engine_->Inherit(std::move(inheritance.saves));
   loop_->Start(
       [this] {
         engine_->Tick();
@@ -289,12 +337,11 @@ absl::Status Daemon::StartServers() {
   context_.make_attachment = [this](UniqueFd directory, const std::string& path, const FileUser& user) {
     return attacher_->Attach(std::move(directory), path, user);
   };
-  UnixListenerOptions socket{
-      .path = config_.socket_path(),
-      .type = SOCK_STREAM,
-      .mode = SocketMode(config_),
-      .group = {},
-      .patience = kPredecessorPatience};
+  UnixListenerOptions socket{.path = config_.socket_path(),
+                             .type = SOCK_STREAM,
+                             .mode = SocketMode(config_),
+                             .group = {},
+                             .patience = kPredecessorPatience};
   if (!config_.socket_group().empty()) {
     CKPTD_ASSIGN_OR_RETURN(socket.group, FindGroup(config_.socket_group()));
   }
@@ -401,8 +448,11 @@ bool Daemon::Drain(std::optional<Duration> patience) {
     const Duration left = deadline - SystemClock().Now();
     if (patience && left <= Duration::zero()) {
       Log(LogLevel::kError,
-          "sealed saves are not published within drain_timeout_seconds; the next daemon cannot finish them",
-          {{"drain_timeout_seconds", config_.drain_timeout_seconds()}});
+          "sealed saves are not published within drain_timeout_seconds; the next daemon can finish only "
+          "those "
+          "that the service manager keeps",
+          {{"drain_timeout_seconds", config_.drain_timeout_seconds()},
+           {"kept", journal_ ? journal_->size() : 0}});
       return false;
     }
     if (WaitForEvent(patience ? std::min(left, kTurn) : kTurn) == Event::kSignal) {
@@ -436,6 +486,11 @@ void Daemon::Stop() {
           {{"devices", absl::StrJoin(hung, ",")}});
       ::_exit(1);
     }
+  }
+  if (journal_ && journal_->size() > 0) {
+    // The next daemon writes them from this memory, so it must not be given back.
+    Log(LogLevel::kWarning, "leaving sealed saves to the next daemon", {{"saves", journal_->size()}});
+    ::_exit(1);
   }
   engine_.reset();
   pool_.reset();

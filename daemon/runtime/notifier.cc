@@ -1,6 +1,8 @@
 #include "daemon/runtime/notifier.h"
 
 #include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -23,6 +25,9 @@ namespace {
 class SilentNotifier final : public Notifier {
  public:
   absl::Status Send(const std::string&) override { return absl::OkStatus(); }
+  absl::Status SendWith(const std::string&, int) override {
+    return absl::UnavailableError("there is no service manager");
+  }
 };
 
 class DatagramNotifier final : public Notifier {
@@ -33,6 +38,32 @@ class DatagramNotifier final : public Notifier {
   absl::Status Send(const std::string& state) override {
     const ssize_t sent = ::sendto(socket_.get(), state.data(), state.size(), MSG_NOSIGNAL | MSG_DONTWAIT,
                                   reinterpret_cast<const sockaddr*>(&address_), length_);
+    if (sent < 0) return ErrnoError(errno, "send to $NOTIFY_SOCKET");
+    return absl::OkStatus();
+  }
+
+  absl::Status SendWith(const std::string& state, int fd) override {
+    sockaddr_un address = address_;
+    iovec text = {const_cast<char*>(state.data()), state.size()};
+    msghdr message{};
+    message.msg_name = &address;
+    message.msg_namelen = length_;
+    message.msg_iov = &text;
+    message.msg_iovlen = 1;
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(fd))] = {};
+    if (fd >= 0) {
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+      cmsghdr* rights = CMSG_FIRSTHDR(&message);
+      rights->cmsg_level = SOL_SOCKET;
+      rights->cmsg_type = SCM_RIGHTS;
+      rights->cmsg_len = CMSG_LEN(sizeof(fd));
+      std::memcpy(CMSG_DATA(rights), &fd, sizeof(fd));
+    }
+    ssize_t sent = 0;
+    do {
+      sent = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
     if (sent < 0) return ErrnoError(errno, "send to $NOTIFY_SOCKET");
     return absl::OkStatus();
   }
@@ -72,6 +103,10 @@ absl::StatusOr<std::unique_ptr<Notifier>> MakeNotifier() {
   if (name[0] == '@') address.sun_path[0] = '\0';
   UniqueFd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket) return ErrnoError(errno, "socket for $NOTIFY_SOCKET");
+  const timeval patience = {.tv_sec = 1, .tv_usec = 0};
+  if (::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) != 0) {
+    return ErrnoError(errno, "SO_SNDTIMEO for $NOTIFY_SOCKET");
+  }
   // An abstract name is exactly as long as it is said to be; a path is the same with or without its NUL.
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
   return std::make_unique<DatagramNotifier>(std::move(socket), address, length);

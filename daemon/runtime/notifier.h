@@ -18,6 +18,9 @@ class Notifier {
   virtual ~Notifier() = default;
   // `state` is "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=..." or several of them, a line each.
   virtual absl::Status Send(const std::string& state) = 0;
+  // What must not be lost: waits up to a second for room in the manager's queue. `fd` goes along; -1: none.
+  // UNAVAILABLE when there is no manager. Thread-safe.
+  virtual absl::Status SendWith(const std::string& state, int fd) = 0;
 };
 
 // To the socket that $NOTIFY_SOCKET names: a path, or "@name" for an abstract one. Without it Send does

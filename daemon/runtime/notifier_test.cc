@@ -1,6 +1,7 @@
 #include "daemon/runtime/notifier.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -72,9 +73,31 @@ TEST_F(NotifierTest, SendsToAnAbstractSocket) {
   EXPECT_EQ(manager.Receive(), "STOPPING=1");
 }
 
+TEST_F(NotifierTest, ADescriptorGoesAlong) {
+  const std::string name = "@ckptd-notifier-test-" + std::to_string(::getpid());
+  Manager manager(name);
+  ::setenv("NOTIFY_SOCKET", name.c_str(), 1);
+  auto notifier = MakeNotifier().value();
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const UniqueFd read(ends[0]);
+  UniqueFd write(ends[1]);
+
+  ASSERT_TRUE(notifier->SendWith("BARRIER=1", write.get()).ok());
+  write.reset();
+  pollfd waiting = {read.get(), 0, 0};
+  EXPECT_EQ(::poll(&waiting, 1, 0), 0) << "the one on its way is open";
+  EXPECT_EQ(manager.Receive(), "BARRIER=1");  // It takes no descriptors, so that it is closed.
+  EXPECT_EQ(::poll(&waiting, 1, 0), 1);
+
+  ASSERT_TRUE(notifier->SendWith("FDSTOREREMOVE=1\nFDNAME=x", -1).ok());
+  EXPECT_EQ(manager.Receive(), "FDSTOREREMOVE=1\nFDNAME=x");
+}
+
 TEST_F(NotifierTest, IsSilentWithoutAManager) {
   ::unsetenv("NOTIFY_SOCKET");
   EXPECT_TRUE(MakeNotifier().value()->Send("READY=1").ok());
+  EXPECT_FALSE(MakeNotifier().value()->SendWith("FDSTORE=1", 0).ok());
 }
 
 TEST_F(NotifierTest, SaysThatTheManagerIsGone) {
