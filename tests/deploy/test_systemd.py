@@ -14,6 +14,7 @@ from harness import until
 pytestmark = pytest.mark.timeout(900)
 
 SOCKETS = ("/run/ckptd/ckptd.sock", "/run/ckptd/ckptd.sock.handoff")
+SEGMENTS = 64  # Of the sample's pool: 256 MiB.
 CAP_SETGID, CAP_SETUID, CAP_IPC_LOCK = 6, 7, 14
 
 
@@ -108,6 +109,34 @@ def test_a_daemon_that_is_killed_is_restarted_and_trainers_go_on(
     ada.do(save("two"))
     assert service.show("NRestarts") == "1" and service.pid not in (0, killed)
     assert whole_checkpoints(node, root) == ["two", "one"]
+
+
+def test_what_is_sealed_outlives_the_daemon_and_its_trainer(
+    node: Any, root: str, service: Any, trainer: Callable[[str], Any]
+) -> None:
+    # One small write after the other, so that a quick disk, too, has work left when the daemon is killed.
+    service.configure_sample(chunk_bytes=65536, depth=1)
+    service.start()
+
+    def stored() -> int:
+        return int(service.show("NFileDescriptorStore"))
+
+    until(lambda: stored() == SEGMENTS + 1, "the segments of the pool and the journal in systemd's store")
+    ada = trainer("ada")
+    ada.do(join(root))
+    ada.do("save = run.save('one', files={'model.bin': bytes(range(256)) * (192 << 12)})")
+    killed = service.show("InvocationID")
+    service.systemctl("kill", "--signal=KILL")
+    ada.close()
+    assert whole_checkpoints(node, root) == []
+    until(lambda: whole_checkpoints(node, root) == ["one"], "the checkpoint")
+    assert service.show("NRestarts") == "1" and service.show("InvocationID") != killed
+    assert re.search(r"^the sealed save one of \S+ \(sequence 1\) of an earlier daemon is taken over", service.log(), re.M)
+    content = "print(open('%s/one/model.bin', 'rb').read() == bytes(range(256)) * (192 << 12))" % root
+    assert node.run("python3", "-c", content, user="ada").stdout == "True\n"
+    until(lambda: stored() == SEGMENTS + 1, "a store that holds the new pool and nothing else")
+    service.systemctl("stop")
+    assert stored() == 0
 
 
 def test_a_daemon_that_hangs_is_restarted_and_trainers_go_on(
