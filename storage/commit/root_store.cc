@@ -142,7 +142,7 @@ absl::Status RootStore::Impl::Probe() {
   {
     CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir,
                            OpenScoped(fs_, layout_.node.get(), scratch, OpenMode::kDirectory));
-    CKPTD_ASSIGN_OR_RETURN(probe_, ProbeDirectory(fs_, dir.get(), options_.io_backend));
+    CKPTD_ASSIGN_OR_RETURN(probe_, ProbeDirectory(fs_, dir.get(), options_.io_backend, options_.queues));
   }
   return RemoveTree(fs_, layout_.node.get(), scratch);
 }

@@ -36,6 +36,7 @@ namespace ckptd {
 struct RootStoreOptions {
   std::string node = "local";
   IoBackend io_backend = IoBackend::kAuto;
+  IoQueueMakers queues = {};  // Of the back ends that are probed.
 };
 
 // A committed checkpoint as the scan found it.

@@ -162,7 +162,8 @@ absl::Status ProbeLock(FileSystem& fs, Handle scratch, ProbeResult& result) {
 // Decides direct_io and the back end. io_uring only with direct I/O, unless it was demanded: buffered writes
 // of one file wait for one another in the kernel, at a thread each (a quarter of the disk's speed, at ten
 // times the CPU).
-absl::Status ProbeIo(FileSystem& fs, Handle scratch, IoBackend wanted, ProbeResult& result) {
+absl::Status ProbeIo(FileSystem& fs, Handle scratch, IoBackend wanted, const IoQueueMakers& queues,
+                     ProbeResult& result) {
   const auto decide = [&](const char* backend, std::string cause) {
     result.io_backend = backend;
     result.io_backend_cause = std::move(cause);
@@ -170,7 +171,7 @@ absl::Status ProbeIo(FileSystem& fs, Handle scratch, IoBackend wanted, ProbeResu
   };
   std::string no_uring = "the configuration asks for threads";
   if (wanted != IoBackend::kThreads) {
-    absl::StatusOr<std::unique_ptr<IoQueue>> uring = MakeUringQueue(1);
+    absl::StatusOr<std::unique_ptr<IoQueue>> uring = queues.uring(1);
     if (uring.ok()) {
       const absl::Status works = WriteAndReadBack(fs, scratch, **uring, /*direct=*/true);
       if (works.ok() || ReasonOf(works) == "NO_SPACE") {
@@ -191,25 +192,27 @@ absl::Status ProbeIo(FileSystem& fs, Handle scratch, IoBackend wanted, ProbeResu
                        absl::StrCat("the configuration asks for io_uring, but ", no_uring));
     }
   }
-  CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> threads, MakeThreadQueue(1));
+  CKPTD_ASSIGN_OR_RETURN(const std::unique_ptr<IoQueue> threads, queues.threads(1));
   const absl::Status direct = WriteAndReadBack(fs, scratch, *threads, /*direct=*/true);
   result.direct_io = direct.ok() || ReasonOf(direct) == "NO_SPACE";
   if (!result.direct_io) CKPTD_RETURN_IF_ERROR(WriteAndReadBack(fs, scratch, *threads, /*direct=*/false));
   return decide("threads", no_uring);
 }
 
-absl::Status ProbeAll(FileSystem& fs, Handle scratch, IoBackend wanted, ProbeResult& result) {
+absl::Status ProbeAll(FileSystem& fs, Handle scratch, IoBackend wanted, const IoQueueMakers& queues,
+                      ProbeResult& result) {
   CKPTD_RETURN_IF_ERROR(Clear(fs, scratch));
   CKPTD_RETURN_IF_ERROR(ProbeDirectorySync(fs, scratch, result));
   CKPTD_RETURN_IF_ERROR(ProbeLock(fs, scratch, result));
   CKPTD_RETURN_IF_ERROR(ProbeAllocate(fs, scratch, result));
   CKPTD_RETURN_IF_ERROR(ProbeRename(fs, scratch, result));
-  return ProbeIo(fs, scratch, wanted, result);
+  return ProbeIo(fs, scratch, wanted, queues, result);
 }
 
 }  // namespace
 
-absl::StatusOr<ProbeResult> ProbeDirectory(FileSystem& fs, Handle scratch, IoBackend wanted) {
+absl::StatusOr<ProbeResult> ProbeDirectory(FileSystem& fs, Handle scratch, IoBackend wanted,
+                                           const IoQueueMakers& queues) {
   ProbeResult result;
   CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, fs.Space(scratch));
   result.file_system = space.type;
@@ -217,7 +220,7 @@ absl::StatusOr<ProbeResult> ProbeDirectory(FileSystem& fs, Handle scratch, IoBac
   if (space.type == "tmpfs" || space.type == "ramfs") {
     result.warnings.push_back(absl::StrCat(space.type, " is memory: nothing here survives a reboot"));
   }
-  const absl::Status probed = ProbeAll(fs, scratch, wanted, result);
+  const absl::Status probed = ProbeAll(fs, scratch, wanted, queues, result);
   const absl::Status cleared = Clear(fs, scratch);
   if (!probed.ok()) return probed;
   if (!cleared.ok()) return cleared;

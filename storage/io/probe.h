@@ -3,6 +3,8 @@
 #ifndef CKPTD_STORAGE_IO_PROBE_H_
 #define CKPTD_STORAGE_IO_PROBE_H_
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,12 @@
 namespace ckptd {
 
 enum class IoBackend { kAuto, kUring, kThreads };
+
+// Where the back ends come from. A file system that is not the kernel's (in tests) brings its own.
+struct IoQueueMakers {
+  std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(int depth)> uring = &MakeUringQueue;
+  std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(int threads)> threads = &MakeThreadQueue;
+};
 
 struct ProbeResult {
   std::string file_system;       // As SpaceInfo::type.
@@ -32,7 +40,8 @@ struct ProbeResult {
 // thread meanwhile. A full disk can be probed. Fails with FAILED_PRECONDITION, reason ROOT_UNSUITABLE, when
 // something is missing for which there is no fallback (directory sync, locks); with UNAVAILABLE, reason
 // IO_URING_UNAVAILABLE, when io_uring was demanded and does not work; else with the error that it met.
-absl::StatusOr<ProbeResult> ProbeDirectory(FileSystem& fs, Handle scratch, IoBackend wanted);
+absl::StatusOr<ProbeResult> ProbeDirectory(FileSystem& fs, Handle scratch, IoBackend wanted,
+                                           const IoQueueMakers& queues = {});
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_IO_PROBE_H_

@@ -1,8 +1,9 @@
-// What every FileSystem promises: the real one, and the real one behind a FaultyFileSystem that was told of
-// no fault.
+// What every FileSystem promises: the real one, the real one behind a FaultyFileSystem that was told of no
+// fault, and a CrashDisk.
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
@@ -20,6 +21,7 @@
 #include "storage/base/errors.h"
 #include "storage/fs/file_system.h"
 #include "storage/fs/posix_file_system.h"
+#include "tests/testing/crash_disk.h"
 #include "tests/testing/faulty_file_system.h"
 #include "tests/testing/temp_dir.h"
 
@@ -36,10 +38,12 @@ class FileSystemContract : public ::testing::TestWithParam<const char*> {
     ASSERT_TRUE(posix.ok()) << posix.status();
     posix_ = *std::move(posix);
     faulty_ = std::make_unique<FaultyFileSystem>(posix_.get());
-    fs_ = std::string(GetParam()) == "faulty" ? faulty_.get() : posix_.get();
+    fs_ = OnCrashDisk() ? &crash_disk_ : IsNamed("faulty") ? faulty_.get() : posix_.get();
   }
 
-  Handle dir() const { return dir_.fd(); }
+  bool IsNamed(const char* name) const { return std::string(GetParam()) == name; }
+  bool OnCrashDisk() const { return IsNamed("crash_disk"); }
+  Handle dir() const { return OnCrashDisk() ? crash_disk_.root() : dir_.fd(); }
   std::string At(const std::string& path) const { return dir_.path() + "/" + path; }
 
   ScopedHandle Open(const std::string& path, OpenMode mode) {
@@ -47,8 +51,21 @@ class FileSystemContract : public ::testing::TestWithParam<const char*> {
     EXPECT_TRUE(opened.ok()) << opened.status();
     return opened.ok() ? *std::move(opened) : ScopedHandle();
   }
-  void Put(const std::string& path, const std::string& content) { std::ofstream(At(path)) << content; }
+  // What others do in the directory, past the file system under test.
+  void Put(const std::string& path, const std::string& content) {
+    if (OnCrashDisk()) return crash_disk_.Plant(path, content);
+    std::ofstream(At(path)) << content;
+  }
+  void PutLink(const std::string& to, const std::string& path) {
+    if (OnCrashDisk()) return crash_disk_.Plant(path, FileType::kSymlink);
+    ASSERT_EQ(::symlink(to.c_str(), At(path).c_str()), 0);
+  }
+  void PutFifo(const std::string& path) {
+    if (OnCrashDisk()) return crash_disk_.Plant(path, FileType::kOther);
+    ASSERT_EQ(::mkfifo(At(path).c_str(), 0600), 0);
+  }
   std::string Get(const std::string& path) {
+    if (OnCrashDisk()) return crash_disk_.Content(path).value_or("");
     std::ifstream file(At(path));
     return {std::istreambuf_iterator<char>(file), {}};
   }
@@ -68,6 +85,7 @@ class FileSystemContract : public ::testing::TestWithParam<const char*> {
   TempDir dir_;
   std::unique_ptr<FileSystem> posix_;
   std::unique_ptr<FaultyFileSystem> faulty_;
+  CrashDisk crash_disk_;
   FileSystem* fs_ = nullptr;
 };
 
@@ -138,9 +156,9 @@ TEST_P(FileSystemContract, APathThatNamesNothingIsRefused) {
 TEST_P(FileSystemContract, ASymbolicLinkIsNeverFollowed) {
   const TempDir elsewhere;
   std::ofstream(elsewhere.path() + "/file") << "theirs";
-  ASSERT_EQ(::symlink(elsewhere.path().c_str(), At("link").c_str()), 0);
-  ASSERT_EQ(::symlink((elsewhere.path() + "/file").c_str(), At("file").c_str()), 0);
-  ASSERT_EQ(::symlink("missing", At("dangling").c_str()), 0);
+  PutLink(elsewhere.path(), "link");
+  PutLink(elsewhere.path() + "/file", "file");
+  PutLink("missing", "dangling");
   Put("ours", "ours");
 
   EXPECT_EQ(OpenErrno("file", OpenMode::kRead), ELOOP);
@@ -169,7 +187,7 @@ TEST_P(FileSystemContract, ASymbolicLinkIsNeverFollowed) {
 }
 
 TEST_P(FileSystemContract, AFifoWhereAFileShouldBeIsRefusedAtOnce) {
-  ASSERT_EQ(::mkfifo(At("fifo").c_str(), 0600), 0);
+  PutFifo("fifo");
   EXPECT_EQ(ReasonOf(OpenScoped(*fs_, dir(), "fifo", OpenMode::kRead).status()), "NOT_A_FILE");
   EXPECT_EQ(ReasonOf(OpenScoped(*fs_, dir(), "fifo", OpenMode::kLock).status()), "NOT_A_FILE");
 }
@@ -177,8 +195,8 @@ TEST_P(FileSystemContract, AFifoWhereAFileShouldBeIsRefusedAtOnce) {
 TEST_P(FileSystemContract, ListsADirectoryByName) {
   Put("b", "");
   ASSERT_TRUE(fs_->MakeDir(dir(), "c").ok());
-  ASSERT_EQ(::symlink("b", At("a").c_str()), 0);
-  ASSERT_EQ(::mkfifo(At("d").c_str(), 0600), 0);
+  PutLink("b", "a");
+  PutFifo("d");
   const auto entries = fs_->List(dir());
   ASSERT_TRUE(entries.ok()) << entries.status();
   std::vector<std::pair<std::string, FileType>> found;
@@ -239,6 +257,55 @@ TEST_P(FileSystemContract, AllocatesAndCuts) {
   EXPECT_EQ(fs_->Stat(file.get(), "")->size, 4097);
 }
 
+TEST_P(FileSystemContract, DirectIoWantsWholeBlocks) {
+  const absl::StatusOr<ScopedHandle> file = OpenScoped(*fs_, dir(), "file", OpenMode::kCreateDirect);
+  if (ErrnoOf(file.status()) == EINVAL) GTEST_SKIP() << "no direct I/O in " << dir_.path();
+  ASSERT_TRUE(file.ok()) << file.status();
+  constexpr size_t kBlock = 4096;
+  const std::unique_ptr<std::byte, decltype(&std::free)> block(
+      static_cast<std::byte*>(std::aligned_alloc(kBlock, 2 * kBlock)), &std::free);
+  std::fill_n(block.get(), 2 * kBlock, std::byte{'a'});
+  EXPECT_EQ(fs_->WriteAt(file->get(), 0, {block.get(), 2 * kBlock}).value_or(0), 2 * kBlock);
+  EXPECT_EQ(ErrnoOf(fs_->WriteAt(file->get(), 100, {block.get(), kBlock}).status()), EINVAL);
+  EXPECT_EQ(ErrnoOf(fs_->WriteAt(file->get(), 0, {block.get(), 100}).status()), EINVAL);
+  EXPECT_EQ(ErrnoOf(fs_->WriteAt(file->get(), 0, {block.get() + 1, kBlock}).status()), EINVAL);
+  ASSERT_TRUE(fs_->Truncate(file->get(), 5000).ok());
+  EXPECT_EQ(fs_->ReadAt(file->get(), kBlock, {block.get(), kBlock}).value_or(0), 5000 - kBlock);
+  EXPECT_EQ(ErrnoOf(fs_->ReadAt(file->get(), 1, {block.get(), kBlock}).status()), EINVAL);
+  EXPECT_EQ(Get("file"), std::string(5000, 'a'));
+}
+
+TEST_P(FileSystemContract, RenameKeepsWhatIsInTheWay) {
+  Put("file", "file");
+  ASSERT_TRUE(fs_->MakeDir(dir(), "dir").ok());
+  ASSERT_TRUE(fs_->MakeDir(dir(), "full").ok());
+  ASSERT_TRUE(fs_->MakeDir(dir(), "full/below").ok());
+  const auto rename = [&](const char* from, const char* to, RenameMode mode) {
+    return ErrnoOf(fs_->Rename(dir(), from, dir(), to, mode));
+  };
+  EXPECT_EQ(rename("dir", "full", RenameMode::kReplace), ENOTEMPTY);
+  EXPECT_EQ(rename("dir", "file", RenameMode::kReplace), ENOTDIR);
+  EXPECT_EQ(rename("file", "dir", RenameMode::kReplace), EISDIR);
+  EXPECT_EQ(rename("full", "full/below/x", RenameMode::kReplace), EINVAL);
+  EXPECT_EQ(rename("missing", "x", RenameMode::kReplace), ENOENT);
+  EXPECT_EQ(rename("full", "dir", RenameMode::kReplace), 0) << "an empty directory";
+  EXPECT_EQ(rename("dir", "file", RenameMode::kExchange), 0);
+  EXPECT_EQ(Get("dir"), "file");
+  EXPECT_TRUE(fs_->Stat(dir(), "file/below").ok());
+}
+
+TEST_P(FileSystemContract, AnOpenFileOutlivesItsName) {
+  const ScopedHandle file = Open("file", OpenMode::kCreate);
+  ASSERT_TRUE(fs_->Remove(dir(), "file", FileType::kRegular).ok());
+  EXPECT_TRUE(WriteFully(*fs_, file.get(), 0, std::as_bytes(std::span("abc", 3))).ok());
+  EXPECT_EQ(fs_->Stat(file.get(), "")->size, 3);
+  EXPECT_TRUE(fs_->Sync(file.get(), SyncMode::kData).ok());
+  ASSERT_TRUE(fs_->MakeDir(dir(), "dir").ok());
+  const ScopedHandle below = Open("dir", OpenMode::kDirectory);
+  ASSERT_TRUE(fs_->Remove(dir(), "dir", FileType::kDirectory).ok());
+  EXPECT_EQ(ErrnoOf(fs_->Open(below.get(), "new", OpenMode::kCreate).status()), ENOENT);
+}
+
 TEST_P(FileSystemContract, SyncsFilesAndDirectories) {
   const ScopedHandle file = Open("file", OpenMode::kCreate);
   EXPECT_TRUE(fs_->Sync(file.get(), SyncMode::kData).ok());
@@ -273,7 +340,8 @@ TEST_P(FileSystemContract, AClosedHandleFails) {
 
 std::string NameOf(const ::testing::TestParamInfo<const char*>& info) { return info.param; }
 
-INSTANTIATE_TEST_SUITE_P(Implementations, FileSystemContract, ::testing::Values("posix", "faulty"), NameOf);
+INSTANTIATE_TEST_SUITE_P(Implementations, FileSystemContract,
+                         ::testing::Values("posix", "faulty", "crash_disk"), NameOf);
 
 }  // namespace
 }  // namespace ckptd

@@ -1,5 +1,5 @@
-// What every IoQueue promises, on each back end, and on each behind a FaultyIoQueue that was told of no
-// fault.
+// What every IoQueue promises: on each back end, on each behind a FaultyIoQueue that was told of no fault,
+// and on a CrashDisk.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -23,6 +23,8 @@
 #include "storage/base/errors.h"
 #include "storage/base/unique_fd.h"
 #include "storage/io/io_queue.h"
+#include "tests/testing/crash_disk.h"
+#include "tests/testing/crash_io_queue.h"
 #include "tests/testing/faulty_io_queue.h"
 #include "tests/testing/temp_dir.h"
 
@@ -53,7 +55,7 @@ class PrintBackEnds : public ::testing::Environment {
 struct BackEnd {
   const char* name;
   const char* queue_name;
-  absl::StatusOr<std::unique_ptr<IoQueue>> (*make)(int depth);
+  absl::StatusOr<std::unique_ptr<IoQueue>> (*make)(int depth);  // Null: of a CrashDisk.
   bool behind_faulty;
 };
 
@@ -61,6 +63,7 @@ class IoQueueContract : public ::testing::TestWithParam<BackEnd> {
  protected:
   void SetUp() override {
     IoQueueFactory factory = [] { return GetParam().make(kDepth); };
+    if (OnCrashDisk()) factory = CrashQueueFactory(&crash_disk_);
     if (GetParam().behind_faulty) factory = FaultyQueueFactory(factory, &no_faults_);
     absl::StatusOr<std::unique_ptr<IoQueue>> made = factory();
     if (ReasonOf(made.status()) == "IO_URING_UNAVAILABLE") GTEST_SKIP() << made.status().message();
@@ -69,7 +72,15 @@ class IoQueueContract : public ::testing::TestWithParam<BackEnd> {
     BackEndsThatRan().insert(std::string(queue_->name()));
   }
 
+  static bool OnCrashDisk() { return GetParam().make == nullptr; }
+
   int Open(int flags) {
+    if (OnCrashDisk()) {
+      const OpenMode mode = flags & O_DIRECT  ? OpenMode::kCreateDirect
+                            : flags & O_CREAT ? OpenMode::kCreate
+                                              : OpenMode::kRead;
+      return crash_disk_.Open(crash_disk_.root(), "file", mode).value_or(-1);
+    }
     const std::string path = dir_.path() + "/file";
     files_.emplace_back(::open(path.c_str(), flags | O_CLOEXEC, 0600));
     EXPECT_TRUE(files_.back()) << std::strerror(errno);
@@ -98,6 +109,7 @@ class IoQueueContract : public ::testing::TestWithParam<BackEnd> {
   }
 
   std::string FileContent() {
+    if (OnCrashDisk()) return crash_disk_.Content("file").value_or("");
     const int file = Open(O_RDONLY);
     struct stat stat;
     EXPECT_EQ(::fstat(file, &stat), 0);
@@ -107,6 +119,7 @@ class IoQueueContract : public ::testing::TestWithParam<BackEnd> {
   }
 
   IoFaults no_faults_;
+  CrashDisk crash_disk_;
   TempDir dir_;
   std::vector<UniqueFd> files_;
   std::unique_ptr<IoQueue> queue_;
@@ -307,7 +320,8 @@ INSTANTIATE_TEST_SUITE_P(BackEnds, IoQueueContract,
                          ::testing::Values(BackEnd{"io_uring", "io_uring", &MakeUringQueue, false},
                                            BackEnd{"threads", "threads", &MakeThreadQueue, false},
                                            BackEnd{"faulty_io_uring", "io_uring", &MakeUringQueue, true},
-                                           BackEnd{"faulty_threads", "threads", &MakeThreadQueue, true}),
+                                           BackEnd{"faulty_threads", "threads", &MakeThreadQueue, true},
+                                           BackEnd{"crash_disk", "crash", nullptr, false}),
                          NameOf);
 
 TEST(IoQueueTest, ADepthOrANumberOfThreadsThatMakesNoSenseIsRefused) {

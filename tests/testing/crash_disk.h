@@ -1,0 +1,158 @@
+// A disk in memory that knows what was not synced, and a FileSystem over it: it can be asked at any moment
+// what would be left of it after a power cut (the rules are in power_cut.h) or after the death of the
+// process.
+//
+//   CrashDisk disk;
+//   disk.OnChange([&](const std::string& what) {        // After every operation that changed something.
+//     std::unique_ptr<CrashDisk> left = disk.CutPower(Loss::kRandom, seed);
+//     RootStore::Open(left.get(), left->root(), ...);
+//   });
+//
+// Writes of an I/O queue (crash_io_queue.h) are under way from their submission on: a power cut leaves any
+// of their sectors. After Kill they are on their way to the disk still, as the kernel's are, and land when
+// the test says so.
+//
+// Direct I/O asks for multiples of 4096 in offset, length and memory, as the most demanding disks do.
+#ifndef CKPTD_TESTS_TESTING_CRASH_DISK_H_
+#define CKPTD_TESTS_TESTING_CRASH_DISK_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/base/mutex.h"
+#include "storage/fs/file_system.h"
+#include "tests/testing/power_cut.h"
+
+namespace ckptd {
+
+struct CrashDiskOptions {
+  bool can_exchange =
+      true;  // Else RenameMode::kExchange is refused with EINVAL, as on some network file systems.
+};
+
+// Thread-safe.
+class CrashDisk : public FileSystem {
+ public:
+  explicit CrashDisk(CrashDiskOptions options = {});
+  ~CrashDisk() override = default;
+
+  Handle root() const { return kRootHandle; }
+
+  // The disk after a power cut at this moment: nothing on it is unsynced or open.
+  std::unique_ptr<CrashDisk> CutPower(Loss loss, uint64_t seed) const;
+  // The disk after the process was killed: nothing is lost, nothing is open or locked, and its queues' writes
+  // are late.
+  std::unique_ptr<CrashDisk> Kill() const;
+  int late_writes() const;
+  void LandLateWrites();
+
+  // Called after each operation that changed something, on the operation's thread and with no lock held. What
+  // it is told: "Rename a/b c".
+  void OnChange(std::function<void(const std::string& what)> hook);
+  // The `nth` sync from now on of something whose path ends with `end` fails with EIO.
+  void FailSync(std::string end, int nth = 1);
+  bool anything_unsynced() const;
+
+  // For looking at it, and for what others do in a root: without a trace in what is unsynced.
+  std::optional<std::string> Content(const std::string& path) const;  // nullopt: no regular file.
+  std::vector<std::string> NamesIn(const std::string& path) const;    // Sorted; empty: none there.
+  bool Exists(const std::string& path) const;
+  void Plant(const std::string& path, const std::string& content);
+  void Plant(const std::string& path, FileType type);
+  uint64_t Fingerprint() const;  // Of all names and bytes.
+
+  absl::StatusOr<Handle> Open(Handle dir, std::string_view path, OpenMode mode) override;
+  absl::Status Close(Handle handle) override;
+  absl::Status MakeDir(Handle dir, std::string_view path) override;
+  absl::Status Remove(Handle dir, std::string_view path, FileType type) override;
+  absl::Status Rename(Handle old_dir, std::string_view old_path, Handle new_dir, std::string_view new_path,
+                      RenameMode mode) override;
+  absl::StatusOr<std::vector<DirEntry>> List(Handle dir) override;
+  absl::StatusOr<FileStat> Stat(Handle dir, std::string_view path) override;
+  absl::Status Allocate(Handle file, int64_t size) override;
+  absl::Status Truncate(Handle file, int64_t size) override;
+  absl::Status Sync(Handle handle, SyncMode mode) override;
+  absl::StatusOr<size_t> ReadAt(Handle file, int64_t offset, std::span<std::byte> into) override;
+  absl::StatusOr<size_t> WriteAt(Handle file, int64_t offset, std::span<const std::byte> from) override;
+  absl::Status Lock(Handle file) override;
+  absl::StatusOr<SpaceInfo> Space(Handle dir) override;
+
+ private:
+  friend class CrashIoQueue;
+
+  // Numbers that are no descriptor of this process: I/O that goes past this disk fails.
+  static constexpr Handle kRootHandle = 2'000'000;
+  static constexpr Inode kRootInode = 1;
+
+  struct Node {
+    FileType type = FileType::kRegular;
+    UnsyncedBytes bytes;                   // Of a regular file.
+    std::map<std::string, Inode> entries;  // Of a directory, as processes see it.
+    Inode parent = 0;                      // And their names; 0: it has none any more.
+    std::string name;
+  };
+  struct OpenFile {
+    Inode inode;
+    bool writable;
+    bool direct;
+  };
+  struct Transfer {
+    Inode inode;
+    int64_t offset;
+    std::span<const std::byte> from;
+    std::string own;  // When late: the bytes, which `from` has no more.
+  };
+  struct Parent {
+    Inode directory;
+    std::string name;
+  };
+  // For CrashIoQueue: a write from its submission on, and its end; results as of a completion. A file stays
+  // open for what was submitted, whatever becomes of its handle.
+  absl::StatusOr<uint64_t> SubmitWrite(Handle file, std::span<const std::byte> from, int64_t offset);
+  int64_t EndWrite(uint64_t transfer);
+  absl::StatusOr<Inode> Find(Handle file) const;
+  int64_t SyncFile(Inode inode);
+
+  absl::StatusOr<OpenFile> Get(Handle handle) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<OpenFile> GetDirectory(Handle handle) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Parent> FindParent(Handle dir, std::string_view path) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Inode Child(const Parent& at) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // 0: none.
+  absl::StatusOr<Inode> Add(const Parent& at, FileType type) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Link(const Parent& at, Inode inode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Unlink(const Parent& at) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckReplace(Inode from, Inode to) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status SyncInode(Inode inode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string PathOf(Inode inode) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Inode Walk(const std::string& path) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // 0: nothing is there.
+  void Tell(const std::string& what);
+
+  const CrashDiskOptions options_;
+
+  mutable Mutex mutex_;
+  std::function<void(const std::string&)> hook_ ABSL_GUARDED_BY(mutex_);
+  std::map<Inode, Node> nodes_ ABSL_GUARDED_BY(mutex_);  // Also those without a name.
+  UnsyncedNames names_ ABSL_GUARDED_BY(mutex_);
+  std::map<Handle, OpenFile> open_ ABSL_GUARDED_BY(mutex_);
+  std::map<Inode, Handle> locks_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, Transfer> under_way_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Transfer> late_ ABSL_GUARDED_BY(mutex_);
+  std::string failing_sync_ ABSL_GUARDED_BY(mutex_);
+  int failing_in_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none fails.
+  Inode next_inode_ ABSL_GUARDED_BY(mutex_) = kRootInode + 1;
+  Handle next_handle_ ABSL_GUARDED_BY(mutex_) = kRootHandle + 1;
+  uint64_t next_transfer_ ABSL_GUARDED_BY(mutex_) = 1;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_TESTS_TESTING_CRASH_DISK_H_
