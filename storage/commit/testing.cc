@@ -20,10 +20,6 @@ using storage::v1::FileRecord;
 using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 
-std::vector<std::string> PathsOf(int rank) {
-  return {absl::StrCat("model_", rank, ".pt"), absl::StrCat("deep/er/", rank), absl::StrCat("empty_", rank)};
-}
-
 absl::StatusOr<FileRecord> WriteOne(FileSystem& fs, Handle dir, const std::string& path,
                                     const std::string& content) {
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file, OpenScoped(fs, dir, path, OpenMode::kCreate));
@@ -100,6 +96,10 @@ ManifestSummary SummaryOf(const SaveSpec& spec) {
   summary.set_chunk_bytes(kTestChunkBytes);
   (*summary.mutable_metrics())["loss"] = 0.5;
   return summary;
+}
+
+std::vector<std::string> PathsOf(int rank) {
+  return {absl::StrCat("model_", rank, ".pt"), absl::StrCat("deep/er/", rank), absl::StrCat("empty_", rank)};
 }
 
 std::string ContentOf(const SaveSpec& spec, const std::string& path) {

@@ -56,6 +56,7 @@ struct SaveSpec {
 inline constexpr int32_t kTestChunkBytes = 4096;
 
 storage::v1::ManifestSummary SummaryOf(const SaveSpec& spec);
+std::vector<std::string> PathsOf(int rank);
 std::string ContentOf(const SaveSpec& spec, const std::string& path);
 
 // Writes one rank's files through `fs`, durably, and then its record. Where `files_only`, without the record.

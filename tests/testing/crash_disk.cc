@@ -129,10 +129,9 @@ void CrashDisk::OnChange(std::function<void(const std::string&)> hook) {
   hook_ = std::move(hook);
 }
 
-void CrashDisk::FailSync(std::string end, int nth) {
+void CrashDisk::FailNextSync(std::string path) {
   MutexLock lock(mutex_);
-  failing_sync_ = std::move(end);
-  failing_in_ = nth;
+  failing_sync_ = std::move(path);
 }
 
 bool CrashDisk::anything_unsynced() const {
@@ -202,15 +201,22 @@ void CrashDisk::Plant(const std::string& path, FileType type) {
   names_.Sync(at->directory);
 }
 
-uint64_t CrashDisk::Fingerprint() const {
-  MutexLock lock(mutex_);
-  std::string tree;
-  for (const auto& [inode, node] : nodes_) {
-    if (node.parent == 0) continue;
-    absl::StrAppend(&tree, PathOf(inode), "\n", static_cast<int>(node.type), " ",
-                    std::hash<std::string>()(node.bytes.now()), "\n");
+void CrashDisk::Print(Inode inode, std::string& print) const {
+  const Node& node = nodes_.at(inode);
+  absl::StrAppend(&print, static_cast<int>(node.type), " ", std::hash<std::string>()(node.bytes.now()), "{");
+  for (const auto& [name, child] : node.entries) {
+    absl::StrAppend(&print, name, "\n");
+    Print(child, print);
   }
-  return std::hash<std::string>()(tree);
+  absl::StrAppend(&print, "}");
+}
+
+uint64_t CrashDisk::Fingerprint(const std::string& path) const {
+  MutexLock lock(mutex_);
+  const Inode inode = Walk(path);
+  std::string print;
+  if (inode != 0) Print(inode, print);
+  return std::hash<std::string>()(print);
 }
 
 // ---- Handles and paths
@@ -449,7 +455,9 @@ absl::Status CrashDisk::Truncate(Handle file, int64_t size) {
 
 absl::Status CrashDisk::SyncInode(Inode inode) {
   Node& node = nodes_[inode];
-  if (failing_in_ > 0 && PathOf(inode).ends_with(failing_sync_) && --failing_in_ == 0) {
+  const std::string path = PathOf(inode);
+  if (failing_sync_.has_value() && (path == *failing_sync_ || path.ends_with("/" + *failing_sync_))) {
+    failing_sync_.reset();
     if (node.type == FileType::kRegular) node.bytes.FailSync();
     return Error(EIO, "syncing");
   }

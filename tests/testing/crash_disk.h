@@ -59,8 +59,8 @@ class CrashDisk : public FileSystem {
   // Called after each operation that changed something, on the operation's thread and with no lock held. What
   // it is told: "Rename a/b c".
   void OnChange(std::function<void(const std::string& what)> hook);
-  // The `nth` sync from now on of something whose path ends with `end` fails with EIO.
-  void FailSync(std::string end, int nth = 1);
+  // The next sync of what is at this path, or at any that ends with it, fails with EIO. Empty: of the root.
+  void FailNextSync(std::string path);
   bool anything_unsynced() const;
 
   // For looking at it, and for what others do in a root: without a trace in what is unsynced.
@@ -69,7 +69,7 @@ class CrashDisk : public FileSystem {
   bool Exists(const std::string& path) const;
   void Plant(const std::string& path, const std::string& content);
   void Plant(const std::string& path, FileType type);
-  uint64_t Fingerprint() const;  // Of all names and bytes.
+  uint64_t Fingerprint(const std::string& path = "") const;  // Of all names and bytes at and beneath it.
 
   absl::StatusOr<Handle> Open(Handle dir, std::string_view path, OpenMode mode) override;
   absl::Status Close(Handle handle) override;
@@ -133,6 +133,7 @@ class CrashDisk : public FileSystem {
   void Unlink(const Parent& at) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckReplace(Inode from, Inode to) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status SyncInode(Inode inode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Print(Inode inode, std::string& print) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PathOf(Inode inode) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Inode Walk(const std::string& path) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // 0: nothing is there.
   void Tell(const std::string& what);
@@ -147,8 +148,7 @@ class CrashDisk : public FileSystem {
   std::map<Inode, Handle> locks_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Transfer> under_way_ ABSL_GUARDED_BY(mutex_);
   std::vector<Transfer> late_ ABSL_GUARDED_BY(mutex_);
-  std::string failing_sync_ ABSL_GUARDED_BY(mutex_);
-  int failing_in_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none fails.
+  std::optional<std::string> failing_sync_ ABSL_GUARDED_BY(mutex_);
   Inode next_inode_ ABSL_GUARDED_BY(mutex_) = kRootInode + 1;
   Handle next_handle_ ABSL_GUARDED_BY(mutex_) = kRootHandle + 1;
   uint64_t next_transfer_ ABSL_GUARDED_BY(mutex_) = 1;

@@ -1,0 +1,72 @@
+// Ends the world after every operation of a history, in every way, and looks whether the real recovery keeps
+// the promises.
+//
+//   CrashDisk disk;
+//   Explorer explorer({...});
+//   disk.OnChange([&](const std::string& what) { explorer.Visit(disk, oracle, what); });
+//
+// At each point: the power is cut, once for each loss; and the process is killed, with its writes still on
+// their way. What is left is recovered and held against the oracle. Then the trash is emptied and nothing may
+// be left over, a further save must succeed, what was under way lands, and the power is cut again without
+// mercy: what recovery has shown must have been safe.
+//
+// Where asked for, recovery itself is crashed after each of its operations, and the recovery of that again.
+#ifndef CKPTD_TESTS_CRASH_EXPLORER_H_
+#define CKPTD_TESTS_CRASH_EXPLORER_H_
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "storage/commit/root_store.h"
+#include "tests/crash/oracle.h"
+#include "tests/testing/crash_disk.h"
+#include "tests/testing/fake_clock.h"
+
+namespace ckptd {
+
+// A store over a disk, with the disk's queues.
+absl::StatusOr<std::unique_ptr<RootStore>> OpenStore(CrashDisk& disk, Clock& clock);
+
+struct ExplorerOptions {
+  int seeds = 8;              // Of random loss, at each point.
+  int recovery_depth = 0;     // How often recovery is interrupted itself.
+  int seeds_in_recovery = 2;  // Of random loss, beside the loss of everything.
+};
+
+class Explorer {
+ public:
+  explicit Explorer(ExplorerOptions options) : options_(options) {}
+
+  // After a failure, nothing more is visited.
+  void Visit(const CrashDisk& disk, const Oracle& oracle, const std::string& what);
+
+  int points() const { return points_; }            // Visited.
+  int in_recovery() const { return in_recovery_; }  // Of these, inside a recovery (also one in a recovery).
+  int crashes() const { return crashes_; }          // Power cuts and kills.
+  int states() const { return recoveries_; }        // Different ones, each recovered.
+  std::string Summary() const;
+
+ private:
+  void VisitAt(const CrashDisk& disk, const Oracle& oracle, const std::string& trace, int depth);
+  void Recover(std::unique_ptr<CrashDisk> disk, Oracle oracle, const std::string& trace, int depth);
+  void CheckGoesOn(CrashDisk& disk, RootStore& store, Oracle& oracle, Broken& broken);
+  void Report(const std::string& trace, const Broken& broken);
+
+  const ExplorerOptions options_;
+  FakeClock clock_;
+  std::set<std::tuple<uint64_t, uint64_t, int, int>> seen_;  // Disk, oracle, depth, late writes.
+  uint64_t seed_ = 0;
+  int points_ = 0;
+  int in_recovery_ = 0;
+  int crashes_ = 0;
+  int recoveries_ = 0;
+  bool failed_ = false;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_TESTS_CRASH_EXPLORER_H_

@@ -1,0 +1,83 @@
+// A history: what a daemon does with one root, by the real RootStore and the real PartWriter on a CrashDisk,
+// while the oracle hears what is said of it and the explorer ends the world after every operation and every
+// word.
+#ifndef CKPTD_TESTS_CRASH_HISTORY_H_
+#define CKPTD_TESTS_CRASH_HISTORY_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/commit/root_store.h"
+#include "storage/commit/testing.h"
+#include "storage/io/part_writer.h"
+#include "tests/crash/explorer.h"
+#include "tests/crash/oracle.h"
+#include "tests/testing/crash_disk.h"
+#include "tests/testing/fake_clock.h"
+
+namespace ckptd {
+
+class History {
+ public:
+  History(CrashDiskOptions disk, ExplorerOptions explorer);
+  ~History();
+
+  CrashDisk& disk() { return *disk_; }
+  RootStore& store() { return *store_; }
+  Oracle& oracle() { return oracle_; }
+  const Explorer& explorer() const { return explorer_; }
+
+  // From now on every operation is a crash point, or none is.
+  void Explore(bool on);
+
+  void Open();
+  // The daemon ends, by its death or the machine's, and the next one opens the root.
+  void Restart(std::optional<Loss> power_cut = std::nullopt, uint64_t seed = 1);
+
+  struct Begun {
+    SaveSpec save;
+    Inflight inflight;
+    std::vector<storage::v1::PartRecord> parts;
+    absl::Status status;  // Why a part is not written.
+  };
+  // Steps 1 to 3, for the first `ranks` ranks (all, when negative): their files are written at the same time.
+  // The sequence is the next one.
+  Begun Begin(const std::string& tag, int ranks = -1, int world_size = 2);
+  // Steps 4 and 5; what fails is discarded.
+  Verdict Publish(Begun begun);
+  Verdict Save(const std::string& tag) { return Publish(Begin(tag)); }
+  void Discard(const Begun& begun);
+  // Saves, then evicts what is more than `keep` and empties the trash.
+  void SaveAndRetain(const std::string& tag, size_t keep);
+  void Evict(const std::string& tag, int64_t sequence);
+  void EmptyTrash();
+  void Pin(const std::string& tag, int64_t sequence, bool pinned);
+  void SaveRunRecord(const std::string& run_id);
+  void Rescan();
+
+  int64_t last_sequence() const { return last_sequence_; }
+
+ private:
+  void Said(const std::string& what);
+  absl::StatusOr<std::vector<std::vector<WrittenFile>>> WriteFiles(const Begun& begun, int ranks);
+  void StartWriter();
+
+  Explorer explorer_;
+  Oracle oracle_;
+  FakeClock clock_;
+  std::unique_ptr<CrashDisk> disk_;
+  std::unique_ptr<RootStore> store_;
+  std::unique_ptr<IoThread> io_;
+  std::unique_ptr<ChecksumPool> checksums_;
+  std::unique_ptr<PartWriter> writer_;
+  bool exploring_ = false;
+  int64_t last_sequence_ = 0;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_TESTS_CRASH_HISTORY_H_

@@ -1,0 +1,154 @@
+// Whole histories, crashed after every operation and every word that was said: by a power cut with each kind
+// of loss, and by a kill. The rules of loss are in tests/testing/power_cut.h, the promises in oracle.cc.
+//
+// Each test prints how many crash points and states it tried, and fails when these are fewer than there were:
+// then the history does not do any more what it is for.
+#include <iostream>
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "storage/commit/root_store.h"
+#include "tests/crash/explorer.h"
+#include "tests/crash/history.h"
+
+namespace ckptd {
+namespace {
+
+constexpr char kInflight[] = ".ckptd/nodes/local/inflight";
+
+// With and without rename-exchange.
+class PowerCutTest : public ::testing::TestWithParam<bool> {
+ protected:
+  std::unique_ptr<History> NewHistory(ExplorerOptions options = {}) const {
+    return std::make_unique<History>(CrashDiskOptions{.can_exchange = GetParam()}, options);
+  }
+  static void ExpectPoints(const History& history, int points, int states) {
+    const Explorer& explorer = history.explorer();
+    std::cout << ::testing::UnitTest::GetInstance()->current_test_info()->name() << ": " << explorer.Summary()
+              << std::endl;
+    EXPECT_GE(explorer.points(), points);
+    EXPECT_GE(explorer.states(), states);
+  }
+};
+
+TEST_P(PowerCutTest, AFirstSaveIsWholeOrInvisibleAndStaysOnceItIsCommitted) {
+  const auto history = NewHistory();
+  history->Explore(true);  // The root's first daemon makes its directories, too.
+  history->Open();
+  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ExpectPoints(*history, 85, 350);
+}
+
+TEST_P(PowerCutTest, AResaveIsTheOldOneOrTheNewOne) {
+  const auto history = NewHistory();
+  history->Open();
+  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  history->Explore(true);
+  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  history->EmptyTrash();
+  ExpectPoints(*history, 140, 680);
+}
+
+TEST_P(PowerCutTest, RetentionKeepsItsNumberAndWhatItTakesIsWholeOrGone) {
+  const auto history = NewHistory();
+  history->Open();
+  history->Explore(true);
+  for (int i = 1; i <= 4; ++i) history->SaveAndRetain(absl::StrCat("step_", i), 2);
+  EXPECT_EQ(history->store().committed().size(), 2u);
+  ExpectPoints(*history, 250, 1300);
+}
+
+TEST_P(PowerCutTest, PinsAndTheRunRecordAreWhatWasSaidLast) {
+  const auto history = NewHistory();
+  history->Open();
+  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  history->Explore(true);
+  history->SaveRunRecord("first");
+  history->Pin("step_1", 1, true);
+  history->SaveRunRecord("second");
+  EXPECT_EQ(history->Publish(history->Begin("step_1")), Verdict::kFailed) << "it is pinned";
+  history->Pin("step_1", 1, false);
+  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  history->SaveRunRecord("third");
+  ExpectPoints(*history, 130, 900);
+}
+
+TEST_P(PowerCutTest, WhatWasFailedNeverComesBack) {
+  const auto history = NewHistory();
+  history->Open();
+  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  history->Explore(true);
+  history->Discard(history->Begin("step_2", 1));  // One of two ranks.
+  history->Discard(history->Begin("step_2"));     // Both.
+  for (const char* file : {"model_1.pt", ".part-00001.tmp", "manifest"}) {
+    history->disk().FailNextSync(file);  // Once; a second sync would say yes, with the bytes gone.
+    EXPECT_EQ(history->Save("step_2"), Verdict::kFailed) << file;
+  }
+  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ExpectPoints(*history, 260, 2400);
+}
+
+TEST_P(PowerCutTest, AnOlderSaveIsNeverPublishedOverAYoungerOne) {
+  const auto history = NewHistory();
+  history->Open();
+  history->Explore(true);
+  History::Begun slow = history->Begin("step_1");
+  History::Begun other = history->Begin("step_2", 1);
+  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  EXPECT_EQ(history->Publish(std::move(slow)), Verdict::kFailed) << "superseded";
+  history->Discard(other);
+  ExpectPoints(*history, 130, 1000);
+}
+
+TEST_P(PowerCutTest, ASaveOverAnEmptyDirectoryIsWholeOrInvisible) {
+  const auto history = NewHistory();
+  history->disk().Plant("step_1", FileType::kDirectory);
+  history->Open();
+  history->Explore(true);
+  EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ExpectPoints(*history, 54, 310);
+}
+
+// Nobody knows what a crash would leave, and a scan decides.
+TEST_P(PowerCutTest, ASyncThatFailsAfterTheRenameLeavesItOpenUntilTheScan) {
+  for (const std::string parent : {"", kInflight}) {
+    const auto history = NewHistory();
+    history->Open();
+    ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+    for (const std::string tag : {"step_1", "step_2"}) {
+      SCOPED_TRACE(absl::StrCat(tag, ", ", parent.empty() ? "the root" : parent));
+      history->Explore(true);
+      History::Begun begun = history->Begin(tag);
+      history->disk().FailNextSync(parent);
+      ASSERT_EQ(history->Publish(std::move(begun)), Verdict::kUnknown);
+      EXPECT_EQ(ReasonOf(history->store().CreateInflight("x", 99, 4096).status()), "ROOT_READ_ONLY");
+      history->Rescan();
+      EXPECT_EQ(history->store().committed().rbegin()->second.summary.tag(), tag);
+      history->Explore(false);
+    }
+    ExpectPoints(*history, 115, 600);
+  }
+}
+
+TEST_P(PowerCutTest, RecoveryMayBeInterruptedTwice) {
+  const auto history = NewHistory({.seeds = 1, .recovery_depth = 2, .seeds_in_recovery = 1});
+  history->Open();
+  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  History::Begun part = history->Begin("step_3", 1);
+  History::Begun whole = history->Begin("step_2");
+  History::Begun again = history->Begin("step_1");
+  history->Explore(true);
+  EXPECT_EQ(history->Publish(std::move(again)), Verdict::kCommitted);
+  ExpectPoints(*history, 9000, 3000);
+}
+
+INSTANTIATE_TEST_SUITE_P(, PowerCutTest, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "WithExchange" : "WithoutExchange"; });
+
+}  // namespace
+}  // namespace ckptd
