@@ -114,6 +114,21 @@ TEST_P(PowerCutTest, ASaveOverAnEmptyDirectoryIsWholeOrInvisible) {
   ExpectPoints(*history, 54, 310);
 }
 
+// Without exchange: the intent that ended one re-save must not end it again when the tag is gone for good,
+// and bring the older generation back out of the trash.
+TEST_P(PowerCutTest, WhatWasEvictedAfterAResaveStaysAwayInAllGenerations) {
+  const auto history = NewHistory();
+  history->Open();
+  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  ASSERT_EQ(history->Save("step_2"), Verdict::kCommitted);
+  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  history->Explore(true);
+  history->Evict("step_1", 3);
+  history->Evict("step_2", 2);
+  history->EmptyTrash();
+  ExpectPoints(*history, 46, 125);
+}
+
 // Nobody knows what a crash would leave, and a scan decides.
 TEST_P(PowerCutTest, ASyncThatFailsAfterTheRenameLeavesItOpenUntilTheScan) {
   for (const std::string parent : {"", kInflight}) {
