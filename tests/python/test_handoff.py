@@ -172,3 +172,10 @@ def test_nobody_there_is_an_oserror(tmp_path: pathlib.Path) -> None:
     with pytest.raises(OSError):
         Handoff(str(tmp_path / "none"))
     assert open_descriptors() == before
+
+
+def test_connection_that_another_thread_closes_meanwhile_is_unavailable(peer: Peer) -> None:
+    client = Handoff(peer.path)
+    client.close()
+    with pytest.raises(ckptd.Unavailable):
+        client.attach_root(0, "/tmp", 5.0)

@@ -112,7 +112,8 @@ class Handoff:
                     if response.id == request.id:
                         break
                     _close_all(received)  # The answer to a question that was given up.
-            except (OSError, DecodeError) as error:
+            # ValueError: another thread has closed it meanwhile.
+            except (OSError, ValueError, DecodeError) as error:
                 raise errors.Unavailable(
                     f"the daemon's hand-off socket: {error}", reason="UNAVAILABLE"
                 ) from error
