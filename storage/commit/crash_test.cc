@@ -529,6 +529,19 @@ TEST_F(OrderTest, NothingIsRemovedFromTrashBeforeItIsDurablyThere) {
   EXPECT_TRUE(store_->EmptyTrashStep({}).ok());
 }
 
+TEST_F(OrderTest, WhatCouldNotBeRemovedIsTriedAgainAfterEverythingElse) {
+  for (const int64_t sequence : {1, 2}) {
+    const std::string tag = absl::StrCat("step", sequence);
+    ASSERT_EQ(Save(fs(), *store_, {tag, sequence}), Verdict::kCommitted);
+    ASSERT_TRUE(store_->Evict(tag, sequence).ok());
+  }
+  fs().Fail({.op = FsOp::kRemove, .error = EIO});
+  EXPECT_EQ(ErrnoOf(store_->EmptyTrashStep({}).status()), EIO);
+  int steps = 0;
+  while (*store_->EmptyTrashStep({})) ASSERT_LT(++steps, 10);
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
+}
+
 TEST_F(OrderTest, WhatWasDeletedIsGivenBackAtOnceAndNotByTheNextSave) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   ASSERT_TRUE(store_->Evict("step", 1).ok());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
@@ -103,7 +104,10 @@ absl::StatusOr<bool> Trash::EmptyStep(const std::vector<int64_t>& keep_sequences
     CKPTD_RETURN_IF_ERROR(Annotate(fs_->Sync(dir_, SyncMode::kAll), "syncing trash"));
     return true;
   }
-  return false;
+  // What could not be removed is tried again, after everything else: what was wrong may be over.
+  bool again = false;
+  for (auto& [name, entry] : entries_) again |= std::exchange(entry.stuck, false);
+  return again;
 }
 
 int64_t Trash::bytes() const {

@@ -38,8 +38,8 @@ class Trash {
   void Forget(const std::string& trash_name) { entries_.erase(trash_name); }
 
   // Removes some files of one entry: 1 GiB or a few hundred names, but at least one file however large. False
-  // when nothing is left that it may remove. An entry that cannot be removed is reported once and then passed
-  // over until Load.
+  // when nothing is left that it may remove. An entry that cannot be removed is reported and then passed
+  // over until nothing else is left.
   absl::StatusOr<bool> EmptyStep(const std::vector<int64_t>& keep_sequences);
 
   int64_t bytes() const;
