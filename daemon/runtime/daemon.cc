@@ -541,6 +541,8 @@ absl::StatusOr<v1::Status> Daemon::AskStatus() {
 void BlockSignals() {
   const sigset_t signals = EndSignals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  // A write beyond a limit on the size of files is an error of that write (EFBIG), and no reason to die.
+  ::signal(SIGXFSZ, SIG_IGN);
 }
 
 int RunDaemon(const DaemonOptions& options) {
