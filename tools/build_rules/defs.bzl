@@ -58,3 +58,33 @@ def ckptd_cc_test(name, deps = [], **kwargs):
         deps = deps + ["@system//:gtest_main", "@system//:gmock"],
         **kwargs
     )
+
+def ckptd_fuzz_target(name, srcs, deps, size = "small"):
+    """A fuzz target with its corpus in corpus/<name>: see tests/fuzz/fuzz.h.
+
+    <name>_replay_test runs the corpus in every build. <name> itself is a program of libFuzzer's, for
+    `bazel run --config=fuzz`.
+    """
+    native.cc_library(
+        name = name + "_target",
+        testonly = True,
+        srcs = srcs,
+        copts = COPTS,
+        features = ["layering_check"],
+        alwayslink = True,
+        deps = deps + [":fuzz"],
+    )
+    native.cc_test(
+        name = name + "_replay_test",
+        size = size,
+        args = ["tests/fuzz/corpus/" + name],
+        data = native.glob(["corpus/" + name + "/*"]),
+        deps = [":replay", ":" + name + "_target"],
+    )
+    native.cc_binary(
+        name = name,
+        testonly = True,
+        linkopts = ["-fsanitize=fuzzer"],
+        tags = ["manual"],
+        deps = [":" + name + "_target"],
+    )
