@@ -18,7 +18,7 @@ absl::Status OutOfOrder(const char* message) {
 }
 
 // A cancelled stream ends like any other: the read that is always under way fails. So does one whose save has
-// failed: it hears why at its next message, and until then it holds nothing.
+// failed: it hears why at its next message or its end, and until then it holds nothing.
 class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest> {
  public:
   WriteFileCall(ServiceContext* context, absl::StatusOr<Caller> caller, v1::WriteFileResponse* response)
@@ -34,7 +34,7 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
   void OnReadDone(bool ok) override {
     TakeOver(this);
     if (!opened_) return Open(ok);
-    if (!ok) return End(cancelled_ ? absl::CancelledError("the client gave the call up") : absl::OkStatus());
+    if (!ok) return End(cancelled_ ? absl::CancelledError("the client gave the call up") : Revoked());
     if (request_.kind_case() != v1::WriteFileRequest::kData) {
       return End(OutOfOrder("WriteFile: after the header every message has data"));
     }
@@ -70,6 +70,11 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
     MutexLock lock(mutex_);
     if (!revoked_.ok()) return revoked_;
     return cursor_.Append(request_.data());
+  }
+
+  absl::Status Revoked() {
+    MutexLock lock(mutex_);
+    return revoked_;
   }
 
   // On the engine's thread; waits for the copy of one message at most. Not after EndWrite, so not after this
