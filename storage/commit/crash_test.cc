@@ -616,5 +616,187 @@ TEST_F(OrderTest, ACheckpointDoesNotVanishForWantOfADescriptor) {
   EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EMFILE);
 }
 
+// On a process that dies a sync has no effect, so nothing but this tells of one whose answer nobody hears.
+TEST(SyncResultTest, NoSaveIsCommittedOfWhichASyncFailed) {
+  for (const Operation& operation : {FirstSave(), Resave(true), Resave(false)}) {
+    for (int nth = 1;; ++nth) {
+      TemporaryRoot root(TemporaryRoot::On::kMemory);
+      FaultPoints points(root, operation.can_exchange);
+      const std::unique_ptr<RootStore> store = points.MustOpen(root);
+      if (operation.prepare) operation.prepare(points.fs(), *store);
+      points.Arm(Fault::kIoError, 0);
+      points.fs().Fail({.op = FsOp::kSync, .nth = nth, .error = EIO});
+      const Verdict verdict = operation.run(points.fs(), *store);
+      const std::vector<std::string> log = points.log();
+      int syncs = 0;
+      std::string failed;
+      for (const std::string& call : log) {
+        if (call.starts_with("Sync") && ++syncs == nth) failed = call;
+      }
+      if (failed.empty()) {
+        EXPECT_EQ(verdict, Verdict::kCommitted);
+        EXPECT_GT(nth, 15);
+        break;
+      }
+      // What an exchange took out is on its way to trash after the commit; recovery would send it there, too.
+      const bool swept = operation.can_exchange && verdict == Verdict::kCommitted &&
+                         (failed.ends_with("/trash") || failed.ends_with("/inflight"));
+      EXPECT_TRUE(verdict != Verdict::kCommitted || swept) << nth << ": " << failed;
+    }
+  }
+}
+
+TEST_F(OrderTest, ASaveThatCannotHaveItsManifestsSpaceIsRefusedBeforeItsDataIsWritten) {
+  fs().Fail({.op = FsOp::kAllocate, .error = ENOSPC});
+  EXPECT_EQ(ReasonOf(store_->CreateInflight("step", 1, 4096).status()), "NO_SPACE");
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+}
+
+TEST_F(OrderTest, AManifestThatIsNotOfTheSaveInFlightIsNotWritten) {
+  const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 1});
+  ASSERT_TRUE(staged.ok());
+  const PublishResult result = store_->Publish(staged->inflight, SummaryOf({"other", 1}), staged->parts);
+  EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
+  EXPECT_EQ(ReasonOf(result.status), "INVALID_ARGUMENT");
+}
+
+TEST_F(OrderTest, NothingFollowsAnExchangeThatFailedOrMayNotLast) {
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+  for (const bool synced : {true, false}) {
+    const SaveSpec spec{"step", synced ? 2 : 3};
+    const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
+    ASSERT_TRUE(staged.ok());
+    points_.Arm(Fault::kIoError, 0);
+    if (synced) {
+      fs().Fail({.op = FsOp::kRename, .error = EIO});
+    } else {
+      fs().Fail({.op = FsOp::kSync, .nth = 6, .error = EIO});  // The root's, after the exchange.
+    }
+    EXPECT_EQ(store_->Publish(staged->inflight, SummaryOf(spec), staged->parts).outcome,
+              synced ? PublishOutcome::kFailed : PublishOutcome::kIndeterminate);
+    const std::vector<std::string> log = points_.log();
+    const auto renames = std::count_if(log.begin(), log.end(),
+                                       [](const std::string& call) { return call.starts_with("Rename"); });
+    EXPECT_EQ(renames, 1) << absl::StrJoin(log, "\n");
+    if (synced) {
+      EXPECT_TRUE(store_->Discard(staged->inflight).ok());
+    }
+  }
+}
+
+// A re-save where names cannot be exchanged: intent, old one to trash, new one in, intent removed.
+class SwapTest : public ::testing::Test {
+ protected:
+  static constexpr const char* kIntent = ".ckptd/nodes/local/swap";
+
+  void SetUp() override {
+    ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
+    staged_ = std::make_unique<Staged>(*Stage(fs(), *store_, {"step", 2}));
+    points_.Arm(Fault::kIoError, 0);
+  }
+  FaultyFileSystem& fs() { return points_.fs(); }
+  PublishResult Publish() {
+    return store_->Publish(staged_->inflight, SummaryOf({"step", 2}), staged_->parts);
+  }
+  // Numbers of the calls since Arm that begin and end so.
+  std::vector<size_t> All(const std::string& begin, const std::string& end = "") const {
+    const std::vector<std::string> log = points_.log();
+    std::vector<size_t> found;
+    for (size_t i = 0; i < log.size(); ++i) {
+      if (log[i].starts_with(begin) && log[i].ends_with(end)) found.push_back(i);
+    }
+    return found;
+  }
+  // Whether one of `calls` is after `from` and before `to`.
+  static bool Between(const std::vector<size_t>& calls, size_t from, size_t to) {
+    return std::any_of(calls.begin(), calls.end(), [&](size_t at) { return from < at && at < to; });
+  }
+  bool IntentIsThere() const { return std::filesystem::exists(root_.path(kIntent)); }
+
+  TemporaryRoot root_;
+  FaultPoints points_{root_, false};
+  std::unique_ptr<RootStore> store_ = points_.MustOpen(root_);
+  std::unique_ptr<Staged> staged_;
+};
+
+TEST_F(SwapTest, WithoutItsIntentNothingIsMoved) {
+  fs().Fail({.op = FsOp::kRename, .path = kIntent, .error = ENOSPC});
+  const PublishResult result = Publish();
+  EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
+  EXPECT_EQ(ReasonOf(result.status), "NO_SPACE");
+  EXPECT_THAT(All("Rename step"), IsEmpty());
+  EXPECT_THAT(Committed(*store_), ElementsAre("step:1"));
+}
+
+TEST_F(SwapTest, AFirstRenameThatFailsIsAFailureAndLeavesNoIntent) {
+  fs().Fail({.op = FsOp::kRename, .path = "step", .error = EIO});
+  const PublishResult result = Publish();
+  EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
+  EXPECT_EQ(ReasonOf(result.status), "IO_ERROR");
+  EXPECT_FALSE(IntentIsThere());
+  EXPECT_TRUE(store_->Discard(staged_->inflight).ok());
+}
+
+TEST_F(SwapTest, AFirstRenameThatWasDoneAlthoughItFailedIsIndeterminate) {
+  fs().Fail({.op = FsOp::kRename, .path = "step", .error = EIO, .after = true});
+  EXPECT_EQ(Publish().outcome, PublishOutcome::kIndeterminate);
+  EXPECT_TRUE(IntentIsThere());
+  ASSERT_TRUE(store_->Rescan().ok());
+  EXPECT_THAT(Committed(*store_), ElementsAre("step:2"));
+}
+
+TEST_F(SwapTest, WhenTheSecondRenameFailsTheOldOneIsDurablyBackBeforeItIsAFailure) {
+  fs().Fail({.op = FsOp::kRename, .path = "step", .nth = 2, .error = EIO});
+  EXPECT_EQ(Publish().outcome, PublishOutcome::kFailed);
+  const std::vector<size_t> renames = All("Rename", " step"), removed = All(std::string("Remove ") + kIntent);
+  ASSERT_EQ(renames.size(), 2u) << "the one that failed, and the one back";
+  ASSERT_EQ(removed.size(), 1u);
+  EXPECT_TRUE(Between(All("Sync", "Sync"), renames[1], removed[0])) << "of the root";
+  EXPECT_TRUE(Between(All("Sync", "/trash"), renames[1], removed[0]));
+  EXPECT_FALSE(IntentIsThere());
+  EXPECT_TRUE(store_->Discard(staged_->inflight).ok());
+  store_.reset();
+  store_ = points_.MustOpen(root_);
+  EXPECT_THAT(Committed(*store_), ElementsAre("step:1"));
+}
+
+TEST_F(SwapTest, WhenTheOldOneCannotBePutBackTheIntentStaysAndTheScanEndsIt) {
+  fs().Fail({.op = FsOp::kRename, .path = "step", .nth = 2, .error = EIO});
+  fs().Fail({.op = FsOp::kRename, .path = "step", .nth = 3, .error = EIO});
+  fs().Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/trash", .nth = 2, .error = EIO});
+  EXPECT_EQ(Publish().outcome, PublishOutcome::kIndeterminate);
+  EXPECT_TRUE(IntentIsThere());
+  fs().ClearFaults();
+  fs().Fail({.op = FsOp::kRename, .path = "step", .error = EIO});
+  fs().Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/inflight", .error = EIO});
+  EXPECT_EQ(ReasonOf(store_->Rescan()), "IO_ERROR");
+  EXPECT_TRUE(IntentIsThere()) << "the tag is still missing";
+  points_.Arm(Fault::kIoError, 0);
+  ASSERT_TRUE(store_->Rescan().ok());
+  const std::vector<size_t> renames = All("Rename", " step"), removed = All(std::string("Remove ") + kIntent);
+  ASSERT_EQ(renames.size(), 1u);
+  ASSERT_EQ(removed.size(), 1u);
+  EXPECT_TRUE(Between(All("Sync", "Sync"), renames[0], removed[0])) << "of the root";
+  EXPECT_TRUE(Between(All("Sync", "/inflight"), renames[0], removed[0]));
+  EXPECT_THAT(Committed(*store_), ElementsAre("step:2"));
+}
+
+TEST_F(SwapTest, ASecondRenameThatMayNotLastIsNotTakenBack) {
+  // Of the manifest, four directories, the intent and its directory, trash and the root; and the root again.
+  fs().Fail({.op = FsOp::kSync, .nth = 10, .error = EIO});
+  EXPECT_EQ(Publish().outcome, PublishOutcome::kIndeterminate);
+  EXPECT_EQ(All("Rename", " step").size(), 1u);
+  EXPECT_TRUE(IntentIsThere());
+}
+
+TEST_F(SwapTest, AnIntentThatCannotBeRemovedStopsTheRoot) {
+  fs().Fail({.op = FsOp::kRemove, .path = kIntent, .error = EIO});
+  EXPECT_EQ(Publish().outcome, PublishOutcome::kIndeterminate);
+  EXPECT_EQ(ReasonOf(store_->CreateInflight("x", 9, 1).status()), "ROOT_READ_ONLY");
+  ASSERT_TRUE(store_->Rescan().ok());
+  EXPECT_FALSE(IntentIsThere());
+  EXPECT_THAT(Committed(*store_), ElementsAre("step:2"));
+}
+
 }  // namespace
 }  // namespace ckptd
