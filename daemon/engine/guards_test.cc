@@ -263,7 +263,10 @@ TEST_F(GuardsTest, ARankThatComesToASaveThatIsFailingHearsWhy) {
   ASSERT_TRUE(Abort(sessions[0], one.key()).status().ok());  // Its write is still under way.
   EXPECT_EQ(Begin(sessions[1], other).reason(), "SAVE_ABORTED");
   EXPECT_EQ(Seal(sessions[1], other).reason(), "SAVE_ABORTED");
-  EXPECT_EQ(ReasonOf(engine_->BeginWrite(As(sessions[1]), other.key(), "rank1.pt").status()), "SAVE_ABORTED");
+  EXPECT_EQ(
+      ReasonOf(
+          engine_->BeginWrite(As(sessions[1]), other.key(), "rank1.pt", [](const absl::Status&) {}).status()),
+      "SAVE_ABORTED");
   ios_[1]->Free();
   Turn();
   EXPECT_THAT(Tags(), ElementsAre("zero"));
@@ -512,7 +515,10 @@ TEST_F(GuardsTest, OnlyWhatWasPlacedAndGrantedIsSealed) {
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
   Begin(sessions[0], one);
   EXPECT_EQ(Seal(sessions[0], one).reason(), "UNKNOWN_SAVE") << "Begin is not answered: rank 1 is missing";
-  EXPECT_EQ(ReasonOf(engine_->BeginWrite(As(sessions[0]), one.key(), "rank0.pt").status()), "UNKNOWN_FILE");
+  EXPECT_EQ(
+      ReasonOf(
+          engine_->BeginWrite(As(sessions[0]), one.key(), "rank0.pt", [](const absl::Status&) {}).status()),
+      "UNKNOWN_FILE");
   ASSERT_TRUE(Begun(sessions[1], other).status().ok());
   const std::vector<std::vector<std::pair<std::string, int64_t>>> wrong = {
       {{"other.pt", 100}}, {{"rank0.pt", 101}}, {{"rank0.pt", 100}, {"rank0.pt", 100}}, {{"rank0.pt", -1}}};
@@ -662,17 +668,21 @@ TEST_F(GuardsTest, ASaveThatIsBeingPublishedIsNotAborted) {
   EXPECT_EQ(EndOf(sessions[0], Key(0, "one")), "COMMITTED");
 }
 
-TEST_F(GuardsTest, WhileBytesComeInThePartIsNotSealedAndItsMemoryStays) {
+TEST_F(GuardsTest, WhileBytesComeInThePartIsNotSealedAndItsMemoryStaysUntilTheyAreRevoked) {
   auto sessions = Launch("a", 1);
   auto one = BeginOf(0, "one", 1, 100);
   ASSERT_TRUE(Begun(sessions[0], one).status().ok());
-  const auto write = engine_->BeginWrite(As(sessions[0]), one.key(), "rank0.pt");
+  bool revoked = false;
+  const auto write = engine_->BeginWrite(As(sessions[0]), one.key(), "rank0.pt", [&](const absl::Status&) {
+    EXPECT_GT(pool_->usage().used_bytes, 0);
+    revoked = true;
+  });
   ASSERT_TRUE(write.ok()) << write.status();
   EXPECT_THAT(std::string(Seal(sessions[0], one).status().message()), HasSubstr("WriteFile"));
+  EXPECT_FALSE(revoked);
   Abort(sessions[0], one.key());
-  EXPECT_GT(pool_->usage().used_bytes, 0);
-  engine_->EndWrite(write->id);
   Turn();
+  EXPECT_TRUE(revoked) << "before the memory goes";
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
@@ -680,7 +690,10 @@ TEST_F(GuardsTest, ASealedPartTakesNoBytes) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;
   SaveAll(sessions, "one", 1);
-  EXPECT_EQ(ReasonOf(engine_->BeginWrite(As(sessions[0]), Key(0, "one"), "rank0.pt").status()), "SEALED");
+  EXPECT_EQ(
+      ReasonOf(engine_->BeginWrite(As(sessions[0]), Key(0, "one"), "rank0.pt", [](const absl::Status&) {})
+                   .status()),
+      "SEALED");
 }
 
 // ---- retention

@@ -102,7 +102,8 @@ class SuccessionTest : public EngineTest {
     Turn([&] { return std::all_of(begun.begin(), begun.end(), [](const auto& b) { return b.has(); }); });
     for (int rank = 0; rank < static_cast<int>(sessions.size()); ++rank) {
       const v1::BeginRequest& request = requests[rank];
-      auto target = engine_->BeginWrite(As(sessions[rank]), request.key(), request.files(0).path());
+      auto target = engine_->BeginWrite(As(sessions[rank]), request.key(), request.files(0).path(),
+                                        [](const absl::Status&) {});
       ASSERT_TRUE(target.ok()) << target.status();
       char next = static_cast<char>('a' + rank);
       for (const auto& run : target->runs) {
