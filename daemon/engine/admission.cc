@@ -381,6 +381,14 @@ int64_t Engine::Impl::DiskBytes(const Save& save) const {
   return bytes;
 }
 
+// Is there anything that may free room on disk without anybody's help, and has not been counted yet?
+bool Engine::Impl::RoomMayCome(const Save& save) const {
+  const Run& run = *save.run;
+  if (!run.evicting.empty() || run.trash_bytes > 0 || run.emptying_trash || run.asking_room > 0) return true;
+  return std::any_of(run.saves.begin(), run.saves.end(),
+                     [&save](const auto& other) { return other.second.get() != &save; });
+}
+
 // Room on disk, on paper. Space in trash counts as coming.
 bool Engine::Impl::ReserveDisk(Save* save) {
   Run* run = save->run;
@@ -390,12 +398,9 @@ bool Engine::Impl::ReserveDisk(Save* save) {
     save->disk_reserved = need;
     return true;
   }
-  bool others_in_flight = false;
-  for (const auto& entry : run->saves) others_in_flight |= entry.second.get() != save;
   const std::string lack = absl::StrCat("disk: the checkpoint needs ", need, " bytes, the file system of ",
                                         run->path, " has ", std::max<int64_t>(0, free), " free");
-  const bool may_come = run->trash_bytes > 0 || run->emptying_trash || others_in_flight;
-  if (!may_come) {
+  if (!RoomMayCome(*save)) {
     FailSave(save,
              MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE",
                        absl::StrCat(lack, "; free some space or keep fewer checkpoints (num_kept_ckpts)"),

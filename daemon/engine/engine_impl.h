@@ -173,7 +173,8 @@ struct Run {
   bool empty_again = false;
   bool degraded = false;
   std::set<int64_t> evicting;
-  int64_t free_bytes = 0;                    // As last asked.
+  int64_t free_bytes = 0;                    // As last asked,
+  int asking_room = 0;                       // and being asked again, since the trash was emptied.
   std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
 };
 
@@ -213,6 +214,7 @@ class Engine::Impl {
   bool TryAdmitSave(Save* save);
   absl::Status ReserveMemory(Save* save);
   bool ReserveDisk(Save* save);
+  bool RoomMayCome(const Save& save) const;
   void Admitted(Save* save);
   absl::Status FitReservation(Save* save, Part& part);
   void DrawFor(Save* save, Part& part);

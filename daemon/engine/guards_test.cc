@@ -402,6 +402,27 @@ TEST_F(GuardsTest, RoomThatSomebodyElseFreesIsFoundWithoutAskingInACircle) {
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
+// Whatever the disk is at: moving the evicted checkpoint away, removing it, or telling how much is free now.
+TEST_F(GuardsTest, RoomOfACheckpointThatIsBeingEvictedIsWaitedFor) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, /*keep=*/1);
+  Turn([&] { return !observer_.ended.empty(); });
+  disks_[1]->free_bytes = 5 * kMiB;
+  ios_[1]->hold_publish = true;
+  SaveAll(sessions, "two", 2, /*keep=*/1);
+  auto three = Begin(sessions[0], BeginOf(0, "three", 3, 6 * kMiB));
+  for (const char* call : {"Evict", "EmptyTrash", "FreeBytes"}) {
+    ios_[1]->Free();
+    ios_[1]->held.insert(call);
+    Pass(std::chrono::seconds(1));
+    EXPECT_FALSE(three.has()) << call << ": " << three.status();
+  }
+  disks_[1]->free_bytes = 20 * kMiB;
+  ios_[1]->Free();
+  Turn([&] { return three.has(); });
+  EXPECT_TRUE(three.status().ok()) << three.status();
+}
+
 TEST_F(GuardsTest, WhatASaveHasWrittenIsNotTakenOffTwice) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = 16 * kMiB;

@@ -179,8 +179,8 @@ void Engine::Impl::Published(int64_t save_id, PublishResult result) {
   if (run->held_for_attempt == save->key.attempt) run->held_sequence = 0;  // Every rank of it has resumed.
   run->num_kept_ckpts = save->num_kept_ckpts;
   run->ledger->SetRetention(save->num_kept_ckpts);
+  Retain(run);  // Before the end, which lets the next save look for room: this makes some.
   EndSave(save, v1::COMMITTED);
-  Retain(run);
 }
 
 // ---- retention
@@ -248,7 +248,9 @@ void Engine::Impl::EmptyTrash(Run* run) {
           absl::StrCat("emptying the trash of ", run->path, ": ", std::string(left.status().message())));
     }
     if (run->empty_again && left.ok()) return EmptyTrash(run);
+    ++run->asking_room;
     run->io->FreeBytes([this, run](absl::StatusOr<int64_t> free) {
+      --run->asking_room;
       if (free.ok()) run->free_bytes = *free;
       TryAdmitAll();
     });

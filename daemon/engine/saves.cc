@@ -226,8 +226,8 @@ void Engine::Impl::ContinueFailing(Save* save) {
         return EndSave(failing, v1::INDETERMINATE);
       }
     }
+    EmptyTrash(failing->run);  // Before the end, which lets the next save look for room: this makes some.
     EndSave(failing, failing->end_level);
-    EmptyTrash(failing->run);
   });
 }
 
