@@ -40,7 +40,8 @@ const LocalLedger::Launch* LocalLedger::Find(int64_t attempt) const {
 int64_t LocalLedger::active_attempt() const {
   int64_t active = 0;
   for (const Launch& launch : record_.launches()) {
-    if (launch.active()) active = std::max(active, launch.attempt());
+    if (launch.active() && !activating_.contains(launch.attempt()))
+      active = std::max(active, launch.attempt());
   }
   return active;
 }
@@ -130,15 +131,23 @@ void LocalLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
     return answer(MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
                             absl::StrCat("attempt ", attempt, " is not known to this run; join it first")));
   }
+  if (auto first = activating_.find(attempt); first != activating_.end()) {
+    first->second.push_back(std::move(answer));
+    return;
+  }
   if (launch->active()) return answer(absl::OkStatus());
   launch->set_active(true);
-  Persist([this, attempt, answer = std::move(answer)](absl::Status saved) mutable {
+  activating_[attempt].push_back(std::move(answer));
+  Persist([this, attempt](absl::Status saved) {
     if (!saved.ok()) {
       // Not remembered: the next one that asks tries again.
       if (Launch* unsaved = Find(attempt)) unsaved->set_active(false);
-      return answer(Annotate(saved, "remembering the attempt"));
+      saved = Annotate(saved, "remembering the attempt");
     }
-    answer(absl::OkStatus());
+    auto waiting = activating_.extract(attempt);
+    // A later attempt may have been first on disk.
+    if (saved.ok()) saved = CheckNotFenced(attempt);
+    for (auto& each : waiting.mapped()) each(saved);
   });
 }
 
@@ -152,7 +161,7 @@ void LocalLedger::Commit(int64_t, Answer<absl::Status> answer) { answer(absl::Ok
 
 std::optional<Ledger::ResumeChoice> LocalLedger::DecidedResume(int64_t attempt) const {
   const Launch* launch = Find(attempt);
-  if (launch == nullptr || !launch->resume_decided()) return std::nullopt;
+  if (launch == nullptr || !launch->resume_decided() || deciding_.contains(attempt)) return std::nullopt;
   return ResumeChoice{launch->resume_tag(), launch->resume_sequence()};
 }
 
@@ -164,18 +173,28 @@ void LocalLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
     return answer(MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
                             absl::StrCat("attempt ", attempt, " is not known to this run; join it first")));
   }
-  if (!launch->resume_decided()) {
-    launch->set_resume_decided(true);
-    launch->set_resume_tag(newest.tag);
-    launch->set_resume_sequence(newest.sequence);
+  if (auto first = deciding_.find(attempt); first != deciding_.end()) {
+    first->second.push_back(std::move(answer));
+    return;
   }
-  const ResumeChoice choice{launch->resume_tag(), launch->resume_sequence()};
+  if (launch->resume_decided()) return answer(ResumeChoice{launch->resume_tag(), launch->resume_sequence()});
+  launch->set_resume_decided(true);
+  launch->set_resume_tag(newest.tag);
+  launch->set_resume_sequence(newest.sequence);
+  deciding_[attempt].push_back(std::move(answer));
   // Answered only when it is on disk, so that a daemon that restarts in between gives the next rank the same
-  // answer.
-  Persist([this, attempt, choice, answer = std::move(answer)](absl::Status saved) mutable {
-    if (saved.ok()) return answer(choice);
-    if (Launch* undecided = Find(attempt)) undecided->set_resume_decided(false);
-    answer(Annotate(saved, "remembering what to resume from"));
+  // answer; and the ranks that ask meanwhile with it, for if it cannot be remembered the next one is decided
+  // anew.
+  Persist([this, attempt, newest](absl::Status saved) {
+    absl::StatusOr<ResumeChoice> choice = newest;
+    if (!saved.ok()) {
+      if (Launch* undecided = Find(attempt)) undecided->set_resume_decided(false);
+      choice = Annotate(saved, "remembering what to resume from");
+    } else if (absl::Status fenced = CheckNotFenced(attempt); !fenced.ok()) {
+      choice = fenced;
+    }
+    auto waiting = deciding_.extract(attempt);
+    for (auto& each : waiting.mapped()) each(choice);
   });
 }
 

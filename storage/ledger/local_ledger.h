@@ -3,9 +3,11 @@
 #define CKPTD_STORAGE_LEDGER_LOCAL_LEDGER_H_
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "storage/ledger/ledger.h"
 
@@ -43,7 +45,13 @@ class LocalLedger : public Ledger {
   absl::Status CheckNotFenced(int64_t attempt) const;
   void Persist(absl::AnyInvocable<void(absl::Status)> done);
 
+  // What the record says already, and the disk perhaps not yet: who asks meanwhile waits for the same answer.
+  template <typename T>
+  using Waiting = std::map<int64_t, std::vector<Answer<T>>>;  // By attempt.
+
   storage::v1::RunRecord record_;
+  Waiting<absl::Status> activating_;
+  Waiting<absl::StatusOr<ResumeChoice>> deciding_;
   Save save_;
   std::set<std::string> living_;  // Instances whose session is open.
 };

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -17,6 +18,10 @@ class LocalLedgerTest : public ::testing::Test {
     ledger_ = std::make_unique<LocalLedger>(
         std::move(record), highest,
         [this](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
+          if (hold_saves_) {
+            held_.push_back(std::move(done));
+            return;
+          }
           if (save_error_.ok()) saved_ = what;
           done(save_error_);
         });
@@ -45,6 +50,8 @@ class LocalLedgerTest : public ::testing::Test {
   std::unique_ptr<LocalLedger> ledger_;
   storage::v1::RunRecord saved_;
   absl::Status save_error_;
+  bool hold_saves_ = false;  // The test answers them.
+  std::vector<absl::AnyInvocable<void(absl::Status)>> held_;
 };
 
 TEST_F(LocalLedgerTest, LaunchesAreNumberedInTheOrderInWhichTheyCome) {
@@ -94,6 +101,46 @@ TEST_F(LocalLedgerTest, AttemptThatCouldNotBeRememberedHasNotActed) {
   EXPECT_EQ(ReasonOf(Activate(2)), "NO_SPACE");
   save_error_ = absl::OkStatus();
   EXPECT_TRUE(Activate(1).ok());
+}
+
+TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsRemembered) {
+  ASSERT_EQ(*Join(0, "old", "z"), 1);
+  ASSERT_EQ(*Join(0, "x", "a"), 2);
+  ASSERT_EQ(*Join(1, "x", "b"), 2);
+  hold_saves_ = true;
+  std::vector<absl::Status> answers;
+  for (int rank = 0; rank < 2; ++rank)
+    ledger_->Activate(2, [&](absl::Status answer) { answers.push_back(std::move(answer)); });
+  EXPECT_TRUE(answers.empty());  // A daemon that is killed now knows nothing of attempt 2.
+  EXPECT_EQ(ledger_->active_attempt(), 0);
+  ASSERT_EQ(held_.size(), 1u);
+  held_[0](ErrnoError(EIO, "writing"));
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_FALSE(answers[0].ok() || answers[1].ok());
+  hold_saves_ = false;
+  EXPECT_TRUE(Activate(1).ok());  // Nobody has fenced it off.
+}
+
+TEST_F(LocalLedgerTest, RanksThatAskTogetherResumeAlikeAlsoWhenTheFirstDecisionIsNotRemembered) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(1, "x", "b"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  hold_saves_ = true;
+  std::vector<std::string> told;
+  auto ask = [&](const std::string& newest, int64_t sequence) {
+    ledger_->DecideResume(1, {newest, sequence}, [&](absl::StatusOr<Ledger::ResumeChoice> choice) {
+      if (choice.ok()) told.push_back(choice->tag);
+    });
+  };
+  ask("step_1", 1);
+  ask("step_1", 1);
+  ASSERT_FALSE(held_.empty());
+  held_[0](ErrnoError(EIO, "writing"));
+  for (size_t i = 1; i < held_.size(); ++i) held_[i](absl::OkStatus());
+  held_.clear();
+  ask("step_2", 2);  // Committed meanwhile.
+  for (auto& done : held_) done(absl::OkStatus());
+  EXPECT_EQ(told, std::vector<std::string>{"step_2"});
 }
 
 TEST_F(LocalLedgerTest, WorldSizeIsFixedWithinAnAttempt) {
