@@ -651,6 +651,34 @@ TEST_F(EngineTest, MemoryOfAPartThatWasNeverSealedIsNotLentAgain) {
   EXPECT_THAT(b.get().retired_segments(), ElementsAre(a.get().segments(0).id()));
 }
 
+TEST_F(EngineTest, ResumeOfASessionThatEndsIsAnswered) {
+  auto old_ranks = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  SaveAll(old_ranks, "one", 1);
+  auto new_ranks = Launch("b", 1);
+  auto resumed = Resume(new_ranks[0], 0);
+  EXPECT_FALSE(resumed.has());
+  engine_->SessionClosed(new_ranks[0], "killed");
+  EXPECT_EQ(resumed.reason(), "SESSION_LOST");
+}
+
+TEST_F(EngineTest, LeaseOfASessionThatEndedMeanwhileHoldsNothing) {
+  auto first = Launch("a", 1);
+  SaveAll(first, "one", 1, 1);
+  auto second = Launch("b", 1);
+  v1::ResumeRequest request;
+  request.set_run(run_);
+  Answer<v1::ResumeResponse> resumed;
+  engine_->Resume(As(second[0]), request, resumed.reply());
+  engine_->SessionClosed(second[0], "killed");  // While the ledger remembers the attempt and the decision.
+  Turn();
+  EXPECT_EQ(resumed.reason(), "SESSION_LOST");
+  auto third = Launch("c", 1);
+  SaveAll(third, "two", 2, 1);
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+}
+
 TEST_F(EngineTest, SavesInFlightAtTheSameTimeUseDifferentMemory) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;

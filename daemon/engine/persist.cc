@@ -176,7 +176,8 @@ void Engine::Impl::Published(int64_t save_id, PublishResult result) {
   std::erase_if(run->committed,
                 [save](const auto& entry) { return entry.second.summary.tag() == save->key.tag; });
   run->committed.emplace(save->sequence, std::move(committed));
-  if (run->held_for_attempt == save->key.attempt) run->held_sequence = 0;  // Every rank of it has resumed.
+  // Every rank of the attempt has resumed; or of a later one, which does not ask.
+  if (run->held_for_attempt <= save->key.attempt) run->held_sequence = 0;
   run->num_kept_ckpts = save->num_kept_ckpts;
   run->ledger->SetRetention(save->num_kept_ckpts);
   Retain(run);  // Before the end, which lets the next save look for room: this makes some.

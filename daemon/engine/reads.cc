@@ -60,9 +60,10 @@ void Engine::Impl::ContinueResumes(Run* run) {
     if (!run->committed.empty()) {
       newest.sequence = run->committed.rbegin()->first;
       newest.tag = run->committed.rbegin()->second.summary.tag();
-      if (!run->ledger->DecidedResume(pending.attempt)) {
-        run->held_sequence =
-            newest.sequence;  // Retention leaves it until this attempt has committed one of its own.
+      // Retention leaves it until this attempt has committed one of its own. A fenced attempt holds nothing,
+      // and the ranks that ask while it is being decided hold nothing else.
+      if (!run->ledger->DecidedResume(pending.attempt) && pending.attempt > run->held_for_attempt) {
+        run->held_sequence = newest.sequence;
         run->held_for_attempt = pending.attempt;
       }
     }
@@ -71,6 +72,9 @@ void Engine::Impl::ContinueResumes(Run* run) {
         attempt, newest,
         [this, run, pending = std::move(pending)](absl::StatusOr<Ledger::ResumeChoice> choice) mutable {
           if (!choice.ok()) return pending.reply(choice.status());
+          // A decision that could not be remembered may have been followed by another one.
+          if (run->held_for_attempt == pending.attempt && run->held_sequence != 0)
+            run->held_sequence = choice->sequence;
           v1::ResumeResponse response;
           response.set_attempt(pending.attempt);
           if (choice->sequence == 0) return pending.reply(std::move(response));
@@ -94,6 +98,10 @@ void Engine::Impl::OpenLease(
     return done(MakeError(
         absl::StatusCode::kNotFound, "NO_CHECKPOINT",
         absl::StrCat("the checkpoint with sequence ", sequence, " is not in ", run->path, " any more")));
+  }
+  if (!sessions_.contains(session)) {  // While the ledger remembered the decision: nobody would close it.
+    return done(MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
+                          "the session ended before the checkpoint was opened"));
   }
   // Leased before it is opened, so that retention leaves it alone meanwhile.
   const std::string id = absl::StrCat("leases/", next_id_++);

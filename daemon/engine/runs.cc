@@ -356,6 +356,7 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
   for (const auto& other : sessions_) instance_lives |= other.second.client_instance == instance;
 
   std::vector<std::pair<Save*, int>> lost;
+  std::vector<Reply<v1::ResumeResponse>> over;
   for (auto& entry : runs_) {
     Run* run = entry.second.get();
     for (auto& item : run->saves) {
@@ -369,9 +370,19 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
       }
     }
     std::erase_if(run->members, [session](const Member& member) { return member.session == session; });
-    std::erase_if(run->resumes,
-                  [session](const PendingResume& pending) { return pending.session == session; });
+    for (auto pending = run->resumes.begin(); pending != run->resumes.end();) {
+      if (pending->session != session) {
+        ++pending;
+        continue;
+      }
+      over.push_back(std::move(pending->reply));
+      pending = run->resumes.erase(pending);
+    }
     if (!instance_lives && run->ledger != nullptr) run->ledger->ProcessEnded(instance);
+  }
+  for (auto& reply : over) {  // Its call may be on another connection, which waits for an answer.
+    reply(MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
+                    "the session ended before Resume was answered"));
   }
   for (auto& [save, rank] : lost) {
     FailSave(save, MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
