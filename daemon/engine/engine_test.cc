@@ -679,6 +679,26 @@ TEST_F(EngineTest, LeaseOfASessionThatEndedMeanwhileHoldsNothing) {
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
+TEST_F(EngineTest, SealOfAnotherProcessForTheSameRankIsRefused) {
+  auto first = Launch("a", 2);
+  auto request = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
+  auto a = Begin(first[0], request), b = Begin(first[1], other);
+  Turn([&] { return a.has() && b.has(); });
+  ASSERT_TRUE(Seal(first[0], request).status().ok());
+  Launch("b", 2);  // Joins only: the first one goes on.
+  engine_->SessionClosed(first[0], "killed");
+  SessionId successor = Trainer("successor");
+  ASSERT_EQ(Join(successor, 0, 2, "a").get().attempt(), 1);
+  v1::BeginRequest nothing = request;
+  nothing.clear_files();
+  EXPECT_EQ(Seal(successor, nothing).reason(), "RANK_TAKEN");
+  // The same process over a new session is a retry.
+  SessionId again = Trainer("a/1");
+  ASSERT_TRUE(Seal(first[1], other).status().ok());
+  ASSERT_TRUE(Join(again, 1, 2, "a").status().ok());
+  EXPECT_EQ(Seal(again, other).status(), absl::OkStatus());
+}
+
 TEST_F(EngineTest, SavesInFlightAtTheSameTimeUseDifferentMemory) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;

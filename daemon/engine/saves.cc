@@ -110,9 +110,14 @@ void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Re
   Part& part = save->parts.at(member->rank);
   v1::SealResponse response;
   response.set_sequence(save->sequence);
-  const bool same_session = part.session == caller.session;
-  const bool of_earlier_daemon = part.session == 0 && part.instance == member->instance;
-  if (part.sealed && (same_session || of_earlier_daemon) && save->error.ok()) {
+  if (part.begun && part.instance != member->instance) {
+    return reply(MakeError(absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
+                           absl::StrCat("the part of rank ", part.rank, " of the save of ", save->key.tag,
+                                        " is another process's"),
+                           {{"tag", save->key.tag}, {"ranks", absl::StrCat(part.rank)}}));
+  }
+  // A retry, perhaps over a new session, perhaps of what an earlier daemon had sealed.
+  if (part.sealed && part.instance == member->instance && save->error.ok()) {
     response.set_level(std::max(save->level, v1::STAGED));
     return reply(std::move(response));
   }
