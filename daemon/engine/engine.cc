@@ -294,6 +294,8 @@ void Engine::Impl::Tick() {
       run->ask_room_again_at.reset();
       TryAdmitAll();
     }
+    if (run->scan_again_at && now >= *run->scan_again_at) RescanRoot(run);
+    if (run->empty_again_at && now >= *run->empty_again_at) EmptyTrash(run);
     const std::optional<Instant> since = run->io->pending_since();
     const bool degraded = since && now - *since > options_.degraded_after;
     if (degraded != run->degraded) {

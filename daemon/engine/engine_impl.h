@@ -171,6 +171,11 @@ struct Run {
   int64_t trash_bytes = 0;
   bool emptying_trash = false;
   bool empty_again = false;
+  std::optional<Instant> empty_again_at;  // The last time failed.
+  bool scanning = false;
+  bool scan_again = false;               // Asked for while one ran.
+  bool scan_failed = false;              // That was said.
+  std::optional<Instant> scan_again_at;  // The last one failed.
   bool degraded = false;
   std::set<int64_t> evicting;
   int64_t free_bytes = 0;                    // As last asked,

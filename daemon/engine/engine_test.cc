@@ -662,6 +662,62 @@ TEST_F(EngineTest, ResumeOfASessionThatEndsIsAnswered) {
   EXPECT_EQ(resumed.reason(), "SESSION_LOST");
 }
 
+TEST_F(EngineTest, RootIsScannedAnewAfterADirectoryThatCouldNotBeMovedAway) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {PublishOutcome::kFailed, ErrnoError(EIO, "writing the manifest")};
+  ios_[1]->discard_error = ErrnoError(EIO, "syncing the trash");
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(Wait(sessions[0], Key(0, "one")).get().checkpoint().level(), v1::INDETERMINATE);
+  ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
+  ios_[1]->discard_error = absl::OkStatus();
+  SaveAll(sessions, "two", 2);  // The scan has been: it takes saves again.
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+}
+
+TEST_F(EngineTest, ScanThatFailsIsTriedAgain) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
+  ios_[1]->rescan_error = ErrnoError(EIO, "scanning");
+  SaveAll(sessions, "one", 1);
+  ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
+  EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "ROOT_READ_ONLY");
+  ios_[1]->rescan_error = absl::OkStatus();
+  Pass(std::chrono::seconds(2));
+  SaveAll(sessions, "two", 2);
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+}
+
+TEST_F(EngineTest, VictimThatIsHalfRemovedIsLookedForByAScan) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  ios_[1]->evict_error = ErrnoError(EIO, "syncing the root");
+  SaveAll(sessions, "two", 2, 1);
+  EXPECT_EQ(disks_[1]->scans, 1);
+}
+
+TEST_F(EngineTest, TrashThatCouldNotBeEmptiedIsEmptiedLater) {
+  disks_[1] = std::make_shared<FakeDisk>();
+  disks_[1]->trash_bytes = 100;
+  disks_[1]->trash_error = ErrnoError(EIO, "removing");
+  Launch("a", 1);
+  disks_[1]->trash_error = absl::OkStatus();
+  Pass(std::chrono::seconds(2));
+  EXPECT_EQ(disks_[1]->trash_bytes, 0);
+}
+
+TEST_F(EngineTest, SaveThatWaitsForDiskLooksForRoomNowAndThenAndNotAllTheTime) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  SaveAll(sessions, "one", 1);
+  disks_[1]->free_bytes = 3 << 20;
+  auto begun = Begin(sessions[0], BeginOf(0, "two", 2, 10 << 20));  // Turns until nothing is left to do.
+  EXPECT_FALSE(begun.has());
+  disks_[1]->free_bytes = 30 << 20;  // Somebody tidied up.
+  Pass(std::chrono::seconds(2));
+  Turn([&] { return begun.has(); });
+  EXPECT_EQ(begun.status(), absl::OkStatus());
+}
+
 TEST_F(EngineTest, LeaseOfASessionThatEndedMeanwhileHoldsNothing) {
   auto first = Launch("a", 1);
   SaveAll(first, "one", 1, 1);

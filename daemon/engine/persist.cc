@@ -9,6 +9,9 @@
 namespace ckptd {
 namespace {
 
+// A scan or a deletion that failed is tried again.
+constexpr Duration kTryAgain = std::chrono::seconds(1);
+
 // The manifest's space, taken before the data is written.
 int64_t ManifestBytes(const Save& save, int64_t expected_bytes, int32_t chunk_bytes) {
   int64_t bytes = kManifestHeadBytes + (64 << 10) + expected_bytes / chunk_bytes * 4;
@@ -226,6 +229,7 @@ void Engine::Impl::Retain(Run* run) {
         observer_->OnWarning(absl::StrCat("retention could not remove ", run->path, "/", tag, ": ",
                                           std::string(evicted.message()),
                                           "; it is tried again after the next save"));
+        RescanRoot(run);  // It may be half done, and then nothing else is done before the scan.
       }
       if (run->evicting.empty()) EmptyTrash(run);
     });
@@ -240,6 +244,7 @@ void Engine::Impl::EmptyTrash(Run* run) {
   }
   run->emptying_trash = true;
   run->empty_again = false;
+  run->empty_again_at.reset();
   run->io->EmptyTrash(LeasedSequences(run), [this, run](absl::StatusOr<int64_t> left) {
     run->emptying_trash = false;
     if (left.ok()) {
@@ -247,6 +252,7 @@ void Engine::Impl::EmptyTrash(Run* run) {
     } else {
       observer_->OnWarning(
           absl::StrCat("emptying the trash of ", run->path, ": ", std::string(left.status().message())));
+      run->empty_again_at = clock_->Now() + kTryAgain;
     }
     if (run->empty_again && left.ok()) return EmptyTrash(run);
     ++run->asking_room;
@@ -258,17 +264,33 @@ void Engine::Impl::EmptyTrash(Run* run) {
   });
 }
 
-// After an INDETERMINATE save: the disk decides what is committed.
+// After an INDETERMINATE save, or a rename that may be half done: the disk decides what is committed. Until a
+// scan succeeds, again and again.
 void Engine::Impl::RescanRoot(Run* run) {
+  if (run->scanning) {
+    run->scan_again = true;
+    return;
+  }
+  run->scanning = true;
+  run->scan_again_at.reset();
   run->io->Rescan([this, run](absl::StatusOr<RootSnapshot> snapshot) {
+    run->scanning = false;
+    if (std::exchange(run->scan_again, false)) return RescanRoot(run);
     if (!snapshot.ok()) {
-      observer_->OnWarning(absl::StrCat("the root ", run->path, " stays read-only: scanning it anew failed: ",
-                                        std::string(snapshot.status().message())));
+      if (!std::exchange(run->scan_failed, true)) {
+        observer_->OnWarning(absl::StrCat("the root ", run->path,
+                                          " is read-only: scanning it anew failed, and is tried again: ",
+                                          std::string(snapshot.status().message())));
+      }
+      run->read_only = true;
+      run->scan_again_at = clock_->Now() + kTryAgain;
       return;
     }
+    run->scan_failed = false;
     Adopt(run, *std::move(snapshot));
     observer_->OnInfo(absl::StrCat("the root ", run->path, " was scanned anew and takes saves again"));
     ContinueResumes(run);
+    EmptyTrash(run);
     TryAdmitAll();
   });
 }

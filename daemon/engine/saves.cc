@@ -226,6 +226,8 @@ void Engine::Impl::ContinueFailing(Save* save) {
                                         " could not be moved away: ", std::string(discarded.message())));
       bool complete = true;
       for (const auto& entry : failing->parts) complete &= entry.second.durable;
+      // It may be half done; and what could not be moved is moved then.
+      RescanRoot(failing->run);
       if (complete) {  // Recovery could bring it back: neither COMMITTED nor FAILED is true.
         failing->run->read_only = true;
         return EndSave(failing, v1::INDETERMINATE);
