@@ -256,14 +256,16 @@ void Engine::Impl::AskTarget(Save* save) {
 }
 
 void Engine::Impl::AskFreeBytes(Save* save) {
-  save->run->io->FreeBytes([this, id = save->id](absl::StatusOr<int64_t> free) {
-    Save* waiting = FindSaveById(id);
-    if (waiting == nullptr || waiting->phase != SavePhase::kTarget) return;
-    if (!free.ok()) return FailSave(waiting, free.status());
-    waiting->run->free_bytes = *free;
-    waiting->phase = SavePhase::kGathering;
-    Gather(waiting);
-  });
+  save->run->io->FreeBytes(
+      [this, id = save->id, before = WrittenDiskBytes(save->run->device)](absl::StatusOr<int64_t> free) {
+        Save* waiting = FindSaveById(id);
+        if (waiting == nullptr || waiting->phase != SavePhase::kTarget) return;
+        if (!free.ok()) return FailSave(waiting, free.status());
+        waiting->run->free_bytes = *free;
+        waiting->run->written_before = before;
+        waiting->phase = SavePhase::kGathering;
+        Gather(waiting);
+      });
 }
 
 bool Engine::Impl::SizeKnown(const Save& save, const Part& part) const {
@@ -373,12 +375,29 @@ int64_t Engine::Impl::OutstandingDiskBytes(uint64_t device, const Save* but) con
   return outstanding;
 }
 
-int64_t Engine::Impl::DiskBytes(const Save& save) const {
-  int64_t bytes = kDiskSlack;
-  for (const auto& entry : save.parts) {
-    bytes += ExpectedPartBytes(save, entry.second) + kPage * static_cast<int64_t>(entry.second.placed.size());
+// What this daemon has written there since it started. Grows.
+int64_t Engine::Impl::WrittenDiskBytes(uint64_t device) const {
+  const auto spent = spent_.find(device);
+  int64_t written = spent == spent_.end() ? 0 : spent->second;
+  for (const auto& entry : saves_by_id_) {
+    if (entry.second->run->device == device)
+      written += entry.second->written->load(std::memory_order_relaxed);
   }
-  return bytes;
+  return written;
+}
+
+// What nobody has been promised: as last asked, less what was written since and what is still to be written.
+int64_t Engine::Impl::FreeDiskBytes(const Run& run, const Save* but) const {
+  const int64_t since = WrittenDiskBytes(run.device) - run.written_before;
+  return run.free_bytes - since - OutstandingDiskBytes(run.device, but);
+}
+
+int64_t Engine::Impl::NeededDiskBytes(const Save& save) const {
+  int64_t need = kDiskSlack;
+  for (const auto& entry : save.parts) {
+    need += ExpectedPartBytes(save, entry.second) + kPage * static_cast<int64_t>(entry.second.placed.size());
+  }
+  return need;
 }
 
 // Is there anything that may free room on disk without anybody's help, and has not been counted yet?
@@ -392,8 +411,7 @@ bool Engine::Impl::RoomMayCome(const Save& save) const {
 // Room on disk, on paper. Space in trash counts as coming.
 bool Engine::Impl::ReserveDisk(Save* save) {
   Run* run = save->run;
-  const int64_t need = DiskBytes(*save);
-  const int64_t free = run->free_bytes - OutstandingDiskBytes(run->device, save);
+  const int64_t need = NeededDiskBytes(*save), free = FreeDiskBytes(*run, save);
   if (need <= free) {
     save->disk_reserved = need;
     return true;
@@ -454,8 +472,8 @@ void Engine::Impl::Admitted(Save* save) {
 
 // Makes the reservation of one rank what its files need now.
 absl::Status Engine::Impl::FitReservation(Save* save, Part& part) {
-  const int64_t more = DiskBytes(*save) - save->disk_reserved;
-  const int64_t free = save->run->free_bytes - OutstandingDiskBytes(save->run->device, nullptr);
+  const int64_t more = NeededDiskBytes(*save) - save->disk_reserved;
+  const int64_t free = FreeDiskBytes(*save->run, nullptr);
   if (more > std::max<int64_t>(0, free)) {
     return MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE",
                      absl::StrCat("rank ", part.rank, " needs ", more,

@@ -179,6 +179,7 @@ struct Run {
   bool degraded = false;
   std::set<int64_t> evicting;
   int64_t free_bytes = 0;                    // As last asked,
+  int64_t written_before = 0;                // when its device had been written so much;
   int asking_room = 0;                       // and being asked again, since the trash was emptied.
   std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
 };
@@ -230,8 +231,10 @@ class Engine::Impl {
   void Extend(const Caller& caller, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply);
   int64_t ExpectedPartBytes(const Save& save, const Part& part) const;
   bool SizeKnown(const Save& save, const Part& part) const;
-  int64_t DiskBytes(const Save& save) const;
   int64_t OutstandingDiskBytes(uint64_t device, const Save* but) const;
+  int64_t WrittenDiskBytes(uint64_t device) const;
+  int64_t FreeDiskBytes(const Run& run, const Save* but) const;
+  int64_t NeededDiskBytes(const Save& save) const;
 
   // saves.cc
   absl::StatusOr<Save*> FindSave(const Caller& caller, const v1::SaveKey& key, Member** member = nullptr);
@@ -339,6 +342,7 @@ class Engine::Impl {
   std::map<std::string, Lease> leases_;
   std::map<int64_t, Write> writes_;  // By BeginWrite's id.
   std::map<int64_t, Watcher> watchers_;
+  std::map<uint64_t, int64_t> spent_;  // Device -> what saves that have ended wrote there.
   int64_t next_id_ = 1;
   bool admitting_ = false, admit_again_ = false;
   bool draining_ = false;

@@ -735,6 +735,38 @@ TEST_F(EngineTest, LeaseOfASessionThatEndedMeanwhileHoldsNothing) {
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
+TEST_F(EngineTest, RoomThatWasWrittenSinceTheDiskWasAskedIsNotPromisedAgain) {
+  disks_[1] = std::make_shared<FakeDisk>();
+  disks_[1]->free_bytes = 16 << 20;
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_publish = true;
+  auto one = BeginOf(0, "one", 1, 6 << 20);
+  auto a = Begin(sessions[0], one);
+  Turn([&] { return a.has(); });
+  auto b = Begin(sessions[0], BeginOf(0, "two", 2, 9 << 20));  // 7 MiB of 16 are promised.
+  EXPECT_FALSE(b.has());
+  Seal(sessions[0], one);  // Writes them; and then another save ends, which gives memory back.
+  auto c = Begin(sessions[0], BeginOf(0, "three", 3, 0));
+  v1::AbortRequest abort;
+  *abort.mutable_key() = Key(0, "three");
+  Answer<v1::AbortResponse> aborted;
+  engine_->Abort(As(sessions[0]), abort, aborted.reply());
+  Turn();
+  EXPECT_FALSE(b.has()) << b.status();
+}
+
+TEST_F(EngineTest, PartThatIsLargerThanExpectedNeedsRoomOnDiskToo) {
+  disks_[1] = std::make_shared<FakeDisk>();
+  disks_[1]->free_bytes = 8 << 20;
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "one", 1);
+  auto a = Begin(sessions[0], BeginOf(0, "two", 2, 100));
+  Turn([&] { return a.has(); });
+  ASSERT_TRUE(a.status().ok()) << a.status();  // Rank 1 is expected to bring as little as last time.
+  auto b = Begin(sessions[1], BeginOf(1, "two", 2, 20 << 20));
+  EXPECT_EQ(b.reason(), "NO_SPACE");
+}
+
 TEST_F(EngineTest, SealOfAnotherProcessForTheSameRankIsRefused) {
   auto first = Launch("a", 2);
   auto request = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);

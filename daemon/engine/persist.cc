@@ -256,9 +256,12 @@ void Engine::Impl::EmptyTrash(Run* run) {
     }
     if (run->empty_again && left.ok()) return EmptyTrash(run);
     ++run->asking_room;
-    run->io->FreeBytes([this, run](absl::StatusOr<int64_t> free) {
+    run->io->FreeBytes([this, run, before = WrittenDiskBytes(run->device)](absl::StatusOr<int64_t> free) {
       --run->asking_room;
-      if (free.ok()) run->free_bytes = *free;
+      if (free.ok()) {
+        run->free_bytes = *free;
+        run->written_before = before;
+      }
       TryAdmitAll();
     });
   });
@@ -273,7 +276,7 @@ void Engine::Impl::RescanRoot(Run* run) {
   }
   run->scanning = true;
   run->scan_again_at.reset();
-  run->io->Rescan([this, run](absl::StatusOr<RootSnapshot> snapshot) {
+  run->io->Rescan([this, run, before = WrittenDiskBytes(run->device)](absl::StatusOr<RootSnapshot> snapshot) {
     run->scanning = false;
     if (std::exchange(run->scan_again, false)) return RescanRoot(run);
     if (!snapshot.ok()) {
@@ -288,6 +291,7 @@ void Engine::Impl::RescanRoot(Run* run) {
     }
     run->scan_failed = false;
     Adopt(run, *std::move(snapshot));
+    run->written_before = before;
     observer_->OnInfo(absl::StrCat("the root ", run->path, " was scanned anew and takes saves again"));
     ContinueResumes(run);
     EmptyTrash(run);

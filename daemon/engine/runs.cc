@@ -154,6 +154,7 @@ void Engine::Impl::AttachRoot(SessionId session, RootAttachment attachment, Repl
 
 void Engine::Impl::OpenRoot(Run* run) {
   run->open_again_at.reset();
+  run->written_before = WrittenDiskBytes(run->device);
   run->io->Open(
       [this, run](absl::StatusOr<RootSnapshot> snapshot) { OnRootOpened(run, std::move(snapshot)); });
 }

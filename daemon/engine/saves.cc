@@ -246,6 +246,7 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
   save->disk_reserved = 0;
   DropKept(save);
   if (save->reservation != 0) pool_->Release(std::exchange(save->reservation, 0));
+  spent_[run->device] += save->written->load(std::memory_order_relaxed);
   saves_by_id_.erase(save->id);
   auto owned = run->saves.extract(save->sequence);
   run->ended.push_back(std::move(owned.mapped()));
