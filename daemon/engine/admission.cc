@@ -314,7 +314,17 @@ void Engine::Impl::TryAdmitAll() {
       Save* save = entry.second;
       Run* run = save->run;
       if (save->phase == SavePhase::kTarget || save->phase == SavePhase::kGathering) blocked.insert(run);
-      if (save->phase != SavePhase::kQueued || blocked.contains(run) || memory_waited_for) continue;
+      if (save->phase != SavePhase::kQueued) continue;
+      if (blocked.contains(run) || memory_waited_for) {
+        if (save->busy != v1::SKIP) continue;
+        // There is no room for it before others have theirs, and it does not wait for them.
+        FailSave(save,
+                 MakeError(absl::StatusCode::kAborted, "SKIPPED", "older saves wait for room, too",
+                           {{"tag", save->key.tag}}),
+                 v1::SKIPPED);
+        admit_again_ = true;
+        break;
+      }
       if (!TryAdmitSave(save)) {
         if (save->phase == SavePhase::kQueued) {
           blocked.insert(run);

@@ -767,6 +767,22 @@ TEST_F(EngineTest, PartThatIsLargerThanExpectedNeedsRoomOnDiskToo) {
   EXPECT_EQ(b.reason(), "NO_SPACE");
 }
 
+TEST_F(EngineTest, SkipDoesNotWaitBehindASaveThatWaits) {
+  Start(4);
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_writes = true;
+  auto one = BeginOf(0, "one", 1, 4 * kSegment), two = BeginOf(0, "two", 2, 4 * kSegment);
+  auto a = Begin(sessions[0], one);
+  Turn([&] { return a.has(); });
+  Seal(sessions[0], one);
+  EXPECT_FALSE(Begin(sessions[0], two).has());
+  auto three = BeginOf(0, "three", 3, 100);
+  three.set_busy(v1::SKIP);
+  auto c = Begin(sessions[0], three);
+  ASSERT_TRUE(c.has());
+  EXPECT_EQ(c.get().level(), v1::SKIPPED);
+}
+
 TEST_F(EngineTest, SealOfAnotherProcessForTheSameRankIsRefused) {
   auto first = Launch("a", 2);
   auto request = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
