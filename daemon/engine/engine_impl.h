@@ -165,8 +165,6 @@ struct Run {
   std::optional<int> num_kept_ckpts;
   int last_world_size = 0;
   std::map<int, int64_t> last_part_bytes;  // Rank -> size of its part in the last save that was sealed.
-  // What this attempt resumes from stays until its first checkpoint is committed.
-  int64_t held_sequence = 0, held_for_attempt = 0;
   std::vector<PendingResume> resumes;
   int64_t trash_bytes = 0;
   bool emptying_trash = false;

@@ -677,11 +677,11 @@ TEST_F(EngineTest, RootIsScannedAnewAfterADirectoryThatCouldNotBeMovedAway) {
 TEST_F(EngineTest, ScanThatFailsIsTriedAgain) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
-  ios_[1]->rescan_error = ErrnoError(EIO, "scanning");
+  ios_[1]->errors["Rescan"] = ErrnoError(EIO, "scanning");
   SaveAll(sessions, "one", 1);
   ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
   EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "ROOT_READ_ONLY");
-  ios_[1]->rescan_error = absl::OkStatus();
+  ios_[1]->errors.clear();
   Pass(std::chrono::seconds(2));
   SaveAll(sessions, "two", 2);
   EXPECT_THAT(Tags(), ElementsAre("two"));
@@ -690,17 +690,17 @@ TEST_F(EngineTest, ScanThatFailsIsTriedAgain) {
 TEST_F(EngineTest, VictimThatIsHalfRemovedIsLookedForByAScan) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
-  ios_[1]->evict_error = ErrnoError(EIO, "syncing the root");
+  ios_[1]->errors["Evict"] = ErrnoError(EIO, "syncing the root");
   SaveAll(sessions, "two", 2, 1);
-  EXPECT_EQ(disks_[1]->scans, 1);
+  EXPECT_EQ(ios_[1]->calls["Rescan"], 1);
 }
 
 TEST_F(EngineTest, TrashThatCouldNotBeEmptiedIsEmptiedLater) {
-  disks_[1] = std::make_shared<FakeDisk>();
+  auto sessions = Launch("a", 1);
+  ios_[1]->errors["EmptyTrash"] = ErrnoError(EIO, "removing");
+  SaveAll(sessions, "one", 1);
   disks_[1]->trash_bytes = 100;
-  disks_[1]->trash_error = ErrnoError(EIO, "removing");
-  Launch("a", 1);
-  disks_[1]->trash_error = absl::OkStatus();
+  ios_[1]->errors.clear();
   Pass(std::chrono::seconds(2));
   EXPECT_EQ(disks_[1]->trash_bytes, 0);
 }

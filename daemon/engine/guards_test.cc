@@ -209,8 +209,8 @@ TEST_F(GuardsTest, AnAttemptThatIsOvertakenWhileItIsWrittenDownGetsNoSequence) {
   auto older = Launch("a", 1);
   auto newer = Launch("b", 1);
   ios_[1]->held.insert("SaveRunRecord");
-  auto first = Begin(older[0], BeginOf(0, "old", 1, 100));
   auto second = Begin(newer[0], BeginOf(0, "new", 1, 100));
+  auto first = Begin(older[0], BeginOf(0, "old", 1, 100));  // Is not fenced off yet: that is not on disk.
   ios_[1]->Free();
   Turn([&] { return first.has() && second.has(); });
   EXPECT_EQ(first.reason(), "FENCED");
@@ -218,14 +218,21 @@ TEST_F(GuardsTest, AnAttemptThatIsOvertakenWhileItIsWrittenDownGetsNoSequence) {
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
-TEST_F(GuardsTest, AnAttemptThatIsBeingWrittenDownFencesSealsAlready) {
-  auto older = Launch("a", 1);
-  auto half = BeginOf(0, "one", 1, 100);
-  ASSERT_TRUE(Begun(older[0], half).status().ok());
-  auto newer = Launch("b", 1);
+// A daemon that is killed before it is written down knows nothing of it.
+TEST_F(GuardsTest, AnAttemptThatIsBeingWrittenDownFencesNothingBeforeItIs) {
+  auto older = Launch("a", 2);
+  auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
+  auto begun = Begin(older[0], one);
+  ASSERT_TRUE(Begun(older[1], other).status().ok());
+  Turn([&] { return begun.has(); });
+  auto newer = Launch("b", 2);
   ios_[1]->held.insert("SaveRunRecord");
   Begin(newer[0], BeginOf(0, "two", 2, 100));
-  EXPECT_EQ(Seal(older[0], half).reason(), "FENCED");
+  EXPECT_TRUE(Seal(older[0], one).status().ok());
+  ios_[1]->Free();
+  Turn();
+  EXPECT_EQ(Seal(older[1], other).reason(), "FENCED");
+  EXPECT_EQ(EndOf(older[0], one.key()), "FENCED");
 }
 
 TEST_F(GuardsTest, TheFirstBeginOrResumeOfANewAttemptEndsWhatTheOldOneHasNotSealed) {
@@ -660,6 +667,7 @@ TEST_F(GuardsTest, ACompleteSaveThatCannotBeMovedAwayIsIndeterminateAndTheRootRe
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kFailed, ErrnoError(EIO, "writing the manifest")};
   ios_[1]->discard_error = ErrnoError(EIO, "renaming");
+  ios_[1]->held.insert("Rescan");
   SaveAll(sessions, "one", 1);
   auto wait = Wait(sessions[0], Key(0, "one"));
   ASSERT_TRUE(wait.has());
@@ -718,46 +726,6 @@ TEST_F(GuardsTest, ASealedPartTakesNoBytes) {
 }
 
 // ---- retention
-
-TEST_F(GuardsTest, WhatIsResumedFromIsHeldUntilThatAttemptHasItsOwn) {
-  auto first = Launch("a", 1);
-  SaveAll(first, "one", 1, 1);
-  auto second = Launch("b", 1);
-  auto resumed = Resume(second[0], 0);
-  ASSERT_TRUE(resumed.status().ok()) << resumed.status();
-  Close(second[0], resumed.get().lease());
-  auto third = Launch("c", 1);
-  SaveAll(third, "three", 3, 1);  // Not of the attempt that resumed: other ranks of that may still come.
-  EXPECT_THAT(Tags(), ElementsAre("three", "one"));
-
-  auto resumed_third = Resume(third[0], 0);
-  Close(third[0], resumed_third.get().lease());
-  SaveAll(third, "four", 4, 1);
-  EXPECT_THAT(Tags(), ElementsAre("four"));
-}
-
-TEST_F(GuardsTest, WhatIsResumedFromIsHeldByTheNextDaemonToo) {
-  auto first = Launch("a", 1);
-  SaveAll(first, "one", 1, 1);
-  auto second = Launch("b", 1);
-  ASSERT_TRUE(Resume(second[0], 0).status().ok());
-  Restart();
-  auto third = Launch("c", 1);
-  SaveAll(third, "three", 3, 1);
-  EXPECT_THAT(Tags(), ElementsAre("three", "one"));
-}
-
-TEST_F(GuardsTest, WhatAnAttemptResumedFromIsNotHeldByTheNextDaemonWhenItHadItsOwn) {
-  auto first = Launch("a", 1);
-  SaveAll(first, "one", 1, 2);
-  auto second = Launch("b", 1);
-  ASSERT_TRUE(Resume(second[0], 0).status().ok());
-  SaveAll(second, "two", 2, 2);
-  Restart();
-  auto third = Launch("c", 1);
-  SaveAll(third, "three", 3, 1);
-  EXPECT_THAT(Tags(), ElementsAre("three"));
-}
 
 TEST_F(GuardsTest, TheNextDaemonKeepsAsMany) {
   auto first = Launch("a", 1);

@@ -179,8 +179,6 @@ void Engine::Impl::Published(int64_t save_id, PublishResult result) {
   std::erase_if(run->committed,
                 [save](const auto& entry) { return entry.second.summary.tag() == save->key.tag; });
   run->committed.emplace(save->sequence, std::move(committed));
-  // Every rank of the attempt has resumed; or of a later one, which does not ask.
-  if (run->held_for_attempt <= save->key.attempt) run->held_sequence = 0;
   run->num_kept_ckpts = save->num_kept_ckpts;
   run->ledger->SetRetention(save->num_kept_ckpts);
   Retain(run);  // Before the end, which lets the next save look for room: this makes some.
@@ -194,7 +192,6 @@ std::vector<int64_t> Engine::Impl::LeasedSequences(const Run* run) const {
   for (const auto& entry : leases_) {
     if (entry.second.run == run) leased.push_back(entry.second.sequence);
   }
-  if (run->held_sequence != 0) leased.push_back(run->held_sequence);
   return leased;
 }
 

@@ -60,21 +60,12 @@ void Engine::Impl::ContinueResumes(Run* run) {
     if (!run->committed.empty()) {
       newest.sequence = run->committed.rbegin()->first;
       newest.tag = run->committed.rbegin()->second.summary.tag();
-      // Retention leaves it until this attempt has committed one of its own. A fenced attempt holds nothing,
-      // and the ranks that ask while it is being decided hold nothing else.
-      if (!run->ledger->DecidedResume(pending.attempt) && pending.attempt > run->held_for_attempt) {
-        run->held_sequence = newest.sequence;
-        run->held_for_attempt = pending.attempt;
-      }
     }
     const int64_t attempt = pending.attempt;
     run->ledger->DecideResume(
         attempt, newest,
         [this, run, pending = std::move(pending)](absl::StatusOr<Ledger::ResumeChoice> choice) mutable {
           if (!choice.ok()) return pending.reply(choice.status());
-          // A decision that could not be remembered may have been followed by another one.
-          if (run->held_for_attempt == pending.attempt && run->held_sequence != 0)
-            run->held_sequence = choice->sequence;
           v1::ResumeResponse response;
           response.set_attempt(pending.attempt);
           if (choice->sequence == 0) return pending.reply(std::move(response));

@@ -212,16 +212,6 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
       [io = run->io.get()](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
         io->SaveRunRecord(what, std::move(done));
       });
-  // What the current attempt resumes from stays until it has committed one of its own.
-  const int64_t active = run->ledger->active_attempt();
-  const std::optional<Ledger::ResumeChoice> choice = run->ledger->DecidedResume(active);
-  const bool passed = std::any_of(run->committed.begin(), run->committed.end(), [active](const auto& entry) {
-    return entry.second.summary.attempt() == active;
-  });
-  if (choice && choice->sequence != 0 && !passed) {
-    run->held_sequence = choice->sequence;
-    run->held_for_attempt = active;
-  }
 }
 
 void Engine::Impl::RememberFailure(Run* run, v1::Checkpoint failure) {

@@ -149,7 +149,6 @@ void FakeRootIo::Discard(InflightId64 id, Callback<absl::Status> done) {
 void FakeRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) {
   Run("Evict", false, [this, tag, sequence, done = std::move(done)]() mutable {
     if (absl::Status error = ErrorOf("Evict"); !error.ok()) return done(error);
-    if (!evict_error.ok()) return done(evict_error);
     disk_->evicted.push_back(tag);
     disk_->committed.erase(sequence);
     done(absl::OkStatus());
@@ -160,7 +159,6 @@ void FakeRootIo::EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::
   Run("EmptyTrash", false,
       [this, keep_sequences = std::move(keep_sequences), done = std::move(done)]() mutable {
         if (absl::Status error = ErrorOf("EmptyTrash"); !error.ok()) return done(error);
-        if (!disk_->trash_error.ok()) return done(disk_->trash_error);
         disk_->kept_in_trash = std::move(keep_sequences);
         disk_->free_bytes += std::exchange(disk_->trash_bytes, 0);
         done(int64_t{0});
@@ -197,9 +195,7 @@ void FakeRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
 
 void FakeRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
   Run("Rescan", false, [this, done = std::move(done)]() mutable {
-    ++disk_->scans;
     if (absl::Status error = ErrorOf("Rescan"); !error.ok()) return done(error);
-    if (!rescan_error.ok()) return done(rescan_error);
     done(Snapshot());
   });
 }

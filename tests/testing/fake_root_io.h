@@ -25,8 +25,7 @@ struct FakeDisk {
   int64_t free_bytes = int64_t{1} << 40;
   int64_t trash_bytes = 0;
   bool locked = false;  // Another daemon has it.
-  int scans = 0;  // Rescans.
-  absl::Status open_error, trash_error;
+  absl::Status open_error;
   std::vector<std::string> foreign;    // Tags that hold something that is not ours.
   std::vector<std::string> evicted;    // Tags, in order.
   std::vector<int64_t> kept_in_trash;  // Sequences, by the last EmptyTrash.
@@ -64,7 +63,7 @@ class FakeRootIo : public RootIo {
   std::map<std::string, absl::Status, std::less<>> errors;  // The call does nothing and fails.
   std::map<std::string, int, std::less<>> calls;
   bool hold_writes = false, hold_publish = false, hold_target = false;
-  absl::Status write_error, discard_error, evict_error, rescan_error;
+  absl::Status write_error, discard_error;
   PublishResult publish_result{PublishOutcome::kCommitted, absl::OkStatus()};
   void Free();
   void SetPendingSince(std::optional<Instant> since) { pending_since_ = since; }
