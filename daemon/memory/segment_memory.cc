@@ -133,8 +133,7 @@ void SegmentMemory::Free() {
   fd_.reset();
 }
 
-absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wanted,
-                                                    const std::atomic<bool>& stop) {
+absl::StatusOr<SegmentMemory> SegmentMemory::Map(int64_t size, PageKind wanted) {
   const bool hugetlb = wanted == PageKind::kHugetlb;
   SegmentMemory memory;
   memory.size_ = size;
@@ -152,6 +151,12 @@ absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wante
   madvise(memory.data_, size, MADV_DONTDUMP);
   if (wanted == PageKind::kTransparent) madvise(memory.data_, size, MADV_HUGEPAGE);
   if (wanted == PageKind::kPlain) madvise(memory.data_, size, MADV_NOHUGEPAGE);
+  return memory;
+}
+
+absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wanted,
+                                                    const std::atomic<bool>& stop) {
+  CKPTD_ASSIGN_OR_RETURN(SegmentMemory memory, Map(size, wanted));
   for (int64_t done = 0; done < size; done += kPopulateStep) {
     if (stop.load(std::memory_order_relaxed)) return absl::CancelledError("the pool is closing");
     if (madvise(memory.data_ + done, std::min(kPopulateStep, size - done), MADV_POPULATE_WRITE) != 0) {
@@ -159,7 +164,9 @@ absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wante
     }
   }
   const bool huge = wanted == PageKind::kTransparent && MappedHuge(memory.data_, size);
-  memory.pages_ = hugetlb ? PageKind::kHugetlb : huge ? PageKind::kTransparent : PageKind::kPlain;
+  memory.pages_ = wanted == PageKind::kHugetlb ? PageKind::kHugetlb
+                  : huge                       ? PageKind::kTransparent
+                                               : PageKind::kPlain;
   return memory;
 }
 
@@ -180,6 +187,8 @@ SegmentMemory SegmentMemory::Discarded(UniqueFd fd, int64_t size) {
   memory.size_ = size;
   return memory;
 }
+
+absl::StatusOr<SegmentMemory> SegmentMemory::MakeSparse(int64_t size) { return Map(size, PageKind::kPlain); }
 
 absl::StatusOr<SegmentMemory> SegmentMemory::Make(int64_t size, PagePolicy pages,
                                                   const std::atomic<bool>& stop) {

@@ -32,6 +32,10 @@ class SegmentMemory {
   // An earlier daemon's, not mapped: to be freed.
   static SegmentMemory Discarded(UniqueFd fd, int64_t size);
 
+  // The same descriptor and mapping, plain, with no page present: a touch of it may fail. Costs next to
+  // nothing, so a simulation can have thousands.
+  static absl::StatusOr<SegmentMemory> MakeSparse(int64_t size);
+
   SegmentMemory(SegmentMemory&& other) noexcept;
   SegmentMemory& operator=(SegmentMemory&& other) noexcept;
   // Gives the pages back although a client may still hold the memfd open and mapped: they are punched out.
@@ -44,6 +48,7 @@ class SegmentMemory {
 
  private:
   SegmentMemory() = default;
+  static absl::StatusOr<SegmentMemory> Map(int64_t size, PageKind wanted);
   static absl::StatusOr<SegmentMemory> MakeOf(int64_t size, PageKind wanted, const std::atomic<bool>& stop);
   void Free();
 

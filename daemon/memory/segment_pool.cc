@@ -65,14 +65,13 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
         store_(store),
         ahead_(AheadTarget()) {}
 
-  void Start(PoolSuccession succession) {
-    populator_ = std::make_unique<Populator>(options_.segment_bytes, options_.pages, store_,
-                                             [post = post_, weak = weak_from_this()](Populator::Made made) {
-                                               post([weak, made = std::move(made)]() mutable {
-                                                 if (auto self = weak.lock())
-                                                   self->Populated(std::move(made));
-                                               });
-                                             });
+  void Start(const MakePopulator& make_populator, PoolSuccession succession) {
+    populator_ =
+        make_populator(options_.segment_bytes, [post = post_, weak = weak_from_this()](MadeSegment made) {
+          post([weak, made = std::move(made)]() mutable {
+            if (auto self = weak.lock()) self->Populated(std::move(made));
+          });
+        });
     TakeOver(std::move(succession));
     Pump();
   }
@@ -150,7 +149,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   void ReturnClaims(const PendingDraw& draw);
   DrawDone EndDraw(std::deque<PendingDraw>::iterator draw);
   void TakeOver(PoolSuccession succession);
-  void Populated(Populator::Made made);
+  void Populated(MadeSegment made);
   void NotPopulated(const absl::Status& status);
   void Pump();
   void Populate();
@@ -548,7 +547,7 @@ void SegmentPool::Impl::Populate() {
   }
 }
 
-void SegmentPool::Impl::Populated(Populator::Made made) {
+void SegmentPool::Impl::Populated(MadeSegment made) {
   ++answers_;
   if (!made.memory.ok()) return NotPopulated(made.memory.status());
   out_of_memory_ = false;
@@ -610,10 +609,16 @@ SegmentPool::~SegmentPool() = default;
 
 std::unique_ptr<SegmentPool> SegmentPool::Start(SegmentPoolOptions options, Post post,
                                                 std::function<void(std::string)> warn,
-                                                PoolSuccession succession) {
+                                                PoolSuccession succession, MakePopulator make_populator) {
+  if (!make_populator) {
+    make_populator = [pages = options.pages, store = succession.store](int64_t segment_bytes,
+                                                                       Populator::Made made) {
+      return StartPopulator(segment_bytes, pages, store, std::move(made));
+    };
+  }
   std::unique_ptr<SegmentPool> pool(new SegmentPool);
   pool->impl_ = std::make_shared<Impl>(options, std::move(post), std::move(warn), succession.store);
-  pool->impl_->Start(std::move(succession));
+  pool->impl_->Start(make_populator, std::move(succession));
   return pool;
 }
 

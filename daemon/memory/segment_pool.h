@@ -94,16 +94,23 @@ class SegmentDirectory {
   virtual absl::StatusOr<Descriptor> Find(SessionId session, SegmentId id) = 0;
 };
 
+// populator.h: who makes the memory. It is given the size of a segment and whom to tell.
+class Populator;
+struct MadeSegment;
+using MakePopulator =
+    std::function<std::unique_ptr<Populator>(int64_t segment_bytes, std::function<void(MadeSegment)> made)>;
+
 class SegmentPool {
  public:
   using Post =
       std::function<void(absl::AnyInvocable<void()>)>;  // Runs it on the engine's thread; thread-safe.
-  // Starts populating ahead. Never fails for want of huge pages: `warn` hears of it, once, and of memory that
-  // the machine has not got. Called on the engine's thread. The pool is destroyed there, too, or when that
-  // thread has ended.
+  // Starts populating ahead, on a thread of the pool's own unless `make_populator` says otherwise. Never
+  // fails for want of huge pages: `warn` hears of it, once, and of memory that the machine has not got.
+  // Called on the engine's thread. The pool is destroyed there, too, or when that thread has ended.
   static std::unique_ptr<SegmentPool> Start(SegmentPoolOptions options, Post post,
                                             std::function<void(std::string)> warn,
-                                            PoolSuccession succession = {});
+                                            PoolSuccession succession = {},
+                                            MakePopulator make_populator = nullptr);
   ~SegmentPool();
 
   int64_t segment_bytes() const;
