@@ -240,7 +240,7 @@ absl::Status Engine::Impl::Place(Save* save, Part& part, const std::vector<v1::F
 void Engine::Impl::AskTarget(Save* save) {
   for (const auto& entry : save->run->committed) {
     if (entry.second.summary.tag() != save->key.tag) continue;
-    if (!entry.second.pinned) return AskFreeBytes(save);  // Ours: a re-save.
+    if (!save->run->Pinned(entry)) return AskFreeBytes(save);  // Ours: a re-save.
     return FailSave(save,
                     MakeError(absl::StatusCode::kFailedPrecondition, "PINNED",
                               absl::StrCat("checkpoint ", save->key.tag,

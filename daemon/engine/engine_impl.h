@@ -180,6 +180,10 @@ struct Run {
   int64_t written_before = 0;                // when its device had been written so much;
   int asking_room = 0;                       // and being asked again, since the trash was emptied.
   std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
+  std::multiset<int64_t> pinning;            // Pins on their way to disk: retention leaves these alone already.
+  bool Pinned(const std::pair<const int64_t, CommittedCheckpoint>& entry) const {
+    return entry.second.pinned || pinning.contains(entry.first);
+  }
 };
 
 class Engine::Impl {

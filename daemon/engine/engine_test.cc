@@ -783,6 +783,22 @@ TEST_F(EngineTest, SkipDoesNotWaitBehindASaveThatWaits) {
   EXPECT_EQ(c.get().level(), v1::SKIPPED);
 }
 
+TEST_F(EngineTest, CheckpointThatIsBeingPinnedIsNoVictimOfTheUnpinBefore) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  const std::string name = run_ + "/checkpoints/one";
+  Answer<v1::Checkpoint> first, unpinned, again;
+  engine_->SetPinned(As(sessions[0]), name, true, first.reply());
+  Turn();
+  SaveAll(sessions, "two", 2, 1);
+  engine_->SetPinned(As(sessions[0]), name, false, unpinned.reply());
+  engine_->SetPinned(As(sessions[0]), name, true, again.reply());
+  Turn();
+  EXPECT_EQ(again.status(), absl::OkStatus());
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+}
+
 TEST_F(EngineTest, SealOfAnotherProcessForTheSameRankIsRefused) {
   auto first = Launch("a", 2);
   auto request = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);

@@ -205,7 +205,7 @@ std::vector<int64_t> Engine::Impl::Victims(const Run& run, bool after_next) cons
   for (const auto& entry : run.committed) {  // Oldest first.
     if (surplus-- <= 0) break;
     const bool wanted =
-        entry.second.pinned || std::find(leased.begin(), leased.end(), entry.first) != leased.end();
+        run.Pinned(entry) || std::find(leased.begin(), leased.end(), entry.first) != leased.end();
     if (!wanted) victims.push_back(entry.first);
   }
   return victims;

@@ -180,21 +180,23 @@ void Engine::Impl::SetPinned(const Caller& caller, const std::string& name, bool
                            {{"tag", tag}}));
   }
   const int64_t sequence = committed->first;
-  const bool before = committed->second.pinned;
-  committed->second.pinned = before || pinned;  // From now on retention leaves it alone.
-  run->io->SetPinned(
-      tag, sequence, pinned,
-      [this, run, sequence, before, pinned, reply = std::move(reply)](absl::Status set) mutable {
-        auto known = run->committed.find(sequence);
-        if (known == run->committed.end()) {
-          return reply(
-              MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", "it was replaced in the meantime"));
-        }
-        known->second.pinned = set.ok() ? pinned : before;
-        if (!set.ok()) return reply(set);
-        reply(Describe(*run, known->second));
-        if (!pinned) Retain(run);
-      });
+  if (pinned) run->pinning.insert(sequence);
+  run->io->SetPinned(tag, sequence, pinned,
+                     [this, run, sequence, pinned, reply = std::move(reply)](absl::Status set) mutable {
+                       if (pinned) run->pinning.erase(run->pinning.find(sequence));
+                       auto known = run->committed.find(sequence);
+                       if (known == run->committed.end()) {
+                         return reply(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                                                "it was replaced in the meantime"));
+                       }
+                       if (set.ok()) known->second.pinned = pinned;
+                       if (set.ok()) {
+                         reply(Describe(*run, known->second));
+                       } else {
+                         reply(set);
+                       }
+                       Retain(run);  // It may have been all that kept a victim.
+                     });
 }
 
 }  // namespace ckptd
