@@ -1,0 +1,272 @@
+#include "tests/sim/oracle.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ckptd::sim {
+namespace {
+
+// What a fully sealed save cannot fail of: nobody is needed any more.
+bool NeedsTrainers(const std::string& reason) {
+  return reason == "FENCED" || reason == "SESSION_LOST" || reason == "RANKS_MISSING" ||
+         reason == "SUPERSEDED" || reason == "ADMISSION_TIMEOUT" || reason == "SKIPPED";
+}
+
+}  // namespace
+
+std::string SaveName::Words() const {
+  return absl::StrCat("run ", run, " attempt ", attempt, " ", tag, "#", ordinal);
+}
+
+void Oracle::DaemonStarted() { ++daemon_; }
+
+void Oracle::DaemonGone() {
+  lent_early_.clear();
+  over_.clear();
+  owners_.clear();
+  uses_.clear();
+  for (auto& run : runs_) run.second.leases.clear();
+}
+
+void Oracle::Granted(const SaveName& save, int rank, int64_t sequence, int64_t session,
+                     const std::vector<int64_t>& segments) {
+  for (int64_t segment : segments) {
+    auto [known, fresh] = owners_.try_emplace(segment);
+    Owner& owner = known->second;
+    const bool same = owner.run == save.run && owner.sequence == sequence && owner.rank == rank;
+    if (!fresh && owner.session != session) {
+      Violated(
+          absl::StrCat("segment ", segment, " of session ", owner.session, " is lent to session ", session));
+    }
+    if (!fresh && !same && !over_.contains({owner.run, owner.sequence})) {
+      lent_early_.try_emplace(
+          std::tuple(owner.run, owner.sequence, owner.rank),
+          absl::StrCat("segment ", segment, " of the save with sequence ", owner.sequence, " of run ",
+                       owner.run, ", which goes on, is lent to ", save.Words()),
+          step_);
+    }
+    for (const auto& use : uses_) {
+      if (!fresh && !same && use.second.run == owner.run && use.second.sequence == owner.sequence &&
+          use.second.rank == owner.rank) {
+        Violated(absl::StrCat("segment ", segment, " is lent to ", save.Words(), " while an I/O of sequence ",
+                              owner.sequence, " still uses it"));
+      }
+    }
+    owner = {session, save.run, sequence, rank};
+  }
+}
+
+void Oracle::EndStep() {
+  ++step_;
+  std::erase_if(lent_early_, [this](const auto& part) {
+    return over_.contains({std::get<0>(part.first), std::get<1>(part.first)});
+  });
+}
+
+void Oracle::SaveOver(int run, int64_t sequence, bool committed) {
+  over_.emplace(run, sequence);
+  // In the step in which it is over it may be lent a moment before that is said.
+  for (const auto& part : lent_early_) {
+    if (committed && step_ != part.second.second && std::get<0>(part.first) == run &&
+        std::get<1>(part.first) == sequence)
+      Violated(part.second.first);
+  }
+}
+
+int64_t Oracle::BeginUse(std::vector<std::span<const std::byte>> memory, int run, int64_t sequence,
+                         int rank) {
+  if (auto early = lent_early_.find({run, sequence, rank}); early != lent_early_.end())
+    Violated(early->second.first);
+  uses_.emplace(next_use_, Use{std::move(memory), run, sequence, rank});
+  return next_use_++;
+}
+
+void Oracle::EndUse(int64_t use) { uses_.erase(use); }
+
+bool Oracle::InUse(const std::byte* data, int64_t size) const {
+  for (const auto& use : uses_) {
+    for (const auto& span : use.second.memory) {
+      if (!span.empty() && span.data() < data + size && data < span.data() + span.size()) return true;
+    }
+  }
+  return false;
+}
+
+// ---- attempts
+
+void Oracle::AsksToAct(int run, int64_t attempt) { runs_[run].asked = std::max(runs_[run].asked, attempt); }
+
+void Oracle::ActedOk(int run, int64_t attempt, const Before& before, const std::string& by) {
+  Run& r = runs_[run];
+  if (attempt < before.acted) {
+    Violated(absl::StrCat(by, " of attempt ", attempt, " of run ", run, " took effect, although attempt ",
+                          before.acted, " had acted before it was sent"));
+  }
+  if (attempt <= before.told_fenced) {
+    Violated(absl::StrCat(by, " of attempt ", attempt, " of run ", run, " took effect, although attempt ",
+                          before.told_fenced, " was told that it is fenced"));
+  }
+  r.acted = std::max(r.acted, attempt);
+}
+
+void Oracle::ToldFenced(int run, int64_t attempt) {
+  Run& r = runs_[run];
+  if (r.asked <= attempt) {
+    Violated(
+        absl::StrCat("attempt ", attempt, " of run ", run, " was told FENCED, but no later one has acted"));
+  }
+  r.told_fenced = std::max(r.told_fenced, attempt);
+}
+
+void Oracle::AsksResume(int run, int64_t attempt) {
+  Run& r = runs_[run];
+  r.resume_at_least.try_emplace(attempt, r.newest_heard);
+}
+
+void Oracle::Resumed(int run, int64_t attempt, int64_t sequence, const std::string& tag) {
+  Run& r = runs_[run];
+  auto [first, is_first] = r.resumed.try_emplace(attempt, sequence, tag);
+  if (!is_first && first->second.first != sequence) {
+    Violated(absl::StrCat("ranks of attempt ", attempt, " of run ", run, " resume from sequence ",
+                          first->second.first, " and from ", sequence));
+  }
+  if (sequence < r.resume_at_least[attempt]) {
+    Violated(absl::StrCat("attempt ", attempt, " of run ", run, " resumes from sequence ", sequence, ", but ",
+                          r.resume_at_least[attempt], " was known to be committed"));
+  }
+  if (sequence != 0 && !r.published.contains(sequence)) {
+    Violated(absl::StrCat("attempt ", attempt, " of run ", run, " resumes from sequence ", sequence,
+                          ", which was never published"));
+  }
+}
+
+// ---- saves
+
+void Oracle::SealSent(const SaveName& save, int rank, int world_size, Contents contents) {
+  Save& s = saves_[save];
+  s.world_size = world_size;
+  s.sealed[rank] = std::move(contents);
+}
+
+void Oracle::SealOk(const SaveName& save, int rank, const Before& before, bool repeated, v1::Level level) {
+  Save& s = saves_[save];
+  if (s.seal_daemon != daemon_) {
+    s.seal_daemon = daemon_;
+    s.seal_ok.clear();
+  }
+  if (!repeated && save.attempt < before.acted && level < v1::SEALED) {
+    Violated(absl::StrCat("the seal of rank ", rank, " of ", save.Words(), " took effect, although attempt ",
+                          before.acted, " had acted before it was sent"));
+  }
+  s.seal_ok.insert(rank);
+  if (level >= v1::SEALED && static_cast<int>(s.sealed.size()) < s.world_size) {
+    Violated(absl::StrCat(save.Words(), " is called sealed, but not all ranks have sealed"));
+  }
+}
+
+void Oracle::Excuse(const SaveName& save) { saves_[save].excused = true; }
+
+void Oracle::Heard(const SaveName& save, int rank, v1::Level level, const std::string& reason,
+                   int64_t sequence) {
+  Save& s = saves_[save];
+  const bool committed = level == v1::COMMITTED;
+  if (s.outcome && (*s.outcome == v1::COMMITTED) != committed && *s.outcome != v1::INDETERMINATE &&
+      level != v1::INDETERMINATE) {
+    Violated(absl::StrCat("rank ", rank, " of ", save.Words(), " hears ", v1::Level_Name(level), " ", reason,
+                          ", another heard ", v1::Level_Name(*s.outcome)));
+  }
+  if (!s.outcome || *s.outcome == v1::INDETERMINATE) s.outcome = level;
+  if (committed) {
+    Run& r = runs_[save.run];
+    ++commits_;
+    if (s.published == 0) {
+      Violated(absl::StrCat(save.Words(), " is called COMMITTED, but was never published"));
+    }
+    r.newest_heard = std::max(r.newest_heard, sequence);
+    return;
+  }
+  if (s.published != 0 && level != v1::INDETERMINATE) {
+    Violated(absl::StrCat(save.Words(), " is published, but rank ", rank, " hears ", v1::Level_Name(level),
+                          " ", reason));
+  }
+  const bool sealed = s.world_size > 0 && static_cast<int>(s.seal_ok.size()) == s.world_size;
+  if (sealed && s.seal_daemon == daemon_ && NeedsTrainers(reason)) {
+    Violated(absl::StrCat(save.Words(), " was sealed by all ranks, and ended ", v1::Level_Name(level), " ",
+                          reason));
+  }
+  if (sealed && s.seal_daemon == daemon_ && !s.excused && !excused_.contains({save.run, sequence})) {
+    Violated(absl::StrCat(save.Words(), " was sealed by all ranks, nothing hit it, and it ended ",
+                          v1::Level_Name(level), " ", reason));
+  }
+}
+
+// ---- the disk
+
+void Oracle::PartOnDisk(const SaveName& save, int rank, const Contents& contents) {
+  const Save& s = saves_[save];
+  auto sealed = s.sealed.find(rank);
+  if (sealed == s.sealed.end()) {
+    return Violated(absl::StrCat("rank ", rank, " of ", save.Words(), " is written, but never sealed"));
+  }
+  if (sealed->second != contents) {
+    Violated(absl::StrCat("what is written of rank ", rank, " of ", save.Words(), " is not what it sealed"));
+  }
+}
+
+void Oracle::Published(int run, const storage::v1::ManifestSummary& summary,
+                       const std::map<int, Contents>& contents) {
+  Run& r = runs_[run];
+  const SaveName name{run, summary.attempt(), summary.tag(), summary.ordinal()};
+  Save& s = saves_[name];
+  if (!r.published.insert(summary.sequence()).second) {
+    Violated(absl::StrCat("sequence ", summary.sequence(), " of run ", run, " is published twice"));
+  }
+  if (s.outcome && *s.outcome != v1::INDETERMINATE && *s.outcome != v1::COMMITTED) {
+    Violated(absl::StrCat(name.Words(), " was reported ", v1::Level_Name(*s.outcome), " and comes back"));
+  }
+  s.published = summary.sequence();
+  if (static_cast<int>(contents.size()) != summary.world_size()) {
+    Violated(absl::StrCat(name.Words(), " is published with ", contents.size(), " parts"));
+  }
+  for (const auto& part : contents) PartOnDisk(name, part.first, part.second);
+}
+
+void Oracle::Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned) {
+  const Run& r = runs_[run];
+  const std::string what = absl::StrCat("retention removes sequence ", sequence, " of run ", run, ", ");
+  if (pinned) Violated(absl::StrCat(what, "which is pinned"));
+  if (left.empty() || *std::max_element(left.begin(), left.end()) < sequence) {
+    Violated(absl::StrCat(what, "which is the newest"));
+  }
+  if (!r.kept || static_cast<int>(left.size()) < *r.kept) {
+    Violated(absl::StrCat(what, "and leaves ", left.size(), "; to be kept are ",
+                          r.kept ? absl::StrCat(*r.kept) : "all"));
+  }
+  for (const auto& lease : r.leases) {
+    if (lease.second == sequence) Violated(absl::StrCat(what, "which ", lease.first, " reads"));
+  }
+}
+
+void Oracle::TrashRemoved(int run, int64_t sequence) {
+  for (const auto& lease : runs_[run].leases) {
+    if (lease.second == sequence) {
+      Violated(
+          absl::StrCat("sequence ", sequence, " of run ", run, " is deleted, which ", lease.first, " reads"));
+    }
+  }
+}
+
+void Oracle::Latest(int run, int64_t sequence) {
+  Run& r = runs_[run];
+  if (sequence < r.latest) {
+    Violated(absl::StrCat("latest of run ", run, " goes back from sequence ", r.latest, " to ", sequence));
+  }
+  if (sequence != 0 && !r.published.contains(sequence)) {
+    Violated(absl::StrCat("latest of run ", run, " is sequence ", sequence, ", which was never published"));
+  }
+  r.latest = sequence;
+}
+
+}  // namespace ckptd::sim

@@ -1,0 +1,117 @@
+#include "tests/sim/plan.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace ckptd::sim {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr const char* kNames[kActs] = {
+    "launch",  "kill trainer", "kill launch", "lose session",   "respawn rank", "respawn launch",
+    "restart", "drain",        "abort",       "operator abort", "open",         "pin",
+    "unpin",   "hang",         "no memory",   "step date",      "repeat"};
+
+}  // namespace
+
+std::string Operation::Words() const {
+  return absl::StrCat(at / milliseconds(1), " ms: ", kNames[static_cast<int>(act)], " (", a % 1000, ", ",
+                      b % 1000, ")");
+}
+
+std::string Plan::Words() const {
+  std::string words = absl::StrCat("seed ", seed, ": runs ", runs, ", segments ", segments, ", disk ",
+                                   disk_bytes >> 20, " MiB, kept ", kept ? absl::StrCat(*kept) : "all");
+  auto add = [&words](bool on, const char* name) {
+    if (on) absl::StrAppend(&words, ", ", name);
+  };
+  add(growing, "growing");
+  add(skip, "skip");
+  add(supersede, "supersede");
+  add(resaves, "re-saves");
+  add(grpc_only, "grpc only");
+  add(overlap, "overlap");
+  add(conflicts, "conflicts");
+  add(short_patience, "short patience");
+  auto percent = [&words](int value, const char* name) {
+    if (value > 0) absl::StrAppend(&words, ", ", name, " ", value, " %");
+  };
+  percent(faults.slow, "slow");
+  percent(faults.write, "write");
+  percent(faults.create, "create");
+  percent(faults.publish, "publish");
+  percent(faults.indeterminate, "indeterminate");
+  percent(faults.discard, "discard");
+  percent(faults.evict, "evict");
+  percent(faults.trash, "trash");
+  percent(faults.record, "record");
+  percent(faults.pin, "pin");
+  percent(faults.open, "open");
+  percent(faults.rescan, "rescan");
+  return words;
+}
+
+Plan PlanOf(uint64_t seed) {
+  Random random(seed);
+  Plan plan;
+  plan.seed = seed;
+  plan.runs = static_cast<int>(random.Between(1, 3));
+  plan.segments = static_cast<int>(random.Percent(50) ? random.Between(4, 8) : random.Between(9, 40));
+  plan.small_disk = random.Percent(35);
+  plan.disk_bytes = plan.small_disk ? random.Between(24, 80) << 20 : int64_t{1} << 40;
+  if (!random.Percent(15)) plan.kept = static_cast<int>(random.Between(1, 4));
+  plan.growing = random.Percent(40);
+  plan.skip = random.Percent(30);
+  plan.supersede = random.Percent(30);
+  plan.resaves = random.Percent(50);
+  plan.grpc_only = random.Percent(25);
+  plan.overlap = random.Percent(50);
+  plan.conflicts = random.Percent(10);
+  plan.short_patience = random.Percent(30);
+  // A third of the seeds has well disks; of the others' faults each is on for some.
+  if (!random.Percent(33)) {
+    auto some = [&random](int most) {
+      return random.Percent(35) ? static_cast<int>(random.Between(1, most)) : 0;
+    };
+    plan.faults = {.slow = some(30),
+                   .write = some(10),
+                   .create = some(10),
+                   .publish = some(10),
+                   .indeterminate = some(15),
+                   .discard = some(40),
+                   .evict = some(30),
+                   .trash = some(20),
+                   .record = some(15),
+                   .pin = some(40),
+                   .open = some(15),
+                   .rescan = some(60)};
+  }
+  plan.length = seconds(random.Between(10, 60));
+
+  // Swarm: each kind of operation is common, rare or not there at all.
+  int weights[kActs];
+  for (int& weight : weights) weight = random.Percent(40) ? 0 : static_cast<int>(random.Between(1, 10));
+  weights[static_cast<int>(Act::kLaunch)] = static_cast<int>(random.Between(1, 4));
+  int total = 0;
+  for (int weight : weights) total += weight;
+  for (int run = 0; run < plan.runs; ++run) {
+    plan.operations.push_back(
+        {milliseconds(random.Between(0, 500)), Act::kLaunch, static_cast<uint64_t>(run), random.Next()});
+  }
+  const int64_t count = random.Between(5, 60);
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t at = random.Below(total);
+    int act = 0;
+    while (at >= weights[act]) at -= weights[act++];
+    plan.operations.push_back(
+        {Duration(random.Below(plan.length.count())), static_cast<Act>(act), random.Next(), random.Next()});
+  }
+  std::stable_sort(plan.operations.begin(), plan.operations.end(),
+                   [](const Operation& a, const Operation& b) { return a.at < b.at; });
+  return plan;
+}
+
+}  // namespace ckptd::sim

@@ -1,0 +1,473 @@
+#include "tests/sim/sim_disk.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+
+namespace ckptd::sim {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+absl::Status Eio(const char* what) { return ErrnoError(EIO, what); }
+
+SaveName NameOf(int run, const storage::v1::ManifestSummary& summary) {
+  return {run, summary.attempt(), summary.tag(), summary.ordinal()};
+}
+
+class SimReader : public CheckpointReader {
+ public:
+  explicit SimReader(Manifest manifest) : manifest_(std::move(manifest)) {}
+  const Manifest& manifest() const override { return manifest_; }
+  absl::Status Read(const std::string&, int64_t, std::span<std::byte>) override {
+    return absl::UnimplementedError("the simulation reads no bytes");
+  }
+
+ private:
+  Manifest manifest_;
+};
+
+}  // namespace
+
+uint64_t Digest(const std::vector<std::span<const std::byte>>& runs) {
+  uint64_t digest = 0;
+  for (const auto& run : runs) {
+    uint64_t first = 0, last = 0;
+    const size_t bytes = std::min<size_t>(run.size(), sizeof(first));
+    std::memcpy(&first, run.data(), bytes);
+    std::memcpy(&last, run.data() + run.size() - bytes, bytes);
+    digest = Mix(Mix(digest, first), last);
+  }
+  return digest;
+}
+
+// ---- SimDisk
+
+int64_t SimDisk::free_bytes() const {
+  int64_t free = capacity_;
+  for (const auto& tag : tags_) free -= tag.second.bytes;
+  for (const auto& dir : inflight_) free -= dir.second.found.bytes;
+  for (const auto& entry : trash_) free -= entry.bytes;
+  return std::max<int64_t>(0, free);
+}
+
+bool SimDisk::Holds(const std::string& tag, int64_t sequence) const {
+  auto found = tags_.find(tag);
+  return found != tags_.end() && found->second.summary.sequence() >= sequence;
+}
+
+std::string SimDisk::Leftovers() const {
+  std::string words;
+  for (const auto& dir : inflight_) absl::StrAppend(&words, " in flight ", dir.second.tag);
+  for (const auto& entry : trash_) absl::StrAppend(&words, " in trash sequence ", entry.sequence);
+  return words;
+}
+
+Duration SimDisk::Latency(Duration shortest, Duration longest) {
+  Duration latency = random_.Spread(shortest, longest);
+  if (Hits(faults_.slow)) latency += random_.Spread(milliseconds(20), seconds(4));
+  return latency;
+}
+
+absl::Status SimDisk::Rename(InflightDir& dir) {
+  auto old = tags_.find(dir.tag);
+  if (old != tags_.end()) {
+    if (old->second.pinned)
+      return MakeError(absl::StatusCode::kFailedPrecondition, "PINNED", absl::StrCat(dir.tag, " is pinned"));
+    if (old->second.summary.sequence() > dir.sequence)
+      return MakeError(absl::StatusCode::kFailedPrecondition, "SUPERSEDED",
+                       absl::StrCat(dir.tag, " holds a newer generation"));
+    trash_.push_back({old->second.summary.sequence(), old->second.bytes});
+  }
+  dir.found.summary.set_size_bytes(dir.found.bytes);
+  tags_[dir.tag] = dir.found;
+  oracle_->Published(run_, dir.found.summary, dir.found.contents);
+  return absl::OkStatus();
+}
+
+std::map<int64_t, SimDisk::InflightDir>::iterator SimDisk::Find(int64_t number) {
+  return std::find_if(inflight_.begin(), inflight_.end(),
+                      [&](const auto& dir) { return dir.second.number == number; });
+}
+
+void SimDisk::Recover(std::vector<RecoveredSave>* recovered) {
+  std::map<int64_t, int64_t> left;  // By sequence.
+  for (const auto& dir : inflight_) {
+    if (dir.second.number == 0) left[dir.second.sequence] = dir.first;
+  }
+  for (const auto& [sequence, at] : left) {
+    InflightDir& dir = inflight_.at(at);
+    const auto& parts = dir.found.parts;
+    const bool complete =
+        !parts.empty() && static_cast<int>(dir.recorded.size()) == parts[0].checkpoint().world_size();
+    RecoveredSave save{dir.tag, sequence, false, "a part is missing"};
+    if (complete) {
+      dir.found.summary = parts[0].checkpoint();
+      const absl::Status renamed = Rename(dir);
+      save.published = renamed.ok();
+      save.why = renamed.ok() ? "complete" : std::string(renamed.message());
+    }
+    if (!save.published) trash_.push_back({sequence, dir.found.bytes});
+    inflight_.erase(at);
+    recovered->push_back(std::move(save));
+  }
+}
+
+absl::StatusOr<RootSnapshot> SimDisk::Scan(std::vector<RecoveredSave> recovered) {
+  RootSnapshot snapshot;
+  snapshot.probe.file_system = "simulated";
+  snapshot.probe.io_backend = "threads";
+  snapshot.probe.free_bytes = free_bytes();
+  int64_t highest = record_.last_sequence();
+  for (const auto& tag : tags_) {
+    const int64_t sequence = tag.second.summary.sequence();
+    snapshot.committed[sequence] = {tag.second.summary, tag.second.pinned};
+    highest = std::max(highest, sequence);
+  }
+  for (const auto& entry : trash_) {
+    snapshot.trash_bytes += entry.bytes;
+    highest = std::max(highest, entry.sequence);
+  }
+  for (const RecoveredSave& save : recovered) highest = std::max(highest, save.sequence);
+  snapshot.recovered = std::move(recovered);
+  snapshot.run_record = record_;
+  snapshot.highest_sequence = highest;
+  return snapshot;
+}
+
+// ---- SimRootIo
+
+SimRootIo::~SimRootIo() {
+  // Of what was under way, each worker's may have been done.
+  for (Worker* worker : {&metadata_, &questions_}) {
+    if (worker->running != nullptr && disk_->random_.Percent(50)) (void)(*worker->running)();
+  }
+  for (const auto& write : writes_) disk_->oracle_->EndUse(write->use);
+  for (auto& dir : disk_->inflight_) dir.second.number = 0;
+}
+
+std::optional<Instant> SimRootIo::pending_since() const {
+  std::optional<Instant> since;
+  auto add = [&since](Instant began) { since = since ? std::min(*since, began) : began; };
+  for (const Worker* worker : {&metadata_, &questions_}) {
+    if (worker->running != nullptr) add(worker->since);
+  }
+  for (const auto& write : writes_) add(write->since);
+  return since;
+}
+
+template <typename T, typename Work>
+void SimRootIo::Ask(Worker& worker, Duration latency, Callback<T> done, Work work) {
+  worker.waiting.emplace_back(
+      latency, [done = std::move(done), work = std::move(work)]() mutable -> absl::AnyInvocable<void()> {
+        return [done = std::move(done), result = work()]() mutable { done(std::move(result)); };
+      });
+  if (worker.running == nullptr) RunNext(worker);
+}
+
+void SimRootIo::RunNext(Worker& worker) {
+  if (worker.waiting.empty()) return;
+  auto [latency, operation] = std::move(worker.waiting.front());
+  worker.waiting.pop_front();
+  worker.running = std::make_shared<Operation>(std::move(operation));
+  worker.since = disk_->schedule_->clock().Now();
+  if (disk_->faulty_) latency += std::max(Duration::zero(), disk_->hangs_until_ - worker.since);
+  disk_->schedule_->After(latency, [this, &worker, alive = std::weak_ptr<char>(alive_)] {
+    if (alive.expired()) return;
+    auto tell = (*worker.running)();
+    worker.running = nullptr;
+    RunNext(worker);
+    tell();
+  });
+}
+
+absl::Status SimRootIo::Writable() const {
+  if (!latched_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_READ_ONLY", "until it is scanned anew");
+}
+
+void SimRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
+  Ask(metadata_, disk_->Latency(milliseconds(1), milliseconds(50)), std::move(done),
+      [this]() -> absl::StatusOr<RootSnapshot> {
+        if (disk_->schedule_->clock().Now() < disk_->locked_until_) {
+          return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_LOCKED", "a dying daemon has it");
+        }
+        std::vector<RecoveredSave> recovered;
+        disk_->Recover(&recovered);
+        return disk_->Scan(std::move(recovered));
+      });
+}
+
+void SimRootIo::CheckTarget(std::string, Callback<absl::Status> done) {
+  Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
+      [] { return absl::OkStatus(); });
+}
+
+void SimRootIo::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
+  Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
+      [this]() -> absl::StatusOr<int64_t> { return disk_->free_bytes(); });
+}
+
+void SimRootIo::CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
+                               Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, id, tag = std::move(tag), sequence, manifest_bytes]() -> absl::Status {
+        absl::Status status = Writable();
+        if (status.ok() && Hits(disk_->faults_.create)) status = Eio("making an in-flight directory");
+        if (status.ok() && disk_->free_bytes() < manifest_bytes)
+          status = ErrnoError(ENOSPC, "allocating the manifest");
+        if (!status.ok()) {
+          if (ReasonOf(status) != "NO_SPACE") disk_->oracle_->Excuse(disk_->run_, sequence);
+          return status;
+        }
+        SimDisk::InflightDir& dir = disk_->inflight_[disk_->next_dir_++];
+        dir.number = id;
+        dir.tag = tag;
+        dir.sequence = sequence;
+        dir.found.bytes = manifest_bytes;
+        return absl::OkStatus();
+      });
+}
+
+void SimRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                          std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                          Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
+  auto write = std::make_shared<Write>();
+  write->id = id;
+  write->record = std::move(record);
+  write->files = std::move(files);
+  write->written = std::move(written_bytes);
+  write->done = std::move(done);
+  std::vector<std::span<const std::byte>> memory;
+  for (const FileImage& file : write->files) memory.insert(memory.end(), file.runs.begin(), file.runs.end());
+  write->use = disk_->oracle_->BeginUse(std::move(memory), disk_->run_, write->record.sequence(),
+                                        write->record.rank());
+  write->since = disk_->schedule_->clock().Now();
+  writes_.insert(write);
+  disk_->schedule_->After(disk_->Latency(microseconds(100), milliseconds(3)),
+                          [this, write, alive = std::weak_ptr<char>(alive_)] {
+                            if (!alive.expired()) StartWrite(write);
+                          });
+}
+
+// Allocates, and reads the memory for the first time.
+void SimRootIo::StartWrite(std::shared_ptr<Write> write) {
+  int64_t bytes = 0;
+  for (const FileImage& file : write->files) {
+    write->contents[file.path] = Digest(file.runs);
+    bytes += (file.size + 4095) / 4096 * 4096;
+  }
+  absl::Status status;
+  auto dir = disk_->Find(write->id);
+  if (dir == disk_->inflight_.end()) {
+    status = absl::NotFoundError("nothing in flight");
+  } else if (disk_->free_bytes() < bytes) {
+    status = ErrnoError(ENOSPC, "allocating");
+  } else if (Hits(disk_->faults_.write)) {
+    dir->second.found.bytes += bytes / 2;
+    status = Eio("writing");
+  } else {
+    dir->second.found.bytes += bytes;
+  }
+  Duration latency = disk_->Latency(milliseconds(1), milliseconds(200));
+  if (disk_->faulty_) {
+    latency += std::max(Duration::zero(), disk_->hangs_until_ - disk_->schedule_->clock().Now());
+  }
+  const SaveName name = NameOf(disk_->run_, write->record.checkpoint());
+  // Who was admitted has room: nothing else uses this disk.
+  if (!status.ok() && ReasonOf(status) != "NO_SPACE") disk_->oracle_->Excuse(name);
+  disk_->schedule_->After(latency, [this, write, status, name, alive = std::weak_ptr<char>(alive_)] {
+    if (alive.expired()) return;
+    for (const FileImage& file : write->files) {
+      if (status.ok() && write->contents.at(file.path) != Digest(file.runs)) {
+        disk_->oracle_->Violated(absl::StrCat("the memory of rank ", write->record.rank(), " of ",
+                                              name.Words(), " changed while it was written"));
+      }
+    }
+    disk_->oracle_->EndUse(write->use);
+    if (!status.ok()) {
+      writes_.erase(write);
+      return write->done(status);
+    }
+    EndWrite(write);
+  });
+}
+
+// The files are synced; now the record, which makes it so.
+void SimRootIo::EndWrite(std::shared_ptr<Write> write) {
+  using Result = absl::StatusOr<storage::v1::PartRecord>;
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)),
+      Callback<Result>([write](Result result) { write->done(std::move(result)); }),
+      [this, write]() -> Result {
+        writes_.erase(write);
+        auto dir = disk_->Find(write->id);
+        if (dir == disk_->inflight_.end()) return absl::NotFoundError("nothing in flight");
+        for (const FileImage& image : write->files) {
+          storage::v1::FileRecord& file = *write->record.add_files();
+          file.set_path(image.path);
+          file.set_size_bytes(image.size);
+          file.set_rank(write->record.rank());
+          *write->written += image.size;
+        }
+        const int rank = write->record.rank();
+        disk_->oracle_->PartOnDisk(NameOf(disk_->run_, write->record.checkpoint()), rank, write->contents);
+        SimDisk::Generation& found = dir->second.found;
+        found.parts.push_back(write->record);
+        found.contents[rank] = write->contents;
+        dir->second.recorded.insert(rank);
+        return write->record;
+      });
+}
+
+void SimRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
+                        std::vector<storage::v1::PartRecord>, Callback<PublishResult> done) {
+  Ask(metadata_, disk_->Latency(microseconds(500), milliseconds(10)), std::move(done),
+      [this, id, summary = std::move(summary)]() -> PublishResult {
+        const SaveName name = NameOf(disk_->run_, summary);
+        auto failed = [&](absl::Status status) {
+          disk_->oracle_->Excuse(name);
+          return PublishResult{PublishOutcome::kFailed, std::move(status)};
+        };
+        if (absl::Status writable = Writable(); !writable.ok()) return failed(writable);
+        auto dir = disk_->Find(id);
+        if (dir == disk_->inflight_.end()) return failed(absl::NotFoundError("nothing in flight"));
+        if (Hits(disk_->faults_.publish)) return failed(Eio("writing the manifest"));
+        dir->second.found.summary = summary;
+        if (absl::Status renamed = disk_->Rename(dir->second); !renamed.ok()) return failed(renamed);
+        disk_->inflight_.erase(dir);
+        if (!Hits(disk_->faults_.indeterminate)) return {PublishOutcome::kCommitted, absl::OkStatus()};
+        latched_ = true;
+        disk_->oracle_->Excuse(name);
+        return {PublishOutcome::kIndeterminate, Eio("syncing the root")};
+      });
+}
+
+void SimRootIo::Discard(InflightId64 id, Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, id]() -> absl::Status {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        auto dir = disk_->Find(id);
+        if (dir == disk_->inflight_.end()) return absl::NotFoundError("nothing in flight");
+        dir->second.number = 0;  // The next scan decides, unless it is gone.
+        const bool fails = Hits(disk_->faults_.discard);
+        if (fails && disk_->random_.Percent(50)) return Eio("renaming to trash");
+        disk_->trash_.push_back({dir->second.sequence, dir->second.found.bytes});
+        disk_->inflight_.erase(dir);
+        if (!fails) return absl::OkStatus();
+        latched_ = true;
+        return Eio("syncing the trash");
+      });
+}
+
+void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, tag = std::move(tag), sequence]() -> absl::Status {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        auto victim = disk_->tags_.find(tag);
+        if (victim == disk_->tags_.end() || victim->second.summary.sequence() != sequence)
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+        if (victim->second.pinned) {
+          disk_->oracle_->Violated(absl::StrCat("retention asks for ", tag, ", which is pinned"));
+          return MakeError(absl::StatusCode::kFailedPrecondition, "PINNED", tag);
+        }
+        const bool fails = Hits(disk_->faults_.evict);
+        if (fails && disk_->random_.Percent(50)) return Eio("renaming to trash");
+        disk_->trash_.push_back({sequence, victim->second.bytes});
+        const bool pinned = victim->second.pinned;
+        disk_->tags_.erase(victim);
+        std::vector<int64_t> left;
+        for (const auto& other : disk_->tags_) left.push_back(other.second.summary.sequence());
+        disk_->oracle_->Evicted(disk_->run_, sequence, left, pinned);
+        if (!fails) return absl::OkStatus();
+        latched_ = true;
+        return Eio("syncing the root");
+      });
+}
+
+void SimRootIo::EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) {
+  EmptyStep(std::move(keep_sequences), std::move(done));
+}
+
+// One entry at a time, behind what else there is to do.
+void SimRootIo::EmptyStep(std::vector<int64_t> keep, Callback<absl::StatusOr<int64_t>> done) {
+  const std::optional<int64_t> more = -1;
+  Ask(metadata_, disk_->Latency(microseconds(100), milliseconds(20)),
+      Callback<absl::StatusOr<int64_t>>(
+          [this, keep, more, done = std::move(done)](absl::StatusOr<int64_t> left) mutable {
+            if (left.ok() && *left == *more) return EmptyStep(std::move(keep), std::move(done));
+            done(std::move(left));
+          }),
+      [this, keep, more]() -> absl::StatusOr<int64_t> {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        if (Hits(disk_->faults_.trash)) return Eio("removing");
+        auto& trash = disk_->trash_;
+        auto next = std::find_if(trash.begin(), trash.end(), [&](const auto& entry) {
+          return std::find(keep.begin(), keep.end(), entry.sequence) == keep.end();
+        });
+        if (next != trash.end()) {
+          disk_->oracle_->TrashRemoved(disk_->run_, next->sequence);
+          trash.erase(next);
+          return *more;
+        }
+        int64_t left = 0;
+        for (const auto& entry : trash) left += entry.bytes;
+        return left;
+      });
+}
+
+void SimRootIo::SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, record = std::move(record)]() -> absl::Status {
+        const bool fails = Hits(disk_->faults_.record);
+        if (!fails || disk_->random_.Percent(50)) disk_->record_ = record;
+        return fails ? Eio("writing the run's record") : absl::OkStatus();
+      });
+}
+
+void SimRootIo::SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, tag = std::move(tag), sequence, pinned]() -> absl::Status {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        auto found = disk_->tags_.find(tag);
+        if (found == disk_->tags_.end() || found->second.summary.sequence() != sequence)
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+        if (Hits(disk_->faults_.pin)) return Eio("writing the pins");
+        found->second.pinned = pinned;
+        return absl::OkStatus();
+      });
+}
+
+void SimRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
+                               Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) {
+  Ask(metadata_, disk_->Latency(microseconds(100), milliseconds(2)), std::move(done),
+      [this, tag = std::move(tag), sequence]() -> absl::StatusOr<std::shared_ptr<CheckpointReader>> {
+        auto found = disk_->tags_.find(tag);
+        if (found == disk_->tags_.end() || found->second.summary.sequence() != sequence)
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", absl::StrCat("no ", tag));
+        if (Hits(disk_->faults_.open)) return Eio("reading the manifest");
+        Manifest manifest;
+        manifest.summary = found->second.summary;
+        for (const auto& part : found->second.parts) {
+          for (const auto& file : part.files()) *manifest.body.add_files() = file;
+        }
+        return std::make_shared<SimReader>(std::move(manifest));
+      });
+}
+
+void SimRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
+  Ask(metadata_, disk_->Latency(milliseconds(1), milliseconds(50)), std::move(done),
+      [this]() -> absl::StatusOr<RootSnapshot> {
+        if (Hits(disk_->faults_.rescan)) return Eio("scanning");
+        std::vector<RecoveredSave> recovered;
+        disk_->Recover(&recovered);
+        latched_ = false;
+        return disk_->Scan(std::move(recovered));
+      });
+}
+
+}  // namespace ckptd::sim

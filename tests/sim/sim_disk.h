@@ -1,0 +1,176 @@
+// A root of the simulation: its disk, which outlives daemons, and the RootIo through which a daemon uses it.
+//
+// As the real one: a metadata worker and a thread for questions, each one thing at a time, and I/O beside
+// them; parts allocate before they write; a failed sync after a rename latches the store until Rescan;
+// opening recovers what an earlier daemon left in flight. How long each operation takes and which ones fail
+// come from the seed. A daemon that dies leaves done what had ended, and perhaps what was under way.
+#ifndef CKPTD_TESTS_SIM_SIM_DISK_H_
+#define CKPTD_TESTS_SIM_SIM_DISK_H_
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/engine/root_io.h"
+#include "tests/sim/oracle.h"
+#include "tests/sim/random.h"
+#include "tests/sim/schedule.h"
+
+namespace ckptd::sim {
+
+// In percent of the operations, while faults are on.
+struct DiskFaults {
+  int slow = 0;
+  int write = 0;          // EIO of a part.
+  int create = 0;         // Of an in-flight directory.
+  int publish = 0;        // Nothing renamed.
+  int indeterminate = 0;  // Renamed, the sync after it failed.
+  int discard = 0;        // Half of them renamed.
+  int evict = 0;          // As discard.
+  int trash = 0;
+  int record = 0;  // Half of them on disk.
+  int pin = 0;
+  int open = 0;  // Of a checkpoint.
+  int rescan = 0;
+};
+
+class SimDisk {
+ public:
+  SimDisk(int run, int64_t capacity, DiskFaults faults, uint64_t seed, Schedule* schedule, Oracle* oracle)
+      : run_(run),
+        capacity_(capacity),
+        faults_(faults),
+        random_(seed),
+        schedule_(schedule),
+        oracle_(oracle) {}
+
+  int run() const { return run_; }
+  void EndFaults() { faulty_ = false; }
+  // Nothing that begins before then ends before then.
+  void HangUntil(Instant until) { hangs_until_ = until; }
+  void LockUntil(Instant until) { locked_until_ = until; }
+  // For when all is quiet.
+  std::string Leftovers() const;
+  int64_t free_bytes() const;
+  // The checkpoint, or a newer one of its tag that the daemon has not heard of yet.
+  bool Holds(const std::string& tag, int64_t sequence) const;
+
+ private:
+  friend class SimRootIo;
+
+  struct Generation {
+    storage::v1::ManifestSummary summary;
+    std::vector<storage::v1::PartRecord> parts;
+    std::map<int, Contents> contents;
+    int64_t bytes = 0;
+    bool pinned = false;
+  };
+  struct InflightDir {
+    int64_t number = 0;  // Of the living daemon's save; 0: left by an earlier one.
+    std::string tag;
+    int64_t sequence = 0;
+    Generation found;
+    std::set<int> recorded;  // Ranks whose part record is there.
+  };
+  struct TrashEntry {
+    int64_t sequence = 0;
+    int64_t bytes = 0;
+  };
+
+  bool Hits(int percent) { return faulty_ && random_.Percent(percent); }
+  Duration Latency(Duration shortest, Duration longest);
+  // Renames over the tag, or says why not.
+  absl::Status Rename(InflightDir& dir);
+  std::map<int64_t, InflightDir>::iterator Find(int64_t number);
+  void Recover(std::vector<RecoveredSave>* recovered);
+  absl::StatusOr<RootSnapshot> Scan(std::vector<RecoveredSave> recovered);
+
+  const int run_;
+  const int64_t capacity_;
+  const DiskFaults faults_;
+  Random random_;
+  Schedule* const schedule_;
+  Oracle* const oracle_;
+  bool faulty_ = true;
+  Instant hangs_until_, locked_until_;
+
+  std::map<std::string, Generation> tags_;
+  std::map<int64_t, InflightDir> inflight_;  // By a number that is never used twice.
+  int64_t next_dir_ = 1;
+  std::vector<TrashEntry> trash_;
+  storage::v1::RunRecord record_;
+};
+
+class SimRootIo : public RootIo {
+ public:
+  explicit SimRootIo(std::shared_ptr<SimDisk> disk) : disk_(std::move(disk)) {}
+  // The daemon has died.
+  ~SimRootIo() override;
+
+  void Open(Callback<absl::StatusOr<RootSnapshot>> done) override;
+  void CheckTarget(std::string tag, Callback<absl::Status> done) override;
+  void FreeBytes(Callback<absl::StatusOr<int64_t>> done) override;
+  void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
+                      Callback<absl::Status> done) override;
+  void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
+  void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
+               std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;
+  void Discard(InflightId64 id, Callback<absl::Status> done) override;
+  void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override;
+  void EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) override;
+  void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
+  void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
+  void OpenCheckpoint(std::string tag, int64_t sequence,
+                      Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
+  void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;
+  std::optional<Instant> pending_since() const override;
+
+ private:
+  // Does it and gives what tells the engine.
+  using Operation = absl::AnyInvocable<absl::AnyInvocable<void()>()>;
+  // One thing at a time, in order.
+  struct Worker {
+    std::deque<std::pair<Duration, Operation>> waiting;
+    std::shared_ptr<Operation> running;
+    Instant since;
+  };
+  struct Write {
+    InflightId64 id;
+    storage::v1::PartRecord record;
+    std::vector<FileImage> files;
+    std::shared_ptr<std::atomic<int64_t>> written;
+    Callback<absl::StatusOr<storage::v1::PartRecord>> done;
+    int64_t use = 0;
+    Contents contents;
+    Instant since;
+  };
+
+  template <typename T, typename Work>
+  void Ask(Worker& worker, Duration latency, Callback<T> done, Work work);
+  void RunNext(Worker& worker);
+  void StartWrite(std::shared_ptr<Write> write);
+  void EndWrite(std::shared_ptr<Write> write);
+  void EmptyStep(std::vector<int64_t> keep, Callback<absl::StatusOr<int64_t>> done);
+  absl::Status Writable() const;
+  bool Hits(int percent) { return disk_->Hits(percent); }
+
+  const std::shared_ptr<SimDisk> disk_;
+  Worker metadata_, questions_;
+  std::set<std::shared_ptr<Write>> writes_;
+  bool latched_ = false;
+  const std::shared_ptr<char> alive_ = std::make_shared<char>();
+};
+
+// What the bytes of a file come to: the first and last eight of each run of memory. The trainers of the
+// simulation write these and no others.
+uint64_t Digest(const std::vector<std::span<const std::byte>>& runs);
+
+}  // namespace ckptd::sim
+#endif  // CKPTD_TESTS_SIM_SIM_DISK_H_

@@ -1,0 +1,155 @@
+// A process of a job: connects, joins, resumes, saves, and copes as a client does: it connects anew when its
+// session or the daemon is gone, repeats what was not answered, names what it had staged, and ends when it
+// hears that it is fenced.
+#ifndef CKPTD_TESTS_SIM_TRAINER_H_
+#define CKPTD_TESTS_SIM_TRAINER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/sim/world.h"
+
+namespace ckptd::sim {
+
+class Trainer : public std::enable_shared_from_this<Trainer> {
+ public:
+  Trainer(World* world, std::shared_ptr<Launch> launch, int rank, std::string instance)
+      : world_(*world),
+        launch_(std::move(launch)),
+        rank_(rank),
+        instance_(std::move(instance)),
+        random_(Mix(launch_->seed, Mix(rank_, Mix(instance_)))) {}
+
+  const Launch& launch() const { return *launch_; }
+  int rank() const { return rank_; }
+  bool dead() const { return dead_; }
+  SessionId session() const { return session_; }
+  // Nothing under way, and nothing that it waits for.
+  bool idle() const;
+  std::string Words() const;
+
+  void Start() {
+    Later(random_.Spread(std::chrono::milliseconds(1), std::chrono::seconds(1)), &Trainer::Connect);
+  }
+  void Kill();
+  void LoseSession();  // The daemon ends it; the process hears of it a little later.
+  void DaemonGone();
+  void Abort();
+  void Open(const std::string& tag);
+  void Repeat();
+  // One more save, of all ranks alike, after everything else.
+  void LastSave() {
+    last_save_ = true;
+    CloseLeases();
+    NextSave();
+  }
+  bool last_save_committed() const { return last_save_committed_; }
+
+ private:
+  struct File {
+    std::string path;
+    int64_t size;
+  };
+  // What the launch's n-th save is, for one rank.
+  struct SavePlan {
+    std::string tag;
+    int64_t ordinal = 1;
+    bool growing = false;
+    v1::BusyPolicy busy = v1::WAIT;
+    Duration timeout{}, commit_timeout{};
+    std::vector<File> files;
+    bool leaves_one_out = false;
+  };
+  struct Mapping {
+    Mapping(int fd, int64_t bytes);
+    ~Mapping();
+    std::byte* data;
+    int64_t size;
+  };
+  enum class Phase { kBegin, kExtend, kCopy, kSeal, kWait, kDone };
+  struct Saving {
+    int n = 0;
+    bool last = false;
+    SavePlan plan;
+    SaveName name;
+    Phase phase = Phase::kBegin;
+    bool outstanding = false;  // A request, or the copy.
+    bool begun = false;        // Begin was answered.
+    bool seal_sent = false, seal_ok = false;
+    int64_t daemon = 0;  // Of the last Begin.
+    int64_t sequence = 0;
+    size_t extended = 0;
+    std::vector<std::shared_ptr<Mapping>> segments;
+    std::map<std::string, std::pair<int64_t, int64_t>> placed;  // Path -> offset, size.
+    Contents contents;
+    int copies = 0;
+  };
+
+  template <typename... Args>
+  void Later(Duration delay, void (Trainer::*then)(Args...), std::decay_t<Args>... args) {
+    world_.schedule().After(delay, [self = shared_from_this(), connection = connection_, then, args...] {
+      if (!self->dead_ && self->connection_ == connection) ((*self).*then)(args...);
+    });
+  }
+  // A reply that counts only while the session that asked lives.
+  template <typename T, typename Handler>
+  Reply<T> Expect(const std::string& what, Handler handler);
+  Caller caller() const { return Caller{session_, 1000, false}; }
+  std::string Who() const;
+
+  void Connect();
+  void Join();
+  void Resume();
+  void CloseLease(std::string lease);
+  void CloseLeases();
+  void Gone();
+  void NextSave();
+  SavePlan PlanOf(int n) const;
+  std::string TagOf(int n) const;
+  v1::SaveKey KeyOf(const Saving& saving) const;
+  using SavingPtr = std::shared_ptr<Saving>;
+  void Drive(SavingPtr saving);
+  void Begin(SavingPtr saving);
+  void Extend(SavingPtr saving);
+  void Copy(SavingPtr saving);
+  void CopyFile(const SavingPtr& saving, const std::string& path);
+  void Seal(SavingPtr saving);
+  void Wait(SavingPtr saving);
+  void Show(const SavingPtr& saving, const google::protobuf::RepeatedPtrField<v1::Segment>& segments,
+            const google::protobuf::RepeatedPtrField<v1::FilePlacement>& placements);
+  void Refused(const SavingPtr& saving, const absl::Status& status, Oracle::Before before);
+  void Done(const SavingPtr& saving);
+  void Think(SavingPtr saving) {
+    Later(random_.Spread(std::chrono::microseconds(50), std::chrono::milliseconds(500)), &Trainer::Drive,
+          std::move(saving));
+  }
+
+  World& world_;
+  const std::shared_ptr<Launch> launch_;
+  const int rank_;
+  const std::string instance_;
+  Random random_;
+
+  bool dead_ = false, fenced_ = false;
+  bool acted_ = false;  // A Begin or Resume was answered.
+  bool last_save_ = false, last_save_committed_ = false;
+  int connection_ = 0;  // Counts; what was asked over an earlier one is not answered.
+  SessionId session_ = 0;
+  int64_t daemon_ = 0;
+  std::string root_;
+  int64_t attempt_ = 0;
+  bool joined_ = false, resumed_ = false, resuming_ = false;
+  int saves_ = 0;
+  std::vector<SavingPtr> savings_;  // Under way.
+  std::map<int64_t, std::shared_ptr<Mapping>> mapped_;
+  std::vector<std::string> leases_;
+  int opening_ = 0;
+};
+
+}  // namespace ckptd::sim
+#endif  // CKPTD_TESTS_SIM_TRAINER_H_

@@ -1,0 +1,122 @@
+// One case: the daemon's real engine, ledger and pool, disks and trainers of the simulation, one clock.
+#ifndef CKPTD_TESTS_SIM_WORLD_H_
+#define CKPTD_TESTS_SIM_WORLD_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/engine/engine.h"
+#include "daemon/memory/populator.h"
+#include "daemon/memory/segment_pool.h"
+#include "tests/sim/oracle.h"
+#include "tests/sim/plan.h"
+#include "tests/sim/schedule.h"
+#include "tests/sim/sim_disk.h"
+
+namespace ckptd::sim {
+
+class Trainer;
+
+// A launch of a run's job: what its ranks have in common.
+struct Launch {
+  int run = 0;
+  std::string id;
+  int world_size = 1;
+  uint64_t seed = 0;
+  bool resumes = true;
+  bool descriptors = true;
+};
+
+struct Result {
+  std::string violation;  // Empty: every promise was kept.
+  int64_t steps = 0;      // Events, ticks not counted.
+  std::map<std::string, int64_t> counts;
+  std::vector<std::string> trace;
+};
+
+class World : public EngineObserver {
+ public:
+  World(const Plan& plan, bool trace);
+  ~World() override;
+  Result Run();
+
+  // ---- for the trainers
+  const Plan& plan() const { return plan_; }
+  Schedule& schedule() { return schedule_; }
+  Oracle& oracle() { return oracle_; }
+  Engine* engine() { return engine_.get(); }  // Null while no daemon runs.
+  SegmentPool* pool() { return pool_.get(); }
+  int64_t daemon() const { return daemon_; }  // Counts them.
+  bool ending() const { return ending_; }     // Begin nothing new.
+  SessionId NewSession() { return ++sessions_; }
+  RootAttachment Attachment(int run);
+  void Count(const std::string& what) { ++result_.counts[what]; }
+  template <typename... Words>
+  void Trace(const Words&... words);
+
+  // A reply that has to be given, once, as long as this daemon lives.
+  template <typename T, typename Handler>
+  Reply<T> Expect(std::string what, Handler handler);
+
+  // ---- EngineObserver
+  void OnSaveEnded(const SaveSummary& summary) override;
+  void OnWarning(const std::string& message) override;
+  void OnInfo(const std::string& message) override;
+  void OnRootOpened(const std::string& run, const std::string& path, const ProbeResult&) override;
+
+ private:
+  class SimPopulator;
+  struct Pending {
+    std::string what;
+    int64_t daemon;
+  };
+  template <typename T, typename Handler>
+  struct Expected;
+
+  void Do(const Operation& operation);
+  void LaunchJob(int run, uint64_t how, std::shared_ptr<Launch> again);
+  void StartDaemon();
+  void KillDaemon(Duration pause, bool locked);
+  void Tick(int64_t daemon);
+  void Check();
+  bool Quiet();
+  std::string WhatGoesOn();
+  bool RunUntil(Duration until, bool may_be_quiet);
+  void End();
+  std::vector<std::shared_ptr<Trainer>> Living(int run = -1) const;
+  std::shared_ptr<Trainer> Pick(uint64_t which) const;
+
+  const Plan plan_;
+  const bool tracing_;
+  Schedule schedule_;
+  Oracle oracle_;
+  Random random_;
+  Result result_;
+  std::vector<std::shared_ptr<SimDisk>> disks_;
+  std::unique_ptr<SegmentPool> pool_;
+  std::unique_ptr<Engine> engine_;
+  int64_t daemon_ = 0;
+  bool starting_ = false;
+  bool ending_ = false;
+  Instant no_memory_until_;
+  SessionId sessions_ = 0;
+  int launches_ = 0;
+  std::map<int, std::shared_ptr<Launch>> newest_launch_;
+  std::vector<std::shared_ptr<Trainer>> trainers_;
+  std::map<int64_t, Pending> pending_;  // Replies.
+  int64_t next_pending_ = 0;
+  std::vector<SegmentMemory> graveyard_;  // Freed too early: kept, so that the case can end in words.
+  std::map<std::string, int> runs_by_path_;
+  std::map<int, std::string> run_names_;
+  size_t ticks_ = 0;
+  bool in_tick_ = false;
+};
+
+}  // namespace ckptd::sim
+
+#include "tests/sim/world_inl.h"
+
+#endif  // CKPTD_TESTS_SIM_WORLD_H_
