@@ -745,13 +745,11 @@ TEST_F(EngineTest, RoomThatWasWrittenSinceTheDiskWasAskedIsNotPromisedAgain) {
   Turn([&] { return a.has(); });
   auto b = Begin(sessions[0], BeginOf(0, "two", 2, 9 << 20));  // 7 MiB of 16 are promised.
   EXPECT_FALSE(b.has());
-  Seal(sessions[0], one);  // Writes them; and then another save ends, which gives memory back.
-  auto c = Begin(sessions[0], BeginOf(0, "three", 3, 0));
-  v1::AbortRequest abort;
-  *abort.mutable_key() = Key(0, "three");
-  Answer<v1::AbortResponse> aborted;
-  engine_->Abort(As(sessions[0]), abort, aborted.reply());
+  Seal(sessions[0], one);  // Writes 6 of them. Nobody has asked the disk since.
+  ASSERT_EQ(pool_->usage().used_bytes, 3 * kSegment);
+  engine_->SessionClosed(Trainer("somebody"), "left");  // Admission looks again.
   Turn();
+  EXPECT_EQ(pool_->usage().used_bytes, 3 * kSegment);
   EXPECT_FALSE(b.has()) << b.status();
 }
 

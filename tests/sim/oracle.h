@@ -82,6 +82,9 @@ class Oracle {
   void PartOnDisk(const SaveName& save, int rank, const Contents& contents);
   void Published(int run, const storage::v1::ManifestSummary& summary,
                  const std::map<int, Contents>& contents);
+  // Recovery published it, and in the same pass a newer one of its tag over it: nobody has heard of it, and
+  // it may be called lost.
+  void ReplacedUnheard(int run, int64_t sequence) { replaced_.emplace(run, sequence); }
   void SetKept(int run, std::optional<int> kept) { runs_[run].kept = kept; }
   void Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned);
   void TrashRemoved(int run, int64_t sequence);
@@ -134,7 +137,7 @@ class Oracle {
   // Parts whose memory was lent again before their save was over: it must not be read any more.
   std::map<std::tuple<int, int64_t, int>, std::pair<std::string, int64_t>>
       lent_early_;  // Run, sequence, rank.
-  std::set<std::pair<int, int64_t>> over_;
+  std::set<std::pair<int, int64_t>> over_, replaced_;
   std::set<std::pair<int, int64_t>> excused_;  // Run, sequence.
   int64_t commits_ = 0;
   int64_t step_ = 0;

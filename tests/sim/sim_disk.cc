@@ -108,7 +108,13 @@ void SimDisk::Recover(std::vector<RecoveredSave>* recovered) {
     RecoveredSave save{dir.tag, sequence, false, "a part is missing"};
     if (complete) {
       dir.found.summary = parts[0].checkpoint();
+      const auto old = tags_.find(dir.tag);
+      const int64_t before = old == tags_.end() ? 0 : old->second.summary.sequence();
       const absl::Status renamed = Rename(dir);
+      for (const RecoveredSave& earlier : *recovered) {
+        if (renamed.ok() && earlier.published && earlier.sequence == before)
+          oracle_->ReplacedUnheard(run_, before);
+      }
       save.published = renamed.ok();
       save.why = renamed.ok() ? "complete" : std::string(renamed.message());
     }

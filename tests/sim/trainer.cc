@@ -175,6 +175,9 @@ void Trainer::Join() {
           if (saving->phase == Phase::kBegin) saving->seal_sent = false;
           Think(saving);
         }
+        // Some ask again over a new connection, as if the answer had been lost.
+        asks_again_ = resumed_ && launch_->resumes && random_.Percent(30);
+        if (asks_again_) resumed_ = false;
         if (!resumed_ && launch_->resumes)
           return Later(random_.Spread(microseconds(50), seconds(1)), &Trainer::Resume);
         resumed_ = true;
@@ -203,6 +206,11 @@ void Trainer::Resume() {
             world_.oracle().ToldFenced(launch_->run, attempt_);
             world_.Count("resume fenced");
             return Kill();
+          }
+          if (reason == "NO_CHECKPOINT" &&
+              asks_again_) {  // It has had its time: the attempt has committed since.
+            resumed_ = true;
+            return NextSave();
           }
           if (reason == "NO_CHECKPOINT") {
             world_.oracle().Violated(absl::StrCat(

@@ -143,7 +143,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   int64_t daemon_ = 0;
   std::string root_;
   int64_t attempt_ = 0;
-  bool joined_ = false, resumed_ = false, resuming_ = false;
+  bool joined_ = false, resumed_ = false, resuming_ = false, asks_again_ = false;
   int saves_ = 0;
   std::vector<SavingPtr> savings_;  // Under way.
   std::map<int64_t, std::shared_ptr<Mapping>> mapped_;

@@ -396,6 +396,9 @@ void World::End() {
   if (!settle("what was under way")) return;
   for (const auto& trainer : Living()) trainer->Kill();
   if (!settle("the end of all trainers")) return;
+  if (const int64_t lent = pool_->usage().lent_bytes; lent != 0)
+    return oracle_.Violated(
+        absl::StrCat("all trainers have ended, and ", lent, " bytes are still lent to them"));
   KillDaemon(milliseconds(1), false);  // What an earlier fault left in flight, the next daemon takes away.
   if (!settle("recovery")) return;
   for (int run = 0; run < plan_.runs; ++run) {
