@@ -142,7 +142,7 @@ absl::StatusOr<Save*> Engine::Impl::NewSave(Run* run, const Member& member, cons
 // One rank joins a save that exists.
 void Engine::Impl::BeginPart(Save* save, const Member& member, const v1::BeginRequest& request,
                              Reply<v1::BeginResponse> reply) {
-  if (save->phase == SavePhase::kFailing) {
+  if (save->phase == SavePhase::kFailing && save->remembered) {
     if (save->end_level == v1::SKIPPED) return reply(Skipped(*save));
     return reply(save->error);
   }
@@ -577,7 +577,7 @@ void Engine::Impl::Extend(const Caller& caller, const v1::ExtendRequest& request
   Save* save = *found;
   Part& part = save->parts.at(member->rank);
   if (save->phase != SavePhase::kAdmitted || !part.begun || part.session != caller.session) {
-    return reply(save->error.ok()
+    return reply(save->error.ok() || !save->remembered
                      ? MakeError(absl::StatusCode::kFailedPrecondition, "UNKNOWN_SAVE",
                                  absl::StrCat("rank ", member->rank, " has no room in the save of ",
                                               save->key.tag, " yet; wait for Begin's answer"))

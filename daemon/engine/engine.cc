@@ -75,7 +75,7 @@ v1::Checkpoint Engine::Impl::Describe(const Save& save, v1::View view) const {
     SetTime(committed->second.summary.commit_time_us(), checkpoint.mutable_commit_time());
     checkpoint.set_pinned(committed->second.pinned);
   }
-  if (!save.error.ok()) {
+  if (!save.error.ok() && save.level >= v1::FAILED) {
     v1::SaveError& error = *checkpoint.mutable_error();
     error.set_reason(ReasonOf(save.error));
     error.set_message(std::string(save.error.message()));

@@ -797,6 +797,29 @@ TEST_F(EngineTest, CheckpointThatIsBeingPinnedIsNoVictimOfTheUnpinBefore) {
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
 }
 
+TEST_F(EngineTest, AbortedSaveIsNotCalledFailedWhileRecoveryCouldBringItBack) {
+  auto sessions = Launch("a", 1);
+  auto request = BeginOf(0, "one", 1, 100);
+  auto begun = Begin(sessions[0], request);
+  Turn([&] { return begun.has(); });
+  ios_[1]->hold_writes = true;
+  ASSERT_TRUE(Seal(sessions[0], request).status().ok());
+  v1::AbortRequest abort;
+  *abort.mutable_key() = request.key();
+  Answer<v1::AbortResponse> aborted;
+  engine_->Abort(As(sessions[0]), abort, aborted.reply());
+  // Killed now, the daemon's successor could find it complete and publish it.
+  EXPECT_EQ(Seal(sessions[0], request).status(), absl::OkStatus());
+  EXPECT_EQ(Begin(sessions[0], request).status(), absl::OkStatus());
+  auto wait = Wait(sessions[0], request.key());
+  EXPECT_FALSE(wait.has());
+  ios_[1]->Free();
+  Turn();
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().error().reason(), "SAVE_ABORTED");
+  EXPECT_EQ(Seal(sessions[0], request).reason(), "SAVE_ABORTED");
+}
+
 TEST_F(EngineTest, SealOfAnotherProcessForTheSameRankIsRefused) {
   auto first = Launch("a", 2);
   auto request = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
