@@ -82,8 +82,9 @@ class Oracle {
   void PartOnDisk(const SaveName& save, int rank, const Contents& contents);
   void Published(int run, const storage::v1::ManifestSummary& summary,
                  const std::map<int, Contents>& contents);
-  // Recovery published it, and in the same pass a newer one of its tag over it: nobody has heard of it, and
-  // it may be called lost.
+  // Recovery published a newer one of its tag over it. When the daemon was killed before it said that this
+  // one is committed, it is called lost, which it is. (Who heard that it is committed is believed all the
+  // same.)
   void ReplacedUnheard(int run, int64_t sequence) { replaced_.emplace(run, sequence); }
   void SetKept(int run, std::optional<int> kept) { runs_[run].kept = kept; }
   void Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned);

@@ -111,10 +111,7 @@ void SimDisk::Recover(std::vector<RecoveredSave>* recovered) {
       const auto old = tags_.find(dir.tag);
       const int64_t before = old == tags_.end() ? 0 : old->second.summary.sequence();
       const absl::Status renamed = Rename(dir);
-      for (const RecoveredSave& earlier : *recovered) {
-        if (renamed.ok() && earlier.published && earlier.sequence == before)
-          oracle_->ReplacedUnheard(run_, before);
-      }
+      if (renamed.ok() && before != 0) oracle_->ReplacedUnheard(run_, before);
       save.published = renamed.ok();
       save.why = renamed.ok() ? "complete" : std::string(renamed.message());
     }

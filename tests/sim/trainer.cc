@@ -176,8 +176,10 @@ void Trainer::Join() {
           Think(saving);
         }
         // Some ask again over a new connection, as if the answer had been lost.
-        asks_again_ = resumed_ && launch_->resumes && random_.Percent(30);
-        if (asks_again_) resumed_ = false;
+        if (resumed_ && launch_->resumes && random_.Percent(30)) {
+          asks_again_ = true;
+          resumed_ = false;
+        }
         if (!resumed_ && launch_->resumes)
           return Later(random_.Spread(microseconds(50), seconds(1)), &Trainer::Resume);
         resumed_ = true;
