@@ -189,6 +189,7 @@ void Trainer::Join() {
 
 void Trainer::Resume() {
   if (world_.ending() && random_.Percent(10)) resumed_ = true;  // One that never asks.
+  resuming_ = false;
   if (resumed_) return NextSave();
   resuming_ = true;
   v1::ResumeRequest request;
