@@ -24,6 +24,9 @@ LocalLedger::LocalLedger(storage::v1::RunRecord record, int64_t highest_sequence
     : record_(std::move(record)), save_(std::move(save)) {
   record_.set_format_version(1);
   record_.set_last_sequence(std::max(record_.last_sequence(), highest_sequence));
+  for (const Launch& launch : record_.launches()) {
+    if (launch.active()) acted_.insert(launch.attempt());
+  }
 }
 
 LocalLedger::Launch* LocalLedger::Find(int64_t attempt) {
@@ -37,14 +40,7 @@ const LocalLedger::Launch* LocalLedger::Find(int64_t attempt) const {
   return const_cast<LocalLedger*>(this)->Find(attempt);
 }
 
-int64_t LocalLedger::active_attempt() const {
-  int64_t active = 0;
-  for (const Launch& launch : record_.launches()) {
-    if (launch.active() && !activating_.contains(launch.attempt()))
-      active = std::max(active, launch.attempt());
-  }
-  return active;
-}
+int64_t LocalLedger::active_attempt() const { return acted_.empty() ? 0 : *acted_.rbegin(); }
 
 absl::Status LocalLedger::CheckNotFenced(int64_t attempt) const {
   const int64_t active = active_attempt();
@@ -71,7 +67,9 @@ absl::StatusOr<int64_t> LocalLedger::Bind(Launch& launch, const JoinSpec& spec) 
                                   "; it is fixed within an attempt"),
                      {{"ranks", absl::StrCat(spec.rank)}});
   }
-  (*launch.mutable_instances())[spec.rank] = spec.instance;
+  std::string& instance = (*launch.mutable_instances())[spec.rank];
+  if (instance != spec.instance) ++bound_[launch.attempt()];
+  instance = spec.instance;
   return launch.attempt();
 }
 
@@ -131,23 +129,25 @@ void LocalLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
     return answer(MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
                             absl::StrCat("attempt ", attempt, " is not known to this run; join it first")));
   }
-  if (auto first = activating_.find(attempt); first != activating_.end()) {
-    first->second.push_back(std::move(answer));
-    return;
-  }
-  if (launch->active()) return answer(absl::OkStatus());
+  // Who acts must be known after a restart, too: else this process would come back as a new one, and begin an
+  // attempt of its own.
+  const int64_t bound = bound_[attempt];
+  if (acted_.contains(attempt) && bound == bound_on_disk_[attempt]) return answer(absl::OkStatus());
   launch->set_active(true);
-  activating_[attempt].push_back(std::move(answer));
-  Persist([this, attempt](absl::Status saved) {
+  ++activating_[attempt];
+  Persist([this, attempt, bound, answer = std::move(answer)](absl::Status saved) mutable {
+    if (--activating_[attempt] == 0) activating_.erase(attempt);
+    Launch* written = Find(attempt);
     if (!saved.ok()) {
       // Not remembered: the next one that asks tries again.
-      if (Launch* unsaved = Find(attempt)) unsaved->set_active(false);
-      saved = Annotate(saved, "remembering the attempt");
+      if (written != nullptr && !acted_.contains(attempt) && !activating_.contains(attempt))
+        written->set_active(false);
+      return answer(Annotate(saved, "remembering the attempt"));
     }
-    auto waiting = activating_.extract(attempt);
-    // A later attempt may have been first on disk.
-    if (saved.ok()) saved = CheckNotFenced(attempt);
-    for (auto& each : waiting.mapped()) each(saved);
+    if (written != nullptr) written->set_active(true);
+    acted_.insert(attempt);
+    bound_on_disk_[attempt] = std::max(bound_on_disk_[attempt], bound);
+    answer(CheckNotFenced(attempt));  // A later attempt may have been first on disk.
   });
 }
 

@@ -45,13 +45,13 @@ class LocalLedger : public Ledger {
   absl::Status CheckNotFenced(int64_t attempt) const;
   void Persist(absl::AnyInvocable<void(absl::Status)> done);
 
-  // What the record says already, and the disk perhaps not yet: who asks meanwhile waits for the same answer.
-  template <typename T>
-  using Waiting = std::map<int64_t, std::vector<Answer<T>>>;  // By attempt.
-
   storage::v1::RunRecord record_;
-  Waiting<absl::Status> activating_;
-  Waiting<absl::StatusOr<ResumeChoice>> deciding_;
+  // What of it is on disk: attempts that have acted, and how often a process had been bound to an attempt
+  // when it was last written. (0 of 0: as it was found.)
+  std::set<int64_t> acted_;
+  std::map<int64_t, int64_t> bound_, bound_on_disk_;
+  std::map<int64_t, int> activating_;  // Writes under way that say that an attempt acts.
+  std::map<int64_t, std::vector<Answer<absl::StatusOr<ResumeChoice>>>> deciding_;
   Save save_;
   std::set<std::string> living_;  // Instances whose session is open.
 };

@@ -113,12 +113,20 @@ TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsRemembered) {
     ledger_->Activate(2, [&](absl::Status answer) { answers.push_back(std::move(answer)); });
   EXPECT_TRUE(answers.empty());  // A daemon that is killed now knows nothing of attempt 2.
   EXPECT_EQ(ledger_->active_attempt(), 0);
-  ASSERT_EQ(held_.size(), 1u);
-  held_[0](ErrnoError(EIO, "writing"));
+  for (auto& done : held_) done(ErrnoError(EIO, "writing"));
   ASSERT_EQ(answers.size(), 2u);
   EXPECT_FALSE(answers[0].ok() || answers[1].ok());
   hold_saves_ = false;
   EXPECT_TRUE(Activate(1).ok());  // Nobody has fenced it off.
+}
+
+TEST_F(LocalLedgerTest, ProcessThatHasActedIsKnownAfterARestart) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(*Join(1, "x", "b"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(saved_.launches_size(), 1);
+  EXPECT_EQ(saved_.launches(0).instances().at(1), "b");
 }
 
 TEST_F(LocalLedgerTest, RanksThatAskTogetherResumeAlikeAlsoWhenTheFirstDecisionIsNotRemembered) {
