@@ -180,7 +180,7 @@ struct Run {
   int64_t written_before = 0;                // when its device had been written so much;
   int asking_room = 0;                       // and being asked again, since the trash was emptied.
   std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
-  std::multiset<int64_t> pinning;            // Pins on their way to disk: retention leaves these alone already.
+  std::multiset<int64_t> pinning;  // Pins on their way to disk: retention leaves these alone already.
   bool Pinned(const std::pair<const int64_t, CommittedCheckpoint>& entry) const {
     return entry.second.pinned || pinning.contains(entry.first);
   }
@@ -198,6 +198,7 @@ class Engine::Impl {
   void OpenRoot(Run* run);
   void OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot);
   void Adopt(Run* run, RootSnapshot snapshot);
+  void RecordUnheard(Run* run);
   void JoinRun(const Caller& caller, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
   void Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
               absl::StatusOr<int64_t> attempt, Reply<v1::JoinRunResponse> reply);

@@ -400,6 +400,24 @@ TEST_F(EngineTest, CommittedSaveIsKnownToADaemonThatDidNotMakeIt) {
   EXPECT_EQ(Wait(rank0, Key(0, "one")).get().checkpoint().level(), v1::COMMITTED);
 }
 
+TEST_F(EngineTest, CommittedSaveThatIsInNoHistoryIsKnownAlsoAfterItWasReplaced) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  disks_[1]->run_record.clear_outcomes();  // Killed before it was written down.
+  Start(16);
+  SessionId rank0 = Trainer("a/0");
+  ASSERT_TRUE(Join(rank0, 0, 1, "a").status().ok());
+  auto again = BeginOf(0, "one", 2, 100);
+  again.mutable_key()->set_ordinal(2);
+  auto begun = Begin(rank0, again);
+  Turn([&] { return begun.has(); });
+  ASSERT_TRUE(Seal(rank0, again).status().ok());
+  ASSERT_EQ(Wait(rank0, again.key()).get().checkpoint().level(), v1::COMMITTED);
+  auto late = Wait(rank0, Key(0, "one", 1));
+  ASSERT_TRUE(late.status().ok()) << late.status();
+  EXPECT_EQ(late.get().checkpoint().level(), v1::COMMITTED);
+}
+
 TEST_F(EngineTest, NewProcessForARankWhoseProcessEndedStartsAnAttemptThatTheOthersJoin) {
   auto sessions = Launch("a", 2);
   for (SessionId session : sessions) engine_->SessionClosed(session, "killed");

@@ -17,6 +17,7 @@ constexpr uid_t kOverflowUid = 65534;  // Stands for any unknown user: owns noth
 constexpr int kMostRanks = 65536;
 constexpr int kMostOrphans = 1000;
 constexpr size_t kRememberedFailures = 64;
+constexpr int kUnheard = 16;  // More cannot have been on their way to the history when a daemon was killed.
 constexpr Duration kLockRetry = std::chrono::milliseconds(50);
 
 // A name that stays the same as long as the directory does.
@@ -212,11 +213,39 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
       [io = run->io.get()](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
         io->SaveRunRecord(what, std::move(done));
       });
+  RecordUnheard(run);
 }
 
 void Engine::Impl::RememberFailure(Run* run, v1::Checkpoint failure) {
   run->failures.push_back(std::move(failure));
   while (run->failures.size() > kRememberedFailures) run->failures.pop_front();
+}
+
+// A daemon that was killed may have published a checkpoint that its history does not have yet. Once retention
+// or a re-save has taken it, a late rank would hear that it was lost.
+void Engine::Impl::RecordUnheard(Run* run) {
+  std::vector<storage::v1::Outcome> unheard;
+  int looked_at = 0;
+  for (auto entry = run->committed.rbegin(); entry != run->committed.rend() && looked_at < kUnheard;
+       ++entry, ++looked_at) {
+    const storage::v1::ManifestSummary& summary = entry->second.summary;
+    const auto& outcomes = run->ledger->record().outcomes();
+    const bool heard = std::any_of(
+        outcomes.begin(), outcomes.end(),
+        [&](const storage::v1::Outcome& outcome) { return outcome.sequence() == summary.sequence(); });
+    if (heard || summary.attempt() != run->ledger->active_attempt()) continue;
+    storage::v1::Outcome& outcome = unheard.emplace_back();
+    outcome.set_tag(summary.tag());
+    outcome.set_ordinal(summary.ordinal());
+    outcome.set_attempt(summary.attempt());
+    outcome.set_sequence(summary.sequence());
+    outcome.set_level(v1::COMMITTED);
+    if (summary.has_step()) outcome.set_step(summary.step());
+    outcome.set_time_us(clock_->UnixMicros());
+    outcome.set_size_bytes(summary.size_bytes());
+  }
+  for (auto outcome = unheard.rbegin(); outcome != unheard.rend(); ++outcome)
+    run->ledger->RecordOutcome(*outcome);
 }
 
 Member* Engine::Impl::FindMember(Run* run, SessionId session, int rank) {

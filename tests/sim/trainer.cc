@@ -507,8 +507,13 @@ void Trainer::CopyFile(const SavingPtr& saving, const std::string& path) {
   auto [offset, left] = saving->placed.at(path);
   std::vector<std::span<std::byte>> runs;
   int64_t write = 0;
+  auto use = std::make_shared<int64_t>(0);  // Of the memory, by a stream.
+  auto end_use = [this, use] {
+    if (*use != 0) world_.oracle().EndUse(std::exchange(*use, 0));
+  };
   if (!launch_->descriptors && world_.engine() != nullptr && session_ != 0) {
-    auto target = world_.engine()->BeginWrite(caller(), KeyOf(*saving), path);
+    auto target = world_.engine()->BeginWrite(caller(), KeyOf(*saving), path,
+                                              [end_use](const absl::Status&) { end_use(); });
     if (!target.ok()) return;
     write = target->id;
     runs = target->runs;
@@ -534,13 +539,13 @@ void Trainer::CopyFile(const SavingPtr& saving, const std::string& path) {
   }
   saving->contents[path] = digest;
   if (write == 0) return;
-  // The stream stays open for a while; meanwhile nothing may take this memory away.
-  const int64_t use = world_.oracle().BeginUse({runs.begin(), runs.end()});
+  // The stream stays open for a while; meanwhile nothing may take this memory away, unless it is told so.
+  *use = world_.oracle().BeginUse({runs.begin(), runs.end()});
   ++saving->copies;
   world_.schedule().After(random_.Spread(microseconds(10), milliseconds(100)),
-                          [self = shared_from_this(), daemon = world_.daemon(), write, use] {
+                          [self = shared_from_this(), daemon = world_.daemon(), write, end_use] {
                             if (self->world_.daemon() != daemon || self->world_.engine() == nullptr) return;
-                            self->world_.oracle().EndUse(use);
+                            end_use();
                             self->world_.engine()->EndWrite(write);
                           });
 }

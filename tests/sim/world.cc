@@ -28,18 +28,19 @@ class World::SimPopulator : public Populator {
   SimPopulator(World* world, int64_t segment_bytes, Made made)
       : world_(*world), segment_bytes_(segment_bytes), made_(std::move(made)) {}
 
-  void Make() override {
+  void Make(SegmentId id) override {
     world_.schedule_.After(
-        milliseconds(world_.random_.Between(1, 20)), [this, alive = std::weak_ptr<char>(alive_)] {
+        milliseconds(world_.random_.Between(1, 20)), [this, id, alive = std::weak_ptr<char>(alive_)] {
           if (alive.expired()) return;
           if (world_.schedule_.clock().Now() < world_.no_memory_until_ && !world_.ending_) {
             world_.Count("no memory");
-            return made_(MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED", "no memory"));
+            return made_({id, MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED", "no memory"),
+                          absl::OkStatus()});
           }
-          made_(SegmentMemory::MakeSparse(segment_bytes_));
+          made_({id, SegmentMemory::MakeSparse(segment_bytes_), absl::OkStatus()});
         });
   }
-  void Free(SegmentMemory memory) override {
+  void Free(SegmentId, SegmentMemory memory) override {
     if (!world_.oracle_.InUse(memory.data(), memory.size())) return;
     world_.oracle_.Violated("a segment is freed while an I/O uses it");
     world_.graveyard_.push_back(std::move(memory));
@@ -97,7 +98,7 @@ void World::StartDaemon() {
           if (daemon == daemon_) work();
         });
       },
-      [](std::string) {},
+      [](std::string) {}, PoolSuccession{},
       [this](int64_t segment_bytes, Populator::Made made) {
         return std::make_unique<SimPopulator>(this, segment_bytes, std::move(made));
       });
