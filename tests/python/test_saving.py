@@ -15,7 +15,8 @@ from typing import Any, Iterator, List
 import ckptd
 import grpc
 import pytest
-from ckptd._wire import types
+from ckptd._session import Session, is_transient
+from ckptd._wire import messages, types
 
 BIG = os.urandom((2 << 20) + 100_001)  # Crosses two segments of the daemon.
 
@@ -429,6 +430,16 @@ def test_leaving_ends_the_session_and_so_does_losing_it(daemon: Any, tmp_path: p
     del run, kept, client
     gc.collect()
     until(lambda: daemon.goodbyes == 2, "the session that nobody refers to any more to end")
+
+
+def test_session_that_another_thread_has_replaced_is_no_daemon_and_no_crash(daemon: Any, tmp_path: pathlib.Path) -> None:
+    session = Session(daemon.endpoint, "instance", keeper=False, must_share=False, timeout=5)
+    session.close()
+    request = messages.ListCheckpointsRequest(parent="runs/x")
+    for use in (session.call, session.start, lambda *arguments: list(session.stream(*arguments))):
+        with pytest.raises(ckptd.Unavailable, match="is over") as caught:
+            use(session.checkpoints.ListCheckpoints, request, 5.0)
+        assert is_transient(caught.value)
 
 
 def test_use_after_fork_raises_in_the_child_and_does_not_disturb_the_parent(

@@ -164,7 +164,7 @@ class Follower:
         set_duration(request.timeout, _ASK_SECONDS)
         try:
             question.call = session.start(session.checkpoints.Wait, request, _ASK_SECONDS + _GRACE_SECONDS)
-        except ValueError:  # The channel was closed just now.
+        except errors.Unavailable:  # The session ended just now.
             return
         question.call.add_done_callback(
             lambda call: self._post(lambda: self._answered(session, question, call))

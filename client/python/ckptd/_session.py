@@ -93,6 +93,8 @@ class Session:
             return method(request, timeout=timeout, metadata=self.metadata)
         except grpc.RpcError as error:
             raise self._explained(to_error(error)) from None
+        except ValueError as error:
+            raise self._over(error) from None
 
     def stream(self, method: Any, request: Any, timeout: float) -> Iterator[Any]:
         """The answers of a streaming call."""
@@ -100,10 +102,15 @@ class Session:
             yield from method(request, timeout=timeout, metadata=self.metadata)
         except grpc.RpcError as error:
             raise self._explained(to_error(error)) from None
+        except ValueError as error:
+            raise self._over(error) from None
 
     def start(self, method: Any, request: Any, timeout: float) -> Any:
-        """The same as a grpc.Future."""
-        return method.future(request, timeout=timeout, metadata=self.metadata)
+        """The same as a grpc.Future. Unavailable when the session is over."""
+        try:
+            return method.future(request, timeout=timeout, metadata=self.metadata)
+        except ValueError as error:
+            raise self._over(error) from None
 
     def attach_root(self, descriptor: Optional[int], path: str, timeout: float) -> str:
         """The handle of a root directory in this session."""
@@ -180,6 +187,12 @@ class Session:
             "$CKPTD_ENDPOINT",
             reason="UNAVAILABLE",
         )
+
+    def _over(self, error: ValueError) -> Exception:
+        """What gRPC says of a channel that another thread has closed, for it has made a new session."""
+        if not self._ended.is_set():
+            return error
+        return errors.Unavailable(f"the session with ckptd at {self.endpoint} is over", reason="UNAVAILABLE")
 
     def _explained(self, error: errors.CkptdError) -> errors.CkptdError:
         if isinstance(error, errors.Unavailable) and error.reason in (
