@@ -57,18 +57,13 @@ std::unique_ptr<CrashDisk> CrashDisk::CutPower(Loss loss, uint64_t seed) const {
   left->next_inode_ = next_inode_;
   PowerCut cut(loss, seed);
   const Names names = names_.After(cut);
+  std::vector<Transfer> unfinished = late_;
+  for (const auto& [id, transfer] : under_way_) unfinished.push_back(transfer);
   std::map<Inode, UnsyncedBytes> torn;  // Files with writes under way.
-  for (const std::vector<Transfer>& transfers : {late_, [&] {
-                                                   std::vector<Transfer> now;
-                                                   for (const auto& [id, transfer] : under_way_)
-                                                     now.push_back(transfer);
-                                                   return now;
-                                                 }()}) {
-    for (const Transfer& transfer : transfers) {
-      UnsyncedBytes& bytes = torn.try_emplace(transfer.inode, nodes_.at(transfer.inode).bytes).first->second;
-      bytes.Write(static_cast<size_t>(transfer.offset),
-                  transfer.from.empty() ? BytesOf(transfer.own) : transfer.from);
-    }
+  for (const Transfer& transfer : unfinished) {
+    UnsyncedBytes& bytes = torn.try_emplace(transfer.inode, nodes_.at(transfer.inode).bytes).first->second;
+    bytes.Write(static_cast<size_t>(transfer.offset),
+                transfer.from.empty() ? BytesOf(transfer.own) : transfer.from);
   }
   // Breadth first from the root: what no name leads to is gone.
   Names reached;
