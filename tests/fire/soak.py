@@ -14,6 +14,7 @@ import os
 import pathlib
 import random
 import shutil
+import subprocess
 import tempfile
 import time
 from typing import Callable, Dict, List, Optional
@@ -207,23 +208,37 @@ def soak(seed: int, backend: str, more: Callable[[int], bool], say: Callable[[st
     shutil.rmtree(folder)
 
 
+def simulation(program: str, seed: int, cycles: int, minutes: float) -> "subprocess.Popen[bytes]":
+    """tests/sim beside it, on as many seeds or for as long: the cycles here are mostly waiting."""
+    length = f"--seconds={round(minutes * 60)}" if minutes else f"--seeds={cycles}"
+    return subprocess.Popen([program, f"--first={seed * 1_000_003 + 1}", length])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tools/soak", description=__doc__.splitlines()[0])
     parser.add_argument("--cycles", type=int, default=0, help="how many; default 1000 where --minutes says nothing")
     parser.add_argument("--minutes", type=float, default=0, help="how long")
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
     parser.add_argument("--dir", help="where the checkpoints are; default: the temporary directory")
+    parser.add_argument("--simulation", help=argparse.SUPPRESS)  # The program, by tools/soak.
     arguments = parser.parse_args()
-    # Half of it for each back end.
-    cycles = (arguments.cycles or (0 if arguments.minutes else 1000)) // 2
-    seconds = arguments.minutes * 60 / 2
-    for backend in ("io_uring", "threads"):
-        begun = time.monotonic()
+    cycles = arguments.cycles or (0 if arguments.minutes else 1000)
+    simulated = simulation(arguments.simulation, arguments.seed, cycles, arguments.minutes)
+    try:
+        # Half of it for each back end.
+        seconds = arguments.minutes * 60 / 2
+        for backend in ("io_uring", "threads"):
+            begun = time.monotonic()
 
-        def more(done: int) -> bool:
-            return done < cycles or time.monotonic() - begun < seconds
+            def more(done: int) -> bool:
+                assert simulated.poll() in (None, 0), "the simulation has failed"
+                return done < cycles // 2 or time.monotonic() - begun < seconds
 
-        soak(arguments.seed, backend, more, lambda words: print(words, flush=True), arguments.dir)
+            soak(arguments.seed, backend, more, lambda words: print(words, flush=True), arguments.dir)
+        assert simulated.wait() == 0, "the simulation has failed"
+    finally:
+        simulated.kill()
+        simulated.wait()
     print("soak: clean")
 
 

@@ -1,6 +1,6 @@
 // The simulation for as long as one likes, on seeds that nobody has run yet; or one seed again.
 //
-//   bazel run --config=release //tests/sim:soak -- --minutes=30
+//   bazel run --config=release //tests/sim:soak -- --seconds=600
 //   bazel run --config=release //tests/sim:soak -- --seed=1234 [--trace]
 //   bazel run --config=release //tests/sim:soak -- --first=1 --seeds=1000
 #include <chrono>
@@ -23,15 +23,15 @@ bool Flag(const std::string& argument, const std::string& name, uint64_t* value)
 
 int main(int argc, char** argv) {
   using ckptd::sim::PlanOf;
-  uint64_t minutes = 1, seed = 0, seeds = 0, first = 0;
+  uint64_t seconds = 60, seed = 0, seeds = 0, first = 0;
   bool trace = false;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--trace") {
       trace = true;
-    } else if (!Flag(argument, "minutes", &minutes) && !Flag(argument, "seed", &seed) &&
+    } else if (!Flag(argument, "seconds", &seconds) && !Flag(argument, "seed", &seed) &&
                !Flag(argument, "seeds", &seeds) && !Flag(argument, "first", &first)) {
-      std::fprintf(stderr, "usage: %s [--minutes=N | --seed=S [--trace] | --first=S --seeds=N]\n", argv[0]);
+      std::fprintf(stderr, "usage: %s [--seconds=N | --seed=S [--trace] | --first=S --seeds=N]\n", argv[0]);
       return 2;
     }
   }
@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   if (first == 0) first = std::random_device()() * uint64_t{1000003} + 1;
   std::printf("first seed %llu\n", static_cast<unsigned long long>(first));
   std::fflush(stdout);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(minutes);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
   ckptd::sim::Totals totals;
   for (uint64_t i = 0; seeds != 0 ? i < seeds : std::chrono::steady_clock::now() < end; ++i) {
     const ckptd::sim::Result result = ckptd::sim::RunPlan(PlanOf(first + i), trace);
