@@ -484,6 +484,8 @@ TEST_F(OrderTest, EverythingIsSyncedBeforeTheRenameAndBothParentsAfter) {
   const size_t first_file = Find("Open", "/model_0.pt");
   EXPECT_LT(Find("Sync", "/inflight", made), first_file) << "the in-flight name, before it holds anything";
   EXPECT_LT(Find("Allocate", "/manifest"), first_file);
+  const std::string name = points_.log()[made].substr(std::string("MakeDir ").size());
+  EXPECT_LT(Find("Sync " + name, "", made), first_file) << "what is in it: the directory for its records";
 
   const size_t record = Find("Rename", "/part-00000");
   for (const char* file : {"/model_0.pt", "/deep/er/0", "/empty_0"})
@@ -614,6 +616,31 @@ TEST_F(OrderTest, ACheckpointDoesNotVanishForWantOfADescriptor) {
   store_.reset();
   fs().Fail({.op = FsOp::kOpen, .path = "step/", .error = EMFILE});
   EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EMFILE);
+}
+
+TEST_F(OrderTest, ARecordThatCannotBeReadIsNotAnAbsentOne) {
+  storage::v1::RunRecord record;
+  record.set_run_id("r");
+  ASSERT_TRUE(store_->SaveRunRecord(record).ok());
+  store_.reset();
+  fs().Fail({.op = FsOp::kReadAt, .path = ".ckptd/nodes/local/run", .error = EIO});
+  EXPECT_EQ(ReasonOf(points_.Open(root_).status()), "ROOT_UNREADABLE");
+}
+
+TEST_F(OrderTest, ARenameThatFailsInRecoveryThrowsNothingCompleteAway) {
+  ASSERT_TRUE(Stage(fs(), *store_, {"step", 1}).ok());
+  store_.reset();
+  fs().Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/inflight/step.1.", .error = EIO});
+  EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EIO);
+  store_ = points_.MustOpen(root_);
+  EXPECT_THAT(Committed(*store_), ElementsAre("step:1"));
+}
+
+TEST_F(OrderTest, WhatRecoveryCannotMoveAwayStopsIt) {
+  ASSERT_TRUE(Stage(fs(), *store_, {"step", 1}, 1).ok());
+  store_.reset();
+  fs().Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/inflight/step.1.", .error = EIO});
+  EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EIO) << "what is half there could come back later";
 }
 
 // On a process that dies a sync has no effect, so nothing but this tells of one whose answer nobody hears.

@@ -254,6 +254,24 @@ TEST_F(RootStoreTest, RecoveryBelievesNoRecordThatDoesNotFit) {
   }
 }
 
+// Each valid, and of the right rank.
+TEST_F(RootStoreTest, RecoveryTakesNoPartOfAnotherSave) {
+  const auto recovered_with = [&](const std::function<void(storage::v1::PartRecord&)>& spoil) {
+    Staged staged = StageNow({"step_10", 5});
+    spoil(staged.parts[1]);
+    root_.Write(".ckptd/nodes/local/inflight/" + staged.inflight.name + "/.ckptd/part-00001",
+                EncodeFrame(kPartRecordFrame, staged.parts[1].SerializeAsString()));
+    Reopen();
+    EXPECT_THAT(store_->recovered(), SizeIs(1));
+    EXPECT_FALSE(store_->recovered()[0].published);
+    return store_->recovered()[0].why;
+  };
+  EXPECT_THAT(recovered_with([](auto& part) { part.mutable_checkpoint()->set_tag("step_9"); }),
+              HasSubstr("is of another save"));
+  EXPECT_THAT(recovered_with([](auto& part) { part.mutable_checkpoint()->set_attempt(9); }),
+              HasSubstr("are of different saves"));
+}
+
 TEST_F(RootStoreTest, RecoveryTakesTheYoungestOfOneTagWhateverTheOrderOfNames) {
   StageNow({"step_10", 9});
   StageNow({"step_10", 10});  // Sorts before .9. as a name.
@@ -388,6 +406,18 @@ TEST_F(RootStoreTest, ANewerFormatIsRefusedAsAWhole) {
   EXPECT_THAT(std::string(opened.message()), HasSubstr("step_10"));
 }
 
+TEST_F(RootStoreTest, ARecordOfANewerFormatIsNotOneToMoveAway) {
+  RunRecord record;
+  record.set_run_id("r");
+  ASSERT_TRUE(store_->SaveRunRecord(record).ok());
+  store_.reset();
+  std::string bytes = root_.Read(".ckptd/nodes/local/run");
+  bytes[8] = 2;
+  root_.Write(".ckptd/nodes/local/run", bytes);
+  const absl::Status opened = root_.TryOpen(root_.fs()).status();
+  EXPECT_EQ(ReasonOf(opened), "NEWER_FORMAT") << opened;
+}
+
 TEST_F(RootStoreTest, TheRunRecordAndItsDamageAreNotForgotten) {
   EXPECT_EQ(store_->run_record().ByteSizeLong(), 0u);
   RunRecord record;
@@ -519,6 +549,9 @@ TEST_F(RootStoreTest, APartRecordOfAnotherSaveIsRefused) {
     *record.mutable_checkpoint() = SummaryOf(other);
     EXPECT_EQ(ReasonOf(store_->WritePartRecord(staged.inflight, record)), "INVALID_ARGUMENT");
   }
+  storage::v1::PartRecord unbelievable = staged.parts[0];
+  unbelievable.mutable_files(0)->set_path("../outside");
+  EXPECT_FALSE(store_->WritePartRecord(staged.inflight, unbelievable).ok());
 }
 
 TEST_F(RootStoreTest, TwoSavesInFlightAreCommittedEachForItself) {
