@@ -396,6 +396,19 @@ TEST_F(GuardsTest, WhatOtherSavesAreStillToWriteIsNotFree) {
   EXPECT_TRUE(third.status().ok()) << third.status();
 }
 
+TEST_F(GuardsTest, WhatASaveHasWrittenIsNotFreeWhenItHasEnded) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->hold_publish = true;
+  auto one = BeginOf(0, "one", 1, 6 * kMiB);
+  ASSERT_TRUE(Begun(sessions[0], one).status().ok());
+  ASSERT_TRUE(Seal(sessions[0], one).status().ok());
+  disks_[1]->free_bytes = 10 * kMiB;  // With what was written taken off.
+  auto two = Begin(sessions[0], BeginOf(0, "two", 2, 12 * kMiB));
+  ios_[1]->Free();
+  Turn([&] { return two.has(); });
+  EXPECT_EQ(two.reason(), "NO_SPACE");
+}
+
 TEST_F(GuardsTest, RoomThatSomebodyElseFreesIsFoundWithoutAskingInACircle) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = 10 * kMiB;
