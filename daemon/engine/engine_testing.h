@@ -98,8 +98,8 @@ class EngineTest : public ::testing::Test {
     options.pages = PagePolicy::kPlain;
     pool_ = SegmentPool::Start(
         options, [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); },
-        [this](std::string warning) { pool_warnings_.push_back(std::move(warning)); },
-        std::move(succession_));
+        [this](std::string warning) { pool_warnings_.push_back(std::move(warning)); }, std::move(succession_),
+        make_populator_);
     EngineOptions engine_options;
     engine_options.daemon_version = "test";
     engine_options.daemon_instance = "instance";
@@ -285,6 +285,7 @@ class EngineTest : public ::testing::Test {
   std::map<uint64_t, FakeRootIo*> ios_;
   std::vector<std::string> pool_warnings_;
   PoolSuccession succession_;             // For the next Start.
+  MakePopulator make_populator_;          // Likewise; null: the real one.
   std::unique_ptr<SealJournal> journal_;  // Null but in SuccessionTest.
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<Engine> engine_;

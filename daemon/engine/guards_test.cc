@@ -8,6 +8,7 @@
 
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engine_testing.h"
+#include "daemon/memory/populator.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {
@@ -434,7 +435,8 @@ TEST_F(GuardsTest, RoomOfACheckpointThatIsBeingEvictedIsWaitedFor) {
   for (const char* call : {"Evict", "EmptyTrash", "FreeBytes"}) {
     ios_[1]->Free();
     ios_[1]->held.insert(call);
-    Pass(std::chrono::seconds(1));
+    Turn();
+    for (int looks = 0; looks < 2; ++looks) Pass(std::chrono::seconds(1));
     EXPECT_FALSE(three.has()) << call << ": " << three.status();
   }
   disks_[1]->free_bytes = 20 * kMiB;
@@ -523,6 +525,33 @@ TEST_F(GuardsTest, ARankThatHasMoreThanInTheLastSaveAsksForTheDiskToo) {
   disks_[1]->free_bytes = 5 * kMiB;
   ASSERT_TRUE(Begun(sessions[0], BeginOf(0, "one", 1, 100)).status().ok());  // Admitted by the last sizes.
   EXPECT_EQ(Begin(sessions[1], BeginOf(1, "one", 1, 10 * kMiB)).reason(), "NO_SPACE");
+}
+
+// The machine has not got what the pool may take.
+TEST_F(GuardsTest, MemoryThatIsNotThereFailsTheSave) {
+  class NoMemory : public Populator {
+   public:
+    NoMemory(Inbox* inbox, Made made) : inbox_(inbox), made_(std::move(made)) {}
+    void Make(SegmentId id) override {
+      inbox_->Post([this, id] {
+        made_({id, MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED", "no memory"), {}});
+      });
+    }
+    void Free(SegmentId, SegmentMemory) override {}
+
+   private:
+    Inbox* const inbox_;
+    const Made made_;
+  };
+  make_populator_ = [this](int64_t, Populator::Made made) {
+    return std::make_unique<NoMemory>(&inbox_, std::move(made));
+  };
+  Start(4);
+  auto sessions = Launch("a", 1);
+  auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 100));
+  Turn([&] { return begun.has(); });
+  EXPECT_EQ(begun.reason(), "POOL_EXHAUSTED");
+  EXPECT_EQ(EndOf(sessions[0], Key(0, "one")), "POOL_EXHAUSTED");
 }
 
 TEST_F(GuardsTest, BeginIsAnsweredWhenThePartHasAllItsMemory) {

@@ -122,11 +122,6 @@ void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Re
     response.set_level(std::max(save->level, v1::STAGED));
     return reply(std::move(response));
   }
-  if (member->attempt < save->run->ledger->active_attempt()) {
-    return reply(MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
-                           absl::StrCat("attempt ", member->attempt, " is over: attempt ",
-                                        save->run->ledger->active_attempt(), " has begun or resumed since")));
-  }
   if (absl::Status wrong = CheckSeal(save, part, request); !wrong.ok()) return reply(wrong);
   part.sealed = true;
   part.files.assign(request.files().begin(), request.files().end());
