@@ -133,6 +133,15 @@ TEST_F(GuardsTest, ASessionThatHasNotJoinedBeginsNothing) {
   EXPECT_EQ(Begin(sessions[0], BeginOf(1, "t", 1, 100)).reason(), "NOT_JOINED");
 }
 
+TEST_F(GuardsTest, TheSumOfAPartsFilesIsCheckedToo) {
+  auto sessions = Launch("a", 1);
+  auto request = BeginOf(0, "t", 1, int64_t{1} << 46);
+  v1::FileSpec& more = *request.add_files();
+  more.set_path("more");
+  more.set_size_bytes(1);
+  EXPECT_EQ(Begin(sessions[0], request).reason(), "INVALID_ARGUMENT");
+}
+
 TEST_F(GuardsTest, EveryFieldOfARequestIsChecked) {
   auto sessions = Launch("a", 1);
   const auto refused = [&](const std::function<void(v1::BeginRequest&)>& change) {
@@ -204,6 +213,17 @@ TEST_F(GuardsTest, AnAttemptThatCannotBeWrittenDownBeginsAndResumesNothing) {
   ios_[1]->errors.clear();
   SaveAll(sessions, "one", 1);
   EXPECT_THAT(Tags(), ElementsAre("one"));
+}
+
+TEST_F(GuardsTest, AnAttemptThatCannotBeWrittenDownFencesNothing) {
+  auto older = Launch("a", 1);
+  auto half = BeginOf(0, "one", 1, 100);
+  ASSERT_TRUE(Begun(older[0], half).status().ok());
+  auto newer = Launch("b", 1);
+  ios_[1]->errors["SaveRunRecord"] = ErrnoError(ENOSPC, "writing the run record");
+  EXPECT_EQ(Resume(newer[0], 0).reason(), "NO_SPACE");
+  EXPECT_EQ(Begin(newer[0], BeginOf(0, "two", 2, 100)).reason(), "NO_SPACE");
+  EXPECT_EQ(EndOf(older[0], half.key()), "none");
 }
 
 TEST_F(GuardsTest, AnAttemptThatIsOvertakenWhileItIsWrittenDownGetsNoSequence) {

@@ -120,6 +120,65 @@ TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsRemembered) {
   EXPECT_TRUE(Activate(1).ok());  // Nobody has fenced it off.
 }
 
+// Where both are known from an earlier daemon, and only what they do is new.
+TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsRememberedAlsoAfterARestart) {
+  ASSERT_EQ(*Join(0, "old", "z"), 1);
+  ASSERT_EQ(*Join(0, "x", "a"), 2);
+  ASSERT_EQ(*Join(1, "x", "b"), 2);
+  ASSERT_TRUE(Activate(1).ok());
+  Start(saved_);
+  hold_saves_ = true;
+  int answers = 0;
+  for (int rank = 0; rank < 2; ++rank) ledger_->Activate(2, [&](absl::Status) { ++answers; });
+  EXPECT_EQ(answers, 0);
+}
+
+TEST_F(LocalLedgerTest, AttemptThatIsOvertakenWhileItIsRememberedIsFencedOff) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(0, "y", "b"), 2);
+  hold_saves_ = true;
+  std::vector<absl::Status> answers(3);
+  for (int64_t attempt : {1, 2})
+    ledger_->Activate(attempt, [&, attempt](absl::Status answer) { answers[attempt] = std::move(answer); });
+  ASSERT_EQ(held_.size(), 2u);
+  held_[1](absl::OkStatus());
+  held_[0](absl::OkStatus());
+  EXPECT_TRUE(answers[2].ok());
+  EXPECT_EQ(ReasonOf(answers[1]), "FENCED");
+}
+
+TEST_F(LocalLedgerTest, AttemptThatCouldNotBeRememberedIsNotRememberedWithSomethingElse) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(*Join(0, "y", "b"), 2);
+  save_error_ = ErrnoError(ENOSPC, "writing the record");
+  ASSERT_FALSE(Activate(2).ok());
+  save_error_ = absl::OkStatus();
+  ledger_->RecordOutcome({});
+  Start(saved_);
+  EXPECT_TRUE(Activate(1).ok());
+}
+
+TEST_F(LocalLedgerTest, FencedAttemptGetsNeitherASequenceNorWhatToResumeFrom) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(0, "y", "b"), 2);
+  ASSERT_TRUE(Activate(1).ok());
+  hold_saves_ = true;
+  std::string resumed;
+  ledger_->DecideResume(1, {"step_1", 1}, [&](absl::StatusOr<Ledger::ResumeChoice> choice) {
+    resumed = choice.ok() ? choice->tag : ReasonOf(choice.status());
+  });
+  hold_saves_ = false;
+  ASSERT_TRUE(Activate(2).ok());
+  ASSERT_EQ(held_.size(), 1u);
+  held_[0](absl::OkStatus());
+  EXPECT_EQ(resumed, "FENCED") << "overtaken while it was written down";
+  EXPECT_EQ(ReasonOf(Resume(1, "step_1", 1).status()), "FENCED");
+  std::string admitted;
+  ledger_->Admit(1, [&](absl::StatusOr<int64_t> sequence) { admitted = ReasonOf(sequence.status()); });
+  EXPECT_EQ(admitted, "FENCED");
+}
+
 TEST_F(LocalLedgerTest, ProcessThatHasActedIsKnownAfterARestart) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
   ASSERT_TRUE(Activate(1).ok());
