@@ -789,6 +789,12 @@ TEST_F(GuardsTest, ASealedPartTakesNoBytes) {
 
 // ---- retention
 
+TEST_F(GuardsTest, WhoSaysNoNumberKeepsAll) {
+  auto sessions = Launch("a", 1);
+  for (const char* tag : {"one", "two", "three"}) SaveAll(sessions, tag, 1);
+  EXPECT_THAT(Tags(), ElementsAre("three", "two", "one"));
+}
+
 TEST_F(GuardsTest, TheNextDaemonKeepsAsMany) {
   auto first = Launch("a", 1);
   SaveAll(first, "one", 1, 1);
