@@ -19,8 +19,9 @@ class StateDirectory {
  public:
   // Makes the directory when it is missing (the one above it must exist) and locks it for the object's life.
   // FAILED_PRECONDITION, reason STATE_LOCKED, when another daemon has it, and reason STATE_UNREADABLE when
-  // the file cannot be read or understood: then saves that wait in unknown roots would be forgotten. Waits for
-  // the lock for up to `patience`: a daemon that was killed keeps it until the kernel has taken all of it down.
+  // the file cannot be read or understood: then saves that wait in unknown roots would be forgotten. Waits
+  // for the lock for up to `patience`: a daemon that was killed keeps it until the kernel has taken all of it
+  // down.
   static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path,
                                                               Duration patience = Duration::zero());
 

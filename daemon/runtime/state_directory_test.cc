@@ -76,9 +76,8 @@ TEST_F(StateDirectoryTest, ASecondDaemonIsRefused) {
 TEST_F(StateDirectoryTest, TheLockOfADaemonThatIsStillGoingDownIsWaitedFor) {
   auto first = StateDirectory::Open(path());
   ASSERT_TRUE(first.ok()) << first.status();
-  std::future<absl::Status> second = std::async(std::launch::async, [this] {
-    return StateDirectory::Open(path(), std::chrono::seconds(30)).status();
-  });
+  std::future<absl::Status> second = std::async(
+      std::launch::async, [this] { return StateDirectory::Open(path(), std::chrono::seconds(30)).status(); });
   EXPECT_EQ(second.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
   first->reset();
   EXPECT_EQ(second.get(), absl::OkStatus());

@@ -94,7 +94,8 @@ class GrpcServerTest : public ::testing::Test {
                 },
                 .daemon_version = "0.0.0",
                 .daemon_instance = "instance"};
-    auto listener = ListenUnix({.path = path_, .type = SOCK_STREAM, .mode = 0600, .group = {}, .patience = {}});
+    auto listener =
+        ListenUnix({.path = path_, .type = SOCK_STREAM, .mode = 0600, .group = {}, .patience = {}});
     ASSERT_TRUE(listener.ok()) << listener.status();
     auto server = GrpcServer::Start(*std::move(listener), &peers_, &context_, [](const std::string&) {});
     ASSERT_TRUE(server.ok()) << server.status();
