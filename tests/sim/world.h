@@ -111,7 +111,6 @@ class World : public EngineObserver {
   std::vector<SegmentMemory> graveyard_;  // Freed too early: kept, so that the case can end in words.
   std::map<std::string, int> runs_by_path_;
   std::map<int, std::string> run_names_;
-  size_t ticks_ = 0;
   bool in_tick_ = false;
 };
 
