@@ -52,9 +52,6 @@ void PointerWriter::Forget() {
 PointerWriter::File& PointerWriter::Look(const std::string& name) {
   const auto [place, fresh] = files_.try_emplace(name);
   if (!fresh) return place->second;
-  // Only a file is opened: a look must not wait at a pipe.
-  const absl::StatusOr<FileStat> stat = fs_.Stat(layout_.root, name);
-  if (!stat.ok() || stat->type != FileType::kRegular) return place->second;
   absl::StatusOr<std::string> content = ReadSmallFile(fs_, layout_.root, name, kMostPointerBytes);
   if (content.ok()) place->second.contents.insert(*std::move(content));
   return place->second;
