@@ -85,6 +85,9 @@ struct SaveOptions {
   std::string tag = {};              // The checkpoint's directory: 1 to 200 characters of [A-Za-z0-9._=+,@-].
   std::optional<int64_t> step = {};  // A label; the same on all ranks.
   std::map<std::string, double> metrics = {};  // Rank 0's count.
+  // Pointer files: name in the root -> content (DeepSpeed's `latest` -> the tag), written after the commit;
+  // of several saves the newest that names one counts. At most 8, together 1024 bytes; all ranks' count.
+  std::map<std::string, std::string> pointers = {};
   BusyPolicy busy = BusyPolicy::kWait;
   Timeout timeout =
       std::chrono::seconds(30);  // For admission, and for reconnecting to a daemon that restarts.

@@ -73,6 +73,7 @@ absl::StatusOr<v1::BeginResponse> PartImpl::Begin(const Joined& joined) {
   SetDuration(run_->options().commit_timeout, request.mutable_commit_timeout());
   if (run_->options().num_kept_ckpts) request.set_num_kept_ckpts(*run_->options().num_kept_ckpts);
   for (const auto& metric : options_.metrics) (*request.mutable_metrics())[metric.first] = metric.second;
+  request.mutable_pointers()->insert(options_.pointers.begin(), options_.pointers.end());
   Stopwatch watch(&timing_.begin);
   return joined.session->rpc().Begin(request, options_.timeout + kCallTimeout);
 }

@@ -171,6 +171,7 @@ void Engine::Impl::BeginPart(Save* save, const Member& member, const v1::BeginRe
     part.begin_replies.push_back(std::move(reply));  // A retry.
     return AnswerBegins(save, part);
   }
+  if (absl::Status named = NamePointers(save, member, request); !named.ok()) return reply(named);
   part.begun = true;
   part.session = member.session;
   part.instance = member.instance;
@@ -187,6 +188,32 @@ void Engine::Impl::BeginPart(Save* save, const Member& member, const v1::BeginRe
   if (save->phase != SavePhase::kAdmitted) return;
   if (absl::Status fits = FitReservation(save, part); !fits.ok()) return FailSave(save, fits);
   DrawFor(save, part);
+}
+
+// The pointers of all ranks together count. A save of which nothing is promised yet is asked about as a
+// whole; one that is under way fails when a late rank names a pointer whose place is taken.
+absl::Status Engine::Impl::NamePointers(Save* save, const Member& member, const v1::BeginRequest& request) {
+  std::map<std::string, std::string> all = save->pointers;
+  std::vector<std::string> added;
+  for (const auto& named : request.pointers()) {
+    const auto [place, fresh] = all.emplace(named.first, named.second);
+    if (fresh) {
+      added.push_back(named.first);
+    } else if (place->second != named.second) {
+      return Conflict(absl::StrCat("rank ", member.rank, " saves ", save->key.tag, " with the pointer ",
+                                   named.first, " = \"", named.second, "\", but it was begun with ",
+                                   named.first, " = \"", place->second, "\""),
+                      *save);
+    }
+  }
+  CKPTD_RETURN_IF_ERROR(CheckPointers(save->key.tag, all));
+  save->pointers = std::move(all);
+  if (added.empty() || !save->target_asked) return absl::OkStatus();
+  save->run->io->CheckTarget(save->key.tag, std::move(added), [this, id = save->id](absl::Status target) {
+    Save* asked = FindSaveById(id);
+    if (asked != nullptr && !asked->sealed() && !target.ok()) FailSave(asked, target);
+  });
+  return absl::OkStatus();
 }
 
 // Gives files their places in the part. A path belongs to one rank.
@@ -238,16 +265,22 @@ absl::Status Engine::Impl::Place(Save* save, Part& part, const std::vector<v1::F
 
 // May the tag be used, and how much room has the disk? Asked before anything is promised.
 void Engine::Impl::AskTarget(Save* save) {
+  save->target_asked = true;
+  bool is_resave = false;
   for (const auto& entry : save->run->committed) {
     if (entry.second.summary.tag() != save->key.tag) continue;
-    if (!save->run->Pinned(entry)) return AskFreeBytes(save);  // Ours: a re-save.
+    is_resave = true;
+    if (!save->run->Pinned(entry)) break;
     return FailSave(save,
                     MakeError(absl::StatusCode::kFailedPrecondition, "PINNED",
                               absl::StrCat("checkpoint ", save->key.tag,
                                            " is pinned and is not replaced; unpin it or use another tag"),
                               {{"tag", save->key.tag}}));
   }
-  save->run->io->CheckTarget(save->key.tag, [this, id = save->id](absl::Status target) {
+  if (is_resave && save->pointers.empty()) return AskFreeBytes(save);  // The tag's place is ours.
+  std::vector<std::string> pointers;
+  for (const auto& pointer : save->pointers) pointers.push_back(pointer.first);
+  save->run->io->CheckTarget(save->key.tag, std::move(pointers), [this, id = save->id](absl::Status target) {
     Save* asked = FindSaveById(id);
     if (asked == nullptr || asked->phase != SavePhase::kTarget) return;
     if (!target.ok()) return FailSave(asked, target);

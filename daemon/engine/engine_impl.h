@@ -89,6 +89,8 @@ struct Save {
   std::optional<int> num_kept_ckpts;
   std::map<std::string, double> metrics;
   bool metrics_of_rank_0 = false;
+  std::map<std::string, std::string> pointers;  // Of all ranks that have begun: name -> content.
+  bool target_asked = false;
 
   SavePhase phase = SavePhase::kTarget;
   v1::Level level = v1::OPEN;
@@ -176,6 +178,7 @@ struct Run {
   std::optional<Instant> scan_again_at;  // The last one failed.
   bool degraded = false;
   std::set<int64_t> evicting;
+  std::set<int64_t> pointed;                 // A pointer file names them: retention leaves them.
   int64_t free_bytes = 0;                    // As last asked,
   int64_t written_before = 0;                // when its device had been written so much;
   int asking_room = 0;                       // and being asked again, since the trash was emptied.
@@ -216,6 +219,7 @@ class Engine::Impl {
   void BeginPart(Save* save, const Member& member, const v1::BeginRequest& request,
                  Reply<v1::BeginResponse> reply);
   absl::Status Place(Save* save, Part& part, const std::vector<v1::FileSpec>& files);
+  absl::Status NamePointers(Save* save, const Member& member, const v1::BeginRequest& request);
   void AskTarget(Save* save);
   void AskFreeBytes(Save* save);
   void Gather(Save* save);
@@ -269,6 +273,7 @@ class Engine::Impl {
   void TryPublish(Save* save);
   void Published(int64_t save_id, PublishResult result);
   storage::v1::ManifestSummary SummaryOf(const Save& save) const;
+  void TakePointers(Run* run, PointerFiles pointers);
   void Retain(Run* run);
   std::vector<int64_t> Victims(const Run& run, bool after_next) const;
   void EmptyTrash(Run* run);

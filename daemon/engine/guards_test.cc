@@ -5,6 +5,8 @@
 
 #include <chrono>
 #include <limits>
+#include <map>
+#include <string>
 
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engine_testing.h"
@@ -18,6 +20,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 
 constexpr int64_t kMiB = 1 << 20;
 
@@ -943,6 +946,128 @@ TEST_F(GuardsTest, AProcessLivesUntilItsLastSessionEnds) {
   EXPECT_EQ(Join(Trainer("another"), 0, 1, "a").reason(), "RANK_TAKEN");
   engine_->SessionClosed(again, "killed");
   EXPECT_EQ(Join(Trainer("another"), 0, 1, "a").get().attempt(), 2);
+}
+
+// Pointer files.
+class EnginePointerTest : public EngineTest {
+ protected:
+  v1::BeginRequest Naming(int rank, const std::string& tag,
+                          const std::map<std::string, std::string>& pointers) {
+    v1::BeginRequest request = BeginOf(rank, tag, 1, 100);
+    request.mutable_pointers()->insert(pointers.begin(), pointers.end());
+    return request;
+  }
+  // A save of one rank that keeps one checkpoint.
+  void SaveOne(SessionId session, const std::string& tag, const std::map<std::string, std::string>& pointers,
+               int64_t ordinal = 1) {
+    v1::BeginRequest request = Naming(0, tag, pointers);
+    request.mutable_key()->set_ordinal(ordinal);
+    request.set_num_kept_ckpts(1);
+    auto begun = Begin(session, request);
+    Turn([&] { return begun.has(); });
+    ASSERT_TRUE(begun.status().ok()) << begun.status();
+    ASSERT_TRUE(Seal(session, request).status().ok());
+    Turn();
+  }
+  std::map<std::string, std::string> PointersOf(const std::string& tag) {
+    for (const auto& entry : disks_[1]->committed) {
+      const auto& summary = entry.second.summary;
+      if (summary.tag() == tag) return {summary.pointers().begin(), summary.pointers().end()};
+    }
+    return {};
+  }
+};
+
+TEST_F(EnginePointerTest, ABadPointerIsRefusedAndSaysWhatIsWrong) {
+  auto sessions = Launch("a", 1);
+  for (const char* name : {"", "a/b", ".ckptd", "..", "one"}) {
+    EXPECT_EQ(Begin(sessions[0], Naming(0, "one", {{name, "one"}})).reason(), "INVALID_POINTER") << name;
+  }
+  EXPECT_EQ(Begin(sessions[0], Naming(0, "one", {{"latest", ""}})).reason(), "INVALID_POINTER");
+  EXPECT_EQ(Begin(sessions[0], Naming(0, "one", {{"latest", std::string(2000, 'x')}})).reason(),
+            "INVALID_POINTER");
+}
+
+TEST_F(EnginePointerTest, ThePointersOfAllRanksCountAndOneNameHasOneContent) {
+  auto sessions = Launch("a", 3);
+  const auto zero = Naming(0, "t", {{"latest", "t"}}), one = Naming(1, "t", {{"latest", "t"}, {"best", "t"}}),
+             two = Naming(2, "t", {});
+  auto a = Begin(sessions[0], zero);
+  const auto other = Begin(sessions[1], Naming(1, "t", {{"latest", "u"}}));
+  EXPECT_EQ(other.reason(), "SAVE_CONFLICT");
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("latest = \"u\""));
+  EXPECT_THAT(std::string(other.status().message()), HasSubstr("latest = \"t\""));
+  std::map<std::string, std::string> many;
+  for (int i = 0; i < 8; ++i) many["p" + std::to_string(i)] = "t";
+  EXPECT_EQ(Begin(sessions[1], Naming(1, "t", many)).reason(), "INVALID_POINTER") << "nine of all ranks";
+  auto b = Begin(sessions[1], one), c = Begin(sessions[2], two);
+  Turn([&] { return a.has() && b.has() && c.has(); });
+  ASSERT_TRUE(a.status().ok()) << a.status();
+  ASSERT_TRUE(Seal(sessions[0], zero).status().ok());
+  ASSERT_TRUE(Seal(sessions[1], one).status().ok());
+  ASSERT_TRUE(Seal(sessions[2], two).status().ok());
+  Turn();
+  EXPECT_THAT(PointersOf("t"), ElementsAre(Pair("best", "t"), Pair("latest", "t")));
+}
+
+TEST_F(EnginePointerTest, ADirectoryInAPointersPlaceIsRefusedAtBeginOnAllRanks) {
+  auto sessions = Launch("a", 1);
+  disks_[1]->directories = {"latest"};
+  EXPECT_EQ(Begin(sessions[0], Naming(0, "one", {{"latest", "one"}})).reason(), "POINTER_FOREIGN");
+  SaveOne(sessions[0], "two", {});
+  auto resave = Naming(0, "two", {{"latest", "two"}});
+  resave.mutable_key()->set_ordinal(2);
+  EXPECT_EQ(Begin(sessions[0], resave).reason(), "POINTER_FOREIGN") << "also where the tag is ours";
+}
+
+TEST_F(EnginePointerTest, ADirectoryInThePlaceOfALateRanksPointerFailsTheSaveForAll) {
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "zero", 0);  // So that rank 0 need not wait for the size of rank 1.
+  disks_[1]->directories = {"latest"};
+  const auto first = Naming(0, "one", {});
+  auto a = Begin(sessions[0], first);
+  Turn([&] { return a.has(); });
+  ASSERT_TRUE(a.status().ok()) << a.status();
+  Begin(sessions[1], Naming(1, "one", {{"latest", "one"}}));
+  auto end = Wait(sessions[0], first.key());
+  ASSERT_TRUE(end.has());
+  EXPECT_EQ(end.get().checkpoint().error().reason(), "POINTER_FOREIGN");
+}
+
+TEST_F(EnginePointerTest, WhatAPointerNamesIsNoVictimUntilTheNextOneNamesIt) {
+  auto sessions = Launch("a", 1);
+  SaveOne(sessions[0], "one", {{"latest", "one"}});
+  SaveOne(sessions[0], "two", {});
+  SaveOne(sessions[0], "three", {});
+  EXPECT_THAT(Tags(), ElementsAre("three", "one"));
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("two"));
+  const v1::Status status = engine_->GetStatus(Caller{0, 0, true});
+  EXPECT_THAT(status.runs(0).predicted_victims(), ElementsAre("three"));
+  SaveOne(sessions[0], "four", {{"latest", "four"}});
+  EXPECT_THAT(Tags(), ElementsAre("four"));
+  EXPECT_THAT(engine_->GetStatus(Caller{0, 0, true}).runs(0).predicted_victims(), ElementsAre("four"))
+      << "the next save most likely names what this one names";
+}
+
+TEST_F(EnginePointerTest, ThatIsKnownToTheNextDaemon) {
+  auto sessions = Launch("a", 1);
+  SaveOne(sessions[0], "one", {{"latest", "one"}});
+  Start(16);
+  sessions = Launch("b", 1);
+  SaveOne(sessions[0], "two", {});
+  EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+}
+
+TEST_F(EnginePointerTest, APointerThatCouldNotBeWrittenIsAWarningAndKeepsWhatItStillNames) {
+  auto sessions = Launch("a", 1);
+  SaveOne(sessions[0], "one", {{"latest", "one"}});
+  ios_[1]->more_pointers = {{disks_[1]->committed.begin()->first}, {"the pointer latest is not written"}};
+  const auto warnings = observer_.warnings.size();
+  SaveOne(sessions[0], "two", {{"latest", "two"}});
+  EXPECT_EQ(Wait(sessions[0], Key(0, "two")).get().checkpoint().level(), v1::COMMITTED);
+  EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+  ASSERT_EQ(observer_.warnings.size(), warnings + 1);
+  EXPECT_THAT(observer_.warnings.back(), HasSubstr("the pointer latest is not written"));
 }
 
 }  // namespace

@@ -59,6 +59,7 @@ storage::v1::ManifestSummary Engine::Impl::SummaryOf(const Save& save) const {
   summary.set_create_time_us(save.begun_unix_us);
   summary.set_chunk_bytes(options_.chunk_bytes);
   for (const auto& metric : save.metrics) (*summary.mutable_metrics())[metric.first] = metric.second;
+  summary.mutable_pointers()->insert(save.pointers.begin(), save.pointers.end());
   return summary;
 }
 
@@ -181,6 +182,7 @@ void Engine::Impl::Published(int64_t save_id, PublishResult result) {
   run->committed.emplace(save->sequence, std::move(committed));
   run->num_kept_ckpts = save->num_kept_ckpts;
   run->ledger->SetRetention(save->num_kept_ckpts);
+  TakePointers(run, std::move(result.pointers));
   Retain(run);  // Before the end, which lets the next save look for room: this makes some.
   EndSave(save, v1::COMMITTED);
 }
@@ -201,14 +203,24 @@ std::vector<int64_t> Engine::Impl::Victims(const Run& run, bool after_next) cons
   std::vector<int64_t> victims;
   if (!run.num_kept_ckpts) return victims;
   const std::vector<int64_t> leased = LeasedSequences(&run);
+  // The next save most likely names the same pointers as the newest one, which is then free to go.
+  const auto pointed = [&](int64_t sequence) {
+    return run.pointed.contains(sequence) && !(after_next && sequence == run.committed.rbegin()->first);
+  };
   int64_t surplus = static_cast<int64_t>(run.committed.size()) - *run.num_kept_ckpts + (after_next ? 1 : 0);
   for (const auto& entry : run.committed) {  // Oldest first.
     if (surplus-- <= 0) break;
-    const bool wanted =
-        run.Pinned(entry) || std::find(leased.begin(), leased.end(), entry.first) != leased.end();
+    const bool wanted = run.Pinned(entry) || pointed(entry.first) ||
+                        std::find(leased.begin(), leased.end(), entry.first) != leased.end();
     if (!wanted) victims.push_back(entry.first);
   }
   return victims;
+}
+
+void Engine::Impl::TakePointers(Run* run, PointerFiles pointers) {
+  run->pointed = std::move(pointers.holders);
+  for (const std::string& warning : pointers.warnings)
+    observer_->OnWarning(absl::StrCat("in the root ", run->path, " ", warning));
 }
 
 void Engine::Impl::Retain(Run* run) {

@@ -32,6 +32,7 @@ struct RootSnapshot {
   std::vector<RecoveredSave> recovered;
   std::map<int64_t, CommittedCheckpoint> committed;
   std::vector<RootStore::Damaged> damaged;
+  PointerFiles pointers;
   storage::v1::RunRecord run_record;
   int64_t highest_sequence = 0;
   int64_t trash_bytes = 0;
@@ -55,7 +56,9 @@ class RootIo {
 
   // First. Probes, locks, recovers, scans.
   virtual void Open(Callback<absl::StatusOr<RootSnapshot>> done) = 0;
-  virtual void CheckTarget(std::string tag, Callback<absl::Status> done) = 0;
+  // Whether a save may have this tag and these pointers, as RootStore::CheckTarget says.
+  virtual void CheckTarget(std::string tag, std::vector<std::string> pointers,
+                           Callback<absl::Status> done) = 0;
   virtual void FreeBytes(Callback<absl::StatusOr<int64_t>> done) = 0;
 
   virtual void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,

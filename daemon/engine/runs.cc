@@ -198,6 +198,7 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
   run->committed = std::move(snapshot.committed);
   run->damaged = std::move(snapshot.damaged);
   run->trash_bytes = snapshot.trash_bytes;
+  TakePointers(run, std::move(snapshot.pointers));
   run->read_only = false;
   if (run->ledger != nullptr) return;  // A rescan: what the ledger knows is newer.
   storage::v1::RunRecord record = std::move(snapshot.run_record);

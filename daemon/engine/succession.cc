@@ -168,6 +168,7 @@ void Engine::Impl::AdoptSave(Run* run, InheritedSave inherited) {
   save->world_size = checkpoint.world_size();
   if (record.has_num_kept_ckpts()) save->num_kept_ckpts = record.num_kept_ckpts();
   save->metrics = {checkpoint.metrics().begin(), checkpoint.metrics().end()};
+  save->pointers = {checkpoint.pointers().begin(), checkpoint.pointers().end()};
   save->phase = SavePhase::kAdmitted;
   save->level = v1::SEALED;
   save->reservation = inherited.memory.reservation;

@@ -97,6 +97,7 @@ class SuccessionTest : public EngineTest {
     for (int rank = 0; rank < static_cast<int>(sessions.size()); ++rank) {
       requests.push_back(BeginOf(rank, tag, 1, bytes));
       requests.back().mutable_key()->set_ordinal(ordinal);
+      requests.back().mutable_pointers()->insert(pointers_.begin(), pointers_.end());
       begun.push_back(Begin(sessions[rank], requests.back()));
     }
     Turn([&] { return std::all_of(begun.begin(), begun.end(), [](const auto& b) { return b.has(); }); });
@@ -141,6 +142,7 @@ class SuccessionTest : public EngineTest {
   }
 
   FakeStore store_;
+  std::map<std::string, std::string> pointers_;  // That every rank's save names.
 };
 
 TEST_F(SuccessionTest, WhatEveryRankHadSealedIsPublishedByTheNextDaemonByteForByte) {
@@ -161,6 +163,15 @@ TEST_F(SuccessionTest, WhatEveryRankHadSealedIsPublishedByTheNextDaemonByteForBy
   Crash();  // Nothing is left to take over.
   Recover();
   EXPECT_EQ(observer_.ended.size(), 1u);
+}
+
+TEST_F(SuccessionTest, ItsPointersComeAlong) {
+  pointers_ = {{"latest", "step_1"}};
+  SealAll(Launch("a", 2), "step_1", 100);
+  Crash();
+  Recover();
+  EXPECT_THAT(Tags(), ElementsAre("step_1"));
+  EXPECT_EQ(disks_[1]->committed.at(1).summary.pointers().at("latest"), "step_1");
 }
 
 TEST_F(SuccessionTest, ItIsTakenOverAsOftenAsDaemonsAreKilled) {

@@ -55,6 +55,8 @@ absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
           absl::StrCat("a metric's name has ", metric.first.size(), " characters; it has 1 to 64"));
     }
   }
+  CKPTD_RETURN_IF_ERROR(
+      CheckPointers(request.key().tag(), {request.pointers().begin(), request.pointers().end()}));
   return CheckFiles(request.files());
 }
 

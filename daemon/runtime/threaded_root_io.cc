@@ -51,6 +51,7 @@ RootSnapshot SnapshotOf(RootStore& store, const ProbeResult& probe) {
   snapshot.recovered = store.recovered();
   snapshot.committed = store.committed();
   snapshot.damaged = store.damaged();
+  snapshot.pointers = store.pointers();
   snapshot.run_record = store.run_record();
   snapshot.highest_sequence = store.highest_sequence();
   snapshot.trash_bytes = store.trash_bytes();
@@ -129,12 +130,14 @@ class ThreadedRootIoFactory::Io : public RootIo {
     });
   }
 
-  void CheckTarget(std::string tag, Callback<absl::Status> done) override {
-    Question(std::move(done), [tag = std::move(tag)](Root& root) -> absl::Status {
-      CKPTD_RETURN_IF_ERROR(CheckTag(tag));
-      CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(*root.fs, root.dir.get(), tag));
-      return target.kind == TargetKind::kForeign ? TagForeignError(tag, target.what) : absl::OkStatus();
-    });
+  void CheckTarget(std::string tag, std::vector<std::string> pointers, Callback<absl::Status> done) override {
+    Question(std::move(done),
+             [tag = std::move(tag), pointers = std::move(pointers)](Root& root) -> absl::Status {
+               CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+               CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(*root.fs, root.dir.get(), tag));
+               if (target.kind == TargetKind::kForeign) return TagForeignError(tag, target.what);
+               return CheckPointerTargets(*root.fs, root.dir.get(), pointers);
+             });
   }
 
   void FreeBytes(Callback<absl::StatusOr<int64_t>> done) override {

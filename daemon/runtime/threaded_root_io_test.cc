@@ -339,7 +339,7 @@ TEST_P(ThreadedRootIoTest, APartThatCannotBeWrittenIsAnErrorAndCanBeDiscarded) {
 TEST_P(ThreadedRootIoTest, NothingWorksBeforeTheRootIsOpen) {
   Images images;
   images.Add("a", 10, 'a');
-  EXPECT_FALSE(Wait<absl::Status>([&](auto done) { io_->CheckTarget("t", std::move(done)); }).ok());
+  EXPECT_FALSE(Wait<absl::Status>([&](auto done) { io_->CheckTarget("t", {}, std::move(done)); }).ok());
   EXPECT_FALSE(Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->FreeBytes(std::move(done)); }).ok());
   EXPECT_FALSE(Create(*io_, 1, "t", 1).ok());
   EXPECT_FALSE(Write(*io_, 1, "t", 1, images).ok());
@@ -357,7 +357,7 @@ TEST_P(ThreadedRootIoTest, QuestionsAreAnsweredBesideTheWork) {
   std::filesystem::create_directory(dir_.path() + "/empty");
   std::filesystem::create_directories(dir_.path() + "/foreign/x");
   const auto check = [&](const std::string& tag) {
-    return Wait<absl::Status>([&](auto done) { io_->CheckTarget(tag, std::move(done)); });
+    return Wait<absl::Status>([&](auto done) { io_->CheckTarget(tag, {}, std::move(done)); });
   };
   EXPECT_TRUE(check("new").ok());
   EXPECT_TRUE(check("ours").ok());

@@ -100,6 +100,8 @@ absl::Status CheckSealedSave(const storage::v1::SealedSave& save) {
       checkpoint.world_size() != save.parts_size()) {
     return Unfit(absl::StrCat(save.parts_size(), " parts for ", checkpoint.world_size(), " ranks"));
   }
+  CKPTD_RETURN_IF_ERROR(
+      CheckPointers(checkpoint.tag(), {checkpoint.pointers().begin(), checkpoint.pointers().end()}));
   if (save.has_num_kept_ckpts() && save.num_kept_ckpts() < 1) return Unfit("num_kept_ckpts is at least 1");
   std::set<std::string> files, directories;
   for (int rank = 0; rank < save.parts_size(); ++rank) {

@@ -176,6 +176,7 @@ TEST(InheritanceTest, ARecordOfWhatCannotHaveBeenSealedIsRefused) {
       {"no parts", [](auto& s) { s.clear_parts(), s.mutable_checkpoint()->set_world_size(0); }},
       {"ranks", [](auto& s) { s.mutable_parts(1)->set_rank(0); }},
       {"retention", [](auto& s) { s.set_num_kept_ckpts(0); }},
+      {"pointer", [](auto& s) { (*s.mutable_checkpoint()->mutable_pointers())["../latest"] = "x"; }},
       {"path", [](auto& s) { s.mutable_parts(0)->mutable_files(0)->set_path("/etc/passwd"); }},
       {"path up", [](auto& s) { s.mutable_parts(0)->mutable_files(0)->set_path("a/../../b"); }},
       {"path twice", [](auto& s) { s.mutable_parts(0)->mutable_files(0)->set_path("r1/f0"); }},

@@ -148,6 +148,7 @@ void ExpectAllWhole(TemporaryRoot& root, const RootStore& store) {
   for (const auto& [sequence, checkpoint] : store.committed()) {
     const SaveSpec spec{checkpoint.summary.tag(), sequence};
     names.push_back(spec.tag);
+    for (const auto& pointer : checkpoint.summary.pointers()) names.push_back(pointer.first);
     const absl::StatusOr<VerifyReport> report = VerifyCheckpoint(root.fs(), root.handle(), spec.tag);
     ASSERT_TRUE(report.ok()) << report.status();
     for (const VerifyProblem& problem : report->problems)
@@ -158,6 +159,7 @@ void ExpectAllWhole(TemporaryRoot& root, const RootStore& store) {
     }
   }
   std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
   std::vector<std::string> found = root.Names("");
   std::erase_if(found, [&](const std::string& name) { return std::filesystem::is_empty(root.path(name)); });
   EXPECT_EQ(found, names);
@@ -328,6 +330,63 @@ TEST(CrashTest, AnEvictedCheckpointIsWholeOrGone) {
                 .after = {"new:2"}},
                3);
 }
+
+// Beside the verdict: with COMMITTED the pointer is the new one, else the old one or the new one, and it is
+// never anything else. What could not be written is a warning, and the next daemon or the next save makes it
+// good.
+class PointerCrashTest : public ::testing::TestWithParam<Fault> {
+ protected:
+  static SaveSpec Naming(const std::string& tag, int64_t sequence) {
+    return {tag, sequence, 1, {{"latest", tag}}};
+  }
+};
+
+TEST_P(PointerCrashTest, APointerIsOldOrNewAndNeverUndoesTheCommit) {
+  bool reached = true, warned = false;
+  for (int at = 1; reached && !HasFailure(); ++at) {
+    TemporaryRoot root(TemporaryRoot::On::kMemory);
+    FaultPoints points(root, true);
+    std::unique_ptr<RootStore> store = points.MustOpen(root);
+    ASSERT_EQ(Save(points.fs(), *store, Naming("old", 1)), Verdict::kCommitted);
+    absl::StatusOr<Staged> staged = Stage(points.fs(), *store, Naming("new", 2));
+    ASSERT_TRUE(staged.ok());
+    points.Arm(GetParam(), at);
+    const PublishResult result = store->Publish(staged->inflight, SummaryOf(Naming("new", 2)), staged->parts);
+    reached = !points.hit().empty();
+    SCOPED_TRACE(absl::StrCat(NameOf(GetParam()), " at ", at, ": ", points.hit()));
+    const bool committed = result.outcome == PublishOutcome::kCommitted;
+    const std::string pointer = root.Read("latest");
+    EXPECT_THAT(pointer, AnyOf("old", "new"));
+    if (!committed || result.pointers.warnings.empty()) {
+      EXPECT_EQ(pointer, committed ? "new" : "old");
+    }
+    if (pointer == "old") {
+      points.Disarm();
+      EXPECT_FALSE(store->Evict("old", 1).ok()) << "what the pointer names stays";
+    }
+    warned |= committed && !result.pointers.warnings.empty();
+    points.Disarm();
+    if (committed && GetParam() != Fault::kDeath) {  // The next save, which names none, makes it good.
+      ASSERT_EQ(Save(points.fs(), *store, {"later", 3}), Verdict::kCommitted);
+      EXPECT_EQ(root.Read("latest"), "new");
+      EXPECT_THAT(store->pointers().warnings, IsEmpty());
+      EXPECT_TRUE(store->Evict("old", 1).ok()) << "the pointer has moved";
+    }
+    staged = absl::UnknownError("ended");
+    store.reset();
+    store = points.MustOpen(root);
+    const bool there = store->committed().contains(2);
+    EXPECT_TRUE(there || !committed);
+    EXPECT_EQ(root.Read("latest"), there ? "new" : "old");
+    EXPECT_THAT(store->pointers().warnings, IsEmpty());
+    EXPECT_THAT(root.Names(".ckptd/nodes/local"), testing::Not(Contains("pointer.new")));
+  }
+  EXPECT_TRUE(warned) << "no fault met the pointer";
+}
+
+INSTANTIATE_TEST_SUITE_P(, PointerCrashTest,
+                         ::testing::Values(Fault::kIoError, Fault::kNoSpace, Fault::kDoneButReported,
+                                           Fault::kDeath));
 
 TEST(CrashTest, EmptyingTrashTouchesNothingElse) {
   TryAllPoints({.prepare =
@@ -503,6 +562,46 @@ TEST_F(OrderTest, EverythingIsSyncedBeforeTheRenameAndBothParentsAfter) {
   const size_t root = Find("Sync", "", publish);
   EXPECT_EQ(points_.log()[root], "Sync") << "the root, which has no path here";
   Find("Sync", "/inflight", root);
+}
+
+TEST_F(OrderTest, APointerFollowsTheCommitAndIsSyncedBeforeAndAfterItsRename) {
+  points_.Arm(Fault::kIoError, 0);
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1, 1, {{"latest", "step"}}}), Verdict::kCommitted);
+  const size_t publish = Find("Rename", " step");
+  const size_t parents = Find("Sync", "/inflight", Find("Sync", "", publish));
+  const size_t written = Find("WriteAt", "/pointer.new", parents);
+  const size_t synced = Find("Sync", "/pointer.new", written);
+  const size_t renamed = Find("Rename", " latest", synced);
+  const size_t root = Find("Sync", "", renamed);
+  EXPECT_EQ(points_.log()[root], "Sync") << "the root, which has no path here";
+  Find("Sync", ".ckptd/nodes/local", root);
+}
+
+TEST_F(OrderTest, APointerThatIsRightIsNotWrittenAgain) {
+  ASSERT_EQ(Save(fs(), *store_, {"step", 1, 1, {{"latest", "step"}}}), Verdict::kCommitted);
+  points_.Arm(Fault::kIoError, 0);
+  ASSERT_EQ(Save(fs(), *store_, {"next", 2}), Verdict::kCommitted);
+  ASSERT_TRUE(store_->Rescan().ok());
+  for (const std::string& call : points_.log()) EXPECT_FALSE(call.ends_with("/pointer.new")) << call;
+}
+
+// What a failed sync may have dropped is written anew, whatever a look at the file says.
+TEST_F(OrderTest, APointerWhoseSyncFailedIsWrittenAnewByAScan) {
+  ASSERT_EQ(Save(fs(), *store_, {"old", 1, 1, {{"latest", "old"}}}), Verdict::kCommitted);
+  const SaveSpec spec{"new", 2, 1, {{"latest", "new"}}};
+  const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
+  ASSERT_TRUE(staged.ok());
+  // Of the manifest, four directories, the root and in-flight, the pointer; and the root again.
+  fs().Fail({.op = FsOp::kSync, .nth = 9, .error = EIO});
+  const PublishResult result = store_->Publish(staged->inflight, SummaryOf(spec), staged->parts);
+  EXPECT_EQ(result.outcome, PublishOutcome::kCommitted);
+  EXPECT_EQ(result.pointers.warnings.size(), 1u);
+  EXPECT_THAT(result.pointers.holders, ElementsAre(1, 2)) << "a crash may leave the one or the other";
+  EXPECT_EQ(root_.Read("latest"), "new");
+  points_.Arm(Fault::kIoError, 0);
+  ASSERT_TRUE(store_->Rescan().ok());
+  Find("Rename", " latest");
+  EXPECT_THAT(store_->pointers().holders, ElementsAre(2));
 }
 
 TEST_F(OrderTest, ADaemonSyncsWhatItFindsBeforeItBelievesIt) {

@@ -10,6 +10,7 @@
 //       - Over our own checkpoint of a lower sequence: exchange of the names; the tag is never missing.
 //       Both parents (the root and inflight/) are synced. Only after that is it COMMITTED.
 //   5'. After an exchange, the old checkpoint has the in-flight name: it goes to trash.
+//   6.  Pointer files follow (pointers.cc): no part of the commit.
 //
 // Why a crash does no harm:
 //
@@ -49,6 +50,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/pointers.h"
 #include "storage/format/frame.h"
 #include "storage/format/manifest.h"
 #include "storage/format/names.h"
@@ -268,8 +270,11 @@ Published PublishInflight(const PublishContext& context, const Inflight& infligh
   const auto prepare = [&]() -> absl::StatusOr<Manifest> {
     CKPTD_ASSIGN_OR_RETURN(target, CheckedTarget(layout, context.pins, inflight.tag));
     CKPTD_RETURN_IF_ERROR(CheckIsYounger(inflight, target));
+    ManifestSummary whole = summary;
+    if (target.kind == TargetKind::kCheckpoint)
+      CKPTD_RETURN_IF_ERROR(TakeOverPointers(fs, layout.root, target.summary, whole));
     CKPTD_ASSIGN_OR_RETURN(Manifest manifest,
-                           BuildManifest(inflight, summary, parts, context.clock.UnixMicros()));
+                           BuildManifest(inflight, whole, parts, context.clock.UnixMicros()));
     CKPTD_RETURN_IF_ERROR(CheckFiles(fs, inflight.dir.get(), manifest.body.files()));
     CKPTD_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
     CKPTD_RETURN_IF_ERROR(WriteManifest(fs, inflight.dir.get(), bytes));

@@ -89,6 +89,9 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
       found.summary = record->checkpoint();
       world_size = found.summary.world_size();
     }
+    // A record has what was known when it was written: at least what its own rank named.
+    found.summary.mutable_pointers()->insert(record->checkpoint().pointers().begin(),
+                                             record->checkpoint().pointers().end());
     found.why_not = RecordFault(*record, id, found.summary);
     if (!found.why_not.empty()) {
       found.sequence = std::min(record->sequence(), id.sequence);

@@ -10,6 +10,7 @@
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/layout.h"
+#include "storage/commit/pointers.h"
 #include "storage/commit/publish.h"
 #include "storage/commit/records.h"
 #include "storage/commit/recovery.h"
@@ -61,7 +62,8 @@ class RootStore::Impl {
         fs_(*layout_.fs),
         clock_(*clock),
         options_(std::move(options)),
-        trash_(layout_.fs, layout_.trash.get()) {}
+        trash_(layout_.fs, layout_.trash.get()),
+        pointer_writer_(&layout_) {}
 
   absl::Status Start();
   absl::Status Rescan();
@@ -97,6 +99,8 @@ class RootStore::Impl {
   ProbeResult probe_;
 
   Trash trash_;
+  PointerWriter pointer_writer_;
+  PointerFiles pointers_;
   Pins pins_;
   RunRecord run_record_;
   std::vector<RecoveredSave> recovered_;
@@ -173,6 +177,8 @@ absl::Status RootStore::Impl::RecoverAndScan() {
   for (const RecoveredSave& save : recovered_) SawSequence(save.sequence);
   SawSequence(trash_.highest_sequence());
   SawSequence(run_record_.last_sequence());
+  pointer_writer_.Forget();
+  pointers_ = pointer_writer_.Update(committed_);
   return absl::OkStatus();
 }
 
@@ -257,6 +263,7 @@ PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestS
       std::erase_if(committed_,
                     [&](const auto& entry) { return entry.second.summary.tag() == inflight.tag; });
       committed_[inflight.sequence] = {std::move(published.summary), false};
+      published.result.pointers = pointers_ = pointer_writer_.Update(committed_);
       break;
   }
   return published.result;
@@ -279,6 +286,12 @@ absl::Status RootStore::Impl::Evict(const std::string& tag, int64_t sequence) {
   if (victim->pinned) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "PINNED",
                      absl::StrCat(tag, " is pinned: unpin it first"), {{"tag", tag}});
+  }
+  if (pointers_.holders.contains(sequence)) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "POINTED",
+        absl::StrCat("a pointer file names ", tag, ": it stays until the pointer names a newer one"),
+        {{"tag", tag}});
   }
   // The directory may have been replaced behind our back: only what we wrote is removed.
   const absl::StatusOr<ScopedHandle> dir = OpenCheckpoint(tag, sequence);
@@ -332,8 +345,11 @@ const RunRecord& RootStore::run_record() const { return impl_->run_record_; }
 int64_t RootStore::highest_sequence() const { return impl_->highest_sequence_; }
 int64_t RootStore::trash_bytes() { return impl_->trash_.bytes(); }
 
-absl::Status RootStore::CheckTarget(const std::string& tag) {
-  return CheckedTarget(impl_->layout_, impl_->pins_, tag).status();
+const PointerFiles& RootStore::pointers() const { return impl_->pointers_; }
+
+absl::Status RootStore::CheckTarget(const std::string& tag, const std::vector<std::string>& pointers) {
+  CKPTD_RETURN_IF_ERROR(CheckedTarget(impl_->layout_, impl_->pins_, tag).status());
+  return CheckPointerTargets(impl_->fs_, impl_->layout_.root, pointers);
 }
 
 absl::StatusOr<Inflight> RootStore::CreateInflight(const std::string& tag, int64_t sequence,

@@ -3,6 +3,7 @@
 //
 //   <root>/<tag>/                         a committed checkpoint: its files, and our own beside them
 //   <root>/<tag>/.ckptd/manifest          the commit record; .ckptd/part-NNNNN: one for every rank
+//   <root>/<pointer>                      what a committed manifest names, see pointers.h
 //   <root>/.ckptd/pins                    PinRecord
 //   <root>/.ckptd/nodes/<node>/lock       flock for the daemon's life
 //   <root>/.ckptd/nodes/<node>/run        RunRecord
@@ -21,6 +22,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,9 +67,15 @@ enum class PublishOutcome {
   kFailed,         // Nothing was published. `status` says why. The caller discards the in-flight directory.
   kIndeterminate,  // Renamed, but a sync after it failed: the root is read-only until Rescan.
 };
+// What became of the pointer files (docs/design.md, step 6).
+struct PointerFiles {
+  std::set<int64_t> holders;          // Sequences that a pointer names: retention leaves them.
+  std::vector<std::string> warnings;  // Of each that could not be written, for people.
+};
 struct PublishResult {
   PublishOutcome outcome;
-  absl::Status status;  // OK with kCommitted.
+  absl::Status status;         // OK with kCommitted.
+  PointerFiles pointers = {};  // With kCommitted.
 };
 
 class RootStore {
@@ -91,11 +99,13 @@ class RootStore {
   };
   const std::vector<Damaged>& damaged() const;
   const storage::v1::RunRecord& run_record() const;
-  int64_t highest_sequence() const;  // Of anything that was found, in flight and trash included.
+  const PointerFiles& pointers() const;  // As the last scan or commit left them.
+  int64_t highest_sequence() const;      // Of anything that was found, in flight and trash included.
 
   // What a save of `tag` would meet. OK over nothing, an empty directory, or our own committed checkpoint;
   // ALREADY_EXISTS reason TAG_FOREIGN for anything else, FAILED_PRECONDITION reason PINNED for a pinned one.
-  absl::Status CheckTarget(const std::string& tag);
+  // And its pointers: reason POINTER_FOREIGN for one whose place is not a file's.
+  absl::Status CheckTarget(const std::string& tag, const std::vector<std::string>& pointers = {});
 
   // Step 1, and the manifest's space of step 2 (`manifest_bytes` allocated).
   absl::StatusOr<Inflight> CreateInflight(const std::string& tag, int64_t sequence, int64_t manifest_bytes);
@@ -103,14 +113,15 @@ class RootStore {
   absl::Status MakeParents(const Inflight& inflight, const std::vector<std::string>& paths);
   // Step 3. Every file of the part is on disk and synced.
   absl::Status WritePartRecord(const Inflight& inflight, const storage::v1::PartRecord& record);
-  // Steps 4 and 5. The manifest is made of the parts.
+  // Steps 4 to 6. The manifest is made of the parts.
   PublishResult Publish(const Inflight& inflight, const storage::v1::ManifestSummary& summary,
                         const std::vector<storage::v1::PartRecord>& parts);
   // Moves the in-flight directory to trash and syncs: after this (and only then) the save may be called
   // FAILED.
   absl::Status Discard(const Inflight& inflight);
 
-  // Step 7, first half: renames a victim to trash and syncs. NOT_FOUND when (tag, sequence) is not committed.
+  // Step 7, first half: renames a victim to trash and syncs. NOT_FOUND when (tag, sequence) is not committed,
+  // FAILED_PRECONDITION reason PINNED or POINTED when it is pinned or a pointer names it.
   absl::Status Evict(const std::string& tag, int64_t sequence);
   // Step 7, second half: removes a file, or up to 1 GiB of small ones, from trash. Checkpoints of
   // `keep_sequences` (open readers) are left. False when there is nothing left to do.

@@ -1,8 +1,10 @@
 #include "storage/commit/root_store.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -615,6 +617,179 @@ TEST(RootStoreScanTest, AThousandCheckpointsAreFoundWithAFewCallsForEach) {
   EXPECT_THAT(store->committed(), SizeIs(1000));
   EXPECT_EQ(store->committed().rbegin()->second.summary.tag(), "step_1000");
   EXPECT_LT(fs.calls().size(), 6 * 1000u);
+}
+
+// Pointer files: step 6.
+class PointerTest : public RootStoreTest {
+ protected:
+  using Pointers = std::map<std::string, std::string>;
+  // With `latest` alone, its content is the tag.
+  static SaveSpec Naming(const std::string& tag, int64_t sequence) {
+    return {tag, sequence, 1, {{"latest", tag}}};
+  }
+  PublishResult PublishNow(const SaveSpec& spec) {
+    const Staged staged = StageNow(spec);
+    return store_->Publish(staged.inflight, SummaryOf(spec), staged.parts);
+  }
+  void ExpectCommitted(const SaveSpec& spec) {
+    const PublishResult result = PublishNow(spec);
+    EXPECT_EQ(result.outcome, PublishOutcome::kCommitted) << result.status;
+    EXPECT_THAT(result.pointers.warnings, IsEmpty());
+  }
+  std::vector<int64_t> Holders() const {
+    return {store_->pointers().holders.begin(), store_->pointers().holders.end()};
+  }
+};
+
+TEST_F(PointerTest, APointerNamesTheNewestCheckpointThatNamesIt) {
+  ExpectCommitted(Naming("a", 1));
+  EXPECT_EQ(root_.Read("latest"), "a") << "without a newline";
+  EXPECT_EQ(root_.Names("").size(), 3u) << "nothing else is beside it";
+  EXPECT_EQ(root_.Names(".ckptd/nodes/local").size(), 3u) << "lock, inflight, trash";
+  ExpectCommitted({"b", 2, 1, {{"best", "b"}}});
+  EXPECT_EQ(root_.Read("latest"), "a");
+  EXPECT_EQ(root_.Read("best"), "b");
+  ExpectCommitted(Naming("c", 3));
+  EXPECT_EQ(root_.Read("latest"), "c");
+  EXPECT_THAT(Holders(), ElementsAre(2, 3));
+}
+
+TEST_F(PointerTest, APointerOnlyGoesForwardWhateverOrderSavesAreCommittedIn) {
+  const Staged slow = StageNow(Naming("slow", 1));
+  ExpectCommitted(Naming("quick", 2));
+  EXPECT_EQ(store_->Publish(slow.inflight, SummaryOf(Naming("slow", 1)), slow.parts).outcome,
+            PublishOutcome::kCommitted);
+  EXPECT_EQ(root_.Read("latest"), "quick");
+  Reopen();
+  EXPECT_EQ(root_.Read("latest"), "quick");
+}
+
+TEST_F(PointerTest, APointerThatIsMissingOrFalseIsMadeGoodAtStartAndByAScan) {
+  ExpectCommitted(Naming("a", 1));
+  ExpectCommitted(Naming("b", 2));
+  for (const bool restart : {true, false}) {
+    for (const std::string content : {"", "a", "b\n", "garbage"}) {
+      std::filesystem::remove(root_.path("latest"));
+      if (!content.empty()) root_.Write("latest", content);
+      if (restart) {
+        Reopen();
+      } else {
+        ASSERT_TRUE(store_->Rescan().ok());
+      }
+      EXPECT_EQ(root_.Read("latest"), "b") << content;
+      EXPECT_THAT(store_->pointers().warnings, IsEmpty());
+    }
+  }
+}
+
+TEST_F(PointerTest, WhatNoManifestNamesIsNotTouched) {
+  root_.Write("newest", "mine");
+  std::filesystem::create_symlink("nowhere", root_.path("link"));
+  ExpectCommitted(Naming("a", 1));
+  Reopen();
+  EXPECT_EQ(root_.Read("newest"), "mine");
+  EXPECT_TRUE(std::filesystem::is_symlink(root_.path("link")));
+}
+
+TEST_F(PointerTest, ASymbolicLinkIsReplacedAndNeverFollowed) {
+  root_.Write("outside", "mine");
+  for (const bool at_start : {false, true}) {
+    std::filesystem::remove(root_.path("latest"));
+    std::filesystem::create_symlink("outside", root_.path("latest"));
+    EXPECT_TRUE(store_->CheckTarget("a", {"latest"}).ok());
+    if (at_start) {
+      Reopen();
+    } else {
+      ExpectCommitted(Naming("a", 1));
+    }
+    EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(root_.path("latest"))));
+    EXPECT_EQ(root_.Read("latest"), "a");
+    EXPECT_EQ(root_.Read("outside"), "mine");
+  }
+}
+
+TEST_F(PointerTest, ADirectoryInItsPlaceIsRefusedAndLaterAWarning) {
+  std::filesystem::create_directory(root_.path("latest"));
+  EXPECT_EQ(ReasonOf(store_->CheckTarget("a", {"latest"})), "POINTER_FOREIGN");
+  const PublishResult result = PublishNow(Naming("a", 1));
+  EXPECT_EQ(result.outcome, PublishOutcome::kCommitted);
+  ASSERT_THAT(result.pointers.warnings, SizeIs(1));
+  EXPECT_THAT(result.pointers.warnings[0], HasSubstr("latest"));
+  Reopen();
+  EXPECT_THAT(store_->pointers().warnings, SizeIs(1));
+  EXPECT_TRUE(std::filesystem::is_directory(root_.path("latest")));
+  std::filesystem::remove(root_.path("latest"));
+  ExpectCommitted({"b", 2});
+  EXPECT_EQ(root_.Read("latest"), "a") << "the next save tries it again";
+}
+
+TEST_F(PointerTest, APipeIsNeitherReadNorReplaced) {
+  ASSERT_EQ(::mkfifo(root_.path("latest").c_str(), 0600), 0);
+  EXPECT_EQ(ReasonOf(store_->CheckTarget("a", {"latest"})), "POINTER_FOREIGN");
+  EXPECT_THAT(PublishNow(Naming("a", 1)).pointers.warnings, SizeIs(1));
+  Reopen();
+  EXPECT_TRUE(std::filesystem::is_fifo(root_.path("latest")));
+}
+
+TEST_F(PointerTest, WhatAKilledDaemonLeftOfAPointerIsNoHindrance) {
+  root_.Write(".ckptd/nodes/local/pointer.new", "half a poin");
+  ExpectCommitted(Naming("a", 1));
+  EXPECT_EQ(root_.Read("latest"), "a");
+}
+
+TEST_F(PointerTest, WhatAPointerNamesIsNotEvictedUntilTheNextOneNamesIt) {
+  ExpectCommitted(Naming("a", 1));
+  ExpectCommitted({"b", 2});
+  EXPECT_EQ(ReasonOf(store_->Evict("a", 1)), "POINTED");
+  Reopen();
+  EXPECT_EQ(ReasonOf(store_->Evict("a", 1)), "POINTED");
+  ExpectCommitted(Naming("c", 3));
+  EXPECT_TRUE(store_->Evict("a", 1).ok());
+  EXPECT_EQ(ReasonOf(store_->Evict("c", 3)), "POINTED");
+}
+
+TEST_F(PointerTest, AResaveTakesOverThePointersThatNameWhatItReplaces) {
+  ExpectCommitted(Naming("a", 1));
+  ExpectCommitted(Naming("b", 2));
+  ExpectCommitted({"b", 3});  // It names none.
+  EXPECT_EQ(root_.Read("latest"), "b");
+  EXPECT_THAT(Holders(), ElementsAre(3));
+  ExpectCommitted({"a", 4});  // What it replaces is not the one that is pointed at.
+  Reopen();
+  EXPECT_EQ(root_.Read("latest"), "b");
+  EXPECT_THAT(Holders(), ElementsAre(3));
+}
+
+TEST_F(PointerTest, AResaveTakesOverWhatItDoesNotNameItselfAndWhatFits) {
+  SaveSpec old{"a", 1, 1, {{"latest", "a"}}}, next{"a", 2, 1, {{"latest", "a, again"}, {"p9", "a"}}};
+  for (int i = 0; i < 7; ++i) old.pointers[absl::StrCat("p", i)] = "a";
+  ExpectCommitted(old);
+  ExpectCommitted(next);
+  EXPECT_EQ(root_.Read("latest"), "a, again");
+  EXPECT_EQ(store_->committed().at(2).summary.pointers_size(), 8);
+  EXPECT_EQ(store_->committed().at(2).summary.pointers().at("p0"), "a");
+}
+
+TEST_F(PointerTest, TheNextDaemonPublishesWithThePointersOfAllRanks) {
+  // A record has what was known when it was written: here each only what its own rank named.
+  SaveSpec spec{"a", 1, 2, {{"latest", "a"}}};
+  const absl::StatusOr<Inflight> inflight = store_->CreateInflight("a", 1, 8192);
+  ASSERT_TRUE(inflight.ok());
+  ASSERT_TRUE(WritePart(root_.fs(), *store_, *inflight, spec, 0).ok());
+  spec.pointers = {{"best", "a"}};
+  ASSERT_TRUE(WritePart(root_.fs(), *store_, *inflight, spec, 1).ok());
+  Reopen();
+  EXPECT_THAT(Committed(), ElementsAre("a:1"));
+  EXPECT_EQ(root_.Read("latest"), "a");
+  EXPECT_EQ(root_.Read("best"), "a");
+}
+
+TEST_F(PointerTest, ACheckpointThatSomebodyRemovedIsNotNamedAnyMoreAfterAScan) {
+  ExpectCommitted(Naming("a", 1));
+  ExpectCommitted(Naming("b", 2));
+  std::filesystem::remove_all(root_.path("b"));
+  Reopen();
+  EXPECT_EQ(root_.Read("latest"), "a");
 }
 
 }  // namespace

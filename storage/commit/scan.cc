@@ -112,4 +112,22 @@ absl::Status TagForeignError(const std::string& tag, const std::string& what) {
       {{"tag", tag}});
 }
 
+absl::Status CheckPointerTarget(FileSystem& fs, Handle root, const std::string& name) {
+  CKPTD_RETURN_IF_ERROR(CheckPointerName(name));
+  const absl::StatusOr<FileStat> stat = fs.Stat(root, name);
+  if (IsMissing(stat.status())) return absl::OkStatus();
+  if (!stat.ok()) return stat.status();
+  if (stat->type == FileType::kRegular || stat->type == FileType::kSymlink) return absl::OkStatus();
+  const char* const what = stat->type == FileType::kDirectory ? "a directory" : "a special file";
+  return MakeError(absl::StatusCode::kAlreadyExists, "POINTER_FOREIGN",
+                   absl::StrCat("the pointer ", name, " would take the place of ", what,
+                                ": it is left alone; name another pointer, or move it away"),
+                   {{"path", name}});
+}
+
+absl::Status CheckPointerTargets(FileSystem& fs, Handle root, const std::vector<std::string>& names) {
+  for (const std::string& name : names) CKPTD_RETURN_IF_ERROR(CheckPointerTarget(fs, root, name));
+  return absl::OkStatus();
+}
+
 }  // namespace ckptd

@@ -41,5 +41,10 @@ absl::StatusOr<Target> InspectTarget(FileSystem& fs, Handle root, const std::str
 // ALREADY_EXISTS, reason TAG_FOREIGN: what is at the tag is not ours, it is `what`.
 absl::Status TagForeignError(const std::string& tag, const std::string& what);
 
+// Whether a pointer file may be written here: over nothing, a file, or a symbolic link, which is replaced and
+// not followed. Else ALREADY_EXISTS, reason POINTER_FOREIGN.
+absl::Status CheckPointerTarget(FileSystem& fs, Handle root, const std::string& name);
+absl::Status CheckPointerTargets(FileSystem& fs, Handle root, const std::vector<std::string>& names);
+
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_COMMIT_SCAN_H_

@@ -95,6 +95,7 @@ ManifestSummary SummaryOf(const SaveSpec& spec) {
   summary.set_world_size(spec.world_size);
   summary.set_chunk_bytes(kTestChunkBytes);
   (*summary.mutable_metrics())["loss"] = 0.5;
+  summary.mutable_pointers()->insert(spec.pointers.begin(), spec.pointers.end());
   return summary;
 }
 

@@ -3,6 +3,7 @@
 #define CKPTD_STORAGE_COMMIT_TESTING_H_
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,6 +53,7 @@ struct SaveSpec {
   std::string tag;
   int64_t sequence = 1;
   int world_size = 2;
+  std::map<std::string, std::string> pointers = {};
 };
 inline constexpr int32_t kTestChunkBytes = 4096;
 

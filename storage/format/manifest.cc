@@ -73,6 +73,10 @@ std::optional<std::string> SummaryFault(const ManifestSummary& summary) {
   if (summary.chunk_bytes() < 1) return absl::StrCat("chunks of ", summary.chunk_bytes(), " bytes");
   if (summary.size_bytes() < 0) return absl::StrCat("size ", summary.size_bytes());
   if (summary.file_count() < 0) return absl::StrCat("file count ", summary.file_count());
+  for (const auto& pointer : summary.pointers()) {  // They will be written beneath the root.
+    if (const absl::Status name = CheckPointerName(pointer.first); !name.ok())
+      return std::string(name.message());
+  }
   return std::nullopt;
 }
 
@@ -142,7 +146,7 @@ absl::StatusOr<std::string> EncodeManifest(const Manifest& manifest) {
         absl::StatusCode::kInvalidArgument, "METRICS_TOO_LARGE",
         absl::StrCat("the summary of ", manifest.summary.tag(), " takes ", summary.size(), " bytes, and ",
                      kMaxSummaryBytes, " is the most: save fewer metrics (there are ",
-                     manifest.summary.metrics_size(), "), or with shorter names"),
+                     manifest.summary.metrics_size(), "), or with shorter names, or fewer pointers"),
         {{"tag", manifest.summary.tag()}});
   }
   if (body.size() > static_cast<size_t>(kMaxManifestBytes - kManifestHeadBytes)) {

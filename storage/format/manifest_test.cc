@@ -4,6 +4,7 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -13,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
+#include "storage/format/names.h"
 
 namespace ckptd {
 namespace {
@@ -181,6 +183,38 @@ TEST(ManifestTest, MetricsThatDoNotFitAreRefusedWithTheirOwnReason) {
   (*manifest.summary.mutable_metrics())[std::string(4000, 'm')] = 1;
   const absl::Status status = EncodeManifest(manifest).status();
   EXPECT_EQ(ReasonOf(status), "METRICS_TOO_LARGE");
+}
+
+// Else a save would be refused only when all of it is written.
+TEST(ManifestTest, TheLargestMetricsAndPointersThatASaveMayHaveFit) {
+  Manifest manifest = Example();
+  ManifestSummary& summary = manifest.summary;
+  summary.clear_metrics();
+  for (int i = 0; i < 32; ++i)
+    (*summary.mutable_metrics())[std::string(62, 'm') + absl::StrCat(10 + i)] = -1.5;
+  std::map<std::string, std::string> pointers;
+  for (int i = 0; i < static_cast<int>(kMostPointers); ++i) pointers[absl::StrCat(i)] = std::string(127, 'c');
+  ASSERT_TRUE(CheckPointers("t", pointers).ok());
+  summary.mutable_pointers()->insert(pointers.begin(), pointers.end());
+  summary.set_run_id(std::string(200, 'r'));
+  summary.set_tag(std::string(200, 't'));
+  summary.set_step(-1);
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
+  summary.set_sequence(kLargest);
+  summary.set_attempt(kLargest);
+  summary.set_ordinal(kLargest);
+  summary.set_create_time_us(kLargest);
+  summary.set_commit_time_us(kLargest);
+  summary.set_world_size(65536);
+  EXPECT_TRUE(EncodeManifest(manifest).ok());
+}
+
+TEST(ManifestTest, APointerThatWouldLeaveTheRootIsDamage) {
+  for (const char* name : {"../etc", "a/b", ".ckptd", ""}) {
+    Manifest manifest = Example();
+    (*manifest.summary.mutable_pointers())[name] = "step_100";
+    EXPECT_FALSE(EncodeManifest(manifest).ok()) << name;
+  }
 }
 
 TEST(ManifestTest, NanIsAMetric) {

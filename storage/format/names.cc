@@ -37,6 +37,10 @@ absl::Status BadPath(std::string_view path, const char* rule) {
                    absl::StrCat("file path ", Shown(path), " ", rule));
 }
 
+absl::Status BadPointer(const std::string& why) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_POINTER", why);
+}
+
 bool IsTagCharacter(char c) {
   return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
          std::string_view("._=+,@-").find(c) != std::string_view::npos;
@@ -119,6 +123,31 @@ absl::Status CheckFilePath(std::string_view path) {
     if (slash == std::string_view::npos) return absl::OkStatus();
     rest.remove_prefix(slash + 1);
   }
+}
+
+absl::Status CheckPointerName(std::string_view name) {
+  if (const absl::Status path = CheckFilePath(name); !path.ok()) {
+    return BadPointer(absl::StrCat("a pointer's name is no file name: ", std::string(path.message())));
+  }
+  if (name.find('/') == std::string_view::npos) return absl::OkStatus();
+  return BadPointer(
+      absl::StrCat("pointer ", Shown(name), " has a /; a pointer is a file in the root itself"));
+}
+
+absl::Status CheckPointers(std::string_view tag, const std::map<std::string, std::string>& pointers) {
+  if (pointers.size() > kMostPointers) {
+    return BadPointer(absl::StrCat(pointers.size(), " pointers; at most ", kMostPointers));
+  }
+  size_t bytes = 0;
+  for (const auto& [name, content] : pointers) {
+    if (const absl::Status good = CheckPointerName(name); !good.ok()) return good;
+    if (name == tag) return BadPointer(absl::StrCat("pointer ", Shown(name), " is the tag of its own save"));
+    if (content.empty()) return BadPointer(absl::StrCat("pointer ", Shown(name), " has no content"));
+    bytes += name.size() + content.size();
+  }
+  if (bytes <= kMostPointerBytes) return absl::OkStatus();
+  return BadPointer(absl::StrCat("the names and contents of the pointers have ", bytes, " bytes; at most ",
+                                 kMostPointerBytes, " together"));
 }
 
 std::vector<std::string> ParentDirectories(std::string_view path) {

@@ -3,7 +3,9 @@
 #ifndef CKPTD_STORAGE_FORMAT_NAMES_H_
 #define CKPTD_STORAGE_FORMAT_NAMES_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +21,14 @@ absl::Status CheckTag(std::string_view tag);
 // 1 to 1000 bytes, relative; components of 1 to 255 bytes without NUL, control characters or invalid UTF-8,
 // none `.` or `..`; the first not `.ckptd`. INVALID_ARGUMENT, reason INVALID_PATH.
 absl::Status CheckFilePath(std::string_view path);
+// A pointer file's name in the root: a file path of one component. INVALID_ARGUMENT, reason INVALID_POINTER.
+absl::Status CheckPointerName(std::string_view name);
+// The pointers of one save of `tag`, name -> content: at most kMostPointers, each with a good name that is
+// not the tag and a content that is not empty, together at most kMostPointerBytes (names and contents), so
+// that they fit beside the largest metrics into a manifest's head. INVALID_ARGUMENT, reason INVALID_POINTER.
+inline constexpr size_t kMostPointers = 8;
+inline constexpr size_t kMostPointerBytes = 1024;
+absl::Status CheckPointers(std::string_view tag, const std::map<std::string, std::string>& pointers);
 // Parent directories of a path, outermost first: "a/b/c.pt" gives "a", "a/b".
 std::vector<std::string> ParentDirectories(std::string_view path);
 
@@ -31,6 +41,7 @@ inline constexpr std::string_view kNodesDirectory = "nodes";   // In <root>/.ckp
 inline constexpr std::string_view kLockName = "lock";
 inline constexpr std::string_view kRunName = "run";
 inline constexpr std::string_view kSwapName = "swap";
+inline constexpr std::string_view kPointerTempName = "pointer.new";  // A pointer file that is being written.
 inline constexpr std::string_view kInflightDirectory = "inflight";
 inline constexpr std::string_view kTrashDirectory = "trash";
 inline constexpr std::string_view kScratchDirectory = "scratch";  // For the probe; empty otherwise.

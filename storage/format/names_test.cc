@@ -125,6 +125,31 @@ TEST(FilePathTest, RefusesWhatLeavesTheDirectoryOrCannotBeAName) {
   }
 }
 
+TEST(PointersTest, AreAFewSmallFilesInTheRootItself) {
+  for (const char* name :
+       {"latest", "latest_checkpointed_iteration.txt", ".newest", "-x", "zuletzt \xc3\xa4"}) {
+    EXPECT_EQ(CheckPointerName(name), absl::OkStatus()) << name;
+  }
+  for (const std::string& name : {""s, "."s, ".."s, "a/b"s, "/abs"s, "../a"s, ".ckptd"s, ".ckptd/pins"s,
+                                  "a\nb"s, "\xff"s, std::string(256, 'x')}) {
+    EXPECT_EQ(ReasonOf(CheckPointerName(name)), "INVALID_POINTER") << name;
+  }
+  using Pointers = std::map<std::string, std::string>;
+  EXPECT_EQ(CheckPointers("t", {}), absl::OkStatus());
+  EXPECT_EQ(CheckPointers("t", {{"latest", "t"}, {"best", "other"}}), absl::OkStatus());
+  EXPECT_EQ(CheckPointers("t", {{"p", std::string(kMostPointerBytes - 1, 'x')}}), absl::OkStatus());
+  Pointers many;
+  while (many.size() < kMostPointers) many[std::string(many.size() + 1, 'p')] = "t";
+  EXPECT_EQ(CheckPointers("t", many), absl::OkStatus());
+  many["one more"] = "t";
+  for (const Pointers& bad : {many, Pointers{{"p", std::string(kMostPointerBytes, 'x')}},
+                              Pointers{{"t", "t"}}, Pointers{{"latest", ""}}, Pointers{{"a/b", "t"}}}) {
+    const absl::Status status = CheckPointers("t", bad);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(ReasonOf(status), "INVALID_POINTER");
+  }
+}
+
 TEST(FilePathTest, ParentsComeOutermostFirst) {
   EXPECT_THAT(ParentDirectories("a/b/c.pt"), ElementsAre("a", "a/b"));
   EXPECT_THAT(ParentDirectories("c.pt"), IsEmpty());

@@ -51,15 +51,11 @@ absl::StatusOr<std::string> ReadSmallFile(FileSystem& fs, Handle dir, std::strin
   return content;
 }
 
-namespace {
-
 absl::Status WriteNewFile(FileSystem& fs, Handle dir, std::string_view path, std::string_view content) {
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file, OpenScoped(fs, dir, path, OpenMode::kCreate));
   CKPTD_RETURN_IF_ERROR(WriteFully(fs, file.get(), 0, std::as_bytes(std::span(content))));
   return fs.Sync(file.get(), SyncMode::kData);
 }
-
-}  // namespace
 
 absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view path, std::string_view content) {
   const std::string temp = absl::StrCat(".", std::string(path), ".tmp");

@@ -124,6 +124,8 @@ absl::Status ReadFully(FileSystem& fs, Handle file, int64_t offset, std::span<st
 absl::Status WriteFully(FileSystem& fs, Handle file, int64_t offset, std::span<const std::byte> from);
 // Whole small file; RESOURCE_EXHAUSTED when it is larger than `limit`.
 absl::StatusOr<std::string> ReadSmallFile(FileSystem& fs, Handle dir, std::string_view path, int64_t limit);
+// A new small file with its content, which is synced; its name is not.
+absl::Status WriteNewFile(FileSystem& fs, Handle dir, std::string_view path, std::string_view content);
 // Temp file in the same directory, sync, rename over, sync the directory. `path` has no directory part.
 absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view path, std::string_view content);
 // The directory and all missing ones above it; each new one's parent is synced.

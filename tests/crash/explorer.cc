@@ -74,6 +74,7 @@ void Explorer::VisitAt(const CrashDisk& disk, const Oracle& oracle, const std::s
 
 void Explorer::Recover(std::unique_ptr<CrashDisk> disk, Oracle oracle, const std::string& trace, int depth) {
   ++recoveries_;
+  if (const Broken broken = oracle.CheckPointers(*disk); !broken.empty()) return Report(trace, broken);
   if (depth > 0) {
     disk->OnChange([&](const std::string& what) {
       // The probe's own files mean nothing to anybody.

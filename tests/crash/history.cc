@@ -134,9 +134,10 @@ absl::StatusOr<std::vector<std::vector<WrittenFile>>> History::WriteFiles(const 
   return files;
 }
 
-History::Begun History::Begin(const std::string& tag, int ranks, int world_size) {
+History::Begun History::Begin(const std::string& tag, int ranks, int world_size, bool pointed) {
   Begun begun{{tag, ++last_sequence_, world_size}, {}, {}, absl::OkStatus()};
   if (ranks < 0) ranks = world_size;
+  if (pointed) begun.save.pointers = {{"latest", tag}};
   oracle_.Began(begun.save);
   const auto write = [&]() -> absl::Status {
     CKPTD_ASSIGN_OR_RETURN(begun.inflight, store_->CreateInflight(tag, begun.save.sequence, 8192));

@@ -47,10 +47,12 @@ class History {
   };
   // Steps 1 to 3, for the first `ranks` ranks (all, when negative): their files are written at the same time.
   // The sequence is the next one.
-  Begun Begin(const std::string& tag, int ranks = -1, int world_size = 2);
-  // Steps 4 and 5; what fails is discarded.
+  // `pointed`: the save names the pointer `latest`.
+  Begun Begin(const std::string& tag, int ranks = -1, int world_size = 2, bool pointed = false);
+  // Steps 4 to 6; what fails is discarded.
   Verdict Publish(Begun begun);
   Verdict Save(const std::string& tag) { return Publish(Begin(tag)); }
+  Verdict SavePointed(const std::string& tag) { return Publish(Begin(tag, -1, 2, true)); }
   void Discard(const Begun& begun);
   // Saves, then evicts what is more than `keep` and empties the trash.
   void SaveAndRetain(const std::string& tag, size_t keep);

@@ -74,6 +74,50 @@ void Oracle::CheckWhole(CrashDisk& disk, const SaveSpec& save, Broken& broken) c
   if (broken.size() == before) whole_->insert(print);
 }
 
+Broken Oracle::CheckPointers(const CrashDisk& disk) const {
+  std::map<std::string, int64_t> committed;                         // By name: the newest that names it.
+  std::map<std::pair<std::string, std::string>, int64_t> contents;  // By name and content.
+  for (const auto& [sequence, known] : saves_) {
+    for (const auto& [name, content] : known.save.pointers) {
+      contents[{name, content}] = sequence;
+      if (known.state == State::kCommitted) committed[name] = sequence;
+      committed.try_emplace(name, 0);
+    }
+  }
+  Broken broken;
+  for (const auto& [name, sequence] : committed) {
+    const std::optional<std::string> content = disk.Content(name);
+    const auto found = contents.find({name, content.value_or("")});
+    if (!content.has_value()) {
+      if (sequence > 0) broken.push_back(absl::StrCat("the pointer ", name, " is not there"));
+    } else if (found == contents.end()) {
+      broken.push_back(absl::StrCat("the pointer ", name, " has '", *content, "', which no save named"));
+    } else if (found->second < sequence) {
+      broken.push_back(absl::StrCat("the pointer ", name, " has '", *content, "', and sequence ", sequence,
+                                    ", which names it, was committed"));
+    }
+  }
+  return broken;
+}
+
+// Recovery has made the pointers good: each names a checkpoint that is there, by the newest manifest.
+void Oracle::CheckPointersShown(const CrashDisk& disk, const RootStore& store, Broken& broken) const {
+  std::map<std::string, std::string> newest;
+  std::set<std::string> tags;
+  for (const auto& [sequence, checkpoint] : store.committed()) {
+    tags.insert(checkpoint.summary.tag());
+    for (const auto& named : checkpoint.summary.pointers()) newest[named.first] = named.second;
+  }
+  for (const auto& [name, content] : newest) {
+    if (disk.Content(name) != content)
+      broken.push_back(absl::StrCat("the pointer ", name, " has '", disk.Content(name).value_or("(nothing)"),
+                                    "', and the newest manifest says ", content));
+    if (!tags.contains(content))
+      broken.push_back(absl::StrCat("the pointer ", name, " dangles: there is no ", content));
+  }
+  for (const std::string& warning : store.pointers().warnings) broken.push_back(warning);
+}
+
 Broken Oracle::Check(CrashDisk& disk, const RootStore& store) const {
   Broken broken;
   std::map<std::string, int64_t> shown;  // By tag.
@@ -114,6 +158,8 @@ Broken Oracle::Check(CrashDisk& disk, const RootStore& store) const {
     broken.push_back(absl::StrCat(store.committed().size(), " checkpoints are left of at least ", floor_));
   if (!run_ids_.contains(store.run_record().run_id()))
     broken.push_back(absl::StrCat("the run record is of '", store.run_record().run_id(), "'"));
+  for (std::string& line : CheckPointers(disk)) broken.push_back(std::move(line));
+  CheckPointersShown(disk, store, broken);
   for (const RootStore::Damaged& damaged : store.damaged())
     broken.push_back(absl::StrCat(damaged.tag, " is reported as damaged: ", damaged.status.ToString()));
   return broken;
@@ -122,7 +168,8 @@ Broken Oracle::Check(CrashDisk& disk, const RootStore& store) const {
 Broken Oracle::CheckNothingLeaked(const CrashDisk& disk, const RootStore& store) const {
   Broken broken;
   // A record's temporary file has one name, so a second one replaces it: it is no leak.
-  const std::set<std::string> ours = {"inflight", "trash", "lock", "run", ".run.tmp", ".swap.tmp"};
+  const std::set<std::string> ours = {"inflight", "trash",     "lock",       "run",
+                                      ".run.tmp", ".swap.tmp", "pointer.new"};
   for (const std::string& name : disk.NamesIn(kNode)) {
     if (!ours.contains(name)) broken.push_back(absl::StrCat(name, " was left in ", kNode));
   }

@@ -42,6 +42,9 @@ class Oracle {
   // under way.
   void Shown(const RootStore& store, const std::set<int64_t>& live = {});
 
+  // Before a recovery, as a program that knows no ckptd reads it: a pointer is old or new, never garbage, and
+  // never older than what was said to be committed.
+  Broken CheckPointers(const CrashDisk& disk) const;
   // After a recovery: what the store shows, and every byte of it.
   Broken Check(CrashDisk& disk, const RootStore& store) const;
   // When trash was emptied as well: nothing is left but what is shown.
@@ -55,6 +58,7 @@ class Oracle {
     SaveSpec save;
     State state = State::kUnderWay;
   };
+  void CheckPointersShown(const CrashDisk& disk, const RootStore& store, Broken& broken) const;
   void CheckWhole(CrashDisk& disk, const SaveSpec& save, Broken& broken) const;
 
   std::map<int64_t, Known> saves_;

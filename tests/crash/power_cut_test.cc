@@ -150,6 +150,30 @@ TEST_P(PowerCutTest, ASyncThatFailsAfterTheRenameLeavesItOpenUntilTheScan) {
   }
 }
 
+TEST_P(PowerCutTest, APointerNamesACheckpointThatIsThereAndNeverAnOlderOneThanWasCommitted) {
+  const auto history = NewHistory();
+  history->Open();
+  history->Explore(true);
+  History::Begun slow = history->Begin("step_1", -1, 2, true);
+  for (const char* tag : {"step_2", "step_3"}) ASSERT_EQ(history->SavePointed(tag), Verdict::kCommitted);
+  ASSERT_EQ(history->Publish(std::move(slow)), Verdict::kCommitted);
+  ASSERT_EQ(history->Save("step_3"), Verdict::kCommitted) << "a re-save takes the pointer over";
+  history->Evict("step_2", 2);
+  history->EmptyTrash();
+  ExpectPoints(*history, 270, 1800);
+}
+
+// A crash between commit and pointer is made good by a recovery, which may end at any of its own operations.
+TEST_P(PowerCutTest, ARecoveryThatWritesAPointerMayBeInterrupted) {
+  const auto history = NewHistory({.seeds = 1, .recovery_depth = 1, .seeds_in_recovery = 1});
+  history->Open();
+  ASSERT_EQ(history->SavePointed("step_1"), Verdict::kCommitted);
+  History::Begun next = history->Begin("step_2", -1, 2, true);
+  history->Explore(true);
+  EXPECT_EQ(history->Publish(std::move(next)), Verdict::kCommitted);
+  ExpectPoints(*history, 340, 110);
+}
+
 TEST_P(PowerCutTest, RecoveryMayBeInterruptedTwice) {
   const auto history = NewHistory({.seeds = 1, .recovery_depth = 2, .seeds_in_recovery = 1});
   history->Open();

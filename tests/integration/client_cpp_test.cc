@@ -77,7 +77,7 @@ TEST_F(ClientTest, AcknowledgedMeansRestorable) {
   const std::vector<std::byte> large = RandomBytes((5 << 20) + 4097, 1), tiny = RandomBytes(1, 2);
   const std::span<const std::byte> whole(large);
   absl::StatusOr<Save> save =
-      run.Save({.tag = "step_1", .step = 1, .metrics = {{"loss", 2.5}}},
+      run.Save({.tag = "step_1", .step = 1, .metrics = {{"loss", 2.5}}, .pointers = {{"latest", "step_1"}}},
                {{"model.bin", {whole.first(7), whole.subspan(7, 1 << 20), whole.subspan(7 + (1 << 20))}},
                 {"sub/tiny", {tiny}},
                 {"empty", {}}});
@@ -88,6 +88,8 @@ TEST_F(ClientTest, AcknowledgedMeansRestorable) {
   ExpectOnDisk("step_1", "model.bin", large);
   ExpectOnDisk("step_1", "sub/tiny", tiny);
   ExpectOnDisk("step_1", "empty", {});
+  const std::vector<std::byte> pointer = FileBytes(root_ + "/latest");
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(pointer.data()), pointer.size()), "step_1");
 
   absl::StatusOr<std::optional<Checkpoint>> resumed = OpenRun(0, 1, "launch-2").Resume(seconds(30));
   ASSERT_TRUE(resumed.ok()) << resumed.status();

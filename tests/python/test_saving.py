@@ -58,6 +58,18 @@ def test_what_is_saved_is_what_the_daemon_gets(daemon: Any, run: ckptd.Run, tmp_
     assert daemon.calls.count("Begin") == daemon.calls.count("Seal") == 1 and "Extend" not in daemon.calls
 
 
+def test_pointers_go_along_with_begin(daemon: Any, run: ckptd.Run) -> None:
+    run.save("t", files={"a": b"x"}, pointers={"latest": "t"}).wait(timeout=20)
+    with run.begin("u", pointers={"latest": "u", "best": "t"}) as part:
+        part.add("a", b"x")
+    assert [dict(begin.pointers) for begin in daemon.requests["Begin"]] == [
+        {"latest": "t"},
+        {"latest": "u", "best": "t"},
+    ]
+    with pytest.raises(TypeError, match="latest"):
+        run.save("v", files={}, pointers={"latest": 7})  # type: ignore[dict-item]
+
+
 def test_a_later_save_uses_the_mapping_it_has(daemon: Any, run: ckptd.Run) -> None:
     for i in range(5):
         content = bytes([i]) * len(BIG)

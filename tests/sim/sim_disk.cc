@@ -206,7 +206,7 @@ void SimRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
       });
 }
 
-void SimRootIo::CheckTarget(std::string, Callback<absl::Status> done) {
+void SimRootIo::CheckTarget(std::string, std::vector<std::string>, Callback<absl::Status> done) {
   Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
       [] { return absl::OkStatus(); });
 }

@@ -113,7 +113,7 @@ class SimRootIo : public RootIo {
   ~SimRootIo() override;
 
   void Open(Callback<absl::StatusOr<RootSnapshot>> done) override;
-  void CheckTarget(std::string tag, Callback<absl::Status> done) override;
+  void CheckTarget(std::string tag, std::vector<std::string> pointers, Callback<absl::Status> done) override;
   void FreeBytes(Callback<absl::StatusOr<int64_t>> done) override;
   void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
                       Callback<absl::Status> done) override;

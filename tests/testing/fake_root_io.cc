@@ -53,10 +53,22 @@ RootSnapshot FakeRootIo::Snapshot() const {
   snapshot.probe.io_backend = "threads";
   snapshot.probe.free_bytes = disk_->free_bytes;
   snapshot.committed = disk_->committed;
+  snapshot.pointers = Pointers();
   snapshot.run_record = disk_->run_record;
   snapshot.highest_sequence = disk_->committed.empty() ? 0 : disk_->committed.rbegin()->first;
   snapshot.trash_bytes = disk_->trash_bytes;
   return snapshot;
+}
+
+// As the real one, whose pointers all could be written.
+PointerFiles FakeRootIo::Pointers() const {
+  std::map<std::string, int64_t> newest;
+  for (const auto& [sequence, checkpoint] : disk_->committed) {
+    for (const auto& pointer : checkpoint.summary.pointers()) newest[pointer.first] = sequence;
+  }
+  PointerFiles state = more_pointers;
+  for (const auto& entry : newest) state.holders.insert(entry.second);
+  return state;
 }
 
 void FakeRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
@@ -67,12 +79,20 @@ void FakeRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
   });
 }
 
-void FakeRootIo::CheckTarget(std::string tag, Callback<absl::Status> done) {
-  Run("CheckTarget", hold_target, [this, tag, done = std::move(done)]() mutable {
-    const auto& foreign = disk_->foreign;
-    if (std::find(foreign.begin(), foreign.end(), tag) == foreign.end()) return done(absl::OkStatus());
-    done(MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(tag, " is not ours")));
-  });
+void FakeRootIo::CheckTarget(std::string tag, std::vector<std::string> pointers,
+                             Callback<absl::Status> done) {
+  Run("CheckTarget", hold_target,
+      [this, tag, pointers = std::move(pointers), done = std::move(done)]() mutable {
+        for (const std::string& name : pointers) {
+          const auto& taken = disk_->directories;
+          if (std::find(taken.begin(), taken.end(), name) == taken.end()) continue;
+          return done(MakeError(absl::StatusCode::kAlreadyExists, "POINTER_FOREIGN",
+                                absl::StrCat(name, " is a directory")));
+        }
+        const auto& foreign = disk_->foreign;
+        if (std::find(foreign.begin(), foreign.end(), tag) == foreign.end()) return done(absl::OkStatus());
+        done(MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(tag, " is not ours")));
+      });
 }
 
 void FakeRootIo::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
@@ -135,7 +155,9 @@ void FakeRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
           disk_->manifests[summary.sequence()] = std::move(manifest);
           inflight_.erase(id);
         }
-        done(publish_result);
+        PublishResult result = publish_result;
+        if (result.outcome == PublishOutcome::kCommitted) result.pointers = Pointers();
+        done(std::move(result));
       });
 }
 

@@ -26,9 +26,10 @@ struct FakeDisk {
   int64_t trash_bytes = 0;
   bool locked = false;  // Another daemon has it.
   absl::Status open_error;
-  std::vector<std::string> foreign;    // Tags that hold something that is not ours.
-  std::vector<std::string> evicted;    // Tags, in order.
-  std::vector<int64_t> kept_in_trash;  // Sequences, by the last EmptyTrash.
+  std::vector<std::string> foreign;      // Tags that hold something that is not ours.
+  std::vector<std::string> directories;  // Names that no pointer may have.
+  std::vector<std::string> evicted;      // Tags, in order.
+  std::vector<int64_t> kept_in_trash;    // Sequences, by the last EmptyTrash.
 };
 
 class FakeRootIo : public RootIo {
@@ -39,7 +40,7 @@ class FakeRootIo : public RootIo {
   FakeRootIo(std::shared_ptr<FakeDisk> disk, Queue* queue) : disk_(std::move(disk)), queue_(queue) {}
 
   void Open(Callback<absl::StatusOr<RootSnapshot>> done) override;
-  void CheckTarget(std::string tag, Callback<absl::Status> done) override;
+  void CheckTarget(std::string tag, std::vector<std::string> pointers, Callback<absl::Status> done) override;
   void FreeBytes(Callback<absl::StatusOr<int64_t>> done) override;
   void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
                       Callback<absl::Status> done) override;
@@ -64,6 +65,7 @@ class FakeRootIo : public RootIo {
   std::map<std::string, int, std::less<>> calls;
   bool hold_writes = false, hold_publish = false, hold_target = false;
   absl::Status write_error, discard_error;
+  PointerFiles more_pointers;  // Beside those that Publish and a scan find.
   PublishResult publish_result{PublishOutcome::kCommitted, absl::OkStatus()};
   void Free();
   void SetPendingSince(std::optional<Instant> since) { pending_since_ = since; }
@@ -72,6 +74,7 @@ class FakeRootIo : public RootIo {
   void Run(std::string_view call, bool hold, absl::AnyInvocable<void()> work);
   absl::Status ErrorOf(std::string_view call) const;
   RootSnapshot Snapshot() const;
+  PointerFiles Pointers() const;
 
   std::shared_ptr<FakeDisk> disk_;
   Queue* queue_;

@@ -28,6 +28,7 @@ class Options(NamedTuple):
 
     step: Optional[int]
     metrics: Dict[str, float]
+    pointers: Dict[str, str]
     busy: Any  # types.BusyPolicy
     timeout: float
 
@@ -285,7 +286,11 @@ class Part(Save):
             return joined
         options = self._options
         request = messages.BeginRequest(
-            key=self._key, growing=self._growing, busy=options.busy, metrics=options.metrics
+            key=self._key,
+            growing=self._growing,
+            busy=options.busy,
+            metrics=options.metrics,
+            pointers=options.pointers,
         )
         if options.step is not None:
             request.step = options.step

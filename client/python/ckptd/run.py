@@ -119,6 +119,7 @@ class Run:
         files: Mapping[str, Any],
         step: Optional[int] = None,
         metrics: Optional[Mapping[str, float]] = None,
+        pointers: Optional[Mapping[str, str]] = None,
         busy: str = "wait",
         timeout: float = 30.0,
         views: str = "compact",
@@ -129,6 +130,11 @@ class Run:
         Every rank calls it with the same tag and step; a rank that contributes nothing passes files={}.
         files: name -> bytes-like, ckptd.File(path), ckptd.Torch(obj), or any object under a name that ends
         in .pt, .pth, .bin or .ckpt. One name belongs to one rank.
+        pointers: name -> text of files in the root itself that name this checkpoint for other programs,
+        as DeepSpeed's latest does: pointers={"latest": tag}. Written once the checkpoint is committed; of
+        several saves that name one, the newest counts. At most 8, together 1024 bytes; ranks may repeat
+        them, but not differ. A pointer is rewritten when a daemon starts, and what it names is not removed
+        by retention.
         busy: when there is no room, "wait" (up to `timeout` seconds), "skip" (the result's level is
         "skipped"), or "supersede" (drop the older save that is not yet sealed by all ranks, whose level is
         then "superseded"). views: "keep" saves storages whole as torch does; "compact" drops the parts that
@@ -136,7 +142,7 @@ class Run:
         """
         if views not in _values.VIEWS:
             raise ValueError(f'views is "{views}"; it is "compact" or "keep"')
-        part = Part(self, tag, _options(step, metrics, busy, timeout), growing=False)
+        part = Part(self, tag, _options(step, metrics, pointers, busy, timeout), growing=False)
         with part._abort_on_error():
             part._save([_File(name, _values.image_of(name, value, views)) for name, value in files.items()])
         return part
@@ -147,11 +153,12 @@ class Run:
         *,
         step: Optional[int] = None,
         metrics: Optional[Mapping[str, float]] = None,
+        pointers: Optional[Mapping[str, str]] = None,
         busy: str = "wait",
         timeout: float = 30.0,
     ) -> Part:
         """The same, file by file: `with run.begin("step_200", step=200) as part: part.add("a.pt", obj)`."""
-        part = Part(self, tag, _options(step, metrics, busy, timeout), growing=True)
+        part = Part(self, tag, _options(step, metrics, pointers, busy, timeout), growing=True)
         with part._abort_on_error():
             part._begin()
         return part
@@ -314,14 +321,22 @@ class Run:
 
 
 def _options(
-    step: Optional[int], metrics: Optional[Mapping[str, float]], busy: str, timeout: float
+    step: Optional[int],
+    metrics: Optional[Mapping[str, float]],
+    pointers: Optional[Mapping[str, str]],
+    busy: str,
+    timeout: float,
 ) -> Options:
     if busy not in _BUSY:
         raise ValueError(f'busy is "{busy}"; it is "wait", "skip" or "supersede"')
     if timeout <= 0:
         raise ValueError(f"timeout is {timeout}; it is more than 0 seconds")
     numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
-    return Options(None if step is None else int(step), numbers, _BUSY[busy], timeout)
+    contents = dict(pointers or {})
+    for name, content in contents.items():
+        if not isinstance(name, str) or not isinstance(content, str):
+            raise TypeError(f"pointers has {name!r}: {content!r}; it is a file's name and its text")
+    return Options(None if step is None else int(step), numbers, contents, _BUSY[busy], timeout)
 
 
 class _Directory:

@@ -1,0 +1,129 @@
+// A pointer file is written under a name of ours, synced, and renamed into the root; then both directories
+// are synced. It has the old content or the new one. The temporary name may be used again: a plain write is
+// over when its call is.
+#include "storage/commit/pointers.h"
+
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::ManifestSummary;
+
+// The newest checkpoint that names a pointer, and with what content.
+struct Decision {
+  int64_t sequence;
+  std::string content;
+};
+
+std::map<std::string, Decision> Decide(const std::map<int64_t, CommittedCheckpoint>& committed) {
+  std::map<std::string, Decision> decided;
+  for (const auto& [sequence, checkpoint] : committed) {  // Oldest first.
+    for (const auto& pointer : checkpoint.summary.pointers())
+      decided[pointer.first] = {sequence, pointer.second};
+  }
+  return decided;
+}
+
+// The newest checkpoint that gives a pointer this content; 0: none does.
+int64_t NewestWith(const std::map<int64_t, CommittedCheckpoint>& committed, const std::string& name,
+                   const std::string& content) {
+  for (auto entry = committed.rbegin(); entry != committed.rend(); ++entry) {
+    const auto& pointers = entry->second.summary.pointers();
+    const auto found = pointers.find(name);
+    if (found != pointers.end() && found->second == content) return entry->first;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void PointerWriter::Forget() {
+  std::erase_if(files_, [](const auto& entry) { return entry.second.sure; });
+}
+
+PointerWriter::File& PointerWriter::Look(const std::string& name) {
+  const auto [place, fresh] = files_.try_emplace(name);
+  if (!fresh) return place->second;
+  absl::StatusOr<std::string> content = ReadSmallFile(fs_, layout_.root, name, kMostPointerBytes);
+  if (content.ok()) place->second.contents.insert(*std::move(content));
+  return place->second;
+}
+
+PointerFiles PointerWriter::Update(const std::map<int64_t, CommittedCheckpoint>& committed) {
+  PointerFiles state;
+  const std::map<std::string, Decision> decided = Decide(committed);
+  std::erase_if(files_, [&](const auto& entry) { return !decided.contains(entry.first); });
+  for (const auto& [name, decision] : decided) {
+    state.holders.insert(decision.sequence);
+    File& file = Look(name);
+    if (file.sure && file.contents == std::set<std::string>{decision.content}) continue;
+    const absl::Status written = Write(name, decision.content, file);
+    if (written.ok()) {
+      file = {{decision.content}, true};
+      continue;
+    }
+    state.warnings.push_back(absl::StrCat(
+        "the pointer ", name, " does not name checkpoint ", committed.at(decision.sequence).summary.tag(),
+        " yet: ", std::string(written.message()), "; it is tried again at the next save and at start"));
+    // The file has not moved: what it names must stay.
+    for (const std::string& content : file.contents) {
+      if (const int64_t holder = NewestWith(committed, name, content); holder != 0)
+        state.holders.insert(holder);
+    }
+  }
+  return state;
+}
+
+absl::Status PointerWriter::Write(const std::string& name, const std::string& content, File& file) {
+  CKPTD_RETURN_IF_ERROR(CheckPointerTarget(fs_, layout_.root, name));
+  const Handle node = layout_.node.get();
+  const absl::Status removed = fs_.Remove(node, kPointerTempName, FileType::kRegular);
+  if (!removed.ok() && !IsMissing(removed)) return removed;
+  absl::Status status = WriteNewFile(fs_, node, kPointerTempName, content);
+  if (status.ok()) {
+    status = fs_.Rename(node, kPointerTempName, layout_.root, name, RenameMode::kReplace);
+    // Where the temporary name is still there the rename was not done.
+    if (status.ok() || !fs_.Stat(node, kPointerTempName).ok()) {
+      file.contents.insert(content);
+      file.sure = false;
+    }
+  }
+  if (!status.ok()) {
+    fs_.Remove(node, kPointerTempName, FileType::kRegular).IgnoreError();
+    return status;
+  }
+  CKPTD_RETURN_IF_ERROR(fs_.Sync(layout_.root, SyncMode::kAll));
+  return fs_.Sync(node, SyncMode::kAll);
+}
+
+absl::Status TakeOverPointers(FileSystem& fs, Handle root, const ManifestSummary& old,
+                              ManifestSummary& summary) {
+  std::map<std::string, std::string> all(summary.pointers().begin(), summary.pointers().end());
+  std::map<std::string, std::string> left(old.pointers().begin(), old.pointers().end());
+  for (const auto& named : all) left.erase(named.first);
+  if (left.empty()) return absl::OkStatus();
+  CKPTD_ASSIGN_OR_RETURN(const RootScan scan, ScanRoot(fs, root));
+  for (const auto& [sequence, other] : scan.checkpoints) {
+    if (sequence <= old.sequence()) continue;
+    for (const auto& named : other.pointers()) left.erase(named.first);  // It has gone on already.
+  }
+  for (const auto& [name, content] : left) {
+    all[name] = content;
+    if (CheckPointers(summary.tag(), all).ok()) {
+      (*summary.mutable_pointers())[name] = content;
+    } else {
+      all.erase(name);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,70 @@
+"""Pointer files, as DeepSpeed's `latest`: true after every commit and after every restart, and never somebody else's directory."""
+
+import os
+import signal
+
+import pytest
+from harness import TrainerError, tags, together, until
+
+SAVE = (
+    'run.save("{tag}", step={step}, files={{f"r{{rank}}.bin": b"x" * 100000}}, pointers={{"latest": "{tag}"}})'
+    '.wait("committed", 60)'
+)
+
+
+def pointer(root, name="latest"):
+    with open(os.path.join(root, name), encoding="utf-8") as file:
+        return file.read()
+
+
+def test_latest_names_the_newest_checkpoint_beside_it_and_is_true_after_the_daemon_was_killed(daemon, trainers, root):
+    ranks = trainers("a", 2, options=", num_kept_ckpts=1")
+    for step in (1, 2):
+        together(ranks, SAVE.format(tag=f"global_step{step}", step=step))
+        # Without a word of ckptd's: what DeepSpeed's loader does.
+        assert os.listdir(os.path.join(root, pointer(root))) and pointer(root) == f"global_step{step}"
+    os.kill(daemon.pid, signal.SIGKILL)
+    with open(os.path.join(root, "latest"), "w", encoding="utf-8") as file:
+        file.write("global_step1")
+    daemon.restart()
+    until(lambda: pointer(root) == "global_step2", "the pointer's repair")
+    # What the pointer names stays, although only one is kept.
+    together(ranks, "run.save('other', step=3, files={f'r{rank}.bin': b'y'}).wait('committed', 60)", 90)
+    assert pointer(root) == "global_step2" and "global_step2" in tags(root)
+    together(ranks, SAVE.format(tag="global_step4", step=4))
+    assert pointer(root) == "global_step4"
+    until(lambda: tags(root) == ["global_step4"], "retention")
+
+
+def test_sealed_save_names_its_pointer_also_where_the_daemon_was_killed_before_it_could(daemon, trainers, root):
+    ranks = trainers("a", 2)
+    together(ranks, SAVE.format(tag="one", step=1))
+    together(
+        ranks,
+        "s = run.save('two', step=2, files={f'r{rank}.bin': b'z' * (8 << 20)}, pointers={'latest': 'two'})",
+    )
+    os.kill(daemon.pid, signal.SIGKILL)
+    daemon.restart()
+    together(ranks, "run.resume().__exit__(None, None, None)", 90)
+    newest = tags(root)[0]  # Whether it had reached the disk is chance.
+    assert pointer(root) == newest
+
+
+def test_directory_in_the_place_of_a_pointer_is_refused_and_left_alone(daemon, trainers, root):
+    os.makedirs(os.path.join(root, "latest", "mine"))
+    rank = trainers("a", 1)[0]
+    error = rank.fails(SAVE.format(tag="one", step=1))
+    assert (error.kind, error.reason) == ("Refused", "POINTER_FOREIGN")
+    assert os.listdir(os.path.join(root, "latest")) == ["mine"] and tags(root) == []
+    rank.do(SAVE.format(tag="two", step=2).replace('"latest"', '"newest"'))
+    assert pointer(root, "newest") == "two" and tags(root) == ["two"]
+
+
+def test_ranks_that_name_different_contents_are_refused(trainers):
+    ranks = trainers("a", 2)
+    ranks[0].start('run.save("t", files={"a.bin": b"x"}, pointers={"latest": "t"}, timeout=3)')
+    error = ranks[1].fails('time.sleep(0.5)\nrun.save("t", files={"b.bin": b"x"}, pointers={"latest": "u"}, timeout=3)')
+    assert error.reason == "SAVE_CONFLICT" and '"t"' in error.message and '"u"' in error.message
+    with pytest.raises(TrainerError) as aborted:
+        ranks[0].result()
+    assert aborted.value.reason == "SAVE_ABORTED"
