@@ -4,72 +4,19 @@ here, by the documented format.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import pathlib
 import random
 import struct
-from typing import Any, Dict, List, Optional
+from typing import Any, List
 
 import ckptd
 import pytest
 import torch
 from ckptd import _accel
 from ckptd._wire import storage
-
-CHUNK = 64 << 10
-
-
-def encode_manifest(summary: Any, body: bytes) -> bytes:
-    encoded = summary.SerializeToString()
-    head = b"CKPTDMAN" + struct.pack(
-        "<IIIIQ", 1, len(encoded), _accel.crc32c(encoded), _accel.crc32c(body), len(body)
-    )
-    head += struct.pack("<I", _accel.crc32c(head)) + encoded
-    return head.ljust(4096, b"\0") + body
-
-
-def write_checkpoint(
-    root: pathlib.Path,
-    tag: str,
-    sequence: int,
-    files: Dict[str, bytes],
-    step: Optional[int] = None,
-    **metrics: float,
-) -> pathlib.Path:
-    """As the daemon leaves one."""
-    folder = root / tag
-    (folder / ".ckptd").mkdir(parents=True)
-    body = storage.ManifestBody()
-    for rank, (name, content) in enumerate(sorted(files.items())):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-        crcs = [_accel.crc32c(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)]
-        body.files.add(path=name, size_bytes=len(content), rank=rank, chunk_crc32c=crcs)
-    summary = storage.ManifestSummary(
-        format_version=1,
-        tag=tag,
-        step=step,
-        sequence=sequence,
-        attempt=1,
-        ordinal=1,
-        world_size=max(1, len(files)),
-        size_bytes=sum(map(len, files.values())),
-        file_count=len(files),
-        commit_time_us=1_700_000_000_000_000,
-        metrics=metrics,
-        chunk_bytes=CHUNK,
-    )
-    (folder / ".ckptd/manifest").write_bytes(encode_manifest(summary, body.SerializeToString()))
-    return folder
-
-
-def saved(obj: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(obj, buffer)
-    return buffer.getvalue()
-
+from written import CHUNK, encode_manifest, flip, saved, write_checkpoint
 
 STATE = {
     "w": torch.randn(300, 1000),
@@ -138,12 +85,6 @@ def test_a_file_can_be_read_in_any_order_and_piece(root: pathlib.Path) -> None:
             assert file.read(size) == CONTENT[at : at + size]
         assert file.seek(-5, os.SEEK_END) == len(CONTENT) - 5
         assert file.read() == CONTENT[-5:] and file.tell() == len(CONTENT)
-
-
-def flip(path: pathlib.Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("at", [0, 3 * CHUNK, 5 * CHUNK + 1233])

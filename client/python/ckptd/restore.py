@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ckptd import _accel, errors
+from ckptd._into import load_into
 from ckptd._manifest import open_beneath, read_manifest, read_summary
 from ckptd._session import Session
 from ckptd._verified import LocalFile, RemoteFile, VerifiedFile
@@ -99,36 +100,63 @@ class Checkpoint:
         map_location: Any = "cpu",
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
+        into: Any = None,
     ) -> Any:
-        """torch.load of one file, into memory of its own.
+        """torch.load of one file, into memory of its own, or into=: a state with the same names, whose tensors are filled
+        in place, on whatever device they are, without a second copy of them in memory; it is what is returned.
+
+        Before anything of `into` is changed all names, shapes and types are compared: Refused names those that differ. Its
+        values that are no tensors are set, too. Where a chunk turns out to be corrupt meanwhile, Corrupt says so, and `into`
+        holds old and new bytes: load another checkpoint into it.
 
         weights_only=True refuses classes that could run code; `safe_globals` lists those to allow, and
         weights_only=False allows everything, for files that you trust.
         """
+        with self._open(name) as file:
+            if into is None:
+                return self._unpickle(file, name, map_location, weights_only, safe_globals)
+            load_into(
+                file,
+                into,
+                lambda location: self._unpickle(file, name, location, weights_only, safe_globals),
+                lambda why: errors.Refused(
+                    f"{name} of {self.tag} does not fit what it is to be loaded into: {why}",
+                    reason="STATE_MISMATCH",
+                    tag=self.tag,
+                    path=name,
+                ),
+            )
+            return into
+
+    def _unpickle(
+        self, file: VerifiedFile, name: str, map_location: Any, weights_only: bool, safe_globals: Sequence[Any]
+    ) -> Any:
         import torch
 
         allowed: Any = (
             torch.serialization.safe_globals(list(safe_globals)) if safe_globals else contextlib.nullcontext()
         )
-        with self._open(name) as file, allowed:
-            try:
-                return torch.load(
-                    io.BufferedReader(file, 64 << 10), map_location=map_location, weights_only=weights_only
-                )
-            except pickle.UnpicklingError as error:
-                if not weights_only:
-                    raise
-                raise errors.Refused(
-                    f"{name} of {self.tag} holds what weights_only=True refuses ({str(error).splitlines()[0]}): name its classes in "
-                    "safe_globals=[...], or load it with weights_only=False if you trust the file",
-                    reason="UNSAFE_GLOBALS",
-                    tag=self.tag,
-                    path=name,
-                ) from error
-            except Exception:
-                if file.fault is not None:
-                    raise file.fault from None  # torch hides what went wrong with its file.
+        file.seek(0)
+        reader = io.BufferedReader(file, 64 << 10)
+        try:
+            with allowed:
+                return torch.load(reader, map_location=map_location, weights_only=weights_only)
+        except pickle.UnpicklingError as error:
+            if not weights_only:
                 raise
+            raise errors.Refused(
+                f"{name} of {self.tag} holds what weights_only=True refuses ({str(error).splitlines()[0]}): name its classes in "
+                "safe_globals=[...], or load it with weights_only=False if you trust the file",
+                reason="UNSAFE_GLOBALS",
+                tag=self.tag,
+                path=name,
+            ) from error
+        except Exception:
+            if file.fault is not None:
+                raise file.fault from None  # torch hides what went wrong with its file.
+            raise
+        finally:
+            reader.detach()  # Else it closes the file when it goes.
 
     def close(self) -> None:
         """Gives the checkpoint back to retention."""

@@ -1,0 +1,191 @@
+"""Loading into tensors that are there already: everything is compared first, then each byte goes straight to its place."""
+
+import ctypes
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
+
+from ckptd import errors
+from ckptd._verified import VerifiedFile
+
+_SHOWN = 8  # Differences in one message.
+
+
+class _Pair(NamedTuple):
+    where: str  # "model.layers.0.weight"
+    saved: Any  # A tensor without bytes, on the meta device; its storage knows where in the file they are.
+    target: Any
+
+
+class Plan:
+    """What of a file goes where. `differences` is empty when it fits."""
+
+    def __init__(self, saved: Any, target: Any) -> None:
+        self.differences: List[str] = []
+        self._pairs: List[_Pair] = []
+        self._values: List[Tuple[Any, Any, Any]] = []  # Container, key, value: what is no tensor.
+        self._compare(saved, target, "", None)
+
+    @property
+    def offsets_known(self) -> bool:
+        """Whether this torch tells where in the file a tensor's bytes are."""
+        return all(_offset_of(pair.saved) is not None for pair in self._pairs)
+
+    def summary(self) -> str:
+        shown = "; ".join(self.differences[:_SHOWN])
+        more = len(self.differences) - _SHOWN
+        return f"{shown}; and {more} more" if more > 0 else shown
+
+    def read(self, file: VerifiedFile) -> None:
+        """Fills the tensors, in the order of the file, and then sets what is no tensor."""
+        import torch
+
+        with torch.no_grad():
+            for pair in sorted(self._pairs, key=lambda pair: _offset_of(pair.saved) or 0):
+                _read_one(file, pair.saved, pair.target)
+        self._set_values()
+
+    def copy(self) -> None:
+        """The same where `saved` has its bytes in memory already."""
+        import torch
+
+        with torch.no_grad():
+            for pair in self._pairs:
+                pair.target.copy_(pair.saved)
+        self._set_values()
+
+    def _set_values(self) -> None:
+        for container, key, value in self._values:
+            container[key] = value
+
+    def _compare(self, saved: Any, target: Any, where: str, place: "Optional[Tuple[Any, Any]]") -> None:
+        import torch
+
+        if isinstance(saved, torch.Tensor):
+            return self._compare_tensors(saved, target, where)
+        if isinstance(saved, Mapping):
+            return self._compare_mappings(saved, target, where)
+        if isinstance(saved, (list, tuple)):
+            return self._compare_sequences(saved, target, where)
+        if isinstance(target, torch.Tensor):
+            return self._differ(where, f"{type(saved).__name__} was saved, and a tensor is there")
+        if place is not None and not isinstance(place[0], tuple):
+            self._values.append((place[0], place[1], saved))
+        elif saved != target:
+            self._differ(where, f"{saved!r} was saved, {target!r} is there and cannot be set")
+
+    def _compare_mappings(self, saved: Any, target: Any, where: str) -> None:
+        if not isinstance(target, Mapping):
+            return self._differ(where, f"a {type(saved).__name__} was saved, a {type(target).__name__} is there")
+        for key in saved.keys() - target.keys():
+            self._differ(_below(where, key), "was saved and is not there")
+        for key in target.keys() - saved.keys():
+            self._differ(_below(where, key), "was not saved")
+        for key in saved:
+            if key in target:
+                self._compare(saved[key], target[key], _below(where, key), (target, key))
+
+    def _compare_sequences(self, saved: Any, target: Any, where: str) -> None:
+        if not isinstance(target, (list, tuple)) or len(target) != len(saved):
+            there = f"{len(target)}" if isinstance(target, (list, tuple)) else f"a {type(target).__name__}"
+            return self._differ(where, f"{len(saved)} elements were saved, {there} are there")
+        for index, value in enumerate(saved):
+            self._compare(value, target[index], _below(where, index), (target, index))
+
+    def _compare_tensors(self, saved: Any, target: Any, where: str) -> None:
+        import torch
+
+        if not isinstance(target, torch.Tensor):
+            return self._differ(where, f"a tensor was saved, a {type(target).__name__} is there")
+        if saved.shape != target.shape:
+            return self._differ(where, f"{_shape(saved)} was saved, {_shape(target)} is there")
+        if saved.dtype != target.dtype:
+            return self._differ(where, f"{saved.dtype} was saved, {target.dtype} is there")
+        for tensor, whose in ((saved, "saved"), (target, "there")):
+            kind = _unusual(tensor)
+            if kind:
+                return self._differ(where, f"what is {whose} is {kind}: load it without into=")
+        reach = (int(saved.storage_offset()) + _extent(saved)) * int(saved.element_size())
+        if reach > saved.untyped_storage().nbytes():
+            return self._differ(where, "what was saved reaches beyond its storage")
+        if target.is_meta:
+            return self._differ(where, "what is there is on the meta device, which has no memory")
+        self._pairs.append(_Pair(where, saved, target))
+
+    def _differ(self, where: str, how: str) -> None:
+        self.differences.append(f"{where or 'the whole'}: {how}")
+
+
+def load_into(
+    file: VerifiedFile, target: Any, load: Callable[[Any], Any], refuse: Callable[[str], Exception]
+) -> None:
+    """`load(map_location)` unpickles the file; `refuse(why)` makes the error when it does not fit."""
+    plan = Plan(load("meta"), target)
+    if plan.differences:
+        raise refuse(plan.summary())
+    if plan.offsets_known:
+        plan.read(file)
+    else:
+        Plan(load("cpu"), target).copy()
+
+
+def _below(where: str, key: Any) -> str:
+    return f"{where}.{key}" if where else str(key)
+
+
+def _shape(tensor: Any) -> str:
+    return str(tuple(tensor.shape))
+
+
+def _unusual(tensor: Any) -> str:
+    """What it is, where its bytes are not simply its elements."""
+    import torch
+
+    if tensor.layout is not torch.strided:
+        return f"{tensor.layout}"
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_conj() or tensor.is_neg():
+        return "a lazy conjugate or negative"
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return f"a {type(tensor).__name__}"
+    return ""
+
+
+def _offset_of(saved: Any) -> Optional[int]:
+    """Where in the file the first byte of a tensor's first element is."""
+    begin = getattr(saved.untyped_storage(), "_checkpoint_offset", None)
+    return None if begin is None else int(begin) + int(saved.storage_offset()) * int(saved.element_size())
+
+
+def _extent(tensor: Any) -> int:
+    """How many elements of its storage a tensor reaches over, from its first to its last."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+
+
+def _read_one(file: VerifiedFile, saved: Any, target: Any) -> None:
+    import torch
+
+    extent = _extent(saved)
+    if extent == 0:
+        return
+    straight = target.device.type == "cpu" and target.stride() == saved.stride() and extent == saved.numel()
+    if straight:
+        place = target.detach()
+    else:
+        place = torch.empty(extent, dtype=saved.dtype)
+    offset = _offset_of(saved)
+    assert offset is not None
+    file.seek(offset)
+    _fill(file, place.data_ptr(), extent * saved.element_size())
+    if straight:
+        torch.autograd.graph.increment_version(target)
+    else:
+        target.copy_(place.as_strided(saved.shape, saved.stride()))
+
+
+def _fill(file: VerifiedFile, address: int, size: int) -> None:
+    view = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    done = file.readinto(view)
+    if done != size:
+        raise errors.Corrupt(f"it says of {size - done} bytes that they are behind its end", reason="SHORT_FILE")

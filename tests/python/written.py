@@ -1,0 +1,70 @@
+"""Checkpoints as the daemon leaves them, made by the documented format."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import struct
+from typing import Any, Dict, Optional
+
+import torch
+from ckptd import _accel
+from ckptd._wire import storage
+
+CHUNK = 64 << 10
+
+
+def encode_manifest(summary: Any, body: bytes) -> bytes:
+    encoded = summary.SerializeToString()
+    head = b"CKPTDMAN" + struct.pack(
+        "<IIIIQ", 1, len(encoded), _accel.crc32c(encoded), _accel.crc32c(body), len(body)
+    )
+    head += struct.pack("<I", _accel.crc32c(head)) + encoded
+    return head.ljust(4096, b"\0") + body
+
+
+def write_checkpoint(
+    root: pathlib.Path,
+    tag: str,
+    sequence: int,
+    files: Dict[str, bytes],
+    step: Optional[int] = None,
+    **metrics: float,
+) -> pathlib.Path:
+    """As the daemon leaves one."""
+    folder = root / tag
+    (folder / ".ckptd").mkdir(parents=True)
+    body = storage.ManifestBody()
+    for rank, (name, content) in enumerate(sorted(files.items())):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        crcs = [_accel.crc32c(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)]
+        body.files.add(path=name, size_bytes=len(content), rank=rank, chunk_crc32c=crcs)
+    summary = storage.ManifestSummary(
+        format_version=1,
+        tag=tag,
+        step=step,
+        sequence=sequence,
+        attempt=1,
+        ordinal=1,
+        world_size=max(1, len(files)),
+        size_bytes=sum(map(len, files.values())),
+        file_count=len(files),
+        commit_time_us=1_700_000_000_000_000,
+        metrics=metrics,
+        chunk_bytes=CHUNK,
+    )
+    (folder / ".ckptd/manifest").write_bytes(encode_manifest(summary, body.SerializeToString()))
+    return folder
+
+
+def saved(obj: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(obj, buffer)
+    return buffer.getvalue()
+
+
+def flip(path: pathlib.Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
