@@ -105,10 +105,9 @@ class Offers:
         if known is not None and known.level >= types.STAGED:  # Then the follower hears the rest.
             save._home = instance
             return
-        if known is None:
-            why = self._refusal(joined, save)
-            if why is not None:
-                return self._report_lost(joined, save, why)
+        why = self._refusal(joined, save, known is None)
+        if why is not None:
+            return self._report_lost(joined, save, why)
         try:
             save._offer(joined)
         except errors.CkptdError as error:
@@ -118,13 +117,13 @@ class Offers:
         except Exception as error:  # Of the machine: no memory, no descriptors.
             self._end(joined, save, error)
 
-    def _refusal(self, joined: "Joined", save: "Part") -> Optional[errors.CkptdError]:
-        """Why a save that the daemon does not know is not offered to it."""
+    def _refusal(self, joined: "Joined", save: "Part", unknown: bool) -> Optional[errors.CkptdError]:
+        """Why a save is not offered. unknown: no other rank has offered it, so that it would get a new sequence."""
         if joined.attempt != save._attempt:
             return _lost(save, f"this process is of attempt {joined.attempt} now")
         if not save._may_be_offered():
             return _lost(save, "its memory is not there any more")
-        if self._overtaken(joined, save):
+        if unknown and self._overtaken(joined, save):
             return _lost(save, "a newer one is there already, and would not be the latest any more")
         return None
 

@@ -19,7 +19,9 @@ _log = logging.getLogger("ckptd")
 
 _RPC_SECONDS = 30.0
 _ABORT_SECONDS = 5.0  # For what must not take long.
-_OFFER_SECONDS = 30.0  # For admission, at least: the other ranks have to notice the new daemon, too.
+# For an offer's admission, at least, where that is not longer than the run waits for seals: the other ranks
+# have to notice the new daemon, too.
+_OFFER_SECONDS = 30.0
 _GIVEN_UP = (errors.Skipped, errors.Superseded)
 # Ends that mean the same with whichever daemon.
 _NOT_LOST = ("STAGED_LOST", "FENCED", "FILE_CONFLICT", "SAVE_ABORTED")
@@ -301,7 +303,8 @@ class Part(Save):
         self._run._offers.await_earlier(self._number, joined.session)
         options = self._options
         if self._offered:  # Its files are all there, and whoever staged it does not expect it to be skipped.
-            options = options._replace(busy=types.WAIT, timeout=max(options.timeout, _OFFER_SECONDS))
+            patience = min(max(options.timeout, _OFFER_SECONDS), self._run._commit_timeout)
+            options = options._replace(busy=types.WAIT, timeout=patience)
         request = messages.BeginRequest(
             key=self._key,
             growing=self._growing and not self._offered,
@@ -441,7 +444,8 @@ class Part(Save):
         return Held(self._token, places) if len(places) == len(self._files) else None
 
     def _may_be_offered(self) -> bool:
-        return self._held is not None and not self._held.lent_again()
+        held = self._held
+        return held is not None and not held.lent_again() and not held.freed()
 
     def _offer(self, joined: Joined) -> None:
         """Begin, copy and Seal under the same key, as if it had not been sealed before. Only what it was sealed with
