@@ -84,7 +84,7 @@ def test_offer_without_the_rank_that_died_with_the_daemon_ends_as_staged_lost_an
     error = ranks[0].fails("save.wait('committed', 60)", 90)
     assert error.kind == "CheckpointFailed" and error.reason == "STAGED_LOST" and error.ranks == [1]
     assert "RANKS_MISSING" in error.message
-    assert [failure for failure in ranks[0].do("[f.reason for f in run.failures()]")] == ["STAGED_LOST"]
+    until(lambda: ranks[0].do("[f.reason for f in run.failures()]") == ["STAGED_LOST"], "the failure in the list")
     assert tags(root) == []
 
 

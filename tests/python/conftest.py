@@ -278,6 +278,12 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
             self.changed.notify_all()
         return messages.SealResponse(level=types.SEALED if sealed else types.STAGED, sequence=1)
 
+    def inherit(self, key: Any) -> None:
+        """A save that an earlier daemon has left sealed."""
+        save = self.saves[key.tag, key.ordinal] = SaveState(key)
+        save.parts[key.rank].sealed = True
+        save.checkpoint.level = types.SEALED
+
     def commit(self, tag: str, ordinal: int = 1) -> None:
         with self.changed:
             save = self.saves[tag, ordinal]

@@ -361,7 +361,11 @@ def test_a_seal_whose_answer_was_lost_is_asked_again_and_nothing_else(daemon: An
     assert daemon.calls.count("JoinRun") == 1
 
 
-def test_a_new_daemon_hears_which_saves_the_old_one_took_along(daemon: Any, run: ckptd.Run) -> None:
+def test_a_new_daemon_hears_which_saves_the_old_one_took_along_that_nobody_can_offer(
+    daemon: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTD_TRANSPORT", "grpc")
+    run = ckptd.connect(daemon.endpoint).run(tmp_path / "root", rank=0, world_size=1)
     daemon.hold = True
     save = run.save("lost", files={"a": b"1"})
     daemon.restart()
@@ -370,7 +374,7 @@ def test_a_new_daemon_hears_which_saves_the_old_one_took_along(daemon: Any, run:
     assert caught.value.reason == "STAGED_LOST"
     joins = daemon.requests["JoinRun"]
     assert [[key.tag for key in join.orphaned] for join in joins[:2]] == [[], ["lost"]]
-    run.save("next", files={})
+    run.save("next", files={"a": b"1"})
     daemon.restart()
     until(lambda: len(daemon.requests["JoinRun"]) >= 3, "the third daemon to be joined")
     assert [key.tag for key in daemon.requests["JoinRun"][2].orphaned] == ["next"]
