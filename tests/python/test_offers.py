@@ -225,7 +225,7 @@ def test_offer_that_fails_after_its_seal_or_is_skipped_is_lost_and_says_why(daem
     daemon.hold = True
     save = run.save("t", files={"a": BIG})
     next_daemon(daemon, hold=True)
-    until(lambda: daemon.calls.count("Seal") == 2, "the offer")
+    until(lambda: ("t", 1) in daemon.saves and daemon.saves["t", 1].checkpoint.level == types.SEALED, "the offer")
     daemon.fail("t", reason="RANKS_MISSING", ranks=[1])
     error = lost(save)
     assert "RANKS_MISSING" in str(error) and error.ranks == (1,)

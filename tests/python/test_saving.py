@@ -524,3 +524,16 @@ def test_what_was_streamed_file_by_file_before_a_restart_is_lost_and_said_so(
         daemon.restart()
         part.add("b", b"2")
     assert caught.value.reason == "SESSION_LOST"
+
+
+def test_memory_that_is_taken_back_before_it_is_mapped_is_the_end_of_the_save_and_says_why(
+    daemon: Any, run: ckptd.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_first(*_: Any) -> None:
+        daemon.fail("t", reason="SESSION_LOST", ranks=[1])
+        raise ckptd.NotFound("segment 1 is not lent to this session", reason="UNKNOWN_SEGMENT")
+
+    monkeypatch.setattr("ckptd._handoff.Handoff.fetch_segments", end_first)
+    with pytest.raises(ckptd.CheckpointFailed) as caught:
+        run.save("t", files={"a": BIG})
+    assert caught.value.reason == "SESSION_LOST" and caught.value.ranks == (1,)

@@ -334,7 +334,7 @@ class Part(Save):
                 )
             )
             return joined
-        self._take_room(joined.session, begun)
+        self._take_room(joined, begun)
         self._place(self._files, begun.placements)
         return joined
 
@@ -348,13 +348,20 @@ class Part(Save):
         self._begun = joined
         return self._hear(checkpoint)
 
-    def _take_room(self, session: Session, granted: Any) -> None:
+    def _take_room(self, joined: Joined, granted: Any) -> None:
+        session = joined.session
         self.transport = session.transport
         if session.segments is None:
             self._memory = None
             return
         session.segments.forget(getattr(granted, "retired_segments", ()))
-        self._memory = session.segments.memory(segments_of(granted.segments), _RPC_SECONDS, self._token)
+        try:
+            self._memory = session.segments.memory(segments_of(granted.segments), _RPC_SECONDS, self._token)
+        except errors.NotFound:  # Taken back: the end of another rank has just ended the save.
+            end = self._ask_now(joined)
+            if end.level >= types.FAILED:
+                raise error_of_save(end) from None
+            raise
 
     def _place(self, files: List[_File], placements: Any) -> None:
         """Files have got their places; what was written with an earlier daemon will move there."""
@@ -385,7 +392,7 @@ class Part(Save):
             for file in unplaced:
                 request.files.add(path=file.name, size_bytes=file.size)
             extended = session.call(session.checkpoints.Extend, request, self._options.timeout + 5.0)
-            self._take_room(session, extended)
+            self._take_room(joined, extended)
             self._place(unplaced, extended.placements)
         started = time.monotonic()
         for file in list(self._files):
