@@ -41,14 +41,10 @@ def check(root, tag, step, ranks=2, size=RANK_BYTES):
             assert checkpoint.read(f"r{rank}.bin") == bytes([step % 251, rank]) * (size // 2)
 
 
-def old_segments(daemon):
-    """The inodes of the daemon's segments, as /proc/<pid>/maps of a client names them."""
-    return {line.split()[4] for line in maps(daemon.pid)}
-
-
-def maps(pid):
+def segments_of(pid):
+    """The inodes of the segments that a process has mapped."""
     with open(f"/proc/{pid}/maps", encoding="utf-8") as lines:
-        return [line for line in lines if "memfd:ckptd-segment" in line]
+        return {line.split()[4] for line in lines if "memfd:ckptd-segment" in line}
 
 
 def test_what_every_rank_had_sealed_is_offered_to_the_next_daemon_and_committed(daemon, trainers, root):
@@ -120,13 +116,13 @@ def test_offer_that_loses_its_daemon_is_made_to_the_next_one(daemon, trainers, r
 def test_memory_of_an_offered_save_is_given_back_when_it_has_ended(daemon, trainers, root):
     rank = trainers("a", 1)[0]
     rank.do("run.save('zero', files={'r0.bin': b'z' * (8 << 20)}).wait()")
-    first = old_segments(daemon)
+    first = segments_of(rank.pid)
+    assert first
     kill_after_the_last_seal(daemon, [rank], "one", 1)
-    held = {line.split()[4] for line in maps(rank.pid)}
-    assert held & first
+    old = first | segments_of(rank.pid)
     daemon.restart()
     rank.do("save.wait('committed', 60)", 90)   # It is still referred to.
-    until(lambda: not {line.split()[4] for line in maps(rank.pid)} & (held | first), "the old segments' end")
+    until(lambda: not segments_of(rank.pid) & old, "the old segments' end")
     check(root, "one", 1, ranks=1)
 
 

@@ -235,6 +235,18 @@ def test_offer_that_fails_after_its_seal_or_is_skipped_is_lost_and_says_why(daem
     assert "no memory" in str(lost(save)) and save.level == "failed"
 
 
+def test_seal_of_an_offer_that_nobody_answers_is_neither_called_lost_nor_saved(
+    daemon: Any, run: ckptd.Run
+) -> None:
+    daemon.hold = True
+    save = run.save("t", files={"a": BIG})
+    daemon.stop()
+    daemon.script["Seal"].append(refusal(grpc.StatusCode.DEADLINE_EXCEEDED, ""))
+    daemon.start()
+    with pytest.raises(ckptd.Unavailable, match="is not known"):
+        save.wait(timeout=20)
+
+
 @pytest.mark.parametrize("call", ["Wait", "GetCheckpoint", "Begin", "Seal"])
 def test_offer_that_loses_its_daemon_is_made_to_the_next_one(daemon: Any, run: ckptd.Run, call: str) -> None:
     daemon.hold = True

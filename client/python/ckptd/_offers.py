@@ -16,7 +16,6 @@ from ckptd._wire import messages, set_duration, types
 
 if TYPE_CHECKING:
     from ckptd._saving import Joined, Part
-    from ckptd.run import Run
 
 _log = logging.getLogger("ckptd")
 
@@ -29,8 +28,7 @@ class Offers:
     Thread-safe.
     """
 
-    def __init__(self, run: "Run") -> None:
-        self._run = run
+    def __init__(self) -> None:  # Without the run, which has us: it is let go when nobody refers to it.
         self._changed = threading.Condition()
         self._pending: "List[Part]" = []
         self._away = False  # No daemon takes them just now.
@@ -72,19 +70,20 @@ class Offers:
             with self._changed:
                 self._pending.remove(save)
                 self._changed.notify_all()
-            self._run._sessions.follower.wake()
+            save._run._sessions.follower.wake()
 
     def _bring(self, save: "Part") -> None:
         """Returns when a daemon has it, or it is over."""
+        sessions = save._run._sessions
         try:
-            self._run._sessions.repeat(lambda: self._try(save), LOST_SECONDS)
-        except errors.CkptdError as error:
-            if not self._run._sessions.closed.is_set() and not save._over():
+            sessions.repeat(lambda: self._try(save), LOST_SECONDS)
+        except Exception as error:  # Whatever it is: those that wait for their turn must get it.
+            if not sessions.closed.is_set() and not save._over():
                 save._lose(str(error))
 
     def _try(self, save: "Part") -> None:
         try:
-            joined = self._run._joined()
+            joined = save._run._joined()
             self._say_away(False)
             self._bring_to(joined, save)
         except errors.CkptdError as error:
@@ -111,7 +110,7 @@ class Offers:
         try:
             save._offer(joined)
         except errors.CkptdError as error:
-            if is_transient(error):
+            if isinstance(error, errors.Unavailable):  # No answer is not a no: it may be sealed.
                 raise
             self._end(joined, save, error)
         except Exception as error:  # Of the machine: no memory, no descriptors.
@@ -139,8 +138,8 @@ class Offers:
     def _report_lost(self, joined: "Joined", save: "Part", why: errors.CkptdError) -> None:
         """To the other ranks, too, who may offer their parts."""
         if joined.attempt == save._attempt:
-            self._run._join(joined.session, [save], _RPC_SECONDS)
-        self._run._give_to(joined.session, [save])
+            save._run._join(joined.session, [save], _RPC_SECONDS)
+        save._run._give_to(joined.session, [save])
         save._fail_offer(why)
 
     def _end(self, joined: "Joined", save: "Part", why: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Saves and parts: from Begin to Seal, and how they end."""
+"""Saves and parts: from Begin to Seal, and how they end. What a daemon took along goes to the next one (_offers.py)."""
 
 import concurrent.futures
 import logging
@@ -60,8 +60,9 @@ class _File:
 
 
 class Save:
-    """A save whose bytes are staged (or that was skipped). It goes on by itself; waiting is optional.
-    Thread-safe.
+    """A save whose bytes are staged (or that was skipped). It goes on by itself; waiting is optional. Should the
+    daemon be killed before it is committed, the next one gets it from the memory that it was staged in, if all
+    ranks live; else it ends as STAGED_LOST. Thread-safe.
     """
 
     def __init__(self, run: "Run", tag: str) -> None:

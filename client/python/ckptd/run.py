@@ -100,7 +100,7 @@ class Run:
         self._ordinals_attempt = 0
         self._begun = 0  # Saves, in all attempts.
         self._unended: Set[Part] = set()  # Staged, and not known to have ended.
-        self._offers = Offers(self)
+        self._offers = Offers()
         self._failures: Deque[errors.CkptdError] = collections.deque(maxlen=_REMEMBERED)
         self._sessions.repeat(self._joined, _ATTACH_SECONDS)
         self._sessions.follower.join(self)
