@@ -262,6 +262,29 @@ def test_offer_that_loses_its_daemon_is_made_to_the_next_one(daemon: Any, run: c
     assert daemon.started == 3 and daemon.committed["t"] == {"a": BIG}
 
 
+def test_save_whose_second_daemon_ends_during_the_offer_of_a_later_one_is_offered_before_that(
+    daemon: Any, run: ckptd.Run
+) -> None:
+    daemon.hold = True
+    first, second = run.save("one", files={"a": BIG}), run.save("two", files={"a": BIG[1:]})
+    daemon.stop()
+    one = daemon.requests["Begin"][0].key
+    daemon.script["JoinRun"].append(lambda: daemon.inherit(one))  # Which so goes on with the second daemon.
+    daemon.script["GetCheckpoint"].append(lambda: daemon.saves.pop((one.tag, one.ordinal)) and None)
+    daemon.script["Begin"].append(
+        lambda: (threading.Thread(target=daemon.restart).start(), time.sleep(0.5))[2:] or None
+    )
+    daemon.start()
+    until(lambda: daemon.started == 3, "the third daemon")
+    daemon.hold = False
+    for tag in ("one", "two"):
+        until(lambda tag=tag: (tag, 1) in daemon.saves and daemon.saves[tag, 1].files, "the offers")
+        if tag not in daemon.committed:
+            daemon.commit(tag)
+    first.wait(timeout=20), second.wait(timeout=20)
+    assert begun(daemon) == ["one", "two", "two", "one", "two"]
+
+
 def test_it_is_offered_again_from_where_it_was_offered_to(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     save = run.save("t", files={"a": BIG})

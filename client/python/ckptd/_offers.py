@@ -66,26 +66,31 @@ class Offers:
                     self._thread = None
                     return
                 save = self._pending[0]
-            self._bring(save)
-            with self._changed:
-                self._pending.remove(save)
-                self._changed.notify_all()
-            save._run._sessions.follower.wake()
+            if self._bring(save):
+                with self._changed:
+                    self._pending.remove(save)
+                    self._changed.notify_all()
+                save._run._sessions.follower.wake()
 
-    def _bring(self, save: "Part") -> None:
-        """Returns when a daemon has it, or it is over."""
+    def _bring(self, save: "Part") -> bool:
+        """Returns when a daemon has it, or it is over; false when it is another one's turn."""
         sessions = save._run._sessions
         try:
-            sessions.repeat(lambda: self._try(save), LOST_SECONDS)
+            return sessions.repeat(lambda: self._try(save), LOST_SECONDS)
         except Exception as error:  # Whatever it is: those that wait for their turn must get it.
             if not sessions.closed.is_set() and not save._over():
                 save._lose(str(error))
+            return True
 
-    def _try(self, save: "Part") -> None:
+    def _try(self, save: "Part") -> bool:
         try:
             joined = save._run._joined()
             self._say_away(False)
+            with self._changed:
+                if self._pending[0] is not save:  # The daemon that had an earlier one has ended since, too.
+                    return False
             self._bring_to(joined, save)
+            return True
         except errors.CkptdError as error:
             if is_transient(error):
                 self._say_away(True)

@@ -301,7 +301,8 @@ class Part(Save):
     def _attach_to(self, joined: Joined) -> Joined:
         if self._begun is joined or self._over():
             return joined
-        self._run._offers.await_earlier(self._number, joined.session)
+        if not self._offered:  # Else its turn has come.
+            self._run._offers.await_earlier(self._number, joined.session)
         options = self._options
         if self._offered:  # Its files are all there, and whoever staged it does not expect it to be skipped.
             patience = min(max(options.timeout, _OFFER_SECONDS), self._run._commit_timeout)
