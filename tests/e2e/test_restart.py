@@ -1,4 +1,6 @@
-"""Promise 9: clients reconnect after a restart, and a repeated request takes effect once."""
+"""Promise 9: clients reconnect after a restart, and a repeated request takes effect once. Promise 2 without a service manager
+that keeps descriptors: what was sealed is offered to the next daemon by the clients that live.
+"""
 
 import os
 import signal
@@ -6,6 +8,12 @@ import signal
 from harness import alive, ckptctl, tags, together, until
 
 import ckptd
+
+RANK_BYTES = 32 << 20
+BEGIN = """
+part = run.begin({tag!r}, step={step})
+part.add(f"r{{rank}}.bin", bytes([{step} % 251, rank]) * ({size} // 2))
+"""
 
 
 def test_attached_clients_reconnect_after_sigkill_of_the_daemon(daemon, trainers, root):
@@ -19,8 +27,107 @@ def test_attached_clients_reconnect_after_sigkill_of_the_daemon(daemon, trainers
     assert len([line for line in os.listdir(root) if not line.startswith(".")]) == 2
 
 
-def test_save_that_the_daemon_took_along_is_reported_to_every_rank(daemon, trainers, root):
+def kill_after_the_last_seal(daemon, ranks, tag, step, size=RANK_BYTES):
+    """Before it can have written all of it."""
+    together(ranks, BEGIN.format(tag=tag, step=step, size=size), 90)
+    together(ranks[:-1], "save = part.seal()")
+    ranks[-1].do(f"save = part.seal()\nos.kill({daemon.pid}, 9)")
+    until(lambda: not alive(daemon.pid), "the daemon's end")
+
+
+def check(root, tag, step, ranks=2, size=RANK_BYTES):
+    with ckptd.open_root(root).open(tag) as checkpoint:
+        for rank in range(ranks):
+            assert checkpoint.read(f"r{rank}.bin") == bytes([step % 251, rank]) * (size // 2)
+
+
+def segments_of(pid):
+    """The inodes of the segments that a process has mapped."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as lines:
+        return {line.split()[4] for line in lines if "memfd:ckptd-segment" in line}
+
+
+def test_what_every_rank_had_sealed_is_offered_to_the_next_daemon_and_committed(daemon, trainers, root):
     ranks = trainers("a", 2)
+    together(ranks, "run.save('one', step=1, files={f'r{rank}.bin': b'x'}).wait()")
+    kill_after_the_last_seal(daemon, ranks, "two", 2)
+    assert tags(root) == ["one"]
+    daemon.restart()
+    together(ranks, "save.wait('committed', 60)", 90)
+    assert tags(root) == ["two", "one"]
+    check(root, "two", 2)
+    assert ckptctl("verify", root).returncode == 0
+    assert together(ranks, "run.failures()") == [[], []]
+
+
+def test_rank_that_had_not_sealed_goes_on_with_those_that_offer(daemon, trainers, root):
+    ranks = trainers("a", 2)
+    together(ranks, BEGIN.format(tag="one", step=1, size=RANK_BYTES))
+    ranks[0].do("save = part.seal()")
+    daemon.kill()
+    daemon.restart()
+    ranks[1].do("save = part.seal()", 90)
+    together(ranks, "save.wait('committed', 60)", 90)
+    assert tags(root) == ["one"]
+    check(root, "one", 1)
+
+
+def test_offer_without_the_rank_that_died_with_the_daemon_ends_as_staged_lost_and_says_why(daemon, trainers, root):
+    ranks = trainers("a", 2, options=", commit_timeout=3.0")
+    kill_after_the_last_seal(daemon, ranks, "one", 1)
+    ranks[1].kill()
+    daemon.restart()
+    error = ranks[0].fails("save.wait('committed', 60)", 90)
+    assert error.kind == "CheckpointFailed" and error.reason == "STAGED_LOST" and error.ranks == [1]
+    assert "RANKS_MISSING" in error.message
+    until(lambda: ranks[0].do("[f.reason for f in run.failures()]") == ["STAGED_LOST"], "the failure in the list")
+    assert tags(root) == []
+
+
+def test_later_save_does_not_overtake_an_offered_one(daemon, trainers, root):
+    ranks = trainers("a", 2)
+    together(ranks, BEGIN.format(tag="one", step=1, size=RANK_BYTES) + "one = part.seal()")
+    kill_after_the_last_seal(daemon, ranks, "two", 2)
+    assert "two" not in tags(root)
+    daemon.restart()
+    together(ranks, "three = run.save('three', step=3, files={f'r{rank}.bin': b'z'})", 90)
+    together(ranks, "[s.wait('committed', 60) for s in (one, save, three)]", 90)
+    assert tags(root) == ["three", "two", "one"]
+    check(root, "one", 1)
+    check(root, "two", 2)
+
+
+def test_offer_that_loses_its_daemon_is_made_to_the_next_one(daemon, trainers, root):
+    ranks = trainers("a", 2)
+    kill_after_the_last_seal(daemon, ranks, "one", 1)
+    for _ in range(3):
+        daemon.restart()
+        # In the middle of the offer, or after it: when this rank's part is sealed again.
+        ranks[1].do(
+            f"daemon = save._home\nwhile save._home == daemon and save.level != 'committed': pass\nos.kill({daemon.pid}, 9)"
+        )
+        until(lambda: not alive(daemon.pid), "the daemon's end")
+    daemon.restart()
+    together(ranks, "save.wait('committed', 60)", 90)
+    assert tags(root) == ["one"]
+    check(root, "one", 1)
+
+
+def test_memory_of_an_offered_save_is_given_back_when_it_has_ended(daemon, trainers, root):
+    rank = trainers("a", 1)[0]
+    rank.do("run.save('zero', files={'r0.bin': b'z' * (8 << 20)}).wait()")
+    first = segments_of(rank.pid)
+    assert first
+    kill_after_the_last_seal(daemon, [rank], "one", 1)
+    old = first | segments_of(rank.pid)
+    daemon.restart()
+    rank.do("save.wait('committed', 60)", 90)   # It is still referred to.
+    until(lambda: not segments_of(rank.pid) & old, "the old segments' end")
+    check(root, "one", 1, ranks=1)
+
+
+def test_save_that_the_daemon_took_along_and_nobody_can_offer_is_reported_to_every_rank(daemon, trainers, root):
+    ranks = trainers("a", 2, env={"CKPTD_TRANSPORT": "grpc"})   # Its bytes are in no memory of the trainers.
     together(ranks, "run.save('one', step=1, files={f'r{rank}.bin': b'x'}).wait()")
     ranks[0].do("s = run.save('two', step=2, files={'r0.bin': b'y' * (32 << 20)})")   # Rank 1 has not sealed.
     os.kill(daemon.pid, signal.SIGKILL)

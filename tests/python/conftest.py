@@ -55,6 +55,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         self.skips = 0  # So many Begins are answered with the busy policy's verdict.
         self.share_memory = True
         self.committed: Dict[str, Dict[str, bytes]] = {}
+        self.latest = 0  # The sequence of the newest committed checkpoint, as far as anybody asks.
         self.goodbyes = 0
         self.started = 0
         self.changed = threading.Condition()
@@ -277,6 +278,12 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
             self.changed.notify_all()
         return messages.SealResponse(level=types.SEALED if sealed else types.STAGED, sequence=1)
 
+    def inherit(self, key: Any) -> None:
+        """A save that an earlier daemon has left sealed."""
+        save = self.saves[key.tag, key.ordinal] = SaveState(key)
+        save.parts[key.rank].sealed = True
+        save.checkpoint.level = types.SEALED
+
     def commit(self, tag: str, ordinal: int = 1) -> None:
         with self.changed:
             save = self.saves[tag, ordinal]
@@ -308,6 +315,8 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
     def Wait(self, request: Any, context: Any) -> Any:
         self._enter("Wait", request, context)
         save = self.saves.get((request.key.tag, request.key.ordinal))
+        if save is None and not request.sequence:
+            self.refuse(context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_SAVE")
         if save is None:
             lost = types.Checkpoint(tag=request.key.tag, level=types.FAILED)
             lost.error.reason, lost.error.message = "STAGED_LOST", "the daemon ended"
@@ -324,6 +333,12 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         answer.CopyFrom(save.checkpoint)
         answer.missing_ranks.extend(r for r in range(self.world_size) if not save.parts[r].sealed)
         return messages.WaitResponse(checkpoint=answer)
+
+    def GetCheckpoint(self, request: Any, context: Any) -> Any:
+        self._enter("GetCheckpoint", request, context)
+        if not self.latest:
+            self.refuse(context, grpc.StatusCode.NOT_FOUND, "NO_CHECKPOINT")
+        return types.Checkpoint(level=types.COMMITTED, sequence=self.latest)
 
     def GetStatus(self, request: Any, context: Any) -> Any:
         return messages.Status(sessions=len(self.tokens))

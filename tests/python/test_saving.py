@@ -373,7 +373,11 @@ def test_a_seal_whose_answer_was_lost_is_asked_again_and_nothing_else(daemon: An
     assert daemon.calls.count("JoinRun") == 1
 
 
-def test_a_new_daemon_hears_which_saves_the_old_one_took_along(daemon: Any, run: ckptd.Run) -> None:
+def test_a_new_daemon_hears_which_saves_the_old_one_took_along_that_nobody_can_offer(
+    daemon: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTD_TRANSPORT", "grpc")
+    run = ckptd.connect(daemon.endpoint).run(tmp_path / "root", rank=0, world_size=1)
     daemon.hold = True
     save = run.save("lost", files={"a": b"1"})
     daemon.restart()
@@ -382,7 +386,7 @@ def test_a_new_daemon_hears_which_saves_the_old_one_took_along(daemon: Any, run:
     assert caught.value.reason == "STAGED_LOST"
     joins = daemon.requests["JoinRun"]
     assert [[key.tag for key in join.orphaned] for join in joins[:2]] == [[], ["lost"]]
-    run.save("next", files={})
+    run.save("next", files={"a": b"1"})
     daemon.restart()
     until(lambda: len(daemon.requests["JoinRun"]) >= 3, "the third daemon to be joined")
     assert [key.tag for key in daemon.requests["JoinRun"][2].orphaned] == ["next"]
@@ -532,3 +536,16 @@ def test_what_was_streamed_file_by_file_before_a_restart_is_lost_and_said_so(
         daemon.restart()
         part.add("b", b"2")
     assert caught.value.reason == "SESSION_LOST"
+
+
+def test_memory_that_is_taken_back_before_it_is_mapped_is_the_end_of_the_save_and_says_why(
+    daemon: Any, run: ckptd.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end_first(*_: Any) -> None:
+        daemon.fail("t", reason="SESSION_LOST", ranks=[1])
+        raise ckptd.NotFound("segment 1 is not lent to this session", reason="UNKNOWN_SEGMENT")
+
+    monkeypatch.setattr("ckptd._handoff.Handoff.fetch_segments", end_first)
+    with pytest.raises(ckptd.CheckpointFailed) as caught:
+        run.save("t", files={"a": BIG})
+    assert caught.value.reason == "SESSION_LOST" and caught.value.ranks == (1,)

@@ -34,7 +34,7 @@ _NOT_YET = (
     "NOT_JOINED",
     "UNKNOWN_RUN",
 )  # Answers of a daemon that does not know us again yet.
-_LOST_SECONDS = 600.0  # After so long without a daemon nobody will tell any more how a save ended.
+LOST_SECONDS = 600.0  # After so long without a daemon nobody will tell any more how a save ended.
 
 
 class _Question:
@@ -110,7 +110,8 @@ class Follower:
             while self._news:
                 self._news.popleft()()
         for question in self._questions:
-            question.save._lose("the client was closed before", expected=True)
+            if not question.save._over():
+                question.save._lose("the client was closed before", expected=True)
 
     def _come_back(self) -> Optional[Session]:
         """The session with every run joined in it: so a daemon hears early which saves its predecessor took
@@ -149,7 +150,12 @@ class Follower:
         """Asks what is not being asked; seconds until there is more to ask."""
         now, wait = time.monotonic(), 1.0
         for question in list(self._questions):
-            if question.call is None and now >= question.not_before:
+            if question.save._over():  # Its offer was refused.
+                self._questions.remove(question)
+            elif question.save._home != session.daemon_instance:
+                question.unanswered_since = None  # An offer has deadlines of its own.
+                question.save._run._offers.add([question.save])
+            elif question.call is None and now >= question.not_before:
                 self._ask(session, question)
             elif question.call is None:
                 wait = min(wait, question.not_before - now)
@@ -182,13 +188,17 @@ class Follower:
                 session.end()
             if is_transient(failure) or failure.reason in _NOT_YET:
                 return self._note_silence(question)
-            self._questions.remove(question)
+            self._drop(question)
             return question.save._lose(str(failure))
         question.unanswered_since = None
         if question.save._hear(checkpoint):
-            self._questions.remove(question)
-        else:
+            self._drop(question)
+        elif question.save._home == session.daemon_instance:
             self._ask(session, question)
+
+    def _drop(self, question: _Question) -> None:
+        if question in self._questions:
+            self._questions.remove(question)
 
     def _note_silence(self, question: _Question) -> None:
         question.not_before = time.monotonic() + _AGAIN_SECONDS
@@ -198,9 +208,9 @@ class Follower:
     def _give_up_old(self) -> None:
         now = time.monotonic()
         for question in list(self._questions):
-            if question.unanswered_since is not None and now - question.unanswered_since > _LOST_SECONDS:
+            if question.unanswered_since is not None and now - question.unanswered_since > LOST_SECONDS:
                 self._questions.remove(question)
-                question.save._lose(f"no daemon has answered for {_LOST_SECONDS:.0f} s")
+                question.save._lose(f"no daemon has answered for {LOST_SECONDS:.0f} s")
 
 
 def _close_pipe(*descriptors: int) -> None:

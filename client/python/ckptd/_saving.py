@@ -1,4 +1,4 @@
-"""Saves and parts: from Begin to Seal, and how they end."""
+"""Saves and parts: from Begin to Seal, and how they end. What a daemon took along goes to the next one (_offers.py)."""
 
 import concurrent.futures
 import logging
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ckptd import _values, errors
 from ckptd._image import Image, Memory, PiecesImage
+from ckptd._segments import Held
 from ckptd._session import Session, is_transient, segments_of
 from ckptd._wire import LEVELS_TO_WAIT_FOR, error_of_save, level_name, messages, set_duration, types
 
@@ -18,7 +19,12 @@ _log = logging.getLogger("ckptd")
 
 _RPC_SECONDS = 30.0
 _ABORT_SECONDS = 5.0  # For what must not take long.
+# For an offer's admission, at least, where that is not longer than the run waits for seals: the other ranks
+# have to notice the new daemon, too.
+_OFFER_SECONDS = 30.0
 _GIVEN_UP = (errors.Skipped, errors.Superseded)
+# Ends that mean the same with whichever daemon.
+_NOT_LOST = ("STAGED_LOST", "FENCED", "FILE_CONFLICT", "SAVE_ABORTED")
 _STREAM_BYTES = 1 << 20  # Of a WriteFile message.
 _STREAM_RATE = 20e6  # Bytes a second that a stream has at least.
 
@@ -55,8 +61,9 @@ class _File:
 
 
 class Save:
-    """A save whose bytes are staged (or that was skipped). It goes on by itself; waiting is optional.
-    Thread-safe.
+    """A save whose bytes are staged (or that was skipped). It goes on by itself; waiting is optional. Should the
+    daemon be killed before it is committed, the next one gets it from the memory that it was staged in, if all
+    ranks live; else it ends as STAGED_LOST. Thread-safe.
     """
 
     def __init__(self, run: "Run", tag: str) -> None:
@@ -72,6 +79,7 @@ class Save:
         self._level: int = types.OPEN
         self._end: Any = None  # Of a save that did not become a checkpoint: its last description,
         self._lost = ""  # or why it is not known how it ended.
+        self._told = False  # The run has heard of the end.
         self._waiting = 0
         self._futures: List[Tuple[int, "concurrent.futures.Future[Save]"]] = []
 
@@ -169,13 +177,18 @@ class Save:
         with self._changed:
             over, error = self._over(), self._error(types.COMMITTED)
             heard = self._waiting > 0 or bool(self._futures) or self._level == types.SKIPPED
+            first, self._told = over and not self._told, over
             self._changed.notify_all()
-        if over:
+        if first:
+            self._release()
             self._run._forget(self, None if quiet else error)
             if error is not None and not heard and not quiet:
                 _log.warning("ckptd: %s", error)
         self._settle_futures()
         return over
+
+    def _release(self) -> None:
+        """It is over: what only its bytes needed goes."""
 
     def _settle_futures(self) -> None:
         with self._changed:
@@ -210,6 +223,7 @@ class Part(Save):
         self._options = options
         self._growing = growing
         joined = run._sessions.repeat(run._joined, options.timeout)
+        self._number = run._next_number()
         self._attempt = joined.attempt
         self._key = types.SaveKey(
             run=joined.run, rank=run.rank, tag=tag, ordinal=run._next_ordinal(tag, joined.attempt)
@@ -218,6 +232,10 @@ class Part(Save):
         self._seal_sent = False
         self._files: List[_File] = []
         self._memory: Optional[Memory] = None
+        self._token = object()  # Marks the segments that are lent for it.
+        self._home = ""  # The daemon that has it since it was sealed.
+        self._held: Optional[Held] = None  # From there on: its bytes, for the next daemon if need be.
+        self._offered = False  # To another daemon than it was sealed with.
 
     # ---- what users call
 
@@ -274,20 +292,25 @@ class Part(Save):
         """The whole part at once."""
         self._files = files
         self._run._sessions.repeat(self._advance_to_seal, self._options.timeout)
-        for file in files:
-            file.image = None
 
     def _attach(self) -> Joined:
         """Begin, if not yet in this session: again after a restart of the daemon, with the same key and all
         files so far.
         """
-        joined = self._run._joined(self._options.timeout)
+        return self._attach_to(self._run._joined(self._options.timeout))
+
+    def _attach_to(self, joined: Joined) -> Joined:
         if self._begun is joined or self._over():
             return joined
+        if not self._offered:  # Else its turn has come.
+            self._run._offers.await_earlier(self._number, joined.session)
         options = self._options
+        if self._offered:  # Its files are all there, and whoever staged it does not expect it to be skipped.
+            patience = min(max(options.timeout, _OFFER_SECONDS), self._run._commit_timeout)
+            options = options._replace(busy=types.WAIT, timeout=patience)
         request = messages.BeginRequest(
             key=self._key,
-            growing=self._growing,
+            growing=self._growing and not self._offered,
             busy=options.busy,
             metrics=options.metrics,
             pointers=options.pointers,
@@ -315,7 +338,7 @@ class Part(Save):
                 )
             )
             return joined
-        self._take_room(joined.session, begun)
+        self._take_room(joined, begun)
         self._place(self._files, begun.placements)
         return joined
 
@@ -329,13 +352,20 @@ class Part(Save):
         self._begun = joined
         return self._hear(checkpoint)
 
-    def _take_room(self, session: Session, granted: Any) -> None:
+    def _take_room(self, joined: Joined, granted: Any) -> None:
+        session = joined.session
         self.transport = session.transport
         if session.segments is None:
             self._memory = None
             return
         session.segments.forget(getattr(granted, "retired_segments", ()))
-        self._memory = session.segments.memory(segments_of(granted.segments), _RPC_SECONDS)
+        try:
+            self._memory = session.segments.memory(segments_of(granted.segments), _RPC_SECONDS, self._token)
+        except errors.NotFound:  # Taken back: the end of another rank has just ended the save.
+            end = self._ask_now(joined)
+            if end.level >= types.FAILED:
+                raise error_of_save(end) from None
+            raise
 
     def _place(self, files: List[_File], placements: Any) -> None:
         """Files have got their places; what was written with an earlier daemon will move there."""
@@ -354,8 +384,11 @@ class Part(Save):
 
     def _write_missing(self) -> Joined:
         joined = self._attach()
-        if self._over():
-            return joined
+        if not self._over():
+            self._write_to(joined)
+        return joined
+
+    def _write_to(self, joined: Joined) -> None:
         session = joined.session
         unplaced = [file for file in self._files if file.offset < 0]
         if unplaced:
@@ -363,10 +396,10 @@ class Part(Save):
             for file in unplaced:
                 request.files.add(path=file.name, size_bytes=file.size)
             extended = session.call(session.checkpoints.Extend, request, self._options.timeout + 5.0)
-            self._take_room(session, extended)
+            self._take_room(joined, extended)
             self._place(unplaced, extended.placements)
         started = time.monotonic()
-        for file in self._files:
+        for file in list(self._files):
             if file.written is joined or file.image is None:
                 continue
             if self._memory is not None:
@@ -374,8 +407,8 @@ class Part(Save):
             elif file.size:
                 self._stream(session, file)
             file.written, file.memory = joined, self._memory
-        self.copy_seconds += time.monotonic() - started
-        return joined
+        if not self._offered:  # Nobody waits for that copy.
+            self.copy_seconds += time.monotonic() - started
 
     def _stream(self, session: Session, file: _File) -> None:
         """Bytes over gRPC: for clients that cannot receive descriptors."""
@@ -392,20 +425,92 @@ class Part(Save):
         joined = self._write_missing()
         if self._over():
             return
+        self.stall_seconds = time.monotonic() - self._started
+        self._seal_with(joined)
+        self.stall_seconds = time.monotonic() - self._started
+        self._run._staged(self)
+
+    def _seal_with(self, joined: Joined) -> None:
         request = messages.SealRequest(key=self._key)
         for file in self._files:
             request.files.add(path=file.name, size_bytes=file.size)
-        self.stall_seconds = time.monotonic() - self._started
         set_duration(request.stall, self.stall_seconds)
         self._seal_sent = True
         sealed = joined.session.call(joined.session.checkpoints.Seal, request, _RPC_SECONDS)
-        self.stall_seconds = time.monotonic() - self._started
         self._memory = None
+        self._held = self._hold()
         for file in self._files:
-            file.memory = None
+            file.image = None
+            if self._held is None:
+                file.memory = None
+        self._home = joined.session.daemon_instance
         with self._changed:
             self._level = max(self._level, sealed.level)
-        self._run._staged(self, joined.session.daemon_instance)
+
+    # ---- sealed, and the daemon ended: the next one gets it from here (_offers.py)
+
+    def _hold(self) -> Optional[Held]:
+        """None when not all of it is mapped here."""
+        places = [(file.memory, file.offset, file.size) for file in self._files if file.memory is not None]
+        return Held(self._token, places) if len(places) == len(self._files) else None
+
+    def _may_be_offered(self) -> bool:
+        held = self._held
+        return held is not None and not held.lent_again() and not held.freed()
+
+    def _offer(self, joined: Joined) -> None:
+        """Begin, copy and Seal under the same key, as if it had not been sealed before. Only what it was sealed with
+        is read.
+        """
+        self._offered = True
+        self._attach_to(joined)
+        held = self._held
+        if self._over() or held is None:
+            return
+        # Now that the daemon has granted memory: a successor frees what it does not need of what it was
+        # left before it makes any of its own.
+        if held.freed():
+            raise _memory_gone(self.tag)
+        self._write_to(joined)
+        written = all(file.written is joined for file in self._files)
+        if self._over():
+            return
+        if held.lent_again() or not written:
+            raise _memory_gone(self.tag)
+        self._seal_with(joined)
+
+    def _fail_offer(self, cause: Exception) -> None:
+        """The daemon, or we, will not have it."""
+        if isinstance(cause, errors.Superseded):
+            return self._give_up(cause)
+        end = types.Checkpoint(tag=self.tag, level=types.FAILED, sequence=self.sequence)
+        end.error.reason = getattr(cause, "reason", "") or type(cause).__name__
+        end.error.message = str(cause)
+        end.error.ranks.extend(getattr(cause, "ranks", ()))
+        self._offered = True
+        self._hear(end)
+
+    def _hear(self, checkpoint: Any) -> bool:
+        error = checkpoint.error
+        if (
+            self._offered
+            and checkpoint.level in (types.FAILED, types.SKIPPED)
+            and error.reason not in _NOT_LOST
+        ):
+            lost = types.Checkpoint()
+            lost.CopyFrom(checkpoint)
+            lost.level, lost.error.reason = types.FAILED, "STAGED_LOST"
+            lost.error.message = (
+                "the daemon ended before it was committed, and its offer to the next one ended with "
+                f"{error.reason}: {error.message}; save again"
+            )
+            checkpoint = lost
+        return super()._hear(checkpoint)
+
+    def _release(self) -> None:
+        self._memory = self._held = self._begun = None
+        for file in self._files:
+            file.image = file.memory = file.written = None
 
     def _missing_ranks(self) -> List[int]:
         try:
@@ -452,6 +557,7 @@ class Part(Save):
                 self._end.error.reason, self._end.error.message = "SAVE_ABORTED", why
                 self._end.error.ranks.append(self._run.rank)
             self._changed.notify_all()
+        self._release()
         self._settle_futures()
 
     def _tell_abort(self, joined: Joined, why: str) -> None:
@@ -481,6 +587,12 @@ class Part(Save):
             )  # For the Begin to get there; its answer may come only when all ranks have begun.
         if begin is not None:
             begin.cancel()
+
+
+def _memory_gone(tag: str) -> errors.CkptdError:
+    return errors.CheckpointFailed(
+        f"the memory that {tag} was sealed in has been given back", reason="SESSION_LOST", tag=tag
+    )
 
 
 class _AbortOnError:

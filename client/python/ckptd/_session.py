@@ -131,6 +131,8 @@ class Session:
             self._stream.cancel()
         if self.handoff is not None:
             self.handoff.close()
+        if self.segments is not None:
+            self.segments.clear()
         self._channel.close()
 
     def _connect(self, path: str, must: bool) -> None:

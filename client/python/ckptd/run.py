@@ -5,10 +5,12 @@ import dataclasses
 import datetime
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Mapping, Optional, Set, Tuple, Union
 
 from ckptd import _accel, _rank, _values, errors
+from ckptd._offers import Offers
 from ckptd._saving import Joined, Options, Part, Save, _File
+from ckptd._session import Session
 from ckptd._wire import level_name, messages, set_duration, time_of, types
 
 if TYPE_CHECKING:
@@ -96,7 +98,9 @@ class Run:
         self._present: Optional[Joined] = None
         self._ordinals: Dict[str, int] = {}
         self._ordinals_attempt = 0
-        self._unended: Dict[Part, str] = {}  # Staged, and not known to have ended -> the daemon that has it.
+        self._begun = 0  # Saves, in all attempts.
+        self._unended: Set[Part] = set()  # Staged, and not known to have ended.
+        self._offers = Offers()
         self._failures: Deque[errors.CkptdError] = collections.deque(maxlen=_REMEMBERED)
         self._sessions.repeat(self._joined, _ATTACH_SECONDS)
         self._sessions.follower.join(self)
@@ -271,32 +275,45 @@ class Run:
             present = self._present
             if present is not None and present.session is session:
                 return present
-            if session.handoff is not None and self._root.descriptor is None:
-                raise errors.Refused(
-                    f"the root {self.root} cannot be opened: {self._root.error}", reason="ROOT_UNSUITABLE"
-                )
-            request = messages.JoinRunRequest(
-                root=session.attach_root(self._root.descriptor, self.root, timeout),
-                run_id=self._asked_run_id,
-                rank=self.rank,
-                world_size=self.world_size,
-                local_world_size=self._membership.local_world_size,
-                launch_id=self._membership.launch_id,
-                attempt=self._asked_attempt,
-            )
             with self._lock:
-                orphaned = [
-                    save for save, daemon in self._unended.items() if daemon != session.daemon_instance
-                ]
-            request.orphaned.extend(save._key for save in orphaned)
-            joined = session.call(session.checkpoints.JoinRun, request, timeout)
-            with self._lock:
-                for (
-                    save
-                ) in orphaned:  # This daemon has them on disk, or has told every rank that they are lost.
-                    self._unended.pop(save, None)
+                elsewhere = [save for save in self._unended if save._home != session.daemon_instance]
+            offered = [save for save in elsewhere if save._may_be_offered()]
+            orphaned = [save for save in elsewhere if save not in offered]
+            joined = self._join(session, orphaned, timeout)
+            self._give_to(session, orphaned)  # It has them on disk, or has told every rank that they are lost.
+            self._offers.add(offered)  # Before any Begin.
             self._present = Joined(session, joined.run, joined.attempt, joined.run_id)
             return self._present
+
+    def _join(self, session: Session, orphaned: "Iterable[Part]", timeout: float) -> Any:
+        if session.handoff is not None and self._root.descriptor is None:
+            raise errors.Refused(
+                f"the root {self.root} cannot be opened: {self._root.error}", reason="ROOT_UNSUITABLE"
+            )
+        request = messages.JoinRunRequest(
+            root=session.attach_root(self._root.descriptor, self.root, timeout),
+            run_id=self._asked_run_id,
+            rank=self.rank,
+            world_size=self.world_size,
+            local_world_size=self._membership.local_world_size,
+            launch_id=self._membership.launch_id,
+            attempt=self._asked_attempt,
+        )
+        request.orphaned.extend(save._key for save in orphaned)
+        return session.call(session.checkpoints.JoinRun, request, timeout)
+
+    def _give_to(self, session: Session, saves: "Iterable[Part]") -> None:
+        """From now on this session's daemon is asked how they end, and nothing is offered any more."""
+        with self._lock:
+            for save in saves:
+                save._home = session.daemon_instance
+                self._unended.discard(save)
+
+    def _next_number(self) -> int:
+        """Of a save of this rank, in the order in which they are begun."""
+        with self._lock:
+            self._begun += 1
+            return self._begun
 
     def _next_ordinal(self, tag: str, attempt: int) -> int:
         """How often this rank has begun to save this tag in this attempt, from 1."""
@@ -307,15 +324,15 @@ class Run:
             self._ordinals[tag] = self._ordinals.get(tag, 0) + 1
             return self._ordinals[tag]
 
-    def _staged(self, save: Part, daemon_instance: str) -> None:
+    def _staged(self, save: Part) -> None:
         with self._lock:
-            self._unended[save] = daemon_instance
+            self._unended.add(save)
         self._sessions.follower.follow(save)
 
     def _forget(self, save: Any, error: Optional[errors.CkptdError]) -> None:
         """A save has ended."""
         with self._lock:
-            self._unended.pop(save, None)
+            self._unended.discard(save)
             if error is not None and not isinstance(error, errors.Skipped):
                 self._failures.append(error)
 
