@@ -207,8 +207,8 @@ TEST_F(CrashDiskTest, AWriteUnderWayMayLandAndASyncDoesNotWaitForIt) {
   Write(file, "old");
   ASSERT_TRUE(disk_.Sync(file.get(), SyncMode::kData).ok());
   SyncDir();
-  auto queue = *CrashQueueFactory(&disk_)();
   const std::string bytes = "new";
+  auto queue = *CrashQueueFactory(&disk_)();
   queue->Write(file.get(), std::as_bytes(std::span(bytes)), 0, [](int64_t result) { EXPECT_EQ(result, 3); });
   ASSERT_TRUE(disk_.Sync(file.get(), SyncMode::kData).ok());
   EXPECT_THAT(Contents("file"), UnorderedElementsAre("old", "new"));
@@ -220,8 +220,8 @@ TEST_F(CrashDiskTest, AKilledProcessHoldsNothingAndItsWritesLandLate) {
   const ScopedHandle file = Create("file");
   const ScopedHandle lock = *OpenScoped(disk_, disk_.root(), "lock", OpenMode::kLock);
   ASSERT_TRUE(disk_.Lock(lock.get()).ok());
-  auto queue = *CrashQueueFactory(&disk_)();
   const std::string bytes = "late";
+  auto queue = *CrashQueueFactory(&disk_)();
   queue->Write(file.get(), std::as_bytes(std::span(bytes)), 0, [](int64_t) {});
   const std::unique_ptr<CrashDisk> left = disk_.Kill();
   EXPECT_EQ(left->late_writes(), 1);
