@@ -191,6 +191,9 @@ void Oracle::Heard(const SaveName& save, int rank, v1::Level level, const std::s
     Violated(absl::StrCat(save.Words(), " is published, but rank ", rank, " hears ", v1::Level_Name(level),
                           " ", reason));
   }
+  // A scan publishes what is complete, also where it could not be aborted, and then an older generation of
+  // its tag has nothing to replace any more.
+  if (reason == "SUPERSEDED" && runs_[save.run].newest_of_tag[save.tag] > sequence) return;
   const bool sealed = s.world_size > 0 && static_cast<int>(s.seal_ok.size()) == s.world_size;
   if (sealed && s.seal_daemon == daemon_ && NeedsTrainers(reason)) {
     Violated(absl::StrCat(save.Words(), " was sealed by all ranks, and ended ", v1::Level_Name(level), " ",
@@ -227,6 +230,8 @@ void Oracle::Published(int run, const storage::v1::ManifestSummary& summary,
     Violated(absl::StrCat(name.Words(), " was reported ", v1::Level_Name(*s.outcome), " and comes back"));
   }
   s.published = summary.sequence();
+  int64_t& newest = r.newest_of_tag[summary.tag()];
+  newest = std::max(newest, summary.sequence());
   if (static_cast<int>(contents.size()) != summary.world_size()) {
     Violated(absl::StrCat(name.Words(), " is published with ", contents.size(), " parts"));
   }

@@ -100,7 +100,8 @@ class Oracle {
   struct Run {
     int64_t acted = 0, asked = 0, told_fenced = 0;
     int64_t latest = 0;
-    int64_t newest_heard = 0;  // Newest sequence that somebody heard is COMMITTED.
+    std::map<std::string, int64_t> newest_of_tag;  // Published, with a higher sequence than any other of it.
+    int64_t newest_heard = 0;                      // Newest sequence that somebody heard is COMMITTED.
     std::map<int64_t, int64_t> resume_at_least;
     std::map<int64_t, std::pair<int64_t, std::string>> resumed;  // Attempt -> what its ranks resume from.
     std::set<int64_t> published;
