@@ -446,7 +446,7 @@ int64_t Engine::Impl::NeededDiskBytes(const Save& save) const {
 // Is there anything that may free room on disk without anybody's help, and has not been counted yet?
 bool Engine::Impl::RoomMayCome(const Save& save) const {
   const Run& run = *save.run;
-  if (!run.evicting.empty() || run.trash_bytes > 0 || run.emptying_trash || run.asking_room > 0) return true;
+  if (!run.evicting.empty() || run.trash_bytes > 0 || run.emptying_trash || run.making_room > 0) return true;
   return std::any_of(run.saves.begin(), run.saves.end(),
                      [&save](const auto& other) { return other.second.get() != &save; });
 }

@@ -180,8 +180,8 @@ struct Run {
   std::set<int64_t> evicting;
   std::set<int64_t> pointed;                 // A pointer file names them: retention leaves them.
   int64_t free_bytes = 0;                    // As last asked,
-  int64_t written_before = 0;                // when its device had been written so much;
-  int asking_room = 0;                       // and being asked again, since the trash was emptied.
+  int64_t written_before = 0;                // when its device had been written so much.
+  int making_room = 0;                       // What may change it is about to begin, or to be asked for.
   std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
   std::multiset<int64_t> pinning;  // Pins on their way to disk: retention leaves these alone already.
   bool Pinned(const std::pair<const int64_t, CommittedCheckpoint>& entry) const {

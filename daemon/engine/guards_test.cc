@@ -792,6 +792,16 @@ TEST_F(GuardsTest, ASealedPartTakesNoBytes) {
 
 // ---- retention
 
+// Else a daemon that is killed in between leaves neither the checkpoint nor a word of it: a late rank would
+// hear that its save was lost.
+TEST_F(GuardsTest, HowASaveEndedIsWrittenDownBeforeRetentionRemovesAnything) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  SaveAll(sessions, "two", 2, 1);
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
+  EXPECT_EQ(disks_[1]->outcomes_at_evict, 2);
+}
+
 TEST_F(GuardsTest, WhoSaysNoNumberKeepsAll) {
   auto sessions = Launch("a", 1);
   for (const char* tag : {"one", "two", "three"}) SaveAll(sessions, tag, 1);

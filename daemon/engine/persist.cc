@@ -183,8 +183,10 @@ void Engine::Impl::Published(int64_t save_id, PublishResult result) {
   run->num_kept_ckpts = save->num_kept_ckpts;
   run->ledger->SetRetention(save->num_kept_ckpts);
   TakePointers(run, std::move(result.pointers));
-  Retain(run);  // Before the end, which lets the next save look for room: this makes some.
+  ++run->making_room;  // The end lets the next save look for room, and retention makes some only then:
   EndSave(save, v1::COMMITTED);
+  --run->making_room;
+  Retain(run);  // what it removes must be in the history.
 }
 
 // ---- retention
@@ -264,9 +266,9 @@ void Engine::Impl::EmptyTrash(Run* run) {
       run->empty_again_at = clock_->Now() + kTryAgain;
     }
     if (run->empty_again && left.ok()) return EmptyTrash(run);
-    ++run->asking_room;
+    ++run->making_room;
     run->io->FreeBytes([this, run, before = WrittenDiskBytes(run->device)](absl::StatusOr<int64_t> free) {
-      --run->asking_room;
+      --run->making_room;
       if (free.ok()) {
         run->free_bytes = *free;
         run->written_before = before;

@@ -172,6 +172,7 @@ void FakeRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status>
   Run("Evict", false, [this, tag, sequence, done = std::move(done)]() mutable {
     if (absl::Status error = ErrorOf("Evict"); !error.ok()) return done(error);
     disk_->evicted.push_back(tag);
+    disk_->outcomes_at_evict = disk_->run_record.outcomes_size();
     disk_->committed.erase(sequence);
     done(absl::OkStatus());
   });

@@ -29,6 +29,7 @@ struct FakeDisk {
   std::vector<std::string> foreign;      // Tags that hold something that is not ours.
   std::vector<std::string> directories;  // Names that no pointer may have.
   std::vector<std::string> evicted;      // Tags, in order.
+  int outcomes_at_evict = 0;             // In the run record, at the last one.
   std::vector<int64_t> kept_in_trash;    // Sequences, by the last EmptyTrash.
 };
 
