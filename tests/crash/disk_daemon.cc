@@ -205,6 +205,18 @@ void DiskDaemon::WhenEnded(const Begun& begun, const std::function<void(v1::Leve
   }
 }
 
+absl::StatusOr<v1::Level> DiskDaemon::AskEnd(SessionId session, const v1::SaveKey& key, int64_t sequence) {
+  v1::WaitRequest wait;
+  *wait.mutable_key() = key;
+  wait.set_sequence(sequence);
+  wait.set_level(v1::COMMITTED);
+  CKPTD_ASSIGN_OR_RETURN(const v1::WaitResponse answer,
+                         Ask<v1::WaitResponse>([&](Reply<v1::WaitResponse> reply) {
+                           engine_->Wait(As(session), wait, std::move(reply));
+                         }));
+  return answer.checkpoint().level();
+}
+
 absl::StatusOr<ShownCheckpoints> DiskDaemon::List() {
   v1::ListCheckpointsRequest request;
   request.set_parent(run_);

@@ -71,6 +71,9 @@ class DiskDaemon {
   // `ended` is called once for each rank, with how the save ended.
   void WhenEnded(const Begun& begun, const std::function<void(v1::Level)>& ended);
 
+  // How a save has ended, as its rank hears that comes back after its daemon was killed.
+  absl::StatusOr<v1::Level> AskEnd(SessionId session, const v1::SaveKey& key, int64_t sequence);
+
   // What is committed, as an operator is told: tags, sequences and pins.
   absl::StatusOr<ShownCheckpoints> List();
   // The same as a trainer gets it: listed, opened, read and compared with what was saved. They stay open, so

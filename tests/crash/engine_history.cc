@@ -109,7 +109,9 @@ void EngineHistory::Restart() {
 std::vector<SessionId> EngineHistory::Launch(const std::string& launch, int world_size) {
   const auto trainers = daemon_->Launch(launch, world_size);
   EXPECT_TRUE(trainers.ok()) << trainers.status();
-  return trainers.value_or(std::vector<SessionId>());
+  if (!trainers.ok()) return {};
+  launches_[*trainers] = launch;
+  return *trainers;
 }
 
 DiskDaemon::Begun EngineHistory::Begin(const std::vector<SessionId>& trainers, const std::string& tag,
@@ -117,7 +119,7 @@ DiskDaemon::Begun EngineHistory::Begin(const std::vector<SessionId>& trainers, c
   const absl::StatusOr<DiskDaemon::Begun> begun = daemon_->Begin(trainers, tag, options);
   EXPECT_TRUE(begun.ok()) << begun.status();
   if (!begun.ok()) return {};
-  kept_numbers_[begun->spec.sequence] = options.num_kept_ckpts;
+  asked_[begun->spec.sequence] = {launches_.at(trainers), begun->spec.world_size, options};
   Tell([&](Oracle& oracle) { oracle.Began(begun->spec); });
   return *begun;
 }
@@ -141,7 +143,7 @@ void EngineHistory::ExpectDurable(const DiskDaemon::Begun& begun, int rank) {
 
 // Retention takes what it does not keep as soon as the save is published, and before anybody hears of that.
 void EngineHistory::MayEvict(const DiskDaemon::Begun& begun) {
-  const std::optional<size_t> keep = kept_numbers_[begun.spec.sequence];
+  const std::optional<size_t> keep = asked_[begun.spec.sequence].options.num_kept_ckpts;
   if (!keep) return;
   const absl::StatusOr<ShownCheckpoints> listed = daemon_->List();
   ASSERT_TRUE(listed.ok()) << listed.status();
@@ -299,13 +301,35 @@ void Append(Broken more, const std::string& when, Broken& broken) {
 
 }  // namespace
 
-Broken EngineHistory::JudgeOne(Crash& crash) {
+void EngineHistory::CheckEnds(DiskDaemon& daemon, const ShownCheckpoints& shown, Broken& broken) const {
+  std::map<std::string, absl::StatusOr<std::vector<SessionId>>> back;  // By launch.
+  for (const auto& [sequence, checkpoint] : shown) {
+    const auto asked = asked_.find(sequence);
+    if (asked == asked_.end()) continue;
+    const auto& [launch, world_size, options] = asked->second;
+    if (!back.contains(launch)) back.emplace(launch, daemon.Launch(launch, world_size));
+    const absl::StatusOr<std::vector<SessionId>>& trainers = back.at(launch);
+    if (!trainers.ok()) continue;  // A later launch has taken its place.
+    for (int rank = 0; rank < world_size; ++rank) {
+      const absl::StatusOr<v1::Level> end =
+          daemon.AskEnd((*trainers)[static_cast<size_t>(rank)],
+                        daemon.KeyOf(rank, checkpoint.summary.tag(), options.ordinal), sequence);
+      if (end.ok() && *end == v1::COMMITTED) continue;
+      broken.push_back(absl::StrCat(checkpoint.summary.tag(), " (sequence ", sequence,
+                                    ") is there, and rank ", rank, " hears that it is ",
+                                    end.ok() ? v1::Level_Name(*end) : end.status().ToString()));
+    }
+  }
+}
+
+Broken EngineHistory::JudgeOne(Crash& crash) const {
   CrashDisk& disk = *crash.left;
   Oracle& oracle = crash.oracle;
   Broken broken = oracle.CheckPointers(disk);
   DiskDaemon daemon(&disk);
   if (const absl::Status recovered = daemon.Recover(); !recovered.ok())
     return {absl::StrCat("the root is not recovered: ", recovered.ToString())};
+  if (const auto found = daemon.List(); found.ok()) CheckEnds(daemon, *found, broken);
   const absl::StatusOr<std::vector<SessionId>> trainers = daemon.Launch("the next one", 2);
   if (!trainers.ok()) return {absl::StrCat("nobody can join: ", trainers.status().ToString())};
   const ShownCheckpoints shown = daemon.ReadAll((*trainers)[0], oracle.saves(), broken);

@@ -85,7 +85,9 @@ class EngineHistory {
   // Waits until the daemon has nothing to do, and tells the oracle what retention has taken.
   void Settle();
 
-  static Broken JudgeOne(Crash& crash);
+  Broken JudgeOne(Crash& crash) const;
+  // What is there must not be called failed to the trainers that saved it.
+  void CheckEnds(DiskDaemon& daemon, const ShownCheckpoints& shown, Broken& broken) const;
 
   Mutex mutex_;
   Oracle oracle_ ABSL_GUARDED_BY(mutex_);
@@ -98,8 +100,14 @@ class EngineHistory {
 
   std::unique_ptr<CrashDisk> disk_;
   std::unique_ptr<DiskDaemon> daemon_;
-  std::map<int64_t, std::optional<size_t>> kept_numbers_;  // By sequence of a save: its num_kept_ckpts.
-  std::set<int64_t> going_;                                // What retention takes.
+  struct Asked {
+    std::string launch;
+    int world_size = 0;
+    DiskDaemon::SaveOptions options;
+  };
+  std::map<std::vector<SessionId>, std::string> launches_;
+  std::map<int64_t, Asked> asked_;  // By sequence: what its trainers said.
+  std::set<int64_t> going_;         // What retention takes.
   int points_ = 0, crashes_ = 0, judged_ = 0;
 };
 
