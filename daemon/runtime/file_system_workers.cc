@@ -8,15 +8,16 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
-#include "storage/io/io_queue.h"
 
 namespace ckptd {
 
 FileSystemWorkers::FileSystemWorkers(std::string name, PartWriterOptions writer,
-                                     std::shared_ptr<ChecksumPool> checksums, Clock* clock)
+                                     std::shared_ptr<ChecksumPool> checksums, Clock* clock,
+                                     IoQueueMakers queues)
     : name_(std::move(name)),
       checksums_(std::move(checksums)),
       clock_(clock),
+      queues_(std::move(queues)),
       writer_options_(writer),
       progress_(clock) {}
 
@@ -24,9 +25,9 @@ FileSystemWorkers::~FileSystemWorkers() = default;
 
 std::shared_ptr<FileSystemWorkers> FileSystemWorkers::Start(std::string name, PartWriterOptions writer,
                                                             std::shared_ptr<ChecksumPool> checksums,
-                                                            Clock* clock) {
+                                                            Clock* clock, IoQueueMakers queues) {
   std::shared_ptr<FileSystemWorkers> workers(
-      new FileSystemWorkers(std::move(name), writer, std::move(checksums), clock));
+      new FileSystemWorkers(std::move(name), writer, std::move(checksums), clock, std::move(queues)));
   // The thread owns what it uses, so that it may outlive everybody else when the file system hangs.
   workers->thread_ = std::thread([workers] { workers->Run(); });
   pthread_setname_np(workers->thread_.native_handle(),
@@ -106,8 +107,8 @@ absl::Status FileSystemWorkers::StartIo(IoBackend wanted, ProbeResult& probe) {
     const std::string thread_name = absl::StrCat("io-", name_).substr(0, 15);
     backend_ = probe.io_backend;
     backend_cause_ = probe.io_backend_cause;
-    const auto threads = [depth] { return MakeThreadQueue(depth); };
-    const auto uring = [depth] { return MakeUringQueue(std::max(16, 2 * depth)); };
+    const auto threads = [this, depth] { return queues_.threads(depth); };
+    const auto uring = [this, depth] { return queues_.uring(std::max(16, 2 * depth)); };
     absl::StatusOr<std::unique_ptr<IoThread>> io = absl::UnavailableError("not tried");
     if (probe.io_backend == "io_uring") {
       io = IoThread::Start(thread_name, uring);

@@ -27,9 +27,10 @@ class FileSystemWorkers {
  public:
   using Work = absl::AnyInvocable<void()>;
 
-  // `name` tells file systems apart in logs and in lists of threads: "8:1".
+  // `name` tells file systems apart in logs and in lists of threads: "8:1". `queues`: of the I/O thread.
   static std::shared_ptr<FileSystemWorkers> Start(std::string name, PartWriterOptions writer,
-                                                  std::shared_ptr<ChecksumPool> checksums, Clock* clock);
+                                                  std::shared_ptr<ChecksumPool> checksums, Clock* clock,
+                                                  IoQueueMakers queues = {});
   ~FileSystemWorkers();
 
   // Runs it on the metadata worker: what is urgent in order, what is not while nothing else is waiting.
@@ -62,7 +63,7 @@ class FileSystemWorkers {
 
  private:
   FileSystemWorkers(std::string name, PartWriterOptions writer, std::shared_ptr<ChecksumPool> checksums,
-                    Clock* clock);
+                    Clock* clock, IoQueueMakers queues);
   void Run();
   std::optional<Work> Next();
   void Post(bool urgent, Work work);
@@ -70,6 +71,7 @@ class FileSystemWorkers {
   const std::string name_;
   const std::shared_ptr<ChecksumPool> checksums_;
   Clock* const clock_;
+  const IoQueueMakers queues_;
   std::thread thread_;
 
   mutable Mutex mutex_;

@@ -27,8 +27,7 @@ absl::Status NotOpen() {
 
 // Of the metadata worker; but once it is `open`, `fs` and `dir` do not change, and others may use them, too.
 struct Root {
-  UniqueFd given;
-  std::optional<FileUser> user;
+  ThreadedRootIoFactory::OpenRootDirectory open_directory;
   std::atomic<bool> abandoned{false};  // Its RootIo is gone.
   std::atomic<bool> open{false};
   std::shared_ptr<FileSystem> fs;
@@ -107,15 +106,14 @@ class ThreadedRootIoFactory::Gate {
 class ThreadedRootIoFactory::Io : public RootIo {
  public:
   Io(const ThreadedRootIoOptions& options, Clock* clock, std::shared_ptr<Gate> gate,
-     std::shared_ptr<FileSystemWorkers> workers, std::shared_ptr<FileSystemWorkers> questions, UniqueFd given,
-     std::optional<FileUser> user)
+     std::shared_ptr<FileSystemWorkers> workers, std::shared_ptr<FileSystemWorkers> questions,
+     OpenRootDirectory open)
       : options_(options),
         clock_(clock),
         gate_(std::move(gate)),
         workers_(std::move(workers)),
         questions_(std::move(questions)) {
-    root_->given = std::move(given);
-    root_->user = std::move(user);
+    root_->open_directory = std::move(open);
   }
 
   ~Io() override {
@@ -268,11 +266,13 @@ class ThreadedRootIoFactory::Io : public RootIo {
                                                const ThreadedRootIoOptions& options, Clock* clock) {
     if (root.store == nullptr) {
       root.dir.reset();  // Of an attempt that failed.
-      CKPTD_ASSIGN_OR_RETURN(root.fs, MakePosixFileSystem(root.user));
-      CKPTD_ASSIGN_OR_RETURN(root.dir, OpenScoped(*root.fs, root.given.get(), ".", OpenMode::kDirectory));
+      CKPTD_ASSIGN_OR_RETURN(RootDirectory opened, root.open_directory());
+      root.fs = std::move(opened.fs);
+      root.dir = std::move(opened.handle);
+      const RootStoreOptions store_options = {
+          .node = options.node, .io_backend = options.backend, .queues = options.queues};
       CKPTD_ASSIGN_OR_RETURN(root.store,
-                             RootStore::Open(root.fs.get(), root.dir.get(), clock,
-                                             {.node = options.node, .io_backend = options.backend}));
+                             RootStore::Open(root.fs.get(), root.dir.get(), clock, store_options));
     }
     absl::StatusOr<RootSnapshot> snapshot = Snapshot(root, workers, options);
     if (!snapshot.ok()) root.store.reset();
@@ -373,13 +373,24 @@ std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(UniqueFd root, std::optional
   struct statx info {};
   statx(root.get(), "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &info);
   const std::string device = absl::StrCat(info.stx_dev_major, ":", info.stx_dev_minor);
-  std::shared_ptr<FileSystemWorkers>& workers = workers_[device];
-  if (workers == nullptr) workers = FileSystemWorkers::Start(device, options_.writer, checksums_, clock_);
-  std::shared_ptr<FileSystemWorkers>& questions = workers_["ask-" + device];
-  if (questions == nullptr)
-    questions = FileSystemWorkers::Start("ask-" + device, options_.writer, checksums_, clock_);
-  return std::make_unique<Io>(options_, clock_, gate_, workers_[device], questions, std::move(root),
-                              std::move(user));
+  return Make(device, [given = std::move(root), user = std::move(user)]() -> absl::StatusOr<RootDirectory> {
+    RootDirectory opened;
+    CKPTD_ASSIGN_OR_RETURN(opened.fs, MakePosixFileSystem(user));
+    CKPTD_ASSIGN_OR_RETURN(opened.handle, OpenScoped(*opened.fs, given.get(), ".", OpenMode::kDirectory));
+    return opened;
+  });
+}
+
+std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(const std::string& device, OpenRootDirectory open) {
+  return std::make_unique<Io>(options_, clock_, gate_, WorkersOf(device), WorkersOf("ask-" + device),
+                              std::move(open));
+}
+
+std::shared_ptr<FileSystemWorkers> ThreadedRootIoFactory::WorkersOf(const std::string& name) {
+  std::shared_ptr<FileSystemWorkers>& workers = workers_[name];
+  if (workers == nullptr)
+    workers = FileSystemWorkers::Start(name, options_.writer, checksums_, clock_, options_.queues);
+  return workers;
 }
 
 std::vector<std::string> ThreadedRootIoFactory::Close(Duration patience) {

@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
 #include "daemon/engine/root_io.h"
 #include "storage/base/clock.h"
 #include "storage/base/unique_fd.h"
+#include "storage/fs/file_system.h"
 #include "storage/fs/posix_file_system.h"
 #include "storage/io/part_writer.h"
 #include "storage/io/probe.h"
@@ -28,6 +30,7 @@ struct ThreadedRootIoOptions {
   IoBackend backend = IoBackend::kAuto;
   PartWriterOptions writer;  // `direct` is what the probe finds, unless it is false here.
   int checksum_threads = 1;
+  IoQueueMakers queues = {};  // Of the back ends that are probed and used.
 };
 
 // Makes RootIos, and owns their threads. Used on the engine's thread, but for Close, which comes when that
@@ -44,6 +47,15 @@ class ThreadedRootIoFactory {
   // worker may wait for its file system.
   std::unique_ptr<RootIo> Make(UniqueFd root, std::optional<FileUser> user);
 
+  // The same in a file system that is not the kernel's (in tests). `open` is called on the metadata worker,
+  // each time that Open() is; roots of one `device` share their threads.
+  struct RootDirectory {
+    std::shared_ptr<FileSystem> fs;
+    ScopedHandle handle;
+  };
+  using OpenRootDirectory = absl::AnyInvocable<absl::StatusOr<RootDirectory>()>;
+  std::unique_ptr<RootIo> Make(const std::string& device, OpenRootDirectory open);
+
   // No callback runs any more; operations that were asked for end, then their threads. Returns the names
   // (major:minor) of the file systems that did not answer within `patience`: their threads are left behind,
   // and go on to use the images that they were writing. So then the process must leave by _exit, with its
@@ -53,6 +65,8 @@ class ThreadedRootIoFactory {
  private:
   class Gate;
   class Io;
+
+  std::shared_ptr<FileSystemWorkers> WorkersOf(const std::string& name);
 
   const ThreadedRootIoOptions options_;
   Clock* const clock_;

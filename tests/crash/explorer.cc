@@ -121,7 +121,7 @@ void Explorer::CheckGoesOn(CrashDisk& disk, RootStore& store, Oracle& oracle, Br
     if (!broken.empty()) return;
   }
   EmptyTrash(store, broken);
-  if (broken.empty()) broken = oracle.CheckNothingLeaked(disk, store);
+  if (broken.empty()) broken = oracle.CheckNothingLeaked(disk, store.committed());
   if (!broken.empty()) return;
   const SaveSpec later{"later", kLaterSequence, 1};
   oracle.Began(later);

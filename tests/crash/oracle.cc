@@ -42,16 +42,20 @@ void Oracle::PinBegan(int64_t sequence, bool pinned) {
 void Oracle::Pinned(int64_t sequence, bool pinned) { pins_[sequence] = {pinned}; }
 
 void Oracle::Shown(const RootStore& store, const std::set<int64_t>& live) {
+  Shown(store.committed(), live);
+  run_ids_ = {store.run_record().run_id()};
+}
+
+void Oracle::Shown(const ShownCheckpoints& shown, const std::set<int64_t>& live) {
   for (auto& [sequence, known] : saves_) {
-    const auto found = store.committed().find(sequence);
-    if (found != store.committed().end()) {
+    const auto found = shown.find(sequence);
+    if (found != shown.end()) {
       known.state = State::kCommitted;
       if (pins_.contains(sequence)) pins_[sequence] = {found->second.pinned};
     } else if (!live.contains(sequence)) {
       known.state = State::kGone;
     }
   }
-  run_ids_ = {store.run_record().run_id()};
 }
 
 void Oracle::CheckWhole(CrashDisk& disk, const SaveSpec& save, Broken& broken) const {
@@ -72,6 +76,12 @@ void Oracle::CheckWhole(CrashDisk& disk, const SaveSpec& save, Broken& broken) c
       broken.push_back(absl::StrCat(Label(save), " has other bytes in ", file.path()));
   }
   if (broken.size() == before) whole_->insert(print);
+}
+
+std::map<int64_t, SaveSpec> Oracle::saves() const {
+  std::map<int64_t, SaveSpec> saves;
+  for (const auto& [sequence, known] : saves_) saves[sequence] = known.save;
+  return saves;
 }
 
 Broken Oracle::CheckPointers(const CrashDisk& disk) const {
@@ -101,10 +111,10 @@ Broken Oracle::CheckPointers(const CrashDisk& disk) const {
 }
 
 // Recovery has made the pointers good: each names a checkpoint that is there, by the newest manifest.
-void Oracle::CheckPointersShown(const CrashDisk& disk, const RootStore& store, Broken& broken) const {
+void Oracle::CheckPointersShown(const CrashDisk& disk, const ShownCheckpoints& all, Broken& broken) const {
   std::map<std::string, std::string> newest;
   std::set<std::string> tags;
-  for (const auto& [sequence, checkpoint] : store.committed()) {
+  for (const auto& [sequence, checkpoint] : all) {
     tags.insert(checkpoint.summary.tag());
     for (const auto& named : checkpoint.summary.pointers()) newest[named.first] = named.second;
   }
@@ -115,13 +125,29 @@ void Oracle::CheckPointersShown(const CrashDisk& disk, const RootStore& store, B
     if (!tags.contains(content))
       broken.push_back(absl::StrCat("the pointer ", name, " dangles: there is no ", content));
   }
-  for (const std::string& warning : store.pointers().warnings) broken.push_back(warning);
 }
 
 Broken Oracle::Check(CrashDisk& disk, const RootStore& store) const {
+  Broken broken = Check(disk, store.committed());
+  int64_t latest = 0;
+  for (const auto& [sequence, known] : saves_) {
+    if (known.state == State::kCommitted) latest = sequence;
+  }
+  if (store.highest_sequence() < latest)
+    broken.push_back(
+        absl::StrCat("sequence ", store.highest_sequence() + 1, " would be given a second time"));
+  if (!run_ids_.contains(store.run_record().run_id()))
+    broken.push_back(absl::StrCat("the run record is of '", store.run_record().run_id(), "'"));
+  for (const std::string& warning : store.pointers().warnings) broken.push_back(warning);
+  for (const RootStore::Damaged& damaged : store.damaged())
+    broken.push_back(absl::StrCat(damaged.tag, " is reported as damaged: ", damaged.status.ToString()));
+  return broken;
+}
+
+Broken Oracle::Check(CrashDisk& disk, const ShownCheckpoints& all) const {
   Broken broken;
   std::map<std::string, int64_t> shown;  // By tag.
-  for (const auto& [sequence, checkpoint] : store.committed()) {
+  for (const auto& [sequence, checkpoint] : all) {
     shown[checkpoint.summary.tag()] = sequence;
     const auto known = saves_.find(sequence);
     if (known == saves_.end() || known->second.save.tag != checkpoint.summary.tag()) {
@@ -148,24 +174,17 @@ Broken Oracle::Check(CrashDisk& disk, const RootStore& store) const {
           absl::StrCat(Label(known.save), " was committed, and its tag holds sequence ", found->second));
     }
   }
-  const int64_t shown_latest = store.committed().empty() ? 0 : store.committed().rbegin()->first;
+  const int64_t shown_latest = all.empty() ? 0 : all.rbegin()->first;
   if (shown_latest < latest)
     broken.push_back(absl::StrCat("the latest went back from sequence ", latest, " to ", shown_latest));
-  if (store.highest_sequence() < latest)
-    broken.push_back(
-        absl::StrCat("sequence ", store.highest_sequence() + 1, " would be given a second time"));
-  if (store.committed().size() < floor_)
-    broken.push_back(absl::StrCat(store.committed().size(), " checkpoints are left of at least ", floor_));
-  if (!run_ids_.contains(store.run_record().run_id()))
-    broken.push_back(absl::StrCat("the run record is of '", store.run_record().run_id(), "'"));
+  if (all.size() < floor_)
+    broken.push_back(absl::StrCat(all.size(), " checkpoints are left of at least ", floor_));
   for (std::string& line : CheckPointers(disk)) broken.push_back(std::move(line));
-  CheckPointersShown(disk, store, broken);
-  for (const RootStore::Damaged& damaged : store.damaged())
-    broken.push_back(absl::StrCat(damaged.tag, " is reported as damaged: ", damaged.status.ToString()));
+  CheckPointersShown(disk, all, broken);
   return broken;
 }
 
-Broken Oracle::CheckNothingLeaked(const CrashDisk& disk, const RootStore& store) const {
+Broken Oracle::CheckNothingLeaked(const CrashDisk& disk, const ShownCheckpoints& shown) const {
   Broken broken;
   // A record's temporary file has one name, so a second one replaces it: it is no leak.
   const std::set<std::string> ours = {"inflight", "trash",     "lock",       "run",
@@ -178,7 +197,7 @@ Broken Oracle::CheckNothingLeaked(const CrashDisk& disk, const RootStore& store)
       broken.push_back(absl::StrCat(name, " was left in ", where));
   }
   std::set<std::string> tags;
-  for (const auto& [sequence, checkpoint] : store.committed()) tags.insert(checkpoint.summary.tag());
+  for (const auto& [sequence, checkpoint] : shown) tags.insert(checkpoint.summary.tag());
   for (const std::string& name : disk.NamesIn("")) {
     if (name != ".ckptd" && !tags.contains(name) && !disk.NamesIn(name).empty())
       broken.push_back(absl::StrCat(name, " was left in the root"));

@@ -20,6 +20,9 @@ namespace ckptd {
 // What a promise was broken by, in words; empty: none was.
 using Broken = std::vector<std::string>;
 
+// What somebody says is committed, by sequence.
+using ShownCheckpoints = std::map<int64_t, CommittedCheckpoint>;
+
 class Oracle {
  public:
   // From now on the save may be seen, whole.
@@ -41,14 +44,18 @@ class Oracle {
   // A store has said what is there: that is what was said, from now on. Saves of `live` sequences are still
   // under way.
   void Shown(const RootStore& store, const std::set<int64_t>& live = {});
+  void Shown(const ShownCheckpoints& shown, const std::set<int64_t>& live = {});
+
+  std::map<int64_t, SaveSpec> saves() const;  // All that began, by sequence.
 
   // Before a recovery, as a program that knows no ckptd reads it: a pointer is old or new, never garbage, and
   // never older than what was said to be committed.
   Broken CheckPointers(const CrashDisk& disk) const;
   // After a recovery: what the store shows, and every byte of it.
   Broken Check(CrashDisk& disk, const RootStore& store) const;
+  Broken Check(CrashDisk& disk, const ShownCheckpoints& shown) const;
   // When trash was emptied as well: nothing is left but what is shown.
-  Broken CheckNothingLeaked(const CrashDisk& disk, const RootStore& store) const;
+  Broken CheckNothingLeaked(const CrashDisk& disk, const ShownCheckpoints& shown) const;
 
   uint64_t Fingerprint() const;
 
@@ -58,7 +65,7 @@ class Oracle {
     SaveSpec save;
     State state = State::kUnderWay;
   };
-  void CheckPointersShown(const CrashDisk& disk, const RootStore& store, Broken& broken) const;
+  void CheckPointersShown(const CrashDisk& disk, const ShownCheckpoints& shown, Broken& broken) const;
   void CheckWhole(CrashDisk& disk, const SaveSpec& save, Broken& broken) const;
 
   std::map<int64_t, Known> saves_;

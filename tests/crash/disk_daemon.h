@@ -1,0 +1,107 @@
+// A daemon without its sockets: the real engine, pool of segments and RootIo, with the threads that they
+// have, on a CrashDisk. The thread that owns it is the engine's.
+#ifndef CKPTD_TESTS_CRASH_DISK_DAEMON_H_
+#define CKPTD_TESTS_CRASH_DISK_DAEMON_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/engine_testing.h"
+#include "daemon/memory/segment_pool.h"
+#include "daemon/runtime/threaded_root_io.h"
+#include "storage/commit/testing.h"
+#include "tests/crash/oracle.h"
+#include "tests/testing/crash_disk.h"
+#include "tests/testing/fake_clock.h"
+
+namespace ckptd {
+
+class DiskDaemon {
+ public:
+  // `disk` must outlive it.
+  explicit DiskDaemon(CrashDisk* disk);
+  ~DiskDaemon();
+
+  Engine& engine() { return *engine_; }
+  const std::vector<std::string>& warnings() const { return observer_.warnings; }
+
+  // Runs what is posted until `until`; false when it has not come after a minute.
+  bool Turn(const std::function<bool()>& until);
+  // Calls `ask` with what takes the answer, and waits for it.
+  template <typename T>
+  absl::StatusOr<T> Ask(const std::function<void(Reply<T>)>& ask) {
+    Answer<T> answer;
+    ask(answer.reply());
+    if (!Turn([&] { return answer.has(); })) return absl::DeadlineExceededError("no answer");
+    return **answer.value;
+  }
+
+  // The root as one that is known at start: recovered.
+  absl::Status Recover();
+  // The trainers of a launch, each of them in the run.
+  absl::StatusOr<std::vector<SessionId>> Launch(const std::string& launch, int world_size);
+  static Caller As(SessionId session) { return Caller{session, kUser, false}; }
+  v1::SaveKey KeyOf(int rank, const std::string& tag, int64_t ordinal) const;
+  std::string NameOf(const std::string& tag) const { return run_ + "/checkpoints/" + tag; }
+
+  struct SaveOptions {
+    int64_t ordinal = 1;
+    std::optional<int> num_kept_ckpts = std::nullopt;
+    std::map<std::string, std::string> pointers = {};
+  };
+  // A save that every rank has begun. Its bytes are ContentOf(spec).
+  struct Begun {
+    SaveSpec spec;
+    std::vector<SessionId> sessions;
+    std::vector<v1::SaveKey> keys;  // By rank.
+  };
+  absl::StatusOr<Begun> Begin(const std::vector<SessionId>& sessions, const std::string& tag,
+                              const SaveOptions& options);
+  // A rank writes its bytes into its segments, and seals.
+  absl::Status WriteAndSeal(const Begun& begun, int rank);
+  // `ended` is called once for each rank, with how the save ended.
+  void WhenEnded(const Begun& begun, const std::function<void(v1::Level)>& ended);
+
+  // How a save has ended, as its rank hears that comes back after its daemon was killed.
+  absl::StatusOr<v1::Level> AskEnd(SessionId session, const v1::SaveKey& key, int64_t sequence);
+
+  // What is committed, as an operator is told: tags, sequences and pins.
+  absl::StatusOr<ShownCheckpoints> List();
+  // The same as a trainer gets it: listed, opened, read and compared with what was saved. They stay open, so
+  // that retention leaves them alone. `known`: what saves wrote, by sequence.
+  ShownCheckpoints ReadAll(SessionId session, const std::map<int64_t, SaveSpec>& known, Broken& broken);
+  absl::Status CloseAll(SessionId session);
+  // The sequence that every rank resumes from; 0: there is nothing.
+  absl::StatusOr<int64_t> Resume(const std::vector<SessionId>& sessions);
+
+ private:
+  static constexpr uid_t kUser = 1000;
+
+  RootAttachment Attachment();
+  // Opens it and reads every file; what its manifest says.
+  storage::v1::ManifestSummary ReadOne(SessionId session, const SaveSpec& save, Broken& broken);
+  absl::Status CloseLease(SessionId session, const std::string& lease);
+
+  CrashDisk* const disk_;
+  FakeClock clock_;
+  Observer observer_;
+  Inbox inbox_;
+  std::unique_ptr<SegmentPool> pool_;
+  std::unique_ptr<ThreadedRootIoFactory> roots_;
+  std::unique_ptr<Engine> engine_;
+  std::string run_;
+  std::vector<std::string> leases_;  // Of ReadAll.
+  SessionId last_session_ = 0;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_TESTS_CRASH_DISK_DAEMON_H_

@@ -1,0 +1,176 @@
+// Whole histories by the real engine with its real RootIo and pool, crashed after every operation of the disk
+// and every word that a trainer hears; then the next daemon takes over what is left. The rules of loss are in
+// tests/testing/power_cut.h, the promises in oracle.h; power_cut_test.cc does the same one layer below, with
+// more losses and interrupted recoveries.
+//
+// Parts are written by threads, so the operations of two ranks come in an order that differs from run to run.
+// Each test prints how many crash points and states it tried, and fails when these are far fewer than there
+// were: then the history does not do any more what it is for.
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/crash/disk_daemon.h"
+#include "tests/crash/engine_history.h"
+#include "tests/testing/crash_disk.h"
+
+namespace ckptd {
+namespace {
+
+// With and without rename-exchange.
+class EngineCrashTest : public ::testing::TestWithParam<bool> {
+ protected:
+  void JudgeAndExpect(int points, int states) {
+    history_.Judge();
+    std::cout << ::testing::UnitTest::GetInstance()->current_test_info()->name() << ": " << history_.Summary()
+              << std::endl;
+    EXPECT_GE(history_.points(), points);
+    EXPECT_GE(history_.states(), states);
+  }
+
+  EngineHistory history_{CrashDiskOptions{.can_exchange = GetParam()}};
+};
+
+TEST_P(EngineCrashTest, AFirstSaveOfOneRankIsWholeOrInvisible) {
+  history_.Explore(true);  // The root's first daemon makes its directories, too.
+  history_.Start();
+  history_.Save(history_.Launch("a", 1), "step_1");
+  JudgeAndExpect(60, 90);
+}
+
+TEST_P(EngineCrashTest, AFirstSaveOfTwoRanksIsWholeOrInvisible) {
+  history_.Start();
+  const auto trainers = history_.Launch("a");
+  history_.Explore(true);
+  history_.Save(trainers, "step_1");
+  JudgeAndExpect(60, 150);
+}
+
+TEST_P(EngineCrashTest, AResaveIsTheOldOneOrTheNewOne) {
+  history_.Start();
+  const auto trainers = history_.Launch("a");
+  history_.Save(trainers, "step_1");
+  history_.Explore(true);
+  history_.Save(trainers, "step_1", {.ordinal = 2});
+  JudgeAndExpect(70, 170);
+}
+
+TEST_P(EngineCrashTest, AnOlderGenerationIsNeverPublishedOverAYoungerOne) {
+  history_.Start();
+  const auto trainers = history_.Launch("a");
+  const auto older = history_.Begin(trainers, "step_1");
+  const auto younger = history_.Begin(trainers, "step_1", {.ordinal = 2});
+  history_.Explore(true);
+  for (int rank = 0; rank < 2; ++rank) history_.Seal(younger, rank);
+  for (int rank = 0; rank < 2; ++rank) history_.ExpectDurable(younger, rank);  // It has to wait, complete.
+  for (int rank = 0; rank < 2; ++rank) history_.Seal(older, rank);
+  history_.ExpectEnd(older, v1::COMMITTED);
+  history_.ExpectEnd(younger, v1::COMMITTED);
+  JudgeAndExpect(100, 400);
+}
+
+TEST_P(EngineCrashTest, RetentionKeepsItsNumberAndWhatItTakesIsWholeOrGone) {
+  history_.Start();
+  const auto trainers = history_.Launch("a", 1);
+  history_.Explore(true);
+  for (const char* tag : {"step_1", "step_2", "step_3"}) history_.Save(trainers, tag, {.num_kept_ckpts = 1});
+  history_.ExpectListed({"step_3"});
+  JudgeAndExpect(145, 280);
+}
+
+TEST_P(EngineCrashTest, WhatWasFailedNeverComesBack) {
+  history_.Start();
+  const auto trainers = history_.Launch("a");
+  history_.Save(trainers, "step_1");
+  history_.Explore(true);
+  const auto aborted = history_.Begin(trainers, "step_2");
+  history_.Seal(aborted, 0);
+  history_.ExpectDurable(aborted, 0);
+  history_.Abort(aborted, 1);
+  history_.ExpectEnd(aborted, v1::FAILED);
+  history_.disk().FailNextSync("manifest");  // Every part is on disk, and recovery could publish it.
+  const auto refused = history_.Begin(trainers, "step_3");
+  for (int rank = 0; rank < 2; ++rank) history_.Seal(refused, rank);
+  history_.ExpectEnd(refused, v1::FAILED);
+  history_.ExpectListed({"step_1"});
+  JudgeAndExpect(65, 220);
+}
+
+// Nobody knows what a crash would leave, and a scan decides.
+TEST_P(EngineCrashTest, AnIndeterminateSaveIsDecidedByTheScan) {
+  history_.Start();
+  const auto trainers = history_.Launch("a", 1);
+  history_.Save(trainers, "step_1");
+  history_.Explore(true);
+  history_.disk().FailNextSync("");  // Of the root: after the rename.
+  const auto open = history_.Begin(trainers, "step_2");
+  history_.Seal(open, 0);
+  history_.ExpectEnd(open, v1::INDETERMINATE);
+  history_.ExpectListed({"step_1", "step_2"});
+  history_.Save(trainers, "step_3");
+  JudgeAndExpect(80, 120);
+}
+
+TEST_P(EngineCrashTest, APinnedCheckpointOutlivesRetention) {
+  history_.Start();
+  const auto trainers = history_.Launch("a", 1);
+  history_.Save(trainers, "step_1");
+  history_.Explore(true);
+  history_.Pin("step_1", 1, true);
+  for (const char* tag : {"step_2", "step_3"}) history_.Save(trainers, tag, {.num_kept_ckpts = 1});
+  history_.ExpectListed({"step_1", "step_3"});
+  history_.Pin("step_1", 1, false);
+  JudgeAndExpect(95, 190);
+}
+
+TEST_P(EngineCrashTest, ASecondAttemptResumesFromTheNewestAndFencesTheFirstOff) {
+  history_.Start();
+  const auto first = history_.Launch("a");
+  history_.Save(first, "step_1");
+  history_.Explore(true);
+  const auto left = history_.Begin(first, "step_2");
+  history_.Seal(left, 0);
+  history_.ExpectDurable(left, 0);
+  const auto second = history_.Launch("b");
+  history_.ExpectResume(second, 1);
+  history_.ExpectEnd(left, v1::FAILED);
+  history_.Save(second, "step_2");
+  history_.ExpectListed({"step_1", "step_2"});
+  JudgeAndExpect(100, 290);
+}
+
+TEST_P(EngineCrashTest, APointerNamesACheckpointThatIsThere) {
+  history_.Start();
+  const auto trainers = history_.Launch("a", 1);
+  history_.Explore(true);
+  for (const std::string tag : {"step_1", "step_2"})
+    history_.Save(trainers, tag, {.num_kept_ckpts = 1, .pointers = {{"latest", tag}}});
+  history_.ExpectListed({"step_2"});
+  JudgeAndExpect(100, 200);
+}
+
+// A save that is complete and not published, one of which a rank is missing, and a pointer that is old.
+TEST_P(EngineCrashTest, ARecoveryMayBeInterrupted) {
+  history_.Start();
+  const auto trainers = history_.Launch("a");
+  history_.Save(trainers, "step_1", {.pointers = {{"latest", "step_1"}}});
+  const auto part = history_.Begin(trainers, "step_2");
+  history_.Seal(part, 0);
+  history_.ExpectDurable(part, 0);
+  history_.KeepAfter("Sync", "/.ckptd/manifest");
+  const auto whole = history_.Begin(trainers, "step_3", {.pointers = {{"latest", "step_3"}}});
+  for (int rank = 0; rank < 2; ++rank) history_.Seal(whole, rank);
+  history_.ExpectEnd(whole, v1::COMMITTED);
+  history_.Explore(true);
+  history_.Restart();
+  history_.ExpectListed({"step_1", "step_3"});
+  JudgeAndExpect(40, 30);
+}
+
+INSTANTIATE_TEST_SUITE_P(, EngineCrashTest, ::testing::Bool(),
+                         [](const auto& test) { return test.param ? "WithExchange" : "WithoutExchange"; });
+
+}  // namespace
+}  // namespace ckptd
