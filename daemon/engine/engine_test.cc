@@ -847,10 +847,10 @@ TEST_F(EngineTest, SealOfAnotherProcessForTheSameRankIsRefused) {
   Launch("b", 2);  // Joins only: the first one goes on.
   engine_->SessionClosed(first[0], "killed");
   SessionId successor = Trainer("successor");
-  ASSERT_EQ(Join(successor, 0, 2, "a").get().attempt(), 1);
+  EXPECT_EQ(Join(successor, 0, 2, "a").reason(), "FENCED");
   v1::BeginRequest nothing = request;
   nothing.clear_files();
-  EXPECT_EQ(Seal(successor, nothing).reason(), "RANK_TAKEN");
+  EXPECT_EQ(Seal(successor, nothing).reason(), "NOT_JOINED");
   // The same process over a new session is a retry.
   SessionId again = Trainer("a/1");
   ASSERT_TRUE(Seal(first[1], other).status().ok());

@@ -35,7 +35,7 @@ class Ledger {
   // The attempt that this process belongs to. A launch that was not seen before gets the next number; so does
   // a new process for a rank of the newest launch whose process has ended, and the new processes of the other
   // ranks join it. RANK_TAKEN when the rank's process lives; WORLD_SIZE_MISMATCH; FENCED when
-  // `requested_attempt` is another's.
+  // `requested_attempt` is another's, and for such a process of a launch that others have followed.
   virtual void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) = 0;
   // A process of this run has ended (or its session has).
   virtual void ProcessEnded(const std::string& instance) = 0;

@@ -98,9 +98,16 @@ absl::StatusOr<int64_t> LocalLedger::JoinNow(const JoinSpec& spec) {
                                   " is another process that still lives; give each process its own rank"),
                      {{"ranks", absl::StrCat(spec.rank)}});
   }
-  // The rank's process has ended. In the newest launch its successor starts a new attempt; a launch that
-  // others have followed stays what it is, so that it is fenced and cannot fence them.
-  if (newest_generation->attempt() < newest_attempt) return Bind(*newest_generation, spec);
+  // The rank's process has ended. In the newest launch its successor starts a new attempt; in a launch that
+  // others have followed it may neither do that, which would fence them off, nor go on in the old attempt:
+  // that may have gone far beyond what it once resumed from.
+  if (newest_generation->attempt() < newest_attempt) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
+                     absl::StrCat("the process of rank ", spec.rank,
+                                  " in this launch has ended, and another launch (attempt ", newest_attempt,
+                                  ") has joined since; start the job as a new launch"),
+                     {{"ranks", absl::StrCat(spec.rank)}});
+  }
   return Bind(AddLaunch(spec, newest_generation->generation() + 1), spec);
 }
 

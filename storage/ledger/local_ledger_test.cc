@@ -77,7 +77,8 @@ TEST_F(LocalLedgerTest, SuccessorOfAnEndedProcessStartsAnAttemptOnlyInTheNewestL
   EXPECT_EQ(*Join(0, "x", "b"), 2);
   ASSERT_EQ(*Join(0, "y", "c"), 3);
   ledger_->ProcessEnded("b");
-  EXPECT_EQ(*Join(0, "x", "d"), 2);  // It can not fence off launch y.
+  EXPECT_EQ(ReasonOf(Join(0, "x", "d").status()), "FENCED");  // It can not fence off launch y,
+  EXPECT_EQ(*Join(0, "x", "b"), 2);                           // and its predecessor, if it lives, goes on.
 }
 
 TEST_F(LocalLedgerTest, LaterAttemptFencesOffOnceItActsAndThatSurvivesARestart) {
