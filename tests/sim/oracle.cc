@@ -187,7 +187,7 @@ void Oracle::Heard(const SaveName& save, int rank, v1::Level level, const std::s
     r.newest_heard = std::max(r.newest_heard, sequence);
     return;
   }
-  if (s.published != 0 && level != v1::INDETERMINATE && !replaced_.contains({save.run, s.published})) {
+  if (s.published != 0 && level != v1::INDETERMINATE && !unheard_.contains({save.run, s.published})) {
     Violated(absl::StrCat(save.Words(), " is published, but rank ", rank, " hears ", v1::Level_Name(level),
                           " ", reason));
   }

@@ -82,10 +82,10 @@ class Oracle {
   void PartOnDisk(const SaveName& save, int rank, const Contents& contents);
   void Published(int run, const storage::v1::ManifestSummary& summary,
                  const std::map<int, Contents>& contents);
-  // Recovery published a newer one of its tag over it. When the daemon was killed before it said that this
-  // one is committed, it is called lost, which it is. (Who heard that it is committed is believed all the
-  // same.)
-  void ReplacedUnheard(int run, int64_t sequence) { replaced_.emplace(run, sequence); }
+  // Recovery published a newer one of its tag over it, or the disk did not take the history that says how it
+  // ended. When the daemon was killed before it said that this one is committed, it may be called lost. (Who
+  // heard that it is committed is believed all the same.)
+  void Unheard(int run, int64_t sequence) { unheard_.emplace(run, sequence); }
   void SetKept(int run, std::optional<int> kept) { runs_[run].kept = kept; }
   void Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned);
   void TrashRemoved(int run, int64_t sequence);
@@ -139,7 +139,7 @@ class Oracle {
   // Parts whose memory was lent again before their save was over: it must not be read any more.
   std::map<std::tuple<int, int64_t, int>, std::pair<std::string, int64_t>>
       lent_early_;  // Run, sequence, rank.
-  std::set<std::pair<int, int64_t>> over_, replaced_;
+  std::set<std::pair<int, int64_t>> over_, unheard_;
   std::set<std::pair<int, int64_t>> excused_;  // Run, sequence.
   int64_t commits_ = 0;
   int64_t step_ = 0;

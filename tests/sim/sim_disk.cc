@@ -111,7 +111,7 @@ void SimDisk::Recover(std::vector<RecoveredSave>* recovered) {
       const auto old = tags_.find(dir.tag);
       const int64_t before = old == tags_.end() ? 0 : old->second.summary.sequence();
       const absl::Status renamed = Rename(dir);
-      if (renamed.ok() && before != 0) oracle_->ReplacedUnheard(run_, before);
+      if (renamed.ok() && before != 0) oracle_->Unheard(run_, before);
       save.published = renamed.ok();
       save.why = renamed.ok() ? "complete" : std::string(renamed.message());
     }
@@ -427,7 +427,12 @@ void SimRootIo::SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Stat
   Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
       [this, record = std::move(record)]() -> absl::Status {
         const bool fails = Hits(disk_->faults_.record);
-        if (!fails || disk_->random_.Percent(50)) disk_->record_ = record;
+        if (!fails || disk_->random_.Percent(50)) {
+          disk_->record_ = record;
+        } else {
+          for (const auto& outcome : record.outcomes())
+            disk_->oracle_->Unheard(disk_->run_, outcome.sequence());
+        }
         return fails ? Eio("writing the run's record") : absl::OkStatus();
       });
 }
