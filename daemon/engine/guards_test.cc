@@ -136,6 +136,14 @@ TEST_F(GuardsTest, ASessionThatHasNotJoinedBeginsNothing) {
   EXPECT_EQ(Begin(sessions[0], BeginOf(1, "t", 1, 100)).reason(), "NOT_JOINED");
 }
 
+TEST_F(GuardsTest, APointerThatCannotBeIsRefusedAndNoSaveIsLeftBehind) {
+  auto sessions = Launch("a", 1);
+  auto request = BeginOf(0, "t", 1, 100);
+  (*request.mutable_pointers())["../outside"] = "t";
+  EXPECT_EQ(Begin(sessions[0], request).reason(), "INVALID_POINTER");
+  EXPECT_EQ(Wait(sessions[0], request.key()).reason(), "UNKNOWN_SAVE");
+}
+
 TEST_F(GuardsTest, TheSumOfAPartsFilesIsCheckedToo) {
   auto sessions = Launch("a", 1);
   auto request = BeginOf(0, "t", 1, int64_t{1} << 46);
