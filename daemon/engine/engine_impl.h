@@ -178,11 +178,12 @@ struct Run {
   std::optional<Instant> scan_again_at;  // The last one failed.
   bool degraded = false;
   std::set<int64_t> evicting;
-  std::set<int64_t> pointed;                 // A pointer file names them: retention leaves them.
-  int64_t free_bytes = 0;                    // As last asked,
-  int64_t written_before = 0;                // when its device had been written so much.
-  int making_room = 0;                       // What may change it is about to begin, or to be asked for.
-  std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
+  std::set<int64_t> pointed;                    // A pointer file names them: retention leaves them.
+  int64_t free_bytes = 0;                       // As last asked,
+  int64_t written_before = 0;                   // when its device had been written so much.
+  int64_t outcomes = 0, outcomes_recorded = 0;  // In the history; of them, on disk.
+  int making_room = 0;                          // What may change it is about to begin, or to be asked for.
+  std::optional<Instant> ask_room_again_at;     // A save waits for room on disk.
   std::multiset<int64_t> pinning;  // Pins on their way to disk: retention leaves these alone already.
   bool Pinned(const std::pair<const int64_t, CommittedCheckpoint>& entry) const {
     return entry.second.pinned || pinning.contains(entry.first);
@@ -275,6 +276,7 @@ class Engine::Impl {
   storage::v1::ManifestSummary SummaryOf(const Save& save) const;
   void TakePointers(Run* run, PointerFiles pointers);
   void Retain(Run* run);
+  void Record(Run* run, const storage::v1::Outcome& outcome);
   std::vector<int64_t> Victims(const Run& run, bool after_next) const;
   void EmptyTrash(Run* run);
   void RescanRoot(Run* run);

@@ -454,7 +454,8 @@ TEST_F(GuardsTest, RoomThatSomebodyElseFreesIsFoundWithoutAskingInACircle) {
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
-// Whatever the disk is at: moving the evicted checkpoint away, removing it, or telling how much is free now.
+// Whatever the disk is at: writing down how the save before has ended, moving the evicted checkpoint away,
+// removing it, or telling how much is free now.
 TEST_F(GuardsTest, RoomOfACheckpointThatIsBeingEvictedIsWaitedFor) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
@@ -463,7 +464,7 @@ TEST_F(GuardsTest, RoomOfACheckpointThatIsBeingEvictedIsWaitedFor) {
   ios_[1]->hold_publish = true;
   SaveAll(sessions, "two", 2, /*keep=*/1);
   auto three = Begin(sessions[0], BeginOf(0, "three", 3, 6 * kMiB));
-  for (const char* call : {"Evict", "EmptyTrash", "FreeBytes"}) {
+  for (const char* call : {"SaveRunRecord", "Evict", "EmptyTrash", "FreeBytes"}) {
     ios_[1]->Free();
     ios_[1]->held.insert(call);
     Turn();
@@ -808,6 +809,18 @@ TEST_F(GuardsTest, HowASaveEndedIsWrittenDownBeforeRetentionRemovesAnything) {
   SaveAll(sessions, "two", 2, 1);
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
   EXPECT_EQ(disks_[1]->outcomes_at_evict, 2);
+}
+
+TEST_F(GuardsTest, RetentionWaitsForAHistoryThatCannotBeWritten) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  ios_[1]->errors["SaveRunRecord"] = ErrnoError(EIO, "writing the run record");
+  SaveAll(sessions, "two", 2, 1);
+  EXPECT_THAT(disks_[1]->evicted, IsEmpty());
+  EXPECT_THAT(observer_.warnings, Contains(HasSubstr("the history of /root1 could not be written")));
+  ios_[1]->errors.clear();
+  SaveAll(sessions, "three", 3, 1);
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("one", "two"));
 }
 
 TEST_F(GuardsTest, WhoSaysNoNumberKeepsAll) {

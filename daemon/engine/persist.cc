@@ -183,10 +183,25 @@ void Engine::Impl::Published(int64_t save_id, PublishResult result) {
   run->num_kept_ckpts = save->num_kept_ckpts;
   run->ledger->SetRetention(save->num_kept_ckpts);
   TakePointers(run, std::move(result.pointers));
-  ++run->making_room;  // The end lets the next save look for room, and retention makes some only then:
-  EndSave(save, v1::COMMITTED);
-  --run->making_room;
-  Retain(run);  // what it removes must be in the history.
+  EndSave(save, v1::COMMITTED);  // And Retain, when the history has it.
+}
+
+// Retention goes on when it is on disk how a save has ended. Else a daemon that is killed may leave neither a
+// checkpoint nor a word of it, and a late rank of its save would hear that it was lost.
+void Engine::Impl::Record(Run* run, const storage::v1::Outcome& outcome) {
+  const int64_t number = ++run->outcomes;
+  ++run->making_room;  // Retention is about to.
+  run->ledger->RecordOutcome(outcome, [this, run, number](absl::Status recorded) {
+    --run->making_room;  // It has begun, or does not.
+    if (!recorded.ok()) {
+      observer_->OnWarning(absl::StrCat("the history of ", run->path,
+                                        " could not be written: ", std::string(recorded.message()),
+                                        "; retention waits until it can, at the end of the next save"));
+      return TryAdmitAll();
+    }
+    run->outcomes_recorded = std::max(run->outcomes_recorded, number);
+    Retain(run);
+  });
 }
 
 // ---- retention
@@ -226,6 +241,7 @@ void Engine::Impl::TakePointers(Run* run, PointerFiles pointers) {
 }
 
 void Engine::Impl::Retain(Run* run) {
+  if (run->outcomes_recorded < run->outcomes) return;
   for (int64_t sequence : Victims(*run, /*after_next=*/false)) {
     if (!run->evicting.insert(sequence).second) continue;
     const std::string tag = run->committed.at(sequence).summary.tag();

@@ -245,8 +245,7 @@ void Engine::Impl::RecordUnheard(Run* run) {
     outcome.set_time_us(clock_->UnixMicros());
     outcome.set_size_bytes(summary.size_bytes());
   }
-  for (auto outcome = unheard.rbegin(); outcome != unheard.rend(); ++outcome)
-    run->ledger->RecordOutcome(*outcome);
+  for (auto outcome = unheard.rbegin(); outcome != unheard.rend(); ++outcome) Record(run, *outcome);
 }
 
 Member* Engine::Impl::FindMember(Run* run, SessionId session, int rank) {
@@ -348,7 +347,7 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
     outcome.set_time_us(clock_->UnixMicros());
     RememberFailure(run, FromOutcome(*run, outcome));
     observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", outcome.message()));
-    run->ledger->RecordOutcome(outcome);
+    Record(run, outcome);
   }
 }
 

@@ -311,7 +311,7 @@ void Engine::Impl::RememberEnd(Save* save) {
   if (save->step) outcome.set_step(*save->step);
   outcome.set_time_us(clock_->UnixMicros());
   outcome.set_size_bytes(summary.checkpoint.size_bytes());
-  run->ledger->RecordOutcome(outcome);
+  Record(run, outcome);
   observer_->OnSaveEnded(summary);
 }
 

@@ -63,7 +63,8 @@ class Ledger {
   virtual std::optional<ResumeChoice> DecidedResume(int64_t attempt) const = 0;
 
   // History, kept over restarts. Written soon, not before the return.
-  virtual void RecordOutcome(const storage::v1::Outcome& outcome) = 0;
+  // With an outcome all those before it are on disk.
+  virtual void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) = 0;
   virtual void SetRetention(std::optional<int> num_kept_ckpts) = 0;
   virtual const storage::v1::RunRecord& record() const = 0;
 };

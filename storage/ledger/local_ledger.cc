@@ -205,10 +205,10 @@ void LocalLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
   });
 }
 
-void LocalLedger::RecordOutcome(const storage::v1::Outcome& outcome) {
+void LocalLedger::RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) {
   while (record_.outcomes_size() >= kRememberedOutcomes) record_.mutable_outcomes()->DeleteSubrange(0, 1);
   *record_.add_outcomes() = outcome;
-  Persist([](absl::Status) {});
+  Persist(std::move(recorded));
 }
 
 void LocalLedger::SetRetention(std::optional<int> num_kept_ckpts) {

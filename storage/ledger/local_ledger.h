@@ -30,7 +30,7 @@ class LocalLedger : public Ledger {
   void DecideResume(int64_t attempt, const ResumeChoice& newest,
                     Answer<absl::StatusOr<ResumeChoice>> answer) override;
   std::optional<ResumeChoice> DecidedResume(int64_t attempt) const override;
-  void RecordOutcome(const storage::v1::Outcome& outcome) override;
+  void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
   void SetRetention(std::optional<int> num_kept_ckpts) override;
   const storage::v1::RunRecord& record() const override { return record_; }
 

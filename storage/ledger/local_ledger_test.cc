@@ -155,7 +155,7 @@ TEST_F(LocalLedgerTest, AttemptThatCouldNotBeRememberedIsNotRememberedWithSometh
   save_error_ = ErrnoError(ENOSPC, "writing the record");
   ASSERT_FALSE(Activate(2).ok());
   save_error_ = absl::OkStatus();
-  ledger_->RecordOutcome({});
+  ledger_->RecordOutcome({}, [](absl::Status) {});
   Start(saved_);
   EXPECT_TRUE(Activate(1).ok());
 }
@@ -244,7 +244,7 @@ TEST_F(LocalLedgerTest, HistoryIsBounded) {
   for (int i = 0; i < 200; ++i) {
     storage::v1::Outcome outcome;
     outcome.set_sequence(i);
-    ledger_->RecordOutcome(outcome);
+    ledger_->RecordOutcome(outcome, [](absl::Status) {});
   }
   EXPECT_EQ(saved_.outcomes_size(), 64);
   EXPECT_EQ(saved_.outcomes(63).sequence(), 199);
