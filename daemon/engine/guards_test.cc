@@ -814,8 +814,10 @@ TEST_F(GuardsTest, HowASaveEndedIsWrittenDownBeforeRetentionRemovesAnything) {
 TEST_F(GuardsTest, RetentionWaitsForAHistoryThatCannotBeWritten) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
+  ASSERT_TRUE(Pin(sessions[0], "one").status().ok());
   ios_[1]->errors["SaveRunRecord"] = ErrnoError(EIO, "writing the run record");
   SaveAll(sessions, "two", 2, 1);
+  ASSERT_TRUE(Pin(sessions[0], "one", false).status().ok());
   EXPECT_THAT(disks_[1]->evicted, IsEmpty());
   EXPECT_THAT(observer_.warnings, Contains(HasSubstr("the history of /root1 could not be written")));
   ios_[1]->errors.clear();
