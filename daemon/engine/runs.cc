@@ -245,7 +245,8 @@ void Engine::Impl::RecordUnheard(Run* run) {
     outcome.set_time_us(clock_->UnixMicros());
     outcome.set_size_bytes(summary.size_bytes());
   }
-  for (auto outcome = unheard.rbegin(); outcome != unheard.rend(); ++outcome) Record(run, *outcome);
+  for (auto outcome = unheard.rbegin(); outcome != unheard.rend(); ++outcome)
+    run->ledger->RecordOutcome(*outcome, [](absl::Status) {});
 }
 
 Member* Engine::Impl::FindMember(Run* run, SessionId session, int rank) {
@@ -347,7 +348,7 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
     outcome.set_time_us(clock_->UnixMicros());
     RememberFailure(run, FromOutcome(*run, outcome));
     observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", outcome.message()));
-    Record(run, outcome);
+    run->ledger->RecordOutcome(outcome, [](absl::Status) {});
   }
 }
 

@@ -205,7 +205,10 @@ void EngineHistory::Abort(const DiskDaemon::Begun& begun, int rank) {
 }
 
 void EngineHistory::Pin(const std::string& tag, int64_t sequence, bool pinned) {
-  Tell([&](Oracle& oracle) { oracle.PinBegan(sequence, pinned); });
+  Tell([&](Oracle& oracle) {
+    oracle.PinBegan(sequence, pinned);
+    if (!pinned) oracle.Going(sequence);  // Here a pin is all that keeps it from retention.
+  });
   const auto answer = daemon_->Ask<v1::Checkpoint>([&](Reply<v1::Checkpoint> reply) {
     daemon_->engine().SetPinned(
         Caller{0, 0, true}, daemon_->NameOf(tag), pinned,
