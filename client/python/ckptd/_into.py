@@ -160,7 +160,7 @@ def _extent(tensor: Any) -> int:
     """How many elements of its storage a tensor reaches over, from its first to its last."""
     if tensor.numel() == 0:
         return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return 1 + sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride()))
 
 
 def _read_one(file: VerifiedFile, saved: Any, target: Any) -> None:
