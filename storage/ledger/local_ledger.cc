@@ -127,7 +127,21 @@ void LocalLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> ans
 
 void LocalLedger::ProcessEnded(const std::string& instance) { living_.erase(instance); }
 
-void LocalLedger::Persist(absl::AnyInvocable<void(absl::Status)> done) { save_(record_, std::move(done)); }
+void LocalLedger::Persist(Answer<absl::Status> done) {
+  waiting_.push_back(std::move(done));
+  if (!writing_) Write();
+}
+
+// One write at a time, for all that wait for one: the ranks of an attempt begin to act together, and each of
+// them waits for the disk.
+void LocalLedger::Write() {
+  writing_ = true;
+  save_(record_, [this, served = std::exchange(waiting_, {})](absl::Status saved) mutable {
+    for (auto& done : served) done(saved);  // What these ask for is in the next write.
+    writing_ = false;
+    if (!waiting_.empty()) Write();
+  });
+}
 
 void LocalLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
   if (absl::Status fenced = CheckNotFenced(attempt); !fenced.ok()) return answer(fenced);

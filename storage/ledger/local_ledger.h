@@ -43,7 +43,9 @@ class LocalLedger : public Ledger {
   Launch* Find(int64_t attempt);
   const Launch* Find(int64_t attempt) const;
   absl::Status CheckNotFenced(int64_t attempt) const;
-  void Persist(absl::AnyInvocable<void(absl::Status)> done);
+  // `done` hears when all that the record says now is on disk.
+  void Persist(Answer<absl::Status> done);
+  void Write();
 
   storage::v1::RunRecord record_;
   // What of it is on disk: attempts that have acted, and how often a process had been bound to an attempt
@@ -53,7 +55,9 @@ class LocalLedger : public Ledger {
   std::map<int64_t, int> activating_;  // Writes under way that say that an attempt acts.
   std::map<int64_t, std::vector<Answer<absl::StatusOr<ResumeChoice>>>> deciding_;
   Save save_;
-  std::set<std::string> living_;  // Instances whose session is open.
+  bool writing_ = false;
+  std::vector<Answer<absl::Status>> waiting_;  // For the write after the one that is under way.
+  std::set<std::string> living_;               // Instances whose session is open.
 };
 
 }  // namespace ckptd
