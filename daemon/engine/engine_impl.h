@@ -171,7 +171,8 @@ struct Run {
   int64_t trash_bytes = 0;
   bool emptying_trash = false;
   bool empty_again = false;
-  std::optional<Instant> empty_again_at;  // The last time failed.
+  bool trash_stuck = false;  // The last time failed, and that was said.
+  std::optional<Instant> empty_again_at;
   bool scanning = false;
   bool scan_again = false;               // Asked for while one ran.
   bool scan_failed = false;              // That was said.

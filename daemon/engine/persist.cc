@@ -276,9 +276,13 @@ void Engine::Impl::EmptyTrash(Run* run) {
     run->emptying_trash = false;
     if (left.ok()) {
       run->trash_bytes = *left;
+      run->trash_stuck = false;
     } else {
-      observer_->OnWarning(
-          absl::StrCat("emptying the trash of ", run->path, ": ", std::string(left.status().message())));
+      if (!std::exchange(run->trash_stuck, true)) {
+        observer_->OnWarning(
+            absl::StrCat("the trash of ", run->path,
+                         " cannot be emptied, which is tried again: ", std::string(left.status().message())));
+      }
       run->empty_again_at = clock_->Now() + kTryAgain;
     }
     if (run->empty_again && left.ok()) return EmptyTrash(run);
