@@ -7,12 +7,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,6 +20,7 @@
 #include "daemon/succession/seal_journal.h"
 #include "storage/base/errors.h"
 #include "tests/testing/fake_root_io.h"
+#include "tests/testing/inbox.h"
 
 namespace ckptd {
 
@@ -43,28 +41,6 @@ class Observer : public EngineObserver {
   void OnRootOpened(const std::string&, const std::string&, const ProbeResult&) override {}
   std::vector<SaveSummary> ended;
   std::vector<std::string> warnings, infos;
-};
-
-// Posts from the pool's thread land here, too.
-class Inbox {
- public:
-  void Post(absl::AnyInvocable<void()> work) {
-    std::lock_guard lock(mutex_);
-    work_.push_back(std::move(work));
-    arrived_.notify_all();
-  }
-  absl::AnyInvocable<void()> Take(std::chrono::milliseconds wait) {
-    std::unique_lock lock(mutex_);
-    if (!arrived_.wait_for(lock, wait, [&] { return !work_.empty(); })) return nullptr;
-    auto work = std::move(work_.front());
-    work_.pop_front();
-    return work;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::deque<absl::AnyInvocable<void()>> work_;
 };
 
 // An answer that may not be there yet.

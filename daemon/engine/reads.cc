@@ -189,8 +189,8 @@ void Engine::Impl::SetPinned(const Caller& caller, const std::string& name, bool
                          return reply(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
                                                 "it was replaced in the meantime"));
                        }
-                       if (set.ok()) known->second.pinned = pinned;
                        if (set.ok()) {
+                         known->second.pinned = pinned;
                          reply(Describe(*run, known->second));
                        } else {
                          reply(set);

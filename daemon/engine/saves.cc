@@ -118,7 +118,7 @@ void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Re
   }
   // A retry, perhaps over a new session, perhaps of what an earlier daemon had sealed. A save that will fail
   // is not called failed before its directory is out of the way.
-  if (part.sealed && part.instance == member->instance && (save->error.ok() || !save->remembered)) {
+  if (part.sealed && (save->error.ok() || !save->remembered)) {
     response.set_level(std::max(save->level, v1::STAGED));
     return reply(std::move(response));
   }

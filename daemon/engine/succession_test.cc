@@ -282,6 +282,17 @@ TEST_F(SuccessionTest, ATrainerThatHadNoAnswerToItsSealHearsHowTheSaveEnds) {
   EXPECT_EQ(Seal(rank, request).get().level(), v1::COMMITTED);
 }
 
+// Where the run's record has been moved away, as ROOT_UNREADABLE advises, attempts are numbered anew.
+TEST_F(SuccessionTest, AProcessOfAnotherAttemptWithThatNumberDoesNotSealIt) {
+  SealAll(Launch("a", 1), "step_1", 100);
+  disks_[1]->run_record.Clear();
+  Crash();
+  RecoverAndHold();
+  SessionId other = Trainer("b/0");
+  ASSERT_EQ(Join(other, 0, 1, "b").get().attempt(), 1);
+  EXPECT_EQ(Seal(other, BeginOf(0, "step_1", 1, 100)).reason(), "RANK_TAKEN");
+}
+
 TEST_F(SuccessionTest, TheSameWhileItIsStillBeingWritten) {
   SealAll(Launch("a", 1), "step_1", 100);
   Crash();

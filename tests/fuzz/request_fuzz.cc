@@ -5,16 +5,14 @@
 // Whatever is asked: each call is answered once, each answer can be read again (so its strings are UTF-8), so
 // can the run record, and when the sessions have ended no memory is in use.
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <type_traits>
 #include <utility>
 
 #include "daemon/engine/engine.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/testing/fake_root_io.h"
+#include "tests/testing/inbox.h"
 
 namespace ckptd {
 namespace {
@@ -39,28 +37,6 @@ class Nobody : public EngineObserver {
   void OnWarning(const std::string&) override {}
   void OnInfo(const std::string&) override {}
   void OnRootOpened(const std::string&, const std::string&, const ProbeResult&) override {}
-};
-
-// Work for the engine's thread, from its fakes and from the pool's thread.
-class Inbox {
- public:
-  void Post(absl::AnyInvocable<void()> work) {
-    const std::lock_guard lock(mutex_);
-    work_.push_back(std::move(work));
-    arrived_.notify_one();
-  }
-  absl::AnyInvocable<void()> Take(std::chrono::milliseconds patience) {
-    std::unique_lock lock(mutex_);
-    if (!arrived_.wait_for(lock, patience, [&] { return !work_.empty(); })) return nullptr;
-    auto work = std::move(work_.front());
-    work_.pop_front();
-    return work;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::deque<absl::AnyInvocable<void()>> work_;
 };
 
 class History {
