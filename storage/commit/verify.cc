@@ -21,6 +21,7 @@ using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 
 constexpr int64_t kBufferBytes = int64_t{8} << 20;
+constexpr int kTries = 3;  // Of a checkpoint that is saved anew while it is read.
 
 struct Chunk {
   int64_t offset;
@@ -186,24 +187,39 @@ absl::Status CorruptFile(const FileRecord& record, int64_t index, const Chunk& c
                     {"found", absl::StrFormat("0x%08x", found)}});
 }
 
+// Whether the directory behind `dir` is what the name leads to. When that cannot be told, it is.
+bool IsStillAt(FileSystem& fs, Handle root, const std::string& tag, Handle dir) {
+  const absl::StatusOr<FileStat> read = fs.Stat(dir, "");
+  const absl::StatusOr<FileStat> named = fs.Stat(root, tag);
+  if (IsMissing(named.status())) return false;
+  return !read.ok() || !named.ok() || (read->device == named->device && read->inode == named->inode);
+}
+
 }  // namespace
 
 absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               const std::function<void(int64_t bytes)>& progress) {
   CKPTD_RETURN_IF_ERROR(CheckTag(tag));
-  VerifyReport report;
-  report.tag = tag;
-  const absl::StatusOr<ScopedHandle> dir = OpenScoped(fs, root, tag, OpenMode::kDirectory);
-  if (IsMissing(dir.status())) {
-    return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
-                     absl::StrCat("there is no ", tag, " in this root"), {{"tag", tag}});
+  // Retention and re-saves go on meanwhile: what is wrong with a directory counts while it has that name.
+  for (int tries = 0; tries < kTries; ++tries) {
+    VerifyReport report;
+    report.tag = tag;
+    const absl::StatusOr<ScopedHandle> dir = OpenScoped(fs, root, tag, OpenMode::kDirectory);
+    if (IsMissing(dir.status())) {
+      return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                       absl::StrCat("there is no ", tag, " in this root"), {{"tag", tag}});
+    }
+    if (!dir.ok()) {
+      report.problems.push_back({"", -1, std::string(dir.status().message())});
+      return report;
+    }
+    Verifier(fs, dir->get(), report, progress).Run();
+    if (report.problems.empty() || IsStillAt(fs, root, tag, dir->get())) return report;
   }
-  if (!dir.ok()) {
-    report.problems.push_back({"", -1, std::string(dir.status().message())});
-    return report;
-  }
-  Verifier(fs, dir->get(), report, progress).Run();
-  return report;
+  return MakeError(absl::StatusCode::kAborted, "CHECKPOINT_REPLACED",
+                   absl::StrCat(tag, " was saved anew each of the ", kTries,
+                                " times that it was read: ", "verify it when it is not being saved"),
+                   {{"tag", tag}});
 }
 
 absl::StatusOr<RootListing> ListRoot(FileSystem& fs, Handle root) {

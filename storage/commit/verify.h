@@ -27,8 +27,9 @@ struct VerifyReport {
   std::vector<VerifyProblem> problems;
 };
 
-// `progress` hears of verified bytes from time to time; may be null. An error only when the tag is not there
-// at all (NOT_FOUND).
+// `progress` hears of verified bytes from time to time; may be null. Saves and retention may go on: a
+// checkpoint that was replaced meanwhile is verified anew. An error only when the tag is not there at all, or
+// no more (NOT_FOUND), or was replaced again and again (ABORTED, reason CHECKPOINT_REPLACED).
 absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               const std::function<void(int64_t bytes)>& progress = nullptr);
 

@@ -104,6 +104,33 @@ TEST_F(VerifyTest, MissingShortAndLongFilesAreNamed) {
   EXPECT_THAT(OnlyProblem(), HasSubstr("model_0.pt -1 the file has 5000 bytes"));
 }
 
+// Retention has it renamed and its files unlinked while they are read.
+TEST_F(VerifyTest, WhatRetentionTakesMeanwhileIsNotDamagedButGone) {
+  const auto report = VerifyCheckpoint(root_.fs(), root_.handle(), "step_10", [&](int64_t) {
+    std::filesystem::rename(root_.path("step_10"), root_.path(".ckptd/gone"));
+    std::filesystem::remove_all(root_.path(".ckptd/gone"));
+  });
+  EXPECT_EQ(ReasonOf(report.status()), "NO_CHECKPOINT");
+}
+
+TEST_F(VerifyTest, WhatIsSavedAnewMeanwhileIsVerifiedAnew) {
+  store_ = root_.Open();
+  int64_t sequence = 1;
+  const auto save_anew = [&](int64_t) {
+    ASSERT_EQ(Save(root_.fs(), *store_, {"step_10", ++sequence}), Verdict::kCommitted);
+    while (*store_->EmptyTrashStep({})) {
+    }
+  };
+  const auto once = VerifyCheckpoint(root_.fs(), root_.handle(), "step_10", [&](int64_t bytes) {
+    if (sequence == 1) save_anew(bytes);
+  });
+  ASSERT_TRUE(once.ok()) << once.status();
+  EXPECT_THAT(once->problems, IsEmpty());
+  EXPECT_EQ(once->manifest.summary.sequence(), 2);
+  const auto always = VerifyCheckpoint(root_.fs(), root_.handle(), "step_10", save_anew);
+  EXPECT_EQ(ReasonOf(always.status()), "CHECKPOINT_REPLACED");
+}
+
 TEST_F(VerifyTest, AFileBehindALinkIsNotRead) {
   std::filesystem::rename(root_.path(In("model_0.pt")), root_.path("elsewhere"));
   std::filesystem::create_symlink("../elsewhere", root_.path(In("model_0.pt")));
