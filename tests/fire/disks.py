@@ -7,7 +7,6 @@ import os
 import pathlib
 import struct
 import subprocess
-import time
 from typing import List
 
 from harness import until
@@ -57,10 +56,11 @@ class Disk:
             self._ballast.pop().unlink()
 
     def unmount(self) -> None:
-        deadline = time.monotonic() + 30
-        while subprocess.run(["umount", str(self.path)], capture_output=True).returncode != 0:
-            assert time.monotonic() < deadline, f"{self.path} stays busy"
-            time.sleep(0.05)
+        until(
+            lambda: subprocess.run(["umount", str(self.path)], capture_output=True).returncode == 0,
+            f"the end of whoever keeps {self.path} busy",
+            30,
+        )
 
     def close(self) -> None:
         subprocess.run(["fsfreeze", "--unfreeze", str(self.path)], capture_output=True)

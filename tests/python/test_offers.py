@@ -15,6 +15,7 @@ import ckptd
 import grpc
 import pytest
 from ckptd._wire import types
+from harness import until
 
 SEGMENT = 1 << 20  # Of the daemon.
 BIG = os.urandom((2 << 20) + 100_001)  # Crosses two of them.
@@ -30,13 +31,6 @@ def client(daemon: Any) -> Iterator[ckptd.Client]:
 @pytest.fixture
 def run(client: ckptd.Client, tmp_path: pathlib.Path) -> ckptd.Run:
     return client.run(tmp_path / "root", rank=0, world_size=1)
-
-
-def until(condition: Any, what: str, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.005)
 
 
 def refusal(code: grpc.StatusCode, reason: str) -> Any:

@@ -17,6 +17,7 @@ import grpc
 import pytest
 from ckptd._session import Session, is_transient
 from ckptd._wire import messages, types
+from harness import until
 
 BIG = os.urandom((2 << 20) + 100_001)  # Crosses two segments of the daemon.
 
@@ -29,13 +30,6 @@ def run(daemon: Any, tmp_path: pathlib.Path) -> Iterator[ckptd.Run]:
 
 def two_ranks(daemon: Any, tmp_path: pathlib.Path) -> List[ckptd.Run]:
     return [ckptd.connect(daemon.endpoint).run(tmp_path / "root", rank=rank, world_size=2) for rank in (0, 1)]
-
-
-def until(condition: Any, what: str, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.005)
 
 
 def refusal(code: grpc.StatusCode, reason: str) -> Any:
