@@ -21,6 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
+using ::testing::SizeIs;
 
 constexpr int64_t kMiB = 1 << 20;
 
@@ -868,6 +869,22 @@ TEST_F(GuardsTest, WhatIsBeingReadStaysInTrash) {
   ASSERT_TRUE(Begun(sessions[0], again).status().ok());
   Seal(sessions[0], again);
   EXPECT_THAT(disks_[1]->kept_in_trash, ElementsAre(sequence));
+}
+
+TEST_F(GuardsTest, WhatAReadOutlivesItsLeaseWithIsRemovedFromTrashLater) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  auto opened = Open(sessions[0], "one");
+  auto reader = engine_->FindReader(As(sessions[0]), opened.get().lease());  // As a ReadFile has it.
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  v1::CloseCheckpointRequest close;
+  close.set_lease(opened.get().lease());
+  engine_->CloseCheckpoint(As(sessions[0]), close, [](auto) {});
+  Turn();
+  EXPECT_THAT(disks_[1]->kept_in_trash, SizeIs(1));
+  reader->reset();
+  Pass(std::chrono::seconds(2));
+  EXPECT_THAT(disks_[1]->kept_in_trash, IsEmpty());
 }
 
 TEST_F(GuardsTest, ACheckpointThatIsBeingOpenedIsLeftAloneAndOneThatCouldNotBeIsNot) {

@@ -272,11 +272,13 @@ void Engine::Impl::EmptyTrash(Run* run) {
   run->emptying_trash = true;
   run->empty_again = false;
   run->empty_again_at.reset();
-  run->io->EmptyTrash(LeasedSequences(run), [this, run](absl::StatusOr<int64_t> left) {
+  run->io->EmptyTrash([this, run](absl::StatusOr<int64_t> left) {
     run->emptying_trash = false;
     if (left.ok()) {
       run->trash_bytes = *left;
       run->trash_stuck = false;
+      // What a lease holds goes when the lease does; but a ReadFile may outlive its lease.
+      if (*left > 0 && LeasedSequences(run).empty()) run->empty_again_at = clock_->Now() + kTryAgain;
     } else {
       if (!std::exchange(run->trash_stuck, true)) {
         observer_->OnWarning(

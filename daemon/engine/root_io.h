@@ -41,7 +41,7 @@ struct RootSnapshot {
 // A checkpoint that is being written; the engine names it by this number.
 using InflightId64 = int64_t;
 
-// A committed checkpoint that is open for reading.
+// A committed checkpoint that is open for reading: its files stay until it is destroyed, by any thread.
 class CheckpointReader {
  public:
   virtual ~CheckpointReader() = default;
@@ -74,9 +74,9 @@ class RootIo {
   virtual void Discard(InflightId64 id, Callback<absl::Status> done) = 0;
 
   virtual void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) = 0;
-  // Empties trash at low priority until nothing (but `keep_sequences`) is left; the bytes still there at the
-  // end.
-  virtual void EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) = 0;
+  // Empties trash at low priority until nothing is left, but for checkpoints of which a reader is open; the
+  // bytes still there at the end.
+  virtual void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) = 0;
   virtual void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) = 0;
   virtual void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) = 0;
   virtual void OpenCheckpoint(std::string tag, int64_t sequence,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -25,6 +26,27 @@ absl::Status NotOpen() {
   return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE", "the root is not open");
 }
 
+// Sequences of which a reader is open. Thread-safe.
+class OpenReaders {
+ public:
+  void Add(int64_t sequence) {
+    MutexLock lock(mutex_);
+    open_.insert(sequence);
+  }
+  void Remove(int64_t sequence) {
+    MutexLock lock(mutex_);
+    open_.erase(open_.find(sequence));
+  }
+  std::vector<int64_t> Sequences() const {
+    MutexLock lock(mutex_);
+    return {open_.begin(), open_.end()};
+  }
+
+ private:
+  mutable Mutex mutex_;
+  std::multiset<int64_t> open_ ABSL_GUARDED_BY(mutex_);
+};
+
 // Of the metadata worker; but once it is `open`, `fs` and `dir` do not change, and others may use them, too.
 struct Root {
   ThreadedRootIoFactory::OpenRootDirectory open_directory;
@@ -34,6 +56,7 @@ struct Root {
   ScopedHandle dir;
   std::map<InflightId64, Inflight> inflight;
   std::unique_ptr<RootStore> store;
+  const std::shared_ptr<OpenReaders> readers = std::make_shared<OpenReaders>();
 
   absl::StatusOr<Inflight*> Find(InflightId64 id) {
     auto found = inflight.find(id);
@@ -59,8 +82,15 @@ RootSnapshot SnapshotOf(RootStore& store, const ProbeResult& probe) {
 
 class Reader : public CheckpointReader {
  public:
-  Reader(std::shared_ptr<FileSystem> fs, ScopedHandle dir, Manifest manifest)
-      : fs_(std::move(fs)), dir_(std::move(dir)), manifest_(std::move(manifest)) {}
+  Reader(std::shared_ptr<FileSystem> fs, ScopedHandle dir, Manifest manifest,
+         std::shared_ptr<OpenReaders> readers)
+      : fs_(std::move(fs)),
+        dir_(std::move(dir)),
+        manifest_(std::move(manifest)),
+        readers_(std::move(readers)) {
+    readers_->Add(manifest_.summary.sequence());
+  }
+  ~Reader() override { readers_->Remove(manifest_.summary.sequence()); }
 
   const Manifest& manifest() const override { return manifest_; }
 
@@ -81,6 +111,7 @@ class Reader : public CheckpointReader {
   const std::shared_ptr<FileSystem> fs_;
   const ScopedHandle dir_;
   const Manifest manifest_;
+  const std::shared_ptr<OpenReaders> readers_;
 };
 
 }  // namespace
@@ -185,8 +216,8 @@ class ThreadedRootIoFactory::Io : public RootIo {
              [tag = std::move(tag), sequence](RootStore& store) { return store.Evict(tag, sequence); });
   }
 
-  void EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) override {
-    EmptyStep(root_, workers_, std::move(keep_sequences), Answer(std::move(done)));
+  void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) override {
+    EmptyStep(root_, workers_, Answer(std::move(done)));
   }
 
   void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override {
@@ -207,7 +238,7 @@ class ThreadedRootIoFactory::Io : public RootIo {
           if (root.store == nullptr) return NotOpen();
           CKPTD_ASSIGN_OR_RETURN(ScopedHandle dir, root.store->OpenCheckpoint(tag, sequence));
           CKPTD_ASSIGN_OR_RETURN(Manifest manifest, root.store->ReadManifest(tag, sequence));
-          return std::make_shared<Reader>(root.fs, std::move(dir), std::move(manifest));
+          return std::make_shared<Reader>(root.fs, std::move(dir), std::move(manifest), root.readers);
         });
   }
 
@@ -289,16 +320,15 @@ class ThreadedRootIoFactory::Io : public RootIo {
 
   // One step at a time, so that a commit never waits for more than one.
   static void EmptyStep(std::shared_ptr<Root> root, std::shared_ptr<FileSystemWorkers> workers,
-                        std::vector<int64_t> keep, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer) {
+                        absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer) {
     FileSystemWorkers& on = *workers;
-    on.PostIdle([root = std::move(root), workers = std::move(workers), keep = std::move(keep),
-                 answer = std::move(answer)]() mutable {
+    on.PostIdle([root = std::move(root), workers = std::move(workers), answer = std::move(answer)]() mutable {
       if (root->abandoned.load()) return;
       if (root->store == nullptr) return answer(NotOpen());
-      absl::StatusOr<bool> more = root->store->EmptyTrashStep(keep);
+      absl::StatusOr<bool> more = root->store->EmptyTrashStep(root->readers->Sequences());
       if (!more.ok()) return answer(more.status());
       if (!*more) return answer(root->store->trash_bytes());
-      EmptyStep(std::move(root), std::move(workers), std::move(keep), std::move(answer));
+      EmptyStep(std::move(root), std::move(workers), std::move(answer));
     });
   }
 

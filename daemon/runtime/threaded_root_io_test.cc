@@ -208,14 +208,35 @@ TEST_P(ThreadedRootIoTest, SavesPublishesReadsEvictsAndEmptiesTheTrash) {
   EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/step_1"));
   EXPECT_TRUE(
       (*reader)->Read("model.pt", 0, std::as_writable_bytes(std::span(piece))).ok());  // It is leased.
-  auto left = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash({1}, std::move(done)); });
+  auto left = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); });
   ASSERT_TRUE(left.ok()) << left.status();
   EXPECT_GT(*left, 300'000);
   EXPECT_TRUE((*reader)->Read("model.pt", 0, std::as_writable_bytes(std::span(piece))).ok());
-  left = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash({}, std::move(done)); });
+  reader->reset();
+  left = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); });
   ASSERT_TRUE(left.ok()) << left.status();
   EXPECT_EQ(*left, 0);
   EXPECT_EQ(OpenCheckpoint("step_1", 1).status().code(), absl::StatusCode::kNotFound);
+}
+
+// Opened, and replaced, while the trash is being emptied of others.
+TEST_P(ThreadedRootIoTest, WhatIsOpenedWhileTrashIsEmptiedIsLeftThere) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 200'000, 'a');
+  Save(*io_, "t", 1, images);
+  Save(*io_, "t", 2, images);  // The first one is in trash now.
+  absl::StatusOr<std::shared_ptr<CheckpointReader>> reader;
+  const auto left = Wait<absl::StatusOr<int64_t>>([&](auto done) {
+    io_->OpenCheckpoint("t", 2, [&](auto opened) { reader = std::move(opened); });
+    io_->EmptyTrash(std::move(done));  // Asked for before the other is open, done after it is in trash.
+    io_->Evict("t", 2, [](const absl::Status& evicted) { EXPECT_TRUE(evicted.ok()) << evicted; });
+  });
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_GT(*left, 200'000 - 1);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string bytes(1000, '\0');
+  EXPECT_TRUE((*reader)->Read("f", 0, std::as_writable_bytes(std::span(bytes))).ok());
 }
 
 TEST_P(ThreadedRootIoTest, ACorruptByteIsFoundByTheReader) {
@@ -345,7 +366,7 @@ TEST_P(ThreadedRootIoTest, NothingWorksBeforeTheRootIsOpen) {
   EXPECT_FALSE(Write(*io_, 1, "t", 1, images).ok());
   EXPECT_EQ(Publish(*io_, 1, "t", 1, storage::v1::PartRecord()).outcome, PublishOutcome::kFailed);
   EXPECT_FALSE(OpenCheckpoint("t", 1).ok());
-  EXPECT_FALSE(Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash({}, std::move(done)); }).ok());
+  EXPECT_FALSE(Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); }).ok());
   EXPECT_FALSE(Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io_->Rescan(std::move(done)); }).ok());
 }
 
@@ -396,7 +417,7 @@ TEST_P(ThreadedRootIoTest, NoCallbackRunsOnceTheRootIoIsGone) {
   std::atomic<bool> called{false};
   loop_->Post([&] {
     io_->Open([&](auto) { called = true; });
-    io_->EmptyTrash({}, [&](auto) { called = true; });
+    io_->EmptyTrash([&](auto) { called = true; });
     io_.reset();
     gone.set_value();
   });

@@ -22,7 +22,11 @@ SaveName NameOf(int run, const storage::v1::ManifestSummary& summary) {
 
 class SimReader : public CheckpointReader {
  public:
-  explicit SimReader(Manifest manifest) : manifest_(std::move(manifest)) {}
+  SimReader(Manifest manifest, std::shared_ptr<std::multiset<int64_t>> readers)
+      : manifest_(std::move(manifest)),
+        readers_(std::move(readers)),
+        here_(readers_->insert(manifest_.summary.sequence())) {}
+  ~SimReader() override { readers_->erase(here_); }
   const Manifest& manifest() const override { return manifest_; }
   absl::Status Read(const std::string&, int64_t, std::span<std::byte>) override {
     return absl::UnimplementedError("the simulation reads no bytes");
@@ -30,6 +34,8 @@ class SimReader : public CheckpointReader {
 
  private:
   Manifest manifest_;
+  const std::shared_ptr<std::multiset<int64_t>> readers_;
+  const std::multiset<int64_t>::iterator here_;
 };
 
 }  // namespace
@@ -392,26 +398,23 @@ void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> 
       });
 }
 
-void SimRootIo::EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) {
-  EmptyStep(std::move(keep_sequences), std::move(done));
-}
+void SimRootIo::EmptyTrash(Callback<absl::StatusOr<int64_t>> done) { EmptyStep(std::move(done)); }
 
 // One entry at a time, behind what else there is to do.
-void SimRootIo::EmptyStep(std::vector<int64_t> keep, Callback<absl::StatusOr<int64_t>> done) {
+void SimRootIo::EmptyStep(Callback<absl::StatusOr<int64_t>> done) {
   const std::optional<int64_t> more = -1;
   Ask(metadata_, disk_->Latency(microseconds(100), milliseconds(20)),
       Callback<absl::StatusOr<int64_t>>(
-          [this, keep, more, done = std::move(done)](absl::StatusOr<int64_t> left) mutable {
-            if (left.ok() && *left == *more) return EmptyStep(std::move(keep), std::move(done));
+          [this, more, done = std::move(done)](absl::StatusOr<int64_t> left) mutable {
+            if (left.ok() && *left == *more) return EmptyStep(std::move(done));
             done(std::move(left));
           }),
-      [this, keep, more]() -> absl::StatusOr<int64_t> {
+      [this, more]() -> absl::StatusOr<int64_t> {
         if (absl::Status writable = Writable(); !writable.ok()) return writable;
         if (Hits(disk_->faults_.trash)) return Eio("removing");
         auto& trash = disk_->trash_;
-        auto next = std::find_if(trash.begin(), trash.end(), [&](const auto& entry) {
-          return std::find(keep.begin(), keep.end(), entry.sequence) == keep.end();
-        });
+        auto next = std::find_if(trash.begin(), trash.end(),
+                                 [&](const auto& entry) { return !readers_->contains(entry.sequence); });
         if (next != trash.end()) {
           disk_->oracle_->TrashRemoved(disk_->run_, next->sequence);
           trash.erase(next);
@@ -463,7 +466,7 @@ void SimRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
         for (const auto& part : found->second.parts) {
           for (const auto& file : part.files()) *manifest.body.add_files() = file;
         }
-        return std::make_shared<SimReader>(std::move(manifest));
+        return std::make_shared<SimReader>(std::move(manifest), readers_);
       });
 }
 

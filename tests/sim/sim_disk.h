@@ -124,7 +124,7 @@ class SimRootIo : public RootIo {
                std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;
   void Discard(InflightId64 id, Callback<absl::Status> done) override;
   void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override;
-  void EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) override;
+  void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) override;
   void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
   void OpenCheckpoint(std::string tag, int64_t sequence,
@@ -157,7 +157,7 @@ class SimRootIo : public RootIo {
   void RunNext(Worker& worker);
   void StartWrite(std::shared_ptr<Write> write);
   void EndWrite(std::shared_ptr<Write> write);
-  void EmptyStep(std::vector<int64_t> keep, Callback<absl::StatusOr<int64_t>> done);
+  void EmptyStep(Callback<absl::StatusOr<int64_t>> done);
   absl::Status Writable() const;
   bool Hits(int percent) { return disk_->Hits(percent); }
 
@@ -165,6 +165,7 @@ class SimRootIo : public RootIo {
   Worker metadata_, questions_;
   std::set<std::shared_ptr<Write>> writes_;
   bool latched_ = false;
+  const std::shared_ptr<std::multiset<int64_t>> readers_ = std::make_shared<std::multiset<int64_t>>();
   const std::shared_ptr<char> alive_ = std::make_shared<char>();
 };
 

@@ -11,7 +11,10 @@ namespace {
 class FakeReader : public CheckpointReader {
  public:
   FakeReader(Manifest manifest, std::shared_ptr<FakeDisk> disk)
-      : manifest_(std::move(manifest)), disk_(std::move(disk)) {}
+      : manifest_(std::move(manifest)), disk_(std::move(disk)) {
+    disk_->readers.insert(manifest_.summary.sequence());
+  }
+  ~FakeReader() override { disk_->readers.erase(disk_->readers.find(manifest_.summary.sequence())); }
   const Manifest& manifest() const override { return manifest_; }
   absl::Status Read(const std::string& path, int64_t offset, std::span<std::byte> into) override {
     const std::string& content = disk_->bytes.at(absl::StrCat(manifest_.summary.sequence(), "/", path));
@@ -178,14 +181,13 @@ void FakeRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status>
   });
 }
 
-void FakeRootIo::EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) {
-  Run("EmptyTrash", false,
-      [this, keep_sequences = std::move(keep_sequences), done = std::move(done)]() mutable {
-        if (absl::Status error = ErrorOf("EmptyTrash"); !error.ok()) return done(error);
-        disk_->kept_in_trash = std::move(keep_sequences);
-        disk_->free_bytes += std::exchange(disk_->trash_bytes, 0);
-        done(int64_t{0});
-      });
+void FakeRootIo::EmptyTrash(Callback<absl::StatusOr<int64_t>> done) {
+  Run("EmptyTrash", false, [this, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("EmptyTrash"); !error.ok()) return done(error);
+    disk_->kept_in_trash = disk_->readers;
+    disk_->free_bytes += std::exchange(disk_->trash_bytes, 0);
+    done(static_cast<int64_t>(disk_->readers.size()));
+  });
 }
 
 void FakeRootIo::SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) {

@@ -30,7 +30,8 @@ struct FakeDisk {
   std::vector<std::string> directories;  // Names that no pointer may have.
   std::vector<std::string> evicted;      // Tags, in order.
   int outcomes_at_evict = 0;             // In the run record, at the last one.
-  std::vector<int64_t> kept_in_trash;    // Sequences, by the last EmptyTrash.
+  std::multiset<int64_t> readers;        // Sequences of which a reader is open.
+  std::multiset<int64_t> kept_in_trash;  // Likewise, at the last EmptyTrash.
 };
 
 class FakeRootIo : public RootIo {
@@ -52,7 +53,7 @@ class FakeRootIo : public RootIo {
                std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;
   void Discard(InflightId64 id, Callback<absl::Status> done) override;
   void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override;
-  void EmptyTrash(std::vector<int64_t> keep_sequences, Callback<absl::StatusOr<int64_t>> done) override;
+  void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) override;
   void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
   void OpenCheckpoint(std::string tag, int64_t sequence,
