@@ -27,6 +27,9 @@ void Oracle::DaemonGone() {
   over_.clear();
   owners_.clear();
   uses_.clear();
+}
+
+void Oracle::LeasesOver() {
   for (auto& run : runs_) run.second.leases.clear();
 }
 

@@ -90,6 +90,7 @@ class Oracle {
   void Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned);
   void TrashRemoved(int run, int64_t sequence);
   void LeaseOpen(int run, int64_t sequence, const std::string& lease) { runs_[run].leases[lease] = sequence; }
+  void LeasesOver();  // All sessions end: the daemon does.
   void LeaseOver(int run, const std::string& lease) { runs_[run].leases.erase(lease); }
   void Latest(int run, int64_t sequence);  // 0: nothing is committed.
 

@@ -120,6 +120,7 @@ void World::KillDaemon(Duration pause, bool locked) {
   Count("restart");
   ++daemon_;  // From here on no reply is owed.
   run_names_.clear();
+  oracle_.LeasesOver();  // What the disk is doing in the engine's last moment may be to empty trash.
   engine_.reset();
   pool_.reset();
   --daemon_;
