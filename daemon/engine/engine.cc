@@ -295,6 +295,7 @@ void Engine::Impl::Tick() {
       TryAdmitAll();
     }
     if (run->scan_again_at && now >= *run->scan_again_at) RescanRoot(run);
+    if (run->record_again_at && now >= *run->record_again_at) RecordAgain(run);
     if (run->empty_again_at && now >= *run->empty_again_at) EmptyTrash(run);
     const std::optional<Instant> since = run->io->pending_since();
     const bool degraded = since && now - *since > options_.degraded_after;

@@ -183,8 +183,10 @@ struct Run {
   int64_t free_bytes = 0;                       // As last asked,
   int64_t written_before = 0;                   // when its device had been written so much.
   int64_t outcomes = 0, outcomes_recorded = 0;  // In the history; of them, on disk.
-  int making_room = 0;                          // What may change it is about to begin, or to be asked for.
-  std::optional<Instant> ask_room_again_at;     // A save waits for room on disk.
+  bool history_failed = false;                  // It could not be written, and that was said.
+  std::optional<Instant> record_again_at;
+  int making_room = 0;                       // What may change it is about to begin, or to be asked for.
+  std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
   std::multiset<int64_t> pinning;  // Pins on their way to disk: retention leaves these alone already.
   bool Pinned(const std::pair<const int64_t, CommittedCheckpoint>& entry) const {
     return entry.second.pinned || pinning.contains(entry.first);
@@ -278,6 +280,8 @@ class Engine::Impl {
   void TakePointers(Run* run, PointerFiles pointers);
   void Retain(Run* run);
   void Record(Run* run, const storage::v1::Outcome& outcome);
+  void Recorded(Run* run, int64_t number, const absl::Status& recorded);
+  void RecordAgain(Run* run);
   std::vector<int64_t> Victims(const Run& run, bool after_next) const;
   void EmptyTrash(Run* run);
   void RescanRoot(Run* run);

@@ -821,9 +821,20 @@ TEST_F(GuardsTest, RetentionWaitsForAHistoryThatCannotBeWritten) {
   ASSERT_TRUE(Pin(sessions[0], "one", false).status().ok());
   EXPECT_THAT(disks_[1]->evicted, IsEmpty());
   EXPECT_THAT(observer_.warnings, Contains(HasSubstr("the history of /root1 could not be written")));
+  Pass(std::chrono::seconds(2));
+  EXPECT_THAT(disks_[1]->evicted, IsEmpty());
+  EXPECT_THAT(observer_.warnings, SizeIs(1)) << "said once";
   ios_[1]->errors.clear();
-  SaveAll(sessions, "three", 3, 1);
-  EXPECT_THAT(disks_[1]->evicted, ElementsAre("one", "two"));
+  Pass(std::chrono::seconds(2));
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
+}
+
+TEST_F(GuardsTest, RetentionDoesNotWaitForAHistoryThatLacksTheRoomWhichRetentionFrees) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  ios_[1]->errors["SaveRunRecord"] = ErrnoError(ENOSPC, "writing the run record");
+  SaveAll(sessions, "two", 2, 1);
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
 }
 
 TEST_F(GuardsTest, WhoSaysNoNumberKeepsAll) {

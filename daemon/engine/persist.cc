@@ -189,19 +189,36 @@ void Engine::Impl::Published(int64_t save_id, PublishResult result) {
 // Retention goes on when it is on disk how a save has ended. Else a daemon that is killed may leave neither a
 // checkpoint nor a word of it, and a late rank of its save would hear that it was lost.
 void Engine::Impl::Record(Run* run, const storage::v1::Outcome& outcome) {
-  const int64_t number = ++run->outcomes;
+  ++run->outcomes;
   ++run->making_room;  // Retention is about to.
-  run->ledger->RecordOutcome(outcome, [this, run, number](absl::Status recorded) {
-    --run->making_room;  // It has begun, or does not.
-    if (!recorded.ok()) {
+  run->ledger->RecordOutcome(outcome, [this, run, number = run->outcomes](absl::Status recorded) {
+    Recorded(run, number, recorded);
+  });
+}
+
+void Engine::Impl::Recorded(Run* run, int64_t number, const absl::Status& recorded) {
+  --run->making_room;  // It has begun, or does not.
+  if (recorded.ok()) {
+    run->history_failed = false;
+  } else {
+    if (!std::exchange(run->history_failed, true)) {
       observer_->OnWarning(absl::StrCat("the history of ", run->path,
                                         " could not be written: ", std::string(recorded.message()),
-                                        "; retention waits until it can, at the end of the next save"));
-      return TryAdmitAll();
+                                        "; retention waits, and it is tried again"));
     }
-    run->outcomes_recorded = std::max(run->outcomes_recorded, number);
-    Retain(run);
-  });
+    run->record_again_at = clock_->Now() + kTryAgain;
+  }
+  // The room that the history lacks is what retention frees.
+  if (!recorded.ok() && ReasonOf(recorded) != "NO_SPACE") return TryAdmitAll();
+  run->outcomes_recorded = std::max(run->outcomes_recorded, number);
+  Retain(run);
+}
+
+void Engine::Impl::RecordAgain(Run* run) {
+  run->record_again_at.reset();
+  ++run->making_room;
+  run->ledger->WriteHistory(
+      [this, run, number = run->outcomes](absl::Status written) { Recorded(run, number, written); });
 }
 
 // ---- retention

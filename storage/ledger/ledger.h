@@ -65,6 +65,8 @@ class Ledger {
   // History, kept over restarts. Written soon, not before the return.
   // With an outcome all those before it are on disk.
   virtual void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) = 0;
+  // Again, after they could not be written.
+  virtual void WriteHistory(Answer<absl::Status> written) = 0;
   virtual void SetRetention(std::optional<int> num_kept_ckpts) = 0;
   virtual const storage::v1::RunRecord& record() const = 0;
 };

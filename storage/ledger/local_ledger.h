@@ -7,6 +7,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "storage/ledger/ledger.h"
@@ -31,6 +32,7 @@ class LocalLedger : public Ledger {
                     Answer<absl::StatusOr<ResumeChoice>> answer) override;
   std::optional<ResumeChoice> DecidedResume(int64_t attempt) const override;
   void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
+  void WriteHistory(Answer<absl::Status> written) override { Persist(std::move(written)); }
   void SetRetention(std::optional<int> num_kept_ckpts) override;
   const storage::v1::RunRecord& record() const override { return record_; }
 
