@@ -28,6 +28,8 @@ SECTIONS = {
     "step": "what a save costs the steps beside it",
     "ready": "start of a daemon that knows 1,000 checkpoints",
 }
+COMPARE = "compare"
+LONG = {COMPARE: "ckptd and what is used today, at the same work in turns: half an hour, so only when named"}
 SUFFIX = {"python": "", "cpp": ".cpp"}  # Of the names of figures, by client.
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -303,14 +305,14 @@ def workplace(parent: pathlib.Path, free: int) -> Iterator[pathlib.Path]:
 
 
 def main() -> int:
-    described = "\n".join(f"  {name:<9}{words}" for name, words in SECTIONS.items())
+    described = "\n".join(f"  {name:<9}{words}" for name, words in {**SECTIONS, **LONG}.items())
     parser = argparse.ArgumentParser(
         prog="tools/bench",
         description=__doc__,
         epilog=f"sections:\n{described}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("sections", nargs="*", metavar="section", help="some of those below; default all")
+    parser.add_argument("sections", nargs="*", metavar="section", help="some of those below; default all but compare")
     parser.add_argument(
         "--json", action="store_true", help="a list of objects on stdout instead of the table"
     )
@@ -321,14 +323,19 @@ def main() -> int:
     parser.add_argument(
         "--dir", type=pathlib.Path, default=TOOLS.parent / ".bench", help="where, on the disk to measure"
     )
+    comparing = parser.add_argument_group("for 'compare'")
+    comparing.add_argument("--workload", choices=["gpt", "llama"], help="one of the states only")
+    comparing.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg", help="the figures as a picture")
+    comparing.add_argument("--docs", action="store_true", help="the figures into README.md and docs/")
     options = parser.parse_args()
-    unknown = set(options.sections) - set(SECTIONS)
+    unknown = set(options.sections) - set(SECTIONS) - set(LONG)
     if unknown:
-        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+        parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join([*SECTIONS, *LONG])}")
 
     clients = [options.client] if options.client else list(SUFFIX)
     chosen = [name for name in SECTIONS if name in options.sections or not options.sections]
     results: List[Result] = []
+    tables: List[str] = []
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(workplace(options.dir.resolve(), (2 if options.quick else 12) * GIB))
         stack.enter_context(machine.transparent_huge_pages())
@@ -338,7 +345,19 @@ def main() -> int:
             with machine.reserved_huge_pages(fio.RESERVE) if needs_fio else contextlib.nullcontext() as huge:
                 bench = Bench(folder, options.quick, huge, clients, results)
                 getattr(bench, f"section_{section}")()
-    print(as_json(results) if options.json else as_table(results))
+        if results:
+            tables.append(as_table(results))
+        if COMPARE in options.sections:
+            from bench_lib.compare import section as compare  # Nobody else waits for what it imports.
+
+            machine.say(f"{COMPARE}: {LONG[COMPARE]}")
+            huge = stack.enter_context(machine.reserved_huge_pages(fio.RESERVE))
+            compared, words = compare.run(
+                folder, options.quick, huge, options.workload, options.plot, options.docs
+            )
+            results += compared
+            tables.append(words)
+    print(as_json(results) if options.json else "\n\n".join(tables))
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any, Dict, List
 import ckptd
 import machine
 import torch
+from contenders.tensors import tensors_of
 
 from bench_lib import state
 from bench_lib.fio import Fio
@@ -20,7 +21,7 @@ from bench_lib.fio import Fio
 def big(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     """One cold save and then warm ones of `--size` bytes, each between a copy and a write by fio."""
     files = state.training_state(options.size)
-    tensors = state.tensors_of(files)
+    tensors = tensors_of(files)
     copy = machine.Copy(tensors, options.threads)
     fio = Fio(options.folder, options.size, options.huge)
     copies, stalls, rates, tags, cpu = [], [], [], [], []

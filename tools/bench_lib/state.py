@@ -26,14 +26,15 @@ def _parameters(count: int) -> Dict[str, torch.Tensor]:
     width = int((count / LAYERS / 12.1) ** 0.5) // 64 * 64
     shapes = {"norm1": [width], "attention": [3 * width, width], "projection": [width, width]}
     shapes.update({"norm2": [width], "up": [4 * width, width], "down": [width, 4 * width]})
-    tensors = {f"layer{i}.{name}": _random(shape) for i in range(LAYERS) for name, shape in shapes.items()}
+    tensors = {f"layer{i}.{name}": random_tensor(shape) for i in range(LAYERS) for name, shape in shapes.items()}
     left = count - sum(t.numel() for t in tensors.values())
-    tensors["embedding"] = _random([left])
+    tensors["embedding"] = random_tensor([left])
     return tensors
 
 
-def _random(shape: List[int]) -> torch.Tensor:
-    tensor = torch.empty(shape)
+def random_tensor(shape: List[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Of an even number of half words at least: it is filled by the word."""
+    tensor = torch.empty(shape, dtype=dtype)
     numbers = tensor.view(-1).view(torch.int32)
     for start in range(0, len(numbers), _BLOCK):
         piece = numbers[start : start + _BLOCK]
@@ -50,15 +51,6 @@ def _filling() -> torch.Tensor:
 
 
 _drawn: "torch.Tensor | None" = None
-
-
-def tensors_of(value: Any) -> List[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    children = (
-        value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else []
-    )
-    return [tensor for child in children for tensor in tensors_of(child)]
 
 
 def change(tensors: List[torch.Tensor]) -> None:

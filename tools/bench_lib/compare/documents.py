@@ -1,0 +1,31 @@
+"""Puts the figures of a run into the documents, between the marks that they have for them."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import List
+
+from bench_lib.compare import report
+from bench_lib.compare.figures import Comparison
+from bench_lib.compare.plot import plot
+
+README, PERFORMANCE, PICTURE = "README.md", "docs/performance.md", "docs/compare.svg"
+
+
+def write(root: pathlib.Path, comparisons: List[Comparison]) -> None:
+    """A whole run's: all workloads."""
+    first = comparisons[0]
+    put(root / README, f"{report.caption(first)}\n\n{report.markdown(first, report.SHORT)}")
+    tables = [f"{report.caption(each)}\n\n{report.markdown(each, report.LONG)}" for each in comparisons]
+    put(root / PERFORMANCE, "\n\n".join([report.machine_words(), *tables]))
+    plot(comparisons, root / PICTURE)
+
+
+def put(document: pathlib.Path, text: str) -> None:
+    """Replaces what is between the two marks."""
+    marked = re.compile(r"(<!-- tools/bench compare: begin -->\n).*?(<!-- tools/bench compare: end -->)", re.DOTALL)
+    filled, count = marked.subn(lambda marks: f"{marks[1]}{text}\n{marks[2]}", document.read_text())
+    if count != 1:
+        raise SystemExit(f"{document} has {count} places for the figures of tools/bench compare, and not one")
+    document.write_text(filled)

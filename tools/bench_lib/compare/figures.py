@@ -1,0 +1,74 @@
+"""What the rounds of a contender come to: a checkpoint is as slow as its slowest rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List
+
+import machine
+
+FIGURES = {
+    "first": "stall of a process's first save, s",
+    "stall": "stall of later saves, s",
+    "done": "until the library says done, s",
+    "durable": "until all is synced, s",
+    "lost": "training time lost: stall, and slower steps until durable, s",
+    "cold": "restore from the disk, s",
+    "warm": "restore again, s",
+    "cpu": "CPU seconds per GB, of all processes",
+    "private": "memory above the state, processes' own, in states",
+    "shared": "shared memory (staging buffers; ckptd's pool), in states",
+}
+
+
+@dataclasses.dataclass
+class Figures:
+    """The values of each of FIGURES, one for each save, restore or job."""
+
+    values: Dict[str, List[float]] = dataclasses.field(default_factory=lambda: {name: [] for name in FIGURES})
+    copies: List[float] = dataclasses.field(default_factory=list)
+    size: int = 0  # Bytes of a checkpoint, of all ranks.
+    unsynced: str = ""  # When it says done.
+
+    def add(self, ranks: List[Dict[str, Any]], private: int, shared: int) -> None:
+        """A job: what each rank has measured, and bytes of memory of all."""
+        self.unsynced = ranks[0]["unsynced"]
+        self.size = sum(rank["bytes"] for rank in ranks)
+        first, *later = (
+            {key: max(save[key] for save in saves) for key in saves[0]}
+            for saves in zip(*(rank["saves"] for rank in ranks))
+        )
+        self.values["first"].append(first["stall"])
+        for save in later:
+            for name in ("stall", "done", "durable", "lost"):
+                self.values[name].append(save[name])
+        cold, warm = (max(seconds) for seconds in zip(*(rank["restores"] for rank in ranks)))
+        self.values["cold"].append(cold)
+        self.values["warm"].append(warm)
+        self.values["cpu"] += [sum(cpu) / self.size * 1e9 for cpu in zip(*(rank["cpu"] for rank in ranks))]
+        self.values["private"].append(private / self.size)
+        self.values["shared"].append(shared / self.size)
+        self.copies += [max(seconds) for seconds in zip(*(rank["copies"] for rank in ranks))]
+
+    def __getitem__(self, name: str) -> float:
+        """The median."""
+        return machine.median(self.values[name])
+
+
+@dataclasses.dataclass
+class Comparison:
+    """Of one workload."""
+
+    workload: str
+    figures: Dict[str, Figures]  # By contender.
+    fio: float  # Bytes a second.
+    fio_words: str
+
+    @property
+    def size(self) -> int:
+        return next(iter(self.figures.values())).size
+
+    @property
+    def copy(self) -> float:
+        """The best copy of a rank's bytes, by one thread of each rank, all at once."""
+        return min(seconds for figures in self.figures.values() for seconds in figures.copies)

@@ -1,0 +1,159 @@
+"""One rank of a job that saves with one contender: beside its steps, then with nothing beside, then restores."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import time
+from typing import Any, Dict, List
+
+import machine
+import torch
+import torch.distributed as dist
+from contenders import beside, catalog
+from contenders.contender import Contender
+from contenders.tensors import size_of, tensors_of
+from demo_lib.model import digest
+
+from bench_lib.compare.processes import cpu_of_trees
+from bench_lib.compare.workloads import KINDS, Workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The same for every rank of a job."""
+
+    contender: str
+    workload: str
+    quick: bool  # Small states.
+    folder: pathlib.Path  # For checkpoints.
+    endpoint: str  # Of ckptd's daemon, and its process, for ckptd alone.
+    daemon: int
+    warm: int  # Saves beside steps, after the first one.
+    alone: int  # Saves with nothing beside them.
+    quiet_steps: int  # Before each save.
+
+
+class Rank:
+    def __init__(self, plan: Plan, rank: int) -> None:
+        dist.init_process_group("gloo")
+        self._plan = plan
+        self._rank = rank
+        self._workload: Workload = KINDS[plan.workload](rank, plan.quick)
+        self._contender: Contender = catalog.make(plan.contender, plan.folder, plan.endpoint)
+        self._tag = ""
+
+    def measure(self) -> Dict[str, Any]:
+        """Seconds and bytes; `ready` and `saved` are times of time.perf_counter()."""
+        copies = self._copies()
+        for _ in range(5):
+            self._step()
+        ready = time.perf_counter()
+        saves = [self._save_beside_steps(number) for number in range(self._plan.warm + 1)]
+        quiet = [seconds for save in saves for seconds in save["quiet"]]
+        alone = [self._save_alone(number) for number in range(self._plan.alone)]
+        saved = time.perf_counter()
+        restores = self._restore()
+        copies += self._copies()
+        self._contender.close()
+        return {
+            "unsynced": self._contender.unsynced,
+            "bytes": size_of(self._workload.files()),
+            "copies": copies,
+            "saves": [
+                {**{key: save[key] for key in ("stall", "done", "durable")}, "lost": beside.lost(save, quiet)}
+                for save in saves
+            ],
+            "cpu": alone,
+            "restores": restores,
+            "ready": ready,
+            "saved": saved,
+        }
+
+    def _step(self) -> float:
+        """All ranks wait for the slowest, as they do when they exchange gradients."""
+        start = time.perf_counter()
+        self._workload.steps()
+        dist.all_reduce(torch.zeros(1))
+        return time.perf_counter() - start
+
+    def _copies(self) -> List[float]:
+        """Of all ranks at once. The memory that they are made to is given back."""
+        copy = machine.Copy(tensors_of(self._workload.files()), threads=1)
+        seconds = []
+        for _ in range(3):
+            dist.barrier()
+            seconds.append(copy())
+        return seconds
+
+    def _save_beside_steps(self, number: int) -> Dict[str, Any]:
+        tag = self._next(f"beside_{number}")
+        save = beside.measure(
+            self._step,
+            self._plan.quiet_steps,
+            lambda: self._contender.save(tag, self._workload.files()),
+            lambda: self._contender.make_durable(tag),
+        )
+        self._remove_last(tag)
+        return save
+
+    def _save_alone(self, number: int) -> float:
+        """CPU seconds of this rank's processes, and on rank 0 of the daemon."""
+        tag = self._next(f"alone_{number}")
+        processes = [os.getpid()]
+        if self._plan.daemon and self._rank == 0:
+            processes.append(self._plan.daemon)
+        before = cpu_of_trees(processes)
+        self._contender.save(tag, self._workload.files()).result()
+        self._contender.make_durable(tag)
+        dist.barrier()
+        seconds = cpu_of_trees(processes) - before
+        self._remove_last(tag)
+        return seconds
+
+    def _next(self, tag: str) -> str:
+        self._workload.change()
+        machine.settle(self._plan.folder)
+        dist.barrier()
+        return tag
+
+    def _remove_last(self, tag: str) -> None:
+        dist.barrier()
+        if self._tag and self._rank == 0:
+            self._contender.remove(self._tag)
+        self._tag = tag
+
+    def _restore(self) -> List[float]:
+        """Of the last checkpoint: from the disk, then from the page cache where the contender uses it."""
+        files = self._workload.files()
+        wanted = digest(files)
+        seconds = []
+        for cold in (True, False):
+            with torch.no_grad():
+                for tensor in tensors_of(files):
+                    tensor.zero_()
+            if cold:
+                forget(self._contender.written(self._tag))
+            dist.barrier()
+            start = time.perf_counter()
+            self._contender.restore(self._tag, files)
+            seconds.append(time.perf_counter() - start)
+            if digest(files) != wanted:
+                raise SystemExit(f"{self._plan.contender} has restored other bytes than it was given")
+            dist.barrier()
+        return seconds
+
+
+def forget(paths: List[pathlib.Path]) -> None:
+    """Takes files that are synced out of the page cache."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def run(plan: Plan, rank: int) -> Dict[str, Any]:
+    return Rank(plan, rank).measure()

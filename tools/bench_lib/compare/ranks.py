@@ -1,0 +1,84 @@
+"""Starts the ranks of a job by forks of a process that has imported everything already, which takes no seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pathlib
+import sys
+from multiprocessing.connection import Connection
+from typing import Any, Dict, List
+
+import machine
+
+from bench_lib.compare.rank import Plan, run
+
+RANKS = 2
+_IMPORTED = ["bench_lib.compare.rank", "contenders.with_dcp", "torch._dynamo"]  # AdamW imports the last one late.
+_context = multiprocessing.get_context("forkserver")
+
+
+class Ranks:
+    """`with Ranks(plan) as ranks`: as many processes. Left, all of them have ended."""
+
+    def __init__(self, plan: Plan) -> None:
+        os.environ["OMP_NUM_THREADS"] = "1"  # As launchers have it.
+        _context.set_forkserver_preload(_IMPORTED)
+        self._plan = plan
+        port = machine.free_port()
+        self._processes: List[Any] = []
+        self._answers: List[Connection] = []
+        for rank in range(RANKS):
+            answer, sending = _context.Pipe(duplex=False)
+            process = _context.Process(target=_work, args=(plan, rank, port, sending, self._output(rank)))
+            process.start()
+            sending.close()  # So that a rank that dies without an answer is noticed.
+            self._processes.append(process)
+            self._answers.append(answer)
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _output(self, rank: int) -> pathlib.Path:
+        return self._plan.folder.with_suffix(f".rank{rank}.log")
+
+    def pids(self) -> List[int]:
+        return [process.pid for process in self._processes]
+
+    def results(self, timeout: float) -> List[Dict[str, Any]]:
+        """What each has measured."""
+        return [self._result(rank, timeout) for rank in range(RANKS)]
+
+    def _result(self, rank: int, timeout: float) -> Dict[str, Any]:
+        answer = self._answers[rank]
+        what = "has failed" if answer.poll(timeout) else f"has not ended after {timeout:g} s"
+        with contextlib.suppress(EOFError):
+            if answer.poll():
+                return dict(answer.recv())
+        output = "\n".join(self._output(rank).read_text(errors="replace").splitlines()[-25:])
+        raise SystemExit(f"{self._plan.contender}: rank {rank} {what}; the end of its output:\n{output}")
+
+
+def _work(plan: Plan, rank: int, port: int, answer: Connection, output: pathlib.Path) -> None:
+    with open(output, "wb") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(RANKS),
+        LOCAL_WORLD_SIZE=str(RANKS),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    answer.send(run(plan, rank))
+    for child in multiprocessing.active_children():  # DCP's writer would live on.
+        child.kill()
+        child.join()
+    os._exit(0)  # DCP's process executor has no orderly way out of every state.

@@ -1,0 +1,87 @@
+"""The rounds: each contender in a job of its own, in turns, and fio between them."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+from typing import Iterator, List, Optional, Tuple
+
+import machine
+from contenders import catalog
+
+from bench_lib.compare.figures import Comparison, Figures
+from bench_lib.compare.processes import MemoryWatch, shared_memory
+from bench_lib.compare.rank import Plan
+from bench_lib.compare.ranks import Ranks
+from bench_lib.compare.workloads import KINDS
+from bench_lib.daemon import Daemon
+from bench_lib.fio import Fio, Rates
+
+SIZES = {"gpt": 800_000_000, "llama": 3_600_000_000}  # Bytes of a checkpoint, a little more than it is.
+QUICK_SIZE = 100_000_000
+
+
+class Rounds:
+    def __init__(self, workload: str, folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]) -> None:
+        self._workload = workload
+        self._folder = folder
+        self._quick = quick
+        self._size = QUICK_SIZE if quick else SIZES[workload]
+        self._huge = huge
+        self._figures = {name: Figures() for name in catalog.NAMES}
+        self._fio = Fio(folder, self._size, huge)
+
+    def run(self, rounds: int) -> Comparison:
+        for number in range(rounds):
+            # Another one begins each time: what the disk does late falls to each of them.
+            first = number * len(catalog.NAMES) // rounds
+            for name in catalog.NAMES[first:] + catalog.NAMES[:first]:
+                machine.say(f"  {self._workload}, round {number + 1} of {rounds}: {name}")
+                self._fio()
+                self._job(name)
+        rates = Rates(self._huge is not None, [self._fio.rates])
+        return Comparison(self._workload, self._figures, rates.best(), rates.words())
+
+    def _job(self, name: str) -> None:
+        before = shared_memory()
+        folder = self._folder / "compared"
+        folder.mkdir()
+        with self._daemon(name) as (endpoint, daemons):
+            pool = shared_memory() - before if daemons else 0
+            plan = Plan(
+                contender=name,
+                workload=self._workload,
+                quick=self._quick,
+                folder=folder,
+                endpoint=endpoint,
+                daemon=daemons[0] if daemons else 0,
+                warm=1 if self._quick else 3,
+                alone=1 if self._quick else 2,
+                quiet_steps=3 if self._quick else 20,
+            )
+            with Ranks(plan) as ranks, MemoryWatch(ranks.pids() + daemons) as watch:
+                results = ranks.results(timeout=900)
+        grown = watch.growth(min(rank["ready"] for rank in results), min(rank["saved"] for rank in results))
+        self._figures[name].add(results, grown.private, pool + grown.shared)
+        shutil.rmtree(folder)
+
+    @contextlib.contextmanager
+    def _daemon(self, name: str) -> Iterator[Tuple[str, List[int]]]:
+        """ckptd's, for ckptd's turn alone: its pool would be memory that the others do not have."""
+        if name != catalog.CKPTD:
+            yield "", []
+            return
+        with tempfile.TemporaryDirectory(prefix="ckptd-bench-") as place, Daemon(
+            pathlib.Path(place), self._size * 5 // 4
+        ) as daemon:
+            daemon.wait_for_pool()
+            yield daemon.endpoint, [daemon.pid]
+
+
+def compare(
+    workloads: List[str], folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
+) -> List[Comparison]:
+    rounds = 1 if quick else 3
+    return [Rounds(name, folder, quick, huge).run(rounds) for name in KINDS if name in workloads]

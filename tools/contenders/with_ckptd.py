@@ -1,0 +1,35 @@
+"""ckptd: one copy into the daemon's memory, and done when it is committed."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, List
+
+import ckptd
+
+from contenders.contender import Contender, Done, Files
+
+
+class Ckptd(Contender):
+    unsynced = ""
+
+    def __init__(self, folder: pathlib.Path, endpoint: str, kept: int = 1) -> None:
+        super().__init__(folder)
+        self._run = ckptd.connect(endpoint).run(folder, num_kept_ckpts=kept)
+        self._names: List[str] = []
+
+    def save(self, tag: str, files: Files) -> "Done[Any]":
+        self._names = list(files)
+        return self._run.save(tag, files=files).future("committed")
+
+    def restore(self, tag: str, files: Files) -> None:
+        """Every byte of it is checked against its CRC32C."""
+        with self._run.open(tag) as checkpoint:
+            for name, value in files.items():
+                checkpoint.load(name, into=value)
+
+    def written(self, tag: str) -> List[pathlib.Path]:
+        return [self.folder / tag / name for name in self._names]
+
+    def remove(self, tag: str) -> None:
+        """Nothing: its retention does it, and beside the steps."""

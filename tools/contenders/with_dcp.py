@@ -1,0 +1,88 @@
+"""torch.distributed.checkpoint (DCP): its plain save, its asynchronous one, and that one as well set up as can be."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, Dict, List
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from contenders.contender import Contender, Done, Files, finished
+
+
+class Dcp(Contender):
+    """It syncs each file before the last bytes have left Python's buffer, and no folder (torch 2.13)."""
+
+    unsynced = "the files' last bytes, their names"
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__(folder)
+        self._rank = dist.get_rank()
+
+    def save(self, tag: str, files: Files) -> "Done[Any]":
+        dcp.save(self._state(files), checkpoint_id=self.folder / tag)
+        return finished()
+
+    def restore(self, tag: str, files: Files) -> None:
+        dcp.load(self._state(files), checkpoint_id=self.folder / tag)
+
+    def written(self, tag: str) -> List[pathlib.Path]:
+        parts = list((self.folder / tag).glob(f"__{self._rank}_*"))
+        return [*parts, self.folder / tag / ".metadata"] if self._rank == 0 else parts
+
+    def _state(self, files: Files) -> Dict[str, Files]:
+        """Under a key of the rank's own: what ranks have in common DCP would write once only."""
+        return {f"rank_{self._rank}": files}
+
+
+class DcpAsync(Dcp):
+    """As its documentation begins, but with a process group of its own: on the trainer's it hangs as soon as
+    training uses that meanwhile.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__(folder)
+        self._group = dist.new_group(backend="gloo")
+
+    def save(self, tag: str, files: Files) -> "Done[Any]":
+        return self._async_save(files, checkpoint_id=self.folder / tag)
+
+    def _async_save(self, files: Files, **options: Any) -> "Done[Any]":
+        return dcp.async_save(self._state(files), process_group=self._group, **options)  # type: ignore[return-value]
+
+
+class DcpAsyncKept(DcpAsync):
+    """With a stager that keeps its shared buffers between saves, and two writers."""
+
+    kind = AsyncCheckpointerType.THREAD
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__(folder)
+        # What is left of its options needs an accelerator.
+        options = StagingOptions(
+            use_pinned_memory=False, use_shared_memory=True, use_async_staging=False, use_non_blocking_copy=False
+        )
+        self._stager = DefaultStager(options)
+
+    def save(self, tag: str, files: Files) -> "Done[Any]":
+        return self._async_save(
+            files,
+            storage_writer=FileSystemWriter(
+                self.folder / tag, single_file_per_rank=True, sync_files=True, thread_count=2
+            ),
+            async_checkpointer_type=self.kind,
+            async_stager=self._stager,
+        )
+
+    def close(self) -> None:
+        self._stager.close()
+
+
+class DcpAsyncKeptProcess(DcpAsyncKept):
+    """The same, written by a process of its own for each rank."""
+
+    kind = AsyncCheckpointerType.PROCESS
