@@ -13,9 +13,9 @@ from contenders.contender import Contender, Done, Files
 class Ckptd(Contender):
     unsynced = ""
 
-    def __init__(self, folder: pathlib.Path, endpoint: str, kept: int = 1) -> None:
+    def __init__(self, folder: pathlib.Path, endpoint: str) -> None:
         super().__init__(folder)
-        self._run = ckptd.connect(endpoint).run(folder, num_kept_ckpts=kept)
+        self._run = ckptd.connect(endpoint).run(folder, num_kept_ckpts=1)
         self._names: List[str] = []
 
     def save(self, tag: str, files: Files) -> "Done[Any]":

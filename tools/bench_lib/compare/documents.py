@@ -11,6 +11,7 @@ from bench_lib.compare.figures import Comparison
 from bench_lib.compare.plot import plot
 
 README, PERFORMANCE, PICTURE = "README.md", "docs/performance.md", "docs/compare.svg"
+BEGIN, END = "<!-- tools/bench compare: begin -->", "<!-- tools/bench compare: end -->"
 
 
 def write(root: pathlib.Path, comparisons: List[Comparison]) -> None:
@@ -24,8 +25,8 @@ def write(root: pathlib.Path, comparisons: List[Comparison]) -> None:
 
 def put(document: pathlib.Path, text: str) -> None:
     """Replaces what is between the two marks."""
-    marked = re.compile(r"(<!-- tools/bench compare: begin -->\n).*?(<!-- tools/bench compare: end -->)", re.DOTALL)
-    filled, count = marked.subn(lambda marks: f"{marks[1]}{text}\n{marks[2]}", document.read_text())
+    marked = re.compile(f"{BEGIN}\n.*?{END}", re.DOTALL)
+    filled, count = marked.subn(lambda _: f"{BEGIN}\n{text}\n{END}", document.read_text())
     if count != 1:
         raise SystemExit(f"{document} has {count} places for the figures of tools/bench compare, and not one")
     document.write_text(filled)

@@ -28,11 +28,16 @@ def results(comparisons: List[Comparison]) -> List[Result]:
     return [*found, Result("save.lost.vs_memcpy", lost, "x", _copy_words(largest), LOST_GOAL)]
 
 
+def slug(contender: str) -> str:
+    """Its name within the name of a figure."""
+    return re.sub(r"[^a-z]+", "_", contender)
+
+
 def _results(comparison: Comparison) -> List[Result]:
     copy = _copy_words(comparison)
     found = []
     for contender, figures in comparison.figures.items():
-        prefix = f"compare.{comparison.workload}.{re.sub(r'[^a-z]+', '_', contender)}"
+        prefix = f"compare.{comparison.workload}.{slug(contender)}"
         for name, meaning in FIGURES.items():
             values = figures.values[name]
             words = f"{meaning}: median of {len(values)}, {min(values):.3f}-{max(values):.3f}"
@@ -119,10 +124,15 @@ def markdown(comparison: Comparison, columns: Dict[str, str]) -> str:
     """A table; the least of each column is bold."""
     rows = _cells(comparison, columns, lambda cell: f"**{cell}**")
     for row in rows:
-        row[0] = row[0] if row[0] == catalog.CKPTD else f"`{row[0]}`"
+        row[0] = written(row[0])
     header = ["", *columns.values()]
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def written(contender: str) -> str:
+    """Its name in a document."""
+    return contender if contender == catalog.CKPTD else f"`{contender}`"
 
 
 def machine_words() -> str:

@@ -83,5 +83,5 @@ class Rounds:
 def compare(
     workloads: List[str], folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
 ) -> List[Comparison]:
-    rounds = 1 if quick else 3
+    rounds = 1 if quick else 2
     return [Rounds(name, folder, quick, huge).run(rounds) for name in KINDS if name in workloads]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Dict
+from typing import Dict, List
 
 import torch
 from contenders.contender import Files
@@ -47,11 +47,9 @@ class LlamaState(Workload):
     dimension divided: by 8 it is an eighth of such a share, 1.64 GiB. Beside it a small GPT trains.
     """
 
-    LAYERS, WIDTH, KEYS, INNER, VOCABULARY = 32, 4096, 1024, 14336, 128256
-
     def __init__(self, rank: int, quick: bool) -> None:
         self.steps = Steps(Gpt(width=256, layers=4, heads=4), batch=4)
-        shapes = self._shapes(64 if quick else 8)
+        shapes = llama_shapes(64 if quick else 8)
         model = {name: state.random_tensor(shape, torch.bfloat16) for name, shape in shapes.items()}
         optimizer = {
             key: {name: state.random_tensor(shape) for name, shape in shapes.items()}
@@ -62,23 +60,23 @@ class LlamaState(Workload):
             f"optimizer_{rank}.pt": {"state": optimizer, "param_groups": [{"lr": 3e-4}]},
         }
 
-    def _shapes(self, divisor: int) -> Dict[str, "list[int]"]:
-        width, keys, inner, words = (
-            size // divisor for size in (self.WIDTH, self.KEYS, self.INNER, self.VOCABULARY)
-        )
-        layer = {
-            "norm1": [width], "query": [width, width], "key": [keys, width], "value": [keys, width],
-            "output": [width, width], "norm2": [width], "gate": [inner, width], "up": [inner, width],
-            "down": [width, inner],
-        }  # fmt: skip
-        shapes = {f"layer{i}.{name}": shape for i in range(self.LAYERS) for name, shape in layer.items()}
-        return {"tokens": [words, width], **shapes, "norm": [width], "head": [words, width]}
-
     def files(self) -> Files:
         return self._files
 
     def change(self) -> None:
         state.change(tensors_of(self._files))
+
+
+def llama_shapes(divisor: int) -> Dict[str, List[int]]:
+    """The parameters of Llama3 8B with every dimension divided."""
+    width, keys, inner, words = (size // divisor for size in (4096, 1024, 14336, 128256))
+    layer = {
+        "norm1": [width], "query": [width, width], "key": [keys, width], "value": [keys, width],
+        "output": [width, width], "norm2": [width], "gate": [inner, width], "up": [inner, width],
+        "down": [width, inner],
+    }  # fmt: skip
+    layers = {f"layer{i}.{name}": shape for i in range(32) for name, shape in layer.items()}
+    return {"tokens": [words, width], **layers, "norm": [width], "head": [words, width]}
 
 
 KINDS = {"gpt": GptState, "llama": LlamaState}
