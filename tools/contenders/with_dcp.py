@@ -6,10 +6,10 @@ import pathlib
 from typing import Any, Dict, List
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 
 from contenders.contender import Contender, Done, Files, finished
 
@@ -24,11 +24,11 @@ class Dcp(Contender):
         self._rank = dist.get_rank()
 
     def save(self, tag: str, files: Files) -> "Done[Any]":
-        dcp.save(self._state(files), checkpoint_id=self.folder / tag)
+        save(self._state(files), checkpoint_id=self.folder / tag)
         return finished()
 
     def restore(self, tag: str, files: Files) -> None:
-        dcp.load(self._state(files), checkpoint_id=self.folder / tag)
+        load(self._state(files), checkpoint_id=self.folder / tag)
 
     def written(self, tag: str) -> List[pathlib.Path]:
         parts = list((self.folder / tag).glob(f"__{self._rank}_*"))
@@ -52,7 +52,7 @@ class DcpAsync(Dcp):
         return self._async_save(files, checkpoint_id=self.folder / tag)
 
     def _async_save(self, files: Files, **options: Any) -> "Done[Any]":
-        return dcp.async_save(self._state(files), process_group=self._group, **options)  # type: ignore[return-value]
+        return async_save(self._state(files), process_group=self._group, **options)  # type: ignore[return-value]
 
 
 class DcpAsyncKept(DcpAsync):

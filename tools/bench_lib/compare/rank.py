@@ -32,7 +32,6 @@ class Plan:
     daemon: int
     warm: int  # Saves beside steps, after the first one.
     alone: int  # Saves with nothing beside them.
-    quiet_steps: int  # Before each save.
 
 
 class Rank:
@@ -91,7 +90,7 @@ class Rank:
         tag = self._next(f"beside_{number}")
         save = beside.measure(
             self._step,
-            self._plan.quiet_steps,
+            self._workload.quiet_steps,
             lambda: self._contender.save(tag, self._workload.files()),
             lambda: self._contender.make_durable(tag),
         )

@@ -59,7 +59,6 @@ class Rounds:
                 daemon=daemons[0] if daemons else 0,
                 warm=1 if self._quick else 3,
                 alone=1 if self._quick else 2,
-                quiet_steps=3 if self._quick else 20,
             )
             with Ranks(plan) as ranks, MemoryWatch(ranks.pids() + daemons) as watch:
                 results = ranks.results(timeout=900)

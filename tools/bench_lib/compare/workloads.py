@@ -18,6 +18,7 @@ class Workload(abc.ABC):
     """Of one rank: a state of its own, and steps that keep its core busy."""
 
     steps: Steps
+    quiet_steps: int  # Before each save: some seconds in all of a job.
 
     @abc.abstractmethod
     def files(self) -> Files:
@@ -30,6 +31,8 @@ class Workload(abc.ABC):
 
 class GptState(Workload):
     """Modules and AdamW of a GPT: what is saved is what trains."""
+
+    quiet_steps = 6
 
     def __init__(self, rank: int, quick: bool) -> None:
         self._rank = rank
@@ -46,6 +49,8 @@ class LlamaState(Workload):
     parameters in one file; their single-precision copy and two moments in another, six times as large), with every
     dimension divided: by 8 it is an eighth of such a share, 1.64 GiB. Beside it a small GPT trains.
     """
+
+    quiet_steps = 20
 
     def __init__(self, rank: int, quick: bool) -> None:
         self.steps = Steps(Gpt(width=256, layers=4, heads=4), batch=4)
