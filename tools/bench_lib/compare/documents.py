@@ -19,7 +19,7 @@ def write(root: pathlib.Path, comparisons: List[Comparison]) -> None:
     first = comparisons[0]
     put(root / README, f"{report.caption(first)}\n\n{report.markdown(first, report.SHORT)}")
     tables = [f"{report.caption(each)}\n\n{report.markdown(each, report.LONG)}" for each in comparisons]
-    put(root / PERFORMANCE, "\n\n".join([report.machine_words(), *tables]))
+    put(root / PERFORMANCE, "\n\n".join([report.machine_words(root), *tables]))
     plot(comparisons, root / PICTURE)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import platform
 import re
+import subprocess
 from typing import Callable, Dict, List
 
 from contenders import catalog
@@ -135,12 +137,14 @@ def written(contender: str) -> str:
     return contender if contender == catalog.CKPTD else f"`{contender}`"
 
 
-def machine_words() -> str:
-    """The class of the machine, and the versions of all that was measured."""
+def machine_words(place: pathlib.Path) -> str:
+    """The class of the machine, with the file system of a place on it, and the versions of all that was measured."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    kind = subprocess.run(["findmnt", "-no", "FSTYPE", "-T", place], capture_output=True, text=True).stdout.strip()
     versions = requirements.versions("ckptd", "torch", "safetensors", "numpy")
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
-        f"{os.cpu_count()} cores, {memory / 2**30:.0f} GiB of memory, Linux {platform.release().split('-')[0]}; "
+        f"{os.cpu_count()} cores, {memory / 2**30:.0f} GiB of memory, Linux {platform.release().split('-')[0]}, "
+        f"{kind}; "
         f"Python {platform.python_version()}, {named}."
     )
