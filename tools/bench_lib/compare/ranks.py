@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import pathlib
 import sys
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, Dict, List
 
 import machine
@@ -52,17 +51,23 @@ class Ranks:
         return [process.pid for process in self._processes]
 
     def results(self, timeout: float) -> List[Dict[str, Any]]:
-        """What each has measured."""
-        return [self._result(rank, timeout) for rank in range(RANKS)]
+        """What each has measured. A SystemExit as soon as one has failed, or when none answers for `timeout` seconds."""
+        results: Dict[int, Dict[str, Any]] = {}
+        while len(results) < RANKS:
+            waiting = [rank for rank in range(RANKS) if rank not in results]
+            if not wait([self._answers[rank] for rank in waiting], timeout):
+                raise self._failure(waiting[0], f"has not ended after {timeout:g} s")
+            for rank in waiting:
+                try:
+                    if self._answers[rank].poll():
+                        results[rank] = self._answers[rank].recv()
+                except EOFError:
+                    raise self._failure(rank, "has failed") from None
+        return [results[rank] for rank in range(RANKS)]
 
-    def _result(self, rank: int, timeout: float) -> Dict[str, Any]:
-        answer = self._answers[rank]
-        what = "has failed" if answer.poll(timeout) else f"has not ended after {timeout:g} s"
-        with contextlib.suppress(EOFError):
-            if answer.poll():
-                return dict(answer.recv())
+    def _failure(self, rank: int, what: str) -> SystemExit:
         output = "\n".join(self._output(rank).read_text(errors="replace").splitlines()[-25:])
-        raise SystemExit(f"{self._plan.contender}: rank {rank} {what}; the end of its output:\n{output}")
+        return SystemExit(f"{self._plan.contender}: rank {rank} {what}; the end of its output:\n{output}")
 
 
 def _work(plan: Plan, rank: int, port: int, answer: Connection, output: pathlib.Path) -> None:

@@ -72,9 +72,10 @@ class Rounds:
         if name != catalog.CKPTD:
             yield "", []
             return
-        with tempfile.TemporaryDirectory(prefix="ckptd-bench-") as place, Daemon(
-            pathlib.Path(place), self._size * 5 // 4
-        ) as daemon:
+        with (
+            tempfile.TemporaryDirectory(prefix="ckptd-bench-") as place,
+            Daemon(pathlib.Path(place), self._size * 5 // 4) as daemon,
+        ):
             daemon.wait_for_pool()
             yield daemon.endpoint, [daemon.pid]
 
