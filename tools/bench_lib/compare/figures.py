@@ -7,7 +7,7 @@ from typing import Any, Dict, List
 
 import machine
 
-FIGURES = {
+FIGURES = {  # Meaning, unit.
     "first": "stall of a process's first save, s",
     "stall": "stall of later saves, s",
     "done": "until the library says done, s",
@@ -15,9 +15,9 @@ FIGURES = {
     "lost": "training time lost: stall, and slower steps until durable, s",
     "cold": "restore from the disk, s",
     "warm": "restore again, s",
-    "cpu": "CPU seconds per GB, of all processes",
-    "private": "memory above the state, processes' own, in states",
-    "shared": "shared memory (staging buffers; ckptd's pool), in states",
+    "cpu": "CPU of all processes, s/GB",
+    "private": "the processes' own memory above the state, states",
+    "shared": "shared memory (staging buffers; ckptd's pool), states",
 }
 
 
