@@ -17,14 +17,6 @@ absl::Status Invalid(const std::string& message) {
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
 }
 
-// Not more than `limit` bytes, whole characters of UTF-8: the run record keeps them as a proto3 string, which
-// cannot be read again otherwise.
-std::string FirstBytes(const std::string& text, size_t limit) {
-  if (text.size() <= limit) return text;
-  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) --limit;
-  return text.substr(0, limit);
-}
-
 bool Reached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
 
 }  // namespace

@@ -102,4 +102,10 @@ std::vector<int> SplitRanks(std::string_view ranks) {
   return numbers;
 }
 
+std::string FirstBytes(std::string_view text, size_t limit) {
+  if (text.size() <= limit) return std::string(text);
+  while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) --limit;
+  return std::string(text.substr(0, limit));
+}
+
 }  // namespace ckptd

@@ -34,6 +34,10 @@ absl::Status ErrnoError(int error_number, std::string_view what);
 // The errno that a status was made of; 0 when it was not.
 int ErrnoOf(const absl::Status& status);
 
+// Not more than `limit` bytes, whole characters of UTF-8: for proto3 strings, which cannot be read again
+// otherwise.
+std::string FirstBytes(std::string_view text, size_t limit);
+
 // "0,3,7" for the detail "ranks", and back.
 std::string JoinRanks(const std::vector<int>& ranks);
 std::vector<int> SplitRanks(std::string_view ranks);

@@ -65,5 +65,12 @@ TEST(ErrorsTest, RanksGoThereAndBack) {
   EXPECT_THAT(SplitRanks(""), IsEmpty());
 }
 
+TEST(ErrorsTest, FirstBytesAreWholeCharacters) {
+  EXPECT_EQ(FirstBytes("abc", 3), "abc");
+  EXPECT_EQ(FirstBytes("abcd", 3), "abc");
+  EXPECT_EQ(FirstBytes("ab\xc3\xbc", 3), "ab");
+  EXPECT_EQ(FirstBytes("\xc3\xbc", 1), "");
+}
+
 }  // namespace
 }  // namespace ckptd

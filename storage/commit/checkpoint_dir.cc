@@ -85,16 +85,18 @@ absl::StatusOr<PartRecord> ReadPartRecord(FileSystem& fs, Handle dir, int rank) 
 absl::Status CheckFiles(FileSystem& fs, Handle dir,
                         const google::protobuf::RepeatedPtrField<FileRecord>& files) {
   for (const FileRecord& file : files) {
-    const auto wrong = [&file](const std::string& why) {
-      return MakeError(absl::StatusCode::kDataLoss, "SHORT_FILE",
-                       absl::StrCat("file ", file.path(), " ", why), {{"path", file.path()}});
+    const auto wrong = [&file](const std::string& why, const std::string& found) {
+      return MakeError(
+          absl::StatusCode::kDataLoss, "SHORT_FILE", absl::StrCat("file ", file.path(), " ", why),
+          {{"path", file.path()}, {"expected", absl::StrCat(file.size_bytes(), " bytes")}, {"found", found}});
     };
     const absl::StatusOr<FileStat> stat = fs.Stat(dir, file.path());
-    if (IsMissing(stat.status()) || IsInTheWay(stat.status())) return wrong("is not there");
+    if (IsMissing(stat.status()) || IsInTheWay(stat.status())) return wrong("is not there", "no file");
     if (!stat.ok()) return stat.status();
-    if (stat->type != FileType::kRegular) return wrong("is not a regular file");
+    if (stat->type != FileType::kRegular) return wrong("is not a regular file", "no file");
     if (stat->size != file.size_bytes()) {
-      return wrong(absl::StrCat("has ", stat->size, " bytes, and its record says ", file.size_bytes()));
+      return wrong(absl::StrCat("has ", stat->size, " bytes, and its record says ", file.size_bytes()),
+                   absl::StrCat(stat->size, " bytes"));
     }
   }
   return absl::OkStatus();

@@ -461,6 +461,20 @@ TEST(CrashTest, APinIsThereOnceItWasSaidToBe) {
             });
 }
 
+TEST(CrashTest, DamageIsThereOnceItWasSaidToBe) {
+  TryRecord([](RootStore&) { return absl::OkStatus(); },
+            [](RootStore& store) {
+              const absl::Status set = store.SetDamage("step", 1, storage::v1::Damage()).status();
+              EXPECT_EQ(store.committed().at(1).damage.has_value(), set.ok());
+              return set;
+            },
+            [](const RootStore& store, bool changed) {
+              if (changed) {
+                EXPECT_TRUE(store.committed().at(1).damage.has_value());
+              }
+            });
+}
+
 // `left` is what a daemon left that died in a re-save. Its successor dies at a call of its recovery, and that
 // one's successor there again; the third lives. Every third call from `start` on is tried. Returns how many
 // there were.
@@ -676,7 +690,8 @@ TEST_F(OrderTest, AfterAnUnknownOutcomeNothingIsChangedUntilTheScan) {
             PublishOutcome::kFailed);
   for (const absl::Status& status :
        {store_->CreateInflight("x", 9, 1).status(), store_->Discard(other->inflight),
-        store_->Evict("step", 1), store_->EmptyTrashStep({}).status(), store_->SetPinned("step", 1, true)}) {
+        store_->Evict("step", 1), store_->EmptyTrashStep({}).status(), store_->SetPinned("step", 1, true),
+        store_->SetDamage("step", 1, storage::v1::Damage()).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(ReasonOf(status), "ROOT_READ_ONLY") << status;
   }

@@ -17,7 +17,8 @@ namespace {
 
 using storage::v1::ManifestSummary;
 
-// The newest checkpoint that names a pointer, and with what content.
+// The newest checkpoint that names a pointer, of those that are not damaged if there is one, and with what
+// content.
 struct Decision {
   int64_t sequence;
   std::string content;
@@ -26,8 +27,12 @@ struct Decision {
 std::map<std::string, Decision> Decide(const std::map<int64_t, CommittedCheckpoint>& committed) {
   std::map<std::string, Decision> decided;
   for (const auto& [sequence, checkpoint] : committed) {  // Oldest first.
-    for (const auto& pointer : checkpoint.summary.pointers())
+    for (const auto& pointer : checkpoint.summary.pointers()) {
+      const auto older = decided.find(pointer.first);
+      if (checkpoint.damage && older != decided.end() && !committed.at(older->second.sequence).damage)
+        continue;
       decided[pointer.first] = {sequence, pointer.second};
+    }
   }
   return decided;
 }

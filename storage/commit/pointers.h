@@ -1,10 +1,11 @@
 // Pointer files: files in the root, beside the checkpoints, whose content says which one a framework's own
 // loader is to take (DeepSpeed's `latest`). A save names them, and its manifest has them.
 //
-// The committed manifests are the truth: of all checkpoints that name a pointer the newest decides, and the
-// file follows, after the commit, at a scan, and at the next commit where it could not be written. So a
-// pointer only goes forward, whatever order saves are committed in, and a crash between commit and pointer is
-// made good. A name that no committed manifest has is not ours and is not touched.
+// The committed manifests are the truth: of all checkpoints that name a pointer, and are not known to be
+// damaged, the newest decides, and the file follows, after the commit, at a scan, when damage is found, and
+// at the next commit where it could not be written. So a pointer only goes forward (but from one that is
+// damaged), whatever order saves are committed in, and a crash between commit and pointer is made good. A
+// name that no committed manifest has is not ours and is not touched.
 #ifndef CKPTD_STORAGE_COMMIT_POINTERS_H_
 #define CKPTD_STORAGE_COMMIT_POINTERS_H_
 

@@ -13,6 +13,8 @@
 namespace ckptd {
 namespace {
 
+using storage::v1::Damage;
+using storage::v1::DamageRecord;
 using storage::v1::PinRecord;
 using storage::v1::RunRecord;
 using storage::v1::SwapIntent;
@@ -116,6 +118,43 @@ absl::Status Pins::Set(FileSystem& fs, Handle ours, const std::string& tag, int6
   }
   CKPTD_RETURN_IF_ERROR(Store(fs, ours, kPinsName, kPinRecordFrame, record));
   pins_ = std::move(wanted);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Damages> Damages::Load(FileSystem& fs, Handle ours) {
+  CKPTD_ASSIGN_OR_RETURN(
+      const std::optional<DamageRecord> record,
+      ckptd::Load<DamageRecord>(fs, ours,
+                                {kDamagedName, OurPath("", std::string(kDamagedName)), kDamageRecordFrame,
+                                 "checkpoints that are known to be damaged are then offered again, until a "
+                                 "reader finds it again"}));
+  Damages damages;
+  if (record.has_value()) {
+    for (const Damage& damage : record->damages()) damages.damages_.emplace(damage.sequence(), damage);
+  }
+  return damages;
+}
+
+const Damage* Damages::Find(const std::string& tag, int64_t sequence) const {
+  const auto found = damages_.find(sequence);
+  return found != damages_.end() && found->second.tag() == tag ? &found->second : nullptr;
+}
+
+absl::Status Damages::Set(FileSystem& fs, Handle ours, const std::string& tag, int64_t sequence,
+                          const std::optional<Damage>& damage) {
+  if (damage.has_value() == (Find(tag, sequence) != nullptr)) return absl::OkStatus();
+  std::map<int64_t, Damage> wanted = damages_;
+  if (damage.has_value()) {
+    Damage& entry = wanted[sequence] = *damage;
+    entry.set_tag(tag);
+    entry.set_sequence(sequence);
+  } else {
+    wanted.erase(sequence);
+  }
+  DamageRecord record;
+  for (const auto& entry : wanted) *record.add_damages() = entry.second;
+  CKPTD_RETURN_IF_ERROR(Store(fs, ours, kDamagedName, kDamageRecordFrame, record));
+  damages_ = std::move(wanted);
   return absl::OkStatus();
 }
 

@@ -1,4 +1,5 @@
-// The small records of a root, each one file replaced as a whole: the run record, the pins, the swap intent.
+// The small records of a root, each one file replaced as a whole: the run record, the pins, the damages, the
+// swap intent.
 //
 // A file that is not there is no record. One that is there but torn, damaged or unreadable is never taken for
 // none: loading it fails with FAILED_PRECONDITION, reason ROOT_UNREADABLE, naming the file, what it held and
@@ -7,6 +8,7 @@
 #define CKPTD_STORAGE_COMMIT_RECORDS_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -39,6 +41,26 @@ class Pins {
 
  private:
   std::set<std::pair<std::string, int64_t>> pins_;
+};
+
+// Which committed checkpoints are not what was saved, in memory and in <root>/.ckptd/damaged.
+class Damages {
+ public:
+  static absl::StatusOr<Damages> Load(FileSystem& fs, Handle ours);
+  // Null: none is known.
+  const storage::v1::Damage* Find(const std::string& tag, int64_t sequence) const;
+  // Its tag and sequence are filled in. Nullopt forgets it. What was said first stays. Durable on return;
+  // after an error nothing has changed in memory.
+  absl::Status Set(FileSystem& fs, Handle ours, const std::string& tag, int64_t sequence,
+                   const std::optional<storage::v1::Damage>& damage);
+  // Forgets, on disk with the next change, those that `gone(tag, sequence)` says are not there any more.
+  template <typename Gone>
+  void Prune(Gone gone) {
+    std::erase_if(damages_, [&](const auto& entry) { return gone(entry.second.tag(), entry.first); });
+  }
+
+ private:
+  std::map<int64_t, storage::v1::Damage> damages_;  // By sequence.
 };
 
 }  // namespace ckptd

@@ -75,6 +75,8 @@ class RootStore::Impl {
   absl::Status Discard(const Inflight& inflight);
   absl::Status Evict(const std::string& tag, int64_t sequence);
   absl::Status SetPinned(const std::string& tag, int64_t sequence, bool pinned);
+  absl::StatusOr<PointerFiles> SetDamage(const std::string& tag, int64_t sequence,
+                                         const std::optional<storage::v1::Damage>& damage);
   absl::StatusOr<ScopedHandle> OpenCheckpoint(const std::string& tag, int64_t sequence);
 
  private:
@@ -102,6 +104,7 @@ class RootStore::Impl {
   PointerWriter pointer_writer_;
   PointerFiles pointers_;
   Pins pins_;
+  Damages damages_;
   RunRecord run_record_;
   std::vector<RecoveredSave> recovered_;
   std::map<int64_t, CommittedCheckpoint> committed_;
@@ -153,6 +156,7 @@ absl::Status RootStore::Impl::Probe() {
 
 absl::Status RootStore::Impl::LoadRecords() {
   CKPTD_ASSIGN_OR_RETURN(pins_, Pins::Load(fs_, layout_.ours.get()));
+  CKPTD_ASSIGN_OR_RETURN(damages_, Damages::Load(fs_, layout_.ours.get()));
   CKPTD_ASSIGN_OR_RETURN(const std::optional<RunRecord> run,
                          LoadRunRecord(fs_, layout_.node.get(), layout_.node_path));
   run_record_ = run.value_or(RunRecord());
@@ -170,8 +174,11 @@ absl::Status RootStore::Impl::RecoverAndScan() {
     damaged_.push_back({tag, status});
   }
   for (auto& [sequence, summary] : scan.checkpoints) {
-    const bool pinned = pins_.Contains(summary.tag(), sequence);
-    committed_[sequence] = {std::move(summary), pinned};
+    CommittedCheckpoint& checkpoint = committed_[sequence];
+    checkpoint.pinned = pins_.Contains(summary.tag(), sequence);
+    if (const storage::v1::Damage* damage = damages_.Find(summary.tag(), sequence))
+      checkpoint.damage = *damage;
+    checkpoint.summary = std::move(summary);
     SawSequence(sequence);
   }
   for (const RecoveredSave& save : recovered_) SawSequence(save.sequence);
@@ -262,7 +269,7 @@ PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestS
       live_.erase(inflight.name);
       std::erase_if(committed_,
                     [&](const auto& entry) { return entry.second.summary.tag() == inflight.tag; });
-      committed_[inflight.sequence] = {std::move(published.summary), false};
+      committed_[inflight.sequence].summary = std::move(published.summary);
       published.result.pointers = pointers_ = pointer_writer_.Update(committed_);
       break;
   }
@@ -311,6 +318,18 @@ absl::Status RootStore::Impl::SetPinned(const std::string& tag, int64_t sequence
   CKPTD_RETURN_IF_ERROR(pins_.Set(fs_, layout_.ours.get(), tag, sequence, pinned));
   checkpoint->pinned = pinned;
   return absl::OkStatus();
+}
+
+absl::StatusOr<PointerFiles> RootStore::Impl::SetDamage(const std::string& tag, int64_t sequence,
+                                                        const std::optional<storage::v1::Damage>& damage) {
+  CKPTD_RETURN_IF_ERROR(CheckWritable());
+  CommittedCheckpoint* checkpoint = Find(tag, sequence);
+  if (checkpoint == nullptr) return NoCheckpoint(tag, sequence);
+  damages_.Prune([this](const std::string& t, int64_t s) { return Find(t, s) == nullptr; });
+  CKPTD_RETURN_IF_ERROR(damages_.Set(fs_, layout_.ours.get(), tag, sequence, damage));
+  const storage::v1::Damage* known = damages_.Find(tag, sequence);
+  checkpoint->damage = known == nullptr ? std::nullopt : std::optional(*known);
+  return pointers_ = pointer_writer_.Update(committed_);
 }
 
 absl::StatusOr<ScopedHandle> RootStore::Impl::OpenCheckpoint(const std::string& tag, int64_t sequence) {
@@ -397,6 +416,11 @@ absl::Status RootStore::SaveRunRecord(const RunRecord& record) {
 
 absl::Status RootStore::SetPinned(const std::string& tag, int64_t sequence, bool pinned) {
   return impl_->SetPinned(tag, sequence, pinned);
+}
+
+absl::StatusOr<PointerFiles> RootStore::SetDamage(const std::string& tag, int64_t sequence,
+                                                  const std::optional<storage::v1::Damage>& damage) {
+  return impl_->SetDamage(tag, sequence, damage);
 }
 
 absl::StatusOr<Manifest> RootStore::ReadManifest(const std::string& tag, int64_t sequence) {

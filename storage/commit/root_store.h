@@ -5,6 +5,7 @@
 //   <root>/<tag>/.ckptd/manifest          the commit record; .ckptd/part-NNNNN: one for every rank
 //   <root>/<pointer>                      what a committed manifest names, see pointers.h
 //   <root>/.ckptd/pins                    PinRecord
+//   <root>/.ckptd/damaged                 DamageRecord
 //   <root>/.ckptd/nodes/<node>/lock       flock for the daemon's life
 //   <root>/.ckptd/nodes/<node>/run        RunRecord
 //   <root>/.ckptd/nodes/<node>/inflight/  <tag>.<sequence>.<unique>/: checkpoints on their way
@@ -45,6 +46,7 @@ struct RootStoreOptions {
 struct CommittedCheckpoint {
   storage::v1::ManifestSummary summary;
   bool pinned = false;
+  std::optional<storage::v1::Damage> damage;  // It is not what was saved, as a reader has found.
 };
 
 // What Recover did, for the log and for the run's history.
@@ -130,6 +132,11 @@ class RootStore {
 
   absl::Status SaveRunRecord(const storage::v1::RunRecord& record);  // Durable on return.
   absl::Status SetPinned(const std::string& tag, int64_t sequence, bool pinned);
+  // Remembers that a checkpoint is not what was saved (what was said of it first stays), or (nullopt) that it
+  // has been repaired. Durable on return. The pointer files follow: they name the newest that is not damaged,
+  // where there is one. NOT_FOUND when (tag, sequence) is not committed.
+  absl::StatusOr<PointerFiles> SetDamage(const std::string& tag, int64_t sequence,
+                                         const std::optional<storage::v1::Damage>& damage);
   // The whole manifest, with chunk tables. DATA_LOSS when damaged; NOT_FOUND when (tag, sequence) is not
   // there.
   absl::StatusOr<Manifest> ReadManifest(const std::string& tag, int64_t sequence);

@@ -447,6 +447,48 @@ TEST_F(RootStoreTest, TheRunRecordAndItsDamageAreNotForgotten) {
               HasSubstr("mv .ckptd/nodes/local/run .ckptd/nodes/local/run.damaged"));
 }
 
+TEST_F(RootStoreTest, WhatIsDamagedIsRememberedUntilItIsRepairedOrReplaced) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_20", 2), Verdict::kCommitted);
+  storage::v1::Damage damage;
+  damage.set_tag("step_20");
+  damage.set_sequence(2);
+  damage.set_message("rotten");
+  ASSERT_TRUE(store_->SetDamage("step_20", 2, damage).ok());
+  damage.set_message("worse");
+  ASSERT_TRUE(store_->SetDamage("step_20", 2, damage).ok());
+  EXPECT_EQ(store_->committed().at(2).damage->message(), "rotten") << "what was said first stays";
+  EXPECT_EQ(store_->SetDamage("step_20", 1, damage).status().code(), absl::StatusCode::kNotFound);
+  Reopen();
+  ASSERT_TRUE(store_->committed().at(2).damage.has_value());
+  EXPECT_EQ(store_->committed().at(2).damage->message(), "rotten");
+  EXPECT_FALSE(store_->committed().at(1).damage.has_value());
+  ASSERT_TRUE(store_->SetDamage("step_20", 2, std::nullopt).ok());
+  EXPECT_FALSE(store_->committed().at(2).damage.has_value());
+  Reopen();
+  EXPECT_FALSE(store_->committed().at(2).damage.has_value());
+  ASSERT_TRUE(store_->SetDamage("step_20", 2, damage).ok());
+  ASSERT_EQ(SaveNow("step_20", 3), Verdict::kCommitted);
+  EXPECT_FALSE(store_->committed().at(3).damage.has_value()) << "another checkpoint";
+  damage.set_tag("step_10");
+  damage.set_sequence(1);
+  ASSERT_TRUE(store_->SetDamage("step_10", 1, damage).ok());
+  EXPECT_EQ(root_.Read(".ckptd/damaged").find("step_20"), std::string::npos) << "it is gone";
+}
+
+TEST_F(RootStoreTest, ADamagedDamageRecordIsNotNoDamage) {
+  ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
+  storage::v1::Damage damage;
+  damage.set_tag("step_10");
+  damage.set_sequence(1);
+  ASSERT_TRUE(store_->SetDamage("step_10", 1, damage).ok());
+  store_.reset();
+  root_.FlipByte(".ckptd/damaged", 25);
+  const absl::Status refused = root_.TryOpen(root_.fs()).status();
+  EXPECT_EQ(ReasonOf(refused), "ROOT_UNREADABLE");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("mv .ckptd/damaged .ckptd/damaged.damaged"));
+}
+
 TEST_F(RootStoreTest, AnEmptyOrDamagedPinRecordIsNotNoPins) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   ASSERT_TRUE(store_->SetPinned("step_10", 1, true).ok());
@@ -652,6 +694,24 @@ TEST_F(PointerTest, APointerNamesTheNewestCheckpointThatNamesIt) {
   ExpectCommitted(Naming("c", 3));
   EXPECT_EQ(root_.Read("latest"), "c");
   EXPECT_THAT(Holders(), ElementsAre(2, 3));
+}
+
+TEST_F(PointerTest, APointerLeavesADamagedCheckpointForTheNewestThatIsNot) {
+  for (int i : {1, 2, 3}) ExpectCommitted(Naming(absl::StrCat("s", i), i));
+  EXPECT_EQ(root_.Read("latest"), "s3");
+  const auto set = store_->SetDamage("s3", 3, storage::v1::Damage());
+  ASSERT_TRUE(set.ok()) << set.status();
+  EXPECT_EQ(root_.Read("latest"), "s2");
+  EXPECT_THAT(Holders(), ElementsAre(2));
+  Reopen();
+  EXPECT_EQ(root_.Read("latest"), "s2");
+  ASSERT_TRUE(store_->SetDamage("s2", 2, storage::v1::Damage()).ok());
+  ASSERT_TRUE(store_->SetDamage("s1", 1, storage::v1::Damage()).ok());
+  EXPECT_EQ(root_.Read("latest"), "s3") << "where all are damaged, the newest";
+  ASSERT_TRUE(store_->SetDamage("s2", 2, std::nullopt).ok());
+  EXPECT_EQ(root_.Read("latest"), "s2");
+  ExpectCommitted(Naming("s4", 4));
+  EXPECT_EQ(root_.Read("latest"), "s4");
 }
 
 TEST_F(PointerTest, APointerOnlyGoesForwardWhateverOrderSavesAreCommittedIn) {

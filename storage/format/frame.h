@@ -26,6 +26,7 @@ struct FrameKind {
 inline constexpr FrameKind kPartRecordFrame{"CKPTDPRT", "part record", "CORRUPT_PART_RECORD"};
 inline constexpr FrameKind kRunRecordFrame{"CKPTDRUN", "run record", "ROOT_UNREADABLE"};
 inline constexpr FrameKind kPinRecordFrame{"CKPTDPIN", "pin record", "ROOT_UNREADABLE"};
+inline constexpr FrameKind kDamageRecordFrame{"CKPTDDMG", "damage record", "ROOT_UNREADABLE"};
 inline constexpr FrameKind kSwapIntentFrame{"CKPTDSWP", "swap intent", "ROOT_UNREADABLE"};
 
 std::string EncodeFrame(const FrameKind& kind, std::string_view message);

@@ -36,6 +36,7 @@ std::vector<std::string> ParentDirectories(std::string_view path);
 inline constexpr std::string_view kOurDirectory = ".ckptd";
 inline constexpr std::string_view kManifestName = "manifest";  // In <tag>/.ckptd/.
 inline constexpr std::string_view kPinsName = "pins";          // In <root>/.ckptd/.
+inline constexpr std::string_view kDamagedName = "damaged";    // In <root>/.ckptd/.
 inline constexpr std::string_view kNodesDirectory = "nodes";   // In <root>/.ckptd/.
 // In a node's directory.
 inline constexpr std::string_view kLockName = "lock";

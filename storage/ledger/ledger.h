@@ -54,6 +54,7 @@ class Ledger {
   struct ResumeChoice {
     std::string tag;
     int64_t sequence = 0;  // 0: nothing to resume from.
+    bool agreed = false;   // Every rank has read its part of it.
   };
   // Decided at the first question of an attempt, as `newest` (what is committed now), and remembered before
   // the answer.
@@ -61,6 +62,12 @@ class Ledger {
                             Answer<absl::StatusOr<ResumeChoice>> answer) = 0;
   // What was decided; nullopt before.
   virtual std::optional<ResumeChoice> DecidedResume(int64_t attempt) const = 0;
+  // Takes the decision back if it is this one, because that checkpoint is damaged (which the root remembers
+  // before): the next question is decided anew.
+  virtual void RejectResume(int64_t attempt, int64_t sequence) = 0;
+  // Every rank has read its part of what was decided: remembered before the answer. NOT_FOUND when that was
+  // taken back.
+  virtual void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;
 
   // History, kept over restarts. Written soon, not before the return.
   // With an outcome all those before it are on disk.

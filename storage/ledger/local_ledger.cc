@@ -26,6 +26,7 @@ LocalLedger::LocalLedger(storage::v1::RunRecord record, int64_t highest_sequence
   record_.set_last_sequence(std::max(record_.last_sequence(), highest_sequence));
   for (const Launch& launch : record_.launches()) {
     if (launch.active()) acted_.insert(launch.attempt());
+    if (launch.resume_agreed()) agreed_.insert(launch.attempt());
   }
 }
 
@@ -183,7 +184,37 @@ void LocalLedger::Commit(int64_t, Answer<absl::Status> answer) { answer(absl::Ok
 std::optional<Ledger::ResumeChoice> LocalLedger::DecidedResume(int64_t attempt) const {
   const Launch* launch = Find(attempt);
   if (launch == nullptr || !launch->resume_decided() || deciding_.contains(attempt)) return std::nullopt;
-  return ResumeChoice{launch->resume_tag(), launch->resume_sequence()};
+  return ResumeChoice{launch->resume_tag(), launch->resume_sequence(), agreed_.contains(attempt)};
+}
+
+void LocalLedger::RejectResume(int64_t attempt, int64_t sequence) {
+  Launch* launch = Find(attempt);
+  if (launch == nullptr || deciding_.contains(attempt) || launch->resume_sequence() != sequence) return;
+  // On disk it stands until the next decision: a daemon that starts in between rejects it again.
+  launch->set_resume_decided(false);
+  launch->set_resume_agreed(false);
+  agreed_.erase(attempt);
+}
+
+void LocalLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
+  if (absl::Status fenced = CheckNotFenced(attempt); !fenced.ok()) return answer(fenced);
+  const auto stands = [this, attempt, sequence] {
+    const std::optional<ResumeChoice> decided = DecidedResume(attempt);
+    return decided && decided->sequence == sequence;
+  };
+  const auto gone = [attempt, sequence] {
+    return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                     absl::StrCat("attempt ", attempt, " does not resume from sequence ", sequence));
+  };
+  if (!stands()) return answer(gone());
+  if (agreed_.contains(attempt)) return answer(absl::OkStatus());
+  Find(attempt)->set_resume_agreed(true);
+  Persist([this, attempt, stands, gone, answer = std::move(answer)](absl::Status saved) mutable {
+    if (!stands()) return answer(gone());
+    if (!saved.ok()) return answer(Annotate(saved, "remembering that every rank has read its part"));
+    agreed_.insert(attempt);
+    answer(absl::OkStatus());
+  });
 }
 
 void LocalLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
@@ -198,10 +229,11 @@ void LocalLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
     first->second.push_back(std::move(answer));
     return;
   }
-  if (launch->resume_decided()) return answer(ResumeChoice{launch->resume_tag(), launch->resume_sequence()});
+  if (const std::optional<ResumeChoice> decided = DecidedResume(attempt)) return answer(*decided);
   launch->set_resume_decided(true);
   launch->set_resume_tag(newest.tag);
   launch->set_resume_sequence(newest.sequence);
+  launch->set_resume_agreed(false);
   deciding_[attempt].push_back(std::move(answer));
   // Answered only when it is on disk, so that a daemon that restarts in between gives the next rank the same
   // answer; and the ranks that ask meanwhile with it, for if it cannot be remembered the next one is decided

@@ -31,6 +31,8 @@ class LocalLedger : public Ledger {
   void DecideResume(int64_t attempt, const ResumeChoice& newest,
                     Answer<absl::StatusOr<ResumeChoice>> answer) override;
   std::optional<ResumeChoice> DecidedResume(int64_t attempt) const override;
+  void RejectResume(int64_t attempt, int64_t sequence) override;
+  void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
   void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
   void WriteHistory(Answer<absl::Status> written) override { Persist(std::move(written)); }
   void SetRetention(std::optional<int> num_kept_ckpts) override;
@@ -56,6 +58,7 @@ class LocalLedger : public Ledger {
   std::map<int64_t, int64_t> bound_, bound_on_disk_;
   std::map<int64_t, int> activating_;  // Writes under way that say that an attempt acts.
   std::map<int64_t, std::vector<Answer<absl::StatusOr<ResumeChoice>>>> deciding_;
+  std::set<int64_t> agreed_;  // Attempts whose agreement is on disk.
   Save save_;
   bool writing_ = false;
   std::vector<Answer<absl::Status>> waiting_;  // For the write after the one that is under way.

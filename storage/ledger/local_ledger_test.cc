@@ -47,6 +47,12 @@ class LocalLedgerTest : public ::testing::Test {
     return result;
   }
 
+  absl::Status Agree(int64_t attempt, int64_t sequence) {
+    absl::Status result = absl::UnknownError("no answer");
+    ledger_->AgreeResume(attempt, sequence, [&](absl::Status answer) { result = std::move(answer); });
+    return result;
+  }
+
   // Of the writes that are held, the first.
   void AnswerWrite(absl::Status saved) {
     ASSERT_FALSE(held_.empty());
@@ -267,6 +273,52 @@ TEST_F(LocalLedgerTest, HistoryIsBounded) {
   }
   EXPECT_EQ(saved_.outcomes_size(), 64);
   EXPECT_EQ(saved_.outcomes(63).sequence(), 199);
+}
+
+TEST_F(LocalLedgerTest, ResumeFromADamagedCheckpointIsDecidedAnew) {
+  const int64_t attempt = *Join(0, "a", "a0");
+  ASSERT_TRUE(Activate(attempt).ok());
+  ASSERT_EQ(Resume(attempt, "two", 2)->sequence, 2);
+  ledger_->RejectResume(attempt, 1);  // Another one.
+  EXPECT_EQ(Resume(attempt, "one", 1)->sequence, 2);
+  ledger_->RejectResume(attempt, 2);
+  EXPECT_FALSE(ledger_->DecidedResume(attempt).has_value());
+  EXPECT_EQ(Resume(attempt, "one", 1)->sequence, 1);
+  Start(saved_);
+  EXPECT_EQ(ledger_->DecidedResume(attempt)->sequence, 1);
+}
+
+TEST_F(LocalLedgerTest, AgreementIsRememberedBeforeTheAnswerAndEndsWithTheDecision) {
+  const int64_t attempt = *Join(0, "a", "a0");
+  ASSERT_TRUE(Activate(attempt).ok());
+  ASSERT_TRUE(Resume(attempt, "two", 2).ok());
+  EXPECT_EQ(ReasonOf(Agree(attempt, 1)), "NO_CHECKPOINT");
+  EXPECT_FALSE(ledger_->record().launches(0).resume_agreed());
+  save_error_ = ErrnoError(EIO, "writing");
+  EXPECT_EQ(ReasonOf(Agree(attempt, 2)), "IO_ERROR");
+  EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
+  save_error_ = absl::OkStatus();
+  ASSERT_TRUE(Agree(attempt, 2).ok());
+  EXPECT_TRUE(ledger_->DecidedResume(attempt)->agreed);
+  Start(saved_);
+  EXPECT_TRUE(ledger_->DecidedResume(attempt)->agreed);
+  ledger_->RejectResume(attempt, 2);
+  ASSERT_TRUE(Resume(attempt, "one", 1).ok());
+  EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
+  Start(saved_);
+  EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
+}
+
+TEST_F(LocalLedgerTest, AgreementOnWhatWasRejectedMeanwhileIsNone) {
+  const int64_t attempt = *Join(0, "a", "a0");
+  ASSERT_TRUE(Activate(attempt).ok());
+  ASSERT_TRUE(Resume(attempt, "two", 2).ok());
+  hold_saves_ = true;
+  absl::Status agreed = absl::UnknownError("no answer");
+  ledger_->AgreeResume(attempt, 2, [&](absl::Status answer) { agreed = std::move(answer); });
+  ledger_->RejectResume(attempt, 2);
+  AnswerWrite(absl::OkStatus());
+  EXPECT_EQ(ReasonOf(agreed), "NO_CHECKPOINT");
 }
 
 }  // namespace
