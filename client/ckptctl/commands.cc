@@ -149,4 +149,13 @@ absl::StatusOr<ExitCode> SetPinned(const Context& context, const std::string& na
   return kOk;
 }
 
+absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  v1::ClearDamageRequest request;
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  CKPTD_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, rpc->ClearDamage(request, CallTimeout(context)));
+  *context.out << (context.json ? ToJson(checkpoint) : absl::StrCat(request.name(), " is offered again\n"));
+  return kOk;
+}
+
 }  // namespace ckptd::ctl

@@ -75,6 +75,10 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
   Add(app, "unpin", "Give it back to retention", chosen, [&] { return SetPinned(context, a.name, false); })
       ->add_option("NAME", a.name, "The checkpoint")
       ->required();
+  Add(app, "repaired", "Offer a damaged checkpoint again, once `verify` finds it whole", chosen,
+      [&] { return Repaired(context, a.name); })
+      ->add_option("NAME", a.name, "The checkpoint")
+      ->required();
 }
 
 void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {

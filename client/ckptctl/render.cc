@@ -64,6 +64,11 @@ std::string Root(const v1::RootProbe& probe) {
   return text;
 }
 
+std::string Words(const v1::Damage& damage) {
+  const bool named = damage.path().empty() || damage.message().find(damage.path()) != std::string::npos;
+  return named ? damage.message() : absl::StrCat("file ", damage.path(), ": ", damage.message());
+}
+
 std::string RenderRun(const v1::Run& run, int64_t now_us) {
   std::string text = absl::StrCat(run.name(), "  ", Printable(run.path()), "\n");
   if (run.degraded()) AddLine(&text, "DEGRADED", "its file system does not answer");
@@ -86,6 +91,9 @@ std::string RenderRun(const v1::Run& run, int64_t now_us) {
               run.trash_bytes() > 0 ? absl::StrCat(", ", HumanBytes(run.trash_bytes()), " in trash") : ""));
   if (run.has_probe()) AddLine(&text, "root", Root(run.probe()));
   for (const std::string& warning : run.probe().warnings()) AddLine(&text, "warning", warning);
+  for (const v1::Checkpoint& damaged : run.damaged()) {
+    AddLine(&text, "damaged", absl::StrCat(damaged.tag(), ": ", Words(damaged.damage())));
+  }
   if (run.has_last_failure()) {
     AddLine(&text, "last failure",
             absl::StrCat(run.last_failure().tag(), " ", RenderEnd(run.last_failure()), " (",
@@ -138,7 +146,8 @@ std::string RenderCheckpoints(const google::protobuf::RepeatedPtrField<v1::Check
                absl::StrCat(checkpoint.file_count()),
                Age(committed ? checkpoint.commit_time() : checkpoint.create_time(), now_us),
                v1::Level_Name(checkpoint.level()),
-               absl::StrCat(checkpoint.pinned() ? "pinned" : "", checkpoint.error().reason())});
+               absl::StrCat(checkpoint.has_damage() ? "DAMAGED " : "", checkpoint.pinned() ? "pinned" : "",
+                            checkpoint.error().reason())});
   }
   return table.empty() ? "no checkpoints\n" : table.ToString();
 }
@@ -173,6 +182,12 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
   }
   AddLine(&text, "metrics", Metrics(checkpoint));
   if (checkpoint.pinned()) AddLine(&text, "pinned", "retention and re-saves leave it alone");
+  if (checkpoint.has_damage()) {
+    AddLine(&text, "damaged",
+            absl::StrCat(Words(checkpoint.damage()),
+                         "; it is not offered. Once `ckptctl verify` finds it whole: ", "ckptctl repaired ",
+                         checkpoint.tag()));
+  }
   if (checkpoint.leases() > 0) AddLine(&text, "readers", absl::StrCat(checkpoint.leases()));
   Table files({"FILE", "SIZE", "RANK"});
   for (const v1::FileInfo& file : checkpoint.files()) {

@@ -20,23 +20,35 @@ namespace {
 
 // For one call of ReadInto by way of the daemon.
 constexpr Duration kRemoteReadTimeout = std::chrono::seconds(600);
+constexpr size_t kMostDamageText = 1000;  // As ckptd.v1.Damage has it.
 
 }  // namespace
 
 class CheckpointImpl {
  public:
-  CheckpointImpl(std::shared_ptr<RunImpl> run, std::shared_ptr<Session> session, std::string lease,
-                 const v1::Checkpoint& checkpoint)
+  enum class From { kResume, kOpen };
+
+  // `response`: of Resume or OpenCheckpoint.
+  template <typename Response>
+  CheckpointImpl(std::shared_ptr<RunImpl> run, std::shared_ptr<Session> session, const Response& response,
+                 From from)
       : run_(std::move(run)),
         session_(std::move(session)),
-        lease_(std::move(lease)),
-        info_(InfoOf(checkpoint)) {
+        lease_(response.lease()),
+        info_(InfoOf(response.checkpoint())),
+        from_(from) {
+    for (const v1::Checkpoint& passed : response.passed_over()) passed_over_.push_back(InfoOf(passed));
     for (const FileInfo& file : info_.files) sizes_[file.path] = file.size_bytes;
     // Not an error: then the daemon reads.
     OpenHere().IgnoreError();
   }
 
   ~CheckpointImpl() {
+    if (from_ == From::kResume && !said_ && session_->alive()) {
+      v1::FinishResumeRequest finish;
+      finish.set_failure("it let go of the checkpoint before all ranks had read theirs");
+      Say(std::move(finish), kCallTimeout).IgnoreError();
+    }
     v1::CloseCheckpointRequest request;
     request.set_lease(lease_);
     // A session that has ended has taken its leases along.
@@ -44,6 +56,17 @@ class CheckpointImpl {
   }
 
   const CheckpointInfo& info() const { return info_; }
+  const std::vector<CheckpointInfo>& passed_over() const { return passed_over_; }
+
+  absl::Status Finish(Timeout timeout) {
+    if (from_ != From::kResume) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                       "Finish is for what Resume gave; a checkpoint of Open is read by one process alone");
+    }
+    if (!fault_.ok()) return fault_;
+    said_ = true;
+    return Say(v1::FinishResumeRequest(), timeout);
+  }
 
   absl::StatusOr<std::vector<std::byte>> Read(const std::string& path) {
     CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(path));
@@ -61,10 +84,13 @@ class CheckpointImpl {
                                     " were asked for; it has ", size));
     }
     if (into.empty()) return absl::OkStatus();
-    if (!directory_) return ReadByDaemon(path, offset, into);
-    absl::Status read = ReadVerified(*fs_, directory_.get(), *records_.at(path),
-                                     manifest_.summary.chunk_bytes(), offset, into);
-    return read.ok() ? read : Annotate(read, absl::StrCat("checkpoint ", info_.tag));
+    const absl::Status read = directory_ ? ReadVerified(*fs_, directory_.get(), *records_.at(path),
+                                                        manifest_.summary.chunk_bytes(), offset, into)
+                                         : ReadByDaemon(path, offset, into);
+    if (read.ok()) return read;
+    const absl::Status error = Annotate(read, absl::StrCat("checkpoint ", info_.tag));
+    if (absl::IsDataLoss(error) && fault_.ok()) Found(path, error);
+    return error;
   }
 
  private:
@@ -74,6 +100,47 @@ class CheckpointImpl {
     return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_FILE",
                      absl::StrCat("checkpoint ", info_.tag, " has no file ", path),
                      {{"tag", info_.tag}, {"path", path}});
+  }
+
+  // The daemon is told what is wrong, and with it every rank that resumes from this.
+  void Found(const std::string& path, const absl::Status& error) {
+    fault_ = error;
+    said_ = true;
+    v1::Damage damage;
+    damage.set_path(path);
+    damage.set_message(FirstBytes(std::string(error.message()), kMostDamageText));
+    const ErrorDetails details = DetailsOf(error);
+    if (auto chunk = details.find("chunk"); chunk != details.end())
+      damage.set_chunk(std::stoll(chunk->second));
+    if (auto value = details.find("expected"); value != details.end()) damage.set_expected(value->second);
+    if (auto value = details.find("found"); value != details.end()) damage.set_found(value->second);
+    absl::Status told;
+    if (from_ == From::kResume) {
+      v1::FinishResumeRequest finish;
+      *finish.mutable_damage() = std::move(damage);
+      told = Say(std::move(finish), kCallTimeout);
+    } else {
+      v1::ReportDamageRequest report;
+      report.set_name(info_.name);
+      report.set_sequence(info_.sequence);
+      *report.mutable_damage() = std::move(damage);
+      told = session_->rpc().ReportDamage(report, kCallTimeout).status();
+    }
+    told.IgnoreError();  // Who cannot be told now hears it from the next reader.
+  }
+
+  absl::Status Say(v1::FinishResumeRequest request, Timeout timeout) {
+    request.set_rank(run_->options().rank);
+    request.set_sequence(info_.sequence);
+    request.mutable_timeout()->set_seconds(timeout.count() / 1'000'000'000);
+    request.mutable_timeout()->set_nanos(static_cast<int32_t>(timeout.count() % 1'000'000'000));
+    return run_
+        ->Repeat(timeout,
+                 [&](const std::shared_ptr<const Joined>& joined) {
+                   request.set_run(joined->run);
+                   return joined->session->rpc().FinishResume(request, timeout + kCallTimeout);
+                 })
+        .status();
   }
 
   absl::Status OpenHere() {
@@ -119,6 +186,10 @@ class CheckpointImpl {
   const std::shared_ptr<Session> session_;
   const std::string lease_;
   const CheckpointInfo info_;
+  const From from_;
+  std::vector<CheckpointInfo> passed_over_;
+  absl::Status fault_;  // What was found to be wrong with it first.
+  bool said_ = false;   // How this rank's reading went.
   std::map<std::string, int64_t> sizes_;
   std::unique_ptr<FileSystem> fs_;
   ScopedHandle directory_;  // Invalid: the daemon reads.
@@ -136,32 +207,36 @@ absl::Status Checkpoint::ReadInto(const std::string& path, int64_t offset, std::
   return impl_->ReadInto(path, offset, into);
 }
 
-absl::StatusOr<std::optional<Checkpoint>> Run::Resume(Timeout timeout) {
+const std::vector<CheckpointInfo>& Checkpoint::passed_over() const { return impl_->passed_over(); }
+absl::Status Checkpoint::Finish(Timeout timeout) { return impl_->Finish(timeout); }
+
+absl::StatusOr<std::optional<Checkpoint>> Run::Resume(Timeout timeout, bool strict) {
   using Answer = std::optional<Checkpoint>;
   return impl_->Repeat(timeout, [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<Answer> {
     v1::ResumeRequest request;
     request.set_run(joined->run);
     request.set_rank(impl_->options().rank);
+    request.set_strict(strict);
     request.mutable_timeout()->set_seconds(timeout.count() / 1'000'000'000);
     request.mutable_timeout()->set_nanos(static_cast<int32_t>(timeout.count() % 1'000'000'000));
     CKPTD_ASSIGN_OR_RETURN(v1::ResumeResponse response,
                            joined->session->rpc().Resume(request, timeout + kCallTimeout));
     if (!response.has_checkpoint()) return Answer();
     return Answer(Checkpoint(
-        std::make_unique<CheckpointImpl>(impl_, joined->session, response.lease(), response.checkpoint())));
+        std::make_unique<CheckpointImpl>(impl_, joined->session, response, CheckpointImpl::From::kResume)));
   });
 }
 
 absl::StatusOr<Checkpoint> Run::Open(const std::string& tag) {
-  return impl_->Repeat(kCallTimeout,
-                       [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<Checkpoint> {
-                         v1::OpenCheckpointRequest request;
-                         request.set_name(absl::StrCat(joined->run, "/checkpoints/", tag));
-                         CKPTD_ASSIGN_OR_RETURN(v1::OpenCheckpointResponse response,
-                                                joined->session->rpc().OpenCheckpoint(request, kCallTimeout));
-                         return Checkpoint(std::make_unique<CheckpointImpl>(
-                             impl_, joined->session, response.lease(), response.checkpoint()));
-                       });
+  return impl_->Repeat(
+      kCallTimeout, [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<Checkpoint> {
+        v1::OpenCheckpointRequest request;
+        request.set_name(absl::StrCat(joined->run, "/checkpoints/", tag));
+        CKPTD_ASSIGN_OR_RETURN(v1::OpenCheckpointResponse response,
+                               joined->session->rpc().OpenCheckpoint(request, kCallTimeout));
+        return Checkpoint(
+            std::make_unique<CheckpointImpl>(impl_, joined->session, response, CheckpointImpl::From::kOpen));
+      });
 }
 
 }  // namespace ckptd::client

@@ -42,6 +42,7 @@ CheckpointInfo InfoOf(const v1::Checkpoint& checkpoint) {
   info.size_bytes = checkpoint.size_bytes();
   info.file_count = checkpoint.file_count();
   info.pinned = checkpoint.pinned();
+  info.damage = checkpoint.damage().message();
   info.metrics = {checkpoint.metrics().begin(), checkpoint.metrics().end()};
   for (const v1::FileInfo& file : checkpoint.files())
     info.files.push_back({file.path(), file.size_bytes(), file.rank()});

@@ -116,6 +116,7 @@ struct CheckpointInfo {
   int64_t size_bytes = 0;
   int file_count = 0;
   bool pinned = false;
+  std::string damage;  // Not empty: it is not what was saved, as a reader has found.
   std::map<std::string, double> metrics;
   std::vector<FileInfo> files;  // Of an open Checkpoint; empty in lists.
 };
@@ -183,7 +184,8 @@ class Part {
 };
 
 // A committed checkpoint, open for reading. Retention and re-saves leave it alone until it is destroyed.
-// Every byte read was checked against the manifest's CRC32C.
+// Every byte read was checked against the manifest's CRC32C; when one is wrong the daemon hears of it,
+// remembers it, and offers an older checkpoint.
 class Checkpoint {
  public:
   Checkpoint(Checkpoint&&) noexcept;
@@ -195,6 +197,14 @@ class Checkpoint {
   absl::StatusOr<std::vector<std::byte>> Read(const std::string& path);
   // The bytes [offset, offset + into.size()) of a file.
   absl::Status ReadInto(const std::string& path, int64_t offset, std::span<std::byte> into);
+  // Newer ones that are damaged, newest first: this one is offered in their place.
+  const std::vector<CheckpointInfo>& passed_over() const;
+
+  // Of one from Resume, by every rank, when it has read what it wanted: OK when all ranks have. DATA_LOSS,
+  // reason CHECKPOINT_DAMAGED, when one has found damage; ABORTED, reason RESUME_FAILED, when one has ended,
+  // or destroyed its Checkpoint without this; DEADLINE_EXCEEDED, reason RESUME_INCOMPLETE, with the ranks
+  // that are missing. Then Resume again.
+  absl::Status Finish(Timeout timeout = std::chrono::seconds(600));
 
   explicit Checkpoint(std::unique_ptr<CheckpointImpl> impl);  // Not for callers.
 
@@ -215,13 +225,17 @@ class Run {
   // The same, file by file.
   absl::StatusOr<Part> Begin(const SaveOptions& options);
 
-  // What to go on from: the newest committed checkpoint, the same one for every rank of this attempt, decided
-  // after what earlier attempts had sealed is published or has failed. nullopt: start from the beginning.
-  absl::StatusOr<std::optional<Checkpoint>> Resume(Timeout timeout = std::chrono::seconds(60));
+  // What to go on from: the newest committed checkpoint that is not known to be damaged, the same one for
+  // every rank of this attempt, decided after what earlier attempts had sealed is published or has failed.
+  // nullopt: start from the beginning. DATA_LOSS, reason CHECKPOINT_DAMAGED, when all that there is is
+  // damaged, and, where `strict`, rather than an older one. Every rank calls Finish of what it gets.
+  absl::StatusOr<std::optional<Checkpoint>> Resume(Timeout timeout = std::chrono::seconds(60),
+                                                   bool strict = false);
 
   absl::StatusOr<std::optional<CheckpointInfo>> Latest();
   absl::StatusOr<std::vector<CheckpointInfo>> List();  // Committed ones, newest first.
-  // A committed checkpoint by tag, or "latest", for this process alone. NOT_FOUND, reason NO_CHECKPOINT.
+  // A committed checkpoint by tag, or "latest" (which is not damaged), for this process alone. NOT_FOUND,
+  // reason NO_CHECKPOINT.
   absl::StatusOr<Checkpoint> Open(const std::string& tag);
 
   explicit Run(std::shared_ptr<RunImpl> impl);  // Not for callers.

@@ -126,6 +126,14 @@ absl::StatusOr<v1::ListCheckpointsResponse> Rpc::ListCheckpoints(const v1::ListC
 absl::StatusOr<v1::ResumeResponse> Rpc::Resume(const v1::ResumeRequest& request, Duration timeout) {
   return impl_->Call(impl_->checkpoints(), &CheckpointsStub::Resume, request, timeout);
 }
+absl::StatusOr<v1::FinishResumeResponse> Rpc::FinishResume(const v1::FinishResumeRequest& request,
+                                                           Duration timeout) {
+  return impl_->Call(impl_->checkpoints(), &CheckpointsStub::FinishResume, request, timeout);
+}
+absl::StatusOr<v1::ReportDamageResponse> Rpc::ReportDamage(const v1::ReportDamageRequest& request,
+                                                           Duration timeout) {
+  return impl_->Call(impl_->checkpoints(), &CheckpointsStub::ReportDamage, request, timeout);
+}
 absl::StatusOr<v1::OpenCheckpointResponse> Rpc::OpenCheckpoint(const v1::OpenCheckpointRequest& request,
                                                                Duration timeout) {
   return impl_->Call(impl_->checkpoints(), &CheckpointsStub::OpenCheckpoint, request, timeout);
@@ -145,6 +153,9 @@ absl::StatusOr<v1::Checkpoint> Rpc::Pin(const v1::PinRequest& request, Duration 
 }
 absl::StatusOr<v1::Checkpoint> Rpc::Unpin(const v1::UnpinRequest& request, Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::Unpin, request, timeout);
+}
+absl::StatusOr<v1::Checkpoint> Rpc::ClearDamage(const v1::ClearDamageRequest& request, Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::ClearDamage, request, timeout);
 }
 
 absl::Status Rpc::ReadFile(const v1::ReadFileRequest& request, Duration timeout,

@@ -36,6 +36,10 @@ class Rpc {
   absl::StatusOr<v1::ListCheckpointsResponse> ListCheckpoints(const v1::ListCheckpointsRequest& request,
                                                               Duration timeout);
   absl::StatusOr<v1::ResumeResponse> Resume(const v1::ResumeRequest& request, Duration timeout);
+  absl::StatusOr<v1::FinishResumeResponse> FinishResume(const v1::FinishResumeRequest& request,
+                                                        Duration timeout);
+  absl::StatusOr<v1::ReportDamageResponse> ReportDamage(const v1::ReportDamageRequest& request,
+                                                        Duration timeout);
   absl::StatusOr<v1::OpenCheckpointResponse> OpenCheckpoint(const v1::OpenCheckpointRequest& request,
                                                             Duration timeout);
   absl::StatusOr<v1::CloseCheckpointResponse> CloseCheckpoint(const v1::CloseCheckpointRequest& request,
@@ -52,6 +56,7 @@ class Rpc {
   absl::StatusOr<v1::ListRunsResponse> ListRuns(Duration timeout);
   absl::StatusOr<v1::Checkpoint> Pin(const v1::PinRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> Unpin(const v1::UnpinRequest& request, Duration timeout);
+  absl::StatusOr<v1::Checkpoint> ClearDamage(const v1::ClearDamageRequest& request, Duration timeout);
 
  private:
   class Impl;

@@ -108,6 +108,7 @@ v1::Checkpoint Engine::Impl::Describe(const Run& run, const CommittedCheckpoint&
   SetTime(summary.commit_time_us(), checkpoint.mutable_commit_time());
   checkpoint.set_pinned(committed.pinned);
   checkpoint.set_directory(absl::StrCat(run.path, "/", summary.tag()));
+  if (committed.damage) ToWire(*committed.damage, checkpoint.mutable_damage());
   int leases = 0;
   for (const auto& entry : leases_) {
     leases += entry.second.run == &run && entry.second.sequence == summary.sequence();
@@ -129,7 +130,8 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
   for (const storage::v1::Launch& launch : run.ledger->record().launches()) {
     if (launch.attempt() == description.attempt()) description.set_world_size(launch.world_size());
   }
-  if (!run.committed.empty()) *description.mutable_latest() = Describe(run, run.committed.rbegin()->second);
+  if (const CommittedCheckpoint* newest = Newest(run)) *description.mutable_latest() = Describe(run, *newest);
+  for (v1::Checkpoint& damaged : PassedOver(run, 0)) *description.add_damaged() = std::move(damaged);
   for (const auto& entry : run.saves) {
     if (!entry.second->remembered) *description.add_in_flight() = Describe(*entry.second, v1::BASIC);
   }
@@ -167,24 +169,32 @@ void Engine::Impl::GetCheckpoint(const Caller& caller, const v1::GetCheckpointRe
       if (save->second->key.tag == tag) return reply(Describe(*save->second, request.view()));
     }
   }
-  const CommittedCheckpoint* committed = nullptr;
+  const CommittedCheckpoint* committed = tag == "latest" ? Newest(*run) : nullptr;
   for (const auto& entry : run->committed) {
-    if (tag == "latest" || entry.second.summary.tag() == tag) committed = &entry.second;
+    if (entry.second.summary.tag() == tag) committed = &entry.second;
   }
   if (committed == nullptr) {
     for (auto failure = run->failures.rbegin(); failure != run->failures.rend(); ++failure) {
       if (failure->tag() == tag) return reply(*failure);
     }
     return reply(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
-                           tag == "latest" ? absl::StrCat("nothing is committed in ", run->path)
-                                           : absl::StrCat("no checkpoint ", tag, " is known in ", run->path),
+                           tag == "latest"
+                               ? absl::StrCat("nothing that is not damaged is committed in ", run->path)
+                               : absl::StrCat("no checkpoint ", tag, " is known in ", run->path),
                            {{"tag", tag}}));
   }
   v1::Checkpoint checkpoint = Describe(*run, *committed);
   if (request.view() != v1::FULL) return reply(std::move(checkpoint));
   run->io->OpenCheckpoint(checkpoint.tag(), checkpoint.sequence(),
-                          [checkpoint, reply = std::move(reply)](
+                          [this, run, caller, request, checkpoint, reply = std::move(reply)](
                               absl::StatusOr<std::shared_ptr<CheckpointReader>> reader) mutable {
+                            if (!reader.ok() && checkpoint.has_damage()) return reply(std::move(checkpoint));
+                            if (!reader.ok() && TellsOfDamage(*run, reader.status())) {
+                              return MarkDamaged(run, checkpoint.sequence(), DamageOf(reader.status()),
+                                                 [this, caller, request, reply = std::move(reply)]() mutable {
+                                                   GetCheckpoint(caller, request, std::move(reply));
+                                                 });
+                            }
                             if (!reader.ok()) return reply(reader.status());
                             for (const storage::v1::FileRecord& file : (*reader)->manifest().body.files()) {
                               v1::FileInfo& info = *checkpoint.add_files();
@@ -306,6 +316,7 @@ void Engine::Impl::Tick() {
           degraded ? " is DEGRADED: its file system has not answered for too long" : " answers again"));
       TryAdmitAll();
     }
+    ExpireFinishes(run, now);
     std::vector<PendingResume> over;
     for (auto pending = run->resumes.begin(); pending != run->resumes.end();) {
       if (now < pending->deadline) {
@@ -403,6 +414,14 @@ void Engine::ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequ
 void Engine::Resume(const Caller& caller, const v1::ResumeRequest& request, Reply<v1::ResumeResponse> reply) {
   impl_->Resume(caller, request, std::move(reply));
 }
+void Engine::FinishResume(const Caller& caller, const v1::FinishResumeRequest& request,
+                          Reply<v1::FinishResumeResponse> reply) {
+  impl_->FinishResume(caller, request, std::move(reply));
+}
+void Engine::ReportDamage(const Caller& caller, const v1::ReportDamageRequest& request,
+                          Reply<v1::ReportDamageResponse> reply) {
+  impl_->ReportDamage(caller, request, std::move(reply));
+}
 void Engine::OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
                             Reply<v1::OpenCheckpointResponse> reply) {
   impl_->OpenCheckpoint(caller, request, std::move(reply));
@@ -494,6 +513,10 @@ void Engine::SetPinned(const Caller& caller, const std::string& name, bool pinne
   impl_->SetPinned(caller, name, pinned, std::move(reply));
 }
 
+void Engine::ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply) {
+  impl_->ClearDamage(caller, name, std::move(reply));
+}
+
 void Engine::Drain(absl::AnyInvocable<void()> done) {
   impl_->draining_ = true;
   impl_->drained_.push_back(std::move(done));
@@ -515,6 +538,9 @@ Instant Engine::NextDeadline() const {
   }
   for (const auto& entry : impl_->runs_) {
     for (const PendingResume& pending : entry.second->resumes) next = std::min(next, pending.deadline);
+    for (const auto& agreement : entry.second->agreements) {
+      for (const PendingFinish& finish : agreement.second.waiting) next = std::min(next, finish.deadline);
+    }
   }
   return next;
 }

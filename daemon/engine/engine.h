@@ -118,6 +118,10 @@ class Engine {
   void ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequest& request,
                        Reply<v1::ListCheckpointsResponse> reply);
   void Resume(const Caller& caller, const v1::ResumeRequest& request, Reply<v1::ResumeResponse> reply);
+  void FinishResume(const Caller& caller, const v1::FinishResumeRequest& request,
+                    Reply<v1::FinishResumeResponse> reply);
+  void ReportDamage(const Caller& caller, const v1::ReportDamageRequest& request,
+                    Reply<v1::ReportDamageResponse> reply);
   void OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
                       Reply<v1::OpenCheckpointResponse> reply);
   void CloseCheckpoint(const Caller& caller, const v1::CloseCheckpointRequest& request,
@@ -148,6 +152,7 @@ class Engine {
   // ---- ckptd.v1.Admin
   v1::Status GetStatus(const Caller& caller);
   void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
+  void ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
 
   // ---- life
   // No new Begin from now on; `done` when no sealed save is left, or at once when there is none.

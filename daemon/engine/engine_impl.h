@@ -4,7 +4,8 @@
 //   admission.cc   Begin and Extend: sizes, room, order
 //   saves.cc       Seal, Abort, Wait, deadlines: how a save ends
 //   persist.cc     parts to disk, publish, retention
-//   reads.cc       Resume, open checkpoints, leases
+//   reads.cc       Resume, open checkpoints, leases, pins
+//   agreement.cc   damage, and that all ranks agree what they resume from
 //   succession.cc  sealed saves from one daemon to the next
 #ifndef CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
 #define CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
@@ -141,8 +142,29 @@ struct PendingResume {
   SessionId session = 0;
   int rank = 0;
   int64_t attempt = 0;
+  bool strict = false;
   Instant deadline;
   Reply<v1::ResumeResponse> reply;
+};
+
+// A rank that has read its part, and waits for the others.
+struct PendingFinish {
+  SessionId session = 0;
+  int rank = 0;
+  int64_t attempt = 0;
+  int world_size = 0;
+  Instant deadline;
+  Reply<v1::FinishResumeResponse> reply;
+};
+
+// The ranks of an attempt on the checkpoint that they resume from.
+struct Agreement {
+  int64_t sequence = 0;
+  std::string tag;
+  std::set<int> finished;             // Ranks that have read their part of it.
+  std::map<int, std::string> failed;  // Ranks that could not, and why, until they resume again.
+  std::set<int> lost;                 // Ranks whose session has ended, until they join again.
+  std::vector<PendingFinish> waiting;
 };
 
 struct Run {
@@ -168,6 +190,7 @@ struct Run {
   int last_world_size = 0;
   std::map<int, int64_t> last_part_bytes;  // Rank -> size of its part in the last save that was sealed.
   std::vector<PendingResume> resumes;
+  std::map<int64_t, Agreement> agreements;  // By attempt.
   int64_t trash_bytes = 0;
   bool emptying_trash = false;
   bool empty_again = false;
@@ -282,6 +305,7 @@ class Engine::Impl {
   void Record(Run* run, const storage::v1::Outcome& outcome);
   void Recorded(Run* run, int64_t number, const absl::Status& recorded);
   void RecordAgain(Run* run);
+  static int64_t HeldSequence(const Run& run);  // 0: none.
   std::vector<int64_t> Victims(const Run& run, bool after_next) const;
   void EmptyTrash(Run* run);
   void RescanRoot(Run* run);
@@ -290,12 +314,42 @@ class Engine::Impl {
   // reads.cc
   void Resume(const Caller& caller, const v1::ResumeRequest& request, Reply<v1::ResumeResponse> reply);
   void ContinueResumes(Run* run);
+  void AnswerResume(Run* run, PendingResume pending);
+  void GiveResume(Run* run, const Ledger::ResumeChoice& choice, PendingResume pending);
   void OpenLease(SessionId session, Run* run, int64_t sequence,
                  absl::AnyInvocable<void(absl::StatusOr<std::pair<std::string, v1::Checkpoint>>)> done);
   void OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
                       Reply<v1::OpenCheckpointResponse> reply);
+  void OpenCheckpoint(SessionId session, Run* run, const std::string& tag, bool strict,
+                      Reply<v1::OpenCheckpointResponse> reply);
   void CloseLease(std::map<std::string, Lease>::iterator lease);
   void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
+
+  // agreement.cc
+  static bool TellsOfDamage(const Run& run, const absl::Status& opened);  // Of what could not be opened.
+  static storage::v1::Damage DamageOf(const absl::Status& opened);
+  static void ToWire(const storage::v1::Damage& known, v1::Damage* damage);
+  // That is not damaged, nor on its way out; null: none.
+  static const CommittedCheckpoint* Newest(const Run& run);
+  static bool IsDamaged(const Run& run, int64_t sequence);
+  // Damaged checkpoints that are newer than this one, newest first, and those of which that is not known.
+  std::vector<v1::Checkpoint> PassedOver(const Run& run, int64_t sequence) const;
+  static absl::Status DamagedError(const Run& run, const std::vector<v1::Checkpoint>& passed,
+                                   const std::string& what_to_do);
+  static absl::Status DamageError(const storage::v1::Damage& damage);
+  // Not offered any more from now on; `done` when it is on disk, or cannot be written there.
+  void MarkDamaged(Run* run, int64_t sequence, storage::v1::Damage damage, absl::AnyInvocable<void()> done);
+  void ReportDamage(const Caller& caller, const v1::ReportDamageRequest& request,
+                    Reply<v1::ReportDamageResponse> reply);
+  void ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
+  void FinishResume(const Caller& caller, const v1::FinishResumeRequest& request,
+                    Reply<v1::FinishResumeResponse> reply);
+  void Finish(Run* run, const v1::FinishResumeRequest& request, PendingFinish finish);
+  void ExpectAllRanks(Run* run, int64_t attempt);
+  void FailAgreement(Run* run, int64_t attempt, const absl::Status& error);
+  void AnswerFinishes(Run* run, int64_t attempt, const absl::Status& status);
+  void FailAgreements(Run* run, int64_t sequence);
+  void ExpireFinishes(Run* run, Instant now);
 
   // succession.cc
   struct InheritedSave {
@@ -366,12 +420,14 @@ class Engine::Impl {
 
 // validate.cc: what a request may say.
 absl::Status CheckBegin(const v1::BeginRequest& request, int world_size);
+absl::Status CheckDamage(const v1::Damage& damage);
 absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& files);
 // A duration of a request: the default when unset; INVALID_ARGUMENT outside [least, most].
 absl::StatusOr<Duration> CheckDuration(bool set, const google::protobuf::Duration& value, const char* field,
                                        Duration otherwise, Duration least, Duration most);
 std::optional<std::pair<std::string, std::string>> ParseCheckpointName(
     const std::string& name);  // Run name, tag.
+absl::Status NotJoined(const std::string& run, int rank);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_

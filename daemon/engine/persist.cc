@@ -231,8 +231,20 @@ std::vector<int64_t> Engine::Impl::LeasedSequences(const Run* run) const {
   return leased;
 }
 
-// Committed checkpoints that no policy wants: all but the newest N, which never count as room for one that is
-// not committed.
+// What the newest attempt resumes from stays until every rank has read its part (or it has committed one of
+// its own, for clients that do not say so): recovery may publish a newer one meanwhile.
+int64_t Engine::Impl::HeldSequence(const Run& run) {
+  const int64_t attempt = run.ledger->active_attempt();
+  const auto decided = run.ledger->DecidedResume(attempt);
+  if (!decided || decided->agreed) return 0;
+  const bool has_own = std::any_of(run.committed.begin(), run.committed.end(), [attempt](const auto& entry) {
+    return entry.second.summary.attempt() == attempt;
+  });
+  return has_own ? 0 : decided->sequence;
+}
+
+// Committed checkpoints that no policy wants: all that are older than the newest N that are not damaged.
+// These never count as room for one that is not committed.
 std::vector<int64_t> Engine::Impl::Victims(const Run& run, bool after_next) const {
   std::vector<int64_t> victims;
   if (!run.num_kept_ckpts) return victims;
@@ -241,10 +253,14 @@ std::vector<int64_t> Engine::Impl::Victims(const Run& run, bool after_next) cons
   const auto pointed = [&](int64_t sequence) {
     return run.pointed.contains(sequence) && !(after_next && sequence == run.committed.rbegin()->first);
   };
-  int64_t surplus = static_cast<int64_t>(run.committed.size()) - *run.num_kept_ckpts + (after_next ? 1 : 0);
+  const int64_t held = after_next ? 0 : HeldSequence(run);
+  const auto good = std::count_if(run.committed.begin(), run.committed.end(),
+                                  [](const auto& entry) { return !entry.second.damage; });
+  int64_t surplus = static_cast<int64_t>(good) - *run.num_kept_ckpts + (after_next ? 1 : 0);
+  if (surplus < 0) return victims;
   for (const auto& entry : run.committed) {  // Oldest first.
-    if (surplus-- <= 0) break;
-    const bool wanted = run.Pinned(entry) || pointed(entry.first) ||
+    if (!entry.second.damage && surplus-- <= 0) break;
+    const bool wanted = run.Pinned(entry) || pointed(entry.first) || entry.first == held ||
                         std::find(leased.begin(), leased.end(), entry.first) != leased.end();
     if (!wanted) victims.push_back(entry.first);
   }

@@ -13,11 +13,7 @@ void Engine::Impl::Resume(const Caller& caller, const v1::ResumeRequest& request
   absl::StatusOr<Run*> run = FindRun(caller, request.run());
   if (!run.ok()) return reply(run.status());
   Member* member = FindMember(*run, caller.session, request.rank());
-  if (member == nullptr) {
-    return reply(
-        MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
-                  absl::StrCat("this session has not joined ", request.run(), " as rank ", request.rank())));
-  }
+  if (member == nullptr) return reply(NotJoined(request.run(), request.rank()));
   absl::StatusOr<Duration> timeout =
       CheckDuration(request.has_timeout(), request.timeout(), "timeout", std::chrono::seconds(60),
                     std::chrono::milliseconds(1), std::chrono::seconds(86400));
@@ -26,6 +22,7 @@ void Engine::Impl::Resume(const Caller& caller, const v1::ResumeRequest& request
   pending.session = caller.session;
   pending.rank = member->rank;
   pending.attempt = member->attempt;
+  pending.strict = request.strict();
   pending.deadline = clock_->Now() + *timeout;
   pending.reply = std::move(reply);
   (*run)->ledger->Activate(member->attempt, [this, name = (*run)->name,
@@ -55,30 +52,61 @@ void Engine::Impl::ContinueResumes(Run* run) {
     ready.push_back(std::move(*pending));
     pending = run->resumes.erase(pending);
   }
-  for (PendingResume& pending : ready) {
-    Ledger::ResumeChoice newest;
-    if (!run->committed.empty()) {
-      newest.sequence = run->committed.rbegin()->first;
-      newest.tag = run->committed.rbegin()->second.summary.tag();
-    }
-    const int64_t attempt = pending.attempt;
-    run->ledger->DecideResume(
-        attempt, newest,
-        [this, run, pending = std::move(pending)](absl::StatusOr<Ledger::ResumeChoice> choice) mutable {
-          if (!choice.ok()) return pending.reply(choice.status());
-          v1::ResumeResponse response;
-          response.set_attempt(pending.attempt);
-          if (choice->sequence == 0) return pending.reply(std::move(response));
-          OpenLease(pending.session, run, choice->sequence,
-                    [response, reply = std::move(pending.reply)](
-                        absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
-                      if (!lease.ok()) return reply(lease.status());
-                      response.set_lease(lease->first);
-                      *response.mutable_checkpoint() = std::move(lease->second);
-                      reply(std::move(response));
-                    });
-        });
+  for (PendingResume& pending : ready) AnswerResume(run, std::move(pending));
+}
+
+void Engine::Impl::AnswerResume(Run* run, PendingResume pending) {
+  const int64_t attempt = pending.attempt;
+  if (auto agreement = run->agreements.find(attempt); agreement != run->agreements.end())
+    agreement->second.failed.erase(pending.rank);
+  const auto decided = run->ledger->DecidedResume(attempt);
+  if (decided && IsDamaged(*run, decided->sequence)) run->ledger->RejectResume(attempt, decided->sequence);
+  Ledger::ResumeChoice newest;
+  if (const CommittedCheckpoint* checkpoint = Newest(*run)) {
+    newest.sequence = checkpoint->summary.sequence();
+    newest.tag = checkpoint->summary.tag();
   }
+  const std::vector<v1::Checkpoint> passed = PassedOver(*run, newest.sequence);
+  if (pending.strict && !passed.empty()) {
+    return pending.reply(DamagedError(*run, passed, "strict=True does not resume from an older one"));
+  }
+  // To begin from nothing because nothing can be read would throw the job's work away.
+  if (newest.sequence == 0 && !passed.empty() && !run->ledger->DecidedResume(attempt)) {
+    return pending.reply(DamagedError(
+        *run, passed,
+        "there is no other to resume from; repair one, or move them away to begin from nothing"));
+  }
+  run->ledger->DecideResume(
+      attempt, newest,
+      [this, run, pending = std::move(pending)](absl::StatusOr<Ledger::ResumeChoice> choice) mutable {
+        if (!choice.ok()) return pending.reply(choice.status());
+        GiveResume(run, *choice, std::move(pending));
+      });
+}
+
+void Engine::Impl::GiveResume(Run* run, const Ledger::ResumeChoice& choice, PendingResume pending) {
+  const auto again = [this, run](PendingResume asked) {
+    run->resumes.push_back(std::move(asked));
+    ContinueResumes(run);
+  };
+  if (IsDamaged(*run, choice.sequence)) return again(std::move(pending));  // Since it was decided.
+  v1::ResumeResponse response;
+  response.set_attempt(pending.attempt);
+  for (v1::Checkpoint& passed : PassedOver(*run, choice.sequence))
+    *response.add_passed_over() = std::move(passed);
+  if (choice.sequence == 0) return pending.reply(std::move(response));
+  const SessionId session = pending.session;
+  OpenLease(
+      session, run, choice.sequence,
+      [this, run, again, sequence = choice.sequence, response = std::move(response),
+       pending = std::move(pending)](absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
+        if (IsDamaged(*run, sequence) && !lease.ok() && sessions_.contains(pending.session))
+          return again(std::move(pending));
+        if (!lease.ok()) return pending.reply(lease.status());
+        response.set_lease(lease->first);
+        *response.mutable_checkpoint() = std::move(lease->second);
+        pending.reply(std::move(response));
+      });
 }
 
 void Engine::Impl::OpenLease(
@@ -109,7 +137,10 @@ void Engine::Impl::OpenLease(
         }
         if (!reader.ok()) {
           CloseLease(lease);
-          return done(Annotate(reader.status(), absl::StrCat("opening checkpoint ", tag)));
+          absl::Status error = Annotate(reader.status(), absl::StrCat("opening checkpoint ", tag));
+          if (!TellsOfDamage(*run, reader.status())) return done(error);
+          return MarkDamaged(run, sequence, DamageOf(reader.status()),
+                             [error, done = std::move(done)]() mutable { done(error); });
         }
         lease->second.reader = *std::move(reader);
         v1::Checkpoint checkpoint;
@@ -139,23 +170,42 @@ void Engine::Impl::OpenCheckpoint(const Caller& caller, const v1::OpenCheckpoint
   std::string tag;
   absl::StatusOr<Run*> run = RunOfCheckpointName(caller, request.name(), &tag);
   if (!run.ok()) return reply(run.status());
+  OpenCheckpoint(caller.session, *run, tag, request.strict(), std::move(reply));
+}
+
+void Engine::Impl::OpenCheckpoint(SessionId session, Run* run, const std::string& tag, bool strict,
+                                  Reply<v1::OpenCheckpointResponse> reply) {
+  const bool latest = tag == "latest";
   int64_t sequence = 0;
-  for (const auto& entry : (*run)->committed) {
-    if (tag == "latest" || entry.second.summary.tag() == tag) sequence = entry.first;
+  if (const CommittedCheckpoint* newest = Newest(*run); latest && newest != nullptr)
+    sequence = newest->summary.sequence();
+  for (const auto& entry : run->committed) {
+    if (entry.second.summary.tag() == tag) sequence = entry.first;
+  }
+  std::vector<v1::Checkpoint> passed;
+  if (latest) passed = PassedOver(*run, sequence);
+  if (strict && IsDamaged(*run, sequence)) passed.push_back(Describe(*run, run->committed.at(sequence)));
+  if ((strict || sequence == 0) && !passed.empty()) {
+    return reply(DamagedError(
+        *run, passed,
+        sequence == 0 ? "there is no other" : "strict=True opens neither it nor an older one in its place"));
   }
   if (sequence == 0) {
     return reply(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
-                           tag == "latest"
-                               ? absl::StrCat("nothing is committed in ", (*run)->path)
-                               : absl::StrCat("no checkpoint ", tag, " is committed in ", (*run)->path),
+                           latest ? absl::StrCat("nothing is committed in ", run->path)
+                                  : absl::StrCat("no checkpoint ", tag, " is committed in ", run->path),
                            {{"tag", tag}}));
   }
-  OpenLease(caller.session, *run, sequence,
-            [reply = std::move(reply)](absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
+  OpenLease(session, run, sequence,
+            [this, session, run, tag, strict, latest, sequence, passed = std::move(passed),
+             reply = std::move(reply)](absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
+              if (!lease.ok() && latest && IsDamaged(*run, sequence) && sessions_.contains(session))
+                return OpenCheckpoint(session, run, tag, strict, std::move(reply));  // The next older one.
               if (!lease.ok()) return reply(lease.status());
               v1::OpenCheckpointResponse response;
               response.set_lease(lease->first);
               *response.mutable_checkpoint() = std::move(lease->second);
+              for (v1::Checkpoint& each : passed) *response.add_passed_over() = std::move(each);
               reply(std::move(response));
             });
 }

@@ -79,6 +79,11 @@ class RootIo {
   virtual void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) = 0;
   virtual void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) = 0;
   virtual void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) = 0;
+  // As RootStore::SetDamage.
+  virtual void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
+                         Callback<absl::StatusOr<PointerFiles>> done) = 0;
+  // DATA_LOSS when its manifest is damaged, or a file is not there or has another size; NOT_FOUND, reason
+  // NO_CHECKPOINT, when its directory is gone.
   virtual void OpenCheckpoint(std::string tag, int64_t sequence,
                               Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) = 0;
   virtual void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) = 0;

@@ -195,6 +195,10 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
   }
   run->probe = std::move(snapshot.probe);
   run->free_bytes = run->probe.free_bytes;
+  for (const auto& [sequence, known] : run->committed) {  // Damage that could not be written down.
+    const auto found = snapshot.committed.find(sequence);
+    if (found != snapshot.committed.end() && !found->second.damage) found->second.damage = known.damage;
+  }
   run->committed = std::move(snapshot.committed);
   run->damaged = std::move(snapshot.damaged);
   run->trash_bytes = snapshot.trash_bytes;
@@ -306,6 +310,8 @@ void Engine::Impl::Joined(SessionId session, const std::string& run_name, const 
   });
   r->members.push_back(
       Member{session, info->second.client_instance, request.rank(), request.world_size(), *attempt});
+  if (auto agreement = r->agreements.find(*attempt); agreement != r->agreements.end())
+    agreement->second.lost.erase(request.rank());
   ReportOrphans(r, *attempt, request);
   v1::JoinRunResponse response;
   response.set_run(r->name);
@@ -361,10 +367,14 @@ void Engine::Impl::FenceOff(Run* run, int64_t active_attempt) {
       over.push_back(save);
     }
   }
+  const std::string why = absl::StrCat("attempt ", active_attempt, " of this run has begun or resumed");
   for (Save* save : over) {
-    FailSave(save, MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
-                             absl::StrCat("attempt ", active_attempt, " of this run has begun or resumed"),
-                             {{"tag", save->key.tag}}));
+    FailSave(save, MakeError(absl::StatusCode::kFailedPrecondition, "FENCED", why, {{"tag", save->key.tag}}));
+  }
+  while (!run->agreements.empty() && run->agreements.begin()->first < active_attempt) {
+    FailAgreement(run, run->agreements.begin()->first,
+                  MakeError(absl::StatusCode::kFailedPrecondition, "FENCED", why));
+    run->agreements.erase(run->agreements.begin());
   }
 }
 
@@ -378,6 +388,8 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
 
   std::vector<std::pair<Save*, int>> lost;
   std::vector<Reply<v1::ResumeResponse>> over;
+  std::vector<Reply<v1::FinishResumeResponse>> unfinished;
+  std::vector<std::pair<Run*, int64_t>> left;  // Attempts that it was a rank of.
   for (auto& entry : runs_) {
     Run* run = entry.second.get();
     for (auto& item : run->saves) {
@@ -390,6 +402,11 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
         }
       }
     }
+    for (const Member& member : run->members) {
+      if (member.session != session) continue;
+      run->agreements[member.attempt].lost.insert(member.rank);
+      left.emplace_back(run, member.attempt);
+    }
     std::erase_if(run->members, [session](const Member& member) { return member.session == session; });
     for (auto pending = run->resumes.begin(); pending != run->resumes.end();) {
       if (pending->session != session) {
@@ -399,12 +416,27 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
       over.push_back(std::move(pending->reply));
       pending = run->resumes.erase(pending);
     }
+    for (auto& [attempt, agreement] : run->agreements) {
+      for (auto finish = agreement.waiting.begin(); finish != agreement.waiting.end();) {
+        if (finish->session != session) {
+          ++finish;
+          continue;
+        }
+        unfinished.push_back(std::move(finish->reply));
+        finish = agreement.waiting.erase(finish);
+      }
+    }
     if (!instance_lives && run->ledger != nullptr) run->ledger->ProcessEnded(instance);
   }
   for (auto& reply : over) {  // Its call may be on another connection, which waits for an answer.
     reply(MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
                     "the session ended before Resume was answered"));
   }
+  for (auto& reply : unfinished) {
+    reply(MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
+                    "the session ended before FinishResume was answered"));
+  }
+  for (auto& [run, attempt] : left) ExpectAllRanks(run, attempt);
   for (auto& [save, rank] : lost) {
     FailSave(save, MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
                              absl::StrCat("the trainer of rank ", rank, " ended before it sealed its part (",

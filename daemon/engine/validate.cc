@@ -60,6 +60,24 @@ absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
   return CheckFiles(request.files());
 }
 
+absl::Status CheckDamage(const v1::Damage& damage) {
+  constexpr size_t kMostText = 1000, kMostValue = 100;
+  if (damage.has_chunk() && damage.chunk() < 0) {
+    return Invalid(absl::StrCat("damage.chunk is ", damage.chunk(), "; it is at least 0"));
+  }
+  if (damage.path().size() > kMostText || damage.message().size() > kMostText ||
+      damage.expected().size() > kMostValue || damage.found().size() > kMostValue) {
+    return Invalid(absl::StrCat("damage is said in too many words: path and message have at most ", kMostText,
+                                " bytes, expected and found ", kMostValue));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NotJoined(const std::string& run, int rank) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
+                   absl::StrCat("this session has not joined ", run, " as rank ", rank));
+}
+
 absl::StatusOr<Duration> CheckDuration(bool set, const google::protobuf::Duration& value, const char* field,
                                        Duration otherwise, Duration least, Duration most) {
   if (!set) return otherwise;

@@ -94,6 +94,7 @@ void AddRuns(const v1::Status& status, double now, std::vector<prometheus::Metri
   Gauges in_flight("ckptd_saves_in_flight", "Saves of the run that have not ended.");
   Gauges oldest("ckptd_oldest_save_in_flight_age_seconds",
                 "Age of the run's oldest save in flight; 0 without one.");
+  Gauges damaged("ckptd_damaged_checkpoints", "Committed checkpoints that are not what was saved.");
   Gauges trash("ckptd_trash_bytes", "Bytes that retention has taken and the disk has not given back yet.");
   Gauges degraded("ckptd_root_degraded", "1 while the root's file system does not answer.");
   Gauges read_only("ckptd_root_read_only",
@@ -108,6 +109,7 @@ void AddRuns(const v1::Status& status, double now, std::vector<prometheus::Metri
       time.Set(Seconds(run.latest().commit_time()), labels);
     }
     kept.Set(run.checkpoint_count(), labels);
+    damaged.Set(run.damaged_size(), labels);
     in_flight.Set(run.in_flight_size(), labels);
     oldest.Set(OldestAge(run, now), labels);
     trash.Set(static_cast<double>(run.trash_bytes()), labels);
@@ -119,7 +121,7 @@ void AddRuns(const v1::Status& status, double now, std::vector<prometheus::Metri
     if (run.degraded()) ++degraded_count;
   }
   for (Gauges* gauges :
-       {&sequence, &step, &time, &kept, &in_flight, &oldest, &trash, &degraded, &read_only, &backend}) {
+       {&sequence, &step, &time, &kept, &in_flight, &oldest, &damaged, &trash, &degraded, &read_only, &backend}) {
     gauges->MoveTo(families);
   }
   AddGauge(families, "ckptd_roots_degraded", "Roots whose file system does not answer.", degraded_count);

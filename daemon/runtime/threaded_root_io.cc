@@ -15,6 +15,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/mutex.h"
 #include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/verify.h"
 #include "storage/format/names.h"
@@ -231,6 +232,13 @@ class ThreadedRootIoFactory::Io : public RootIo {
     });
   }
 
+  void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
+                 Callback<absl::StatusOr<PointerFiles>> done) override {
+    AskStore(std::move(done), [tag = std::move(tag), sequence, damage = std::move(damage)](RootStore& store) {
+      return store.SetDamage(tag, sequence, damage);
+    });
+  }
+
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override {
     Ask(std::move(done),
@@ -238,6 +246,7 @@ class ThreadedRootIoFactory::Io : public RootIo {
           if (root.store == nullptr) return NotOpen();
           CKPTD_ASSIGN_OR_RETURN(ScopedHandle dir, root.store->OpenCheckpoint(tag, sequence));
           CKPTD_ASSIGN_OR_RETURN(Manifest manifest, root.store->ReadManifest(tag, sequence));
+          CKPTD_RETURN_IF_ERROR(CheckFiles(*root.fs, dir.get(), manifest.body.files()));
           return std::make_shared<Reader>(root.fs, std::move(dir), std::move(manifest), root.readers);
         });
   }

@@ -239,6 +239,26 @@ TEST_P(ThreadedRootIoTest, WhatIsOpenedWhileTrashIsEmptiedIsLeftThere) {
   EXPECT_TRUE((*reader)->Read("f", 0, std::as_writable_bytes(std::span(bytes))).ok());
 }
 
+TEST_P(ThreadedRootIoTest, AFileThatIsMissingOrCutIsFoundWhenTheCheckpointIsOpened) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 200'000, 'a');
+  Save(*io_, "t", 1, images);
+  const std::string path = dir_.path() + "/t/f";
+  ASSERT_EQ(truncate(path.c_str(), 1000), 0);
+  const absl::Status cut = OpenCheckpoint("t", 1).status();
+  EXPECT_EQ(ReasonOf(cut), "SHORT_FILE");
+  EXPECT_EQ(DetailsOf(cut).at("path"), "f");
+  EXPECT_EQ(DetailsOf(cut).at("expected"), "200000 bytes");
+  EXPECT_EQ(DetailsOf(cut).at("found"), "1000 bytes");
+  std::filesystem::remove(path);
+  EXPECT_EQ(ReasonOf(OpenCheckpoint("t", 1).status()), "SHORT_FILE");
+  const auto set = Wait<absl::StatusOr<PointerFiles>>(
+      [&](auto done) { io_->SetDamage("t", 1, storage::v1::Damage(), std::move(done)); });
+  EXPECT_TRUE(set.ok()) << set.status();
+  EXPECT_TRUE(std::filesystem::exists(dir_.path() + "/.ckptd/damaged"));
+}
+
 TEST_P(ThreadedRootIoTest, ACorruptByteIsFoundByTheReader) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;

@@ -38,6 +38,13 @@ class AdminService final : public v1::Admin::CallbackService {
   Unary* Unpin(Context* call, const v1::UnpinRequest* request, v1::Checkpoint* response) override {
     return SetPinned(call, request, response, false);
   }
+  Unary* ClearDamage(Context* call, const v1::ClearDamageRequest* request,
+                     v1::Checkpoint* response) override {
+    return AskEngine(
+        context_, call, TokenRule::kOptional, request, response,
+        [](Engine& engine, const Caller& caller, const v1::ClearDamageRequest& asked,
+           Reply<v1::Checkpoint> reply) { engine.ClearDamage(caller, asked.name(), std::move(reply)); });
+  }
 
  private:
   template <typename Request>

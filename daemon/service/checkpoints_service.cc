@@ -95,6 +95,14 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
                         v1::OpenCheckpointResponse* response) override {
     return Ask(call, TokenRule::kRequired, request, response, &Engine::OpenCheckpoint);
   }
+  Unary* FinishResume(Context* call, const v1::FinishResumeRequest* request,
+                      v1::FinishResumeResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::FinishResume);
+  }
+  Unary* ReportDamage(Context* call, const v1::ReportDamageRequest* request,
+                      v1::ReportDamageResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::ReportDamage);
+  }
   Unary* CloseCheckpoint(Context* call, const v1::CloseCheckpointRequest* request,
                          v1::CloseCheckpointResponse* response) override {
     return Ask(call, TokenRule::kRequired, request, response, &Engine::CloseCheckpoint);

@@ -64,8 +64,12 @@ class Trainer:
 
     def fails(self, code, timeout=PATIENCE):
         """The error that `code` ends with."""
+        self.start(code)
+        return self.result_failing(timeout)
+
+    def result_failing(self, timeout=PATIENCE):
         with pytest.raises(TrainerError) as caught:
-            self.do(code, timeout)
+            self.result(timeout)
         return caught.value
 
     def kill(self):
@@ -170,9 +174,4 @@ def together(ranks, code, timeout=PATIENCE):
 def together_failing(ranks, code, timeout=PATIENCE):
     for trainer in ranks:
         trainer.start(code)
-    failures = []
-    for trainer in ranks:
-        with pytest.raises(TrainerError) as caught:
-            trainer.result(timeout)
-        failures.append(caught.value)
-    return failures
+    return [trainer.result_failing(timeout) for trainer in ranks]

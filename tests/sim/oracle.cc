@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace ckptd::sim {
 namespace {
@@ -130,18 +131,31 @@ void Oracle::AsksResume(int run, int64_t attempt) {
 
 void Oracle::Resumed(int run, int64_t attempt, int64_t sequence, const std::string& tag) {
   Run& r = runs_[run];
-  auto [first, is_first] = r.resumed.try_emplace(attempt, sequence, tag);
-  if (!is_first && first->second.first != sequence) {
+  // Another one only in the place of one that is damaged.
+  r.resumed[attempt].insert(sequence);
+  int whole = 0;
+  for (int64_t chosen : r.resumed[attempt]) whole += !r.damaged.contains(chosen);
+  if (whole > 1) {
     Violated(absl::StrCat("ranks of attempt ", attempt, " of run ", run, " resume from sequence ",
-                          first->second.first, " and from ", sequence));
+                          absl::StrJoin(r.resumed[attempt], " and from "), ", and ", tag, " is the last"));
   }
-  if (sequence < r.resume_at_least[attempt]) {
+  // A damaged one may have replaced, or is, what was heard of.
+  const bool damaged = r.damaged.lower_bound(r.resume_at_least[attempt]) != r.damaged.end();
+  if (sequence < r.resume_at_least[attempt] && !damaged) {
     Violated(absl::StrCat("attempt ", attempt, " of run ", run, " resumes from sequence ", sequence, ", but ",
                           r.resume_at_least[attempt], " was known to be committed"));
   }
   if (sequence != 0 && !r.published.contains(sequence)) {
     Violated(absl::StrCat("attempt ", attempt, " of run ", run, " resumes from sequence ", sequence,
                           ", which was never published"));
+  }
+}
+
+void Oracle::Agreed(int run, int64_t attempt, int64_t sequence) {
+  const auto [first, is_first] = runs_[run].agreed.try_emplace(attempt, sequence);
+  if (!is_first && first->second != sequence) {
+    Violated(absl::StrCat("ranks of attempt ", attempt, " of run ", run, " have agreed on sequence ",
+                          first->second, " and on ", sequence));
   }
 }
 
@@ -268,7 +282,7 @@ void Oracle::TrashRemoved(int run, int64_t sequence) {
 
 void Oracle::Latest(int run, int64_t sequence) {
   Run& r = runs_[run];
-  if (sequence < r.latest) {
+  if (sequence < r.latest && !r.damaged.contains(r.latest)) {
     Violated(absl::StrCat("latest of run ", run, " goes back from sequence ", r.latest, " to ", sequence));
   }
   if (sequence != 0 && !r.published.contains(sequence)) {

@@ -68,6 +68,9 @@ class Oracle {
   // It resumes at least from what anybody had heard is committed when it first asked.
   void AsksResume(int run, int64_t attempt);
   void Resumed(int run, int64_t attempt, int64_t sequence, const std::string& tag);
+  // A rank says that it is damaged; and hears that all ranks have read theirs.
+  void Damaged(int run, int64_t sequence) { runs_[run].damaged.insert(sequence); }
+  void Agreed(int run, int64_t attempt, int64_t sequence);
 
   // ---- saves
   void SealSent(const SaveName& save, int rank, int world_size, Contents contents);
@@ -87,6 +90,7 @@ class Oracle {
   // heard that it is committed is believed all the same.)
   void Unheard(int run, int64_t sequence) { unheard_.emplace(run, sequence); }
   void SetKept(int run, std::optional<int> kept) { runs_[run].kept = kept; }
+  // `left`: of those that are not damaged.
   void Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned);
   void TrashRemoved(int run, int64_t sequence);
   void LeaseOpen(int run, int64_t sequence, const std::string& lease) { runs_[run].leases[lease] = sequence; }
@@ -104,7 +108,9 @@ class Oracle {
     std::map<std::string, int64_t> newest_of_tag;  // Published, with a higher sequence than any other of it.
     int64_t newest_heard = 0;                      // Newest sequence that somebody heard is COMMITTED.
     std::map<int64_t, int64_t> resume_at_least;
-    std::map<int64_t, std::pair<int64_t, std::string>> resumed;  // Attempt -> what its ranks resume from.
+    std::map<int64_t, std::set<int64_t>> resumed;  // Attempt -> what its ranks were to resume from,
+    std::map<int64_t, int64_t> agreed;             // and what they agreed on.
+    std::set<int64_t> damaged;
     std::set<int64_t> published;
     std::map<std::string, int64_t> leases;
     std::optional<int> kept;

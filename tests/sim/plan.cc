@@ -51,6 +51,7 @@ std::string Plan::Words() const {
   percent(faults.pin, "pin");
   percent(faults.open, "open");
   percent(faults.rescan, "rescan");
+  percent(damage, "damage");
   return words;
 }
 
@@ -89,6 +90,7 @@ Plan PlanOf(uint64_t seed) {
                    .open = some(15),
                    .rescan = some(60)};
   }
+  if (random.Percent(40)) plan.damage = static_cast<int>(random.Between(1, 30));
   plan.length = seconds(random.Between(10, 60));
 
   // Swarm: each kind of operation is common, rare or not there at all.

@@ -135,7 +135,7 @@ absl::StatusOr<RootSnapshot> SimDisk::Scan(std::vector<RecoveredSave> recovered)
   int64_t highest = record_.last_sequence();
   for (const auto& tag : tags_) {
     const int64_t sequence = tag.second.summary.sequence();
-    snapshot.committed[sequence] = {tag.second.summary, tag.second.pinned};
+    snapshot.committed[sequence] = {tag.second.summary, tag.second.pinned, tag.second.damage};
     highest = std::max(highest, sequence);
   }
   for (const auto& entry : trash_) {
@@ -390,7 +390,9 @@ void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> 
         const bool pinned = victim->second.pinned;
         disk_->tags_.erase(victim);
         std::vector<int64_t> left;
-        for (const auto& other : disk_->tags_) left.push_back(other.second.summary.sequence());
+        for (const auto& other : disk_->tags_) {
+          if (!other.second.damage) left.push_back(other.second.summary.sequence());
+        }
         disk_->oracle_->Evicted(disk_->run_, sequence, left, pinned);
         if (!fails) return absl::OkStatus();
         latched_ = true;
@@ -450,6 +452,20 @@ void SimRootIo::SetPinned(std::string tag, int64_t sequence, bool pinned, Callba
         if (Hits(disk_->faults_.pin)) return Eio("writing the pins");
         found->second.pinned = pinned;
         return absl::OkStatus();
+      });
+}
+
+void SimRootIo::SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
+                          Callback<absl::StatusOr<PointerFiles>> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, tag = std::move(tag), sequence, damage = std::move(damage)]() -> absl::StatusOr<PointerFiles> {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        auto found = disk_->tags_.find(tag);
+        if (found == disk_->tags_.end() || found->second.summary.sequence() != sequence)
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+        if (Hits(disk_->faults_.pin)) return Eio("writing the damages");
+        found->second.damage = damage;
+        return PointerFiles();
       });
 }
 

@@ -69,6 +69,7 @@ class SimDisk {
     std::map<int, Contents> contents;
     int64_t bytes = 0;
     bool pinned = false;
+    std::optional<storage::v1::Damage> damage;
   };
   struct InflightDir {
     int64_t number = 0;  // Of the living daemon's save; 0: left by an earlier one.
@@ -127,6 +128,8 @@ class SimRootIo : public RootIo {
   void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) override;
   void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
+  void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
+                 Callback<absl::StatusOr<PointerFiles>> done) override;
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
   void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;

@@ -205,6 +205,11 @@ void Trainer::Resume() {
         resuming_ = false;
         if (!answer.ok()) {
           const std::string reason = ReasonOf(answer.status());
+          if (reason == "CHECKPOINT_DAMAGED") {  // All that there is: somebody says to begin anew.
+            world_.Count("resume of damaged ones alone");
+            resumed_ = true;
+            return NextSave();
+          }
           if (reason == "FENCED") {
             world_.oracle().ToldFenced(launch_->run, attempt_);
             world_.Count("resume fenced");
@@ -227,14 +232,70 @@ void Trainer::Resume() {
         world_.oracle().Resumed(launch_->run, attempt_, answer->checkpoint().sequence(),
                                 answer->checkpoint().tag());
         world_.Count(answer->has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");
-        resumed_ = true;
         if (!answer->lease().empty()) {
           leases_.push_back(answer->lease());
           world_.oracle().LeaseOpen(launch_->run, answer->checkpoint().sequence(), answer->lease());
           Later(random_.Spread(milliseconds(1), seconds(8)), &Trainer::CloseLease, answer->lease());
         }
+        if (answer->has_checkpoint() && !asks_again_) {
+          resuming_ = true;
+          return Later(random_.Spread(milliseconds(1), seconds(5)), &Trainer::FinishResume,
+                       answer->checkpoint().sequence());
+        }
+        resumed_ = true;
         Later(random_.Spread(milliseconds(1), seconds(1)), &Trainer::NextSave);
       }));
+}
+
+// It has read its part, or finds that it cannot.
+void Trainer::FinishResume(int64_t sequence) {
+  v1::FinishResumeRequest request;
+  request.set_run(root_);
+  request.set_rank(rank_);
+  request.set_sequence(sequence);
+  request.mutable_timeout()->set_seconds(random_.Percent(30) ? 1 : 10);
+  const bool damaged = !world_.ending() && random_.Percent(world_.plan().damage);
+  const bool fails = !damaged && !world_.ending() && random_.Percent(3);
+  if (damaged) {
+    request.mutable_damage()->set_message("as planned");
+    world_.oracle().Damaged(launch_->run, sequence);
+    world_.Count("damage found");
+  }
+  if (fails) request.set_failure("as planned");
+  world_.engine()->FinishResume(
+      caller(), request,
+      Expect<v1::FinishResumeResponse>(
+          absl::StrCat("FinishResume ", sequence,
+                       damaged ? " damaged"
+                       : fails ? " failed"
+                               : ""),
+          [this, sequence, damaged, fails](absl::StatusOr<v1::FinishResumeResponse> answer) {
+            if (answer.ok() && !damaged && !fails) {
+              world_.oracle().Agreed(launch_->run, attempt_, sequence);
+              world_.Count("agreed");
+              resuming_ = false;
+              resumed_ = true;
+              return Later(random_.Spread(milliseconds(1), seconds(1)), &Trainer::NextSave);
+            }
+            const std::string reason = ReasonOf(answer.status());
+            if (reason == "FENCED") {
+              world_.oracle().ToldFenced(launch_->run, attempt_);
+              return Kill();
+            }
+            if (reason == "IO_ERROR" || reason == "NO_SPACE")
+              return Later(milliseconds(200), &Trainer::FinishResume, sequence);
+            world_.Count(absl::StrCat("resume not finished ", reason));
+            ResumeAgain();
+          }));
+}
+
+// A few times; then the process gives up, as one whose peers are gone does. At the end it goes on alone.
+void Trainer::ResumeAgain() {
+  if (++failed_resumes_ <= 5 && !world_.ending()) return Later(random_.Spread(milliseconds(1), seconds(1)), &Trainer::Resume);
+  if (!world_.ending()) return Kill();
+  resuming_ = false;
+  resumed_ = true;
+  NextSave();
 }
 
 void Trainer::CloseLease(std::string lease) {

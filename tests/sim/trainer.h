@@ -105,6 +105,8 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void Connect();
   void Join();
   void Resume();
+  void FinishResume(int64_t sequence);
+  void ResumeAgain();
   void CloseLease(std::string lease);
   void CloseLeases();
   void Gone();
@@ -144,6 +146,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   std::string root_;
   int64_t attempt_ = 0;
   bool joined_ = false, resumed_ = false, resuming_ = false, asks_again_ = false;
+  int failed_resumes_ = 0;
   int saves_ = 0;
   std::vector<SavingPtr> savings_;  // Under way.
   std::map<int64_t, std::shared_ptr<Mapping>> mapped_;

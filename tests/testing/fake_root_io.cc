@@ -206,10 +206,23 @@ void FakeRootIo::SetPinned(std::string, int64_t sequence, bool pinned, Callback<
   });
 }
 
+void FakeRootIo::SetDamage(std::string, int64_t sequence, std::optional<storage::v1::Damage> damage,
+                           Callback<absl::StatusOr<PointerFiles>> done) {
+  Run("SetDamage", false, [this, sequence, damage = std::move(damage), done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("SetDamage"); !error.ok()) return done(error);
+    disk_->committed.at(sequence).damage = std::move(damage);
+    done(Pointers());
+  });
+}
+
 void FakeRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
                                 Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) {
   Run("OpenCheckpoint", false, [this, tag, sequence, done = std::move(done)]() mutable {
     if (absl::Status error = ErrorOf("OpenCheckpoint"); !error.ok()) return done(error);
+    if (disk_->unreadable.contains(sequence)) {
+      return done(MakeError(absl::StatusCode::kDataLoss, "SHORT_FILE", "rank0.pt is not there",
+                            {{"path", "rank0.pt"}, {"expected", "100"}, {"found", "0"}}));
+    }
     auto manifest = disk_->manifests.find(sequence);
     if (manifest == disk_->manifests.end()) {
       return done(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", absl::StrCat("no ", tag)));

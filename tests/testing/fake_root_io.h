@@ -24,7 +24,8 @@ struct FakeDisk {
   storage::v1::RunRecord run_record;
   int64_t free_bytes = int64_t{1} << 40;
   int64_t trash_bytes = 0;
-  bool locked = false;  // Another daemon has it.
+  std::set<int64_t> unreadable;  // Sequences of which a file is not there.
+  bool locked = false;           // Another daemon has it.
   absl::Status open_error;
   std::vector<std::string> foreign;      // Tags that hold something that is not ours.
   std::vector<std::string> directories;  // Names that no pointer may have.
@@ -56,6 +57,8 @@ class FakeRootIo : public RootIo {
   void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) override;
   void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
+  void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
+                 Callback<absl::StatusOr<PointerFiles>> done) override;
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
   void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;

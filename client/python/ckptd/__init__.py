@@ -2,9 +2,7 @@
 
 with ckptd.LocalDaemon("/tmp/x", pool_bytes=4 << 30) as d:
     run = ckptd.connect(d.endpoint).run("/data/ckpts", num_kept_ckpts=3)
-    with run.resume() as c:
-        if c:
-            state = c.load("model.pt")
+    state = run.restore(lambda c: c.load("model.pt") if c else None)
     run.save("step_100", step=100, files={"model.pt": state}).wait()
 """
 

@@ -1,7 +1,8 @@
-"""Reads what a committed checkpoint says of itself, beneath a descriptor. The layout:
-docs/storage_format.md.
+"""Reads what a committed checkpoint says of itself, beneath a descriptor, and what its root says of it. The
+layout: docs/storage_format.md.
 """
 
+import logging
 import os
 import struct
 from typing import Any, Dict, Tuple
@@ -11,7 +12,10 @@ from google.protobuf.message import DecodeError
 from ckptd import _accel, errors
 from ckptd._wire import storage
 
+_log = logging.getLogger("ckptd")
 _NAME = ".ckptd/manifest"
+_DAMAGED_NAME = ".ckptd/damaged"
+_FRAME = struct.Struct("<8sIII")
 _HEAD_BYTES = 4096
 _HEAD = struct.Struct("<8sIIIIQI")
 _VERSION = 1
@@ -80,6 +84,30 @@ def read_manifest(directory: int, what: str) -> Tuple[Any, Dict[str, Any]]:
                 what, f"{record.path} has {len(record.chunk_crc32c)} checksums for {chunks} chunks"
             )
     return summary, files
+
+
+def read_damages(root: str) -> Dict[int, Any]:
+    """What the daemon remembers of damaged checkpoints: sequence -> storage.Damage. Where that cannot be
+    read it is nothing, with a warning in the log: a reader checks every byte anyhow.
+    """
+    path = os.path.join(root, _DAMAGED_NAME)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        _log.warning("ckptd: %s cannot be read: %s", path, error.strerror)
+        return {}
+    message = data[_FRAME.size :]
+    try:
+        magic, version, size, crc = _FRAME.unpack_from(data)
+        if (magic, version, size, crc) != (b"CKPTDDMG", _VERSION, len(message), _accel.crc32c(message)):
+            raise ValueError("it is damaged, or of a later version")
+        return {damage.sequence: damage for damage in storage.DamageRecord.FromString(message).damages}
+    except (DecodeError, ValueError, struct.error) as error:
+        _log.warning("ckptd: %s cannot be read: %s", path, error)
+        return {}
 
 
 def _head(head: bytes, what: str) -> Tuple[Any, int, int]:

@@ -129,6 +129,8 @@ class LocalFile(VerifiedFile):
                 expected=self._expected[bad],
                 found=fault.found,
             )
+        if fault.errno not in (errno.ENODATA, errno.EIO):
+            raise OSError(fault.errno, os.strerror(fault.errno), self._record.path)  # Not the file's fault.
         why = "it ends early" if fault.errno == errno.ENODATA else os.strerror(fault.errno)
         raise self._corrupt(f"reading chunk {bad} failed: {why}", chunk=bad, errno=fault.errno)
 

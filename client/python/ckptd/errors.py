@@ -48,7 +48,7 @@ class FileConflict(CkptdError):
 
 
 class CheckpointFailed(CkptdError):
-    """The save ended without a checkpoint, on all ranks."""
+    """The save ended without a checkpoint, on all ranks; or not all ranks could resume from one."""
 
 
 class Skipped(CheckpointFailed):
@@ -104,6 +104,9 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "CORRUPT_PART_RECORD": Corrupt,
     "SHORT_FILE": Corrupt,
     "RESUME_TIMEOUT": WaitTimeout,
+    "RESUME_INCOMPLETE": WaitTimeout,
+    "RESUME_FAILED": CheckpointFailed,
+    "CHECKPOINT_DAMAGED": Corrupt,
     "DRAINING": Unavailable,
 }
 _BY_CODE: Dict[str, Type[CkptdError]] = {

@@ -2,16 +2,18 @@
 
 import contextlib
 import datetime
+import errno
 import io
 import logging
 import os
 import pickle
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ckptd import _accel, errors
 from ckptd._into import load_into
-from ckptd._manifest import open_beneath, read_manifest, read_summary
+from ckptd._manifest import open_beneath, read_damages, read_manifest, read_summary
+from ckptd._reading import Reading
 from ckptd._session import Session
 from ckptd._verified import LocalFile, RemoteFile, VerifiedFile
 from ckptd._wire import messages
@@ -19,6 +21,7 @@ from ckptd.run import CheckpointInfo, info_of
 
 _log = logging.getLogger("ckptd")
 _RPC_SECONDS = 30.0
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -35,7 +38,12 @@ class Checkpoint:
     resume from.
 
     While it is open the daemon leaves it alone, whatever retention or a re-save of its tag wants. Every
-    byte that comes out of it was checked: Corrupt says which file and chunk is not what was saved.
+    byte that comes out of it was checked: Corrupt says which file and chunk is not what was saved, and the
+    daemon is told: it remembers that, and offers an older one.
+
+    Leaving the one that run.resume() gave waits until every rank has left it, so that none trains on alone.
+    Corrupt when any rank has found it damaged, CheckpointFailed when one could not go on or has ended,
+    WaitTimeout with the ranks that are missing: then call run.resume() again.
     """
 
     def __init__(
@@ -46,6 +54,8 @@ class Checkpoint:
         session: Optional[Session] = None,
         lease: str = "",
         threads: int = 1,
+        reading: Optional[Reading] = None,
+        passed_over: Tuple[CheckpointInfo, ...] = (),
     ) -> None:
         self._info = info
         self._local = local
@@ -53,6 +63,8 @@ class Checkpoint:
         self._session = session
         self._lease = lease
         self._threads = threads
+        self._reading = reading
+        self._passed_over = passed_over
 
     def __bool__(self) -> bool:
         return self._info is not None
@@ -87,9 +99,16 @@ class Checkpoint:
         """The names of all files, of all ranks, in order."""
         return self.info.files
 
+    @property
+    def passed_over(self) -> Tuple[CheckpointInfo, ...]:
+        """Newer ones that are damaged, newest first; `damage` of each says how. This is offered in their
+        place.
+        """
+        return self._passed_over
+
     def read(self, name: str) -> bytes:
         """The bytes of one file."""
-        with self._open(name) as file:
+        with self._file(name) as file:
             data = bytearray(file.size)
             file.readinto(data)
             return bytes(data)
@@ -112,7 +131,7 @@ class Checkpoint:
         weights_only=True refuses classes that could run code; `safe_globals` lists those to allow, and
         weights_only=False allows everything, for files that you trust.
         """
-        with self._open(name) as file:
+        with self._file(name) as file:
             if into is None:
                 return self._unpickle(file, name, map_location, weights_only, safe_globals)
             load_into(
@@ -159,7 +178,15 @@ class Checkpoint:
             reader.detach()  # Else it closes the file when it goes.
 
     def close(self) -> None:
-        """Gives the checkpoint back to retention."""
+        """Gives the checkpoint back to retention; one of run.resume() when every rank does so, see above."""
+        reading, self._reading = self._reading, None
+        try:
+            if reading is not None:
+                reading.finish()
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
         local, self._local = self._local, None
         if local is not None:
             os.close(local.directory)
@@ -175,11 +202,24 @@ class Checkpoint:
     def __enter__(self) -> "Checkpoint":
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
+        if kind is not None and self._reading is not None:
+            self._reading.fail(f"{kind.__name__}: {error}")
+            self._reading = None
         self.close()
 
     def __repr__(self) -> str:
         return f"<ckptd.Checkpoint {self._info.tag}>" if self._info else "<ckptd.Checkpoint: none>"
+
+    @contextlib.contextmanager
+    def _file(self, name: str) -> Iterator[VerifiedFile]:
+        try:
+            with self._open(name) as file:
+                yield file
+        except errors.Corrupt as fault:
+            if self._reading is not None:
+                self._reading.found(fault)
+            raise
 
     def _open(self, name: str) -> VerifiedFile:
         if name not in self.files:
@@ -199,6 +239,8 @@ class Checkpoint:
                 if self._session is None:
                     raise
             except OSError as error:
+                if error.errno not in _NOT_THERE:
+                    raise
                 raise errors.Corrupt(
                     f"file {name} of checkpoint {self.tag} cannot be opened: {error.strerror}",
                     reason="CORRUPT_FILE",
@@ -213,16 +255,26 @@ class Checkpoint:
         return RemoteFile(self.tag, name, self._sizes[name], self._session, self._lease)
 
 
-def opened(root: Optional[int], session: Session, checkpoint: Any, lease: str, threads: int) -> Checkpoint:
+def opened(root: Optional[int], session: Session, response: Any, threads: int, reading: Reading) -> Checkpoint:
     """What Resume or OpenCheckpoint answered. Where the files can be had, this process reads them itself,
-    else the daemon does.
+    else the daemon does. Corrupt, and reported, when the manifest is damaged.
     """
-    info, local = info_of(checkpoint), None
+    info, local = info_of(response.checkpoint), None
+    passed_over = tuple(info_of(checkpoint) for checkpoint in response.passed_over)
+    for passed in passed_over:
+        _log.warning(
+            "ckptd: checkpoint %s is damaged, %s is opened in its place: %s", passed.tag, info.tag, passed.damage
+        )
     if root is not None:
-        with contextlib.suppress(OSError):
+        try:
             local = _open_local(os.open(info.tag, _DIRECTORY, dir_fd=root), info)
-    sizes = {file.path: file.size_bytes for file in checkpoint.files}
-    return Checkpoint(info, local, sizes, session, lease, threads)
+        except OSError:
+            pass
+        except errors.Corrupt as fault:
+            reading.found(fault)
+            raise
+    sizes = {file.path: file.size_bytes for file in response.checkpoint.files}
+    return Checkpoint(info, local, sizes, session, response.lease, threads, reading, passed_over)
 
 
 def _open_local(directory: int, info: CheckpointInfo) -> Optional[_Local]:
@@ -250,7 +302,7 @@ class Root:
 
     def list(self) -> List[CheckpointInfo]:
         """Committed checkpoints, newest first. One whose manifest is damaged is left out, with a warning in
-        the log.
+        the log; `damage` is set of one that a reader has found not to be what was saved.
         """
         found = []
         for _, name in self._summaries():
@@ -262,11 +314,12 @@ class Root:
         return found
 
     def latest(self) -> Optional[CheckpointInfo]:
-        """The newest committed checkpoint, or None."""
-        for _, name in self._summaries()[:1]:
-            with self.open(name) as checkpoint:
+        """The newest committed checkpoint that is not known to be damaged, or None. Corrupt when all are."""
+        try:
+            with self.open() as checkpoint:
                 return checkpoint.info
-        return None
+        except errors.NotFound:
+            return None
 
     def _summaries(self) -> "List[Tuple[int, str]]":
         """(sequence, tag) of each whose manifest begins well, newest first."""
@@ -290,40 +343,81 @@ class Root:
                 os.close(directory)
         return sorted(found, reverse=True)
 
-    def open(self, tag: str = "latest") -> Checkpoint:
-        """One checkpoint for reading. NotFound when it is not there, Corrupt when its manifest is damaged."""
-        name = tag
-        missing = errors.NotFound(
+    def open(self, tag: str = "latest", *, strict: bool = False) -> Checkpoint:
+        """One checkpoint for reading. NotFound when it is not there, Corrupt when its manifest is damaged.
+
+        "latest" is the newest that is not known to be damaged; `passed_over` of the result names newer ones
+        that are. strict=True: Corrupt, rather than a damaged one or an older one in its place.
+        """
+        damages = read_damages(self.path)
+        if tag != "latest":
+            checkpoint = self._open(tag, damages)
+            if strict and checkpoint.info.damage:
+                checkpoint.close()
+                raise _all_damaged(self.path, [checkpoint.info])
+            return checkpoint
+        passed: List[CheckpointInfo] = []
+        for sequence, name in self._summaries():
+            try:
+                checkpoint = self._open(name, damages)
+            except errors.Corrupt as error:
+                passed.append(_unreadable(name, sequence, error))
+                continue
+            if not checkpoint.info.damage and not (strict and passed):
+                for info in passed:
+                    _log.warning("ckptd: checkpoint %s is damaged, %s is opened in its place: %s", info.tag, name, info.damage)
+                checkpoint._passed_over = tuple(passed)
+                return checkpoint
+            passed.append(checkpoint.info)
+            checkpoint.close()
+        if passed:
+            raise _all_damaged(self.path, passed)
+        raise self._missing(tag)
+
+    def _missing(self, tag: str) -> errors.NotFound:
+        return errors.NotFound(
             f"no checkpoint {tag} is committed in {self.path}", reason="NO_CHECKPOINT", tag=tag
         )
-        if tag == "latest":
-            summaries = self._summaries()
-            if not summaries:
-                raise missing
-            name = summaries[0][1]
+
+    def _open(self, name: str, damages: Mapping[int, Any]) -> Checkpoint:
         path = os.path.join(self.path, name)
         if os.path.basename(path) != name or name.startswith(".") or "\0" in name:
-            raise missing
+            raise self._missing(name)
         try:
             directory = os.open(path, _DIRECTORY)
         except OSError as error:
-            raise missing from error
+            raise self._missing(name) from error
         try:
             summary, records = read_manifest(directory, path)
         except OSError as error:
             os.close(directory)
-            raise missing from error
+            raise self._missing(name) from error
         except BaseException:
             os.close(directory)
             raise
+        damage = damages.get(summary.sequence)
+        said = damage.message if damage is not None and damage.tag == name else ""
         local = _Local(directory, records, summary.chunk_bytes)
-        return Checkpoint(_info_of(summary, records), local, threads=_accel.default_threads(1))
+        return Checkpoint(_info_of(summary, records, said), local, threads=_accel.default_threads(1))
 
     def __repr__(self) -> str:
         return f"<ckptd.Root {self.path}>"
 
 
-def _info_of(summary: Any, records: Dict[str, Any]) -> CheckpointInfo:
+def _unreadable(tag: str, sequence: int, error: errors.Corrupt) -> CheckpointInfo:
+    return CheckpointInfo(tag, None, sequence, 0, 0, 0, {}, (), "committed", None, damage=str(error))
+
+
+def _all_damaged(root: str, infos: Sequence[CheckpointInfo]) -> errors.Corrupt:
+    words = "; ".join(f"{info.tag}: {info.damage}" for info in infos if info.damage)
+    return errors.Corrupt(
+        f"in {root} what was asked for is damaged ({words}), and nothing is opened in its place",
+        reason="CHECKPOINT_DAMAGED",
+        tag=infos[0].tag,
+    )
+
+
+def _info_of(summary: Any, records: Dict[str, Any], damage: str) -> CheckpointInfo:
     return CheckpointInfo(
         tag=summary.tag,
         step=summary.step if summary.HasField("step") else None,
@@ -336,6 +430,7 @@ def _info_of(summary: Any, records: Dict[str, Any]) -> CheckpointInfo:
         level="committed",
         time=datetime.datetime.fromtimestamp(summary.commit_time_us / 1e6, datetime.timezone.utc),
         written_bytes=summary.size_bytes,
+        damage=damage,
     )
 
 

@@ -3,12 +3,28 @@
 import collections
 import dataclasses
 import datetime
+import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, List, Mapping, Optional, Set, Tuple, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Set,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 from ckptd import _accel, _rank, _values, errors
 from ckptd._offers import Offers
+from ckptd._reading import Reading, Resuming
 from ckptd._saving import Joined, Options, Part, Save, _File
 from ckptd._session import Session
 from ckptd._wire import level_name, messages, set_duration, time_of, types
@@ -17,6 +33,8 @@ if TYPE_CHECKING:
     from ckptd._client import Client
     from ckptd.restore import Checkpoint
 
+T = TypeVar("T")
+_log = logging.getLogger("ckptd")
 _BUSY = {"wait": types.WAIT, "skip": types.SKIP, "supersede": types.SUPERSEDE}
 _RPC_SECONDS = 30.0
 _ATTACH_SECONDS = 120.0  # A root may have to be recovered first.
@@ -42,6 +60,7 @@ class CheckpointInfo:
     error: str = ""
     missing_ranks: Tuple[int, ...] = ()
     written_bytes: int = 0
+    damage: str = ""  # Of one that is not what was saved: what was found.
 
 
 def info_of(checkpoint: Any) -> CheckpointInfo:
@@ -61,6 +80,7 @@ def info_of(checkpoint: Any) -> CheckpointInfo:
         error=checkpoint.error.message,
         missing_ranks=tuple(checkpoint.missing_ranks),
         written_bytes=checkpoint.written_bytes,
+        damage=checkpoint.damage.message,
     )
 
 
@@ -216,43 +236,86 @@ class Run:
 
     # ---- restoring
 
-    def resume(self, timeout: float = 60.0) -> "Checkpoint":
+    def resume(
+        self, timeout: float = 60.0, *, strict: bool = False, finish_timeout: float = 600.0
+    ) -> "Checkpoint":
         """What this attempt resumes from, as a context manager: falsy when there is nothing. The same
         answer on every rank.
 
         Earlier attempts are fenced off. Waits up to `timeout` seconds until what they had sealed is
         published or has failed.
+
+        It is the newest checkpoint that is not known to be damaged; `passed_over` of the result names newer
+        ones that are. strict=True: Corrupt, rather than an older one. Corrupt also when all that there is is
+        damaged: only an empty root is begun from nothing.
+
+        Leaving the `with` block waits, up to `finish_timeout` seconds, until every rank has left it. When one
+        of them has found damage it raises Corrupt on all of them, and the next resume() gives all of them the
+        next older one; restore() does that by itself.
         """
         from ckptd.restore import Checkpoint, opened
 
         def ask() -> Any:
             joined = self._joined()
-            request = messages.ResumeRequest(run=joined.run, rank=self.rank)
+            request = messages.ResumeRequest(run=joined.run, rank=self.rank, strict=strict)
             set_duration(request.timeout, timeout)
             return joined, joined.session.call(joined.session.checkpoints.Resume, request, timeout + 10.0)
 
         joined, response = self._sessions.repeat(ask, timeout)
         if not response.HasField("checkpoint"):
             return Checkpoint(None, None)
-        return opened(
-            self._root.descriptor, joined.session, response.checkpoint, response.lease, self._threads
-        )
+        reading = Resuming(self, info_of(response.checkpoint), finish_timeout)
+        return opened(self._root.descriptor, joined.session, response, self._threads, reading)
 
-    def open(self, tag: str = "latest") -> "Checkpoint":
-        """A committed checkpoint for reading, by this rank alone. NotFound when it is not there."""
+    def restore(
+        self,
+        load: "Callable[[Checkpoint], T]",
+        timeout: float = 60.0,
+        *,
+        strict: bool = False,
+        finish_timeout: float = 600.0,
+    ) -> T:
+        """`load(checkpoint)` within resume(), which see, until every rank has loaded the same one: where one
+        turns out to be damaged on any rank, all of them load the next older one. Returns what `load` did.
+
+            state = run.restore(lambda c: c.load("model.pt") if c else None)
+
+        Every rank calls it. `load` may be called several times, and must not keep what it loaded before.
+        """
+        before = None
+        while True:
+            checkpoint = self.resume(timeout, strict=strict, finish_timeout=finish_timeout)
+            if not checkpoint:
+                return load(checkpoint)
+            try:
+                with checkpoint:
+                    loaded = load(checkpoint)
+                return loaded
+            except errors.Corrupt as error:
+                # Another checkpoint's, or one that the daemon did not hear of.
+                if before is not None and checkpoint.sequence >= before:
+                    raise
+                before = checkpoint.sequence
+                _log.warning("ckptd: the next older checkpoint is tried: %s", error)
+
+    def open(self, tag: str = "latest", *, strict: bool = False) -> "Checkpoint":
+        """A committed checkpoint for reading, by this rank alone. NotFound when it is not there.
+
+        "latest" is the newest that is not known to be damaged, see resume(). strict=True: Corrupt, rather
+        than a damaged one or an older one in its place.
+        """
         from ckptd.restore import opened
 
         def ask() -> Any:
             joined = self._joined()
-            request = messages.OpenCheckpointRequest(name=f"{joined.run}/checkpoints/{tag}")
+            request = messages.OpenCheckpointRequest(name=f"{joined.run}/checkpoints/{tag}", strict=strict)
             return joined, joined.session.call(
                 joined.session.checkpoints.OpenCheckpoint, request, _RPC_SECONDS
             )
 
         joined, response = self._sessions.repeat(ask, _RPC_SECONDS)
-        return opened(
-            self._root.descriptor, joined.session, response.checkpoint, response.lease, self._threads
-        )
+        reading = Reading(self, info_of(response.checkpoint))
+        return opened(self._root.descriptor, joined.session, response, self._threads, reading)
 
     def __repr__(self) -> str:
         return f"<ckptd.Run {self.root} rank={self.rank}/{self.world_size} attempt={self.attempt}>"

@@ -1,0 +1,116 @@
+"""What a reader tells the daemon: damage, and, where every rank resumes from one checkpoint, how its own reading went."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Optional
+
+from ckptd import errors
+from ckptd._wire import messages, set_duration, types
+
+if TYPE_CHECKING:
+    from ckptd.run import CheckpointInfo, Run
+
+_log = logging.getLogger("ckptd")
+_RPC_SECONDS = 30.0
+_MOST_TEXT, _MOST_VALUE = 1000, 100  # Bytes, as ckptd.v1.Damage has them.
+
+
+class Reading:
+    """Of a checkpoint that one rank reads for itself, from Run.open()."""
+
+    def __init__(self, run: Run, info: CheckpointInfo) -> None:
+        self._run = run
+        self._info = info
+        self.fault: Optional[errors.Corrupt] = None  # The first that was found.
+
+    def found(self, fault: errors.Corrupt) -> None:
+        """The checkpoint is not what was saved: the daemon remembers it, and offers an older one."""
+        if self.fault is not None:
+            return
+        self.fault = fault
+        try:
+            self._tell(damage_of(fault))
+        except errors.CkptdError as error:
+            _log.warning(
+                "ckptd: that %s is damaged could not be reported (%s): %s", self._info.tag, error, fault
+            )
+
+    def finish(self) -> None:
+        """The reading is over. Raises what it found, also where the caller has gone on."""
+        if self.fault is not None:
+            raise self.fault
+
+    def fail(self, why: str) -> None:
+        """The rank could not go on, because of something else than damage."""
+
+    def _tell(self, damage: Any) -> None:
+        def ask() -> None:
+            joined = self._run._joined()
+            request = messages.ReportDamageRequest(
+                name=f"{joined.run}/checkpoints/{self._info.tag}", sequence=self._info.sequence, damage=damage
+            )
+            joined.session.call(joined.session.checkpoints.ReportDamage, request, _RPC_SECONDS)
+
+        self._run._sessions.repeat(ask, _RPC_SECONDS)
+
+
+class Resuming(Reading):
+    """Of the checkpoint that every rank of the attempt resumes from."""
+
+    def __init__(self, run: Run, info: CheckpointInfo, timeout: float) -> None:
+        super().__init__(run, info)
+        self._timeout = timeout
+
+    def finish(self) -> None:
+        """Waits until every rank has read its part. Corrupt when one of them found damage, CheckpointFailed
+        when one could not go on, WaitTimeout with the ranks that are missing.
+        """
+        super().finish()
+        self._say(self._timeout)
+
+    def fail(self, why: str) -> None:
+        if self.fault is not None:
+            return  # They have heard of that.
+        try:
+            self._say(_RPC_SECONDS, failure=_cut(why, _MOST_TEXT))
+        except errors.CkptdError as error:
+            _log.debug("ckptd: the other ranks do not hear why this one does not resume: %s", error)
+
+    def _tell(self, damage: Any) -> None:
+        self._say(_RPC_SECONDS, damage=damage)
+
+    def _say(self, timeout: float, **outcome: Any) -> None:
+        def ask() -> None:
+            joined = self._run._joined()
+            request = messages.FinishResumeRequest(
+                run=joined.run, rank=self._run.rank, sequence=self._info.sequence, **outcome
+            )
+            set_duration(request.timeout, timeout)
+            joined.session.call(joined.session.checkpoints.FinishResume, request, timeout + 10.0)
+
+        self._run._sessions.repeat(ask, timeout)
+
+
+def damage_of(fault: errors.Corrupt) -> Any:
+    """What the daemon is told of it."""
+    details = fault.details
+    damage = types.Damage(
+        path=_cut(str(details.get("path", "")), _MOST_TEXT),
+        expected=_value(details.get("expected")),
+        found=_value(details.get("found")),
+        message=_cut(str(fault), _MOST_TEXT),
+    )
+    if "chunk" in details:
+        damage.chunk = int(details["chunk"])
+    return damage
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:#010x}" if isinstance(value, int) else _cut(str(value), _MOST_VALUE)
+
+
+def _cut(text: str, most: int) -> str:
+    return text.encode(errors="replace")[:most].decode(errors="ignore")
