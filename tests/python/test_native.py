@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from array import array
-from typing import List
+from typing import Any, List
 
 import pytest
 from ckptd import _accel
@@ -133,15 +133,43 @@ def chunks(tmp_path: pathlib.Path):
     os.close(descriptor)
 
 
+def read(descriptor: int, size: int, crcs: "array[int]", pieces: Any, threads: int = 1) -> Any:
+    """The bytes of (offset, length) pieces, or the fault."""
+    buffers = [bytearray(length) for _, length in pieces]
+    addresses = [_accel.address_of(buffer) for buffer in buffers]
+    targets = _accel.Targets(
+        array("Q", [offset for offset, _ in pieces]),
+        array("Q", [address for address, _ in addresses]),
+        array("Q", [length for _, length in pieces]),
+    )
+    fault = _accel.read_verified(descriptor, size, 65536, crcs, targets, threads)
+    return buffers if fault is None else fault
+
+
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_verified_read_gives_the_bytes(chunks, threads: int) -> None:
     descriptor, content, crcs = chunks
-    into = bytearray(len(content))
-    assert _accel.read_verified(descriptor, 0, into, 65536, crcs, threads) is None
-    assert into == content
-    part = bytearray(2 * 65536)
-    assert _accel.read_verified(descriptor, 3 * 65536, part, 65536, crcs[3:5], threads) is None
-    assert part == content[3 * 65536 : 5 * 65536]
+    assert read(descriptor, len(content), crcs, [(0, len(content))], threads) == [content]
+    assert read(descriptor, len(content), crcs, [], threads) == []
+    numbers = random.Random(4)
+    for most in (10, 3000, 200_000):  # Many in a chunk; some in each; over several of them.
+        pieces, at = [], 0
+        while at < len(content):
+            at += numbers.randrange(most)
+            length = min(numbers.randrange(most), max(0, len(content) - at))
+            pieces.append((min(at, len(content)), length))
+            at += length
+        wanted = [content[offset : offset + length] for offset, length in pieces]
+        assert read(descriptor, len(content), crcs, pieces, threads) == wanted
+
+
+def test_a_verified_read_looks_only_at_the_chunks_that_it_touches(chunks) -> None:
+    descriptor, content, crcs = chunks
+    os.pwrite(descriptor, bytes([content[5 * 65536] ^ 4]), 5 * 65536)
+    pieces = [(5 * 65536 - 10, 10), (6 * 65536, 7)]
+    assert read(descriptor, len(content), crcs, pieces) == [content[o : o + n] for o, n in pieces]
+    fault = read(descriptor, len(content), crcs, [(5 * 65536 - 10, 11)])
+    assert (fault.chunk, fault.errno) == (5, errno.EBADMSG)
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -149,21 +177,21 @@ def test_a_verified_read_gives_the_bytes(chunks, threads: int) -> None:
 def test_a_verified_read_names_the_chunk_in_which_one_bit_is_wrong(chunks, threads: int, at: int) -> None:
     descriptor, content, crcs = chunks
     os.pwrite(descriptor, bytes([content[at] ^ 4]), at)
-    fault = _accel.read_verified(descriptor, 0, bytearray(len(content)), 65536, crcs, threads)
-    assert fault is not None
-    assert (fault.chunk, fault.errno) == (at // 65536, errno.EBADMSG)
-    assert fault.found != crcs[fault.chunk]
+    for pieces in ([(0, len(content))], [(at // 65536 * 65536, 1)]):  # Also where nobody wants that byte.
+        fault = read(descriptor, len(content), crcs, pieces, threads)
+        assert (fault.chunk, fault.errno) == (at // 65536, errno.EBADMSG)
+        assert fault.found != crcs[fault.chunk]
 
 
 def test_a_verified_read_says_how_reading_failed(chunks) -> None:
     descriptor, content, crcs = chunks
     os.ftruncate(descriptor, 9 * 65536 + 5)
-    fault = _accel.read_verified(descriptor, 0, bytearray(len(content)), 65536, crcs, 1)
-    assert fault is not None and (fault.chunk, fault.errno) == (9, errno.ENODATA)
+    fault = read(descriptor, len(content), crcs, [(0, len(content))])
+    assert (fault.chunk, fault.errno) == (9, errno.ENODATA)
     reading, writing = os.pipe()
     try:
-        fault = _accel.read_verified(reading, 0, bytearray(10), 65536, crcs, 1)
-        assert fault is not None and fault.errno == errno.ESPIPE
+        fault = read(reading, 10, crcs, [(0, 10)])
+        assert fault.errno == errno.ESPIPE
     finally:
         os.close(reading)
         os.close(writing)

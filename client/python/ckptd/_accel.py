@@ -7,7 +7,7 @@ import os
 from array import array
 from typing import Any, NamedTuple, Tuple
 
-_VERSION = 2
+_VERSION = 3
 _u64: Any = ctypes.c_uint64
 _pointer: Any = ctypes.c_void_p
 
@@ -29,15 +29,9 @@ def library() -> Any:
     loaded.ckptd_copy.argtypes = (
         [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int]
     )
-    loaded.ckptd_read_verified.argtypes = [
-        ctypes.c_int,
-        _u64,
-        _pointer,
-        _u64,
-        _u64,
-        _pointer,
-        ctypes.c_int,
-    ] + [_pointer] * 2
+    loaded.ckptd_read_verified.argtypes = (
+        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 2
+    )
     loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, _pointer]
     loaded.ckptd_unmap.argtypes = [_pointer, _u64]
     return loaded
@@ -125,33 +119,39 @@ def copy(
 class ReadFault(NamedTuple):
     """What was wrong with a verified read."""
 
-    chunk: int  # Counted from where the read began.
+    chunk: int
     errno: int  # EBADMSG: a wrong CRC; ENODATA: the file ended early.
     found: int  # The CRC.
 
 
-def read_verified(
-    descriptor: int, offset: int, into: Any, chunk_bytes: int, expected: "array[int]", threads: int
-) -> "ReadFault | None":
-    """Fills the writable buffer `into` from `offset`, which begins a chunk, and checks each chunk against
-    array('I') expected.
+class Targets(NamedTuple):
+    """Bytes of a file: lengths[i] bytes from offsets[i] go to the address addresses[i]. array('Q') all three, in
+    the order of the file, none over another.
     """
-    address, keep = address_of(into)
+
+    offsets: "array[int]"
+    addresses: "array[int]"
+    lengths: "array[int]"
+
+
+def read_verified(
+    descriptor: int, size: int, chunk_bytes: int, expected: "array[int]", targets: Targets, threads: int
+) -> "ReadFault | None":
+    """Fills the targets from a file of `size` bytes, and checks each chunk that they touch against array('I')
+    expected, which has all chunks of the file.
+    """
     chunk, found = ctypes.c_int64(), ctypes.c_uint32()
-    size = memoryview(into).nbytes
-    table = expected.buffer_info()[0]
     error = library().ckptd_read_verified(
         descriptor,
-        offset,
-        address,
         size,
         chunk_bytes,
-        table,
+        expected.buffer_info()[0],
+        *(array_.buffer_info()[0] for array_ in targets),
+        len(targets.offsets),
         threads,
         ctypes.byref(chunk),
         ctypes.byref(found),
     )
-    del keep
     return ReadFault(chunk.value, error, found.value) if error else None
 
 

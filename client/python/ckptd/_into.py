@@ -1,6 +1,5 @@
 """Loading into tensors that are there already: everything is compared first, then each byte goes straight to its place."""
 
-import ctypes
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ckptd import errors
@@ -38,8 +37,30 @@ class Plan:
         """Fills the tensors, in the order of the file, and then sets what is no tensor."""
         import torch
 
+        straight: List[Tuple[int, int, int]] = []
+        others: List[_Pair] = []
+        filled: List[Any] = []
+        end = 0
+        for pair in sorted(self._pairs, key=lambda pair: _offset_of(pair.saved) or 0):
+            offset, size = _offset_of(pair.saved) or 0, _extent(pair.saved) * int(pair.saved.element_size())
+            if offset + size > file.size:
+                raise errors.Corrupt(
+                    f"it says of {offset + size - file.size} bytes that they are behind its end",
+                    reason="SHORT_FILE",
+                )
+            if size == 0:
+                continue
+            if not _is_straight(pair) or offset < end:  # Such as a tied one, whose bytes are another's, too.
+                others.append(pair)
+                continue
+            straight.append((offset, pair.target.data_ptr(), size))
+            filled.append(pair.target)
+            end = offset + size
         with torch.no_grad():
-            for pair in sorted(self._pairs, key=lambda pair: _offset_of(pair.saved) or 0):
+            file.scatter(straight)
+            for target in filled:
+                torch.autograd.graph.increment_version(target)
+            for pair in others:
                 _read_one(file, pair.saved, pair.target)
         self._set_values()
 
@@ -163,29 +184,20 @@ def _extent(tensor: Any) -> int:
     return 1 + sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride()))
 
 
+def _is_straight(pair: _Pair) -> bool:
+    """Whether the bytes in the file are those in memory, in their order."""
+    saved, target = pair.saved, pair.target
+    return bool(
+        target.device.type == "cpu" and target.stride() == saved.stride() and _extent(saved) == saved.numel()
+    )
+
+
 def _read_one(file: VerifiedFile, saved: Any, target: Any) -> None:
+    """By way of a buffer."""
     import torch
 
-    extent = _extent(saved)
-    if extent == 0:
-        return
-    straight = target.device.type == "cpu" and target.stride() == saved.stride() and extent == saved.numel()
-    if straight:
-        place = target.detach()
-    else:
-        place = torch.empty(extent, dtype=saved.dtype)
+    place = torch.empty(_extent(saved), dtype=saved.dtype)
     offset = _offset_of(saved)
     assert offset is not None
-    file.seek(offset)
-    _fill(file, place.data_ptr(), extent * saved.element_size())
-    if straight:
-        torch.autograd.graph.increment_version(target)
-    else:
-        target.copy_(place.as_strided(saved.shape, saved.stride()))
-
-
-def _fill(file: VerifiedFile, address: int, size: int) -> None:
-    view = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-    done = file.readinto(view)
-    if done != size:
-        raise errors.Corrupt(f"it says of {size - done} bytes that they are behind its end", reason="SHORT_FILE")
+    file.scatter([(offset, place.data_ptr(), place.nbytes)])
+    target.copy_(place.as_strided(saved.shape, saved.stride()))

@@ -1,10 +1,11 @@
 """Files of a checkpoint, readable as any file, of which no byte comes out that was not checked."""
 
+import ctypes
 import errno
 import io
 import os
 from array import array
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from ckptd import _accel, errors
 from ckptd._session import Session
@@ -12,7 +13,6 @@ from ckptd._wire import messages
 
 _KEPT_CHUNKS = 2  # One that is read in small pieces, and one that such reading comes back to.
 _REMOTE_CHUNK = 8 << 20
-_AHEAD = 32 << 20  # Bytes that the disk is to fetch meanwhile.
 _RPC_SECONDS = 30.0
 _SLOWEST = 20e6  # Bytes a second that reading has at least.
 
@@ -64,14 +64,24 @@ class VerifiedFile(io.RawIOBase):
             done += n
         return done
 
+    def scatter(self, pieces: Sequence[Tuple[int, int, int]]) -> None:
+        """Fills memory: (offset in the file, address, bytes) of each, in the order of the file, none over
+        another or beyond the end.
+        """
+        for offset, address, size in pieces:
+            self.seek(offset)
+            self.readinto(memoryview((ctypes.c_char * size).from_address(address)).cast("B"))
+
     def _buffered(self, chunk: int) -> bytearray:
         data = self._chunks.pop(chunk, None)
         if data is None:
-            begin = chunk * self._chunk_bytes
-            data = bytearray(min(self._chunk_bytes, self.size - begin))
+            size = min(self._chunk_bytes, self.size - chunk * self._chunk_bytes)
+            # In the memory of the oldest one: to fault fresh memory in costs several times what reading does.
+            oldest = (
+                self._chunks.pop(next(iter(self._chunks))) if len(self._chunks) >= _KEPT_CHUNKS else None
+            )
+            data = oldest if oldest is not None and len(oldest) == size else bytearray(size)
             self._get(chunk, memoryview(data))
-            while len(self._chunks) >= _KEPT_CHUNKS:
-                del self._chunks[next(iter(self._chunks))]
         self._chunks[chunk] = data
         return data
 
@@ -110,29 +120,35 @@ class LocalFile(VerifiedFile):
             os.close(self._descriptor)
         super().close()
 
+    def scatter(self, pieces: Sequence[Tuple[int, int, int]]) -> None:
+        """In one pass, straight to where the bytes belong."""
+        columns = (array("Q", column) for column in zip(*pieces))
+        self._read(_accel.Targets(*columns) if pieces else _accel.Targets(array("Q"), array("Q"), array("Q")))
+
     def _fetch(self, chunk: int, into: memoryview) -> None:
-        count = -(-len(into) // self._chunk_bytes)
-        expected = self._expected[chunk : chunk + count]
-        offset = chunk * self._chunk_bytes
-        os.posix_fadvise(self._descriptor, offset + len(into), _AHEAD, os.POSIX_FADV_WILLNEED)
+        address, keep = _accel.address_of(into)
+        one = (array("Q", [value]) for value in (chunk * self._chunk_bytes, address, len(into)))
+        self._read(_accel.Targets(*one))
+        del keep
+
+    def _read(self, targets: _accel.Targets) -> None:
         fault = _accel.read_verified(
-            self._descriptor, offset, into, self._chunk_bytes, expected, self._threads
+            self._descriptor, self.size, self._chunk_bytes, self._expected, targets, self._threads
         )
         if fault is None:
             return
-        bad = chunk + fault.chunk
         if fault.errno == errno.EBADMSG:
             raise self._corrupt(
-                f"chunk {bad}, from byte {bad * self._chunk_bytes} on, has CRC32C {fault.found:#010x}, and was saved with "
-                f"{self._expected[bad]:#010x}",
-                chunk=bad,
-                expected=self._expected[bad],
+                f"chunk {fault.chunk}, from byte {fault.chunk * self._chunk_bytes} on, has CRC32C {fault.found:#010x}, and was "
+                f"saved with {self._expected[fault.chunk]:#010x}",
+                chunk=fault.chunk,
+                expected=self._expected[fault.chunk],
                 found=fault.found,
             )
         if fault.errno not in (errno.ENODATA, errno.EIO):
             raise OSError(fault.errno, os.strerror(fault.errno), self._record.path)  # Not the file's fault.
         why = "it ends early" if fault.errno == errno.ENODATA else os.strerror(fault.errno)
-        raise self._corrupt(f"reading chunk {bad} failed: {why}", chunk=bad, errno=fault.errno)
+        raise self._corrupt(f"reading chunk {fault.chunk} failed: {why}", chunk=fault.chunk, errno=fault.errno)
 
     def _corrupt(self, why: str, reason: str = "CORRUPT_FILE", **details: Any) -> errors.Corrupt:
         return errors.Corrupt(

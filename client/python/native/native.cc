@@ -4,10 +4,13 @@
 //
 // Nothing of C++'s runtime library is used either, and of glibc only what it had long ago.
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,6 +36,8 @@ constexpr int kMostThreads = 64;
 constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Below this a thread costs more than it gives.
 constexpr uint64_t kReadPiece = uint64_t{512}
                                 << 10;  // Small enough to be in the cache still when its CRC is taken.
+constexpr uint64_t kAhead = uint64_t{32} << 20;  // That the disk is to fetch meanwhile.
+constexpr int kMostVectors = 64;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
 // work(context, share) for each share in [0, shares), by as many threads; the caller is one. Threads that
@@ -113,63 +118,112 @@ void CopyShare(void* context, int share) {
   }
 }
 
+// Pieces of a file that are to be read, in the order of the file and none over another, and what each of its
+// chunks should come to.
 struct ReadJob {
   int fd;
-  uint64_t offset;
-  std::byte* into;
-  uint64_t size;
+  uint64_t file_size;
   uint64_t chunk_bytes;
-  const uint32_t* expected;
-  std::atomic<int64_t> bad{-1};  // A chunk that is not well, and what is wrong with it: the first one found.
+  const uint32_t* expected;  // Of all chunks of the file.
+  const uint64_t* offsets;   // Of the pieces, in the file.
+  const uint64_t* addresses;
+  const uint64_t* lengths;
+  uint64_t count;
+  std::atomic<uint64_t> next{0};  // Chunk.
+  uint64_t end = 0;               // Chunk behind the last.
+  std::atomic<int64_t> bad{-1};   // A chunk that is not well, and what is wrong with it: the first one found.
   std::atomic<int> error{0};
   std::atomic<uint32_t> found{0};
+
+  uint64_t EndOf(uint64_t piece) const { return offsets[piece] + lengths[piece]; }
+  // The first piece that reaches beyond `at`.
+  uint64_t PieceBeyond(uint64_t at) const {
+    uint64_t low = 0, high = count;
+    while (low < high) {
+      const uint64_t middle = (low + high) / 2;
+      if (EndOf(middle) > at) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  }
 };
 
+// Where the next bytes of a chunk go: into pieces, and what lies between them, which the checksum wants, too,
+// into scratch. At most kReadPiece bytes.
+struct Batch {
+  iovec vectors[kMostVectors];
+  int count = 0;
+  uint64_t bytes = 0;
+};
+
+void Gather(const ReadJob& job, uint64_t at, uint64_t end, char* scratch, Batch& batch) {
+  uint64_t piece = job.PieceBeyond(at);
+  while (at < end && batch.count < kMostVectors && batch.bytes < kReadPiece) {
+    while (piece < job.count && job.EndOf(piece) <= at) ++piece;
+    const bool wanted = piece < job.count && job.offsets[piece] <= at;
+    const uint64_t stop = piece == job.count ? end
+                          : wanted           ? std::min(end, job.EndOf(piece))
+                                             : std::min(end, job.offsets[piece]);
+    const uint64_t n = std::min(stop - at, kReadPiece - batch.bytes);
+    batch.vectors[batch.count++] = {
+        wanted ? reinterpret_cast<char*>(job.addresses[piece] + (at - job.offsets[piece]))
+               : scratch + batch.bytes,
+        static_cast<size_t>(n)};
+    batch.bytes += n;
+    at += n;
+  }
+}
+
 // One chunk: 0 when it is well, else an errno, EBADMSG for a wrong CRC, ENODATA for an early end.
-int ReadChunk(const ReadJob& job, uint64_t begin, uint64_t end, uint32_t expected, uint32_t* found) {
+int ReadChunk(const ReadJob& job, uint64_t chunk, char* scratch, uint32_t* found) {
+  const uint64_t end = std::min(job.file_size, (chunk + 1) * job.chunk_bytes);
   *found = 0;
-  for (uint64_t at = begin; at < end;) {
-    const ssize_t n =
-        pread(job.fd, job.into + at, std::min(end - at, kReadPiece), static_cast<off_t>(job.offset + at));
+  for (uint64_t at = chunk * job.chunk_bytes; at < end;) {
+    Batch batch;
+    Gather(job, at, end, scratch, batch);
+    const ssize_t n = preadv(job.fd, batch.vectors, batch.count, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
     if (n == 0) return ENODATA;
-    *found = ckptd::Crc32c(std::span(job.into + at, static_cast<size_t>(n)), *found);
     at += static_cast<uint64_t>(n);
+    for (size_t left = static_cast<size_t>(n), i = 0; left > 0; ++i) {
+      const size_t here = std::min(left, batch.vectors[i].iov_len);
+      *found =
+          ckptd::Crc32c(std::span(static_cast<const std::byte*>(batch.vectors[i].iov_base), here), *found);
+      left -= here;
+    }
   }
-  return *found == expected ? 0 : EBADMSG;
+  return *found == job.expected[chunk] ? 0 : EBADMSG;
 }
 
-void ReadShare(void* context, int chunk) {
-  auto& job = *static_cast<ReadJob*>(context);
-  if (job.error.load() != 0) return;
-  const uint64_t begin = job.chunk_bytes * static_cast<uint64_t>(chunk);
-  uint32_t found;
-  const int error =
-      ReadChunk(job, begin, std::min(job.size, begin + job.chunk_bytes), job.expected[chunk], &found);
-  int none = 0;
-  if (error != 0 && job.error.compare_exchange_strong(none, error)) {
-    job.found = found;
-    job.bad = chunk;
-  }
-}
-
-// Takes chunks one after another until all are read.
-struct ReadQueue {
-  ReadJob* job;
-  int chunks;
-  std::atomic<int> next{0};
-};
-
+// Takes chunks one after another until all are read, and passes over those that no piece touches.
 void ReadMany(void* context, int) {
-  auto& queue = *static_cast<ReadQueue*>(context);
-  for (int chunk = queue.next++; chunk < queue.chunks; chunk = queue.next++) ReadShare(queue.job, chunk);
+  auto& job = *static_cast<ReadJob*>(context);
+  auto* const scratch = static_cast<char*>(malloc(kReadPiece));
+  for (uint64_t chunk = job.next++; chunk < job.end && job.error.load() == 0; chunk = job.next++) {
+    const uint64_t begin = chunk * job.chunk_bytes;
+    const uint64_t piece = job.PieceBeyond(begin);
+    if (piece == job.count || job.offsets[piece] >= begin + job.chunk_bytes) continue;
+    posix_fadvise(job.fd, static_cast<off_t>(begin + kAhead), static_cast<off_t>(job.chunk_bytes),
+                  POSIX_FADV_WILLNEED);
+    uint32_t found = 0;
+    const int error = scratch == nullptr ? ENOMEM : ReadChunk(job, chunk, scratch, &found);
+    int none = 0;
+    if (error != 0 && job.error.compare_exchange_strong(none, error)) {
+      job.found = found;
+      job.bad = static_cast<int64_t>(chunk);
+    }
+  }
+  free(scratch);
 }
 
 }  // namespace
 
 // Version of this interface: the package refuses a library that does not match.
-CKPTD_EXPORT int ckptd_native_version() { return 2; }
+CKPTD_EXPORT int ckptd_native_version() { return 3; }
 
 // Continues `crc`, which is 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
@@ -199,20 +253,28 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
   return 0;
 }
 
-// Reads `size` bytes at `offset`, which begins a chunk, into `into`, and checks the CRC32C of the i-th chunk
-// there against expected[i]. 0: all is well. Else an errno of reading, ENODATA where the file ended early,
-// EBADMSG for a wrong CRC; *bad is then the index of the chunk and *found its CRC.
-CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t offset, void* into, uint64_t size, uint64_t chunk_bytes,
-                                     const uint32_t* expected, int threads, int64_t* bad, uint32_t* found) {
-  ReadJob job;
-  job.fd = fd;
-  job.offset = offset;
-  job.into = static_cast<std::byte*>(into);
-  job.size = size;
-  job.chunk_bytes = chunk_bytes;
-  job.expected = expected;
-  ReadQueue queue{&job, static_cast<int>((size + chunk_bytes - 1) / chunk_bytes)};
-  ForEachShare(std::min(SharesFor(size, threads), queue.chunks), ReadMany, &queue);
+// Reads lengths[i] bytes from offsets[i] of a file to addresses[i], for i in [0, count), by up to `threads`
+// threads, and checks every chunk that they touch against expected, which has the CRC32C of each chunk of the
+// file. The pieces are in the order of the file, none reaches over another or beyond `file_size`. 0: all is
+// well. Else an errno of reading, ENODATA where the file ended early, EBADMSG for a wrong CRC; *bad is then
+// the chunk and *found its CRC, and what was read is not to be used.
+CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t file_size, uint64_t chunk_bytes,
+                                     const uint32_t* expected, const uint64_t* offsets,
+                                     const uint64_t* addresses, const uint64_t* lengths, uint64_t count,
+                                     int threads, int64_t* bad, uint32_t* found) {
+  *bad = -1;
+  *found = 0;
+  if (count == 0) return 0;
+  ReadJob job{fd, file_size, chunk_bytes, expected, offsets, addresses, lengths, count};
+  const uint64_t last = job.EndOf(count - 1);
+  job.next = offsets[0] / chunk_bytes;
+  job.end = (last + chunk_bytes - 1) / chunk_bytes;
+  const uint64_t begin = job.next * chunk_bytes;
+  posix_fadvise(fd, static_cast<off_t>(begin), static_cast<off_t>(std::min(last - begin, kAhead)),
+                POSIX_FADV_WILLNEED);
+  const uint64_t chunks = job.end - job.next;
+  ForEachShare(static_cast<int>(std::min<uint64_t>(SharesFor(last - begin, threads), chunks)), ReadMany,
+               &job);
   *bad = job.bad;
   *found = job.found;
   return job.error;
