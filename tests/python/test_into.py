@@ -84,6 +84,16 @@ def test_every_type_and_the_odd_shapes(tmp_path: pathlib.Path) -> None:
     assert equal(into, state)
 
 
+def test_what_was_one_storage_may_go_into_tensors_of_their_own(tmp_path: pathlib.Path) -> None:
+    one = torch.arange(100_000, dtype=torch.float32)
+    was = {"all": one, "again": one, "middle": one[1000:60_000], "empty": one[:0]}
+    write_checkpoint(tmp_path, "a", 1, {"m.pt": saved(was)})
+    into = {name: torch.zeros_like(tensor) for name, tensor in was.items()}
+    with ckptd.open_root(tmp_path).open("a") as checkpoint:
+        checkpoint.load("m.pt", into=into)
+    assert equal(into, was)
+
+
 def test_tied_weights_stay_tied(tmp_path: pathlib.Path) -> None:
     weight = torch.randn(50, 20)
     write_checkpoint(tmp_path, "a", 1, {"m.pt": saved({"embed": weight, "head": weight})})
