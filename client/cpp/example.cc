@@ -50,6 +50,8 @@ int main(int argc, char** argv) {
     if (last->has_value()) {
       if (absl::Status read = (*last)->ReadInto("model.bin", 0, bytes); !read.ok()) return Fail(read);
       step = (*last)->info().step.value_or(0);
+      // Until every rank has read its part; where one could not, all of them resume again.
+      if (absl::Status finished = (*last)->Finish(); !finished.ok()) return Fail(finished);
       std::cout << "resumed from " << (*last)->info().tag << "\n";
     }
   }

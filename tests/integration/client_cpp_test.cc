@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cinttypes>
 #include <cstdio>
 #include <filesystem>
@@ -116,6 +117,75 @@ TEST_F(ClientTest, AnEmptyRootStartsFromTheBeginning) {
   EXPECT_FALSE(run.Latest()->has_value());
   EXPECT_TRUE(run.List()->empty());
   EXPECT_EQ(ReasonOf(run.Open("latest").status()), "NO_CHECKPOINT");
+}
+
+TEST_F(ClientTest, DamageThatOneRankFindsGivesAllRanksTheNextOlderCheckpoint) {
+  const auto ranks_of = [this](const std::string& launch) {
+    return std::vector<Job>{OpenRun(0, 2, launch), OpenRun(1, 2, launch)};
+  };
+  const auto resume = [](Job& rank) {
+    absl::StatusOr<std::optional<Checkpoint>> resumed = rank.Resume(seconds(30));
+    EXPECT_TRUE(resumed.ok() && resumed->has_value()) << resumed.status();
+    return *std::move(*resumed);
+  };
+  {
+    std::vector<Job> ranks = ranks_of("launch-1");
+    for (const char* tag : {"one", "two"}) {
+      std::vector<std::thread> threads;
+      std::array<absl::StatusOr<Save>, 2> begun;
+      for (int rank : {0, 1}) {
+        threads.emplace_back([&, rank] {
+          const std::vector<std::byte> bytes = RandomBytes(100'000, 7);
+          begun[rank] = ranks[rank].Save({.tag = tag}, {{"f" + std::to_string(rank), {bytes}}});
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+      for (const auto& save : begun) ASSERT_TRUE(save.ok()) << save.status();
+      ASSERT_TRUE(begun[0]->Wait(Level::kCommitted, seconds(30)).ok());
+    }
+  }
+  std::fstream file(root_ + "/two/f1", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(50'000).put('!').put('?');
+  file.close();
+
+  std::vector<Job> ranks = ranks_of("launch-2");
+  Checkpoint zero = resume(ranks[0]), one = resume(ranks[1]);
+  EXPECT_EQ(zero.info().tag, "two");
+  EXPECT_TRUE(zero.Read("f0").ok());
+  EXPECT_EQ(ReasonOf(one.Read("f1").status()), "CORRUPT_FILE");
+  const absl::Status told = zero.Finish(seconds(30));
+  EXPECT_EQ(ReasonOf(told), "CHECKPOINT_DAMAGED") << told;
+  EXPECT_EQ(DetailsOf(told).at("path"), "f1");
+  EXPECT_EQ(one.Finish(seconds(30)).code(), absl::StatusCode::kDataLoss);
+
+  Checkpoint older_zero = resume(ranks[0]), older_one = resume(ranks[1]);
+  EXPECT_EQ(older_zero.info().tag, "one");
+  ASSERT_EQ(older_one.passed_over().size(), 1u);
+  EXPECT_EQ(older_one.passed_over()[0].tag, "two");
+  EXPECT_NE(older_one.passed_over()[0].damage, "");
+  absl::Status zero_left = absl::UnknownError("waits");
+  std::thread leaving([&] { zero_left = older_zero.Finish(seconds(30)); });
+  EXPECT_TRUE(older_one.Finish(seconds(30)).ok());
+  leaving.join();
+  EXPECT_TRUE(zero_left.ok()) << zero_left;
+  EXPECT_EQ(ReasonOf(ranks[0].Resume(seconds(30), /*strict=*/true).status()), "CHECKPOINT_DAMAGED");
+  EXPECT_EQ(ranks[0].Open("one")->Finish().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ClientTest, ACheckpointLetGoBeforeFinishIsAFailureThatTheOtherRanksHear) {
+  {
+    Job only = OpenRun(0, 1, "launch-1");
+    const std::vector<std::byte> bytes = RandomBytes(1000, 8);
+    ASSERT_TRUE(only.Save({.tag = "one"}, {{"f", {bytes}}})->Wait(Level::kCommitted, seconds(30)).ok());
+  }
+  Job first = OpenRun(0, 2, "launch-2"), second = OpenRun(1, 2, "launch-2");
+  absl::StatusOr<std::optional<Checkpoint>> zero = first.Resume(seconds(30)),
+                                            one = second.Resume(seconds(30));
+  ASSERT_TRUE(zero.ok() && one.ok());
+  one->reset();
+  const absl::Status told = (*zero)->Finish(seconds(30));
+  EXPECT_EQ(ReasonOf(told), "RESUME_FAILED") << told;
+  EXPECT_EQ(DetailsOf(told).at("ranks"), "1");
 }
 
 TEST_F(ClientTest, BytesChangedAfterSaveReturnsDoNotChangeTheCheckpoint) {
