@@ -377,8 +377,12 @@ TEST_F(AgreementTest, WhatRetentionIsRemovingIsNotOfferedInThePlaceOfADamagedOne
   EXPECT_EQ(Get("latest").reason(), "NO_CHECKPOINT");
   ios_[1]->errors["Evict"] = ErrnoError(EIO, "renaming");
   ios_[1]->Free();
+  ios_[1]->held.insert("Rescan");
   Turn();
-  EXPECT_EQ(Get("latest").get().tag(), "s1") << "it could not be removed";
+  EXPECT_EQ(Get("latest").reason(), "NO_CHECKPOINT") << "it may be half removed";
+  ios_[1]->Free();
+  Turn();
+  EXPECT_EQ(Get("latest").get().tag(), "s1") << "it was not";
 }
 
 // Such as one that an earlier daemon had left in flight, and this one publishes.

@@ -201,7 +201,8 @@ struct Run {
   bool scan_failed = false;              // That was said.
   std::optional<Instant> scan_again_at;  // The last one failed.
   bool degraded = false;
-  std::set<int64_t> evicting;
+  std::set<int64_t> evicting;                   // On their way out, or
+  std::set<int64_t> perhaps_evicted;            // (of these) nobody knows whether they are, before a scan.
   std::set<int64_t> pointed;                    // A pointer file names them: retention leaves them.
   int64_t free_bytes = 0;                       // As last asked,
   int64_t written_before = 0;                   // when its device had been written so much.

@@ -279,13 +279,14 @@ void Engine::Impl::Retain(Run* run) {
     if (!run->evicting.insert(sequence).second) continue;
     const std::string tag = run->committed.at(sequence).summary.tag();
     run->io->Evict(tag, sequence, [this, run, sequence, tag](absl::Status evicted) {
-      run->evicting.erase(sequence);
       if (evicted.ok()) {
+        run->evicting.erase(sequence);
         if (auto gone = run->committed.find(sequence); gone != run->committed.end()) {
           run->trash_bytes += gone->second.summary.size_bytes();
           run->committed.erase(gone);
         }
       } else {
+        run->perhaps_evicted.insert(sequence);
         observer_->OnWarning(absl::StrCat("retention could not remove ", run->path, "/", tag, ": ",
                                           std::string(evicted.message()),
                                           "; it is tried again after the next save"));

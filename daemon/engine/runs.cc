@@ -200,6 +200,7 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
     if (found != snapshot.committed.end() && !found->second.damage) found->second.damage = known.damage;
   }
   run->committed = std::move(snapshot.committed);
+  for (int64_t sequence : std::exchange(run->perhaps_evicted, {})) run->evicting.erase(sequence);
   run->damaged = std::move(snapshot.damaged);
   run->trash_bytes = snapshot.trash_bytes;
   TakePointers(run, std::move(snapshot.pointers));

@@ -120,8 +120,8 @@ void AddRuns(const v1::Status& status, double now, std::vector<prometheus::Metri
     }
     if (run.degraded()) ++degraded_count;
   }
-  for (Gauges* gauges :
-       {&sequence, &step, &time, &kept, &in_flight, &oldest, &damaged, &trash, &degraded, &read_only, &backend}) {
+  for (Gauges* gauges : {&sequence, &step, &time, &kept, &in_flight, &oldest, &damaged, &trash, &degraded,
+                         &read_only, &backend}) {
     gauges->MoveTo(families);
   }
   AddGauge(families, "ckptd_roots_degraded", "Roots whose file system does not answer.", degraded_count);

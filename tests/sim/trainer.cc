@@ -291,7 +291,8 @@ void Trainer::FinishResume(int64_t sequence) {
 
 // A few times; then the process gives up, as one whose peers are gone does. At the end it goes on alone.
 void Trainer::ResumeAgain() {
-  if (++failed_resumes_ <= 5 && !world_.ending()) return Later(random_.Spread(milliseconds(1), seconds(1)), &Trainer::Resume);
+  if (++failed_resumes_ <= 5 && !world_.ending())
+    return Later(random_.Spread(milliseconds(1), seconds(1)), &Trainer::Resume);
   if (!world_.ending()) return Kill();
   resuming_ = false;
   resumed_ = true;
