@@ -20,6 +20,8 @@ namespace {
 
 // For one call of ReadInto by way of the daemon.
 constexpr Duration kRemoteReadTimeout = std::chrono::seconds(600);
+// For a daemon that restarts while a rank waits for the others.
+constexpr Timeout kReconnectTimeout = std::chrono::seconds(60);
 constexpr size_t kMostDamageText = 1000;  // As ckptd.v1.Damage has it.
 
 }  // namespace
@@ -135,7 +137,7 @@ class CheckpointImpl {
     request.mutable_timeout()->set_seconds(timeout.count() / 1'000'000'000);
     request.mutable_timeout()->set_nanos(static_cast<int32_t>(timeout.count() % 1'000'000'000));
     return run_
-        ->Repeat(timeout,
+        ->Repeat(std::min(timeout, kReconnectTimeout),
                  [&](const std::shared_ptr<const Joined>& joined) {
                    request.set_run(joined->run);
                    return joined->session->rpc().FinishResume(request, timeout + kCallTimeout);

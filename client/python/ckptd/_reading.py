@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ckptd")
 _RPC_SECONDS = 30.0
+_RECONNECT_SECONDS = 60.0  # For a daemon that restarts; the other ranks may take longer.
 _MOST_TEXT, _MOST_VALUE = 1000, 100  # Bytes, as ckptd.v1.Damage has them.
 
 
@@ -89,7 +90,7 @@ class Resuming(Reading):
             set_duration(request.timeout, timeout)
             joined.session.call(joined.session.checkpoints.FinishResume, request, timeout + 10.0)
 
-        self._run._sessions.repeat(ask, timeout)
+        self._run._sessions.repeat(ask, min(timeout, _RECONNECT_SECONDS))
 
 
 def damage_of(fault: errors.Corrupt) -> Any:
