@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client.h"
 #include "client/cpp/client_impl.h"
@@ -112,8 +113,10 @@ class CheckpointImpl {
     damage.set_path(path);
     damage.set_message(FirstBytes(std::string(error.message()), kMostDamageText));
     const ErrorDetails details = DetailsOf(error);
-    if (auto chunk = details.find("chunk"); chunk != details.end())
-      damage.set_chunk(std::stoll(chunk->second));
+    int64_t number = 0;
+    if (auto chunk = details.find("chunk");
+        chunk != details.end() && absl::SimpleAtoi(chunk->second, &number))
+      damage.set_chunk(number);
     if (auto value = details.find("expected"); value != details.end()) damage.set_expected(value->second);
     if (auto value = details.find("found"); value != details.end()) damage.set_found(value->second);
     absl::Status told;
@@ -134,8 +137,7 @@ class CheckpointImpl {
   absl::Status Say(v1::FinishResumeRequest request, Timeout timeout) {
     request.set_rank(run_->options().rank);
     request.set_sequence(info_.sequence);
-    request.mutable_timeout()->set_seconds(timeout.count() / 1'000'000'000);
-    request.mutable_timeout()->set_nanos(static_cast<int32_t>(timeout.count() % 1'000'000'000));
+    SetDuration(timeout, request.mutable_timeout());
     return run_
         ->Repeat(std::min(timeout, kReconnectTimeout),
                  [&](const std::shared_ptr<const Joined>& joined) {
@@ -219,8 +221,7 @@ absl::StatusOr<std::optional<Checkpoint>> Run::Resume(Timeout timeout, bool stri
     request.set_run(joined->run);
     request.set_rank(impl_->options().rank);
     request.set_strict(strict);
-    request.mutable_timeout()->set_seconds(timeout.count() / 1'000'000'000);
-    request.mutable_timeout()->set_nanos(static_cast<int32_t>(timeout.count() % 1'000'000'000));
+    SetDuration(timeout, request.mutable_timeout());
     CKPTD_ASSIGN_OR_RETURN(v1::ResumeResponse response,
                            joined->session->rpc().Resume(request, timeout + kCallTimeout));
     if (!response.has_checkpoint()) return Answer();

@@ -30,6 +30,11 @@ absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
 
 std::string ToString(Level level) { return v1::Level_Name(static_cast<v1::Level>(level)); }
 
+void SetDuration(Duration value, google::protobuf::Duration* out) {
+  out->set_seconds(value.count() / 1'000'000'000);
+  out->set_nanos(static_cast<int32_t>(value.count() % 1'000'000'000));
+}
+
 CheckpointInfo InfoOf(const v1::Checkpoint& checkpoint) {
   CheckpointInfo info;
   info.name = checkpoint.name();

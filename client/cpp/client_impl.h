@@ -34,6 +34,7 @@ namespace ckptd::client {
 inline Duration TimeLeft(Instant deadline) { return std::max(Duration(0), deadline - SystemClock().Now()); }
 
 CheckpointInfo InfoOf(const v1::Checkpoint& checkpoint);
+void SetDuration(Duration value, google::protobuf::Duration* out);
 
 class ClientImpl {
  public:

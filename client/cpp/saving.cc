@@ -16,11 +16,6 @@ namespace {
 
 constexpr Duration kAbortTimeout = std::chrono::seconds(5);
 
-void SetDuration(Duration value, google::protobuf::Duration* out) {
-  out->set_seconds(value.count() / 1'000'000'000);
-  out->set_nanos(static_cast<int32_t>(value.count() % 1'000'000'000));
-}
-
 // Adds the time until its end to `sum`.
 class Stopwatch {
  public:

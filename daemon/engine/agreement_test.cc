@@ -71,15 +71,6 @@ class AgreementTest : public EngineTest {
   Answer<v1::ReportDamageResponse> Report(SessionId session, const std::string& tag) {
     return Report(session, tag, SequenceOf(tag));
   }
-  Answer<v1::OpenCheckpointResponse> Open(SessionId session, const std::string& tag, bool strict = false) {
-    v1::OpenCheckpointRequest request;
-    request.set_name(run_ + "/checkpoints/" + tag);
-    request.set_strict(strict);
-    Answer<v1::OpenCheckpointResponse> answer;
-    engine_->OpenCheckpoint(As(session), request, answer.reply());
-    Turn();
-    return answer;
-  }
   Answer<v1::Checkpoint> Get(const std::string& tag) {
     v1::GetCheckpointRequest request;
     request.set_name(run_ + "/checkpoints/" + tag);
@@ -406,9 +397,7 @@ TEST_F(AgreementTest, WhatTheAttemptResumesFromStaysUntilAllHaveReadItAlsoWhenAN
   EXPECT_THAT(disks_[1]->evicted, IsEmpty());
   const SessionId back = Trainer("b/0");
   ASSERT_TRUE(Join(back, 0, 2, "b").status().ok());
-  v1::CloseCheckpointRequest close;
-  close.set_lease(Resume(ranks[1], 1).get().lease());
-  engine_->CloseCheckpoint(As(ranks[1]), close, [](auto) {});
+  Close(ranks[1], Resume(ranks[1], 1).get().lease());
   const auto first = Finish(back, 0, "one");
   EXPECT_THAT(disks_[1]->evicted, IsEmpty());
   ASSERT_TRUE(Finish(ranks[1], 1, "one").status().ok());
@@ -419,9 +408,7 @@ TEST_F(AgreementTest, WhatTheAttemptResumesFromStaysUntilAllHaveReadItAlsoWhenAN
 TEST_F(AgreementTest, WhatAnAttemptResumedFromGoesWithItsOwnFirstCheckpointIfItsClientsDoNotAgree) {
   SaveAll(Launch("a", 1), "one", 1, 1);
   const auto ranks = Launch("b", 1);
-  v1::CloseCheckpointRequest close;
-  close.set_lease(Resume(ranks[0], 0).get().lease());
-  engine_->CloseCheckpoint(As(ranks[0]), close, [](auto) {});
+  Close(ranks[0], Resume(ranks[0], 0).get().lease());
   SaveAll(ranks, "two", 2, 1);
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
 }

@@ -220,6 +220,24 @@ class EngineTest : public ::testing::Test {
     return answer;
   }
 
+  Answer<v1::OpenCheckpointResponse> Open(SessionId session, const std::string& tag, bool strict = false) {
+    v1::OpenCheckpointRequest request;
+    request.set_name(run_ + "/checkpoints/" + tag);
+    request.set_strict(strict);
+    Answer<v1::OpenCheckpointResponse> answer;
+    engine_->OpenCheckpoint(As(session), request, answer.reply());
+    Turn();
+    return answer;
+  }
+  void Close(SessionId session, const std::string& lease) {
+    v1::CloseCheckpointRequest request;
+    request.set_lease(lease);
+    Answer<v1::CloseCheckpointResponse> answer;
+    engine_->CloseCheckpoint(As(session), request, answer.reply());
+    Turn();
+    EXPECT_TRUE(answer.status().ok()) << answer.status();
+  }
+
   void SaveAll(const std::vector<SessionId>& sessions, const std::string& tag, int64_t step,
                std::optional<int> keep = std::nullopt) {
     std::vector<Answer<v1::BeginResponse>> begun;

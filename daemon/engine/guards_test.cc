@@ -100,22 +100,6 @@ class GuardsTest : public EngineTest {
     Turn();
     return answer;
   }
-  Answer<v1::OpenCheckpointResponse> Open(SessionId session, const std::string& tag) {
-    v1::OpenCheckpointRequest request;
-    request.set_name(run_ + "/checkpoints/" + tag);
-    Answer<v1::OpenCheckpointResponse> answer;
-    engine_->OpenCheckpoint(As(session), request, answer.reply());
-    Turn();
-    return answer;
-  }
-  void Close(SessionId session, const std::string& lease) {
-    v1::CloseCheckpointRequest request;
-    request.set_lease(lease);
-    Answer<v1::CloseCheckpointResponse> answer;
-    engine_->CloseCheckpoint(As(session), request, answer.reply());
-    Turn();
-    EXPECT_TRUE(answer.status().ok()) << answer.status();
-  }
   std::string EndOf(SessionId session, const v1::SaveKey& key) {
     auto wait = Wait(session, key);
     if (!wait.has()) return "none";
@@ -888,10 +872,7 @@ TEST_F(GuardsTest, WhatAReadOutlivesItsLeaseWithIsRemovedFromTrashLater) {
   auto opened = Open(sessions[0], "one");
   auto reader = engine_->FindReader(As(sessions[0]), opened.get().lease());  // As a ReadFile has it.
   ASSERT_TRUE(reader.ok()) << reader.status();
-  v1::CloseCheckpointRequest close;
-  close.set_lease(opened.get().lease());
-  engine_->CloseCheckpoint(As(sessions[0]), close, [](auto) {});
-  Turn();
+  Close(sessions[0], opened.get().lease());
   EXPECT_THAT(disks_[1]->kept_in_trash, SizeIs(1));
   reader->reset();
   Pass(std::chrono::seconds(2));

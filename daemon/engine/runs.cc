@@ -311,8 +311,13 @@ void Engine::Impl::Joined(SessionId session, const std::string& run_name, const 
   });
   r->members.push_back(
       Member{session, info->second.client_instance, request.rank(), request.world_size(), *attempt});
-  if (auto agreement = r->agreements.find(*attempt); agreement != r->agreements.end())
+  if (auto agreement = r->agreements.find(*attempt); agreement != r->agreements.end()) {
     agreement->second.lost.erase(request.rank());
+  }
+  // Attempts that have ended before they agreed on anything.
+  std::erase_if(r->agreements, [&](const auto& entry) {
+    return entry.first < *attempt && entry.second.sequence == 0 && entry.second.waiting.empty();
+  });
   ReportOrphans(r, *attempt, request);
   v1::JoinRunResponse response;
   response.set_run(r->name);

@@ -9,12 +9,14 @@ import os
 import pathlib
 import random
 import struct
+import types
 from typing import Any, List
 
 import ckptd
 import pytest
 import torch
 from ckptd import _accel
+from ckptd._verified import RemoteFile
 from ckptd._wire import storage
 from written import CHUNK, encode_manifest, flip, saved, write_checkpoint
 
@@ -292,3 +294,20 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) * 1024 < 1.25 * (256 << 20)
+
+
+def test_bytes_that_the_daemons_disk_does_not_give_are_corrupt_and_other_failures_are_not() -> None:
+    class OfADaemon:
+        checkpoints = types.SimpleNamespace(ReadFile=None)
+
+        def __init__(self, reason: str) -> None:
+            self.error = ckptd.errors.make("DATA_LOSS", reason, "chunk 0 cannot be read")
+
+        def stream(self, *_: Any) -> Any:
+            raise self.error
+
+    for reason, kind in (("IO_ERROR", ckptd.Corrupt), ("SESSION_LOST", ckptd.CheckpointFailed)):
+        file = RemoteFile("step_2", "m.pt", 100, OfADaemon(reason), "lease")  # type: ignore[arg-type]
+        with pytest.raises(kind, match="chunk 0 cannot be read") as caught:
+            file.readinto(bytearray(100))
+        assert caught.value.reason == reason

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from contenders.contender import Contender, Done, Files, finished, fsync
+from contenders.contender import Files
+from contenders.file_by_file import FileByFile
 from contenders.tensors import named
 
 
-class Safetensors(Contender):
-    def __init__(self, folder: pathlib.Path) -> None:
-        super().__init__(folder)
-        self._names: List[str] = []
+class Safetensors(FileByFile):
+    suffix = ".safetensors"
 
-    def save(self, tag: str, files: Files) -> "Done[Any]":
-        self._names = list(files)
-        (self.folder / tag).mkdir(exist_ok=True)
-        for path, value in zip(self.written(tag), files.values()):
-            save_file(_untied(value), path)
-        return finished()
+    def write(self, value: Any, path: pathlib.Path) -> None:
+        save_file(_untied(value), path)
 
     def restore(self, tag: str, files: Files) -> None:
         for path, value in zip(self.written(tag), files.values()):
@@ -30,17 +25,9 @@ class Safetensors(Contender):
             for name, tensor in _untied(value).items():
                 tensor.copy_(loaded[name])
 
-    def written(self, tag: str) -> List[pathlib.Path]:
-        return [(self.folder / tag / name).with_suffix(".safetensors") for name in self._names]
-
 
 class SafetensorsSynced(Safetensors):
     unsynced = ""
-
-    def save(self, tag: str, files: Files) -> "Done[Any]":
-        done = super().save(tag, files)
-        fsync(self.written(tag))
-        return done
 
 
 def _untied(value: Any) -> Dict[str, torch.Tensor]:

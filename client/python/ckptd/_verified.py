@@ -176,12 +176,23 @@ class RemoteFile(VerifiedFile):
             lease=self._lease, path=self._path, offset=chunk * _REMOTE_CHUNK, limit=len(into)
         )
         done = 0
-        for data in self._session.stream(
-            self._session.checkpoints.ReadFile, request, _RPC_SECONDS + len(into) / _SLOWEST
-        ):
-            piece = data.data[: len(into) - done]
-            into[done : done + len(piece)] = piece
-            done += len(piece)
+        try:
+            for data in self._session.stream(
+                self._session.checkpoints.ReadFile, request, _RPC_SECONDS + len(into) / _SLOWEST
+            ):
+                piece = data.data[: len(into) - done]
+                into[done : done + len(piece)] = piece
+                done += len(piece)
+        except errors.CheckpointFailed as error:
+            if error.reason != "IO_ERROR":
+                raise
+            # As where this process reads it: what the disk does not give is not what was saved.
+            raise errors.Corrupt(
+                f"file {self._path} of checkpoint {self._tag} is corrupt: {error}",
+                reason=error.reason,
+                tag=self._tag,
+                path=self._path,
+            ) from error
         if done != len(into):
             raise errors.Corrupt(
                 f"file {self._path} of checkpoint {self._tag} ends {len(into) - done} bytes early",

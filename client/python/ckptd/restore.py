@@ -257,24 +257,23 @@ class Checkpoint:
 
 def opened(root: Optional[int], session: Session, response: Any, threads: int, reading: Reading) -> Checkpoint:
     """What Resume or OpenCheckpoint answered. Where the files can be had, this process reads them itself,
-    else the daemon does. Corrupt, and reported, when the manifest is damaged.
+    else the daemon does, also when the manifest is not any more what the daemon has just read.
     """
     info, local = info_of(response.checkpoint), None
     passed_over = tuple(info_of(checkpoint) for checkpoint in response.passed_over)
-    for passed in passed_over:
-        _log.warning(
-            "ckptd: checkpoint %s is damaged, %s is opened in its place: %s", passed.tag, info.tag, passed.damage
-        )
+    _warn(passed_over, info.tag)
     if root is not None:
-        try:
+        with contextlib.suppress(OSError, errors.Corrupt):
             local = _open_local(os.open(info.tag, _DIRECTORY, dir_fd=root), info)
-        except OSError:
-            pass
-        except errors.Corrupt as fault:
-            reading.found(fault)
-            raise
     sizes = {file.path: file.size_bytes for file in response.checkpoint.files}
     return Checkpoint(info, local, sizes, session, response.lease, threads, reading, passed_over)
+
+
+def _warn(passed_over: Sequence[CheckpointInfo], tag: str) -> None:
+    for passed in passed_over:
+        _log.warning(
+            "ckptd: checkpoint %s is damaged, %s is opened in its place: %s", passed.tag, tag, passed.damage
+        )
 
 
 def _open_local(directory: int, info: CheckpointInfo) -> Optional[_Local]:
@@ -354,24 +353,25 @@ class Root:
             checkpoint = self._open(tag, damages)
             if strict and checkpoint.info.damage:
                 checkpoint.close()
-                raise _all_damaged(self.path, [checkpoint.info])
+                raise _damaged(self.path, [checkpoint.info])
             return checkpoint
         passed: List[CheckpointInfo] = []
         for sequence, name in self._summaries():
+            if strict and passed:
+                break
             try:
                 checkpoint = self._open(name, damages)
             except errors.Corrupt as error:
                 passed.append(_unreadable(name, sequence, error))
                 continue
-            if not checkpoint.info.damage and not (strict and passed):
-                for info in passed:
-                    _log.warning("ckptd: checkpoint %s is damaged, %s is opened in its place: %s", info.tag, name, info.damage)
+            if not checkpoint.info.damage:
+                _warn(passed, name)
                 checkpoint._passed_over = tuple(passed)
                 return checkpoint
             passed.append(checkpoint.info)
             checkpoint.close()
         if passed:
-            raise _all_damaged(self.path, passed)
+            raise _damaged(self.path, passed)
         raise self._missing(tag)
 
     def _missing(self, tag: str) -> errors.NotFound:
@@ -408,8 +408,8 @@ def _unreadable(tag: str, sequence: int, error: errors.Corrupt) -> CheckpointInf
     return CheckpointInfo(tag, None, sequence, 0, 0, 0, {}, (), "committed", None, damage=str(error))
 
 
-def _all_damaged(root: str, infos: Sequence[CheckpointInfo]) -> errors.Corrupt:
-    words = "; ".join(f"{info.tag}: {info.damage}" for info in infos if info.damage)
+def _damaged(root: str, infos: Sequence[CheckpointInfo]) -> errors.Corrupt:
+    words = "; ".join(f"{info.tag}: {info.damage}" for info in infos)
     return errors.Corrupt(
         f"in {root} what was asked for is damaged ({words}), and nothing is opened in its place",
         reason="CHECKPOINT_DAMAGED",
