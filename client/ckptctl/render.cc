@@ -129,11 +129,22 @@ std::string RenderStatus(const v1::Status& status, int64_t now_us) {
                    Age(status.start_time(), now_us), ", ", Plural(status.sessions(), "session"), "\n");
   absl::StrAppend(&text, "pool ", HumanBytes(pool.total_bytes()), ": ", HumanBytes(pool.used_bytes()),
                   " used, ", HumanBytes(pool.lent_bytes()), " lent and idle, ",
+                  HumanBytes(pool.resident_bytes()), " copies of checkpoints, ",
                   HumanBytes(pool.ready_bytes()), " ready; ", pool.pages(), " pages, segments of ",
                   HumanBytes(pool.segment_bytes()), "\n");
   for (const v1::Run& run : status.runs()) absl::StrAppend(&text, "\n", RenderRun(run, now_us));
   if (status.runs().empty()) absl::StrAppend(&text, "\nno runs\n");
   return text;
+}
+
+// What an operator looks for in a list.
+std::vector<std::string> Remarks(const v1::Checkpoint& checkpoint) {
+  std::vector<std::string> remarks;
+  if (checkpoint.has_damage()) remarks.push_back("DAMAGED");
+  if (checkpoint.pinned()) remarks.push_back("pinned");
+  if (checkpoint.resident()) remarks.push_back("in memory");
+  if (!checkpoint.error().reason().empty()) remarks.push_back(checkpoint.error().reason());
+  return remarks;
 }
 
 std::string RenderCheckpoints(const google::protobuf::RepeatedPtrField<v1::Checkpoint>& checkpoints,
@@ -145,9 +156,7 @@ std::string RenderCheckpoints(const google::protobuf::RepeatedPtrField<v1::Check
                absl::StrCat(checkpoint.attempt()), HumanBytes(checkpoint.size_bytes()),
                absl::StrCat(checkpoint.file_count()),
                Age(committed ? checkpoint.commit_time() : checkpoint.create_time(), now_us),
-               v1::Level_Name(checkpoint.level()),
-               absl::StrCat(checkpoint.has_damage() ? "DAMAGED " : "", checkpoint.pinned() ? "pinned" : "",
-                            checkpoint.error().reason())});
+               v1::Level_Name(checkpoint.level()), absl::StrJoin(Remarks(checkpoint), ", ")});
   }
   return table.empty() ? "no checkpoints\n" : table.ToString();
 }
@@ -182,6 +191,7 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
   }
   AddLine(&text, "metrics", Metrics(checkpoint));
   if (checkpoint.pinned()) AddLine(&text, "pinned", "retention and re-saves leave it alone");
+  if (checkpoint.resident()) AddLine(&text, "in memory", "restoring it reads no disk");
   if (checkpoint.has_damage()) {
     AddLine(&text, "damaged",
             absl::StrCat(Words(checkpoint.damage()),

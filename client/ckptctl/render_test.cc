@@ -24,7 +24,7 @@ constexpr int64_t kNowUs = 1'000'000'000'000'000;
 TEST(RenderStatus, ShowsWhatAnOperatorAsksFor) {
   const auto status = Parse<v1::Status>(R"(
     daemon_version: "0.1.0" state: "DEGRADED" sessions: 2 start_time { seconds: 999999940 }
-    pool { total_bytes: 4294967296 used_bytes: 1073741824 ready_bytes: 3221225472 pages: "transparent" segment_bytes: 67108864 }
+    pool { total_bytes: 4294967296 used_bytes: 1073741824 ready_bytes: 2147483648 resident_bytes: 1073741824 pages: "transparent" segment_bytes: 67108864 }
     runs {
       name: "runs/00ff" path: "/data/ckpts" run_id: "gpt" uid: 1000 attempt: 3 world_size: 2 checkpoint_count: 3 num_kept_ckpts: 3
       degraded: true predicted_victims: "step_80" trash_bytes: 2048
@@ -34,9 +34,13 @@ TEST(RenderStatus, ShowsWhatAnOperatorAsksFor) {
       probe { file_system: "ext4" io_backend: "io_uring" io_backend_cause: "it worked" direct_io: true fallocate: true rename_exchange: true free_bytes: 1099511627776 warnings: "tmpfs" }
     })");
   const std::string text = RenderStatus(status, kNowUs);
-  EXPECT_THAT(text, AllOf(HasSubstr("ckptd 0.1.0, DEGRADED for 1 min 0 s, 2 sessions\n"),
-                          HasSubstr("pool 4.0 GiB: 1.0 GiB used"),
-                          HasSubstr("transparent pages, segments of 64.0 MiB")));
+  EXPECT_THAT(
+      text,
+      AllOf(
+          HasSubstr("ckptd 0.1.0, DEGRADED for 1 min 0 s, 2 sessions\n"),
+          HasSubstr(
+              "pool 4.0 GiB: 1.0 GiB used, 0 B lent and idle, 1.0 GiB copies of checkpoints, 2.0 GiB ready"),
+          HasSubstr("transparent pages, segments of 64.0 MiB")));
   EXPECT_THAT(text,
               AllOf(HasSubstr("runs/00ff  /data/ckpts\n"), HasSubstr("attempt 3, 2 ranks"),
                     HasSubstr("step_100 (step 100, 1.5 GiB, committed 12 s ago)"),
@@ -54,11 +58,11 @@ TEST(RenderStatus, AnEmptyDaemonIsNoSpecialCase) {
 
 TEST(RenderCheckpoints, OneLineEach) {
   const auto list = Parse<v1::ListCheckpointsResponse>(R"(
-    checkpoints { tag: "b" sequence: 2 attempt: 1 level: COMMITTED size_bytes: 10 file_count: 1 pinned: true commit_time { seconds: 999999990 } }
+    checkpoints { tag: "b" sequence: 2 attempt: 1 level: COMMITTED size_bytes: 10 file_count: 1 pinned: true resident: true commit_time { seconds: 999999990 } }
     checkpoints { tag: "a" step: 5 sequence: 1 attempt: 1 level: FAILED error { reason: "NO_SPACE" } create_time { seconds: 999999980 } })");
   EXPECT_EQ(RenderCheckpoints(list.checkpoints(), kNowUs),
             "TAG  STEP  SEQUENCE  ATTEMPT  SIZE  FILES  AGE   LEVEL\n"
-            "b    -     2         1        10 B  1      10 s  COMMITTED  pinned\n"
+            "b    -     2         1        10 B  1      10 s  COMMITTED  pinned, in memory\n"
             "a    5     1         1        0 B   0      20 s  FAILED     NO_SPACE\n");
   EXPECT_EQ(RenderCheckpoints({}, kNowUs), "no checkpoints\n");
 }

@@ -1,15 +1,17 @@
-// Reading: a lease from the daemon, and the files themselves beneath this process's own descriptor of the
-// root, every chunk checked. Where this process may not read them, or their name is another checkpoint's
-// meanwhile, the daemon reads, checks and sends.
+// Reading: a lease from the daemon, and its memory where that has the bytes still; else the files themselves
+// beneath this process's own descriptor of the root, every chunk checked. Where this process may not read
+// them, or their name is another checkpoint's meanwhile, the daemon reads, checks and sends.
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client.h"
 #include "client/cpp/client_impl.h"
+#include "client/cpp/residents.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
@@ -87,6 +89,8 @@ class CheckpointImpl {
                                     " were asked for; it has ", size));
     }
     if (into.empty()) return absl::OkStatus();
+    if (!residents_) residents_.emplace(session_, lease_, info_.size_bytes);
+    if (residents_->Read(path, offset, into, run_->copy_threads())) return absl::OkStatus();
     const absl::Status read = directory_ ? ReadVerified(*fs_, directory_.get(), *records_.at(path),
                                                         manifest_.summary.chunk_bytes(), offset, into)
                                          : ReadByDaemon(path, offset, into);
@@ -195,6 +199,7 @@ class CheckpointImpl {
   absl::Status fault_;  // What was found to be wrong with it first.
   bool said_ = false;   // How this rank's reading went.
   std::map<std::string, int64_t> sizes_;
+  std::optional<Residents> residents_;  // Asked for when the first byte is.
   std::unique_ptr<FileSystem> fs_;
   ScopedHandle directory_;  // Invalid: the daemon reads.
   Manifest manifest_;

@@ -183,12 +183,13 @@ absl::StatusOr<std::string> Handoff::AttachRoot(int directory, const std::string
 }
 
 absl::StatusOr<std::vector<ReceivedSegment>> Handoff::FetchSegments(const std::vector<int64_t>& ids,
-                                                                    Duration timeout) {
+                                                                    Duration timeout, bool read_only) {
   std::vector<ReceivedSegment> segments;
   for (size_t begin = 0; begin < ids.size(); begin += kMostDescriptors) {
     const size_t end = std::min(ids.size(), begin + kMostDescriptors);
     v1::HandoffRequest request;
     *request.mutable_fetch_segments()->mutable_ids() = {ids.begin() + begin, ids.begin() + end};
+    request.mutable_fetch_segments()->set_read_only(read_only);
     CKPTD_ASSIGN_OR_RETURN(Answer answer, Ask(std::move(request), -1, timeout));
     const v1::FetchSegmentsResponse& fetched = answer.message.fetch_segments();
     if (static_cast<size_t>(fetched.segments_size()) != end - begin ||

@@ -37,7 +37,7 @@ class Handoff {
   absl::StatusOr<std::string> AttachRoot(int directory, const std::string& path, Duration timeout);
   // In the order of `ids`, of any number.
   absl::StatusOr<std::vector<ReceivedSegment>> FetchSegments(const std::vector<int64_t>& ids,
-                                                             Duration timeout);
+                                                             Duration timeout, bool read_only = false);
   absl::Status Goodbye(Duration timeout);
 
   // False once the daemon has closed its end. Never waits.

@@ -14,6 +14,9 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14.
 #endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 
 namespace ckptd::client {
 namespace {
@@ -35,7 +38,7 @@ absl::StatusOr<std::byte*> ReserveAligned(size_t size) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<Mapping>> Mapping::Map(UniqueFd fd, int64_t size, bool huge) {
+absl::StatusOr<std::shared_ptr<Mapping>> Mapping::Map(UniqueFd fd, int64_t size, bool huge, Access access) {
   struct stat stat;
   if (fstat(fd.get(), &stat) != 0) return ErrnoError(errno, "fstat of a segment");
   if (size <= 0 || stat.st_size < size) {
@@ -43,7 +46,9 @@ absl::StatusOr<std::shared_ptr<Mapping>> Mapping::Map(UniqueFd fd, int64_t size,
   }
   const auto length = static_cast<size_t>(size);
   CKPTD_ASSIGN_OR_RETURN(std::byte * data, ReserveAligned(length));
-  if (mmap(data, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd.get(), 0) == MAP_FAILED) {
+  const bool writable = access == Access::kWrite;
+  if (mmap(data, length, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, fd.get(), 0) ==
+      MAP_FAILED) {
     // No munmap: the kernel may have taken the reservation away before it failed, and another thread's memory
     // may be there now.
     return ErrnoError(errno, absl::StrCat("mapping a segment of ", size, " bytes"));
@@ -53,7 +58,7 @@ absl::StatusOr<std::shared_ptr<Mapping>> Mapping::Map(UniqueFd fd, int64_t size,
   // Advice must come before the pages do. Neither of the two is needed for correctness: without them the copy
   // faults.
   if (huge) madvise(data, length, MADV_HUGEPAGE);
-  madvise(data, length, MADV_POPULATE_WRITE);
+  madvise(data, length, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
   return mapping;
 }
 

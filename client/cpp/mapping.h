@@ -13,14 +13,17 @@
 
 namespace ckptd::client {
 
+enum class Access { kRead, kWrite };
+
 // Unmapped when the last owner goes: a part that is being filled keeps its segments although the session has
 // ended.
 class Mapping {
  public:
-  // Maps all of `fd` for writing, faulted in, in huge pages where the segment has them; a forked child does
-  // not inherit it. `fd` is not needed afterwards. The file's size is checked: a shorter one would be a
+  // Maps all of `fd`, faulted in, in huge pages where the segment has them; a forked child does not inherit
+  // it. `fd` is not needed afterwards. The file's size is checked: a shorter one would be a
   // SIGBUS later.
-  static absl::StatusOr<std::shared_ptr<Mapping>> Map(UniqueFd fd, int64_t size, bool huge);
+  static absl::StatusOr<std::shared_ptr<Mapping>> Map(UniqueFd fd, int64_t size, bool huge,
+                                                      Access access = Access::kWrite);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;

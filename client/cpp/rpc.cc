@@ -138,6 +138,10 @@ absl::StatusOr<v1::OpenCheckpointResponse> Rpc::OpenCheckpoint(const v1::OpenChe
                                                                Duration timeout) {
   return impl_->Call(impl_->checkpoints(), &CheckpointsStub::OpenCheckpoint, request, timeout);
 }
+absl::StatusOr<v1::LocateFilesResponse> Rpc::LocateFiles(const v1::LocateFilesRequest& request,
+                                                         Duration timeout) {
+  return impl_->Call(impl_->checkpoints(), &CheckpointsStub::LocateFiles, request, timeout);
+}
 absl::StatusOr<v1::CloseCheckpointResponse> Rpc::CloseCheckpoint(const v1::CloseCheckpointRequest& request,
                                                                  Duration timeout) {
   return impl_->Call(impl_->checkpoints(), &CheckpointsStub::CloseCheckpoint, request, timeout);

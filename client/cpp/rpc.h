@@ -42,6 +42,8 @@ class Rpc {
                                                         Duration timeout);
   absl::StatusOr<v1::OpenCheckpointResponse> OpenCheckpoint(const v1::OpenCheckpointRequest& request,
                                                             Duration timeout);
+  absl::StatusOr<v1::LocateFilesResponse> LocateFiles(const v1::LocateFilesRequest& request,
+                                                      Duration timeout);
   absl::StatusOr<v1::CloseCheckpointResponse> CloseCheckpoint(const v1::CloseCheckpointRequest& request,
                                                               Duration timeout);
 

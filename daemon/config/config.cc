@@ -104,6 +104,7 @@ void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (pool.bytes() == 0) pool.set_bytes(memory_bytes / 4);
   if (pool.segment_bytes() == 0) pool.set_segment_bytes(DefaultSegmentBytes(pool.bytes()));
   if (!pool.has_populate_ahead_bytes()) pool.set_populate_ahead_bytes(pool.bytes());
+  if (!pool.has_resident_bytes()) pool.set_resident_bytes(pool.bytes());
   if (pool.huge_pages() == config::v1::HUGE_PAGES_UNSPECIFIED) pool.set_huge_pages(config::v1::AUTO);
 
   auto& io = *config.mutable_io();
@@ -150,6 +151,7 @@ void CheckPool(const config::v1::PoolConfig& pool, int64_t memory_bytes, Checker
   }
   check.Range("pool.populate_ahead_bytes", pool.populate_ahead_bytes(), 0,
               std::max<int64_t>(pool.bytes(), 0));
+  check.Range("pool.resident_bytes", pool.resident_bytes(), 0, std::max<int64_t>(pool.bytes(), 0));
 }
 
 void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& check) {

@@ -38,6 +38,7 @@ TEST(Config, AnEmptyTextGivesEveryDefault) {
   EXPECT_EQ(config.pool().bytes(), 16 * kGiB);
   EXPECT_EQ(config.pool().segment_bytes(), 256 * kMiB);
   EXPECT_EQ(config.pool().populate_ahead_bytes(), 16 * kGiB);
+  EXPECT_EQ(config.pool().resident_bytes(), 16 * kGiB);
   EXPECT_EQ(config.pool().huge_pages(), config::v1::AUTO);
   EXPECT_EQ(config.io().backend(), config::v1::BACKEND_AUTO);
   EXPECT_EQ(config.io().chunk_bytes(), 8 * kMiB);
@@ -93,6 +94,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"pool { segment_bytes: 3145728 }", "pool.segment_bytes"},
         BadValue{"pool { bytes: 16777216 segment_bytes: 8388608 }", "pool.segment_bytes"},
         BadValue{"pool { populate_ahead_bytes: -1 }", "pool.populate_ahead_bytes"},
+        BadValue{"pool { resident_bytes: -1 }", "pool.resident_bytes"},
         BadValue{"pool { huge_pages: 9 }", "pool.huge_pages"}, BadValue{"io { backend: 9 }", "io.backend"},
         BadValue{"io { chunk_bytes: 65537 }", "io.chunk_bytes"}, BadValue{"io { depth: 129 }", "io.depth"},
         BadValue{"io { checksum_threads: -1 }", "io.checksum_threads"},
@@ -110,10 +112,12 @@ TEST(Config, ASocketPathLeavesRoomForTheHandoffSocket) {
 
 TEST(Config, ZeroIsAValueWhereItMeansSomething) {
   const auto config =
-      Load("drain_timeout_seconds: 0 metrics { port: 0 } pool { populate_ahead_bytes: 0 }").config;
+      Load("drain_timeout_seconds: 0 metrics { port: 0 } pool { populate_ahead_bytes: 0 resident_bytes: 0 }")
+          .config;
   EXPECT_EQ(config.drain_timeout_seconds(), 0);
   EXPECT_EQ(config.metrics().port(), 0);
   EXPECT_EQ(config.pool().populate_ahead_bytes(), 0);
+  EXPECT_EQ(config.pool().resident_bytes(), 0);
 }
 
 TEST(Config, TheCommandLineWinsAndIsCheckedToo) {

@@ -140,6 +140,7 @@ void Engine::Impl::MarkDamaged(Run* run, int64_t sequence, storage::v1::Damage d
         "checkpoint ", run->path, "/", checkpoint.summary.tag(), " is damaged: ", Words(*checkpoint.damage),
         "; it is not offered any more, ",
         newest == nullptr ? "and there is no other" : absl::StrCat(newest->summary.tag(), " is the latest")));
+    DropResident(run, sequence);
   }
   // Whoever finds it again waits until it is on disk, too.
   run->io->SetDamage(checkpoint.summary.tag(), sequence, checkpoint.damage,
@@ -271,6 +272,7 @@ void Engine::Impl::Finish(Run* run, const v1::FinishResumeRequest& request, Pend
     const auto over = run->agreements.find(attempt);
     if (over == run->agreements.end() || over->second.sequence != sequence) return;
     AnswerFinishes(run, attempt, agreed);
+    if (agreed.ok()) MakeWayForSaves(run, sequence);
     Retain(run);  // It may have been all that kept a victim.
   });
 }

@@ -74,6 +74,7 @@ v1::Checkpoint Engine::Impl::Describe(const Save& save, v1::View view) const {
   if (auto committed = save.run->committed.find(save.sequence); committed != save.run->committed.end()) {
     SetTime(committed->second.summary.commit_time_us(), checkpoint.mutable_commit_time());
     checkpoint.set_pinned(committed->second.pinned);
+    checkpoint.set_resident(IsResident(*save.run, save.sequence));
   }
   if (!save.error.ok() && save.level >= v1::FAILED) {
     v1::SaveError& error = *checkpoint.mutable_error();
@@ -114,6 +115,7 @@ v1::Checkpoint Engine::Impl::Describe(const Run& run, const CommittedCheckpoint&
     leases += entry.second.run == &run && entry.second.sequence == summary.sequence();
   }
   checkpoint.set_leases(leases);
+  checkpoint.set_resident(IsResident(run, summary.sequence()));
   return checkpoint;
 }
 
@@ -427,6 +429,11 @@ void Engine::OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointReques
   impl_->OpenCheckpoint(caller, request, std::move(reply));
 }
 
+void Engine::LocateFiles(const Caller& caller, const v1::LocateFilesRequest& request,
+                         Reply<v1::LocateFilesResponse> reply) {
+  impl_->LocateFiles(caller, request, std::move(reply));
+}
+
 void Engine::CloseCheckpoint(const Caller& caller, const v1::CloseCheckpointRequest& request,
                              Reply<v1::CloseCheckpointResponse> reply) {
   auto lease = impl_->leases_.find(request.lease());
@@ -494,6 +501,7 @@ v1::Status Engine::GetStatus(const Caller& caller) {
   pool.set_used_bytes(usage.used_bytes);
   pool.set_lent_bytes(usage.lent_bytes);
   pool.set_ready_bytes(usage.ready_bytes);
+  pool.set_resident_bytes(usage.resident_bytes);
   pool.set_pages(usage.pages);
   pool.set_segment_bytes(impl_->pool_->segment_bytes());
   bool degraded = false;

@@ -124,6 +124,8 @@ class Engine {
                     Reply<v1::ReportDamageResponse> reply);
   void OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
                       Reply<v1::OpenCheckpointResponse> reply);
+  void LocateFiles(const Caller& caller, const v1::LocateFilesRequest& request,
+                   Reply<v1::LocateFilesResponse> reply);
   void CloseCheckpoint(const Caller& caller, const v1::CloseCheckpointRequest& request,
                        Reply<v1::CloseCheckpointResponse> reply);
   // For ReadFile: the reader behind a lease of this session.

@@ -5,6 +5,7 @@
 //   saves.cc       Seal, Abort, Wait, deadlines: how a save ends
 //   persist.cc     parts to disk, publish, retention
 //   reads.cc       Resume, open checkpoints, leases, pins
+//   residents.cc   committed checkpoints that are in memory still
 //   agreement.cc   damage, and that all ranks agree what they resume from
 //   succession.cc  sealed saves from one daemon to the next
 #ifndef CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
@@ -136,6 +137,25 @@ struct Lease {
   Run* run = nullptr;
   int64_t sequence = 0;
   std::shared_ptr<CheckpointReader> reader;
+  ReservationId copy = 0;  // Not 0: the resident copy that it keeps.
+};
+
+// One rank's files, in memory.
+struct ResidentPart {
+  SessionId writer = 0;  // Who could write there: 0 or ended, nobody any more.
+  std::vector<v1::FileSpec> files;
+  std::map<std::string, v1::FilePlacement> placed;
+  std::vector<SegmentRef> segments;              // Their memory is there while the copy is held.
+  std::vector<storage::v1::FileRecord> records;  // Of `files`, in their order.
+  bool checked = false;                          // And nobody could write since.
+  bool checking = false, for_good = false;       // Under way; whether nobody can write meanwhile.
+  std::vector<absl::AnyInvocable<void(bool)>> waiting;
+};
+
+// A committed checkpoint whose memory nobody has needed yet.
+struct Resident {
+  ReservationId copy = 0;
+  std::map<int, ResidentPart> parts;  // By rank; those that have files.
 };
 
 struct PendingResume {
@@ -181,6 +201,7 @@ struct Run {
   ProbeResult probe;
   std::map<int64_t, CommittedCheckpoint> committed;  // By sequence.
   std::vector<RootStore::Damaged> damaged;
+  std::map<int64_t, Resident> residents;  // By sequence; the pool may have dropped some.
   std::unique_ptr<Ledger> ledger;
   std::vector<Member> members;
   std::map<int64_t, std::unique_ptr<Save>> saves;  // In flight, by sequence.
@@ -326,6 +347,20 @@ class Engine::Impl {
   void CloseLease(std::map<std::string, Lease>::iterator lease);
   void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
 
+  // residents.cc
+  void KeepResident(Save* save);
+  void PruneResidents(Run* run);
+  bool IsResident(const Run& run, int64_t sequence) const;
+  void DropResident(Run* run, int64_t sequence);
+  void MakeWayForSaves(Run* run, int64_t sequence);
+  void CheckResidentsOf(SessionId session);
+  void CheckResident(Run* run, int64_t sequence, int rank, absl::AnyInvocable<void(bool)> done);
+  void ResidentChecked(Run* run, int64_t sequence, int rank, ReservationId copy, const absl::Status& found);
+  void LocateFiles(const Caller& caller, const v1::LocateFilesRequest& request,
+                   Reply<v1::LocateFilesResponse> reply);
+  void GiveLocated(Run* run, int64_t sequence, const std::string& lease, const std::vector<int>& ranks,
+                   Reply<v1::LocateFilesResponse> reply);
+
   // agreement.cc
   static bool TellsOfDamage(const Run& run, const absl::Status& opened);  // Of what could not be opened.
   static storage::v1::Damage DamageOf(const absl::Status& opened);
@@ -418,6 +453,11 @@ class Engine::Impl {
   bool draining_ = false;
   std::vector<absl::AnyInvocable<void()>> drained_;
 };
+
+// residents.cc
+std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
+                                const std::map<std::string, v1::FilePlacement>& placed,
+                                const std::vector<SegmentRef>& segments);
 
 // validate.cc: what a request may say.
 absl::Status CheckBegin(const v1::BeginRequest& request, int world_size);

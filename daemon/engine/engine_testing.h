@@ -71,6 +71,7 @@ class EngineTest : public ::testing::Test {
     SegmentPoolOptions options;
     options.bytes = segments * kSegment;
     options.segment_bytes = kSegment;
+    options.resident_bytes = resident_segments_ * kSegment;
     options.pages = PagePolicy::kPlain;
     pool_ = SegmentPool::Start(
         options, [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); },
@@ -278,6 +279,7 @@ class EngineTest : public ::testing::Test {
   std::map<uint64_t, std::shared_ptr<FakeDisk>> disks_;
   std::map<uint64_t, FakeRootIo*> ios_;
   std::vector<std::string> pool_warnings_;
+  int resident_segments_ = 0;             // For the next Start.
   PoolSuccession succession_;             // For the next Start.
   MakePopulator make_populator_;          // Likewise; null: the real one.
   std::unique_ptr<SealJournal> journal_;  // Null but in SuccessionTest.

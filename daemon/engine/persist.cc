@@ -64,25 +64,6 @@ storage::v1::ManifestSummary Engine::Impl::SummaryOf(const Save& save) const {
 }
 
 void Engine::Impl::WritePart(Save* save, Part& part) {
-  std::vector<FileImage> images;
-  for (const v1::FileSpec& file : part.files) {
-    FileImage image;
-    image.path = file.path();
-    image.size = file.size_bytes();
-    int64_t offset = part.placed.at(file.path()).offset(), left = image.size;
-    for (const SegmentRef& segment : part.segments) {
-      if (offset >= segment.size) {
-        offset -= segment.size;
-        continue;
-      }
-      if (left == 0) break;
-      const int64_t run = std::min(left, segment.size - offset);
-      image.runs.emplace_back(segment.data + offset, static_cast<size_t>(run));
-      left -= run;
-      offset = 0;
-    }
-    images.push_back(std::move(image));
-  }
   storage::v1::PartRecord record;
   record.set_format_version(1);
   record.set_rank(part.rank);
@@ -91,7 +72,7 @@ void Engine::Impl::WritePart(Save* save, Part& part) {
   *record.mutable_checkpoint() = SummaryOf(*save);
   part.writing = true;
   save->run->io->WritePart(
-      save->id, std::move(record), std::move(images), save->written,
+      save->id, std::move(record), ImagesOf(part.files, part.placed, part.segments), save->written,
       [this, id = save->id, rank = part.rank](absl::StatusOr<storage::v1::PartRecord> written) {
         PartWritten(id, rank, std::move(written));
       });
@@ -284,6 +265,7 @@ void Engine::Impl::Retain(Run* run) {
         if (auto gone = run->committed.find(sequence); gone != run->committed.end()) {
           run->trash_bytes += gone->second.summary.size_bytes();
           run->committed.erase(gone);
+          PruneResidents(run);
         }
       } else {
         run->perhaps_evicted.insert(sequence);

@@ -124,7 +124,7 @@ void Engine::Impl::OpenLease(
   }
   // Leased before it is opened, so that retention leaves it alone meanwhile.
   const std::string id = absl::StrCat("leases/", next_id_++);
-  leases_.emplace(id, Lease{id, session, run, sequence, nullptr});
+  leases_.emplace(id, Lease{id, session, run, sequence, nullptr, 0});
   const std::string tag = committed->second.summary.tag();
   run->io->OpenCheckpoint(
       tag, sequence,
@@ -212,7 +212,9 @@ void Engine::Impl::OpenCheckpoint(SessionId session, Run* run, const std::string
 
 void Engine::Impl::CloseLease(std::map<std::string, Lease>::iterator lease) {
   Run* run = lease->second.run;
+  const auto [copy, session] = std::pair(lease->second.copy, lease->second.session);
   leases_.erase(lease);
+  if (copy != 0) pool_->Unhold(copy, session);
   Retain(run);  // It may have been all that kept a victim.
 }
 

@@ -87,6 +87,10 @@ class RootIo {
   virtual void OpenCheckpoint(std::string tag, int64_t sequence,
                               Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) = 0;
   virtual void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) = 0;
+  // Whether what was written is in memory still, as it was then: see storage/io/check_images.h. The images
+  // stay valid until `done`. Does not wait for the file system.
+  virtual void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
+                           int32_t chunk_bytes, Callback<absl::Status> done) = 0;
 
   // When the operation that the metadata worker or the I/O thread is busy with began; nullopt when they are
   // idle.

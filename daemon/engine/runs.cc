@@ -454,6 +454,7 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
     if (current->second.session == session) CloseLease(current);
   }
   pool_->SessionEnded(session);
+  CheckResidentsOf(session);
   TryAdmitAll();
 }
 

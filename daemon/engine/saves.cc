@@ -233,7 +233,9 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
   save->phase = SavePhase::kEnded;
   save->disk_reserved = 0;
   DropKept(save);
+  if (save->reservation != 0 && level == v1::COMMITTED) KeepResident(save);
   if (save->reservation != 0) pool_->Release(std::exchange(save->reservation, 0));
+  PruneResidents(run);
   spent_[run->device] += save->written->load(std::memory_order_relaxed);
   saves_by_id_.erase(save->id);
   auto owned = run->saves.extract(save->sequence);

@@ -9,18 +9,34 @@
 
 namespace ckptd {
 
-absl::StatusOr<SegmentDirectory::Descriptor> LentSegments::Find(SessionId session, SegmentId id) {
+namespace {
+
+// A descriptor that cannot be written through. (Its holder cannot open it anew for writing, either: the memfd
+// is the daemon's, with mode 0600.)
+int OpenForReading(const SegmentMemory& memory) {
+  return open(absl::StrCat("/proc/self/fd/", memory.fd()).c_str(), O_RDONLY | O_CLOEXEC);
+}
+
+}  // namespace
+
+absl::StatusOr<SegmentDirectory::Descriptor> LentSegments::Find(SessionId session, SegmentId id,
+                                                                SegmentAccess access) {
+  const bool reads = access == SegmentAccess::kRead;
   MutexLock lock(mutex_);
-  auto found = entries_.find(id);
-  if (found == entries_.end() || found->second.session != session) {
-    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SEGMENT",
-                     absl::StrCat("segment ", id, " is not lent to this session"));
+  const SegmentMemory* memory = nullptr;
+  if (auto lent = entries_.find(id); !reads && lent != entries_.end() && lent->second.session == session)
+    memory = lent->second.memory;
+  if (auto reader = readers_.find({id, session}); reads && reader != readers_.end())
+    memory = reader->second.memory;
+  if (memory == nullptr) {
+    return MakeError(
+        absl::StatusCode::kNotFound, "UNKNOWN_SEGMENT",
+        absl::StrCat("segment ", id, " is not ", reads ? "readable for" : "lent to", " this session"));
   }
-  const SegmentMemory& memory = *found->second.memory;
   // Under the lock: the descriptor cannot be closed meanwhile.
-  const int fd = fcntl(memory.fd(), F_DUPFD_CLOEXEC, 0);
+  const int fd = reads ? OpenForReading(*memory) : fcntl(memory->fd(), F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return ErrnoError(errno, "duplicating a segment's descriptor");
-  return Descriptor{fd, memory.size(), memory.pages() != PageKind::kPlain};
+  return Descriptor{fd, memory->size(), memory->pages() != PageKind::kPlain};
 }
 
 void LentSegments::Add(SegmentId id, SessionId session, const SegmentMemory& memory) {
@@ -36,6 +52,19 @@ void LentSegments::Remove(SegmentId id) {
 void LentSegments::RemoveSession(SessionId session) {
   MutexLock lock(mutex_);
   std::erase_if(entries_, [session](const auto& entry) { return entry.second.session == session; });
+}
+
+void LentSegments::AddReader(SegmentId id, SessionId session, const SegmentMemory& memory) {
+  MutexLock lock(mutex_);
+  Reader& reader = readers_[{id, session}];
+  ++reader.count;
+  reader.memory = &memory;
+}
+
+void LentSegments::RemoveReader(SegmentId id, SessionId session) {
+  MutexLock lock(mutex_);
+  auto reader = readers_.find({id, session});
+  if (reader != readers_.end() && --reader->second.count == 0) readers_.erase(reader);
 }
 
 }  // namespace ckptd

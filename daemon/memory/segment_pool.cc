@@ -6,7 +6,6 @@
 #include <limits>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -50,6 +49,7 @@ std::optional<SegmentId> SegmentOfName(const std::string& name) {
 }
 
 // How the budget of `capacity_` segments is accounted for. Each is one of
+//   resident    holds a copy whose session has ended; counted as lent, and may be claimed like an idle one,
 //   lent        belongs to a session: drawn for a checkpoint, or idle; idle ones may be claimed by a
 //   reservation, ready       populated, lent to nobody, populating  asked of the populator, nothing yet.
 // A reservation holds claims: on idle segments of one session (`idle`), or on what is lent to nobody or not
@@ -88,6 +88,13 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   absl::StatusOr<Inherited> Inherit(const std::vector<SegmentId>& ids);
   void Revoke(SegmentId id);
   void Release(ReservationId id);
+  void Settle(ReservationId id);
+  bool Hold(ReservationId id, SessionId reader);
+  void Unhold(ReservationId id, SessionId reader);
+  bool HasCopy(ReservationId id) const {
+    auto found = reservations_.find(id);
+    return found != reservations_.end() && !found->second.doomed;
+  }
   void SessionEnded(SessionId session);
   std::vector<SegmentId> TakeRetired(SessionId session);
   PoolUsage usage() const;
@@ -102,6 +109,8 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
     uint64_t idle_since = 0;  // Counts releases; orders reclaiming.
     int weight = 1;           // In segments of this pool's size.
     bool inherited = false;   // Of an earlier daemon, and Inherit has not come for it.
+    ReservationId copy = 0;   // Of which settled checkpoint it holds bytes; 0: of none.
+    bool resident() const { return copy != 0 && orphan; }
   };
   struct Session {
     std::set<SegmentId> idle;
@@ -117,6 +126,10 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   struct Reservation {
     std::map<SessionId, Claim> claims;  // By the session that the demand named; 0 has fresh ones only.
     std::vector<SegmentId> drawn;
+    bool settled = false;  // `drawn` are idle or resident, and a copy.
+    uint64_t settled_at = 0;
+    int holds = 0;
+    bool doomed = false;  // Released while it was held: goes when it is not.
   };
   // Waits for the populator. Its claims have been taken out of the reservation; idle ones are of `session`.
   struct PendingDraw {
@@ -145,9 +158,13 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   void ToFresh(SessionId session, int count);
   void Reclaim(SessionId session, SegmentId id);
   void Free(SegmentId id);
+  DrawDone EndDraw(std::deque<PendingDraw>::iterator draw);
+  std::vector<DrawDone> EndDraws(ReservationId id);
+  void DropCopy(ReservationId id);
+  void KeepToBudget();
+  std::vector<SegmentId> TakeIdle(SessionId session, int count);
   std::vector<SegmentRef> Lend(const PendingDraw& draw);
   void ReturnClaims(const PendingDraw& draw);
-  DrawDone EndDraw(std::deque<PendingDraw>::iterator draw);
   void TakeOver(PoolSuccession succession);
   void Populated(MadeSegment made);
   void NotPopulated(const absl::Status& status);
@@ -173,6 +190,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   uint64_t releases_ = 0;
   int lent_ = 0;
   int drawn_ = 0;
+  int resident_ = 0;  // Of those that are lent.
   int claimed_fresh_ = 0;
   int claimed_idle_ = 0;
   int64_t attempts_ = 0;  // Asked of the populator.
@@ -229,23 +247,39 @@ void SegmentPool::Impl::ClaimAll(const std::vector<SegmentDemand>& demands, Rese
   claimed_fresh_ += fresh;
 }
 
-// Takes idle segments from their sessions until `count` are lent to nobody and not claimed: first of sessions
-// that this is not for, then what is more than the others need; the longest unused first.
+// Takes idle segments from their sessions, and drops copies whose sessions have ended, until `count` are lent
+// to nobody and not claimed: first of sessions that this is not for, then what is more than the others need;
+// the longest unused first.
 void SegmentPool::Impl::MakeFresh(int count, const std::set<SessionId>& named) {
-  int missing = count - (capacity_ - lent_ - claimed_fresh_);
-  if (missing <= 0) return;
-  std::vector<std::tuple<bool, uint64_t, SegmentId, SessionId>> candidates;
+  const auto enough = [&] { return capacity_ - lent_ - claimed_fresh_ >= count; };
+  if (enough()) return;
+  struct Candidate {
+    bool named;
+    uint64_t since;
+    SegmentId minus_id;  // The highest ids go first: the lowest are lent again first.
+    SessionId session;
+    ReservationId copy;  // Not 0: this copy, and no segment.
+    auto operator<=>(const Candidate&) const = default;
+  };
+  std::vector<Candidate> candidates;
   for (const auto& [id, session] : sessions_) {
     int unclaimed = session.unclaimed();
-    // The highest ids go first: the lowest are lent again first.
-    for (auto it = session.idle.rbegin(); unclaimed > 0; ++it, --unclaimed) {
-      candidates.emplace_back(named.contains(id), segments_.at(*it).idle_since, -*it, id);
-    }
+    for (auto it = session.idle.rbegin(); unclaimed > 0; ++it, --unclaimed)
+      candidates.push_back({named.contains(id), segments_.at(*it).idle_since, -*it, id, 0});
+  }
+  for (const auto& [id, reservation] : reservations_) {
+    if (reservation.settled) candidates.push_back({false, reservation.settled_at, 0, 0, id});
   }
   std::sort(candidates.begin(), candidates.end());
-  for (const auto& [is_named, since, minus_id, session] : candidates) {
-    if (missing-- <= 0) break;
-    Reclaim(session, -minus_id);
+  for (const Candidate& candidate : candidates) {
+    if (enough()) break;
+    if (candidate.copy == 0) {
+      Reclaim(candidate.session, -candidate.minus_id);
+    } else if (auto copy = reservations_.find(candidate.copy); copy != reservations_.end()) {
+      const bool frees = std::any_of(copy->second.drawn.begin(), copy->second.drawn.end(),
+                                     [&](SegmentId id) { return segments_.at(id).resident(); });
+      if (frees) DropCopy(candidate.copy);
+    }
   }
 }
 
@@ -305,6 +339,7 @@ void SegmentPool::Impl::Reclaim(SessionId session, SegmentId id) {
   Session& owner = sessions_.at(session);
   owner.idle.erase(id);
   owner.retired.push_back(id);
+  DropCopy(segments_.at(id).copy);
   Free(id);
 }
 
@@ -327,15 +362,16 @@ void SegmentPool::Impl::Revoke(SegmentId id) {
 void SegmentPool::Impl::Release(ReservationId id) {
   auto found = reservations_.find(id);
   if (found == reservations_.end()) return;
-  std::vector<DrawDone> cancelled;
-  for (auto draw = draws_.begin(); draw != draws_.end();) {
-    if (draw->reservation != id) {
-      ++draw;
-      continue;
-    }
-    cancelled.push_back(EndDraw(draw));
-    draw = draws_.begin();
+  if (found->second.settled) {
+    DropCopy(id);
+    Pump();
+    return NotifyRoom();
   }
+  if (found->second.holds > 0) {
+    found->second.doomed = true;
+    return;
+  }
+  std::vector<DrawDone> cancelled = EndDraws(id);
   Reservation reservation = std::move(found->second);
   reservations_.erase(found);
   for (const auto& [session, claim] : reservation.claims) Unclaim(session, claim);
@@ -343,6 +379,7 @@ void SegmentPool::Impl::Release(ReservationId id) {
   for (SegmentId segment_id : reservation.drawn) {
     Segment& segment = segments_.at(segment_id);
     drawn_ -= segment.weight;
+    segment.copy = 0;
     if (segment.orphan) {
       Free(segment_id);
     } else {
@@ -354,6 +391,111 @@ void SegmentPool::Impl::Release(ReservationId id) {
   NotifyRoom();
   for (DrawDone& done : cancelled) done(absl::CancelledError("the checkpoint has ended"));
 }
+
+// ---- copies
+
+void SegmentPool::Impl::Settle(ReservationId id) {
+  auto found = reservations_.find(id);
+  if (found == reservations_.end() || found->second.settled) return;
+  if (found->second.drawn.empty()) return Release(id);
+  std::vector<DrawDone> cancelled = EndDraws(id);
+  Reservation& reservation = found->second;
+  for (const auto& [session, claim] : reservation.claims) Unclaim(session, claim);
+  reservation.claims.clear();
+  reservation.settled = true;
+  reservation.settled_at = ++releases_;
+  for (SegmentId segment_id : reservation.drawn) {
+    Segment& segment = segments_.at(segment_id);
+    drawn_ -= segment.weight;
+    segment.copy = id;
+    segment.idle_since = releases_;
+    if (segment.orphan) {
+      resident_ += segment.weight;
+    } else {
+      sessions_[segment.session].idle.insert(segment_id);
+    }
+  }
+  KeepToBudget();
+  Pump();
+  NotifyRoom();
+  for (DrawDone& done : cancelled) done(absl::CancelledError("the checkpoint has ended"));
+}
+
+bool SegmentPool::Impl::Hold(ReservationId id, SessionId reader) {
+  if (!HasCopy(id)) return false;
+  Reservation& reservation = reservations_.at(id);
+  if (reservation.holds == 0) {
+    if (!reservation.settled) return false;
+    std::map<SessionId, int> idle;
+    for (SegmentId segment_id : reservation.drawn) {
+      const Segment& segment = segments_.at(segment_id);
+      if (!segment.resident()) ++idle[segment.session];
+    }
+    // An admitted save is about to draw them.
+    for (const auto& [session, count] : idle) {
+      if (sessions_.at(session).unclaimed() < count) return false;
+    }
+    for (SegmentId segment_id : reservation.drawn) {
+      Segment& segment = segments_.at(segment_id);
+      drawn_ += segment.weight;
+      if (segment.resident()) {
+        resident_ -= segment.weight;
+      } else {
+        sessions_.at(segment.session).idle.erase(segment_id);
+      }
+      segment.copy = 0;
+    }
+    reservation.settled = false;
+  }
+  ++reservation.holds;
+  if (reader == 0) return true;
+  for (SegmentId segment_id : reservation.drawn)
+    lent_segments_.AddReader(segment_id, reader, segments_.at(segment_id).memory);
+  return true;
+}
+
+void SegmentPool::Impl::Unhold(ReservationId id, SessionId reader) {
+  auto found = reservations_.find(id);
+  if (found == reservations_.end() || found->second.holds == 0) return;
+  if (reader != 0) {
+    for (SegmentId segment_id : found->second.drawn) lent_segments_.RemoveReader(segment_id, reader);
+  }
+  if (--found->second.holds > 0) return;
+  const bool doomed = found->second.doomed;
+  Settle(id);
+  if (doomed) Release(id);
+}
+
+// A part of it is of no use: all of it goes. What of it is idle stays its session's.
+void SegmentPool::Impl::DropCopy(ReservationId id) {
+  auto found = reservations_.find(id);
+  if (id == 0 || found == reservations_.end()) return;
+  const Reservation copy = std::move(found->second);
+  reservations_.erase(found);
+  for (SegmentId segment_id : copy.drawn) {
+    Segment& segment = segments_.at(segment_id);
+    const bool resident = segment.resident();
+    segment.copy = 0;
+    if (!resident) continue;
+    resident_ -= segment.weight;
+    Free(segment_id);
+  }
+}
+
+void SegmentPool::Impl::KeepToBudget() {
+  while (int64_t{resident_} * options_.segment_bytes > options_.resident_bytes) {
+    ReservationId oldest = 0;
+    for (const auto& [id, reservation] : reservations_) {
+      const bool frees = reservation.settled &&
+                         std::any_of(reservation.drawn.begin(), reservation.drawn.end(),
+                                     [&](SegmentId segment) { return segments_.at(segment).resident(); });
+      if (frees && (oldest == 0 || reservation.settled_at < reservations_.at(oldest).settled_at)) oldest = id;
+    }
+    DropCopy(oldest);
+  }
+}
+
+// ---- sessions
 
 void SegmentPool::Impl::SessionEnded(SessionId session) {
   std::vector<DrawDone> cancelled;
@@ -375,9 +517,16 @@ void SegmentPool::Impl::SessionEnded(SessionId session) {
   lent_segments_.RemoveSession(session);
   for (auto& [id, segment] : segments_) segment.orphan = segment.orphan || segment.session == session;
   if (auto found = sessions_.find(session); found != sessions_.end()) {
-    for (SegmentId id : found->second.idle) Free(id);
+    for (SegmentId id : found->second.idle) {
+      if (const Segment& segment = segments_.at(id); segment.resident()) {
+        resident_ += segment.weight;
+      } else {
+        Free(id);
+      }
+    }
     sessions_.erase(found);
   }
+  KeepToBudget();
   Pump();
   NotifyRoom();
   for (DrawDone& done : cancelled) done(absl::CancelledError("the session has ended"));
@@ -422,24 +571,42 @@ void SegmentPool::Impl::Draw(ReservationId id, SessionId reserved_for, SessionId
     draw.claim.fresh -= swapped;
   }
   if (draw.claim.fresh == 0) {
-    DrawDone answer = std::move(draw.done);
-    return answer(Lend(draw));
+    std::vector<SegmentRef> lent = Lend(draw);
+    Populate();  // In place of what a copy had beside them.
+    return draw.done(std::move(lent));
   }
   draws_.push_back(std::move(draw));
   Pump();
 }
 
+// Idle segments of a session, to be written: the newest copy is kept longest.
+std::vector<SegmentId> SegmentPool::Impl::TakeIdle(SessionId session, int count) {
+  std::vector<std::pair<uint64_t, SegmentId>> idle;
+  for (SegmentId id : sessions_[session].idle) {
+    const ReservationId copy = segments_.at(id).copy;
+    idle.emplace_back(copy == 0 ? 0 : reservations_.at(copy).settled_at, id);
+  }
+  std::sort(idle.begin(), idle.end());
+  std::vector<SegmentId> taken;
+  for (int i = 0; i < count; ++i) {
+    const SegmentId id = idle[i].second;
+    sessions_[session].idle.erase(id);
+    DropCopy(segments_.at(id).copy);
+    taken.push_back(id);
+  }
+  return taken;
+}
+
 // Everything that the draw needs is there.
 std::vector<SegmentRef> SegmentPool::Impl::Lend(const PendingDraw& draw) {
   Unclaim(draw.session, draw.claim);
-  Session& session = sessions_[draw.session];
   Reservation& reservation = reservations_.at(draw.reservation);
+  const std::vector<SegmentId> idle = TakeIdle(draw.session, draw.claim.idle);
   std::vector<SegmentRef> refs;
   for (int i = 0; i < draw.claim.count(); ++i) {
     SegmentId id = 0;
     if (i < draw.claim.idle) {
-      id = *session.idle.begin();
-      session.idle.erase(session.idle.begin());
+      id = idle[i];
     } else {
       id = ready_.front();
       ready_.pop_front();
@@ -524,6 +691,20 @@ SegmentPool::Impl::DrawDone SegmentPool::Impl::EndDraw(std::deque<PendingDraw>::
   return std::move(ended.done);
 }
 
+// All of a reservation.
+std::vector<SegmentPool::Impl::DrawDone> SegmentPool::Impl::EndDraws(ReservationId id) {
+  std::vector<DrawDone> ended;
+  for (auto draw = draws_.begin(); draw != draws_.end();) {
+    if (draw->reservation != id) {
+      ++draw;
+      continue;
+    }
+    ended.push_back(EndDraw(draw));
+    draw = draws_.begin();
+  }
+  return ended;
+}
+
 // ---- populating
 
 // Answers the draws that can be answered, then asks for what is missing.
@@ -595,7 +776,8 @@ PoolUsage SegmentPool::Impl::usage() const {
   PoolUsage usage;
   usage.total_bytes = capacity_ * options_.segment_bytes;
   usage.used_bytes = (drawn_ + claimed_fresh_ + claimed_idle_) * options_.segment_bytes;
-  usage.lent_bytes = (lent_ - drawn_ - claimed_idle_) * options_.segment_bytes;
+  usage.lent_bytes = (lent_ - drawn_ - resident_ - claimed_idle_) * options_.segment_bytes;
+  usage.resident_bytes = resident_ * options_.segment_bytes;
   usage.ready_bytes = Ready() * options_.segment_bytes;
   const auto most = std::max_element(pages_.begin(), pages_.end());
   if (*most > 0) usage.pages = PageKindName(static_cast<PageKind>(most - pages_.begin()));
@@ -647,6 +829,10 @@ absl::StatusOr<SegmentPool::Inherited> SegmentPool::Inherit(const std::vector<Se
 }
 void SegmentPool::Revoke(SegmentId segment) { impl_->Revoke(segment); }
 void SegmentPool::Release(ReservationId reservation) { impl_->Release(reservation); }
+void SegmentPool::Settle(ReservationId reservation) { impl_->Settle(reservation); }
+bool SegmentPool::Hold(ReservationId copy, SessionId reader) { return impl_->Hold(copy, reader); }
+void SegmentPool::Unhold(ReservationId copy, SessionId reader) { impl_->Unhold(copy, reader); }
+bool SegmentPool::HasCopy(ReservationId copy) const { return impl_->HasCopy(copy); }
 void SegmentPool::SessionEnded(SessionId session) { impl_->SessionEnded(session); }
 std::vector<SegmentId> SegmentPool::TakeRetired(SessionId session) { return impl_->TakeRetired(session); }
 PoolUsage SegmentPool::usage() const { return impl_->usage(); }

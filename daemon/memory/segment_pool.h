@@ -3,7 +3,11 @@
 //
 // A segment is lent to one session and never to another: when that session ends, or its idle segments are
 // reclaimed, the memory is punched out, the memfd closed, and a new one is made and populated in its place.
-// Idle segments of a session are lent to it again first, lowest id first.
+// Idle segments of a session are lent to it again first: those that hold no copy of a checkpoint, then those
+// of the oldest copy, lowest id first.
+//
+// The segments of a checkpoint that is committed stay as they are, a copy of it, until somebody needs their
+// memory: its sessions when they save again, and, once these have ended, whoever finds nothing else.
 //
 // Used on the engine's thread only. Populating (0.5 to 1.8 GB/s) happens on a thread of the pool's own, which
 // hands results back through `post`.
@@ -35,6 +39,7 @@ struct SegmentPoolOptions {
   int64_t bytes = 0;                 // Budget; rounded down to whole segments, at least 4 of them.
   int64_t segment_bytes = 0;         // Power of two >= 2 MiB.
   int64_t populate_ahead_bytes = 0;  // <= bytes.
+  int64_t resident_bytes = 0;        // What copies may have whose sessions have ended; <= bytes.
   PagePolicy pages = PagePolicy::kAuto;
 };
 
@@ -75,23 +80,27 @@ using ReservationId = int64_t;
 
 struct PoolUsage {
   int64_t total_bytes = 0;
-  int64_t used_bytes = 0;   // Reserved or drawn for checkpoints.
-  int64_t lent_bytes = 0;   // Lent and idle.
-  int64_t ready_bytes = 0;  // Populated, lent to nobody.
-  std::string pages;        // "hugetlb", "transparent" or "plain": what most of the pool got.
+  int64_t used_bytes = 0;      // Reserved or drawn for checkpoints.
+  int64_t lent_bytes = 0;      // Lent and idle.
+  int64_t ready_bytes = 0;     // Populated, lent to nobody.
+  int64_t resident_bytes = 0;  // Copies of checkpoints whose sessions have ended, and that nobody reads now.
+  std::string pages;           // "hugetlb", "transparent" or "plain": what most of the pool got.
 };
+
+enum class SegmentAccess { kWrite, kRead };
 
 // For the hand-off: called on the thread of the hand-off server, so thread-safe.
 class SegmentDirectory {
  public:
   virtual ~SegmentDirectory() = default;
   struct Descriptor {
-    int fd = -1;  // A duplicate, owned by the caller.
+    int fd = -1;  // Of its own, owned by the caller; for reading alone where that was asked for.
     int64_t size = 0;
     bool huge = false;
   };
-  // NOT_FOUND, reason UNKNOWN_SEGMENT, when `id` is not lent to `session`.
-  virtual absl::StatusOr<Descriptor> Find(SessionId session, SegmentId id) = 0;
+  // NOT_FOUND, reason UNKNOWN_SEGMENT, when `id` is not lent to `session`, or (for reading) not of a copy
+  // that it holds.
+  virtual absl::StatusOr<Descriptor> Find(SessionId session, SegmentId id, SegmentAccess access) = 0;
 };
 
 // populator.h: who makes the memory. It is given the size of a segment and whom to tell.
@@ -151,7 +160,16 @@ class SegmentPool {
   // Segments stop belonging to the checkpoint: back to their session when it lives, else destroyed. Only when
   // no I/O refers to them any more. (Draws that have not answered yet are answered CANCELLED.)
   void Release(ReservationId reservation);
-  // Its idle segments are destroyed now, the others when they are released.
+  // Release of a checkpoint that is committed: what was drawn is a copy of it now, which the reservation
+  // names until it is gone. It goes when one of its segments is needed, with Release, or, when its sessions
+  // have ended and copies have more than their budget, the longest unused first.
+  void Settle(ReservationId reservation);
+  // Keeps a copy: nobody gets its memory until as many Unholds. `reader` may have its descriptors, for
+  // reading; 0: nobody does. False when it is gone, or about to be.
+  bool Hold(ReservationId copy, SessionId reader);
+  void Unhold(ReservationId copy, SessionId reader);
+  bool HasCopy(ReservationId copy) const;
+  // Its idle segments are destroyed now, unless they hold a copy; the others when they are released.
   void SessionEnded(SessionId session);
   // Ids of this session's segments that were reclaimed since the last call: the client should unmap them.
   std::vector<SegmentId> TakeRetired(SessionId session);

@@ -86,6 +86,7 @@ class SegmentPoolTest : public testing::Test {
     options.bytes = segments * kSegment;
     options.segment_bytes = kSegment;
     options.populate_ahead_bytes = ahead * kSegment;
+    options.resident_bytes = resident_ * kSegment;
     options.pages = pages;
     pool_ = SegmentPool::Start(
         options, [this](absl::AnyInvocable<void()> work) { mailbox_.Post(std::move(work)); },
@@ -123,18 +124,19 @@ class SegmentPoolTest : public testing::Test {
   }
 
   UniqueFd Fetch(SessionId session, SegmentId id) {
-    auto found = pool_->directory().Find(session, id);
+    auto found = pool_->directory().Find(session, id, SegmentAccess::kWrite);
     EXPECT_TRUE(found.ok()) << found.status();
     return found.ok() ? UniqueFd(found->fd) : UniqueFd();
   }
 
   std::string FetchReason(SessionId session, SegmentId id) {
-    auto found = pool_->directory().Find(session, id);
+    auto found = pool_->directory().Find(session, id, SegmentAccess::kWrite);
     if (!found.ok()) return ReasonOf(found.status());
     UniqueFd closed(found->fd);
     return "";
   }
 
+  int resident_ = 0;  // For Make.
   Mailbox mailbox_;
   std::vector<std::string> warnings_;
   std::unique_ptr<SegmentPool> pool_;
@@ -189,7 +191,7 @@ TEST_F(SegmentPoolTest, WarnsOnceOfPlainPagesThatWereNotAskedFor) {
     EXPECT_TRUE(warnings_.empty()) << warnings_[0];
   }
   const auto refs = Draw(Reserve({{1, 1}}), 1, 1, 1);
-  auto found = pool_->directory().Find(1, refs.at(0).id);
+  auto found = pool_->directory().Find(1, refs.at(0).id, SegmentAccess::kWrite);
   ASSERT_TRUE(found.ok());
   UniqueFd fd(found->fd);
   EXPECT_EQ(found->huge, pool_->usage().pages != "plain");
@@ -723,6 +725,238 @@ TEST_F(InheritingPoolTest, SegmentsOfAnotherSizeCountForWhatTheyAre) {
   EXPECT_EQ(ReasonOf(pool_->Reserve({SegmentDemand{0, 2}}).status()), "POOL_EXHAUSTED");
   pool_->Release(inherited->reservation);
   EXPECT_TRUE(pool_->Reserve({SegmentDemand{0, 4}}).ok());
+}
+
+// ---- copies of committed checkpoints
+
+class CopiesTest : public SegmentPoolTest {
+ protected:
+  // A checkpoint of one session, committed; each of its segments begins with `mark`.
+  ReservationId Commit(SessionId session, int segments, char mark) {
+    const ReservationId id = Reserve({{session, segments}});
+    for (const SegmentRef& ref : Draw(id, session, session, segments)) {
+      ref.data[0] = static_cast<std::byte>(mark);
+      last_ = ref;
+    }
+    pool_->Settle(id);
+    return id;
+  }
+  char ReadAs(SessionId reader, SegmentId id) {
+    auto found = pool_->directory().Find(reader, id, SegmentAccess::kRead);
+    if (!found.ok()) return '!';
+    UniqueFd fd(found->fd);
+    char mark = 0;
+    EXPECT_EQ(pread(fd.get(), &mark, 1, 0), 1);
+    return mark;
+  }
+  SegmentRef last_;
+};
+
+TEST_F(CopiesTest, ACopyOutlivesItsSessionAndIsReadByAnother) {
+  resident_ = 8;
+  Make(8, 8);
+  const ReservationId copy = Commit(1, 2, 'x');
+  EXPECT_EQ(pool_->usage().lent_bytes, 2 * kSegment);
+  EXPECT_EQ(pool_->usage().resident_bytes, 0);
+  pool_->SessionEnded(1);
+  EXPECT_EQ(pool_->usage().resident_bytes, 2 * kSegment);
+  EXPECT_EQ(pool_->usage().lent_bytes, 0);
+  EXPECT_EQ(ReadAs(2, last_.id), '!') << "nobody holds it";
+  ASSERT_TRUE(pool_->Hold(copy, 2));
+  EXPECT_EQ(pool_->usage().used_bytes, 2 * kSegment);
+  EXPECT_EQ(ReadAs(2, last_.id), 'x');
+  EXPECT_EQ(ReadAs(3, last_.id), '!') << "another session";
+  EXPECT_EQ(FetchReason(2, last_.id), "UNKNOWN_SEGMENT") << "a reader gets no descriptor to write with";
+  pool_->Unhold(copy, 2);
+  EXPECT_EQ(ReadAs(2, last_.id), '!');
+  EXPECT_TRUE(pool_->HasCopy(copy));
+}
+
+TEST_F(CopiesTest, AReaderCannotWriteNeitherThroughItsDescriptorNorByOpeningItAnew) {
+  resident_ = 4;
+  Make(4, 4);
+  const ReservationId copy = Commit(1, 1, 'x');
+  ASSERT_TRUE(pool_->Hold(copy, 2));
+  auto found = pool_->directory().Find(2, last_.id, SegmentAccess::kRead);
+  ASSERT_TRUE(found.ok()) << found.status();
+  UniqueFd fd(found->fd);
+  EXPECT_EQ(found->size, kSegment);
+  EXPECT_NE(pwrite(fd.get(), "y", 1, 0), 1);
+  EXPECT_EQ(mmap(nullptr, kSegment, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), MAP_FAILED);
+  EXPECT_EQ(fcntl(fd.get(), F_GETFL) & O_ACCMODE, O_RDONLY);
+  struct stat info {};
+  ASSERT_EQ(fstat(fd.get(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600u) << "else another user could open it for writing through /proc";
+}
+
+TEST_F(CopiesTest, ASessionThatSavesAgainTakesItsOldestCopyFirst) {
+  resident_ = 8;
+  Make(8, 8);
+  const ReservationId first = Reserve({{1, 2}}), second = Reserve({{1, 2}});
+  const auto one = Ids(Draw(first, 1, 1, 2)), two = Ids(Draw(second, 1, 1, 2));
+  pool_->Settle(second);
+  pool_->Settle(first);  // The newer one, although its ids are lower.
+  const ReservationId third = Reserve({{1, 2}});
+  EXPECT_EQ(Ids(Draw(third, 1, 1, 2)), two);
+  EXPECT_FALSE(pool_->HasCopy(second));
+  EXPECT_TRUE(pool_->HasCopy(first));
+  EXPECT_FALSE(pool_->Hold(second, 2));
+}
+
+TEST_F(CopiesTest, WhoNeedsTheMemoryGetsItTheLongestUnusedCopyFirst) {
+  resident_ = 4;
+  Make(4, 4);
+  const ReservationId old = Commit(1, 2, 'o'), young = Commit(2, 2, 'y');
+  pool_->SessionEnded(2);
+  pool_->SessionEnded(1);
+  EXPECT_EQ(pool_->usage().resident_bytes, 4 * kSegment);
+  const ReservationId save = Reserve({{3, 2}});
+  EXPECT_FALSE(pool_->HasCopy(old));
+  EXPECT_TRUE(pool_->HasCopy(young));
+  for (const SegmentRef& ref : Draw(save, 3, 3, 2)) {
+    EXPECT_EQ(ref.data[0], std::byte{0}) << "what one session wrote is never lent to another";
+  }
+}
+
+TEST_F(CopiesTest, NobodyGetsTheMemoryOfACopyThatIsHeld) {
+  resident_ = 4;
+  Make(4, 4);
+  const ReservationId copy = Commit(1, 3, 'x');
+  pool_->SessionEnded(1);
+  ASSERT_TRUE(pool_->Hold(copy, 2));
+  ASSERT_TRUE(pool_->Hold(copy, 0));
+  EXPECT_EQ(ReasonOf(pool_->Reserve({SegmentDemand{3, 2}}).status()), "POOL_EXHAUSTED");
+  pool_->Unhold(copy, 2);
+  EXPECT_EQ(ReasonOf(pool_->Reserve({SegmentDemand{3, 2}}).status()), "POOL_EXHAUSTED");
+  pool_->Unhold(copy, 0);
+  EXPECT_TRUE(pool_->Reserve({SegmentDemand{3, 2}}).ok());
+  EXPECT_FALSE(pool_->HasCopy(copy)) << "a part of a copy is none";
+}
+
+TEST_F(CopiesTest, ItIsNotHeldOnceASaveHasClaimedItsSegments) {
+  resident_ = 4;
+  Make(4, 4);
+  const ReservationId copy = Commit(1, 3, 'x');
+  const ReservationId save = Reserve({{1, 3}});
+  EXPECT_FALSE(pool_->Hold(copy, 2));
+  EXPECT_EQ(Draw(save, 1, 1, 3).size(), 3u);
+  EXPECT_FALSE(pool_->HasCopy(copy));
+}
+
+TEST_F(CopiesTest, ASessionThatEndsWhileItsCopyIsReadLeavesItToTheReader) {
+  resident_ = 4;
+  Make(4, 4);
+  const ReservationId copy = Commit(1, 2, 'x');
+  ASSERT_TRUE(pool_->Hold(copy, 2));
+  pool_->SessionEnded(1);
+  EXPECT_EQ(ReadAs(2, last_.id), 'x');
+  EXPECT_EQ(FetchReason(1, last_.id), "UNKNOWN_SEGMENT");
+  pool_->Unhold(copy, 2);
+  EXPECT_EQ(pool_->usage().resident_bytes, 2 * kSegment);
+}
+
+TEST_F(CopiesTest, OneThatIsReleasedGoesWhenItsLastReaderDoes) {
+  resident_ = 4;
+  Make(4, 4);
+  const ReservationId copy = Commit(1, 2, 'x');
+  pool_->SessionEnded(1);
+  ASSERT_TRUE(pool_->Hold(copy, 2));
+  pool_->Release(copy);
+  EXPECT_FALSE(pool_->HasCopy(copy)) << "nobody else begins to read it";
+  EXPECT_FALSE(pool_->Hold(copy, 3));
+  EXPECT_EQ(ReadAs(2, last_.id), 'x');
+  pool_->Unhold(copy, 2);
+  EXPECT_EQ(pool_->usage().resident_bytes, 0);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
+}
+
+TEST_F(CopiesTest, CopiesKeepToTheirBudget) {
+  resident_ = 3;
+  Make(8, 8);
+  const ReservationId old = Commit(1, 2, 'o'), young = Commit(2, 2, 'y');
+  pool_->SessionEnded(1);
+  EXPECT_TRUE(pool_->HasCopy(old));
+  pool_->SessionEnded(2);
+  EXPECT_FALSE(pool_->HasCopy(old));
+  EXPECT_TRUE(pool_->HasCopy(young));
+  EXPECT_EQ(pool_->usage().resident_bytes, 2 * kSegment);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 6 * kSegment; }));
+}
+
+TEST_F(CopiesTest, WithoutABudgetNothingOutlivesItsSession) {
+  Make(4, 4);
+  const ReservationId copy = Commit(1, 2, 'x');
+  ASSERT_TRUE(pool_->Hold(copy, 2)) << "while it lives";
+  pool_->Unhold(copy, 2);
+  pool_->SessionEnded(1);
+  EXPECT_FALSE(pool_->HasCopy(copy));
+}
+
+TEST_F(CopiesTest, TheBudgetOfThePoolHoldsWhateverHappens) {
+  resident_ = 5;
+  Make(9, 9);
+  std::mt19937 random(7);
+  std::vector<ReservationId> copies;
+  std::vector<std::pair<ReservationId, SessionId>> held;
+  SessionId newest = 3;
+  std::vector<SessionId> alive = {1, 2, 3};
+  for (int step = 0; step < 3000; ++step) {
+    const SessionId session = alive[random() % alive.size()];
+    switch (random() % 6) {
+      case 0: {
+        pool_->SessionEnded(session);
+        for (auto hold = held.begin(); hold != held.end();) {
+          if (hold->second != session) {
+            ++hold;
+            continue;
+          }
+          pool_->Unhold(hold->first, session);
+          hold = held.erase(hold);
+        }
+        std::replace(alive.begin(), alive.end(), session, ++newest);
+        break;
+      }
+      case 1:
+        if (!copies.empty()) {
+          const ReservationId copy = copies[random() % copies.size()];
+          if (pool_->Hold(copy, session)) held.emplace_back(copy, session);
+        }
+        break;
+      case 2:
+        if (!held.empty()) {
+          pool_->Unhold(held.back().first, held.back().second);
+          held.pop_back();
+        }
+        break;
+      case 3:
+        if (!copies.empty()) pool_->Release(copies[random() % copies.size()]);
+        break;
+      default: {
+        const int count = 1 + static_cast<int>(random() % 4);
+        absl::StatusOr<ReservationId> save = pool_->Reserve({SegmentDemand{session, count}});
+        if (!save.ok()) break;
+        EXPECT_EQ(Draw(*save, session, session, count).size(), static_cast<size_t>(count));
+        if (random() % 4 == 0) {
+          pool_->Release(*save);
+        } else {
+          pool_->Settle(*save);
+          copies.push_back(*save);
+        }
+      }
+    }
+    while (mailbox_.RunOne()) {
+    }
+    const PoolUsage usage = pool_->usage();
+    ASSERT_GE(usage.lent_bytes, 0);
+    ASSERT_GE(usage.resident_bytes, 0);
+    ASSERT_LE(usage.resident_bytes, 5 * kSegment);
+    ASSERT_LE(usage.used_bytes + usage.lent_bytes + usage.resident_bytes + usage.ready_bytes, 9 * kSegment);
+  }
+  for (const auto& [copy, session] : held) pool_->Unhold(copy, session);
+  for (ReservationId copy : copies) pool_->Release(copy);
+  for (SessionId session : alive) pool_->SessionEnded(session);
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 9 * kSegment; }))
+      << "everything comes back";
 }
 
 }  // namespace

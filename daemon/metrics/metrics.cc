@@ -74,6 +74,9 @@ void AddDaemon(const v1::Status& status, std::vector<prometheus::MetricFamily>& 
            static_cast<double>(pool.used_bytes()));
   AddGauge(families, "ckptd_pool_lent_bytes", "Segments lent to sessions and idle.",
            static_cast<double>(pool.lent_bytes()));
+  AddGauge(families, "ckptd_pool_resident_bytes",
+           "Segments that hold copies of committed checkpoints whose trainers have ended.",
+           static_cast<double>(pool.resident_bytes()));
   AddGauge(families, "ckptd_pool_ready_bytes", "Segments populated and lent to nobody.",
            static_cast<double>(pool.ready_bytes()));
 }

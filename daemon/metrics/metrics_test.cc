@@ -99,6 +99,7 @@ TEST(Metrics, ThePoolIsInBytes) {
   EXPECT_THAT(text, HasSubstr("ckptd_pool_used_bytes 64\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_pool_lent_bytes 0\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_pool_ready_bytes 0\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_pool_resident_bytes 0\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_sessions 3\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_build_info{version=\"0.1.0\"} 1\n"));
 }

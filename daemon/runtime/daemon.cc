@@ -280,6 +280,7 @@ void Daemon::StartEngine(Inheritance inheritance) {
       {.bytes = pool.bytes(),
        .segment_bytes = pool.segment_bytes(),
        .populate_ahead_bytes = pool.populate_ahead_bytes(),
+       .resident_bytes = pool.resident_bytes(),
        .pages = PagesOf(pool.huge_pages())},
       post, [](const std::string& text) { Log(LogLevel::kWarning, text); },
       {.store = store_.get(), .used = std::move(inheritance.used), .unused = std::move(inheritance.unused)});

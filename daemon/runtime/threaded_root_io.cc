@@ -19,6 +19,7 @@
 #include "storage/commit/scan.h"
 #include "storage/commit/verify.h"
 #include "storage/format/names.h"
+#include "storage/io/check_images.h"
 
 namespace ckptd {
 namespace {
@@ -139,12 +140,13 @@ class ThreadedRootIoFactory::Io : public RootIo {
  public:
   Io(const ThreadedRootIoOptions& options, Clock* clock, std::shared_ptr<Gate> gate,
      std::shared_ptr<FileSystemWorkers> workers, std::shared_ptr<FileSystemWorkers> questions,
-     OpenRootDirectory open)
+     std::shared_ptr<ChecksumPool> checksums, OpenRootDirectory open)
       : options_(options),
         clock_(clock),
         gate_(std::move(gate)),
         workers_(std::move(workers)),
-        questions_(std::move(questions)) {
+        questions_(std::move(questions)),
+        checksums_(std::move(checksums)) {
     root_->open_directory = std::move(open);
   }
 
@@ -260,6 +262,13 @@ class ThreadedRootIoFactory::Io : public RootIo {
         });
   }
 
+  void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
+                   int32_t chunk_bytes, Callback<absl::Status> done) override {
+    ckptd::CheckImages(
+        checksums_, std::move(images), std::move(records), chunk_bytes,
+        [root = root_] { return root->abandoned.load(); }, Answer(std::move(done)));
+  }
+
   std::optional<Instant> pending_since() const override {
     const std::optional<Instant> work = workers_->pending_since(), question = questions_->pending_since();
     return work && question ? std::min(*work, *question) : work ? work : question;
@@ -346,6 +355,7 @@ class ThreadedRootIoFactory::Io : public RootIo {
   const std::shared_ptr<Gate> gate_;
   const std::shared_ptr<FileSystemWorkers> workers_;
   const std::shared_ptr<FileSystemWorkers> questions_;
+  const std::shared_ptr<ChecksumPool> checksums_;
   std::shared_ptr<Root> root_ = std::make_shared<Root>();
   const std::shared_ptr<char> alive_ = std::make_shared<char>();
 };
@@ -422,7 +432,7 @@ std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(UniqueFd root, std::optional
 
 std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(const std::string& device, OpenRootDirectory open) {
   return std::make_unique<Io>(options_, clock_, gate_, WorkersOf(device), WorkersOf("ask-" + device),
-                              std::move(open));
+                              checksums_, std::move(open));
 }
 
 std::shared_ptr<FileSystemWorkers> ThreadedRootIoFactory::WorkersOf(const std::string& name) {

@@ -103,6 +103,10 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
                       v1::ReportDamageResponse* response) override {
     return Ask(call, TokenRule::kRequired, request, response, &Engine::ReportDamage);
   }
+  Unary* LocateFiles(Context* call, const v1::LocateFilesRequest* request,
+                     v1::LocateFilesResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::LocateFiles);
+  }
   Unary* CloseCheckpoint(Context* call, const v1::CloseCheckpointRequest* request,
                          v1::CloseCheckpointResponse* response) override {
     return Ask(call, TokenRule::kRequired, request, response, &Engine::CloseCheckpoint);

@@ -456,8 +456,10 @@ absl::Status HandoffServer::Impl::FetchSegments(HandoffConnection& connection,
     return Invalid(absl::StrCat("FetchSegments takes 1 to ", kMaxPacketDescriptors, " ids, ",
                                 request.ids_size(), " came"));
   }
+  const SegmentAccess access = request.read_only() ? SegmentAccess::kRead : SegmentAccess::kWrite;
   for (int64_t id : request.ids()) {
-    CKPTD_ASSIGN_OR_RETURN(SegmentDirectory::Descriptor found, directory_->Find(connection.session.id, id));
+    CKPTD_ASSIGN_OR_RETURN(SegmentDirectory::Descriptor found,
+                           directory_->Find(connection.session.id, id, access));
     answer.descriptors.emplace_back(found.fd);
     v1::HandoffSegment& segment = *answer.response.mutable_fetch_segments()->add_segments();
     segment.set_id(id);

@@ -115,7 +115,7 @@ class FakeDirectory : public SegmentDirectory {
   FakeDirectory() : memory_(memfd_create("test", MFD_CLOEXEC)) {
     EXPECT_EQ(ftruncate(memory_.get(), 4096), 0);
   }
-  absl::StatusOr<Descriptor> Find(SessionId session, SegmentId id) override {
+  absl::StatusOr<Descriptor> Find(SessionId session, SegmentId id, SegmentAccess) override {
     if (!(session == 1 && id >= 1 && id <= 70) && !(session == 2 && id == 101)) {
       return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SEGMENT", "not lent to this session");
     }

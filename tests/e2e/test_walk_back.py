@@ -28,13 +28,14 @@ def flip(root, path, at=-1):
 
 
 @pytest.fixture
-def saved(trainers, root):
-    """Two checkpoints of two ranks, whose trainers have ended."""
+def saved(daemon, trainers, root):
+    """Two checkpoints of two ranks, whose trainers have ended; none of them in memory still."""
     ranks = trainers("a", 2)
     for step in (1, 2):
         together(ranks, SAVE.format(step=step))
     for rank in ranks:
         rank.kill()
+    daemon.restart()
     return root
 
 

@@ -45,7 +45,7 @@ class Delegate : public HandoffDelegate {
 // Segments 0 to 99 are everybody's.
 class Directory : public SegmentDirectory {
  public:
-  absl::StatusOr<Descriptor> Find(SessionId, SegmentId id) override {
+  absl::StatusOr<Descriptor> Find(SessionId, SegmentId id, SegmentAccess) override {
     if (id < 0 || id >= 100) return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SEGMENT", "no such");
     return Descriptor{::fcntl(memory_.get(), F_DUPFD_CLOEXEC, 0), 4096, false};
   }

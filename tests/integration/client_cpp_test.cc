@@ -144,6 +144,8 @@ TEST_F(ClientTest, DamageThatOneRankFindsGivesAllRanksTheNextOlderCheckpoint) {
       ASSERT_TRUE(begun[0]->Wait(Level::kCommitted, seconds(30)).ok());
     }
   }
+  daemon_.Stop();  // And with it what is in memory still.
+  daemon_.Start();
   std::fstream file(root_ + "/two/f1", std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(50'000).put('!').put('?');
   file.close();
@@ -422,6 +424,9 @@ TEST_F(ClientTest, WhatIsReadIsChecked) {
   file.seekp(40'000);
   file.put(static_cast<char>(good[40'000] ^ std::byte{1}));
   file.close();
+  EXPECT_TRUE(*run.Open("s")->Read("bad") == good) << "its bytes are in memory still, and were checked there";
+  daemon_.Stop();
+  daemon_.Start();
   absl::StatusOr<Checkpoint> checkpoint = run.Open("s");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   EXPECT_TRUE(*checkpoint->Read("good") == good);
@@ -442,6 +447,26 @@ TEST_F(ClientTest, AnOpenCheckpointStaysWhatItWasWhenItsTagIsSavedAgain) {
   ASSERT_TRUE(again->Wait(Level::kCommitted, seconds(30)).ok());
   EXPECT_TRUE(*open->Read("f") == old_bytes);
   EXPECT_TRUE(*run.Open("last")->Read("f") == new_bytes);
+}
+
+TEST_F(ClientTest, ACheckpointOfProcessesThatHaveEndedIsReadFromMemory) {
+  const std::vector<std::byte> large = RandomBytes((9 << 20) + 4097, 21), tiny = RandomBytes(1, 22);
+  {
+    Job ended = OpenRun();
+    absl::StatusOr<Save> save =
+        ended.Save({.tag = "s"}, {{"large", {large}}, {"tiny", {tiny}}, {"none", {}}});
+    ASSERT_TRUE(save.ok()) << save.status();
+    ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
+  }
+  std::fstream(root_ + "/s/large", std::ios::in | std::ios::out | std::ios::binary).put('?').put('!');
+  absl::StatusOr<std::optional<Checkpoint>> resumed = OpenRun(0, 1, "launch-2").Resume(seconds(30));
+  ASSERT_TRUE(resumed.ok() && resumed->has_value()) << resumed.status();
+  EXPECT_TRUE(*(*resumed)->Read("large") == large);
+  EXPECT_TRUE(*(*resumed)->Read("tiny") == tiny);
+  EXPECT_TRUE((*resumed)->Read("none")->empty());
+  std::vector<std::byte> slice(3 << 20);
+  ASSERT_TRUE((*resumed)->ReadInto("large", (4 << 20) - 17, slice).ok());
+  EXPECT_TRUE(std::equal(slice.begin(), slice.end(), large.begin() + (4 << 20) - 17));
 }
 
 TEST_F(ClientTest, AForkedChildIsRefused) {

@@ -280,6 +280,16 @@ void Oracle::TrashRemoved(int run, int64_t sequence) {
   }
 }
 
+void Oracle::ReadFromMemory(int run, int64_t sequence, int rank, const Contents& contents) {
+  for (const auto& [name, save] : saves_) {
+    if (name.run != run || save.published != sequence) continue;
+    const auto sealed = save.sealed.find(rank);
+    if (sealed != save.sealed.end() && sealed->second != contents)
+      Violated(
+          absl::StrCat("what is in memory of rank ", rank, " of ", name.Words(), " is not what it sealed"));
+  }
+}
+
 void Oracle::Latest(int run, int64_t sequence) {
   Run& r = runs_[run];
   if (sequence < r.latest && !r.damaged.contains(r.latest)) {

@@ -321,6 +321,9 @@ void SimRootIo::EndWrite(std::shared_ptr<Write> write) {
           file.set_path(image.path);
           file.set_size_bytes(image.size);
           file.set_rank(write->record.rank());
+          const uint64_t digest = write->contents.at(image.path);  // In place of checksums.
+          file.add_chunk_crc32c(static_cast<uint32_t>(digest));
+          file.add_chunk_crc32c(static_cast<uint32_t>(digest >> 32));
           *write->written += image.size;
         }
         const int rank = write->record.rank();
@@ -483,6 +486,29 @@ void SimRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
           for (const auto& file : part.files()) *manifest.body.add_files() = file;
         }
         return std::make_shared<SimReader>(std::move(manifest), readers_);
+      });
+}
+
+void SimRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
+                            int32_t, Callback<absl::Status> done) {
+  std::vector<std::span<const std::byte>> memory;
+  for (const FileImage& image : images) memory.insert(memory.end(), image.runs.begin(), image.runs.end());
+  const int64_t use = disk_->oracle_->BeginUse(std::move(memory), disk_->run_, 0, 0);
+  disk_->schedule_->After(
+      disk_->Latency(microseconds(100), milliseconds(5)),
+      [this, use, images = std::move(images), records = std::move(records), done = std::move(done),
+       alive = std::weak_ptr<char>(alive_)]() mutable {
+        if (alive.expired()) return;
+        disk_->oracle_->EndUse(use);
+        for (size_t i = 0; i < images.size(); ++i) {
+          const uint64_t digest = Digest(images[i].runs);
+          if (static_cast<uint32_t>(digest) == records[i].chunk_crc32c(0) &&
+              static_cast<uint32_t>(digest >> 32) == records[i].chunk_crc32c(1)) {
+            continue;
+          }
+          disk_->oracle_->Violated(absl::StrCat("the copy of ", images[i].path, " has changed"));
+        }
+        done(absl::OkStatus());
       });
 }
 

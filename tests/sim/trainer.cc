@@ -38,8 +38,10 @@ bool Ended(v1::Level level) { return level >= v1::COMMITTED; }
 
 }  // namespace
 
-Trainer::Mapping::Mapping(int fd, int64_t bytes)
-    : data(static_cast<std::byte*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0))),
+Trainer::Mapping::Mapping(int fd, int64_t bytes, SegmentAccess access)
+    : data(static_cast<std::byte*>(mmap(nullptr, bytes,
+                                        access == SegmentAccess::kRead ? PROT_READ : PROT_READ | PROT_WRITE,
+                                        MAP_SHARED, fd, 0))),
       size(bytes) {
   close(fd);
 }
@@ -86,6 +88,7 @@ void Trainer::Gone() {
   opening_ = 0;
   for (const std::string& lease : leases_) world_.oracle().LeaseOver(launch_->run, lease);
   leases_.clear();
+  located_.clear();
   for (const SavingPtr& saving : savings_) saving->outstanding = saving->copies > 0;
 }
 
@@ -233,8 +236,7 @@ void Trainer::Resume() {
                                 answer->checkpoint().tag());
         world_.Count(answer->has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");
         if (!answer->lease().empty()) {
-          leases_.push_back(answer->lease());
-          world_.oracle().LeaseOpen(launch_->run, answer->checkpoint().sequence(), answer->lease());
+          LeaseGiven(answer->lease(), answer->checkpoint().sequence());
           Later(random_.Spread(milliseconds(1), seconds(8)), &Trainer::CloseLease, answer->lease());
         }
         if (answer->has_checkpoint() && !asks_again_) {
@@ -299,8 +301,74 @@ void Trainer::ResumeAgain() {
   NextSave();
 }
 
+void Trainer::LeaseGiven(const std::string& lease, int64_t sequence) {
+  leases_.push_back(lease);
+  world_.oracle().LeaseOpen(launch_->run, sequence, lease);
+  if (random_.Percent(60))
+    Later(random_.Spread(microseconds(50), seconds(2)), &Trainer::Locate, lease, sequence);
+}
+
+// Looks at the bytes at once, and once more when the lease ends.
+void Trainer::Locate(std::string lease, int64_t sequence) {
+  v1::LocateFilesRequest request;
+  request.set_lease(lease);
+  world_.engine()->LocateFiles(
+      caller(), request,
+      Expect<v1::LocateFilesResponse>(
+          "LocateFiles", [this, lease, sequence](absl::StatusOr<v1::LocateFilesResponse> answer) {
+            if (!answer.ok() || std::find(leases_.begin(), leases_.end(), lease) == leases_.end()) return;
+            Located located{sequence, {}};
+            for (const v1::ResidentPart& part : answer->parts()) {
+              LocatedPart& found = located.parts.emplace_back();
+              found.rank = part.rank();
+              for (const v1::Segment& segment : part.segments()) {
+                auto memory = world_.pool()->directory().Find(session_, segment.id(), SegmentAccess::kRead);
+                if (!memory.ok()) {
+                  return world_.oracle().Violated(
+                      absl::StrCat("segment ", segment.id(), " is located for ", Who(),
+                                   ", but is not there: ", std::string(memory.status().message())));
+                }
+                found.segments.push_back(
+                    std::make_shared<Mapping>(memory->fd, memory->size, SegmentAccess::kRead));
+              }
+              for (const v1::FilePlacement& file : part.placements())
+                found.placed[file.path()] = {file.offset(), file.size_bytes()};
+            }
+            world_.Count(located.parts.empty() ? "not in memory" : "read from memory");
+            located_[lease] = std::move(located);
+            ReadLocated(lease);
+          }));
+}
+
+void Trainer::ReadLocated(const std::string& lease) {
+  auto found = located_.find(lease);
+  if (found == located_.end()) return;
+  for (const LocatedPart& part : found->second.parts) {
+    Contents contents;
+    for (const auto& [path, place] : part.placed) {
+      std::vector<std::span<const std::byte>> runs;
+      auto [offset, left] = place;
+      for (const auto& segment : part.segments) {
+        if (offset >= segment->size) {
+          offset -= segment->size;
+          continue;
+        }
+        if (left == 0) break;
+        const int64_t run = std::min(left, segment->size - offset);
+        runs.emplace_back(segment->data + offset, static_cast<size_t>(run));
+        left -= run;
+        offset = 0;
+      }
+      contents[path] = Digest(runs);
+    }
+    world_.oracle().ReadFromMemory(launch_->run, found->second.sequence, part.rank, contents);
+  }
+}
+
 void Trainer::CloseLease(std::string lease) {
   if (std::erase(leases_, lease) == 0) return;
+  ReadLocated(lease);
+  located_.erase(lease);
   world_.oracle().LeaseOver(launch_->run, lease);
   v1::CloseCheckpointRequest request;
   request.set_lease(lease);
@@ -324,8 +392,7 @@ void Trainer::Open(const std::string& tag) {
             --opening_;
             if (!answer.ok()) return;
             world_.Count("opened");
-            leases_.push_back(answer->lease());
-            world_.oracle().LeaseOpen(launch_->run, answer->checkpoint().sequence(), answer->lease());
+            LeaseGiven(answer->lease(), answer->checkpoint().sequence());
             Later(random_.Spread(milliseconds(1), seconds(20)), &Trainer::CloseLease, answer->lease());
           }));
 }
@@ -504,13 +571,13 @@ void Trainer::Show(const SavingPtr& saving, const google::protobuf::RepeatedPtrF
     ids.push_back(segment.id());
     std::shared_ptr<Mapping>& mapping = mapped_[segment.id()];
     if (mapping == nullptr) {
-      auto found = world_.pool()->directory().Find(session_, segment.id());
+      auto found = world_.pool()->directory().Find(session_, segment.id(), SegmentAccess::kWrite);
       if (!found.ok()) {
         return world_.oracle().Violated(
             absl::StrCat("segment ", segment.id(), " is shown to ", Who(),
                          ", but is not its: ", std::string(found.status().message())));
       }
-      mapping = std::make_shared<Mapping>(found->fd, found->size);
+      mapping = std::make_shared<Mapping>(found->fd, found->size, SegmentAccess::kWrite);
     }
     saving->segments.push_back(mapping);
   }

@@ -66,10 +66,20 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     bool leaves_one_out = false;
   };
   struct Mapping {
-    Mapping(int fd, int64_t bytes);
+    Mapping(int fd, int64_t bytes, SegmentAccess access);
     ~Mapping();
     std::byte* data;
     int64_t size;
+  };
+  // One rank's files of an open checkpoint, in the daemon's memory.
+  struct LocatedPart {
+    int rank;
+    std::vector<std::shared_ptr<Mapping>> segments;
+    std::map<std::string, std::pair<int64_t, int64_t>> placed;  // Path -> offset, size.
+  };
+  struct Located {
+    int64_t sequence = 0;
+    std::vector<LocatedPart> parts;
   };
   enum class Phase { kBegin, kExtend, kCopy, kSeal, kWait, kDone };
   struct Saving {
@@ -107,6 +117,9 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void Resume();
   void FinishResume(int64_t sequence);
   void ResumeAgain();
+  void LeaseGiven(const std::string& lease, int64_t sequence);
+  void Locate(std::string lease, int64_t sequence);
+  void ReadLocated(const std::string& lease);
   void CloseLease(std::string lease);
   void CloseLeases();
   void Gone();
@@ -151,6 +164,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   std::vector<SavingPtr> savings_;  // Under way.
   std::map<int64_t, std::shared_ptr<Mapping>> mapped_;
   std::vector<std::string> leases_;
+  std::map<std::string, Located> located_;  // By lease.
   int opening_ = 0;
 };
 

@@ -90,6 +90,7 @@ void World::StartDaemon() {
   options.bytes = plan_.segments * kSegment;
   options.segment_bytes = kSegment;
   options.populate_ahead_bytes = plan_.seed % 2 == 0 ? options.bytes : 0;
+  options.resident_bytes = plan_.seed % 3 == 0 ? 0 : plan_.seed % 3 == 1 ? options.bytes / 2 : options.bytes;
   options.pages = PagePolicy::kPlain;
   pool_ = SegmentPool::Start(
       options,
@@ -315,11 +316,12 @@ void World::Check() {
   if (engine_ == nullptr) return;
   oracle_.EndStep();
   const PoolUsage usage = pool_->usage();
-  if (usage.used_bytes < 0 || usage.lent_bytes < 0 || usage.ready_bytes < 0 ||
-      usage.used_bytes + usage.lent_bytes > usage.total_bytes ||
-      usage.ready_bytes + usage.lent_bytes > usage.total_bytes) {
+  const int64_t lent = usage.lent_bytes + usage.resident_bytes;
+  if (usage.used_bytes < 0 || usage.lent_bytes < 0 || usage.resident_bytes < 0 || usage.ready_bytes < 0 ||
+      usage.used_bytes + lent > usage.total_bytes || usage.ready_bytes + lent > usage.total_bytes) {
     oracle_.Violated(absl::StrCat("the pool's accounts: ", usage.used_bytes, " used, ", usage.lent_bytes,
-                                  " idle, ", usage.ready_bytes, " ready of ", usage.total_bytes));
+                                  " idle, ", usage.resident_bytes, " copies, ", usage.ready_bytes,
+                                  " ready of ", usage.total_bytes));
   }
   for (const auto& [run, run_name] : run_names_) {
     v1::GetCheckpointRequest request;

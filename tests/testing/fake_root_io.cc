@@ -27,6 +27,12 @@ class FakeReader : public CheckpointReader {
   std::shared_ptr<FakeDisk> disk_;
 };
 
+std::string ContentOf(const FileImage& image) {
+  std::string content;
+  for (const auto& run : image.runs) content.append(reinterpret_cast<const char*>(run.data()), run.size());
+  return content;
+}
+
 }  // namespace
 
 void FakeRootIo::Run(std::string_view call, bool hold, absl::AnyInvocable<void()> work) {
@@ -122,9 +128,8 @@ void FakeRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record, std:
        done = std::move(done)]() mutable {
         if (!write_error.ok()) return done(write_error);
         for (const FileImage& image : files) {
-          std::string content;
-          for (const auto& run : image.runs)
-            content.append(reinterpret_cast<const char*>(run.data()), run.size());
+          const std::string content = ContentOf(image);
+          written_[image.path] = content;
           *written_bytes += image.size;
           disk_->bytes[absl::StrCat(inflight_.at(id).second, "/", image.path)] = content;
           storage::v1::FileRecord& file = *record.add_files();
@@ -229,6 +234,19 @@ void FakeRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
     }
     done(std::make_shared<FakeReader>(manifest->second, disk_));
   });
+}
+
+void FakeRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
+                             int32_t, Callback<absl::Status> done) {
+  Run("CheckImages", false,
+      [this, images = std::move(images), records = std::move(records), done = std::move(done)]() mutable {
+        if (absl::Status error = ErrorOf("CheckImages"); !error.ok()) return done(error);
+        for (size_t i = 0; i < images.size(); ++i) {
+          if (ContentOf(images[i]) == written_.at(records[i].path())) continue;
+          return done(MakeError(absl::StatusCode::kDataLoss, "CORRUPT_FILE", images[i].path));
+        }
+        done(absl::OkStatus());
+      });
 }
 
 void FakeRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {

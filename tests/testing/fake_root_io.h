@@ -62,6 +62,8 @@ class FakeRootIo : public RootIo {
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
   void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;
+  void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
+                   int32_t chunk_bytes, Callback<absl::Status> done) override;
   std::optional<Instant> pending_since() const override { return pending_since_; }
 
   // Faults. What is held goes to held_ instead of the queue, until Free().
@@ -85,6 +87,7 @@ class FakeRootIo : public RootIo {
   Queue* queue_;
   std::map<InflightId64, std::pair<std::string, int64_t>> inflight_;  // Tag, sequence.
   std::vector<absl::AnyInvocable<void()>> held_;
+  std::map<std::string, std::string> written_;  // Path -> what was written there last.
   std::optional<Instant> pending_since_;
 };
 

@@ -7,7 +7,7 @@ import os
 from array import array
 from typing import Any, NamedTuple, Tuple
 
-_VERSION = 3
+_VERSION = 4
 _u64: Any = ctypes.c_uint64
 _pointer: Any = ctypes.c_void_p
 
@@ -27,12 +27,12 @@ def library() -> Any:
     loaded.ckptd_crc32c.restype = ctypes.c_uint32
     loaded.ckptd_crc32c.argtypes = [_pointer, _u64, ctypes.c_uint32]
     loaded.ckptd_copy.argtypes = (
-        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int]
+        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 2
     )
     loaded.ckptd_read_verified.argtypes = (
         [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 2
     )
-    loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, _pointer]
+    loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
     loaded.ckptd_unmap.argtypes = [_pointer, _u64]
     return loaded
 
@@ -102,13 +102,25 @@ def copy(
 
     segments: (addresses, ends in the part) of the part's memory, array('Q') both.
     """
-    count = len(pieces.offsets)
+    _copy(segments, base, pieces, start, stop, threads, False)
+
+
+def _copy(
+    segments: Tuple["array[int]", "array[int]"],
+    base: int,
+    columns: Tuple["array[int]", "array[int]", "array[int]"],
+    start: int,
+    stop: int,
+    threads: int,
+    out: bool,
+) -> None:
+    count = len(columns[0])
     if count == 0:
         return
     addresses, ends = segments
-    pointers = [array_.buffer_info()[0] for array_ in (addresses, ends, *pieces)]
+    pointers = [array_.buffer_info()[0] for array_ in (addresses, ends, *columns)]
     failed = library().ckptd_copy(
-        *pointers[:2], len(addresses), base % 2**64, *pointers[2:], count, start, stop, threads
+        *pointers[:2], len(addresses), base % 2**64, *pointers[2:], count, start, stop, threads, out
     )
     if failed:
         raise RuntimeError(
@@ -134,6 +146,13 @@ class Targets(NamedTuple):
     lengths: "array[int]"
 
 
+def copy_out(
+    segments: Tuple["array[int]", "array[int]"], base: int, size: int, targets: Targets, threads: int
+) -> None:
+    """Fills the targets from a file of `size` bytes that begins at `base` of a part. segments: as for copy()."""
+    _copy(segments, base, targets, 0, size, threads, True)
+
+
 def read_verified(
     descriptor: int, size: int, chunk_bytes: int, expected: "array[int]", targets: Targets, threads: int
 ) -> "ReadFault | None":
@@ -155,10 +174,10 @@ def read_verified(
     return ReadFault(chunk.value, error, found.value) if error else None
 
 
-def map_shared(descriptor: int, size: int) -> int:
+def map_shared(descriptor: int, size: int, writable: bool = True) -> int:
     """The address of a new shared mapping, populated, not inherited by fork."""
     address = _pointer()
-    error = library().ckptd_map(descriptor, size, ctypes.byref(address))
+    error = library().ckptd_map(descriptor, size, writable, ctypes.byref(address))
     if error:
         hint = (
             " (raise the limit of locked or virtual memory)" if error in (errno.ENOMEM, errno.EAGAIN) else ""

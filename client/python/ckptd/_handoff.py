@@ -48,13 +48,15 @@ class Handoff:
         request = handoff.HandoffRequest(attach_root=handoff.AttachRoot(path=path))
         return str(self._ask(request, [descriptor], timeout)[0].attach_root.root)
 
-    def fetch_segments(self, ids: Sequence[int], timeout: float) -> List[Tuple[int, int, int]]:
+    def fetch_segments(
+        self, ids: Sequence[int], timeout: float, read_only: bool = False
+    ) -> List[Tuple[int, int, int]]:
         """(id, size in bytes, descriptor) of each; the descriptors are the caller's."""
         fetched: List[Tuple[int, int, int]] = []
         try:
             for begin in range(0, len(ids), _MOST_DESCRIPTORS):
                 some = ids[begin : begin + _MOST_DESCRIPTORS]
-                request = handoff.HandoffRequest(fetch_segments=handoff.FetchSegments(ids=some))
+                request = handoff.HandoffRequest(fetch_segments=handoff.FetchSegments(ids=some, read_only=read_only))
                 response, descriptors = self._ask(request, (), timeout)
                 segments = response.fetch_segments.segments
                 fetched += [(-1, 0, descriptor) for descriptor in descriptors]

@@ -15,9 +15,9 @@ from ckptd._image import Memory
 class Segment:
     """Mapped as long as somebody refers to it."""
 
-    def __init__(self, size: int, descriptor: int) -> None:
+    def __init__(self, size: int, descriptor: int, writable: bool = True) -> None:
         self.size = size
-        self.address = _accel.map_shared(descriptor, size)
+        self.address = _accel.map_shared(descriptor, size, writable)
         self.borrower: object = None  # Whose bytes are there: a token of the part that it was last lent for.
         self.before_unmap: List[Callable[[], object]] = []
         end = weakref.finalize(self, _unmap, self.address, size, self.before_unmap, os.getpid())

@@ -14,6 +14,7 @@ from ckptd import _accel, errors
 from ckptd._into import load_into
 from ckptd._manifest import open_beneath, read_damages, read_manifest, read_summary
 from ckptd._reading import Reading
+from ckptd._resident import Residents
 from ckptd._session import Session
 from ckptd._verified import LocalFile, RemoteFile, VerifiedFile
 from ckptd._wire import messages
@@ -65,6 +66,7 @@ class Checkpoint:
         self._threads = threads
         self._reading = reading
         self._passed_over = passed_over
+        self._residents: Optional[Residents] = None  # Not asked for yet.
 
     def __bool__(self) -> bool:
         return self._info is not None
@@ -190,6 +192,7 @@ class Checkpoint:
         local, self._local = self._local, None
         if local is not None:
             os.close(local.directory)
+        self._residents = None
         lease, self._lease = self._lease, ""
         if lease and self._session is not None and self._session.alive():
             try:
@@ -222,6 +225,16 @@ class Checkpoint:
             raise
 
     def _open(self, name: str) -> VerifiedFile:
+        self._check_name(name)
+        if self._session is not None and self._lease:
+            if self._residents is None:
+                self._residents = Residents(self._session, self._lease, self.info.bytes, self._threads)
+            resident = self._residents.open(name, lambda: self._open_on_disk(name))
+            if resident is not None:
+                return resident
+        return self._open_on_disk(name)
+
+    def _check_name(self, name: str) -> None:
         if name not in self.files:
             some = ", ".join(self.files[:10]) + (", ..." if len(self.files) > 10 else "")
             raise errors.NotFound(
@@ -230,6 +243,8 @@ class Checkpoint:
                 tag=self.tag,
                 path=name,
             )
+
+    def _open_on_disk(self, name: str) -> VerifiedFile:
         if self._local is not None:
             record = self._local.records[name]
             try:

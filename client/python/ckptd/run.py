@@ -61,6 +61,7 @@ class CheckpointInfo:
     missing_ranks: Tuple[int, ...] = ()
     written_bytes: int = 0
     damage: str = ""  # Of one that is not what was saved: what was found.
+    resident: bool = False  # Its bytes are in the daemon's memory still: restoring it reads no disk.
 
 
 def info_of(checkpoint: Any) -> CheckpointInfo:
@@ -81,6 +82,7 @@ def info_of(checkpoint: Any) -> CheckpointInfo:
         missing_ranks=tuple(checkpoint.missing_ranks),
         written_bytes=checkpoint.written_bytes,
         damage=checkpoint.damage.message,
+        resident=checkpoint.resident,
     )
 
 

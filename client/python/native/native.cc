@@ -66,33 +66,35 @@ int SharesFor(uint64_t bytes, int threads) {
   return std::clamp(threads, 1, useful);
 }
 
-// Pieces of a file image that are to be copied, and the memory that they go to: segments that follow one
-// another in a part.
+// Pieces of a file image that are to be copied between memory of their own and a part: segments that follow
+// one another.
 struct CopyJob {
   const uint64_t* segment_addresses;
   const uint64_t* segment_ends;  // In the part, ascending.
   uint64_t segment_count;
   uint64_t base;            // Where the file begins in the part.
   const uint64_t* offsets;  // Of the pieces, in the file.
-  const uint64_t* sources;
+  const uint64_t* addresses;
   const uint64_t* lengths;
   uint64_t count;
+  bool out;       // From the part to the pieces.
   uint64_t from;  // Only what lies within [from, to) of the file.
   uint64_t to;
   uint64_t total;
   int shares;
 };
 
-// `size` bytes to `at` in the part, which may lie in several segments.
-void CopyToPart(const CopyJob& job, uint64_t at, const char* source, uint64_t size) {
+// `size` bytes at `at` in the part, which may lie in several segments.
+void CopyPiece(const CopyJob& job, uint64_t at, char* piece, uint64_t size) {
   const uint64_t* const ends = job.segment_ends;
   uint64_t segment = static_cast<uint64_t>(std::upper_bound(ends, ends + job.segment_count, at) - ends);
   while (size > 0) {
     const uint64_t begin = segment == 0 ? 0 : ends[segment - 1];
     const uint64_t n = std::min(size, ends[segment] - at);
-    ckptd::StreamingCopy(reinterpret_cast<char*>(job.segment_addresses[segment] + (at - begin)), source, n);
+    auto* const in_part = reinterpret_cast<char*>(job.segment_addresses[segment] + (at - begin));
+    ckptd::StreamingCopy(job.out ? piece : in_part, job.out ? in_part : piece, n);
     at += n;
-    source += n;
+    piece += n;
     size -= n;
     ++segment;
   }
@@ -111,8 +113,8 @@ void CopyShare(void* context, int share) {
     const uint64_t skip = begin > done ? std::min(begin - done, last - first) : 0;
     const uint64_t stop = std::min(last - first, end - done);
     if (skip < stop) {
-      const auto* source = reinterpret_cast<const char*>(job.sources[i] + (first - job.offsets[i]) + skip);
-      CopyToPart(job, job.base + first + skip, source, stop - skip);
+      auto* const piece = reinterpret_cast<char*>(job.addresses[i] + (first - job.offsets[i]) + skip);
+      CopyPiece(job, job.base + first + skip, piece, stop - skip);
     }
     done += last - first;
   }
@@ -223,23 +225,34 @@ void ReadMany(void* context, int) {
 }  // namespace
 
 // Version of this interface: the package refuses a library that does not match.
-CKPTD_EXPORT int ckptd_native_version() { return 3; }
+CKPTD_EXPORT int ckptd_native_version() { return 4; }
 
 // Continues `crc`, which is 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
   return ckptd::Crc32c(std::span(static_cast<const std::byte*>(data), size), crc);
 }
 
-// Copies lengths[i] bytes from the address sources[i] to offsets[i] of a file, for i in [0, count), by up to
-// `threads` threads, each an equal share of the bytes; of the file, only [from, to). The file begins at
-// `base` of a part, whose memory is segments one after another: segment_ends[i] is where the i-th ends in the
-// part. 0, or ERANGE, with nothing copied, when the part is too small.
+// Copies lengths[i] bytes from addresses[i] to offsets[i] of a file, or, with `out`, the other way, for i in
+// [0, count), by up to `threads` threads, each an equal share of the bytes; of the file, only [from, to). The
+// file begins at `base` of a part, whose memory is segments one after another: segment_ends[i] is where the
+// i-th ends in the part. 0, or ERANGE, with nothing copied, when the part is too small.
 CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* segment_ends,
                             uint64_t segment_count, uint64_t base, const uint64_t* offsets,
-                            const uint64_t* sources, const uint64_t* lengths, uint64_t count, uint64_t from,
-                            uint64_t to, int threads) {
-  CopyJob job{segment_addresses, segment_ends, segment_count, base, offsets, sources,
-              lengths,           count,        from,          to,   0,       1};
+                            const uint64_t* addresses, const uint64_t* lengths, uint64_t count, uint64_t from,
+                            uint64_t to, int threads, int out) {
+  CopyJob job{segment_addresses,
+              segment_ends,
+              segment_count,
+              base,
+              offsets,
+              addresses,
+              lengths,
+              count,
+              out != 0,
+              from,
+              to,
+              0,
+              1};
   const uint64_t room = segment_count == 0 ? 0 : segment_ends[segment_count - 1];
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t first = std::max(offsets[i], from), last = std::min(offsets[i] + lengths[i], to);
@@ -280,9 +293,10 @@ CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t file_size, uint64_t chunk_
   return job.error;
 }
 
-// Maps a segment, shared and writable, at an address where huge pages can be used, with its page table filled
-// in: page by page inside a copy that would cost four times the copy. Not inherited by fork. 0 or an errno.
-CKPTD_EXPORT int ckptd_map(int fd, uint64_t size, void** address) {
+// Maps a segment, shared, to read it and perhaps to write to it, at an address where huge pages can be used,
+// with its page table filled in: page by page inside a copy that would cost four times the copy. Not
+// inherited by fork. 0 or an errno.
+CKPTD_EXPORT int ckptd_map(int fd, uint64_t size, int writable, void** address) {
   const uint64_t room = size + kHugePage;
   void* raw = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return errno;
@@ -291,8 +305,8 @@ CKPTD_EXPORT int ckptd_map(int fd, uint64_t size, void** address) {
   if (aligned > begin) munmap(begin, static_cast<size_t>(aligned - begin));
   if (begin + room > aligned + size)
     munmap(aligned + size, static_cast<size_t>(begin + room - (aligned + size)));
-  if (mmap(aligned, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) ==
-          MAP_FAILED ||
+  const int access = PROT_READ | (writable != 0 ? PROT_WRITE : 0);
+  if (mmap(aligned, size, access, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) == MAP_FAILED ||
       madvise(aligned, size, MADV_DONTFORK) != 0) {
     const int error = errno;
     munmap(aligned, size);

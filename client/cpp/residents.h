@@ -1,0 +1,45 @@
+// Files of a checkpoint that are in the daemon's memory still: read from there, without the disk.
+#ifndef CKPTD_CLIENT_CPP_RESIDENTS_H_
+#define CKPTD_CLIENT_CPP_RESIDENTS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "client/cpp/mapping.h"
+#include "client/cpp/session.h"
+
+namespace ckptd::client {
+
+// Of one open checkpoint. The memory stays until its lease ends.
+class Residents {
+ public:
+  // Asks the daemon, which checks the bytes before it answers. `size`: of the checkpoint.
+  Residents(std::shared_ptr<Session> session, const std::string& lease, int64_t size);
+
+  // Copies [offset, offset + into.size()) of a file, which are within it. False: the bytes are not to be had
+  // from memory, or the daemon ended meanwhile, and its successor may have given the memory back.
+  bool Read(const std::string& path, int64_t offset, std::span<std::byte> into, int threads);
+
+ private:
+  struct Part {
+    std::vector<v1::Segment> wanted;
+    Segments segments;  // Mapped when they are first needed.
+  };
+  struct File {
+    Part* part;
+    int64_t offset;  // Into the part.
+  };
+  bool Map(Part& part);
+
+  const std::shared_ptr<Session> session_;
+  std::vector<std::unique_ptr<Part>> parts_;
+  std::map<std::string, File> files_;
+};
+
+}  // namespace ckptd::client
+#endif  // CKPTD_CLIENT_CPP_RESIDENTS_H_

@@ -1,0 +1,224 @@
+// Resident copies: committed checkpoints whose bytes are in memory still, and what readers get of them.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/engine_impl.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+
+// What a sealed part's files are in memory.
+std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
+                                const std::map<std::string, v1::FilePlacement>& placed,
+                                const std::vector<SegmentRef>& segments) {
+  std::vector<FileImage> images;
+  for (const v1::FileSpec& file : files) {
+    FileImage image;
+    image.path = file.path();
+    image.size = file.size_bytes();
+    int64_t offset = placed.at(file.path()).offset(), left = image.size;
+    for (const SegmentRef& segment : segments) {
+      if (offset >= segment.size) {
+        offset -= segment.size;
+        continue;
+      }
+      if (left == 0) break;
+      const int64_t run = std::min(left, segment.size - offset);
+      image.runs.emplace_back(segment.data + offset, static_cast<size_t>(run));
+      left -= run;
+      offset = 0;
+    }
+    images.push_back(std::move(image));
+  }
+  return images;
+}
+
+// The save is committed: its memory becomes a copy.
+void Engine::Impl::KeepResident(Save* save) {
+  Resident resident;
+  resident.copy = save->reservation;
+  for (const auto& entry : save->parts) {
+    const Part& part = entry.second;
+    if (part.files.empty()) continue;
+    ResidentPart& kept = resident.parts[entry.first];
+    kept.writer = part.session;
+    kept.files = part.files;
+    kept.placed = part.placed;
+    kept.segments = part.segments;
+    kept.records.assign(part.record.files().begin(), part.record.files().end());
+  }
+  if (resident.parts.empty()) return;  // Nothing to read.
+  Run* run = save->run;
+  pool_->Settle(std::exchange(save->reservation, 0));
+  if (!pool_->HasCopy(resident.copy)) return;
+  run->residents.insert_or_assign(save->sequence, std::move(resident));
+  for (const auto& part : run->residents.at(save->sequence).parts) {
+    if (!sessions_.contains(part.second.writer)) CheckResident(run, save->sequence, part.first, [](bool) {});
+  }
+}
+
+// Only what is offered to readers: checkpoints that are committed, and not damaged.
+void Engine::Impl::PruneResidents(Run* run) {
+  std::vector<int64_t> over;
+  for (const auto& entry : run->residents) {
+    if (!pool_->HasCopy(entry.second.copy) || !run->committed.contains(entry.first) ||
+        IsDamaged(*run, entry.first)) {
+      over.push_back(entry.first);
+    }
+  }
+  for (int64_t sequence : over) DropResident(run, sequence);
+}
+
+bool Engine::Impl::IsResident(const Run& run, int64_t sequence) const {
+  auto resident = run.residents.find(sequence);
+  return resident != run.residents.end() && pool_->HasCopy(resident->second.copy);
+}
+
+void Engine::Impl::DropResident(Run* run, int64_t sequence) {
+  auto resident = run->residents.find(sequence);
+  if (resident == run->residents.end()) return;
+  const ReservationId copy = resident->second.copy;
+  std::vector<absl::AnyInvocable<void(bool)>> waiting;
+  for (auto& part : resident->second.parts) {
+    for (auto& waits : part.second.waiting) waiting.push_back(std::move(waits));
+  }
+  run->residents.erase(resident);
+  pool_->Release(copy);
+  for (auto& waits : waiting) waits(false);
+}
+
+// A session has ended that could write to the memory it had: what is there is checked now, once.
+void Engine::Impl::CheckResidentsOf(SessionId session) {
+  for (auto& entry : runs_) {
+    Run* run = entry.second.get();
+    std::vector<std::pair<int64_t, int>> parts;
+    for (const auto& resident : run->residents) {
+      for (const auto& part : resident.second.parts) {
+        if (part.second.writer == session) parts.emplace_back(resident.first, part.first);
+      }
+    }
+    for (const auto& [sequence, rank] : parts) CheckResident(run, sequence, rank, [](bool) {});
+    PruneResidents(run);
+  }
+}
+
+// Whether a part's bytes are those that were saved. While their writer's session lives that is true for now,
+// and asked again each time.
+void Engine::Impl::CheckResident(Run* run, int64_t sequence, int rank, absl::AnyInvocable<void(bool)> done) {
+  auto resident = run->residents.find(sequence);
+  if (resident == run->residents.end()) return done(false);
+  ResidentPart& part = resident->second.parts.at(rank);
+  if (part.checked) return done(true);
+  const ReservationId copy = resident->second.copy;
+  if (!part.checking && !pool_->Hold(copy, 0)) return done(false);
+  part.waiting.push_back(std::move(done));
+  if (std::exchange(part.checking, true)) return;
+  part.for_good = !sessions_.contains(part.writer);
+  run->io->CheckImages(ImagesOf(part.files, part.placed, part.segments), part.records, options_.chunk_bytes,
+                       [this, run, sequence, rank, copy](const absl::Status& found) {
+                         pool_->Unhold(copy, 0);
+                         ResidentChecked(run, sequence, rank, copy, found);
+                       });
+}
+
+void Engine::Impl::ResidentChecked(Run* run, int64_t sequence, int rank, ReservationId copy,
+                                   const absl::Status& found) {
+  auto resident = run->residents.find(sequence);
+  if (resident == run->residents.end() || resident->second.copy != copy) return;  // Who waited has heard.
+  if (!found.ok()) {
+    observer_->OnWarning(
+        absl::StrCat("what is in memory of sequence ", sequence, " of ", run->path,
+                     " is not what was saved, and is read from the disk: ", std::string(found.message())));
+    return DropResident(run, sequence);
+  }
+  ResidentPart& part = resident->second.parts.at(rank);
+  part.checking = false;
+  part.checked = part.for_good;
+  const bool again = !part.for_good && !sessions_.contains(part.writer);  // It has ended meanwhile.
+  for (auto& waits : std::exchange(part.waiting, {})) {
+    if (again) {
+      CheckResident(run, sequence, rank, std::move(waits));
+    } else {
+      waits(true);
+    }
+  }
+}
+
+// All ranks have read it. What comes next is their first save, which is not to wait for memory.
+void Engine::Impl::MakeWayForSaves(Run* run, int64_t sequence) {
+  auto resident = run->residents.find(sequence);
+  if (resident == run->residents.end()) return;
+  int64_t bytes = 0;
+  for (const auto& part : resident->second.parts) {
+    for (const SegmentRef& segment : part.second.segments) bytes += segment.size;
+  }
+  const PoolUsage usage = pool_->usage();
+  if (usage.total_bytes - usage.used_bytes - usage.lent_bytes - usage.resident_bytes < bytes)
+    DropResident(run, sequence);
+}
+
+void Engine::Impl::LocateFiles(const Caller& caller, const v1::LocateFilesRequest& request,
+                               Reply<v1::LocateFilesResponse> reply) {
+  auto lease = leases_.find(request.lease());
+  if (lease == leases_.end() || lease->second.session != caller.session) {
+    return reply(MakeError(
+        absl::StatusCode::kNotFound, "UNKNOWN_LEASE",
+        absl::StrCat("this session has no open lease \"", request.lease(), "\"; open the checkpoint first")));
+  }
+  Run* run = lease->second.run;
+  const int64_t sequence = lease->second.sequence;
+  const auto session = sessions_.find(caller.session);
+  PruneResidents(run);
+  auto resident = run->residents.find(sequence);
+  if (session == sessions_.end() || !session->second.descriptors || resident == run->residents.end())
+    return reply(v1::LocateFilesResponse());
+  const ReservationId copy = resident->second.copy;
+  if (lease->second.copy == 0) {
+    if (!pool_->Hold(copy, caller.session)) return reply(v1::LocateFilesResponse());
+    lease->second.copy = copy;
+  }
+  struct Asked {
+    std::vector<int> good;
+    size_t left;
+    Reply<v1::LocateFilesResponse> reply;
+  };
+  auto asked = std::make_shared<Asked>();
+  std::vector<int> ranks;
+  for (const auto& part : resident->second.parts) ranks.push_back(part.first);
+  asked->left = ranks.size();
+  asked->reply = std::move(reply);
+  for (int rank : ranks) {
+    CheckResident(run, sequence, rank, [this, run, sequence, rank, asked, id = request.lease()](bool good) {
+      if (good) asked->good.push_back(rank);
+      if (--asked->left == 0) GiveLocated(run, sequence, id, asked->good, std::move(asked->reply));
+    });
+  }
+}
+
+void Engine::Impl::GiveLocated(Run* run, int64_t sequence, const std::string& lease,
+                               const std::vector<int>& ranks, Reply<v1::LocateFilesResponse> reply) {
+  v1::LocateFilesResponse response;
+  auto resident = run->residents.find(sequence);
+  auto held = leases_.find(lease);
+  const bool there =
+      resident != run->residents.end() && held != leases_.end() && held->second.copy == resident->second.copy;
+  for (int rank : there ? ranks : std::vector<int>()) {
+    const ResidentPart& part = resident->second.parts.at(rank);
+    v1::ResidentPart& located = *response.add_parts();
+    located.set_rank(rank);
+    for (const SegmentRef& segment : part.segments) {
+      v1::Segment& lent = *located.add_segments();
+      lent.set_id(segment.id);
+      lent.set_size_bytes(segment.size);
+    }
+    for (const v1::FileSpec& file : part.files) {
+      v1::FilePlacement& placement = *located.add_placements();
+      placement = part.placed.at(file.path());
+      placement.set_size_bytes(file.size_bytes());
+    }
+  }
+  reply(std::move(response));
+}
+
+}  // namespace ckptd

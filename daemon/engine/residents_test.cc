@@ -1,0 +1,294 @@
+// Committed checkpoints whose bytes are in memory still: who may read them, and when they go.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "daemon/engine/engine_testing.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class ResidentsTest : public EngineTest {
+ protected:
+  void SetUp() override {
+    resident_segments_ = 16;
+    Start(16);
+  }
+  Answer<v1::LocateFilesResponse> LocateLater(SessionId session, const std::string& lease) {
+    v1::LocateFilesRequest request;
+    request.set_lease(lease);
+    Answer<v1::LocateFilesResponse> answer;
+    engine_->LocateFiles(As(session), request, answer.reply());
+    return answer;
+  }
+  Answer<v1::LocateFilesResponse> Locate(SessionId session, const std::string& lease) {
+    auto answer = LocateLater(session, lease);
+    Turn();
+    return answer;
+  }
+  int Checks() { return ios_[1]->calls["CheckImages"]; }
+  bool Resident(const std::string& tag) {
+    v1::GetCheckpointRequest request;
+    request.set_name(run_ + "/checkpoints/" + tag);
+    Answer<v1::Checkpoint> answer;
+    engine_->GetCheckpoint(Caller{0, 0, true}, request, answer.reply());
+    Turn();
+    return answer.get().resident();
+  }
+  int64_t ResidentSegments() { return pool_->usage().resident_bytes / kSegment; }
+  void End(const std::vector<SessionId>& sessions) {
+    for (SessionId session : sessions) engine_->SessionClosed(session, "ended");
+    Turn();
+  }
+  // One checkpoint of a job of two ranks that has ended.
+  void SaveAndEnd(const std::string& tag) {
+    const auto sessions = Launch("before " + tag, 2);
+    SaveAll(sessions, tag, 1);
+    Turn([&] { return Tags() == std::vector<std::string>{tag}; });
+    End(sessions);
+  }
+};
+
+TEST_F(ResidentsTest, ARestartedJobReadsWhatTheEndedOneLeftInMemory) {
+  SaveAndEnd("one");
+  EXPECT_TRUE(Resident("one"));
+  EXPECT_EQ(ResidentSegments(), 2);
+  EXPECT_EQ(Checks(), 2) << "each part once, as soon as its writer had ended";
+  const auto sessions = Launch("after", 2);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto resumed = Resume(sessions[rank], rank);
+    const auto located = Locate(sessions[rank], resumed.get().lease());
+    ASSERT_TRUE(located.status().ok()) << located.status();
+    ASSERT_THAT(located.get().parts(), SizeIs(2));
+    const v1::ResidentPart& part = located.get().parts(1);
+    EXPECT_EQ(part.rank(), 1);
+    ASSERT_THAT(part.placements(), SizeIs(1));
+    EXPECT_EQ(part.placements(0).path(), "rank1.pt");
+    EXPECT_EQ(part.placements(0).size_bytes(), 100);
+    ASSERT_THAT(part.segments(), SizeIs(1));
+    auto found = pool_->directory().Find(sessions[rank], part.segments(0).id(), SegmentAccess::kRead);
+    ASSERT_TRUE(found.ok()) << found.status();
+    ::close(found->fd);
+    EXPECT_EQ(found->size, part.segments(0).size_bytes());
+  }
+  EXPECT_EQ(Checks(), 2) << "and never again";
+}
+
+TEST_F(ResidentsTest, WhatIsAskedForWhileItIsCheckedIsAnsweredThen) {
+  const auto sessions = Launch("a", 2);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  ios_[1]->held.insert("CheckImages");
+  End(sessions);
+  const auto after = Launch("b", 2);
+  const auto resumed = Resume(after[0], 0);
+  const auto located = Locate(after[0], resumed.get().lease());
+  EXPECT_FALSE(located.has());
+  ios_[1]->Free();
+  Turn();
+  ASSERT_TRUE(located.status().ok()) << located.status();
+  EXPECT_THAT(located.get().parts(), SizeIs(2));
+  EXPECT_EQ(Checks(), 2);
+}
+
+TEST_F(ResidentsTest, WhileItsWriterLivesItIsCheckedEachTime) {
+  const auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  EXPECT_EQ(Checks(), 0);
+  const SessionId reader = Trainer("reader");
+  for (int times = 1; times <= 2; ++times) {
+    const auto opened = Open(reader, "one");
+    EXPECT_THAT(Locate(reader, opened.get().lease()).get().parts(), SizeIs(1));
+    EXPECT_EQ(Checks(), times);
+    Close(reader, opened.get().lease());
+  }
+  End(sessions);
+  EXPECT_EQ(Checks(), 3);
+  const auto opened = Open(reader, "one");
+  EXPECT_THAT(Locate(reader, opened.get().lease()).get().parts(), SizeIs(1));
+  EXPECT_EQ(Checks(), 3);
+}
+
+TEST_F(ResidentsTest, AWriterThatEndsWhileItsPartIsCheckedHasItCheckedAgain) {
+  const auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  const SessionId reader = Trainer("reader");
+  const auto opened = Open(reader, "one");
+  ios_[1]->held.insert("CheckImages");
+  const auto located = Locate(reader, opened.get().lease());
+  End(sessions);
+  ios_[1]->Free();
+  Turn();
+  EXPECT_THAT(located.get().parts(), SizeIs(1));
+  EXPECT_EQ(Checks(), 2);
+  EXPECT_THAT(Locate(reader, opened.get().lease()).get().parts(), SizeIs(1));
+  EXPECT_EQ(Checks(), 2);
+}
+
+TEST_F(ResidentsTest, MemoryThatIsNotWhatWasSavedIsReadFromTheDisk) {
+  const auto sessions = Launch("a", 1);
+  auto request = BeginOf(0, "one", 1, 100);
+  const auto begun = Begin(sessions[0], request);
+  Turn([&] { return begun.has(); });
+  auto found = pool_->directory().Find(sessions[0], begun.get().segments(0).id(), SegmentAccess::kWrite);
+  ASSERT_TRUE(found.ok());
+  Seal(sessions[0], request);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  ASSERT_EQ(pwrite(found->fd, "late", 4, 0), 4);  // A client that breaks its word.
+  ::close(found->fd);
+  End(sessions);
+  EXPECT_FALSE(Resident("one"));
+  ASSERT_THAT(observer_.warnings, SizeIs(1));
+  EXPECT_THAT(observer_.warnings[0], HasSubstr("is read from the disk"));
+  const auto after = Launch("b", 1);
+  const auto resumed = Resume(after[0], 0);
+  ASSERT_TRUE(resumed.status().ok()) << resumed.status();
+  EXPECT_FALSE(resumed.get().checkpoint().has_damage()) << "the disk has what was saved";
+  EXPECT_THAT(Locate(after[0], resumed.get().lease()).get().parts(), IsEmpty());
+  EXPECT_EQ(ResidentSegments(), 0);
+}
+
+TEST_F(ResidentsTest, ACopyThatIsReadStaysUntilItsLeaseEndsEvenWhenItsTagIsSavedAgain) {
+  SaveAndEnd("one");
+  const SessionId reader = Trainer("reader");
+  Attach(reader);
+  const auto opened = Open(reader, "one");
+  const auto located = Locate(reader, opened.get().lease());
+  ASSERT_THAT(located.get().parts(), SizeIs(2));
+  const SegmentId id = located.get().parts(0).segments(0).id();
+  const auto sessions = Launch("b", 2);
+  SaveAll(sessions, "one", 2);
+  Turn([&] { return disks_[1]->committed.rbegin()->first > 1; });
+  auto found = pool_->directory().Find(reader, id, SegmentAccess::kRead);
+  ASSERT_TRUE(found.ok()) << found.status();
+  ::close(found->fd);
+  Close(reader, opened.get().lease());
+  EXPECT_FALSE(pool_->directory().Find(reader, id, SegmentAccess::kRead).ok());
+  EXPECT_EQ(ResidentSegments(), 0) << "nobody can open the old one any more";
+}
+
+TEST_F(ResidentsTest, RetentionTakesTheCopyWithTheCheckpoint) {
+  const auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  End(sessions);
+  EXPECT_EQ(ResidentSegments(), 1);
+  const auto after = Launch("b", 1);
+  SaveAll(after, "two", 2, 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"two"}; });
+  EXPECT_EQ(ResidentSegments(), 0);
+  EXPECT_TRUE(Resident("two"));
+}
+
+TEST_F(ResidentsTest, ADamagedCheckpointIsNotOfferedFromMemoryEither) {
+  SaveAndEnd("one");
+  const auto after = Launch("b", 1);
+  v1::ReportDamageRequest request;
+  request.set_name(run_ + "/checkpoints/one");
+  request.set_sequence(disks_[1]->committed.begin()->first);
+  request.mutable_damage()->set_message("rotten");
+  Answer<v1::ReportDamageResponse> answer;
+  engine_->ReportDamage(As(after[0]), request, answer.reply());
+  Turn();
+  ASSERT_TRUE(answer.status().ok()) << answer.status();
+  EXPECT_FALSE(Resident("one"));
+  EXPECT_EQ(ResidentSegments(), 0);
+}
+
+TEST_F(ResidentsTest, OneWithoutAByteIsNoCopy) {
+  const auto sessions = Launch("a", 1);
+  const auto request = BeginOf(0, "one", 1, 100);
+  const auto begun = Begin(sessions[0], request);
+  Turn([&] { return begun.has(); });
+  v1::BeginRequest nothing = request;
+  nothing.clear_files();
+  Seal(sessions[0], nothing);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  EXPECT_FALSE(Resident("one"));
+  const auto opened = Open(sessions[0], "one");
+  const auto located = Locate(sessions[0], opened.get().lease());
+  ASSERT_TRUE(located.status().ok()) << located.status();
+  EXPECT_THAT(located.get().parts(), IsEmpty());
+}
+
+TEST_F(ResidentsTest, ASaveThatNeedsTheMemoryGetsIt) {
+  Start(4);
+  const auto sessions = Launch("a", 2);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  End(sessions);
+  const auto after = Launch("b", 4);
+  SaveAll(after, "two", 2);
+  Turn([&] { return Tags().size() == 2; });
+  EXPECT_FALSE(Resident("one"));
+  EXPECT_TRUE(Resident("two"));
+}
+
+TEST_F(ResidentsTest, OnceAllRanksHaveReadItMakesWayWhereTheirFirstSaveWouldFindNoMemory) {
+  for (const int segments : {4, 6}) {
+    disks_.clear();
+    Start(segments);
+    const auto sessions = Launch("a", 2);
+    auto begin = BeginOf(0, "one", 1, 100);
+    begin.mutable_files(0)->set_size_bytes(2 * kSegment);
+    const auto begun = Begin(sessions[0], begin);
+    const auto other = BeginOf(1, "one", 1, 100);
+    const auto begun_too = Begin(sessions[1], other);
+    Turn([&] { return begun.has() && begun_too.has(); });
+    Seal(sessions[0], begin);
+    Seal(sessions[1], other);
+    Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+    End(sessions);
+    EXPECT_EQ(ResidentSegments(), 3);
+    const auto after = Launch("b", 2);
+    std::vector<Answer<v1::FinishResumeResponse>> finished(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto resumed = Resume(after[rank], rank);
+      v1::FinishResumeRequest finish;
+      finish.set_run(run_);
+      finish.set_rank(rank);
+      finish.set_sequence(resumed.get().checkpoint().sequence());
+      engine_->FinishResume(As(after[rank]), finish, finished[rank].reply());
+      Turn();
+    }
+    ASSERT_TRUE(finished[0].status().ok()) << finished[0].status();
+    EXPECT_EQ(Resident("one"), segments == 6);
+  }
+}
+
+TEST_F(ResidentsTest, OnlyTheSessionThatHasTheLeaseIsTold) {
+  SaveAndEnd("one");
+  const SessionId reader = Trainer("reader"), thief = Trainer("thief");
+  Attach(reader);
+  const auto opened = Open(reader, "one");
+  EXPECT_EQ(Locate(thief, opened.get().lease()).reason(), "UNKNOWN_LEASE");
+  Close(reader, opened.get().lease());
+  EXPECT_EQ(Locate(reader, opened.get().lease()).reason(), "UNKNOWN_LEASE");
+}
+
+TEST_F(ResidentsTest, AReaderThatEndsWhileItWaitsLetsTheCopyGo) {
+  const auto sessions = Launch("a", 2);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  ios_[1]->held.insert("CheckImages");
+  End(sessions);
+  const SessionId reader = Trainer("reader");
+  Attach(reader);
+  const auto opened = Open(reader, "one");
+  const auto located = Locate(reader, opened.get().lease());
+  engine_->SessionClosed(reader, "ended");
+  ios_[1]->Free();
+  Turn();
+  ASSERT_TRUE(located.has());
+  EXPECT_THAT(located.get().parts(), IsEmpty());
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+  EXPECT_EQ(ResidentSegments(), 2);
+}
+
+}  // namespace
+}  // namespace ckptd
