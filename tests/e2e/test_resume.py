@@ -57,9 +57,10 @@ def test_metrics_step_and_files_come_back(trainers):
     ]
 
 
-def test_corrupt_file_is_corrupt_and_says_where(trainers, root):
+def test_corrupt_file_is_corrupt_and_says_where(daemon, trainers, root):
     rank = trainers("a", 1)[0]
     rank.do('run.save("t", files={"m.pt": {"w": torch.ones(1000)}}).wait()')
+    daemon.restart()  # It is in memory no more.
     with open(f"{root}/t/m.pt", "r+b") as file:
         file.seek(1000)
         byte = file.read(1)

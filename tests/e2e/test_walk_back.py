@@ -152,7 +152,7 @@ def test_what_was_repaired_is_offered_again(daemon, trainers, saved):
     assert together(trainers("c", 2), RESTORE) == [["step_2", 2.0]] * 2
 
 
-def test_pointer_of_a_framework_follows_to_the_older_one(trainers, root):
+def test_pointer_of_a_framework_follows_to_the_older_one(daemon, trainers, root):
     ranks = trainers("a", 1)
     for step in (1, 2):
         ranks[0].do(
@@ -165,6 +165,7 @@ def test_pointer_of_a_framework_follows_to_the_older_one(trainers, root):
             return file.read()
 
     until(lambda: latest() == "step_2", "the pointer")
+    daemon.restart()  # It is in memory no more.
     flip(root, "step_2/m.bin", 50_000)
     assert ranks[0].fails("with run.open() as c: c.read('m.bin')").kind == "Corrupt"
     until(lambda: latest() == "step_1", "the pointer's way back")

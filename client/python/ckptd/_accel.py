@@ -5,7 +5,7 @@ import errno
 import functools
 import os
 from array import array
-from typing import Any, NamedTuple, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 _VERSION = 4
 _u64: Any = ctypes.c_uint64
@@ -30,7 +30,7 @@ def library() -> Any:
         [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 2
     )
     loaded.ckptd_read_verified.argtypes = (
-        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 2
+        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64] * 3 + [ctypes.c_int] + [_pointer] * 2
     )
     loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
     loaded.ckptd_unmap.argtypes = [_pointer, _u64]
@@ -154,11 +154,18 @@ def copy_out(
 
 
 def read_verified(
-    descriptor: int, size: int, chunk_bytes: int, expected: "array[int]", targets: Targets, threads: int
+    descriptor: int,
+    size: int,
+    chunk_bytes: int,
+    expected: "array[int]",
+    targets: Targets,
+    threads: int,
+    window: "Optional[Tuple[int, int]]" = None,
 ) -> "ReadFault | None":
     """Fills the targets from a file of `size` bytes, and checks each chunk that they touch against array('I')
-    expected, which has all chunks of the file.
+    expected, which has all chunks of the file. window: only chunks that begin in [window[0], window[1]).
     """
+    start, stop = window or (0, size)
     chunk, found = ctypes.c_int64(), ctypes.c_uint32()
     error = library().ckptd_read_verified(
         descriptor,
@@ -167,6 +174,8 @@ def read_verified(
         expected.buffer_info()[0],
         *(array_.buffer_info()[0] for array_ in targets),
         len(targets.offsets),
+        start,
+        stop,
         threads,
         ctypes.byref(chunk),
         ctypes.byref(found),

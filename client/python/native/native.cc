@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 
 #include "storage/base/crc32c.h"
 #include "storage/base/streaming_copy.h"
+#include "storage/io/verified_read.h"
 
 // These two moved from libpthread to libc with glibc 2.34; under the version they had before, every glibc has
 // them.
@@ -34,10 +34,6 @@ namespace {
 
 constexpr int kMostThreads = 64;
 constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Below this a thread costs more than it gives.
-constexpr uint64_t kReadPiece = uint64_t{512}
-                                << 10;  // Small enough to be in the cache still when its CRC is taken.
-constexpr uint64_t kAhead = uint64_t{32} << 20;  // That the disk is to fetch meanwhile.
-constexpr int kMostVectors = 64;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
 // work(context, share) for each share in [0, shares), by as many threads; the caller is one. Threads that
@@ -120,108 +116,6 @@ void CopyShare(void* context, int share) {
   }
 }
 
-// Pieces of a file that are to be read, in the order of the file and none over another, and what each of its
-// chunks should come to.
-struct ReadJob {
-  int fd;
-  uint64_t file_size;
-  uint64_t chunk_bytes;
-  const uint32_t* expected;  // Of all chunks of the file.
-  const uint64_t* offsets;   // Of the pieces, in the file.
-  const uint64_t* addresses;
-  const uint64_t* lengths;
-  uint64_t count;
-  std::atomic<uint64_t> next{0};  // Chunk.
-  uint64_t end = 0;               // Chunk behind the last.
-  std::atomic<int64_t> bad{-1};   // A chunk that is not well, and what is wrong with it: the first one found.
-  std::atomic<int> error{0};
-  std::atomic<uint32_t> found{0};
-
-  uint64_t EndOf(uint64_t piece) const { return offsets[piece] + lengths[piece]; }
-  // The first piece that reaches beyond `at`.
-  uint64_t PieceBeyond(uint64_t at) const {
-    uint64_t low = 0, high = count;
-    while (low < high) {
-      const uint64_t middle = (low + high) / 2;
-      if (EndOf(middle) > at) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    return low;
-  }
-};
-
-// Where the next bytes of a chunk go: into pieces, and what lies between them, which the checksum wants, too,
-// into scratch. At most kReadPiece bytes.
-struct Batch {
-  iovec vectors[kMostVectors];
-  int count = 0;
-  uint64_t bytes = 0;
-};
-
-void Gather(const ReadJob& job, uint64_t at, uint64_t end, char* scratch, Batch& batch) {
-  uint64_t piece = job.PieceBeyond(at);
-  while (at < end && batch.count < kMostVectors && batch.bytes < kReadPiece) {
-    while (piece < job.count && job.EndOf(piece) <= at) ++piece;
-    const bool wanted = piece < job.count && job.offsets[piece] <= at;
-    const uint64_t stop = piece == job.count ? end
-                          : wanted           ? std::min(end, job.EndOf(piece))
-                                             : std::min(end, job.offsets[piece]);
-    const uint64_t n = std::min(stop - at, kReadPiece - batch.bytes);
-    batch.vectors[batch.count++] = {
-        wanted ? reinterpret_cast<char*>(job.addresses[piece] + (at - job.offsets[piece]))
-               : scratch + batch.bytes,
-        static_cast<size_t>(n)};
-    batch.bytes += n;
-    at += n;
-  }
-}
-
-// One chunk: 0 when it is well, else an errno, EBADMSG for a wrong CRC, ENODATA for an early end.
-int ReadChunk(const ReadJob& job, uint64_t chunk, char* scratch, uint32_t* found) {
-  const uint64_t end = std::min(job.file_size, (chunk + 1) * job.chunk_bytes);
-  *found = 0;
-  for (uint64_t at = chunk * job.chunk_bytes; at < end;) {
-    Batch batch;
-    Gather(job, at, end, scratch, batch);
-    const ssize_t n = preadv(job.fd, batch.vectors, batch.count, static_cast<off_t>(at));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    if (n == 0) return ENODATA;
-    at += static_cast<uint64_t>(n);
-    for (size_t left = static_cast<size_t>(n), i = 0; left > 0; ++i) {
-      const size_t here = std::min(left, batch.vectors[i].iov_len);
-      *found =
-          ckptd::Crc32c(std::span(static_cast<const std::byte*>(batch.vectors[i].iov_base), here), *found);
-      left -= here;
-    }
-  }
-  return *found == job.expected[chunk] ? 0 : EBADMSG;
-}
-
-// Takes chunks one after another until all are read, and passes over those that no piece touches.
-void ReadMany(void* context, int) {
-  auto& job = *static_cast<ReadJob*>(context);
-  auto* const scratch = static_cast<char*>(malloc(kReadPiece));
-  for (uint64_t chunk = job.next++; chunk < job.end && job.error.load() == 0; chunk = job.next++) {
-    const uint64_t begin = chunk * job.chunk_bytes;
-    const uint64_t piece = job.PieceBeyond(begin);
-    if (piece == job.count || job.offsets[piece] >= begin + job.chunk_bytes) continue;
-    posix_fadvise(job.fd, static_cast<off_t>(begin + kAhead), static_cast<off_t>(job.chunk_bytes),
-                  POSIX_FADV_WILLNEED);
-    uint32_t found = 0;
-    const int error = scratch == nullptr ? ENOMEM : ReadChunk(job, chunk, scratch, &found);
-    int none = 0;
-    if (error != 0 && job.error.compare_exchange_strong(none, error)) {
-      job.found = found;
-      job.bad = static_cast<int64_t>(chunk);
-    }
-  }
-  free(scratch);
-}
-
 }  // namespace
 
 // Version of this interface: the package refuses a library that does not match.
@@ -268,29 +162,20 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
 
 // Reads lengths[i] bytes from offsets[i] of a file to addresses[i], for i in [0, count), by up to `threads`
 // threads, and checks every chunk that they touch against expected, which has the CRC32C of each chunk of the
-// file. The pieces are in the order of the file, none reaches over another or beyond `file_size`. 0: all is
-// well. Else an errno of reading, ENODATA where the file ended early, EBADMSG for a wrong CRC; *bad is then
-// the chunk and *found its CRC, and what was read is not to be used.
+// file; only chunks that begin within [from, to) of the file. The pieces are in the order of the file, none
+// reaches over another or beyond `file_size`. 0: all is well. Else an errno of reading, ENODATA where the
+// file ended early, EBADMSG for a wrong CRC; *bad is then the chunk and *found its CRC, and what was read is
+// not to be used.
 CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t file_size, uint64_t chunk_bytes,
                                      const uint32_t* expected, const uint64_t* offsets,
                                      const uint64_t* addresses, const uint64_t* lengths, uint64_t count,
-                                     int threads, int64_t* bad, uint32_t* found) {
-  *bad = -1;
-  *found = 0;
-  if (count == 0) return 0;
-  ReadJob job{fd, file_size, chunk_bytes, expected, offsets, addresses, lengths, count};
-  const uint64_t last = job.EndOf(count - 1);
-  job.next = offsets[0] / chunk_bytes;
-  job.end = (last + chunk_bytes - 1) / chunk_bytes;
-  const uint64_t begin = job.next * chunk_bytes;
-  posix_fadvise(fd, static_cast<off_t>(begin), static_cast<off_t>(std::min(last - begin, kAhead)),
-                POSIX_FADV_WILLNEED);
-  const uint64_t chunks = job.end - job.next;
-  ForEachShare(static_cast<int>(std::min<uint64_t>(SharesFor(last - begin, threads), chunks)), ReadMany,
-               &job);
-  *bad = job.bad;
-  *found = job.found;
-  return job.error;
+                                     uint64_t from, uint64_t to, int threads, int64_t* bad, uint32_t* found) {
+  const ckptd::VerifiedRead read{fd,      file_size, chunk_bytes, expected, offsets, addresses,
+                                 lengths, count,     from,        to,       threads};
+  const ckptd::ReadFault fault = ckptd::ReadVerifiedChunks(read, ForEachShare);
+  *bad = fault.chunk;
+  *found = fault.found;
+  return fault.error;
 }
 
 // Maps a segment, shared, to read it and perhaps to write to it, at an address where huge pages can be used,
