@@ -39,8 +39,6 @@ absl::Status ReadFromDisk(FileSystem& fs, Handle checkpoint_dir, const storage::
                           .addresses = &address,
                           .lengths = &length,
                           .count = 1,
-                          .from = 0,
-                          .to = size,
                           .threads = threads};
   if (ReadVerifiedChunks(read, InParallel).error == 0) return absl::OkStatus();
   return ReadVerified(fs, checkpoint_dir, record, chunk_bytes, offset, into);

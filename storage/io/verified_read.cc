@@ -153,6 +153,10 @@ void ReadShare(void* context, int share) {
   const uint64_t size = job.read.chunk_bytes;
   char* const buffer = job.buffers + static_cast<uint64_t>(share) * kDirectPiece;
   for (uint64_t chunk = job.next++; chunk < job.end && job.error.load() == 0; chunk = job.next++) {
+    if (job.read.stop != nullptr && __atomic_load_n(job.read.stop, __ATOMIC_RELAXED) != 0) {
+      job.error = ECANCELED;
+      return;
+    }
     const uint64_t begin = chunk * size, end = std::min(job.read.file_size, begin + size);
     const uint64_t piece = job.PieceBeyond(begin);
     if (piece == job.read.count || job.read.offsets[piece] >= end) continue;
@@ -164,6 +168,7 @@ void ReadShare(void* context, int share) {
     int error = ReadCached(job, end, buffer, done);
     if (error == 0 && done.at < end) error = ReadDirect(job, end, buffer, done);
     if (error == 0 && done.crc != job.read.expected[chunk]) error = EBADMSG;
+    if (job.read.done != nullptr) __atomic_add_fetch(job.read.done, done.at - begin, __ATOMIC_RELAXED);
     int none = 0;
     if (error != 0 && job.error.compare_exchange_strong(none, error)) {
       job.found = done.crc;
@@ -196,8 +201,7 @@ ReadFault ReadVerifiedChunks(const VerifiedRead& read, InParallel in_parallel) {
   if (read.count == 0) return fault;
   const uint64_t chunk_bytes = read.chunk_bytes;
   Job job{read};
-  const uint64_t last = std::min(job.EndOf(read.count - 1), read.to);
-  const uint64_t first = std::max(read.offsets[0] / chunk_bytes, (read.from + chunk_bytes - 1) / chunk_bytes);
+  const uint64_t last = job.EndOf(read.count - 1), first = read.offsets[0] / chunk_bytes;
   job.next = first;
   job.end = (last + chunk_bytes - 1) / chunk_bytes;
   if (first >= job.end) return fault;

@@ -18,8 +18,9 @@ struct VerifiedRead {
   const uint64_t* addresses;  // Where they go.
   const uint64_t* lengths;
   uint64_t count;
-  uint64_t from, to;  // Only chunks that begin in [from, to) of the file.
-  int threads;        // That may compute at once.
+  int threads;                    // That may compute at once.
+  uint64_t* done = nullptr;       // Grows by the bytes of chunks that are read; null: nobody looks.
+  const int32_t* stop = nullptr;  // Not 0: reading ends soon, with ECANCELED. Null: never.
 };
 
 struct ReadFault {

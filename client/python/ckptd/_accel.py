@@ -4,10 +4,13 @@ import ctypes
 import errno
 import functools
 import os
+import threading
 from array import array
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple
 
-_VERSION = 4
+_VERSION = 5
+_LONG = 64 << 20  # Bytes that take so long to read that somebody may want to interrupt it.
+_LOOK_SECONDS = 0.1
 _u64: Any = ctypes.c_uint64
 _pointer: Any = ctypes.c_void_p
 
@@ -30,7 +33,7 @@ def library() -> Any:
         [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 2
     )
     loaded.ckptd_read_verified.argtypes = (
-        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64] * 3 + [ctypes.c_int] + [_pointer] * 2
+        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 4
     )
     loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
     loaded.ckptd_unmap.argtypes = [_pointer, _u64]
@@ -160,27 +163,49 @@ def read_verified(
     expected: "array[int]",
     targets: Targets,
     threads: int,
-    window: "Optional[Tuple[int, int]]" = None,
+    progress: "Optional[Callable[[int], None]]" = None,
 ) -> "ReadFault | None":
     """Fills the targets from a file of `size` bytes, and checks each chunk that they touch against array('I')
-    expected, which has all chunks of the file. window: only chunks that begin in [window[0], window[1]).
+    expected, which has all chunks of the file. progress hears how many bytes have been read so far, now and
+    then; what it raises ends the reading, and so does a signal's handler.
     """
-    start, stop = window or (0, size)
-    chunk, found = ctypes.c_int64(), ctypes.c_uint32()
-    error = library().ckptd_read_verified(
-        descriptor,
-        size,
-        chunk_bytes,
-        expected.buffer_info()[0],
-        *(array_.buffer_info()[0] for array_ in targets),
-        len(targets.offsets),
-        start,
-        stop,
-        threads,
-        ctypes.byref(chunk),
-        ctypes.byref(found),
-    )
+    chunk, found, done, stop = ctypes.c_int64(), ctypes.c_uint32(), ctypes.c_uint64(), ctypes.c_int32()
+
+    def read() -> int:
+        return int(
+            library().ckptd_read_verified(
+                descriptor,
+                size,
+                chunk_bytes,
+                expected.buffer_info()[0],
+                *(array_.buffer_info()[0] for array_ in targets),
+                len(targets.offsets),
+                threads,
+                *map(ctypes.byref, (chunk, found, done, stop)),
+            )
+        )
+
+    error = read() if sum(targets.lengths) < _LONG else _attended(read, done, stop, progress)
     return ReadFault(chunk.value, error, found.value) if error else None
+
+
+def _attended(
+    read: Callable[[], int], done: Any, stop: Any, progress: "Optional[Callable[[int], None]]"
+) -> int:
+    """What read() returns, which another thread runs: this one can be interrupted."""
+    result: List[int] = []
+    thread = threading.Thread(target=lambda: result.append(read()), name="ckptd-read", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_LOOK_SECONDS)
+            if progress is not None:
+                progress(done.value)
+    except BaseException:
+        stop.value = 1
+        thread.join()  # It still writes where it was told to.
+        raise
+    return result[0]
 
 
 def map_shared(descriptor: int, size: int, writable: bool = True) -> int:

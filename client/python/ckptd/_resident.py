@@ -122,10 +122,11 @@ class ResidentFile(VerifiedFile):
             targets = _accel.Targets(*columns)
             _accel.copy_out(self._memory.segments, self._begin, self.size, targets, self._threads)
             if self._session.alive():
-                return
+                return self._tell(sum(targets.lengths))
             _log.info("ckptd: the daemon has ended: reading goes on from the disk")
             self._disk = self._otherwise()
         if self._disk is not None:
+            self._disk.progress = self.progress
             try:
                 self._disk.scatter(pieces)
             except errors.CkptdError as error:

@@ -5,7 +5,7 @@ import errno
 import io
 import os
 from array import array
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from ckptd import _accel, errors
 from ckptd._session import Session
@@ -25,6 +25,8 @@ class VerifiedFile(io.RawIOBase):
     def __init__(self, size: int, chunk_bytes: int) -> None:
         self.size = size
         self.fault: Optional[errors.CkptdError] = None  # The last error, for callers that hide it.
+        self.progress: Optional[Callable[[int], None]] = None  # Hears how many bytes have come so far.
+        self._came = 0
         self._chunk_bytes = chunk_bytes
         self._at = 0
         self._chunks: Dict[int, bytearray] = {}
@@ -71,6 +73,12 @@ class VerifiedFile(io.RawIOBase):
         for offset, address, size in pieces:
             self.seek(offset)
             self.readinto(memoryview((ctypes.c_char * size).from_address(address)).cast("B"))
+
+    def _tell(self, came: int) -> None:
+        """So many more bytes."""
+        self._came += came
+        if self.progress is not None:
+            self.progress(self._came)
 
     def _buffered(self, chunk: int) -> bytearray:
         data = self._chunks.pop(chunk, None)
@@ -132,11 +140,18 @@ class LocalFile(VerifiedFile):
         del keep
 
     def _read(self, targets: _accel.Targets) -> None:
+        before = self._came
         fault = _accel.read_verified(
-            self._descriptor, self.size, self._chunk_bytes, self._expected, targets, self._threads
+            self._descriptor,
+            self.size,
+            self._chunk_bytes,
+            self._expected,
+            targets,
+            self._threads,
+            lambda done: self._tell(before + done - self._came),
         )
         if fault is None:
-            return
+            return self._tell(before + sum(targets.lengths) - self._came)
         if fault.errno == errno.EBADMSG:
             raise self._corrupt(
                 f"chunk {fault.chunk}, from byte {fault.chunk * self._chunk_bytes} on, has CRC32C {fault.found:#010x}, and was "
@@ -183,6 +198,7 @@ class RemoteFile(VerifiedFile):
                 piece = data.data[: len(into) - done]
                 into[done : done + len(piece)] = piece
                 done += len(piece)
+                self._tell(len(piece))
         except errors.CheckpointFailed as error:
             if error.reason != "IO_ERROR":
                 raise

@@ -13,6 +13,8 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ckptd import _accel, errors
 from ckptd._into import load_into
 from ckptd._manifest import open_beneath, read_damages, read_manifest, read_summary
+from ckptd._progress import Progress, showing
+from ckptd._ranges import Range, read_ranges
 from ckptd._reading import Reading
 from ckptd._resident import Residents
 from ckptd._session import Session
@@ -108,12 +110,25 @@ class Checkpoint:
         """
         return self._passed_over
 
-    def read(self, name: str) -> bytes:
-        """The bytes of one file."""
-        with self._file(name) as file:
+    def read(self, name: str, progress: Progress = False) -> bytes:
+        """The bytes of one file. progress: as for load()."""
+        with self._file(name, progress) as file:
             data = bytearray(file.size)
             file.readinto(data)
             return bytes(data)
+
+    def read_ranges(self, ranges: Sequence[Range], into: Optional[Sequence[Any]] = None) -> List[Any]:
+        """Slices of files: (name, offset, bytes) of each, into buffers of these sizes, or into fresh ones, which are
+        returned, in that order.
+
+        Of each file only the chunks that a slice touches are read, each once, in the order of the disk, and checked: what a
+        load onto another number of ranks needs. Refused, before a byte of the file is read, where a slice reaches beyond it.
+        """
+        buffers = [bytearray(size) for _, _, size in ranges] if into is None else list(into)
+        if len(buffers) != len(ranges):
+            raise errors.invalid(f"{len(ranges)} ranges were asked for, and {len(buffers)} buffers given")
+        read_ranges(ranges, buffers, self._file)
+        return buffers
 
     def load(
         self,
@@ -122,6 +137,7 @@ class Checkpoint:
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         into: Any = None,
+        progress: Progress = False,
     ) -> Any:
         """torch.load of one file, into memory of its own, or into=: a state with the same names, whose tensors are filled
         in place, on whatever device they are, without a second copy of them in memory; it is what is returned.
@@ -130,10 +146,13 @@ class Checkpoint:
         values that are no tensors are set, too. Where a chunk turns out to be corrupt meanwhile, Corrupt says so, and `into`
         holds old and new bytes: load another checkpoint into it.
 
+        progress=True shows how far it has come (with tqdm, where that is installed); a function is called with the bytes
+        that are done and those in all.
+
         weights_only=True refuses classes that could run code; `safe_globals` lists those to allow, and
         weights_only=False allows everything, for files that you trust.
         """
-        with self._file(name) as file:
+        with self._file(name, progress) as file:
             if into is None:
                 return self._unpickle(file, name, map_location, weights_only, safe_globals)
             load_into(
@@ -215,10 +234,12 @@ class Checkpoint:
         return f"<ckptd.Checkpoint {self._info.tag}>" if self._info else "<ckptd.Checkpoint: none>"
 
     @contextlib.contextmanager
-    def _file(self, name: str) -> Iterator[VerifiedFile]:
+    def _file(self, name: str, progress: Progress = False) -> Iterator[VerifiedFile]:
         try:
-            with self._open(name) as file:
+            with self._open(name) as file, showing(progress, f"{self.tag}/{name}", file.size) as tell:
+                file.progress = tell if progress else None
                 yield file
+                tell(file.size)
         except errors.Corrupt as fault:
             if self._reading is not None:
                 self._reading.found(fault)

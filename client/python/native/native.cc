@@ -119,7 +119,7 @@ void CopyShare(void* context, int share) {
 }  // namespace
 
 // Version of this interface: the package refuses a library that does not match.
-CKPTD_EXPORT int ckptd_native_version() { return 4; }
+CKPTD_EXPORT int ckptd_native_version() { return 5; }
 
 // Continues `crc`, which is 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
@@ -162,16 +162,17 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
 
 // Reads lengths[i] bytes from offsets[i] of a file to addresses[i], for i in [0, count), by up to `threads`
 // threads, and checks every chunk that they touch against expected, which has the CRC32C of each chunk of the
-// file; only chunks that begin within [from, to) of the file. The pieces are in the order of the file, none
-// reaches over another or beyond `file_size`. 0: all is well. Else an errno of reading, ENODATA where the
-// file ended early, EBADMSG for a wrong CRC; *bad is then the chunk and *found its CRC, and what was read is
-// not to be used.
+// file. The pieces are in the order of the file, none reaches over another or beyond `file_size`. 0: all is
+// well. Else an errno of reading, ENODATA where the file ended early, EBADMSG for a wrong CRC; *bad is then
+// the chunk and *found its CRC, and what was read is not to be used. *done grows meanwhile by the bytes that
+// are read, and soon after *stop is not 0 it ends with ECANCELED; both may be null.
 CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t file_size, uint64_t chunk_bytes,
                                      const uint32_t* expected, const uint64_t* offsets,
                                      const uint64_t* addresses, const uint64_t* lengths, uint64_t count,
-                                     uint64_t from, uint64_t to, int threads, int64_t* bad, uint32_t* found) {
+                                     int threads, int64_t* bad, uint32_t* found, uint64_t* done,
+                                     const int32_t* stop) {
   const ckptd::VerifiedRead read{fd,      file_size, chunk_bytes, expected, offsets, addresses,
-                                 lengths, count,     from,        to,       threads};
+                                 lengths, count,     threads,     done,     stop};
   const ckptd::ReadFault fault = ckptd::ReadVerifiedChunks(read, ForEachShare);
   *bad = fault.chunk;
   *found = fault.found;

@@ -1,0 +1,48 @@
+"""Slices of files, many at once: read in the order of the disk, no chunk twice."""
+
+from typing import Any, Callable, ContextManager, Dict, List, Sequence, Tuple
+
+from ckptd import _accel, errors
+from ckptd._verified import VerifiedFile
+
+Range = Tuple[str, int, int]  # File, offset, bytes.
+_Piece = Tuple[int, int, int]  # Offset, address, bytes.
+
+
+def read_ranges(
+    ranges: Sequence[Range], into: Sequence[Any], open_file: Callable[[str], ContextManager[VerifiedFile]]
+) -> None:
+    """Fills into[i] with ranges[i]; see Checkpoint.read_ranges."""
+    places: Dict[str, List[_Piece]] = {}
+    kept = []
+    for (name, offset, size), buffer in zip(ranges, into):
+        if memoryview(buffer).nbytes != size:
+            raise errors.invalid(f"{size} bytes of {name} do not fit into {memoryview(buffer).nbytes}")
+        address, keep = _accel.address_of(buffer)
+        kept.append(keep)
+        places.setdefault(name, []).append((offset, address, size))
+    for name, wanted in sorted(places.items()):
+        with open_file(name) as file:
+            for offset, _, size in wanted:
+                if offset < 0 or size < 0 or offset + size > file.size:
+                    raise errors.invalid(
+                        f"bytes {offset} to {offset + size} of {name} were asked for; it has {file.size}"
+                    )
+            pieces = sorted(piece for piece in wanted if piece[2] > 0)
+            while pieces:  # Once, unless some reach over others.
+                now, pieces = _apart(pieces)
+                file.scatter(now)
+
+
+def _apart(pieces: List[_Piece]) -> Tuple[List[_Piece], List[_Piece]]:
+    """Those of which none reaches over another, and the others."""
+    now: List[_Piece] = []
+    later: List[_Piece] = []
+    end = 0
+    for piece in pieces:
+        if piece[0] < end:
+            later.append(piece)
+            continue
+        now.append(piece)
+        end = piece[0] + piece[2]
+    return now, later
