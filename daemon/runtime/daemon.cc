@@ -494,8 +494,8 @@ void Daemon::Stop() {
     ::_exit(1);
   }
   engine_.reset();
+  root_ios_.reset();  // Before the memory that its checksums are of.
   pool_.reset();
-  root_ios_.reset();
   attacher_.reset();
   state_.reset();
 }

@@ -265,7 +265,7 @@ class ThreadedRootIoFactory::Io : public RootIo {
   void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                    int32_t chunk_bytes, Callback<absl::Status> done) override {
     ckptd::CheckImages(
-        checksums_, std::move(images), std::move(records), chunk_bytes,
+        checksums_.get(), std::move(images), std::move(records), chunk_bytes,
         [root = root_] { return root->abandoned.load(); }, Answer(std::move(done)));
   }
 

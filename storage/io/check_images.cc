@@ -32,7 +32,7 @@ uint32_t CrcOf(const FileImage& image, int64_t offset, int64_t size) {
 }
 
 struct Check {
-  std::weak_ptr<ChecksumPool> pool;
+  ChecksumPool* pool;  // Ends when what it was given has ended.
   std::vector<FileImage> images;
   std::vector<storage::v1::FileRecord> records;
   int64_t chunk_bytes;
@@ -70,10 +70,10 @@ struct Check {
 
 void Go(std::shared_ptr<Check> check) {
   absl::Status result;
-  const std::shared_ptr<ChecksumPool> pool = check->pool.lock();
-  if (pool == nullptr || check->stop()) {
+  if (check->stop()) {
     result = absl::CancelledError("the daemon ends");
   } else if (check->CheckNext(result)) {
+    ChecksumPool* const pool = check->pool;
     return pool->Submit([check = std::move(check)]() mutable { Go(std::move(check)); });
   }
   check->done(result);
@@ -81,7 +81,7 @@ void Go(std::shared_ptr<Check> check) {
 
 }  // namespace
 
-void CheckImages(const std::shared_ptr<ChecksumPool>& pool, std::vector<FileImage> images,
+void CheckImages(ChecksumPool* pool, std::vector<FileImage> images,
                  std::vector<storage::v1::FileRecord> records, int32_t chunk_bytes,
                  std::function<bool()> stop, absl::AnyInvocable<void(absl::Status)> done) {
   auto check = std::make_shared<Check>(

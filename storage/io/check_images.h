@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -18,7 +17,7 @@ namespace ckptd {
 // CORRUPT_FILE, with details path, chunk, expected and found of the first chunk that differs, or CANCELLED
 // soon after `stop` says true. records[i] is of images[i], of the same size. A chunk at a time, so that what
 // else is submitted has its turn between them.
-void CheckImages(const std::shared_ptr<ChecksumPool>& pool, std::vector<FileImage> images,
+void CheckImages(ChecksumPool* pool, std::vector<FileImage> images,
                  std::vector<storage::v1::FileRecord> records, int32_t chunk_bytes,
                  std::function<bool()> stop, absl::AnyInvocable<void(absl::Status)> done);
 

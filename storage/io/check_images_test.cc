@@ -38,7 +38,7 @@ class CheckImagesTest : public ::testing::Test {
   }
   absl::Status Check(std::function<bool()> stop = [] { return false; }) {
     std::promise<absl::Status> answer;
-    CheckImages(pool_, images_, records_, kChunk, std::move(stop),
+    CheckImages(pool_.get(), images_, records_, kChunk, std::move(stop),
                 [&answer](const absl::Status& status) { answer.set_value(status); });
     return answer.get_future().get();
   }
@@ -46,7 +46,7 @@ class CheckImagesTest : public ::testing::Test {
   std::vector<std::byte> bytes_;
   std::vector<FileImage> images_;
   std::vector<storage::v1::FileRecord> records_;
-  std::shared_ptr<ChecksumPool> pool_ = std::make_shared<ChecksumPool>(2);
+  std::unique_ptr<ChecksumPool> pool_ = std::make_unique<ChecksumPool>(2);
 };
 
 TEST_F(CheckImagesTest, WhatWasWrittenIsWell) { EXPECT_TRUE(Check().ok()) << Check(); }
@@ -69,12 +69,12 @@ TEST_F(CheckImagesTest, ItStopsSoonAfterItIsTold) {
 }
 
 TEST_F(CheckImagesTest, OthersHaveTheirTurnBetweenItsChunks) {
-  pool_ = std::make_shared<ChecksumPool>(1);
+  pool_ = std::make_unique<ChecksumPool>(1);
   std::promise<absl::Status> answer;
   std::atomic<bool> other = false, before = false;
   bool submitted = false;
   CheckImages(
-      pool_, images_, records_, kChunk,
+      pool_.get(), images_, records_, kChunk,
       [&] {
         if (!std::exchange(submitted, true)) pool_->Submit([&] { other = true; });
         return false;

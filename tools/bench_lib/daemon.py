@@ -18,7 +18,8 @@ from ckptd.v1 import messages_pb2, service_pb2_grpc
 class Daemon:
     """`with Daemon(folder, pool_bytes) as d`: started with a configuration of its own, ended by SIGTERM."""
 
-    def __init__(self, folder: pathlib.Path, pool_bytes: int) -> None:
+    def __init__(self, folder: pathlib.Path, pool_bytes: int, resident: bool = False) -> None:
+        """resident: committed checkpoints stay in memory when their trainers have ended."""
         self.folder = folder
         self._socket = folder / "ckptd.sock"
         self.endpoint = f"unix:{self._socket}"
@@ -27,7 +28,7 @@ class Daemon:
         (folder / "state").mkdir(exist_ok=True)
         self._config.write_text(
             f'socket_path: "{self._socket}"\nstate_directory: "{folder / "state"}"\n'
-            f"pool {{ bytes: {pool_bytes} }}\nmetrics {{ port: -1 }}\n"
+            f"pool {{ bytes: {pool_bytes} {'' if resident else 'resident_bytes: 0'} }}\nmetrics {{ port: -1 }}\n"
             'log { level: "info" format: "json" }\n'
         )
 
@@ -61,6 +62,10 @@ class Daemon:
         self._process.kill()
         self._process.wait()
         raise SystemExit("ckptd has not ended 60 s after SIGTERM")
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
 
     def status(self) -> Any:
         return self._admin.GetStatus(messages_pb2.GetStatusRequest(), timeout=30, wait_for_ready=True)

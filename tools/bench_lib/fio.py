@@ -1,4 +1,4 @@
-"""What the disk can do: fio's best direct write into a fresh, fallocated file, made durable at the end."""
+"""What the disk can do: fio's best direct write into a fresh, fallocated file, made durable at the end, or read of one."""
 
 from __future__ import annotations
 
@@ -24,38 +24,57 @@ FROM_MEMORY = _name(*COMBINATIONS[-1])
 
 
 class Fio:
-    """Writes `size` bytes a time, the combinations in turn, from buffers in `huge`, where huge pages are."""
+    """Writes, or reads, `size` bytes a time, the combinations in turn, from buffers in `huge`, where huge pages are. Who
+    reads does so within a `with`, which has a file to read.
+    """
 
-    def __init__(self, folder: pathlib.Path, size: int, huge: Optional[pathlib.Path]) -> None:
+    def __init__(
+        self, folder: pathlib.Path, size: int, huge: Optional[pathlib.Path], direction: str = "write"
+    ) -> None:
         self._folder = folder
         self._size = size
         self._huge = huge
+        self._direction = direction
         self._next = 0
         self.rates: Dict[str, List[float]] = {}
 
+    def __enter__(self) -> "Fio":
+        self._run("write", *COMBINATIONS[0])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file().unlink(missing_ok=True)
+
     def __call__(self) -> float:
-        """Bytes a second of one write."""
+        """Bytes a second of one go."""
         block, depth = COMBINATIONS[self._next % len(COMBINATIONS)]
         self._next += 1
-        file = self._folder / "fio.fresh"
         machine.settle(self._folder)
-        command = [
-            "fio", "--name=limit", f"--filename={file}", "--rw=write", "--ioengine=io_uring", "--direct=1",
-            f"--bs={block}", f"--iodepth={depth}", f"--size={self._size // block * block}",
-            "--fallocate=posix", "--end_fsync=1", "--output-format=json",
-        ]  # fmt: skip
-        if self._huge:
-            command += [f"--iomem=mmaphuge:{self._huge / 'fio'}", "--hugepage-size=2m"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+            rate = self._run(self._direction, block, depth)
         finally:
-            file.unlink(missing_ok=True)
-        if done.returncode != 0:
-            raise SystemExit(f"fio ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
-        written = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["write"]
-        rate = float(written["io_bytes"] / (written["runtime"] / 1e3))
+            if self._direction == "write":
+                self._file().unlink(missing_ok=True)
         self.rates.setdefault(_name(block, depth), []).append(rate)
         return rate
+
+    def _file(self) -> pathlib.Path:
+        return self._folder / f"fio.{self._direction}"
+
+    def _run(self, direction: str, block: int, depth: int) -> float:
+        command = [
+            "fio", "--name=limit", f"--filename={self._file()}", f"--rw={direction}", "--ioengine=io_uring", "--direct=1",
+            f"--bs={block}", f"--iodepth={depth}", f"--size={self._size // block * block}", "--output-format=json",
+        ]  # fmt: skip
+        if direction == "write":
+            command += ["--fallocate=posix", "--end_fsync=1"]
+        if self._huge:
+            command += [f"--iomem=mmaphuge:{self._huge / 'fio'}", "--hugepage-size=2m"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            raise SystemExit(f"fio ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
+        moved = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][direction]
+        return float(moved["io_bytes"] / (moved["runtime"] / 1e3))
 
 
 class Rates:
@@ -74,8 +93,9 @@ class Rates:
     def best(self) -> float:
         return max(self._rates)[0]
 
-    def words(self) -> str:
+    def words(self, direction: str = "write") -> str:
         rate, name = max(self._rates)
         pages = "huge-page buffers" if self._huge else "ordinary buffers, for want of huge pages"
         each = f"{rate / 1e9:.2f} GB/s ({name}), best of {len(self._rates)}"
-        return f"fio direct write, {pages}, fresh fallocated file: {each}"
+        what = "fresh fallocated file" if direction == "write" else "file"
+        return f"fio direct {direction}, {pages}, {what}: {each}"

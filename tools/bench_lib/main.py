@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import machine
 from demo_lib.launch import TOOLS, Job
 
-from bench_lib import fio
+from bench_lib import fio, restoring
 from bench_lib.daemon import Daemon
 from bench_lib.result import Result, as_json, as_table
 
@@ -26,6 +26,7 @@ SECTIONS = {
     "small": "10,000 tensors of 1 KiB",
     "handoff": "Begin + Seal, and next to nothing between",
     "step": "what a save costs the steps beside it",
+    "restore": "from memory, from the disk, slices, and what a restore costs the steps beside it",
     "ready": "start of a daemon that knows 1,000 checkpoints",
 }
 COMPARE = "compare"
@@ -58,11 +59,11 @@ class Bench:
         machine.say(f"  {result.name} = {result.value:.4g} {result.unit}")
 
     @contextlib.contextmanager
-    def daemon(self, pool: int) -> Iterator[Daemon]:
+    def daemon(self, pool: int, resident: bool = False) -> Iterator[Daemon]:
         """With a folder of its own, in a place where sockets have short names."""
         with (
             tempfile.TemporaryDirectory(prefix="ckptd-bench-") as folder,
-            Daemon(pathlib.Path(folder), pool) as daemon,
+            Daemon(pathlib.Path(folder), pool, resident) as daemon,
         ):
             yield daemon
 
@@ -243,6 +244,9 @@ class Bench:
                 job.wait(600)
             return list(zip(*(job.events(rank, "save") for rank in range(ranks))))
 
+    def section_restore(self) -> None:
+        restoring.section(self)
+
     def section_ready(self) -> None:
         count = 100 if self.quick else 1000
         with self.daemon(256 * MIB) as daemon:
@@ -341,7 +345,7 @@ def main() -> int:
         stack.enter_context(machine.transparent_huge_pages())
         for section in chosen:
             machine.say(f"{section}: {SECTIONS[section]}")
-            needs_fio = section == "save"
+            needs_fio = section in ("save", "restore")
             with machine.reserved_huge_pages(fio.RESERVE) if needs_fio else contextlib.nullcontext() as huge:
                 bench = Bench(folder, options.quick, huge, clients, results)
                 getattr(bench, f"section_{section}")()

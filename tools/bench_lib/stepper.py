@@ -38,6 +38,14 @@ class Steps:
         return time.perf_counter() - start
 
 
+def small_steps() -> Steps:
+    """Of some tens of milliseconds, warm."""
+    step = Steps(Gpt(width=256, layers=4, heads=4), batch=4)
+    for _ in range(10):
+        step()
+    return step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--journal", type=pathlib.Path, required=True)
@@ -53,9 +61,7 @@ def main() -> None:
     files = {f"{rank}.{name}": value for name, value in state.training_state(options.size).items()}
     tensors = tensors_of(files)
     copy = machine.Copy(tensors, threads=1)
-    step = Steps(Gpt(width=256, layers=4, heads=4), batch=4)  # Some tens of milliseconds a step.
-    for _ in range(10):
-        step()
+    step = small_steps()
     for number in range(options.rounds + 1):
         state.change(tensors)
         dist.barrier()

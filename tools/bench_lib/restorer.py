@@ -1,0 +1,97 @@
+"""A job that comes back: restores what another process saved. Prints one JSON object on its last line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any, Dict, List
+
+import ckptd
+import machine
+import torch
+from contenders.tensors import tensors_of
+
+from bench_lib import state
+
+RANGES = 16  # That one percent of a file is read in.
+
+
+def save(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    files = state.training_state(options.size)
+    run.save("state", files=files).wait("committed", timeout=120.0)
+    return {"sums": sums(files)}
+
+
+def resume(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    """Until the last byte is in the trainer's own tensors, or in fresh ones; and one copy of the same, before and after."""
+    files = state.training_state(options.size)
+    copy = machine.Copy(tensors_of(files), options.threads)
+    copies = [copy() for _ in range(3)]
+    before = file_bytes("read_bytes")
+    start = time.perf_counter()
+    loaded = run.restore(
+        lambda c: {name: c.load(name, into=None if options.fresh else files[name]) for name in c.files}
+    )
+    seconds = time.perf_counter() - start
+    disk = file_bytes("read_bytes") - before
+    copies += [copy() for _ in range(3)]
+    return {"bytes": copy.size, "seconds": seconds, "copies": copies, "disk": disk, "sums": sums(loaded)}
+
+
+def ranges(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    """One percent of the largest file, in slices that lie apart: bytes that were read of it."""
+    with run.open() as checkpoint:
+        name = "optimizer.pt"
+        size, chunk = checkpoint._sizes[name], checkpoint._local.chunk_bytes
+        piece = size // 100 // RANGES
+        wanted = [(name, at * (size // RANGES), piece) for at in range(RANGES)]
+        touched = {
+            index for _, offset, n in wanted for index in range(offset // chunk, (offset + n - 1) // chunk + 1)
+        }
+        before = file_bytes("rchar")
+        checkpoint.read_ranges(wanted)
+        read = file_bytes("rchar") - before
+    return {"read": read, "touched": len(touched) * chunk, "size": size, "ranges": RANGES}
+
+
+def again(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    """Restores whenever a line comes, and answers with one."""
+    files = state.training_state(options.size)
+    for _ in sys.stdin:
+        start = time.perf_counter()
+        with run.open() as checkpoint:
+            for name in checkpoint.files:
+                checkpoint.load(name, into=files[name])
+        print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
+    return {}
+
+
+def sums(files: Any) -> List[int]:
+    """What the bytes come to."""
+    return [int(tensor.view(-1).view(torch.int32).sum()) for tensor in tensors_of(dict(sorted(files.items())))]
+
+
+def file_bytes(what: str) -> int:
+    """Of this process: rchar, what it has read; read_bytes, what of it the disk gave."""
+    with open("/proc/self/io", encoding="ascii") as file:
+        return int(next(line for line in file if line.startswith(f"{what}:")).split()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["save", "resume", "ranges", "again"])
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1, help="that the copy is held against")
+    parser.add_argument("--fresh", action="store_true", help="into tensors that the load makes")
+    options = parser.parse_args()
+    run = ckptd.connect(options.endpoint).run(options.root, rank=0, world_size=1)
+    work = {"save": save, "resume": resume, "ranges": ranges, "again": again}[options.what]
+    print(json.dumps(work(run, options)))
+
+
+if __name__ == "__main__":
+    main()
