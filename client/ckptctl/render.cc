@@ -191,6 +191,9 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
   }
   AddLine(&text, "metrics", Metrics(checkpoint));
   if (checkpoint.pinned()) AddLine(&text, "pinned", "retention and re-saves leave it alone");
+  if (checkpoint.has_scrub_time())
+    AddLine(&text, "read back",
+            absl::StrCat("and found whole ", Age(checkpoint.scrub_time(), now_us), " ago"));
   if (checkpoint.resident()) AddLine(&text, "in memory", "restoring it reads no disk");
   if (checkpoint.has_damage()) {
     AddLine(&text, "damaged",

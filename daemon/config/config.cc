@@ -99,6 +99,8 @@ void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (!config.has_drain_timeout_seconds()) config.set_drain_timeout_seconds(30);
   if (config.max_sessions() == 0) config.set_max_sessions(1024);
   if (config.degraded_after_seconds() == 0) config.set_degraded_after_seconds(10);
+  if (!config.scrub().has_period_hours()) config.mutable_scrub()->set_period_hours(168);
+  if (config.scrub().bytes_per_second() == 0) config.mutable_scrub()->set_bytes_per_second(100 * kMiB);
 
   auto& pool = *config.mutable_pool();
   if (pool.bytes() == 0) pool.set_bytes(memory_bytes / 4);
@@ -167,6 +169,8 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
   check.Range("drain_timeout_seconds", config.drain_timeout_seconds(), 0, 86400);
   check.Range("max_sessions", config.max_sessions(), 1, 65536);
   check.Range("degraded_after_seconds", config.degraded_after_seconds(), 1, 3600);
+  check.Range("scrub.period_hours", config.scrub().period_hours(), 0, 87600);
+  check.Range("scrub.bytes_per_second", config.scrub().bytes_per_second(), kMiB, int64_t{1} << 40);
 }
 
 // proto3 enums are open: a number that the text gives need not be a name that we know.

@@ -100,6 +100,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"io { checksum_threads: -1 }", "io.checksum_threads"},
         BadValue{"metrics { port: 65536 }", "metrics.port"}, BadValue{"log { format: 'xml' }", "log.format"},
         BadValue{"drain_timeout_seconds: -1", "drain_timeout_seconds"},
+        BadValue{"scrub { period_hours: -1 }", "scrub.period_hours"},
+        BadValue{"scrub { bytes_per_second: 1000 }", "scrub.bytes_per_second"},
         BadValue{"max_sessions: -1", "max_sessions"},
         BadValue{"degraded_after_seconds: 3601", "degraded_after_seconds"}));
 

@@ -116,6 +116,8 @@ v1::Checkpoint Engine::Impl::Describe(const Run& run, const CommittedCheckpoint&
   }
   checkpoint.set_leases(leases);
   checkpoint.set_resident(IsResident(run, summary.sequence()));
+  if (auto scrubbed = run.scrubbed_unix_us.find(summary.sequence()); scrubbed != run.scrubbed_unix_us.end())
+    SetTime(scrubbed->second, checkpoint.mutable_scrub_time());
   return checkpoint;
 }
 
@@ -319,6 +321,7 @@ void Engine::Impl::Tick() {
       TryAdmitAll();
     }
     ExpireFinishes(run, now);
+    Scrub(run, now);
     std::vector<PendingResume> over;
     for (auto pending = run->resumes.begin(); pending != run->resumes.end();) {
       if (now < pending->deadline) {

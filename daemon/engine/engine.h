@@ -76,6 +76,8 @@ struct EngineOptions {
   // A daemon that was killed keeps the lock of its roots until the kernel has taken all of it down.
   Duration root_lock_patience = std::chrono::seconds(5);
   int32_t chunk_bytes = 8 << 20;
+  Duration scrub_period = Duration::zero();  // How often a committed checkpoint is read back; zero: never.
+  int64_t scrub_bytes_per_second = 100 << 20;
 };
 
 // A root directory that a session handed over: everything the engine needs to open it once.

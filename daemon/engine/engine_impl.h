@@ -6,6 +6,7 @@
 //   persist.cc     parts to disk, publish, retention
 //   reads.cc       Resume, open checkpoints, leases, pins
 //   residents.cc   committed checkpoints that are in memory still
+//   scrub.cc       committed checkpoints, read back to see whether they are whole
 //   agreement.cc   damage, and that all ranks agree what they resume from
 //   succession.cc  sealed saves from one daemon to the next
 #ifndef CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
@@ -158,6 +159,15 @@ struct Resident {
   std::map<int, ResidentPart> parts;  // By rank; those that have files.
 };
 
+// A checkpoint that is being read back.
+struct Scrubbing {
+  int64_t sequence = 0;
+  std::shared_ptr<CheckpointReader> reader;
+  int file = 0;  // Of the manifest.
+  int64_t offset = 0;
+  bool waiting = false;  // For the disk.
+};
+
 struct PendingResume {
   SessionId session = 0;
   int rank = 0;
@@ -212,6 +222,10 @@ struct Run {
   std::map<int, int64_t> last_part_bytes;  // Rank -> size of its part in the last save that was sealed.
   std::vector<PendingResume> resumes;
   std::map<int64_t, Agreement> agreements;  // By attempt.
+  std::optional<Scrubbing> scrub;
+  Instant scrub_again_at;
+  std::map<int64_t, Instant> scrub_due;         // By sequence.
+  std::map<int64_t, int64_t> scrubbed_unix_us;  // When it was last found to be whole.
   int64_t trash_bytes = 0;
   bool emptying_trash = false;
   bool empty_again = false;
@@ -360,6 +374,13 @@ class Engine::Impl {
                    Reply<v1::LocateFilesResponse> reply);
   void GiveLocated(Run* run, int64_t sequence, const std::string& lease, const std::vector<int>& ranks,
                    Reply<v1::LocateFilesResponse> reply);
+
+  // scrub.cc
+  bool IsBusy(const Run& run) const;
+  void Scrub(Run* run, Instant now);
+  void StartScrub(Run* run, Instant now);
+  void ScrubChunk(Run* run);
+  void EndScrub(Run* run, const absl::Status& found);
 
   // agreement.cc
   static bool TellsOfDamage(const Run& run, const absl::Status& opened);  // Of what could not be opened.

@@ -77,10 +77,9 @@ class EngineTest : public ::testing::Test {
         options, [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); },
         [this](std::string warning) { pool_warnings_.push_back(std::move(warning)); }, std::move(succession_),
         make_populator_);
-    EngineOptions engine_options;
-    engine_options.daemon_version = "test";
-    engine_options.daemon_instance = "instance";
-    engine_ = std::make_unique<Engine>(engine_options, &clock_, pool_.get(), &observer_, journal_.get());
+    engine_options_.daemon_version = "test";
+    engine_options_.daemon_instance = "instance";
+    engine_ = std::make_unique<Engine>(engine_options_, &clock_, pool_.get(), &observer_, journal_.get());
     run_.clear();
   }
 
@@ -279,6 +278,7 @@ class EngineTest : public ::testing::Test {
   std::map<uint64_t, std::shared_ptr<FakeDisk>> disks_;
   std::map<uint64_t, FakeRootIo*> ios_;
   std::vector<std::string> pool_warnings_;
+  EngineOptions engine_options_;          // Likewise.
   int resident_segments_ = 0;             // For the next Start.
   PoolSuccession succession_;             // For the next Start.
   MakePopulator make_populator_;          // Likewise; null: the real one.

@@ -87,6 +87,10 @@ class RootIo {
   virtual void OpenCheckpoint(std::string tag, int64_t sequence,
                               Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) = 0;
   virtual void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) = 0;
+  // Reads and checks what is on disk, and gives nobody the bytes: at low priority, on a thread that nothing
+  // else waits for.
+  virtual void ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t offset,
+                        int64_t size, Callback<absl::Status> done) = 0;
   // Whether what was written is in memory still, as it was then: see storage/io/check_images.h. The images
   // stay valid until `done`. Does not wait for the file system.
   virtual void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,

@@ -289,6 +289,8 @@ void Daemon::StartEngine(Inheritance inheritance) {
   options.daemon_instance = context_.daemon_instance;
   options.degraded_after = std::chrono::seconds(config_.degraded_after_seconds());
   options.chunk_bytes = io.chunk_bytes();
+  options.scrub_period = std::chrono::hours(config_.scrub().period_hours());
+  options.scrub_bytes_per_second = config_.scrub().bytes_per_second();
   engine_ = std::make_unique<Engine>(options, &SystemClock(), pool_.get(), &save_log_, journal_.get());
   engine_->Inherit(std::move(inheritance.saves));
   loop_->Start(

@@ -140,12 +140,14 @@ class ThreadedRootIoFactory::Io : public RootIo {
  public:
   Io(const ThreadedRootIoOptions& options, Clock* clock, std::shared_ptr<Gate> gate,
      std::shared_ptr<FileSystemWorkers> workers, std::shared_ptr<FileSystemWorkers> questions,
-     std::shared_ptr<ChecksumPool> checksums, OpenRootDirectory open)
+     std::shared_ptr<FileSystemWorkers> scrubber, std::shared_ptr<ChecksumPool> checksums,
+     OpenRootDirectory open)
       : options_(options),
         clock_(clock),
         gate_(std::move(gate)),
         workers_(std::move(workers)),
         questions_(std::move(questions)),
+        scrubber_(std::move(scrubber)),
         checksums_(std::move(checksums)) {
     root_->open_directory = std::move(open);
   }
@@ -262,6 +264,17 @@ class ThreadedRootIoFactory::Io : public RootIo {
         });
   }
 
+  void ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t offset, int64_t size,
+                Callback<absl::Status> done) override {
+    scrubber_->PostIdle([reader = std::move(reader), path = std::move(path), offset, size,
+                         answer = Answer(std::move(done))]() mutable {
+      std::vector<std::byte> bytes(static_cast<size_t>(size));
+      const absl::Status read = reader->Read(path, offset, bytes);
+      reader.reset();
+      answer(read);
+    });
+  }
+
   void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                    int32_t chunk_bytes, Callback<absl::Status> done) override {
     ckptd::CheckImages(
@@ -355,6 +368,7 @@ class ThreadedRootIoFactory::Io : public RootIo {
   const std::shared_ptr<Gate> gate_;
   const std::shared_ptr<FileSystemWorkers> workers_;
   const std::shared_ptr<FileSystemWorkers> questions_;
+  const std::shared_ptr<FileSystemWorkers> scrubber_;
   const std::shared_ptr<ChecksumPool> checksums_;
   std::shared_ptr<Root> root_ = std::make_shared<Root>();
   const std::shared_ptr<char> alive_ = std::make_shared<char>();
@@ -432,7 +446,7 @@ std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(UniqueFd root, std::optional
 
 std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(const std::string& device, OpenRootDirectory open) {
   return std::make_unique<Io>(options_, clock_, gate_, WorkersOf(device), WorkersOf("ask-" + device),
-                              checksums_, std::move(open));
+                              WorkersOf("scrub-" + device), checksums_, std::move(open));
 }
 
 std::shared_ptr<FileSystemWorkers> ThreadedRootIoFactory::WorkersOf(const std::string& name) {

@@ -73,7 +73,7 @@ class ThreadedRootIoFactory {
   const std::shared_ptr<Gate> gate_;
   const std::shared_ptr<ChecksumPool> checksums_;
   std::map<std::string, std::shared_ptr<FileSystemWorkers>>
-      workers_;  // By device, "8:1"; "ask-8:1" answers questions.
+      workers_;  // By device, "8:1"; "ask-8:1" answers questions, "scrub-8:1" reads back.
 };
 
 }  // namespace ckptd

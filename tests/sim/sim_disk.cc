@@ -489,6 +489,17 @@ void SimRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
       });
 }
 
+void SimRootIo::ReadBack(std::shared_ptr<CheckpointReader> reader, std::string, int64_t, int64_t,
+                         Callback<absl::Status> done) {
+  const bool fails = Hits(disk_->faults_.open);
+  disk_->schedule_->After(disk_->Latency(microseconds(100), milliseconds(200)),
+                          [fails, reader = std::move(reader), done = std::move(done),
+                           alive = std::weak_ptr<char>(alive_)]() mutable {
+                            reader.reset();
+                            if (!alive.expired()) done(fails ? Eio("reading back") : absl::OkStatus());
+                          });
+}
+
 void SimRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                             int32_t, Callback<absl::Status> done) {
   std::vector<std::span<const std::byte>> memory;

@@ -106,6 +106,7 @@ void World::StartDaemon() {
   EngineOptions engine_options;
   engine_options.daemon_version = "simulated";
   engine_options.daemon_instance = absl::StrCat("daemon ", daemon_);
+  engine_options.scrub_period = seconds(plan_.seed % 5 == 0 ? 0 : 5);
   engine_ = std::make_unique<Engine>(engine_options, &schedule_.clock(), pool_.get(), this);
   if (daemon_ > 1) {  // It knows its roots.
     for (int run = 0; run < plan_.runs; ++run) {

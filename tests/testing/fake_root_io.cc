@@ -236,6 +236,15 @@ void FakeRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
   });
 }
 
+void FakeRootIo::ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t offset,
+                          int64_t size, Callback<absl::Status> done) {
+  Run("ReadBack", false, [this, reader, path, offset, size, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("ReadBack"); !error.ok()) return done(error);
+    std::vector<std::byte> bytes(static_cast<size_t>(size));
+    done(reader->Read(path, offset, bytes));
+  });
+}
+
 void FakeRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                              int32_t, Callback<absl::Status> done) {
   Run("CheckImages", false,
