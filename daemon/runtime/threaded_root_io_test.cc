@@ -276,6 +276,33 @@ TEST_P(ThreadedRootIoTest, ACorruptByteIsFoundByTheReader) {
   EXPECT_EQ(ReasonOf(corrupt), "CORRUPT_FILE");
 }
 
+TEST_P(ThreadedRootIoTest, WhatIsOnDiskIsReadBackAndWhatIsInMemoryHeldAgainstIt) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 200'000, 'a');
+  Save(*io_, "t", 1, images);
+  auto reader = OpenCheckpoint("t", 1);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto read_back = [&] {
+    return Wait<absl::Status>(
+        [&](auto done) { io_->ReadBack(*reader, "f", 64 << 10, 64 << 10, std::move(done)); });
+  };
+  const auto check = [&] {
+    const auto& files = (*reader)->manifest().body.files();
+    return Wait<absl::Status>([&](auto done) {
+      io_->CheckImages(images.files(), {files.begin(), files.end()}, 64 << 10, std::move(done));
+    });
+  };
+  EXPECT_TRUE(read_back().ok());
+  EXPECT_TRUE(check().ok());
+  const int fd = open((dir_.path() + "/t/f").c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_EQ(pwrite(fd, "!", 1, 100'000), 1);
+  close(fd);
+  EXPECT_EQ(ReasonOf(read_back()), "CORRUPT_FILE");
+  EXPECT_EQ(DetailsOf(read_back())["chunk"], "1");
+  EXPECT_TRUE(check().ok()) << "what is in memory is well";
+}
+
 TEST_P(ThreadedRootIoTest, TheNextDaemonFindsWhatWasCommitted) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;

@@ -103,6 +103,7 @@ int ReadCached(const Job& job, uint64_t end, char* scratch, Progress& done) {
   while (done.at < end) {
     Batch batch;
     Gather(job, done.at, end, scratch, batch);
+    // In the middle of a block only when its page went from the cache in this moment.
     const bool waits = job.direct < 0 || done.at % kBlock != 0;
     const ssize_t n = waits ? preadv(job.read.fd, batch.vectors, batch.count, static_cast<off_t>(done.at))
                             : ReadNow(job.read.fd, batch.vectors, batch.count, done.at);

@@ -29,6 +29,10 @@ class Contender(abc.ABC):
     def restore(self, tag: str, files: Files) -> None:
         """Brings the bytes back into the tensors of `files`."""
 
+    def restore_cold(self, tag: str, files: Files) -> None:
+        """The same, from the disk: the files are not in the page cache."""
+        self.restore(tag, files)
+
     @abc.abstractmethod
     def written(self, tag: str) -> List[pathlib.Path]:
         """What this rank wrote."""

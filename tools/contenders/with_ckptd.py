@@ -28,6 +28,12 @@ class Ckptd(Contender):
             for name, value in files.items():
                 checkpoint.load(name, into=value)
 
+    def restore_cold(self, tag: str, files: Files) -> None:
+        """Without the daemon, which has it in memory still."""
+        with ckptd.open_root(self.folder).open(tag) as checkpoint:
+            for name, value in files.items():
+                checkpoint.load(name, into=value)
+
     def written(self, tag: str) -> List[pathlib.Path]:
         return [self.folder / tag / name for name in self._names]
 

@@ -124,7 +124,7 @@ class Rank:
         self._tag = tag
 
     def _restore(self) -> List[float]:
-        """Of the last checkpoint: from the disk, then from the page cache where the contender uses it."""
+        """Of the last checkpoint: from the disk, then from memory where the contender uses it."""
         files = self._workload.files()
         wanted = digest(files)
         seconds = []
@@ -136,7 +136,7 @@ class Rank:
                 forget(self._contender.written(self._tag))
             dist.barrier()
             start = time.perf_counter()
-            self._contender.restore(self._tag, files)
+            (self._contender.restore_cold if cold else self._contender.restore)(self._tag, files)
             seconds.append(time.perf_counter() - start)
             if digest(files) != wanted:
                 raise SystemExit(f"{self._plan.contender} has restored other bytes than it was given")
