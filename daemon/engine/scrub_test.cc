@@ -99,6 +99,7 @@ TEST_F(ScrubTest, DamageIsMarkedBeforeAnybodyNeedsIt) {
   ios_[1]->errors.clear();
   Pass(std::chrono::seconds(4000));
   EXPECT_EQ(Reads(), 2) << "of damaged ones nothing is read";
+  EXPECT_EQ(ios_[1]->calls["OpenCheckpoint"], 2);
 }
 
 TEST_F(ScrubTest, AFileThatIsGoneIsDamageAndADiskThatFailsIsNone) {
@@ -111,6 +112,7 @@ TEST_F(ScrubTest, AFileThatIsGoneIsDamageAndADiskThatFailsIsNone) {
 }
 
 TEST_F(ScrubTest, WhatRetentionTakesMeanwhileIsLetGo) {
+  disks_[1]->manifests.begin()->second.summary.set_chunk_bytes(10);
   ios_[1]->held.insert("ReadBack");
   Pass(std::chrono::seconds(3610));
   EXPECT_THAT(disks_[1]->readers, SizeIs(1));
@@ -119,6 +121,7 @@ TEST_F(ScrubTest, WhatRetentionTakesMeanwhileIsLetGo) {
   ios_[1]->Free();
   Pass(std::chrono::seconds(5));
   EXPECT_THAT(disks_[1]->readers, IsEmpty());
+  EXPECT_EQ(Reads(), 1) << "of ten";
   EXPECT_THAT(Tags(), ElementsAre("three"));
 }
 
