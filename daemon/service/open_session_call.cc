@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/service/stream_calls.h"
+#include "daemon/service/tsan_hop.h"
 #include "daemon/service/wire_errors.h"
 #include "storage/base/errors.h"
 #include "storage/base/mutex.h"
@@ -30,10 +31,12 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
       MutexLock lock(mutex_);
       writing_ = true;
     }
+    GiveOn(this);
     StartWrite(&response_);
   }
 
   void OnWriteDone(bool) override {
+    TakeOver(this);
     {
       MutexLock lock(mutex_);
       writing_ = false;
@@ -42,6 +45,7 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
   }
   void OnCancel() override { End(absl::CancelledError("the client ended its session")); }
   void OnDone() override {
+    TakeOver(this);
     if (session_ != 0) {
       context_->sessions->Close(session_);
       context_->loop->Post([context = context_, session = session_] {
@@ -103,6 +107,7 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
       finished_ = true;
       status = ToGrpcStatus(*ending_);
     }
+    GiveOn(this);
     Finish(status);
   }
 

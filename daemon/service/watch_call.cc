@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/service/stream_calls.h"
+#include "daemon/service/tsan_hop.h"
 #include "daemon/service/watch_queue.h"
 #include "daemon/service/wire_errors.h"
 #include "storage/base/errors.h"
@@ -20,6 +21,7 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::WatchResponse>,
 
   void Start(absl::StatusOr<Caller> caller, const v1::WatchRequest& request) {
     until_done_ = shared_from_this();
+    GiveOn(this);
     if (!caller.ok()) return End(caller.status());
     context_->loop->Post([self = shared_from_this(), who = *caller, request] {
       absl::Status refused;
@@ -30,6 +32,7 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::WatchResponse>,
   }
 
   void OnWriteDone(bool ok) override {
+    TakeOver(this);
     {
       MutexLock lock(mutex_);
       writing_ = false;
@@ -39,6 +42,7 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::WatchResponse>,
   }
   void OnCancel() override { End(absl::CancelledError("the client gave the call up")); }
   void OnDone() override {
+    TakeOver(this);
     context_->loop->Post(
         [self = std::move(until_done_)] { self->context_->engine->RemoveWatcher(self->watcher_); });
   }
@@ -84,6 +88,7 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::WatchResponse>,
         return;
       }
     }
+    GiveOn(this);
     if (finish) return Finish(*finish);
     StartWrite(&message_);
   }
