@@ -154,6 +154,28 @@ def test_waits_are_for_levels_in_order_and_end_with_patience(daemon: Any, tmp_pa
     assert save.wait("staged", timeout=0) is save
 
 
+def test_a_wait_shows_how_far_the_save_has_come(daemon: Any, run: ckptd.Run, monkeypatch: Any) -> None:
+    monkeypatch.setattr("ckptd._saving._LOOK_SECONDS", 0.01)
+    daemon.hold = True
+    save = run.save("t", files={"a": b"1" * 1000})
+    checkpoint = daemon.saves[("t", 1)].checkpoint
+    checkpoint.size_bytes, checkpoint.written_bytes = 1000, 250
+    seen = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append((done, total))
+        if len(seen) == 2:
+            checkpoint.written_bytes = 900
+        if len(seen) == 4:
+            daemon.commit("t")
+
+    assert save.wait("committed", timeout=20, progress=progress).level == "committed"
+    assert seen[:2] == [(250, 1000)] * 2 and (900, 1000) in seen and seen[-1] == (1000, 1000)
+    save.wait("committed", progress=progress)  # It is over: there is nothing to show.
+    with pytest.raises(ckptd.WaitTimeout):
+        run.save("u", files={"a": b"1"}).wait("committed", timeout=0.05, progress=lambda done, total: None)
+
+
 def test_many_futures_need_no_thread_each(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     saves = [run.save(f"t{i}", files={}) for i in range(20)]

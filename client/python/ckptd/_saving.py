@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ckptd import _values, errors
 from ckptd._image import Image, Memory, PiecesImage
+from ckptd._progress import Progress, showing
 from ckptd._segments import Held
 from ckptd._session import Session, is_transient, segments_of
 from ckptd._wire import LEVELS_TO_WAIT_FOR, error_of_save, level_name, messages, set_duration, types
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ckptd")
 
 _RPC_SECONDS = 30.0
+_LOOK_SECONDS = 0.5  # Between two words of progress.
 _ABORT_SECONDS = 5.0  # For what must not take long.
 # For an offer's admission, at least, where that is not longer than the run waits for seals: the other ranks
 # have to notice the new daemon, too.
@@ -90,8 +92,11 @@ class Save:
         """
         return level_name(self._level)
 
-    def wait(self, level: str = "committed", timeout: Optional[float] = None) -> "Save":
-        """Returns when `level` ("staged" < "sealed" < "committed") is reached.
+    def wait(
+        self, level: str = "committed", timeout: Optional[float] = None, progress: Progress = False
+    ) -> "Save":
+        """Returns when `level` ("staged" < "sealed" < "committed") is reached. progress: as for Checkpoint.load(), of the
+        bytes that are on disk, of all ranks.
 
         CheckpointFailed (Skipped, Superseded), Fenced, FileConflict or Indeterminate when the save ended
         without it. WaitTimeout after `timeout` seconds, by default the run's commit_timeout; it ends
@@ -103,10 +108,12 @@ class Save:
         seconds = self._run._commit_timeout if timeout is None else timeout
         with self._changed:
             self._waiting += 1
-            try:
-                self._changed.wait_for(lambda: self._over() or self._level >= wanted, max(0.0, seconds))
-            finally:
+        try:
+            self._wait_until(wanted, time.monotonic() + max(0.0, seconds), progress)
+        finally:
+            with self._changed:
                 self._waiting -= 1
+        with self._changed:
             error = self._error(wanted)
             if error is not None:
                 raise error
@@ -120,6 +127,27 @@ class Save:
             tag=self.tag,
             ranks=missing,
         )
+
+    def _wait_until(self, wanted: int, deadline: float, progress: Progress) -> None:
+        def reached() -> bool:
+            return self._over() or self._level >= wanted
+
+        now = self._now() if progress else None
+        if now is None:
+            with self._changed:
+                self._changed.wait_for(reached, deadline - time.monotonic())
+            return
+        with showing(progress, self.tag, now.size_bytes) as tell:
+            while True:
+                tell(now.written_bytes)
+                with self._changed:
+                    if self._changed.wait_for(reached, min(_LOOK_SECONDS, deadline - time.monotonic())):
+                        break
+                if time.monotonic() >= deadline:
+                    return
+                now = self._now() or now
+            if self._level == types.COMMITTED:
+                tell(now.size_bytes)
 
     def future(self, level: str = "committed") -> "concurrent.futures.Future[Save]":
         """A future of wait(level), without a thread or a deadline of its own."""
@@ -137,7 +165,12 @@ class Save:
 
     def _missing_ranks(self) -> List[int]:
         """Whose parts are not sealed, as far as is known."""
-        return []
+        now = self._now()
+        return [] if now is None else list(now.missing_ranks)
+
+    def _now(self) -> Any:
+        """What the daemon knows of it at this moment; None: nothing, or it does not answer."""
+        return None
 
     # ---- how it goes on, as the follower hears it
 
@@ -512,11 +545,11 @@ class Part(Save):
         for file in self._files:
             file.image = file.memory = file.written = None
 
-    def _missing_ranks(self) -> List[int]:
+    def _now(self) -> Any:
         try:
-            return list(self._ask_now(self._run._joined(_ABORT_SECONDS)).missing_ranks)
+            return self._ask_now(self._run._joined(_ABORT_SECONDS))
         except errors.CkptdError:
-            return []  # No daemon answers: that is not what was asked.
+            return None
 
     def _ask_now(self, joined: Joined) -> Any:
         """What the daemon knows of it, at once."""
