@@ -4,6 +4,7 @@ Judged from outside: a healthy trainer saves during each attack (attacker.others
 """
 
 import contextlib
+import mmap
 import os
 import random
 import resource
@@ -353,6 +354,16 @@ def test_what_belongs_to_another_session_is_out_of_reach(daemon, rank, attackers
         name = f"{owner.run}/checkpoints/t"
         lease = owner.call("OpenCheckpoint", messages.OpenCheckpointRequest(name=name)).lease
         assert thief.refused("CloseCheckpoint", messages.CloseCheckpointRequest(lease=lease))[1] == "UNKNOWN_LEASE"
+        located = owner.call("LocateFiles", messages.LocateFilesRequest(lease=lease)).parts[0]
+        assert thief.refused("LocateFiles", messages.LocateFilesRequest(lease=lease))[1] == "UNKNOWN_LEASE"
+        ids = handoff.FetchSegments(ids=[segment.id for segment in located.segments], read_only=True)
+        assert thief.wire.ask(fetch_segments=ids)[0].error.reason == "UNKNOWN_SEGMENT"
+        answer, descriptors = owner.wire.ask(fetch_segments=ids)
+        assert len(descriptors) == len(located.segments)
+        for descriptor, segment in zip(descriptors, answer.fetch_segments.segments):
+            with pytest.raises(PermissionError):  # Nor can its own writer change what it saved, this way.
+                mmap.mmap(descriptor, segment.size_bytes)
+            os.close(descriptor)
         with pytest.raises(grpc.RpcError) as caught:
             list(thief.call("ReadFile", messages.ReadFileRequest(lease=lease, path="f0")))
         assert reason_of(caught.value) == "UNKNOWN_LEASE"
