@@ -106,7 +106,7 @@ void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (pool.bytes() == 0) pool.set_bytes(memory_bytes / 4);
   if (pool.segment_bytes() == 0) pool.set_segment_bytes(DefaultSegmentBytes(pool.bytes()));
   if (!pool.has_populate_ahead_bytes()) pool.set_populate_ahead_bytes(pool.bytes());
-  if (!pool.has_resident_bytes()) pool.set_resident_bytes(pool.bytes());
+  if (!pool.has_resident_bytes()) pool.set_resident_bytes(pool.bytes() / 2);
   if (pool.huge_pages() == config::v1::HUGE_PAGES_UNSPECIFIED) pool.set_huge_pages(config::v1::AUTO);
 
   auto& io = *config.mutable_io();

@@ -38,7 +38,7 @@ TEST(Config, AnEmptyTextGivesEveryDefault) {
   EXPECT_EQ(config.pool().bytes(), 16 * kGiB);
   EXPECT_EQ(config.pool().segment_bytes(), 256 * kMiB);
   EXPECT_EQ(config.pool().populate_ahead_bytes(), 16 * kGiB);
-  EXPECT_EQ(config.pool().resident_bytes(), 16 * kGiB);
+  EXPECT_EQ(config.pool().resident_bytes(), 8 * kGiB);
   EXPECT_EQ(config.pool().huge_pages(), config::v1::AUTO);
   EXPECT_EQ(config.io().backend(), config::v1::BACKEND_AUTO);
   EXPECT_EQ(config.io().chunk_bytes(), 8 * kMiB);
