@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -94,7 +95,11 @@ void Drain(int socket, const std::vector<uint64_t>& asked) {
   size_t next = 0;
   while (true) {
     pollfd readable{socket, POLLIN, 0};
-    FUZZ_CHECK(::poll(&readable, 1, kPatienceMillis) == 1);
+    int ready = -1;
+    do {
+      ready = ::poll(&readable, 1, kPatienceMillis);
+    } while (ready < 0 && errno == EINTR);  // libFuzzer's alarm.
+    FUZZ_CHECK(ready == 1);
     absl::StatusOr<std::optional<Packet>> packet = ReceivePacket(socket);
     if (!packet.ok()) return;
     if (!packet->has_value()) continue;
