@@ -219,6 +219,16 @@ class Copy:
             _memmove(target, source, size)
 
 
+def forget(paths: Sequence[pathlib.Path]) -> None:
+    """Takes files that are synced out of the page cache."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
 def fsync_chain(folder: pathlib.Path) -> float:
     """Seconds to publish 4 KiB as one should: create, write, fsync, rename, fsync of the directory."""
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -26,9 +26,9 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 constexpr uint64_t kCachedPiece = uint64_t{512} << 10;
 constexpr uint64_t kAhead = uint64_t{32} << 20;  // That the disk is to fetch meanwhile.
 constexpr int kMostVectors = 64;
-// Past it: what keeps a disk busy, see docs/performance.md. Each thread has one read in flight.
-constexpr uint64_t kDirectPiece = uint64_t{1} << 20;
-constexpr int kDirectDepth = 16;
+// Past it: what keeps a disk busy. Each thread has one read in flight.
+constexpr uint64_t kDirectPiece = uint64_t{512} << 10;
+constexpr int kDirectDepth = 32;
 constexpr uint64_t kLeastDirect = 4;                 // Chunks. Fewer are read ahead as well by the kernel.
 constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Below this a thread costs more than it gives.
 constexpr int kNoWait = 8;                           // RWF_NOWAIT.
@@ -87,7 +87,7 @@ void Gather(const Job& job, uint64_t at, uint64_t end, char* scratch, Batch& bat
   }
 }
 
-// preadv2 is younger than the libraries that this must run with.
+// preadv2() is younger than the libraries that this must run with.
 ssize_t ReadNow(int fd, const iovec* vectors, int count, uint64_t at) {
   return syscall(SYS_preadv2, fd, vectors, count, static_cast<long>(at), 0L, kNoWait);
 }

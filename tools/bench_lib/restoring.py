@@ -64,6 +64,7 @@ def _resume(
     bench: "Bench", daemon: Daemon, root: pathlib.Path, saved: Dict[str, Any], fresh: bool
 ) -> Dict[str, Any]:
     machine.settle(root)
+    machine.forget(sorted(root.glob("state/*.pt")))
     measured = _ask(bench, daemon, root, "resume", *(["--fresh"] if fresh else []))
     if measured["sums"] != saved["sums"]:
         raise SystemExit("what was restored is not what was saved")
@@ -99,6 +100,7 @@ def _report_steps(bench: "Bench", daemon: Daemon, root: pathlib.Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin and other.stdout
         for _ in range(2 if bench.quick else 7):
+            machine.forget(sorted(root.glob("state/*.pt")))
             quiet += [step() for _ in range(QUIET)]
             other.stdin.write("\n")
             other.stdin.flush()

@@ -133,7 +133,7 @@ class Rank:
                 for tensor in tensors_of(files):
                     tensor.zero_()
             if cold:
-                forget(self._contender.written(self._tag))
+                machine.forget(self._contender.written(self._tag))
             dist.barrier()
             start = time.perf_counter()
             (self._contender.restore_cold if cold else self._contender.restore)(self._tag, files)
@@ -142,16 +142,6 @@ class Rank:
                 raise SystemExit(f"{self._plan.contender} has restored other bytes than it was given")
             dist.barrier()
         return seconds
-
-
-def forget(paths: List[pathlib.Path]) -> None:
-    """Takes files that are synced out of the page cache."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def run(plan: Plan, rank: int) -> Dict[str, Any]:
