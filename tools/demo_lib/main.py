@@ -66,7 +66,8 @@ class Demo:
 
         def ready() -> bool:
             pool = self.observer.pool()
-            return bool(pool.ready_bytes + pool.used_bytes + pool.lent_bytes >= pool.total_bytes)
+            there = pool.ready_bytes + pool.used_bytes + pool.lent_bytes + pool.resident_bytes
+            return bool(there >= pool.total_bytes)
 
         machine.wait_until(ready, "the daemon to fault its memory in", 60)
 
