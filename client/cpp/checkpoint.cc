@@ -70,6 +70,7 @@ class CheckpointImpl {
     }
     if (!fault_.ok()) return fault_;
     said_ = true;
+    in_memory_ = false;  // When all ranks have read theirs, the daemon gives the memory to saves.
     return Say(v1::FinishResumeRequest(), timeout);
   }
 
@@ -89,8 +90,8 @@ class CheckpointImpl {
                                     " were asked for; it has ", size));
     }
     if (into.empty()) return absl::OkStatus();
-    if (!residents_) residents_.emplace(session_, lease_, info_.size_bytes);
-    if (residents_->Read(path, offset, into, run_->copy_threads())) return absl::OkStatus();
+    if (in_memory_ && !residents_) residents_.emplace(session_, lease_, info_.size_bytes);
+    if (in_memory_ && residents_->Read(path, offset, into, run_->copy_threads())) return absl::OkStatus();
     const absl::Status read =
         directory_ ? ReadFromDisk(*fs_, directory_.get(), *records_.at(path), manifest_.summary.chunk_bytes(),
                                   offset, into, run_->copy_threads())
@@ -200,6 +201,7 @@ class CheckpointImpl {
   absl::Status fault_;  // What was found to be wrong with it first.
   bool said_ = false;   // How this rank's reading went.
   std::map<std::string, int64_t> sizes_;
+  bool in_memory_ = true;
   std::optional<Residents> residents_;  // Asked for when the first byte is.
   std::unique_ptr<FileSystem> fs_;
   ScopedHandle directory_;  // Invalid: the daemon reads.

@@ -453,14 +453,9 @@ void Engine::CloseCheckpoint(const Caller& caller, const v1::CloseCheckpointRequ
 
 absl::StatusOr<std::shared_ptr<CheckpointReader>> Engine::FindReader(const Caller& caller,
                                                                      const std::string& lease) {
-  auto found = impl_->leases_.find(lease);
-  if (found == impl_->leases_.end() || found->second.session != caller.session ||
-      found->second.reader == nullptr) {
-    return MakeError(
-        absl::StatusCode::kNotFound, "UNKNOWN_LEASE",
-        absl::StrCat("this session has no open lease \"", lease, "\"; open the checkpoint first"));
-  }
-  return found->second.reader;
+  const absl::StatusOr<Lease*> found = impl_->FindLease(caller, lease);
+  if (!found.ok()) return found.status();
+  return (*found)->reader;
 }
 
 absl::StatusOr<Engine::WriteTarget> Engine::BeginWrite(const Caller& caller, const v1::SaveKey& key,

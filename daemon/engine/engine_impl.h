@@ -139,6 +139,7 @@ struct Lease {
   int64_t sequence = 0;
   std::shared_ptr<CheckpointReader> reader;
   ReservationId copy = 0;  // Not 0: the resident copy that it keeps.
+  bool resumes = false;    // Of a rank that resumes, and so saves nothing before all ranks have read theirs.
 };
 
 // One rank's files, in memory.
@@ -352,12 +353,13 @@ class Engine::Impl {
   void ContinueResumes(Run* run);
   void AnswerResume(Run* run, PendingResume pending);
   void GiveResume(Run* run, const Ledger::ResumeChoice& choice, PendingResume pending);
-  void OpenLease(SessionId session, Run* run, int64_t sequence,
+  void OpenLease(SessionId session, Run* run, int64_t sequence, bool resumes,
                  absl::AnyInvocable<void(absl::StatusOr<std::pair<std::string, v1::Checkpoint>>)> done);
   void OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
                       Reply<v1::OpenCheckpointResponse> reply);
   void OpenCheckpoint(SessionId session, Run* run, const std::string& tag, bool strict,
                       Reply<v1::OpenCheckpointResponse> reply);
+  absl::StatusOr<Lease*> FindLease(const Caller& caller, const std::string& id);
   void CloseLease(std::map<std::string, Lease>::iterator lease);
   void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
 
@@ -366,6 +368,8 @@ class Engine::Impl {
   void PruneResidents(Run* run);
   bool IsResident(const Run& run, int64_t sequence) const;
   void DropResident(Run* run, int64_t sequence);
+  static int64_t BytesOf(const Resident& resident);
+  bool LeavesRoom(const Resident& resident) const;
   void MakeWayForSaves(Run* run, int64_t sequence);
   void CheckResidentsOf(SessionId session);
   void CheckResident(Run* run, int64_t sequence, int rank, absl::AnyInvocable<void(bool)> done);
@@ -475,7 +479,7 @@ class Engine::Impl {
   std::vector<absl::AnyInvocable<void()>> drained_;
 };
 
-// residents.cc
+// persist.cc
 std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
                                 const std::map<std::string, v1::FilePlacement>& placed,
                                 const std::vector<SegmentRef>& segments);

@@ -21,6 +21,32 @@ int64_t ManifestBytes(const Save& save, int64_t expected_bytes, int32_t chunk_by
 
 }  // namespace
 
+// What a sealed part's files are in memory.
+std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
+                                const std::map<std::string, v1::FilePlacement>& placed,
+                                const std::vector<SegmentRef>& segments) {
+  std::vector<FileImage> images;
+  for (const v1::FileSpec& file : files) {
+    FileImage image;
+    image.path = file.path();
+    image.size = file.size_bytes();
+    int64_t offset = placed.at(file.path()).offset(), left = image.size;
+    for (const SegmentRef& segment : segments) {
+      if (offset >= segment.size) {
+        offset -= segment.size;
+        continue;
+      }
+      if (left == 0) break;
+      const int64_t run = std::min(left, segment.size - offset);
+      image.runs.emplace_back(segment.data + offset, static_cast<size_t>(run));
+      left -= run;
+      offset = 0;
+    }
+    images.push_back(std::move(image));
+  }
+  return images;
+}
+
 void Engine::Impl::StartInflight(Save* save) {
   int64_t expected = 0;
   for (const auto& entry : save->parts) expected += ExpectedPartBytes(*save, entry.second);

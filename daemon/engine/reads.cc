@@ -97,7 +97,7 @@ void Engine::Impl::GiveResume(Run* run, const Ledger::ResumeChoice& choice, Pend
   if (choice.sequence == 0) return pending.reply(std::move(response));
   const SessionId session = pending.session;
   OpenLease(
-      session, run, choice.sequence,
+      session, run, choice.sequence, /*resumes=*/true,
       [this, run, again, sequence = choice.sequence, response = std::move(response),
        pending = std::move(pending)](absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
         if (IsDamaged(*run, sequence) && !lease.ok() && sessions_.contains(pending.session))
@@ -110,7 +110,7 @@ void Engine::Impl::GiveResume(Run* run, const Ledger::ResumeChoice& choice, Pend
 }
 
 void Engine::Impl::OpenLease(
-    SessionId session, Run* run, int64_t sequence,
+    SessionId session, Run* run, int64_t sequence, bool resumes,
     absl::AnyInvocable<void(absl::StatusOr<std::pair<std::string, v1::Checkpoint>>)> done) {
   auto committed = run->committed.find(sequence);
   if (committed == run->committed.end()) {
@@ -124,7 +124,7 @@ void Engine::Impl::OpenLease(
   }
   // Leased before it is opened, so that retention leaves it alone meanwhile.
   const std::string id = absl::StrCat("leases/", next_id_++);
-  leases_.emplace(id, Lease{id, session, run, sequence, nullptr, 0});
+  leases_.emplace(id, Lease{id, session, run, sequence, nullptr, 0, resumes});
   const std::string tag = committed->second.summary.tag();
   run->io->OpenCheckpoint(
       tag, sequence,
@@ -196,7 +196,7 @@ void Engine::Impl::OpenCheckpoint(SessionId session, Run* run, const std::string
                                   : absl::StrCat("no checkpoint ", tag, " is committed in ", run->path),
                            {{"tag", tag}}));
   }
-  OpenLease(session, run, sequence,
+  OpenLease(session, run, sequence, /*resumes=*/false,
             [this, session, run, tag, strict, latest, sequence, passed = std::move(passed),
              reply = std::move(reply)](absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
               if (!lease.ok() && latest && IsDamaged(*run, sequence) && sessions_.contains(session))
@@ -208,6 +208,14 @@ void Engine::Impl::OpenCheckpoint(SessionId session, Run* run, const std::string
               for (v1::Checkpoint& each : passed) *response.add_passed_over() = std::move(each);
               reply(std::move(response));
             });
+}
+
+absl::StatusOr<Lease*> Engine::Impl::FindLease(const Caller& caller, const std::string& id) {
+  auto found = leases_.find(id);
+  const bool open = found != leases_.end() && found->second.reader != nullptr;
+  if (open && found->second.session == caller.session) return &found->second;
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_LEASE",
+                   absl::StrCat("this session has no open lease \"", id, "\"; open the checkpoint first"));
 }
 
 void Engine::Impl::CloseLease(std::map<std::string, Lease>::iterator lease) {

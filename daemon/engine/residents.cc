@@ -8,32 +8,6 @@
 
 namespace ckptd {
 
-// What a sealed part's files are in memory.
-std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
-                                const std::map<std::string, v1::FilePlacement>& placed,
-                                const std::vector<SegmentRef>& segments) {
-  std::vector<FileImage> images;
-  for (const v1::FileSpec& file : files) {
-    FileImage image;
-    image.path = file.path();
-    image.size = file.size_bytes();
-    int64_t offset = placed.at(file.path()).offset(), left = image.size;
-    for (const SegmentRef& segment : segments) {
-      if (offset >= segment.size) {
-        offset -= segment.size;
-        continue;
-      }
-      if (left == 0) break;
-      const int64_t run = std::min(left, segment.size - offset);
-      image.runs.emplace_back(segment.data + offset, static_cast<size_t>(run));
-      left -= run;
-      offset = 0;
-    }
-    images.push_back(std::move(image));
-  }
-  return images;
-}
-
 // The save is committed: its memory becomes a copy.
 void Engine::Impl::KeepResident(Save* save) {
   Resident resident;
@@ -145,14 +119,32 @@ void Engine::Impl::ResidentChecked(Run* run, int64_t sequence, int rank, Reserva
   }
 }
 
-// All ranks have read it. What comes next is their first save, which is not to wait for memory.
-void Engine::Impl::MakeWayForSaves(Run* run, int64_t sequence) {
-  auto resident = run->residents.find(sequence);
-  if (resident == run->residents.end()) return;
+int64_t Engine::Impl::BytesOf(const Resident& resident) {
   int64_t bytes = 0;
-  for (const auto& part : resident->second.parts) {
+  for (const auto& part : resident.parts) {
     for (const SegmentRef& segment : part.second.segments) bytes += segment.size;
   }
+  return bytes;
+}
+
+// Whether a save of the same size finds memory while somebody reads this: else a reader would keep it
+// waiting.
+bool Engine::Impl::LeavesRoom(const Resident& resident) const {
+  const PoolUsage usage = pool_->usage();
+  return usage.total_bytes - usage.used_bytes >= 2 * BytesOf(resident);
+}
+
+// All ranks have read it, and read it no more from memory. What comes next is their first save, which is not
+// to wait for that.
+void Engine::Impl::MakeWayForSaves(Run* run, int64_t sequence) {
+  for (auto& entry : leases_) {
+    Lease& lease = entry.second;
+    if (lease.run != run || lease.sequence != sequence || !lease.resumes || lease.copy == 0) continue;
+    pool_->Unhold(std::exchange(lease.copy, 0), lease.session);
+  }
+  auto resident = run->residents.find(sequence);
+  if (resident == run->residents.end()) return;
+  const int64_t bytes = BytesOf(resident->second);
   const PoolUsage usage = pool_->usage();
   if (usage.total_bytes - usage.used_bytes - usage.lent_bytes - usage.resident_bytes < bytes)
     DropResident(run, sequence);
@@ -160,23 +152,20 @@ void Engine::Impl::MakeWayForSaves(Run* run, int64_t sequence) {
 
 void Engine::Impl::LocateFiles(const Caller& caller, const v1::LocateFilesRequest& request,
                                Reply<v1::LocateFilesResponse> reply) {
-  auto lease = leases_.find(request.lease());
-  if (lease == leases_.end() || lease->second.session != caller.session) {
-    return reply(MakeError(
-        absl::StatusCode::kNotFound, "UNKNOWN_LEASE",
-        absl::StrCat("this session has no open lease \"", request.lease(), "\"; open the checkpoint first")));
-  }
-  Run* run = lease->second.run;
-  const int64_t sequence = lease->second.sequence;
+  const absl::StatusOr<Lease*> lease = FindLease(caller, request.lease());
+  if (!lease.ok()) return reply(lease.status());
+  Run* run = (*lease)->run;
+  const int64_t sequence = (*lease)->sequence;
   const auto session = sessions_.find(caller.session);
   PruneResidents(run);
   auto resident = run->residents.find(sequence);
   if (session == sessions_.end() || !session->second.descriptors || resident == run->residents.end())
     return reply(v1::LocateFilesResponse());
   const ReservationId copy = resident->second.copy;
-  if (lease->second.copy == 0) {
+  if ((*lease)->copy == 0) {
+    if (!(*lease)->resumes && !LeavesRoom(resident->second)) return reply(v1::LocateFilesResponse());
     if (!pool_->Hold(copy, caller.session)) return reply(v1::LocateFilesResponse());
-    lease->second.copy = copy;
+    (*lease)->copy = copy;
   }
   struct Asked {
     std::vector<int> good;

@@ -261,6 +261,57 @@ TEST_F(ResidentsTest, OnceAllRanksHaveReadItMakesWayWhereTheirFirstSaveWouldFind
   }
 }
 
+TEST_F(ResidentsTest, WhoOnlyLooksKeepsNoSaveWaiting) {
+  for (const int segments : {4, 5}) {
+    disks_.clear();
+    Start(segments);
+    const auto sessions = Launch("a", 1);
+    auto begin = BeginOf(0, "one", 1, 2 * kSegment + 1);  // Three segments.
+    begin.mutable_files(0)->set_size_bytes(segments == 4 ? 2 * kSegment + 1 : 2 * kSegment);
+    const auto begun = Begin(sessions[0], begin);
+    Turn([&] { return begun.has(); });
+    Seal(sessions[0], begin);
+    Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+    const SessionId reader = Trainer("reader");
+    Attach(reader);
+    const auto opened = Open(reader, "one");
+    const auto located = Locate(reader, opened.get().lease());
+    EXPECT_THAT(located.get().parts(), SizeIs(segments == 4 ? 0 : 1));
+    auto next = begin;
+    next.mutable_key()->set_tag("two");
+    const auto saved = Begin(sessions[0], next);
+    Turn([&] { return saved.has(); });
+    EXPECT_TRUE(saved.status().ok()) << saved.status();
+  }
+}
+
+TEST_F(ResidentsTest, WhatAllRanksHaveReadIsGivenToTheirFirstSaveAlsoWhereALeaseStaysOpen) {
+  Start(4);
+  const auto sessions = Launch("a", 1);
+  auto begin = BeginOf(0, "one", 1, 3 * kSegment);
+  const auto begun = Begin(sessions[0], begin);
+  Turn([&] { return begun.has(); });
+  Seal(sessions[0], begin);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  End(sessions);
+  const auto after = Launch("b", 1);
+  const auto resumed = Resume(after[0], 0);
+  EXPECT_THAT(Locate(after[0], resumed.get().lease()).get().parts(), SizeIs(1))
+      << "it saves nothing meanwhile";
+  v1::FinishResumeRequest finish;
+  finish.set_run(run_);
+  finish.set_sequence(resumed.get().checkpoint().sequence());
+  Answer<v1::FinishResumeResponse> finished;
+  engine_->FinishResume(As(after[0]), finish, finished.reply());
+  Turn();
+  ASSERT_TRUE(finished.status().ok()) << finished.status();
+  auto next = begin;
+  next.mutable_key()->set_tag("two");
+  const auto saved = Begin(after[0], next);
+  Turn([&] { return saved.has(); });
+  EXPECT_TRUE(saved.status().ok()) << saved.status();
+}
+
 TEST_F(ResidentsTest, OnlyTheSessionThatHasTheLeaseIsTold) {
   SaveAndEnd("one");
   const SessionId reader = Trainer("reader"), thief = Trainer("thief");

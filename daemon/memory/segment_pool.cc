@@ -159,7 +159,8 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   void Reclaim(SessionId session, SegmentId id);
   void Free(SegmentId id);
   DrawDone EndDraw(std::deque<PendingDraw>::iterator draw);
-  std::vector<DrawDone> EndDraws(ReservationId id);
+  std::vector<DrawDone> EndDraws(const std::function<bool(const PendingDraw&)>& which);
+  bool FreesMemory(const Reservation& copy) const;
   void DropCopy(ReservationId id);
   void KeepToBudget();
   std::vector<SegmentId> TakeIdle(SessionId session, int count);
@@ -275,10 +276,9 @@ void SegmentPool::Impl::MakeFresh(int count, const std::set<SessionId>& named) {
     if (enough()) break;
     if (candidate.copy == 0) {
       Reclaim(candidate.session, -candidate.minus_id);
-    } else if (auto copy = reservations_.find(candidate.copy); copy != reservations_.end()) {
-      const bool frees = std::any_of(copy->second.drawn.begin(), copy->second.drawn.end(),
-                                     [&](SegmentId id) { return segments_.at(id).resident(); });
-      if (frees) DropCopy(candidate.copy);
+    } else if (auto copy = reservations_.find(candidate.copy);
+               copy != reservations_.end() && FreesMemory(copy->second)) {
+      DropCopy(candidate.copy);
     }
   }
 }
@@ -371,7 +371,8 @@ void SegmentPool::Impl::Release(ReservationId id) {
     found->second.doomed = true;
     return;
   }
-  std::vector<DrawDone> cancelled = EndDraws(id);
+  std::vector<DrawDone> cancelled =
+      EndDraws([id](const PendingDraw& draw) { return draw.reservation == id; });
   Reservation reservation = std::move(found->second);
   reservations_.erase(found);
   for (const auto& [session, claim] : reservation.claims) Unclaim(session, claim);
@@ -379,7 +380,6 @@ void SegmentPool::Impl::Release(ReservationId id) {
   for (SegmentId segment_id : reservation.drawn) {
     Segment& segment = segments_.at(segment_id);
     drawn_ -= segment.weight;
-    segment.copy = 0;
     if (segment.orphan) {
       Free(segment_id);
     } else {
@@ -398,7 +398,8 @@ void SegmentPool::Impl::Settle(ReservationId id) {
   auto found = reservations_.find(id);
   if (found == reservations_.end() || found->second.settled) return;
   if (found->second.drawn.empty()) return Release(id);
-  std::vector<DrawDone> cancelled = EndDraws(id);
+  std::vector<DrawDone> cancelled =
+      EndDraws([id](const PendingDraw& draw) { return draw.reservation == id; });
   Reservation& reservation = found->second;
   for (const auto& [session, claim] : reservation.claims) Unclaim(session, claim);
   reservation.claims.clear();
@@ -466,6 +467,12 @@ void SegmentPool::Impl::Unhold(ReservationId id, SessionId reader) {
   if (doomed) Release(id);
 }
 
+// A copy of whose segments some are nobody's any more.
+bool SegmentPool::Impl::FreesMemory(const Reservation& copy) const {
+  return copy.settled && std::any_of(copy.drawn.begin(), copy.drawn.end(),
+                                     [this](SegmentId id) { return segments_.at(id).resident(); });
+}
+
 // A part of it is of no use: all of it goes. What of it is idle stays its session's.
 void SegmentPool::Impl::DropCopy(ReservationId id) {
   auto found = reservations_.find(id);
@@ -486,10 +493,9 @@ void SegmentPool::Impl::KeepToBudget() {
   while (int64_t{resident_} * options_.segment_bytes > options_.resident_bytes) {
     ReservationId oldest = 0;
     for (const auto& [id, reservation] : reservations_) {
-      const bool frees = reservation.settled &&
-                         std::any_of(reservation.drawn.begin(), reservation.drawn.end(),
-                                     [&](SegmentId segment) { return segments_.at(segment).resident(); });
-      if (frees && (oldest == 0 || reservation.settled_at < reservations_.at(oldest).settled_at)) oldest = id;
+      if (FreesMemory(reservation) &&
+          (oldest == 0 || reservation.settled_at < reservations_.at(oldest).settled_at))
+        oldest = id;
     }
     DropCopy(oldest);
   }
@@ -498,15 +504,8 @@ void SegmentPool::Impl::KeepToBudget() {
 // ---- sessions
 
 void SegmentPool::Impl::SessionEnded(SessionId session) {
-  std::vector<DrawDone> cancelled;
-  for (auto draw = draws_.begin(); draw != draws_.end();) {
-    if (draw->session != session) {
-      ++draw;
-      continue;
-    }
-    cancelled.push_back(EndDraw(draw));
-    draw = draws_.begin();
-  }
+  std::vector<DrawDone> cancelled =
+      EndDraws([session](const PendingDraw& draw) { return draw.session == session; });
   for (auto& [id, reservation] : reservations_) {
     auto claim = reservation.claims.find(session);
     if (claim == reservation.claims.end()) continue;
@@ -691,11 +690,11 @@ SegmentPool::Impl::DrawDone SegmentPool::Impl::EndDraw(std::deque<PendingDraw>::
   return std::move(ended.done);
 }
 
-// All of a reservation.
-std::vector<SegmentPool::Impl::DrawDone> SegmentPool::Impl::EndDraws(ReservationId id) {
+std::vector<SegmentPool::Impl::DrawDone> SegmentPool::Impl::EndDraws(
+    const std::function<bool(const PendingDraw&)>& which) {
   std::vector<DrawDone> ended;
   for (auto draw = draws_.begin(); draw != draws_.end();) {
-    if (draw->reservation != id) {
+    if (!which(*draw)) {
       ++draw;
       continue;
     }

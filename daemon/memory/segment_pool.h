@@ -80,7 +80,7 @@ using ReservationId = int64_t;
 
 struct PoolUsage {
   int64_t total_bytes = 0;
-  int64_t used_bytes = 0;      // Reserved or drawn for checkpoints.
+  int64_t used_bytes = 0;      // Reserved or drawn for checkpoints, or read.
   int64_t lent_bytes = 0;      // Lent and idle.
   int64_t ready_bytes = 0;     // Populated, lent to nobody.
   int64_t resident_bytes = 0;  // Copies of checkpoints whose sessions have ended, and that nobody reads now.
