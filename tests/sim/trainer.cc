@@ -89,6 +89,8 @@ void Trainer::Gone() {
   for (const std::string& lease : leases_) world_.oracle().LeaseOver(launch_->run, lease);
   leases_.clear();
   located_.clear();
+  resuming_leases_.clear();
+  read_over_.clear();
   for (const SavingPtr& saving : savings_) saving->outstanding = saving->copies > 0;
 }
 
@@ -236,6 +238,7 @@ void Trainer::Resume() {
                                 answer->checkpoint().tag());
         world_.Count(answer->has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");
         if (!answer->lease().empty()) {
+          resuming_leases_.insert(answer->lease());
           LeaseGiven(answer->lease(), answer->checkpoint().sequence());
           Later(random_.Spread(milliseconds(1), seconds(8)), &Trainer::CloseLease, answer->lease());
         }
@@ -264,6 +267,11 @@ void Trainer::FinishResume(int64_t sequence) {
     world_.Count("damage found");
   }
   if (fails) request.set_failure("as planned");
+  for (const std::string& lease : resuming_leases_) {
+    located_.erase(lease);
+    read_over_.insert(lease);
+  }
+  resuming_leases_.clear();
   world_.engine()->FinishResume(
       caller(), request,
       Expect<v1::FinishResumeResponse>(
@@ -310,6 +318,7 @@ void Trainer::LeaseGiven(const std::string& lease, int64_t sequence) {
 
 // Looks at the bytes at once, and once more when the lease ends.
 void Trainer::Locate(std::string lease, int64_t sequence) {
+  if (read_over_.contains(lease)) return;
   v1::LocateFilesRequest request;
   request.set_lease(lease);
   world_.engine()->LocateFiles(
@@ -317,6 +326,7 @@ void Trainer::Locate(std::string lease, int64_t sequence) {
       Expect<v1::LocateFilesResponse>(
           "LocateFiles", [this, lease, sequence](absl::StatusOr<v1::LocateFilesResponse> answer) {
             if (!answer.ok() || std::find(leases_.begin(), leases_.end(), lease) == leases_.end()) return;
+            if (read_over_.contains(lease)) return;
             Located located{sequence, {}};
             for (const v1::ResidentPart& part : answer->parts()) {
               LocatedPart& found = located.parts.emplace_back();

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -165,6 +166,8 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   std::map<int64_t, std::shared_ptr<Mapping>> mapped_;
   std::vector<std::string> leases_;
   std::map<std::string, Located> located_;  // By lease.
+  std::set<std::string> resuming_leases_;   // Not read from memory any more once the rank says that it has
+  std::set<std::string> read_over_;         // read them: then they are here.
   int opening_ = 0;
 };
 
