@@ -15,6 +15,7 @@ namespace ckptd::ctl {
 namespace {
 
 constexpr double kDefaultWaitSeconds = 60;
+constexpr double kDefaultPrefetchSeconds = 600;
 
 int64_t NowMicros() { return SystemClock().UnixMicros(); }
 
@@ -146,6 +147,21 @@ absl::StatusOr<ExitCode> SetPinned(const Context& context, const std::string& na
                                                            : rpc->Unpin(unpin, CallTimeout(context)));
   *context.out << (context.json ? ToJson(checkpoint)
                                 : absl::StrCat(pinned ? "pinned " : "unpinned ", full_name, "\n"));
+  return kOk;
+}
+
+absl::StatusOr<ExitCode> Prefetch(const Context& context, const std::string& name) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  v1::PrefetchRequest request;
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  const Duration timeout = FromSeconds(context.timeout_seconds.value_or(kDefaultPrefetchSeconds));
+  CKPTD_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, rpc->Prefetch(request, timeout));
+  if (context.json) {
+    *context.out << ToJson(checkpoint);
+  } else {
+    *context.out << Printable(checkpoint.tag()) << " is in memory (" << HumanBytes(checkpoint.size_bytes())
+                 << ")\n";
+  }
   return kOk;
 }
 

@@ -29,6 +29,7 @@ absl::StatusOr<ExitCode> List(const Context& context, const std::string& run,
 absl::StatusOr<ExitCode> Describe(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> Wait(const Context& context, const std::string& name, const std::string& level);
 absl::StatusOr<ExitCode> Abort(const Context& context, const std::string& name, const std::string& message);
+absl::StatusOr<ExitCode> Prefetch(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> SetPinned(const Context& context, const std::string& name, bool pinned);
 

@@ -75,6 +75,11 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
   Add(app, "unpin", "Give it back to retention", chosen, [&] { return SetPinned(context, a.name, false); })
       ->add_option("NAME", a.name, "The checkpoint")
       ->required();
+  Add(app, "prefetch",
+      "Read a checkpoint into the daemon's memory, for the job that restores it next; --timeout (600)",
+      chosen, [&] { return Prefetch(context, a.name); })
+      ->add_option("NAME", a.name, "The checkpoint; the tag latest is the newest committed one")
+      ->required();
   Add(app, "repaired", "Offer a damaged checkpoint again, once `verify` finds it whole", chosen,
       [&] { return Repaired(context, a.name); })
       ->add_option("NAME", a.name, "The checkpoint")

@@ -209,7 +209,35 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
   return files.empty() ? text : text + files.ToString(2);
 }
 
+// ", 1.2 GiB/s, 3 s left": since it was first heard of.
+std::string ProgressLines::Rate(const std::pair<std::string, int64_t>& key, int64_t done, int64_t all,
+                                int64_t now_us) {
+  auto start = starts_.find(key);
+  if (start == starts_.end() && done > 0) start = starts_.emplace(key, Start{done, now_us}).first;
+  if (start == starts_.end() || now_us <= start->second.time_us || done <= start->second.bytes) return "";
+  const double rate = static_cast<double>(done - start->second.bytes) * 1e6 /
+                      static_cast<double>(now_us - start->second.time_us);
+  const auto left = static_cast<double>(std::max<int64_t>(0, all - done));
+  return absl::StrCat("  ", HumanBytes(static_cast<int64_t>(rate)), "/s  ", HumanSeconds(left / rate),
+                      " left");
+}
+
+std::string ProgressLines::RestoreLine(const v1::WatchResponse& event) {
+  const v1::Restore& restore = event.restore();
+  const std::pair<std::string, int64_t> key(restore.lease(), restore.sequence());
+  std::string line = absl::StrCat(
+      Time(event.time()).substr(11), "  ", restore.tag(), "  ", restore.ended() ? "restored" : "restoring",
+      restore.has_rank() ? absl::StrCat("  rank ", restore.rank()) : "", "  ",
+      HumanBytes(restore.read_bytes()), " of ", HumanBytes(restore.total_bytes()));
+  if (restore.ended()) {
+    starts_.erase(key);
+    return line;
+  }
+  return line + Rate(key, restore.read_bytes(), restore.total_bytes(), UnixMicros(event.time()));
+}
+
 std::string ProgressLines::Line(const v1::WatchResponse& event) {
+  if (event.has_restore()) return RestoreLine(event);
   const v1::Checkpoint& checkpoint = event.checkpoint();
   const std::pair<std::string, int64_t> key(checkpoint.run(), checkpoint.sequence());
   const int64_t now_us = UnixMicros(event.time());
@@ -220,22 +248,10 @@ std::string ProgressLines::Line(const v1::WatchResponse& event) {
     return absl::StrCat(head, RenderEnd(checkpoint), "  ", HumanBytes(checkpoint.size_bytes()), "  ",
                         HumanSeconds(took), " after its begin");
   }
-  auto start = starts_.find(key);
-  if (start == starts_.end() && checkpoint.written_bytes() > 0) {
-    start = starts_.emplace(key, Start{checkpoint.written_bytes(), now_us}).first;
-  }
   std::string line =
       absl::StrCat(head, v1::Level_Name(checkpoint.level()), "  ", HumanBytes(checkpoint.written_bytes()),
-                   " of ", HumanBytes(checkpoint.size_bytes()), "  ", Percent(checkpoint));
-  if (start != starts_.end() && now_us > start->second.time_us &&
-      checkpoint.written_bytes() > start->second.bytes) {
-    const double rate = static_cast<double>(checkpoint.written_bytes() - start->second.bytes) * 1e6 /
-                        static_cast<double>(now_us - start->second.time_us);
-    const auto left =
-        static_cast<double>(std::max<int64_t>(0, checkpoint.size_bytes() - checkpoint.written_bytes()));
-    absl::StrAppend(&line, "  ", HumanBytes(static_cast<int64_t>(rate)), "/s  ", HumanSeconds(left / rate),
-                    " left");
-  }
+                   " of ", HumanBytes(checkpoint.size_bytes()), "  ", Percent(checkpoint),
+                   Rate(key, checkpoint.written_bytes(), checkpoint.size_bytes(), now_us));
   if (!checkpoint.missing_ranks().empty()) absl::StrAppend(&line, "  ", Ranks(checkpoint));
   return line;
 }

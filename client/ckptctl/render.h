@@ -34,7 +34,9 @@ class ProgressLines {
     int64_t bytes = 0;
     int64_t time_us = 0;
   };
-  std::map<std::pair<std::string, int64_t>, Start> starts_;  // By run and sequence.
+  std::string RestoreLine(const v1::WatchResponse& event);
+  std::string Rate(const std::pair<std::string, int64_t>& key, int64_t done, int64_t all, int64_t now_us);
+  std::map<std::pair<std::string, int64_t>, Start> starts_;  // By run, or lease, and sequence.
 };
 
 }  // namespace ckptd::ctl

@@ -106,6 +106,28 @@ TEST(ProgressLines, RateAndTimeLeftComeFromTheProgressSeen) {
               HasSubstr("s  COMMITTED  100 MiB  6 s after its begin"));
 }
 
+TEST(ProgressLines, ReadersAreShownWithTheirRateUntilTheyHaveEnded) {
+  ProgressLines lines;
+  const auto at = [&](int64_t read, int64_t seconds, bool ended = false) {
+    v1::WatchResponse event;
+    v1::Restore& restore = *event.mutable_restore();
+    restore.set_tag("s");
+    restore.set_sequence(1);
+    restore.set_lease("leases/7");
+    restore.set_rank(3);
+    restore.set_read_bytes(read << 20);
+    restore.set_total_bytes(100 << 20);
+    restore.set_ended(ended);
+    event.mutable_time()->set_seconds(1000 + seconds);
+    return lines.Line(event);
+  };
+  EXPECT_THAT(at(20, 1),
+              AllOf(HasSubstr("  s  restoring  rank 3  20.0 MiB of 100 MiB"), Not(HasSubstr("/s"))));
+  EXPECT_THAT(at(60, 3), HasSubstr("60.0 MiB of 100 MiB  20.0 MiB/s  2 s left"));
+  EXPECT_THAT(at(100, 5, true),
+              AllOf(HasSubstr("  s  restored  rank 3  100 MiB of 100 MiB"), Not(HasSubstr("left"))));
+}
+
 TEST(ProgressLines, AnOpenSaveNamesTheRanksItWaitsFor) {
   ProgressLines lines;
   v1::WatchResponse event = Event(0, 1, v1::OPEN);

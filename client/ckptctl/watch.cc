@@ -90,8 +90,10 @@ class Watcher {
 
   void Show(const v1::WatchResponse& event) {
     const v1::Checkpoint& checkpoint = event.checkpoint();
-    const bool ended = checkpoint.level() >= v1::COMMITTED;
-    if (ended) {
+    const bool ended = event.has_restore() ? event.restore().ended() : checkpoint.level() >= v1::COMMITTED;
+    if (event.has_restore()) {
+      // Nothing waits for readers.
+    } else if (ended) {
       open_.erase(checkpoint.name());
       failed_ |= checkpoint.level() != v1::COMMITTED;
     } else {
@@ -102,7 +104,9 @@ class Watcher {
       return;
     }
     const std::string line = lines_.Line(event);
-    const std::string what = absl::StrCat(checkpoint.name(), " ", checkpoint.sequence());
+    const std::string what = event.has_restore()
+                                 ? event.restore().lease()
+                                 : absl::StrCat(checkpoint.name(), " ", checkpoint.sequence());
     if (!context_.live) {
       *context_.out << line << std::endl;
       return;

@@ -11,11 +11,11 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client.h"
 #include "client/cpp/client_impl.h"
-#include "client/cpp/disk_file.h"
 #include "client/cpp/residents.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/disk_file.h"
 #include "storage/fs/posix_file_system.h"
 
 namespace ckptd::client {
@@ -94,7 +94,7 @@ class CheckpointImpl {
     if (in_memory_ && residents_->Read(path, offset, into, run_->copy_threads())) return absl::OkStatus();
     const absl::Status read =
         directory_ ? ReadFromDisk(*fs_, directory_.get(), *records_.at(path), manifest_.summary.chunk_bytes(),
-                                  offset, into, run_->copy_threads())
+                                  offset, {&into, 1}, run_->copy_threads())
                    : ReadByDaemon(path, offset, into);
     if (read.ok()) return read;
     const absl::Status error = Annotate(read, absl::StrCat("checkpoint ", info_.tag));

@@ -11,19 +11,23 @@ constexpr int64_t kSlowestCheck = 100'000'000;  // Bytes a second that the daemo
 
 }  // namespace
 
-Residents::Residents(std::shared_ptr<Session> session, const std::string& lease, int64_t size)
-    : session_(std::move(session)) {
+// Asks the daemon, which checks the bytes of the rank that has the file before it answers.
+Residents::File* Residents::Find(const std::string& path) {
+  if (auto known = files_.find(path); known != files_.end()) return &known->second;
   v1::LocateFilesRequest request;
-  request.set_lease(lease);
+  request.set_lease(lease_);
+  request.set_path(path);
   const auto located =
-      session_->rpc().LocateFiles(request, kCallTimeout + std::chrono::seconds(size / kSlowestCheck));
-  if (!located.ok()) return;  // Then they are read from the disk.
-  for (const v1::ResidentPart& found : located->parts()) {
-    auto& part = parts_.emplace_back(std::make_unique<Part>());
-    part->wanted.assign(found.segments().begin(), found.segments().end());
-    for (const v1::FilePlacement& file : found.placements())
-      files_[file.path()] = {part.get(), file.offset()};
+      session_->rpc().LocateFiles(request, kCallTimeout + std::chrono::seconds(size_ / kSlowestCheck));
+  if (located.ok()) {
+    for (const v1::ResidentPart& found : located->parts()) {
+      auto& part = parts_.emplace_back(std::make_unique<Part>());
+      part->wanted.assign(found.segments().begin(), found.segments().end());
+      for (const v1::FilePlacement& file : found.placements())
+        files_[file.path()] = {part.get(), file.offset()};
+    }
   }
+  return &files_.try_emplace(path, File{nullptr, 0}).first->second;  // Else it is read from the disk.
 }
 
 bool Residents::Map(Part& part) {
@@ -43,10 +47,9 @@ bool Residents::Map(Part& part) {
 }
 
 bool Residents::Read(const std::string& path, int64_t offset, std::span<std::byte> into, int threads) {
-  const auto file = files_.find(path);
-  if (file == files_.end() || !Map(*file->second.part)) return false;
-  const auto from =
-      Locate(file->second.part->segments, file->second.offset + offset, static_cast<int64_t>(into.size()));
+  const File* const file = Find(path);
+  if (file->part == nullptr || !Map(*file->part)) return false;
+  const auto from = Locate(file->part->segments, file->offset + offset, static_cast<int64_t>(into.size()));
   if (!from.ok()) return false;
   const std::vector<std::span<const std::byte>> pieces(from->begin(), from->end());
   std::vector<CopyStep> steps;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/cpp/mapping.h"
@@ -18,8 +19,9 @@ namespace ckptd::client {
 // Of one open checkpoint. The memory stays until its lease ends.
 class Residents {
  public:
-  // Asks the daemon, which checks the bytes before it answers. `size`: of the checkpoint.
-  Residents(std::shared_ptr<Session> session, const std::string& lease, int64_t size);
+  // `size`: of the checkpoint.
+  Residents(std::shared_ptr<Session> session, std::string lease, int64_t size)
+      : session_(std::move(session)), lease_(std::move(lease)), size_(size) {}
 
   // Copies [offset, offset + into.size()) of a file, which are within it. False: the bytes are not to be had
   // from memory, or the daemon ended meanwhile, and its successor may have given the memory back.
@@ -34,11 +36,14 @@ class Residents {
     Part* part;
     int64_t offset;  // Into the part.
   };
+  File* Find(const std::string& path);
   bool Map(Part& part);
 
   const std::shared_ptr<Session> session_;
+  const std::string lease_;
+  const int64_t size_;
   std::vector<std::unique_ptr<Part>> parts_;
-  std::map<std::string, File> files_;
+  std::map<std::string, File> files_;  // That the daemon was asked for; of a null part: not in memory.
 };
 
 }  // namespace ckptd::client

@@ -158,6 +158,9 @@ absl::StatusOr<v1::Checkpoint> Rpc::Pin(const v1::PinRequest& request, Duration 
 absl::StatusOr<v1::Checkpoint> Rpc::Unpin(const v1::UnpinRequest& request, Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::Unpin, request, timeout);
 }
+absl::StatusOr<v1::Checkpoint> Rpc::Prefetch(const v1::PrefetchRequest& request, Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::Prefetch, request, timeout);
+}
 absl::StatusOr<v1::Checkpoint> Rpc::ClearDamage(const v1::ClearDamageRequest& request, Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::ClearDamage, request, timeout);
 }

@@ -58,6 +58,7 @@ class Rpc {
   absl::StatusOr<v1::ListRunsResponse> ListRuns(Duration timeout);
   absl::StatusOr<v1::Checkpoint> Pin(const v1::PinRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> Unpin(const v1::UnpinRequest& request, Duration timeout);
+  absl::StatusOr<v1::Checkpoint> Prefetch(const v1::PrefetchRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> ClearDamage(const v1::ClearDamageRequest& request, Duration timeout);
 
  private:

@@ -13,11 +13,8 @@
 namespace ckptd {
 namespace {
 
-constexpr int64_t kPage = 4096;
 constexpr int64_t kDiskSlack = 1 << 20;  // Directories, manifest, part records.
 constexpr Duration kRoomRetry = std::chrono::milliseconds(250);
-
-int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 absl::Status Conflict(const std::string& message, const Save& save) {
   return MakeError(absl::StatusCode::kAlreadyExists, "SAVE_CONFLICT", message, {{"tag", save.key.tag}});

@@ -245,13 +245,17 @@ void Engine::Impl::ListCheckpoints(const Caller& caller, const v1::ListCheckpoin
 }
 
 void Engine::Impl::Notify(const Save& save) {
+  v1::WatchResponse event;
+  *event.mutable_checkpoint() = Describe(save, v1::BASIC);
+  NotifyWatchers(*save.run, std::move(event));
+}
+
+void Engine::Impl::NotifyWatchers(const Run& run, v1::WatchResponse event) {
+  SetTime(clock_->UnixMicros(), event.mutable_time());
   std::vector<int64_t> over;
   for (auto& entry : watchers_) {
     Watcher& watcher = entry.second;
-    if (!Sees(watcher.caller, *save.run) || (!watcher.run.empty() && watcher.run != save.run->name)) continue;
-    v1::WatchResponse event;
-    *event.mutable_checkpoint() = Describe(save, v1::BASIC);
-    SetTime(clock_->UnixMicros(), event.mutable_time());
+    if (!Sees(watcher.caller, run) || (!watcher.run.empty() && watcher.run != run.name)) continue;
     if (!watcher.event(event)) over.push_back(entry.first);
   }
   for (int64_t id : over) watchers_.erase(id);
@@ -437,6 +441,10 @@ void Engine::LocateFiles(const Caller& caller, const v1::LocateFilesRequest& req
   impl_->LocateFiles(caller, request, std::move(reply));
 }
 
+void Engine::ReportReading(const Caller& caller, const v1::ReportReadingRequest& request,
+                           Reply<v1::ReportReadingResponse> reply) {
+  impl_->ReportReading(caller, request, std::move(reply));
+}
 void Engine::CloseCheckpoint(const Caller& caller, const v1::CloseCheckpointRequest& request,
                              Reply<v1::CloseCheckpointResponse> reply) {
   auto lease = impl_->leases_.find(request.lease());
@@ -514,6 +522,9 @@ v1::Status Engine::GetStatus(const Caller& caller) {
   return status;
 }
 
+void Engine::Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply) {
+  impl_->Prefetch(caller, name, std::move(reply));
+}
 void Engine::SetPinned(const Caller& caller, const std::string& name, bool pinned,
                        Reply<v1::Checkpoint> reply) {
   impl_->SetPinned(caller, name, pinned, std::move(reply));

@@ -128,6 +128,8 @@ class Engine {
                       Reply<v1::OpenCheckpointResponse> reply);
   void LocateFiles(const Caller& caller, const v1::LocateFilesRequest& request,
                    Reply<v1::LocateFilesResponse> reply);
+  void ReportReading(const Caller& caller, const v1::ReportReadingRequest& request,
+                     Reply<v1::ReportReadingResponse> reply);
   void CloseCheckpoint(const Caller& caller, const v1::CloseCheckpointRequest& request,
                        Reply<v1::CloseCheckpointResponse> reply);
   // For ReadFile: the reader behind a lease of this session.
@@ -157,6 +159,7 @@ class Engine {
   v1::Status GetStatus(const Caller& caller);
   void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
   void ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
+  void Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
 
   // ---- life
   // No new Begin from now on; `done` when no sealed save is left, or at once when there is none.

@@ -6,6 +6,7 @@
 //   persist.cc     parts to disk, publish, retention
 //   reads.cc       Resume, open checkpoints, leases, pins
 //   residents.cc   committed checkpoints that are in memory still
+//   prefetch.cc    committed checkpoints that are read into memory
 //   scrub.cc       committed checkpoints, read back to see whether they are whole
 //   agreement.cc   damage, and that all ranks agree what they resume from
 //   succession.cc  sealed saves from one daemon to the next
@@ -138,8 +139,9 @@ struct Lease {
   Run* run = nullptr;
   int64_t sequence = 0;
   std::shared_ptr<CheckpointReader> reader;
-  ReservationId copy = 0;  // Not 0: the resident copy that it keeps.
-  bool resumes = false;    // Of a rank that resumes, and so saves nothing before all ranks have read theirs.
+  ReservationId copy = 0;                   // Not 0: the resident copy that it keeps.
+  bool resumes = false;  // Of a rank that resumes, and so saves nothing before all ranks have read theirs.
+  int64_t read_bytes = 0, total_bytes = 0;  // As its reader said last.
 };
 
 // One rank's files, in memory.
@@ -158,6 +160,18 @@ struct ResidentPart {
 struct Resident {
   ReservationId copy = 0;
   std::map<int, ResidentPart> parts;  // By rank; those that have files.
+};
+
+// A checkpoint on its way from the disk into memory.
+struct Prefetching {
+  int64_t sequence = 0;
+  std::shared_ptr<CheckpointReader> reader;
+  Resident resident;  // Its copy is a reservation still.
+  int drawing = 0;    // Parts that wait for their memory.
+  absl::Status error;
+  Instant begun_at;
+  std::vector<Reply<v1::Checkpoint>> waiting;
+  std::vector<absl::AnyInvocable<void()>> locating;  // LocateFiles of it.
 };
 
 // A checkpoint that is being read back.
@@ -213,6 +227,7 @@ struct Run {
   std::map<int64_t, CommittedCheckpoint> committed;  // By sequence.
   std::vector<RootStore::Damaged> damaged;
   std::map<int64_t, Resident> residents;  // By sequence; the pool may have dropped some.
+  std::optional<Prefetching> prefetch;
   std::unique_ptr<Ledger> ledger;
   std::vector<Member> members;
   std::map<int64_t, std::unique_ptr<Save>> saves;  // In flight, by sequence.
@@ -360,6 +375,9 @@ class Engine::Impl {
   void OpenCheckpoint(SessionId session, Run* run, const std::string& tag, bool strict,
                       Reply<v1::OpenCheckpointResponse> reply);
   absl::StatusOr<Lease*> FindLease(const Caller& caller, const std::string& id);
+  void ReportReading(const Caller& caller, const v1::ReportReadingRequest& request,
+                     Reply<v1::ReportReadingResponse> reply);
+  void NotifyReading(const Lease& lease, bool ended);
   void CloseLease(std::map<std::string, Lease>::iterator lease);
   void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
 
@@ -369,15 +387,24 @@ class Engine::Impl {
   bool IsResident(const Run& run, int64_t sequence) const;
   void DropResident(Run* run, int64_t sequence);
   static int64_t BytesOf(const Resident& resident);
-  bool LeavesRoom(const Resident& resident) const;
+  bool LeavesRoom(const Resident& resident, bool held) const;
   void MakeWayForSaves(Run* run, int64_t sequence);
   void CheckResidentsOf(SessionId session);
   void CheckResident(Run* run, int64_t sequence, int rank, absl::AnyInvocable<void(bool)> done);
   void ResidentChecked(Run* run, int64_t sequence, int rank, ReservationId copy, const absl::Status& found);
   void LocateFiles(const Caller& caller, const v1::LocateFilesRequest& request,
                    Reply<v1::LocateFilesResponse> reply);
-  void GiveLocated(Run* run, int64_t sequence, const std::string& lease, const std::vector<int>& ranks,
-                   Reply<v1::LocateFilesResponse> reply);
+  void GiveLocated(Run* run, int64_t sequence, const v1::LocateFilesRequest& request,
+                   const std::vector<int>& ranks, Reply<v1::LocateFilesResponse> reply);
+  void LetMap(SessionId session, const Resident& resident, const std::vector<int>& ranks,
+              absl::AnyInvocable<void(bool)> done);
+
+  // prefetch.cc
+  void Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
+  void PrefetchOpened(Run* run, absl::StatusOr<std::shared_ptr<CheckpointReader>> reader);
+  absl::Status RoomToPrefetch(int64_t bytes) const;
+  void ReadPrefetched(Run* run);
+  void EndPrefetch(Run* run, absl::Status end);
 
   // scrub.cc
   bool IsBusy(const Run& run) const;
@@ -440,6 +467,7 @@ class Engine::Impl {
   void ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequest& request,
                        Reply<v1::ListCheckpointsResponse> reply);
   void Notify(const Save& save);
+  void NotifyWatchers(const Run& run, v1::WatchResponse event);
   void Tick();
   void CheckDrained();
   bool Sees(const Caller& caller, const Run& run) const;
@@ -466,7 +494,8 @@ class Engine::Impl {
   const int64_t started_unix_us_;
 
   std::map<SessionId, SessionInfo> sessions_;
-  std::map<std::string, std::unique_ptr<Run>> runs_;  // By name.
+  std::map<SessionId, std::set<ReservationId>> mapped_;  // Copies that it holds, for it may map them.
+  std::map<std::string, std::unique_ptr<Run>> runs_;     // By name.
   std::map<int64_t, Save*> saves_by_id_;
   std::vector<InheritedSave> inherited_;  // Whose roots are not open yet.
   std::map<std::string, Lease> leases_;
@@ -480,6 +509,9 @@ class Engine::Impl {
 };
 
 // persist.cc
+// To whole pages, on which files begin in a part.
+inline constexpr int64_t kPage = 4096;
+inline int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
                                 const std::map<std::string, v1::FilePlacement>& placed,
                                 const std::vector<SegmentRef>& segments);

@@ -879,5 +879,45 @@ TEST_F(EngineTest, SavesInFlightAtTheSameTimeUseDifferentMemory) {
   EXPECT_EQ(a.get().segments(0).id(), c.get().segments(0).id());  // Lent to the same session again.
 }
 
+TEST_F(EngineTest, WhoWatchesSeesHowFarReadersHaveCome) {
+  const auto sessions = Launch("a", 2);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  std::vector<v1::Restore> seen, of_others;
+  absl::Status refused;
+  const auto into = [](std::vector<v1::Restore>* events) {
+    return [events](const v1::WatchResponse& event) {
+      if (event.has_restore()) events->push_back(event.restore());
+      return true;
+    };
+  };
+  engine_->AddWatcher(As(0), v1::WatchRequest(), into(&seen), &refused);
+  engine_->AddWatcher(As(0, 2000), v1::WatchRequest(), into(&of_others), &refused);
+  const auto opened = Open(sessions[1], "one");
+  const auto report = [&](SessionId session, int64_t read, int64_t total) {
+    v1::ReportReadingRequest request;
+    request.set_lease(opened.get().lease());
+    request.set_read_bytes(read);
+    request.set_total_bytes(total);
+    Answer<v1::ReportReadingResponse> answer;
+    engine_->ReportReading(As(session), request, answer.reply());
+    return answer.reason();
+  };
+  EXPECT_EQ(report(sessions[1], 40, 100), "");
+  EXPECT_EQ(report(sessions[1], 101, 100), "INVALID_ARGUMENT");
+  EXPECT_EQ(report(sessions[0], 1, 100), "UNKNOWN_LEASE");
+  Close(sessions[1], opened.get().lease());
+  ASSERT_EQ(seen.size(), 2u);
+  EXPECT_EQ(seen[0].checkpoint(), run_ + "/checkpoints/one");
+  EXPECT_EQ(seen[0].rank(), 1);
+  EXPECT_EQ(seen[0].read_bytes(), 40);
+  EXPECT_EQ(seen[0].total_bytes(), 100);
+  EXPECT_FALSE(seen[0].ended());
+  EXPECT_TRUE(seen[1].ended());
+  EXPECT_TRUE(of_others.empty()) << "another user's run";
+  Close(sessions[0], Open(sessions[0], "one").get().lease());
+  EXPECT_EQ(seen.size(), 2u) << "what is read at once is not worth a word";
+}
+
 }  // namespace
 }  // namespace ckptd

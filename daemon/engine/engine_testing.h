@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "daemon/engine/engine.h"
+#include "daemon/memory/populator.h"
 #include "daemon/memory/segment_pool.h"
 #include "daemon/succession/seal_journal.h"
 #include "storage/base/errors.h"
@@ -41,6 +42,23 @@ class Observer : public EngineObserver {
   void OnRootOpened(const std::string&, const std::string&, const ProbeResult&) override {}
   std::vector<SaveSummary> ended;
   std::vector<std::string> warnings, infos;
+};
+
+// A machine that has not got what the pool may take.
+class NoMemory : public Populator {
+ public:
+  NoMemory(Inbox* inbox, Made made) : inbox_(inbox), made_(std::move(made)) {}
+  void Make(SegmentId id) override {
+    inbox_->Post([this, id] {
+      made_({id, MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED", "no memory"), {}});
+    });
+  }
+  void Free(SegmentId, SegmentMemory) override {}
+  void Forget(SegmentId, std::function<void(absl::Status)>) override {}
+
+ private:
+  Inbox* const inbox_;
+  const Made made_;
 };
 
 // An answer that may not be there yet.

@@ -546,20 +546,6 @@ TEST_F(GuardsTest, ARankThatHasMoreThanInTheLastSaveAsksForTheDiskToo) {
 
 // The machine has not got what the pool may take.
 TEST_F(GuardsTest, MemoryThatIsNotThereFailsTheSave) {
-  class NoMemory : public Populator {
-   public:
-    NoMemory(Inbox* inbox, Made made) : inbox_(inbox), made_(std::move(made)) {}
-    void Make(SegmentId id) override {
-      inbox_->Post([this, id] {
-        made_({id, MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED", "no memory"), {}});
-      });
-    }
-    void Free(SegmentId, SegmentMemory) override {}
-
-   private:
-    Inbox* const inbox_;
-    const Made made_;
-  };
   make_populator_ = [this](int64_t, Populator::Made made) {
     return std::make_unique<NoMemory>(&inbox_, std::move(made));
   };

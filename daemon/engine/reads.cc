@@ -218,7 +218,40 @@ absl::StatusOr<Lease*> Engine::Impl::FindLease(const Caller& caller, const std::
                    absl::StrCat("this session has no open lease \"", id, "\"; open the checkpoint first"));
 }
 
+void Engine::Impl::ReportReading(const Caller& caller, const v1::ReportReadingRequest& request,
+                                 Reply<v1::ReportReadingResponse> reply) {
+  const absl::StatusOr<Lease*> lease = FindLease(caller, request.lease());
+  if (!lease.ok()) return reply(lease.status());
+  if (request.read_bytes() < 0 || request.total_bytes() < request.read_bytes()) {
+    return reply(MakeError(
+        absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+        absl::StrCat(request.read_bytes(), " bytes of ", request.total_bytes(), " cannot have been read")));
+  }
+  (*lease)->read_bytes = request.read_bytes();
+  (*lease)->total_bytes = request.total_bytes();
+  NotifyReading(**lease, /*ended=*/false);
+  reply(v1::ReportReadingResponse());
+}
+
+void Engine::Impl::NotifyReading(const Lease& lease, bool ended) {
+  v1::WatchResponse event;
+  v1::Restore& restore = *event.mutable_restore();
+  const std::string& tag = lease.reader->manifest().summary.tag();
+  restore.set_checkpoint(absl::StrCat(lease.run->name, "/checkpoints/", tag));
+  restore.set_tag(tag);
+  restore.set_sequence(lease.sequence);
+  restore.set_lease(lease.id);
+  for (const Member& member : lease.run->members) {
+    if (member.session == lease.session) restore.set_rank(member.rank);
+  }
+  restore.set_read_bytes(lease.read_bytes);
+  restore.set_total_bytes(lease.total_bytes);
+  restore.set_ended(ended);
+  NotifyWatchers(*lease.run, std::move(event));
+}
+
 void Engine::Impl::CloseLease(std::map<std::string, Lease>::iterator lease) {
+  if (lease->second.total_bytes > 0) NotifyReading(lease->second, /*ended=*/true);
   Run* run = lease->second.run;
   const auto [copy, session] = std::pair(lease->second.copy, lease->second.session);
   leases_.erase(lease);

@@ -128,10 +128,10 @@ int64_t Engine::Impl::BytesOf(const Resident& resident) {
 }
 
 // Whether a save of the same size finds memory while somebody reads this: else a reader would keep it
-// waiting.
-bool Engine::Impl::LeavesRoom(const Resident& resident) const {
+// waiting. held: somebody reads it already.
+bool Engine::Impl::LeavesRoom(const Resident& resident, bool held) const {
   const PoolUsage usage = pool_->usage();
-  return usage.total_bytes - usage.used_bytes >= 2 * BytesOf(resident);
+  return usage.total_bytes - usage.used_bytes >= (held ? 1 : 2) * BytesOf(resident);
 }
 
 // All ranks have read it, and read it no more from memory. What comes next is their first save, which is not
@@ -157,13 +157,19 @@ void Engine::Impl::LocateFiles(const Caller& caller, const v1::LocateFilesReques
   Run* run = (*lease)->run;
   const int64_t sequence = (*lease)->sequence;
   const auto session = sessions_.find(caller.session);
+  if (run->prefetch && run->prefetch->sequence == sequence) {  // Faster than to read it twice at once.
+    run->prefetch->locating.push_back([this, caller, request, reply = std::move(reply)]() mutable {
+      LocateFiles(caller, request, std::move(reply));
+    });
+    return;
+  }
   PruneResidents(run);
   auto resident = run->residents.find(sequence);
   if (session == sessions_.end() || !session->second.descriptors || resident == run->residents.end())
     return reply(v1::LocateFilesResponse());
   const ReservationId copy = resident->second.copy;
   if ((*lease)->copy == 0) {
-    if (!(*lease)->resumes && !LeavesRoom(resident->second)) return reply(v1::LocateFilesResponse());
+    if (!(*lease)->resumes && !LeavesRoom(resident->second, false)) return reply(v1::LocateFilesResponse());
     if (!pool_->Hold(copy, caller.session)) return reply(v1::LocateFilesResponse());
     (*lease)->copy = copy;
   }
@@ -174,22 +180,25 @@ void Engine::Impl::LocateFiles(const Caller& caller, const v1::LocateFilesReques
   };
   auto asked = std::make_shared<Asked>();
   std::vector<int> ranks;
-  for (const auto& part : resident->second.parts) ranks.push_back(part.first);
+  for (const auto& part : resident->second.parts) {
+    if (request.path().empty() || part.second.placed.contains(request.path())) ranks.push_back(part.first);
+  }
+  if (ranks.empty()) return reply(v1::LocateFilesResponse());
   asked->left = ranks.size();
   asked->reply = std::move(reply);
   for (int rank : ranks) {
-    CheckResident(run, sequence, rank, [this, run, sequence, rank, asked, id = request.lease()](bool good) {
+    CheckResident(run, sequence, rank, [this, run, sequence, rank, asked, request](bool good) {
       if (good) asked->good.push_back(rank);
-      if (--asked->left == 0) GiveLocated(run, sequence, id, asked->good, std::move(asked->reply));
+      if (--asked->left == 0) GiveLocated(run, sequence, request, asked->good, std::move(asked->reply));
     });
   }
 }
 
-void Engine::Impl::GiveLocated(Run* run, int64_t sequence, const std::string& lease,
+void Engine::Impl::GiveLocated(Run* run, int64_t sequence, const v1::LocateFilesRequest& request,
                                const std::vector<int>& ranks, Reply<v1::LocateFilesResponse> reply) {
   v1::LocateFilesResponse response;
   auto resident = run->residents.find(sequence);
-  auto held = leases_.find(lease);
+  auto held = leases_.find(request.lease());
   const bool there =
       resident != run->residents.end() && held != leases_.end() && held->second.copy == resident->second.copy;
   for (int rank : there ? ranks : std::vector<int>()) {
@@ -207,7 +216,26 @@ void Engine::Impl::GiveLocated(Run* run, int64_t sequence, const std::string& le
       placement.set_size_bytes(file.size_bytes());
     }
   }
-  reply(std::move(response));
+  if (!request.map() || !there || ranks.empty()) return reply(std::move(response));
+  LetMap(held->second.session, resident->second, ranks,
+         [response = std::move(response), reply = std::move(reply)](bool may) mutable {
+           response.set_may_map(may);
+           reply(std::move(response));
+         });
+}
+
+// Nobody sees when a mapping ends: the memory is the reader's until its session has ended, and never written
+// again. Only where no other session could write to it, and where that leaves a save its room.
+void Engine::Impl::LetMap(SessionId session, const Resident& resident, const std::vector<int>& ranks,
+                          absl::AnyInvocable<void(bool)> done) {
+  const bool final =
+      std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return resident.parts.at(rank).checked; });
+  if (!sessions_.contains(session) || !final || !LeavesRoom(resident, true)) return done(false);
+  if (!mapped_[session].contains(resident.copy)) {
+    if (!pool_->Hold(resident.copy, session)) return done(false);
+    mapped_[session].insert(resident.copy);
+  }
+  pool_->Retire(resident.copy, std::move(done));
 }
 
 }  // namespace ckptd

@@ -17,18 +17,21 @@ class ResidentsTest : public EngineTest {
     resident_segments_ = 16;
     Start(16);
   }
-  Answer<v1::LocateFilesResponse> LocateLater(SessionId session, const std::string& lease) {
+  Answer<v1::LocateFilesResponse> LocateLater(SessionId session, const std::string& lease, bool map = false) {
     v1::LocateFilesRequest request;
     request.set_lease(lease);
+    request.set_map(map);
     Answer<v1::LocateFilesResponse> answer;
     engine_->LocateFiles(As(session), request, answer.reply());
     return answer;
   }
-  Answer<v1::LocateFilesResponse> Locate(SessionId session, const std::string& lease) {
-    auto answer = LocateLater(session, lease);
+  Answer<v1::LocateFilesResponse> Locate(SessionId session, const std::string& lease, bool map = false) {
+    auto answer = LocateLater(session, lease, map);
     Turn();
+    if (map) Turn([&] { return answer.has(); });
     return answer;
   }
+  int64_t UsedSegments() { return pool_->usage().used_bytes / kSegment; }
   int Checks() { return ios_[1]->calls["CheckImages"]; }
   bool Resident(const std::string& tag) {
     v1::GetCheckpointRequest request;
@@ -75,6 +78,68 @@ TEST_F(ResidentsTest, ARestartedJobReadsWhatTheEndedOneLeftInMemory) {
     EXPECT_EQ(found->size, part.segments(0).size_bytes());
   }
   EXPECT_EQ(Checks(), 2) << "and never again";
+}
+
+TEST_F(ResidentsTest, WhoNamesAFileIsAnsweredForItsRankAloneAndNoOtherIsChecked) {
+  const auto sessions = Launch("a", 2);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  const SessionId reader = Trainer("reader");
+  const auto opened = Open(reader, "one");
+  v1::LocateFilesRequest request;
+  request.set_lease(opened.get().lease());
+  for (const auto& [path, rank] :
+       {std::pair("rank1.pt", 1), std::pair("rank0.pt", 0), std::pair("none", -1)}) {
+    request.set_path(path);
+    Answer<v1::LocateFilesResponse> answer;
+    engine_->LocateFiles(As(reader), request, answer.reply());
+    Turn();
+    ASSERT_TRUE(answer.status().ok()) << answer.status();
+    ASSERT_THAT(answer.get().parts(), SizeIs(rank < 0 ? 0 : 1)) << path;
+    for (const v1::ResidentPart& part : answer.get().parts()) EXPECT_EQ(part.rank(), rank);
+  }
+  EXPECT_EQ(Checks(), 2);
+}
+
+TEST_F(ResidentsTest, AReaderThatMapsHasTheMemoryUntilItsSessionEnds) {
+  SaveAndEnd("one");
+  const SessionId reader = Trainer("reader");
+  const auto opened = Open(reader, "one");
+  const auto located = Locate(reader, opened.get().lease(), /*map=*/true);
+  EXPECT_TRUE(located.get().may_map());
+  EXPECT_THAT(located.get().parts(), SizeIs(2));
+  EXPECT_TRUE(Locate(reader, opened.get().lease(), /*map=*/true).get().may_map()) << "asked again";
+  Close(reader, opened.get().lease());
+  EXPECT_EQ(UsedSegments(), 2) << "nobody sees whether it maps it still";
+  End({reader});
+  EXPECT_EQ(UsedSegments(), 0);
+  EXPECT_EQ(ResidentSegments(), 2) << "for others, nothing has changed";
+}
+
+TEST_F(ResidentsTest, NothingIsMappedThatItsWriterCouldChange) {
+  const auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  const SessionId reader = Trainer("reader");
+  const auto opened = Open(reader, "one");
+  const auto located = Locate(reader, opened.get().lease(), /*map=*/true);
+  EXPECT_THAT(located.get().parts(), SizeIs(1)) << "to be copied";
+  EXPECT_FALSE(located.get().may_map());
+}
+
+// Else it would have to wait until the reader ends.
+TEST_F(ResidentsTest, NothingIsMappedThatASaveWouldMissEvenByOneThatResumes) {
+  const auto sessions = Launch("a", 2);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  End(sessions);
+  const auto others = Launch("b", 1);
+  const auto resumed = Resume(others[0], 0);
+  const auto held = pool_->Reserve({{others[0], 13}});
+  ASSERT_TRUE(held.ok()) << held.status();
+  const auto located = Locate(others[0], resumed.get().lease(), /*map=*/true);
+  EXPECT_THAT(located.get().parts(), SizeIs(2));
+  EXPECT_FALSE(located.get().may_map());
 }
 
 TEST_F(ResidentsTest, WhatIsAskedForWhileItIsCheckedIsAnsweredThen) {

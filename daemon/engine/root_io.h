@@ -50,6 +50,12 @@ class CheckpointReader {
   virtual absl::Status Read(const std::string& path, int64_t offset, std::span<std::byte> into) = 0;
 };
 
+// Where the bytes of a file go: memory that follows one another, as much as the file has.
+struct FileTarget {
+  std::string path;
+  std::vector<std::span<std::byte>> runs;
+};
+
 class RootIo {
  public:
   virtual ~RootIo() = default;
@@ -91,6 +97,10 @@ class RootIo {
   // else waits for.
   virtual void ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t offset,
                         int64_t size, Callback<absl::Status> done) = 0;
+  // Reads whole files, and checks them, at the disk's speed: on the same thread, before what has a low
+  // priority there. The targets stay valid until `done`. CANCELLED when the daemon ends.
+  virtual void ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<FileTarget> files,
+                         Callback<absl::Status> done) = 0;
   // Whether what was written is in memory still, as it was then: see storage/io/check_images.h. The images
   // stay valid until `done`. Does not wait for the file system.
   virtual void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,

@@ -453,6 +453,8 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
     auto current = lease++;
     if (current->second.session == session) CloseLease(current);
   }
+  for (ReservationId copy : std::exchange(mapped_[session], {})) pool_->Unhold(copy, session);
+  mapped_.erase(session);
   pool_->SessionEnded(session);
   CheckResidentsOf(session);
   TryAdmitAll();

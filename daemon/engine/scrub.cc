@@ -18,7 +18,7 @@ constexpr Duration kLookAgain = std::chrono::seconds(1);  // For what is due.
 // Whether something else may want the root's disk.
 bool Engine::Impl::IsBusy(const Run& run) const {
   return run.read_only || run.degraded || run.scanning || !run.saves.empty() || !run.evicting.empty() ||
-         !run.resumes.empty() || !LeasedSequences(&run).empty();
+         !run.resumes.empty() || run.prefetch || !LeasedSequences(&run).empty();
 }
 
 // A chunk at most each time it is called; none while the run is busy.

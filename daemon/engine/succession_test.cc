@@ -32,9 +32,10 @@ class FakeStore : public DescriptorStore {
     kept_[name] = UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
     return absl::OkStatus();
   }
-  void Remove(const std::string& name) override {
+  absl::Status Remove(const std::string& name) override {
     std::lock_guard lock(mutex_);
     kept_.erase(name);
+    return absl::OkStatus();
   }
   // As they are now. Copies, because a test cannot kill a daemon, and one that ends frees its memory.
   std::vector<NamedDescriptor> Left() {

@@ -16,8 +16,8 @@ class DescriptorStore {
   // OK: the store has it, whatever becomes of this process. May block for as long as the store takes to
   // answer.
   virtual absl::Status Put(const std::string& name, int fd) = 0;
-  // Perhaps a little later.
-  virtual void Remove(const std::string& name) = 0;
+  // Perhaps a little later, but before there is a next daemon. OK also when it does not have it.
+  virtual absl::Status Remove(const std::string& name) = 0;
 };
 
 }  // namespace ckptd

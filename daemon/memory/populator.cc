@@ -43,24 +43,36 @@ class ThreadPopulator : public Populator {
     changed_.Signal();
   }
 
+  void Forget(SegmentId id, std::function<void(absl::Status)> forgotten) override {
+    MutexLock lock(mutex_);
+    to_forget_.emplace_back(id, std::move(forgotten));
+    changed_.Signal();
+  }
+
  private:
   void Run() {
     while (true) {
       std::vector<std::pair<SegmentId, SegmentMemory>> freed;
+      std::vector<std::pair<SegmentId, std::function<void(absl::Status)>>> forgotten;
       SegmentId id = 0;
       {
         MutexLock lock(mutex_);
-        while (!stop_.load() && wanted_.empty() && to_free_.empty()) changed_.Wait(mutex_);
+        while (!stop_.load() && wanted_.empty() && to_free_.empty() && to_forget_.empty())
+          changed_.Wait(mutex_);
         if (stop_.load()) return;
         freed.swap(to_free_);
-        if (freed.empty()) {
+        forgotten.swap(to_forget_);
+        if (freed.empty() && forgotten.empty()) {
           id = wanted_.front();
           wanted_.pop_front();
         }
       }
       for (const auto& entry : freed) {
-        if (store_ != nullptr) store_->Remove(SegmentName(entry.first));
+        // What is kept for want of this is memory that was given back, which the next daemon closes.
+        if (store_ != nullptr) (void)store_->Remove(SegmentName(entry.first));
       }
+      for (const auto& [segment, tell] : forgotten)
+        tell(store_ == nullptr ? absl::OkStatus() : store_->Remove(SegmentName(segment)));
       if (id == 0) continue;
       MadeSegment made{id, SegmentMemory::Make(segment_bytes_, pages_, stop_),
                        absl::UnavailableError("nobody keeps it")};
@@ -78,6 +90,7 @@ class ThreadPopulator : public Populator {
   CondVar changed_;
   std::deque<SegmentId> wanted_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<SegmentId, SegmentMemory>> to_free_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<SegmentId, std::function<void(absl::Status)>>> to_forget_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // Last: starts when the rest is there.
 };
 

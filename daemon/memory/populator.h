@@ -29,6 +29,9 @@ class Populator {
   virtual void Make(SegmentId id) = 0;
   // Freed before anything else is made, so that who frees first and asks then never has more than its budget.
   virtual void Free(SegmentId id, SegmentMemory memory) = 0;
+  // The store is to keep it no more. `forgotten` hears whether that is so, on any thread but never inside the
+  // call, and not at all when the populator ends before.
+  virtual void Forget(SegmentId id, std::function<void(absl::Status)> forgotten) = 0;
 };
 
 // With a thread of its own, on which it calls `made`. Ending it takes some 100 ms at most; what was asked for

@@ -111,7 +111,8 @@ SegmentMemory::SegmentMemory(SegmentMemory&& other) noexcept
     : fd_(std::move(other.fd_)),
       data_(std::exchange(other.data_, nullptr)),
       size_(other.size_),
-      pages_(other.pages_) {}
+      pages_(other.pages_),
+      retired_(other.retired_) {}
 
 SegmentMemory& SegmentMemory::operator=(SegmentMemory&& other) noexcept {
   if (this == &other) return *this;
@@ -120,6 +121,7 @@ SegmentMemory& SegmentMemory::operator=(SegmentMemory&& other) noexcept {
   data_ = std::exchange(other.data_, nullptr);
   size_ = other.size_;
   pages_ = other.pages_;
+  retired_ = other.retired_;
   return *this;
 }
 
@@ -129,7 +131,7 @@ void SegmentMemory::Free() {
   if (data_ != nullptr) munmap(data_, size_);
   data_ = nullptr;
   // A failure would leave the pages to the last holder of the memfd; there is nothing else to try.
-  if (fd_) (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_);
+  if (fd_ && !retired_) (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_);
   fd_.reset();
 }
 

@@ -38,8 +38,12 @@ class SegmentMemory {
 
   SegmentMemory(SegmentMemory&& other) noexcept;
   SegmentMemory& operator=(SegmentMemory&& other) noexcept;
-  // Gives the pages back although a client may still hold the memfd open and mapped: they are punched out.
+  // Gives the pages back although a client may still hold the memfd open and mapped: they are punched out,
+  // unless it is retired.
   ~SegmentMemory();
+
+  // Somebody maps it for as long as they like: its bytes never change again, not even by going.
+  void Retire() { retired_ = true; }
 
   int fd() const { return fd_.get(); }
   std::byte* data() const { return data_; }
@@ -56,6 +60,7 @@ class SegmentMemory {
   std::byte* data_ = nullptr;
   int64_t size_ = 0;
   PageKind pages_ = PageKind::kPlain;
+  bool retired_ = false;
 };
 
 // What to tell an operator whose segments got plain pages: what it costs, what the system is set to, how to

@@ -78,6 +78,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
 
   int64_t segment_bytes() const { return options_.segment_bytes; }
   int capacity() const { return capacity_; }
+  int64_t resident_limit_bytes() const { return options_.resident_bytes; }
   void OnRoom(std::function<void()> callback) { on_room_ = std::move(callback); }
 
   absl::StatusOr<ReservationId> Reserve(const std::vector<SegmentDemand>& demands);
@@ -91,6 +92,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   void Settle(ReservationId id);
   bool Hold(ReservationId id, SessionId reader);
   void Unhold(ReservationId id, SessionId reader);
+  void Retire(ReservationId id, absl::AnyInvocable<void(bool)> done);
   bool HasCopy(ReservationId id) const {
     auto found = reservations_.find(id);
     return found != reservations_.end() && !found->second.doomed;
@@ -467,6 +469,38 @@ void SegmentPool::Impl::Unhold(ReservationId id, SessionId reader) {
   if (doomed) Release(id);
 }
 
+void SegmentPool::Impl::Retire(ReservationId id, absl::AnyInvocable<void(bool)> done) {
+  auto found = reservations_.find(id);
+  if (found == reservations_.end() || found->second.holds == 0) return done(false);
+  std::vector<SegmentId> kept;
+  for (SegmentId segment_id : found->second.drawn) {
+    Segment& segment = segments_.at(segment_id);
+    if (!segment.orphan) return done(false);  // Its session may write it.
+    segment.memory.Retire();
+    if (segment.kept) kept.push_back(segment_id);
+  }
+  if (kept.empty()) return done(true);
+  struct Asked {
+    size_t left;
+    bool forgotten = true;
+    absl::AnyInvocable<void(bool)> done;
+  };
+  auto asked = std::make_shared<Asked>(Asked{kept.size(), true, std::move(done)});
+  for (SegmentId segment_id : kept) {
+    populator_->Forget(segment_id,
+                       [post = post_, weak = weak_from_this(), asked, segment_id](absl::Status gone) {
+                         post([weak, asked, segment_id, gone = std::move(gone)] {
+                           auto self = weak.lock();
+                           if (!self) return;
+                           asked->forgotten &= gone.ok();
+                           auto segment = self->segments_.find(segment_id);
+                           if (gone.ok() && segment != self->segments_.end()) segment->second.kept = false;
+                           if (--asked->left == 0) asked->done(asked->forgotten);
+                         });
+                       });
+  }
+}
+
 // A copy of whose segments some are nobody's any more.
 bool SegmentPool::Impl::FreesMemory(const Reservation& copy) const {
   return copy.settled && std::any_of(copy.drawn.begin(), copy.drawn.end(),
@@ -581,6 +615,7 @@ void SegmentPool::Impl::Draw(ReservationId id, SessionId reserved_for, SessionId
 // Idle segments of a session, to be written: the newest copy is kept longest.
 std::vector<SegmentId> SegmentPool::Impl::TakeIdle(SessionId session, int count) {
   std::vector<std::pair<uint64_t, SegmentId>> idle;
+  if (count == 0) return {};
   for (SegmentId id : sessions_[session].idle) {
     const ReservationId copy = segments_.at(id).copy;
     idle.emplace_back(copy == 0 ? 0 : reservations_.at(copy).settled_at, id);
@@ -612,7 +647,8 @@ std::vector<SegmentRef> SegmentPool::Impl::Lend(const PendingDraw& draw) {
       ++lent_;
     }
     Segment& segment = segments_.at(id);
-    if (segment.session == 0) {
+    segment.orphan = draw.session == 0;
+    if (segment.session == 0 && draw.session != 0) {
       segment.session = draw.session;
       lent_segments_.Add(id, draw.session, segment.memory);
     }
@@ -805,6 +841,7 @@ std::unique_ptr<SegmentPool> SegmentPool::Start(SegmentPoolOptions options, Post
 
 int64_t SegmentPool::segment_bytes() const { return impl_->segment_bytes(); }
 int SegmentPool::capacity() const { return impl_->capacity(); }
+int64_t SegmentPool::resident_limit_bytes() const { return impl_->resident_limit_bytes(); }
 int SegmentPool::SegmentsFor(int64_t bytes) const {
   const int64_t segments = bytes / segment_bytes() + (bytes % segment_bytes() != 0);
   return static_cast<int>(std::min<int64_t>(segments, std::numeric_limits<int>::max()));
@@ -832,6 +869,9 @@ void SegmentPool::Settle(ReservationId reservation) { impl_->Settle(reservation)
 bool SegmentPool::Hold(ReservationId copy, SessionId reader) { return impl_->Hold(copy, reader); }
 void SegmentPool::Unhold(ReservationId copy, SessionId reader) { impl_->Unhold(copy, reader); }
 bool SegmentPool::HasCopy(ReservationId copy) const { return impl_->HasCopy(copy); }
+void SegmentPool::Retire(ReservationId copy, absl::AnyInvocable<void(bool)> done) {
+  impl_->Retire(copy, std::move(done));
+}
 void SegmentPool::SessionEnded(SessionId session) { impl_->SessionEnded(session); }
 std::vector<SegmentId> SegmentPool::TakeRetired(SessionId session) { return impl_->TakeRetired(session); }
 PoolUsage SegmentPool::usage() const { return impl_->usage(); }

@@ -125,6 +125,7 @@ class SegmentPool {
   int64_t segment_bytes() const;
   int capacity() const;                  // Segments.
   int SegmentsFor(int64_t bytes) const;  // Rounded up; 0 for 0.
+  int64_t resident_limit_bytes() const;  // What copies may have whose sessions have ended.
 
   // Called, through `post`, whenever room has come back (a release, a session's end): somebody may retry
   // Reserve.
@@ -141,9 +142,9 @@ class SegmentPool {
   void Shrink(ReservationId reservation, SessionId reserved_for, int count);
   // Hands `count` populated segments of the reservation to `session`; `done` runs on the engine's thread,
   // perhaps at once. `reserved_for` is the session the demand named (0 when it was unknown then). Never for a
-  // session that has ended. RESOURCE_EXHAUSTED, reason POOL_EXHAUSTED, when the machine has not got the
-  // memory that the budget promised; the claim stays with the reservation, so that it may be drawn again.
-  // CANCELLED when Release or SessionEnded came first.
+  // session that has ended; `session` 0: nobody but the daemon writes there. RESOURCE_EXHAUSTED, reason
+  // POOL_EXHAUSTED, when the machine has not got the memory that the budget promised; the claim stays with
+  // the reservation, so that it may be drawn again. CANCELLED when Release or SessionEnded came first.
   void Draw(ReservationId reservation, SessionId reserved_for, SessionId session, int count,
             absl::AnyInvocable<void(absl::StatusOr<std::vector<SegmentRef>>)> done);
   // What an earlier daemon's checkpoint lies in, as a reservation that has drawn it; nobody else can have it,
@@ -169,6 +170,10 @@ class SegmentPool {
   bool Hold(ReservationId copy, SessionId reader);
   void Unhold(ReservationId copy, SessionId reader);
   bool HasCopy(ReservationId copy) const;
+  // A reader of a copy that is held maps its memory, and nobody sees when that ends: from now on the memory
+  // is never written, punched out or kept for the next daemon; given up, it lasts until the last mapping has
+  // gone. `done` hears, perhaps at once, whether that can be promised.
+  void Retire(ReservationId copy, absl::AnyInvocable<void(bool)> done);
   // Its idle segments are destroyed now, unless they hold a copy; the others when they are released.
   void SessionEnded(SessionId session);
   // Ids of this session's segments that were reclaimed since the last call: the client should unmap them.

@@ -621,9 +621,14 @@ class WrittenStore : public DescriptorStore {
     asked_.push_back("put " + name);
     return absl::OkStatus();
   }
-  void Remove(const std::string& name) override {
+  absl::Status Remove(const std::string& name) override {
     MutexLock lock(mutex_);
     asked_.push_back("remove " + name);
+    return removes_;
+  }
+  void FailRemoves() {
+    MutexLock lock(mutex_);
+    removes_ = absl::UnavailableError("the manager is not there");
   }
   std::vector<std::string> asked() {
     MutexLock lock(mutex_);
@@ -633,6 +638,7 @@ class WrittenStore : public DescriptorStore {
  private:
   Mutex mutex_;
   std::vector<std::string> asked_ ABSL_GUARDED_BY(mutex_);
+  absl::Status removes_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Of an earlier daemon, with a byte of its own; `watch` stays with the test.
@@ -868,6 +874,100 @@ TEST_F(CopiesTest, OneThatIsReleasedGoesWhenItsLastReaderDoes) {
   pool_->Unhold(copy, 2);
   EXPECT_EQ(pool_->usage().resident_bytes, 0);
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
+}
+
+// What a reader has mapped: the first byte of a segment, as long as this is there.
+class Mapping {
+ public:
+  Mapping(SegmentPool& pool, SessionId reader, SegmentId id) {
+    auto found = pool.directory().Find(reader, id, SegmentAccess::kRead);
+    EXPECT_TRUE(found.ok()) << found.status();
+    const UniqueFd fd(found->fd);
+    at_ = mmap(nullptr, kSegment, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd.get(), 0);
+    EXPECT_NE(at_, MAP_FAILED);
+  }
+  ~Mapping() { munmap(at_, kSegment); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  char first() const { return *static_cast<char*>(at_); }
+
+ private:
+  void* at_ = nullptr;
+};
+
+TEST_F(CopiesTest, WhatAReaderMapsStaysWhateverBecomesOfIt) {
+  resident_ = 4;
+  Make(4, 4);
+  const ReservationId copy = Commit(1, 1, 'x');
+  pool_->SessionEnded(1);
+  ASSERT_TRUE(pool_->Hold(copy, 2));
+  bool may = false;
+  pool_->Retire(copy, [&](bool answer) { may = answer; });
+  ASSERT_TRUE(may);
+  const Mapping mapping(*pool_, 2, last_.id);
+  pool_->Release(copy);
+  pool_->Unhold(copy, 2);
+  pool_->SessionEnded(2);
+  EXPECT_FALSE(pool_->HasCopy(copy));
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
+  EXPECT_EQ(mapping.first(), 'x');
+  const ReservationId next = Reserve({{3, 4}});
+  for (const SegmentRef& ref : Draw(next, 3, 3, 4)) {
+    EXPECT_NE(ref.id, last_.id);
+    ref.data[0] = std::byte{'y'};
+  }
+  pool_.reset();
+  EXPECT_EQ(mapping.first(), 'x');
+}
+
+TEST_F(CopiesTest, NothingIsMappedWhichSomebodyCouldWriteOrMayGoAtOnce) {
+  resident_ = 4;
+  Make(4, 4);
+  const ReservationId copy = Commit(1, 1, 'x');
+  std::vector<bool> answers;
+  const auto answer = [&](bool may) { answers.push_back(may); };
+  ASSERT_TRUE(pool_->Hold(copy, 2));
+  pool_->Retire(copy, answer);  // Its writer lives.
+  pool_->SessionEnded(1);
+  pool_->Retire(copy, answer);
+  pool_->Unhold(copy, 2);
+  pool_->Retire(copy, answer);  // Nobody holds it.
+  EXPECT_EQ(answers, (std::vector<bool>{false, true, false}));
+}
+
+TEST_F(InheritingPoolTest, WhatIsMappedIsNotForTheNextDaemon) {
+  Inherit(4, 4, {}, {});
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
+  const ReservationId copy = Reserve({{1, 1}});
+  const SegmentId id = Ids(Draw(copy, 1, 1, 1)).front();
+  pool_->Settle(copy);
+  ASSERT_TRUE(pool_->Hold(copy, 2));
+  pool_->SessionEnded(1);
+  std::vector<std::string> asked_before;
+  std::optional<bool> may;
+  pool_->Retire(copy, [&](bool answer) {
+    asked_before = store_.asked();
+    may = answer;
+  });
+  EXPECT_FALSE(may.has_value()) << "it is with the manager still";
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return may.has_value(); }));
+  EXPECT_TRUE(*may);
+  EXPECT_EQ(asked_before.back(), "remove " + SegmentName(id));
+}
+
+TEST_F(InheritingPoolTest, NothingIsMappedThatTheManagerWouldNotForget) {
+  Inherit(4, 4, {}, {});
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
+  store_.FailRemoves();
+  const ReservationId copy = Reserve({{1, 1}});
+  (void)Draw(copy, 1, 1, 1);
+  pool_->Settle(copy);
+  ASSERT_TRUE(pool_->Hold(copy, 2));
+  pool_->SessionEnded(1);
+  std::optional<bool> may;
+  pool_->Retire(copy, [&](bool answer) { may = answer; });
+  ASSERT_TRUE(mailbox_.RunUntil([&] { return may.has_value(); }));
+  EXPECT_FALSE(*may);
 }
 
 TEST_F(CopiesTest, CopiesKeepToTheirBudget) {

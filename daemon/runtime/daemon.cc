@@ -241,7 +241,7 @@ Inheritance Daemon::TakeOver() {
   const int most = ManagerStoreSize();
   if (most == 0 && held.empty()) return inheritance;
   store_ = std::make_unique<ManagerStore>(notifier_.get(), most, std::move(held), kManagerPatience);
-  for (const std::string& name : inheritance.useless) store_->Remove(name);
+  for (const std::string& name : inheritance.useless) (void)store_->Remove(name);
   journal_ = std::move(inheritance.journal);
   if (!journal_) StartJournal(most);
   return inheritance;

@@ -70,11 +70,10 @@ absl::Status ManagerStore::Put(const std::string& name, int fd) {
   return AwaitBarrier();
 }
 
-void ManagerStore::Remove(const std::string& name) {
+absl::Status ManagerStore::Remove(const std::string& name) {
   MutexLock lock(mutex_);
-  if (held_.erase(name) == 0) return;
-  // One that it keeps for want of this is memory that was given back, which the next daemon closes.
-  (void)notifier_->SendWith(absl::StrCat("FDSTOREREMOVE=1\nFDNAME=", name), -1);
+  if (held_.erase(name) == 0) return absl::OkStatus();
+  return notifier_->SendWith(absl::StrCat("FDSTOREREMOVE=1\nFDNAME=", name), -1);
 }
 
 // Until the manager has closed its end of a pipe: it has worked off all that was sent before.

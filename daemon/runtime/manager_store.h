@@ -31,7 +31,7 @@ class ManagerStore final : public DescriptorStore {
   // RESOURCE_EXHAUSTED when it is full: a manager says nothing of what it does not take. DEADLINE_EXCEEDED
   // when it does not answer.
   absl::Status Put(const std::string& name, int fd) override;
-  void Remove(const std::string& name) override;
+  absl::Status Remove(const std::string& name) override;
 
  private:
   absl::Status AwaitBarrier();

@@ -67,7 +67,7 @@ TEST(ManagerStoreTest, AFullStoreIsNotAskedForAManagerWouldNotSay) {
   EXPECT_TRUE(store.Put("ckptd-segment-1", 0).ok());
   EXPECT_EQ(ReasonOf(store.Put("ckptd-segment-2", 0)), "STORE_FULL");
   EXPECT_EQ(manager.heard.size(), 2u);
-  store.Remove("of the last life");
+  EXPECT_TRUE(store.Remove("of the last life").ok());
   EXPECT_TRUE(store.Put("ckptd-segment-2", 0).ok());
   EXPECT_EQ(manager.heard[2], "FDSTOREREMOVE=1\nFDNAME=of the last life");
 }
@@ -75,7 +75,7 @@ TEST(ManagerStoreTest, AFullStoreIsNotAskedForAManagerWouldNotSay) {
 TEST(ManagerStoreTest, WhatItHasNotIsNotTakenOut) {
   Manager manager;
   ManagerStore store(&manager, 2, {}, kShort);
-  store.Remove("ckptd-segment-1");
+  EXPECT_TRUE(store.Remove("ckptd-segment-1").ok());
   EXPECT_TRUE(manager.heard.empty());
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <set>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "storage/base/mutex.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/disk_file.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/verify.h"
 #include "storage/format/names.h"
@@ -53,6 +55,7 @@ class OpenReaders {
 struct Root {
   ThreadedRootIoFactory::OpenRootDirectory open_directory;
   std::atomic<bool> abandoned{false};  // Its RootIo is gone.
+  int32_t stop = 0;                    // Then, too: not 0, for reads that take long. Atomic.
   std::atomic<bool> open{false};
   std::shared_ptr<FileSystem> fs;
   ScopedHandle dir;
@@ -97,6 +100,19 @@ class Reader : public CheckpointReader {
   const Manifest& manifest() const override { return manifest_; }
 
   absl::Status Read(const std::string& path, int64_t offset, std::span<std::byte> into) override {
+    CKPTD_ASSIGN_OR_RETURN(const storage::v1::FileRecord* const file, Find(path));
+    return ReadVerified(*fs_, dir_.get(), *file, manifest_.summary.chunk_bytes(), offset, into);
+  }
+
+  absl::Status ReadWhole(const FileTarget& target, const int32_t* stop) const {
+    CKPTD_ASSIGN_OR_RETURN(const storage::v1::FileRecord* const file, Find(target.path));
+    const int threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8);
+    return ReadFromDisk(*fs_, dir_.get(), *file, manifest_.summary.chunk_bytes(), 0, target.runs, threads,
+                        stop);
+  }
+
+ private:
+  absl::StatusOr<const storage::v1::FileRecord*> Find(const std::string& path) const {
     const auto& files = manifest_.body.files();  // Ordered by path.
     const auto found =
         std::lower_bound(files.begin(), files.end(), path,
@@ -106,10 +122,9 @@ class Reader : public CheckpointReader {
                        absl::StrCat("checkpoint ", manifest_.summary.tag(), " has no file ", path),
                        {{"tag", manifest_.summary.tag()}, {"path", path}});
     }
-    return ReadVerified(*fs_, dir_.get(), *found, manifest_.summary.chunk_bytes(), offset, into);
+    return &*found;
   }
 
- private:
   const std::shared_ptr<FileSystem> fs_;
   const ScopedHandle dir_;
   const Manifest manifest_;
@@ -154,6 +169,7 @@ class ThreadedRootIoFactory::Io : public RootIo {
 
   ~Io() override {
     root_->abandoned.store(true);
+    std::atomic_ref(root_->stop).store(1);
     // Closing a directory may wait for its file system, too.
     workers_->PostUrgent([root = std::move(root_)]() mutable { root.reset(); });
   }
@@ -270,6 +286,19 @@ class ThreadedRootIoFactory::Io : public RootIo {
                          answer = Answer(std::move(done))]() mutable {
       std::vector<std::byte> bytes(static_cast<size_t>(size));
       const absl::Status read = reader->Read(path, offset, bytes);
+      reader.reset();
+      answer(read);
+    });
+  }
+
+  void ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<FileTarget> files,
+                 Callback<absl::Status> done) override {
+    scrubber_->PostUrgent([root = root_, reader = std::move(reader), files = std::move(files),
+                           answer = Answer(std::move(done))]() mutable {
+      absl::Status read;
+      for (const FileTarget& file : files) {
+        if (read.ok()) read = static_cast<const Reader&>(*reader).ReadWhole(file, &root->stop);
+      }
       reader.reset();
       answer(read);
     });

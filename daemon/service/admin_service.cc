@@ -46,6 +46,13 @@ class AdminService final : public v1::Admin::CallbackService {
            Reply<v1::Checkpoint> reply) { engine.ClearDamage(caller, asked.name(), std::move(reply)); });
   }
 
+  Unary* Prefetch(Context* call, const v1::PrefetchRequest* request, v1::Checkpoint* response) override {
+    return AskEngine(
+        context_, call, TokenRule::kOptional, request, response,
+        [](Engine& engine, const Caller& caller, const v1::PrefetchRequest& asked,
+           Reply<v1::Checkpoint> reply) { engine.Prefetch(caller, asked.name(), std::move(reply)); });
+  }
+
  private:
   template <typename Request>
   Unary* SetPinned(Context* call, const Request* request, v1::Checkpoint* response, bool pinned) {

@@ -107,6 +107,10 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
                      v1::LocateFilesResponse* response) override {
     return Ask(call, TokenRule::kRequired, request, response, &Engine::LocateFiles);
   }
+  Unary* ReportReading(Context* call, const v1::ReportReadingRequest* request,
+                       v1::ReportReadingResponse* response) override {
+    return Ask(call, TokenRule::kRequired, request, response, &Engine::ReportReading);
+  }
   Unary* CloseCheckpoint(Context* call, const v1::CloseCheckpointRequest* request,
                          v1::CloseCheckpointResponse* response) override {
     return Ask(call, TokenRule::kRequired, request, response, &Engine::CloseCheckpoint);

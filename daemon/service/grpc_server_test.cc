@@ -234,8 +234,9 @@ class GrpcServerTest : public ::testing::Test {
   }
 
   // Reads what a lease of `tag` gives; the status of the last call in `status`.
+  using Ranges = std::vector<std::pair<int64_t, int64_t>>;  // Offset, size.
   std::string Read(const Trainer& trainer, const std::string& tag, const std::string& path, int64_t offset,
-                   int64_t limit, grpc::Status* status) {
+                   int64_t limit, grpc::Status* status, const Ranges& ranges = {}) {
     v1::OpenCheckpointRequest open;
     open.set_name(trainer.run + "/checkpoints/" + tag);
     v1::OpenCheckpointResponse opened;
@@ -245,6 +246,11 @@ class GrpcServerTest : public ::testing::Test {
     request.set_path(path);
     request.set_offset(offset);
     request.set_limit(limit);
+    for (const auto& [begin, size] : ranges) {
+      v1::FileRange& range = *request.add_ranges();
+      range.set_offset(begin);
+      range.set_size_bytes(size);
+    }
     auto context = trainer.Call();
     auto reader = stub_->ReadFile(context.get(), request);
     std::string bytes;
@@ -289,6 +295,26 @@ class GrpcServerTest : public ::testing::Test {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Checkpoints::Stub> stub_;
 };
+
+TEST_F(GrpcServerTest, RangesOfAFileComeOneBehindTheOther) {
+  const Trainer trainer = Join();
+  const std::string bytes = Pattern((19 << 20) + 123);
+  Save(trainer, "step_1", bytes);
+  const int64_t chunk = 8 << 20, size = std::ssize(bytes);
+  // Two of one chunk, one over a border, one that is several chunks, the last byte.
+  const Ranges ranges = {{5, 10}, {100, 1}, {chunk - 7, 20}, {chunk + 13, 9 << 20}, {size - 1, 1}};
+  std::string wanted;
+  for (const auto& [begin, count] : ranges)
+    wanted += bytes.substr(static_cast<size_t>(begin), static_cast<size_t>(count));
+  grpc::Status status;
+  EXPECT_TRUE(Read(trainer, "step_1", "model.pt", 0, 0, &status, ranges) == wanted);
+  Expect(status);
+  for (const Ranges& wrong : {Ranges{{0, 0}}, Ranges{{-1, 2}}, Ranges{{size, 1}}, Ranges{{size - 1, 2}},
+                              Ranges{{10, 5}, {14, 1}}, Ranges{{1, INT64_MAX}}}) {
+    EXPECT_EQ(Read(trainer, "step_1", "model.pt", 0, 0, &status, wrong), "");
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  }
+}
 
 TEST_F(GrpcServerTest, ASaveNeedsNoDescriptors) {
   const Trainer trainer = Join();

@@ -56,27 +56,58 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
                            absl::StrCat("the checkpoint has no file \"", request_.path(), "\""),
                            {{"path", request_.path()}}));
     }
-    if (request_.offset() < 0 || request_.offset() > file->size_bytes() || request_.limit() < 0) {
-      return End(MakeError(
-          absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-          absl::StrCat("offset ", request_.offset(), " with limit ", request_.limit(), " is not within the ",
-                       file->size_bytes(), " bytes of \"", request_.path(), "\""),
-          {{"path", request_.path()}}));
-    }
-    next_ = request_.offset();
-    end_ = file->size_bytes();
-    if (request_.limit() > 0) end_ = next_ + std::min(request_.limit(), end_ - next_);
+    const absl::Status fits = AskedOf(file->size_bytes());
+    if (!fits.ok()) return End(fits);
     Send();
   }
 
-  // Reads up to the end of a chunk of the manifest: each is checked as a whole, so it is read once only.
+  absl::Status AskedOf(int64_t size) {
+    const auto outside = [&](int64_t offset, int64_t count, const char* how) {
+      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                       absl::StrCat("offset ", offset, " with ", count, " bytes ", how, " the ", size,
+                                    " bytes of \"", request_.path(), "\""),
+                       {{"path", request_.path()}});
+    };
+    if (request_.ranges().empty()) {
+      const int64_t offset = request_.offset(), limit = request_.limit();
+      if (offset < 0 || offset > size || limit < 0) return outside(offset, limit, "is not within");
+      const int64_t end = limit > 0 ? offset + std::min(limit, size - offset) : size;
+      if (offset < end) ranges_.emplace_back(offset, end);
+      return absl::OkStatus();
+    }
+    int64_t end = 0;
+    for (const v1::FileRange& range : request_.ranges()) {
+      const int64_t offset = range.offset(), count = range.size_bytes();
+      if (offset < 0 || count < 1 || offset > size || count > size - offset)
+        return outside(offset, count, "is not within");
+      if (offset < end) return outside(offset, count, "is not behind the range before it, in");
+      end = offset + count;
+      ranges_.emplace_back(offset, end);
+    }
+    return absl::OkStatus();
+  }
+
+  // Reads what is wanted of one chunk of the manifest: each is checked as a whole, so it is read once only.
   void Read() {
     const int64_t chunk = std::max<int64_t>(reader_->manifest().summary.chunk_bytes(), 1);
-    buffer_.resize(static_cast<size_t>(std::min(end_, (next_ / chunk + 1) * chunk) - next_));
+    const int64_t first = ranges_[next_].first;
+    const int64_t chunk_end = (first / chunk + 1) * chunk;
+    std::vector<std::pair<int64_t, int64_t>> pieces;
+    for (; next_ < ranges_.size() && ranges_[next_].first < chunk_end; ++next_) {
+      auto& [begin, end] = ranges_[next_];
+      pieces.emplace_back(begin, std::min(end, chunk_end));
+      if (end <= chunk_end) continue;
+      begin = chunk_end;
+      break;
+    }
+    buffer_.resize(static_cast<size_t>(pieces.back().second - first));
     sent_ = 0;
-    if (const absl::Status read = reader_->Read(request_.path(), next_, buffer_); !read.ok())
+    if (const absl::Status read = reader_->Read(request_.path(), first, buffer_); !read.ok())
       return End(read);
-    next_ += static_cast<int64_t>(buffer_.size());
+    auto packed = buffer_.begin();
+    for (const auto& [begin, end] : pieces)
+      packed = std::copy(buffer_.begin() + (begin - first), buffer_.begin() + (end - first), packed);
+    buffer_.erase(packed, buffer_.end());
     Send();
   }
 
@@ -84,7 +115,7 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
   void Send() {
     if (cancelled_) return GiveUp();
     if (sent_ == buffer_.size()) {
-      if (next_ == end_) return End(absl::OkStatus());
+      if (next_ == ranges_.size()) return End(absl::OkStatus());
       return context_->workers->Submit([this] { Read(); });
     }
     const size_t count = std::min(buffer_.size() - sent_, static_cast<size_t>(kMessageBytes));
@@ -104,8 +135,8 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
   ServiceContext* const context_;
   const v1::ReadFileRequest request_;
   std::shared_ptr<CheckpointReader> reader_;
-  int64_t next_ = 0;  // To be read next,
-  int64_t end_ = 0;   // up to here.
+  std::vector<std::pair<int64_t, int64_t>> ranges_;  // Begin and end in the file, in its order.
+  size_t next_ = 0;                                  // To be read next.
   std::vector<std::byte> buffer_;
   size_t sent_ = 0;  // Of the buffer.
   v1::ReadFileResponse response_;

@@ -3,6 +3,10 @@
 namespace ckptd {
 
 bool WatchQueue::Push(const v1::WatchResponse& event) {
+  if (event.has_restore()) {  // Progress, whatever it is.
+    if (events_.size() < progress_limit_) events_.push_back(event);
+    return true;
+  }
   const v1::Checkpoint& checkpoint = event.checkpoint();
   const Key key(checkpoint.name(), checkpoint.sequence());
   const auto known = levels_.find(key);

@@ -47,6 +47,17 @@ TEST(WatchQueue, TooManyChangesOfLevelAreNotTaken) {
   EXPECT_FALSE(queue.Push(Event("5", v1::COMMITTED)));
 }
 
+TEST(WatchQueue, ReadersAreProgressAndCrowdNobodyOut) {
+  WatchQueue queue(/*progress_limit=*/2, /*limit=*/4);
+  v1::WatchResponse read;
+  read.mutable_restore()->set_ended(true);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(queue.Push(read));
+  EXPECT_TRUE(queue.Push(Event("a", v1::COMMITTED)));
+  EXPECT_TRUE(queue.Pop()->has_restore());
+  EXPECT_TRUE(queue.Pop()->has_restore());
+  EXPECT_EQ(queue.Pop()->checkpoint().level(), v1::COMMITTED);
+}
+
 TEST(WatchQueue, TheSameTagSavedAgainIsAChange) {
   WatchQueue queue(/*progress_limit=*/1, /*limit=*/4);
   v1::WatchResponse again = Event("a", v1::OPEN);

@@ -31,6 +31,7 @@ class SparsePopulator : public Populator {
     });
   }
   void Free(SegmentId, SegmentMemory) override {}
+  void Forget(SegmentId, std::function<void(absl::Status)>) override {}  // Nobody maps anything.
 
  private:
   const int64_t segment_bytes_;

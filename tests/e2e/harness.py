@@ -160,6 +160,11 @@ def ckptctl(*arguments, endpoint=None, check=True):
     return done
 
 
+def start_ckptctl(*arguments, endpoint):
+    command = [find_program("ckptctl"), f"--endpoint={endpoint}", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
 def tags(root):
     return [info.tag for info in ckptd.open_root(root).list()]
 

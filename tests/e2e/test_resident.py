@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from harness import ckptctl, together, until
+from harness import ckptctl, start_ckptctl, together, until
 
 SAVE = (
     "save = run.save('step_{step}', step={step}, files={{f'r{{rank}}.pt': "
@@ -100,3 +100,88 @@ def test_checkpoint_that_is_read_stays_in_memory_while_its_tag_is_saved_again(da
     code = "import io\nx = torch.load(io.BytesIO(file.readall()))['x']\n[x[0].item(), type(file).__name__]"
     assert reader.do(code) == [2.0, "ResidentFile"]
     assert reader.do("c.close()\nwith run.open('step_2') as d: tag = d.load('r0.pt')['x'][0].item()\ntag") == 5.0
+
+
+# Whether a tensor's bytes are in the daemon's segments, and no copy.
+MAPPED = """
+def mapped(tensor):
+    at = tensor.data_ptr()
+    for line in open('/proc/self/maps'):
+        first, last = (int(x, 16) for x in line.split()[0].split('-'))
+        if first <= at < last: return 'ckptd-segment' in line
+"""
+
+
+def test_mapped_state_lies_in_the_daemons_memory_and_is_the_readers_own(daemon, trainers, saved):
+    one, two = trainers("b", 2)
+    for rank in (one, two):
+        rank.do(MAPPED)
+    code = "with run.open('step_2') as c: state = c.load('r0.pt', mmap=True)\n[mapped(state['x']), state['x'].sum().item()]"
+    assert one.do(code) == [True, 4_000_000.0]
+    assert one.do("state['x'].add_(5)\nstate['x'][0].item()") == 7.0
+    assert two.do(code) == [True, 4_000_000.0], "what one reader writes no other sees"
+
+
+def test_mapped_state_outlives_the_daemon_and_its_memory(daemon, trainers, saved):
+    reader = trainers("b", 1)[0]
+    reader.do(MAPPED + "with run.open('step_2') as c: state = c.load('r1.pt', mmap=True)")
+    daemon.kill()
+    daemon.restart()
+    # The whole pool is somebody else's now.
+    writer = trainers("c", 1)[0]
+    writer.do("run.save('big', files={'b.pt': {'x': torch.ones(28 << 20)}}, timeout=60).wait('committed', 60)")
+    assert reader.do("[mapped(state['x']), bool((state['x'] == 2).all()), state['odd'].tolist()]") == [True, True, list(range(7))]
+
+
+def test_mapping_needs_the_daemons_memory_and_else_reads(daemon, trainers, saved):
+    daemon.restart()
+    reader = trainers("b", 1)[0]
+    code = "with run.open('step_2') as c: state = c.load('r0.pt', mmap=True)\n[mapped(state['x']), state['x'].sum().item()]"
+    assert reader.do(MAPPED + code) == [False, 4_000_000.0]
+    with pytest.raises(Exception, match="give one of them"):
+        reader.do("run.open('step_2').load('r0.pt', into=state, mmap=True)")
+
+
+def test_prefetched_checkpoint_is_read_from_memory(daemon, trainers, saved):
+    daemon.restart()
+    said = ckptctl("prefetch", f"{saved}/latest", endpoint=daemon.endpoint).stdout
+    assert said.startswith("step_2 is in memory ("), said
+    for rank in range(2):  # What is on disk now could not be loaded.
+        with open(f"{saved}/step_2/r{rank}.pt", "r+b") as file:
+            file.write(bytes(os.path.getsize(file.name)))
+    assert together(trainers("b", 2), LOAD) == [loaded(2, "ResidentFile")] * 2
+
+
+def test_trainer_prefetches_while_it_does_something_else(daemon, trainers, saved):
+    daemon.restart()
+    reader = trainers("b", 2)[0]
+    code = "info = run.prefetch().result(60)\n[info.tag, info.resident, run.latest().resident]"
+    assert reader.do(code) == ["step_2", True, True]
+    assert reader.do("str(run.prefetch('step_9').exception(60))").startswith("no checkpoint step_9")
+
+
+def test_damage_that_prefetching_finds_is_remembered(daemon, trainers, saved):
+    daemon.restart()
+    with open(f"{saved}/step_2/r1.pt", "r+b") as file:
+        file.seek(100_000)
+        file.write(b"damage")
+    failed = ckptctl("prefetch", f"{saved}/latest", endpoint=daemon.endpoint, check=False)
+    assert failed.returncode == 1 and "CORRUPT_FILE" in failed.stderr, failed
+    assert ckptctl("prefetch", f"{saved}/latest", endpoint=daemon.endpoint).stdout.startswith("step_1 is in memory")
+    assert together(trainers("b", 2), LOAD) == [loaded(1, "ResidentFile")] * 2
+
+
+def test_those_who_watch_see_a_restore_go_on(daemon, trainers, saved):
+    watch = start_ckptctl("--output=json", "watch", saved, "--timeout=60", endpoint=daemon.endpoint)
+    reader = trainers("b", 2)[0]
+    reader.do("import ckptd._reading\nckptd._reading._TELL_SECONDS = 0")  # A restore that takes seconds.
+    reader.do("with run.open('step_2') as c: c.load('r0.pt')")
+    seen = []
+    for line in watch.stdout:
+        seen.append(json.loads(line)["restore"])
+        if seen[-1]["ended"]:
+            break
+    watch.kill()
+    watch.wait()
+    assert seen[0]["tag"] == "step_2" and seen[0]["rank"] == 0 and int(seen[0]["read_bytes"]) > 0, seen
+    assert seen[-1]["read_bytes"] == seen[-1]["total_bytes"], seen

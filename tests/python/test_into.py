@@ -184,7 +184,7 @@ def test_where_no_offsets_are_known_it_is_loaded_and_copied(
         torch.save(was, buffer, _use_new_zipfile_serialization=False)
         content = buffer.getvalue()
     else:
-        monkeypatch.setattr("ckptd._into._offset_of", lambda saved: None)
+        monkeypatch.setattr("ckptd._into.offset_of", lambda saved: None)
     write_checkpoint(tmp_path, "a", 1, {"m.pt": content})
     load(tmp_path, into)
     assert equal(was, into)

@@ -6,11 +6,14 @@ import os
 import pathlib
 import random
 import sys
-from typing import List, Tuple
+import types
+from typing import Any, Iterator, List, Tuple
 
 import ckptd
 import pytest
-from ckptd import _progress
+from ckptd import _accel, _progress
+from ckptd._verified import RemoteFile
+from ckptd._wire import messages
 from written import CHUNK, write_checkpoint
 
 
@@ -104,3 +107,29 @@ def test_what_progress_raises_ends_the_reading(tmp_path: pathlib.Path) -> None:
 
     with ckptd.open_root(tmp_path).open("t") as checkpoint, pytest.raises(KeyboardInterrupt):
         checkpoint.read("big", progress=give_up)
+
+
+def test_slices_over_grpc_take_no_more_than_they_are(files) -> None:
+    """Of a daemon that this process has no way to the files of."""
+    _, content = files
+    asked: List[Any] = []
+
+    class Session:
+        checkpoints = types.SimpleNamespace(ReadFile=None)
+
+        def stream(self, _: Any, request: Any, __: float) -> Iterator[Any]:
+            asked.append(request)
+            data = b"".join(content["a"][r.offset : r.offset + r.size_bytes] for r in request.ranges)
+            for at in range(0, len(data), 1000):  # Messages know nothing of ranges.
+                yield messages.ReadFileResponse(data=data[at : at + 1000])
+
+    ranges = [(3, 5), (3 * CHUNK - 1, 2500), (8 * CHUNK, 1)]
+    with RemoteFile("t", "a", len(content["a"]), Session(), "lease") as file:  # type: ignore[arg-type]
+        buffers = [bytearray(size) for _, size in ranges]
+        addresses = [_accel.address_of(buffer) for buffer in buffers]
+        file.scatter([(offset, address, size) for (offset, size), (address, _) in zip(ranges, addresses)])
+        assert buffers == [content["a"][offset : offset + size] for offset, size in ranges]
+        assert [(r.offset, r.size_bytes) for r in asked[0].ranges] == ranges and len(asked) == 1
+        content["a"] = content["a"][: 8 * CHUNK]
+        with pytest.raises(ckptd.Corrupt, match="ends 1 bytes early"):
+            file.scatter([(8 * CHUNK, addresses[2][0], 1)])

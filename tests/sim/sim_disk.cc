@@ -500,6 +500,12 @@ void SimRootIo::ReadBack(std::shared_ptr<CheckpointReader> reader, std::string, 
                           });
 }
 
+void SimRootIo::ReadFiles(std::shared_ptr<CheckpointReader>, std::vector<FileTarget>,
+                          Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(100), milliseconds(2)), std::move(done),
+      [] { return absl::UnimplementedError("the simulation reads no bytes"); });
+}
+
 void SimRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                             int32_t, Callback<absl::Status> done) {
   std::vector<std::span<const std::byte>> memory;

@@ -135,6 +135,8 @@ class SimRootIo : public RootIo {
   void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;
   void ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t offset, int64_t size,
                 Callback<absl::Status> done) override;
+  void ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<FileTarget> files,
+                 Callback<absl::Status> done) override;
   void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                    int32_t chunk_bytes, Callback<absl::Status> done) override;
   std::optional<Instant> pending_since() const override;

@@ -45,6 +45,12 @@ class World::SimPopulator : public Populator {
     world_.oracle_.Violated("a segment is freed while an I/O uses it");
     world_.graveyard_.push_back(std::move(memory));
   }
+  void Forget(SegmentId, std::function<void(absl::Status)> forgotten) override {
+    world_.schedule_.After(milliseconds(world_.random_.Between(1, 5)),
+                           [forgotten = std::move(forgotten), alive = std::weak_ptr<char>(alive_)] {
+                             if (!alive.expired()) forgotten(absl::OkStatus());
+                           });
+  }
 
  private:
   World& world_;

@@ -245,6 +245,22 @@ void FakeRootIo::ReadBack(std::shared_ptr<CheckpointReader> reader, std::string 
   });
 }
 
+void FakeRootIo::ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<FileTarget> files,
+                           Callback<absl::Status> done) {
+  Run("ReadFiles", false, [this, reader, files = std::move(files), done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("ReadFiles"); !error.ok()) return done(error);
+    absl::Status read;
+    for (const FileTarget& file : files) {
+      int64_t offset = 0;
+      for (const std::span<std::byte> run : file.runs) {
+        if (read.ok()) read = reader->Read(file.path, offset, run);
+        offset += static_cast<int64_t>(run.size());
+      }
+    }
+    done(read);
+  });
+}
+
 void FakeRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                              int32_t, Callback<absl::Status> done) {
   Run("CheckImages", false,

@@ -25,14 +25,19 @@ def save(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def resume(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
-    """Until the last byte is in the trainer's own tensors, or in fresh ones; and one copy of the same, before and after."""
+    """Until the last byte is in the trainer's own tensors, or in fresh ones, or can be read where it lies; and one copy
+    of the same, before and after.
+    """
     files = state.training_state(options.size)
     copy = machine.Copy(tensors_of(files), options.threads)
     copies = [copy() for _ in range(3)]
     before = file_bytes("read_bytes")
     start = time.perf_counter()
     loaded = run.restore(
-        lambda c: {name: c.load(name, into=None if options.fresh else files[name]) for name in c.files}
+        lambda c: {
+            name: c.load(name, into=files[name] if options.how == "into" else None, mmap=options.how == "mapped")
+            for name in c.files
+        }
     )
     seconds = time.perf_counter() - start
     disk = file_bytes("read_bytes") - before
@@ -86,7 +91,7 @@ def main() -> None:
     parser.add_argument("--root", required=True)
     parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--threads", type=int, default=1, help="that the copy is held against")
-    parser.add_argument("--fresh", action="store_true", help="into tensors that the load makes")
+    parser.add_argument("--how", choices=["into", "fresh", "mapped"], default="into", help="what the tensors lie in")
     options = parser.parse_args()
     run = ckptd.connect(options.endpoint).run(options.root, rank=0, world_size=1)
     work = {"save": save, "resume": resume, "ranges": ranges, "again": again}[options.what]

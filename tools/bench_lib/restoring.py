@@ -27,18 +27,20 @@ def section(bench: "Bench") -> None:
         daemon.wait_for_pool()
         root = bench.root()
         saved = _ask(bench, daemon, root, "save")
-        memory = {fresh: [_resume(bench, daemon, root, saved, fresh) for _ in range(rounds)] for fresh in (False, True)}
-        for each in memory[False] + memory[True]:
-            if each["disk"] > each["bytes"] // 100:
-                raise SystemExit(f"of {each['bytes']} bytes that are in memory {each['disk']} were read from the disk")
+        memory: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": [], "mapped": []}
+        for _ in range(rounds):
+            for how, runs in memory.items():
+                runs.append(_resume(bench, daemon, root, saved, how))
+                if runs[-1]["disk"] > runs[-1]["bytes"] // 100:
+                    raise SystemExit(f"of {runs[-1]['bytes']} bytes in memory {runs[-1]['disk']} were read from the disk")
         daemon.restart()  # Nothing is in memory any more.
         limit = fio.Fio(bench.folder, bench.size, bench.huge, "read")
-        disk: Dict[bool, List[Dict[str, Any]]] = {False: [], True: []}
+        disk: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": []}
         with limit:
             for _ in range(rounds):
-                for fresh, measured in disk.items():
+                for how, measured in disk.items():
                     limit()
-                    measured.append(_resume(bench, daemon, root, saved, fresh))
+                    measured.append(_resume(bench, daemon, root, saved, how))
                     limit()
         ranges = _ask(bench, daemon, root, "ranges")
         _report_memory(bench, memory)
@@ -61,31 +63,38 @@ def _command(bench: "Bench", daemon: Daemon, root: pathlib.Path, what: str, *mor
 
 
 def _resume(
-    bench: "Bench", daemon: Daemon, root: pathlib.Path, saved: Dict[str, Any], fresh: bool
+    bench: "Bench", daemon: Daemon, root: pathlib.Path, saved: Dict[str, Any], how: str
 ) -> Dict[str, Any]:
     machine.settle(root)
     machine.forget(sorted(root.glob("state/*.pt")))
-    measured = _ask(bench, daemon, root, "resume", *(["--fresh"] if fresh else []))
+    measured = _ask(bench, daemon, root, "resume", f"--how={how}")
     if measured["sums"] != saved["sums"]:
         raise SystemExit("what was restored is not what was saved")
     return measured
 
 
-def _report_memory(bench: "Bench", memory: Dict[bool, List[Dict[str, Any]]]) -> None:
-    for fresh, name, goal in ((False, "restore.resident.vs_memcpy", 0.9), (True, "restore.resident.fresh", None)):
-        runs = memory[fresh]
+_WORDS = {"into": "into=, by a new process", "fresh": "into fresh tensors", "mapped": "mapped, and no byte touched"}
+
+
+def _report_memory(bench: "Bench", memory: Dict[str, List[Dict[str, Any]]]) -> None:
+    for how, name, goal in (
+        ("into", "restore.resident.vs_memcpy", 0.9),
+        ("fresh", "restore.resident.fresh", None),
+        ("mapped", "restore.resident.mapped", None),
+    ):
+        runs = memory[how]
         copy = min(seconds for run in runs for seconds in run["copies"])
         seconds = [run["seconds"] for run in runs]
         words = f"one memcpy of {runs[0]['bytes'] / 1e9:.2f} GB, {bench.threads} threads: {copy * 1e3:.0f} ms at best"
-        words = f"{words}; ours {_spread(seconds)}, {'into fresh tensors' if fresh else 'into=, by a new process'}"
+        words = f"{words}; ours {_spread(seconds)}, {_WORDS[how]}"
         bench.report(Result(name, copy / machine.median(seconds), "x", words, goal, at_least=True))
 
 
-def _report_disk(bench: "Bench", disk: Dict[bool, List[Dict[str, Any]]], limit: fio.Rates) -> None:
-    for fresh, name, goal in ((False, "restore.disk.vs_fio", 0.9), (True, "restore.disk.fresh", None)):
-        rates = [run["bytes"] / run["seconds"] for run in disk[fresh]]
+def _report_disk(bench: "Bench", disk: Dict[str, List[Dict[str, Any]]], limit: fio.Rates) -> None:
+    for how, name, goal in (("into", "restore.disk.vs_fio", 0.9), ("fresh", "restore.disk.fresh", None)):
+        rates = [run["bytes"] / run["seconds"] for run in disk[how]]
         ours = f"{machine.median(rates) / 1e9:.2f} [{min(rates) / 1e9:.2f}-{max(rates) / 1e9:.2f}] GB/s"
-        words = f"{limit.words('read')}; ours {ours}, {'into fresh tensors' if fresh else 'into='}, verified"
+        words = f"{limit.words('read')}; ours {ours}, {_WORDS[how]}, verified"
         bench.report(Result(name, machine.median(rates) / limit.best(), "x", words, goal, at_least=True))
 
 

@@ -6,9 +6,9 @@ import functools
 import os
 import threading
 from array import array
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-_VERSION = 5
+_VERSION = 6
 _LONG = 64 << 20  # Bytes that take so long to read that somebody may want to interrupt it.
 _LOOK_SECONDS = 0.1
 _u64: Any = ctypes.c_uint64
@@ -36,6 +36,7 @@ def library() -> Any:
         [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 4
     )
     loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
+    loaded.ckptd_map_private.argtypes = [_pointer, _pointer, _u64, _pointer]
     loaded.ckptd_unmap.argtypes = [_pointer, _u64]
     return loaded
 
@@ -211,7 +212,19 @@ def _attended(
 def map_shared(descriptor: int, size: int, writable: bool = True) -> int:
     """The address of a new shared mapping, populated, not inherited by fork."""
     address = _pointer()
-    error = library().ckptd_map(descriptor, size, writable, ctypes.byref(address))
+    return _mapped(library().ckptd_map(descriptor, size, writable, ctypes.byref(address)), address, size)
+
+
+def map_private(descriptors: Sequence[int], sizes: Sequence[int]) -> int:
+    """The address where segments lie one after another: what this process writes there nobody else sees."""
+    address, fds, lengths = _pointer(), array("i", descriptors), array("Q", sizes)
+    error = library().ckptd_map_private(
+        fds.buffer_info()[0], lengths.buffer_info()[0], len(fds), ctypes.byref(address)
+    )
+    return _mapped(error, address, sum(sizes))
+
+
+def _mapped(error: int, address: Any, size: int) -> int:
     if error:
         hint = (
             " (raise the limit of locked or virtual memory)" if error in (errno.ENOMEM, errno.EAGAIN) else ""

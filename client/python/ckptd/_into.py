@@ -26,7 +26,7 @@ class Plan:
     @property
     def offsets_known(self) -> bool:
         """Whether this torch tells where in the file a tensor's bytes are."""
-        return all(_offset_of(pair.saved) is not None for pair in self._pairs)
+        return all(offset_of(pair.saved) is not None for pair in self._pairs)
 
     def summary(self) -> str:
         shown = "; ".join(self.differences[:_SHOWN])
@@ -41,8 +41,8 @@ class Plan:
         others: List[_Pair] = []
         filled: List[Any] = []
         end = 0
-        for pair in sorted(self._pairs, key=lambda pair: _offset_of(pair.saved) or 0):
-            offset, size = _offset_of(pair.saved) or 0, _extent(pair.saved) * int(pair.saved.element_size())
+        for pair in sorted(self._pairs, key=lambda pair: offset_of(pair.saved) or 0):
+            offset, size = offset_of(pair.saved) or 0, _extent(pair.saved) * int(pair.saved.element_size())
             if offset + size > file.size:
                 raise errors.Corrupt(
                     f"it says of {offset + size - file.size} bytes that they are behind its end",
@@ -121,7 +121,7 @@ class Plan:
         if saved.dtype != target.dtype:
             return self._differ(where, f"{saved.dtype} was saved, {target.dtype} is there")
         for tensor, whose in ((saved, "saved"), (target, "there")):
-            kind = _unusual(tensor)
+            kind = unusual(tensor)
             if kind:
                 return self._differ(where, f"what is {whose} is {kind}: load it without into=")
         reach = (int(saved.storage_offset()) + _extent(saved)) * int(saved.element_size())
@@ -156,7 +156,7 @@ def _shape(tensor: Any) -> str:
     return str(tuple(tensor.shape))
 
 
-def _unusual(tensor: Any) -> str:
+def unusual(tensor: Any) -> str:
     """What it is, where its bytes are not simply its elements."""
     import torch
 
@@ -171,7 +171,7 @@ def _unusual(tensor: Any) -> str:
     return ""
 
 
-def _offset_of(saved: Any) -> Optional[int]:
+def offset_of(saved: Any) -> Optional[int]:
     """Where in the file the first byte of a tensor's first element is."""
     begin = getattr(saved.untyped_storage(), "_checkpoint_offset", None)
     return None if begin is None else int(begin) + int(saved.storage_offset()) * int(saved.element_size())
@@ -197,7 +197,7 @@ def _read_one(file: VerifiedFile, saved: Any, target: Any) -> None:
     import torch
 
     place = torch.empty(_extent(saved), dtype=saved.dtype)
-    offset = _offset_of(saved)
+    offset = offset_of(saved)
     assert offset is not None
     file.scatter([(offset, place.data_ptr(), place.nbytes)])
     target.copy_(place.as_strided(saved.shape, saved.stride()))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Optional
+import math
+import time
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ckptd import errors
 from ckptd._wire import messages, set_duration, types
 
 if TYPE_CHECKING:
+    from ckptd._session import Session
     from ckptd.run import CheckpointInfo, Run
 
 _log = logging.getLogger("ckptd")
 _RPC_SECONDS = 30.0
+_TELL_SECONDS = 1.0
 _RECONNECT_SECONDS = 60.0  # For a daemon that restarts; the other ranks may take longer.
 _MOST_TEXT, _MOST_VALUE = 1000, 100  # Bytes, as ckptd.v1.Damage has them.
 
@@ -54,6 +58,38 @@ class Reading:
             joined.session.call(joined.session.checkpoints.ReportDamage, request, _RPC_SECONDS)
 
         self._run._sessions.repeat(ask, _RPC_SECONDS)
+
+
+class Telling:
+    """Tells the daemon, for those who watch, how far the reading of a checkpoint has come: once a second."""
+
+    def __init__(self, session: Session, lease: str) -> None:
+        self._session = session
+        self._lease = lease
+        self._files_done = self._total = 0
+        self._next = time.monotonic() + _TELL_SECONDS
+
+    def begin(self, size: int) -> "Callable[[int], None]":
+        """Of a file: the function is to be called with the bytes of it that have been read, now and then."""
+        before = self._files_done
+        self._total += size
+
+        def tell(done: int) -> None:
+            self._files_done = before + min(done, size)
+            if time.monotonic() >= self._next:
+                self._tell()
+
+        return tell
+
+    def _tell(self) -> None:
+        self._next = time.monotonic() + _TELL_SECONDS
+        request = messages.ReportReadingRequest(
+            lease=self._lease, read_bytes=min(self._files_done, self._total), total_bytes=self._total
+        )
+        try:  # Nobody waits for the answer.
+            self._session.start(self._session.checkpoints.ReportReading, request, _TELL_SECONDS)
+        except errors.CkptdError:
+            self._next = math.inf
 
 
 class Resuming(Reading):

@@ -1,10 +1,13 @@
 """Files of a checkpoint that are in the daemon's memory still: read from there, without the disk."""
 
+import contextlib
+import ctypes
 import logging
 import os
 import threading
+import weakref
 from array import array
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ckptd import _accel, errors
 from ckptd._image import Memory
@@ -26,6 +29,8 @@ class _Part:
         self._wanted = wanted
         self._lock = threading.Lock()
         self._memory: Optional[Memory] = None
+        self._mapped: "Optional[weakref.ref[Mapped]]" = None
+        self.may_map: Optional[bool] = None  # Not asked for yet.
 
     def memory(self) -> Memory:
         """Mapped when it is first needed."""
@@ -34,44 +39,109 @@ class _Part:
                 self._memory = self._map()
             return self._memory
 
+    def mapped(self) -> "Mapped":
+        """Its own, for as long as somebody refers to it: the daemon has said that it may be."""
+        with self._lock:
+            mapped = self._mapped() if self._mapped is not None else None
+            if mapped is None:
+                with self._fetched() as fetched:
+                    mapped = Mapped([fd for _, _, fd in fetched], [size for _, size, _ in fetched])
+                self._mapped = weakref.ref(mapped)
+            return mapped
+
     def _map(self) -> Memory:
+        with self._fetched() as fetched:
+            segments = [Segment(size, descriptor, writable=False) for _, size, descriptor in fetched]
+        return Memory([(segment.address, segment.size) for segment in segments], segments)
+
+    @contextlib.contextmanager
+    def _fetched(self) -> Iterator[List[Tuple[int, int, int]]]:
         assert self._session.handoff is not None
         ids = [id for id, _ in self._wanted]
         fetched = self._session.handoff.fetch_segments(ids, _RPC_SECONDS, read_only=True)
         try:
-            segments = [Segment(size, descriptor, writable=False) for _, size, descriptor in fetched]
+            yield fetched
         finally:
             for _, _, descriptor in fetched:
                 os.close(descriptor)
-        return Memory([(segment.address, segment.size) for segment in segments], segments)
+
+
+class Mapped:
+    """A part's segments in this process, one after another, until nobody refers to this. What is written here
+    stays here.
+    """
+
+    def __init__(self, descriptors: Sequence[int], sizes: Sequence[int]) -> None:
+        self._address = _accel.map_private(descriptors, sizes)
+        end = weakref.finalize(self, _accel.unmap, self._address, sum(sizes))
+        end.atexit = False  # The process's end does it.
+
+    def bytes_at(self, offset: int, size: int) -> Any:
+        """A writable buffer that refers to this."""
+        there: Any = (ctypes.c_char * size).from_address(self._address + offset)
+        there.owner = self
+        return there
 
 
 class Residents:
     """Of one open checkpoint; thread-safe. The memory stays until the lease ends, and so may readers."""
 
     def __init__(self, session: Session, lease: str, size: int, threads: int) -> None:
-        """Asks the daemon, which checks the bytes before it answers. size: of the checkpoint."""
+        """size: of the checkpoint."""
         self._session = session
         self._threads = threads
-        self._files: Dict[str, Tuple[_Part, int, int]] = {}  # Path -> part, where it begins there, size.
-        if session.handoff is None:
-            return
+        self._lease = lease
+        self._timeout = _RPC_SECONDS + size / _SLOWEST
+        self._lock = threading.Lock()
+        # Path -> part, where it begins there, size; None: it is not in memory. Of what the daemon was asked for.
+        self._files: Dict[str, Optional[Tuple[_Part, int, int]]] = {}
+
+    def _find(self, path: str) -> Optional[Tuple[_Part, int, int]]:
+        """Asks the daemon, which checks the bytes of the rank that has the file before it answers."""
+        if self._session.handoff is None:
+            return None
+        with self._lock:
+            if path not in self._files:
+                for part in self._locate(path, map=False).parts:
+                    memory = _Part(self._session, segments_of(part.segments))
+                    for file in part.placements:
+                        self._files[file.path] = (memory, file.offset, file.size_bytes)
+                self._files.setdefault(path, None)
+            return self._files[path]
+
+    def _locate(self, path: str, map: bool) -> Any:
         try:
-            request = messages.LocateFilesRequest(lease=lease)
-            located = session.call(session.checkpoints.LocateFiles, request, _RPC_SECONDS + size / _SLOWEST)
+            request = messages.LocateFilesRequest(lease=self._lease, path=path, map=map)
+            return self._session.call(self._session.checkpoints.LocateFiles, request, self._timeout)
         except errors.CkptdError as error:  # Also of a daemon that does not know the question.
-            _log.debug("ckptd: the checkpoint is read from the disk: %s", error)
-            return
-        for part in located.parts:
-            memory = _Part(session, segments_of(part.segments))
-            for file in part.placements:
-                self._files[file.path] = (memory, file.offset, file.size_bytes)
+            _log.debug("ckptd: %s is read from the disk: %s", path, error)
+            return messages.LocateFilesResponse()
+
+    def map(self, path: str) -> Any:
+        """The bytes of a file in a buffer that is nobody's copy, if they can be had like that: they stay while
+        somebody refers to it.
+        """
+        found = self._find(path)
+        if found is None:
+            return None
+        part, offset, size = found
+        with self._lock:
+            if part.may_map is None:
+                part.may_map = self._locate(path, map=True).may_map
+        if not part.may_map or size == 0:
+            return None
+        try:
+            return part.mapped().bytes_at(offset, size)
+        except (OSError, errors.CkptdError) as error:
+            _log.info("ckptd: %s is copied out of memory and not mapped: %s", path, error)
+            return None
 
     def open(self, path: str, otherwise: Callable[[], VerifiedFile]) -> Optional[VerifiedFile]:
         """A file, if it is there. otherwise: opens it on the disk, for when the daemon ends meanwhile."""
-        if path not in self._files:
+        found = self._find(path)
+        if found is None:
             return None
-        part, offset, size = self._files[path]
+        part, offset, size = found
         try:
             memory = part.memory()
         except (OSError, errors.CkptdError) as error:

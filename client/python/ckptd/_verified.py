@@ -13,6 +13,7 @@ from ckptd._wire import messages
 
 _KEPT_CHUNKS = 2  # One that is read in small pieces, and one that such reading comes back to.
 _REMOTE_CHUNK = 8 << 20
+_MOST_RANGES = 10_000  # Of one request, which has to be a small message.
 _RPC_SECONDS = 30.0
 _SLOWEST = 20e6  # Bytes a second that reading has at least.
 
@@ -186,19 +187,48 @@ class RemoteFile(VerifiedFile):
         self._session = session
         self._lease = lease
 
+    def scatter(self, pieces: Sequence[Tuple[int, int, int]]) -> None:
+        """Of each chunk only what is asked for comes over."""
+        for at in range(0, len(pieces), _MOST_RANGES):
+            some = pieces[at : at + _MOST_RANGES]
+            request = messages.ReadFileRequest(
+                lease=self._lease,
+                path=self._path,
+                ranges=[messages.FileRange(offset=offset, size_bytes=size) for offset, _, size in some],
+            )
+            try:
+                self._stream(
+                    request,
+                    [memoryview((ctypes.c_char * size).from_address(address)).cast("B") for _, address, size in some],
+                )
+            except errors.CkptdError as error:
+                self.fault = error
+                raise
+
     def _fetch(self, chunk: int, into: memoryview) -> None:
         request = messages.ReadFileRequest(
             lease=self._lease, path=self._path, offset=chunk * _REMOTE_CHUNK, limit=len(into)
         )
-        done = 0
+        self._stream(request, [into])
+
+    def _stream(self, request: Any, targets: Sequence[memoryview]) -> None:
+        """Fills the targets, one behind the other."""
+        left = sum(map(len, targets))
+        waiting = iter(targets)
+        into = memoryview(b"")
         try:
-            for data in self._session.stream(
-                self._session.checkpoints.ReadFile, request, _RPC_SECONDS + len(into) / _SLOWEST
+            for response in self._session.stream(
+                self._session.checkpoints.ReadFile, request, _RPC_SECONDS + left / _SLOWEST
             ):
-                piece = data.data[: len(into) - done]
-                into[done : done + len(piece)] = piece
-                done += len(piece)
-                self._tell(len(piece))
+                data = memoryview(response.data)[:left]
+                left -= len(data)
+                self._tell(len(data))
+                while data:
+                    if not into:
+                        into = next(waiting)
+                    size = min(len(data), len(into))
+                    into[:size] = data[:size]
+                    into, data = into[size:], data[size:]
         except errors.CheckpointFailed as error:
             if error.reason != "IO_ERROR":
                 raise
@@ -209,9 +239,9 @@ class RemoteFile(VerifiedFile):
                 tag=self._tag,
                 path=self._path,
             ) from error
-        if done != len(into):
+        if left:
             raise errors.Corrupt(
-                f"file {self._path} of checkpoint {self._tag} ends {len(into) - done} bytes early",
+                f"file {self._path} of checkpoint {self._tag} ends {left} bytes early",
                 reason="SHORT_FILE",
                 tag=self._tag,
                 path=self._path,

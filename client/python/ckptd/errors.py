@@ -89,6 +89,7 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "POOL_TOO_SMALL": NoSpace,
     "POOL_EXHAUSTED": Busy,
     "ADMISSION_TIMEOUT": Busy,
+    "PREFETCH_BUSY": Busy,
     "TOO_MANY_SESSIONS": Busy,
     "WAIT_TIMEOUT": WaitTimeout,
     "SKIPPED": Skipped,

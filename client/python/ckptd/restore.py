@@ -13,9 +13,10 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from ckptd import _accel, errors
 from ckptd._into import load_into
 from ckptd._manifest import open_beneath, read_damages, read_manifest, read_summary
+from ckptd._mapped import over
 from ckptd._progress import Progress, showing
 from ckptd._ranges import Range, read_ranges
-from ckptd._reading import Reading
+from ckptd._reading import Reading, Telling
 from ckptd._resident import Residents
 from ckptd._session import Session
 from ckptd._verified import LocalFile, RemoteFile, VerifiedFile
@@ -69,6 +70,7 @@ class Checkpoint:
         self._reading = reading
         self._passed_over = passed_over
         self._residents: Optional[Residents] = None  # Not asked for yet.
+        self._telling = Telling(session, lease) if session is not None and lease else None
 
     def __bool__(self) -> bool:
         return self._info is not None
@@ -137,10 +139,17 @@ class Checkpoint:
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         into: Any = None,
+        mmap: bool = False,
         progress: Progress = False,
     ) -> Any:
         """torch.load of one file, into memory of its own, or into=: a state with the same names, whose tensors are filled
         in place, on whatever device they are, without a second copy of them in memory; it is what is returned.
+
+        mmap=True takes no memory and no time for a copy where the file is in the daemon's memory still: the tensors lie
+        there, as with torch.load's mmap they lie in the file, for as long as this process likes, also when the checkpoint
+        is closed or the daemon ends. What this process writes to them is its own. For a state that goes to another
+        device, or is only looked at; the daemon has that memory again when this process's session ends. Where the daemon
+        has not got the bytes, or too little memory beside them for a save, they are read as without mmap.
 
         Before anything of `into` is changed all names, shapes and types are compared: Refused names those that differ. Its
         values that are no tensors are set, too. Where a chunk turns out to be corrupt meanwhile, Corrupt says so, and `into`
@@ -152,7 +161,14 @@ class Checkpoint:
         weights_only=True refuses classes that could run code; `safe_globals` lists those to allow, and
         weights_only=False allows everything, for files that you trust.
         """
+        if mmap and into is not None:
+            raise errors.invalid("into= fills memory that is there, mmap=True needs none: give one of them")
         with self._file(name, progress) as file:
+            image = self._residents.map(name) if mmap and self._residents and str(map_location) == "cpu" else None
+            if image is not None:
+                mapped = over(self._unpickle(file, name, "meta", weights_only, safe_globals), image)
+                if mapped is not None:
+                    return mapped
             if into is None:
                 return self._unpickle(file, name, map_location, weights_only, safe_globals)
             load_into(
@@ -237,7 +253,13 @@ class Checkpoint:
     def _file(self, name: str, progress: Progress = False) -> Iterator[VerifiedFile]:
         try:
             with self._open(name) as file, showing(progress, f"{self.tag}/{name}", file.size) as tell:
-                file.progress = tell if progress else None
+                for_watchers = self._telling.begin(file.size) if self._telling is not None else lambda done: None
+
+                def came(done: int) -> None:
+                    for_watchers(done)
+                    tell(done)
+
+                file.progress = came
                 yield file
                 tell(file.size)
         except errors.Corrupt as fault:

@@ -1,6 +1,7 @@
 """Runs: a job's series of checkpoints, as one of its ranks sees it."""
 
 import collections
+import concurrent.futures
 import dataclasses
 import datetime
 import logging
@@ -299,6 +300,27 @@ class Run:
                     raise
                 before = checkpoint.sequence
                 _log.warning("ckptd: the next older checkpoint is tried: %s", error)
+
+    def prefetch(self, tag: str = "latest", timeout: float = 600.0) -> "concurrent.futures.Future[CheckpointInfo]":
+        """Has the daemon read a checkpoint into its memory while this process does something else, such as building its
+        model; returns at once. resume() and open() read it from there, and wait for it where it is under way.
+
+        One rank of a node asks for all. The result, which nobody needs to wait for: Refused where there is too little
+        memory beside it for a save, or it is damaged; then readers read the disk.
+        """
+        joined = self._joined()
+        request = messages.PrefetchRequest(name=f"{joined.run}/checkpoints/{tag}")
+        result: "concurrent.futures.Future[CheckpointInfo]" = concurrent.futures.Future()
+
+        def ask() -> None:
+            try:
+                result.set_result(info_of(joined.session.call(joined.session.admin.Prefetch, request, timeout)))
+            except Exception as error:
+                _log.info("ckptd: %s of %s is not read ahead: %s", tag, self.root, error)
+                result.set_exception(error)
+
+        threading.Thread(target=ask, name="ckptd-prefetch", daemon=True).start()
+        return result
 
     def open(self, tag: str = "latest", *, strict: bool = False) -> "Checkpoint":
         """A committed checkpoint for reading, by this rank alone. NotFound when it is not there.

@@ -116,10 +116,23 @@ void CopyShare(void* context, int share) {
   }
 }
 
+// Addresses where huge pages can be used, for `size` bytes; null, with errno, when there are none.
+char* ReserveAligned(uint64_t size) {
+  const uint64_t room = size + kHugePage;
+  void* raw = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<char*>(raw);
+  auto* const aligned = begin + (-reinterpret_cast<uintptr_t>(begin) & (kHugePage - 1));
+  if (aligned > begin) munmap(begin, static_cast<size_t>(aligned - begin));
+  if (begin + room > aligned + size)
+    munmap(aligned + size, static_cast<size_t>(begin + room - (aligned + size)));
+  return aligned;
+}
+
 }  // namespace
 
 // Version of this interface: the package refuses a library that does not match.
-CKPTD_EXPORT int ckptd_native_version() { return 5; }
+CKPTD_EXPORT int ckptd_native_version() { return 6; }
 
 // Continues `crc`, which is 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
@@ -183,20 +196,37 @@ CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t file_size, uint64_t chunk_
 // with its page table filled in: page by page inside a copy that would cost four times the copy. Not
 // inherited by fork. 0 or an errno.
 CKPTD_EXPORT int ckptd_map(int fd, uint64_t size, int writable, void** address) {
-  const uint64_t room = size + kHugePage;
-  void* raw = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) return errno;
-  auto* const begin = static_cast<char*>(raw);
-  auto* const aligned = begin + (-reinterpret_cast<uintptr_t>(begin) & (kHugePage - 1));
-  if (aligned > begin) munmap(begin, static_cast<size_t>(aligned - begin));
-  if (begin + room > aligned + size)
-    munmap(aligned + size, static_cast<size_t>(begin + room - (aligned + size)));
+  char* const aligned = ReserveAligned(size);
+  if (aligned == nullptr) return errno;
   const int access = PROT_READ | (writable != 0 ? PROT_WRITE : 0);
   if (mmap(aligned, size, access, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) == MAP_FAILED ||
       madvise(aligned, size, MADV_DONTFORK) != 0) {
     const int error = errno;
     munmap(aligned, size);
     return error;
+  }
+  *address = aligned;
+  return 0;
+}
+
+// Maps segments one after another, so that each process that writes there has pages of its own from then on:
+// what lies in the segments does not change. Their sizes are multiples of 2 MiB. Inherited by fork. 0 or an
+// errno.
+CKPTD_EXPORT int ckptd_map_private(const int* fds, const uint64_t* sizes, uint64_t count, void** address) {
+  uint64_t total = 0;
+  for (uint64_t i = 0; i < count; ++i) total += sizes[i];
+  char* const aligned = ReserveAligned(total);
+  if (aligned == nullptr) return errno;
+  char* at = aligned;
+  for (uint64_t i = 0; i < count; at += sizes[i++]) {
+    if (mmap(at, sizes[i], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fds[i], 0) ==
+        MAP_FAILED) {
+      const int error = errno;
+      munmap(aligned, total);
+      return error;
+    }
+    // Advice: else each page is faulted in when it is first read.
+    madvise(at, sizes[i], MADV_POPULATE_READ);
   }
   *address = aligned;
   return 0;

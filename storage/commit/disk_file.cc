@@ -1,0 +1,76 @@
+#include "storage/commit/disk_file.h"
+
+#include <atomic>
+#include <cerrno>
+#include <thread>
+#include <vector>
+
+#include "storage/base/status_macros.h"
+#include "storage/commit/verify.h"
+#include "storage/io/verified_read.h"
+
+namespace ckptd {
+namespace {
+
+void ByThreads(int shares, void (*work)(void*, int), void* context) {
+  std::atomic<int> next{0};
+  const auto run = [&] {
+    for (int share = next++; share < shares; share = next++) work(context, share);
+  };
+  std::vector<std::thread> threads;
+  for (int i = 1; i < shares; ++i) threads.emplace_back(run);
+  run();
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Whatever else there is to say about a file, a reader that has the time says it.
+absl::Status ReadSlowly(FileSystem& fs, Handle checkpoint_dir, const storage::v1::FileRecord& record,
+                        int32_t chunk_bytes, int64_t offset, std::span<const std::span<std::byte>> runs) {
+  for (const std::span<std::byte> run : runs) {
+    CKPTD_RETURN_IF_ERROR(ReadVerified(fs, checkpoint_dir, record, chunk_bytes, offset, run));
+    offset += static_cast<int64_t>(run.size());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadFromDisk(FileSystem& fs, Handle checkpoint_dir, const storage::v1::FileRecord& record,
+                          int32_t chunk_bytes, int64_t offset, std::span<const std::span<std::byte>> runs,
+                          int threads, const int32_t* stop) {
+  const auto size = static_cast<uint64_t>(record.size_bytes());
+  const uint64_t chunks = chunk_bytes < 1 ? 0 : (size + chunk_bytes - 1) / chunk_bytes;
+  std::vector<uint64_t> offsets, addresses, lengths;
+  auto at = static_cast<uint64_t>(offset);
+  bool inside =
+      chunks > 0 && offset >= 0 && at <= size && static_cast<uint64_t>(record.chunk_crc32c_size()) == chunks;
+  for (const std::span<std::byte> run : runs) {
+    inside = inside && run.size() <= size - at;
+    if (!inside) break;
+    if (run.empty()) continue;
+    offsets.push_back(at);
+    addresses.push_back(reinterpret_cast<uint64_t>(run.data()));
+    lengths.push_back(run.size());
+    at += run.size();
+  }
+  if (!inside) return ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, offset, runs);
+  CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
+                         OpenScoped(fs, checkpoint_dir, record.path(), OpenMode::kRead));
+  const std::vector<uint32_t> expected(record.chunk_crc32c().begin(), record.chunk_crc32c().end());
+  const VerifiedRead read{.fd = file.get(),
+                          .file_size = size,
+                          .chunk_bytes = static_cast<uint64_t>(chunk_bytes),
+                          .expected = expected.data(),
+                          .offsets = offsets.data(),
+                          .addresses = addresses.data(),
+                          .lengths = lengths.data(),
+                          .count = offsets.size(),
+                          .threads = threads,
+                          .stop = stop};
+  const int error = ReadVerifiedChunks(read, ByThreads).error;
+  if (error == 0) return absl::OkStatus();
+  if (error == ECANCELED) return absl::CancelledError("nobody waits for it any more");
+  return ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, offset, runs);
+}
+
+}  // namespace ckptd

@@ -1,0 +1,23 @@
+// Files of a checkpoint as this process reads them itself, at the disk's speed.
+#ifndef CKPTD_STORAGE_COMMIT_DISK_FILE_H_
+#define CKPTD_STORAGE_COMMIT_DISK_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "storage/fs/file_system.h"
+
+namespace ckptd {
+
+// As ReadVerified, by the reader of storage/io/verified_read.h where `fs` is a real one: from `offset` on
+// into `runs`, one behind the other. `threads` may compute at once. Soon after *stop is not 0 it ends with
+// CANCELLED; null: never.
+absl::Status ReadFromDisk(FileSystem& fs, Handle checkpoint_dir, const storage::v1::FileRecord& record,
+                          int32_t chunk_bytes, int64_t offset, std::span<const std::span<std::byte>> runs,
+                          int threads, const int32_t* stop = nullptr);
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_COMMIT_DISK_FILE_H_
