@@ -9,9 +9,10 @@ import ckptd
 import nxd_job
 import pytest
 import torch
-from ckptd import nxd
+from ckptd import _late, nxd
 from ckptd.nxd import Topology
 from harness import tags, until
+from nxd_trees import Far
 
 ALONE = Topology(rank=0, world_size=1)
 MODEL = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt"
@@ -189,10 +190,12 @@ def test_tag_that_nxd_wrote_is_not_overwritten(root):
     assert load(root, "step_1") == 1
 
 
-def test_way_back(root, folder):
+def test_way_back(daemon, root):
     """What was saved here is a root of NxD's: names, markers, and times of `done` in the order of saving."""
     for number in (3, 1, 2):
         save(root, number)
+    nxd.configure()
+    daemon.close()
     shutil.rmtree(f"{root}/.ckptd")
     done = {tag: os.stat(f"{root}/{tag}/done").st_mtime_ns for tag in os.listdir(root)}
     assert sorted(done, key=done.get) == ["step_3", "step_1", "step_2"]
@@ -241,6 +244,21 @@ def test_unsafe_state_in_a_checkpoint_of_ours_is_refused_and_it_is_not_called_da
     assert caught.value.reason == "UNSAFE_GLOBALS"
     with ckptd.open_root(root).open() as checkpoint:
         assert not checkpoint.info.damage
+
+
+@pytest.mark.parametrize("use_xser", [False, True])
+def test_tensors_of_a_far_device_reach_the_disk(root, use_xser, monkeypatch):
+    monkeypatch.setattr(_late, "BATCH_BYTES", 100_000)
+    state = {f"t{i}": Far(nxd_job.values((100, 33), torch.bfloat16, i)) for i in range(40)}
+    Far.copies.clear()
+    nxd.save_checkpoint(root, "t", model=state, use_xser=use_xser, async_save=True)
+    assert len(Far.copies) == 40
+    for far in state.values():
+        far.near.zero_()
+    target = {}
+    nxd.load_checkpoint(root, "t", model=target)
+    expected = {f"t{i}": nxd_job.values((100, 33), torch.bfloat16, i) for i in range(40)}
+    assert nxd_job.differences(target, expected) == []
 
 
 # ---- without any configuration

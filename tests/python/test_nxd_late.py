@@ -2,6 +2,9 @@
 
 import array
 import ctypes
+import io
+import sys
+import types
 
 import nxd_job
 import pytest
@@ -10,28 +13,7 @@ from ckptd import _late, _torch_writer
 from ckptd._image import Memory
 from ckptd._late import Late
 from ckptd.nxd import Topology, _parts
-from nxd_trees import load_rank, write
-
-
-class Far(torch.Tensor):
-    """A tensor on a device "xla", whose only way to the CPU is a copy of it."""
-
-    copies = []  # Bytes of each.
-
-    @staticmethod
-    def __new__(cls, near):
-        made = torch.Tensor._make_wrapper_subclass(cls, near.shape, dtype=near.dtype, device="xla")
-        made.near = near
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
-        if function is torch.ops.aten.detach.default:
-            return cls(args[0].near)
-        if function is torch.ops.aten._to_copy.default:
-            cls.copies.append(args[0].nbytes)
-            return args[0].near.clone()
-        raise NotImplementedError(f"{function} on a far tensor")
+from nxd_trees import Far, load_rank, write
 
 
 @pytest.fixture(autouse=True)
@@ -113,16 +95,11 @@ def test_without_our_own_writer_the_bytes_are_right_too(monkeypatch):
     state, late = far_state(3), Late()
     (_, value), *_ = _parts.files(WHERE, _parts.Wanted(model=state), late)
     data = b"".join(_torch_writer.image(value.obj, "compact", late).stream())
-    import io
-
     read = torch.load(io.BytesIO(data), weights_only=True)
     assert nxd_job.differences(read, {key: far.near for key, far in state.items()}) == []
 
 
 def test_one_batch_by_xlas_own_transfer_where_it_is_there(monkeypatch):
-    import sys
-    import types
-
     calls = array.array("i")
 
     def at_once(tensors):

@@ -196,7 +196,12 @@ def test_weights_saved_as_master_weights_alone_come_back_with_buffers_and_all(tm
         model = nxd_job.Model(0, where)
         optimizer = nxd_job.NeuronZero1Optimizer(model, 0, where, TRAINED)
         load_rank(tmp_path, "t", where, model=model, optimizer=optimizer)
-        assert nxd_job.model_differences(model, 3, where) == []
+        expected = nxd_job.Model(3, where)
+        with torch.no_grad():
+            for name in TRAINED:  # As they are in float32 and cut back: only a NaN's bits may be others.
+                parameter = expected.get_parameter(name)
+                parameter.copy_(parameter.float())
+        assert nxd_job.differences(dict(model.state_dict()), dict(expected.state_dict())) == []
         assert nxd_job.differences(optimizer.state, optimizer.expected(3)) == []
 
 

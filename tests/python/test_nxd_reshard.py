@@ -71,7 +71,7 @@ def test_state_that_cannot_be_cut_is_refused_with_what_is_wrong(tmp_path):
     write_two(tmp_path / "c", state({}, torch.ones(2)), state({}, torch.ones(2)))
     refused(tmp_path / "c", "shape_info says nothing")
     write_two(tmp_path / "d", state({0: [4]}, torch.ones(2)), state({0: [4]}, torch.ones(3)))
-    refused(tmp_path / "d", "rank 1 is not like that of rank 0")
+    refused(tmp_path / "d", "rank 1 is not like that of rank 0", size=1)
     experts = Topology(dp_size=4, ep_size=2, edp_rank=0, edp_size=2)
     with pytest.raises(ckptd.Refused, match="ckptctl convert nxd-zero"):
         load_rank(tmp_path / "d", "t", experts, optimizer=nxd_job.NeuronZero1Optimizer(nxd_job.Model(0, experts), 0, experts))

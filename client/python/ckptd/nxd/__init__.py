@@ -186,6 +186,8 @@ def _load_tag(root: str, tag: str, targets: _loading.Targets) -> Any:
     try:
         checkpoint = job.run.open(tag)
     except errors.NotFound:
+        if _foreign.is_ours(root, tag):
+            raise  # Never unchecked.
         if not _foreign.is_finished(root, tag):
             raise _nothing(root, tag) from None
         return _loading.load(Foreign(root, tag), topology, targets, trust)

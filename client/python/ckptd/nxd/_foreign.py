@@ -17,7 +17,7 @@ class Finished(NamedTuple):
 
 def finished(root: str) -> List[Finished]:
     """NxD's finished tags, oldest first, without those that ckptd committed."""
-    return [found for found in _with_marker(root) if not _is_ours(root, found.tag)]
+    return [found for found in _with_marker(root) if not is_ours(root, found.tag)]
 
 
 def any_finished(root: str) -> bool:
@@ -33,7 +33,8 @@ def is_there(root: str, tag: str) -> bool:
     return os.path.isdir(os.path.join(root, tag))
 
 
-def _is_ours(root: str, tag: str) -> bool:
+def is_ours(root: str, tag: str) -> bool:
+    """Whether ckptd committed it."""
     return os.path.exists(os.path.join(root, tag, _MANIFEST))
 
 

@@ -41,7 +41,8 @@ def files(topology: Topology, wanted: Wanted, late: Late) -> "Iterator[Tuple[str
     covered = None
     if wanted.optimizer is not None:
         state = _states.of_optimizer(wanted.optimizer)
-        if wanted.avoid_saving_lower_precision_weights and wanted.use_xser and wanted.model is not None:
+        avoid = wanted.avoid_saving_lower_precision_weights and wanted.use_xser and topology.ep_size == 1
+        if avoid and wanted.model is not None:
             covered = _states.covered_by_master_weights(wanted.model, wanted.optimizer, state)
         settled = _states.settled(state, late)
         if _states.is_zero1(wanted.optimizer, wanted.zero1_optimizer):

@@ -38,6 +38,7 @@ _ALLOWED: Dict[Tuple[str, str], Any] = {
     ("_codecs", "encode"): _codecs.encode,
     ("torch", "Size"): torch.Size,
     ("torch", "device"): torch.device,
+    ("torch.storage", "UntypedStorage"): torch.UntypedStorage,
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
     ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
 }

@@ -59,14 +59,14 @@ class _Reshard:
         if not isinstance(shapes, dict) or not isinstance(first.get("base_state"), dict):
             raise self._refused("its state has no shape_info and base_state, which ZeRO-1 has")
         self._shapes = shapes
-        state = {key: value for key, value in first.items() if key not in _SHARDED}
-        state = self._whole(0, state)  # What is not sharded is the same everywhere.
-        for part in _SHARDED:
-            if part in first:
+        state = {}
+        for part, value in first.items():
+            if part in _SHARDED:
                 state[part] = {
-                    number: self._prepare((part, number), value, shapes.get(number))
-                    for number, value in first[part].items()
+                    number: self._prepare((part, number), item, shapes.get(number)) for number, item in value.items()
                 }
+            else:
+                state[part] = self._whole(0, value)  # The same everywhere.
         for old in range(self._before):
             wanted = [target for target in self._targets if self._overlap(target[2], old)[0]]
             if wanted:

@@ -1,10 +1,9 @@
 """Where a checkpoint is read from: one that ckptd committed, every byte checked, or a folder that NxD wrote."""
 
 import contextlib
+import errno
 import io
 import os
-import pickle
-import zipfile
 from typing import Any, FrozenSet, Iterator, NamedTuple, Sequence
 
 from ckptd import errors
@@ -107,7 +106,11 @@ class Foreign(Source):
         try:
             with open(os.path.join(self._path, name), "rb") as file:
                 yield file
-        except (pickle.UnpicklingError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
+        except (errors.CkptdError, ImportError, AttributeError, MemoryError):
+            raise  # A class that is not here, for one: the file is not to blame.
+        except Exception as error:  # There is nothing that torch and pickle do not raise for a wrong byte.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # That is a place before the file's begin.
+                raise
             raise errors.Corrupt(
                 f"{name} of {self.tag} in {os.path.dirname(self._path)} cannot be read: {error}; NxD wrote it, and nothing tells "
                 "what it was: load another tag",
