@@ -146,6 +146,16 @@ def test_rank_that_never_saves_is_named(launch, root):
     assert failure.ranks == [1] and tags(root) == []
 
 
+def test_two_ranks_that_say_they_are_the_same_are_told_before_anything_is_saved(launch, root):
+    ranks = launch("a", 2, "dp=2")
+    ready(ranks)
+    together(ranks, "nxd.configure(topology=nxd.Topology(dp_rank=1, dp_size=2))")
+    for failure in together_failing(ranks, "nxd.save_checkpoint(root, 'step_1', model={})"):
+        assert failure.kind == "ValueError" and "ranks 0 and 1 have the same coordinates" in failure.message
+    together(ranks, "nxd.configure(topology=where)\n" + save(2, False, False, True))
+    assert tags(root) == ["step_2"]
+
+
 def test_without_a_topology_all_ranks_are_data_parallel_and_load_with_another_number_of_them(launch, root):
     ranks, fewer = launch("a", 3, "dp=3"), launch("b", 2, "dp=2")
     ready(ranks + fewer)

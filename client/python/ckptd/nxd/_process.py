@@ -3,7 +3,6 @@
 import atexit
 import logging
 import os
-import sys
 import tempfile
 import threading
 from typing import Any, Dict, NamedTuple, Optional, Tuple
@@ -58,6 +57,8 @@ class Process:
         self._client: "Optional[ckptd.Client]" = None
         self._private: "Optional[ckptd.LocalDaemon]" = None
         self._topology: Optional[Topology] = None
+        self._configured = 0  # How often.
+        self._checked = False  # That no two ranks say that they are the same.
         self._jobs: Dict[str, Job] = {}
         self._pending: "Optional[ckptd.Save]" = None
         self._failed: Optional[errors.CkptdError] = None  # Not yet raised on all ranks.
@@ -68,6 +69,8 @@ class Process:
             self._settle()
             self.settings = settings
             self._topology = None
+            self._configured += 1
+            self._checked = False
             self._jobs = {}
             client, self._client = self._client, None
             if client is not None:
@@ -96,6 +99,7 @@ class Process:
     ) -> None:
         """Stages this rank's part; wait: until the checkpoint is committed."""
         with self._lock:
+            self._check_together(job)
             job.resumed = True
             job.run._num_kept_ckpts = kept
             late = Late()
@@ -120,6 +124,12 @@ class Process:
             if not self._at_exit:
                 self._at_exit = True
                 atexit.register(self._end)
+
+    def _check_together(self, job: Job) -> None:
+        if not self._checked and self.settings.topology is not None:
+            name, seconds = str(self._configured), self.settings.commit_timeout
+            _topology.check_together(job.topology, name, seconds)
+        self._checked = True
 
     def finish(self) -> None:
         """Waits for the save that is under way. Raises when it, or the one before, has failed: on every rank alike."""
@@ -178,20 +188,14 @@ class _Files(Dict[str, Any]):
 
     def __init__(self, topology: Topology, wanted: _parts.Wanted, late: Late) -> None:
         super().__init__()
-        self._make = lambda: _parts.files(topology, wanted, late)
+        self._arguments = (topology, wanted, late)
 
     def items(self) -> Any:
-        return self._make()
+        return _parts.files(*self._arguments)
 
 
 def _service_is_there() -> bool:
     return os.path.exists(DEFAULT_ENDPOINT.partition(":")[2])
-
-
-def is_initialized() -> bool:
-    """Whether this process knows its rank by a process group."""
-    distributed = sys.modules.get("torch.distributed")
-    return bool(distributed is not None and distributed.is_available() and distributed.is_initialized())
 
 
 process = Process()

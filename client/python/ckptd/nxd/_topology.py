@@ -1,8 +1,9 @@
 """Where a rank stands in the job: its coordinates, taken as they are and never computed from sizes."""
 
 import dataclasses
+import datetime
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from ckptd import _rank
 
@@ -77,6 +78,32 @@ def complete(topology: Optional[Topology]) -> Topology:
             f"ranks, and the job has {member.world_size}"
         )
     return dataclasses.replace(found, rank=member.rank, world_size=member.world_size)
+
+
+def check_together(topology: Topology, name: str, seconds: float) -> None:
+    """ValueError on every rank where two have the same coordinates: then others' parts would be saved by nobody. By the process
+    group's store, where there is a group; name: the same on all ranks, and new each time.
+    """
+    if _rank._process_group() is None:
+        return
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    owners: Dict[bytes, int] = {}
+    keys = [f"ckptd/nxd/{name}/{rank}" for rank in range(topology.world_size or 1)]
+    store.set(keys[topology.rank or 0], repr(dataclasses.replace(topology, rank=None, world_size=None)))
+    try:
+        store.wait(keys, datetime.timedelta(seconds=seconds))
+    except RuntimeError:
+        return  # The save will say who is missing.
+    for rank, key in enumerate(keys):
+        coordinates = bytes(store.get(key))
+        if coordinates in owners:
+            raise ValueError(
+                f"ranks {owners[coordinates]} and {rank} have the same coordinates, {coordinates.decode()}; every rank gives its own, or "
+                "parts of the model are saved by nobody"
+            )
+        owners[coordinates] = rank
 
 
 def _of_nxd() -> Optional[Topology]:
