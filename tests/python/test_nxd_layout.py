@@ -210,9 +210,41 @@ def test_weights_saved_as_master_weights_alone_are_not_left_out_silently(tmp_pat
     model = nxd_job.Model(0, PAIR[0])
     with pytest.raises(ckptd.NotFound, match="tensor_0.pt"):
         load_rank(tmp_path, "t", PAIR[0], model=model)
-    with pytest.raises(ckptd.Refused, match="does not tell which"):
+    with pytest.raises(ckptd.Refused, match="only these tell which of them is which"):
         load_rank(tmp_path, "t", PAIR[0], model=dict(model.state_dict()), optimizer={})
+    optimizer = nxd_job.NeuronZero1Optimizer(model, 0, PAIR[0], TRAINED[1:])
+    with pytest.raises(ckptd.Refused, match="embed.weight.* are nowhere"):
+        load_rank(tmp_path, "t", PAIR[0], model=model, optimizer=optimizer)
     assert nxd_job.model_differences(model, 0, PAIR[0]) == []
+
+
+def test_buffers_that_nxd_has_not_saved_keep_their_values_and_are_named(tmp_path, caplog):
+    """With avoid_saving_lower_precision_weights NxD saves no tensor of the model at all."""
+    where = PAIR[0]
+    save_without_what_masters_have(tmp_path, use_xser=True)
+    folder = tmp_path / "t/model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors"
+    for name in os.listdir(folder):
+        os.remove(folder / name)
+    model = nxd_job.Model(0, where)
+    optimizer = nxd_job.NeuronZero1Optimizer(model, 0, where, TRAINED)
+    with pytest.raises(ckptd.Refused, match="layers.1.wide of t are nowhere.*strict=False"):
+        load_rank(tmp_path, "t", where, model=model, optimizer=optimizer)
+    assert nxd_job.model_differences(model, 0, where) == []  # Nothing is changed.
+    assert nxd_job.differences(optimizer.state, optimizer.expected(0)) == []
+    load_rank(tmp_path, "t", where, model=model, optimizer=optimizer, strict=False)
+    assert "count, scale" in caplog.text and "layers.1.wide" in caplog.text
+    kept = [d.split(":")[0] for d in nxd_job.model_differences(model, 0, where)]
+    assert ".layers.0.row" in kept and not {".count", ".scale", ".layers.1.wide"} & set(kept)
+
+
+def test_what_lacks_a_part_changes_nothing(tmp_path):
+    where = Topology(rank=0, world_size=1)
+    save_rank(tmp_path, "t", where, model=nxd_job.Model(3, where))
+    model = nxd_job.Model(0, where)
+    for more in ({"scheduler": nxd_job.Scheduler(0)}, {"optimizer": {}}):
+        with pytest.raises(ckptd.NotFound):
+            load_rank(tmp_path, "t", where, model=model, **more)
+    assert nxd_job.model_differences(model, 0, where) == []
 
 
 def test_plain_files_are_whole_whatever_is_to_be_avoided(tmp_path):

@@ -1,6 +1,7 @@
 """Loading what load_checkpoint() was asked for, out of one checkpoint."""
 
 import inspect
+import logging
 from typing import Any, Dict, List, NamedTuple, Optional
 
 import torch
@@ -10,6 +11,8 @@ from ckptd._into import Plan
 from ckptd.nxd import _names, _reshard, _states, _xser
 from ckptd.nxd._sources import Classes, Source
 from ckptd.nxd._topology import Topology
+
+_log = logging.getLogger("ckptd")
 
 
 class Targets(NamedTuple):
@@ -39,13 +42,18 @@ def check(targets: Targets) -> None:
 
 def load(source: Source, topology: Topology, targets: Targets, trust: Trust) -> Any:
     """Fills the targets; returns the user content, or None."""
-    waiting: List[str] = []
+    for name in _needed(source, topology, targets):
+        source.check(name)  # Before anything is changed.
+    waiting: Dict[int, Any] = {}
     if targets.model is not None:
         waiting = _load_model(source, topology, targets, trust.states)
     if targets.optimizer is not None:
         _load_optimizer(source, topology, targets.optimizer, trust.states)
     if waiting:
-        _from_master_weights(source, topology, targets, waiting, trust.states)
+        weights = _reshard.master_weights(source, topology, sorted(waiting), trust.states)
+        with torch.no_grad():
+            for number, parameter in waiting.items():
+                parameter.copy_(weights[number])
     if targets.scheduler is not None:
         targets.scheduler.load_state_dict(source.load(_names.SCHEDULER, trust.others))
     if _names.USER_CONTENT in source.names:
@@ -53,45 +61,91 @@ def load(source: Source, topology: Topology, targets: Targets, trust: Trust) -> 
     return None
 
 
+def _needed(source: Source, topology: Topology, targets: Targets) -> List[str]:
+    names = []
+    if targets.model is not None:
+        names.append(_names.model(topology))
+    if targets.optimizer is not None:
+        zero1 = _states.is_zero1(targets.optimizer, _names.zero1_probe() in source.names)
+        names.append(_names.zero1(topology, 0) if zero1 else _names.optimizer(topology))
+    if targets.scheduler is not None:
+        names.append(_names.SCHEDULER)
+    return names
+
+
 # ---- the model
 
 
-def _load_model(source: Source, topology: Topology, targets: Targets, classes: Classes) -> List[str]:
-    """Returns the names in the model's state whose tensors have no file: master weights are to be had in their place."""
+def _load_model(source: Source, topology: Topology, targets: Targets, classes: Classes) -> Dict[int, Any]:
+    """Returns the parameters that have no file, by their numbers in the optimizer: their master weights are to be had."""
     name = _names.model(topology)
-    source.check(name)
     model = targets.model
     into = _own_tensors(model)
     if not _xser.is_xser(source, name):
-        if into is not None and source.load_into(name, into):
-            return []
-        _put(model, source.load(name, classes), targets.strict)
-        return []
+        if into is None or not source.load_into(name, into):
+            _put(model, source.load(name, classes), targets.strict)
+        return {}
     references = source.load(name, classes)
     if into is not None and _load_each(source, name, references, into):
-        return []
+        return {}
     state = _xser.resolve_from(source, name, references)
     missing = _xser.absent(state)
     if not missing:
         _put(model, state, targets.strict)
-        return []
-    waiting = [key for key, value in state.items() if isinstance(value, _xser.Absent)]
-    if targets.optimizer is None or len(waiting) < len(missing):
+        return {}
+    absent = [key for key, value in state.items() if isinstance(value, _xser.Absent)]
+    if targets.optimizer is None or len(absent) < len(missing):
         source.check(missing[0])
-    there = {key: value for key, value in state.items() if key not in waiting}
-    if isinstance(model, dict):
-        raise errors.Refused(
-            f"the weights of {source.tag} were saved as the optimizer's master weights alone, and a dict for a model does not tell "
-            "which of them is which: load it into the module and its optimizer",
-            reason="STATE_MISMATCH",
-            tag=source.tag,
-        )
+    waiting = _in_the_optimizer(source, topology, targets, absent)
     here = _states.of_model(model)
     if targets.strict:
         _check_keys(source, state, here)
-    # What waits keeps its values until then.
-    _put(model, {**{key: here[key] for key in waiting if key in here}, **there}, targets.strict)
+    for key in absent:  # What waits keeps its values until then.
+        if key in here:
+            state[key] = here[key]
+        else:
+            del state[key]
+    _put(model, state, targets.strict)
     return waiting
+
+
+def _in_the_optimizer(
+    source: Source, topology: Topology, targets: Targets, absent: "List[str]"
+) -> Dict[int, Any]:
+    """The parameters of these names, by their numbers in the optimizer. Refused where a weight is nowhere; a buffer that is
+    nowhere, for NxD does not save them then, keeps its value.
+    """
+    numbers = {
+        id(parameter): number for number, parameter in enumerate(_states.parameters_of(targets.optimizer))
+    }
+    if not isinstance(targets.model, torch.nn.Module) or not numbers or topology.ep_size > 1:
+        raise errors.Refused(
+            f"the weights {_some(absent)} of {source.tag} were saved as the optimizer's master weights alone: they can be loaded into "
+            "a module and its optimizer, and not with expert parallelism, for only these tell which of them is which",
+            reason="STATE_MISMATCH",
+            tag=source.tag,
+        )
+    named = dict(targets.model.named_parameters(remove_duplicate=False))
+    nowhere = [name for name in absent if name not in named or id(named[name]) not in numbers]
+    weights = [name for name in nowhere if name in named]
+    if weights and targets.strict:
+        raise errors.Refused(
+            f"the weights {_some(weights)} of {source.tag} are nowhere: its model was saved as the optimizer's master weights alone, and "
+            "this optimizer does not have them; strict=False loads the others",
+            reason="STATE_MISMATCH",
+            tag=source.tag,
+        )
+    if nowhere:
+        _log.warning(
+            "ckptd: %s of %s are neither in the model's files nor among the master weights, and keep their values",
+            _some(nowhere),
+            source.tag,
+        )
+    return {numbers[id(named[name])]: named[name] for name in absent if name not in nowhere}
+
+
+def _some(names: "List[str]") -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _check_keys(source: Source, saved: Any, here: Any) -> None:
@@ -177,30 +231,6 @@ def _load_each(source: Source, name: str, references: Any, into: "Dict[str, Any]
             with torch.no_grad():
                 into[key].copy_(source.load(path, Classes()))
     return True
-
-
-def _from_master_weights(
-    source: Source, topology: Topology, targets: Targets, waiting: "List[str]", classes: Classes
-) -> None:
-    """The parameters that were saved nowhere but as master weights."""
-    numbers = {
-        id(parameter): number for number, parameter in enumerate(_states.parameters_of(targets.optimizer))
-    }
-    named = dict(targets.model.named_parameters(remove_duplicate=False))
-    unknown = [name for name in waiting if name not in named or id(named[name]) not in numbers]
-    if unknown or topology.ep_size > 1:
-        raise errors.Refused(
-            f"the weights {', '.join(unknown or waiting)[:500]} of {source.tag} were saved as the optimizer's master weights "
-            "alone, and this optimizer does not tell which of its parameters they are"
-            + (": with expert parallelism nobody does" if topology.ep_size > 1 else ""),
-            reason="STATE_MISMATCH",
-            tag=source.tag,
-        )
-    wanted = {numbers[id(named[name])]: named[name] for name in waiting}
-    weights = _reshard.master_weights(source, topology, sorted(wanted), classes)
-    with torch.no_grad():
-        for number, parameter in wanted.items():
-            parameter.copy_(weights[number])
 
 
 # ---- the optimizer
