@@ -108,6 +108,18 @@ def test_trainers_killed_while_a_tag_is_overwritten_leave_the_old_one_whole(laun
     assert tags(root) == ["step_1"]
 
 
+def test_checkpoint_that_a_killed_launch_had_handed_over_is_waited_for(launch, root):
+    """Else ranks that look at different moments would not agree whether there is one."""
+    first, second = launch("a", 2, "dp=2"), launch("b", 2, "dp=2")
+    ready(first + second)
+    together(first, "state = {'x': torch.ones(12 << 20)}")
+    together(first, "nxd.save_checkpoint(root, 'step_1', optimizer=state, zero1_optimizer=True, async_save=True)")
+    for trainer in first:
+        trainer.send(signal.SIGKILL)
+    assert together(second, "nxd.has_checkpoint(root)") == [True, True]
+    assert together(second, "state = {}\nnxd.load_checkpoint(root, optimizer=state)\nfloat(state['x'].sum())") == [12 << 20] * 2
+
+
 FAILS = """
 class Broken(nxd_job.NeuronZero1Optimizer):
     def state_dict(self):
@@ -140,7 +152,7 @@ def test_failed_async_save_is_raised_on_every_rank_and_never_gets_done(launch, r
 
 
 def test_rank_that_never_saves_is_named(launch, root):
-    ranks = launch("a", 2, "dp=2", commit_timeout=3)
+    ranks = launch("a", 2, "dp=2", commit_timeout=2)
     ready(ranks)
     failure = ranks[0].fails(save(1, False, False, True))
     assert failure.ranks == [1] and tags(root) == []
