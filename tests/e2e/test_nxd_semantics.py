@@ -183,12 +183,15 @@ def test_root_of_nxd_is_loaded_and_continued(root):
     assert load(root) == 4 and load(root, "step_1") == 1
 
 
-def test_tag_that_nxd_wrote_is_not_overwritten(root):
+@pytest.mark.parametrize("async_save", [False, True])
+def test_tag_that_nxd_wrote_is_not_overwritten(root, async_save):
     as_nxd(root, 1)
     with pytest.raises(ckptd.Refused) as caught:
-        save(root, 2, tag="step_1")
+        save(root, 2, tag="step_1", async_save=async_save)
     assert caught.value.reason == "TAG_FOREIGN"
     assert load(root, "step_1") == 1
+    save(root, 3, async_save=async_save)  # A refusal, which all ranks have heard, is over.
+    assert load(root) == 3
 
 
 def test_way_back(daemon, root):

@@ -65,6 +65,16 @@ def test_without_nxd_all_ranks_are_data_parallel(monkeypatch):
     assert (where.dp_rank, where.dp_size, where.tp_size, where.rank, where.world_size) == (3, 4, 1, 3, 4)
 
 
+def test_process_that_nobody_has_told_its_rank_asks_no_daemon(monkeypatch, tmp_path):
+    """Else each process of a job would join as rank 0 of 1 before its process group is there."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(ckptd.nxd.process, "job", lambda root: pytest.fail("a daemon was asked"))
+    assert ckptd.nxd.has_checkpoint(tmp_path) is False
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/done").write_text("1")
+    assert ckptd.nxd.has_checkpoint(tmp_path) is True
+
+
 def nxd(**functions):
     """A stand-in for neuronx_distributed's own account of the ranks."""
     module = types.ModuleType("neuronx_distributed.parallel_layers.parallel_state")

@@ -18,7 +18,7 @@ from ckptd import errors
 from ckptd.nxd import _foreign, _loading, _names, _parts
 from ckptd.nxd._process import Job, Settings, process
 from ckptd.nxd._sources import Committed, Foreign
-from ckptd.nxd._topology import Topology
+from ckptd.nxd._topology import Topology, is_known
 
 __all__ = [
     "NoCheckpoint",
@@ -152,10 +152,14 @@ def load_checkpoint(
 
 
 def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
-    """Whether there is a checkpoint to load. A save that an earlier launch has handed over is waited for."""
+    """Whether there is a checkpoint to load. A save that an earlier launch has handed over is waited for, once it is known which
+    rank this is (a process group, $RANK and $WORLD_SIZE, or a topology).
+    """
     root = _local(checkpoint_dir_str)
     if not os.path.isdir(root):
         return False
+    if not is_known(process.settings.topology):
+        return _foreign.any_finished(root)
     process.settle()
     job = process.job(root)
     deadline = time.monotonic() + process.settings.timeout

@@ -105,15 +105,11 @@ class Process:
             late = Late()
             try:
                 save = job.run.save(tag, files=_Files(job.topology, wanted, late), timeout=self.settings.commit_timeout)
-            except errors.CkptdError as error:
-                if not wait:
-                    self._failed = error  # The other ranks hear of it at their next call, if not now.
-                raise
+            except errors.Refused:
+                raise  # As on all ranks, now.
             except BaseException as error:
-                if not wait:
-                    self._failed = errors.CheckpointFailed(
-                        f"the save of {tag} has failed on this rank: {type(error).__name__}: {error}", "SAVE_ABORTED", tag
-                    )
+                if not wait:  # The other ranks may hear of it at their next call only: there they all do.
+                    self._failed = error if isinstance(error, errors.CkptdError) else _failed_here(tag, error)
                 raise
             finally:
                 late.release()
@@ -181,6 +177,11 @@ class Process:
             self._settle()
             if self._failed is not None:
                 _log.error("ckptd: the last save has failed: %s", self._failed)
+
+
+def _failed_here(tag: str, error: BaseException) -> errors.CkptdError:
+    why = f"the save of {tag} has failed on this rank: {type(error).__name__}: {error}"
+    return errors.CheckpointFailed(why, reason="SAVE_ABORTED", tag=tag)
 
 
 class _Files(Dict[str, Any]):

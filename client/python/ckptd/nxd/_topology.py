@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import os
 import sys
 from typing import Any, Dict, Optional, Tuple
 
@@ -78,6 +79,15 @@ def complete(topology: Optional[Topology]) -> Topology:
             f"ranks, and the job has {member.world_size}"
         )
     return dataclasses.replace(found, rank=member.rank, world_size=member.world_size)
+
+
+def is_known(topology: Optional[Topology]) -> bool:
+    """Whether somebody says which rank this is: before that, each process of a job would take itself for rank 0 of 1."""
+    return (
+        topology is not None
+        or _rank._process_group() is not None
+        or ("RANK" in os.environ and "WORLD_SIZE" in os.environ)
+    )
 
 
 def check_together(topology: Topology, name: str, seconds: float) -> None:
