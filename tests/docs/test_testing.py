@@ -1,4 +1,4 @@
-"""docs/testing.md names no test that is not there, and the mutants fit the sources."""
+"""docs/testing.md and docs/nxd.md name no test that is not there, and the mutants fit the sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from typing import Iterator, Set
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs/testing.md").read_text()
+TEXT = "".join((ROOT / "docs" / name).read_text() for name in ("testing.md", "nxd.md"))
 WORDS = set(re.findall(r"`([^`\n]+)`", TEXT))
 
 sys.path.insert(0, str(ROOT / "tools"))

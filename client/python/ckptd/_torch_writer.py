@@ -23,7 +23,8 @@ import torch
 
 from ckptd import _accel, _device
 from ckptd._accel import Pieces
-from ckptd._image import Image, PiecesImage, WrittenImage
+from ckptd._image import Image, Memory, PiecesImage, WrittenImage
+from ckptd._late import Late
 from ckptd._skeleton import Record, skeleton, unpicklable_by_weights_only
 from ckptd._zip_layout import Layout
 from ckptd.errors import UnsafeGlobalsWarning
@@ -38,10 +39,11 @@ _seen_globals: Set[Any] = set()
 _own_writer_works: Optional[bool] = None
 
 
-def image(obj: Any, views: str = "compact") -> Image:
+def image(obj: Any, views: str = "compact", late: Optional[Late] = None) -> Image:
     """The image of the archive that torch.save(obj) would write.
 
-    views="keep": storages whole, as torch does; "compact": only the parts of them that tensors use.
+    views="keep": storages whole, as torch does; "compact": only the parts of them that tensors use. late: what some
+    tensors of `obj` stand for.
     """
     global _own_writer_works
     if _own_writer_works is None:
@@ -52,10 +54,14 @@ def image(obj: Any, views: str = "compact") -> Image:
                 f"ckptd saves through torch.save, at a higher cost: its own writer does not fit this torch ({problem})",
                 RuntimeWarning,
             )
-    return _lay_out(obj, views == "compact") if _own_writer_works else by_torch(obj)
+    if _own_writer_works:
+        return _lay_out(obj, views == "compact", late)
+    if late:
+        late.materialise()
+    return by_torch(obj)
 
 
-def _lay_out(obj: Any, compact: bool) -> Image:
+def _lay_out(obj: Any, compact: bool, late: Optional[Late] = None) -> Image:
     pickled, records, found = skeleton(obj, compact)
     if not found <= _seen_globals:
         _warn_of_unsafe(found)
@@ -69,13 +75,17 @@ def _lay_out(obj: Any, compact: bool) -> Image:
     sources = array("Q", [glue_address + start for start in layout.glue_starts])
     sources.append(pickle_address)
     elsewhere: List[Tuple[int, Record]] = []
-    if all(record.storage.device.type == "cpu" for record in records):
+    later: List[Tuple[int, Record]] = []
+    if not late and all(record.storage.device.type == "cpu" for record in records):
         offsets += layout.storage_offsets
         lengths += array("Q", sizes)
         sources += array("Q", [record.storage.data_ptr() + record.begin for record in records])
     else:
         for offset, size, record in zip(layout.storage_offsets, sizes, records):
-            if record.storage.device.type == "cpu":
+            if late and late.has(record.storage):
+                if size:
+                    later.append((offset, record))
+            elif record.storage.device.type == "cpu":
                 offsets.append(offset)
                 lengths.append(size)
                 sources.append(record.storage.data_ptr() + record.begin)
@@ -83,8 +93,25 @@ def _lay_out(obj: Any, compact: bool) -> Image:
                 elsewhere.append((offset, record))
     # Until the copy is done: a reduced object may have made storages of its own, which nobody else holds.
     owners = (obj, records, glue_owner, pickled)
-    fill = _device.filler(elsewhere) if elsewhere else None
+    fill = _filler(elsewhere, later, late)
     return PiecesImage(layout.size, Pieces(offsets, sources, lengths), owners, fill)
+
+
+def _filler(
+    elsewhere: "List[Tuple[int, Record]]", later: "List[Tuple[int, Record]]", late: Optional[Late]
+) -> "Optional[Callable[[Memory, int], None]]":
+    """Writes what is not in the CPU's memory; None when all is."""
+    straight = _device.filler(elsewhere) if elsewhere else None
+    if late is None or not later:
+        return straight
+    late.expect(later)
+
+    def fill(memory: Memory, base: int) -> None:
+        if straight is not None:
+            straight(memory, base)
+        late.fill(later, memory, base)
+
+    return fill
 
 
 def _layout(pickle_size: int, sizes: Tuple[int, ...]) -> Layout:

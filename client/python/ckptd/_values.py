@@ -36,6 +36,7 @@ class Torch:
             raise ValueError(f'views is "{views}"; it is "compact" or "keep"')
         self.obj = obj
         self.views = views
+        self._late: Any = None  # What some of its tensors stand for: _late.Late.
 
 
 def image_of(name: str, value: Any, views: str = "compact") -> Image:
@@ -45,7 +46,7 @@ def image_of(name: str, value: Any, views: str = "compact") -> Image:
     if isinstance(value, File):
         return _image.of_file(value.path)
     if isinstance(value, Torch):
-        return _torch_image(name, value.obj, value.views)
+        return _torch_image(name, value.obj, value.views, value._late)
     if name.endswith(TORCH_SUFFIXES):
         return _torch_image(name, value, views)
     raise TypeError(
@@ -54,14 +55,14 @@ def image_of(name: str, value: Any, views: str = "compact") -> Image:
     )
 
 
-def _torch_image(name: str, obj: Any, views: str) -> Image:
+def _torch_image(name: str, obj: Any, views: str, late: Any = None) -> Image:
     try:
         from ckptd import _torch_writer
     except ImportError as error:
         raise TypeError(
             f'file "{name}" is to be saved as torch.save would, but torch cannot be imported: {error}'
         ) from error
-    return _torch_writer.image(obj, views)
+    return _torch_writer.image(obj, views, late)
 
 
 def _advice(value: Any) -> str:

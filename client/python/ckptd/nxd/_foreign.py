@@ -1,0 +1,54 @@
+"""Checkpoints that NxD wrote into a root, and how NxD tells which is the latest."""
+
+import os
+from typing import List, NamedTuple
+
+from ckptd.nxd import _names
+
+_MANIFEST = os.path.join(".ckptd", "manifest")
+
+
+class Finished(NamedTuple):
+    """A tag with the marker of a finished save. In the order of NxD: by the marker's time; of one time, by name."""
+
+    done_ns: int
+    tag: str
+
+
+def finished(root: str) -> List[Finished]:
+    """NxD's finished tags, oldest first, without those that ckptd committed."""
+    return [found for found in _with_marker(root) if not is_ours(root, found.tag)]
+
+
+def any_finished(root: str) -> bool:
+    """Whoever wrote it."""
+    return bool(_with_marker(root))
+
+
+def is_finished(root: str, tag: str) -> bool:
+    return os.path.exists(os.path.join(root, tag, _names.DONE))
+
+
+def is_there(root: str, tag: str) -> bool:
+    return os.path.isdir(os.path.join(root, tag))
+
+
+def is_ours(root: str, tag: str) -> bool:
+    """Whether ckptd committed it."""
+    return os.path.exists(os.path.join(root, tag, _MANIFEST))
+
+
+def _with_marker(root: str) -> List[Finished]:
+    found = []
+    try:
+        tags = os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    for tag in tags:
+        if tag.startswith("."):
+            continue
+        try:
+            found.append(Finished(os.stat(os.path.join(root, tag, _names.DONE)).st_mtime_ns, tag))
+        except OSError:
+            continue  # No marker: not finished, half deleted, or no checkpoint at all.
+    return sorted(found)

@@ -1,0 +1,263 @@
+"""Loading what load_checkpoint() was asked for, out of one checkpoint."""
+
+import inspect
+import logging
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import torch
+
+from ckptd import errors
+from ckptd._into import Plan
+from ckptd.nxd import _names, _reshard, _states, _xser
+from ckptd.nxd._sources import Classes, Source
+from ckptd.nxd._topology import Topology
+
+_log = logging.getLogger("ckptd")
+
+
+class Targets(NamedTuple):
+    """The arguments of load_checkpoint() that are to be filled."""
+
+    model: Any = None
+    optimizer: Any = None
+    scheduler: Any = None
+    strict: bool = True
+
+
+class Trust(NamedTuple):
+    """Which classes files may hold."""
+
+    states: Classes = Classes()
+    others: Classes = Classes(anything=True)  # User content and the scheduler's state, as NxD.
+
+
+def check(targets: Targets) -> None:
+    """RuntimeError for what nothing can be loaded into, as NxD says it."""
+    for name, target in (("model", targets.model), ("optimizer", targets.optimizer)):
+        if target is not None and not isinstance(target, dict) and not hasattr(target, "load_state_dict"):
+            raise RuntimeError(
+                f"Error: invalid {name} object {type(target).__name__}: it is neither a dict nor has it load_state_dict()"
+            )
+
+
+def load(source: Source, topology: Topology, targets: Targets, trust: Trust) -> Any:
+    """Fills the targets; returns the user content, or None."""
+    for name in _needed(source, topology, targets):
+        source.check(name)  # Before anything is changed.
+    waiting: Dict[int, Any] = {}
+    if targets.model is not None:
+        waiting = _load_model(source, topology, targets, trust.states)
+    if targets.optimizer is not None:
+        _load_optimizer(source, topology, targets.optimizer, trust.states)
+    if waiting:
+        weights = _reshard.master_weights(source, topology, sorted(waiting), trust.states)
+        with torch.no_grad():
+            for number, parameter in waiting.items():
+                parameter.copy_(weights[number])
+    if targets.scheduler is not None:
+        targets.scheduler.load_state_dict(source.load(_names.SCHEDULER, trust.others))
+    if _names.USER_CONTENT in source.names:
+        return source.load(_names.USER_CONTENT, trust.others)
+    return None
+
+
+def _needed(source: Source, topology: Topology, targets: Targets) -> List[str]:
+    names = []
+    if targets.model is not None:
+        names.append(_names.model(topology))
+    if targets.optimizer is not None:
+        zero1 = _states.is_zero1(targets.optimizer, _names.zero1_probe() in source.names)
+        names.append(_names.zero1(topology, 0) if zero1 else _names.optimizer(topology))
+    if targets.scheduler is not None:
+        names.append(_names.SCHEDULER)
+    return names
+
+
+# ---- the model
+
+
+def _load_model(source: Source, topology: Topology, targets: Targets, classes: Classes) -> Dict[int, Any]:
+    """Returns the parameters that have no file, by their numbers in the optimizer: their master weights are to be had."""
+    name = _names.model(topology)
+    model = targets.model
+    into = _own_tensors(model)
+    if not _xser.is_xser(source, name):
+        if into is None or not source.load_into(name, into):
+            _put(model, source.load(name, classes), targets.strict)
+        return {}
+    references = source.load(name, classes)
+    if into is not None and _load_each(source, name, references, into):
+        return {}
+    state = _xser.resolve_from(source, name, references)
+    missing = _xser.absent(state)
+    if not missing:
+        _put(model, state, targets.strict)
+        return {}
+    absent = [key for key, value in state.items() if isinstance(value, _xser.Absent)]
+    if targets.optimizer is None or len(absent) < len(missing):
+        source.check(missing[0])
+    waiting = _in_the_optimizer(source, topology, targets, absent)
+    here = _states.of_model(model)
+    if targets.strict:
+        _check_keys(source, state, here)
+    for key in absent:  # What waits keeps its values until then.
+        if key in here:
+            state[key] = here[key]
+        else:
+            del state[key]
+    _put(model, state, targets.strict)
+    return waiting
+
+
+def _in_the_optimizer(
+    source: Source, topology: Topology, targets: Targets, absent: "List[str]"
+) -> Dict[int, Any]:
+    """The parameters of these names, by their numbers in the optimizer. Refused where a weight is nowhere; a buffer that is
+    nowhere, for NxD does not save them then, keeps its value.
+    """
+    numbers = {
+        id(parameter): number for number, parameter in enumerate(_states.parameters_of(targets.optimizer))
+    }
+    if not isinstance(targets.model, torch.nn.Module) or not numbers or topology.ep_size > 1:
+        raise errors.Refused(
+            f"the weights {_some(absent)} of {source.tag} were saved as the optimizer's master weights alone: they can be loaded into "
+            "a module and its optimizer, and not with expert parallelism, for only these tell which of them is which",
+            reason="STATE_MISMATCH",
+            tag=source.tag,
+        )
+    named = dict(targets.model.named_parameters(remove_duplicate=False))
+    nowhere = [name for name in absent if name not in named or id(named[name]) not in numbers]
+    weights = [name for name in nowhere if name in named]
+    if weights and targets.strict:
+        raise errors.Refused(
+            f"the weights {_some(weights)} of {source.tag} are nowhere: its model was saved as the optimizer's master weights alone, and "
+            "this optimizer does not have them; strict=False loads the others",
+            reason="STATE_MISMATCH",
+            tag=source.tag,
+        )
+    if nowhere:
+        _log.warning(
+            "ckptd: %s of %s are neither in the model's files nor among the master weights, and keep their values",
+            _some(nowhere),
+            source.tag,
+        )
+    return {numbers[id(named[name])]: named[name] for name in absent if name not in nowhere}
+
+
+def _some(names: "List[str]") -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _check_keys(source: Source, saved: Any, here: Any) -> None:
+    differing = sorted(map(str, saved.keys() ^ here.keys()))
+    if differing:
+        raise errors.Refused(
+            f"the model of {source.tag} and the one that it is to be loaded into differ in {', '.join(differing[:8])}",
+            reason="STATE_MISMATCH",
+            tag=source.tag,
+        )
+
+
+def _put(target: Any, state: Any, strict: bool) -> None:
+    if isinstance(target, dict):
+        _fill(target, state)
+    else:
+        target.load_state_dict(state, strict=strict)
+
+
+def _fill(target: Dict[Any, Any], state: Any) -> None:
+    """A dict: in place where it is like what was saved, else with what was saved."""
+    plan = Plan(state, target)
+    if plan.differences:
+        target.update(state)
+    else:
+        plan.copy()
+
+
+def _own_tensors(model: Any) -> "Optional[Dict[str, Any]]":
+    """The tensors that load_state_dict() would fill, where it does nothing but that; else None."""
+    if isinstance(model, dict):
+        return model if all(type(value) is torch.Tensor for value in model.values()) and model else None
+    if not isinstance(model, torch.nn.Module) or hasattr(model, "local_state_dict"):
+        return None
+    if type(model).load_state_dict is not torch.nn.Module.load_state_dict:
+        return None
+    for module in model.modules():
+        if any(getattr(module, hooks, None) for hooks in _HOOKS) or not _loads_plainly(module):
+            return None
+    state = model.state_dict()
+    return dict(state) if all(isinstance(value, torch.Tensor) for value in state.values()) else None
+
+
+_HOOKS = (
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+)
+
+
+def _loads_plainly(module: Any) -> bool:
+    """torch's own modules load older versions of themselves, and nothing else by themselves."""
+    loader = inspect.getmodule(type(module)._load_from_state_dict)
+    return loader is not None and (
+        loader.__name__ == "torch.nn" or loader.__name__.startswith("torch.nn.modules.")
+    )
+
+
+def _load_each(source: Source, name: str, references: Any, into: "Dict[str, Any]") -> bool:
+    """Tensor by tensor into where it belongs; False, and nothing is changed, where that does not fit or is not known."""
+    info_name = _names.info(name)
+    if (
+        info_name not in source.names
+        or not isinstance(references, dict)
+        or references.keys() != into.keys()
+    ):
+        return False
+    info = source.load(info_name, Classes())
+    for key, reference in references.items():
+        known = info.get(getattr(reference, "tid", None))
+        target = into[key]
+        if (
+            known is None
+            or list(known["shape"]) != list(target.shape)
+            or known["dtype"] != target.dtype
+            or not _xser.file_of(source, name, reference.tid)
+        ):
+            return False
+    for key, reference in references.items():
+        path = _xser.file_of(source, name, reference.tid)
+        if not source.load_into(path, into[key]):
+            with torch.no_grad():
+                into[key].copy_(source.load(path, Classes()))
+    return True
+
+
+# ---- the optimizer
+
+
+def _load_optimizer(source: Source, topology: Topology, optimizer: Any, classes: Classes) -> None:
+    probe = _names.zero1_probe() in source.names
+    zero1 = _states.is_zero1(optimizer, probe)
+    if zero1:
+        if topology.cp_size > 1:
+            raise ValueError(
+                f"cp_size is {topology.cp_size} with a ZeRO-1 optimizer: all but one context-parallel rank's state was lost when it "
+                "was saved, for NxD's names of files cannot tell them apart"
+            )
+        state = _reshard.load(source, topology, classes)
+    else:
+        if probe:
+            raise errors.Refused(
+                f"the optimizer's state of {source.tag} is sharded (ZeRO-1), and the optimizer is not: one shard is not the whole",
+                reason="STATE_MISMATCH",
+                tag=source.tag,
+            )
+        state = _xser.load(source, _names.optimizer(topology), classes)
+    missing = _xser.absent(state)
+    if missing:
+        source.check(missing[0])
+    if isinstance(optimizer, dict):
+        _fill(optimizer, state)
+    else:
+        optimizer.load_state_dict(state)

@@ -1,0 +1,178 @@
+"""ZeRO-1 state for another number of data-parallel ranks than it was saved by.
+
+The rule of NxD: a parameter's state, and its master weights, are padded along dimension 0 with zeros to a multiple of dp, and
+cut into dp equal pieces. So rank r of dp has rows [r x n, (r + 1) x n) of ceil(rows / dp) = n, and what lies beyond `rows` is
+zeros. A rank reads the old pieces that its own overlap with, one at a time; no rank holds a whole state.
+"""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from ckptd import errors
+from ckptd.nxd import _names, _xser
+from ckptd.nxd._pickles import TensorReference
+from ckptd.nxd._sources import Classes, Source
+from ckptd.nxd._topology import Topology
+
+_SHARDED = ("base_state", "sharded_master_weights")
+
+
+def saved_by(source: Source, topology: Topology) -> int:
+    """How many data-parallel ranks have saved the state of this tp and pp rank."""
+    count = 0
+    while _names.zero1(topology, count) in source.names:
+        count += 1
+    return count
+
+
+def load(source: Source, topology: Topology, classes: Classes) -> Any:
+    """This rank's state, from whatever number of ranks."""
+    before = saved_by(source, topology)
+    if before == 0:
+        source.check(_names.zero1(topology, 0))
+    if before == topology.dp_size:
+        return _xser.load(source, _names.zero1(topology), classes)
+    if topology.ep_size > 1:
+        raise errors.Refused(
+            f"the ZeRO-1 state of {source.tag} was saved by dp {before} and is loaded by dp {topology.dp_size} with expert "
+            "parallelism, where it cannot be cut anew while it is loaded: convert it first (ckptctl convert nxd-zero)",
+            reason="STATE_MISMATCH",
+            tag=source.tag,
+        )
+    return _Reshard(source, topology, before, classes).run()
+
+
+class _Reshard:
+    def __init__(self, source: Source, topology: Topology, before: int, classes: Classes) -> None:
+        self._source = source
+        self._topology = topology
+        self._before = before
+        self._classes = classes
+        info = _names.info(_names.zero1(topology, 0))
+        self._info: Dict[int, Any] = source.load(info, Classes()) if info in source.names else {}
+        self._targets: List[Tuple[Tuple[Any, ...], Any, int]] = []  # Where in the state, this rank's piece, rows.
+
+    def run(self) -> Any:
+        first = self._references(0)
+        shapes = first.get("shape_info") if isinstance(first, dict) else None
+        if not isinstance(shapes, dict) or not isinstance(first.get("base_state"), dict):
+            raise self._refused("its state has no shape_info and base_state, which ZeRO-1 has")
+        self._shapes = shapes
+        state = {}
+        for part, value in first.items():
+            if part in _SHARDED:
+                state[part] = {
+                    number: self._prepare((part, number), item, shapes.get(number)) for number, item in value.items()
+                }
+            else:
+                state[part] = self._whole(0, value)  # The same everywhere.
+        for old in range(self._before):
+            wanted = [target for target in self._targets if self._overlap(target[2], old)[0]]
+            if wanted:
+                references = first if old == 0 else self._references(old)
+                for where, piece, rows in wanted:
+                    self._copy(references, old, where, piece, rows)
+        return state
+
+    def _references(self, old: int) -> Any:
+        return self._source.load(_names.zero1(self._topology, old), self._classes)
+
+    def _whole(self, old: int, value: Any) -> Any:
+        whole = _xser.resolve_from(self._source, _names.zero1(self._topology, old), value)
+        missing = _xser.absent(whole)
+        if missing:
+            self._source.check(missing[0])
+        return whole
+
+    def _prepare(self, where: Tuple[Any, ...], value: Any, shape: Any) -> Any:
+        """What of this rank's state takes the place of the first old rank's `value`."""
+        if isinstance(value, dict):
+            return {key: self._prepare((*where, key), item, shape) for key, item in value.items()}
+        there = self._described(value)
+        if there is None or not there[0] or where[-1] == "step":
+            return self._whole(0, value)
+        saved, dtype = there
+        if not shape:
+            raise self._refused(f"{_said(where)} has the shape {saved}, and shape_info says nothing of it")
+        rows, rest = int(shape[0]), list(shape[1:])
+        if saved != [_piece(rows, self._before), *rest]:
+            raise self._refused(
+                f"{_said(where)} has the shape {saved}, and a piece of {list(shape)} has {[_piece(rows, self._before), *rest]}"
+            )
+        piece = torch.zeros([_piece(rows, self._topology.dp_size), *rest], dtype=dtype)
+        self._targets.append((where, piece, rows))
+        return piece
+
+    def _described(self, value: Any) -> "Optional[Tuple[List[int], Any]]":
+        """Shape and type of a tensor of the first old rank, without reading it where that is written down."""
+        if isinstance(value, TensorReference):
+            known = self._info.get(value.tid)
+            if known is not None:
+                return list(known["shape"]), known["dtype"]
+            value = self._whole(0, value)
+        return (list(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
+
+    def _overlap(self, rows: int, old: int) -> Tuple[int, int, int]:
+        """(number of rows, first of them in this rank's piece, first of them in the old one's)."""
+        mine, theirs = _piece(rows, self._topology.dp_size), _piece(rows, self._before)
+        begin = max(self._topology.dp_rank * mine, old * theirs)
+        end = min((self._topology.dp_rank + 1) * mine, (old + 1) * theirs, rows)
+        return max(0, end - begin), begin - self._topology.dp_rank * mine, begin - old * theirs
+
+    def _copy(self, references: Any, old: int, where: Tuple[Any, ...], piece: Any, rows: int) -> None:
+        value = references
+        for key in where:
+            value = value[key]
+        if isinstance(value, TensorReference):
+            value = self._whole(old, value)
+        count, to, of = self._overlap(rows, old)
+        if list(value.shape) != [_piece(rows, self._before), *piece.shape[1:]] or value.dtype != piece.dtype:
+            raise self._refused(f"{_said(where)} of data-parallel rank {old} is not like that of rank 0")
+        piece[to : to + count] = value[of : of + count]
+
+    def _refused(self, why: str) -> errors.Refused:
+        return errors.Refused(
+            f"the ZeRO-1 state of {self._source.tag} was saved by dp {self._before}, and cannot be cut for dp "
+            f"{self._topology.dp_size}: {why}",
+            reason="STATE_MISMATCH",
+            tag=self._source.tag,
+        )
+
+
+def _piece(rows: int, count: int) -> int:
+    return -(-rows // count)
+
+
+def _said(where: Tuple[Any, ...]) -> str:
+    return ".".join(map(str, where))
+
+
+def master_weights(source: Source, topology: Topology, numbers: "List[int]", classes: Classes) -> Dict[int, Any]:
+    """The whole parameters with these numbers, from the master weights of all data-parallel ranks."""
+    pieces: Dict[int, List[Any]] = {number: [] for number in numbers}
+    shapes: Dict[int, Any] = {}
+    for old in range(saved_by(source, topology)):
+        name = _names.zero1(topology, old)
+        state = source.load(name, classes)
+        shapes = state.get("shape_info") or {}
+        for number in numbers:
+            weights = (state.get("sharded_master_weights") or {}).get(number)
+            if weights is None:
+                raise errors.NotFound(
+                    f"{source.tag} has the weights of parameter {number} neither in the model's files nor as master weights "
+                    f"in {name}",
+                    reason="UNKNOWN_FILE",
+                    tag=source.tag,
+                    path=name,
+                )
+            pieces[number].append(_xser.resolve_from(source, name, weights))
+            for missing in _xser.absent(pieces[number][-1:]):
+                source.check(missing)
+    return {number: _joined(pieces[number], shapes.get(number)) for number in numbers}
+
+
+def _joined(pieces: "List[Any]", shape: Any) -> Any:
+    if not shape:  # Of no dimension: the same everywhere.
+        return pieces[0]
+    return torch.cat(pieces)[: int(shape[0])]

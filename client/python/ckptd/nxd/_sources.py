@@ -1,0 +1,120 @@
+"""Where a checkpoint is read from: one that ckptd committed, every byte checked, or a folder that NxD wrote."""
+
+import contextlib
+import errno
+import io
+import os
+from typing import Any, FrozenSet, Iterator, NamedTuple, Sequence
+
+from ckptd import errors
+from ckptd.nxd import _pickles
+from ckptd.restore import Checkpoint
+
+
+class Classes(NamedTuple):
+    """Which classes a file may hold."""
+
+    more: Sequence[Any] = ()
+    anything: bool = False
+
+
+class Source:
+    """The files of one checkpoint."""
+
+    def __init__(self, tag: str, names: FrozenSet[str]) -> None:
+        self.tag = tag
+        self.names = names
+
+    def load(self, name: str, classes: Classes) -> Any:
+        """The object in one file, on the CPU, references as they are."""
+        with self.file(name) as file:
+            return _pickles.load(file, f"{name} of {self.tag}", classes.more, classes.anything)
+
+    def load_into(self, name: str, target: Any) -> bool:
+        """Fills the tensors of `target`, without a second copy; False when it does not fit: then nothing is changed."""
+        return False
+
+    def check(self, name: str) -> None:
+        """NotFound unless the file is there."""
+        if name not in self.names:
+            folder = name.rpartition("/")[0]
+            beside = sorted(other for other in self.names if other.rpartition("/")[0] == folder)
+            there = ", ".join(beside[:6]) + (", ..." if len(beside) > 6 else "")
+            raise errors.NotFound(
+                f'{self.tag} has no file "{name}"; there it has {there or "none"}: was it saved without this, or with another '
+                "topology?",
+                reason="UNKNOWN_FILE",
+                tag=self.tag,
+                path=name,
+            )
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Any]:
+        """One file, open for reading."""
+        raise NotImplementedError
+        yield
+
+
+class Committed(Source):
+    """By ckptd."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint.tag, frozenset(checkpoint.files))
+        self._checkpoint = checkpoint
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Any]:
+        self.check(name)
+        with self._checkpoint._file(name) as file:
+            reader = io.BufferedReader(file, 64 << 10)
+            try:
+                yield reader
+            except errors.CkptdError:
+                raise
+            except Exception:
+                if file.fault is not None:
+                    raise file.fault from None  # torch hides what went wrong with its file.
+                raise
+            finally:
+                reader.detach()  # Else it closes the file when it goes.
+
+    def load_into(self, name: str, target: Any) -> bool:
+        self.check(name)
+        try:
+            self._checkpoint.load(name, into=target)
+        except errors.Refused as error:
+            if error.reason in ("STATE_MISMATCH", "UNSAFE_GLOBALS"):
+                return False
+            raise
+        return True
+
+
+class Foreign(Source):
+    """A tag's folder as NxD left it. Nothing says what its bytes should be."""
+
+    def __init__(self, root: str, tag: str) -> None:
+        self._path = os.path.join(root, tag)
+        names = []
+        for folder, _, files in os.walk(self._path):
+            below = os.path.relpath(folder, self._path)
+            names += [file if below == "." else f"{below}/{file}" for file in files]
+        super().__init__(tag, frozenset(names))
+
+    @contextlib.contextmanager
+    def file(self, name: str) -> Iterator[Any]:
+        self.check(name)
+        try:
+            with open(os.path.join(self._path, name), "rb") as file:
+                yield file
+        except (errors.CkptdError, ImportError, AttributeError, MemoryError):
+            raise  # A class that is not here, for one: the file is not to blame.
+        except Exception as error:  # There is nothing that torch and pickle do not raise for a wrong byte.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # That is a place before the file's begin.
+                raise
+            raise errors.Corrupt(
+                f"{name} of {self.tag} in {os.path.dirname(self._path)} cannot be read: {error}; NxD wrote it, and nothing tells "
+                "what it was: load another tag",
+                reason="CORRUPT_FILE",
+                tag=self.tag,
+                path=name,
+            ) from error

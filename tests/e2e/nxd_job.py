@@ -1,0 +1,189 @@
+"""A job as NxD runs it, small: a model's part for each tp and pp rank, and an optimizer like NxD's ZeRO-1 one. What each rank
+must have at a step is computed from its coordinates alone, never from what was saved.
+"""
+
+import zlib
+
+import torch
+from ckptd.nxd import Topology
+
+SHAPES = {
+    "embed.weight": ((13, 6), torch.bfloat16),
+    "layers.0.w": ((7, 5), torch.bfloat16),
+    "layers.0.conv": ((5, 3, 2), torch.float32),
+    "layers.0.row": ((1, 9), torch.float32),
+    "layers.1.bias": ((3,), torch.float16),
+    "layers.1.wide": ((64, 33), torch.float32),
+    "layers.1.empty": ((0, 4), torch.float32),
+}
+
+
+def values(shape, dtype, *key):
+    """The same for the same key, on every rank. With bits that arithmetic would lose."""
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
+    made = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    if made.numel() > 2:
+        made.view(-1)[0], made.view(-1)[1] = -0.0, float("nan")
+    return made
+
+
+def topology(rank, tp=1, pp=1, dp=1, strided=False):
+    """Coordinates in NxD's order, tp fastest; strided: as tp=4 on trn1, where neighbours are of one dp group."""
+    if strided:
+        return Topology(rank // dp, tp, 0, 1, rank % dp, dp)
+    return Topology(rank % tp, tp, rank // (tp * dp), pp, rank // tp % dp, dp)
+
+
+class Model(torch.nn.Module):
+    """One (tp, pp) rank's part, tied weights and buffers included."""
+
+    def __init__(self, step, where):
+        super().__init__()
+        for name, (shape, dtype) in SHAPES.items():
+            owner = self
+            for folder in name.split(".")[:-1]:
+                if not hasattr(owner, folder):
+                    owner.add_module(folder, torch.nn.Module())
+                owner = getattr(owner, folder)
+            owner.register_parameter(
+                name.split(".")[-1], torch.nn.Parameter(values(shape, dtype, step, where.tp_rank, where.pp_rank, name))
+            )
+        self.head = torch.nn.Module()
+        self.head.weight = self.embed.weight
+        self.register_buffer("count", torch.tensor(step))
+        self.register_buffer("scale", values((5,), torch.float32, step, where.tp_rank, where.pp_rank, "scale"))
+
+
+def shard(full, dp_rank, dp_size):
+    """NxD's rule, written down independently: padded along dimension 0 to a multiple of dp, one piece each."""
+    rows = full.shape[0]
+    padded = torch.cat([full, torch.zeros((-rows) % dp_size, *full.shape[1:], dtype=full.dtype)])
+    return padded.chunk(dp_size)[dp_rank].clone() if rows else padded.clone()
+
+
+class NeuronZero1Optimizer:
+    """As much of NxD's optimizer as a checkpoint sees: two groups of parameters, their state cut over the data-parallel ranks,
+    and master weights that are the parameters. trained: their names.
+    """
+
+    def __init__(self, model, step, where, trained=tuple(SHAPES)):
+        half = len(trained) // 2
+        self._groups = [trained[:half], trained[half:]]
+        self.param_groups = [
+            {**self._options(step, number), "params": [model.get_parameter(name) for name in names]}
+            for number, names in enumerate(self._groups)
+        ]
+        self._where, self._names = where, trained
+        self.state = self.expected(step)
+
+    def _options(self, step, number):
+        return {"lr": 0.1 * step + number, "betas": [0.9, 0.999]}
+
+    def _piece(self, full):
+        return shard(full, self._where.dp_rank, self._where.dp_size)
+
+    def expected(self, step):
+        where, groups, begin = self._where, [], 0
+        for number, names in enumerate(self._groups):
+            groups.append({**self._options(step, number), "params": list(range(begin, begin + len(names)))})
+            begin += len(names)
+        made = {"state": {}, "param_groups": groups, "base_state": {}, "shape_info": {}, "sharded_master_weights": {}}
+        for number, name in enumerate(self._names):
+            shape, dtype = SHAPES[name]
+            key = (step, where.tp_rank, where.pp_rank, name)
+            made["base_state"][number] = {
+                "step": torch.tensor(float(step)),
+                "exp_avg": self._piece(values(shape, torch.float32, *key, "exp_avg")),
+                "exp_avg_sq": self._piece(values(shape, torch.float32, *key, "exp_avg_sq")),
+            }
+            made["shape_info"][number] = list(shape)
+            made["sharded_master_weights"][number] = self._piece(values(shape, dtype, *key).float())
+        return made
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+class Scheduler:
+    def __init__(self, step):
+        self.state = {"last_epoch": step, "base_lrs": (0.01, 0.02)}
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def adamw(model, step):
+    """torch's own, with state, without a step that would change the parameters."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.numel()], lr=1e-3 * step)
+    names = [name for name in SHAPES if SHAPES[name][0][0]]
+    for parameter, name in zip(optimizer.param_groups[0]["params"], names):
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(step)),
+            "exp_avg": values(parameter.shape, parameter.dtype, step, name, "avg"),
+            "exp_avg_sq": values(parameter.shape, parameter.dtype, step, name, "sq"),
+        }
+    return optimizer
+
+
+def differences(a, b, where=""):
+    """Where two states differ in a bit, a type or a name."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return [f"{where}: {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}"]
+        bits = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
+        return [] if torch.equal(*bits) else [f"{where}: other bytes"]
+    if isinstance(a, dict) and isinstance(b, dict):
+        if list(a.keys()) != list(b.keys()):
+            return [f"{where}: {list(a)} and {list(b)}"]
+        return [d for key in a for d in differences(a[key], b[key], f"{where}.{key}")]
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and type(a) is type(b) and len(a) == len(b):
+        return [d for i, (x, y) in enumerate(zip(a, b)) for d in differences(x, y, f"{where}[{i}]")]
+    return [] if type(a) is type(b) and a == b else [f"{where}: {a!r} and {b!r}"]
+
+
+def model_differences(model, step, where):
+    return differences(dict(model.state_dict()), dict(Model(step, where).state_dict()))
+
+
+def optimizer_for(model, step, where, zero1):
+    return NeuronZero1Optimizer(model, step, where) if zero1 else adamw(model, step)
+
+
+def save(nxd, root, step, where, zero1, **more):
+    """Saves, and spoils everything that was saved, at once."""
+    model, scheduler, content = Model(step, where), Scheduler(step), {"step": step, "seen": [step]}
+    optimizer = optimizer_for(model, step, where, zero1)
+    nxd.save_checkpoint(root, f"step_{step}", model, optimizer, scheduler, content, **more)
+    content["seen"].append("later")
+    scheduler.state["last_epoch"] = "later"
+    with torch.no_grad():
+        for tensor in [*model.state_dict().values(), *_tensors(optimizer.state)]:
+            tensor.zero_()
+
+
+def _tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for item in value.values() for t in _tensors(item)] if isinstance(value, dict) else []
+
+
+def loaded_wrong(nxd, root, step, where, zero1, tag=None):
+    """What of a checkpoint is not as it was saved."""
+    model, scheduler = Model(0, where), Scheduler(0)
+    optimizer = optimizer_for(model, 0, where, zero1)
+    content = nxd.load_checkpoint(root, tag, model, optimizer, scheduler)
+    wrong = model_differences(model, step, where)
+    if zero1:
+        wrong += differences(optimizer.state, optimizer.expected(step))
+    else:
+        expected = adamw(Model(step, where), step).state_dict()
+        wrong += differences(optimizer.state_dict()["state"], expected["state"])
+        wrong += differences(optimizer.param_groups[0]["lr"], 1e-3 * step)
+    wrong += differences(scheduler.state, Scheduler(step).state)
+    return wrong + differences(content, {"step": step, "seen": [step]})

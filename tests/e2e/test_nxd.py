@@ -1,0 +1,192 @@
+"""NxD's functions in jobs of real processes over gloo: every layout comes back bit for bit, whoever is killed."""
+
+import itertools
+import os
+import signal
+
+import nxd_job
+import pytest
+import torch
+from harness import Trainer, tags, together, together_failing, until
+
+START = """
+import torch.distributed as dist, ckptd.nxd as nxd, nxd_job
+dist.init_process_group("gloo", init_method="file://{folder}/gloo-{launch}", rank={rank}, world_size={world})
+where = nxd_job.topology({rank}, {shape})
+nxd.configure(topology=where, commit_timeout={commit_timeout})
+root, rank = {root!r}, {rank}
+"""
+
+
+@pytest.fixture
+def launch(daemon, folder, root):
+    """Makes the processes of one launch; they are started together, and answer later."""
+    made = []
+
+    def start(name, world, shape, commit_timeout=60):
+        ranks = []
+        for rank in range(world):
+            environment = {"CKPTD_LAUNCH_ID": name, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+            ranks.append(Trainer(daemon.endpoint, environment))
+            made.append(ranks[-1])
+            ranks[-1].start(
+                START.format(
+                    folder=folder, launch=name, rank=rank, world=world, shape=shape, root=root, commit_timeout=commit_timeout
+                )
+            )
+        return ranks
+
+    yield start
+    for trainer in made:
+        trainer.close()
+
+
+WAYS = list(itertools.product([False, True], repeat=3))  # use_xser, async_save, ZeRO-1
+
+
+def save(step, use_xser, async_save, zero1, root="root"):
+    return f"nxd_job.save(nxd, {root}, {step}, where, {zero1}, use_xser={use_xser}, async_save={async_save})"
+
+
+def wrong(step, zero1, tag=True, root="root"):
+    name = f'"step_{step}"' if tag else "None"
+    return f"nxd_job.loaded_wrong(nxd, {root}, {step}, where, {zero1}, {name})"
+
+
+def ready(ranks):
+    for trainer in ranks:
+        trainer.result()
+
+
+@pytest.mark.parametrize(
+    "world, shape, other",
+    [(4, "tp=2, dp=2", ""), (8, "tp=2, pp=2, dp=2", "tp=4, dp=2, strided=True")],
+    ids=["4 ranks", "8 ranks"],
+)
+def test_what_was_saved_comes_back_bit_for_bit_after_all_trainers_were_killed(launch, root, world, shape, other):
+    first, second = launch("first", world, shape), launch("second", world, shape)
+    ready(first + second)
+    if other:
+        # Neighbours of one data-parallel group, as tp=4 on trn1 has it.
+        elsewhere = f"{root}-strided"
+        change = f"where = nxd_job.topology(rank, {other})\nnxd.configure(topology=where)"
+        together(first, change)
+        for step, use_xser in ((1, True), (2, False)):
+            together(first, save(step, use_xser, False, True, root=repr(elsewhere)))
+            assert together(first, wrong(step, True, root=repr(elsewhere))) == [[]] * world
+        together(first, f"where = nxd_job.topology(rank, {shape})\nnxd.configure(topology=where)")
+    steps = {}
+    for step, (use_xser, async_save, zero1) in enumerate(WAYS, start=1):
+        together(first, save(step, use_xser, async_save, zero1))
+        steps[step] = zero1
+    together(first, save(9, True, True, True))
+    steps[9] = True
+    for trainer in first:
+        trainer.send(signal.SIGKILL)
+    until(lambda: os.path.exists(f"{root}/step_9/done"), "the marker, without any further call")
+    assert together(second, "nxd.has_checkpoint(root)") == [True] * world
+    assert together(second, wrong(9, True, tag=False)) == [[]] * world
+    for step, zero1 in steps.items():
+        assert together(second, wrong(step, zero1)) == [[]] * world, f"step {step}"
+    assert tags(root) == [f"step_{step}" for step in reversed(steps)]
+
+
+def test_trainers_killed_while_a_tag_is_overwritten_leave_the_old_one_whole(launch, root):
+    ranks = launch("a", 2, "dp=2")
+    again = launch("b", 2, "dp=2")
+    ready(ranks + again)
+    together(ranks, save(1, True, False, True))
+    # The same tag with other contents, of which only one rank's part gets there.
+    ranks[0].do("nxd_job.Scheduler(7)")
+    ranks[0].do(
+        "model = nxd_job.Model(7, where)\n"
+        "nxd.save_checkpoint(root, 'step_1', model, nxd_job.NeuronZero1Optimizer(model, 7, where), use_xser=True, async_save=True)"
+    )
+    for trainer in ranks:
+        trainer.send(signal.SIGKILL)
+    assert together(again, wrong(1, True, tag=False)) == [[], []]
+    assert tags(root) == ["step_1"]
+
+
+def test_checkpoint_that_a_killed_launch_had_handed_over_is_waited_for(launch, root):
+    """Else ranks that look at different moments would not agree whether there is one."""
+    first, second = launch("a", 2, "dp=2"), launch("b", 2, "dp=2")
+    ready(first + second)
+    together(first, "state = {'x': torch.ones(12 << 20)}")
+    together(first, "nxd.save_checkpoint(root, 'step_1', optimizer=state, zero1_optimizer=True, async_save=True)")
+    for trainer in first:
+        trainer.send(signal.SIGKILL)
+    assert together(second, "nxd.has_checkpoint(root)") == [True, True]
+    assert together(second, "state = {}\nnxd.load_checkpoint(root, optimizer=state)\nfloat(state['x'].sum())") == [12 << 20] * 2
+
+
+FAILS = """
+class Broken(nxd_job.NeuronZero1Optimizer):
+    def state_dict(self):
+        raise ArithmeticError("no state today")
+
+model = nxd_job.Model({step}, where)
+kind = Broken if rank == 1 else nxd_job.NeuronZero1Optimizer
+nxd.save_checkpoint(root, "step_{step}", model, kind(model, {step}, where), async_save=True)
+"""
+
+
+def test_failed_async_save_is_raised_on_every_rank_and_never_gets_done(launch, root):
+    ranks = launch("a", 2, "dp=2")
+    ready(ranks)
+    together(ranks, save(1, False, True, True))
+    for trainer in ranks:
+        trainer.start(FAILS.format(step=2))
+    assert ranks[1].result_failing().kind == "ArithmeticError"
+    try:
+        ranks[0].result()  # It may have heard of it already, or not yet.
+    except Exception as error:
+        assert "no state today" in str(error)
+    failures = together_failing(ranks, save(3, False, True, True))
+    assert all("no state today" in failure.message for failure in failures), failures
+    assert [failure.reason for failure in failures] == ["SAVE_ABORTED"] * 2
+    assert tags(root) == ["step_1"]
+    together(ranks, save(4, False, True, True) + "\nnxd.finalize_checkpoint()")
+    assert tags(root) == ["step_4", "step_1"]
+    assert not os.path.exists(f"{root}/step_2") and not os.path.exists(f"{root}/step_3")
+
+
+def test_rank_that_never_saves_is_named(launch, root):
+    ranks = launch("a", 2, "dp=2", commit_timeout=2)
+    ready(ranks)
+    failure = ranks[0].fails(save(1, False, False, True))
+    assert failure.ranks == [1] and tags(root) == []
+
+
+def test_two_ranks_that_say_they_are_the_same_are_told_before_anything_is_saved(launch, root):
+    ranks = launch("a", 2, "dp=2")
+    ready(ranks)
+    together(ranks, "nxd.configure(topology=nxd.Topology(dp_rank=1, dp_size=2))")
+    for failure in together_failing(ranks, "nxd.save_checkpoint(root, 'step_1', model={})"):
+        assert failure.kind == "ValueError" and "ranks 0 and 1 have the same coordinates" in failure.message
+    together(ranks, "nxd.configure(topology=where)\n" + save(2, False, False, True))
+    assert tags(root) == ["step_2"]
+
+
+def test_without_a_topology_all_ranks_are_data_parallel_and_load_with_another_number_of_them(launch, root):
+    ranks, fewer = launch("a", 3, "dp=3"), launch("b", 2, "dp=2")
+    ready(ranks + fewer)
+    together(ranks, "nxd.configure()\n" + save(1, True, False, True))
+    files = sorted(os.listdir(f"{root}/step_1/optim"))
+    assert [name for name in files if name.endswith("_00.pt")] == [
+        f"dp_rank_{dp:02d}_tp_rank_00_pp_rank_00.pt" for dp in range(3)
+    ]
+    assert together(fewer, wrong(1, True, tag=False)) == [[], []]
+
+
+def test_layout_is_read_by_torch_alone(launch, root):
+    ranks = launch("a", 2, "tp=2, dp=1")
+    ready(ranks)
+    together(ranks, save(1, False, False, True))
+    for tp in range(2):
+        where = nxd_job.topology(tp, tp=2)
+        read = torch.load(f"{root}/step_1/model/dp_rank_00_tp_rank_{tp:02d}_pp_rank_00.pt", weights_only=True)
+        assert nxd_job.differences(read, dict(nxd_job.Model(1, where).state_dict())) == []
+    for marker in ("checkpoint", "done"):
+        with open(f"{root}/step_1/{marker}", "rb") as file:
+            assert file.read() == b"1"

@@ -1,0 +1,293 @@
+"""What NxD's users may rely on: which checkpoints stay, which is the latest, what is refused. One rank, a real daemon."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import ckptd
+import nxd_job
+import pytest
+import torch
+from ckptd import _late, nxd
+from ckptd.nxd import Topology
+from harness import tags, until
+from nxd_trees import Far
+
+ALONE = Topology(rank=0, world_size=1)
+MODEL = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt"
+
+
+@pytest.fixture(autouse=True)
+def configured(daemon):
+    nxd.configure(endpoint=daemon.endpoint, topology=ALONE)
+    yield
+    nxd.configure()
+
+
+def save(root, number, tag=None, **more):
+    nxd.save_checkpoint(root, tag or f"step_{number}", model={"x": torch.full((3,), float(number))}, **more)
+
+
+def load(root, tag=None):
+    target = {}
+    nxd.load_checkpoint(root, tag, model=target)
+    return int(target["x"][0])
+
+
+def as_nxd(root, number, tag=None, done=True):
+    """A tag as NxD itself writes it."""
+    folder = os.path.join(root, tag or f"step_{number}")
+    os.makedirs(os.path.join(folder, "model"))
+    torch.save({"x": torch.full((3,), float(number))}, os.path.join(folder, MODEL))
+    for marker in ("checkpoint", "done") if done else ("checkpoint",):
+        with open(os.path.join(folder, marker), "w") as file:
+            file.write("1")
+
+
+def stamp(root, tag, seconds):
+    for marker in ("checkpoint", "done"):
+        os.utime(os.path.join(root, tag, marker), (seconds, seconds))
+
+
+# ---- retention
+
+
+@pytest.mark.parametrize("kept", [None, -1])
+def test_none_and_minus_one_keep_all(root, kept):
+    for number in range(5):
+        save(root, number, num_kept_ckpts=kept)
+    assert tags(root) == [f"step_{number}" for number in reversed(range(5))]
+
+
+def test_n_keeps_the_n_saved_last(root):
+    for number in (5, 9, 1, 3):
+        save(root, number, num_kept_ckpts=2)
+    until(lambda: tags(root) == ["step_3", "step_1"], "retention")
+
+
+@pytest.mark.parametrize("kept", [0, -2, -100])
+def test_zero_and_other_negatives_are_refused_and_delete_nothing(root, kept):
+    save(root, 1)
+    with pytest.raises(ValueError, match=f"num_kept_ckpts is {kept}; .*NxD would delete every checkpoint"):
+        save(root, 2, num_kept_ckpts=kept)
+    assert tags(root) == ["step_1"] and load(root) == 1
+
+
+def test_retention_may_change_from_save_to_save(root):
+    for number in range(3):
+        save(root, number)
+    save(root, 3, num_kept_ckpts=2)
+    until(lambda: tags(root) == ["step_3", "step_2"], "retention")
+    save(root, 4, num_kept_ckpts=-1)
+    save(root, 5)
+    assert tags(root) == ["step_5", "step_4", "step_3", "step_2"]
+
+
+def test_clock_jump_and_equal_times_change_neither_the_latest_nor_what_goes(root):
+    save(root, 1)
+    stamp(root, "step_1", 4_000_000_000)  # The clock was far ahead.
+    save(root, 2)
+    stamp(root, "step_2", 1_000_000_000)  # It went back,
+    save(root, 3)
+    stamp(root, "step_3", 1_000_000_000)  # and stood still.
+    assert load(root) == 3
+    save(root, 4, num_kept_ckpts=3)
+    until(lambda: tags(root) == ["step_4", "step_3", "step_2"], "retention")
+
+
+def test_foreign_folders_are_left_alone_whatever_is_in_them(root):
+    os.makedirs(f"{root}/mine/checkpoint")
+    os.makedirs(f"{root}/notes")
+    with open(f"{root}/notes/checkpoint", "w") as file:
+        file.write("my list of checkpoints")
+    as_nxd(root, 0, "begun", done=False)
+    as_nxd(root, 0, "finished")
+    for number in range(1, 4):
+        save(root, number, num_kept_ckpts=1)
+    until(lambda: tags(root) == ["step_3"], "retention")
+    assert set(os.listdir(root)) == {".ckptd", "mine", "notes", "begun", "finished", "step_3"}
+    assert os.path.exists(f"{root}/begun/{MODEL}") and os.path.exists(f"{root}/finished/done")
+
+
+# ---- the latest
+
+
+def test_nothing_to_load_is_a_runtime_error(root, folder):
+    for path in (root, f"{folder}/nowhere"):
+        assert nxd.has_checkpoint(path) is False
+        with pytest.raises(RuntimeError, match="no checkpoint under directory") as caught:
+            nxd.load_checkpoint(path, model={})
+        assert isinstance(caught.value, ckptd.NotFound) and caught.value.reason == "NO_CHECKPOINT"
+    assert not os.path.exists(f"{folder}/nowhere")
+
+
+def test_latest_is_what_was_saved_last_also_while_the_job_goes_on(root):
+    for number in (500, 1000, 600):
+        save(root, number, async_save=True)
+        assert load(root) == number
+    assert nxd.has_checkpoint(root) is True
+
+
+def test_tag_that_is_saved_again_is_the_new_one(root):
+    save(root, 1, tag="a")
+    save(root, 2, tag="b")
+    save(root, 3, tag="a")
+    assert load(root, "a") == load(root) == 3 and tags(root) == ["a", "b"]
+
+
+def test_tag_without_done_is_not_there(root):
+    as_nxd(root, 1, "begun", done=False)
+    as_nxd(root, 2, "deleted")
+    os.remove(f"{root}/deleted/done")
+    os.remove(f"{root}/deleted/{MODEL}")
+    assert nxd.has_checkpoint(root) is False
+    for tag in ("begun", "deleted"):
+        with pytest.raises(RuntimeError, match=f"no checkpoint {tag} .*it has no `done`"):
+            load(root, tag)
+    with pytest.raises(RuntimeError, match="no checkpoint never .*it is not there"):
+        load(root, "never")
+    with pytest.raises(RuntimeError, match="no checkpoint under directory"):
+        load(root)
+
+
+def test_damaged_latest_is_passed_over(daemon, root):
+    save(root, 1)
+    save(root, 2)
+    nxd.configure()
+    daemon.kill()
+    daemon.restart()  # It is in memory no more.
+    with open(f"{root}/step_2/{MODEL}", "r+b") as file:
+        data = bytearray(file.read())
+        data[-600] ^= 1
+        file.seek(0)
+        file.write(data)
+    nxd.configure(endpoint=daemon.endpoint, topology=ALONE)
+    assert load(root) == 1
+    with pytest.raises(ckptd.Corrupt):
+        load(root, "step_2")
+
+
+# ---- a root that NxD wrote
+
+
+def test_root_of_nxd_is_loaded_and_continued(root):
+    as_nxd(root, 1)
+    as_nxd(root, 2)
+    as_nxd(root, 3, done=False)
+    stamp(root, "step_1", 2_000)
+    stamp(root, "step_2", 1_000)
+    assert nxd.has_checkpoint(root) is True
+    assert load(root) == 1 and load(root, "step_2") == 2
+    save(root, 4)
+    assert load(root) == 4 and load(root, "step_1") == 1
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_tag_that_nxd_wrote_is_not_overwritten(root, async_save):
+    as_nxd(root, 1)
+    with pytest.raises(ckptd.Refused) as caught:
+        save(root, 2, tag="step_1", async_save=async_save)
+    assert caught.value.reason == "TAG_FOREIGN"
+    assert load(root, "step_1") == 1
+    save(root, 3, async_save=async_save)  # A refusal, which all ranks have heard, is over.
+    assert load(root) == 3
+
+
+def test_way_back(daemon, root):
+    """What was saved here is a root of NxD's: names, markers, and times of `done` in the order of saving."""
+    for number in (3, 1, 2):
+        save(root, number)
+    nxd.configure()
+    daemon.close()
+    shutil.rmtree(f"{root}/.ckptd")
+    done = {tag: os.stat(f"{root}/{tag}/done").st_mtime_ns for tag in os.listdir(root)}
+    assert sorted(done, key=done.get) == ["step_3", "step_1", "step_2"]
+    for tag in done:
+        shutil.rmtree(f"{root}/{tag}/.ckptd")
+        assert sorted(os.listdir(f"{root}/{tag}")) == ["checkpoint", "done", "model"]
+    assert torch.load(f"{root}/step_2/{MODEL}", weights_only=True)["x"][0] == 2
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "arguments, what",
+    [
+        ({"tag": "epoch_1/step_2"}, "a tag with a slash would be saved where no loader looks"),
+        ({"use_zero1_dcp": True}, "NxD itself cannot load"),
+        ({"checkpoint_dir_str": "s3://bucket/ckpts"}, "not to S3 yet"),
+    ],
+)
+def test_arguments_that_would_lose_data_are_refused(root, arguments, what):
+    with pytest.raises(ValueError, match=what):
+        nxd.save_checkpoint(**{"checkpoint_dir_str": root, "tag": "t", "model": {}, **arguments})
+    assert tags(root) == []
+
+
+def test_context_parallel_zero1_is_refused_on_every_rank_before_anything_is_saved(daemon, root):
+    nxd.configure(endpoint=daemon.endpoint, topology=Topology(cp_rank=0, cp_size=2, rank=0, world_size=2))
+    with pytest.raises(ValueError, match="all but one of them would be lost"):
+        nxd.save_checkpoint(root, "t", optimizer={}, zero1_optimizer=True)
+
+
+def test_s3_and_zero1_dcp_are_refused_by_all_functions():
+    for call in (nxd.has_checkpoint, nxd.load_checkpoint):
+        with pytest.raises(ValueError, match="not to S3 yet"):
+            call("s3://bucket/ckpts")
+    with pytest.raises(ValueError, match="use_zero1_dcp"):
+        nxd.load_checkpoint("/tmp", use_zero1_dcp=True)
+
+
+def test_unsafe_state_in_a_checkpoint_of_ours_is_refused_and_it_is_not_called_damaged(root):
+    with pytest.warns(ckptd.UnsafeGlobalsWarning):
+        nxd.save_checkpoint(root, "t", model={"x": torch.ones(3), "odd": nxd_job.Scheduler(1)})
+    with pytest.raises(ckptd.Refused) as caught:
+        nxd.load_checkpoint(root, model={})
+    assert caught.value.reason == "UNSAFE_GLOBALS"
+    with ckptd.open_root(root).open() as checkpoint:
+        assert not checkpoint.info.damage
+
+
+@pytest.mark.parametrize("use_xser", [False, True])
+def test_tensors_of_a_far_device_reach_the_disk(root, use_xser, monkeypatch):
+    monkeypatch.setattr(_late, "BATCH_BYTES", 100_000)
+    state = {f"t{i}": Far(nxd_job.values((100, 33), torch.bfloat16, i)) for i in range(40)}
+    Far.copies.clear()
+    nxd.save_checkpoint(root, "t", model=state, use_xser=use_xser, async_save=True)
+    assert len(Far.copies) == 40
+    for far in state.values():
+        far.near.zero_()
+    target = {}
+    nxd.load_checkpoint(root, "t", model=target)
+    expected = {f"t{i}": nxd_job.values((100, 33), torch.bfloat16, i) for i in range(40)}
+    assert nxd_job.differences(target, expected) == []
+
+
+# ---- without any configuration
+
+PROGRAM = """
+import sys, torch, ckptd.nxd as nxd
+root = sys.argv[1]
+nxd.configure(pool_bytes=64 << 20)
+start = nxd.load_checkpoint(root)["step"] if nxd.has_checkpoint(root) else 0
+model = torch.nn.Linear(3, 3)
+nxd.save_checkpoint(root, f"step_{start + 1}", model, user_content={"step": start + 1}, num_kept_ckpts=1, async_save=True)
+print(start)
+"""
+
+
+def test_with_no_daemon_configured_a_private_one_is_started_and_the_end_of_the_process_loses_nothing(folder, root):
+    environment = {name: value for name, value in os.environ.items() if name not in ("CKPTD_ENDPOINT", "RANK", "WORLD_SIZE")}
+    for start in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, root],
+            env={**environment, "TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0 and done.stdout == f"{start}\n", done.stderr
+        assert os.path.exists(f"{root}/step_{start + 1}/done")
+    assert tags(root)[0] == "step_2"

@@ -1,0 +1,281 @@
+"""What a rank writes, and that everybody else reads it: torch, torch_xla's loader as NxD uses it, and ckptd.nxd's own."""
+
+import io
+import os
+import pickletools
+import zipfile
+from argparse import Namespace
+
+import ckptd
+import nxd_job
+import pytest
+import torch
+from ckptd._late import Late
+from ckptd.nxd import Topology, _parts, _states
+from ckptd.nxd._process import Settings
+from nxd_trees import load_rank, read_as_torch_xla, save_rank
+
+PAIR = [Topology(dp_rank=dp, dp_size=2, rank=dp, world_size=2) for dp in range(2)]
+
+
+def save_all(root, ranks, **more):
+    written = []
+    for where in ranks:
+        model = nxd_job.Model(3, where)
+        optimizer = nxd_job.NeuronZero1Optimizer(model, 3, where)
+        wanted = dict(model=model, optimizer=optimizer, scheduler=nxd_job.Scheduler(3), user_content={"step": 3})
+        written.append(save_rank(root, "step_3", where, **{**wanted, **more}))
+    return written
+
+
+def test_plain_who_writes_what(tmp_path):
+    first, second = save_all(tmp_path, PAIR)
+    assert first == [
+        "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt",
+        "model/dp_rank_00_tp_rank_00_pp_rank_00.pt",
+        "scheduler.pt",
+        "user_content.pt",
+        "checkpoint",
+        "done",
+    ]
+    assert second == ["optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"]
+    assert (tmp_path / "step_3/done").read_bytes() == (tmp_path / "step_3/checkpoint").read_bytes() == b"1"
+
+
+def test_optimizer_without_zero1_is_written_by_one_replica(tmp_path):
+    where = PAIR[1]
+    names = save_rank(tmp_path, "t", where, optimizer=nxd_job.adamw(nxd_job.Model(3, where), 3))
+    assert names == []
+    names = save_rank(tmp_path, "t", PAIR[0], optimizer=nxd_job.adamw(nxd_job.Model(3, PAIR[0]), 3))
+    assert names[0] == "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"
+
+
+def test_dict_for_an_optimizer_is_zero1_when_it_is_said(tmp_path):
+    names = save_rank(tmp_path, "t", PAIR[1], optimizer={"state": {}}, zero1_optimizer=True)
+    assert names == ["optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"]
+    assert save_rank(tmp_path, "u", PAIR[1], optimizer={"state": {}}) == []
+
+
+def test_nxd_optimizers_say_by_their_configuration_whether_they_are_zero1():
+    for enabled in (True, False):
+        wrapped = type("NxDOptimizer", (), {"nxd_config": {"optimizer_config": {"zero_one_enabled": enabled}}})()
+        assert _states.is_zero1(wrapped, False) is enabled
+
+
+def test_replicas_share_the_tensors_of_xser_so_that_each_writes_about_as_much(tmp_path):
+    first, second = save_all(tmp_path, PAIR, optimizer=None, use_xser=True)
+    name = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt"
+    assert name in first and f"{name}.info.pt" in first and name not in second
+    written = [{n for n in names if ".tensors/" in n} for names in (first, second)]
+    count = len(nxd_job.Model(3, PAIR[0]).state_dict())
+    assert written[0] | written[1] == {f"{name}.tensors/tensor_{tid}.pt" for tid in range(count)}
+    assert not written[0] & written[1] and all(written)
+
+
+def test_shares_are_the_same_on_all_replicas_and_balanced():
+    tensors = [torch.zeros(n) for n in (5, 5, 9, 1, 1, 1, 8, 3, 3)]
+    writers = _states.shares(tensors, 3)
+    loads = [sum(t.numel() for t, w in zip(tensors, writers) if w == replica) for replica in range(3)]
+    assert sum(loads) == 36 and max(loads) - min(loads) <= 3
+    assert writers == _states.shares([t.clone() for t in tensors], 3)
+
+
+@pytest.mark.parametrize("use_xser", [False, True])
+def test_plain_torch_and_torch_xla_read_it(tmp_path, use_xser):
+    save_all(tmp_path, PAIR, use_xser=use_xser)
+    tag = tmp_path / "step_3"
+    for where in PAIR:
+        model = nxd_job.Model(3, where)
+        expected = nxd_job.NeuronZero1Optimizer(model, 3, where).expected(3)
+        for name, state in (
+            ("model/dp_rank_00_tp_rank_00_pp_rank_00.pt", dict(model.state_dict())),
+            (f"optim/dp_rank_{where.dp_rank:02d}_tp_rank_00_pp_rank_00.pt", expected),
+        ):
+            read = read_as_torch_xla(tag, name) if use_xser else torch.load(tag / name, weights_only=True)
+            assert type(read) is dict  # As NxD writes it, whatever it was.
+            assert nxd_job.differences(read, state) == []
+
+
+def test_xser_files_are_those_of_torch_xla(tmp_path):
+    """Names, classes and numbers as NxD's own files have them."""
+    state = {"a": torch.ones(2, dtype=torch.bfloat16), "n": {"b": torch.zeros(())}, "c": None, "l": [torch.ones(1)]}
+    state["again"] = state["a"]
+    save_rank(tmp_path, "t", Topology(rank=0, world_size=1), model=state, use_xser=True)
+    name = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt"
+    pickled = zipfile.ZipFile(tmp_path / "t" / name).read("archive/data.pkl")
+    names = [arg for op, arg, _ in pickletools.genops(pickled) if op.name == "GLOBAL"]
+    assert names == ["torch_xla.utils.serialization TensorReference"]
+    assert pickled[:2] == b"\x80\x02"
+    read = read_as_torch_xla(tmp_path / "t", name)
+    assert nxd_job.differences(read, {**state, "l": [torch.ones(1)]}) == []
+    assert sorted(os.listdir(tmp_path / "t" / f"{name}.tensors")) == ["tensor_0.pt", "tensor_1.pt", "tensor_2.pt"]
+    info = torch.load(tmp_path / "t" / f"{name}.info.pt", weights_only=True)
+    assert info == {
+        0: {"dtype": torch.bfloat16, "shape": torch.Size([2]), "expert_model_parallel": False},
+        1: {"dtype": torch.float32, "shape": torch.Size([]), "expert_model_parallel": False},
+        2: {"dtype": torch.float32, "shape": torch.Size([1]), "expert_model_parallel": False},
+    }
+
+
+def test_expert_ranks_write_files_of_their_own(tmp_path):
+    for rank in range(4):
+        where = Topology(
+            dp_rank=rank, dp_size=4, ep_rank=rank % 2, ep_size=2, edp_rank=rank // 2, edp_size=2, rank=rank, world_size=4
+        )
+        save_rank(tmp_path, "t", where, model={"e": torch.full((3,), float(rank % 2))}, use_xser=rank > 9)
+    names = sorted(os.listdir(tmp_path / "t/model"))
+    assert names == [f"dp_rank_00_ep_rank_{ep:02d}_tp_rank_00_pp_rank_00.pt" for ep in range(2)]
+    assert torch.load(tmp_path / "t/model" / names[1], weights_only=True)["e"][0] == 1
+
+
+def test_context_parallel_ranks_with_zero1_are_refused_and_without_it_one_writes(tmp_path):
+    where = Topology(cp_rank=1, cp_size=2, rank=1, world_size=2)
+    with pytest.raises(ValueError, match="all but one of them would be lost"):
+        _parts.check(where, _parts.Wanted(optimizer={}, zero1_optimizer=True))
+    _parts.check(where, _parts.Wanted(optimizer={}))
+    assert save_rank(tmp_path, "t", where, model={"a": torch.ones(1)}, optimizer={"s": 1}) == []
+
+
+def test_pipelined_model_saves_its_own_part(tmp_path):
+    class Pipelined:
+        def local_state_dict(self):
+            return {"mine": torch.ones(2)}
+
+    save_rank(tmp_path, "t", Topology(rank=0, world_size=1), model=Pipelined())
+    read = torch.load(tmp_path / "t/model/dp_rank_00_tp_rank_00_pp_rank_00.pt", weights_only=True)
+    assert list(read) == ["mine"]
+
+
+@pytest.mark.parametrize("use_xser", [False, True])
+@pytest.mark.parametrize("kind", ["module", "dict"])
+def test_model_and_optimizer_come_back(tmp_path, use_xser, kind):
+    save_all(tmp_path, PAIR, use_xser=use_xser)
+    for where in PAIR:
+        model = nxd_job.Model(0, where)
+        target = dict(model.state_dict()) if kind == "dict" else model
+        optimizer, scheduler = nxd_job.NeuronZero1Optimizer(model, 0, where), nxd_job.Scheduler(0)
+        loaded = load_rank(tmp_path, "step_3", where, model=target, optimizer=optimizer, scheduler=scheduler)
+        assert loaded == {"step": 3}
+        assert nxd_job.model_differences(model, 3, where) == []
+        assert nxd_job.differences(optimizer.state, optimizer.expected(3)) == []
+        assert scheduler.state == {"last_epoch": 3, "base_lrs": (0.01, 0.02)}
+
+
+@pytest.mark.parametrize("use_xser", [False, True])
+def test_torch_optimizer_goes_on_as_before(tmp_path, use_xser):
+    where = Topology(rank=0, world_size=1)
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.25))
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    save_rank(tmp_path, "t", where, optimizer=optimizer, use_xser=use_xser)
+    other = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5))
+    load_rank(tmp_path, "t", where, optimizer=other)
+    assert nxd_job.differences(other.state_dict()["state"], optimizer.state_dict()["state"]) == []
+    assert other.param_groups[0]["lr"] == 0.25  # A tensor inside a list.
+
+
+TRAINED = tuple(name for name in nxd_job.SHAPES if name != "layers.1.wide")
+
+
+def save_without_what_masters_have(root, use_xser):
+    for where in PAIR:
+        model = nxd_job.Model(3, where)
+        optimizer = nxd_job.NeuronZero1Optimizer(model, 3, where, TRAINED)
+        more = dict(use_xser=use_xser, avoid_saving_lower_precision_weights=True)
+        save_rank(root, "t", where, model=model, optimizer=optimizer, **more)
+
+
+@pytest.mark.parametrize("dp", [1, 2, 3])
+def test_weights_saved_as_master_weights_alone_come_back_with_buffers_and_all(tmp_path, dp):
+    save_without_what_masters_have(tmp_path, use_xser=True)
+    names = os.listdir(tmp_path / "t/model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors")
+    assert len(names) == 3  # Two buffers, and the parameter that is not trained.
+    for rank in range(dp):
+        where = Topology(dp_rank=rank, dp_size=dp, rank=rank, world_size=dp)
+        model = nxd_job.Model(0, where)
+        optimizer = nxd_job.NeuronZero1Optimizer(model, 0, where, TRAINED)
+        load_rank(tmp_path, "t", where, model=model, optimizer=optimizer)
+        expected = nxd_job.Model(3, where)
+        with torch.no_grad():
+            for name in TRAINED:  # As they are in float32 and cut back: only a NaN's bits may be others.
+                parameter = expected.get_parameter(name)
+                parameter.copy_(parameter.float())
+        assert nxd_job.differences(dict(model.state_dict()), dict(expected.state_dict())) == []
+        assert nxd_job.differences(optimizer.state, optimizer.expected(3)) == []
+
+
+def test_weights_saved_as_master_weights_alone_are_not_left_out_silently(tmp_path):
+    save_without_what_masters_have(tmp_path, use_xser=True)
+    model = nxd_job.Model(0, PAIR[0])
+    with pytest.raises(ckptd.NotFound, match="tensor_0.pt"):
+        load_rank(tmp_path, "t", PAIR[0], model=model)
+    with pytest.raises(ckptd.Refused, match="only these tell which of them is which"):
+        load_rank(tmp_path, "t", PAIR[0], model=dict(model.state_dict()), optimizer={})
+    optimizer = nxd_job.NeuronZero1Optimizer(model, 0, PAIR[0], TRAINED[1:])
+    with pytest.raises(ckptd.Refused, match="embed.weight.* are nowhere"):
+        load_rank(tmp_path, "t", PAIR[0], model=model, optimizer=optimizer)
+    assert nxd_job.model_differences(model, 0, PAIR[0]) == []
+
+
+def test_buffers_that_nxd_has_not_saved_keep_their_values_and_are_named(tmp_path, caplog):
+    """With avoid_saving_lower_precision_weights NxD saves no tensor of the model at all."""
+    where = PAIR[0]
+    save_without_what_masters_have(tmp_path, use_xser=True)
+    folder = tmp_path / "t/model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors"
+    for name in os.listdir(folder):
+        os.remove(folder / name)
+    model = nxd_job.Model(0, where)
+    optimizer = nxd_job.NeuronZero1Optimizer(model, 0, where, TRAINED)
+    with pytest.raises(ckptd.Refused, match="layers.1.wide of t are nowhere.*strict=False"):
+        load_rank(tmp_path, "t", where, model=model, optimizer=optimizer)
+    assert nxd_job.model_differences(model, 0, where) == []  # Nothing is changed.
+    assert nxd_job.differences(optimizer.state, optimizer.expected(0)) == []
+    load_rank(tmp_path, "t", where, model=model, optimizer=optimizer, strict=False)
+    assert "count, scale" in caplog.text and "layers.1.wide" in caplog.text
+    kept = [d.split(":")[0] for d in nxd_job.model_differences(model, 0, where)]
+    assert ".layers.0.row" in kept and not {".count", ".scale", ".layers.1.wide"} & set(kept)
+
+
+def test_what_lacks_a_part_changes_nothing(tmp_path):
+    where = Topology(rank=0, world_size=1)
+    save_rank(tmp_path, "t", where, model=nxd_job.Model(3, where))
+    model = nxd_job.Model(0, where)
+    for more in ({"scheduler": nxd_job.Scheduler(0)}, {"optimizer": {}}):
+        with pytest.raises(ckptd.NotFound):
+            load_rank(tmp_path, "t", where, model=model, **more)
+    assert nxd_job.model_differences(model, 0, where) == []
+
+
+def test_plain_files_are_whole_whatever_is_to_be_avoided(tmp_path):
+    save_without_what_masters_have(tmp_path, use_xser=False)
+    model = nxd_job.Model(0, PAIR[1])
+    load_rank(tmp_path, "t", PAIR[1], model=model)
+    assert nxd_job.model_differences(model, 3, PAIR[1]) == []
+
+
+def test_model_that_differs_is_refused_as_by_torch_and_loaded_when_not_strict(tmp_path):
+    where = Topology(rank=0, world_size=1)
+    save_rank(tmp_path, "t", where, model=torch.nn.Linear(2, 2), use_xser=True)
+    other = torch.nn.Linear(2, 2, bias=False)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        load_rank(tmp_path, "t", where, model=other)
+    load_rank(tmp_path, "t", where, model=other, strict=False)
+
+
+def test_snapshot_of_lists_and_objects_is_taken_at_once(tmp_path):
+    content = {"seen": [1, 2], "args": Namespace(lr=1)}
+    files = dict(_parts.files(Topology(rank=0, world_size=1), _parts.Wanted(user_content=content), Late()))
+    content["seen"].append(3)
+    assert torch.load(io.BytesIO(files["user_content.pt"]), weights_only=False)["seen"] == [1, 2]
+
+
+def test_user_content_of_any_class_is_saved_without_a_warning(tmp_path, recwarn):
+    where = Topology(rank=0, world_size=1)
+    save_rank(tmp_path, "t", where, user_content={"args": Namespace(lr=1)})
+    assert not [w for w in recwarn if "what is being saved holds" in str(w.message)]
+    assert load_rank(tmp_path, "t", where)["args"].lr == 1
+    with pytest.raises(ckptd.Refused, match="Namespace"):
+        load_rank(tmp_path, "t", where, trust=Settings(weights_only=True).trust())
+    trusted = Settings(weights_only=True, safe_globals=(Namespace,)).trust()
+    assert load_rank(tmp_path, "t", where, trust=trusted)["args"].lr == 1
