@@ -1,5 +1,6 @@
 #include "client/ckptctl/commands.h"
 
+#include <algorithm>
 #include <ostream>
 #include <utility>
 
@@ -16,6 +17,7 @@ namespace {
 
 constexpr double kDefaultWaitSeconds = 60;
 constexpr double kDefaultPrefetchSeconds = 600;
+constexpr Duration kForeignPatience = std::chrono::seconds(5);
 
 int64_t NowMicros() { return SystemClock().UnixMicros(); }
 
@@ -32,18 +34,27 @@ void Print(const Context& context, const v1::Checkpoint& checkpoint) {
   *context.out << (context.json ? ToJson(checkpoint) : RenderCheckpoint(checkpoint, NowMicros()));
 }
 
-// All checkpoints of a run, page by page.
+// All checkpoints of a run, page by page. Those of other programs are looked for on the disk, which may hang:
+// then the daemon's own are shown, as it has them in memory.
 absl::Status AddCheckpoints(client::Rpc& rpc, const Context& context, const std::string& run, bool all,
                             v1::ListCheckpointsResponse* out) {
   v1::ListCheckpointsRequest request;
   request.set_parent(run);
   request.set_page_size(1000);
   request.set_show_all(all);
+  request.set_show_foreign(true);
   do {
-    CKPTD_ASSIGN_OR_RETURN(v1::ListCheckpointsResponse page,
-                           rpc.ListCheckpoints(request, CallTimeout(context)));
-    request.set_page_token(page.next_page_token());
-    out->mutable_checkpoints()->MergeFrom(page.checkpoints());
+    absl::StatusOr<v1::ListCheckpointsResponse> page =
+        rpc.ListCheckpoints(request, std::min(CallTimeout(context), kForeignPatience));
+    if (absl::IsDeadlineExceeded(page.status())) {
+      request.set_show_foreign(false);
+      page = rpc.ListCheckpoints(request, CallTimeout(context));
+      if (page.ok()) *context.err << "ckptctl: the disk does not say what other programs have there\n";
+    }
+    if (!page.ok()) return page.status();
+    request.set_page_token(page->next_page_token());
+    out->mutable_checkpoints()->MergeFrom(page->checkpoints());
+    out->mutable_foreign()->MergeFrom(page->foreign());
   } while (!request.page_token().empty());
   return absl::OkStatus();
 }
@@ -86,11 +97,12 @@ absl::StatusOr<ExitCode> List(const Context& context, const std::string& run, bo
     v1::ListCheckpointsResponse checkpoints;
     CKPTD_RETURN_IF_ERROR(AddCheckpoints(*rpc, context, one.name(), all, &checkpoints));
     if (!context.json) {
-      *context.out << (everything.checkpoints().empty() ? "" : "\n") << one.name() << "  "
-                   << Printable(one.path()) << "\n"
-                   << RenderCheckpoints(checkpoints.checkpoints(), NowMicros());
+      *context.out << (everything.checkpoints().empty() && everything.foreign().empty() ? "" : "\n")
+                   << one.name() << "  " << Printable(one.path()) << "\n"
+                   << RenderCheckpoints(checkpoints, NowMicros());
     }
     everything.mutable_checkpoints()->MergeFrom(checkpoints.checkpoints());
+    everything.mutable_foreign()->MergeFrom(checkpoints.foreign());
   }
   if (context.json) *context.out << ToJson(everything);
   if (!context.json && runs.runs().empty()) *context.out << "no runs\n";
@@ -102,8 +114,16 @@ absl::StatusOr<ExitCode> Describe(const Context& context, const std::string& nam
   v1::GetCheckpointRequest request;
   CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
   request.set_view(v1::FULL);
-  CKPTD_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, rpc->GetCheckpoint(request, CallTimeout(context)));
-  Print(context, checkpoint);
+  absl::StatusOr<v1::Checkpoint> checkpoint = rpc->GetCheckpoint(request, CallTimeout(context));
+  if (ReasonOf(checkpoint.status()) == "NO_CHECKPOINT") {
+    const absl::StatusOr<v1::ForeignCheckpoint> foreign = FindForeign(*rpc, context, request.name());
+    if (foreign.ok()) {
+      *context.out << (context.json ? ToJson(*foreign) : RenderForeign(*foreign, NowMicros()));
+      return kOk;
+    }
+  }
+  if (!checkpoint.ok()) return checkpoint.status();
+  Print(context, *checkpoint);
   return kOk;
 }
 

@@ -6,6 +6,7 @@
 #include <iosfwd>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/ckptctl/exit_codes.h"
@@ -32,6 +33,10 @@ absl::StatusOr<ExitCode> Abort(const Context& context, const std::string& name, 
 absl::StatusOr<ExitCode> Prefetch(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> SetPinned(const Context& context, const std::string& name, bool pinned);
+
+// adopt.cc: all of a run's foreign checkpoints, or those named. kRefused when one was.
+absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,
+                               const std::vector<std::string>& tags, bool allow_removal);
 
 // watch.cc: kNotSo when a save that was watched ended without a checkpoint.
 absl::StatusOr<ExitCode> Watch(const Context& context, const std::string& run, bool until_idle,

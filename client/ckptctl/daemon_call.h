@@ -22,5 +22,9 @@ Duration FromSeconds(double seconds);
 // NAME of the command line, as the daemon calls it.
 absl::StatusOr<std::string> Resolve(client::Rpc& rpc, const Context& context, const std::string& name);
 
+// adopt.cc: a finished checkpoint of another program, by the name that it would have as ours. NOT_FOUND.
+absl::StatusOr<v1::ForeignCheckpoint> FindForeign(client::Rpc& rpc, const Context& context,
+                                                  const std::string& checkpoint);
+
 }  // namespace ckptd::ctl
 #endif  // CKPTD_CLIENT_CKPTCTL_DAEMON_CALL_H_

@@ -6,6 +6,7 @@
 #include <functional>
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ckptd/version.h"
@@ -26,6 +27,8 @@ using Command = std::function<absl::StatusOr<ExitCode>()>;
 
 // What the command line holds; filled in while it is parsed.
 struct Arguments {
+  std::vector<std::string> tags;
+  bool allow_removal = false;
   std::string output = "text", run, name, level = "committed", message, path;
   double timeout = 0, interval = 0.5;
   bool all = false, until_idle = false;
@@ -68,6 +71,11 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
                         [&] { return Abort(context, a.name, a.message); });
   abort->add_option("NAME", a.name, "The save")->required();
   abort->add_option("--message", a.message, "Why; every rank hears it");
+  CLI::App* adopt = Add(app, "adopt", "Make finished checkpoints of another program ckptd's, oldest first",
+                        chosen, [&] { return Adopt(context, a.run, a.tags, a.allow_removal); });
+  adopt->add_option("ROOT", a.run, "The root, or RUN")->required();
+  adopt->add_option("TAG", a.tags, "Which; without any, all that are finished");
+  adopt->add_flag("--allow-removal", a.allow_removal, "Also those that retention will remove at once");
   Add(app, "pin", "Keep a checkpoint: retention and re-saves leave it alone", chosen,
       [&] { return SetPinned(context, a.name, true); })
       ->add_option("NAME", a.name, "The checkpoint")
@@ -128,10 +136,11 @@ int Main(int argc, char** argv) {
   app.add_option("--output", arguments.output, "text or json")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
-  CLI::Option* timeout = app.add_option("--timeout", arguments.timeout,
-                                        "Seconds: wait: for the level (60); watch: altogether (no end); else "
-                                        "for the daemon's answer (10)")
-                             ->check(CLI::Range(0.0, 86400.0));
+  CLI::Option* timeout =
+      app.add_option("--timeout", arguments.timeout,
+                     "Seconds: wait: for the level (60); watch, adopt: altogether (no end); else "
+                     "for the daemon's answer (10)")
+          ->check(CLI::Range(0.0, 86400.0));
   AddLooking(app, context, arguments, &chosen);
   AddActing(app, context, arguments, &chosen);
   AddOffline(app, context, arguments, &chosen);

@@ -18,6 +18,10 @@ std::string Step(const v1::Checkpoint& checkpoint) {
   return checkpoint.has_step() ? absl::StrCat(checkpoint.step()) : "-";
 }
 
+std::string Attempt(const v1::Checkpoint& checkpoint) {
+  return checkpoint.adopted_from().empty() ? absl::StrCat(checkpoint.attempt()) : "-";
+}
+
 std::string Ranks(const v1::Checkpoint& checkpoint) {
   if (checkpoint.missing_ranks().empty()) return absl::StrCat("all ", checkpoint.world_size());
   return absl::StrCat("missing ", absl::StrJoin(checkpoint.missing_ranks(), ","));
@@ -143,22 +147,65 @@ std::vector<std::string> Remarks(const v1::Checkpoint& checkpoint) {
   if (checkpoint.has_damage()) remarks.push_back("DAMAGED");
   if (checkpoint.pinned()) remarks.push_back("pinned");
   if (checkpoint.resident()) remarks.push_back("in memory");
+  if (!checkpoint.adopted_from().empty()) remarks.push_back("of " + checkpoint.adopted_from());
   if (!checkpoint.error().reason().empty()) remarks.push_back(checkpoint.error().reason());
   return remarks;
 }
 
-std::string RenderCheckpoints(const google::protobuf::RepeatedPtrField<v1::Checkpoint>& checkpoints,
-                              int64_t now_us) {
+std::string RenderCheckpoints(const v1::ListCheckpointsResponse& list, int64_t now_us) {
   Table table({"TAG", "STEP", "SEQUENCE", "ATTEMPT", "SIZE", "FILES", "AGE", "LEVEL", ""});
-  for (const v1::Checkpoint& checkpoint : checkpoints) {
+  for (const v1::Checkpoint& checkpoint : list.checkpoints()) {
     const bool committed = checkpoint.level() == v1::COMMITTED;
-    table.Add({checkpoint.tag(), Step(checkpoint), absl::StrCat(checkpoint.sequence()),
-               absl::StrCat(checkpoint.attempt()), HumanBytes(checkpoint.size_bytes()),
-               absl::StrCat(checkpoint.file_count()),
+    table.Add({checkpoint.tag(), Step(checkpoint), absl::StrCat(checkpoint.sequence()), Attempt(checkpoint),
+               HumanBytes(checkpoint.size_bytes()), absl::StrCat(checkpoint.file_count()),
                Age(committed ? checkpoint.commit_time() : checkpoint.create_time(), now_us),
                v1::Level_Name(checkpoint.level()), absl::StrJoin(Remarks(checkpoint), ", ")});
   }
+  for (const v1::ForeignCheckpoint& foreign : list.foreign()) {
+    table.Add({foreign.tag(), "-", "-", "-",
+               foreign.has_size_bytes() ? HumanBytes(foreign.size_bytes()) : "-",
+               foreign.has_file_count() ? absl::StrCat(foreign.file_count()) : "-",
+               Age(foreign.done_time(), now_us), "FOREIGN",
+               absl::StrCat(foreign.format(), &foreign == &list.foreign(0) ? ", its latest" : "")});
+  }
   return table.empty() ? "no checkpoints\n" : table.ToString();
+}
+
+std::string RenderForeign(const v1::ForeignCheckpoint& foreign, int64_t now_us) {
+  std::string text = absl::StrCat(Printable(foreign.tag()), ": a checkpoint that ckptd has not written\n");
+  AddLine(&text, "directory", foreign.directory());
+  AddLine(&text, "written by", foreign.format() == "nxd" ? "nxd (NeuronX Distributed)" : foreign.format());
+  AddLine(&text, "finished",
+          absl::StrCat(Time(foreign.done_time()), ", ", Age(foreign.done_time(), now_us), " ago"));
+  if (foreign.has_size_bytes()) {
+    AddLine(&text, "size",
+            absl::StrFormat("%s (%d bytes) in %s", HumanBytes(foreign.size_bytes()), foreign.size_bytes(),
+                            Plural(foreign.file_count(), "file")));
+  }
+  const size_t slash = foreign.directory().rfind('/');
+  AddLine(&text, "ckptd",
+          absl::StrCat("does not count it and never touches it, until: ckptctl adopt ",
+                       foreign.directory().substr(0, slash), " ", foreign.tag()));
+  return text;
+}
+
+std::string RenderAdoption(const v1::AdoptCheckpointsResponse& event) {
+  const std::string tag = Printable(event.tag());
+  const v1::Checkpoint& checkpoint = event.checkpoint();
+  switch (event.outcome()) {
+    case v1::ADOPTED:
+      return absl::StrCat(tag, "  ADOPTED as sequence ", checkpoint.sequence(), ", ",
+                          HumanBytes(checkpoint.size_bytes()), " in ",
+                          Plural(checkpoint.file_count(), "file"));
+    case v1::ALREADY_OURS:
+      return absl::StrCat(tag, "  is ckptd's already, as sequence ", checkpoint.sequence());
+    case v1::REFUSED:
+      return absl::StrCat(tag, "  REFUSED: ", Printable(event.error().message()), " [",
+                          event.error().reason(), "]");
+    default:
+      return absl::StrCat("adopting ", tag, ", ", event.index(), " of ", event.count(), ": ",
+                          HumanBytes(event.read_bytes()), " of ", HumanBytes(event.size_bytes()), " read");
+  }
 }
 
 std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
@@ -166,7 +213,12 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
   AddLine(&text, "directory", checkpoint.directory());
   AddLine(&text, "level", RenderEnd(checkpoint));
   AddLine(&text, "step", checkpoint.has_step() ? Step(checkpoint) : "");
-  AddLine(&text, "sequence", absl::StrCat(checkpoint.sequence(), " of attempt ", checkpoint.attempt()));
+  const bool adopted = !checkpoint.adopted_from().empty();
+  AddLine(&text, "sequence",
+          adopted ? absl::StrCat(checkpoint.sequence())
+                  : absl::StrCat(checkpoint.sequence(), " of attempt ", checkpoint.attempt()));
+  if (adopted)
+    AddLine(&text, "adopted", absl::StrCat("its files were written by ", checkpoint.adopted_from()));
   AddLine(&text, "size",
           absl::StrFormat("%s (%d bytes) in %s of %s", HumanBytes(checkpoint.size_bytes()),
                           checkpoint.size_bytes(), Plural(checkpoint.file_count(), "file"),
@@ -176,12 +228,17 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
             absl::StrCat(HumanBytes(checkpoint.written_bytes()), ", ", Percent(checkpoint)));
     AddLine(&text, "sealed by", Ranks(checkpoint));
   }
-  if (checkpoint.has_create_time()) {
+  if (adopted) {
+    AddLine(
+        &text, "finished",
+        absl::StrCat(Time(checkpoint.commit_time()), ", ", Age(checkpoint.commit_time(), now_us), " ago"));
+  }
+  if (checkpoint.has_create_time() && !adopted) {
     AddLine(
         &text, "begun",
         absl::StrCat(Time(checkpoint.create_time()), ", ", Age(checkpoint.create_time(), now_us), " ago"));
   }
-  if (checkpoint.has_commit_time()) {
+  if (checkpoint.has_commit_time() && !adopted) {
     AddLine(&text, "committed",
             absl::StrCat(Time(checkpoint.commit_time()), ", ",
                          HumanSeconds(static_cast<double>(UnixMicros(checkpoint.commit_time()) -

@@ -14,8 +14,11 @@ namespace ckptd::ctl {
 
 // `now_us`: Unix time in microseconds, for ages.
 std::string RenderStatus(const v1::Status& status, int64_t now_us);
-std::string RenderCheckpoints(const google::protobuf::RepeatedPtrField<v1::Checkpoint>& checkpoints,
-                              int64_t now_us);
+// Ours first, then those of other programs.
+std::string RenderCheckpoints(const v1::ListCheckpointsResponse& list, int64_t now_us);
+std::string RenderForeign(const v1::ForeignCheckpoint& foreign, int64_t now_us);
+// What became of one checkpoint, or how far it is, in one line.
+std::string RenderAdoption(const v1::AdoptCheckpointsResponse& event);
 std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us);  // All of it.
 
 // "FAILED: RANKS_MISSING: ranks 1 have not sealed ..." for one that ended, else the level.

@@ -60,11 +60,56 @@ TEST(RenderCheckpoints, OneLineEach) {
   const auto list = Parse<v1::ListCheckpointsResponse>(R"(
     checkpoints { tag: "b" sequence: 2 attempt: 1 level: COMMITTED size_bytes: 10 file_count: 1 pinned: true resident: true commit_time { seconds: 999999990 } }
     checkpoints { tag: "a" step: 5 sequence: 1 attempt: 1 level: FAILED error { reason: "NO_SPACE" } create_time { seconds: 999999980 } })");
-  EXPECT_EQ(RenderCheckpoints(list.checkpoints(), kNowUs),
+  EXPECT_EQ(RenderCheckpoints(list, kNowUs),
             "TAG  STEP  SEQUENCE  ATTEMPT  SIZE  FILES  AGE   LEVEL\n"
             "b    -     2         1        10 B  1      10 s  COMMITTED  pinned, in memory\n"
             "a    5     1         1        0 B   0      20 s  FAILED     NO_SPACE\n");
   EXPECT_EQ(RenderCheckpoints({}, kNowUs), "no checkpoints\n");
+}
+
+TEST(RenderCheckpoints, ThoseOfOtherProgramsComeAfterOursAndHaveNoPlaceInTheOrder) {
+  const auto list = Parse<v1::ListCheckpointsResponse>(R"(
+    checkpoints { tag: "b" step: 5 sequence: 7 level: COMMITTED size_bytes: 10 file_count: 1 adopted_from: "nxd" commit_time { seconds: 999999990 } }
+    foreign { tag: "step_9" format: "nxd" done_time { seconds: 999999940 } size_bytes: 2048 file_count: 3 }
+    foreign { tag: "step_8\n" format: "nxd" done_time { seconds: 999999880 } })");
+  EXPECT_EQ(RenderCheckpoints(list, kNowUs),
+            "TAG      STEP  SEQUENCE  ATTEMPT  SIZE     FILES  AGE        LEVEL\n"
+            "b        5     7         -        10 B     1      10 s       COMMITTED  of nxd\n"
+            "step_9   -     -         -        2.0 KiB  3      1 min 0 s  FOREIGN    nxd, its latest\n"
+            "step_8?  -     -         -        -        -      2 min 0 s  FOREIGN    nxd\n");
+}
+
+TEST(RenderForeign, SaysWhatItIsAndHowToAdoptIt) {
+  const auto foreign = Parse<v1::ForeignCheckpoint>(R"(
+    tag: "step_9" directory: "/data/ckpts/step_9" format: "nxd" done_time { seconds: 999999940 } size_bytes: 2048 file_count: 3)");
+  EXPECT_THAT(
+      RenderForeign(foreign, kNowUs),
+      AllOf(HasSubstr("NeuronX Distributed"), HasSubstr("1 min 0 s ago"),
+            HasSubstr("2.0 KiB (2048 bytes) in 3 files"), HasSubstr("ckptctl adopt /data/ckpts step_9\n")));
+}
+
+TEST(RenderAdoption, EachOutcomeIsALine) {
+  EXPECT_EQ(RenderAdoption(Parse<v1::AdoptCheckpointsResponse>(R"(
+              tag: "a" outcome: ADOPTED checkpoint { sequence: 7 size_bytes: 2048 file_count: 1 })")),
+            "a  ADOPTED as sequence 7, 2.0 KiB in 1 file");
+  EXPECT_EQ(RenderAdoption(Parse<v1::AdoptCheckpointsResponse>(
+                R"(tag: "a" outcome: ALREADY_OURS checkpoint { sequence: 7 })")),
+            "a  is ckptd's already, as sequence 7");
+  EXPECT_EQ(RenderAdoption(Parse<v1::AdoptCheckpointsResponse>(
+                R"(tag: "a" outcome: REFUSED error { reason: "X" message: "no\x1b" })")),
+            "a  REFUSED: no? [X]");
+  EXPECT_EQ(RenderAdoption(Parse<v1::AdoptCheckpointsResponse>(
+                R"(tag: "a" index: 2 count: 3 read_bytes: 1024 size_bytes: 2048)")),
+            "adopting a, 2 of 3: 1.0 KiB of 2.0 KiB read");
+}
+
+TEST(RenderCheckpoint, AnAdoptedOneIsSaidToBe) {
+  const auto checkpoint = Parse<v1::Checkpoint>(R"(
+    name: "runs/1/checkpoints/s" tag: "s" level: COMMITTED sequence: 7 size_bytes: 10 file_count: 1 world_size: 1 adopted_from: "nxd"
+    create_time { seconds: 999999940 } commit_time { seconds: 999999940 })");
+  EXPECT_THAT(RenderCheckpoint(checkpoint, kNowUs),
+              AllOf(HasSubstr("its files were written by nxd"), HasSubstr("1 min 0 s ago"),
+                    Not(HasSubstr("attempt")), Not(HasSubstr("after its begin"))));
 }
 
 TEST(RenderCheckpoint, SaysExactBytesAndEveryFile) {

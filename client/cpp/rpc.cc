@@ -198,4 +198,14 @@ absl::Status Rpc::Watch(const v1::WatchRequest& request, Duration timeout,
   return impl_->Convert(status, context);
 }
 
+absl::Status Rpc::AdoptCheckpoints(const v1::AdoptCheckpointsRequest& request, Duration timeout,
+                                   const std::function<void(const v1::AdoptCheckpointsResponse&)>& event) {
+  grpc::ClientContext context;
+  impl_->Prepare(&context, timeout);
+  auto stream = impl_->admin()->AdoptCheckpoints(&context, request);
+  v1::AdoptCheckpointsResponse response;
+  while (stream->Read(&response)) event(response);
+  return impl_->Convert(stream->Finish(), context);
+}
+
 }  // namespace ckptd::client

@@ -60,6 +60,9 @@ class Rpc {
   absl::StatusOr<v1::Checkpoint> Unpin(const v1::UnpinRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> Prefetch(const v1::PrefetchRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> ClearDamage(const v1::ClearDamageRequest& request, Duration timeout);
+  // Until all tags were tried, or the timeout (DEADLINE_EXCEEDED): then the daemon stops, too.
+  absl::Status AdoptCheckpoints(const v1::AdoptCheckpointsRequest& request, Duration timeout,
+                                const std::function<void(const v1::AdoptCheckpointsResponse&)>& event);
 
  private:
   class Impl;

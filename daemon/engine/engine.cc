@@ -108,6 +108,7 @@ v1::Checkpoint Engine::Impl::Describe(const Run& run, const CommittedCheckpoint&
   SetTime(summary.create_time_us(), checkpoint.mutable_create_time());
   SetTime(summary.commit_time_us(), checkpoint.mutable_commit_time());
   checkpoint.set_pinned(committed.pinned);
+  checkpoint.set_adopted_from(summary.adopted_from());
   checkpoint.set_directory(absl::StrCat(run.path, "/", summary.tag()));
   if (committed.damage) ToWire(*committed.damage, checkpoint.mutable_damage());
   int leases = 0;
@@ -241,6 +242,8 @@ void Engine::Impl::ListCheckpoints(const Caller& caller, const v1::ListCheckpoin
     }
     *response.add_checkpoints() = std::move(entry->second);
   }
+  if (request.show_foreign() && response.next_page_token().empty())
+    return ListForeign(run, std::move(response), std::move(reply));
   reply(std::move(response));
 }
 
@@ -326,6 +329,7 @@ void Engine::Impl::Tick() {
     }
     ExpireFinishes(run, now);
     Scrub(run, now);
+    ShowAdoption(run, now);
     std::vector<PendingResume> over;
     for (auto pending = run->resumes.begin(); pending != run->resumes.end();) {
       if (now < pending->deadline) {
@@ -533,6 +537,13 @@ void Engine::SetPinned(const Caller& caller, const std::string& name, bool pinne
 void Engine::ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply) {
   impl_->ClearDamage(caller, name, std::move(reply));
 }
+
+int64_t Engine::AdoptCheckpoints(const Caller& caller, const v1::AdoptCheckpointsRequest& request,
+                                 std::function<bool(const v1::AdoptCheckpointsResponse&)> event,
+                                 std::function<void(const absl::Status&)> ended) {
+  return impl_->StartAdoption(caller, request, std::move(event), std::move(ended));
+}
+void Engine::StopAdoption(int64_t id) { impl_->StopAdoption(id); }
 
 void Engine::Drain(absl::AnyInvocable<void()> done) {
   impl_->draining_ = true;

@@ -161,6 +161,13 @@ class Engine {
   void ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
   void Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
 
+  // Makes checkpoints of another program ours. `event` runs for progress and for each outcome, and says false
+  // when nobody listens any more: then it stops, as after StopAdoption. `ended` runs once.
+  int64_t AdoptCheckpoints(const Caller& caller, const v1::AdoptCheckpointsRequest& request,
+                           std::function<bool(const v1::AdoptCheckpointsResponse&)> event,
+                           std::function<void(const absl::Status&)> ended);
+  void StopAdoption(int64_t id);  // Of one that has ended: nothing.
+
   // ---- life
   // No new Begin from now on; `done` when no sealed save is left, or at once when there is none.
   void Drain(absl::AnyInvocable<void()> done);

@@ -7,6 +7,7 @@
 //   reads.cc       Resume, open checkpoints, leases, pins
 //   residents.cc   committed checkpoints that are in memory still
 //   prefetch.cc    committed checkpoints that are read into memory
+//   adopt.cc       checkpoints of other programs: listed, and made ours
 //   scrub.cc       committed checkpoints, read back to see whether they are whole
 //   agreement.cc   damage, and that all ranks agree what they resume from
 //   succession.cc  sealed saves from one daemon to the next
@@ -212,6 +213,8 @@ struct Agreement {
   std::vector<PendingFinish> waiting;
 };
 
+struct Adoption;  // adopt.cc
+
 struct Run {
   std::string name;  // `runs/{16 hex digits}`.
   std::string path;
@@ -262,6 +265,8 @@ struct Run {
   std::optional<Instant> record_again_at;
   int making_room = 0;                       // What may change it is about to begin, or to be asked for.
   std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
+  std::shared_ptr<Adoption> adoption;        // Under way; null: none is.
+  std::set<std::string> unsynced;  // Foreign tags of which a sync failed, so that no second one is believed.
   std::multiset<int64_t> pinning;  // Pins on their way to disk: retention leaves these alone already.
   bool Pinned(const std::pair<const int64_t, CommittedCheckpoint>& entry) const {
     return entry.second.pinned || pinning.contains(entry.first);
@@ -412,6 +417,24 @@ class Engine::Impl {
   void StartScrub(Run* run, Instant now);
   void ScrubChunk(Run* run);
   void EndScrub(Run* run, const absl::Status& found);
+
+  // adopt.cc
+  void ListForeign(Run* run, v1::ListCheckpointsResponse response, Reply<v1::ListCheckpointsResponse> reply);
+  int64_t StartAdoption(const Caller& caller, const v1::AdoptCheckpointsRequest& request,
+                        std::function<bool(const v1::AdoptCheckpointsResponse&)> event,
+                        std::function<void(const absl::Status&)> ended);
+  void StopAdoption(int64_t id);
+  // In a root that has checkpoints of another program, and never had one of ours.
+  void ReserveForAdoption(const Run& run, const RootSnapshot& snapshot, storage::v1::RunRecord& record);
+  void PlanAdoption(Run* run, std::vector<ForeignCheckpoint> found);
+  void AdoptNext(Run* run);
+  void PlaceAdopted(Run* run, ForeignSurvey survey);
+  void AdoptAs(Run* run, ForeignSurvey survey, int64_t sequence);
+  void Adopted(Run* run, const storage::v1::ManifestSummary& summary, PublishResult result);
+  void RefuseAdoption(Run* run, const absl::Status& why);
+  void TellAdoption(Run* run, v1::AdoptCheckpointsResponse event);
+  void EndAdoption(Run* run, const absl::Status& status);
+  void ShowAdoption(Run* run, Instant now);
 
   // agreement.cc
   static bool TellsOfDamage(const Run& run, const absl::Status& opened);  // Of what could not be opened.

@@ -6,6 +6,8 @@
 #ifndef CKPTD_DAEMON_ENGINE_ROOT_IO_H_
 #define CKPTD_DAEMON_ENGINE_ROOT_IO_H_
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -18,7 +20,9 @@
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/base/clock.h"
+#include "storage/commit/foreign.h"
 #include "storage/commit/root_store.h"
+#include "storage/commit/scan.h"
 #include "storage/io/part_writer.h"
 
 namespace ckptd {
@@ -36,6 +40,7 @@ struct RootSnapshot {
   storage::v1::RunRecord run_record;
   int64_t highest_sequence = 0;
   int64_t trash_bytes = 0;
+  std::vector<ForeignTag> foreign;
 };
 
 // A checkpoint that is being written; the engine names it by this number.
@@ -105,6 +110,17 @@ class RootIo {
   // stay valid until `done`. Does not wait for the file system.
   virtual void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                            int32_t chunk_bytes, Callback<absl::Status> done) = 0;
+
+  // Checkpoints of other programs (storage/commit/foreign.h), oldest first. On the thread of ReadBack: it may
+  // take long.
+  virtual void ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) = 0;
+  // There, too: reads one through, step by step.
+  virtual void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
+                             std::shared_ptr<SurveyProgress> progress,
+                             Callback<absl::StatusOr<ForeignSurvey>> done) = 0;
+  // Makes it ours, as RootStore::Adopt.
+  virtual void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
+                     Callback<PublishResult> done) = 0;
 
   // When the operation that the metadata worker or the I/O thread is busy with began; nullopt when they are
   // idle.

@@ -211,6 +211,7 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
   record.set_uid(static_cast<int>(run->uid));
   record.set_path(run->path);
   if (record.has_num_kept_ckpts()) run->num_kept_ckpts = record.num_kept_ckpts();
+  ReserveForAdoption(*run, snapshot, record);
   for (const storage::v1::Outcome& outcome : record.outcomes()) {
     if (outcome.level() >= v1::FAILED) RememberFailure(run, FromOutcome(*run, outcome));
   }
@@ -239,7 +240,8 @@ void Engine::Impl::RecordUnheard(Run* run) {
     const bool heard = std::any_of(
         outcomes.begin(), outcomes.end(),
         [&](const storage::v1::Outcome& outcome) { return outcome.sequence() == summary.sequence(); });
-    if (heard || summary.attempt() != run->ledger->active_attempt()) continue;
+    if (heard || !summary.adopted_from().empty() || summary.attempt() != run->ledger->active_attempt())
+      continue;
     storage::v1::Outcome& outcome = unheard.emplace_back();
     outcome.set_tag(summary.tag());
     outcome.set_ordinal(summary.ordinal());

@@ -18,6 +18,7 @@
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/disk_file.h"
+#include "storage/commit/foreign.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/verify.h"
 #include "storage/format/names.h"
@@ -82,6 +83,7 @@ RootSnapshot SnapshotOf(RootStore& store, const ProbeResult& probe) {
   snapshot.run_record = store.run_record();
   snapshot.highest_sequence = store.highest_sequence();
   snapshot.trash_bytes = store.trash_bytes();
+  snapshot.foreign = store.foreign();
   return snapshot;
 }
 
@@ -311,6 +313,35 @@ class ThreadedRootIoFactory::Io : public RootIo {
         [root = root_] { return root->abandoned.load(); }, Answer(std::move(done)));
   }
 
+  void ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) override {
+    scrubber_->PostUrgent([root = root_, answer = Answer(std::move(done))]() mutable {
+      if (!root->open.load()) return answer(NotOpen());
+      answer(ckptd::ListForeign(*root->fs, root->dir.get()));
+    });
+  }
+
+  void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
+                     std::shared_ptr<SurveyProgress> progress,
+                     Callback<absl::StatusOr<ForeignSurvey>> done) override {
+    auto begin = [root = root_, scrubber = scrubber_, tag = std::move(tag), owner, chunk_bytes,
+                  progress = std::move(progress), answer = Answer(std::move(done))]() mutable {
+      if (!root->open.load()) return answer(NotOpen());
+      auto reader = std::make_unique<ForeignReader>(root->fs.get(), root->dir.get(), std::move(tag), owner,
+                                                    chunk_bytes, std::move(progress));
+      SurveyStep(std::move(root), std::move(scrubber), std::move(reader), std::move(answer));
+    };
+    scrubber_->PostIdle(std::move(begin));
+  }
+
+  void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
+             Callback<PublishResult> done) override {
+    Ask(std::move(done),
+        [survey = std::move(survey), summary = std::move(summary)](Root& root) -> PublishResult {
+          if (root.store == nullptr) return {PublishOutcome::kFailed, NotOpen()};
+          return root.store->Adopt(survey, summary);
+        });
+  }
+
   std::optional<Instant> pending_since() const override {
     const std::optional<Instant> work = workers_->pending_since(), question = questions_->pending_since();
     return work && question ? std::min(*work, *question) : work ? work : question;
@@ -389,6 +420,21 @@ class ThreadedRootIoFactory::Io : public RootIo {
       if (!more.ok()) return answer(more.status());
       if (!*more) return answer(root->store->trash_bytes());
       EmptyStep(std::move(root), std::move(workers), std::move(answer));
+    });
+  }
+
+  // Likewise: what else reads back waits for one step.
+  static void SurveyStep(std::shared_ptr<Root> root, std::shared_ptr<FileSystemWorkers> scrubber,
+                         std::unique_ptr<ForeignReader> reader,
+                         absl::AnyInvocable<void(absl::StatusOr<ForeignSurvey>)> answer) {
+    FileSystemWorkers& on = *scrubber;
+    on.PostIdle([root = std::move(root), scrubber = std::move(scrubber), reader = std::move(reader),
+                 answer = std::move(answer)]() mutable {
+      if (root->abandoned.load()) return;
+      const absl::StatusOr<bool> more = reader->Step();
+      if (!more.ok()) return answer(more.status());
+      if (!*more) return answer(reader->Take());
+      SurveyStep(std::move(root), std::move(scrubber), std::move(reader), std::move(answer));
     });
   }
 

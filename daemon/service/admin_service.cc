@@ -5,6 +5,7 @@
 
 #include "ckptd/v1/service.grpc.pb.h"
 #include "daemon/service/call_context.h"
+#include "daemon/service/stream_calls.h"
 
 namespace ckptd {
 namespace {
@@ -51,6 +52,10 @@ class AdminService final : public v1::Admin::CallbackService {
         context_, call, TokenRule::kOptional, request, response,
         [](Engine& engine, const Caller& caller, const v1::PrefetchRequest& asked,
            Reply<v1::Checkpoint> reply) { engine.Prefetch(caller, asked.name(), std::move(reply)); });
+  }
+  grpc::ServerWriteReactor<v1::AdoptCheckpointsResponse>* AdoptCheckpoints(
+      Context* call, const v1::AdoptCheckpointsRequest* request) override {
+    return StartAdoptCheckpoints(context_, CallerOf(*context_, *call, TokenRule::kOptional), *request);
   }
 
  private:

@@ -1,4 +1,4 @@
-// The streaming calls of ckptd.v1.Checkpoints, each a reactor that lives until gRPC is done with it. Only for
+// The streaming calls, each a reactor that lives until gRPC is done with it. Only for
 // the .cc files of the services: it brings gRPC's headers along.
 #ifndef CKPTD_DAEMON_SERVICE_STREAM_CALLS_H_
 #define CKPTD_DAEMON_SERVICE_STREAM_CALLS_H_
@@ -25,6 +25,8 @@ grpc::ServerWriteReactor<v1::ReadFileResponse>* StartReadFile(ServiceContext* co
 grpc::ServerWriteReactor<v1::WatchResponse>* StartWatch(ServiceContext* context,
                                                         absl::StatusOr<Caller> caller,
                                                         const v1::WatchRequest& request);
+grpc::ServerWriteReactor<v1::AdoptCheckpointsResponse>* StartAdoptCheckpoints(
+    ServiceContext* context, absl::StatusOr<Caller> caller, const v1::AdoptCheckpointsRequest& request);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_SERVICE_STREAM_CALLS_H_

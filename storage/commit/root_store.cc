@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/commit/adopt.h"
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/layout.h"
 #include "storage/commit/pointers.h"
@@ -72,6 +73,7 @@ class RootStore::Impl {
   absl::Status WritePartRecord(const Inflight& inflight, const PartRecord& record);
   PublishResult Publish(const Inflight& inflight, const ManifestSummary& summary,
                         const std::vector<PartRecord>& parts);
+  PublishResult Adopt(const ForeignSurvey& survey, const ManifestSummary& summary);
   absl::Status Discard(const Inflight& inflight);
   absl::Status Evict(const std::string& tag, int64_t sequence);
   absl::Status SetPinned(const std::string& tag, int64_t sequence, bool pinned);
@@ -109,6 +111,7 @@ class RootStore::Impl {
   std::vector<RecoveredSave> recovered_;
   std::map<int64_t, CommittedCheckpoint> committed_;
   std::vector<Damaged> damaged_;
+  std::vector<ForeignTag> foreign_;
   int64_t highest_sequence_ = 0;
   std::set<std::string> live_;               // In-flight names of saves under way.
   absl::Status latched_ = absl::OkStatus();  // Not OK: ROOT_READ_ONLY, and why.
@@ -166,8 +169,10 @@ absl::Status RootStore::Impl::LoadRecords() {
 absl::Status RootStore::Impl::RecoverAndScan() {
   CKPTD_ASSIGN_OR_RETURN(recovered_, RecoverInflight(context(), live_));
   CKPTD_ASSIGN_OR_RETURN(RootScan scan, ScanRoot(fs_, layout_.root));
+  CKPTD_RETURN_IF_ERROR(SyncAdopted(layout_, scan));
   committed_.clear();
   damaged_.clear();
+  foreign_ = std::move(scan.foreign);
   for (auto& [tag, status] : scan.damaged) {
     // To pass one over would make an older checkpoint the latest.
     if (ReasonOf(status) == "NEWER_FORMAT") return Annotate(status, tag);
@@ -274,6 +279,20 @@ PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestS
       break;
   }
   return published.result;
+}
+
+PublishResult RootStore::Impl::Adopt(const ForeignSurvey& survey, const ManifestSummary& summary) {
+  const absl::Status writable = CheckWritable();
+  if (!writable.ok()) return {PublishOutcome::kFailed, writable};
+  SawSequence(summary.sequence());
+  Published adopted = AdoptForeign(context(), survey, summary);
+  if (adopted.result.outcome == PublishOutcome::kIndeterminate) Latch(adopted.result.status);
+  if (adopted.result.outcome == PublishOutcome::kCommitted) {
+    committed_[summary.sequence()].summary = std::move(adopted.summary);
+    std::erase_if(foreign_, [&summary](const ForeignTag& tag) { return tag.tag == summary.tag(); });
+    adopted.result.pointers = pointers_;  // It names none.
+  }
+  return adopted.result;
 }
 
 absl::Status RootStore::Impl::Discard(const Inflight& inflight) {
@@ -396,6 +415,12 @@ PublishResult RootStore::Publish(const Inflight& inflight, const ManifestSummary
                                  const std::vector<PartRecord>& parts) {
   return impl_->Publish(inflight, summary, parts);
 }
+
+PublishResult RootStore::Adopt(const ForeignSurvey& survey, const ManifestSummary& summary) {
+  return impl_->Adopt(survey, summary);
+}
+
+const std::vector<ForeignTag>& RootStore::foreign() const { return impl_->foreign_; }
 
 absl::Status RootStore::Discard(const Inflight& inflight) { return impl_->Discard(inflight); }
 

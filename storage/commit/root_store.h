@@ -30,6 +30,8 @@
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/base/clock.h"
+#include "storage/commit/foreign.h"
+#include "storage/commit/scan.h"
 #include "storage/format/manifest.h"
 #include "storage/fs/file_system.h"
 #include "storage/io/probe.h"
@@ -118,6 +120,11 @@ class RootStore {
   // Steps 4 to 6. The manifest is made of the parts.
   PublishResult Publish(const Inflight& inflight, const storage::v1::ManifestSummary& summary,
                         const std::vector<storage::v1::PartRecord>& parts);
+  // A checkpoint of another program becomes ours: adopt.h. `summary`: SummaryOfForeign, with a sequence.
+  // kCommitted, kFailed and kIndeterminate as of Publish; of the last the root is read-only.
+  PublishResult Adopt(const ForeignSurvey& survey, const storage::v1::ManifestSummary& summary);
+  // Finished checkpoints of other programs, as the last scan found them; oldest first.
+  const std::vector<ForeignTag>& foreign() const;
   // Moves the in-flight directory to trash and syncs: after this (and only then) the save may be called
   // FAILED.
   absl::Status Discard(const Inflight& inflight);

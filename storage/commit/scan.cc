@@ -1,5 +1,6 @@
 #include "storage/commit/scan.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -56,14 +57,28 @@ bool IsSomebodyElses(FileSystem& fs, Handle root, const std::string& tag, const 
   return !ours.ok() || !theirs.ok() || ours->uid != theirs->uid;
 }
 
+// Nullopt: no finished checkpoint of another program.
+absl::StatusOr<std::optional<ForeignTag>> FindMarker(FileSystem& fs, Handle root, const std::string& tag) {
+  const absl::StatusOr<FileStat> marker = fs.Stat(root, absl::StrCat(tag, "/", kForeignMarker));
+  if (IsMissing(marker.status())) return std::nullopt;
+  if (!marker.ok() && IsOfThatDirectory(marker.status())) return std::nullopt;
+  if (!marker.ok()) return Annotate(marker.status(), absl::StrCat("looking for a marker in ", tag));
+  if (marker->type != FileType::kRegular) return std::nullopt;
+  return ForeignTag{tag, MarkerTime(*marker)};
+}
+
 }  // namespace
+
+int64_t MarkerTime(const FileStat& marker) { return std::max<int64_t>(0, marker.modified_ns / 1000); }
 
 absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root) {
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(root));
   RootScan scan;
   for (const DirEntry& entry : entries) {
-    if (entry.type != FileType::kDirectory || !CheckTag(entry.name).ok()) continue;
-    absl::StatusOr<std::optional<ManifestSummary>> found = ReadCheckpoint(fs, root, entry.name);
+    // A name that no tag may have is not ours, but may be another program's.
+    if (entry.type != FileType::kDirectory || !CheckFilePath(entry.name).ok()) continue;
+    absl::StatusOr<std::optional<ManifestSummary>> found = std::nullopt;
+    if (CheckTag(entry.name).ok()) found = ReadCheckpoint(fs, root, entry.name);
     if (!found.ok()) {
       if (!IsOfThatDirectory(found.status())) {
         return Annotate(found.status(), absl::StrCat("reading the manifest of ", entry.name));
@@ -72,7 +87,11 @@ absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root) {
         scan.damaged.emplace_back(entry.name, found.status());
       continue;
     }
-    if (!found->has_value()) continue;
+    if (!found->has_value()) {
+      CKPTD_ASSIGN_OR_RETURN(std::optional<ForeignTag> foreign, FindMarker(fs, root, entry.name));
+      if (foreign.has_value()) scan.foreign.push_back(*std::move(foreign));
+      continue;
+    }
     const int64_t sequence = (*found)->sequence();
     const auto [place, fresh] = scan.checkpoints.try_emplace(sequence, **std::move(found));
     if (!fresh) {
@@ -81,6 +100,7 @@ absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root) {
           CorruptManifest(absl::StrCat("its sequence ", sequence, " is also that of ", place->second.tag())));
     }
   }
+  std::sort(scan.foreign.begin(), scan.foreign.end());
   return scan;
 }
 

@@ -2,8 +2,11 @@
 #ifndef CKPTD_STORAGE_COMMIT_SCAN_H_
 #define CKPTD_STORAGE_COMMIT_SCAN_H_
 
+#include <compare>
+#include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -13,11 +16,28 @@
 
 namespace ckptd {
 
+// A finished checkpoint of another program: a directory that is none of ours and has its marker. So far that
+// is NeuronX Distributed's, a file `done`.
+struct ForeignTag {
+  std::string tag;
+  int64_t done_us = 0;  // Unix time in microseconds of the marker's last write.
+  // That program's order: the marker's time. (Those of one time go by their names; it takes them as they
+  // come.)
+  auto operator<=>(const ForeignTag& other) const {
+    return std::tie(done_us, tag) <=> std::tie(other.done_us, other.tag);
+  }
+  bool operator==(const ForeignTag& other) const = default;
+};
+int64_t MarkerTime(const FileStat& marker);  // As `done_us`; 0 for what is from before 1970.
+inline constexpr char kForeignMarker[] = "done";
+inline constexpr char kForeignFormat[] = "nxd";
+
 struct RootScan {
   std::map<int64_t, storage::v1::ManifestSummary> checkpoints;  // By sequence.
   // Tag and what is wrong: a manifest that is damaged, gone, of another directory, of a newer format, or that
   // may not be read.
   std::vector<std::pair<std::string, absl::Status>> damaged;
+  std::vector<ForeignTag> foreign;  // Oldest first. Also those whose name no tag of ours may have.
 };
 
 // Anything in the root that is not ours is passed over. Fails when it cannot find out (out of descriptors or

@@ -67,8 +67,9 @@ std::optional<std::string> FileFault(const FileRecord& file, int32_t chunk_bytes
 std::optional<std::string> SummaryFault(const ManifestSummary& summary) {
   if (const absl::Status tag = CheckTag(summary.tag()); !tag.ok()) return std::string(tag.message());
   if (summary.sequence() < 1) return absl::StrCat("sequence ", summary.sequence());
-  if (summary.attempt() < 1) return absl::StrCat("attempt ", summary.attempt());
-  if (summary.ordinal() < 1) return absl::StrCat("ordinal ", summary.ordinal());
+  const int64_t least = summary.adopted_from().empty() ? 1 : 0;  // What was adopted is no save of ours.
+  if (summary.attempt() < least) return absl::StrCat("attempt ", summary.attempt());
+  if (summary.ordinal() < least) return absl::StrCat("ordinal ", summary.ordinal());
   if (summary.world_size() < 1) return absl::StrCat("world size ", summary.world_size());
   if (summary.chunk_bytes() < 1) return absl::StrCat("chunks of ", summary.chunk_bytes(), " bytes");
   if (summary.size_bytes() < 0) return absl::StrCat("size ", summary.size_bytes());

@@ -217,6 +217,19 @@ TEST(ManifestTest, APointerThatWouldLeaveTheRootIsDamage) {
   }
 }
 
+TEST(ManifestTest, OnlyWhatWasAdoptedIsOfNoAttempt) {
+  Manifest manifest = Example();
+  manifest.summary.set_attempt(0);
+  manifest.summary.set_ordinal(0);
+  EXPECT_FALSE(EncodeManifest(manifest).ok());
+  manifest.summary.set_adopted_from("nxd");
+  const absl::StatusOr<std::string> bytes = EncodeManifest(manifest);
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ(DecodeManifest(*bytes)->summary.adopted_from(), "nxd");
+  manifest.summary.set_attempt(-1);
+  EXPECT_FALSE(EncodeManifest(manifest).ok());
+}
+
 TEST(ManifestTest, NanIsAMetric) {
   Manifest manifest = Example();
   (*manifest.summary.mutable_metrics())["loss"] = std::nan("");

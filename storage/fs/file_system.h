@@ -49,6 +49,8 @@ struct FileStat {
   uint32_t uid = 0;
   uint64_t device = 0;
   uint64_t inode = 0;
+  int64_t modified_ns = 0;  // Unix time of the last change of its bytes, and
+  int64_t changed_ns = 0;   // of anything about it, which nobody can set.
 };
 
 struct DirEntry {

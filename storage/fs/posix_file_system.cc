@@ -118,6 +118,8 @@ std::optional<FileType> TypeOf(unsigned char dirent_type) {
   }
 }
 
+int64_t Nanoseconds(const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+
 std::string FileSystemName(uint64_t magic) {
   switch (magic) {
     case EXT4_SUPER_MAGIC:
@@ -318,7 +320,9 @@ absl::StatusOr<FileStat> PosixFileSystem::Stat(Handle dir, std::string_view path
                   .size = stat.st_size,
                   .uid = stat.st_uid,
                   .device = stat.st_dev,
-                  .inode = stat.st_ino};
+                  .inode = stat.st_ino,
+                  .modified_ns = Nanoseconds(stat.st_mtim),
+                  .changed_ns = Nanoseconds(stat.st_ctim)};
 }
 
 // What takes space does so as the user, for quotas and for the blocks that a file system keeps for root.

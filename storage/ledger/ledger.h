@@ -48,6 +48,13 @@ class Ledger {
   // The sequence of a checkpoint of this attempt: one above all before it. FENCED as Activate.
   virtual void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) = 0;
 
+  // The sequence of a checkpoint that another program wrote, remembered before the answer, and never given
+  // again. It is one of those that are reserved for this, above `above` and below `below`, with room left for
+  // `more` others after it: FAILED_PRECONDITION, reason ADOPT_ORDER, where there is none. `below` 0: none of
+  // the run's is younger; then it is one above all, where a save has had one.
+  virtual void AdmitAdopted(int64_t above, int64_t below, int64_t more,
+                            Answer<absl::StatusOr<int64_t>> answer) = 0;
+
   // Every part is durable: OK means that this daemon publishes.
   virtual void Commit(int64_t sequence, Answer<absl::Status> answer) = 0;
 

@@ -24,6 +24,7 @@ LocalLedger::LocalLedger(storage::v1::RunRecord record, int64_t highest_sequence
     : record_(std::move(record)), save_(std::move(save)) {
   record_.set_format_version(1);
   record_.set_last_sequence(std::max(record_.last_sequence(), highest_sequence));
+  record_.set_last_sequence(std::max(record_.last_sequence(), record_.reserved_sequences()));
   for (const Launch& launch : record_.launches()) {
     if (launch.active()) acted_.insert(launch.attempt());
     if (launch.resume_agreed()) agreed_.insert(launch.attempt());
@@ -177,6 +178,52 @@ void LocalLedger::Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer)
   if (absl::Status fenced = CheckNotFenced(attempt); !fenced.ok()) return answer(fenced);
   record_.set_last_sequence(record_.last_sequence() + 1);
   answer(record_.last_sequence());
+}
+
+// Evenly spaced, for others may come in between later; the next one that was not given yet. 0: there is none.
+int64_t LocalLedger::ReservedBetween(int64_t above, int64_t below, int64_t more) const {
+  const int64_t first = std::max<int64_t>(above, 0) + 1;
+  const int64_t end = std::min(below, record_.reserved_sequences() + 1);
+  if (first >= end) return 0;
+  const std::set<int64_t> given(record_.adopted_sequences().begin(), record_.adopted_sequences().end());
+  const int64_t best = first + (end - first) / (more + 2);
+  for (int64_t sequence = best; sequence < end; ++sequence) {
+    if (!given.contains(sequence)) return sequence;
+  }
+  for (int64_t sequence = best - 1; sequence >= first; --sequence) {
+    if (!given.contains(sequence)) return sequence;
+  }
+  return 0;
+}
+
+void LocalLedger::AdmitAdopted(int64_t above, int64_t below, int64_t more,
+                               Answer<absl::StatusOr<int64_t>> answer) {
+  // Before the first save the youngest is among those that are reserved, too, with room around it.
+  const bool none_saved = below == 0 && record_.last_sequence() == record_.reserved_sequences();
+  if (none_saved) below = record_.reserved_sequences() + 1;
+  int64_t sequence = 0;
+  if (below != 0) sequence = ReservedBetween(above, below, std::max<int64_t>(more, 0));
+  if (below == 0 || (none_saved && sequence == 0)) {
+    below = 0;
+    sequence = record_.last_sequence() + 1;
+  }
+  if (sequence == 0) {
+    return answer(MakeError(
+        absl::StatusCode::kFailedPrecondition, "ADOPT_ORDER",
+        absl::StrCat("no place is left in the run's order below the younger checkpoint of sequence ", below,
+                     record_.reserved_sequences() == 0
+                         ? ": ckptd has saved into this root before it held any of another program"
+                         : "")));
+  }
+  if (below == 0) {
+    record_.set_last_sequence(sequence);
+  } else {
+    record_.add_adopted_sequences(sequence);
+  }
+  Persist([sequence, answer = std::move(answer)](absl::Status saved) mutable {
+    if (!saved.ok()) return answer(Annotate(saved, "remembering the sequence"));
+    answer(sequence);
+  });
 }
 
 void LocalLedger::Commit(int64_t, Answer<absl::Status> answer) { answer(absl::OkStatus()); }

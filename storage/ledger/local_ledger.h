@@ -19,7 +19,8 @@ class LocalLedger : public Ledger {
   // Writes the record durably, then answers.
   using Save = std::function<void(const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)>)>;
 
-  // `record`: as found in the root; `highest_sequence`: of anything found there.
+  // `record`: as found in the root; `highest_sequence`: of anything found there. No save gets one of its
+  // reserved sequences.
   LocalLedger(storage::v1::RunRecord record, int64_t highest_sequence, Save save);
 
   void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
@@ -27,6 +28,8 @@ class LocalLedger : public Ledger {
   void Activate(int64_t attempt, Answer<absl::Status> answer) override;
   int64_t active_attempt() const override;
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
+  void AdmitAdopted(int64_t above, int64_t below, int64_t more,
+                    Answer<absl::StatusOr<int64_t>> answer) override;
   void Commit(int64_t sequence, Answer<absl::Status> answer) override;
   void DecideResume(int64_t attempt, const ResumeChoice& newest,
                     Answer<absl::StatusOr<ResumeChoice>> answer) override;
@@ -47,6 +50,7 @@ class LocalLedger : public Ledger {
   Launch* Find(int64_t attempt);
   const Launch* Find(int64_t attempt) const;
   absl::Status CheckNotFenced(int64_t attempt) const;
+  int64_t ReservedBetween(int64_t above, int64_t below, int64_t more) const;
   // `done` hears when all that the record says now is on disk.
   void Persist(Answer<absl::Status> done);
   void Write();

@@ -1,9 +1,11 @@
 #include "storage/ledger/local_ledger.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -50,6 +52,18 @@ class LocalLedgerTest : public ::testing::Test {
   absl::Status Agree(int64_t attempt, int64_t sequence) {
     absl::Status result = absl::UnknownError("no answer");
     ledger_->AgreeResume(attempt, sequence, [&](absl::Status answer) { result = std::move(answer); });
+    return result;
+  }
+
+  absl::StatusOr<int64_t> Admit(int64_t attempt) {
+    absl::StatusOr<int64_t> result = absl::UnknownError("no answer");
+    ledger_->Admit(attempt, [&](absl::StatusOr<int64_t> answer) { result = std::move(answer); });
+    return result;
+  }
+  absl::StatusOr<int64_t> AdmitAdopted(int64_t above, int64_t below, int64_t more) {
+    absl::StatusOr<int64_t> result = absl::UnknownError("no answer");
+    ledger_->AdmitAdopted(above, below, more,
+                          [&](absl::StatusOr<int64_t> answer) { result = std::move(answer); });
     return result;
   }
 
@@ -319,6 +333,98 @@ TEST_F(LocalLedgerTest, AgreementOnWhatWasRejectedMeanwhileIsNone) {
   ledger_->RejectResume(attempt, 2);
   AnswerWrite(absl::OkStatus());
   EXPECT_EQ(ReasonOf(agreed), "NO_CHECKPOINT");
+}
+
+// ---- checkpoints of another program
+
+TEST_F(LocalLedgerTest, NoSaveGetsAReservedSequence) {
+  storage::v1::RunRecord record;
+  record.set_reserved_sequences(1000);
+  Start(std::move(record));
+  ASSERT_EQ(*Join(0, "a", "p0"), 1);
+  EXPECT_EQ(*Admit(1), 1001);
+  Start(ledger_->record());
+  EXPECT_EQ(*Admit(1), 1002);
+}
+
+TEST_F(LocalLedgerTest, AdoptedSequenceIsInItsPlaceAndRememberedBeforeTheAnswer) {
+  storage::v1::RunRecord record;
+  record.set_reserved_sequences(1000);
+  Start(std::move(record));
+  // The first two of three below a save; then the third; then one that comes in between, and one below all.
+  const int64_t first = *AdmitAdopted(0, 1001, 2);
+  const int64_t second = *AdmitAdopted(first, 1001, 1);
+  const int64_t third = *AdmitAdopted(second, 1001, 0);
+  const int64_t between = *AdmitAdopted(first, second, 0);
+  const int64_t below = *AdmitAdopted(0, first, 0);
+  EXPECT_LT(0, below);
+  EXPECT_LT(below, first);
+  EXPECT_LT(first, between);
+  EXPECT_LT(between, second);
+  EXPECT_LT(second, third);
+  EXPECT_LT(third, 1001);
+  EXPECT_THAT(saved_.adopted_sequences(), ::testing::ElementsAre(first, second, third, between, below));
+  hold_saves_ = true;
+  bool answered = false;
+  ledger_->AdmitAdopted(third, 1001, 0, [&](absl::StatusOr<int64_t>) { answered = true; });
+  EXPECT_FALSE(answered);
+  AnswerWrite(absl::OkStatus());
+  EXPECT_TRUE(answered);
+}
+
+TEST_F(LocalLedgerTest, AdoptedOneThatIsTheYoungestIsAboveAllAndSavesComeAfterIt) {
+  ASSERT_EQ(*Join(0, "a", "p0"), 1);
+  EXPECT_EQ(*Admit(1), 1);
+  EXPECT_EQ(*AdmitAdopted(1, 0, 0), 2);
+  EXPECT_EQ(saved_.last_sequence(), 2);
+  EXPECT_EQ(*Admit(1), 3);
+}
+
+TEST_F(LocalLedgerTest, BeforeTheFirstSaveTheYoungestAdoptedOneLeavesRoomAroundIt) {
+  storage::v1::RunRecord record;
+  record.set_reserved_sequences(1000);
+  Start(std::move(record));
+  const int64_t first = *AdmitAdopted(0, 0, 1);
+  const int64_t second = *AdmitAdopted(first, 0, 0);
+  const int64_t between = *AdmitAdopted(first, second, 0);
+  EXPECT_LT(first, between);
+  EXPECT_LT(between, second);
+  const int64_t above = *AdmitAdopted(second, 0, 0);
+  EXPECT_LT(second, above);
+  EXPECT_LE(above, 1000);
+  ASSERT_EQ(*Join(0, "a", "p0"), 1);
+  EXPECT_EQ(*Admit(1), 1001);
+  EXPECT_EQ(*AdmitAdopted(1001, 0, 0), 1002) << "above what was saved";
+}
+
+TEST_F(LocalLedgerTest, WithoutRoomAmongTheReservedTheYoungestIsAboveThem) {
+  storage::v1::RunRecord record;
+  record.set_reserved_sequences(2);
+  Start(std::move(record));
+  EXPECT_EQ(*AdmitAdopted(2, 0, 0), 3);
+}
+
+TEST_F(LocalLedgerTest, NoSequenceIsGivenTwiceAlsoWhenItsCheckpointIsGone) {
+  storage::v1::RunRecord record;
+  record.set_reserved_sequences(3);
+  Start(std::move(record));
+  std::set<int64_t> given;
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(given.insert(*AdmitAdopted(0, 4, 0)).second);
+  EXPECT_EQ(ReasonOf(AdmitAdopted(0, 4, 0).status()), "ADOPT_ORDER");
+  Start(ledger_->record());
+  EXPECT_EQ(ReasonOf(AdmitAdopted(0, 4, 0).status()), "ADOPT_ORDER");
+}
+
+TEST_F(LocalLedgerTest, WithoutReservedSequencesNothingIsAdoptedBelowWhatThereIs) {
+  ASSERT_EQ(*Join(0, "a", "p0"), 1);
+  EXPECT_EQ(*Admit(1), 1);
+  EXPECT_EQ(ReasonOf(AdmitAdopted(0, 1, 0).status()), "ADOPT_ORDER");
+  EXPECT_EQ(ReasonOf(AdmitAdopted(0, 100, 0).status()), "ADOPT_ORDER") << "2 to 99 may be saves that failed";
+}
+
+TEST_F(LocalLedgerTest, SequenceThatCannotBeRememberedIsNotGiven) {
+  save_error_ = ErrnoError(EIO, "writing");
+  EXPECT_EQ(ReasonOf(AdmitAdopted(0, 0, 0).status()), "IO_ERROR");
 }
 
 }  // namespace

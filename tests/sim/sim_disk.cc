@@ -506,6 +506,26 @@ void SimRootIo::ReadFiles(std::shared_ptr<CheckpointReader>, std::vector<FileTar
       [] { return absl::UnimplementedError("the simulation reads no bytes"); });
 }
 
+void SimRootIo::ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) {
+  Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
+      []() -> absl::StatusOr<std::vector<ForeignCheckpoint>> { return std::vector<ForeignCheckpoint>(); });
+}
+
+void SimRootIo::SurveyForeign(std::string tag, uid_t, int32_t, std::shared_ptr<SurveyProgress>,
+                              Callback<absl::StatusOr<ForeignSurvey>> done) {
+  Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
+      [tag = std::move(tag)]() -> absl::StatusOr<ForeignSurvey> {
+        return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+      });
+}
+
+void SimRootIo::Adopt(ForeignSurvey, storage::v1::ManifestSummary summary, Callback<PublishResult> done) {
+  Ask(metadata_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
+      [tag = summary.tag()]() -> PublishResult {
+        return {PublishOutcome::kFailed, MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag)};
+      });
+}
+
 void SimRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                             int32_t, Callback<absl::Status> done) {
   std::vector<std::span<const std::byte>> memory;

@@ -139,6 +139,13 @@ class SimRootIo : public RootIo {
                  Callback<absl::Status> done) override;
   void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                    int32_t chunk_bytes, Callback<absl::Status> done) override;
+  // Nobody writes into a simulated root but ckptd.
+  void ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) override;
+  void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
+                     std::shared_ptr<SurveyProgress> progress,
+                     Callback<absl::StatusOr<ForeignSurvey>> done) override;
+  void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
+             Callback<PublishResult> done) override;
   std::optional<Instant> pending_since() const override;
 
  private:

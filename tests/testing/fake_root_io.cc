@@ -66,6 +66,7 @@ RootSnapshot FakeRootIo::Snapshot() const {
   snapshot.run_record = disk_->run_record;
   snapshot.highest_sequence = disk_->committed.empty() ? 0 : disk_->committed.rbegin()->first;
   snapshot.trash_bytes = disk_->trash_bytes;
+  snapshot.foreign = Foreign();
   return snapshot;
 }
 
@@ -159,7 +160,9 @@ void FakeRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
           }
           std::erase_if(disk_->committed,
                         [&](const auto& entry) { return entry.second.summary.tag() == summary.tag(); });
-          disk_->committed[summary.sequence()].summary = summary;
+          CommittedCheckpoint& committed = disk_->committed[summary.sequence()];
+          committed.summary = summary;
+          committed.summary.set_commit_time_us(summary.create_time_us());
           disk_->manifests[summary.sequence()] = std::move(manifest);
           inflight_.erase(id);
         }
@@ -272,6 +275,68 @@ void FakeRootIo::CheckImages(std::vector<FileImage> images, std::vector<storage:
         }
         done(absl::OkStatus());
       });
+}
+
+void FakeRootIo::ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) {
+  Run("ListForeign", false, [this, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("ListForeign"); !error.ok()) return done(error);
+    std::vector<ForeignCheckpoint> list;
+    for (const ForeignTag& tag : Foreign()) list.push_back({tag, 100, 2});
+    done(std::move(list));
+  });
+}
+
+// As the real one, of a checkpoint of two files.
+void FakeRootIo::SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
+                               std::shared_ptr<SurveyProgress> progress,
+                               Callback<absl::StatusOr<ForeignSurvey>> done) {
+  surveyed = progress;
+  survey_owner = owner;
+  progress->size_bytes.store(100);
+  Run("SurveyForeign", false, [this, tag, owner, chunk_bytes, progress, done = std::move(done)]() mutable {
+    if (progress->stop.load()) return done(absl::CancelledError("adopting was called off"));
+    if (absl::Status error = ErrorOf("SurveyForeign"); !error.ok()) return done(error);
+    if (absl::Status error = ErrorOf("SurveyForeign " + tag); !error.ok()) return done(error);
+    const auto finished = disk_->finished.find(tag);
+    if (finished == disk_->finished.end())
+      return done(MakeError(absl::StatusCode::kFailedPrecondition, "FOREIGN_UNFINISHED", tag));
+    ForeignSurvey survey;
+    survey.tree.tag = {tag, finished->second};
+    survey.tree.size_bytes = 100;
+    survey.owner = owner;
+    survey.chunk_bytes = chunk_bytes;
+    for (const auto& [path, size] : {std::pair("done", 1), std::pair("model.pt", 99)}) {
+      storage::v1::FileRecord& file = survey.files.emplace_back();
+      file.set_path(path);
+      file.set_size_bytes(size);
+    }
+    progress->read_bytes.store(100);
+    done(std::move(survey));
+  });
+}
+
+void FakeRootIo::Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
+                       Callback<PublishResult> done) {
+  Run("Adopt", false,
+      [this, survey = std::move(survey), summary = std::move(summary), done = std::move(done)]() mutable {
+        if (adopt_result.outcome == PublishOutcome::kCommitted) {
+          disk_->finished.erase(summary.tag());
+          disk_->committed[summary.sequence()].summary = summary;
+          Manifest manifest{summary, {}};
+          for (const auto& file : survey.files) *manifest.body.add_files() = file;
+          disk_->manifests[summary.sequence()] = std::move(manifest);
+        }
+        PublishResult result = adopt_result;
+        result.pointers = Pointers();
+        done(std::move(result));
+      });
+}
+
+std::vector<ForeignTag> FakeRootIo::Foreign() const {
+  std::vector<ForeignTag> tags;
+  for (const auto& [tag, done_us] : disk_->finished) tags.push_back({tag, done_us});
+  std::sort(tags.begin(), tags.end());
+  return tags;
 }
 
 void FakeRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {

@@ -27,12 +27,13 @@ struct FakeDisk {
   std::set<int64_t> unreadable;  // Sequences of which a file is not there.
   bool locked = false;           // Another daemon has it.
   absl::Status open_error;
-  std::vector<std::string> foreign;      // Tags that hold something that is not ours.
-  std::vector<std::string> directories;  // Names that no pointer may have.
-  std::vector<std::string> evicted;      // Tags, in order.
-  int outcomes_at_evict = 0;             // In the run record, at the last one.
-  std::multiset<int64_t> readers;        // Sequences of which a reader is open.
-  std::multiset<int64_t> kept_in_trash;  // Likewise, at the last EmptyTrash.
+  std::vector<std::string> foreign;         // Tags that hold something that is not ours.
+  std::map<std::string, int64_t> finished;  // Of another program, with the time of its marker (us).
+  std::vector<std::string> directories;     // Names that no pointer may have.
+  std::vector<std::string> evicted;         // Tags, in order.
+  int outcomes_at_evict = 0;                // In the run record, at the last one.
+  std::multiset<int64_t> readers;           // Sequences of which a reader is open.
+  std::multiset<int64_t> kept_in_trash;     // Likewise, at the last EmptyTrash.
 };
 
 class FakeRootIo : public RootIo {
@@ -68,6 +69,12 @@ class FakeRootIo : public RootIo {
                  Callback<absl::Status> done) override;
   void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                    int32_t chunk_bytes, Callback<absl::Status> done) override;
+  void ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) override;
+  void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
+                     std::shared_ptr<SurveyProgress> progress,
+                     Callback<absl::StatusOr<ForeignSurvey>> done) override;
+  void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
+             Callback<PublishResult> done) override;
   std::optional<Instant> pending_since() const override { return pending_since_; }
 
   // Faults. What is held goes to held_ instead of the queue, until Free().
@@ -78,6 +85,9 @@ class FakeRootIo : public RootIo {
   absl::Status write_error, discard_error;
   PointerFiles more_pointers;  // Beside those that Publish and a scan find.
   PublishResult publish_result{PublishOutcome::kCommitted, absl::OkStatus()};
+  PublishResult adopt_result{PublishOutcome::kCommitted, absl::OkStatus()};
+  std::shared_ptr<SurveyProgress> surveyed;  // Of the last SurveyForeign.
+  uid_t survey_owner = 0;                    // Likewise.
   void Free();
   void SetPendingSince(std::optional<Instant> since) { pending_since_ = since; }
 
@@ -86,6 +96,7 @@ class FakeRootIo : public RootIo {
   absl::Status ErrorOf(std::string_view call) const;
   RootSnapshot Snapshot() const;
   PointerFiles Pointers() const;
+  std::vector<ForeignTag> Foreign() const;
 
   std::shared_ptr<FakeDisk> disk_;
   Queue* queue_;
