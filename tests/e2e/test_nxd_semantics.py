@@ -183,6 +183,15 @@ def test_root_of_nxd_is_loaded_and_continued(root):
     assert load(root) == 4 and load(root, "step_1") == 1
 
 
+def test_root_of_nxd_is_read_without_a_daemon_and_left_as_it_is(root, folder):
+    as_nxd(root, 1)
+    as_nxd(root, 2)
+    stamp(root, "step_2", 1_000)
+    nxd.configure(endpoint=f"unix:{folder}/nobody", topology=ALONE)
+    assert nxd.has_checkpoint(root) and load(root) == 1 and load(root, "step_2") == 2
+    assert sorted(os.listdir(root)) == ["step_1", "step_2"]
+
+
 @pytest.mark.parametrize("async_save", [False, True])
 def test_tag_that_nxd_wrote_is_not_overwritten(root, async_save):
     as_nxd(root, 1)

@@ -117,6 +117,25 @@ def test_xser_files_are_those_of_torch_xla(tmp_path):
     }
 
 
+@pytest.mark.parametrize("use_xser", [False, True])
+def test_what_is_one_object_stays_one_and_what_is_made_on_the_way_is_not_mixed_up(tmp_path, use_xser):
+    class Making(dict):
+        """Makes its values when it is asked for them, so that each may have the identity of the one before."""
+
+        def items(self):
+            for number in range(50):
+                yield number, torch.full((2,), float(number))
+
+    betas = [0.9, 0.999]
+    state = {"a": {"betas": betas}, "b": {"betas": betas}, "made": Making()}
+    where = Topology(rank=0, world_size=1)
+    save_rank(tmp_path, "t", where, optimizer=state, use_xser=use_xser)
+    target = {}
+    load_rank(tmp_path, "t", where, optimizer=target)
+    assert target["a"]["betas"] is target["b"]["betas"]
+    assert [int(tensor[0]) for tensor in target["made"].values()] == list(range(50))
+
+
 def test_expert_ranks_write_files_of_their_own(tmp_path):
     for rank in range(4):
         where = Topology(

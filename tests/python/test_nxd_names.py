@@ -69,6 +69,7 @@ def test_process_that_nobody_has_told_its_rank_asks_no_daemon(monkeypatch, tmp_p
     """Else each process of a job would join as rank 0 of 1 before its process group is there."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(ckptd.nxd.process, "job", lambda root: pytest.fail("a daemon was asked"))
+    (tmp_path / ".ckptd").mkdir()
     assert ckptd.nxd.has_checkpoint(tmp_path) is False
     (tmp_path / "t").mkdir()
     (tmp_path / "t/done").write_text("1")

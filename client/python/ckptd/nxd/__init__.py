@@ -137,8 +137,8 @@ def load_checkpoint(
     if tag is not None:
         _names.check_tag(tag)
         return _load_tag(root, tag, targets)
-    if not os.path.isdir(root):
-        raise _nothing(root)
+    if not _foreign.is_root_of_ckptd(root):
+        return _load_latest_foreign(root, targets)  # Which may be read-only: no daemon is asked.
     job = process.job(root)
     first, job.resumed = not job.resumed, True
     if first:
@@ -156,9 +156,7 @@ def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
     rank this is (a process group, $RANK and $WORLD_SIZE, or a topology).
     """
     root = _local(checkpoint_dir_str)
-    if not os.path.isdir(root):
-        return False
-    if not is_known(process.settings.topology):
+    if not _foreign.is_root_of_ckptd(root) or not is_known(process.settings.topology):
         return _foreign.any_finished(root)
     process.settle()
     job = process.job(root)
@@ -183,29 +181,23 @@ def finalize_checkpoint() -> None:
 
 
 def _load_tag(root: str, tag: str, targets: _loading.Targets) -> Any:
-    topology, trust = process.topology(), process.settings.trust()
-    if not _foreign.is_there(root, tag):
-        raise _nothing(root, tag)
-    job = process.job(root)
-    try:
-        checkpoint = job.run.open(tag)
-    except errors.NotFound:
-        if _foreign.is_ours(root, tag):
-            raise  # Never unchecked.
+    if not _foreign.is_ours(root, tag):
         if not _foreign.is_finished(root, tag):
-            raise _nothing(root, tag) from None
-        return _loading.load(Foreign(root, tag), topology, targets, trust)
-    with checkpoint:
-        return _loading.load(Committed(checkpoint), topology, targets, trust)
+            raise _nothing(root, tag)
+        return _load_foreign(root, tag, targets)
+    job = process.job(root)
+    with job.run.open(tag) as checkpoint:
+        return _loading.load(Committed(checkpoint), job.topology, targets, process.settings.trust())
+
+
+def _load_foreign(root: str, tag: str, targets: _loading.Targets) -> Any:
+    return _loading.load(Foreign(root, tag), process.topology(), targets, process.settings.trust())
 
 
 def _load_latest(root: str, job: Job, checkpoint: Any, targets: _loading.Targets) -> Any:
-    foreign, trust = _foreign.finished(root), process.settings.trust()
+    foreign = _foreign.finished(root)
     if not checkpoint:
-        if not foreign:
-            raise _nothing(root)
-        _log.info("ckptd: %s has checkpoints of NxD alone: its latest is %s", root, foreign[-1].tag)
-        return _loading.load(Foreign(root, foreign[-1].tag), job.topology, targets, trust)
+        return _load_latest_foreign(root, targets)
     committed = checkpoint.info.time
     if foreign and committed is not None and foreign[-1].done_ns > committed.timestamp() * 1e9:
         _log.warning(
@@ -215,7 +207,15 @@ def _load_latest(root: str, job: Job, checkpoint: Any, targets: _loading.Targets
             foreign[-1].tag,
             root,
         )
-    return _loading.load(Committed(checkpoint), job.topology, targets, trust)
+    return _loading.load(Committed(checkpoint), job.topology, targets, process.settings.trust())
+
+
+def _load_latest_foreign(root: str, targets: _loading.Targets) -> Any:
+    foreign = _foreign.finished(root)
+    if not foreign:
+        raise _nothing(root)
+    _log.info("ckptd: %s has checkpoints of NxD alone: its latest is %s", root, foreign[-1].tag)
+    return _load_foreign(root, foreign[-1].tag, targets)
 
 
 def _nothing(root: str, tag: Optional[str] = None) -> NoCheckpoint:

@@ -5,7 +5,8 @@ from typing import List, NamedTuple
 
 from ckptd.nxd import _names
 
-_MANIFEST = os.path.join(".ckptd", "manifest")
+_OURS = ".ckptd"
+_MANIFEST = os.path.join(_OURS, "manifest")
 
 
 class Finished(NamedTuple):
@@ -31,6 +32,11 @@ def is_finished(root: str, tag: str) -> bool:
 
 def is_there(root: str, tag: str) -> bool:
     return os.path.isdir(os.path.join(root, tag))
+
+
+def is_root_of_ckptd(root: str) -> bool:
+    """Whether a daemon has ever worked here."""
+    return os.path.isdir(os.path.join(root, _OURS))
 
 
 def is_ours(root: str, tag: str) -> bool:

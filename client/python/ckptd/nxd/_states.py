@@ -44,21 +44,25 @@ def parameters_of(optimizer: Any) -> "List[Any]":
 def settled(state: Any, late: Late) -> Any:
     """The state as NxD writes it: plain dicts, lists for tuples, and tensors, those of far devices by stand-ins.
 
-    One tensor under two names stays one.
+    What is one object under two names stays one.
     """
-    seen: Dict[int, Any] = {}
+    seen: Dict[int, Tuple[Any, Any]] = {}  # With the object itself, for another one may get a freed one's identity.
 
-    def walk(value: Any) -> Any:
+    def make(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            if id(value) not in seen:
-                seen[id(value)] = late.stand_in(value) if is_late(value) else value.detach()
-                _keep_mark(value, seen[id(value)])
-            return seen[id(value)]
+            made = late.stand_in(value) if is_late(value) else value.detach()
+            _keep_mark(value, made)
+            return made
         if isinstance(value, dict):
             return {key: walk(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [walk(item) for item in value]
-        return value
+        return [walk(item) for item in value]
+
+    def walk(value: Any) -> Any:
+        if not isinstance(value, (torch.Tensor, dict, list, tuple)):
+            return value
+        if id(value) not in seen:
+            seen[id(value)] = value, make(value)
+        return seen[id(value)][1]
 
     return walk(state)
 
@@ -90,19 +94,27 @@ def take_out(state: Any) -> Xser:
     """Of a settled() state."""
     made = Xser(None, [], [])
     tids: Dict[int, int] = {}
+    containers: Dict[int, Any] = {}
+
+    def reference(tensor: Any, where: str) -> TensorReference:
+        if id(tensor) not in tids:
+            tids[id(tensor)] = len(made.tensors)
+            made.tensors.append(tensor)
+            made.names.append(where)
+        return TensorReference(tids[id(tensor)])
 
     def walk(value: Any, where: str) -> Any:
         if isinstance(value, torch.Tensor):
-            if id(value) not in tids:
-                tids[id(value)] = len(made.tensors)
-                made.tensors.append(value)
-                made.names.append(where)
-            return TensorReference(tids[id(value)])
-        if isinstance(value, dict):
-            return {key: walk(item, f"{where}.{key}" if where else str(key)) for key, item in value.items()}
-        if isinstance(value, list):
-            return [walk(item, f"{where}[{number}]") for number, item in enumerate(value)]
-        return value
+            return reference(value, where)
+        if not isinstance(value, (dict, list)):
+            return value
+        if id(value) not in containers:
+            if isinstance(value, dict):
+                below = {key: walk(item, f"{where}.{key}" if where else str(key)) for key, item in value.items()}
+                containers[id(value)] = below
+            else:
+                containers[id(value)] = [walk(item, f"{where}[{number}]") for number, item in enumerate(value)]
+        return containers[id(value)]
 
     return made._replace(references=walk(state, ""))
 

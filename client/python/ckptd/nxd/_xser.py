@@ -21,20 +21,24 @@ def is_xser(source: Source, name: str) -> bool:
 
 def resolve(value: Any, tensor: "Callable[[int], Any]") -> Any:
     """The state with tensor(tid) in the place of each reference; one tensor under two names stays one."""
-    seen: Dict[int, Any] = {}
+    tensors: Dict[int, Any] = {}
+    containers: Dict[int, Any] = {}  # All of `value` lives on meanwhile, so that no identity is given twice.
+
+    def make(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: walk(below) for key, below in item.items()}
+        return type(item)(walk(below) for below in item)
 
     def walk(item: Any) -> Any:
         if isinstance(item, TensorReference):
-            if item.tid not in seen:
-                seen[item.tid] = tensor(item.tid)
-            return seen[item.tid]
-        if isinstance(item, dict):
-            return {key: walk(below) for key, below in item.items()}
-        if isinstance(item, list):
-            return [walk(below) for below in item]
-        if isinstance(item, tuple) and type(item) is tuple:
-            return tuple(walk(below) for below in item)
-        return item
+            if item.tid not in tensors:
+                tensors[item.tid] = tensor(item.tid)
+            return tensors[item.tid]
+        if not isinstance(item, dict) and type(item) not in (list, tuple):
+            return item
+        if id(item) not in containers:
+            containers[id(item)] = make(item)
+        return containers[id(item)]
 
     return walk(value)
 
