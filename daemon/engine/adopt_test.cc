@@ -223,6 +223,27 @@ TEST_F(AdoptionTest, WhereCkptdHasSavedBeforeThereWasAnythingForeignAnOlderOneIs
   EXPECT_THAT(Tags(), ElementsAre("next", "older", "ours"));
 }
 
+TEST_F(AdoptionTest, ThoseThatWereLeftOutFindTheirPlacesBetweenTheirNeighbours) {
+  for (const int step : {10, 15, 17, 20}) Foreign("step_" + std::to_string(step), (30 - step) * kHour);
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "step_40", 40);
+  Adopt({"step_20"});
+  Adopt({"step_10"});
+  Adopt();
+  EXPECT_THAT(Tags(), ElementsAre("step_40", "step_20", "step_17", "step_15", "step_10"));
+}
+
+TEST_F(AdoptionTest, NoSequenceThatASaveHadIsGivenToAnAdoptedOne) {
+  auto sessions = Launch("a", 1);
+  for (int i = 1; i <= 3; ++i) SaveAll(sessions, "step_" + std::to_string(i), i, 1);
+  Turn();
+  EXPECT_THAT(Tags(), ElementsAre("step_3"));
+  Foreign("older", kHour);
+  Start(16);  // It finds both, and 1 and 2 are nobody's any more.
+  Launch("b", 1);
+  EXPECT_THAT(Adopt({}, /*allow_removal=*/true)->Outcomes(), ElementsAre("older REFUSED ADOPT_ORDER"));
+}
+
 TEST_F(AdoptionTest, ASaveInFlightIsYoungerThanWhatWasFinishedBeforeItBegan) {
   Foreign("theirs", kHour);
   auto sessions = Launch("a", 1);

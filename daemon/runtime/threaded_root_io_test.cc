@@ -25,6 +25,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
+#include "storage/commit/foreign.h"
 #include "storage/commit/verify.h"
 #include "tests/testing/temp_dir.h"
 
@@ -169,6 +170,44 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
   std::unique_ptr<RootIo> io_;
   std::shared_ptr<std::atomic<int64_t>> written_;
 };
+
+TEST_P(ThreadedRootIoTest, AForeignCheckpointIsListedReadAndAdopted) {
+  for (const char* below : {"/theirs/model", "/unfinished"})
+    std::filesystem::create_directories(dir_.path() + below);
+  const std::string content(200'000, 'm');  // Four chunks.
+  std::ofstream(dir_.path() + "/theirs/model/tp_rank_00.pt", std::ios::binary) << content;
+  std::ofstream(dir_.path() + "/theirs/done", std::ios::binary) << "1";
+  const auto list = [this] {
+    return Wait<absl::StatusOr<std::vector<ForeignCheckpoint>>>(
+        [&](auto done) { io_->ListForeign(std::move(done)); });
+  };
+  EXPECT_FALSE(list().ok()) << "the root is not open";
+  const auto snapshot = Open(*io_);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  ASSERT_EQ(snapshot->foreign.size(), 1u);
+  EXPECT_EQ(snapshot->foreign[0].tag, "theirs");
+  EXPECT_EQ(list()->at(0).size_bytes, 200'001);
+  const auto survey = [this](const std::shared_ptr<SurveyProgress>& progress) {
+    return Wait<absl::StatusOr<ForeignSurvey>>(
+        [&](auto done) { io_->SurveyForeign("theirs", geteuid(), 64 << 10, progress, std::move(done)); });
+  };
+  const auto stopped = std::make_shared<SurveyProgress>();
+  stopped->stop.store(true);
+  EXPECT_TRUE(absl::IsCancelled(survey(stopped).status()));
+  const auto progress = std::make_shared<SurveyProgress>();
+  const absl::StatusOr<ForeignSurvey> found = survey(progress);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(progress->read_bytes.load(), 200'001);
+  storage::v1::ManifestSummary summary = SummaryOfForeign(*found);
+  summary.set_sequence(3);
+  const auto adopted = Wait<PublishResult>([&](auto done) { io_->Adopt(*found, summary, std::move(done)); });
+  EXPECT_EQ(adopted.outcome, PublishOutcome::kCommitted) << adopted.status;
+  const auto reader = Wait<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
+      [&](auto done) { io_->OpenCheckpoint("theirs", 3, std::move(done)); });
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ((*reader)->manifest().body.files_size(), 2);
+  EXPECT_TRUE(list()->empty());
+}
 
 INSTANTIATE_TEST_SUITE_P(Backends, ThreadedRootIoTest,
                          testing::Values(IoBackend::kUring, IoBackend::kThreads), [](const auto& backend) {

@@ -85,8 +85,7 @@ absl::Status MoveIn(const PublishContext& context, const std::string& name, cons
   FileSystem& fs = *layout.fs;
   const std::string& tag = survey.tree.tag.tag;
   CKPTD_ASSIGN_OR_RETURN(ForeignTree now, WalkForeign(fs, layout.root, tag, survey.owner));
-  CKPTD_RETURN_IF_ERROR(CheckUnchanged(survey.tree, now));
-  CKPTD_ASSIGN_OR_RETURN(now.directory, fs.Stat(tag_dir, ""));  // And that is what was opened.
+  CKPTD_ASSIGN_OR_RETURN(now.directory, fs.Stat(tag_dir, ""));  // What the rename goes to.
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(survey.tree, now));
   const RenameMode mode = context.probe.rename_noreplace ? RenameMode::kNoReplace : RenameMode::kReplace;
   const absl::Status moved = fs.Rename(layout.inflight.get(), name, tag_dir, kOurDirectory, mode);

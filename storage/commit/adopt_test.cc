@@ -195,6 +195,18 @@ TEST_F(AdoptTest, AListSaysHowLargeTheyAre) {
   EXPECT_EQ((*list)[0].file_count, 6);
 }
 
+TEST_F(AdoptTest, AFolderWithoutAnEndIsListedWithoutASizeAndRefused) {
+  MakeForeign("deep");
+  std::string path = "deep";
+  for (int i = 0; i < 600; ++i) path += "/d";
+  std::filesystem::create_directories(root_.path(path));
+  const auto list = ListForeign(root_.fs(), root_.handle());
+  ASSERT_TRUE(list.ok()) << list.status();
+  EXPECT_EQ((*list)[0].tag.tag, "deep");
+  EXPECT_FALSE((*list)[0].size_bytes.has_value());
+  EXPECT_THAT(Refusal("deep"), HasSubstr("is below 16 other directories"));
+}
+
 // ---- adopted
 
 TEST_F(AdoptTest, AnAdoptedOneIsACheckpointOfOursAndNothingOfItHasChanged) {

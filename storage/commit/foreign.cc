@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kBytesPerStep = int64_t{64} << 20;
 constexpr int kFilesPerStep = 64;
-constexpr int kCountedNames = 100'000;  // In one list; what lies beyond is not counted.
+constexpr int kCountedNames = 100'000;  // In one list; what lies beyond is not counted,
+constexpr int kDeepest = 16;            // nor what lies deeper: each level is an open descriptor.
 
 absl::Status Unsuitable(const std::string& tag, const std::string& path, const std::string& why) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "FOREIGN_UNSUITABLE",
@@ -74,6 +75,8 @@ class Walker {
                        {{"tag", tag}, {"path", path}});
     }
     if (stat->type == FileType::kDirectory) {
+      if (std::count(path.begin(), path.end(), '/') >= kDeepest)
+        return Unsuitable(tag, path, absl::StrCat("is below ", kDeepest, " other directories"));
       tree_.directories.insert(path);
       CKPTD_ASSIGN_OR_RETURN(const ScopedHandle child, OpenScoped(fs_, dir, name, OpenMode::kDirectory));
       return Walk(child.get(), path + "/");
@@ -88,14 +91,16 @@ class Walker {
   ForeignTree& tree_;
 };
 
-// What a list says of a tree's size, at most `names` names long: false when there are more.
-absl::StatusOr<bool> Count(FileSystem& fs, Handle dir, int& names, int64_t& bytes, int32_t& files) {
+// What a list says of a tree's size, at most `names` names long and `levels` deep: false when there is more.
+absl::StatusOr<bool> Count(FileSystem& fs, Handle dir, int levels, int& names, int64_t& bytes,
+                           int32_t& files) {
+  if (levels == 0) return false;
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(dir));
   for (const DirEntry& entry : entries) {
     if (--names < 0) return false;
     if (entry.type == FileType::kDirectory) {
       CKPTD_ASSIGN_OR_RETURN(const ScopedHandle child, OpenScoped(fs, dir, entry.name, OpenMode::kDirectory));
-      CKPTD_ASSIGN_OR_RETURN(const bool whole, Count(fs, child.get(), names, bytes, files));
+      CKPTD_ASSIGN_OR_RETURN(const bool whole, Count(fs, child.get(), levels - 1, names, bytes, files));
       if (!whole) return false;
     } else if (entry.type == FileType::kRegular) {
       CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(dir, entry.name));
@@ -118,7 +123,7 @@ absl::StatusOr<std::vector<ForeignCheckpoint>> ListForeign(FileSystem& fs, Handl
     int32_t files = 0;
     const absl::StatusOr<ScopedHandle> dir = OpenScoped(fs, root, tag.tag, OpenMode::kDirectory);
     // One that goes meanwhile, or may not be looked into, is listed all the same.
-    if (dir.ok() && Count(fs, dir->get(), names, bytes, files).value_or(false)) {
+    if (dir.ok() && Count(fs, dir->get(), kDeepest, names, bytes, files).value_or(false)) {
       checkpoint.size_bytes = bytes;
       checkpoint.file_count = files;
     }
