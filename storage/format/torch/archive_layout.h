@@ -58,7 +58,7 @@ class ArchiveLayout {
 
 struct LayoutOptions {
   std::string name = "archive";  // The folder within the ZIP; torch takes the file's stem.
-  int64_t alignment = 64;        // Of each record's bytes in the file: a power of 2, 1 to 65536.
+  int64_t alignment = 64;        // Of each record's bytes in the file: a power of 2, 1 to 32768.
   // With the records of torch 2.7 and later, .format_version and .storage_alignment. No reader needs them.
   bool numbered_format = true;
   Limits limits = {};

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <variant>
@@ -53,12 +54,17 @@ struct Set {
   bool frozen = false;
 };
 
-// A dict or an OrderedDict, in the order of insertion. Keys are what Python hashes by value: None, bool, int,
-// float, str, bytes, torch.Size, dtypes, globals, and tuples of these. As in Python, 1, 1.0 and True are one
-// key.
+// A dict or an OrderedDict, in the order of insertion. Keys: None, bool, int, float, str, bytes, torch.Size,
+// dtypes, globals, and tuples of these. As in Python, 1, 1.0 and True are one key.
 class Dict {
  public:
   using Entry = std::pair<ValueRef, ValueRef>;
+
+  Dict() = default;
+  Dict(const Dict& other);  // Of the same keys and values, which both hold then.
+  Dict(Dict&&) = default;
+  Dict& operator=(const Dict& other);
+  Dict& operator=(Dict&&) = default;
 
   bool ordered = false;  // collections.OrderedDict.
   // What was set on an OrderedDict as an object: Module.state_dict() sets `_metadata`. Null: nothing.
@@ -84,7 +90,8 @@ class Dict {
   void Put(std::string identity, ValueRef key, ValueRef value);
 
   std::vector<Entry> entries_;
-  std::unordered_map<std::string, size_t> index_;  // Identity of the key -> its place.
+  // Identity of a key -> its place. A dict of a few keys has none.
+  std::unique_ptr<std::unordered_map<std::string, size_t>> index_;
 };
 
 // A string that two keys share exactly when Python takes them for the same; nullopt for a value that Python
@@ -121,9 +128,10 @@ struct Tensor {
   ValueRef math_bits;
   ValueRef attributes;
 
-  int64_t elements() const;     // 1 without dimensions.
-  bool is_contiguous() const;   // In the order of the elements, without gaps; an empty one is.
-  int64_t file_offset() const;  // Of its first element, in the file that its storage was read from.
+  int64_t elements() const;    // 1 without dimensions.
+  bool is_contiguous() const;  // In the order of the elements, without gaps; an empty one is.
+  int64_t file_offset()
+      const;  // Of its first element, in the file that its storage was read from; its storage's, if empty.
 };
 
 // Strides of a contiguous tensor, in elements.
@@ -172,33 +180,69 @@ struct Object {
   std::vector<std::pair<ValueRef, ValueRef>> entries;  // Set in it by key.
 };
 
+// One value: any of the types above, or bool, int64_t, double, DataType (torch.float32 itself), or
+// std::string (a str, in UTF-8, Python's lone surrogates included).
 class Value {
  public:
-  // The last but one is a str, in UTF-8 (Python's lone surrogates included).
-  using Data =
-      std::variant<None, bool, int64_t, BigInt, double, Bytes, List, Tuple, Set, Dict, Size, DataType, Tensor,
-                   BareStorage, TensorReference, InternalTensorReference, Global, std::string, Object>;
+  template <typename T>
+  explicit Value(std::in_place_type_t<T>, T data) {
+    Become(std::move(data));
+  }
+  Value(const Value&) = delete;
+  Value& operator=(const Value&) = delete;
 
-  explicit Value(Data data) : data_(std::move(data)) {}
-
-  const Data& data() const { return data_; }
-  Data& data() { return data_; }
-  // Null when it is of another kind: value.As<torch::Dict>().
+  // Null when it is of another kind: value.As<Dict>().
   template <typename T>
   const T* As() const {
-    return std::get_if<T>(&data_);
+    return const_cast<Value*>(this)->As<T>();
   }
   template <typename T>
   T* As() {
-    return std::get_if<T>(&data_);
+    if constexpr (kBoxed<T>) {
+      auto* box = std::get_if<std::unique_ptr<T>>(&data_);
+      return box != nullptr ? box->get() : nullptr;
+    } else {
+      return std::get_if<T>(&data_);
+    }
+  }
+  // Of another kind, or another value of the same, for all that hold it.
+  template <typename T>
+  void Become(T data) {
+    if constexpr (kBoxed<T>) {
+      data_.emplace<std::unique_ptr<T>>(std::make_unique<T>(std::move(data)));
+    } else {
+      data_.emplace<T>(std::move(data));
+    }
+  }
+  // Calls `visitor` with what it is.
+  template <typename Visitor>
+  auto Visit(Visitor&& visitor) const {
+    return std::visit([&](const auto& held) { return visitor(Unboxed(held)); }, data_);
   }
 
  private:
   friend class Unpickler;
 
-  Data data_;
-  // The unpickler's: levels beneath, what it would be as a tree without sharing, and whether anything holds
-  // it.
+  // The large ones, so that an int is small.
+  template <typename T>
+  static constexpr bool kBoxed =
+      std::is_same_v<T, Dict> || std::is_same_v<T, Tensor> || std::is_same_v<T, InternalTensorReference> ||
+      std::is_same_v<T, Global> || std::is_same_v<T, Object>;
+  template <typename T>
+  static const T& Unboxed(const T& held) {
+    return held;
+  }
+  template <typename T>
+  static const T& Unboxed(const std::unique_ptr<T>& held) {
+    return *held;
+  }
+
+  std::variant<None, bool, int64_t, double, BigInt, Bytes, List, Tuple, Set, Size, DataType, BareStorage,
+               TensorReference, std::string, std::unique_ptr<Dict>, std::unique_ptr<Tensor>,
+               std::unique_ptr<InternalTensorReference>, std::unique_ptr<Global>, std::unique_ptr<Object>>
+      data_;
+  // The unpickler's: levels beneath it, whether anything holds it, and what it would be as a tree without
+  // sharing.
   uint32_t depth_ = 0;
   bool held_ = false;
   int64_t objects_ = 1;
@@ -207,7 +251,7 @@ class Value {
 
 template <typename T>
 ValueRef Make(T data) {
-  return std::make_shared<Value>(Value::Data(std::move(data)));
+  return std::make_shared<Value>(std::in_place_type<T>, std::move(data));
 }
 inline ValueRef MakeInt(int64_t value) { return Make<int64_t>(value); }
 inline ValueRef MakeString(std::string_view text) { return Make<std::string>(std::string(text)); }
