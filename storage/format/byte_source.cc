@@ -12,9 +12,9 @@
 namespace ckptd {
 namespace {
 
-absl::Status ShortFile(const ByteSource& source, int64_t offset, size_t bytes) {
+absl::Status ShortFile(int64_t offset, size_t bytes) {
   return MakeError(absl::StatusCode::kDataLoss, "SHORT_FILE",
-                   absl::StrCat(source.name(), ": ", bytes, " bytes at ", offset, " are not there"));
+                   absl::StrCat("it ends before the ", bytes, " bytes at ", offset));
 }
 
 }  // namespace
@@ -33,8 +33,8 @@ absl::Status DescriptorSource::ReadAt(int64_t offset, std::span<std::byte> into)
   while (!into.empty()) {
     const ssize_t n = ::pread(fd_, into.data(), into.size(), offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoError(errno, name_);
-    if (n == 0) return ShortFile(*this, offset, into.size());
+    if (n < 0) return ErrnoError(errno, absl::StrCat("cannot read ", into.size(), " bytes at ", offset));
+    if (n == 0) return ShortFile(offset, into.size());
     into = into.subspan(static_cast<size_t>(n));
     offset += n;
   }
@@ -43,7 +43,7 @@ absl::Status DescriptorSource::ReadAt(int64_t offset, std::span<std::byte> into)
 
 absl::Status MemorySource::ReadAt(int64_t offset, std::span<std::byte> into) const {
   if (offset < 0 || offset > size() || into.size() > static_cast<size_t>(size() - offset)) {
-    return ShortFile(*this, offset, into.size());
+    return ShortFile(offset, into.size());
   }
   if (!into.empty()) std::memcpy(into.data(), bytes_.data() + offset, into.size());
   return absl::OkStatus();

@@ -20,7 +20,8 @@ class ByteSource {
   virtual ~ByteSource() = default;
   virtual const std::string& name() const = 0;  // For messages.
   virtual int64_t size() const = 0;
-  // All of `into`, or an error: DATA_LOSS, reason SHORT_FILE, when the bytes are not there.
+  // All of `into`, or an error, which does not name the source: DATA_LOSS, reason SHORT_FILE, when the bytes
+  // are not there.
   virtual absl::Status ReadAt(int64_t offset, std::span<std::byte> into) const = 0;
 };
 

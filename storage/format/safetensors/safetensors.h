@@ -40,9 +40,9 @@ struct Layout {
   std::vector<Tensor> tensors;  // With offset and bytes, in the order of their offsets.
 };
 
-// Tensors in the order of the reference writer: larger dtypes first, so that all are aligned, then by name.
-// INVALID_ARGUMENT, reason INVALID_ARGUMENT: a name twice or "__metadata__", a dtype that the format does not
-// have, a name or metadata that is no UTF-8, a shape that cannot be.
+// Tensors of larger dtypes come first, so that all are aligned, then by name. Their offset and bytes are not
+// looked at. INVALID_ARGUMENT, reason INVALID_ARGUMENT: a name twice or "__metadata__", a dtype that the
+// format does not have, a name or metadata that is no UTF-8, a shape that cannot be.
 absl::StatusOr<Layout> LayOut(File file);
 
 }  // namespace ckptd::safetensors

@@ -31,6 +31,10 @@ void AppendFloat(double number, std::string& to) {
   }
 }
 
+void AppendAddress(const void* address, std::string& to) {
+  absl::StrAppend(&to, "a", reinterpret_cast<uintptr_t>(address), ";");
+}
+
 // With its length before it, so that ("ab", "c") is not ("a", "bc").
 void AppendText(char kind, std::string_view text, std::string& to) {
   to.push_back(kind);
@@ -71,6 +75,9 @@ struct IdentityAppender {
     return true;
   }
   bool operator()(const Tuple& tuple) const { return depth < kKeyDepth && AppendTuple(tuple, depth, to); }
+  // These are equal to themselves, and who is to say what else.
+  bool operator()(const Object& object) const { return AppendAddress(&object, to), true; }
+  bool operator()(const torch::Set& set) const { return set.frozen && (AppendAddress(&set, to), true); }
   template <typename Other>
   bool operator()(const Other&) const {
     return false;
@@ -251,7 +258,7 @@ struct KindNamer {
   std::string_view operator()(const Bytes&) const { return "bytes"; }
   std::string_view operator()(const List&) const { return "list"; }
   std::string_view operator()(const Tuple&) const { return "tuple"; }
-  std::string_view operator()(const ckptd::torch::Set& set) const { return set.frozen ? "frozenset" : "set"; }
+  std::string_view operator()(const torch::Set& set) const { return set.frozen ? "frozenset" : "set"; }
   std::string_view operator()(const Dict& dict) const { return dict.ordered ? "OrderedDict" : "dict"; }
   std::string_view operator()(const Size&) const { return "torch.Size"; }
   std::string_view operator()(DataType) const { return "torch.dtype"; }

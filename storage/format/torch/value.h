@@ -55,7 +55,8 @@ struct Set {
 };
 
 // A dict or an OrderedDict, in the order of insertion. Keys: None, bool, int, float, str, bytes, torch.Size,
-// dtypes, globals, and tuples of these. As in Python, 1, 1.0 and True are one key.
+// dtypes, globals, frozensets, Objects, and tuples of these. As in Python, 1, 1.0 and True are one key; a
+// frozenset or an Object is equal to itself alone.
 class Dict {
  public:
   using Entry = std::pair<ValueRef, ValueRef>;
@@ -130,8 +131,8 @@ struct Tensor {
 
   int64_t elements() const;    // 1 without dimensions.
   bool is_contiguous() const;  // In the order of the elements, without gaps; an empty one is.
-  int64_t file_offset()
-      const;  // Of its first element, in the file that its storage was read from; its storage's, if empty.
+  // Of its first element, in the file that its storage was read from; its storage's, if it has none.
+  int64_t file_offset() const;
 };
 
 // Strides of a contiguous tensor, in elements.
