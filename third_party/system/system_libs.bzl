@@ -23,6 +23,7 @@ PACKAGES = {
     "gtest_main": ("gtest_main", []),
     "libevent": ("libevent", []),
     "liburing": ("liburing", []),
+    "nlohmann_json": ("nlohmann_json", []),
     "protobuf": ("protobuf", []),
 }
 
@@ -46,6 +47,7 @@ LICENSES = [
     "libssl-dev",
     "libstdc++-12-dev",
     "liburing-dev",
+    "nlohmann-json3-dev",
     "zlib1g-dev",
 ]
 
