@@ -32,7 +32,7 @@ struct NxdZeroOptions {
   bool unfinished = false;  // Also a tag whose save has not ended.
   IoQueueMakers queues = {};
   int64_t chunk_bytes = 4 << 20;
-  int depth = 8;
+  int depth = 16;
   // Plans of about so many bytes are made at once.
   int64_t plan_bytes = int64_t{48} << 20;
 };

@@ -31,7 +31,7 @@ constexpr int64_t kAlignment = 4096;       // What direct I/O asks for: offsets,
 constexpr int64_t kLargestGap = 64 << 10;  // Reading over so much is cheaper than another read.
 constexpr int kMaxSpans = 24;              // Reads of one round.
 constexpr size_t kMaxOpenOutputs = 48;
-constexpr size_t kMaxOpenInputs = 320;  // More than depth * kMaxSpans of the default options.
+constexpr size_t kMaxOpenInputs = 400;  // More than depth * kMaxSpans of the default options.
 constexpr auto kPollTime = std::chrono::milliseconds(200);
 
 int64_t RoundDown(int64_t at) { return at / kAlignment * kAlignment; }

@@ -37,7 +37,7 @@ struct StreamOptions {
   IoQueueFactory queue;
   bool direct_writes = true;      // O_DIRECT. Reads are tried with it always.
   int64_t chunk_bytes = 4 << 20;  // A multiple of 4096: what is written at once.
-  int depth = 8;  // Chunks under way, each with its reads or its write. Memory is 2.3 times their bytes.
+  int depth = 16;  // Chunks under way, each with its reads or its write. Memory is 2.3 times their bytes.
 };
 
 // Blocks. `progress` hears of the bytes written so far, several times a second at least, and says whether to
