@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "ckptd/version.h"
 #include "client/ckptctl/commands.h"
+#include "client/ckptctl/convert.h"
 #include "client/ckptctl/text.h"
 
 namespace ckptd::ctl {
@@ -32,6 +33,7 @@ struct Arguments {
   std::string output = "text", run, name, level = "committed", message, path;
   double timeout = 0, interval = 0.5;
   bool all = false, until_idle = false;
+  ConvertArguments convert;
 };
 
 CLI::App* Add(CLI::App& app, const std::string& name, const std::string& what, Command* chosen,
@@ -105,6 +107,38 @@ void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* ch
       ->required();
 }
 
+// Options as NxD's converter has them, and the same with hyphens.
+void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
+  CLI::App* convert =
+      app.add_subcommand("convert", "Other layouts of checkpoints of other frameworks; no daemon");
+  convert->require_subcommand(1);
+  convert->fallthrough();
+  CLI::App* zero =
+      Add(*convert, "nxd-zero",
+          "The ZeRO-1 optimizer of a tag of NeuronX Distributed: merge its shards, or make others; also "
+          "ckptd-nxd-convert",
+          chosen, [&] { return ConvertNxdZero(context, a.convert); });
+  zero->add_option("--input_dir,--input-dir", a.convert.input_dir,
+                   "The tag's directory: the one that has optim/; only read")
+      ->required();
+  zero->add_option("--output_dir,--output-dir", a.convert.output_dir,
+                   "The tag to be made; not there yet, or an empty directory")
+      ->required();
+  zero->add_flag("--convert_to_full,--convert-to-full", a.convert.to_full,
+                 "Merge the shards: optim/full_tp_rank_…");
+  zero->add_flag("--convert_to_sharded,--convert-to-sharded", a.convert.to_sharded,
+                 "Make --dp_size shards, of shards or of a merged state");
+  zero->add_option("--dp_size,--dp-size", a.convert.dp_size,
+                   "How many data-parallel ranks will load the result");
+  zero->add_option(
+          "--num_workers,--num-workers", a.convert.num_workers,
+          "As NxD's converter has it; changes nothing: reads and writes are in flight together anyway")
+      ->check(CLI::PositiveNumber);
+  zero->add_flag("--dry-run,--dry_run", a.convert.dry_run,
+                 "Check everything, say what would be made, write nothing");
+  zero->add_flag("--force", a.convert.force, "Also a tag whose save was begun and has not ended");
+}
+
 std::string Hint(const absl::Status& status, ExitCode code) {
   if (code == kUnreachable) return "; is it running, and is this its socket? (--endpoint, $CKPTD_ENDPOINT)";
   if (ReasonOf(status) == "EACCES")
@@ -144,6 +178,7 @@ int Main(int argc, char** argv) {
   AddLooking(app, context, arguments, &chosen);
   AddActing(app, context, arguments, &chosen);
   AddOffline(app, context, arguments, &chosen);
+  AddConvert(app, context, arguments, &chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

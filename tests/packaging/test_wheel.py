@@ -69,6 +69,17 @@ def test_installed_package_has_the_one_version(tmp_path: pathlib.Path) -> None:
     assert run.stdout.strip() == VERSION
 
 
+def test_the_converter_has_the_name_that_users_of_nxd_look_for(wheel: zipfile.ZipFile) -> None:
+    """Not NxD's own name: both can be installed."""
+    commands = wheel.read(f"{INFO}/entry_points.txt").decode()
+    assert commands == "[console_scripts]\nckptd-nxd-convert = ckptd._nxd_convert:main\n"
+    script = pathlib.Path(sys.executable).parent / "ckptd-nxd-convert"
+    run = subprocess.run([script, "--help"], check=True, capture_output=True, text=True, timeout=60)
+    assert "--convert_to_sharded" in run.stdout and "ckptctl convert nxd-zero" in run.stdout
+    refused = subprocess.run([script, "--input_dir=x"], check=False, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2, "the program's own exit status"
+
+
 def test_package_has_its_version_native_library_and_generated_code(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     generated = {

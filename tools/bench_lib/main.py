@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import machine
 from demo_lib.launch import TOOLS, Job
 
-from bench_lib import fio, restoring
+from bench_lib import converting, fio, restoring
 from bench_lib.daemon import Daemon
 from bench_lib.result import Result, as_json, as_table
 
@@ -28,6 +28,7 @@ SECTIONS = {
     "step": "what a save costs the steps beside it",
     "restore": "from memory, from the disk, slices, and what a restore costs the steps beside it",
     "ready": "start of a daemon that knows 1,000 checkpoints",
+    "convert": "an optimizer of 4 GiB into another number of shards",
 }
 COMPARE = "compare"
 LONG = {COMPARE: "ckptd and what is used today, at the same work in turns: half an hour, so only when named"}
@@ -247,6 +248,9 @@ class Bench:
     def section_restore(self) -> None:
         restoring.section(self)
 
+    def section_convert(self) -> None:
+        converting.section(self)
+
     def section_ready(self) -> None:
         count = 100 if self.quick else 1000
         with self.daemon(256 * MIB) as daemon:
@@ -345,7 +349,7 @@ def main() -> int:
         stack.enter_context(machine.transparent_huge_pages())
         for section in chosen:
             machine.say(f"{section}: {SECTIONS[section]}")
-            needs_fio = section in ("save", "restore")
+            needs_fio = section in ("save", "restore", "convert")
             with machine.reserved_huge_pages(fio.RESERVE) if needs_fio else contextlib.nullcontext() as huge:
                 bench = Bench(folder, options.quick, huge, clients, results)
                 getattr(bench, f"section_{section}")()

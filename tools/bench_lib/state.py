@@ -15,13 +15,13 @@ def training_state(size: int) -> Dict[str, Dict[str, Any]]:
     count = size // 4
     copies = []
     for share in (count - 2 * (count // 3), count // 3, count // 3):
-        copies.append(_parameters(share))
+        copies.append(parameters(share))
     model, first, second = copies
     moments = {name: {"exp_avg": first[name], "exp_avg_sq": second[name]} for name in model}
     return {"model.pt": model, "optimizer.pt": {"state": moments, "param_groups": [{"lr": 3e-4}]}}
 
 
-def _parameters(count: int) -> Dict[str, torch.Tensor]:
+def parameters(count: int) -> Dict[str, torch.Tensor]:
     """LAYERS blocks of a transformer as wide as fits, and an embedding with what is left."""
     width = int((count / LAYERS / 12.1) ** 0.5) // 64 * 64
     shapes = {"norm1": [width], "attention": [3 * width, width], "projection": [width, width]}

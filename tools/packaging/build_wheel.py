@@ -38,6 +38,12 @@ def metadata(project: dict, version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def entry_points(project: dict) -> str:
+    """The commands that an installer makes scripts for."""
+    lines = [f"{name} = {place}" for name, place in sorted(project.get("scripts", {}).items())]
+    return "\n".join(["[console_scripts]", *lines]) + "\n"
+
+
 def module_name(path: pathlib.Path) -> str:
     """Where a module goes: client/python/X and (generated) .../bin/proto/X are both X."""
     text = path.as_posix()
@@ -104,6 +110,7 @@ def main() -> None:
     for program in args.programs:
         files[f"{stem}.data/scripts/{program.name}"] = (0o755, stripped(program))
     files[f"{info}/METADATA"] = (0o644, metadata(project, version).encode())
+    files[f"{info}/entry_points.txt"] = (0o644, entry_points(project).encode())
     files[f"{info}/WHEEL"] = (
         0o644,
         f"Wheel-Version: 1.0\nGenerator: ckptd\nRoot-Is-Purelib: false\nTag: {TAG}\n".encode(),

@@ -1,0 +1,49 @@
+"""Runs the converter of this package."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+from typing import Any, Callable
+
+import pytest
+from ckptd.local_daemon import find_program
+
+Convert = Callable[..., Any]
+
+
+@pytest.fixture
+def run() -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    def convert(tag: pathlib.Path, out: pathlib.Path, *options: str) -> "subprocess.CompletedProcess[str]":
+        command = [find_program("ckptctl"), "convert", "nxd-zero", f"--input_dir={tag}", f"--output_dir={out}", *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    return convert
+
+
+@pytest.fixture
+def convert(run: Convert) -> Convert:
+    """Converts, and gives what the answer says."""
+
+    def convert(tag: pathlib.Path, out: pathlib.Path, *options: str) -> Any:
+        done = run(tag, out, *options, "--output=json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return convert
+
+
+@pytest.fixture
+def refused(run: Convert, tmp_path: pathlib.Path) -> Convert:
+    """The one line with which it is refused; nothing is written, nothing is changed."""
+
+    def refused(status: int, tag: pathlib.Path, out: pathlib.Path, *options: str) -> str:
+        before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+        done = run(tag, out, *options)
+        assert (done.returncode, done.stdout) == (status, ""), done.stderr
+        assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
+        assert done.stderr.count("\n") == 1, done.stderr
+        return str(done.stderr)
+
+    return refused
