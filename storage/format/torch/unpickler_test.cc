@@ -14,7 +14,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
+#include "storage/format/torch/limits.h"
 #include "storage/format/torch/testing.h"
+#include "storage/format/torch/value.h"
 
 namespace ckptd::torch {
 namespace {
