@@ -250,11 +250,9 @@ def load(path: pathlib.Path, mmap: bool, weights_only: bool) -> Any:
         return torch.load(path, mmap=mmap, weights_only=weights_only)
 
 
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-@pytest.mark.parametrize("name", VALUES)
+# Arrays are made in another way in protocol 5: see the next test.
+@pytest.mark.parametrize("name,protocol", [(n, p) for n in VALUES for p in (2, 4, 5) if (n, p) != ("arrays", 5)])
 def test_what_torch_saves_is_read_as_it_is(name: str, protocol: int, tool: Tool, tmp_path: pathlib.Path) -> None:
-    if (name, protocol) == ("arrays", 5):
-        pytest.skip("made in another way in that protocol: see the next test")
     obj, path = VALUES[name](), tmp_path / "model.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

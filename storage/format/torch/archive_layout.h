@@ -6,8 +6,8 @@
 //   for (const ArchiveLayout::Piece& piece : layout.Pieces()) ... piece.bytes at piece.offset
 //
 // Storages and pieces cover the file's size() exactly once. What is written is a stored ZIP as torch 2.7 and
-// later write it, with a pickle of protocol 2; torch.load reads it with weights_only and mmap, from
-// torch 1.13 on (1.13 itself refuses the records whose names begin with a dot: see Options).
+// later write it, with a pickle of protocol 2. torch.load reads it as it reads its own, with weights_only and
+// mmap too (tests/format, with torch 2.13).
 #ifndef CKPTD_STORAGE_FORMAT_TORCH_ARCHIVE_LAYOUT_H_
 #define CKPTD_STORAGE_FORMAT_TORCH_ARCHIVE_LAYOUT_H_
 
@@ -59,7 +59,8 @@ class ArchiveLayout {
 struct LayoutOptions {
   std::string name = "archive";  // The folder within the ZIP; torch takes the file's stem.
   int64_t alignment = 64;        // Of each record's bytes in the file: a power of 2, 1 to 32768.
-  // With the records of torch 2.7 and later, .format_version and .storage_alignment. No reader needs them.
+  // With the records that torch has from 2.7 on, .format_version and .storage_alignment. No reader needs
+  // them.
   bool numbered_format = true;
   Limits limits = {};
 };

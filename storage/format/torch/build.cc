@@ -67,6 +67,7 @@ void Unpickler::Append(Value& target, std::vector<ValueRef> items) {
   std::vector<ValueRef>& to = list != nullptr ? list->items : object->items;
   for (ValueRef& item : items) {
     Hold(target, item);
+    if (!ok()) return;  // Of itself, it would never be freed.
     to.push_back(std::move(item));
   }
 }
@@ -375,7 +376,7 @@ ValueRef Unpickler::TensorOf(const std::vector<ValueRef>& arguments, bool with_d
 void Unpickler::SetAttributes(Value& tensor, const ValueRef& state) {
   if (state->As<None>() != nullptr) return;
   Hold(tensor, state);
-  tensor.As<Tensor>()->attributes = state;
+  if (ok()) tensor.As<Tensor>()->attributes = state;
 }
 
 // (function, class, its arguments, state): a tensor that a program has set attributes on.
@@ -432,15 +433,14 @@ void Unpickler::Build(Value& target, const ValueRef& state) {
   if (object != nullptr && IsReference(object->callable)) {
     return BecomeReference(target, FindGlobal(object->callable.module, object->callable.name)->role, *state);
   }
-  if (dict != nullptr && dict->ordered && state->As<Dict>() != nullptr && !dict->attributes) {
-    dict->attributes = state;
-  } else if (object != nullptr && !object->state) {
-    object->state = state;
-  } else {
+  const bool fits = dict != nullptr && dict->ordered && state->As<Dict>() != nullptr && !dict->attributes;
+  if (!fits && (object == nullptr || object->state)) {
     return Damaged(absl::StrCat("the state of a ", std::string(KindOf(target)), " is set to a ",
                                 std::string(KindOf(*state))));
   }
   Hold(target, state);
+  if (!ok()) return;
+  (fits ? dict->attributes : object->state) = state;
 }
 
 void Unpickler::BecomeReference(Value& target, Role role, const Value& state) {

@@ -16,8 +16,10 @@
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
 #include "storage/format/data_type.h"
+#include "storage/format/torch/limits.h"
 #include "storage/format/torch/testing.h"
 #include "storage/format/torch/unpickler.h"
+#include "storage/format/torch/value.h"
 
 namespace ckptd::torch {
 namespace {

@@ -14,7 +14,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
+#include "storage/format/torch/limits.h"
 #include "storage/format/torch/testing.h"
+#include "storage/format/torch/value.h"
 
 namespace ckptd::torch {
 namespace {
@@ -354,6 +356,9 @@ TEST(HostilePickleTest, CyclesAreRefused) {
   ExpectDamaged(kBegin + "}q\x01K\x01h\x01s.", "holds itself");
   ExpectDamaged(kBegin + "]q\x01h\x01\x85q\x02" + "0h\x01h\x02" + "a.", "that another object holds");
   ExpectDamaged(kBegin + kNoHooks + "q\x01}K\x01h\x01sb.", "that another object holds");
+  ExpectDamaged(kBegin + kNoHooks + "2b.", "holds itself");
+  ExpectDamaged(kBegin + Name("collections", "Counter") + ")R2b.", "holds itself");
+  ExpectDamaged(kBegin + Name("collections", "deque") + ")R2a.", "holds itself");
 }
 
 TEST(HostilePickleTest, HugeCountsAreRefusedWithoutAllocating) {
@@ -450,6 +455,7 @@ TEST(HostilePickleTest, AnEmptyStackAndOpenMarksAreErrors) {
     // What lies below a mark is out of reach; POP_MARK takes the mark away.
     if (opcode != '1') ExpectDamaged(kBegin + "N(" + opcode + ".");
   }
+  ExpectDamaged(kBegin + "N(N\x86t.", "the stack is empty");
   ExpectDamaged(kBegin + ".", "0 values and 0 open marks");
   ExpectDamaged(kBegin + "N(.", "1 values and 1 open marks");
   ExpectDamaged(kBegin + "(N.", "1 values and 1 open marks");
