@@ -5,9 +5,16 @@
 Seeds are small and readable by their names. What a fuzzer found is added beside them by hand, as found-<what>.
 """
 
+import collections
+import io
+import json
 import os
+import pickle
 import struct
+import zipfile
 
+import safetensors.torch
+import torch
 from ckptd.storage.v1 import storage_pb2 as storage
 from ckptd.v1 import handoff_pb2 as handoff
 from ckptd.v1 import messages_pb2 as messages
@@ -238,6 +245,81 @@ def make_request():
         (begin, messages.BeginRequest(key=key("u"), files=[file(100)])), *[(tick, b"\xff")] * 3, *looked))
 
 
+def torch_object():
+    base = torch.arange(6, dtype=torch.float32)
+    weight = torch.nn.Parameter(base.reshape(2, 3))
+    weight.tag = "x"
+    state = collections.OrderedDict([("weight", weight), ("view", base[2:4]), ("bf16", torch.ones(2, dtype=torch.bfloat16))])
+    state._metadata = {"": {"version": 1}}
+    groups = [{"lr": 0.1, "betas": (0.9, 0.999), "params": [0, 1]}]
+    new = {"fp8": torch.zeros(3, dtype=torch.float8_e5m2), "empty": torch.empty(0), "step": torch.tensor(5)}
+    return {"state": state, "groups": groups, "new": new, "dtype": torch.int64, "size": torch.Size([2, 3])}
+
+
+def other_values():
+    ints = [0, -1, 255, 65536, 2**63 - 1, -(2**63), 2**70]
+    rest = [None, True, 1.5, "ü", b"\0\xff", b"", (), (1,), (1, 2, 3, 4), {1, 2}, frozenset([3]), 1 + 2j, bytearray(b"x")]
+    held = [collections.Counter("ab"), collections.defaultdict(list, {1: [2]}), collections.deque([1], 3), range(3)]
+    return {"ints": ints, "rest": rest, "held": held, "again": [ints, ints]}
+
+
+def saved(obj, **options):
+    buffer = io.BytesIO()
+    torch.save(obj, buffer, **options)
+    return buffer.getvalue()
+
+
+def pickle_of(archive):
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        return opened.read("archive/data.pkl")
+
+
+def make_pickle():
+    for protocol in range(6):
+        put("pickle_fuzz", f"values-of-protocol-{protocol}", pickle.dumps(other_values(), protocol))
+    tensors = torch.arange(6, dtype=torch.float32)
+    for protocol in (2, 5):
+        put("pickle_fuzz", f"tensors-of-protocol-{protocol}", pickle_of(saved([tensors, tensors[2:4].view(2, 1)], pickle_protocol=protocol)))
+    put("pickle_fuzz", "tensor-without-a-storage-class", pickle_of(saved(torch.ones(12, dtype=torch.uint16))))
+    put("pickle_fuzz", "parameter", pickle_of(saved(torch.nn.Parameter(tensors))))
+    module = b"neuronx_distributed.trainer.checkpoint"
+    put("pickle_fuzz", "reference", b"\x80\x02ctorch_xla.utils.serialization\nTensorReference\nq\0)\x81q\1}q\2X\3\0\0\0tidq\3K\7sb.")
+    put("pickle_fuzz", "internal-reference", b"\x80\x02c" + module + b"\n_InternalTensorReference\n)\x81}(X\3\0\0\0tidK\3X\5\0\0\0shape]"
+        b"K\2aX\5\0\0\0dtypectorch\nbfloat16\nX\x15\0\0\0expert_model_parallel\x89ub.")
+    put("pickle_fuzz", "os-system", b"\x80\x02cos\nsystem\nX\2\0\0\0id\x85R.")
+    put("pickle_fuzz", "deep", b"\x80\x02" + b"(" * 40 + b"l" * 40 + b".")
+    put("pickle_fuzz", "huge-count", b"\x80\x04\x8d" + b"\xff" * 8 + b"x.")
+    put("pickle_fuzz", "laughs", b"\x80\x02]q\0" + b"".join(b"0](" + b"h%c" % i * 8 + b"eq%c" % (i + 1) for i in range(8)) + b".")
+    put("pickle_fuzz", "cycle", b"\x80\x02]q\1h\1a.")
+
+
+def make_torch_archive():
+    whole = saved(torch_object())
+    put("torch_archive_fuzz", "state", whole)
+    put("torch_archive_fuzz", "tensor", saved(torch.ones(3)))
+    put("torch_archive_fuzz", "legacy", saved(torch.ones(3), _use_new_zipfile_serialization=False))
+    for name, method in (("repacked", zipfile.ZIP_STORED), ("compressed", zipfile.ZIP_DEFLATED)):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(saved(torch.ones(3)))) as old, zipfile.ZipFile(buffer, "w", method) as new:
+            for record in old.namelist():
+                new.writestr(record, old.read(record))
+        put("torch_archive_fuzz", name, buffer.getvalue())
+
+
+def make_safetensors():
+    tensors = {"a": torch.ones(2, 3), "b/ü": torch.zeros(5, dtype=torch.bool), "c": torch.empty(0, 4, dtype=torch.float64)}
+    put("safetensors_fuzz", "a-file-as-it-is", b"\0" + safetensors.torch.save(tensors, {"format": "pt", "note": "\n\""}))
+    put("safetensors_fuzz", "empty", b"\0" + safetensors.torch.save({}))
+    entry = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
+    headers = {"one": {"w": entry}, "hole": {"w": entry, "x": {**entry, "data_offsets": [5, 9]}}}
+    headers["overlap"] = {"w": entry, "x": {**entry, "data_offsets": [3, 7]}}
+    headers["packed"] = {"w": {"dtype": "F4", "shape": [2, 4], "data_offsets": [0, 4]}}
+    headers["huge"] = {"w": {"dtype": "F64", "shape": [2**33, 2**33], "data_offsets": [0, 4]}}
+    headers["metadata"] = {"__metadata__": {"a": "b"}, "w": entry}
+    for name, header in headers.items():
+        put("safetensors_fuzz", name, b"\4" + json.dumps(header).encode())
+
+
 def main():
     make_names()
     make_manifest()
@@ -246,6 +328,9 @@ def main():
     make_handoff_client()
     make_handoff_server()
     make_request()
+    make_pickle()
+    make_torch_archive()
+    make_safetensors()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@
 #include <set>
 #include <span>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -158,7 +157,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   Place place_ = Place::kOutside;
   std::string key_;
   std::vector<uint64_t>* numbers_ = nullptr;  // Of the last entry.
-  std::unordered_set<std::string> names_;
+  std::set<std::string> names_;
 };
 
 // `data`: where the tensors begin in the file, and how many bytes there are of them.

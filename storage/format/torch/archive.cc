@@ -3,11 +3,11 @@
 #include <array>
 #include <charconv>
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <span>
 #include <string_view>
 #include <system_error>
-#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -71,7 +71,7 @@ class Records {
  private:
   const ByteSource& source_;
   std::string folder_;
-  std::unordered_map<std::string, ZipRecord> records_;
+  std::map<std::string, ZipRecord> records_;
 };
 
 // torch before 1.6 wrote pickles one behind the other; they begin with the protocol, or with a tar's name.

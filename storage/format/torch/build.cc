@@ -159,19 +159,22 @@ void Unpickler::PushStorage() {
   CountText(key->size() + location->size());
   if (!ok()) return;
 
-  const auto seen = storages_.find(*key);
-  if (seen == storages_.end()) {
+  if (!storages_.contains(*key)) {
     const std::optional<StoragePlace> place = find_(*key);
     if (!place) return Damaged(absl::StrCat("storage ", *key, " has no record"));
-    auto storage = std::make_shared<Storage>(Storage{place->bytes, *location, *key, place->file_offset});
+    // The record may end within an element: no tensor has it, and torch would not load it.
+    if (*bytes > place->bytes || place->bytes - *bytes >= item) {
+      return Damaged(
+          absl::StrCat("storage ", *key, " has ", *bytes, " bytes, and its record ", place->bytes));
+    }
+    auto storage = std::make_shared<Storage>(Storage{*bytes, *location, *key, place->file_offset});
     storages_.emplace(*key, KnownStorage{storage, dtype});
     storage_order_.push_back(std::move(storage));
   }
   const KnownStorage& found = storages_.at(*key);
-  // torch drops what is left of the last element.
-  if (*bytes > found.storage->bytes || found.storage->bytes - *bytes >= item) {
+  if (found.storage->bytes != *bytes) {
     return Damaged(
-        absl::StrCat("storage ", *key, " has ", *bytes, " bytes, and its record ", found.storage->bytes));
+        absl::StrCat("storage ", *key, " has ", *bytes, " bytes, and ", found.storage->bytes, " elsewhere"));
   }
   if (found.dtype != dtype || found.storage->location != *location) {
     return Damaged(absl::StrCat("storage ", *key, " is named twice, with different dtypes or locations"));

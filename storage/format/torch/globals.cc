@@ -60,6 +60,8 @@ constexpr Entry kEntries[] = {
     {"torch._tensor", "_rebuild_from_type_v2", Role::kTensorOfType},
     {"numpy", "ndarray", Role::kNamed},
     {"numpy", "dtype", Role::kCarried},
+    {"numpy.core.numeric", "_frombuffer", Role::kCarried},
+    {"numpy._core.numeric", "_frombuffer", Role::kCarried},
     {"numpy.core.multiarray", "_reconstruct", Role::kCarried},
     {"numpy.core.multiarray", "scalar", Role::kCarried},
     {"numpy._core.multiarray", "_reconstruct", Role::kCarried},

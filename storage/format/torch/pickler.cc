@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -106,9 +107,9 @@ class Pickler {
   int64_t depth_ = 0;
   int64_t objects_ = 0;
   uint32_t memo_size_ = 0;
-  Memo memo_;                                            // Values that are shared by reference.
-  std::unordered_map<std::string, uint32_t> text_memo_;  // Text, and names of globals.
-  std::unordered_set<const Value*> open_;                // Those around the present one.
+  Memo memo_;                                  // Values that are shared by reference.
+  std::map<std::string, uint32_t> text_memo_;  // Text, and names of globals.
+  std::unordered_set<const Value*> open_;      // Those around the present one.
   std::unordered_map<const Storage*, size_t> storages_;
   std::unordered_map<const Storage*, DataType> dtypes_;
 };
@@ -180,18 +181,14 @@ void Pickler::Text(std::string_view text) {
   Memoize(std::move(identity));
 }
 
-// Protocol 2 has no bytes of its own: they are text whose characters are the bytes.
+// Protocol 2 has no bytes of its own: they are text whose characters are the bytes. Empty ones, too: what
+// Python writes for those, torch.load(weights_only=True) does not take.
 void Pickler::operator()(const Bytes& held) {
-  if (held.bytes.empty()) {
-    Name({"builtins", "bytes"});
-    Put(Opcode::kEmptyTuple);
-  } else {
-    Name({"_codecs", "encode"});
-    Text(FromLatin1(held.bytes));
-    Text("latin1");
-    Put(Opcode::kTuple2);
-    Memoize(nullptr);
-  }
+  Name({"_codecs", "encode"});
+  Text(FromLatin1(held.bytes));
+  Text("latin1");
+  Put(Opcode::kTuple2);
+  Memoize(nullptr);
   Put(Opcode::kReduce);
   Memoize(current_);
 }
@@ -346,6 +343,10 @@ void Pickler::SaveStorage(const StorageRef& storage, std::optional<DataType> dty
     return Invalid(absl::StrCat("tensors of ", std::string(InfoOf(dtype_of->second).torch_name), " and ",
                                 std::string(InfoOf(held).torch_name),
                                 " in one storage: torch cannot load that"));
+  }
+  if (storage->bytes % InfoOf(held).item_bytes != 0) {
+    return Invalid(absl::StrCat("a storage of ", storage->bytes, " bytes that end within a ",
+                                std::string(InfoOf(held).torch_name), ": torch cannot load that"));
   }
   const auto [place, is_new] = storages_.emplace(storage.get(), pickled_.storages.size());
   if (is_new) pickled_.storages.push_back(storage);

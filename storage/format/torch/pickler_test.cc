@@ -16,8 +16,10 @@
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
 #include "storage/format/data_type.h"
+#include "storage/format/torch/limits.h"
 #include "storage/format/torch/testing.h"
 #include "storage/format/torch/unpickler.h"
+#include "storage/format/torch/value.h"
 
 namespace ckptd::torch {
 namespace {
@@ -228,6 +230,9 @@ TEST(PicklerTest, WhatCannotBeReadIsNotWritten) {
   Tensor beyond = tensor;
   beyond.shape = {5};
   ExpectInvalid(Make(beyond), "ends at byte 20 of a storage of 16");
+  Tensor odd = tensor;
+  odd.storage = std::make_shared<Storage>(Storage{18, "cpu", "", -1});
+  ExpectInvalid(Make(odd), "a storage of 18 bytes that end within a float32");
   Tensor other = tensor;
   other.dtype = DataType::kInt32;
   ExpectInvalid(Make(List{{Make(tensor), Make(other)}}), "tensors of float32 and int32 in one storage");

@@ -280,7 +280,7 @@ bool Unpickler::StepMemo(Opcode opcode) {
     case Opcode::kPut:
       return PutMemo(TakeIndex()), true;
     case Opcode::kMemoize:
-      return PutMemo(memo_.size()), true;
+      return PutMemo(memo_.size() + other_memo_.size()), true;
     default:
       return false;
   }
@@ -453,14 +453,25 @@ void Unpickler::PushTuple(std::vector<ValueRef> items) {
 void Unpickler::PutMemo(uint64_t index) {
   const ValueRef value = Top();
   if (!ok()) return;
-  if (static_cast<int64_t>(memo_.size()) >= limits_.memo_entries)
+  if (static_cast<int64_t>(memo_.size() + other_memo_.size()) >= limits_.memo_entries) {
     return TooLarge("memo_entries", limits_.memo_entries);
-  memo_[index] = value;
+  }
+  if (index < memo_.size()) {
+    memo_[index] = value;
+  } else if (index == memo_.size()) {
+    other_memo_.erase(index);
+    memo_.push_back(value);
+  } else {
+    other_memo_[index] = value;
+  }
 }
 
 void Unpickler::GetMemo(uint64_t index) {
-  const auto found = memo_.find(index);
-  if (found == memo_.end()) return Damaged(absl::StrCat("memo ", index, " is asked for, and was never put"));
+  if (index < memo_.size()) return Push(memo_[index]);
+  const auto found = other_memo_.find(index);
+  if (found == other_memo_.end()) {
+    return Damaged(absl::StrCat("memo ", index, " is asked for, and was never put"));
+  }
   Push(found->second);
 }
 

@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -131,8 +130,10 @@ class Unpickler {
   absl::Status error_;
   std::vector<ValueRef> stack_;
   std::vector<size_t> marks_;  // Heights of the stack.
-  std::unordered_map<uint64_t, ValueRef> memo_;
-  std::unordered_map<std::string, KnownStorage> storages_;
+  // Ordered maps, here and below this: keys that are made to fall together cost no more than others.
+  std::vector<ValueRef> memo_;               // Of indices without gaps, as Python gives them,
+  std::map<uint64_t, ValueRef> other_memo_;  // and of others.
+  std::map<std::string, KnownStorage> storages_;
   std::vector<StorageRef> storage_order_;
   int64_t objects_ = 0;
   int64_t text_bytes_ = 0;

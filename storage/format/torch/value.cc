@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
@@ -118,8 +119,7 @@ Dict::Dict(const Dict& other)
     : ordered(other.ordered),
       attributes(other.attributes),
       entries_(other.entries_),
-      index_(other.index_ ? std::make_unique<std::unordered_map<std::string, size_t>>(*other.index_)
-                          : nullptr) {}
+      index_(other.index_ ? std::make_unique<std::map<std::string, size_t>>(*other.index_) : nullptr) {}
 
 Dict& Dict::operator=(const Dict& other) { return *this = Dict(other); }
 
@@ -143,7 +143,7 @@ void Dict::Put(std::string identity, ValueRef key, ValueRef value) {
   if (index_) {
     index_->emplace(std::move(identity), entries_.size() - 1);
   } else if (entries_.size() > kFewKeys) {
-    index_ = std::make_unique<std::unordered_map<std::string, size_t>>();
+    index_ = std::make_unique<std::map<std::string, size_t>>();
     for (size_t i = 0; i < entries_.size(); ++i) index_->emplace(*KeyIdentity(*entries_[i].first), i);
   }
 }

@@ -10,12 +10,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -92,7 +92,7 @@ class Dict {
 
   std::vector<Entry> entries_;
   // Identity of a key -> its place. A dict of a few keys has none.
-  std::unique_ptr<std::unordered_map<std::string, size_t>> index_;
+  std::unique_ptr<std::map<std::string, size_t>> index_;
 };
 
 // A string that two keys share exactly when Python takes them for the same; nullopt for a value that Python

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
+#include "storage/format/data_type.h"
 
 namespace ckptd::torch {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <span>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -203,7 +203,9 @@ absl::StatusOr<Entry> TakeEntry(std::string_view& left, int64_t directory_offset
   left.remove_prefix(name_bytes + extra_bytes + comment_bytes);
   if ((entry.flags & kEncryptedFlags) != 0)
     return Unsupported(absl::StrCat("record ", shown, " is encrypted"));
-  if (method != 0) return Unsupported(absl::StrCat("record ", shown, " is compressed (method ", method, ")"));
+  if (method != 0)
+    return Unsupported(absl::StrCat("record ", shown, " is compressed (method ", method,
+                                    "), as torch.save never does, and torch.jit.save does"));
   if (disk != 0) return Unsupported("a ZIP archive of several disks");
   const auto most = static_cast<uint64_t>(directory_offset);
   if (size != stored || offset > most || size > most - offset) {
@@ -288,7 +290,7 @@ absl::StatusOr<std::vector<ZipRecord>> ReadZipDirectory(const ByteSource& source
                          Read(source, offset, static_cast<int64_t>(directory.bytes)));
   std::string_view left = bytes;
   std::vector<Entry> entries;
-  std::unordered_set<std::string> names;
+  std::set<std::string> names;
   for (uint64_t i = 0; i < directory.records; ++i) {
     CKPTD_ASSIGN_OR_RETURN(Entry entry, TakeEntry(left, offset));
     if (!names.insert(absl::AsciiStrToLower(entry.record.name)).second) {
