@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -16,7 +17,7 @@ namespace ckptd {
 namespace {
 
 constexpr size_t kNamedAtMost = 32;
-constexpr int kMostRanks = 1 << 20;
+constexpr int kMostRanks = 1 << 20;  // Of each kind.
 
 struct Shard {
   bool full = false;
@@ -56,12 +57,6 @@ std::optional<Shard> ParseShard(const std::string& name) {
   return shard;
 }
 
-std::string Joined(const std::vector<std::string>& names) {
-  if (names.size() <= kNamedAtMost) return absl::StrJoin(names, ", ");
-  return absl::StrCat(absl::StrJoin(names.begin(), names.begin() + kNamedAtMost, ", "), " and ",
-                      names.size() - kNamedAtMost, " more");
-}
-
 absl::Status CannotConvert(const std::string& why) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "CANNOT_CONVERT", why);
 }
@@ -75,6 +70,27 @@ absl::Status NoState(const std::string& why) {
 // One rank's file of optimizers without ZeRO-1, where experts are.
 bool NamesExperts(const std::string& name) {
   return name.starts_with("dp_rank_") && name.find("_ep_rank_") != std::string::npos;
+}
+
+// Every rank has a file. Names the first that are missing: a wild number in one name may ask for 2^60.
+absl::Status CheckComplete(const NxdTag& found, const std::set<std::string>& files) {
+  const int64_t wanted = int64_t{found.dp} * found.tp * found.pp;
+  const int64_t count = wanted - static_cast<int64_t>(files.size());
+  if (count == 0) return absl::OkStatus();
+  std::vector<std::string> missing;
+  for (int64_t i = 0; i < wanted && missing.size() < kNamedAtMost; ++i) {
+    std::string name =
+        NxdOptimName(found.full, static_cast<int>(i % found.dp), static_cast<int>(i / found.dp % found.tp),
+                     static_cast<int>(i / found.dp / found.tp));
+    if (!files.contains(name)) missing.push_back(std::move(name));
+  }
+  const auto unnamed = count - static_cast<int64_t>(missing.size());
+  return MakeError(absl::StatusCode::kFailedPrecondition, "INCOMPLETE_CHECKPOINT",
+                   absl::StrCat("optim/ has files up to dp ", found.dp, ", tp ", found.tp, ", pp ", found.pp,
+                                ", and of these ", count, count == 1 ? " is" : " are",
+                                " missing: ", absl::StrJoin(missing, ", "),
+                                unnamed > 0 ? absl::StrCat(" and ", unnamed, " more") : "",
+                                "; bring them here from the node that has them"));
 }
 
 absl::Status ReadOptim(FileSystem& fs, Handle tag, NxdTag& found) {
@@ -122,23 +138,7 @@ absl::Status ReadOptim(FileSystem& fs, Handle tag, NxdTag& found) {
       found.passed_over.push_back(absl::StrCat(kOptimDirectory, "/", entry.name));
     found.xser |= known.contains(entry.name) && entry.name.ends_with(".tensors");
   }
-  std::vector<std::string> missing;
-  for (int pp = 0; pp < found.pp; ++pp) {
-    for (int tp = 0; tp < found.tp; ++tp) {
-      for (int dp = 0; dp < found.dp; ++dp) {
-        std::string name = NxdOptimName(found.full, dp, tp, pp);
-        if (!files.contains(name)) missing.push_back(std::move(name));
-        // A wild number in one name would make a list of millions.
-        if (missing.size() > 10'000) break;
-      }
-    }
-  }
-  if (missing.empty()) return absl::OkStatus();
-  return MakeError(
-      absl::StatusCode::kFailedPrecondition, "INCOMPLETE_CHECKPOINT",
-      absl::StrCat("optim/ has files up to dp ", found.dp, ", tp ", found.tp, ", pp ", found.pp,
-                   ", and of these ", missing.size(), missing.size() == 1 ? " is" : " are",
-                   " missing: ", Joined(missing), "; bring them here from the node that has them"));
+  return CheckComplete(found, files);
 }
 
 absl::Status Carry(FileSystem& fs, Handle tag, const std::string& path, FileType type, NxdTag& found) {

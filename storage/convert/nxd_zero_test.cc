@@ -188,6 +188,12 @@ TEST_F(NxdZeroTest, AllMissingFilesAreNamedAtOnce) {
                 "dp_rank_01_tp_rank_00_pp_rank_00.pt, dp_rank_02_tp_rank_01_pp_rank_00.pt");
 }
 
+TEST_F(NxdZeroTest, AWildNumberInANameIsNoEndlessList) {
+  Put({});
+  PutTag(fs_, in_.get(), {{"optim/dp_rank_1000000_tp_rank_1000000_pp_rank_1000000.pt", "x"}});
+  ExpectRefused(ToShards(3), "INCOMPLETE_CHECKPOINT", "1000003000002999966 more");
+}
+
 TEST_F(NxdZeroTest, AllMissingTensorFilesAreNamedAtOnce) {
   Put({.xser = true});
   for (const char* path : {"optim/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors/tensor_2.pt",

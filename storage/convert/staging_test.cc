@@ -130,6 +130,7 @@ TEST_F(StagingTest, ALockWhoseFileIsGoneIsNone) {
   });
   absl::StatusOr<Staging> staging = Make();
   ASSERT_TRUE(staging.ok()) << staging.status();
+  fs_.SetHook(nullptr);  // It has a variable of this test.
   EXPECT_EQ(fs_.Count(FsOp::kLock), 2);
   EXPECT_EQ(ReasonOf(Make().status()), "LOCKED");
 }

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/fs/posix_file_system.h"
 #include "tests/testing/faulty_file_system.h"
@@ -25,6 +29,29 @@ constexpr int64_t kChunk = 16 << 10;
 struct BackEnd {
   const char* name;
   absl::StatusOr<std::unique_ptr<IoQueue>> (*make)(int depth);
+};
+
+// Every read but the first fails.
+class FailingReads : public IoQueue {
+ public:
+  explicit FailingReads(std::unique_ptr<IoQueue> base) : base_(std::move(base)) {}
+  std::string_view name() const override { return base_->name(); }
+  void Write(Handle file, std::span<const std::byte> from, int64_t offset, IoDone done) override {
+    base_->Write(file, from, offset, std::move(done));
+  }
+  void Read(Handle file, std::span<std::byte> into, int64_t offset, IoDone done) override {
+    base_->Read(file, into, offset, [fail = reads_++ > 0, done = std::move(done)](int64_t result) mutable {
+      done(fail ? -EIO : result);
+    });
+  }
+  void SyncData(Handle file, IoDone done) override { base_->SyncData(file, std::move(done)); }
+  void Poll(Duration timeout) override { base_->Poll(timeout); }
+  void Wake() override { base_->Wake(); }
+  int in_flight() const override { return base_->in_flight(); }
+
+ private:
+  const std::unique_ptr<IoQueue> base_;
+  int reads_ = 0;
 };
 
 class StreamFilesTest : public ::testing::TestWithParam<BackEnd> {
@@ -200,6 +227,19 @@ TEST_P(StreamFilesTest, AnInputThatEndsEarlyOrIsMissingIsNamed) {
   EXPECT_EQ(DetailsOf(status)["path"], "in0");
 }
 
+TEST_P(StreamFilesTest, AReadThatFailsIsTheResult) {
+  StreamOptions options;
+  options.queue = []() -> absl::StatusOr<std::unique_ptr<IoQueue>> {
+    return std::make_unique<FailingReads>(*GetParam().make(4));
+  };
+  options.chunk_bytes = kChunk;
+  options.depth = 3;
+  const absl::Status status = StreamFiles(fs_, dir_.fd(), inputs_, out_.get(), {Mixed("f", 70'000)}, options,
+                                          [](int64_t) { return true; });
+  EXPECT_EQ(ReasonOf(status), "IO_ERROR") << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("reading"));
+}
+
 TEST_P(StreamFilesTest, ItStopsWhenItIsTold) {
   go_on_ = false;
   const absl::Status status = Stream({Mixed("f", 333'333)});
@@ -210,8 +250,10 @@ TEST_P(StreamFilesTest, NoMoreFilesAreOpenThanMayBe) {
   int most = 0;
   fs_.SetHook([&](const FsCall&) { most = std::max(most, fs_.open_handles()); });
   std::vector<PlannedFile> files;
-  for (int i = 0; i < 500; ++i) files.push_back(Mixed(absl::StrCat("f", i), 100 + i));
+  // Empty ones wait for nothing but their sync.
+  for (int i = 0; i < 500; ++i) files.push_back(Mixed(absl::StrCat("f", i), i < 250 ? 0 : i));
   ASSERT_TRUE(Stream(files).ok());
+  fs_.SetHook(nullptr);  // It has a variable of this test.
   EXPECT_LE(most, 60);
   for (const PlannedFile& file : files) ASSERT_EQ(Written(file.path), Expected(file));
 }

@@ -191,7 +191,9 @@ class Checker {
     const Dict* shapes = state->Find("shape_info")->As<Dict>();
     Expect(shapes->size() == tag_.shapes.size(), "shape_info");
     Expect(base->size() == tag_.shapes.size() - tag_.frozen.size(), "the number of states");
-    for (const auto& [id, shape] : tag_.shapes) {
+    for (const auto& entry : tag_.shapes) {
+      const int64_t id = entry.first;
+      const std::vector<int64_t>& shape = entry.second;
       std::vector<int64_t> cut = shape;
       cut[0] = (shape[0] + count - 1) / count;
       const auto expect = [&](const ValueRef& value, const std::string& name) {
