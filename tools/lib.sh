@@ -20,6 +20,6 @@ die() {
 ckptd_bazel() {
     local command=$1 packages
     shift
-    packages=$(dpkg-query -W -f='${Package} ${Version}\n' | grep -E '^(g\+\+|clang|nasm|protobuf-compiler|lib.*-dev)' | sha256sum)
+    packages=$(dpkg-query -W -f='${Package} ${Version}\n' | grep -E '^(g\+\+|clang|nasm|protobuf-compiler|lib.*-dev|nlohmann-json3-dev)' | sha256sum)
     bazel "$command" --disk_cache="$CKPTD_CACHE/bazel-${packages:0:16}" "$@"
 }
