@@ -935,6 +935,29 @@ TEST_F(CopiesTest, NothingIsMappedWhichSomebodyCouldWriteOrMayGoAtOnce) {
   EXPECT_EQ(answers, (std::vector<bool>{false, true, false}));
 }
 
+// A checkpoint that the daemon reads from the disk.
+TEST_F(CopiesTest, WhatTheDaemonFillsItselfIsACopyAtOnceAndNoSessions) {
+  resident_ = 4;
+  Make(4, 4);
+  const ReservationId copy = Reserve({{0, 2}});
+  const std::vector<SegmentRef> drawn = Draw(copy, 0, 0, 2);
+  ASSERT_EQ(drawn.size(), 2u);
+  EXPECT_EQ(FetchReason(1, drawn[0].id), "UNKNOWN_SEGMENT");
+  drawn[0].data[0] = std::byte{'z'};
+  pool_->Settle(copy);
+  EXPECT_EQ(pool_->usage().resident_bytes, 2 * kSegment);
+  EXPECT_EQ(pool_->usage().lent_bytes, 0);
+  ASSERT_TRUE(pool_->Hold(copy, 3));
+  EXPECT_EQ(ReadAs(3, drawn[0].id), 'z');
+  bool may = false;
+  pool_->Retire(copy, [&](bool answer) { may = answer; });
+  EXPECT_TRUE(may) << "no session could write there";
+  pool_->Unhold(copy, 3);
+  pool_->Release(copy);
+  EXPECT_EQ(pool_->usage().resident_bytes, 0);
+  EXPECT_EQ(Ids(Draw(Reserve({{1, 4}}), 1, 1, 4)).size(), 4u) << "and all of it is there for others";
+}
+
 TEST_F(InheritingPoolTest, WhatIsMappedIsNotForTheNextDaemon) {
   Inherit(4, 4, {}, {});
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
