@@ -140,8 +140,8 @@ struct Lease {
   Run* run = nullptr;
   int64_t sequence = 0;
   std::shared_ptr<CheckpointReader> reader;
-  ReservationId copy = 0;                   // Not 0: the resident copy that it keeps.
-  bool resumes = false;  // Of a rank that resumes, and so saves nothing before all ranks have read theirs.
+  ReservationId copy = 0;  // Not 0: the resident copy that it keeps.
+  bool resumes = false;    // Of a rank that resumes, and so saves nothing before all ranks have read theirs.
   int64_t read_bytes = 0, total_bytes = 0;  // As its reader said last.
 };
 
