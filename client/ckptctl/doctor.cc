@@ -15,6 +15,7 @@
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/text.h"
 #include "storage/base/errors.h"
+#include "storage/base/real_path.h"
 #include "storage/base/status_macros.h"
 #include "storage/fs/posix_file_system.h"
 #include "storage/io/io_queue.h"
@@ -24,14 +25,6 @@ namespace ckptd::ctl {
 namespace {
 
 constexpr int kRingDepth = 8;
-
-absl::StatusOr<std::string> RealPath(const std::string& path) {
-  char* real = realpath(path.c_str(), nullptr);
-  if (real == nullptr) return ErrnoError(errno, path);
-  std::string result(real);
-  std::free(real);
-  return result;
-}
 
 // In a directory of its own beneath the root, gone afterwards.
 absl::StatusOr<ProbeResult> Probe(FileSystem& fs, Handle root) {

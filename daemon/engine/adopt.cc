@@ -44,11 +44,6 @@ constexpr int64_t kReserved = 1'000'000;
 constexpr int kMostTags = 1000;
 constexpr Duration kProgressEvery = std::chrono::milliseconds(500);
 
-void SetTime(int64_t unix_us, google::protobuf::Timestamp* time) {
-  time->set_seconds(unix_us / 1'000'000);
-  time->set_nanos(static_cast<int>(unix_us % 1'000'000 * 1000));
-}
-
 bool IsYounger(const storage::v1::ManifestSummary& ours, const ForeignTag& foreign) {
   return ForeignTag{ours.tag(), ours.commit_time_us()} > foreign;
 }

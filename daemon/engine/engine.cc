@@ -10,15 +10,6 @@
 #include "storage/base/errors.h"
 
 namespace ckptd {
-namespace {
-
-void SetTime(int64_t unix_us, google::protobuf::Timestamp* time) {
-  time->set_seconds(unix_us / 1'000'000);
-  time->set_nanos(static_cast<int32_t>(unix_us % 1'000'000 * 1000));
-}
-
-}  // namespace
-
 Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer,
                    SealJournal* journal)
     : options_(std::move(options)),

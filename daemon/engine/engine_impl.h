@@ -532,6 +532,11 @@ class Engine::Impl {
 };
 
 // persist.cc
+inline void SetTime(int64_t unix_us, google::protobuf::Timestamp* time) {
+  time->set_seconds(unix_us / 1'000'000);
+  time->set_nanos(static_cast<int32_t>(unix_us % 1'000'000 * 1000));
+}
+
 // To whole pages, on which files begin in a part.
 inline constexpr int64_t kPage = 4096;
 inline int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }

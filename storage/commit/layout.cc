@@ -86,17 +86,4 @@ std::string FreshName(const std::string& tag, int64_t sequence) {
   return InflightName(tag, sequence, high << 32 | random());
 }
 
-absl::Status RemoveTree(FileSystem& fs, Handle dir, const std::string& name) {
-  {
-    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle tree, OpenScoped(fs, dir, name, OpenMode::kDirectory));
-    CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(tree.get()));
-    for (const DirEntry& entry : entries) {
-      CKPTD_RETURN_IF_ERROR(entry.type == FileType::kDirectory
-                                ? RemoveTree(fs, tree.get(), entry.name)
-                                : fs.Remove(tree.get(), entry.name, entry.type));
-    }
-  }
-  return fs.Remove(dir, name, FileType::kDirectory);
-}
-
 }  // namespace ckptd

@@ -33,8 +33,5 @@ absl::Status SyncNames(const Layout& layout);
 // A name under inflight/ or trash/ that was never there before.
 std::string FreshName(const std::string& tag, int64_t sequence);
 
-// Removes a tree. What is in it must be ours.
-absl::Status RemoveTree(FileSystem& fs, Handle dir, const std::string& name);
-
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_COMMIT_LAYOUT_H_

@@ -11,20 +11,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/real_path.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
 namespace {
 
 using Identity = std::pair<dev_t, ino_t>;
-
-absl::StatusOr<std::string> RealPath(const std::string& path) {
-  char* real = realpath(path.c_str(), nullptr);
-  if (real == nullptr) return ErrnoError(errno, path);
-  std::string result(real);
-  std::free(real);
-  return result;
-}
 
 absl::StatusOr<Identity> IdentityOf(const std::string& path) {
   struct stat stat;

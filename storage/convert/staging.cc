@@ -16,21 +16,6 @@ constexpr char kLockPrefix[] = ".ckptd-convert-lock.";
 std::string StagingName(const std::string& name) { return kPrefix + name; }
 std::string LockName(const std::string& name) { return kLockPrefix + name; }
 
-absl::Status RemoveTree(FileSystem& fs, Handle parent, const std::string& name) {
-  {
-    absl::StatusOr<ScopedHandle> dir = OpenScoped(fs, parent, name, OpenMode::kDirectory);
-    if (absl::IsNotFound(dir.status())) return absl::OkStatus();
-    if (!dir.ok()) return dir.status();
-    CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(dir->get()));
-    for (const DirEntry& entry : entries) {
-      CKPTD_RETURN_IF_ERROR(entry.type == FileType::kDirectory
-                                ? RemoveTree(fs, dir->get(), entry.name)
-                                : fs.Remove(dir->get(), entry.name, entry.type));
-    }
-  }
-  return fs.Remove(parent, name, FileType::kDirectory);
-}
-
 // The lock of a name. Its holder removes the file before it lets go, so whoever has locked a file that has
 // not the name any more has locked nothing, and tries again.
 absl::StatusOr<ScopedHandle> Lock(FileSystem& fs, Handle parent, const std::string& name) {

@@ -89,4 +89,17 @@ absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path) 
   return absl::OkStatus();
 }
 
+absl::Status RemoveTree(FileSystem& fs, Handle dir, const std::string& name) {
+  {
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle tree, OpenScoped(fs, dir, name, OpenMode::kDirectory));
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(tree.get()));
+    for (const DirEntry& entry : entries) {
+      CKPTD_RETURN_IF_ERROR(entry.type == FileType::kDirectory
+                                ? RemoveTree(fs, tree.get(), entry.name)
+                                : fs.Remove(tree.get(), entry.name, entry.type));
+    }
+  }
+  return fs.Remove(dir, name, FileType::kDirectory);
+}
+
 }  // namespace ckptd

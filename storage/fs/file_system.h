@@ -132,6 +132,8 @@ absl::Status WriteNewFile(FileSystem& fs, Handle dir, std::string_view path, std
 absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view path, std::string_view content);
 // The directory and all missing ones above it; each new one's parent is synced.
 absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path);
+// Removes a tree, entry by entry, and follows no link. What is in it must be ours.
+absl::Status RemoveTree(FileSystem& fs, Handle dir, const std::string& name);
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_FS_FILE_SYSTEM_H_

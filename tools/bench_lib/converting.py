@@ -121,20 +121,9 @@ class Copying:
 
     def _fio(self, jobs: Dict[str, pathlib.Path], block: int, depth: int) -> float:
         """Seconds until the slower of them is done."""
-        command = ["fio", "--output-format=json"]
-        for direction, file in jobs.items():
-            command += [
-                f"--name={direction}", f"--filename={file}", f"--rw={direction}", "--ioengine=io_uring", "--direct=1",
-                f"--bs={block}", f"--iodepth={depth}", f"--size={self._size // block * block}",
-            ]  # fmt: skip
-            if direction == "write":
-                command += ["--fallocate=posix", "--end_fsync=1"]
-            if self._huge:
-                command += [f"--iomem=mmaphuge:{self._huge / direction}", "--hugepage-size=2m"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if done.returncode != 0:
-            raise SystemExit(f"fio ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
-        measured = json.loads(done.stdout[done.stdout.index("{") :])["jobs"]
+        measured = fio.run(
+            [fio.job(name, name, file, self._size, block, depth, self._huge) for name, file in jobs.items()]
+        )
         return max(float(job[job["jobname"]]["runtime"]) for job in measured) / 1e3
 
 

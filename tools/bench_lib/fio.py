@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import machine
 
@@ -62,19 +62,32 @@ class Fio:
         return self._folder / f"fio.{self._direction}"
 
     def _run(self, direction: str, block: int, depth: int) -> float:
-        command = [
-            "fio", "--name=limit", f"--filename={self._file()}", f"--rw={direction}", "--ioengine=io_uring", "--direct=1",
-            f"--bs={block}", f"--iodepth={depth}", f"--size={self._size // block * block}", "--output-format=json",
-        ]  # fmt: skip
-        if direction == "write":
-            command += ["--fallocate=posix", "--end_fsync=1"]
-        if self._huge:
-            command += [f"--iomem=mmaphuge:{self._huge / 'fio'}", "--hugepage-size=2m"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        if done.returncode != 0:
-            raise SystemExit(f"fio ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
-        moved = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0][direction]
+        moved = run([job("limit", direction, self._file(), self._size, block, depth, self._huge)])[0][direction]
         return float(moved["io_bytes"] / (moved["runtime"] / 1e3))
+
+
+def job(
+    name: str, direction: str, file: pathlib.Path, size: int, block: int, depth: int, huge: Optional[pathlib.Path]
+) -> List[str]:
+    """fio's options for one that reads a file, or writes a fresh, fallocated one and syncs it."""
+    options = [
+        f"--name={name}", f"--filename={file}", f"--rw={direction}", "--ioengine=io_uring", "--direct=1",
+        f"--bs={block}", f"--iodepth={depth}", f"--size={size // block * block}",
+    ]  # fmt: skip
+    if direction == "write":
+        options += ["--fallocate=posix", "--end_fsync=1"]
+    if huge:
+        options += [f"--iomem=mmaphuge:{huge / name}", "--hugepage-size=2m"]
+    return options
+
+
+def run(jobs: List[List[str]]) -> List[Dict[str, Any]]:
+    """All of them at once; what fio says of each."""
+    command = ["fio", "--output-format=json", *(option for options in jobs for option in options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        raise SystemExit(f"fio ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
+    return list(json.loads(done.stdout[done.stdout.index("{") :])["jobs"])
 
 
 class Rates:

@@ -1,11 +1,12 @@
 """Files of a checkpoint, readable as any file, of which no byte comes out that was not checked."""
 
+import contextlib
 import ctypes
 import errno
 import io
 import os
 from array import array
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 from ckptd import _accel, errors
 from ckptd._session import Session
@@ -74,6 +75,21 @@ class VerifiedFile(io.RawIOBase):
         for offset, address, size in pieces:
             self.seek(offset)
             self.readinto(memoryview((ctypes.c_char * size).from_address(address)).cast("B"))
+
+    @contextlib.contextmanager
+    def buffered(self) -> "Iterator[io.BufferedReader]":
+        """For torch, which reads in small pieces and hides what goes wrong with its file: that is raised instead."""
+        reader = io.BufferedReader(self, 64 << 10)
+        try:
+            yield reader
+        except errors.CkptdError:
+            raise
+        except Exception:
+            if self.fault is not None:
+                raise self.fault from None
+            raise
+        finally:
+            reader.detach()  # Else it closes the file when it goes.
 
     def _tell(self, came: int) -> None:
         """So many more bytes."""

@@ -3,7 +3,6 @@
 import contextlib
 import datetime
 import errno
-import io
 import logging
 import os
 import pickle
@@ -193,26 +192,19 @@ class Checkpoint:
             torch.serialization.safe_globals(list(safe_globals)) if safe_globals else contextlib.nullcontext()
         )
         file.seek(0)
-        reader = io.BufferedReader(file, 64 << 10)
-        try:
-            with allowed:
+        with file.buffered() as reader, allowed:
+            try:
                 return torch.load(reader, map_location=map_location, weights_only=weights_only)
-        except pickle.UnpicklingError as error:
-            if not weights_only:
-                raise
-            raise errors.Refused(
-                f"{name} of {self.tag} holds what weights_only=True refuses ({str(error).splitlines()[0]}): name its classes in "
-                "safe_globals=[...], or load it with weights_only=False if you trust the file",
-                reason="UNSAFE_GLOBALS",
-                tag=self.tag,
-                path=name,
-            ) from error
-        except Exception:
-            if file.fault is not None:
-                raise file.fault from None  # torch hides what went wrong with its file.
-            raise
-        finally:
-            reader.detach()  # Else it closes the file when it goes.
+            except pickle.UnpicklingError as error:
+                if not weights_only or file.fault is not None:
+                    raise
+                raise errors.Refused(
+                    f"{name} of {self.tag} holds what weights_only=True refuses ({str(error).splitlines()[0]}): name its classes "
+                    "in safe_globals=[...], or load it with weights_only=False if you trust the file",
+                    reason="UNSAFE_GLOBALS",
+                    tag=self.tag,
+                    path=name,
+                ) from error
 
     def close(self) -> None:
         """Gives the checkpoint back to retention; one of run.resume() when every rank does so, see above."""

@@ -346,6 +346,17 @@ class Run:
 
     # ---- for the rest of the package
 
+    def _ended(self, tag: str, timeout: float) -> CheckpointInfo:
+        """The newest save of a tag, whoever began it, when it has ended, or so far after `timeout` seconds."""
+
+        def ask() -> Any:
+            joined = self._joined()
+            request = messages.WaitRequest(name=f"{joined.run}/checkpoints/{tag}", level=types.COMMITTED)
+            set_duration(request.timeout, timeout)
+            return joined.session.call(joined.session.checkpoints.Wait, request, timeout + 10.0)
+
+        return info_of(self._sessions.repeat(ask, timeout).checkpoint)
+
     def _check_usable(self) -> None:
         self._sessions.check_usable()
 

@@ -11,7 +11,6 @@ Whatever else neuronx_distributed has is found here, too, where it is installed.
 import importlib
 import logging
 import os
-import time
 from typing import Any, Optional, Sequence, Union
 
 from ckptd import errors
@@ -32,7 +31,6 @@ __all__ = [
 
 _log = logging.getLogger("ckptd")
 _Path = Union[str, "os.PathLike[str]"]
-_LOOK_SECONDS = 0.05  # Between two looks at a save of an earlier launch that is about to be published.
 
 
 class NoCheckpoint(errors.NotFound, RuntimeError):
@@ -159,18 +157,15 @@ def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
     if not _foreign.is_root_of_ckptd(root) or not is_known(process.settings.topology):
         return _foreign.any_finished(root)
     process.settle()
+    if _foreign.any_finished(root):
+        return True
     job = process.job(root)
-    deadline = time.monotonic() + process.settings.timeout
-    while not _foreign.any_finished(root):
-        coming = [
-            info
-            for info in job.run.list(show_all=True)
-            if info.level == "committed" or (info.level == "sealed" and info.attempt < job.run.attempt)
-        ]
-        if not coming or any(info.level == "committed" for info in coming) or time.monotonic() > deadline:
-            return bool(coming)
-        time.sleep(_LOOK_SECONDS)  # How another launch's save ends nobody tells us.
-    return True
+    for info in job.run.list(show_all=True):
+        if info.level == "sealed" and info.attempt < job.run.attempt:
+            info = job.run._ended(info.tag, process.settings.timeout)
+        if info.level in ("committed", "sealed"):  # Sealed still: the disk is slow, and resuming waits for it, too.
+            return True
+    return False
 
 
 def finalize_checkpoint() -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import io
 import os
 from typing import Any, FrozenSet, Iterator, NamedTuple, Sequence
 
@@ -66,17 +65,8 @@ class Committed(Source):
     def file(self, name: str) -> Iterator[Any]:
         self.check(name)
         with self._checkpoint._file(name) as file:
-            reader = io.BufferedReader(file, 64 << 10)
-            try:
+            with file.buffered() as reader:
                 yield reader
-            except errors.CkptdError:
-                raise
-            except Exception:
-                if file.fault is not None:
-                    raise file.fault from None  # torch hides what went wrong with its file.
-                raise
-            finally:
-                reader.detach()  # Else it closes the file when it goes.
 
     def load_into(self, name: str, target: Any) -> bool:
         self.check(name)
