@@ -368,6 +368,9 @@ void Engine::Impl::CheckDrained() {
   for (const auto& entry : saves_by_id_) {
     if (entry.second->sealed()) return;
   }
+  for (const auto& entry : runs_) {
+    if (Retaining(*entry.second)) return;
+  }
   for (auto& done : std::exchange(drained_, {})) done();
 }
 

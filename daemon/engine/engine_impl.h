@@ -493,6 +493,7 @@ class Engine::Impl {
   void NotifyWatchers(const Run& run, v1::WatchResponse event);
   void Tick();
   void CheckDrained();
+  static bool Retaining(const Run& run);
   bool Sees(const Caller& caller, const Run& run) const;
 
   struct Write {  // A WriteFile that is open.

@@ -513,6 +513,34 @@ TEST_F(EngineTest, DrainTakesNoNewSavesAndWaitsForSealedOnes) {
   EXPECT_TRUE(drained);
 }
 
+TEST_F(EngineTest, DrainWaitsForRetention) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  ios_[1]->held.insert("Evict");
+  SaveAll(sessions, "two", 2, 1);
+  bool drained = false;
+  engine_->Drain([&] { drained = true; });
+  EXPECT_FALSE(drained) << "one checkpoint too many would stay, perhaps for ever";
+  ios_[1]->Free();
+  ios_[1]->held.insert("EmptyTrash");
+  Turn();
+  EXPECT_FALSE(drained) << "its room would";
+  ios_[1]->Free();
+  Turn();
+  EXPECT_TRUE(drained);
+}
+
+TEST_F(EngineTest, DrainDoesNotWaitForWhatCannotBeRemoved) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  ios_[1]->errors["Evict"] = ErrnoError(EIO, "renaming");
+  SaveAll(sessions, "two", 2, 1);
+  bool drained = false;
+  engine_->Drain([&] { drained = true; });
+  Turn();
+  EXPECT_TRUE(drained);
+}
+
 TEST_F(EngineTest, RootThatDoesNotAnswerIsDegraded) {
   Launch("a", 1);
   ios_[1]->SetPendingSince(clock_.now);

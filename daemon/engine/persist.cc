@@ -214,6 +214,7 @@ void Engine::Impl::Recorded(Run* run, int64_t number, const absl::Status& record
                                         "; retention waits, and it is tried again"));
     }
     run->record_again_at = clock_->Now() + kTryAgain;
+    CheckDrained();
   }
   // The room that the history lacks is what retention frees.
   if (!recorded.ok() && ReasonOf(recorded) != "NO_SPACE") return TryAdmitAll();
@@ -274,6 +275,12 @@ std::vector<int64_t> Engine::Impl::Victims(const Run& run, bool after_next) cons
   return victims;
 }
 
+// Whether what a commit pushes out is on its way. Not: what could not be removed, and is tried again.
+bool Engine::Impl::Retaining(const Run& run) {
+  const bool recording = run.outcomes_recorded < run.outcomes && !run.history_failed;
+  return recording || run.evicting.size() > run.perhaps_evicted.size() || run.emptying_trash;
+}
+
 void Engine::Impl::TakePointers(Run* run, PointerFiles pointers) {
   run->pointed = std::move(pointers.holders);
   for (const std::string& warning : pointers.warnings)
@@ -301,6 +308,7 @@ void Engine::Impl::Retain(Run* run) {
         RescanRoot(run);  // It may be half done, and then nothing else is done before the scan.
       }
       if (run->evicting.empty()) EmptyTrash(run);
+      CheckDrained();
     });
   }
   if (run->evicting.empty()) EmptyTrash(run);  // A re-save leaves its predecessor there.
@@ -330,6 +338,7 @@ void Engine::Impl::EmptyTrash(Run* run) {
       run->empty_again_at = clock_->Now() + kTryAgain;
     }
     if (run->empty_again && left.ok()) return EmptyTrash(run);
+    CheckDrained();
     ++run->making_room;
     run->io->FreeBytes([this, run, before = WrittenDiskBytes(run->device)](absl::StatusOr<int64_t> free) {
       --run->making_room;

@@ -64,6 +64,8 @@ constexpr Duration kRecoverPatience = std::chrono::seconds(2);
 constexpr Duration kEnginePatience = std::chrono::seconds(5);
 // Calls under way when the servers stop.
 constexpr Duration kCallGrace = std::chrono::seconds(1);
+// What retention removes, when nothing is sealed any more.
+constexpr Duration kRetentionPatience = std::chrono::seconds(30);
 // From the end of the drain to the end of the process.
 constexpr Duration kStopPatience = std::chrono::seconds(15);
 constexpr Duration kRootPatience = std::chrono::seconds(5);
@@ -155,7 +157,7 @@ class Daemon {
   absl::StatusOr<v1::Status> AskStatus();
 
   // Whether everything sealed is published.
-  bool Drain(std::optional<Duration> patience);
+  bool Drain(Instant deadline);
   void Stop();
 
   const DaemonOptions options_;
@@ -404,7 +406,7 @@ Daemon::Event Daemon::WaitForEvent(Duration timeout) {
 
 int Daemon::Serve() {
   last_busy_ = SystemClock().Now();
-  std::optional<Duration> patience = std::chrono::seconds(config_.drain_timeout_seconds());
+  bool hurried = true;
   while (true) {
     const Duration turn = watchdog_ ? std::min(kTurn, *watchdog_ / 4) : kTurn;
     if (WaitForEvent(turn) == Event::kSignal) {
@@ -415,17 +417,18 @@ int Daemon::Serve() {
     PublishStatus();
     if (!options_.is_private) continue;
     // Nobody waits for a private daemon's end: what is sealed gets the time that it takes.
-    if (keepers_left_) {
+    if (keepers_left_.exchange(false) && sessions_.CloseToKeepers()) {
       Log(LogLevel::kInfo, "the last keeper has left: publishing what is sealed");
-      patience.reset();
+      hurried = false;
       break;
     }
-    if (IsIdleTooLong()) {
+    if (IsIdleTooLong() && sessions_.CloseToKeepers()) {
       Log(LogLevel::kInfo, "nobody needs this private daemon any more");
       break;
     }
   }
-  const bool published = Drain(patience);
+  const Duration patience = std::chrono::seconds(config_.drain_timeout_seconds());
+  const bool published = Drain(hurried ? SystemClock().Now() + patience : Instant::max());
   Stop();
   Log(LogLevel::kInfo, published ? "ended" : "ended with sealed saves that are not published");
   return published ? 0 : 1;
@@ -437,7 +440,7 @@ bool Daemon::IsIdleTooLong() {
   return now - last_busy_ >= options_.idle_timeout;
 }
 
-bool Daemon::Drain(std::optional<Duration> patience) {
+bool Daemon::Drain(Instant deadline) {
   Notify("STOPPING=1\nSTATUS=publishing what is sealed");
   grpc_->SetServing(false);
   loop_->Post([this] {
@@ -446,19 +449,24 @@ bool Daemon::Drain(std::optional<Duration> patience) {
       Wake();
     });
   });
-  const Instant deadline = SystemClock().Now() + patience.value_or(Duration::zero());
+  Instant retention_deadline = SystemClock().Now() + kRetentionPatience;
   while (!drained_) {
-    const Duration left = deadline - SystemClock().Now();
-    if (patience && left <= Duration::zero()) {
+    const Instant now = SystemClock().Now();
+    if (sealed_saves_) retention_deadline = now + kRetentionPatience;
+    if (!sealed_saves_ && now >= std::min(deadline, retention_deadline)) {
+      Log(LogLevel::kWarning,
+          "old checkpoints are still being removed: the next save's retention goes on with it");
+      return true;
+    }
+    if (now >= deadline) {
       Log(LogLevel::kError,
-          "sealed saves are not published within drain_timeout_seconds; the next daemon can finish only "
-          "those "
-          "that the service manager keeps",
+          "sealed saves are not published within drain_timeout_seconds; the next daemon can finish "
+          "only those that the service manager keeps",
           {{"drain_timeout_seconds", config_.drain_timeout_seconds()},
            {"kept", journal_ ? journal_->size() : 0}});
       return false;
     }
-    if (WaitForEvent(patience ? std::min(left, kTurn) : kTurn) == Event::kSignal) {
+    if (WaitForEvent(std::min({deadline - now, retention_deadline - now, kTurn})) == Event::kSignal) {
       Log(LogLevel::kWarning, "asked to end a second time: not waiting for sealed saves");
       return drained_;
     }

@@ -44,6 +44,10 @@ absl::StatusOr<SessionRegistry::Opened> SessionRegistry::Open(const SessionReque
                      absl::StrCat("the daemon has ", sessions_.size(),
                                   " sessions and takes no more; end some or raise max_sessions"));
   }
+  if (request.keeper && closed_to_keepers_) {
+    return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+                     "this private daemon is ending; start the next one when it has");
+  }
   Session session;
   session.info.id = ++last_session_;
   session.info.uid = request.user.uid;
@@ -70,6 +74,12 @@ bool SessionRegistry::Close(SessionId session) {
   by_token_.erase(found->second.token);
   sessions_.erase(found);
   return true;
+}
+
+bool SessionRegistry::CloseToKeepers() {
+  MutexLock lock(mutex_);
+  closed_to_keepers_ = keepers_ == 0;
+  return closed_to_keepers_;
 }
 
 absl::StatusOr<SessionInfo> SessionRegistry::Find(const std::string& token, uid_t uid) const {

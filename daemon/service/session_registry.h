@@ -34,10 +34,12 @@ class SessionRegistry {
     SessionInfo info;
     std::string token;  // 128 random bits in hex.
   };
-  // RESOURCE_EXHAUSTED, reason TOO_MANY_SESSIONS.
+  // RESOURCE_EXHAUSTED, reason TOO_MANY_SESSIONS; UNAVAILABLE, reason DRAINING, for a keeper that comes too late.
   absl::StatusOr<Opened> Open(const SessionRequest& request);
   // False when it was closed before.
   bool Close(SessionId session);
+  // From now on no keeper comes in: the daemon ends. False, and nothing changes, while there is one.
+  bool CloseToKeepers();
 
   // Of a call's token and its connection's user. UNAUTHENTICATED, reason UNKNOWN_TOKEN, when no open session
   // has it; PERMISSION_DENIED, reason WRONG_UID, when the session is another user's.
@@ -62,6 +64,7 @@ class SessionRegistry {
   std::unordered_map<std::string, SessionId> by_token_ ABSL_GUARDED_BY(mutex_);
   SessionId last_session_ ABSL_GUARDED_BY(mutex_) = 0;
   int keepers_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closed_to_keepers_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ckptd

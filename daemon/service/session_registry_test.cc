@@ -97,6 +97,20 @@ TEST(SessionRegistryTest, CountsKeepers) {
   EXPECT_EQ(registry.keepers(), 0);
 }
 
+TEST(SessionRegistryTest, AKeeperEitherHoldsTheDaemonOpenOrIsToldThatItEnds) {
+  SessionRegistry registry(10);
+  auto keeper = registry.Open(Request(1, true));
+  ASSERT_TRUE(keeper.ok());
+  EXPECT_FALSE(registry.CloseToKeepers());
+  ASSERT_TRUE(registry.Open(Request(1, true)).ok());  // As if nobody had tried.
+
+  SessionRegistry ending(10);
+  EXPECT_TRUE(ending.CloseToKeepers());
+  EXPECT_EQ(ReasonOf(ending.Open(Request(1, true)).status()), "DRAINING");
+  EXPECT_EQ(ending.keepers(), 0);
+  EXPECT_TRUE(ending.Open(Request(1)).ok());  // Who only waits for what is sealed.
+}
+
 TEST(SessionRegistryTest, ManyThreadsOpenAndCloseAtOnce) {
   SessionRegistry registry(1000);
   std::vector<std::thread> threads;

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "ckptd/v1/messages.pb.h"
 
 namespace ckptd {
@@ -21,15 +22,15 @@ class WatchQueue {
   explicit WatchQueue(size_t progress_limit = 64, size_t limit = 1024)
       : progress_limit_(progress_limit), limit_(limit) {}
 
-  // False: the event is a change of level and does not fit.
-  bool Push(const v1::WatchResponse& event);
+  // An error, WATCHER_TOO_SLOW: the event is a change of level and does not fit.
+  absl::Status Push(const v1::WatchResponse& event);
   std::optional<v1::WatchResponse> Pop();
 
  private:
   using Key = std::pair<std::string, int64_t>;  // Name and sequence: a tag may be saved again.
 
-  const size_t progress_limit_;
-  const size_t limit_;
+  size_t progress_limit_;
+  size_t limit_;
   std::deque<v1::WatchResponse> events_;
   std::map<Key, v1::Level> levels_;  // Last told; of saves that have not ended.
 };

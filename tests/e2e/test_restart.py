@@ -174,6 +174,15 @@ def test_private_daemon_ends_with_its_last_user_and_a_new_one_finds_everything(f
         assert run.latest().tag == "t"
 
 
+def test_private_daemon_that_is_left_and_entered_at_once_is_a_live_one(folder, root):
+    place = os.path.join(folder, "p")
+    for number in range(25):
+        with ckptd.LocalDaemon(place, pool_bytes=64 << 20) as d, ckptd.connect(d.endpoint) as client:
+            run = client.run(root, rank=0, world_size=1, num_kept_ckpts=100)
+            run.save(f"t{number}", files={"a.bin": b"x" * 1000}).wait("committed", 30)
+    assert sorted(tags(root)) == sorted(f"t{number}" for number in range(25))
+
+
 def test_private_daemon_outlives_users_that_died_until_its_idle_timeout(folder, root, trainers):
     trainer = trainers("a", 1, join=False)[0]
     trainer.do(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 from typing import TYPE_CHECKING, Any, Callable, Optional
+
+import grpc
 
 from ckptd import errors
 from ckptd._wire import messages, set_duration, types
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ckptd")
 _RPC_SECONDS = 30.0
 _TELL_SECONDS = 1.0
+_TOLD_SECONDS = 1.0  # An answer that takes longer is not waited for.
 _RECONNECT_SECONDS = 60.0  # For a daemon that restarts; the other ranks may take longer.
 _MOST_TEXT, _MOST_VALUE = 1000, 100  # Bytes, as ckptd.v1.Damage has them.
 
@@ -61,13 +65,16 @@ class Reading:
 
 
 class Telling:
-    """Tells the daemon, for those who watch, how far the reading of a checkpoint has come: once a second."""
+    """Tells the daemon, for those who watch, how far the reading of a checkpoint has come: once a second, and at its
+    end where it has told anything.
+    """
 
     def __init__(self, session: Session, lease: str) -> None:
         self._session = session
         self._lease = lease
-        self._files_done = self._total = 0
+        self._files_done = self._total = self._told = 0
         self._next = time.monotonic() + _TELL_SECONDS
+        self._telling: Any = None  # The call under way: one at a time, else a later one could overtake it.
 
     def begin(self, size: int) -> "Callable[[int], None]":
         """Of a file: the function is to be called with the bytes of it that have been read, now and then."""
@@ -81,13 +88,32 @@ class Telling:
 
         return tell
 
+    def finish(self) -> None:
+        """Before the lease is given back: nobody can be told afterwards."""
+        if self._telling is None:
+            return
+        self._hear()
+        if self._told < self._files_done:
+            self._tell()
+            self._hear()
+
+    def _hear(self) -> None:
+        """Until the call has ended, at the latest at its deadline; how is the same to the reader."""
+        with contextlib.suppress(grpc.FutureCancelledError):
+            self._telling.exception()
+
     def _tell(self) -> None:
+        if self._telling is not None and not self._telling.done():
+            return
         self._next = time.monotonic() + _TELL_SECONDS
+        self._told = self._files_done
         request = messages.ReportReadingRequest(
             lease=self._lease, read_bytes=min(self._files_done, self._total), total_bytes=self._total
         )
         try:  # Nobody waits for the answer.
-            self._session.start(self._session.checkpoints.ReportReading, request, _TELL_SECONDS)
+            self._telling = self._session.start(
+                self._session.checkpoints.ReportReading, request, _TOLD_SECONDS
+            )
         except errors.CkptdError:
             self._next = math.inf
 

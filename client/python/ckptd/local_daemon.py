@@ -144,15 +144,17 @@ class LocalDaemon:
         while True:
             try:
                 client = Client(self.endpoint, keeper=True, timeout=5.0)
-            except errors.Unavailable:
-                return None  # Not there, or a socket that a killed daemon left behind.
-            try:
-                if not client.status().draining:
-                    return client
-            except errors.Unavailable:
-                pass
+            except errors.Unavailable as error:
+                if error.reason != "DRAINING":
+                    return None  # Not there, or a socket that a killed daemon left behind.
+            else:
+                try:
+                    if not client.status().draining:
+                        return client
+                except errors.Unavailable:
+                    pass
+                client.close()
             # It publishes what is sealed and ends; then its successor can have the roots.
-            client.close()
             if time.monotonic() >= deadline:
                 raise errors.Unavailable(
                     f"the daemon of {self.folder} is ending, and has not for long", reason="DRAINING"

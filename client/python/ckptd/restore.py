@@ -222,6 +222,8 @@ class Checkpoint:
         self._residents = None
         lease, self._lease = self._lease, ""
         if lease and self._session is not None and self._session.alive():
+            if self._telling is not None:
+                self._telling.finish()
             try:
                 request = messages.CloseCheckpointRequest(lease=lease)
                 self._session.call(self._session.checkpoints.CloseCheckpoint, request, _RPC_SECONDS)
