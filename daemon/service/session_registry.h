@@ -34,7 +34,8 @@ class SessionRegistry {
     SessionInfo info;
     std::string token;  // 128 random bits in hex.
   };
-  // RESOURCE_EXHAUSTED, reason TOO_MANY_SESSIONS; UNAVAILABLE, reason DRAINING, for a keeper that comes too late.
+  // RESOURCE_EXHAUSTED, reason TOO_MANY_SESSIONS; UNAVAILABLE, reason DRAINING, for a keeper that comes too
+  // late.
   absl::StatusOr<Opened> Open(const SessionRequest& request);
   // False when it was closed before.
   bool Close(SessionId session);

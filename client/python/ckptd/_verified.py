@@ -77,7 +77,7 @@ class VerifiedFile(io.RawIOBase):
             self.readinto(memoryview((ctypes.c_char * size).from_address(address)).cast("B"))
 
     @contextlib.contextmanager
-    def buffered(self) -> "Iterator[io.BufferedReader]":
+    def buffered(self) -> "Iterator[Any]":
         """For torch, which reads in small pieces and hides what goes wrong with its file: that is raised instead."""
         reader = io.BufferedReader(self, 64 << 10)
         try:
