@@ -169,8 +169,8 @@ class Engine {
   void StopAdoption(int64_t id);  // Of one that has ended: nothing.
 
   // ---- life
-  // No new Begin from now on; `done` when no sealed save is left and what commits pushed out is gone, or could
-  // not be removed: perhaps at once.
+  // No new Begin from now on; `done` when no sealed save is left and what commits pushed out is gone, or
+  // could not be removed: perhaps at once.
   void Drain(absl::AnyInvocable<void()> done);
   bool HasSealedSaves() const;
   // Deadlines; call it about every 50 ms, or at NextDeadline().
