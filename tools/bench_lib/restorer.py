@@ -62,11 +62,11 @@ def ranges(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def again(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
-    """Restores whenever a line comes, and answers with one."""
+    """Restores whenever a line comes, which says how, and answers with one."""
     files = state.training_state(options.size)
-    for _ in sys.stdin:
+    for line in sys.stdin:
         start = time.perf_counter()
-        with run.open() as checkpoint:
+        with run.open(background=line.strip() == "background") as checkpoint:
             for name in checkpoint.files:
                 checkpoint.load(name, into=files[name])
         print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)

@@ -7,7 +7,8 @@ import pathlib
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Dict, List
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple
 
 import machine
 
@@ -18,7 +19,7 @@ from bench_lib.result import Result
 if TYPE_CHECKING:
     from bench_lib.main import Bench
 
-QUIET = 20  # Steps before each restore.
+QUIET = 16  # Steps around each restore.
 
 
 def section(bench: "Bench") -> None:
@@ -99,36 +100,79 @@ def _report_disk(bench: "Bench", disk: Dict[str, List[Dict[str, Any]]], limit: f
 
 
 def _report_steps(bench: "Bench", daemon: Daemon, root: pathlib.Path) -> None:
-    """Steps on one core, while another job's restore reads the disk."""
+    """Steps on one core, while another job's restore reads the disk: as ever, in the background, and, for what reading
+    costs whoever does it, by fio. In turns, each between quiet steps of its own.
+    """
     from bench_lib.stepper import small_steps
 
     step = small_steps()
-    quiet: List[float] = []
-    during: List[float] = []
+    files = sorted(root.glob("state/*.pt"), key=lambda file: file.stat().st_size)
+    job = fio.job("steps", "read", files[-1], files[-1].stat().st_size, *fio.COMBINATIONS[0], bench.huge)
     command = _command(bench, daemon, root, "again")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdin and other.stdout
-        for _ in range(2 if bench.quick else 7):
-            machine.forget(sorted(root.glob("state/*.pt")))
-            quiet += [step() for _ in range(QUIET)]
-            other.stdin.write("\n")
+
+        def restore(how: str) -> None:
+            assert other.stdin and other.stdout
+            other.stdin.write(f"{how}\n")
             other.stdin.flush()
-            answer: List[str] = []
-            waiting = threading.Thread(target=lambda: answer.append(other.stdout.readline()))  # type: ignore[union-attr]
-            waiting.start()
-            steps = []
-            while waiting.is_alive():
-                steps.append(step())
-            if not answer[0]:
+            if not other.stdout.readline():
                 raise SystemExit(f"the restore beside the steps ended with {other.wait()}")
-            during += steps[:-1]  # The last one ends after it.
+
+        work: Dict[str, Callable[[], object]] = {
+            "as ever": lambda: restore("as ever"),
+            "background": lambda: restore("background"),
+            "fio": lambda: fio.run([job]),
+        }
+        beside: Dict[str, List[_Beside]] = {how: [] for how in work}
+        restore("as ever")  # The first one is cold.
+        for turn in range(2 if bench.quick else 15):
+            for how in [*work][turn % 3 :] + [*work][: turn % 3]:
+                machine.settle(root)
+                machine.forget(files)
+                beside[how].append(_steps_beside(step, work[how]))
+        assert other.stdin
         other.stdin.close()
         other.wait(60)
+    limit = machine.median([one.inflation for one in beside["fio"]])
+    for how, name in (("as ever", "restore.step_inflation"), ("background", "restore.step_inflation.background")):
+        ratios = sorted(one.inflation for one in beside[how])
+        words = (
+            f"{len(ratios)} restores from the disk, each against {QUIET} quiet steps: {ratios[0]:.2f} to {ratios[-1]:.2f}, in "
+            f"{_spread([one.seconds for one in beside[how]])}; beside fio, which only reads: {limit:.3f}"
+        )
+        bench.report(Result(name, machine.median(ratios), "x", words, 1.02))
+
+
+class _Beside(NamedTuple):
+    inflation: float  # Of a step, by something beside it.
+    seconds: float  # That it took.
+
+
+def _steps_beside(step: Callable[[], float], work: Callable[[], object]) -> _Beside:
+    quiet = [step() for _ in range(QUIET // 2)]
+    failed: List[BaseException] = []
+    begin = time.perf_counter()
+    seconds: List[float] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # Of this thread; told by the other one.
+            failed.append(error)
+        seconds.append(time.perf_counter() - begin)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    during: List[float] = []
+    while thread.is_alive():
+        during.append(step())
+    if failed:
+        raise failed[0]
+    during = during[:-1]  # The last one ends after it.
     if not during:
         raise SystemExit("no step fitted into the time that a restore takes")
-    words = f"{len(quiet)} steps with no restore, {len(during)} during one from the disk; ours {_spread(during)}"
-    value = machine.median(during) / machine.median(quiet)
-    bench.report(Result("restore.step_inflation", value, "x", words, 1.02))
+    quiet += [step() for _ in range(QUIET // 2)]
+    return _Beside(machine.median(during) / machine.median(quiet), seconds[0])
 
 
 def _spread(seconds: List[float]) -> str:

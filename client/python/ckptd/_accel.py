@@ -8,7 +8,7 @@ import threading
 from array import array
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-_VERSION = 6
+_VERSION = 7
 _LONG = 64 << 20  # Bytes that take so long to read that somebody may want to interrupt it.
 _LOOK_SECONDS = 0.1
 _u64: Any = ctypes.c_uint64
@@ -30,10 +30,10 @@ def library() -> Any:
     loaded.ckptd_crc32c.restype = ctypes.c_uint32
     loaded.ckptd_crc32c.argtypes = [_pointer, _u64, ctypes.c_uint32]
     loaded.ckptd_copy.argtypes = (
-        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 2
+        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 3
     )
     loaded.ckptd_read_verified.argtypes = (
-        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 4
+        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 4 + [ctypes.c_int]
     )
     loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
     loaded.ckptd_map_private.argtypes = [_pointer, _pointer, _u64, _pointer]
@@ -117,6 +117,7 @@ def _copy(
     stop: int,
     threads: int,
     out: bool,
+    background: bool = False,
 ) -> None:
     count = len(columns[0])
     if count == 0:
@@ -124,7 +125,7 @@ def _copy(
     addresses, ends = segments
     pointers = [array_.buffer_info()[0] for array_ in (addresses, ends, *columns)]
     failed = library().ckptd_copy(
-        *pointers[:2], len(addresses), base % 2**64, *pointers[2:], count, start, stop, threads, out
+        *pointers[:2], len(addresses), base % 2**64, *pointers[2:], count, start, stop, threads, out, background
     )
     if failed:
         raise RuntimeError(
@@ -151,10 +152,17 @@ class Targets(NamedTuple):
 
 
 def copy_out(
-    segments: Tuple["array[int]", "array[int]"], base: int, size: int, targets: Targets, threads: int
+    segments: Tuple["array[int]", "array[int]"],
+    base: int,
+    size: int,
+    targets: Targets,
+    threads: int,
+    background: bool = False,
 ) -> None:
-    """Fills the targets from a file of `size` bytes that begins at `base` of a part. segments: as for copy()."""
-    _copy(segments, base, targets, 0, size, threads, True)
+    """Fills the targets from a file of `size` bytes that begins at `base` of a part. segments: as for copy();
+    background: gives way to all other work on the machine.
+    """
+    _copy(segments, base, targets, 0, size, threads, True, background)
 
 
 def read_verified(
@@ -165,10 +173,12 @@ def read_verified(
     targets: Targets,
     threads: int,
     progress: "Optional[Callable[[int], None]]" = None,
+    background: bool = False,
 ) -> "ReadFault | None":
     """Fills the targets from a file of `size` bytes, and checks each chunk that they touch against array('I')
     expected, which has all chunks of the file. progress hears how many bytes have been read so far, now and
-    then; what it raises ends the reading, and so does a signal's handler.
+    then; what it raises ends the reading, and so does a signal's handler. background: gives way to all other
+    work on the machine.
     """
     chunk, found, done, stop = ctypes.c_int64(), ctypes.c_uint32(), ctypes.c_uint64(), ctypes.c_int32()
 
@@ -183,6 +193,7 @@ def read_verified(
                 len(targets.offsets),
                 threads,
                 *map(ctypes.byref, (chunk, found, done, stop)),
+                background,
             )
         )
 

@@ -190,13 +190,15 @@ class ResidentFile(VerifiedFile):
         if self._disk is None and pieces:
             columns = (array("Q", column) for column in zip(*pieces))
             targets = _accel.Targets(*columns)
-            _accel.copy_out(self._memory.segments, self._begin, self.size, targets, self._threads)
+            _accel.copy_out(
+                self._memory.segments, self._begin, self.size, targets, self._threads, self.background
+            )
             if self._session.alive():
                 return self._tell(sum(targets.lengths))
             _log.info("ckptd: the daemon has ended: reading goes on from the disk")
             self._disk = self._otherwise()
         if self._disk is not None:
-            self._disk.progress = self.progress
+            self._disk.progress, self._disk.background = self.progress, self.background
             try:
                 self._disk.scatter(pieces)
             except errors.CkptdError as error:

@@ -28,6 +28,7 @@ class VerifiedFile(io.RawIOBase):
         self.size = size
         self.fault: Optional[errors.CkptdError] = None  # The last error, for callers that hide it.
         self.progress: Optional[Callable[[int], None]] = None  # Hears how many bytes have come so far.
+        self.background = False  # Reading gives way to all other work on the machine.
         self._came = 0
         self._chunk_bytes = chunk_bytes
         self._at = 0
@@ -166,6 +167,7 @@ class LocalFile(VerifiedFile):
             targets,
             self._threads,
             lambda done: self._tell(before + done - self._came),
+            self.background,
         )
         if fault is None:
             return self._tell(before + sum(targets.lengths) - self._came)

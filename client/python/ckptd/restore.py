@@ -44,6 +44,8 @@ class Checkpoint:
     byte that comes out of it was checked: Corrupt says which file and chunk is not what was saved, and the
     daemon is told: it remembers that, and offers an older one.
 
+    background: reading gives way to all other work on this machine, see Run.open(); may be set between reads.
+
     Leaving the one that run.resume() gave waits until every rank has left it, so that none trains on alone.
     Corrupt when any rank has found it damaged, CheckpointFailed when one could not go on or has ended,
     WaitTimeout with the ranks that are missing: then call run.resume() again.
@@ -68,6 +70,7 @@ class Checkpoint:
         self._threads = threads
         self._reading = reading
         self._passed_over = passed_over
+        self.background = False
         self._residents: Optional[Residents] = None  # Not asked for yet.
         self._telling = Telling(session, lease) if session is not None and lease else None
 
@@ -253,7 +256,7 @@ class Checkpoint:
                     for_watchers(done)
                     tell(done)
 
-                file.progress = came
+                file.progress, file.background = came, self.background
                 yield file
                 tell(file.size)
         except errors.Corrupt as fault:
@@ -394,12 +397,18 @@ class Root:
                 os.close(directory)
         return sorted(found, reverse=True)
 
-    def open(self, tag: str = "latest", *, strict: bool = False) -> Checkpoint:
+    def open(self, tag: str = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
         """One checkpoint for reading. NotFound when it is not there, Corrupt when its manifest is damaged.
+        background: see Run.open().
 
         "latest" is the newest that is not known to be damaged; `passed_over` of the result names newer ones
         that are. strict=True: Corrupt, rather than a damaged one or an older one in its place.
         """
+        checkpoint = self._choose(tag, strict)
+        checkpoint.background = background
+        return checkpoint
+
+    def _choose(self, tag: str, strict: bool) -> Checkpoint:
         damages = read_damages(self.path)
         if tag != "latest":
             checkpoint = self._open(tag, damages)

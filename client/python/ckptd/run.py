@@ -322,11 +322,16 @@ class Run:
         threading.Thread(target=ask, name="ckptd-prefetch", daemon=True).start()
         return result
 
-    def open(self, tag: str = "latest", *, strict: bool = False) -> "Checkpoint":
+    def open(self, tag: str = "latest", *, strict: bool = False, background: bool = False) -> "Checkpoint":
         """A committed checkpoint for reading, by this rank alone. NotFound when it is not there.
 
         "latest" is the newest that is not known to be damaged, see resume(). strict=True: Corrupt, rather
         than a damaged one or an older one in its place.
+
+        background=True is for who looks at a checkpoint while others on this machine train, such as an evaluation:
+        reading gives way to them. It computes only where nothing else wants the core (SCHED_IDLE), and the disk
+        takes its reads behind all others where its scheduler has an idle class. Where every core is busy it may take
+        very long.
         """
         from ckptd.restore import opened
 
@@ -339,7 +344,9 @@ class Run:
 
         joined, response = self._sessions.repeat(ask, _RPC_SECONDS)
         reading = Reading(self, info_of(response.checkpoint))
-        return opened(self._root.descriptor, joined.session, response, self._threads, reading)
+        checkpoint = opened(self._root.descriptor, joined.session, response, self._threads, reading)
+        checkpoint.background = background
+        return checkpoint
 
     def __repr__(self) -> str:
         return f"<ckptd.Run {self.root} rank={self.rank}/{self.world_size} attempt={self.attempt}>"

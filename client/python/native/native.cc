@@ -18,6 +18,7 @@
 #include <span>
 
 #include "storage/base/crc32c.h"
+#include "storage/base/give_way.h"
 #include "storage/base/streaming_copy.h"
 #include "storage/io/verified_read.h"
 
@@ -55,6 +56,19 @@ void ForEachShare(int shares, void (*work)(void*, int), void* context) {
   while (started + 1 < shares && pthread_create(&threads[started], nullptr, run, &shared) == 0) ++started;
   run(&shared);
   for (int i = 0; i < started; ++i) pthread_join(threads[i], nullptr);
+}
+
+// work() by a thread that gives way, and here where none can be made. The caller's own could not come back.
+template <typename Work>
+void InBackground(Work work) {
+  pthread_t thread;
+  auto run = [](void* argument) -> void* {
+    ckptd::GiveWay();
+    (*static_cast<Work*>(argument))();
+    return nullptr;
+  };
+  if (pthread_create(&thread, nullptr, run, &work) != 0) return work();
+  pthread_join(thread, nullptr);
 }
 
 int SharesFor(uint64_t bytes, int threads) {
@@ -132,7 +146,7 @@ char* ReserveAligned(uint64_t size) {
 }  // namespace
 
 // Version of this interface: the package refuses a library that does not match.
-CKPTD_EXPORT int ckptd_native_version() { return 6; }
+CKPTD_EXPORT int ckptd_native_version() { return 7; }
 
 // Continues `crc`, which is 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
@@ -142,11 +156,12 @@ CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc
 // Copies lengths[i] bytes from addresses[i] to offsets[i] of a file, or, with `out`, the other way, for i in
 // [0, count), by up to `threads` threads, each an equal share of the bytes; of the file, only [from, to). The
 // file begins at `base` of a part, whose memory is segments one after another: segment_ends[i] is where the
-// i-th ends in the part. 0, or ERANGE, with nothing copied, when the part is too small.
+// i-th ends in the part. In the background it gives way to all other work on the machine. 0, or ERANGE, with
+// nothing copied, when the part is too small.
 CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* segment_ends,
                             uint64_t segment_count, uint64_t base, const uint64_t* offsets,
                             const uint64_t* addresses, const uint64_t* lengths, uint64_t count, uint64_t from,
-                            uint64_t to, int threads, int out) {
+                            uint64_t to, int threads, int out, int background) {
   CopyJob job{segment_addresses,
               segment_ends,
               segment_count,
@@ -169,7 +184,8 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
     job.total += last - first;
   }
   job.shares = SharesFor(job.total, threads);
-  ForEachShare(job.shares, CopyShare, &job);
+  auto copy = [&job] { ForEachShare(job.shares, CopyShare, &job); };
+  background != 0 ? InBackground(copy) : copy();
   return 0;
 }
 
@@ -178,15 +194,18 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
 // file. The pieces are in the order of the file, none reaches over another or beyond `file_size`. 0: all is
 // well. Else an errno of reading, ENODATA where the file ended early, EBADMSG for a wrong CRC; *bad is then
 // the chunk and *found its CRC, and what was read is not to be used. *done grows meanwhile by the bytes that
-// are read, and soon after *stop is not 0 it ends with ECANCELED; both may be null.
+// are read, and soon after *stop is not 0 it ends with ECANCELED; both may be null. In the background it
+// gives way to all other work on the machine.
 CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t file_size, uint64_t chunk_bytes,
                                      const uint32_t* expected, const uint64_t* offsets,
                                      const uint64_t* addresses, const uint64_t* lengths, uint64_t count,
                                      int threads, int64_t* bad, uint32_t* found, uint64_t* done,
-                                     const int32_t* stop) {
+                                     const int32_t* stop, int background) {
   const ckptd::VerifiedRead read{fd,      file_size, chunk_bytes, expected, offsets, addresses,
                                  lengths, count,     threads,     done,     stop};
-  const ckptd::ReadFault fault = ckptd::ReadVerifiedChunks(read, ForEachShare);
+  ckptd::ReadFault fault;
+  auto do_read = [&] { fault = ckptd::ReadVerifiedChunks(read, ForEachShare); };
+  background != 0 ? InBackground(do_read) : do_read();
   *bad = fault.chunk;
   *found = fault.found;
   return fault.error;
