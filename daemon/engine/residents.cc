@@ -169,7 +169,9 @@ void Engine::Impl::LocateFiles(const Caller& caller, const v1::LocateFilesReques
     return reply(v1::LocateFilesResponse());
   const ReservationId copy = resident->second.copy;
   if ((*lease)->copy == 0) {
-    if (!(*lease)->resumes && !LeavesRoom(resident->second, false)) return reply(v1::LocateFilesResponse());
+    const bool held = std::any_of(leases_.begin(), leases_.end(),
+                                  [copy](const auto& entry) { return entry.second.copy == copy; });
+    if (!(*lease)->resumes && !LeavesRoom(resident->second, held)) return reply(v1::LocateFilesResponse());
     if (!pool_->Hold(copy, caller.session)) return reply(v1::LocateFilesResponse());
     (*lease)->copy = copy;
   }

@@ -350,6 +350,27 @@ TEST_F(ResidentsTest, WhoOnlyLooksKeepsNoSaveWaiting) {
   }
 }
 
+TEST_F(ResidentsTest, WhoLooksAtWhatAnotherReadsAlreadyTakesNoMoreMemory) {
+  Start(5);
+  const auto sessions = Launch("a", 1);
+  const auto begin = BeginOf(0, "one", 1, 2 * kSegment);
+  const auto begun = Begin(sessions[0], begin);
+  Turn([&] { return begun.has(); });
+  Seal(sessions[0], begin);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  for (const char* name : {"reader", "second"}) {
+    const SessionId reader = Trainer(name);
+    Attach(reader);
+    const auto opened = Open(reader, "one");
+    EXPECT_THAT(Locate(reader, opened.get().lease()).get().parts(), SizeIs(1)) << name;
+  }
+  auto next = begin;
+  next.mutable_key()->set_tag("two");
+  const auto saved = Begin(sessions[0], next);
+  Turn([&] { return saved.has(); });
+  EXPECT_TRUE(saved.status().ok()) << saved.status();
+}
+
 TEST_F(ResidentsTest, WhatAllRanksHaveReadIsGivenToTheirFirstSaveAlsoWhereALeaseStaysOpen) {
   Start(4);
   const auto sessions = Launch("a", 1);
