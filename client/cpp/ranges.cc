@@ -9,8 +9,7 @@ RangePlan PlanRanges(std::vector<FilePiece> wanted) {
   std::stable_sort(wanted.begin(), wanted.end(),
                    [](const FilePiece& a, const FilePiece& b) { return a.offset < b.offset; });
   RangePlan plan;
-  const FilePiece* furthest =
-      nullptr;  // It begins no later than those after it: what they share with those before is in it.
+  const FilePiece* furthest = nullptr;  // What the next one shares with any before it is in this one.
   int64_t end = 0;
   for (const FilePiece& piece : wanted) {
     const int64_t covered = std::clamp<int64_t>(end - piece.offset, 0, std::ssize(piece.into));

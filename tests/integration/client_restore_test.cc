@@ -153,6 +153,18 @@ TEST_F(RestoreTest, RangesAreReadByTheDaemonWhereThisProcessMayNot) {
   EXPECT_EQ(ReasonOf(checkpoint->ReadRanges({{"a", kChunk, bad}})), "CORRUPT_FILE");
 }
 
+TEST_F(RestoreTest, AFileThatThisProcessMayNotReadIsReadByTheDaemon) {
+  if (getuid() != 0) GTEST_SKIP() << "only the daemon of root may read more than its client";
+  Saved("s", {{"a", {a_}}, {"sub/b", {b_}}});
+  Restart();
+  Job run = OpenRun(0, 1, "launch-2");
+  Checkpoint checkpoint = Opened(run, "s");
+  ASSERT_EQ(chmod((root_ + "/s/a").c_str(), 0), 0);
+  const HeldToModes held;
+  ASSERT_FALSE(std::ifstream(root_ + "/s/a").is_open()) << "it may not read";
+  ExpectRanges(checkpoint, a_, b_);
+}
+
 // Bytes that this process has read.
 int64_t BytesRead() {
   std::ifstream io("/proc/self/io");
