@@ -282,10 +282,12 @@ class Run {
   // Has the daemon read a checkpoint, or "latest", into its memory and check it, and returns when it is
   // there: Resume and Open read it from there, and wait for it while it is under way. A thread of its own
   // does this while the process gets ready; one rank of a node asks for all. Where it is refused readers read
-  // the disk. NOT_FOUND, reason NO_CHECKPOINT. DATA_LOSS: it is damaged, reason CHECKPOINT_DAMAGED where that
-  // was known, else what was found, which is remembered. RESOURCE_EXHAUSTED, reason POOL_EXHAUSTED: too
-  // little memory beside it for a save. ABORTED, reason PREFETCH_BUSY: another one of this run is being read.
-  // DEADLINE_EXCEEDED: it is read all the same.
+  // the disk:
+  //   NOT_FOUND           NO_CHECKPOINT
+  //   DATA_LOSS           CHECKPOINT_DAMAGED; CORRUPT_FILE or SHORT_FILE, found now and remembered; IO_ERROR
+  //   RESOURCE_EXHAUSTED  POOL_EXHAUSTED: too little memory beside it for a save
+  //   ABORTED             PREFETCH_BUSY: another checkpoint of this run is being read
+  //   DEADLINE_EXCEEDED   it is read all the same; ask again, or not
   absl::StatusOr<CheckpointInfo> Prefetch(const std::string& tag = "latest",
                                           Timeout timeout = std::chrono::seconds(600));
 

@@ -43,7 +43,8 @@ struct SegmentFile {
 };
 
 // Segments one behind the other, to read and to write: what this process writes there stays here. Unmapped
-// when the last owner goes; a forked child has it, too, and its own copy of what it writes.
+// when the last owner goes. A forked child has it, too, and its own copy of what it writes; but of pages that
+// the system has reserved (hugetlb) there may be none left for a child, which would be a SIGBUS.
 class PrivateMapping {
  public:
   // Faulted in, to be read. RESOURCE_EXHAUSTED or what else the kernel says where it does not go. The files'
