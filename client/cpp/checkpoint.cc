@@ -2,6 +2,7 @@
 // beneath this process's own descriptor of the root, every chunk checked. Where this process may not read
 // them, or their name is another checkpoint's meanwhile, the daemon reads, checks and sends.
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -11,7 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/client.h"
 #include "client/cpp/client_impl.h"
+#include "client/cpp/copy.h"
+#include "client/cpp/ranges.h"
 #include "client/cpp/residents.h"
+#include "client/cpp/telling.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
@@ -21,11 +25,10 @@
 namespace ckptd::client {
 namespace {
 
-// For one call of ReadInto by way of the daemon.
-constexpr Duration kRemoteReadTimeout = std::chrono::seconds(600);
-// For a daemon that restarts while a rank waits for the others.
-constexpr Timeout kReconnectTimeout = std::chrono::seconds(60);
-constexpr size_t kMostDamageText = 1000;  // As ckptd.v1.Damage has it.
+constexpr int64_t kSlowestRead = 20'000'000;  // Bytes a second that the daemon sends at least.
+constexpr size_t kMostDamageText = 1000;      // As ckptd.v1.Damage has it.
+constexpr size_t kMostRanges = 10'000;        // Of one request, which has to be a small message.
+constexpr Duration kTellTimeout = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -41,7 +44,8 @@ class CheckpointImpl {
         session_(std::move(session)),
         lease_(response.lease()),
         info_(InfoOf(response.checkpoint())),
-        from_(from) {
+        from_(from),
+        telling_([this](int64_t read, int64_t total) { return Tell(read, total); }) {
     for (const v1::Checkpoint& passed : response.passed_over()) passed_over_.push_back(InfoOf(passed));
     for (const FileInfo& file : info_.files) sizes_[file.path] = file.size_bytes;
     // Not an error: then the daemon reads.
@@ -54,6 +58,7 @@ class CheckpointImpl {
       finish.set_failure("it let go of the checkpoint before all ranks had read theirs");
       Say(std::move(finish), kCallTimeout).IgnoreError();
     }
+    telling_.Finish();  // Nobody can be told without the lease.
     v1::CloseCheckpointRequest request;
     request.set_lease(lease_);
     // A session that has ended has taken its leases along.
@@ -77,29 +82,32 @@ class CheckpointImpl {
   absl::StatusOr<std::vector<std::byte>> Read(const std::string& path) {
     CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(path));
     std::vector<std::byte> bytes(static_cast<size_t>(size));
-    CKPTD_RETURN_IF_ERROR(ReadInto(path, 0, bytes));
+    CKPTD_RETURN_IF_ERROR(ReadRanges({{path, 0, bytes}}));
     return bytes;
   }
 
-  absl::Status ReadInto(const std::string& path, int64_t offset, std::span<std::byte> into) {
-    CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(path));
-    const auto length = static_cast<int64_t>(into.size());
-    if (offset < 0 || offset > size || length > size - offset) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                       absl::StrCat("bytes ", offset, " to ", offset + length, " of ", path,
-                                    " were asked for; it has ", size));
+  absl::Status ReadRanges(const std::vector<ReadRange>& ranges) {
+    std::map<std::string, std::vector<FilePiece>> wanted;
+    for (const ReadRange& range : ranges) {
+      CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(range.path));
+      const int64_t length = std::ssize(range.into);
+      if (range.offset < 0 || range.offset > size || length > size - range.offset) {
+        return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                         absl::StrCat(length, " bytes of ", range.path, " were asked for, from byte ",
+                                      range.offset, " on; it has ", size));
+      }
+      if (length > 0) wanted[range.path].push_back({range.offset, range.into});
     }
-    if (into.empty()) return absl::OkStatus();
-    if (in_memory_ && !residents_) residents_.emplace(session_, lease_, info_.size_bytes);
-    if (in_memory_ && residents_->Read(path, offset, into, run_->copy_threads())) return absl::OkStatus();
-    const absl::Status read =
-        directory_ ? ReadFromDisk(*fs_, directory_.get(), *records_.at(path), manifest_.summary.chunk_bytes(),
-                                  offset, {&into, 1}, run_->copy_threads())
-                   : ReadByDaemon(path, offset, into);
-    if (read.ok()) return read;
-    const absl::Status error = Annotate(read, absl::StrCat("checkpoint ", info_.tag));
-    if (absl::IsDataLoss(error) && fault_.ok()) Found(path, error);
-    return error;
+    for (auto& [path, pieces] : wanted) CKPTD_RETURN_IF_ERROR(ReadFile(path, PlanRanges(std::move(pieces))));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::optional<MappedFile>> Map(const std::string& path) {
+    CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(path));
+    std::shared_ptr<std::byte> bytes;
+    if (in_memory_ && size > 0) bytes = residents().Map(path, size);
+    if (bytes == nullptr) return std::optional<MappedFile>();
+    return std::optional<MappedFile>(MappedFile(std::move(bytes), static_cast<size_t>(size)));
   }
 
  private:
@@ -108,6 +116,49 @@ class CheckpointImpl {
     if (found != sizes_.end()) return found->second;
     return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_FILE",
                      absl::StrCat("checkpoint ", info_.tag, " has no file ", path),
+                     {{"tag", info_.tag}, {"path", path}});
+  }
+
+  Residents& residents() {
+    if (!residents_) residents_.emplace(session_, lease_, info_.size_bytes);
+    return *residents_;
+  }
+
+  absl::Status ReadFile(const std::string& path, const RangePlan& plan) {
+    int64_t size = 0;
+    for (const FilePiece& piece : plan.pieces) size += std::ssize(piece.into);
+    uint64_t* const done = telling_.Begin(size);
+    const absl::Status read = ReadPieces(path, plan.pieces, done);
+    telling_.End(read.ok());
+    if (read.ok()) {
+      RunCopy(plan.copies, /*threads=*/1);  // In order: one may take what another has brought.
+      return read;
+    }
+    const absl::Status error = Annotate(AsDamage(path, read), absl::StrCat("checkpoint ", info_.tag));
+    if (absl::IsDataLoss(error) && fault_.ok()) Found(path, error);
+    return error;
+  }
+
+  absl::Status ReadPieces(const std::string& path, const std::vector<FilePiece>& pieces, uint64_t* done) {
+    if (in_memory_ && residents().Read(path, pieces, run_->copy_threads())) return absl::OkStatus();
+    if (directory_) {
+      const absl::Status read =
+          ReadFromDisk(*fs_, directory_.get(), *records_.at(path), manifest_.summary.chunk_bytes(), pieces,
+                       run_->copy_threads(), /*stop=*/nullptr, done);
+      if (!absl::IsPermissionDenied(read)) return read;
+    }
+    const std::span<const FilePiece> all(pieces);
+    for (size_t i = 0; i < all.size(); i += kMostRanges)
+      CKPTD_RETURN_IF_ERROR(ReadByDaemon(path, all.subspan(i, std::min(kMostRanges, all.size() - i)), done));
+    return absl::OkStatus();
+  }
+
+  // A file that is not there any more is not what was saved.
+  absl::Status AsDamage(const std::string& path, const absl::Status& read) const {
+    const int number = ErrnoOf(read);
+    if (number != ENOENT && number != ENOTDIR && number != ELOOP && number != EISDIR) return read;
+    return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_FILE",
+                     absl::StrCat("file ", path, " cannot be opened: ", std::string(read.message())),
                      {{"tag", info_.tag}, {"path", path}});
   }
 
@@ -153,6 +204,15 @@ class CheckpointImpl {
         .status();
   }
 
+  absl::Status Tell(int64_t read, int64_t total) {
+    if (!session_->alive()) return absl::UnavailableError("the session has ended");
+    v1::ReportReadingRequest request;
+    request.set_lease(lease_);
+    request.set_read_bytes(read);
+    request.set_total_bytes(total);
+    return session_->rpc().ReportReading(request, kTellTimeout).status();
+  }
+
   absl::Status OpenHere() {
     CKPTD_ASSIGN_OR_RETURN(fs_, MakePosixFileSystem());
     CKPTD_ASSIGN_OR_RETURN(ScopedHandle directory,
@@ -172,24 +232,40 @@ class CheckpointImpl {
     return absl::OkStatus();
   }
 
-  absl::Status ReadByDaemon(const std::string& path, int64_t offset, std::span<std::byte> into) {
+  // Of each chunk only what is asked for comes over.
+  absl::Status ReadByDaemon(const std::string& path, std::span<const FilePiece> pieces, uint64_t* done) {
     v1::ReadFileRequest request;
     request.set_lease(lease_);
     request.set_path(path);
-    request.set_offset(offset);
-    request.set_limit(static_cast<int64_t>(into.size()));
-    size_t done = 0;
-    CKPTD_RETURN_IF_ERROR(session_->rpc().ReadFile(request, kRemoteReadTimeout, [&](std::string_view data) {
-      if (data.size() > into.size() - done)
+    int64_t left = 0;
+    for (const FilePiece& piece : pieces) {
+      v1::FileRange& range = *request.add_ranges();
+      range.set_offset(piece.offset);
+      range.set_size_bytes(std::ssize(piece.into));
+      left += std::ssize(piece.into);
+    }
+    size_t piece = 0, filled = 0;
+    const Duration timeout = kCallTimeout + std::chrono::seconds(left / kSlowestRead);
+    CKPTD_RETURN_IF_ERROR(session_->rpc().ReadFile(request, timeout, [&](std::string_view data) {
+      if (std::ssize(data) > left)
         return absl::InternalError("the daemon sent more bytes than were asked for");
-      std::memcpy(into.data() + done, data.data(), data.size());
-      done += data.size();
+      left -= std::ssize(data);
+      __atomic_add_fetch(done, data.size(), __ATOMIC_RELAXED);
+      while (!data.empty()) {
+        const std::span<std::byte> into = pieces[piece].into.subspan(filled);
+        const size_t size = std::min(into.size(), data.size());
+        std::memcpy(into.data(), data.data(), size);
+        data.remove_prefix(size);
+        filled += size;
+        if (size < into.size()) continue;
+        ++piece;
+        filled = 0;
+      }
       return absl::OkStatus();
     }));
-    if (done == into.size()) return absl::OkStatus();
-    return MakeError(
-        absl::StatusCode::kDataLoss, "SHORT_FILE",
-        absl::StrCat("the daemon sent ", done, " bytes of ", path, ", ", into.size(), " were asked for"));
+    if (left == 0) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kDataLoss, "SHORT_FILE",
+                     absl::StrCat("the daemon sent ", left, " bytes of ", path, " less than were asked for"));
   }
 
   const std::shared_ptr<RunImpl> run_;
@@ -207,7 +283,11 @@ class CheckpointImpl {
   ScopedHandle directory_;  // Invalid: the daemon reads.
   Manifest manifest_;
   std::map<std::string, const storage::v1::FileRecord*> records_;
+  Telling telling_;
 };
+
+MappedFile::MappedFile(std::shared_ptr<std::byte> bytes, size_t size)
+    : bytes_(std::move(bytes)), size_(size) {}
 
 Checkpoint::Checkpoint(std::unique_ptr<CheckpointImpl> impl) : impl_(std::move(impl)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
@@ -216,7 +296,13 @@ Checkpoint::~Checkpoint() = default;
 const CheckpointInfo& Checkpoint::info() const { return impl_->info(); }
 absl::StatusOr<std::vector<std::byte>> Checkpoint::Read(const std::string& path) { return impl_->Read(path); }
 absl::Status Checkpoint::ReadInto(const std::string& path, int64_t offset, std::span<std::byte> into) {
-  return impl_->ReadInto(path, offset, into);
+  return impl_->ReadRanges({{path, offset, into}});
+}
+absl::Status Checkpoint::ReadRanges(const std::vector<ReadRange>& ranges) {
+  return impl_->ReadRanges(ranges);
+}
+absl::StatusOr<std::optional<MappedFile>> Checkpoint::Map(const std::string& path) {
+  return impl_->Map(path);
 }
 
 const std::vector<CheckpointInfo>& Checkpoint::passed_over() const { return impl_->passed_over(); }
@@ -238,11 +324,12 @@ absl::StatusOr<std::optional<Checkpoint>> Run::Resume(Timeout timeout, bool stri
   });
 }
 
-absl::StatusOr<Checkpoint> Run::Open(const std::string& tag) {
+absl::StatusOr<Checkpoint> Run::Open(const std::string& tag, const OpenOptions& options) {
   return impl_->Repeat(
       kCallTimeout, [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<Checkpoint> {
         v1::OpenCheckpointRequest request;
         request.set_name(absl::StrCat(joined->run, "/checkpoints/", tag));
+        request.set_strict(options.strict);
         CKPTD_ASSIGN_OR_RETURN(v1::OpenCheckpointResponse response,
                                joined->session->rpc().OpenCheckpoint(request, kCallTimeout));
         return Checkpoint(

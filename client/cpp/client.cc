@@ -47,6 +47,7 @@ CheckpointInfo InfoOf(const v1::Checkpoint& checkpoint) {
   info.size_bytes = checkpoint.size_bytes();
   info.file_count = checkpoint.file_count();
   info.pinned = checkpoint.pinned();
+  info.resident = checkpoint.resident();
   info.damage = checkpoint.damage().message();
   info.metrics = {checkpoint.metrics().begin(), checkpoint.metrics().end()};
   for (const v1::FileInfo& file : checkpoint.files())

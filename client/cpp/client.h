@@ -1,13 +1,17 @@
 // The C++ client of ckptd: hands a trainer's checkpoint bytes to the daemon of this node and gets them back.
 //
 //   using namespace ckptd::client;
-//   absl::StatusOr<Client> client = Client::Connect();            // $CKPTD_ENDPOINT, else
-//   unix:/run/ckptd/ckptd.sock absl::StatusOr<Run> run = client->OpenRun("/data/ckpts", {.rank = rank,
-//   .world_size = world_size}); absl::StatusOr<std::optional<Checkpoint>> last = run->Resume();
-//   ...
-//   absl::StatusOr<Save> save = run->Save({.tag = "step_100", .step = 100}, {{"model_0.bin", {bytes}}});
-//   absl::Status durable = save->Wait(Level::kCommitted);         // Whenever it suits; training goes on
-//   meanwhile.
+//   absl::StatusOr<Client> client = Client::Connect();
+//   absl::StatusOr<Run> run = client->OpenRun("/data/ckpts", {.rank = 0, .world_size = 8});
+//
+//   absl::StatusOr<std::optional<Checkpoint>> last = run->Resume();
+//   if (last.ok() && last->has_value()) {
+//     absl::Status read = (*last)->ReadInto("model_0.bin", 0, bytes);
+//     absl::Status all_have_read = (*last)->Finish();
+//   }
+//
+//   absl::StatusOr<Save> save = run->Save({.tag = "step_100"}, {{"model_0.bin", {bytes}}});
+//   absl::Status durable = save->Wait(Level::kCommitted);  // Whenever it suits: training goes on.
 //
 // Save returns after one copy of the bytes into the daemon's memory: from then on the caller may change them,
 // and once every rank's Save has returned every trainer may die. docs/design.md says what each level
@@ -99,6 +103,17 @@ struct FileSource {
   std::vector<std::span<const std::byte>> pieces = {};
 };
 
+// A slice of a file, and where its bytes go: as many as `into` has.
+struct ReadRange {
+  std::string path = {};
+  int64_t offset = 0;
+  std::span<std::byte> into = {};
+};
+
+struct OpenOptions {
+  bool strict = false;  // Rather an error than a damaged checkpoint, or an older one in its place.
+};
+
 struct FileInfo {
   std::string path;
   int64_t size_bytes = 0;
@@ -116,7 +131,8 @@ struct CheckpointInfo {
   int64_t size_bytes = 0;
   int file_count = 0;
   bool pinned = false;
-  std::string damage;  // Not empty: it is not what was saved, as a reader has found.
+  bool resident = false;  // Its bytes are in the daemon's memory still: restoring it reads no disk.
+  std::string damage;     // Not empty: it is not what was saved, as a reader has found.
   std::map<std::string, double> metrics;
   std::vector<FileInfo> files;  // Of an open Checkpoint; empty in lists.
 };
@@ -183,9 +199,24 @@ class Part {
   std::unique_ptr<PartImpl> impl_;
 };
 
+// The bytes of a file in the daemon's own memory, checked, and nobody's copy. They stay, and stay what they
+// are, as long as this or a copy of it does, whatever becomes of the Checkpoint, the Client and the daemon.
+// What this process writes there is its own, page by page as it writes. Any number of threads.
+class MappedFile {
+ public:
+  std::span<std::byte> bytes() const { return {bytes_.get(), size_}; }
+
+  MappedFile(std::shared_ptr<std::byte> bytes, size_t size);  // Not for callers.
+
+ private:
+  std::shared_ptr<std::byte> bytes_;
+  size_t size_;
+};
+
 // A committed checkpoint, open for reading. Retention and re-saves leave it alone until it is destroyed.
 // Every byte read was checked against the manifest's CRC32C; when one is wrong the daemon hears of it,
-// remembers it, and offers an older checkpoint.
+// remembers it, and offers an older checkpoint. Those who watch (`ckptctl watch`) see how far a reading of
+// more than a second has come.
 class Checkpoint {
  public:
   Checkpoint(Checkpoint&&) noexcept;
@@ -195,8 +226,18 @@ class Checkpoint {
   const CheckpointInfo& info() const;
   // A whole file. NOT_FOUND, reason UNKNOWN_FILE; DATA_LOSS, reason CORRUPT_FILE or SHORT_FILE.
   absl::StatusOr<std::vector<std::byte>> Read(const std::string& path);
-  // The bytes [offset, offset + into.size()) of a file.
+  // The bytes [offset, offset + into.size()) of a file. INVALID_ARGUMENT, before a byte is read, where they
+  // are not all within it; else as Read. After an error `into` may hold old bytes and new ones.
   absl::Status ReadInto(const std::string& path, int64_t offset, std::span<std::byte> into);
+  // Slices of files, many at once and in any order: what a load onto another number of ranks needs. Of each
+  // file only the chunks that a slice touches are read, each once, in the order of the disk. Refused as by
+  // ReadInto where any of them does not lie within its file: then nothing is read of any.
+  absl::Status ReadRanges(const std::vector<ReadRange>& ranges);
+  // A file as it lies in the daemon's memory, without a copy and without memory for one. nullopt: Read it
+  // instead. The daemon has no copy of it, or could not spare one to the end of this process's session (it
+  // leaves a save its room, and gives none that a trainer could still write to); or the file is empty; or
+  // Finish was called. Errors: UNKNOWN_FILE.
+  absl::StatusOr<std::optional<MappedFile>> Map(const std::string& path);
   // Newer ones that are damaged, newest first: this one is offered in their place.
   const std::vector<CheckpointInfo>& passed_over() const;
 
@@ -235,8 +276,20 @@ class Run {
   absl::StatusOr<std::optional<CheckpointInfo>> Latest();
   absl::StatusOr<std::vector<CheckpointInfo>> List();  // Committed ones, newest first.
   // A committed checkpoint by tag, or "latest" (which is not damaged), for this process alone. NOT_FOUND,
-  // reason NO_CHECKPOINT.
-  absl::StatusOr<Checkpoint> Open(const std::string& tag);
+  // reason NO_CHECKPOINT; DATA_LOSS, reason CHECKPOINT_DAMAGED, when all that there is is damaged, and as
+  // `strict` wants it.
+  absl::StatusOr<Checkpoint> Open(const std::string& tag, const OpenOptions& options = {});
+  // Has the daemon read a checkpoint, or "latest", into its memory and check it, and returns when it is
+  // there: Resume and Open read it from there, and wait for it while it is under way. A thread of its own
+  // does this while the process gets ready; one rank of a node asks for all. Where it is refused readers read
+  // the disk:
+  //   NOT_FOUND           NO_CHECKPOINT
+  //   DATA_LOSS           CHECKPOINT_DAMAGED; CORRUPT_FILE or SHORT_FILE, found now and remembered; IO_ERROR
+  //   RESOURCE_EXHAUSTED  POOL_EXHAUSTED: too little memory beside it for a save
+  //   ABORTED             PREFETCH_BUSY: another checkpoint of this run is being read
+  //   DEADLINE_EXCEEDED   it is read all the same; ask again, or not
+  absl::StatusOr<CheckpointInfo> Prefetch(const std::string& tag = "latest",
+                                          Timeout timeout = std::chrono::seconds(600));
 
   explicit Run(std::shared_ptr<RunImpl> impl);  // Not for callers.
 

@@ -31,6 +31,9 @@
 
 namespace ckptd::client {
 
+// For a daemon that restarts while a call waits for more than that.
+inline constexpr Duration kReconnectTimeout = std::chrono::seconds(60);
+
 inline Duration TimeLeft(Instant deadline) { return std::max(Duration(0), deadline - SystemClock().Now()); }
 
 CheckpointInfo InfoOf(const v1::Checkpoint& checkpoint);

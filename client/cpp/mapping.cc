@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -21,6 +22,7 @@
 namespace ckptd::client {
 namespace {
 
+constexpr long kHugetlbfs = 0x958458f6;  // HUGETLBFS_MAGIC
 constexpr size_t kHugePage = size_t{2} << 20;
 
 // Address space of `size` bytes that begins at a multiple of a huge page: only there can a mapping use one.
@@ -36,14 +38,25 @@ absl::StatusOr<std::byte*> ReserveAligned(size_t size) {
   return reinterpret_cast<std::byte*>(aligned);
 }
 
+absl::Status CheckSize(int fd, int64_t size) {
+  struct stat stat;
+  if (fstat(fd, &stat) != 0) return ErrnoError(errno, "fstat of a segment");
+  if (size > 0 && stat.st_size >= size) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("a segment of ", size, " bytes has ", stat.st_size));
+}
+
+// A page that is written is copied. Of those that were reserved for the system none may be left at that
+// moment, which would be a SIGBUS: they are set aside now, or the mapping fails.
+int PrivateFlags(int fd) {
+  struct statfs stat;
+  const bool hugetlb = fstatfs(fd, &stat) == 0 && static_cast<long>(stat.f_type) == kHugetlbfs;
+  return MAP_PRIVATE | MAP_FIXED | (hugetlb ? 0 : MAP_NORESERVE);
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Mapping>> Mapping::Map(UniqueFd fd, int64_t size, bool huge, Access access) {
-  struct stat stat;
-  if (fstat(fd.get(), &stat) != 0) return ErrnoError(errno, "fstat of a segment");
-  if (size <= 0 || stat.st_size < size) {
-    return absl::InternalError(absl::StrCat("a segment of ", size, " bytes has ", stat.st_size));
-  }
+  CKPTD_RETURN_IF_ERROR(CheckSize(fd.get(), size));
   const auto length = static_cast<size_t>(size);
   CKPTD_ASSIGN_OR_RETURN(std::byte * data, ReserveAligned(length));
   const bool writable = access == Access::kWrite;
@@ -63,6 +76,33 @@ absl::StatusOr<std::shared_ptr<Mapping>> Mapping::Map(UniqueFd fd, int64_t size,
 }
 
 Mapping::~Mapping() { munmap(data_, size_); }
+
+absl::StatusOr<std::shared_ptr<PrivateMapping>> PrivateMapping::Map(
+    const std::vector<SegmentFile>& segments) {
+  size_t total = 0;
+  for (const SegmentFile& segment : segments) {
+    CKPTD_RETURN_IF_ERROR(CheckSize(segment.fd.get(), segment.size));
+    total += static_cast<size_t>(segment.size);
+  }
+  CKPTD_ASSIGN_OR_RETURN(std::byte* const data, ReserveAligned(total));
+  std::byte* at = data;
+  for (const SegmentFile& segment : segments) {
+    const auto size = static_cast<size_t>(segment.size);
+    const int flags = PrivateFlags(segment.fd.get());
+    if (mmap(at, size, PROT_READ | PROT_WRITE, flags, segment.fd.get(), 0) == MAP_FAILED) {
+      const int error = errno;
+      // Not of where it failed, as above.
+      munmap(data, static_cast<size_t>(at - data));
+      munmap(at + size, total - static_cast<size_t>(at - data) - size);
+      return ErrnoError(error, absl::StrCat("mapping a segment of ", size, " bytes privately"));
+    }
+    madvise(at, size, MADV_POPULATE_READ);  // Advice: else each page is faulted in when it is first read.
+    at += size;
+  }
+  return std::shared_ptr<PrivateMapping>(new PrivateMapping(data, total));
+}
+
+PrivateMapping::~PrivateMapping() { munmap(data_, size_); }
 
 absl::StatusOr<std::vector<std::span<std::byte>>> Locate(const Segments& segments, int64_t offset,
                                                          int64_t size) {

@@ -36,6 +36,32 @@ class Mapping {
   size_t size_;
 };
 
+// A segment's descriptor, and how much of it there is to be.
+struct SegmentFile {
+  UniqueFd fd;
+  int64_t size = 0;
+};
+
+// Segments one behind the other, to read and to write: what this process writes there stays here. Unmapped
+// when the last owner goes. A forked child has it, too, and its own copy of what it writes; but of pages that
+// the system has reserved (hugetlb) there may be none left for a child, which would be a SIGBUS.
+class PrivateMapping {
+ public:
+  // Faulted in, to be read. RESOURCE_EXHAUSTED or what else the kernel says where it does not go. The files'
+  // sizes are checked: a shorter one would be a SIGBUS later.
+  static absl::StatusOr<std::shared_ptr<PrivateMapping>> Map(const std::vector<SegmentFile>& segments);
+  ~PrivateMapping();
+  PrivateMapping(const PrivateMapping&) = delete;
+  PrivateMapping& operator=(const PrivateMapping&) = delete;
+
+  std::span<std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  PrivateMapping(std::byte* data, size_t size) : data_(data), size_(size) {}
+  std::byte* data_;
+  size_t size_;
+};
+
 using Segments = std::vector<std::shared_ptr<Mapping>>;
 
 // Where [offset, offset + size) of a part is, the part being its segments one behind the other. OUT_OF_RANGE

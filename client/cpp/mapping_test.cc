@@ -1,10 +1,17 @@
 #include "client/cpp/mapping.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstring>
+#include <string>
+#include <utility>
+
 #include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "storage/base/unique_fd.h"
 
 namespace ckptd::client {
 namespace {
@@ -46,6 +53,84 @@ TEST(Mapping, IsNotInheritedByAForkedChild) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// Two segments, each filled with its number.
+std::vector<SegmentFile> TwoSegments() {
+  std::vector<SegmentFile> segments;
+  for (int i : {1, 2}) {
+    segments.push_back({Memory(kSegment), kSegment});
+    const std::vector<char> bytes(kSegment, static_cast<char>(i));
+    EXPECT_EQ(pwrite(segments.back().fd.get(), bytes.data(), bytes.size(), 0), kSegment);
+  }
+  return segments;
+}
+
+TEST(PrivateMapping, LaysSegmentsOneBehindTheOtherAndKeepsWhatIsWritten) {
+  std::vector<SegmentFile> segments = TwoSegments();
+  const UniqueFd daemon_side(dup(segments[1].fd.get()));
+  auto mapping = PrivateMapping::Map(segments);
+  ASSERT_TRUE(mapping.ok()) << mapping.status();
+  segments.clear();  // It needs them no more.
+  const std::span<std::byte> bytes = (*mapping)->bytes();
+  ASSERT_EQ(std::ssize(bytes), 2 * kSegment);
+  EXPECT_EQ(bytes[kSegment - 1], std::byte{1});
+  EXPECT_EQ(bytes[kSegment], std::byte{2});
+  bytes[kSegment] = std::byte{42};
+  char first = 0;
+  ASSERT_EQ(pread(daemon_side.get(), &first, 1, 0), 1);
+  EXPECT_EQ(first, 2);
+  EXPECT_EQ(bytes[kSegment], std::byte{42});
+}
+
+TEST(PrivateMapping, TakesDescriptorsThatCannotBeWrittenThrough) {
+  std::vector<SegmentFile> segments = TwoSegments();
+  for (SegmentFile& segment : segments) {
+    const std::string path = "/proc/self/fd/" + std::to_string(segment.fd.get());
+    segment.fd = UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  }
+  auto mapping = PrivateMapping::Map(segments);
+  ASSERT_TRUE(mapping.ok()) << mapping.status();
+  (*mapping)->bytes()[0] = std::byte{42};
+  EXPECT_EQ((*mapping)->bytes()[1], std::byte{1});
+}
+
+TEST(PrivateMapping, AForkedChildHasItToo) {
+  auto mapping = PrivateMapping::Map(TwoSegments());
+  ASSERT_TRUE(mapping.ok()) << mapping.status();
+  const std::span<std::byte> bytes = (*mapping)->bytes();
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool there = bytes[kSegment] == std::byte{2};
+    bytes[kSegment] = std::byte{42};
+    _exit(there ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(bytes[kSegment], std::byte{2});
+}
+
+TEST(PrivateMapping, RefusesMemoryThatIsShorterThanAnnounced) {
+  std::vector<SegmentFile> segments = TwoSegments();
+  segments[1].size = 2 * kSegment;
+  EXPECT_EQ(PrivateMapping::Map(segments).status().code(), absl::StatusCode::kInternal);
+  segments[1].size = 0;
+  EXPECT_FALSE(PrivateMapping::Map(segments).ok());
+}
+
+// Pages that the system has reserved may all be in use: then it fails, rather than the first write to it.
+TEST(PrivateMapping, OfReservedHugePagesIsRefusedOrCanBeWritten) {
+  std::vector<SegmentFile> segments;
+  segments.push_back({UniqueFd(memfd_create("mapping_test", MFD_CLOEXEC | MFD_HUGETLB)), kSegment});
+  if (!segments[0].fd) GTEST_SKIP() << "this kernel has none";
+  ASSERT_EQ(ftruncate(segments[0].fd.get(), kSegment), 0);
+  auto mapping = PrivateMapping::Map(segments);
+  if (!mapping.ok()) {
+    EXPECT_EQ(ReasonOf(mapping.status()), "ENOMEM") << mapping.status();
+    return;
+  }
+  std::memset((*mapping)->bytes().data(), 42, kSegment);
 }
 
 TEST(Locate, AFileMayCrossSegments) {

@@ -11,14 +11,18 @@ constexpr int64_t kSlowestCheck = 100'000'000;  // Bytes a second that the daemo
 
 }  // namespace
 
-// Asks the daemon, which checks the bytes of the rank that has the file before it answers.
-Residents::File* Residents::Find(const std::string& path) {
-  if (auto known = files_.find(path); known != files_.end()) return &known->second;
+// Answered when the bytes of the rank that has the file have been checked.
+absl::StatusOr<v1::LocateFilesResponse> Residents::Locate(const std::string& path, bool map) {
   v1::LocateFilesRequest request;
   request.set_lease(lease_);
   request.set_path(path);
-  const auto located =
-      session_->rpc().LocateFiles(request, kCallTimeout + std::chrono::seconds(size_ / kSlowestCheck));
+  request.set_map(map);
+  return session_->rpc().LocateFiles(request, kCallTimeout + std::chrono::seconds(size_ / kSlowestCheck));
+}
+
+Residents::File* Residents::Find(const std::string& path) {
+  if (auto known = files_.find(path); known != files_.end()) return &known->second;
+  const auto located = Locate(path, /*map=*/false);
   if (located.ok()) {
     for (const v1::ResidentPart& found : located->parts()) {
       auto& part = parts_.emplace_back(std::make_unique<Part>());
@@ -30,11 +34,15 @@ Residents::File* Residents::Find(const std::string& path) {
   return &files_.try_emplace(path, File{nullptr, 0}).first->second;  // Else it is read from the disk.
 }
 
-bool Residents::Map(Part& part) {
-  if (!part.segments.empty()) return true;
+absl::StatusOr<std::vector<ReceivedSegment>> Residents::Fetch(const Part& part) {
   std::vector<int64_t> ids;
   for (const v1::Segment& segment : part.wanted) ids.push_back(segment.id());
-  auto received = session_->handoff().FetchSegments(ids, kCallTimeout, /*read_only=*/true);
+  return session_->handoff().FetchSegments(ids, kCallTimeout, /*read_only=*/true);
+}
+
+bool Residents::MapToCopy(Part& part) {
+  if (!part.segments.empty()) return true;
+  auto received = Fetch(part);
   if (!received.ok()) return false;
   Segments segments;
   for (ReceivedSegment& segment : *received) {
@@ -46,16 +54,44 @@ bool Residents::Map(Part& part) {
   return true;
 }
 
-bool Residents::Read(const std::string& path, int64_t offset, std::span<std::byte> into, int threads) {
+bool Residents::Read(const std::string& path, std::span<const FilePiece> pieces, int threads) {
   const File* const file = Find(path);
-  if (file->part == nullptr || !Map(*file->part)) return false;
-  const auto from = Locate(file->part->segments, file->offset + offset, static_cast<int64_t>(into.size()));
-  if (!from.ok()) return false;
-  const std::vector<std::span<const std::byte>> pieces(from->begin(), from->end());
+  if (file->part == nullptr || !MapToCopy(*file->part)) return false;
   std::vector<CopyStep> steps;
-  PlanCopy(pieces, std::span(&into, 1), &steps);
+  for (const FilePiece& piece : pieces) {
+    const auto from =
+        client::Locate(file->part->segments, file->offset + piece.offset, std::ssize(piece.into));
+    if (!from.ok()) return false;
+    const std::vector<std::span<const std::byte>> sources(from->begin(), from->end());
+    PlanCopy(sources, std::span(&piece.into, 1), &steps);
+  }
   RunCopy(steps, threads);
   return session_->alive();
+}
+
+std::shared_ptr<std::byte> Residents::Map(const std::string& path, int64_t size) {
+  const File* const file = Find(path);
+  if (file->part == nullptr) return nullptr;
+  Part& part = *file->part;
+  std::shared_ptr<PrivateMapping> mapping = part.mapped.lock();
+  if (mapping == nullptr) {
+    if (!part.may_map) {
+      const auto asked = Locate(path, /*map=*/true);
+      part.may_map = asked.ok() && asked->may_map();
+    }
+    if (!*part.may_map) return nullptr;
+    auto received = Fetch(part);
+    if (!received.ok()) return nullptr;
+    std::vector<SegmentFile> segments;
+    for (ReceivedSegment& segment : *received) segments.push_back({std::move(segment.fd), segment.size});
+    auto mapped = PrivateMapping::Map(segments);
+    if (!mapped.ok()) return nullptr;
+    mapping = *std::move(mapped);
+    part.mapped = mapping;
+  }
+  const std::span<std::byte> bytes = mapping->bytes();
+  if (file->offset > std::ssize(bytes) || size > std::ssize(bytes) - file->offset) return nullptr;
+  return {mapping, bytes.data() + file->offset};
 }
 
 }  // namespace ckptd::client

@@ -142,6 +142,10 @@ absl::StatusOr<v1::LocateFilesResponse> Rpc::LocateFiles(const v1::LocateFilesRe
                                                          Duration timeout) {
   return impl_->Call(impl_->checkpoints(), &CheckpointsStub::LocateFiles, request, timeout);
 }
+absl::StatusOr<v1::ReportReadingResponse> Rpc::ReportReading(const v1::ReportReadingRequest& request,
+                                                             Duration timeout) {
+  return impl_->Call(impl_->checkpoints(), &CheckpointsStub::ReportReading, request, timeout);
+}
 absl::StatusOr<v1::CloseCheckpointResponse> Rpc::CloseCheckpoint(const v1::CloseCheckpointRequest& request,
                                                                  Duration timeout) {
   return impl_->Call(impl_->checkpoints(), &CheckpointsStub::CloseCheckpoint, request, timeout);

@@ -44,6 +44,8 @@ class Rpc {
                                                             Duration timeout);
   absl::StatusOr<v1::LocateFilesResponse> LocateFiles(const v1::LocateFilesRequest& request,
                                                       Duration timeout);
+  absl::StatusOr<v1::ReportReadingResponse> ReportReading(const v1::ReportReadingRequest& request,
+                                                          Duration timeout);
   absl::StatusOr<v1::CloseCheckpointResponse> CloseCheckpoint(const v1::CloseCheckpointRequest& request,
                                                               Duration timeout);
 

@@ -124,6 +124,20 @@ absl::StatusOr<std::vector<CheckpointInfo>> Run::List() {
   return result;
 }
 
+absl::StatusOr<CheckpointInfo> Run::Prefetch(const std::string& tag, Timeout timeout) {
+  const Instant deadline = SystemClock().Now() + timeout;
+  absl::StatusOr<v1::Checkpoint> read = impl_->Repeat(
+      std::min<Duration>(timeout, kReconnectTimeout),
+      [&](const std::shared_ptr<const Joined>& joined) {
+        v1::PrefetchRequest request;
+        request.set_name(absl::StrCat(joined->run, "/checkpoints/", tag));
+        return joined->session->rpc().Prefetch(request, TimeLeft(deadline));
+      },
+      deadline);
+  if (!read.ok()) return read.status();
+  return InfoOf(*read);
+}
+
 absl::StatusOr<client::Save> Run::Save(const SaveOptions& options, const std::vector<FileSource>& files) {
   PartImpl part(impl_, options, /*growing=*/false);
   for (const FileSource& file : files) {

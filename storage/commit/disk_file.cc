@@ -25,11 +25,9 @@ void ByThreads(int shares, void (*work)(void*, int), void* context) {
 
 // Whatever else there is to say about a file, a reader that has the time says it.
 absl::Status ReadSlowly(FileSystem& fs, Handle checkpoint_dir, const storage::v1::FileRecord& record,
-                        int32_t chunk_bytes, int64_t offset, std::span<const std::span<std::byte>> runs) {
-  for (const std::span<std::byte> run : runs) {
-    CKPTD_RETURN_IF_ERROR(ReadVerified(fs, checkpoint_dir, record, chunk_bytes, offset, run));
-    offset += static_cast<int64_t>(run.size());
-  }
+                        int32_t chunk_bytes, std::span<const FilePiece> pieces) {
+  for (const FilePiece& piece : pieces)
+    CKPTD_RETURN_IF_ERROR(ReadVerified(fs, checkpoint_dir, record, chunk_bytes, piece.offset, piece.into));
   return absl::OkStatus();
 }
 
@@ -38,22 +36,33 @@ absl::Status ReadSlowly(FileSystem& fs, Handle checkpoint_dir, const storage::v1
 absl::Status ReadFromDisk(FileSystem& fs, Handle checkpoint_dir, const storage::v1::FileRecord& record,
                           int32_t chunk_bytes, int64_t offset, std::span<const std::span<std::byte>> runs,
                           int threads, const int32_t* stop) {
+  std::vector<FilePiece> pieces;
+  for (const std::span<std::byte> run : runs) {
+    pieces.push_back({offset, run});
+    offset += static_cast<int64_t>(run.size());
+  }
+  return ReadFromDisk(fs, checkpoint_dir, record, chunk_bytes, pieces, threads, stop);
+}
+
+absl::Status ReadFromDisk(FileSystem& fs, Handle checkpoint_dir, const storage::v1::FileRecord& record,
+                          int32_t chunk_bytes, std::span<const FilePiece> pieces, int threads,
+                          const int32_t* stop, uint64_t* done) {
   const auto size = static_cast<uint64_t>(record.size_bytes());
   const uint64_t chunks = chunk_bytes < 1 ? 0 : (size + chunk_bytes - 1) / chunk_bytes;
   std::vector<uint64_t> offsets, addresses, lengths;
-  auto at = static_cast<uint64_t>(offset);
-  bool inside =
-      chunks > 0 && offset >= 0 && at <= size && static_cast<uint64_t>(record.chunk_crc32c_size()) == chunks;
-  for (const std::span<std::byte> run : runs) {
-    inside = inside && run.size() <= size - at;
+  uint64_t end = 0;
+  bool inside = chunks > 0 && static_cast<uint64_t>(record.chunk_crc32c_size()) == chunks;
+  for (const auto& [offset, into] : pieces) {
+    const auto at = static_cast<uint64_t>(offset);
+    inside = inside && offset >= 0 && at >= end && at <= size && into.size() <= size - at;
     if (!inside) break;
-    if (run.empty()) continue;
+    end = at + into.size();
+    if (into.empty()) continue;
     offsets.push_back(at);
-    addresses.push_back(reinterpret_cast<uint64_t>(run.data()));
-    lengths.push_back(run.size());
-    at += run.size();
+    addresses.push_back(reinterpret_cast<uint64_t>(into.data()));
+    lengths.push_back(into.size());
   }
-  if (!inside) return ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, offset, runs);
+  if (!inside) return ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, pieces);
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
                          OpenScoped(fs, checkpoint_dir, record.path(), OpenMode::kRead));
   const std::vector<uint32_t> expected(record.chunk_crc32c().begin(), record.chunk_crc32c().end());
@@ -66,11 +75,12 @@ absl::Status ReadFromDisk(FileSystem& fs, Handle checkpoint_dir, const storage::
                           .lengths = lengths.data(),
                           .count = offsets.size(),
                           .threads = threads,
+                          .done = done,
                           .stop = stop};
   const int error = ReadVerifiedChunks(read, ByThreads).error;
   if (error == 0) return absl::OkStatus();
   if (error == ECANCELED) return absl::CancelledError("nobody waits for it any more");
-  return ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, offset, runs);
+  return ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, pieces);
 }
 
 }  // namespace ckptd

@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <random>
-#include <sstream>
 #include <thread>
 
 #include "client/cpp/client.h"
@@ -17,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
+#include "tests/integration/client_fixture.h"
 #include "tests/integration/daemon_process.h"
 
 namespace ckptd::client {
@@ -26,23 +25,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::HasSubstr;
 
-using Job = Run;  // In a fixture, Run is testing::Test's own.
-
-std::vector<std::byte> RandomBytes(size_t size, unsigned seed) {
-  std::vector<std::byte> bytes(size);
-  std::mt19937_64 random(seed);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
-  return bytes;
-}
-
-std::vector<std::byte> FileBytes(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path, std::ios::binary).rdbuf();
-  const std::string bytes = text.str();
-  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
-  return {begin, begin + bytes.size()};
-}
-
 void Fill(const std::vector<std::span<std::byte>>& spans, const std::vector<std::byte>& bytes) {
   size_t done = 0;
   for (std::span<std::byte> span : spans) {
@@ -51,26 +33,6 @@ void Fill(const std::vector<std::span<std::byte>>& spans, const std::vector<std:
   }
   ASSERT_EQ(done, bytes.size());
 }
-
-class ClientTest : public testing::Test {
- protected:
-  // A process of its own, as far as the daemon can tell: another client instance.
-  Job OpenRun(int rank = 0, int world_size = 1, const std::string& launch = "launch-1") {
-    absl::StatusOr<Client> client = Client::Connect(daemon_.endpoint());
-    EXPECT_TRUE(client.ok()) << client.status();
-    absl::StatusOr<Job> run = client->OpenRun(
-        root_, {.rank = rank, .world_size = world_size, .launch_id = launch, .copy_threads = 2});
-    EXPECT_TRUE(run.ok()) << run.status();
-    return *std::move(run);
-  }
-
-  void ExpectOnDisk(const std::string& tag, const std::string& path, const std::vector<std::byte>& bytes) {
-    EXPECT_TRUE(FileBytes(root_ + "/" + tag + "/" + path) == bytes) << tag << "/" << path;
-  }
-
-  DaemonProcess daemon_;
-  const std::string root_ = daemon_.MakeRoot();
-};
 
 TEST_F(ClientTest, AcknowledgedMeansRestorable) {
   Job run = OpenRun();
