@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -18,7 +19,11 @@ void ByThreads(int shares, void (*work)(void*, int), void* context) {
     for (int share = next++; share < shares; share = next++) work(context, share);
   };
   std::vector<std::thread> threads;
-  for (int i = 1; i < shares; ++i) threads.emplace_back(run);
+  try {
+    for (int i = 1; i < shares; ++i) threads.emplace_back(run);
+  } catch (const std::system_error&) {
+    // No more threads may be made here: those that there are do it all.
+  }
   run();
   for (std::thread& thread : threads) thread.join();
 }

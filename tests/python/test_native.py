@@ -251,3 +251,22 @@ def test_without_the_library_the_error_says_what_to_install() -> None:
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
         )
         assert "install ckptd's wheel" in done.stdout, done.stderr
+
+
+def free_huge_pages() -> int:
+    text = pathlib.Path("/proc/meminfo").read_text()
+    found = re.search(r"HugePages_Free: +(\d+)", text)
+    return int(found.group(1)) if found else 0
+
+
+def test_pages_that_are_not_there_for_a_write_are_refused_when_they_are_mapped() -> None:
+    """And not at the write, which would be a SIGBUS."""
+    huge = os.memfd_create("huge", os.MFD_HUGETLB | os.MFD_CLOEXEC)
+    try:
+        size = (free_huge_pages() + 1) << 21
+        os.ftruncate(huge, size)
+        with pytest.raises(OSError, match="mapping a segment") as caught:
+            _accel.map_private([huge], [size])
+        assert caught.value.errno == errno.ENOMEM
+    finally:
+        os.close(huge)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -143,6 +144,15 @@ char* ReserveAligned(uint64_t size) {
   return aligned;
 }
 
+// A page that is written is copied. Of those that were reserved for the system none may be left at that
+// moment, which would be a SIGBUS: they are set aside now, or the mapping fails.
+int PrivateFlags(int fd) {
+  constexpr long kHugetlbfs = 0x958458f6;  // HUGETLBFS_MAGIC
+  struct statfs stat;
+  const bool hugetlb = fstatfs(fd, &stat) == 0 && static_cast<long>(stat.f_type) == kHugetlbfs;
+  return MAP_PRIVATE | MAP_FIXED | (hugetlb ? 0 : MAP_NORESERVE);
+}
+
 }  // namespace
 
 // Version of this interface: the package refuses a library that does not match.
@@ -238,8 +248,7 @@ CKPTD_EXPORT int ckptd_map_private(const int* fds, const uint64_t* sizes, uint64
   if (aligned == nullptr) return errno;
   char* at = aligned;
   for (uint64_t i = 0; i < count; at += sizes[i++]) {
-    if (mmap(at, sizes[i], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fds[i], 0) ==
-        MAP_FAILED) {
+    if (mmap(at, sizes[i], PROT_READ | PROT_WRITE, PrivateFlags(fds[i]), fds[i], 0) == MAP_FAILED) {
       const int error = errno;
       munmap(aligned, total);
       return error;
