@@ -10,6 +10,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "client/cpp/background.h"
 #include "client/cpp/client.h"
 #include "client/cpp/client_impl.h"
 #include "client/cpp/copy.h"
@@ -39,12 +40,13 @@ class CheckpointImpl {
   // `response`: of Resume or OpenCheckpoint.
   template <typename Response>
   CheckpointImpl(std::shared_ptr<RunImpl> run, std::shared_ptr<Session> session, const Response& response,
-                 From from)
+                 From from, bool background = false)
       : run_(std::move(run)),
         session_(std::move(session)),
         lease_(response.lease()),
         info_(InfoOf(response.checkpoint())),
         from_(from),
+        background_(background),
         telling_([this](int64_t read, int64_t total) { return Tell(read, total); }) {
     for (const v1::Checkpoint& passed : response.passed_over()) passed_over_.push_back(InfoOf(passed));
     for (const FileInfo& file : info_.files) sizes_[file.path] = file.size_bytes;
@@ -140,11 +142,14 @@ class CheckpointImpl {
   }
 
   absl::Status ReadPieces(const std::string& path, const std::vector<FilePiece>& pieces, uint64_t* done) {
-    if (in_memory_ && residents().Read(path, pieces, run_->copy_threads())) return absl::OkStatus();
+    if (in_memory_ && residents().Read(path, pieces, run_->copy_threads(), background_))
+      return absl::OkStatus();
     if (directory_) {
-      const absl::Status read =
-          ReadFromDisk(*fs_, directory_.get(), *records_.at(path), manifest_.summary.chunk_bytes(), pieces,
-                       run_->copy_threads(), /*stop=*/nullptr, done);
+      absl::Status read;
+      RunGently(background_, [&] {
+        read = ReadFromDisk(*fs_, directory_.get(), *records_.at(path), manifest_.summary.chunk_bytes(),
+                            pieces, run_->copy_threads(), /*stop=*/nullptr, done);
+      });
       if (!absl::IsPermissionDenied(read)) return read;
     }
     const std::span<const FilePiece> all(pieces);
@@ -273,6 +278,7 @@ class CheckpointImpl {
   const std::string lease_;
   const CheckpointInfo info_;
   const From from_;
+  const bool background_;
   std::vector<CheckpointInfo> passed_over_;
   absl::Status fault_;  // What was found to be wrong with it first.
   bool said_ = false;   // How this rank's reading went.
@@ -332,8 +338,8 @@ absl::StatusOr<Checkpoint> Run::Open(const std::string& tag, const OpenOptions& 
         request.set_strict(options.strict);
         CKPTD_ASSIGN_OR_RETURN(v1::OpenCheckpointResponse response,
                                joined->session->rpc().OpenCheckpoint(request, kCallTimeout));
-        return Checkpoint(
-            std::make_unique<CheckpointImpl>(impl_, joined->session, response, CheckpointImpl::From::kOpen));
+        return Checkpoint(std::make_unique<CheckpointImpl>(impl_, joined->session, response,
+                                                           CheckpointImpl::From::kOpen, options.background));
       });
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "client/cpp/background.h"
 #include "client/cpp/copy.h"
 
 namespace ckptd::client {
@@ -54,7 +55,8 @@ bool Residents::MapToCopy(Part& part) {
   return true;
 }
 
-bool Residents::Read(const std::string& path, std::span<const FilePiece> pieces, int threads) {
+bool Residents::Read(const std::string& path, std::span<const FilePiece> pieces, int threads,
+                     bool background) {
   const File* const file = Find(path);
   if (file->part == nullptr || !MapToCopy(*file->part)) return false;
   std::vector<CopyStep> steps;
@@ -65,7 +67,7 @@ bool Residents::Read(const std::string& path, std::span<const FilePiece> pieces,
     const std::vector<std::span<const std::byte>> sources(from->begin(), from->end());
     PlanCopy(sources, std::span(&piece.into, 1), &steps);
   }
-  RunCopy(steps, threads);
+  RunGently(background, [&] { RunCopy(steps, threads); });
   return session_->alive();
 }
 

@@ -29,7 +29,7 @@ class Residents {
 
   // Copies pieces of a file, which are within it. False: the bytes are not to be had from memory, or the
   // daemon ended meanwhile, and its successor may have given the memory back.
-  bool Read(const std::string& path, std::span<const FilePiece> pieces, int threads);
+  bool Read(const std::string& path, std::span<const FilePiece> pieces, int threads, bool background);
   // The first `size` bytes of a file, all of it, in memory that is nobody's copy and stays with the result.
   // Null: they are not to be had like that.
   std::shared_ptr<std::byte> Map(const std::string& path, int64_t size);

@@ -1,17 +1,21 @@
 // What the C++ client restores, with the real daemon: slices, memory read ahead, memory without a copy, and
 // what those who watch see of it. Judged by bytes.
 #include <linux/capability.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
+#include <system_error>
 #include <thread>
 
 #include "client/cpp/client.h"
@@ -108,6 +112,40 @@ TEST_F(RestoreTest, RangesAreReadFromMemory) {
   Checkpoint checkpoint = Opened(run, "s");
   EXPECT_TRUE(checkpoint.info().resident);
   ExpectRanges(checkpoint, a_, b_);
+}
+
+// Whether threads of this process that give way are seen while `read` is repeated. That is a matter of luck:
+// many times, if need be.
+bool GivesWay(const std::function<void()>& read, int most) {
+  std::atomic<bool> seen = false, over = false;
+  std::thread looker([&] {
+    while (!over && !seen) {
+      std::error_code gone;
+      for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", gone)) {
+        if (sched_getscheduler(std::stoi(task.path().filename())) == SCHED_IDLE) seen = true;
+      }
+    }
+  });
+  const auto end = std::chrono::steady_clock::now() + seconds(30);
+  for (int i = 0; i < most && !seen && std::chrono::steady_clock::now() < end; ++i) read();
+  over = true;
+  looker.join();
+  return seen;
+}
+
+TEST_F(RestoreTest, ReadingInTheBackgroundGivesWay) {
+  Saved("s", {{"a", {a_}}});
+  for (const bool resident : {true, false}) {
+    if (!resident) Restart();
+    Job run = OpenRun(0, 1, resident ? "launch-2" : "launch-3");
+    for (const bool background : {true, false}) {
+      Checkpoint checkpoint = Opened(run, "s", {.background = background});
+      EXPECT_EQ(checkpoint.info().resident, resident);
+      const auto read = [&] { EXPECT_TRUE(*checkpoint.Read("a") == a_); };
+      EXPECT_EQ(GivesWay(read, background ? 10'000 : 20), background) << "resident: " << resident;
+    }
+    EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
+  }
 }
 
 // While it lives this thread is held to what the modes of files say, also where it is root's.
