@@ -28,6 +28,7 @@ void Oracle::DaemonGone() {
   over_.clear();
   owners_.clear();
   uses_.clear();
+  found_.clear();
 }
 
 void Oracle::LeasesOver() {
@@ -157,6 +158,11 @@ void Oracle::Agreed(int run, int64_t attempt, int64_t sequence) {
     Violated(absl::StrCat("ranks of attempt ", attempt, " of run ", run, " have agreed on sequence ",
                           first->second, " and on ", sequence));
   }
+}
+
+void Oracle::Condemned(int run, int64_t sequence) {
+  if (runs_[run].damaged.contains(sequence)) return;
+  Violated(absl::StrCat("sequence ", sequence, " of run ", run, " is marked as damaged, which nobody found"));
 }
 
 // ---- saves

@@ -71,6 +71,19 @@ class Oracle {
   // A rank says that it is damaged; and hears that all ranks have read theirs.
   void Damaged(int run, int64_t sequence) { runs_[run].damaged.insert(sequence); }
   void Agreed(int run, int64_t attempt, int64_t sequence);
+  // A read found a wrong checksum, which the engine hears in this step; and what it then has to have marked.
+  struct Found {
+    int run;
+    std::string tag;
+    int64_t sequence;
+  };
+  void DamageFound(int run, const std::string& tag, int64_t sequence) {
+    Damaged(run, sequence);
+    found_.push_back({run, tag, sequence});
+  }
+  std::vector<Found> TakeFound() { return std::exchange(found_, {}); }
+  // It is marked as damaged: only what somebody has found to be.
+  void Condemned(int run, int64_t sequence);
 
   // ---- saves
   void SealSent(const SaveName& save, int rank, int world_size, Contents contents);
@@ -144,6 +157,7 @@ class Oracle {
   std::map<SaveName, Save> saves_;
   std::map<int64_t, Owner> owners_;  // By segment, of this daemon.
   std::map<int64_t, Use> uses_;
+  std::vector<Found> found_;
   int64_t next_use_ = 1;
   // Parts whose memory was lent again before their save was over: it must not be read any more.
   std::map<std::tuple<int, int64_t, int>, std::pair<std::string, int64_t>>

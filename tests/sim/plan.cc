@@ -10,10 +10,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr const char* kNames[kActs] = {
-    "launch",  "kill trainer", "kill launch", "lose session",   "respawn rank", "respawn launch",
-    "restart", "drain",        "abort",       "operator abort", "open",         "pin",
-    "unpin",   "hang",         "no memory",   "step date",      "repeat"};
+constexpr const char* kNames[kActs] = {"launch",       "kill trainer",   "kill launch", "lose session",
+                                       "respawn rank", "respawn launch", "restart",     "drain",
+                                       "abort",        "operator abort", "open",        "pin",
+                                       "unpin",        "hang",           "no memory",   "step date",
+                                       "repeat",       "prefetch",       "rot"};
 
 }  // namespace
 

@@ -32,8 +32,10 @@ enum class Act {
   kNoMemory,  // The machine, for a while.
   kStepDate,
   kRepeat,  // A trainer sends its last request of a save once more.
+  kPrefetch,
+  kRot,  // A file on disk.
 };
-inline constexpr int kActs = static_cast<int>(Act::kRepeat) + 1;
+inline constexpr int kActs = static_cast<int>(Act::kRot) + 1;
 
 struct Operation {
   Duration at{};

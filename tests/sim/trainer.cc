@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -24,14 +23,11 @@ void SetDuration(Duration duration, google::protobuf::Duration* to) {
   to->set_nanos(static_cast<int32_t>(duration % seconds(1) / std::chrono::nanoseconds(1)));
 }
 
-// What a trainer writes into a file's run of memory: nobody else writes the same.
-uint64_t StampOf(const SaveName& name, const std::string& path, int64_t run, int end) {
-  return Mix(Mix(name.Words()), Mix(Mix(path), static_cast<uint64_t>(run * 2 + end)));
-}
-
-void Write(std::span<std::byte> run, uint64_t first, uint64_t last) {
-  std::memcpy(run.data(), &first, sizeof(first));
-  std::memcpy(run.data() + run.size() - sizeof(last), &last, sizeof(last));
+// What a trainer writes into a file: nobody else writes the same.
+Marks MarksFor(const SaveName& name, const std::string& path, int64_t size) {
+  Marks marks(CountMarks(size));
+  for (size_t i = 0; i < marks.size(); ++i) marks[i] = Mix(Mix(name.Words()), Mix(Mix(path), i));
+  return marks;
 }
 
 bool Ended(v1::Level level) { return level >= v1::COMMITTED; }
@@ -345,6 +341,8 @@ void Trainer::Locate(std::string lease, int64_t sequence) {
                 found.placed[file.path()] = {file.offset(), file.size_bytes()};
             }
             world_.Count(located.parts.empty() ? "not in memory" : "read from memory");
+            if (!located.parts.empty() && world_.IsReadAhead(launch_->run, sequence))
+              world_.Count("read ahead and then from memory");
             located_[lease] = std::move(located);
             ReadLocated(lease);
           }));
@@ -644,6 +642,7 @@ void Trainer::Copy(SavingPtr saving) {
 
 void Trainer::CopyFile(const SavingPtr& saving, const std::string& path) {
   auto [offset, left] = saving->placed.at(path);
+  const int64_t size = left;
   std::vector<std::span<std::byte>> runs;
   int64_t write = 0;
   auto use = std::make_shared<int64_t>(0);  // Of the memory, by a stream.
@@ -668,15 +667,9 @@ void Trainer::CopyFile(const SavingPtr& saving, const std::string& path) {
       }
     }
   }
-  int64_t at = 0;
-  uint64_t digest = 0;
-  for (const auto& run : runs) {
-    const uint64_t first = StampOf(saving->name, path, at, 0), last = StampOf(saving->name, path, at, 1);
-    Write(run, first, last);
-    digest = Mix(Mix(digest, first), last);
-    ++at;
-  }
-  saving->contents[path] = digest;
+  const Marks marks = MarksFor(saving->name, path, size);
+  WriteMarks(runs, marks);
+  saving->contents[path] = Digest(marks);
   if (write == 0) return;
   // The stream stays open for a while; meanwhile nothing may take this memory away, unless it is told so.
   *use = world_.oracle().BeginUse({runs.begin(), runs.end()});
