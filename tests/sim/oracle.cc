@@ -27,6 +27,7 @@ void Oracle::DaemonGone() {
   lent_early_.clear();
   over_.clear();
   owners_.clear();
+  mapped_.clear();
   uses_.clear();
   found_.clear();
 }
@@ -38,6 +39,8 @@ void Oracle::LeasesOver() {
 void Oracle::Granted(const SaveName& save, int rank, int64_t sequence, int64_t session,
                      const std::vector<int64_t>& segments) {
   for (int64_t segment : segments) {
+    if (mapped_.contains(segment))
+      Violated(absl::StrCat("segment ", segment, ", which a reader maps, is lent to ", save.Words()));
     auto [known, fresh] = owners_.try_emplace(segment);
     Owner& owner = known->second;
     const bool same = owner.run == save.run && owner.sequence == sequence && owner.rank == rank;

@@ -47,6 +47,8 @@ class Oracle {
   // The session is shown segments for its part of a save.
   void Granted(const SaveName& save, int rank, int64_t sequence, int64_t session,
                const std::vector<int64_t>& segments);
+  // A reader maps them for good: no session gets them again from this daemon.
+  void Mapped(const std::vector<int64_t>& segments) { mapped_.insert(segments.begin(), segments.end()); }
   void EndStep();
   void SaveOver(int run, int64_t sequence, bool committed);  // As the daemon said.
   // An I/O (or a WriteFile) uses this memory, until EndUse. Freeing it meanwhile breaks a promise.
@@ -156,6 +158,7 @@ class Oracle {
   std::map<int, Run> runs_;
   std::map<SaveName, Save> saves_;
   std::map<int64_t, Owner> owners_;  // By segment, of this daemon.
+  std::set<int64_t> mapped_;         // Likewise.
   std::map<int64_t, Use> uses_;
   std::vector<Found> found_;
   int64_t next_use_ = 1;

@@ -53,6 +53,7 @@ std::string Plan::Words() const {
   percent(faults.open, "open");
   percent(faults.rescan, "rescan");
   percent(damage, "damage");
+  percent(maps, "maps");
   return words;
 }
 
@@ -114,6 +115,7 @@ Plan PlanOf(uint64_t seed) {
   }
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& a, const Operation& b) { return a.at < b.at; });
+  if (random.Percent(60)) plan.maps = static_cast<int>(random.Between(10, 100));
   return plan;
 }
 

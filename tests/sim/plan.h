@@ -55,6 +55,7 @@ struct Plan {
   bool conflicts = false;
   bool short_patience = false;
   bool small_disk = false;
+  int maps = 0;    // Percent of the readers map what they read from memory.
   int damage = 0;  // Percent of the readers of what an attempt resumes from find some.
   Duration length{};
   std::vector<Operation> operations;  // In the order of their times.

@@ -104,6 +104,7 @@ void Trainer::Kill() {
 void Trainer::LoseSession() {
   if (dead_ || session_ == 0) return;
   world_.Trace("session lost: ", Who());
+  lost_session_ = session_;
   for (const std::string& lease : leases_) world_.oracle().LeaseOver(launch_->run, lease);
   world_.engine()->SessionClosed(session_, "connection lost");
   Later(random_.Spread(microseconds(10), seconds(1)), &Trainer::DaemonGone);
@@ -317,41 +318,80 @@ void Trainer::Locate(std::string lease, int64_t sequence) {
   if (read_over_.contains(lease)) return;
   v1::LocateFilesRequest request;
   request.set_lease(lease);
+  request.set_map(random_.Percent(world_.plan().maps));
   world_.engine()->LocateFiles(
       caller(), request,
-      Expect<v1::LocateFilesResponse>(
-          "LocateFiles", [this, lease, sequence](absl::StatusOr<v1::LocateFilesResponse> answer) {
-            if (!answer.ok() || std::find(leases_.begin(), leases_.end(), lease) == leases_.end()) return;
-            if (read_over_.contains(lease)) return;
-            Located located{sequence, {}};
-            for (const v1::ResidentPart& part : answer->parts()) {
-              LocatedPart& found = located.parts.emplace_back();
-              found.rank = part.rank();
-              for (const v1::Segment& segment : part.segments()) {
-                auto memory = world_.pool()->directory().Find(session_, segment.id(), SegmentAccess::kRead);
-                if (!memory.ok()) {
-                  return world_.oracle().Violated(
-                      absl::StrCat("segment ", segment.id(), " is located for ", Who(),
-                                   ", but is not there: ", std::string(memory.status().message())));
-                }
-                found.segments.push_back(
-                    std::make_shared<Mapping>(memory->fd, memory->size, SegmentAccess::kRead));
-              }
-              for (const v1::FilePlacement& file : part.placements())
-                found.placed[file.path()] = {file.offset(), file.size_bytes()};
+      Expect<v1::LocateFilesResponse>("LocateFiles", [this, lease, sequence](
+                                                         absl::StatusOr<v1::LocateFilesResponse> answer) {
+        if (!answer.ok()) return;
+        Located located{sequence, {}};
+        std::map<int64_t, int64_t> bytes;
+        for (const v1::ResidentPart& part : answer->parts()) {
+          for (const v1::Segment& segment : part.segments()) bytes[segment.id()] = segment.size_bytes();
+        }
+        if (std::find(leases_.begin(), leases_.end(), lease) == leases_.end() || read_over_.contains(lease)) {
+          if (answer->may_map()) MapForGood(located, std::move(bytes));  // It comes too late to be read.
+          return;
+        }
+        for (const v1::ResidentPart& part : answer->parts()) {
+          LocatedPart& found = located.parts.emplace_back();
+          found.rank = part.rank();
+          for (const v1::Segment& segment : part.segments()) {
+            auto memory = world_.pool()->directory().Find(session_, segment.id(), SegmentAccess::kRead);
+            if (!memory.ok()) {
+              return world_.oracle().Violated(
+                  absl::StrCat("segment ", segment.id(), " is located for ", Who(),
+                               ", but is not there: ", std::string(memory.status().message())));
             }
-            world_.Count(located.parts.empty() ? "not in memory" : "read from memory");
-            if (!located.parts.empty() && world_.IsReadAhead(launch_->run, sequence))
-              world_.Count("read ahead and then from memory");
-            located_[lease] = std::move(located);
-            ReadLocated(lease);
-          }));
+            found.segments.push_back(
+                std::make_shared<Mapping>(memory->fd, memory->size, SegmentAccess::kRead));
+          }
+          for (const v1::FilePlacement& file : part.placements())
+            found.placed[file.path()] = {file.offset(), file.size_bytes()};
+        }
+        world_.Count(located.parts.empty() ? "not in memory" : "read from memory");
+        if (!located.parts.empty() && world_.IsReadAhead(launch_->run, sequence))
+          world_.Count("read ahead and then from memory");
+        if (answer->may_map()) MapForGood(located, std::move(bytes));
+        located_[lease] = std::move(located);
+        ReadLocated(lease);
+      }));
+}
+
+void Trainer::MapForGood(const Located& located, std::map<int64_t, int64_t> bytes) {
+  world_.Count("mapped");
+  std::vector<int64_t> segments;
+  for (const auto& entry : bytes) segments.push_back(entry.first);
+  world_.oracle().Mapped(segments);
+  mapped_for_good_.push_back({session_, daemon_, located, std::move(bytes)});
+  for (int i = 0; i < 2; ++i) {
+    world_.schedule().After(random_.Spread(milliseconds(1), seconds(40)),
+                            [self = shared_from_this()] { self->ReadMapped(); });
+  }
+}
+
+void Trainer::ReadMapped() {
+  for (const Mapped& mapped : mapped_for_good_) {
+    if (mapped.session != session_) world_.Count("mapped beyond its session, and as it was");
+    Read(mapped.located);
+  }
+}
+
+void Trainer::AddMapped(std::map<int64_t, int64_t>* segments) const {
+  for (const Mapped& mapped : mapped_for_good_) {
+    if (session_ != 0 && session_ != lost_session_ && mapped.session == session_ &&
+        mapped.daemon == world_.daemon())
+      segments->insert(mapped.bytes.begin(), mapped.bytes.end());
+  }
 }
 
 void Trainer::ReadLocated(const std::string& lease) {
   auto found = located_.find(lease);
-  if (found == located_.end()) return;
-  for (const LocatedPart& part : found->second.parts) {
+  if (found != located_.end()) Read(found->second);
+}
+
+void Trainer::Read(const Located& located) {
+  for (const LocatedPart& part : located.parts) {
     Contents contents;
     for (const auto& [path, place] : part.placed) {
       std::vector<std::span<const std::byte>> runs;
@@ -369,7 +409,7 @@ void Trainer::ReadLocated(const std::string& lease) {
       }
       contents[path] = Digest(runs);
     }
-    world_.oracle().ReadFromMemory(launch_->run, found->second.sequence, part.rank, contents);
+    world_.oracle().ReadFromMemory(launch_->run, located.sequence, part.rank, contents);
   }
 }
 

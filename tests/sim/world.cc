@@ -423,6 +423,8 @@ void World::Check() {
                                   " idle, ", usage.resident_bytes, " copies, ", usage.ready_bytes,
                                   " ready of ", usage.total_bytes));
   }
+  if (usage.used_bytes < MappedBytes())
+    oracle_.Violated("what a reader maps whose session lives is not counted as used");
   CheckReadAhead(usage);
   CheckDamageIsMarked();
   for (const auto& [run, run_name] : run_names_) {
@@ -442,6 +444,15 @@ void World::Check() {
   }
 }
 
+// Of the sessions that live: what they map is in use for as long as they do.
+int64_t World::MappedBytes() const {
+  std::map<int64_t, int64_t> segments;
+  for (const auto& trainer : trainers_) trainer->AddMapped(&segments);
+  int64_t bytes = 0;
+  for (const auto& segment : segments) bytes += segment.second;
+  return bytes;
+}
+
 bool World::Quiet() {
   if (engine_ == nullptr || starting_ || !pending_.empty()) return false;
   for (const auto& trainer : trainers_) {
@@ -451,7 +462,7 @@ bool World::Quiet() {
   for (const v1::Run& run : status.runs()) {
     if (!run.in_flight().empty() || run.read_only() || run.trash_bytes() > 0) return false;
   }
-  return pool_->usage().used_bytes == 0;
+  return pool_->usage().used_bytes == MappedBytes();
 }
 
 std::string World::WhatGoesOn() {
@@ -543,6 +554,7 @@ Result World::Run() {
     schedule_.After(operation.at, [this, &operation] { Do(operation); });
   RunUntil(plan_.length, false);
   if (oracle_.violation().empty()) End();
+  for (const auto& trainer : trainers_) trainer->ReadMapped();
   result_.violation = oracle_.violation();
   return std::move(result_);
 }

@@ -93,6 +93,7 @@ class World : public EngineObserver {
   void CheckReadAhead(const PoolUsage& usage);
   void CheckDamageIsMarked();
   std::optional<v1::Checkpoint> Known(int run, const std::string& tag);
+  int64_t MappedBytes() const;
   bool Quiet();
   std::string WhatGoesOn();
   bool RunUntil(Duration until, bool may_be_quiet);
