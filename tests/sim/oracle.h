@@ -100,6 +100,9 @@ class Oracle {
   void PartOnDisk(const SaveName& save, int rank, const Contents& contents);
   void Published(int run, const storage::v1::ManifestSummary& summary,
                  const std::map<int, Contents>& contents);
+  // A checkpoint of another program becomes ours. `beside`: what was committed when its place was found.
+  void Adopted(int run, const storage::v1::ManifestSummary& summary, const Contents& contents,
+               const std::vector<storage::v1::ManifestSummary>& beside);
   // Recovery published a newer one of its tag over it, or the disk did not take the history that says how it
   // ended. When the daemon was killed before it said that this one is committed, it may be called lost. (Who
   // heard that it is committed is believed all the same.)
@@ -129,6 +132,8 @@ class Oracle {
     std::map<int64_t, int64_t> agreed;             // and what they agreed on.
     std::set<int64_t> damaged;
     std::set<int64_t> published;
+    std::set<int64_t> begun;              // Sequences that ranks heard of from this daemon.
+    std::map<int64_t, Contents> adopted;  // By sequence.
     std::map<std::string, int64_t> leases;
     std::optional<int> kept;
   };

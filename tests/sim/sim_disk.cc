@@ -16,6 +16,9 @@ using std::chrono::seconds;
 
 absl::Status Eio(const char* what) { return ErrnoError(EIO, what); }
 
+constexpr int64_t kForeignSize = 4096;  // What one takes on disk.
+constexpr int64_t kForeignFile = 100;
+
 SaveName NameOf(int run, const storage::v1::ManifestSummary& summary) {
   return {run, summary.attempt(), summary.tag(), summary.ordinal()};
 }
@@ -118,6 +121,7 @@ int64_t SimDisk::free_bytes() const {
   for (const auto& tag : tags_) free -= tag.second.bytes;
   for (const auto& dir : inflight_) free -= dir.second.found.bytes;
   for (const auto& entry : trash_) free -= entry.bytes;
+  free -= static_cast<int64_t>(foreign_.size()) * kForeignSize;
   return std::max<int64_t>(0, free);
 }
 
@@ -139,6 +143,24 @@ std::string SimDisk::Leftovers() const {
   return words;
 }
 
+void SimDisk::AddForeign(const std::string& tag, int64_t done_us) {
+  if (tags_.contains(tag)) return;
+  Foreign& foreign = foreign_[tag];
+  foreign.done_us = done_us;
+  foreign.version = next_version_++;
+  for (const char* path : {"done", "model.pt"}) {
+    Marks& marks = foreign.marks[path];
+    marks.resize(CountMarks(kForeignFile));
+    for (auto& mark : marks) mark = random_.Next();
+  }
+}
+
+std::vector<std::string> SimDisk::ForeignTags() const {
+  std::vector<std::string> tags;
+  for (const auto& foreign : foreign_) tags.push_back(foreign.first);
+  return tags;
+}
+
 void SimDisk::Rot(uint64_t which) {
   std::vector<std::pair<SimDisk::Generation*, std::string>> files;
   for (auto& [tag, generation] : tags_) {
@@ -158,6 +180,8 @@ Duration SimDisk::Latency(Duration shortest, Duration longest) {
 }
 
 absl::Status SimDisk::Rename(InflightDir& dir) {
+  if (foreign_.contains(dir.tag))
+    return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(dir.tag, " is not ours"));
   auto old = tags_.find(dir.tag);
   if (old != tags_.end()) {
     if (old->second.pinned)
@@ -220,6 +244,8 @@ absl::StatusOr<RootSnapshot> SimDisk::Scan(std::vector<RecoveredSave> recovered)
     highest = std::max(highest, entry.sequence);
   }
   for (const RecoveredSave& save : recovered) highest = std::max(highest, save.sequence);
+  for (const auto& [tag, foreign] : foreign_) snapshot.foreign.push_back({tag, foreign.done_us});
+  std::sort(snapshot.foreign.begin(), snapshot.foreign.end());
   snapshot.recovered = std::move(recovered);
   snapshot.run_record = record_;
   snapshot.highest_sequence = highest;
@@ -290,9 +316,12 @@ void SimRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
       });
 }
 
-void SimRootIo::CheckTarget(std::string, std::vector<std::string>, Callback<absl::Status> done) {
+void SimRootIo::CheckTarget(std::string tag, std::vector<std::string>, Callback<absl::Status> done) {
   Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
-      [] { return absl::OkStatus(); });
+      [this, tag = std::move(tag)]() -> absl::Status {
+        if (!disk_->foreign_.contains(tag)) return absl::OkStatus();
+        return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(tag, " is not ours"));
+      });
 }
 
 void SimRootIo::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
@@ -627,22 +656,81 @@ void SimRootIo::ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<
 }
 
 void SimRootIo::ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) {
-  Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
-      []() -> absl::StatusOr<std::vector<ForeignCheckpoint>> { return std::vector<ForeignCheckpoint>(); });
+  using Result = absl::StatusOr<std::vector<ForeignCheckpoint>>;
+  Ask(reading_, disk_->Latency(microseconds(20), milliseconds(100)), std::move(done), [this]() -> Result {
+    if (Hits(disk_->faults_.open)) return Eio("listing the root");
+    std::vector<ForeignCheckpoint> found;
+    for (const auto& [tag, foreign] : disk_->foreign_)
+      found.push_back({{tag, foreign.done_us}, kForeignSize, static_cast<int32_t>(foreign.marks.size())});
+    std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.tag < b.tag; });
+    return found;
+  });
 }
 
-void SimRootIo::SurveyForeign(std::string tag, uid_t, int32_t, std::shared_ptr<SurveyProgress>,
+void SimRootIo::SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
+                              std::shared_ptr<SurveyProgress> progress,
                               Callback<absl::StatusOr<ForeignSurvey>> done) {
-  Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
-      [tag = std::move(tag)]() -> absl::StatusOr<ForeignSurvey> {
-        return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+  using Result = absl::StatusOr<ForeignSurvey>;
+  Ask(reading_, disk_->Latency(milliseconds(1), seconds(2)),
+      Callback<Result>([this, tag, done = std::move(done)](Result result) mutable {
+        beside_[tag].clear();
+        for (const auto& entry : disk_->tags_) beside_[tag].push_back(entry.second.summary);
+        done(std::move(result));
+      }),
+      [this, tag, owner, chunk_bytes, progress = std::move(progress)]() -> Result {
+        if (progress->stop.load()) return absl::CancelledError("called off");
+        const auto found = disk_->foreign_.find(tag);
+        if (found == disk_->foreign_.end())
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+        if (Hits(disk_->faults_.open)) return Eio("reading a checkpoint of another program");
+        ForeignSurvey survey;
+        survey.tree.tag = {tag, found->second.done_us};
+        survey.tree.directory.inode = static_cast<uint64_t>(found->second.version);
+        survey.tree.size_bytes = kForeignSize;
+        survey.owner = owner;
+        survey.chunk_bytes = chunk_bytes;
+        for (const auto& [path, marks] : found->second.marks) {
+          storage::v1::FileRecord& file = survey.files.emplace_back();
+          file.set_path(path);
+          file.set_size_bytes(kForeignFile);
+          const uint64_t digest = Digest(marks);
+          file.add_chunk_crc32c(static_cast<uint32_t>(digest));
+          file.add_chunk_crc32c(static_cast<uint32_t>(digest >> 32));
+        }
+        progress->read_bytes.store(kForeignSize);
+        return survey;
       });
 }
 
-void SimRootIo::Adopt(ForeignSurvey, storage::v1::ManifestSummary summary, Callback<PublishResult> done) {
-  Ask(metadata_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
-      [tag = summary.tag()]() -> PublishResult {
-        return {PublishOutcome::kFailed, MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag)};
+// One rename, which is done or not when the daemon dies.
+void SimRootIo::Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
+                      Callback<PublishResult> done) {
+  Ask(metadata_, disk_->Latency(microseconds(500), milliseconds(10)), std::move(done),
+      [this, survey = std::move(survey), summary = std::move(summary)]() -> PublishResult {
+        const std::string& tag = summary.tag();
+        auto failed = [](absl::Status status) {
+          return PublishResult{PublishOutcome::kFailed, std::move(status)};
+        };
+        if (absl::Status writable = Writable(); !writable.ok()) return failed(writable);
+        const auto found = disk_->foreign_.find(tag);
+        if (found == disk_->foreign_.end() ||
+            found->second.version != static_cast<int64_t>(survey.tree.directory.inode))
+          return failed(MakeError(absl::StatusCode::kAborted, "FOREIGN_CHANGED", tag));
+        if (Hits(disk_->faults_.publish)) return failed(Eio("writing the manifest"));
+        SimDisk::Generation& ours = disk_->tags_[tag];
+        ours.summary = summary;
+        ours.bytes = kForeignSize;
+        storage::v1::PartRecord& part = ours.parts.emplace_back();
+        *part.mutable_checkpoint() = summary;
+        for (const auto& file : survey.files) *part.add_files() = file;
+        for (const auto& [path, marks] : found->second.marks) ours.contents[0][path] = Digest(marks);
+        ours.marks = std::move(found->second.marks);
+        disk_->foreign_.erase(found);
+        disk_->oracle_->Adopted(disk_->run_, summary, ours.contents[0], beside_[tag]);
+        if (!Hits(disk_->faults_.indeterminate)) return {PublishOutcome::kCommitted, absl::OkStatus()};
+        latched_ = true;
+        return {PublishOutcome::kIndeterminate,
+                MakeError(absl::StatusCode::kUnknown, "INDETERMINATE", "syncing after the rename")};
       });
 }
 

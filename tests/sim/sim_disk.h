@@ -71,6 +71,10 @@ class SimDisk {
   int64_t free_bytes() const;
   // A file of a committed checkpoint goes bad: whoever reads it from now on finds a wrong checksum.
   void Rot(uint64_t which);
+  // Another program finishes a checkpoint, or writes one anew, at this time: not where one of ours is.
+  void AddForeign(const std::string& tag, int64_t done_us);
+  bool IsForeign(const std::string& tag) const { return foreign_.contains(tag); }
+  std::vector<std::string> ForeignTags() const;
   // Counts the checkpoints that a daemon opened.
   int64_t opened() const { return opened_; }
   // The checkpoint, or a newer one of its tag that the daemon has not heard of yet.
@@ -97,6 +101,11 @@ class SimDisk {
     Generation found;
     std::set<int> recorded;  // Ranks whose part record is there.
   };
+  struct Foreign {
+    int64_t done_us = 0;
+    int64_t version = 0;  // Of all that were ever written.
+    std::map<std::string, Marks> marks;
+  };
   struct TrashEntry {
     int64_t sequence = 0;
     int64_t bytes = 0;
@@ -120,6 +129,8 @@ class SimDisk {
   Instant hangs_until_, locked_until_;
 
   std::map<std::string, Generation> tags_;
+  std::map<std::string, Foreign> foreign_;
+  int64_t next_version_ = 1;
   std::map<int64_t, InflightDir> inflight_;  // By a number that is never used twice.
   int64_t next_dir_ = 1;
   int64_t opened_ = 0;
@@ -159,7 +170,6 @@ class SimRootIo : public RootIo {
                  Callback<absl::Status> done) override;
   void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                    int32_t chunk_bytes, Callback<absl::Status> done) override;
-  // Nobody writes into a simulated root but ckptd.
   void ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) override;
   void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
                      std::shared_ptr<SurveyProgress> progress,
@@ -202,6 +212,8 @@ class SimRootIo : public RootIo {
   Worker metadata_, questions_, reading_;
   std::set<std::shared_ptr<Write>> writes_;
   std::set<int64_t> read_uses_;
+  std::map<std::string, std::vector<storage::v1::ManifestSummary>>
+      beside_;  // What there was when it was read.
   bool latched_ = false;
   const std::shared_ptr<std::multiset<int64_t>> readers_ = std::make_shared<std::multiset<int64_t>>();
   const std::shared_ptr<char> alive_ = std::make_shared<char>();

@@ -68,6 +68,9 @@ World::World(const Plan& plan, bool trace) : plan_(plan), tracing_(trace), rando
                                                &oracle_));
     oracle_.SetKept(run, plan_.kept);
     runs_by_path_[absl::StrCat("/root", run)] = run;
+    for (int i = 0; i < plan_.foreign; ++i)
+      disks_[run]->AddForeign(absl::StrCat("step_", i),
+                              schedule_.clock().UnixMicros() - 1'000'000 * (10 - i));
   }
 }
 
@@ -216,6 +219,58 @@ std::vector<std::string> World::TagsOf(const std::string& run_name) {
   return tags;
 }
 
+// Each tag has one outcome, in order, before the end; and what is said of it is so on disk.
+void World::Adopt(int run, const std::string& run_name, const Operation& operation) {
+  v1::AdoptCheckpointsRequest request;
+  request.set_parent(run_name);
+  request.set_allow_removal(operation.b % 2 == 0);
+  const std::vector<std::string> tags = disks_[run]->ForeignTags();
+  if (operation.b / 2 % 3 == 0) {
+    request.add_tags("step_0");
+    if (!tags.empty()) request.add_tags(tags[operation.b / 8 % tags.size()]);
+  }
+  if (operation.b / 512 % 2 == 0 && !tags.empty() && !plan_.small_disk) {  // It is written anew meanwhile.
+    schedule_.After(random_.Spread(milliseconds(1), seconds(1)),
+                    [this, run, tag = tags[operation.b / 1024 % tags.size()]] {
+                      if (disks_[run]->IsForeign(tag))
+                        disks_[run]->AddForeign(tag, schedule_.clock().UnixMicros());
+                    });
+  }
+  struct Told {
+    int outcomes = 0, count = 0;
+    bool ended = false, listens = true;
+    Reply<bool> end;
+  };
+  auto told = std::make_shared<Told>();
+  const int listens_to = operation.b / 64 % 4 == 0 ? 2 : 1000;
+  told->end = Expect<bool>("AdoptCheckpoints", [this, told = told.get()](absl::StatusOr<bool> ended) {
+    if (ended.ok() && told->outcomes != told->count)
+      oracle_.Violated(absl::StrCat("an adoption ends well, and tells of ", told->outcomes, " of ",
+                                    told->count, " checkpoints"));
+  });
+  engine_->AdoptCheckpoints(
+      Caller{0, 0, true}, request,
+      [this, run, told, listens_to](const v1::AdoptCheckpointsResponse& event) {
+        if (told->ended || !told->listens) oracle_.Violated("an adoption tells of something after its end");
+        if (event.outcome() == v1::ADOPT_OUTCOME_UNSPECIFIED) return true;
+        Trace("  ", event.tag(), ": ", v1::AdoptOutcome_Name(event.outcome()), " ", event.error().reason());
+        Count(absl::StrCat("adopt ", v1::AdoptOutcome_Name(event.outcome()), " ", event.error().reason()));
+        told->count = event.count();
+        if (event.index() != ++told->outcomes)
+          oracle_.Violated("an adoption tells of its checkpoints out of order");
+        const bool foreign = disks_[run]->IsForeign(event.tag());
+        if (event.outcome() == v1::ADOPTED &&
+            (foreign || !disks_[run]->Holds(event.tag(), event.checkpoint().sequence())))
+          oracle_.Violated(absl::StrCat(event.tag(), " is said to be adopted, and is not on disk"));
+        told->listens = told->outcomes < listens_to;
+        return told->listens;
+      },
+      [told](const absl::Status& status) {
+        told->ended = true;
+        told->end(status.ok() ? absl::StatusOr<bool>(true) : absl::StatusOr<bool>(status));
+      });
+}
+
 void World::Prefetch(int run, const std::string& name, bool then_open, uint64_t by) {
   const Instant asked = schedule_.clock().Now();
   engine_->Prefetch(
@@ -339,6 +394,17 @@ void World::Do(const Operation& operation) {
       return Prefetch(run, name(latest ? "latest" : tags[operation.b / 2 % tags.size()]),
                       operation.b / 64 % 2 == 0, operation.a);
     }
+    case Act::kForeign: {
+      if (plan_.small_disk) return;  // Who was admitted has its room.
+      const bool in_the_way = operation.b % 5 == 0;
+      const std::string tag =
+          absl::StrCat(in_the_way ? "again" : "step_", operation.b / 5 % (in_the_way ? 3 : 6));
+      const seconds age = seconds(operation.b / 64 % 2 == 0 ? 0 : operation.b / 128 % 60);
+      return disks_[run]->AddForeign(tag, schedule_.clock().UnixMicros() - age / microseconds(1));
+    }
+    case Act::kAdopt:
+      if (up && !run_name.empty()) Adopt(run, run_name, operation);
+      return;
     case Act::kRot:
       return disks_[run]->Rot(operation.b);
     case Act::kHang:

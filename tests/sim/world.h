@@ -87,6 +87,7 @@ class World : public EngineObserver {
   void StartDaemon();
   void KillDaemon(Duration pause, bool locked);
   void Tick(int64_t daemon);
+  void Adopt(int run, const std::string& run_name, const Operation& operation);
   void Prefetch(int run, const std::string& name, bool then_open, uint64_t by);
   void Check();
   int64_t Opened() const;
