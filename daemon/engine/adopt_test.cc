@@ -471,5 +471,29 @@ TEST_F(AdoptionTest, ARootWithForeignOnesIsSaidToHaveThem) {
               ::testing::Contains(HasSubstr("holds 1 finished checkpoints of another program")));
 }
 
+// It is not leased before the decision is on disk.
+TEST_F(AdoptionTest, WhatAnAttemptIsAboutToResumeFromOutlivesAnAdoptionThatPushesItOut) {
+  SaveAll(Launch("before", 1), "ours", 1, 1);
+  Foreign("theirs", 0);  // Of the same time, and behind it by name: the newest.
+  const auto after = Launch("after", 1);
+  ios_[1]->held.insert("Adopt");
+  const auto adopting = StartAdopting();
+  Turn();
+  v1::ResumeRequest request;
+  request.set_run(run_);
+  Answer<v1::ResumeResponse> resumed;
+  engine_->Resume(As(after[0]), request, resumed.reply());
+  ios_[1]->held.insert("SaveRunRecord");  // Not that the attempt acts, but what it resumes from.
+  Turn();
+  ASSERT_FALSE(resumed.has() || !adopting->ended.empty());
+  ios_[1]->held.clear();
+  ios_[1]->Free();
+  Turn();
+  EXPECT_THAT(adopting->Outcomes(), ElementsAre("theirs ADOPTED"));
+  ASSERT_TRUE(resumed.status().ok()) << resumed.status();
+  EXPECT_EQ(resumed.get().checkpoint().tag(), "ours");
+  EXPECT_NE(SequenceOf("ours"), 0);
+}
+
 }  // namespace
 }  // namespace ckptd

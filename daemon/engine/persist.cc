@@ -269,6 +269,7 @@ std::vector<int64_t> Engine::Impl::Victims(const Run& run, bool after_next) cons
   for (const auto& entry : run.committed) {  // Oldest first.
     if (!entry.second.damage && surplus-- <= 0) break;
     const bool wanted = run.Pinned(entry) || pointed(entry.first) || entry.first == held ||
+                        run.deciding.contains(entry.first) ||
                         std::find(leased.begin(), leased.end(), entry.first) != leased.end();
     if (!wanted) victims.push_back(entry.first);
   }

@@ -71,7 +71,7 @@ void Engine::Impl::PrefetchOpened(Run* run, absl::StatusOr<std::shared_ptr<Check
   for (const auto& [rank, end] : ends) all += counts[rank] = pool_->SegmentsFor(end);
   if (const absl::Status room = RoomToPrefetch(int64_t{all} * pool_->segment_bytes()); !room.ok())
     return EndPrefetch(run, room);
-  absl::StatusOr<ReservationId> reserved = pool_->Reserve({{0, all}});
+  absl::StatusOr<ReservationId> reserved = pool_->Reserve({{0, all}}, /*spares_lent=*/true);
   if (!reserved.ok()) return EndPrefetch(run, reserved.status());
   prefetch.resident.copy = *reserved;
   prefetch.drawing = 1;  // Until all have been asked for.

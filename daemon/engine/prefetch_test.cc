@@ -144,6 +144,27 @@ TEST_F(PrefetchTest, ItTakesNoMemoryThatASaveNeeds) {
   EXPECT_TRUE(Prefetched("one").status().ok());
 }
 
+TEST_F(PrefetchTest, ItTakesAnotherCopysMemoryRatherThanWhatIsLent) {
+  SaveAndRestart({"one"});
+  const SessionId trains = Launch("trains", 1)[0], ends = Trainer("ends");
+  const auto commit = [this](SessionId session, int segments) {
+    const auto save = pool_->Reserve({{session, segments}});
+    ASSERT_TRUE(save.ok());
+    bool drawn = false;
+    pool_->Draw(*save, session, session, segments, [&drawn](auto) { drawn = true; });
+    Turn([&drawn] { return drawn; });
+    pool_->Settle(*save);
+  };
+  commit(trains, 12);
+  commit(ends, 4);
+  pool_->SessionEnded(ends);
+  const int64_t lent = pool_->usage().lent_bytes;
+  ASSERT_EQ(lent, 12 * kSegment);
+  ASSERT_EQ(Resident(), 4);
+  ASSERT_TRUE(Prefetched("one").status().ok());
+  EXPECT_EQ(pool_->usage().lent_bytes, lent) << "although that was unused for longer";
+}
+
 TEST_F(PrefetchTest, ItKeepsToTheBudgetOfCopies) {
   resident_segments_ = 1;
   SaveAndRestart({"one"});

@@ -76,12 +76,14 @@ void Engine::Impl::AnswerResume(Run* run, PendingResume pending) {
         *run, passed,
         "there is no other to resume from; repair one, or move them away to begin from nothing"));
   }
-  run->ledger->DecideResume(
-      attempt, newest,
-      [this, run, pending = std::move(pending)](absl::StatusOr<Ledger::ResumeChoice> choice) mutable {
-        if (!choice.ok()) return pending.reply(choice.status());
-        GiveResume(run, *choice, std::move(pending));
-      });
+  run->deciding.insert(newest.sequence);
+  run->ledger->DecideResume(attempt, newest,
+                            [this, run, sequence = newest.sequence, pending = std::move(pending)](
+                                absl::StatusOr<Ledger::ResumeChoice> choice) mutable {
+                              run->deciding.erase(run->deciding.find(sequence));
+                              if (!choice.ok()) return pending.reply(choice.status());
+                              GiveResume(run, *choice, std::move(pending));
+                            });
 }
 
 void Engine::Impl::GiveResume(Run* run, const Ledger::ResumeChoice& choice, PendingResume pending) {

@@ -81,7 +81,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   int64_t resident_limit_bytes() const { return options_.resident_bytes; }
   void OnRoom(std::function<void()> callback) { on_room_ = std::move(callback); }
 
-  absl::StatusOr<ReservationId> Reserve(const std::vector<SegmentDemand>& demands);
+  absl::StatusOr<ReservationId> Reserve(const std::vector<SegmentDemand>& demands, bool spares_lent);
   absl::Status Grow(ReservationId id, const SegmentDemand& demand);
   void Shrink(ReservationId id, SessionId reserved_for, int count);
   using DrawDone = absl::AnyInvocable<void(absl::StatusOr<std::vector<SegmentRef>>)>;
@@ -153,9 +153,9 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
     return absl::StrCat(segments, " segments (", (segments * options_.segment_bytes) >> 20, " MiB)");
   }
 
-  absl::Status CheckRoom(int64_t wanted, int64_t had) const;
-  void ClaimAll(const std::vector<SegmentDemand>& demands, Reservation& reservation);
-  void MakeFresh(int count, const std::set<SessionId>& named);
+  absl::Status CheckRoom(int64_t wanted, int64_t had, bool spares_lent) const;
+  void ClaimAll(const std::vector<SegmentDemand>& demands, bool spares_lent, Reservation& reservation);
+  void MakeFresh(int count, bool spares_lent, const std::set<SessionId>& named);
   void Unclaim(SessionId session, const Claim& claim);
   void ToFresh(SessionId session, int count);
   void Reclaim(SessionId session, SegmentId id);
@@ -211,14 +211,15 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
 
 // ---- reserving
 
-absl::Status SegmentPool::Impl::CheckRoom(int64_t wanted, int64_t had) const {
+absl::Status SegmentPool::Impl::CheckRoom(int64_t wanted, int64_t had, bool spares_lent) const {
   if (wanted + had > capacity_) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "POOL_TOO_SMALL",
         absl::StrCat("the checkpoint needs ", Size(wanted + had), " of memory, but the whole pool has ",
                      Size(capacity_), "; make pool.bytes larger or save less on this node"));
   }
-  const int64_t free = capacity_ - drawn_ - claimed_fresh_ - claimed_idle_;
+  const int64_t idle = lent_ - drawn_ - resident_ - claimed_idle_;
+  const int64_t free = capacity_ - drawn_ - claimed_fresh_ - claimed_idle_ - (spares_lent ? idle : 0);
   if (wanted > free) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
@@ -228,8 +229,10 @@ absl::Status SegmentPool::Impl::CheckRoom(int64_t wanted, int64_t had) const {
   return absl::OkStatus();
 }
 
-// There is room for all of it (CheckRoom): every idle segment that nobody has claimed may go.
-void SegmentPool::Impl::ClaimAll(const std::vector<SegmentDemand>& demands, Reservation& reservation) {
+// There is room for all of it (CheckRoom): every copy and, unless it spares them, every idle segment that
+// nobody has claimed may go.
+void SegmentPool::Impl::ClaimAll(const std::vector<SegmentDemand>& demands, bool spares_lent,
+                                 Reservation& reservation) {
   std::set<SessionId> named;
   int fresh = 0;
   for (const SegmentDemand& demand : demands) {
@@ -246,14 +249,14 @@ void SegmentPool::Impl::ClaimAll(const std::vector<SegmentDemand>& demands, Rese
     reservation.claims[demand.session].idle += claim.idle;
     reservation.claims[demand.session].fresh += claim.fresh;
   }
-  MakeFresh(fresh, named);
+  MakeFresh(fresh, spares_lent, named);
   claimed_fresh_ += fresh;
 }
 
 // Takes idle segments from their sessions, and drops copies whose sessions have ended, until `count` are lent
 // to nobody and not claimed: first of sessions that this is not for, then what is more than the others need;
 // the longest unused first.
-void SegmentPool::Impl::MakeFresh(int count, const std::set<SessionId>& named) {
+void SegmentPool::Impl::MakeFresh(int count, bool spares_lent, const std::set<SessionId>& named) {
   const auto enough = [&] { return capacity_ - lent_ - claimed_fresh_ >= count; };
   if (enough()) return;
   struct Candidate {
@@ -266,7 +269,7 @@ void SegmentPool::Impl::MakeFresh(int count, const std::set<SessionId>& named) {
   };
   std::vector<Candidate> candidates;
   for (const auto& [id, session] : sessions_) {
-    int unclaimed = session.unclaimed();
+    int unclaimed = spares_lent ? 0 : session.unclaimed();
     for (auto it = session.idle.rbegin(); unclaimed > 0; ++it, --unclaimed)
       candidates.push_back({named.contains(id), segments_.at(*it).idle_since, -*it, id, 0});
   }
@@ -285,12 +288,13 @@ void SegmentPool::Impl::MakeFresh(int count, const std::set<SessionId>& named) {
   }
 }
 
-absl::StatusOr<ReservationId> SegmentPool::Impl::Reserve(const std::vector<SegmentDemand>& demands) {
+absl::StatusOr<ReservationId> SegmentPool::Impl::Reserve(const std::vector<SegmentDemand>& demands,
+                                                         bool spares_lent) {
   int64_t wanted = 0;
   for (const SegmentDemand& demand : demands) wanted += demand.count;
-  CKPTD_RETURN_IF_ERROR(CheckRoom(wanted, 0));
+  CKPTD_RETURN_IF_ERROR(CheckRoom(wanted, 0, spares_lent));
   const ReservationId id = ++last_reservation_;
-  ClaimAll(demands, reservations_[id]);
+  ClaimAll(demands, spares_lent, reservations_[id]);
   Pump();
   return id;
 }
@@ -301,8 +305,8 @@ absl::Status SegmentPool::Impl::Grow(ReservationId id, const SegmentDemand& dema
   int64_t had = static_cast<int64_t>(found->second.drawn.size());
   for (const auto& [session, claim] : found->second.claims) had += claim.count();
   for (const PendingDraw& draw : draws_) had += draw.reservation == id ? draw.claim.count() : 0;
-  CKPTD_RETURN_IF_ERROR(CheckRoom(demand.count, had));
-  ClaimAll({demand}, found->second);
+  CKPTD_RETURN_IF_ERROR(CheckRoom(demand.count, had, /*spares_lent=*/false));
+  ClaimAll({demand}, /*spares_lent=*/false, found->second);
   Pump();
   return absl::OkStatus();
 }
@@ -847,8 +851,9 @@ int SegmentPool::SegmentsFor(int64_t bytes) const {
   return static_cast<int>(std::min<int64_t>(segments, std::numeric_limits<int>::max()));
 }
 void SegmentPool::OnRoom(std::function<void()> callback) { impl_->OnRoom(std::move(callback)); }
-absl::StatusOr<ReservationId> SegmentPool::Reserve(const std::vector<SegmentDemand>& demands) {
-  return impl_->Reserve(demands);
+absl::StatusOr<ReservationId> SegmentPool::Reserve(const std::vector<SegmentDemand>& demands,
+                                                   bool spares_lent) {
+  return impl_->Reserve(demands, spares_lent);
 }
 absl::Status SegmentPool::Grow(ReservationId reservation, const SegmentDemand& demand) {
   return impl_->Grow(reservation, demand);

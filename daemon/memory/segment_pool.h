@@ -135,7 +135,9 @@ class SegmentPool {
   // nobody, then reclaims idle segments of sessions that are not named, last what the named ones have too
   // many of. RESOURCE_EXHAUSTED: reason POOL_TOO_SMALL when it could never fit, else POOL_EXHAUSTED, with how
   // much was asked for and how much there is.
-  absl::StatusOr<ReservationId> Reserve(const std::vector<SegmentDemand>& demands);
+  // spares_lent: for one that is not to cost a session its warm memory: reclaims nothing of theirs, only
+  // copies.
+  absl::StatusOr<ReservationId> Reserve(const std::vector<SegmentDemand>& demands, bool spares_lent = false);
   // More for a reservation that exists; the same rules.
   absl::Status Grow(ReservationId reservation, const SegmentDemand& demand);
   // Gives back `count` reserved segments that were not drawn (a rank declared less than expected).

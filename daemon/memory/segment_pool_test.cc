@@ -824,6 +824,20 @@ TEST_F(CopiesTest, WhoNeedsTheMemoryGetsItTheLongestUnusedCopyFirst) {
   }
 }
 
+TEST_F(CopiesTest, WhoSparesWhatIsLentTakesCopiesAloneOrNothing) {
+  resident_ = 4;
+  Make(6, 6);
+  Commit(1, 2, 'l');
+  const ReservationId copy = Commit(2, 3, 'c');
+  pool_->SessionEnded(2);
+  const auto refused = pool_->Reserve({SegmentDemand{0, 5}}, /*spares_lent=*/true);
+  EXPECT_EQ(ReasonOf(refused.status()), "POOL_EXHAUSTED");
+  EXPECT_TRUE(pool_->HasCopy(copy));
+  ASSERT_TRUE(pool_->Reserve({SegmentDemand{0, 4}}, /*spares_lent=*/true).ok());
+  EXPECT_FALSE(pool_->HasCopy(copy));
+  EXPECT_EQ(pool_->usage().lent_bytes, 2 * kSegment) << "unused for longer, and warm for the next save";
+}
+
 TEST_F(CopiesTest, NobodyGetsTheMemoryOfACopyThatIsHeld) {
   resident_ = 4;
   Make(4, 4);

@@ -27,7 +27,10 @@ void Oracle::DaemonGone() {
   lent_early_.clear();
   over_.clear();
   owners_.clear();
+  mapped_.clear();
+  for (auto& run : runs_) run.second.begun.clear();
   uses_.clear();
+  found_.clear();
 }
 
 void Oracle::LeasesOver() {
@@ -36,7 +39,10 @@ void Oracle::LeasesOver() {
 
 void Oracle::Granted(const SaveName& save, int rank, int64_t sequence, int64_t session,
                      const std::vector<int64_t>& segments) {
+  runs_[save.run].begun.insert(sequence);
   for (int64_t segment : segments) {
+    if (mapped_.contains(segment))
+      Violated(absl::StrCat("segment ", segment, ", which a reader maps, is lent to ", save.Words()));
     auto [known, fresh] = owners_.try_emplace(segment);
     Owner& owner = known->second;
     const bool same = owner.run == save.run && owner.sequence == sequence && owner.rank == rank;
@@ -159,6 +165,11 @@ void Oracle::Agreed(int run, int64_t attempt, int64_t sequence) {
   }
 }
 
+void Oracle::Condemned(int run, int64_t sequence) {
+  if (runs_[run].damaged.contains(sequence)) return;
+  Violated(absl::StrCat("sequence ", sequence, " of run ", run, " is marked as damaged, which nobody found"));
+}
+
 // ---- saves
 
 void Oracle::SealSent(const SaveName& save, int rank, int world_size, Contents contents) {
@@ -255,6 +266,23 @@ void Oracle::Published(int run, const storage::v1::ManifestSummary& summary,
   for (const auto& part : contents) PartOnDisk(name, part.first, part.second);
 }
 
+void Oracle::Adopted(int run, const storage::v1::ManifestSummary& summary, const Contents& contents,
+                     const std::vector<storage::v1::ManifestSummary>& beside) {
+  Run& r = runs_[run];
+  const int64_t sequence = summary.sequence();
+  const std::string what = absl::StrCat(summary.tag(), " is adopted in run ", run, " as sequence ", sequence);
+  if (!r.published.insert(sequence).second || r.begun.contains(sequence))
+    Violated(absl::StrCat(what, ", which was given before"));
+  r.adopted[sequence] = contents;
+  int64_t& newest = r.newest_of_tag[summary.tag()];
+  newest = std::max(newest, sequence);
+  for (const auto& other : beside) {
+    if (other.commit_time_us() > summary.commit_time_us() && other.sequence() < sequence)
+      Violated(absl::StrCat(what, ", above ", other.tag(), " with sequence ", other.sequence(),
+                            ", which is younger"));
+  }
+}
+
 void Oracle::Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned) {
   const Run& r = runs_[run];
   const std::string what = absl::StrCat("retention removes sequence ", sequence, " of run ", run, ", ");
@@ -281,6 +309,10 @@ void Oracle::TrashRemoved(int run, int64_t sequence) {
 }
 
 void Oracle::ReadFromMemory(int run, int64_t sequence, int rank, const Contents& contents) {
+  const auto adopted = runs_[run].adopted.find(sequence);
+  if (adopted != runs_[run].adopted.end() && adopted->second != contents)
+    Violated(absl::StrCat("what is in memory of adopted sequence ", sequence, " of run ", run,
+                          " is not what the other program wrote"));
   for (const auto& [name, save] : saves_) {
     if (name.run != run || save.published != sequence) continue;
     const auto sealed = save.sealed.find(rank);

@@ -47,6 +47,8 @@ class Oracle {
   // The session is shown segments for its part of a save.
   void Granted(const SaveName& save, int rank, int64_t sequence, int64_t session,
                const std::vector<int64_t>& segments);
+  // A reader maps them for good: no session gets them again from this daemon.
+  void Mapped(const std::vector<int64_t>& segments) { mapped_.insert(segments.begin(), segments.end()); }
   void EndStep();
   void SaveOver(int run, int64_t sequence, bool committed);  // As the daemon said.
   // An I/O (or a WriteFile) uses this memory, until EndUse. Freeing it meanwhile breaks a promise.
@@ -71,6 +73,19 @@ class Oracle {
   // A rank says that it is damaged; and hears that all ranks have read theirs.
   void Damaged(int run, int64_t sequence) { runs_[run].damaged.insert(sequence); }
   void Agreed(int run, int64_t attempt, int64_t sequence);
+  // A read found a wrong checksum, which the engine hears in this step; and what it then has to have marked.
+  struct Found {
+    int run;
+    std::string tag;
+    int64_t sequence;
+  };
+  void DamageFound(int run, const std::string& tag, int64_t sequence) {
+    Damaged(run, sequence);
+    found_.push_back({run, tag, sequence});
+  }
+  std::vector<Found> TakeFound() { return std::exchange(found_, {}); }
+  // It is marked as damaged: only what somebody has found to be.
+  void Condemned(int run, int64_t sequence);
 
   // ---- saves
   void SealSent(const SaveName& save, int rank, int world_size, Contents contents);
@@ -85,6 +100,9 @@ class Oracle {
   void PartOnDisk(const SaveName& save, int rank, const Contents& contents);
   void Published(int run, const storage::v1::ManifestSummary& summary,
                  const std::map<int, Contents>& contents);
+  // A checkpoint of another program becomes ours. `beside`: what was committed when its place was found.
+  void Adopted(int run, const storage::v1::ManifestSummary& summary, const Contents& contents,
+               const std::vector<storage::v1::ManifestSummary>& beside);
   // Recovery published a newer one of its tag over it, or the disk did not take the history that says how it
   // ended. When the daemon was killed before it said that this one is committed, it may be called lost. (Who
   // heard that it is committed is believed all the same.)
@@ -114,6 +132,8 @@ class Oracle {
     std::map<int64_t, int64_t> agreed;             // and what they agreed on.
     std::set<int64_t> damaged;
     std::set<int64_t> published;
+    std::set<int64_t> begun;              // Sequences that ranks heard of from this daemon.
+    std::map<int64_t, Contents> adopted;  // By sequence.
     std::map<std::string, int64_t> leases;
     std::optional<int> kept;
   };
@@ -143,7 +163,9 @@ class Oracle {
   std::map<int, Run> runs_;
   std::map<SaveName, Save> saves_;
   std::map<int64_t, Owner> owners_;  // By segment, of this daemon.
+  std::set<int64_t> mapped_;         // Likewise.
   std::map<int64_t, Use> uses_;
+  std::vector<Found> found_;
   int64_t next_use_ = 1;
   // Parts whose memory was lent again before their save was over: it must not be read any more.
   std::map<std::tuple<int, int64_t, int>, std::pair<std::string, int64_t>>

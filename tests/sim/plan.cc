@@ -13,7 +13,8 @@ using std::chrono::seconds;
 constexpr const char* kNames[kActs] = {
     "launch",  "kill trainer", "kill launch", "lose session",   "respawn rank", "respawn launch",
     "restart", "drain",        "abort",       "operator abort", "open",         "pin",
-    "unpin",   "hang",         "no memory",   "step date",      "repeat"};
+    "unpin",   "hang",         "no memory",   "step date",      "repeat",       "prefetch",
+    "rot",     "foreign",      "adopt"};
 
 }  // namespace
 
@@ -52,6 +53,8 @@ std::string Plan::Words() const {
   percent(faults.open, "open");
   percent(faults.rescan, "rescan");
   percent(damage, "damage");
+  percent(maps, "maps");
+  if (foreign > 0) absl::StrAppend(&words, ", foreign ", foreign);
   return words;
 }
 
@@ -113,6 +116,8 @@ Plan PlanOf(uint64_t seed) {
   }
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& a, const Operation& b) { return a.at < b.at; });
+  if (random.Percent(60)) plan.maps = static_cast<int>(random.Between(10, 100));
+  if (random.Percent(30)) plan.foreign = static_cast<int>(random.Between(1, 4));
   return plan;
 }
 

@@ -32,8 +32,12 @@ enum class Act {
   kNoMemory,  // The machine, for a while.
   kStepDate,
   kRepeat,  // A trainer sends its last request of a save once more.
+  kPrefetch,
+  kRot,      // A file on disk.
+  kForeign,  // Another program finishes a checkpoint in the root, or writes one anew.
+  kAdopt,
 };
-inline constexpr int kActs = static_cast<int>(Act::kRepeat) + 1;
+inline constexpr int kActs = static_cast<int>(Act::kAdopt) + 1;
 
 struct Operation {
   Duration at{};
@@ -53,7 +57,9 @@ struct Plan {
   bool conflicts = false;
   bool short_patience = false;
   bool small_disk = false;
-  int damage = 0;  // Percent of the readers of what an attempt resumes from find some.
+  int foreign = 0;  // Checkpoints of another program, in each root from the beginning.
+  int maps = 0;     // Percent of the readers map what they read from memory.
+  int damage = 0;   // Percent of the readers of what an attempt resumes from find some.
   Duration length{};
   std::vector<Operation> operations;  // In the order of their times.
   std::string Words() const;

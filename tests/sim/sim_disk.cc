@@ -16,39 +16,101 @@ using std::chrono::seconds;
 
 absl::Status Eio(const char* what) { return ErrnoError(EIO, what); }
 
+constexpr int64_t kForeignSize = 4096;  // What one takes on disk.
+constexpr int64_t kForeignFile = 100;
+
 SaveName NameOf(int run, const storage::v1::ManifestSummary& summary) {
   return {run, summary.attempt(), summary.tag(), summary.ordinal()};
 }
 
 class SimReader : public CheckpointReader {
  public:
-  SimReader(Manifest manifest, std::shared_ptr<std::multiset<int64_t>> readers)
+  SimReader(Manifest manifest, std::map<std::string, Marks> marks,
+            std::shared_ptr<const std::set<std::string>> rotten,
+            std::shared_ptr<std::multiset<int64_t>> readers)
       : manifest_(std::move(manifest)),
+        marks_(std::move(marks)),
+        rotten_(std::move(rotten)),
         readers_(std::move(readers)),
         here_(readers_->insert(manifest_.summary.sequence())) {}
   ~SimReader() override { readers_->erase(here_); }
   const Manifest& manifest() const override { return manifest_; }
   absl::Status Read(const std::string&, int64_t, std::span<std::byte>) override {
-    return absl::UnimplementedError("the simulation reads no bytes");
+    return absl::UnimplementedError("the simulation reads no pieces of files");
+  }
+  int64_t SizeOf(const std::string& path) const {
+    for (const auto& file : manifest_.body.files()) {
+      if (file.path() == path) return file.size_bytes();
+    }
+    return 0;
+  }
+  // Of one file, whole.
+  absl::Status ReadInto(const FileTarget& file) const {
+    Marks marks = marks_.at(file.path);
+    const absl::Status good = Check(file.path);
+    if (!good.ok() && !marks.empty()) marks.back() = ~marks.back();
+    WriteMarks(file.runs, marks);
+    return good;
+  }
+  absl::Status Check(const std::string& path) const {
+    if (!rotten_->contains(path)) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_FILE", absl::StrCat(path, " went bad, as planned"),
+                     {{"path", path}});
   }
 
  private:
   Manifest manifest_;
+  const std::map<std::string, Marks> marks_;
+  const std::shared_ptr<const std::set<std::string>> rotten_;
   const std::shared_ptr<std::multiset<int64_t>> readers_;
   const std::multiset<int64_t>::iterator here_;
 };
 
 }  // namespace
 
-uint64_t Digest(const std::vector<std::span<const std::byte>>& runs) {
-  uint64_t digest = 0;
+namespace {
+
+constexpr int64_t kMarkEvery = 1 << 20;
+using Mark = Marks::value_type;
+
+int64_t PlaceOf(size_t mark, int64_t size) {
+  return mark + 1 == CountMarks(size) ? size - static_cast<int64_t>(sizeof(Mark))
+                                      : static_cast<int64_t>(mark) * kMarkEvery;
+}
+
+// Files begin where a page does, so no mark lies in two runs.
+template <typename Byte, typename Visit>
+void EachMark(const std::vector<std::span<Byte>>& runs, Visit visit) {
+  int64_t size = 0;
+  for (const auto& run : runs) size += static_cast<int64_t>(run.size());
+  int64_t begins = 0;
+  size_t mark = 0;
   for (const auto& run : runs) {
-    uint64_t first = 0, last = 0;
-    const size_t bytes = std::min<size_t>(run.size(), sizeof(first));
-    std::memcpy(&first, run.data(), bytes);
-    std::memcpy(&last, run.data() + run.size() - bytes, bytes);
-    digest = Mix(Mix(digest, first), last);
+    const int64_t ends = begins + static_cast<int64_t>(run.size());
+    for (; mark < CountMarks(size) && PlaceOf(mark, size) < ends; ++mark)
+      visit(mark, run.data() + (PlaceOf(mark, size) - begins));
+    begins = ends;
   }
+}
+
+}  // namespace
+
+size_t CountMarks(int64_t size) { return size == 0 ? 0 : static_cast<size_t>((size - 1) / kMarkEvery) + 2; }
+
+void WriteMarks(const std::vector<std::span<std::byte>>& runs, const Marks& marks) {
+  EachMark(runs, [&marks](size_t mark, std::byte* at) { std::memcpy(at, &marks.at(mark), sizeof(Mark)); });
+}
+
+Marks ReadMarks(const std::vector<std::span<const std::byte>>& runs) {
+  Marks marks;
+  EachMark(runs,
+           [&marks](size_t, const std::byte* at) { std::memcpy(&marks.emplace_back(), at, sizeof(Mark)); });
+  return marks;
+}
+
+uint64_t Digest(const Marks& marks) {
+  uint64_t digest = 0;
+  for (const Mark mark : marks) digest = Mix(digest, mark);
   return digest;
 }
 
@@ -59,12 +121,19 @@ int64_t SimDisk::free_bytes() const {
   for (const auto& tag : tags_) free -= tag.second.bytes;
   for (const auto& dir : inflight_) free -= dir.second.found.bytes;
   for (const auto& entry : trash_) free -= entry.bytes;
+  free -= static_cast<int64_t>(foreign_.size()) * kForeignSize;
   return std::max<int64_t>(0, free);
 }
 
 bool SimDisk::Holds(const std::string& tag, int64_t sequence) const {
   auto found = tags_.find(tag);
   return found != tags_.end() && found->second.summary.sequence() >= sequence;
+}
+
+bool SimDisk::HasBytes(const std::string& tag) const {
+  const auto found = tags_.find(tag);
+  return found != tags_.end() && std::any_of(found->second.marks.begin(), found->second.marks.end(),
+                                             [](const auto& file) { return !file.second.empty(); });
 }
 
 std::string SimDisk::Leftovers() const {
@@ -74,6 +143,36 @@ std::string SimDisk::Leftovers() const {
   return words;
 }
 
+void SimDisk::AddForeign(const std::string& tag, int64_t done_us) {
+  if (tags_.contains(tag)) return;
+  Foreign& foreign = foreign_[tag];
+  foreign.done_us = done_us;
+  foreign.version = next_version_++;
+  for (const char* path : {"done", "model.pt"}) {
+    Marks& marks = foreign.marks[path];
+    marks.resize(CountMarks(kForeignFile));
+    for (auto& mark : marks) mark = random_.Next();
+  }
+}
+
+std::vector<std::string> SimDisk::ForeignTags() const {
+  std::vector<std::string> tags;
+  for (const auto& foreign : foreign_) tags.push_back(foreign.first);
+  return tags;
+}
+
+void SimDisk::Rot(uint64_t which) {
+  std::vector<std::pair<SimDisk::Generation*, std::string>> files;
+  for (auto& [tag, generation] : tags_) {
+    for (const auto& [path, marks] : generation.marks) {
+      if (!marks.empty()) files.emplace_back(&generation, path);
+    }
+  }
+  if (files.empty()) return;
+  const auto& [generation, path] = files[which % files.size()];
+  generation->rotten->insert(path);
+}
+
 Duration SimDisk::Latency(Duration shortest, Duration longest) {
   Duration latency = random_.Spread(shortest, longest);
   if (Hits(faults_.slow)) latency += random_.Spread(milliseconds(20), seconds(4));
@@ -81,6 +180,8 @@ Duration SimDisk::Latency(Duration shortest, Duration longest) {
 }
 
 absl::Status SimDisk::Rename(InflightDir& dir) {
+  if (foreign_.contains(dir.tag))
+    return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(dir.tag, " is not ours"));
   auto old = tags_.find(dir.tag);
   if (old != tags_.end()) {
     if (old->second.pinned)
@@ -143,6 +244,8 @@ absl::StatusOr<RootSnapshot> SimDisk::Scan(std::vector<RecoveredSave> recovered)
     highest = std::max(highest, entry.sequence);
   }
   for (const RecoveredSave& save : recovered) highest = std::max(highest, save.sequence);
+  for (const auto& [tag, foreign] : foreign_) snapshot.foreign.push_back({tag, foreign.done_us});
+  std::sort(snapshot.foreign.begin(), snapshot.foreign.end());
   snapshot.recovered = std::move(recovered);
   snapshot.run_record = record_;
   snapshot.highest_sequence = highest;
@@ -153,17 +256,18 @@ absl::StatusOr<RootSnapshot> SimDisk::Scan(std::vector<RecoveredSave> recovered)
 
 SimRootIo::~SimRootIo() {
   // Of what was under way, each worker's may have been done.
-  for (Worker* worker : {&metadata_, &questions_}) {
+  for (Worker* worker : {&metadata_, &questions_, &reading_}) {
     if (worker->running != nullptr && disk_->random_.Percent(50)) (void)(*worker->running)();
   }
   for (const auto& write : writes_) disk_->oracle_->EndUse(write->use);
+  for (const int64_t use : read_uses_) disk_->oracle_->EndUse(use);
   for (auto& dir : disk_->inflight_) dir.second.number = 0;
 }
 
 std::optional<Instant> SimRootIo::pending_since() const {
   std::optional<Instant> since;
   auto add = [&since](Instant began) { since = since ? std::min(*since, began) : began; };
-  for (const Worker* worker : {&metadata_, &questions_}) {
+  for (const Worker* worker : {&metadata_, &questions_, &reading_}) {
     if (worker->running != nullptr) add(worker->since);
   }
   for (const auto& write : writes_) add(write->since);
@@ -212,9 +316,12 @@ void SimRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
       });
 }
 
-void SimRootIo::CheckTarget(std::string, std::vector<std::string>, Callback<absl::Status> done) {
+void SimRootIo::CheckTarget(std::string tag, std::vector<std::string>, Callback<absl::Status> done) {
   Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
-      [] { return absl::OkStatus(); });
+      [this, tag = std::move(tag)]() -> absl::Status {
+        if (!disk_->foreign_.contains(tag)) return absl::OkStatus();
+        return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(tag, " is not ours"));
+      });
 }
 
 void SimRootIo::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
@@ -268,7 +375,8 @@ void SimRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record, std::
 void SimRootIo::StartWrite(std::shared_ptr<Write> write) {
   int64_t bytes = 0;
   for (const FileImage& file : write->files) {
-    write->contents[file.path] = Digest(file.runs);
+    const Marks& marks = write->marks[file.path] = ReadMarks(file.runs);
+    write->contents[file.path] = Digest(marks);
     bytes += (file.size + 4095) / 4096 * 4096;
   }
   absl::Status status;
@@ -331,6 +439,7 @@ void SimRootIo::EndWrite(std::shared_ptr<Write> write) {
         SimDisk::Generation& found = dir->second.found;
         found.parts.push_back(write->record);
         found.contents[rank] = write->contents;
+        found.marks.insert(write->marks.begin(), write->marks.end());
         dir->second.recorded.insert(rank);
         return write->record;
       });
@@ -466,6 +575,7 @@ void SimRootIo::SetDamage(std::string tag, int64_t sequence, std::optional<stora
         auto found = disk_->tags_.find(tag);
         if (found == disk_->tags_.end() || found->second.summary.sequence() != sequence)
           return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+        if (damage) disk_->oracle_->Condemned(disk_->run_, sequence);
         if (Hits(disk_->faults_.pin)) return Eio("writing the damages");
         found->second.damage = damage;
         return PointerFiles();
@@ -485,44 +595,142 @@ void SimRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
         for (const auto& part : found->second.parts) {
           for (const auto& file : part.files()) *manifest.body.add_files() = file;
         }
-        return std::make_shared<SimReader>(std::move(manifest), readers_);
+        ++disk_->opened_;
+        return std::make_shared<SimReader>(std::move(manifest), found->second.marks, found->second.rotten,
+                                           readers_);
       });
 }
 
-void SimRootIo::ReadBack(std::shared_ptr<CheckpointReader> reader, std::string, int64_t, int64_t,
+void SimRootIo::ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t, int64_t,
                          Callback<absl::Status> done) {
   const bool fails = Hits(disk_->faults_.open);
   disk_->schedule_->After(disk_->Latency(microseconds(100), milliseconds(200)),
-                          [fails, reader = std::move(reader), done = std::move(done),
-                           alive = std::weak_ptr<char>(alive_)]() mutable {
+                          [this, fails, path = std::move(path), reader = std::move(reader),
+                           done = std::move(done), alive = std::weak_ptr<char>(alive_)]() mutable {
+                            const absl::Status read =
+                                fails ? Eio("reading back")
+                                      : static_cast<const SimReader&>(*reader).Check(path);
+                            const storage::v1::ManifestSummary summary = reader->manifest().summary;
                             reader.reset();
-                            if (!alive.expired()) done(fails ? Eio("reading back") : absl::OkStatus());
+                            if (alive.expired()) return;
+                            if (absl::IsDataLoss(read) && !fails)
+                              disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence());
+                            done(read);
                           });
 }
 
-void SimRootIo::ReadFiles(std::shared_ptr<CheckpointReader>, std::vector<FileTarget>,
+void SimRootIo::ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<FileTarget> files,
                           Callback<absl::Status> done) {
-  Ask(metadata_, disk_->Latency(microseconds(100), milliseconds(2)), std::move(done),
-      [] { return absl::UnimplementedError("the simulation reads no bytes"); });
-}
-
-void SimRootIo::ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) {
-  Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
-      []() -> absl::StatusOr<std::vector<ForeignCheckpoint>> { return std::vector<ForeignCheckpoint>(); });
-}
-
-void SimRootIo::SurveyForeign(std::string tag, uid_t, int32_t, std::shared_ptr<SurveyProgress>,
-                              Callback<absl::StatusOr<ForeignSurvey>> done) {
-  Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
-      [tag = std::move(tag)]() -> absl::StatusOr<ForeignSurvey> {
-        return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+  const storage::v1::ManifestSummary summary = reader->manifest().summary;
+  std::vector<std::span<const std::byte>> memory;
+  for (const FileTarget& file : files) {
+    for (const auto& run : file.runs) {
+      if (disk_->oracle_->InUse(run.data(), static_cast<int64_t>(run.size())))
+        disk_->oracle_->Violated(absl::StrCat(summary.tag(), " is read into memory that an I/O uses"));
+      memory.emplace_back(run);
+    }
+    // The first bytes come at once.
+    Marks torn(CountMarks(static_cast<const SimReader&>(*reader).SizeOf(file.path)));
+    WriteMarks(file.runs, torn);
+  }
+  const int64_t use = *read_uses_.insert(disk_->oracle_->BeginUse(std::move(memory), disk_->run_)).first;
+  const auto rotten = std::make_shared<bool>(false);
+  Ask(reading_, disk_->Latency(milliseconds(1), milliseconds(500)),
+      Callback<absl::Status>([this, summary, rotten, use, done = std::move(done)](absl::Status read) mutable {
+        disk_->oracle_->EndUse(use);
+        read_uses_.erase(use);
+        if (*rotten) disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence());
+        done(std::move(read));
+      }),
+      [this, rotten, reader = std::move(reader), files = std::move(files)]() mutable -> absl::Status {
+        absl::Status read;
+        if (Hits(disk_->faults_.open)) read = Eio("reading");
+        for (const FileTarget& file : files) {
+          if (!read.ok()) break;
+          read = static_cast<const SimReader&>(*reader).ReadInto(file);
+          *rotten = !read.ok();
+        }
+        reader.reset();
+        return read;
       });
 }
 
-void SimRootIo::Adopt(ForeignSurvey, storage::v1::ManifestSummary summary, Callback<PublishResult> done) {
-  Ask(metadata_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
-      [tag = summary.tag()]() -> PublishResult {
-        return {PublishOutcome::kFailed, MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag)};
+void SimRootIo::ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) {
+  using Result = absl::StatusOr<std::vector<ForeignCheckpoint>>;
+  Ask(reading_, disk_->Latency(microseconds(20), milliseconds(100)), std::move(done), [this]() -> Result {
+    if (Hits(disk_->faults_.open)) return Eio("listing the root");
+    std::vector<ForeignCheckpoint> found;
+    for (const auto& [tag, foreign] : disk_->foreign_)
+      found.push_back({{tag, foreign.done_us}, kForeignSize, static_cast<int32_t>(foreign.marks.size())});
+    std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.tag < b.tag; });
+    return found;
+  });
+}
+
+void SimRootIo::SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
+                              std::shared_ptr<SurveyProgress> progress,
+                              Callback<absl::StatusOr<ForeignSurvey>> done) {
+  using Result = absl::StatusOr<ForeignSurvey>;
+  Ask(reading_, disk_->Latency(milliseconds(1), seconds(2)),
+      Callback<Result>([this, tag, done = std::move(done)](Result result) mutable {
+        beside_[tag].clear();
+        for (const auto& entry : disk_->tags_) beside_[tag].push_back(entry.second.summary);
+        done(std::move(result));
+      }),
+      [this, tag, owner, chunk_bytes, progress = std::move(progress)]() -> Result {
+        if (progress->stop.load()) return absl::CancelledError("called off");
+        const auto found = disk_->foreign_.find(tag);
+        if (found == disk_->foreign_.end())
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+        if (Hits(disk_->faults_.open)) return Eio("reading a checkpoint of another program");
+        ForeignSurvey survey;
+        survey.tree.tag = {tag, found->second.done_us};
+        survey.tree.directory.inode = static_cast<uint64_t>(found->second.version);
+        survey.tree.size_bytes = kForeignSize;
+        survey.owner = owner;
+        survey.chunk_bytes = chunk_bytes;
+        for (const auto& [path, marks] : found->second.marks) {
+          storage::v1::FileRecord& file = survey.files.emplace_back();
+          file.set_path(path);
+          file.set_size_bytes(kForeignFile);
+          const uint64_t digest = Digest(marks);
+          file.add_chunk_crc32c(static_cast<uint32_t>(digest));
+          file.add_chunk_crc32c(static_cast<uint32_t>(digest >> 32));
+        }
+        progress->read_bytes.store(kForeignSize);
+        return survey;
+      });
+}
+
+// One rename, which is done or not when the daemon dies.
+void SimRootIo::Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
+                      Callback<PublishResult> done) {
+  Ask(metadata_, disk_->Latency(microseconds(500), milliseconds(10)), std::move(done),
+      [this, survey = std::move(survey), summary = std::move(summary)]() -> PublishResult {
+        const std::string& tag = summary.tag();
+        auto failed = [](absl::Status status) {
+          return PublishResult{PublishOutcome::kFailed, std::move(status)};
+        };
+        if (absl::Status writable = Writable(); !writable.ok()) return failed(writable);
+        const auto found = disk_->foreign_.find(tag);
+        if (found == disk_->foreign_.end() ||
+            found->second.version != static_cast<int64_t>(survey.tree.directory.inode))
+          return failed(MakeError(absl::StatusCode::kAborted, "FOREIGN_CHANGED", tag));
+        if (Hits(disk_->faults_.publish)) return failed(Eio("writing the manifest"));
+        SimDisk::Generation& ours = disk_->tags_[tag];
+        ours.summary = summary;
+        ours.bytes = kForeignSize;
+        storage::v1::PartRecord& part = ours.parts.emplace_back();
+        *part.mutable_checkpoint() = summary;
+        for (const auto& file : survey.files) *part.add_files() = file;
+        for (const auto& [path, marks] : found->second.marks) ours.contents[0][path] = Digest(marks);
+        ours.marks = std::move(found->second.marks);
+        disk_->foreign_.erase(found);
+        disk_->oracle_->Adopted(disk_->run_, summary, ours.contents[0], beside_[tag]);
+        if (!Hits(disk_->faults_.indeterminate)) return {PublishOutcome::kCommitted, absl::OkStatus()};
+        latched_ = true;
+        return {PublishOutcome::kIndeterminate,
+                MakeError(absl::StatusCode::kUnknown, "INDETERMINATE", "syncing after the rename")};
       });
 }
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,17 @@ struct DiskFaults {
   int rescan = 0;
 };
 
+// What the trainers of the simulation write into a file, and nothing else: eight bytes where it begins, at
+// each MiB of it, and where it ends. So it is told what a file holds wherever segments cut it.
+using Marks = std::vector<uint64_t>;
+size_t CountMarks(int64_t size);
+void WriteMarks(const std::vector<std::span<std::byte>>& runs, const Marks& marks);
+Marks ReadMarks(const std::vector<std::span<const std::byte>>& runs);
+uint64_t Digest(const Marks& marks);
+inline uint64_t Digest(const std::vector<std::span<const std::byte>>& runs) {
+  return Digest(ReadMarks(runs));
+}
+
 class SimDisk {
  public:
   SimDisk(int run, int64_t capacity, DiskFaults faults, uint64_t seed, Schedule* schedule, Oracle* oracle)
@@ -57,8 +69,17 @@ class SimDisk {
   // For when all is quiet.
   std::string Leftovers() const;
   int64_t free_bytes() const;
+  // A file of a committed checkpoint goes bad: whoever reads it from now on finds a wrong checksum.
+  void Rot(uint64_t which);
+  // Another program finishes a checkpoint, or writes one anew, at this time: not where one of ours is.
+  void AddForeign(const std::string& tag, int64_t done_us);
+  bool IsForeign(const std::string& tag) const { return foreign_.contains(tag); }
+  std::vector<std::string> ForeignTags() const;
+  // Counts the checkpoints that a daemon opened.
+  int64_t opened() const { return opened_; }
   // The checkpoint, or a newer one of its tag that the daemon has not heard of yet.
   bool Holds(const std::string& tag, int64_t sequence) const;
+  bool HasBytes(const std::string& tag) const;  // In any file.
 
  private:
   friend class SimRootIo;
@@ -67,6 +88,8 @@ class SimDisk {
     storage::v1::ManifestSummary summary;
     std::vector<storage::v1::PartRecord> parts;
     std::map<int, Contents> contents;
+    std::map<std::string, Marks> marks;  // By path.
+    std::shared_ptr<std::set<std::string>> rotten = std::make_shared<std::set<std::string>>();
     int64_t bytes = 0;
     bool pinned = false;
     std::optional<storage::v1::Damage> damage;
@@ -77,6 +100,11 @@ class SimDisk {
     int64_t sequence = 0;
     Generation found;
     std::set<int> recorded;  // Ranks whose part record is there.
+  };
+  struct Foreign {
+    int64_t done_us = 0;
+    int64_t version = 0;  // Of all that were ever written.
+    std::map<std::string, Marks> marks;
   };
   struct TrashEntry {
     int64_t sequence = 0;
@@ -101,8 +129,11 @@ class SimDisk {
   Instant hangs_until_, locked_until_;
 
   std::map<std::string, Generation> tags_;
+  std::map<std::string, Foreign> foreign_;
+  int64_t next_version_ = 1;
   std::map<int64_t, InflightDir> inflight_;  // By a number that is never used twice.
   int64_t next_dir_ = 1;
+  int64_t opened_ = 0;
   std::vector<TrashEntry> trash_;
   storage::v1::RunRecord record_;
 };
@@ -139,7 +170,6 @@ class SimRootIo : public RootIo {
                  Callback<absl::Status> done) override;
   void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
                    int32_t chunk_bytes, Callback<absl::Status> done) override;
-  // Nobody writes into a simulated root but ckptd.
   void ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) override;
   void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
                      std::shared_ptr<SurveyProgress> progress,
@@ -165,6 +195,7 @@ class SimRootIo : public RootIo {
     Callback<absl::StatusOr<storage::v1::PartRecord>> done;
     int64_t use = 0;
     Contents contents;
+    std::map<std::string, Marks> marks;
     Instant since;
   };
 
@@ -178,16 +209,15 @@ class SimRootIo : public RootIo {
   bool Hits(int percent) { return disk_->Hits(percent); }
 
   const std::shared_ptr<SimDisk> disk_;
-  Worker metadata_, questions_;
+  Worker metadata_, questions_, reading_;
   std::set<std::shared_ptr<Write>> writes_;
+  std::set<int64_t> read_uses_;
+  std::map<std::string, std::vector<storage::v1::ManifestSummary>>
+      beside_;  // What there was when it was read.
   bool latched_ = false;
   const std::shared_ptr<std::multiset<int64_t>> readers_ = std::make_shared<std::multiset<int64_t>>();
   const std::shared_ptr<char> alive_ = std::make_shared<char>();
 };
-
-// What the bytes of a file come to: the first and last eight of each run of memory. The trainers of the
-// simulation write these and no others.
-uint64_t Digest(const std::vector<std::span<const std::byte>>& runs);
 
 }  // namespace ckptd::sim
 #endif  // CKPTD_TESTS_SIM_SIM_DISK_H_

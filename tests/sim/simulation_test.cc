@@ -23,7 +23,9 @@ TEST(SimulationTest, EveryPromiseIsKeptUnderEverySeed) {
   // It does what it is for.
   for (const char* what :
        {"ended COMMITTED", "ended FAILED", "ended SKIPPED", "ended SUPERSEDED", "ended INDETERMINATE",
-        "fenced", "recovered", "resumed from a checkpoint", "drained", "opened", "no memory"}) {
+        "fenced", "recovered", "resumed from a checkpoint", "drained", "opened", "no memory", "read ahead",
+        "read ahead and then from memory", "damage read", "mapped",
+        "mapped beyond its session, and as it was", "adopt ADOPTED ", "adopt REFUSED ADOPT_ORDER"}) {
     EXPECT_GE(totals.counts[what], 10) << what;
   }
 }

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -24,14 +23,11 @@ void SetDuration(Duration duration, google::protobuf::Duration* to) {
   to->set_nanos(static_cast<int32_t>(duration % seconds(1) / std::chrono::nanoseconds(1)));
 }
 
-// What a trainer writes into a file's run of memory: nobody else writes the same.
-uint64_t StampOf(const SaveName& name, const std::string& path, int64_t run, int end) {
-  return Mix(Mix(name.Words()), Mix(Mix(path), static_cast<uint64_t>(run * 2 + end)));
-}
-
-void Write(std::span<std::byte> run, uint64_t first, uint64_t last) {
-  std::memcpy(run.data(), &first, sizeof(first));
-  std::memcpy(run.data() + run.size() - sizeof(last), &last, sizeof(last));
+// What a trainer writes into a file: nobody else writes the same.
+Marks MarksFor(const SaveName& name, const std::string& path, int64_t size) {
+  Marks marks(CountMarks(size));
+  for (size_t i = 0; i < marks.size(); ++i) marks[i] = Mix(Mix(name.Words()), Mix(Mix(path), i));
+  return marks;
 }
 
 bool Ended(v1::Level level) { return level >= v1::COMMITTED; }
@@ -108,6 +104,7 @@ void Trainer::Kill() {
 void Trainer::LoseSession() {
   if (dead_ || session_ == 0) return;
   world_.Trace("session lost: ", Who());
+  lost_session_ = session_;
   for (const std::string& lease : leases_) world_.oracle().LeaseOver(launch_->run, lease);
   world_.engine()->SessionClosed(session_, "connection lost");
   Later(random_.Spread(microseconds(10), seconds(1)), &Trainer::DaemonGone);
@@ -321,39 +318,80 @@ void Trainer::Locate(std::string lease, int64_t sequence) {
   if (read_over_.contains(lease)) return;
   v1::LocateFilesRequest request;
   request.set_lease(lease);
+  request.set_map(random_.Percent(world_.plan().maps));
   world_.engine()->LocateFiles(
       caller(), request,
-      Expect<v1::LocateFilesResponse>(
-          "LocateFiles", [this, lease, sequence](absl::StatusOr<v1::LocateFilesResponse> answer) {
-            if (!answer.ok() || std::find(leases_.begin(), leases_.end(), lease) == leases_.end()) return;
-            if (read_over_.contains(lease)) return;
-            Located located{sequence, {}};
-            for (const v1::ResidentPart& part : answer->parts()) {
-              LocatedPart& found = located.parts.emplace_back();
-              found.rank = part.rank();
-              for (const v1::Segment& segment : part.segments()) {
-                auto memory = world_.pool()->directory().Find(session_, segment.id(), SegmentAccess::kRead);
-                if (!memory.ok()) {
-                  return world_.oracle().Violated(
-                      absl::StrCat("segment ", segment.id(), " is located for ", Who(),
-                                   ", but is not there: ", std::string(memory.status().message())));
-                }
-                found.segments.push_back(
-                    std::make_shared<Mapping>(memory->fd, memory->size, SegmentAccess::kRead));
-              }
-              for (const v1::FilePlacement& file : part.placements())
-                found.placed[file.path()] = {file.offset(), file.size_bytes()};
+      Expect<v1::LocateFilesResponse>("LocateFiles", [this, lease, sequence](
+                                                         absl::StatusOr<v1::LocateFilesResponse> answer) {
+        if (!answer.ok()) return;
+        Located located{sequence, {}};
+        std::map<int64_t, int64_t> bytes;
+        for (const v1::ResidentPart& part : answer->parts()) {
+          for (const v1::Segment& segment : part.segments()) bytes[segment.id()] = segment.size_bytes();
+        }
+        if (std::find(leases_.begin(), leases_.end(), lease) == leases_.end() || read_over_.contains(lease)) {
+          if (answer->may_map()) MapForGood(located, std::move(bytes));  // It comes too late to be read.
+          return;
+        }
+        for (const v1::ResidentPart& part : answer->parts()) {
+          LocatedPart& found = located.parts.emplace_back();
+          found.rank = part.rank();
+          for (const v1::Segment& segment : part.segments()) {
+            auto memory = world_.pool()->directory().Find(session_, segment.id(), SegmentAccess::kRead);
+            if (!memory.ok()) {
+              return world_.oracle().Violated(
+                  absl::StrCat("segment ", segment.id(), " is located for ", Who(),
+                               ", but is not there: ", std::string(memory.status().message())));
             }
-            world_.Count(located.parts.empty() ? "not in memory" : "read from memory");
-            located_[lease] = std::move(located);
-            ReadLocated(lease);
-          }));
+            found.segments.push_back(
+                std::make_shared<Mapping>(memory->fd, memory->size, SegmentAccess::kRead));
+          }
+          for (const v1::FilePlacement& file : part.placements())
+            found.placed[file.path()] = {file.offset(), file.size_bytes()};
+        }
+        world_.Count(located.parts.empty() ? "not in memory" : "read from memory");
+        if (!located.parts.empty() && world_.IsReadAhead(launch_->run, sequence))
+          world_.Count("read ahead and then from memory");
+        if (answer->may_map()) MapForGood(located, std::move(bytes));
+        located_[lease] = std::move(located);
+        ReadLocated(lease);
+      }));
+}
+
+void Trainer::MapForGood(const Located& located, std::map<int64_t, int64_t> bytes) {
+  world_.Count("mapped");
+  std::vector<int64_t> segments;
+  for (const auto& entry : bytes) segments.push_back(entry.first);
+  world_.oracle().Mapped(segments);
+  mapped_for_good_.push_back({session_, daemon_, located, std::move(bytes)});
+  for (int i = 0; i < 2; ++i) {
+    world_.schedule().After(random_.Spread(milliseconds(1), seconds(40)),
+                            [self = shared_from_this()] { self->ReadMapped(); });
+  }
+}
+
+void Trainer::ReadMapped() {
+  for (const Mapped& mapped : mapped_for_good_) {
+    if (mapped.session != session_) world_.Count("mapped beyond its session, and as it was");
+    Read(mapped.located);
+  }
+}
+
+void Trainer::AddMapped(std::map<int64_t, int64_t>* segments) const {
+  for (const Mapped& mapped : mapped_for_good_) {
+    if (session_ != 0 && session_ != lost_session_ && mapped.session == session_ &&
+        mapped.daemon == world_.daemon())
+      segments->insert(mapped.bytes.begin(), mapped.bytes.end());
+  }
 }
 
 void Trainer::ReadLocated(const std::string& lease) {
   auto found = located_.find(lease);
-  if (found == located_.end()) return;
-  for (const LocatedPart& part : found->second.parts) {
+  if (found != located_.end()) Read(found->second);
+}
+
+void Trainer::Read(const Located& located) {
+  for (const LocatedPart& part : located.parts) {
     Contents contents;
     for (const auto& [path, place] : part.placed) {
       std::vector<std::span<const std::byte>> runs;
@@ -371,7 +409,7 @@ void Trainer::ReadLocated(const std::string& lease) {
       }
       contents[path] = Digest(runs);
     }
-    world_.oracle().ReadFromMemory(launch_->run, found->second.sequence, part.rank, contents);
+    world_.oracle().ReadFromMemory(launch_->run, located.sequence, part.rank, contents);
   }
 }
 
@@ -644,6 +682,7 @@ void Trainer::Copy(SavingPtr saving) {
 
 void Trainer::CopyFile(const SavingPtr& saving, const std::string& path) {
   auto [offset, left] = saving->placed.at(path);
+  const int64_t size = left;
   std::vector<std::span<std::byte>> runs;
   int64_t write = 0;
   auto use = std::make_shared<int64_t>(0);  // Of the memory, by a stream.
@@ -668,15 +707,9 @@ void Trainer::CopyFile(const SavingPtr& saving, const std::string& path) {
       }
     }
   }
-  int64_t at = 0;
-  uint64_t digest = 0;
-  for (const auto& run : runs) {
-    const uint64_t first = StampOf(saving->name, path, at, 0), last = StampOf(saving->name, path, at, 1);
-    Write(run, first, last);
-    digest = Mix(Mix(digest, first), last);
-    ++at;
-  }
-  saving->contents[path] = digest;
+  const Marks marks = MarksFor(saving->name, path, size);
+  WriteMarks(runs, marks);
+  saving->contents[path] = Digest(marks);
   if (write == 0) return;
   // The stream stays open for a while; meanwhile nothing may take this memory away, unless it is told so.
   *use = world_.oracle().BeginUse({runs.begin(), runs.end()});

@@ -50,6 +50,11 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     NextSave();
   }
   bool last_save_committed() const { return last_save_committed_; }
+  // Looks once more at everything that it maps, also when it is dead: another process may have inherited
+  // that.
+  void ReadMapped();
+  // Segments of the living daemon that it maps in a session that lives, with their sizes.
+  void AddMapped(std::map<int64_t, int64_t>* segments) const;
 
  private:
   struct File {
@@ -81,6 +86,13 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   struct Located {
     int64_t sequence = 0;
     std::vector<LocatedPart> parts;
+  };
+  // What it maps for as long as it likes, whatever became of its lease, its session and its daemon.
+  struct Mapped {
+    SessionId session;
+    int64_t daemon;
+    Located located;
+    std::map<int64_t, int64_t> bytes;  // By segment.
   };
   enum class Phase { kBegin, kExtend, kCopy, kSeal, kWait, kDone };
   struct Saving {
@@ -121,6 +133,8 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void LeaseGiven(const std::string& lease, int64_t sequence);
   void Locate(std::string lease, int64_t sequence);
   void ReadLocated(const std::string& lease);
+  void Read(const Located& located);
+  void MapForGood(const Located& located, std::map<int64_t, int64_t> bytes);
   void CloseLease(std::string lease);
   void CloseLeases();
   void Gone();
@@ -155,7 +169,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   bool acted_ = false;  // A Begin or Resume was answered.
   bool last_save_ = false, last_save_committed_ = false;
   int connection_ = 0;  // Counts; what was asked over an earlier one is not answered.
-  SessionId session_ = 0;
+  SessionId session_ = 0, lost_session_ = 0;
   int64_t daemon_ = 0;
   std::string root_;
   int64_t attempt_ = 0;
@@ -166,8 +180,9 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   std::map<int64_t, std::shared_ptr<Mapping>> mapped_;
   std::vector<std::string> leases_;
   std::map<std::string, Located> located_;  // By lease.
-  std::set<std::string> resuming_leases_;   // Not read from memory any more once the rank says that it has
-  std::set<std::string> read_over_;         // read them: then they are here.
+  std::vector<Mapped> mapped_for_good_;
+  std::set<std::string> resuming_leases_;  // Not read from memory any more once the rank says that it has
+  std::set<std::string> read_over_;        // read them: then they are here.
   int opening_ = 0;
 };
 

@@ -18,6 +18,8 @@ constexpr Duration kTick = milliseconds(50);
 // Once no fault happens any more, nothing waits for longer: a save's patience (20 s to be admitted, 40 s to
 // be sealed), a hung disk (30 s), and some of it one after the other.
 constexpr Duration kPatience = seconds(300);
+// A disk may hang (30 s) under each of what a prefetch asks of it: open, read, mark.
+constexpr Duration kPrefetchPatience = seconds(120);
 constexpr int64_t kMostSteps = 2'000'000;  // Of one case.
 
 }  // namespace
@@ -66,6 +68,9 @@ World::World(const Plan& plan, bool trace) : plan_(plan), tracing_(trace), rando
                                                &oracle_));
     oracle_.SetKept(run, plan_.kept);
     runs_by_path_[absl::StrCat("/root", run)] = run;
+    for (int i = 0; i < plan_.foreign; ++i)
+      disks_[run]->AddForeign(absl::StrCat("step_", i),
+                              schedule_.clock().UnixMicros() - 1'000'000 * (10 - i));
   }
 }
 
@@ -131,6 +136,8 @@ void World::KillDaemon(Duration pause, bool locked) {
   oracle_.LeasesOver();  // What the disk is doing in the engine's last moment may be to empty trash.
   engine_.reset();
   pool_.reset();
+  read_ahead_.clear();
+  now_in_memory_.clear();
   --daemon_;
   oracle_.DaemonGone();
   for (const auto& trainer : Living()) trainer->DaemonGone();
@@ -198,6 +205,90 @@ void World::LaunchJob(int run, uint64_t how, std::shared_ptr<Launch> again) {
     trainers_.push_back(std::make_shared<Trainer>(this, launch, rank, absl::StrCat("p", trainers_.size())));
     trainers_.back()->Start();
   }
+}
+
+std::vector<std::string> World::TagsOf(const std::string& run_name) {
+  v1::ListCheckpointsRequest request;
+  request.set_parent(run_name);
+  std::vector<std::string> tags;
+  engine_->ListCheckpoints(Caller{0, 0, true}, request,
+                           Expect<v1::ListCheckpointsResponse>("List", [&tags](auto answer) {
+                             if (!answer.ok()) return;
+                             for (const auto& each : answer->checkpoints()) tags.push_back(each.tag());
+                           }));
+  return tags;
+}
+
+// Each tag has one outcome, in order, before the end; and what is said of it is so on disk.
+void World::Adopt(int run, const std::string& run_name, const Operation& operation) {
+  v1::AdoptCheckpointsRequest request;
+  request.set_parent(run_name);
+  request.set_allow_removal(operation.b % 2 == 0);
+  const std::vector<std::string> tags = disks_[run]->ForeignTags();
+  if (operation.b / 2 % 3 == 0) {
+    request.add_tags("step_0");
+    if (!tags.empty()) request.add_tags(tags[operation.b / 8 % tags.size()]);
+  }
+  if (operation.b / 512 % 2 == 0 && !tags.empty() && !plan_.small_disk) {  // It is written anew meanwhile.
+    schedule_.After(random_.Spread(milliseconds(1), seconds(1)),
+                    [this, run, tag = tags[operation.b / 1024 % tags.size()]] {
+                      if (disks_[run]->IsForeign(tag))
+                        disks_[run]->AddForeign(tag, schedule_.clock().UnixMicros());
+                    });
+  }
+  struct Told {
+    int outcomes = 0, count = 0;
+    bool ended = false, listens = true;
+    Reply<bool> end;
+  };
+  auto told = std::make_shared<Told>();
+  const int listens_to = operation.b / 64 % 4 == 0 ? 2 : 1000;
+  told->end = Expect<bool>("AdoptCheckpoints", [this, told = told.get()](absl::StatusOr<bool> ended) {
+    if (ended.ok() && told->outcomes != told->count)
+      oracle_.Violated(absl::StrCat("an adoption ends well, and tells of ", told->outcomes, " of ",
+                                    told->count, " checkpoints"));
+  });
+  engine_->AdoptCheckpoints(
+      Caller{0, 0, true}, request,
+      [this, run, told, listens_to](const v1::AdoptCheckpointsResponse& event) {
+        if (told->ended || !told->listens) oracle_.Violated("an adoption tells of something after its end");
+        if (event.outcome() == v1::ADOPT_OUTCOME_UNSPECIFIED) return true;
+        Trace("  ", event.tag(), ": ", v1::AdoptOutcome_Name(event.outcome()), " ", event.error().reason());
+        Count(absl::StrCat("adopt ", v1::AdoptOutcome_Name(event.outcome()), " ", event.error().reason()));
+        told->count = event.count();
+        if (event.index() != ++told->outcomes)
+          oracle_.Violated("an adoption tells of its checkpoints out of order");
+        const bool foreign = disks_[run]->IsForeign(event.tag());
+        if (event.outcome() == v1::ADOPTED &&
+            (foreign || !disks_[run]->Holds(event.tag(), event.checkpoint().sequence())))
+          oracle_.Violated(absl::StrCat(event.tag(), " is said to be adopted, and is not on disk"));
+        told->listens = told->outcomes < listens_to;
+        return told->listens;
+      },
+      [told](const absl::Status& status) {
+        told->ended = true;
+        told->end(status.ok() ? absl::StatusOr<bool>(true) : absl::StatusOr<bool>(status));
+      });
+}
+
+void World::Prefetch(int run, const std::string& name, bool then_open, uint64_t by) {
+  const Instant asked = schedule_.clock().Now();
+  engine_->Prefetch(
+      Caller{0, 0, true}, name,
+      Expect<v1::Checkpoint>(absl::StrCat("Prefetch ", name), [this, run, asked, then_open,
+                                                               by](absl::StatusOr<v1::Checkpoint> read) {
+        if (schedule_.clock().Now() > asked + kPrefetchPatience)
+          oracle_.Violated("a prefetch is answered long after everything that it waits for");
+        if (!read.ok()) return Count(absl::StrCat("not read ahead: ", ReasonOf(read.status())));
+        Count("read ahead");
+        now_in_memory_.emplace_back(run, *read);
+        read_ahead_.emplace(run, read->sequence());
+        if (!then_open) return;
+        schedule_.After(microseconds(10), [this, run, by, tag = read->tag()] {
+          const auto living = Living(run);
+          if (!living.empty() && engine_ != nullptr) living[by % living.size()]->Open(tag);
+        });
+      }));
 }
 
 void World::Do(const Operation& operation) {
@@ -290,19 +381,32 @@ void World::Do(const Operation& operation) {
     case Act::kPin:
     case Act::kUnpin: {
       if (!up || run_name.empty()) return;
-      v1::ListCheckpointsRequest request;
-      request.set_parent(run_name);
-      std::vector<std::string> tags;
-      engine_->ListCheckpoints(Caller{0, 0, true}, request,
-                               Expect<v1::ListCheckpointsResponse>("List", [&tags](auto answer) {
-                                 if (!answer.ok()) return;
-                                 for (const auto& each : answer->checkpoints()) tags.push_back(each.tag());
-                               }));
+      const std::vector<std::string> tags = TagsOf(run_name);
       if (tags.empty()) return;
       engine_->SetPinned(Caller{0, 0, true}, name(tags[operation.b % tags.size()]),
                          operation.act == Act::kPin, Expect<v1::Checkpoint>("SetPinned", [](auto) {}));
       return;
     }
+    case Act::kPrefetch: {
+      if (!up || run_name.empty()) return;
+      const std::vector<std::string> tags = TagsOf(run_name);
+      const bool latest = tags.empty() || operation.b % 2 == 0;
+      return Prefetch(run, name(latest ? "latest" : tags[operation.b / 2 % tags.size()]),
+                      operation.b / 64 % 2 == 0, operation.a);
+    }
+    case Act::kForeign: {
+      if (plan_.small_disk) return;  // Who was admitted has its room.
+      const bool in_the_way = operation.b % 5 == 0;
+      const std::string tag =
+          absl::StrCat(in_the_way ? "again" : "step_", operation.b / 5 % (in_the_way ? 3 : 6));
+      const seconds age = seconds(operation.b / 64 % 2 == 0 ? 0 : operation.b / 128 % 60);
+      return disks_[run]->AddForeign(tag, schedule_.clock().UnixMicros() - age / microseconds(1));
+    }
+    case Act::kAdopt:
+      if (up && !run_name.empty()) Adopt(run, run_name, operation);
+      return;
+    case Act::kRot:
+      return disks_[run]->Rot(operation.b);
     case Act::kHang:
       disks_[run]->HangUntil(schedule_.clock().Now() + milliseconds(operation.b % 30000));
       return;
@@ -319,6 +423,61 @@ void World::Do(const Operation& operation) {
 
 // ---- what must hold
 
+std::optional<v1::Checkpoint> World::Known(int run, const std::string& tag) {
+  const auto name = run_names_.find(run);
+  if (name == run_names_.end()) return std::nullopt;
+  v1::GetCheckpointRequest request;
+  request.set_name(absl::StrCat(name->second, "/checkpoints/", tag));
+  std::optional<v1::Checkpoint> known;
+  engine_->GetCheckpoint(Caller{0, 0, true}, request, [&known](absl::StatusOr<v1::Checkpoint> answer) {
+    if (answer.ok()) known = *std::move(answer);
+  });
+  return known;
+}
+
+int64_t World::Opened() const {
+  int64_t opened = 0;
+  for (const auto& disk : disks_) opened += disk->opened();
+  return opened;
+}
+
+// A step in which a checkpoint was opened and memory is in use that was not: a prefetch has reserved it.
+// (A reader asks for it in a step of its own.)
+void World::CheckReadAhead(const PoolUsage& usage) {
+  const int64_t taken = usage.used_bytes - usage_.used_bytes;
+  if (Opened() != opened_ && taken > 0) {
+    Count("reserved to read ahead");
+    if (usage.lent_bytes != usage_.lent_bytes)
+      oracle_.Violated("what is read ahead takes memory that is lent to trainers");
+    if (usage.total_bytes - usage.used_bytes < taken)
+      oracle_.Violated("what is read ahead leaves no memory for a save of its size");
+    if (taken > pool_->resident_limit_bytes())
+      oracle_.Violated("what is read ahead is more than copies may have");
+  }
+  if (usage.resident_bytes > pool_->resident_limit_bytes())
+    oracle_.Violated("copies have more memory than they may");
+  for (const auto& [run, said] : std::exchange(now_in_memory_, {})) {
+    const auto known = Known(run, said.tag());
+    if (known && known->sequence() == said.sequence() && disks_[run]->HasBytes(said.tag()) &&
+        !known->resident())
+      oracle_.Violated(absl::StrCat(said.tag(), " of run ", run, " is said to be in memory, and is not"));
+  }
+}
+
+void World::CheckDamageIsMarked() {
+  for (const Oracle::Found& found : oracle_.TakeFound()) {
+    Count("damage read");
+    const auto known = Known(found.run, found.tag);
+    if (!known || known->sequence() != found.sequence || known->has_damage()) continue;
+    const v1::Status status = engine_->GetStatus(Caller{0, 0, true});
+    for (const v1::Run& run : status.runs()) {
+      if (run.name() == run_names_.at(found.run) && !run.read_only())
+        oracle_.Violated(
+            absl::StrCat(found.tag, " of run ", found.run, " was found to be damaged, and is not marked"));
+    }
+  }
+}
+
 void World::Check() {
   if (engine_ == nullptr) return;
   oracle_.EndStep();
@@ -330,6 +489,10 @@ void World::Check() {
                                   " idle, ", usage.resident_bytes, " copies, ", usage.ready_bytes,
                                   " ready of ", usage.total_bytes));
   }
+  if (usage.used_bytes < MappedBytes())
+    oracle_.Violated("what a reader maps whose session lives is not counted as used");
+  CheckReadAhead(usage);
+  CheckDamageIsMarked();
   for (const auto& [run, run_name] : run_names_) {
     v1::GetCheckpointRequest request;
     request.set_name(absl::StrCat(run_name, "/checkpoints/latest"));
@@ -347,6 +510,15 @@ void World::Check() {
   }
 }
 
+// Of the sessions that live: what they map is in use for as long as they do.
+int64_t World::MappedBytes() const {
+  std::map<int64_t, int64_t> segments;
+  for (const auto& trainer : trainers_) trainer->AddMapped(&segments);
+  int64_t bytes = 0;
+  for (const auto& segment : segments) bytes += segment.second;
+  return bytes;
+}
+
 bool World::Quiet() {
   if (engine_ == nullptr || starting_ || !pending_.empty()) return false;
   for (const auto& trainer : trainers_) {
@@ -356,7 +528,7 @@ bool World::Quiet() {
   for (const v1::Run& run : status.runs()) {
     if (!run.in_flight().empty() || run.read_only() || run.trash_bytes() > 0) return false;
   }
-  return pool_->usage().used_bytes == 0;
+  return pool_->usage().used_bytes == MappedBytes();
 }
 
 std::string World::WhatGoesOn() {
@@ -381,6 +553,8 @@ bool World::RunUntil(Duration until, bool may_be_quiet) {
   schedule_.After(std::max(Duration::zero(), until - schedule_.elapsed()), [&reached] { reached = true; });
   while (!reached && oracle_.violation().empty()) {
     in_tick_ = false;
+    opened_ = Opened();
+    usage_ = pool_ == nullptr ? PoolUsage() : pool_->usage();
     schedule_.RunNext();
     if (!in_tick_) {
       ++result_.steps;
@@ -446,6 +620,7 @@ Result World::Run() {
     schedule_.After(operation.at, [this, &operation] { Do(operation); });
   RunUntil(plan_.length, false);
   if (oracle_.violation().empty()) End();
+  for (const auto& trainer : trainers_) trainer->ReadMapped();
   result_.violation = oracle_.violation();
   return std::move(result_);
 }

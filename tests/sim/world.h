@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "daemon/engine/engine.h"
@@ -54,6 +57,8 @@ class World : public EngineObserver {
   SessionId NewSession() { return ++sessions_; }
   RootAttachment Attachment(int run);
   void Count(const std::string& what) { ++result_.counts[what]; }
+  // The daemon said that it has read it into memory.
+  bool IsReadAhead(int run, int64_t sequence) const { return read_ahead_.contains({run, sequence}); }
   template <typename... Words>
   void Trace(const Words&... words);
 
@@ -77,11 +82,19 @@ class World : public EngineObserver {
   struct Expected;
 
   void Do(const Operation& operation);
+  std::vector<std::string> TagsOf(const std::string& run_name);
   void LaunchJob(int run, uint64_t how, std::shared_ptr<Launch> again);
   void StartDaemon();
   void KillDaemon(Duration pause, bool locked);
   void Tick(int64_t daemon);
+  void Adopt(int run, const std::string& run_name, const Operation& operation);
+  void Prefetch(int run, const std::string& name, bool then_open, uint64_t by);
   void Check();
+  int64_t Opened() const;
+  void CheckReadAhead(const PoolUsage& usage);
+  void CheckDamageIsMarked();
+  std::optional<v1::Checkpoint> Known(int run, const std::string& tag);
+  int64_t MappedBytes() const;
   bool Quiet();
   std::string WhatGoesOn();
   bool RunUntil(Duration until, bool may_be_quiet);
@@ -108,7 +121,11 @@ class World : public EngineObserver {
   std::vector<std::shared_ptr<Trainer>> trainers_;
   std::map<int64_t, Pending> pending_;  // Replies.
   int64_t next_pending_ = 0;
-  std::vector<SegmentMemory> graveyard_;  // Freed too early: kept, so that the case can end in words.
+  std::vector<SegmentMemory> graveyard_;          // Freed too early: kept, so that the case can end in words.
+  std::set<std::pair<int, int64_t>> read_ahead_;  // Run, sequence; by this daemon.
+  std::vector<std::pair<int, v1::Checkpoint>> now_in_memory_;  // As was said in this step.
+  int64_t opened_ = 0;  // Checkpoints, and what the pool was like, before the step.
+  PoolUsage usage_;
   std::map<std::string, int> runs_by_path_;
   std::map<int, std::string> run_names_;
   bool in_tick_ = false;
