@@ -114,8 +114,8 @@ struct OpenOptions {
   bool strict = false;  // Rather an error than a damaged checkpoint, or an older one in its place.
   // For who looks at a checkpoint while others on this machine train: reading gives way to them. It computes
   // only where nothing else wants the core (SCHED_IDLE), and the disk takes its reads behind all others where
-  // its scheduler has an idle class. Where every core is busy it may take very long. No matter where the
-  // daemon reads.
+  // its scheduler has an idle class. Where every core is busy it may take very long. What the daemon reads
+  // for this process is read as ever.
   bool background = false;
 };
 

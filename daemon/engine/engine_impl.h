@@ -267,8 +267,8 @@ struct Run {
   std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
   std::shared_ptr<Adoption> adoption;        // Under way; null: none is.
   std::set<std::string> unsynced;  // Foreign tags of which a sync failed, so that no second one is believed.
-  std::multiset<int64_t>
-      deciding;                    // What attempts are to resume from, once that is on disk: left alone, too.
+  // To be resumed from once that is on disk: retention leaves these alone, too.
+  std::multiset<int64_t> deciding;
   std::multiset<int64_t> pinning;  // Pins on their way to disk: retention leaves these alone already.
   bool Pinned(const std::pair<const int64_t, CommittedCheckpoint>& entry) const {
     return entry.second.pinned || pinning.contains(entry.first);
