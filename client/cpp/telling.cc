@@ -20,9 +20,9 @@ uint64_t* Telling::Begin(int64_t size) {
   total_ += size;
   reading_ = true;
   if (idle_) changed_.Signal();
-  if (thread_.joinable() || over_ || gone_) return &done_;
+  if (thread_ != nullptr || over_ || gone_) return &done_;
   try {
-    thread_ = std::thread([this] { Run(); });
+    thread_ = std::make_unique<std::thread>([this] { Run(); });
   } catch (const std::system_error&) {
     gone_ = true;  // No more threads may be made here: reading goes on untold.
   }
@@ -70,14 +70,18 @@ void Telling::Run() {
 }
 
 void Telling::Finish() {
-  if (!thread_.joinable()) return;
-  if (getpid() != pid_) return thread_.detach();  // A forked child has no such thread.
+  if (thread_ == nullptr) return;
+  if (getpid() != pid_) {  // A forked child has no such thread to wait for or to let go.
+    (void)thread_.release();
+    return;
+  }
   {
     MutexLock lock(mutex_);
     over_ = true;
     changed_.Signal();
   }
-  thread_.join();
+  thread_->join();
+  thread_.reset();
   int64_t done = 0, total = 0;
   {
     MutexLock lock(mutex_);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -44,7 +45,7 @@ class Telling {
   const Duration every_;
   const pid_t pid_;
   uint64_t done_ = 0;  // Of this reading; atomic.
-  std::thread thread_;
+  std::unique_ptr<std::thread> thread_;  // Null until the first reading.
   Mutex mutex_;
   CondVar changed_;
   Instant next_ ABSL_GUARDED_BY(mutex_);

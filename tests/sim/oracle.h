@@ -73,15 +73,16 @@ class Oracle {
   // A rank says that it is damaged; and hears that all ranks have read theirs.
   void Damaged(int run, int64_t sequence) { runs_[run].damaged.insert(sequence); }
   void Agreed(int run, int64_t attempt, int64_t sequence);
-  // A read found a wrong checksum, which the engine hears in this step; and what it then has to have marked.
+  // A read found a wrong checksum, which the engine hears in this step; and what it then has to have marked:
+  // unless the root waits for a scan, when nobody knows what is where.
   struct Found {
     int run;
     std::string tag;
     int64_t sequence;
   };
-  void DamageFound(int run, const std::string& tag, int64_t sequence) {
+  void DamageFound(int run, const std::string& tag, int64_t sequence, bool waits_for_scan) {
     Damaged(run, sequence);
-    found_.push_back({run, tag, sequence});
+    if (!waits_for_scan) found_.push_back({run, tag, sequence});
   }
   std::vector<Found> TakeFound() { return std::exchange(found_, {}); }
   // It is marked as damaged: only what somebody has found to be.

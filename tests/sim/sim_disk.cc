@@ -604,19 +604,19 @@ void SimRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
 void SimRootIo::ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t, int64_t,
                          Callback<absl::Status> done) {
   const bool fails = Hits(disk_->faults_.open);
-  disk_->schedule_->After(disk_->Latency(microseconds(100), milliseconds(200)),
-                          [this, fails, path = std::move(path), reader = std::move(reader),
-                           done = std::move(done), alive = std::weak_ptr<char>(alive_)]() mutable {
-                            const absl::Status read =
-                                fails ? Eio("reading back")
-                                      : static_cast<const SimReader&>(*reader).Check(path);
-                            const storage::v1::ManifestSummary summary = reader->manifest().summary;
-                            reader.reset();
-                            if (alive.expired()) return;
-                            if (absl::IsDataLoss(read) && !fails)
-                              disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence());
-                            done(read);
-                          });
+  disk_->schedule_->After(
+      disk_->Latency(microseconds(100), milliseconds(200)),
+      [this, fails, path = std::move(path), reader = std::move(reader), done = std::move(done),
+       alive = std::weak_ptr<char>(alive_)]() mutable {
+        const absl::Status read =
+            fails ? Eio("reading back") : static_cast<const SimReader&>(*reader).Check(path);
+        const storage::v1::ManifestSummary summary = reader->manifest().summary;
+        reader.reset();
+        if (alive.expired()) return;
+        if (absl::IsDataLoss(read) && !fails)
+          disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence(), latched_);
+        done(read);
+      });
 }
 
 void SimRootIo::ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<FileTarget> files,
@@ -639,7 +639,7 @@ void SimRootIo::ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<
       Callback<absl::Status>([this, summary, rotten, use, done = std::move(done)](absl::Status read) mutable {
         disk_->oracle_->EndUse(use);
         read_uses_.erase(use);
-        if (*rotten) disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence());
+        if (*rotten) disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence(), latched_);
         done(std::move(read));
       }),
       [this, rotten, reader = std::move(reader), files = std::move(files)]() mutable -> absl::Status {

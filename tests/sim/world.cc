@@ -528,7 +528,9 @@ bool World::Quiet() {
   for (const v1::Run& run : status.runs()) {
     if (!run.in_flight().empty() || run.read_only() || run.trash_bytes() > 0) return false;
   }
-  return pool_->usage().used_bytes == MappedBytes();
+  // Of what is mapped the whole copy is in use, also memory of it in which no file lies.
+  const int64_t used = pool_->usage().used_bytes, mapped = MappedBytes();
+  return mapped == 0 ? used == 0 : used >= mapped;
 }
 
 std::string World::WhatGoesOn() {
@@ -544,7 +546,7 @@ std::string World::WhatGoesOn() {
     if (run.read_only()) absl::StrAppend(&words, "; read-only: ", run.path());
     if (run.trash_bytes() > 0) absl::StrAppend(&words, "; in trash of ", run.path(), ": ", run.trash_bytes());
   }
-  return absl::StrCat(words, "; memory in use: ", pool_->usage().used_bytes);
+  return absl::StrCat(words, "; memory in use: ", pool_->usage().used_bytes, ", mapped: ", MappedBytes());
 }
 
 // Until nothing is due before `until`, something is violated, or (if it may) all is quiet.
