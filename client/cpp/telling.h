@@ -44,7 +44,7 @@ class Telling {
   const Tell tell_;
   const Duration every_;
   const pid_t pid_;
-  uint64_t done_ = 0;  // Of this reading; atomic.
+  uint64_t done_ = 0;                    // Of this reading; atomic.
   std::unique_ptr<std::thread> thread_;  // Null until the first reading.
   Mutex mutex_;
   CondVar changed_;
