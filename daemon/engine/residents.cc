@@ -233,11 +233,14 @@ void Engine::Impl::LetMap(SessionId session, const Resident& resident, const std
   const bool final =
       std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return resident.parts.at(rank).checked; });
   if (!sessions_.contains(session) || !final || !LeavesRoom(resident, true)) return done(false);
-  if (!mapped_[session].contains(resident.copy)) {
-    if (!pool_->Hold(resident.copy, session)) return done(false);
-    mapped_[session].insert(resident.copy);
-  }
-  pool_->Retire(resident.copy, std::move(done));
+  if (!pool_->Hold(resident.copy, session)) return done(false);
+  pool_->Retire(
+      resident.copy, [this, session, copy = resident.copy, done = std::move(done)](bool may) mutable {
+        // The first time it may, this stays held until the session ends.
+        const bool stays = may && sessions_.contains(session) && mapped_[session].insert(copy).second;
+        if (!stays) pool_->Unhold(copy, session);
+        done(may);
+      });
 }
 
 }  // namespace ckptd

@@ -127,6 +127,31 @@ TEST_F(ResidentsTest, NothingIsMappedThatItsWriterCouldChange) {
   EXPECT_FALSE(located.get().may_map());
 }
 
+TEST_F(ResidentsTest, WhatMayNotBeMappedAfterAllIsNotHeldForIt) {
+  const auto sessions = Launch("a", 2);
+  SaveAll(sessions, "one", 1);
+  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  End({sessions[0]});  // And rank 1 lives, and could write to its part of the copy.
+  const SessionId reader = Trainer("reader");
+  Attach(reader);
+  const auto opened = Open(reader, "one");
+  v1::LocateFilesRequest request;
+  request.set_lease(opened.get().lease());
+  request.set_path("rank0.pt");
+  request.set_map(true);
+  Answer<v1::LocateFilesResponse> located;
+  engine_->LocateFiles(As(reader), request, located.reply());
+  Turn([&] { return located.has(); });
+  EXPECT_THAT(located.get().parts(), SizeIs(1));
+  EXPECT_FALSE(located.get().may_map());
+  v1::CloseCheckpointRequest close;
+  close.set_lease(opened.get().lease());
+  Answer<v1::CloseCheckpointResponse> closed;
+  engine_->CloseCheckpoint(As(reader), close, closed.reply());
+  Turn([&] { return closed.has(); });
+  EXPECT_EQ(UsedSegments(), 0) << "until its session ends";
+}
+
 // Else it would have to wait until the reader ends.
 TEST_F(ResidentsTest, NothingIsMappedThatASaveWouldMissEvenByOneThatResumes) {
   const auto sessions = Launch("a", 2);

@@ -476,10 +476,12 @@ void SegmentPool::Impl::Unhold(ReservationId id, SessionId reader) {
 void SegmentPool::Impl::Retire(ReservationId id, absl::AnyInvocable<void(bool)> done) {
   auto found = reservations_.find(id);
   if (found == reservations_.end() || found->second.holds == 0) return done(false);
+  const bool written = std::any_of(found->second.drawn.begin(), found->second.drawn.end(),
+                                   [this](SegmentId segment) { return !segments_.at(segment).orphan; });
+  if (written) return done(false);  // Its session may write it.
   std::vector<SegmentId> kept;
   for (SegmentId segment_id : found->second.drawn) {
     Segment& segment = segments_.at(segment_id);
-    if (!segment.orphan) return done(false);  // Its session may write it.
     segment.memory.Retire();
     if (segment.kept) kept.push_back(segment_id);
   }
