@@ -258,6 +258,7 @@ void LocalLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::St
   Find(attempt)->set_resume_agreed(true);
   Persist([this, attempt, stands, gone, answer = std::move(answer)](absl::Status saved) mutable {
     if (!stands()) return answer(gone());
+    if (!saved.ok()) Find(attempt)->set_resume_agreed(false);  // Else the next write would remember it.
     if (!saved.ok()) return answer(Annotate(saved, "remembering that every rank has read its part"));
     agreed_.insert(attempt);
     answer(absl::OkStatus());

@@ -323,6 +323,19 @@ TEST_F(LocalLedgerTest, AgreementIsRememberedBeforeTheAnswerAndEndsWithTheDecisi
   EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
 }
 
+TEST_F(LocalLedgerTest, NextWriteDoesNotRememberAnAgreementThatFailed) {
+  const int64_t attempt = *Join(0, "a", "a0");
+  ASSERT_TRUE(Activate(attempt).ok());
+  ASSERT_TRUE(Resume(attempt, "two", 2).ok());
+  save_error_ = ErrnoError(EIO, "writing");
+  ASSERT_EQ(ReasonOf(Agree(attempt, 2)), "IO_ERROR");
+  save_error_ = absl::OkStatus();
+  ledger_->RecordOutcome({}, [](absl::Status) {});
+  EXPECT_FALSE(saved_.launches(0).resume_agreed());
+  Start(saved_);
+  EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
+}
+
 TEST_F(LocalLedgerTest, AgreementOnWhatWasRejectedMeanwhileIsNone) {
   const int64_t attempt = *Join(0, "a", "a0");
   ASSERT_TRUE(Activate(attempt).ok());
