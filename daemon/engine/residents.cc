@@ -218,7 +218,9 @@ void Engine::Impl::GiveLocated(Run* run, int64_t sequence, const v1::LocateFiles
       placement.set_size_bytes(file.size_bytes());
     }
   }
-  if (!request.map() || !there || ranks.empty()) return reply(std::move(response));
+  const bool has_memory = std::any_of(response.parts().begin(), response.parts().end(),
+                                      [](const v1::ResidentPart& part) { return part.segments_size() > 0; });
+  if (!request.map() || !has_memory) return reply(std::move(response));
   LetMap(held->second.session, resident->second, ranks,
          [response = std::move(response), reply = std::move(reply)](bool may) mutable {
            response.set_may_map(may);

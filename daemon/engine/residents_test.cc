@@ -127,6 +127,34 @@ TEST_F(ResidentsTest, NothingIsMappedThatItsWriterCouldChange) {
   EXPECT_FALSE(located.get().may_map());
 }
 
+TEST_F(ResidentsTest, ReaderThatMapsNoMemoryHoldsNone) {
+  const auto sessions = Launch("a", 2);
+  SaveAll(sessions, "warm", 1);
+  const auto full = BeginOf(0, "one", 2, 100);
+  auto empty = BeginOf(1, "one", 2, 0);
+  const auto begun = Begin(sessions[0], full), begun_empty = Begin(sessions[1], empty);
+  Turn([&] { return begun.has() && begun_empty.has(); });
+  Seal(sessions[0], full);
+  Seal(sessions[1], empty);
+  Turn([&] { return Tags().front() == "one"; });
+  End(sessions);
+  const SessionId reader = Trainer("reader");
+  Attach(reader);
+  const auto opened = Open(reader, "one");
+  v1::LocateFilesRequest request;
+  request.set_lease(opened.get().lease());
+  request.set_path("rank1.pt");
+  request.set_map(true);
+  Answer<v1::LocateFilesResponse> located;
+  engine_->LocateFiles(As(reader), request, located.reply());
+  Turn([&] { return located.has(); });
+  ASSERT_THAT(located.get().parts(), SizeIs(1));
+  EXPECT_THAT(located.get().parts(0).segments(), IsEmpty());
+  EXPECT_FALSE(located.get().may_map());
+  Close(reader, opened.get().lease());
+  EXPECT_EQ(UsedSegments(), 0) << "the reader has none of the copy's memory";
+}
+
 TEST_F(ResidentsTest, WhatMayNotBeMappedAfterAllIsNotHeldForIt) {
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
