@@ -257,6 +257,7 @@ void Engine::Impl::Finish(Run* run, const v1::FinishResumeRequest& request, Pend
     agreement.finished.clear();
     agreement.failed.clear();
   }
+  if (agreement.writing && !request.failure().empty()) return finish.reply(v1::FinishResumeResponse());
   if (!request.failure().empty()) {
     agreement.finished.erase(finish.rank);
     agreement.failed[finish.rank] = request.failure();
@@ -268,9 +269,11 @@ void Engine::Impl::Finish(Run* run, const v1::FinishResumeRequest& request, Pend
   const bool all = static_cast<int>(agreement.finished.size()) == finish.world_size;
   agreement.waiting.push_back(std::move(finish));
   if (!all) return ExpectAllRanks(run, attempt);
+  if (std::exchange(agreement.writing, true)) return;  // A retry: the same write answers it.
   run->ledger->AgreeResume(attempt, sequence, [this, run, attempt, sequence](absl::Status agreed) {
     const auto over = run->agreements.find(attempt);
     if (over == run->agreements.end() || over->second.sequence != sequence) return;
+    over->second.writing = false;
     AnswerFinishes(run, attempt, agreed);
     if (agreed.ok()) MakeWayForSaves(run, sequence);
     Retain(run);  // It may have been all that kept a victim.
@@ -282,6 +285,7 @@ void Engine::Impl::ExpectAllRanks(Run* run, int64_t attempt) {
   const auto found = run->agreements.find(attempt);
   if (found == run->agreements.end() || found->second.waiting.empty()) return;
   const Agreement& agreement = found->second;
+  if (agreement.writing) return;
   if (!agreement.failed.empty()) {
     const auto& [rank, why] = *agreement.failed.begin();
     return FailAgreement(
@@ -295,8 +299,10 @@ void Engine::Impl::ExpectAllRanks(Run* run, int64_t attempt) {
 }
 
 void Engine::Impl::FailAgreement(Run* run, int64_t attempt, const absl::Status& error) {
-  if (const auto found = run->agreements.find(attempt); found != run->agreements.end())
+  if (const auto found = run->agreements.find(attempt); found != run->agreements.end()) {
     found->second.finished.clear();
+    found->second.writing = false;
+  }
   AnswerFinishes(run, attempt, error);
 }
 
@@ -327,8 +333,12 @@ void Engine::Impl::FailAgreements(Run* run, int64_t sequence) {
   }
 }
 
+// A rank whose wait has expired is told to resume again, so it does not count any more: else the others could
+// agree without it, and retention could remove what it is about to read. Once all ranks have finished, only
+// the write decides: an agreement that is on disk cannot be taken back.
 void Engine::Impl::ExpireFinishes(Run* run, Instant now) {
   for (auto& [attempt, agreement] : run->agreements) {
+    if (agreement.writing) continue;
     std::vector<PendingFinish> over;
     for (auto finish = agreement.waiting.begin(); finish != agreement.waiting.end();) {
       if (now < finish->deadline) {
@@ -347,6 +357,12 @@ void Engine::Impl::ExpireFinishes(Run* run, Instant now) {
                              absl::StrCat("ranks ", JoinRanks(missing), " have not finished reading ",
                                           agreement.tag, " in time"),
                              {{"tag", agreement.tag}, {"ranks", JoinRanks(missing)}}));
+    }
+    for (const PendingFinish& finish : over) {
+      const bool retried =
+          std::any_of(agreement.waiting.begin(), agreement.waiting.end(),
+                      [&finish](const PendingFinish& other) { return other.rank == finish.rank; });
+      if (!retried) agreement.finished.erase(finish.rank);
     }
   }
 }

@@ -231,6 +231,69 @@ TEST_F(AgreementTest, TheDeadlineNamesTheRanksThatAreMissing) {
   EXPECT_EQ(DetailsOf(waiting.status()).at("ranks"), "1,2");
 }
 
+TEST_F(AgreementTest, RankThatWasToldOfItsDeadlineCountsOnlyWhenItFinishesAgain) {
+  const auto ranks = Restarted();
+  for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
+  const auto late = Finish(ranks[0], 0, "two");
+  Pass(std::chrono::seconds(101));
+  ASSERT_EQ(late.reason(), "RESUME_INCOMPLETE");
+  const auto waiting = Finish(ranks[1], 1, "two");
+  EXPECT_FALSE(waiting.has()) << "rank 0 was told that there is no agreement, and resumes again";
+  ASSERT_EQ(ResumedFrom(ranks[0], 0), "two");
+  EXPECT_TRUE(Finish(ranks[0], 0, "two").status().ok());
+  EXPECT_TRUE(waiting.status().ok()) << waiting.status();
+}
+
+TEST_F(AgreementTest, RetriedFinishKeepsTheRankCountedWhenTheFirstCallsDeadlinePasses) {
+  const auto ranks = Restarted();
+  for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
+  const auto first = Finish(ranks[0], 0, "two");
+  Pass(std::chrono::seconds(50));
+  const auto retry = Finish(ranks[0], 0, "two");
+  Pass(std::chrono::seconds(51));
+  ASSERT_EQ(first.reason(), "RESUME_INCOMPLETE");
+  ASSERT_FALSE(retry.has());
+  EXPECT_TRUE(Finish(ranks[1], 1, "two").status().ok());
+  EXPECT_TRUE(retry.status().ok()) << retry.status();
+}
+
+TEST_F(AgreementTest, RankThatResumesAgainCountsOnlyWhenItFinishesAgain) {
+  const auto ranks = Restarted();
+  for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
+  const auto unheard = Finish(ranks[0], 0, "two");
+  engine_->SessionClosed(ranks[0], "connection lost");
+  const SessionId back = Trainer("b/0");
+  ASSERT_TRUE(Join(back, 0, 2, "b").status().ok());
+  ASSERT_EQ(ResumedFrom(back, 0), "two");
+  const auto waiting = Finish(ranks[1], 1, "two");
+  EXPECT_FALSE(waiting.has()) << "rank 0 reads it once more";
+  EXPECT_TRUE(Finish(back, 0, "two").status().ok());
+  EXPECT_TRUE(waiting.status().ok()) << waiting.status();
+}
+
+TEST_F(AgreementTest, NothingButTheDiskDecidesOnceAllRanksHaveFinished) {
+  const auto ranks = Restarted(3);
+  for (int rank : {0, 1, 2}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
+  const auto first = Finish(ranks[0], 0, "two"), second = Finish(ranks[2], 2, "two");
+  ios_[1]->held.insert("SaveRunRecord");
+  const auto last = Finish(ranks[1], 1, "two");
+  Pass(std::chrono::seconds(101));
+  EXPECT_FALSE(first.has()) << "no rank is missing: " << first.status();
+  engine_->SessionClosed(ranks[2], "killed");
+  EXPECT_EQ(second.reason(), "SESSION_LOST");
+  EXPECT_FALSE(first.has() || last.has()) << "rank 2 had read its part";
+  auto failed = FinishOf(1, "two");
+  failed.set_failure("too late");
+  EXPECT_TRUE(Finish(ranks[1], failed).status().ok());
+  const auto retry = Finish(ranks[0], 0, "two");
+  EXPECT_FALSE(first.has() || last.has() || retry.has());
+  ios_[1]->Free();
+  Turn();
+  EXPECT_TRUE(first.status().ok()) << first.status();
+  EXPECT_TRUE(last.status().ok()) << last.status();
+  EXPECT_TRUE(retry.status().ok()) << retry.status();
+}
+
 TEST_F(AgreementTest, ANewAttemptEndsTheWaitOfTheOld) {
   const auto ranks = Restarted();
   ASSERT_EQ(ResumedFrom(ranks[0], 0), "two");

@@ -211,6 +211,7 @@ struct Agreement {
   std::map<int, std::string> failed;  // Ranks that could not, and why, until they resume again.
   std::set<int> lost;                 // Ranks whose session has ended, until they join again.
   std::vector<PendingFinish> waiting;
+  bool writing = false;  // All ranks have finished, and the ledger writes that down: nothing else ends it.
 };
 
 struct Adoption;  // adopt.cc

@@ -57,8 +57,10 @@ void Engine::Impl::ContinueResumes(Run* run) {
 
 void Engine::Impl::AnswerResume(Run* run, PendingResume pending) {
   const int64_t attempt = pending.attempt;
-  if (auto agreement = run->agreements.find(attempt); agreement != run->agreements.end())
+  if (auto agreement = run->agreements.find(attempt); agreement != run->agreements.end()) {
     agreement->second.failed.erase(pending.rank);
+    if (!agreement->second.writing) agreement->second.finished.erase(pending.rank);  // It reads it once more.
+  }
   const auto decided = run->ledger->DecidedResume(attempt);
   if (decided && IsDamaged(*run, decided->sequence)) run->ledger->RejectResume(attempt, decided->sequence);
   Ledger::ResumeChoice newest;
