@@ -177,6 +177,11 @@ void Trainer::Join() {
           if (saving->phase == Phase::kBegin) saving->seal_sent = false;
           Think(saving);
         }
+        // A client repeats its FinishResume over a new connection; some give up and resume again.
+        if (finishing_ != 0 && random_.Percent(80)) {
+          resuming_ = true;
+          return Later(random_.Spread(microseconds(50), seconds(1)), &Trainer::FinishResume, finishing_);
+        }
         // Some ask again over a new connection, as if the answer had been lost.
         if (resumed_ && launch_->resumes && random_.Percent(30)) {
           asks_again_ = true;
@@ -217,6 +222,8 @@ void Trainer::Resume() {
             world_.Count("resume fenced");
             return Kill();
           }
+          // It has said that it had read it, and the others have agreed since: the process ends.
+          if (reason == "NO_CHECKPOINT" && finishing_ != 0) return Kill();
           if (reason == "NO_CHECKPOINT" &&
               asks_again_) {  // It has had its time: the attempt has committed since.
             resumed_ = true;
@@ -231,6 +238,7 @@ void Trainer::Resume() {
         }
         world_.oracle().ActedOk(launch_->run, attempt_, before, "Resume");
         acted_ = true;
+        finishing_ = 0;
         world_.oracle().Resumed(launch_->run, attempt_, answer->checkpoint().sequence(),
                                 answer->checkpoint().tag());
         world_.Count(answer->has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");
@@ -256,8 +264,9 @@ void Trainer::FinishResume(int64_t sequence) {
   request.set_rank(rank_);
   request.set_sequence(sequence);
   request.mutable_timeout()->set_seconds(random_.Percent(30) ? 1 : 10);
-  const bool damaged = !world_.ending() && random_.Percent(world_.plan().damage);
-  const bool fails = !damaged && !world_.ending() && random_.Percent(3);
+  const bool repeated = std::exchange(finishing_, sequence) != 0;
+  const bool damaged = !repeated && !world_.ending() && random_.Percent(world_.plan().damage);
+  const bool fails = !repeated && !damaged && !world_.ending() && random_.Percent(3);
   if (damaged) {
     request.mutable_damage()->set_message("as planned");
     world_.oracle().Damaged(launch_->run, sequence);
@@ -277,6 +286,7 @@ void Trainer::FinishResume(int64_t sequence) {
                        : fails ? " failed"
                                : ""),
           [this, sequence, damaged, fails](absl::StatusOr<v1::FinishResumeResponse> answer) {
+            finishing_ = 0;
             if (answer.ok() && !damaged && !fails) {
               world_.oracle().Agreed(launch_->run, attempt_, sequence);
               world_.Count("agreed");
@@ -329,6 +339,8 @@ void Trainer::Locate(std::string lease, int64_t sequence) {
         for (const v1::ResidentPart& part : answer->parts()) {
           for (const v1::Segment& segment : part.segments()) bytes[segment.id()] = segment.size_bytes();
         }
+        world_.Trace("  ", answer->parts_size(), " parts in ", bytes.size(), " segments",
+                     answer->may_map() ? ", which it may map" : "");
         if (std::find(leases_.begin(), leases_.end(), lease) == leases_.end() || read_over_.contains(lease)) {
           if (answer->may_map()) MapForGood(located, std::move(bytes));  // It comes too late to be read.
           return;

@@ -175,6 +175,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   int64_t attempt_ = 0;
   bool joined_ = false, resumed_ = false, resuming_ = false, asks_again_ = false;
   int failed_resumes_ = 0;
+  int64_t finishing_ = 0;  // The sequence of a FinishResume that was sent and not answered; 0: none.
   int saves_ = 0;
   std::vector<SavingPtr> savings_;  // Under way.
   std::map<int64_t, std::shared_ptr<Mapping>> mapped_;
