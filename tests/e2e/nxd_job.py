@@ -18,6 +18,9 @@ SHAPES = {
 }
 
 
+EXPERTS = {"up": ((4, 3), torch.bfloat16), "down": ((2, 9), torch.float32)}  # Of each expert-parallel rank.
+
+
 def values(shape, dtype, *key):
     """The same for the same key, on every rank. With bits that arithmetic would lose."""
     generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
@@ -27,11 +30,66 @@ def values(shape, dtype, *key):
     return made
 
 
-def topology(rank, tp=1, pp=1, dp=1, strided=False):
+def topology(rank, tp=1, pp=1, dp=1, strided=False, ep=1):
     """Coordinates in NxD's order, tp fastest; strided: as tp=4 on trn1, where neighbours are of one dp group."""
     if strided:
         return Topology(rank // dp, tp, 0, 1, rank % dp, dp)
+    if ep > 1:
+        where = rank // tp % dp
+        return Topology(
+            rank % tp, tp, rank // (tp * dp), pp, where, dp, 0, 1, where % ep, ep, where // ep, dp // ep
+        )
     return Topology(rank % tp, tp, rank // (tp * dp), pp, rank // tp % dp, dp)
+
+
+class Far(torch.Tensor):
+    """A tensor on a device "xla", whose only way to the CPU is a copy of it."""
+
+    copies = []  # Bytes of each.
+
+    @staticmethod
+    def __new__(cls, near):
+        made = torch.Tensor._make_wrapper_subclass(cls, near.shape, dtype=near.dtype, device="xla")
+        made.near = near
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].near)
+        if function is torch.ops.aten._to_copy.default:
+            cls.copies.append(args[0].nbytes)
+            return args[0].near.clone()
+        if function is torch.ops.aten.zero_.default:
+            args[0].near.zero_()
+            return args[0]
+        raise NotImplementedError(f"{function} on a far tensor")
+
+
+def far(state):
+    """The state on the device "xla", marks and all."""
+    if isinstance(state, torch.Tensor):
+        made = Far(state.detach())
+        made.__dict__.update({name: mark for name, mark in state.__dict__.items() if name == "expert_model_parallel"})
+        return made
+    if isinstance(state, dict):
+        return {key: far(value) for key, value in state.items()}
+    return state
+
+
+class Experts(torch.nn.Module):
+    """This expert-parallel rank's experts, marked in states as NxD's own module marks them."""
+
+    def __init__(self, step, where):
+        super().__init__()
+        for name, (shape, dtype) in EXPERTS.items():
+            key = (step, where.tp_rank, where.pp_rank, where.ep_rank, name)
+            self.register_parameter(name, torch.nn.Parameter(values(shape, dtype, *key)))
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in EXPERTS:
+            destination[prefix + name].expert_model_parallel = True
 
 
 class Model(torch.nn.Module):
@@ -50,6 +108,8 @@ class Model(torch.nn.Module):
             )
         self.head = torch.nn.Module()
         self.head.weight = self.embed.weight
+        if where.ep_size > 1:
+            self.experts = Experts(step, where)
         self.register_buffer("count", torch.tensor(step))
         self.register_buffer("scale", values((5,), torch.float32, step, where.tp_rank, where.pp_rank, "scale"))
 
@@ -98,6 +158,14 @@ class NeuronZero1Optimizer:
             }
             made["shape_info"][number] = list(shape)
             made["sharded_master_weights"][number] = self._piece(values(shape, dtype, *key).float())
+        if where.ep_size > 1:
+            made["ep_param_id_offset"] = made["ep_base_state_offset"] = made["ep_shape_info_offset"] = len(self._names)
+            for number, (name, (shape, _)) in enumerate(EXPERTS.items(), start=len(self._names)):
+                key = (step, where.tp_rank, where.pp_rank, where.ep_rank, name)
+                piece = shard(values(shape, torch.float32, *key, "exp_avg"), where.edp_rank, where.edp_size)
+                piece.expert_model_parallel = True
+                made["base_state"][number] = {"step": torch.tensor(float(step)), "exp_avg": piece}
+                made["shape_info"][number] = list(shape)
         return made
 
     def state_dict(self):
@@ -155,11 +223,15 @@ def optimizer_for(model, step, where, zero1):
     return NeuronZero1Optimizer(model, step, where) if zero1 else adamw(model, step)
 
 
-def save(nxd, root, step, where, zero1, **more):
-    """Saves, and spoils everything that was saved, at once."""
+def save(nxd, root, step, where, zero1, on_far=False, **more):
+    """Saves, and spoils everything that was saved, at once. on_far: the states are on a far device."""
     model, scheduler, content = Model(step, where), Scheduler(step), {"step": step, "seen": [step]}
     optimizer = optimizer_for(model, step, where, zero1)
-    nxd.save_checkpoint(root, f"step_{step}", model, optimizer, scheduler, content, **more)
+    saved = [model, optimizer]
+    if on_far:
+        saved = [far(dict(model.state_dict())), far(optimizer.state_dict())]
+        more["zero1_optimizer"] = zero1
+    nxd.save_checkpoint(root, f"step_{step}", *saved, scheduler, content, **more)
     content["seen"].append("later")
     scheduler.state["last_epoch"] = "later"
     with torch.no_grad():

@@ -44,8 +44,9 @@ def launch(daemon, folder, root):
 WAYS = list(itertools.product([False, True], repeat=3))  # use_xser, async_save, ZeRO-1
 
 
-def save(step, use_xser, async_save, zero1, root="root"):
-    return f"nxd_job.save(nxd, {root}, {step}, where, {zero1}, use_xser={use_xser}, async_save={async_save})"
+def save(step, use_xser, async_save, zero1, root="root", on_far=False):
+    ways = f"use_xser={use_xser}, async_save={async_save}, on_far={on_far}"
+    return f"nxd_job.save(nxd, {root}, {step}, where, {zero1}, {ways})"
 
 
 def wrong(step, zero1, tag=True, root="root"):
@@ -89,6 +90,23 @@ def test_what_was_saved_comes_back_bit_for_bit_after_all_trainers_were_killed(la
     for step, zero1 in steps.items():
         assert together(second, wrong(step, zero1)) == [[]] * world, f"step {step}"
     assert tags(root) == [f"step_{step}" for step in reversed(steps)]
+
+
+@pytest.mark.parametrize(
+    "shape, on_far",
+    [("dp=4, ep=2", False), ("dp=4, ep=2", True), ("tp=2, dp=2", True)],
+    ids=["experts", "experts on a far device", "far device"],
+)
+def test_every_layout_with_experts_and_from_a_far_device_comes_back_bit_for_bit(launch, root, shape, on_far):
+    ranks = launch("a", 4, shape)
+    ready(ranks)
+    steps = {}
+    for step, (use_xser, async_save, zero1) in enumerate(WAYS, start=1):
+        together(ranks, save(step, use_xser, async_save, zero1, on_far=on_far))
+        steps[step] = zero1
+    together(ranks, "nxd.finalize_checkpoint()")
+    for step, zero1 in steps.items():
+        assert together(ranks, wrong(step, zero1)) == [[]] * 4, f"step {step}: {WAYS[step - 1]}"
 
 
 def test_trainers_killed_while_a_tag_is_overwritten_leave_the_old_one_whole(launch, root):

@@ -11,6 +11,9 @@ import torch
 from ckptd import _values
 from ckptd._late import Late
 from ckptd.nxd import _loading, _parts, _sources
+from nxd_job import Far
+
+__all__ = ["Far", "frameworks", "load_rank", "read_as_torch_xla", "save_rank", "torch_save", "write", "xser_as_torch_xla"]
 
 
 def write(folder, name, value):
@@ -69,9 +72,9 @@ def frameworks():
                 sys.modules[name] = module
 
 
-def xser_as_torch_xla(root, name, state, info=True, list_bug=False):
+def xser_as_torch_xla(root, name, state, info=True, list_bug=False, shared=True):
     """A state as torch_xla writes it, and NxD over it: references by tid, depth first. list_bug: tensors in lists as NxD leaves
-    them; info=False: as releases up to 0.6.0.
+    them; info=False: as releases up to 0.6.0; shared=False: without the files of what all experts share.
     """
     with frameworks() as (reference, internal):
         tensors = []
@@ -93,10 +96,11 @@ def xser_as_torch_xla(root, name, state, info=True, list_bug=False):
 
         torch_save(root, name, walk(state, False))
     for tid, (tensor, _) in enumerate(tensors):
-        torch_save(root, f"{name}.tensors/tensor_{tid}.pt", tensor)
+        if shared or hasattr(tensor, "expert_model_parallel"):
+            torch_save(root, f"{name}.tensors/tensor_{tid}.pt", tensor)
     if info:
         said = {
-            tid: {"dtype": t.dtype, "shape": t.shape, "expert_model_parallel": False}
+            tid: {"dtype": t.dtype, "shape": t.shape, "expert_model_parallel": hasattr(t, "expert_model_parallel")}
             for tid, (t, in_list) in enumerate(tensors)
             if not (in_list and list_bug)
         }
@@ -118,24 +122,3 @@ def read_as_torch_xla(root, name):
             return value
 
         return walk(state)
-
-
-class Far(torch.Tensor):
-    """A tensor on a device "xla", whose only way to the CPU is a copy of it."""
-
-    copies = []  # Bytes of each.
-
-    @staticmethod
-    def __new__(cls, near):
-        made = torch.Tensor._make_wrapper_subclass(cls, near.shape, dtype=near.dtype, device="xla")
-        made.near = near
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, function, kinds, args=(), kwargs=None):
-        if function is torch.ops.aten.detach.default:
-            return cls(args[0].near)
-        if function is torch.ops.aten._to_copy.default:
-            cls.copies.append(args[0].nbytes)
-            return args[0].near.clone()
-        raise NotImplementedError(f"{function} on a far tensor")

@@ -6,6 +6,7 @@ import os
 import types
 
 import ckptd
+import ckptd.nxd as nxd
 import nxd_job
 import pytest
 import torch
@@ -215,7 +216,23 @@ def test_tags_without_done_files_and_hidden_folders_are_no_checkpoints(tmp_path)
     (tmp_path / "done").write_text("1")
     tag(tmp_path, "whole", 1)
     assert found(tmp_path) == ["whole"]
-    assert not _foreign.is_finished(str(tmp_path), "begun")
+    assert not _foreign.may_be_loaded(str(tmp_path), "begun") and _foreign.may_be_loaded(str(tmp_path), "whole")
+    assert not _foreign.may_be_loaded(str(tmp_path), "nowhere") and not _foreign.may_be_loaded(str(tmp_path), "done")
+    os.symlink("nowhere", tmp_path / "half_deleted/checkpoint")  # There, whatever it points to.
+    assert not _foreign.may_be_loaded(str(tmp_path), "half_deleted")
+
+
+def test_weights_that_nxds_converter_wrote_without_markers_are_loaded_by_their_name_alone(tmp_path):
+    torch_save(tmp_path, f"pretrained_weight/{MODEL}", model_state())
+    model = nxd_job.Model(0, ALONE)
+    assert nxd.load_checkpoint(tmp_path, tag="pretrained_weight", model=model) is None
+    assert nxd_job.model_differences(model, 4, ALONE) == []
+    assert not nxd.has_checkpoint(tmp_path)
+    with pytest.raises(nxd.NoCheckpoint, match="no checkpoint under directory"):
+        nxd.load_checkpoint(tmp_path, model=model)
+    (tmp_path / "pretrained_weight/checkpoint").write_text("1")  # Now it is a save that was not finished.
+    with pytest.raises(nxd.NoCheckpoint, match="it has no `done`"):
+        nxd.load_checkpoint(tmp_path, tag="pretrained_weight", model=model)
     assert found(tmp_path / "nowhere") == []
 
 
@@ -239,7 +256,7 @@ def test_newer_tag_of_nxd_beside_ours_is_named_in_the_log(tmp_path, caplog):
         files = (MODEL,)
         info = types.SimpleNamespace(time=types.SimpleNamespace(timestamp=lambda: 1_900_000_000.0))
 
-        def load(self, name, into):
+        def load(self, name, safe_globals, into):
             into["a"].fill_(1)
 
     target = {"a": torch.zeros(1)}

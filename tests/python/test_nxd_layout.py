@@ -1,10 +1,13 @@
 """What a rank writes, and that everybody else reads it: torch, torch_xla's loader as NxD uses it, and ckptd.nxd's own."""
 
 import io
+import itertools
 import os
 import pickletools
+import warnings
 import zipfile
 from argparse import Namespace
+from dataclasses import replace
 
 import ckptd
 import nxd_job
@@ -145,6 +148,73 @@ def test_expert_ranks_write_files_of_their_own(tmp_path):
     names = sorted(os.listdir(tmp_path / "t/model"))
     assert names == [f"dp_rank_00_ep_rank_{ep:02d}_tp_rank_00_pp_rank_00.pt" for ep in range(2)]
     assert torch.load(tmp_path / "t/model" / names[1], weights_only=True)["e"][0] == 1
+
+
+LAYOUTS = list(itertools.product([dict(tp=2, dp=2), dict(dp=4, ep=2)], [False, True], [False, True], [False, True]))
+
+
+@pytest.mark.parametrize("shape, use_xser, zero1, on_far", LAYOUTS)
+@pytest.mark.parametrize("kind", ["module", "dict", "pipelined"])
+def test_every_layout_that_is_accepted_comes_back_and_names_no_class_of_tensors(
+    tmp_path, recwarn, shape, use_xser, zero1, on_far, kind
+):
+    world = [replace(nxd_job.topology(rank, **shape), rank=rank, world_size=4) for rank in range(4)]
+    for where in world:
+        model = nxd_job.Model(3, where)
+        optimizer = nxd_job.optimizer_for(model, 3, where, zero1)
+        if kind != "module" or on_far:
+            model = dict(model.state_dict())
+        if on_far:
+            model, optimizer = nxd_job.far(model), nxd_job.far(optimizer.state_dict())
+        if kind == "pipelined":
+            model = Namespace(local_state_dict=lambda model=model: model)
+        wanted = dict(model=model, optimizer=optimizer, scheduler=nxd_job.Scheduler(3), user_content={"step": 3})
+        save_rank(tmp_path, "t", where, use_xser=use_xser, zero1_optimizer=zero1, **wanted)
+    for path in tmp_path.glob("t/**/*.pt"):
+        assert b"_rebuild_from_type_v2" not in path.read_bytes(), path
+    assert not [warning for warning in recwarn if "is going to hold" in str(warning.message)]
+    for where in world:
+        model = nxd_job.Model(0, where)
+        optimizer = nxd_job.optimizer_for(model, 0, where, zero1)
+        target = dict(model.state_dict()) if kind == "dict" else model
+        assert load_rank(tmp_path, "t", where, model=target, optimizer=optimizer) == {"step": 3}
+        assert nxd_job.differences(dict(target) if kind == "dict" else dict(model.state_dict()), dict(nxd_job.Model(3, where).state_dict())) == []
+        expected = nxd_job.optimizer_for(nxd_job.Model(3, where), 3, where, zero1).state_dict()
+        assert nxd_job.differences(optimizer.state_dict()["state"], expected["state"]) == []
+        assert nxd_job.differences(optimizer.state_dict().get("base_state"), expected.get("base_state")) == []
+
+
+@pytest.mark.parametrize("on_far", [False, True])
+def test_marks_of_experts_are_beside_the_tensors_as_nxd_reads_them(tmp_path, on_far):
+    where = nxd_job.topology(1, dp=2, ep=2)
+    state = nxd_job.Model(3, where).state_dict()
+    assert state["experts.up"].expert_model_parallel  # As NxD's module leaves it.
+    save_rank(tmp_path, "t", where, model=nxd_job.far(dict(state)) if on_far else dict(state), use_xser=True)
+    name = "model/dp_rank_00_ep_rank_01_tp_rank_00_pp_rank_00.pt"
+    info = torch.load(tmp_path / f"t/{name}.info.pt", weights_only=True)
+    experts = [key.startswith("experts.") for key in state]
+    assert [info[tid]["expert_model_parallel"] for tid in sorted(info)] == experts and any(experts)
+
+
+@pytest.mark.parametrize("use_xser", [False, True])
+def test_saving_what_loading_refuses_is_a_warning_that_names_it(tmp_path, use_xser):
+    where = Topology(rank=0, world_size=1)
+    state = {"schedule": Namespace(lr=1), "sparse": torch.eye(2).to_sparse()}
+    name = "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"
+    with pytest.warns(ckptd.UnsafeGlobalsWarning, match=f"{name} is going to hold a?r?g?.*argparse.Namespace, torch.sparse_coo"):
+        save_rank(tmp_path, "t", where, optimizer=state, use_xser=use_xser)
+    with pytest.raises(ckptd.Refused, match="argparse.Namespace"):
+        load_rank(tmp_path, "t", where, optimizer={})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trust = Settings(safe_globals=(Namespace,)).trust()
+        save_rank(tmp_path, "u", where, optimizer={"schedule": state["schedule"]}, use_xser=True, classes=trust.states)
+        save_rank(tmp_path, "v", where, optimizer=state, use_xser=True, classes=Settings(weights_only=False).trust().states)
+    target = {}
+    load_rank(tmp_path, "u", where, trust=trust, optimizer=target)
+    assert target["schedule"].lr == 1
+    load_rank(tmp_path, "v", where, trust=Settings(weights_only=False).trust(), optimizer=target)
+    assert torch.equal(target["sparse"].to_dense(), torch.eye(2))
 
 
 def test_context_parallel_ranks_with_zero1_are_refused_and_without_it_one_writes(tmp_path):

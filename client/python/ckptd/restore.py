@@ -191,23 +191,32 @@ class Checkpoint:
     ) -> Any:
         import torch
 
+        from ckptd import _scripts
+
         allowed: Any = (
             torch.serialization.safe_globals(list(safe_globals)) if safe_globals else contextlib.nullcontext()
         )
+
+        def refuse(why: str, what_to_do: str) -> errors.Refused:
+            return errors.Refused(
+                f"{name} of {self.tag} holds what weights_only=True refuses ({why}): {what_to_do}load it with "
+                "weights_only=False if you trust the file",
+                reason="UNSAFE_GLOBALS",
+                tag=self.tag,
+                path=name,
+            )
+
         file.seek(0)
         with file.buffered() as reader, allowed:
+            if weights_only:
+                reader = _scripts.checked(reader, lambda kind: refuse(kind, ""))
             try:
                 return torch.load(reader, map_location=map_location, weights_only=weights_only)
             except pickle.UnpicklingError as error:
                 if not weights_only or file.fault is not None:
                     raise
-                raise errors.Refused(
-                    f"{name} of {self.tag} holds what weights_only=True refuses ({str(error).splitlines()[0]}): name its classes "
-                    "in safe_globals=[...], or load it with weights_only=False if you trust the file",
-                    reason="UNSAFE_GLOBALS",
-                    tag=self.tag,
-                    path=name,
-                ) from error
+                why = str(error).splitlines()[0]
+                raise refuse(why, "name its classes in safe_globals=[...], or ") from error
 
     def close(self) -> None:
         """Gives the checkpoint back to retention; one of run.resume() when every rank does so, see above."""

@@ -104,6 +104,7 @@ def save_checkpoint(
         use_xser,
         zero1_optimizer,
         avoid_saving_lower_precision_weights,
+        process.settings.trust().states,
     )
     _parts.check(process.topology(), wanted)
     process.finish()
@@ -124,7 +125,8 @@ def load_checkpoint(
 
     tag: None is the latest, the same on every rank; where one rank finds it damaged, all of them load the next older one.
     NoCheckpoint, a RuntimeError, when there is none. Also what NxD itself has saved is loaded: by its tag, or, where ckptd has no
-    checkpoint, the latest by NxD's rule. num_workers is accepted and not needed.
+    checkpoint, the latest by NxD's rule. By its tag, weights that NxD's converter has written without markers are loaded, too.
+    num_workers is accepted and not needed.
     """
     root = _local(path)
     targets = _loading.Targets(model, optimizer, scheduler, strict)
@@ -177,7 +179,7 @@ def finalize_checkpoint() -> None:
 
 def _load_tag(root: str, tag: str, targets: _loading.Targets) -> Any:
     if not _foreign.is_ours(root, tag):
-        if not _foreign.is_finished(root, tag):
+        if not _foreign.may_be_loaded(root, tag):
             raise _nothing(root, tag)
         return _load_foreign(root, tag, targets)
     job = process.job(root)

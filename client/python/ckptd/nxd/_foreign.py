@@ -26,8 +26,13 @@ def any_finished(root: str) -> bool:
     return bool(_with_marker(root))
 
 
-def is_finished(root: str, tag: str) -> bool:
-    return os.path.exists(os.path.join(root, tag, _names.DONE))
+def may_be_loaded(root: str, tag: str) -> bool:
+    """Whether a tag can be loaded by its name. A save that was begun must be finished. A folder with neither marker is one of
+    NxD's converter (scripts/checkpoint_converter.py), which writes none: such weights are never the latest.
+    """
+    folder = os.path.join(root, tag)
+    finished = os.path.exists(os.path.join(folder, _names.DONE))
+    return finished or (is_there(root, tag) and not os.path.lexists(os.path.join(folder, _names.BEGUN)))
 
 
 def is_there(root: str, tag: str) -> bool:

@@ -82,13 +82,13 @@ def _load_model(source: Source, topology: Topology, targets: Targets, classes: C
     model = targets.model
     into = _own_tensors(model)
     if not _xser.is_xser(source, name):
-        if into is None or not source.load_into(name, into):
+        if into is None or not source.load_into(name, into, classes):
             _put(model, source.load(name, classes), targets.strict)
         return {}
     references = source.load(name, classes)
-    if into is not None and _load_each(source, name, references, into):
+    if into is not None and _load_each(source, name, references, into, classes):
         return {}
-    state = _xser.resolve_from(source, name, references)
+    state = _xser.resolve_from(source, name, references, classes)
     missing = _xser.absent(state)
     if not missing:
         _put(model, state, targets.strict)
@@ -205,7 +205,9 @@ def _loads_plainly(module: Any) -> bool:
     )
 
 
-def _load_each(source: Source, name: str, references: Any, into: "Dict[str, Any]") -> bool:
+def _load_each(
+    source: Source, name: str, references: Any, into: "Dict[str, Any]", classes: Classes
+) -> bool:
     """Tensor by tensor into where it belongs; False, and nothing is changed, where that does not fit or is not known."""
     info_name = _names.info(name)
     if (
@@ -214,7 +216,7 @@ def _load_each(source: Source, name: str, references: Any, into: "Dict[str, Any]
         or references.keys() != into.keys()
     ):
         return False
-    info = source.load(info_name, Classes())
+    info = source.load(info_name, classes)
     for key, reference in references.items():
         known = info.get(getattr(reference, "tid", None))
         target = into[key]
@@ -227,9 +229,9 @@ def _load_each(source: Source, name: str, references: Any, into: "Dict[str, Any]
             return False
     for key, reference in references.items():
         path = _xser.file_of(source, name, reference.tid)
-        if not source.load_into(path, into[key]):
+        if not source.load_into(path, into[key], classes):
             with torch.no_grad():
-                into[key].copy_(source.load(path, Classes()))
+                into[key].copy_(source.load(path, classes))
     return True
 
 

@@ -8,6 +8,7 @@ from ckptd._late import Late
 from ckptd._values import Torch
 from ckptd.errors import UnsafeGlobalsWarning
 from ckptd.nxd import _names, _pickles, _states
+from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
 
 _MARKER = b"1"
@@ -23,6 +24,7 @@ class Wanted(NamedTuple):
     use_xser: bool = False
     zero1_optimizer: bool = False
     avoid_saving_lower_precision_weights: bool = False
+    classes: Classes = Classes()  # What load_checkpoint() of this process allows.
 
 
 def check(topology: Topology, wanted: Wanted) -> None:
@@ -46,15 +48,13 @@ def files(topology: Topology, wanted: Wanted, late: Late) -> "Iterator[Tuple[str
             covered = _states.covered_by_master_weights(wanted.model, wanted.optimizer, state)
         settled = _states.settled(state, late)
         if _states.is_zero1(wanted.optimizer, wanted.zero1_optimizer):
-            yield from _state_files(_names.zero1(topology), settled, late, wanted.use_xser, (0, 1))
+            yield from _state_files(_names.zero1(topology), settled, late, wanted, (0, 1))
         else:
-            yield from _state_files(
-                _names.optimizer(topology), settled, late, wanted.use_xser, topology.replica
-            )
+            yield from _state_files(_names.optimizer(topology), settled, late, wanted, topology.replica)
     if wanted.model is not None:
         settled = _states.settled(_states.of_model(wanted.model), late)
         yield from _state_files(
-            _names.model(topology), settled, late, wanted.use_xser, topology.replica, covered or frozenset()
+            _names.model(topology), settled, late, wanted, topology.replica, covered or frozenset()
         )
     if topology.rank == 0:
         if wanted.scheduler is not None:
@@ -67,24 +67,37 @@ def files(topology: Topology, wanted: Wanted, late: Late) -> "Iterator[Tuple[str
 
 def _state_files(
     name: str,
-    state: Any,
+    settled: _states.Settled,
     late: Late,
-    use_xser: bool,
+    wanted: Wanted,
     replica: Tuple[int, int],
     left_out: AbstractSet[str] = frozenset(),
 ) -> "Iterator[Tuple[str, Any]]":
     number, count = replica
-    if not use_xser:
+    if number == 0:
+        _warn_of_others(name, settled.others, wanted.classes)
+    if not wanted.use_xser:
         if number == 0:
-            yield name, _torch(state, late)
+            yield name, _torch(settled.state, late)
         return
-    xser = _states.take_out(state)
+    xser = _states.take_out(settled)
     if number == 0:
         yield name, _pickles.image_of_references(xser.references)
         yield _names.info(name), xser.info()
     for tid, writer in enumerate(_states.shares(xser.tensors, count)):
         if writer == number and xser.names[tid] not in left_out:
             yield _names.tensor(name, tid), _torch(xser.tensors[tid], late)
+
+
+def _warn_of_others(name: str, found: AbstractSet[str], classes: Classes) -> None:
+    allowed = {f"{kind.__module__}.{kind.__qualname__}" for kind in classes.more}
+    if classes.anything or found <= allowed:
+        return
+    _torch_writer._warn(
+        f"{name} is going to hold {', '.join(sorted(found - allowed))}, which load_checkpoint() refuses by default: allow it by "
+        "ckptd.nxd.configure(safe_globals=[...]) or configure(weights_only=False), or save plain values instead",
+        UnsafeGlobalsWarning,
+    )
 
 
 def _torch(value: Any, late: Late) -> Torch:

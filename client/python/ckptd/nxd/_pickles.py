@@ -1,6 +1,5 @@
 """Reading pickles with an allow-list of classes, and writing those that name torch_xla's class without having it."""
 
-import _codecs
 import collections
 import io
 import pickle
@@ -9,7 +8,7 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 
 import torch
 
-from ckptd import errors
+from ckptd import _scripts, errors
 
 
 class TensorReference:
@@ -30,50 +29,177 @@ _OURS: Dict[Tuple[str, str], Any] = {
     _REFERENCE: TensorReference,
     ("neuronx_distributed.trainer.checkpoint", "_InternalTensorReference"): InternalTensorReference,
 }
-# No function among them runs anything, whatever its arguments are.
-_ALLOWED: Dict[Tuple[str, str], Any] = {
+
+
+def _bytes_of(text: Any = "", encoding: Any = "latin1") -> bytes:
+    """How protocol 2 writes bytes. Other encodings would import the module of a codec."""
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise pickle.UnpicklingError("bytes that are not made of text by latin1")
+    return text.encode("latin1")
+
+
+def _rebuild(make: "Callable[..., Any]", hooks_at: int) -> "Callable[..., Any]":
+    """`make`, one of torch's functions that make a tensor, without backward hooks: they would be called later."""
+
+    def checked(*args: Any) -> Any:
+        if len(args) > hooks_at and args[hooks_at]:
+            raise pickle.UnpicklingError("a tensor with backward hooks")
+        return make(*args)
+
+    return checked
+
+
+_tensor_v2 = _rebuild(torch._utils._rebuild_tensor_v2, 5)
+_parameter = _rebuild(torch._utils._rebuild_parameter, 2)
+_TENSORS = [_tensor_v2]
+
+
+def _with_attributes(tensor: Any, state: Any) -> Any:
+    """Sets the attributes that a program has put on a tensor, such as NxD's expert_model_parallel. Refuses those that a
+    tensor has of its own: setting one of them could change how it is computed with, or what its memory is.
+    """
+    if isinstance(state, tuple) and len(state) == 2 and not state[1]:
+        state = state[0]
+    if state is not None and not isinstance(state, dict):
+        raise pickle.UnpicklingError(f"the attributes of a tensor are a {type(state).__name__}")
+    for name, value in (state or {}).items():
+        if not isinstance(name, str) or name.startswith("_") or hasattr(torch.nn.Parameter, name):
+            raise pickle.UnpicklingError(f"a tensor whose own attribute {name!r} is set")
+        setattr(tensor, name, value)
+    return tensor
+
+
+def _tensor_of_type(more: "Sequence[Any]") -> "Callable[..., Any]":
+    """What torch._tensor._rebuild_from_type_v2 does, for plain tensors and for the classes `more`."""
+
+    def make(function: Any, kind: Any, args: Any, state: Any) -> Any:
+        if function in _TENSORS and isinstance(args, tuple):
+            if kind is torch.Tensor:
+                return _with_attributes(function(*args), state)
+            if any(kind is one for one in more):
+                return torch._tensor._rebuild_from_type_v2(function, kind, args, state)
+        raise pickle.UnpicklingError("a tensor of another class that is not made as torch makes it")
+
+    return make
+
+
+def _parameter_with_state(data: Any, requires_grad: Any, hooks: Any, state: Any) -> Any:
+    return _with_attributes(_parameter(data, requires_grad, hooks), state)
+
+
+# Functions and classes that may be called. None of them runs anything, whatever its arguments are.
+_CALLED: Dict[Tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("collections", "defaultdict"): collections.defaultdict,
     ("collections", "Counter"): collections.Counter,
-    ("_codecs", "encode"): _codecs.encode,
+    ("_codecs", "encode"): _bytes_of,
     ("torch", "Size"): torch.Size,
     ("torch", "device"): torch.device,
-    ("torch.storage", "UntypedStorage"): torch.UntypedStorage,
-    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): _parameter_with_state,
 }
 for _builtins in ("builtins", "__builtin__"):
     for _kind in (set, frozenset, complex):
-        _ALLOWED[_builtins, _kind.__name__] = _kind
-_rebuild_v3 = getattr(torch._utils, "_rebuild_tensor_v3", None)
-if _rebuild_v3 is not None:
-    _ALLOWED["torch._utils", "_rebuild_tensor_v3"] = _rebuild_v3
+        _CALLED[_builtins, _kind.__name__] = _kind
+if hasattr(torch._utils, "_rebuild_tensor_v3"):
+    _TENSORS.append(_rebuild(torch._utils._rebuild_tensor_v3, 5))
+    _CALLED["torch._utils", "_rebuild_tensor_v3"] = _TENSORS[-1]
+# Classes that files name and never make an instance of. A storage, for one, would take any number for its allocator.
+_NAMED: Dict[Tuple[str, str], Any] = {
+    ("torch", "Tensor"): torch.Tensor,
+    ("torch.storage", "UntypedStorage"): torch.UntypedStorage,
+}
 
 
-def _reader(
-    found: "Callable[[str, str], Any]", refuse: "Callable[[str], Exception]", anything: bool
-) -> SimpleNamespace:
-    """What torch.load takes for a pickle module. found: more classes, or None."""
+def _named(module: str, name: str) -> Any:
+    """A class that a file may name but not call, or None."""
+    found = _NAMED.get((module, name))
+    if found is None and module == "torch" and "." not in name:
+        found = getattr(torch, name, None)
+        storage = name.endswith("Storage") and isinstance(found, type)
+        return found if storage or isinstance(found, torch.dtype) else None
+    return found
+
+
+_PythonUnpickler: Any = pickle._Unpickler
+
+
+def _strict(more: "Dict[Tuple[str, str], Any]", refuse: "Callable[[str], Exception]") -> Any:
+    """An unpickler for files that nobody vouches for. more: what the user allows, which may do all that Python can.
+
+    Python's own (pickle._Unpickler), for it lets each operation be checked. C's would set attributes of whatever is on its
+    stack, of classes and functions, too.
+    """
+    more_allowed = list(more.values())
+    called = {**_CALLED, ("torch._tensor", "_rebuild_from_type_v2"): _tensor_of_type(more_allowed), **more}
+
+    class Unpickler(_PythonUnpickler):  # type: ignore[misc]
+        dispatch = dict(_PythonUnpickler.dispatch)
+
+        def find_class(self, module: str, name: str) -> Any:
+            value = called.get((module, name)) or _OURS.get((module, name)) or _named(module, name)
+            if value is None:
+                raise refuse(f"{module}.{name}")
+            return value
+
+        def _check_called(self, function: Any, allowed: Any) -> None:
+            if not any(function is one for one in (*allowed, *more_allowed)):
+                raise refuse(f"a call of {_name_of(function)}")
+
+        def load_reduce(self) -> None:
+            self._check_called(self.stack[-2], called.values())
+            super().load_reduce()
+
+        def _instantiate(self, kind: Any, args: Any) -> None:
+            self._check_called(kind, called.values())
+            super()._instantiate(kind, args)
+
+        def load_newobj(self) -> None:
+            self._check_called(self.stack[-2], (TensorReference, InternalTensorReference, collections.OrderedDict))
+            super().load_newobj()
+
+        def load_newobj_ex(self) -> None:
+            self._check_called(self.stack[-3], ())
+            super().load_newobj_ex()
+
+        def load_build(self) -> None:
+            state, target = self.stack[-1], self.stack[-2]
+            if any(type(target) is one for one in more_allowed):
+                super().load_build()
+                return
+            if type(target) not in (TensorReference, InternalTensorReference, collections.OrderedDict):
+                raise refuse(f"a state for {_name_of(target)}")
+            if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+                raise pickle.UnpicklingError(f"a {type(target).__name__} whose state is no dict of names")
+            self.stack.pop()
+            target.__dict__.update(state)
+
+        for _code, _load in (
+            (pickle.REDUCE, load_reduce),
+            (pickle.NEWOBJ, load_newobj),
+            (pickle.NEWOBJ_EX, load_newobj_ex),
+            (pickle.BUILD, load_build),
+        ):
+            dispatch[_code[0]] = _load
+
+    return Unpickler
+
+
+def _name_of(value: Any) -> str:
+    kind = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _trusting(more: "Dict[Tuple[str, str], Any]") -> Any:
+    """An unpickler that takes every class there is."""
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
-            value = _OURS.get((module, name)) or _ALLOWED.get((module, name)) or found(module, name)
-            if value is not None:
-                return value
-            if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-                return getattr(torch, name)
-            if module == "torch" and name.endswith("Storage") and isinstance(getattr(torch, name, None), type):
-                return getattr(torch, name)
-            if anything:
-                return super().find_class(module, name)
-            raise refuse(f"{module}.{name}")
+            known = _OURS.get((module, name)) or more.get((module, name))
+            return known if known is not None else super().find_class(module, name)
 
-    def load(file: Any, **options: Any) -> Any:
-        return Unpickler(file, **options).load()
-
-    return SimpleNamespace(
-        Unpickler=Unpickler, load=load, UnpicklingError=pickle.UnpicklingError, __name__="ckptd.nxd"
-    )
+    return Unpickler
 
 
 def load(file: Any, what: str, safe_globals: Sequence[Any] = (), anything: bool = False) -> Any:
@@ -91,7 +217,18 @@ def load(file: Any, what: str, safe_globals: Sequence[Any] = (), anything: bool 
             path=what,
         )
 
-    module = _reader(lambda module, name: more.get((module, name)), refuse, anything)
+    if anything:
+        reader = _trusting(more)
+    else:
+        file = _scripts.checked(file, refuse)
+        reader = _strict(more, refuse)
+
+    def load_one(file: Any, **options: Any) -> Any:
+        return reader(file, **options).load()
+
+    module = SimpleNamespace(
+        Unpickler=reader, load=load_one, UnpicklingError=pickle.UnpicklingError, __name__="ckptd.nxd"
+    )
     return torch.load(file, map_location="cpu", weights_only=False, pickle_module=module)
 
 

@@ -50,7 +50,7 @@ class _Reshard:
         self._before = before
         self._classes = classes
         info = _names.info(_names.zero1(topology, 0))
-        self._info: Dict[int, Any] = source.load(info, Classes()) if info in source.names else {}
+        self._info: Dict[int, Any] = source.load(info, classes) if info in source.names else {}
         self._targets: List[Tuple[Tuple[Any, ...], Any, int]] = []  # Where in the state, this rank's piece, rows.
 
     def run(self) -> Any:
@@ -79,7 +79,7 @@ class _Reshard:
         return self._source.load(_names.zero1(self._topology, old), self._classes)
 
     def _whole(self, old: int, value: Any) -> Any:
-        whole = _xser.resolve_from(self._source, _names.zero1(self._topology, old), value)
+        whole = _xser.resolve_from(self._source, _names.zero1(self._topology, old), value, self._classes)
         missing = _xser.absent(whole)
         if missing:
             self._source.check(missing[0])
@@ -166,7 +166,7 @@ def master_weights(source: Source, topology: Topology, numbers: "List[int]", cla
                     tag=source.tag,
                     path=name,
                 )
-            pieces[number].append(_xser.resolve_from(source, name, weights))
+            pieces[number].append(_xser.resolve_from(source, name, weights, classes))
             for missing in _xser.absent(pieces[number][-1:]):
                 source.check(missing)
     return {number: _joined(pieces[number], shapes.get(number)) for number in numbers}

@@ -29,7 +29,7 @@ class Source:
         with self.file(name) as file:
             return _pickles.load(file, f"{name} of {self.tag}", classes.more, classes.anything)
 
-    def load_into(self, name: str, target: Any) -> bool:
+    def load_into(self, name: str, target: Any, classes: Classes) -> bool:
         """Fills the tensors of `target`, without a second copy; False when it does not fit: then nothing is changed."""
         return False
 
@@ -68,10 +68,10 @@ class Committed(Source):
             with file.buffered() as reader:
                 yield reader
 
-    def load_into(self, name: str, target: Any) -> bool:
+    def load_into(self, name: str, target: Any, classes: Classes) -> bool:
         self.check(name)
         try:
-            self._checkpoint.load(name, into=target)
+            self._checkpoint.load(name, safe_globals=classes.more, into=target)
         except errors.Refused as error:
             if error.reason in ("STATE_MISMATCH", "UNSAFE_GLOBALS"):
                 return False

@@ -1,9 +1,10 @@
 """States of models, optimizers and schedulers, whoever made them: known by what they can do, not by their classes."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 
+from ckptd._into import unusual
 from ckptd._late import Late, is_late
 from ckptd.nxd._pickles import TensorReference
 
@@ -41,17 +42,27 @@ def parameters_of(optimizer: Any) -> "List[Any]":
     return [parameter for group in groups or () for parameter in group["params"]]
 
 
-def settled(state: Any, late: Late) -> Any:
-    """The state as NxD writes it: plain dicts, lists for tuples, and tensors, those of far devices by stand-ins.
+class Settled(NamedTuple):
+    """A state as NxD writes it: plain dicts, lists for tuples, and tensors, those of far devices by stand-ins."""
 
-    What is one object under two names stays one.
-    """
+    state: Any
+    experts: FrozenSet[int]  # id() of each tensor in it that is one expert's. On the tensors, marks would be pickled with them.
+    others: FrozenSet[str]  # Names of the classes in it that are neither tensors nor plain values.
+
+
+def settled(state: Any, late: Late) -> Settled:
+    """What is one object under two names stays one."""
     seen: Dict[int, Tuple[Any, Any]] = {}  # With the object itself, for another one may get a freed one's identity.
+    experts: Set[int] = set()
+    others: Set[str] = set()
 
     def make(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             made = late.stand_in(value) if is_late(value) else value.detach()
-            _keep_mark(value, made)
+            if getattr(value, "expert_model_parallel", False):
+                experts.add(id(made))
+            if unusual(made):
+                others.add(unusual(made))
             return made
         if isinstance(value, dict):
             return {key: walk(item) for key, item in value.items()}
@@ -59,17 +70,20 @@ def settled(state: Any, late: Late) -> Any:
 
     def walk(value: Any) -> Any:
         if not isinstance(value, (torch.Tensor, dict, list, tuple)):
+            if type(value) not in _PLAIN:
+                others.add(f"{type(value).__module__}.{type(value).__qualname__}")
             return value
         if id(value) not in seen:
             seen[id(value)] = value, make(value)
         return seen[id(value)][1]
 
-    return walk(state)
+    walked = walk(state)
+    return Settled(walked, frozenset(experts), frozenset(others))
 
 
-def _keep_mark(tensor: Any, taken: Any) -> None:
-    if getattr(tensor, "expert_model_parallel", False):
-        taken.expert_model_parallel = True
+_PLAIN = frozenset(
+    (type(None), bool, int, float, complex, str, bytes, set, frozenset, torch.dtype, torch.device)
+)  # What load_checkpoint() takes without being told.
 
 
 class Xser(NamedTuple):
@@ -78,21 +92,21 @@ class Xser(NamedTuple):
     references: Any  # It, with a TensorReference in the place of each tensor.
     tensors: List[Any]  # By tid: distinct tensors in the order in which one meets them.
     names: List[str]  # Of each, where it was met first; for the reader of messages.
+    experts: FrozenSet[int]
 
     def info(self) -> Dict[int, Dict[str, Any]]:
         return {
             tid: {
                 "dtype": tensor.dtype,
                 "shape": torch.Size(tensor.shape),
-                "expert_model_parallel": bool(getattr(tensor, "expert_model_parallel", False)),
+                "expert_model_parallel": id(tensor) in self.experts,
             }
             for tid, tensor in enumerate(self.tensors)
         }
 
 
-def take_out(state: Any) -> Xser:
-    """Of a settled() state."""
-    made = Xser(None, [], [])
+def take_out(settled: Settled) -> Xser:
+    made = Xser(None, [], [], settled.experts)
     tids: Dict[int, int] = {}
     containers: Dict[int, Any] = {}
 
@@ -116,7 +130,7 @@ def take_out(state: Any) -> Xser:
                 containers[id(value)] = [walk(item, f"{where}[{number}]") for number, item in enumerate(value)]
         return containers[id(value)]
 
-    return made._replace(references=walk(state, ""))
+    return made._replace(references=walk(settled.state, ""))
 
 
 def bytes_of(tensor: Any) -> int:

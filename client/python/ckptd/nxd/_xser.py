@@ -56,13 +56,13 @@ def file_of(source: Source, name: str, tid: int) -> str:
 
 def load(source: Source, name: str, classes: Classes) -> Any:
     """A whole state, of any layout, with Absent where a tensor's file is missing."""
-    return resolve_from(source, name, source.load(name, classes))
+    return resolve_from(source, name, source.load(name, classes), classes)
 
 
-def resolve_from(source: Source, name: str, state: Any) -> Any:
+def resolve_from(source: Source, name: str, state: Any, classes: Classes) -> Any:
     def tensor(tid: int) -> Any:
         path = file_of(source, name, tid)
-        return source.load(path, Classes()) if path else Absent(_names.tensor(name, tid))
+        return source.load(path, classes) if path else Absent(_names.tensor(name, tid))
 
     return resolve(state, tensor)
 
