@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@ using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 
 constexpr int64_t kMaxPartRecordBytes = int64_t{1} << 30;
+constexpr int kCountedNames = 100'000;
 
 absl::Status CorruptManifest(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST", absl::StrCat("damaged manifest: ", why));
@@ -103,16 +105,33 @@ absl::Status CheckFiles(FileSystem& fs, Handle dir,
 }
 
 absl::StatusOr<int64_t> TreeBytes(FileSystem& fs, Handle dir) {
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(dir));
+  struct Level {
+    ScopedHandle opened;  // Empty: the top of the tree, which is the caller's.
+    Handle handle;
+    std::vector<DirEntry> entries;
+    size_t next = 0;
+  };
+  std::vector<Level> levels;
+  CKPTD_ASSIGN_OR_RETURN(std::vector<DirEntry> top, fs.List(dir));
+  levels.push_back({{}, dir, std::move(top)});
   int64_t bytes = 0;
-  for (const DirEntry& entry : entries) {
-    if (entry.type == FileType::kDirectory) {
-      CKPTD_ASSIGN_OR_RETURN(const ScopedHandle child, OpenScoped(fs, dir, entry.name, OpenMode::kDirectory));
-      CKPTD_ASSIGN_OR_RETURN(const int64_t below, TreeBytes(fs, child.get()));
-      bytes += below;
-    } else if (entry.type == FileType::kRegular) {
-      CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(dir, entry.name));
+  for (int names = 0; !levels.empty() && names < kCountedNames;) {
+    Level& level = levels.back();
+    if (level.next == level.entries.size()) {
+      levels.pop_back();
+      continue;
+    }
+    const DirEntry& entry = level.entries[level.next++];
+    ++names;
+    if (entry.type == FileType::kRegular) {
+      CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(level.handle, entry.name));
       bytes += stat.size;
+    } else if (entry.type == FileType::kDirectory && levels.size() < kMaxOpenLevels) {
+      CKPTD_ASSIGN_OR_RETURN(ScopedHandle child,
+                             OpenScoped(fs, level.handle, entry.name, OpenMode::kDirectory));
+      CKPTD_ASSIGN_OR_RETURN(std::vector<DirEntry> entries, fs.List(child.get()));
+      const Handle handle = child.get();
+      levels.push_back({std::move(child), handle, std::move(entries)});
     }
   }
   return bytes;

@@ -32,7 +32,9 @@ absl::StatusOr<storage::v1::PartRecord> ReadPartRecord(FileSystem& fs, Handle di
 absl::Status CheckFiles(FileSystem& fs, Handle dir,
                         const google::protobuf::RepeatedPtrField<storage::v1::FileRecord>& files);
 
-// Sum of the sizes of all files in a tree.
+// Sum of the sizes of the files in a tree, for counting what removing it will free. Looks at no more than
+// 100,000 names and 32 levels (kMaxOpenLevels, storage/fs/file_system.h) and leaves the rest out: the tree is
+// a user's, who can put more into it than anybody should wait for.
 absl::StatusOr<int64_t> TreeBytes(FileSystem& fs, Handle dir);
 
 // Whether an error says that a name is not there, or that something on the way to it is no directory of ours.

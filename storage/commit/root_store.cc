@@ -26,6 +26,8 @@ using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 using storage::v1::RunRecord;
 
+constexpr int64_t kMostScratchNames = 10'000;
+
 absl::Status NoCheckpoint(const std::string& tag, int64_t sequence) {
   return MakeError(
       absl::StatusCode::kNotFound, "NO_CHECKPOINT",
@@ -145,9 +147,17 @@ absl::Status RootStore::Impl::Start() {
 
 absl::Status RootStore::Impl::Probe() {
   const std::string scratch(kScratchDirectory);
-  const absl::Status removed =
-      RemoveTree(fs_, layout_.node.get(), scratch);  // Of a daemon that died while probing.
-  if (!removed.ok() && !IsMissing(removed)) return Annotate(removed, "removing an old scratch directory");
+  // A daemon that died while probing left a few names. More of them are the user's, and not worth the wait.
+  RemovalBudget budget{.names = kMostScratchNames};
+  const absl::StatusOr<bool> gone = RemoveTreeWithin(fs_, layout_.node.get(), scratch, budget);
+  if (!gone.ok() && !IsMissing(gone.status()))
+    return Annotate(gone.status(), "removing an old scratch directory");
+  if (gone.ok() && !*gone) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNSUITABLE",
+                     absl::StrCat(layout_.node_path, "/", scratch, " holds more than ", kMostScratchNames,
+                                  " files and directories, which ckptd did not make; remove it"),
+                     {{"path", absl::StrCat(layout_.node_path, "/", scratch)}});
+  }
   CKPTD_RETURN_IF_ERROR(fs_.MakeDir(layout_.node.get(), scratch));
   {
     CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir,

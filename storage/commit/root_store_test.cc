@@ -3,8 +3,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -553,6 +555,65 @@ TEST_F(RootStoreTest, TrashOfAnEarlierDaemonIsCounted) {
   EXPECT_GE(store_->trash_bytes(), files_alone);
   EmptyTrash();
   EXPECT_EQ(store_->trash_bytes(), 0);
+}
+
+// Directories nested without end, where their user can put them.
+TEST(DeepRootTest, OpensARootWithDeepDirectoriesInTrashAndInFlightAndRemovesThem) {
+  constexpr int kDepth = 20'000;
+  TemporaryRoot root(TemporaryRoot::On::kMemory);
+  FaultyFileSystem counted(&root.fs());
+  std::unique_ptr<RootStore> store = root.Open();
+  ASSERT_EQ(Save(root.fs(), *store, {"step_10", 1}), Verdict::kCommitted);
+  store.reset();
+  for (const char* place : {"trash/step_3.3.00000000000000aa", "inflight/step_4.4.00000000000000bb"}) {
+    std::filesystem::create_directory(root.node(place));
+    const auto opened = OpenScoped(root.fs(), root.handle(), absl::StrCat(".ckptd/nodes/local/", place),
+                                   OpenMode::kDirectory);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    ASSERT_TRUE(MakeNestedDirectories(opened->get(), kDepth));
+  }
+  int most_open = 0;
+  counted.SetHook([&](const FsCall&) { most_open = std::max(most_open, counted.open_handles()); });
+  store = root.OpenWith(counted);
+  ASSERT_NE(store, nullptr);
+  EXPECT_TRUE(store->committed().contains(1));
+  for (bool more = true; more;) {
+    const absl::StatusOr<bool> step = store->EmptyTrashStep({});
+    ASSERT_TRUE(step.ok()) << step.status();
+    more = *step;
+  }
+  EXPECT_THAT(root.Names(".ckptd/nodes/local/trash"), IsEmpty());
+  EXPECT_THAT(root.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+  EXPECT_LT(most_open, 50) << "directories open at once";
+}
+
+TEST(DeepRootTest, RefusesARootWhoseScratchDirectoryHoldsTooMuch) {
+  TemporaryRoot root(TemporaryRoot::On::kMemory);
+  ASSERT_NE(root.Open(), nullptr);
+  std::filesystem::create_directory(root.node("scratch"));
+  {
+    const auto scratch =
+        OpenScoped(root.fs(), root.handle(), ".ckptd/nodes/local/scratch", OpenMode::kDirectory);
+    ASSERT_TRUE(scratch.ok()) << scratch.status();
+    ASSERT_TRUE(MakeNestedDirectories(scratch->get(), 12'000));
+  }
+  const auto refused = root.TryOpen(root.fs());
+  EXPECT_EQ(ReasonOf(refused.status()), "ROOT_UNSUITABLE");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("scratch"));
+  EXPECT_NE(root.Open(), nullptr) << "the next try removes the rest";
+}
+
+TEST_F(RootStoreTest, LeavesOutOfTheCountWhatLiesTooDeepInTrash) {
+  constexpr int kDeepest =
+      static_cast<int>(kMaxOpenLevels) - 2;  // The tree's top and its `x` are levels, too.
+  std::string deep = ".ckptd/nodes/local/trash/step_3.3.00000000000000aa/x";
+  for (int level = 0; level < kDeepest; ++level) deep += "/d";
+  root_.Write(deep + "/counted", std::string(1000, 'x'));
+  root_.Write(deep + "/d/too_deep", std::string(7, 'x'));
+  Reopen();
+  EXPECT_EQ(store_->trash_bytes(), 1000);
+  EmptyTrash();
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
 }
 
 TEST_F(RootStoreTest, BadTagsNeverReachTheDisk) {

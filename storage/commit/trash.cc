@@ -14,48 +14,7 @@ namespace ckptd {
 namespace {
 
 constexpr int64_t kBytesPerStep = int64_t{1} << 30;
-constexpr int kNamesPerStep = 256;
-
-// What one step may still remove, and what it has.
-struct Budget {
-  int names = kNamesPerStep;
-  int64_t bytes = kBytesPerStep;
-  int64_t removed_bytes = 0;
-  bool spent() const { return names <= 0 || bytes <= 0; }
-};
-
-absl::Status RemoveFile(FileSystem& fs, Handle dir, const DirEntry& entry, Budget& budget) {
-  int64_t size = 0;
-  if (entry.type == FileType::kRegular) {
-    CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(dir, entry.name));
-    size = stat.size;
-  }
-  CKPTD_RETURN_IF_ERROR(fs.Remove(dir, entry.name, entry.type));
-  budget.names -= 1;
-  budget.bytes -= size;
-  budget.removed_bytes += size;
-  return absl::OkStatus();
-}
-
-// Empties `dir`/`name` and removes it, as far as the budget goes. True when it is gone.
-absl::StatusOr<bool> RemoveSome(FileSystem& fs, Handle dir, const std::string& name, Budget& budget) {
-  {
-    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle tree, OpenScoped(fs, dir, name, OpenMode::kDirectory));
-    CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(tree.get()));
-    for (const DirEntry& entry : entries) {
-      if (budget.spent()) return false;
-      if (entry.type != FileType::kDirectory) {
-        CKPTD_RETURN_IF_ERROR(RemoveFile(fs, tree.get(), entry, budget));
-        continue;
-      }
-      CKPTD_ASSIGN_OR_RETURN(const bool gone, RemoveSome(fs, tree.get(), entry.name, budget));
-      if (!gone) return false;
-    }
-  }
-  CKPTD_RETURN_IF_ERROR(fs.Remove(dir, name, FileType::kDirectory));
-  budget.names -= 1;
-  return true;
-}
+constexpr int64_t kNamesPerStep = 256;
 
 }  // namespace
 
@@ -90,8 +49,8 @@ absl::StatusOr<bool> Trash::EmptyStep(const std::vector<int64_t>& keep_sequences
         std::find(keep_sequences.begin(), keep_sequences.end(), entry.sequence) != keep_sequences.end()) {
       continue;
     }
-    Budget budget;
-    const absl::StatusOr<bool> gone = RemoveSome(*fs_, dir_, place->first, budget);
+    RemovalBudget budget{.names = kNamesPerStep, .bytes = kBytesPerStep};
+    const absl::StatusOr<bool> gone = RemoveTreeWithin(*fs_, dir_, place->first, budget);
     entry.bytes = std::max<int64_t>(0, entry.bytes - budget.removed_bytes);
     if (!gone.ok()) {
       entry.stuck = true;

@@ -1,6 +1,7 @@
 #include "storage/fs/file_system.h"
 
 #include <cerrno>
+#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -89,17 +90,87 @@ absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path) 
   return absl::OkStatus();
 }
 
-absl::Status RemoveTree(FileSystem& fs, Handle dir, const std::string& name) {
-  {
-    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle tree, OpenScoped(fs, dir, name, OpenMode::kDirectory));
-    CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(tree.get()));
-    for (const DirEntry& entry : entries) {
-      CKPTD_RETURN_IF_ERROR(entry.type == FileType::kDirectory
-                                ? RemoveTree(fs, tree.get(), entry.name)
-                                : fs.Remove(tree.get(), entry.name, entry.type));
-    }
+namespace {
+
+// A directory that RemoveTreeWithin is emptying.
+struct OpenLevel {
+  std::string name;
+  ScopedHandle dir;
+  std::vector<DirEntry> entries;
+  size_t next = 0;  // First entry that is not removed yet.
+};
+
+absl::StatusOr<OpenLevel> OpenLevelAt(FileSystem& fs, Handle parent, const std::string& name) {
+  OpenLevel level;
+  level.name = name;
+  CKPTD_ASSIGN_OR_RETURN(level.dir, OpenScoped(fs, parent, name, OpenMode::kDirectory));
+  CKPTD_ASSIGN_OR_RETURN(level.entries, fs.List(level.dir.get()));
+  return level;
+}
+
+absl::Status RemoveFileWithin(FileSystem& fs, Handle dir, const DirEntry& entry, RemovalBudget& budget) {
+  int64_t size = 0;
+  if (entry.type == FileType::kRegular && budget.bytes != RemovalBudget::kUnlimited) {
+    CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(dir, entry.name));
+    size = stat.size;
+    budget.bytes -= size;
   }
-  return fs.Remove(dir, name, FileType::kDirectory);
+  CKPTD_RETURN_IF_ERROR(fs.Remove(dir, entry.name, entry.type));
+  budget.names -= 1;
+  budget.removed_bytes += size;
+  return absl::OkStatus();
+}
+
+// Renames `from`/`name` to a new name in `top`: one that the tree's owner cannot have taken before.
+absl::Status MoveUp(FileSystem& fs, Handle from, const std::string& name, Handle top) {
+  std::random_device random;
+  const uint64_t unique = uint64_t{random()} << 32 | random();
+  return fs.Rename(from, name, top, absl::StrCat(".deep.", absl::Hex(unique)), RenameMode::kNoReplace);
+}
+
+}  // namespace
+
+absl::StatusOr<bool> RemoveTreeWithin(FileSystem& fs, Handle dir, const std::string& name,
+                                      RemovalBudget& budget) {
+  std::vector<OpenLevel> levels;  // From the top of the tree downwards.
+  CKPTD_ASSIGN_OR_RETURN(OpenLevel first, OpenLevelAt(fs, dir, name));
+  levels.push_back(std::move(first));
+  bool moved_up = false;  // The top directory has names that its list does not have.
+  while (!budget.spent()) {
+    OpenLevel& level = levels.back();
+    if (level.next < level.entries.size()) {
+      const DirEntry& entry = level.entries[level.next++];
+      if (entry.type != FileType::kDirectory) {
+        CKPTD_RETURN_IF_ERROR(RemoveFileWithin(fs, level.dir.get(), entry, budget));
+      } else if (levels.size() < kMaxOpenLevels) {
+        CKPTD_ASSIGN_OR_RETURN(OpenLevel below, OpenLevelAt(fs, level.dir.get(), entry.name));
+        levels.push_back(std::move(below));
+      } else {
+        CKPTD_RETURN_IF_ERROR(MoveUp(fs, level.dir.get(), entry.name, levels.front().dir.get()));
+        budget.names -= 1;
+        moved_up = true;
+      }
+      continue;
+    }
+    if (levels.size() == 1 && moved_up) {
+      CKPTD_ASSIGN_OR_RETURN(level.entries, fs.List(level.dir.get()));
+      level.next = 0;
+      moved_up = false;
+      continue;
+    }
+    const std::string emptied = std::move(level.name);
+    levels.pop_back();
+    const Handle parent = levels.empty() ? dir : levels.back().dir.get();
+    CKPTD_RETURN_IF_ERROR(fs.Remove(parent, emptied, FileType::kDirectory));
+    budget.names -= 1;
+    if (levels.empty()) return true;
+  }
+  return false;
+}
+
+absl::Status RemoveTree(FileSystem& fs, Handle dir, const std::string& name) {
+  RemovalBudget unlimited;
+  return RemoveTreeWithin(fs, dir, name, unlimited).status();
 }
 
 }  // namespace ckptd

@@ -132,7 +132,27 @@ absl::Status WriteNewFile(FileSystem& fs, Handle dir, std::string_view path, std
 absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view path, std::string_view content);
 // The directory and all missing ones above it; each new one's parent is synced.
 absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path);
-// Removes a tree, entry by entry, and follows no link. What is in it must be ours.
+
+// How much one RemoveTreeWithin may remove. The call subtracts what it has removed.
+struct RemovalBudget {
+  static constexpr int64_t kUnlimited = INT64_MAX;
+
+  int64_t names = kUnlimited;
+  int64_t bytes = kUnlimited;  // kUnlimited: sizes are not looked up, and removed_bytes stays 0.
+  int64_t removed_bytes = 0;
+
+  bool spent() const { return names <= 0 || bytes <= 0; }
+};
+// Removes the directory `dir`/`name` and all that is in it, until the budget is spent. Returns true when the
+// tree is gone. Each call makes progress. Follows no link.
+//
+// The tree may be of any depth: a user can nest directories without end. The call holds at most
+// kMaxOpenLevels directories open and does not recurse. It renames a subtree that lies deeper up into the
+// top directory of the tree and empties it from there.
+inline constexpr size_t kMaxOpenLevels = 32;
+absl::StatusOr<bool> RemoveTreeWithin(FileSystem& fs, Handle dir, const std::string& name,
+                                      RemovalBudget& budget);
+// The same without a budget.
 absl::Status RemoveTree(FileSystem& fs, Handle dir, const std::string& name);
 
 }  // namespace ckptd

@@ -1,6 +1,8 @@
 // The helpers over a FileSystem, and what they leave behind when any step of theirs fails.
 #include "storage/fs/file_system.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
@@ -148,6 +150,48 @@ TEST_F(FileSystemHelpersTest, AFileThatEndsTooEarlyIsDataLoss) {
   const absl::Status read = ReadFully(faulty_, file->get(), 0, std::as_writable_bytes(std::span(bytes)));
   EXPECT_EQ(read.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ReasonOf(read), "SHORT_FILE");
+}
+
+TEST_F(FileSystemHelpersTest, RemovesATreeOfAnyDepthWithFewDescriptors) {
+  constexpr int kDepth = 20'000;
+  const TempDir memory("/dev/shm");
+  ASSERT_TRUE(MakeNestedDirectories(memory.fd(), kDepth));
+  int most_open = 0;
+  faulty_.SetHook([&](const FsCall&) { most_open = std::max(most_open, faulty_.open_handles()); });
+  const absl::Status removed = RemoveTree(faulty_, memory.fd(), "0");
+  EXPECT_TRUE(removed.ok()) << removed;
+  EXPECT_EQ(ErrnoOf(posix_->Stat(memory.fd(), "0").status()), ENOENT);
+  EXPECT_LE(most_open, static_cast<int>(kMaxOpenLevels));
+  EXPECT_EQ(faulty_.open_handles(), 0);
+}
+
+TEST_F(FileSystemHelpersTest, RemovesATreeStepByStepWithinABudget) {
+  for (const char* name : {"tree", "tree/a", "tree/b", "tree/b/c"}) {
+    ASSERT_EQ(::mkdirat(dir(), name, 0755), 0);
+  }
+  std::ofstream(dir_.path() + "/tree/b/file") << "12345";
+  std::ofstream(dir_.path() + "/tree/b/large") << std::string(100, 'x');
+  int64_t removed_bytes = 0;
+  int steps = 0;
+  for (bool gone = false; !gone; ++steps) {
+    ASSERT_LT(steps, 10);
+    RemovalBudget budget{.names = 2, .bytes = 50};
+    const absl::StatusOr<bool> step = RemoveTreeWithin(faulty_, dir(), "tree", budget);
+    ASSERT_TRUE(step.ok()) << step.status();
+    removed_bytes += budget.removed_bytes;
+    gone = *step;
+  }
+  EXPECT_EQ(steps, 3) << "a and c; file and large, which exceeds the budget; b and tree";
+  EXPECT_EQ(removed_bytes, 105);
+  EXPECT_THAT(Names(), ElementsAre());
+}
+
+TEST_F(FileSystemHelpersTest, ReportsADirectoryThatCannotBeRemoved) {
+  ASSERT_EQ(::mkdirat(dir(), "tree", 0755), 0);
+  ASSERT_EQ(::mkdirat(dir(), "tree/a", 0755), 0);
+  faulty_.Fail({.op = FsOp::kRemove, .path = "tree/a", .error = EACCES});
+  EXPECT_EQ(ErrnoOf(RemoveTree(faulty_, dir(), "tree")), EACCES);
+  EXPECT_EQ(faulty_.open_handles(), 0);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #define CKPTD_TESTS_TESTING_TEMP_DIR_H_
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -24,8 +26,11 @@ class TempDir {
     if (!fd_) Die();
   }
   ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+    if (!error) return;
+    // remove_all opens a descriptor for each level of the tree; rm does not.
+    if (std::system(("rm -rf '" + path_ + "'").c_str()) != 0) std::perror(path_.c_str());
   }
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
@@ -46,6 +51,19 @@ class TempDir {
   std::string path_;
   UniqueFd fd_;
 };
+
+// Makes `depth` directories, each inside the one before it: "0/0/0/...". No path may be so long, so each is
+// made beneath the descriptor of the one above. Not below TEST_TMPDIR: what a failed test leaves there overflows
+// Bazel's stack.
+inline bool MakeNestedDirectories(int dir, int depth) {
+  UniqueFd above(::dup(dir));
+  for (int level = 0; level < depth; ++level) {
+    if (::mkdirat(above.get(), "0", 0755) != 0) return false;
+    above.reset(::openat(above.get(), "0", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!above) return false;
+  }
+  return true;
+}
 
 }  // namespace ckptd
 #endif  // CKPTD_TESTS_TESTING_TEMP_DIR_H_
