@@ -154,6 +154,56 @@ def test_a_socket_folder_that_somebody_else_made_first_is_not_used(tmp_path: pat
             local_daemon._make_private(str(real))
 
 
+@pytest.mark.parametrize("name", ["short", "l" * 150])
+def test_folder_where_others_may_write_is_refused_before_anything_is_written(
+    name: str, program: Script, tmp_path: pathlib.Path
+) -> None:
+    program("exit 3")
+    folder = tmp_path / name
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(ckptd.Refused, match="mode 0777, so that others may write there: chmod go-w"):
+        ckptd.LocalDaemon(folder).start()
+    folder.chmod(0o775)
+    with pytest.raises(ckptd.Refused, match="mode 0775"):
+        ckptd.LocalDaemon(folder).start()
+    assert list(folder.iterdir()) == []
+
+
+def test_long_folder_of_another_user_is_refused(program: Script, tmp_path: pathlib.Path) -> None:
+    program("exit 3")
+    other = tmp_path / "other"
+    other.mkdir()
+    folder = tmp_path / ("l" * 150)
+    folder.symlink_to(other)
+    with pytest.raises(ckptd.Refused, match="not a directory of this user"):
+        ckptd.LocalDaemon(folder).start()
+    assert list(other.iterdir()) == []
+    if os.getuid() == 0:
+        folder.unlink()
+        folder.mkdir()
+        os.chown(folder, 12345, 12345)
+        with pytest.raises(ckptd.Refused, match="of uid 12345"):
+            ckptd.LocalDaemon(folder).start()
+        assert list(folder.iterdir()) == []
+
+
+def test_configuration_lock_and_log_are_for_their_owner_alone(program: Script, tmp_path: pathlib.Path) -> None:
+    program("exit 3")
+    folder = tmp_path / "d"
+    folder.mkdir(mode=0o755)
+    names = ("ckptd.txtpb", "start.lock", "ckptd.log")
+    (folder / "start.lock").touch(mode=0o644)  # As ckptd 0.1.0 made it.
+    with pytest.raises(ckptd.Unavailable):
+        ckptd.LocalDaemon(folder).start()
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in names} == {0o600}
+    (folder / "ckptd.log").unlink()
+    (folder / "ckptd.log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        ckptd.LocalDaemon(folder).start()
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_the_version_is_that_of_the_tree() -> None:
     import subprocess
 

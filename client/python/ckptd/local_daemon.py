@@ -5,6 +5,7 @@ import hashlib
 import os
 import select
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -95,10 +96,10 @@ class LocalDaemon:
 
     def start(self) -> "LocalDaemon":
         """As entering the `with`."""
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
-        _make_private(os.path.dirname(self.socket_path))
+        for folder in {self.folder, os.path.dirname(self.socket_path)}:
+            _make_private(folder)
         deadline = time.monotonic() + 2 * _START_SECONDS
-        with open(os.path.join(self.folder, "start.lock"), "a", encoding="ascii") as lock:
+        with open(os.path.join(self.folder, "start.lock"), "a", encoding="ascii", opener=_open_private) as lock:
             self._take(lock, deadline)
             self._keeper = self._join(deadline) or self._spawn()
         return self
@@ -163,7 +164,7 @@ class LocalDaemon:
 
     def _spawn(self) -> Client:
         config = os.path.join(self.folder, "ckptd.txtpb")
-        with open(config, "w", encoding="utf-8") as file:
+        with open(config, "w", encoding="utf-8", opener=_open_private) as file:
             file.write(self._configuration())
         ready, theirs = os.pipe()
         try:
@@ -195,7 +196,7 @@ class LocalDaemon:
         command = [find_program(), f"--config={config}", "--private"]
         command += [f"--idle_timeout={int(self.idle_timeout)}", f"--ready_fd={ready}"]
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-        with open(self.log_path, "ab") as log:
+        with open(self.log_path, "ab", opener=_open_private) as log:
             begin = log.tell()
             process = subprocess.Popen(
                 command,
@@ -242,11 +243,29 @@ def _socket_folder(folder: str) -> str:
 
 
 def _make_private(folder: str) -> None:
-    """In a directory that everybody may write to somebody else may have been first."""
+    """Makes the folder, or refuses one in which another user could put a configuration, a lock or a socket."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     info = os.lstat(folder)
-    if info.st_uid != os.getuid() or not os.path.isdir(folder) or os.path.islink(folder):
-        raise errors.Refused(f"{folder} is not a directory of this user; remove it", reason="WRONG_UID")
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise errors.Refused(
+            f"{folder} is not a directory of this user, uid {os.getuid()}, but a link, or of uid {info.st_uid}: "
+            "remove it, or choose another folder",
+            reason="WRONG_UID",
+        )
+    if info.st_mode & 0o022:
+        raise errors.Refused(
+            f"{folder} has mode {stat.S_IMODE(info.st_mode):04o}, so that others may write there: "
+            f"chmod go-w {folder}, or choose another folder",
+            reason="WRONG_UID",
+        )
+
+
+def _open_private(path: str, flags: int) -> int:
+    """For open(): a file that no other user may read, write or lock; follows no link."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
+        os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 def _quoted(text: str) -> str:
