@@ -257,7 +257,6 @@ void Engine::Impl::Finish(Run* run, const v1::FinishResumeRequest& request, Pend
     agreement.finished.clear();
     agreement.failed.clear();
   }
-  if (agreement.writing && !request.failure().empty()) return finish.reply(v1::FinishResumeResponse());
   if (!request.failure().empty()) {
     agreement.finished.erase(finish.rank);
     agreement.failed[finish.rank] = request.failure();
