@@ -308,6 +308,12 @@ void Oracle::TrashRemoved(int run, int64_t sequence) {
   }
 }
 
+int64_t Oracle::CountRead(int run) {
+  std::set<int64_t> read;
+  for (const auto& lease : runs_[run].leases) read.insert(lease.second);
+  return static_cast<int64_t>(read.size());
+}
+
 void Oracle::ReadFromMemory(int run, int64_t sequence, int rank, const Contents& contents) {
   const auto adopted = runs_[run].adopted.find(sequence);
   if (adopted != runs_[run].adopted.end() && adopted->second != contents)

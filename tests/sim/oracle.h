@@ -115,6 +115,8 @@ class Oracle {
   void LeaseOpen(int run, int64_t sequence, const std::string& lease) { runs_[run].leases[lease] = sequence; }
   void LeasesOver();  // All sessions end: the daemon does.
   void LeaseOver(int run, const std::string& lease) { runs_[run].leases.erase(lease); }
+  // Checkpoints that somebody has a lease on.
+  int64_t CountRead(int run);
   // What a reader saw of one rank's files in the daemon's memory.
   void ReadFromMemory(int run, int64_t sequence, int rank, const Contents& contents);
   void Latest(int run, int64_t sequence);  // 0: nothing is committed.

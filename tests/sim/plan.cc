@@ -10,6 +10,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+// Four of the largest saves: one that is filled, two that end, one that is read.
+constexpr int kSegmentsPerUser = 4 * kMostSegmentsOfSave;
+
 constexpr const char* kNames[kActs] = {
     "launch",  "kill trainer", "kill launch", "lose session",   "respawn rank", "respawn launch",
     "restart", "drain",        "abort",       "operator abort", "open",         "pin",
@@ -29,6 +32,9 @@ std::string Plan::Words() const {
   auto add = [&words](bool on, const char* name) {
     if (on) absl::StrAppend(&words, ", ", name);
   };
+  add(shared, "one disk");
+  add(users, "users");
+  add(hostile, "a hostile user");
   add(growing, "growing");
   add(skip, "skip");
   add(supersede, "supersede");
@@ -52,10 +58,17 @@ std::string Plan::Words() const {
   percent(faults.pin, "pin");
   percent(faults.open, "open");
   percent(faults.rescan, "rescan");
+  percent(faults.read, "read");
   percent(damage, "damage");
   percent(maps, "maps");
   if (foreign > 0) absl::StrAppend(&words, ", foreign ", foreign);
   return words;
+}
+
+uid_t Plan::UidOf(int run) const {
+  constexpr uid_t kFirst = 1000, kHostile = 6666;
+  if (run >= runs) return kHostile;
+  return users ? kFirst + static_cast<uid_t>(run) : kFirst;
 }
 
 Plan PlanOf(uint64_t seed) {
@@ -118,6 +131,18 @@ Plan PlanOf(uint64_t seed) {
                    [](const Operation& a, const Operation& b) { return a.at < b.at; });
   if (random.Percent(60)) plan.maps = static_cast<int>(random.Between(10, 100));
   if (random.Percent(30)) plan.foreign = static_cast<int>(random.Between(1, 4));
+  plan.shared = random.Percent(35);
+  plan.users = random.Percent(40);
+  if (random.Percent(50)) plan.faults.read = random.Percent(35) ? static_cast<int>(random.Between(1, 30)) : 0;
+  plan.hostile = random.Percent(15);
+  if (plan.hostile) {
+    // What is promised to the others holds for a pool in which there is a share for each of them, on disks
+    // that have room.
+    plan.users = true;
+    plan.segments = kSegmentsPerUser * (plan.runs + 1);
+    plan.small_disk = plan.short_patience = plan.overlap = false;
+    plan.disk_bytes = int64_t{1} << 40;
+  }
   return plan;
 }
 

@@ -4,6 +4,8 @@
 #ifndef CKPTD_TESTS_SIM_PLAN_H_
 #define CKPTD_TESTS_SIM_PLAN_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -48,7 +50,11 @@ struct Operation {
 
 struct Plan {
   uint64_t seed = 0;
-  int runs = 1;
+  int runs = 1;         // Roots of jobs that mean no harm.
+  bool shared = false;  // All roots are on one file system.
+  bool users = false;   // Each run is another user's.
+  // One more user, with two roots of its own, who takes what it can get and gives nothing back.
+  bool hostile = false;
   int segments = 8;
   int64_t disk_bytes = 0;
   std::optional<int> kept;
@@ -62,8 +68,14 @@ struct Plan {
   int damage = 0;   // Percent of the readers of what an attempt resumes from find some.
   Duration length{};
   std::vector<Operation> operations;  // In the order of their times.
+
+  int roots() const { return hostile ? runs + 2 : runs; }
+  uid_t UidOf(int run) const;
   std::string Words() const;
 };
+
+// A save of three ranks with three files of 3 MiB each, in segments of 2 MiB.
+inline constexpr int kMostSegmentsOfSave = 15;
 
 Plan PlanOf(uint64_t seed);
 

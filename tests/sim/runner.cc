@@ -47,13 +47,14 @@ Plan Shrink(Plan plan, int runs) {
   for (int DiskFaults::*fault :
        {&DiskFaults::slow, &DiskFaults::write, &DiskFaults::create, &DiskFaults::publish,
         &DiskFaults::indeterminate, &DiskFaults::discard, &DiskFaults::evict, &DiskFaults::trash,
-        &DiskFaults::record, &DiskFaults::pin, &DiskFaults::open, &DiskFaults::rescan}) {
+        &DiskFaults::record, &DiskFaults::pin, &DiskFaults::open, &DiskFaults::rescan, &DiskFaults::read}) {
     Plan candidate = plan;
     candidate.faults.*fault = 0;
     if (plan.faults.*fault != 0 && still_fails(candidate)) plan = std::move(candidate);
   }
-  for (bool Plan::*choice : {&Plan::growing, &Plan::skip, &Plan::supersede, &Plan::resaves, &Plan::grpc_only,
-                             &Plan::overlap, &Plan::conflicts, &Plan::short_patience}) {
+  for (bool Plan::*choice :
+       {&Plan::growing, &Plan::skip, &Plan::supersede, &Plan::resaves, &Plan::grpc_only, &Plan::overlap,
+        &Plan::conflicts, &Plan::short_patience, &Plan::shared, &Plan::users, &Plan::hostile}) {
     Plan candidate = plan;
     candidate.*choice = false;
     if (plan.*choice && still_fails(candidate)) plan = std::move(candidate);

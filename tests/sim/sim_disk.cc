@@ -116,13 +116,24 @@ uint64_t Digest(const Marks& marks) {
 
 // ---- SimDisk
 
-int64_t SimDisk::free_bytes() const {
-  int64_t free = capacity_;
-  for (const auto& tag : tags_) free -= tag.second.bytes;
-  for (const auto& dir : inflight_) free -= dir.second.found.bytes;
-  for (const auto& entry : trash_) free -= entry.bytes;
-  free -= static_cast<int64_t>(foreign_.size()) * kForeignSize;
+int64_t Volume::free_bytes() const {
+  int64_t free = capacity;
+  for (const SimDisk* root : roots) free -= root->used_bytes();
   return std::max<int64_t>(0, free);
+}
+
+int64_t SimDisk::used_bytes() const {
+  int64_t used = static_cast<int64_t>(foreign_.size()) * kForeignSize;
+  for (const auto& tag : tags_) used += tag.second.bytes;
+  for (const auto& dir : inflight_) used += dir.second.found.bytes;
+  for (const auto& entry : trash_) used += entry.bytes;
+  return used;
+}
+
+bool SimDisk::MayGiveRoom(int64_t but_sequence) const {
+  return !trash_.empty() || std::any_of(inflight_.begin(), inflight_.end(), [&](const auto& dir) {
+    return dir.second.number != 0 && dir.second.sequence != but_sequence;
+  });
 }
 
 bool SimDisk::Holds(const std::string& tag, int64_t sequence) const {
@@ -310,8 +321,12 @@ void SimRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
         if (disk_->schedule_->clock().Now() < disk_->locked_until_) {
           return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_LOCKED", "a dying daemon has it");
         }
+        // Recovery stops where it cannot read: before it has begun, or when it has published what it could.
+        const bool fails = Hits(disk_->faults_.read);
+        if (fails && disk_->random_.Percent(50)) return Eio("listing the root");
         std::vector<RecoveredSave> recovered;
         disk_->Recover(&recovered);
+        if (fails) return Eio("reading the manifests");
         return disk_->Scan(std::move(recovered));
       });
 }
@@ -319,6 +334,7 @@ void SimRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
 void SimRootIo::CheckTarget(std::string tag, std::vector<std::string>, Callback<absl::Status> done) {
   Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
       [this, tag = std::move(tag)]() -> absl::Status {
+        if (Hits(disk_->faults_.read)) return Eio("looking at the tag");
         if (!disk_->foreign_.contains(tag)) return absl::OkStatus();
         return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(tag, " is not ours"));
       });
@@ -326,7 +342,10 @@ void SimRootIo::CheckTarget(std::string tag, std::vector<std::string>, Callback<
 
 void SimRootIo::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
   Ask(questions_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
-      [this]() -> absl::StatusOr<int64_t> { return disk_->free_bytes(); });
+      [this]() -> absl::StatusOr<int64_t> {
+        if (Hits(disk_->faults_.read)) return Eio("asking for the free bytes");
+        return disk_->free_bytes();
+      });
 }
 
 void SimRootIo::CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,

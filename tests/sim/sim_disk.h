@@ -38,6 +38,7 @@ struct DiskFaults {
   int pin = 0;
   int open = 0;  // Of a checkpoint.
   int rescan = 0;
+  int read = 0;  // EIO of what only looks: opening the root, its free bytes, whether a tag may be used.
 };
 
 // What the trainers of the simulation write into a file, and nothing else: eight bytes where it begins, at
@@ -51,15 +52,29 @@ inline uint64_t Digest(const std::vector<std::span<const std::byte>>& runs) {
   return Digest(ReadMarks(runs));
 }
 
+class SimDisk;
+
+// A file system: roots on the same one share its room.
+struct Volume {
+  int64_t capacity = 0;
+  std::vector<const SimDisk*> roots;
+  int64_t free_bytes() const;
+};
+
 class SimDisk {
  public:
-  SimDisk(int run, int64_t capacity, DiskFaults faults, uint64_t seed, Schedule* schedule, Oracle* oracle)
+  SimDisk(int run, std::shared_ptr<Volume> volume, DiskFaults faults, uint64_t seed, Schedule* schedule,
+          Oracle* oracle)
       : run_(run),
-        capacity_(capacity),
+        volume_(std::move(volume)),
         faults_(faults),
         random_(seed),
         schedule_(schedule),
-        oracle_(oracle) {}
+        oracle_(oracle) {
+    volume_->roots.push_back(this);
+  }
+  SimDisk(const SimDisk&) = delete;
+  SimDisk& operator=(const SimDisk&) = delete;
 
   int run() const { return run_; }
   void EndFaults() { faulty_ = false; }
@@ -68,7 +83,10 @@ class SimDisk {
   void LockUntil(Instant until) { locked_until_ = until; }
   // For when all is quiet.
   std::string Leftovers() const;
-  int64_t free_bytes() const;
+  int64_t used_bytes() const;
+  int64_t free_bytes() const { return volume_->free_bytes(); }
+  // What takes room only for now, besides the save with this sequence: trash, and saves that may fail.
+  bool MayGiveRoom(int64_t but_sequence) const;
   // A file of a committed checkpoint goes bad: whoever reads it from now on finds a wrong checksum.
   void Rot(uint64_t which);
   // Another program finishes a checkpoint, or writes one anew, at this time: not where one of ours is.
@@ -120,7 +138,7 @@ class SimDisk {
   absl::StatusOr<RootSnapshot> Scan(std::vector<RecoveredSave> recovered);
 
   const int run_;
-  const int64_t capacity_;
+  const std::shared_ptr<Volume> volume_;
   const DiskFaults faults_;
   Random random_;
   Schedule* const schedule_;

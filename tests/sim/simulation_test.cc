@@ -21,11 +21,28 @@ TEST(SimulationTest, EveryPromiseIsKeptUnderEverySeed) {
   std::printf("%s\n", totals.Words().c_str());
   EXPECT_GE(totals.steps, kFewestSteps);
   // It does what it is for.
-  for (const char* what :
-       {"ended COMMITTED", "ended FAILED", "ended SKIPPED", "ended SUPERSEDED", "ended INDETERMINATE",
-        "fenced", "recovered", "resumed from a checkpoint", "drained", "opened", "no memory", "read ahead",
-        "read ahead and then from memory", "damage read", "mapped",
-        "mapped beyond its session, and as it was", "adopt ADOPTED ", "adopt REFUSED ADOPT_ORDER"}) {
+  for (const char* what : {"ended COMMITTED",
+                           "ended FAILED",
+                           "ended SKIPPED",
+                           "ended SUPERSEDED",
+                           "ended INDETERMINATE",
+                           "fenced",
+                           "recovered",
+                           "resumed from a checkpoint",
+                           "drained",
+                           "opened",
+                           "no memory",
+                           "read ahead",
+                           "read ahead and then from memory",
+                           "damage read",
+                           "mapped",
+                           "mapped beyond its session, and as it was",
+                           "begun by a hostile user",
+                           "held by a hostile reader",
+                           "intrusion",
+                           "no room on disk",
+                           "adopt ADOPTED ",
+                           "adopt REFUSED ADOPT_ORDER"}) {
     EXPECT_GE(totals.counts[what], 10) << what;
   }
 }

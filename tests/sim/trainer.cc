@@ -122,7 +122,7 @@ void Trainer::Connect() {
     session_ = world_.NewSession();
     SessionInfo info;
     info.id = session_;
-    info.uid = 1000;
+    info.uid = launch_->uid;
     info.client_instance = instance_;
     info.descriptors = launch_->descriptors;
     world_.engine()->SessionOpened(info);

@@ -122,7 +122,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   // A reply that counts only while the session that asked lives.
   template <typename T, typename Handler>
   Reply<T> Expect(const std::string& what, Handler handler);
-  Caller caller() const { return Caller{session_, 1000, false}; }
+  Caller caller() const { return Caller{session_, launch_->uid, false}; }
   std::string Who() const;
 
   void Connect();

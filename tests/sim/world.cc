@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "storage/base/errors.h"
+#include "tests/sim/hostile.h"
 #include "tests/sim/trainer.h"
 
 namespace ckptd::sim {
@@ -62,10 +63,11 @@ class World::SimPopulator : public Populator {
 };
 
 World::World(const Plan& plan, bool trace) : plan_(plan), tracing_(trace), random_(Mix(plan.seed, 1)) {
-  for (int run = 0; run < plan_.runs; ++run) {
-    disks_.push_back(std::make_shared<SimDisk>(run, plan_.disk_bytes, plan_.faults,
-                                               Mix(plan_.seed, 100 + static_cast<uint64_t>(run)), &schedule_,
-                                               &oracle_));
+  std::shared_ptr<Volume> volume;
+  for (int run = 0; run < plan_.roots(); ++run) {
+    if (volume == nullptr || !plan_.shared) volume = std::make_shared<Volume>(Volume{plan_.disk_bytes, {}});
+    disks_.push_back(std::make_shared<SimDisk>(
+        run, volume, plan_.faults, Mix(plan_.seed, 100 + static_cast<uint64_t>(run)), &schedule_, &oracle_));
     oracle_.SetKept(run, plan_.kept);
     runs_by_path_[absl::StrCat("/root", run)] = run;
     for (int i = 0; i < plan_.foreign; ++i)
@@ -84,10 +86,10 @@ World::~World() {
 
 RootAttachment World::Attachment(int run) {
   RootAttachment attachment;
-  attachment.device = static_cast<uint64_t>(run) + 1;
-  attachment.inode = 2;
+  attachment.device = plan_.shared ? 1 : static_cast<uint64_t>(run) + 1;
+  attachment.inode = static_cast<uint64_t>(run) + 2;
   attachment.path = absl::StrCat("/root", run);
-  attachment.uid = 1000;
+  attachment.uid = plan_.UidOf(run);
   attachment.make_io = [disk = disks_[run]] { return std::make_unique<SimRootIo>(disk); };
   return attachment;
 }
@@ -120,7 +122,7 @@ void World::StartDaemon() {
   engine_options.scrub_period = seconds(plan_.seed % 5 == 0 ? 0 : 5);
   engine_ = std::make_unique<Engine>(engine_options, &schedule_.clock(), pool_.get(), this);
   if (daemon_ > 1) {  // It knows its roots.
-    for (int run = 0; run < plan_.runs; ++run) {
+    for (int run = 0; run < plan_.roots(); ++run) {
       engine_->RecoverRoot(Attachment(run), Expect<std::string>("RecoverRoot", [](auto) {}));
     }
   }
@@ -141,6 +143,7 @@ void World::KillDaemon(Duration pause, bool locked) {
   --daemon_;
   oracle_.DaemonGone();
   for (const auto& trainer : Living()) trainer->DaemonGone();
+  if (hostile_ != nullptr) hostile_->DaemonGone();
   if (locked) {
     for (const auto& disk : disks_)
       disk->LockUntil(schedule_.clock().Now() + pause + milliseconds(random_.Between(1, 2000)));
@@ -164,6 +167,7 @@ void World::OnSaveEnded(const SaveSummary& summary) {
         " ", checkpoint.error().reason());
   Count(absl::StrCat("ended ", v1::Level_Name(checkpoint.level())));
   oracle_.SaveOver(run->second, checkpoint.sequence(), checkpoint.level() == v1::COMMITTED);
+  CheckNoRoomComes(run->second, checkpoint);
 }
 void World::OnWarning(const std::string& message) { Trace("  warning: ", message); }
 void World::OnInfo(const std::string& message) {
@@ -194,6 +198,7 @@ void World::LaunchJob(int run, uint64_t how, std::shared_ptr<Launch> again) {
   if (launch == nullptr) {
     launch = std::make_shared<Launch>();
     launch->run = run;
+    launch->uid = plan_.UidOf(run);
     launch->id = absl::StrCat("L", launches_++);
     launch->world_size = static_cast<int>(1 + how % 3);
     launch->seed = Mix(plan_.seed, how);
@@ -408,7 +413,10 @@ void World::Do(const Operation& operation) {
     case Act::kRot:
       return disks_[run]->Rot(operation.b);
     case Act::kHang:
-      disks_[run]->HangUntil(schedule_.clock().Now() + milliseconds(operation.b % 30000));
+      for (const auto& disk : disks_) {
+        if (plan_.shared ? !plan_.hostile : disk->run() == run)
+          disk->HangUntil(schedule_.clock().Now() + milliseconds(operation.b % 30000));
+      }
       return;
     case Act::kNoMemory:
       no_memory_until_ = schedule_.clock().Now() + milliseconds(operation.b % 5000);
@@ -461,6 +469,28 @@ void World::CheckReadAhead(const PoolUsage& usage) {
     if (known && known->sequence() == said.sequence() && disks_[run]->HasBytes(said.tag()) &&
         !known->resident())
       oracle_.Violated(absl::StrCat(said.tag(), " of run ", run, " is said to be in memory, and is not"));
+  }
+}
+
+std::string World::RunName(int run) const {
+  const auto name = run_names_.find(run);
+  return name == run_names_.end() ? "" : name->second;
+}
+
+// A save is refused for want of room on disk only where nothing on that disk gives any back.
+void World::CheckNoRoomComes(int run, const v1::Checkpoint& ended) {
+  if (ended.error().reason() != "NO_SPACE" ||
+      ended.error().message().find("free some space") == std::string::npos)
+    return;
+  Count("no room on disk");
+  const DiskFaults& faults = plan_.faults;
+  if (faults.publish + faults.indeterminate + faults.discard + faults.evict + faults.trash + faults.read > 0)
+    return;  // The engine may not know what is in trash.
+  for (const auto& disk : disks_) {
+    if (disk->run() != run) continue;
+    if (disk->MayGiveRoom(disk->run() == run ? ended.sequence() : 0))
+      oracle_.Violated(absl::StrCat(ended.tag(), " of run ", run, " is refused for want of room, which run ",
+                                    disk->run(), " may give back"));
   }
 }
 
@@ -575,6 +605,7 @@ bool World::RunUntil(Duration until, bool may_be_quiet) {
 void World::End() {
   ending_ = true;
   for (const auto& disk : disks_) disk->EndFaults();
+  if (hostile_ != nullptr) hostile_->End();
   auto settle = [this](const char* what) {
     if (!RunUntil(schedule_.elapsed() + kPatience, true) && oracle_.violation().empty())
       oracle_.Violated(absl::StrCat(what, " does not come to an end", WhatGoesOn()));
@@ -588,11 +619,12 @@ void World::End() {
         absl::StrCat("all trainers have ended, and ", lent, " bytes are still lent to them"));
   KillDaemon(milliseconds(1), false);  // What an earlier fault left in flight, the next daemon takes away.
   if (!settle("recovery")) return;
-  for (int run = 0; run < plan_.runs; ++run) {
+  for (int run = 0; run < plan_.roots(); ++run) {
     const std::string left = disks_[run]->Leftovers();
     if (!left.empty()) return oracle_.Violated(absl::StrCat("left on disk of run ", run, ":", left));
     auto last = std::make_shared<Launch>();
     last->run = run;
+    last->uid = plan_.UidOf(run);
     last->id = absl::StrCat("last", run);
     last->world_size = 2;
     last->seed = plan_.seed;
@@ -603,7 +635,7 @@ void World::End() {
   for (const auto& trainer : last) trainer->LastSave();
   if (!settle("the last save")) return;
   for (const auto& trainer : last) {
-    const bool room = !plan_.small_disk && plan_.segments >= 2 * plan_.runs;
+    const bool room = !plan_.small_disk && plan_.segments >= 2 * plan_.roots();
     if (room && !trainer->last_save_committed())
       return oracle_.Violated(absl::StrCat("a root without faults takes no save of ", trainer->Words()));
     trainer->Kill();
@@ -618,6 +650,11 @@ void World::End() {
 
 Result World::Run() {
   StartDaemon();
+  if (plan_.hostile) {
+    LaunchJob(plan_.runs, Mix(plan_.seed, 5), nullptr);
+    hostile_ = std::make_shared<Hostile>(this, Mix(plan_.seed, 6));
+    hostile_->Start();
+  }
   for (const Operation& operation : plan_.operations)
     schedule_.After(operation.at, [this, &operation] { Do(operation); });
   RunUntil(plan_.length, false);

@@ -21,11 +21,13 @@
 
 namespace ckptd::sim {
 
+class Hostile;
 class Trainer;
 
 // A launch of a run's job: what its ranks have in common.
 struct Launch {
   int run = 0;
+  uid_t uid = 0;
   std::string id;
   int world_size = 1;
   uint64_t seed = 0;
@@ -54,6 +56,7 @@ class World : public EngineObserver {
   SegmentPool* pool() { return pool_.get(); }
   int64_t daemon() const { return daemon_; }  // Counts them.
   bool ending() const { return ending_; }     // Begin nothing new.
+  std::string RunName(int run) const;         // Empty while its root is not open.
   SessionId NewSession() { return ++sessions_; }
   RootAttachment Attachment(int run);
   void Count(const std::string& what) { ++result_.counts[what]; }
@@ -93,6 +96,7 @@ class World : public EngineObserver {
   int64_t Opened() const;
   void CheckReadAhead(const PoolUsage& usage);
   void CheckDamageIsMarked();
+  void CheckNoRoomComes(int run, const v1::Checkpoint& ended);
   std::optional<v1::Checkpoint> Known(int run, const std::string& tag);
   int64_t MappedBytes() const;
   bool Quiet();
@@ -118,6 +122,7 @@ class World : public EngineObserver {
   SessionId sessions_ = 0;
   int launches_ = 0;
   std::map<int, std::shared_ptr<Launch>> newest_launch_;
+  std::shared_ptr<Hostile> hostile_;  // May be null.
   std::vector<std::shared_ptr<Trainer>> trainers_;
   std::map<int64_t, Pending> pending_;  // Replies.
   int64_t next_pending_ = 0;
