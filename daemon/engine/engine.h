@@ -87,6 +87,13 @@ struct RootAttachment {
   std::string path;
   uid_t uid = 0;                                     // The session's user.
   std::function<std::unique_ptr<RootIo>()> make_io;  // Called at most once, when no run has this root yet.
+
+  // Remembers the root for the daemon's next life. The engine calls it when the root is open and this user
+  // may have it, and answers the attach after `done`, which runs on the engine's thread: what is sealed from
+  // then on is recovered after a crash. The value is kept as long as the run is open. Empty: it is known
+  // already.
+  using Remembered = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const void>>)>;
+  std::function<void(Remembered done)> remember = nullptr;
 };
 
 class Engine {

@@ -214,6 +214,13 @@ struct Agreement {
   bool writing = false;  // All ranks have finished, and the ledger writes that down: nothing else ends it.
 };
 
+// An attach that waits until the root is open.
+struct PendingAttach {
+  SessionId session = 0;
+  RootAttachment attachment;
+  Reply<std::string> reply;
+};
+
 struct Adoption;  // adopt.cc
 
 struct Run {
@@ -224,9 +231,11 @@ struct Run {
   std::unique_ptr<RootIo> io;
   bool open = false;
   bool read_only = false;
-  std::vector<Reply<std::string>> waiting_for_open;
-  Instant lock_deadline;                 // Until then a locked root is tried again.
-  std::optional<Instant> open_again_at;  // It was locked; nothing is under way until then.
+  std::vector<PendingAttach> waiting_for_open;
+  uid_t opener = 0;  // Who attached first: the root is opened with this user's rights.
+  std::set<std::shared_ptr<const void>> known;  // Entries in the list of known roots.
+  Instant lock_deadline;                        // Until then a locked root is tried again.
+  std::optional<Instant> open_again_at;         // It was locked; nothing is under way until then.
   ProbeResult probe;
   std::map<int64_t, CommittedCheckpoint> committed;  // By sequence.
   std::vector<RootStore::Damaged> damaged;
@@ -285,6 +294,7 @@ class Engine::Impl {
   absl::StatusOr<Run*> FindRun(const Caller& caller, const std::string& name, bool must_be_open = true);
   absl::StatusOr<Run*> RunOfCheckpointName(const Caller& caller, const std::string& name, std::string* tag);
   void AttachRoot(SessionId session, RootAttachment attachment, Reply<std::string> reply);
+  void AcceptAttach(Run* run, PendingAttach attach);
   void OpenRoot(Run* run);
   void OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot);
   void Adopt(Run* run, RootSnapshot snapshot);

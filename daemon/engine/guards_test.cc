@@ -914,9 +914,9 @@ TEST_F(GuardsTest, ARootThatIsBeingOpenedIsUsedByNobodyAndIsOfWhoOpensIt) {
   SessionId owner = Trainer("a");
   auto opening = AttachLater(owner);
   auto stranger = AttachLater(Trainer("b", 2000), 1, 2000);
-  EXPECT_EQ(stranger.reason(), "WRONG_UID");
   disks_[1]->locked = false;
   Pass(std::chrono::seconds(1));
+  EXPECT_EQ(stranger.reason(), "WRONG_UID");
   ASSERT_TRUE(opening.has());
   run_ = opening.get();
   v1::GetCheckpointRequest request;

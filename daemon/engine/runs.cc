@@ -124,11 +124,8 @@ void Engine::Impl::AttachRoot(SessionId session, RootAttachment attachment, Repl
   }
   const std::string name = RunName(attachment.device, attachment.inode);
   auto found = runs_.find(name);
-  if (found != runs_.end() && found->second->open) {
-    Run& run = *found->second;
-    if (attachment.uid != 0 && attachment.uid != run.uid) return reply(WrongUid(run, attachment.uid));
-    return reply(run.name);
-  }
+  if (found != runs_.end() && found->second->open)
+    return AcceptAttach(found->second.get(), {session, std::move(attachment), std::move(reply)});
   if (attachment.uid == kOverflowUid) {
     return reply(MakeError(absl::StatusCode::kPermissionDenied, "WRONG_UID",
                            absl::StrCat("uid ", kOverflowUid, " stands for unknown users and owns no run")));
@@ -139,18 +136,29 @@ void Engine::Impl::AttachRoot(SessionId session, RootAttachment attachment, Repl
     run->path = attachment.path;
     run->device = attachment.device;
     run->inode = attachment.inode;
-    run->uid = attachment.uid;
+    run->uid = run->opener = attachment.uid;
     run->io = attachment.make_io();
     Run* raw = run.get();
     found = runs_.emplace(name, std::move(run)).first;
-    raw->waiting_for_open.push_back(std::move(reply));
+    raw->waiting_for_open.push_back({session, std::move(attachment), std::move(reply)});
     raw->lock_deadline = clock_->Now() + options_.root_lock_patience;
     return OpenRoot(raw);
   }
-  if (attachment.uid != 0 && attachment.uid != found->second->uid) {
-    return reply(WrongUid(*found->second, attachment.uid));
-  }
-  found->second->waiting_for_open.push_back(std::move(reply));
+  // Whose it is, is known when it is open.
+  found->second->waiting_for_open.push_back({session, std::move(attachment), std::move(reply)});
+}
+
+// Of a root that is open.
+void Engine::Impl::AcceptAttach(Run* run, PendingAttach attach) {
+  const uid_t uid = attach.attachment.uid;
+  if (uid != 0 && uid != run->uid) return attach.reply(WrongUid(*run, uid));
+  if (attach.attachment.remember == nullptr) return attach.reply(run->name);
+  attach.attachment.remember([this, name = run->name, reply = std::move(attach.reply)](
+                                 absl::StatusOr<std::shared_ptr<const void>> known) mutable {
+    if (!known.ok()) return reply(known.status());
+    if (auto found = runs_.find(name); found != runs_.end()) found->second->known.insert(*std::move(known));
+    reply(name);
+  });
 }
 
 void Engine::Impl::OpenRoot(Run* run) {
@@ -165,20 +173,34 @@ void Engine::Impl::OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot)
     run->open_again_at = clock_->Now() + kLockRetry;
     return;
   }
-  std::vector<Reply<std::string>> waiting = std::move(run->waiting_for_open);
+  std::vector<PendingAttach> waiting = std::move(run->waiting_for_open);
   run->waiting_for_open.clear();
+  const uid_t opener = run->opener;
+  absl::Status why = absl::OkStatus();
   if (!snapshot.ok()) {
-    const absl::Status why = Annotate(snapshot.status(), absl::StrCat("opening the root ", run->path));
+    why = Annotate(snapshot.status(), absl::StrCat("opening the root ", run->path));
+  } else if (const storage::v1::RunRecord& record = snapshot->run_record;
+             record.format_version() != 0 && opener != 0 && opener != static_cast<uid_t>(record.uid())) {
+    run->uid = static_cast<uid_t>(record.uid());
+    why = WrongUid(*run, opener);  // It is not to work with this user's rights.
+  }
+  if (!why.ok()) {
     observer_->OnWarning(std::string(why.message()));
     runs_.erase(run->name);  // The next attach tries anew.
-    for (auto& reply : waiting) reply(why);
+    for (PendingAttach& attach : waiting) {
+      if (attach.attachment.uid == opener) {
+        attach.reply(why);
+      } else {  // What one user may not, another one may.
+        AttachRoot(attach.session, std::move(attach.attachment), std::move(attach.reply));
+      }
+    }
     return;
   }
   Adopt(run, *std::move(snapshot));
   run->open = true;
   observer_->OnRootOpened(run->name, run->path, run->probe);
   AdoptInherited(run);
-  for (auto& reply : waiting) reply(run->name);
+  for (PendingAttach& attach : waiting) AcceptAttach(run, std::move(attach));
   EmptyTrash(run);
 }
 

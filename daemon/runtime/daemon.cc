@@ -187,6 +187,7 @@ class Daemon {
   std::unique_ptr<EventLoop> loop_;
   std::shared_ptr<LoopGate> gate_;
   std::unique_ptr<ThreadedRootIoFactory> root_ios_;
+  std::unique_ptr<WorkerPool> state_worker_;  // Writes the list of known roots.
   std::unique_ptr<RootAttacher> attacher_;
   std::unique_ptr<SealJournal> journal_;  // Null: nobody would find it.
   std::unique_ptr<SegmentPool> pool_;
@@ -213,6 +214,7 @@ absl::Status Daemon::Start() {
        {"descriptors", RaiseDescriptorLimit()}});
   WarnOfMemoryLimit();
   CKPTD_ASSIGN_OR_RETURN(state_, StateDirectory::Open(config_.state_directory(), kPredecessorPatience));
+  for (const std::string& problem : state_->problems()) Log(LogLevel::kWarning, problem);
   StartEngine(TakeOver());
   RecoverRoots();
   CKPTD_RETURN_IF_ERROR(StartServers());
@@ -274,9 +276,15 @@ void Daemon::StartEngine(Inheritance inheritance) {
   root_options.writer.depth = io.depth();
   root_options.checksum_threads = io.checksum_threads();
   root_ios_ = std::make_unique<ThreadedRootIoFactory>(root_options, &SystemClock(), post);
-  attacher_ = std::make_unique<RootAttacher>(state_.get(), [this](UniqueFd directory, const FileUser& user) {
-    return root_ios_->Make(std::move(directory), user);
-  });
+  state_worker_ = std::make_unique<WorkerPool>(1);
+  attacher_ = std::make_unique<RootAttacher>(
+      state_.get(),
+      [this](UniqueFd directory, const FileUser& user) {
+        return root_ios_->Make(std::move(directory), user);
+      },
+      RootAttacher::Threads{
+          .state = [this](absl::AnyInvocable<void()> work) { state_worker_->Submit(std::move(work)); },
+          .engine = post});
   const auto& pool = config_.pool();
   pool_ = SegmentPool::Start(
       {.bytes = pool.bytes(),
@@ -489,6 +497,7 @@ void Daemon::Stop() {
   workers_.reset();
   if (gate_) gate_->Close();
   loop_.reset();
+  state_worker_.reset();
   if (root_ios_) {
     const std::vector<std::string> hung = root_ios_->Close(kRootPatience);
     if (!hung.empty()) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/runtime/user_groups.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/fs/file_system.h"
@@ -46,17 +47,24 @@ absl::StatusOr<RootAttachment> RootAttacher::Attach(UniqueFd directory, const st
   root.set_path(OwnPath(directory, info, path, user));
   root.set_uid(static_cast<int32_t>(user.uid));
   root.set_gid(static_cast<int32_t>(user.gid));
-  root.mutable_groups()->Add(user.groups.begin(), user.groups.end());
   root.set_device(info.st_dev);
   root.set_inode(info.st_ino);
-  CKPTD_RETURN_IF_ERROR(state_->Remember(root));
   return Make(std::move(directory), root, path, user);
 }
 
 absl::StatusOr<RootAttachment> RootAttacher::Reopen(const storage::v1::KnownRoot& root) {
-  const FileUser user{.uid = static_cast<uid_t>(root.uid()),
-                      .gid = static_cast<gid_t>(root.gid()),
-                      .groups = {root.groups().begin(), root.groups().end()}};
+  absl::StatusOr<RootAttachment> reopened = TryReopen(root);
+  state_->SetMissing(root,
+                     ErrnoOf(reopened.status()) == ENOENT || ReasonOf(reopened.status()) == "ROOT_MOVED");
+  return reopened;
+}
+
+absl::StatusOr<RootAttachment> RootAttacher::TryReopen(const storage::v1::KnownRoot& root) {
+  const auto uid = static_cast<uid_t>(root.uid());
+  const UserGroups groups = FindGroups(uid, "/etc/passwd", "/etc/group");
+  const FileUser user{.uid = uid,
+                      .gid = groups.primary.value_or(static_cast<gid_t>(root.gid())),
+                      .groups = groups.supplementary};
   CKPTD_ASSIGN_OR_RETURN(const Handle handle, OpenRootDirectory(root.path(), user));
   UniqueFd directory(handle);
   struct stat info {};
@@ -82,6 +90,13 @@ RootAttachment RootAttacher::Make(UniqueFd directory, const storage::v1::KnownRo
   attachment.inode = root.inode();
   attachment.path = path;
   attachment.uid = user.uid;
+  attachment.remember = [state = state_, threads = threads_, root](RootAttachment::Remembered done) {
+    threads.state([state, threads, root, done = std::move(done)]() mutable {
+      auto in_use = state->Remember(root);
+      threads.engine(
+          [in_use = std::move(in_use), done = std::move(done)]() mutable { done(std::move(in_use)); });
+    });
+  };
   // A std::function must be copyable, a descriptor is not: whoever calls first takes it.
   attachment.make_io = [this, shared = std::make_shared<UniqueFd>(std::move(directory)), user] {
     return make_io_(std::move(*shared), user);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/engine.h"
@@ -22,23 +23,34 @@ class RootAttacher {
   // Makes the engine's way to an open root directory; called on the engine's thread, must not block.
   using MakeIo = std::function<std::unique_ptr<RootIo>(UniqueFd directory, const FileUser& user)>;
 
-  RootAttacher(StateDirectory* state, MakeIo make_io) : state_(state), make_io_(std::move(make_io)) {}
+  // Runs work that blocks on the state directory, and work on the engine's thread. Thread-safe, do not block.
+  using Post = std::function<void(absl::AnyInvocable<void()>)>;
+  struct Threads {
+    Post state;
+    Post engine;
+  };
+
+  RootAttacher(StateDirectory* state, MakeIo make_io, Threads threads)
+      : state_(state), make_io_(std::move(make_io)), threads_(std::move(threads)) {}
 
   // A directory that a session handed over, perhaps open with O_PATH only, or named by path. `path` is what
-  // the session calls it. The root is remembered before this returns: what is sealed in it from now on is
-  // recovered after a crash. INVALID_ARGUMENT, reason INVALID_PATH, for what is no directory.
+  // the session calls it. The engine remembers it (RootAttachment::remember) when it has opened the root for
+  // this user: what is sealed in it from then on is recovered after a crash. INVALID_ARGUMENT, reason
+  // INVALID_PATH, for what is no directory.
   absl::StatusOr<RootAttachment> Attach(UniqueFd directory, const std::string& path, const FileUser& user);
 
-  // A root of an earlier life. FAILED_PRECONDITION, reason ROOT_MOVED, when another directory is there now: a
-  // file system that is not mounted, most likely.
+  // A root of an earlier life, with the rights that its user has now (FindGroups). FAILED_PRECONDITION,
+  // reason ROOT_MOVED, when another directory is there now: a file system that is not mounted, most likely.
   absl::StatusOr<RootAttachment> Reopen(const storage::v1::KnownRoot& root);
 
  private:
   RootAttachment Make(UniqueFd directory, const storage::v1::KnownRoot& root, const std::string& path,
                       const FileUser& user);
+  absl::StatusOr<RootAttachment> TryReopen(const storage::v1::KnownRoot& root);
 
   StateDirectory* const state_;
   const MakeIo make_io_;
+  const Threads threads_;
 };
 
 }  // namespace ckptd

@@ -22,13 +22,23 @@ class RootAttacherTest : public ::testing::Test {
   void SetUp() override {
     ASSERT_NE(::mkdtemp(folder_), nullptr);
     std::filesystem::create_directory(root());
+    const auto now = [](absl::AnyInvocable<void()> work) { work(); };
     state_ = StateDirectory::Open(std::string(folder_) + "/state").value();
-    attacher_ =
-        std::make_unique<RootAttacher>(state_.get(), [this](UniqueFd directory, const FileUser& user) {
+    attacher_ = std::make_unique<RootAttacher>(
+        state_.get(),
+        [this](UniqueFd directory, const FileUser& user) {
           given_ = std::move(directory);
           given_user_ = user;
           return std::unique_ptr<RootIo>();
-        });
+        },
+        RootAttacher::Threads{.state = now, .engine = now});
+  }
+  // What the engine does when it has opened the root for its user.
+  static void Remember(const RootAttachment& attachment) {
+    absl::Status remembered = absl::UnknownError("no answer");
+    attachment.remember(
+        [&](absl::StatusOr<std::shared_ptr<const void>> known) { remembered = known.status(); });
+    EXPECT_TRUE(remembered.ok()) << remembered;
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string root() const { return std::string(folder_) + "/root"; }
@@ -54,8 +64,11 @@ TEST_F(RootAttacherTest, ARootIsRememberedWhereThisProcessFindsIt) {
   EXPECT_EQ(attachment->path, "/as/the/container/says");
   EXPECT_EQ(attachment->inode, InodeOf(root()));
   EXPECT_EQ(attachment->uid, me_.uid);
+  EXPECT_TRUE(state_->roots().empty()) << "the engine may still refuse it";
+  Remember(*attachment);
   ASSERT_EQ(state_->roots().size(), 1u);
   EXPECT_EQ(state_->roots()[0].path(), root());
+  EXPECT_TRUE(state_->roots()[0].groups().empty());
   EXPECT_EQ(state_->roots()[0].inode(), InodeOf(root()));
 }
 
@@ -78,7 +91,7 @@ TEST_F(RootAttacherTest, WhatIsNoDirectoryIsRefusedAndNotRemembered) {
 
 TEST_F(RootAttacherTest, AKnownRootIsFoundAgain) {
   UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  ASSERT_TRUE(attacher_->Attach(std::move(directory), root(), me_).ok());
+  Remember(attacher_->Attach(std::move(directory), root(), me_).value());
   const auto again = attacher_->Reopen(state_->roots()[0]);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->inode, InodeOf(root()));
@@ -86,13 +99,32 @@ TEST_F(RootAttacherTest, AKnownRootIsFoundAgain) {
 
 TEST_F(RootAttacherTest, AnotherDirectoryAtItsPathIsNotRecovered) {
   UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  ASSERT_TRUE(attacher_->Attach(std::move(directory), root(), me_).ok());
+  Remember(attacher_->Attach(std::move(directory), root(), me_).value());
   std::filesystem::rename(root(), std::string(folder_) + "/elsewhere");
   EXPECT_EQ(ErrnoOf(attacher_->Reopen(state_->roots()[0]).status()), ENOENT);
   std::filesystem::create_directory(root());
   const auto reopened = attacher_->Reopen(state_->roots()[0]);
   EXPECT_EQ(ReasonOf(reopened.status()), "ROOT_MOVED");
   EXPECT_THAT(std::string(reopened.status().message()), HasSubstr("mount its file system"));
+}
+
+// A group that the user has left since must not open the root again.
+TEST_F(RootAttacherTest, ReopensWithTheGroupsThatTheUserHasNow) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  storage::v1::KnownRoot known;
+  known.set_path(root());
+  known.set_uid(61234);  // Nobody has it.
+  known.set_gid(61234);
+  known.add_groups(0);
+  known.set_inode(InodeOf(root()));
+  ASSERT_EQ(::chmod(folder_, 0755), 0);
+  ASSERT_EQ(::chmod(root().c_str(), 0750), 0);
+  EXPECT_EQ(ErrnoOf(attacher_->Reopen(known).status()), EACCES);
+  ASSERT_EQ(::chown(root().c_str(), 61234, 61234), 0);
+  const auto reopened = attacher_->Reopen(known);
+  ASSERT_TRUE(reopened.ok()) << reopened.status();
+  reopened->make_io();
+  EXPECT_TRUE(given_user_.groups.empty());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <iterator>
 #include <string>
 
 #include "storage/base/errors.h"
@@ -18,13 +19,12 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-storage::v1::KnownRoot Root(const std::string& path, uint64_t inode) {
+storage::v1::KnownRoot Root(const std::string& path, uint64_t inode, int uid = 1000) {
   storage::v1::KnownRoot root;
   root.set_path(path);
   root.set_device(5);
   root.set_inode(inode);
-  root.set_uid(1000);
-  root.add_groups(7);
+  root.set_uid(uid);
   return root;
 }
 
@@ -51,18 +51,68 @@ TEST_F(StateDirectoryTest, RootsAreThereInTheNextLife) {
     ASSERT_TRUE(state->Remember(Root("/a", 1)).ok());
   }
   EXPECT_THAT(Paths(), ElementsAre("/a", "/b"));
-  EXPECT_THAT(StateDirectory::Open(path()).value()->roots()[0].groups(), ElementsAre(7u));
 }
 
-TEST_F(StateDirectoryTest, ADirectoryAndAPathAreRememberedOnce) {
+// Device numbers change with a boot, and a client chooses its path: neither makes two entries one.
+TEST_F(StateDirectoryTest, AnEntryNeverTakesThePlaceOfAnother) {
   {
     auto state = StateDirectory::Open(path()).value();
-    ASSERT_TRUE(state->Remember(Root("/a", 1)).ok());
-    ASSERT_TRUE(state->Remember(Root("/moved", 1)).ok());
-    ASSERT_TRUE(state->Remember(Root("/b", 2)).ok());
-    ASSERT_TRUE(state->Remember(Root("/b", 3)).ok());  // Made anew at the same place.
+    ASSERT_TRUE(state->Remember(Root("/victim", 1, 1000)).ok());
+    ASSERT_TRUE(
+        state->Remember(Root("/victim", 1, 2000)).ok());  // Another user's attach of the same directory.
+    ASSERT_TRUE(state->Remember(Root("/victim", 2, 1000)).ok());  // Another directory that claims the path.
+    ASSERT_TRUE(state->Remember(Root("/moved", 1, 1000)).ok());
   }
-  EXPECT_THAT(Paths(), ElementsAre("/moved", "/b"));
+  const auto state = StateDirectory::Open(path()).value();
+  ASSERT_EQ(state->roots().size(), 4u);
+  EXPECT_EQ(state->roots()[0].path(), "/victim");
+  EXPECT_EQ(state->roots()[0].inode(), 1u);
+  EXPECT_EQ(state->roots()[0].uid(), 1000);
+}
+
+// Escaped, as the text has it, such a path takes 16 KB.
+TEST_F(StateDirectoryTest, AUserWithManyLongPathsNeitherFillsTheFileNorHidesOthers) {
+  {
+    auto state = StateDirectory::Open(path()).value();
+    const auto in_use = state->Remember(Root("/victim", 1, 2000));
+    ASSERT_TRUE(in_use.ok());
+    for (int i = 0; i < 300; ++i) {
+      ASSERT_TRUE(state->Remember(Root("/" + std::string(4000, '\x81') + std::to_string(i), 100 + i)).ok());
+    }
+  }
+  EXPECT_LT(std::filesystem::file_size(path() + "/known_roots.txtpb"), size_t{2} << 20);
+  const auto state = StateDirectory::Open(path()).value();
+  EXPECT_EQ(state->roots().front().path(), "/victim");
+  EXPECT_EQ(state->roots().back().inode(), 399u) << "the newest stays";
+}
+
+TEST_F(StateDirectoryTest, TheOldestRootThatIsNotInUseMakesRoom) {
+  auto state = StateDirectory::Open(path(), Duration::zero(), {.roots_per_uid = 2}).value();
+  auto a = state->Remember(Root("/a", 1));
+  ASSERT_TRUE(a.ok());
+  ASSERT_TRUE(state->Remember(Root("/b", 2)).ok());
+  auto c = state->Remember(Root("/c", 3));
+  ASSERT_TRUE(c.ok());
+  ASSERT_EQ(state->roots().size(), 2u);
+  EXPECT_EQ(state->roots()[0].path(), "/a");
+  EXPECT_EQ(state->roots()[1].path(), "/c");
+  const auto refused = state->Remember(Root("/d", 4));
+  EXPECT_EQ(ReasonOf(refused.status()), "LIMIT_EXCEEDED");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.known_roots_per_uid"));
+  EXPECT_TRUE(state->Remember(Root("/a", 1)).ok()) << "it is known";
+  EXPECT_TRUE(state->Remember(Root("/d", 4, 2000)).ok()) << "another user's";
+}
+
+TEST_F(StateDirectoryTest, ARootThatIsMissingMakesRoomFirst) {
+  auto state = StateDirectory::Open(path(), Duration::zero(), {.roots_per_uid = 2}).value();
+  ASSERT_TRUE(state->Remember(Root("/a", 1)).ok());
+  ASSERT_TRUE(state->Remember(Root("/b", 2)).ok());
+  state->SetMissing(Root("/a", 1), true);
+  state->SetMissing(Root("/a", 1), false);
+  state->SetMissing(Root("/b", 2), true);
+  ASSERT_TRUE(state->Remember(Root("/c", 3)).ok());
+  state.reset();
+  EXPECT_THAT(Paths(), ElementsAre("/a", "/c"));
 }
 
 TEST_F(StateDirectoryTest, ASecondDaemonIsRefused) {
@@ -89,6 +139,38 @@ TEST_F(StateDirectoryTest, AnUnreadableFileIsRefusedAndNotForgotten) {
   const auto state = StateDirectory::Open(path());
   EXPECT_EQ(ReasonOf(state.status()), "STATE_UNREADABLE");
   EXPECT_THAT(std::string(state.status().message()), HasSubstr("known_roots.txtpb"));
+}
+
+TEST_F(StateDirectoryTest, ABadEntryDoesNotHideTheOthers) {
+  { ASSERT_TRUE(StateDirectory::Open(path()).ok()); }
+  const std::string text =
+      "roots {\n  path: \"/a\"\n}\n"
+      "roots {\n  path: 5\n}\n"
+      "roots {\n  path: \"/b\"\n"
+      "roots {\n  path: \"/c\"\n}\n";
+  std::ofstream(path() + "/known_roots.txtpb") << text;
+  const auto state = StateDirectory::Open(path());
+  ASSERT_TRUE(state.ok()) << state.status();
+  ASSERT_EQ((*state)->roots().size(), 2u);
+  EXPECT_EQ((*state)->roots()[0].path(), "/a");
+  EXPECT_EQ((*state)->roots()[1].path(), "/c");
+  ASSERT_EQ((*state)->problems().size(), 2u);
+  EXPECT_THAT((*state)->problems()[0], HasSubstr("line 4"));
+  EXPECT_THAT((*state)->problems()[1], HasSubstr("line 7"));
+  std::ifstream copy(path() + "/known_roots.damaged");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(copy), {}), text);
+}
+
+// As 0.1.0 wrote it.
+TEST_F(StateDirectoryTest, ReadsTheListOfAnEarlierDaemon) {
+  { ASSERT_TRUE(StateDirectory::Open(path()).ok()); }
+  std::ofstream(path() + "/known_roots.txtpb")
+      << "roots {\n  path: \"/a\"\n  uid: 1000\n  gid: 100\n"
+         "  device: 2049\n  inode: 12\n  groups: 7\n  groups: 8\n}\n";
+  const auto state = StateDirectory::Open(path()).value();
+  ASSERT_EQ(state->roots().size(), 1u);
+  EXPECT_EQ(state->roots()[0].inode(), 12u);
+  EXPECT_EQ(state->roots()[0].gid(), 100);
 }
 
 TEST_F(StateDirectoryTest, AFieldOfANewerDaemonIsNoProblem) {

@@ -91,6 +91,7 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "ADMISSION_TIMEOUT": Busy,
     "PREFETCH_BUSY": Busy,
     "TOO_MANY_SESSIONS": Busy,
+    "LIMIT_EXCEEDED": Busy,
     "WAIT_TIMEOUT": WaitTimeout,
     "SKIPPED": Skipped,
     "SUPERSEDED": Superseded,
