@@ -121,7 +121,7 @@ absl::StatusOr<Manifest> BuildManifest(const Inflight& inflight, const ManifestS
 // now.
 absl::Status WriteManifest(FileSystem& fs, Handle dir, const std::string& bytes) {
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
-                         OpenScoped(fs, dir, OurPath("", std::string(kManifestName)), OpenMode::kLock));
+                         OpenScoped(fs, dir, OurPath("", std::string(kManifestName)), OpenMode::kUpdate));
   CKPTD_RETURN_IF_ERROR(WriteFully(fs, file.get(), 0, std::as_bytes(std::span(bytes))));
   CKPTD_RETURN_IF_ERROR(fs.Truncate(file.get(), static_cast<int64_t>(bytes.size())));
   return fs.Sync(file.get(), SyncMode::kAll);

@@ -23,11 +23,12 @@ using Handle = int;  // >= 0
 
 enum class OpenMode {
   kRead,          // An existing regular file.
-  kCreate,        // A new regular file, read and write; EEXIST when the name is taken. Mode 0644 & ~umask.
+  kCreate,        // A new regular file, read and write; EEXIST when the name is taken. Mode 0666 & ~umask.
   kCreateDirect,  // The same with O_DIRECT.
   kReadDirect,    // An existing regular file with O_DIRECT.
   kDirectory,     // An existing directory.
-  kLock,          // A regular file, created when missing, read and write: for Lock().
+  kUpdate,        // A regular file, created when missing as kCreate does, read and write.
+  kLock,          // The same for Lock(), with mode 0600: who may read a lock's file could take the lock.
 };
 
 enum class RenameMode {
@@ -70,7 +71,7 @@ class FileSystem {
 
   virtual absl::StatusOr<Handle> Open(Handle dir, std::string_view path, OpenMode mode) = 0;
   virtual absl::Status Close(Handle handle) = 0;
-  virtual absl::Status MakeDir(Handle dir, std::string_view path) = 0;                // Mode 0755 & ~umask.
+  virtual absl::Status MakeDir(Handle dir, std::string_view path) = 0;                // Mode 0777 & ~umask.
   virtual absl::Status Remove(Handle dir, std::string_view path, FileType type) = 0;  // unlink or rmdir.
   virtual absl::Status Rename(Handle old_dir, std::string_view old_path, Handle new_dir,
                               std::string_view new_path, RenameMode mode) = 0;
@@ -83,7 +84,8 @@ class FileSystem {
   // May transfer less than asked for; 0 at the end of the file.
   virtual absl::StatusOr<size_t> ReadAt(Handle file, int64_t offset, std::span<std::byte> into) = 0;
   virtual absl::StatusOr<size_t> WriteAt(Handle file, int64_t offset, std::span<const std::byte> from) = 0;
-  // An exclusive flock, without waiting: FAILED_PRECONDITION with reason LOCKED when another holds it.
+  // An exclusive lock, without waiting, until the handle is closed: FAILED_PRECONDITION with reason LOCKED
+  // when another holds it.
   virtual absl::Status Lock(Handle file) = 0;
   virtual absl::StatusOr<SpaceInfo> Space(Handle dir) = 0;
 };

@@ -25,6 +25,7 @@
 namespace ckptd {
 namespace {
 
+constexpr mode_t kLockRights = 0600;
 constexpr uint64_t kBeneath = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
 
 // A system call that a signal may interrupt before it did anything.
@@ -155,7 +156,8 @@ std::string FileSystemName(uint64_t magic) {
 
 class PosixFileSystem : public FileSystem {
  public:
-  explicit PosixFileSystem(Actor actor) : actor_(std::move(actor)) {}
+  PosixFileSystem(Actor actor, std::shared_ptr<const std::atomic<mode_t>> umask)
+      : actor_(std::move(actor)), umask_(std::move(umask)) {}
 
   absl::StatusOr<Handle> Open(Handle dir, std::string_view path, OpenMode mode) override;
   absl::Status Close(Handle handle) override;
@@ -174,7 +176,14 @@ class PosixFileSystem : public FileSystem {
   absl::StatusOr<SpaceInfo> Space(Handle dir) override;
 
  private:
+  // `mode` without the bits that the user's umask takes away from others. The user's own stay: this process
+  // has only the user's rights.
+  mode_t Masked(mode_t mode) const {
+    return mode & ~(umask_ != nullptr ? umask_->load() & 077 : mode_t{022});
+  }
+
   const Actor actor_;
+  const std::shared_ptr<const std::atomic<mode_t>> umask_;  // Null: 022.
 };
 
 uint64_t FlagsOf(OpenMode mode) {
@@ -187,6 +196,7 @@ uint64_t FlagsOf(OpenMode mode) {
       return O_RDWR | O_CREAT | O_EXCL;
     case OpenMode::kCreateDirect:
       return O_RDWR | O_CREAT | O_EXCL | O_DIRECT;
+    case OpenMode::kUpdate:
     case OpenMode::kLock:
       return O_RDWR | O_CREAT;
     case OpenMode::kDirectory:
@@ -211,18 +221,38 @@ absl::Status RequireRegular(int fd, uint64_t flags, const std::string& path) {
   return absl::OkStatus();
 }
 
+absl::Status Locked() {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "LOCKED", "another process holds the lock");
+}
+
+// What a kernel or a file system says that has no locks of a kind.
+bool IsMissing(int error) {
+  return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK;
+}
+
+// ckptd 0.1.0 made locks that everybody could read, and so take. Best effort: a file of somebody else's stays
+// as it is.
+void HideLock(int fd) {
+  struct stat stat;
+  if (::fstat(fd, &stat) == 0 && (stat.st_mode & 0777 & ~kLockRights) != 0) {
+    if (::fchmod(fd, kLockRights) != 0) return;
+  }
+}
+
 absl::StatusOr<Handle> PosixFileSystem::Open(Handle dir, std::string_view path, OpenMode mode) {
   CKPTD_RETURN_IF_ERROR(CheckPath(path));
   const Actor::Scope acting(actor_);
   CKPTD_RETURN_IF_ERROR(acting.status());
   const std::string name(path);
   const uint64_t flags = FlagsOf(mode);
-  const bool existing_file =
-      mode == OpenMode::kRead || mode == OpenMode::kReadDirect || mode == OpenMode::kLock;
-  UniqueFd fd(OpenAt2(dir, name.c_str(), flags | (existing_file ? O_NONBLOCK : 0), flags & O_CREAT ? 0644 : 0,
-                      kBeneath));
+  const bool existing_file = mode == OpenMode::kRead || mode == OpenMode::kReadDirect ||
+                             mode == OpenMode::kUpdate || mode == OpenMode::kLock;
+  const mode_t rights = mode == OpenMode::kLock ? kLockRights : Masked(0666);
+  UniqueFd fd(OpenAt2(dir, name.c_str(), flags | (existing_file ? O_NONBLOCK : 0),
+                      flags & O_CREAT ? rights : 0, kBeneath));
   if (!fd) return OpenError(errno, absl::StrCat("opening ", name));
   if (existing_file) CKPTD_RETURN_IF_ERROR(RequireRegular(fd.get(), flags, name));
+  if (mode == OpenMode::kLock) HideLock(fd.get());
   return fd.release();
 }
 
@@ -236,7 +266,7 @@ absl::Status PosixFileSystem::MakeDir(Handle dir, std::string_view path) {
   const Actor::Scope acting(actor_);
   CKPTD_RETURN_IF_ERROR(acting.status());
   CKPTD_ASSIGN_OR_RETURN(const Parent parent, OpenParent(dir, path));
-  if (::mkdirat(parent.dir, parent.name.c_str(), 0755) != 0) {
+  if (::mkdirat(parent.dir, parent.name.c_str(), Masked(0777)) != 0) {
     return ErrnoError(errno, absl::StrCat("making directory ", std::string(path)));
   }
   return absl::OkStatus();
@@ -367,12 +397,24 @@ absl::StatusOr<size_t> PosixFileSystem::WriteAt(Handle file, int64_t offset,
   return static_cast<size_t>(n);
 }
 
+// An open file description lock, and a flock beside it: ckptd 0.1.0 knows only the latter, so that a daemon
+// of either version notices one of the other. The first needs a descriptor that may be written to; the second
+// does not, which is why nobody else may open the file (kLockRights). A file system may lack either.
 absl::Status PosixFileSystem::Lock(Handle file) {
-  if (Uninterrupted([&] { return ::flock(file, LOCK_EX | LOCK_NB); }) == 0) return absl::OkStatus();
-  if (errno == EWOULDBLOCK) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "LOCKED", "another process holds the lock");
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  const int exclusive = Uninterrupted([&] { return ::fcntl(file, F_OFD_SETLK, &whole); }) == 0 ? 0 : errno;
+  if (exclusive == EAGAIN || exclusive == EACCES) return Locked();
+  if (exclusive != 0 && !IsMissing(exclusive)) return ErrnoError(exclusive, "locking");
+  const int legacy = Uninterrupted([&] { return ::flock(file, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
+  if (legacy != 0 && exclusive == 0 && !IsMissing(legacy)) {
+    whole.l_type = F_UNLCK;  // Half a lock is none.
+    if (::fcntl(file, F_OFD_SETLK, &whole) != 0) return ErrnoError(errno, "unlocking");
   }
-  return ErrnoError(errno, "locking");
+  if (legacy == EWOULDBLOCK) return Locked();
+  if (legacy == 0 || (exclusive == 0 && IsMissing(legacy))) return absl::OkStatus();
+  return ErrnoError(legacy, "locking");
 }
 
 absl::StatusOr<SpaceInfo> PosixFileSystem::Space(Handle dir) {
@@ -390,7 +432,7 @@ absl::StatusOr<SpaceInfo> PosixFileSystem::Space(Handle dir) {
 
 absl::StatusOr<std::unique_ptr<FileSystem>> MakePosixFileSystem(std::optional<FileUser> user) {
   CKPTD_ASSIGN_OR_RETURN(Actor actor, Actor::Make(user));
-  return std::make_unique<PosixFileSystem>(std::move(actor));
+  return std::make_unique<PosixFileSystem>(std::move(actor), user ? user->umask : nullptr);
 }
 
 absl::StatusOr<Handle> OpenRootDirectory(const std::string& absolute_path,

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -18,10 +19,13 @@ struct FileUser {
   uid_t uid;
   gid_t gid;
   std::vector<gid_t> groups;  // Supplementary ones.
+  // Of new files and directories; looked at each time, since a later trainer of the user may have another
+  // one. Null: 022. The user's own rights stay.
+  std::shared_ptr<std::atomic<mode_t>> umask = nullptr;
 };
 
 // PERMISSION_DENIED, reason USER_MISMATCH, when this process cannot act as `user`. Without a user: as this
-// process.
+// process. The umask of this process counts, too, whoever the user is: a daemon sets it to 0.
 absl::StatusOr<std::unique_ptr<FileSystem>> MakePosixFileSystem(std::optional<FileUser> user = std::nullopt);
 
 // Opens an absolute path as a directory: the only place where a path is taken as it is (its links are

@@ -3,12 +3,14 @@
 
 #include <fcntl.h>
 #include <grp.h>
+#include <sys/file.h>
 #include <sys/fsuid.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <memory>
 #include <optional>
@@ -21,6 +23,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
+#include "storage/base/unique_fd.h"
 #include "storage/fs/file_system.h"
 #include "tests/testing/seccomp.h"
 #include "tests/testing/temp_dir.h"
@@ -148,6 +151,87 @@ TEST(PosixFileSystemTest, LinksOnTheWayToARootAreFollowed) {
   auto opened = OpenRootDirectory(dir.path() + "/link", std::nullopt);
   ASSERT_TRUE(opened.ok()) << opened.status();
   EXPECT_TRUE(Make()->Close(*opened).ok());
+}
+
+mode_t ModeOf(const std::string& path) {
+  struct stat info {};
+  EXPECT_EQ(::stat(path.c_str(), &info), 0) << path;
+  return info.st_mode & 0777;
+}
+
+class UmaskTest : public ::testing::Test {
+ protected:
+  UmaskTest() : own_(::umask(0)) {}
+  ~UmaskTest() override { ::umask(own_); }
+  FileUser Self(std::shared_ptr<std::atomic<mode_t>> umask) const {
+    return {.uid = ::geteuid(), .gid = ::getegid(), .groups = {}, .umask = std::move(umask)};
+  }
+
+  const TempDir dir_;
+  const mode_t own_;
+};
+
+TEST_F(UmaskTest, NewFilesAndDirectoriesHaveTheUsersUmask) {
+  const auto umask = std::make_shared<std::atomic<mode_t>>(027);
+  const auto fs = Make(Self(umask));
+  ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "a", OpenMode::kCreate).ok());
+  ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "b", OpenMode::kUpdate).ok());
+  ASSERT_TRUE(fs->MakeDir(dir_.fd(), "c").ok());
+  EXPECT_EQ(ModeOf(dir_.path() + "/a"), mode_t{0640});
+  EXPECT_EQ(ModeOf(dir_.path() + "/b"), mode_t{0640});
+  EXPECT_EQ(ModeOf(dir_.path() + "/c"), mode_t{0750});
+  umask->store(0002);  // A later trainer's.
+  ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "d", OpenMode::kCreate).ok());
+  EXPECT_EQ(ModeOf(dir_.path() + "/d"), mode_t{0664});
+  umask->store(0777);  // The daemon has only the user's rights to its own files.
+  ASSERT_TRUE(fs->MakeDir(dir_.fd(), "e").ok());
+  EXPECT_EQ(ModeOf(dir_.path() + "/e"), mode_t{0700});
+}
+
+TEST_F(UmaskTest, UserWithoutUmaskHas022) {
+  const auto fs = Make(Self(nullptr));
+  ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "a", OpenMode::kCreate).ok());
+  ASSERT_TRUE(fs->MakeDir(dir_.fd(), "b").ok());
+  EXPECT_EQ(ModeOf(dir_.path() + "/a"), mode_t{0644});
+  EXPECT_EQ(ModeOf(dir_.path() + "/b"), mode_t{0755});
+}
+
+// Whoever may read a lock's file can hold a lock on it.
+TEST_F(UmaskTest, LockIsForItsOwnerAlone) {
+  const auto fs = Make();
+  ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "lock", OpenMode::kLock).ok());
+  EXPECT_EQ(ModeOf(dir_.path() + "/lock"), mode_t{0600});
+  // From its first moment on, not by a later chmod.
+  ASSERT_TRUE(WithoutSystemCall(
+      SYS_fchmod, EPERM, [&] { OpenScoped(*fs, dir_.fd(), "new", OpenMode::kLock).status().IgnoreError(); }));
+  EXPECT_EQ(ModeOf(dir_.path() + "/new"), mode_t{0600});
+  ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "old", OpenMode::kCreate).ok());
+  ASSERT_EQ(::chmod((dir_.path() + "/old").c_str(), 0644), 0);  // As ckptd 0.1.0 made it.
+  ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "old", OpenMode::kLock).ok());
+  EXPECT_EQ(ModeOf(dir_.path() + "/old"), mode_t{0600});
+}
+
+TEST(PosixFileSystemTest, LockExcludesFlockAndOpenFileDescriptionLocks) {
+  const TempDir dir;
+  const auto fs = Make();
+  const auto ours = OpenScoped(*fs, dir.fd(), "lock", OpenMode::kLock);
+  ASSERT_TRUE(ours.ok()) << ours.status();
+  const UniqueFd other(::open((dir.path() + "/lock").c_str(), O_RDWR | O_CLOEXEC));
+  struct flock whole {};
+  whole.l_whence = SEEK_SET;
+  // ckptd 0.1.0 has only the flock.
+  ASSERT_EQ(::flock(other.get(), LOCK_EX | LOCK_NB), 0);
+  EXPECT_EQ(ReasonOf(fs->Lock(ours->get())), "LOCKED");
+  ASSERT_EQ(::flock(other.get(), LOCK_UN), 0);
+  whole.l_type = F_WRLCK;
+  ASSERT_EQ(::fcntl(other.get(), F_OFD_SETLK, &whole), 0);
+  EXPECT_EQ(ReasonOf(fs->Lock(ours->get())), "LOCKED");
+  whole.l_type = F_UNLCK;
+  ASSERT_EQ(::fcntl(other.get(), F_OFD_SETLK, &whole), 0);
+  ASSERT_TRUE(fs->Lock(ours->get()).ok());
+  EXPECT_NE(::flock(other.get(), LOCK_EX | LOCK_NB), 0);
+  whole.l_type = F_WRLCK;
+  EXPECT_NE(::fcntl(other.get(), F_OFD_SETLK, &whole), 0);
 }
 
 TEST(PosixFileSystemTest, AFileIsOpenedWithoutNonblock) {

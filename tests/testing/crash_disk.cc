@@ -279,6 +279,7 @@ absl::StatusOr<Inode> CrashDisk::Add(const Parent& at, FileType type) {
 
 absl::StatusOr<Handle> CrashDisk::Open(Handle dir, std::string_view path, OpenMode mode) {
   const bool create = mode == OpenMode::kCreate || mode == OpenMode::kCreateDirect;
+  const bool update = mode == OpenMode::kUpdate || mode == OpenMode::kLock;
   std::string created;
   Handle handle;
   {
@@ -286,7 +287,7 @@ absl::StatusOr<Handle> CrashDisk::Open(Handle dir, std::string_view path, OpenMo
     CKPTD_ASSIGN_OR_RETURN(const Parent at, FindParent(dir, path));
     Inode inode = Child(at);
     if (create && inode != 0) return Error(EEXIST, path);
-    if (inode == 0 && !create && mode != OpenMode::kLock) return Error(ENOENT, path);
+    if (inode == 0 && !create && !update) return Error(ENOENT, path);
     if (inode == 0) {
       CKPTD_ASSIGN_OR_RETURN(inode, Add(at, FileType::kRegular));
       created = absl::StrCat("Create ", PathOf(inode));
@@ -301,7 +302,7 @@ absl::StatusOr<Handle> CrashDisk::Open(Handle dir, std::string_view path, OpenMo
       return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_A_FILE", path);
     }
     handle = next_handle_++;
-    open_[handle] = {inode, create || mode == OpenMode::kLock,
+    open_[handle] = {inode, create || update,
                      mode == OpenMode::kCreateDirect || mode == OpenMode::kReadDirect};
   }
   if (!created.empty()) Tell(created);
