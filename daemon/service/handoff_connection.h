@@ -3,9 +3,11 @@
 #define CKPTD_DAEMON_SERVICE_HANDOFF_CONNECTION_H_
 
 #include <sys/eventfd.h>
+#include <sys/types.h>
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "ckptd/v1/handoff.pb.h"
 #include "daemon/engine/engine.h"
+#include "daemon/memory/segment_pool.h"
 #include "daemon/service/peer_table.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
@@ -55,10 +58,15 @@ struct HandoffAnswer {
   uint64_t ticket = 0;
   bool ready = false;
   v1::HandoffResponse response;
-  std::vector<UniqueFd> descriptors;
+  // The segments of a FetchSegments. Their descriptors are made when the answer is sent: an answer that waits
+  // costs none.
+  std::vector<SegmentId> segments;
+  SegmentAccess access = SegmentAccess::kWrite;
 
   void Fail(const absl::Status& status) {
     ready = true;
+    segments.clear();
+    response.clear_kind();
     v1::HandoffError& error = *response.mutable_error();
     error.set_code(static_cast<int>(status.code()));
     error.set_reason(ReasonOf(status));
@@ -78,6 +86,17 @@ struct HandoffConnection {
   bool keeper = false;
   SessionInfo session;
   std::deque<HandoffAnswer> answers;  // Not sent yet, in the order of the questions.
+  int unread = 0;                     // Descriptors in packets that the peer has not read, as last looked.
+  Instant unread_since;
+  std::optional<Instant> held_since;  // The first answer waits since then for unread descriptors.
+};
+
+// A connection that is closed for the peer, with descriptors in packets that the peer never read. The kernel
+// counts them until the peer reads them or closes its end, and so does the server.
+struct UnreadRemains {
+  UniqueFd socket;
+  uid_t uid = 0;
+  int unread = 0;
 };
 
 }  // namespace ckptd

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -13,6 +14,7 @@
 #include <atomic>
 #include <cerrno>
 #include <map>
+#include <set>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -38,6 +40,7 @@ constexpr size_t kMaxNameLength = 100;
 constexpr size_t kMaxPathLength = 4096;
 constexpr Duration kLongestTurn = std::chrono::seconds(1);
 constexpr Duration kAcceptPause = std::chrono::milliseconds(200);
+constexpr Duration kHeldTurn = std::chrono::milliseconds(10);  // While answers wait for unread descriptors.
 
 constexpr int kSoPeerPidfd = 77;  // SO_PEERPIDFD, Linux 6.5.
 
@@ -96,10 +99,16 @@ class HandoffServer::Impl {
   absl::Status Hello(HandoffConnection& connection, const v1::Hello& hello, v1::HelloResponse& response);
   absl::Status AttachRoot(HandoffConnection& connection, const v1::AttachRoot& request,
                           std::vector<UniqueFd> descriptors, uint64_t ticket);
-  absl::Status FetchSegments(HandoffConnection& connection, const v1::FetchSegments& request,
-                             HandoffAnswer& answer);
+  static absl::Status FetchSegments(const v1::FetchSegments& request, HandoffAnswer& answer);
   void TakeReplies();
   void Flush(uint64_t id);
+  absl::Status MayHaveDescriptors(HandoffConnection& connection, int count);
+  void CountUnread(HandoffConnection& connection, int count);
+  void LookAtUnread();
+  void Hold(HandoffConnection& connection);
+  void CheckHeld();
+  void GiveUpHeld(uint64_t id, const absl::Status& why);
+  absl::StatusOr<std::vector<UniqueFd>> FindSegments(HandoffConnection& connection, HandoffAnswer& answer);
   void EndSession(HandoffConnection& connection, const std::string& why, bool goodbye);
   void Drop(uint64_t id, const std::string& why);
   void DropForFault(uint64_t id, const absl::Status& fault);
@@ -124,6 +133,12 @@ class HandoffServer::Impl {
   uint64_t last_ticket_ = 0;
   std::optional<Instant> accept_again_;  // Set while the listener is not watched.
   bool full_reported_ = false;
+  std::set<uid_t> full_uids_reported_;
+  int max_unread_ = 0, max_unread_of_uid_ = 0;
+  int unread_ = 0;  // Descriptors that nobody has read, as last looked: never fewer than there are.
+  std::map<uid_t, int> unread_of_uid_;
+  std::vector<UnreadRemains> remains_;
+  std::set<uint64_t> held_;  // Connections whose first answer waits for unread descriptors.
 
   std::thread thread_;
 };
@@ -137,6 +152,14 @@ absl::Status HandoffServer::Impl::Start() {
   lstat(options_.socket_path.c_str(), &socket_file_);
   epoll_.reset(epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_ || replies_->wake_fd() < 0) return ErrnoError(errno, "epoll_create or eventfd");
+  rlimit files{};
+  getrlimit(RLIMIT_NOFILE, &files);
+  const auto half = static_cast<int>(std::min<rlim_t>(files.rlim_cur, 1 << 20) / 2);
+  const int packet = static_cast<int>(kMaxPacketDescriptors);
+  max_unread_ =
+      options_.max_unread_descriptors > 0 ? options_.max_unread_descriptors : std::max(half, packet);
+  max_unread_of_uid_ = options_.max_unread_descriptors_per_uid > 0 ? options_.max_unread_descriptors_per_uid
+                                                                   : std::max(max_unread_ / 4, packet);
   CKPTD_RETURN_IF_ERROR(Watch(listener_.get(), Key(Source::kListener), EPOLLIN));
   CKPTD_RETURN_IF_ERROR(Watch(replies_->wake_fd(), Key(Source::kWake), EPOLLIN));
   thread_ = std::thread([this] { Run(); });
@@ -174,6 +197,7 @@ void HandoffServer::Impl::Run() {
     const int count =
         epoll_wait(epoll_.get(), events.data(), events.size(), static_cast<int>(timeout.count()));
     for (int i = 0; i < count && !stop_.load(); ++i) Handle(events[i].data.u64);
+    CheckHeld();
     CheckDeadlines();
   }
 }
@@ -181,6 +205,7 @@ void HandoffServer::Impl::Run() {
 Duration HandoffServer::Impl::UntilNextDeadline() const {
   Instant next = SystemClock().Now() + kLongestTurn;
   if (accept_again_) next = std::min(next, *accept_again_);
+  if (!held_.empty()) next = std::min(next, SystemClock().Now() + kHeldTurn);
   for (const auto& [id, connection] : connections_) {
     if (!connection.greeted) next = std::min(next, connection.hello_deadline);
   }
@@ -195,6 +220,7 @@ void HandoffServer::Impl::CheckDeadlines() {
       accept_again_ = now + kAcceptPause;
     }
   }
+  if (!remains_.empty()) LookAtUnread();
   std::vector<uint64_t> late;
   for (const auto& [id, connection] : connections_) {
     if (!connection.greeted && now >= connection.hello_deadline) late.push_back(id);
@@ -238,9 +264,10 @@ void HandoffServer::Impl::Accept() {
 }
 
 void HandoffServer::Impl::AddConnection(UniqueFd socket) {
-  if (static_cast<int>(connections_.size()) >= options_.max_connections) {
+  const int open = static_cast<int>(connections_.size() + remains_.size());
+  if (open >= options_.max_connections) {
     if (!std::exchange(full_reported_, true)) {
-      log_(absl::StrCat("refused a hand-off connection: there are ", connections_.size(), " already"));
+      log_(absl::StrCat("refused a hand-off connection: there are ", open, " already"));
     }
     return;
   }
@@ -248,6 +275,19 @@ void HandoffServer::Impl::AddConnection(UniqueFd socket) {
   absl::StatusOr<Peer> peer = PeerOfSocket(socket.get());
   if (!peer.ok())
     return log_(absl::StrCat("refused a hand-off connection: ", std::string(peer.status().message())));
+  const uid_t uid = peer->user.uid;
+  const auto of_uid = std::count_if(connections_.begin(), connections_.end(),
+                                    [uid](const auto& entry) { return entry.second.peer.user.uid == uid; }) +
+                      std::count_if(remains_.begin(), remains_.end(),
+                                    [uid](const auto& remains) { return remains.uid == uid; });
+  if (of_uid >= options_.max_connections_per_uid) {
+    if (full_uids_reported_.insert(uid).second) {
+      log_(absl::StrCat("refused a hand-off connection: uid ", uid, " has ", of_uid,
+                        " already (limits.connections_per_uid)"));
+    }
+    return;
+  }
+  full_uids_reported_.erase(uid);
   absl::StatusOr<UniqueFd> pidfd = PidfdOf(socket.get(), peer->pid);
   if (!pidfd.ok()) return;
   HandoffConnection connection;
@@ -293,12 +333,122 @@ void HandoffServer::Impl::Flush(uint64_t id) {
   HandoffConnection& connection = found->second;
   while (!connection.answers.empty() && connection.answers.front().ready) {
     HandoffAnswer& answer = connection.answers.front();
-    Packet packet{answer.response.SerializeAsString(), std::move(answer.descriptors)};
-    if (absl::Status sent = SendPacket(connection.socket.get(), packet); !sent.ok())
-      return DropForFault(id, sent);
+    const int descriptors = static_cast<int>(answer.segments.size());
+    if (descriptors > 0 && !MayHaveDescriptors(connection, descriptors).ok()) return Hold(connection);
+    Packet packet;
+    if (descriptors > 0) {
+      absl::StatusOr<std::vector<UniqueFd>> segments = FindSegments(connection, answer);
+      if (segments.ok()) {
+        packet.descriptors = *std::move(segments);
+      } else {
+        answer.Fail(segments.status());
+      }
+    }
+    packet.bytes = answer.response.SerializeAsString();
+    const absl::Status sent = SendPacket(connection.socket.get(), packet);
+    // The budget of the kernel may be used up by other processes of this user, too.
+    if (absl::IsResourceExhausted(sent)) return Hold(connection);
+    if (!sent.ok()) return DropForFault(id, sent);
+    CountUnread(connection, static_cast<int>(packet.descriptors.size()));
+    connection.held_since.reset();
     connection.answers.pop_front();
   }
+  held_.erase(id);
   if (connection.leaving && connection.answers.empty()) Drop(id, "said goodbye");
+}
+
+// ---- descriptors that nobody has read
+
+// Whether an answer with so many descriptors may be sent now. Else RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED.
+absl::Status HandoffServer::Impl::MayHaveDescriptors(HandoffConnection& connection, int count) {
+  const uid_t uid = connection.peer.user.uid;
+  const auto exceeded = [&](const std::string& whose, int most) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
+        absl::StrCat(whose, " has not read ", most,
+                     " descriptors of segments or nearly so, which is the most; read the answers "
+                     "to FetchSegments, and end processes that do not"));
+  };
+  const auto fits = [&] {
+    return unread_ + count <= max_unread_ && unread_of_uid_[uid] + count <= max_unread_of_uid_;
+  };
+  if (connection.unread > 0 || !fits()) LookAtUnread();
+  if (connection.unread > 0) return exceeded("this connection", static_cast<int>(kMaxPacketDescriptors));
+  if (unread_of_uid_[uid] + count > max_unread_of_uid_)
+    return exceeded(absl::StrCat("uid ", uid), max_unread_of_uid_);
+  if (!fits()) return exceeded("all clients together", max_unread_);
+  return absl::OkStatus();
+}
+
+void HandoffServer::Impl::CountUnread(HandoffConnection& connection, int count) {
+  if (count == 0) return;
+  if (count > 0 && connection.unread == 0) connection.unread_since = SystemClock().Now();
+  connection.unread += count;
+  unread_ += count;
+  unread_of_uid_[connection.peer.user.uid] += count;
+}
+
+// What was read since counts no more.
+void HandoffServer::Impl::LookAtUnread() {
+  for (auto& [id, connection] : connections_) {
+    if (connection.unread > 0 && PeerHasReadAll(connection.socket.get()))
+      CountUnread(connection, -connection.unread);
+  }
+  std::erase_if(remains_, [this](const UnreadRemains& remains) {
+    if (!PeerHasReadAll(remains.socket.get())) return false;
+    unread_ -= remains.unread;
+    unread_of_uid_[remains.uid] -= remains.unread;
+    return true;
+  });
+  std::erase_if(unread_of_uid_, [](const auto& entry) { return entry.second == 0; });
+}
+
+void HandoffServer::Impl::Hold(HandoffConnection& connection) {
+  if (!connection.held_since) connection.held_since = SystemClock().Now();
+  held_.insert(connection.id);
+}
+
+void HandoffServer::Impl::CheckHeld() {
+  const std::vector<uint64_t> held(held_.begin(), held_.end());
+  for (uint64_t id : held) {
+    Flush(id);
+    const auto found = connections_.find(id);
+    if (found == connections_.end() || !held_.contains(id)) continue;
+    HandoffConnection& connection = found->second;
+    if (SystemClock().Now() - *connection.held_since < options_.read_patience) continue;
+    GiveUpHeld(id,
+               MayHaveDescriptors(connection, static_cast<int>(connection.answers.front().segments.size())));
+  }
+}
+
+// The answer has waited long enough. Closes the connections that have not read what they were sent, and
+// answers with an error where the fault is not the connection's own.
+void HandoffServer::Impl::GiveUpHeld(uint64_t id, const absl::Status& why) {
+  const Instant now = SystemClock().Now();
+  const HandoffConnection& waiting = connections_.at(id);
+  const uid_t uid = waiting.peer.user.uid;
+  const bool only_its_uid =
+      unread_of_uid_[uid] + static_cast<int>(waiting.answers.front().segments.size()) > max_unread_of_uid_;
+  const bool own_fault = waiting.unread > 0;
+  std::vector<uint64_t> idle;
+  for (const auto& [other, connection] : connections_) {
+    const bool to_blame = own_fault ? other == id : !only_its_uid || connection.peer.user.uid == uid;
+    if (to_blame && connection.unread > 0 && now - connection.unread_since >= options_.read_patience)
+      idle.push_back(other);
+  }
+  for (uint64_t other : idle)
+    DropForFault(other, absl::UnavailableError("the peer does not read its answers"));
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  HandoffConnection& connection = found->second;
+  connection.answers.front().Fail(
+      !why.ok()
+          ? why
+          : MakeError(absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
+                      "the daemon's user has as many descriptors in messages that nobody has read as the "
+                      "kernel allows (RLIMIT_NOFILE); end the processes that do not read, and try again"));
+  connection.held_since.reset();
+  Flush(id);
 }
 
 void HandoffServer::Impl::TakeReplies() {
@@ -329,7 +479,13 @@ void HandoffServer::Impl::Drop(uint64_t id, const std::string& why) {
   if (found == connections_.end()) return;
   HandoffConnection connection = std::move(found->second);  // Closing its descriptors ends the watch on them.
   connections_.erase(found);
+  held_.erase(id);
   EndSession(connection, why, false);
+  if (connection.unread == 0) return;
+  if (PeerHasReadAll(connection.socket.get())) return CountUnread(connection, -connection.unread);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.socket.get(), nullptr);
+  shutdown(connection.socket.get(), SHUT_RDWR);
+  remains_.push_back({std::move(connection.socket), connection.peer.user.uid, connection.unread});
 }
 
 void HandoffServer::Impl::DropForFault(uint64_t id, const absl::Status& fault) {
@@ -367,7 +523,7 @@ absl::Status HandoffServer::Impl::HandlePacket(HandoffConnection& connection, Pa
     status = AttachRoot(connection, request.attach_root(), std::move(packet.descriptors), answer.ticket);
     later = status.ok();
   } else if (request.kind_case() == v1::HandoffRequest::kFetchSegments) {
-    status = FetchSegments(connection, request.fetch_segments(), answer);
+    status = FetchSegments(request.fetch_segments(), answer);
   } else {
     answer.response.mutable_goodbye();
     connection.leaving = true;
@@ -377,11 +533,7 @@ absl::Status HandoffServer::Impl::HandlePacket(HandoffConnection& connection, Pa
         Watch(connection.socket.get(), Key(Source::kSocket, connection.id), 0, EPOLL_CTL_MOD));
   }
   answer.ready = !later;
-  if (!status.ok()) {
-    answer.descriptors.clear();
-    answer.response.clear_kind();
-    answer.Fail(status);
-  }
+  if (!status.ok()) answer.Fail(status);
   return absl::OkStatus();
 }
 
@@ -450,23 +602,36 @@ absl::Status HandoffServer::Impl::AttachRoot(HandoffConnection& connection, cons
   return absl::OkStatus();
 }
 
-absl::Status HandoffServer::Impl::FetchSegments(HandoffConnection& connection,
-                                                const v1::FetchSegments& request, HandoffAnswer& answer) {
+absl::Status HandoffServer::Impl::FetchSegments(const v1::FetchSegments& request, HandoffAnswer& answer) {
   if (request.ids().empty() || request.ids_size() > static_cast<int>(kMaxPacketDescriptors)) {
     return Invalid(absl::StrCat("FetchSegments takes 1 to ", kMaxPacketDescriptors, " ids, ",
                                 request.ids_size(), " came"));
   }
-  const SegmentAccess access = request.read_only() ? SegmentAccess::kRead : SegmentAccess::kWrite;
-  for (int64_t id : request.ids()) {
+  std::vector<SegmentId> ids(request.ids().begin(), request.ids().end());
+  std::sort(ids.begin(), ids.end());
+  if (const auto twice = std::adjacent_find(ids.begin(), ids.end()); twice != ids.end())
+    return Invalid(absl::StrCat("FetchSegments names segment ", *twice, " twice; name each once"));
+  answer.segments.assign(request.ids().begin(), request.ids().end());
+  answer.access = request.read_only() ? SegmentAccess::kRead : SegmentAccess::kWrite;
+  return absl::OkStatus();
+}
+
+// When the answer is about to be sent.
+absl::StatusOr<std::vector<UniqueFd>> HandoffServer::Impl::FindSegments(HandoffConnection& connection,
+                                                                        HandoffAnswer& answer) {
+  std::vector<UniqueFd> descriptors;
+  v1::FetchSegmentsResponse& response = *answer.response.mutable_fetch_segments();
+  response.clear_segments();
+  for (SegmentId id : answer.segments) {
     CKPTD_ASSIGN_OR_RETURN(SegmentDirectory::Descriptor found,
-                           directory_->Find(connection.session.id, id, access));
-    answer.descriptors.emplace_back(found.fd);
-    v1::HandoffSegment& segment = *answer.response.mutable_fetch_segments()->add_segments();
+                           directory_->Find(connection.session.id, id, answer.access));
+    descriptors.emplace_back(found.fd);
+    v1::HandoffSegment& segment = *response.add_segments();
     segment.set_id(id);
     segment.set_size_bytes(found.size);
     segment.set_huge(found.huge);
   }
-  return absl::OkStatus();
+  return descriptors;
 }
 
 // ---- HandoffServer

@@ -56,9 +56,17 @@ struct HandoffOptions {
   mode_t mode = 0660;
   std::optional<gid_t> group;
   int max_connections = 2048;  // Sessions, and those that have not said Hello yet.
+  int max_connections_per_uid = 2048;
   std::string daemon_instance;
   std::string daemon_version;
   Duration hello_timeout = std::chrono::seconds(10);
+  // Descriptors in answers that clients have not read. The kernel counts them all together, as those of the
+  // daemon's user, and lets it have RLIMIT_NOFILE. One connection has at most those of one answer (64).
+  int max_unread_descriptors = 0;          // 0: half of RLIMIT_NOFILE.
+  int max_unread_descriptors_per_uid = 0;  // 0: a quarter of max_unread_descriptors, at least 64.
+  // How long an answer waits because of unread descriptors. Then the connections that have left theirs unread
+  // for so long are closed; an answer that waited for others gets the error LIMIT_EXCEEDED.
+  Duration read_patience = std::chrono::seconds(10);
   Duration listen_patience = Duration::zero();  // As UnixListenerOptions::patience.
 };
 

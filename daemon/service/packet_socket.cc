@@ -1,5 +1,7 @@
 #include "daemon/service/packet_socket.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -85,7 +87,16 @@ absl::Status SendPacket(int socket, const Packet& packet) {
   if (sent >= 0) return absl::OkStatus();
   if (errno == EAGAIN || errno == EWOULDBLOCK)
     return absl::UnavailableError("the peer does not read its answers");
+  if (errno == ETOOMANYREFS) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "ETOOMANYREFS",
+                     "the daemon's user has too many descriptors in messages that nobody has read");
+  }
   return ErrnoError(errno, "sendmsg");
+}
+
+bool PeerHasReadAll(int socket) {
+  int queued = 0;
+  return ioctl(socket, SIOCOUTQ, &queued) != 0 || queued == 0;
 }
 
 }  // namespace ckptd

@@ -25,8 +25,13 @@ struct Packet {
 // taken for it.
 absl::StatusOr<std::optional<Packet>> ReceivePacket(int socket);
 
-// The whole packet or nothing. UNAVAILABLE: the peer's buffer is full.
+// The whole packet or nothing. UNAVAILABLE: the peer's buffer is full. RESOURCE_EXHAUSTED, reason
+// ETOOMANYREFS: the kernel lets this user have no more descriptors in messages that nobody has read.
 absl::Status SendPacket(int socket, const Packet& packet);
+
+// False while a packet that was sent here has not been read by the peer. A peer that has closed its end has
+// read everything.
+bool PeerHasReadAll(int socket);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_SERVICE_PACKET_SOCKET_H_

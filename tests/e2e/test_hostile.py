@@ -173,6 +173,26 @@ def test_a_thousand_sessions_idle_or_vanish_and_everything_comes_back(daemon, ra
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_segments_that_are_fetched_and_never_read_cost_nobody_else_their_session(daemon, rank, victim, attackers):
+    with others_are_served(daemon, rank):  # Which also looks at the daemon's descriptors.
+        hog = attackers(descriptors=True).join(victim)
+        segments = [segment.id for segment in hog.call("Begin", hog.begin("t", 8 * MIB)).segments]
+        fetch = handoff.HandoffRequest(id=99, fetch_segments=handoff.FetchSegments(ids=segments))
+        answer, received = hog.wire.ask(fetch_segments=handoff.FetchSegments(ids=segments * 2))
+        assert answer.error.reason == "INVALID_ARGUMENT" and "twice" in answer.error.message and not received
+        with contextlib.suppress(OSError):  # It hangs up when too many requests wait.
+            for _ in range(1000):
+                hog.wire.socket.send(fetch.SerializeToString())
+        other = Attacker(daemon, descriptors=True).join(victim, launch="other")
+        segments = [segment.id for segment in other.call("Begin", other.begin("u", MIB)).segments]
+        answer, received = other.wire.ask(fetch_segments=handoff.FetchSegments(ids=segments))
+        assert len(received) == len(segments), answer
+        for descriptor in received:
+            os.close(descriptor)
+        other.close()
+        hog.close()
+
+
 # ---- what is asked for
 
 
