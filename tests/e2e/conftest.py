@@ -64,3 +64,10 @@ def trainers(daemon, root):
     yield make
     for trainer in made:
         trainer.close()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """item.failed: for fixtures that outlive a test."""
+    outcome = yield
+    item.failed = getattr(item, "failed", False) or outcome.get_result().failed

@@ -17,13 +17,19 @@ from ckptd.local_daemon import find_program
 
 # In the child, whose process id is the one that $LISTEN_PID has to name: the descriptors to 3, 4, ..., then the program.
 EXEC = """
-import fcntl, os, sys
+import contextlib, ctypes, fcntl, os, resource, sys
+with contextlib.suppress(ValueError, OSError):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (65536, 65536))  # As LimitNOFILE of the unit.
 count = int(sys.argv[1])
 given = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 1000) for fd in sys.argv[2:2 + count]]
 for place, fd in enumerate(given):
     os.dup2(fd, 3 + place)
     os.close(fd)
 os.closerange(3 + count, 1000)
+kept = os.environ.pop("CAPABILITIES")
+for capability in range(64) if kept else ():
+    if capability not in map(int, kept.split(",")):
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP.
 if count:
     os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS=str(count))
 os.execv(sys.argv[2 + count], sys.argv[2 + count:])
@@ -38,8 +44,19 @@ class ServiceManager:
     to each start and keeps its own; closes a barrier's descriptor when it comes to it.
     """
 
-    def __init__(self, folder, most=100, config="", pool_bytes=128 << 20):
+    def __init__(
+        self,
+        folder,
+        most=100,
+        config="",
+        pool_bytes=128 << 20,
+        io="chunk_bytes: 65536 depth: 1",  # One small write after the other, so that a quick disk, too, has work left when
+        metrics="port: -1",  # the daemon is killed.
+        capabilities=None,
+    ):
+        """capabilities: numbers of those that the service may have; None: all that this process has."""
         self.folder = folder
+        self.capabilities = "" if capabilities is None else ",".join(map(str, capabilities))
         self.most = most
         self.store = collections.OrderedDict()  # (device, inode) -> (name, descriptor)
         self.process = None
@@ -49,11 +66,10 @@ class ServiceManager:
         self.endpoint = f"unix:{self.socket_path}"
         self.config = os.path.join(folder, "ckptd.txtpb")
         with open(self.config, "w") as file:
-            # One small write after the other, so that a quick disk, too, has work left when the daemon is killed.
             file.write(
                 f'socket_path: "{self.socket_path}"\nstate_directory: "{folder}/state"\n'
                 f"pool {{ bytes: {pool_bytes} segment_bytes: {8 << 20} huge_pages: PLAIN }}\n"
-                f"io {{ chunk_bytes: 65536 depth: 1 }}\nmetrics {{ port: -1 }}\n{config}\n"
+                f"io {{ {io} }}\nmetrics {{ {metrics} }}\n{config}\n"
             )
         self.notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notices.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -74,6 +90,7 @@ class ServiceManager:
             "NOTIFY_SOCKET": "@" + self.notices.getsockname()[1:].decode(),
             "FDSTORE": str(self.most),
             "LISTEN_FDNAMES": ":".join(names),
+            "CAPABILITIES": self.capabilities,
         }
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(

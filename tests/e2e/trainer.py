@@ -5,11 +5,23 @@ A process of its own, so that it can be killed, stopped and woken like a real on
 """
 
 import ast
+import ctypes
 import json
+import os
 import sys
 
 namespace = {"__name__": "trainer"}
 exec("import os, sys, time, threading, torch, ckptd\ntorch.set_num_threads(1)", namespace)
+exec(os.environ.get("CKPTD_TEST_IMPORTS", ""), namespace)
+if "CKPTD_TEST_MOUNT_NAMESPACE" in os.environ:  # As in a container.
+    if ctypes.CDLL(None, use_errno=True).unshare(0x00020000) != 0:  # CLONE_NEWNS
+        raise OSError(ctypes.get_errno(), "unshare")
+if "CKPTD_TEST_UID" in os.environ:  # As another user, and after the imports: that user may not be able to read these files.
+    uid = int(os.environ["CKPTD_TEST_UID"])
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: else its /proc would be root's.
 answers = sys.stdout
 sys.stdout = sys.stderr
 
