@@ -153,6 +153,14 @@ void Engine::Impl::BeginPart(Save* save, const Member& member, const v1::BeginRe
                           *save));
   }
   Part& part = save->parts.at(member.rank);
+  const bool keeps = request.has_num_kept_ckpts();
+  if (!part.begun && keeps &&
+      save->num_kept_ckpts.value_or(request.num_kept_ckpts()) != request.num_kept_ckpts()) {
+    return reply(Conflict(absl::StrCat("rank ", member.rank, " saves ", save->key.tag,
+                                       " with num_kept_ckpts ", request.num_kept_ckpts(),
+                                       ", but it was begun with num_kept_ckpts ", *save->num_kept_ckpts),
+                          *save));
+  }
   if (part.begun) {
     if (part.sealed && part.session == 0 && part.instance == member.instance) {
       // Sealed with an earlier daemon, whose answer it has not got: it hears how the save ends.
@@ -178,8 +186,7 @@ void Engine::Impl::BeginPart(Save* save, const Member& member, const v1::BeginRe
   if (save->metrics.empty() || (member.rank == 0 && !request.metrics().empty())) {
     save->metrics = {request.metrics().begin(), request.metrics().end()};
   }
-  save->num_kept_ckpts =
-      request.has_num_kept_ckpts() ? std::optional<int>(request.num_kept_ckpts()) : std::nullopt;
+  if (keeps) save->num_kept_ckpts = request.num_kept_ckpts();  // A rank that names none follows the others.
   if (absl::Status placed = Place(save, part, part.asked); !placed.ok()) return FailSave(save, placed);
   if (save->phase == SavePhase::kGathering) return Gather(save);
   if (save->phase != SavePhase::kAdmitted) return;
@@ -286,16 +293,18 @@ void Engine::Impl::AskTarget(Save* save) {
 }
 
 void Engine::Impl::AskFreeBytes(Save* save) {
-  save->run->io->FreeBytes(
-      [this, id = save->id, before = WrittenDiskBytes(save->run->device)](absl::StatusOr<int64_t> free) {
-        Save* waiting = FindSaveById(id);
-        if (waiting == nullptr || waiting->phase != SavePhase::kTarget) return;
-        if (!free.ok()) return FailSave(waiting, free.status());
-        waiting->run->free_bytes = *free;
-        waiting->run->written_before = before;
-        waiting->phase = SavePhase::kGathering;
-        Gather(waiting);
-      });
+  const int64_t changes = room_changes_[save->run->device];
+  save->run->io->FreeBytes([this, id = save->id, changes,
+                            before = WrittenDiskBytes(save->run->device)](absl::StatusOr<int64_t> free) {
+    Save* waiting = FindSaveById(id);
+    if (waiting == nullptr || waiting->phase != SavePhase::kTarget) return;
+    if (!free.ok()) return FailSave(waiting, free.status());
+    waiting->run->free_bytes = *free;
+    waiting->run->written_before = before;
+    waiting->run->room_changes_asked = changes;
+    waiting->phase = SavePhase::kGathering;
+    Gather(waiting);
+  });
 }
 
 bool Engine::Impl::SizeKnown(const Save& save, const Part& part) const {
@@ -440,12 +449,35 @@ int64_t Engine::Impl::NeededDiskBytes(const Save& save) const {
   return need;
 }
 
-// Is there anything that may free room on disk without anybody's help, and has not been counted yet?
+// Whether anything on the save's device may free room that has not been counted yet, in any run: trash that
+// is being emptied, evictions under way or about to begin, and saves that hold room, for they may fail. A
+// save that itself waits for room holds none: two of these must not wait for each other.
 bool Engine::Impl::RoomMayCome(const Save& save) const {
-  const Run& run = *save.run;
-  if (!run.evicting.empty() || run.trash_bytes > 0 || run.emptying_trash || run.making_room > 0) return true;
-  return std::any_of(run.saves.begin(), run.saves.end(),
-                     [&save](const auto& other) { return other.second.get() != &save; });
+  const uint64_t device = save.run->device;
+  for (const auto& entry : runs_) {
+    const Run& run = *entry.second;
+    if (run.device != device || !run.open) continue;
+    if (!run.evicting.empty() || run.trash_bytes > 0 || run.emptying_trash || run.making_room > 0)
+      return true;
+  }
+  return std::any_of(saves_by_id_.begin(), saves_by_id_.end(), [&](const auto& entry) {
+    const Save* other = entry.second;
+    return other != &save && other->run->device == device && other->disk_reserved > 0;
+  });
+}
+
+// Asks how much room the root's file system has by now.
+void Engine::Impl::AskRoom(Run* run) {
+  ++run->making_room;
+  run->room_changes_asked = room_changes_[run->device];
+  run->io->FreeBytes([this, run, before = WrittenDiskBytes(run->device)](absl::StatusOr<int64_t> free) {
+    --run->making_room;
+    if (free.ok()) {
+      run->free_bytes = *free;
+      run->written_before = before;
+    }
+    TryAdmitAll();
+  });
 }
 
 // Room on disk, on paper. Space in trash counts as coming.
@@ -458,7 +490,14 @@ bool Engine::Impl::ReserveDisk(Save* save) {
   }
   const std::string lack = absl::StrCat("disk: the checkpoint needs ", need, " bytes, the file system of ",
                                         run->path, " has ", std::max<int64_t>(0, free), " free");
-  if (!RoomMayCome(*save)) {
+  const bool room_may_come = RoomMayCome(*save);
+  if (!room_may_come && run->room_changes_asked != room_changes_[run->device]) {
+    // Another run of the device has freed some since this one asked.
+    save->waits_for = lack;
+    AskRoom(run);
+    return false;
+  }
+  if (!room_may_come) {
     FailSave(save,
              MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE",
                        absl::StrCat(lack, "; free some space or keep fewer checkpoints (num_kept_ckpts)"),

@@ -269,7 +269,8 @@ struct Run {
   std::set<int64_t> perhaps_evicted;            // (of these) nobody knows whether they are, before a scan.
   std::set<int64_t> pointed;                    // A pointer file names them: retention leaves them.
   int64_t free_bytes = 0;                       // As last asked,
-  int64_t written_before = 0;                   // when its device had been written so much.
+  int64_t written_before = 0;                   // when its device had been written so much,
+  int64_t room_changes_asked = 0;               // and its room had changed so often (room_changes_).
   int64_t outcomes = 0, outcomes_recorded = 0;  // In the history; of them, on disk.
   bool history_failed = false;                  // It could not be written, and that was said.
   std::optional<Instant> record_again_at;
@@ -319,6 +320,7 @@ class Engine::Impl {
   absl::Status NamePointers(Save* save, const Member& member, const v1::BeginRequest& request);
   void AskTarget(Save* save);
   void AskFreeBytes(Save* save);
+  void AskRoom(Run* run);
   void Gather(Save* save);
   void TryAdmitAll();
   bool TryAdmitSave(Save* save);
@@ -368,6 +370,7 @@ class Engine::Impl {
   void WritePart(Save* save, Part& part);
   void PartWritten(int64_t save_id, int rank, absl::StatusOr<storage::v1::PartRecord> record);
   void TryPublish(Save* save);
+  void Publish(Save* save);
   void Published(int64_t save_id, PublishResult result);
   storage::v1::ManifestSummary SummaryOf(const Save& save) const;
   void TakePointers(Run* run, PointerFiles pointers);
@@ -538,7 +541,8 @@ class Engine::Impl {
   std::map<std::string, Lease> leases_;
   std::map<int64_t, Write> writes_;  // By BeginWrite's id.
   std::map<int64_t, Watcher> watchers_;
-  std::map<uint64_t, int64_t> spent_;  // Device -> what saves that have ended wrote there.
+  std::map<uint64_t, int64_t> spent_;         // Device -> what saves that have ended wrote there.
+  std::map<uint64_t, int64_t> room_changes_;  // Device -> how often the engine may have freed room there.
   int64_t next_id_ = 1;
   bool admitting_ = false, admit_again_ = false;
   bool draining_ = false;

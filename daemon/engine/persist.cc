@@ -1,5 +1,6 @@
 // From sealed to committed: parts to disk, publish, retention. The steps on disk are RootStore's.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -137,6 +138,24 @@ void Engine::Impl::TryPublish(Save* save) {
       return;
   }
   save->phase = SavePhase::kPublishing;
+  // A daemon that is killed after the commit leaves the run record to the next one, whose retention removes
+  // what the record does not keep. So the record says that more are kept before the commit, and that fewer
+  // are kept after it.
+  const storage::v1::RunRecord& record = save->run->ledger->record();
+  const int all = std::numeric_limits<int>::max();
+  const int recorded = record.has_num_kept_ckpts() ? record.num_kept_ckpts() : all;
+  if (save->num_kept_ckpts.value_or(all) <= recorded) return Publish(save);
+  save->run->ledger->SetRetention(save->num_kept_ckpts);
+  save->run->ledger->WriteHistory([this, id = save->id](const absl::Status& written) {
+    Save* ready = FindSaveById(id);
+    if (ready == nullptr) return;
+    if (written.ok()) return Publish(ready);
+    ready->phase = SavePhase::kAdmitted;
+    FailSave(ready, Annotate(written, "recording that more checkpoints are kept"));
+  });
+}
+
+void Engine::Impl::Publish(Save* save) {
   save->run->ledger->Commit(save->sequence, [this, id = save->id](absl::Status decided) {
     Save* ready = FindSaveById(id);
     if (ready == nullptr) return;
@@ -338,17 +357,10 @@ void Engine::Impl::EmptyTrash(Run* run) {
       }
       run->empty_again_at = clock_->Now() + kTryAgain;
     }
+    ++room_changes_[run->device];
     if (run->empty_again && left.ok()) return EmptyTrash(run);
     CheckDrained();
-    ++run->making_room;
-    run->io->FreeBytes([this, run, before = WrittenDiskBytes(run->device)](absl::StatusOr<int64_t> free) {
-      --run->making_room;
-      if (free.ok()) {
-        run->free_bytes = *free;
-        run->written_before = before;
-      }
-      TryAdmitAll();
-    });
+    AskRoom(run);
   });
 }
 

@@ -202,6 +202,8 @@ void Engine::Impl::OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot)
   AdoptInherited(run);
   for (PendingAttach& attach : waiting) AcceptAttach(run, std::move(attach));
   EmptyTrash(run);
+  // The daemon before this one may have been killed between a commit and its evictions.
+  Retain(run);
 }
 
 // Takes over what a scan of the root found.
@@ -274,8 +276,7 @@ void Engine::Impl::RecordUnheard(Run* run) {
     outcome.set_time_us(clock_->UnixMicros());
     outcome.set_size_bytes(summary.size_bytes());
   }
-  for (auto outcome = unheard.rbegin(); outcome != unheard.rend(); ++outcome)
-    run->ledger->RecordOutcome(*outcome, [](absl::Status) {});
+  for (auto outcome = unheard.rbegin(); outcome != unheard.rend(); ++outcome) Record(run, *outcome);
 }
 
 Member* Engine::Impl::FindMember(Run* run, SessionId session, int rank) {

@@ -237,6 +237,7 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
   if (save->reservation != 0) pool_->Release(std::exchange(save->reservation, 0));
   PruneResidents(run);
   spent_[run->device] += save->written->load(std::memory_order_relaxed);
+  ++room_changes_[run->device];
   saves_by_id_.erase(save->id);
   auto owned = run->saves.extract(save->sequence);
   run->ended.push_back(std::move(owned.mapped()));
