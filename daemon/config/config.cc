@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <memory>
@@ -102,11 +103,22 @@ void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (!config.scrub().has_period_hours()) config.mutable_scrub()->set_period_hours(168);
   if (config.scrub().bytes_per_second() == 0) config.mutable_scrub()->set_bytes_per_second(100 * kMiB);
 
+  auto& limits = *config.mutable_limits();
+  if (limits.max_admission_timeout_seconds() == 0) limits.set_max_admission_timeout_seconds(86400);
+  if (limits.max_commit_timeout_seconds() == 0) limits.set_max_commit_timeout_seconds(7 * 86400);
+  if (limits.max_pool_percent_per_user() == 0) limits.set_max_pool_percent_per_user(100);
+  if (limits.over_share_grace_seconds() == 0) limits.set_over_share_grace_seconds(10);
+
   auto& pool = *config.mutable_pool();
   if (pool.bytes() == 0) pool.set_bytes(memory_bytes / 4);
   if (pool.segment_bytes() == 0) pool.set_segment_bytes(DefaultSegmentBytes(pool.bytes()));
   if (!pool.has_populate_ahead_bytes()) pool.set_populate_ahead_bytes(pool.bytes());
   if (!pool.has_resident_bytes()) pool.set_resident_bytes(pool.bytes() / 2);
+  if (!limits.has_max_reader_pool_percent_per_user()) {
+    const double copies = static_cast<double>(pool.resident_bytes()) / static_cast<double>(pool.bytes());
+    limits.set_max_reader_pool_percent_per_user(
+        copies > 0.5 && copies <= 1 ? static_cast<int>(std::ceil(copies * 100)) : 50);
+  }
   if (pool.huge_pages() == config::v1::HUGE_PAGES_UNSPECIFIED) pool.set_huge_pages(config::v1::AUTO);
 
   auto& io = *config.mutable_io();
@@ -156,6 +168,14 @@ void CheckPool(const config::v1::PoolConfig& pool, int64_t memory_bytes, Checker
   check.Range("pool.resident_bytes", pool.resident_bytes(), 0, std::max<int64_t>(pool.bytes(), 0));
 }
 
+void CheckLimits(const config::v1::LimitsConfig& limits, Checker& check) {
+  check.Range("limits.max_admission_timeout_seconds", limits.max_admission_timeout_seconds(), 1, 86400);
+  check.Range("limits.max_commit_timeout_seconds", limits.max_commit_timeout_seconds(), 1, 7 * 86400);
+  check.Range("limits.max_pool_percent_per_user", limits.max_pool_percent_per_user(), 1, 100);
+  check.Range("limits.max_reader_pool_percent_per_user", limits.max_reader_pool_percent_per_user(), 0, 100);
+  check.Range("limits.over_share_grace_seconds", limits.over_share_grace_seconds(), 1, 3600);
+}
+
 void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& check) {
   CheckSockets(config, check);
   check.AbsolutePath("state_directory", config.state_directory());
@@ -171,6 +191,7 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
   check.Range("degraded_after_seconds", config.degraded_after_seconds(), 1, 3600);
   check.Range("scrub.period_hours", config.scrub().period_hours(), 0, 87600);
   check.Range("scrub.bytes_per_second", config.scrub().bytes_per_second(), kMiB, int64_t{1} << 40);
+  CheckLimits(config.limits(), check);
 }
 
 // proto3 enums are open: a number that the text gives need not be a name that we know.

@@ -45,6 +45,11 @@ TEST(Config, AnEmptyTextGivesEveryDefault) {
   EXPECT_EQ(config.io().depth(), 16);
   EXPECT_EQ(config.io().checksum_threads(), 1);
   EXPECT_EQ(config.metrics().port(), 9095);
+  EXPECT_EQ(config.limits().max_admission_timeout_seconds(), 86400);
+  EXPECT_EQ(config.limits().max_commit_timeout_seconds(), 7 * 86400);
+  EXPECT_EQ(config.limits().max_pool_percent_per_user(), 100);
+  EXPECT_EQ(config.limits().max_reader_pool_percent_per_user(), 50);
+  EXPECT_EQ(config.limits().over_share_grace_seconds(), 10);
   EXPECT_EQ(config.log().level(), "info");
   EXPECT_EQ(config.log().format(), "text");
   EXPECT_EQ(config.drain_timeout_seconds(), 30);
@@ -57,6 +62,16 @@ TEST(Config, ASegmentIsA64thOfThePoolRoundedDownToAPowerOfTwo) {
   EXPECT_EQ(Load(absl::StrCat("pool { bytes: ", 4 * kGiB, " }")).config.pool().segment_bytes(), 64 * kMiB);
   EXPECT_EQ(Load(absl::StrCat("pool { bytes: ", 7 * kGiB, " }")).config.pool().segment_bytes(), 64 * kMiB);
   EXPECT_EQ(Load(absl::StrCat("pool { bytes: ", 60 * kGiB, " }")).config.pool().segment_bytes(), 256 * kMiB);
+}
+
+TEST(Config, ReadersOfOneUserMayHoldWhatCopiesMayHold) {
+  const auto percent = [](const std::string& pool) {
+    return Load("pool { bytes: 1000000000 " + pool + " }").config.limits().max_reader_pool_percent_per_user();
+  };
+  EXPECT_EQ(percent("resident_bytes: 0"), 50);
+  EXPECT_EQ(percent("resident_bytes: 701000000"), 71);
+  EXPECT_EQ(percent("resident_bytes: 1000000000"), 100);
+  EXPECT_EQ(percent("resident_bytes: 2000000000"), 50) << "which is refused";
 }
 
 TEST(Config, AnUnknownFieldIsRefusedWithItsPlace) {
@@ -102,6 +117,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"drain_timeout_seconds: -1", "drain_timeout_seconds"},
         BadValue{"scrub { period_hours: -1 }", "scrub.period_hours"},
         BadValue{"scrub { bytes_per_second: 1000 }", "scrub.bytes_per_second"},
+        BadValue{"limits { max_admission_timeout_seconds: 86401 }", "limits.max_admission_timeout_seconds"},
+        BadValue{"limits { max_commit_timeout_seconds: 604801 }", "limits.max_commit_timeout_seconds"},
+        BadValue{"limits { max_pool_percent_per_user: 101 }", "limits.max_pool_percent_per_user"},
+        BadValue{"limits { max_reader_pool_percent_per_user: -1 }",
+                 "limits.max_reader_pool_percent_per_user"},
+        BadValue{"limits { over_share_grace_seconds: 3601 }", "limits.over_share_grace_seconds"},
         BadValue{"max_sessions: -1", "max_sessions"},
         BadValue{"degraded_after_seconds: 3601", "degraded_after_seconds"}));
 

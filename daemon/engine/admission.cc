@@ -1,8 +1,12 @@
 // Begin and Extend: sizes, room, order. A checkpoint is admitted once for all its ranks, memory and disk
-// together, before a byte is copied; in the order of sequence, so that two half-admitted ones cannot block
-// each other.
+// together, before a byte is copied, so that two half-admitted ones cannot block each other; within a run in
+// the order of sequence.
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
@@ -98,13 +102,23 @@ void Engine::Impl::BeginActivated(SessionId session, const v1::BeginRequest& req
 
 absl::StatusOr<Save*> Engine::Impl::NewSave(Run* run, const Member& member, const v1::BeginRequest& request) {
   using std::chrono::seconds;
+  // A longer one is refused and not shortened: the caller would rely on it.
+  const auto check = [](bool set, const google::protobuf::Duration& value, const char* field,
+                        Duration otherwise, Duration most, const char* bound) -> absl::StatusOr<Duration> {
+    absl::StatusOr<Duration> checked =
+        CheckDuration(set, value, field, std::min(otherwise, most), std::chrono::milliseconds(1), most);
+    if (checked.ok()) return checked;
+    return MakeError(checked.status().code(), ReasonOf(checked.status()),
+                     absl::StrCat(std::string(checked.status().message()), "; the daemon's ", bound,
+                                  " sets the upper bound"));
+  };
   CKPTD_ASSIGN_OR_RETURN(const Duration timeout,
-                         CheckDuration(request.has_timeout(), request.timeout(), "timeout", seconds(30),
-                                       std::chrono::milliseconds(1), seconds(86400)));
+                         check(request.has_timeout(), request.timeout(), "timeout", seconds(30),
+                               options_.max_admission_timeout, "limits.max_admission_timeout_seconds"));
   CKPTD_ASSIGN_OR_RETURN(
       const Duration commit_timeout,
-      CheckDuration(request.has_commit_timeout(), request.commit_timeout(), "commit_timeout", seconds(600),
-                    std::chrono::milliseconds(1), seconds(7 * 86400)));
+      check(request.has_commit_timeout(), request.commit_timeout(), "commit_timeout", seconds(600),
+            options_.max_commit_timeout, "limits.max_commit_timeout_seconds"));
   absl::StatusOr<int64_t> sequence = absl::InternalError("the ledger has not answered");
   run->ledger->Admit(member.attempt,
                      [&sequence](absl::StatusOr<int64_t> answer) { sequence = std::move(answer); });
@@ -337,8 +351,17 @@ void Engine::Impl::Gather(Save* save) {
   TryAdmitAll();
 }
 
-// Saves that wait for room, oldest first over all runs. A younger one gets nothing that an older one waits
-// for; but a root that hangs or is full holds up only its own run.
+// Saves that wait for room get it in this order:
+//   - Within a run and within a user the oldest first: a younger one gets no memory that an older one waits
+//   for.
+//   - Between users: saves that leave their user within the share (SharesOfMemory) before those that do not.
+//     They do not wait for one another: there is a share for everybody.
+//   - Of the saves beyond the share the oldest first. So that these do not wait forever while small saves of
+//     others come and go, one of them at a time has a turn: for over_share_grace nobody else gets memory.
+//     After a turn there is none for as long.
+//   - A save that cannot have memory before its own run or its own user gives some back makes nobody else
+//   wait;
+//     nor does one that waits for the disk, or whose root hangs.
 void Engine::Impl::TryAdmitAll() {
   if (admitting_) {  // An end in the middle of it gave room: once more when this turn is over.
     admit_again_ = true;
@@ -347,41 +370,302 @@ void Engine::Impl::TryAdmitAll() {
   admitting_ = true;
   do {
     admit_again_ = false;
-    std::set<Run*> blocked;
-    bool memory_waited_for = false;
-    for (auto& entry : saves_by_id_) {
-      Save* save = entry.second;
-      Run* run = save->run;
-      if (save->phase == SavePhase::kTarget || save->phase == SavePhase::kGathering) blocked.insert(run);
-      if (save->phase != SavePhase::kQueued) continue;
-      if (blocked.contains(run) || memory_waited_for) {
-        if (save->busy != v1::SKIP) continue;
-        // There is no room for it before others have theirs, and it does not wait for them.
-        FailSave(save,
-                 MakeError(absl::StatusCode::kAborted, "SKIPPED", "older saves wait for room, too",
-                           {{"tag", save->key.tag}}),
-                 v1::SKIPPED);
-        admit_again_ = true;
-        break;
-      }
-      if (!TryAdmitSave(save)) {
-        if (save->phase == SavePhase::kQueued) {
-          blocked.insert(run);
-          memory_waited_for |= save->waits_for.starts_with("memory") && !run->degraded;
-        } else {  // It ended: the map has changed.
-          admit_again_ = true;
-          break;
-        }
-      }
-    }
+    admit_at_.reset();
+    AdmitSome();
   } while (admit_again_);
   admitting_ = false;
 }
 
+// One walk over the saves that wait. When a save was admitted or has ended the walk is over, and is begun
+// anew.
+void Engine::Impl::AdmitSome() {
+  EndTurnWhenOver();
+  const MemoryShares shares = SharesOfMemory();
+  std::set<Run*> runs;    // An older save of theirs waits.
+  std::set<uid_t> users;  // An older save of theirs waits for memory.
+  std::vector<Save*> beyond, held_back;
+  bool memory_waited_for = false;       // By a save that goes before all that are beyond the share.
+  const auto tried = [&](Save* save) {  // False: the walk is over.
+    const int64_t id = save->id;
+    if (TryAdmitSave(save, shares) || FindSaveById(id) == nullptr || save->phase != SavePhase::kQueued)
+      admit_again_ = true;
+    return !admit_again_;
+  };
+  if (turn_) {
+    Save* first = FindSaveById(turn_->save);
+    if (!tried(first)) return;
+    runs.insert(first->run);
+    users.insert(first->run->uid);
+  }
+  for (auto& entry : saves_by_id_) {
+    Save* save = entry.second;
+    Run* run = save->run;
+    if (save->phase == SavePhase::kTarget || save->phase == SavePhase::kGathering) runs.insert(run);
+    if (save->phase != SavePhase::kQueued || (turn_ && turn_->save == save->id)) continue;
+    if (runs.contains(run) || users.contains(run->uid)) {
+      held_back.push_back(save);
+      continue;
+    }
+    if (turn_ && save->busy != v1::SKIP) {
+      users.insert(run->uid);
+      held_back.push_back(save);
+      continue;
+    }
+    if (shares.Held(run->uid) + NeededSegments(*save) > shares.share) {
+      const bool has_disk = ReserveDisk(save);
+      if (save->phase != SavePhase::kQueued) {
+        admit_again_ = true;
+        return;
+      }
+      save->disk_reserved = 0;  // Reserved anew when there is memory.
+      runs.insert(run);
+      if (!has_disk) continue;
+      if (!run->degraded && WaitsFor(*save, shares) != Scope::kRun) users.insert(run->uid);
+      beyond.push_back(save);
+      continue;
+    }
+    if (!tried(save)) return;
+    runs.insert(run);
+    if (!save->waits_for.starts_with("memory") || run->degraded) continue;
+    const Scope scope = WaitsFor(*save, shares);
+    if (scope != Scope::kRun) users.insert(run->uid);
+    memory_waited_for |= scope == Scope::kAll;
+  }
+  std::stable_sort(beyond.begin(), beyond.end(), [this](const Save* a, const Save* b) {
+    const auto last = [this](const Save* save) {
+      auto turn = last_turn_.find(save->run->uid);
+      return turn == last_turn_.end() ? Instant() : turn->second;
+    };
+    return last(a) < last(b);
+  });
+  std::vector<Save*> waiting;
+  const bool small_ones_wait = memory_waited_for;
+  for (Save* save : beyond) {
+    const bool waits_for_others = WaitsFor(*save, shares) == Scope::kAll;
+    if (waits_for_others && (memory_waited_for || turn_)) {
+      held_back.push_back(save);
+      continue;
+    }
+    if (!tried(save)) return;
+    if (!waits_for_others || save->run->degraded || !save->waits_for.starts_with("memory")) continue;
+    memory_waited_for = true;
+    waiting.push_back(save);
+  }
+  if (!small_ones_wait && shares.users > 1) GiveTurn(waiting);
+  for (Save* save : held_back) {
+    if (save->busy == v1::SKIP) {  // There is no room for it before others have theirs, and it does not wait.
+      FailSave(save,
+               MakeError(absl::StatusCode::kAborted, "SKIPPED", "older saves wait for room, too",
+                         {{"tag", save->key.tag}}),
+               v1::SKIPPED);
+      admit_again_ = true;
+      return;
+    }
+    if (!runs.contains(save->run)) save->waits_for = "memory: other saves are before it";
+  }
+}
+
+void Engine::Impl::AdmitAgainAt(Instant when) {
+  if (!admit_at_ || when < *admit_at_) admit_at_ = when;
+}
+
+void Engine::Impl::EndTurnWhenOver() {
+  if (!turn_) return;
+  const Instant now = clock_->Now();
+  const Save* save = FindSaveById(turn_->save);
+  if (save != nullptr && save->phase == SavePhase::kQueued && now < turn_->until)
+    return AdmitAgainAt(turn_->until);
+  last_turn_[turn_->uid] = now;
+  next_turn_at_ = now + options_.over_share_grace;
+  turn_.reset();
+}
+
+// `waiting`: saves beyond the share that wait for memory of others, in their order.
+void Engine::Impl::GiveTurn(const std::vector<Save*>& waiting) {
+  if (turn_ || waiting.empty()) return;
+  const Instant now = clock_->Now();
+  if (now < next_turn_at_) return AdmitAgainAt(next_turn_at_);
+  turn_ = Turn{waiting.front()->id, waiting.front()->run->uid, now + options_.over_share_grace};
+  AdmitAgainAt(turn_->until);
+}
+
+int64_t Engine::Impl::NeededSegments(const Save& save) const {
+  int64_t need = 0;
+  for (const auto& entry : save.parts) need += pool_->SegmentsFor(ExpectedPartBytes(save, entry.second));
+  return need;
+}
+
+int64_t Engine::Impl::MostPerUser() const {
+  return std::max<int64_t>(1, int64_t{pool_->capacity()} * options_.max_pool_percent_per_user / 100);
+}
+
+// Memory that readers of a user keep others from having.
+std::map<uid_t, int64_t> Engine::Impl::HeldByReaders() const {
+  std::map<uid_t, std::set<ReservationId>> copies;
+  const auto add = [&](SessionId session, ReservationId copy) {
+    auto reader = sessions_.find(session);
+    if (copy != 0 && reader != sessions_.end()) copies[reader->second.uid].insert(copy);
+  };
+  for (const auto& entry : leases_) add(entry.second.session, entry.second.copy);
+  for (const auto& [session, held] : mapped_) {
+    for (ReservationId copy : held) add(session, copy);
+  }
+  for (const auto& entry : runs_) {
+    const Run& run = *entry.second;
+    if (run.prefetch && run.prefetch->resident.copy != 0) copies[run.uid].insert(run.prefetch->resident.copy);
+  }
+  std::map<uid_t, int64_t> held;
+  for (const auto& [uid, set] : copies) {
+    for (ReservationId copy : set) held[uid] += pool_->Count(copy);
+  }
+  return held;
+}
+
+// Nobody can take memory from a reader, so a user's readers hold no more than a part of the pool. `segments`:
+// what they would hold in addition; nothing, when they hold `copy` already.
+absl::Status Engine::Impl::MayRead(uid_t uid, ReservationId copy, int64_t segments) const {
+  for (const auto& entry : leases_) {
+    auto reader = sessions_.find(entry.second.session);
+    const bool ours = reader != sessions_.end() && reader->second.uid == uid;
+    if (copy != 0 && ours && entry.second.copy == copy) return absl::OkStatus();
+  }
+  const std::map<uid_t, int64_t> readers = HeldByReaders();
+  const auto found = readers.find(uid);
+  const int64_t held = found == readers.end() ? 0 : found->second;
+  const int64_t most = int64_t{pool_->capacity()} * options_.max_reader_pool_percent_per_user / 100;
+  if (held + segments <= most) return absl::OkStatus();
+  const int64_t mib = pool_->segment_bytes() >> 20;
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
+      absl::StrCat("readers of uid ", uid, " hold ", held * mib, " MiB of memory and would hold ",
+                   (held + segments) * mib, "; they may hold ", most * mib,
+                   " (limits.max_reader_pool_percent_per_user): read the disk, or raise that"));
+}
+
+// Each user's share: as much as every user wants, where that fits into the pool; else so much that those who
+// want no more than it get what they want, and the others all get the same (max-min fairness). What a user
+// wants is what its saves and readers hold and what its saves in the queue need.
+MemoryShares Engine::Impl::SharesOfMemory() const {
+  MemoryShares shares;
+  shares.held = HeldByReaders();
+  std::map<uid_t, int64_t> wanted = shares.held;
+  int64_t held_by_all = 0;
+  for (const auto& entry : saves_by_id_) {
+    const Save& save = *entry.second;
+    int64_t count = 0;
+    if (save.reservation != 0) {
+      count = pool_->Count(save.reservation);
+      shares.held[save.run->uid] += count;
+    } else if (save.phase == SavePhase::kQueued) {
+      count = NeededSegments(save);
+    }
+    if (count > 0) wanted[save.run->uid] += count;
+  }
+  for (const auto& entry : shares.held) held_by_all += entry.second;
+  const int64_t used = pool_->usage().used_bytes / pool_->segment_bytes();
+  int64_t left = pool_->capacity() - std::max<int64_t>(0, used - held_by_all);  // Saves of an earlier daemon.
+  shares.share = left;
+  std::vector<int64_t> demands;
+  for (const auto& entry : wanted) demands.push_back(entry.second);
+  std::sort(demands.begin(), demands.end());
+  shares.users = static_cast<int>(demands.size());
+  for (size_t i = 0; i < demands.size(); ++i) {
+    const int64_t equal = left / static_cast<int64_t>(demands.size() - i);
+    if (demands[i] > equal) {
+      shares.share = equal;
+      break;
+    }
+    left -= demands[i];
+  }
+  return shares;
+}
+
+// Who has to give memory back before this save can have it.
+Engine::Impl::Scope Engine::Impl::WaitsFor(const Save& save, const MemoryShares& shares) const {
+  const int64_t need = NeededSegments(save), held = shares.Held(save.run->uid);
+  int64_t held_by_run = 0;
+  for (const auto& entry : save.run->saves) {
+    if (entry.second->reservation != 0) held_by_run += pool_->Count(entry.second->reservation);
+  }
+  if (held_by_run + need > MostPerUser()) return Scope::kRun;
+  return held + need > MostPerUser() ? Scope::kUser : Scope::kAll;
+}
+
+// Ends saves of other users that hold more than their share, unsealed and for longer than the grace, where
+// that makes room for `save`; the youngest first, and of no user more than what it has beyond the share, or
+// beyond what the user of `save` would then have.
+bool Engine::Impl::EndOverShare(Save* save, const MemoryShares& shares) {
+  const uid_t uid = save->run->uid;
+  const int64_t need = NeededSegments(*save);
+  const int64_t least = std::max(shares.share, shares.Held(uid) + need);
+  const PoolUsage usage = pool_->usage();
+  int64_t room = (usage.total_bytes - usage.used_bytes) / pool_->segment_bytes();
+  for (const auto& entry : saves_by_id_) {  // What is on its way back.
+    const Save& ending = *entry.second;
+    if (ending.phase == SavePhase::kFailing && ending.reservation != 0 && !ending.run->degraded)
+      room += pool_->Count(ending.reservation);
+  }
+  if (room >= need) return false;
+  std::map<uid_t, int64_t> held = shares.held;
+  std::vector<Save*> over;
+  std::optional<Instant> due;
+  for (auto entry = saves_by_id_.rbegin(); entry != saves_by_id_.rend() && room < need; ++entry) {
+    Save* other = entry->second;
+    const bool open = other->phase == SavePhase::kAdmitted && !other->sealed() && other->reservation != 0;
+    if (!open || other->run->uid == uid || held[other->run->uid] <= least) continue;
+    const Instant ends = other->admitted_at + options_.over_share_grace;
+    if (clock_->Now() < ends) {
+      due = std::min(due.value_or(ends), ends);
+      continue;
+    }
+    const int64_t count = pool_->Count(other->reservation);
+    held[other->run->uid] -= count;
+    room += count;
+    over.push_back(other);
+  }
+  if (room < need) {
+    if (due) AdmitAgainAt(*due);
+    return false;
+  }
+  const int64_t mib = pool_->segment_bytes() >> 20;
+  for (Save* other : over) {
+    const int64_t users = shares.Held(other->run->uid);
+    FailSave(other,
+             MakeError(absl::StatusCode::kAborted, "OVER_SHARE",
+                       absl::StrCat("the saves of uid ", other->run->uid, " held ", users * mib,
+                                    " MiB of memory, others waited for some of it, and the share of each "
+                                    "user is ",
+                                    shares.share * mib, " MiB; ranks ", JoinRanks(MissingRanks(*other)),
+                                    " had not sealed their part of ", other->key.tag, " in time"),
+                       {{"tag", other->key.tag}, {"ranks", JoinRanks(MissingRanks(*other))}}));
+  }
+  return true;
+}
+
 // True: admitted. False: it stays queued, or has ended.
-bool Engine::Impl::TryAdmitSave(Save* save) {
+bool Engine::Impl::TryAdmitSave(Save* save, const MemoryShares& shares) {
   if (!ReserveDisk(save)) return false;
-  absl::Status memory = ReserveMemory(save);
+  const int64_t need = NeededSegments(*save), held = shares.Held(save->run->uid), most = MostPerUser();
+  const int64_t mib = pool_->segment_bytes() >> 20;
+  absl::Status memory;
+  if (most < pool_->capacity() && need > most) {
+    memory = MakeError(absl::StatusCode::kResourceExhausted, "POOL_TOO_SMALL",
+                       absl::StrCat("the checkpoint needs ", need * mib,
+                                    " MiB of memory, but one user may hold ", most * mib,
+                                    " MiB; raise limits.max_pool_percent_per_user or pool.bytes, or "
+                                    "save less on this node"));
+  } else if (most < pool_->capacity() && held + need > most) {
+    memory = MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
+                       absl::StrCat("the checkpoint needs ", need * mib, " MiB of memory now, uid ",
+                                    save->run->uid, " holds ", held * mib, " MiB, and may hold ", most * mib,
+                                    " (limits.max_pool_percent_per_user)"));
+  } else {
+    memory = ReserveMemory(save);
+    if (ReasonOf(memory) == "POOL_EXHAUSTED" && EndOverShare(save, shares)) {
+      admit_again_ = true;  // The saves have changed.
+      memory = ReserveMemory(save);
+    }
+  }
   if (memory.ok()) {
     Admitted(save);
     return true;
@@ -412,6 +696,30 @@ bool Engine::Impl::TryAdmitSave(Save* save) {
     }
   }
   return false;
+}
+
+// A part needs more than was reserved for it. It takes nothing that a save of another user waits for, beyond
+// its own user's share.
+absl::Status Engine::Impl::MayGrow(const Save& save, int64_t segments) const {
+  const MemoryShares shares = SharesOfMemory();
+  const int64_t grown = shares.Held(save.run->uid) + segments, most = MostPerUser();
+  const int64_t mib = pool_->segment_bytes() >> 20;
+  if (most < pool_->capacity() && grown > most) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
+        absl::StrCat("uid ", save.run->uid, " would hold ", grown * mib, " MiB of memory, and may hold ",
+                     most * mib, " (limits.max_pool_percent_per_user)"));
+  }
+  const bool others_wait = std::any_of(saves_by_id_.begin(), saves_by_id_.end(), [&](const auto& entry) {
+    const Save& other = *entry.second;
+    return other.phase == SavePhase::kQueued && other.run->uid != save.run->uid &&
+           other.waits_for.starts_with("memory");
+  });
+  if (grown <= shares.share || !others_wait) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
+                   absl::StrCat("uid ", save.run->uid, " would hold ", grown * mib,
+                                " MiB of memory while others wait for some; the share of each user is ",
+                                shares.share * mib, " MiB"));
 }
 
 int64_t Engine::Impl::OutstandingDiskBytes(uint64_t device, const Save* but) const {
@@ -541,6 +849,7 @@ absl::Status Engine::Impl::ReserveMemory(Save* save) {
 
 void Engine::Impl::Admitted(Save* save) {
   save->phase = SavePhase::kAdmitted;
+  save->admitted_at = clock_->Now();
   save->waits_for.clear();
   StartInflight(save);
   for (auto& entry : save->parts) {
@@ -562,8 +871,9 @@ absl::Status Engine::Impl::FitReservation(Save* save, Part& part) {
   save->disk_reserved += more;
   const int needed = pool_->SegmentsFor(part.growing ? ExpectedPartBytes(*save, part) : part.end);
   if (needed > part.reserved) {
-    absl::Status grown =
-        pool_->Grow(save->reservation, SegmentDemand{part.reserved_for, needed - part.reserved});
+    absl::Status grown = MayGrow(*save, needed - part.reserved);
+    if (grown.ok())
+      grown = pool_->Grow(save->reservation, SegmentDemand{part.reserved_for, needed - part.reserved});
     if (!grown.ok()) {
       return MakeError(grown.code(), ReasonOf(grown),
                        absl::StrCat("rank ", part.rank, " needs ", needed, " segments, ", part.reserved,

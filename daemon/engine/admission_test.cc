@@ -82,6 +82,44 @@ class AdmissionTest : public EngineTest {
     Turn();
     EXPECT_TRUE(answer.status().ok()) << answer.status();
   }
+  // How many saves of a root have been admitted. Unlike their answers that waits for no other thread.
+  int Admitted(const Job& job) { return ios_[job.root]->calls["CreateInflight"]; }
+  // How a save has ended, as its user hears it; "none" while it goes on.
+  std::string EndOf(const Job& job, const v1::BeginRequest& begun) {
+    v1::WaitRequest request;
+    *request.mutable_key() = begun.key();
+    request.set_level(v1::COMMITTED);
+    request.mutable_timeout()->set_seconds(1000);
+    Answer<v1::WaitResponse> answer;
+    engine_->Wait(As(job.session, job.uid), request, answer.reply());
+    Turn();
+    if (!answer.has()) return "none";
+    const v1::Checkpoint& checkpoint = answer.get().checkpoint();
+    return checkpoint.has_error() ? checkpoint.error().reason() : v1::Level_Name(checkpoint.level());
+  }
+  void CommitNow(const Job& job, const v1::BeginRequest& begun) {
+    ASSERT_TRUE(SealNow(job, begun).status().ok());
+    Turn();
+    EXPECT_EQ(EndOf(job, begun), "COMMITTED");
+  }
+  // A checkpoint of `job` in memory, read by another process that resumes; how many of its parts it gets
+  // there.
+  int PartsInMemory(const Job& job) {
+    run_ = job.run;
+    const SessionId reader = Trainer("reader" + std::to_string(next_session_), job.uid);
+    v1::OpenCheckpointRequest open;
+    open.set_name(job.run + "/checkpoints/latest");
+    Answer<v1::OpenCheckpointResponse> opened;
+    engine_->OpenCheckpoint(As(reader, job.uid), open, opened.reply());
+    Turn();
+    EXPECT_TRUE(opened.status().ok()) << opened.status();
+    v1::LocateFilesRequest request;
+    request.set_lease(opened.get().lease());
+    Answer<v1::LocateFilesResponse> located;
+    engine_->LocateFiles(As(reader, job.uid), request, located.reply());
+    Turn();
+    return located.get().parts_size();
+  }
   void SetFreeBytes(std::vector<uint64_t> roots, int64_t bytes) {
     for (uint64_t root : roots) {
       if (disks_[root] == nullptr) disks_[root] = std::make_shared<FakeDisk>();
@@ -249,6 +287,301 @@ TEST_F(AdmissionTest, RetentionAtTheStartLeavesWhatAnAttemptResumesFrom) {
   Attach(Trainer("c/0"));
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+}
+
+// ---- memory
+
+TEST_F(AdmissionTest, ASaveThatWaitsForMemoryOfItsOwnUserBlocksNoOtherUser) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 2000), victim = StartJob(3, 1000);
+  BeginNow(one, "never_sealed", 1);
+  auto never = BeginLater(two, SaveOf(two, "never_fits", 8 * kSegment));
+  EXPECT_FALSE(never.has()) << never.status();
+  BeginNow(victim, "first", 2 * kSegment);
+  BeginNow(victim, "second", 2 * kSegment);
+  EXPECT_EQ(Admitted(two), 0);
+}
+
+TEST_F(AdmissionTest, ASaveThatWaitsForMemoryOfItsOwnRunBlocksNoOtherRunOfItsUser) {
+  Start(8);
+  const Job one = StartJob(1), two = StartJob(2);
+  const auto held = BeginNow(one, "never_sealed", 1);
+  auto never = BeginLater(one, SaveOf(one, "never_fits", 8 * kSegment));
+  const auto other = BeginNow(two, "other", 2 * kSegment);
+  // Now it waits for others, too, and is not overtaken any more.
+  AbortNow(one, held);
+  auto later = BeginLater(two, SaveOf(two, "later", kSegment));
+  EXPECT_EQ(Admitted(two), 1);
+  AbortNow(two, other);
+  Turn([&] { return never.has(); });
+  EXPECT_TRUE(never.status().ok()) << never.status();
+  EXPECT_EQ(Admitted(two), 1);
+}
+
+TEST_F(AdmissionTest, ASaveThatWaitsForMemoryHoldsNoRoomOnTheDisk) {
+  Start(8);
+  SetFreeBytes({1, 2}, 10 * kMiB);
+  const Job hoarder = StartJob(100, 2000), one = StartJob(1, 3000), two = StartJob(2, 1000);
+  BeginNow(hoarder, "hoard", 6 * kSegment);  // On another disk.
+  auto waits = BeginLater(one, SaveOf(one, "waits", 3 * kSegment));
+  EXPECT_FALSE(waits.has());
+  BeginNow(two, "small", kSegment);  // 3 MiB with its directories; 7 MiB would be for the one that waits.
+}
+
+TEST_F(AdmissionTest, ALargeSaveThatIsHeldUpByItsOwnRunDoesNotSkipSavesOfOthers) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
+  BeginNow(one, "never_sealed", 1);
+  BeginLater(one, SaveOf(one, "never_fits", 8 * kSegment));
+  auto skip = BeginLater(two, SaveOf(two, "skip", kSegment, v1::SKIP));
+  Turn([&] { return skip.has(); });
+  EXPECT_EQ(skip.get().level(), v1::OPEN);
+}
+
+TEST_F(AdmissionTest, OneUserMayHaveTheWholePoolWhileNobodyElseWaits) {
+  Start(8);
+  const Job one = StartJob(1, 2000);
+  const auto all = BeginNow(one, "all", 8 * kSegment);
+  Pass(std::chrono::seconds(60));
+  EXPECT_EQ(EndOf(one, all), "none");
+}
+
+TEST_F(AdmissionTest, WhatAUserHoldsBeyondTheShareIsTakenBackForOneWithinIt) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
+  const auto hoard = BeginNow(one, "hoard", 6 * kSegment);
+  auto within = BeginLater(two, SaveOf(two, "within", 4 * kSegment));
+  auto more = BeginLater(one, SaveOf(one, "more", kSegment));
+  Pass(std::chrono::seconds(9));
+  EXPECT_EQ(EndOf(one, hoard), "none");
+  EXPECT_EQ(Admitted(one), 1) << "there is memory for one segment more, but the other user comes first";
+  Pass(std::chrono::seconds(1));
+  EXPECT_EQ(EndOf(one, hoard), "OVER_SHARE");
+  Turn([&] { return within.has() && more.has(); });
+  EXPECT_TRUE(within.status().ok()) << within.status();
+  EXPECT_TRUE(more.status().ok()) << more.status();
+}
+
+TEST_F(AdmissionTest, ASkippingSaveWithinTheShareGetsWhatIsOverdueAtOnce) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
+  const auto hoard = BeginNow(one, "hoard", 8 * kSegment);
+  Pass(std::chrono::seconds(10));
+  auto skip = BeginLater(two, SaveOf(two, "skip", 4 * kSegment, v1::SKIP));
+  Turn([&] { return skip.has(); });
+  EXPECT_EQ(skip.get().level(), v1::OPEN);
+  EXPECT_EQ(EndOf(one, hoard), "OVER_SHARE");
+}
+
+TEST_F(AdmissionTest, NoMoreIsTakenBackThanIsBeyondTheShare) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
+  const auto first = BeginNow(one, "first", 3 * kSegment);
+  const auto second = BeginNow(one, "second", kSegment);
+  const auto third = BeginNow(one, "third", 4 * kSegment);
+  Pass(std::chrono::seconds(10));
+  BeginNow(two, "within", 4 * kSegment);
+  EXPECT_EQ(EndOf(one, first), "none");
+  EXPECT_EQ(EndOf(one, second), "none");
+  EXPECT_EQ(EndOf(one, third), "OVER_SHARE") << "the youngest";
+}
+
+TEST_F(AdmissionTest, NothingIsTakenBackWhereThatMakesNoRoom) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
+  ios_[1]->hold_writes = true;
+  const auto sealed = BeginNow(one, "sealed", 6 * kSegment);
+  ASSERT_TRUE(SealNow(one, sealed).status().ok());
+  const auto open = BeginNow(one, "open", kSegment);
+  Pass(std::chrono::seconds(10));
+  auto within = BeginLater(two, SaveOf(two, "within", 4 * kSegment));
+  Pass(std::chrono::seconds(10));
+  EXPECT_FALSE(within.has());
+  EXPECT_EQ(EndOf(one, sealed), "none");
+  EXPECT_EQ(EndOf(one, open), "none");
+  ios_[1]->Free();
+  Turn([&] { return within.has(); });
+  EXPECT_TRUE(within.status().ok()) << within.status();
+  EXPECT_EQ(EndOf(one, sealed), "COMMITTED");
+}
+
+TEST_F(AdmissionTest, AUserWithinTheShareLosesNothing) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
+  const auto half = BeginNow(one, "half", 4 * kSegment);
+  auto large = BeginLater(two, SaveOf(two, "large", 5 * kSegment));
+  Pass(std::chrono::seconds(60));
+  EXPECT_EQ(EndOf(one, half), "none");
+  EXPECT_FALSE(large.has());
+  AbortNow(one, half);
+  Turn([&] { return large.has(); });
+  EXPECT_TRUE(large.status().ok()) << large.status();
+}
+
+TEST_F(AdmissionTest, UsersThatWantLittleLeaveTheRestOfTheirShareToTheOthers) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 3000), three = StartJob(3, 1000);
+  BeginNow(one, "little", kSegment);
+  BeginNow(two, "little", kSegment);
+  const auto large = BeginNow(three, "large", 6 * kSegment);
+  auto more = BeginLater(one, SaveOf(one, "more", kSegment));  // The share is 5: 2 + 1 + 5.
+  Pass(std::chrono::seconds(10));
+  Turn([&] { return more.has(); });
+  EXPECT_EQ(EndOf(three, large), "OVER_SHARE");
+  const auto five = BeginNow(three, "five", 5 * kSegment);
+  auto one_too_many = BeginLater(two, SaveOf(two, "more", 2 * kSegment));
+  Pass(std::chrono::seconds(10));
+  EXPECT_EQ(EndOf(three, five), "OVER_SHARE") << "the share is 3 now: 2 + 3 + 3";
+  Turn([&] { return one_too_many.has(); });
+  EXPECT_TRUE(one_too_many.status().ok()) << one_too_many.status();
+}
+
+TEST_F(AdmissionTest, ASaveBeyondTheShareGetsTurnsAndTheOthersGetTheTimeBetween) {
+  Start(8);
+  const Job large = StartJob(1, 2000), small = StartJob(2, 1000), other = StartJob(3, 1000);
+  std::vector<v1::BeginRequest> held = {BeginNow(small, "s0", 2 * kSegment)};
+  auto all = BeginLater(large, SaveOf(large, "all", 8 * kSegment));
+  auto skip = BeginLater(other, SaveOf(other, "skip", kSegment, v1::SKIP));
+  Turn([&] { return skip.has(); });
+  EXPECT_EQ(skip.get().level(), v1::OPEN) << "it cannot wait for the end of a turn";
+  auto next = BeginLater(small, SaveOf(small, "s1", kSegment));
+  Pass(std::chrono::seconds(9));
+  EXPECT_EQ(Admitted(small), 1) << "the large one has its turn";
+  Pass(std::chrono::seconds(1));
+  EXPECT_EQ(Admitted(small), 2) << "the turn is over";
+  held.push_back(SaveOf(small, "s1", kSegment));
+  Pass(std::chrono::seconds(9));
+  auto between = BeginNow(small, "s2", 1);
+  held.push_back(between);
+  Pass(std::chrono::seconds(1));
+  auto last = BeginLater(small, SaveOf(small, "s3", kSegment));
+  EXPECT_EQ(Admitted(small), 3) << "the next turn";
+  for (const auto& save : held) AbortNow(small, save);
+  AbortNow(other, SaveOf(other, "skip", kSegment));
+  Turn([&] { return all.has(); });
+  EXPECT_TRUE(all.status().ok()) << all.status();
+  EXPECT_EQ(Admitted(small), 3);
+}
+
+TEST_F(AdmissionTest, TurnsGoRoundAmongUsers) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 3000), small = StartJob(3, 1000);
+  BeginNow(small, "s0", 2 * kSegment);
+  auto first = BeginLater(one, SaveOf(one, "first", 8 * kSegment));
+  auto second = BeginLater(two, SaveOf(two, "second", 7 * kSegment));
+  Pass(std::chrono::seconds(10));  // The first one's turn is over, and
+  Pass(std::chrono::seconds(10));  // the second one's begins.
+  AbortNow(small, SaveOf(small, "s0", 2 * kSegment));
+  Turn([&] { return second.has(); });
+  EXPECT_TRUE(second.status().ok()) << second.status();
+  EXPECT_FALSE(first.has());
+}
+
+TEST_F(AdmissionTest, AUserHoldsNoMoreThanItsLimitAndWaitsForItselfAlone) {
+  engine_options_.max_pool_percent_per_user = 50;
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 2000), other = StartJob(3, 1000);
+  auto large = BeginLater(one, SaveOf(one, "large", 5 * kSegment));
+  EXPECT_EQ(large.reason(), "POOL_TOO_SMALL");
+  EXPECT_THAT(std::string(large.status().message()), HasSubstr("limits.max_pool_percent_per_user"));
+  const auto held = BeginNow(one, "held", 3 * kSegment);
+  auto waits = BeginLater(two, SaveOf(two, "waits", 2 * kSegment));
+  EXPECT_FALSE(waits.has());
+  BeginNow(other, "other", 4 * kSegment);
+  EXPECT_FALSE(waits.has());
+  AbortNow(one, held);
+  Turn([&] { return waits.has(); });
+  EXPECT_TRUE(waits.status().ok()) << waits.status();
+}
+
+TEST_F(AdmissionTest, APartThatGrowsTakesNothingThatAnotherUserWaitsFor) {
+  Start(8);
+  const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
+  v1::BeginRequest growing = SaveOf(one, "growing", 6 * kSegment);
+  growing.set_growing(true);
+  auto begun = BeginLater(one, growing);
+  Turn([&] { return begun.has(); });
+  auto waits = BeginLater(two, SaveOf(two, "waits", 4 * kSegment));
+  EXPECT_FALSE(waits.has());
+  v1::ExtendRequest more;
+  *more.mutable_key() = growing.key();
+  v1::FileSpec& file = *more.add_files();
+  file.set_path("more.pt");
+  file.set_size_bytes(kSegment);
+  Answer<v1::ExtendResponse> extended;
+  engine_->Extend(As(one.session, one.uid), more, extended.reply());
+  Turn([&] { return extended.has() && waits.has(); });
+  EXPECT_EQ(extended.reason(), "POOL_EXHAUSTED");
+  EXPECT_TRUE(waits.status().ok()) << waits.status();
+}
+
+TEST_F(AdmissionTest, APartGrowsNotBeyondItsUsersLimit) {
+  engine_options_.max_pool_percent_per_user = 50;
+  Start(8);
+  const Job one = StartJob(1);
+  v1::BeginRequest growing = SaveOf(one, "growing", 4 * kSegment);
+  growing.set_growing(true);
+  auto begun = BeginLater(one, growing);
+  Turn([&] { return begun.has(); });
+  v1::ExtendRequest more;
+  *more.mutable_key() = growing.key();
+  v1::FileSpec& file = *more.add_files();
+  file.set_path("more.pt");
+  file.set_size_bytes(kSegment);
+  Answer<v1::ExtendResponse> extended;
+  engine_->Extend(As(one.session, one.uid), more, extended.reply());
+  Turn([&] { return extended.has(); });
+  EXPECT_EQ(extended.reason(), "POOL_EXHAUSTED");
+}
+
+TEST_F(AdmissionTest, ReadersBeyondTheirPartOfThePoolReadTheDisk) {
+  engine_options_.max_reader_pool_percent_per_user = 25;
+  Start(16);
+  const Job one = StartJob(1), two = StartJob(2), other = StartJob(3, 2000);
+  for (const Job& job : {one, two, other}) CommitNow(job, BeginNow(job, "t", 3 * kSegment));
+  EXPECT_EQ(PartsInMemory(one), 1);
+  EXPECT_EQ(PartsInMemory(one), 1) << "the same memory";
+  EXPECT_EQ(PartsInMemory(two), 0);
+  EXPECT_EQ(PartsInMemory(other), 1) << "another user's";
+}
+
+TEST_F(AdmissionTest, APrefetchTakesNoMoreThanReadersMayHold) {
+  engine_options_.max_reader_pool_percent_per_user = 25;
+  resident_segments_ = 16;
+  Start(16);
+  Job one = StartJob(1);
+  CommitNow(one, BeginNow(one, "t", 5 * kSegment));
+  Start(16);
+  one = StartJob(1);
+  Answer<v1::Checkpoint> prefetched;
+  engine_->Prefetch(As(one.session, one.uid), one.run + "/checkpoints/t", prefetched.reply());
+  Turn([&] { return prefetched.has(); });
+  EXPECT_EQ(prefetched.reason(), "POOL_EXHAUSTED");
+  EXPECT_THAT(std::string(prefetched.status().message()),
+              HasSubstr("limits.max_reader_pool_percent_per_user"));
+}
+
+TEST_F(AdmissionTest, TimeoutsAboveTheConfiguredBoundsAreRefused) {
+  engine_options_.max_admission_timeout = std::chrono::seconds(20);
+  engine_options_.max_commit_timeout = std::chrono::seconds(60);
+  Start(8);
+  const Job job = StartJob(1);
+  v1::BeginRequest request = BeginOf(0, "t", 1, 100);
+  request.mutable_timeout()->set_seconds(21);
+  auto refused = BeginLater(job, request);
+  EXPECT_EQ(refused.reason(), "INVALID_ARGUMENT");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.max_admission_timeout_seconds"));
+  request.clear_timeout();
+  request.mutable_commit_timeout()->set_seconds(61);
+  refused = BeginLater(job, request);
+  EXPECT_EQ(refused.reason(), "INVALID_ARGUMENT");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.max_commit_timeout_seconds"));
+  request.clear_commit_timeout();  // The defaults are longer, and are not the caller's.
+  auto begun = BeginLater(job, request);
+  Turn([&] { return begun.has(); });
+  EXPECT_TRUE(begun.status().ok()) << begun.status();
+  Pass(std::chrono::seconds(60));
+  EXPECT_EQ(EndOf(job, request), "RANKS_MISSING");
 }
 
 // ---- ranks that do not agree on retention

@@ -341,6 +341,7 @@ void Engine::Impl::Tick() {
                                            waits_for, " of an earlier attempt to be published or to fail")));
     }
   }
+  if (admit_at_ && now >= *admit_at_) TryAdmitAll();
   ExpireInherited();
   std::vector<int64_t> gone;
   for (auto& entry : watchers_) {
@@ -553,7 +554,7 @@ bool Engine::HasSealedSaves() const {
 void Engine::Tick() { impl_->Tick(); }
 
 Instant Engine::NextDeadline() const {
-  Instant next = Instant::max();
+  Instant next = impl_->admit_at_.value_or(Instant::max());
   for (const auto& entry : impl_->saves_by_id_) {
     next = std::min({next, entry.second->admission_deadline, entry.second->commit_deadline});
     for (const Waiter& waiter : entry.second->waiters) next = std::min(next, waiter.deadline);

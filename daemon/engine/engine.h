@@ -78,6 +78,12 @@ struct EngineOptions {
   int32_t chunk_bytes = 8 << 20;
   Duration scrub_period = Duration::zero();  // How often a committed checkpoint is read back; zero: never.
   int64_t scrub_bytes_per_second = 100 << 20;
+  // LimitsConfig; percentages are of the pool.
+  Duration max_admission_timeout = std::chrono::hours(24);
+  Duration max_commit_timeout = std::chrono::hours(7 * 24);
+  int max_pool_percent_per_user = 100;
+  int max_reader_pool_percent_per_user = 50;
+  Duration over_share_grace = std::chrono::seconds(10);
 };
 
 // A root directory that a session handed over: everything the engine needs to open it once.

@@ -109,7 +109,7 @@ struct Save {
   std::shared_ptr<std::atomic<int64_t>> written = std::make_shared<std::atomic<int64_t>>(0);
   int64_t reported_written = 0;  // By the last progress event.
 
-  Instant begun_at, sealed_at, written_at;
+  Instant begun_at, admitted_at, sealed_at, written_at;
   int64_t begun_unix_us = 0;
   Instant admission_deadline, commit_deadline;
   double stall_seconds = 0;
@@ -221,6 +221,24 @@ struct PendingAttach {
   Reply<std::string> reply;
 };
 
+// How the pool's memory is shared between users, in segments.
+struct MemoryShares {
+  std::map<uid_t, int64_t> held;  // What others cannot have: of saves, of readers, and of prefetches.
+  int64_t share = 0;              // What each user may hold while others wait for memory.
+  int users = 0;                  // That hold memory or wait for it.
+  int64_t Held(uid_t uid) const {
+    auto found = held.find(uid);
+    return found == held.end() ? 0 : found->second;
+  }
+};
+
+// A save of a user beyond the share has the next memory that comes back, for a limited time.
+struct Turn {
+  int64_t save = 0;
+  uid_t uid = 0;
+  Instant until;
+};
+
 struct Adoption;  // adopt.cc
 
 struct Run {
@@ -323,7 +341,20 @@ class Engine::Impl {
   void AskRoom(Run* run);
   void Gather(Save* save);
   void TryAdmitAll();
-  bool TryAdmitSave(Save* save);
+  void AdmitSome();
+  bool TryAdmitSave(Save* save, const MemoryShares& shares);
+  enum class Scope { kRun, kUser, kAll };
+  Scope WaitsFor(const Save& save, const MemoryShares& shares) const;
+  void AdmitAgainAt(Instant when);
+  void EndTurnWhenOver();
+  void GiveTurn(const std::vector<Save*>& waiting);
+  bool EndOverShare(Save* save, const MemoryShares& shares);
+  MemoryShares SharesOfMemory() const;
+  std::map<uid_t, int64_t> HeldByReaders() const;
+  absl::Status MayRead(uid_t uid, ReservationId copy, int64_t segments) const;
+  int64_t MostPerUser() const;
+  int64_t NeededSegments(const Save& save) const;
+  absl::Status MayGrow(const Save& save, int64_t segments) const;
   absl::Status ReserveMemory(Save* save);
   bool ReserveDisk(Save* save);
   bool RoomMayCome(const Save& save) const;
@@ -423,7 +454,7 @@ class Engine::Impl {
   // prefetch.cc
   void Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
   void PrefetchOpened(Run* run, absl::StatusOr<std::shared_ptr<CheckpointReader>> reader);
-  absl::Status RoomToPrefetch(int64_t bytes) const;
+  absl::Status RoomToPrefetch(const Run& run, int64_t bytes) const;
   void ReadPrefetched(Run* run);
   void EndPrefetch(Run* run, absl::Status end);
 
@@ -545,6 +576,10 @@ class Engine::Impl {
   std::map<uint64_t, int64_t> room_changes_;  // Device -> how often the engine may have freed room there.
   int64_t next_id_ = 1;
   bool admitting_ = false, admit_again_ = false;
+  std::optional<Instant> admit_at_;  // Time alone may let a save in then.
+  std::optional<Turn> turn_;
+  Instant next_turn_at_;
+  std::map<uid_t, Instant> last_turn_;  // When it ended.
   bool draining_ = false;
   std::vector<absl::AnyInvocable<void()>> drained_;
 };

@@ -370,24 +370,24 @@ TEST_F(GuardsTest, AYoungerSaveOfARunDoesNotOvertakeOneThatWaitsForSizes) {
 
 TEST_F(GuardsTest, ASaveOfAnotherRunDoesNotTakeTheMemoryThatAnOlderOneWaitsFor) {
   Start(4);
-  auto one = Launch("a", 1);
-  auto held = BeginOf(0, "held", 1, 2 * kSegment), large = BeginOf(0, "large", 2, 4 * kSegment);
-  ASSERT_TRUE(Begun(one[0], held).status().ok());
-  auto older = Begin(one[0], large);
+  auto third = LaunchOn(3, "c", 1);
+  ASSERT_TRUE(Begun(third[0], BeginOf(0, "held", 1, 2 * kSegment)).status().ok());
+  auto one = LaunchOn(1, "a", 1);
+  auto older = Begin(one[0], BeginOf(0, "large", 2, 4 * kSegment));
   auto two = LaunchOn(2, "b", 1);
   auto younger = Begin(two[0], BeginOf(0, "small", 1, kSegment));
   Turn();
-  EXPECT_EQ(Admitted(1), 1) << "held alone";
+  EXPECT_EQ(Admitted(1), 0);
   EXPECT_EQ(Admitted(2), 0) << "there is memory for it, but an older one waits for that";
 }
 
 TEST_F(GuardsTest, ARootThatHangsHoldsUpNeitherMemoryNorDiskOfOthers) {
   Start(4);
-  auto one = Launch("a", 1);
+  auto third = LaunchOn(3, "c", 1);
+  ASSERT_TRUE(Begun(third[0], BeginOf(0, "held", 1, 2 * kSegment)).status().ok());
+  auto one = LaunchOn(1, "a", 1);
   disks_[1]->free_bytes = 20 * kMiB;
-  auto held = BeginOf(0, "held", 1, 2 * kSegment), large = BeginOf(0, "large", 2, 4 * kSegment);
-  ASSERT_TRUE(Begun(one[0], held).status().ok());
-  Begin(one[0], large);  // Waits for memory.
+  Begin(one[0], BeginOf(0, "large", 2, 4 * kSegment));  // Waits for memory.
   ios_[1]->SetPendingSince(clock_.now);
   Pass(std::chrono::seconds(11));
   disks_[2] = std::make_shared<FakeDisk>();

@@ -69,7 +69,7 @@ void Engine::Impl::PrefetchOpened(Run* run, absl::StatusOr<std::shared_ptr<Check
   std::map<int, int> counts;
   int all = 0;
   for (const auto& [rank, end] : ends) all += counts[rank] = pool_->SegmentsFor(end);
-  if (const absl::Status room = RoomToPrefetch(int64_t{all} * pool_->segment_bytes()); !room.ok())
+  if (const absl::Status room = RoomToPrefetch(*run, int64_t{all} * pool_->segment_bytes()); !room.ok())
     return EndPrefetch(run, room);
   absl::StatusOr<ReservationId> reserved = pool_->Reserve({{0, all}}, /*spares_lent=*/true);
   if (!reserved.ok()) return EndPrefetch(run, reserved.status());
@@ -92,7 +92,8 @@ void Engine::Impl::PrefetchOpened(Run* run, absl::StatusOr<std::shared_ptr<Check
 }
 
 // Trainers that live keep what is lent to them, and a save of the same size finds its memory beside it.
-absl::Status Engine::Impl::RoomToPrefetch(int64_t bytes) const {
+absl::Status Engine::Impl::RoomToPrefetch(const Run& run, int64_t bytes) const {
+  if (const absl::Status may = MayRead(run.uid, 0, bytes / pool_->segment_bytes()); !may.ok()) return may;
   const PoolUsage usage = pool_->usage();
   const int64_t free = usage.total_bytes - usage.used_bytes;
   const int64_t room = std::min({pool_->resident_limit_bytes(), free - usage.lent_bytes, free - bytes});

@@ -172,6 +172,7 @@ void Engine::Impl::LocateFiles(const Caller& caller, const v1::LocateFilesReques
     const bool held = std::any_of(leases_.begin(), leases_.end(),
                                   [copy](const auto& entry) { return entry.second.copy == copy; });
     if (!(*lease)->resumes && !LeavesRoom(resident->second, held)) return reply(v1::LocateFilesResponse());
+    if (!MayRead(session->second.uid, copy, pool_->Count(copy)).ok()) return reply(v1::LocateFilesResponse());
     if (!pool_->Hold(copy, caller.session)) return reply(v1::LocateFilesResponse());
     (*lease)->copy = copy;
   }

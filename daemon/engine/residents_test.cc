@@ -425,6 +425,7 @@ TEST_F(ResidentsTest, WhoLooksAtWhatAnotherReadsAlreadyTakesNoMoreMemory) {
 }
 
 TEST_F(ResidentsTest, WhatAllRanksHaveReadIsGivenToTheirFirstSaveAlsoWhereALeaseStaysOpen) {
+  engine_options_.max_reader_pool_percent_per_user = 100;
   Start(4);
   const auto sessions = Launch("a", 1);
   auto begin = BeginOf(0, "one", 1, 3 * kSegment);

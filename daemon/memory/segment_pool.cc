@@ -99,6 +99,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   }
   void SessionEnded(SessionId session);
   std::vector<SegmentId> TakeRetired(SessionId session);
+  int Count(ReservationId id) const;
   PoolUsage usage() const;
   SegmentDirectory& directory() { return lent_segments_; }
 
@@ -813,6 +814,16 @@ void SegmentPool::Impl::NotifyRoom() {
   });
 }
 
+int SegmentPool::Impl::Count(ReservationId id) const {
+  auto found = reservations_.find(id);
+  if (found == reservations_.end()) return 0;
+  int count = 0;
+  for (SegmentId segment : found->second.drawn) count += segments_.at(segment).weight;
+  for (const auto& [session, claim] : found->second.claims) count += claim.count();
+  for (const PendingDraw& draw : draws_) count += draw.reservation == id ? draw.claim.count() : 0;
+  return count;
+}
+
 PoolUsage SegmentPool::Impl::usage() const {
   PoolUsage usage;
   usage.total_bytes = capacity_ * options_.segment_bytes;
@@ -882,6 +893,7 @@ void SegmentPool::Retire(ReservationId copy, absl::AnyInvocable<void(bool)> done
 void SegmentPool::SessionEnded(SessionId session) { impl_->SessionEnded(session); }
 std::vector<SegmentId> SegmentPool::TakeRetired(SessionId session) { return impl_->TakeRetired(session); }
 PoolUsage SegmentPool::usage() const { return impl_->usage(); }
+int SegmentPool::Count(ReservationId reservation) const { return impl_->Count(reservation); }
 SegmentDirectory& SegmentPool::directory() { return impl_->directory(); }
 
 }  // namespace ckptd

@@ -178,6 +178,9 @@ class SegmentPool {
   void Retire(ReservationId copy, absl::AnyInvocable<void(bool)> done);
   // Its idle segments are destroyed now, unless they hold a copy; the others when they are released.
   void SessionEnded(SessionId session);
+  // How many segments a reservation or a copy has: those that are drawn and those that it may draw. 0: it is
+  // gone.
+  int Count(ReservationId reservation) const;
   // Ids of this session's segments that were reclaimed since the last call: the client should unmap them.
   std::vector<SegmentId> TakeRetired(SessionId session);
 

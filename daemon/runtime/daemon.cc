@@ -301,6 +301,12 @@ void Daemon::StartEngine(Inheritance inheritance) {
   options.chunk_bytes = io.chunk_bytes();
   options.scrub_period = std::chrono::hours(config_.scrub().period_hours());
   options.scrub_bytes_per_second = config_.scrub().bytes_per_second();
+  const auto& limits = config_.limits();
+  options.max_admission_timeout = std::chrono::seconds(limits.max_admission_timeout_seconds());
+  options.max_commit_timeout = std::chrono::seconds(limits.max_commit_timeout_seconds());
+  options.max_pool_percent_per_user = limits.max_pool_percent_per_user();
+  options.max_reader_pool_percent_per_user = limits.max_reader_pool_percent_per_user();
+  options.over_share_grace = std::chrono::seconds(limits.over_share_grace_seconds());
   engine_ = std::make_unique<Engine>(options, &SystemClock(), pool_.get(), &save_log_, journal_.get());
   engine_->Inherit(std::move(inheritance.saves));
   loop_->Start(

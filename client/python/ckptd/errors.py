@@ -98,6 +98,7 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "INDETERMINATE": Indeterminate,
     "SAVE_ABORTED": CheckpointFailed,
     "SESSION_LOST": CheckpointFailed,
+    "OVER_SHARE": CheckpointFailed,
     "STAGED_LOST": CheckpointFailed,
     "RANKS_MISSING": CheckpointFailed,
     "IO_ERROR": CheckpointFailed,
