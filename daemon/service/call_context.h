@@ -4,6 +4,7 @@
 
 #include <grpcpp/server_context.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,25 @@ inline absl::StatusOr<Caller> CallerOf(const ServiceContext& context, const grpc
   return context.callers->Find(call.peer(), token, rule);
 }
 
+// What to undo when an answer does not reach the client: a lease that nobody knows of would keep its
+// checkpoint until the session ends. Null: nothing.
+template <typename Response>
+std::function<void()> UndoOf(ServiceContext* context, const Caller& who,
+                             const absl::StatusOr<Response>& answer) {
+  if constexpr (requires { answer->lease(); }) {
+    if (!answer.ok() || answer->lease().empty()) return nullptr;
+    v1::CloseCheckpointRequest close;
+    close.set_lease(answer->lease());
+    return [context, who, close] {
+      context->loop->Post([context, who, close] {
+        context->engine->CloseCheckpoint(who, close,
+                                         [](const absl::StatusOr<v1::CloseCheckpointResponse>&) {});
+      });
+    };
+  }
+  return nullptr;
+}
+
 // Hands a unary call to `ask(engine, caller, request, reply)` on the engine's thread.
 template <typename Request, typename Response, typename Ask>
 grpc::ServerUnaryReactor* AskEngine(ServiceContext* context, const grpc::CallbackServerContext* call_context,
@@ -40,7 +60,10 @@ grpc::ServerUnaryReactor* AskEngine(ServiceContext* context, const grpc::Callbac
   context->loop->Post([context, call, who = *caller, ask = std::move(ask)]() mutable {
     if (call->answered()) return;
     ask(*context->engine, who, call->request(),
-        Reply<Response>([call](absl::StatusOr<Response> answer) { call->Answer(std::move(answer)); }));
+        Reply<Response>([context, call, who](absl::StatusOr<Response> answer) {
+          std::function<void()> undo = UndoOf(context, who, answer);
+          call->Answer(std::move(answer), std::move(undo));
+        }));
     GiveOn(call.get());
   });
   return call.get();

@@ -89,7 +89,11 @@ class GrpcServerTest : public ::testing::Test {
                   attachment.inode = 2;
                   attachment.path = path;
                   attachment.uid = user.uid;
-                  attachment.make_io = [this] { return std::make_unique<FakeRootIo>(disk_, &queue_); };
+                  attachment.make_io = [this] {
+                    auto io = std::make_unique<FakeRootIo>(disk_, &queue_);
+                    io_ = io.get();
+                    return io;
+                  };
                   return attachment;
                 },
                 .daemon_version = "0.0.0",
@@ -281,7 +285,8 @@ class GrpcServerTest : public ::testing::Test {
   std::string path_;
   NoObserver observer_;
   std::shared_ptr<FakeDisk> disk_ = std::make_shared<FakeDisk>();
-  FakeRootIo::Queue queue_;  // The loop's thread only.
+  FakeRootIo::Queue queue_;   // The loop's thread only.
+  FakeRootIo* io_ = nullptr;  // Likewise.
   std::unique_ptr<EventLoop> loop_ = std::make_unique<EventLoop>("test-engine");
   LoopGate gate_{loop_.get()};
   std::unique_ptr<SegmentPool> pool_;
@@ -438,6 +443,53 @@ TEST_F(GrpcServerTest, AReplyToACallThatWasGivenUpIsDropped) {
   // Now the engine answers them all.
   Seal(trainer, "step_1", 1000);
   EXPECT_EQ(WaitCommitted(trainer, "step_1"), v1::COMMITTED);
+}
+
+TEST_F(GrpcServerTest, ALeaseWhoseAnswerNobodyReceivedIsClosed) {
+  const Trainer trainer = Join();
+  Save(trainer, "step_1", Pattern(1000));
+  const auto on_loop = [this](const std::function<int()>& ask) {
+    std::promise<int> answer;
+    loop_->Post([&] { answer.set_value(ask()); });
+    return answer.get_future().get();
+  };
+  const auto wait_for = [&](const std::function<int()>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + seconds(20);
+    while (on_loop(condition) == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    return on_loop(condition) != 0;
+  };
+  for (const bool resume : {false, true}) {
+    on_loop([&] { return io_->held.insert("OpenCheckpoint"), 0; });
+    const int before = on_loop([&] { return io_->calls["OpenCheckpoint"]; });
+    auto context = trainer.Call();
+    std::promise<grpc::Status> ended;
+    v1::OpenCheckpointRequest open;
+    open.set_name(trainer.run + "/checkpoints/step_1");
+    v1::OpenCheckpointResponse opened;
+    v1::ResumeRequest resume_request;
+    resume_request.set_run(trainer.run);
+    v1::ResumeResponse resumed;
+    const auto done = [&ended](grpc::Status status) { ended.set_value(std::move(status)); };
+    if (resume) {
+      stub_->async()->Resume(context.get(), &resume_request, &resumed, done);
+    } else {
+      stub_->async()->OpenCheckpoint(context.get(), &open, &opened, done);
+    }
+    ASSERT_TRUE(wait_for([&] { return io_->calls["OpenCheckpoint"] > before; }));
+    context->TryCancel();
+    EXPECT_EQ(ended.get_future().get().error_code(), grpc::StatusCode::CANCELLED);
+    on_loop([&] { return io_->Free(), Turn(), 0; });  // It is opened now, for nobody.
+    EXPECT_TRUE(wait_for([&] { return disk_->readers.empty(); })) << (resume ? "resume" : "open");
+  }
+  v1::OpenCheckpointRequest open;  // One whose answer is received stays.
+  open.set_name(trainer.run + "/checkpoints/step_1");
+  v1::OpenCheckpointResponse opened;
+  Expect(stub_->OpenCheckpoint(trainer.Call().get(), open, &opened));
+  v1::GetCheckpointRequest get;
+  get.set_name(open.name());
+  v1::Checkpoint checkpoint;
+  Expect(stub_->GetCheckpoint(trainer.Call().get(), get, &checkpoint));
+  EXPECT_EQ(checkpoint.leases(), 1);
 }
 
 TEST_F(GrpcServerTest, AWatcherSeesEveryLevel) {

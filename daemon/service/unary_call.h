@@ -6,6 +6,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -17,7 +18,7 @@ namespace ckptd {
 
 // Answered once, by whoever is first: the engine, or the client that gave up (or its deadline, or the
 // server's end). gRPC holds it until it is done, and so does the engine until it has replied: a reply that
-// comes too late is dropped.
+// comes too late is dropped. A reply may say what to undo when it does not reach the client.
 template <typename Request, typename Response>
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
@@ -33,14 +34,28 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   const Request& request() const { return request_; }
   bool answered() const { return answered_.load(); }
 
-  void Answer(absl::StatusOr<Response> answer) {
-    if (answered_.exchange(true)) return;
+  // `undo` runs, once and on any thread, when the answer was dropped or could not be sent: the client had
+  // given the call up, or is gone. An answer that was sent may still be lost on its way; nobody learns of
+  // that here.
+  void Answer(absl::StatusOr<Response> answer, std::function<void()> undo = nullptr) {
+    undo_ = undo;  // Before `answered_`, for OnCancel.
+    if (answered_.exchange(true)) {
+      if (undo) undo();
+      return;
+    }
     if (answer.ok()) *response_ = *std::move(answer);
     GiveOn(this);
     Finish(ToGrpcStatus(answer.status()));
   }
 
-  void OnCancel() override { Answer(absl::CancelledError("the client gave the call up")); }
+  // gRPC also calls it when the status of an answered call could not be sent.
+  void OnCancel() override {
+    if (!answered_.exchange(true)) {
+      GiveOn(this);
+      return Finish(ToGrpcStatus(absl::CancelledError("the client gave the call up")));
+    }
+    if (undo_) undo_();
+  }
   void OnDone() override {
     TakeOver(this);
     GiveOn(this);
@@ -54,6 +69,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   Request request_;
   Response* const response_;
   std::atomic<bool> answered_ = false;
+  std::function<void()> undo_;  // Of the engine's answer.
   std::shared_ptr<UnaryCall> until_done_;
 };
 
