@@ -21,6 +21,9 @@ constexpr Duration kTick = milliseconds(50);
 constexpr Duration kPatience = seconds(300);
 // A disk may hang (30 s) under each of what a prefetch asks of it: open, read, mark.
 constexpr Duration kPrefetchPatience = seconds(120);
+// Of a user who holds more than its share. A save within its own share waits for this, perhaps for the turn
+// of a larger one before that, and for the disk: its patience (20 s) is enough.
+constexpr Duration kGrace = seconds(2);
 constexpr int64_t kMostSteps = 2'000'000;  // Of one case.
 
 }  // namespace
@@ -120,6 +123,7 @@ void World::StartDaemon() {
   engine_options.daemon_version = "simulated";
   engine_options.daemon_instance = absl::StrCat("daemon ", daemon_);
   engine_options.scrub_period = seconds(plan_.seed % 5 == 0 ? 0 : 5);
+  engine_options.over_share_grace = kGrace;
   engine_ = std::make_unique<Engine>(engine_options, &schedule_.clock(), pool_.get(), this);
   if (daemon_ > 1) {  // It knows its roots.
     for (int run = 0; run < plan_.roots(); ++run) {
@@ -166,7 +170,9 @@ void World::OnSaveEnded(const SaveSummary& summary) {
         checkpoint.ordinal(), " sequence ", checkpoint.sequence(), " ", v1::Level_Name(checkpoint.level()),
         " ", checkpoint.error().reason());
   Count(absl::StrCat("ended ", v1::Level_Name(checkpoint.level())));
+  if (checkpoint.error().reason() == "OVER_SHARE") Count("over its share");
   oracle_.SaveOver(run->second, checkpoint.sequence(), checkpoint.level() == v1::COMMITTED);
+  CheckNotStarved(run->second, checkpoint);
   CheckNoRoomComes(run->second, checkpoint);
 }
 void World::OnWarning(const std::string& message) { Trace("  warning: ", message); }
@@ -477,6 +483,26 @@ std::string World::RunName(int run) const {
   return name == run_names_.end() ? "" : name->second;
 }
 
+// A save for which there is room in its user's share of the pool waits for no other user for good.
+void World::CheckNotStarved(int run, const v1::Checkpoint& ended) {
+  if (!plan_.hostile || run >= plan_.runs) return;
+  const std::string& reason = ended.error().reason();
+  // (That of its disk is another matter.)
+  const bool waited =
+      reason == "ADMISSION_TIMEOUT" && ended.error().message().find("file system") == std::string::npos;
+  if (!waited && reason != "OVER_SHARE") return;
+  // At most so much is the user's own: saves in flight, two that have just ended, and what is read.
+  int64_t own = 2 + oracle_.CountRead(run);
+  const v1::Status status = engine_->GetStatus(Caller{0, 0, true});
+  for (const v1::Run& each : status.runs()) {
+    if (each.name() == RunName(run)) own += each.in_flight_size();
+  }
+  Count("waited beside a hostile user");
+  if (own * kMostSegmentsOfSave <= plan_.segments / (plan_.runs + 1))
+    oracle_.Violated(absl::StrCat("another user keeps ", ended.tag(), " of run ", run,
+                                  " from memory: ", ended.error().message()));
+}
+
 // A save is refused for want of room on disk only where nothing on that disk gives any back.
 void World::CheckNoRoomComes(int run, const v1::Checkpoint& ended) {
   if (ended.error().reason() != "NO_SPACE" ||
@@ -487,7 +513,7 @@ void World::CheckNoRoomComes(int run, const v1::Checkpoint& ended) {
   if (faults.publish + faults.indeterminate + faults.discard + faults.evict + faults.trash + faults.read > 0)
     return;  // The engine may not know what is in trash.
   for (const auto& disk : disks_) {
-    if (disk->run() != run) continue;
+    if (RunName(disk->run()).empty() || (!plan_.shared && disk->run() != run)) continue;
     if (disk->MayGiveRoom(disk->run() == run ? ended.sequence() : 0))
       oracle_.Violated(absl::StrCat(ended.tag(), " of run ", run, " is refused for want of room, which run ",
                                     disk->run(), " may give back"));

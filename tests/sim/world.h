@@ -96,6 +96,7 @@ class World : public EngineObserver {
   int64_t Opened() const;
   void CheckReadAhead(const PoolUsage& usage);
   void CheckDamageIsMarked();
+  void CheckNotStarved(int run, const v1::Checkpoint& ended);
   void CheckNoRoomComes(int run, const v1::Checkpoint& ended);
   std::optional<v1::Checkpoint> Known(int run, const std::string& tag);
   int64_t MappedBytes() const;
