@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
 #include <memory>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "google/protobuf/io/tokenizer.h"
@@ -26,6 +29,9 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kGiB = int64_t{1} << 30;
 // sun_path holds 107 bytes, and the hand-off socket appends ".handoff".
 constexpr size_t kMaxSocketPath = 99;
+constexpr size_t kMaxSunPath = 107;
+constexpr size_t kLeastToken = 16, kMostToken = 1000;
+constexpr int kMostContainerRoots = 64;
 
 // Collects "file:line:column: what is wrong", counted from 1.
 class ParseProblems final : public google::protobuf::io::ErrorCollector {
@@ -61,6 +67,16 @@ class Checker {
   void AbsolutePath(const char* field, const std::string& value) {
     if (value.empty() || value[0] != '/' || value.find('\0') != std::string::npos) {
       Add(absl::StrCat(field, ": \"", value, "\" is not an absolute path"));
+    }
+  }
+
+  // Absolute, and says the same to every reader: compared as text.
+  void PlainPath(const char* field, const std::string& value) {
+    AbsolutePath(field, value);
+    const std::string plain = std::filesystem::path(value).lexically_normal().string();
+    if (!value.empty() && value[0] == '/' && value != plain) {
+      Add(absl::StrCat(field, ": \"", value, "\" has an empty component, \".\" or \"..\"; write \"", plain,
+                       "\""));
     }
   }
 
@@ -127,7 +143,9 @@ void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (io.depth() == 0) io.set_depth(16);
   if (io.checksum_threads() == 0) io.set_checksum_threads(1);
 
+  config.mutable_security();
   if (!config.metrics().has_port()) config.mutable_metrics()->set_port(9095);
+  if (config.metrics().socket_mode().empty()) config.mutable_metrics()->set_socket_mode("0660");
   auto& log = *config.mutable_log();
   if (log.level().empty()) log.set_level("info");
   if (log.format().empty()) log.set_format("text");
@@ -154,6 +172,25 @@ void CheckSockets(const DaemonConfig& config, Checker& check) {
       check.Add(absl::StrCat("socket_group: ", std::string(group.status().message())));
     }
   }
+}
+
+void CheckMetrics(const config::v1::MetricsConfig& metrics, Checker& check) {
+  check.Range("metrics.port", metrics.port(), -1, 65535);
+  if (!metrics.socket_path().empty()) check.AbsolutePath("metrics.socket_path", metrics.socket_path());
+  if (metrics.socket_path().size() > kMaxSunPath) {
+    check.Add(absl::StrCat("metrics.socket_path: \"", metrics.socket_path(), "\" has ",
+                           metrics.socket_path().size(), " bytes, at most ", kMaxSunPath, " fit"));
+  }
+  if (!IsSocketMode(metrics.socket_mode())) {
+    check.Add(absl::StrCat("metrics.socket_mode: \"", metrics.socket_mode(),
+                           "\" is not octal in [\"0000\", \"0777\"]"));
+  }
+  if (!metrics.socket_group().empty()) {
+    if (const auto group = FindGroup(metrics.socket_group()); !group.ok()) {
+      check.Add(absl::StrCat("metrics.socket_group: ", std::string(group.status().message())));
+    }
+  }
+  if (!metrics.token_file().empty()) check.AbsolutePath("metrics.token_file", metrics.token_file());
 }
 
 void CheckPool(const config::v1::PoolConfig& pool, int64_t memory_bytes, Checker& check) {
@@ -183,13 +220,20 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
   check.PowerOfTwo("io.chunk_bytes", config.io().chunk_bytes(), 64 * kKiB, 64 * kMiB);
   check.Range("io.depth", config.io().depth(), 1, 128);
   check.Range("io.checksum_threads", config.io().checksum_threads(), 1, 64);
-  check.Range("metrics.port", config.metrics().port(), -1, 65535);
+  CheckMetrics(config.metrics(), check);
   check.OneOf("log.level", config.log().level(), {"debug", "info", "warning", "error"});
   check.OneOf("log.format", config.log().format(), {"text", "json"});
   check.Range("drain_timeout_seconds", config.drain_timeout_seconds(), 0, 86400);
   check.Range("max_sessions", config.max_sessions(), 1, 65536);
   check.Range("degraded_after_seconds", config.degraded_after_seconds(), 1, 3600);
   check.Range("scrub.period_hours", config.scrub().period_hours(), 0, 87600);
+  if (config.security().container_roots_size() > kMostContainerRoots) {
+    check.Add(absl::StrCat("security.container_roots: ", config.security().container_roots_size(),
+                           " directories, at most ", kMostContainerRoots));
+  }
+  for (const std::string& path : config.security().container_roots()) {
+    check.PlainPath("security.container_roots", path);
+  }
   check.Range("scrub.bytes_per_second", config.scrub().bytes_per_second(), kMiB, int64_t{1} << 40);
   CheckLimits(config.limits(), check);
 }
@@ -252,9 +296,25 @@ absl::StatusOr<gid_t> FindGroup(const std::string& name_or_number) {
                    absl::StrCat("\"", name_or_number, "\" is neither a number nor a group in /etc/group"));
 }
 
-mode_t SocketMode(const config::v1::DaemonConfig& config) {
+absl::StatusOr<std::string> ReadToken(const std::string& file) {
+  std::unique_ptr<FILE, int (*)(FILE*)> opened(std::fopen(file.c_str(), "re"), std::fclose);
+  if (!opened) return ErrnoError(errno, absl::StrCat("open ", file, " (metrics.token_file)"));
+  char buffer[2048];
+  std::string token(buffer, std::fread(buffer, 1, sizeof(buffer), opened.get()));
+  absl::StripAsciiWhitespace(&token);
+  const bool printable = std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 0x7f; });
+  if (token.size() < kLeastToken || token.size() > kMostToken || !printable) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                     absl::StrCat(file, " (metrics.token_file) must hold ", kLeastToken, " to ", kMostToken,
+                                  " printable characters without white space; it has ", token.size(),
+                                  "; `openssl rand -hex 32` makes one"));
+  }
+  return token;
+}
+
+mode_t SocketMode(const std::string& octal) {
   mode_t mode = 0;
-  for (const char digit : config.socket_mode()) mode = mode * 8 + static_cast<mode_t>(digit - '0');
+  for (const char digit : octal) mode = mode * 8 + static_cast<mode_t>(digit - '0');
   return mode;
 }
 

@@ -42,8 +42,11 @@ absl::StatusOr<int64_t> MachineMemoryBytes();
 // A group by number or by its name in /etc/group (read directly: a static program has no name services).
 // NOT_FOUND, reason UNKNOWN_GROUP.
 absl::StatusOr<gid_t> FindGroup(const std::string& name_or_number);
+// What is in metrics.token_file, without white space around it: 16 to 1000 printable characters, else
+// INVALID_ARGUMENT.
+absl::StatusOr<std::string> ReadToken(const std::string& file);
 // "0660" as a number; only after LoadConfig has accepted it.
-mode_t SocketMode(const config::v1::DaemonConfig& config);
+mode_t SocketMode(const std::string& octal);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_CONFIG_CONFIG_H_

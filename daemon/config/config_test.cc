@@ -33,7 +33,7 @@ TEST(Config, AnEmptyTextGivesEveryDefault) {
   ASSERT_THAT(loaded.problems, IsEmpty());
   const auto& config = loaded.config;
   EXPECT_EQ(config.socket_path(), "/run/ckptd/ckptd.sock");
-  EXPECT_EQ(SocketMode(config), 0660u);
+  EXPECT_EQ(SocketMode(config.socket_mode()), 0660u);
   EXPECT_EQ(config.state_directory(), "/var/lib/ckptd");
   EXPECT_EQ(config.pool().bytes(), 16 * kGiB);
   EXPECT_EQ(config.pool().segment_bytes(), 256 * kMiB);
@@ -123,6 +123,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"limits { max_reader_pool_percent_per_user: -1 }",
                  "limits.max_reader_pool_percent_per_user"},
         BadValue{"limits { over_share_grace_seconds: 3601 }", "limits.over_share_grace_seconds"},
+        BadValue{"metrics { socket_path: 'm.sock' }", "metrics.socket_path"},
+        BadValue{"metrics { socket_mode: '999' }", "metrics.socket_mode"},
+        BadValue{"metrics { socket_group: 'no such group' }", "metrics.socket_group"},
+        BadValue{"metrics { token_file: 'token' }", "metrics.token_file"},
+        BadValue{"security { container_roots: 'ckpts' }", "security.container_roots"},
+        BadValue{"security { container_roots: '/ckpts/../etc' }", "security.container_roots"},
+        BadValue{"security { container_roots: '/a//b' }", "security.container_roots"},
         BadValue{"max_sessions: -1", "max_sessions"},
         BadValue{"degraded_after_seconds: 3601", "degraded_after_seconds"}));
 
@@ -131,6 +138,20 @@ TEST(Config, ASocketPathLeavesRoomForTheHandoffSocket) {
   EXPECT_THAT(Load("socket_path: '" + fits + "'").problems, IsEmpty());
   EXPECT_THAT(Load("socket_path: '" + fits + "s'").problems,
               ElementsAre(HasSubstr("has 100 bytes, at most 99 fit")));
+}
+
+TEST(Config, TokenIsReadWithoutTheSpaceAroundIt) {
+  const std::string file = ::testing::TempDir() + "/token";
+  const auto read = [&](const std::string& content) {
+    std::ofstream(file) << content;
+    return ReadToken(file);
+  };
+  EXPECT_EQ(*read("0123456789abcdef\n"), "0123456789abcdef");
+  for (const std::string& bad : {std::string("short\n"), std::string(""), std::string("0123456789 abcdef"),
+                                 std::string(1001, 'x'), std::string("0123456789abcdef\nsecond line")}) {
+    EXPECT_EQ(read(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+  EXPECT_FALSE(ReadToken(file + ".missing").ok());
 }
 
 TEST(Config, ZeroIsAValueWhereItMeansSomething) {
@@ -185,7 +206,7 @@ TEST(Config, WhatTheSampleHasCommentedOutIsRightToo) {
   EXPECT_THAT(text, HasSubstr("\n  bytes: 68719476736\n"));
   // A group's name depends on the machine.
   const std::string here =
-      std::regex_replace(text, std::regex("\nsocket_group: \"ckptd\""), "\nsocket_group: \"root\"");
+      std::regex_replace(text, std::regex("socket_group: \"(ckptd|prometheus)\""), "socket_group: \"root\"");
   const LoadedConfig sample = Load(here, {}, 1024 * kGiB);
   EXPECT_THAT(sample.problems, IsEmpty());
   EXPECT_EQ(sample.config.pool().populate_ahead_bytes(), 64 * kGiB);

@@ -30,6 +30,10 @@ struct Caller {
   SessionId session = 0;  // 0: none (operators).
   uid_t uid = 0;
   bool privileged = false;  // Root, or the daemon's own user: sees and may end everything.
+  // Not 0: the caller is in another user or mount namespace than the daemon, and sees only runs of its uid
+  // whose root its own session, or a living session with the same number, has attached. -1: its own alone.
+  int64_t tenant = 0;
+  bool may_name_paths = true;  // A path that it names is the daemon's, too (OpenRoot).
 };
 
 struct SessionInfo {
@@ -40,6 +44,7 @@ struct SessionInfo {
   std::string client_instance;
   std::string client_name;
   bool descriptors = true;  // False: gRPC alone, bytes come by WriteFile.
+  int64_t tenant = 0;       // As Caller::tenant.
 };
 
 template <typename T>

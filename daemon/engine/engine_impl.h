@@ -250,7 +250,8 @@ struct Run {
   bool open = false;
   bool read_only = false;
   std::vector<PendingAttach> waiting_for_open;
-  uid_t opener = 0;  // Who attached first: the root is opened with this user's rights.
+  uid_t opener = 0;             // Who attached first: the root is opened with this user's rights.
+  std::set<SessionId> tenants;  // Sessions of other namespaces that have attached this root, while they live.
   std::set<std::shared_ptr<const void>> known;  // Entries in the list of known roots.
   Instant lock_deadline;                        // Until then a locked root is tried again.
   std::optional<Instant> open_again_at;         // It was locked; nothing is under way until then.
@@ -542,6 +543,7 @@ class Engine::Impl {
   void CheckDrained();
   static bool Retaining(const Run& run);
   bool Sees(const Caller& caller, const Run& run) const;
+  bool HasAttached(const Caller& caller, const Run& run) const;
 
   struct Write {  // A WriteFile that is open.
     int64_t save = 0;

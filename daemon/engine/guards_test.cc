@@ -1098,5 +1098,67 @@ TEST_F(EnginePointerTest, APointerThatCouldNotBeWrittenIsAWarningAndKeepsWhatItS
   EXPECT_THAT(observer_.warnings.back(), HasSubstr("the pointer latest is not written"));
 }
 
+// ---- callers of other namespaces
+
+class TenantTest : public GuardsTest {
+ protected:
+  static constexpr int64_t kPod = 43, kOtherPod = 57;
+
+  SessionId TrainerOf(int64_t tenant, const std::string& instance) {
+    SessionInfo info;
+    info.id = next_session_++;
+    info.uid = 1000;
+    info.client_instance = instance;
+    info.tenant = tenant;
+    engine_->SessionOpened(info);
+    return info.id;
+  }
+  // What ListCheckpoints of the run says to a caller of uid 1000.
+  std::string ListAs(SessionId session, int64_t tenant) {
+    v1::ListCheckpointsRequest request;
+    request.set_parent(run_);
+    Answer<v1::ListCheckpointsResponse> answer;
+    engine_->ListCheckpoints({.session = session, .uid = 1000, .privileged = false, .tenant = tenant},
+                             request, answer.reply());
+    Turn();
+    return answer.status().ok() ? "OK" : answer.reason();
+  }
+  int RunsSeenBy(SessionId session, int64_t tenant) {
+    return engine_->GetStatus({.session = session, .uid = 1000, .privileged = false, .tenant = tenant})
+        .runs_size();
+  }
+};
+
+TEST_F(TenantTest, ContainerDoesNotSeeRunOfEqualUidThatItHasNotAttached) {
+  Launch("host", 1);
+  const SessionId container = TrainerOf(kPod, "c");
+  EXPECT_EQ(ListAs(container, kPod), "FOREIGN_NAMESPACE");
+  EXPECT_EQ(ListAs(0, kPod), "FOREIGN_NAMESPACE");
+  EXPECT_EQ(RunsSeenBy(container, kPod), 0);
+  Attach(container);
+  EXPECT_EQ(ListAs(container, kPod), "OK");
+  EXPECT_EQ(RunsSeenBy(container, kPod), 1);
+}
+
+TEST_F(TenantTest, ContainerSeesRunThatItsOtherSessionHasAttached) {
+  const SessionId first = TrainerOf(kPod, "a"), second = TrainerOf(kPod, "b");
+  Attach(first);
+  EXPECT_EQ(ListAs(second, kPod), "OK");
+  EXPECT_EQ(ListAs(0, kPod), "OK");  // An operator in the same container.
+  EXPECT_EQ(ListAs(TrainerOf(kOtherPod, "x"), kOtherPod), "FOREIGN_NAMESPACE");
+  EXPECT_EQ(ListAs(0, kOtherPod), "FOREIGN_NAMESPACE");
+  EXPECT_EQ(ListAs(0, 0), "OK");  // The user on the host.
+  engine_->SessionClosed(first, "ended");
+  EXPECT_EQ(ListAs(second, kPod), "FOREIGN_NAMESPACE");  // The number may be another container's now.
+}
+
+TEST_F(TenantTest, SessionsOfUnknownContainersShareNothing) {
+  const SessionId first = TrainerOf(-1, "a");
+  Attach(first);
+  EXPECT_EQ(ListAs(first, -1), "OK");
+  EXPECT_EQ(ListAs(TrainerOf(-1, "b"), -1), "FOREIGN_NAMESPACE");
+  EXPECT_EQ(ListAs(0, -1), "FOREIGN_NAMESPACE");
+}
+
 }  // namespace
 }  // namespace ckptd

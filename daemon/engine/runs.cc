@@ -3,11 +3,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "daemon/engine/engine_impl.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/names.h"
+#include "storage/format/run_name.h"
 #include "storage/ledger/local_ledger.h"
 
 namespace ckptd {
@@ -19,14 +19,6 @@ constexpr int kMostOrphans = 1000;
 constexpr size_t kRememberedFailures = 64;
 constexpr int kUnheard = 16;  // More cannot have been on their way to the history when a daemon was killed.
 constexpr Duration kLockRetry = std::chrono::milliseconds(50);
-
-// A name that stays the same as long as the directory does.
-std::string RunName(uint64_t device, uint64_t inode) {
-  uint64_t x = device * 0x9e3779b97f4a7c15u ^ inode;  // splitmix64
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return absl::StrFormat("runs/%016x", x ^ (x >> 31));
-}
 
 v1::Checkpoint FromOutcome(const Run& run, const storage::v1::Outcome& outcome) {
   v1::Checkpoint checkpoint;
@@ -52,6 +44,14 @@ absl::Status WrongUid(const Run& run, uid_t uid) {
   return MakeError(
       absl::StatusCode::kPermissionDenied, "WRONG_UID",
       absl::StrCat("the run in ", run.path, " belongs to uid ", run.uid, ", the caller is uid ", uid));
+}
+
+absl::Status NotAttached(const Run& run) {
+  return MakeError(
+      absl::StatusCode::kPermissionDenied, "FOREIGN_NAMESPACE",
+      absl::StrCat("the caller is in another user or mount namespace than the daemon, and no session of that "
+                   "namespace has attached the root of ",
+                   run.name, "; attach it by a descriptor (AttachRoot) first"));
 }
 
 absl::Status Invalid(const std::string& message) {
@@ -92,7 +92,16 @@ absl::Status CheckJoin(const v1::JoinRunRequest& request) {
 }  // namespace
 
 bool Engine::Impl::Sees(const Caller& caller, const Run& run) const {
+  if (caller.tenant != 0) return caller.uid == run.uid && HasAttached(caller, run);
   return caller.privileged || caller.uid == run.uid;
+}
+
+bool Engine::Impl::HasAttached(const Caller& caller, const Run& run) const {
+  if (run.tenants.contains(caller.session)) return true;
+  return caller.tenant > 0 && std::any_of(run.tenants.begin(), run.tenants.end(), [&](SessionId session) {
+           const auto found = sessions_.find(session);
+           return found != sessions_.end() && found->second.tenant == caller.tenant;
+         });
 }
 
 absl::StatusOr<Run*> Engine::Impl::FindRun(const Caller& caller, const std::string& name, bool must_be_open) {
@@ -106,7 +115,9 @@ absl::StatusOr<Run*> Engine::Impl::FindRun(const Caller& caller, const std::stri
     return MakeError(absl::StatusCode::kUnavailable, "UNKNOWN_RUN",
                      absl::StrCat("the root ", run->path, " is being opened and recovered; try again"));
   }
-  if (run->open && !Sees(caller, *run)) return WrongUid(*run, caller.uid);
+  if (run->open && !Sees(caller, *run)) {
+    return caller.uid == run->uid ? NotAttached(*run) : WrongUid(*run, caller.uid);
+  }
   return run;
 }
 
@@ -152,6 +163,8 @@ void Engine::Impl::AttachRoot(SessionId session, RootAttachment attachment, Repl
 void Engine::Impl::AcceptAttach(Run* run, PendingAttach attach) {
   const uid_t uid = attach.attachment.uid;
   if (uid != 0 && uid != run->uid) return attach.reply(WrongUid(*run, uid));
+  const auto session = sessions_.find(attach.session);
+  if (session != sessions_.end() && session->second.tenant != 0) run->tenants.insert(attach.session);
   if (attach.attachment.remember == nullptr) return attach.reply(run->name);
   attach.attachment.remember([this, name = run->name, reply = std::move(attach.reply)](
                                  absl::StatusOr<std::shared_ptr<const void>> known) mutable {
@@ -423,6 +436,7 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
   std::vector<std::pair<Run*, int64_t>> left;  // Attempts that it was a rank of.
   for (auto& entry : runs_) {
     Run* run = entry.second.get();
+    run->tenants.erase(session);
     for (auto& item : run->saves) {
       Save* save = item.second.get();
       for (auto& part : save->parts) {

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -131,7 +132,8 @@ class Daemon {
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         save_log_(&metrics_),
         sessions_(config_.max_sessions()),
-        callers_(&peers_, &sessions_, ::geteuid(), OverflowUid()) {}
+        callers_(&peers_, &sessions_, ::geteuid(), OverflowUid(), config_.security().trust_all_namespaces()) {
+  }
   ~Daemon() { Stop(); }
 
   absl::Status Start();
@@ -144,6 +146,7 @@ class Daemon {
   void StartEngine(Inheritance inheritance);
   void RecoverRoots();
   absl::Status StartServers();
+  absl::Status StartMetrics();
   absl::Status SayReady();
   void WarnOfMemoryLimit();
 
@@ -353,12 +356,14 @@ absl::Status Daemon::StartServers() {
   context_.sessions = &sessions_;
   context_.callers = &callers_;
   context_.workers = workers_.get();
+  const auto& container_roots = config_.security().container_roots();
+  context_.container_roots = {container_roots.begin(), container_roots.end()};
   context_.make_attachment = [this](UniqueFd directory, const std::string& path, const FileUser& user) {
     return attacher_->Attach(std::move(directory), path, user);
   };
   UnixListenerOptions socket{.path = config_.socket_path(),
                              .type = SOCK_STREAM,
-                             .mode = SocketMode(config_),
+                             .mode = SocketMode(config_.socket_mode()),
                              .group = {},
                              .patience = kPredecessorPatience};
   if (!config_.socket_group().empty()) {
@@ -381,12 +386,33 @@ absl::Status Daemon::StartServers() {
   handoff.daemon_version = context_.daemon_version;
   CKPTD_ASSIGN_OR_RETURN(handoff_,
                          HandoffServer::Start(handoff, &sessions_, &pool_->directory(), events_.get(), log));
-  if (config_.metrics().port() < 0) return absl::OkStatus();
-  CKPTD_ASSIGN_OR_RETURN(http_,
-                         HttpServer::Start(config_.metrics().port(), [this]() -> absl::StatusOr<std::string> {
-                           CKPTD_ASSIGN_OR_RETURN(const v1::Status status, AskStatus());
-                           return metrics_.Render(status, SystemClock().UnixMicros());
-                         }));
+  return StartMetrics();
+}
+
+absl::Status Daemon::StartMetrics() {
+  const auto& metrics = config_.metrics();
+  HttpServer::Options options;
+  options.port = metrics.port();
+  if (!metrics.socket_path().empty()) {
+    UnixListenerOptions socket{.path = metrics.socket_path(),
+                               .type = SOCK_STREAM,
+                               .mode = SocketMode(metrics.socket_mode()),
+                               .group = {},
+                               .patience = kPredecessorPatience};
+    if (!metrics.socket_group().empty()) {
+      CKPTD_ASSIGN_OR_RETURN(socket.group, FindGroup(metrics.socket_group()));
+    }
+    CKPTD_ASSIGN_OR_RETURN(options.listener, ListenUnix(socket));
+  }
+  if (options.port < 0 && !options.listener) return absl::OkStatus();
+  if (!metrics.token_file().empty()) {
+    CKPTD_ASSIGN_OR_RETURN(options.token, ReadToken(metrics.token_file()));
+  }
+  CKPTD_ASSIGN_OR_RETURN(
+      http_, HttpServer::Start(std::move(options), [this]() -> absl::StatusOr<std::string> {
+        CKPTD_ASSIGN_OR_RETURN(const v1::Status status, AskStatus());
+        return metrics_.Render(status, SystemClock().UnixMicros(), config_.metrics().root_paths());
+      }));
   return absl::OkStatus();
 }
 
@@ -395,7 +421,7 @@ absl::Status Daemon::SayReady() {
   std::vector<LogField> fields = {{"socket", config_.socket_path()},
                                   {"pool_bytes", config_.pool().bytes()},
                                   {"segment_bytes", config_.pool().segment_bytes()}};
-  if (http_) fields.emplace_back("metrics_port", http_->port());
+  if (http_ && http_->port() > 0) fields.emplace_back("metrics_port", http_->port());
   Log(LogLevel::kInfo, "serving", fields);
   Notify("READY=1");
   if (options_.ready_fd < 0) return absl::OkStatus();
@@ -498,6 +524,7 @@ void Daemon::Stop() {
     grpc_->Stop(kCallGrace);
   }
   grpc_.reset();
+  if (http_ && !config_.metrics().socket_path().empty()) ::unlink(config_.metrics().socket_path().c_str());
   http_.reset();
   events_.reset();
   workers_.reset();
@@ -572,6 +599,7 @@ void BlockSignals() {
 }
 
 int RunDaemon(const DaemonOptions& options) {
+  ::umask(0);  // Of each file it is the trainer's that counts (FileUser::umask).
   Daemon daemon(options);
   if (const absl::Status started = daemon.Start(); !started.ok()) {
     Log(LogLevel::kError, "cannot start", {ErrorField(started)});

@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <climits>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,21 +18,41 @@
 namespace ckptd {
 namespace {
 
-// Where this process finds the directory, for its next life: a container may call it otherwise. The caller's
-// path when there is no such place, or the user may not look there.
-std::string OwnPath(const UniqueFd& directory, const struct stat& info, const std::string& path,
-                    const FileUser& user) {
-  char own[PATH_MAX];
-  const ssize_t size = ::readlink(absl::StrCat("/proc/self/fd/", directory.get()).c_str(), own, sizeof(own));
-  if (size <= 0 || size == sizeof(own)) return path;
-  const std::string candidate(own, static_cast<size_t>(size));
-  const absl::StatusOr<Handle> opened = OpenRootDirectory(candidate, user);
-  if (!opened.ok()) return path;
-  const UniqueFd found(*opened);
-  struct stat there {};
-  const bool same =
-      ::fstat(found.get(), &there) == 0 && there.st_dev == info.st_dev && there.st_ino == info.st_ino;
-  return same ? candidate : path;
+// The path of an open directory in this process's mount namespace, without links; "" when it has none.
+std::string PathOf(const UniqueFd& directory) {
+  char path[PATH_MAX];
+  const ssize_t size =
+      ::readlink(absl::StrCat("/proc/self/fd/", directory.get()).c_str(), path, sizeof(path));
+  return size > 0 && size < static_cast<ssize_t>(sizeof(path)) ? std::string(path, static_cast<size_t>(size))
+                                                               : "";
+}
+
+// Where this process finds the directory, for its next life: a container may call it otherwise. Nothing when
+// neither its own path nor the caller's leads there with the user's rights: a path that only the caller
+// vouches for may be anybody's directory.
+std::optional<std::string> OwnPath(const UniqueFd& directory, const struct stat& info,
+                                   const std::string& path, const FileUser& user) {
+  for (const std::string& candidate : {PathOf(directory), path}) {
+    const absl::StatusOr<Handle> opened = OpenRootDirectory(candidate, user);
+    if (!opened.ok()) continue;
+    const UniqueFd found(*opened);
+    struct stat there {};
+    if (::fstat(found.get(), &there) != 0) continue;
+    if (there.st_dev == info.st_dev && there.st_ino == info.st_ino) return PathOf(found);
+  }
+  return std::nullopt;
+}
+
+// What the root's first trainer took away from the mode of .ckptd; 022 for a root that has none yet.
+mode_t UmaskOfRoot(const UniqueFd& directory, const FileUser& user) {
+  const absl::StatusOr<std::unique_ptr<FileSystem>> fs = MakePosixFileSystem(user);
+  if (!fs.ok()) return 022;
+  const absl::StatusOr<ScopedHandle> root = OpenScoped(**fs, directory.get(), ".", OpenMode::kDirectory);
+  if (!root.ok()) return 022;
+  const absl::StatusOr<ScopedHandle> ours = OpenScoped(**fs, root->get(), ".ckptd", OpenMode::kDirectory);
+  struct stat info {};
+  if (!ours.ok() || ::fstat(ours->get(), &info) != 0) return 022;
+  return ~info.st_mode & 0777;
 }
 
 }  // namespace
@@ -44,12 +66,17 @@ absl::StatusOr<RootAttachment> RootAttacher::Attach(UniqueFd directory, const st
                      absl::StrCat("root ", path, " is not a directory"), {{"path", path}});
   }
   storage::v1::KnownRoot root;
-  root.set_path(OwnPath(directory, info, path, user));
+  const std::optional<std::string> own_path = OwnPath(directory, info, path, user);
+  root.set_path(own_path.value_or(path));
   root.set_uid(static_cast<int32_t>(user.uid));
   root.set_gid(static_cast<int32_t>(user.gid));
   root.set_device(info.st_dev);
   root.set_inode(info.st_ino);
-  return Make(std::move(directory), root, path, user);
+  FileUser owner = user;
+  owner.umask = UmaskOf(directory, info, user);
+  RootAttachment attachment = Make(std::move(directory), root, path, owner);
+  if (!own_path) attachment.remember = nullptr;
+  return attachment;
 }
 
 absl::StatusOr<RootAttachment> RootAttacher::Reopen(const storage::v1::KnownRoot& root) {
@@ -70,6 +97,13 @@ absl::StatusOr<RootAttachment> RootAttacher::TryReopen(const storage::v1::KnownR
   struct stat info {};
   if (::fstat(directory.get(), &info) != 0)
     return ErrnoError(errno, absl::StrCat("fstat of root ", root.path()));
+  // A link that was put on the way since leads where its owner likes, perhaps to a directory with that inode
+  // on another file system.
+  if (const std::string now = PathOf(directory); now != root.path()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_MOVED",
+                     absl::StrCat(root.path(), " leads to ", now, " now; let a trainer attach the root"),
+                     {{"path", root.path()}});
+  }
   // The device's number may change with a boot; a directory's inode does not.
   if (info.st_ino != root.inode()) {
     return MakeError(
@@ -80,7 +114,26 @@ absl::StatusOr<RootAttachment> RootAttacher::TryReopen(const storage::v1::KnownR
   }
   storage::v1::KnownRoot now = root;
   now.set_device(info.st_dev);
-  return Make(std::move(directory), now, root.path(), user);
+  FileUser owner = user;
+  owner.umask = UmaskOf(directory, info, user);
+  return Make(std::move(directory), now, root.path(), owner);
+}
+
+std::shared_ptr<std::atomic<mode_t>> RootAttacher::UmaskOf(const UniqueFd& directory, const struct stat& info,
+                                                           const FileUser& user) {
+  const bool asked = user.umask != nullptr;
+  const mode_t now = asked ? user.umask->load() : UmaskOfRoot(directory, user);
+  MutexLock lock(mutex_);
+  std::erase_if(umasks_, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<std::atomic<mode_t>>& known = umasks_[{info.st_dev, info.st_ino, user.uid}];
+  std::shared_ptr<std::atomic<mode_t>> umask = known.lock();
+  if (umask == nullptr) {
+    umask = std::make_shared<std::atomic<mode_t>>(now);
+    known = umask;
+  } else if (asked) {
+    umask->store(now);
+  }
+  return umask;
 }
 
 RootAttachment RootAttacher::Make(UniqueFd directory, const storage::v1::KnownRoot& root,

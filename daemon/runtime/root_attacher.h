@@ -2,9 +2,16 @@
 #ifndef CKPTD_DAEMON_RUNTIME_ROOT_ATTACHER_H_
 #define CKPTD_DAEMON_RUNTIME_ROOT_ATTACHER_H_
 
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
@@ -12,6 +19,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/root_io.h"
 #include "daemon/runtime/state_directory.h"
+#include "storage/base/mutex.h"
 #include "storage/base/unique_fd.h"
 #include "storage/fs/posix_file_system.h"
 
@@ -35,8 +43,9 @@ class RootAttacher {
 
   // A directory that a session handed over, perhaps open with O_PATH only, or named by path. `path` is what
   // the session calls it. The engine remembers it (RootAttachment::remember) when it has opened the root for
-  // this user: what is sealed in it from then on is recovered after a crash. INVALID_ARGUMENT, reason
-  // INVALID_PATH, for what is no directory.
+  // this user: what is sealed in it from then on is recovered after a crash. One to which this process has no
+  // path is not remembered. New files get the umask of `user`, also those of a RootIo that was made earlier.
+  // INVALID_ARGUMENT, reason INVALID_PATH, for what is no directory.
   absl::StatusOr<RootAttachment> Attach(UniqueFd directory, const std::string& path, const FileUser& user);
 
   // A root of an earlier life, with the rights that its user has now (FindGroups). FAILED_PRECONDITION,
@@ -44,6 +53,10 @@ class RootAttacher {
   absl::StatusOr<RootAttachment> Reopen(const storage::v1::KnownRoot& root);
 
  private:
+  // The umask that a root's files are made with, shared with its RootIo while that lives. Set to `umask` when
+  // there is one, else as the root's .ckptd shows which one it was made with.
+  std::shared_ptr<std::atomic<mode_t>> UmaskOf(const UniqueFd& directory, const struct stat& info,
+                                               const FileUser& user);
   RootAttachment Make(UniqueFd directory, const storage::v1::KnownRoot& root, const std::string& path,
                       const FileUser& user);
   absl::StatusOr<RootAttachment> TryReopen(const storage::v1::KnownRoot& root);
@@ -51,6 +64,10 @@ class RootAttacher {
   StateDirectory* const state_;
   const MakeIo make_io_;
   const Threads threads_;
+  Mutex mutex_;
+  // By device, inode and uid.
+  std::map<std::tuple<dev_t, ino_t, uid_t>, std::weak_ptr<std::atomic<mode_t>>> umasks_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptd

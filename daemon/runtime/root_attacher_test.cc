@@ -6,9 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "storage/base/errors.h"
 
@@ -89,6 +93,26 @@ TEST_F(RootAttacherTest, WhatIsNoDirectoryIsRefusedAndNotRemembered) {
   EXPECT_TRUE(state_->roots().empty());
 }
 
+TEST_F(RootAttacherTest, PathThatOnlyTheClientVouchesForIsNotRemembered) {
+  std::filesystem::create_directory(std::string(folder_) + "/victim");
+  UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  std::filesystem::remove(root());  // As in another mount namespace: this process has no path to it.
+  const auto attachment = attacher_->Attach(std::move(directory), std::string(folder_) + "/victim", me_);
+  ASSERT_TRUE(attachment.ok()) << attachment.status();
+  EXPECT_TRUE(attachment->remember == nullptr);
+}
+
+TEST_F(RootAttacherTest, LinkThatWasPutInTheWayIsNotFollowed) {
+  UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Remember(attacher_->Attach(std::move(directory), root(), me_).value());
+  const std::string elsewhere = std::string(folder_) + "/elsewhere";
+  std::filesystem::rename(root(), elsewhere);  // The same inode.
+  std::filesystem::create_symlink(elsewhere, root());
+  const auto reopened = attacher_->Reopen(state_->roots().at(0));
+  EXPECT_EQ(ReasonOf(reopened.status()), "ROOT_MOVED");
+  EXPECT_THAT(std::string(reopened.status().message()), HasSubstr("leads to " + elsewhere));
+}
+
 TEST_F(RootAttacherTest, AKnownRootIsFoundAgain) {
   UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   Remember(attacher_->Attach(std::move(directory), root(), me_).value());
@@ -125,6 +149,36 @@ TEST_F(RootAttacherTest, ReopensWithTheGroupsThatTheUserHasNow) {
   ASSERT_TRUE(reopened.ok()) << reopened.status();
   reopened->make_io();
   EXPECT_TRUE(given_user_.groups.empty());
+}
+
+TEST_F(RootAttacherTest, FilesGetTheUmaskOfTheTrainerThatAttachedLast) {
+  const auto attach = [&](std::optional<mode_t> umask) {
+    FileUser user = me_;
+    if (umask) user.umask = std::make_shared<std::atomic<mode_t>>(*umask);
+    UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    const auto attachment = attacher_->Attach(std::move(directory), root(), user);
+    ASSERT_TRUE(attachment.ok()) << attachment.status();
+    attachment->make_io();
+  };
+  attach(077);
+  const FileUser first = given_user_;
+  ASSERT_NE(first.umask, nullptr);
+  EXPECT_EQ(first.umask->load(), mode_t{077});
+  attach(027);  // The root is open already: its RootIo is the first one.
+  EXPECT_EQ(first.umask->load(), mode_t{027});
+  attach(std::nullopt);  // Of a process that the daemon cannot look at.
+  EXPECT_EQ(first.umask->load(), mode_t{027});
+}
+
+TEST_F(RootAttacherTest, RecoveredRootHasTheUmaskOfItsRecords) {
+  ASSERT_EQ(::mkdir((root() + "/.ckptd").c_str(), 0700), 0);
+  UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  Remember(attacher_->Attach(std::move(directory), root(), me_).value());
+  const auto attachment = attacher_->Reopen(state_->roots().at(0));
+  ASSERT_TRUE(attachment.ok()) << attachment.status();
+  attachment->make_io();
+  ASSERT_NE(given_user_.umask, nullptr);
+  EXPECT_EQ(given_user_.umask->load(), mode_t{077});
 }
 
 }  // namespace

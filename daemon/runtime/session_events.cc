@@ -1,9 +1,12 @@
 #include "daemon/runtime/session_events.h"
 
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "daemon/service/peer_namespaces.h"
 
 namespace ckptd {
 
@@ -22,9 +25,12 @@ void SessionEvents::AttachRoot(const SessionInfo& session, UniqueFd root, std::s
                                AttachReply reply) {
   absl::StatusOr<FileUser> user = context_->sessions->UserOf(session.id);
   if (!user.ok()) return reply(user.status());
-  context_->workers->Submit([context = context_, id = session.id, root = std::move(root),
+  context_->workers->Submit([context = context_, id = session.id, pid = session.pid, root = std::move(root),
                              path = std::move(path), user = *std::move(user),
                              reply = std::move(reply)]() mutable {
+    if (const std::optional<mode_t> umask = UmaskOfPeer(pid)) {
+      user.umask = std::make_shared<std::atomic<mode_t>>(*umask);
+    }
     absl::StatusOr<RootAttachment> attachment = context->make_attachment(std::move(root), path, user);
     if (!attachment.ok()) return reply(attachment.status());
     context->loop->Post(

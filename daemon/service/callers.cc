@@ -3,14 +3,19 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/service/peer_namespaces.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
 
 Callers::Callers(const PeerTable* peers, const SessionRegistry* sessions, uid_t daemon_uid,
-                 uid_t overflow_uid)
-    : peers_(peers), sessions_(sessions), daemon_uid_(daemon_uid), overflow_uid_(overflow_uid) {}
+                 uid_t overflow_uid, bool trust_all_namespaces)
+    : peers_(peers),
+      sessions_(sessions),
+      daemon_uid_(daemon_uid),
+      overflow_uid_(overflow_uid),
+      trust_all_namespaces_(trust_all_namespaces) {}
 
 absl::StatusOr<Peer> Callers::FindPeer(const std::string& peer_name) const {
   std::optional<Peer> peer = peers_->Find(peer_name);
@@ -32,7 +37,10 @@ absl::StatusOr<Caller> Callers::Find(const std::string& peer_name, const std::op
   CKPTD_ASSIGN_OR_RETURN(const Peer peer, FindPeer(peer_name));
   Caller caller;
   caller.uid = peer.user.uid;
-  caller.privileged = caller.uid == 0 || caller.uid == daemon_uid_;
+  const bool local = trust_all_namespaces_ || peer.namespaces.origin == PeerOrigin::kHost;
+  caller.privileged = local && (caller.uid == 0 || caller.uid == daemon_uid_);
+  caller.may_name_paths = local;
+  if (!trust_all_namespaces_) caller.tenant = peer.namespaces.tenant;
   if (!token && rule == TokenRule::kOptional) return caller;
   if (!token) {
     return MakeError(

@@ -22,9 +22,11 @@ enum class TokenRule {
 // Thread-safe.
 class Callers {
  public:
-  // Root and `daemon_uid` are privileged. The overflow uid, which stands for everybody whose user namespace
-  // we do not know, is nobody.
-  Callers(const PeerTable* peers, const SessionRegistry* sessions, uid_t daemon_uid, uid_t overflow_uid);
+  // Root and `daemon_uid` are privileged where they are of the daemon's namespaces, or where
+  // `trust_all_namespaces` says that it does not matter. The overflow uid, which stands for everybody whose
+  // user namespace we do not know, is nobody.
+  Callers(const PeerTable* peers, const SessionRegistry* sessions, uid_t daemon_uid, uid_t overflow_uid,
+          bool trust_all_namespaces = false);
 
   // `peer_name` is grpc::ServerContextBase::peer(); ask at the start of a call. PERMISSION_DENIED, reason
   // WRONG_UID.
@@ -38,6 +40,7 @@ class Callers {
   const SessionRegistry* const sessions_;
   const uid_t daemon_uid_;
   const uid_t overflow_uid_;
+  const bool trust_all_namespaces_;
 };
 
 // /proc/sys/kernel/overflowuid; 65534 when it cannot be read.

@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "daemon/service/peer_namespaces.h"
+#include "daemon/service/peer_table.h"
 #include "storage/base/errors.h"
 #include "storage/base/unique_fd.h"
 
@@ -22,11 +24,17 @@ class CallersTest : public ::testing::Test {
     peers_.Add(7, PeerOf(0));
     peers_.Add(8, PeerOf(kDaemon));
     peers_.Add(9, PeerOf(kOverflow));
+    peers_.Add(10, PeerOf(0, {PeerOrigin::kForeign, 43, "it is in another mount namespace"}));
+    peers_.Add(11, PeerOf(kAlice, {PeerOrigin::kForeign, -1, "its process has ended"}));
+    peers_.Add(12, PeerOf(0, {PeerOrigin::kUnknown, 0, "the daemon may not look"}));
+    peers_.Add(13, PeerOf(kDaemon, {PeerOrigin::kForeign, 43, "it is in another mount namespace"}));
     alice_ =
         sessions_.Open({.user = PeerOf(kAlice).user, .pid = 1, .client_instance = "i", .client_name = "n"})
             .value();
   }
-  static Peer PeerOf(uid_t uid) { return {.user = {.uid = uid, .gid = uid, .groups = {}}, .pid = 1}; }
+  static Peer PeerOf(uid_t uid, const PeerNamespaces& namespaces = {PeerOrigin::kHost, 0, ""}) {
+    return {.user = {.uid = uid, .gid = uid, .groups = {}}, .pid = 1, .namespaces = namespaces};
+  }
 
   PeerTable peers_;
   SessionRegistry sessions_{4};
@@ -60,6 +68,43 @@ TEST_F(CallersTest, AnOperatorIsKnownByUid) {
   EXPECT_FALSE(bob->privileged);
   EXPECT_TRUE(callers_.Find("fd:7", std::nullopt, TokenRule::kOptional)->privileged);
   EXPECT_TRUE(callers_.Find("fd:8", std::nullopt, TokenRule::kOptional)->privileged);
+}
+
+TEST_F(CallersTest, RootOfAnotherNamespaceIsAnOrdinaryUser) {
+  for (const char* connection : {"fd:10", "fd:13"}) {
+    const auto caller = callers_.Find(connection, std::nullopt, TokenRule::kOptional);
+    ASSERT_TRUE(caller.ok()) << caller.status();
+    EXPECT_FALSE(caller->privileged);
+    EXPECT_FALSE(caller->may_name_paths);
+    EXPECT_EQ(caller->tenant, 43);
+  }
+}
+
+TEST_F(CallersTest, UserOfAnotherNamespaceNamesNoPath) {
+  const auto caller = callers_.Find("fd:11", alice_.token, TokenRule::kRequired);
+  ASSERT_TRUE(caller.ok()) << caller.status();
+  EXPECT_FALSE(caller->may_name_paths);
+  EXPECT_EQ(caller->tenant, -1);
+  EXPECT_TRUE(callers_.Find("fd:5", alice_.token, TokenRule::kRequired)->may_name_paths);
+  EXPECT_EQ(callers_.Find("fd:5", alice_.token, TokenRule::kRequired)->tenant, 0);
+}
+
+TEST_F(CallersTest, RootOfUnknownNamespacesIsNotPrivileged) {
+  const auto caller = callers_.Find("fd:12", std::nullopt, TokenRule::kOptional);
+  ASSERT_TRUE(caller.ok()) << caller.status();
+  EXPECT_FALSE(caller->privileged);
+  EXPECT_FALSE(caller->may_name_paths);
+  EXPECT_EQ(caller->tenant, 0);
+}
+
+TEST_F(CallersTest, AllNamespacesAreTrustedWhereConfigured) {
+  const Callers trusting(&peers_, &sessions_, kDaemon, kOverflow, true);
+  for (const char* connection : {"fd:10", "fd:12", "fd:13"}) {
+    const auto caller = trusting.Find(connection, std::nullopt, TokenRule::kOptional);
+    ASSERT_TRUE(caller.ok()) << caller.status();
+    EXPECT_TRUE(caller->privileged && caller->may_name_paths);
+    EXPECT_EQ(caller->tenant, 0);
+  }
 }
 
 TEST_F(CallersTest, TheOverflowUidIsNobody) {

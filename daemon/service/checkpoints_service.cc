@@ -1,12 +1,18 @@
 #include "daemon/service/checkpoints_service.h"
 
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "ckptd/v1/service.grpc.pb.h"
 #include "daemon/service/call_context.h"
+#include "daemon/service/container_roots.h"
+#include "daemon/service/peer_namespaces.h"
+#include "daemon/service/peer_table.h"
 #include "daemon/service/stream_calls.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
@@ -17,12 +23,37 @@ namespace {
 using Context = grpc::CallbackServerContext;
 using Unary = grpc::ServerUnaryReactor;
 
+absl::Status PathOfAnotherNamespace(const std::string& path, const std::string& why) {
+  return MakeError(
+      absl::StatusCode::kPermissionDenied, "FOREIGN_NAMESPACE",
+      absl::StrCat(
+          "OpenRoot of \"", path,
+          "\" is refused, because the caller's path may be another directory "
+          "to the daemon: ",
+          why,
+          "; hand the directory over as a descriptor (AttachRoot on the hand-off socket), or list the "
+          "directories that containers may name under security.container_roots in the daemon's "
+          "configuration"),
+      {{"path", path}});
+}
+
 // On a worker: the directory that a session without descriptors names by path, opened as the session's user.
-absl::StatusOr<RootAttachment> OpenRootOf(ServiceContext& context, SessionId session,
-                                          const std::string& path) {
-  CKPTD_ASSIGN_OR_RETURN(const FileUser user, context.sessions->UserOf(session));
-  CKPTD_ASSIGN_OR_RETURN(const Handle directory, OpenRootDirectory(path, user));
-  return context.make_attachment(UniqueFd(directory), path, user);
+absl::StatusOr<RootAttachment> OpenRootOf(ServiceContext& context, const Caller& caller,
+                                          const std::string& path, const Peer& peer) {
+  CKPTD_ASSIGN_OR_RETURN(FileUser user, context.sessions->UserOf(caller.session));
+  if (const std::optional<mode_t> umask = UmaskOfPeer(peer.pid)) {
+    user.umask = std::make_shared<std::atomic<mode_t>>(*umask);
+  }
+  absl::StatusOr<Handle> directory = -1;
+  if (caller.may_name_paths) {
+    directory = OpenRootDirectory(path, user);
+  } else if (const std::optional<std::string> base = ContainerRootOf(context.container_roots, path)) {
+    directory = OpenDirectoryBeneath(*base, path, user);
+  } else {
+    return PathOfAnotherNamespace(path, peer.namespaces.why);
+  }
+  CKPTD_RETURN_IF_ERROR(directory.status());
+  return context.make_attachment(UniqueFd(*directory), path, user);
 }
 
 class CheckpointsService final : public v1::Checkpoints::CallbackService {
@@ -36,19 +67,21 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
 
   Unary* OpenRoot(Context* call, const v1::OpenRootRequest* request,
                   v1::OpenRootResponse* response) override {
+    const Peer peer = context_->callers->FindPeer(call->peer()).value_or(Peer{});
     // Neither gRPC's thread nor the engine's opens a directory: its file system may hang.
-    return AskEngine(context_, call, TokenRule::kRequired, request, response,
-                     [context = context_](Engine&, const Caller& caller, const v1::OpenRootRequest& asked,
-                                          Reply<v1::OpenRootResponse> reply) {
-                       context->workers->Submit([context, session = caller.session, path = asked.path(),
-                                                 reply = std::move(reply)]() mutable {
-                         auto attachment = OpenRootOf(*context, session, path);
-                         context->loop->Post([context, session, attachment = std::move(attachment),
-                                              reply = std::move(reply)]() mutable {
-                           Attach(*context, session, std::move(attachment), std::move(reply));
-                         });
-                       });
-                     });
+    return AskEngine(
+        context_, call, TokenRule::kRequired, request, response,
+        [context = context_, peer](Engine&, const Caller& caller, const v1::OpenRootRequest& asked,
+                                   Reply<v1::OpenRootResponse> reply) {
+          context->workers->Submit(
+              [context, caller, peer, path = asked.path(), reply = std::move(reply)]() mutable {
+                auto attachment = OpenRootOf(*context, caller, path, peer);
+                context->loop->Post([context, session = caller.session, attachment = std::move(attachment),
+                                     reply = std::move(reply)]() mutable {
+                  Attach(*context, session, std::move(attachment), std::move(reply));
+                });
+              });
+        });
   }
 
   Unary* JoinRun(Context* call, const v1::JoinRunRequest* request, v1::JoinRunResponse* response) override {

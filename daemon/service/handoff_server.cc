@@ -566,6 +566,7 @@ absl::Status HandoffServer::Impl::Hello(HandoffConnection& connection, const v1:
   request.client_instance = instance;
   request.client_name = hello.client_name();
   request.keeper = hello.keeper();
+  request.tenant = connection.peer.namespaces.tenant;
   CKPTD_ASSIGN_OR_RETURN(SessionRegistry::Opened opened, registry_->Open(request));
   connection.greeted = true;
   connection.open = true;

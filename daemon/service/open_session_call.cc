@@ -80,7 +80,8 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
                                                      .client_instance = instance,
                                                      .client_name = request.client_name(),
                                                      .keeper = false,
-                                                     .descriptors = false}));
+                                                     .descriptors = false,
+                                                     .tenant = peer->namespaces.tenant}));
     session_ = opened.info.id;
     // Before any call with the token: those are posted after this.
     context_->loop->Post([context = context_, info = opened.info] { context->engine->SessionOpened(info); });

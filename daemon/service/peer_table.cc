@@ -16,7 +16,9 @@ absl::StatusOr<Peer> PeerOfSocket(int fd) {
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
     return ErrnoError(errno, "getsockopt SO_PEERCRED");
   }
-  Peer peer{.user = {.uid = credentials.uid, .gid = credentials.gid, .groups = {}}, .pid = credentials.pid};
+  Peer peer{.user = {.uid = credentials.uid, .gid = credentials.gid, .groups = {}},
+            .pid = credentials.pid,
+            .namespaces = NamespacesOfPeer(fd, credentials.pid)};
   length = 0;
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, nullptr, &length) != 0 && errno == ERANGE) {
     peer.user.groups.resize(length / sizeof(gid_t));

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/service/peer_namespaces.h"
 #include "storage/base/mutex.h"
 #include "storage/fs/posix_file_system.h"
 
@@ -18,9 +19,10 @@ namespace ckptd {
 struct Peer {
   FileUser user;
   pid_t pid = 0;  // 0 when it is in another pid namespace.
+  PeerNamespaces namespaces;
 };
 
-// SO_PEERCRED and SO_PEERGROUPS: as they were when the peer connected.
+// SO_PEERCRED and SO_PEERGROUPS: as they were when the peer connected. Its namespaces as they are now.
 absl::StatusOr<Peer> PeerOfSocket(int fd);
 
 // Thread-safe.

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/engine/engine.h"
@@ -29,6 +30,7 @@ struct ServiceContext {
   const Callers* callers = nullptr;
   WorkerPool* workers = nullptr;
   MakeAttachment make_attachment;
+  std::vector<std::string> container_roots;  // SecurityConfig::container_roots.
   std::string daemon_version;
   std::string daemon_instance;
 };

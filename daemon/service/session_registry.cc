@@ -56,6 +56,7 @@ absl::StatusOr<SessionRegistry::Opened> SessionRegistry::Open(const SessionReque
   session.info.client_instance = request.client_instance;
   session.info.client_name = request.client_name;
   session.info.descriptors = request.descriptors;
+  session.info.tenant = request.tenant;
   session.user = request.user;
   session.keeper = request.keeper;
   session.token = token;

@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <unordered_map>
 
@@ -24,6 +25,7 @@ struct SessionRequest {
   std::string client_name;
   bool keeper = false;      // Holds a private daemon open.
   bool descriptors = true;  // False: came by gRPC alone.
+  int64_t tenant = 0;       // As Caller::tenant.
 };
 
 class SessionRegistry {

@@ -19,7 +19,7 @@ void Load(std::string_view text) {
   FUZZ_CHECK(config.pool().segment_bytes() > 0 && config.pool().segment_bytes() <= config.pool().bytes() / 4);
   FUZZ_CHECK(config.io().chunk_bytes() > 0 && config.io().depth() > 0 && config.io().checksum_threads() > 0);
   FUZZ_CHECK(config.max_sessions() > 0 && config.socket_path().size() <= 99);
-  FUZZ_CHECK(SocketMode(config) <= 0777);
+  FUZZ_CHECK(SocketMode(config.socket_mode()) <= 0777);
   std::string printed;
   FUZZ_CHECK(google::protobuf::TextFormat::PrintToString(config, &printed));
   const LoadedConfig again = LoadConfig(printed, "printed", {}, kMemory);

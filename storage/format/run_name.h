@@ -1,0 +1,22 @@
+// The protocol's name of a run, which follows from its root directory.
+#ifndef CKPTD_STORAGE_FORMAT_RUN_NAME_H_
+#define CKPTD_STORAGE_FORMAT_RUN_NAME_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/str_format.h"
+
+namespace ckptd {
+
+// "runs/{16 hex digits}" of the root's st_dev and st_ino: stays the same as long as the directory does, and
+// ckptctl knows the run of a directory without believing what a run calls its root.
+inline std::string RunName(uint64_t device, uint64_t inode) {
+  uint64_t x = device * 0x9e3779b97f4a7c15u ^ inode;  // splitmix64
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return absl::StrFormat("runs/%016x", x ^ (x >> 31));
+}
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_FORMAT_RUN_NAME_H_
