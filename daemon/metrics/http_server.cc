@@ -9,6 +9,8 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -29,8 +31,9 @@ struct Free {
 
 class HttpServer::Impl {
  public:
-  explicit Impl(Handler metrics)
+  Impl(std::string token, Handler metrics)
       : metrics_(std::move(metrics)),
+        authorization_(token.empty() ? "" : absl::StrCat("Bearer ", token)),
         stop_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         base_(::event_base_new()),
         http_(::evhttp_new(base_.get())) {}
@@ -41,12 +44,19 @@ class HttpServer::Impl {
     thread_.join();
   }
 
-  absl::Status Listen(int port) {
+  absl::Status Listen(int port, UniqueFd listener) {
     ::evhttp_set_allowed_methods(http_.get(), EVHTTP_REQ_GET | EVHTTP_REQ_HEAD);
     ::evhttp_set_max_headers_size(http_.get(), 16 << 10);
     ::evhttp_set_max_body_size(http_.get(), 4 << 10);
     ::evhttp_set_timeout(http_.get(), 10);
     ::evhttp_set_cb(http_.get(), "/metrics", &Impl::OnMetrics, this);
+    if (listener) {
+      if (::evhttp_accept_socket(http_.get(), listener.get()) != 0) {
+        return ErrnoError(errno, "listen on metrics.socket_path for /metrics");
+      }
+      listener.release();
+    }
+    if (port < 0) return absl::OkStatus();
     evhttp_bound_socket* bound =
         ::evhttp_bind_socket_with_handle(http_.get(), "127.0.0.1", static_cast<uint16_t>(port));
     if (bound == nullptr) {
@@ -78,7 +88,24 @@ class HttpServer::Impl {
     ::event_base_loopbreak(static_cast<event_base*>(base));
   }
 
+  // Compares every byte, whatever the first ones are: the time tells nothing of the token.
+  bool IsAllowed(evhttp_request* request) const {
+    if (authorization_.empty()) return true;
+    const char* header = ::evhttp_find_header(::evhttp_request_get_input_headers(request), "Authorization");
+    const std::string_view said = header == nullptr ? "" : header;
+    if (said.size() != authorization_.size()) return false;
+    unsigned char differing = 0;
+    for (size_t i = 0; i < said.size(); ++i) {
+      differing |= static_cast<unsigned char>(said[i] ^ authorization_[i]);
+    }
+    return differing == 0;
+  }
+
   static void OnMetrics(evhttp_request* request, void* self) {
+    if (!static_cast<Impl*>(self)->IsAllowed(request)) {
+      ::evhttp_add_header(::evhttp_request_get_output_headers(request), "WWW-Authenticate", "Bearer");
+      return ::evhttp_send_error(request, 401, "Unauthorized");
+    }
     const absl::StatusOr<std::string> text = static_cast<Impl*>(self)->metrics_();
     const std::string body = text.ok() ? *text : absl::StrCat(std::string(text.status().message()), "\n");
     ::evhttp_add_header(::evhttp_request_get_output_headers(request), "Content-Type",
@@ -90,6 +117,7 @@ class HttpServer::Impl {
   }
 
   const Handler metrics_;
+  const std::string authorization_;  // What the header must be; empty: anything.
   UniqueFd stop_fd_;
   std::unique_ptr<event_base, Free> base_;
   std::unique_ptr<evhttp, Free> http_;
@@ -101,9 +129,12 @@ class HttpServer::Impl {
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() = default;
 
-absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(int port, Handler metrics) {
-  auto impl = std::make_unique<Impl>(std::move(metrics));
-  if (const absl::Status listening = impl->Listen(port); !listening.ok()) return listening;
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(Options options, Handler metrics) {
+  auto impl = std::make_unique<Impl>(std::move(options.token), std::move(metrics));
+  if (const absl::Status listening = impl->Listen(options.port, std::move(options.listener));
+      !listening.ok()) {
+    return listening;
+  }
   impl->Run();
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }

@@ -1,4 +1,4 @@
-// A small HTTP server on loopback for /metrics. libevent is behind it.
+// A small HTTP server for /metrics, on loopback and on a Unix socket. libevent is behind it.
 #ifndef CKPTD_DAEMON_METRICS_HTTP_SERVER_H_
 #define CKPTD_DAEMON_METRICS_HTTP_SERVER_H_
 
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "storage/base/unique_fd.h"
 
 namespace ckptd {
 
@@ -16,12 +17,17 @@ class HttpServer {
   // message.
   using Handler = std::function<absl::StatusOr<std::string>()>;
 
-  // Answers GET and HEAD of /metrics on 127.0.0.1, port `port` (0: any free one). Fails as ErrnoError when
-  // the port is taken.
-  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(int port, Handler metrics);
+  struct Options {
+    int port = -1;      // On 127.0.0.1; 0: any free one; -1: none.
+    UniqueFd listener;  // A listening, non-blocking socket; may be empty.
+    std::string
+        token;  // Requests must carry `Authorization: Bearer TOKEN`, else they get 401; empty: all may ask.
+  };
+  // Answers GET and HEAD of /metrics. Fails as ErrnoError when the port is taken.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(Options options, Handler metrics);
   ~HttpServer();
 
-  int port() const;  // The one that was taken.
+  int port() const;  // The one that was taken; 0 without one.
 
  private:
   class Impl;

@@ -87,7 +87,8 @@ double OldestAge(const v1::Run& run, double now) {
   return age;
 }
 
-void AddRuns(const v1::Status& status, double now, std::vector<prometheus::MetricFamily>& families) {
+void AddRuns(const v1::Status& status, double now, bool root_paths,
+             std::vector<prometheus::MetricFamily>& families) {
   Gauges sequence("ckptd_last_committed_sequence", "Sequence of the run's newest committed checkpoint.");
   Gauges step("ckptd_last_committed_step",
               "Step of the run's newest committed checkpoint, where it has one.");
@@ -105,7 +106,8 @@ void AddRuns(const v1::Status& status, double now, std::vector<prometheus::Metri
   Gauges backend("ckptd_root_io_backend_info", "How the root is written: io_uring or threads.");
   int degraded_count = 0;
   for (const v1::Run& run : status.runs()) {
-    const Labels labels = {{"run", run.name()}, {"root", run.path()}};
+    Labels labels = {{"run", run.name()}};
+    if (root_paths) labels.emplace_back("root", run.path());
     if (run.has_latest()) {
       sequence.Set(static_cast<double>(run.latest().sequence()), labels);
       if (run.latest().has_step()) step.Set(static_cast<double>(run.latest().step()), labels);
@@ -119,7 +121,9 @@ void AddRuns(const v1::Status& status, double now, std::vector<prometheus::Metri
     degraded.Set(run.degraded() ? 1 : 0, labels);
     read_only.Set(run.read_only() ? 1 : 0, labels);
     if (!run.probe().io_backend().empty()) {
-      backend.Set(1, {{"root", run.path()}, {"backend", run.probe().io_backend()}});
+      Labels with_backend = labels;
+      with_backend.emplace_back("backend", run.probe().io_backend());
+      backend.Set(1, with_backend);
     }
     if (run.degraded()) ++degraded_count;
   }
@@ -174,10 +178,10 @@ void DaemonMetrics::OnSaveEnded(const SaveSummary& summary) {
   impl_->publish.Observe(summary.publish_seconds);
 }
 
-std::string DaemonMetrics::Render(const v1::Status& status, int64_t now_unix_us) const {
+std::string DaemonMetrics::Render(const v1::Status& status, int64_t now_unix_us, bool root_paths) const {
   std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
   AddDaemon(status, families);
-  AddRuns(status, static_cast<double>(now_unix_us) * 1e-6, families);
+  AddRuns(status, static_cast<double>(now_unix_us) * 1e-6, root_paths, families);
   return prometheus::TextSerializer().Serialize(families);
 }
 

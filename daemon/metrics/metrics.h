@@ -22,7 +22,8 @@ class DaemonMetrics {
   void OnSaveEnded(const SaveSummary& summary);
 
   // All metrics as text. `status` is the daemon's, as a privileged caller sees it; `now_unix_us` is for ages.
-  std::string Render(const v1::Status& status, int64_t now_unix_us) const;
+  // `root_paths`: whether metrics of a run name its root beside its id, to everybody who may read them.
+  std::string Render(const v1::Status& status, int64_t now_unix_us, bool root_paths = false) const;
 
  private:
   class Impl;

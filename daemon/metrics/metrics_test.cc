@@ -76,18 +76,29 @@ v1::Status TwoRuns() {
 
 TEST(Metrics, ARunTellsItsNewestCheckpointAndItsOldestSave) {
   const std::string text = DaemonMetrics().Render(TwoRuns(), 1700000100LL * 1000000);
-  const std::string one = "{run=\"runs/0000000000000001\",root=\"/data/a\"} ";
+  const std::string one = "{run=\"runs/0000000000000001\"} ";
   EXPECT_THAT(text, HasSubstr("ckptd_last_committed_sequence" + one + "12\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_last_committed_step" + one + "600\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_last_committed_timestamp_seconds" + one + "1700000000\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_oldest_save_in_flight_age_seconds" + one + "40\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_saves_in_flight" + one + "2\n"));
-  EXPECT_THAT(text, HasSubstr("ckptd_root_io_backend_info{root=\"/data/a\",backend=\"io_uring\"} 1\n"));
+  EXPECT_THAT(
+      text, HasSubstr("ckptd_root_io_backend_info{run=\"runs/0000000000000001\",backend=\"io_uring\"} 1\n"));
+}
+
+TEST(Metrics, PathsOfRootsAreToldOnlyWhereThatIsConfigured) {
+  EXPECT_THAT(DaemonMetrics().Render(TwoRuns(), 0), Not(HasSubstr("/data/")));
+  const std::string text = DaemonMetrics().Render(TwoRuns(), 0, true);
+  EXPECT_THAT(
+      text, HasSubstr("ckptd_last_committed_sequence{run=\"runs/0000000000000001\",root=\"/data/a\"} 12\n"));
+  EXPECT_THAT(text, HasSubstr("{run=\"runs/0000000000000002\",root=\"/data/b \\\"x\\\"\"} "));
+  EXPECT_THAT(
+      text, HasSubstr("ckptd_root_io_backend_info{run=\"runs/0000000000000001\",root=\"/data/a\",backend="));
 }
 
 TEST(Metrics, ARunWithoutACheckpointHasNoLastOne) {
   const std::string text = DaemonMetrics().Render(TwoRuns(), 0);
-  const std::string two = "{run=\"runs/0000000000000002\",root=\"/data/b \\\"x\\\"\"} ";
+  const std::string two = "{run=\"runs/0000000000000002\"} ";
   EXPECT_THAT(text, Not(HasSubstr("ckptd_last_committed_sequence" + two)));
   EXPECT_THAT(text, HasSubstr("ckptd_root_degraded" + two + "1\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_roots_degraded 1\n"));
