@@ -59,6 +59,16 @@ absl::Status AddCheckpoints(client::Rpc& rpc, const Context& context, const std:
   return absl::OkStatus();
 }
 
+// Whose run it is, since its path is what a client calls it. Best effort.
+void PrintOwner(client::Rpc& rpc, const Context& context, const std::string& name) {
+  const absl::StatusOr<v1::ListRunsResponse> runs = rpc.ListRuns(CallTimeout(context));
+  if (!runs.ok()) return;
+  for (const v1::Run& run : runs->runs()) {
+    if (run.name() != name) continue;
+    *context.out << "  root         " << Printable(run.path()) << " of uid " << run.uid() << "\n";
+  }
+}
+
 }  // namespace
 
 Duration FromSeconds(double seconds) {
@@ -98,7 +108,7 @@ absl::StatusOr<ExitCode> List(const Context& context, const std::string& run, bo
     CKPTD_RETURN_IF_ERROR(AddCheckpoints(*rpc, context, one.name(), all, &checkpoints));
     if (!context.json) {
       *context.out << (everything.checkpoints().empty() && everything.foreign().empty() ? "" : "\n")
-                   << one.name() << "  " << Printable(one.path()) << "\n"
+                   << one.name() << "  " << Printable(one.path()) << "  (uid " << one.uid() << ")\n"
                    << RenderCheckpoints(checkpoints, NowMicros());
     }
     everything.mutable_checkpoints()->MergeFrom(checkpoints.checkpoints());
@@ -124,6 +134,7 @@ absl::StatusOr<ExitCode> Describe(const Context& context, const std::string& nam
   }
   if (!checkpoint.ok()) return checkpoint.status();
   Print(context, *checkpoint);
+  if (!context.json) PrintOwner(*rpc, context, checkpoint->run());
   return kOk;
 }
 

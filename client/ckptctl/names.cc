@@ -2,43 +2,62 @@
 
 #include <sys/stat.h>
 
-#include <optional>
-#include <utility>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "storage/base/errors.h"
+#include "storage/format/run_name.h"
 
 namespace ckptd::ctl {
 namespace {
 
-std::optional<std::pair<dev_t, ino_t>> Identity(const std::string& path) {
-  struct stat stat;
-  if (::stat(path.c_str(), &stat) != 0) return std::nullopt;
-  return std::pair(stat.st_dev, stat.st_ino);
-}
-
 std::string Known(const v1::ListRunsResponse& runs) {
   if (runs.runs().empty()) return "the daemon has no run that you may see";
   std::string known = "there is";
-  for (const v1::Run& run : runs.runs()) absl::StrAppend(&known, " ", run.name(), " (", run.path(), ")");
+  for (const v1::Run& run : runs.runs()) {
+    absl::StrAppend(&known, " ", run.name(), " (", run.path(), " of uid ", run.uid(), ")");
+  }
   return known;
+}
+
+// The run of the directory behind `path`; "" when there is none, or the caller may not look. What a run calls
+// its root is its client's word: it may be anybody's path.
+std::string RunOfDirectory(const std::string& path) {
+  struct stat stat;
+  if (::stat(path.c_str(), &stat) != 0) return "";
+  return RunName(stat.st_dev, stat.st_ino);
 }
 
 }  // namespace
 
 absl::StatusOr<v1::Run> FindRun(const v1::ListRunsResponse& runs, const std::string& wanted) {
-  const auto identity = Identity(wanted);
+  const std::string of_directory = RunOfDirectory(wanted);
+  std::vector<const v1::Run*> claims;
   for (const v1::Run& run : runs.runs()) {
-    if (run.name() == wanted || run.path() == wanted) return run;
+    if (run.name() == wanted || run.name() == of_directory) return run;
+    if (run.path() == wanted) claims.push_back(&run);
   }
-  // Another path to the same directory; the daemon's may be that of another mount namespace.
-  for (const v1::Run& run : runs.runs()) {
-    if (identity && Identity(run.path()) == identity) return run;
+  // A path that this process cannot look at: of another mount namespace, perhaps.
+  if (of_directory.empty() && claims.size() == 1) return *claims[0];
+  if (claims.empty()) {
+    return MakeError(
+        absl::StatusCode::kNotFound, "UNKNOWN_RUN",
+        absl::StrCat("no run is ", wanted, ": ", Known(runs), "; write runs/ID or the root's path"));
   }
-  return MakeError(
-      absl::StatusCode::kNotFound, "UNKNOWN_RUN",
-      absl::StrCat("no run is ", wanted, ": ", Known(runs), "; write runs/ID or the root's path"));
+  const std::string claimed = absl::StrJoin(claims, " and ", [](std::string* out, const v1::Run* run) {
+    absl::StrAppend(out, run->name(), " (uid ", run->uid(), ")");
+  });
+  if (of_directory.empty()) {
+    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                     absl::StrCat(claimed, " call their roots ", wanted, "; write runs/ID"));
+  }
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_RUN",
+                   absl::StrCat("no run is in ", wanted, ": ", claimed,
+                                " calls its root so, but works in another directory; if you want that one, "
+                                "write runs/ID"));
 }
 
 absl::StatusOr<std::string> CheckpointName(const v1::ListRunsResponse& runs, const std::string& name) {

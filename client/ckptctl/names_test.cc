@@ -1,10 +1,14 @@
 #include "client/ckptctl/names.h"
 
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include <string>
 
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
+#include "storage/format/run_name.h"
 
 namespace ckptd::ctl {
 namespace {
@@ -15,6 +19,15 @@ class NamesTest : public testing::Test {
     v1::Run& run = *runs_.add_runs();
     run.set_name("runs/" + id);
     run.set_path(path);
+  }
+  // The run of a directory that is there.
+  std::string AddAt(const std::string& directory, const std::string& path) {
+    struct stat info {};
+    EXPECT_EQ(stat(directory.c_str(), &info), 0);
+    v1::Run& run = *runs_.add_runs();
+    run.set_name(RunName(info.st_dev, info.st_ino));
+    run.set_path(path);
+    return run.name();
   }
   v1::ListRunsResponse runs_;
 };
@@ -35,12 +48,36 @@ TEST_F(NamesTest, AnyPathThatLeadsToTheRootFindsIt) {
   const std::string link = std::string(folder) + ".link";
   ASSERT_EQ(symlink(folder, link.c_str()), 0);
   Add("1", "/elsewhere");
-  Add("2", folder);
-  EXPECT_EQ(FindRun(runs_, link)->name(), "runs/2");
-  EXPECT_EQ(FindRun(runs_, std::string(folder) + "/.")->name(), "runs/2");
-  EXPECT_EQ(*CheckpointName(runs_, link + "/step_1"), "runs/2/checkpoints/step_1");
+  const std::string name = AddAt(folder, "/as/its/container/says");
+  EXPECT_EQ(FindRun(runs_, link)->name(), name);
+  EXPECT_EQ(FindRun(runs_, std::string(folder) + "/.")->name(), name);
+  EXPECT_EQ(*CheckpointName(runs_, link + "/step_1"), name + "/checkpoints/step_1");
   unlink(link.c_str());
   rmdir(folder);
+}
+
+TEST_F(NamesTest, PathThatAnotherRunClaimsLeadsToTheRunOfTheDirectory) {
+  char folder[] = "/tmp/ckptctl_names_XXXXXX";
+  ASSERT_NE(mkdtemp(folder), nullptr);
+  Add("1", folder);
+  runs_.mutable_runs(0)->set_uid(1666);
+  const absl::Status refused = FindRun(runs_, folder).status();
+  EXPECT_EQ(ReasonOf(refused), "UNKNOWN_RUN");
+  EXPECT_NE(refused.message().find("runs/1 (uid 1666) calls its root so"), absl::string_view::npos)
+      << refused;
+  EXPECT_EQ(FindRun(runs_, "runs/1")->name(), "runs/1");
+  const std::string name = AddAt(folder, folder);
+  EXPECT_EQ(FindRun(runs_, folder)->name(), name);
+  rmdir(folder);
+}
+
+TEST_F(NamesTest, PathThatCannotBeLookedAtIsRefusedWhereTwoRunsClaimIt) {
+  Add("1", "/data/a");
+  EXPECT_EQ(FindRun(runs_, "/data/a")->name(), "runs/1");
+  Add("2", "/data/a");
+  const absl::Status refused = FindRun(runs_, "/data/a").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find("runs/1 (uid 0) and runs/2 (uid 0)"), absl::string_view::npos) << refused;
 }
 
 TEST_F(NamesTest, ACheckpointIsNamedInThreeWays) {
