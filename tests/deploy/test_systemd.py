@@ -66,7 +66,7 @@ def test_a_users_checkpoints_are_files_of_that_user(
     ada.do(save("one"))
     owners = node.run("find", root, "-printf", "%u %g\n").stdout.splitlines()
     assert len(owners) > 5 and set(owners) == {"ada ada"}
-    assert node.run("stat", "--format=%a", f"{root}/one/model.pt").stdout == "644\n"  # UMask
+    assert node.run("stat", "--format=%a", f"{root}/one/model.pt").stdout == "644\n"  # The trainer's umask.
     listed = json.loads(node.run("ckptctl", "list", "--output=json", root, user="ada").stdout)
     assert [checkpoint["tag"] for checkpoint in listed["checkpoints"]] == ["one"]
     assert whole_checkpoints(node, root) == ["one"]
