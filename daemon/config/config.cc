@@ -109,6 +109,14 @@ int64_t DefaultSegmentBytes(int64_t pool_bytes) {
   return static_cast<int64_t>(std::bit_floor(share));
 }
 
+void SetRootLimits(config::v1::LimitsConfig& limits) {
+  if (limits.roots_per_uid() == 0) limits.set_roots_per_uid(256);
+  if (limits.known_roots_per_uid() == 0) limits.set_known_roots_per_uid(1024);
+  if (!limits.has_idle_root_seconds()) limits.set_idle_root_seconds(3600);
+  if (limits.file_systems_per_uid() == 0) limits.set_file_systems_per_uid(32);
+  if (limits.attach_timeout_seconds() == 0) limits.set_attach_timeout_seconds(60);
+}
+
 void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (config.socket_path().empty()) config.set_socket_path("/run/ckptd/ckptd.sock");
   if (config.socket_mode().empty()) config.set_socket_mode("0660");
@@ -118,6 +126,7 @@ void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (config.degraded_after_seconds() == 0) config.set_degraded_after_seconds(10);
   if (!config.scrub().has_period_hours()) config.mutable_scrub()->set_period_hours(168);
   if (config.scrub().bytes_per_second() == 0) config.mutable_scrub()->set_bytes_per_second(100 * kMiB);
+  SetRootLimits(*config.mutable_limits());
 
   auto& limits = *config.mutable_limits();
   if (limits.max_admission_timeout_seconds() == 0) limits.set_max_admission_timeout_seconds(86400);
@@ -213,6 +222,14 @@ void CheckLimits(const config::v1::LimitsConfig& limits, Checker& check) {
   check.Range("limits.over_share_grace_seconds", limits.over_share_grace_seconds(), 1, 3600);
 }
 
+void CheckRootLimits(const config::v1::LimitsConfig& limits, Checker& check) {
+  check.Range("limits.roots_per_uid", limits.roots_per_uid(), 1, 65536);
+  check.Range("limits.known_roots_per_uid", limits.known_roots_per_uid(), 1, 65536);
+  check.Range("limits.idle_root_seconds", limits.idle_root_seconds(), 0, 31536000);
+  check.Range("limits.file_systems_per_uid", limits.file_systems_per_uid(), 1, 4096);
+  check.Range("limits.attach_timeout_seconds", limits.attach_timeout_seconds(), 1, 3600);
+}
+
 void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& check) {
   CheckSockets(config, check);
   check.AbsolutePath("state_directory", config.state_directory());
@@ -236,6 +253,7 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
   }
   check.Range("scrub.bytes_per_second", config.scrub().bytes_per_second(), kMiB, int64_t{1} << 40);
   CheckLimits(config.limits(), check);
+  CheckRootLimits(config.limits(), check);
 }
 
 // proto3 enums are open: a number that the text gives need not be a name that we know.

@@ -55,6 +55,11 @@ TEST(Config, AnEmptyTextGivesEveryDefault) {
   EXPECT_EQ(config.drain_timeout_seconds(), 30);
   EXPECT_EQ(config.max_sessions(), 1024);
   EXPECT_EQ(config.degraded_after_seconds(), 10);
+  EXPECT_EQ(config.limits().roots_per_uid(), 256);
+  EXPECT_EQ(config.limits().known_roots_per_uid(), 1024);
+  EXPECT_EQ(config.limits().idle_root_seconds(), 3600);
+  EXPECT_EQ(config.limits().file_systems_per_uid(), 32);
+  EXPECT_EQ(config.limits().attach_timeout_seconds(), 60);
 }
 
 TEST(Config, ASegmentIsA64thOfThePoolRoundedDownToAPowerOfTwo) {
@@ -131,6 +136,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"security { container_roots: '/ckpts/../etc' }", "security.container_roots"},
         BadValue{"security { container_roots: '/a//b' }", "security.container_roots"},
         BadValue{"max_sessions: -1", "max_sessions"},
+        BadValue{"limits { roots_per_uid: 65537 }", "limits.roots_per_uid"},
+        BadValue{"limits { known_roots_per_uid: -1 }", "limits.known_roots_per_uid"},
+        BadValue{"limits { idle_root_seconds: -1 }", "limits.idle_root_seconds"},
+        BadValue{"limits { file_systems_per_uid: 4097 }", "limits.file_systems_per_uid"},
+        BadValue{"limits { attach_timeout_seconds: -1 }", "limits.attach_timeout_seconds"},
         BadValue{"degraded_after_seconds: 3601", "degraded_after_seconds"}));
 
 TEST(Config, ASocketPathLeavesRoomForTheHandoffSocket) {

@@ -10,6 +10,16 @@
 #include "storage/base/errors.h"
 
 namespace ckptd {
+namespace {
+
+// Of a checkpoint's name; empty where it is none.
+std::string RunOf(const std::string& checkpoint_name) {
+  const auto parsed = ParseCheckpointName(checkpoint_name);
+  return parsed ? parsed->first : "";
+}
+
+}  // namespace
+
 Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer,
                    SealJournal* journal)
     : options_(std::move(options)),
@@ -319,6 +329,7 @@ void Engine::Impl::Tick() {
       TryAdmitAll();
     }
     ExpireFinishes(run, now);
+    ExpireAttaches(run, now);
     Scrub(run, now);
     ShowAdoption(run, now);
     std::vector<PendingResume> over;
@@ -343,6 +354,7 @@ void Engine::Impl::Tick() {
   }
   if (admit_at_ && now >= *admit_at_) TryAdmitAll();
   ExpireInherited();
+  CloseIdleRuns(now);
   std::vector<int64_t> gone;
   for (auto& entry : watchers_) {
     Watcher& watcher = entry.second;
@@ -413,11 +425,18 @@ void Engine::Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1
 }
 void Engine::GetCheckpoint(const Caller& caller, const v1::GetCheckpointRequest& request,
                            Reply<v1::Checkpoint> reply) {
-  impl_->GetCheckpoint(caller, request, std::move(reply));
+  impl_->WhenAwake<v1::Checkpoint>(caller, RunOf(request.name()), std::move(reply),
+                                   [this, caller, request](Reply<v1::Checkpoint> awake) {
+                                     impl_->GetCheckpoint(caller, request, std::move(awake));
+                                   });
 }
 void Engine::ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequest& request,
                              Reply<v1::ListCheckpointsResponse> reply) {
-  impl_->ListCheckpoints(caller, request, std::move(reply));
+  impl_->WhenAwake<v1::ListCheckpointsResponse>(
+      caller, request.parent(), std::move(reply),
+      [this, caller, request](Reply<v1::ListCheckpointsResponse> awake) {
+        impl_->ListCheckpoints(caller, request, std::move(awake));
+      });
 }
 void Engine::Resume(const Caller& caller, const v1::ResumeRequest& request, Reply<v1::ResumeResponse> reply) {
   impl_->Resume(caller, request, std::move(reply));
@@ -432,7 +451,11 @@ void Engine::ReportDamage(const Caller& caller, const v1::ReportDamageRequest& r
 }
 void Engine::OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
                             Reply<v1::OpenCheckpointResponse> reply) {
-  impl_->OpenCheckpoint(caller, request, std::move(reply));
+  impl_->WhenAwake<v1::OpenCheckpointResponse>(
+      caller, RunOf(request.name()), std::move(reply),
+      [this, caller, request](Reply<v1::OpenCheckpointResponse> awake) {
+        impl_->OpenCheckpoint(caller, request, std::move(awake));
+      });
 }
 
 void Engine::LocateFiles(const Caller& caller, const v1::LocateFilesRequest& request,
@@ -515,6 +538,10 @@ v1::Status Engine::GetStatus(const Caller& caller) {
     *status.add_runs() = impl_->Describe(*entry.second);
     degraded |= entry.second->degraded || entry.second->read_only;
   }
+  for (const auto& [name, idle] : impl_->idle_) {
+    const bool shown = caller.privileged || caller.uid == idle.uid;
+    if (shown && !impl_->runs_.contains(name)) *status.add_runs() = idle.description;
+  }
   status.set_sessions(static_cast<int>(impl_->sessions_.size()));
   status.set_draining(impl_->draining_);
   status.set_state(impl_->draining_ ? "DRAINING" : degraded ? "DEGRADED" : "SERVING");
@@ -522,15 +549,23 @@ v1::Status Engine::GetStatus(const Caller& caller) {
 }
 
 void Engine::Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply) {
-  impl_->Prefetch(caller, name, std::move(reply));
+  impl_->WhenAwake<v1::Checkpoint>(
+      caller, RunOf(name), std::move(reply),
+      [this, caller, name](Reply<v1::Checkpoint> awake) { impl_->Prefetch(caller, name, std::move(awake)); });
 }
 void Engine::SetPinned(const Caller& caller, const std::string& name, bool pinned,
                        Reply<v1::Checkpoint> reply) {
-  impl_->SetPinned(caller, name, pinned, std::move(reply));
+  impl_->WhenAwake<v1::Checkpoint>(caller, RunOf(name), std::move(reply),
+                                   [this, caller, name, pinned](Reply<v1::Checkpoint> awake) {
+                                     impl_->SetPinned(caller, name, pinned, std::move(awake));
+                                   });
 }
 
 void Engine::ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply) {
-  impl_->ClearDamage(caller, name, std::move(reply));
+  impl_->WhenAwake<v1::Checkpoint>(caller, RunOf(name), std::move(reply),
+                                   [this, caller, name](Reply<v1::Checkpoint> awake) {
+                                     impl_->ClearDamage(caller, name, std::move(awake));
+                                   });
 }
 
 int64_t Engine::AdoptCheckpoints(const Caller& caller, const v1::AdoptCheckpointsRequest& request,

@@ -89,6 +89,13 @@ struct EngineOptions {
   int max_pool_percent_per_user = 100;
   int max_reader_pool_percent_per_user = 50;
   Duration over_share_grace = std::chrono::seconds(10);
+  // A run that nobody has used for so long is closed: it keeps no descriptors and no threads. Zero: none is.
+  Duration idle_root = std::chrono::hours(1);
+  // Of one user, open at a time. Where another one is wanted, the one that is idle longest is closed.
+  int roots_per_uid = 256;
+  int file_systems_per_uid = 32;
+  // For a root to open, which its file system may keep it from.
+  Duration attach_timeout = std::chrono::seconds(60);
 };
 
 // A root directory that a session handed over: everything the engine needs to open it once.
@@ -96,8 +103,9 @@ struct RootAttachment {
   uint64_t device = 0;
   uint64_t inode = 0;
   std::string path;
-  uid_t uid = 0;                                     // The session's user.
-  std::function<std::unique_ptr<RootIo>()> make_io;  // Called at most once, when no run has this root yet.
+  uid_t uid = 0;  // The session's user.
+  // Called at most once, when no run has this root yet.
+  std::function<absl::StatusOr<std::unique_ptr<RootIo>>()> make_io;
 
   // Remembers the root for the daemon's next life. The engine calls it when the root is open and this user
   // may have it, and answers the attach after `done`, which runs on the engine's thread: what is sealed from
@@ -105,6 +113,11 @@ struct RootAttachment {
   // already.
   using Remembered = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const void>>)>;
   std::function<void(Remembered done)> remember = nullptr;
+
+  // Finds the directory again after the engine has closed the run because it was idle. `done` runs on the
+  // engine's thread. Empty: the run is never closed.
+  using Reopened = absl::AnyInvocable<void(absl::StatusOr<RootAttachment>)>;
+  std::function<void(Reopened done)> reopen = nullptr;
 };
 
 class Engine {

@@ -219,6 +219,17 @@ struct PendingAttach {
   SessionId session = 0;
   RootAttachment attachment;
   Reply<std::string> reply;
+  Instant deadline = Instant::max();
+};
+
+// A run that was closed because nobody used it.
+struct IdleRun {
+  v1::Run description;  // As it was then.
+  uid_t uid = 0;
+  std::function<void(RootAttachment::Reopened)> reopen;
+  std::map<int64_t, Instant> scrub_due;
+  std::map<int64_t, int64_t> scrubbed_unix_us;
+  std::vector<Reply<std::string>> waiting;  // For it to be open again.
 };
 
 // How the pool's memory is shared between users, in segments.
@@ -252,9 +263,13 @@ struct Run {
   std::vector<PendingAttach> waiting_for_open;
   uid_t opener = 0;             // Who attached first: the root is opened with this user's rights.
   std::set<SessionId> tenants;  // Sessions of other namespaces that have attached this root, while they live.
-  std::set<std::shared_ptr<const void>> known;  // Entries in the list of known roots.
-  Instant lock_deadline;                        // Until then a locked root is tried again.
-  std::optional<Instant> open_again_at;         // It was locked; nothing is under way until then.
+  std::set<std::shared_ptr<const void>> known;           // Entries in the list of known roots.
+  int remembering = 0;                                   // Attaches that wait for that.
+  std::set<SessionId> attached;                          // Open sessions that have attached the root.
+  std::function<void(RootAttachment::Reopened)> reopen;  // As the last one who attached it found it.
+  std::optional<Instant> idle_since;
+  Instant lock_deadline;                 // Until then a locked root is tried again.
+  std::optional<Instant> open_again_at;  // It was locked; nothing is under way until then.
   ProbeResult probe;
   std::map<int64_t, CommittedCheckpoint> committed;  // By sequence.
   std::vector<RootStore::Damaged> damaged;
@@ -319,6 +334,25 @@ class Engine::Impl {
   void OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot);
   void Adopt(Run* run, RootSnapshot snapshot);
   void RecordUnheard(Run* run);
+  bool IsIdle(const Run& run) const;
+  void CloseIdle(Run* run);
+  void CloseIdleRuns(Instant now);
+  static void ExpireAttaches(Run* run, Instant now);
+  absl::Status MakeWayForRoot(const RootAttachment& attachment);
+  void WakeRun(const std::string& name, Reply<std::string> done);
+  // Calls `then` with the reply when the run is open, if it was closed for being idle; else at once.
+  template <typename T>
+  void WhenAwake(const Caller& caller, const std::string& name, Reply<T> reply,
+                 absl::AnyInvocable<void(Reply<T>)> then) {
+    const auto idle = idle_.find(name);
+    if (idle == idle_.end() || (!caller.privileged && caller.uid != idle->second.uid))
+      return then(std::move(reply));
+    WakeRun(name,
+            [reply = std::move(reply), then = std::move(then)](absl::StatusOr<std::string> run) mutable {
+              if (!run.ok()) return reply(run.status());
+              then(std::move(reply));
+            });
+  }
   void JoinRun(const Caller& caller, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
   void Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
               absl::StatusOr<int64_t> attempt, Reply<v1::JoinRunResponse> reply);
@@ -569,6 +603,7 @@ class Engine::Impl {
   std::map<SessionId, SessionInfo> sessions_;
   std::map<SessionId, std::set<ReservationId>> mapped_;  // Copies that it holds, for it may map them.
   std::map<std::string, std::unique_ptr<Run>> runs_;     // By name.
+  std::map<std::string, IdleRun> idle_;                  // By name.
   std::map<int64_t, Save*> saves_by_id_;
   std::vector<InheritedSave> inherited_;  // Whose roots are not open yet.
   std::map<std::string, Lease> leases_;

@@ -125,6 +125,9 @@ class RootIo {
   // When the operation that the metadata worker or the I/O thread is busy with began; nullopt when they are
   // idle.
   virtual std::optional<Instant> pending_since() const = 0;
+  // Whether a callback is outstanding. An implementation that does not know says true: then its root is never
+  // closed for being idle.
+  virtual bool has_pending() const { return true; }
 };
 
 }  // namespace ckptd

@@ -106,6 +106,17 @@ bool Engine::Impl::HasAttached(const Caller& caller, const Run& run) const {
 
 absl::StatusOr<Run*> Engine::Impl::FindRun(const Caller& caller, const std::string& name, bool must_be_open) {
   auto found = runs_.find(name);
+  if (const auto idle = idle_.find(name); found == runs_.end() && idle != idle_.end()) {
+    if (!caller.privileged && caller.uid != idle->second.uid) {
+      return MakeError(absl::StatusCode::kPermissionDenied, "WRONG_UID",
+                       absl::StrCat("the run in ", idle->second.description.path(), " belongs to uid ",
+                                    idle->second.uid, ", the caller is uid ", caller.uid));
+    }
+    const std::string path = idle->second.description.path();
+    if (idle->second.waiting.empty()) WakeRun(name, [](absl::StatusOr<std::string>) {});
+    return MakeError(absl::StatusCode::kUnavailable, "UNKNOWN_RUN",
+                     absl::StrCat("the root ", path, " was idle and is being opened again; try again"));
+  }
   if (found == runs_.end()) {
     return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_RUN",
                      absl::StrCat("no run is called \"", name, "\"; its root has to be attached first"));
@@ -141,22 +152,27 @@ void Engine::Impl::AttachRoot(SessionId session, RootAttachment attachment, Repl
     return reply(MakeError(absl::StatusCode::kPermissionDenied, "WRONG_UID",
                            absl::StrCat("uid ", kOverflowUid, " stands for unknown users and owns no run")));
   }
+  const Instant deadline = session == 0 ? Instant::max() : clock_->Now() + options_.attach_timeout;
   if (found == runs_.end()) {
+    if (absl::Status room = session == 0 ? absl::OkStatus() : MakeWayForRoot(attachment); !room.ok())
+      return reply(room);
     auto run = std::make_unique<Run>();
     run->name = name;
     run->path = attachment.path;
     run->device = attachment.device;
     run->inode = attachment.inode;
     run->uid = run->opener = attachment.uid;
-    run->io = attachment.make_io();
+    absl::StatusOr<std::unique_ptr<RootIo>> io = attachment.make_io();
+    if (!io.ok()) return reply(Annotate(io.status(), absl::StrCat("opening the root ", run->path)));
+    run->io = *std::move(io);
     Run* raw = run.get();
     found = runs_.emplace(name, std::move(run)).first;
-    raw->waiting_for_open.push_back({session, std::move(attachment), std::move(reply)});
+    raw->waiting_for_open.push_back({session, std::move(attachment), std::move(reply), deadline});
     raw->lock_deadline = clock_->Now() + options_.root_lock_patience;
     return OpenRoot(raw);
   }
   // Whose it is, is known when it is open.
-  found->second->waiting_for_open.push_back({session, std::move(attachment), std::move(reply)});
+  found->second->waiting_for_open.push_back({session, std::move(attachment), std::move(reply), deadline});
 }
 
 // Of a root that is open.
@@ -165,12 +181,138 @@ void Engine::Impl::AcceptAttach(Run* run, PendingAttach attach) {
   if (uid != 0 && uid != run->uid) return attach.reply(WrongUid(*run, uid));
   const auto session = sessions_.find(attach.session);
   if (session != sessions_.end() && session->second.tenant != 0) run->tenants.insert(attach.session);
+  if (session != sessions_.end()) run->attached.insert(attach.session);
+  run->idle_since.reset();
+  if (attach.attachment.reopen != nullptr) run->reopen = attach.attachment.reopen;
   if (attach.attachment.remember == nullptr) return attach.reply(run->name);
-  attach.attachment.remember([this, name = run->name, reply = std::move(attach.reply)](
+  ++run->remembering;  // So the run stays open.
+  attach.attachment.remember([this, run, reply = std::move(attach.reply)](
                                  absl::StatusOr<std::shared_ptr<const void>> known) mutable {
+    --run->remembering;
     if (!known.ok()) return reply(known.status());
-    if (auto found = runs_.find(name); found != runs_.end()) found->second->known.insert(*std::move(known));
-    reply(name);
+    run->known.insert(*std::move(known));
+    reply(run->name);
+  });
+}
+
+// Of a root that does not open because its file system hangs.
+void Engine::Impl::ExpireAttaches(Run* run, Instant now) {
+  std::vector<Reply<std::string>> over;
+  for (PendingAttach& attach : run->waiting_for_open) {
+    if (now >= attach.deadline) over.push_back(std::move(attach.reply));
+  }
+  std::erase_if(run->waiting_for_open, [now](const PendingAttach& attach) { return now >= attach.deadline; });
+  for (auto& reply : over) {
+    reply(MakeError(
+        absl::StatusCode::kDeadlineExceeded, "FILE_SYSTEM_HANGS",
+        absl::StrCat("the root ", run->path,
+                     " is not open yet: its file system does not answer; look at its server or disk, "
+                     "and attach again"),
+        {{"path", run->path}}));
+  }
+}
+
+// Whether nothing would be lost by closing the run, and nobody would notice.
+bool Engine::Impl::IsIdle(const Run& run) const {
+  if (!run.open || run.reopen == nullptr || run.remembering > 0 || run.io->has_pending()) return false;
+  if (!run.attached.empty() || !run.members.empty() || !run.waiting_for_open.empty()) return false;
+  if (IsBusy(run) || run.scrub || run.adoption || run.emptying_trash || run.making_room > 0) return false;
+  if (run.scan_again_at || run.record_again_at || run.outcomes_recorded != run.outcomes) return false;
+  if (!run.deciding.empty() || !run.pinning.empty() || !run.perhaps_evicted.empty()) return false;
+  // What only this daemon knows: syncs that failed, damage that may not be written down.
+  if (!run.unsynced.empty() || !PassedOver(run, 0).empty()) return false;
+  for (const auto& entry : run.agreements) {
+    if (!entry.second.waiting.empty()) return false;
+  }
+  return std::none_of(watchers_.begin(), watchers_.end(),
+                      [&run](const auto& entry) { return entry.second.run == run.name; });
+}
+
+void Engine::Impl::CloseIdle(Run* run) {
+  IdleRun& idle = idle_[run->name];
+  idle.description = Describe(*run);
+  idle.uid = run->uid;
+  idle.reopen = std::move(run->reopen);
+  idle.scrub_due = std::move(run->scrub_due);
+  idle.scrubbed_unix_us = std::move(run->scrubbed_unix_us);
+  while (!run->residents.empty()) DropResident(run, run->residents.begin()->first);
+  runs_.erase(run->name);
+}
+
+void Engine::Impl::CloseIdleRuns(Instant now) {
+  std::vector<Run*> over;
+  std::vector<std::string> due;  // For the scrubber.
+  for (auto& entry : runs_) {
+    Run& run = *entry.second;
+    if (!IsIdle(run)) {
+      run.idle_since.reset();
+    } else if (!run.idle_since) {
+      run.idle_since = now;
+    } else if (options_.idle_root > Duration::zero() && now - *run.idle_since >= options_.idle_root) {
+      over.push_back(&run);
+    }
+  }
+  for (const auto& [name, idle] : idle_) {
+    const bool is_due = std::any_of(idle.scrub_due.begin(), idle.scrub_due.end(),
+                                    [now](const auto& entry) { return entry.second <= now; });
+    if (options_.scrub_period > Duration::zero() && is_due && idle.waiting.empty()) due.push_back(name);
+  }
+  for (Run* run : over) CloseIdle(run);
+  for (const std::string& name : due) WakeRun(name, [](absl::StatusOr<std::string>) {});
+}
+
+// Closes runs of the user that are idle, longest first, until he may have one more.
+absl::Status Engine::Impl::MakeWayForRoot(const RootAttachment& attachment) {
+  while (true) {
+    int roots = 1;
+    std::set<uint64_t> devices = {attachment.device};
+    Run* oldest = nullptr;
+    for (auto& entry : runs_) {
+      Run& run = *entry.second;
+      if (run.uid != attachment.uid) continue;
+      ++roots;
+      devices.insert(run.device);
+      if (!IsIdle(run)) continue;
+      const auto since = [](const Run& r) { return r.idle_since.value_or(Instant::max()); };
+      if (oldest == nullptr || since(run) < since(*oldest)) oldest = &run;
+    }
+    const bool too_many_roots = roots > options_.roots_per_uid;
+    if (!too_many_roots && static_cast<int>(devices.size()) <= options_.file_systems_per_uid)
+      return absl::OkStatus();
+    if (oldest == nullptr) {
+      const std::string what =
+          too_many_roots ? absl::StrCat(options_.roots_per_uid, " open roots")
+                         : absl::StrCat("open roots on ", options_.file_systems_per_uid, " file systems");
+      const char* const limit = too_many_roots ? "limits.roots_per_uid" : "limits.file_systems_per_uid";
+      return MakeError(absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
+                       absl::StrCat("uid ", attachment.uid, " has ", what,
+                                    ", and none of them is idle; end the jobs of some, or raise ", limit),
+                       {{"path", attachment.path}, {"limit", limit}});
+    }
+    CloseIdle(oldest);
+  }
+}
+
+// Opens a run again that was closed for being idle.
+void Engine::Impl::WakeRun(const std::string& name, Reply<std::string> done) {
+  IdleRun& idle = idle_.at(name);
+  idle.waiting.push_back(std::move(done));
+  if (idle.waiting.size() > 1) return;
+  const auto reopen = idle.reopen;  // The entry may go meanwhile.
+  reopen([this, name](absl::StatusOr<RootAttachment> attachment) {
+    const auto woken = [this, name](const absl::StatusOr<std::string>& run) {
+      const auto found = idle_.find(name);
+      if (found == idle_.end()) return;
+      std::vector<Reply<std::string>> waiting = std::exchange(found->second.waiting, {});
+      if (run.ok()) {
+        idle_.erase(found);
+      } else {  // The scrubber need not try it again and again.
+        found->second.scrub_due.clear();
+      }
+      for (auto& reply : waiting) reply(run);
+    };
+    if (!attachment.ok()) return woken(attachment.status());
+    AttachRoot(0, *std::move(attachment), woken);
   });
 }
 
@@ -211,6 +353,12 @@ void Engine::Impl::OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot)
   }
   Adopt(run, *std::move(snapshot));
   run->open = true;
+  if (auto idle = idle_.find(run->name); idle != idle_.end()) {
+    run->scrub_due = std::move(idle->second.scrub_due);
+    run->scrubbed_unix_us = std::move(idle->second.scrubbed_unix_us);
+    // Those who wait for it are answered by the attach that they wait for.
+    if (idle->second.waiting.empty()) idle_.erase(idle);
+  }
   observer_->OnRootOpened(run->name, run->path, run->probe);
   AdoptInherited(run);
   for (PendingAttach& attach : waiting) AcceptAttach(run, std::move(attach));
@@ -453,6 +601,7 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
       left.emplace_back(run, member.attempt);
     }
     std::erase_if(run->members, [session](const Member& member) { return member.session == session; });
+    run->attached.erase(session);
     for (auto pending = run->resumes.begin(); pending != run->resumes.end();) {
       if (pending->session != session) {
         ++pending;

@@ -1,4 +1,6 @@
 // Attaching roots: who may, and when a root is remembered.
+#include <cerrno>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -37,7 +39,8 @@ class RunsTest : public EngineTest {
       remembering_.push_back(std::move(done));
     };
     Answer<std::string> root;
-    engine_->AttachRoot(Trainer("t" + std::to_string(next_session_), uid), std::move(attachment), root.reply());
+    engine_->AttachRoot(Trainer("t" + std::to_string(next_session_), uid), std::move(attachment),
+                        root.reply());
     return root;
   }
   void Remembered(const absl::Status& status = absl::OkStatus()) {
@@ -130,6 +133,198 @@ TEST_F(RunsTest, OpensTheRootForAUserWhoMayAfterOneWhoMayNot) {
   EXPECT_EQ(again.status().code(), absl::StatusCode::kPermissionDenied);
   EXPECT_TRUE(owner.status().ok()) << owner.status();
   EXPECT_THAT(asked_, ElementsAre(kOwner));
+}
+
+// Runs that nobody uses.
+class IdleRunsTest : public EngineTest {
+ protected:
+  void SetUp() override {
+    engine_options_.idle_root = std::chrono::seconds(60);
+    engine_options_.roots_per_uid = 3;
+    engine_options_.file_systems_per_uid = 2;
+    Start(16);
+  }
+
+  RootAttachment AttachmentOf(uint64_t inode, uint64_t device = 1) {
+    RootAttachment attachment;
+    attachment.device = device;
+    attachment.inode = inode;
+    attachment.path = "/root" + std::to_string(inode);
+    attachment.uid = 1000;
+    attachment.make_io = [this, inode]() -> absl::StatusOr<std::unique_ptr<RootIo>> {
+      if (!io_error_.ok()) return io_error_;
+      if (disks_[inode] == nullptr) disks_[inode] = std::make_shared<FakeDisk>();
+      ++made_;
+      auto io = std::make_unique<FakeRootIo>(disks_[inode], &queue_);
+      ios_[inode] = io.get();
+      return io;
+    };
+    attachment.reopen = [this, inode, device](RootAttachment::Reopened done) {
+      queue_.push_back([this, inode, device, done = std::move(done)]() mutable {
+        if (!reopen_error_.ok()) return done(reopen_error_);
+        done(AttachmentOf(inode, device));
+      });
+    };
+    return attachment;
+  }
+  Answer<std::string> AttachReopenable(SessionId session, uint64_t inode = 1, uint64_t device = 1) {
+    Answer<std::string> root;
+    engine_->AttachRoot(session, AttachmentOf(inode, device), root.reply());
+    Turn();
+    if (root.status().ok()) run_ = root.get();
+    return root;
+  }
+  // A run with a committed checkpoint, whose trainer has ended.
+  void MakeIdle() {
+    const SessionId trainer = Trainer("a");
+    ASSERT_TRUE(AttachReopenable(trainer).status().ok());
+    ASSERT_TRUE(Join(trainer, 0, 1, "a").status().ok());
+    SaveAll({trainer}, "one", 1);
+    Turn([&] { return disks_[1]->committed.size() == 1; });
+    Turn();
+    engine_->SessionClosed(trainer, "done");
+    Turn();
+    made_ = 0;
+  }
+  // Whether the run was closed and opened anew.
+  bool WasClosed() {
+    AttachReopenable(Trainer("looks"));
+    return made_ > 0;
+  }
+
+  int made_ = 0;
+  absl::Status io_error_, reopen_error_;
+};
+
+TEST_F(IdleRunsTest, ARunIsNotClosedBeforeItWasIdleForSoLong) {
+  MakeIdle();
+  Pass(std::chrono::seconds(1));
+  Pass(std::chrono::seconds(59));
+  EXPECT_FALSE(WasClosed());
+}
+
+TEST_F(IdleRunsTest, AClosedRunIsShownAndAnswersAsBefore) {
+  MakeIdle();
+  Pass(std::chrono::seconds(1));
+  Pass(std::chrono::seconds(61));
+  const v1::Status status = engine_->GetStatus(Caller{0, 0, true});
+  ASSERT_EQ(status.runs_size(), 1);
+  EXPECT_EQ(status.runs(0).name(), run_);
+  EXPECT_EQ(status.runs(0).checkpoint_count(), 1);
+  EXPECT_EQ(engine_->GetStatus(As(0, 2000)).runs_size(), 0) << "a stranger";
+  EXPECT_EQ(made_, 0);
+
+  v1::ListCheckpointsRequest request;
+  request.set_parent(run_);
+  Answer<v1::ListCheckpointsResponse> stranger, list;
+  engine_->ListCheckpoints(As(0, 2000), request, stranger.reply());
+  EXPECT_EQ(stranger.reason(), "WRONG_UID");
+  engine_->ListCheckpoints(As(0), request, list.reply());
+  Turn();
+  ASSERT_TRUE(list.status().ok()) << list.status();
+  ASSERT_EQ(list.get().checkpoints_size(), 1);
+  EXPECT_EQ(list.get().checkpoints(0).tag(), "one");
+  EXPECT_EQ(made_, 1);
+  EXPECT_EQ(engine_->GetStatus(Caller{0, 0, true}).runs_size(), 1);
+}
+
+TEST_F(IdleRunsTest, ARunThatCannotBeOpenedAgainSaysWhy) {
+  MakeIdle();
+  Pass(std::chrono::seconds(1));
+  Pass(std::chrono::seconds(61));
+  reopen_error_ = MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_MOVED", "not mounted");
+  EXPECT_EQ(Open(Trainer("b"), "one").reason(), "ROOT_MOVED");
+  reopen_error_ = absl::OkStatus();
+  EXPECT_TRUE(Open(Trainer("b"), "one").status().ok());
+}
+
+TEST_F(IdleRunsTest, ARunIsNotClosedWhileSomebodyUsesIt) {
+  MakeIdle();
+  const SessionId attached = Trainer("b");
+  ASSERT_TRUE(AttachReopenable(attached).status().ok());
+  Pass(std::chrono::seconds(1));
+  Pass(std::chrono::seconds(61));
+  EXPECT_FALSE(WasClosed()) << "a session has it";
+
+  engine_->SessionClosed(attached, "done");
+  engine_->SessionClosed(next_session_ - 1, "done");  // Of WasClosed.
+  absl::Status refused;
+  v1::WatchRequest watch;
+  watch.set_parent(run_);
+  const int64_t watcher = engine_->AddWatcher(
+      As(0), watch, [](const v1::WatchResponse&) { return true; }, &refused);
+  Pass(std::chrono::seconds(1));
+  Pass(std::chrono::seconds(61));
+  EXPECT_FALSE(WasClosed()) << "somebody watches it";
+  engine_->SessionClosed(next_session_ - 1, "done");
+  engine_->RemoveWatcher(watcher);
+
+  ios_[1]->held.insert("OpenCheckpoint");
+  v1::GetCheckpointRequest get;
+  get.set_name(run_ + "/checkpoints/one");
+  get.set_view(v1::FULL);
+  Answer<v1::Checkpoint> described;
+  engine_->GetCheckpoint(As(0), get, described.reply());
+  Pass(std::chrono::seconds(1));
+  Pass(std::chrono::seconds(61));
+  EXPECT_FALSE(described.has());
+  ios_[1]->Free();
+  Turn();
+  EXPECT_TRUE(described.has() && described.status().ok()) << "an operation is under way";
+}
+
+TEST_F(IdleRunsTest, AnIdleRunMakesWayForAnotherRootOfItsUser) {
+  for (uint64_t inode = 1; inode <= 3; ++inode) {
+    const SessionId session = Trainer("a" + std::to_string(inode));
+    ASSERT_TRUE(AttachReopenable(session, inode).status().ok());
+    if (inode == 2) engine_->SessionClosed(session, "done");
+    Turn();
+  }
+  EXPECT_TRUE(AttachReopenable(Trainer("b"), 4).status().ok());
+  Answer<std::string> refused = AttachReopenable(Trainer("c"), 5);
+  EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
+  EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr("limits.roots_per_uid"));
+  EXPECT_TRUE(AttachLater(Trainer("d", 2000), 6, 2000).status().ok()) << "another user's";
+}
+
+TEST_F(IdleRunsTest, AUserHasRootsOnSoManyFileSystems) {
+  ASSERT_TRUE(AttachReopenable(Trainer("a"), 1, 1).status().ok());
+  ASSERT_TRUE(AttachReopenable(Trainer("a"), 2, 2).status().ok());
+  Answer<std::string> refused = AttachReopenable(Trainer("a"), 3, 3);
+  EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
+  EXPECT_THAT(std::string(refused.status().message()), ::testing::HasSubstr("limits.file_systems_per_uid"));
+  EXPECT_TRUE(AttachReopenable(Trainer("a"), 3, 2).status().ok());
+}
+
+TEST_F(IdleRunsTest, ThreadsThatCannotBeHadAreAnErrorOfThatRoot) {
+  io_error_ = ErrnoError(EAGAIN, "starting the thread meta-8:1");
+  EXPECT_EQ(ErrnoOf(AttachReopenable(Trainer("a")).status()), EAGAIN);
+  io_error_ = absl::OkStatus();
+  EXPECT_TRUE(AttachReopenable(Trainer("a")).status().ok());
+}
+
+TEST_F(IdleRunsTest, TheScrubberOpensAClosedRunWhenACheckpointIsDue) {
+  engine_options_.scrub_period = std::chrono::hours(1);
+  Start(16);
+  MakeIdle();
+  Pass(std::chrono::seconds(1));
+  Pass(std::chrono::seconds(61));
+  Pass(std::chrono::seconds(1));
+  EXPECT_EQ(made_, 0);
+  Pass(std::chrono::hours(1));
+  EXPECT_EQ(made_, 1);
+  for (int i = 0; i < 5; ++i) Pass(std::chrono::seconds(2));
+  EXPECT_GT(ios_[1]->calls["ReadBack"], 0);
+}
+
+TEST_F(IdleRunsTest, AnAttachToARootThatDoesNotOpenEnds) {
+  Answer<std::string> root;
+  engine_->AttachRoot(Trainer("a"), AttachmentOf(1), root.reply());  // Not turned: it hangs.
+  clock_.now += std::chrono::seconds(61);
+  engine_->Tick();
+  EXPECT_EQ(root.reason(), "FILE_SYSTEM_HANGS");
+  Turn();
+  EXPECT_TRUE(AttachReopenable(Trainer("b")).status().ok()) << "when it answers again";
 }
 
 }  // namespace

@@ -41,6 +41,7 @@
 #include "daemon/runtime/session_events.h"
 #include "daemon/runtime/state_directory.h"
 #include "daemon/runtime/threaded_root_io.h"
+#include "daemon/service/attach_queue.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/handoff_server.h"
 #include "daemon/service/loop_gate.h"
@@ -72,6 +73,8 @@ constexpr Duration kStopPatience = std::chrono::seconds(15);
 constexpr Duration kRootPatience = std::chrono::seconds(5);
 constexpr Duration kManagerPatience = std::chrono::seconds(5);
 constexpr int kWorkers = 64;
+// Of one user: all ranks of a node may attach at the same moment.
+constexpr int kWaitingAttaches = 1024;
 
 sigset_t EndSignals() {
   sigset_t signals;
@@ -192,6 +195,7 @@ class Daemon {
   std::unique_ptr<ThreadedRootIoFactory> root_ios_;
   std::unique_ptr<WorkerPool> state_worker_;  // Writes the list of known roots.
   std::unique_ptr<RootAttacher> attacher_;
+  std::unique_ptr<AttachQueue> attaches_;
   std::unique_ptr<SealJournal> journal_;  // Null: nobody would find it.
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<Engine> engine_;
@@ -216,7 +220,9 @@ absl::Status Daemon::Start() {
        {"instance", context_.daemon_instance},
        {"descriptors", RaiseDescriptorLimit()}});
   WarnOfMemoryLimit();
-  CKPTD_ASSIGN_OR_RETURN(state_, StateDirectory::Open(config_.state_directory(), kPredecessorPatience));
+  CKPTD_ASSIGN_OR_RETURN(state_,
+                         StateDirectory::Open(config_.state_directory(), kPredecessorPatience,
+                                              {.roots_per_uid = config_.limits().known_roots_per_uid()}));
   for (const std::string& problem : state_->problems()) Log(LogLevel::kWarning, problem);
   StartEngine(TakeOver());
   RecoverRoots();
@@ -280,6 +286,10 @@ void Daemon::StartEngine(Inheritance inheritance) {
   root_options.checksum_threads = io.checksum_threads();
   root_ios_ = std::make_unique<ThreadedRootIoFactory>(root_options, &SystemClock(), post);
   state_worker_ = std::make_unique<WorkerPool>(1);
+  AttachLimits attach_limits;
+  attach_limits.waiting_per_uid = kWaitingAttaches;
+  attach_limits.patience = std::chrono::seconds(config_.limits().attach_timeout_seconds());
+  attaches_ = std::make_unique<AttachQueue>(attach_limits, &SystemClock());
   attacher_ = std::make_unique<RootAttacher>(
       state_.get(),
       [this](UniqueFd directory, const FileUser& user) {
@@ -287,7 +297,12 @@ void Daemon::StartEngine(Inheritance inheritance) {
       },
       RootAttacher::Threads{
           .state = [this](absl::AnyInvocable<void()> work) { state_worker_->Submit(std::move(work)); },
-          .engine = post});
+          .engine = post,
+          .look =
+              [this](uid_t uid, uint64_t device, AttachQueue::Look look, AttachQueue::Done done) {
+                attaches_->Submit(uid, absl::StrCat("device ", device), std::move(look), std::move(done),
+                                  /*any_number=*/true);
+              }});
   const auto& pool = config_.pool();
   pool_ = SegmentPool::Start(
       {.bytes = pool.bytes(),
@@ -310,6 +325,10 @@ void Daemon::StartEngine(Inheritance inheritance) {
   options.max_pool_percent_per_user = limits.max_pool_percent_per_user();
   options.max_reader_pool_percent_per_user = limits.max_reader_pool_percent_per_user();
   options.over_share_grace = std::chrono::seconds(limits.over_share_grace_seconds());
+  options.idle_root = std::chrono::seconds(config_.limits().idle_root_seconds());
+  options.roots_per_uid = config_.limits().roots_per_uid();
+  options.file_systems_per_uid = config_.limits().file_systems_per_uid();
+  options.attach_timeout = attach_limits.patience;
   engine_ = std::make_unique<Engine>(options, &SystemClock(), pool_.get(), &save_log_, journal_.get());
   engine_->Inherit(std::move(inheritance.saves));
   loop_->Start(
@@ -325,22 +344,25 @@ void Daemon::RecoverRoots() {
   const std::vector<storage::v1::KnownRoot> roots = state_->roots();
   auto pending = std::make_shared<Countdown>(roots.size());
   for (const storage::v1::KnownRoot& root : roots) {
-    workers_->Submit([this, root, pending] {
-      absl::StatusOr<RootAttachment> attachment = attacher_->Reopen(root);
-      if (!attachment.ok()) {
-        Log(LogLevel::kWarning, "a known root is not recovered",
-            {{"root", root.path()}, ErrorField(attachment.status())});
-        return pending->Down();
-      }
-      loop_->Post([this, attachment = *std::move(attachment), path = root.path(), pending]() mutable {
-        engine_->RecoverRoot(std::move(attachment), [path, pending](absl::StatusOr<std::string> run) {
-          pending->Down();
-          if (run.ok()) return Log(LogLevel::kInfo, "root recovered", {{"run", *run}, {"root", path}});
-          Log(LogLevel::kWarning, "a known root is not recovered",
-              {{"root", path}, ErrorField(run.status())});
-        });
-      });
-    });
+    attaches_->Submit(
+        static_cast<uid_t>(root.uid()), absl::StrCat("device ", root.device()),
+        [this, root] { return attacher_->Reopen(root); },
+        [this, path = root.path(), pending](absl::StatusOr<RootAttachment> attachment) {
+          if (!attachment.ok()) {
+            Log(LogLevel::kWarning, "a known root is not recovered",
+                {{"root", path}, ErrorField(attachment.status())});
+            return pending->Down();
+          }
+          loop_->Post([this, attachment = *std::move(attachment), path, pending]() mutable {
+            engine_->RecoverRoot(std::move(attachment), [path, pending](absl::StatusOr<std::string> run) {
+              pending->Down();
+              if (run.ok()) return Log(LogLevel::kInfo, "root recovered", {{"run", *run}, {"root", path}});
+              Log(LogLevel::kWarning, "a known root is not recovered",
+                  {{"root", path}, ErrorField(run.status())});
+            });
+          });
+        },
+        /*any_number=*/true);
   }
   // What is asked about a root while it is recovered waits in the engine. One that hangs must not keep the
   // others.
@@ -356,6 +378,7 @@ absl::Status Daemon::StartServers() {
   context_.sessions = &sessions_;
   context_.callers = &callers_;
   context_.workers = workers_.get();
+  context_.attaches = attaches_.get();
   const auto& container_roots = config_.security().container_roots();
   context_.container_roots = {container_roots.begin(), container_roots.end()};
   context_.make_attachment = [this](UniqueFd directory, const std::string& path, const FileUser& user) {
@@ -455,6 +478,7 @@ int Daemon::Serve() {
       break;
     }
     PublishStatus();
+    attaches_->Expire();
     if (!options_.is_private) continue;
     // Nobody waits for a private daemon's end: what is sealed gets the time that it takes.
     if (keepers_left_.exchange(false) && sessions_.CloseToKeepers()) {
@@ -528,6 +552,7 @@ void Daemon::Stop() {
   http_.reset();
   events_.reset();
   workers_.reset();
+  if (attaches_) attaches_->Close();
   if (gate_) gate_->Close();
   loop_.reset();
   state_worker_.reset();

@@ -1,12 +1,11 @@
 #include "daemon/runtime/file_system_workers.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/start_thread.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
@@ -23,15 +22,14 @@ FileSystemWorkers::FileSystemWorkers(std::string name, PartWriterOptions writer,
 
 FileSystemWorkers::~FileSystemWorkers() = default;
 
-std::shared_ptr<FileSystemWorkers> FileSystemWorkers::Start(std::string name, PartWriterOptions writer,
-                                                            std::shared_ptr<ChecksumPool> checksums,
-                                                            Clock* clock, IoQueueMakers queues) {
+absl::StatusOr<std::shared_ptr<FileSystemWorkers>> FileSystemWorkers::Start(
+    std::string name, PartWriterOptions writer, std::shared_ptr<ChecksumPool> checksums, Clock* clock,
+    IoQueueMakers queues) {
   std::shared_ptr<FileSystemWorkers> workers(
       new FileSystemWorkers(std::move(name), writer, std::move(checksums), clock, std::move(queues)));
   // The thread owns what it uses, so that it may outlive everybody else when the file system hangs.
-  workers->thread_ = std::thread([workers] { workers->Run(); });
-  pthread_setname_np(workers->thread_.native_handle(),
-                     absl::StrCat("meta-", workers->name_).substr(0, 15).c_str());
+  CKPTD_ASSIGN_OR_RETURN(workers->thread_, StartThread(absl::StrCat("meta-", workers->name_),
+                                                       [workers] { workers->Run(); }));
   return workers;
 }
 
@@ -99,6 +97,15 @@ bool FileSystemWorkers::WaitEnded(Instant deadline) {
     thread_.detach();
   }
   return ended;
+}
+
+bool FileSystemWorkers::TryJoin() {
+  {
+    MutexLock lock(mutex_);
+    if (!ended_) return false;
+  }
+  if (thread_.joinable()) thread_.join();
+  return true;
 }
 
 absl::Status FileSystemWorkers::StartIo(IoBackend wanted, ProbeResult& probe) {

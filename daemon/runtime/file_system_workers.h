@@ -14,6 +14,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "daemon/runtime/write_progress.h"
 #include "storage/base/clock.h"
 #include "storage/base/mutex.h"
@@ -27,10 +28,11 @@ class FileSystemWorkers {
  public:
   using Work = absl::AnyInvocable<void()>;
 
-  // `name` tells file systems apart in logs and in lists of threads: "8:1". `queues`: of the I/O thread.
-  static std::shared_ptr<FileSystemWorkers> Start(std::string name, PartWriterOptions writer,
-                                                  std::shared_ptr<ChecksumPool> checksums, Clock* clock,
-                                                  IoQueueMakers queues = {});
+  // `name` tells file systems apart in logs and in lists of threads: "8:1". `queues`: of the I/O thread. An
+  // error when no thread can be had.
+  static absl::StatusOr<std::shared_ptr<FileSystemWorkers>> Start(std::string name, PartWriterOptions writer,
+                                                                  std::shared_ptr<ChecksumPool> checksums,
+                                                                  Clock* clock, IoQueueMakers queues = {});
   ~FileSystemWorkers();
 
   // Runs it on the metadata worker: what is urgent in order, what is not while nothing else is waiting.
@@ -60,6 +62,8 @@ class FileSystemWorkers {
   // and a thread in the kernel cannot be ended.
   void BeginEnd();
   bool WaitEnded(Instant deadline);
+  // Joins the thread if it has ended; does not wait. Whether it had. After BeginEnd.
+  bool TryJoin();
 
  private:
   FileSystemWorkers(std::string name, PartWriterOptions writer, std::shared_ptr<ChecksumPool> checksums,

@@ -20,7 +20,8 @@ class FileSystemWorkersTest : public testing::Test {
  protected:
   FileSystemWorkersTest() {
     workers_ =
-        FileSystemWorkers::Start("0:0", PartWriterOptions(), std::make_shared<ChecksumPool>(1), &clock_);
+        FileSystemWorkers::Start("0:0", PartWriterOptions(), std::make_shared<ChecksumPool>(1), &clock_)
+            .value();
   }
   ~FileSystemWorkersTest() override {
     workers_->BeginEnd();

@@ -150,6 +150,21 @@ RootAttachment RootAttacher::Make(UniqueFd directory, const storage::v1::KnownRo
           [in_use = std::move(in_use), done = std::move(done)]() mutable { done(std::move(in_use)); });
     });
   };
+  if (threads_.look != nullptr) {
+    attachment.reopen = [this, root, path](RootAttachment::Reopened done) {
+      const auto look = [this, root, path]() -> absl::StatusOr<RootAttachment> {
+        CKPTD_ASSIGN_OR_RETURN(RootAttachment found, Reopen(root));
+        found.path = path;
+        return found;
+      };
+      threads_.look(static_cast<uid_t>(root.uid()), root.device(), look,
+                    [this, done = std::move(done)](absl::StatusOr<RootAttachment> found) mutable {
+                      threads_.engine([found = std::move(found), done = std::move(done)]() mutable {
+                        done(std::move(found));
+                      });
+                    });
+    };
+  }
   // A std::function must be copyable, a descriptor is not: whoever calls first takes it.
   attachment.make_io = [this, shared = std::make_shared<UniqueFd>(std::move(directory)), user] {
     return make_io_(std::move(*shared), user);

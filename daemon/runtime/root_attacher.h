@@ -29,13 +29,17 @@ namespace ckptd {
 class RootAttacher {
  public:
   // Makes the engine's way to an open root directory; called on the engine's thread, must not block.
-  using MakeIo = std::function<std::unique_ptr<RootIo>(UniqueFd directory, const FileUser& user)>;
+  using MakeIo =
+      std::function<absl::StatusOr<std::unique_ptr<RootIo>>(UniqueFd directory, const FileUser& user)>;
 
   // Runs work that blocks on the state directory, and work on the engine's thread. Thread-safe, do not block.
   using Post = std::function<void(absl::AnyInvocable<void()>)>;
   struct Threads {
     Post state;
     Post engine;
+    // Runs `look`, which blocks on a file system of this user's; `done` gets the result on any thread.
+    using Look = absl::AnyInvocable<absl::StatusOr<RootAttachment>()>;
+    std::function<void(uid_t uid, uint64_t device, Look look, RootAttachment::Reopened done)> look = nullptr;
   };
 
   RootAttacher(StateDirectory* state, MakeIo make_io, Threads threads)

@@ -80,7 +80,7 @@ TEST_F(RootAttacherTest, TheEngineGetsTheDirectoryAndItsUser) {
   UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   const auto attachment = attacher_->Attach(std::move(directory), root(), me_);
   ASSERT_TRUE(attachment.ok()) << attachment.status();
-  attachment->make_io();
+  EXPECT_TRUE(attachment->make_io().ok());
   struct stat info {};
   ASSERT_EQ(::fstat(given_.get(), &info), 0);
   EXPECT_EQ(info.st_ino, InodeOf(root()));
@@ -147,7 +147,7 @@ TEST_F(RootAttacherTest, ReopensWithTheGroupsThatTheUserHasNow) {
   ASSERT_EQ(::chown(root().c_str(), 61234, 61234), 0);
   const auto reopened = attacher_->Reopen(known);
   ASSERT_TRUE(reopened.ok()) << reopened.status();
-  reopened->make_io();
+  EXPECT_TRUE(reopened->make_io().ok());
   EXPECT_TRUE(given_user_.groups.empty());
 }
 
@@ -158,7 +158,7 @@ TEST_F(RootAttacherTest, FilesGetTheUmaskOfTheTrainerThatAttachedLast) {
     UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     const auto attachment = attacher_->Attach(std::move(directory), root(), user);
     ASSERT_TRUE(attachment.ok()) << attachment.status();
-    attachment->make_io();
+    ASSERT_TRUE(attachment->make_io().ok());
   };
   attach(077);
   const FileUser first = given_user_;
@@ -176,7 +176,7 @@ TEST_F(RootAttacherTest, RecoveredRootHasTheUmaskOfItsRecords) {
   Remember(attacher_->Attach(std::move(directory), root(), me_).value());
   const auto attachment = attacher_->Reopen(state_->roots().at(0));
   ASSERT_TRUE(attachment.ok()) << attachment.status();
-  attachment->make_io();
+  ASSERT_TRUE(attachment->make_io().ok());
   ASSERT_NE(given_user_.umask, nullptr);
   EXPECT_EQ(given_user_.umask->load(), mode_t{077});
 }

@@ -3,9 +3,11 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "daemon/service/attach_queue.h"
 #include "daemon/service/peer_namespaces.h"
 
 namespace ckptd {
@@ -25,19 +27,24 @@ void SessionEvents::AttachRoot(const SessionInfo& session, UniqueFd root, std::s
                                AttachReply reply) {
   absl::StatusOr<FileUser> user = context_->sessions->UserOf(session.id);
   if (!user.ok()) return reply(user.status());
-  context_->workers->Submit([context = context_, id = session.id, pid = session.pid, root = std::move(root),
-                             path = std::move(path), user = *std::move(user),
-                             reply = std::move(reply)]() mutable {
-    if (const std::optional<mode_t> umask = UmaskOfPeer(pid)) {
-      user.umask = std::make_shared<std::atomic<mode_t>>(*umask);
-    }
-    absl::StatusOr<RootAttachment> attachment = context->make_attachment(std::move(root), path, user);
-    if (!attachment.ok()) return reply(attachment.status());
-    context->loop->Post(
-        [context, id, attachment = *std::move(attachment), reply = std::move(reply)]() mutable {
-          context->engine->AttachRoot(id, std::move(attachment), std::move(reply));
-        });
-  });
+  const std::string file_system = FileSystemOf(root.get());
+  context_->attaches->Submit(
+      user->uid, file_system,
+      [context = context_, pid = session.pid, root = std::move(root), path = std::move(path),
+       user = *user]() mutable {
+        if (const std::optional<mode_t> umask = UmaskOfPeer(pid)) {
+          user.umask = std::make_shared<std::atomic<mode_t>>(*umask);
+        }
+        return context->make_attachment(std::move(root), path, user);
+      },
+      [context = context_, id = session.id,
+       reply = std::move(reply)](absl::StatusOr<RootAttachment> attachment) mutable {
+        if (!attachment.ok()) return reply(attachment.status());
+        context->loop->Post(
+            [context, id, attachment = *std::move(attachment), reply = std::move(reply)]() mutable {
+              context->engine->AttachRoot(id, std::move(attachment), std::move(reply));
+            });
+      });
 }
 
 }  // namespace ckptd

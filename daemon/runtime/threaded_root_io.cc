@@ -156,12 +156,13 @@ class ThreadedRootIoFactory::Gate {
 class ThreadedRootIoFactory::Io : public RootIo {
  public:
   Io(const ThreadedRootIoOptions& options, Clock* clock, std::shared_ptr<Gate> gate,
-     std::shared_ptr<FileSystemWorkers> workers, std::shared_ptr<FileSystemWorkers> questions,
-     std::shared_ptr<FileSystemWorkers> scrubber, std::shared_ptr<ChecksumPool> checksums,
-     OpenRootDirectory open)
+     std::shared_ptr<char> device, std::shared_ptr<FileSystemWorkers> workers,
+     std::shared_ptr<FileSystemWorkers> questions, std::shared_ptr<FileSystemWorkers> scrubber,
+     std::shared_ptr<ChecksumPool> checksums, OpenRootDirectory open)
       : options_(options),
         clock_(clock),
         gate_(std::move(gate)),
+        device_(std::move(device)),
         workers_(std::move(workers)),
         questions_(std::move(questions)),
         scrubber_(std::move(scrubber)),
@@ -346,15 +347,21 @@ class ThreadedRootIoFactory::Io : public RootIo {
     const std::optional<Instant> work = workers_->pending_since(), question = questions_->pending_since();
     return work && question ? std::min(*work, *question) : work ? work : question;
   }
+  bool has_pending() const override { return *pending_ > 0; }
 
  private:
   // What calls `done` on the engine's thread, from any other; not any more when this is gone.
   template <typename T>
   absl::AnyInvocable<void(T)> Answer(Callback<T> done) {
-    return [gate = gate_, alive = std::weak_ptr<char>(alive_), done = std::move(done)](T result) mutable {
-      gate->Send([alive = std::move(alive), done = std::move(done), result = std::move(result)]() mutable {
-        if (!alive.expired()) done(std::move(result));
-      });
+    ++*pending_;
+    return [gate = gate_, pending = std::weak_ptr<int>(pending_), done = std::move(done)](T result) mutable {
+      gate->Send(
+          [pending = std::move(pending), done = std::move(done), result = std::move(result)]() mutable {
+            if (const std::shared_ptr<int> alive = pending.lock()) {
+              --*alive;
+              done(std::move(result));
+            }
+          });
     };
   }
 
@@ -441,12 +448,14 @@ class ThreadedRootIoFactory::Io : public RootIo {
   const ThreadedRootIoOptions options_;
   Clock* const clock_;
   const std::shared_ptr<Gate> gate_;
+  const std::shared_ptr<char> device_;  // While it lives, so do the threads of the file system.
   const std::shared_ptr<FileSystemWorkers> workers_;
   const std::shared_ptr<FileSystemWorkers> questions_;
   const std::shared_ptr<FileSystemWorkers> scrubber_;
   const std::shared_ptr<ChecksumPool> checksums_;
   std::shared_ptr<Root> root_ = std::make_shared<Root>();
-  const std::shared_ptr<char> alive_ = std::make_shared<char>();
+  // Callbacks that have not run; used on the engine's thread. Gone with this object.
+  const std::shared_ptr<int> pending_ = std::make_shared<int>(0);
 };
 
 void ThreadedRootIoFactory::Io::WritePart(InflightId64 id, storage::v1::PartRecord record,
@@ -506,7 +515,8 @@ ThreadedRootIoFactory::ThreadedRootIoFactory(ThreadedRootIoOptions options, Cloc
 
 ThreadedRootIoFactory::~ThreadedRootIoFactory() { Close(std::chrono::seconds(5)); }
 
-std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(UniqueFd root, std::optional<FileUser> user) {
+absl::StatusOr<std::unique_ptr<RootIo>> ThreadedRootIoFactory::Make(UniqueFd root,
+                                                                    std::optional<FileUser> user) {
   // Without asking a server that may be gone. Of a descriptor that is none the device is 0:0, and Open fails.
   struct statx info {};
   statx(root.get(), "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &info);
@@ -519,27 +529,61 @@ std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(UniqueFd root, std::optional
   });
 }
 
-std::unique_ptr<RootIo> ThreadedRootIoFactory::Make(const std::string& device, OpenRootDirectory open) {
-  return std::make_unique<Io>(options_, clock_, gate_, WorkersOf(device), WorkersOf("ask-" + device),
-                              WorkersOf("scrub-" + device), checksums_, std::move(open));
+absl::StatusOr<std::unique_ptr<RootIo>> ThreadedRootIoFactory::Make(const std::string& device,
+                                                                    OpenRootDirectory open) {
+  DropUnused();
+  std::shared_ptr<char> in_use = devices_[device].lock();
+  if (in_use == nullptr) devices_[device] = in_use = std::make_shared<char>();
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<FileSystemWorkers> work, WorkersOf(device));
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<FileSystemWorkers> questions, WorkersOf("ask-" + device));
+  CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<FileSystemWorkers> scrubber, WorkersOf("scrub-" + device));
+  return std::make_unique<Io>(options_, clock_, gate_, std::move(in_use), std::move(work),
+                              std::move(questions), std::move(scrubber), checksums_, std::move(open));
 }
 
-std::shared_ptr<FileSystemWorkers> ThreadedRootIoFactory::WorkersOf(const std::string& name) {
-  std::shared_ptr<FileSystemWorkers>& workers = workers_[name];
-  if (workers == nullptr)
-    workers = FileSystemWorkers::Start(name, options_.writer, checksums_, clock_, options_.queues);
-  return workers;
+absl::StatusOr<std::shared_ptr<FileSystemWorkers>> ThreadedRootIoFactory::WorkersOf(const std::string& name) {
+  auto found = workers_.find(name);
+  if (found == workers_.end()) {
+    CKPTD_ASSIGN_OR_RETURN(
+        std::shared_ptr<FileSystemWorkers> workers,
+        FileSystemWorkers::Start(name, options_.writer, checksums_, clock_, options_.queues));
+    found = workers_.emplace(name, std::move(workers)).first;
+  }
+  return found->second;
+}
+
+// Ends the threads of file systems of which no RootIo is left. What was asked of them is done first.
+void ThreadedRootIoFactory::DropUnused() {
+  std::erase_if(ending_, [](const auto& workers) { return workers->TryJoin(); });
+  for (auto device = devices_.begin(); device != devices_.end();) {
+    if (!device->second.expired()) {
+      ++device;
+      continue;
+    }
+    for (const char* prefix : {"", "ask-", "scrub-"}) {
+      const auto found = workers_.find(prefix + device->first);
+      if (found == workers_.end()) continue;
+      found->second->BeginEnd();
+      ending_.push_back(std::move(found->second));
+      workers_.erase(found);
+    }
+    device = devices_.erase(device);
+  }
 }
 
 std::vector<std::string> ThreadedRootIoFactory::Close(Duration patience) {
   gate_->Close();
-  for (const auto& [device, workers] : workers_) workers->BeginEnd();
-  const Instant deadline = SystemClock().Now() + patience;
-  std::vector<std::string> hung;
   for (const auto& [device, workers] : workers_) {
-    if (!workers->WaitEnded(deadline)) hung.push_back(workers->name());
+    workers->BeginEnd();
+    ending_.push_back(workers);
   }
   workers_.clear();
+  const Instant deadline = SystemClock().Now() + patience;
+  std::vector<std::string> hung;
+  for (const auto& workers : ending_) {
+    if (!workers->WaitEnded(deadline)) hung.push_back(workers->name());
+  }
+  ending_.clear();
   return hung;
 }
 

@@ -43,9 +43,11 @@ class ThreadedRootIoFactory {
   ThreadedRootIoFactory(ThreadedRootIoOptions options, Clock* clock, Post post);
   ~ThreadedRootIoFactory();  // Close(5 s).
 
+  // An error where the threads of its file system cannot be had.
+  //
   // `root`: a directory, possibly open with O_PATH; Open() opens it anew, as `user`, for only the metadata
   // worker may wait for its file system.
-  std::unique_ptr<RootIo> Make(UniqueFd root, std::optional<FileUser> user);
+  absl::StatusOr<std::unique_ptr<RootIo>> Make(UniqueFd root, std::optional<FileUser> user);
 
   // The same in a file system that is not the kernel's (in tests). `open` is called on the metadata worker,
   // each time that Open() is; roots of one `device` share their threads.
@@ -54,7 +56,7 @@ class ThreadedRootIoFactory {
     ScopedHandle handle;
   };
   using OpenRootDirectory = absl::AnyInvocable<absl::StatusOr<RootDirectory>()>;
-  std::unique_ptr<RootIo> Make(const std::string& device, OpenRootDirectory open);
+  absl::StatusOr<std::unique_ptr<RootIo>> Make(const std::string& device, OpenRootDirectory open);
 
   // No callback runs any more; operations that were asked for end, then their threads. Returns the names
   // (major:minor) of the file systems that did not answer within `patience`: their threads are left behind,
@@ -66,7 +68,8 @@ class ThreadedRootIoFactory {
   class Gate;
   class Io;
 
-  std::shared_ptr<FileSystemWorkers> WorkersOf(const std::string& name);
+  absl::StatusOr<std::shared_ptr<FileSystemWorkers>> WorkersOf(const std::string& name);
+  void DropUnused();
 
   const ThreadedRootIoOptions options_;
   Clock* const clock_;
@@ -74,6 +77,8 @@ class ThreadedRootIoFactory {
   const std::shared_ptr<ChecksumPool> checksums_;
   std::map<std::string, std::shared_ptr<FileSystemWorkers>>
       workers_;  // By device, "8:1"; "ask-8:1" answers questions, "scrub-8:1" reads back.
+  std::map<std::string, std::weak_ptr<char>> devices_;            // In use by a RootIo.
+  std::vector<std::shared_ptr<FileSystemWorkers>> ending_;        // Their last RootIo is gone.
 };
 
 }  // namespace ckptd

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,9 +25,11 @@
 #include "daemon/engine/event_loop.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/commit/foreign.h"
 #include "storage/commit/verify.h"
+#include "tests/testing/seccomp.h"
 #include "tests/testing/temp_dir.h"
 
 namespace ckptd {
@@ -85,7 +88,8 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
     options.writer.chunk_bytes = 64 << 10;
     factory_ = std::make_unique<ThreadedRootIoFactory>(
         options, &SystemClock(), [this](absl::AnyInvocable<void()> work) { loop_->Post(std::move(work)); });
-    io_ = factory_->Make(UniqueFd(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)), std::nullopt);
+    io_ = factory_->Make(UniqueFd(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)), std::nullopt)
+              .value();
   }
   void StopDaemon() {
     if (factory_ == nullptr) return;
@@ -377,7 +381,8 @@ TEST_P(ThreadedRootIoTest, TheNextDaemonFindsWhatWasCommitted) {
 TEST_P(ThreadedRootIoTest, AnotherDaemonCannotHaveTheRootMeanwhile) {
   ASSERT_TRUE(Open(*io_).ok());
   auto second =
-      factory_->Make(UniqueFd(open(dir_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), std::nullopt);
+      factory_->Make(UniqueFd(open(dir_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), std::nullopt)
+          .value();
   EXPECT_EQ(ReasonOf(Open(*second).status()), "ROOT_LOCKED");
   io_.reset();
   // The lock goes when the metadata worker has closed the root; Open comes after that.
@@ -387,8 +392,10 @@ TEST_P(ThreadedRootIoTest, AnotherDaemonCannotHaveTheRootMeanwhile) {
 
 TEST_P(ThreadedRootIoTest, TwoRootsOfOneFileSystemAreWrittenAtOnce) {
   TempDir other_dir(dir_.path());
-  auto other = factory_->Make(UniqueFd(open(other_dir.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)),
-                              std::nullopt);
+  auto other =
+      factory_
+          ->Make(UniqueFd(open(other_dir.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), std::nullopt)
+          .value();
   ASSERT_TRUE(Open(*io_).ok());
   ASSERT_TRUE(Open(*other).ok());
   Images images;
@@ -484,7 +491,7 @@ TEST_P(ThreadedRootIoTest, ARootThatCannotBeOpenedIsAnErrorAndMayBeTriedAgain) {
   std::filesystem::remove(ours);
   const auto snapshot = Open(*io_);
   EXPECT_TRUE(snapshot.ok()) << snapshot.status();
-  EXPECT_FALSE(Open(*factory_->Make(UniqueFd(), std::nullopt)).ok());
+  EXPECT_FALSE(Open(*factory_->Make(UniqueFd(), std::nullopt).value()).ok());
 }
 
 TEST_P(ThreadedRootIoTest, RescanFindsWhatIsThere) {
@@ -518,8 +525,10 @@ TEST_P(ThreadedRootIoTest, FilesAreTheUsersThatSaves) {
   if (chown(theirs.path().c_str(), kUser, kUser) != 0) {
     GTEST_SKIP() << "needs root outside of user namespaces: chown says " << std::strerror(errno);
   }
-  auto io = factory_->Make(UniqueFd(open(theirs.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
-                           FileUser{kUser, kUser, {}});
+  auto io = factory_
+                ->Make(UniqueFd(open(theirs.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+                       FileUser{kUser, kUser, {}})
+                .value();
   const auto snapshot = Open(*io);
   ASSERT_TRUE(snapshot.ok()) << snapshot.status();
   Images images;
@@ -532,8 +541,10 @@ TEST_P(ThreadedRootIoTest, FilesAreTheUsersThatSaves) {
 
   // A descriptor alone opens nothing that its user may not read.
   ASSERT_EQ(chmod(dir_.path().c_str(), 0700), 0);
-  auto foreign = factory_->Make(UniqueFd(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
-                                FileUser{kUser, kUser, {}});
+  auto foreign = factory_
+                     ->Make(UniqueFd(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+                            FileUser{kUser, kUser, {}})
+                     .value();
   EXPECT_EQ(Open(*foreign).status().code(), absl::StatusCode::kPermissionDenied);
   std::promise<void> gone;
   loop_->Post([&] {
@@ -542,6 +553,40 @@ TEST_P(ThreadedRootIoTest, FilesAreTheUsersThatSaves) {
     gone.set_value();
   });
   gone.get_future().wait();
+}
+
+absl::StatusOr<ThreadedRootIoFactory::RootDirectory> NotOpened() {
+  return absl::UnavailableError("not opened in this test");
+}
+
+int Threads() {
+  int threads = 0;
+  for ([[maybe_unused]] const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
+    ++threads;
+  return threads;
+}
+
+TEST_P(ThreadedRootIoTest, TheThreadsOfAFileSystemEndWithItsLastRoot) {
+  const int before = Threads();
+  auto first = factory_->Make("9:1", NotOpened).value(), second = factory_->Make("9:1", NotOpened).value();
+  EXPECT_EQ(Threads(), before + 3);
+  first.reset();
+  auto other = factory_->Make("9:2", NotOpened).value();
+  EXPECT_EQ(Threads(), before + 6) << "the second root is on 9:1 still";
+  second.reset();
+  auto again = factory_->Make("9:2", NotOpened).value();
+  const Instant deadline = SystemClock().Now() + kPatience;
+  while (Threads() > before + 3 && SystemClock().Now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(Threads(), before + 3);
+}
+
+TEST_P(ThreadedRootIoTest, AThreadThatCannotBeHadIsAnErrorOfThatRoot) {
+  absl::Status made = absl::OkStatus();
+  const bool filtered =
+      WithoutSystemCall(SYS_clone3, EAGAIN, [&] { made = factory_->Make("9:1", NotOpened).status(); });
+  if (!filtered) GTEST_SKIP() << "no filter of system calls here";
+  EXPECT_EQ(ErrnoOf(made), EAGAIN) << made;
+  EXPECT_TRUE(Open(*io_).ok()) << "another file system";
 }
 
 }  // namespace

@@ -23,12 +23,14 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/event_loop.h"
 #include "daemon/memory/segment_pool.h"
+#include "daemon/service/attach_queue.h"
 #include "daemon/service/callers.h"
 #include "daemon/service/loop_gate.h"
 #include "daemon/service/peer_table.h"
 #include "daemon/service/session_registry.h"
 #include "daemon/service/unix_listener.h"
 #include "daemon/service/worker_pool.h"
+#include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "tests/testing/fake_root_io.h"
 
@@ -82,6 +84,7 @@ class GrpcServerTest : public ::testing::Test {
                 .sessions = &sessions_,
                 .callers = &callers_,
                 .workers = workers_.get(),
+                .attaches = &attaches_,
                 .make_attachment = [this](UniqueFd, const std::string& path,
                                           const FileUser& user) -> absl::StatusOr<RootAttachment> {
                   RootAttachment attachment;
@@ -96,6 +99,7 @@ class GrpcServerTest : public ::testing::Test {
                   };
                   return attachment;
                 },
+                .container_roots = {},
                 .daemon_version = "0.0.0",
                 .daemon_instance = "instance"};
     auto listener =
@@ -111,6 +115,7 @@ class GrpcServerTest : public ::testing::Test {
   void TearDown() override {
     server_.reset();
     workers_.reset();
+    attaches_.Close();
     gate_.Close();
     loop_.reset();
     engine_.reset();
@@ -294,6 +299,7 @@ class GrpcServerTest : public ::testing::Test {
   SessionRegistry sessions_{16};
   PeerTable peers_;
   Callers callers_{&peers_, &sessions_, ::geteuid(), OverflowUid()};
+  AttachQueue attaches_{AttachLimits(), &SystemClock()};
   std::unique_ptr<WorkerPool> workers_ = std::make_unique<WorkerPool>(4);
   ServiceContext context_;
   std::unique_ptr<GrpcServer> server_;

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/event_loop.h"
+#include "daemon/service/attach_queue.h"
 #include "daemon/service/callers.h"
 #include "daemon/service/session_registry.h"
 #include "daemon/service/worker_pool.h"
@@ -17,8 +18,8 @@
 
 namespace ckptd {
 
-// What the engine needs of an open root directory that `user` calls `path`. Remembers it among the known
-// roots first, durably, so it blocks. Thread-safe.
+// What the engine needs of an open root directory that `user` calls `path`. Blocks on its file system: for
+// the AttachQueue. Thread-safe.
 using MakeAttachment = std::function<absl::StatusOr<RootAttachment>(
     UniqueFd directory, const std::string& path, const FileUser& user)>;
 
@@ -29,6 +30,7 @@ struct ServiceContext {
   SessionRegistry* sessions = nullptr;
   const Callers* callers = nullptr;
   WorkerPool* workers = nullptr;
+  AttachQueue* attaches = nullptr;
   MakeAttachment make_attachment;
   std::vector<std::string> container_roots;  // SecurityConfig::container_roots.
   std::string daemon_version;

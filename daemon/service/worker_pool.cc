@@ -1,10 +1,15 @@
 #include "daemon/service/worker_pool.h"
 
-#include <pthread.h>
-
 #include <utility>
 
+#include "absl/status/statusor.h"
+#include "storage/base/start_thread.h"
+
 namespace ckptd {
+
+WorkerPool::WorkerPool(int max_threads) : max_threads_(max_threads) {
+  threads_.emplace_back([this] { Run(); });
+}
 
 WorkerPool::~WorkerPool() {
   std::vector<std::thread> threads;
@@ -20,11 +25,10 @@ WorkerPool::~WorkerPool() {
 void WorkerPool::Submit(absl::AnyInvocable<void()> work) {
   MutexLock lock(mutex_);
   queue_.push_back(std::move(work));
-  if (queue_.size() > idle_ && static_cast<int>(threads_.size()) < max_threads_) {
-    threads_.emplace_back([this] {
-      ::pthread_setname_np(::pthread_self(), "ckptd-worker");
-      Run();
-    });
+  if (queue_.size() > idle_ && static_cast<int>(threads_.size()) < max_threads_ && !ending_) {
+    absl::StatusOr<std::thread> thread = StartThread("ckptd-worker", [this] { Run(); });
+    // Else the threads that there are do it; the constructor made one.
+    if (thread.ok()) threads_.push_back(*std::move(thread));
   }
   changed_.Signal();
 }

@@ -15,7 +15,7 @@ namespace ckptd {
 // Thread-safe.
 class WorkerPool {
  public:
-  explicit WorkerPool(int max_threads) : max_threads_(max_threads) {}
+  explicit WorkerPool(int max_threads);  // With its first thread.
   ~WorkerPool();  // Runs what is queued, then ends.
   void Submit(absl::AnyInvocable<void()> work);
 

@@ -1,9 +1,13 @@
 #include "daemon/service/worker_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 
 #include <atomic>
+#include <cerrno>
 #include <future>
+
+#include "tests/testing/seccomp.h"
 
 namespace ckptd {
 namespace {
@@ -26,6 +30,18 @@ TEST(WorkerPool, WorkThatHangsHoldsNothingElseUp) {
   pool.Submit([&healthy] { healthy.set_value(); });
   EXPECT_EQ(healthy.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
   thaw.set_value();
+}
+
+TEST(WorkerPool, DoesWithTheThreadsThatItHasWhenNoMoreCanBeStarted) {
+  std::atomic<int> ran = 0;
+  {
+    WorkerPool pool(8);
+    const bool filtered = WithoutSystemCall(SYS_clone3, EAGAIN, [&] {
+      for (int i = 0; i < 100; ++i) pool.Submit([&ran] { ++ran; });
+    });
+    if (!filtered) GTEST_SKIP() << "no filter of system calls here";
+  }
+  EXPECT_EQ(ran, 100);
 }
 
 }  // namespace

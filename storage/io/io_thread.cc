@@ -1,5 +1,3 @@
-#include <pthread.h>
-
 #include <string>
 #include <thread>
 #include <utility>
@@ -7,6 +5,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "storage/base/mutex.h"
+#include "storage/base/start_thread.h"
+#include "storage/base/status_macros.h"
 #include "storage/io/part_writer.h"
 
 namespace ckptd {
@@ -14,18 +14,19 @@ namespace {
 
 // Nothing depends on it: whatever happens ends a Poll.
 constexpr Duration kPollTimeout = std::chrono::minutes(1);
-constexpr size_t kLongestThreadName = 15;
 
 }  // namespace
 
 class IoThread::Impl {
  public:
-  Impl(std::string name, IoQueueFactory factory) {
-    thread_ = std::thread([this, factory = std::move(factory)] { Run(factory); });
-    ::pthread_setname_np(thread_.native_handle(), name.substr(0, kLongestThreadName).c_str());
+  absl::Status Start(const std::string& name, IoQueueFactory factory) {
+    CKPTD_ASSIGN_OR_RETURN(thread_,
+                           StartThread(name, [this, factory = std::move(factory)] { Run(factory); }));
+    return absl::OkStatus();
   }
 
   ~Impl() {
+    if (!thread_.joinable()) return;
     {
       MutexLock lock(mutex_);
       stopping_ = true;
@@ -90,7 +91,8 @@ IoThread::~IoThread() = default;
 
 absl::StatusOr<std::unique_ptr<IoThread>> IoThread::Start(std::string name, IoQueueFactory factory) {
   std::unique_ptr<IoThread> thread(new IoThread);
-  thread->impl_ = std::make_unique<Impl>(std::move(name), std::move(factory));
+  thread->impl_ = std::make_unique<Impl>();
+  CKPTD_RETURN_IF_ERROR(thread->impl_->Start(name, std::move(factory)));
   const absl::Status started = thread->impl_->WaitUntilStarted();
   if (!started.ok()) return started;
   return thread;

@@ -1,6 +1,8 @@
 #include <pthread.h>
+#include <sys/syscall.h>
 
 #include <atomic>
+#include <cerrno>
 #include <future>
 #include <memory>
 #include <string>
@@ -11,8 +13,10 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/base/errors.h"
 #include "storage/io/io_queue.h"
 #include "storage/io/part_writer.h"
+#include "tests/testing/seccomp.h"
 
 namespace ckptd {
 namespace {
@@ -83,6 +87,17 @@ TEST(ChecksumPoolTest, ItsThreadsWorkSideBySideAndHaveNames) {
     second_runs.set_value();
   });
   EXPECT_EQ(name.get_future().get().substr(0, 10), "ckptd-crc-");
+}
+
+TEST(IoThreadTest, AThreadThatCannotBeStartedIsAnError) {
+  absl::Status io = absl::OkStatus(), queue = absl::OkStatus();
+  const bool filtered = WithoutSystemCall(SYS_clone3, EAGAIN, [&] {
+    io = IoThread::Start("io", [] { return MakeThreadQueue(1); }).status();
+    queue = MakeThreadQueue(2).status();
+  });
+  if (!filtered) GTEST_SKIP() << "no filter of system calls here";
+  EXPECT_EQ(ErrnoOf(io), EAGAIN) << io;
+  EXPECT_EQ(ErrnoOf(queue), EAGAIN) << queue;
 }
 
 }  // namespace

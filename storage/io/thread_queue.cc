@@ -1,6 +1,5 @@
 // The back end for where io_uring is forbidden: pread, pwrite and fdatasync on a few threads. They hand their
 // results back, and Poll runs the completions on the owner's thread.
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/mutex.h"
+#include "storage/base/start_thread.h"
+#include "storage/base/status_macros.h"
 #include "storage/io/io_queue.h"
 
 namespace ckptd {
@@ -52,11 +53,14 @@ int64_t Perform(const Request& request) {
 
 class ThreadQueue : public IoQueue {
  public:
-  explicit ThreadQueue(int threads) {
+  // As many as can be had; an error when that is none.
+  absl::Status Start(int threads) {
     for (int i = 0; i < threads; ++i) {
-      threads_.emplace_back([this] { Work(); });
-      ::pthread_setname_np(threads_.back().native_handle(), absl::StrCat("ckptd-disk-", i).c_str());
+      absl::StatusOr<std::thread> thread = StartThread(absl::StrCat("ckptd-disk-", i), [this] { Work(); });
+      if (!thread.ok()) return threads_.empty() ? thread.status() : absl::OkStatus();
+      threads_.push_back(*std::move(thread));
     }
+    return absl::OkStatus();
   }
 
   ~ThreadQueue() override {
@@ -151,7 +155,9 @@ absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int threads) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
                      absl::StrCat("an I/O queue needs at least one thread, not ", threads));
   }
-  return std::make_unique<ThreadQueue>(threads);
+  auto queue = std::make_unique<ThreadQueue>();
+  CKPTD_RETURN_IF_ERROR(queue->Start(threads));
+  return queue;
 }
 
 }  // namespace ckptd

@@ -37,6 +37,14 @@ std::string ContentOf(const FileImage& image) {
 
 void FakeRootIo::Run(std::string_view call, bool hold, absl::AnyInvocable<void()> work) {
   ++calls[std::string(call)];
+  ++*pending_;
+  work = [pending = std::weak_ptr<int>(pending_), then = std::move(work)]() mutable {
+    // Of a root that was closed: its operations use it.
+    const std::shared_ptr<int> alive = pending.lock();
+    if (alive == nullptr) return;
+    --*alive;
+    then();
+  };
   if (hold || held.contains(call)) {
     held_.push_back(std::move(work));
   } else {

@@ -76,6 +76,7 @@ class FakeRootIo : public RootIo {
   void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
              Callback<PublishResult> done) override;
   std::optional<Instant> pending_since() const override { return pending_since_; }
+  bool has_pending() const override { return *pending_ > 0; }
 
   // Faults. What is held goes to held_ instead of the queue, until Free().
   std::set<std::string, std::less<>> held;                  // By the call's name: "Evict".
@@ -102,6 +103,7 @@ class FakeRootIo : public RootIo {
   Queue* queue_;
   std::map<InflightId64, std::pair<std::string, int64_t>> inflight_;  // Tag, sequence.
   std::vector<absl::AnyInvocable<void()>> held_;
+  std::shared_ptr<int> pending_ = std::make_shared<int>(0);
   std::map<std::string, std::string> written_;  // Path -> what was written there last.
   std::optional<Instant> pending_since_;
 };

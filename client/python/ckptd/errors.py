@@ -92,6 +92,7 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "PREFETCH_BUSY": Busy,
     "TOO_MANY_SESSIONS": Busy,
     "LIMIT_EXCEEDED": Busy,
+    "FILE_SYSTEM_HANGS": Busy,
     "WAIT_TIMEOUT": WaitTimeout,
     "SKIPPED": Skipped,
     "SUPERSEDED": Superseded,
