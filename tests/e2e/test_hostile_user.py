@@ -16,7 +16,7 @@ import threading
 import attacks
 import pytest
 from attacker import descriptors_of, memory_of
-from harness import Trainer, alive, tags, until
+from harness import Trainer, alive, ckptctl, tags, until
 from manager import ServiceManager
 
 import ckptd
@@ -261,6 +261,72 @@ def do(node, code, timeout=120):
     return node.hostile.do(code, timeout)
 
 
+# ---- 1 to 12
+
+
+@beside_the_job
+def test_1_directories_nested_too_deep_are_their_owners_own_trouble(node):
+    do(node, f"copy_with_deep_trash({node.own + '/deep'!r}, {node.own + '/deeper'!r}, 19_000)")
+
+
+@beside_the_job
+def test_2_roots_that_others_claim_are_not_forgotten(node):
+    reasons = do(node, f"attach_as({node.root!r}, {node.own!r}, {node.own + '/removed'!r})")
+    assert reasons[0] == "WRONG_UID", reasons
+    do(node, f"attach_many({node.own + '/long'!r}, 300)")
+
+
+def test_3_paths_of_another_mount_namespace_are_not_opened_and_descriptors_are(node):
+    apart = Trainer(
+        node.manager.endpoint,
+        {
+            "CKPTD_TEST_UID": str(HOSTILE),
+            "CKPTD_TEST_IMPORTS": "from attacks import *",
+            "CKPTD_TEST_MOUNT_NAMESPACE": "1",
+        },
+    )
+    try:
+        path = f"{node.own}/apart"
+        do(node, f"os.mkdir({path!r})")
+        by_path, by_descriptor = apart.do(f"open_by_path_and_descriptor({path!r})")
+        assert by_path and not by_descriptor, (by_path, by_descriptor)
+        assert do(node, f"open_by_path_and_descriptor({path!r})") == ["", ""]
+    finally:
+        apart.close()
+    node.judge()
+
+
+@beside_the_job
+def test_4_saves_that_hold_and_want_memory_keep_nobody_else_waiting(node):
+    do(node, f"hog_the_pool({node.own + '/hog'!r}, {POOL})")
+
+
+@beside_the_job
+def test_4_saves_of_the_whole_pool_that_are_never_sealed_give_it_back(node):
+    do(node, f"hold_memory({node.own + '/hold'!r}, {POOL // 8}, 8)")
+
+
+@beside_the_job
+def test_5_large_worlds_and_many_files_stay_within_memory(node):
+    do(node, f"large_worlds({node.own + '/worlds'!r}, 12)")
+    do(node, f"many_files({node.own + '/files'!r}, 15, 10_000)", 300)
+
+
+@beside_the_job
+def test_5_and_readers_that_do_not_read(node):
+    do(node, f"slow_readers({node.own + '/slow'!r}, {8 * MIB}, 40)")
+
+
+@beside_the_job
+def test_6_roots_by_the_hundred_take_neither_threads_nor_descriptors_from_others(node):
+    do(node, f"attach_many({node.own + '/many'!r}, 1000)")
+
+
+@beside_the_job
+def test_7_descriptors_that_nobody_reads_end_nobodys_session(node):
+    do(node, f"unread_descriptors({node.own + '/unread'!r}, 16)")
+
+
 def test_8_an_archive_that_would_run_is_not_loaded_from_another_users_root(node):
     from test_nxd_pickles import script
 
@@ -272,6 +338,44 @@ def test_8_an_archive_that_would_run_is_not_loaded_from_another_users_root(node)
     assert caught.value.reason == "UNSAFE_GLOBALS"
     failure = node.job.ranks[0].fails(f"ckptd.open_root({root!r}).open('t').load('state.pt')")
     assert failure.reason == "UNSAFE_GLOBALS"
+
+
+@beside_the_job
+def test_9_the_lock_of_a_root_cannot_be_taken_by_who_can_only_read_it(node):
+    do(node, f"squat_lock({node.root!r})")
+    do(node, f"squat_lock_again_and_again({node.root!r})")
+    node.job.finish(1)
+    node.judge()
+    node.restart()  # Now, too.
+    node.watch()
+    node.job.start()
+
+
+def test_10_a_path_means_the_run_whose_directory_it_is(node):
+    node.job.save(1)
+    do(node, f"attach_as({node.root!r}, {node.own!r}, {node.own + '/gone'!r})")
+    do(node, f"saved({node.own!r}, 'forged')")
+    listed = ckptctl("list", node.root, endpoint=node.manager.endpoint).stdout
+    assert "forged" not in listed and f"s{node.job.done}" in listed, listed
+    status = ckptctl("status", endpoint=node.manager.endpoint).stdout
+    assert status.count(node.root) == 1 or "uid" in status.lower() or "owner" in status.lower(), status
+    node.judge()
+
+
+def test_11_metrics_tell_no_paths_and_tags_of_others(node):
+    node.job.save(1)
+    told = do(node, f"metrics({node.port})")
+    assert "ckptd" in told and node.root not in told and f"s{node.job.done}" not in told, told
+    node.judge()
+
+
+def test_12_files_are_made_with_the_trainers_umask(node):
+    node.job.save(1)
+    found = do(node, f"readable({node.root!r})")
+    assert found == []
+
+
+# ---- and beyond
 
 
 @beside_the_job
@@ -293,6 +397,16 @@ def test_records_of_a_terabyte_take_no_memory(node):
 def test_directories_that_are_exchanged_for_links_lead_nowhere(node):
     do(node, f"swap_directories({node.own + '/swap'!r}, {node.root!r}, 3)", 300)
     return lambda: node.job.save(1)
+
+
+@beside_the_job
+def test_sessions_of_one_user_leave_some_to_others(node):
+    do(node, "many_sessions(400)")
+    late = Trainer(node.manager.endpoint, {"CKPTD_TEST_UID": str(JOB)})
+    try:
+        assert late.do("ckptd.connect().status() is not None")
+    finally:
+        late.close()
 
 
 @beside_the_job
