@@ -46,8 +46,8 @@ storage::v1::Damage FromWire(const v1::Damage& said) {
 
 bool Engine::Impl::TellsOfDamage(const Run& run, const absl::Status& opened) {
   if (run.read_only || run.scanning) return false;  // What is where is not known.
-  // An I/O error is of the disk, perhaps of all of it: it does not condemn a checkpoint.
-  return absl::IsNotFound(opened) || (absl::IsDataLoss(opened) && ReasonOf(opened) != "IO_ERROR");
+  // An I/O error, or a device that is gone, is of the disk, perhaps of all of it.
+  return ProvesDamage(opened) || (absl::IsNotFound(opened) && !CouldNotFindOut(opened));
 }
 
 storage::v1::Damage Engine::Impl::DamageOf(const absl::Status& opened) {

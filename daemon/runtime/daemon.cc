@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -37,6 +38,7 @@
 #include "daemon/runtime/manager_store.h"
 #include "daemon/runtime/notifier.h"
 #include "daemon/runtime/root_attacher.h"
+#include "daemon/runtime/root_retries.h"
 #include "daemon/runtime/save_log.h"
 #include "daemon/runtime/session_events.h"
 #include "daemon/runtime/state_directory.h"
@@ -148,6 +150,8 @@ class Daemon {
   void StartJournal(int store_size);
   void StartEngine(Inheritance inheritance);
   void RecoverRoots();
+  void RecoverRoot(const storage::v1::KnownRoot& root, std::function<void()> ended);
+  void RetryRoots();
   absl::Status StartServers();
   absl::Status StartMetrics();
   absl::Status SayReady();
@@ -195,6 +199,7 @@ class Daemon {
   std::unique_ptr<ThreadedRootIoFactory> root_ios_;
   std::unique_ptr<WorkerPool> state_worker_;  // Writes the list of known roots.
   std::unique_ptr<RootAttacher> attacher_;
+  RootRetries root_retries_;              // Outlives what calls it: attaches_ and the loop.
   std::unique_ptr<AttachQueue> attaches_;
   std::unique_ptr<SealJournal> journal_;  // Null: nobody would find it.
   std::unique_ptr<SegmentPool> pool_;
@@ -343,33 +348,43 @@ void Daemon::StartEngine(Inheritance inheritance) {
 void Daemon::RecoverRoots() {
   const std::vector<storage::v1::KnownRoot> roots = state_->roots();
   auto pending = std::make_shared<Countdown>(roots.size());
-  for (const storage::v1::KnownRoot& root : roots) {
-    attaches_->Submit(
-        static_cast<uid_t>(root.uid()), absl::StrCat("device ", root.device()),
-        [this, root] { return attacher_->Reopen(root); },
-        [this, path = root.path(), pending](absl::StatusOr<RootAttachment> attachment) {
-          if (!attachment.ok()) {
-            Log(LogLevel::kWarning, "a known root is not recovered",
-                {{"root", path}, ErrorField(attachment.status())});
-            return pending->Down();
-          }
-          loop_->Post([this, attachment = *std::move(attachment), path, pending]() mutable {
-            engine_->RecoverRoot(std::move(attachment), [path, pending](absl::StatusOr<std::string> run) {
-              pending->Down();
-              if (run.ok()) return Log(LogLevel::kInfo, "root recovered", {{"run", *run}, {"root", path}});
-              Log(LogLevel::kWarning, "a known root is not recovered",
-                  {{"root", path}, ErrorField(run.status())});
-            });
-          });
-        },
-        /*any_number=*/true);
-  }
+  for (const storage::v1::KnownRoot& root : roots) RecoverRoot(root, [pending] { pending->Down(); });
   // What is asked about a root while it is recovered waits in the engine. One that hangs must not keep the
   // others.
   if (const size_t left = pending->Wait(kRecoverPatience); left > 0) {
     Log(LogLevel::kWarning, "known roots are not recovered yet; serving the others meanwhile",
         {{"roots", left}});
   }
+}
+
+// By its path anew each time: the file system may have been mounted again since, and no descriptor may keep
+// one that has failed from being unmounted.
+void Daemon::RecoverRoot(const storage::v1::KnownRoot& root, std::function<void()> ended) {
+  const auto end = [this, root, ended = std::move(ended)](const absl::StatusOr<std::string>& run) {
+    ended();
+    const bool said = root_retries_.failures(root) > 0;
+    const bool again = root_retries_.Ended(root, run.status(), SystemClock().Now());
+    if (run.ok()) return Log(LogLevel::kInfo, "root recovered", {{"run", *run}, {"root", root.path()}});
+    if (again && said) return;
+    Log(LogLevel::kWarning,
+        again ? "a known root is not recovered yet; it is tried again" : "a known root is not recovered",
+        {{"root", root.path()}, ErrorField(run.status())});
+  };
+  attaches_->Submit(
+      static_cast<uid_t>(root.uid()), absl::StrCat("device ", root.device()),
+      [this, root] { return attacher_->Reopen(root); },
+      [this, end](absl::StatusOr<RootAttachment> attachment) {
+        if (!attachment.ok()) return end(attachment.status());
+        loop_->Post([this, attachment = *std::move(attachment), end]() mutable {
+          engine_->RecoverRoot(std::move(attachment), end);
+        });
+      },
+      /*any_number=*/true);
+}
+
+void Daemon::RetryRoots() {
+  for (const storage::v1::KnownRoot& root : root_retries_.TakeDue(SystemClock().Now()))
+    RecoverRoot(root, [] {});
 }
 
 absl::Status Daemon::StartServers() {
@@ -479,6 +494,7 @@ int Daemon::Serve() {
     }
     PublishStatus();
     attaches_->Expire();
+    RetryRoots();
     if (!options_.is_private) continue;
     // Nobody waits for a private daemon's end: what is sealed gets the time that it takes.
     if (keepers_left_.exchange(false) && sessions_.CloseToKeepers()) {

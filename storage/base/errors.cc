@@ -86,6 +86,36 @@ int ErrnoOf(const absl::Status& status) {
   return found != details.end() && absl::SimpleAtoi(found->second, &number) ? number : 0;
 }
 
+bool ProvesDamage(const absl::Status& status) {
+  const int error = ErrnoOf(status);
+  if (error != 0) return error == ENODATA || error == EILSEQ;
+  // IO_ERROR without its errno: another process has read, and its error came over a socket.
+  return absl::IsDataLoss(status) && ReasonOf(status) != "IO_ERROR";
+}
+
+bool CouldNotFindOut(const absl::Status& status) {
+  switch (ErrnoOf(status)) {
+    case 0:
+      return ReasonOf(status) == "IO_ERROR";
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case EEXIST:
+    case ENOTEMPTY:
+    case EXDEV:  // The name leads out of its root.
+    case EACCES:
+    case EPERM:
+    case EROFS:
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return false;
+    default:
+      return !ProvesDamage(status);
+  }
+}
+
 std::string JoinRanks(const std::vector<int>& ranks) {
   std::string joined;
   for (int rank : ranks) absl::StrAppend(&joined, joined.empty() ? "" : ",", rank);

@@ -34,6 +34,19 @@ absl::Status ErrnoError(int error_number, std::string_view what);
 // The errno that a status was made of; 0 when it was not.
 int ErrnoOf(const absl::Status& status);
 
+// What a call that only looked (open, stat, list, read) proves about what it looked at. Nothing else decides
+// that: neither a status code nor a reason does, for an I/O error has the code of damage, and a device that
+// is gone has the code of a missing file.
+
+// The bytes were read and are not what was written (CORRUPT_*, SHORT_FILE), or the device says that it has
+// lost them: ENODATA (a medium error) or EILSEQ (the device's own checksum).
+bool ProvesDamage(const absl::Status& status);
+// The call failed for a reason that is no answer: an I/O error, a device or a server that is gone or does not
+// answer, too few descriptors, too little memory, damage of the file system's own structures. The next call
+// may succeed, so nothing may be discarded, delisted or marked because of it. Answers are OK, what
+// ProvesDamage says, and the errnos that say what is at a name, or that this user may not look there.
+bool CouldNotFindOut(const absl::Status& status);
+
 // Not more than `limit` bytes, whole characters of UTF-8: for proto3 strings, which cannot be read again
 // otherwise.
 std::string FirstBytes(std::string_view text, size_t limit);

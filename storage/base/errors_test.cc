@@ -58,6 +58,33 @@ TEST(ErrorsTest, AnErrnoBecomesWhatTheCallerShouldDo) {
   }
 }
 
+TEST(ErrorsTest, OnlyWhatWasReadOrIsLostForGoodProvesDamage) {
+  for (const char* reason : {"CORRUPT_MANIFEST", "CORRUPT_PART_RECORD", "CORRUPT_FILE", "SHORT_FILE"}) {
+    const absl::Status status = MakeError(absl::StatusCode::kDataLoss, reason, "it is not what was written");
+    EXPECT_TRUE(ProvesDamage(status)) << reason;
+    EXPECT_FALSE(CouldNotFindOut(status)) << reason;
+  }
+  for (const int error : {ENODATA, EILSEQ}) {
+    EXPECT_TRUE(ProvesDamage(ErrnoError(error, "reading"))) << error;
+    EXPECT_FALSE(CouldNotFindOut(ErrnoError(error, "reading"))) << error;
+  }
+  for (const int error : {EIO, ENODEV, ENXIO, ESTALE, ETIMEDOUT, EREMOTEIO, ENOLINK, ENOMEM, EMFILE, ENFILE,
+                          EINTR, EAGAIN, EBUSY, EBADF, EINVAL, EUCLEAN, EBADMSG, EHOSTDOWN}) {
+    const absl::Status status = Annotate(ErrnoError(error, "reading"), "the manifest");
+    EXPECT_FALSE(ProvesDamage(status)) << error;
+    EXPECT_TRUE(CouldNotFindOut(status)) << error;
+  }
+  for (const int error : {ENOENT, ENOTDIR, EISDIR, ELOOP, EEXIST, EACCES, EPERM, EROFS, ENOSPC}) {
+    EXPECT_FALSE(ProvesDamage(ErrnoError(error, "opening"))) << error;
+    EXPECT_FALSE(CouldNotFindOut(ErrnoError(error, "opening"))) << error;
+  }
+  const absl::Status from_the_daemon = MakeError(absl::StatusCode::kDataLoss, "IO_ERROR", "reading chunk 3");
+  EXPECT_FALSE(ProvesDamage(from_the_daemon));
+  EXPECT_TRUE(CouldNotFindOut(from_the_daemon));
+  EXPECT_FALSE(ProvesDamage(absl::OkStatus()));
+  EXPECT_FALSE(CouldNotFindOut(absl::OkStatus()));
+}
+
 TEST(ErrorsTest, RanksGoThereAndBack) {
   EXPECT_EQ(JoinRanks({0, 3, 17}), "0,3,17");
   EXPECT_EQ(JoinRanks({}), "");

@@ -1,15 +1,18 @@
 // Every mutating call of every operation, one after the other: it fails once, or it happens and is reported
 // as failed, or it is the moment at which the daemon dies. Then the root is opened anew, twice, and must hold
-// what was promised.
+// what was promised. And every call that reads (an open, a list, a stat, a read) fails once, in recovery, in
+// a scan and in a publish: an error that says nothing about what was to be read must not change anything.
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,7 +41,33 @@ enum class Fault {
   kNoSpace,          // The call fails once with ENOSPC.
   kDoneButReported,  // The call happens, and EIO is reported.
   kDeath,            // The call and all later ones fail: the daemon is dead.
+  // Of the calls that read, one fails once:
+  kUnreadable,    // with EIO,
+  kNoDevice,      // with ENODEV,
+  kStale,         // with ESTALE,
+  kNoDescriptor,  // with EMFILE.
 };
+
+constexpr Fault kReadFaults[] = {Fault::kUnreadable, Fault::kNoDevice, Fault::kStale, Fault::kNoDescriptor};
+
+int ErrnoOfFault(Fault fault) {
+  switch (fault) {
+    case Fault::kNoSpace:
+      return ENOSPC;
+    case Fault::kNoDevice:
+      return ENODEV;
+    case Fault::kStale:
+      return ESTALE;
+    case Fault::kNoDescriptor:
+      return EMFILE;
+    case Fault::kIoError:
+    case Fault::kDoneButReported:
+    case Fault::kDeath:
+    case Fault::kUnreadable:
+      return EIO;
+  }
+  return EIO;
+}
 
 std::string NameOf(Fault fault) {
   switch (fault) {
@@ -50,12 +79,20 @@ std::string NameOf(Fault fault) {
       return "done but EIO";
     case Fault::kDeath:
       return "death";
+    case Fault::kUnreadable:
+      return "EIO of a read";
+    case Fault::kNoDevice:
+      return "ENODEV of a read";
+    case Fault::kStale:
+      return "ESTALE of a read";
+    case Fault::kNoDescriptor:
+      return "EMFILE of a read";
   }
   return "";
 }
 
 // Lets one call of those that change something (or open a file, which may create it) go wrong, counted over
-// all kinds.
+// all kinds; or, where the fault is one of kReadFaults, of those that read.
 class FaultPoints {
  public:
   FaultPoints(TemporaryRoot& root, bool can_exchange) : can_exchange_(can_exchange), fs_(&root.fs()) {}
@@ -71,7 +108,7 @@ class FaultPoints {
     fs_.SetHook([this, fault, at](const FsCall& call) {
       if (fault == Fault::kDeath && calls_ == at - 1 && hit_.empty() && call.op != FsOp::kClose)
         hit_ = call.ToString();
-      if (!IsCounted(call.op)) return;
+      if (!IsCounted(fault, call.op)) return;
       ++calls_;
       if (calls_ == at && fault != Fault::kDeath) {
         hit_ = call.ToString();
@@ -110,7 +147,10 @@ class FaultPoints {
   }
 
  private:
-  static bool IsCounted(FsOp op) {
+  static bool IsCounted(Fault fault, FsOp op) {
+    if (std::find(std::begin(kReadFaults), std::end(kReadFaults), fault) != std::end(kReadFaults)) {
+      return op == FsOp::kOpen || op == FsOp::kList || op == FsOp::kStat || op == FsOp::kReadAt;
+    }
     return op != FsOp::kClose && op != FsOp::kList && op != FsOp::kStat && op != FsOp::kReadAt &&
            op != FsOp::kSpace;
   }
@@ -118,10 +158,10 @@ class FaultPoints {
   void Inject(Fault fault) {
     for (int op = 0; op <= static_cast<int>(FsOp::kSpace); ++op) {
       if (static_cast<FsOp>(op) == FsOp::kClose) continue;
-      if (fault != Fault::kDeath && !IsCounted(static_cast<FsOp>(op))) continue;
+      if (fault != Fault::kDeath && !IsCounted(fault, static_cast<FsOp>(op))) continue;
       fs_.Fail({.op = static_cast<FsOp>(op),
                 .nth = fault == Fault::kDeath ? FsFault::kEvery : 1,
-                .error = fault == Fault::kNoSpace ? ENOSPC : EIO,
+                .error = ErrnoOfFault(fault),
                 .after = fault == Fault::kDoneButReported});
     }
   }
@@ -529,6 +569,161 @@ TEST_P(RecoveryCrashTest, ADeathDuringRecoveryIsRecovered) {
 INSTANTIATE_TEST_SUITE_P(, RecoveryCrashTest, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "WithExchange" : "WithTwoRenames"; });
 
+// What a daemon leaves that was killed: two checkpoints, which a pointer names; saves of a new tag and of one
+// that is there already, both complete on disk; one that is not complete; another program's checkpoint.
+class ReadFaultTest : public ::testing::TestWithParam<std::tuple<Fault, bool>> {
+ protected:
+  static SaveSpec Naming(const std::string& tag, int64_t sequence) {
+    return {tag, sequence, 2, {{"latest", absl::StrCat(tag, sequence)}}};
+  }
+  static Fault fault() { return std::get<0>(GetParam()); }
+  static bool can_exchange() { return std::get<1>(GetParam()); }
+  static const std::vector<std::string>& complete() {
+    static const std::vector<std::string> all = {"old:1", "step:3", "fresh:4"};
+    return all;
+  }
+
+  static void Commit(FileSystem& fs, RootStore& store) {
+    ASSERT_EQ(Save(fs, store, Naming("old", 1)), Verdict::kCommitted);
+    ASSERT_EQ(Save(fs, store, Naming("step", 2)), Verdict::kCommitted);
+  }
+  // Ends the daemon in the middle of three saves.
+  static void Leave(FileSystem& fs, std::unique_ptr<RootStore> store) {
+    ASSERT_TRUE(Stage(fs, *store, Naming("step", 3)).ok());
+    ASSERT_TRUE(Stage(fs, *store, Naming("fresh", 4)).ok());
+    ASSERT_TRUE(Stage(fs, *store, Naming("half", 5), 1).ok());
+  }
+
+  // Nothing was lost, moved back, delisted or thrown away that should be there.
+  static void ExpectNothingLost(TemporaryRoot& root, const RootStore& store) {
+    EXPECT_EQ(Committed(store), complete());
+    EXPECT_THAT(store.damaged(), IsEmpty());
+    ASSERT_EQ(store.foreign().size(), 1u);
+    EXPECT_EQ(store.foreign()[0].tag, "theirs");
+    // One that could not be written is written at the next start.
+    EXPECT_EQ(root.Read("latest"), store.pointers().warnings.empty() ? "fresh4" : "step2");
+    EXPECT_THAT(root.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+    for (const std::string& name : root.Names(".ckptd/nodes/local/trash")) {
+      EXPECT_TRUE(name.starts_with("step.2.") || name.starts_with("half.5.")) << name << " is in trash";
+    }
+    for (const auto& [sequence, checkpoint] : store.committed()) {
+      const std::string& tag = checkpoint.summary.tag();
+      const absl::StatusOr<VerifyReport> report = VerifyCheckpoint(root.fs(), root.handle(), tag);
+      ASSERT_TRUE(report.ok()) << report.status();
+      EXPECT_THAT(report->problems, IsEmpty()) << tag;
+    }
+  }
+};
+
+TEST_P(ReadFaultTest, RecoveryThatCannotReadRefusesTheRootAndLosesNothing) {
+  TemporaryRoot left(TemporaryRoot::On::kMemory);
+  left.Write("theirs/done", "");
+  {
+    FaultPoints points(left, can_exchange());
+    std::unique_ptr<RootStore> store = points.MustOpen(left);
+    Commit(points.fs(), *store);
+    Leave(points.fs(), std::move(store));
+  }
+  int refused = 0;
+  for (int at = 1; !HasFailure(); ++at) {
+    TemporaryRoot root(TemporaryRoot::On::kMemory);
+    std::filesystem::copy(left.path(), root.path(), std::filesystem::copy_options::recursive);
+    FaultPoints points(root, can_exchange());
+    points.Arm(fault(), at);
+    absl::StatusOr<std::unique_ptr<RootStore>> store = points.Open(root);
+    const std::string hit = points.hit();
+    points.Disarm();
+    SCOPED_TRACE(absl::StrCat(NameOf(fault()), " at call ", at, ": ", hit, "; ", store.status().ToString()));
+    if (store.ok()) ExpectNothingLost(root, **store);
+    refused += !store.ok();
+    store = absl::UnknownError("ended");
+    store = points.MustOpen(root);
+    ExpectNothingLost(root, **store);
+    EXPECT_THAT((*store)->pointers().warnings, IsEmpty());
+    if (hit.empty()) break;
+  }
+  EXPECT_GT(refused, 50);
+}
+
+TEST_P(ReadFaultTest, ARescanThatCannotReadFailsAndLosesNothing) {
+  int failed = 0;
+  for (int at = 1; !HasFailure(); ++at) {
+    TemporaryRoot root(TemporaryRoot::On::kMemory);
+    root.Write("theirs/done", "");
+    FaultPoints points(root, can_exchange());
+    std::unique_ptr<RootStore> store = points.MustOpen(root);
+    Commit(points.fs(), *store);
+    Leave(points.fs(), std::move(store));
+    store = points.MustOpen(root);
+    points.Arm(fault(), at);
+    const absl::Status scanned = store->Rescan();
+    const std::string hit = points.hit();
+    points.Disarm();
+    SCOPED_TRACE(absl::StrCat(NameOf(fault()), " at call ", at, ": ", hit, "; ", scanned.ToString()));
+    failed += !scanned.ok();
+    ASSERT_TRUE(store->Rescan().ok());
+    ExpectNothingLost(root, *store);
+    if (hit.empty()) break;
+  }
+  EXPECT_GT(failed, 15);
+}
+
+// A publish that cannot read what it must know has changed nothing, and says that it may be called again.
+TEST_P(ReadFaultTest, APublishThatCannotReadMayBeCalledAgain) {
+  int held = 0;
+  for (int at = 1; !HasFailure(); ++at) {
+    TemporaryRoot root(TemporaryRoot::On::kMemory);
+    root.Write("theirs/done", "");
+    FaultPoints points(root, can_exchange());
+    std::unique_ptr<RootStore> store = points.MustOpen(root);
+    Commit(points.fs(), *store);
+    ASSERT_EQ(Save(points.fs(), *store, Naming("fresh", 4)), Verdict::kCommitted);
+    const absl::StatusOr<Staged> staged = Stage(points.fs(), *store, {"step", 3});
+    ASSERT_TRUE(staged.ok());
+    points.Arm(fault(), at);
+    PublishResult result = store->Publish(staged->inflight, SummaryOf({"step", 3}), staged->parts);
+    const std::string hit = points.hit();
+    points.Disarm();
+    SCOPED_TRACE(absl::StrCat(NameOf(fault()), " at call ", at, ": ", hit, "; ", result.status.ToString()));
+    if (result.outcome == PublishOutcome::kIndeterminate) {
+      ASSERT_TRUE(store->Rescan().ok());
+    } else if (result.outcome == PublishOutcome::kFailed) {
+      // But where a file was to be made, which is a change that failed.
+      EXPECT_TRUE(result.retryable || hit.ends_with("/.swap.tmp"));
+      ++held;
+      result = store->Publish(staged->inflight, SummaryOf({"step", 3}), staged->parts);
+      EXPECT_EQ(result.outcome, PublishOutcome::kCommitted) << result.status;
+    }
+    ASSERT_TRUE(store->Rescan().ok());
+    ExpectNothingLost(root, *store);
+    store.reset();
+    ExpectNothingLost(root, *points.MustOpen(root));
+    if (hit.empty()) break;
+  }
+  EXPECT_GT(held, 10);
+}
+
+INSTANTIATE_TEST_SUITE_P(, ReadFaultTest,
+                         ::testing::Combine(::testing::ValuesIn(kReadFaults), ::testing::Bool()));
+
+TEST(EvictReadFaultTest, AnEvictionThatCannotReadLeavesTheCheckpointListed) {
+  for (const Fault fault : kReadFaults) {
+    for (int at = 1; !::testing::Test::HasFailure(); ++at) {
+      TemporaryRoot root(TemporaryRoot::On::kMemory);
+      FaultPoints points(root, true);
+      std::unique_ptr<RootStore> store = points.MustOpen(root);
+      ASSERT_EQ(Save(points.fs(), *store, {"old", 1}), Verdict::kCommitted);
+      points.Arm(fault, at);
+      const absl::Status evicted = store->Evict("old", 1);
+      const std::string hit = points.hit();
+      points.Disarm();
+      SCOPED_TRACE(absl::StrCat(NameOf(fault), " at call ", at, ": ", hit, "; ", evicted.ToString()));
+      EXPECT_EQ(Committed(*store).empty(), evicted.ok());
+      if (hit.empty()) break;
+    }
+  }
+}
+
 // What has to be on disk before what, read off the order of the calls; and what follows when it is not.
 class OrderTest : public ::testing::Test {
  protected:
@@ -755,6 +950,76 @@ TEST_F(OrderTest, WhatRecoveryCannotMoveAwayStopsIt) {
   store_.reset();
   fs().Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/inflight/step.1.", .error = EIO});
   EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EIO) << "what is half there could come back later";
+}
+
+// At the last instant before the tag is taken, a user moves the checkpoint away and puts something else
+// there.
+TEST(ReplacedTagTest, WhatTookTheTagsPlaceIsPutBackAndNotThrownAway) {
+  for (const bool can_exchange : {true, false}) {
+    TemporaryRoot root(TemporaryRoot::On::kMemory);
+    FaultPoints points(root, can_exchange);
+    std::unique_ptr<RootStore> store = points.MustOpen(root);
+    ASSERT_EQ(Save(points.fs(), *store, {"step", 1}), Verdict::kCommitted);
+    const absl::StatusOr<Staged> staged = Stage(points.fs(), *store, {"step", 2});
+    ASSERT_TRUE(staged.ok());
+    points.fs().SetHook([&](const FsCall& call) {
+      const bool takes = call.op == FsOp::kRename && (call.path == "step" || call.new_path == "step");
+      if (!takes || std::filesystem::exists(root.path("moved"))) return;
+      std::filesystem::rename(root.path("step"), root.path("moved"));
+      root.Write("step/theirs", "precious");
+    });
+    const PublishResult result = store->Publish(staged->inflight, SummaryOf({"step", 2}), staged->parts);
+    points.Disarm();
+    EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
+    EXPECT_EQ(ReasonOf(result.status), "TAG_FOREIGN") << result.status;
+    EXPECT_FALSE(result.retryable);
+    EXPECT_EQ(root.Read("step/theirs"), "precious");
+    EXPECT_THAT(root.Names(".ckptd/nodes/local/trash"), IsEmpty());
+    EXPECT_TRUE(store->Discard(staged->inflight).ok());
+    while (*store->EmptyTrashStep({})) continue;
+    store.reset();
+    store = points.MustOpen(root);
+    EXPECT_THAT(Committed(*store), IsEmpty());
+    EXPECT_EQ(root.Read("step/theirs"), "precious");
+    EXPECT_FALSE(std::filesystem::exists(root.node("swap")));
+  }
+}
+
+TEST_F(OrderTest, APublishWhoseSyncFailedMayNotBeCalledAgain) {
+  for (int nth = 1; nth <= 5; ++nth) {  // Of the manifest and four directories.
+    const SaveSpec spec{absl::StrCat("step", nth), nth};
+    const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
+    ASSERT_TRUE(staged.ok());
+    fs().ClearFaults();
+    fs().Fail({.op = FsOp::kSync, .nth = nth, .error = EIO});
+    const PublishResult result = store_->Publish(staged->inflight, SummaryOf(spec), staged->parts);
+    EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
+    EXPECT_FALSE(result.retryable) << nth;
+    EXPECT_TRUE(store_->Discard(staged->inflight).ok());
+  }
+}
+
+TEST_F(OrderTest, WhatAPointerMayNameThatCouldBeNeitherReadNorWrittenIsNotEvicted) {
+  ASSERT_EQ(Save(fs(), *store_, {"old", 1, 1, {{"latest", "old"}}}), Verdict::kCommitted);
+  store_.reset();
+  store_ = points_.MustOpen(root_);
+  ASSERT_TRUE(store_->Rescan().ok());
+  const SaveSpec spec{"new", 2, 1, {{"latest", "new"}}};
+  const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
+  ASSERT_TRUE(staged.ok());
+  ASSERT_EQ(store_->Publish(staged->inflight, SummaryOf(spec), staged->parts).outcome,
+            PublishOutcome::kCommitted);
+  root_.Write("latest", "old");  // As a crash may leave it.
+  fs().Fail({.op = FsOp::kOpen, .path = "latest", .error = EIO});
+  fs().Fail({.op = FsOp::kRename, .path = "latest", .error = EIO});
+  ASSERT_TRUE(store_->Rescan().ok());
+  EXPECT_EQ(root_.Read("latest"), "old");
+  EXPECT_THAT(store_->pointers().holders, ElementsAre(1, 2));
+  EXPECT_EQ(ReasonOf(store_->Evict("old", 1)), "POINTED");
+  fs().ClearFaults();
+  ASSERT_TRUE(store_->Rescan().ok());
+  EXPECT_EQ(root_.Read("latest"), "new");
+  EXPECT_TRUE(store_->Evict("old", 1).ok());
 }
 
 // On a process that dies a sync has no effect, so nothing but this tells of one whose answer nobody hears.

@@ -58,6 +58,7 @@ PointerWriter::File& PointerWriter::Look(const std::string& name) {
   const auto [place, fresh] = files_.try_emplace(name);
   if (!fresh) return place->second;
   absl::StatusOr<std::string> content = ReadSmallFile(fs_, layout_.root, name, kMostPointerBytes);
+  place->second.unread = CouldNotFindOut(content.status());
   if (content.ok()) place->second.contents.insert(*std::move(content));
   return place->second;
 }
@@ -78,7 +79,13 @@ PointerFiles PointerWriter::Update(const std::map<int64_t, CommittedCheckpoint>&
     state.warnings.push_back(absl::StrCat(
         "the pointer ", name, " does not name checkpoint ", committed.at(decision.sequence).summary.tag(),
         " yet: ", std::string(written.message()), "; it is tried again at the next save and at start"));
-    // The file has not moved: what it names must stay.
+    // The file has not moved: what it names must stay. Where it could not be read it may name any of those
+    // that have a content for it.
+    if (file.unread) {
+      for (const auto& [sequence, checkpoint] : committed) {
+        if (checkpoint.summary.pointers().contains(name)) state.holders.insert(sequence);
+      }
+    }
     for (const std::string& content : file.contents) {
       if (const int64_t holder = NewestWith(committed, name, content); holder != 0)
         state.holders.insert(holder);

@@ -41,6 +41,7 @@ class PointerWriter {
   struct File {
     std::set<std::string> contents;
     bool sure = true;
+    bool unread = false;  // Reading it failed, so `contents` may lack what it has.
   };
 
   File& Look(const std::string& name);

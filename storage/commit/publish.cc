@@ -118,26 +118,32 @@ absl::StatusOr<Manifest> BuildManifest(const Inflight& inflight, const ManifestS
 }
 
 // Step 4a, second half. In place: its space is there already, so a full disk does not lose the checkpoint
-// now.
-absl::Status WriteManifest(FileSystem& fs, Handle dir, const std::string& bytes) {
+// now. `write_failed` says that a write or a sync failed, which must not be tried again.
+absl::Status WriteManifest(FileSystem& fs, Handle dir, const std::string& bytes, bool& write_failed) {
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
                          OpenScoped(fs, dir, OurPath("", std::string(kManifestName)), OpenMode::kUpdate));
-  CKPTD_RETURN_IF_ERROR(WriteFully(fs, file.get(), 0, std::as_bytes(std::span(bytes))));
-  CKPTD_RETURN_IF_ERROR(fs.Truncate(file.get(), static_cast<int64_t>(bytes.size())));
-  return fs.Sync(file.get(), SyncMode::kAll);
+  absl::Status written = WriteFully(fs, file.get(), 0, std::as_bytes(std::span(bytes)));
+  if (written.ok()) written = fs.Truncate(file.get(), static_cast<int64_t>(bytes.size()));
+  if (written.ok()) written = fs.Sync(file.get(), SyncMode::kAll);
+  write_failed = !written.ok();
+  return written;
 }
 
-// Step 4b: innermost first.
-absl::Status SyncTree(FileSystem& fs, Handle dir, const Manifest& manifest) {
+// Step 4b: innermost first. `write_failed` as above.
+absl::Status SyncTree(FileSystem& fs, Handle dir, const Manifest& manifest, bool& write_failed) {
   std::set<std::string, std::greater<>> directories = {std::string(kOurDirectory)};
   for (const FileRecord& file : manifest.body.files()) {
     for (std::string& parent : ParentDirectories(file.path())) directories.insert(std::move(parent));
   }
   for (const std::string& path : directories) {
     CKPTD_ASSIGN_OR_RETURN(const ScopedHandle child, OpenScoped(fs, dir, path, OpenMode::kDirectory));
-    CKPTD_RETURN_IF_ERROR(fs.Sync(child.get(), SyncMode::kAll));
+    const absl::Status synced = fs.Sync(child.get(), SyncMode::kAll);
+    write_failed = !synced.ok();
+    CKPTD_RETURN_IF_ERROR(synced);
   }
-  return fs.Sync(dir, SyncMode::kAll);
+  const absl::Status synced = fs.Sync(dir, SyncMode::kAll);
+  write_failed = !synced.ok();
+  return synced;
 }
 
 // Whether the in-flight name still is this directory: after a rename that failed, the proof that it was not
@@ -267,6 +273,7 @@ Published PublishInflight(const PublishContext& context, const Inflight& infligh
   const Layout& layout = context.layout;
   FileSystem& fs = *layout.fs;
   Target target;
+  bool write_failed = false;
   const auto prepare = [&]() -> absl::StatusOr<Manifest> {
     CKPTD_ASSIGN_OR_RETURN(target, CheckedTarget(layout, context.pins, inflight.tag));
     CKPTD_RETURN_IF_ERROR(CheckIsYounger(inflight, target));
@@ -277,12 +284,17 @@ Published PublishInflight(const PublishContext& context, const Inflight& infligh
                            BuildManifest(inflight, whole, parts, context.clock.UnixMicros()));
     CKPTD_RETURN_IF_ERROR(CheckFiles(fs, inflight.dir.get(), manifest.body.files()));
     CKPTD_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
-    CKPTD_RETURN_IF_ERROR(WriteManifest(fs, inflight.dir.get(), bytes));
-    CKPTD_RETURN_IF_ERROR(SyncTree(fs, inflight.dir.get(), manifest));
+    CKPTD_RETURN_IF_ERROR(WriteManifest(fs, inflight.dir.get(), bytes, write_failed));
+    CKPTD_RETURN_IF_ERROR(SyncTree(fs, inflight.dir.get(), manifest, write_failed));
     return manifest;
   };
   absl::StatusOr<Manifest> manifest = prepare();
-  if (!manifest.ok()) return {Failed(manifest.status()), {}};
+  if (!manifest.ok()) {
+    PublishResult failed = Failed(manifest.status());
+    // All that is there is the manifest in the in-flight directory, which the next try writes anew.
+    failed.retryable = !write_failed && CouldNotFindOut(failed.status);
+    return {failed, {}};
+  }
   PublishResult result;
   switch (target.kind) {
     case TargetKind::kNothing:

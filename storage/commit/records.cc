@@ -30,6 +30,13 @@ struct RecordFile {
 };
 
 absl::Status Unreadable(const RecordFile& file, const absl::Status& cause) {
+  if (CouldNotFindOut(cause)) {
+    // The record may be good. The errno stays, so that whoever opens the root knows to try again.
+    return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE",
+                     absl::StrCat(file.path, " in the root cannot be read: ", std::string(cause.message()),
+                                  "; look at the disk; it is tried again"),
+                     {{"path", file.path}, {"errno", absl::StrCat(ErrnoOf(cause))}});
+  }
   return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE",
                    absl::StrCat(file.path, " in the root cannot be read: ", std::string(cause.message()),
                                 "; to go on without it (", std::string(file.without), ") move it away: mv ",

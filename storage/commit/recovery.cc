@@ -80,7 +80,7 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
       found.why_not = absl::StrCat("the part of rank ", rank, " is missing");
       return found;
     }
-    if (record.status().code() == absl::StatusCode::kDataLoss) {
+    if (ProvesDamage(record.status())) {
       found.why_not = std::string(record.status().message());
       return found;
     }
@@ -143,10 +143,14 @@ absl::StatusOr<RecoveredSave> RecoverOne(const PublishContext& context, const st
   return save;
 }
 
-// Whether the intent's new directory is whole: the intent was written after all of it was synced.
-bool IsWhole(const Layout& layout, const SwapIntent& intent) {
+// Whether the intent's new directory is whole: the intent was written after all of it was synced. Fails when
+// it cannot find out.
+absl::StatusOr<bool> IsWhole(const Layout& layout, const SwapIntent& intent) {
   const absl::StatusOr<ManifestSummary> summary =
       ReadSummary(*layout.fs, layout.inflight.get(), intent.inflight_name());
+  if (CouldNotFindOut(summary.status())) {
+    return Annotate(summary.status(), absl::StrCat("ending the re-save of ", intent.tag()));
+  }
   return summary.ok() && summary->sequence() == intent.sequence() && summary->tag() == intent.tag();
 }
 
@@ -161,7 +165,7 @@ absl::Status RecoverSwap(const Layout& layout) {
   if (!tag.ok() && !IsMissing(tag.status())) return tag.status();
   if (!tag.ok()) {
     // Between the two renames.
-    const bool forward = IsWhole(layout, *intent);
+    CKPTD_ASSIGN_OR_RETURN(const bool forward, IsWhole(layout, *intent));
     const Handle from = forward ? layout.inflight.get() : layout.trash.get();
     const std::string& name = forward ? intent->inflight_name() : intent->trash_name();
     const absl::Status renamed = fs.Rename(from, name, layout.root, intent->tag(), RenameMode::kReplace);

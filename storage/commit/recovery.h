@@ -20,8 +20,9 @@ namespace ckptd {
 absl::Status RecoverSwap(const Layout& layout);
 
 // Every in-flight directory of our node but `live` (those of saves under way in this process): published when
-// it is complete and above what its tag holds, else moved to trash. By sequence. Anything under inflight/
-// that does not have one of our names is left alone.
+// it is complete and above what its tag holds, else moved to trash. By sequence. Fails, and leaves a
+// directory as it is, when it cannot find out what is in it. Anything under inflight/ that does not have one
+// of our names is left alone.
 absl::StatusOr<std::vector<RecoveredSave>> RecoverInflight(const PublishContext& context,
                                                            const std::set<std::string>& live);
 

@@ -271,7 +271,7 @@ absl::Status RootStore::Impl::WritePartRecord(const Inflight& inflight, const Pa
 PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestSummary& summary,
                                        const std::vector<PartRecord>& parts) {
   if (const absl::Status writable = CheckWritable(); !writable.ok())
-    return {PublishOutcome::kFailed, writable};
+    return {.outcome = PublishOutcome::kFailed, .status = writable, .retryable = true};
   Published published = PublishInflight(context(), inflight, summary, parts);
   switch (published.result.outcome) {
     case PublishOutcome::kFailed:
@@ -331,7 +331,7 @@ absl::Status RootStore::Impl::Evict(const std::string& tag, int64_t sequence) {
   }
   // The directory may have been replaced behind our back: only what we wrote is removed.
   const absl::StatusOr<ScopedHandle> dir = OpenCheckpoint(tag, sequence);
-  if (absl::IsNotFound(dir.status())) committed_.erase(sequence);
+  if (ReasonOf(dir.status()) == "NO_CHECKPOINT") committed_.erase(sequence);
   if (!dir.ok()) return dir.status();
   const Trash::Moved moved =
       trash_.Move(layout_.root, tag, FreshName(tag, sequence), victim->summary.size_bytes());

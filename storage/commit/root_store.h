@@ -80,6 +80,9 @@ struct PublishResult {
   PublishOutcome outcome;
   absl::Status status;         // OK with kCommitted.
   PointerFiles pointers = {};  // With kCommitted.
+  // With kFailed: nothing was changed, for something could not be read that must be known, or the root is
+  // read-only until Rescan. Publish may be called again then, with the same in-flight directory.
+  bool retryable = false;
 };
 
 class RootStore {

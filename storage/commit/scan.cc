@@ -38,6 +38,7 @@ absl::StatusOr<std::optional<ManifestSummary>> ReadCheckpoint(FileSystem& fs, Ha
 
 // Whether an error tells of the one directory that was looked at, and not of us or of the whole file system.
 bool IsOfThatDirectory(const absl::Status& status) {
+  if (CouldNotFindOut(status)) return false;
   switch (status.code()) {
     case absl::StatusCode::kDataLoss:
     case absl::StatusCode::kFailedPrecondition:
@@ -45,16 +46,19 @@ bool IsOfThatDirectory(const absl::Status& status) {
     case absl::StatusCode::kInvalidArgument:
       return true;
     default:
-      return IsInTheWay(status);
+      return IsInTheWay(status) || ProvesDamage(status);
   }
 }
 
-// A directory that we may not look into, of another user than ours (lost+found, say).
-bool IsSomebodyElses(FileSystem& fs, Handle root, const std::string& tag, const absl::Status& status) {
+// A directory that we may not look into, of another user than ours (lost+found, say), or that went meanwhile.
+absl::StatusOr<bool> IsSomebodyElses(FileSystem& fs, Handle root, const std::string& tag,
+                                     const absl::Status& status) {
   if (status.code() != absl::StatusCode::kPermissionDenied) return false;
-  const absl::StatusOr<FileStat> ours = fs.Stat(root, kOurDirectory);
+  CKPTD_ASSIGN_OR_RETURN(const FileStat ours, fs.Stat(root, kOurDirectory));
   const absl::StatusOr<FileStat> theirs = fs.Stat(root, tag);
-  return !ours.ok() || !theirs.ok() || ours->uid != theirs->uid;
+  if (IsMissing(theirs.status())) return true;
+  if (!theirs.ok()) return theirs.status();
+  return ours.uid != theirs->uid;
 }
 
 // Nullopt: no finished checkpoint of another program.
@@ -81,10 +85,13 @@ absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root) {
     if (CheckTag(entry.name).ok()) found = ReadCheckpoint(fs, root, entry.name);
     if (!found.ok()) {
       if (!IsOfThatDirectory(found.status())) {
-        return Annotate(found.status(), absl::StrCat("reading the manifest of ", entry.name));
+        return Annotate(found.status(),
+                        absl::StrCat("reading the manifest of ", entry.name,
+                                     " (make the file system well, or move that directory out of the root "
+                                     "to go on without it)"));
       }
-      if (!IsSomebodyElses(fs, root, entry.name, found.status()))
-        scan.damaged.emplace_back(entry.name, found.status());
+      CKPTD_ASSIGN_OR_RETURN(const bool elses, IsSomebodyElses(fs, root, entry.name, found.status()));
+      if (!elses) scan.damaged.emplace_back(entry.name, found.status());
       continue;
     }
     if (!found->has_value()) {

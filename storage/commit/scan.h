@@ -40,9 +40,8 @@ struct RootScan {
   std::vector<ForeignTag> foreign;  // Oldest first. Also those whose name no tag of ours may have.
 };
 
-// Anything in the root that is not ours is passed over. Fails when it cannot find out (out of descriptors or
-// memory, a file system that does not answer): a checkpoint must never vanish from the list for such a
-// reason.
+// Anything in the root that is not ours is passed over. Fails when it cannot find out (CouldNotFindOut in
+// storage/base/errors.h): a checkpoint must never vanish from the list for such a reason.
 absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root);
 
 // What the name of a checkpoint is taken by.
