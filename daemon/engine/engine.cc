@@ -317,6 +317,12 @@ void Engine::Impl::Tick() {
       TryAdmitAll();
     }
     if (run->scan_again_at && now >= *run->scan_again_at) RescanRoot(run);
+    for (auto& save : run->saves) {
+      std::optional<Instant>& again = save.second->publish_again_at;
+      if (!again || now < *again) continue;
+      again.reset();
+      TryPublish(save.second.get());
+    }
     if (run->record_again_at && now >= *run->record_again_at) RecordAgain(run);
     if (run->empty_again_at && now >= *run->empty_again_at) EmptyTrash(run);
     const std::optional<Instant> since = run->io->pending_since();

@@ -105,6 +105,8 @@ struct Save {
   int64_t disk_reserved = 0;
   bool inflight_asked = false, inflight_made = false;
   bool publish_asked = false;
+  int publish_tries = 0;                        // Of Publish, each of which could not read what it must know.
+  std::optional<Instant> publish_again_at;      // After such a one; until then it is not tried.
   std::optional<storage::v1::SealedSave> kept;  // Without its parts: it is in the journal.
   std::shared_ptr<std::atomic<int64_t>> written = std::make_shared<std::atomic<int64_t>>(0);
   int64_t reported_written = 0;  // By the last progress event.
@@ -438,6 +440,9 @@ class Engine::Impl {
   void TryPublish(Save* save);
   void Publish(Save* save);
   void Published(int64_t save_id, PublishResult result);
+  void HoldPublish(Save* save, const absl::Status& why);
+  void AwaitScan(Run* run);
+  void ContinueAfterScan(Run* run);
   storage::v1::ManifestSummary SummaryOf(const Save& save) const;
   void TakePointers(Run* run, PointerFiles pointers);
   void Retain(Run* run);

@@ -201,6 +201,109 @@ TEST_F(GuardsTest, AfterTheScanWhoLivesIsStillKnown) {
   EXPECT_EQ(Join(Trainer("another"), 0, 1, "a").reason(), "RANK_TAKEN");
 }
 
+// "one" is INDETERMINATE while the save of "two" is on its way.
+class ReadOnlyRootTest : public GuardsTest {
+ protected:
+  void SetUp() override {
+    GuardsTest::SetUp();
+    ranks_ = Launch("a", 1);
+    ios_[1]->hold_publish = true;
+    SaveAll(ranks_, "one", 1);
+  }
+  // The sync after the rename of "one" fails. Its scan waits for Scan.
+  void LoseOne() {
+    ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
+    ios_[1]->Free();
+    ios_[1]->held.insert("Rescan");
+    Turn();
+    EXPECT_EQ(EndOf(ranks_[0], Key(0, "one")), "INDETERMINATE");
+    ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
+  }
+  void Scan() {
+    ios_[1]->Free();
+    Turn();
+  }
+  std::vector<SessionId> ranks_;
+};
+
+TEST_F(ReadOnlyRootTest, PublishesADurableSaveAfterTheScan) {
+  SaveAll(ranks_, "two", 2);
+  LoseOne();
+  auto wait = Wait(ranks_[0], Key(0, "two"));
+  EXPECT_FALSE(wait.has()) << "it is sealed and durable";
+  EXPECT_EQ(ios_[1]->calls["Discard"], 0);
+  Scan();
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().level(), v1::COMMITTED);
+  EXPECT_THAT(Tags(), ElementsAre("two"));
+  EXPECT_THAT(ios_[1]->inflight(), IsEmpty());
+}
+
+TEST_F(ReadOnlyRootTest, PublishesASaveThatBecomesDurableMeanwhileAfterTheScan) {
+  ios_[1]->hold_writes = true;
+  SaveAll(ranks_, "two", 2);
+  LoseOne();
+  EXPECT_EQ(ios_[1]->calls["Publish"], 1) << "it would only be refused";
+  Scan();
+  EXPECT_EQ(EndOf(ranks_[0], Key(0, "two")), "COMMITTED");
+}
+
+TEST_F(ReadOnlyRootTest, PublishesAfterTheScanThatSucceedsAtLast) {
+  SaveAll(ranks_, "two", 2);
+  LoseOne();
+  ios_[1]->errors["Rescan"] = ErrnoError(EIO, "listing the root");
+  Scan();
+  auto wait = Wait(ranks_[0], Key(0, "two"));
+  Pass(std::chrono::seconds(2));
+  EXPECT_FALSE(wait.has());
+  ios_[1]->errors.clear();
+  Pass(std::chrono::seconds(2));
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().level(), v1::COMMITTED);
+}
+
+TEST_F(ReadOnlyRootTest, MovesTheDirectoryOfAFailedSaveAwayAfterTheScan) {
+  SaveAll(ranks_, "two", 2);
+  LoseOne();
+  auto wait = Wait(ranks_[0], Key(0, "two"));
+  Abort(ranks_[0], Key(0, "two"));
+  Turn();
+  EXPECT_FALSE(wait.has()) << "recovery could bring it back";
+  Scan();
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().error().reason(), "SAVE_ABORTED");
+  EXPECT_THAT(ios_[1]->inflight(), IsEmpty());
+  EXPECT_THAT(Tags(), IsEmpty());
+}
+
+TEST_F(ReadOnlyRootTest, MakesTheDirectoryOfAnAdmittedSaveAfterTheScan) {
+  ios_[1]->held.insert("CreateInflight");
+  SaveAll(ranks_, "two", 2);
+  LoseOne();
+  Scan();
+  EXPECT_EQ(EndOf(ranks_[0], Key(0, "two")), "COMMITTED");
+}
+
+TEST_F(GuardsTest, APublishThatCouldNotReadIsTriedAgainWithBackoff) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {
+      .outcome = PublishOutcome::kFailed, .status = ErrnoError(EIO, "reading the tag"), .retryable = true};
+  SaveAll(sessions, "one", 1);
+  auto wait = Wait(sessions[0], Key(0, "one"));
+  EXPECT_EQ(ios_[1]->calls["Publish"], 1);
+  for (int second = 0; second < 100; ++second) Pass(std::chrono::seconds(1));
+  EXPECT_FALSE(wait.has());
+  EXPECT_GE(ios_[1]->calls["Publish"], 6);
+  EXPECT_LE(ios_[1]->calls["Publish"], 9) << "1 s, 2 s, 4 s, ... 32 s apart";
+  EXPECT_EQ(std::count_if(observer_.warnings.begin(), observer_.warnings.end(),
+                          [](const std::string& said) { return said.find("tried again") != said.npos; }),
+            1);
+  ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
+  Pass(std::chrono::seconds(33));
+  ASSERT_TRUE(wait.has());
+  EXPECT_EQ(wait.get().checkpoint().level(), v1::COMMITTED);
+}
+
 TEST_F(GuardsTest, AnAttemptThatCannotBeWrittenDownBeginsAndResumesNothing) {
   auto sessions = Launch("a", 1);
   ios_[1]->errors["SaveRunRecord"] = ErrnoError(ENOSPC, "writing the run record");

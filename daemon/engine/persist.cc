@@ -20,6 +20,12 @@ int64_t ManifestBytes(const Save& save, int64_t expected_bytes, int32_t chunk_by
   return bytes;
 }
 
+// The root takes no changes until its next scan. Nothing was changed, so the same call may be made after it.
+bool IsReadOnly(const absl::Status& status) { return ReasonOf(status) == "ROOT_READ_ONLY"; }
+
+// Between two tries of a publish that could not read what it must know: 1 s, 2 s, ... 32 s, 32 s.
+Duration PublishBackoff(int tries) { return kTryAgain * (1 << std::clamp(tries - 1, 0, 5)); }
+
 }  // namespace
 
 // What a sealed part's files are in memory.
@@ -60,6 +66,7 @@ void Engine::Impl::StartInflight(Save* save) {
                                   begun->inflight_made = made.ok();
                                   if (!made.ok()) begun->inflight_asked = false;
                                   if (begun->phase == SavePhase::kFailing) return ContinueFailing(begun);
+                                  if (IsReadOnly(made)) return AwaitScan(begun->run);
                                   if (!made.ok()) return FailSave(begun, made);
                                   WriteSealedParts(begun);
                                 });
@@ -130,6 +137,7 @@ void Engine::Impl::PartWritten(int64_t save_id, int rank, absl::StatusOr<storage
 
 void Engine::Impl::TryPublish(Save* save) {
   if (save->phase != SavePhase::kAdmitted || save->level != v1::SEALED) return;
+  if (save->run->read_only || save->run->scanning || save->publish_again_at) return;  // Tried again then.
   for (const auto& entry : save->parts) {
     if (!entry.second.durable) return;
   }
@@ -176,7 +184,7 @@ void Engine::Impl::Published(int64_t save_id, PublishResult result) {
   Run* run = save->run;
   if (result.outcome == PublishOutcome::kFailed) {
     save->phase = SavePhase::kAdmitted;
-    return FailSave(save, result.status);
+    return result.retryable ? HoldPublish(save, result.status) : FailSave(save, result.status);
   }
   if (result.outcome == PublishOutcome::kIndeterminate) {
     save->error =
@@ -210,6 +218,40 @@ void Engine::Impl::Published(int64_t save_id, PublishResult result) {
   run->ledger->SetRetention(save->num_kept_ckpts);
   TakePointers(run, std::move(result.pointers));
   EndSave(save, v1::COMMITTED);  // And Retain, when the history has it.
+}
+
+// The save is durable and complete, and its publish has changed nothing: it is tried again after the scan, or
+// after a while when something could not be read.
+void Engine::Impl::HoldPublish(Save* save, const absl::Status& why) {
+  if (IsReadOnly(why)) return AwaitScan(save->run);
+  if (++save->publish_tries == 1) {
+    observer_->OnWarning(absl::StrCat(
+        "the save of ", save->run->path, "/", save->key.tag,
+        " is complete and could not be published yet, which is tried again: ", std::string(why.message())));
+  }
+  save->publish_again_at = clock_->Now() + PublishBackoff(save->publish_tries);
+}
+
+// The store has refused a change: it waits for a scan.
+void Engine::Impl::AwaitScan(Run* run) {
+  run->read_only = true;
+  if (!run->scanning && !run->scan_again_at) RescanRoot(run);
+}
+
+// What could not go on while the root was read-only.
+void Engine::Impl::ContinueAfterScan(Run* run) {
+  std::vector<int64_t> ids;
+  for (const auto& entry : run->saves) ids.push_back(entry.second->id);
+  for (int64_t id : ids) {
+    Save* save = FindSaveById(id);
+    if (save == nullptr) continue;
+    if (save->phase == SavePhase::kFailing) {
+      if (save->inflight_made) ContinueFailing(save);
+    } else if (save->phase == SavePhase::kAdmitted) {
+      if (!save->inflight_asked) StartInflight(save);
+      TryPublish(save);
+    }
+  }
 }
 
 // Retention goes on when it is on disk how a save has ended. Else a daemon that is killed may leave neither a
@@ -390,6 +432,7 @@ void Engine::Impl::RescanRoot(Run* run) {
     Adopt(run, *std::move(snapshot));
     run->written_before = before;
     observer_->OnInfo(absl::StrCat("the root ", run->path, " was scanned anew and takes saves again"));
+    ContinueAfterScan(run);
     ContinueResumes(run);
     EmptyTrash(run);
     TryAdmitAll();

@@ -208,6 +208,10 @@ void Engine::Impl::ContinueFailing(Save* save) {
   save->run->io->Discard(save->id, [this, id = save->id](absl::Status discarded) {
     Save* failing = FindSaveById(id);
     if (failing == nullptr) return;
+    if (ReasonOf(discarded) == "ROOT_READ_ONLY") {  // Again after the scan: it must not stay behind.
+      failing->inflight_made = true;
+      return AwaitScan(failing->run);
+    }
     if (!discarded.ok()) {
       observer_->OnWarning(absl::StrCat("the in-flight directory of ", failing->key.tag, " in ",
                                         failing->run->path,

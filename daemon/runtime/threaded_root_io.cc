@@ -229,9 +229,10 @@ class ThreadedRootIoFactory::Io : public RootIo {
   void Discard(InflightId64 id, Callback<absl::Status> done) override {
     Ask(std::move(done), [id](Root& root) -> absl::Status {
       CKPTD_ASSIGN_OR_RETURN(Inflight * inflight, root.Find(id));
-      CKPTD_RETURN_IF_ERROR(root.store->Discard(*inflight));
-      root.inflight.erase(id);
-      return absl::OkStatus();
+      const absl::Status discarded = root.store->Discard(*inflight);
+      // Asked for again after the scan when the root is read-only; else what is left is the scan's.
+      if (ReasonOf(discarded) != "ROOT_READ_ONLY") root.inflight.erase(id);
+      return discarded;
     });
   }
 

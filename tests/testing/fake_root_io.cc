@@ -57,6 +57,17 @@ absl::Status FakeRootIo::ErrorOf(std::string_view call) const {
   return error == errors.end() ? absl::OkStatus() : error->second;
 }
 
+absl::Status FakeRootIo::CheckWritable() const {
+  if (!read_only_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_READ_ONLY", "the root waits for its scan");
+}
+
+std::set<std::string> FakeRootIo::inflight() const {
+  std::set<std::string> tags;
+  for (const auto& entry : inflight_) tags.insert(entry.second.first);
+  return tags;
+}
+
 void FakeRootIo::Free() {
   hold_writes = hold_publish = hold_target = false;
   held.clear();
@@ -124,6 +135,7 @@ void FakeRootIo::CreateInflight(InflightId64 id, std::string tag, int64_t sequen
                                 Callback<absl::Status> done) {
   Run("CreateInflight", false, [this, id, tag, sequence, done = std::move(done)]() mutable {
     if (absl::Status error = ErrorOf("CreateInflight"); !error.ok()) return done(error);
+    if (absl::Status error = CheckWritable(); !error.ok()) return done(error);
     inflight_[id] = {tag, sequence};
     done(absl::OkStatus());
   });
@@ -154,6 +166,9 @@ void FakeRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
                          std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) {
   Run("Publish", hold_publish,
       [this, id, summary = std::move(summary), parts = std::move(parts), done = std::move(done)]() mutable {
+        if (absl::Status error = CheckWritable(); !error.ok()) {
+          return done({.outcome = PublishOutcome::kFailed, .status = error, .retryable = true});
+        }
         // As the real one: every rank's record must be there.
         const bool whole = static_cast<int>(parts.size()) == summary.world_size() &&
                            std::all_of(parts.begin(), parts.end(), [&](const auto& part) {
@@ -176,12 +191,17 @@ void FakeRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
         }
         PublishResult result = publish_result;
         if (result.outcome == PublishOutcome::kCommitted) result.pointers = Pointers();
+        if (result.outcome == PublishOutcome::kIndeterminate) {
+          inflight_.erase(id);
+          read_only_ = true;
+        }
         done(std::move(result));
       });
 }
 
 void FakeRootIo::Discard(InflightId64 id, Callback<absl::Status> done) {
   Run("Discard", false, [this, id, done = std::move(done)]() mutable {
+    if (absl::Status error = CheckWritable(); !error.ok()) return done(error);
     if (discard_error.ok()) inflight_.erase(id);
     done(discard_error);
   });
@@ -190,6 +210,7 @@ void FakeRootIo::Discard(InflightId64 id, Callback<absl::Status> done) {
 void FakeRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) {
   Run("Evict", false, [this, tag, sequence, done = std::move(done)]() mutable {
     if (absl::Status error = ErrorOf("Evict"); !error.ok()) return done(error);
+    if (absl::Status error = CheckWritable(); !error.ok()) return done(error);
     disk_->evicted.push_back(tag);
     disk_->outcomes_at_evict = disk_->run_record.outcomes_size();
     disk_->committed.erase(sequence);
@@ -350,6 +371,7 @@ std::vector<ForeignTag> FakeRootIo::Foreign() const {
 void FakeRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
   Run("Rescan", false, [this, done = std::move(done)]() mutable {
     if (absl::Status error = ErrorOf("Rescan"); !error.ok()) return done(error);
+    read_only_ = false;
     done(Snapshot());
   });
 }

@@ -85,16 +85,19 @@ class FakeRootIo : public RootIo {
   bool hold_writes = false, hold_publish = false, hold_target = false;
   absl::Status write_error, discard_error;
   PointerFiles more_pointers;  // Beside those that Publish and a scan find.
+  // After kIndeterminate the root is read-only until Rescan, as the real one is.
   PublishResult publish_result{PublishOutcome::kCommitted, absl::OkStatus()};
   PublishResult adopt_result{PublishOutcome::kCommitted, absl::OkStatus()};
   std::shared_ptr<SurveyProgress> surveyed;  // Of the last SurveyForeign.
   uid_t survey_owner = 0;                    // Likewise.
   void Free();
+  std::set<std::string> inflight() const;  // Tags: neither published nor discarded.
   void SetPendingSince(std::optional<Instant> since) { pending_since_ = since; }
 
  private:
   void Run(std::string_view call, bool hold, absl::AnyInvocable<void()> work);
   absl::Status ErrorOf(std::string_view call) const;
+  absl::Status CheckWritable() const;
   RootSnapshot Snapshot() const;
   PointerFiles Pointers() const;
   std::vector<ForeignTag> Foreign() const;
@@ -106,6 +109,7 @@ class FakeRootIo : public RootIo {
   std::shared_ptr<int> pending_ = std::make_shared<int>(0);
   std::map<std::string, std::string> written_;  // Path -> what was written there last.
   std::optional<Instant> pending_since_;
+  bool read_only_ = false;
 };
 
 }  // namespace ckptd
