@@ -9,7 +9,9 @@
 //       - Over an empty directory: plain rename, which replaces an empty directory and refuses any other.
 //       - Over our own checkpoint of a lower sequence: exchange of the names; the tag is never missing.
 //       Both parents (the root and inflight/) are synced. Only after that is it COMMITTED.
-//   5'. After an exchange, the old checkpoint has the in-flight name: it goes to trash.
+//   5'. After an exchange, the old checkpoint has the in-flight name: it goes to trash. First it is read once
+//       more: between the look at the tag and the exchange another program may have put something else there.
+//       Then the names are exchanged back, and the save fails with TAG_FOREIGN.
 //   6.  Pointer files follow (pointers.cc): no part of the commit.
 //
 // Why a crash does no harm:
@@ -154,14 +156,17 @@ bool IsStillInflight(const Layout& layout, const Inflight& inflight) {
   return named.ok() && opened.ok() && named->inode == opened->inode && named->device == opened->device;
 }
 
+absl::Status AppearedMeanwhile(const std::string& tag) {
+  return TagForeignError(tag, "something that appeared while the checkpoint was being written");
+}
+
 // The rename of step 5 or S3 said no.
 PublishResult AfterFailedRename(const Layout& layout, const Inflight& inflight, const absl::Status& cause) {
   const absl::Status status = Annotate(cause, absl::StrCat("renaming ", inflight.name, " to ", inflight.tag));
   if (!IsStillInflight(layout, inflight)) return Indeterminate(status, inflight);
   const int error = ErrnoOf(cause);
   if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR) {
-    return Failed(
-        TagForeignError(inflight.tag, "something that appeared while the checkpoint was being written"));
+    return Failed(AppearedMeanwhile(inflight.tag));
   }
   return Failed(status);
 }
@@ -181,10 +186,27 @@ PublishResult RenameIn(const Layout& layout, const Inflight& inflight, RenameMod
   return Committed();
 }
 
+// Whether a directory is the checkpoint that was seen at the tag before it was renamed.
+absl::StatusOr<bool> IsCheckpoint(FileSystem& fs, Handle dir, const std::string& name,
+                                  const ManifestSummary& seen) {
+  const absl::StatusOr<ManifestSummary> summary = ReadSummary(fs, dir, name);
+  if (CouldNotFindOut(summary.status())) return summary.status();
+  return summary.ok() && summary->tag() == seen.tag() && summary->sequence() == seen.sequence();
+}
+
 PublishResult ExchangeIn(const PublishContext& context, const Inflight& inflight,
                          const ManifestSummary& old) {
   PublishResult result = RenameIn(context.layout, inflight, RenameMode::kExchange);
   if (result.outcome != PublishOutcome::kCommitted) return result;
+  const Layout& layout = context.layout;
+  const absl::StatusOr<bool> is_old = IsCheckpoint(*layout.fs, layout.inflight.get(), inflight.name, old);
+  // Where that cannot be found out it stays in flight, and the next recovery looks at it.
+  if (!is_old.ok()) return result;
+  if (!*is_old) {
+    const PublishResult back = RenameIn(layout, inflight, RenameMode::kExchange);
+    return back.outcome == PublishOutcome::kCommitted ? Failed(AppearedMeanwhile(inflight.tag))
+                                                      : Indeterminate(back.status, inflight);
+  }
   // 5'. Whatever becomes of the old one now, the new one is committed: at worst it waits in flight for the
   // next recovery.
   context.trash
@@ -226,6 +248,14 @@ PublishResult SwapIn(const PublishContext& context, const Inflight& inflight, co
     if (!fs.Stat(layout.root, inflight.tag).ok()) return Indeterminate(moved.status, inflight);
     RemoveSwapIntent(fs, layout.node.get()).IgnoreError();
     return Failed(moved.status);
+  }
+  const absl::StatusOr<bool> is_old = IsCheckpoint(fs, layout.trash.get(), intent.trash_name(), old);
+  if (!is_old.ok() || !*is_old) {
+    const absl::Status undone = UndoSwap(context, intent);
+    if (!undone.ok()) return Indeterminate(Annotate(undone, "putting back what was at the tag"), inflight);
+    PublishResult failed = Failed(is_old.ok() ? AppearedMeanwhile(inflight.tag) : is_old.status());
+    failed.retryable = !is_old.ok();
+    return failed;
   }
   // S3.
   PublishResult result = RenameIn(layout, inflight, RenameMode::kReplace);
