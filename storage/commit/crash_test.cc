@@ -602,7 +602,6 @@ class ReadFaultTest : public ::testing::TestWithParam<std::tuple<Fault, bool>> {
     EXPECT_EQ(store.foreign()[0].tag, "theirs");
     // One that could not be written is written at the next start.
     EXPECT_EQ(root.Read("latest"), store.pointers().warnings.empty() ? "fresh4" : "step2");
-    EXPECT_THAT(root.Names(".ckptd/nodes/local/inflight"), IsEmpty());
     for (const std::string& name : root.Names(".ckptd/nodes/local/trash")) {
       EXPECT_TRUE(name.starts_with("step.2.") || name.starts_with("half.5.")) << name << " is in trash";
     }
@@ -639,6 +638,7 @@ TEST_P(ReadFaultTest, RecoveryThatCannotReadRefusesTheRootAndLosesNothing) {
     store = absl::UnknownError("ended");
     store = points.MustOpen(root);
     ExpectNothingLost(root, **store);
+    ExpectNothingLeft(root);
     EXPECT_THAT((*store)->pointers().warnings, IsEmpty());
     if (hit.empty()) break;
   }
@@ -663,6 +663,7 @@ TEST_P(ReadFaultTest, ARescanThatCannotReadFailsAndLosesNothing) {
     failed += !scanned.ok();
     ASSERT_TRUE(store->Rescan().ok());
     ExpectNothingLost(root, *store);
+    ExpectNothingLeft(root);
     if (hit.empty()) break;
   }
   EXPECT_GT(failed, 15);
@@ -696,6 +697,7 @@ TEST_P(ReadFaultTest, APublishThatCannotReadMayBeCalledAgain) {
     }
     ASSERT_TRUE(store->Rescan().ok());
     ExpectNothingLost(root, *store);
+    ExpectNothingLeft(root);
     store.reset();
     ExpectNothingLost(root, *points.MustOpen(root));
     if (hit.empty()) break;
@@ -908,6 +910,31 @@ TEST_F(OrderTest, ARescanThatFailsLeavesTheRootReadOnly) {
   EXPECT_EQ(ReasonOf(store_->CreateInflight("x", 9, 1).status()), "ROOT_READ_ONLY");
   EXPECT_TRUE(store_->Rescan().ok());
   EXPECT_TRUE(store_->CreateInflight("x", 9, 1).ok());
+}
+
+// A file system whose free space the test sets.
+class FillingFileSystem : public FaultyFileSystem {
+ public:
+  using FaultyFileSystem::FaultyFileSystem;
+  absl::StatusOr<SpaceInfo> Space(Handle dir) override {
+    absl::StatusOr<SpaceInfo> space = FaultyFileSystem::Space(dir);
+    if (space.ok() && free_bytes >= 0) space->free_bytes = free_bytes;
+    return space;
+  }
+  int64_t free_bytes = -1;
+};
+
+TEST(RescanTest, FindsTheFreeBytesOfNowAndNotThoseOfTheStart) {
+  TemporaryRoot root(TemporaryRoot::On::kMemory);
+  FillingFileSystem fs(&root.fs());
+  fs.free_bytes = 1 << 30;
+  const std::unique_ptr<RootStore> store = root.OpenWith(fs);
+  EXPECT_EQ(store->probe().free_bytes, 1 << 30);
+  fs.free_bytes = 1 << 20;
+  ASSERT_TRUE(store->Rescan().ok());
+  EXPECT_EQ(store->probe().free_bytes, 1 << 20);
+  fs.Fail({.op = FsOp::kSpace, .error = EIO});
+  EXPECT_FALSE(store->Rescan().ok()) << "room that is not known must not be given away";
 }
 
 TEST_F(OrderTest, ADirectoryThatMayNotBeReadIsDamagedWhenItIsOursAndTheRootOpensAllTheSame) {

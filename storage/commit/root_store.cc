@@ -102,7 +102,7 @@ class RootStore::Impl {
   FileSystem& fs_;
   Clock& clock_;
   const RootStoreOptions options_;
-  ProbeResult probe_;
+  ProbeResult probe_;  // But for its free_bytes, which are those of the last scan.
 
   Trash trash_;
   PointerWriter pointer_writer_;
@@ -210,6 +210,8 @@ absl::Status RootStore::Impl::Rescan() {
   CKPTD_RETURN_IF_ERROR(RecoverSwap(layout_));
   CKPTD_RETURN_IF_ERROR(trash_.Load());
   CKPTD_RETURN_IF_ERROR(RecoverAndScan());
+  CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, fs_.Space(layout_.root));
+  probe_.free_bytes = space.free_bytes;
   latched_ = absl::OkStatus();
   return absl::OkStatus();
 }

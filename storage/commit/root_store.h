@@ -95,7 +95,7 @@ class RootStore {
                                                          RootStoreOptions options);
   ~RootStore();
 
-  const ProbeResult& probe() const;
+  const ProbeResult& probe() const;  // Its free_bytes are those of the last scan.
   const std::vector<RecoveredSave>& recovered() const;
   // By sequence, oldest first. Directories that hold no valid manifest of ours are not here; one whose
   // manifest is damaged is in `damaged` and is left alone.
