@@ -137,7 +137,9 @@ class CheckpointImpl {
       return read;
     }
     const absl::Status error = Annotate(AsDamage(path, read), absl::StrCat("checkpoint ", info_.tag));
-    if (absl::IsDataLoss(error) && fault_.ok()) Found(path, error);
+    if (fault_.ok() && ProvesDamage(error)) Found(path, error);
+    // An I/O error condemns no checkpoint, but this rank has not read its part.
+    if (fault_.ok() && CouldNotFindOut(error)) fault_ = error;
     return error;
   }
 

@@ -6,6 +6,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/verify.h"
 #include "storage/io/verified_read.h"
@@ -85,7 +87,15 @@ absl::Status ReadFromDisk(FileSystem& fs, Handle checkpoint_dir, const storage::
   const int error = ReadVerifiedChunks(read, ByThreads).error;
   if (error == 0) return absl::OkStatus();
   if (error == ECANCELED) return absl::CancelledError("nobody waits for it any more");
-  return ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, pieces);
+  const absl::Status slowly = ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, pieces);
+  // A read through the page cache says EIO of every failure; a direct one says of a medium error which it is.
+  if (CouldNotFindOut(slowly) && (error == ENODATA || error == EILSEQ)) {
+    return MakeError(
+        absl::StatusCode::kDataLoss, "CORRUPT_FILE",
+        absl::StrCat("the disk has lost bytes of ", record.path(), ": ", std::string(slowly.message())),
+        {{"path", record.path()}});
+  }
+  return slowly;
 }
 
 }  // namespace ckptd

@@ -4,6 +4,7 @@ here, by the documented format.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import pathlib
@@ -296,7 +297,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(done.stdout) * 1024 < 1.25 * (256 << 20)
 
 
-def test_bytes_that_the_daemons_disk_does_not_give_are_corrupt_and_other_failures_are_not() -> None:
+def test_an_io_error_of_the_daemon_is_not_corruption() -> None:
     class OfADaemon:
         checkpoints = types.SimpleNamespace(ReadFile=None)
 
@@ -306,8 +307,23 @@ def test_bytes_that_the_daemons_disk_does_not_give_are_corrupt_and_other_failure
         def stream(self, *_: Any) -> Any:
             raise self.error
 
-    for reason, kind in (("IO_ERROR", ckptd.Corrupt), ("SESSION_LOST", ckptd.CheckpointFailed)):
+    for reason, kind in (
+        ("IO_ERROR", ckptd.CheckpointFailed),
+        ("SESSION_LOST", ckptd.CheckpointFailed),
+        ("CORRUPT_FILE", ckptd.Corrupt),
+    ):
         file = RemoteFile("step_2", "m.pt", 100, OfADaemon(reason), "lease")  # type: ignore[arg-type]
         with pytest.raises(kind, match="chunk 0 cannot be read") as caught:
             file.readinto(bytearray(100))
         assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize("number, kind", [(errno.EIO, OSError), (errno.ENODEV, OSError), (errno.ENODATA, ckptd.Corrupt)])
+def test_only_bytes_that_the_disk_has_lost_are_corrupt(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: Any
+) -> None:
+    write_checkpoint(tmp_path, "a", 1, {"m.bin": b"x" * 10_000})
+    fault = types.SimpleNamespace(errno=number, chunk=0, found=0)
+    monkeypatch.setattr(_accel, "read_verified", lambda *_: fault)
+    with ckptd.open_root(str(tmp_path)).open() as checkpoint, pytest.raises(kind):
+        checkpoint.read("m.bin")

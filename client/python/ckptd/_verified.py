@@ -179,9 +179,10 @@ class LocalFile(VerifiedFile):
                 expected=self._expected[fault.chunk],
                 found=fault.found,
             )
-        if fault.errno not in (errno.ENODATA, errno.EIO):
-            raise OSError(fault.errno, os.strerror(fault.errno), self._record.path)  # Not the file's fault.
-        why = "it ends early" if fault.errno == errno.ENODATA else os.strerror(fault.errno)
+        if fault.errno not in (errno.ENODATA, errno.EILSEQ):
+            # EIO too: it may be all of the disk, or pass, so it condemns no checkpoint.
+            raise OSError(fault.errno, os.strerror(fault.errno), self._record.path)
+        why = "it ends early, or the disk has lost it" if fault.errno == errno.ENODATA else os.strerror(fault.errno)
         raise self._corrupt(f"reading chunk {fault.chunk} failed: {why}", chunk=fault.chunk, errno=fault.errno)
 
     def _corrupt(self, why: str, reason: str = "CORRUPT_FILE", **details: Any) -> errors.Corrupt:
@@ -234,29 +235,18 @@ class RemoteFile(VerifiedFile):
         left = sum(map(len, targets))
         waiting = iter(targets)
         into = memoryview(b"")
-        try:
-            for response in self._session.stream(
-                self._session.checkpoints.ReadFile, request, _RPC_SECONDS + left / _SLOWEST
-            ):
-                data = memoryview(response.data)[:left]
-                left -= len(data)
-                self._tell(len(data))
-                while data:
-                    if not into:
-                        into = next(waiting)
-                    size = min(len(data), len(into))
-                    into[:size] = data[:size]
-                    into, data = into[size:], data[size:]
-        except errors.CheckpointFailed as error:
-            if error.reason != "IO_ERROR":
-                raise
-            # As where this process reads it: what the disk does not give is not what was saved.
-            raise errors.Corrupt(
-                f"file {self._path} of checkpoint {self._tag} is corrupt: {error}",
-                reason=error.reason,
-                tag=self._tag,
-                path=self._path,
-            ) from error
+        for response in self._session.stream(
+            self._session.checkpoints.ReadFile, request, _RPC_SECONDS + left / _SLOWEST
+        ):
+            data = memoryview(response.data)[:left]
+            left -= len(data)
+            self._tell(len(data))
+            while data:
+                if not into:
+                    into = next(waiting)
+                size = min(len(data), len(into))
+                into[:size] = data[:size]
+                into, data = into[size:], data[size:]
         if left:
             raise errors.Corrupt(
                 f"file {self._path} of checkpoint {self._tag} ends {left} bytes early",
