@@ -137,7 +137,6 @@ absl::StatusOr<Save*> Engine::Impl::NewSave(Run* run, const Member& member, cons
   save->begun_unix_us = clock_->UnixMicros();
   save->admission_deadline = save->begun_at + timeout;
   save->commit_deadline = save->begun_at + commit_timeout;
-  for (int rank = 0; rank < save->world_size; ++rank) save->parts[rank].rank = rank;
   if (!run->committed.empty() && save->step) {
     const auto& newest = run->committed.rbegin()->second.summary;
     if (newest.has_step() && *save->step < newest.step()) {
@@ -166,7 +165,7 @@ void Engine::Impl::BeginPart(Save* save, const Member& member, const v1::BeginRe
                                        ", but it was begun as ", words(save->step)),
                           *save));
   }
-  Part& part = save->parts.at(member.rank);
+  Part& part = save->PartOf(member.rank);
   const bool keeps = request.has_num_kept_ckpts();
   if (!part.begun && keeps &&
       save->num_kept_ckpts.value_or(request.num_kept_ckpts()) != request.num_kept_ckpts()) {
@@ -321,29 +320,43 @@ void Engine::Impl::AskFreeBytes(Save* save) {
   });
 }
 
-bool Engine::Impl::SizeKnown(const Save& save, const Part& part) const {
-  return part.begun ||
-         (save.run->last_world_size == save.world_size && save.run->last_part_bytes.contains(part.rank));
+bool Engine::Impl::SizeKnown(const Save& save, int rank) const {
+  const Part* part = save.FindPart(rank);
+  return (part != nullptr && part->begun) ||
+         (save.run->last_world_size == save.world_size && save.run->last_part_bytes.contains(rank));
 }
 
-int64_t Engine::Impl::ExpectedPartBytes(const Save& save, const Part& part) const {
-  if (part.begun && !part.growing) return part.end;
+std::vector<int> Engine::Impl::RanksOfUnknownSize(const Save& save) const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < save.world_size; ++rank) {
+    if (!SizeKnown(save, rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+int64_t Engine::Impl::ExpectedPartBytes(const Save& save, int rank) const {
+  const Part* part = save.FindPart(rank);
+  if (part != nullptr && part->begun && !part->growing) return part->end;
   int64_t last = 0;
   if (save.run->last_world_size == save.world_size) {
-    if (auto found = save.run->last_part_bytes.find(part.rank); found != save.run->last_part_bytes.end()) {
+    if (auto found = save.run->last_part_bytes.find(rank); found != save.run->last_part_bytes.end()) {
       last = found->second;
     }
   }
-  return std::max(part.end, last);
+  return std::max(part == nullptr ? 0 : part->end, last);
+}
+
+// Of all ranks.
+int64_t Engine::Impl::ExpectedBytes(const Save& save) const {
+  int64_t expected = 0;
+  for (int rank = 0; rank < save.world_size; ++rank) expected += ExpectedPartBytes(save, rank);
+  return expected;
 }
 
 void Engine::Impl::Gather(Save* save) {
-  std::vector<int> missing;
-  for (const auto& entry : save->parts) {
-    if (!SizeKnown(*save, entry.second)) missing.push_back(entry.first);
-  }
+  const std::vector<int> missing = RanksOfUnknownSize(*save);
   if (!missing.empty()) {
-    save->waits_for = absl::StrCat("the sizes of ranks ", JoinRanks(missing));
+    save->waits_for = absl::StrCat("the sizes of ", missing.size(), " ranks");
     return;
   }
   save->phase = SavePhase::kQueued;
@@ -491,7 +504,8 @@ void Engine::Impl::GiveTurn(const std::vector<Save*>& waiting) {
 
 int64_t Engine::Impl::NeededSegments(const Save& save) const {
   int64_t need = 0;
-  for (const auto& entry : save.parts) need += pool_->SegmentsFor(ExpectedPartBytes(save, entry.second));
+  for (int rank = 0; rank < save.world_size; ++rank)
+    need += pool_->SegmentsFor(ExpectedPartBytes(save, rank));
   return need;
 }
 
@@ -750,10 +764,8 @@ int64_t Engine::Impl::FreeDiskBytes(const Run& run, const Save* but) const {
 }
 
 int64_t Engine::Impl::NeededDiskBytes(const Save& save) const {
-  int64_t need = kDiskSlack;
-  for (const auto& entry : save.parts) {
-    need += ExpectedPartBytes(save, entry.second) + kPage * static_cast<int64_t>(entry.second.placed.size());
-  }
+  int64_t need = kDiskSlack + ExpectedBytes(save);
+  for (const auto& entry : save.parts) need += kPage * static_cast<int64_t>(entry.second.placed.size());
   return need;
 }
 
@@ -828,9 +840,10 @@ bool Engine::Impl::ReserveDisk(Save* save) {
 
 absl::Status Engine::Impl::ReserveMemory(Save* save) {
   std::vector<SegmentDemand> demands;
-  for (auto& entry : save->parts) {
-    Part& part = entry.second;
-    part.reserved = pool_->SegmentsFor(ExpectedPartBytes(*save, part));
+  // The sizes of all ranks are known: each of them has begun, or has sealed the save before.
+  for (int rank = 0; rank < save->world_size; ++rank) {
+    Part& part = save->PartOf(rank);
+    part.reserved = pool_->SegmentsFor(ExpectedPartBytes(*save, rank));
     part.reserved_for = part.session;
     if (!part.begun) {
       if (Member* member = FindRank(save->run, save->key.attempt, part.rank))
@@ -869,7 +882,7 @@ absl::Status Engine::Impl::FitReservation(Save* save, Part& part) {
                      {{"tag", save->key.tag}, {"ranks", absl::StrCat(part.rank)}});
   }
   save->disk_reserved += more;
-  const int needed = pool_->SegmentsFor(part.growing ? ExpectedPartBytes(*save, part) : part.end);
+  const int needed = pool_->SegmentsFor(part.growing ? ExpectedPartBytes(*save, part.rank) : part.end);
   if (needed > part.reserved) {
     absl::Status grown = MayGrow(*save, needed - part.reserved);
     if (grown.ok())
@@ -954,7 +967,7 @@ void Engine::Impl::Extend(const Caller& caller, const v1::ExtendRequest& request
   absl::StatusOr<Save*> found = FindSave(caller, request.key(), &member);
   if (!found.ok()) return reply(found.status());
   Save* save = *found;
-  Part& part = save->parts.at(member->rank);
+  Part& part = save->PartOf(member->rank);
   if (save->phase != SavePhase::kAdmitted || !part.begun || part.session != caller.session) {
     return reply(save->error.ok() || !save->remembered
                      ? MakeError(absl::StatusCode::kFailedPrecondition, "UNKNOWN_SAVE",

@@ -34,6 +34,11 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
 // ---- describing
 
 v1::Checkpoint Engine::Impl::Describe(const Save& save, v1::View view) const {
+  if (save.summary != nullptr) {
+    v1::Checkpoint checkpoint = *save.summary;
+    DescribeCommit(*save.run, save.sequence, checkpoint);
+    return checkpoint;
+  }
   v1::Checkpoint checkpoint;
   checkpoint.set_name(absl::StrCat(save.run->name, "/checkpoints/", save.key.tag));
   checkpoint.set_run(save.run->name);
@@ -63,20 +68,16 @@ v1::Checkpoint Engine::Impl::Describe(const Save& save, v1::View view) const {
       if (save.level < v1::COMMITTED) checkpoint.add_staged_ranks(part.rank);
     } else {
       for (const auto& placed : part.placed) add(placed.first, placed.second.size_bytes());
-      checkpoint.add_missing_ranks(part.rank);
     }
   }
+  for (int rank : MissingRanks(save)) checkpoint.add_missing_ranks(rank);
   checkpoint.set_size_bytes(bytes);
   checkpoint.set_file_count(files);
   checkpoint.set_written_bytes(
       save.level == v1::COMMITTED ? bytes : std::min(bytes, save.written->load(std::memory_order_relaxed)));
   for (const auto& metric : save.metrics) (*checkpoint.mutable_metrics())[metric.first] = metric.second;
   SetTime(save.begun_unix_us, checkpoint.mutable_create_time());
-  if (auto committed = save.run->committed.find(save.sequence); committed != save.run->committed.end()) {
-    SetTime(committed->second.summary.commit_time_us(), checkpoint.mutable_commit_time());
-    checkpoint.set_pinned(committed->second.pinned);
-    checkpoint.set_resident(IsResident(*save.run, save.sequence));
-  }
+  DescribeCommit(*save.run, save.sequence, checkpoint);
   if (!save.error.ok() && save.level >= v1::FAILED) {
     v1::SaveError& error = *checkpoint.mutable_error();
     error.set_reason(ReasonOf(save.error));
@@ -88,6 +89,18 @@ v1::Checkpoint Engine::Impl::Describe(const Save& save, v1::View view) const {
     }
   }
   return checkpoint;
+}
+
+// What may change of a save after its end.
+void Engine::Impl::DescribeCommit(const Run& run, int64_t sequence, v1::Checkpoint& checkpoint) const {
+  checkpoint.clear_commit_time();
+  checkpoint.clear_pinned();
+  checkpoint.clear_resident();
+  const auto committed = run.committed.find(sequence);
+  if (committed == run.committed.end()) return;
+  SetTime(committed->second.summary.commit_time_us(), checkpoint.mutable_commit_time());
+  checkpoint.set_pinned(committed->second.pinned);
+  checkpoint.set_resident(IsResident(run, sequence));
 }
 
 v1::Checkpoint Engine::Impl::Describe(const Run& run, const CommittedCheckpoint& committed) const {
@@ -269,6 +282,7 @@ void Engine::Impl::NotifyWatchers(const Run& run, v1::WatchResponse event) {
 
 void Engine::Impl::Tick() {
   const Instant now = clock_->Now();
+  SummarizeEnded();
   std::vector<Save*> late;
   for (auto& entry : saves_by_id_) {
     Save* save = entry.second;
@@ -291,9 +305,7 @@ void Engine::Impl::Tick() {
                                          : save->waits_for),
                         {{"tag", save->key.tag}});
     } else if (save->phase == SavePhase::kGathering) {
-      for (const auto& part : save->parts) {
-        if (!SizeKnown(*save, part.second)) missing.push_back(part.first);
-      }
+      missing = RanksOfUnknownSize(*save);
       error = MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                         absl::StrCat("ranks ", JoinRanks(missing), " have not begun the save of ",
                                      save->key.tag, " in time"),

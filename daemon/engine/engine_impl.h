@@ -99,7 +99,7 @@ struct Save {
 
   SavePhase phase = SavePhase::kTarget;
   v1::Level level = v1::OPEN;
-  std::map<int, Part> parts;                 // Every rank has one.
+  std::map<int, Part> parts;                 // Of ranks that have begun or have room; see PartOf.
   std::map<std::string, int> owner_of_path;  // Which rank claims a file.
   ReservationId reservation = 0;             // 0: none.
   int64_t disk_reserved = 0;
@@ -118,6 +118,8 @@ struct Save {
   int slowest_rank = -1;
   bool remembered = false;  // Its end is in the history and was told.
   std::string waits_for;    // Why it is not admitted, in words.
+  // Set some time after the end: then this is all that is left of the parts.
+  std::unique_ptr<v1::Checkpoint> summary;
 
   absl::Status error;  // Why it fails.
   v1::Level end_level = v1::FAILED;
@@ -125,6 +127,16 @@ struct Save {
 
   bool sealed() const { return level >= v1::SEALED && level <= v1::COMMITTED; }
   bool ended() const { return phase == SavePhase::kEnded; }
+  // The part of one of its ranks; made when there is none yet, so that a save costs what its ranks have sent.
+  Part& PartOf(int rank) {
+    Part& part = parts[rank];
+    part.rank = rank;
+    return part;
+  }
+  const Part* FindPart(int rank) const {
+    const auto found = parts.find(rank);
+    return found == parts.end() ? nullptr : &found->second;
+  }
 };
 
 // A rank of a run, as one session has joined it.
@@ -403,8 +415,10 @@ class Engine::Impl {
   void AnswerExtends(Part& part);
   v1::BeginResponse GrantOf(Save* save, const Part& part);
   void Extend(const Caller& caller, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply);
-  int64_t ExpectedPartBytes(const Save& save, const Part& part) const;
-  bool SizeKnown(const Save& save, const Part& part) const;
+  int64_t ExpectedPartBytes(const Save& save, int rank) const;
+  int64_t ExpectedBytes(const Save& save) const;
+  bool SizeKnown(const Save& save, int rank) const;
+  std::vector<int> RanksOfUnknownSize(const Save& save) const;
   int64_t OutstandingDiskBytes(uint64_t device, const Save* but) const;
   int64_t WrittenDiskBytes(uint64_t device) const;
   int64_t FreeDiskBytes(const Run& run, const Save* but) const;
@@ -423,6 +437,7 @@ class Engine::Impl {
   void ContinueFailing(Save* save);
   void EndSave(Save* save, v1::Level level);
   void RememberEnd(Save* save);
+  void SummarizeEnded();
   void AnswerWaiters(Save* save);
   void RememberSizes(const Save& save);
   absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
@@ -570,6 +585,7 @@ class Engine::Impl {
 
   // engine.cc
   v1::Checkpoint Describe(const Save& save, v1::View view) const;
+  void DescribeCommit(const Run& run, int64_t sequence, v1::Checkpoint& checkpoint) const;
   v1::Checkpoint Describe(const Run& run, const CommittedCheckpoint& committed) const;
   v1::Run Describe(const Run& run) const;
   void GetCheckpoint(const Caller& caller, const v1::GetCheckpointRequest& request,
@@ -610,6 +626,7 @@ class Engine::Impl {
   std::map<std::string, std::unique_ptr<Run>> runs_;     // By name.
   std::map<std::string, IdleRun> idle_;                  // By name.
   std::map<int64_t, Save*> saves_by_id_;
+  std::vector<Save*> ended_whole_;        // Have ended, and have their parts still.
   std::vector<InheritedSave> inherited_;  // Whose roots are not open yet.
   std::map<std::string, Lease> leases_;
   std::map<int64_t, Write> writes_;  // By BeginWrite's id.

@@ -55,8 +55,7 @@ std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
 }
 
 void Engine::Impl::StartInflight(Save* save) {
-  int64_t expected = 0;
-  for (const auto& entry : save->parts) expected += ExpectedPartBytes(*save, entry.second);
+  const int64_t expected = ExpectedBytes(*save);
   save->inflight_asked = true;
   save->run->io->CreateInflight(save->id, save->key.tag, save->sequence,
                                 ManifestBytes(*save, expected, options_.chunk_bytes),

@@ -521,9 +521,9 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
     for (auto& entry : run->saves) {
       if (entry.second->key != id) continue;
       known = true;
-      auto part = entry.second->parts.find(request.rank());
+      const Part* part = entry.second->FindPart(request.rank());
       // The rank sealed it with the old daemon; others have begun it anew with this one.
-      if (part != entry.second->parts.end() && !part->second.begun) {
+      if (part == nullptr || !part->begun) {
         FailSave(entry.second.get(),
                  MakeError(absl::StatusCode::kAborted, "STAGED_LOST",
                            absl::StrCat("rank ", request.rank(), " had staged its part of ", id.tag,

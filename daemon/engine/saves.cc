@@ -99,7 +99,7 @@ void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Re
     return reply(found.status());
   }
   Save* save = *found;
-  Part& part = save->parts.at(member->rank);
+  Part& part = save->PartOf(member->rank);
   v1::SealResponse response;
   response.set_sequence(save->sequence);
   if (part.begun && part.instance != member->instance) {
@@ -146,8 +146,9 @@ void Engine::Impl::RememberSizes(const Save& save) {
 
 std::vector<int> Engine::Impl::MissingRanks(const Save& save) const {
   std::vector<int> missing;
-  for (const auto& entry : save.parts) {
-    if (!entry.second.sealed) missing.push_back(entry.first);
+  for (int rank = 0; rank < save.world_size; ++rank) {
+    const Part* part = save.FindPart(rank);
+    if (part == nullptr || !part->sealed) missing.push_back(rank);
   }
   return missing;
 }
@@ -163,7 +164,7 @@ void Engine::Impl::FailSave(Save* save, absl::Status error, v1::Level end_level)
   save->error = std::move(error);
   RevokeWrites(save);
   DropKept(save);
-  bool all_written = true;
+  bool all_written = static_cast<int>(save->parts.size()) == save->world_size;
   for (auto& entry : save->parts) {
     Part& part = entry.second;
     all_written &= part.writing || part.durable;
@@ -216,7 +217,7 @@ void Engine::Impl::ContinueFailing(Save* save) {
       observer_->OnWarning(absl::StrCat("the in-flight directory of ", failing->key.tag, " in ",
                                         failing->run->path,
                                         " could not be moved away: ", std::string(discarded.message())));
-      bool complete = true;
+      bool complete = static_cast<int>(failing->parts.size()) == failing->world_size;
       for (const auto& entry : failing->parts) complete &= entry.second.durable;
       // It may be half done; and what could not be moved is moved then.
       RescanRoot(failing->run);
@@ -230,7 +231,7 @@ void Engine::Impl::ContinueFailing(Save* save) {
   });
 }
 
-// The last step of every save. The object stays in `ended` for late questions.
+// The last step of every save. The object stays in `ended` for late questions, soon without its parts.
 void Engine::Impl::EndSave(Save* save, v1::Level level) {
   Run* run = save->run;
   save->level = level;
@@ -245,6 +246,7 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
   saves_by_id_.erase(save->id);
   auto owned = run->saves.extract(save->sequence);
   run->ended.push_back(std::move(owned.mapped()));
+  ended_whole_.push_back(save);
   if (!save->remembered) {
     RememberEnd(save);
     Notify(*save);
@@ -262,7 +264,10 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
     entry.second.segments.clear();
     entry.second.record.Clear();
   }
-  while (run->ended.size() > kRememberedSaves) run->ended.pop_front();
+  while (run->ended.size() > kRememberedSaves) {
+    std::erase(ended_whole_, run->ended.front().get());
+    run->ended.pop_front();
+  }
   for (auto& entry : run->saves) {  // A younger save of the same tag may have waited for this one.
     if (entry.second->key.tag == save->key.tag) {
       TryPublish(entry.second.get());
@@ -272,6 +277,18 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
   ContinueResumes(run);
   TryAdmitAll();
   CheckDrained();
+}
+
+// What late questions need of saves that have ended is their summary, not their files. Not within EndSave:
+// callers may still hold references to the parts.
+void Engine::Impl::SummarizeEnded() {
+  for (Save* save : std::exchange(ended_whole_, {})) {
+    save->summary = std::make_unique<v1::Checkpoint>(Describe(*save, v1::BASIC));
+    save->parts.clear();
+    save->owner_of_path.clear();
+    save->pointers.clear();
+    save->metrics.clear();
+  }
 }
 
 // History, log, metrics.
@@ -497,7 +514,7 @@ absl::StatusOr<Engine::WriteTarget> Engine::Impl::BeginWrite(
   Member* member = nullptr;
   CKPTD_ASSIGN_OR_RETURN(Save * save, FindSave(caller, key, &member));
   if (save->phase == SavePhase::kFailing) return save->error;
-  Part& part = save->parts.at(member->rank);
+  Part& part = save->PartOf(member->rank);
   auto placed = part.placed.find(path);
   if (!part.granted || placed == part.placed.end()) {
     return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_FILE",

@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import machine
 from demo_lib.launch import TOOLS, Job
 
-from bench_lib import converting, fio, restoring
+from bench_lib import converting, ending, fio, restoring
 from bench_lib.daemon import Daemon
 from bench_lib.result import Result, as_json, as_table
 
@@ -28,6 +28,7 @@ SECTIONS = {
     "step": "what a save costs the steps beside it",
     "restore": "from memory, from the disk, slices, and what a restore costs the steps beside it",
     "ready": "start of a daemon that knows 1,000 checkpoints",
+    "memory": "what the daemon keeps of 10,000 saves of 10,000 files",
     "convert": "an optimizer of 4 GiB into another number of shards",
 }
 COMPARE = "compare"
@@ -250,6 +251,16 @@ class Bench:
 
     def section_convert(self) -> None:
         converting.section(self)
+
+    def section_memory(self) -> None:
+        saves, committed = (300, 1) if self.quick else (10_000, 3)
+        with self.daemon(64 * MIB) as daemon:
+            first, last = ending.memory_of_saves(daemon, self.root(), saves, committed)
+        words = (
+            f"growth outside the pool from the first save of {ending.FILES} files to {saves} more that are aborted and "
+            f"{committed} that are committed; {last / MIB:.0f} MiB at the end"
+        )
+        self.report(Result("daemon.rss_of_ended_saves_mib", (last - first) / MIB, "MiB", words, 32))
 
     def section_ready(self) -> None:
         count = 100 if self.quick else 1000
