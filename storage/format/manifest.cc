@@ -9,6 +9,7 @@
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/message_lite.h"
+#include "google/protobuf/wire_format_lite.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/frame.h"
@@ -31,6 +32,7 @@ constexpr size_t kBodyLengthAt = 24;
 constexpr size_t kHeadCrcAt = 32;
 constexpr size_t kSummaryAt = 36;
 constexpr size_t kMaxSummaryBytes = kManifestHeadBytes - kSummaryAt;
+constexpr uint32_t kFilesTag = ManifestBody::kFilesFieldNumber << 3 | 2;  // Length-delimited.
 
 absl::Status Corrupt(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST", absl::StrCat("damaged manifest: ", why));
@@ -52,6 +54,19 @@ bool Parse(google::protobuf::MessageLite& message, std::string_view bytes) {
          message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
 }
 
+// How many files a serialized ManifestBody has; -1 when it is none.
+int64_t CountFiles(std::string_view body) {
+  google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(body.data()),
+                                                static_cast<int>(body.size()));
+  int64_t files = 0;
+  while (true) {
+    const uint32_t tag = stream.ReadTag();
+    if (tag == 0) return stream.ConsumedEntireMessage() ? files : -1;
+    if (!google::protobuf::internal::WireFormatLite::SkipField(&stream, tag)) return -1;
+    files += tag == kFilesTag ? 1 : 0;
+  }
+}
+
 // Why a record of a file cannot be right; nullopt when it can.
 std::optional<std::string> FileFault(const FileRecord& file, int32_t chunk_bytes) {
   if (const absl::Status path = CheckFilePath(file.path()); !path.ok()) return std::string(path.message());
@@ -71,9 +86,13 @@ std::optional<std::string> SummaryFault(const ManifestSummary& summary) {
   if (summary.attempt() < least) return absl::StrCat("attempt ", summary.attempt());
   if (summary.ordinal() < least) return absl::StrCat("ordinal ", summary.ordinal());
   if (summary.world_size() < 1) return absl::StrCat("world size ", summary.world_size());
-  if (summary.chunk_bytes() < 1) return absl::StrCat("chunks of ", summary.chunk_bytes(), " bytes");
+  if (summary.chunk_bytes() < 1 || summary.chunk_bytes() > kMaxChunkBytes) {
+    return absl::StrCat("chunks of ", summary.chunk_bytes(), " bytes; they have 1 to ", kMaxChunkBytes);
+  }
   if (summary.size_bytes() < 0) return absl::StrCat("size ", summary.size_bytes());
-  if (summary.file_count() < 0) return absl::StrCat("file count ", summary.file_count());
+  if (summary.file_count() < 0 || summary.file_count() > kMaxManifestFiles) {
+    return absl::StrCat("file count ", summary.file_count(), "; it is in [0, ", kMaxManifestFiles, "]");
+  }
   for (const auto& pointer : summary.pointers()) {  // They will be written beneath the root.
     if (const absl::Status name = CheckPointerName(pointer.first); !name.ok())
       return std::string(name.message());
@@ -126,7 +145,7 @@ absl::Status CheckHead(std::string_view head) {
   if (LoadU32(head, kSummaryLengthAt) > kMaxSummaryBytes)
     return Corrupt("its summary is larger than the head");
   if (LoadU64(head, kBodyLengthAt) > static_cast<uint64_t>(kMaxManifestBytes - kManifestHeadBytes)) {
-    return Corrupt("its body is larger than 1 GiB");
+    return Corrupt(absl::StrCat("its body is larger than ", kMaxManifestBytes, " bytes"));
   }
   return absl::OkStatus();
 }
@@ -151,8 +170,8 @@ absl::StatusOr<std::string> EncodeManifest(const Manifest& manifest) {
         {{"tag", manifest.summary.tag()}});
   }
   if (body.size() > static_cast<size_t>(kMaxManifestBytes - kManifestHeadBytes)) {
-    return invalid(
-        absl::StrCat("the list of its files takes ", body.size(), " bytes, and 1 GiB is the most"));
+    return invalid(absl::StrCat("the list of its files takes ", body.size(), " bytes, and ",
+                                kMaxManifestBytes, " is the most"));
   }
   std::string bytes(kMagic);
   AppendU32(bytes, kFormatVersion);
@@ -197,6 +216,13 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
   }
   const std::string_view body = bytes.substr(kManifestHeadBytes);
   if (LoadU32(bytes, kBodyCrcAt) != Crc32cOf(body)) return Corrupt("the CRC32C of its body is wrong");
+  // Before it is parsed: an empty record has 2 bytes here and a hundred in memory.
+  const int64_t files = CountFiles(body);
+  if (files < 0) return Corrupt("its body is not a ManifestBody");
+  if (files != manifest.summary.file_count()) {
+    return Corrupt(absl::StrCat("the summary says ", manifest.summary.file_count(), " files, and ", files,
+                                " are there"));
+  }
   if (!Parse(manifest.body, body)) return Corrupt("its body is not a ManifestBody");
   if (std::optional<std::string> fault = BodyFault(manifest.summary, manifest.body)) return Corrupt(*fault);
   return manifest;

@@ -23,7 +23,11 @@
 namespace ckptd {
 
 inline constexpr int64_t kManifestHeadBytes = 4096;
-inline constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;  // A larger one is not ours.
+// A manifest beyond one of these is damaged: no ckptd has written it, and to read it would take too much
+// memory.
+inline constexpr int64_t kMaxManifestBytes = int64_t{128} << 20;
+inline constexpr int kMaxManifestFiles = 1'000'000;
+inline constexpr int32_t kMaxChunkBytes = 64 << 20;
 
 struct Manifest {
   storage::v1::ManifestSummary summary;

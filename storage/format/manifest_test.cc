@@ -1,5 +1,7 @@
 #include "storage/format/manifest.h"
 
+#include <sys/resource.h>
+
 #include <cmath>
 #include <fstream>
 #include <functional>
@@ -14,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
+#include "storage/format/frame.h"
 #include "storage/format/names.h"
 
 namespace ckptd {
@@ -158,6 +161,9 @@ TEST(ManifestTest, WhatDoesNotFitTogetherIsNotWritten) {
       {"attempt 0", [](Manifest& m) { m.summary.set_attempt(0); }},
       {"ordinal 0", [](Manifest& m) { m.summary.set_ordinal(0); }},
       {"chunks of 0", [](Manifest& m) { m.summary.set_chunk_bytes(0); }},
+      {"chunks of 67108865 bytes; they have 1 to 67108864",
+       [](Manifest& m) { m.summary.set_chunk_bytes((64 << 20) + 1); }},
+      {"file count 1000001", [](Manifest& m) { m.summary.set_file_count(1'000'001); }},
       {"is reserved", [](Manifest& m) { m.summary.set_tag("latest"); }},
   };
   for (const auto& [message, spoil] : cases) {
@@ -167,6 +173,48 @@ TEST(ManifestTest, WhatDoesNotFitTogetherIsNotWritten) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << message;
     EXPECT_THAT(std::string(status.message()), HasSubstr(message));
   }
+}
+
+void Overwrite(std::string& bytes, size_t at, const std::string& with) {
+  bytes.replace(at, with.size(), with);
+}
+
+// 2 bytes in the file, and some hundred in memory.
+TEST(ManifestTest, ABodyOfMoreRecordsThanTheSummarySaysIsNotEvenParsed) {
+  std::string bytes = Encoded(Example()).substr(0, kManifestHeadBytes);
+  std::string body;
+  for (int i = 0; i < 3'000'000; ++i) body += std::string("\n\0", 2);
+  std::string numbers;
+  AppendU32(numbers, Crc32cOf(body));
+  AppendU64(numbers, body.size());
+  Overwrite(bytes, 20, numbers);
+  numbers.clear();
+  AppendU32(numbers, Crc32cOf(bytes.substr(0, 32)));
+  Overwrite(bytes, 32, numbers);
+  bytes += body;
+  rusage before{}, after{};
+  getrusage(RUSAGE_SELF, &before);
+  const absl::Status status = DecodeManifest(bytes).status();
+  getrusage(RUSAGE_SELF, &after);
+  EXPECT_EQ(ReasonOf(status), "CORRUPT_MANIFEST");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("2 files, and 3000000 are there"));
+  EXPECT_LT(after.ru_maxrss - before.ru_maxrss, 32 << 10);  // KiB.
+}
+
+TEST(ManifestTest, SkipsFieldsOfALaterFormatInTheBody) {
+  std::string bytes = Encoded(Example());
+  bytes += std::string("\x50\x01\x5a\x02hi", 6);  // Fields 10 and 11.
+  const std::string body = bytes.substr(kManifestHeadBytes);
+  std::string numbers;
+  AppendU32(numbers, Crc32cOf(body));
+  AppendU64(numbers, body.size());
+  Overwrite(bytes, 20, numbers);
+  numbers.clear();
+  AppendU32(numbers, Crc32cOf(bytes.substr(0, 32)));
+  Overwrite(bytes, 32, numbers);
+  const absl::StatusOr<Manifest> decoded = DecodeManifest(bytes);
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(decoded->body.files_size(), 2);
 }
 
 TEST(ManifestTest, AFileThatIsAlsoADirectoryIsFoundAcrossNeighbours) {
