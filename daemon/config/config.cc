@@ -117,6 +117,25 @@ void SetRootLimits(config::v1::LimitsConfig& limits) {
   if (limits.attach_timeout_seconds() == 0) limits.set_attach_timeout_seconds(60);
 }
 
+void SetUidLimits(config::v1::LimitsConfig& limits, int max_sessions, int64_t memory_bytes) {
+  if (limits.ranks_per_run() == 0) limits.set_ranks_per_run(1024);
+  if (limits.files_per_part() == 0) limits.set_files_per_part(100'000);
+  if (limits.files_per_uid() == 0) limits.set_files_per_uid(2'000'000);
+  if (limits.saves_per_uid() == 0) limits.set_saves_per_uid(256);
+  if (limits.leases_per_uid() == 0) limits.set_leases_per_uid(1024);
+  if (limits.watches_per_uid() == 0) limits.set_watches_per_uid(256);
+  if (limits.sessions_per_uid() == 0)
+    limits.set_sessions_per_uid(
+        static_cast<int32_t>(std::clamp<int64_t>(int64_t{max_sessions} * 3 / 4, 1, 65536)));
+  if (limits.connections_per_uid() == 0) limits.set_connections_per_uid(1024);
+  if (limits.calls_per_uid() == 0) limits.set_calls_per_uid(4096);
+  if (limits.call_memory_bytes_per_uid() == 0)
+    limits.set_call_memory_bytes_per_uid(std::max(512 * kMiB, memory_bytes / 64));
+  if (limits.streams_per_connection() == 0) limits.set_streams_per_connection(256);
+  if (limits.manifest_bytes_per_uid() == 0) limits.set_manifest_bytes_per_uid(kGiB);
+  if (limits.grpc_memory_bytes() == 0) limits.set_grpc_memory_bytes(std::max(kGiB, memory_bytes / 32));
+}
+
 void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (config.socket_path().empty()) config.set_socket_path("/run/ckptd/ckptd.sock");
   if (config.socket_mode().empty()) config.set_socket_mode("0660");
@@ -133,6 +152,7 @@ void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   if (limits.max_commit_timeout_seconds() == 0) limits.set_max_commit_timeout_seconds(7 * 86400);
   if (limits.max_pool_percent_per_user() == 0) limits.set_max_pool_percent_per_user(100);
   if (limits.over_share_grace_seconds() == 0) limits.set_over_share_grace_seconds(10);
+  SetUidLimits(*config.mutable_limits(), config.max_sessions(), memory_bytes);
 
   auto& pool = *config.mutable_pool();
   if (pool.bytes() == 0) pool.set_bytes(memory_bytes / 4);
@@ -230,6 +250,23 @@ void CheckRootLimits(const config::v1::LimitsConfig& limits, Checker& check) {
   check.Range("limits.attach_timeout_seconds", limits.attach_timeout_seconds(), 1, 3600);
 }
 
+void CheckUidLimits(const config::v1::LimitsConfig& limits, Checker& check) {
+  constexpr int64_t kMost = 65536, kMostMemory = int64_t{1} << 44;
+  check.Range("limits.ranks_per_run", limits.ranks_per_run(), 1, kMost);
+  check.Range("limits.files_per_part", limits.files_per_part(), 1, 1'000'000);
+  check.Range("limits.files_per_uid", limits.files_per_uid(), 1, 1'000'000'000);
+  check.Range("limits.saves_per_uid", limits.saves_per_uid(), 1, kMost);
+  check.Range("limits.leases_per_uid", limits.leases_per_uid(), 1, kMost);
+  check.Range("limits.watches_per_uid", limits.watches_per_uid(), 1, kMost);
+  check.Range("limits.sessions_per_uid", limits.sessions_per_uid(), 1, kMost);
+  check.Range("limits.connections_per_uid", limits.connections_per_uid(), 1, kMost);
+  check.Range("limits.calls_per_uid", limits.calls_per_uid(), 1, kMost);
+  check.Range("limits.call_memory_bytes_per_uid", limits.call_memory_bytes_per_uid(), 16 * kMiB, kMostMemory);
+  check.Range("limits.streams_per_connection", limits.streams_per_connection(), 1, kMost);
+  check.Range("limits.manifest_bytes_per_uid", limits.manifest_bytes_per_uid(), kMiB, kMostMemory);
+  check.Range("limits.grpc_memory_bytes", limits.grpc_memory_bytes(), 64 * kMiB, kMostMemory);
+}
+
 void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& check) {
   CheckSockets(config, check);
   check.AbsolutePath("state_directory", config.state_directory());
@@ -254,6 +291,7 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
   check.Range("scrub.bytes_per_second", config.scrub().bytes_per_second(), kMiB, int64_t{1} << 40);
   CheckLimits(config.limits(), check);
   CheckRootLimits(config.limits(), check);
+  CheckUidLimits(config.limits(), check);
 }
 
 // proto3 enums are open: a number that the text gives need not be a name that we know.

@@ -60,6 +60,27 @@ TEST(Config, AnEmptyTextGivesEveryDefault) {
   EXPECT_EQ(config.limits().idle_root_seconds(), 3600);
   EXPECT_EQ(config.limits().file_systems_per_uid(), 32);
   EXPECT_EQ(config.limits().attach_timeout_seconds(), 60);
+  const auto& limits = config.limits();
+  EXPECT_EQ(limits.ranks_per_run(), 1024);
+  EXPECT_EQ(limits.files_per_part(), 100'000);
+  EXPECT_EQ(limits.files_per_uid(), 2'000'000);
+  EXPECT_EQ(limits.saves_per_uid(), 256);
+  EXPECT_EQ(limits.leases_per_uid(), 1024);
+  EXPECT_EQ(limits.watches_per_uid(), 256);
+  EXPECT_EQ(limits.sessions_per_uid(), 768);
+  EXPECT_EQ(limits.connections_per_uid(), 1024);
+  EXPECT_EQ(limits.calls_per_uid(), 4096);
+  EXPECT_EQ(limits.call_memory_bytes_per_uid(), kGiB);
+  EXPECT_EQ(limits.streams_per_connection(), 256);
+  EXPECT_EQ(limits.grpc_memory_bytes(), 2 * kGiB);
+  EXPECT_EQ(limits.manifest_bytes_per_uid(), kGiB);
+}
+
+TEST(Config, ASmallMachineLeavesGrpcItsLeastMemoryAndOneSessionIsOneUsers) {
+  const auto limits = Load("pool { bytes: 8388608 } max_sessions: 1", {}, 2 * kGiB).config.limits();
+  EXPECT_EQ(limits.call_memory_bytes_per_uid(), 512 * kMiB);
+  EXPECT_EQ(limits.grpc_memory_bytes(), kGiB);
+  EXPECT_EQ(limits.sessions_per_uid(), 1);
 }
 
 TEST(Config, ASegmentIsA64thOfThePoolRoundedDownToAPowerOfTwo) {
@@ -141,6 +162,19 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"limits { idle_root_seconds: -1 }", "limits.idle_root_seconds"},
         BadValue{"limits { file_systems_per_uid: 4097 }", "limits.file_systems_per_uid"},
         BadValue{"limits { attach_timeout_seconds: -1 }", "limits.attach_timeout_seconds"},
+        BadValue{"limits { ranks_per_run: 65537 }", "limits.ranks_per_run"},
+        BadValue{"limits { files_per_part: 1000001 }", "limits.files_per_part"},
+        BadValue{"limits { files_per_uid: -1 }", "limits.files_per_uid"},
+        BadValue{"limits { saves_per_uid: -1 }", "limits.saves_per_uid"},
+        BadValue{"limits { leases_per_uid: -1 }", "limits.leases_per_uid"},
+        BadValue{"limits { watches_per_uid: 65537 }", "limits.watches_per_uid"},
+        BadValue{"limits { sessions_per_uid: -1 }", "limits.sessions_per_uid"},
+        BadValue{"limits { connections_per_uid: -1 }", "limits.connections_per_uid"},
+        BadValue{"limits { calls_per_uid: -1 }", "limits.calls_per_uid"},
+        BadValue{"limits { call_memory_bytes_per_uid: 1 }", "limits.call_memory_bytes_per_uid"},
+        BadValue{"limits { streams_per_connection: -1 }", "limits.streams_per_connection"},
+        BadValue{"limits { grpc_memory_bytes: 1 }", "limits.grpc_memory_bytes"},
+        BadValue{"limits { manifest_bytes_per_uid: 1 }", "limits.manifest_bytes_per_uid"},
         BadValue{"degraded_after_seconds: 3601", "degraded_after_seconds"}));
 
 TEST(Config, ASocketPathLeavesRoomForTheHandoffSocket) {

@@ -12,6 +12,7 @@
 #include "daemon/engine/engine_impl.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
+#include "storage/format/manifest.h"
 #include "storage/format/names.h"
 
 namespace ckptd {
@@ -19,6 +20,8 @@ namespace {
 
 constexpr int64_t kDiskSlack = 1 << 20;  // Directories, manifest, part records.
 constexpr Duration kRoomRetry = std::chrono::milliseconds(250);
+constexpr int64_t kNameOfOneFile =
+    256;  // A file with a longer name counts as one more for each so many bytes.
 
 absl::Status Conflict(const std::string& message, const Save& save) {
   return MakeError(absl::StatusCode::kAlreadyExists, "SAVE_CONFLICT", message, {{"tag", save.key.tag}});
@@ -119,6 +122,11 @@ absl::StatusOr<Save*> Engine::Impl::NewSave(Run* run, const Member& member, cons
       const Duration commit_timeout,
       check(request.has_commit_timeout(), request.commit_timeout(), "commit_timeout", seconds(600),
             options_.max_commit_timeout, "limits.max_commit_timeout_seconds"));
+  const auto in_flight = std::count_if(saves_by_id_.begin(), saves_by_id_.end(), [run](const auto& entry) {
+    return entry.second->run->uid == run->uid;
+  });
+  if (in_flight >= options_.limits.saves_per_uid)
+    return UidLimitExceeded(run->uid, "saves in flight", options_.limits.saves_per_uid, "saves_per_uid");
   absl::StatusOr<int64_t> sequence = absl::InternalError("the ledger has not answered");
   run->ledger->Admit(member.attempt,
                      [&sequence](absl::StatusOr<int64_t> answer) { sequence = std::move(answer); });
@@ -233,6 +241,45 @@ absl::Status Engine::Impl::NamePointers(Save* save, const Member& member, const 
   return absl::OkStatus();
 }
 
+// Before a file gets its place: the daemon keeps some 700 bytes for it until the save has ended, and the
+// manifest has to list it.
+absl::Status Engine::Impl::CountFile(Save* save, const Part& part, const v1::FileSpec& file) {
+  const EngineLimits& limits = options_.limits;
+  const uid_t uid = save->run->uid;
+  const auto exceeded = [&](absl::Status limit) {
+    ErrorDetails details = DetailsOf(limit);
+    details["tag"] = save->key.tag;
+    details["ranks"] = absl::StrCat(part.rank);
+    return MakeError(limit.code(), ReasonOf(limit), std::string(limit.message()), details);
+  };
+  if (static_cast<int64_t>(part.placed.size()) >= limits.files_per_part) {
+    return exceeded(LimitExceeded(absl::StrCat("the part of rank ", part.rank, " of ", save->key.tag),
+                                  "files", limits.files_per_part, "files_per_part"));
+  }
+  const int64_t count = 1 + static_cast<int64_t>(file.path().size()) / kNameOfOneFile;
+  int64_t& in_flight = files_in_flight_[uid];
+  if (in_flight + count > limits.files_per_uid) {
+    return exceeded(
+        UidLimitExceeded(uid, "files in saves that are in flight", limits.files_per_uid, "files_per_uid"));
+  }
+  const int64_t chunks = file.size_bytes() / options_.chunk_bytes + 1;
+  const int64_t listed = save->list_bytes + static_cast<int64_t>(file.path().size()) + 40 + 4 * chunks;
+  if (listed > kMaxManifestBytes - kManifestHeadBytes ||
+      save->owner_of_path.size() >= static_cast<size_t>(kMaxManifestFiles)) {
+    return MakeError(absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
+                     absl::StrCat("the checkpoint ", save->key.tag,
+                                  " has more files or chunks than a manifest "
+                                  "may list: ",
+                                  kMaxManifestFiles, " files, ", kMaxManifestBytes,
+                                  " bytes; save fewer files, with shorter names, or raise io.chunk_bytes"),
+                     {{"tag", save->key.tag}});
+  }
+  in_flight += count;
+  save->counted_files += count;
+  save->list_bytes = listed;
+  return absl::OkStatus();
+}
+
 // Gives files their places in the part. A path belongs to one rank.
 absl::Status Engine::Impl::Place(Save* save, Part& part, const std::vector<v1::FileSpec>& files) {
   for (const v1::FileSpec& file : files) {
@@ -269,6 +316,7 @@ absl::Status Engine::Impl::Place(Save* save, Part& part, const std::vector<v1::F
                         {"path", taken},
                         {"ranks", JoinRanks({std::min(owner, part.rank), std::max(owner, part.rank)})}});
     }
+    CKPTD_RETURN_IF_ERROR(CountFile(save, part, file));
     v1::FilePlacement placement;
     placement.set_path(file.path());
     placement.set_size_bytes(file.size_bytes());

@@ -529,6 +529,14 @@ int64_t Engine::AddWatcher(const Caller& caller, const v1::WatchRequest& request
     *refused = interval.status();
     return 0;
   }
+  const int most = impl_->options_.limits.watches_per_uid;
+  const auto watches =
+      std::count_if(impl_->watchers_.begin(), impl_->watchers_.end(),
+                    [&](const auto& entry) { return entry.second.caller.uid == caller.uid; });
+  if (watches >= most) {
+    *refused = UidLimitExceeded(caller.uid, "watches", most, "watches_per_uid");
+    return 0;
+  }
   const int64_t id = impl_->next_id_++;
   impl_->watchers_.emplace(
       id, Impl::Watcher{caller, request.parent(), *interval, impl_->clock_->Now(), std::move(event)});

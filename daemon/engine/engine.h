@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "ckptd/v1/messages.pb.h"
 #include "ckptd/v1/types.pb.h"
+#include "daemon/engine/limits.h"
 #include "daemon/engine/root_io.h"
 #include "daemon/memory/segment_pool.h"
 #include "daemon/succession/seal_journal.h"
@@ -96,6 +97,7 @@ struct EngineOptions {
   int file_systems_per_uid = 32;
   // For a root to open, which its file system may keep it from.
   Duration attach_timeout = std::chrono::seconds(60);
+  EngineLimits limits;
 };
 
 // A root directory that a session handed over: everything the engine needs to open it once.

@@ -101,6 +101,8 @@ struct Save {
   v1::Level level = v1::OPEN;
   std::map<int, Part> parts;                 // Of ranks that have begun or have room; see PartOf.
   std::map<std::string, int> owner_of_path;  // Which rank claims a file.
+  int64_t counted_files = 0;                 // Of it, counted for limits.files_per_uid.
+  int64_t list_bytes = 0;                    // What the list of its files takes in the manifest.
   ReservationId reservation = 0;             // 0: none.
   int64_t disk_reserved = 0;
   bool inflight_asked = false, inflight_made = false;
@@ -157,6 +159,7 @@ struct Lease {
   ReservationId copy = 0;  // Not 0: the resident copy that it keeps.
   bool resumes = false;    // Of a rank that resumes, and so saves nothing before all ranks have read theirs.
   int64_t read_bytes = 0, total_bytes = 0;  // As its reader said last.
+  int64_t manifest_bytes = 0;               // In memory; leases of the same checkpoint may share it.
 };
 
 // One rank's files, in memory.
@@ -384,6 +387,7 @@ class Engine::Impl {
   void BeginPart(Save* save, const Member& member, const v1::BeginRequest& request,
                  Reply<v1::BeginResponse> reply);
   absl::Status Place(Save* save, Part& part, const std::vector<v1::FileSpec>& files);
+  absl::Status CountFile(Save* save, const Part& part, const v1::FileSpec& file);
   absl::Status NamePointers(Save* save, const Member& member, const v1::BeginRequest& request);
   void AskTarget(Save* save);
   void AskFreeBytes(Save* save);
@@ -481,6 +485,7 @@ class Engine::Impl {
                       Reply<v1::OpenCheckpointResponse> reply);
   void OpenCheckpoint(SessionId session, Run* run, const std::string& tag, bool strict,
                       Reply<v1::OpenCheckpointResponse> reply);
+  absl::Status CountManifest(Lease& lease);
   absl::StatusOr<Lease*> FindLease(const Caller& caller, const std::string& id);
   void ReportReading(const Caller& caller, const v1::ReportReadingRequest& request,
                      Reply<v1::ReportReadingResponse> reply);
@@ -631,6 +636,7 @@ class Engine::Impl {
   std::map<std::string, Lease> leases_;
   std::map<int64_t, Write> writes_;  // By BeginWrite's id.
   std::map<int64_t, Watcher> watchers_;
+  std::map<uid_t, int64_t> files_in_flight_;  // Of saves that have not ended.
   std::map<uint64_t, int64_t> spent_;         // Device -> what saves that have ended wrote there.
   std::map<uint64_t, int64_t> room_changes_;  // Device -> how often the engine may have freed room there.
   int64_t next_id_ = 1;

@@ -45,6 +45,8 @@ class LimitsTest : public EngineTest {
 };
 
 TEST_F(LimitsTest, KeepsNothingForRanksThatHaveNotBegun) {
+  engine_options_.limits.ranks_per_run = 65536;
+  Start(16);
   const SessionId session = Trainer("a");
   ASSERT_TRUE(Join(session, 0, 65536, "launch").status().ok());
   const size_t before = Allocated();
@@ -93,6 +95,129 @@ TEST_F(LimitsTest, TheSummaryOfACommittedSaveSaysWhatChangedSince) {
   EXPECT_EQ(ended.level(), v1::COMMITTED);
   EXPECT_EQ(ended.size_bytes(), 100);
   EXPECT_TRUE(ended.has_commit_time());
+}
+
+TEST_F(LimitsTest, RefusesARunOfTooManyRanks) {
+  engine_options_.limits.ranks_per_run = 8;
+  Start(16);
+  const SessionId session = Trainer("a");
+  const auto refused = Join(session, 0, 9, "launch");
+  EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limit of 8 ranks"));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.ranks_per_run"));
+  EXPECT_EQ(DetailsOf(refused.status()).at("limit"), "limits.ranks_per_run");
+  EXPECT_TRUE(Join(session, 0, 8, "launch").status().ok());
+}
+
+TEST_F(LimitsTest, RefusesAPartOfTooManyFiles) {
+  engine_options_.limits.files_per_part = 10;
+  Start(16);
+  const SessionId session = Launch("launch", 1)[0];
+  EXPECT_EQ(Begin(session, BeginOfManyFiles("step_1", 11)).reason(), "LIMIT_EXCEEDED");
+  Answer<v1::BeginResponse> begun = Begin(session, BeginOfManyFiles("step_2", 10));
+  Turn([&] { return begun.has(); });
+  EXPECT_TRUE(begun.status().ok()) << begun.status();
+}
+
+TEST_F(LimitsTest, CountsTheFilesOfAUsersSavesUntilTheyEnd) {
+  engine_options_.limits.files_per_uid = 25;
+  Start(16);
+  const SessionId session = Launch("launch", 1)[0];
+  for (const char* tag : {"step_1", "step_2"}) {
+    Answer<v1::BeginResponse> begun = Begin(session, BeginOfManyFiles(tag, 10));
+    Turn([&] { return begun.has(); });
+    EXPECT_TRUE(begun.status().ok()) << begun.status();
+  }
+  const auto refused = Begin(session, BeginOfManyFiles("step_3", 10));
+  EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("uid 1000"));
+  Abort(session, "step_1");
+  Answer<v1::BeginResponse> begun = Begin(session, BeginOfManyFiles("step_4", 10));
+  Turn([&] { return begun.has(); });
+  EXPECT_TRUE(begun.status().ok()) << begun.status();
+}
+
+TEST_F(LimitsTest, ALongNameCountsAsSeveralFiles) {
+  engine_options_.limits.files_per_uid = 3;
+  Start(16);
+  const SessionId session = Launch("launch", 1)[0];
+  v1::BeginRequest request = BeginOf(0, "step_1", 1, 100,
+                                     std::string(200, 'a') + "/" + std::string(200, 'b') + "/" +
+                                         std::string(200, 'c') + "/" + std::string(200, 'd'));
+  EXPECT_EQ(Begin(session, request).reason(), "LIMIT_EXCEEDED");
+}
+
+TEST_F(LimitsTest, RefusesASaveWhoseManifestWouldBeTooLarge) {
+  engine_options_.chunk_bytes = 1 << 16;
+  Start(16);
+  const SessionId session = Launch("launch", 1)[0];
+  // Before it is said that the pool is too small: 2^25 checksums and more do not fit into any manifest.
+  const auto refused = Begin(session, BeginOf(0, "step_1", 1, int64_t{1} << 41));
+  EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("io.chunk_bytes"));
+}
+
+TEST_F(LimitsTest, RefusesMoreSavesInFlightThanAUserMayHave) {
+  engine_options_.limits.saves_per_uid = 2;
+  Start(16);
+  const std::vector<SessionId> sessions = Launch("launch", 2);  // Rank 1 never comes.
+  const auto first = Begin(sessions[0], BeginOf(0, "step_1", 1, 100));
+  const auto second = Begin(sessions[0], BeginOf(0, "step_2", 2, 100));
+  const auto refused = Begin(sessions[0], BeginOf(0, "step_3", 3, 100));
+  EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.saves_per_uid"));
+  Abort(sessions[0], "step_2");
+  EXPECT_NE(Begin(sessions[0], BeginOf(0, "step_4", 4, 100)).reason(), "LIMIT_EXCEEDED");
+}
+
+TEST_F(LimitsTest, RefusesMoreLeasesThanAUserMayHave) {
+  engine_options_.limits.leases_per_uid = 2;
+  Start(16);
+  const SessionId session = Launch("launch", 1)[0];
+  SaveAll({session}, "step_1", 1);
+  Turn([&] { return observer_.ended.size() == 1; });
+  const auto first = Open(session, "step_1");
+  ASSERT_TRUE(first.status().ok()) << first.status();
+  EXPECT_TRUE(Open(session, "step_1").status().ok());
+  const auto refused = Open(session, "step_1");
+  EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.leases_per_uid"));
+  Close(session, first.get().lease());
+  EXPECT_TRUE(Open(session, "step_1").status().ok());
+}
+
+TEST_F(LimitsTest, RefusesLeasesWhoseManifestsTakeTooMuchMemory) {
+  engine_options_.limits.manifest_bytes_per_uid = 300 << 10;
+  Start(16);
+  const SessionId session = Launch("launch", 1)[0];
+  const v1::BeginRequest request = BeginOfManyFiles("step_1", 1000);
+  Answer<v1::BeginResponse> begun = Begin(session, request);
+  Turn([&] { return begun.has(); });
+  Seal(session, request);
+  Turn([&] { return observer_.ended.size() == 1; });
+  const auto first = Open(session, "step_1");
+  ASSERT_TRUE(first.status().ok()) << first.status();
+  Answer<v1::OpenCheckpointResponse> refused;
+  for (int i = 0; i < 3 && refused.reason().empty(); ++i) refused = Open(session, "step_1");
+  EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.manifest_bytes_per_uid"));
+}
+
+TEST_F(LimitsTest, RefusesMoreWatchesThanAUserMayHave) {
+  engine_options_.limits.watches_per_uid = 1;
+  Start(16);
+  const auto ignore = [](const v1::WatchResponse&) { return true; };
+  absl::Status refused;
+  const int64_t first = engine_->AddWatcher(As(1), v1::WatchRequest(), ignore, &refused);
+  EXPECT_TRUE(refused.ok()) << refused;
+  engine_->AddWatcher(As(1), v1::WatchRequest(), ignore, &refused);
+  EXPECT_EQ(ReasonOf(refused), "LIMIT_EXCEEDED");
+  engine_->AddWatcher(As(2, 1001), v1::WatchRequest(), ignore, &refused);
+  EXPECT_TRUE(refused.ok()) << refused;
+  engine_->RemoveWatcher(first);
+  engine_->AddWatcher(As(1), v1::WatchRequest(), ignore, &refused);
+  EXPECT_TRUE(refused.ok()) << refused;
 }
 
 }  // namespace

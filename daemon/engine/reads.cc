@@ -126,6 +126,13 @@ void Engine::Impl::OpenLease(
     return done(MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
                           "the session ended before the checkpoint was opened"));
   }
+  const uid_t uid = sessions_.at(session).uid;
+  const auto held = std::count_if(leases_.begin(), leases_.end(), [this, uid](const auto& entry) {
+    const auto holder = sessions_.find(entry.second.session);
+    return holder != sessions_.end() && holder->second.uid == uid;
+  });
+  if (held >= options_.limits.leases_per_uid)
+    return done(UidLimitExceeded(uid, "leases", options_.limits.leases_per_uid, "leases_per_uid"));
   // Leased before it is opened, so that retention leaves it alone meanwhile.
   const std::string id = absl::StrCat("leases/", next_id_++);
   leases_.emplace(id, Lease{id, session, run, sequence, nullptr, 0, resumes});
@@ -147,6 +154,10 @@ void Engine::Impl::OpenLease(
                              [error, done = std::move(done)]() mutable { done(error); });
         }
         lease->second.reader = *std::move(reader);
+        if (absl::Status fits = CountManifest(lease->second); !fits.ok()) {
+          CloseLease(lease);
+          return done(fits);
+        }
         v1::Checkpoint checkpoint;
         if (auto known = run->committed.find(sequence); known != run->committed.end()) {
           checkpoint = Describe(*run, known->second);
@@ -212,6 +223,29 @@ void Engine::Impl::OpenCheckpoint(SessionId session, Run* run, const std::string
               for (v1::Checkpoint& each : passed) *response.add_passed_over() = std::move(each);
               reply(std::move(response));
             });
+}
+
+// What the manifests of a user's open checkpoints have in memory, each counted once.
+absl::Status Engine::Impl::CountManifest(Lease& lease) {
+  const uid_t uid = sessions_.at(lease.session).uid;
+  std::map<const Manifest*, int64_t> open;
+  for (const auto& entry : leases_) {
+    const Lease& other = entry.second;
+    const auto holder = sessions_.find(other.session);
+    if (&other != &lease && other.reader != nullptr && holder != sessions_.end() && holder->second.uid == uid)
+      open.emplace(&other.reader->manifest(), other.manifest_bytes);
+  }
+  const Manifest* manifest = &lease.reader->manifest();
+  const auto shared = open.find(manifest);
+  lease.manifest_bytes =
+      shared != open.end() ? shared->second : static_cast<int64_t>(manifest->body.SpaceUsedLong());
+  if (shared != open.end()) return absl::OkStatus();
+  int64_t bytes = lease.manifest_bytes;
+  for (const auto& entry : open) bytes += entry.second;
+  const int64_t most = options_.limits.manifest_bytes_per_uid;
+  if (bytes <= most) return absl::OkStatus();
+  return UidLimitExceeded(uid, "bytes for the lists of files of open checkpoints", most,
+                          "manifest_bytes_per_uid");
 }
 
 absl::StatusOr<Lease*> Engine::Impl::FindLease(const Caller& caller, const std::string& id) {

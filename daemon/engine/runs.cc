@@ -58,9 +58,13 @@ absl::Status Invalid(const std::string& message) {
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
 }
 
-absl::Status CheckJoin(const v1::JoinRunRequest& request) {
+absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
   if (request.world_size() < 1 || request.world_size() > kMostRanks) {
     return Invalid(absl::StrCat("world_size is ", request.world_size(), "; it is in [1, ", kMostRanks, "]"));
+  }
+  if (request.world_size() > most_ranks) {
+    return LimitExceeded(absl::StrCat("a run with world_size ", request.world_size()), "ranks", most_ranks,
+                         "ranks_per_run");
   }
   if (request.rank() < 0 || request.rank() >= request.world_size()) {
     return Invalid(absl::StrCat("rank is ", request.rank(), "; it is in [0, ", request.world_size(), ")"));
@@ -462,7 +466,8 @@ void Engine::Impl::JoinRun(const Caller& caller, const v1::JoinRunRequest& reque
   }
   absl::StatusOr<Run*> run = FindRun(caller, request.root());
   if (!run.ok()) return reply(run.status());
-  if (absl::Status wrong = CheckJoin(request); !wrong.ok()) return reply(wrong);
+  if (absl::Status wrong = CheckJoin(request, options_.limits.ranks_per_run); !wrong.ok())
+    return reply(wrong);
   const std::string& known_id = (*run)->ledger->record().run_id();
   if (!request.run_id().empty() && !known_id.empty() && request.run_id() != known_id) {
     return reply(MakeError(absl::StatusCode::kFailedPrecondition, "RUN_ID_MISMATCH",

@@ -237,6 +237,8 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
   save->level = level;
   save->phase = SavePhase::kEnded;
   save->disk_reserved = 0;
+  if (int64_t& files = files_in_flight_[run->uid]; (files -= save->counted_files) == 0)
+    files_in_flight_.erase(run->uid);
   DropKept(save);
   if (save->reservation != 0 && level == v1::COMMITTED) KeepResident(save);
   if (save->reservation != 0) pool_->Release(std::exchange(save->reservation, 0));

@@ -44,6 +44,7 @@
 #include "daemon/runtime/state_directory.h"
 #include "daemon/runtime/threaded_root_io.h"
 #include "daemon/service/attach_queue.h"
+#include "daemon/service/call_limits.h"
 #include "daemon/service/grpc_server.h"
 #include "daemon/service/handoff_server.h"
 #include "daemon/service/loop_gate.h"
@@ -136,9 +137,9 @@ class Daemon {
         signals_(OpenSignals()),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         save_log_(&metrics_),
-        sessions_(config_.max_sessions()),
-        callers_(&peers_, &sessions_, ::geteuid(), OverflowUid(), config_.security().trust_all_namespaces()) {
-  }
+        sessions_(config_.max_sessions(), config_.limits().sessions_per_uid()),
+        callers_(&peers_, &sessions_, ::geteuid(), OverflowUid(), config_.security().trust_all_namespaces()),
+        call_limits_(config_.limits().calls_per_uid(), config_.limits().call_memory_bytes_per_uid()) {}
   ~Daemon() { Stop(); }
 
   absl::Status Start();
@@ -189,6 +190,7 @@ class Daemon {
   SessionRegistry sessions_;
   PeerTable peers_;
   Callers callers_;
+  CallLimits call_limits_;
   ServiceContext context_;
 
   // In the order in which they are made. Stop takes them down: first who calls, then the loop, then what it
@@ -334,6 +336,13 @@ void Daemon::StartEngine(Inheritance inheritance) {
   options.roots_per_uid = config_.limits().roots_per_uid();
   options.file_systems_per_uid = config_.limits().file_systems_per_uid();
   options.attach_timeout = attach_limits.patience;
+  options.limits.ranks_per_run = limits.ranks_per_run();
+  options.limits.files_per_part = limits.files_per_part();
+  options.limits.files_per_uid = limits.files_per_uid();
+  options.limits.saves_per_uid = limits.saves_per_uid();
+  options.limits.leases_per_uid = limits.leases_per_uid();
+  options.limits.manifest_bytes_per_uid = limits.manifest_bytes_per_uid();
+  options.limits.watches_per_uid = limits.watches_per_uid();
   engine_ = std::make_unique<Engine>(options, &SystemClock(), pool_.get(), &save_log_, journal_.get());
   engine_->Inherit(std::move(inheritance.saves));
   loop_->Start(
@@ -396,6 +405,7 @@ absl::Status Daemon::StartServers() {
   context_.attaches = attaches_.get();
   const auto& container_roots = config_.security().container_roots();
   context_.container_roots = {container_roots.begin(), container_roots.end()};
+  context_.call_limits = &call_limits_;
   context_.make_attachment = [this](UniqueFd directory, const std::string& path, const FileUser& user) {
     return attacher_->Attach(std::move(directory), path, user);
   };
@@ -409,7 +419,12 @@ absl::Status Daemon::StartServers() {
   }
   CKPTD_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(socket));
   const auto log = [](const std::string& text) { Log(LogLevel::kWarning, text); };
-  CKPTD_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(std::move(listener), &peers_, &context_, log));
+  GrpcLimits grpc_limits;
+  grpc_limits.max_connections = 4 * config_.max_sessions();
+  grpc_limits.max_connections_per_uid = config_.limits().connections_per_uid();
+  grpc_limits.streams_per_connection = config_.limits().streams_per_connection();
+  grpc_limits.memory_bytes = config_.limits().grpc_memory_bytes();
+  CKPTD_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(std::move(listener), &peers_, &context_, log, grpc_limits));
   events_ = std::make_unique<SessionEvents>(&context_, [this] {
     keepers_left_ = true;
     Wake();
@@ -420,6 +435,7 @@ absl::Status Daemon::StartServers() {
   handoff.group = socket.group;
   handoff.listen_patience = kPredecessorPatience;
   handoff.max_connections = 2 * config_.max_sessions();
+  handoff.max_connections_per_uid = config_.limits().connections_per_uid();
   handoff.daemon_instance = context_.daemon_instance;
   handoff.daemon_version = context_.daemon_version;
   CKPTD_ASSIGN_OR_RETURN(handoff_,

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/runtime/file_system_workers.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "storage/base/errors.h"
 #include "storage/base/mutex.h"
 #include "storage/base/status_macros.h"
@@ -52,6 +53,40 @@ class OpenReaders {
   std::multiset<int64_t> open_ ABSL_GUARDED_BY(mutex_);
 };
 
+// Whether two manifests with the same summary list the same files.
+bool SameFiles(const Manifest& a, const Manifest& b) {
+  const auto& files = a.body.files();
+  return std::equal(files.begin(), files.end(), b.body.files().begin(), b.body.files().end(),
+                    [](const storage::v1::FileRecord& x, const storage::v1::FileRecord& y) {
+                      return x.path() == y.path() && x.size_bytes() == y.size_bytes() &&
+                             x.rank() == y.rank() &&
+                             std::equal(x.chunk_crc32c().begin(), x.chunk_crc32c().end(),
+                                        y.chunk_crc32c().begin(), y.chunk_crc32c().end());
+                    });
+}
+
+// The manifests of open readers, each once: all ranks of a job open the same checkpoint.
+class OpenManifests {
+ public:
+  // `manifest`, or the same one that a reader has already.
+  std::shared_ptr<const Manifest> Share(Manifest manifest) {
+    std::erase_if(open_, [](const auto& entry) { return entry.second.expired(); });
+    std::weak_ptr<const Manifest>& known = open_[manifest.summary.sequence()];
+    const std::shared_ptr<const Manifest> open = known.lock();
+    if (open != nullptr &&
+        google::protobuf::util::MessageDifferencer::Equals(open->summary, manifest.summary) &&
+        SameFiles(*open, manifest)) {
+      return open;
+    }
+    auto fresh = std::make_shared<const Manifest>(std::move(manifest));
+    known = fresh;
+    return fresh;
+  }
+
+ private:
+  std::map<int64_t, std::weak_ptr<const Manifest>> open_;  // By sequence.
+};
+
 // Of the metadata worker; but once it is `open`, `fs` and `dir` do not change, and others may use them, too.
 struct Root {
   ThreadedRootIoFactory::OpenRootDirectory open_directory;
@@ -62,6 +97,7 @@ struct Root {
   ScopedHandle dir;
   std::map<InflightId64, Inflight> inflight;
   std::unique_ptr<RootStore> store;
+  OpenManifests manifests;
   const std::shared_ptr<OpenReaders> readers = std::make_shared<OpenReaders>();
 
   absl::StatusOr<Inflight*> Find(InflightId64 id) {
@@ -89,47 +125,47 @@ RootSnapshot SnapshotOf(RootStore& store, const ProbeResult& probe) {
 
 class Reader : public CheckpointReader {
  public:
-  Reader(std::shared_ptr<FileSystem> fs, ScopedHandle dir, Manifest manifest,
+  Reader(std::shared_ptr<FileSystem> fs, ScopedHandle dir, std::shared_ptr<const Manifest> manifest,
          std::shared_ptr<OpenReaders> readers)
       : fs_(std::move(fs)),
         dir_(std::move(dir)),
         manifest_(std::move(manifest)),
         readers_(std::move(readers)) {
-    readers_->Add(manifest_.summary.sequence());
+    readers_->Add(manifest_->summary.sequence());
   }
-  ~Reader() override { readers_->Remove(manifest_.summary.sequence()); }
+  ~Reader() override { readers_->Remove(manifest_->summary.sequence()); }
 
-  const Manifest& manifest() const override { return manifest_; }
+  const Manifest& manifest() const override { return *manifest_; }
 
   absl::Status Read(const std::string& path, int64_t offset, std::span<std::byte> into) override {
     CKPTD_ASSIGN_OR_RETURN(const storage::v1::FileRecord* const file, Find(path));
-    return ReadVerified(*fs_, dir_.get(), *file, manifest_.summary.chunk_bytes(), offset, into);
+    return ReadVerified(*fs_, dir_.get(), *file, manifest_->summary.chunk_bytes(), offset, into);
   }
 
   absl::Status ReadWhole(const FileTarget& target, const int32_t* stop) const {
     CKPTD_ASSIGN_OR_RETURN(const storage::v1::FileRecord* const file, Find(target.path));
     const int threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8);
-    return ReadFromDisk(*fs_, dir_.get(), *file, manifest_.summary.chunk_bytes(), 0, target.runs, threads,
+    return ReadFromDisk(*fs_, dir_.get(), *file, manifest_->summary.chunk_bytes(), 0, target.runs, threads,
                         stop);
   }
 
  private:
   absl::StatusOr<const storage::v1::FileRecord*> Find(const std::string& path) const {
-    const auto& files = manifest_.body.files();  // Ordered by path.
+    const auto& files = manifest_->body.files();  // Ordered by path.
     const auto found =
         std::lower_bound(files.begin(), files.end(), path,
                          [](const auto& file, const std::string& name) { return file.path() < name; });
     if (found == files.end() || found->path() != path) {
       return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_FILE",
-                       absl::StrCat("checkpoint ", manifest_.summary.tag(), " has no file ", path),
-                       {{"tag", manifest_.summary.tag()}, {"path", path}});
+                       absl::StrCat("checkpoint ", manifest_->summary.tag(), " has no file ", path),
+                       {{"tag", manifest_->summary.tag()}, {"path", path}});
     }
     return &*found;
   }
 
   const std::shared_ptr<FileSystem> fs_;
   const ScopedHandle dir_;
-  const Manifest manifest_;
+  const std::shared_ptr<const Manifest> manifest_;
   const std::shared_ptr<OpenReaders> readers_;
 };
 
@@ -271,7 +307,8 @@ class ThreadedRootIoFactory::Io : public RootIo {
           CKPTD_ASSIGN_OR_RETURN(ScopedHandle dir, root.store->OpenCheckpoint(tag, sequence));
           CKPTD_ASSIGN_OR_RETURN(Manifest manifest, root.store->ReadManifest(tag, sequence));
           CKPTD_RETURN_IF_ERROR(CheckFiles(*root.fs, dir.get(), manifest.body.files()));
-          return std::make_shared<Reader>(root.fs, std::move(dir), std::move(manifest), root.readers);
+          return std::make_shared<Reader>(root.fs, std::move(dir), root.manifests.Share(std::move(manifest)),
+                                          root.readers);
         });
   }
 

@@ -262,6 +262,30 @@ TEST_P(ThreadedRootIoTest, SavesPublishesReadsEvictsAndEmptiesTheTrash) {
   EXPECT_EQ(OpenCheckpoint("step_1", 1).status().code(), absl::StatusCode::kNotFound);
 }
 
+// Every rank of a job opens the same checkpoint.
+TEST_P(ThreadedRootIoTest, ReadersOfACheckpointShareItsManifestUntilItChanges) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("model.pt", 300'001, 'a');
+  Save(*io_, "step_1", 1, images);
+  Save(*io_, "step_2", 2, images);
+  const auto one = OpenCheckpoint("step_1", 1), other = OpenCheckpoint("step_2", 2);
+  ASSERT_TRUE(one.ok() && other.ok());
+  auto again = OpenCheckpoint("step_1", 1);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(&(*one)->manifest(), &(*again)->manifest());
+  EXPECT_NE(&(*one)->manifest(), &(*other)->manifest());
+  EXPECT_EQ((*again)->manifest().summary.tag(), "step_1");
+
+  // Damage is found all the same: every open reads the manifest.
+  const std::string path = dir_.path() + "/step_1/.ckptd/manifest";
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(4096 + 3);
+  file.put('\xff');
+  file.close();
+  EXPECT_EQ(ReasonOf(OpenCheckpoint("step_1", 1).status()), "CORRUPT_MANIFEST");
+}
+
 // Opened, and replaced, while the trash is being emptied of others.
 TEST_P(ThreadedRootIoTest, WhatIsOpenedWhileTrashIsEmptiedIsLeftThere) {
   ASSERT_TRUE(Open(*io_).ok());

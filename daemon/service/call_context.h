@@ -57,6 +57,10 @@ grpc::ServerUnaryReactor* AskEngine(ServiceContext* context, const grpc::Callbac
     call->Answer(caller.status());
     return call.get();
   }
+  if (absl::Status counted = call->CountFor(context->call_limits, caller->uid); !counted.ok()) {
+    call->Answer(std::move(counted));
+    return call.get();
+  }
   context->loop->Post([context, call, who = *caller, ask = std::move(ask)]() mutable {
     if (call->answered()) return;
     ask(*context->engine, who, call->request(),

@@ -6,20 +6,25 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/service_type.h>
+#include <grpcpp/resource_quota.h>
 #include <grpcpp/server_posix.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <map>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/service/admin_service.h"
@@ -40,6 +45,7 @@ namespace {
 
 constexpr int kTurnMillis = 500;
 constexpr int kMaxReceiveBytes = 4 << 20;
+constexpr int kMaxThreads = 32;  // For reflection, the only service that holds a thread for each call.
 
 // Numbers for connections, in turn, so that one is not used again soon after it was closed: gRPC knows a
 // connection by its number alone, and a call that came late must not be taken for that of the next user.
@@ -69,6 +75,54 @@ class DescriptorNumbers {
   int first_ = 0, end_ = 0, next_ = 0;
 };
 
+// The connections that gRPC has not closed. It does not say when it closes one: then the number is free, or
+// another file's.
+class OpenConnections {
+ public:
+  OpenConnections(int most, int most_of_uid) : most_(most), most_of_uid_(most_of_uid) {}
+
+  // Why there is no room for the connection; empty: it is added.
+  std::string Add(int fd, uid_t uid) {
+    const auto full = [&] { return static_cast<int>(open_.size()) >= most_ || of_uid_[uid] >= most_of_uid_; };
+    if (full()) DropClosed();
+    if (of_uid_[uid] >= most_of_uid_)
+      return absl::StrCat("uid ", uid, " has ", of_uid_[uid], " already (limits.connections_per_uid)");
+    if (full()) return absl::StrCat("there are ", open_.size(), " already");
+    Drop(fd);
+    open_.emplace(fd, Socket{InodeOf(fd), uid});
+    ++of_uid_[uid];
+    return "";
+  }
+
+ private:
+  struct Socket {
+    ino_t inode;
+    uid_t uid;
+  };
+
+  static ino_t InodeOf(int fd) {
+    struct stat info {};
+    return ::fstat(fd, &info) == 0 ? info.st_ino : 0;
+  }
+  void Drop(int fd) {
+    const auto found = open_.find(fd);
+    if (found == open_.end()) return;
+    if (--of_uid_[found->second.uid] == 0) of_uid_.erase(found->second.uid);
+    open_.erase(found);
+  }
+  void DropClosed() {
+    std::vector<int> closed;
+    for (const auto& [fd, socket] : open_) {
+      if (InodeOf(fd) != socket.inode) closed.push_back(fd);
+    }
+    for (const int fd : closed) Drop(fd);
+  }
+
+  const int most_, most_of_uid_;
+  std::map<int, Socket> open_;
+  std::map<uid_t, int> of_uid_;
+};
+
 void InitGrpcOnce() {
   // Both are for the whole process and must come before the first builder.
   static const bool done = [] {
@@ -87,11 +141,13 @@ void InitGrpcOnce() {
 class GrpcServer::Impl {
  public:
   Impl(UniqueFd listener, PeerTable* peers, ServiceContext* context,
-       std::function<void(const std::string&)> log)
+       std::function<void(const std::string&)> log, GrpcLimits limits)
       : listener_(std::move(listener)),
         stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         peers_(peers),
         log_(std::move(log)),
+        limits_(limits),
+        connections_(limits.max_connections, limits.max_connections_per_uid),
         checkpoints_(MakeCheckpointsService(context)),
         admin_(MakeAdminService(context)) {}
 
@@ -101,6 +157,11 @@ class GrpcServer::Impl {
     InitGrpcOnce();
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, limits_.streams_per_connection);
+    grpc::ResourceQuota quota("ckptd");
+    quota.Resize(static_cast<size_t>(limits_.memory_bytes));
+    quota.SetMaxThreads(kMaxThreads);
+    builder.SetResourceQuota(quota);
     builder.RegisterService(checkpoints_.get());
     builder.RegisterService(admin_.get());
     server_ = builder.BuildAndStart();
@@ -161,6 +222,11 @@ class GrpcServer::Impl {
       return true;
     }
     connection = numbers_.Renumber(std::move(connection));
+    if (const std::string refused = connections_.Add(connection.get(), peer->user.uid); !refused.empty()) {
+      if (!std::exchange(refusal_reported_, true)) log_(absl::StrCat("gRPC connection refused: ", refused));
+      return true;
+    }
+    refusal_reported_ = false;
     peers_->Add(connection.get(), *std::move(peer));
     grpc::AddInsecureChannelFromFd(server_.get(), connection.release());
     return true;
@@ -170,6 +236,9 @@ class GrpcServer::Impl {
   const UniqueFd stop_;
   PeerTable* const peers_;
   const std::function<void(const std::string&)> log_;
+  const GrpcLimits limits_;
+  OpenConnections connections_;    // The accepting thread only.
+  bool refusal_reported_ = false;  // Likewise.
   const std::unique_ptr<grpc::Service> checkpoints_;
   const std::unique_ptr<grpc::Service> admin_;
   std::unique_ptr<grpc::Server> server_;
@@ -183,9 +252,10 @@ GrpcServer::~GrpcServer() = default;
 
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(UniqueFd listener, PeerTable* peers,
                                                               ServiceContext* context,
-                                                              std::function<void(const std::string&)> log) {
+                                                              std::function<void(const std::string&)> log,
+                                                              GrpcLimits limits) {
   std::unique_ptr<GrpcServer> server(new GrpcServer);
-  server->impl_ = std::make_unique<Impl>(std::move(listener), peers, context, std::move(log));
+  server->impl_ = std::make_unique<Impl>(std::move(listener), peers, context, std::move(log), limits);
   if (absl::Status started = server->impl_->Start(); !started.ok()) return started;
   return server;
 }

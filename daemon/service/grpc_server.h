@@ -17,13 +17,22 @@
 
 namespace ckptd {
 
+struct GrpcLimits {
+  int max_connections = 4096;
+  int max_connections_per_uid = 1024;
+  int streams_per_connection = 256;
+  int64_t memory_bytes = int64_t{1} << 30;  // Of gRPC itself.
+};
+
 class GrpcServer {
  public:
   // Accepts from the return on, and answers health checks with NOT_SERVING until SetServing. `listener` is a
-  // listening, non-blocking Unix socket; `log` hears of connections that could not be taken.
+  // listening, non-blocking Unix socket; `log` hears of connections that could not be taken, or are beyond a
+  // limit and were closed.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(UniqueFd listener, PeerTable* peers,
                                                            ServiceContext* context,
-                                                           std::function<void(const std::string&)> log);
+                                                           std::function<void(const std::string&)> log,
+                                                           GrpcLimits limits = {});
   // As Stop without grace.
   ~GrpcServer();
 

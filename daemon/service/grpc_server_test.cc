@@ -5,6 +5,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -13,6 +14,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -24,6 +27,7 @@
 #include "daemon/engine/event_loop.h"
 #include "daemon/memory/segment_pool.h"
 #include "daemon/service/attach_queue.h"
+#include "daemon/service/call_limits.h"
 #include "daemon/service/callers.h"
 #include "daemon/service/loop_gate.h"
 #include "daemon/service/peer_table.h"
@@ -32,6 +36,7 @@
 #include "daemon/service/worker_pool.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
+#include "storage/base/unique_fd.h"
 #include "tests/testing/fake_root_io.h"
 
 namespace ckptd {
@@ -85,6 +90,7 @@ class GrpcServerTest : public ::testing::Test {
                 .callers = &callers_,
                 .workers = workers_.get(),
                 .attaches = &attaches_,
+                .call_limits = nullptr,
                 .make_attachment = [this](UniqueFd, const std::string& path,
                                           const FileUser& user) -> absl::StatusOr<RootAttachment> {
                   RootAttachment attachment;
@@ -102,14 +108,28 @@ class GrpcServerTest : public ::testing::Test {
                 .container_roots = {},
                 .daemon_version = "0.0.0",
                 .daemon_instance = "instance"};
+    SetCallLimits(64, 256 << 20);
+    Serve({});
+    channel_ = grpc::CreateChannel("unix:" + path_, grpc::InsecureChannelCredentials());
+    stub_ = v1::Checkpoints::NewStub(channel_);
+  }
+
+  void Serve(GrpcLimits limits) {
+    server_.reset();
     auto listener =
         ListenUnix({.path = path_, .type = SOCK_STREAM, .mode = 0600, .group = {}, .patience = {}});
     ASSERT_TRUE(listener.ok()) << listener.status();
-    auto server = GrpcServer::Start(*std::move(listener), &peers_, &context_, [](const std::string&) {});
+    auto server = GrpcServer::Start(
+        *std::move(listener), &peers_, &context_, [](const std::string&) {}, limits);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    channel_ = grpc::CreateChannel("unix:" + path_, grpc::InsecureChannelCredentials());
-    stub_ = v1::Checkpoints::NewStub(channel_);
+  }
+
+  // While no call is under way.
+  CallLimits& SetCallLimits(int calls, int64_t memory) {
+    call_limits_.push_back(std::make_unique<CallLimits>(calls, memory));
+    context_.call_limits = call_limits_.back().get();
+    return *call_limits_.back();
   }
 
   void TearDown() override {
@@ -301,11 +321,117 @@ class GrpcServerTest : public ::testing::Test {
   Callers callers_{&peers_, &sessions_, ::geteuid(), OverflowUid()};
   AttachQueue attaches_{AttachLimits(), &SystemClock()};
   std::unique_ptr<WorkerPool> workers_ = std::make_unique<WorkerPool>(4);
+  std::vector<std::unique_ptr<CallLimits>> call_limits_;
   ServiceContext context_;
   std::unique_ptr<GrpcServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Checkpoints::Stub> stub_;
 };
+
+// Looks until it is so, and no more then.
+void WaitUntil(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + seconds(20);
+  bool is_so = condition();
+  while (!is_so && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+    is_so = condition();
+  }
+  EXPECT_TRUE(is_so);
+}
+
+TEST_F(GrpcServerTest, RefusesMoreCallsThanAUserMayHave) {
+  CallLimits& limits = SetCallLimits(2, 64 << 20);
+  auto first = Patience(), second = Patience();
+  auto watch = stub_->Watch(first.get(), v1::WatchRequest());
+  auto other = stub_->Watch(second.get(), v1::WatchRequest());
+  WaitUntil([&] { return limits.calls(::geteuid()) == 2; });
+  v1::GetCheckpointRequest request;
+  request.set_name("runs/0/checkpoints/a");
+  v1::Checkpoint answer;
+  const grpc::Status refused = stub_->GetCheckpoint(Patience().get(), request, &answer);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_NE(refused.error_message().find("limits.calls_per_uid"), std::string::npos)
+      << refused.error_message();
+  auto third = Patience();
+  EXPECT_EQ(stub_->Watch(third.get(), v1::WatchRequest())->Finish().error_code(),
+            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  first->TryCancel();
+  watch->Finish();
+  WaitUntil([&] { return limits.calls(::geteuid()) == 1; });
+  EXPECT_EQ(stub_->GetCheckpoint(Patience().get(), request, &answer).error_code(),
+            grpc::StatusCode::NOT_FOUND);
+  second->TryCancel();
+  other->Finish();
+}
+
+TEST_F(GrpcServerTest, RefusesACallThatTakesMoreMemoryThanItsUserMayHave) {
+  const Trainer trainer = Join();
+  SetCallLimits(10, 1 << 20);
+  v1::BeginRequest request;
+  *request.mutable_key() = Key(trainer, "step_1");
+  for (int i = 0; i < 20'000; ++i) request.add_files()->set_path(std::to_string(i));
+  v1::BeginResponse response;
+  const grpc::Status refused = stub_->Begin(trainer.Call().get(), request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_NE(refused.error_message().find("limits.call_memory_bytes_per_uid"), std::string::npos)
+      << refused.error_message();
+  Begin(trainer, "step_2", 10);
+}
+
+TEST_F(GrpcServerTest, AReadWaitsForTheMemoryOfReadsThatNobodyTakes) {
+  const Trainer trainer = Join();
+  const std::string bytes = Pattern(19 << 20);
+  Save(trainer, "step_1", bytes);
+  CallLimits& limits = SetCallLimits(10, 5 << 20);  // One chunk has 4 MiB.
+  const uid_t uid = ::geteuid();
+  v1::OpenCheckpointRequest open;
+  open.set_name(trainer.run + "/checkpoints/step_1");
+  v1::OpenCheckpointResponse opened;
+  Expect(stub_->OpenCheckpoint(trainer.Call().get(), open, &opened));
+  v1::ReadFileRequest request;
+  request.set_lease(opened.lease());
+  request.set_path("model.pt");
+  auto stalled = trainer.Call(), given_up = trainer.Call(), waiting = trainer.Call();
+  auto first = stub_->ReadFile(stalled.get(), request);
+  WaitUntil([&] { return limits.memory(uid) >= 4 << 20; });
+  auto second = stub_->ReadFile(given_up.get(), request);
+  WaitUntil([&] { return limits.calls(uid) == 2; });
+  auto third = stub_->ReadFile(waiting.get(), request);
+  WaitUntil([&] { return limits.calls(uid) == 3; });
+  given_up->TryCancel();
+  EXPECT_EQ(second->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  WaitUntil([&] { return limits.calls(uid) == 2; });
+  EXPECT_LE(limits.memory(uid), 5 << 20);
+  stalled->TryCancel();
+  std::string read;
+  for (v1::ReadFileResponse response; third->Read(&response);) read += response.data();
+  Expect(third->Finish());
+  EXPECT_TRUE(read == bytes);
+  first->Finish();
+  WaitUntil([&] { return limits.calls(uid) == 0 && limits.memory(uid) == 0; });
+}
+
+TEST_F(GrpcServerTest, AUserGetsNoMoreConnectionsThanAllowedUntilOneCloses) {
+  Serve({.max_connections = 100, .max_connections_per_uid = 2});
+  // A server that takes a connection sends its settings; one that does not closes it.
+  const auto taken = [this](UniqueFd& socket) {
+    socket.reset(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path_.c_str(), sizeof(address.sun_path) - 1);
+    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    pollfd readable{socket.get(), POLLIN, 0};
+    EXPECT_EQ(::poll(&readable, 1, 20'000), 1);
+    char byte = 0;
+    return ::recv(socket.get(), &byte, 1, MSG_DONTWAIT) == 1;
+  };
+  UniqueFd first, second, third;
+  EXPECT_TRUE(taken(first));
+  EXPECT_TRUE(taken(second));
+  EXPECT_FALSE(taken(third));
+  first.reset();
+  WaitUntil([&] { return taken(third); });
+}
 
 TEST_F(GrpcServerTest, RangesOfAFileComeOneBehindTheOther) {
   const Trainer trainer = Join();

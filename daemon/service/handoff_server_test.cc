@@ -595,6 +595,18 @@ TEST_F(HandoffServerTest, MoreConnectionsThanAllowedAreClosedUntilOneEnds) {
   EXPECT_FALSE(two.Ask(FetchRequest({101})).has_error());
 }
 
+TEST_F(HandoffServerTest, OneUserHasNoMoreConnectionsThanAllowed) {
+  options_.max_connections_per_uid = 1;
+  Start();
+  Client one = ConnectAndGreet();
+  Client two = Connect();
+  EXPECT_TRUE(two.IsClosedByServer());
+  EXPECT_THAT(Log(), testing::HasSubstr("limits.connections_per_uid"));
+  one.Close();
+  EXPECT_EQ(delegate_.WaitClosed(1).size(), 1u);
+  ConnectAndGreet();
+}
+
 TEST_F(HandoffServerTest, GarbageClosesItsOwnConnectionOnly) {
   Start();
   Client healthy = ConnectAndGreet();

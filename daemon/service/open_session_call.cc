@@ -58,6 +58,9 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
  private:
   absl::Status Open(absl::StatusOr<Peer> peer, const v1::OpenSessionRequest& request) {
     CKPTD_RETURN_IF_ERROR(peer.status());
+    if (context_->call_limits != nullptr) {
+      CKPTD_ASSIGN_OR_RETURN(ticket_, context_->call_limits->Start(peer->user.uid));
+    }
     if (request.min_version() > kProtocolVersion || request.max_version() < kProtocolVersion) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "VERSION_UNSUPPORTED",
                        absl::StrCat("the client speaks versions ", request.min_version(), " to ",
@@ -113,7 +116,8 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
   }
 
   ServiceContext* const context_;
-  SessionId session_ = 0;  // Constant after Start.
+  std::shared_ptr<CallTicket> ticket_;  // Constant after Start.
+  SessionId session_ = 0;               // Likewise.
   v1::OpenSessionResponse response_;
   std::shared_ptr<OpenSessionCall> until_done_;
 

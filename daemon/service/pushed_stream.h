@@ -12,6 +12,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/service/call_limits.h"
 #include "daemon/service/callers.h"
 #include "daemon/service/service_context.h"
 #include "daemon/service/tsan_hop.h"
@@ -35,6 +36,11 @@ class PushedStream final : public grpc::ServerWriteReactor<Response>,
     auto stream = std::make_shared<PushedStream>(context);
     stream->until_done_ = stream;
     GiveOn(stream.get());
+    if (caller.ok() && context->call_limits != nullptr) {
+      auto ticket = context->call_limits->Start(caller->uid);
+      if (!ticket.ok()) caller = ticket.status();
+      if (ticket.ok()) stream->ticket_ = *std::move(ticket);
+    }
     if (caller.ok()) {
       context->loop->Post([stream, who = *std::move(caller), subscribe = std::move(subscribe)]() mutable {
         stream->leave_ = subscribe(who, stream);
@@ -119,8 +125,9 @@ class PushedStream final : public grpc::ServerWriteReactor<Response>,
   }
 
   ServiceContext* const context_;
-  Leave leave_;       // The engine's thread only.
-  Response message_;  // Belongs to gRPC while writing_.
+  std::shared_ptr<CallTicket> ticket_;  // Constant after Start.
+  Leave leave_;                         // The engine's thread only.
+  Response message_;                    // Belongs to gRPC while writing_.
   std::shared_ptr<PushedStream> until_done_;
 
   Mutex mutex_;

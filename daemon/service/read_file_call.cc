@@ -22,6 +22,11 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
  public:
   ReadFileCall(ServiceContext* context, absl::StatusOr<Caller> caller, const v1::ReadFileRequest& request)
       : context_(context), request_(request) {
+    if (caller.ok() && context_->call_limits != nullptr) {
+      auto ticket = context_->call_limits->Start(caller->uid);
+      if (!ticket.ok()) caller = ticket.status();
+      if (ticket.ok()) ticket_ = *std::move(ticket);
+    }
     if (!caller.ok()) {
       End(caller.status());
       return;
@@ -39,7 +44,10 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
     if (!ok) return GiveUp();
     Send();
   }
-  void OnCancel() override { cancelled_ = true; }
+  void OnCancel() override {
+    *cancelled_ = true;
+    if (ticket_ != nullptr) ticket_->StopWaiting();
+  }
   void OnDone() override {
     TakeOver(this);
     delete this;
@@ -58,7 +66,21 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
     }
     const absl::Status fits = AskedOf(file->size_bytes());
     if (!fits.ok()) return End(fits);
-    Send();
+    TakeMemory(file->size_bytes());
+  }
+
+  // What this call may have in memory at once, all of it before the first read: a chunk, and once more while
+  // only a piece of it is wanted.
+  void TakeMemory(int64_t size) {
+    if (ticket_ == nullptr || ranges_.empty()) return Send();
+    const int64_t chunk = std::min<int64_t>(reader_->manifest().summary.chunk_bytes(), size);
+    const bool whole = ranges_.size() == 1 && ranges_[0] == std::pair<int64_t, int64_t>(0, size);
+    const auto [ticket, cancelled] = std::pair(ticket_, cancelled_);  // The call may have ended below.
+    ticket->ChargeWhenThereIs(whole ? chunk : 2 * chunk, [this](bool charged) {
+      if (!charged) return GiveUp();
+      context_->workers->Submit([this] { Send(); });
+    });
+    if (*cancelled) ticket->StopWaiting();
   }
 
   absl::Status AskedOf(int64_t size) {
@@ -113,7 +135,7 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
 
   // The next message, or the next read when everything read so far is sent.
   void Send() {
-    if (cancelled_) return GiveUp();
+    if (*cancelled_) return GiveUp();
     if (sent_ == buffer_.size()) {
       if (next_ == ranges_.size()) return End(absl::OkStatus());
       return context_->workers->Submit([this] { Read(); });
@@ -140,7 +162,8 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
   std::vector<std::byte> buffer_;
   size_t sent_ = 0;  // Of the buffer.
   v1::ReadFileResponse response_;
-  std::atomic<bool> cancelled_ = false;
+  const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<CallTicket> ticket_;  // Constant after the constructor.
 };
 
 }  // namespace

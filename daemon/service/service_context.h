@@ -10,6 +10,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/event_loop.h"
 #include "daemon/service/attach_queue.h"
+#include "daemon/service/call_limits.h"
 #include "daemon/service/callers.h"
 #include "daemon/service/session_registry.h"
 #include "daemon/service/worker_pool.h"
@@ -31,6 +32,7 @@ struct ServiceContext {
   const Callers* callers = nullptr;
   WorkerPool* workers = nullptr;
   AttachQueue* attaches = nullptr;
+  CallLimits* call_limits = nullptr;  // Null: calls are not limited.
   MakeAttachment make_attachment;
   std::vector<std::string> container_roots;  // SecurityConfig::container_roots.
   std::string daemon_version;

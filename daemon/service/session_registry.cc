@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "daemon/engine/limits.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -34,7 +35,8 @@ absl::Status UnknownToken() {
 
 }  // namespace
 
-SessionRegistry::SessionRegistry(int max_sessions) : max_sessions_(max_sessions) {}
+SessionRegistry::SessionRegistry(int max_sessions, int max_sessions_per_uid)
+    : max_sessions_(max_sessions), max_sessions_per_uid_(max_sessions_per_uid) {}
 
 absl::StatusOr<SessionRegistry::Opened> SessionRegistry::Open(const SessionRequest& request) {
   CKPTD_ASSIGN_OR_RETURN(std::string token, NewToken());
@@ -43,6 +45,10 @@ absl::StatusOr<SessionRegistry::Opened> SessionRegistry::Open(const SessionReque
     return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_SESSIONS",
                      absl::StrCat("the daemon has ", sessions_.size(),
                                   " sessions and takes no more; end some or raise max_sessions"));
+  }
+  if (const auto of_uid = sessions_of_uid_.find(request.user.uid);
+      of_uid != sessions_of_uid_.end() && of_uid->second >= max_sessions_per_uid_) {
+    return UidLimitExceeded(request.user.uid, "sessions", max_sessions_per_uid_, "sessions_per_uid");
   }
   if (request.keeper && closed_to_keepers_) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
@@ -61,6 +67,7 @@ absl::StatusOr<SessionRegistry::Opened> SessionRegistry::Open(const SessionReque
   session.keeper = request.keeper;
   session.token = token;
   if (request.keeper) ++keepers_;
+  ++sessions_of_uid_[request.user.uid];
   Opened opened{session.info, token};
   by_token_[token] = session.info.id;
   sessions_.emplace(opened.info.id, std::move(session));
@@ -72,6 +79,8 @@ bool SessionRegistry::Close(SessionId session) {
   auto found = sessions_.find(session);
   if (found == sessions_.end()) return false;
   if (found->second.keeper) --keepers_;
+  if (const auto of_uid = sessions_of_uid_.find(found->second.info.uid); --of_uid->second == 0)
+    sessions_of_uid_.erase(of_uid);
   by_token_.erase(found->second.token);
   sessions_.erase(found);
   return true;

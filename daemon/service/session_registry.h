@@ -30,14 +30,14 @@ struct SessionRequest {
 
 class SessionRegistry {
  public:
-  explicit SessionRegistry(int max_sessions);
+  explicit SessionRegistry(int max_sessions, int max_sessions_per_uid = 65536);
 
   struct Opened {
     SessionInfo info;
     std::string token;  // 128 random bits in hex.
   };
-  // RESOURCE_EXHAUSTED, reason TOO_MANY_SESSIONS; UNAVAILABLE, reason DRAINING, for a keeper that comes too
-  // late.
+  // RESOURCE_EXHAUSTED, reason TOO_MANY_SESSIONS or LIMIT_EXCEEDED; UNAVAILABLE, reason DRAINING, for a
+  // keeper that comes too late.
   absl::StatusOr<Opened> Open(const SessionRequest& request);
   // False when it was closed before.
   bool Close(SessionId session);
@@ -62,10 +62,12 @@ class SessionRegistry {
   };
 
   const int max_sessions_;
+  const int max_sessions_per_uid_;
   mutable Mutex mutex_;
   std::unordered_map<SessionId, Session> sessions_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<std::string, SessionId> by_token_ ABSL_GUARDED_BY(mutex_);
   SessionId last_session_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<uid_t, int> sessions_of_uid_ ABSL_GUARDED_BY(mutex_);
   int keepers_ ABSL_GUARDED_BY(mutex_) = 0;
   bool closed_to_keepers_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -131,5 +131,21 @@ TEST(SessionRegistryTest, ManyThreadsOpenAndCloseAtOnce) {
   EXPECT_EQ(registry.keepers(), 0);
 }
 
+TEST(SessionRegistryLimits, OneUserLeavesRoomForOthers) {
+  SessionRegistry registry(10, /*max_sessions_per_uid=*/2);
+  SessionRequest mine, other;
+  mine.user.uid = 1000;
+  other.user.uid = 1001;
+  const auto first = registry.Open(mine);
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(registry.Open(mine).ok());
+  const absl::Status refused = registry.Open(mine).status();
+  EXPECT_EQ(ReasonOf(refused), "LIMIT_EXCEEDED");
+  EXPECT_EQ(DetailsOf(refused).at("limit"), "limits.sessions_per_uid");
+  EXPECT_TRUE(registry.Open(other).ok());
+  EXPECT_TRUE(registry.Close(first->info.id));
+  EXPECT_TRUE(registry.Open(mine).ok());
+}
+
 }  // namespace
 }  // namespace ckptd

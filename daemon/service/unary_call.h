@@ -4,15 +4,19 @@
 #define CKPTD_DAEMON_SERVICE_UNARY_CALL_H_
 
 #include <grpcpp/support/server_callback.h>
+#include <sys/types.h>
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "daemon/service/call_limits.h"
 #include "daemon/service/tsan_hop.h"
 #include "daemon/service/wire_errors.h"
+#include "storage/base/status_macros.h"
 
 namespace ckptd {
 
@@ -31,6 +35,13 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     return call;
   }
 
+  // Counts the call and its request as the user's until it is done. LIMIT_EXCEEDED: they have too many.
+  absl::Status CountFor(CallLimits* limits, uid_t uid) {
+    if (limits == nullptr) return absl::OkStatus();
+    CKPTD_ASSIGN_OR_RETURN(ticket_, limits->Start(uid));
+    return ticket_->Charge(static_cast<int64_t>(request_.SpaceUsedLong()));
+  }
+
   const Request& request() const { return request_; }
   bool answered() const { return answered_.load(); }
 
@@ -38,10 +49,15 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   // given the call up, or is gone. An answer that was sent may still be lost on its way; nobody learns of
   // that here.
   void Answer(absl::StatusOr<Response> answer, std::function<void()> undo = nullptr) {
-    undo_ = undo;  // Before `answered_`, for OnCancel.
-    if (answered_.exchange(true)) {
-      if (undo) undo();
-      return;
+    undo_ = std::move(undo);  // Before `answered_`, for OnCancel.
+    if (answered_.exchange(true)) return Undo();
+    if (answer.ok() && ticket_ != nullptr) {  // It may lie here until the client reads it, in both forms.
+      const absl::Status fits =
+          ticket_->Charge(static_cast<int64_t>(answer->SpaceUsedLong() + answer->ByteSizeLong()));
+      if (!fits.ok()) {
+        Undo();
+        answer = fits;
+      }
     }
     if (answer.ok()) *response_ = *std::move(answer);
     GiveOn(this);
@@ -54,7 +70,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       GiveOn(this);
       return Finish(ToGrpcStatus(absl::CancelledError("the client gave the call up")));
     }
-    if (undo_) undo_();
+    Undo();
   }
   void OnDone() override {
     TakeOver(this);
@@ -66,10 +82,16 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
  private:
   explicit UnaryCall(Response* response) : response_(response) {}
 
+  void Undo() {
+    if (undo_ && !undone_.exchange(true)) undo_();
+  }
+
   Request request_;
   Response* const response_;
   std::atomic<bool> answered_ = false;
   std::function<void()> undo_;  // Of the engine's answer.
+  std::atomic<bool> undone_ = false;
+  std::shared_ptr<CallTicket> ticket_;  // Set before the call is posted to the engine.
   std::shared_ptr<UnaryCall> until_done_;
 };
 

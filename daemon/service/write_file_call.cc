@@ -1,5 +1,6 @@
 // WriteFile: the header names a placed file, the engine says where it lies, and what follows is copied there.
 #include <atomic>
+#include <memory>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -23,6 +24,11 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
  public:
   WriteFileCall(ServiceContext* context, absl::StatusOr<Caller> caller, v1::WriteFileResponse* response)
       : context_(context), response_(response) {
+    if (caller.ok() && context_->call_limits != nullptr) {
+      auto ticket = context_->call_limits->Start(caller->uid);
+      if (!ticket.ok()) caller = ticket.status();
+      if (ticket.ok()) ticket_ = *std::move(ticket);
+    }
     if (!caller.ok()) {
       Answer(caller.status());
       return;
@@ -39,6 +45,7 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
       return End(OutOfOrder("WriteFile: after the header every message has data"));
     }
     if (absl::Status copied = Copy(); !copied.ok()) return End(std::move(copied));
+    v1::WriteFileRequest().Swap(&request_);  // A client that sends nothing more holds no memory here.
     GiveOn(this);
     StartRead(&request_);
   }
@@ -100,6 +107,7 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
 
   ServiceContext* const context_;
   v1::WriteFileResponse* const response_;
+  std::shared_ptr<CallTicket> ticket_;
   Caller caller_;
   v1::WriteFileRequest request_;
   bool opened_ = false;

@@ -150,14 +150,14 @@ def test_a_thousand_sessions_idle_or_vanish_and_everything_comes_back(daemon, ra
     for _ in range(2):
         with others_are_served(daemon, rank):
             wires, refused = [], 0
-            for _ in range(1100):  # max_sessions is 1024.
+            for _ in range(1000):  # sessions_per_uid is 768.
                 wires.append(Wire(daemon))
                 answer = wires[-1].hello()
                 if answer.error.reason:
-                    assert answer.error.reason == "TOO_MANY_SESSIONS" and "max_sessions" in answer.error.message
+                    assert answer.error.reason == "LIMIT_EXCEEDED" and "limits.sessions_per_uid" in answer.error.message
                     refused += 1
-            assert 1100 - 1024 <= refused < 100
-            assert 1000 <= daemon.status().sessions <= 1024
+            assert 1000 - 768 <= refused < 1000 - 740
+            assert 740 <= daemon.status().sessions <= 768
             for wire in wires:
                 wire.close()
             until(lambda: daemon.status().sessions < 20, "the end of the sessions")

@@ -50,8 +50,9 @@ class History {
     pool_ = SegmentPool::Start(
         options, [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); },
         [](std::string) {});
-    engine_ = std::make_unique<Engine>(EngineOptions{.daemon_version = "0", .daemon_instance = "fuzz"},
-                                       &clock_, pool_.get(), &nobody_);
+    engine_ = std::make_unique<Engine>(
+        EngineOptions{.daemon_version = "0", .daemon_instance = "fuzz", .limits = {}}, &clock_, pool_.get(),
+        &nobody_);
     for (const SessionId session : kSessions) {
       SessionInfo info;
       info.id = session;
