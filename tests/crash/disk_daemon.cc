@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/memory/populator.h"
 #include "daemon/memory/segment_memory.h"
 #include "gtest/gtest.h"
+#include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "tests/testing/crash_io_queue.h"
 
@@ -242,15 +245,21 @@ ShownCheckpoints DiskDaemon::ReadAll(SessionId session, const std::map<int64_t, 
     broken.push_back(absl::StrCat("listing: ", shown.status().ToString()));
     return {};
   }
+  ShownCheckpoints read;
   for (auto& [sequence, checkpoint] : *shown) {
     const auto save = known.find(sequence);
-    if (save == known.end() || save->second.tag != checkpoint.summary.tag()) continue;  // The oracle says so.
-    checkpoint.summary = ReadOne(session, save->second, broken);
+    if (save != known.end() && save->second.tag == checkpoint.summary.tag()) {  // Else the oracle says so.
+      std::optional<storage::v1::ManifestSummary> summary = ReadOne(session, save->second, broken);
+      if (!summary) continue;
+      checkpoint.summary = *std::move(summary);
+    }
+    read.emplace(sequence, std::move(checkpoint));
   }
-  return *shown;
+  return read;
 }
 
-storage::v1::ManifestSummary DiskDaemon::ReadOne(SessionId session, const SaveSpec& save, Broken& broken) {
+std::optional<storage::v1::ManifestSummary> DiskDaemon::ReadOne(SessionId session, const SaveSpec& save,
+                                                                Broken& broken) {
   const auto said = [&](const std::string& what) {
     broken.push_back(absl::StrCat(save.tag, " (sequence ", save.sequence, ") is listed, and ", what));
   };
@@ -260,14 +269,18 @@ storage::v1::ManifestSummary DiskDaemon::ReadOne(SessionId session, const SaveSp
     engine_->OpenCheckpoint(As(session), open, std::move(reply));
   });
   if (!opened.ok()) {
+    // Retention runs as soon as the root is open. Whether it may take this one is the oracle's to say.
+    const absl::StatusOr<ShownCheckpoints> now = List();
+    if (ReasonOf(opened.status()) == "NO_CHECKPOINT" && now.ok() && !now->contains(save.sequence))
+      return std::nullopt;
     said(absl::StrCat("does not open: ", opened.status().ToString()));
-    return {};
+    return storage::v1::ManifestSummary();
   }
   leases_.push_back(opened->lease());
   const auto reader = engine_->FindReader(As(session), opened->lease());
   if (!reader.ok()) {
     said(absl::StrCat("has no reader: ", reader.status().ToString()));
-    return {};
+    return storage::v1::ManifestSummary();
   }
   for (int rank = 0; rank < save.world_size; ++rank) {
     for (const std::string& path : PathsOf(rank)) {

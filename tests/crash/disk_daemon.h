@@ -87,8 +87,10 @@ class DiskDaemon {
   static constexpr uid_t kUser = 1000;
 
   RootAttachment Attachment();
-  // Opens it and reads every file; what its manifest says.
-  storage::v1::ManifestSummary ReadOne(SessionId session, const SaveSpec& save, Broken& broken);
+  // Opens the checkpoint and reads every file. Returns its manifest's summary; nothing when retention has
+  // removed the checkpoint since it was listed.
+  std::optional<storage::v1::ManifestSummary> ReadOne(SessionId session, const SaveSpec& save,
+                                                      Broken& broken);
   absl::Status CloseLease(SessionId session, const std::string& lease);
 
   CrashDisk* const disk_;
