@@ -41,6 +41,16 @@ def session(**more):
     return hold(Attacker(DAEMON, **more))
 
 
+def opens(root):
+    """"" or the reason why this user cannot open one more root."""
+    os.makedirs(root, exist_ok=True)
+    one = Attacker(DAEMON)
+    try:
+        return tried(one.call, "OpenRoot", messages.OpenRootRequest(path=root))
+    finally:
+        one.close()
+
+
 def attach(wire, directory, path):
     """The root that a descriptor of `directory` is, called `path`; or the reason why it is none."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -371,7 +381,8 @@ def slow_readers(root, size, count):
     reasons = {}
     for _ in range(count):
         reader = session()
-        reader.call("OpenRoot", messages.OpenRootRequest(path=root))
+        with contextlib.suppress(grpc.RpcError):  # The streams of those before may have taken all that the user may have.
+            reader.call("OpenRoot", messages.OpenRootRequest(path=root))
         for _ in range(8):
             try:
                 lease = reader.call("OpenCheckpoint", messages.OpenCheckpointRequest(name=f"{one.run}/checkpoints/big")).lease

@@ -29,7 +29,12 @@ JOB, HOSTILE = 20_001, 20_002  # Users.
 UNIT_CAPABILITIES = (6, 7, 14)  # CAP_SETGID, CAP_SETUID, CAP_IPC_LOCK: deploy/systemd.
 BUSY_SECONDS = 10  # The job's busy policy: how long a save waits for room.
 RANK_BYTES = 2 * MIB
-LIMITS = ""
+# Low enough for each attack to reach its limit, and for the bounds below to follow from them.
+LIMITS = """limits {
+  roots_per_uid: 64 sessions_per_uid: 128 connections_per_uid: 256 leases_per_uid: 64 files_per_uid: 200000
+  call_memory_bytes_per_uid: 67108864 grpc_memory_bytes: 268435456 over_share_grace_seconds: 2
+}
+"""
 MOST_MEMORY = 256 * MIB  # Outside the pool.
 MOST_THREADS = 160
 MOST_DESCRIPTORS = 2500
@@ -179,6 +184,8 @@ class Node:
     def everything_is_back(self):
         self.hostile.do("release()", timeout=120)
         until(lambda: descriptors_of(self) < self.base + ROOTS, "the end of the attack's descriptors")
+        # His own limits let him go on, too: roots of sessions that have ended are idle, and make way.
+        until(lambda: not do(self, f"opens({self.own + '/after'!r})"), "one more root for the hostile user")
 
     def restart(self):
         """Kills the daemon and starts it anew. It has the job's root before the job's trainers come, and they go on."""
