@@ -201,7 +201,7 @@ class Daemon {
   std::unique_ptr<ThreadedRootIoFactory> root_ios_;
   std::unique_ptr<WorkerPool> state_worker_;  // Writes the list of known roots.
   std::unique_ptr<RootAttacher> attacher_;
-  RootRetries root_retries_;              // Outlives what calls it: attaches_ and the loop.
+  RootRetries root_retries_;  // Outlives what calls it: attaches_ and the loop.
   std::unique_ptr<AttachQueue> attaches_;
   std::unique_ptr<SealJournal> journal_;  // Null: nobody would find it.
   std::unique_ptr<SegmentPool> pool_;

@@ -28,8 +28,8 @@ absl::StatusOr<std::shared_ptr<FileSystemWorkers>> FileSystemWorkers::Start(
   std::shared_ptr<FileSystemWorkers> workers(
       new FileSystemWorkers(std::move(name), writer, std::move(checksums), clock, std::move(queues)));
   // The thread owns what it uses, so that it may outlive everybody else when the file system hangs.
-  CKPTD_ASSIGN_OR_RETURN(workers->thread_, StartThread(absl::StrCat("meta-", workers->name_),
-                                                       [workers] { workers->Run(); }));
+  CKPTD_ASSIGN_OR_RETURN(workers->thread_,
+                         StartThread(absl::StrCat("meta-", workers->name_), [workers] { workers->Run(); }));
   return workers;
 }
 

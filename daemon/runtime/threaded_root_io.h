@@ -77,8 +77,8 @@ class ThreadedRootIoFactory {
   const std::shared_ptr<ChecksumPool> checksums_;
   std::map<std::string, std::shared_ptr<FileSystemWorkers>>
       workers_;  // By device, "8:1"; "ask-8:1" answers questions, "scrub-8:1" reads back.
-  std::map<std::string, std::weak_ptr<char>> devices_;            // In use by a RootIo.
-  std::vector<std::shared_ptr<FileSystemWorkers>> ending_;        // Their last RootIo is gone.
+  std::map<std::string, std::weak_ptr<char>> devices_;      // In use by a RootIo.
+  std::vector<std::shared_ptr<FileSystemWorkers>> ending_;  // Their last RootIo is gone.
 };
 
 }  // namespace ckptd

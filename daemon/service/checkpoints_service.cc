@@ -69,23 +69,24 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
                   v1::OpenRootResponse* response) override {
     const Peer peer = context_->callers->FindPeer(call->peer()).value_or(Peer{});
     // Neither gRPC's thread nor the engine's opens a directory: its file system may hang.
-    return AskEngine(context_, call, TokenRule::kRequired, request, response,
-                     [context = context_, peer](Engine&, const Caller& caller, const v1::OpenRootRequest& asked,
-                                                Reply<v1::OpenRootResponse> reply) {
-                       // On which file system a path lies is not known before it is opened.
-                       context->attaches->Submit(
-                           caller.uid, "opened by path",
-                           [context, caller, peer, path = asked.path()] {
-                             return OpenRootOf(*context, caller, path, peer);
-                           },
-                           [context, session = caller.session,
-                            reply = std::move(reply)](absl::StatusOr<RootAttachment> attachment) mutable {
-                             context->loop->Post([context, session, attachment = std::move(attachment),
-                                                  reply = std::move(reply)]() mutable {
-                               Attach(*context, session, std::move(attachment), std::move(reply));
-                             });
-                           });
-                     });
+    return AskEngine(
+        context_, call, TokenRule::kRequired, request, response,
+        [context = context_, peer](Engine&, const Caller& caller, const v1::OpenRootRequest& asked,
+                                   Reply<v1::OpenRootResponse> reply) {
+          // On which file system a path lies is not known before it is opened.
+          context->attaches->Submit(
+              caller.uid, "opened by path",
+              [context, caller, peer, path = asked.path()] {
+                return OpenRootOf(*context, caller, path, peer);
+              },
+              [context, session = caller.session,
+               reply = std::move(reply)](absl::StatusOr<RootAttachment> attachment) mutable {
+                context->loop->Post([context, session, attachment = std::move(attachment),
+                                     reply = std::move(reply)]() mutable {
+                  Attach(*context, session, std::move(attachment), std::move(reply));
+                });
+              });
+        });
   }
 
   Unary* JoinRun(Context* call, const v1::JoinRunRequest* request, v1::JoinRunResponse* response) override {

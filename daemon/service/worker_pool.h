@@ -16,7 +16,7 @@ namespace ckptd {
 class WorkerPool {
  public:
   explicit WorkerPool(int max_threads);  // With its first thread.
-  ~WorkerPool();  // Runs what is queued, then ends.
+  ~WorkerPool();                         // Runs what is queued, then ends.
   void Submit(absl::AnyInvocable<void()> work);
 
  private:

@@ -53,8 +53,8 @@ class TempDir {
 };
 
 // Makes `depth` directories, each inside the one before it: "0/0/0/...". No path may be so long, so each is
-// made beneath the descriptor of the one above. Not below TEST_TMPDIR: what a failed test leaves there overflows
-// Bazel's stack.
+// made beneath the descriptor of the one above. Not below TEST_TMPDIR: what a failed test leaves there
+// overflows Bazel's stack.
 inline bool MakeNestedDirectories(int dir, int depth) {
   UniqueFd above(::dup(dir));
   for (int level = 0; level < depth; ++level) {
