@@ -190,7 +190,7 @@ void Engine::Impl::AcceptAttach(Run* run, PendingAttach attach) {
   if (attach.attachment.reopen != nullptr) run->reopen = attach.attachment.reopen;
   if (attach.attachment.remember == nullptr) return attach.reply(run->name);
   ++run->remembering;  // So the run stays open.
-  attach.attachment.remember([this, run, reply = std::move(attach.reply)](
+  attach.attachment.remember([run, reply = std::move(attach.reply)](
                                  absl::StatusOr<std::shared_ptr<const void>> known) mutable {
     --run->remembering;
     if (!known.ok()) return reply(known.status());
