@@ -827,6 +827,8 @@ bool Engine::Impl::RoomMayCome(const Save& save) const {
     if (run.device != device || !run.open) continue;
     if (!run.evicting.empty() || run.trash_bytes > 0 || run.emptying_trash || run.making_room > 0)
       return true;
+    // Retention evicts only when the history is on disk; a write of it that failed is repeated.
+    if (run.outcomes_recorded != run.outcomes) return true;
   }
   return std::any_of(saves_by_id_.begin(), saves_by_id_.end(), [&](const auto& entry) {
     const Save* other = entry.second;
