@@ -86,7 +86,7 @@ class RootIo {
 
   virtual void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) = 0;
   // Empties trash at low priority until nothing is left, but for checkpoints of which a reader is open; the
-  // bytes still there at the end.
+  // bytes still there at the end. On the thread of ReadBack: no other call but those there waits for it.
   virtual void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) = 0;
   virtual void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) = 0;
   virtual void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) = 0;

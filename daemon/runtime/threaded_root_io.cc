@@ -278,7 +278,7 @@ class ThreadedRootIoFactory::Io : public RootIo {
   }
 
   void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) override {
-    EmptyStep(root_, workers_, Answer(std::move(done)));
+    EmptyStep(root_, workers_, scrubber_, Answer(std::move(done)));
   }
 
   void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override {
@@ -454,17 +454,32 @@ class ThreadedRootIoFactory::Io : public RootIo {
     return SnapshotOf(*root.store, probe);
   }
 
-  // One step at a time, so that a commit never waits for more than one.
+  // One step at a time. The metadata worker only says what is next: a step may take a second for each GiB,
+  // and neither a commit nor an open waits for it. Removing goes to the thread that reads back.
   static void EmptyStep(std::shared_ptr<Root> root, std::shared_ptr<FileSystemWorkers> workers,
+                        std::shared_ptr<FileSystemWorkers> scrubber,
                         absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer) {
     FileSystemWorkers& on = *workers;
-    on.PostIdle([root = std::move(root), workers = std::move(workers), answer = std::move(answer)]() mutable {
+    on.PostIdle([root = std::move(root), workers = std::move(workers), scrubber = std::move(scrubber),
+                 answer = std::move(answer)]() mutable {
       if (root->abandoned.load()) return;
       if (root->store == nullptr) return answer(NotOpen());
-      absl::StatusOr<bool> more = root->store->EmptyTrashStep(root->readers->Sequences());
-      if (!more.ok()) return answer(more.status());
-      if (!*more) return answer(root->store->trash_bytes());
-      EmptyStep(std::move(root), std::move(workers), std::move(answer));
+      absl::StatusOr<std::optional<std::string>> next = root->store->NextInTrash(root->readers->Sequences());
+      if (!next.ok()) return answer(next.status());
+      if (!next->has_value()) return answer(root->store->trash_bytes());
+      FileSystemWorkers& remover = *scrubber;
+      remover.PostIdle([root = std::move(root), workers = std::move(workers), scrubber = std::move(scrubber),
+                        name = **std::move(next), answer = std::move(answer)]() mutable {
+        if (root->abandoned.load()) return;
+        const Trash::Removal removal = root->store->RemoveFromTrash(name);
+        FileSystemWorkers& back = *workers;
+        back.PostUrgent([root = std::move(root), workers = std::move(workers), scrubber = std::move(scrubber),
+                         name = std::move(name), removal, answer = std::move(answer)]() mutable {
+          const absl::Status removed = root->store->RemovedFromTrash(name, removal);
+          if (!removed.ok()) return answer(removed);
+          EmptyStep(std::move(root), std::move(workers), std::move(scrubber), std::move(answer));
+        });
+      });
     });
   }
 

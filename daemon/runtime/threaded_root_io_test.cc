@@ -27,8 +27,11 @@
 #include "gtest/gtest.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
 #include "storage/commit/foreign.h"
 #include "storage/commit/verify.h"
+#include "storage/fs/posix_file_system.h"
+#include "tests/testing/faulty_file_system.h"
 #include "tests/testing/seccomp.h"
 #include "tests/testing/temp_dir.h"
 
@@ -304,6 +307,48 @@ TEST_P(ThreadedRootIoTest, WhatIsOpenedWhileTrashIsEmptiedIsLeftThere) {
   ASSERT_TRUE(reader.ok()) << reader.status();
   std::string bytes(1000, '\0');
   EXPECT_TRUE((*reader)->Read("f", 0, std::as_writable_bytes(std::span(bytes))).ok());
+}
+
+// A disk mounted with discard takes a second for each GiB that is removed.
+TEST_P(ThreadedRootIoTest, OpensSavesAndScansWhileAStepOfEmptyingTheTrashTakesLong) {
+  absl::StatusOr<std::unique_ptr<FileSystem>> posix = MakePosixFileSystem();
+  ASSERT_TRUE(posix.ok());
+  auto faulty = std::make_shared<FaultyFileSystem>(posix->get());
+  std::promise<void> removing, go_on;
+  std::shared_future<void> released = go_on.get_future().share();
+  auto first = std::make_shared<std::atomic<bool>>(true);
+  faulty->SetHook([&, released, first](const FsCall& call) {
+    if (call.op != FsOp::kRemove || call.path.find("/trash/") == std::string::npos) return;
+    if (!first->exchange(false)) return;
+    removing.set_value();
+    released.wait_for(kPatience);
+  });
+  io_ = factory_->Make("slow", [&, faulty]() -> absl::StatusOr<ThreadedRootIoFactory::RootDirectory> {
+    ThreadedRootIoFactory::RootDirectory opened;
+    opened.fs = faulty;
+    const UniqueFd directory(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    CKPTD_ASSIGN_OR_RETURN(opened.handle, OpenScoped(*faulty, directory.get(), ".", OpenMode::kDirectory));
+    return opened;
+  });
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 20'000, 'a');
+  Save(*io_, "t", 1, images);
+  Save(*io_, "t", 2, images);  // The first one is in trash now.
+  std::promise<absl::StatusOr<int64_t>> emptied;
+  loop_->Post([&] { io_->EmptyTrash([&](auto left) { emptied.set_value(std::move(left)); }); });
+  ASSERT_EQ(removing.get_future().wait_for(kPatience), std::future_status::ready);
+  EXPECT_TRUE(OpenCheckpoint("t", 2).ok());
+  Save(*io_, "u", 3, images);
+  EXPECT_TRUE(Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io_->Rescan(std::move(done)); }).ok());
+  go_on.set_value();
+  auto left = emptied.get_future();
+  ASSERT_EQ(left.wait_for(kPatience), std::future_status::ready);
+  const absl::StatusOr<int64_t> bytes = left.get();
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ(*bytes, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path() + "/.ckptd/nodes/local/trash"));
+  StopDaemon();  // Before the file system goes.
 }
 
 TEST_P(ThreadedRootIoTest, AFileThatIsMissingOrCutIsFoundWhenTheCheckpointIsOpened) {

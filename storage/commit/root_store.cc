@@ -441,8 +441,24 @@ absl::Status RootStore::Evict(const std::string& tag, int64_t sequence) {
 }
 
 absl::StatusOr<bool> RootStore::EmptyTrashStep(const std::vector<int64_t>& keep_sequences) {
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<std::string> name, NextInTrash(keep_sequences));
+  if (!name.has_value()) return false;
+  CKPTD_RETURN_IF_ERROR(RemovedFromTrash(*name, RemoveFromTrash(*name)));
+  return true;
+}
+
+absl::StatusOr<std::optional<std::string>> RootStore::NextInTrash(
+    const std::vector<int64_t>& keep_sequences) {
   CKPTD_RETURN_IF_ERROR(impl_->CheckWritable());
-  return impl_->trash_.EmptyStep(keep_sequences);
+  return impl_->trash_.Next(keep_sequences);
+}
+
+Trash::Removal RootStore::RemoveFromTrash(const std::string& name) const {
+  return impl_->trash_.Remove(name);
+}
+
+absl::Status RootStore::RemovedFromTrash(const std::string& name, const Trash::Removal& removal) {
+  return impl_->trash_.Removed(name, removal);
 }
 
 absl::Status RootStore::SaveRunRecord(const RunRecord& record) {

@@ -32,6 +32,7 @@
 #include "storage/base/clock.h"
 #include "storage/commit/foreign.h"
 #include "storage/commit/scan.h"
+#include "storage/commit/trash.h"
 #include "storage/format/manifest.h"
 #include "storage/fs/file_system.h"
 #include "storage/io/probe.h"
@@ -138,6 +139,11 @@ class RootStore {
   // Step 7, second half: removes a file, or up to 1 GiB of small ones, from trash. Checkpoints of
   // `keep_sequences` (open readers) are left. False when there is nothing left to do.
   absl::StatusOr<bool> EmptyTrashStep(const std::vector<int64_t>& keep_sequences);
+  // The same in three calls, as Trash has them: RemoveFromTrash runs on any thread, at most one at a time,
+  // while the store goes on.
+  absl::StatusOr<std::optional<std::string>> NextInTrash(const std::vector<int64_t>& keep_sequences);
+  Trash::Removal RemoveFromTrash(const std::string& name) const;
+  absl::Status RemovedFromTrash(const std::string& name, const Trash::Removal& removal);
   int64_t trash_bytes();
 
   absl::Status SaveRunRecord(const storage::v1::RunRecord& record);  // Durable on return.

@@ -24,9 +24,13 @@ absl::Status Trash::Load() {
   for (const DirEntry& entry : entries) {
     const std::optional<InflightId> id = ParseInflightName(entry.name);
     if (!id.has_value() || entry.type != FileType::kDirectory) continue;
-    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle tree, OpenScoped(*fs_, dir_, entry.name, OpenMode::kDirectory));
-    CKPTD_ASSIGN_OR_RETURN(const int64_t bytes, TreeBytes(*fs_, tree.get()));
-    entries_[entry.name] = Entry{id->sequence, bytes, false};
+    // A step that is under way on another thread may remove it meanwhile.
+    const absl::StatusOr<ScopedHandle> tree = OpenScoped(*fs_, dir_, entry.name, OpenMode::kDirectory);
+    if (IsMissing(tree.status())) continue;
+    if (!tree.ok()) return tree.status();
+    const absl::StatusOr<int64_t> bytes = TreeBytes(*fs_, tree->get());
+    if (!bytes.ok() && !IsMissing(bytes.status())) return bytes.status();
+    entries_[entry.name] = Entry{id->sequence, bytes.ok() ? *bytes : 0, false};
   }
   return absl::OkStatus();
 }
@@ -43,30 +47,48 @@ Trash::Moved Trash::Move(Handle from, const std::string& name, const std::string
 }
 
 absl::StatusOr<bool> Trash::EmptyStep(const std::vector<int64_t>& keep_sequences) {
-  for (auto place = entries_.begin(); place != entries_.end(); ++place) {
-    Entry& entry = place->second;
-    if (entry.stuck ||
-        std::find(keep_sequences.begin(), keep_sequences.end(), entry.sequence) != keep_sequences.end()) {
-      continue;
+  const std::optional<std::string> name = Next(keep_sequences);
+  if (!name.has_value()) return false;
+  CKPTD_RETURN_IF_ERROR(Removed(*name, Remove(*name)));
+  return true;
+}
+
+std::optional<std::string> Trash::Next(const std::vector<int64_t>& keep_sequences) {
+  // What could not be removed is tried again, after everything else: what was wrong may be over.
+  for (const bool stuck : {false, true}) {
+    for (auto& [name, entry] : entries_) {
+      const bool kept =
+          std::find(keep_sequences.begin(), keep_sequences.end(), entry.sequence) != keep_sequences.end();
+      if (!kept && entry.stuck == stuck) return name;
     }
-    RemovalBudget budget{.names = kNamesPerStep, .bytes = kBytesPerStep};
-    const absl::StatusOr<bool> gone = RemoveTreeWithin(*fs_, dir_, place->first, budget);
-    entry.bytes = std::max<int64_t>(0, entry.bytes - budget.removed_bytes);
-    if (!gone.ok()) {
-      entry.stuck = true;
-      return Annotate(gone.status(), absl::StrCat("emptying trash/", place->first));
-    }
-    if (!*gone) return true;
-    entries_.erase(place);
+  }
+  return std::nullopt;
+}
+
+Trash::Removal Trash::Remove(const std::string& name) const {
+  RemovalBudget budget{.names = kNamesPerStep, .bytes = kBytesPerStep};
+  Removal removal;
+  removal.gone = RemoveTreeWithin(*fs_, dir_, name, budget);
+  removal.bytes = budget.removed_bytes;
+  if (!removal.gone.ok()) {
+    removal.gone = Annotate(removal.gone.status(), absl::StrCat("emptying trash/", name));
+  } else if (*removal.gone) {
     // Not for durability. The file system gives blocks back, and a disk mounted with `discard` stops for that
     // (2 GiB took 0.8 s), at its next commit: now, and not at the first sync of the next save.
-    CKPTD_RETURN_IF_ERROR(Annotate(fs_->Sync(dir_, SyncMode::kAll), "syncing trash"));
-    return true;
+    const absl::Status synced = fs_->Sync(dir_, SyncMode::kAll);
+    if (!synced.ok()) removal.gone = Annotate(synced, "syncing trash");
   }
-  // What could not be removed is tried again, after everything else: what was wrong may be over.
-  bool again = false;
-  for (auto& [name, entry] : entries_) again |= std::exchange(entry.stuck, false);
-  return again;
+  return removal;
+}
+
+absl::Status Trash::Removed(const std::string& name, const Removal& removal) {
+  const auto place = entries_.find(name);
+  if (place == entries_.end()) return removal.gone.status();  // A scan came in between.
+  Entry& entry = place->second;
+  entry.bytes = std::max<int64_t>(0, entry.bytes - removal.bytes);
+  entry.stuck = !removal.gone.ok();
+  if (removal.gone.ok() && *removal.gone) entries_.erase(place);
+  return removal.gone.status();
 }
 
 int64_t Trash::bytes() const {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,16 @@ class Trash {
   // when nothing is left that it may remove. An entry that cannot be removed is reported and then passed
   // over until nothing else is left.
   absl::StatusOr<bool> EmptyStep(const std::vector<int64_t>& keep_sequences);
+
+  // The same in three calls, so that the removal, which may take a second, can run on another thread:
+  // Next, Remove, Removed. One step at a time; every other call may be made meanwhile.
+  struct Removal {
+    absl::StatusOr<bool> gone = false;  // Whether all of the entry is.
+    int64_t bytes = 0;                  // That were removed, also where it failed.
+  };
+  std::optional<std::string> Next(const std::vector<int64_t>& keep_sequences);  // nullopt: nothing is left.
+  Removal Remove(const std::string& name) const;                                // On any thread.
+  absl::Status Removed(const std::string& name, const Removal& removal);
 
   int64_t bytes() const;
   int64_t highest_sequence() const;  // 0 when empty.
