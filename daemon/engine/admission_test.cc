@@ -218,6 +218,26 @@ TEST_F(AdmissionTest, RetentionAtTheStartKeepsWhatTheLastSaveWantedKept) {
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
 }
 
+TEST_F(AdmissionTest, WaitsForRoomThatRetentionFreesOnceTheHistoryIsWritten) {
+  SetFreeBytes({1}, 10 * kMiB);
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, /*keep=*/1);
+  Turn([&] { return observer_.ended.size() == 1; });
+  ios_[1]->errors["SaveRunRecord"] = ErrnoError(EIO, "writing the run record");
+  SaveAll(sessions, "two", 2, /*keep=*/1);
+  Turn([&] { return observer_.ended.size() == 2; });
+  ASSERT_THAT(disks_[1]->evicted, ElementsAre());
+  SetFreeBytes({1}, kMiB);
+  auto third = Begin(sessions[0], BeginOf(0, "three", 3, 6 * kMiB));
+  EXPECT_FALSE(third.has()) << third.status();
+  ios_[1]->errors.clear();
+  SetFreeBytes({1}, 10 * kMiB);  // What the eviction of "one" gives back.
+  Pass(std::chrono::seconds(2));
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
+  Turn([&] { return third.has(); });
+  EXPECT_TRUE(third.status().ok()) << third.status();
+}
+
 TEST_F(AdmissionTest, ASaveWhoseWishToKeepMoreCannotBeRecordedFails) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);

@@ -323,13 +323,17 @@ TEST_P(ThreadedRootIoTest, OpensSavesAndScansWhileAStepOfEmptyingTheTrashTakesLo
     removing.set_value();
     released.wait_for(kPatience);
   });
-  io_ = factory_->Make("slow", [&, faulty]() -> absl::StatusOr<ThreadedRootIoFactory::RootDirectory> {
-    ThreadedRootIoFactory::RootDirectory opened;
-    opened.fs = faulty;
-    const UniqueFd directory(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-    CKPTD_ASSIGN_OR_RETURN(opened.handle, OpenScoped(*faulty, directory.get(), ".", OpenMode::kDirectory));
-    return opened;
-  });
+  io_ = factory_
+            ->Make("slow",
+                   [&, faulty]() -> absl::StatusOr<ThreadedRootIoFactory::RootDirectory> {
+                     ThreadedRootIoFactory::RootDirectory opened;
+                     opened.fs = faulty;
+                     const UniqueFd directory(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+                     CKPTD_ASSIGN_OR_RETURN(opened.handle,
+                                            OpenScoped(*faulty, directory.get(), ".", OpenMode::kDirectory));
+                     return opened;
+                   })
+            .value();
   ASSERT_TRUE(Open(*io_).ok());
   Images images;
   images.Add("f", 20'000, 'a');
