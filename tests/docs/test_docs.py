@@ -100,6 +100,16 @@ def test_links_lead_somewhere(document: pathlib.Path) -> None:
     assert not broken
 
 
+def test_readme_has_at_most_a_thousand_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 1000
+
+
+def test_docs_readme_links_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert not {page for page in pages if f"]({page}" not in index}
+
+
 def reasons_in_code() -> Dict[str, Set[str]]:
     """reason -> codes, wherever the sources name both."""
     found: Dict[str, Set[str]] = {}
