@@ -6,11 +6,11 @@
 #ifndef CKPTD_DAEMON_ENGINE_ENGINE_H_
 #define CKPTD_DAEMON_ENGINE_ENGINE_H_
 
-#include <sys/types.h>
-
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,109 +18,13 @@
 #include "absl/status/statusor.h"
 #include "ckptd/v1/messages.pb.h"
 #include "ckptd/v1/types.pb.h"
-#include "daemon/engine/limits.h"
+#include "daemon/engine/engine_types.h"
 #include "daemon/engine/root_io.h"
 #include "daemon/memory/segment_pool.h"
 #include "daemon/succession/seal_journal.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
-
-// Who calls. Made by the service from the connection's peer uid and the session's token.
-struct Caller {
-  SessionId session = 0;  // 0: none (operators).
-  uid_t uid = 0;
-  bool privileged = false;  // Root, or the daemon's own user: sees and may end everything.
-  // Not 0: the caller is in another user or mount namespace than the daemon, and sees only runs of its uid
-  // whose root its own session, or a living session with the same number, has attached. -1: its own alone.
-  int64_t tenant = 0;
-  bool may_name_paths = true;  // A path that it names is the daemon's, too (OpenRoot).
-};
-
-struct SessionInfo {
-  SessionId id = 0;
-  uid_t uid = 0;
-  gid_t gid = 0;
-  pid_t pid = 0;
-  std::string client_instance;
-  std::string client_name;
-  bool descriptors = true;  // False: gRPC alone, bytes come by WriteFile.
-  int64_t tenant = 0;       // As Caller::tenant.
-};
-
-template <typename T>
-using Reply = absl::AnyInvocable<void(absl::StatusOr<T>)>;
-
-// How a save ended: one INFO line in the log, and the metrics.
-struct SaveSummary {
-  std::string run;  // `runs/{run}`.
-  std::string run_id;
-  std::string path;  // Of the root.
-  v1::Checkpoint checkpoint;
-  double stall_seconds = 0;      // Largest that a rank reported.
-  double staged_seconds = 0;     // First Begin to last Seal.
-  double written_seconds = 0;    // First Begin to last part durable.
-  double committed_seconds = 0;  // First Begin to published.
-  double publish_seconds = 0;    // Last part durable to published.
-  int slowest_rank = -1;         // Last to seal.
-};
-
-// What the engine tells the outside; called on its thread.
-class EngineObserver {
- public:
-  virtual ~EngineObserver() = default;
-  virtual void OnSaveEnded(const SaveSummary& summary) = 0;
-  virtual void OnWarning(const std::string& message) = 0;
-  virtual void OnInfo(const std::string& message) = 0;
-  virtual void OnRootOpened(const std::string& run, const std::string& path, const ProbeResult& probe) = 0;
-};
-
-struct EngineOptions {
-  std::string daemon_version;
-  std::string daemon_instance;
-  Duration degraded_after = std::chrono::seconds(10);
-  // A daemon that was killed keeps the lock of its roots until the kernel has taken all of it down.
-  Duration root_lock_patience = std::chrono::seconds(5);
-  int32_t chunk_bytes = 8 << 20;
-  Duration scrub_period = Duration::zero();  // How often a committed checkpoint is read back; zero: never.
-  int64_t scrub_bytes_per_second = 100 << 20;
-  // LimitsConfig; percentages are of the pool.
-  Duration max_admission_timeout = std::chrono::hours(24);
-  Duration max_commit_timeout = std::chrono::hours(7 * 24);
-  int max_pool_percent_per_user = 100;
-  int max_reader_pool_percent_per_user = 50;
-  Duration over_share_grace = std::chrono::seconds(10);
-  // A run that nobody has used for so long is closed: it keeps no descriptors and no threads. Zero: none is.
-  Duration idle_root = std::chrono::hours(1);
-  // Of one user, open at a time. Where another one is wanted, the one that is idle longest is closed.
-  int roots_per_uid = 256;
-  int file_systems_per_uid = 32;
-  // For a root to open, which its file system may keep it from.
-  Duration attach_timeout = std::chrono::seconds(60);
-  EngineLimits limits;
-};
-
-// A root directory that a session handed over: everything the engine needs to open it once.
-struct RootAttachment {
-  uint64_t device = 0;
-  uint64_t inode = 0;
-  std::string path;
-  uid_t uid = 0;  // The session's user.
-  // Called at most once, when no run has this root yet.
-  std::function<absl::StatusOr<std::unique_ptr<RootIo>>()> make_io;
-
-  // Remembers the root for the daemon's next life. The engine calls it when the root is open and this user
-  // may have it, and answers the attach after `done`, which runs on the engine's thread: what is sealed from
-  // then on is recovered after a crash. The value is kept as long as the run is open. Empty: it is known
-  // already.
-  using Remembered = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const void>>)>;
-  std::function<void(Remembered done)> remember = nullptr;
-
-  // Finds the directory again after the engine has closed the run because it was idle. `done` runs on the
-  // engine's thread. Empty: the run is never closed.
-  using Reopened = absl::AnyInvocable<void(absl::StatusOr<RootAttachment>)>;
-  std::function<void(Reopened done)> reopen = nullptr;
-};
 
 class Engine {
  public:

@@ -1,0 +1,139 @@
+// A checkpoint between Begin and the end of its save, with one part for each rank. Plain state:
+// AdmissionQueue, SaveTracker and the other classes of the engine work on it.
+#ifndef CKPTD_DAEMON_ENGINE_SAVE_H_
+#define CKPTD_DAEMON_ENGINE_SAVE_H_
+
+#include <atomic>
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "ckptd/v1/messages.pb.h"
+#include "ckptd/v1/types.pb.h"
+#include "daemon/engine/engine_types.h"
+#include "daemon/memory/segment_pool.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+struct Run;
+
+// One rank's contribution to a save.
+struct Part {
+  int rank = 0;
+  SessionId session = 0;  // 0 until the rank has called Begin.
+  std::string instance;   // The client process, as it named itself.
+  bool begun = false;
+  bool growing = false;                             // The rank may add files with Extend.
+  bool granted = false;                             // Begin was answered with memory.
+  bool sealed = false;                              // The rank has written all its bytes into memory.
+  bool durable = false;                             // The part record is on disk.
+  bool writing = false;                             // RootIo::WritePart has not called back yet.
+  std::vector<v1::FileSpec> asked;                  // The files of Begin, in the request's order.
+  std::map<std::string, v1::FilePlacement> placed;  // Path -> where the file lies in the part.
+  int64_t end = 0;                                  // First free offset of the part.
+  SessionId reserved_for = 0;                       // The session that the reservation names.
+  int reserved = 0;                                 // Segments reserved.
+  bool drawing = false;                             // SegmentPool::Draw has not called back yet.
+  std::vector<SegmentRef> segments;                 // Drawn so far, in part order.
+  std::vector<v1::FileSpec> files;                  // The files of Seal.
+  storage::v1::PartRecord record;                   // Valid once `durable`.
+  std::vector<Reply<v1::BeginResponse>> begin_replies;
+  // Extends that wait for their segments; answered when `segments` covers `end`.
+  std::vector<std::pair<v1::ExtendRequest, Reply<v1::ExtendResponse>>> extend_replies;
+  int open_writes = 0;  // WriteFile streams.
+};
+
+enum class SavePhase {
+  kTarget,     // The file system is asked whether the tag is free and how much room there is.
+  kGathering,  // Waits for the sizes of all ranks.
+  kQueued,     // Waits in the admission queue for memory and disk.
+  kAdmitted,   // Has memory and disk; ranks fill and seal their parts, and the parts are written.
+  kPublishing,
+  kFailing,  // Will end; waits until no I/O refers to it and its directory is out of the way.
+  kEnded,
+};
+
+// Names a save within its run.
+struct SaveId {
+  int64_t attempt;
+  std::string tag;
+  int64_t ordinal;
+  auto operator<=>(const SaveId&) const = default;
+};
+
+// A Wait call.
+struct Waiter {
+  int rank = -1;  // -1 if the caller asked by the checkpoint's name and not as a rank.
+  v1::Level level = v1::COMMITTED;
+  v1::View view = v1::BASIC;
+  Instant deadline;
+  Reply<v1::WaitResponse> reply;
+};
+
+// A checkpoint on its way to disk.
+struct Save {
+  int64_t id = 0;  // Unique in this daemon; names the save towards RootIo.
+  Run* run = nullptr;
+  SaveId key;
+  int64_t sequence = 0;
+  std::optional<int64_t> step;
+  int world_size = 0;
+  v1::BusyPolicy busy = v1::WAIT;
+  std::optional<int> num_kept_ckpts;
+  std::map<std::string, double> metrics;
+  std::map<std::string, std::string> pointers;  // Those of all ranks that have begun: name -> content.
+  bool target_asked = false;                    // RootIo::CheckTarget was called.
+
+  SavePhase phase = SavePhase::kTarget;
+  v1::Level level = v1::OPEN;
+  std::map<int, Part> parts;                 // By rank; holds ranks that have begun or have memory.
+  std::map<std::string, int> owner_of_path;  // Which rank claims a file.
+  int64_t counted_files = 0;                 // Files of this save that count for limits.files_per_uid.
+  int64_t list_bytes = 0;                    // Size of the list of files in the manifest.
+  ReservationId reservation = 0;             // 0: the save holds no memory.
+  int64_t disk_reserved = 0;
+  bool inflight_asked = false, inflight_made = false;  // The in-flight directory.
+  int publish_tries = 0;                               // Publishes that failed with a retryable error.
+  std::optional<Instant> publish_again_at;             // The next try after such a failure.
+  std::optional<storage::v1::SealedSave> kept;         // The entry in the seal journal, without its parts.
+  std::shared_ptr<std::atomic<int64_t>> written = std::make_shared<std::atomic<int64_t>>(0);
+
+  Instant begun_at, admitted_at, sealed_at, written_at;
+  int64_t begun_unix_us = 0;
+  Instant admission_deadline, commit_deadline;
+  double stall_seconds = 0;  // The largest that any rank reported.
+  int slowest_rank = -1;     // The rank that sealed last.
+  bool remembered = false;   // Its end is in the history, and the observer was told.
+  std::string waits_for;     // Why it is not admitted, in words.
+  // Set some time after the end; then the parts are gone and only this is left of them.
+  std::unique_ptr<v1::Checkpoint> summary;
+
+  absl::Status error;  // Why the save fails.
+  v1::Level end_level = v1::FAILED;
+  std::vector<Waiter> waiters;
+
+  bool sealed() const { return level >= v1::SEALED && level <= v1::COMMITTED; }
+  bool ended() const { return phase == SavePhase::kEnded; }
+  // Finds or makes the part of a rank. Parts are made on demand, so that a save costs only what its ranks
+  // have sent.
+  Part& PartOf(int rank) {
+    Part& part = parts[rank];
+    part.rank = rank;
+    return part;
+  }
+  const Part* FindPart(int rank) const {
+    const auto found = parts.find(rank);
+    return found == parts.end() ? nullptr : &found->second;
+  }
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_SAVE_H_
