@@ -1,4 +1,6 @@
-"""docs/testing.md and docs/nxd.md name no test that is not there, and the mutants fit the sources."""
+"""The documents name only tests and files that exist, every promise names tests, and the mutants fit the
+sources.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,24 @@ import sys
 from typing import Iterator, Set
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TEXT = "".join((ROOT / "docs" / name).read_text() for name in ("testing.md", "nxd.md"))
-WORDS = set(re.findall(r"`([^`\n]+)`", TEXT))
+# Decisions and the changelog say what was, the others what is.
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 sys.path.insert(0, str(ROOT / "tools"))
+from mutate_lib import main as mutate  # noqa: E402
 from mutate_lib import table  # noqa: E402
+
+
+def code_words(text: str) -> Set[str]:
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+# Pages whose code words with a dot are tests, other than `ckptd.nxd`.
+TESTED = "".join(
+    (ROOT / "docs" / name).read_text()
+    for name in ("testing.md", "situations.md", "found_bugs.md", "nxd.md", "mutants.md")
+)
+WORDS = code_words("".join(document.read_text() for document in DOCUMENTS))
 
 
 def sources(pattern: str) -> Iterator[pathlib.Path]:
@@ -32,15 +47,36 @@ def cases() -> Set[str]:
 
 
 def test_every_file_that_it_names_is_there() -> None:
-    named = {word for word in WORDS if re.fullmatch(r"(storage|daemon|client|tests|tools)/[\w./*]+", word)}
-    assert len(named) > 15
-    assert not {word for word in named if not (ROOT / word).exists()}
+    folders = "storage|daemon|client|proto|tests|tools|deploy"
+    named = {word for word in WORDS if re.fullmatch(rf"({folders})/[\w./*-]+", word)}
+    assert len(named) > 60
+    assert not {word for word in named if not list(ROOT.glob(word))}
+
+
+def named_tests(words: Set[str]) -> Set[str]:
+    return {w for w in words if re.fullmatch(r"test_\w+|[A-Z]\w+Test\.(\w+|\*)", w)} | (words & cases())
 
 
 def test_every_test_that_it_names_is_there() -> None:
-    named = {w for w in WORDS if re.fullmatch(r"test_\w+", w) or re.fullmatch(r"[A-Z]\w+\.(\w+|\*)", w)}
-    assert len(named) > 80
+    named = named_tests(WORDS) | {w for w in code_words(TESTED) if re.fullmatch(r"[A-Z]\w+\.(\w+|\*)", w)}
+    assert len(named) > 300
     assert not named - cases()
+
+
+def test_every_promise_of_the_design_names_tests() -> None:
+    design = (ROOT / "docs/design.md").read_text().partition("## What is promised")[2].partition("\n## ")[0]
+    promises = re.findall(r"^(\d+)\. \*\*(.+?)\.\*\*", design, re.MULTILINE)
+    assert len(promises) == 10
+    shown = (ROOT / "docs/testing.md").read_text().partition("## Promises")[2].partition("\n## ")[0]
+    sections = dict(re.findall(r"^### (.+)\n((?:(?!### ).*\n?)*)", shown, re.MULTILINE))
+    assert list(sections) == [f"{number} {name}" for number, name in promises]
+    assert not [heading for heading, body in sections.items() if not named_tests(code_words(body))]
+
+
+def test_the_page_of_mutants_is_as_the_tool_writes_it() -> None:
+    page = (ROOT / "docs/mutants.md").read_text()
+    assert page.startswith(mutate.PAGE_HEAD)
+    assert len(re.findall(r"^\| `[\w.-]+` \|", page, re.MULTILINE)) >= 568
 
 
 def test_the_mutants_fit_the_sources() -> None:

@@ -98,10 +98,26 @@ def say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
+# How docs/mutants.md begins; tests/docs/test_testing.py compares.
+PAGE_HEAD = """\
+# Mutants
+
+<!-- Generated: tools/mutate --json > FILE; tools/mutate --markdown FILE > docs/mutants.md -->
+
+For contributors who change a guard or a test. After reading this page you know which test protects which
+guard. A mutant is the source with one guard left out. `tools/mutate` builds each mutant, runs the quickest
+tests that can see it, and expects one of them to fail. [testing.md](testing.md#mutants) says how to run it
+and what is left out on purpose.
+"""
+
+
 def as_markdown(results: Dict[str, Dict[str, Any]]) -> str:
-    """In the order of the table, which may have grown since."""
-    lines = ["| mutant | what is left out, or wrong | killed by |", "| --- | --- | --- |"]
-    for mutant in table.load():
+    """The text of docs/mutants.md, in the order of the table, which may have grown since."""
+    mutants = table.load()
+    killed = sum(bool(results.get(mutant.name, {}).get("killed_by")) for mutant in mutants)
+    lines = [PAGE_HEAD, f"{killed} of {len(mutants)} mutants killed.", ""]
+    lines += ["| mutant | what is left out, or wrong | killed by |", "| --- | --- | --- |"]
+    for mutant in mutants:
         result = results.get(mutant.name)
         death = result["killed_by"] if result else None
         killer = f"`{death['case'] or death['test']}`" if death else "**survived**" if result else "**not run**"
@@ -115,7 +131,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the mutants and plant none")
     parser.add_argument("--json", action="store_true", help="each outcome on stdout, in a line of JSON")
     parser.add_argument(
-        "--markdown", metavar="FILE", nargs="+", help="plant none: make a table of what --json wrote, the last counts"
+        "--markdown",
+        metavar="FILE",
+        nargs="+",
+        help="plant none: print docs/mutants.md from what --json wrote; a mutant's last result counts",
     )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="mutants at a time")
     return parser.parse_args()
