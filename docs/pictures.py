@@ -1,0 +1,413 @@
+#!/usr/bin/env python3
+"""Draws the pictures of docs/architecture.md, and writes the tables of steps beside them.
+
+docs/pictures.py            writes layers.svg, save.svg, restore.svg and the tables
+docs/pictures.py --check    writes nothing; exits 1 and names what is out of date (tests/docs/test_pictures.py)
+
+A step has one place in the picture and one row in its table: both come from the lists below.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+from html import escape
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+DOCS = pathlib.Path(__file__).resolve().parent
+
+# The threads between which a save and a restore go to and fro.
+LANES = ("trainer", "gRPC, hand-off", "engine", "metadata worker", "I/O thread", "disk")
+TRAINER, FRONT, ENGINE, META, IO, DISK = LANES
+
+
+class Step(NamedTuple):
+    source: str
+    target: str  # The source again: it works by itself.
+    words: str  # In the picture.
+    what: str  # In the table.
+    files: Tuple[str, ...]
+
+
+SAVE = [
+    Step(
+        TRAINER,
+        ENGINE,
+        "Begin(key, files)",
+        (
+            "The client names its save and the sizes of its files. The service checks who calls and hands "
+            "the request to the engine's thread."
+        ),
+        ("client/python/ckptd/_saving.py", "client/cpp/saving.cc", "daemon/service/checkpoints_service.cc"),
+    ),
+    Step(
+        ENGINE,
+        ENGINE,
+        "admit the whole save",
+        (
+            "The ledger gives the sequence. The engine reserves memory and disk space for all ranks at "
+            "once, or lets the save wait, or refuses it."
+        ),
+        ("daemon/engine/admission.cc", "storage/ledger/local_ledger.cc", "daemon/memory/segment_pool.cc"),
+    ),
+    Step(
+        ENGINE,
+        META,
+        "make the directory",
+        (
+            "Commit step 1: the store makes and syncs a directory whose name was never used before, and "
+            "allocates the manifest's space."
+        ),
+        ("daemon/runtime/threaded_root_io.cc", "storage/commit/root_store.cc"),
+    ),
+    Step(
+        ENGINE,
+        TRAINER,
+        "segments, placements",
+        "Begin is answered: which segments the part has, and where in them each file goes.",
+        ("daemon/engine/admission.cc",),
+    ),
+    Step(
+        TRAINER,
+        FRONT,
+        "fetch descriptors",
+        (
+            "The client fetches and maps segments that it has not mapped yet. From the second save on there "
+            "are none."
+        ),
+        ("daemon/service/handoff_server.cc", "client/python/ckptd/_segments.py", "client/cpp/mapping.cc"),
+    ),
+    Step(
+        TRAINER,
+        TRAINER,
+        "copy into segments",
+        "The one copy that training waits for.",
+        ("client/python/ckptd/_image.py", "client/cpp/copy.cc", "storage/base/streaming_copy.cc"),
+    ),
+    Step(
+        TRAINER,
+        ENGINE,
+        "Seal",
+        (
+            "The part belongs to the daemon: STAGED. Before the last rank hears SEALED, the seal journal "
+            "has the save. Training goes on."
+        ),
+        ("daemon/engine/saves.cc", "daemon/succession/seal_journal.cc"),
+    ),
+    Step(
+        ENGINE,
+        IO,
+        "write the part",
+        "The engine hands the sealed part to its file system's threads.",
+        ("daemon/engine/persist.cc", "daemon/runtime/file_system_workers.cc"),
+    ),
+    Step(
+        IO,
+        DISK,
+        "write, CRC32C, sync",
+        (
+            "Commit step 2: direct writes at depth, with a CRC32C of each chunk beside them on the checksum "
+            "threads."
+        ),
+        (
+            "storage/io/part_writer.cc",
+            "storage/io/uring_queue.cc",
+            "storage/io/thread_queue.cc",
+            "storage/io/checksum_pool.cc",
+        ),
+    ),
+    Step(
+        META,
+        DISK,
+        "part record",
+        (
+            "Commit step 3: the record that all files of this rank are on disk. The engine hears that the "
+            "part is durable."
+        ),
+        ("storage/commit/root_store.cc", "storage/commit/disk_file.cc"),
+    ),
+    Step(
+        ENGINE,
+        META,
+        "publish",
+        (
+            "When all parts are durable, and no older save of the tag is under way, the engine asks for the "
+            "publish."
+        ),
+        ("daemon/engine/persist.cc",),
+    ),
+    Step(
+        META,
+        DISK,
+        "manifest, syncs, rename",
+        (
+            "Commit steps 4 and 5: manifest, sync of every directory, one rename, sync of both parents. "
+            "Step 6: pointer files."
+        ),
+        ("storage/commit/publish.cc", "storage/format/manifest.cc", "storage/commit/pointers.cc"),
+    ),
+    Step(
+        ENGINE,
+        TRAINER,
+        "COMMITTED",
+        (
+            "Every Wait for this save is answered. The segments stay as a resident copy until somebody "
+            "needs them."
+        ),
+        ("daemon/engine/saves.cc", "daemon/engine/residents.cc"),
+    ),
+    Step(
+        ENGINE,
+        META,
+        "evict old checkpoints",
+        "Commit step 7: retention renames each victim to trash; a thread that nobody waits for deletes it.",
+        ("daemon/engine/persist.cc", "storage/commit/trash.cc"),
+    ),
+]
+
+RESTORE = [
+    Step(
+        TRAINER,
+        ENGINE,
+        "JoinRun, Resume",
+        "The client says which rank of which launch it is, and asks what to resume from.",
+        (
+            "client/python/ckptd/run.py",
+            "client/cpp/run.cc",
+            "daemon/engine/runs.cc",
+            "daemon/engine/reads.cc",
+        ),
+    ),
+    Step(
+        ENGINE,
+        META,
+        "decide, remember",
+        (
+            "When the sealed saves of older attempts are published, the ledger decides for the attempt and "
+            "writes the decision into the run record. Every rank gets the same answer."
+        ),
+        ("daemon/engine/reads.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
+    ),
+    Step(
+        META,
+        DISK,
+        "open the checkpoint",
+        (
+            "The store reads the manifest and compares the sizes of all files. Damage found here leads to "
+            "the next older checkpoint."
+        ),
+        (
+            "daemon/runtime/threaded_root_io.cc",
+            "storage/commit/root_store.cc",
+            "storage/commit/checkpoint_dir.cc",
+        ),
+    ),
+    Step(
+        ENGINE,
+        TRAINER,
+        "checkpoint, lease",
+        "The lease keeps retention and re-saves away from the checkpoint until the rank has read it.",
+        ("daemon/engine/reads.cc",),
+    ),
+    Step(
+        TRAINER,
+        ENGINE,
+        "LocateFiles",
+        (
+            "Is there a resident copy? The checksum threads compare it with the checksums of the commit "
+            "before a reader gets it."
+        ),
+        ("daemon/engine/residents.cc", "storage/io/check_images.cc", "daemon/engine/prefetch.cc"),
+    ),
+    Step(
+        TRAINER,
+        FRONT,
+        "fetch descriptors",
+        "The client copies out of the segments, or maps them for good.",
+        ("daemon/service/handoff_server.cc", "client/python/ckptd/_resident.py", "client/cpp/residents.cc"),
+    ),
+    Step(
+        TRAINER,
+        DISK,
+        "read, compare CRC32C",
+        (
+            "The client itself reads the other files, past the page cache, beneath its own descriptor of "
+            "the root, and checks every chunk. Without access it reads over gRPC."
+        ),
+        (
+            "storage/io/verified_read.cc",
+            "client/python/ckptd/_verified.py",
+            "client/cpp/checkpoint.cc",
+            "daemon/service/read_file_call.cc",
+        ),
+    ),
+    Step(
+        TRAINER,
+        ENGINE,
+        "FinishResume",
+        "The rank says that it has read its part, or that it has found damage, or that it failed.",
+        ("client/python/ckptd/_reading.py", "daemon/engine/agreement.cc"),
+    ),
+    Step(
+        ENGINE,
+        META,
+        "remember: all read",
+        (
+            "The agreement barrier: when every rank has finished, the ledger writes that down. On damage "
+            "the mark in .ckptd/damaged is durable first, and all ranks go back to step 1."
+        ),
+        ("daemon/engine/agreement.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
+    ),
+    Step(
+        ENGINE,
+        TRAINER,
+        "OK, on all ranks",
+        "Every rank trains on. The lease is released.",
+        ("daemon/engine/agreement.cc", "daemon/engine/reads.cc"),
+    ),
+]
+
+SEQUENCES: Dict[str, List[Step]] = {"save": SAVE, "restore": RESTORE}
+
+# From top to bottom: what each layer may use lies below it.
+LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
+    (
+        "client/",
+        [("python", "the package ckptd"), ("cpp", "the C++ library"), ("ckptctl", "the command line")],
+    ),
+    ("daemon/", [("runtime", "the program: assembles, root I/O, systemd, logs")]),
+    ("daemon/", [("service", "gRPC, hand-off, sessions"), ("metrics", "/metrics"), ("config", "the configuration")]),
+    ("daemon/", [("engine", "all state of checkpoints, on one thread")]),
+    ("daemon/", [("succession", "from one daemon to the next"), ("memory", "the pool of segments")]),
+    ("storage/", [("commit", "publish, recover, scan"), ("ledger", "attempts, sequences")]),
+    ("storage/", [("fs", "file systems"), ("io", "I/O queues"), ("format", "manifests, names")]),
+    ("storage/", [("base", "errors, clocks, checksums")]),
+    ("proto/", [("ckptd/v1", "wire"), ("ckptd/config/v1", "configuration"), ("ckptd/storage/v1", "disk")]),
+]
+
+INK, LINE, FILL, PAPER = "#1b2430", "#5b6b7f", "#e8eef6", "#ffffff"
+FONT = 'font-family="Helvetica, Arial, sans-serif"'
+
+
+def text(x: float, y: float, words: str, size: int = 13, anchor: str = "middle", weight: str = "normal") -> str:
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
+        f'fill="{INK}">{escape(words)}</text>'
+    )
+
+
+def document(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" {FONT}>',
+            f"<title>{escape(title)}</title>",
+            f'<defs><marker id="tip" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto">'
+            f'<path d="M0,0 L9,4 L0,8 z" fill="{LINE}"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" fill="{PAPER}"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def sequence(title: str, steps: Sequence[Step]) -> str:
+    lane, top, row = 165, 52, 42
+    middle = {name: 82 + lane * number for number, name in enumerate(LANES)}
+    width, height = lane * len(LANES), top + row * len(steps) + 24
+    parts = []
+    for name in LANES:
+        x = middle[name]
+        parts.append(f'<line x1="{x}" y1="44" x2="{x}" y2="{height - 8}" stroke="{LINE}" stroke-dasharray="3 4"/>')
+        parts.append(f'<rect x="{x - 70}" y="12" width="140" height="32" rx="4" fill="{FILL}" stroke="{LINE}"/>')
+        parts.append(text(x, 33, name, 14, weight="bold"))
+    for number, step in enumerate(steps, 1):
+        y = top + row * number - 8
+        start, end = middle[step.source], middle[step.target]
+        if start == end:
+            parts.append(
+                f'<rect x="{start - 70}" y="{y - 18}" width="140" height="26" rx="4" fill="{FILL}" stroke="{LINE}"/>'
+            )
+            parts.append(text(start, y, step.words, 12))
+            parts.append(badge(start - 70, y - 18, number))
+            continue
+        along = 1 if end > start else -1
+        parts.append(
+            f'<line x1="{start + 12 * along}" y1="{y}" x2="{end - 2 * along}" y2="{y}" stroke="{LINE}" '
+            f'stroke-width="1.5" marker-end="url(#tip)"/>'
+        )
+        parts.append(text((start + end) / 2, y - 6, step.words, 12))
+        parts.append(badge(start, y, number))
+    return document(width, height, title, parts)
+
+
+def badge(x: float, y: float, number: int) -> str:
+    return f'<circle cx="{x:g}" cy="{y:g}" r="11" fill="{PAPER}" stroke="{LINE}"/>' + text(x, y + 4, str(number), 12)
+
+
+def layers() -> str:
+    left, width, row = 110, 990, 54
+    parts = []
+    for number, (folder, boxes) in enumerate(LAYERS):
+        y = 10 + row * number
+        if number == 0 or LAYERS[number - 1][0] != folder:
+            parts.append(text(14, y + 28, folder, 14, "start", "bold"))
+        each = (width - left - 10) / len(boxes)
+        for at, (name, words) in enumerate(boxes):
+            x = left + each * at
+            parts.append(
+                f'<rect x="{x:g}" y="{y}" width="{each - 8:g}" height="44" rx="4" fill="{FILL}" stroke="{LINE}"/>'
+            )
+            parts.append(text(x + each / 2 - 4, y + 19, name, 14, weight="bold"))
+            parts.append(text(x + each / 2 - 4, y + 35, words, 12))
+    return document(width, 10 + row * len(LAYERS) + 4, "Layers: each may use those below it", parts)
+
+
+def table(steps: Sequence[Step]) -> str:
+    rows = ["| step | thread | what happens | where |", "| --- | --- | --- | --- |"]
+    for number, step in enumerate(steps, 1):
+        where = ", ".join(f"`{file}`" for file in step.files)
+        rows.append(f"| {number} | {step.source} | {step.what} | {where} |")
+    return "\n".join(rows)
+
+
+def filled(page: str) -> str:
+    """architecture.md with the tables of today."""
+    for name, steps in SEQUENCES.items():
+        begin, end = f"<!-- docs/pictures.py: begin {name} -->", f"<!-- docs/pictures.py: end {name} -->"
+        marked = re.compile(f"{begin}\n.*?{end}", re.DOTALL)
+        page, count = marked.subn(f"{begin}\n{table(steps)}\n{end}".replace("\\", r"\\"), page)
+        if count != 1:
+            raise SystemExit(f"docs/architecture.md has {count} places for the table of a {name}, and not one")
+    return page
+
+
+def outputs() -> Dict[pathlib.Path, str]:
+    page = DOCS / "architecture.md"
+    return {
+        DOCS / "layers.svg": layers(),
+        DOCS / "save.svg": sequence("A save, step by step", SAVE),
+        DOCS / "restore.svg": sequence("A restore, step by step", RESTORE),
+        page: filled(page.read_text()),
+    }
+
+
+def stale() -> List[str]:
+    return [path.name for path, new in outputs().items() if not path.exists() or path.read_text() != new]
+
+
+def main() -> int:
+    if sys.argv[1:] == ["--check"]:
+        out_of_date = stale()
+        if out_of_date:
+            print(f"out of date, run docs/pictures.py: {', '.join(out_of_date)}")
+        return 1 if out_of_date else 0
+    for path, new in outputs().items():
+        path.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
