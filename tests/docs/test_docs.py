@@ -110,6 +110,42 @@ def test_docs_readme_links_every_page() -> None:
     assert not {page for page in pages if f"]({page}" not in index}
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_every_page_begins_with_who_it_is_for(page: pathlib.Path) -> None:
+    text = re.sub(r"<!--.*?-->\n*", "", page.read_text(), flags=re.DOTALL)
+    title, first = text.split("\n\n")[:2]
+    assert title.startswith("# ")
+    assert first.startswith("For ") and "After reading" in " ".join(first.split())
+
+
+def test_every_command_of_ckptctl_in_the_documents_is_one() -> None:
+    program = os.path.join(os.path.dirname(sys.executable), "ckptctl")
+    text = "".join(document.read_text() for document in DOCUMENTS)
+    lines = re.findall(r"^\$ ckptctl (.+)$|`ckptctl ([a-z][^`]*)`", text, re.MULTILINE)
+    named = {(one or other).split()[0] for one, other in lines}
+    assert len(named) > 10
+    for command in sorted(named):
+        run = subprocess.run([program, command, "--help"], capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, f"ckptctl {command}: {run.stderr}"
+
+
+def test_every_piece_of_configuration_in_the_documents_is_accepted(tmp_path: pathlib.Path) -> None:
+    program = os.path.join(os.path.dirname(sys.executable), "ckptd")
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    token.chmod(0o600)
+    text = "".join(document.read_text() for document in (ROOT / "docs").glob("*.md"))
+    pieces = re.findall(r"`((?:pool|io|metrics|log|limits|security|scrub) \{ [^`]+ \})`", text)
+    assert len(pieces) > 3
+    for piece in pieces:
+        file = tmp_path / "ckptd.txtpb"
+        piece = piece.replace("/etc/ckptd/metrics.token", str(token)).replace('"prometheus"', '"root"')
+        file.write_text(piece + "\n")
+        command = [program, "--check_config", f"--config={file}"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (run.returncode, run.stdout) == (0, "ok\n"), f"{piece}: {run.stderr}"
+
+
 def reasons_in_code() -> Dict[str, Set[str]]:
     """reason -> codes, wherever the sources name both."""
     found: Dict[str, Set[str]] = {}
