@@ -204,6 +204,16 @@ def test_the_metrics_are_the_ones_that_operations_md_lists() -> None:
     assert exported == listed
 
 
+def test_the_log_lines_that_operations_md_quotes_are_those_of_the_daemon() -> None:
+    operations = (ROOT / "docs/operations.md").read_text()
+    quoted = {words for words in re.findall(r"`([a-z][a-z .;]+)`", operations) if words.count(" ") > 2}
+    assert len(quoted) > 3
+    sources = "".join(path.read_text() for path in sorted((ROOT / "daemon").rglob("*.cc")))
+    sources = re.sub(r'"\s*\n\s*"', "", sources)
+    missing = {words for words in quoted if not all(piece.strip() in sources for piece in words.split("..."))}
+    assert not missing
+
+
 def test_every_field_of_the_configuration_is_in_operations_md() -> None:
     proto = (ROOT / "proto/ckptd/config/v1/config.proto").read_text()
     operations = (ROOT / "docs/operations.md").read_text()
