@@ -8,7 +8,7 @@ import subprocess
 from typing import Any, Callable
 
 import pytest
-from ckptd.local_daemon import find_program
+from converter import convert_command
 
 Convert = Callable[..., Any]
 
@@ -16,8 +16,7 @@ Convert = Callable[..., Any]
 @pytest.fixture
 def run() -> Callable[..., "subprocess.CompletedProcess[str]"]:
     def convert(tag: pathlib.Path, out: pathlib.Path, *options: str) -> "subprocess.CompletedProcess[str]":
-        command = [find_program("ckptctl"), "convert", "nxd-zero", f"--input_dir={tag}", f"--output_dir={out}", *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+        return subprocess.run(convert_command(tag, out, *options), capture_output=True, text=True, timeout=120)
 
     return convert
 

@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from ckptd.local_daemon import find_program
+from converter import convert_command
 from zero import check_tag, contents, full_state, write_tag
 
 SHAPES = {0: [4_000, 1_000], 1: [3, 5], 2: [1_000_001]}
@@ -23,8 +23,7 @@ def tag(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def start(tag: pathlib.Path, out: pathlib.Path) -> "subprocess.Popen[str]":
-    command = [find_program("ckptctl"), "convert", "nxd-zero", f"--input_dir={tag}", f"--output_dir={out}"]
-    command += ["--convert_to_sharded", "--dp_size=3"]
+    command = convert_command(tag, out, "--convert_to_sharded", "--dp_size=3")
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -17,12 +17,13 @@ from typing import Any
 import grpc
 import pytest
 
+from harness import TIMEOUT
+
 VERSION = (pathlib.Path(__file__).resolve().parents[2] / "VERSION").read_text().strip()
-PATIENCE = 60.0
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT)
 
 
 # ---- flags
@@ -114,7 +115,7 @@ def test_the_service_manager_hears_everything(daemon: Any, abstract: bool) -> No
     name = f"@ckptd-test-{os.getpid()}" if abstract else str(daemon.folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(name.replace("@", "\0", 1) if abstract else name)
-        manager.settimeout(PATIENCE)
+        manager.settimeout(TIMEOUT)
         daemon.start(environment={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "2000000"})
         heard: list[str] = []
         while heard.count("WATCHDOG=1") < 3 or not any(word.startswith("STATUS=SERVING: 0 runs") for word in heard):
@@ -132,7 +133,7 @@ def test_a_daemon_that_is_stopped_does_not_feed_the_watchdog(daemon: Any) -> Non
     name = str(daemon.folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(name)
-        manager.settimeout(PATIENCE)
+        manager.settimeout(TIMEOUT)
         daemon.start(environment={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000000"})
         while manager.recv(4096) != b"WATCHDOG=1":
             pass
@@ -142,7 +143,7 @@ def test_a_daemon_that_is_stopped_does_not_feed_the_watchdog(daemon: Any) -> Non
             while True:
                 manager.recv(4096)
         daemon.process.send_signal(signal.SIGCONT)
-        manager.settimeout(PATIENCE)
+        manager.settimeout(TIMEOUT)
         while manager.recv(4096) != b"WATCHDOG=1":
             pass
 
@@ -151,7 +152,7 @@ def test_a_daemon_that_is_stopped_does_not_feed_the_watchdog(daemon: Any) -> Non
 
 
 def raw(channel: grpc.Channel, method: str, request: bytes) -> bytes:
-    answer: bytes = channel.unary_unary(method, lambda b: b, lambda b: b)(request, timeout=PATIENCE)
+    answer: bytes = channel.unary_unary(method, lambda b: b, lambda b: b)(request, timeout=TIMEOUT)
     return answer
 
 
@@ -164,13 +165,13 @@ def test_health_and_reflection_answer(daemon: Any) -> None:
         reflect = channel.stream_stream(
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", lambda b: b, lambda b: b
         )
-        answer = next(reflect(iter([b"\x3a\x01*"]), timeout=PATIENCE))
+        answer = next(reflect(iter([b"\x3a\x01*"]), timeout=TIMEOUT))
         assert b"ckptd.v1.Checkpoints" in answer and b"ckptd.v1.Admin" in answer
 
 
 def metrics(daemon: Any) -> str:
     port = re.findall(r"metrics_port=(\d+)", daemon.log())[-1]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         text: str = answer.read().decode()
         return text
@@ -199,8 +200,7 @@ def test_metrics_are_off_with_port_minus_one(daemon: Any) -> None:
 
 
 def test_a_checkpoint_is_one_line_in_the_log(daemon: Any, trainer: Callable[..., Any]) -> None:
-    daemon.arguments()
-    config = daemon.folder / "ckptd.txtpb"
+    config = daemon.configuration
     config.write_text(config.read_text() + 'log { format: "json" }\n')
     daemon.start()
     root = daemon.folder / "root"
@@ -273,7 +273,7 @@ def test_a_private_daemon_outlives_users_that_die(daemon: Any, session: Callable
     keeper = session(daemon, keeper=True)
     with pytest.raises(subprocess.TimeoutExpired):
         daemon.process.wait(4)  # Longer than the idle timeout: it has a user.
-    keeper.socket.close()
+    keeper.close()
     assert daemon.wait() == 0
     assert "nobody needs this private daemon any more" in daemon.log()
 

@@ -21,11 +21,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-import harness
 import pytest
 
 import ckptd
-from ckptd.local_daemon import find_program
+import harness
+from harness import TIMEOUT, find_program
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3")
@@ -34,8 +34,7 @@ MMDEBSTRAP = (
     *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
     *("mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
 )
-BUILD_PATIENCE = 300.0
-PATIENCE = 60.0
+BUILD_TIMEOUT = 300.0
 # A systemd of this machine gives a container a unit of its own; without one that is not to be had, nor needed.
 HAS_SYSTEMD = pathlib.Path("/run/systemd/system").exists()
 
@@ -76,7 +75,7 @@ def obstacle() -> str | None:
         ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--fork", "true"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     if namespaces.returncode != 0:
         return f"no new namespaces here: {namespaces.stderr.strip()}"
@@ -91,17 +90,17 @@ def obstacle() -> str | None:
 
 def remove_tree(path: pathlib.Path) -> None:
     """Never into something that is mounted there."""
-    subprocess.run(["rm", "-rf", "--one-file-system", str(path)], check=True, timeout=PATIENCE)
+    subprocess.run(["rm", "-rf", "--one-file-system", str(path)], check=True, timeout=TIMEOUT)
 
 
 def build_debian(path: pathlib.Path) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as acquire:
         # The way to the packages is this machine's, too: a proxy, a certificate.
-        acquire.write(subprocess.check_output(["apt-config", "dump", "Acquire"], text=True, timeout=PATIENCE))
+        acquire.write(subprocess.check_output(["apt-config", "dump", "Acquire"], text=True, timeout=TIMEOUT))
         acquire.flush()
         command = [*MMDEBSTRAP, f"--aptopt={acquire.name}", "", str(path), *package_sources()]
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=BUILD_PATIENCE
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=BUILD_TIMEOUT
         )
     assert done.returncode == 0, f"{' '.join(command)}:\n{done.stderr[-3000:]}"
 
@@ -117,7 +116,7 @@ def only_one(lock: pathlib.Path) -> Iterator[None]:
         return False
 
     with open(lock, "w") as file:
-        harness.until(taken, f"the end of the test run that has {lock}", BUILD_PATIENCE)
+        harness.until(taken, f"the end of the test run that has {lock}", BUILD_TIMEOUT)
         yield
 
 
@@ -177,7 +176,7 @@ class Node:
             *("--register=no", *([] if HAS_SYSTEMD else ["--keep-unit"])),
             *("--private-network", "--capability=CAP_IPC_LOCK", f"--bind={data}:/data"),
             f"--bind-ro={pathlib.Path(ckptd.__file__).parents[1]}:{PYTHON_MODULES}",
-            f"--bind-ro={pathlib.Path(harness.HERE) / 'trainer.py'}:{TRAINER}",
+            f"--bind-ro={harness.TRAINER_PROGRAM}:{TRAINER}",
             *("--notify-ready=yes", "--boot"),
         ]
 
@@ -191,7 +190,7 @@ class Node:
                 heard.update(line.split("=", 1) for line in notices.recv(4096).decode().splitlines())
             return "READY" in heard
 
-        harness.until(booted, "the end of the boot", PATIENCE)
+        harness.until(booted, "the end of the boot", TIMEOUT)
         return int(heard["X_NSPAWN_LEADER_PID"])
 
     def said(self) -> str:
@@ -202,10 +201,10 @@ class Node:
         """To systemd-nspawn, the first SIGTERM is a request to shut its node down; at the second, it kills it."""
         self.process.terminate()
         try:
-            self.process.wait(PATIENCE)
+            self.process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.terminate()
-            self.process.wait(PATIENCE)
+            self.process.wait(TIMEOUT)
             raise
 
     def command(self, *words: str, user: str = "root") -> list[str]:
@@ -216,7 +215,7 @@ class Node:
 
     def run(self, *words: str, user: str = "root", check: bool = True) -> subprocess.CompletedProcess[str]:
         command = self.command(*words, user=user)
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT)
         if check:
             assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -306,7 +305,7 @@ class Trainer(harness.Trainer):
             for child in pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)
-            self.process.wait(PATIENCE)
+            self.process.wait(TIMEOUT)
         super().close()
 
 

@@ -4,13 +4,12 @@ import collections
 import contextlib
 import mmap
 import os
-import socket
 import threading
 import time
 import uuid
 
 import grpc
-from harness import alive
+from harness import HandoffConnection, alive
 
 from ckptd.v1 import handoff_pb2 as handoff
 from ckptd.v1 import messages_pb2 as messages
@@ -18,40 +17,6 @@ from ckptd.v1 import service_pb2_grpc
 from ckptd.v1 import types_pb2 as types
 
 PATIENCE = 20.0
-
-
-class Wire:
-    """A connection to the hand-off socket."""
-
-    def __init__(self, daemon):
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(PATIENCE)
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                self.socket.connect(daemon.endpoint[len("unix:") :] + ".handoff")
-                break
-            except BlockingIOError:  # The backlog is full, and the kernel tells nobody when it is not.
-                assert time.monotonic() < deadline, "the daemon accepts no connection"
-                time.sleep(0.005)
-        self.asked = 0
-
-    def ask(self, descriptors=(), **request):
-        """The answer, and the descriptors with it."""
-        self.asked += 1
-        frame = handoff.HandoffRequest(id=self.asked, **request).SerializeToString()
-        socket.send_fds(self.socket, [frame], list(descriptors))
-        data, received, _, _ = socket.recv_fds(self.socket, 1 << 16, 64)
-        answer = handoff.HandoffResponse.FromString(data)
-        assert data and answer.id == self.asked
-        return answer, received
-
-    def hello(self, instance=None):
-        hello = handoff.Hello(min_version=1, max_version=1, client_instance=instance or uuid.uuid4().hex)
-        return self.ask(hello=hello)[0]
-
-    def close(self):
-        self.socket.close()
 
 
 class Attacker:
@@ -63,7 +28,7 @@ class Attacker:
         self.stub = service_pb2_grpc.CheckpointsStub(self.channel)
         self.wire = self.stream = None
         if descriptors:
-            self.wire = Wire(daemon)
+            self.wire = HandoffConnection(daemon.endpoint)
             token = self.wire.hello(instance).hello.token
         else:
             request = messages.OpenSessionRequest(min_version=1, max_version=1, client_instance=instance)

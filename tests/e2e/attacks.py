@@ -1,4 +1,4 @@
-"""What a hostile user does to the daemon that it shares with others. Runs in a process of that user (trainer.py with a uid).
+"""What a hostile user does to the daemon that it shares with others. Runs in a trainer process (harness) of that user.
 
 Each function begins an attack and returns what it saw; what it holds on to is released by release().
 """
@@ -15,7 +15,8 @@ import urllib.error
 import urllib.request
 
 import grpc
-from attacker import Attacker, Wire, reason_of
+from attacker import Attacker, reason_of
+from harness import HandoffConnection
 
 import ckptd
 from ckptd.v1 import handoff_pb2 as handoff
@@ -212,7 +213,7 @@ def swap_directories(root, victim, seconds):
 
 def attach_as(path, own, removed):
     """Calls own directories by the path of somebody else's root."""
-    wire = hold(Wire(DAEMON))
+    wire = hold(HandoffConnection(DAEMON.endpoint))
     wire.hello()
     reasons = [tried(session().call, "OpenRoot", messages.OpenRootRequest(path=path))]
     reasons.append(attach(wire, own, path))
@@ -224,7 +225,7 @@ def attach_as(path, own, removed):
 
 def attach_many(folder, count):
     """So many roots, each called by as long a path as may be; how many were taken, and the reasons of the others."""
-    wire = hold(Wire(DAEMON))
+    wire = hold(HandoffConnection(DAEMON.endpoint))
     wire.hello()
     taken, reasons = 0, {}
     for number in range(count):
@@ -285,7 +286,7 @@ def metrics(port):
 
 def open_by_path_and_descriptor(root):
     """The reasons of the refusals."""
-    wire = hold(Wire(DAEMON))
+    wire = hold(HandoffConnection(DAEMON.endpoint))
     wire.hello()
     by_path = tried(session().call, "OpenRoot", messages.OpenRootRequest(path=root))
     by_descriptor = attach(wire, root, root)
@@ -402,7 +403,7 @@ def many_sessions(count):
     got, reasons = 0, {}
     for _ in range(count):
         try:
-            wire = hold(Wire(DAEMON))
+            wire = hold(HandoffConnection(DAEMON.endpoint))
             reason = wire.hello().error.reason
         except (OSError, AssertionError) as error:
             reason = type(error).__name__

@@ -1,19 +1,16 @@
 """Fixtures: a folder, a root, daemons and trainers, all ended after each test."""
 
 import os
-import shutil
-import tempfile
 
 import pytest
-from harness import Daemon, Trainer
+
+from harness import Daemon, Trainer, temporary_folder
 
 
 @pytest.fixture
 def folder():
-    """A short path (sockets) on a disk."""
-    path = tempfile.mkdtemp(prefix="ckptd-e2e-")
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+    with temporary_folder() as path:
+        yield str(path)
 
 
 @pytest.fixture

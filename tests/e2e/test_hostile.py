@@ -13,8 +13,8 @@ import threading
 
 import grpc
 import pytest
-from attacker import Attacker, Wire, memory_of, others_are_served, reason_of
-from harness import ckptctl, tags, until
+from attacker import Attacker, memory_of, others_are_served, reason_of
+from harness import HandoffConnection, ckptctl, tags, until
 
 import ckptd
 from ckptd.v1 import handoff_pb2 as handoff
@@ -74,7 +74,7 @@ def test_descriptors_that_are_no_root_are_refused_and_closed(daemon, rank, folde
         os.rmdir(gone)
         root = opened(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
         with others_are_served(daemon, rank):
-            wire = Wire(daemon)
+            wire = HandoffConnection(daemon.endpoint)
             stack.callback(wire.close)
             assert wire.hello().hello.token
             attach = handoff.AttachRoot(path="/x")
@@ -103,7 +103,7 @@ def test_garbage_and_truncated_frames_end_their_own_connection_only(daemon, rank
             frame = bytearray(chance.choice(frames))
             for _ in range(chance.randrange(4)):
                 frame[chance.randrange(len(frame))] = chance.randrange(256)
-            wire = Wire(daemon)
+            wire = HandoffConnection(daemon.endpoint)
             with contextlib.suppress(OSError):  # It hangs up as soon as it likes.
                 wire.socket.send(frame[: chance.randrange(len(frame) + 1)])
                 wire.socket.send(frames[0])
@@ -114,7 +114,7 @@ def test_garbage_and_truncated_frames_end_their_own_connection_only(daemon, rank
 
 
 def test_versions_that_it_does_not_speak_are_refused_by_name(daemon, attackers):
-    wire = Wire(daemon)
+    wire = HandoffConnection(daemon.endpoint)
     for least, most in ((2, 9), (0, 0), (-5, -1), (2**31 - 1, 2**31 - 1), (9, 1)):
         hello = handoff.Hello(min_version=least, max_version=most, client_instance="0" * 32)
         assert wire.ask(hello=hello)[0].error.reason == "VERSION_UNSUPPORTED"
@@ -151,7 +151,7 @@ def test_a_thousand_sessions_idle_or_vanish_and_everything_comes_back(daemon, ra
         with others_are_served(daemon, rank):
             wires, refused = [], 0
             for _ in range(1000):  # sessions_per_uid is 768.
-                wires.append(Wire(daemon))
+                wires.append(HandoffConnection(daemon.endpoint))
                 answer = wires[-1].hello()
                 if answer.error.reason:
                     assert answer.error.reason == "LIMIT_EXCEEDED" and "limits.sessions_per_uid" in answer.error.message
@@ -163,7 +163,7 @@ def test_a_thousand_sessions_idle_or_vanish_and_everything_comes_back(daemon, ra
             until(lambda: daemon.status().sessions < 20, "the end of the sessions")
         with others_are_served(daemon, rank):
             for i in range(1000):
-                wire = Wire(daemon)
+                wire = HandoffConnection(daemon.endpoint)
                 if i % 2:  # Some vanish before they have said a word.
                     hello = handoff.Hello(min_version=1, max_version=1, client_instance="0" * 32)
                     wire.socket.send(handoff.HandoffRequest(hello=hello).SerializeToString())

@@ -4,17 +4,15 @@ import json
 import os
 import pathlib
 import re
-import select
-import signal
 import subprocess
 import sys
 
 import pytest
-from harness import HERE, PATIENCE
 
-from ckptd.local_daemon import find_program
+from harness import TESTS, TIMEOUT, DaemonProgram, find_program, module_path
 
-UNIT = pathlib.Path(HERE).parents[1] / "deploy" / "systemd" / "ckptd.service"
+PEER = pathlib.Path(__file__).with_name("namespaces.py")
+UNIT = TESTS.parent / "deploy" / "systemd" / "ckptd.service"
 USER = 4321
 NO_NAMESPACES = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or NO_NAMESPACES, reason="needs root, and new namespaces")
@@ -39,34 +37,17 @@ def unit_rights():
     return ["unshare", "--mount", "setpriv", f"--bounding-set={bounding}", "--inh-caps=-all", "--no-new-privs"]
 
 
-class UnitDaemon:
+class UnitDaemon(DaemonProgram):
+    """Runs with the unit's capabilities; everyone may connect."""
+
     def __init__(self, folder, security=""):
-        os.mkdir(folder)
-        self.endpoint = f"unix:{folder}/d.sock"
-        config = os.path.join(folder, "ckptd.txtpb")
-        with open(config, "w", encoding="utf-8") as file:
-            file.write(
-                f'socket_path: "{folder}/d.sock" socket_mode: "0666" state_directory: "{folder}/state"\n'
-                f"pool {{ bytes: 67108864 }} metrics {{ port: -1 }}\n"
-                + (f"security {{ {security} }}\n" if security else "")
-            )
-        ready, theirs = os.pipe()
-        with open(os.path.join(folder, "log"), "ab") as log:
-            self.process = subprocess.Popen(
-                [*unit_rights(), find_program(), f"--config={config}", f"--ready_fd={theirs}"],
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-                pass_fds=(theirs,),
-            )
-        os.close(theirs)
-        readable, _, _ = select.select([ready], [], [], PATIENCE)
-        started = readable and os.read(ready, 6) == b"READY\n"
-        os.close(ready)
-        assert started, pathlib.Path(folder, "log").read_text()
+        folder.mkdir()
+        configuration = 'socket_mode: "0666" pool { bytes: 67108864 } metrics { port: -1 }\n'
+        super().__init__(folder, configuration + (f"security {{ {security} }}\n" if security else ""))
+        assert self.launch(wrapper=unit_rights()), self.log()
 
     def close(self):
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(PATIENCE)
+        self.end()
 
 
 @pytest.fixture
@@ -75,7 +56,7 @@ def make_unit_daemon(folder):
 
     def make(security=""):
         os.chmod(folder, 0o755)
-        made.append(UnitDaemon(os.path.join(folder, f"d{len(made)}"), security))
+        made.append(UnitDaemon(pathlib.Path(folder, f"d{len(made)}"), security))
         return made[-1]
 
     yield make
@@ -86,10 +67,11 @@ def make_unit_daemon(folder):
 def peer(by, daemon, action, path, *more):
     """What namespaces.py answers: a value, or [reason, message]."""
     done = subprocess.run(
-        [*by, sys.executable, os.path.join(HERE, "namespaces.py"), daemon.endpoint, action, path, *more],
+        [*by, sys.executable, str(PEER), daemon.endpoint, action, path, *more],
+        env={**os.environ, "PYTHONPATH": module_path()},
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -136,7 +118,7 @@ def test_root_of_a_container_has_no_right_over_runs_of_others(make_unit_daemon, 
         capture_output=True,
         text=True,
         check=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     name = json.loads(run.stdout)["runs"][0]["name"]
     for by in (CONTAINER_ROOT, WEAK_ROOT, MAPPED_ROOT):
@@ -196,5 +178,5 @@ def test_who_may_only_read_a_root_cannot_take_its_lock(make_unit_daemon, folder)
     os.chmod(lock, 0o644)  # As ckptd 0.1.0 made it.
     assert peer(AS_USER, make_unit_daemon(), "attach", root) == "ok"
     reader = ["setpriv", "--reuid=4322", "--regid=4322", "--clear-groups"]
-    squat = subprocess.run([*reader, "flock", "--nonblock", lock, "true"], capture_output=True, text=True, timeout=PATIENCE)
+    squat = subprocess.run([*reader, "flock", "--nonblock", lock, "true"], capture_output=True, text=True, timeout=TIMEOUT)
     assert squat.returncode != 0 and "Permission denied" in squat.stderr

@@ -1,10 +1,10 @@
-"""Runs a program and kills it, every thread at once, at one of the system calls by which it changes a disk.
+"""Runs a program and kills all of its threads at one of the system calls by which it changes a disk.
 
-    kill_at.py CONTROL COMMAND [ARGUMENT...]
+    kill_at_syscall.py CONTROL COMMAND [ARGUMENT...]
 
-CONTROL is a file of the size of `Control`, which the caller maps: there it says from when on calls are counted and at which
-one SIGKILL comes, and there it finds how many there were. The calls are stopped by seccomp and seen by ptrace, so that
-everything else runs at full speed. Ends when no thread of the program is left. (x86-64.)
+CONTROL is a file of the size of `Control`, which the caller maps. In it the caller says from when on calls are counted and at
+which one the program gets SIGKILL, and reads how many calls there were. A seccomp filter stops only these calls, for ptrace;
+everything else runs at full speed. Ends when no thread of the program is left. (x86-64 only.)
 """
 
 import ctypes
@@ -53,17 +53,17 @@ RENAME_EXCHANGE = 2
 
 
 class Control(ctypes.Structure):
-    """What the caller says, and what it is told."""
+    """Shared with the caller: its instructions, and the results."""
 
     _fields_ = [
-        ("pid", ctypes.c_int64),  # Told: of the program.
-        ("armed", ctypes.c_int64),  # 1: calls are counted from now on.
-        ("at", ctypes.c_int64),  # The number of the call that is the last, from 1; 0: none.
-        ("after", ctypes.c_int64),  # 0: it does not happen any more; 1: it does, and nobody hears of it.
-        ("kind", ctypes.c_int64),  # Only calls of this number count; 0: all of CALLS.
-        ("at_exchange", ctypes.c_int64),  # 1: the call is the first that exchanges two names, instead.
-        ("count", ctypes.c_int64),  # Told: how many calls there were.
-        ("hit", ctypes.c_int64),  # Told: the number of the system call that was the last; 0: none yet.
+        ("pid", ctypes.c_int64),  # Result: the program's process id.
+        ("armed", ctypes.c_int64),  # 1: count calls from now on.
+        ("at", ctypes.c_int64),  # Kill at the call with this number, counted from 1; 0: at none.
+        ("after", ctypes.c_int64),  # 0: kill before the call; 1: after it, before it returns to the program.
+        ("kind", ctypes.c_int64),  # Count only this system call; 0: all of CALLS.
+        ("at_exchange", ctypes.c_int64),  # 1: ignore `at`, and kill at the first exchange of two names.
+        ("count", ctypes.c_int64),  # Result: how many calls were counted.
+        ("hit", ctypes.c_int64),  # Result: the system call at which the program was killed; 0: not killed.
     ]
 
 
@@ -89,15 +89,15 @@ NO_NEW_PRIVS, SET_SECCOMP, MODE_FILTER = 38, 22, 2
 
 
 def ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:
-    """-1 and errno: the thread has been killed meanwhile, which is what we are here for."""
+    """Returns -1 when the thread was killed meanwhile. Callers ignore that: killing threads is this program's purpose."""
     return int(LIBC.ptrace(request, tid, address, data))
 
 
 def stop_at_calls() -> None:
-    """From now on this process and its children stop at each of CALLS, which must have somebody who goes on with them."""
-    instructions = [struct.pack("HBBI", 0x20, 0, 0, 0)]  # Load the number of the call.
+    """Makes this process and its children stop at each of CALLS. A tracer must be there to continue them."""
+    instructions = [struct.pack("HBBI", 0x20, 0, 0, 0)]  # Load the call's number.
     for number in CALLS:
-        instructions.append(struct.pack("HBBI", 0x15, 0, 1, number))  # If it is not this one, skip one.
+        instructions.append(struct.pack("HBBI", 0x15, 0, 1, number))  # If it is another call, skip the next instruction.
         instructions.append(struct.pack("HBBI", 0x06, 0, 0, RET_TRACE))
     instructions.append(struct.pack("HBBI", 0x06, 0, 0, RET_ALLOW))
     code = ctypes.create_string_buffer(b"".join(instructions))
@@ -106,7 +106,7 @@ def stop_at_calls() -> None:
         raise OSError(ctypes.get_errno(), "seccomp")
 
 
-def run_when_seized(go: int, command: List[str]) -> NoReturn:
+def exec_when_traced(go: int, command: List[str]) -> NoReturn:
     try:
         if os.read(go, 1) != b"!":
             os._exit(127)
@@ -116,28 +116,28 @@ def run_when_seized(go: int, command: List[str]) -> NoReturn:
         os._exit(127)
 
 
-# ---- one program
+# ---- tracing
 
 
-def changes_something(registers: Registers, tid: int) -> bool:
+def changes_disk(registers: Registers, tid: int) -> bool:
     number = registers.orig_rax
     if number == OPENAT:
         return bool(registers.rdx & os.O_CREAT)
     if number == OPENAT2:
-        return bool(ptrace(PEEKDATA, tid, registers.rdx) & os.O_CREAT)  # open_how.flags is the first of it.
+        return bool(ptrace(PEEKDATA, tid, registers.rdx) & os.O_CREAT)  # flags is the first field of open_how.
     if number == IO_URING_ENTER:
-        return bool(registers.rsi)  # How many requests it submits; without any it is only a wait.
+        return bool(registers.rsi)  # How many requests it submits; with none, it only waits.
     return number in CALLS
 
 
-def is_the_one(control: Control, registers: Registers) -> bool:
+def is_target(control: Control, registers: Registers) -> bool:
     if control.at_exchange:
         return bool(registers.orig_rax == RENAMEAT2 and registers.r8 & RENAME_EXCHANGE)
     return bool(control.at and control.count == control.at)
 
 
 def follow(pid: int, control: Control) -> None:
-    last: Optional[int] = None  # The thread whose call is over soon, and then everything is.
+    last: Optional[int] = None  # The thread in the targeted call: its return is when to kill.
     while True:
         try:
             tid, status = os.waitpid(-1, WALL)
@@ -150,9 +150,9 @@ def follow(pid: int, control: Control) -> None:
             registers = Registers()
             ptrace(GETREGS, tid, 0, ctypes.addressof(registers))
             counts = control.kind in (0, registers.orig_rax)
-            if control.armed and not control.hit and counts and changes_something(registers, tid):
+            if control.armed and not control.hit and counts and changes_disk(registers, tid):
                 control.count += 1
-                if is_the_one(control, registers):
+                if is_target(control, registers):
                     control.hit = registers.orig_rax
                     if not control.after:
                         os.kill(pid, signal.SIGKILL)
@@ -162,7 +162,7 @@ def follow(pid: int, control: Control) -> None:
             os.kill(pid, signal.SIGKILL)
             continue
         elif event == 0 and number != SYSCALL_STOP:
-            deliver = number  # A signal on its way to the program.
+            deliver = number  # A signal for the program.
         ptrace(proceed, tid, 0, deliver)
 
 
@@ -173,12 +173,12 @@ def main() -> None:
     wait, go = os.pipe()
     pid = os.fork()
     if pid == 0:
-        run_when_seized(wait, command)
+        exec_when_traced(wait, command)
     if ptrace(SEIZE, pid, 0, OPTIONS) != 0:
         raise OSError(ctypes.get_errno(), "ptrace")
     control.pid = pid
     os.write(go, b"!")
-    # The program's own descriptors are not ours: whoever waits for their end must not wait for us.
+    # The program's descriptors: a reader that waits for the end of one must not wait for this process.
     os.closerange(3, 1 << 20)
     follow(pid, control)
 

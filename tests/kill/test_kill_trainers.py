@@ -1,5 +1,5 @@
-"""SIGKILL of trainers at every step of the hand-off, alone and with a forked child that outlives them and holds everything open.
-Either the save is published, or there is nothing of it and the daemon's memory is what it was.
+"""SIGKILL of trainers at every step of the hand-off, alone and with a forked child that keeps their descriptors open.
+Either the save is published, or nothing of it is left and the daemon has its memory back.
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from firing import Daemon, await_nothing_left, closing
-from harness import until
-from record import Record, Version
-from trainers import Trainer
+from killable_daemon import KillableDaemon
+from leftovers import wait_until_none_left
+from save_record import SaveRecord, Version
+from trainer_process import TrainerProcess
+
+from harness import closing, until
 
 SIZE = 300_000
 STEPS = ["attached", "begun", "copying", "copied", "seal_sent", "sealed", "waiting"]
-# From here on no trainer is needed any more.
+# At these steps the daemon needs no trainer any more.
 PUBLISHED = {"sealed", "waiting"}
-# The daemon has the request, its sender has no answer.
+# The daemon has the request, and its sender has no answer: both outcomes are right.
 EITHER = {"seal_sent"}
 
 
 @pytest.fixture(params=["threads", "io_uring"])
-def daemon(request: Any, folder: pathlib.Path) -> Iterator[Daemon]:
-    with closing(Daemon(folder, request.param)) as made:
+def daemon(request: Any, folder: pathlib.Path) -> Iterator[KillableDaemon]:
+    with closing(KillableDaemon(folder, request.param)) as made:
         made.start()
         yield made
 
 
 @pytest.fixture
-def record(folder: pathlib.Path) -> Record:
+def record(folder: pathlib.Path) -> SaveRecord:
     (folder / "root").mkdir()
-    return Record(folder / "root")
+    return SaveRecord(folder / "root")
 
 
-def go_to(step: str, trainer: Trainer, version: Version, daemon: Daemon) -> None:
-    """The trainer is at that step and stays there."""
+def go_to(step: str, trainer: TrainerProcess, version: Version, daemon: KillableDaemon) -> None:
+    """Brings the trainer to that step, where it stays."""
     data = version.data(trainer.rank)
     assert trainer.do("attach") == "attached"
     if step == "attached":
@@ -55,18 +57,18 @@ def go_to(step: str, trainer: Trainer, version: Version, daemon: Daemon) -> None
     if step == "copied":
         return
     if step == "seal_sent":
-        # A daemon that is stopped answers nothing; the kernel has the request once the trainer waits for the answer.
+        # A stopped daemon does not answer. The request is in its socket once the trainer waits for the answer.
         os.kill(daemon.pid, signal.SIGSTOP)
-        trainer.tell("seal")
+        trainer.send("seal")
         until(lambda: unread_bytes(daemon) > 0, "the request in the daemon's socket")
         return
     assert trainer.do("seal") == "sealed"
     if step == "waiting":
-        trainer.tell("wait")
+        trainer.send("wait")
 
 
-def unread_bytes(daemon: Daemon) -> int:
-    """What is queued in sockets that the daemon has accepted at its gRPC socket."""
+def unread_bytes(daemon: KillableDaemon) -> int:
+    """Bytes queued in the connections of the daemon's gRPC socket."""
     total = 0
     out = subprocess.run(["ss", "-xH"], capture_output=True, text=True, check=True).stdout
     for line in out.splitlines():
@@ -76,7 +78,7 @@ def unread_bytes(daemon: Daemon) -> int:
     return total
 
 
-def used(daemon: Daemon) -> tuple[int, int, int]:
+def used(daemon: KillableDaemon) -> tuple[int, int, int]:
     status = daemon.status()
     return status.pool.used_bytes, status.pool.lent_bytes, len(os.listdir(f"/proc/{daemon.pid}/fd"))
 
@@ -84,14 +86,14 @@ def used(daemon: Daemon) -> tuple[int, int, int]:
 @pytest.mark.parametrize("with_child", [False, True], ids=["alone", "with_child"])
 @pytest.mark.parametrize("step", STEPS)
 def test_trainer_killed_at_a_step_leaves_a_checkpoint_or_nothing(
-    daemon: Daemon, record: Record, step: str, with_child: bool
+    daemon: KillableDaemon, record: SaveRecord, step: str, with_child: bool
 ) -> None:
     before = used(daemon)
     version = record.begin("a", 1, SIZE)
     children = []
     with contextlib.ExitStack() as stack:
         trainer = stack.enter_context(
-            closing(Trainer(daemon.endpoint, "one", record.root, 0, 1, None))
+            closing(TrainerProcess(daemon.endpoint, "one", record.root, 0, 1, None))
         )
         try:
             if with_child:
@@ -101,47 +103,47 @@ def test_trainer_killed_at_a_step_leaves_a_checkpoint_or_nothing(
             trainer.kill()
             os.kill(daemon.pid, signal.SIGCONT)
             if step in PUBLISHED:
-                until(lambda: (record.root / "a").exists(), "the checkpoint of the dead")
-            until(lambda: used(daemon)[:2] == (0, 0), "the memory's return")
-            await_nothing_left(record.root)
+                until(lambda: (record.root / "a").exists(), "the dead trainer's checkpoint")
+            until(lambda: used(daemon)[:2] == (0, 0), "the daemon to have its memory back")
+            wait_until_none_left(record.root)
             there = record.check()
             assert step in EITHER or there == ({("a", 1)} if step in PUBLISHED else set())
-            until(lambda: used(daemon)[2] <= before[2] + ROOT_DESCRIPTORS, "the end of its descriptors")
+            until(lambda: used(daemon)[2] <= before[2] + ROOT_DESCRIPTORS, "the trainer's descriptors to be closed")
         finally:
             for child in children:
                 os.kill(child, signal.SIGKILL)
     # The next launch saves.
-    with closing(Trainer(daemon.endpoint, "two", record.root, 0, 1, None)) as trainer:
+    with closing(TrainerProcess(daemon.endpoint, "two", record.root, 0, 1, None)) as trainer:
         again = record.begin("a", 1, SIZE)
         kind, sequence = trainer.do("save", "a", {again.name(0): again.data(0)})
         assert kind == "committed", sequence
         record.committed(again, sequence)
-    await_nothing_left(record.root)
+    wait_until_none_left(record.root)
     assert record.check() == {("a", 2)}
 
 
-# A root that is open: its directories, its lock, its ring.
+# An open root has directories, a lock and a ring.
 ROOT_DESCRIPTORS = 12
 
 
 @pytest.mark.parametrize("step", ["begun", "copied"])
 def test_one_of_two_trainers_killed_before_its_seal_is_named_to_the_other(
-    daemon: Daemon, record: Record, step: str
+    daemon: KillableDaemon, record: SaveRecord, step: str
 ) -> None:
     version = record.begin("a", 2, SIZE)
-    with closing(Trainer(daemon.endpoint, "one", record.root, 0, 2, None)) as one:
-        with closing(Trainer(daemon.endpoint, "one", record.root, 1, 2, None)) as two:
-            one.tell("attach"), two.tell("attach"), one.hear(), two.hear()
-            one.tell("begin", "a"), two.tell("begin", "a"), one.hear(), two.hear()
+    with closing(TrainerProcess(daemon.endpoint, "one", record.root, 0, 2, None)) as one:
+        with closing(TrainerProcess(daemon.endpoint, "one", record.root, 1, 2, None)) as two:
+            one.send("attach"), two.send("attach"), one.receive(), two.receive()
+            one.send("begin", "a"), two.send("begin", "a"), one.receive(), two.receive()
             if step == "copied":
                 two.do("copy", {version.name(1): version.data(1)})
             one.do("copy", {version.name(0): version.data(0)})
             one.do("seal")
-            one.tell("wait")
+            one.send("wait")
             two.kill()
-            kind, reason = one.hear()
+            kind, reason = one.receive()
             assert (kind, reason) == ("failed", "SESSION_LOST")
             record.failed(version, reason)
-        await_nothing_left(record.root)
+        wait_until_none_left(record.root)
         assert record.check() == set()
-    until(lambda: used(daemon)[:2] == (0, 0), "the memory's return")
+    until(lambda: used(daemon)[:2] == (0, 0), "the daemon to have its memory back")

@@ -1,4 +1,4 @@
-"""What was acknowledged, written down outside of the daemon, and the invariant that a root is held to by it."""
+"""The test's own record of saves and what the ranks were told, and the invariant that a root must satisfy."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ import ckptd
 
 @dataclasses.dataclass
 class Version:
-    """One save of a tag; a re-save is another one."""
+    """One save of a tag. Saving the tag again makes another version."""
 
     tag: str
     number: int
     world_size: int
     size: int
-    sequence: int = 0  # As any rank heard it.
-    committed: bool = False  # At least one rank was told so.
-    failed: str = ""  # The reason that at least one rank was told.
+    sequence: int = 0  # As a rank was told.
+    committed: bool = False  # At least one rank was told that it is committed.
+    failed: str = ""  # The reason, if at least one rank was told that it failed.
 
     def name(self, rank: int) -> str:
         return f"r{rank}.bin"
 
     def data(self, rank: int) -> bytes:
-        """Of no other save and no other rank; only rank 0's may be empty, so that no two checkpoints are alike."""
+        """Unique to this save and rank. Only rank 0's may be empty, so that no two checkpoints are equal."""
         return random.Random(f"{self.tag} {self.number} {rank}").randbytes(self.size + 17 * rank)
 
 
-class Record:
-    """Thread-safe."""
+class SaveRecord:
+    """Every version of every tag in a root. Thread-safe."""
 
     def __init__(self, root: pathlib.Path, keep: Optional[int] = None) -> None:
+        """keep: how many checkpoints retention keeps; None: all."""
         self.root = root
         self.keep = keep
         self._lock = threading.Lock()
@@ -56,13 +57,13 @@ class Record:
             version.failed = version.failed or reason
 
     def latest(self) -> int:
-        """The highest sequence that anybody was told is committed."""
+        """The highest sequence that a rank was told is committed."""
         with self._lock:
             versions = [version for versions in self._versions.values() for version in versions]
         return max((version.sequence for version in versions if version.committed), default=0)
 
     def check(self) -> Set[Tuple[str, int]]:
-        """The invariant, after recovery and with nothing under way; what is there, as (tag, number)."""
+        """Checks the invariant. Nothing may be in flight. Returns the checkpoints as {(tag, version number)}."""
         deadline = time.monotonic() + 30
         while True:
             names = self._names()
@@ -75,10 +76,10 @@ class Record:
                 changed = True
             if not changed:
                 break
-            # Retention goes on after the last acknowledgement, and has met us.
-            assert time.monotonic() < deadline, "the root does not come to rest"
-        assert newest >= self.latest(), f"latest went back: {newest}, and {self.latest()} was acknowledged"
-        assert names - {".ckptd"} == set(there), f"in the root are {names}, of which {set(there)} are checkpoints"
+            # Retention still evicts checkpoints after the last acknowledgement. Look again.
+            assert time.monotonic() < deadline, "the root still changes after 30 s"
+        assert newest >= self.latest(), f"latest is {newest}, older than the acknowledged {self.latest()}"
+        assert names - {".ckptd"} == set(there), f"the root holds {names}, of which only {set(there)} are checkpoints"
         self._check_acknowledged(there)
         return {(version.tag, version.number) for version, _ in there.values()}
 
@@ -86,37 +87,37 @@ class Record:
         return {path.name for path in self.root.iterdir()}
 
     def _look(self) -> Tuple[Dict[str, Tuple[Version, int]], int]:
-        """What is there, and the newest sequence."""
+        """The checkpoints by tag, with their sequences, and the newest sequence."""
         root = ckptd.open_root(str(self.root))
         found = root.list()  # Newest first.
-        there = {info.tag: (self._whole(root, info), info.sequence) for info in found}
+        there = {info.tag: (self._version_of(root, info), info.sequence) for info in found}
         return there, found[0].sequence if found else 0
 
-    def _whole(self, root: ckptd.Root, info: ckptd.CheckpointInfo) -> Version:
-        """Which save it is, byte for byte."""
+    def _version_of(self, root: ckptd.Root, info: ckptd.CheckpointInfo) -> Version:
+        """The version that a checkpoint is, byte for byte."""
         with root.open(info.tag) as checkpoint:
             read = {name: checkpoint.read(name) for name in checkpoint.files}
-        for version in reversed(self._versions.get(info.tag, [])):  # Mostly the last.
+        for version in reversed(self._versions.get(info.tag, [])):  # Usually the newest.
             if read == {version.name(rank): version.data(rank) for rank in range(version.world_size)}:
-                assert not version.failed, f"{info.tag} was reported {version.failed}, and is there"
+                assert not version.failed, f"{info.tag} was reported as failed ({version.failed}), but is in the root"
                 return version
-        raise AssertionError(f"{info.tag} holds what nobody saved: { {name: len(data) for name, data in read.items()} }")
+        raise AssertionError(f"{info.tag} equals no save: { {name: len(data) for name, data in read.items()} }")
 
     def _check_acknowledged(self, there: Dict[str, Tuple[Version, int]]) -> None:
         sequences = sorted(sequence for _, sequence in there.values())
         for versions in self._versions.values():
             acknowledged = [version for version in versions if version.committed]
             for version in acknowledged:
-                assert not version.failed, f"{version} was reported as both"
+                assert not version.failed, f"{version} was reported as committed and as failed"
             if not acknowledged:
                 continue
             newest = acknowledged[-1]
             if newest.tag in there:
                 number = there[newest.tag][0].number
-                assert number >= newest.number, f"{newest} was acknowledged, and {number} is there"
+                assert number >= newest.number, f"{newest} was acknowledged, but the root has version {number}"
                 continue
             newer = [sequence for sequence in sequences if sequence > newest.sequence]
-            assert self.keep is not None and len(newer) >= self.keep, f"{newest} was acknowledged, and is gone"
+            assert self.keep is not None and len(newer) >= self.keep, f"{newest} was acknowledged, but is not in the root"
         if self.keep is not None:
             committed = sum(any(v.committed for v in versions) for versions in self._versions.values())
-            assert len(there) >= min(committed, self.keep), f"{self.keep} are kept, and {len(there)} are there"
+            assert len(there) >= min(committed, self.keep), f"retention keeps {self.keep}, but the root has {len(there)}"

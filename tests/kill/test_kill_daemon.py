@@ -1,8 +1,8 @@
-"""SIGKILL of the real daemon at every system call by which it changes the disk. Then the next one starts, and what was
-acknowledged is there byte for byte, what was not is whole or invisible, latest has not gone back, nothing is left behind, and
-the same trainers save on.
+"""SIGKILL of the real daemon at every system call by which it changes the disk. When the next daemon has started, acknowledged
+checkpoints are there byte for byte, others are whole or invisible, latest has not gone back, nothing is left behind, and the
+same trainers save again.
 
-With threads each call is the last one before it happens; with io_uring it happens, and nobody hears of it any more.
+With the back end `threads` the daemon is killed before the call, with `io_uring` after it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from collections.abc import Callable, Iterator
 from typing import Optional
 
 import pytest
-from firing import PATIENCE, Daemon, Killer, Ranks, await_nothing_left, closing, leftovers, temporaries
-from harness import ckptctl, until
-from record import Record
+from killable_daemon import TIMEOUT, KillableDaemon, Killer
+from leftovers import leftovers, temporaries, wait_until_none_left
+from rank_threads import RankThreads
+from save_record import SaveRecord
 
-AT_ONCE = 4  # Points; most of the time of each is waiting.
+from harness import ckptctl, closing, until
+
+CONCURRENT_POINTS = 4  # A point mostly waits.
 WORLD_SIZE = 2
-SIZE = 200_000  # Four chunks, the last one not whole.
+SIZE = 200_000  # Four chunks, the last of them partial.
 AFTER = {"threads": False, "io_uring": True}
 WRITES = {"threads": ["pwrite64"], "io_uring": ["io_uring_enter"]}
 KINDS = [
@@ -50,9 +53,9 @@ class World:
     """A root, its daemon and its trainers."""
 
     folder: pathlib.Path
-    daemon: Daemon
-    record: Record
-    ranks: Ranks
+    daemon: KillableDaemon
+    record: SaveRecord
+    ranks: RankThreads
 
     @property
     def root(self) -> pathlib.Path:
@@ -62,7 +65,7 @@ class World:
         return Killer(self.folder / f"killer{len(list(self.folder.glob('killer*')))}")
 
     def save(self, tag: str) -> None:
-        self.ranks.save(tag, SIZE).result(PATIENCE)
+        self.ranks.save(tag, SIZE).result(TIMEOUT)
 
     def idle(self) -> bool:
         return not leftovers(self.root)
@@ -72,30 +75,30 @@ class World:
 def world_in(folder: pathlib.Path, backend: str, keep: Optional[int] = None) -> Iterator[World]:
     root = folder / "root"
     root.mkdir(parents=True)
-    record = Record(root, keep)
-    with closing(Daemon(folder, backend)) as daemon, closing(Ranks(daemon, record, WORLD_SIZE)) as ranks:
+    record = SaveRecord(root, keep)
+    with closing(KillableDaemon(folder, backend)) as daemon, closing(RankThreads(daemon, record, WORLD_SIZE)) as ranks:
         yield World(folder, daemon, record, ranks)
     shutil.rmtree(folder)
 
 
 def expect_invariant(world: World) -> None:
-    await_nothing_left(world.root)
+    wait_until_none_left(world.root)
     world.record.check()
     world.save("later")
-    await_nothing_left(world.root)
-    until(lambda: not temporaries(world.root), "the end of the last record's writing")
+    wait_until_none_left(world.root)
+    until(lambda: not temporaries(world.root), "the last record to be written")
     assert ("later", 1) in world.record.check()
     assert ckptctl("verify", str(world.root), check=False).returncode == 0
     assert world.daemon.stop() == 0
 
 
-def strike_save(world: World, point: Point, prepare: tuple[str, ...], tag: str) -> str:
-    """Saves `tag` and strikes; the call that was hit. Empty: there were fewer."""
+def save_and_kill(world: World, point: Point, prepare: tuple[str, ...], tag: str) -> str:
+    """Saves `tag` and kills the daemon at the point. Returns the call that was hit; empty if there were too few."""
     killer = world.killer()
     world.daemon.start(killer)
     for before in prepare:
         world.save(before)
-        await_nothing_left(world.root)
+        wait_until_none_left(world.root)
     world.ranks.connect()
     killer.arm(point.kind, point.at, point.after)
     saving = world.ranks.save(tag, SIZE)
@@ -103,16 +106,16 @@ def strike_save(world: World, point: Point, prepare: tuple[str, ...], tag: str) 
     killer.disarm()
     hit = killer.hit
     if hit:
-        world.daemon.fall()
+        world.daemon.wait_after_hit()
         world.daemon.start()
-    saving.result(PATIENCE)
+    saving.result(TIMEOUT)
     expect_invariant(world)
     return hit
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The n-th call of its kind: threads take turns as they like, but the calls of one kind are mostly one thread's."""
+    """The n-th call of its kind. Calls of one kind are mostly made by one thread, so their order is the same in each run."""
 
     kind: str
     at: int
@@ -122,26 +125,26 @@ class Point:
         return f"{'after' if self.after else 'before'} {self.kind} {self.at}"
 
 
-Strike = Callable[[pathlib.Path, Point], str]
+Kill = Callable[[pathlib.Path, Point], str]
 
 
-def struck(folder: pathlib.Path, strike: Strike, point: Point) -> str:
+def kill_at(folder: pathlib.Path, kill: Kill, point: Point) -> str:
     try:
-        return strike(folder / f"{point.kind}{point.at}", point)
+        return kill(folder / f"{point.kind}{point.at}", point)
     except Exception as error:
         raise AssertionError(f"killed {point}: {error!r}") from error
 
 
-def every_point(folder: pathlib.Path, backend: str, strike: Strike) -> collections.Counter[str]:
-    """Strikes at the first, second, ... call of each kind until there was none; how many there were."""
+def kill_at_every_call(folder: pathlib.Path, backend: str, kill: Kill) -> collections.Counter[str]:
+    """Kills at the first, second, ... call of each kind until there is none. Returns the number of calls by kind."""
 
     def all_of(kind: str) -> int:
         at = 1
-        while struck(folder, strike, Point(kind, at, AFTER[backend])):
+        while kill_at(folder, kill, Point(kind, at, AFTER[backend])):
             at += 1
         return at - 1
 
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+    with concurrent.futures.ThreadPoolExecutor(CONCURRENT_POINTS) as pool:
         hits = collections.Counter(dict(zip(KINDS, pool.map(all_of, KINDS))))
     hits = +hits
     print(f"{sum(hits.values())} points: {dict(hits)}")
@@ -149,48 +152,48 @@ def every_point(folder: pathlib.Path, backend: str, strike: Strike) -> collectio
 
 
 def expect_hit(hits: collections.Counter[str], *kinds: str, at_least: int) -> None:
-    """The tests see what they should: without that they could pass of nothing."""
+    """Fails a test that has killed at too few calls to show anything."""
     assert sum(hits.values()) >= at_least and set(kinds) <= set(hits), hits
 
 
 @backends
 def test_first_save_of_a_root_survives_a_kill_at_every_call(folder: pathlib.Path, backend: str) -> None:
-    def strike(place: pathlib.Path, point: Point) -> str:
+    def kill(place: pathlib.Path, point: Point) -> str:
         with world_in(place, backend) as world:
-            return strike_save(world, point, (), "a")
+            return save_and_kill(world, point, (), "a")
 
-    hits = every_point(folder, backend, strike)
+    hits = kill_at_every_call(folder, backend, kill)
     expect_hit(hits, *WRITES[backend], "mkdirat", "renameat", "renameat2", "fallocate", "fsync", at_least=80)
 
 
 @backends
 def test_resave_of_a_tag_survives_a_kill_at_every_call(folder: pathlib.Path, backend: str) -> None:
-    def strike(place: pathlib.Path, point: Point) -> str:
+    def kill(place: pathlib.Path, point: Point) -> str:
         with world_in(place, backend) as world:
-            return strike_save(world, point, ("a",), "a")
+            return save_and_kill(world, point, ("a",), "a")
 
-    hits = every_point(folder, backend, strike)
+    hits = kill_at_every_call(folder, backend, kill)
     expect_hit(hits, *WRITES[backend], "mkdirat", "renameat2", "unlinkat", "fallocate", "fsync", at_least=40)
 
 
-# What is before and after a call of retention and recovery is the same with both back ends: files are not written there.
+# Retention and recovery write no files of checkpoints, so both back ends make the same calls there.
 
 
 def test_retention_survives_a_kill_at_every_call(folder: pathlib.Path) -> None:
-    def strike(place: pathlib.Path, point: Point) -> str:
+    def kill(place: pathlib.Path, point: Point) -> str:
         with world_in(place, "io_uring", keep=1) as world:
-            return strike_save(world, point, ("a",), "b")
+            return save_and_kill(world, point, ("a",), "b")
 
-    hits = every_point(folder, "io_uring", strike)
+    hits = kill_at_every_call(folder, "io_uring", kill)
     expect_hit(hits, "renameat", "renameat2", "unlinkat", "fsync", at_least=40)
 
 
 def leave_work_for_recovery(world: World) -> None:
-    """A re-save that only its exchange lacks, and a save of which only the beginning is there."""
+    """Leaves a re-save that lacks only its exchange, and a save of which one rank has sealed its part."""
     killer = world.killer()
     world.daemon.start(killer)
     world.save("a")
-    await_nothing_left(world.root)
+    wait_until_none_left(world.root)
     with concurrent.futures.ThreadPoolExecutor(WORLD_SIZE) as pool:
         parts = list(pool.map(lambda rank: world.ranks.run(rank).begin("half"), range(WORLD_SIZE)))
     parts[0].add("r0.bin", b"x" * SIZE)
@@ -202,35 +205,35 @@ def leave_work_for_recovery(world: World) -> None:
     assert len(leftovers(world.root)) == 2
 
 
-def strike_recovery(world: World, points: list[Point]) -> str:
-    """One daemon after the other is struck while it recovers; what the last one was hit at."""
+def recover_and_kill(world: World, points: list[Point]) -> str:
+    """Kills one daemon after another during recovery. Returns the call that the last of them was hit at."""
     leave_work_for_recovery(world)
     hit = ""
     for point in points:
         killer = world.killer().arm(point.kind, point.at, point.after)
-        world.daemon.start(killer, must=False)
+        world.daemon.start(killer, must_serve=False)
         until(lambda: killer.hit or world.idle(), "the call, or the end of the recovery")
         killer.disarm()
         hit = killer.hit
         if hit:
-            world.daemon.fall()
+            world.daemon.wait_after_hit()
         else:
             assert world.daemon.stop() == 0
     world.daemon.start()
-    await_nothing_left(world.root)
-    assert world.record.check() == {("a", 2)}, "what was complete is published"
-    with closing(Ranks(world.daemon, world.record, WORLD_SIZE)) as ranks:
+    wait_until_none_left(world.root)
+    assert world.record.check() == {("a", 2)}, "recovery publishes the complete re-save"
+    with closing(RankThreads(world.daemon, world.record, WORLD_SIZE)) as ranks:
         world.ranks = ranks
         expect_invariant(world)
     return hit
 
 
 def test_recovery_that_is_killed_at_every_call_is_recovered_from(folder: pathlib.Path) -> None:
-    def strike(place: pathlib.Path, point: Point) -> str:
+    def kill(place: pathlib.Path, point: Point) -> str:
         with world_in(place, "threads") as world:
-            return strike_recovery(world, [point])
+            return recover_and_kill(world, [point])
 
-    hits = every_point(folder, "threads", strike)
+    hits = kill_at_every_call(folder, "threads", kill)
     expect_hit(hits, "renameat2", "unlinkat", "fsync", at_least=25)
 
 
@@ -244,14 +247,14 @@ def test_recovery_that_is_killed_twice_is_recovered_from(folder: pathlib.Path) -
 
     pairs = [(point(first), point(second)) for first in TWICE for second in TWICE]
 
-    def strike(pair: tuple[Point, Point]) -> None:
+    def kill(pair: tuple[Point, Point]) -> None:
         first, second = pair
         name = f"{first} {second}".replace(" ", "")
         try:
             with world_in(folder / name[:40], "threads") as world:
-                strike_recovery(world, [first, second])
+                recover_and_kill(world, [first, second])
         except Exception as error:
             raise AssertionError(f"killed {first}, then {second}: {error!r}") from error
 
-    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(strike, pairs))
+    with concurrent.futures.ThreadPoolExecutor(CONCURRENT_POINTS) as pool:
+        list(pool.map(kill, pairs))

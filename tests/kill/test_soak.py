@@ -1,4 +1,4 @@
-"""Some cycles of tools/soak, with a seed of its own in each run; $CKPTD_SEED repeats one."""
+"""A short run of tools/soak. Each run has its own seed, which $CKPTD_SEED sets."""
 
 from __future__ import annotations
 

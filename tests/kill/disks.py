@@ -1,4 +1,4 @@
-"""File systems of their own, in files and in memory, that a test may fill, freeze and break."""
+"""File systems on loop devices and in memory, which a test may fill, freeze and break."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Disk:
         raise NotImplementedError
 
     def fill(self) -> None:
-        """Somebody else takes all that is left."""
+        """Takes all free space, as another program would."""
         path = self.path / f"ballast{len(self._ballast)}"
         self._ballast.append(path)
         with open(path, "wb") as file:
@@ -58,7 +58,7 @@ class Disk:
     def unmount(self) -> None:
         until(
             lambda: subprocess.run(["umount", str(self.path)], capture_output=True).returncode == 0,
-            f"the end of whoever keeps {self.path} busy",
+            f"{self.path} to be unmounted",
             30,
         )
 
@@ -70,12 +70,12 @@ class Disk:
             run("umount", "--lazy", str(self.path))
 
 
-class Memory(Disk):
+class Tmpfs(Disk):
     def make(self) -> None:
         pass
 
     def mount(self) -> None:
-        run("mount", "-t", "tmpfs", "-o", f"size={self.mebibytes}m", "ckptd-fire", str(self.path))
+        run("mount", "-t", "tmpfs", "-o", f"size={self.mebibytes}m", "ckptd-kill", str(self.path))
 
 
 class Ext4(Disk):
@@ -99,12 +99,12 @@ class Ext4(Disk):
         run("fsfreeze", "--unfreeze", str(self.path))
 
     def detect_an_error(self) -> None:
-        """The kernel meets damage, and makes the file system read-only at once, with everything that is open on it."""
+        """The kernel finds an error, and makes the file system read-only at once, also for open files."""
         name = pathlib.Path(self.device).name
         pathlib.Path(f"/sys/fs/ext4/{name}/trigger_fs_error").write_text("a test of ckptd")
 
     def lose_the_device(self) -> None:
-        """From now on every call that needs the device fails."""
+        """Makes every later call that needs the device fail."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, struct.pack("I", NOLOGFLUSH))
@@ -112,9 +112,9 @@ class Ext4(Disk):
             os.close(descriptor)
 
     def repair(self) -> None:
-        """As an operator does it, when nothing has the file system open any more."""
+        """Checks and remounts it, as an operator does. Nothing may have it open."""
         self.unmount()
-        until(lambda: not self._loops(), "the end of its loop device", 30)
+        until(lambda: not self._loops(), "the loop device to be released", 30)
         done = subprocess.run(["e2fsck", "-fy", str(self.image)], capture_output=True, text=True)
         assert done.returncode <= 1, done.stdout
         self.mount()

@@ -1,8 +1,8 @@
-"""Random kill and restart cycles of the real daemon and its trainers, judged by a record that is kept outside of them.
+"""Kills the real daemon and its trainers at random moments, and checks the root against a record of what they were told.
 
-A cycle: the ranks of a launch save, and at a random moment the daemon, some of them, or both get SIGKILL; sometimes the next
-daemon, too, while it recovers. Then the invariant of record.py must hold and nothing may be left behind. At the end come cycles
-that only trainers are killed in, after which the daemon must have the descriptors and the memory that it had before.
+In a cycle the ranks of a launch save, and at a random moment the daemon, some ranks, or both get SIGKILL; sometimes the next
+daemon does, too, while it recovers. Then the invariant of save_record.py must hold, and nothing may be left behind. The last
+cycles kill only trainers; after them the daemon must have as many descriptors and as much memory as before.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ import tempfile
 import time
 from typing import Callable, Dict, List, Optional
 
-from firing import Daemon, await_nothing_left
+from killable_daemon import KillableDaemon
+from leftovers import wait_until_none_left
+from save_record import SaveRecord, Version
+from trainer_process import TrainerProcess
+
 from harness import until
-from record import Record, Version
-from trainers import Trainer
 
 KEEP = 3
 WORLD_SIZE = 2
 TAGS = [f"t{i}" for i in range(6)]
-LONGEST_DELAY = 0.06  # Seconds, until something is killed: about as long as a save takes.
-LAST_PHASE = 0.2  # Of the cycles: those that the daemon survives.
-MEMORY_SLACK = 8 << 20  # Bytes: what an allocator keeps.
+MAX_DELAY = 0.06  # Seconds until something is killed: about as long as a save takes.
+SURVIVED_SHARE = 0.2  # At the end, the number of cycles that kill only trainers, as a share of those before.
+MEMORY_SLACK = 8 << 20  # Bytes that an allocator may keep.
 
 
 @dataclasses.dataclass
 class Footprint:
-    """What an idle daemon has."""
+    """What an idle daemon holds."""
 
     descriptors: int
     private_bytes: int
@@ -44,7 +46,7 @@ class Footprint:
     shared_files: frozenset[str]
 
 
-def footprint(daemon: Daemon) -> Footprint:
+def footprint(daemon: KillableDaemon) -> Footprint:
     status = daemon.status()
     fields = dict(line.split(":", 1) for line in pathlib.Path(f"/proc/{daemon.pid}/status").read_text().splitlines())
     return Footprint(
@@ -53,7 +55,7 @@ def footprint(daemon: Daemon) -> Footprint:
         used_bytes=status.pool.used_bytes,
         lent_bytes=status.pool.lent_bytes,
         sessions=status.sessions,
-        # Folders there are of other tests that run beside this one.
+        # Folders there belong to other tests that run at the same time.
         shared_files=frozenset(
             entry.name for entry in os.scandir("/dev/shm") if "ckptd" in entry.name and not entry.is_dir()
         ),
@@ -65,14 +67,14 @@ class Soak:
         self.random = random.Random(seed)
         self.root = folder / "root"
         self.root.mkdir()
-        self.record = Record(self.root, KEEP)
-        self.daemon = Daemon(folder, backend)
-        self.trainers: List[Trainer] = []
+        self.record = SaveRecord(self.root, KEEP)
+        self.daemon = KillableDaemon(folder, backend)
+        self.trainers: List[TrainerProcess] = []
         self.launches = 0
         self.counts: Dict[str, int] = {}
 
     def close(self) -> None:
-        self.dismiss()
+        self.end_launch()
         self.daemon.close()
 
     def count(self, what: str) -> None:
@@ -81,23 +83,23 @@ class Soak:
     # ---- one cycle
 
     def launch(self) -> None:
-        self.dismiss()
+        self.end_launch()
         self.launches += 1
         self.count("launches")
         for rank in range(WORLD_SIZE):
             self.trainers.append(
-                Trainer(self.daemon.endpoint, f"launch {self.launches}", self.root, rank, WORLD_SIZE, KEEP)
+                TrainerProcess(self.daemon.endpoint, f"launch {self.launches}", self.root, rank, WORLD_SIZE, KEEP)
             )
         for trainer in self.trainers:
-            trainer.tell("attach")
-        assert [trainer.hear() for trainer in self.trainers] == ["attached"] * WORLD_SIZE
+            trainer.send("attach")
+        assert [trainer.receive() for trainer in self.trainers] == ["attached"] * WORLD_SIZE
         for trainer in self.trainers:
-            trainer.tell("resume")
-        resumed = [trainer.hear() for trainer in self.trainers]
-        assert resumed[0] == resumed[1], f"two ranks resume from different checkpoints: {resumed}"
+            trainer.send("resume")
+        resumed = [trainer.receive() for trainer in self.trainers]
+        assert resumed[0] == resumed[1], f"two ranks resumed from different checkpoints: {resumed}"
         assert resumed[0][2] >= self.record.latest(), f"resumed from {resumed}, {self.record.latest()} was acknowledged"
 
-    def dismiss(self) -> None:
+    def end_launch(self) -> None:
         for trainer in self.trainers:
             trainer.close()
         self.trainers = []
@@ -107,11 +109,11 @@ class Soak:
             self.launch()
         version = self.record.begin(self.random.choice(TAGS), WORLD_SIZE, self.random.choice([0, 1, 5000, 70_000, 300_000]))
         for trainer in self.trainers:
-            trainer.tell("save", version.tag, {version.name(trainer.rank): version.data(trainer.rank)})
+            trainer.send("save", version.tag, {version.name(trainer.rank): version.data(trainer.rank)})
         kill_daemon = may_kill_daemon and self.random.random() < 0.5
         dying = [trainer for trainer in self.trainers if self.random.random() < 0.15]
-        # A random moment, and not an event, is what this is about.
-        time.sleep(self.random.random() * LONGEST_DELAY)
+        # Deliberately a random moment, not an event.
+        time.sleep(self.random.random() * MAX_DELAY)
         kills: List[Callable[[], None]] = [trainer.kill for trainer in dying]
         if kill_daemon:
             kills.append(self.kill_daemon)
@@ -121,8 +123,8 @@ class Soak:
         self.collect(version)
         if dying:
             self.count("cycles with killed trainers")
-            self.dismiss()
-        await_nothing_left(self.root)
+            self.end_launch()
+        wait_until_none_left(self.root)
         self.record.check()
 
     def kill_daemon(self) -> None:
@@ -130,17 +132,17 @@ class Soak:
         self.count("killed daemons")
         while self.random.random() < 0.2:
             with contextlib.suppress(AssertionError):
-                self.daemon.start(must=False)
-            time.sleep(self.random.random() * LONGEST_DELAY / 3)
+                self.daemon.start(must_serve=False)
+            time.sleep(self.random.random() * MAX_DELAY / 3)
             self.daemon.kill()
             self.count("daemons killed in recovery")
         self.daemon.start()
 
     def collect(self, version: Version) -> None:
-        """What each rank that lives was told; a dead one may have been told before."""
+        """Records what each rank was told: the living ones, and those that were told before they died."""
         for trainer in self.trainers:
             try:
-                kind, detail = trainer.hear()
+                kind, detail = trainer.receive()
             except EOFError:
                 continue
             if kind == "committed":
@@ -148,18 +150,19 @@ class Soak:
             elif kind == "failed":
                 self.record.failed(version, detail)
             else:
-                raise AssertionError(f"rank {trainer.rank} was told neither yes nor no of {version}: {detail}")
+                raise AssertionError(f"rank {trainer.rank} was not told how {version} ended: {detail}")
             self.count(kind if kind == "committed" else f"{kind} {detail}")
 
-    # ---- all of them
+    # ---- all cycles
 
     def settle(self) -> Footprint:
-        self.dismiss()
-        until(lambda: footprint(self.daemon).lent_bytes == 0, "the return of all memory", 30)
+        self.end_launch()
+        until(lambda: footprint(self.daemon).lent_bytes == 0, "all memory to be returned to the pool", 30)
         return footprint(self.daemon)
 
     def expect_back_at(self, baseline: Footprint) -> None:
-        self.dismiss()
+        """After all sessions have ended."""
+        self.end_launch()
 
         def back() -> bool:
             now = footprint(self.daemon)
@@ -172,12 +175,12 @@ class Soak:
             )
 
         try:
-            until(back, "the baseline", 20)
+            until(back, "the daemon to be back at its baseline", 20)
         except AssertionError:
             raise AssertionError(f"not back at the baseline {baseline}: {footprint(self.daemon)}") from None
 
     def run(self, more: Callable[[int], bool], say: Callable[[str], None]) -> None:
-        """Cycles as long as `more` of how many there were."""
+        """Runs cycles while `more(number of cycles done)` is true."""
         self.daemon.start()
         done = 0
         while more(done):
@@ -185,16 +188,16 @@ class Soak:
             done += 1
             if done % 100 == 0:
                 say(f"{done} cycles: {self.counts}")
-        # Warm: what is kept for good has been made.
+        # Warm up: after this the daemon has allocated what it keeps for good.
         for _ in range(10):
             self.cycle(may_kill_daemon=False)
         baseline = self.settle()
-        survived = max(10, int(done * LAST_PHASE))
+        survived = max(10, int(done * SURVIVED_SHARE))
         for _ in range(survived):
             self.cycle(may_kill_daemon=False)
         self.expect_back_at(baseline)
         assert self.daemon.stop() == 0
-        say(f"{done} cycles, and {survived} that one daemon survived: {self.counts}")
+        say(f"{done} cycles, and {survived} that killed only trainers: {self.counts}")
 
 
 def soak(seed: int, backend: str, more: Callable[[int], bool], say: Callable[[str], None], place: Optional[str] = None) -> None:
@@ -204,7 +207,7 @@ def soak(seed: int, backend: str, more: Callable[[int], bool], say: Callable[[st
     try:
         one.run(more, say)
     except BaseException:
-        say(f"seed {seed}, {backend}; what happened: {one.counts}; everything is left in {folder}")
+        say(f"failed: seed {seed}, {backend}, after {one.counts}; the files are in {folder}")
         one.close()
         raise
     one.close()
@@ -212,33 +215,33 @@ def soak(seed: int, backend: str, more: Callable[[int], bool], say: Callable[[st
 
 
 def simulation(program: str, seed: int, cycles: int, minutes: float) -> "subprocess.Popen[bytes]":
-    """tests/sim beside it, on as many seeds or for as long: the cycles here are mostly waiting."""
+    """Starts tests/sim, for as many seeds or as long, at the same time: the cycles here mostly wait."""
     length = f"--seconds={round(minutes * 60)}" if minutes else f"--seeds={cycles}"
     return subprocess.Popen([program, f"--first={seed * 1_000_003 + 1}", length])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tools/soak", description=__doc__.splitlines()[0])
-    parser.add_argument("--cycles", type=int, default=0, help="how many; default 1000 where --minutes says nothing")
-    parser.add_argument("--minutes", type=float, default=0, help="how long")
-    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"))
-    parser.add_argument("--dir", help="where the checkpoints are; default: the temporary directory")
-    parser.add_argument("--simulation", help=argparse.SUPPRESS)  # The program, by tools/soak.
+    parser.add_argument("--cycles", type=int, default=0, help="how many cycles; default 1000 without --minutes")
+    parser.add_argument("--minutes", type=float, default=0, help="how long to run")
+    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "little"), help="default: random")
+    parser.add_argument("--dir", help="where to put the checkpoints; default: the temporary directory")
+    parser.add_argument("--simulation", help=argparse.SUPPRESS)  # The program; tools/soak passes it.
     arguments = parser.parse_args()
     cycles = arguments.cycles or (0 if arguments.minutes else 1000)
     simulated = simulation(arguments.simulation, arguments.seed, cycles, arguments.minutes)
     try:
-        # Half of it for each back end.
+        # Each back end gets half.
         seconds = arguments.minutes * 60 / 2
         for backend in ("io_uring", "threads"):
             begun = time.monotonic()
 
             def more(done: int) -> bool:
-                assert simulated.poll() in (None, 0), "the simulation has failed"
+                assert simulated.poll() in (None, 0), "the simulation failed"
                 return done < cycles // 2 or time.monotonic() - begun < seconds
 
             soak(arguments.seed, backend, more, lambda words: print(words, flush=True), arguments.dir)
-        assert simulated.wait() == 0, "the simulation has failed"
+        assert simulated.wait() == 0, "the simulation failed"
     finally:
         simulated.kill()
         simulated.wait()

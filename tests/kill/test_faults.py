@@ -1,6 +1,6 @@
-"""Real faults of a real kernel: a disk, a file's size limit and a table of descriptors that are full, a file system that turns
-read-only or goes away in mid-save, and one that does not answer. Each is a clear error on every rank; what was committed stays
-as it was, nothing is left behind, and once the fault is gone saves work again.
+"""Faults that the kernel makes: a full disk, a file size limit, no free descriptors, a file system that becomes read-only or
+loses its device during a save, and one that does not answer. Each is a clear error on every rank, leaves committed checkpoints
+untouched and nothing behind; when the fault is gone, saves work again.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 import pytest
-from disks import Disk, Ext4, Memory
-from firing import Daemon, await_nothing_left, closing
-from harness import until
-from record import Record, Version
-from trainers import Trainer
+from disks import Disk, Ext4, Tmpfs
+from killable_daemon import KillableDaemon
+from leftovers import wait_until_none_left
+from save_record import SaveRecord, Version
+from trainer_process import TrainerProcess
+
+from harness import closing, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts file systems: needs root")
 SIZE = 2_000_000
@@ -26,44 +28,44 @@ BACKENDS = ["threads", "io_uring"]
 
 
 class Job:
-    """Two ranks that save into a root, each step by all of them."""
+    """Two ranks that save into a root. Every method acts on both."""
 
     def __init__(self, folder: pathlib.Path, root: pathlib.Path, backend: str) -> None:
-        self.daemon = Daemon(folder, backend, bytes=32 << 20)
+        self.daemon = KillableDaemon(folder, backend, bytes=32 << 20)
         self.daemon.start()
-        self.record = Record(root)
+        self.record = SaveRecord(root)
         self.launches = 0
-        self.ranks: list[Trainer] = []
+        self.ranks: list[TrainerProcess] = []
 
     def launch(self) -> None:
         for rank in self.ranks:
             rank.close()
         self.launches += 1
         self.ranks = [
-            Trainer(self.daemon.endpoint, str(self.launches), self.record.root, rank, WORLD_SIZE, None)
+            TrainerProcess(self.daemon.endpoint, str(self.launches), self.record.root, rank, WORLD_SIZE, None)
             for rank in range(WORLD_SIZE)
         ]
         self.all("attach")
 
     def all(self, command: str, *arguments: Any) -> list[Any]:
         for rank in self.ranks:
-            rank.tell(command, *arguments)
-        return [rank.hear() for rank in self.ranks]
+            rank.send(command, *arguments)
+        return [rank.receive() for rank in self.ranks]
 
     def copy(self, tag: str) -> Version:
-        """Begun and copied by all, sealed by none."""
+        """Begins a save and copies its bytes; does not seal it."""
         version = self.record.begin(tag, WORLD_SIZE, SIZE)
         self.all("begin", tag)
         for rank in self.ranks:
-            rank.tell("copy", {version.name(rank.rank): version.data(rank.rank)})
-        assert [rank.hear() for rank in self.ranks] == ["copied"] * WORLD_SIZE
+            rank.send("copy", {version.name(rank.rank): version.data(rank.rank)})
+        assert [rank.receive() for rank in self.ranks] == ["copied"] * WORLD_SIZE
         return version
 
     def finish(self, version: Version) -> list[tuple[str, Any]]:
         self.all("seal")
-        return self.heard(version, self.all("wait"))
+        return self.recorded(version, self.all("wait"))
 
-    def heard(self, version: Version, outcomes: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    def recorded(self, version: Version, outcomes: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
         for kind, detail in outcomes:
             if kind == "committed":
                 self.record.committed(version, detail)
@@ -74,17 +76,17 @@ class Job:
     def save(self, tag: str) -> list[tuple[str, Any]]:
         version = self.record.begin(tag, WORLD_SIZE, SIZE)
         for rank in self.ranks:
-            rank.tell("save", tag, {version.name(rank.rank): version.data(rank.rank)})
-        return self.heard(version, [rank.hear() for rank in self.ranks])
+            rank.send("save", tag, {version.name(rank.rank): version.data(rank.rank)})
+        return self.recorded(version, [rank.receive() for rank in self.ranks])
 
     def must_save(self, tag: str) -> None:
         outcomes = self.save(tag)
         assert [kind for kind, _ in outcomes] == ["committed"] * WORLD_SIZE, f"{outcomes}\n{self.daemon.log()[-2000:]}"
 
-    def expect_well(self) -> None:
-        """The fault is over. What it left behind goes with the next save at the latest."""
+    def expect_recovered(self) -> None:
+        """After the fault: the next save works, and removes what the fault left behind."""
         self.must_save("later")
-        await_nothing_left(self.record.root)
+        wait_until_none_left(self.record.root)
         tags = {tag for tag, _ in self.record.check()}
         assert {"before", "later"} <= tags
 
@@ -119,19 +121,19 @@ def expect_failed(outcomes: list[tuple[str, Any]], *reasons: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", [Memory, Ext4])
+@pytest.mark.parametrize("kind", [Tmpfs, Ext4])
 def test_disk_that_fills_up_in_mid_save_fails_it_on_every_rank(
     kind: type[Disk], backend: str, disk: Callable[..., Any], job: Callable[..., Job]
 ) -> None:
     place = disk(kind, 48)
     one = job(place.root, backend)
-    version = one.copy("full")  # There was room when it was admitted.
+    version = one.copy("full")  # The daemon admits it while there is room.
     place.fill()
     expect_failed(one.finish(version), "NO_SPACE")
-    await_nothing_left(place.root)
+    wait_until_none_left(place.root)
     assert one.record.check() == {("before", 1)}
     place.free()
-    one.expect_well()
+    one.expect_recovered()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -147,7 +149,7 @@ def test_file_size_limit_of_the_daemon_fails_the_save_and_not_the_daemon(
     assert one.daemon.running(), one.daemon.log()
     assert one.record.check() == {("before", 1)}
     resource.prlimit(one.daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    one.expect_well()
+    one.expect_recovered()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -163,11 +165,11 @@ def test_daemon_without_free_descriptors_fails_the_save_and_nothing_else(
     expect_failed(one.finish(version), "EMFILE")
     resource.prlimit(one.daemon.pid, resource.RLIMIT_NOFILE, (hard, hard))
     assert one.record.check() == {("before", 1)}
-    one.expect_well()
+    one.expect_recovered()
 
 
 def expect_fails_until_repaired(place: Ext4, one: Job, version: Version) -> None:
-    """The daemon lives and answers; when the operator has repaired the file system the next one saves on."""
+    """The daemon goes on answering; after the operator has repaired the file system, the next daemon saves again."""
     outcomes = one.finish(version)
     assert all(kind in ("failed", "unknown") for kind, _ in outcomes), outcomes
     assert one.daemon.status().daemon_instance and one.daemon.running()
@@ -177,7 +179,7 @@ def expect_fails_until_repaired(place: Ext4, one: Job, version: Version) -> None
     place.repair()
     one.daemon.start()
     one.launch()
-    one.expect_well()
+    one.expect_recovered()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -212,15 +214,15 @@ def test_writes_of_a_killed_daemon_that_come_late_hit_no_file_of_the_next(
     place.freeze()
     try:
         one.all("seal")
-        # Its writes are in the kernel and stay there; so does what is left of it.
+        # Its writes are stuck in the kernel, and with them the killed process.
         until(lambda: one.daemon.status().runs[0].degraded, "DEGRADED")
         os.kill(one.daemon.pid, 9)
         for rank in one.ranks:
             rank.close()
     finally:
         place.thaw()
-    one.daemon.start()  # At once: what was killed may not be quite gone.
+    one.daemon.start()  # At once, while the killed process may still be exiting.
     one.launch()
     one.must_save("late")
-    one.expect_well()
+    one.expect_recovered()
     assert ("late", version.number + 1) in one.record.check()

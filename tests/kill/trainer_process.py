@@ -1,6 +1,4 @@
-"""Trainers that are killed: processes of their own, forked from a server that has imported everything, so that one starts in
-milliseconds.
-"""
+"""Trainers that tests kill: processes forked from a server that has imported everything, so that one starts in milliseconds."""
 
 from __future__ import annotations
 
@@ -15,45 +13,46 @@ from typing import Any, Dict, Optional, Tuple
 import ckptd
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["ckptd", "trainers"])
-PATIENCE = 60.0
-# How long a rank waits for the others' Begin: all of it when one of them died before.
-ADMISSION = 2.0
-# And how long one that has sealed waits for the others' seal, when the daemon does not know that one has died: its own life was
-# shorter.
-COMMIT = 4.0
+CONTEXT.set_forkserver_preload(["ckptd", "trainer_process"])
+TIMEOUT = 60.0
+# Seconds that a rank waits for the others' Begin. It waits all of that when one of them died before.
+ADMISSION_TIMEOUT = 2.0
+# Seconds that a sealed part waits for the other ranks' seals, where the daemon was restarted and never knew of one that died.
+COMMIT_TIMEOUT = 4.0
 
 
-class Trainer:
-    """A rank, and what it says. One that is gone says nothing: EOFError."""
+class TrainerProcess:
+    """A rank. It runs one command after another; each has an answer."""
 
     def __init__(self, endpoint: str, launch: str, root: pathlib.Path, rank: int, world_size: int, keep: Optional[int]) -> None:
         self.pipe, theirs = CONTEXT.Pipe()
         arguments = (theirs, endpoint, launch, str(root), rank, world_size, keep)
-        self.process = CONTEXT.Process(target=_live, args=arguments, daemon=True)
+        self.process = CONTEXT.Process(target=_main, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
         self.rank = rank
 
-    def tell(self, command: str, *arguments: Any) -> None:
+    def send(self, command: str, *arguments: Any) -> None:
+        """Starts a command (a method of _Rank). No-op if the process has ended."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.pipe.send((command, arguments))
 
-    def hear(self, timeout: float = PATIENCE) -> Any:
+    def receive(self, timeout: float = TIMEOUT) -> Any:
+        """The answer to the oldest command without one. EOFError if the process has ended."""
         if not self.pipe.poll(timeout):
-            raise AssertionError(f"rank {self.rank} said nothing for {timeout} s")
+            raise AssertionError(f"rank {self.rank} did not answer within {timeout} s")
         try:
             return self.pipe.recv()
         except ConnectionResetError:
             raise EOFError from None
 
     def do(self, command: str, *arguments: Any) -> Any:
-        self.tell(command, *arguments)
-        return self.hear()
+        self.send(command, *arguments)
+        return self.receive()
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join(PATIENCE)
+        self.process.join(TIMEOUT)
 
     def close(self) -> None:
         self.kill()
@@ -63,18 +62,18 @@ class Trainer:
 # ---- in the process of the trainer
 
 
-def _live(pipe: Connection, endpoint: str, launch: str, root: str, rank: int, world_size: int, keep: Optional[int]) -> None:
+def _main(pipe: Connection, endpoint: str, launch: str, root: str, rank: int, world_size: int, keep: Optional[int]) -> None:
     os.environ["CKPTD_LAUNCH_ID"] = launch
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    life = _Life(pipe, endpoint, root, rank, world_size, keep)
+    trainer = _Rank(pipe, endpoint, root, rank, world_size, keep)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             command, arguments = pipe.recv()
-            answer = getattr(life, command)(*arguments)
+            answer = getattr(trainer, command)(*arguments)
             pipe.send(answer)
 
 
-class _Life:
+class _Rank:
     def __init__(self, pipe: Connection, endpoint: str, root: str, rank: int, world_size: int, keep: Optional[int]) -> None:
         self.pipe = pipe
         self.endpoint = endpoint
@@ -88,7 +87,7 @@ class _Life:
         self.sealing: Tuple[str, Any] = ("", None)
 
     def fork_child(self) -> int:
-        """One that has everything of ours open, and outlives us."""
+        """Forks a process that outlives this one and keeps its descriptors open."""
         child = os.fork()
         if child == 0:
             while True:
@@ -98,9 +97,9 @@ class _Life:
     def attach(self) -> str:
         if self.run is not None:
             return "attached"
-        self.client = ckptd.connect(self.endpoint, timeout=PATIENCE)
+        self.client = ckptd.connect(self.endpoint, timeout=TIMEOUT)
         self.run = self.client.run(
-            self.root, rank=self.rank, world_size=self.world_size, num_kept_ckpts=self.keep, commit_timeout=COMMIT
+            self.root, rank=self.rank, world_size=self.world_size, num_kept_ckpts=self.keep, commit_timeout=COMMIT_TIMEOUT
         )
         return "attached"
 
@@ -114,14 +113,14 @@ class _Life:
         return "copied"
 
     def seal(self) -> str:
-        """What goes wrong is what wait() answers."""
+        """Remembers a failure for wait() to answer."""
         self.sealing = self._outcome(self.part.seal)
         return "sealed"
 
     def wait(self) -> Tuple[str, Any]:
         if self.sealing[0] != "committed":
             return self.sealing
-        return self._outcome(lambda: self.part.wait("committed", PATIENCE))
+        return self._outcome(lambda: self.part.wait("committed", TIMEOUT))
 
     def save(self, tag: str, files: Dict[str, bytes]) -> Tuple[str, Any]:
         """("committed", sequence), ("failed", reason) or ("unknown", reason)."""
@@ -129,7 +128,7 @@ class _Life:
         def save() -> Any:
             if self.run is None:
                 self.attach()
-            return self.run.save(tag, files=files, timeout=ADMISSION).wait("committed", PATIENCE)
+            return self.run.save(tag, files=files, timeout=ADMISSION_TIMEOUT).wait("committed", TIMEOUT)
 
         return self._outcome(save)
 
@@ -142,5 +141,5 @@ class _Life:
             return "unknown", f"{type(error).__name__} {error.reason}: {error}"
 
     def resume(self) -> Tuple[str, Optional[str], int]:
-        with self.run.resume(PATIENCE) as checkpoint:
+        with self.run.resume(TIMEOUT) as checkpoint:
             return "resumed", checkpoint.tag if checkpoint else None, checkpoint.sequence if checkpoint else 0

@@ -16,7 +16,9 @@ exec(os.environ.get("CKPTD_TEST_IMPORTS", ""), namespace)
 if "CKPTD_TEST_MOUNT_NAMESPACE" in os.environ:  # As in a container.
     if ctypes.CDLL(None, use_errno=True).unshare(0x00020000) != 0:  # CLONE_NEWNS
         raise OSError(ctypes.get_errno(), "unshare")
-if "CKPTD_TEST_UID" in os.environ:  # As another user, and after the imports: that user may not be able to read these files.
+if (
+    "CKPTD_TEST_UID" in os.environ
+):  # As another user, and after the imports: that user may not be able to read these files.
     uid = int(os.environ["CKPTD_TEST_UID"])
     os.setgroups([])
     os.setgid(uid)

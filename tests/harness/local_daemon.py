@@ -1,0 +1,61 @@
+"""A private daemon, started by the Python package."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+import ckptd
+
+from harness.waiting import alive, until
+
+
+class Daemon:
+    """A private daemon that the test may kill and start again."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        self.folder = folder
+        self.options = {"pool_bytes": 256 << 20, "idle_timeout": 60, **options}
+        self.local = ckptd.LocalDaemon(folder, **self.options).start()
+        self.endpoint = self.local.endpoint
+        self.pid = self.local.pid
+
+    def status(self) -> Any:
+        return self.local._keeper.status()
+
+    def run_status(self, root: str) -> Any:
+        root = os.path.realpath(root)
+        for run in self.status().runs:
+            if os.path.realpath(run.path) == root:
+                return run
+        raise AssertionError(f"the daemon knows no run in {root}")
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        until(lambda: not alive(self.pid), "the daemon's end")
+
+    def restart(self) -> None:
+        """Starts the next one at once, as a restarted job does; the killed one may still be exiting."""
+        self.local.stop()
+        self.local = ckptd.LocalDaemon(self.folder, **self.options).start()
+        self.pid = self.local.pid
+
+    def log(self) -> str:
+        with open(os.path.join(self.folder, "ckptd.log"), encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def close(self) -> None:
+        pid = self.pid
+        with contextlib.suppress(ckptd.CkptdError):
+            self.local.stop()
+        with contextlib.suppress(AssertionError):
+            until(lambda: not alive(pid), "the daemon's end", 20)
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def tags(root: str) -> list[str]:
+    """The committed checkpoints of a root, newest first, read without a daemon."""
+    return [info.tag for info in ckptd.open_root(root).list()]

@@ -1,0 +1,29 @@
+"""Waits for other processes, always with a deadline."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, TypeVar
+
+T = TypeVar("T")
+TIMEOUT = 60.0  # Seconds. Generous: it is reached only when something is wrong.
+
+
+def until(condition: Callable[[], T], what: str, timeout: float = TIMEOUT) -> T:
+    """Polls until `condition` returns something true, and returns that. Fails the test after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"timed out after {timeout} s waiting for {what}")
+
+
+def alive(pid: int) -> bool:
+    """True if the process exists and is not a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
