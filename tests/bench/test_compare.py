@@ -1,4 +1,4 @@
-"""tools/bench compare measures everybody, and says what it has measured in each of its forms."""
+"""tools/bench compare measures every contender, and reports it in all of its forms."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any, Dict, List
 
 import pytest
 
+from bench.compare import documents, report
+from bench.compare.figures import FIGURES, Comparison, Figures
+from bench.compare.workloads import LlamaState, llama_shapes
+from bench.contenders import catalog
+from bench.base.tensors import total_bytes
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TOOLS = ROOT / "tools"
-sys.path.insert(0, str(TOOLS))
-from bench_lib.compare import documents, report  # noqa: E402
-from bench_lib.compare.figures import FIGURES, Comparison, Figures  # noqa: E402
-from bench_lib.compare.workloads import LlamaState, llama_shapes  # noqa: E402
-from contenders import catalog  # noqa: E402
-from contenders.tensors import size_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +28,15 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def measured(picture: pathlib.Path) -> List[Dict[str, Any]]:
-    command = [sys.executable, "-m", "bench_lib.main", "compare", "--quick", "--json", f"--plot={picture}"]
-    environment = {**os.environ, "PYTHONPATH": str(TOOLS)}
+    command = [sys.executable, "-m", "bench", "compare", "--quick", "--json", f"--plot={picture}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     rows: List[Dict[str, Any]] = json.loads(done.stdout)
     return rows
 
 
-def test_every_contender_has_every_figure(measured: List[Dict[str, Any]]) -> None:
+def test_compare_measures_every_figure_of_every_contender(measured: List[Dict[str, Any]]) -> None:
     values = {row["name"]: row["value"] for row in measured}
     assert len(values) == len(measured)
     for contender in catalog.NAMES:
@@ -47,27 +46,27 @@ def test_every_contender_has_every_figure(measured: List[Dict[str, Any]]) -> Non
         assert min(of["first"], of["cold"], of["warm"]) > 0, contender
 
 
-def test_the_daemon_and_its_pool_are_counted(measured: List[Dict[str, Any]]) -> None:
+def test_compare_counts_the_daemon_and_its_pool(measured: List[Dict[str, Any]]) -> None:
     values = {row["name"]: row["value"] for row in measured}
     assert values["compare.gpt.ckptd.shared"] > 0.9, "the pool holds a checkpoint"
     assert values["compare.gpt.ckptd.cpu"] > 0
 
 
-def test_training_time_lost_is_held_against_its_goal(measured: List[Dict[str, Any]]) -> None:
+def test_compare_holds_lost_training_time_against_its_goal(measured: List[Dict[str, Any]]) -> None:
     (lost,) = (row for row in measured if row["name"] == "save.lost.vs_memcpy")
     assert set(lost) == {"name", "value", "unit", "limit", "goal", "ok"}
     assert lost["goal"] == report.LOST_GOAL and lost["ok"] == (lost["value"] <= lost["goal"])
 
 
-def test_the_picture_names_every_contender(measured: List[Dict[str, Any]], picture: pathlib.Path) -> None:
+def test_plot_names_every_contender(measured: List[Dict[str, Any]], picture: pathlib.Path) -> None:
     text = picture.read_text()
     assert not [name for name in catalog.NAMES if name not in text]
 
 
-def test_the_llama_workload_has_the_shape_that_it_is_named_after() -> None:
+def test_llama_workload_has_the_parameter_count_and_file_sizes_of_llama3_8b() -> None:
     assert sum(math.prod(shape) for shape in llama_shapes(1).values()) == 8_030_261_248
     model, optimizer = LlamaState(rank=0, quick=True).files().values()
-    assert size_of(optimizer) == 6 * size_of(model)
+    assert total_bytes(optimizer) == 6 * total_bytes(model)
 
 
 def figures(seconds: float) -> Figures:
@@ -84,24 +83,28 @@ def figures(seconds: float) -> Figures:
     return made
 
 
-def test_the_least_of_a_column_is_marked_whoever_has_it() -> None:
+def test_table_marks_the_lowest_value_of_a_column() -> None:
     compared = Comparison("gpt", {catalog.CKPTD: figures(2.0), catalog.DCP: figures(1.0)}, 1000.0, "fio")
     ours, theirs = report.markdown(compared, report.SHORT).splitlines()[2:]
     assert ours.startswith("| ckptd | 2.00 (4.0) |")
     assert theirs.startswith("| `dcp.save` | **1.00** (2.0) |")
 
 
-def test_documents_keep_all_but_the_figures(tmp_path: pathlib.Path) -> None:
+def test_replacing_figures_keeps_the_rest_of_a_document_and_refuses_one_without_marks(
+    tmp_path: pathlib.Path,
+) -> None:
     document = tmp_path / "page.md"
     document.write_text(f"before\n{documents.BEGIN}\nold\n{documents.END}\nafter\n")
-    documents.put(document, "new")
+    documents.replace_figures(document, "new")
     assert document.read_text() == f"before\n{documents.BEGIN}\nnew\n{documents.END}\nafter\n"
     document.write_text("nothing marked")
     with pytest.raises(SystemExit):
-        documents.put(document, "new")
+        documents.replace_figures(document, "new")
 
 
 @pytest.mark.parametrize("name", [documents.README, documents.PERFORMANCE])
-def test_the_documents_have_a_row_for_every_contender(name: str) -> None:
+def test_documents_have_a_row_for_every_contender(name: str) -> None:
     table = (ROOT / name).read_text().partition(documents.BEGIN)[2].partition(documents.END)[0]
-    assert not [contender for contender in catalog.NAMES if f"| {report.written(contender)} |" not in table]
+    assert not [
+        contender for contender in catalog.NAMES if f"| {report.markdown_name(contender)} |" not in table
+    ]

@@ -24,6 +24,8 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "examples/README.md",
+    ROOT / "tools/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 BLOCK = re.compile(r"(?P<before>[^\n]*)\n```python\n(?P<code>.*?)\n```", re.DOTALL)
@@ -241,3 +243,10 @@ def test_the_table_names_what_the_python_client_raises() -> None:
             if cells[4] != f"`{raised}`":
                 wrong.append(f"{reason}: {raised} is raised, {cells[4]} in the table")
     assert not wrong
+
+
+def test_tools_readme_has_a_row_for_every_script() -> None:
+    scripts = {f"tools/{path.name}" for path in (ROOT / "tools").iterdir() if path.is_file()}
+    scripts -= {"tools/BUILD", "tools/README.md"}
+    listed = set(re.findall(r"^\| `(tools/[\w.]+)` \|", (ROOT / "tools/README.md").read_text(), re.MULTILINE))
+    assert listed == scripts

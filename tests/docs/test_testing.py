@@ -47,7 +47,7 @@ def cases() -> Set[str]:
 
 
 def test_every_file_that_it_names_is_there() -> None:
-    folders = "storage|daemon|client|proto|tests|tools|deploy"
+    folders = "storage|daemon|client|proto|tests|tools|deploy|bench|examples"
     named = {word for word in WORDS if re.fullmatch(rf"({folders})/[\w./*-]+", word)}
     assert len(named) > 60
     assert not {word for word in named if not list(ROOT.glob(word))}

@@ -457,8 +457,8 @@ TEST_F(ClientTest, RefusalsNameWhatWasWrong) {
   EXPECT_THAT(std::string(kept.message()), HasSubstr("num_kept_ckpts"));
 }
 
-TEST_F(ClientTest, TheExampleProgramGoesOnWhereItStopped) {
-  const std::string example = "client/cpp/example";
+TEST_F(ClientTest, ExampleProgramContinuesFromLastCheckpoint) {
+  const std::string example = "examples/cpp/train";
   const ProgramResult first = RunProgram({example, daemon_.endpoint(), root_, "2"});
   EXPECT_EQ(first.status, 0) << first.err;
   EXPECT_THAT(first.out, HasSubstr("step_2 is committed"));

@@ -1,0 +1,135 @@
+"""Measures ckptd on this machine. Each figure is shown beside a limit that the same run measures."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import pathlib
+import shutil
+import sys
+import tempfile
+from typing import Callable, Iterator, List, NamedTuple
+
+from bench.base import fio, machine
+from bench.base.context import GIB, SUFFIX, BenchContext
+from bench.base.result import Result, as_json, as_table
+from bench.cases import convert, handoff, memory, ready, restore, save, small, step
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+
+
+class Case(NamedTuple):
+    run: Callable[[BenchContext], None]
+    description: str
+    uses_fio: bool = False
+
+
+CASES = {
+    "save": Case(save.run, "stall, durable bytes, publishing, the daemon's CPU and memory", uses_fio=True),
+    "small": Case(small.run, "10,000 tensors of 1 KiB"),
+    "handoff": Case(handoff.run, "Begin + Seal, with almost no bytes between them"),
+    "step": Case(step.run, "what a save costs training steps that run at the same time"),
+    "restore": Case(
+        restore.run, "from memory, from the disk, slices, and what it costs training steps", uses_fio=True
+    ),
+    "ready": Case(ready.run, "start of a daemon that knows 1,000 checkpoints"),
+    "memory": Case(memory.run, "what the daemon keeps of 10,000 saves of 10,000 files"),
+    "convert": Case(convert.run, "an optimizer of 4 GiB into another number of shards", uses_fio=True),
+}
+COMPARE = "compare"
+COMPARE_DESCRIPTION = "ckptd and other ways to save, in turns; takes half an hour, and runs only when named"
+
+
+def parse_options() -> argparse.Namespace:
+    described = [(name, case.description) for name, case in CASES.items()] + [(COMPARE, COMPARE_DESCRIPTION)]
+    parser = argparse.ArgumentParser(
+        prog="tools/bench",
+        description=__doc__,
+        epilog="\n".join(["cases:", *(f"  {name:<9}{words}" for name, words in described)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "cases", nargs="*", metavar="case", help="what to run; default: all cases but compare"
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of JSON objects instead of a table")
+    parser.add_argument(
+        "--quick", action="store_true", help="use an eighth of the bytes and fewer rounds, for a test"
+    )
+    parser.add_argument("--client", choices=SUFFIX, help="measure only this client")
+    parser.add_argument(
+        "--dir", type=pathlib.Path, default=REPOSITORY / ".bench", help="a folder on the disk to measure"
+    )
+    comparing = parser.add_argument_group("options of 'compare'")
+    comparing.add_argument("--workload", choices=["gpt", "llama"], help="save only this state")
+    comparing.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg", help="draw the figures")
+    comparing.add_argument("--docs", action="store_true", help="write the figures into README.md and docs/")
+    options = parser.parse_args()
+    unknown = set(options.cases) - {name for name, _ in described}
+    if unknown:
+        parser.error(
+            f"no case {', '.join(sorted(unknown))}; there are {', '.join(name for name, _ in described)}"
+        )
+    return options
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: pathlib.Path, free: int) -> Iterator[pathlib.Path]:
+    """A folder on a disk with `free` bytes left. Removed at the end, with `parent` if that is empty then."""
+    parent.mkdir(parents=True, exist_ok=True)
+    machine.require_disk(parent, free)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="b", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            parent.rmdir()
+
+
+def run_case(name: str, folder: pathlib.Path, options: argparse.Namespace, results: List[Result]) -> None:
+    case = CASES[name]
+    machine.log(f"{name}: {case.description}")
+    clients = [options.client] if options.client else list(SUFFIX)
+    with (
+        machine.reserved_huge_pages(fio.HUGE_PAGE_BYTES)
+        if case.uses_fio
+        else contextlib.nullcontext() as huge
+    ):
+        case.run(BenchContext(folder, options.quick, huge, clients, results))
+
+
+def run_comparison(folder: pathlib.Path, options: argparse.Namespace, results: List[Result]) -> str:
+    """Returns the tables."""
+    from bench.compare import main as compare  # Here, because its imports are slow.
+
+    machine.log(f"{COMPARE}: {COMPARE_DESCRIPTION}")
+    with machine.reserved_huge_pages(fio.HUGE_PAGE_BYTES) as huge:
+        compared, tables = compare.run(
+            folder, options.quick, huge, options.workload, options.plot, options.docs
+        )
+    results += compared
+    return tables
+
+
+def main() -> int:
+    options = parse_options()
+    results: List[Result] = []
+    tables: List[str] = []
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(
+            temporary_folder(options.dir.resolve(), (2 if options.quick else 12) * GIB)
+        )
+        stack.enter_context(machine.transparent_huge_pages())
+        for name in CASES:
+            if name in options.cases or not options.cases:
+                run_case(name, folder, options, results)
+        if results:
+            tables.append(as_table(results))
+        if COMPARE in options.cases:
+            tables.append(run_comparison(folder, options, results))
+    print(as_json(results) if options.json else "\n\n".join(tables))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

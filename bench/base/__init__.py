@@ -1,0 +1,1 @@
+"""What cases and comparison share: limits of the machine, daemons, jobs, states to save, and results."""

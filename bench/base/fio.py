@@ -1,0 +1,124 @@
+"""The disk's limit: fio's best direct write of a fresh, fallocated file, synced at the end, or its best direct read."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+from typing import Any, Dict, List, Optional, Sequence
+
+from bench.base import limits
+
+# (block size, depth). The buffers of the last are larger than a processor's cache, as a checkpoint is. Small buffers
+# that are written again and again stay in the cache, from which some machines write faster than from memory.
+COMBINATIONS = ((1 << 20, 32), (4 << 20, 8), (16 << 20, 4), (4 << 20, 64))
+BUFFERS = max(size * depth for size, depth in COMBINATIONS)
+HUGE_PAGE_BYTES = BUFFERS + (
+    32 << 20
+)  # To reserve: fio adds a little, and rounds depths up to a power of two.
+
+
+def _name(block: int, depth: int) -> str:
+    return f"{block >> 20} MiB x {depth}"
+
+
+FROM_MEMORY = _name(*COMBINATIONS[-1])
+
+
+class Fio:
+    """Each call writes or reads `size` bytes; the calls take the combinations in turn. Reads need a `with` block, which makes
+    the file. huge: the file system of huge pages for the buffers, if there is one.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, size: int, huge: Optional[pathlib.Path], direction: str = "write"
+    ) -> None:
+        self._folder = folder
+        self._size = size
+        self._huge = huge
+        self._direction = direction
+        self._next = 0
+        self.rates: Dict[str, List[float]] = {}
+
+    def __enter__(self) -> "Fio":
+        self._run("write", *COMBINATIONS[0])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file().unlink(missing_ok=True)
+
+    def __call__(self) -> float:
+        """Bytes per second of one write or read."""
+        block, depth = COMBINATIONS[self._next % len(COMBINATIONS)]
+        self._next += 1
+        limits.wait_for_idle_disk(self._folder)
+        try:
+            rate = self._run(self._direction, block, depth)
+        finally:
+            if self._direction == "write":
+                self._file().unlink(missing_ok=True)
+        self.rates.setdefault(_name(block, depth), []).append(rate)
+        return rate
+
+    def _file(self) -> pathlib.Path:
+        return self._folder / f"fio.{self._direction}"
+
+    def _run(self, direction: str, block: int, depth: int) -> float:
+        moved = run([job("limit", direction, self._file(), self._size, block, depth, self._huge)])[0][
+            direction
+        ]
+        return float(moved["io_bytes"] / (moved["runtime"] / 1e3))
+
+
+def job(
+    name: str,
+    direction: str,
+    file: pathlib.Path,
+    size: int,
+    block: int,
+    depth: int,
+    huge: Optional[pathlib.Path],
+) -> List[str]:
+    """The options of a job that reads a file, or writes a fresh, fallocated file and syncs it."""
+    options = [
+        f"--name={name}", f"--filename={file}", f"--rw={direction}", "--ioengine=io_uring", "--direct=1",
+        f"--bs={block}", f"--iodepth={depth}", f"--size={size // block * block}",
+    ]  # fmt: skip
+    if direction == "write":
+        options += ["--fallocate=posix", "--end_fsync=1"]
+    if huge:
+        options += [f"--iomem=mmaphuge:{huge / name}", "--hugepage-size=2m"]
+    return options
+
+
+def run(jobs: List[List[str]]) -> List[Dict[str, Any]]:
+    """Runs the jobs concurrently. Returns what fio reports of each."""
+    command = ["fio", "--output-format=json", *(option for options in jobs for option in options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        raise SystemExit(f"fio ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
+    return list(json.loads(done.stdout[done.stdout.index("{") :])["jobs"])
+
+
+class Rates:
+    """The rates of several Fio together. only: those of the combination with this name."""
+
+    def __init__(self, huge: bool, measured: Sequence[Dict[str, List[float]]], only: str = "") -> None:
+        self._huge = huge
+        self._rates = [
+            (rate, name)
+            for rates in measured
+            for name, values in rates.items()
+            for rate in values
+            if name == only or not only
+        ]
+
+    def best(self) -> float:
+        return max(self._rates)[0]
+
+    def description(self, direction: str = "write") -> str:
+        rate, name = max(self._rates)
+        pages = "huge-page buffers" if self._huge else "ordinary buffers (no huge pages available)"
+        each = f"{rate / 1e9:.2f} GB/s ({name}), best of {len(self._rates)}"
+        what = "fresh fallocated file" if direction == "write" else "file"
+        return f"fio direct {direction}, {pages}, {what}: {each}"

@@ -1,0 +1,111 @@
+"""What the memory and the disk can do, and how to leave them idle before a measurement."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import pathlib
+import threading
+import time
+from typing import List, Sequence, Tuple
+
+import torch
+
+_memmove = ctypes.CDLL(None).memmove  # ctypes.CDLL releases the interpreter lock during a call.
+_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memmove.restype = ctypes.c_void_p
+
+
+def wait_for_idle_disk(folder: pathlib.Path, seconds: float = 30.0) -> None:
+    """Syncs, and waits until the disk has been idle for 0.1 s; SystemExit if that takes more than `seconds`.
+
+    A disk may discard a deleted file's blocks for some time after a sync, which would slow down what is measured next.
+    """
+    os.sync()
+    device = os.stat(folder).st_dev
+    place = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    if not (place / "inflight").exists():
+        return  # Not a block device: it has no such counter.
+    quiet_since = time.monotonic()
+    deadline = quiet_since + seconds
+    while time.monotonic() - quiet_since < 0.1:
+        if any(int(count) for count in (place / "inflight").read_text().split()):
+            quiet_since = time.monotonic()
+        if time.monotonic() >= deadline:
+            raise SystemExit(
+                f"the disk of {folder} has not been idle for {seconds:.0f} s: stop the programs that use it"
+            )
+        time.sleep(0.005)
+
+
+class MemoryCopy:
+    """Copies tensors into memory that is faulted in already: the least that a save can take."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], threads: int) -> None:
+        self.size = sum(t.numel() * t.element_size() for t in tensors)
+        target = mmap.mmap(-1, self.size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            target.madvise(mmap.MADV_HUGEPAGE)  # The fastest target that there is.
+        self._kept = (list(tensors), torch.frombuffer(memoryview(target), dtype=torch.uint8))
+        self._pieces = self._cut(threads)
+        self()  # Faults in the target.
+
+    def _cut(self, threads: int) -> List[List[Tuple[int, int, int]]]:
+        """The copies (to, from, bytes) of each thread; all threads have equally many bytes."""
+        tensors, target = self._kept
+        share = -(-self.size // threads)
+        pieces: List[List[Tuple[int, int, int]]] = [[] for _ in range(threads)]
+        done = 0
+        for tensor in tensors:
+            start, left = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+            while left:
+                thread = done // share
+                now = min(left, (thread + 1) * share - done)
+                pieces[thread].append((target.data_ptr() + done, start, now))
+                start, left, done = start + now, left - now, done + now
+        return pieces
+
+    def __call__(self) -> float:
+        """Copies everything; returns the seconds."""
+        others = [threading.Thread(target=self._run, args=(work,)) for work in self._pieces[1:]]
+        start = time.perf_counter()
+        for thread in others:
+            thread.start()
+        self._run(self._pieces[0])
+        for thread in others:
+            thread.join()
+        return time.perf_counter() - start
+
+    @staticmethod
+    def _run(work: List[Tuple[int, int, int]]) -> None:
+        for target, source, size in work:
+            _memmove(target, source, size)
+
+
+def drop_from_page_cache(paths: Sequence[pathlib.Path]) -> None:
+    """The files must be synced."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def time_durable_publish(folder: pathlib.Path) -> float:
+    """Seconds to publish 4 KiB durably: create, write, fsync, rename, fsync of the directory."""
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        start = time.perf_counter()
+        file = os.open("published.tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+        os.write(file, bytes(4096))
+        os.fsync(file)
+        os.close(file)
+        os.rename("published.tmp", "published", src_dir_fd=directory, dst_dir_fd=directory)
+        os.fsync(directory)
+        seconds = time.perf_counter() - start
+        os.unlink("published", dir_fd=directory)
+        return seconds
+    finally:
+        os.close(directory)

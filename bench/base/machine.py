@@ -1,0 +1,189 @@
+"""Settings of the machine, and what a process costs. Used by tools/bench and tools/demo."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Callable, Iterator, Optional, TypeVar
+
+T = TypeVar("T")
+SHMEM_HUGE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+HUGE_RESERVED = pathlib.Path("/proc/sys/vm/nr_hugepages")
+
+
+def log(line: str = "") -> None:
+    """Prints progress to stderr: stdout is for results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def wait_until(condition: Callable[[], Optional[T]], what: str, timeout: float, interval: float = 0.02) -> T:
+    """Polls until `condition` returns something true, and returns that. SystemExit after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise SystemExit(f"timed out after {timeout:g} s waiting for {what}")
+        time.sleep(interval)
+
+
+# ---- settings
+
+
+@contextlib.contextmanager
+def transparent_huge_pages() -> Iterator[None]:
+    """Allows transparent huge pages for shared memory within the block, if we have the right to; restores the setting."""
+    before = _shmem_setting()
+    if before in ("always", "within_size", "advise", "force"):
+        log(f"huge pages: {SHMEM_HUGE} is '{before}' already")
+        yield
+        return
+    try:
+        SHMEM_HUGE.write_text("advise")
+    except OSError as error:
+        log(
+            f"huge pages: cannot change {SHMEM_HUGE}, which is '{before}' ({error.strerror}): "
+            "the daemon writes from small pages, at half the speed"
+        )
+        yield
+        return
+    log(f"huge pages: changed {SHMEM_HUGE} from '{before}' to 'advise' for this run")
+    try:
+        yield
+    finally:
+        _restore(SHMEM_HUGE, "advise", _shmem_setting(), before)
+
+
+def _restore(setting: pathlib.Path, ours: str, now: str, before: str) -> None:
+    """Writes the old value back, unless another program has changed the setting meanwhile."""
+    if now != ours:
+        log(f"huge pages: another program has changed {setting} to '{now}'; not restored")
+        return
+    setting.write_text(before)
+    log(f"huge pages: restored {setting} to '{before}'")
+
+
+def _shmem_setting() -> str:
+    try:
+        words = SHMEM_HUGE.read_text().split()
+    except OSError:
+        return "absent"
+    return next((word[1:-1] for word in words if word.startswith("[")), "absent")
+
+
+@contextlib.contextmanager
+def reserved_huge_pages(size: int) -> Iterator[Optional[pathlib.Path]]:
+    """Reserves `size` bytes of huge pages within the block. Yields a file system that has them; None if that fails."""
+    pages = -(-size // (2 << 20))
+    consequence = "its buffers are ordinary memory, so it may be slower than the disk"
+    try:
+        before = int(HUGE_RESERVED.read_text())
+        HUGE_RESERVED.write_text(str(before + pages))
+    except OSError as error:
+        log(f"fio: cannot reserve huge pages ({error.strerror}): {consequence}")
+        yield None
+        return
+    total = HUGE_RESERVED.read_text().strip()
+    try:
+        with tempfile.TemporaryDirectory(prefix="huge-pages-") as folder:
+            mount = [
+                "mount",
+                "-t",
+                "hugetlbfs",
+                "-o",
+                f"size={pages * 2}M,min_size={pages * 2}M",
+                "none",
+                folder,
+            ]
+            mounted = subprocess.run(mount, capture_output=True, text=True)
+            if mounted.returncode != 0:
+                log(
+                    f"fio: cannot get {pages} huge pages ({mounted.stderr.strip().splitlines()[0]}): {consequence}"
+                )
+                yield None
+                return
+            log(f"fio: reserved {pages * 2} MiB of huge pages for its buffers")
+            try:
+                yield pathlib.Path(folder)
+            finally:
+                subprocess.run(["umount", folder], check=True)
+    finally:
+        _restore(HUGE_RESERVED, total, HUGE_RESERVED.read_text().strip(), str(before))
+
+
+def require_disk(folder: pathlib.Path, free: int) -> None:
+    """SystemExit unless `folder` is on a disk with `free` bytes left."""
+    kind = subprocess.run(
+        ["stat", "--file-system", "--format=%T", str(folder)], check=True, capture_output=True, text=True
+    )
+    if kind.stdout.strip() in ("tmpfs", "ramfs"):
+        raise SystemExit(
+            f"{folder} is in memory ({kind.stdout.strip()}), not on a disk: choose another folder with --dir"
+        )
+    left = shutil.disk_usage(folder).free
+    if left < free:
+        raise SystemExit(
+            f"{folder} has {left / 1e9:.1f} GB free, and {free / 1e9:.1f} GB are needed: choose another folder with --dir"
+        )
+
+
+# ---- processes
+
+
+def program(name: str) -> str:
+    """The path of ckptd or ckptctl: beside $CKPTD_BIN if that is set, else where the wheel has put it, beside this Python."""
+    configured = os.environ.get("CKPTD_BIN")
+    place = pathlib.Path(configured or sys.executable).parent / name
+    if not os.access(place, os.X_OK):
+        raise SystemExit(
+            f"no program {place}: run tools/setup" + (", or unset CKPTD_BIN" if configured else "")
+        )
+    return str(place)
+
+
+def listener_pid(socket_path: str) -> int:
+    """The process id of the listener of a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(socket_path)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time that a process has used."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def private_memory(pid: int) -> int:
+    """Resident bytes of a process without shared memory: VmRSS - RssShmem."""
+    fields = dict(
+        line.split(":", 1)
+        for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+        if ":" in line
+    )
+    return (int(fields["VmRSS"].split()[0]) - int(fields["RssShmem"].split()[0])) * 1024
+
+
+def process_runs(pid: int) -> bool:
+    """True if the process exists and is not a zombie."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,103 @@
+// bench_save ENDPOINT ROOT BYTES SAVES THREADS PIECES
+//
+// Saves BYTES of memory, gathered from PIECES pieces, SAVES times. Each save waits for a line on stdin, which
+// the caller sends when the disk is idle, and is committed before the next begins. The first save is cold.
+// Prints one JSON line for each save, with the seconds of the stall (the whole Save call), of Begin and Seal
+// together, from the call until COMMITTED, and of one memcpy of the same bytes by THREADS threads into warm
+// memory, measured right before.
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <iostream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "client/cpp/client.h"
+#include "client/cpp/copy.h"
+
+namespace {
+
+using ckptd::client::Client;
+using ckptd::client::Level;
+using ckptd::client::Run;
+using ckptd::client::Save;
+
+double Seconds(std::chrono::nanoseconds duration) { return std::chrono::duration<double>(duration).count(); }
+
+std::chrono::nanoseconds Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
+int Fail(const absl::Status& status) {
+  std::cerr << "bench_save: " << status.message() << "\n";
+  return 1;
+}
+
+// The state in so many pieces, like the tensors of a model.
+std::vector<std::span<const std::byte>> Cut(std::span<const std::byte> state, int pieces) {
+  std::vector<std::span<const std::byte>> cut;
+  for (int i = 0; i < pieces; ++i) {
+    const size_t start = state.size() * i / pieces, end = state.size() * (i + 1) / pieces;
+    cut.push_back(state.subspan(start, end - start));
+  }
+  return cut;
+}
+
+// One memcpy of everything; each thread copies an equal share.
+void Copy(std::span<std::byte> to, std::span<const std::byte> from, int threads) {
+  ckptd::client::ParallelFor(threads, threads, [&](int i) {
+    const size_t start = from.size() * i / threads, end = from.size() * (i + 1) / threads;
+    std::memcpy(to.data() + start, from.data() + start, end - start);
+  });
+}
+
+int Bench(Run& run, int64_t bytes, int saves, int threads, int pieces) {
+  std::vector<std::byte> state(static_cast<size_t>(bytes)), copy(state.size());
+  std::memset(state.data(), 0x5a, state.size());
+  std::memset(copy.data(), 0xa5, copy.size());  // Warm.
+  std::string line;
+  for (int i = 0; i < saves && std::getline(std::cin, line); ++i) {
+    const auto before_copy = Now();
+    Copy(copy, state, threads);
+    const auto memcpy_time = Now() - before_copy;
+    std::memcpy(state.data(), &i, std::min(sizeof i, state.size()));  // No two saves are equal.
+
+    const auto begin = Now();
+    absl::StatusOr<Save> save =
+        run.Save({.tag = absl::StrFormat("bench_%d", i), .step = i, .timeout = std::chrono::seconds(120)},
+                 {{"state.bin", Cut(state, pieces)}});
+    if (!save.ok()) return Fail(save.status());
+    const auto stall = Now() - begin;
+    if (absl::Status durable = save->Wait(Level::kCommitted, std::chrono::seconds(600)); !durable.ok())
+      return Fail(durable);
+    const auto durable = Now() - begin;
+    std::cout << absl::StrFormat(
+                     "{\"save\": %d, \"bytes\": %d, \"threads\": %d, \"stall_s\": %.6f, \"handoff_s\": %.6f, "
+                     "\"copy_s\": %.6f, "
+                     "\"map_s\": %.6f, \"durable_s\": %.6f, \"memcpy_s\": %.6f}",
+                     i, bytes, threads, Seconds(stall), Seconds(save->timing().begin + save->timing().seal),
+                     Seconds(save->timing().copy), Seconds(save->timing().map), Seconds(durable),
+                     Seconds(memcpy_time))
+              << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int64_t bytes = 0;
+  int saves = 0, threads = 0, pieces = 0;
+  if (argc != 7 || !absl::SimpleAtoi(argv[3], &bytes) || !absl::SimpleAtoi(argv[4], &saves) ||
+      !absl::SimpleAtoi(argv[5], &threads) || !absl::SimpleAtoi(argv[6], &pieces) || bytes < 0 || saves < 1 ||
+      threads < 1 || pieces < 1) {
+    std::cerr << "usage: bench_save ENDPOINT ROOT BYTES SAVES THREADS PIECES\n";
+    return 2;
+  }
+  absl::StatusOr<Client> client = Client::Connect(argv[1]);
+  if (!client.ok()) return Fail(client.status());
+  absl::StatusOr<Run> run = client->OpenRun(argv[2], {.num_kept_ckpts = 1, .copy_threads = threads});
+  if (!run.ok()) return Fail(run.status());
+  return Bench(*run, bytes, saves, threads, pieces);
+}

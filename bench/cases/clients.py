@@ -1,0 +1,69 @@
+"""Runs processes that save through the Python or the C++ client, and collects what they measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, Dict, List
+
+from bench.base import limits
+from bench.base.context import MIB, BenchContext
+from bench.base.daemon import Daemon
+
+
+def run_python(
+    context: BenchContext, daemon: Daemon, what: str, rounds: int, **options: Any
+) -> Dict[str, Any]:
+    """Runs saving_process.py to its end. Returns what it printed, and "keys": the (root, tag) of each save."""
+    root = context.new_root()
+    command = [sys.executable, "-m", "bench.cases.saving_process", what, f"--endpoint={daemon.endpoint}"]
+    command += [f"--root={root}", f"--rounds={rounds}"]
+    command += [f"--{name}={value}" for name, value in options.items()]
+    measured = dict(json.loads(output_of(command).splitlines()[-1]))
+    measured["keys"] = [(str(root), tag) for tag in measured.get("tags", [])]
+    return measured
+
+
+def run_cpp(context: BenchContext, daemon: Daemon, size: int, rounds: int, pieces: int = 1) -> Dict[str, Any]:
+    """Runs bench_save.cc: one file of `size` bytes from so many pieces, saved once cold and then `rounds` times."""
+    root = context.new_root()
+    arguments = [daemon.endpoint, str(root), size, rounds + 1, context.threads, pieces]
+    command = [cpp_program(), *map(str, arguments)]
+    saves = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin and program.stdout
+        for _ in range(rounds + 1):
+            if size >= MIB:
+                limits.wait_for_idle_disk(root)
+            program.stdin.write("\n")
+            program.stdin.flush()
+            answer = program.stdout.readline()
+            if not answer:
+                raise SystemExit(f"'{' '.join(command)}' ended with status {program.wait()}")
+            saves.append(json.loads(answer))
+    return {
+        "bytes": size,
+        "copies": [save["memcpy_s"] for save in saves],
+        "cold": saves[0]["stall_s"],
+        "warm": [save["stall_s"] for save in saves[1:]],
+        "keys": [(str(root), f"bench_{save['save']}") for save in saves],
+    }
+
+
+def output_of(command: List[str]) -> str:
+    """Runs a program and returns its output. SystemExit with the end of its errors if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if done.returncode != 0:
+        raise SystemExit(f"'{' '.join(command)}' ended with status {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout.strip()
+
+
+def cpp_program() -> str:
+    path = os.environ.get("CKPTD_BENCH_CPP", "")
+    if not os.access(path, os.X_OK):
+        raise SystemExit(
+            "CKPTD_BENCH_CPP does not name a program: start this by tools/bench, which builds //bench/cases:bench_save"
+        )
+    return path

@@ -1,0 +1,126 @@
+"""How long the conversion of a ZeRO-1 optimizer takes. Its limit is fio, reading one file and writing another concurrently."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from typing import Dict, List, Optional, Tuple
+
+from bench.base import fio, limits, machine
+from bench.base.context import GIB, MIB, BenchContext, describe_rates
+from bench.base.result import Result
+from bench.cases.nxd_checkpoint import RANKS
+
+TO_RANKS = 3
+COMBINATIONS = fio.COMBINATIONS[:3]  # The reserved huge pages have room for two of their buffers.
+
+
+def run(context: BenchContext) -> None:
+    size = GIB // 2 if context.quick else 4 * GIB
+    machine.require_disk(context.folder, size * 9 // 2)
+    rounds = 2 if context.quick else 4
+    tag = context.folder / "tag"
+    subprocess.run([sys.executable, "-m", "bench.cases.nxd_checkpoint", str(tag), str(size)], check=True)
+    limit = FioCopy(context.folder, size, context.huge)
+    runs = []
+    with limit:
+        for _ in range(rounds):
+            limit()
+            runs.append(convert(context.folder, tag))
+            limit()
+    moved = runs[0][0]
+    rates = [moved / seconds for moved, seconds, _ in runs]
+    words = f"{limit.description()}; ours {describe_rates(rates)}, {moved / 1e9:.2f} GB from dp {RANKS} to dp {TO_RANKS}, published"
+    context.report(
+        Result(
+            "convert.nxd_zero.vs_copy",
+            statistics.median(rates) / limit.best(),
+            "x",
+            words,
+            0.7,
+            at_least=True,
+        )
+    )
+    memory = max(memory for _, _, memory in runs) / MIB
+    words = f"the highest VmHWM of ckptctl, converting {moved / 1e9:.2f} GB"
+    context.report(Result("convert.nxd_zero.rss_mib", memory, "MiB", words, 512))
+    shutil.rmtree(tag)
+
+
+def convert(folder: pathlib.Path, tag: pathlib.Path) -> Tuple[int, float, int]:
+    """Runs ckptctl. Returns the bytes converted, the seconds, and the most resident memory in bytes."""
+    out = folder / "converted"
+    limits.wait_for_idle_disk(folder)
+    limits.drop_from_page_cache(sorted(tag.glob("**/*.pt")))
+    command = [machine.program("ckptctl"), "convert", "nxd-zero", f"--input_dir={tag}", f"--output_dir={out}"]
+    command += ["--convert_to_sharded", f"--dp_size={TO_RANKS}", "--output=json"]
+    memory = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        while program.poll() is None:
+            memory = max(memory, most_resident(program.pid))
+            time.sleep(0.02)
+        assert program.stdout
+        said = program.stdout.read()
+    if program.returncode != 0:
+        raise SystemExit(f"'{' '.join(command)}' ended with status {program.returncode}")
+    shutil.rmtree(out)
+    answer = json.loads(said)
+    return answer["optim_bytes"], answer["seconds"], memory
+
+
+def most_resident(pid: int) -> int:
+    """A process's peak in bytes. wait4 cannot tell: its figure includes the parent's memory at the fork."""
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) << 10
+    return 0  # The process has ended.
+
+
+class FioCopy:
+    """Each call has fio read one file and write another concurrently. Used in a `with` block, which makes the file to read."""
+
+    def __init__(self, folder: pathlib.Path, size: int, huge: Optional[pathlib.Path]) -> None:
+        self._folder, self._size, self._huge = folder, size, huge
+        self._next = 0
+        self._rates: List[Tuple[float, str]] = []
+
+    def __enter__(self) -> "FioCopy":
+        self._fio({"write": self._folder / "fio.from"}, *COMBINATIONS[1])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self._folder / "fio.from").unlink(missing_ok=True)
+
+    def __call__(self) -> None:
+        block, depth = COMBINATIONS[self._next % len(COMBINATIONS)]
+        self._next += 1
+        limits.wait_for_idle_disk(self._folder)
+        to = self._folder / "fio.to"
+        try:
+            seconds = self._fio({"read": self._folder / "fio.from", "write": to}, block, depth)
+        finally:
+            to.unlink(missing_ok=True)
+        self._rates.append((self._size / seconds, f"{block >> 20} MiB x {depth}"))
+
+    def best(self) -> float:
+        return max(self._rates)[0]
+
+    def description(self) -> str:
+        rate, name = max(self._rates)
+        pages = "huge-page buffers" if self._huge else "ordinary buffers (no huge pages available)"
+        return (
+            f"fio direct, one file read and a fresh fallocated one written concurrently, {pages}: {rate / 1e9:.2f} GB/s "
+            f"({name}), best of {len(self._rates)}"
+        )
+
+    def _fio(self, jobs: Dict[str, pathlib.Path], block: int, depth: int) -> float:
+        """Seconds until the slowest job is done."""
+        measured = fio.run(
+            [fio.job(name, name, file, self._size, block, depth, self._huge) for name, file in jobs.items()]
+        )
+        return max(float(job[job["jobname"]]["runtime"]) for job in measured) / 1e3

@@ -1,0 +1,188 @@
+"""How long a restore takes, from memory and from the disk, and what it costs training steps that run at the same time."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, List, NamedTuple
+
+from bench.base import fio, limits
+from bench.base.context import BenchContext, describe_milliseconds, describe_rates
+from bench.base.daemon import Daemon
+from bench.base.gpt_steps import small_gpt_steps
+from bench.base.result import Result
+
+QUIET_STEPS = 16  # Around each restore.
+
+
+def run(context: BenchContext) -> None:
+    rounds = 2 if context.quick else 4
+    with context.daemon(context.size * 5 // 2, resident=True) as daemon:
+        daemon.wait_for_pool()
+        root = context.new_root()
+        saved = _run_process(context, daemon, root, "save")
+        memory: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": [], "mapped": []}
+        for _ in range(rounds):
+            for how, runs in memory.items():
+                runs.append(_resume(context, daemon, root, saved, how))
+                if (
+                    runs[-1]["disk"] > runs[-1]["bytes"] // 20
+                ):  # Fewer may be of a library that was not in the page cache.
+                    raise SystemExit(
+                        f"{runs[-1]['disk']} of {runs[-1]['bytes']} bytes were read from the disk, and not from memory"
+                    )
+        daemon.restart()  # Its successor has no checkpoint in memory.
+        limit = fio.Fio(context.folder, context.size, context.huge, "read")
+        disk: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": []}
+        with limit:
+            for _ in range(rounds):
+                for how, measured in disk.items():
+                    limit()
+                    measured.append(_resume(context, daemon, root, saved, how))
+                    limit()
+        ranges = _run_process(context, daemon, root, "ranges")
+        _report_memory(context, memory)
+        _report_disk(context, disk, fio.Rates(context.huge is not None, [limit.rates]))
+        words = f"the chunks that 1 % of {ranges['size'] / 1e9:.2f} GB in {ranges['ranges']} slices touches"
+        context.report(Result("restore.ranges.1pct", ranges["read"] / ranges["touched"], "x", words, 1.05))
+        _report_steps(context, daemon, root)
+
+
+def _run_process(
+    context: BenchContext, daemon: Daemon, root: pathlib.Path, what: str, *more: str
+) -> Dict[str, Any]:
+    done = subprocess.run(
+        _command(context, daemon, root, what, *more), capture_output=True, text=True, timeout=900
+    )
+    if done.returncode != 0:
+        raise SystemExit(
+            f"restoring_process '{what}' ended with status {done.returncode}:\n{done.stderr[-3000:]}"
+        )
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _command(context: BenchContext, daemon: Daemon, root: pathlib.Path, what: str, *more: str) -> List[str]:
+    command = [sys.executable, "-m", "bench.cases.restoring_process", what, f"--endpoint={daemon.endpoint}"]
+    return [*command, f"--root={root}", f"--size={context.size}", f"--threads={context.threads}", *more]
+
+
+def _resume(
+    context: BenchContext, daemon: Daemon, root: pathlib.Path, saved: Dict[str, Any], how: str
+) -> Dict[str, Any]:
+    limits.wait_for_idle_disk(root)
+    limits.drop_from_page_cache(sorted(root.glob("state/*.pt")))
+    measured = _run_process(context, daemon, root, "resume", f"--how={how}")
+    if measured["sums"] != saved["sums"]:
+        raise SystemExit("the restored bytes differ from the saved ones")
+    return measured
+
+
+_WORDS = {
+    "into": "into=, by a new process",
+    "fresh": "into fresh tensors",
+    "mapped": "mapped, without touching a byte",
+}
+
+
+def _report_memory(context: BenchContext, memory: Dict[str, List[Dict[str, Any]]]) -> None:
+    for how, name, goal in (
+        ("into", "restore.resident.vs_memcpy", 0.9),
+        ("fresh", "restore.resident.fresh", None),
+        ("mapped", "restore.resident.mapped", None),
+    ):
+        runs = memory[how]
+        copy = min(seconds for run in runs for seconds in run["copies"])
+        seconds = [run["seconds"] for run in runs]
+        words = f"one memcpy of {runs[0]['bytes'] / 1e9:.2f} GB, {context.threads} threads: {copy * 1e3:.0f} ms at best"
+        words = f"{words}; ours {describe_milliseconds(seconds)}, {_WORDS[how]}"
+        context.report(Result(name, copy / statistics.median(seconds), "x", words, goal, at_least=True))
+
+
+def _report_disk(context: BenchContext, disk: Dict[str, List[Dict[str, Any]]], limit: fio.Rates) -> None:
+    for how, name, goal in (("into", "restore.disk.vs_fio", 0.9), ("fresh", "restore.disk.fresh", None)):
+        rates = [run["bytes"] / run["seconds"] for run in disk[how]]
+        words = f"{limit.description('read')}; ours {describe_rates(rates)}, {_WORDS[how]}, verified"
+        context.report(Result(name, statistics.median(rates) / limit.best(), "x", words, goal, at_least=True))
+
+
+def _report_steps(context: BenchContext, daemon: Daemon, root: pathlib.Path) -> None:
+    """Trains on one core while another job restores from the disk, in turns: normally, in the background, and, as the limit,
+    while fio reads the same file. Each is between quiet steps of its own.
+    """
+    step = small_gpt_steps()
+    files = sorted(root.glob("state/*.pt"), key=lambda file: file.stat().st_size)
+    job = fio.job("steps", "read", files[-1], files[-1].stat().st_size, *fio.COMBINATIONS[0], context.huge)
+    command = _command(context, daemon, root, "again")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+
+        def restore(how: str) -> None:
+            assert other.stdin and other.stdout
+            other.stdin.write(f"{how}\n")
+            other.stdin.flush()
+            if not other.stdout.readline():
+                raise SystemExit(f"the restoring process ended with status {other.wait()}")
+
+        work: Dict[str, Callable[[], object]] = {
+            "normal": lambda: restore("normal"),
+            "background": lambda: restore("background"),
+            "fio": lambda: fio.run([job]),
+        }
+        beside: Dict[str, List[_StepCost]] = {how: [] for how in work}
+        restore("normal")  # The first one is cold.
+        for turn in range(2 if context.quick else 15):
+            for how in [*work][turn % 3 :] + [*work][: turn % 3]:
+                limits.wait_for_idle_disk(root)
+                limits.drop_from_page_cache(files)
+                beside[how].append(_measure_steps(step, work[how]))
+        assert other.stdin
+        other.stdin.close()
+        other.wait(60)
+    limit = statistics.median([one.inflation for one in beside["fio"]])
+    for how, name in (
+        ("normal", "restore.step_inflation"),
+        ("background", "restore.step_inflation.background"),
+    ):
+        ratios = sorted(one.inflation for one in beside[how])
+        words = (
+            f"{len(ratios)} restores from the disk, each against {QUIET_STEPS} quiet steps: {ratios[0]:.2f} to {ratios[-1]:.2f}, in "
+            f"{describe_milliseconds([one.seconds for one in beside[how]])}; the same during a read by fio: {limit:.3f}"
+        )
+        context.report(Result(name, statistics.median(ratios), "x", words, 1.02))
+
+
+class _StepCost(NamedTuple):
+    inflation: float  # Of a step, by work at the same time.
+    seconds: float  # That the work took.
+
+
+def _measure_steps(step: Callable[[], float], work: Callable[[], object]) -> _StepCost:
+    """Steps before, during and after `work`, which runs in a thread."""
+    quiet = [step() for _ in range(QUIET_STEPS // 2)]
+    failed: List[BaseException] = []
+    begin = time.perf_counter()
+    seconds: List[float] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # Raised again below, in the caller's thread.
+            failed.append(error)
+        seconds.append(time.perf_counter() - begin)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    during: List[float] = []
+    while thread.is_alive():
+        during.append(step())
+    if failed:
+        raise failed[0]
+    during = during[:-1]  # The last one ends after the work.
+    if not during:
+        raise SystemExit("no step ended during the restore, so there is nothing to measure")
+    quiet += [step() for _ in range(QUIET_STEPS // 2)]
+    return _StepCost(statistics.median(during) / statistics.median(quiet), seconds[0])

@@ -1,0 +1,112 @@
+"""A restarted job: restores what another process saved. Its last line of output is a JSON object with what it measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any, Dict, List
+
+import ckptd
+import torch
+
+from bench.base import limits, training_state
+from bench.base.tensors import tensors_of
+
+RANGES = 16  # How many slices one percent of a file is read in.
+
+
+def save(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    files = training_state.training_state(options.size)
+    run.save("state", files=files).wait("committed", timeout=120.0)
+    return {"sums": sums(files)}
+
+
+def resume(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    """Restores into the trainer's own tensors, into new ones, or by mapping. Measures memory copies of the same bytes before
+    and after.
+    """
+    files = training_state.training_state(options.size)
+    copy = limits.MemoryCopy(tensors_of(files), options.threads)
+    copies = [copy() for _ in range(3)]
+    before = file_bytes("read_bytes")
+    start = time.perf_counter()
+    loaded = run.restore(
+        lambda c: {
+            name: c.load(
+                name, into=files[name] if options.how == "into" else None, mmap=options.how == "mapped"
+            )
+            for name in c.files
+        }
+    )
+    seconds = time.perf_counter() - start
+    disk = file_bytes("read_bytes") - before
+    copies += [copy() for _ in range(3)]
+    return {"bytes": copy.size, "seconds": seconds, "copies": copies, "disk": disk, "sums": sums(loaded)}
+
+
+def ranges(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    """Reads one percent of the largest file, in slices far apart, and counts the bytes that it reads for that."""
+    with run.open() as checkpoint:
+        name = "optimizer.pt"
+        size, chunk = checkpoint._sizes[name], checkpoint._local.chunk_bytes
+        piece = size // 100 // RANGES
+        wanted = [(name, at * (size // RANGES), piece) for at in range(RANGES)]
+        touched = {
+            index
+            for _, offset, n in wanted
+            for index in range(offset // chunk, (offset + n - 1) // chunk + 1)
+        }
+        before = file_bytes("rchar")
+        checkpoint.read_ranges(wanted)
+        read = file_bytes("rchar") - before
+    return {"read": read, "touched": len(touched) * chunk, "size": size, "ranges": RANGES}
+
+
+def again(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    """Restores once for each line on stdin, "background" or anything else, and answers with a line."""
+    files = training_state.training_state(options.size)
+    for line in sys.stdin:
+        start = time.perf_counter()
+        with run.open(background=line.strip() == "background") as checkpoint:
+            for name in checkpoint.files:
+                checkpoint.load(name, into=files[name])
+        print(json.dumps({"seconds": time.perf_counter() - start}), flush=True)
+    return {}
+
+
+def sums(files: Any) -> List[int]:
+    """A checksum of each tensor."""
+    return [
+        int(tensor.view(-1).view(torch.int32).sum()) for tensor in tensors_of(dict(sorted(files.items())))
+    ]
+
+
+def file_bytes(what: str) -> int:
+    """A counter of this process: rchar, the bytes that it has read; read_bytes, those of them that came from the disk."""
+    with open("/proc/self/io", encoding="ascii") as file:
+        return int(next(line for line in file if line.startswith(f"{what}:")).split()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["save", "resume", "ranges", "again"])
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--size", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=1, help="of the copy that the restore is held against")
+    parser.add_argument(
+        "--how",
+        choices=["into", "fresh", "mapped"],
+        default="into",
+        help="the trainer's own tensors, new ones, or mapped memory",
+    )
+    options = parser.parse_args()
+    run = ckptd.connect(options.endpoint).run(options.root, rank=0, world_size=1)
+    work = {"save": save, "resume": resume, "ranges": ranges, "again": again}[options.what]
+    print(json.dumps(work(run, options)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Stall, rate and time to publish of large saves, and what they cost the daemon."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, Dict, List, Tuple
+
+from bench.base import fio, limits
+from bench.base.context import MIB, SUFFIX, BenchContext, describe_milliseconds, describe_rates
+from bench.base.daemon import Daemon
+from bench.base.result import Result
+from bench.cases import clients
+
+Log = Dict[Tuple[str, str], Dict[str, Any]]  # The daemon's log line of each save, by (root, tag).
+
+
+def run(context: BenchContext) -> None:
+    processes, rounds = (1, 2) if context.quick else (3, 3)
+    runs: Dict[str, List[Dict[str, Any]]] = {client: [] for client in context.clients}
+    with context.daemon(context.size * 3 // 2) as daemon:
+        for _ in range(processes):
+            for client in context.clients:
+                pages = daemon.wait_for_pool()
+                runs[client].append(_save(context, client, daemon, rounds))
+                daemon.wait_until_idle()
+        log = daemon.saves()
+    publish = [limits.time_durable_publish(context.folder) * 1e3 for _ in range(20)]
+    for client, measured in runs.items():
+        _report_save(context, SUFFIX[client], measured, log)
+        _report_publish(context, SUFFIX[client], measured, log, publish)
+    if "python" in runs:
+        _report_daemon(context, runs["python"], pages)
+
+
+def _save(context: BenchContext, client: str, daemon: Daemon, rounds: int) -> Dict[str, Any]:
+    if client == "python":
+        options: Dict[str, Any] = {
+            "size": context.size,
+            "threads": context.threads,
+            "folder": context.folder,
+            "pid": daemon.pid,
+        }
+        if context.huge:
+            options["huge"] = context.huge
+        return clients.run_python(context, daemon, "big", rounds, **options)
+    limit = fio.Fio(context.folder, context.size, context.huge)
+    for _ in fio.COMBINATIONS:
+        limit()
+    measured = clients.run_cpp(context, daemon, context.size, rounds)
+    for _ in fio.COMBINATIONS:
+        limit()
+    return {**measured, "fio": limit.rates}
+
+
+def _report_save(context: BenchContext, suffix: str, runs: List[Dict[str, Any]], log: Log) -> None:
+    size = runs[0]["bytes"]
+    copy = min(seconds for run in runs for seconds in run["copies"])
+    limit = f"one memcpy of {size / 1e9:.2f} GB, {context.threads} threads: {copy * 1e3:.0f} ms at best"
+    warm = [seconds for run in runs for seconds in run["warm"]]
+    cold = [run["cold"] for run in runs]
+    for name, seconds, goal in (("warm", warm, 1.1), ("cold", cold, None)):
+        words = f"{limit}; ours {describe_milliseconds(seconds)}"
+        context.report(
+            Result(f"save.stall.{name}{suffix}", statistics.median(seconds) / copy, "x", words, goal)
+        )
+
+    durable = [
+        size / (log[key]["written_ms"] - log[key]["staged_ms"]) * 1e3
+        for run in runs
+        for key in run["keys"][1:]
+    ]
+    for name, only in (("vs_fio", ""), ("vs_fio_from_memory", fio.FROM_MEMORY)):
+        disk = fio.Rates(context.huge is not None, [run["fio"] for run in runs], only)
+        words = f"{disk.description()}; ours {describe_rates(durable)}"
+        value = statistics.median(durable) / disk.best()
+        context.report(Result(f"save.durable.{name}{suffix}", value, "x", words, 0.95, at_least=True))
+
+
+def _report_publish(
+    context: BenchContext, suffix: str, runs: List[Dict[str, Any]], log: Log, publish: List[float]
+) -> None:
+    lines = [log[key] for run in runs for key in run["keys"][1:]]
+    visible = [line["committed_ms"] - line["written_ms"] for line in lines]
+    words = f"write, fsync, rename, fsync of 4 KiB: {statistics.median(publish):.1f} ms"
+    words = f"{words}; ours {describe_milliseconds(visible, 1)}"
+    context.report(Result(f"save.visible_ms{suffix}", statistics.median(visible), "ms", words, 50))
+
+
+def _report_daemon(context: BenchContext, runs: List[Dict[str, Any]], pages: str) -> None:
+    cpu = [run["cpu"] for run in runs]
+    goal = 0.15 if pages == "plain" else 0.06
+    words = f"with CRC32C, {pages} pages in the pool; {min(cpu):.3f}-{max(cpu):.3f}"
+    context.report(Result("daemon.cpu_s_per_gb", statistics.median(cpu), "s/GB", words, goal))
+    memory = max(run["memory"] for run in runs) / MIB
+    words = "the highest VmRSS without RssShmem"
+    context.report(Result("daemon.rss_outside_pool_mib", memory, "MiB", words, 64))

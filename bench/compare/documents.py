@@ -1,0 +1,34 @@
+"""Writes the figures of a run into the documents, between two marks."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import List
+
+from bench.compare import report
+from bench.compare.figures import Comparison
+from bench.compare.plot import plot
+
+README, PERFORMANCE, PICTURE = "README.md", "docs/performance.md", "docs/compare.svg"
+BEGIN, END = "<!-- tools/bench compare: begin -->", "<!-- tools/bench compare: end -->"
+
+
+def write(root: pathlib.Path, comparisons: List[Comparison]) -> None:
+    """comparisons: of all workloads."""
+    first = comparisons[0]
+    replace_figures(root / README, f"{report.caption(first)}\n\n{report.markdown(first, report.SHORT)}")
+    tables = [f"{report.caption(each)}\n\n{report.markdown(each, report.LONG)}" for each in comparisons]
+    replace_figures(root / PERFORMANCE, "\n\n".join([report.describe_machine(root), *tables]))
+    plot(comparisons, root / PICTURE)
+
+
+def replace_figures(document: pathlib.Path, text: str) -> None:
+    """Replaces the text between the two marks."""
+    marked = re.compile(f"{BEGIN}\n.*?{END}", re.DOTALL)
+    filled, count = marked.subn(lambda _: f"{BEGIN}\n{text}\n{END}", document.read_text())
+    if count != 1:
+        raise SystemExit(
+            f"{document} must have the marks '{BEGIN}' and '{END}' once, and has them {count} times"
+        )
+    document.write_text(filled)

@@ -1,0 +1,73 @@
+"""The figures of a contender, over all rounds. A checkpoint is as slow as its slowest rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Any, Dict, List
+
+FIGURES = {  # Meaning, unit.
+    "first": "stall of a process's first save, s",
+    "stall": "stall of later saves, s",
+    "done": "until the library reports the end, s",
+    "durable": "until everything is synced, s",
+    "lost": "training time lost: stall, and slower steps until durable, s",
+    "cold": "restore from the disk, s",
+    "warm": "restore again, s",
+    "cpu": "CPU of all processes, s/GB",
+    "private": "the processes' own memory above the state, states",
+    "shared": "shared memory (staging buffers; ckptd's pool), states",
+}
+
+
+@dataclasses.dataclass
+class Figures:
+    """The values of each of FIGURES, one for each save, restore or job."""
+
+    values: Dict[str, List[float]] = dataclasses.field(default_factory=lambda: {name: [] for name in FIGURES})
+    copies: List[float] = dataclasses.field(default_factory=list)
+    size: int = 0  # Bytes of a checkpoint, of all ranks together.
+    unsynced: str = ""  # What is not synced when the library reports the end.
+
+    def add(self, ranks: List[Dict[str, Any]], private: int, shared: int) -> None:
+        """Adds a job: what each rank has measured, and the memory of all processes in bytes."""
+        self.unsynced = ranks[0]["unsynced"]
+        self.size = sum(rank["bytes"] for rank in ranks)
+        first, *later = (
+            {key: max(save[key] for save in saves) for key in saves[0]}
+            for saves in zip(*(rank["saves"] for rank in ranks))
+        )
+        self.values["first"].append(first["stall"])
+        for save in later:
+            for name in ("stall", "done", "durable", "lost"):
+                self.values[name].append(save[name])
+        cold, warm = (max(seconds) for seconds in zip(*(rank["restores"] for rank in ranks)))
+        self.values["cold"].append(cold)
+        self.values["warm"].append(warm)
+        self.values["cpu"] += [sum(cpu) / self.size * 1e9 for cpu in zip(*(rank["cpu"] for rank in ranks))]
+        self.values["private"].append(private / self.size)
+        self.values["shared"].append(shared / self.size)
+        self.copies += [max(seconds) for seconds in zip(*(rank["copies"] for rank in ranks))]
+
+    def __getitem__(self, name: str) -> float:
+        """The median of a figure."""
+        return statistics.median(self.values[name])
+
+
+@dataclasses.dataclass
+class Comparison:
+    """The figures of all contenders for one workload."""
+
+    workload: str
+    figures: Dict[str, Figures]  # By contender.
+    fio: float  # Bytes per second.
+    fio_description: str
+
+    @property
+    def size(self) -> int:
+        return next(iter(self.figures.values())).size
+
+    @property
+    def copy(self) -> float:
+        """Seconds of the best copy of a rank's bytes, by one thread of each rank, all ranks concurrently."""
+        return min(seconds for figures in self.figures.values() for seconds in figures.copies)

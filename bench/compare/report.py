@@ -1,0 +1,152 @@
+"""A comparison as a list of results, and as tables."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import re
+import subprocess
+from typing import Callable, Dict, List
+
+from bench.base.result import Result
+from bench.compare import requirements
+from bench.compare.figures import FIGURES, Comparison, Figures
+from bench.compare.rank_processes import RANKS
+from bench.contenders import catalog
+
+DESCRIPTIONS = {  # By workload.
+    "gpt": "the state of a GPT with AdamW that trains",
+    "llama": "a state in the shape of MLPerf Storage's Llama3 8B, beside a small GPT that trains",
+}
+LOST_GOAL = 3
+
+
+def results(comparisons: List[Comparison]) -> List[Result]:
+    found = [result for comparison in comparisons for result in _results(comparison)]
+    largest = max(comparisons, key=lambda comparison: comparison.size)
+    lost = largest.figures[catalog.CKPTD]["lost"] / largest.copy
+    return [*found, Result("save.lost.vs_memcpy", lost, "x", _describe_copy(largest), LOST_GOAL)]
+
+
+def slug(contender: str) -> str:
+    """A contender's name within a figure's name."""
+    return re.sub(r"[^a-z]+", "_", contender)
+
+
+def _results(comparison: Comparison) -> List[Result]:
+    copy = _describe_copy(comparison)
+    found = []
+    for contender, figures in comparison.figures.items():
+        prefix = f"compare.{comparison.workload}.{slug(contender)}"
+        for name, meaning in FIGURES.items():
+            values = figures.values[name]
+            words = f"{meaning}: median of {len(values)}, {min(values):.3f}-{max(values):.3f}"
+            found.append(Result(f"{prefix}.{name}", figures[name], meaning.rpartition(", ")[2], words))
+        for name in ("stall", "lost"):
+            found.append(Result(f"{prefix}.{name}.vs_memcpy", figures[name] / comparison.copy, "x", copy))
+        rate = comparison.size / figures["durable"] / comparison.fio
+        found.append(Result(f"{prefix}.durable.vs_fio", rate, "x", comparison.fio_description))
+    return found
+
+
+def _describe_copy(comparison: Comparison) -> str:
+    return f"one copy of a rank's bytes, {RANKS} ranks concurrently, one thread each: {comparison.copy * 1e3:.0f} ms at best"
+
+
+# ---- tables ----------------------------------------------------------------------------------------------
+
+Cell = Callable[[Figures], str]
+SHORT: Dict[str, str] = {
+    "stall": "stall",
+    "durable": "durable after",
+    "lost": "training time lost",
+    "cold": "restore, cold",
+    "cpu": "CPU-s/GB",
+}
+LONG: Dict[str, str] = {
+    "first": "first stall",
+    "stall": "stall",
+    "done": "says done after",
+    "durable": "durable after",
+    "lost": "training time lost",
+    "cold": "restore, cold",
+    "warm": "again",
+    "cpu": "CPU-s/GB",
+    "private": "memory",
+    "shared": "shared memory",
+}
+IN_COPIES = ("stall", "lost")  # Also shown as a number of memory copies.
+
+
+def _cells(comparison: Comparison, columns: Dict[str, str], best: Callable[[str], str]) -> List[List[str]]:
+    """A row for each contender. best: how to mark the lowest value of a column."""
+    rows = []
+    for contender, figures in comparison.figures.items():
+        row = [contender]
+        for name in columns:
+            text = f"{figures[name]:.{3 if figures[name] < 0.1 else 2}f}"
+            least = f"{min(other[name] for other in comparison.figures.values()):.3f}"
+            if f"{figures[name]:.3f}" == least:
+                text = best(text)
+            if name in IN_COPIES:
+                text += f" ({figures[name] / comparison.copy:.1f})"
+            row.append(text)
+        rows.append(row)
+    return rows
+
+
+def caption(comparison: Comparison) -> str:
+    return (
+        f"{RANKS} ranks, {comparison.size / RANKS / 1e6:.0f} MB each: {DESCRIPTIONS[comparison.workload]}; "
+        f"every core computes. One copy of a rank's bytes, all ranks at once: {comparison.copy:.3f} s. "
+        f"{comparison.size / 1e9:.2f} GB at fio's best rate: {comparison.size / comparison.fio:.2f} s "
+        f"({comparison.fio_description})."
+    )
+
+
+def text(comparison: Comparison) -> str:
+    header = ["", *LONG.values(), "not synced then"]
+    rows = _cells(comparison, LONG, lambda cell: f"*{cell}")
+    for row, figures in zip(rows, comparison.figures.values()):
+        row.append(figures.unsynced or "-")
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [header, *rows]
+    ]
+    return "\n".join([caption(comparison), UNITS, "", lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+UNITS = (
+    "Medians, in seconds; in brackets: how many of those copies; * the lowest of a column; "
+    "memory above the state, in states."
+)
+
+
+def markdown(comparison: Comparison, columns: Dict[str, str]) -> str:
+    """A Markdown table; the lowest value of each column is bold."""
+    rows = _cells(comparison, columns, lambda cell: f"**{cell}**")
+    for row in rows:
+        row[0] = markdown_name(row[0])
+    header = ["", *columns.values()]
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def markdown_name(contender: str) -> str:
+    return contender if contender == catalog.CKPTD else f"`{contender}`"
+
+
+def describe_machine(place: pathlib.Path) -> str:
+    """The machine, the file system of a folder on it, and the versions of everything that was measured."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    kind = subprocess.run(
+        ["findmnt", "-no", "FSTYPE", "-T", place], capture_output=True, text=True
+    ).stdout.strip()
+    versions = requirements.versions("ckptd", "torch", "safetensors", "numpy")
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"{os.cpu_count()} cores, {memory / 2**30:.0f} GiB of memory, Linux {platform.release().split('-')[0]}, "
+        f"{kind}; "
+        f"Python {platform.python_version()}, {named}."
+    )

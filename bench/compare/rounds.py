@@ -1,0 +1,88 @@
+"""Rounds in which the contenders take turns, each in a job of its own, with fio between them."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+from typing import Iterator, List, Optional, Tuple
+
+from bench.base import machine
+from bench.base.daemon import Daemon
+from bench.base.fio import Fio, Rates
+from bench.compare.figures import Comparison, Figures
+from bench.compare.processes import MemoryWatch, shared_memory
+from bench.compare.rank import Plan
+from bench.compare.rank_processes import RankProcesses
+from bench.compare.workloads import WORKLOADS
+from bench.contenders import catalog
+
+SIZES = {"gpt": 800_000_000, "llama": 3_600_000_000}  # Bytes of a checkpoint, rounded up.
+QUICK_SIZE = 100_000_000
+
+
+class Rounds:
+    def __init__(
+        self, workload: str, folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
+    ) -> None:
+        self._workload = workload
+        self._folder = folder
+        self._quick = quick
+        self._size = QUICK_SIZE if quick else SIZES[workload]
+        self._huge = huge
+        self._figures = {name: Figures() for name in catalog.NAMES}
+        self._fio = Fio(folder, self._size, huge)
+
+    def run(self, rounds: int) -> Comparison:
+        for number in range(rounds):
+            # Each round begins with another contender, so that delayed work of the disk affects all alike.
+            first = number * len(catalog.NAMES) // rounds
+            for name in catalog.NAMES[first:] + catalog.NAMES[:first]:
+                machine.log(f"  {self._workload}, round {number + 1} of {rounds}: {name}")
+                self._fio()
+                self._job(name)
+        rates = Rates(self._huge is not None, [self._fio.rates])
+        return Comparison(self._workload, self._figures, rates.best(), rates.description())
+
+    def _job(self, name: str) -> None:
+        before = shared_memory()
+        folder = self._folder / "compared"
+        folder.mkdir()
+        with self._daemon(name) as (endpoint, daemons):
+            pool = shared_memory() - before if daemons else 0
+            plan = Plan(
+                contender=name,
+                workload=self._workload,
+                quick=self._quick,
+                folder=folder,
+                endpoint=endpoint,
+                daemon=daemons[0] if daemons else 0,
+                warm=1 if self._quick else 3,
+                alone=1 if self._quick else 2,
+            )
+            with RankProcesses(plan) as ranks, MemoryWatch(ranks.pids() + daemons) as watch:
+                results = ranks.results(timeout=900)
+        grown = watch.growth(min(rank["ready"] for rank in results), min(rank["saved"] for rank in results))
+        self._figures[name].add(results, grown.private, pool + grown.shared)
+        shutil.rmtree(folder)
+
+    @contextlib.contextmanager
+    def _daemon(self, name: str) -> Iterator[Tuple[str, List[int]]]:
+        """Runs a daemon for ckptd's turn only: in other turns its pool would take memory from the contender."""
+        if name != catalog.CKPTD:
+            yield "", []
+            return
+        with (
+            tempfile.TemporaryDirectory(prefix="ckptd-bench-") as place,
+            Daemon(pathlib.Path(place), self._size * 5 // 4) as daemon,
+        ):
+            daemon.wait_for_pool()
+            yield daemon.endpoint, [daemon.pid]
+
+
+def compare(
+    workloads: List[str], folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
+) -> List[Comparison]:
+    rounds = 1 if quick else 2
+    return [Rounds(name, folder, quick, huge).run(rounds) for name in WORKLOADS if name in workloads]

@@ -1,0 +1,1 @@
+"""Examples of jobs that use ckptd."""

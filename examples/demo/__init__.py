@@ -1,0 +1,1 @@
+"""tools/demo: kills a training job and its daemon, and checks what ckptd promises."""

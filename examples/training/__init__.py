@@ -1,0 +1,1 @@
+"""A training job that saves and resumes with ckptd. train.py is the part to copy."""

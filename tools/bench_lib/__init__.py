@@ -1,1 +1,0 @@
-"""tools/bench: figures of this machine, each beside the limit that the same run measured."""

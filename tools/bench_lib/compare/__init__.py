@@ -1,1 +1,0 @@
-"""tools/bench compare: the same work for ckptd and for what is used today, in turns."""
