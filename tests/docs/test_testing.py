@@ -11,7 +11,10 @@ from typing import Iterator, Set
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Decisions and the changelog say what was, the others what is.
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "tools/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 sys.path.insert(0, str(ROOT / "tools"))
 from mutate_lib import main as mutate  # noqa: E402
