@@ -39,7 +39,7 @@ SAVE = [
             "The client names its save and the sizes of its files. The service checks who calls and hands "
             "the request to the engine's thread."
         ),
-        ("client/python/ckptd/_saving.py", "client/cpp/saving.cc", "daemon/service/checkpoints_service.cc"),
+        ("client/python/ckptd/_saving/upload.py", "client/cpp/saving.cc", "daemon/service/checkpoints_service.cc"),
     ),
     Step(
         ENGINE,
@@ -76,14 +76,14 @@ SAVE = [
             "The client fetches and maps segments that it has not mapped yet. From the second save on there "
             "are none."
         ),
-        ("daemon/service/handoff_server.cc", "client/python/ckptd/_segments.py", "client/cpp/mapping.cc"),
+        ("daemon/service/handoff_server.cc", "client/python/ckptd/_session/segments.py", "client/cpp/mapping.cc"),
     ),
     Step(
         TRAINER,
         TRAINER,
         "copy into segments",
         "The one copy that training waits for.",
-        ("client/python/ckptd/_image.py", "client/cpp/copy.cc", "storage/base/streaming_copy.cc"),
+        ("client/python/ckptd/_memory/image.py", "client/cpp/copy.cc", "storage/base/streaming_copy.cc"),
     ),
     Step(
         TRAINER,
@@ -225,7 +225,7 @@ RESTORE = [
         FRONT,
         "fetch descriptors",
         "The client copies out of the segments, or maps them for good.",
-        ("daemon/service/handoff_server.cc", "client/python/ckptd/_resident.py", "client/cpp/residents.cc"),
+        ("daemon/service/handoff_server.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/residents.cc"),
     ),
     Step(
         TRAINER,
@@ -237,7 +237,7 @@ RESTORE = [
         ),
         (
             "storage/io/verified_read.cc",
-            "client/python/ckptd/_verified.py",
+            "client/python/ckptd/_reading/verified_file.py",
             "client/cpp/checkpoint.cc",
             "daemon/service/read_file_call.cc",
         ),
@@ -247,7 +247,7 @@ RESTORE = [
         ENGINE,
         "FinishResume",
         "The rank says that it has read its part, or that it has found damage, or that it failed.",
-        ("client/python/ckptd/_reading.py", "daemon/engine/agreement.cc"),
+        ("client/python/ckptd/_reading/read_reports.py", "daemon/engine/agreement.cc"),
     ),
     Step(
         ENGINE,

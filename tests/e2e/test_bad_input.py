@@ -131,7 +131,7 @@ def test_token_of_another_session_and_no_token_are_refused(daemon, rank, root):
                 stub.JoinRun(messages_pb2.JoinRunRequest(), metadata=metadata, timeout=10)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         # A live session's token does not make its holder a member of a run.
-        token = daemon.local._keeper._sessions.current().metadata[0][1]
+        token = daemon.local._keeper._connection.session().metadata[0][1]
         seal = messages_pb2.SealRequest()
         seal.key.run, seal.key.tag, seal.key.ordinal = daemon.run_status(root).name, "t", 1
         with pytest.raises(grpc.RpcError) as caught:

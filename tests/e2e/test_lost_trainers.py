@@ -71,7 +71,7 @@ def test_zombie_of_an_older_attempt_is_refused_and_changes_nothing(trainers, roo
 def test_same_launch_that_reconnects_is_not_refused(trainers, root):
     rank = trainers("a", 1)[0]
     rank.do(SAVE.format(tag="step_1", step=1) + "\nsave.wait()")
-    rank.do("client._sessions.current().handoff._socket.shutdown(2)")   # The connection breaks; the process lives.
+    rank.do("client._connection.session().handoff._socket.shutdown(2)")   # The connection breaks; the process lives.
     rank.do(SAVE.format(tag="step_2", step=2) + "\nsave.wait()")
     assert rank.do("run.attempt") == 1
     assert tags(root) == ["step_2", "step_1"]
@@ -89,7 +89,7 @@ def test_revoked_trainer_that_wakes_up_and_writes_changes_nobodys_bytes(daemon, 
     old = trainers("old", 1, options=", commit_timeout=2.0")[0]
     old.do('part = run.begin("stalled", step=1)\npart.add("a.bin", b"z" * (8 << 20))')
     old.do(
-        "import ctypes\nsegments = list(client._sessions.current().segments._segments.values())\n"
+        "import ctypes\nsegments = list(client._connection.session().segments._segments.values())\n"
         "def scribble():\n"
         "    for segment in segments: ctypes.memset(segment.address, 0xff, segment.size)\n"
         "    return len(segments)\n"

@@ -9,7 +9,8 @@ import ckptd
 import nxd_job
 import pytest
 import torch
-from ckptd import _late, nxd
+from ckptd import nxd
+from ckptd._torch import deferred_tensors
 from ckptd.nxd import Topology
 from harness import tags, until
 from nxd_trees import Far
@@ -261,7 +262,7 @@ def test_unsafe_state_in_a_checkpoint_of_ours_is_refused_and_it_is_not_called_da
 
 @pytest.mark.parametrize("use_xser", [False, True])
 def test_tensors_of_a_far_device_reach_the_disk(root, use_xser, monkeypatch):
-    monkeypatch.setattr(_late, "BATCH_BYTES", 100_000)
+    monkeypatch.setattr(deferred_tensors, "BATCH_BYTES", 100_000)
     state = {f"t{i}": Far(nxd_job.values((100, 33), torch.bfloat16, i)) for i in range(40)}
     Far.copies.clear()
     nxd.save_checkpoint(root, "t", model=state, use_xser=use_xser, async_save=True)

@@ -174,7 +174,7 @@ def test_damage_that_prefetching_finds_is_remembered(daemon, trainers, saved):
 def test_those_who_watch_see_a_restore_go_on(daemon, trainers, saved):
     watch = start_ckptctl("--output=json", "watch", saved, "--timeout=60", endpoint=daemon.endpoint)
     reader = trainers("b", 2)[0]
-    reader.do("import ckptd._reading\nckptd._reading._TELL_SECONDS = 0")  # A restore that takes seconds.
+    reader.do("from ckptd._reading import read_progress\nread_progress.REPORT_SECONDS = 0")  # A restore that takes seconds.
     reader.do("with run.open('step_2') as c: c.load('r0.pt')")
     seen = []
     for line in watch.stdout:

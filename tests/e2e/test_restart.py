@@ -104,7 +104,7 @@ def test_offer_that_loses_its_daemon_is_made_to_the_next_one(daemon, trainers, r
         daemon.restart()
         # In the middle of the offer, or after it: when this rank's part is sealed again.
         ranks[1].do(
-            f"daemon = save._home\nwhile save._home == daemon and save.level != 'committed': pass\nos.kill({daemon.pid}, 9)"
+            f"daemon = save._state.daemon_instance\nwhile save._state.daemon_instance == daemon and save.level != 'committed': pass\nos.kill({daemon.pid}, 9)"
         )
         until(lambda: not alive(daemon.pid), "the daemon's end")
     daemon.restart()

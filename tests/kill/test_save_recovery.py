@@ -62,7 +62,7 @@ class Rank:
             self.record.failed(version, error.reason)
             return error.reason
         finally:
-            self.offers += isinstance(save, ckptd.Part) and save._offered
+            self.offers += save._state.is_recovered
         self.record.committed(version, save.sequence)
         return "committed"
 

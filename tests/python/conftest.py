@@ -18,7 +18,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Tuple
 
 import grpc
 import pytest
-from ckptd._wire import DETAILS_KEY, TOKEN_KEY, handoff, messages, services, types
+from ckptd._wire.protocol import DETAILS_KEY, TOKEN_KEY, handoff, messages, services, types
 
 SEGMENT = 1 << 20
 

@@ -8,8 +8,8 @@ import sys
 import types
 
 import torch
-from ckptd import _values
-from ckptd._late import Late
+from ckptd._saving import file_values
+from ckptd._torch.deferred_tensors import DeferredTensors
 from ckptd.nxd import _loading, _parts, _sources
 from nxd_job import Far
 
@@ -20,7 +20,7 @@ def write(folder, name, value):
     path = os.path.join(folder, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     assert not os.path.exists(path), f"two ranks have written {name}"
-    image = _values.image_of(name, value)
+    image = file_values.image_of(name, value)
     with open(path, "wb") as file:
         for data in image.stream():
             file.write(data)
@@ -29,15 +29,15 @@ def write(folder, name, value):
 def save_rank(root, tag, topology, **wanted):
     """One rank's files, as save_checkpoint() would hand them over; their names."""
     names = []
-    for name, value in _parts.files(topology, _parts.Wanted(**wanted), Late()):
+    for name, value in _parts.files(topology, _parts.SaveArguments(**wanted), DeferredTensors()):
         write(os.path.join(root, tag), name, value)
         names.append(name)
     return names
 
 
-def load_rank(root, tag, topology, trust=None, **targets):
+def load_rank(root, tag, topology, allowed=None, **targets):
     return _loading.load(
-        _sources.Foreign(str(root), tag), topology, _loading.Targets(**targets), trust or _loading.Trust()
+        _sources.Foreign(str(root), tag), topology, _loading.LoadTargets(**targets), allowed or _loading.AllowedClasses()
     )
 
 

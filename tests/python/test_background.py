@@ -12,10 +12,10 @@ from typing import Any, Callable, Iterator, List
 
 import ckptd
 import pytest
-from ckptd import _accel
-from ckptd._image import Memory
-from ckptd._resident import ResidentFile
-from ckptd._session import Session
+from ckptd._memory import native
+from ckptd._memory.image import Memory
+from ckptd._reading.resident_files import ResidentFile
+from ckptd._session.session import Session
 from written import write_checkpoint
 
 CONTENT = random.Random(9).randbytes(24 << 20)
@@ -92,12 +92,12 @@ class Alive(Session):
 
 
 def test_copying_out_of_the_daemons_memory_gives_way_when_it_is_told_to() -> None:
-    address, keep = _accel.address_of(CONTENT)
+    address, keep = native.address_of(CONTENT)
     memory = Memory([(address, len(CONTENT))], [keep])
     into = bytearray(len(CONTENT))
 
     def fresh(background: bool) -> None:
-        with ResidentFile(memory, 0, len(CONTENT), Alive(), 2, otherwise=pytest.fail) as file:  # type: ignore[arg-type]
+        with ResidentFile(memory, 0, len(CONTENT), Alive(), 2, open_on_disk=pytest.fail) as file:  # type: ignore[arg-type]
             file.background = background
             file.readinto(into)
 
@@ -115,7 +115,7 @@ def test_a_disk_that_goes_on_for_a_daemon_that_has_ended_gives_way_too(tmp_path:
     write_checkpoint(tmp_path, "step_1", 1, {"big": CONTENT}, 1)
     with ckptd.open_root(tmp_path).open() as checkpoint:
         zeros = bytearray(len(CONTENT))
-        address, keep = _accel.address_of(zeros)
+        address, keep = native.address_of(zeros)
         memory = Memory([(address, len(zeros))], [keep])
         with ResidentFile(memory, 0, len(CONTENT), Ended(), 1, lambda: checkpoint._open("big")) as file:
             file.background = True

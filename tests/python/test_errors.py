@@ -9,9 +9,10 @@ from typing import Any, List, Tuple
 import ckptd
 import grpc
 import pytest
-from ckptd import _wire, errors
-from ckptd._session import is_transient
-from ckptd._wire import types
+from ckptd import errors
+from ckptd._wire.status import error_of_save, to_error
+from ckptd._session.session import is_transient
+from ckptd._wire.protocol import DETAILS_KEY, types
 
 
 class Failed(grpc.RpcError):
@@ -43,7 +44,7 @@ def rich(code: grpc.StatusCode, reason: str, **metadata: str) -> Failed:
     status = (
         b"\x08\x09" + field(2, b"words") + field(3, field(1, b"type.googleapis.com/other")) + field(3, detail)
     )
-    return Failed(code, "words", [("x", "y"), (_wire.DETAILS_KEY, status)])
+    return Failed(code, "words", [("x", "y"), (DETAILS_KEY, status)])
 
 
 S = grpc.StatusCode
@@ -77,7 +78,7 @@ S = grpc.StatusCode
     ],
 )
 def test_reason_and_code_make_the_class(code: grpc.StatusCode, reason: str, kind: type) -> None:
-    error = _wire.to_error(rich(code, reason, tag="step_1", ranks="0,3", path="a.pt"))
+    error = to_error(rich(code, reason, tag="step_1", ranks="0,3", path="a.pt"))
     assert type(error) is kind
     assert (error.reason, error.tag, error.ranks, error.details) == (
         reason,
@@ -97,14 +98,14 @@ def test_reason_and_code_make_the_class(code: grpc.StatusCode, reason: str, kind
     ],
 )
 def test_without_details_the_code_alone_decides(code: grpc.StatusCode, kind: type) -> None:
-    error = _wire.to_error(Failed(code, "words", []))
+    error = to_error(Failed(code, "words", []))
     assert type(error) is kind
     assert (error.reason, error.tag, error.ranks) == (code.name, None, ())
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff" * 30, b"\x1a\x7f", b"\x1a\x04\x0a\x02xy", b"\x08"])
 def test_garbage_in_the_details_is_no_crash(garbage: bytes) -> None:
-    error = _wire.to_error(Failed(S.ABORTED, "words", [(_wire.DETAILS_KEY, garbage)]))
+    error = to_error(Failed(S.ABORTED, "words", [(DETAILS_KEY, garbage)]))
     assert type(error) is ckptd.CheckpointFailed
 
 
@@ -124,7 +125,7 @@ def test_how_a_save_ended_makes_the_class(level: Any, reason: str, kind: type) -
     checkpoint = types.Checkpoint(
         tag="step_1", level=level, error=types.SaveError(reason=reason, message="why", ranks=[1])
     )
-    error = _wire.error_of_save(checkpoint)
+    error = error_of_save(checkpoint)
     assert type(error) is kind
     assert (error.reason, error.tag, error.ranks) == (reason, "step_1", (1,))
     assert "step_1" in str(error) and "why" in str(error)

@@ -146,11 +146,11 @@ def test_a_socket_folder_that_somebody_else_made_first_is_not_used(tmp_path: pat
     real = tmp_path / "real"
     real.mkdir()
     (tmp_path / "link").symlink_to(real)
-    with pytest.raises(ckptd.Refused, match="not a directory of this user"):
+    with pytest.raises(ckptd.Refused, match="is a link and not a directory"):
         local_daemon._make_private(str(tmp_path / "link"))
     if os.getuid() == 0:
         os.chown(real, 12345, 12345)
-        with pytest.raises(ckptd.Refused, match="not a directory of this user"):
+        with pytest.raises(ckptd.Refused, match="belongs to uid 12345"):
             local_daemon._make_private(str(real))
 
 
@@ -176,14 +176,14 @@ def test_long_folder_of_another_user_is_refused(program: Script, tmp_path: pathl
     other.mkdir()
     folder = tmp_path / ("l" * 150)
     folder.symlink_to(other)
-    with pytest.raises(ckptd.Refused, match="not a directory of this user"):
+    with pytest.raises(ckptd.Refused, match="is a link and not a directory"):
         ckptd.LocalDaemon(folder).start()
     assert list(other.iterdir()) == []
     if os.getuid() == 0:
         folder.unlink()
         folder.mkdir()
         os.chown(folder, 12345, 12345)
-        with pytest.raises(ckptd.Refused, match="of uid 12345"):
+        with pytest.raises(ckptd.Refused, match="belongs to uid 12345"):
             ckptd.LocalDaemon(folder).start()
         assert list(folder.iterdir()) == []
 

@@ -17,20 +17,20 @@ from array import array
 from typing import Any, List
 
 import pytest
-from ckptd import _accel
-from ckptd._image import Memory
+from ckptd._memory import native
+from ckptd._memory.image import Memory
 
 
 def memory_of(*buffers: bytearray) -> Memory:
-    places = [_accel.address_of(buffer) for buffer in buffers]
+    places = [native.address_of(buffer) for buffer in buffers]
     return Memory([(address, len(buffer)) for (address, _), buffer in zip(places, buffers)], places)
 
 
 def test_crc32c_is_castagnolis() -> None:
-    assert _accel.crc32c(b"123456789") == 0xE3069283
-    assert _accel.crc32c(b"") == 0
-    assert _accel.crc32c(b"56789", _accel.crc32c(b"1234")) == 0xE3069283
-    assert _accel.crc32c(bytes(32)) == 0x8A9136AA
+    assert native.crc32c(b"123456789") == 0xE3069283
+    assert native.crc32c(b"") == 0
+    assert native.crc32c(b"56789", native.crc32c(b"1234")) == 0xE3069283
+    assert native.crc32c(bytes(32)) == 0x8A9136AA
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -42,8 +42,8 @@ def test_a_copy_puts_each_piece_where_it_belongs_across_segments(threads: int) -
         cuts = sorted(random.sample(range(1, size), min(size - 1, random.randrange(1, 40))))
         bounds = list(zip([0, *cuts], [*cuts, size]))
         random.shuffle(bounds)
-        address, keep = _accel.address_of(source)
-        pieces = _accel.Pieces(
+        address, keep = native.address_of(source)
+        pieces = native.Pieces(
             array("Q", [begin for begin, _ in bounds]),
             array("Q", [address + begin for begin, _ in bounds]),
             array("Q", [end - begin for begin, end in bounds]),
@@ -51,7 +51,7 @@ def test_a_copy_puts_each_piece_where_it_belongs_across_segments(threads: int) -
         base = random.randrange(5000)
         lengths = [random.randrange(1, size) for _ in range(20)]
         buffers = [bytearray(length) for length in [*lengths, base + size]]
-        _accel.copy(memory_of(*buffers).segments, base, pieces, 0, size, threads)
+        native.copy(memory_of(*buffers).segments, base, pieces, 0, size, threads)
         part = b"".join(buffers)
         assert part[base : base + size] == source
         assert not any(part[:base]) and not any(part[base + size :])
@@ -69,11 +69,11 @@ def test_a_copy_of_any_size_and_alignment_leaves_its_neighbours_alone(size: int,
 def test_a_large_copy_by_threads_is_complete() -> None:
     size = (17 << 20) + 5
     source = random.Random(1).randbytes(size)
-    address, keep = _accel.address_of(source)
-    pieces = _accel.Pieces(array("Q", [0]), array("Q", [address]), array("Q", [size]))
+    address, keep = native.address_of(source)
+    pieces = native.Pieces(array("Q", [0]), array("Q", [address]), array("Q", [size]))
     for threads in (2, 5, 64, 10_000, 0, -1):
         buffer = bytearray(size)
-        _accel.copy(memory_of(buffer).segments, 0, pieces, 0, size, threads)
+        native.copy(memory_of(buffer).segments, 0, pieces, 0, size, threads)
         assert buffer == source
 
 
@@ -89,15 +89,15 @@ def test_other_threads_run_while_it_copies() -> None:
 
     thread = threading.Thread(target=turn)
     source, buffer = bytes(256 << 20), bytearray(256 << 20)
-    address, keep = _accel.address_of(source)
-    pieces = _accel.Pieces(array("Q", [0]), array("Q", [address]), array("Q", [len(source)]))
+    address, keep = native.address_of(source)
+    pieces = native.Pieces(array("Q", [0]), array("Q", [address]), array("Q", [len(source)]))
     memory = memory_of(buffer)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
     thread.start()
     try:
         at_begin = turns
-        _accel.copy(memory.segments, 0, pieces, 0, len(source), 1)
+        native.copy(memory.segments, 0, pieces, 0, len(source), 1)
         assert turns > at_begin + 10
     finally:
         done.set()
@@ -112,11 +112,11 @@ def test_addresses_of_all_kinds_of_buffers() -> None:
         memoryview(b"xabcx")[1:4],
         memoryview(bytearray(b"xabcx"))[1:4],
     ):
-        address, keep = _accel.address_of(buffer)
+        address, keep = native.address_of(buffer)
         assert ctypes.string_at(address, 3) == b"abc"
         del keep
     held = bytearray(10)
-    _, keep = _accel.address_of(held)
+    _, keep = native.address_of(held)
     with pytest.raises(BufferError):
         held.extend(bytes(100))  # It would move under the copy.
 
@@ -128,7 +128,7 @@ def chunks(tmp_path: pathlib.Path):
     path = tmp_path / "file"
     path.write_bytes(content)
     descriptor = os.open(path, os.O_RDWR)
-    crcs = array("I", [_accel.crc32c(content[at : at + 65536]) for at in range(0, len(content), 65536)])
+    crcs = array("I", [native.crc32c(content[at : at + 65536]) for at in range(0, len(content), 65536)])
     yield descriptor, content, crcs
     os.close(descriptor)
 
@@ -136,13 +136,13 @@ def chunks(tmp_path: pathlib.Path):
 def read(descriptor: int, size: int, crcs: "array[int]", pieces: Any, threads: int = 1) -> Any:
     """The bytes of (offset, length) pieces, or the fault."""
     buffers = [bytearray(length) for _, length in pieces]
-    addresses = [_accel.address_of(buffer) for buffer in buffers]
-    targets = _accel.Targets(
+    addresses = [native.address_of(buffer) for buffer in buffers]
+    targets = native.Targets(
         array("Q", [offset for offset, _ in pieces]),
         array("Q", [address for address, _ in addresses]),
         array("Q", [length for _, length in pieces]),
     )
-    fault = _accel.read_verified(descriptor, size, 65536, crcs, targets, threads)
+    fault = native.read_verified(descriptor, size, 65536, crcs, targets, threads)
     return buffers if fault is None else fault
 
 
@@ -201,7 +201,7 @@ def test_a_mapping_is_shared_begins_at_a_huge_page_and_is_not_inherited() -> Non
     size = 3 << 20
     descriptor = os.memfd_create("segment")
     os.ftruncate(descriptor, size)
-    address = _accel.map_shared(descriptor, size)
+    address = native.map_shared(descriptor, size)
     try:
         assert address % (2 << 20) == 0
         ctypes.memset(address + size - 3, 0x41, 3)
@@ -211,7 +211,7 @@ def test_a_mapping_is_shared_begins_at_a_huge_page_and_is_not_inherited() -> Non
         flags = next(line for line in lines[begin:] if line.startswith("VmFlags"))
         assert " dc" in flags.split(":")[1]  # Not copied by fork.
     finally:
-        _accel.unmap(address, size)
+        native.unmap(address, size)
         os.close(descriptor)
 
 
@@ -220,7 +220,7 @@ def test_a_mapping_that_cannot_be_made_is_an_error_and_leaves_no_hole() -> None:
     before = maps()
     try:
         with pytest.raises(OSError, match="mapping a segment of 4096 bytes"):
-            _accel.map_shared(reading, 4096)
+            native.map_shared(reading, 4096)
         assert maps() == before
     finally:
         os.close(reading)
@@ -232,7 +232,7 @@ def maps() -> List[str]:
 
 
 def test_it_needs_no_glibc_newer_than_that_of_manylinux2014() -> None:
-    path = os.environ.get("CKPTD_NATIVE") or os.path.join(os.path.dirname(_accel.__file__), "_native.so")
+    path = native.library_path()
     objdump = shutil.which("objdump")
     assert objdump, "binutils are part of what tools/setup installs"
     symbols = subprocess.run([objdump, "-T", path], capture_output=True, text=True, check=True).stdout
@@ -244,7 +244,7 @@ def test_it_needs_no_glibc_newer_than_that_of_manylinux2014() -> None:
 
 
 def test_without_the_library_the_error_says_what_to_install() -> None:
-    code = "from ckptd import _accel\ntry:\n    _accel.crc32c(b'')\nexcept ImportError as error:\n    print(error)"
+    code = "from ckptd._memory import native\ntry:\n    native.crc32c(b'')\nexcept ImportError as error:\n    print(error)"
     for path in ("/nonexistent.so", sys.executable):
         environment = {**os.environ, "CKPTD_NATIVE": path}
         done = subprocess.run(
@@ -266,7 +266,7 @@ def test_pages_that_are_not_there_for_a_write_are_refused_when_they_are_mapped()
         size = (free_huge_pages() + 1) << 21
         os.ftruncate(huge, size)
         with pytest.raises(OSError, match="mapping a segment") as caught:
-            _accel.map_private([huge], [size])
+            native.map_private([huge], [size])
         assert caught.value.errno == errno.ENOMEM
     finally:
         os.close(huge)

@@ -107,7 +107,7 @@ def test_missing_tensor_is_named_and_nothing_is_changed(tmp_path):
 def test_part_that_was_not_saved_is_named_with_what_there_is(tmp_path):
     torch_save(tmp_path, f"t/{MODEL}", {})
     torch_save(tmp_path, "t/model/dp_rank_00_tp_rank_01_pp_rank_00.pt", {})
-    with pytest.raises(ckptd.NotFound, match="tp_rank_02.*there it has .*tp_rank_00.*tp_rank_01"):
+    with pytest.raises(ckptd.NotFound, match="tp_rank_02.*in that folder it has .*tp_rank_00.*tp_rank_01"):
         load_rank(tmp_path, "t", Topology(tp_rank=2, tp_size=4), model={})
     with pytest.raises(ckptd.NotFound, match="scheduler.pt"):
         load_rank(tmp_path, "t", ALONE, scheduler=nxd_job.Scheduler(0))
@@ -144,7 +144,7 @@ def test_states_that_name_anything_else_are_refused_and_nothing_runs(tmp_path, n
         load_rank(tmp_path, "t", ALONE, **targets)
     assert caught.value.reason == "UNSAFE_GLOBALS"
     assert not (tmp_path / "trace").exists()
-    load_rank(tmp_path, "t", ALONE, trust=_loading.Trust(_sources.Classes(anything=True)), **targets)
+    load_rank(tmp_path, "t", ALONE, allowed=_loading.AllowedClasses(_sources.Classes(anything=True)), **targets)
     assert (tmp_path / "trace").exists()
 
 
@@ -170,15 +170,15 @@ def test_sharded_state_is_not_taken_for_a_whole_one(tmp_path):
     for dp in range(2):
         save_rank(tmp_path, "t", Topology(dp_rank=dp, dp_size=2), optimizer={"s": torch.ones(1)}, zero1_optimizer=True)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
-    with pytest.raises(ckptd.Refused, match="one shard is not the whole"):
+    with pytest.raises(ckptd.Refused, match="is sharded \\(ZeRO-1\\), but this optimizer is not"):
         load_rank(tmp_path, "t", ALONE, optimizer=optimizer)
 
 
 def test_what_nothing_can_be_loaded_into_is_a_runtime_error():
     with pytest.raises(RuntimeError, match="invalid optimizer object int"):
-        _loading.check(_loading.Targets(optimizer=3))
+        _loading.check(_loading.LoadTargets(optimizer=3))
     with pytest.raises(RuntimeError, match="invalid model object str"):
-        _loading.check(_loading.Targets(model="x"))
+        _loading.check(_loading.LoadTargets(model="x"))
 
 
 # ---- which tags are there
@@ -262,6 +262,6 @@ def test_newer_tag_of_nxd_beside_ours_is_named_in_the_log(tmp_path, caplog):
     target = {"a": torch.zeros(1)}
     job = types.SimpleNamespace(topology=ALONE)
     with caplog.at_level(logging.WARNING):
-        _load_latest(str(tmp_path), job, Opened(), _loading.Targets(model=target))
-    assert "ours is loaded" in caplog.text and "NxD has written theirs" in caplog.text
+        _load_latest(str(tmp_path), job, Opened(), _loading.LoadTargets(model=target))
+    assert "loading ours" in caplog.text and "NxD has written theirs" in caplog.text
     assert target["a"] == 1

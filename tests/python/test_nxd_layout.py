@@ -13,7 +13,7 @@ import ckptd
 import nxd_job
 import pytest
 import torch
-from ckptd._late import Late
+from ckptd._torch.deferred_tensors import DeferredTensors
 from ckptd.nxd import Topology, _parts, _states
 from ckptd.nxd._process import Settings
 from nxd_trees import load_rank, read_as_torch_xla, save_rank
@@ -172,7 +172,7 @@ def test_every_layout_that_is_accepted_comes_back_and_names_no_class_of_tensors(
         save_rank(tmp_path, "t", where, use_xser=use_xser, zero1_optimizer=zero1, **wanted)
     for path in tmp_path.glob("t/**/*.pt"):
         assert b"_rebuild_from_type_v2" not in path.read_bytes(), path
-    assert not [warning for warning in recwarn if "is going to hold" in str(warning.message)]
+    assert not [warning for warning in recwarn if "which load_checkpoint() refuses" in str(warning.message)]
     for where in world:
         model = nxd_job.Model(0, where)
         optimizer = nxd_job.optimizer_for(model, 0, where, zero1)
@@ -201,27 +201,27 @@ def test_saving_what_loading_refuses_is_a_warning_that_names_it(tmp_path, use_xs
     where = Topology(rank=0, world_size=1)
     state = {"schedule": Namespace(lr=1), "sparse": torch.eye(2).to_sparse()}
     name = "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"
-    with pytest.warns(ckptd.UnsafeGlobalsWarning, match=f"{name} is going to hold a?r?g?.*argparse.Namespace, torch.sparse_coo"):
+    with pytest.warns(ckptd.UnsafeGlobalsWarning, match=f"{name} holds a?r?g?.*argparse.Namespace, torch.sparse_coo"):
         save_rank(tmp_path, "t", where, optimizer=state, use_xser=use_xser)
     with pytest.raises(ckptd.Refused, match="argparse.Namespace"):
         load_rank(tmp_path, "t", where, optimizer={})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trust = Settings(safe_globals=(Namespace,)).trust()
-        save_rank(tmp_path, "u", where, optimizer={"schedule": state["schedule"]}, use_xser=True, classes=trust.states)
-        save_rank(tmp_path, "v", where, optimizer=state, use_xser=True, classes=Settings(weights_only=False).trust().states)
+        allowed = Settings(safe_globals=(Namespace,)).allowed_classes()
+        save_rank(tmp_path, "u", where, optimizer={"schedule": state["schedule"]}, use_xser=True, classes=allowed.states)
+        save_rank(tmp_path, "v", where, optimizer=state, use_xser=True, classes=Settings(weights_only=False).allowed_classes().states)
     target = {}
-    load_rank(tmp_path, "u", where, trust=trust, optimizer=target)
+    load_rank(tmp_path, "u", where, allowed=allowed, optimizer=target)
     assert target["schedule"].lr == 1
-    load_rank(tmp_path, "v", where, trust=Settings(weights_only=False).trust(), optimizer=target)
+    load_rank(tmp_path, "v", where, allowed=Settings(weights_only=False).allowed_classes(), optimizer=target)
     assert torch.equal(target["sparse"].to_dense(), torch.eye(2))
 
 
 def test_context_parallel_ranks_with_zero1_are_refused_and_without_it_one_writes(tmp_path):
     where = Topology(cp_rank=1, cp_size=2, rank=1, world_size=2)
-    with pytest.raises(ValueError, match="all but one of them would be lost"):
-        _parts.check(where, _parts.Wanted(optimizer={}, zero1_optimizer=True))
-    _parts.check(where, _parts.Wanted(optimizer={}))
+    with pytest.raises(ValueError, match="all shards but one would be lost"):
+        _parts.check(where, _parts.SaveArguments(optimizer={}, zero1_optimizer=True))
+    _parts.check(where, _parts.SaveArguments(optimizer={}))
     assert save_rank(tmp_path, "t", where, model={"a": torch.ones(1)}, optimizer={"s": 1}) == []
 
 
@@ -299,10 +299,10 @@ def test_weights_saved_as_master_weights_alone_are_not_left_out_silently(tmp_pat
     model = nxd_job.Model(0, PAIR[0])
     with pytest.raises(ckptd.NotFound, match="tensor_0.pt"):
         load_rank(tmp_path, "t", PAIR[0], model=model)
-    with pytest.raises(ckptd.Refused, match="only these tell which of them is which"):
+    with pytest.raises(ckptd.Refused, match="the only way to tell them apart"):
         load_rank(tmp_path, "t", PAIR[0], model=dict(model.state_dict()), optimizer={})
     optimizer = nxd_job.NeuronZero1Optimizer(model, 0, PAIR[0], TRAINED[1:])
-    with pytest.raises(ckptd.Refused, match="embed.weight.* are nowhere"):
+    with pytest.raises(ckptd.Refused, match="embed.weight.* are missing"):
         load_rank(tmp_path, "t", PAIR[0], model=model, optimizer=optimizer)
     assert nxd_job.model_differences(model, 0, PAIR[0]) == []
 
@@ -316,7 +316,7 @@ def test_buffers_that_nxd_has_not_saved_keep_their_values_and_are_named(tmp_path
         os.remove(folder / name)
     model = nxd_job.Model(0, where)
     optimizer = nxd_job.NeuronZero1Optimizer(model, 0, where, TRAINED)
-    with pytest.raises(ckptd.Refused, match="layers.1.wide of t are nowhere.*strict=False"):
+    with pytest.raises(ckptd.Refused, match="layers.1.wide of t are missing.*strict=False"):
         load_rank(tmp_path, "t", where, model=model, optimizer=optimizer)
     assert nxd_job.model_differences(model, 0, where) == []  # Nothing is changed.
     assert nxd_job.differences(optimizer.state, optimizer.expected(0)) == []
@@ -354,7 +354,7 @@ def test_model_that_differs_is_refused_as_by_torch_and_loaded_when_not_strict(tm
 
 def test_snapshot_of_lists_and_objects_is_taken_at_once(tmp_path):
     content = {"seen": [1, 2], "args": Namespace(lr=1)}
-    files = dict(_parts.files(Topology(rank=0, world_size=1), _parts.Wanted(user_content=content), Late()))
+    files = dict(_parts.files(Topology(rank=0, world_size=1), _parts.SaveArguments(user_content=content), DeferredTensors()))
     content["seen"].append(3)
     assert torch.load(io.BytesIO(files["user_content.pt"]), weights_only=False)["seen"] == [1, 2]
 
@@ -362,9 +362,9 @@ def test_snapshot_of_lists_and_objects_is_taken_at_once(tmp_path):
 def test_user_content_of_any_class_is_saved_without_a_warning(tmp_path, recwarn):
     where = Topology(rank=0, world_size=1)
     save_rank(tmp_path, "t", where, user_content={"args": Namespace(lr=1)})
-    assert not [w for w in recwarn if "what is being saved holds" in str(w.message)]
+    assert not [w for w in recwarn if "the saved state holds" in str(w.message)]
     assert load_rank(tmp_path, "t", where)["args"].lr == 1
     with pytest.raises(ckptd.Refused, match="Namespace"):
-        load_rank(tmp_path, "t", where, trust=Settings(weights_only=True).trust())
-    trusted = Settings(weights_only=True, safe_globals=(Namespace,)).trust()
-    assert load_rank(tmp_path, "t", where, trust=trusted)["args"].lr == 1
+        load_rank(tmp_path, "t", where, allowed=Settings(weights_only=True).allowed_classes())
+    allowed = Settings(weights_only=True, safe_globals=(Namespace,)).allowed_classes()
+    assert load_rank(tmp_path, "t", where, allowed=allowed)["args"].lr == 1

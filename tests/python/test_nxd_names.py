@@ -28,7 +28,7 @@ def test_tags_that_can_be(tag):
 
 @pytest.mark.parametrize("tag", ["", "epoch/1", ".hidden", "-x", "latest", "a b", "x" * 201, "a\n", "ä", 7, None])
 def test_tags_that_cannot_be_are_refused_with_what_can(tag):
-    with pytest.raises(ValueError, match="A-Z a-z|it is a string"):
+    with pytest.raises(ValueError, match="A-Z a-z|it must be a string"):
         _names.check_tag(tag)
 
 
@@ -54,7 +54,7 @@ def test_coordinates_that_do_not_fit_together_are_refused(wrong, what):
 
 
 def test_topology_must_have_as_many_ranks_as_the_job():
-    with pytest.raises(ValueError, match="= 4 ranks, and the job has 8"):
+    with pytest.raises(ValueError, match="= 4 ranks, but the job has 8"):
         _topology.complete(Topology(tp_size=2, dp_size=2, rank=0, world_size=8))
 
 

@@ -10,7 +10,7 @@ import ckptd
 import nxd_job
 import pytest
 import torch
-from ckptd import _scripts
+from ckptd._torch import script_check
 from ckptd.nxd import Topology, _loading, _pickles, _sources
 from nxd_trees import load_rank, torch_save, xser_as_torch_xla
 from written import saved, write_checkpoint
@@ -195,7 +195,7 @@ def test_classes_that_the_user_allows_are_allowed_in_every_file(tmp_path):
         with pytest.raises(ckptd.Refused, match="Allowed"):
             load_rank(tmp_path, tag, ALONE, optimizer=target)
         for classes in (_sources.Classes(anything=True), _sources.Classes((Allowed, AllowedTensor))):
-            load_rank(tmp_path, tag, ALONE, trust=_loading.Trust(classes), optimizer=target)
+            load_rank(tmp_path, tag, ALONE, allowed=_loading.AllowedClasses(classes), optimizer=target)
             assert type(target["a"]) is AllowedTensor and target["a"].note == 3 and target["b"] == Allowed()
             target.clear()
 
@@ -217,9 +217,9 @@ def test_archives_that_torch_would_run_are_refused_in_every_file_of_nxd(tmp_path
     xser_as_torch_xla(tmp_path / "t", MODEL, {"a": torch.ones(2)})
     torch_save(tmp_path, f"t/{OPTIM}", {})
     (tmp_path / "t" / file).write_bytes(make())
-    trust = _loading.Trust(others=_sources.Classes())
+    allowed = _loading.AllowedClasses(others=_sources.Classes())
     with pytest.raises(ckptd.Refused, match=f"{file} of t holds {kind}") as caught:
-        load_rank(tmp_path, "t", ALONE, trust=trust, model={"a": torch.zeros(2)}, optimizer={})
+        load_rank(tmp_path, "t", ALONE, allowed=allowed, model={"a": torch.zeros(2)}, optimizer={})
     assert caught.value.reason == "UNSAFE_GLOBALS" and not seen
 
 
@@ -251,7 +251,7 @@ def test_archive_that_becomes_a_script_after_it_was_looked_at_is_not_run():
         return ckptd.Refused(kind, reason="UNSAFE_GLOBALS")
 
     file = Changing(plain)
-    checked = _scripts.checked(file, refuse)
+    checked = script_check.checked(file, refuse)
     file.change()
     with pytest.raises(ckptd.Refused, match="a TorchScript archive"):
         torch.load(checked, weights_only=False, pickle_module=pickle)
@@ -264,4 +264,4 @@ def test_what_is_plain_is_read_from_where_the_file_stands():
         if data.startswith(b"PK\x03\x04"):
             file = io.BytesIO(data)
         at = file.tell()
-        assert _scripts.checked(file, AssertionError).tell() == at
+        assert script_check.checked(file, AssertionError).tell() == at

@@ -16,9 +16,9 @@ from typing import Any, List
 import ckptd
 import pytest
 import torch
-from ckptd import _accel
-from ckptd._verified import RemoteFile
-from ckptd._wire import storage
+from ckptd._memory import native
+from ckptd._reading.verified_file import RemoteFile
+from ckptd._wire.protocol import storage
 from written import CHUNK, encode_manifest, flip, saved, write_checkpoint
 
 STATE = {
@@ -100,8 +100,8 @@ def test_one_wrong_bit_is_corrupt_and_names_file_and_chunk(root: pathlib.Path, a
         begin = at // CHUNK * CHUNK
         assert error.reason == "CORRUPT_FILE" and error.tag == "step_2" and error.ranks == (0,)
         assert error.details["path"] == "big" and error.details["chunk"] == at // CHUNK
-        assert error.details["expected"] == _accel.crc32c(CONTENT[begin : begin + CHUNK])
-        assert error.details["found"] == _accel.crc32c(
+        assert error.details["expected"] == native.crc32c(CONTENT[begin : begin + CHUNK])
+        assert error.details["found"] == native.crc32c(
             (root / "step_2/big").read_bytes()[begin : begin + CHUNK]
         )
         for word in ("big", "step_2", f"chunk {at // CHUNK}", f"{error.details['expected']:#010x}"):
@@ -217,7 +217,7 @@ def test_a_manifest_that_contradicts_itself_is_corrupt(root: pathlib.Path, chang
 def test_a_manifest_of_a_later_version_says_to_install_a_newer_package(root: pathlib.Path) -> None:
     data = bytearray((root / MANIFEST).read_bytes())
     struct.pack_into("<I", data, 8, 2)
-    struct.pack_into("<I", data, 32, _accel.crc32c(bytes(data[:32])))
+    struct.pack_into("<I", data, 32, native.crc32c(bytes(data[:32])))
     (root / MANIFEST).write_bytes(data)
     with pytest.raises(ckptd.Refused, match="newer") as caught:
         ckptd.open_root(root).open("step_2")
@@ -324,6 +324,6 @@ def test_only_bytes_that_the_disk_has_lost_are_corrupt(
 ) -> None:
     write_checkpoint(tmp_path, "a", 1, {"m.bin": b"x" * 10_000})
     fault = types.SimpleNamespace(errno=number, chunk=0, found=0)
-    monkeypatch.setattr(_accel, "read_verified", lambda *_: fault)
+    monkeypatch.setattr(native, "read_verified", lambda *_: fault)
     with ckptd.open_root(str(tmp_path)).open() as checkpoint, pytest.raises(kind):
         checkpoint.read("m.bin")

@@ -15,17 +15,22 @@ from typing import Any, Iterator, List
 import ckptd
 import grpc
 import pytest
-from ckptd._session import Session, is_transient
-from ckptd._wire import messages, types
+from ckptd._session.session import Session, is_transient
+from ckptd._wire.protocol import messages, types
 from harness import until
 
 BIG = os.urandom((2 << 20) + 100_001)  # Crosses two segments of the daemon.
 
 
 @pytest.fixture
-def run(daemon: Any, tmp_path: pathlib.Path) -> Iterator[ckptd.Run]:
-    with ckptd.connect(daemon.endpoint) as client:
-        yield client.run(tmp_path / "root", rank=0, world_size=1)
+def client(daemon: Any) -> Iterator[ckptd.Client]:
+    with ckptd.connect(daemon.endpoint) as made:
+        yield made
+
+
+@pytest.fixture
+def run(client: ckptd.Client, tmp_path: pathlib.Path) -> ckptd.Run:
+    return client.run(tmp_path / "root", rank=0, world_size=1)
 
 
 def two_ranks(daemon: Any, tmp_path: pathlib.Path) -> List[ckptd.Run]:
@@ -81,7 +86,7 @@ def test_file_by_file(daemon: Any, run: ckptd.Run) -> None:
         assert part.level == "open"
         with pytest.raises(TypeError):
             part.add("c", object())
-        with pytest.raises(ckptd.Refused, match="there already"):
+        with pytest.raises(ckptd.Refused, match="already has"):
             part.add("a", b"")
     assert part.wait(timeout=20).level == "committed"
     assert daemon.committed["t"] == {"a": b"first", "b": BIG}
@@ -117,7 +122,9 @@ def test_saves_from_several_threads_do_not_mix(daemon: Any, run: ckptd.Run) -> N
     assert {tag: files["f"] for tag, files in daemon.committed.items()} == contents
 
 
-def test_wrong_arguments_are_refused_before_the_daemon_hears_of_them(daemon: Any, run: ckptd.Run) -> None:
+def test_wrong_arguments_are_refused_before_the_daemon_hears_of_them(
+    daemon: Any, client: ckptd.Client, run: ckptd.Run
+) -> None:
     with pytest.raises(ValueError, match='busy is "never"'):
         run.save("t", files={}, busy="never")
     with pytest.raises(ValueError, match="timeout is 0"):
@@ -128,7 +135,7 @@ def test_wrong_arguments_are_refused_before_the_daemon_hears_of_them(daemon: Any
         run.save("t", files={}).wait("done")
     for kept in (0, -2):
         with pytest.raises(ckptd.Refused, match=f"num_kept_ckpts is {kept}"):
-            run._client.run(run.root, num_kept_ckpts=kept)
+            client.run(run.root, num_kept_ckpts=kept)
     assert daemon.calls.count("Begin") == 1
 
 
@@ -155,7 +162,7 @@ def test_waits_are_for_levels_in_order_and_end_with_patience(daemon: Any, tmp_pa
 
 
 def test_a_wait_shows_how_far_the_save_has_come(daemon: Any, run: ckptd.Run, monkeypatch: Any) -> None:
-    monkeypatch.setattr("ckptd._saving._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("ckptd._saving.save_state._PROGRESS_SECONDS", 0.01)
     daemon.hold = True
     save = run.save("t", files={"a": b"1" * 1000})
     checkpoint = daemon.saves[("t", 1)].checkpoint
@@ -442,7 +449,7 @@ def test_a_socket_of_others_is_said_with_what_to_do(tmp_path: pathlib.Path, monk
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("ckptd._session.Handoff", refuse)
+    monkeypatch.setattr("ckptd._session.session.Handoff", refuse)
     with pytest.raises(ckptd.Refused, match="in the group") as caught:
         ckptd.connect(f"unix:{tmp_path}/none.sock")
     assert caught.value.reason == "EACCES"
@@ -457,7 +464,7 @@ def test_leaving_ends_the_session_and_so_does_losing_it(daemon: Any, tmp_path: p
     kept = ckptd.connect(daemon.endpoint).run(tmp_path / "root", rank=0, world_size=1)
     kept.save("t", files={}).wait(timeout=20)
     assert daemon.goodbyes == 1
-    unended = kept._unended
+    unended = kept._membership._unended
     until(lambda: not unended, "the save to have ended")
     del run, kept, client
     gc.collect()
@@ -469,13 +476,13 @@ def test_session_that_another_thread_has_replaced_is_no_daemon_and_no_crash(daem
     session.close()
     request = messages.ListCheckpointsRequest(parent="runs/x")
     for use in (session.call, session.start, lambda *arguments: list(session.stream(*arguments))):
-        with pytest.raises(ckptd.Unavailable, match="is over") as caught:
+        with pytest.raises(ckptd.Unavailable, match="has ended") as caught:
             use(session.checkpoints.ListCheckpoints, request, 5.0)
         assert is_transient(caught.value)
 
 
 def test_use_after_fork_raises_in_the_child_and_does_not_disturb_the_parent(
-    daemon: Any, run: ckptd.Run
+    daemon: Any, client: ckptd.Client, run: ckptd.Run
 ) -> None:
     daemon.hold = True
     save = run.save("t", files={})
@@ -487,7 +494,7 @@ def test_use_after_fork_raises_in_the_child_and_does_not_disturb_the_parent(
             lambda: run.save("u", files={}),
             lambda: save.wait(timeout=1),
             run.latest,
-            run._client.close,
+            client.close,
         ):
             try:
                 use()
@@ -561,7 +568,7 @@ def test_memory_that_is_taken_back_before_it_is_mapped_is_the_end_of_the_save_an
         daemon.fail("t", reason="SESSION_LOST", ranks=[1])
         raise ckptd.NotFound("segment 1 is not lent to this session", reason="UNKNOWN_SEGMENT")
 
-    monkeypatch.setattr("ckptd._handoff.Handoff.fetch_segments", end_first)
+    monkeypatch.setattr("ckptd._session.handoff.Handoff.fetch_segments", end_first)
     with pytest.raises(ckptd.CheckpointFailed) as caught:
         run.save("t", files={"a": BIG})
     assert caught.value.reason == "SESSION_LOST" and caught.value.ranks == (1,)

@@ -8,8 +8,8 @@ import struct
 from typing import Any, Dict, Optional
 
 import torch
-from ckptd import _accel
-from ckptd._wire import storage
+from ckptd._memory import native
+from ckptd._wire.protocol import storage
 
 CHUNK = 64 << 10
 
@@ -17,9 +17,9 @@ CHUNK = 64 << 10
 def encode_manifest(summary: Any, body: bytes) -> bytes:
     encoded = summary.SerializeToString()
     head = b"CKPTDMAN" + struct.pack(
-        "<IIIIQ", 1, len(encoded), _accel.crc32c(encoded), _accel.crc32c(body), len(body)
+        "<IIIIQ", 1, len(encoded), native.crc32c(encoded), native.crc32c(body), len(body)
     )
-    head += struct.pack("<I", _accel.crc32c(head)) + encoded
+    head += struct.pack("<I", native.crc32c(head)) + encoded
     return head.ljust(4096, b"\0") + body
 
 
@@ -38,7 +38,7 @@ def write_checkpoint(
     for rank, (name, content) in enumerate(sorted(files.items())):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-        crcs = [_accel.crc32c(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)]
+        crcs = [native.crc32c(content[at : at + CHUNK]) for at in range(0, len(content), CHUNK)]
         body.files.add(path=name, size_bytes=len(content), rank=rank, chunk_crc32c=crcs)
     summary = storage.ManifestSummary(
         format_version=1,

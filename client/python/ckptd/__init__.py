@@ -1,4 +1,4 @@
-"""ckptd: checkpoints off the training step.
+"""ckptd: asynchronous, durable checkpoints for training jobs.
 
 with ckptd.LocalDaemon("/tmp/x", pool_bytes=4 << 30) as d:
     run = ckptd.connect(d.endpoint).run("/data/ckpts", num_kept_ckpts=3)
@@ -6,9 +6,11 @@ with ckptd.LocalDaemon("/tmp/x", pool_bytes=4 << 30) as d:
     run.save("step_100", step=100, files={"model.pt": state}).wait()
 """
 
+from ckptd._checkpoint_info import CheckpointInfo
 from ckptd._client import Client, connect
-from ckptd._saving import Part, Save
-from ckptd._values import File, Torch
+from ckptd._saving.file_values import File, Torch
+from ckptd._saving.part import Part
+from ckptd._saving.save import Save
 from ckptd._version import __version__
 from ckptd.errors import (
     Busy,
@@ -29,7 +31,7 @@ from ckptd.errors import (
 )
 from ckptd.local_daemon import LocalDaemon
 from ckptd.restore import Checkpoint, Root, open_root
-from ckptd.run import CheckpointInfo, Run
+from ckptd.run import Run
 
 __all__ = [
     "Busy",

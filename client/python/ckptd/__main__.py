@@ -1,4 +1,4 @@
-"""python -m ckptd --version: which version this is, and where its programs are."""
+"""python -m ckptd: prints the version and where the programs are."""
 
 import argparse
 

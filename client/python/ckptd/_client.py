@@ -1,35 +1,44 @@
-"""A client of a daemon: its session, and the next one when the daemon was restarted."""
+"""A client of one daemon: what connect() returns."""
 
 import os
-import threading
-import time
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
+from typing import Any, Optional, Union
 
-from ckptd import errors
-from ckptd._follower import Follower
-from ckptd._session import Session, is_transient, socket_path
-from ckptd._wire import messages
-
-if TYPE_CHECKING:
-    from ckptd.run import Run
+from ckptd._saving.save_watcher import SaveWatcher
+from ckptd._session.connection import Connection
+from ckptd._session.session import socket_path
+from ckptd._wire.protocol import messages
+from ckptd.run import Run
 
 DEFAULT_ENDPOINT = "unix:/run/ckptd/ckptd.sock"
 _CONNECT_SECONDS = 10.0
-_Answer = TypeVar("_Answer")
+_STATUS_SECONDS = 10.0
 
 
 def connect(endpoint: Optional[str] = None, timeout: float = _CONNECT_SECONDS) -> "Client":
-    """A client of the daemon at `endpoint`, else $CKPTD_ENDPOINT, else unix:/run/ckptd/ckptd.sock.
-    Unavailable when none answers.
+    """Connects to a daemon.
+
+    Args:
+        endpoint (str, optional): ``unix:/path/to/ckptd.sock``. Default: ``$CKPTD_ENDPOINT``, else
+            ``unix:/run/ckptd/ckptd.sock``
+        timeout (float): seconds to wait for the daemon's answer. Default: 10
+
+    Returns:
+        Client: a client with an open session.
+
+    Raises:
+        Unavailable: no daemon answers at the endpoint.
+        Refused: the endpoint is not a Unix socket, or this user may not use it.
     """
     return Client(endpoint, timeout=timeout)
 
 
 class Client:
-    """Made by connect(). Thread-safe; of the process that made it: use after fork raises.
+    """A client of one daemon, made by :func:`connect`; a context manager.
 
-    Its session ends with close(), or when nothing refers to it any more.
+    Thread-safe. It belongs to the process that made it: use after a fork raises ``CkptdError`` with the reason
+    ``FORKED``. After a restart of the daemon it connects again by itself. Its session ends with :meth:`close`, or when
+    neither the client nor a run, save or checkpoint of it is referred to any more.
     """
 
     def __init__(
@@ -37,11 +46,13 @@ class Client:
     ) -> None:
         self.endpoint = endpoint or os.environ.get("CKPTD_ENDPOINT") or DEFAULT_ENDPOINT
         socket_path(self.endpoint)
-        self._sessions = Sessions(self.endpoint, keeper, timeout)
-        self._sessions.current()
+        self._connection = Connection(self.endpoint, keeper, timeout)
+        self._watcher = SaveWatcher(self._connection)
+        self._connection.on_change(self._watcher.wake)
+        self._connection.session()
         if keeper:
-            self._sessions.follower.start()
-        self._finalizer = weakref.finalize(self, self._sessions.close)
+            self._watcher.start()
+        self._finalizer = weakref.finalize(self, self._connection.close)
 
     def run(
         self,
@@ -52,25 +63,46 @@ class Client:
         run_id: str = "",
         attempt: Optional[int] = None,
         commit_timeout: float = 600.0,
-    ) -> "Run":
-        """The job's series of checkpoints in the directory `root`, which is made when it is missing.
+    ) -> Run:
+        """Joins the job's series of checkpoints in a directory.
 
-        rank, world_size: of this process; else the process group's, else $RANK and $WORLD_SIZE, else 0 of 1.
-        num_kept_ckpts: how many committed checkpoints to keep, at least 1; None keeps all.
-        run_id: a label that must match what the root has; attempt: refuse to be any other attempt than this.
-        commit_timeout: seconds from a save's first Begin to its last Seal.
+        Args:
+            root (str or os.PathLike): the directory, which is made if it is missing.
+            rank (int, optional): this process's rank. Default: the process group's, else ``$RANK``, else 0
+            world_size (int, optional): the number of ranks. Default: the process group's, else ``$WORLD_SIZE``, else 1
+            num_kept_ckpts (int, optional): how many committed checkpoints to keep, at least 1. Default: all
+            run_id (str): the id that the root's run must have. Default: any
+            attempt (int, optional): the attempt that this launch must be. Default: any
+            commit_timeout (float): seconds from a save's first Begin to its last Seal. Default: 600
+
+        Raises:
+            Refused: the root cannot be used, or an argument does not fit it.
+            Unavailable: no daemon answers.
         """
-        from ckptd.run import Run
-
-        return Run(self, root, rank, world_size, num_kept_ckpts, run_id, attempt, commit_timeout)
+        return Run(
+            self._connection,
+            self._watcher,
+            root,
+            rank,
+            world_size,
+            num_kept_ckpts,
+            run_id,
+            attempt,
+            commit_timeout,
+            keep_alive=self,
+        )
 
     def status(self) -> Any:
-        """The daemon's status: the message ckptd.v1.Status."""
-        session = self._sessions.current()
-        return session.call(session.admin.GetStatus, messages.GetStatusRequest(), 10.0)
+        """Returns the daemon's status, the message ``ckptd.v1.Status``.
+
+        Raises:
+            Unavailable: no daemon answers within 10 seconds.
+        """
+        session = self._connection.session()
+        return session.call(session.admin.GetStatus, messages.GetStatusRequest(), _STATUS_SECONDS)
 
     def close(self) -> None:
-        """Ends the session: what is not sealed is dropped, what is sealed goes on."""
+        """Ends the session. The daemon drops parts that are not sealed, and finishes those that are."""
         self._finalizer()
 
     def __enter__(self) -> "Client":
@@ -81,91 +113,3 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<ckptd.Client {self.endpoint}>"
-
-
-class Sessions:
-    """The present session of a client, and how to get the next one. Thread-safe."""
-
-    def __init__(self, endpoint: str, keeper: bool, timeout: float) -> None:
-        self._endpoint = endpoint
-        self._keeper = keeper
-        self._timeout = timeout
-        self._instance = os.urandom(16).hex()
-        self._pid = os.getpid()
-        self._lock = threading.RLock()  # close() may come from a finalizer, at any point.
-        self._session: Optional[Session] = None
-        self._must_share = False
-        self.closed = threading.Event()
-        self.follower = Follower(self)
-
-    def current(self) -> Session:
-        """The session, or a new one when it has ended. One try: Unavailable when there is no daemon."""
-        self.check_usable()
-        with self._lock:
-            if self._session is not None and self._session.alive():
-                return self._session
-            if self.closed.is_set():
-                raise _closed()
-            old, self._session = self._session, None
-            if old is not None:
-                old.close(goodbye=False)
-            # Once it had shared memory: a hand-off socket that is missing now belongs to a daemon that is
-            # starting.
-            must_share = self._keeper or (old is not None and old.handoff is not None) or self._must_share
-            self._must_share = must_share
-            session = Session(self._endpoint, self._instance, self._keeper, must_share, self._timeout)
-            if self.closed.is_set():
-                session.close()
-                raise _closed()
-            self._session = session
-        self.follower.wake()
-        return session
-
-    def peek(self) -> Optional[Session]:
-        """The session as it is, alive or not."""
-        return self._session
-
-    def check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise errors.CkptdError(
-                "this client was made before a fork and cannot be used in the child; call ckptd.connect() there",
-                reason="FORKED",
-            )
-        if self.closed.is_set():
-            raise _closed()
-
-    def repeat(self, ask: "Callable[[], _Answer]", patience: float) -> _Answer:
-        """ask() until its answer is not that the daemon is away: that long it is waited for, counted from
-        the first failure.
-        """
-        give_up: Optional[float] = None
-        pause = 0.02
-        while True:
-            session = self.peek()
-            try:
-                return ask()
-            except errors.CkptdError as error:
-                if not is_transient(error):
-                    raise
-                if error.reason == "UNKNOWN_TOKEN" and session is not None:
-                    session.end()
-                now = time.monotonic()
-                give_up = now + patience if give_up is None else give_up
-                if now + pause > give_up:
-                    raise
-            if self.closed.wait(pause):
-                raise _closed()
-            pause = min(2 * pause, 0.5)
-
-    def close(self) -> None:
-        if os.getpid() != self._pid or self.closed.is_set():
-            return
-        self.closed.set()
-        self.follower.wake()
-        with self._lock:
-            if self._session is not None:
-                self._session.close()
-
-
-def _closed() -> errors.CkptdError:
-    return errors.CkptdError("this client is closed; call ckptd.connect() again", reason="CLOSED")

@@ -1,4 +1,4 @@
-"""ckptd-nxd-convert: `ckptctl convert nxd-zero` under a name of its own, with the flags of NxD's converter."""
+"""The command ckptd-nxd-convert, which runs `ckptctl convert nxd-zero`. It takes the flags of NxD's converter."""
 
 import os
 import sys

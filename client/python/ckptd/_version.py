@@ -1,10 +1,10 @@
-"""The version: of the installed package, or of the source tree."""
+"""The version of the installed package, or of the source tree."""
 
 import pathlib
 
 
 def _find() -> str:
-    # The source tree first: an older wheel may be installed beside it.
+    # The source tree first, because an older wheel may be installed beside it.
     source = (
         pathlib.Path(__file__).resolve().parents[3] / "VERSION"
         if len(pathlib.Path(__file__).parents) > 3
@@ -16,7 +16,7 @@ def _find() -> str:
 
     try:
         return metadata.version("ckptd")
-    except metadata.PackageNotFoundError:  # Copied to where it is, neither installed nor in its tree.
+    except metadata.PackageNotFoundError:  # The package was copied, and is neither installed nor in its source tree.
         return "0+unknown"
 
 

@@ -1,12 +1,17 @@
-"""What can go wrong. Every error carries `reason` (stable, docs/protocol.md has the table), and `tag` and
-`ranks` where they are known.
-"""
+"""The exceptions of ckptd. Programs should decide by their class or ``reason``, which are stable, not by the message."""
 
 from typing import Any, Dict, Optional, Sequence, Tuple, Type
 
 
 class CkptdError(Exception):
-    """Base of all errors of ckptd."""
+    """Base class of all errors of ckptd.
+
+    Attributes:
+        reason (str): a stable name of what happened; docs/protocol.md has the table.
+        tag (str, optional): the checkpoint, if it is known.
+        ranks (Tuple[int, ...]): the ranks that caused it, if they are known.
+        details (Dict[str, Any]): more, such as ``path``, ``chunk``, ``expected`` and ``found``.
+    """
 
     def __init__(
         self,
@@ -20,68 +25,66 @@ class CkptdError(Exception):
         self.reason = reason
         self.tag = tag
         self.ranks: Tuple[int, ...] = tuple(ranks)
-        self.details: Dict[str, Any] = details  # E.g. "path", "chunk", "expected", "found".
+        self.details: Dict[str, Any] = details
 
 
 class Unavailable(CkptdError):
-    """No daemon answers, or it is ending. Trying again later may help."""
+    """No daemon answers, or it is shutting down. Trying again later may help."""
 
 
 class Refused(CkptdError):
-    """The request is not acceptable as it is, or not here; nothing was changed."""
+    """The request is not acceptable. Nothing was changed."""
 
 
 class NoSpace(Refused):
-    """The disk, or the daemon's memory budget, is too small for it."""
+    """The disk, or the daemon's pool, is too small for the checkpoint."""
 
 
 class Busy(Refused):
-    """There was no room in time."""
+    """There was no room before the timeout, or the daemon is at a limit. Trying again later may help."""
 
 
 class Fenced(CkptdError):
-    """A newer attempt of this run has begun: this process should end."""
+    """A newer attempt of the run has begun. This process should end."""
 
 
 class FileConflict(CkptdError):
-    """Two ranks claim one file of a checkpoint."""
+    """Two ranks claim one file name of a checkpoint."""
 
 
 class CheckpointFailed(CkptdError):
-    """The save ended without a checkpoint, on all ranks; or not all ranks could resume from one."""
+    """The save ended without a checkpoint, on all ranks; or a rank could not resume from the checkpoint."""
 
 
 class Skipped(CheckpointFailed):
-    """The save was given up at once because there was no room (busy="skip")."""
+    """The save was given up because there was no room (``busy="skip"``)."""
 
 
 class Superseded(CheckpointFailed):
-    """A younger save took this one's place (busy="supersede")."""
+    """A newer save took the place of this one (``busy="supersede"``)."""
 
 
 class Indeterminate(CkptdError):
-    """Whether the checkpoint survives a crash is not known until its root has been scanned anew."""
+    """Whether the checkpoint is durable is not known until the daemon has scanned its root again."""
 
 
 class WaitTimeout(CkptdError, TimeoutError):
-    """The caller's patience ended; what it waited for goes on."""
+    """The timeout of a wait has passed. What was waited for goes on."""
 
 
 class NotFound(CkptdError):
-    """No such checkpoint, file or run."""
+    """There is no such checkpoint, file or run."""
 
 
 class Corrupt(CkptdError):
-    """What is on disk is not what was saved."""
+    """The bytes of a checkpoint are not those that were saved."""
 
 
 class UnsafeGlobalsWarning(UserWarning):
-    """What is being saved holds classes that torch.load(weights_only=True), the default when loading,
-    refuses.
-    """
+    """The saved state holds classes that loading refuses by default (``weights_only=True``)."""
 
 
-# By reason first, then by the name of the gRPC code.
+# The reason decides; for a reason that is not here, the name of the gRPC code.
 _BY_REASON: Dict[str, Type[CkptdError]] = {
     "FENCED": Fenced,
     "FILE_CONFLICT": FileConflict,
@@ -117,7 +120,7 @@ _BY_CODE: Dict[str, Type[CkptdError]] = {
     "UNAVAILABLE": Unavailable,
     "CANCELLED": Unavailable,
     "UNAUTHENTICATED": Unavailable,
-    # Without a reason it is not the daemon's answer: there was none in time.
+    # Without a reason it is not an answer of the daemon: gRPC gave up waiting for one.
     "DEADLINE_EXCEEDED": Unavailable,
     "NOT_FOUND": NotFound,
     "DATA_LOSS": Corrupt,
@@ -135,13 +138,11 @@ _BY_CODE: Dict[str, Type[CkptdError]] = {
 def make(
     code: str, reason: str, message: str, tag: Optional[str] = None, ranks: Sequence[int] = (), **details: Any
 ) -> CkptdError:
-    """The error for a gRPC code's name and a reason, which may be empty or one that this version does not
-    know.
-    """
+    """Returns the error for a gRPC code's name and a reason, which may be empty or unknown to this version."""
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code) or CkptdError
     return kind(message, reason=reason or code, tag=tag, ranks=ranks, **details)
 
 
 def invalid(message: str) -> Refused:
-    """An argument that no daemon would take."""
+    """Returns the error for an argument that no daemon would accept."""
     return Refused(message, reason="INVALID_ARGUMENT")

@@ -1,4 +1,4 @@
-"""A private daemon: no service, no root."""
+"""A private daemon, for a user without the system service and without root."""
 
 import fcntl
 import hashlib
@@ -18,9 +18,9 @@ from ckptd import errors
 from ckptd._client import Client
 
 _START_SECONDS = 30.0
-_LONGEST_SOCKET_PATH = 99  # Bytes; the hand-off socket's has 8 more.
+_MAX_SOCKET_PATH = 99  # Bytes. A Unix socket allows 107, and the hand-off socket's path has 8 more than this one.
 _BACKENDS = {"auto": "BACKEND_AUTO", "io_uring": "BACKEND_IO_URING", "threads": "BACKEND_THREADS"}
-# What a service manager said to this process is not for its daemon.
+# What a service manager passes to this process is not meant for its daemon.
 _NOT_INHERITED = (
     "NOTIFY_SOCKET",
     "WATCHDOG_PID",
@@ -32,15 +32,19 @@ _NOT_INHERITED = (
 
 
 def find_program(name: str = "ckptd") -> str:
-    """A program of this package: $CKPTD_BIN (a path to ckptd; others beside it), else beside this Python,
-    else on PATH.
+    """Returns the path of a program of this package.
+
+    It is beside ``$CKPTD_BIN`` (the path of the program ckptd) if that is set, else beside this Python, else on PATH.
+
+    Raises:
+        NotFound: there is no such program.
     """
     configured = os.environ.get("CKPTD_BIN")
     if configured:
         path = configured if name == "ckptd" else os.path.join(os.path.dirname(configured), name)
         if os.access(path, os.X_OK):
             return path
-        raise errors.NotFound(f'$CKPTD_BIN leads to "{path}", which is no program', reason="NO_PROGRAM")
+        raise errors.NotFound(f'$CKPTD_BIN leads to "{path}", which is not a program; set it to the path of ckptd', reason="NO_PROGRAM")
     schemes = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable)]
     if f"{os.name}_user" in sysconfig.get_scheme_names():
         schemes.append(sysconfig.get_path("scripts", f"{os.name}_user"))
@@ -52,22 +56,30 @@ def find_program(name: str = "ckptd") -> str:
     if found:
         return found
     raise errors.NotFound(
-        f"the program {name} is neither in {schemes[0]} nor on PATH; pip install ckptd brings it, and $CKPTD_BIN says where else",
+        f"the program {name} is neither in {schemes[0]} nor on PATH; install it (pip install ckptd), or set $CKPTD_BIN",
         reason="NO_PROGRAM",
     )
 
 
 class LocalDaemon:
-    """Starts the private daemon of a folder, or joins the one that runs there; a context manager.
+    """A private daemon: starts the one of a folder, or joins it if it is running. A context manager.
 
-    Many processes may do so at once: one of them starts it. It outlives its starter until all that is
-    sealed is published; then it ends at once when its last user left the `with`, and `idle_timeout` seconds
-    later when its users died. What ends it with them: whatever ends every process of a container, a cgroup
-    or a login session.
+    Many processes may do so at once; one of them starts the daemon, and its arguments count until the daemon ends.
 
-    folder: where its configuration, state and log are; made when missing. pool_bytes: memory for saves in
-    flight. io_backend: "auto", "io_uring" or "threads". What the first one to come says of these counts
-    until the daemon ends.
+    The daemon outlives the process that started it, until everything that is sealed is published. Then it ends at
+    once if its last user has left the ``with`` block, or after ``idle_timeout`` if its users have died. It does not
+    survive what ends every process of a container, a cgroup or a login session.
+
+    Args:
+        folder (str or os.PathLike): for its configuration, state and log; made if it is missing.
+        pool_bytes (int): memory for saves in flight, at least 8 MiB. Default: 1 GiB
+        idle_timeout (float): seconds, see above. Default: 300
+        io_backend (str): ``"auto"``, ``"io_uring"`` or ``"threads"``. Default: ``"auto"``
+        log_level (str): of the daemon's log. Default: ``"info"``
+
+    Attributes:
+        endpoint (str): for :func:`connect`.
+        log_path (str): the daemon's log.
     """
 
     def __init__(
@@ -79,11 +91,11 @@ class LocalDaemon:
         log_level: str = "info",
     ) -> None:
         if pool_bytes < 8 << 20:
-            raise ValueError(f"pool_bytes is {pool_bytes}; it is at least {8 << 20}")
+            raise ValueError(f"pool_bytes is {pool_bytes}; it must be at least {8 << 20}")
         if idle_timeout < 0:
-            raise ValueError(f"idle_timeout is {idle_timeout}; it is at least 0 seconds")
+            raise ValueError(f"idle_timeout is {idle_timeout}; it must be at least 0 seconds")
         if io_backend not in _BACKENDS:
-            raise ValueError(f'io_backend is "{io_backend}"; it is "auto", "io_uring" or "threads"')
+            raise ValueError(f'io_backend is "{io_backend}"; it must be "auto", "io_uring" or "threads"')
         self.folder = os.path.abspath(os.fspath(folder))
         self.pool_bytes = int(pool_bytes)
         self.idle_timeout = idle_timeout
@@ -95,7 +107,14 @@ class LocalDaemon:
         self._keeper: Optional[Client] = None
 
     def start(self) -> "LocalDaemon":
-        """As entering the `with`."""
+        """Starts or joins the daemon, as entering the ``with`` block does.
+
+        Raises:
+            Unavailable: the daemon did not start, with the end of its log; or another process has been starting it, or
+                the one before has been shutting down, for a minute.
+            Refused: another user could write to the folder.
+            NotFound: the program ckptd is not installed.
+        """
         for folder in {self.folder, os.path.dirname(self.socket_path)}:
             _make_private(folder)
         deadline = time.monotonic() + 2 * _START_SECONDS
@@ -105,7 +124,7 @@ class LocalDaemon:
         return self
 
     def stop(self) -> None:
-        """As leaving the `with`: when the last user leaves, the daemon publishes what is sealed and ends."""
+        """Leaves the daemon, as leaving the ``with`` block does. After the last user it publishes what is sealed and ends."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()
@@ -118,17 +137,18 @@ class LocalDaemon:
 
     @property
     def pid(self) -> int:
-        """The daemon's process."""
+        """The id of the daemon's process."""
         if self._keeper is None:
             raise errors.CkptdError("this LocalDaemon has not been started", reason="CLOSED")
-        handoff = self._keeper._sessions.current().handoff
-        assert handoff is not None  # A keeper has no other way.
+        handoff = self._keeper._connection.session().handoff
+        assert handoff is not None  # A keeper insists on it.
         return handoff.daemon_pid()
 
     def __repr__(self) -> str:
         return f"<ckptd.LocalDaemon {self.folder}>"
 
     def _take(self, lock: Any, deadline: float) -> None:
+        """Locks the file `lock`. errors.Unavailable at the deadline."""
         while True:
             try:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,13 +161,13 @@ class LocalDaemon:
                 time.sleep(0.02)  # flock has no deadline of its own.
 
     def _join(self, deadline: float) -> Optional[Client]:
-        """A keeper's client of the daemon that runs there; None when none does."""
+        """Returns a client that keeps the running daemon alive; None if none is running."""
         while True:
             try:
                 client = Client(self.endpoint, keeper=True, timeout=5.0)
             except errors.Unavailable as error:
                 if error.reason != "DRAINING":
-                    return None  # Not there, or a socket that a killed daemon left behind.
+                    return None  # There is no socket, or a killed daemon has left it behind.
             else:
                 try:
                     if not client.status().draining:
@@ -155,14 +175,15 @@ class LocalDaemon:
                 except errors.Unavailable:
                     pass
                 client.close()
-            # It publishes what is sealed and ends; then its successor can have the roots.
+            # It publishes what is sealed and ends. Only then can the next daemon have its roots.
             if time.monotonic() >= deadline:
                 raise errors.Unavailable(
-                    f"the daemon of {self.folder} is ending, and has not for long", reason="DRAINING"
+                    f"the daemon of {self.folder} is still shutting down; try again later", reason="DRAINING"
                 )
             time.sleep(0.05)
 
     def _spawn(self) -> Client:
+        """Starts the daemon; returns a client that keeps it alive."""
         config = os.path.join(self.folder, "ckptd.txtpb")
         with open(config, "w", encoding="utf-8", opener=_open_private) as file:
             file.write(self._configuration())
@@ -176,7 +197,7 @@ class LocalDaemon:
                 raise self._did_not_start(process, log_begin)
         finally:
             os.close(ready)
-        # It is our child and outlives us; while we live its end must not leave a zombie.
+        # The daemon is our child. Reap it if it ends before us.
         threading.Thread(target=process.wait, name="ckptd-reaper", daemon=True).start()
         return Client(self.endpoint, keeper=True)
 
@@ -193,6 +214,7 @@ class LocalDaemon:
         )
 
     def _execute(self, config: str, ready: int) -> "Tuple[subprocess.Popen[bytes], int]":
+        """Starts the process; returns it, and where its output begins in the log."""
         command = [find_program(), f"--config={config}", "--private"]
         command += [f"--idle_timeout={int(self.idle_timeout)}", f"--ready_fd={ready}"]
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
@@ -206,12 +228,12 @@ class LocalDaemon:
                 pass_fds=(ready,),
                 env=environment,
                 cwd="/",
-                start_new_session=True,  # A Ctrl-C at the trainer is not for it.
+                start_new_session=True,  # A Ctrl-C in the trainer's terminal must not reach it.
             )
         return process, begin
 
     def _did_not_start(self, process: "subprocess.Popen[bytes]", log_begin: int) -> errors.Unavailable:
-        # The pipe may end a moment before the process does.
+        # Wait for the process: its pipe may be closed a moment before it ends.
         with_code = None
         try:
             with_code = process.wait(1.0)
@@ -233,23 +255,23 @@ class LocalDaemon:
 
 
 def _socket_folder(folder: str) -> str:
-    """The folder itself, or, where sockets' names would get too long, one in the temporary directory that
-    stands for it.
-    """
-    if len(os.fsencode(os.path.join(folder, "ckptd.sock"))) <= _LONGEST_SOCKET_PATH:
+    """Returns the folder itself, or one in the temporary directory if the sockets' paths would be too long."""
+    if len(os.fsencode(os.path.join(folder, "ckptd.sock"))) <= _MAX_SOCKET_PATH:
         return folder
     digest = hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:16]
     return os.path.join(tempfile.gettempdir(), f"ckptd-{os.getuid()}-{digest}")
 
 
 def _make_private(folder: str) -> None:
-    """Makes the folder, or refuses one in which another user could put a configuration, a lock or a socket."""
+    """Makes a folder, or refuses one in which another user could put a configuration, a lock or a socket."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     info = os.lstat(folder)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        is_directory = stat.S_ISDIR(info.st_mode)
+        why = f"belongs to uid {info.st_uid}" if is_directory else "is a link and not a directory"
         raise errors.Refused(
-            f"{folder} is not a directory of this user, uid {os.getuid()}, but a link, or of uid {info.st_uid}: "
-            "remove it, or choose another folder",
+            f"{folder} {why}, so that another user may write there; this user is uid {os.getuid()}: remove it, or choose "
+            "another folder",
             reason="WRONG_UID",
         )
     if info.st_mode & 0o022:
@@ -261,7 +283,7 @@ def _make_private(folder: str) -> None:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """For open(): a file that no other user may read, write or lock; follows no link."""
+    """Opens, for open(), a file that no other user may read, write or lock. Does not follow a link."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
         os.fchmod(descriptor, 0o600)
@@ -269,12 +291,12 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _quoted(text: str) -> str:
-    """A string of a text proto."""
+    """Quotes a string for a text proto."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def _says_ready(descriptor: int, seconds: float) -> bool:
-    """Whether READY comes; False at the end of the pipe (the daemon has ended) or of the time."""
+    """Returns whether READY comes in time. False also at the end of the pipe, when the daemon has ended."""
     deadline = time.monotonic() + seconds
     said = b""
     while b"READY" not in said:

@@ -1,7 +1,6 @@
-"""Restoring: committed checkpoints, opened for reading, every chunk checked against its CRC32C."""
+"""Restoring: committed checkpoints, opened for reading. Every chunk is verified against its CRC32C."""
 
 import contextlib
-import datetime
 import errno
 import logging
 import os
@@ -9,57 +8,60 @@ import pickle
 from types import MappingProxyType
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from ckptd import _accel, errors
-from ckptd._into import load_into
-from ckptd._manifest import open_beneath, read_damages, read_manifest, read_summary
-from ckptd._mapped import over
-from ckptd._progress import Progress, showing
-from ckptd._ranges import Range, read_ranges
-from ckptd._reading import Reading, Telling
-from ckptd._resident import Residents
-from ckptd._session import Session
-from ckptd._verified import LocalFile, RemoteFile, VerifiedFile
-from ckptd._wire import messages
-from ckptd.run import CheckpointInfo, info_of
+from ckptd import errors
+from ckptd._checkpoint_info import CheckpointInfo, info_of_manifest, info_of_message, info_of_unreadable
+from ckptd._membership.membership import RPC_SECONDS
+from ckptd._memory import native
+from ckptd._progress_bar import Progress, progress_bar
+from ckptd._reading.manifest import open_beneath, read_damages, read_manifest, read_summary
+from ckptd._reading.ranges import Range, read_ranges
+from ckptd._reading.read_progress import ReadProgressReporter
+from ckptd._reading.read_reports import ReadReporter
+from ckptd._reading.resident_files import ResidentFiles
+from ckptd._reading.verified_file import LocalFile, RemoteFile, VerifiedFile
+from ckptd._session.session import Session
+from ckptd._torch.load_into import load_into
+from ckptd._torch.mapped_state import map_tensors
+from ckptd._wire.protocol import messages
 
 _log = logging.getLogger("ckptd")
-_RPC_SECONDS = 30.0
-_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
+_MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class _Local(NamedTuple):
-    """The files as this process reads them itself."""
+class _LocalFiles(NamedTuple):
+    """The files of a checkpoint that this process can open."""
 
-    directory: int
-    records: Dict[str, Any]
+    directory: int  # A descriptor, which the checkpoint closes.
+    records: Dict[str, Any]  # storage.FileRecord by path.
     chunk_bytes: int
 
 
 class Checkpoint:
-    """A committed checkpoint that is open for reading; a context manager. Falsy when there is none to
-    resume from.
+    """A committed checkpoint that is open for reading; a context manager. Falsy if there is none to resume from.
 
-    While it is open the daemon leaves it alone, whatever retention or a re-save of its tag wants. Every
-    byte that comes out of it was checked: Corrupt says which file and chunk is not what was saved, and the
-    daemon is told: it remembers that, and offers an older one.
+    From :meth:`Run.open`, :meth:`Run.resume`, :meth:`Run.restore` or :meth:`Root.open`. Use it from one thread at a
+    time. While it is open, neither retention nor a new save of its tag removes it. Every byte that it returns was
+    verified: ``Corrupt`` names the file and the chunk that is not what was saved. The daemon is told of the damage,
+    remembers it, and offers an older checkpoint from then on.
 
-    background: reading gives way to all other work on this machine, see Run.open(); may be set between reads.
+    Leaving the ``with`` block of one from :meth:`Run.resume` waits until every rank has left its own, so that no rank
+    trains on alone. It raises ``Corrupt`` if a rank has found damage, ``CheckpointFailed`` if a rank could not go on,
+    and ``WaitTimeout`` with the ranks that are missing. Then call :meth:`Run.resume` again.
 
-    Leaving the one that run.resume() gave waits until every rank has left it, so that none trains on alone.
-    Corrupt when any rank has found it damaged, CheckpointFailed when one could not go on or has ended,
-    WaitTimeout with the ranks that are missing: then call run.resume() again.
+    Attributes:
+        background (bool): read with idle priority, see :meth:`Run.open`. May be set between reads.
     """
 
     def __init__(
         self,
         info: Optional[CheckpointInfo],
-        local: Optional[_Local],
+        local: Optional[_LocalFiles],
         sizes: Mapping[str, int] = MappingProxyType({}),
         session: Optional[Session] = None,
         lease: str = "",
         threads: int = 1,
-        reading: Optional[Reading] = None,
+        reporter: Optional[ReadReporter] = None,
         passed_over: Tuple[CheckpointInfo, ...] = (),
     ) -> None:
         self._info = info
@@ -68,38 +70,42 @@ class Checkpoint:
         self._session = session
         self._lease = lease
         self._threads = threads
-        self._reading = reading
+        self._reporter = reporter
         self._passed_over = passed_over
         self.background = False
-        self._residents: Optional[Residents] = None  # Not asked for yet.
-        self._telling = Telling(session, lease) if session is not None and lease else None
+        self._residents: Optional[ResidentFiles] = None  # None until the first file is opened.
+        self._progress = ReadProgressReporter(session, lease) if session is not None and lease else None
 
     def __bool__(self) -> bool:
         return self._info is not None
 
     @property
     def info(self) -> CheckpointInfo:
-        """What is known of it. NotFound when there is nothing to resume from."""
+        """The checkpoint's description. ``NotFound`` if there is nothing to resume from."""
         if self._info is None:
             raise errors.NotFound(
-                "there is no checkpoint to resume from: test `if c:` first", reason="NO_CHECKPOINT"
+                "there is no checkpoint to resume from; test `if checkpoint:` first", reason="NO_CHECKPOINT"
             )
         return self._info
 
     @property
     def tag(self) -> str:
+        """See :attr:`CheckpointInfo.tag`."""
         return self.info.tag
 
     @property
     def step(self) -> Optional[int]:
+        """See :attr:`CheckpointInfo.step`."""
         return self.info.step
 
     @property
     def sequence(self) -> int:
+        """See :attr:`CheckpointInfo.sequence`."""
         return self.info.sequence
 
     @property
     def metrics(self) -> Dict[str, float]:
+        """See :attr:`CheckpointInfo.metrics`."""
         return self.info.metrics
 
     @property
@@ -109,28 +115,45 @@ class Checkpoint:
 
     @property
     def passed_over(self) -> Tuple[CheckpointInfo, ...]:
-        """Newer ones that are damaged, newest first; `damage` of each says how. This is offered in their
-        place.
-        """
+        """The newer checkpoints that are damaged, newest first. This one was opened in their place."""
         return self._passed_over
 
     def read(self, name: str, progress: Progress = False) -> bytes:
-        """The bytes of one file. progress: as for load()."""
+        """Reads one file.
+
+        Args:
+            name (str): the file.
+            progress (bool or callable): as in :meth:`load`. Default: ``False``
+
+        Raises:
+            NotFound: the checkpoint has no such file.
+            Corrupt: the file is not what was saved.
+        """
         with self._file(name, progress) as file:
             data = bytearray(file.size)
             file.readinto(data)
             return bytes(data)
 
     def read_ranges(self, ranges: Sequence[Range], into: Optional[Sequence[Any]] = None) -> List[Any]:
-        """Slices of files: (name, offset, bytes) of each, into buffers of these sizes, or into fresh ones, which are
-        returned, in that order.
+        """Reads slices of files, as a load onto another number of ranks needs them.
 
-        Of each file only the chunks that a slice touches are read, each once, in the order of the disk, and checked: what a
-        load onto another number of ranks needs. Refused, before a byte of the file is read, where a slice reaches beyond it.
+        Only the chunks that a slice touches are read and verified, each once, in the order of the disk.
+
+        Args:
+            ranges (Sequence[Tuple[str, int, int]]): (file, offset, size) of each slice, in bytes.
+            into (Sequence, optional): a writable buffer of the right size for each slice. Default: new ones
+
+        Returns:
+            List: the buffers, in the order of ``ranges``.
+
+        Raises:
+            Refused: a slice reaches beyond its file, or does not fit its buffer. No byte of that file was read.
+            NotFound: the checkpoint has no such file.
+            Corrupt: a chunk is not what was saved.
         """
         buffers = [bytearray(size) for _, _, size in ranges] if into is None else list(into)
         if len(buffers) != len(ranges):
-            raise errors.invalid(f"{len(ranges)} ranges were asked for, and {len(buffers)} buffers given")
+            raise errors.invalid(f"{len(ranges)} ranges were asked for, and {len(buffers)} buffers were given")
         read_ranges(ranges, buffers, self._file)
         return buffers
 
@@ -144,31 +167,40 @@ class Checkpoint:
         mmap: bool = False,
         progress: Progress = False,
     ) -> Any:
-        """torch.load of one file, into memory of its own, or into=: a state with the same names, whose tensors are filled
-        in place, on whatever device they are, without a second copy of them in memory; it is what is returned.
+        """Loads one file as ``torch.load`` does, and verifies it.
 
-        mmap=True takes no memory and no time for a copy where the file is in the daemon's memory still: the tensors lie
-        there, as with torch.load's mmap they lie in the file, for as long as this process likes, also when the checkpoint
-        is closed or the daemon ends. What this process writes to them is its own. For a state that goes to another
-        device, or is only looked at; the daemon has that memory again when this process's session ends. Where the daemon
-        has not got the bytes, or too little memory beside them for a save, they are read as without mmap.
+        Args:
+            name (str): the file.
+            map_location: as in ``torch.load``. Default: ``"cpu"``
+            weights_only (bool): refuse classes that could run code. ``False`` allows everything, for files that you
+                trust. Default: ``True``
+            safe_globals (Sequence): classes to allow with ``weights_only=True``.
+            into (optional): a state with the same names, shapes and dtypes, whose tensors are filled in place, on
+                whatever device they are, without a second copy in memory. Its values that are not tensors are set, too.
+            mmap (bool): if the file is in the daemon's memory, map that memory instead of copying it. The tensors last
+                as long as this process uses them, even after the checkpoint is closed or the daemon has ended, and what
+                it writes to them is its own. The daemon can use the memory again when this process's session ends. If
+                the daemon does not have the bytes, or could not admit a save beside them, they are read as without
+                ``mmap``. Default: ``False``
+            progress (bool or callable): ``True`` shows a tqdm bar, or lines in the log if tqdm is not installed; a
+                function is called with (bytes done, bytes in all). Default: ``False``
 
-        Before anything of `into` is changed all names, shapes and types are compared: Refused names those that differ. Its
-        values that are no tensors are set, too. Where a chunk turns out to be corrupt meanwhile, Corrupt says so, and `into`
-        holds old and new bytes: load another checkpoint into it.
+        Returns:
+            The loaded object, which is ``into`` if that was given.
 
-        progress=True shows how far it has come (with tqdm, where that is installed); a function is called with the bytes
-        that are done and those in all.
-
-        weights_only=True refuses classes that could run code; `safe_globals` lists those to allow, and
-        weights_only=False allows everything, for files that you trust.
+        Raises:
+            Refused: ``into`` does not fit, with the names that differ; nothing of it was changed. Or the file holds
+                classes that are not allowed.
+            NotFound: the checkpoint has no such file.
+            Corrupt: the file is not what was saved. ``into`` may hold old and new bytes then: load another checkpoint
+                into it.
         """
         if mmap and into is not None:
-            raise errors.invalid("into= fills memory that is there, mmap=True needs none: give one of them")
+            raise errors.invalid("into= and mmap=True were given; into= copies and mmap=True does not, so give one of them")
         with self._file(name, progress) as file:
             image = self._residents.map(name) if mmap and self._residents and str(map_location) == "cpu" else None
             if image is not None:
-                mapped = over(self._unpickle(file, name, "meta", weights_only, safe_globals), image)
+                mapped = map_tensors(self._unpickle(file, name, "meta", weights_only, safe_globals), image)
                 if mapped is not None:
                     return mapped
             if into is None:
@@ -178,7 +210,7 @@ class Checkpoint:
                 into,
                 lambda location: self._unpickle(file, name, location, weights_only, safe_globals),
                 lambda why: errors.Refused(
-                    f"{name} of {self.tag} does not fit what it is to be loaded into: {why}",
+                    f"{name} of {self.tag} does not fit the target of into=: {why}",
                     reason="STATE_MISMATCH",
                     tag=self.tag,
                     path=name,
@@ -191,7 +223,7 @@ class Checkpoint:
     ) -> Any:
         import torch
 
-        from ckptd import _scripts
+        from ckptd._torch import script_check
 
         allowed: Any = (
             torch.serialization.safe_globals(list(safe_globals)) if safe_globals else contextlib.nullcontext()
@@ -209,7 +241,7 @@ class Checkpoint:
         file.seek(0)
         with file.buffered() as reader, allowed:
             if weights_only:
-                reader = _scripts.checked(reader, lambda kind: refuse(kind, ""))
+                reader = script_check.checked(reader, lambda kind: refuse(kind, ""))
             try:
                 return torch.load(reader, map_location=map_location, weights_only=weights_only)
             except pickle.UnpicklingError as error:
@@ -219,37 +251,38 @@ class Checkpoint:
                 raise refuse(why, "name its classes in safe_globals=[...], or ") from error
 
     def close(self) -> None:
-        """Gives the checkpoint back to retention; one of run.resume() when every rank does so, see above."""
-        reading, self._reading = self._reading, None
+        """Closes the checkpoint, as leaving the ``with`` block does. May be called more than once."""
+        reporter, self._reporter = self._reporter, None
         try:
-            if reading is not None:
-                reading.finish()
+            if reporter is not None:
+                reporter.finish()
         finally:
-            self._give_back()
+            self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
+        """Closes the files and ends the lease."""
         local, self._local = self._local, None
         if local is not None:
             os.close(local.directory)
         self._residents = None
         lease, self._lease = self._lease, ""
         if lease and self._session is not None and self._session.alive():
-            if self._telling is not None:
-                self._telling.finish()
+            if self._progress is not None:
+                self._progress.finish()
             try:
                 request = messages.CloseCheckpointRequest(lease=lease)
-                self._session.call(self._session.checkpoints.CloseCheckpoint, request, _RPC_SECONDS)
+                self._session.call(self._session.checkpoints.CloseCheckpoint, request, RPC_SECONDS)
             except errors.CkptdError as error:
-                _log.debug("ckptd: closing %s: %s", lease, error)  # It ends with the session anyway.
+                _log.debug("ckptd: closing %s: %s", lease, error)  # The lease ends with the session anyway.
         self._session = None
 
     def __enter__(self) -> "Checkpoint":
         return self
 
     def __exit__(self, kind: Any, error: Any, _: Any) -> None:
-        if kind is not None and self._reading is not None:
-            self._reading.fail(f"{kind.__name__}: {error}")
-            self._reading = None
+        if kind is not None and self._reporter is not None:
+            self._reporter.fail(f"{kind.__name__}: {error}")
+            self._reporter = None
         self.close()
 
     def __repr__(self) -> str:
@@ -257,27 +290,29 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def _file(self, name: str, progress: Progress = False) -> Iterator[VerifiedFile]:
+        """Yields a file; shows and reports how far its reading has come, and reports damage."""
         try:
-            with self._open(name) as file, showing(progress, f"{self.tag}/{name}", file.size) as tell:
-                for_watchers = self._telling.begin(file.size) if self._telling is not None else lambda done: None
+            with self._open(name) as file, progress_bar(progress, f"{self.tag}/{name}", file.size) as show:
+                report = self._progress.begin_file(file.size) if self._progress is not None else lambda done: None
 
-                def came(done: int) -> None:
-                    for_watchers(done)
-                    tell(done)
+                def advance(done: int) -> None:
+                    report(done)
+                    show(done)
 
-                file.progress, file.background = came, self.background
+                file.progress, file.background = advance, self.background
                 yield file
-                tell(file.size)
+                show(file.size)
         except errors.Corrupt as fault:
-            if self._reading is not None:
-                self._reading.found(fault)
+            if self._reporter is not None:
+                self._reporter.report_damage(fault)
             raise
 
     def _open(self, name: str) -> VerifiedFile:
+        """Opens a file in the daemon's memory, or else on the disk."""
         self._check_name(name)
         if self._session is not None and self._lease:
             if self._residents is None:
-                self._residents = Residents(self._session, self._lease, self.info.bytes, self._threads)
+                self._residents = ResidentFiles(self._session, self._lease, self.info.bytes, self._threads)
             resident = self._residents.open(name, lambda: self._open_on_disk(name))
             if resident is not None:
                 return resident
@@ -294,6 +329,7 @@ class Checkpoint:
             )
 
     def _open_on_disk(self, name: str) -> VerifiedFile:
+        """Opens a file on the disk, here or, where this process may not read it, by way of the daemon."""
         if self._local is not None:
             record = self._local.records[name]
             try:
@@ -303,7 +339,7 @@ class Checkpoint:
                 if self._session is None:
                     raise
             except OSError as error:
-                if error.errno not in _NOT_THERE:
+                if error.errno not in _MISSING_ERRNOS:
                     raise
                 raise errors.Corrupt(
                     f"file {name} of checkpoint {self.tag} cannot be opened: {error.strerror}",
@@ -319,36 +355,45 @@ class Checkpoint:
         return RemoteFile(self.tag, name, self._sizes[name], self._session, self._lease)
 
 
-def opened(root: Optional[int], session: Session, response: Any, threads: int, reading: Reading) -> Checkpoint:
-    """What Resume or OpenCheckpoint answered. Where the files can be had, this process reads them itself,
-    else the daemon does, also when the manifest is not any more what the daemon has just read.
+def opened(
+    root: Optional[int], session: Session, response: Any, threads: int, reporter: ReadReporter
+) -> Checkpoint:
+    """Returns the checkpoint that Resume or OpenCheckpoint has opened.
+
+    This process reads the files itself if it can open them. Otherwise the daemon reads them, also if the manifest is no
+    longer the one that the daemon has just read.
+
+    Args:
+        root: descriptor of the root directory, or None.
+        threads: that read and copy.
     """
-    info, local = info_of(response.checkpoint), None
-    passed_over = tuple(info_of(checkpoint) for checkpoint in response.passed_over)
-    _warn(passed_over, info.tag)
+    info, local = info_of_message(response.checkpoint), None
+    passed_over = tuple(info_of_message(checkpoint) for checkpoint in response.passed_over)
+    _warn_of_passed_over(passed_over, info.tag)
     if root is not None:
         with contextlib.suppress(OSError, errors.Corrupt):
             local = _open_local(os.open(info.tag, _DIRECTORY, dir_fd=root), info)
     sizes = {file.path: file.size_bytes for file in response.checkpoint.files}
-    return Checkpoint(info, local, sizes, session, response.lease, threads, reading, passed_over)
+    return Checkpoint(info, local, sizes, session, response.lease, threads, reporter, passed_over)
 
 
-def _warn(passed_over: Sequence[CheckpointInfo], tag: str) -> None:
+def _warn_of_passed_over(passed_over: Sequence[CheckpointInfo], tag: str) -> None:
     for passed in passed_over:
         _log.warning(
-            "ckptd: checkpoint %s is damaged, %s is opened in its place: %s", passed.tag, tag, passed.damage
+            "ckptd: checkpoint %s is damaged, and %s is opened in its place: %s", passed.tag, tag, passed.damage
         )
 
 
-def _open_local(directory: int, info: CheckpointInfo) -> Optional[_Local]:
-    """None when the directory holds another checkpoint by now: the daemon still has the files of the one
-    that is leased.
+def _open_local(directory: int, info: CheckpointInfo) -> Optional[_LocalFiles]:
+    """Takes ownership of a checkpoint's directory. Returns None if it holds another checkpoint by now.
+
+    The daemon still has the files of the one that is leased.
     """
     try:
         summary, records = read_manifest(directory, info.tag)
         if summary.sequence == info.sequence:
             directory, kept = -1, directory
-            return _Local(kept, records, summary.chunk_bytes)
+            return _LocalFiles(kept, records, summary.chunk_bytes)
         return None
     finally:
         if directory >= 0:
@@ -356,7 +401,13 @@ def _open_local(directory: int, info: CheckpointInfo) -> Optional[_Local]:
 
 
 class Root:
-    """A root, read without a daemon: no rank, no attempt, no lease. From open_root()."""
+    """A root that is read without a daemon: no rank, no attempt, no lease. From :func:`open_root`.
+
+    Without a lease, retention may remove a checkpoint while it is being read.
+
+    Attributes:
+        path (str): the absolute path of the root.
+    """
 
     def __init__(self, path: "Union[str, os.PathLike[str]]") -> None:
         self.path = os.path.abspath(os.fspath(path))
@@ -364,8 +415,10 @@ class Root:
             raise errors.NotFound(f"the root {self.path} is not a directory", reason="UNKNOWN_RUN")
 
     def list(self) -> List[CheckpointInfo]:
-        """Committed checkpoints, newest first. One whose manifest is damaged is left out, with a warning in
-        the log; `damage` is set of one that a reader has found not to be what was saved.
+        """Returns the committed checkpoints, newest first.
+
+        One whose manifest is damaged is left out, with a warning in the log. ``damage`` is set for one that a reader
+        has found to be damaged.
         """
         found = []
         for _, name in self._summaries():
@@ -377,7 +430,11 @@ class Root:
         return found
 
     def latest(self) -> Optional[CheckpointInfo]:
-        """The newest committed checkpoint that is not known to be damaged, or None. Corrupt when all are."""
+        """Returns the newest committed checkpoint that is not known to be damaged, or None.
+
+        Raises:
+            Corrupt: all of them are damaged.
+        """
         try:
             with self.open() as checkpoint:
                 return checkpoint.info
@@ -385,7 +442,7 @@ class Root:
             return None
 
     def _summaries(self) -> "List[Tuple[int, str]]":
-        """(sequence, tag) of each whose manifest begins well, newest first."""
+        """Returns (sequence, tag) of each checkpoint whose manifest has a valid head, newest first."""
         found = []
         for name in os.listdir(self.path):
             if name.startswith("."):
@@ -393,13 +450,13 @@ class Root:
             try:
                 directory = os.open(os.path.join(self.path, name), _DIRECTORY)
             except OSError:
-                continue  # A file, a link: not ours.
+                continue  # A file or a link, and no checkpoint.
             try:
                 summary = read_summary(directory, os.path.join(self.path, name))
-                if summary.tag == name:  # Else somebody has copied or renamed it: not what it says it is.
+                if summary.tag == name:  # Otherwise somebody has copied or renamed it.
                     found.append((summary.sequence, name))
             except OSError:
-                continue  # No manifest: not ours.
+                continue  # No manifest: not a checkpoint of ckptd.
             except errors.CkptdError as error:
                 _log.warning("ckptd: %s", error)
             finally:
@@ -407,11 +464,21 @@ class Root:
         return sorted(found, reverse=True)
 
     def open(self, tag: str = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
-        """One checkpoint for reading. NotFound when it is not there, Corrupt when its manifest is damaged.
-        background: see Run.open().
+        """Opens a checkpoint for reading.
 
-        "latest" is the newest that is not known to be damaged; `passed_over` of the result names newer ones
-        that are. strict=True: Corrupt, rather than a damaged one or an older one in its place.
+        Args:
+            tag (str): the checkpoint; ``"latest"`` is the newest one that is not known to be damaged, and
+                ``passed_over`` of the result names the newer ones that are. Default: ``"latest"``
+            strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its place.
+                Default: ``False``
+            background (bool): read with idle priority, see :meth:`Run.open`. Default: ``False``
+
+        Returns:
+            Checkpoint: a context manager.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            Corrupt: its manifest is damaged, or see ``strict``; or every checkpoint is damaged.
         """
         checkpoint = self._choose(tag, strict)
         checkpoint.background = background
@@ -432,10 +499,10 @@ class Root:
             try:
                 checkpoint = self._open(name, damages)
             except errors.Corrupt as error:
-                passed.append(_unreadable(name, sequence, error))
+                passed.append(info_of_unreadable(name, sequence, str(error)))
                 continue
             if not checkpoint.info.damage:
-                _warn(passed, name)
+                _warn_of_passed_over(passed, name)
                 checkpoint._passed_over = tuple(passed)
                 return checkpoint
             passed.append(checkpoint.info)
@@ -467,43 +534,32 @@ class Root:
             raise
         damage = damages.get(summary.sequence)
         said = damage.message if damage is not None and damage.tag == name else ""
-        local = _Local(directory, records, summary.chunk_bytes)
-        return Checkpoint(_info_of(summary, records, said), local, threads=_accel.default_threads(1))
+        local = _LocalFiles(directory, records, summary.chunk_bytes)
+        return Checkpoint(info_of_manifest(summary, records, said), local, threads=native.default_threads(1))
 
     def __repr__(self) -> str:
         return f"<ckptd.Root {self.path}>"
 
 
-def _unreadable(tag: str, sequence: int, error: errors.Corrupt) -> CheckpointInfo:
-    return CheckpointInfo(tag, None, sequence, 0, 0, 0, {}, (), "committed", None, damage=str(error))
-
-
 def _damaged(root: str, infos: Sequence[CheckpointInfo]) -> errors.Corrupt:
     words = "; ".join(f"{info.tag}: {info.damage}" for info in infos)
     return errors.Corrupt(
-        f"in {root} what was asked for is damaged ({words}), and nothing is opened in its place",
+        f"the checkpoint to open in {root} is damaged ({words}), and no other may be opened in its place",
         reason="CHECKPOINT_DAMAGED",
         tag=infos[0].tag,
     )
 
 
-def _info_of(summary: Any, records: Dict[str, Any], damage: str) -> CheckpointInfo:
-    return CheckpointInfo(
-        tag=summary.tag,
-        step=summary.step if summary.HasField("step") else None,
-        sequence=summary.sequence,
-        attempt=summary.attempt,
-        world_size=summary.world_size,
-        bytes=summary.size_bytes,
-        metrics=dict(summary.metrics),
-        files=tuple(records),
-        level="committed",
-        time=datetime.datetime.fromtimestamp(summary.commit_time_us / 1e6, datetime.timezone.utc),
-        written_bytes=summary.size_bytes,
-        damage=damage,
-    )
-
-
 def open_root(path: "Union[str, os.PathLike[str]]") -> Root:
-    """The checkpoints of a root, read-only, without a daemon."""
+    """Opens a root for reading without a daemon.
+
+    Args:
+        path (str or os.PathLike): the root.
+
+    Returns:
+        Root: the root's checkpoints, read-only.
+
+    Raises:
+        NotFound: the path is not a directory.
+    """
     return Root(path)

@@ -1,98 +1,51 @@
 """Runs: a job's series of checkpoints, as one of its ranks sees it."""
 
-import collections
 import concurrent.futures
-import dataclasses
-import datetime
 import logging
 import os
 import threading
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Deque,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    Optional,
-    Set,
-    Tuple,
-    TypeVar,
-    Union,
-)
+from typing import Any, Callable, List, Mapping, Optional, TypeVar, Union
 
-from ckptd import _accel, _rank, _values, errors
-from ckptd._offers import Offers
-from ckptd._reading import Reading, Resuming
-from ckptd._saving import Joined, Options, Part, Save, _File
-from ckptd._session import Session
-from ckptd._wire import level_name, messages, set_duration, time_of, types
+from ckptd import errors
+from ckptd._checkpoint_info import CheckpointInfo, info_of_message
+from ckptd._membership.launch import find_launch
+from ckptd._membership.membership import ATTACH_SECONDS, RPC_SECONDS, Joined, Membership
+from ckptd._memory import native
+from ckptd._reading.read_reports import ReadReporter, ResumeReporter
+from ckptd._saving import file_values
+from ckptd._saving.part import Part
+from ckptd._saving.save import Save
+from ckptd._saving.save_recovery import SaveRecovery
+from ckptd._saving.save_watcher import SaveWatcher
+from ckptd._saving.upload import PartFile, PartUpload, SaveOptions
+from ckptd._session.connection import Connection
+from ckptd._wire.protocol import messages, set_duration, types
+from ckptd.restore import Checkpoint, opened
 
-if TYPE_CHECKING:
-    from ckptd._client import Client
-    from ckptd.restore import Checkpoint
+__all__ = ["CheckpointInfo", "Run"]
 
 T = TypeVar("T")
 _log = logging.getLogger("ckptd")
-_BUSY = {"wait": types.WAIT, "skip": types.SKIP, "supersede": types.SUPERSEDE}
-_RPC_SECONDS = 30.0
-_ATTACH_SECONDS = 120.0  # A root may have to be recovered first.
-_REMEMBERED = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointInfo:
-    """A checkpoint, as the daemon or a manifest describes it."""
-
-    tag: str
-    step: Optional[int]
-    sequence: int  # The only order there is.
-    attempt: int
-    world_size: int
-    bytes: int
-    metrics: Dict[str, float]
-    files: Tuple[str, ...]  # Of all ranks.
-    level: str
-    time: Optional[datetime.datetime]  # Of the commit.
-    pinned: bool = False
-    reason: str = ""  # Of one that failed.
-    error: str = ""
-    missing_ranks: Tuple[int, ...] = ()
-    written_bytes: int = 0
-    damage: str = ""  # Of one that is not what was saved: what was found.
-    resident: bool = False  # Its bytes are in the daemon's memory still: restoring it reads no disk.
-
-
-def info_of(checkpoint: Any) -> CheckpointInfo:
-    return CheckpointInfo(
-        tag=checkpoint.tag,
-        step=checkpoint.step if checkpoint.HasField("step") else None,
-        sequence=checkpoint.sequence,
-        attempt=checkpoint.attempt,
-        world_size=checkpoint.world_size,
-        bytes=checkpoint.size_bytes,
-        metrics=dict(checkpoint.metrics),
-        files=tuple(file.path for file in checkpoint.files),
-        level=level_name(checkpoint.level),
-        time=time_of(checkpoint.commit_time) or time_of(checkpoint.create_time),
-        pinned=checkpoint.pinned,
-        reason=checkpoint.error.reason,
-        error=checkpoint.error.message,
-        missing_ranks=tuple(checkpoint.missing_ranks),
-        written_bytes=checkpoint.written_bytes,
-        damage=checkpoint.damage.message,
-        resident=checkpoint.resident,
-    )
+_BUSY_POLICIES = {"wait": types.WAIT, "skip": types.SKIP, "supersede": types.SUPERSEDE}
+_PAGE_SIZE = 1000  # Checkpoints in one answer of ListCheckpoints.
+_WAIT_GRACE_SECONDS = 10.0  # The daemon answers a waiting call this much after its timeout, at the latest.
 
 
 class Run:
-    """From Client.run(). Thread-safe."""
+    """A job's series of checkpoints in one root, as one of its ranks sees it. From :meth:`Client.run`.
+
+    Thread-safe. Calls that need the daemon wait while it restarts.
+
+    Attributes:
+        root (str): the absolute path of the root.
+        rank (int): this process's rank.
+        world_size (int): the number of ranks.
+    """
 
     def __init__(
         self,
-        client: "Client",
+        connection: Connection,
+        watcher: SaveWatcher,
         root: "Union[str, os.PathLike[str]]",
         rank: Optional[int],
         world_size: Optional[int],
@@ -100,42 +53,44 @@ class Run:
         run_id: str,
         attempt: Optional[int],
         commit_timeout: float,
+        keep_alive: object,
     ) -> None:
         if num_kept_ckpts is not None and num_kept_ckpts < 1:
-            raise errors.invalid(f"num_kept_ckpts is {num_kept_ckpts}; it is at least 1, and None keeps all")
-        self._client = client  # Its session lasts as long as we do.
-        self._sessions = client._sessions
-        self._sessions.check_usable()
+            raise errors.invalid(
+                f"num_kept_ckpts is {num_kept_ckpts}; it must be at least 1, or None to keep all checkpoints"
+            )
+        connection.check_usable()
         self.root = os.path.abspath(os.fspath(root))
-        self._membership = _rank.membership(rank, world_size)
-        self.rank = self._membership.rank
-        self.world_size = self._membership.world_size
-        self._num_kept_ckpts = num_kept_ckpts
-        self._asked_run_id = run_id
-        self._asked_attempt = attempt or 0
-        self._commit_timeout = commit_timeout
-        self._threads = _accel.default_threads(self._membership.local_world_size or self.world_size)
-        self._root = _Directory(self.root)
-        self._lock = threading.Lock()
-        self._join_lock = threading.Lock()
-        self._present: Optional[Joined] = None
-        self._ordinals: Dict[str, int] = {}
-        self._ordinals_attempt = 0
-        self._begun = 0  # Saves, in all attempts.
-        self._unended: Set[Part] = set()  # Staged, and not known to have ended.
-        self._offers = Offers()
-        self._failures: Deque[errors.CkptdError] = collections.deque(maxlen=_REMEMBERED)
-        self._sessions.repeat(self._joined, _ATTACH_SECONDS)
-        self._sessions.follower.join(self)
+        launch = find_launch(rank, world_size)
+        self.rank = launch.rank
+        self.world_size = launch.world_size
+        self._membership = Membership(
+            connection,
+            self.root,
+            launch,
+            SaveRecovery(on_progress=watcher.wake),
+            watcher,
+            run_id=run_id,
+            attempt=attempt or 0,
+            num_kept_ckpts=num_kept_ckpts,
+            commit_timeout=commit_timeout,
+            copy_threads=native.default_threads(launch.local_world_size or launch.world_size),
+            keep_alive=keep_alive,
+        )
+        connection.repeat(self._membership.joined, ATTACH_SECONDS)
+        watcher.add_run(self._membership)
 
     @property
     def attempt(self) -> int:
         """Which launch of the job this is, as the daemon numbers them."""
-        return self._present.attempt if self._present is not None else 0
+        present = self._membership.present
+        return present.attempt if present is not None else 0
 
     @property
     def run_id(self) -> str:
-        return self._present.run_id if self._present is not None else ""
+        """The id of the root's run."""
+        present = self._membership.present
+        return present.run_id if present is not None else ""
 
     # ---- saving
 
@@ -151,28 +106,52 @@ class Run:
         timeout: float = 30.0,
         views: str = "compact",
     ) -> Save:
-        """Saves this rank's part of the checkpoint `tag`; returns when its bytes are staged, after one copy
-        of them.
+        """Saves this rank's part of a checkpoint. Returns when its bytes are staged, after one copy of them.
 
-        Every rank calls it with the same tag and step; a rank that contributes nothing passes files={}.
-        files: name -> bytes-like, ckptd.File(path), ckptd.Torch(obj), or any object under a name that ends
-        in .pt, .pth, .bin or .ckpt. One name belongs to one rank.
-        pointers: name -> text of files in the root itself that name this checkpoint for other programs,
-        as DeepSpeed's latest does: pointers={"latest": tag}. Written once the checkpoint is committed; of
-        several saves that name one, the newest counts. At most 8, together 1024 bytes; ranks may repeat
-        them, but not differ. A pointer is rewritten when a daemon starts, and what it names is not removed
-        by retention.
-        busy: when there is no room, "wait" (up to `timeout` seconds), "skip" (the result's level is
-        "skipped"), or "supersede" (drop the older save that is not yet sealed by all ranks, whose level is
-        then "superseded"). views: "keep" saves storages whole as torch does; "compact" drops the parts that
-        no tensor uses.
+        Every rank calls it with the same tag and step; a rank that contributes nothing passes ``files={}``. From then
+        on the values may change: the checkpoint becomes durable without them, even if every rank is killed.
+
+        Args:
+            tag (str): the checkpoint's name, and the name of its directory in the root.
+            files (Mapping[str, Any]): name -> value. A value is bytes-like, a :class:`File`, a :class:`Torch`, or any
+                object under a name that ends in ``.pt``, ``.pth``, ``.bin`` or ``.ckpt``, which is saved as
+                ``torch.save`` would save it. A name belongs to one rank.
+            step (int, optional): a label.
+            metrics (Mapping[str, float], optional): numbers to keep with the checkpoint.
+            pointers (Mapping[str, str], optional): name -> text of files in the root itself that name this checkpoint
+                for other programs, as DeepSpeed's ``latest`` does: ``pointers={"latest": tag}``. They are written after
+                the commit; of several checkpoints that name one, the newest counts. At most 8, together 1024 bytes.
+                Ranks may repeat them, but must not differ. A pointer is rewritten when a daemon starts, and retention
+                does not remove the checkpoint that it names.
+            busy (str): what to do while there is no room: ``"wait"``, up to ``timeout``; ``"skip"``, which gives this
+                save up; or ``"supersede"``, which ends the older save that not all ranks have sealed. The level of a
+                save that ended like that is ``"skipped"`` or ``"superseded"``. Default: ``"wait"``
+            timeout (float): seconds to wait for room, and for a daemon that restarts. Default: 30
+            views (str): ``"compact"`` drops the parts of storages that no tensor uses; ``"keep"`` saves storages whole,
+                as ``torch.save`` does. Default: ``"compact"``
+
+        Returns:
+            Save: the save, which goes on by itself.
+
+        Raises:
+            Busy: there was no room in time.
+            NoSpace: the disk, or the daemon's pool, is too small for the checkpoint.
+            Refused: an argument is not acceptable.
+            Fenced: a newer attempt of the run has begun.
+            FileConflict: another rank saves a file of the same name.
+            CheckpointFailed: another rank has ended the save.
+            TypeError: a value has no form as a file.
+            Unavailable: no daemon answered in time.
         """
-        if views not in _values.VIEWS:
-            raise ValueError(f'views is "{views}"; it is "compact" or "keep"')
-        part = Part(self, tag, _options(step, metrics, pointers, busy, timeout), growing=False)
-        with part._abort_on_error():
-            part._save([_File(name, _values.image_of(name, value, views)) for name, value in files.items()])
-        return part
+        if views not in file_values.VIEWS:
+            raise ValueError(f'views is "{views}"; it must be "compact" or "keep"')
+        options = _options(step, metrics, pointers, busy, timeout)
+        upload = PartUpload(self._membership, tag, options, growing=False)
+        with upload.abort_on_error():
+            upload.save(
+                [PartFile(name, file_values.image_of(name, value, views)) for name, value in files.items()]
+            )
+        return Save(upload.state)
 
     def begin(
         self,
@@ -184,55 +163,74 @@ class Run:
         busy: str = "wait",
         timeout: float = 30.0,
     ) -> Part:
-        """The same, file by file: `with run.begin("step_200", step=200) as part: part.add("a.pt", obj)`."""
-        part = Part(self, tag, _options(step, metrics, pointers, busy, timeout), growing=True)
-        with part._abort_on_error():
-            part._begin()
-        return part
+        """Begins a part that is filled file by file.
+
+            with run.begin("step_200", step=200) as part:
+                part.add("a.pt", obj)
+
+        Arguments and errors are those of :meth:`save`. ``timeout`` counts for each :meth:`Part.add` anew.
+
+        Returns:
+            Part: a context manager that seals the part at its end.
+        """
+        upload = PartUpload(
+            self._membership, tag, _options(step, metrics, pointers, busy, timeout), growing=True
+        )
+        with upload.abort_on_error():
+            upload.begin()
+        return Part(upload)
 
     def failures(self) -> List[errors.CkptdError]:
-        """Saves of this rank that did not become checkpoints, oldest first: what wait() raises or would
-        have raised. The last 100.
-        """
-        with self._lock:
-            return list(self._failures)
+        """Returns the errors of saves of this rank that did not become checkpoints, oldest first; the last 100.
 
-    # ---- looking
+        They are what :meth:`Save.wait` raises, or would have raised. Skipped saves are not among them.
+        """
+        return self._membership.failures()
+
+    # ---- queries
 
     def latest(self) -> Optional[CheckpointInfo]:
-        """The newest committed checkpoint, or None."""
+        """Returns the newest committed checkpoint, or None.
 
-        def ask() -> Any:
-            joined = self._joined()
+        Raises:
+            Unavailable: no daemon answered within 30 seconds.
+        """
+
+        def ask(joined: Joined) -> Any:
             request = messages.GetCheckpointRequest(
                 name=f"{joined.run}/checkpoints/latest", view=messages.FULL
             )
-            return joined.session.call(joined.session.checkpoints.GetCheckpoint, request, _RPC_SECONDS)
+            return joined.session.call(joined.session.checkpoints.GetCheckpoint, request, RPC_SECONDS)
 
         try:
-            return info_of(self._sessions.repeat(ask, _RPC_SECONDS))
+            return info_of_message(self._membership.ask(ask, RPC_SECONDS))
         except errors.NotFound as error:
             if error.reason != "NO_CHECKPOINT":
                 raise
             return None
 
     def list(self, show_all: bool = False) -> List[CheckpointInfo]:
-        """Committed checkpoints, newest first. show_all: also those in flight, and the failed ones that are
-        remembered.
+        """Returns the committed checkpoints, newest first.
+
+        Args:
+            show_all (bool): also return the saves in flight, and the failed ones that the daemon remembers.
+                Default: ``False``
+
+        Raises:
+            Unavailable: no daemon answered within 30 seconds.
         """
         found: List[CheckpointInfo] = []
         token = ""
 
-        def ask() -> Any:
-            joined = self._joined()
+        def ask(joined: Joined) -> Any:
             request = messages.ListCheckpointsRequest(
-                parent=joined.run, page_size=1000, page_token=token, show_all=show_all, view=messages.FULL
+                parent=joined.run, page_size=_PAGE_SIZE, page_token=token, show_all=show_all, view=messages.FULL
             )
-            return joined.session.call(joined.session.checkpoints.ListCheckpoints, request, _RPC_SECONDS)
+            return joined.session.call(joined.session.checkpoints.ListCheckpoints, request, RPC_SECONDS)
 
         while True:
-            page = self._sessions.repeat(ask, _RPC_SECONDS)
-            found += [info_of(checkpoint) for checkpoint in page.checkpoints]
+            page = self._membership.ask(ask, RPC_SECONDS)
+            found += [info_of_message(checkpoint) for checkpoint in page.checkpoints]
             token = page.next_page_token
             if not token:
                 return found
@@ -241,34 +239,44 @@ class Run:
 
     def resume(
         self, timeout: float = 60.0, *, strict: bool = False, finish_timeout: float = 600.0
-    ) -> "Checkpoint":
-        """What this attempt resumes from, as a context manager: falsy when there is nothing. The same
-        answer on every rank.
+    ) -> Checkpoint:
+        """Opens the checkpoint that this attempt resumes from: the same one on every rank.
 
-        Earlier attempts are fenced off. Waits up to `timeout` seconds until what they had sealed is
-        published or has failed.
+        It is the newest one that is not known to be damaged; ``passed_over`` of the result names newer ones that are.
+        Earlier attempts are fenced off. What they had sealed is waited for until it is published or has failed.
 
-        It is the newest checkpoint that is not known to be damaged; `passed_over` of the result names newer
-        ones that are. strict=True: Corrupt, rather than an older one. Corrupt also when all that there is is
-        damaged: only an empty root is begun from nothing.
+        Leaving the result's ``with`` block waits until every rank has left its own. If a rank has found damage, it
+        raises ``Corrupt`` on all ranks, and the next call gives all of them the next older checkpoint.
+        :meth:`restore` does that by itself.
 
-        Leaving the `with` block waits, up to `finish_timeout` seconds, until every rank has left it. When one
-        of them has found damage it raises Corrupt on all of them, and the next resume() gives all of them the
-        next older one; restore() does that by itself.
+        Args:
+            timeout (float): seconds to wait for what earlier attempts had sealed. Default: 60
+            strict (bool): raise ``Corrupt`` rather than open an older checkpoint in the place of a damaged one.
+                Default: ``False``
+            finish_timeout (float): seconds to wait for the other ranks at the end of the ``with`` block. Default: 600
+
+        Returns:
+            Checkpoint: a context manager; falsy if there is no checkpoint.
+
+        Raises:
+            Corrupt: every checkpoint is damaged. Training starts from nothing only in an empty root.
+            Fenced: a newer attempt of the run has begun.
+            WaitTimeout: an earlier attempt's save was not finished in time.
+            Unavailable: no daemon answered in time.
         """
-        from ckptd.restore import Checkpoint, opened
 
-        def ask() -> Any:
-            joined = self._joined()
+        def ask(joined: Joined) -> Any:
             request = messages.ResumeRequest(run=joined.run, rank=self.rank, strict=strict)
             set_duration(request.timeout, timeout)
-            return joined, joined.session.call(joined.session.checkpoints.Resume, request, timeout + 10.0)
+            return joined, joined.session.call(
+                joined.session.checkpoints.Resume, request, timeout + _WAIT_GRACE_SECONDS
+            )
 
-        joined, response = self._sessions.repeat(ask, timeout)
+        joined, response = self._membership.ask(ask, timeout)
         if not response.HasField("checkpoint"):
             return Checkpoint(None, None)
-        reading = Resuming(self, info_of(response.checkpoint), finish_timeout)
-        return opened(self._root.descriptor, joined.session, response, self._threads, reading)
+        info = info_of_message(response.checkpoint)
+        return self._opened(joined, response, ResumeReporter(self._membership, info, finish_timeout))
 
     def restore(
         self,
@@ -278,12 +286,25 @@ class Run:
         strict: bool = False,
         finish_timeout: float = 600.0,
     ) -> T:
-        """`load(checkpoint)` within resume(), which see, until every rank has loaded the same one: where one
-        turns out to be damaged on any rank, all of them load the next older one. Returns what `load` did.
+        """Loads the same checkpoint on every rank. If one rank finds it damaged, all of them load the next older one.
 
             state = run.restore(lambda c: c.load("model.pt") if c else None)
 
-        Every rank calls it. `load` may be called several times, and must not keep what it loaded before.
+        Every rank calls it. ``load`` may be called several times, and must not use what an earlier call has loaded.
+
+        Args:
+            load (Callable[[Checkpoint], T]): loads this rank's state; the checkpoint is falsy if there is none.
+            timeout, strict, finish_timeout: as in :meth:`resume`.
+
+        Returns:
+            T: what the last call of ``load`` returned.
+
+        Raises:
+            Corrupt: every checkpoint is damaged.
+            CheckpointFailed: another rank could not load the checkpoint.
+            WaitTimeout: another rank did not load it in time, or an earlier attempt's save was not finished in time.
+            Fenced: a newer attempt of the run has begun.
+            Unavailable: no daemon answered in time.
         """
         before = None
         while True:
@@ -295,151 +316,95 @@ class Run:
                     loaded = load(checkpoint)
                 return loaded
             except errors.Corrupt as error:
-                # Another checkpoint's, or one that the daemon did not hear of.
+                # Offered again: `load` has raised for another checkpoint, or the daemon has not heard of the damage.
                 if before is not None and checkpoint.sequence >= before:
                     raise
                 before = checkpoint.sequence
-                _log.warning("ckptd: the next older checkpoint is tried: %s", error)
+                _log.warning("ckptd: loading the next older checkpoint: %s", error)
 
     def prefetch(self, tag: str = "latest", timeout: float = 600.0) -> "concurrent.futures.Future[CheckpointInfo]":
-        """Has the daemon read a checkpoint into its memory while this process does something else, such as building its
-        model; returns at once. resume() and open() read it from there, and wait for it where it is under way.
+        """Has the daemon read a checkpoint into its memory while this process does something else. Returns at once.
 
-        One rank of a node asks for all. The result, which nobody needs to wait for: Refused where there is too little
-        memory beside it for a save, or it is damaged; then readers read the disk.
+        One rank of a node does it for all. :meth:`resume` and :meth:`open` read the checkpoint from memory then, and
+        wait for it while it is being read.
+
+        Args:
+            tag (str): the checkpoint. Default: ``"latest"``
+            timeout (float): seconds that reading may take. Default: 600
+
+        Returns:
+            Future[CheckpointInfo]: the checkpoint, when it is in memory. Nobody needs to wait for it. It raises
+            ``Refused`` if there is too little memory for it beside a save, and ``Corrupt`` if it is damaged; then
+            readers read the disk.
         """
-        joined = self._joined()
+        joined = self._membership.joined()
         request = messages.PrefetchRequest(name=f"{joined.run}/checkpoints/{tag}")
         result: "concurrent.futures.Future[CheckpointInfo]" = concurrent.futures.Future()
 
         def ask() -> None:
             try:
-                result.set_result(info_of(joined.session.call(joined.session.admin.Prefetch, request, timeout)))
+                answer = joined.session.call(joined.session.admin.Prefetch, request, timeout)
+                result.set_result(info_of_message(answer))
             except Exception as error:
-                _log.info("ckptd: %s of %s is not read ahead: %s", tag, self.root, error)
+                _log.info("ckptd: prefetching %s of %s failed: %s", tag, self.root, error)
                 result.set_exception(error)
 
         threading.Thread(target=ask, name="ckptd-prefetch", daemon=True).start()
         return result
 
-    def open(self, tag: str = "latest", *, strict: bool = False, background: bool = False) -> "Checkpoint":
-        """A committed checkpoint for reading, by this rank alone. NotFound when it is not there.
+    def open(self, tag: str = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
+        """Opens a committed checkpoint for reading by this rank alone.
 
-        "latest" is the newest that is not known to be damaged, see resume(). strict=True: Corrupt, rather
-        than a damaged one or an older one in its place.
+        Args:
+            tag (str): the checkpoint; ``"latest"`` is the newest one that is not known to be damaged. Default:
+                ``"latest"``
+            strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its place.
+                Default: ``False``
+            background (bool): read with idle priority, for a reader such as an evaluation beside a job that trains. It
+                uses a core only when nothing else wants it (SCHED_IDLE), and the disk serves its reads last if its
+                scheduler has an idle class. It may take very long while every core is busy. Default: ``False``
 
-        background=True is for who looks at a checkpoint while others on this machine train, such as an evaluation:
-        reading gives way to them. It computes only where nothing else wants the core (SCHED_IDLE), and the disk
-        takes its reads behind all others where its scheduler has an idle class. Where every core is busy it may take
-        very long.
+        Returns:
+            Checkpoint: a context manager.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            Corrupt: see ``strict``; or every checkpoint is damaged.
+            Unavailable: no daemon answered within 30 seconds.
         """
-        from ckptd.restore import opened
 
-        def ask() -> Any:
-            joined = self._joined()
+        def ask(joined: Joined) -> Any:
             request = messages.OpenCheckpointRequest(name=f"{joined.run}/checkpoints/{tag}", strict=strict)
             return joined, joined.session.call(
-                joined.session.checkpoints.OpenCheckpoint, request, _RPC_SECONDS
+                joined.session.checkpoints.OpenCheckpoint, request, RPC_SECONDS
             )
 
-        joined, response = self._sessions.repeat(ask, _RPC_SECONDS)
-        reading = Reading(self, info_of(response.checkpoint))
-        checkpoint = opened(self._root.descriptor, joined.session, response, self._threads, reading)
+        joined, response = self._membership.ask(ask, RPC_SECONDS)
+        reporter = ReadReporter(self._membership, info_of_message(response.checkpoint))
+        checkpoint = self._opened(joined, response, reporter)
         checkpoint.background = background
         return checkpoint
+
+    def _opened(self, joined: Joined, response: Any, reporter: ReadReporter) -> Checkpoint:
+        membership = self._membership
+        return opened(
+            membership.directory.descriptor, joined.session, response, membership.copy_threads, reporter
+        )
 
     def __repr__(self) -> str:
         return f"<ckptd.Run {self.root} rank={self.rank}/{self.world_size} attempt={self.attempt}>"
 
-    # ---- for the rest of the package
+    def _wait_for_end(self, tag: str, timeout: float) -> CheckpointInfo:
+        """Returns the newest save of a tag, whoever began it, when it has ended or after `timeout` seconds."""
 
-    def _ended(self, tag: str, timeout: float) -> CheckpointInfo:
-        """The newest save of a tag, whoever began it, when it has ended, or so far after `timeout` seconds."""
-
-        def ask() -> Any:
-            joined = self._joined()
+        def ask(joined: Joined) -> Any:
             request = messages.WaitRequest(name=f"{joined.run}/checkpoints/{tag}", level=types.COMMITTED)
             set_duration(request.timeout, timeout)
-            return joined.session.call(joined.session.checkpoints.Wait, request, timeout + 10.0)
-
-        return info_of(self._sessions.repeat(ask, timeout).checkpoint)
-
-    def _check_usable(self) -> None:
-        self._sessions.check_usable()
-
-    def _peek_joined(self) -> Optional[Joined]:
-        return self._present
-
-    def _joined(self, timeout: float = _ATTACH_SECONDS) -> Joined:
-        """The run, joined in the present session."""
-        session = self._sessions.current()
-        present = self._present
-        if present is not None and present.session is session:
-            return present
-        with self._join_lock:
-            present = self._present
-            if present is not None and present.session is session:
-                return present
-            with self._lock:
-                elsewhere = [save for save in self._unended if save._home != session.daemon_instance]
-            offered = [save for save in elsewhere if save._may_be_offered()]
-            orphaned = [save for save in elsewhere if save not in offered]
-            joined = self._join(session, orphaned, timeout)
-            self._give_to(session, orphaned)  # It has them on disk, or has told every rank that they are lost.
-            self._offers.add(offered)  # Before any Begin.
-            self._present = Joined(session, joined.run, joined.attempt, joined.run_id)
-            return self._present
-
-    def _join(self, session: Session, orphaned: "Iterable[Part]", timeout: float) -> Any:
-        if session.handoff is not None and self._root.descriptor is None:
-            raise errors.Refused(
-                f"the root {self.root} cannot be opened: {self._root.error}", reason="ROOT_UNSUITABLE"
+            return joined.session.call(
+                joined.session.checkpoints.Wait, request, timeout + _WAIT_GRACE_SECONDS
             )
-        request = messages.JoinRunRequest(
-            root=session.attach_root(self._root.descriptor, self.root, timeout),
-            run_id=self._asked_run_id,
-            rank=self.rank,
-            world_size=self.world_size,
-            local_world_size=self._membership.local_world_size,
-            launch_id=self._membership.launch_id,
-            attempt=self._asked_attempt,
-        )
-        request.orphaned.extend(save._key for save in orphaned)
-        return session.call(session.checkpoints.JoinRun, request, timeout)
 
-    def _give_to(self, session: Session, saves: "Iterable[Part]") -> None:
-        """From now on this session's daemon is asked how they end, and nothing is offered any more."""
-        with self._lock:
-            for save in saves:
-                save._home = session.daemon_instance
-                self._unended.discard(save)
-
-    def _next_number(self) -> int:
-        """Of a save of this rank, in the order in which they are begun."""
-        with self._lock:
-            self._begun += 1
-            return self._begun
-
-    def _next_ordinal(self, tag: str, attempt: int) -> int:
-        """How often this rank has begun to save this tag in this attempt, from 1."""
-        with self._lock:
-            if self._ordinals_attempt != attempt:
-                self._ordinals_attempt = attempt
-                self._ordinals.clear()
-            self._ordinals[tag] = self._ordinals.get(tag, 0) + 1
-            return self._ordinals[tag]
-
-    def _staged(self, save: Part) -> None:
-        with self._lock:
-            self._unended.add(save)
-        self._sessions.follower.follow(save)
-
-    def _forget(self, save: Any, error: Optional[errors.CkptdError]) -> None:
-        """A save has ended."""
-        with self._lock:
-            self._unended.discard(save)
-            if error is not None and not isinstance(error, errors.Skipped):
-                self._failures.append(error)
+        return info_of_message(self._membership.ask(ask, timeout).checkpoint)
 
 
 def _options(
@@ -448,33 +413,14 @@ def _options(
     pointers: Optional[Mapping[str, str]],
     busy: str,
     timeout: float,
-) -> Options:
-    if busy not in _BUSY:
-        raise ValueError(f'busy is "{busy}"; it is "wait", "skip" or "supersede"')
+) -> SaveOptions:
+    if busy not in _BUSY_POLICIES:
+        raise ValueError(f'busy is "{busy}"; it must be "wait", "skip" or "supersede"')
     if timeout <= 0:
-        raise ValueError(f"timeout is {timeout}; it is more than 0 seconds")
+        raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
     numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
     contents = dict(pointers or {})
     for name, content in contents.items():
         if not isinstance(name, str) or not isinstance(content, str):
-            raise TypeError(f"pointers has {name!r}: {content!r}; it is a file's name and its text")
-    return Options(None if step is None else int(step), numbers, contents, _BUSY[busy], timeout)
-
-
-class _Directory:
-    """The root, made when it is missing. `descriptor` is None where this process has no way to it, as in
-    another container.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.descriptor: Optional[int] = None
-        self.error = ""
-        try:
-            os.makedirs(path, exist_ok=True)
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            self.error = error.strerror or str(error)
-
-    def __del__(self) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
+            raise TypeError(f"pointers has {name!r}: {content!r}; it maps names of files to their text")
+    return SaveOptions(None if step is None else int(step), numbers, contents, _BUSY_POLICIES[busy], timeout)

@@ -1,11 +1,11 @@
-"""NeuronX Distributed's checkpoints, through ckptd: the same functions, the same files.
+"""NeuronX Distributed's checkpoint functions, through ckptd: the same signatures, the same files.
 
     import ckptd.nxd as nxd
 
     nxd.save_checkpoint("/data/ckpts", f"step_{step}", model, optimizer, scheduler, {"step": step}, use_xser=True, async_save=True)
     user_content = nxd.load_checkpoint("/data/ckpts", model=model, optimizer=optimizer, scheduler=scheduler)
 
-Whatever else neuronx_distributed has is found here, too, where it is installed. docs/nxd.md says what is different.
+Where neuronx_distributed is installed, all its other names are available here, too. docs/nxd.md lists the differences.
 """
 
 import importlib
@@ -34,7 +34,7 @@ _Path = Union[str, "os.PathLike[str]"]
 
 
 class NoCheckpoint(errors.NotFound, RuntimeError):
-    """There is nothing to load: a RuntimeError, as NxD raises it."""
+    """There is no checkpoint to load. It is a RuntimeError, too, which is what NxD raises."""
 
 
 def configure(
@@ -47,18 +47,29 @@ def configure(
     safe_globals: Sequence[Any] = (),
     weights_only: Optional[bool] = None,
 ) -> None:
-    """What NxD's functions have no parameters for; each call says all of it anew. On every rank, before the first save or load.
+    """Sets what NxD's functions have no parameters for. Call it on every rank, before the first save or load.
 
-    endpoint: the daemon; None: $CKPTD_ENDPOINT, else the node's service, else a private daemon that all ranks of this user on
-    this machine share, with a pool of pool_bytes (None: a quarter of the memory).
-    topology: this rank's coordinates; None: NxD's, where it is initialised, else the process group as pure data parallelism.
-    commit_timeout: seconds from a save's first rank to its last. timeout: seconds to wait for the disk after that.
-    safe_globals: classes that the states of models and optimizers may hold beside those of torch. weights_only: True refuses
-    other classes in user content and schedulers' states, too; False allows all of them everywhere, which may run code.
+    A later call replaces all settings, after waiting for the save that is in flight.
+
+    Args:
+        endpoint (str, optional): the daemon's endpoint. Default: ``$CKPTD_ENDPOINT``, else the node's service, else a
+            private daemon that all ranks of this user on this machine share
+        topology (Topology, optional): this rank's coordinates. Default: NxD's, if it is initialised, else the process
+            group as pure data parallelism
+        commit_timeout (float): seconds from a save's first rank to its last. Default: 600
+        timeout (float): seconds to wait for the disk after that. Default: 3600
+        pool_bytes (int, optional): the memory of a private daemon. Default: a quarter of this machine's memory
+        safe_globals (Sequence): classes that the states of models and optimizers may hold, beside those of torch.
+        weights_only (bool, optional): ``True`` refuses other classes in user content and schedulers' states, too;
+            ``False`` allows all classes everywhere, which may run code. Default: all classes in user content and
+            schedulers' states only, as NxD
+
+    Raises:
+        ValueError: a timeout is not more than 0 seconds.
     """
     for name, seconds in (("commit_timeout", commit_timeout), ("timeout", timeout)):
         if seconds <= 0:
-            raise ValueError(f"{name} is {seconds}; it is more than 0 seconds")
+            raise ValueError(f"{name} is {seconds}; it must be more than 0 seconds")
     process.configure(
         Settings(endpoint, topology, commit_timeout, timeout, pool_bytes, tuple(safe_globals), weights_only)
     )
@@ -79,24 +90,40 @@ def save_checkpoint(
     use_zero1_dcp: bool = False,
     avoid_saving_lower_precision_weights: bool = False,
 ) -> None:
-    """Saves a checkpoint. Every rank calls it alike. On return everything is copied: all of it may change at once.
+    """Saves a checkpoint. Every rank calls it with the same arguments.
 
-    async_save: back after that one copy; the checkpoint gets its `done` by itself when it is durable, also if all ranks have
-    been killed by then. Its failure is raised by the next save_checkpoint() or finalize_checkpoint(), on every rank, and that
-    save is not begun. Otherwise it returns when the checkpoint is durable and published.
+    When it returns, everything has been copied, and may change.
 
-    num_kept_ckpts: how many of ckptd's checkpoints stay; None and -1: all. num_workers is accepted and not needed.
-    ValueError says which argument cannot be; ckptd.CkptdError why the save was refused or has failed.
+    Args:
+        checkpoint_dir_str (str or os.PathLike): the root.
+        tag (str): the checkpoint's name.
+        model, optimizer, scheduler, user_content: what to save, as in NxD.
+        num_workers (int): accepted for compatibility and ignored.
+        use_xser (bool): a file for each tensor, as in NxD. Default: ``False``
+        num_kept_ckpts (int, optional): how many of ckptd's checkpoints to keep; ``None`` and -1 keep all.
+        async_save (bool): return after the one copy. The checkpoint gets its ``done`` by itself when it is durable, even
+            if all ranks have been killed by then. If it fails, the next :func:`save_checkpoint` or
+            :func:`finalize_checkpoint` raises the error on every rank, and that save is not begun. Otherwise the call
+            returns when the checkpoint is durable and published. Default: ``False``
+        zero1_optimizer (bool): the optimizer is sharded by ZeRO-1; needed only where ``optimizer`` is a dict.
+            Default: ``False``
+        use_zero1_dcp (bool): not supported.
+        avoid_saving_lower_precision_weights (bool): with ``use_xser``, leave out weights that the optimizer's master
+            weights have. Default: ``False``
+
+    Raises:
+        ValueError: an argument is not supported.
+        ckptd.CkptdError: the save was refused or has failed.
     """
     root = _local(checkpoint_dir_str)
     _names.check_tag(tag)
     if use_zero1_dcp:
         raise ValueError(
-            "use_zero1_dcp=True is not supported: NxD itself cannot load what it saves by it; leave it out, ZeRO-1 state is saved "
-            "by all ranks at once anyway, and loads with another dp, too"
+            "use_zero1_dcp=True is not supported, because NxD itself cannot load what it saves with it; leave it out: all "
+            "ranks save ZeRO-1 state at once anyway, and it loads with another dp, too"
         )
     kept = _kept(num_kept_ckpts)
-    wanted = _parts.Wanted(
+    arguments = _parts.SaveArguments(
         model,
         optimizer,
         scheduler,
@@ -104,11 +131,11 @@ def save_checkpoint(
         use_xser,
         zero1_optimizer,
         avoid_saving_lower_precision_weights,
-        process.settings.trust().states,
+        process.settings.allowed_classes().states,
     )
-    _parts.check(process.topology(), wanted)
+    _parts.check(process.topology(), arguments)
     process.finish()
-    process.save(process.job(root), tag, wanted, kept, wait=not async_save)
+    process.save(process.job(root), tag, arguments, kept, wait=not async_save)
 
 
 def load_checkpoint(
@@ -121,24 +148,38 @@ def load_checkpoint(
     strict: bool = True,
     use_zero1_dcp: bool = False,
 ) -> Any:
-    """Loads a checkpoint and returns its user content, or None. Every rank calls it alike.
+    """Loads a checkpoint. Every rank calls it with the same arguments.
 
-    tag: None is the latest, the same on every rank; where one rank finds it damaged, all of them load the next older one.
-    NoCheckpoint, a RuntimeError, when there is none. Also what NxD itself has saved is loaded: by its tag, or, where ckptd has no
-    checkpoint, the latest by NxD's rule. By its tag, weights that NxD's converter has written without markers are loaded, too.
-    num_workers is accepted and not needed.
+    It loads NxD's own checkpoints, too: by tag, or, if ckptd has none in the root, the latest by NxD's rule. Weights
+    that NxD's converter has written without markers are loaded by tag only.
+
+    Args:
+        path (str or os.PathLike): the root.
+        tag (str, optional): the checkpoint. Default: the latest, which is the same on every rank. If a rank finds it
+            damaged, all ranks load the next older one
+        model, optimizer, scheduler: what to fill, as in NxD.
+        num_workers (int): accepted for compatibility and ignored.
+        strict (bool): as in ``load_state_dict``. Default: ``True``
+        use_zero1_dcp (bool): not supported.
+
+    Returns:
+        The user content, or None.
+
+    Raises:
+        NoCheckpoint: there is none; it is a RuntimeError, too.
+        ckptd.CkptdError: the checkpoint is damaged, or does not fit what is to be filled.
     """
     root = _local(path)
-    targets = _loading.Targets(model, optimizer, scheduler, strict)
+    targets = _loading.LoadTargets(model, optimizer, scheduler, strict)
     if use_zero1_dcp:
-        raise ValueError("use_zero1_dcp=True is not supported: no release of NxD can load what it saves by it")
+        raise ValueError("use_zero1_dcp=True is not supported, because no release of NxD can load what it saves with it; leave it out")
     _loading.check(targets)
-    process.settle()
+    process.await_pending()
     if tag is not None:
         _names.check_tag(tag)
         return _load_tag(root, tag, targets)
     if not _foreign.is_root_of_ckptd(root):
-        return _load_latest_foreign(root, targets)  # Which may be read-only: no daemon is asked.
+        return _load_latest_foreign(root, targets)  # Without a daemon: the root may be read-only.
     job = process.job(root)
     first, job.resumed = not job.resumed, True
     if first:
@@ -152,66 +193,69 @@ def load_checkpoint(
 
 
 def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
-    """Whether there is a checkpoint to load. A save that an earlier launch has handed over is waited for, once it is known which
-    rank this is (a process group, $RANK and $WORLD_SIZE, or a topology).
+    """Returns whether there is a checkpoint to load.
+
+    If this process's rank is known (a process group, ``$RANK`` and ``$WORLD_SIZE``, or a topology), it waits for a save
+    that an earlier launch has sealed.
     """
     root = _local(checkpoint_dir_str)
     if not _foreign.is_root_of_ckptd(root) or not is_known(process.settings.topology):
         return _foreign.any_finished(root)
-    process.settle()
+    process.await_pending()
     if _foreign.any_finished(root):
         return True
     job = process.job(root)
     for info in job.run.list(show_all=True):
         if info.level == "sealed" and info.attempt < job.run.attempt:
-            info = job.run._ended(info.tag, process.settings.timeout)
-        if info.level in ("committed", "sealed"):  # Sealed still: the disk is slow, and resuming waits for it, too.
+            info = job.run._wait_for_end(info.tag, process.settings.timeout)
+        if info.level in ("committed", "sealed"):  # Still sealed if the disk is slow: resuming waits for it, too.
             return True
     return False
 
 
 def finalize_checkpoint() -> None:
-    """Waits until the last save is durable; raises when it has failed. Done at the end of the process, too, but there it only
-    logs.
+    """Waits until the last save is durable. Raises ``ckptd.CkptdError`` if it has failed.
+
+    It happens at the end of the process, too, where a failure is only logged.
     """
     process.finish()
 
 
-def _load_tag(root: str, tag: str, targets: _loading.Targets) -> Any:
+def _load_tag(root: str, tag: str, targets: _loading.LoadTargets) -> Any:
     if not _foreign.is_ours(root, tag):
         if not _foreign.may_be_loaded(root, tag):
             raise _nothing(root, tag)
         return _load_foreign(root, tag, targets)
     job = process.job(root)
     with job.run.open(tag) as checkpoint:
-        return _loading.load(Committed(checkpoint), job.topology, targets, process.settings.trust())
+        return _loading.load(Committed(checkpoint), job.topology, targets, process.settings.allowed_classes())
 
 
-def _load_foreign(root: str, tag: str, targets: _loading.Targets) -> Any:
-    return _loading.load(Foreign(root, tag), process.topology(), targets, process.settings.trust())
+def _load_foreign(root: str, tag: str, targets: _loading.LoadTargets) -> Any:
+    return _loading.load(Foreign(root, tag), process.topology(), targets, process.settings.allowed_classes())
 
 
-def _load_latest(root: str, job: Job, checkpoint: Any, targets: _loading.Targets) -> Any:
+def _load_latest(root: str, job: Job, checkpoint: Any, targets: _loading.LoadTargets) -> Any:
     foreign = _foreign.finished(root)
     if not checkpoint:
         return _load_latest_foreign(root, targets)
     committed = checkpoint.info.time
     if foreign and committed is not None and foreign[-1].done_ns > committed.timestamp() * 1e9:
         _log.warning(
-            "ckptd: %s is loaded, ckptd's latest; NxD has written %s into %s since: load it by its tag, or adopt it "
-            "(ckptctl adopt)",
+            "ckptd: loading %s, the latest checkpoint of ckptd; NxD has written %s into %s since: load that by its tag, or "
+            "adopt it (ckptctl adopt)",
             checkpoint.tag,
             foreign[-1].tag,
             root,
         )
-    return _loading.load(Committed(checkpoint), job.topology, targets, process.settings.trust())
+    return _loading.load(Committed(checkpoint), job.topology, targets, process.settings.allowed_classes())
 
 
-def _load_latest_foreign(root: str, targets: _loading.Targets) -> Any:
+def _load_latest_foreign(root: str, targets: _loading.LoadTargets) -> Any:
     foreign = _foreign.finished(root)
     if not foreign:
         raise _nothing(root)
-    _log.info("ckptd: %s has checkpoints of NxD alone: its latest is %s", root, foreign[-1].tag)
+    _log.info("ckptd: %s has only checkpoints of NxD; loading the latest, %s", root, foreign[-1].tag)
     return _load_foreign(root, foreign[-1].tag, targets)
 
 
@@ -219,7 +263,7 @@ def _nothing(root: str, tag: Optional[str] = None) -> NoCheckpoint:
     if tag is None:
         return NoCheckpoint(f"Error: no checkpoint under directory {root}", reason="NO_CHECKPOINT")
     begun = _foreign.is_there(root, tag)
-    why = "it has no `done`: its save was not finished, or its removal was begun" if begun else "it is not there"
+    why = "it has no `done`, so its save was not finished or its removal was begun" if begun else "there is no such directory"
     return NoCheckpoint(
         f"Error: no checkpoint {tag} under directory {root}: {why}", reason="NO_CHECKPOINT", tag=tag
     )
@@ -229,7 +273,7 @@ def _local(directory: _Path) -> str:
     text = os.fspath(directory)
     if text.startswith("s3://"):
         raise ValueError(
-            f'the directory is "{text}"; ckptd saves to a file system of this node and not to S3 yet: give a local path, and copy '
+            f'the directory is "{text}", but ckptd saves to file systems of this node and not to S3: give a local path, and copy '
             "finished checkpoints from there (aws s3 sync)"
         )
     return os.path.abspath(text)
@@ -240,14 +284,14 @@ def _kept(number: Optional[int]) -> Optional[int]:
         return None
     if number < 1:
         raise ValueError(
-            f"num_kept_ckpts is {number}; it is at least 1, and None or -1 keeps all (NxD would delete every checkpoint, this one "
-            "included)"
+            f"num_kept_ckpts is {number}; it must be at least 1, or None or -1 to keep all (NxD would delete every checkpoint, "
+            "this one included)"
         )
     return number
 
 
 def __getattr__(name: str) -> Any:
-    """So that `import ckptd.nxd as nxd` stands for `import neuronx_distributed as nxd`."""
+    """Finds other names in neuronx_distributed, so that `import ckptd.nxd as nxd` can replace its import."""
     if not name.startswith("_"):
         try:
             return getattr(importlib.import_module("neuronx_distributed"), name)

@@ -1,4 +1,4 @@
-"""Checkpoints that NxD wrote into a root, and how NxD tells which is the latest."""
+"""Checkpoints that NxD itself wrote into a root, and NxD's rule of which one is the latest."""
 
 import os
 from typing import List, NamedTuple
@@ -10,25 +10,27 @@ _MANIFEST = os.path.join(_OURS, "manifest")
 
 
 class Finished(NamedTuple):
-    """A tag with the marker of a finished save. In the order of NxD: by the marker's time; of one time, by name."""
+    """A tag with the marker of a finished save. Sorted as NxD sorts them: by the marker's time, then by name."""
 
     done_ns: int
     tag: str
 
 
 def finished(root: str) -> List[Finished]:
-    """NxD's finished tags, oldest first, without those that ckptd committed."""
+    """Returns NxD's finished tags, oldest first, without those that ckptd committed."""
     return [found for found in _with_marker(root) if not is_ours(root, found.tag)]
 
 
 def any_finished(root: str) -> bool:
-    """Whoever wrote it."""
+    """Returns whether a root has a finished checkpoint, of NxD or of ckptd."""
     return bool(_with_marker(root))
 
 
 def may_be_loaded(root: str, tag: str) -> bool:
-    """Whether a tag can be loaded by its name. A save that was begun must be finished. A folder with neither marker is one of
-    NxD's converter (scripts/checkpoint_converter.py), which writes none: such weights are never the latest.
+    """Returns whether a tag can be loaded by its name.
+
+    A save that was begun must be finished. A folder with neither marker may be one that NxD's converter
+    (scripts/checkpoint_converter.py) wrote, without markers; it is never the latest.
     """
     folder = os.path.join(root, tag)
     finished = os.path.exists(os.path.join(folder, _names.DONE))
@@ -36,16 +38,17 @@ def may_be_loaded(root: str, tag: str) -> bool:
 
 
 def is_there(root: str, tag: str) -> bool:
+    """Returns whether a tag has a directory, finished or not."""
     return os.path.isdir(os.path.join(root, tag))
 
 
 def is_root_of_ckptd(root: str) -> bool:
-    """Whether a daemon has ever worked here."""
+    """Returns whether a daemon has ever used the root."""
     return os.path.isdir(os.path.join(root, _OURS))
 
 
 def is_ours(root: str, tag: str) -> bool:
-    """Whether ckptd committed it."""
+    """Returns whether ckptd committed the tag."""
     return os.path.exists(os.path.join(root, tag, _MANIFEST))
 
 
@@ -61,5 +64,5 @@ def _with_marker(root: str) -> List[Finished]:
         try:
             found.append(Finished(os.stat(os.path.join(root, tag, _names.DONE)).st_mtime_ns, tag))
         except OSError:
-            continue  # No marker: not finished, half deleted, or no checkpoint at all.
+            continue  # No marker: unfinished, half deleted, or not a checkpoint.
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Loading what load_checkpoint() was asked for, out of one checkpoint."""
+"""Loads the targets of load_checkpoint() from one checkpoint."""
 
 import inspect
 import logging
@@ -7,7 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import torch
 
 from ckptd import errors
-from ckptd._into import Plan
+from ckptd._torch.load_into import LoadPlan
 from ckptd.nxd import _names, _reshard, _states, _xser
 from ckptd.nxd._sources import Classes, Source
 from ckptd.nxd._topology import Topology
@@ -15,8 +15,8 @@ from ckptd.nxd._topology import Topology
 _log = logging.getLogger("ckptd")
 
 
-class Targets(NamedTuple):
-    """The arguments of load_checkpoint() that are to be filled."""
+class LoadTargets(NamedTuple):
+    """The arguments of load_checkpoint() that it fills."""
 
     model: Any = None
     optimizer: Any = None
@@ -24,15 +24,15 @@ class Targets(NamedTuple):
     strict: bool = True
 
 
-class Trust(NamedTuple):
+class AllowedClasses(NamedTuple):
     """Which classes files may hold."""
 
     states: Classes = Classes()
-    others: Classes = Classes(anything=True)  # User content and the scheduler's state, as NxD.
+    others: Classes = Classes(anything=True)  # In user content and schedulers' states: any, as NxD.
 
 
-def check(targets: Targets) -> None:
-    """RuntimeError for what nothing can be loaded into, as NxD says it."""
+def check(targets: LoadTargets) -> None:
+    """Raises RuntimeError, in NxD's words, for an object that nothing can be loaded into."""
     for name, target in (("model", targets.model), ("optimizer", targets.optimizer)):
         if target is not None and not isinstance(target, dict) and not hasattr(target, "load_state_dict"):
             raise RuntimeError(
@@ -40,28 +40,28 @@ def check(targets: Targets) -> None:
             )
 
 
-def load(source: Source, topology: Topology, targets: Targets, trust: Trust) -> Any:
-    """Fills the targets; returns the user content, or None."""
+def load(source: Source, topology: Topology, targets: LoadTargets, allowed: AllowedClasses) -> Any:
+    """Fills the targets. Returns the user content, or None."""
     for name in _needed(source, topology, targets):
-        source.check(name)  # Before anything is changed.
+        source.check(name)  # Before any target is changed.
     waiting: Dict[int, Any] = {}
     if targets.model is not None:
-        waiting = _load_model(source, topology, targets, trust.states)
+        waiting = _load_model(source, topology, targets, allowed.states)
     if targets.optimizer is not None:
-        _load_optimizer(source, topology, targets.optimizer, trust.states)
+        _load_optimizer(source, topology, targets.optimizer, allowed.states)
     if waiting:
-        weights = _reshard.master_weights(source, topology, sorted(waiting), trust.states)
+        weights = _reshard.master_weights(source, topology, sorted(waiting), allowed.states)
         with torch.no_grad():
             for number, parameter in waiting.items():
                 parameter.copy_(weights[number])
     if targets.scheduler is not None:
-        targets.scheduler.load_state_dict(source.load(_names.SCHEDULER, trust.others))
+        targets.scheduler.load_state_dict(source.load(_names.SCHEDULER, allowed.others))
     if _names.USER_CONTENT in source.names:
-        return source.load(_names.USER_CONTENT, trust.others)
+        return source.load(_names.USER_CONTENT, allowed.others)
     return None
 
 
-def _needed(source: Source, topology: Topology, targets: Targets) -> List[str]:
+def _needed(source: Source, topology: Topology, targets: LoadTargets) -> List[str]:
     names = []
     if targets.model is not None:
         names.append(_names.model(topology))
@@ -76,8 +76,8 @@ def _needed(source: Source, topology: Topology, targets: Targets) -> List[str]:
 # ---- the model
 
 
-def _load_model(source: Source, topology: Topology, targets: Targets, classes: Classes) -> Dict[int, Any]:
-    """Returns the parameters that have no file, by their numbers in the optimizer: their master weights are to be had."""
+def _load_model(source: Source, topology: Topology, targets: LoadTargets, classes: Classes) -> Dict[int, Any]:
+    """Fills the model. Returns the parameters that are saved as master weights only, by their numbers in the optimizer."""
     name = _names.model(topology)
     model = targets.model
     into = _own_tensors(model)
@@ -100,7 +100,7 @@ def _load_model(source: Source, topology: Topology, targets: Targets, classes: C
     here = _states.of_model(model)
     if targets.strict:
         _check_keys(source, state, here)
-    for key in absent:  # What waits keeps its values until then.
+    for key in absent:  # They keep their values until the master weights are read.
         if key in here:
             state[key] = here[key]
         else:
@@ -110,18 +110,20 @@ def _load_model(source: Source, topology: Topology, targets: Targets, classes: C
 
 
 def _in_the_optimizer(
-    source: Source, topology: Topology, targets: Targets, absent: "List[str]"
+    source: Source, topology: Topology, targets: LoadTargets, absent: "List[str]"
 ) -> Dict[int, Any]:
-    """The parameters of these names, by their numbers in the optimizer. Refused where a weight is nowhere; a buffer that is
-    nowhere, for NxD does not save them then, keeps its value.
+    """Returns the parameters of these names, by their numbers in the optimizer.
+
+    Refused if a weight is missing there, too. A buffer that is missing keeps its value, because NxD does not save
+    buffers then.
     """
     numbers = {
         id(parameter): number for number, parameter in enumerate(_states.parameters_of(targets.optimizer))
     }
     if not isinstance(targets.model, torch.nn.Module) or not numbers or topology.ep_size > 1:
         raise errors.Refused(
-            f"the weights {_some(absent)} of {source.tag} were saved as the optimizer's master weights alone: they can be loaded into "
-            "a module and its optimizer, and not with expert parallelism, for only these tell which of them is which",
+            f"the weights {_some(absent)} of {source.tag} were saved only as the optimizer's master weights: load them into a "
+            "module together with its optimizer, and without expert parallelism, which is the only way to tell them apart",
             reason="STATE_MISMATCH",
             tag=source.tag,
         )
@@ -130,14 +132,14 @@ def _in_the_optimizer(
     weights = [name for name in nowhere if name in named]
     if weights and targets.strict:
         raise errors.Refused(
-            f"the weights {_some(weights)} of {source.tag} are nowhere: its model was saved as the optimizer's master weights alone, and "
-            "this optimizer does not have them; strict=False loads the others",
+            f"the weights {_some(weights)} of {source.tag} are missing: its model was saved only as the optimizer's master weights, "
+            "and this optimizer does not have them; load the others with strict=False",
             reason="STATE_MISMATCH",
             tag=source.tag,
         )
     if nowhere:
         _log.warning(
-            "ckptd: %s of %s are neither in the model's files nor among the master weights, and keep their values",
+            "ckptd: %s of %s are neither in the model's files nor among the master weights, so they keep their values",
             _some(nowhere),
             source.tag,
         )
@@ -152,7 +154,7 @@ def _check_keys(source: Source, saved: Any, here: Any) -> None:
     differing = sorted(map(str, saved.keys() ^ here.keys()))
     if differing:
         raise errors.Refused(
-            f"the model of {source.tag} and the one that it is to be loaded into differ in {', '.join(differing[:8])}",
+            f"the model of {source.tag} and the model to fill differ in {', '.join(differing[:8])}",
             reason="STATE_MISMATCH",
             tag=source.tag,
         )
@@ -166,8 +168,8 @@ def _put(target: Any, state: Any, strict: bool) -> None:
 
 
 def _fill(target: Dict[Any, Any], state: Any) -> None:
-    """A dict: in place where it is like what was saved, else with what was saved."""
-    plan = Plan(state, target)
+    """Fills a dict: in place if it matches the saved state, else by replacing its values."""
+    plan = LoadPlan(state, target)
     if plan.differences:
         target.update(state)
     else:
@@ -175,7 +177,7 @@ def _fill(target: Dict[Any, Any], state: Any) -> None:
 
 
 def _own_tensors(model: Any) -> "Optional[Dict[str, Any]]":
-    """The tensors that load_state_dict() would fill, where it does nothing but that; else None."""
+    """Returns the tensors that load_state_dict() would fill, or None if it may do more than fill them."""
     if isinstance(model, dict):
         return model if all(type(value) is torch.Tensor for value in model.values()) and model else None
     if not isinstance(model, torch.nn.Module) or hasattr(model, "local_state_dict"):
@@ -198,7 +200,7 @@ _HOOKS = (
 
 
 def _loads_plainly(module: Any) -> bool:
-    """torch's own modules load older versions of themselves, and nothing else by themselves."""
+    """Returns whether a module loads its state as torch's own modules do."""
     loader = inspect.getmodule(type(module)._load_from_state_dict)
     return loader is not None and (
         loader.__name__ == "torch.nn" or loader.__name__.startswith("torch.nn.modules.")
@@ -208,7 +210,7 @@ def _loads_plainly(module: Any) -> bool:
 def _load_each(
     source: Source, name: str, references: Any, into: "Dict[str, Any]", classes: Classes
 ) -> bool:
-    """Tensor by tensor into where it belongs; False, and nothing is changed, where that does not fit or is not known."""
+    """Fills tensor by tensor in place. Returns False, with nothing changed, if the tensors do not match or are not known."""
     info_name = _names.info(name)
     if (
         info_name not in source.names
@@ -244,14 +246,14 @@ def _load_optimizer(source: Source, topology: Topology, optimizer: Any, classes:
     if zero1:
         if topology.cp_size > 1:
             raise ValueError(
-                f"cp_size is {topology.cp_size} with a ZeRO-1 optimizer: all but one context-parallel rank's state was lost when it "
-                "was saved, for NxD's names of files cannot tell them apart"
+                f"cp_size is {topology.cp_size} with a ZeRO-1 optimizer: the state of all but one context-parallel rank was lost when "
+                "it was saved, because NxD's names of files do not distinguish them"
             )
         state = _reshard.load(source, topology, classes)
     else:
         if probe:
             raise errors.Refused(
-                f"the optimizer's state of {source.tag} is sharded (ZeRO-1), and the optimizer is not: one shard is not the whole",
+                f"the optimizer's state of {source.tag} is sharded (ZeRO-1), but this optimizer is not: load it into a ZeRO-1 optimizer",
                 reason="STATE_MISMATCH",
                 tag=source.tag,
             )

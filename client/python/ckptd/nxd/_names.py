@@ -1,4 +1,4 @@
-"""NxD's names of files, and what may be a name of a checkpoint. Every number has two digits at least."""
+"""NxD's names of files, in which every number has at least two digits, and the rule for names of checkpoints."""
 
 import re
 from typing import Any, Optional
@@ -23,51 +23,51 @@ def _expert(topology: Topology) -> Optional[int]:
 
 
 def model(topology: Topology) -> str:
-    """All replicas have one file."""
+    """Returns the model's file, one for all replicas."""
     return _name("model", 0, _expert(topology), topology)
 
 
 def optimizer(topology: Topology) -> str:
-    """Without ZeRO-1: all replicas have one file."""
+    """Returns the optimizer's file without ZeRO-1, one for all replicas."""
     return _name("optim", 0, _expert(topology), topology)
 
 
 def zero1(topology: Topology, dp: Optional[int] = None) -> str:
-    """With ZeRO-1: every rank has its own; dp: another rank's."""
+    """Returns the optimizer's file with ZeRO-1, one for each rank. dp: of another data-parallel rank."""
     return _name("optim", topology.dp_rank if dp is None else dp, None, topology)
 
 
 def zero1_probe() -> str:
-    """The file that is there when an optimizer's state is that of ZeRO-1, and dp is more than 1."""
+    """Returns the file that exists exactly if the optimizer's state is sharded by ZeRO-1 and dp is more than 1."""
     return _name("optim", 1, None, Topology())
 
 
 def info(name: str) -> str:
-    """Of an xser file: what its tensors are."""
+    """Returns the file that describes the tensors of an xser file."""
     return f"{name}.info.pt"
 
 
 def tensors(name: str) -> str:
-    """Of an xser file: the folder of its tensors."""
+    """Returns the folder of the tensors of an xser file."""
     return f"{name}.tensors"
 
 
 def tensor(name: str, tid: int) -> str:
-    """Of an xser file: that of one tensor."""
+    """Returns the file of one tensor of an xser file."""
     return f"{name}.tensors/tensor_{tid}.pt"
 
 
 def of_first_expert(name: str) -> str:
-    """The same file of expert-parallel rank 0, which may have the tensors that all experts share."""
+    """Returns the same file of expert-parallel rank 0, which may have the tensors that all experts share."""
     return re.sub(r"_ep_rank_\d+_", "_ep_rank_00_", name)
 
 
 def check_tag(tag: Any) -> None:
-    """ValueError unless a checkpoint can have this name."""
+    """Raises ValueError unless a checkpoint can have this name."""
     if not isinstance(tag, str):
-        raise ValueError(f"tag is {tag!r}; it is a string")
+        raise ValueError(f"tag is {tag!r}; it must be a string")
     if not _TAG.fullmatch(tag) or tag == "latest":
         raise ValueError(
-            f'tag is "{tag}"; it is one directory\'s name of 1 to 200 characters A-Z a-z 0-9 . _ = + , @ -, the first neither '
+            f'tag is "{tag}"; it must be a directory\'s name of 1 to 200 characters A-Z a-z 0-9 . _ = + , @ -, the first neither '
             '"." nor "-", and not "latest": a tag with a slash would be saved where no loader looks'
         )

@@ -1,4 +1,4 @@
-"""Reading pickles with an allow-list of classes, and writing those that name torch_xla's class without having it."""
+"""Reads pickles with an allow-list of classes, and writes pickles that name torch_xla's class without importing it."""
 
 import collections
 import io
@@ -8,12 +8,14 @@ from typing import Any, Callable, Dict, Sequence, Tuple
 
 import torch
 
-from ckptd import _scripts, errors
+from ckptd import errors
+from ckptd._torch import script_check
 
 
 class TensorReference:
-    """Stands in an xser file for a tensor that has a file of its own. Known to everybody else as
-    torch_xla.utils.serialization.TensorReference, and pickled by that name.
+    """Stands in an xser file for a tensor that has a file of its own.
+
+    It is pickled as torch_xla.utils.serialization.TensorReference, whose place it takes.
     """
 
     def __init__(self, tid: int) -> None:
@@ -21,7 +23,7 @@ class TensorReference:
 
 
 class InternalTensorReference(TensorReference):
-    """What NxD leaves there, by mistake, for a tensor inside of a list. Its file is there."""
+    """What NxD writes, by mistake, for a tensor inside a list. The tensor has a file, too."""
 
 
 _REFERENCE = ("torch_xla.utils.serialization", "TensorReference")
@@ -32,14 +34,14 @@ _OURS: Dict[Tuple[str, str], Any] = {
 
 
 def _bytes_of(text: Any = "", encoding: Any = "latin1") -> bytes:
-    """How protocol 2 writes bytes. Other encodings would import the module of a codec."""
+    """Makes bytes as pickle protocol 2 writes them. Other encodings would import the module of a codec."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError("bytes that are not made of text by latin1")
+        raise pickle.UnpicklingError("bytes that are not encoded as latin1")
     return text.encode("latin1")
 
 
 def _rebuild(make: "Callable[..., Any]", hooks_at: int) -> "Callable[..., Any]":
-    """`make`, one of torch's functions that make a tensor, without backward hooks: they would be called later."""
+    """Wraps a function of torch that makes a tensor: refuses backward hooks, which would be called later."""
 
     def checked(*args: Any) -> Any:
         if len(args) > hooks_at and args[hooks_at]:
@@ -55,22 +57,23 @@ _TENSORS = [_tensor_v2]
 
 
 def _with_attributes(tensor: Any, state: Any) -> Any:
-    """Sets the attributes that a program has put on a tensor, such as NxD's expert_model_parallel. Refuses those that a
-    tensor has of its own: setting one of them could change how it is computed with, or what its memory is.
+    """Sets the attributes that a program has put on a tensor, such as NxD's expert_model_parallel.
+
+    Refuses those that every tensor has: setting one could change how it is computed with, or what its memory is.
     """
     if isinstance(state, tuple) and len(state) == 2 and not state[1]:
         state = state[0]
     if state is not None and not isinstance(state, dict):
-        raise pickle.UnpicklingError(f"the attributes of a tensor are a {type(state).__name__}")
+        raise pickle.UnpicklingError(f"the attributes of a tensor are a {type(state).__name__} and not a dict")
     for name, value in (state or {}).items():
         if not isinstance(name, str) or name.startswith("_") or hasattr(torch.nn.Parameter, name):
-            raise pickle.UnpicklingError(f"a tensor whose own attribute {name!r} is set")
+            raise pickle.UnpicklingError(f"a tensor whose built-in attribute {name!r} is set")
         setattr(tensor, name, value)
     return tensor
 
 
 def _tensor_of_type(more: "Sequence[Any]") -> "Callable[..., Any]":
-    """What torch._tensor._rebuild_from_type_v2 does, for plain tensors and for the classes `more`."""
+    """Returns a torch._tensor._rebuild_from_type_v2 for plain tensors and the classes `more` only."""
 
     def make(function: Any, kind: Any, args: Any, state: Any) -> Any:
         if function in _TENSORS and isinstance(args, tuple):
@@ -78,7 +81,7 @@ def _tensor_of_type(more: "Sequence[Any]") -> "Callable[..., Any]":
                 return _with_attributes(function(*args), state)
             if any(kind is one for one in more):
                 return torch._tensor._rebuild_from_type_v2(function, kind, args, state)
-        raise pickle.UnpicklingError("a tensor of another class that is not made as torch makes it")
+        raise pickle.UnpicklingError("a tensor of another class, or one that is not made as torch makes it")
 
     return make
 
@@ -87,7 +90,7 @@ def _parameter_with_state(data: Any, requires_grad: Any, hooks: Any, state: Any)
     return _with_attributes(_parameter(data, requires_grad, hooks), state)
 
 
-# Functions and classes that may be called. None of them runs anything, whatever its arguments are.
+# Functions and classes that a file may call. None of them runs code from its arguments.
 _CALLED: Dict[Tuple[str, str], Any] = {
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("collections", "defaultdict"): collections.defaultdict,
@@ -105,7 +108,7 @@ for _builtins in ("builtins", "__builtin__"):
 if hasattr(torch._utils, "_rebuild_tensor_v3"):
     _TENSORS.append(_rebuild(torch._utils._rebuild_tensor_v3, 5))
     _CALLED["torch._utils", "_rebuild_tensor_v3"] = _TENSORS[-1]
-# Classes that files name and never make an instance of. A storage, for one, would take any number for its allocator.
+# Classes that a file may name but not call. A storage, for one, would take any number as its allocator.
 _NAMED: Dict[Tuple[str, str], Any] = {
     ("torch", "Tensor"): torch.Tensor,
     ("torch.storage", "UntypedStorage"): torch.UntypedStorage,
@@ -113,7 +116,7 @@ _NAMED: Dict[Tuple[str, str], Any] = {
 
 
 def _named(module: str, name: str) -> Any:
-    """A class that a file may name but not call, or None."""
+    """Returns a class or dtype that a file may name but not call, or None."""
     found = _NAMED.get((module, name))
     if found is None and module == "torch" and "." not in name:
         found = getattr(torch, name, None)
@@ -126,10 +129,14 @@ _PythonUnpickler: Any = pickle._Unpickler
 
 
 def _strict(more: "Dict[Tuple[str, str], Any]", refuse: "Callable[[str], Exception]") -> Any:
-    """An unpickler for files that nobody vouches for. more: what the user allows, which may do all that Python can.
+    """Returns an unpickler for files that are not trusted.
 
-    Python's own (pickle._Unpickler), for it lets each operation be checked. C's would set attributes of whatever is on its
-    stack, of classes and functions, too.
+    It derives from Python's own unpickler (pickle._Unpickler), whose operations can be checked one by one. The one in C
+    would set attributes of anything on its stack, even of classes and functions.
+
+    Args:
+        more: what the user allows in addition, by (module, name). It may do whatever Python can.
+        refuse: makes the error for what is not allowed.
     """
     more_allowed = list(more.values())
     called = {**_CALLED, ("torch._tensor", "_rebuild_from_type_v2"): _tensor_of_type(more_allowed), **more}
@@ -171,7 +178,7 @@ def _strict(more: "Dict[Tuple[str, str], Any]", refuse: "Callable[[str], Excepti
             if type(target) not in (TensorReference, InternalTensorReference, collections.OrderedDict):
                 raise refuse(f"a state for {_name_of(target)}")
             if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
-                raise pickle.UnpicklingError(f"a {type(target).__name__} whose state is no dict of names")
+                raise pickle.UnpicklingError(f"a {type(target).__name__} whose state is not a dict of names")
             self.stack.pop()
             target.__dict__.update(state)
 
@@ -192,7 +199,7 @@ def _name_of(value: Any) -> str:
 
 
 def _trusting(more: "Dict[Tuple[str, str], Any]") -> Any:
-    """An unpickler that takes every class there is."""
+    """Returns an unpickler that allows every class."""
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
@@ -203,15 +210,21 @@ def _trusting(more: "Dict[Tuple[str, str], Any]") -> Any:
 
 
 def load(file: Any, what: str, safe_globals: Sequence[Any] = (), anything: bool = False) -> Any:
-    """torch.load of an open file onto the CPU. Refused names the first class that is not allowed.
+    """Loads an open file onto the CPU, as torch.load does.
 
-    what: the file's name in messages. anything: every class there is, which may run code.
+    Args:
+        what: the file's name in messages.
+        safe_globals: classes to allow in addition.
+        anything: allow every class, which may run code.
+
+    Raises:
+        errors.Refused: the file holds a class that is not allowed; the message names the first one.
     """
     more = {(kind.__module__, kind.__qualname__): kind for kind in safe_globals}
 
     def refuse(name: str) -> Exception:
         return errors.Refused(
-            f"{what} holds {name}, which no state of a model or an optimizer needs and which could run code: allow it by "
+            f"{what} holds {name}, which a model's or an optimizer's state does not need and which could run code: allow it by "
             "ckptd.nxd.configure(safe_globals=[...]), or everything by configure(weights_only=False) if you trust the file",
             reason="UNSAFE_GLOBALS",
             path=what,
@@ -220,7 +233,7 @@ def load(file: Any, what: str, safe_globals: Sequence[Any] = (), anything: bool 
     if anything:
         reader = _trusting(more)
     else:
-        file = _scripts.checked(file, refuse)
+        file = script_check.checked(file, refuse)
         reader = _strict(more, refuse)
 
     def load_one(file: Any, **options: Any) -> Any:
@@ -233,14 +246,14 @@ def load(file: Any, what: str, safe_globals: Sequence[Any] = (), anything: bool 
 
 
 def image_of_references(state: Any) -> bytes:
-    """The file of a state whose tensors were taken out of it. torch.save writes it: it is small."""
+    """Returns the file of a state with references in the place of tensors. torch.save writes it, as it is small."""
     file = io.BytesIO()
     torch.save(state, file, pickle_module=_writer)
     return file.getvalue()
 
 
 class _Pickler(pickle._Pickler):
-    """Python's own, for it lets one class go by another name."""
+    """Python's own pickler, which can be made to write another name for a class."""
 
     def save_global(self, obj: Any, name: Any = None) -> None:
         if obj is not TensorReference:

@@ -1,4 +1,4 @@
-"""What this process knows between two calls: how it was configured, its runs, and the save that may still be under way."""
+"""The state of this process between two calls: its settings, its runs, and the save that may still be in flight."""
 
 import atexit
 import logging
@@ -10,18 +10,18 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 import ckptd
 from ckptd import errors
 from ckptd._client import DEFAULT_ENDPOINT
-from ckptd._late import Late
+from ckptd._torch.deferred_tensors import DeferredTensors
 from ckptd.nxd import _parts, _topology
-from ckptd.nxd._loading import Trust
+from ckptd.nxd._loading import AllowedClasses
 from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
 
 _log = logging.getLogger("ckptd")
-_SHARE_OF_MEMORY = 4  # A private daemon's pool is this machine's memory, divided by that.
+_POOL_DIVISOR = 4  # A private daemon's pool is this machine's memory divided by this.
 
 
 class Settings(NamedTuple):
-    """See configure()."""
+    """The arguments of configure()."""
 
     endpoint: Optional[str] = None
     topology: Optional[Topology] = None
@@ -31,25 +31,25 @@ class Settings(NamedTuple):
     safe_globals: Tuple[Any, ...] = ()
     weights_only: Optional[bool] = None
 
-    def trust(self) -> Trust:
-        """weights_only None: anything in user content and the scheduler's state, as NxD, and nowhere else."""
+    def allowed_classes(self) -> AllowedClasses:
+        """Returns which classes files may hold. By default anything in user content and schedulers' states, as NxD."""
         states = Classes(self.safe_globals, self.weights_only is False)
-        return Trust(states, Classes(self.safe_globals, self.weights_only is not True))
+        return AllowedClasses(states, Classes(self.safe_globals, self.weights_only is not True))
 
 
 class Job:
-    """One root, as this rank sees it."""
+    """One root in this process."""
 
     def __init__(self, client: "ckptd.Client", root: str, topology: Topology, commit_timeout: float) -> None:
         self.topology = topology
         self.run = client.run(
             root, rank=topology.rank, world_size=topology.world_size, commit_timeout=commit_timeout
         )
-        self.resumed = False  # Or begun without resuming: from then on the latest is that of now.
+        self.resumed = False  # Or has saved without resuming. From then on "latest" is the newest one at each load.
 
 
 class Process:
-    """Thread-safe, but one checkpoint at a time, as with NxD."""
+    """The state of this process. Thread-safe; it saves one checkpoint at a time, as NxD does."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -57,16 +57,17 @@ class Process:
         self._client: "Optional[ckptd.Client]" = None
         self._private: "Optional[ckptd.LocalDaemon]" = None
         self._topology: Optional[Topology] = None
-        self._configured = 0  # How often.
-        self._checked = False  # That no two ranks say that they are the same.
+        self._configured = 0  # How often configure() was called.
+        self._checked = False  # Whether the ranks have compared their coordinates.
         self._jobs: Dict[str, Job] = {}
         self._pending: "Optional[ckptd.Save]" = None
-        self._failed: Optional[errors.CkptdError] = None  # Not yet raised on all ranks.
+        self._failed: Optional[errors.CkptdError] = None  # To be raised by the next call, on every rank.
         self._at_exit = False
 
     def configure(self, settings: Settings) -> None:
+        """Replaces the settings; closes what was opened with the old ones."""
         with self._lock:
-            self._settle()
+            self._await_pending()
             self.settings = settings
             self._topology = None
             self._configured += 1
@@ -80,7 +81,7 @@ class Process:
                 private.stop()
 
     def job(self, directory: "str | os.PathLike[str]") -> Job:
-        """The run of a root; the daemon, the topology and the run are found at its first use."""
+        """Returns the job of a root; connects to the daemon and joins the run at the first use."""
         root = os.path.abspath(os.fspath(directory))
         with self._lock:
             if root not in self._jobs:
@@ -89,30 +90,31 @@ class Process:
             return self._jobs[root]
 
     def topology(self) -> Topology:
+        """Returns this rank's coordinates."""
         with self._lock:
             if self._topology is None:
                 self._topology = _topology.complete(self.settings.topology)
             return self._topology
 
     def save(
-        self, job: Job, tag: str, wanted: _parts.Wanted, kept: Optional[int], wait: bool
+        self, job: Job, tag: str, arguments: _parts.SaveArguments, kept: Optional[int], wait: bool
     ) -> None:
-        """Stages this rank's part; wait: until the checkpoint is committed."""
+        """Saves this rank's part. wait: return when the checkpoint is committed, not when the part is staged."""
         with self._lock:
             self._check_together(job)
             job.resumed = True
-            job.run._num_kept_ckpts = kept
-            late = Late()
+            job.run._membership.num_kept_ckpts = kept
+            deferred = DeferredTensors()
             try:
-                save = job.run.save(tag, files=_Files(job.topology, wanted, late), timeout=self.settings.commit_timeout)
+                save = job.run.save(tag, files=_Files(job.topology, arguments, deferred), timeout=self.settings.commit_timeout)
             except errors.Refused:
-                raise  # As on all ranks, now.
+                raise  # On every rank, now.
             except BaseException as error:
-                if not wait:  # The other ranks may hear of it at their next call only: there they all do.
+                if not wait:  # Other ranks may hear of it at their next call only, so all raise it there.
                     self._failed = error if isinstance(error, errors.CkptdError) else _failed_here(tag, error)
                 raise
             finally:
-                late.release()
+                deferred.release()
             if wait:
                 save.wait("committed", self.settings.timeout)
                 return
@@ -128,19 +130,19 @@ class Process:
         self._checked = True
 
     def finish(self) -> None:
-        """Waits for the save that is under way. Raises when it, or the one before, has failed: on every rank alike."""
+        """Waits for the save in flight. Raises its error, or that of the one before, on every rank."""
         with self._lock:
-            self._settle()
+            self._await_pending()
             failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
 
-    def settle(self) -> None:
-        """Waits for the save that is under way; its failure is raised by finish()."""
+    def await_pending(self) -> None:
+        """Waits for the save in flight. finish() raises its error later."""
         with self._lock:
-            self._settle()
+            self._await_pending()
 
-    def _settle(self) -> None:
+    def _await_pending(self) -> None:
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -158,13 +160,13 @@ class Process:
         return self._client
 
     def _start_private(self) -> str:
-        """The same for all ranks of this user on this machine."""
+        """Starts or joins the private daemon that all ranks of this user on this machine share."""
         folder = os.path.join(tempfile.gettempdir(), f"ckptd-nxd-{os.getuid()}")
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        pool = self.settings.pool_bytes or max(1 << 30, memory // _SHARE_OF_MEMORY)
+        pool = self.settings.pool_bytes or max(1 << 30, memory // _POOL_DIVISOR)
         _log.info(
-            "ckptd: neither $CKPTD_ENDPOINT nor a service: a private daemon is used, in %s, with a pool of %d MiB for the saves of "
-            "all ranks; ckptd.nxd.configure() chooses another",
+            "ckptd: there is neither $CKPTD_ENDPOINT nor a service, so all ranks use a private daemon in %s with a pool of %d MiB; "
+            "choose another one with ckptd.nxd.configure()",
             folder,
             pool >> 20,
         )
@@ -172,9 +174,9 @@ class Process:
         return self._private.endpoint
 
     def _end(self) -> None:
-        """At the end of the process: what was sealed is finished by the daemon anyway; how, is said in the log."""
+        """Logs how the last save ended, at the end of the process."""
         with self._lock:
-            self._settle()
+            self._await_pending()
             if self._failed is not None:
                 _log.error("ckptd: the last save has failed: %s", self._failed)
 
@@ -185,11 +187,11 @@ def _failed_here(tag: str, error: BaseException) -> errors.CkptdError:
 
 
 class _Files(Dict[str, Any]):
-    """This rank's files. What goes wrong when they are put together ends the save on all ranks, for it does inside of save()."""
+    """This rank's files, which are made while Run.save() iterates over them: an error there ends the save on all ranks."""
 
-    def __init__(self, topology: Topology, wanted: _parts.Wanted, late: Late) -> None:
+    def __init__(self, topology: Topology, arguments: _parts.SaveArguments, deferred: DeferredTensors) -> None:
         super().__init__()
-        self._arguments = (topology, wanted, late)
+        self._arguments = (topology, arguments, deferred)
 
     def items(self) -> Any:
         return _parts.files(*self._arguments)

@@ -1,8 +1,8 @@
-"""ZeRO-1 state for another number of data-parallel ranks than it was saved by.
+"""Loads ZeRO-1 state with another number of data-parallel ranks than it was saved with.
 
-The rule of NxD: a parameter's state, and its master weights, are padded along dimension 0 with zeros to a multiple of dp, and
-cut into dp equal pieces. So rank r of dp has rows [r x n, (r + 1) x n) of ceil(rows / dp) = n, and what lies beyond `rows` is
-zeros. A rank reads the old pieces that its own overlap with, one at a time; no rank holds a whole state.
+NxD pads a parameter's state and its master weights with zeros along dimension 0 to a multiple of dp, and cuts them into dp
+equal pieces. So rank r has the rows [r x n, (r + 1) x n), with n = ceil(rows / dp), and rows beyond `rows` are zeros. A rank
+reads the old pieces that its own overlap, one at a time; no rank holds the whole state.
 """
 
 from typing import Any, Dict, List, Optional, Tuple
@@ -19,7 +19,7 @@ _SHARDED = ("base_state", "sharded_master_weights")
 
 
 def saved_by(source: Source, topology: Topology) -> int:
-    """How many data-parallel ranks have saved the state of this tp and pp rank."""
+    """Returns how many data-parallel ranks have saved the state of this tp and pp rank."""
     count = 0
     while _names.zero1(topology, count) in source.names:
         count += 1
@@ -27,7 +27,7 @@ def saved_by(source: Source, topology: Topology) -> int:
 
 
 def load(source: Source, topology: Topology, classes: Classes) -> Any:
-    """This rank's state, from whatever number of ranks."""
+    """Returns this rank's state, whatever the number of ranks that saved it."""
     before = saved_by(source, topology)
     if before == 0:
         source.check(_names.zero1(topology, 0))
@@ -36,7 +36,7 @@ def load(source: Source, topology: Topology, classes: Classes) -> Any:
     if topology.ep_size > 1:
         raise errors.Refused(
             f"the ZeRO-1 state of {source.tag} was saved by dp {before} and is loaded by dp {topology.dp_size} with expert "
-            "parallelism, where it cannot be cut anew while it is loaded: convert it first (ckptctl convert nxd-zero)",
+            "parallelism, which is not supported while loading: convert it first (ckptctl convert nxd-zero)",
             reason="STATE_MISMATCH",
             tag=source.tag,
         )
@@ -44,6 +44,8 @@ def load(source: Source, topology: Topology, classes: Classes) -> Any:
 
 
 class _Reshard:
+    """Cuts one rank's state out of the pieces of another number of ranks."""
+
     def __init__(self, source: Source, topology: Topology, before: int, classes: Classes) -> None:
         self._source = source
         self._topology = topology
@@ -51,13 +53,13 @@ class _Reshard:
         self._classes = classes
         info = _names.info(_names.zero1(topology, 0))
         self._info: Dict[int, Any] = source.load(info, classes) if info in source.names else {}
-        self._targets: List[Tuple[Tuple[Any, ...], Any, int]] = []  # Where in the state, this rank's piece, rows.
+        self._targets: List[Tuple[Tuple[Any, ...], Any, int]] = []  # (path in the state, this rank's piece, rows of the whole)
 
     def run(self) -> Any:
         first = self._references(0)
         shapes = first.get("shape_info") if isinstance(first, dict) else None
         if not isinstance(shapes, dict) or not isinstance(first.get("base_state"), dict):
-            raise self._refused("its state has no shape_info and base_state, which ZeRO-1 has")
+            raise self._refused("it has no shape_info and base_state, which ZeRO-1 state has")
         self._shapes = shapes
         state = {}
         for part, value in first.items():
@@ -66,7 +68,7 @@ class _Reshard:
                     number: self._prepare((part, number), item, shapes.get(number)) for number, item in value.items()
                 }
             else:
-                state[part] = self._whole(0, value)  # The same everywhere.
+                state[part] = self._whole(0, value)  # The same on every rank.
         for old in range(self._before):
             wanted = [target for target in self._targets if self._overlap(target[2], old)[0]]
             if wanted:
@@ -86,7 +88,7 @@ class _Reshard:
         return whole
 
     def _prepare(self, where: Tuple[Any, ...], value: Any, shape: Any) -> Any:
-        """What of this rank's state takes the place of the first old rank's `value`."""
+        """Returns this rank's counterpart of the first old rank's `value`, with empty pieces to fill."""
         if isinstance(value, dict):
             return {key: self._prepare((*where, key), item, shape) for key, item in value.items()}
         there = self._described(value)
@@ -94,18 +96,18 @@ class _Reshard:
             return self._whole(0, value)
         saved, dtype = there
         if not shape:
-            raise self._refused(f"{_said(where)} has the shape {saved}, and shape_info says nothing of it")
+            raise self._refused(f"{_path_text(where)} has the shape {saved}, and shape_info does not have it")
         rows, rest = int(shape[0]), list(shape[1:])
-        if saved != [_piece(rows, self._before), *rest]:
+        if saved != [_piece_rows(rows, self._before), *rest]:
             raise self._refused(
-                f"{_said(where)} has the shape {saved}, and a piece of {list(shape)} has {[_piece(rows, self._before), *rest]}"
+                f"{_path_text(where)} has the shape {saved}, but a piece of {list(shape)} has {[_piece_rows(rows, self._before), *rest]}"
             )
-        piece = torch.zeros([_piece(rows, self._topology.dp_size), *rest], dtype=dtype)
+        piece = torch.zeros([_piece_rows(rows, self._topology.dp_size), *rest], dtype=dtype)
         self._targets.append((where, piece, rows))
         return piece
 
     def _described(self, value: Any) -> "Optional[Tuple[List[int], Any]]":
-        """Shape and type of a tensor of the first old rank, without reading it where that is written down."""
+        """Returns (shape, dtype) of a tensor of the first old rank, from its description or else by reading it."""
         if isinstance(value, TensorReference):
             known = self._info.get(value.tid)
             if known is not None:
@@ -114,8 +116,8 @@ class _Reshard:
         return (list(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
     def _overlap(self, rows: int, old: int) -> Tuple[int, int, int]:
-        """(number of rows, first of them in this rank's piece, first of them in the old one's)."""
-        mine, theirs = _piece(rows, self._topology.dp_size), _piece(rows, self._before)
+        """Returns (number of shared rows, the first one in this rank's piece, the first one in the old piece)."""
+        mine, theirs = _piece_rows(rows, self._topology.dp_size), _piece_rows(rows, self._before)
         begin = max(self._topology.dp_rank * mine, old * theirs)
         end = min((self._topology.dp_rank + 1) * mine, (old + 1) * theirs, rows)
         return max(0, end - begin), begin - self._topology.dp_rank * mine, begin - old * theirs
@@ -127,29 +129,29 @@ class _Reshard:
         if isinstance(value, TensorReference):
             value = self._whole(old, value)
         count, to, of = self._overlap(rows, old)
-        if list(value.shape) != [_piece(rows, self._before), *piece.shape[1:]] or value.dtype != piece.dtype:
-            raise self._refused(f"{_said(where)} of data-parallel rank {old} is not like that of rank 0")
+        if list(value.shape) != [_piece_rows(rows, self._before), *piece.shape[1:]] or value.dtype != piece.dtype:
+            raise self._refused(f"{_path_text(where)} of data-parallel rank {old} differs in shape or dtype from that of rank 0")
         piece[to : to + count] = value[of : of + count]
 
     def _refused(self, why: str) -> errors.Refused:
         return errors.Refused(
-            f"the ZeRO-1 state of {self._source.tag} was saved by dp {self._before}, and cannot be cut for dp "
+            f"the ZeRO-1 state of {self._source.tag} was saved by dp {self._before} and cannot be cut for dp "
             f"{self._topology.dp_size}: {why}",
             reason="STATE_MISMATCH",
             tag=self._source.tag,
         )
 
 
-def _piece(rows: int, count: int) -> int:
+def _piece_rows(rows: int, count: int) -> int:
     return -(-rows // count)
 
 
-def _said(where: Tuple[Any, ...]) -> str:
+def _path_text(where: Tuple[Any, ...]) -> str:
     return ".".join(map(str, where))
 
 
 def master_weights(source: Source, topology: Topology, numbers: "List[int]", classes: Classes) -> Dict[int, Any]:
-    """The whole parameters with these numbers, from the master weights of all data-parallel ranks."""
+    """Returns whole parameters by number, joined from the master weights of all data-parallel ranks."""
     pieces: Dict[int, List[Any]] = {number: [] for number in numbers}
     shapes: Dict[int, Any] = {}
     for old in range(saved_by(source, topology)):
@@ -173,6 +175,6 @@ def master_weights(source: Source, topology: Topology, numbers: "List[int]", cla
 
 
 def _joined(pieces: "List[Any]", shape: Any) -> Any:
-    if not shape:  # Of no dimension: the same everywhere.
+    if not shape:  # Without a dimension it is the same on every rank.
         return pieces[0]
     return torch.cat(pieces)[: int(shape[0])]

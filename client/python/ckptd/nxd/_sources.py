@@ -1,4 +1,4 @@
-"""Where a checkpoint is read from: one that ckptd committed, every byte checked, or a folder that NxD wrote."""
+"""Where a checkpoint is read from: one that ckptd committed, whose bytes are verified, or a folder that NxD wrote."""
 
 import contextlib
 import errno
@@ -25,23 +25,23 @@ class Source:
         self.names = names
 
     def load(self, name: str, classes: Classes) -> Any:
-        """The object in one file, on the CPU, references as they are."""
+        """Returns the object in one file, on the CPU, with references unresolved."""
         with self.file(name) as file:
             return _pickles.load(file, f"{name} of {self.tag}", classes.more, classes.anything)
 
     def load_into(self, name: str, target: Any, classes: Classes) -> bool:
-        """Fills the tensors of `target`, without a second copy; False when it does not fit: then nothing is changed."""
+        """Fills the tensors of `target` without a second copy. Returns False, with nothing changed, if it does not fit."""
         return False
 
     def check(self, name: str) -> None:
-        """NotFound unless the file is there."""
+        """Raises errors.NotFound unless the checkpoint has the file."""
         if name not in self.names:
             folder = name.rpartition("/")[0]
             beside = sorted(other for other in self.names if other.rpartition("/")[0] == folder)
             there = ", ".join(beside[:6]) + (", ..." if len(beside) > 6 else "")
             raise errors.NotFound(
-                f'{self.tag} has no file "{name}"; there it has {there or "none"}: was it saved without this, or with another '
-                "topology?",
+                f'{self.tag} has no file "{name}"; in that folder it has {there or "none"}: was it saved without this, or with '
+                "another topology?",
                 reason="UNKNOWN_FILE",
                 tag=self.tag,
                 path=name,
@@ -49,13 +49,13 @@ class Source:
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Any]:
-        """One file, open for reading."""
+        """Opens one file for reading."""
         raise NotImplementedError
         yield
 
 
 class Committed(Source):
-    """By ckptd."""
+    """A checkpoint that ckptd committed."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.tag, frozenset(checkpoint.files))
@@ -80,7 +80,7 @@ class Committed(Source):
 
 
 class Foreign(Source):
-    """A tag's folder as NxD left it. Nothing says what its bytes should be."""
+    """A folder that NxD wrote. There are no checksums to verify its bytes with."""
 
     def __init__(self, root: str, tag: str) -> None:
         self._path = os.path.join(root, tag)
@@ -97,13 +97,13 @@ class Foreign(Source):
             with open(os.path.join(self._path, name), "rb") as file:
                 yield file
         except (errors.CkptdError, ImportError, AttributeError, MemoryError):
-            raise  # A class that is not here, for one: the file is not to blame.
-        except Exception as error:  # There is nothing that torch and pickle do not raise for a wrong byte.
-            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # That is a place before the file's begin.
+            raise  # Such as a class that is not installed here: the file is not at fault.
+        except Exception as error:  # torch and pickle may raise anything for a wrong byte.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek to before the file's begin.
                 raise
             raise errors.Corrupt(
-                f"{name} of {self.tag} in {os.path.dirname(self._path)} cannot be read: {error}; NxD wrote it, and nothing tells "
-                "what it was: load another tag",
+                f"{name} of {self.tag} in {os.path.dirname(self._path)} cannot be read: {error}; NxD wrote it without checksums: load "
+                "another tag",
                 reason="CORRUPT_FILE",
                 tag=self.tag,
                 path=name,

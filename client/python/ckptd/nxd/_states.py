@@ -1,16 +1,16 @@
-"""States of models, optimizers and schedulers, whoever made them: known by what they can do, not by their classes."""
+"""States of models and optimizers, recognised by their methods and not by their classes."""
 
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 
-from ckptd._into import unusual
-from ckptd._late import Late, is_late
+from ckptd._torch.deferred_tensors import DeferredTensors, must_defer
+from ckptd._torch.load_into import unusual
 from ckptd.nxd._pickles import TensorReference
 
 
 def of_model(model: Any) -> Any:
-    """A dict as it is; a pipelined model's own part; else state_dict()."""
+    """Returns the state of a model: a dict itself, a pipelined model's own part, else state_dict()."""
     if isinstance(model, dict):
         return model
     own = getattr(model, "local_state_dict", None)
@@ -18,17 +18,18 @@ def of_model(model: Any) -> Any:
 
 
 def of_optimizer(optimizer: Any) -> Any:
+    """Returns the state of an optimizer: a dict itself, else state_dict()."""
     return optimizer if isinstance(optimizer, dict) else optimizer.state_dict()
 
 
 def is_zero1(optimizer: Any, said: bool) -> bool:
-    """Whether an optimizer's state is sharded over the data-parallel ranks. said: for a dict, which cannot tell."""
+    """Returns whether an optimizer's state is sharded over the data-parallel ranks. said: the answer for a dict."""
     if isinstance(optimizer, dict):
         return said
     config = getattr(optimizer, "nxd_config", None)
     if isinstance(config, dict):
         return bool((config.get("optimizer_config") or {}).get("zero_one_enabled", False))
-    # torch's own ZeroRedundancyOptimizer is another one.
+    # torch has a ZeroRedundancyOptimizer, too, which is not ZeRO-1 as NxD saves it.
     return any(
         kind.__name__ == "NeuronZero1Optimizer"
         or (kind.__name__ == "ZeroRedundancyOptimizer" and kind.__module__.startswith("torch_xla"))
@@ -37,28 +38,28 @@ def is_zero1(optimizer: Any, said: bool) -> bool:
 
 
 def parameters_of(optimizer: Any) -> "List[Any]":
-    """An optimizer's parameters, in the order of its state's numbers; empty where it does not tell."""
+    """Returns an optimizer's parameters in the order of the numbers in its state; empty if it has no param_groups."""
     groups = None if isinstance(optimizer, dict) else getattr(optimizer, "param_groups", None)
     return [parameter for group in groups or () for parameter in group["params"]]
 
 
-class Settled(NamedTuple):
-    """A state as NxD writes it: plain dicts, lists for tuples, and tensors, those of far devices by stand-ins."""
+class PlainState(NamedTuple):
+    """A state as NxD writes it: plain dicts, lists in the place of tuples, and tensors or their placeholders."""
 
     state: Any
-    experts: FrozenSet[int]  # id() of each tensor in it that is one expert's. On the tensors, marks would be pickled with them.
-    others: FrozenSet[str]  # Names of the classes in it that are neither tensors nor plain values.
+    experts: FrozenSet[int]  # id() of each tensor that belongs to one expert. An attribute of the tensor would be pickled.
+    other_classes: FrozenSet[str]  # Names of the classes in it that are neither tensors nor plain values.
 
 
-def settled(state: Any, late: Late) -> Settled:
-    """What is one object under two names stays one."""
-    seen: Dict[int, Tuple[Any, Any]] = {}  # With the object itself, for another one may get a freed one's identity.
+def to_plain(state: Any, deferred: DeferredTensors) -> PlainState:
+    """Converts a state. An object that occurs twice stays one object."""
+    seen: Dict[int, Tuple[Any, Any]] = {}  # id() -> (object, result). The object is kept, because a new one may get its id.
     experts: Set[int] = set()
     others: Set[str] = set()
 
     def make(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            made = late.stand_in(value) if is_late(value) else value.detach()
+            made = deferred.placeholder_for(value) if must_defer(value) else value.detach()
             if getattr(value, "expert_model_parallel", False):
                 experts.add(id(made))
             if unusual(made):
@@ -78,23 +79,24 @@ def settled(state: Any, late: Late) -> Settled:
         return seen[id(value)][1]
 
     walked = walk(state)
-    return Settled(walked, frozenset(experts), frozenset(others))
+    return PlainState(walked, frozenset(experts), frozenset(others))
 
 
 _PLAIN = frozenset(
     (type(None), bool, int, float, complex, str, bytes, set, frozenset, torch.dtype, torch.device)
-)  # What load_checkpoint() takes without being told.
+)  # What load_checkpoint() allows by default.
 
 
-class Xser(NamedTuple):
-    """A state for several files."""
+class XserState(NamedTuple):
+    """A state for several files, as torch_xla's xser writes it: one file for each tensor."""
 
-    references: Any  # It, with a TensorReference in the place of each tensor.
-    tensors: List[Any]  # By tid: distinct tensors in the order in which one meets them.
-    names: List[str]  # Of each, where it was met first; for the reader of messages.
+    references: Any  # The state with a TensorReference in the place of each tensor.
+    tensors: List[Any]  # By tid: the distinct tensors, in the order in which they occur.
+    names: List[str]  # By tid: where in the state the tensor occurs first.
     experts: FrozenSet[int]
 
     def info(self) -> Dict[int, Dict[str, Any]]:
+        """Returns the description of each tensor, by tid, as NxD writes it."""
         return {
             tid: {
                 "dtype": tensor.dtype,
@@ -105,8 +107,9 @@ class Xser(NamedTuple):
         }
 
 
-def take_out(settled: Settled) -> Xser:
-    made = Xser(None, [], [], settled.experts)
+def to_xser(plain: PlainState) -> XserState:
+    """Takes the tensors out of a state."""
+    made = XserState(None, [], [], plain.experts)
     tids: Dict[int, int] = {}
     containers: Dict[int, Any] = {}
 
@@ -130,7 +133,7 @@ def take_out(settled: Settled) -> Xser:
                 containers[id(value)] = [walk(item, f"{where}[{number}]") for number, item in enumerate(value)]
         return containers[id(value)]
 
-    return made._replace(references=walk(settled.state, ""))
+    return made._replace(references=walk(plain.state, ""))
 
 
 def bytes_of(tensor: Any) -> int:
@@ -138,7 +141,7 @@ def bytes_of(tensor: Any) -> int:
 
 
 def shares(tensors: "List[Any]", count: int) -> List[int]:
-    """Who of `count` replicas writes which tensor, so that each has about as many bytes. The same on every replica."""
+    """Returns which of `count` replicas writes each tensor, so that all write about as many bytes. Deterministic."""
     loads: List[Tuple[int, int]] = [(0, replica) for replica in range(count)]
     writers = [0] * len(tensors)
     for tid in sorted(range(len(tensors)), key=lambda tid: (-bytes_of(tensors[tid]), tid)):
@@ -149,8 +152,10 @@ def shares(tensors: "List[Any]", count: int) -> List[int]:
 
 
 def covered_by_master_weights(model: Any, optimizer: Any, optimizer_state: Any) -> "Optional[Set[str]]":
-    """The names in the model's state that come back from the optimizer's master weights: those of its parameters that it
-    trains. None: it has no master weights, or nobody can tell which is which.
+    """Returns the names in the model's state that can be loaded from the optimizer's master weights.
+
+    They are those of the parameters that the optimizer trains. None if it has no master weights, or they cannot be
+    matched to names.
     """
     if not isinstance(optimizer_state, dict) or not optimizer_state.get("sharded_master_weights"):
         return None

@@ -1,4 +1,4 @@
-"""Where a rank stands in the job: its coordinates, taken as they are and never computed from sizes."""
+"""A rank's coordinates in the job, as they are given and never computed from sizes."""
 
 import dataclasses
 import datetime
@@ -6,16 +6,21 @@ import os
 import sys
 from typing import Any, Dict, Optional, Tuple
 
-from ckptd import _rank
+from ckptd._membership import launch
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """This rank's coordinates: in tensor, pipeline, data, context, expert and expert-data parallelism.
+    """This rank's coordinates in tensor (tp), pipeline (pp), data (dp), context (cp), expert (ep) and expert-data (edp)
+    parallelism.
 
-    Every rank gives its own; two ranks may not have the same. With expert parallelism dp counts all ranks that hold the same
-    non-expert weights, and edp those that hold the same experts. rank and world_size: of the job; None: as the process group
-    or the launcher says. ValueError says what does not fit together.
+    Every rank gives its own, and no two ranks may have the same. With expert parallelism, dp counts all ranks that hold
+    the same non-expert weights, and edp those that hold the same experts. ``edp_rank`` and ``edp_size`` may be None if
+    ``ep_size`` is 1. ``rank`` and ``world_size`` are those of the job, by default those of the process group or the
+    launcher.
+
+    Raises:
+        ValueError: the numbers do not fit together.
     """
 
     tp_rank: int = 0
@@ -28,7 +33,7 @@ class Topology:
     cp_size: int = 1
     ep_rank: int = 0
     ep_size: int = 1
-    edp_rank: Optional[int] = None  # None: ep_size is 1, and edp is dp.
+    edp_rank: Optional[int] = None  # None if ep_size is 1: then edp is dp.
     edp_size: Optional[int] = None
     rank: Optional[int] = None
     world_size: Optional[int] = None
@@ -43,11 +48,11 @@ class Topology:
                     f"{kind}_rank is {rank} and {kind}_size is {size}; 0 <= {kind}_rank < {kind}_size must hold"
                 )
         if (self.rank is None) != (self.world_size is None):
-            raise ValueError(f"rank={self.rank} and world_size={self.world_size}: give both or neither")
+            raise ValueError(f"rank={self.rank} and world_size={self.world_size} were given; give both or neither")
         if self.ep_size > 1 and self.cp_size > 1:
             raise ValueError(
-                f"ep_size is {self.ep_size} and cp_size is {self.cp_size}; one of them must be 1: the names of NxD's files "
-                "cannot tell such ranks apart"
+                f"ep_size is {self.ep_size} and cp_size is {self.cp_size}; one of them must be 1, because the names of NxD's files "
+                "do not distinguish such ranks"
             )
         if self.ep_size > 1 and (self.edp_size or 0) * self.ep_size != self.dp_size:
             raise ValueError(
@@ -57,7 +62,7 @@ class Topology:
 
     @property
     def replica(self) -> Tuple[int, int]:
-        """Which of how many ranks that hold the same weights."""
+        """(index, count) of this rank among those that hold the same weights."""
         if self.ep_size > 1:
             assert self.edp_rank is not None and self.edp_size is not None  # As checked.
             return self.edp_rank, self.edp_size
@@ -65,36 +70,41 @@ class Topology:
 
 
 def complete(topology: Optional[Topology]) -> Topology:
-    """The topology that was given, else NxD's, else the process group as pure data parallelism; with rank and world_size."""
+    """Returns the topology that was given, else NxD's, else pure data parallelism, with rank and world_size filled in."""
     found = topology or _of_nxd()
     rank = found.rank if found is not None else None
     world_size = found.world_size if found is not None else None
-    member = _rank.membership(rank, world_size)
+    found_launch = launch.find_launch(rank, world_size)
     if found is None:
-        found = Topology(dp_rank=member.rank, dp_size=member.world_size)
+        found = Topology(dp_rank=found_launch.rank, dp_size=found_launch.world_size)
     size = found.tp_size * found.pp_size * found.dp_size * found.cp_size
-    if size != member.world_size:
+    if size != found_launch.world_size:
         raise ValueError(
             f"the topology has tp {found.tp_size} x pp {found.pp_size} x dp {found.dp_size} x cp {found.cp_size} = {size} "
-            f"ranks, and the job has {member.world_size}"
+            f"ranks, but the job has {found_launch.world_size}"
         )
-    return dataclasses.replace(found, rank=member.rank, world_size=member.world_size)
+    return dataclasses.replace(found, rank=found_launch.rank, world_size=found_launch.world_size)
 
 
 def is_known(topology: Optional[Topology]) -> bool:
-    """Whether somebody says which rank this is: before that, each process of a job would take itself for rank 0 of 1."""
+    """Returns whether this process's rank is known. Before that, every process of a job would default to rank 0 of 1."""
     return (
         topology is not None
-        or _rank._process_group() is not None
+        or launch.process_group() is not None
         or ("RANK" in os.environ and "WORLD_SIZE" in os.environ)
     )
 
 
 def check_together(topology: Topology, name: str, seconds: float) -> None:
-    """ValueError on every rank where two have the same coordinates: then others' parts would be saved by nobody. By the process
-    group's store, where there is a group; name: the same on all ranks, and new each time.
+    """Raises ValueError, on every rank, if two ranks have the same coordinates: then some parts would not be saved.
+
+    It compares by way of the process group's store; no-op without a process group.
+
+    Args:
+        name: the same on all ranks, and new for each comparison.
+        seconds: to wait for the other ranks.
     """
-    if _rank._process_group() is None:
+    if launch.process_group() is None:
         return
     from torch.distributed.distributed_c10d import _get_default_store
 
@@ -105,25 +115,25 @@ def check_together(topology: Topology, name: str, seconds: float) -> None:
     try:
         store.wait(keys, datetime.timedelta(seconds=seconds))
     except RuntimeError:
-        return  # The save will say who is missing.
+        return  # The save will name the ranks that are missing.
     for rank, key in enumerate(keys):
         coordinates = bytes(store.get(key))
         if coordinates in owners:
             raise ValueError(
-                f"ranks {owners[coordinates]} and {rank} have the same coordinates, {coordinates.decode()}; every rank gives its own, or "
-                "parts of the model are saved by nobody"
+                f"ranks {owners[coordinates]} and {rank} have the same coordinates, {coordinates.decode()}; every rank must give its own, "
+                "or parts of the model are not saved"
             )
         owners[coordinates] = rank
 
 
 def _of_nxd() -> Optional[Topology]:
-    """None where NxD is not in use, or not initialised."""
+    """Returns NxD's topology; None if NxD is not in use or not initialised."""
     state = sys.modules.get("neuronx_distributed.parallel_layers.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return None
 
     def ask(kind: str) -> Any:
-        """(rank, size); older releases do not know every kind."""
+        """Returns (rank, size) of a kind of parallelism; older releases do not have every kind."""
         rank = getattr(state, f"get_{kind}_rank", None)
         size = getattr(state, f"get_{kind}_size", None)
         return (0, 1) if rank is None or size is None else (int(rank()), int(size()))

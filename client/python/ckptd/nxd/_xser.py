@@ -1,4 +1,4 @@
-"""Reading xser files: references, and the tensors that they stand for, wherever a release of NxD put them."""
+"""Reads xser files: resolves references to tensors, wherever a release of NxD has put them."""
 
 from typing import Any, Callable, Dict, List, NamedTuple
 
@@ -8,21 +8,21 @@ from ckptd.nxd._sources import Classes, Source
 
 
 class Absent(NamedTuple):
-    """In the place of a tensor whose file is not there."""
+    """Stands for a tensor whose file is missing."""
 
-    name: str  # Of that file.
+    name: str  # The missing file.
 
 
 def is_xser(source: Source, name: str) -> bool:
-    """Whether a file's tensors may lie elsewhere."""
+    """Returns whether a file's tensors may lie in files of their own."""
     folder = _names.tensors(name) + "/"
     return _names.info(name) in source.names or any(other.startswith(folder) for other in source.names)
 
 
 def resolve(value: Any, tensor: "Callable[[int], Any]") -> Any:
-    """The state with tensor(tid) in the place of each reference; one tensor under two names stays one."""
+    """Returns the state with tensor(tid) in the place of each reference. Tensors that occur twice stay one object."""
     tensors: Dict[int, Any] = {}
-    containers: Dict[int, Any] = {}  # All of `value` lives on meanwhile, so that no identity is given twice.
+    containers: Dict[int, Any] = {}  # By id(). `value` lives on meanwhile, so no id is reused.
 
     def make(item: Any) -> Any:
         if isinstance(item, dict):
@@ -44,8 +44,9 @@ def resolve(value: Any, tensor: "Callable[[int], Any]") -> Any:
 
 
 def file_of(source: Source, name: str, tid: int) -> str:
-    """Where a tensor is: in the file's own folder, or in the first expert's, where NxD has what all experts share. Empty: in
-    neither.
+    """Returns a tensor's file: in the file's own folder, or in the first expert's, where NxD puts what all experts share.
+
+    Empty if neither has it.
     """
     own = _names.tensor(name, tid)
     if own in source.names:
@@ -55,11 +56,12 @@ def file_of(source: Source, name: str, tid: int) -> str:
 
 
 def load(source: Source, name: str, classes: Classes) -> Any:
-    """A whole state, of any layout, with Absent where a tensor's file is missing."""
+    """Returns a whole state, of any layout, with Absent for each tensor whose file is missing."""
     return resolve_from(source, name, source.load(name, classes), classes)
 
 
 def resolve_from(source: Source, name: str, state: Any, classes: Classes) -> Any:
+    """Returns a state with its references resolved from a file's tensors."""
     def tensor(tid: int) -> Any:
         path = file_of(source, name, tid)
         return source.load(path, classes) if path else Absent(_names.tensor(name, tid))
@@ -68,7 +70,7 @@ def resolve_from(source: Source, name: str, state: Any, classes: Classes) -> Any
 
 
 def absent(state: Any) -> List[str]:
-    """The files that resolve() did not find."""
+    """Returns the missing files of a resolved state."""
     if isinstance(state, Absent):
         return [state.name]
     if isinstance(state, dict):

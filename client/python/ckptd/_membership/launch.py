@@ -1,0 +1,156 @@
+"""Which rank of which launch this process is: from arguments, the process group, or the launcher's environment.
+
+Never starts a collective: a rank that is missing must not block the others here.
+"""
+
+import datetime
+import os
+import sys
+from typing import Any, NamedTuple, Optional
+
+from ckptd import errors
+
+# Launchers set these to the number of processes that they started. Where one is more than 1 and nothing tells the
+# rank, we refuse: a default of rank 0 would let several processes save as rank 0.
+_SIZE_HINTS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
+
+
+class Launch(NamedTuple):
+    """This process in one launch of the job."""
+
+    rank: int
+    world_size: int
+    local_world_size: int  # Ranks on this node; 0 if all of them are, as far as is known.
+    launch_id: str  # The same on all ranks of a launch; at most 500 characters.
+
+
+def find_launch(rank: Optional[int] = None, world_size: Optional[int] = None) -> Launch:
+    """Returns this process's place in its launch.
+
+    The arguments come first, then the process group, then $RANK and $WORLD_SIZE, then rank 0 of 1.
+
+    Raises:
+        errors.Refused: the rank is not known or does not fit the world size.
+    """
+    if (rank is None) != (world_size is None):
+        raise errors.invalid(f"rank={rank} and world_size={world_size} were given; give both or neither")
+    group = process_group()
+    if rank is None or world_size is None:
+        rank, world_size = _find_rank(group)
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise errors.invalid(
+            f"rank is {rank} and world_size is {world_size}; 0 <= rank < world_size must hold"
+        )
+    return Launch(rank, world_size, _local_world_size(world_size), _launch_id(group))
+
+
+def _find_rank(group: Any) -> "tuple[int, int]":
+    """Returns (rank, world size) where no arguments give them."""
+    if group is not None:
+        return int(group.get_rank()), int(group.get_world_size())
+    rank, world_size = _number_in("RANK"), _number_in("WORLD_SIZE")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if rank is not None or world_size is not None:
+        raise errors.invalid(
+            "only one of $RANK and $WORLD_SIZE is set; set both or neither, or give rank= and world_size="
+        )
+    for hint in _SIZE_HINTS:
+        if (_number_in(hint) or 1) > 1:
+            raise errors.invalid(
+                f"${hint} says that there are {os.environ[hint]} processes, but nothing says which rank this one is; "
+                "give rank= and world_size=, or set RANK and WORLD_SIZE, or initialise the process group first"
+            )
+    return 0, 1
+
+
+def process_group() -> Any:
+    """Returns torch.distributed if this process has initialised its default group, else None. Never imports torch."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed
+    return None
+
+
+def _number_in(name: str) -> Optional[int]:
+    """Returns the number in an environment variable; None if it is unset or empty."""
+    text = os.environ.get(name, "")
+    if text == "":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise errors.invalid(f'${name} is "{text}", which is not a number') from None
+
+
+def _local_world_size(world_size: int) -> int:
+    local = _number_in("LOCAL_WORLD_SIZE")
+    return local if local is not None and 0 < local < world_size else 0
+
+
+def _launch_id(group: Any) -> str:
+    """Returns a text that is the same on all ranks of one launch and differs between launches, as far as is known."""
+    explicit = os.environ.get("CKPTD_LAUNCH_ID")
+    if explicit:
+        return f"env-{explicit}"[:500]
+    return (
+        _from_store(group)
+        or _from_launcher()
+        or f"parent-{_boot_id()}-{os.getppid()}-{_start_time(os.getppid())}"
+    )[:500]
+
+
+def _from_store(group: Any) -> str:
+    """Returns the id that the first rank to ask put into the process group's store; empty if there is no store.
+
+    The store lives as long as the launch.
+    """
+    if group is None:
+        return ""
+    try:
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        store = _get_default_store()
+        # add() and not compare_set(): only some stores have the latter.
+        if store.add("ckptd/launch/claims", 1) == 1:
+            store.set("ckptd/launch/id", os.urandom(16).hex())
+        store.wait(["ckptd/launch/id"], datetime.timedelta(seconds=60))
+        return "store-" + bytes(store.get("ckptd/launch/id")).decode()
+    except (ImportError, AttributeError, RuntimeError, ValueError):  # Another version of torch, or the store has gone.
+        return ""
+
+
+def _from_launcher() -> str:
+    """Returns the id that torchrun, Slurm or MPI give a launch; empty if none of them started this process."""
+    environment = os.environ
+    if "TORCHELASTIC_RUN_ID" in environment:
+        # The id is "none" unless the user chose one, so it alone does not tell two launches apart. torchrun makes a
+        # new folder of error files for each launch and each restart.
+        folder = os.path.dirname(os.path.dirname(environment.get("TORCHELASTIC_ERROR_FILE", "")))
+        restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return f"elastic-{environment['TORCHELASTIC_RUN_ID']}-{restart}-{folder or environment.get('MASTER_PORT', '')}"
+    if "SLURM_STEP_ID" in environment:
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        return "slurm-" + "-".join(environment.get(name, "0") for name in names)
+    for name in ("PMIX_NAMESPACE", "OMPI_MCA_orte_hnp_uri"):
+        if environment.get(name):
+            return f"mpi-{environment[name]}"
+    return ""
+
+
+def _boot_id() -> str:
+    """Returns the kernel's id of this boot; empty if it cannot be read."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str:
+    """Returns when a process started, in clock ticks since boot. It tells the process from a later one with its id."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "0"

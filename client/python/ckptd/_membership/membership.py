@@ -1,0 +1,208 @@
+"""This rank's membership in one run: the joined session, the attempt, the ordinals, and the saves that have not ended."""
+
+import collections
+import os
+import threading
+from typing import Any, Callable, Deque, Dict, Iterable, List, NamedTuple, Optional, Set, TypeVar
+
+from ckptd import errors
+from ckptd._membership.launch import Launch
+from ckptd._membership.unended_save import Recovery, UnendedSave, Watcher
+from ckptd._session.connection import Connection
+from ckptd._session.session import Session
+from ckptd._wire.protocol import messages
+
+T = TypeVar("T")
+
+RPC_SECONDS = 30.0
+ATTACH_SECONDS = 120.0  # The daemon may have to recover the root first.
+_REMEMBERED_FAILURES = 100
+
+
+class Joined(NamedTuple):
+    """The run as one session has joined it."""
+
+    session: Session
+    run: str  # Its resource name, `runs/{run}`.
+    attempt: int
+    run_id: str
+
+
+class RootDirectory:
+    """The root directory of a run, made if it is missing.
+
+    `descriptor` is None where this process cannot open it, as in another container; `error` says why.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.descriptor: Optional[int] = None
+        self.error = ""
+        try:
+            os.makedirs(path, exist_ok=True)
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            self.error = error.strerror or str(error)
+
+    def __del__(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+
+class Membership:
+    """One rank's membership in one run. Thread-safe.
+
+    It joins the run in each session of the connection, and tells each new daemon which saves of this rank an earlier
+    one has not finished. Saves, readers and the run itself are built on it and know nothing of each other.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        root: str,
+        launch: Launch,
+        recovery: Recovery,
+        watcher: Watcher,
+        *,
+        run_id: str,
+        attempt: int,
+        num_kept_ckpts: Optional[int],
+        commit_timeout: float,
+        copy_threads: int,
+        keep_alive: object,
+    ) -> None:
+        """Does not join yet.
+
+        Args:
+            root: absolute path of the root directory.
+            run_id: the id that the run must have; empty for any.
+            attempt: the attempt that this must be; 0 for any.
+            commit_timeout: seconds from a save's first Begin to its last Seal.
+            keep_alive: referred to as long as this object lives: what closes the connection when it is collected.
+        """
+        self.connection = connection
+        self.root = root
+        self.directory = RootDirectory(root)
+        self.launch = launch
+        self.recovery = recovery
+        self.watcher = watcher
+        self.num_kept_ckpts = num_kept_ckpts
+        self.commit_timeout = commit_timeout
+        self.copy_threads = copy_threads
+        self._keep_alive = keep_alive
+        self._requested_run_id = run_id
+        self._requested_attempt = attempt
+        self._lock = threading.Lock()
+        self._join_lock = threading.Lock()
+        self._present: Optional[Joined] = None
+        self._ordinals: Dict[str, int] = {}
+        self._ordinals_attempt = 0
+        self._saves_begun = 0  # In all attempts.
+        self._unended: Set[UnendedSave] = set()
+        self._failures: Deque[errors.CkptdError] = collections.deque(maxlen=_REMEMBERED_FAILURES)
+
+    @property
+    def rank(self) -> int:
+        return self.launch.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.launch.world_size
+
+    # ---- joining
+
+    @property
+    def present(self) -> Optional[Joined]:
+        """The run as it was joined last; None before the first time. Its session may have ended."""
+        return self._present
+
+    def joined(self, timeout: float = ATTACH_SECONDS) -> Joined:
+        """Returns the run as joined in the present session; joins it there if that has not been done yet."""
+        session = self.connection.session()
+        present = self._present
+        if present is not None and present.session is session:
+            return present
+        with self._join_lock:
+            present = self._present
+            if present is not None and present.session is session:
+                return present
+            with self._lock:
+                elsewhere = [save for save in self._unended if save.daemon_instance != session.daemon_instance]
+            recoverable = [save for save in elsewhere if save.is_recoverable()]
+            orphaned = [save for save in elsewhere if save not in recoverable]
+            joined = self._join(session, orphaned, timeout)
+            self._assign(orphaned, session)
+            self.recovery.add(recoverable)  # Before any Begin of this rank.
+            self._present = Joined(session, joined.run, joined.attempt, joined.run_id)
+            return self._present
+
+    def ask(self, call: "Callable[[Joined], T]", timeout: float) -> T:
+        """Returns call(joined), repeated for up to `timeout` seconds while the daemon is away."""
+        return self.connection.repeat(lambda: call(self.joined()), timeout)
+
+    def report_orphaned(self, joined: Joined, save: UnendedSave) -> None:
+        """Tells the daemon that this rank cannot recover a save: then it tells the other ranks, too."""
+        if joined.attempt == save.attempt:
+            self._join(joined.session, [save], RPC_SECONDS)
+        self._assign([save], joined.session)
+
+    def _join(self, session: Session, orphaned: "Iterable[UnendedSave]", timeout: float) -> Any:
+        if session.handoff is not None and self.directory.descriptor is None:
+            raise errors.Refused(
+                f"the root {self.root} cannot be opened: {self.directory.error}", reason="ROOT_UNSUITABLE"
+            )
+        request = messages.JoinRunRequest(
+            root=session.attach_root(self.directory.descriptor, self.root, timeout),
+            run_id=self._requested_run_id,
+            rank=self.rank,
+            world_size=self.world_size,
+            local_world_size=self.launch.local_world_size,
+            launch_id=self.launch.launch_id,
+            attempt=self._requested_attempt,
+        )
+        request.orphaned.extend(save.key for save in orphaned)
+        return session.call(session.checkpoints.JoinRun, request, timeout)
+
+    def _assign(self, orphaned: "Iterable[UnendedSave]", session: Session) -> None:
+        """Leaves saves to the session's daemon: it has them on disk, or has told every rank that they are lost."""
+        with self._lock:
+            for save in orphaned:
+                save.assign_to(session.daemon_instance)
+                self._unended.discard(save)
+
+    # ---- saves
+
+    def next_number(self) -> int:
+        """Returns the number of the save that this rank begins now, in all attempts, from 1."""
+        with self._lock:
+            self._saves_begun += 1
+            return self._saves_begun
+
+    def next_ordinal(self, tag: str, attempt: int) -> int:
+        """Returns how often this rank has begun to save a tag in this attempt, this time included."""
+        with self._lock:
+            if self._ordinals_attempt != attempt:
+                self._ordinals_attempt = attempt
+                self._ordinals.clear()
+            self._ordinals[tag] = self._ordinals.get(tag, 0) + 1
+            return self._ordinals[tag]
+
+    def add_unended(self, save: UnendedSave) -> None:
+        """Remembers a save that was sealed, and has it followed to its end."""
+        with self._lock:
+            self._unended.add(save)
+        self.watcher.follow(save)
+
+    def remove_unended(self, save: UnendedSave) -> None:
+        """Forgets a save that has ended. No-op if it is not remembered."""
+        with self._lock:
+            self._unended.discard(save)
+
+    def add_failure(self, error: errors.CkptdError) -> None:
+        """Remembers why a save did not become a checkpoint."""
+        with self._lock:
+            self._failures.append(error)
+
+    def failures(self) -> List[errors.CkptdError]:
+        """Returns the last 100 failures, oldest first."""
+        with self._lock:
+            return list(self._failures)

@@ -1,0 +1,286 @@
+"""Calls of the native library: CRC32C, batches of copies, verified reads and mappings, all without the GIL."""
+
+import ctypes
+import errno
+import functools
+import os
+import threading
+from array import array
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+_VERSION = 7
+_INTERRUPTIBLE_BYTES = 64 << 20  # A read of this size takes so long that it can be interrupted and shows progress.
+_PROGRESS_SECONDS = 0.1
+_u64: Any = ctypes.c_uint64
+_pointer: Any = ctypes.c_void_p
+
+
+def library_path() -> str:
+    """Returns the path of the library: $CKPTD_NATIVE, else the one in this package."""
+    return os.environ.get("CKPTD_NATIVE") or os.path.join(
+        os.path.dirname(os.path.dirname(__file__)), "_native.so"
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def library() -> Any:
+    """Returns the library, loaded once. ImportError, with what to do, if it cannot be loaded."""
+    path = library_path()
+    try:
+        loaded = ctypes.CDLL(path)
+    except OSError as error:
+        raise ImportError(
+            f"ckptd's native library cannot be loaded ({error}); install ckptd's wheel, which contains it"
+        ) from error
+    if loaded.ckptd_native_version() != _VERSION:
+        raise ImportError(f"{path} belongs to another version of this package; install ckptd's wheel again")
+    loaded.ckptd_crc32c.restype = ctypes.c_uint32
+    loaded.ckptd_crc32c.argtypes = [_pointer, _u64, ctypes.c_uint32]
+    loaded.ckptd_copy.argtypes = (
+        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 3
+    )
+    loaded.ckptd_read_verified.argtypes = (
+        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 4 + [ctypes.c_int]
+    )
+    loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
+    loaded.ckptd_map_private.argtypes = [_pointer, _pointer, _u64, _pointer]
+    loaded.ckptd_unmap.argtypes = [_pointer, _u64]
+    return loaded
+
+
+def crc32c(data: bytes, crc: int = 0) -> int:
+    """Returns the CRC32C of some bytes. `crc` is that of the bytes before them."""
+    return int(library().ckptd_crc32c(data, len(data), crc))
+
+
+def address_of(data: Any) -> Tuple[int, Any]:
+    """Returns the address of a C-contiguous buffer, and an object that must be kept for the buffer to stay there."""
+    if isinstance(data, bytes):
+        return ctypes.cast(ctypes.c_char_p(data), _pointer).value or 0, data
+    view = memoryview(data).cast("B")
+    if view.nbytes == 0:
+        return 0, view
+    if view.readonly:
+        return _readonly_address(view), view
+    exported = (ctypes.c_char * view.nbytes).from_buffer(view)
+    return ctypes.addressof(exported), exported
+
+
+class _PyBuffer(ctypes.Structure):
+    """Py_buffer. It is in the stable ABI since Python 3.11, and had the same layout before."""
+
+    _fields_ = [
+        ("buf", _pointer),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", _pointer),
+        ("strides", _pointer),
+        ("suboffsets", _pointer),
+        ("internal", _pointer),
+    ]
+
+
+def _readonly_address(view: memoryview) -> int:
+    # from_buffer() of ctypes takes writable buffers only.
+    buffer = _PyBuffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
+    address = int(buffer.buf or 0)
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))  # The view holds the buffer, too.
+    return address
+
+
+class Pieces(NamedTuple):
+    """Where the bytes of a file come from: lengths[i] bytes at the address sources[i] go to offsets[i] in the file.
+
+    All three are array('Q').
+    """
+
+    offsets: "array[int]"
+    sources: "array[int]"
+    lengths: "array[int]"
+
+
+def copy(
+    segments: Tuple["array[int]", "array[int]"],
+    base: int,
+    pieces: Pieces,
+    start: int,
+    stop: int,
+    threads: int,
+) -> None:
+    """Copies the bytes [start, stop) of a file, as far as the pieces cover them, into the memory of a part.
+
+    Args:
+        segments: (addresses, ends in the part) of the part's memory, both array('Q').
+        base: where the file begins in the part.
+
+    Raises:
+        RuntimeError: the bytes do not fit into the part.
+    """
+    _copy(segments, base, pieces, start, stop, threads, False)
+
+
+def _copy(
+    segments: Tuple["array[int]", "array[int]"],
+    base: int,
+    columns: Tuple["array[int]", "array[int]", "array[int]"],
+    start: int,
+    stop: int,
+    threads: int,
+    out: bool,
+    background: bool = False,
+) -> None:
+    count = len(columns[0])
+    if count == 0:
+        return
+    addresses, ends = segments
+    pointers = [array_.buffer_info()[0] for array_ in (addresses, ends, *columns)]
+    failed = library().ckptd_copy(
+        *pointers[:2], len(addresses), base % 2**64, *pointers[2:], count, start, stop, threads, out, background
+    )
+    if failed:
+        raise RuntimeError(
+            f"{stop - start} bytes at {base + start} do not fit into a part of {ends[-1] if ends else 0}"
+        )
+
+
+class ReadFault(NamedTuple):
+    """Why a verified read failed."""
+
+    chunk: int
+    errno: int  # EBADMSG: the CRC32C is wrong. ENODATA: the file ended early.
+    found: int  # The CRC32C of the bytes that were read.
+
+
+class Targets(NamedTuple):
+    """Where bytes of a file go: lengths[i] bytes from offsets[i] on go to the address addresses[i].
+
+    All three are array('Q'), ordered by offset; the ranges must not overlap.
+    """
+
+    offsets: "array[int]"
+    addresses: "array[int]"
+    lengths: "array[int]"
+
+
+def copy_out(
+    segments: Tuple["array[int]", "array[int]"],
+    base: int,
+    size: int,
+    targets: Targets,
+    threads: int,
+    background: bool = False,
+) -> None:
+    """Fills the targets from a file of `size` bytes that begins at `base` of a part.
+
+    Args:
+        segments: as for copy().
+        background: copy with idle CPU priority.
+    """
+    _copy(segments, base, targets, 0, size, threads, True, background)
+
+
+def read_verified(
+    descriptor: int,
+    size: int,
+    chunk_bytes: int,
+    expected: "array[int]",
+    targets: Targets,
+    threads: int,
+    progress: "Optional[Callable[[int], None]]" = None,
+    background: bool = False,
+) -> "ReadFault | None":
+    """Fills the targets from a file, and verifies each chunk that they touch.
+
+    Args:
+        size: of the file, in bytes.
+        expected: the CRC32C of every chunk of the file, array('I').
+        progress: called now and then with the bytes read so far. An exception from it, or from a signal handler, ends
+            a long read.
+        background: read with idle CPU and I/O priority.
+
+    Returns:
+        What failed, or None.
+    """
+    chunk, found, done, stop = ctypes.c_int64(), ctypes.c_uint32(), ctypes.c_uint64(), ctypes.c_int32()
+
+    def read() -> int:
+        return int(
+            library().ckptd_read_verified(
+                descriptor,
+                size,
+                chunk_bytes,
+                expected.buffer_info()[0],
+                *(array_.buffer_info()[0] for array_ in targets),
+                len(targets.offsets),
+                threads,
+                *map(ctypes.byref, (chunk, found, done, stop)),
+                background,
+            )
+        )
+
+    error = read() if sum(targets.lengths) < _INTERRUPTIBLE_BYTES else _interruptible(read, done, stop, progress)
+    return ReadFault(chunk.value, error, found.value) if error else None
+
+
+def _interruptible(
+    read: Callable[[], int], done: Any, stop: Any, progress: "Optional[Callable[[int], None]]"
+) -> int:
+    """Runs read() in another thread, so that this one can be interrupted; returns its result."""
+    result: List[int] = []
+    thread = threading.Thread(target=lambda: result.append(read()), name="ckptd-read", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(_PROGRESS_SECONDS)
+            if progress is not None:
+                progress(done.value)
+    except BaseException:
+        stop.value = 1
+        thread.join()  # Until then it writes to the targets.
+        raise
+    return result[0]
+
+
+def map_shared(descriptor: int, size: int, writable: bool = True) -> int:
+    """Maps a segment, shared and populated; a forked child does not inherit it. Returns the address."""
+    address = _pointer()
+    return _mapped(library().ckptd_map(descriptor, size, writable, ctypes.byref(address)), address, size)
+
+
+def map_private(descriptors: Sequence[int], sizes: Sequence[int]) -> int:
+    """Maps segments one after another, privately: nobody else sees what this process writes there. Returns the address."""
+    address, fds, lengths = _pointer(), array("i", descriptors), array("Q", sizes)
+    error = library().ckptd_map_private(
+        fds.buffer_info()[0], lengths.buffer_info()[0], len(fds), ctypes.byref(address)
+    )
+    return _mapped(error, address, sum(sizes))
+
+
+def _mapped(error: int, address: Any, size: int) -> int:
+    if error:
+        hint = (
+            " (raise the limit of locked or virtual memory)" if error in (errno.ENOMEM, errno.EAGAIN) else ""
+        )
+        raise OSError(error, f"mapping a segment of {size} bytes: {os.strerror(error)}{hint}")
+    return int(address.value or 0)
+
+
+def unmap(address: int, size: int) -> None:
+    """Unmaps what map_shared() or map_private() has mapped."""
+    library().ckptd_unmap(address, size)
+
+
+def default_threads(ranks: int) -> int:
+    """Returns how many threads copy for one rank: $CKPTD_COPY_THREADS, else this rank's share of the cores, at most 4.
+
+    ranks: on this node.
+    """
+    asked = os.environ.get("CKPTD_COPY_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return max(1, min(4, len(os.sched_getaffinity(0)) // max(1, ranks)))

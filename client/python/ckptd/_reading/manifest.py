@@ -1,0 +1,169 @@
+"""Reads the manifest of a committed checkpoint, and its root's record of damaged ones. Layout: docs/storage_format.md."""
+
+import logging
+import os
+import struct
+from typing import Any, Dict, Tuple
+
+from google.protobuf.message import DecodeError
+
+from ckptd import errors
+from ckptd._memory.native import crc32c
+from ckptd._wire.protocol import storage
+
+_log = logging.getLogger("ckptd")
+_NAME = ".ckptd/manifest"
+_DAMAGED_NAME = ".ckptd/damaged"
+_FRAME = struct.Struct("<8sIII")
+_HEAD_BYTES = 4096
+_HEAD = struct.Struct("<8sIIIIQI")
+_VERSION = 1
+_MAX_BYTES = 1 << 30  # Of a manifest's body, and of the record of damages.
+
+
+def open_beneath(directory: int, path: str) -> int:
+    """Opens a file beneath a directory for reading, without following a symbolic link anywhere in the path.
+
+    Raises:
+        OSError: as os.open.
+        errors.NotFound: the path has an empty, "." or ".." component.
+    """
+    names = path.split("/")
+    if any(name in ("", ".", "..") for name in names):
+        raise errors.NotFound(
+            f'"{path}" cannot be the name of a file in a checkpoint', reason="INVALID_PATH", path=path
+        )
+    current = directory
+    try:
+        for name in names[:-1]:
+            step = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
+            if current != directory:
+                os.close(current)
+            current = step
+        return os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=current)
+    finally:
+        if current != directory:
+            os.close(current)
+
+
+def read_summary(directory: int, what: str) -> Any:
+    """Returns the storage.ManifestSummary of a checkpoint's directory.
+
+    Args:
+        what: names the checkpoint in errors.
+
+    Raises:
+        OSError: there is no manifest, or it cannot be read.
+        errors.Corrupt: it is damaged.
+    """
+    descriptor = open_beneath(directory, _NAME)
+    try:
+        return _head(_read(descriptor, _HEAD_BYTES, 0), what)[0]
+    finally:
+        os.close(descriptor)
+
+
+def read_manifest(directory: int, what: str) -> Tuple[Any, Dict[str, Any]]:
+    """Returns the summary, and the storage.FileRecord of each file by its path. Raises as read_summary()."""
+    descriptor = open_beneath(directory, _NAME)
+    try:
+        summary, size, crc = _head(_read(descriptor, _HEAD_BYTES, 0), what)
+        body = _read(descriptor, size + 1, _HEAD_BYTES)
+    finally:
+        os.close(descriptor)
+    if len(body) != size:
+        raise _corrupt(
+            what,
+            f"its body has {'more than ' if len(body) > size else ''}{min(len(body), size)} bytes of {size}",
+        )
+    if crc32c(body) != crc:
+        raise _corrupt(
+            what, f"the CRC32C of its body is {crc32c(body):#010x} and should be {crc:#010x}"
+        )
+    try:
+        message = storage.ManifestBody.FromString(body)
+    except DecodeError as error:
+        raise _corrupt(what, f"its body is not a ManifestBody ({error})") from error
+    files = {record.path: record for record in message.files}
+    if len(message.files) != summary.file_count or len(files) != summary.file_count:
+        raise _corrupt(what, f"it lists {len(message.files)} files, but {summary.file_count} were saved")
+    for record in files.values():
+        chunks = -(-record.size_bytes // summary.chunk_bytes)
+        if record.size_bytes < 0 or len(record.chunk_crc32c) != chunks:
+            raise _corrupt(
+                what, f"{record.path} has {len(record.chunk_crc32c)} checksums for {chunks} chunks"
+            )
+    return summary, files
+
+
+def read_damages(root: str) -> Dict[int, Any]:
+    """Returns the storage.Damage of each checkpoint that the daemon remembers as damaged, by sequence.
+
+    If the record cannot be read, it logs a warning and returns nothing: readers check every byte anyway.
+    """
+    path = os.path.join(root, _DAMAGED_NAME)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_BYTES)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        _log.warning("ckptd: %s cannot be read: %s", path, error.strerror)
+        return {}
+    message = data[_FRAME.size :]
+    try:
+        magic, version, size, crc = _FRAME.unpack_from(data)
+        if (magic, version, size, crc) != (b"CKPTDDMG", _VERSION, len(message), crc32c(message)):
+            raise ValueError("it is damaged, or of a newer version")
+        return {damage.sequence: damage for damage in storage.DamageRecord.FromString(message).damages}
+    except (DecodeError, ValueError, struct.error) as error:
+        _log.warning("ckptd: %s cannot be read: %s", path, error)
+        return {}
+
+
+def _head(head: bytes, what: str) -> Tuple[Any, int, int]:
+    """Parses the head of a manifest: (summary, size of the body in bytes, CRC32C of the body)."""
+    if len(head) < _HEAD_BYTES:
+        raise _corrupt(what, f"it has {len(head)} bytes, fewer than the {_HEAD_BYTES} of its head")
+    magic, version, size, summary_crc, body_crc, body_size, own_crc = _HEAD.unpack_from(head)
+    if magic != b"CKPTDMAN":
+        raise _corrupt(what, "it does not begin with CKPTDMAN")
+    if crc32c(head[: _HEAD.size - 4]) != own_crc:
+        raise _corrupt(what, "the CRC32C of its head is wrong")
+    if version > _VERSION:
+        raise errors.Refused(
+            f"the manifest of {what} has format version {version}, and this package reads up to {_VERSION}; install a newer ckptd",
+            reason="NEWER_FORMAT",
+        )
+    encoded = head[_HEAD.size : _HEAD.size + size]
+    if size > _HEAD_BYTES - _HEAD.size or body_size > _MAX_BYTES or crc32c(encoded) != summary_crc:
+        raise _corrupt(what, "the CRC32C of its summary is wrong")
+    try:
+        summary = storage.ManifestSummary.FromString(encoded)
+    except DecodeError as error:
+        raise _corrupt(what, f"its summary is not a ManifestSummary ({error})") from error
+    if summary.chunk_bytes < 1:
+        raise _corrupt(what, f"its chunks have {summary.chunk_bytes} bytes")
+    return summary, body_size, body_crc
+
+
+def _read(descriptor: int, size: int, offset: int) -> bytes:
+    """Reads `size` bytes, or up to the end of the file."""
+    parts = []
+    while size > 0:
+        part = os.pread(descriptor, size, offset)
+        if not part:
+            break
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _corrupt(what: str, why: str) -> errors.Corrupt:
+    return errors.Corrupt(
+        f"the manifest of {what} is damaged: {why}",
+        reason="CORRUPT_MANIFEST",
+        tag=os.path.basename(what),
+        path=_NAME,
+    )

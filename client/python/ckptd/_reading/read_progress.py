@@ -1,0 +1,72 @@
+"""Reports to the daemon how far the reading of a checkpoint has come, for those who watch it (ckptctl watch)."""
+
+import contextlib
+import math
+import time
+from typing import Any, Callable
+
+import grpc
+
+from ckptd import errors
+from ckptd._session.session import Session
+from ckptd._wire.protocol import messages
+
+REPORT_SECONDS = 1.0  # Between two reports.
+_ANSWER_SECONDS = 1.0  # A report times out after this.
+
+
+class ReadProgressReporter:
+    """Reports the progress of reading one checkpoint: once a second, and at its end if anything was reported.
+
+    Best effort: a failed report never affects the read. By one thread at a time.
+    """
+
+    def __init__(self, session: Session, lease: str) -> None:
+        self._session = session
+        self._lease = lease
+        self._read_bytes = self._total_bytes = self._reported_bytes = 0
+        self._next_report = time.monotonic() + REPORT_SECONDS
+        self._call: Any = None  # The report in flight: one at a time, so that a later one cannot overtake it.
+
+    def begin_file(self, size: int) -> "Callable[[int], None]":
+        """Begins a file of `size` bytes. Returns a function to call, now and then, with how many have been read."""
+        before = self._read_bytes
+        self._total_bytes += size
+
+        def advance(done: int) -> None:
+            self._read_bytes = before + min(done, size)
+            if time.monotonic() >= self._next_report:
+                self._report()
+
+        return advance
+
+    def finish(self) -> None:
+        """Reports the end. Call it before the lease is closed: afterwards the daemon does not know it."""
+        if self._call is None:
+            return
+        self._await_call()
+        if self._reported_bytes < self._read_bytes:
+            self._report()
+            self._await_call()
+
+    def _await_call(self) -> None:
+        """Blocks until the report in flight has ended, at the latest at its deadline. Its result does not matter."""
+        with contextlib.suppress(grpc.FutureCancelledError):
+            self._call.exception()
+
+    def _report(self) -> None:
+        if self._call is not None and not self._call.done():
+            return
+        self._next_report = time.monotonic() + REPORT_SECONDS
+        self._reported_bytes = self._read_bytes
+        request = messages.ReportReadingRequest(
+            lease=self._lease,
+            read_bytes=min(self._read_bytes, self._total_bytes),
+            total_bytes=self._total_bytes,
+        )
+        try:
+            self._call = self._session.start(
+                self._session.checkpoints.ReportReading, request, _ANSWER_SECONDS
+            )
+        except errors.CkptdError:  # The session has ended: there is nobody to report to any more.
+            self._next_report = math.inf

@@ -1,0 +1,439 @@
+"""The upload of one rank's part: Begin, copy, Seal; and once more to the next daemon if the first one ends."""
+
+import logging
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from ckptd import errors
+from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
+from ckptd._membership.unended_save import UnendedSave
+from ckptd._memory.image import Image, Memory, PiecesImage
+from ckptd._saving.save_state import SaveState
+from ckptd._session.segments import SealedBytes
+from ckptd._session.session import Session, is_transient, segments_of
+from ckptd._wire.protocol import messages, set_duration, types
+from ckptd._wire.status import error_of_save
+
+_log = logging.getLogger("ckptd")
+
+_ABORT_SECONDS = 5.0
+_ABORT_PAUSE_SECONDS = 0.01
+_ADMISSION_GRACE_SECONDS = 5.0  # The daemon answers this much after the admission's timeout, at the latest.
+# How long a recovered save waits to be admitted, at least, unless the run's commit_timeout is shorter: the other
+# ranks have to notice the new daemon, too.
+_RECOVERY_ADMISSION_SECONDS = 30.0
+_BUSY_POLICY_ERRORS = (errors.Skipped, errors.Superseded)
+_WRITE_FILE_BYTES = 1 << 20  # Data in one WriteFile message.
+_SLOWEST_STREAM = 20e6  # Bytes per second; a slower stream times out.
+
+
+class SaveOptions(NamedTuple):
+    """The options of one save, beside its tag and files."""
+
+    step: Optional[int]
+    metrics: Dict[str, float]
+    pointers: Dict[str, str]
+    busy: Any  # types.BusyPolicy
+    timeout: float  # Seconds for admission.
+
+
+class PartFile:
+    """A file of a part."""
+
+    def __init__(self, name: str, image: Image) -> None:
+        self.name = name
+        self.size = image.size
+        self.image: Optional[Image] = image  # None when it has been copied: its owner may have changed it since.
+        self.offset = -1  # In the part, in bytes; -1 until the daemon has placed it.
+        self.written: Optional[Joined] = None  # Where it has been written to.
+        self.memory: Optional[Memory] = None  # Where it lies; None if it went over gRPC.
+
+
+class PartUpload(UnendedSave):
+    """Brings one rank's part to a daemon.
+
+    Until it is sealed, one thread at a time drives it. Each step may be repeated: after a restart of the daemon it
+    begins again with the same key, and writes again what is missing there. Once it is sealed, the run's SaveRecovery
+    may upload it to the next daemon.
+    """
+
+    def __init__(self, membership: Membership, tag: str, options: SaveOptions, growing: bool) -> None:
+        """growing: files are added after Begin, one by one."""
+        self._started = time.monotonic()
+        self.membership = membership
+        self._options = options
+        self._growing = growing
+        joined = membership.connection.repeat(membership.joined, options.timeout)
+        self.state = SaveState(membership, tag, joined)
+        self.tag = tag
+        self.number = self.state.number
+        self.attempt = self.state.attempt
+        self.key = self.state.key
+        self._begun: Optional[Joined] = None  # Where Begin was answered.
+        self._is_seal_sent = False
+        self._files: List[PartFile] = []
+        self._memory: Optional[Memory] = None
+        self._borrower = object()  # Marks the segments that are lent for this part.
+        self._sealed_bytes: Optional[SealedBytes] = None  # Kept for the next daemon, from Seal to the end.
+
+    # ---- steps of the trainer's thread
+
+    def begin(self) -> None:
+        """Has the daemon admit the save."""
+        self.membership.connection.repeat(self._attach, self._options.timeout)
+
+    def save(self, files: List[PartFile]) -> None:
+        """Uploads the whole part and seals it."""
+        self._files = files
+        self.seal()
+
+    def has_file(self, name: str) -> bool:
+        """Returns whether the part has a file of this name."""
+        return any(file.name == name for file in self._files)
+
+    def add(self, file: PartFile) -> None:
+        """Uploads one more file of a growing part."""
+        self._files.append(file)
+        try:
+            self.membership.connection.repeat(self._write_missing, self._options.timeout)
+        except _BUSY_POLICY_ERRORS as error:
+            self._end_by_busy_policy(error)
+        except BaseException:
+            self._files.remove(file)  # A caller that goes on after the error seals without this file.
+            raise
+        file.image = None
+
+    def seal(self) -> None:
+        """Hands the part over to the daemon."""
+        self.membership.connection.repeat(self._advance_to_seal, self._options.timeout)
+
+    def abort(self, why: str) -> None:
+        """Ends the save for all ranks, even if this rank has not begun it yet.
+
+        Best effort: the end of this session tells the daemon, too. No-op if the save has ended.
+        """
+        if self.has_ended():
+            return
+        joined = self._begun or self.membership.present
+        if joined is not None and joined.session.alive():
+            try:
+                self.send_abort(joined, why)
+            except errors.CkptdError as error:
+                _log.debug("ckptd: aborting %s: %s", self.tag, error)
+        self.state.end_as_aborted(why)
+        self._release()
+
+    def abort_on_error(self) -> "_AbortOnError":
+        """Returns a context manager: an exception inside, Ctrl-C included, ends the save for all ranks."""
+        return _AbortOnError(self)
+
+    # ---- Begin
+
+    def _attach(self) -> Joined:
+        return self._attach_to(self.membership.joined(self._options.timeout))
+
+    def _attach_to(self, joined: Joined) -> Joined:
+        """Begins the save in a session, unless that has been done: with the same key, and all files so far."""
+        if self._begun is joined or self.has_ended():
+            return joined
+        if not self.state.is_recovered:  # A recovered one has waited for its turn already.
+            self.membership.recovery.await_earlier(self.number, joined.session)
+        try:
+            timeout = self._admission_timeout()
+            begun = joined.session.call(
+                joined.session.checkpoints.Begin, self._begin_request(timeout), timeout + _ADMISSION_GRACE_SECONDS
+            )
+        except errors.CkptdError as error:
+            if error.reason == "SAVE_CONFLICT" and self._is_seal_sent and self._was_committed_before(joined):
+                return joined
+            raise
+        self.state.sequence = begun.sequence
+        self._begun = joined
+        if begun.level == types.SKIPPED:
+            self.hear(
+                types.Checkpoint(
+                    tag=self.tag, level=types.SKIPPED, sequence=begun.sequence, error=begun.error
+                )
+            )
+            return joined
+        self._map_granted(joined, begun)
+        self._place(self._files, begun.placements)
+        return joined
+
+    def _admission_timeout(self) -> float:
+        if not self.state.is_recovered:
+            return self._options.timeout
+        return min(max(self._options.timeout, _RECOVERY_ADMISSION_SECONDS), self.membership.commit_timeout)
+
+    def _begin_request(self, timeout: float) -> Any:
+        # A recovered part has all its files, and whoever staged it does not expect it to be skipped.
+        is_recovered = self.state.is_recovered
+        request = messages.BeginRequest(
+            key=self.key,
+            growing=self._growing and not is_recovered,
+            busy=types.WAIT if is_recovered else self._options.busy,
+            metrics=self._options.metrics,
+            pointers=self._options.pointers,
+        )
+        if self._options.step is not None:
+            request.step = self._options.step
+        for file in self._files:
+            request.files.add(path=file.name, size_bytes=file.size)
+        set_duration(request.timeout, timeout)
+        set_duration(request.commit_timeout, self.membership.commit_timeout)
+        if self.membership.num_kept_ckpts is not None:
+            request.num_kept_ckpts = self.membership.num_kept_ckpts
+        return request
+
+    def _was_committed_before(self, joined: Joined) -> bool:
+        """Returns whether the earlier daemon had the whole save on disk, so that the next one has published it."""
+        checkpoint = self.state.query(joined)
+        if checkpoint.level != types.COMMITTED:
+            return False
+        self._begun = joined
+        return self.hear(checkpoint)
+
+    def _map_granted(self, joined: Joined, granted: Any) -> None:
+        """Maps the segments of a BeginResponse or ExtendResponse."""
+        session = joined.session
+        self.state.transport = session.transport
+        if session.segments is None:
+            self._memory = None
+            return
+        session.segments.forget(getattr(granted, "retired_segments", ()))
+        try:
+            self._memory = session.segments.memory(segments_of(granted.segments), RPC_SECONDS, self._borrower)
+        except errors.NotFound:  # The daemon has taken them back: another rank's end has just ended the save.
+            end = self.state.query(joined)
+            if end.level >= types.FAILED:
+                raise error_of_save(end) from None
+            raise
+
+    def _place(self, files: List[PartFile], placements: Any) -> None:
+        """Gives files their places. What was written with an earlier daemon is copied from there."""
+        by_name = {placement.path: placement for placement in placements}
+        for file in files:
+            before, file.offset = file.offset, by_name[file.name].offset
+            if file.image is not None:
+                continue
+            if file.memory is None:
+                raise errors.CheckpointFailed(
+                    f'the daemon has ended, and the bytes of file "{file.name}" of {self.tag} that it had are lost; save again',
+                    reason="SESSION_LOST",
+                    tag=self.tag,
+                )
+            file.image = PiecesImage(file.size, file.memory.pieces(before, file.size), file.memory)
+
+    # ---- copying
+
+    def _write_missing(self) -> Joined:
+        joined = self._attach()
+        if not self.has_ended():
+            self._write_to(joined)
+        return joined
+
+    def _write_to(self, joined: Joined) -> None:
+        """Writes the files that this session does not have."""
+        session = joined.session
+        unplaced = [file for file in self._files if file.offset < 0]
+        if unplaced:
+            request = messages.ExtendRequest(key=self.key)
+            for file in unplaced:
+                request.files.add(path=file.name, size_bytes=file.size)
+            timeout = self._options.timeout + _ADMISSION_GRACE_SECONDS
+            extended = session.call(session.checkpoints.Extend, request, timeout)
+            self._map_granted(joined, extended)
+            self._place(unplaced, extended.placements)
+        started = time.monotonic()
+        for file in list(self._files):
+            if file.written is joined or file.image is None:
+                continue
+            if self._memory is not None:
+                file.image.write(self._memory, file.offset, self.membership.copy_threads)
+            elif file.size:
+                self._stream(session, file)
+            file.written, file.memory = joined, self._memory
+        if not self.state.is_recovered:  # No trainer waits for the copy of a recovered part.
+            self.state.copy_seconds += time.monotonic() - started
+
+    def _stream(self, session: Session, file: PartFile) -> None:
+        """Sends a file over gRPC, for clients that cannot receive descriptors."""
+
+        def requests() -> Any:
+            yield messages.WriteFileRequest(header=messages.WriteFileHeader(key=self.key, path=file.name))
+            for window in file.image.stream() if file.image is not None else ():
+                for at in range(0, len(window), _WRITE_FILE_BYTES):
+                    yield messages.WriteFileRequest(data=window[at : at + _WRITE_FILE_BYTES])
+
+        session.call(session.checkpoints.WriteFile, requests(), RPC_SECONDS + file.size / _SLOWEST_STREAM)
+
+    # ---- Seal
+
+    def _advance_to_seal(self) -> None:
+        joined = self._write_missing()
+        if self.has_ended():
+            return
+        self.state.stall_seconds = time.monotonic() - self._started
+        self._seal_with(joined)
+        self.state.stall_seconds = time.monotonic() - self._started
+        self.membership.add_unended(self)
+
+    def _seal_with(self, joined: Joined) -> None:
+        request = messages.SealRequest(key=self.key)
+        for file in self._files:
+            request.files.add(path=file.name, size_bytes=file.size)
+        set_duration(request.stall, self.state.stall_seconds)
+        self._is_seal_sent = True
+        sealed = joined.session.call(joined.session.checkpoints.Seal, request, RPC_SECONDS)
+        self._memory = None
+        self._sealed_bytes = self._keep_sealed_bytes()
+        for file in self._files:
+            file.image = None
+            if self._sealed_bytes is None:
+                file.memory = None
+        self.assign_to(joined.session.daemon_instance)
+        self.state.advance_to(sealed.level)
+
+    def _keep_sealed_bytes(self) -> Optional[SealedBytes]:
+        """Returns the bytes of the part, or None if not all of them are mapped here."""
+        places = [(file.memory, file.offset, file.size) for file in self._files if file.memory is not None]
+        return SealedBytes(self._borrower, places) if len(places) == len(self._files) else None
+
+    # ---- UnendedSave: what the watcher and the recovery see
+
+    @property
+    def level(self) -> int:
+        return self.state.level
+
+    @property
+    def sequence(self) -> int:
+        return self.state.sequence
+
+    @property
+    def daemon_instance(self) -> str:
+        return self.state.daemon_instance
+
+    def assign_to(self, daemon_instance: str) -> None:
+        self.state.daemon_instance = daemon_instance
+
+    def has_ended(self) -> bool:
+        return self.state.has_ended()
+
+    def hear(self, checkpoint: Any) -> bool:
+        ended = self.state.hear(checkpoint)
+        if ended:
+            self._release()
+        return ended
+
+    def lose_sight(self, why: str, expected: bool = False) -> None:
+        self.state.lose_sight(why, expected)
+        self._release()
+
+    def _release(self) -> None:
+        """Drops everything that only an unended save needs."""
+        self._memory = self._sealed_bytes = self._begun = None
+        for file in self._files:
+            file.image = file.memory = file.written = None
+        self.membership.remove_unended(self)
+
+    # ---- recovery: the daemon ended after Seal, and the next one gets the part from here
+
+    def is_recoverable(self) -> bool:
+        sealed = self._sealed_bytes
+        return sealed is not None and not sealed.are_lent_again() and not sealed.are_freed()
+
+    def queue_recovery(self) -> None:
+        self.membership.recovery.add([self])
+
+    def upload_again(self, joined: Joined) -> None:
+        """Begins, copies and seals the part with another daemon, under the same key.
+
+        It reads only the memory that was sealed.
+        """
+        self.state.is_recovered = True
+        self._attach_to(joined)
+        sealed = self._sealed_bytes
+        if self.has_ended() or sealed is None:
+            return
+        # Look again now that the daemon has granted memory: before it makes any of its own, it frees what its
+        # predecessor left and it does not need.
+        if sealed.are_freed():
+            raise _bytes_lost(self.tag)
+        self._write_to(joined)
+        is_written = all(file.written is joined for file in self._files)
+        if self.has_ended():
+            return
+        if sealed.are_lent_again() or not is_written:
+            raise _bytes_lost(self.tag)
+        self._seal_with(joined)
+
+    def fail_recovery(self, cause: Exception) -> None:
+        """Ends the save because the next daemon cannot have it."""
+        if isinstance(cause, errors.Superseded):
+            return self._end_by_busy_policy(cause)
+        end = types.Checkpoint(tag=self.tag, level=types.FAILED, sequence=self.sequence)
+        end.error.reason = getattr(cause, "reason", "") or type(cause).__name__
+        end.error.message = str(cause)
+        end.error.ranks.extend(getattr(cause, "ranks", ()))
+        self.state.is_recovered = True
+        self.hear(end)
+
+    # ---- ends without a Seal
+
+    def _end_by_busy_policy(self, error: errors.CkptdError) -> None:
+        """Ends a save that a busy policy gave up, this save's or a younger one's: a result and not an error."""
+        level = types.SUPERSEDED if isinstance(error, errors.Superseded) else types.SKIPPED
+        end = types.Checkpoint(tag=self.tag, level=level, sequence=self.sequence)
+        end.error.reason, end.error.message = error.reason, str(error)
+        self.hear(end)
+
+    def send_abort(self, joined: Joined, why: str) -> None:
+        """Tells a daemon to end the save for all ranks."""
+        session, begin = joined.session, None
+        request = messages.AbortRequest(key=self.key, message=why[:1000])
+        deadline = time.monotonic() + _ABORT_SECONDS
+        while True:
+            try:
+                session.call(session.checkpoints.Abort, request, _ABORT_SECONDS)
+                break
+            except errors.NotFound:
+                # The daemon has not heard of this save, but the other ranks wait for this one in their Begin. Begin
+                # it, so that there is a save that can be aborted and they hear why it ended.
+                is_begun = begin is not None and begin.done()
+                if self.membership.world_size == 1 or time.monotonic() >= deadline or is_begun:
+                    break
+            if begin is None:
+                empty = messages.BeginRequest(key=self.key, growing=True)
+                if self._options.step is not None:
+                    empty.step = self._options.step
+                begin = session.start(session.checkpoints.Begin, empty, _ABORT_SECONDS)
+            # Give the Begin time to arrive. Its answer may not come before all ranks have begun.
+            threading.Event().wait(_ABORT_PAUSE_SECONDS)
+        if begin is not None:
+            begin.cancel()
+
+
+def _bytes_lost(tag: str) -> errors.CkptdError:
+    return errors.CheckpointFailed(
+        f"the memory in which {tag} was sealed has been given back", reason="SESSION_LOST", tag=tag
+    )
+
+
+class _AbortOnError:
+    """See PartUpload.abort_on_error()."""
+
+    def __init__(self, upload: PartUpload) -> None:
+        self._upload = upload
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> bool:
+        if isinstance(value, _BUSY_POLICY_ERRORS):
+            self._upload._end_by_busy_policy(value)
+            return True
+        is_daemon_away = isinstance(value, errors.CkptdError) and is_transient(value)
+        if kind is not None and not is_daemon_away:
+            self._upload.abort(f"{kind.__name__}: {value}")
+        return False

@@ -1,0 +1,1 @@
+"""The wire protocol: its generated messages, and the errors that come back with a failed call."""

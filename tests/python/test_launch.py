@@ -1,0 +1,214 @@
+"""Which rank of which launch a process takes itself for."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any, Dict, List
+from unittest import mock
+
+import pytest
+from ckptd import errors
+from ckptd._membership.launch import find_launch
+
+# Of a launcher that may run these tests.
+_LAUNCHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "SLURM_",
+    "OMPI_",
+    "PMI",
+    "MV2_",
+    "MPI_",
+    "TORCHELASTIC_",
+    "CKPTD_LAUNCH_ID",
+)
+
+
+def ask(environment: Dict[str, str], **arguments: Any) -> List[Any]:
+    """The membership, or what the refusal was."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
+    with mock.patch.dict(os.environ, {**clean, **environment}, clear=True):
+        try:
+            return list(find_launch(**arguments))
+        except errors.CkptdError as error:
+            return [type(error).__name__, error.reason, str(error)]
+
+
+_ASK = "import json; from ckptd._membership.launch import find_launch; print(json.dumps(find_launch()))"
+
+
+def asked_elsewhere(code: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
+    """The same by another process, whose parent is not this one."""
+    wrapped = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {code!r}, *sys.argv[1:]]).returncode)"
+    command = [sys.executable, "-c", wrapped, *arguments]
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+
+
+def answer_of(process: "subprocess.Popen[str]") -> List[Any]:
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0
+    return list(json.loads(output.splitlines()[-1]))
+
+
+def test_alone_it_is_0_of_1() -> None:
+    assert ask({})[:3] == [0, 1, 0]
+
+
+def test_the_environment_of_a_launcher_counts() -> None:
+    assert ask({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"})[:3] == [3, 8, 0]
+
+
+def test_arguments_go_before_the_environment() -> None:
+    assert ask({"RANK": "3", "WORLD_SIZE": "8"}, rank=1, world_size=2)[:2] == [1, 2]
+
+
+def test_a_world_that_spans_nodes_is_said_to() -> None:
+    assert ask({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"})[2] == 4
+
+
+def test_one_rank_of_many_on_a_root_of_its_own_does_not_span_nodes() -> None:
+    assert ask({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, rank=0, world_size=1)[:3] == [
+        0,
+        1,
+        0,
+    ]
+
+
+@pytest.mark.parametrize(
+    "variable", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"]
+)
+def test_it_does_not_guess_where_a_launcher_says_that_there_are_several(variable: str) -> None:
+    kind, reason, text = ask({variable: "2"})
+    assert (kind, reason) == ("Refused", "INVALID_ARGUMENT")
+    assert variable in text and "rank=" in text
+    assert ask({variable: "1"})[:2] == [0, 1]
+    assert ask({variable: "2"}, rank=1, world_size=2)[:2] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "environment, arguments, named",
+    [
+        ({"RANK": "1"}, {}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "1"}, {}, "RANK"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, {}, "one"),
+        ({}, {"rank": 1}, "world_size"),
+        ({}, {"world_size": 2}, "rank"),
+        ({}, {"rank": 2, "world_size": 2}, "rank is 2"),
+        ({}, {"rank": -1, "world_size": 2}, "rank is -1"),
+        ({}, {"rank": 0, "world_size": 0}, "world_size is 0"),
+    ],
+)
+def test_half_or_wrong_answers_are_refused(
+    environment: Dict[str, str], arguments: Dict[str, int], named: str
+) -> None:
+    kind, reason, text = ask(environment, **arguments)
+    assert (kind, reason) == ("Refused", "INVALID_ARGUMENT")
+    assert named in text
+
+
+def launch(environment: Dict[str, str], **arguments: Any) -> str:
+    answer = ask(environment, **arguments)
+    assert len(answer) == 4, answer
+    assert 1 <= len(answer[3]) <= 500
+    return str(answer[3])
+
+
+def test_processes_of_one_parent_are_one_launch_and_those_of_another_are_not() -> None:
+    siblings = [
+        subprocess.Popen([sys.executable, "-c", _ASK], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    first, second = [answer_of(process)[3] for process in siblings]
+    assert first == second
+    assert answer_of(asked_elsewhere(_ASK))[3] != first
+    assert launch({}) != first  # Its parent is ours.
+
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_2/0/error.json",
+    "WORLD_SIZE": "2",
+}
+
+
+def test_workers_of_one_torchrun_are_one_launch_whoever_their_parent_is() -> None:
+    other = {
+        **TORCHRUN,
+        "RANK": "1",
+        "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_2/1/error.json",
+    }
+    assert launch({**TORCHRUN, "RANK": "0"}) == launch(other)
+
+
+def test_a_restart_by_torchrun_is_another_launch() -> None:
+    restarted = {
+        **TORCHRUN,
+        "RANK": "0",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_b/attempt_3/0/error.json",
+    }
+    assert launch({**TORCHRUN, "RANK": "0"}) != launch(restarted)
+
+
+def test_another_torchrun_with_a_lower_restart_count_is_another_launch() -> None:
+    files = [
+        "/tmp/torchelastic_a/none_b/attempt_0/0/error.json",
+        "/tmp/torchelastic_c/none_d/attempt_0/0/error.json",
+    ]
+    first, second = [
+        launch({**TORCHRUN, "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_ERROR_FILE": file})
+        for file in files
+    ]
+    assert first != second
+
+
+def test_steps_of_slurm_are_launches() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "RANK": "0", "WORLD_SIZE": "2"}
+    assert launch(step) == launch({**step, "RANK": "1"})
+    assert launch(step) != launch({**step, "SLURM_STEP_ID": "1"})
+    assert launch(step) != launch({**step, "SLURM_RESTART_COUNT": "1"})
+
+
+def test_a_launch_can_be_named() -> None:
+    assert launch({"CKPTD_LAUNCH_ID": "mine"}) == "env-mine"
+    assert len(launch({"CKPTD_LAUNCH_ID": "x" * 1000})) == 500
+
+
+_GROUP = f"""
+import sys, torch.distributed as dist
+address, rank, size = sys.argv[1:]
+dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=int(size))
+{_ASK}
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+def test_the_process_group_says_who_is_who_and_its_store_which_launch_it_is(
+    store: str, tmp_path: Any
+) -> None:
+    launches = []
+    for attempt in range(2):
+        address = (
+            f"file://{tmp_path}/store_{attempt}" if store == "file" else f"tcp://127.0.0.1:{free_port()}"
+        )
+        # Each has a parent of its own, and a wrong environment: neither counts.
+        ranks = [
+            asked_elsewhere(_GROUP, address, str(rank), "2", RANK="77", WORLD_SIZE="99") for rank in range(2)
+        ]
+        answers = [answer_of(rank) for rank in ranks]
+        assert [answer[:2] for answer in answers] == [[0, 2], [1, 2]]
+        assert answers[0][3] == answers[1][3]
+        launches.append(answers[0][3])
+    assert launches[0] != launches[1]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

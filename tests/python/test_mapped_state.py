@@ -1,0 +1,82 @@
+"""Objects whose tensors lie in a buffer that holds the file."""
+
+import io
+from typing import Any, Optional, Tuple
+
+import pytest
+import torch
+from ckptd import errors
+from ckptd._torch.mapped_state import map_tensors
+
+
+def saved(value: Any) -> Tuple[Any, bytearray]:
+    """What the meta device makes of it, and the file."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, map_location="meta", weights_only=False), bytearray(file.getvalue())
+
+
+def over_saved(value: Any) -> Optional[Any]:
+    return map_tensors(*saved(value))
+
+
+def test_every_kind_of_tensor_has_its_bytes_and_no_other_memory():
+    state = {
+        "f": torch.randn(3, 5),
+        "bf": torch.randn(7).bfloat16(),
+        "i": torch.arange(11),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.zeros(0, 4),
+        "view": torch.arange(20.0)[5:15],
+        "strided": torch.arange(12.0).reshape(3, 4).t(),
+        "nested": [{"a": (torch.ones(2), 1, "x", None)}],
+    }
+    meta, image = saved(state)
+    loaded = map_tensors(meta, image)
+    assert loaded is not None
+    for name in ("f", "bf", "i", "scalar", "empty", "view", "strided"):
+        assert torch.equal(loaded[name], state[name]), name
+        assert loaded[name].stride() == state[name].stride(), name
+    assert torch.equal(loaded["nested"][0]["a"][0], torch.ones(2))
+    assert loaded["nested"][0]["a"][1:] == (1, "x", None)
+    view = torch.frombuffer(image, dtype=torch.uint8)
+    first, last = view.data_ptr(), view.data_ptr() + view.numel()
+    assert all(first <= loaded[name].data_ptr() < last for name in ("f", "bf", "i", "scalar", "view", "strided"))
+
+
+def test_what_was_one_storage_is_one_storage():
+    weight = torch.nn.Parameter(torch.randn(4, 4))
+    loaded = over_saved({"a": weight, "b": weight, "row": weight.detach()[1], "other": torch.ones(4)})
+    assert loaded is not None
+    assert isinstance(loaded["a"], torch.nn.Parameter) and loaded["a"].requires_grad
+    with torch.no_grad():
+        loaded["a"][1].fill_(9)
+    assert loaded["b"][1].tolist() == [9] * 4
+    assert loaded["row"].tolist() == [9] * 4
+    assert loaded["other"].untyped_storage().data_ptr() != loaded["a"].untyped_storage().data_ptr()
+
+
+def test_containers_stay_what_they_are():
+    model = torch.nn.BatchNorm1d(3)
+    loaded = over_saved({"model": model.state_dict(), "same": [torch.ones(1)]})
+    assert loaded is not None
+    assert type(loaded["model"]).__name__ == "OrderedDict"
+    assert loaded["model"]._metadata == model.state_dict()._metadata
+    torch.nn.BatchNorm1d(3).load_state_dict(loaded["model"])
+
+
+class Odd:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize("value", [Odd(torch.ones(2)), torch.ones(2).to_sparse(), {torch.ones(1)}])
+def test_what_it_does_not_know_is_read_otherwise(value):
+    assert over_saved({"x": value}) is None
+
+
+def test_file_that_is_shorter_than_it_says_is_corrupt():
+    meta, image = saved({"x": torch.ones(1000)})
+    with pytest.raises(errors.Corrupt, match="beyond its end"):
+        map_tensors(meta, image[:2000])
