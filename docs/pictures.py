@@ -39,7 +39,7 @@ SAVE = [
             "The client names its save and the sizes of its files. The service checks who calls and hands "
             "the request to the engine's thread."
         ),
-        ("client/python/ckptd/_saving/upload.py", "client/cpp/saving.cc", "daemon/service/checkpoints_service.cc"),
+        ("client/python/ckptd/_saving/upload.py", "client/cpp/saving.cc", "daemon/grpc/checkpoints_service.cc"),
     ),
     Step(
         ENGINE,
@@ -59,7 +59,7 @@ SAVE = [
             "Commit step 1: the store makes and syncs a directory whose name was never used before, and "
             "allocates the manifest's space."
         ),
-        ("daemon/runtime/threaded_root_io.cc", "storage/commit/root_store.cc"),
+        ("daemon/root_io/threaded_root_io.cc", "storage/commit/root_store.cc"),
     ),
     Step(
         ENGINE,
@@ -76,7 +76,7 @@ SAVE = [
             "The client fetches and maps segments that it has not mapped yet. From the second save on there "
             "are none."
         ),
-        ("daemon/service/handoff_server.cc", "client/python/ckptd/_session/segments.py", "client/cpp/mapping.cc"),
+        ("daemon/handoff/handoff_server.cc", "client/python/ckptd/_session/segments.py", "client/cpp/mapping.cc"),
     ),
     Step(
         TRAINER,
@@ -100,7 +100,7 @@ SAVE = [
         IO,
         "write the part",
         "The engine hands the sealed part to its file system's threads.",
-        ("daemon/engine/persist.cc", "daemon/runtime/file_system_workers.cc"),
+        ("daemon/engine/persist.cc", "daemon/root_io/file_system_workers.cc"),
     ),
     Step(
         IO,
@@ -198,7 +198,7 @@ RESTORE = [
             "the next older checkpoint."
         ),
         (
-            "daemon/runtime/threaded_root_io.cc",
+            "daemon/root_io/threaded_root_io.cc",
             "storage/commit/root_store.cc",
             "storage/commit/checkpoint_dir.cc",
         ),
@@ -225,7 +225,7 @@ RESTORE = [
         FRONT,
         "fetch descriptors",
         "The client copies out of the segments, or maps them for good.",
-        ("daemon/service/handoff_server.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/residents.cc"),
+        ("daemon/handoff/handoff_server.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/residents.cc"),
     ),
     Step(
         TRAINER,
@@ -239,7 +239,7 @@ RESTORE = [
             "storage/io/verified_read.cc",
             "client/python/ckptd/_reading/verified_file.py",
             "client/cpp/checkpoint.cc",
-            "daemon/service/read_file_call.cc",
+            "daemon/grpc/read_file_call.cc",
         ),
     ),
     Step(
@@ -277,7 +277,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
         [("python", "the package ckptd"), ("cpp", "the C++ library"), ("ckptctl", "the command line")],
     ),
     ("daemon/", [("runtime", "the program: assembles, root I/O, systemd, logs")]),
-    ("daemon/", [("service", "gRPC, hand-off, sessions"), ("metrics", "/metrics"), ("config", "the configuration")]),
+    ("daemon/", [("grpc", "gRPC, hand-off, sessions"), ("metrics", "/metrics"), ("config", "the configuration")]),
     ("daemon/", [("engine", "all state of checkpoints, on one thread")]),
     ("daemon/", [("succession", "from one daemon to the next"), ("memory", "the pool of segments")]),
     ("storage/", [("commit", "publish, recover, scan"), ("ledger", "attempts, sequences")]),

@@ -10,11 +10,11 @@
 #include "absl/strings/str_format.h"
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/text.h"
+#include "client/convert/nxd_zero.h"
+#include "client/convert/places.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
-#include "storage/convert/nxd_zero.h"
-#include "storage/convert/places.h"
 #include "storage/fs/posix_file_system.h"
 
 namespace ckptd::ctl {

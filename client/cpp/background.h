@@ -5,7 +5,7 @@
 #include <system_error>
 #include <thread>
 
-#include "storage/base/give_way.h"
+#include "storage/base/idle_priority.h"
 
 namespace ckptd::client {
 
@@ -17,7 +17,7 @@ void RunGently(bool background, const Work& work) {
   std::thread thread;
   try {
     thread = std::thread([&work] {
-      GiveWay();
+      SetIdlePriority();
       work();
     });
   } catch (const std::system_error&) {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "daemon/engine/engine.h"
-#include "daemon/engine/engine_testing.h"
 #include "storage/base/errors.h"
+#include "tests/testing/engine_fixture.h"
 
 namespace ckptd {
 namespace {

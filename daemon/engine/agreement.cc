@@ -92,7 +92,7 @@ std::vector<v1::Checkpoint> Engine::Impl::PassedOver(const Run& run, int64_t seq
        ++entry) {
     if (entry->second.damage) passed.push_back(Describe(run, entry->second));
   }
-  for (const RootStore::Damaged& unreadable : run.damaged) {  // Of any sequence.
+  for (const DamagedCheckpoint& unreadable : run.damaged) {  // Of any sequence.
     v1::Checkpoint& checkpoint = passed.emplace_back();
     checkpoint.set_name(absl::StrCat(run.name, "/checkpoints/", unreadable.tag));
     checkpoint.set_run(run.name);

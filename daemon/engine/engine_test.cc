@@ -6,8 +6,8 @@
 
 #include <chrono>
 
-#include "daemon/engine/engine_testing.h"
 #include "storage/base/errors.h"
+#include "tests/testing/engine_fixture.h"
 
 namespace ckptd {
 namespace {

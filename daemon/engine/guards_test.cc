@@ -9,9 +9,9 @@
 #include <string>
 
 #include "daemon/engine/engine.h"
-#include "daemon/engine/engine_testing.h"
 #include "daemon/memory/populator.h"
 #include "storage/base/errors.h"
+#include "tests/testing/engine_fixture.h"
 
 namespace ckptd {
 namespace {

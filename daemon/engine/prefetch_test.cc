@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "daemon/engine/engine_testing.h"
 #include "storage/base/errors.h"
+#include "tests/testing/engine_fixture.h"
 
 namespace ckptd {
 namespace {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "daemon/engine/engine_testing.h"
+#include "tests/testing/engine_fixture.h"
 
 namespace ckptd {
 namespace {

@@ -1,5 +1,5 @@
 // Seam: what the engine asks of a root's file system, as asynchronous requests. Real: ThreadedRootIo
-// (daemon/runtime), with one metadata worker and one I/O thread for each file system; fake: tests/testing.
+// (daemon/root_io), with one metadata worker and one I/O thread for each file system; fake: tests/testing.
 //
 // Called on the engine's thread; every callback runs there, once, never inside the call. A hung file system
 // never calls back: then pending_since() tells.
@@ -21,9 +21,11 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/base/clock.h"
 #include "storage/commit/foreign.h"
-#include "storage/commit/root_store.h"
 #include "storage/commit/scan.h"
+#include "storage/commit/types.h"
+#include "storage/format/manifest.h"
 #include "storage/io/part_writer.h"
+#include "storage/io/probe.h"
 
 namespace ckptd {
 
@@ -35,7 +37,7 @@ struct RootSnapshot {
   ProbeResult probe;
   std::vector<RecoveredSave> recovered;
   std::map<int64_t, CommittedCheckpoint> committed;
-  std::vector<RootStore::Damaged> damaged;
+  std::vector<DamagedCheckpoint> damaged;
   PointerFiles pointers;
   storage::v1::RunRecord run_record;
   int64_t highest_sequence = 0;

@@ -22,6 +22,7 @@
 #include "daemon/engine/save.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
+#include "storage/commit/types.h"
 #include "storage/ledger/ledger.h"
 
 namespace ckptd {
@@ -156,7 +157,7 @@ struct Run {
   std::optional<Instant> open_again_at;  // It was locked; nothing is under way until then.
   ProbeResult probe;
   std::map<int64_t, CommittedCheckpoint> committed;  // By sequence.
-  std::vector<RootStore::Damaged> damaged;
+  std::vector<DamagedCheckpoint> damaged;
   std::map<int64_t, Resident> residents;  // By sequence; the pool may have dropped some.
   std::optional<Prefetching> prefetch;
   std::unique_ptr<Ledger> ledger;

@@ -190,13 +190,13 @@ void Engine::Impl::AcceptAttach(Run* run, PendingAttach attach) {
   if (attach.attachment.reopen != nullptr) run->reopen = attach.attachment.reopen;
   if (attach.attachment.remember == nullptr) return attach.reply(run->name);
   ++run->remembering;  // So the run stays open.
-  attach.attachment.remember([run, reply = std::move(attach.reply)](
-                                 absl::StatusOr<std::shared_ptr<const void>> known) mutable {
-    --run->remembering;
-    if (!known.ok()) return reply(known.status());
-    run->known.insert(*std::move(known));
-    reply(run->name);
-  });
+  attach.attachment.remember(
+      [run, reply = std::move(attach.reply)](absl::StatusOr<std::shared_ptr<const void>> known) mutable {
+        --run->remembering;
+        if (!known.ok()) return reply(known.status());
+        run->known.insert(*std::move(known));
+        reply(run->name);
+      });
 }
 
 // Of a root that does not open because its file system hangs.
@@ -377,7 +377,7 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
     observer_->OnInfo(absl::StrCat("recovery of ", run->path, ": ", save.tag, " (sequence ", save.sequence,
                                    ") ", save.published ? "published: " : "removed: ", save.why));
   }
-  for (const RootStore::Damaged& damaged : snapshot.damaged) {
+  for (const DamagedCheckpoint& damaged : snapshot.damaged) {
     observer_->OnWarning(
         absl::StrCat("checkpoint ", run->path, "/", damaged.tag,
                      " is damaged and is not offered: ", std::string(damaged.status.message())));

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "daemon/engine/engine.h"
-#include "daemon/engine/engine_testing.h"
 #include "daemon/succession/inheritance.h"
 #include "storage/base/errors.h"
+#include "tests/testing/engine_fixture.h"
 
 namespace ckptd {
 namespace {

@@ -1,5 +1,5 @@
 // Seam: who keeps descriptors for the next daemon when this one is killed. Real: the service manager
-// (daemon/runtime/manager_store.h). Fake: any subclass.
+// (daemon/systemd/manager_store.h). Fake: any subclass.
 #ifndef CKPTD_DAEMON_MEMORY_DESCRIPTOR_STORE_H_
 #define CKPTD_DAEMON_MEMORY_DESCRIPTOR_STORE_H_
 

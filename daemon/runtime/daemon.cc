@@ -24,33 +24,33 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ckptd/version.h"
+#include "daemon/attach/attach_queue.h"
+#include "daemon/attach/root_attacher.h"
+#include "daemon/attach/root_retries.h"
+#include "daemon/attach/state_directory.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/base/loop_gate.h"
+#include "daemon/base/unix_listener.h"
 #include "daemon/config/config.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/event_loop.h"
+#include "daemon/grpc/call_limits.h"
+#include "daemon/grpc/grpc_server.h"
+#include "daemon/handoff/handoff_server.h"
+#include "daemon/log/grpc_log.h"
+#include "daemon/log/log.h"
+#include "daemon/log/save_log.h"
 #include "daemon/memory/segment_pool.h"
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/metrics.h"
+#include "daemon/root_io/threaded_root_io.h"
 #include "daemon/runtime/countdown.h"
 #include "daemon/runtime/exit_guard.h"
-#include "daemon/runtime/grpc_log.h"
-#include "daemon/runtime/log.h"
 #include "daemon/runtime/machine.h"
-#include "daemon/runtime/manager_store.h"
-#include "daemon/runtime/notifier.h"
-#include "daemon/runtime/root_attacher.h"
-#include "daemon/runtime/root_retries.h"
-#include "daemon/runtime/save_log.h"
 #include "daemon/runtime/session_events.h"
-#include "daemon/runtime/state_directory.h"
-#include "daemon/runtime/threaded_root_io.h"
-#include "daemon/service/attach_queue.h"
-#include "daemon/service/call_limits.h"
-#include "daemon/service/grpc_server.h"
-#include "daemon/service/handoff_server.h"
-#include "daemon/service/loop_gate.h"
-#include "daemon/service/unix_listener.h"
 #include "daemon/succession/inheritance.h"
 #include "daemon/succession/seal_journal.h"
+#include "daemon/systemd/manager_store.h"
+#include "daemon/systemd/notifier.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
@@ -138,7 +138,8 @@ class Daemon {
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         save_log_(&metrics_),
         sessions_(config_.max_sessions(), config_.limits().sessions_per_uid()),
-        callers_(&peers_, &sessions_, ::geteuid(), OverflowUid(), config_.security().trust_all_namespaces()),
+        authenticator_(&peers_, &sessions_, ::geteuid(), OverflowUid(),
+                       config_.security().trust_all_namespaces()),
         call_limits_(config_.limits().calls_per_uid(), config_.limits().call_memory_bytes_per_uid()) {}
   ~Daemon() { Stop(); }
 
@@ -189,7 +190,7 @@ class Daemon {
   SaveLog save_log_;
   SessionRegistry sessions_;
   PeerTable peers_;
-  Callers callers_;
+  CallAuthenticator authenticator_;
   CallLimits call_limits_;
   ServiceContext context_;
 
@@ -400,7 +401,7 @@ absl::Status Daemon::StartServers() {
   context_.engine = engine_.get();
   context_.loop = loop_.get();
   context_.sessions = &sessions_;
-  context_.callers = &callers_;
+  context_.authenticator = &authenticator_;
   context_.workers = workers_.get();
   context_.attaches = attaches_.get();
   const auto& container_roots = config_.security().container_roots();

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "daemon/runtime/log.h"
+#include "daemon/log/log.h"
 
 namespace ckptd {
 

@@ -10,8 +10,8 @@
 
 #include "ckptd/version.h"
 #include "daemon/config/config.h"
+#include "daemon/log/log.h"
 #include "daemon/runtime/daemon.h"
-#include "daemon/runtime/log.h"
 
 namespace ckptd {
 namespace {

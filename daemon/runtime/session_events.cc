@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "daemon/service/attach_queue.h"
-#include "daemon/service/peer_namespaces.h"
+#include "daemon/attach/attach_queue.h"
+#include "daemon/sessions/peer_namespaces.h"
 
 namespace ckptd {
 

@@ -5,8 +5,8 @@
 #include <functional>
 #include <string>
 
-#include "daemon/service/handoff_server.h"
-#include "daemon/service/service_context.h"
+#include "daemon/grpc/service_context.h"
+#include "daemon/handoff/handoff_server.h"
 
 namespace ckptd {
 

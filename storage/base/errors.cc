@@ -31,6 +31,10 @@ absl::Status MakeError(absl::StatusCode code, std::string_view reason, std::stri
   return status;
 }
 
+absl::Status InvalidArgument(std::string_view message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
+}
+
 std::string ReasonOf(const absl::Status& status) {
   std::string payload = PayloadOf(status);
   return payload.substr(0, payload.find('\n'));

@@ -18,6 +18,8 @@ using ErrorDetails = std::map<std::string, std::string>;
 // newline.
 absl::Status MakeError(absl::StatusCode code, std::string_view reason, std::string_view message,
                        const ErrorDetails& details = {});
+// INVALID_ARGUMENT, with that reason. `message` says which value was wrong and what is allowed.
+absl::Status InvalidArgument(std::string_view message);
 
 // The reason of a status; empty when it has none.
 std::string ReasonOf(const absl::Status& status);

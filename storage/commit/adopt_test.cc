@@ -23,12 +23,12 @@
 #include "storage/commit/foreign.h"
 #include "storage/commit/root_store.h"
 #include "storage/commit/scan.h"
-#include "storage/commit/testing.h"
 #include "storage/commit/verify.h"
 #include "tests/crash/explorer.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/faulty_file_system.h"
+#include "tests/testing/root_store_fixture.h"
 
 namespace ckptd {
 namespace {

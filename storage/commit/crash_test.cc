@@ -23,9 +23,9 @@
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
 #include "storage/commit/root_store.h"
-#include "storage/commit/testing.h"
 #include "storage/commit/verify.h"
 #include "tests/testing/faulty_file_system.h"
+#include "tests/testing/root_store_fixture.h"
 
 namespace ckptd {
 namespace {

@@ -18,8 +18,8 @@
 #include "absl/status/status.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/commit/layout.h"
-#include "storage/commit/root_store.h"
 #include "storage/commit/scan.h"
+#include "storage/commit/types.h"
 #include "storage/fs/file_system.h"
 
 namespace ckptd {

@@ -77,20 +77,17 @@ PublishResult Indeterminate(const absl::Status& cause, const Inflight& inflight)
                     {{"tag", inflight.tag}, {"sequence", absl::StrCat(inflight.sequence)}})};
 }
 
-absl::Status Invalid(const std::string& why) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", why);
-}
-
 // Step 4a, first half: every rank's part once, all of this checkpoint; the files in the order of their paths.
 absl::StatusOr<Manifest> BuildManifest(const Inflight& inflight, const ManifestSummary& summary,
                                        const std::vector<PartRecord>& parts, int64_t now_us) {
   if (summary.tag() != inflight.tag || summary.sequence() != inflight.sequence) {
-    return Invalid(absl::StrCat("the summary is of ", summary.tag(), " sequence ", summary.sequence(),
-                                ", and ", inflight.tag, " sequence ", inflight.sequence, " is in flight"));
+    return InvalidArgument(absl::StrCat("the summary is of ", summary.tag(), " sequence ", summary.sequence(),
+                                        ", and ", inflight.tag, " sequence ", inflight.sequence,
+                                        " is in flight"));
   }
   if (parts.size() != static_cast<size_t>(std::max(summary.world_size(), 0))) {
-    return Invalid(absl::StrCat(inflight.tag, " has ", parts.size(), " parts, and its world size is ",
-                                summary.world_size()));
+    return InvalidArgument(absl::StrCat(inflight.tag, " has ", parts.size(), " parts, and its world size is ",
+                                        summary.world_size()));
   }
   Manifest manifest{summary, {}};
   std::set<int> ranks;
@@ -98,10 +95,10 @@ absl::StatusOr<Manifest> BuildManifest(const Inflight& inflight, const ManifestS
   for (const PartRecord& part : parts) {
     if (part.sequence() != summary.sequence() || part.chunk_bytes() != summary.chunk_bytes() ||
         !ranks.insert(part.rank()).second) {
-      return Invalid(absl::StrCat("the part of rank ", part.rank(), " (sequence ", part.sequence(),
-                                  ", chunks of ", part.chunk_bytes(), " bytes) is there twice or is not of ",
-                                  inflight.tag, " (sequence ", summary.sequence(), ", chunks of ",
-                                  summary.chunk_bytes(), ")"));
+      return InvalidArgument(absl::StrCat("the part of rank ", part.rank(), " (sequence ", part.sequence(),
+                                          ", chunks of ", part.chunk_bytes(),
+                                          " bytes) is there twice or is not of ", inflight.tag, " (sequence ",
+                                          summary.sequence(), ", chunks of ", summary.chunk_bytes(), ")"));
     }
     for (const FileRecord& file : part.files()) {
       FileRecord& added = *manifest.body.add_files();

@@ -11,9 +11,9 @@
 #include "storage/base/clock.h"
 #include "storage/commit/layout.h"
 #include "storage/commit/records.h"
-#include "storage/commit/root_store.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/trash.h"
+#include "storage/commit/types.h"
 #include "storage/io/probe.h"
 
 namespace ckptd {

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "storage/commit/layout.h"
 #include "storage/commit/publish.h"
-#include "storage/commit/root_store.h"
+#include "storage/commit/types.h"
 
 namespace ckptd {
 

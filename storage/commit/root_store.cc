@@ -112,7 +112,7 @@ class RootStore::Impl {
   RunRecord run_record_;
   std::vector<RecoveredSave> recovered_;
   std::map<int64_t, CommittedCheckpoint> committed_;
-  std::vector<Damaged> damaged_;
+  std::vector<DamagedCheckpoint> damaged_;
   std::vector<ForeignTag> foreign_;
   int64_t highest_sequence_ = 0;
   std::set<std::string> live_;               // In-flight names of saves under way.
@@ -390,7 +390,7 @@ absl::StatusOr<std::unique_ptr<RootStore>> RootStore::Open(FileSystem* fs, Handl
 const ProbeResult& RootStore::probe() const { return impl_->probe_; }
 const std::vector<RecoveredSave>& RootStore::recovered() const { return impl_->recovered_; }
 const std::map<int64_t, CommittedCheckpoint>& RootStore::committed() const { return impl_->committed_; }
-const std::vector<RootStore::Damaged>& RootStore::damaged() const { return impl_->damaged_; }
+const std::vector<DamagedCheckpoint>& RootStore::damaged() const { return impl_->damaged_; }
 const RunRecord& RootStore::run_record() const { return impl_->run_record_; }
 int64_t RootStore::highest_sequence() const { return impl_->highest_sequence_; }
 int64_t RootStore::trash_bytes() { return impl_->trash_.bytes(); }

@@ -23,7 +23,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +32,7 @@
 #include "storage/commit/foreign.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/trash.h"
+#include "storage/commit/types.h"
 #include "storage/format/manifest.h"
 #include "storage/fs/file_system.h"
 #include "storage/io/probe.h"
@@ -43,47 +43,6 @@ struct RootStoreOptions {
   std::string node = "local";
   IoBackend io_backend = IoBackend::kAuto;
   IoQueueMakers queues = {};  // Of the back ends that are probed.
-};
-
-// A committed checkpoint as the scan found it.
-struct CommittedCheckpoint {
-  storage::v1::ManifestSummary summary;
-  bool pinned = false;
-  std::optional<storage::v1::Damage> damage;  // It is not what was saved, as a reader has found.
-};
-
-// What Recover did, for the log and for the run's history.
-struct RecoveredSave {
-  std::string tag;
-  int64_t sequence = 0;
-  bool published = false;  // Else: moved to trash.
-  std::string why;         // "complete", "part 1 of 2 is missing", "an older generation", ...
-};
-
-struct Inflight {
-  std::string name;  // Under inflight/.
-  std::string tag;
-  int64_t sequence = 0;
-  ScopedHandle dir;
-};
-
-enum class PublishOutcome {
-  kCommitted,      // Renamed and both parents synced.
-  kFailed,         // Nothing was published. `status` says why. The caller discards the in-flight directory.
-  kIndeterminate,  // Renamed, but a sync after it failed: the root is read-only until Rescan.
-};
-// What became of the pointer files (docs/design.md, step 6).
-struct PointerFiles {
-  std::set<int64_t> holders;          // Sequences that a pointer names: retention leaves them.
-  std::vector<std::string> warnings;  // Of each that could not be written, for people.
-};
-struct PublishResult {
-  PublishOutcome outcome;
-  absl::Status status;         // OK with kCommitted.
-  PointerFiles pointers = {};  // With kCommitted.
-  // With kFailed: nothing was changed, for something could not be read that must be known, or the root is
-  // read-only until Rescan. Publish may be called again then, with the same in-flight directory.
-  bool retryable = false;
 };
 
 class RootStore {
@@ -101,11 +60,7 @@ class RootStore {
   // By sequence, oldest first. Directories that hold no valid manifest of ours are not here; one whose
   // manifest is damaged is in `damaged` and is left alone.
   const std::map<int64_t, CommittedCheckpoint>& committed() const;
-  struct Damaged {
-    std::string tag;
-    absl::Status status;
-  };
-  const std::vector<Damaged>& damaged() const;
+  const std::vector<DamagedCheckpoint>& damaged() const;
   const storage::v1::RunRecord& run_record() const;
   const PointerFiles& pointers() const;  // As the last scan or commit left them.
   int64_t highest_sequence() const;      // Of anything that was found, in flight and trash included.

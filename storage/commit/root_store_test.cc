@@ -16,10 +16,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
-#include "storage/commit/testing.h"
 #include "storage/commit/verify.h"
 #include "storage/format/frame.h"
 #include "tests/testing/faulty_file_system.h"
+#include "tests/testing/root_store_fixture.h"
 
 namespace ckptd {
 namespace {
@@ -378,7 +378,7 @@ TEST_F(RootStoreTest, ADamagedManifestIsListedAndLeftAlone) {
   EXPECT_THAT(Committed(), ElementsAre("good:1", "body:3"));
   EXPECT_EQ(ReasonOf(store_->ReadManifest("body", 3).status()), "CORRUPT_MANIFEST");
   std::vector<std::string> damaged;
-  for (const RootStore::Damaged& one : store_->damaged()) {
+  for (const DamagedCheckpoint& one : store_->damaged()) {
     damaged.push_back(one.tag);
     EXPECT_EQ(ReasonOf(one.status), "CORRUPT_MANIFEST") << one.status;
     EXPECT_EQ(ReasonOf(store_->CheckTarget(one.tag)), "TAG_FOREIGN");

@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
-#include "storage/commit/testing.h"
+#include "tests/testing/root_store_fixture.h"
 
 namespace ckptd {
 namespace {

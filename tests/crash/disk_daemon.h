@@ -15,13 +15,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/engine_testing.h"
 #include "daemon/memory/segment_pool.h"
-#include "daemon/runtime/threaded_root_io.h"
-#include "storage/commit/testing.h"
+#include "daemon/root_io/threaded_root_io.h"
 #include "tests/crash/oracle.h"
 #include "tests/testing/crash_disk.h"
+#include "tests/testing/engine_fixture.h"
 #include "tests/testing/fake_clock.h"
+#include "tests/testing/root_store_fixture.h"
 
 namespace ckptd {
 

@@ -13,12 +13,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "storage/commit/root_store.h"
-#include "storage/commit/testing.h"
 #include "storage/io/part_writer.h"
 #include "tests/crash/explorer.h"
 #include "tests/crash/oracle.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/fake_clock.h"
+#include "tests/testing/root_store_fixture.h"
 
 namespace ckptd {
 

@@ -139,7 +139,7 @@ Broken Oracle::Check(CrashDisk& disk, const RootStore& store) const {
   if (!run_ids_.contains(store.run_record().run_id()))
     broken.push_back(absl::StrCat("the run record is of '", store.run_record().run_id(), "'"));
   for (const std::string& warning : store.pointers().warnings) broken.push_back(warning);
-  for (const RootStore::Damaged& damaged : store.damaged())
+  for (const DamagedCheckpoint& damaged : store.damaged())
     broken.push_back(absl::StrCat(damaged.tag, " is reported as damaged: ", damaged.status.ToString()));
   return broken;
 }

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "storage/commit/root_store.h"
-#include "storage/commit/testing.h"
 #include "tests/testing/crash_disk.h"
+#include "tests/testing/root_store_fixture.h"
 
 namespace ckptd {
 

@@ -16,9 +16,9 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 
-sys.path.insert(0, str(ROOT / "tools"))
-from mutate_lib import main as mutate  # noqa: E402
-from mutate_lib import table  # noqa: E402
+sys.path.insert(0, str(ROOT / "tests"))
+from mutation import main as mutate  # noqa: E402
+from mutation import table  # noqa: E402
 
 
 def code_words(text: str) -> Set[str]:

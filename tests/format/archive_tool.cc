@@ -27,15 +27,15 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "client/formats/byte_source.h"
+#include "client/formats/data_type.h"
+#include "client/formats/safetensors/safetensors.h"
+#include "client/formats/torch/archive.h"
+#include "client/formats/torch/archive_layout.h"
+#include "client/formats/torch/value.h"
 #include "storage/base/crc32.h"
 #include "storage/base/errors.h"
 #include "storage/base/unique_fd.h"
-#include "storage/format/byte_source.h"
-#include "storage/format/data_type.h"
-#include "storage/format/safetensors/safetensors.h"
-#include "storage/format/torch/archive.h"
-#include "storage/format/torch/archive_layout.h"
-#include "storage/format/torch/value.h"
 
 namespace ckptd {
 namespace {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "ckptd/v1/handoff.pb.h"
-#include "daemon/service/handoff_server.h"
-#include "daemon/service/packet_socket.h"
+#include "daemon/handoff/handoff_server.h"
+#include "daemon/handoff/packet_socket.h"
 #include "storage/base/errors.h"
 #include "storage/base/unique_fd.h"
 #include "tests/fuzz/fuzz.h"

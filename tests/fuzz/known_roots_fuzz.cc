@@ -1,5 +1,5 @@
 // The daemon's list of known roots, a text proto: what is read can be remembered anew and read again.
-#include "daemon/runtime/state_directory.h"
+#include "daemon/attach/state_directory.h"
 #include "storage/base/errors.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/testing/temp_dir.h"

@@ -6,13 +6,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/formats/torch/limits.h"
+#include "client/formats/torch/pickler.h"
+#include "client/formats/torch/unpickler.h"
+#include "client/formats/torch/value.h"
 #include "storage/base/errors.h"
-#include "storage/format/torch/limits.h"
-#include "storage/format/torch/pickler.h"
-#include "storage/format/torch/testing.h"
-#include "storage/format/torch/unpickler.h"
-#include "storage/format/torch/value.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/testing/torch_archive_fixture.h"
 
 namespace ckptd::torch {
 namespace {

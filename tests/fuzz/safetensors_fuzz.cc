@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/formats/byte_source.h"
+#include "client/formats/safetensors/safetensors.h"
 #include "storage/base/errors.h"
-#include "storage/format/byte_source.h"
-#include "storage/format/safetensors/safetensors.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace ckptd::safetensors {

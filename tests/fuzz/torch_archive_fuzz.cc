@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/formats/byte_source.h"
+#include "client/formats/torch/archive.h"
+#include "client/formats/torch/archive_layout.h"
+#include "client/formats/torch/limits.h"
+#include "client/formats/torch/value.h"
 #include "storage/base/errors.h"
-#include "storage/format/byte_source.h"
-#include "storage/format/torch/archive.h"
-#include "storage/format/torch/archive_layout.h"
-#include "storage/format/torch/limits.h"
-#include "storage/format/torch/testing.h"
-#include "storage/format/torch/value.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/testing/torch_archive_fixture.h"
 
 namespace ckptd::torch {
 namespace {

@@ -19,7 +19,7 @@
 #include <span>
 
 #include "storage/base/crc32c.h"
-#include "storage/base/give_way.h"
+#include "storage/base/idle_priority.h"
 #include "storage/base/streaming_copy.h"
 #include "storage/io/verified_read.h"
 
@@ -64,7 +64,7 @@ template <typename Work>
 void InBackground(Work work) {
   pthread_t thread;
   auto run = [](void* argument) -> void* {
-    ckptd::GiveWay();
+    ckptd::SetIdlePriority();
     (*static_cast<Work*>(argument))();
     return nullptr;
   };

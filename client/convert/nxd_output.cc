@@ -1,0 +1,108 @@
+#include "client/convert/nxd_output.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert/nxd_tag.h"
+#include "client/formats/torch/archive_layout.h"
+#include "client/formats/torch/value.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd {
+namespace {
+
+using torch::ValueRef;
+
+// What torch.save calls the folder inside: the file's name without its last extension.
+std::string NameInside(const std::string& path) {
+  const std::string name = path.substr(path.rfind('/') + 1);
+  return name.substr(0, name.rfind('.'));
+}
+
+absl::Status PlanArchive(const torch::Value& root, const Contents& contents, const std::string& path,
+                         NxdFiles& files) {
+  absl::StatusOr<torch::ArchiveLayout> layout = torch::LayOutArchive(root, {.name = NameInside(path)});
+  if (!layout.ok()) return Annotate(layout.status(), path);
+  PlannedFile file = {.path = path, .size = layout->size(), .literals = {}, .pieces = {}};
+  for (const torch::ArchiveLayout::Piece& piece : layout->Pieces()) {
+    if (piece.bytes.empty()) continue;
+    file.pieces.push_back({.offset = piece.offset,
+                           .size = static_cast<int64_t>(piece.bytes.size()),
+                           .input = Piece::kLiteral,
+                           .from = static_cast<int64_t>(file.literals.size())});
+    file.literals += piece.bytes;
+  }
+  for (const torch::ArchiveLayout::Range& range : layout->storages()) {
+    int64_t at = range.offset;
+    for (const SourceRange& source : contents.at(range.storage.get())) {
+      if (source.size == 0) continue;
+      file.pieces.push_back({.offset = at, .size = source.size, .input = source.input, .from = source.from});
+      at += source.size;
+    }
+  }
+  std::sort(file.pieces.begin(), file.pieces.end(),
+            [](const Piece& a, const Piece& b) { return a.offset < b.offset; });
+  files.files.push_back(std::move(file));
+  return absl::OkStatus();
+}
+
+// Takes the tensors out of a tree.
+class Extractor {
+ public:
+  Extractor(const ZeroShard& shard, const std::string& path, NxdFiles& files)
+      : shard_(shard), path_(path), files_(files) {}
+
+  absl::Status Run() {
+    files_.directories.push_back(NxdTensorsName(path_));
+    CKPTD_ASSIGN_OR_RETURN(const ValueRef root, Replaced(shard_.root));
+    CKPTD_RETURN_IF_ERROR(PlanArchive(*root, shard_.contents, path_, files_));
+    return PlanArchive(*torch::Make(std::move(info_)), shard_.contents, NxdInfoName(path_), files_);
+  }
+
+ private:
+  // A tensor by a reference to the file that it goes to; dicts with such in them copied.
+  absl::StatusOr<ValueRef> Replaced(const ValueRef& value) {
+    if (const auto* tensor = value->As<torch::Tensor>()) return Reference(value, *tensor);
+    const auto* dict = value->As<torch::Dict>();
+    if (dict == nullptr) return value;
+    torch::Dict copy = *dict;
+    for (size_t i = 0; i < copy.size(); ++i) {
+      CKPTD_ASSIGN_OR_RETURN(ValueRef replaced, Replaced(dict->entries()[i].second));
+      copy.Replace(i, std::move(replaced));
+    }
+    return torch::Make(std::move(copy));
+  }
+
+  absl::StatusOr<ValueRef> Reference(const ValueRef& value, const torch::Tensor& tensor) {
+    const auto [known, is_new] = tids_.try_emplace(value.get(), static_cast<int64_t>(tids_.size()));
+    const int64_t tid = known->second;
+    if (is_new) {
+      const std::string path = absl::StrCat(NxdTensorsName(path_), "/", NxdTensorName(tid));
+      CKPTD_RETURN_IF_ERROR(PlanArchive(*value, shard_.contents, path, files_));
+      torch::Dict fields;
+      fields.Set("dtype", torch::Make<DataType>(tensor.dtype));
+      fields.Set("shape", torch::Make(torch::Size{tensor.shape}));
+      fields.Set("expert_model_parallel", torch::Make<bool>(shard_.expert.contains(tensor.storage.get())));
+      info_.Set(tid, torch::Make(std::move(fields)));
+    }
+    return torch::Make(torch::TensorReference{tid});
+  }
+
+  const ZeroShard& shard_;
+  const std::string& path_;
+  NxdFiles& files_;
+  torch::Dict info_;
+  std::unordered_map<const torch::Value*, int64_t> tids_;
+};
+
+}  // namespace
+
+absl::Status PlanNxdFiles(const ZeroShard& shard, const std::string& path, bool xser, NxdFiles& files) {
+  if (!xser) return PlanArchive(*shard.root, shard.contents, path, files);
+  return Extractor(shard, path, files).Run();
+}
+
+}  // namespace ckptd

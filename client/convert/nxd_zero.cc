@@ -1,0 +1,201 @@
+#include "client/convert/nxd_zero.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/convert/nxd_output.h"
+#include "client/convert/nxd_state.h"
+#include "client/convert/staging.h"
+#include "client/convert/stream_files.h"
+#include "client/convert/zero_state.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd {
+namespace {
+
+// Between what the plan says and what a file system needs beside it: names, and blocks that are not full.
+constexpr int64_t kRoomForFile = 4096;
+constexpr int kFallbackThreads = 4;
+
+int64_t PlanBytes(const NxdFiles& files) {
+  int64_t bytes = 0;
+  for (const PlannedFile& file : files.files) {
+    bytes += static_cast<int64_t>(sizeof(file) + file.path.size() + file.literals.size() +
+                                  file.pieces.size() * sizeof(Piece));
+  }
+  return bytes;
+}
+
+class Conversion {
+ public:
+  using Progress = std::function<bool(const NxdZeroReport&, int64_t)>;
+  Conversion(FileSystem& fs, Handle in, const NxdZeroOptions& options, const Progress& progress)
+      : fs_(fs), in_(in), options_(options), progress_(progress) {}
+
+  // Step 1.
+  absl::Status Plan() {
+    if (!options_.to_full && (options_.dp_size < 1 || options_.dp_size > kMostShards)) {
+      return InvalidArgument(
+          absl::StrCat("dp_size is ", options_.dp_size, ", and a state has 1 to ", kMostShards, " shards"));
+    }
+    CKPTD_ASSIGN_OR_RETURN(report_.from, ScanNxdTag(fs_, in_, options_.unfinished));
+    report_.to_full = options_.to_full;
+    report_.to_dp = options_.to_full ? 1 : options_.dp_size;
+    if (report_.from.full && options_.to_full) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, "CANNOT_CONVERT",
+                       "the state is merged already (optim/full_…); --convert_to_sharded makes shards of it");
+    }
+    report_.carried_files = static_cast<int64_t>(report_.from.carried.size());
+    for (const CarriedFile& file : report_.from.carried) report_.carried_bytes += file.size;
+    return EachBatch([&](const std::vector<std::string>&, const NxdFiles& files) {
+      for (const PlannedFile& file : files.files) {
+        report_.optim_files += 1;
+        report_.optim_bytes += file.size;
+      }
+      return Tell(0);
+    });
+  }
+
+  // Steps 2 and 3.
+  absl::Status Write(Handle parent, const std::string& name) {
+    CKPTD_ASSIGN_OR_RETURN(Staging staging, Staging::Make(fs_, parent, name, &report_.removed));
+    CKPTD_ASSIGN_OR_RETURN(const StreamOptions stream, Prepare(staging.dir()));
+    const Handle out = staging.dir();
+    std::vector<std::string> directories = {kOptimDirectory};
+    directories.insert(directories.end(), report_.from.carried_directories.begin(),
+                       report_.from.carried_directories.end());
+    for (const std::string& path : directories) CKPTD_RETURN_IF_ERROR(fs_.MakeDir(out, path));
+    CKPTD_RETURN_IF_ERROR(Carry(out, stream));
+    const absl::Status made = EachBatch([&](const std::vector<std::string>& inputs, const NxdFiles& files) {
+      for (const std::string& path : files.directories) {
+        CKPTD_RETURN_IF_ERROR(fs_.MakeDir(out, path));
+        directories.push_back(path);
+      }
+      return Stream(inputs, out, files.files, stream);
+    });
+    CKPTD_RETURN_IF_ERROR(made);
+    // NxD takes a directory with `done` for a checkpoint, and resumes from it. It finds no shards in a merged
+    // one, so that is not marked.
+    if (!report_.to_full) {
+      for (const char* marker : {"checkpoint", "done"})
+        CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, out, marker, "1"));
+    }
+    for (auto path = directories.rbegin(); path != directories.rend(); ++path) {
+      CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir, OpenScoped(fs_, out, *path, OpenMode::kDirectory));
+      CKPTD_RETURN_IF_ERROR(fs_.Sync(dir.get(), SyncMode::kAll));
+    }
+    CKPTD_RETURN_IF_ERROR(fs_.Sync(out, SyncMode::kAll));
+    return staging.Publish();
+  }
+
+  NxdZeroReport TakeReport() { return std::move(report_); }
+
+ private:
+  absl::Status Tell(int64_t bytes) const {
+    if (progress_(report_, bytes)) return absl::OkStatus();
+    return MakeError(absl::StatusCode::kAborted, "INTERRUPTED", "stopped before it was finished");
+  }
+
+  // Hands on the plan of all new optimizer files, some at a time. What they refer to are `inputs`.
+  absl::Status EachBatch(
+      const std::function<absl::Status(const std::vector<std::string>& inputs, const NxdFiles&)>& work) {
+    for (int pp = 0; pp < report_.from.pp; ++pp) {
+      for (int tp = 0; tp < report_.from.tp; ++tp) {
+        const absl::Status done = EachBatchOfGroup(tp, pp, work);
+        if (!done.ok() && report_.from.tp * report_.from.pp > 1 && ReasonOf(done) == "CANNOT_CONVERT")
+          return Annotate(done, absl::StrCat("tp rank ", tp, ", pp rank ", pp));
+        CKPTD_RETURN_IF_ERROR(done);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status EachBatchOfGroup(
+      int tp, int pp,
+      const std::function<absl::Status(const std::vector<std::string>& inputs, const NxdFiles&)>& work) {
+    CKPTD_ASSIGN_OR_RETURN(NxdStates states, LoadNxdStates(fs_, in_, report_.from, tp, pp));
+    CKPTD_ASSIGN_OR_RETURN(const ZeroState state, ZeroState::Merge(fs_, in_, std::move(states),
+                                                                   report_.from.full, options_.to_full));
+    NxdFiles files;
+    for (int dp = 0; dp < report_.to_dp; ++dp) {
+      const std::string path = absl::StrCat(kOptimDirectory, "/", NxdOptimName(options_.to_full, dp, tp, pp));
+      CKPTD_RETURN_IF_ERROR(PlanNxdFiles(state.Shard(dp, report_.to_dp), path, report_.from.xser, files));
+      if (PlanBytes(files) < options_.plan_bytes) continue;
+      CKPTD_RETURN_IF_ERROR(work(state.inputs(), files));
+      files = {};
+    }
+    return files.files.empty() ? absl::OkStatus() : work(state.inputs(), files);
+  }
+
+  // What the output's file system can do, and whether there is room.
+  absl::StatusOr<StreamOptions> Prepare(Handle out) {
+    CKPTD_ASSIGN_OR_RETURN(const ProbeResult probe,
+                           ProbeDirectory(fs_, out, IoBackend::kAuto, options_.queues));
+    const int64_t files = report_.optim_files + report_.carried_files;
+    const int64_t needed = report_.total_bytes() + files * kRoomForFile;
+    if (probe.free_bytes < needed) {
+      return MakeError(
+          absl::StatusCode::kResourceExhausted, "NO_SPACE",
+          absl::StrCat("the result takes ", needed, " bytes, and the file system of the output has ",
+                       probe.free_bytes, " left"));
+    }
+    StreamOptions stream;
+    stream.direct_writes = probe.direct_io;
+    stream.chunk_bytes = options_.chunk_bytes;
+    stream.depth = options_.depth;
+    report_.io_backend = probe.io_backend;
+    // Never buffered writes through io_uring: they wait for one another in threads of the kernel.
+    if (probe.io_backend == "io_uring" && probe.direct_io) {
+      stream.queue = [make = options_.queues.uring, depth = options_.depth] { return make(4 * depth); };
+    } else {
+      report_.io_backend = "threads";
+      stream.queue = [make = options_.queues.threads] { return make(kFallbackThreads); };
+    }
+    return stream;
+  }
+
+  absl::Status Carry(Handle out, const StreamOptions& stream) {
+    std::vector<std::string> inputs;
+    std::vector<PlannedFile> files;
+    for (const CarriedFile& carried : report_.from.carried) {
+      PlannedFile file = {.path = carried.path, .size = carried.size, .literals = {}, .pieces = {}};
+      if (carried.size > 0) {
+        file.pieces.push_back(
+            {.offset = 0, .size = carried.size, .input = static_cast<int>(inputs.size()), .from = 0});
+      }
+      inputs.push_back(carried.path);
+      files.push_back(std::move(file));
+    }
+    return Stream(inputs, out, files, stream);
+  }
+
+  absl::Status Stream(const std::vector<std::string>& inputs, Handle out,
+                      const std::vector<PlannedFile>& files, const StreamOptions& stream) {
+    CKPTD_RETURN_IF_ERROR(StreamFiles(fs_, in_, inputs, out, files, stream,
+                                      [&](int64_t bytes) { return progress_(report_, written_ + bytes); }));
+    for (const PlannedFile& file : files) written_ += file.size;
+    return absl::OkStatus();
+  }
+
+  FileSystem& fs_;
+  const Handle in_;
+  const NxdZeroOptions& options_;
+  const Progress& progress_;
+  NxdZeroReport report_;
+  int64_t written_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<NxdZeroReport> ConvertNxdZero(
+    FileSystem& fs, Handle in, Handle parent, const std::string& name, const NxdZeroOptions& options,
+    const std::function<bool(const NxdZeroReport& plan, int64_t bytes)>& progress) {
+  Conversion conversion(fs, in, options, progress);
+  CKPTD_RETURN_IF_ERROR(CheckFree(fs, parent, name));
+  CKPTD_RETURN_IF_ERROR(conversion.Plan());
+  if (!options.dry_run) CKPTD_RETURN_IF_ERROR(conversion.Write(parent, name));
+  return conversion.TakeReport();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,80 @@
+#include "daemon/grpc/admin_service.h"
+
+#include <memory>
+#include <utility>
+
+#include "ckptd/v1/service.grpc.pb.h"
+#include "daemon/grpc/call_context.h"
+#include "daemon/grpc/stream_calls.h"
+
+namespace ckptd {
+namespace {
+
+using Context = grpc::CallbackServerContext;
+using Unary = grpc::ServerUnaryReactor;
+
+class AdminService final : public v1::Admin::CallbackService {
+ public:
+  explicit AdminService(ServiceContext* context) : context_(context) {}
+
+  Unary* GetStatus(Context* call, const v1::GetStatusRequest* request, v1::Status* response) override {
+    return AskEngine(context_, call, TokenRule::kOptional, request, response,
+                     [](Engine& engine, const Caller& caller, const v1::GetStatusRequest&,
+                        Reply<v1::Status> reply) { reply(engine.GetStatus(caller)); });
+  }
+  Unary* ListRuns(Context* call, const v1::ListRunsRequest* request,
+                  v1::ListRunsResponse* response) override {
+    return AskEngine(context_, call, TokenRule::kOptional, request, response,
+                     [](Engine& engine, const Caller& caller, const v1::ListRunsRequest&,
+                        Reply<v1::ListRunsResponse> reply) {
+                       v1::Status status = engine.GetStatus(caller);
+                       v1::ListRunsResponse runs;
+                       runs.mutable_runs()->Swap(status.mutable_runs());
+                       reply(std::move(runs));
+                     });
+  }
+  Unary* Pin(Context* call, const v1::PinRequest* request, v1::Checkpoint* response) override {
+    return SetPinned(call, request, response, true);
+  }
+  Unary* Unpin(Context* call, const v1::UnpinRequest* request, v1::Checkpoint* response) override {
+    return SetPinned(call, request, response, false);
+  }
+  Unary* ClearDamage(Context* call, const v1::ClearDamageRequest* request,
+                     v1::Checkpoint* response) override {
+    return AskEngine(
+        context_, call, TokenRule::kOptional, request, response,
+        [](Engine& engine, const Caller& caller, const v1::ClearDamageRequest& asked,
+           Reply<v1::Checkpoint> reply) { engine.ClearDamage(caller, asked.name(), std::move(reply)); });
+  }
+
+  Unary* Prefetch(Context* call, const v1::PrefetchRequest* request, v1::Checkpoint* response) override {
+    return AskEngine(
+        context_, call, TokenRule::kOptional, request, response,
+        [](Engine& engine, const Caller& caller, const v1::PrefetchRequest& asked,
+           Reply<v1::Checkpoint> reply) { engine.Prefetch(caller, asked.name(), std::move(reply)); });
+  }
+  grpc::ServerWriteReactor<v1::AdoptCheckpointsResponse>* AdoptCheckpoints(
+      Context* call, const v1::AdoptCheckpointsRequest* request) override {
+    return StartAdoptCheckpoints(context_, CallerOf(*context_, *call, TokenRule::kOptional), *request);
+  }
+
+ private:
+  template <typename Request>
+  Unary* SetPinned(Context* call, const Request* request, v1::Checkpoint* response, bool pinned) {
+    return AskEngine(
+        context_, call, TokenRule::kOptional, request, response,
+        [pinned](Engine& engine, const Caller& caller, const Request& asked, Reply<v1::Checkpoint> reply) {
+          engine.SetPinned(caller, asked.name(), pinned, std::move(reply));
+        });
+  }
+
+  ServiceContext* const context_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeAdminService(ServiceContext* context) {
+  return std::make_unique<AdminService>(context);
+}
+
+}  // namespace ckptd

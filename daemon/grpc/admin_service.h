@@ -1,0 +1,19 @@
+// ckptd.v1.Admin over gRPC.
+#ifndef CKPTD_DAEMON_GRPC_ADMIN_SERVICE_H_
+#define CKPTD_DAEMON_GRPC_ADMIN_SERVICE_H_
+
+#include <memory>
+
+#include "daemon/grpc/service_context.h"
+
+namespace grpc {
+class Service;
+}
+
+namespace ckptd {
+
+// `context` outlives every call of the service.
+std::unique_ptr<grpc::Service> MakeAdminService(ServiceContext* context);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_GRPC_ADMIN_SERVICE_H_

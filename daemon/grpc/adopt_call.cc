@@ -1,0 +1,52 @@
+// AdoptCheckpoints: every outcome is sent, of which there are as many as tags; of progress only the newest
+// waits.
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "daemon/grpc/pushed_stream.h"
+#include "daemon/grpc/stream_calls.h"
+
+namespace ckptd {
+namespace {
+
+class AdoptQueue {
+ public:
+  absl::Status Push(const v1::AdoptCheckpointsResponse& event) {
+    if (!events_.empty() && IsProgress(events_.back())) events_.pop_back();
+    events_.push_back(event);
+    return absl::OkStatus();
+  }
+  std::optional<v1::AdoptCheckpointsResponse> Pop() {
+    if (events_.empty()) return std::nullopt;
+    v1::AdoptCheckpointsResponse event = std::move(events_.front());
+    events_.pop_front();
+    return event;
+  }
+
+ private:
+  static bool IsProgress(const v1::AdoptCheckpointsResponse& event) {
+    return event.outcome() == v1::ADOPT_OUTCOME_UNSPECIFIED;
+  }
+
+  std::deque<v1::AdoptCheckpointsResponse> events_;
+};
+
+using AdoptStream = PushedStream<v1::AdoptCheckpointsResponse, AdoptQueue>;
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::AdoptCheckpointsResponse>* StartAdoptCheckpoints(
+    ServiceContext* context, absl::StatusOr<Caller> caller, const v1::AdoptCheckpointsRequest& request) {
+  return AdoptStream::Start(
+      context, std::move(caller),
+      [context, request](const Caller& who, const std::shared_ptr<AdoptStream>& stream) {
+        const int64_t adoption = context->engine->AdoptCheckpoints(
+            who, request, [stream](const v1::AdoptCheckpointsResponse& event) { return stream->Push(event); },
+            [stream](const absl::Status& ended) { stream->End(ended); });
+        return [context, adoption] { context->engine->StopAdoption(adoption); };
+      });
+}
+
+}  // namespace ckptd

@@ -1,0 +1,83 @@
+// What the calls of one user may take together: how many there are, and the memory of their requests, answers
+// and buffers. So one user cannot fill the daemon's memory with calls, or with answers that nobody reads.
+#ifndef CKPTD_DAEMON_GRPC_CALL_LIMITS_H_
+#define CKPTD_DAEMON_GRPC_CALL_LIMITS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "storage/base/mutex.h"
+
+namespace ckptd {
+
+class CallLimits;
+
+// One call. Gives back what it was charged for when it is destroyed. Thread-safe. Outlived by its CallLimits.
+class CallTicket {
+ public:
+  ~CallTicket();
+  CallTicket(const CallTicket&) = delete;
+  CallTicket& operator=(const CallTicket&) = delete;
+
+  // RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED, and nothing is charged, when the user's calls would have more
+  // than they may.
+  absl::Status Charge(int64_t bytes);
+  // Waits for the memory, behind others of this user who wait. `ready` runs once: when it is charged (true),
+  // on this thread or on the one that gives memory back, or when StopWaiting was first (false). More than the
+  // whole limit is charged as the limit. Once at a time.
+  void ChargeWhenThereIs(int64_t bytes, absl::AnyInvocable<void(bool charged)> ready);
+  void StopWaiting();
+  void Refund(int64_t bytes);
+
+ private:
+  friend class CallLimits;
+  CallTicket(CallLimits* limits, uid_t uid) : limits_(limits), uid_(uid) {}
+  CallLimits* const limits_;
+  const uid_t uid_;
+  int64_t charged_ = 0;  // Guarded by the lock of limits_.
+};
+
+// Thread-safe.
+class CallLimits {
+ public:
+  CallLimits(int calls_per_uid, int64_t memory_per_uid)
+      : calls_per_uid_(calls_per_uid), memory_per_uid_(memory_per_uid) {}
+
+  // RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED.
+  absl::StatusOr<std::shared_ptr<CallTicket>> Start(uid_t uid);
+
+  int calls(uid_t uid) const;
+  int64_t memory(uid_t uid) const;
+
+ private:
+  friend class CallTicket;
+  struct Waiting {
+    CallTicket* ticket;
+    int64_t bytes;
+    absl::AnyInvocable<void(bool)> ready;
+  };
+  struct User {
+    int calls = 0;
+    int64_t memory = 0;
+    std::deque<Waiting> waiting;
+  };
+
+  bool Fits(const User& user, int64_t bytes) const { return user.memory + bytes <= memory_per_uid_; }
+  // Those that fit now, oldest first; the caller runs them without the lock.
+  std::deque<Waiting> TakeReady(User& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const int calls_per_uid_;
+  const int64_t memory_per_uid_;
+  mutable Mutex mutex_;
+  std::map<uid_t, User> users_ ABSL_GUARDED_BY(mutex_);  // Those that have calls.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_GRPC_CALL_LIMITS_H_

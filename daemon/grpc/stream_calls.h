@@ -1,0 +1,32 @@
+// The streaming calls, each a reactor that lives until gRPC is done with it. Only for
+// the .cc files of the services: it brings gRPC's headers along.
+#ifndef CKPTD_DAEMON_GRPC_STREAM_CALLS_H_
+#define CKPTD_DAEMON_GRPC_STREAM_CALLS_H_
+
+#include <grpcpp/support/server_callback.h>
+
+#include "absl/status/statusor.h"
+#include "ckptd/v1/messages.pb.h"
+#include "daemon/grpc/service_context.h"
+#include "daemon/sessions/call_authenticator.h"
+
+namespace ckptd {
+
+// A caller that was refused ends the call with that error.
+grpc::ServerWriteReactor<v1::OpenSessionResponse>* StartOpenSession(ServiceContext* context,
+                                                                    absl::StatusOr<Peer> peer,
+                                                                    const v1::OpenSessionRequest& request);
+grpc::ServerReadReactor<v1::WriteFileRequest>* StartWriteFile(ServiceContext* context,
+                                                              absl::StatusOr<Caller> caller,
+                                                              v1::WriteFileResponse* response);
+grpc::ServerWriteReactor<v1::ReadFileResponse>* StartReadFile(ServiceContext* context,
+                                                              absl::StatusOr<Caller> caller,
+                                                              const v1::ReadFileRequest& request);
+grpc::ServerWriteReactor<v1::WatchResponse>* StartWatch(ServiceContext* context,
+                                                        absl::StatusOr<Caller> caller,
+                                                        const v1::WatchRequest& request);
+grpc::ServerWriteReactor<v1::AdoptCheckpointsResponse>* StartAdoptCheckpoints(
+    ServiceContext* context, absl::StatusOr<Caller> caller, const v1::AdoptCheckpointsRequest& request);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_GRPC_STREAM_CALLS_H_

@@ -1,0 +1,36 @@
+// What the engine tells, as log lines and metrics.
+#ifndef CKPTD_DAEMON_LOG_SAVE_LOG_H_
+#define CKPTD_DAEMON_LOG_SAVE_LOG_H_
+
+#include <string>
+#include <vector>
+
+#include "daemon/engine/engine.h"
+#include "daemon/log/log.h"
+#include "daemon/metrics/metrics.h"
+
+namespace ckptd {
+
+// The one line of a save that ended: INFO, or WARNING when it failed.
+struct SaveLine {
+  LogLevel level = LogLevel::kInfo;
+  std::string message;
+  std::vector<LogField> fields;
+};
+SaveLine LineOf(const SaveSummary& summary);
+
+class SaveLog final : public EngineObserver {
+ public:
+  explicit SaveLog(DaemonMetrics* metrics) : metrics_(metrics) {}
+
+  void OnSaveEnded(const SaveSummary& summary) override;
+  void OnWarning(const std::string& message) override;
+  void OnInfo(const std::string& message) override;
+  void OnRootOpened(const std::string& run, const std::string& path, const ProbeResult& probe) override;
+
+ private:
+  DaemonMetrics* const metrics_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LOG_SAVE_LOG_H_

@@ -1,0 +1,666 @@
+#include "daemon/root_io/threaded_root_io.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <iterator>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/event_loop.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/clock.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/foreign.h"
+#include "storage/commit/verify.h"
+#include "storage/fs/posix_file_system.h"
+#include "tests/testing/faulty_file_system.h"
+#include "tests/testing/seccomp.h"
+#include "tests/testing/temp_dir.h"
+
+namespace ckptd {
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+constexpr int64_t kBlock = 4096;
+
+// A part in memory, as segments hold it: each image on a boundary of 4096 bytes.
+class Images {
+ public:
+  void Add(const std::string& path, int64_t size, char seed) {
+    const int64_t space = (size + kBlock - 1) / kBlock * kBlock;
+    std::byte* data = nullptr;
+    if (space > 0) {
+      data = static_cast<std::byte*>(::operator new(space, std::align_val_t(kBlock)));
+      owned_.emplace_back(data);
+      for (int64_t i = 0; i < space; ++i) data[i] = static_cast<std::byte>(seed + i * 7 + i / kBlock);
+    }
+    FileImage image{path, size, {}};
+    if (size > 0) image.runs.push_back(std::span<const std::byte>(data, size));
+    files_.push_back(std::move(image));
+  }
+  const std::vector<FileImage>& files() const { return files_; }
+  std::string Bytes(const std::string& path) const {
+    for (const FileImage& file : files_) {
+      if (file.path == path && file.size > 0) {
+        return std::string(reinterpret_cast<const char*>(file.runs[0].data()), file.size);
+      }
+    }
+    return "";
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { ::operator delete(data, std::align_val_t(kBlock)); }
+  };
+  std::vector<std::unique_ptr<std::byte, Free>> owned_;
+  std::vector<FileImage> files_;
+};
+
+std::string ReadWhole(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
+ protected:
+  void SetUp() override { StartDaemon(); }
+  void TearDown() override { StopDaemon(); }
+
+  void StartDaemon() {
+    loop_ = std::make_unique<EventLoop>("engine");
+    ThreadedRootIoOptions options;
+    options.backend = GetParam();
+    options.writer.chunk_bytes = 64 << 10;
+    factory_ = std::make_unique<ThreadedRootIoFactory>(
+        options, &SystemClock(), [this](absl::AnyInvocable<void()> work) { loop_->Post(std::move(work)); });
+    io_ = factory_->Make(UniqueFd(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)), std::nullopt)
+              .value();
+  }
+  void StopDaemon() {
+    if (factory_ == nullptr) return;
+    io_.reset();
+    EXPECT_THAT(factory_->Close(kPatience), testing::IsEmpty());
+    factory_.reset();
+    loop_.reset();
+  }
+
+  // Calls `ask` with a callback, on the engine's thread; what the callback gets.
+  template <typename T, typename Ask>
+  T Wait(Ask ask) {
+    auto promise = std::make_shared<std::promise<T>>();
+    std::future<T> answer = promise->get_future();
+    loop_->Post([promise, ask] {
+      auto inside = std::make_shared<bool>(true);
+      ask([promise, inside](T result) {
+        EXPECT_FALSE(*inside) << "called back inside the call";
+        promise->set_value(std::move(result));
+      });
+      *inside = false;
+    });
+    if (answer.wait_for(kPatience) != std::future_status::ready) {
+      ADD_FAILURE() << "no answer";
+      std::abort();
+    }
+    return answer.get();
+  }
+
+  absl::StatusOr<RootSnapshot> Open(RootIo& io) {
+    return Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io.Open(std::move(done)); });
+  }
+  absl::Status Create(RootIo& io, InflightId64 id, const std::string& tag, int64_t sequence) {
+    return Wait<absl::Status>(
+        [&](auto done) { io.CreateInflight(id, tag, sequence, 64 << 10, std::move(done)); });
+  }
+  absl::StatusOr<storage::v1::PartRecord> Write(RootIo& io, InflightId64 id, const std::string& tag,
+                                                int64_t sequence, const Images& images) {
+    storage::v1::PartRecord record;
+    record.set_format_version(1);
+    record.set_rank(0);
+    record.set_sequence(sequence);
+    *record.mutable_checkpoint() = Summary(tag, sequence);
+    written_ = std::make_shared<std::atomic<int64_t>>(0);
+    return Wait<absl::StatusOr<storage::v1::PartRecord>>(
+        [&](auto done) { io.WritePart(id, record, images.files(), written_, std::move(done)); });
+  }
+  PublishResult Publish(RootIo& io, InflightId64 id, const std::string& tag, int64_t sequence,
+                        const storage::v1::PartRecord& part) {
+    return Wait<PublishResult>(
+        [&](auto done) { io.Publish(id, Summary(tag, sequence), {part}, std::move(done)); });
+  }
+  // All of a save.
+  void Save(RootIo& io, const std::string& tag, int64_t sequence, const Images& images) {
+    ASSERT_TRUE(Create(io, sequence, tag, sequence).ok());
+    const auto part = Write(io, sequence, tag, sequence, images);
+    ASSERT_TRUE(part.ok()) << part.status();
+    const PublishResult published = Publish(io, sequence, tag, sequence, *part);
+    ASSERT_EQ(published.outcome, PublishOutcome::kCommitted) << published.status;
+  }
+  absl::StatusOr<std::shared_ptr<CheckpointReader>> OpenCheckpoint(const std::string& tag, int64_t sequence) {
+    return Wait<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
+        [&](auto done) { io_->OpenCheckpoint(tag, sequence, std::move(done)); });
+  }
+
+  static storage::v1::ManifestSummary Summary(const std::string& tag, int64_t sequence) {
+    storage::v1::ManifestSummary summary;
+    summary.set_format_version(1);
+    summary.set_run_id("run");
+    summary.set_tag(tag);
+    summary.set_sequence(sequence);
+    summary.set_attempt(1);
+    summary.set_ordinal(1);
+    summary.set_world_size(1);
+    summary.set_chunk_bytes(64 << 10);
+    return summary;
+  }
+
+  TempDir dir_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<ThreadedRootIoFactory> factory_;
+  std::unique_ptr<RootIo> io_;
+  std::shared_ptr<std::atomic<int64_t>> written_;
+};
+
+TEST_P(ThreadedRootIoTest, AForeignCheckpointIsListedReadAndAdopted) {
+  for (const char* below : {"/theirs/model", "/unfinished"})
+    std::filesystem::create_directories(dir_.path() + below);
+  const std::string content(200'000, 'm');  // Four chunks.
+  std::ofstream(dir_.path() + "/theirs/model/tp_rank_00.pt", std::ios::binary) << content;
+  std::ofstream(dir_.path() + "/theirs/done", std::ios::binary) << "1";
+  const auto list = [this] {
+    return Wait<absl::StatusOr<std::vector<ForeignCheckpoint>>>(
+        [&](auto done) { io_->ListForeign(std::move(done)); });
+  };
+  EXPECT_FALSE(list().ok()) << "the root is not open";
+  const auto snapshot = Open(*io_);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  ASSERT_EQ(snapshot->foreign.size(), 1u);
+  EXPECT_EQ(snapshot->foreign[0].tag, "theirs");
+  EXPECT_EQ(list()->at(0).size_bytes, 200'001);
+  const auto survey = [this](const std::shared_ptr<SurveyProgress>& progress) {
+    return Wait<absl::StatusOr<ForeignSurvey>>(
+        [&](auto done) { io_->SurveyForeign("theirs", geteuid(), 64 << 10, progress, std::move(done)); });
+  };
+  const auto stopped = std::make_shared<SurveyProgress>();
+  stopped->stop.store(true);
+  EXPECT_TRUE(absl::IsCancelled(survey(stopped).status()));
+  const auto progress = std::make_shared<SurveyProgress>();
+  const absl::StatusOr<ForeignSurvey> found = survey(progress);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(progress->read_bytes.load(), 200'001);
+  storage::v1::ManifestSummary summary = SummaryOfForeign(*found);
+  summary.set_sequence(3);
+  const auto adopted = Wait<PublishResult>([&](auto done) { io_->Adopt(*found, summary, std::move(done)); });
+  EXPECT_EQ(adopted.outcome, PublishOutcome::kCommitted) << adopted.status;
+  const auto reader = Wait<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
+      [&](auto done) { io_->OpenCheckpoint("theirs", 3, std::move(done)); });
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ((*reader)->manifest().body.files_size(), 2);
+  EXPECT_TRUE(list()->empty());
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, ThreadedRootIoTest,
+                         testing::Values(IoBackend::kUring, IoBackend::kThreads), [](const auto& backend) {
+                           return backend.param == IoBackend::kUring ? "Uring" : "Threads";
+                         });
+
+TEST_P(ThreadedRootIoTest, SavesPublishesReadsEvictsAndEmptiesTheTrash) {
+  const auto snapshot = Open(*io_);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  EXPECT_EQ(snapshot->probe.io_backend, GetParam() == IoBackend::kUring ? "io_uring" : "threads");
+  EXPECT_TRUE(snapshot->committed.empty());
+
+  Images images;
+  images.Add("model.pt", 300'001, 'a');
+  images.Add("deep/er/optim.pt", 64 << 10, 'b');
+  images.Add("empty", 0, 'c');
+  Save(*io_, "step_1", 1, images);
+  EXPECT_EQ(written_->load(), 300'001 + (64 << 10));
+  for (const FileImage& file : images.files()) {
+    EXPECT_TRUE(ReadWhole(dir_.path() + "/step_1/" + file.path) == images.Bytes(file.path)) << file.path;
+  }
+
+  auto reader = OpenCheckpoint("step_1", 1);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_EQ((*reader)->manifest().summary.file_count(), 3);
+  EXPECT_EQ((*reader)->manifest().summary.size_bytes(), 300'001 + (64 << 10));
+  std::string piece(100'000, '\0');
+  const absl::Status read = (*reader)->Read("model.pt", 150'000, std::as_writable_bytes(std::span(piece)));
+  ASSERT_TRUE(read.ok()) << read;
+  EXPECT_TRUE(piece == images.Bytes("model.pt").substr(150000, 100000));
+  EXPECT_EQ(ReasonOf((*reader)->Read("other", 0, {})), "UNKNOWN_FILE");
+  EXPECT_EQ(ReasonOf((*reader)->Read("model.pt", 300'000, std::as_writable_bytes(std::span(piece)))),
+            "INVALID_ARGUMENT");
+
+  const auto evicted = Wait<absl::Status>([&](auto done) { io_->Evict("step_1", 1, std::move(done)); });
+  ASSERT_TRUE(evicted.ok()) << evicted;
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/step_1"));
+  EXPECT_TRUE(
+      (*reader)->Read("model.pt", 0, std::as_writable_bytes(std::span(piece))).ok());  // It is leased.
+  auto left = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); });
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_GT(*left, 300'000);
+  EXPECT_TRUE((*reader)->Read("model.pt", 0, std::as_writable_bytes(std::span(piece))).ok());
+  reader->reset();
+  left = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); });
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_EQ(*left, 0);
+  EXPECT_EQ(OpenCheckpoint("step_1", 1).status().code(), absl::StatusCode::kNotFound);
+}
+
+// Every rank of a job opens the same checkpoint.
+TEST_P(ThreadedRootIoTest, ReadersOfACheckpointShareItsManifestUntilItChanges) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("model.pt", 300'001, 'a');
+  Save(*io_, "step_1", 1, images);
+  Save(*io_, "step_2", 2, images);
+  const auto one = OpenCheckpoint("step_1", 1), other = OpenCheckpoint("step_2", 2);
+  ASSERT_TRUE(one.ok() && other.ok());
+  auto again = OpenCheckpoint("step_1", 1);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(&(*one)->manifest(), &(*again)->manifest());
+  EXPECT_NE(&(*one)->manifest(), &(*other)->manifest());
+  EXPECT_EQ((*again)->manifest().summary.tag(), "step_1");
+
+  // Damage is found all the same: every open reads the manifest.
+  const std::string path = dir_.path() + "/step_1/.ckptd/manifest";
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(4096 + 3);
+  file.put('\xff');
+  file.close();
+  EXPECT_EQ(ReasonOf(OpenCheckpoint("step_1", 1).status()), "CORRUPT_MANIFEST");
+}
+
+// Opened, and replaced, while the trash is being emptied of others.
+TEST_P(ThreadedRootIoTest, WhatIsOpenedWhileTrashIsEmptiedIsLeftThere) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 200'000, 'a');
+  Save(*io_, "t", 1, images);
+  Save(*io_, "t", 2, images);  // The first one is in trash now.
+  absl::StatusOr<std::shared_ptr<CheckpointReader>> reader;
+  const auto left = Wait<absl::StatusOr<int64_t>>([&](auto done) {
+    io_->OpenCheckpoint("t", 2, [&](auto opened) { reader = std::move(opened); });
+    io_->EmptyTrash(std::move(done));  // Asked for before the other is open, done after it is in trash.
+    io_->Evict("t", 2, [](const absl::Status& evicted) { EXPECT_TRUE(evicted.ok()) << evicted; });
+  });
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_GT(*left, 200'000 - 1);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string bytes(1000, '\0');
+  EXPECT_TRUE((*reader)->Read("f", 0, std::as_writable_bytes(std::span(bytes))).ok());
+}
+
+// A disk mounted with discard takes a second for each GiB that is removed.
+TEST_P(ThreadedRootIoTest, OpensSavesAndScansWhileAStepOfEmptyingTheTrashTakesLong) {
+  absl::StatusOr<std::unique_ptr<FileSystem>> posix = MakePosixFileSystem();
+  ASSERT_TRUE(posix.ok());
+  auto faulty = std::make_shared<FaultyFileSystem>(posix->get());
+  std::promise<void> removing, go_on;
+  std::shared_future<void> released = go_on.get_future().share();
+  auto first = std::make_shared<std::atomic<bool>>(true);
+  faulty->SetHook([&, released, first](const FsCall& call) {
+    if (call.op != FsOp::kRemove || call.path.find("/trash/") == std::string::npos) return;
+    if (!first->exchange(false)) return;
+    removing.set_value();
+    released.wait_for(kPatience);
+  });
+  io_ = factory_
+            ->Make("slow",
+                   [&, faulty]() -> absl::StatusOr<ThreadedRootIoFactory::RootDirectory> {
+                     ThreadedRootIoFactory::RootDirectory opened;
+                     opened.fs = faulty;
+                     const UniqueFd directory(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+                     CKPTD_ASSIGN_OR_RETURN(opened.handle,
+                                            OpenScoped(*faulty, directory.get(), ".", OpenMode::kDirectory));
+                     return opened;
+                   })
+            .value();
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 20'000, 'a');
+  Save(*io_, "t", 1, images);
+  Save(*io_, "t", 2, images);  // The first one is in trash now.
+  std::promise<absl::StatusOr<int64_t>> emptied;
+  loop_->Post([&] { io_->EmptyTrash([&](auto left) { emptied.set_value(std::move(left)); }); });
+  ASSERT_EQ(removing.get_future().wait_for(kPatience), std::future_status::ready);
+  EXPECT_TRUE(OpenCheckpoint("t", 2).ok());
+  Save(*io_, "u", 3, images);
+  EXPECT_TRUE(Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io_->Rescan(std::move(done)); }).ok());
+  go_on.set_value();
+  auto left = emptied.get_future();
+  ASSERT_EQ(left.wait_for(kPatience), std::future_status::ready);
+  const absl::StatusOr<int64_t> bytes = left.get();
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  EXPECT_EQ(*bytes, 0);
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path() + "/.ckptd/nodes/local/trash"));
+  StopDaemon();  // Before the file system goes.
+}
+
+TEST_P(ThreadedRootIoTest, AFileThatIsMissingOrCutIsFoundWhenTheCheckpointIsOpened) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 200'000, 'a');
+  Save(*io_, "t", 1, images);
+  const std::string path = dir_.path() + "/t/f";
+  ASSERT_EQ(truncate(path.c_str(), 1000), 0);
+  const absl::Status cut = OpenCheckpoint("t", 1).status();
+  EXPECT_EQ(ReasonOf(cut), "SHORT_FILE");
+  EXPECT_EQ(DetailsOf(cut).at("path"), "f");
+  EXPECT_EQ(DetailsOf(cut).at("expected"), "200000 bytes");
+  EXPECT_EQ(DetailsOf(cut).at("found"), "1000 bytes");
+  std::filesystem::remove(path);
+  EXPECT_EQ(ReasonOf(OpenCheckpoint("t", 1).status()), "SHORT_FILE");
+  const auto set = Wait<absl::StatusOr<PointerFiles>>(
+      [&](auto done) { io_->SetDamage("t", 1, storage::v1::Damage(), std::move(done)); });
+  EXPECT_TRUE(set.ok()) << set.status();
+  EXPECT_TRUE(std::filesystem::exists(dir_.path() + "/.ckptd/damaged"));
+}
+
+TEST_P(ThreadedRootIoTest, ACorruptByteIsFoundByTheReader) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 200'000, 'a');
+  Save(*io_, "t", 1, images);
+  const std::string path = dir_.path() + "/t/f";
+  UniqueFd file(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(pwrite(file.get(), "!", 1, 100'000), 1);
+  auto reader = OpenCheckpoint("t", 1);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::string bytes(1000, '\0');
+  EXPECT_TRUE((*reader)->Read("f", 0, std::as_writable_bytes(std::span(bytes))).ok());
+  const absl::Status corrupt = (*reader)->Read("f", 99'000, std::as_writable_bytes(std::span(bytes)));
+  EXPECT_EQ(corrupt.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(ReasonOf(corrupt), "CORRUPT_FILE");
+}
+
+TEST_P(ThreadedRootIoTest, WhatIsOnDiskIsReadBackAndWhatIsInMemoryHeldAgainstIt) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 200'000, 'a');
+  Save(*io_, "t", 1, images);
+  auto reader = OpenCheckpoint("t", 1);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto read_back = [&] {
+    return Wait<absl::Status>(
+        [&](auto done) { io_->ReadBack(*reader, "f", 64 << 10, 64 << 10, std::move(done)); });
+  };
+  const auto check = [&] {
+    const auto& files = (*reader)->manifest().body.files();
+    return Wait<absl::Status>([&](auto done) {
+      io_->CheckImages(images.files(), {files.begin(), files.end()}, 64 << 10, std::move(done));
+    });
+  };
+  EXPECT_TRUE(read_back().ok());
+  EXPECT_TRUE(check().ok());
+  const int fd = open((dir_.path() + "/t/f").c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_EQ(pwrite(fd, "!", 1, 100'000), 1);
+  close(fd);
+  EXPECT_EQ(ReasonOf(read_back()), "CORRUPT_FILE");
+  EXPECT_EQ(DetailsOf(read_back())["chunk"], "1");
+  EXPECT_TRUE(check().ok()) << "what is in memory is well";
+}
+
+TEST_P(ThreadedRootIoTest, TheNextDaemonFindsWhatWasCommitted) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 10'000, 'a');
+  Save(*io_, "t1", 1, images);
+  Save(*io_, "t2", 2, images);
+  ASSERT_TRUE(Create(*io_, 3, "t3", 3).ok());  // Never finished.
+  storage::v1::RunRecord record;
+  record.set_format_version(1);
+  record.set_run_id("the run");
+  record.set_last_sequence(3);
+  const auto saved = Wait<absl::Status>([&](auto done) { io_->SaveRunRecord(record, std::move(done)); });
+  ASSERT_TRUE(saved.ok()) << saved;
+  const auto pinned = Wait<absl::Status>([&](auto done) { io_->SetPinned("t1", 1, true, std::move(done)); });
+  ASSERT_TRUE(pinned.ok()) << pinned;
+  EXPECT_EQ(ReasonOf(Wait<absl::Status>([&](auto done) { io_->Evict("t1", 1, std::move(done)); })), "PINNED");
+
+  StopDaemon();
+  StartDaemon();
+  const auto snapshot = Open(*io_);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  ASSERT_EQ(snapshot->committed.size(), 2u);
+  EXPECT_EQ(snapshot->committed.at(1).summary.tag(), "t1");
+  EXPECT_TRUE(snapshot->committed.at(1).pinned);
+  EXPECT_EQ(snapshot->committed.at(2).summary.tag(), "t2");
+  ASSERT_EQ(snapshot->recovered.size(), 1u);
+  EXPECT_EQ(snapshot->recovered[0].tag, "t3");
+  EXPECT_FALSE(snapshot->recovered[0].published);
+  EXPECT_EQ(snapshot->highest_sequence, 3);
+  EXPECT_EQ(snapshot->run_record.run_id(), "the run");
+}
+
+TEST_P(ThreadedRootIoTest, AnotherDaemonCannotHaveTheRootMeanwhile) {
+  ASSERT_TRUE(Open(*io_).ok());
+  auto second =
+      factory_->Make(UniqueFd(open(dir_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), std::nullopt)
+          .value();
+  EXPECT_EQ(ReasonOf(Open(*second).status()), "ROOT_LOCKED");
+  io_.reset();
+  // The lock goes when the metadata worker has closed the root; Open comes after that.
+  EXPECT_TRUE(Open(*second).ok());
+  loop_->Post([gone = std::move(second)] {});
+}
+
+TEST_P(ThreadedRootIoTest, TwoRootsOfOneFileSystemAreWrittenAtOnce) {
+  TempDir other_dir(dir_.path());
+  auto other =
+      factory_
+          ->Make(UniqueFd(open(other_dir.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), std::nullopt)
+          .value();
+  ASSERT_TRUE(Open(*io_).ok());
+  ASSERT_TRUE(Open(*other).ok());
+  Images images;
+  images.Add("f", 3 << 20, 'x');
+  ASSERT_TRUE(Create(*io_, 1, "t", 1).ok());
+  ASSERT_TRUE(Create(*other, 1, "t", 1).ok());
+  std::promise<absl::StatusOr<storage::v1::PartRecord>> promises[2];
+  storage::v1::PartRecord record;
+  record.set_format_version(1);
+  record.set_sequence(1);
+  *record.mutable_checkpoint() = Summary("t", 1);
+  loop_->Post([&] {
+    RootIo* const ios[2] = {io_.get(), other.get()};
+    for (int i = 0; i < 2; ++i) {
+      ios[i]->WritePart(1, record, images.files(), std::make_shared<std::atomic<int64_t>>(0),
+                        [&promises, i](auto part) { promises[i].set_value(std::move(part)); });
+    }
+  });
+  const auto first = promises[0].get_future().get();
+  const auto second = promises[1].get_future().get();
+  ASSERT_TRUE(first.ok() && second.ok()) << first.status() << second.status();
+  ASSERT_EQ(first->files(0).chunk_crc32c_size(), 48);
+  EXPECT_TRUE(std::ranges::equal(first->files(0).chunk_crc32c(), second->files(0).chunk_crc32c()));
+  EXPECT_EQ(Publish(*io_, 1, "t", 1, *first).outcome, PublishOutcome::kCommitted);
+  EXPECT_EQ(Publish(*other, 1, "t", 1, *second).outcome, PublishOutcome::kCommitted);
+  EXPECT_TRUE(ReadWhole(other_dir.path() + "/t/f") == images.Bytes("f"));
+  std::promise<void> gone;
+  loop_->Post([&] {
+    other.reset();
+    gone.set_value();
+  });
+  gone.get_future().wait();
+}
+
+TEST_P(ThreadedRootIoTest, APartThatCannotBeWrittenIsAnErrorAndCanBeDiscarded) {
+  ASSERT_TRUE(Open(*io_).ok());
+  ASSERT_TRUE(Create(*io_, 1, "t", 1).ok());
+  Images good, clash;
+  good.Add("a", 5000, 'a');
+  clash.Add("a/b", 5000, 'b');  // `a` is a file.
+  ASSERT_TRUE(Write(*io_, 1, "t", 1, good).ok());
+  const auto failed = Write(*io_, 1, "t", 1, clash);
+  EXPECT_FALSE(failed.ok());
+  EXPECT_FALSE(Write(*io_, 1, "t", 1, good).ok());  // The file is there already.
+  const auto discarded = Wait<absl::Status>([&](auto done) { io_->Discard(1, std::move(done)); });
+  EXPECT_TRUE(discarded.ok()) << discarded;
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/t"));
+  EXPECT_FALSE(Wait<absl::Status>([&](auto done) { io_->Discard(1, std::move(done)); }).ok());
+  // The worker is idle soon after its last answer has come.
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (io_->pending_since() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(io_->pending_since(), std::nullopt);
+}
+
+TEST_P(ThreadedRootIoTest, NothingWorksBeforeTheRootIsOpen) {
+  Images images;
+  images.Add("a", 10, 'a');
+  EXPECT_FALSE(Wait<absl::Status>([&](auto done) { io_->CheckTarget("t", {}, std::move(done)); }).ok());
+  EXPECT_FALSE(Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->FreeBytes(std::move(done)); }).ok());
+  EXPECT_FALSE(Create(*io_, 1, "t", 1).ok());
+  EXPECT_FALSE(Write(*io_, 1, "t", 1, images).ok());
+  EXPECT_EQ(Publish(*io_, 1, "t", 1, storage::v1::PartRecord()).outcome, PublishOutcome::kFailed);
+  EXPECT_FALSE(OpenCheckpoint("t", 1).ok());
+  EXPECT_FALSE(Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); }).ok());
+  EXPECT_FALSE(Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io_->Rescan(std::move(done)); }).ok());
+}
+
+TEST_P(ThreadedRootIoTest, QuestionsAreAnsweredBesideTheWork) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 10, 'a');
+  Save(*io_, "ours", 1, images);
+  std::filesystem::create_directory(dir_.path() + "/empty");
+  std::filesystem::create_directories(dir_.path() + "/foreign/x");
+  const auto check = [&](const std::string& tag) {
+    return Wait<absl::Status>([&](auto done) { io_->CheckTarget(tag, {}, std::move(done)); });
+  };
+  EXPECT_TRUE(check("new").ok());
+  EXPECT_TRUE(check("ours").ok());
+  EXPECT_TRUE(check("empty").ok());
+  EXPECT_EQ(ReasonOf(check("foreign")), "TAG_FOREIGN");
+  EXPECT_EQ(ReasonOf(check("../x")), "INVALID_TAG");
+  const auto free = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->FreeBytes(std::move(done)); });
+  ASSERT_TRUE(free.ok());
+  EXPECT_GT(*free, 0);
+}
+
+TEST_P(ThreadedRootIoTest, ARootThatCannotBeOpenedIsAnErrorAndMayBeTriedAgain) {
+  const std::string ours = dir_.path() + "/.ckptd";
+  std::ofstream(ours) << "not a directory";
+  EXPECT_FALSE(Open(*io_).ok());
+  EXPECT_FALSE(Open(*io_).ok());
+  std::filesystem::remove(ours);
+  const auto snapshot = Open(*io_);
+  EXPECT_TRUE(snapshot.ok()) << snapshot.status();
+  EXPECT_FALSE(Open(*factory_->Make(UniqueFd(), std::nullopt).value()).ok());
+}
+
+TEST_P(ThreadedRootIoTest, RescanFindsWhatIsThere) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 10'000, 'a');
+  Save(*io_, "t1", 1, images);
+  std::filesystem::remove_all(dir_.path() + "/t1");
+  const auto snapshot = Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io_->Rescan(std::move(done)); });
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  EXPECT_TRUE(snapshot->committed.empty());
+}
+
+TEST_P(ThreadedRootIoTest, NoCallbackRunsOnceTheRootIoIsGone) {
+  std::promise<void> gone;
+  std::atomic<bool> called{false};
+  loop_->Post([&] {
+    io_->Open([&](auto) { called = true; });
+    io_->EmptyTrash([&](auto) { called = true; });
+    io_.reset();
+    gone.set_value();
+  });
+  gone.get_future().wait();
+  StopDaemon();  // Everything has been done, and posted.
+  EXPECT_FALSE(called);
+}
+
+TEST_P(ThreadedRootIoTest, FilesAreTheUsersThatSaves) {
+  constexpr uid_t kUser = 12345;
+  TempDir theirs("/tmp");
+  if (chown(theirs.path().c_str(), kUser, kUser) != 0) {
+    GTEST_SKIP() << "needs root outside of user namespaces: chown says " << std::strerror(errno);
+  }
+  auto io = factory_
+                ->Make(UniqueFd(open(theirs.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+                       FileUser{kUser, kUser, {}})
+                .value();
+  const auto snapshot = Open(*io);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  Images images;
+  images.Add("f", 10'000, 'a');
+  Save(*io, "t", 1, images);
+  struct stat info {};
+  ASSERT_EQ(stat((theirs.path() + "/t/f").c_str(), &info), 0);
+  EXPECT_EQ(info.st_uid, kUser);
+  EXPECT_EQ(info.st_gid, kUser);
+
+  // A descriptor alone opens nothing that its user may not read.
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0700), 0);
+  auto foreign = factory_
+                     ->Make(UniqueFd(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+                            FileUser{kUser, kUser, {}})
+                     .value();
+  EXPECT_EQ(Open(*foreign).status().code(), absl::StatusCode::kPermissionDenied);
+  std::promise<void> gone;
+  loop_->Post([&] {
+    io.reset();
+    foreign.reset();
+    gone.set_value();
+  });
+  gone.get_future().wait();
+}
+
+absl::StatusOr<ThreadedRootIoFactory::RootDirectory> NotOpened() {
+  return absl::UnavailableError("not opened in this test");
+}
+
+int Threads() {
+  int threads = 0;
+  for ([[maybe_unused]] const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
+    ++threads;
+  return threads;
+}
+
+TEST_P(ThreadedRootIoTest, TheThreadsOfAFileSystemEndWithItsLastRoot) {
+  const int before = Threads();
+  auto first = factory_->Make("9:1", NotOpened).value(), second = factory_->Make("9:1", NotOpened).value();
+  EXPECT_EQ(Threads(), before + 3);
+  first.reset();
+  auto other = factory_->Make("9:2", NotOpened).value();
+  EXPECT_EQ(Threads(), before + 6) << "the second root is on 9:1 still";
+  second.reset();
+  auto again = factory_->Make("9:2", NotOpened).value();
+  const Instant deadline = SystemClock().Now() + kPatience;
+  while (Threads() > before + 3 && SystemClock().Now() < deadline) std::this_thread::yield();
+  EXPECT_EQ(Threads(), before + 3);
+}
+
+TEST_P(ThreadedRootIoTest, AThreadThatCannotBeHadIsAnErrorOfThatRoot) {
+  absl::Status made = absl::OkStatus();
+  const bool filtered =
+      WithoutSystemCall(SYS_clone3, EAGAIN, [&] { made = factory_->Make("9:1", NotOpened).status(); });
+  if (!filtered) GTEST_SKIP() << "no filter of system calls here";
+  EXPECT_EQ(ErrnoOf(made), EAGAIN) << made;
+  EXPECT_TRUE(Open(*io_).ok()) << "another file system";
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,197 @@
+"""Plants bugs, one at a time, and shows that a test fails for each.
+
+Each bug leaves out one fsync, directory sync, result check or rename guard of the commit path, or one guard of
+admission, fencing or retention. It is planted in a copy of the checkout, built, and the quickest tests that can
+see it are run until one fails. The last line is "N of N mutants killed"; the exit status is 0 only then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import fcntl
+import fnmatch
+import hashlib
+import json
+import os
+import pathlib
+import queue
+import sys
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+from mutation import table
+from mutation.table import Mutant
+from mutation.tree import BrokenRun, Death, Tree
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass
+class Outcome:
+    mutant: Mutant
+    seconds: float
+    death: Optional[Death] = None
+    broken: str = ""  # Why there is no outcome.
+
+    def words(self) -> str:
+        if self.broken:
+            return f"BROKEN: {self.broken}"
+        if self.death is None:
+            return f"SURVIVED {' '.join(self.mutant.tests)}"
+        return f"{self.death.how} {self.death.case or self.death.test}"
+
+    def as_json(self) -> Dict[str, Any]:
+        death = dataclasses.asdict(self.death) if self.death else None
+        return {
+            "name": self.mutant.name,
+            "file": self.mutant.file,
+            "what": self.mutant.what,
+            "seconds": round(self.seconds, 1),
+            "killed_by": death,
+            "broken": self.broken,
+        }
+
+
+class Run:
+    """Mutants over trees; a tree has one at a time."""
+
+    def __init__(self, mutants: List[Mutant], trees: List[Tree], as_json: bool) -> None:
+        self.mutants = mutants
+        self.as_json = as_json
+        self.free: "queue.Queue[Tree]" = queue.Queue()
+        for tree in trees:
+            self.free.put(tree)
+        self.workers = len(trees)
+        self.lock = threading.Lock()
+        self.done = 0
+
+    def one(self, mutant: Mutant) -> Outcome:
+        tree = self.free.get()
+        began = time.monotonic()
+        try:
+            outcome = Outcome(mutant, 0, tree.kill(mutant))
+        except BrokenRun as error:
+            outcome = Outcome(mutant, 0, broken=str(error))
+        finally:
+            self.free.put(tree)
+        outcome.seconds = time.monotonic() - began
+        with self.lock:
+            self.done += 1
+            count = f"{self.done}/{len(self.mutants)}"
+            if self.as_json:
+                print(json.dumps(outcome.as_json()), flush=True)
+            say(f"{count:>8}  {outcome.seconds:5.1f} s  {mutant.name:44} {outcome.words()}")
+        return outcome
+
+    def all(self) -> List[Outcome]:
+        pool = concurrent.futures.ThreadPoolExecutor(self.workers)
+        try:
+            return list(pool.map(self.one, self.mutants))
+        finally:  # After Ctrl-C: what is under way ends, and nothing is begun.
+            pool.shutdown(cancel_futures=True)
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+# How docs/mutants.md begins; tests/docs/test_testing.py compares.
+PAGE_HEAD = """\
+# Mutants
+
+<!-- Generated: tools/mutate --json > FILE; tools/mutate --markdown FILE > docs/mutants.md -->
+
+For contributors who change a guard or a test. After reading this page you know which test protects which
+guard. A mutant is the source with one guard left out. `tools/mutate` builds each mutant, runs the quickest
+tests that can see it, and expects one of them to fail. [testing.md](testing.md#mutants) says how to run it
+and what is left out on purpose.
+"""
+
+
+def as_markdown(results: Dict[str, Dict[str, Any]]) -> str:
+    """The text of docs/mutants.md, in the order of the table, which may have grown since."""
+    mutants = table.load()
+    killed = sum(bool(results.get(mutant.name, {}).get("killed_by")) for mutant in mutants)
+    lines = [PAGE_HEAD, f"{killed} of {len(mutants)} mutants killed.", ""]
+    lines += ["| mutant | what is left out, or wrong | killed by |", "| --- | --- | --- |"]
+    for mutant in mutants:
+        result = results.get(mutant.name)
+        death = result["killed_by"] if result else None
+        killer = f"`{death['case'] or death['test']}`" if death else "**survived**" if result else "**not run**"
+        lines.append(f"| `{mutant.name}` | {mutant.what} | {killer} |")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tools/mutate", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", action="append", help="these alone; `publish.*` is a name, too")
+    parser.add_argument("--list", action="store_true", help="name the mutants and plant none")
+    parser.add_argument("--json", action="store_true", help="each outcome on stdout, in a line of JSON")
+    parser.add_argument(
+        "--markdown",
+        metavar="FILE",
+        nargs="+",
+        help="plant none: print docs/mutants.md from what --json wrote; a mutant's last result counts",
+    )
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="mutants at a time")
+    return parser.parse_args()
+
+
+def chosen(mutants: List[Mutant], patterns: Optional[List[str]]) -> List[Mutant]:
+    if not patterns:
+        return mutants
+    found = [m for m in mutants if any(fnmatch.fnmatch(m.name, pattern) for pattern in patterns)]
+    if not found:
+        raise SystemExit(f"tools/mutate: no mutant is called {' or '.join(patterns)}; see --list")
+    return found
+
+
+def main() -> int:
+    args = arguments()
+    if args.markdown:
+        lines = [line for path in args.markdown for line in pathlib.Path(path).read_text().splitlines()]
+        print(as_markdown({result["name"]: result for result in map(json.loads, lines)}))
+        return 0
+    try:
+        mutants = table.load()
+    except table.StaleTable as error:
+        raise SystemExit(f"tools/mutate: {error}") from error
+    stale = table.check(mutants, ROOT)
+    if stale:
+        raise SystemExit("\n".join(["tools/mutate: the table is stale:", *(f"  {why}" for _, why in stale)]))
+    mutants = chosen(mutants, args.only)
+    if args.list:
+        for mutant in mutants:
+            print(f"{mutant.name:44} {mutant.what}")
+        return 0
+
+    checkout = hashlib.sha256(str(ROOT).encode()).hexdigest()[:12]
+    place = pathlib.Path(os.environ["CKPTD_CACHE"]) / "mutate" / checkout
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        trees = [Tree(ROOT, place / str(number)) for number in range(min(args.jobs, len(mutants)))]
+        try:
+            targets = sorted({test.partition("=")[0] for mutant in mutants for test in mutant.tests})
+            say(f"== without a mutant: {' '.join(targets)}")
+            for tree in trees:
+                tree.refresh()
+                tree.warm_up(targets)
+            say(f"== {len(mutants)} mutants")
+            outcomes = Run(mutants, trees, args.json).all()
+        except BrokenRun as error:
+            raise SystemExit(f"tools/mutate: {error}") from error
+        finally:
+            for tree in trees:
+                tree.close()
+    killed = sum(outcome.death is not None for outcome in outcomes)
+    last = f"{killed} of {len(outcomes)} mutants killed"
+    print(last, file=sys.stderr if args.json else sys.stdout)
+    return 0 if killed == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""A copy of the checkout in which bugs are planted, with a Bazel of its own.
+
+The copy is kept in the cache from run to run, so that little is built. What a bug compiles to is not put into the
+cache of objects that the tools share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import shutil
+import subprocess
+import time
+from typing import List, Optional
+
+from mutation.table import Mutant
+
+FLAGS = ["--config=release", "--symlink_prefix=/", "--noshow_progress", "--ui_event_filters=-info", "--show_result=0"]
+TEST_SECONDS = 120  # For one test; the slowest takes ten. A bug that makes it hang is seen, too.
+
+# Bazel's exit statuses.
+PASSED, NOT_BUILT, TEST_FAILED = 0, 1, 3
+
+
+class BrokenRun(Exception):
+    """Neither dead nor alive: it does not compile, or Bazel could not do its work."""
+
+
+@dataclasses.dataclass
+class Death:
+    test: str  # //storage/fs:file_system_test
+    case: str  # FileSystemHelpersTest.AFailedSyncOfTheDirectoryIsReported
+    how: str  # failed, crashed or hung
+
+
+def cause_of_death(test: str, report: str) -> Death:
+    """Reads gtest's lines in the logs that Bazel's report names."""
+    logs = re.findall(r"^ +(/\S+\.log)$", report, re.MULTILINE)
+    output = "\n".join(pathlib.Path(log).read_text(errors="replace") for log in logs)
+    failed = re.search(r"^\[  FAILED  \] ([\w./]+)", output, re.MULTILINE)
+    if failed:
+        return Death(test, failed[1].rstrip(","), "failed")
+    running = re.findall(r"^\[ RUN      \] ([\w./]+)", output, re.MULTILINE)
+    return Death(test, running[-1] if running else "", "hung" if "TIMEOUT" in report else "crashed")
+
+
+class Tree:
+    def __init__(self, checkout: pathlib.Path, place: pathlib.Path) -> None:
+        self.checkout = checkout
+        self.place = place
+
+    def refresh(self) -> None:
+        """Makes the copy what the checkout is: tracked and new files, and nothing else."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=self.checkout,
+            check=True,
+            capture_output=True,
+        )
+        wanted = {name for name in listed.stdout.decode().split("\0") if (self.checkout / name).is_file()}
+        wanted.discard("")
+        self.place.mkdir(parents=True, exist_ok=True)
+        for path in [p for p in self.place.rglob("*") if p.is_file() or p.is_symlink()]:
+            if str(path.relative_to(self.place)) not in wanted:
+                path.unlink()
+        for name in wanted:
+            source, copy = self.checkout / name, self.place / name
+            if copy.is_file() and copy.read_bytes() == source.read_bytes():
+                continue
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, copy)
+
+    def bazel(self, command: str, *arguments: str) -> subprocess.CompletedProcess:
+        script = 'source tools/lib.sh; ckptd_bazel "$@"'
+        return subprocess.run(
+            ["bash", "-c", script, "tools/mutate", command, *arguments],
+            cwd=self.place,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def test(self, targets: List[str], *flags: str) -> subprocess.CompletedProcess:
+        return self.bazel(
+            "test", *FLAGS, f"--test_timeout={TEST_SECONDS}", "--test_arg=--gtest_fail_fast", *flags, *targets
+        )
+
+    def warm_up(self, targets: List[str]) -> None:
+        """Without a bug every test must pass; else no death would mean anything."""
+        done = self.test(targets)
+        if done.returncode != PASSED:
+            raise BrokenRun(f"without any mutant the tests do not pass:\n{done.stdout}")
+
+    def kill(self, mutant: Mutant) -> Optional[Death]:
+        """Plants the bug and asks the mutant's tests, one by one; None: all of them pass."""
+        source = self.place / mutant.file
+        good = source.read_text()
+        source.write_text(mutant.apply(good))
+        try:
+            for asked in mutant.tests:
+                test, _, cases = asked.partition("=")
+                flags = ["--noremote_upload_local_results", "--nocache_test_results"]
+                flags += [f"--test_filter={cases}"] if cases else []
+                done = self.test([test], *flags)
+                if done.returncode == TEST_FAILED:
+                    return cause_of_death(test, done.stdout)
+                if done.returncode != PASSED:
+                    raise BrokenRun(f"{mutant.name} does not build:\n{done.stdout}")
+            return None
+        finally:
+            source.write_text(good)
+
+    def close(self) -> None:
+        """Ends Bazel's server, which would stay for hours."""
+        deadline = time.monotonic() + 60
+        while self.bazel("shutdown").returncode != 0 and time.monotonic() < deadline:
+            time.sleep(1)

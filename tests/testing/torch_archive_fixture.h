@@ -1,0 +1,24 @@
+// For tests of torch archives: values as text, and whole files in memory.
+#ifndef CKPTD_TESTS_TESTING_TORCH_ARCHIVE_FIXTURE_H_
+#define CKPTD_TESTS_TESTING_TORCH_ARCHIVE_FIXTURE_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/formats/torch/archive_layout.h"
+#include "client/formats/torch/value.h"
+
+namespace ckptd::torch {
+
+// As Python would show it, more or less: equal trees have equal texts. Sharing is not shown.
+std::string Describe(const Value& value);
+
+// What the test writes into the storage of this place: different bytes in each.
+std::string PatternOf(size_t storage, size_t bytes);
+// The file that a layout is of, with its checksums.
+std::string FileOf(const ArchiveLayout& layout);
+absl::StatusOr<std::string> FileOf(const Value& root, const LayoutOptions& options = {});
+
+}  // namespace ckptd::torch
+#endif  // CKPTD_TESTS_TESTING_TORCH_ARCHIVE_FIXTURE_H_
