@@ -1,4 +1,4 @@
-"""Runs the converter of this package."""
+"""Fixtures that run the converter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run() -> Callable[..., "subprocess.CompletedProcess[str]"]:
 
 @pytest.fixture
 def convert(run: Convert) -> Convert:
-    """Converts, and gives what the answer says."""
+    """Converts, and returns the parsed JSON answer."""
 
     def convert(tag: pathlib.Path, out: pathlib.Path, *options: str) -> Any:
         done = run(tag, out, *options, "--output=json")
@@ -35,7 +35,7 @@ def convert(run: Convert) -> Convert:
 
 @pytest.fixture
 def refused(run: Convert, tmp_path: pathlib.Path) -> Convert:
-    """The one line with which it is refused; nothing is written, nothing is changed."""
+    """Expects a refusal and returns its one line on stderr. Checks that nothing was written or changed."""
 
     def refused(status: int, tag: pathlib.Path, out: pathlib.Path, *options: str) -> str:
         before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}

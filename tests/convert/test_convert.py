@@ -1,5 +1,5 @@
-"""`ckptctl convert nxd-zero` against the reference in zero.py: every number of ranks into every other, and what it is
-asked to refuse.
+"""`ckptctl convert nxd-zero` compared with the reference in zero.py: between all numbers of ranks, and the
+input that it must refuse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def grid(tp: int, pp: int, **options):
 
 
 @pytest.mark.parametrize("dp", range(1, 9))
-def test_from_one_to_eight_ranks_into_one_to_eight(dp, tmp_path, convert):
+def test_converts_between_any_of_one_to_eight_ranks(dp, tmp_path, convert):
     states = grid(1, 1)
     tag = write_tag(tmp_path / "tag", states, dp)
     before = contents(tag)
@@ -39,7 +39,7 @@ def test_from_one_to_eight_ranks_into_one_to_eight(dp, tmp_path, convert):
 
 @pytest.mark.parametrize(("dp", "count"), [(1, 3), (2, 1), (2, 5), (3, 8), (4, 2), (8, 3)])
 @pytest.mark.parametrize("info", [True, False])
-def test_xser(dp, count, info, tmp_path, convert):
+def test_converts_xser_files(dp, count, info, tmp_path, convert):
     states = grid(1, 1, master_weights=True, tensor_lr=True, more=True, frozen=(3,))
     tag = write_tag(tmp_path / "tag", states, dp, xser=True, info=info)
     answer = convert(tag, tmp_path / "out", TO_SHARDED, f"--dp_size={count}")
@@ -49,7 +49,7 @@ def test_xser(dp, count, info, tmp_path, convert):
 
 @pytest.mark.parametrize("xser", [False, True])
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 3), (3, 2)])
-def test_every_tensor_and_pipeline_parallel_rank(tp, pp, xser, tmp_path, convert):
+def test_converts_every_tensor_and_pipeline_parallel_rank(tp, pp, xser, tmp_path, convert):
     states = grid(tp, pp, shapes={0: [5, 3], 1: [4]}, master_weights=True)
     tag = write_tag(tmp_path / "tag", states, 2, xser)
     convert(tag, tmp_path / "out", TO_SHARDED, "--dp_size=3")
@@ -72,8 +72,8 @@ KINDS = {
 
 @pytest.mark.parametrize("xser", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_there_and_back(kind, xser, tmp_path, convert):
-    """Shards, merged, shards of another number, and the first again: each as the rule says."""
+def test_converting_there_and_back_restores_every_byte(kind, xser, tmp_path, convert):
+    """Shards, merged, another number of shards, and the first number again: each as the rule says."""
     states = grid(1, 1, **KINDS[kind])
     tag = write_tag(tmp_path / "tag", states, 4, xser)
     convert(tag, tmp_path / "full", TO_FULL)
@@ -86,8 +86,8 @@ def test_there_and_back(kind, xser, tmp_path, convert):
     assert {path: data for path, data in contents(tmp_path / "back").items() if not path.startswith("optim/")} == rest
 
 
-def test_three_shards_of_two(tmp_path, convert):
-    """In numbers that can be checked by eye."""
+def test_three_shards_convert_to_two(tmp_path, convert):
+    """With numbers that can be checked by eye."""
     states = grid(1, 1)
     tag = write_tag(tmp_path / "tag", states, 2)
     convert(tag, tmp_path / "out", TO_SHARDED, "--dp_size=3")
@@ -97,8 +97,8 @@ def test_three_shards_of_two(tmp_path, convert):
     assert torch.equal(last[:3], states[0, 0]["base_state"][0]["exp_avg"][10:]) and not last[3:].any()
 
 
-def test_views_into_larger_storages_and_tensors_inline_beside_references(tmp_path, convert):
-    """As NxD's own converter leaves them: storages with the padding still in, xser folders that are empty."""
+def test_reads_views_of_larger_storages_and_inline_tensors_beside_references(tmp_path, convert):
+    """The format of NxD's own converter: storages that still contain the padding, and empty xser folders."""
     full = full_state()
     for states in full["base_state"].values():
         for name in ("exp_avg", "exp_avg_sq"):
@@ -111,10 +111,10 @@ def test_views_into_larger_storages_and_tensors_inline_beside_references(tmp_pat
     check_tag(tmp_path / "out", {(0, 0): full_state()}, 4)
 
 
-# ---- what it says ----
+# ---- Output ----
 
 
-def test_a_dry_run_says_what_would_be_and_writes_nothing(tmp_path, run, convert):
+def test_dry_run_prints_plan_and_writes_nothing(tmp_path, run, convert):
     tag = write_tag(tmp_path / "tag", grid(2, 1), 4)
     (tag / "notes.txt").write_text("x")
     before = sorted(tmp_path.rglob("*"))
@@ -128,7 +128,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(tmp_path, run, convert)
     assert done["optim_bytes"] == answer["optim_bytes"] == sum(p.stat().st_size for p in (tmp_path / "out/optim").iterdir())
 
 
-def test_the_command_of_the_package_is_the_same(tmp_path):
+def test_package_command_behaves_like_ckptctl(tmp_path):
     states = grid(1, 1)
     tag = write_tag(tmp_path / "tag", states, 2)
     command = [sys.executable, "-c", "from ckptd._nxd_convert import main; main()", f"--input_dir={tag}"]
@@ -139,10 +139,10 @@ def test_the_command_of_the_package_is_the_same(tmp_path):
     check_tag(tmp_path / "out", states, 3)
 
 
-# ---- refused ----
+# ---- Refusals ----
 
 
-def test_command_lines_that_cannot_be(tmp_path, refused):
+def test_contradictory_command_lines_are_refused(tmp_path, refused):
     tag, out = write_tag(tmp_path / "tag", grid(1, 1), 2), tmp_path / "out"
     assert "add how many data-parallel ranks" in refused(2, tag, out, TO_SHARDED)
     assert "--dp_size is 0, and must be from 1" in refused(2, tag, out, TO_SHARDED, "--dp_size=0")
@@ -153,19 +153,19 @@ def test_command_lines_that_cannot_be(tmp_path, refused):
     assert "num_workers" in refused(2, tag, out, TO_FULL, "--num_workers=0")
 
 
-def test_a_merged_state_is_not_merged_again(tmp_path, refused):
+def test_merging_a_merged_state_is_refused(tmp_path, refused):
     tag = write_tag(tmp_path / "tag", grid(1, 1), 1, full=True, rest=False)
     assert "merged already" in refused(4, tag, tmp_path / "out", TO_FULL)
 
 
-def test_an_output_that_is_the_input(tmp_path, refused):
+def test_output_equal_to_input_is_refused(tmp_path, refused):
     tag = write_tag(tmp_path / "tag", grid(1, 1), 2)
     (tmp_path / "link").symlink_to(tag)
     for out in (tag, tmp_path / "link", tag / "out", tag / "optim", tmp_path / "link/out"):
         assert "OUTPUT_IS_INPUT" in refused(4, tag, out, TO_FULL)
 
 
-def test_an_output_that_is_there(tmp_path, refused, convert):
+def test_existing_output_is_refused(tmp_path, refused, convert):
     states = grid(1, 1)
     tag, out = write_tag(tmp_path / "tag", states, 2), tmp_path / "out"
     out.mkdir()
@@ -177,7 +177,7 @@ def test_an_output_that_is_there(tmp_path, refused, convert):
     assert "make it first" in refused(1, tag, tmp_path / "no/out", TO_FULL)
 
 
-def test_files_that_are_missing_are_named_all_at_once(tmp_path, refused):
+def test_missing_files_are_all_named_in_one_error(tmp_path, refused):
     tag = write_tag(tmp_path / "tag", grid(2, 1), 3)
     gone = [zero.name_of(False, 1, 0, 0), zero.name_of(False, 2, 1, 0)]
     for name in gone:
@@ -185,7 +185,7 @@ def test_files_that_are_missing_are_named_all_at_once(tmp_path, refused):
     assert ", ".join(gone) in refused(4, tag, tmp_path / "out", TO_FULL)
 
 
-def test_an_unfinished_save(tmp_path, refused, convert):
+def test_unfinished_save_is_refused(tmp_path, refused, convert):
     states = grid(1, 1)
     tag = write_tag(tmp_path / "tag", states, 2)
     (tag / "done").unlink()
@@ -194,7 +194,7 @@ def test_an_unfinished_save(tmp_path, refused, convert):
     check_tag(tmp_path / "out", states, 3)
 
 
-def test_a_pickle_that_would_run_something(tmp_path, refused):
+def test_pickle_that_would_run_code_is_refused(tmp_path, refused):
     class Harm:
         def __reduce__(self):
             return os.system, (f"touch {tmp_path}/harmed",)
@@ -207,7 +207,7 @@ def test_a_pickle_that_would_run_something(tmp_path, refused):
     assert not (tmp_path / "harmed").exists()
 
 
-def test_states_that_differ_between_ranks(tmp_path, refused):
+def test_states_that_differ_between_ranks_are_refused(tmp_path, refused):
     tag = write_tag(tmp_path / "tag", grid(1, 1), 2)
     state = zero.shard(full_state(), 1, 2)
     state["param_groups"][1]["lr"] = 0.5
@@ -216,8 +216,8 @@ def test_states_that_differ_between_ranks(tmp_path, refused):
     assert "param_groups[1]['lr'] is 0.02 and 0.5 on dp rank 0 and dp rank 1" in words
 
 
-def test_experts_of_several_ranks(tmp_path, refused):
-    """Two expert-parallel ranks over two data-parallel ones: each file has experts of its own."""
+def test_experts_of_several_ranks_are_refused(tmp_path, refused):
+    """Two expert-parallel ranks over two data-parallel ones: each file has its own experts."""
     shapes = {0: [13, 6], 1: [8, 4]}
     tag = write_tag(tmp_path / "tag", {(0, 0): full_state(shapes=shapes)}, 2)
     for rank in range(2):
@@ -232,7 +232,7 @@ def test_experts_of_several_ranks(tmp_path, refused):
     assert "the state has experts" in refused(4, tag, tmp_path / "out", TO_SHARDED, "--dp_size=4")
 
 
-def test_json_of_an_error_is_one_line_on_stderr(tmp_path, run):
+def test_json_error_is_one_line_on_stderr(tmp_path, run):
     (tmp_path / "empty").mkdir()
     done = run(tmp_path / "empty", tmp_path / "out", TO_FULL, "--output=json")
     assert (done.returncode, done.stdout) == (1, "")

@@ -1,5 +1,5 @@
-"""A conversion that is killed, at any moment: the input is untouched, the output is absent or whole, and the next run
-cleans up and goes through.
+"""A conversion killed at any moment: the input is unchanged, the output is absent or whole, and the next run
+cleans up and succeeds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def start(tag: pathlib.Path, out: pathlib.Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_killed_at_any_moment(tag: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_output_is_whole_or_absent_when_killed_at_any_moment(tag: pathlib.Path, tmp_path: pathlib.Path) -> None:
     before = contents(tag)
     out = tmp_path / "out"
     begin = time.perf_counter()
@@ -60,7 +60,7 @@ def test_killed_at_any_moment(tag: pathlib.Path, tmp_path: pathlib.Path) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_leaves_nothing(tag: pathlib.Path, tmp_path: pathlib.Path, number: int) -> None:
+def test_interrupted_conversion_leaves_nothing(tag: pathlib.Path, tmp_path: pathlib.Path, number: int) -> None:
     staging = tmp_path / ".ckptd-convert.out"
     for _ in range(20):
         with start(tag, tmp_path / "out") as program:
@@ -72,12 +72,12 @@ def test_interrupted_it_leaves_nothing(tag: pathlib.Path, tmp_path: pathlib.Path
             assert "INTERRUPTED" in words
             assert list(tmp_path.iterdir()) == []
             return
-        assert program.returncode == 0, words  # It was quicker.
+        assert program.returncode == 0, words  # The conversion finished before the signal.
         (tmp_path / "out").rename(tmp_path.parent / f"done{time.monotonic_ns()}")
-    pytest.fail("it was quicker than the signal each of 20 times")
+    pytest.fail("the conversion finished before the signal 20 times")
 
 
-def test_what_a_dead_one_left_is_said(tag: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_leftover_of_killed_conversion_is_reported(tag: pathlib.Path, tmp_path: pathlib.Path) -> None:
     staging = tmp_path / ".ckptd-convert.out"
     for _ in range(50):
         with start(tag, tmp_path / "out") as program:
@@ -96,7 +96,7 @@ def test_what_a_dead_one_left_is_said(tag: pathlib.Path, tmp_path: pathlib.Path)
     assert "removed what a conversion that died had left: .ckptd-convert.out" in said
 
 
-def test_two_at_once_into_one_place(tag: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_one_of_concurrent_conversions_into_same_place_succeeds(tag: pathlib.Path, tmp_path: pathlib.Path) -> None:
     programs = [start(tag, tmp_path / "out") for _ in range(4)]
     ended = []
     for program in programs:

@@ -1,7 +1,7 @@
-"""ZeRO-1 states as NeuronX Distributed has them on disk, and the rule of their sharding, in torch's own words.
+"""ZeRO-1 states in the format of NeuronX Distributed, and its sharding rule, written in torch.
 
-The reference that `ckptctl convert nxd-zero` is held against: written from the format alone. It knows a state by its
-full tensors, and cuts them into the shards that NxD's optimizer would hold.
+The reference for `ckptctl convert nxd-zero`, implemented from the format alone. It holds a state as full
+tensors, and cuts them into the shards that NxD's optimizer would have.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ for module, cls in PLACES.items():
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Meanwhile pickles find the classes of torch_xla and neuronx_distributed, which are not installed."""
+    """Within the context, pickles find the classes of torch_xla and neuronx_distributed, which are not
+    installed.
+    """
     made: dict[str, Any] = {}
     for path, cls in PLACES.items():
         parts = path.split(".")
@@ -58,7 +60,7 @@ def stand_ins() -> Iterator[None]:
                 sys.modules[name] = module
 
 
-# ---- the state and its shards ----
+# ---- The state and its shards ----
 
 
 def full_state(
@@ -70,7 +72,7 @@ def full_state(
     more: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
-    """A whole optimizer: what a merged file holds. more: states beside Adam's."""
+    """Returns the state of a whole optimizer, as a merged file has it. more: states beyond Adam's."""
     shapes = SHAPES if shapes is None else shapes
     random = torch.Generator().manual_seed(seed)
 
@@ -97,7 +99,7 @@ def full_state(
 
 
 def shard(full: dict[str, Any], index: int, count: int) -> dict[str, Any]:
-    """Dimension 0 padded with zeros to a multiple of `count`, and one of `count` equal parts of it."""
+    """Pads dimension 0 with zeros to a multiple of `count`, and returns one of `count` equal parts."""
 
     def cut(value: Any, key: Any) -> Any:
         if isinstance(value, dict):
@@ -115,7 +117,7 @@ def shard(full: dict[str, Any], index: int, count: int) -> dict[str, Any]:
     return result
 
 
-# ---- the files ----
+# ---- The files ----
 
 
 def name_of(full: bool, dp: int, tp: int, pp: int) -> str:
@@ -138,7 +140,7 @@ def write_state(state: dict[str, Any], path: pathlib.Path, xser: bool, info: boo
             return value
         tid = len(tensors)
         tensors.append(value)
-        if in_list:  # As upstream leaves it behind.
+        if in_list:  # As upstream does.
             return _InternalTensorReference(tid, value)
         described[tid] = {"dtype": value.dtype, "shape": value.shape, "expert_model_parallel": False}
         return TensorReference(tid)
@@ -162,7 +164,7 @@ def write_tag(
     rest: bool = True,
     info: bool = True,
 ) -> pathlib.Path:
-    """states: {(tp, pp): full state}. rest: model, scheduler, user content and markers."""
+    """states: {(tp, pp): full state}. rest: also write model, scheduler, user content and markers."""
     (tag / "optim").mkdir(parents=True)
     for (tp, pp), state in states.items():
         for index in range(1 if full else dp):
@@ -179,7 +181,7 @@ def write_tag(
 
 
 def load_state(path: pathlib.Path) -> Any:
-    """As NxD's loader does it: references in dicts are read from their files; what .info.pt says must be so."""
+    """Loads like NxD: references in dicts are read from their files, which must match .info.pt."""
     with stand_ins():
         state = torch.load(path, weights_only=False)
     tensors = pathlib.Path(f"{path}.tensors")
@@ -205,7 +207,9 @@ def load_state(path: pathlib.Path) -> Any:
 
 
 def same(a: Any, b: Any, where: str = "") -> None:
-    """Bit for bit, in types, dtypes, shapes and order; and no tensor in a storage larger than itself."""
+    """Asserts equality bit for bit, in types, dtypes, shapes and order; no tensor's storage may be larger
+    than the tensor.
+    """
     assert type(a) is type(b), f"{where}: {type(a)} and {type(b)}"
     if isinstance(a, dict):
         assert list(a) == list(b), where
@@ -225,7 +229,7 @@ def same(a: Any, b: Any, where: str = "") -> None:
 
 
 def check_tag(tag: pathlib.Path, states: dict[tuple[int, int], dict[str, Any]], count: int, full: bool = False) -> None:
-    """That a tag is what the rule says, and nothing more."""
+    """Asserts that a tag has exactly the files and contents that the rule requires."""
     names = set()
     for (tp, pp), state in states.items():
         for index in range(count):

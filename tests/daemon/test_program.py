@@ -1,4 +1,4 @@
-"""ckptd as a program: its flags, its life from start to end, and what it tells others about itself."""
+"""ckptd as a program: its flags, its start and end, and what it reports."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT)
 
 
-# ---- flags
+# ---- Flags
 
 
-def test_it_says_its_version(daemon: Any) -> None:
+def test_version_option_prints_version(daemon: Any) -> None:
     done = run(daemon.arguments()[0], "--version")
     assert (done.returncode, done.stdout) == (0, f"ckptd {VERSION}\n")
 
 
-def test_a_good_configuration_is_ok(daemon: Any) -> None:
+def test_valid_configuration_passes_check(daemon: Any) -> None:
     done = run(*daemon.arguments("--check_config"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
 
 
-def test_a_bad_configuration_names_the_place_and_exits_2(daemon: Any) -> None:
+def test_invalid_configuration_names_place_and_exits_2(daemon: Any) -> None:
     config = daemon.folder / "bad.txtpb"
     config.write_text("pool { bytes: 67108864 }\nlog { levle: 'info' }\n")
     for flags in (["--check_config"], []):
@@ -61,10 +61,10 @@ def test_wrong_usage_exits_2(daemon: Any, flag: str) -> None:
     assert done.returncode == 2 and done.stderr
 
 
-# ---- start and end
+# ---- Start and end
 
 
-def test_it_ends_cleanly_and_takes_its_sockets_along(daemon: Any) -> None:
+def test_sigterm_ends_cleanly_and_removes_sockets(daemon: Any) -> None:
     daemon.start()
     for path in (daemon.socket, pathlib.Path(f"{daemon.socket}.handoff")):
         mode = path.stat().st_mode
@@ -73,7 +73,7 @@ def test_it_ends_cleanly_and_takes_its_sockets_along(daemon: Any) -> None:
     assert sorted(path.name for path in daemon.folder.iterdir()) == ["ckptd.txtpb", "log", "state"]
 
 
-def test_a_second_daemon_on_one_state_directory_is_refused(daemon: Any, other: Any) -> None:
+def test_second_daemon_on_same_state_directory_is_refused(daemon: Any, other: Any) -> None:
     daemon.start()
     done = run(*other.arguments(f"--state_directory={daemon.folder / 'state'}"))
     assert done.returncode == 1
@@ -81,7 +81,7 @@ def test_a_second_daemon_on_one_state_directory_is_refused(daemon: Any, other: A
     daemon.status()
 
 
-def test_a_second_daemon_on_one_socket_is_refused(daemon: Any, other: Any) -> None:
+def test_second_daemon_on_same_socket_is_refused(daemon: Any, other: Any) -> None:
     daemon.start()
     done = run(*other.arguments(f"--socket_path={daemon.socket}"))
     assert done.returncode == 1
@@ -90,7 +90,7 @@ def test_a_second_daemon_on_one_socket_is_refused(daemon: Any, other: Any) -> No
     assert pathlib.Path(f"{daemon.socket}.handoff").exists()
 
 
-def test_it_starts_over_what_a_killed_one_left(daemon: Any) -> None:
+def test_starts_over_leftovers_of_killed_daemon(daemon: Any) -> None:
     daemon.start()
     instance = daemon.status().daemon_instance
     daemon.end(signal.SIGKILL)
@@ -99,7 +99,7 @@ def test_it_starts_over_what_a_killed_one_left(daemon: Any) -> None:
     assert daemon.status().daemon_instance != instance
 
 
-def test_a_taken_metrics_port_is_said(daemon: Any) -> None:
+def test_taken_metrics_port_is_reported(daemon: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run(*daemon.arguments(f"--metrics_port={port}"))
@@ -107,11 +107,11 @@ def test_a_taken_metrics_port_is_said(daemon: Any) -> None:
     assert f"127.0.0.1:{port}" in done.stderr and "metrics.port" in done.stderr
 
 
-# ---- the service manager
+# ---- The service manager
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_the_service_manager_hears_everything(daemon: Any, abstract: bool) -> None:
+def test_service_manager_receives_every_notification(daemon: Any, abstract: bool) -> None:
     name = f"@ckptd-test-{os.getpid()}" if abstract else str(daemon.folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(name.replace("@", "\0", 1) if abstract else name)
@@ -129,7 +129,7 @@ def test_the_service_manager_hears_everything(daemon: Any, abstract: bool) -> No
         assert "STOPPING=1" in heard
 
 
-def test_a_daemon_that_is_stopped_does_not_feed_the_watchdog(daemon: Any) -> None:
+def test_stopped_daemon_does_not_feed_watchdog(daemon: Any) -> None:
     name = str(daemon.folder / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(name)
@@ -148,7 +148,7 @@ def test_a_daemon_that_is_stopped_does_not_feed_the_watchdog(daemon: Any) -> Non
             pass
 
 
-# ---- health, reflection, metrics, log
+# ---- Health, reflection, metrics, log
 
 
 def raw(channel: grpc.Channel, method: str, request: bytes) -> bytes:
@@ -156,7 +156,7 @@ def raw(channel: grpc.Channel, method: str, request: bytes) -> bytes:
     return answer
 
 
-def test_health_and_reflection_answer(daemon: Any) -> None:
+def test_health_and_reflection_services_answer(daemon: Any) -> None:
     daemon.start()
     with grpc.insecure_channel(f"unix:{daemon.socket}") as channel:
         for service in (b"", b"ckptd.v1.Checkpoints", b"ckptd.v1.Admin"):
@@ -177,7 +177,7 @@ def metrics(daemon: Any) -> str:
         return text
 
 
-def test_metrics_tell_of_a_save(daemon: Any, trainer: Callable[..., Any]) -> None:
+def test_metrics_count_a_save(daemon: Any, trainer: Callable[..., Any]) -> None:
     daemon.start("--metrics_port=0")
     root = daemon.folder / "root"
     root.mkdir()
@@ -194,12 +194,12 @@ def test_metrics_tell_of_a_save(daemon: Any, trainer: Callable[..., Any]) -> Non
     assert "ckptd_pool_total_bytes" in text and "ckptd_save_committed_seconds_count 1\n" in text
 
 
-def test_metrics_are_off_with_port_minus_one(daemon: Any) -> None:
+def test_metrics_are_off_when_port_is_minus_one(daemon: Any) -> None:
     daemon.start()
     assert "metrics_port" not in daemon.log()
 
 
-def test_a_checkpoint_is_one_line_in_the_log(daemon: Any, trainer: Callable[..., Any]) -> None:
+def test_checkpoint_is_one_log_line(daemon: Any, trainer: Callable[..., Any]) -> None:
     config = daemon.configuration
     config.write_text(config.read_text() + 'log { format: "json" }\n')
     daemon.start()
@@ -216,10 +216,10 @@ def test_a_checkpoint_is_one_line_in_the_log(daemon: Any, trainer: Callable[...,
     assert "stall_ms" in line
 
 
-# ---- what must not be lost
+# ---- What must not be lost
 
 
-def test_what_is_sealed_is_published_before_it_ends(daemon: Any, trainer: Callable[..., Any]) -> None:
+def test_sealed_save_is_published_before_exit(daemon: Any, trainer: Callable[..., Any]) -> None:
     daemon.start()
     root = daemon.folder / "root"
     root.mkdir()
@@ -241,7 +241,7 @@ def test_known_roots_are_recovered_at_start(daemon: Any, trainer: Callable[..., 
     assert known.latest.tag == "step_1" and known.path == str(root)
 
 
-def test_a_missing_root_does_not_keep_the_others(daemon: Any, trainer: Callable[..., Any]) -> None:
+def test_missing_root_does_not_block_recovery_of_others(daemon: Any, trainer: Callable[..., Any]) -> None:
     daemon.start()
     for name in ("one", "two"):
         (daemon.folder / name).mkdir()
@@ -253,10 +253,10 @@ def test_a_missing_root_does_not_keep_the_others(daemon: Any, trainer: Callable[
     assert [known.path for known in daemon.status().runs] == [str(daemon.folder / "two")]
 
 
-# ---- a private daemon
+# ---- A private daemon
 
 
-def test_a_private_daemon_ends_when_its_last_keeper_leaves(daemon: Any, session: Callable[..., Any]) -> None:
+def test_private_daemon_ends_when_last_keeper_leaves(daemon: Any, session: Callable[..., Any]) -> None:
     daemon.start("--private")
     keepers = [session(daemon, keeper=True) for _ in range(2)]
     session(daemon)
@@ -268,17 +268,17 @@ def test_a_private_daemon_ends_when_its_last_keeper_leaves(daemon: Any, session:
     assert "the last keeper has left" in daemon.log()
 
 
-def test_a_private_daemon_outlives_users_that_die(daemon: Any, session: Callable[..., Any]) -> None:
+def test_private_daemon_outlives_killed_users(daemon: Any, session: Callable[..., Any]) -> None:
     daemon.start("--private", "--idle_timeout=2")
     keeper = session(daemon, keeper=True)
     with pytest.raises(subprocess.TimeoutExpired):
-        daemon.process.wait(4)  # Longer than the idle timeout: it has a user.
+        daemon.process.wait(4)  # Longer than the idle timeout: the daemon has a user.
     keeper.close()
     assert daemon.wait() == 0
     assert "nobody needs this private daemon any more" in daemon.log()
 
 
-def test_a_private_daemon_publishes_what_is_sealed_before_it_ends(
+def test_private_daemon_publishes_sealed_save_before_exit(
     daemon: Any, session: Callable[..., Any], trainer: Callable[..., Any]
 ) -> None:
     daemon.start("--private")
@@ -292,7 +292,7 @@ def test_a_private_daemon_publishes_what_is_sealed_before_it_ends(
     assert (root / "step_1" / "model.bin").read_bytes() == data
 
 
-def test_a_service_does_not_end_with_its_keepers(daemon: Any, session: Callable[..., Any]) -> None:
+def test_service_daemon_outlives_its_keepers(daemon: Any, session: Callable[..., Any]) -> None:
     daemon.start("--idle_timeout=0")
     session(daemon, keeper=True).goodbye()
     with pytest.raises(subprocess.TimeoutExpired):

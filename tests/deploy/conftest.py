@@ -1,7 +1,8 @@
-"""A node with a real systemd: a minimal Debian, booted by systemd-nspawn, where ckptd is installed as operators do it.
+"""A node with a real systemd: a minimal Debian booted by systemd-nspawn, on which ckptd is installed as an
+operator does it.
 
-What a node writes is in memory and gone with it, but for /data: that is a temporary folder of this machine, so that
-checkpoints meet a real file system.
+Everything that a node writes is in memory and disappears with it, except /data: a temporary folder of this
+machine, so that checkpoints are on a real file system.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ from harness import TIMEOUT, find_program
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "procps", "python3")
-# In namespaces of its own, and not for longer than this process: it leaves no mounts and no processes behind.
+# Runs in new namespaces and ends with this process: it leaves no mounts and no processes behind.
 MMDEBSTRAP = (
     *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
     *("mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
 )
 BUILD_TIMEOUT = 300.0
-# A systemd of this machine gives a container a unit of its own; without one that is not to be had, nor needed.
+# A systemd on this machine gives the container its own unit. Without systemd that is neither possible nor
+# needed.
 HAS_SYSTEMD = pathlib.Path("/run/systemd/system").exists()
 
 PROGRAMS = ("ckptd", "ckptctl")
-# Where `cp` goes: from the checkout, to the node.
+# What `cp` copies: from the checkout, to the node.
 INSTALLED = {
     "deploy/systemd/ckptd.service": "etc/systemd/system/ckptd.service",
     "deploy/systemd/sysusers.d/ckptd.conf": "etc/sysusers.d/ckptd.conf",
@@ -53,14 +55,14 @@ TRAINER = "/opt/trainer.py"
 
 
 def package_sources() -> list[str]:
-    """Where this machine's apt has its packages from."""
+    """Returns the package sources of this machine's apt."""
     folder = pathlib.Path("/etc/apt")
     files = [folder / "sources.list", *folder.glob("sources.list.d/*.list"), *folder.glob("sources.list.d/*.sources")]
     return sorted(str(file) for file in files if file.exists())
 
 
 def obstacle() -> str | None:
-    """Why there can be no node on this machine."""
+    """Returns why a node cannot run on this machine, or None."""
     if os.geteuid() != 0:
         return "needs root"
     if pathlib.Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
@@ -79,23 +81,23 @@ def obstacle() -> str | None:
     )
     if namespaces.returncode != 0:
         return f"no new namespaces here: {namespaces.stderr.strip()}"
-    # Unified, hybrid and legacy; os.access knows a read-only mount.
+    # Unified, hybrid and legacy hierarchies. os.access detects a read-only mount.
     if not any(os.access(f"/sys/fs/cgroup/{place}cgroup.procs", os.W_OK) for place in ("", "unified/", "systemd/")):
         return "no control group that a systemd can work with is writable"
     return None
 
 
-# ---- the Debian that is booted
+# ---- The Debian of the node
 
 
 def remove_tree(path: pathlib.Path) -> None:
-    """Never into something that is mounted there."""
+    """Removes a tree, but nothing that is mounted in it."""
     subprocess.run(["rm", "-rf", "--one-file-system", str(path)], check=True, timeout=TIMEOUT)
 
 
 def build_debian(path: pathlib.Path) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as acquire:
-        # The way to the packages is this machine's, too: a proxy, a certificate.
+        # The node reaches the packages as this machine does: through its proxy, with its certificate.
         acquire.write(subprocess.check_output(["apt-config", "dump", "Acquire"], text=True, timeout=TIMEOUT))
         acquire.flush()
         command = [*MMDEBSTRAP, f"--aptopt={acquire.name}", "", str(path), *package_sources()]
@@ -107,7 +109,7 @@ def build_debian(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def only_one(lock: pathlib.Path) -> Iterator[None]:
-    """systemd-nspawn boots a root only once at a time; another test run has its turn first."""
+    """systemd-nspawn boots a root only once at a time: waits for another test run that uses it."""
 
     def taken() -> bool:
         with contextlib.suppress(BlockingIOError):
@@ -122,7 +124,7 @@ def only_one(lock: pathlib.Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def debian() -> Iterator[pathlib.Path]:
-    """The root of a minimal Debian, for one user at a time; kept between runs."""
+    """Returns the root of a minimal Debian, for one test run at a time; kept between runs."""
     reason = obstacle()
     if reason:
         pytest.skip(reason)
@@ -132,7 +134,7 @@ def debian() -> Iterator[pathlib.Path]:
         recipe = "\n".join([*MMDEBSTRAP, *(pathlib.Path(file).read_text() for file in package_sources())])
         root = cache / f"node-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
         if not root.exists():
-            # Of other recipes, and of a build that was interrupted.
+            # Left by other recipes, and by an interrupted build.
             for old in cache.glob("node-*"):
                 remove_tree(old)
             unfinished = root.with_suffix(".new")
@@ -141,7 +143,7 @@ def debian() -> Iterator[pathlib.Path]:
         yield root
 
 
-# ---- the node
+# ---- The node
 
 
 class Node:
@@ -170,7 +172,7 @@ class Node:
     @staticmethod
     def nspawn(debian: pathlib.Path, data: pathlib.Path) -> list[str]:
         return [
-            # Should this process be killed, the node is asked to shut down all the same.
+            # Shuts the node down even if this process is killed.
             *("setpriv", "--pdeathsig=TERM"),
             *("systemd-nspawn", f"--directory={debian}", "--volatile=overlay", "--machine=ckptd-test"),
             *("--register=no", *([] if HAS_SYSTEMD else ["--keep-unit"])),
@@ -181,7 +183,7 @@ class Node:
         ]
 
     def await_boot(self, notices: socket.socket) -> int:
-        """The process id of the node's systemd, once that has started everything."""
+        """Returns the process id of the node's systemd, after it has started everything."""
         heard: dict[str, str] = {}
 
         def booted() -> bool:
@@ -198,7 +200,7 @@ class Node:
         return self.console.read().decode(errors="replace")
 
     def close(self) -> None:
-        """To systemd-nspawn, the first SIGTERM is a request to shut its node down; at the second, it kills it."""
+        """On the first SIGTERM systemd-nspawn shuts its node down; on the second it kills it."""
         self.process.terminate()
         try:
             self.process.wait(TIMEOUT)
@@ -208,7 +210,7 @@ class Node:
             raise
 
     def command(self, *words: str, user: str = "root") -> list[str]:
-        """What to run on this machine to have `words` run on the node."""
+        """Returns the command that runs `words` on the node."""
         become = [] if user == "root" else ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
         environment = ["env", "-i", "PATH=/usr/sbin:/usr/bin", f"PYTHONPATH={PYTHON_MODULES}"]
         return ["nsenter", f"--target={self.leader}", "--all", "--", *environment, *become, *words]
@@ -221,21 +223,21 @@ class Node:
         return done
 
     def install(self) -> None:
-        """As an operator does it: files to where they belong, then the commands that make them known."""
+        """Installs like an operator: copies the files, and then runs the commands that activate them."""
         for program in PROGRAMS:
             shutil.copy(find_program(program), self.root / "usr/bin")
         for source, target in INSTALLED.items():
             (self.root / target).parent.mkdir(exist_ok=True)
             shutil.copyfile(REPOSITORY / source, self.root / target)
         self.run("systemd-sysusers")
-        # A node's /sys is read-only: the huge pages of this machine stay as they are.
+        # A node's /sys is read-only: the huge pages of this machine stay unchanged.
         self.run("systemd-tmpfiles", "--create")
         self.run("systemctl", "daemon-reload")
         self.run("systemctl", "enable", "ckptd")
 
 
 class Service:
-    """ckptd as the node's systemd sees it."""
+    """The ckptd service on the node."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -244,7 +246,9 @@ class Service:
         (self.node.root / "etc/ckptd/ckptd.txtpb").write_text(text)
 
     def configure_sample(self, **values: int | str) -> None:
-        """The sample with some fields' values changed, always with a pool that any machine has room for."""
+        """Writes the sample configuration with some values changed, always with a pool that fits into any
+        machine.
+        """
         text = (REPOSITORY / "deploy/config/ckptd.txtpb").read_text()
         for field, value in {"bytes": POOL_BYTES, **values}.items():
             text, count = re.subn(rf"^( *)(?:# )?{field}: .*$", rf"\1{field}: {value}", text, flags=re.MULTILINE)
@@ -252,7 +256,7 @@ class Service:
         self.configure(text)
 
     def start(self) -> None:
-        """Returns when systemd calls it active."""
+        """Returns once systemd reports the service as active."""
         done = self.systemctl("start", check=False)
         assert done.returncode == 0, f"{done.stderr}\n{self.log()}"
 
@@ -264,25 +268,27 @@ class Service:
 
     @property
     def pid(self) -> int:
-        """Of the node's numbers; 0 while nothing runs."""
+        """The process id on the node; 0 if nothing runs."""
         return int(self.show("MainPID"))
 
     def override(self, text: str) -> None:
-        """As `systemctl edit` does it."""
+        """Works like `systemctl edit`."""
         folder = self.node.root / DROP_INS
         folder.mkdir(parents=True)
         (folder / "test.conf").write_text(f"[Service]\n{text}\n")
         self.node.run("systemctl", "daemon-reload")
 
     def log(self, life: str | None = None) -> str:
-        """What it said, and systemd of it, in one of its lives (an InvocationID), by default the latest."""
+        """Returns the log of the service and of systemd about it, from one life (an InvocationID), by default
+        the latest.
+        """
         self.node.run("journalctl", "--sync")
         life = life or self.show("InvocationID")
         fields = (f"_SYSTEMD_INVOCATION_ID={life}", "+", f"INVOCATION_ID={life}")
         return self.node.run("journalctl", "--output=cat", *fields).stdout
 
     def forget(self) -> None:
-        """As if it had never been started."""
+        """Resets the service as if it had never been started."""
         self.systemctl("stop", check=False)
         self.systemctl("reset-failed", check=False)
         self.systemctl("clean", "--what=state")
@@ -291,7 +297,7 @@ class Service:
 
 
 class Trainer(harness.Trainer):
-    """One that runs on the node."""
+    """A trainer that runs on the node."""
 
     def __init__(self, node: Node, user: str) -> None:
         self.process = subprocess.Popen(
@@ -300,7 +306,7 @@ class Trainer(harness.Trainer):
         self.pid = self.process.pid
 
     def close(self) -> None:
-        """Kills what nsenter waits for, which a killed nsenter would leave to the init of this machine."""
+        """Kills the process that nsenter waits for; a killed nsenter would leave it running."""
         if self.process.poll() is None:
             for child in pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
                 with contextlib.suppress(ProcessLookupError):
@@ -309,12 +315,12 @@ class Trainer(harness.Trainer):
         super().close()
 
 
-# ---- fixtures
+# ---- Fixtures
 
 
 @pytest.fixture(scope="module")
 def node(debian: pathlib.Path) -> Iterator[Node]:
-    """With ckptd, which does not run yet, and three users: ada and ben may connect to it, eve may not."""
+    """A node with ckptd, not running yet, and three users: ada and ben may connect to it, eve may not."""
     with tempfile.TemporaryDirectory(prefix="ckptd-node-") as data, tempfile.TemporaryFile() as console:
         os.chmod(data, 0o755)
         made = Node(debian, pathlib.Path(data), console)
@@ -334,7 +340,7 @@ def node(debian: pathlib.Path) -> Iterator[Node]:
 
 @pytest.fixture
 def service(node: Node) -> Iterator[Service]:
-    """Configured with the sample, not started yet."""
+    """The service, configured with the sample, not started yet."""
     made = Service(node)
     made.configure_sample()
     yield made
@@ -343,7 +349,7 @@ def service(node: Node) -> Iterator[Service]:
 
 @pytest.fixture
 def root(node: Node) -> Iterator[str]:
-    """A folder of ada's, in which nobody else may look."""
+    """A folder of user ada that nobody else may read."""
     path = "/data/ckpts"
     node.run("install", "--directory", "--owner=ada", "--group=ada", "--mode=0700", path)
     yield path
@@ -352,7 +358,7 @@ def root(node: Node) -> Iterator[str]:
 
 @pytest.fixture
 def trainer(node: Node) -> Iterator[Callable[[str], Any]]:
-    """Starts one: trainer("ada")."""
+    """Starts a trainer: trainer("ada")."""
     made: list[Trainer] = []
 
     def make(user: str) -> Trainer:

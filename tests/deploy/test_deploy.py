@@ -1,4 +1,4 @@
-"""deploy/: what an operator copies is right as it stands."""
+"""deploy/: the files that an operator copies are correct."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 
 @pytest.fixture
 def unit(tmp_path: pathlib.Path) -> pathlib.Path:
-    """The unit with a program that exists in place of ours, for systemd-analyze looks for it."""
+    """The unit, with an existing program in place of ours, because systemd-analyze looks for it."""
     text = (DEPLOY / "systemd" / "ckptd.service").read_text()
     text, count = re.subn(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
     assert count == 1
@@ -31,7 +31,7 @@ def unit(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def verify(unit: pathlib.Path) -> str:
-    """What systemd-analyze has to say: it exits 0 on unknown keys, so any word counts."""
+    """Returns the output of systemd-analyze, which exits with 0 on unknown keys: any output is a finding."""
     run = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
     )
@@ -44,18 +44,18 @@ def keys(name: str) -> dict[str, str]:
 
 
 @needs_systemd
-def test_the_unit_is_clean(unit: pathlib.Path) -> None:
+def test_unit_passes_systemd_analyze(unit: pathlib.Path) -> None:
     assert verify(unit) == ""
 
 
 @needs_systemd
-def test_a_mistake_in_the_unit_would_be_found(unit: pathlib.Path) -> None:
+def test_mistake_in_unit_is_detected(unit: pathlib.Path) -> None:
     unit.write_text(unit.read_text().replace("WatchdogSec=", "WachdogSec="))
     assert "WachdogSec" in verify(unit)
 
 
 def exposure(unit: pathlib.Path) -> tuple[float, set[str]]:
-    """What `systemd-analyze security` says of it: the level, and the lines that add to it."""
+    """Returns the result of `systemd-analyze security`: the level, and the settings that add to it."""
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager"]
     run = subprocess.run([*command, str(unit)], capture_output=True, text=True, timeout=60)
     level = re.search(r"Overall exposure level for \S+: ([0-9.]+)", run.stdout)
@@ -66,7 +66,7 @@ def exposure(unit: pathlib.Path) -> tuple[float, set[str]]:
 
 
 def reasons() -> dict[str, str]:
-    """The table of docs/security.md: why a line of systemd-analyze is left."""
+    """Returns the table of docs/security.md: why each setting stays as it is."""
     text = (ROOT / "docs" / "security.md").read_text()
     text = text[text.index("## The unit") : text.index("## How to report")]
     rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|$", text, re.MULTILINE)
@@ -74,14 +74,14 @@ def reasons() -> dict[str, str]:
 
 
 @needs_systemd
-def test_each_line_that_is_left_of_the_unit_has_its_reason(unit: pathlib.Path) -> None:
+def test_every_exposed_setting_of_unit_has_a_reason(unit: pathlib.Path) -> None:
     level, lines = exposure(unit)
     assert level <= 2.7
     assert lines == set(reasons())
 
 
 @needs_systemd
-def test_the_unit_without_a_network_is_hardened(unit: pathlib.Path) -> None:
+def test_unit_without_network_is_hardened(unit: pathlib.Path) -> None:
     drop_in = (DEPLOY / "systemd" / "ckptd.service.d" / "metrics-socket.conf").read_text()
     unit.write_text(unit.read_text().split("[Install]")[0] + drop_in)
     level, lines = exposure(unit)
@@ -89,18 +89,18 @@ def test_the_unit_without_a_network_is_hardened(unit: pathlib.Path) -> None:
     assert lines < set(reasons())
 
 
-def test_the_unit_waits_longer_than_the_drain() -> None:
+def test_unit_stop_timeout_exceeds_drain_timeout() -> None:
     config = (DEPLOY / "config" / "ckptd.txtpb").read_text()
     drain = int(re.findall(r"^drain_timeout_seconds: (\d+)", config, flags=re.MULTILINE)[0])
     assert int(keys("ckptd.service")["TimeoutStopSec"].rstrip("s")) >= drain + 20
 
 
-def test_the_daemon_is_the_last_to_be_killed_for_memory() -> None:
+def test_daemon_is_last_to_be_killed_when_memory_is_out() -> None:
     assert keys("ckptd.service")["OOMScoreAdjust"] == "-900"
     assert "MemoryMax" not in keys("ckptd.service")
 
 
-def test_the_sample_configuration_is_accepted() -> None:
+def test_sample_configuration_is_valid() -> None:
     run = subprocess.run(
         [CKPTD, "--check_config", f"--config={DEPLOY / 'config' / 'ckptd.txtpb'}"],
         capture_output=True,
@@ -111,7 +111,7 @@ def test_the_sample_configuration_is_accepted() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd-sysusers is not installed")
-def test_the_group_can_be_made() -> None:
+def test_group_can_be_created() -> None:
     path = DEPLOY / "systemd" / "sysusers.d" / "ckptd.conf"
     assert re.search(r"^g ckptd -", path.read_text(), flags=re.MULTILINE)
     run = subprocess.run(["systemd-sysusers", "--dry-run", str(path)], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""deploy/ under a real systemd: the promises of the unit, each seen to be kept on the node that conftest.py boots."""
+"""deploy/ under a real systemd: each promise of the unit, checked on the node that conftest.py boots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import until
 pytestmark = pytest.mark.timeout(900)
 
 SOCKETS = ("/run/ckptd/ckptd.sock", "/run/ckptd/ckptd.sock.handoff")
-SEGMENTS = 64  # Of the sample's pool: 256 MiB.
+SEGMENTS = 64  # Segments in the sample's pool of 256 MiB.
 CAP_SETGID, CAP_SETUID, CAP_IPC_LOCK = 6, 7, 14
 
 
@@ -27,20 +27,21 @@ def save(tag: str) -> str:
 
 
 def whole_checkpoints(node: Any, root: str) -> list[str]:
-    """Newest first, each byte of them checked; this needs no daemon."""
+    """Returns the undamaged checkpoints, newest first, after checking every byte; this needs no daemon."""
     verified = json.loads(node.run("ckptctl", "verify", "--output=json", root, user="ada").stdout)
     return [checkpoint["tag"] for checkpoint in verified["checkpoints"] if checkpoint["ok"]]
 
 
-def test_it_is_started_when_it_serves(node: Any, service: Any) -> None:
+def test_unit_is_started_once_daemon_serves(node: Any, service: Any) -> None:
     service.start()
-    assert node.run("ckptctl", "status").stdout.startswith("ckptd ")  # At once: that is what Type=notify is for.
+    # At once: that is the purpose of Type=notify.
+    assert node.run("ckptctl", "status").stdout.startswith("ckptd ")
     assert [service.show(key) for key in ("Type", "ActiveState", "SubState")] == ["notify", "active", "running"]
     assert "\nserving socket=/run/ckptd/ckptd.sock pool_bytes=268435456 " in service.log()
     until(lambda: service.show("StatusText").startswith("SERVING: 0 runs"), "the summary for systemctl status")
 
 
-def test_only_the_group_may_connect(node: Any, root: str, service: Any, trainer: Callable[[str], Any]) -> None:
+def test_only_group_members_can_connect(node: Any, root: str, service: Any, trainer: Callable[[str], Any]) -> None:
     service.start()
     sockets = node.run("stat", "--format=%U %G %a", *SOCKETS).stdout.splitlines()
     assert sockets == ["root ckptd 660"] * 2
@@ -49,7 +50,7 @@ def test_only_the_group_may_connect(node: Any, root: str, service: Any, trainer:
     assert refused.kind == "Refused" and "in the group that the socket belongs to" in refused.message
 
 
-def test_it_has_three_of_roots_capabilities(node: Any, service: Any) -> None:
+def test_daemon_has_three_capabilities(node: Any, service: Any) -> None:
     service.start()
     status = dict(re.findall(r"^(\w+):\t(.*)$", node.run("cat", f"/proc/{service.pid}/status").stdout, re.MULTILINE))
     allowed = 1 << CAP_SETGID | 1 << CAP_SETUID | 1 << CAP_IPC_LOCK
@@ -57,7 +58,7 @@ def test_it_has_three_of_roots_capabilities(node: Any, service: Any) -> None:
     assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
 
 
-def test_a_users_checkpoints_are_files_of_that_user(
+def test_checkpoint_files_belong_to_their_user(
     node: Any, root: str, service: Any, trainer: Callable[[str], Any]
 ) -> None:
     service.start()
@@ -66,22 +67,24 @@ def test_a_users_checkpoints_are_files_of_that_user(
     ada.do(save("one"))
     owners = node.run("find", root, "-printf", "%u %g\n").stdout.splitlines()
     assert len(owners) > 5 and set(owners) == {"ada ada"}
-    assert node.run("stat", "--format=%a", f"{root}/one/model.pt").stdout == "644\n"  # The trainer's umask.
+    # With the trainer's umask.
+    assert node.run("stat", "--format=%a", f"{root}/one/model.pt").stdout == "644\n"
     listed = json.loads(node.run("ckptctl", "list", "--output=json", root, user="ada").stdout)
     assert [checkpoint["tag"] for checkpoint in listed["checkpoints"]] == ["one"]
     assert whole_checkpoints(node, root) == ["one"]
 
 
-def test_it_gives_nobody_a_root_that_they_may_not_enter(root: str, service: Any, trainer: Callable[[str], Any]) -> None:
+def test_user_cannot_attach_root_it_may_not_enter(root: str, service: Any, trainer: Callable[[str], Any]) -> None:
     service.start()
-    refused = trainer("ben").fails(join(root))  # Who may connect, but has no right to what is ada's.
+    refused = trainer("ben").fails(join(root))  # Ben may connect, but has no access to ada's folder.
     assert refused.reason == "ROOT_UNSUITABLE" and "Permission denied" in refused.message
 
 
-def test_the_hardening_leaves_the_io_back_end_alone(
+def test_hardening_keeps_io_uring_available(
     node: Any, root: str, service: Any, trainer: Callable[[str], Any]
 ) -> None:
-    # As a service of the same systemd, for a container's seccomp profile may forbid io_uring to all of them.
+    # As a service of the same systemd, because a container's seccomp profile may forbid io_uring to all of
+    # them.
     free = ("systemd-run", "--quiet", "--pipe", "--wait", "--uid=ada")
     findings = json.loads(node.run(*free, "ckptctl", "doctor", "--output=json", root).stdout)["findings"]
     expected = next(finding["what"] for finding in findings if finding["subject"] == "file system")
@@ -97,7 +100,7 @@ def test_metrics_are_served_on_loopback(node: Any, service: Any) -> None:
     assert "\nckptd_draining 0\n" in node.run("python3", "-c", get).stdout
 
 
-def test_a_daemon_that_is_killed_is_restarted_and_trainers_go_on(
+def test_killed_daemon_is_restarted_and_trainers_continue(
     node: Any, root: str, service: Any, trainer: Callable[[str], Any]
 ) -> None:
     service.start()
@@ -111,10 +114,10 @@ def test_a_daemon_that_is_killed_is_restarted_and_trainers_go_on(
     assert whole_checkpoints(node, root) == ["two", "one"]
 
 
-def test_what_is_sealed_outlives_the_daemon_and_its_trainer(
+def test_sealed_save_survives_daemon_and_trainer(
     node: Any, root: str, service: Any, trainer: Callable[[str], Any]
 ) -> None:
-    # One small write after the other, so that a quick disk, too, has work left when the daemon is killed.
+    # One small write at a time, so that even a fast disk has work left when the daemon is killed.
     service.configure_sample(chunk_bytes=65536, depth=1)
     service.start()
 
@@ -139,7 +142,7 @@ def test_what_is_sealed_outlives_the_daemon_and_its_trainer(
     assert stored() == 0
 
 
-def test_a_daemon_that_hangs_is_restarted_and_trainers_go_on(
+def test_hung_daemon_is_restarted_and_trainers_continue(
     node: Any, root: str, service: Any, trainer: Callable[[str], Any]
 ) -> None:
     service.override("WatchdogSec=3s")
@@ -155,8 +158,8 @@ def test_a_daemon_that_hangs_is_restarted_and_trainers_go_on(
     assert whole_checkpoints(node, root) == ["two", "one"]
 
 
-def test_stop_publishes_what_is_sealed(node: Any, root: str, service: Any, trainer: Callable[[str], Any]) -> None:
-    # One small write after the other, so that a quick disk, too, has work left when systemctl comes.
+def test_stop_publishes_sealed_save(node: Any, root: str, service: Any, trainer: Callable[[str], Any]) -> None:
+    # One small write at a time, so that even a fast disk has work left when the service is stopped.
     service.configure_sample(chunk_bytes=65536, depth=1)
     service.start()
     ada = trainer("ada")
@@ -167,13 +170,13 @@ def test_stop_publishes_what_is_sealed(node: Any, root: str, service: Any, train
     outcome = [service.show(key) for key in ("ActiveState", "Result", "ExecMainStatus")]
     assert outcome == ["inactive", "success", "0"]
     drained = re.search(r"^asked to end.*^checkpoint committed.*^ended$", service.log(), re.MULTILINE | re.DOTALL)
-    assert drained, f"nothing was left to drain:\n{service.log()}"
+    assert drained, f"no save was left to drain:\n{service.log()}"
 
 
-def test_a_bad_configuration_is_said_and_not_tried_again(service: Any) -> None:
+def test_invalid_configuration_is_reported_and_not_retried(service: Any) -> None:
     service.configure('log {\n  levle: "info"\n}\n')
     assert service.systemctl("start", check=False).returncode != 0
-    # Not "auto-restart", in which it would be until RestartSec is over.
+    # Not "auto-restart", the state until RestartSec has passed.
     assert service.show("SubState") == "failed"
     assert [service.show(key) for key in ("Result", "ExecMainStatus", "NRestarts")] == ["exit-code", "2", "0"]
     assert re.search(r"^ckptd: /etc/ckptd/ckptd.txtpb:2:\d+: .*levle", service.log(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Clients that do as they like: frames and calls by hand, without what the package's own client checks first."""
+"""Clients without the checks of the package's own client: they send arbitrary frames and calls."""
 
 import collections
 import contextlib
@@ -40,7 +40,7 @@ class Attacker:
         return getattr(self.stub, name)(request, metadata=self.metadata, timeout=timeout)
 
     def refused(self, name, request):
-        """(code, reason) of the error that it must be."""
+        """Expects an error, and returns its (code, reason)."""
         try:
             answer = self.call(name, request)
         except grpc.RpcError as error:
@@ -80,7 +80,9 @@ class Attacker:
         return self.call("Wait", request).checkpoint
 
     def write(self, tag, pieces):
-        """A WriteFile of what `pieces` yields; the call, which may be ended by its result or by cancel."""
+        """Starts a WriteFile of what `pieces` yields. Returns the call, which ends with its result or by
+        cancel.
+        """
 
         def stream():
             yield messages.WriteFileRequest(header=messages.WriteFileHeader(key=self.key(tag), path=f"f{self.rank}"))
@@ -90,7 +92,7 @@ class Attacker:
         return self.stub.WriteFile.future(stream(), metadata=self.metadata, timeout=PATIENCE)
 
     def save(self, tag, data=b"x" * 100_000):
-        """As a client ought to: begins, writes, seals, and waits until it is committed."""
+        """Saves as a correct client does: begins, writes, seals, and waits for the commit."""
         self.call("Begin", self.begin(tag, len(data)))
         if data:
             self.write(tag, [data[at : at + (1 << 20)] for at in range(0, len(data), 1 << 20)]).result()
@@ -99,7 +101,7 @@ class Attacker:
         assert ended.level == types.COMMITTED, ended
 
     def map(self, segments):
-        """The memory of segments that a Begin has granted."""
+        """Maps the segments that a Begin has granted."""
         ids = handoff.FetchSegments(ids=[segment.id for segment in segments])
         answer, descriptors = self.wire.ask(fetch_segments=ids)
         mapped = [mmap.mmap(fd, s.size_bytes) for fd, s in zip(descriptors, answer.fetch_segments.segments)]
@@ -118,7 +120,7 @@ class Attacker:
 def reason_of(error):
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
-            # google.rpc.Status > Any > ErrorInfo, whose first field is the reason: upper case, and first in its message.
+            # google.rpc.Status > Any > ErrorInfo, whose first field is the reason, in upper case.
             start = value.index(b"ErrorInfo") + len("ErrorInfo")
             info = value[start:]
             at = info.index(b"\n", 2)
@@ -127,8 +129,8 @@ def reason_of(error):
 
 
 def descriptor_kinds(daemon):
-    """How many descriptors it has of what: "socket", "anon_inode", or a path. Without the pool's memory, which it makes
-    ahead when it likes.
+    """Counts the daemon's descriptors by kind: "socket", "anon_inode", or a path. Leaves out the pool's
+    memory, which the daemon allocates ahead at its own pace.
     """
     kinds = collections.Counter()
     for number in os.listdir(f"/proc/{daemon.pid}/fd"):
@@ -143,7 +145,7 @@ def descriptors_of(daemon):
 
 
 def memory_of(daemon):
-    """Bytes of its own, without the pool's, which is shared memory."""
+    """Returns the daemon's private memory in bytes, without the pool, which is shared memory."""
     with open(f"/proc/{daemon.pid}/status", encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith("RssAnon:"):
@@ -153,8 +155,8 @@ def memory_of(daemon):
 
 @contextlib.contextmanager
 def others_are_served(daemon, rank, within=10.0):
-    """While the block runs, a healthy client saves over and over, each save within `within` seconds, three at least;
-    afterwards the daemon is the same process, and has no more descriptors than before.
+    """While the block runs, a healthy client saves repeatedly: at least three times, each within `within`
+    seconds. Afterwards the daemon is the same process and has no more descriptors than before.
     """
     rank.save(f"healthy{uuid.uuid4().hex}")
     before = descriptors_of(daemon)
@@ -182,7 +184,8 @@ def others_are_served(daemon, rank, within=10.0):
     assert not failure, failure
     assert alive(daemon.pid) and slowest[0] < within, f"a healthy save took {slowest[0]:.1f} s"
     deadline = time.monotonic() + PATIENCE
-    # A save or two may be under way; and while the daemon takes a connection, it looks at the peer's process.
+    # One or two saves may still run; and while the daemon accepts a connection, it inspects the peer's
+    # process.
     while (now := descriptors_of(daemon)) > before + 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert now <= before + 2, descriptor_kinds(daemon) - kinds

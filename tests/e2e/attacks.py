@@ -24,7 +24,7 @@ from ckptd.v1 import messages_pb2 as messages
 
 DAEMON = python_types.SimpleNamespace(endpoint=os.environ.get("CKPTD_ENDPOINT", ""))
 MIB = 1 << 20
-HELD = []  # Functions that let go.
+HELD = []  # Functions that release what an attack holds.
 
 
 def hold(made):
@@ -43,7 +43,7 @@ def session(**more):
 
 
 def opens(root):
-    """"" or the reason why this user cannot open one more root."""
+    """Opens a root. Returns "" or the reason of the refusal."""
     os.makedirs(root, exist_ok=True)
     one = Attacker(DAEMON)
     try:
@@ -53,7 +53,7 @@ def opens(root):
 
 
 def attach(wire, directory, path):
-    """The root that a descriptor of `directory` is, called `path`; or the reason why it is none."""
+    """Attaches `directory` under the name `path`. Returns the root, or the reason of the refusal."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         answer, _ = wire.ask([descriptor], attach_root=handoff.AttachRoot(path=path))
@@ -63,7 +63,7 @@ def attach(wire, directory, path):
 
 
 def tried(call, *args, **named):
-    """"" or the reason of the refusal."""
+    """Returns "" or the reason of the refusal."""
     try:
         call(*args, **named)
     except grpc.RpcError as error:
@@ -72,18 +72,18 @@ def tried(call, *args, **named):
 
 
 def saved(root, tag="own"):
-    """Makes `root`, with a checkpoint in it that the daemon has committed."""
+    """Creates `root` with one committed checkpoint."""
     os.makedirs(root, exist_ok=True)
     made = Attacker(DAEMON).join(root, launch=f"{tag}{time.monotonic()}")
     made.save(tag)
     made.close()
 
 
-# ---- the root's own directories
+# ---- The directories of a root
 
 
 def nest(folder, depth):
-    """Directories in each other, each named d."""
+    """Creates nested directories, each named d."""
     here = os.open(".", os.O_RDONLY)
     os.makedirs(folder)
     os.chdir(folder)
@@ -97,7 +97,7 @@ def nest(folder, depth):
 
 
 def remove(root):
-    """Like rmtree, which would fail on what nest() has made: first that, wherever it is."""
+    """Like rmtree, which would fail on what nest() has created: removes that first, wherever it is."""
     for folder, names, _ in os.walk(root):
         if "d" in names and os.path.basename(os.path.dirname(folder)) in ("trash", "inflight"):
             unnest(folder)
@@ -120,7 +120,7 @@ def unnest(folder):
 
 
 def copy_with_deep_trash(root, other, depth):
-    """A root like `root`, in whose trash lies a tree as deep as that; handed over."""
+    """A root like `root`, whose trash contains a tree of this depth; attached."""
     saved(root)
     shutil.copytree(root, other)
     nest(f"{other}/.ckptd/nodes/local/trash/x.1.0123456789abcdef", depth)
@@ -129,7 +129,7 @@ def copy_with_deep_trash(root, other, depth):
 
 
 def copy_with_special_files(root, other, victim):
-    """A root with pipes, sockets and links wherever the daemon opens something of its own."""
+    """A root with pipes, sockets and links wherever the daemon opens its own files."""
     saved(root)
     shutil.copytree(root, other)
     for at, name in enumerate((".ckptd/pins", ".ckptd/damaged", ".ckptd/nodes/local/run", "own/.ckptd/manifest", "own/f0")):
@@ -153,7 +153,7 @@ def copy_with_special_files(root, other, victim):
 
 
 def copy_with_many_tags(root, other, count):
-    """A root with that many checkpoints of one small file."""
+    """A root with this many checkpoints of one small file."""
     saved(root)
     shutil.copytree(root, other)
     with open(f"{root}/own/.ckptd/manifest", "rb") as file:
@@ -161,12 +161,12 @@ def copy_with_many_tags(root, other, count):
     for number in range(count):
         os.makedirs(f"{other}/t{number}/.ckptd")
         with open(f"{other}/t{number}/.ckptd/manifest", "wb") as file:
-            file.write(manifest)  # Which says another tag: to be looked at, and reported.
+            file.write(manifest)  # Its manifest names another tag: the daemon must check and report that.
     return tried(session().call, "OpenRoot", messages.OpenRootRequest(path=other), timeout=60)
 
 
 def copy_with_huge_files(root, other):
-    """Manifests and records of a terabyte, none of which is on the disk."""
+    """Manifests and records of a terabyte, without blocks on disk."""
     saved(root)
     reasons = []
     for at, name in enumerate((".ckptd/pins", ".ckptd/damaged", ".ckptd/nodes/local/run", "own/.ckptd/manifest", "own/f0")):
@@ -180,7 +180,7 @@ def copy_with_huge_files(root, other):
 
 
 def swap_directories(root, victim, seconds):
-    """Saves, while the directories of the save are exchanged for links to somebody else's."""
+    """Saves while the save's directories are exchanged for links to another user's directory."""
     saved(root)
     one = session().join(root, launch="swap")
     over = threading.Event()
@@ -208,11 +208,11 @@ def swap_directories(root, victim, seconds):
     return outcomes
 
 
-# ---- other users' roots
+# ---- Roots of other users
 
 
 def attach_as(path, own, removed):
-    """Calls own directories by the path of somebody else's root."""
+    """Attaches its own directories under the path of another user's root."""
     wire = hold(HandoffConnection(DAEMON.endpoint))
     wire.hello()
     reasons = [tried(session().call, "OpenRoot", messages.OpenRootRequest(path=path))]
@@ -224,7 +224,9 @@ def attach_as(path, own, removed):
 
 
 def attach_many(folder, count):
-    """So many roots, each called by as long a path as may be; how many were taken, and the reasons of the others."""
+    """Attaches many roots, each with the longest allowed path. Returns how many were accepted, and the
+    reasons of the refusals.
+    """
     wire = hold(HandoffConnection(DAEMON.endpoint))
     wire.hello()
     taken, reasons = 0, {}
@@ -240,7 +242,9 @@ def attach_many(folder, count):
 
 
 def squat_lock(root):
-    """Takes the lock of somebody else's root by whatever can be opened; how many locks."""
+    """Tries to take the lock of another user's root through everything that can be opened. Returns the number
+    of locks taken.
+    """
     taken = 0
     for name in ("lock", "run", ""):
         with contextlib.suppress(OSError):
@@ -252,7 +256,7 @@ def squat_lock(root):
 
 
 def squat_lock_again_and_again(root):
-    """Until release(), also while the daemon is restarted."""
+    """Repeats until release(), also while the daemon restarts."""
     over = threading.Event()
 
     def squat():
@@ -265,7 +269,7 @@ def squat_lock_again_and_again(root):
 
 
 def readable(root):
-    """The files of somebody else's root that this user can read."""
+    """Returns the files of another user's root that this user can read."""
     found = []
     for folder, _, files in os.walk(root):
         for name in files:
@@ -285,7 +289,7 @@ def metrics(port):
 
 
 def open_by_path_and_descriptor(root):
-    """The reasons of the refusals."""
+    """Returns the reasons of the refusals."""
     wire = hold(HandoffConnection(DAEMON.endpoint))
     wire.hello()
     by_path = tried(session().call, "OpenRoot", messages.OpenRootRequest(path=root))
@@ -293,11 +297,12 @@ def open_by_path_and_descriptor(root):
     return by_path, by_descriptor if "/" not in by_descriptor else ""
 
 
-# ---- memory and waiting
+# ---- Memory and waiting
 
 
 def hog_the_pool(root, pool_bytes):
-    """A byte that is never sealed, and beside it a save of the whole pool that waits for as long as it may."""
+    """Holds one byte that is never sealed, and begins a save of the whole pool that waits as long as it may.
+    """
     os.makedirs(root, exist_ok=True)
     for number, size in enumerate((1, pool_bytes, pool_bytes)):
         os.makedirs(f"{root}/{number}", exist_ok=True)
@@ -312,7 +317,7 @@ def hog_the_pool(root, pool_bytes):
 
 
 def hold_memory(root, size, count):
-    """Saves that hold memory and are never sealed; the reasons of those that were refused."""
+    """Begins saves that hold memory and are never sealed. Returns the reasons of the refusals."""
     reasons = []
     for number in range(count):
         path = f"{root}/{number}"
@@ -325,7 +330,7 @@ def hold_memory(root, size, count):
 
 
 def large_worlds(root, count):
-    """Saves of worlds of 65,536 ranks, of which one comes."""
+    """Begins saves of worlds of 65,536 ranks, of which one joins."""
     reasons = set()
     for number in range(count):
         path = f"{root}/{number}"
@@ -339,7 +344,7 @@ def large_worlds(root, count):
 
 
 def many_files(root, saves, files):
-    """Saves of many files that end at once; the reasons."""
+    """Begins saves of many files that end at once. Returns the reasons of the refusals."""
     os.makedirs(root, exist_ok=True)
     one = session().join(root, launch="files")
     reasons = set()
@@ -355,7 +360,9 @@ def many_files(root, saves, files):
 
 
 def unread_descriptors(root, count):
-    """Asks for the same segment over and over, on several connections, and reads no answer. How often."""
+    """Requests the same segment repeatedly on several connections without reading an answer. Returns how
+    often.
+    """
     sent = 0
     for number in range(count):
         path = f"{root}/{number}"
@@ -363,7 +370,7 @@ def unread_descriptors(root, count):
         one = session(descriptors=True).join(path, launch="unread")
         segment = one.call("Begin", one.begin("t")).segments[0].id
         one.wire.socket.settimeout(0.2)
-        with contextlib.suppress(OSError):  # Until the daemon takes no more.
+        with contextlib.suppress(OSError):  # Until the daemon accepts no more.
             for asked in range(1000):
                 ids = handoff.FetchSegments(ids=[segment] * (64 if asked % 2 else 1))
                 one.wire.socket.send(handoff.HandoffRequest(id=1000 + asked, fetch_segments=ids).SerializeToString())
@@ -372,7 +379,7 @@ def unread_descriptors(root, count):
 
 
 def slow_readers(root, size, count):
-    """Streams of a large file of which nobody reads; and watches."""
+    """Opens streams of a large file, and watches, and reads none of them."""
     os.makedirs(root, exist_ok=True)
     one = session().join(root, launch="slow")
     one.call("Begin", one.begin("big", size))
@@ -382,7 +389,7 @@ def slow_readers(root, size, count):
     reasons = {}
     for _ in range(count):
         reader = session()
-        with contextlib.suppress(grpc.RpcError):  # The streams of those before may have taken all that the user may have.
+        with contextlib.suppress(grpc.RpcError):  # Earlier streams may have used up the user's limit.
             reader.call("OpenRoot", messages.OpenRootRequest(path=root))
         for _ in range(8):
             try:
@@ -395,11 +402,11 @@ def slow_readers(root, size, count):
     return reasons
 
 
-# ---- connections
+# ---- Connections
 
 
 def many_sessions(count):
-    """How many this user got, and the reasons of the others."""
+    """Returns how many sessions this user got, and the reasons of the refusals."""
     got, reasons = 0, {}
     for _ in range(count):
         try:
@@ -415,7 +422,7 @@ def many_sessions(count):
 
 
 def many_connections(count):
-    """To gRPC's socket, with the beginning of a request on each."""
+    """Opens connections to gRPC's socket and sends the beginning of a request on each."""
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
     made = 0
     for _ in range(count):
@@ -429,7 +436,7 @@ def many_connections(count):
 
 
 def bombs():
-    """Requests that are large, deep or meaningless; what each was answered with."""
+    """Sends requests that are large, deep or meaningless. Returns the answers."""
     one = session()
     channel = one.channel
     method = channel.unary_unary("/ckptd.v1.Checkpoints/Begin", request_serializer=bytes, response_deserializer=bytes)
@@ -438,7 +445,7 @@ def bombs():
         large.files.add(path=f"{number}", size_bytes=1)
     nested = b""
     for _ in range(10_000):
-        nested = b"\x0b" + nested + b"\x0c"  # A group in a group, all of an unknown field.
+        nested = b"\x0b" + nested + b"\x0c"  # A group in a group, all in an unknown field.
     answers = []
     for body in (b"\xff" * 1000, nested, b"\x0a\xff\xff\xff\x7f", b"\x1a\x00" * 1_500_000, bytes(64 * MIB), large.SerializeToString()):
         try:
@@ -450,7 +457,7 @@ def bombs():
 
 
 def save_a_script(root, script):
-    """A checkpoint that everybody may read, whose state is a TorchScript archive."""
+    """Saves a checkpoint that everybody may read, whose state is a TorchScript archive."""
     os.makedirs(root, exist_ok=True)
     os.chmod(root, 0o755)
     client = ckptd.connect()

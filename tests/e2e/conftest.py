@@ -40,7 +40,7 @@ def daemon(make_daemon):
 
 @pytest.fixture
 def trainers(daemon, root):
-    """Makes the processes of one launch: trainers("a", 2) are its ranks, joined to `root` as `run`."""
+    """Starts the processes of one launch: trainers("a", 2) are its ranks, joined to `root` as `run`."""
     made = []
 
     def make(launch, world_size, where=None, env=None, endpoint=None, options="", join=True):
@@ -65,6 +65,6 @@ def trainers(daemon, root):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """item.failed: for fixtures that outlive a test."""
+    """Sets item.failed, for fixtures that outlive a test."""
     outcome = yield
     item.failed = getattr(item, "failed", False) or outcome.get_result().failed

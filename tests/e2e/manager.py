@@ -1,4 +1,6 @@
-"""A service manager that keeps descriptors: as much of systemd (sd_notify(3), sd_listen_fds(3)) as a store needs."""
+"""A service manager with a descriptor store, as far as ckptd needs systemd's (sd_notify(3),
+sd_listen_fds(3)).
+"""
 
 import array
 import collections
@@ -15,7 +17,8 @@ from harness import until
 
 from ckptd.local_daemon import find_program
 
-# In the child, whose process id is the one that $LISTEN_PID has to name: the descriptors to 3, 4, ..., then the program.
+# Runs in the child, whose process id $LISTEN_PID must name: moves the descriptors to 3, 4, ..., then executes
+# the program.
 EXEC = """
 import contextlib, ctypes, fcntl, os, resource, sys
 with contextlib.suppress(ValueError, OSError):
@@ -39,9 +42,10 @@ os.execv(sys.argv[2 + count], sys.argv[2 + count:])
 class ServiceManager:
     """One service, ckptd, and its store.
 
-    Faithful in this: it hears its main process alone; takes messages in the order in which they were sent, also those that a
-    killed process has left in the queue; stores a file once; takes nothing more when full, and does not say so; gives duplicates
-    to each start and keeps its own; closes a barrier's descriptor when it comes to it.
+    It behaves like systemd in these points: it listens to its main process alone; handles messages in the
+    order in which they were sent, also those that a killed process left in the queue; stores a file once;
+    silently drops descriptors when the store is full; passes duplicates to each start and keeps its own;
+    closes a barrier's descriptor when it reaches it.
     """
 
     def __init__(
@@ -50,7 +54,8 @@ class ServiceManager:
         most=100,
         config="",
         pool_bytes=128 << 20,
-        io="chunk_bytes: 65536 depth: 1",  # One small write after the other, so that a quick disk, too, has work left when
+        # One small write at a time, so that even a fast disk has work left when
+        io="chunk_bytes: 65536 depth: 1",
         metrics="port: -1",  # the daemon is killed.
         capabilities=None,
     ):
@@ -77,7 +82,7 @@ class ServiceManager:
         self.thread = threading.Thread(target=self.hear, daemon=True)
         self.thread.start()
 
-    # ---- the service
+    # ---- The service
 
     def start(self):
         with self.changed:
@@ -137,10 +142,10 @@ class ServiceManager:
         self.notices.close()
         self.drop()
 
-    # ---- the store
+    # ---- The store
 
     def drop(self):
-        """As at `systemctl stop`."""
+        """Drops the store, as `systemctl stop` does."""
         with self.changed:
             while self.store:
                 os.close(self.store.popitem()[1][1])
@@ -156,7 +161,7 @@ class ServiceManager:
                 elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                     sender = struct.unpack("3i", data)[0]
             if not text and not control:
-                return  # It is closed.
+                return  # Closed.
             if self.process is not None and sender == self.process.pid:
                 self.obey(text.decode(), descriptors)
             for fd in descriptors:
@@ -191,6 +196,6 @@ class ServiceManager:
             return next(fd for known, fd in self.store.values() if known == name)
 
     def kept_bytes(self):
-        """Of memory."""
+        """Returns the bytes of memory in the store."""
         with self.changed:
             return sum(os.fstat(fd).st_blocks * 512 for _, fd in self.store.values())

@@ -1,4 +1,5 @@
-"""Run by test_namespaces.py in other namespaces: makes one client, does what the arguments say, prints JSON.
+"""Run by test_namespaces.py in other namespaces: creates one client, does what the arguments say, prints
+JSON.
 
 namespaces.py ENDPOINT open|attach|runs|pin PATH [RUN]
 """

@@ -1,5 +1,6 @@
-"""A job as NxD runs it, small: a model's part for each tp and pp rank, and an optimizer like NxD's ZeRO-1 one. What each rank
-must have at a step is computed from its coordinates alone, never from what was saved.
+"""A small job in the form that NxD runs: a model part for each tp and pp rank, and an optimizer like NxD's
+ZeRO-1 one. The expected state of a rank at a step is computed from its coordinates, never from what was
+saved.
 """
 
 import zlib
@@ -22,7 +23,7 @@ EXPERTS = {"up": ((4, 3), torch.bfloat16), "down": ((2, 9), torch.float32)}  # O
 
 
 def values(shape, dtype, *key):
-    """The same for the same key, on every rank. With bits that arithmetic would lose."""
+    """Returns values that depend only on the key, on every rank, and whose low bits arithmetic would lose."""
     generator = torch.Generator().manual_seed(zlib.crc32(repr(key).encode()))
     made = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
     if made.numel() > 2:
@@ -31,7 +32,9 @@ def values(shape, dtype, *key):
 
 
 def topology(rank, tp=1, pp=1, dp=1, strided=False, ep=1):
-    """Coordinates in NxD's order, tp fastest; strided: as tp=4 on trn1, where neighbours are of one dp group."""
+    """Returns coordinates in NxD's order, tp fastest. strided: like tp=4 on trn1, where neighbours are in one
+    dp group.
+    """
     if strided:
         return Topology(rank // dp, tp, 0, 1, rank % dp, dp)
     if ep > 1:
@@ -43,9 +46,9 @@ def topology(rank, tp=1, pp=1, dp=1, strided=False, ep=1):
 
 
 class Far(torch.Tensor):
-    """A tensor on a device "xla", whose only way to the CPU is a copy of it."""
+    """A tensor on a device "xla" that can only be copied to the CPU."""
 
-    copies = []  # Bytes of each.
+    copies = []  # Bytes of each copy.
 
     @staticmethod
     def __new__(cls, near):
@@ -67,7 +70,7 @@ class Far(torch.Tensor):
 
 
 def far(state):
-    """The state on the device "xla", marks and all."""
+    """Returns the state on the device "xla", with its attributes."""
     if isinstance(state, torch.Tensor):
         made = Far(state.detach())
         made.__dict__.update({name: mark for name, mark in state.__dict__.items() if name == "expert_model_parallel"})
@@ -78,7 +81,7 @@ def far(state):
 
 
 class Experts(torch.nn.Module):
-    """This expert-parallel rank's experts, marked in states as NxD's own module marks them."""
+    """The experts of this expert-parallel rank, marked in states as NxD's own module marks them."""
 
     def __init__(self, step, where):
         super().__init__()
@@ -93,7 +96,7 @@ class Experts(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """One (tp, pp) rank's part, tied weights and buffers included."""
+    """The part of one (tp, pp) rank, with tied weights and buffers."""
 
     def __init__(self, step, where):
         super().__init__()
@@ -115,15 +118,17 @@ class Model(torch.nn.Module):
 
 
 def shard(full, dp_rank, dp_size):
-    """NxD's rule, written down independently: padded along dimension 0 to a multiple of dp, one piece each."""
+    """NxD's rule, implemented independently: padded along dimension 0 to a multiple of dp, one piece per
+    rank.
+    """
     rows = full.shape[0]
     padded = torch.cat([full, torch.zeros((-rows) % dp_size, *full.shape[1:], dtype=full.dtype)])
     return padded.chunk(dp_size)[dp_rank].clone() if rows else padded.clone()
 
 
 class NeuronZero1Optimizer:
-    """As much of NxD's optimizer as a checkpoint sees: two groups of parameters, their state cut over the data-parallel ranks,
-    and master weights that are the parameters. trained: their names.
+    """What a checkpoint sees of NxD's optimizer: two groups of parameters, their state cut over the
+    data-parallel ranks, and master weights that equal the parameters. trained: their names.
     """
 
     def __init__(self, model, step, where, trained=tuple(SHAPES)):
@@ -187,7 +192,7 @@ class Scheduler:
 
 
 def adamw(model, step):
-    """torch's own, with state, without a step that would change the parameters."""
+    """Returns torch's optimizer with state, without a step that would change the parameters."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.numel()], lr=1e-3 * step)
     names = [name for name in SHAPES if SHAPES[name][0][0]]
     for parameter, name in zip(optimizer.param_groups[0]["params"], names):
@@ -200,7 +205,7 @@ def adamw(model, step):
 
 
 def differences(a, b, where=""):
-    """Where two states differ in a bit, a type or a name."""
+    """Returns where two states differ in a bit, a type or a name."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return [f"{where}: {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}"]
@@ -224,7 +229,9 @@ def optimizer_for(model, step, where, zero1):
 
 
 def save(nxd, root, step, where, zero1, on_far=False, **more):
-    """Saves, and spoils everything that was saved, at once. on_far: the states are on a far device."""
+    """Saves, and overwrites everything that was saved as soon as the call returns. on_far: the states are on
+    a device.
+    """
     model, scheduler, content = Model(step, where), Scheduler(step), {"step": step, "seen": [step]}
     optimizer = optimizer_for(model, step, where, zero1)
     saved = [model, optimizer]
@@ -246,7 +253,7 @@ def _tensors(value):
 
 
 def loaded_wrong(nxd, root, step, where, zero1, tag=None):
-    """What of a checkpoint is not as it was saved."""
+    """Returns which parts of a checkpoint differ from what was saved."""
     model, scheduler = Model(0, where), Scheduler(0)
     optimizer = optimizer_for(model, 0, where, zero1)
     content = nxd.load_checkpoint(root, tag, model, optimizer, scheduler)

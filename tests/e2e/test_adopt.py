@@ -1,4 +1,6 @@
-"""A root that NeuronX Distributed wrote into: its checkpoints are listed, adopted, resumed from, and stay its own."""
+"""A root that NeuronX Distributed wrote: its checkpoints are listed, adopted, resumed from, and remain usable
+by NxD.
+"""
 
 import io
 import json
@@ -23,7 +25,9 @@ def write(path, content, when=None):
 
 
 def files_of(tag, size=100_000):
-    """By path: what two tensor-parallel ranks leave of a plain save, and one tensor of an xser one."""
+    """Returns the files, by path, of two tensor-parallel ranks of a plain save, and one tensor of an xser
+    save.
+    """
     files = {"checkpoint": b"1", "done": b"1", "scheduler.pt": b"s" * 10, "user_content.pt": b""}
     for rank in (0, 1):
         files[f"model/dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt"] = (tag + str(rank)).encode() * size
@@ -33,7 +37,7 @@ def files_of(tag, size=100_000):
 
 
 def make_foreign(root, tag, hours_ago, size=100_000, finished=True):
-    """In the order in which that program writes: the marker `done` comes last."""
+    """Writes files in the order of NxD: the marker `done` comes last."""
     when = time.time() - hours_ago * HOUR
     for path, content in files_of(tag, size).items():
         if path != "done" or finished:
@@ -41,7 +45,7 @@ def make_foreign(root, tag, hours_ago, size=100_000, finished=True):
 
 
 def everything(root, tag):
-    """Of all files but ours: bytes, inode, time."""
+    """Returns bytes, inode and time of all files except ours."""
     found = {}
     for folder, folders, files in os.walk(os.path.join(root, tag)):
         folders[:] = [name for name in folders if name != ".ckptd"]
@@ -54,7 +58,7 @@ def everything(root, tag):
 
 
 def nxd_completed(root):
-    """That program's own rule: directories that hold `done`, by its time."""
+    """NxD's own rule: directories that contain `done`, sorted by its time."""
     done = [tag for tag in os.listdir(root) if os.path.isfile(os.path.join(root, tag, "done"))]
     return sorted(done, key=lambda tag: os.path.getmtime(os.path.join(root, tag, "done")))
 
@@ -77,20 +81,20 @@ def outcomes(answers):
     }
 
 
-def test_a_root_that_nxd_wrote_is_listed_adopted_resumed_from_and_continued(daemon, trainers, root):
+def test_nxd_root_is_listed_adopted_resumed_from_and_continued(daemon, trainers, root):
     make_foreign(root, "step_200", 1)
     make_foreign(root, "step_100", 2)
     make_foreign(root, "step_300", 0.5, finished=False)
     before = {tag: everything(root, tag) for tag in ("step_100", "step_200", "step_300")}
     ranks = trainers("a", 2)
-    # Listed beside ours, the latest first; ours alone are latest, and what a job resumes from.
+    # Foreign checkpoints are listed beside ours, newest first; only ours are latest and resumed from.
     assert [each["tag"] for each in listed(daemon, root)["foreign"]] == ["step_200", "step_100"]
     text = ckptctl("list", root, endpoint=daemon.endpoint).stdout
     assert "FOREIGN  nxd, its latest" in text and "step_300" not in text
     described = ckptctl("describe", os.path.join(root, "step_100"), endpoint=daemon.endpoint).stdout
     assert "NeuronX Distributed" in described and f"ckptctl adopt {os.path.realpath(root)} step_100" in described
     assert tags(root) == []
-    # Adopted in its order; nothing of it has changed, and it finds its own as before.
+    # They are adopted in their order, unchanged, and NxD still finds its own.
     assert outcomes(adopt(daemon, root)) == {"step_100": "ADOPTED", "step_200": "ADOPTED"}
     assert tags(root) == ["step_200", "step_100"] and nxd_completed(root) == ["step_100", "step_200"]
     assert {tag: everything(root, tag) for tag in before} == before
@@ -107,7 +111,7 @@ def test_a_root_that_nxd_wrote_is_listed_adopted_resumed_from_and_continued(daem
     assert tags(root) == ["step_201", "step_200", "step_100"]
 
 
-def test_retention_takes_adopted_ones_in_their_order_and_never_what_was_not_adopted(daemon, trainers, root):
+def test_retention_evicts_adopted_checkpoints_in_order_and_leaves_foreign_ones(daemon, trainers, root):
     for number in range(1, 4):
         make_foreign(root, f"old_{number}", 10 - number)
     make_foreign(root, "half_deleted", 20, finished=False)
@@ -126,7 +130,7 @@ def test_retention_takes_adopted_ones_in_their_order_and_never_what_was_not_adop
     assert everything(root, "old_1") == before["old_1"]
 
 
-def test_what_ckptd_has_saved_since_stays_the_latest(daemon, trainers, root):
+def test_latest_stays_newest_save_of_ckptd_after_adoption(daemon, trainers, root):
     make_foreign(root, "theirs", 3)
     rank = trainers("a", 1)[0]
     rank.do("run.save('ours', step=1, files={'r.bin': b'x'}).wait('committed', 60)")
@@ -138,7 +142,7 @@ def test_what_ckptd_has_saved_since_stays_the_latest(daemon, trainers, root):
     assert outcomes(adopt(daemon, root, "theirs")) == {"theirs": "ALREADY_OURS"}
 
 
-def test_what_cannot_be_adopted_is_refused_by_name_and_the_others_are_not(daemon, trainers, root):
+def test_refused_checkpoints_are_named_and_others_are_adopted(daemon, trainers, root):
     for tag in ("linked", "whole"):
         make_foreign(root, tag, 1)
     make_foreign(root, "unfinished", 1, finished=False)
@@ -157,7 +161,7 @@ def test_what_cannot_be_adopted_is_refused_by_name_and_the_others_are_not(daemon
     assert text.returncode == 4 and "linked  REFUSED: " in text.stdout and "[FOREIGN_UNSUITABLE]" in text.stdout
 
 
-def test_a_root_that_the_daemon_does_not_know_is_handed_to_it_by_its_owner(daemon, root):
+def test_owner_attaches_unknown_root_before_adoption(daemon, root):
     make_foreign(root, "theirs", 1)
     assert outcomes(adopt(daemon, root)) == {"theirs": "ADOPTED"}
     assert daemon.run_status(root).uid == os.geteuid()
@@ -167,8 +171,8 @@ def test_a_root_that_the_daemon_does_not_know_is_handed_to_it_by_its_owner(daemo
     assert missing.returncode == 1 and "UNKNOWN_RUN" in missing.stderr
 
 
-def test_a_daemon_that_is_killed_while_it_adopts_leaves_each_one_foreign_or_ours(daemon, root):
-    make_foreign(root, "theirs", 1)  # Attached by adopting it.
+def test_daemon_killed_during_adoption_leaves_each_checkpoint_foreign_or_ours(daemon, root):
+    make_foreign(root, "theirs", 1)  # Adopting attaches the root.
     adopt(daemon, root)
     for number in range(4):
         make_foreign(root, f"more_{number}", 0.5 - number / 100, size=2_000_000)
@@ -177,7 +181,7 @@ def test_a_daemon_that_is_killed_while_it_adopts_leaves_each_one_foreign_or_ours
     for patience in (0.0, 0.02, 0.05, 0.1):
         command = [find_program("ckptctl"), f"--endpoint={daemon.endpoint}", "adopt", root, "--output=json"]
         adopting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        time.sleep(patience)  # Anywhere in it.
+        time.sleep(patience)  # Anywhere within the adoption.
         os.kill(daemon.pid, signal.SIGKILL)
         said = io.BytesIO(adopting.communicate(timeout=60)[0])
         daemon.restart()

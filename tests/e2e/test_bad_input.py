@@ -26,7 +26,7 @@ def test_num_kept_ckpts_below_one_is_refused(rank, root, keep):
 BAD_TAGS = ["../x", "/abs", "", "a\0b", "x" * 300, "latest", ".hidden", "-dash", "a b", "ü", "a/b", "a\nb", ".", ".."]
 
 
-def test_tags_outside_the_charset_are_refused_and_touch_nothing(rank, root):
+def test_tags_outside_charset_are_refused_and_touch_nothing(rank, root):
     before = sorted(os.listdir(os.path.dirname(root)))
     for tag in BAD_TAGS:
         error = rank.fails(f"run.save({tag!r}, files={{'m.bin': b'x'}})")
@@ -34,7 +34,7 @@ def test_tags_outside_the_charset_are_refused_and_touch_nothing(rank, root):
     assert sorted(os.listdir(os.path.dirname(root))) == before and tags(root) == []
 
 
-def test_tags_as_frameworks_make_them_are_taken(rank, root):
+def test_tags_of_common_frameworks_are_accepted(rank, root):
     for tag in ("epoch_0_train_step_2_train_loss=1e-05", "step-10", "v1.0+x,y@z", "x" * 200):
         rank.do(f"run.save({tag!r}, files={{'m.bin': b'x'}}).wait()")
         assert tag in tags(root)
@@ -47,7 +47,7 @@ def test_file_names_that_leave_the_checkpoint_are_refused(rank, root):
     assert tags(root) == []
 
 
-def test_symlink_planted_at_the_tag_is_refused_and_not_followed(rank, root, folder):
+def test_symlink_planted_at_tag_is_refused_and_not_followed(rank, root, folder):
     target = os.path.join(folder, "target")
     os.mkdir(target)
     os.symlink(target, f"{root}/t")
@@ -55,7 +55,7 @@ def test_symlink_planted_at_the_tag_is_refused_and_not_followed(rank, root, fold
     assert os.listdir(target) == []
 
 
-def test_symlink_planted_for_our_directory_is_refused(trainers, folder):
+def test_symlink_planted_at_ckptd_directory_is_refused(trainers, folder):
     planted, target = os.path.join(folder, "planted"), os.path.join(folder, "target")
     os.mkdir(planted)
     os.mkdir(target)
@@ -65,7 +65,7 @@ def test_symlink_planted_for_our_directory_is_refused(trainers, folder):
     assert os.listdir(target) == []
 
 
-def test_second_daemon_on_one_root_is_refused(make_daemon, trainers, rank, root):
+def test_second_daemon_on_same_root_is_refused(make_daemon, trainers, rank, root):
     rank.do("run.save('t', files={'m.bin': b'x'}).wait()")
     other = make_daemon("other")
     stranger = trainers("b", 1, endpoint=other.endpoint, join=False)[0]
@@ -73,7 +73,7 @@ def test_second_daemon_on_one_root_is_refused(make_daemon, trainers, rank, root)
     assert error.reason == "ROOT_LOCKED" and root in error.message
 
 
-def test_second_daemon_on_one_socket_is_refused(daemon, folder):
+def test_second_daemon_with_same_socket_is_refused(daemon, folder):
     config = os.path.join(folder, "second.txtpb")
     socket_path = daemon.endpoint[len("unix:") :]
     with open(config, "w", encoding="ascii") as file:
@@ -86,7 +86,7 @@ def test_second_daemon_on_one_socket_is_refused(daemon, folder):
     assert daemon.status().state == "SERVING"
 
 
-def test_unknown_config_field_is_an_error_that_names_it(folder):
+def test_unknown_config_field_is_named_in_error(folder):
     config = os.path.join(folder, "bad.txtpb")
     with open(config, "w", encoding="ascii") as file:
         file.write("pool { bites: 5 }\n")
@@ -95,7 +95,7 @@ def test_unknown_config_field_is_an_error_that_names_it(folder):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user: needs root")
-def test_root_that_the_trainer_may_not_write_and_run_of_another_uid(make_daemon, trainers, rank, root, folder):
+def test_unwritable_root_and_run_of_another_uid_are_refused(make_daemon, trainers, rank, root, folder):
     os.chmod(folder, 0o755)
     socket_path = rank.do("client.endpoint")[len("unix:"):]
     os.chmod(os.path.dirname(socket_path), 0o755)
@@ -119,7 +119,7 @@ def test_root_that_the_trainer_may_not_write_and_run_of_another_uid(make_daemon,
     assert tags(root) == ["t"]
 
 
-def test_token_of_another_session_and_no_token_are_refused(daemon, rank, root):
+def test_missing_token_and_token_of_other_session_are_refused(daemon, rank, root):
     import grpc
 
     from ckptd.v1 import messages_pb2, service_pb2_grpc
@@ -130,7 +130,7 @@ def test_token_of_another_session_and_no_token_are_refused(daemon, rank, root):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.JoinRun(messages_pb2.JoinRunRequest(), metadata=metadata, timeout=10)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        # A live session's token does not make its holder a member of a run.
+        # The token of a live session does not make its holder a member of a run.
         token = daemon.local._keeper._connection.session().metadata[0][1]
         seal = messages_pb2.SealRequest()
         seal.key.run, seal.key.tag, seal.key.ordinal = daemon.run_status(root).name, "t", 1
@@ -139,7 +139,7 @@ def test_token_of_another_session_and_no_token_are_refused(daemon, rank, root):
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_oversized_message_and_garbage_on_both_sockets_leave_the_daemon_serving(daemon, rank, root):
+def test_daemon_serves_after_oversized_message_and_garbage_on_both_sockets(daemon, rank, root):
     import grpc
 
     from ckptd.v1 import messages_pb2, service_pb2_grpc
@@ -159,7 +159,7 @@ def test_oversized_message_and_garbage_on_both_sockets_leave_the_daemon_serving(
             try:
                 garbage.send(os.urandom(size))
             except OSError:
-                pass   # It may have hung up on us already.
+                pass  # The daemon may already have closed the connection.
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as garbage, tempfile.TemporaryFile() as file:
         garbage.connect(path + ".handoff")
         socket.send_fds(garbage, [b"\xff\xff"], [file.fileno()])
@@ -167,7 +167,7 @@ def test_oversized_message_and_garbage_on_both_sockets_leave_the_daemon_serving(
     assert tags(root) == ["t"]
 
 
-def test_files_of_all_sizes(rank, root):
+def test_files_of_all_sizes_are_restored(rank, root):
     sizes = [0, 1, 4095, 4096, 4097, (8 << 20) - 1, 8 << 20, (8 << 20) + 1, 12_345_678]
     rank.do(f"sizes = {sizes}\nrun.save('t', files={{f'd/{{n}}.bin': os.urandom(1) * n for n in sizes}}).wait()")
     for size in sizes:
@@ -175,7 +175,7 @@ def test_files_of_all_sizes(rank, root):
     assert ckptctl("verify", root).returncode == 0
 
 
-def test_ten_thousand_small_tensors_and_five_hundred_files(rank, root):
+def test_ten_thousand_small_tensors_and_five_hundred_files_are_restored(rank, root):
     rank.do("state = {f'layer{i}': torch.full((256,), float(i)) for i in range(10000)}")
     rank.do("run.save('t', files={'m.pt': state, **{f'f{i}.bin': b'x' * i for i in range(500)}}).wait()")
     with ckptd.open_root(root).open("t") as c:
@@ -183,7 +183,7 @@ def test_ten_thousand_small_tensors_and_five_hundred_files(rank, root):
         assert len(loaded) == 10000 and loaded["layer9999"][0].item() == 9999.0
 
 
-def test_value_that_cannot_be_saved_says_what_to_write_and_the_run_goes_on(rank, root):
+def test_unsupported_value_names_alternative_and_run_continues(rank, root):
     error = rank.fails("run.save('t', files={'m.json': {'a': 1}})")
     assert error.kind == "TypeError" and "ckptd.Torch" in error.message
     rank.do("run.save('t', files={'m.json': b'{}'}).wait()")

@@ -1,6 +1,7 @@
-"""Whatever a client does, the daemon lives, serves the others meanwhile, and has everything back afterwards.
+"""Whatever a client does, the daemon survives, serves other clients meanwhile, and gets everything back
+afterwards.
 
-Judged from outside: a healthy trainer saves during each attack (attacker.others_are_served).
+Checked from outside: a healthy trainer saves during each attack (attacker.others_are_served).
 """
 
 import contextlib
@@ -27,7 +28,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def rank(daemon, root):
-    """A client that does as it should."""
+    """A correct client."""
     made = Attacker(daemon).join(root, launch="healthy")
     yield made
     made.close()
@@ -35,7 +36,9 @@ def rank(daemon, root):
 
 @pytest.fixture
 def victim(daemon, folder):
-    """A root of the attacker's own, which the daemon has open already: that it keeps."""
+    """A root of the attacker, which the daemon already has open, so that its descriptors are not counted as
+    leaks.
+    """
     path = os.path.join(folder, "victim")
     os.mkdir(path)
     Attacker(daemon).join(path, launch="before").close()
@@ -54,10 +57,10 @@ def attackers(daemon):
         yield make
 
 
-# ---- the hand-off socket
+# ---- The hand-off socket
 
 
-def test_descriptors_that_are_no_root_are_refused_and_closed(daemon, rank, folder):
+def test_descriptors_that_are_not_roots_are_refused_and_closed(daemon, rank, folder):
     gone = os.path.join(folder, "gone")
     os.mkdir(gone)
     with contextlib.ExitStack() as stack:
@@ -84,13 +87,13 @@ def test_descriptors_that_are_no_root_are_refused_and_closed(daemon, rank, folde
             for request in ({"fetch_segments": handoff.FetchSegments(ids=[1])}, {"hello": handoff.Hello()}):
                 answer, received = wire.ask([root] * 100, **request)
                 assert answer.error.reason == "INVALID_ARGUMENT" and not received
-            # The most that the kernel passes; the session goes on after all of this.
+            # The most that the kernel passes. The session survives all of this.
             assert wire.ask([root] * 253, attach_root=attach)[0].error.reason == "INVALID_ARGUMENT"
             assert wire.ask(goodbye=handoff.Goodbye())[0].HasField("goodbye")
             wire.close()
 
 
-def test_garbage_and_truncated_frames_end_their_own_connection_only(daemon, rank):
+def test_garbage_and_truncated_frames_end_only_their_connection(daemon, rank):
     chance = random.Random(4)
     hello = handoff.Hello(min_version=1, max_version=1, client_instance="0" * 32, client_name="n" * 50)
     frames = [
@@ -104,7 +107,7 @@ def test_garbage_and_truncated_frames_end_their_own_connection_only(daemon, rank
             for _ in range(chance.randrange(4)):
                 frame[chance.randrange(len(frame))] = chance.randrange(256)
             wire = HandoffConnection(daemon.endpoint)
-            with contextlib.suppress(OSError):  # It hangs up as soon as it likes.
+            with contextlib.suppress(OSError):  # The daemon may close the connection at any time.
                 wire.socket.send(frame[: chance.randrange(len(frame) + 1)])
                 wire.socket.send(frames[0])
                 wire.socket.shutdown(socket.SHUT_WR)
@@ -113,7 +116,7 @@ def test_garbage_and_truncated_frames_end_their_own_connection_only(daemon, rank
             wire.close()
 
 
-def test_versions_that_it_does_not_speak_are_refused_by_name(daemon, attackers):
+def test_unsupported_protocol_versions_are_refused_by_name(daemon, attackers):
     wire = HandoffConnection(daemon.endpoint)
     for least, most in ((2, 9), (0, 0), (-5, -1), (2**31 - 1, 2**31 - 1), (9, 1)):
         hello = handoff.Hello(min_version=least, max_version=most, client_instance="0" * 32)
@@ -122,14 +125,14 @@ def test_versions_that_it_does_not_speak_are_refused_by_name(daemon, attackers):
     wire.close()
 
 
-# ---- floods
+# ---- Floods
 
 
-def test_partial_http2_frames_and_idle_connections_hold_up_nobody(daemon, rank):
+def test_partial_http2_frames_and_idle_connections_block_no_other_client(daemon, rank):
     path = daemon.endpoint[len("unix:") :]
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     settings = bytes(3) + b"\x04" + bytes(5)
-    # A preface cut anywhere, a frame announced and never sent, headers without an end.
+    # A preface cut at each byte, a frame announced and never sent, headers without an end.
     beginnings = [preface[:n] for n in range(len(preface))]
     beginnings += [preface + settings + b"\xff\xff\xff\x00\x00\x00\x00\x00\x01" + b"x" * 100]
     beginnings += [preface + settings + b"\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82"]
@@ -141,7 +144,7 @@ def test_partial_http2_frames_and_idle_connections_hold_up_nobody(daemon, rank):
                 connection.sendall(beginnings[i % len(beginnings)])
 
 
-def test_a_thousand_sessions_idle_or_vanish_and_everything_comes_back(daemon, rank):
+def test_a_thousand_idle_or_vanished_sessions_return_everything(daemon, rank):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 4000:
         pytest.skip("needs 4,000 descriptors")
@@ -164,7 +167,7 @@ def test_a_thousand_sessions_idle_or_vanish_and_everything_comes_back(daemon, ra
         with others_are_served(daemon, rank):
             for i in range(1000):
                 wire = HandoffConnection(daemon.endpoint)
-                if i % 2:  # Some vanish before they have said a word.
+                if i % 2:  # Some disconnect before the daemon has answered.
                     hello = handoff.Hello(min_version=1, max_version=1, client_instance="0" * 32)
                     wire.socket.send(handoff.HandoffRequest(hello=hello).SerializeToString())
                 wire.close()
@@ -173,14 +176,14 @@ def test_a_thousand_sessions_idle_or_vanish_and_everything_comes_back(daemon, ra
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_segments_that_are_fetched_and_never_read_cost_nobody_else_their_session(daemon, rank, victim, attackers):
-    with others_are_served(daemon, rank):  # Which also looks at the daemon's descriptors.
+def test_unread_segment_descriptors_cost_no_other_client_its_session(daemon, rank, victim, attackers):
+    with others_are_served(daemon, rank):  # This also checks the daemon's descriptors.
         hog = attackers(descriptors=True).join(victim)
         segments = [segment.id for segment in hog.call("Begin", hog.begin("t", 8 * MIB)).segments]
         fetch = handoff.HandoffRequest(id=99, fetch_segments=handoff.FetchSegments(ids=segments))
         answer, received = hog.wire.ask(fetch_segments=handoff.FetchSegments(ids=segments * 2))
         assert answer.error.reason == "INVALID_ARGUMENT" and "twice" in answer.error.message and not received
-        with contextlib.suppress(OSError):  # It hangs up when too many requests wait.
+        with contextlib.suppress(OSError):  # The daemon closes the connection when too many requests wait.
             for _ in range(1000):
                 hog.wire.socket.send(fetch.SerializeToString())
         other = Attacker(daemon, descriptors=True).join(victim, launch="other")
@@ -193,13 +196,13 @@ def test_segments_that_are_fetched_and_never_read_cost_nobody_else_their_session
         hog.close()
 
 
-# ---- what is asked for
+# ---- Requests
 
 
 WRAPPING = [1 << 46, (1 << 46) + 1, 1 << 52, 1 << 53, 1 << 61, 1 << 62, (1 << 63) - 1, -1, -(1 << 63), (1 << 63) - 4096]
 
 
-def test_sizes_and_counts_that_wrap_are_refused(daemon, rank, attackers, victim):
+def test_sizes_and_counts_that_overflow_are_refused(daemon, rank, attackers, victim):
     with others_are_served(daemon, rank):
         attacker = attackers().join(victim)
         for i, size in enumerate(WRAPPING):
@@ -227,7 +230,7 @@ def test_sizes_and_counts_that_wrap_are_refused(daemon, rank, attackers, victim)
     assert os.listdir(victim) == [".ckptd"]
 
 
-def test_offsets_that_wrap_read_nothing_that_is_not_there(daemon, rank, root, attackers):
+def test_offsets_that_overflow_read_nothing_outside_the_file(daemon, rank, root, attackers):
     rank.save("t", b"0123456789")
     attacker = attackers()
     attacker.run = attacker.call("OpenRoot", messages.OpenRootRequest(path=root)).root
@@ -263,7 +266,8 @@ def test_seals_out_of_order_change_nothing(daemon, rank, attackers, victim):
             assert one.refused("Seal", wrong)[1] == "INVALID_ARGUMENT"
         one.write("t", [b"y" * (1 << 20)]).result()
         first, second = one.call("Seal", one.seal("t")), one.call("Seal", one.seal("t", 5))
-        assert first.sequence == second.sequence and second.level >= types.STAGED  # A retry: the first one counts.
+        # A retry: the first seal counts.
+        assert first.sequence == second.sequence and second.level >= types.STAGED
         with pytest.raises(grpc.RpcError):
             one.write("t", [b"z"]).result()
         assert one.wait("t").level == types.COMMITTED
@@ -273,9 +277,10 @@ def test_seals_out_of_order_change_nothing(daemon, rank, attackers, victim):
         assert checkpoint.read("f0") == b"y" * (1 << 20)
 
 
-# By design the bytes are the daemon's after Seal, and the client keeps its word not to write them: nothing can take a
-# mapping back. What a liar gets is a checkpoint of its own that fails its check, by name, at every read.
-def test_memory_changed_after_seal_is_never_read_back_as_good(daemon, rank, attackers, victim):
+# By design the bytes belong to the daemon after Seal, and the client promises not to write them: a mapping
+# cannot be revoked. A client that breaks the promise gets a checkpoint that fails its checksum, by name, at
+# every read.
+def test_memory_changed_after_seal_is_never_read_back_as_valid(daemon, rank, attackers, victim):
     size = 48 * MIB
     outcomes = []
     with others_are_served(daemon, rank):
@@ -313,13 +318,13 @@ def test_memory_changed_after_seal_is_never_read_back_as_good(daemon, rank, atta
     assert outcomes
 
 
-def test_who_takes_all_memory_and_never_seals_has_it_until_the_commit_timeout(make_daemon, folder, root):
+def test_save_with_all_memory_that_is_never_sealed_ends_at_commit_timeout(make_daemon, folder, root):
     small = make_daemon("small", pool_bytes=64 * MIB)
     attacker = Attacker(small).join(folder)
     attacker.call("Begin", attacker.begin("all", 64 * MIB, commit_timeout=2))
     held = threading.Event()
 
-    def trickle():  # A stream that never ends: nothing after its first byte, until the test is over.
+    def trickle():  # A stream that never ends: nothing after its first byte until the test is over.
         yield b"x"
         held.wait(20)
 
@@ -336,7 +341,7 @@ def test_who_takes_all_memory_and_never_seals_has_it_until_the_commit_timeout(ma
     until(lambda: small.status().pool.used_bytes == 0, "the memory of all")
 
 
-def test_endless_streams_are_ended_at_the_placed_size_or_with_their_save(daemon, rank, attackers, victim):
+def test_endless_streams_end_at_placed_size_or_with_their_save(daemon, rank, attackers, victim):
     def endless(piece):
         while True:
             yield piece
@@ -354,10 +359,10 @@ def test_endless_streams_are_ended_at_the_placed_size_or_with_their_save(daemon,
         attacker.close()
 
 
-# ---- others' things
+# ---- Resources of other clients
 
 
-def test_what_belongs_to_another_session_is_out_of_reach(daemon, rank, attackers, victim):
+def test_resources_of_other_sessions_are_inaccessible(daemon, rank, attackers, victim):
     with others_are_served(daemon, rank):
         owner, thief = attackers(descriptors=True).join(victim), attackers(descriptors=True)
         segments = owner.call("Begin", owner.begin("t")).segments
@@ -381,7 +386,7 @@ def test_what_belongs_to_another_session_is_out_of_reach(daemon, rank, attackers
         answer, descriptors = owner.wire.ask(fetch_segments=ids)
         assert len(descriptors) == len(located.segments)
         for descriptor, segment in zip(descriptors, answer.fetch_segments.segments):
-            with pytest.raises(PermissionError):  # Nor can its own writer change what it saved, this way.
+            with pytest.raises(PermissionError):  # Even its own writer cannot change what it saved this way.
                 mmap.mmap(descriptor, segment.size_bytes)
             os.close(descriptor)
         with pytest.raises(grpc.RpcError) as caught:
@@ -392,7 +397,7 @@ def test_what_belongs_to_another_session_is_out_of_reach(daemon, rank, attackers
         thief.close()
 
 
-def test_leases_never_given_back_end_with_their_session(daemon, rank, attackers, victim):
+def test_unreleased_leases_end_with_their_session(daemon, rank, attackers, victim):
     with others_are_served(daemon, rank):
         attacker = attackers().join(victim)
         attacker.call("Begin", attacker.begin("t", 10))
@@ -405,14 +410,14 @@ def test_leases_never_given_back_end_with_their_session(daemon, rank, attackers,
         until(lambda: daemon.run_status(victim).latest.leases == 0, "the end of the leases")
 
 
-def test_one_save_begun_by_two_connections_at_once_is_one_processes(daemon, rank, attackers, victim):
+def test_save_begun_by_two_connections_at_once_belongs_to_one_process(daemon, rank, attackers, victim):
     with others_are_served(daemon, rank):
         one, two = attackers().join(victim), attackers()
         two.run, two.rank = one.run, 0
         two.call("OpenRoot", messages.OpenRootRequest(path=victim))
         join = messages.JoinRunRequest(root=one.run, rank=0, world_size=1, launch_id="attack")
         assert two.refused("JoinRun", join)[1] == "RANK_TAKEN"
-        # The same process over two connections: both are answered alike, and it is one save.
+        # One process over two connections: both get the same answer, and it is one save.
         for i in range(10):
             begins = [one.stub.Begin.future(one.begin(f"t{i}"), metadata=one.metadata, timeout=20) for _ in range(8)]
             answers = {begin.result().SerializeToString() for begin in begins}
@@ -427,10 +432,10 @@ def test_one_save_begun_by_two_connections_at_once_is_one_processes(daemon, rank
         two.close()
 
 
-# ---- paths
+# ---- Paths
 
 
-def test_a_root_that_is_swapped_while_it_is_used_stays_the_one_that_was_handed_over(rank, folder, root):
+def test_root_swapped_while_in_use_stays_the_attached_directory(rank, folder, root):
     rank.save("t1")
     moved, bait = os.path.join(folder, "moved"), os.path.join(folder, "bait")
     os.mkdir(bait)
@@ -440,7 +445,7 @@ def test_a_root_that_is_swapped_while_it_is_used_stays_the_one_that_was_handed_o
     assert os.listdir(bait) == [] and tags(moved) == ["t2", "t1"]
 
 
-def test_symlinks_planted_within_ckptds_own_directories_are_not_followed(daemon, rank, attackers, victim, folder):
+def test_symlinks_planted_in_ckptd_directories_are_not_followed(daemon, rank, attackers, victim, folder):
     bait = os.path.join(folder, "bait")
     os.mkdir(bait)
     attacker = attackers().join(victim)
@@ -460,10 +465,10 @@ def test_symlinks_planted_within_ckptds_own_directories_are_not_followed(daemon,
     attacker.close()
 
 
-# ---- what lasts
+# ---- Lasting effects
 
 
-def test_a_long_message_of_an_abort_does_not_make_the_root_unreadable(daemon, root):
+def test_long_abort_message_leaves_root_readable(daemon, root):
     attacker = Attacker(daemon).join(root)
     attacker.save("good")
     for before in ("", "x"):

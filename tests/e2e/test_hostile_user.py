@@ -1,9 +1,9 @@
-"""Two users share a daemon: one job that behaves, and one user who does whatever he can to be in its way.
+"""Two users share a daemon: one runs an ordinary job, the other tries everything to disturb it.
 
-The daemon runs as a service: as root with the capabilities of its unit, with a manager that keeps its descriptors. The job's
-trainers save over and over meanwhile. After each attack: every save has committed within the job's own busy policy, the
-daemon is the same process, within its bounds, and has given everything back; and after it was killed and started again, it
-has recovered the job's root before the job comes.
+The daemon runs as a service: as root with the capabilities of its unit, with a manager that keeps its
+descriptors. The job's trainers save continuously. After each attack: every save has committed within the
+job's busy policy, the daemon is the same process, within its bounds, and has got everything back; and after a
+kill and a restart it has recovered the job's root before the job reconnects.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ MOST_THREADS = 160
 MOST_DESCRIPTORS = 2500
 ROOTS = 600  # Descriptors of the hostile user's roots, which stay open for a while.
 
-# A save after the other; `last` is where all ranks stop, so that none waits for another. A failure ends it.
+# Saves continuously; `last` is where all ranks stop, so that none waits for another. A failure ends the loop.
 LOOP = """
 client = ckptd.connect()
 run = client.run({root!r}, rank={rank}, world_size={world}, num_kept_ckpts=3)
@@ -68,7 +68,7 @@ thread.start()
 
 
 class Job:
-    """Trainers of one user that save, and what has become of it."""
+    """The saving trainers of one user, and their results."""
 
     def __init__(self, endpoint, root, world=2):
         self.root = root
@@ -83,7 +83,7 @@ class Job:
         self.done = 0
 
     def save(self, count):
-        """So many saves of all ranks, and some; each must commit within its policy."""
+        """Does this many saves on all ranks, and some more; each must commit within its policy."""
         self.start()
         self.finish(count)
 
@@ -92,7 +92,9 @@ class Job:
             trainer.do(GO)
 
     def finish(self, more):
-        """So many more saves, then none. No save has failed, or waited for longer than its policy says, since start()."""
+        """Does this many more saves, then stops. Since start(), no save may have failed or waited longer than
+        its policy allows.
+        """
         last = max(trainer.do("len(saves)") for trainer in self.ranks) + more + 1
         for trainer in self.ranks:
             trainer.do(f"last[0] = {last}")
@@ -138,7 +140,7 @@ class Node:
             self.manager.endpoint,
             {"CKPTD_LAUNCH_ID": "h", "CKPTD_TEST_UID": str(HOSTILE), "CKPTD_TEST_IMPORTS": "from attacks import *"},
         )
-        self.client = ckptd.connect(self.manager.endpoint)  # root's.
+        self.client = ckptd.connect(self.manager.endpoint)  # Root's client.
         self.job.save(3)
         self.watch()
 
@@ -153,11 +155,11 @@ class Node:
         return self.manager.pid
 
     def run_of(self, root):
-        """As root sees it, or None."""
+        """Returns the run as root sees it, or None."""
         found = [run for run in self.client.status().runs if run.path == root]
         return found[0] if found else None
 
-    # ---- what it takes
+    # ---- Resources
 
     def watch(self):
         self.daemon, self.most, self.over = self.pid, [0, 0, 0], threading.Event()
@@ -172,7 +174,7 @@ class Node:
                 self.most = [max(pair) for pair in zip(self.most, (memory_of(self), threads, descriptors_of(self)))]
 
     def judge(self):
-        """The daemon is the one that it was, and stayed within its bounds."""
+        """Asserts that the daemon is the same process and stayed within its bounds."""
         self.over.set()
         self.watcher.join()
         memory, threads, descriptors = self.most
@@ -184,11 +186,14 @@ class Node:
     def everything_is_back(self):
         self.hostile.do("release()", timeout=120)
         until(lambda: descriptors_of(self) < self.base + ROOTS, "the end of the attack's descriptors")
-        # His own limits let him go on, too: roots of sessions that have ended are idle, and make way.
+        # The user's own limits let it continue, too: roots of ended sessions are idle and are closed for new
+        # ones.
         until(lambda: not do(self, f"opens({self.own + '/after'!r})"), "one more root for the hostile user")
 
     def restart(self):
-        """Kills the daemon and starts it anew. It has the job's root before the job's trainers come, and they go on."""
+        """Kills and restarts the daemon. It must recover the job's root before the job's trainers reconnect,
+        and they continue.
+        """
         newest = tags(self.root)[0]
         self.job.stop(19)
         try:
@@ -215,7 +220,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def nodes():
-    """One for all tests, as long as none fails: a test that fails leaves it to nobody."""
+    """Provides one node for all tests, as long as none fails; a failed test's node is not reused."""
     made = []
 
     def node():
@@ -247,7 +252,7 @@ def node(nodes, request):
 
 
 def beside_the_job(attack):
-    """The test of one attack: the job saves from before it until what it holds was held for some saves, and goes on."""
+    """The test of one attack: the job saves before it, while the attacker holds what it has, and after it."""
 
     @functools.wraps(attack)
     def test(node, tmp_path):
@@ -272,18 +277,18 @@ def do(node, code, timeout=120):
 
 
 @beside_the_job
-def test_1_directories_nested_too_deep_are_their_owners_own_trouble(node):
+def test_1_deeply_nested_directories_affect_only_their_owner(node):
     do(node, f"copy_with_deep_trash({node.own + '/deep'!r}, {node.own + '/deeper'!r}, 19_000)")
 
 
 @beside_the_job
-def test_2_roots_that_others_claim_are_not_forgotten(node):
+def test_2_roots_claimed_by_other_users_are_not_forgotten(node):
     reasons = do(node, f"attach_as({node.root!r}, {node.own!r}, {node.own + '/removed'!r})")
     assert reasons[0] == "WRONG_UID", reasons
     do(node, f"attach_many({node.own + '/long'!r}, 300)")
 
 
-def test_3_paths_of_another_mount_namespace_are_not_opened_and_descriptors_are(node):
+def test_3_paths_of_other_mount_namespace_are_not_opened_but_descriptors_are(node):
     apart = Trainer(
         node.manager.endpoint,
         {
@@ -304,37 +309,37 @@ def test_3_paths_of_another_mount_namespace_are_not_opened_and_descriptors_are(n
 
 
 @beside_the_job
-def test_4_saves_that_hold_and_want_memory_keep_nobody_else_waiting(node):
+def test_4_saves_that_hold_and_want_memory_block_no_other_user(node):
     do(node, f"hog_the_pool({node.own + '/hog'!r}, {POOL})")
 
 
 @beside_the_job
-def test_4_saves_of_the_whole_pool_that_are_never_sealed_give_it_back(node):
+def test_4_unsealed_saves_of_the_whole_pool_return_its_memory(node):
     do(node, f"hold_memory({node.own + '/hold'!r}, {POOL // 8}, 8)")
 
 
 @beside_the_job
-def test_5_large_worlds_and_many_files_stay_within_memory(node):
+def test_5_large_worlds_and_many_files_stay_within_memory_limits(node):
     do(node, f"large_worlds({node.own + '/worlds'!r}, 12)")
     do(node, f"many_files({node.own + '/files'!r}, 15, 10_000)", 300)
 
 
 @beside_the_job
-def test_5_and_readers_that_do_not_read(node):
+def test_5_clients_that_do_not_read_stay_within_memory_limits(node):
     do(node, f"slow_readers({node.own + '/slow'!r}, {8 * MIB}, 40)")
 
 
 @beside_the_job
-def test_6_roots_by_the_hundred_take_neither_threads_nor_descriptors_from_others(node):
+def test_6_hundreds_of_roots_take_no_threads_or_descriptors_from_others(node):
     do(node, f"attach_many({node.own + '/many'!r}, 1000)")
 
 
 @beside_the_job
-def test_7_descriptors_that_nobody_reads_end_nobodys_session(node):
+def test_7_unread_descriptors_end_no_other_session(node):
     do(node, f"unread_descriptors({node.own + '/unread'!r}, 16)")
 
 
-def test_8_an_archive_that_would_run_is_not_loaded_from_another_users_root(node):
+def test_8_archive_that_would_run_code_is_not_loaded_from_other_users_root(node):
     from test_nxd_pickles import script
 
     root = f"{node.own}/script"
@@ -348,17 +353,17 @@ def test_8_an_archive_that_would_run_is_not_loaded_from_another_users_root(node)
 
 
 @beside_the_job
-def test_9_the_lock_of_a_root_cannot_be_taken_by_who_can_only_read_it(node):
+def test_9_reader_of_root_cannot_take_its_lock(node):
     do(node, f"squat_lock({node.root!r})")
     do(node, f"squat_lock_again_and_again({node.root!r})")
     node.job.finish(1)
     node.judge()
-    node.restart()  # Now, too.
+    node.restart()  # Also after a restart.
     node.watch()
     node.job.start()
 
 
-def test_10_a_path_means_the_run_whose_directory_it_is(node):
+def test_10_path_names_the_run_whose_directory_it_is(node):
     node.job.save(1)
     do(node, f"attach_as({node.root!r}, {node.own!r}, {node.own + '/gone'!r})")
     do(node, f"saved({node.own!r}, 'forged')")
@@ -369,39 +374,39 @@ def test_10_a_path_means_the_run_whose_directory_it_is(node):
     node.judge()
 
 
-def test_11_metrics_tell_no_paths_and_tags_of_others(node):
+def test_11_metrics_show_no_paths_or_tags_of_other_users(node):
     node.job.save(1)
     told = do(node, f"metrics({node.port})")
     assert "ckptd" in told and node.root not in told and f"s{node.job.done}" not in told, told
     node.judge()
 
 
-def test_12_files_are_made_with_the_trainers_umask(node):
+def test_12_files_have_the_umask_of_the_trainer(node):
     node.job.save(1)
     found = do(node, f"readable({node.root!r})")
     assert found == []
 
 
-# ---- and beyond
+# ---- Further attacks
 
 
 @beside_the_job
-def test_pipes_links_and_sockets_within_a_root_hold_up_nobody(node):
+def test_pipes_links_and_sockets_in_a_root_block_no_other_user(node):
     do(node, f"copy_with_special_files({node.own + '/special'!r}, {node.own + '/specials'!r}, {node.root!r})", 300)
 
 
 @beside_the_job
-def test_a_root_with_thousands_of_tags_holds_up_nobody(node):
+def test_root_with_thousands_of_tags_blocks_no_other_user(node):
     do(node, f"copy_with_many_tags({node.own + '/tag'!r}, {node.own + '/tags'!r}, 10_000)", 300)
 
 
 @beside_the_job
-def test_records_of_a_terabyte_take_no_memory(node):
+def test_records_of_a_terabyte_allocate_no_memory(node):
     do(node, f"copy_with_huge_files({node.own + '/huge'!r}, {node.own + '/huges'!r})", 300)
 
 
 @beside_the_job
-def test_directories_that_are_exchanged_for_links_lead_nowhere(node):
+def test_directories_exchanged_for_links_are_not_followed(node):
     do(node, f"swap_directories({node.own + '/swap'!r}, {node.root!r}, 3)", 300)
     return lambda: node.job.save(1)
 
@@ -422,13 +427,13 @@ def test_connections_of_one_user_leave_some_to_others(node):
 
 
 @beside_the_job
-def test_requests_that_make_no_sense_are_refused(node):
+def test_requests_with_contradictory_fields_are_refused(node):
     answers = do(node, "bombs()", 300)
     assert all(answers[:5]), answers
 
 
 @beside_the_job
-def test_a_process_that_is_stopped_within_a_save_keeps_nobody_waiting(node):
+def test_process_stopped_during_save_blocks_no_other_user(node):
     do(node, f"hold_memory({node.own + '/stopped'!r}, {POOL // 4}, 2)")
     node.hostile.send(19)
     try:

@@ -1,4 +1,4 @@
-"""Promise 2 and 3: sealed means finished, nothing in between; attempts fence zombies."""
+"""Promises 2 and 3: sealed saves are published, others leave nothing; attempts fence old trainers."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from harness import tags, together, until
 SAVE = 'save = run.save("{tag}", step={step}, files={{f"r{{rank}}.pt": {{"x": torch.full((1000,), {step}.0)}}}})'
 
 
-def test_trainer_killed_before_seal_leaves_nothing_and_its_memory_comes_back(daemon, trainers, root):
+def test_trainer_killed_before_seal_leaves_nothing_and_returns_its_memory(daemon, trainers, root):
     ranks = trainers("a", 1)
     # A DataLoader's worker, forked with everything open, outlives the trainer.
     ranks[0].do("child = os.fork()\nif child == 0:\n    time.sleep(120)\n    os._exit(0)")
@@ -20,14 +20,15 @@ def test_trainer_killed_before_seal_leaves_nothing_and_its_memory_comes_back(dae
         until(lambda: daemon.status().pool.used_bytes == 0 and daemon.status().pool.lent_bytes == 0, "the memory's return")
         assert tags(root) == []
         inflight = os.path.join(root, ".ckptd/nodes/local/inflight")
-        until(lambda: os.listdir(inflight) == [], "the directory's way to trash")   # After the memory: that is a question to a disk.
+        # After the memory, because the disk has to answer first.
+        until(lambda: os.listdir(inflight) == [], "the directory's way to trash")
         failure = until(lambda: daemon.run_status(root).HasField("last_failure"), "the failure") and daemon.run_status(root).last_failure
         assert failure.error.reason == "SESSION_LOST" and list(failure.error.ranks) == [0]
     finally:
         os.kill(child, signal.SIGKILL)
 
 
-def test_all_trainers_killed_after_the_last_seal_and_the_checkpoint_is_published(daemon, trainers, root):
+def test_checkpoint_is_published_when_all_trainers_are_killed_after_last_seal(daemon, trainers, root):
     ranks = trainers("a", 2)
     for trainer in ranks:
         trainer.do('state = {"x": torch.arange(8 << 20, dtype=torch.float32) + rank}')
@@ -43,7 +44,7 @@ def test_all_trainers_killed_after_the_last_seal_and_the_checkpoint_is_published
     ) == [True, True]
 
 
-def test_rank_that_never_seals_is_named_at_the_deadline_and_the_older_latest_stands(trainers, root):
+def test_rank_that_never_seals_is_named_at_deadline_and_latest_is_unchanged(trainers, root):
     ranks = trainers("a", 2, options=", commit_timeout=2.0")
     together(ranks, SAVE.format(tag="step_1", step=1) + '\nsave.wait("committed", 30)')
     ranks[1].do('part = run.begin("step_2", step=2)')
@@ -56,11 +57,11 @@ def test_rank_that_never_seals_is_named_at_the_deadline_and_the_older_latest_sta
     assert late.reason == "RANKS_MISSING"
 
 
-def test_zombie_of_an_older_attempt_is_refused_and_changes_nothing(trainers, root):
+def test_trainer_of_older_attempt_is_refused_and_changes_nothing(trainers, root):
     zombie = trainers("launch 1", 1)[0]
     zombie.do(SAVE.format(tag="step_1", step=1) + "\nsave.wait()")
     zombie.do('part = run.begin("step_2", step=2)\npart.add("a.pt", {"x": torch.zeros(10)})')
-    new = trainers("launch 0", 1)[0]   # A lower number: names do not order launches.
+    new = trainers("launch 0", 1)[0]  # A lower number: names do not order launches.
     assert new.do("with run.resume() as c: tag = c.tag\ntag") == "step_1"
     assert zombie.fails("part.__exit__(None, None, None)").kind == "Fenced"
     assert zombie.fails(SAVE.format(tag="step_3", step=3)).kind == "Fenced"
@@ -68,16 +69,17 @@ def test_zombie_of_an_older_attempt_is_refused_and_changes_nothing(trainers, roo
     assert tags(root) == ["step_2", "step_1"]
 
 
-def test_same_launch_that_reconnects_is_not_refused(trainers, root):
+def test_reconnect_of_same_launch_is_accepted(trainers, root):
     rank = trainers("a", 1)[0]
     rank.do(SAVE.format(tag="step_1", step=1) + "\nsave.wait()")
-    rank.do("client._connection.session().handoff._socket.shutdown(2)")   # The connection breaks; the process lives.
+    # The connection breaks; the process lives.
+    rank.do("client._connection.session().handoff._socket.shutdown(2)")
     rank.do(SAVE.format(tag="step_2", step=2) + "\nsave.wait()")
     assert rank.do("run.attempt") == 1
     assert tags(root) == ["step_2", "step_1"]
 
 
-def test_new_process_of_a_rank_starts_an_attempt_that_the_other_ranks_join(trainers, root):
+def test_new_process_of_rank_starts_attempt_that_other_ranks_join(trainers, root):
     first = trainers("a", 2)
     for trainer in first:
         trainer.kill()
@@ -85,7 +87,7 @@ def test_new_process_of_a_rank_starts_an_attempt_that_the_other_ranks_join(train
     assert together(second, "run.attempt") == [2, 2]
 
 
-def test_revoked_trainer_that_wakes_up_and_writes_changes_nobodys_bytes(daemon, trainers, root):
+def test_late_writes_of_revoked_trainer_change_no_checkpoint(daemon, trainers, root):
     old = trainers("old", 1, options=", commit_timeout=2.0")[0]
     old.do('part = run.begin("stalled", step=1)\npart.add("a.bin", b"z" * (8 << 20))')
     old.do(

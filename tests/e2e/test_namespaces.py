@@ -1,4 +1,6 @@
-"""Peers in other user and mount namespaces, as containers have, with a daemon that has the unit's rights and no more."""
+"""Peers in other user and mount namespaces, as containers have, with a daemon that has only the unit's
+rights.
+"""
 
 import json
 import os
@@ -17,19 +19,21 @@ USER = 4321
 NO_NAMESPACES = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or NO_NAMESPACES, reason="needs root, and new namespaces")
 
-# What the peers are run by. The mount namespaces are private: no mount of theirs is seen elsewhere.
+# The commands that run the peers. The mount namespaces are private: their mounts are not visible elsewhere.
 AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
 HOST_ROOT: "list[str]" = []
 CONTAINER_ROOT = ["unshare", "--mount"]
 CONTAINER_USER = [*CONTAINER_ROOT, *AS_USER]
-# Without most capabilities, as container runtimes start a root.
+# Without most capabilities, as container runtimes start a root user.
 WEAK_ROOT = ["unshare", "--mount", "setpriv", "--bounding-set=-all,+setuid,+setgid", "--no-new-privs"]
 MAPPED_ROOT = ["unshare", "--user", "--map-root-user"]
 MAPPED_USER = [*AS_USER, *MAPPED_ROOT]
 
 
 def unit_rights():
-    """The command that gives a program the unit's capabilities, and a mount namespace of its own as ProtectSystem= does."""
+    """Returns the command that gives a program the unit's capabilities, and its own mount namespace as
+    ProtectSystem= does.
+    """
     text = UNIT.read_text()
     names = re.findall(r"^CapabilityBoundingSet=(.*)$", text, re.MULTILINE)[-1].split()
     assert "NoNewPrivileges=yes" in text and names
@@ -65,7 +69,7 @@ def make_unit_daemon(folder):
 
 
 def peer(by, daemon, action, path, *more):
-    """What namespaces.py answers: a value, or [reason, message]."""
+    """Returns the answer of namespaces.py: a value, or [reason, message]."""
     done = subprocess.run(
         [*by, sys.executable, str(PEER), daemon.endpoint, action, path, *more],
         env={**os.environ, "PYTHONPATH": module_path()},
@@ -84,14 +88,14 @@ def owned(folder, name, uid):
     return path
 
 
-def test_peers_of_the_host_open_roots_by_path(make_unit_daemon, folder):
+def test_peers_of_host_open_roots_by_path(make_unit_daemon, folder):
     daemon = make_unit_daemon()
     assert peer(HOST_ROOT, daemon, "open", owned(folder, "a", 0)) == "ok"
     assert peer(AS_USER, daemon, "open", owned(folder, "b", USER)) == "ok"
 
 
 @pytest.mark.parametrize("by", [CONTAINER_ROOT, CONTAINER_USER, WEAK_ROOT, MAPPED_ROOT, MAPPED_USER])
-def test_container_opens_no_root_by_path(by, make_unit_daemon, folder):
+def test_container_cannot_open_root_by_path(by, make_unit_daemon, folder):
     daemon = make_unit_daemon()
     root = owned(folder, "a", USER if by in (CONTAINER_USER, MAPPED_USER) else 0)
     reason, message = peer(by, daemon, "open", root)
@@ -101,14 +105,14 @@ def test_container_opens_no_root_by_path(by, make_unit_daemon, folder):
 
 
 @pytest.mark.parametrize("by", [CONTAINER_ROOT, CONTAINER_USER, WEAK_ROOT, MAPPED_ROOT, MAPPED_USER])
-def test_container_saves_into_a_root_that_it_hands_over(by, make_unit_daemon, folder):
+def test_container_saves_into_root_it_attaches(by, make_unit_daemon, folder):
     daemon = make_unit_daemon()
     root = owned(folder, "a", USER if by in (CONTAINER_USER, MAPPED_USER) else 0)
     assert peer(by, daemon, "attach", root) == "ok"
     assert os.path.exists(os.path.join(root, "one", "f0"))
 
 
-def test_root_of_a_container_has_no_right_over_runs_of_others(make_unit_daemon, folder):
+def test_root_user_of_container_has_no_rights_over_other_runs(make_unit_daemon, folder):
     daemon = make_unit_daemon()
     root = owned(folder, "a", USER)
     assert peer(AS_USER, daemon, "attach", root) == "ok"
@@ -127,7 +131,7 @@ def test_root_of_a_container_has_no_right_over_runs_of_others(make_unit_daemon, 
     assert peer(HOST_ROOT, daemon, "pin", "", name) == "ok"
 
 
-def test_equal_uids_of_two_containers_are_two_tenants(make_unit_daemon, folder):
+def test_equal_uids_of_two_containers_are_separate_tenants(make_unit_daemon, folder):
     daemon = make_unit_daemon()
     root = owned(folder, "a", USER)
     assert peer(AS_USER, daemon, "attach", root) == "ok"
@@ -135,7 +139,7 @@ def test_equal_uids_of_two_containers_are_two_tenants(make_unit_daemon, folder):
     assert peer(AS_USER, daemon, "runs", "") == [root]
 
 
-def test_configured_directories_may_be_named_by_containers(make_unit_daemon, folder):
+def test_container_opens_paths_in_configured_directories(make_unit_daemon, folder):
     shared, other = owned(folder, "shared", 0), owned(folder, "other", USER)
     daemon = make_unit_daemon(f'container_roots: "{shared}"')
     root = owned(folder, "shared/job", USER)
@@ -147,12 +151,12 @@ def test_configured_directories_may_be_named_by_containers(make_unit_daemon, fol
     assert peer(CONTAINER_USER, daemon, "open", owned(folder, "shared/roots", 0))[0] != "ok"
 
 
-def test_all_namespaces_are_trusted_where_that_is_configured(make_unit_daemon, folder):
+def test_all_namespaces_are_trusted_when_configured(make_unit_daemon, folder):
     daemon = make_unit_daemon("trust_all_namespaces: true")
     assert peer(CONTAINER_ROOT, daemon, "open", owned(folder, "a", 0)) == "ok"
 
 
-def test_files_are_made_with_the_umask_of_the_trainer(make_unit_daemon, folder):
+def test_container_files_have_the_umask_of_the_trainer(make_unit_daemon, folder):
     daemon = make_unit_daemon()
     modes = {}
     for umask in ("077", "027", "002"):
@@ -168,14 +172,14 @@ def test_files_are_made_with_the_umask_of_the_trainer(make_unit_daemon, folder):
     }
 
 
-def test_who_may_only_read_a_root_cannot_take_its_lock(make_unit_daemon, folder):
+def test_process_with_read_only_access_cannot_take_lock_of_root(make_unit_daemon, folder):
     daemon = make_unit_daemon()
     root = owned(folder, "a", USER)
     assert peer(AS_USER, daemon, "attach", root) == "ok"
     daemon.close()
     lock = os.path.join(root, ".ckptd/nodes/local/lock")
     assert os.stat(lock).st_mode & 0o777 == 0o600
-    os.chmod(lock, 0o644)  # As ckptd 0.1.0 made it.
+    os.chmod(lock, 0o644)  # As ckptd 0.1.0 created it.
     assert peer(AS_USER, make_unit_daemon(), "attach", root) == "ok"
     reader = ["setpriv", "--reuid=4322", "--regid=4322", "--clear-groups"]
     squat = subprocess.run([*reader, "flock", "--nonblock", lock, "true"], capture_output=True, text=True, timeout=TIMEOUT)

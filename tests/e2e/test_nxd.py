@@ -1,4 +1,6 @@
-"""NxD's functions in jobs of real processes over gloo: every layout comes back bit for bit, whoever is killed."""
+"""NxD's functions in jobs of real processes over gloo: every layout is restored bit for bit, whoever is
+killed.
+"""
 
 import itertools
 import os
@@ -20,7 +22,7 @@ root, rank = {root!r}, {rank}
 
 @pytest.fixture
 def launch(daemon, folder, root):
-    """Makes the processes of one launch; they are started together, and answer later."""
+    """Creates the processes of one launch; they start together and answer later."""
     made = []
 
     def start(name, world, shape, commit_timeout=60):
@@ -64,11 +66,11 @@ def ready(ranks):
     [(4, "tp=2, dp=2", ""), (8, "tp=2, pp=2, dp=2", "tp=4, dp=2, strided=True")],
     ids=["4 ranks", "8 ranks"],
 )
-def test_what_was_saved_comes_back_bit_for_bit_after_all_trainers_were_killed(launch, root, world, shape, other):
+def test_load_restores_every_bit_after_all_trainers_were_killed(launch, root, world, shape, other):
     first, second = launch("first", world, shape), launch("second", world, shape)
     ready(first + second)
     if other:
-        # Neighbours of one data-parallel group, as tp=4 on trn1 has it.
+        # Neighbours are in one data-parallel group, as with tp=4 on trn1.
         elsewhere = f"{root}-strided"
         change = f"where = nxd_job.topology(rank, {other})\nnxd.configure(topology=where)"
         together(first, change)
@@ -97,7 +99,7 @@ def test_what_was_saved_comes_back_bit_for_bit_after_all_trainers_were_killed(la
     [("dp=4, ep=2", False), ("dp=4, ep=2", True), ("tp=2, dp=2", True)],
     ids=["experts", "experts on a far device", "far device"],
 )
-def test_every_layout_with_experts_and_from_a_far_device_comes_back_bit_for_bit(launch, root, shape, on_far):
+def test_every_layout_with_experts_and_device_tensors_is_restored_bit_for_bit(launch, root, shape, on_far):
     ranks = launch("a", 4, shape)
     ready(ranks)
     steps = {}
@@ -109,12 +111,12 @@ def test_every_layout_with_experts_and_from_a_far_device_comes_back_bit_for_bit(
         assert together(ranks, wrong(step, zero1)) == [[]] * 4, f"step {step}: {WAYS[step - 1]}"
 
 
-def test_trainers_killed_while_a_tag_is_overwritten_leave_the_old_one_whole(launch, root):
+def test_trainers_killed_while_overwriting_a_tag_leave_old_checkpoint_whole(launch, root):
     ranks = launch("a", 2, "dp=2")
     again = launch("b", 2, "dp=2")
     ready(ranks + again)
     together(ranks, save(1, True, False, True))
-    # The same tag with other contents, of which only one rank's part gets there.
+    # The same tag with other contents, of which only one rank's part arrives.
     ranks[0].do("nxd_job.Scheduler(7)")
     ranks[0].do(
         "model = nxd_job.Model(7, where)\n"
@@ -126,8 +128,8 @@ def test_trainers_killed_while_a_tag_is_overwritten_leave_the_old_one_whole(laun
     assert tags(root) == ["step_1"]
 
 
-def test_checkpoint_that_a_killed_launch_had_handed_over_is_waited_for(launch, root):
-    """Else ranks that look at different moments would not agree whether there is one."""
+def test_load_waits_for_checkpoint_sealed_by_killed_launch(launch, root):
+    """Otherwise ranks that look at different moments would not agree on whether there is one."""
     first, second = launch("a", 2, "dp=2"), launch("b", 2, "dp=2")
     ready(first + second)
     together(first, "state = {'x': torch.ones(12 << 20)}")
@@ -149,7 +151,7 @@ nxd.save_checkpoint(root, "step_{step}", model, kind(model, {step}, where), asyn
 """
 
 
-def test_failed_async_save_is_raised_on_every_rank_and_never_gets_done(launch, root):
+def test_failed_async_save_raises_on_every_rank_and_writes_no_done_file(launch, root):
     ranks = launch("a", 2, "dp=2")
     ready(ranks)
     together(ranks, save(1, False, True, True))
@@ -157,7 +159,7 @@ def test_failed_async_save_is_raised_on_every_rank_and_never_gets_done(launch, r
         trainer.start(FAILS.format(step=2))
     assert ranks[1].result_failing().kind == "ArithmeticError"
     try:
-        ranks[0].result()  # It may have heard of it already, or not yet.
+        ranks[0].result()  # The rank may already know of the failure, or not.
     except Exception as error:
         assert "no state today" in str(error)
     failures = together_failing(ranks, save(3, False, True, True))
@@ -169,14 +171,14 @@ def test_failed_async_save_is_raised_on_every_rank_and_never_gets_done(launch, r
     assert not os.path.exists(f"{root}/step_2") and not os.path.exists(f"{root}/step_3")
 
 
-def test_rank_that_never_saves_is_named(launch, root):
+def test_rank_that_never_saves_is_named_in_error(launch, root):
     ranks = launch("a", 2, "dp=2", commit_timeout=2)
     ready(ranks)
     failure = ranks[0].fails(save(1, False, False, True))
     assert failure.ranks == [1] and tags(root) == []
 
 
-def test_two_ranks_that_say_they_are_the_same_are_told_before_anything_is_saved(launch, root):
+def test_two_processes_with_same_rank_are_refused_before_saving(launch, root):
     ranks = launch("a", 2, "dp=2")
     ready(ranks)
     together(ranks, "nxd.configure(topology=nxd.Topology(dp_rank=1, dp_size=2))")
@@ -186,7 +188,7 @@ def test_two_ranks_that_say_they_are_the_same_are_told_before_anything_is_saved(
     assert tags(root) == ["step_2"]
 
 
-def test_without_a_topology_all_ranks_are_data_parallel_and_load_with_another_number_of_them(launch, root):
+def test_without_topology_all_ranks_are_data_parallel_and_load_with_other_world_size(launch, root):
     ranks, fewer = launch("a", 3, "dp=3"), launch("b", 2, "dp=2")
     ready(ranks + fewer)
     together(ranks, "nxd.configure()\n" + save(1, True, False, True))
@@ -197,7 +199,7 @@ def test_without_a_topology_all_ranks_are_data_parallel_and_load_with_another_nu
     assert together(fewer, wrong(1, True, tag=False)) == [[], []]
 
 
-def test_layout_is_read_by_torch_alone(launch, root):
+def test_torch_alone_can_read_the_layout(launch, root):
     ranks = launch("a", 2, "tp=2, dp=1")
     ready(ranks)
     together(ranks, save(1, False, False, True))

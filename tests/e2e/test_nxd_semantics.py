@@ -1,4 +1,6 @@
-"""What NxD's users may rely on: which checkpoints stay, which is the latest, what is refused. One rank, a real daemon."""
+"""What NxD's users rely on: which checkpoints are kept, which is the latest, what is refused. One rank, a
+real daemon.
+"""
 
 import os
 import shutil
@@ -37,7 +39,7 @@ def load(root, tag=None):
 
 
 def as_nxd(root, number, tag=None, done=True):
-    """A tag as NxD itself writes it."""
+    """Writes a tag in NxD's own format."""
     folder = os.path.join(root, tag or f"step_{number}")
     os.makedirs(os.path.join(folder, "model"))
     torch.save({"x": torch.full((3,), float(number))}, os.path.join(folder, MODEL))
@@ -51,31 +53,31 @@ def stamp(root, tag, seconds):
         os.utime(os.path.join(root, tag, marker), (seconds, seconds))
 
 
-# ---- retention
+# ---- Retention
 
 
 @pytest.mark.parametrize("kept", [None, -1])
-def test_none_and_minus_one_keep_all(root, kept):
+def test_num_kept_none_and_minus_one_keep_all(root, kept):
     for number in range(5):
         save(root, number, num_kept_ckpts=kept)
     assert tags(root) == [f"step_{number}" for number in reversed(range(5))]
 
 
-def test_n_keeps_the_n_saved_last(root):
+def test_num_kept_n_keeps_n_newest_saves(root):
     for number in (5, 9, 1, 3):
         save(root, number, num_kept_ckpts=2)
     until(lambda: tags(root) == ["step_3", "step_1"], "retention")
 
 
 @pytest.mark.parametrize("kept", [0, -2, -100])
-def test_zero_and_other_negatives_are_refused_and_delete_nothing(root, kept):
+def test_num_kept_zero_and_below_minus_one_are_refused_and_delete_nothing(root, kept):
     save(root, 1)
     with pytest.raises(ValueError, match=f"num_kept_ckpts is {kept}; .*NxD would delete every checkpoint"):
         save(root, 2, num_kept_ckpts=kept)
     assert tags(root) == ["step_1"] and load(root) == 1
 
 
-def test_retention_may_change_from_save_to_save(root):
+def test_num_kept_may_change_between_saves(root):
     for number in range(3):
         save(root, number)
     save(root, 3, num_kept_ckpts=2)
@@ -85,11 +87,11 @@ def test_retention_may_change_from_save_to_save(root):
     assert tags(root) == ["step_5", "step_4", "step_3", "step_2"]
 
 
-def test_clock_jump_and_equal_times_change_neither_the_latest_nor_what_goes(root):
+def test_clock_jump_and_equal_times_change_neither_latest_nor_evictions(root):
     save(root, 1)
-    stamp(root, "step_1", 4_000_000_000)  # The clock was far ahead.
+    stamp(root, "step_1", 4_000_000_000)  # The clock was far ahead,
     save(root, 2)
-    stamp(root, "step_2", 1_000_000_000)  # It went back,
+    stamp(root, "step_2", 1_000_000_000)  # went back,
     save(root, 3)
     stamp(root, "step_3", 1_000_000_000)  # and stood still.
     assert load(root) == 3
@@ -97,7 +99,7 @@ def test_clock_jump_and_equal_times_change_neither_the_latest_nor_what_goes(root
     until(lambda: tags(root) == ["step_4", "step_3", "step_2"], "retention")
 
 
-def test_foreign_folders_are_left_alone_whatever_is_in_them(root):
+def test_foreign_directories_are_left_untouched_whatever_they_contain(root):
     os.makedirs(f"{root}/mine/checkpoint")
     os.makedirs(f"{root}/notes")
     with open(f"{root}/notes/checkpoint", "w") as file:
@@ -111,10 +113,10 @@ def test_foreign_folders_are_left_alone_whatever_is_in_them(root):
     assert os.path.exists(f"{root}/begun/{MODEL}") and os.path.exists(f"{root}/finished/done")
 
 
-# ---- the latest
+# ---- The latest
 
 
-def test_nothing_to_load_is_a_runtime_error(root, folder):
+def test_load_raises_runtime_error_when_root_is_empty(root, folder):
     for path in (root, f"{folder}/nowhere"):
         assert nxd.has_checkpoint(path) is False
         with pytest.raises(RuntimeError, match="no checkpoint under directory") as caught:
@@ -123,21 +125,21 @@ def test_nothing_to_load_is_a_runtime_error(root, folder):
     assert not os.path.exists(f"{folder}/nowhere")
 
 
-def test_latest_is_what_was_saved_last_also_while_the_job_goes_on(root):
+def test_latest_is_newest_save_also_while_job_continues(root):
     for number in (500, 1000, 600):
         save(root, number, async_save=True)
         assert load(root) == number
     assert nxd.has_checkpoint(root) is True
 
 
-def test_tag_that_is_saved_again_is_the_new_one(root):
+def test_saving_a_tag_again_replaces_it(root):
     save(root, 1, tag="a")
     save(root, 2, tag="b")
     save(root, 3, tag="a")
     assert load(root, "a") == load(root) == 3 and tags(root) == ["a", "b"]
 
 
-def test_tag_without_done_is_not_there(root):
+def test_tag_without_done_file_is_ignored(root):
     as_nxd(root, 1, "begun", done=False)
     as_nxd(root, 2, "deleted")
     os.remove(f"{root}/deleted/done")
@@ -152,12 +154,12 @@ def test_tag_without_done_is_not_there(root):
         load(root)
 
 
-def test_damaged_latest_is_passed_over(daemon, root):
+def test_damaged_latest_is_skipped(daemon, root):
     save(root, 1)
     save(root, 2)
     nxd.configure()
     daemon.kill()
-    daemon.restart()  # It is in memory no more.
+    daemon.restart()  # Drops it from memory.
     with open(f"{root}/step_2/{MODEL}", "r+b") as file:
         data = bytearray(file.read())
         data[-600] ^= 1
@@ -169,10 +171,10 @@ def test_damaged_latest_is_passed_over(daemon, root):
         load(root, "step_2")
 
 
-# ---- a root that NxD wrote
+# ---- A root that NxD wrote
 
 
-def test_root_of_nxd_is_loaded_and_continued(root):
+def test_nxd_root_is_loaded_and_continued(root):
     as_nxd(root, 1)
     as_nxd(root, 2)
     as_nxd(root, 3, done=False)
@@ -184,7 +186,7 @@ def test_root_of_nxd_is_loaded_and_continued(root):
     assert load(root) == 4 and load(root, "step_1") == 1
 
 
-def test_root_of_nxd_is_read_without_a_daemon_and_left_as_it_is(root, folder):
+def test_nxd_root_is_read_without_daemon_and_left_unchanged(root, folder):
     as_nxd(root, 1)
     as_nxd(root, 2)
     stamp(root, "step_2", 1_000)
@@ -194,18 +196,19 @@ def test_root_of_nxd_is_read_without_a_daemon_and_left_as_it_is(root, folder):
 
 
 @pytest.mark.parametrize("async_save", [False, True])
-def test_tag_that_nxd_wrote_is_not_overwritten(root, async_save):
+def test_tag_written_by_nxd_is_not_overwritten(root, async_save):
     as_nxd(root, 1)
     with pytest.raises(ckptd.Refused) as caught:
         save(root, 2, tag="step_1", async_save=async_save)
     assert caught.value.reason == "TAG_FOREIGN"
     assert load(root, "step_1") == 1
-    save(root, 3, async_save=async_save)  # A refusal, which all ranks have heard, is over.
+    save(root, 3, async_save=async_save)  # All ranks were told of the refusal, so it has no lasting effect.
     assert load(root) == 3
 
 
-def test_way_back(daemon, root):
-    """What was saved here is a root of NxD's: names, markers, and times of `done` in the order of saving."""
+def test_saved_root_has_layout_and_order_of_nxd(daemon, root):
+    """A root that ckptd wrote has NxD's layout: names, markers, and times of `done` in the order of saving.
+    """
     for number in (3, 1, 2):
         save(root, number)
     nxd.configure()
@@ -219,7 +222,7 @@ def test_way_back(daemon, root):
     assert torch.load(f"{root}/step_2/{MODEL}", weights_only=True)["x"][0] == 2
 
 
-# ---- what is refused
+# ---- Refusals
 
 
 @pytest.mark.parametrize(
@@ -236,13 +239,13 @@ def test_arguments_that_would_lose_data_are_refused(root, arguments, what):
     assert tags(root) == []
 
 
-def test_context_parallel_zero1_is_refused_on_every_rank_before_anything_is_saved(daemon, root):
+def test_zero1_with_context_parallel_is_refused_on_every_rank_before_saving(daemon, root):
     nxd.configure(endpoint=daemon.endpoint, topology=Topology(cp_rank=0, cp_size=2, rank=0, world_size=2))
     with pytest.raises(ValueError, match="all but one of them would be lost"):
         nxd.save_checkpoint(root, "t", optimizer={}, zero1_optimizer=True)
 
 
-def test_s3_and_zero1_dcp_are_refused_by_all_functions():
+def test_every_function_refuses_s3_and_zero1_dcp():
     for call in (nxd.has_checkpoint, nxd.load_checkpoint):
         with pytest.raises(ValueError, match="not to S3 yet"):
             call("s3://bucket/ckpts")
@@ -250,7 +253,7 @@ def test_s3_and_zero1_dcp_are_refused_by_all_functions():
         nxd.load_checkpoint("/tmp", use_zero1_dcp=True)
 
 
-def test_unsafe_state_in_a_checkpoint_of_ours_is_refused_and_it_is_not_called_damaged(root):
+def test_unsafe_state_in_own_checkpoint_is_refused_without_damage_mark(root):
     with pytest.warns(ckptd.UnsafeGlobalsWarning):
         nxd.save_checkpoint(root, "t", model={"x": torch.ones(3), "odd": nxd_job.Scheduler(1)})
     with pytest.raises(ckptd.Refused) as caught:
@@ -261,7 +264,7 @@ def test_unsafe_state_in_a_checkpoint_of_ours_is_refused_and_it_is_not_called_da
 
 
 @pytest.mark.parametrize("use_xser", [False, True])
-def test_tensors_of_a_far_device_reach_the_disk(root, use_xser, monkeypatch):
+def test_device_tensors_reach_the_disk(root, use_xser, monkeypatch):
     monkeypatch.setattr(deferred_tensors, "BATCH_BYTES", 100_000)
     state = {f"t{i}": Far(nxd_job.values((100, 33), torch.bfloat16, i)) for i in range(40)}
     Far.copies.clear()
@@ -275,7 +278,7 @@ def test_tensors_of_a_far_device_reach_the_disk(root, use_xser, monkeypatch):
     assert nxd_job.differences(target, expected) == []
 
 
-# ---- without any configuration
+# ---- Without any configuration
 
 PROGRAM = """
 import sys, torch, ckptd.nxd as nxd
@@ -288,7 +291,7 @@ print(start)
 """
 
 
-def test_with_no_daemon_configured_a_private_one_is_started_and_the_end_of_the_process_loses_nothing(folder, root):
+def test_private_daemon_is_started_and_its_saves_survive_process_exit(folder, root):
     environment = {name: value for name, value in os.environ.items() if name not in ("CKPTD_ENDPOINT", "RANK", "WORLD_SIZE")}
     for start in range(2):
         done = subprocess.run(

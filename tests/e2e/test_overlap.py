@@ -1,4 +1,4 @@
-"""Saves that overlap: what a rank saved is what it had when save() was called, always, and no save vanishes."""
+"""Overlapping saves: each rank saves what it had when save() was called, and no save is lost."""
 
 import pytest
 
@@ -16,14 +16,14 @@ def test_two_saves_in_flight_keep_their_own_bytes(trainers):
     ) == [[0.0, 0.0], [1.0, 1.0]]
 
 
-def test_large_tensor_changed_the_moment_save_returns(make_daemon, trainers):
+def test_tensor_changed_right_after_save_returns_is_saved_unchanged(make_daemon, trainers):
     big = make_daemon("big", pool_bytes=640 << 20)
     rank = trainers("a", 1, endpoint=big.endpoint)[0]
     rank.do('x = torch.zeros(64 << 20)\nsave = run.save("t", files={"m.pt": {"x": x}})\nx.fill_(7.0)\nsave.wait()')
     assert rank.do("with run.open() as c: y = c.load('m.pt')['x']\n[y.min().item(), y.max().item()]") == [0.0, 0.0]
 
 
-def test_four_saves_back_to_back_are_all_there(trainers, root):
+def test_four_saves_back_to_back_are_all_committed(trainers, root):
     ranks = trainers("a", 2)
     together(
         ranks,
@@ -34,7 +34,7 @@ def test_four_saves_back_to_back_are_all_there(trainers, root):
     assert ckptctl("verify", root).returncode == 0
 
 
-def test_skip_is_seen_by_every_rank(make_daemon, trainers, root):
+def test_every_rank_sees_skipped_save(make_daemon, trainers, root):
     small = make_daemon("small", pool_bytes=16 << 20)
     ranks = trainers("a", 2, endpoint=small.endpoint)
     together(ranks, "part = run.begin('held', step=1)\npart.add(f'h{rank}.bin', b'x' * (7 << 20))")
@@ -46,7 +46,7 @@ def test_skip_is_seen_by_every_rank(make_daemon, trainers, root):
     assert tags(root) == ["held"]
 
 
-def test_supersede_takes_the_place_of_an_unsealed_save(make_daemon, trainers, root):
+def test_supersede_replaces_unsealed_save(make_daemon, trainers, root):
     small = make_daemon("small", pool_bytes=16 << 20)
     rank = trainers("a", 1, endpoint=small.endpoint)[0]
     rank.do("part = run.begin('old', step=1)\npart.add('a.bin', b'x' * (12 << 20))")
@@ -59,7 +59,7 @@ def test_two_half_admitted_saves_do_not_block_each_other(make_daemon, trainers, 
     small = make_daemon("small", pool_bytes=16 << 20)
     ranks = trainers("a", 2, endpoint=small.endpoint)
     save = "run.save('{0}', files={{f'{0}{{rank}}.bin': b'x' * (6 << 20)}}, timeout=20)"
-    # Rank 0 comes with A first, rank 1 with B first, each from two threads.
+    # Rank 0 begins with A, rank 1 with B, each from two threads.
     code = (
         "import concurrent.futures as f\npool = f.ThreadPoolExecutor(2)\n"
         "first = pool.submit(lambda: {0})\ntime.sleep(0.2)\nsecond = pool.submit(lambda: {1})\n"
@@ -72,7 +72,7 @@ def test_two_half_admitted_saves_do_not_block_each_other(make_daemon, trainers, 
     assert sorted(tags(root)) == ["A", "B"]
 
 
-def test_two_ranks_that_claim_one_file_both_hear_it(trainers, root):
+def test_both_ranks_receive_error_when_they_claim_one_file(trainers, root):
     ranks = trainers("a", 2)
     errors = together_failing(ranks, "run.save('t', files={'model.pt': {'x': torch.ones(3)}})")
     assert [error.kind for error in errors] == ["FileConflict", "FileConflict"]
@@ -80,7 +80,7 @@ def test_two_ranks_that_claim_one_file_both_hear_it(trainers, root):
     assert tags(root) == []
 
 
-def test_trainers_in_a_collective_of_their_own_during_a_save(trainers, root):
+def test_trainers_run_own_collective_during_save(trainers, root):
     ranks = trainers(
         "a", 2, env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29571", "WORLD_SIZE": "2"}, join=False
     )
@@ -97,7 +97,7 @@ def test_trainers_in_a_collective_of_their_own_during_a_save(trainers, root):
     assert tags(root)[0] == "s19" and len(tags(root)) == 20
 
 
-def test_exception_in_begin_aborts_for_all_ranks(trainers, root):
+def test_exception_in_begin_aborts_save_for_all_ranks(trainers, root):
     ranks = trainers("a", 2)
     together(ranks, "s = run.begin('t', step=1)")
     ranks[1].do("s.add('r1.bin', b'x'); s.__exit__(None, None, None)")
@@ -107,7 +107,7 @@ def test_exception_in_begin_aborts_for_all_ranks(trainers, root):
     assert tags(root) == []
 
 
-def test_failure_that_nobody_waited_for_is_in_failures_and_not_in_a_later_save(trainers, root):
+def test_failure_without_waiter_is_in_failures_and_not_in_later_save(trainers, root):
     ranks = trainers("a", 2, options=", commit_timeout=1.0")
     ranks[1].start("part = run.begin('t', step=1)")
     ranks[0].do("s = run.save('t', step=1, files={'r0.bin': b'x'})")
@@ -118,7 +118,7 @@ def test_failure_that_nobody_waited_for_is_in_failures_and_not_in_a_later_save(t
 
 
 @pytest.mark.parametrize("backend", ["io_uring", "threads"])
-def test_both_io_back_ends_end_to_end(make_daemon, trainers, root, backend):
+def test_both_io_back_ends_save_and_restore(make_daemon, trainers, root, backend):
     other = make_daemon(backend, io_backend=backend)
     ranks = trainers("a", 2, endpoint=other.endpoint)
     together(ranks, "x = torch.randn(3 << 20)\nrun.save('t', files={f'r{rank}.pt': {'x': x}}).wait()")
@@ -127,7 +127,7 @@ def test_both_io_back_ends_end_to_end(make_daemon, trainers, root, backend):
     assert ckptctl("verify", root).returncode == 0
 
 
-def test_bytes_over_grpc_where_descriptors_cannot_be_received(trainers, root):
+def test_bytes_go_over_grpc_when_descriptors_cannot_be_received(trainers, root):
     rank = trainers("a", 1, env={"CKPTD_TRANSPORT": "grpc"})[0]
     rank.do("x = torch.randn(5 << 20)\ns = run.save('t', files={'m.pt': {'x': x}, 'empty': b''})\ns.wait()")
     assert rank.do("s.transport") == "grpc"

@@ -1,4 +1,6 @@
-"""Pointer files, as DeepSpeed's `latest`: true after every commit and after every restart, and never somebody else's directory."""
+"""Pointer files, such as DeepSpeed's `latest`: correct after every commit and every restart, and never a
+user's own directory.
+"""
 
 import os
 import signal
@@ -17,18 +19,18 @@ def pointer(root, name="latest"):
         return file.read()
 
 
-def test_latest_names_the_newest_checkpoint_beside_it_and_is_true_after_the_daemon_was_killed(daemon, trainers, root):
+def test_latest_pointer_names_newest_checkpoint_after_daemon_was_killed(daemon, trainers, root):
     ranks = trainers("a", 2, options=", num_kept_ckpts=1")
     for step in (1, 2):
         together(ranks, SAVE.format(tag=f"global_step{step}", step=step))
-        # Without a word of ckptd's: what DeepSpeed's loader does.
+        # What DeepSpeed's loader does, without ckptd.
         assert os.listdir(os.path.join(root, pointer(root))) and pointer(root) == f"global_step{step}"
     os.kill(daemon.pid, signal.SIGKILL)
     with open(os.path.join(root, "latest"), "w", encoding="utf-8") as file:
         file.write("global_step1")
     daemon.restart()
     until(lambda: pointer(root) == "global_step2", "the pointer's repair")
-    # What the pointer names stays, although only one is kept.
+    # What the pointer names is kept, although only one checkpoint is.
     together(ranks, "run.save('other', step=3, files={f'r{rank}.bin': b'y'}).wait('committed', 60)", 90)
     assert pointer(root) == "global_step2" and "global_step2" in tags(root)
     together(ranks, SAVE.format(tag="global_step4", step=4))
@@ -36,7 +38,7 @@ def test_latest_names_the_newest_checkpoint_beside_it_and_is_true_after_the_daem
     until(lambda: tags(root) == ["global_step4"], "retention")
 
 
-def test_sealed_save_names_its_pointer_also_where_the_daemon_was_killed_before_it_could(daemon, trainers, root):
+def test_sealed_save_moves_pointer_when_daemon_is_killed_before_commit(daemon, trainers, root):
     ranks = trainers("a", 2)
     together(ranks, SAVE.format(tag="one", step=1))
     together(
@@ -45,14 +47,14 @@ def test_sealed_save_names_its_pointer_also_where_the_daemon_was_killed_before_i
     )
     os.kill(daemon.pid, signal.SIGKILL)
     daemon.restart()
-    # Whether it had reached the disk, or is offered to the next daemon and gets there, is chance.
+    # Depending on timing it had reached the disk, or the clients recover it with the next daemon.
     committed = together(ranks, "s.future().exception(60) is None", 90)
     together(ranks, "run.resume().__exit__(None, None, None)", 90)
     assert tags(root)[0] == ("two" if any(committed) else "one")
     assert pointer(root) == tags(root)[0]
 
 
-def test_directory_in_the_place_of_a_pointer_is_refused_and_left_alone(daemon, trainers, root):
+def test_directory_in_place_of_pointer_is_refused_and_untouched(daemon, trainers, root):
     os.makedirs(os.path.join(root, "latest", "mine"))
     rank = trainers("a", 1)[0]
     error = rank.fails(SAVE.format(tag="one", step=1))
@@ -62,7 +64,7 @@ def test_directory_in_the_place_of_a_pointer_is_refused_and_left_alone(daemon, t
     assert pointer(root, "newest") == "two" and tags(root) == ["two"]
 
 
-def test_ranks_that_name_different_contents_are_refused(trainers):
+def test_ranks_with_different_pointer_contents_are_refused(trainers):
     ranks = trainers("a", 2)
     code = "run.save('t', files={f'{rank}.bin': b'x'}, pointers={'latest': 'tu'[rank]}, timeout=3)"
     first, second = sorted(together_failing(ranks, code), key=lambda error: error.reason)

@@ -1,4 +1,4 @@
-"""Promise 3 and 4: a re-save of a tag is atomic, and nothing that is not ours or that is pinned is touched."""
+"""Promises 3 and 4: saving a tag again is atomic, and nothing foreign or pinned is touched."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from harness import ckptctl, tags, until
 import ckptd
 
 
-def test_resave_replaces_the_checkpoint_in_one_step(trainers, root):
+def test_resave_replaces_checkpoint_atomically(trainers, root):
     rank = trainers("a", 1)[0]
     rank.do("run.save('t', step=1, files={'m.bin': b'old', 'gone.bin': b'x'}).wait()")
     rank.do("run.save('t', step=2, files={'m.bin': b'new'}).wait()")
@@ -19,7 +19,7 @@ def test_resave_replaces_the_checkpoint_in_one_step(trainers, root):
 
 
 @pytest.mark.parametrize("written", [0.0, 0.3, 0.9])
-def test_daemon_killed_during_a_resave_leaves_the_old_or_the_new_whole(daemon, trainers, root, written):
+def test_daemon_killed_during_resave_leaves_old_or_new_whole(daemon, trainers, root, written):
     rank = trainers("a", 1)[0]
     rank.do("old = b'o' * (64 << 20)\nrun.save('t', step=1, files={'m.bin': old}).wait()")
     rank.do("new = b'n' * (64 << 20)\ns = run.save('t', step=2, files={'m.bin': new})")
@@ -39,7 +39,7 @@ def test_daemon_killed_during_a_resave_leaves_the_old_or_the_new_whole(daemon, t
         assert data in (b"o" * (64 << 20), b"n" * (64 << 20)) and (c.step == 1) == (data[:1] == b"o")
 
 
-def test_foreign_directory_is_refused_and_left_alone(trainers, root):
+def test_foreign_directory_is_refused_and_untouched(trainers, root):
     os.mkdir(f"{root}/theirs")
     with open(f"{root}/theirs/file", "w", encoding="ascii") as file:
         file.write("precious")
@@ -60,7 +60,7 @@ def test_pinned_checkpoint_is_neither_replaced_nor_evicted(daemon, trainers, roo
     until(lambda: tags(root) == ["c"], "retention after unpin")
 
 
-def test_save_over_an_empty_directory_is_fine(trainers, root):
+def test_save_over_empty_directory_succeeds(trainers, root):
     os.mkdir(f"{root}/t")
     trainers("a", 1)[0].do("run.save('t', files={'m.bin': b'x'}).wait()")
     assert tags(root) == ["t"]

@@ -1,4 +1,4 @@
-"""Restoring from memory: what an ended job left in the daemon is read by the next one, without the disk."""
+"""Restoring from memory: the next job reads what an ended one left in the daemon, without the disk."""
 
 import json
 import os
@@ -10,7 +10,7 @@ SAVE = (
     "save = run.save('step_{step}', step={step}, files={{f'r{{rank}}.pt': "
     "{{'x': torch.full((2_000_000,), {step}.0), 'odd': torch.arange(7)}}}})\nsave.wait('committed', 60)"
 )
-# What the files are opened as, too: "ResidentFile" or "LocalFile".
+# Also returns the class that opened the file: "ResidentFile" or "LocalFile".
 LOAD = """
 with run.resume() as c:
     with c._open(f'r{rank}.pt') as file: kind = type(file).__name__
@@ -25,7 +25,7 @@ def loaded(step, kind):
 
 @pytest.fixture
 def saved(trainers, root):
-    """Two checkpoints of two ranks, whose trainers have ended."""
+    """Two checkpoints of two ranks whose trainers have ended."""
     ranks = trainers("a", 2)
     for step in (1, 2):
         together(ranks, SAVE.format(step=step))
@@ -38,18 +38,18 @@ def pool(daemon):
     return daemon.status().pool
 
 
-def test_restarted_job_reads_from_memory_what_the_killed_one_saved(daemon, trainers, saved):
+def test_restarted_job_reads_save_of_killed_job_from_memory(daemon, trainers, saved):
     until(lambda: pool(daemon).resident_bytes > 0, "copies that outlive their trainers")
     listed = json.loads(ckptctl("--output=json", "describe", f"{saved}/step_2", endpoint=daemon.endpoint).stdout)
     assert listed["resident"] is True
-    for rank in range(2):  # What is on disk now could not be loaded.
+    for rank in range(2):  # The files on disk cannot be loaded any more.
         with open(f"{saved}/step_2/r{rank}.pt", "r+b") as file:
             file.write(bytes(os.path.getsize(file.name)))
     ranks = trainers("b", 2)
     assert together(ranks, LOAD) == [loaded(2, "ResidentFile")] * 2
 
 
-def test_load_into_fills_the_trainers_own_tensors_from_memory(daemon, trainers, saved):
+def test_load_into_fills_trainer_tensors_from_memory(daemon, trainers, saved):
     ranks = trainers("b", 2)
     code = """
 state = {'x': torch.zeros(2_000_000), 'odd': torch.zeros(7, dtype=torch.int64)}
@@ -60,14 +60,14 @@ with run.resume() as c: c.load(f'r{rank}.pt', into=state)
     assert together(ranks, code) == [[True, True, list(range(7))]] * 2
 
 
-def test_after_a_restart_of_the_daemon_the_disk_is_read(daemon, trainers, saved):
+def test_restarted_daemon_reads_from_disk(daemon, trainers, saved):
     daemon.restart()
     assert pool(daemon).resident_bytes == 0
     assert together(trainers("b", 2), LOAD) == [loaded(2, "LocalFile")] * 2
 
 
-def test_daemon_that_is_killed_while_a_copy_is_read_costs_no_byte(daemon, trainers, saved):
-    """What is mapped may be zeros by then: the successor gives the memory back."""
+def test_daemon_killed_during_read_of_resident_copy_loses_no_byte(daemon, trainers, saved):
+    """The mapping may read zeros by then: the next daemon frees the memory."""
     reader = trainers("b", 1)[0]
     reader.do("c = run.open('step_2')\nfile = c._open('r0.pt')\nfirst = bytearray(1000)\nfile.readinto(first)")
     daemon.kill()
@@ -80,10 +80,10 @@ def test_daemon_that_is_killed_while_a_copy_is_read_costs_no_byte(daemon, traine
     assert reader.do(code) == [True, "LocalFile"]
 
 
-def test_copies_make_way_for_saves(daemon, trainers, saved):
+def test_resident_copies_are_evicted_for_saves(daemon, trainers, saved):
     ranks = trainers("b", 2)
     assert together(ranks, LOAD) == [loaded(2, "ResidentFile")] * 2
-    # More than the pool has beside the copies.
+    # More than the pool has without the copies.
     save = (
         "save = run.save('big', step=9, files={f'r{rank}.pt': {'x': torch.ones(28 << 20)}}, timeout=60)\n"
         "save.wait('committed', 60)"
@@ -92,7 +92,7 @@ def test_copies_make_way_for_saves(daemon, trainers, saved):
     assert together(ranks, "run.latest().tag") == ["big"] * 2
 
 
-def test_checkpoint_that_is_read_stays_in_memory_while_its_tag_is_saved_again(daemon, trainers, saved):
+def test_checkpoint_being_read_stays_in_memory_while_its_tag_is_saved_again(daemon, trainers, saved):
     reader = trainers("b", 1)[0]
     reader.do("c = run.open('step_2')\nfile = c._open('r1.pt')")
     writer = trainers("c", 1)[0]
@@ -102,7 +102,7 @@ def test_checkpoint_that_is_read_stays_in_memory_while_its_tag_is_saved_again(da
     assert reader.do("c.close()\nwith run.open('step_2') as d: tag = d.load('r0.pt')['x'][0].item()\ntag") == 5.0
 
 
-# Whether a tensor's bytes are in the daemon's segments, and no copy.
+# True if a tensor's bytes are in the daemon's segments, not in a copy.
 MAPPED = """
 def mapped(tensor):
     at = tensor.data_ptr()
@@ -112,28 +112,28 @@ def mapped(tensor):
 """
 
 
-def test_mapped_state_lies_in_the_daemons_memory_and_is_the_readers_own(daemon, trainers, saved):
+def test_mapped_state_is_in_daemon_memory_and_private_to_reader(daemon, trainers, saved):
     one, two = trainers("b", 2)
     for rank in (one, two):
         rank.do(MAPPED)
     code = "with run.open('step_2') as c: state = c.load('r0.pt', mmap=True)\n[mapped(state['x']), state['x'].sum().item()]"
     assert one.do(code) == [True, 4_000_000.0]
     assert one.do("state['x'].add_(5)\nstate['x'][0].item()") == 7.0
-    assert two.do(code) == [True, 4_000_000.0], "what one reader writes no other sees"
+    assert two.do(code) == [True, 4_000_000.0], "writes of one reader must not be visible to another"
 
 
-def test_mapped_state_outlives_the_daemon_and_its_memory(daemon, trainers, saved):
+def test_mapped_state_outlives_daemon_and_its_memory(daemon, trainers, saved):
     reader = trainers("b", 1)[0]
     reader.do(MAPPED + "with run.open('step_2') as c: state = c.load('r1.pt', mmap=True)")
     daemon.kill()
     daemon.restart()
-    # The whole pool is somebody else's now.
+    # The whole pool now belongs to another save.
     writer = trainers("c", 1)[0]
     writer.do("run.save('big', files={'b.pt': {'x': torch.ones(28 << 20)}}, timeout=60).wait('committed', 60)")
     assert reader.do("[mapped(state['x']), bool((state['x'] == 2).all()), state['odd'].tolist()]") == [True, True, list(range(7))]
 
 
-def test_mapping_needs_the_daemons_memory_and_else_reads(daemon, trainers, saved):
+def test_state_is_read_when_it_cannot_be_mapped(daemon, trainers, saved):
     daemon.restart()
     reader = trainers("b", 1)[0]
     code = "with run.open('step_2') as c: state = c.load('r0.pt', mmap=True)\n[mapped(state['x']), state['x'].sum().item()]"
@@ -146,13 +146,13 @@ def test_prefetched_checkpoint_is_read_from_memory(daemon, trainers, saved):
     daemon.restart()
     said = ckptctl("prefetch", f"{saved}/latest", endpoint=daemon.endpoint).stdout
     assert said.startswith("step_2 is in memory ("), said
-    for rank in range(2):  # What is on disk now could not be loaded.
+    for rank in range(2):  # The files on disk cannot be loaded any more.
         with open(f"{saved}/step_2/r{rank}.pt", "r+b") as file:
             file.write(bytes(os.path.getsize(file.name)))
     assert together(trainers("b", 2), LOAD) == [loaded(2, "ResidentFile")] * 2
 
 
-def test_trainer_prefetches_while_it_does_something_else(daemon, trainers, saved):
+def test_trainer_prefetches_in_the_background(daemon, trainers, saved):
     daemon.restart()
     reader = trainers("b", 2)[0]
     code = "info = run.prefetch().result(60)\n[info.tag, info.resident, run.latest().resident]"
@@ -160,7 +160,7 @@ def test_trainer_prefetches_while_it_does_something_else(daemon, trainers, saved
     assert reader.do("str(run.prefetch('step_9').exception(60))").startswith("no checkpoint step_9")
 
 
-def test_damage_that_prefetching_finds_is_remembered(daemon, trainers, saved):
+def test_damage_found_by_prefetch_is_remembered(daemon, trainers, saved):
     daemon.restart()
     with open(f"{saved}/step_2/r1.pt", "r+b") as file:
         file.seek(100_000)
@@ -171,10 +171,11 @@ def test_damage_that_prefetching_finds_is_remembered(daemon, trainers, saved):
     assert together(trainers("b", 2), LOAD) == [loaded(1, "ResidentFile")] * 2
 
 
-def test_those_who_watch_see_a_restore_go_on(daemon, trainers, saved):
+def test_watch_shows_progress_of_restore(daemon, trainers, saved):
     watch = start_ckptctl("--output=json", "watch", saved, "--timeout=60", endpoint=daemon.endpoint)
     reader = trainers("b", 2)[0]
-    reader.do("from ckptd._reading import read_progress\nread_progress.REPORT_SECONDS = 0")  # A restore that takes seconds.
+    # Makes this short restore report progress like one that takes seconds.
+    reader.do("from ckptd._reading import read_progress\nread_progress.REPORT_SECONDS = 0")
     reader.do("with run.open('step_2') as c: c.load('r0.pt')")
     seen = []
     for line in watch.stdout:

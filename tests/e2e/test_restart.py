@@ -1,5 +1,5 @@
-"""Promise 9: clients reconnect after a restart, and a repeated request takes effect once. Promise 2 without a service manager
-that keeps descriptors: what was sealed is offered to the next daemon by the clients that live.
+"""Promise 9: clients reconnect after a restart, and a repeated request takes effect once. Promise 2 without a
+descriptor store: the surviving clients recover sealed saves with the next daemon.
 """
 
 import os
@@ -16,7 +16,7 @@ part.add(f"r{{rank}}.bin", bytes([{step} % 251, rank]) * ({size} // 2))
 """
 
 
-def test_attached_clients_reconnect_after_sigkill_of_the_daemon(daemon, trainers, root):
+def test_clients_reconnect_after_sigkill_of_daemon(daemon, trainers, root):
     ranks = trainers("a", 2)
     together(ranks, "run.save('one', step=1, files={f'r{rank}.bin': b'x' * 100000}).wait()")
     os.kill(daemon.pid, signal.SIGKILL)
@@ -28,7 +28,7 @@ def test_attached_clients_reconnect_after_sigkill_of_the_daemon(daemon, trainers
 
 
 def kill_after_the_last_seal(daemon, ranks, tag, step, size=RANK_BYTES):
-    """Before it can have written all of it."""
+    """Kills the daemon before it can have written everything."""
     together(ranks, BEGIN.format(tag=tag, step=step, size=size), 90)
     together(ranks[:-1], "save = part.seal()")
     ranks[-1].do(f"save = part.seal()\nos.kill({daemon.pid}, 9)")
@@ -42,12 +42,12 @@ def check(root, tag, step, ranks=2, size=RANK_BYTES):
 
 
 def segments_of(pid):
-    """The inodes of the segments that a process has mapped."""
+    """Returns the inodes of the segments that a process has mapped."""
     with open(f"/proc/{pid}/maps", encoding="utf-8") as lines:
         return {line.split()[4] for line in lines if "memfd:ckptd-segment" in line}
 
 
-def test_what_every_rank_had_sealed_is_offered_to_the_next_daemon_and_committed(daemon, trainers, root):
+def test_save_sealed_by_every_rank_is_recovered_by_next_daemon_and_committed(daemon, trainers, root):
     ranks = trainers("a", 2)
     together(ranks, "run.save('one', step=1, files={f'r{rank}.bin': b'x'}).wait()")
     kill_after_the_last_seal(daemon, ranks, "two", 2)
@@ -60,7 +60,7 @@ def test_what_every_rank_had_sealed_is_offered_to_the_next_daemon_and_committed(
     assert together(ranks, "run.failures()") == [[], []]
 
 
-def test_rank_that_had_not_sealed_goes_on_with_those_that_offer(daemon, trainers, root):
+def test_rank_that_had_not_sealed_continues_with_ranks_that_recover(daemon, trainers, root):
     ranks = trainers("a", 2)
     together(ranks, BEGIN.format(tag="one", step=1, size=RANK_BYTES))
     ranks[0].do("save = part.seal()")
@@ -72,7 +72,7 @@ def test_rank_that_had_not_sealed_goes_on_with_those_that_offer(daemon, trainers
     check(root, "one", 1)
 
 
-def test_offer_without_the_rank_that_died_with_the_daemon_ends_as_staged_lost_and_says_why(daemon, trainers, root):
+def test_recovery_without_rank_that_died_with_daemon_ends_as_staged_lost_with_reason(daemon, trainers, root):
     ranks = trainers("a", 2, options=", commit_timeout=3.0")
     kill_after_the_last_seal(daemon, ranks, "one", 1)
     ranks[1].kill()
@@ -84,7 +84,7 @@ def test_offer_without_the_rank_that_died_with_the_daemon_ends_as_staged_lost_an
     assert tags(root) == []
 
 
-def test_later_save_does_not_overtake_an_offered_one(daemon, trainers, root):
+def test_later_save_does_not_overtake_recovered_one(daemon, trainers, root):
     ranks = trainers("a", 2)
     together(ranks, BEGIN.format(tag="one", step=1, size=RANK_BYTES) + "one = part.seal()")
     kill_after_the_last_seal(daemon, ranks, "two", 2)
@@ -97,12 +97,12 @@ def test_later_save_does_not_overtake_an_offered_one(daemon, trainers, root):
     check(root, "two", 2)
 
 
-def test_offer_that_loses_its_daemon_is_made_to_the_next_one(daemon, trainers, root):
+def test_save_recovery_that_loses_its_daemon_repeats_with_next_one(daemon, trainers, root):
     ranks = trainers("a", 2)
     kill_after_the_last_seal(daemon, ranks, "one", 1)
     for _ in range(3):
         daemon.restart()
-        # In the middle of the offer, or after it: when this rank's part is sealed again.
+        # During the recovery or after it: when this rank's part is sealed again.
         ranks[1].do(
             f"daemon = save._state.daemon_instance\nwhile save._state.daemon_instance == daemon and save.level != 'committed': pass\nos.kill({daemon.pid}, 9)"
         )
@@ -113,7 +113,7 @@ def test_offer_that_loses_its_daemon_is_made_to_the_next_one(daemon, trainers, r
     check(root, "one", 1)
 
 
-def test_memory_of_an_offered_save_is_given_back_when_it_has_ended(daemon, trainers, root):
+def test_memory_of_recovered_save_is_returned_when_it_ends(daemon, trainers, root):
     rank = trainers("a", 1)[0]
     rank.do("run.save('zero', files={'r0.bin': b'z' * (8 << 20)}).wait()")
     first = segments_of(rank.pid)
@@ -121,15 +121,15 @@ def test_memory_of_an_offered_save_is_given_back_when_it_has_ended(daemon, train
     kill_after_the_last_seal(daemon, [rank], "one", 1)
     old = first | segments_of(rank.pid)
     daemon.restart()
-    rank.do("save.wait('committed', 60)", 90)   # It is still referred to.
+    rank.do("save.wait('committed', 60)", 90)  # The save is still referenced.
     until(lambda: not segments_of(rank.pid) & old, "the old segments' end")
     check(root, "one", 1, ranks=1)
 
 
-def test_save_that_the_daemon_took_along_and_nobody_can_offer_is_reported_to_every_rank(daemon, trainers, root):
-    ranks = trainers("a", 2, env={"CKPTD_TRANSPORT": "grpc"})   # Its bytes are in no memory of the trainers.
+def test_save_lost_with_daemon_is_reported_to_every_rank(daemon, trainers, root):
+    ranks = trainers("a", 2, env={"CKPTD_TRANSPORT": "grpc"})  # The bytes are not in the trainers' memory.
     together(ranks, "run.save('one', step=1, files={f'r{rank}.bin': b'x'}).wait()")
-    ranks[0].do("s = run.save('two', step=2, files={'r0.bin': b'y' * (32 << 20)})")   # Rank 1 has not sealed.
+    ranks[0].do("s = run.save('two', step=2, files={'r0.bin': b'y' * (32 << 20)})")  # Rank 1 has not sealed.
     os.kill(daemon.pid, signal.SIGKILL)
     daemon.restart()
     error = ranks[0].fails("s.wait('committed', 60)", 90)
@@ -141,7 +141,7 @@ def test_save_that_the_daemon_took_along_and_nobody_can_offer_is_reported_to_eve
     assert ckptctl("verify", root).returncode == 0
 
 
-def test_wait_over_a_restart_hears_of_the_commit(daemon, trainers, root):
+def test_wait_across_restart_returns_commit(daemon, trainers, root):
     rank = trainers("a", 1)[0]
     rank.do("s = run.save('one', files={'m.bin': b'x'})")
     until(lambda: tags(root) == ["one"], "the commit")
@@ -151,7 +151,7 @@ def test_wait_over_a_restart_hears_of_the_commit(daemon, trainers, root):
     assert rank.do("s.level") == "committed"
 
 
-def test_sigterm_drains_what_is_sealed_and_ends_cleanly(daemon, trainers, root):
+def test_sigterm_drains_sealed_saves_and_exits_cleanly(daemon, trainers, root):
     rank = trainers("a", 1)[0]
     rank.do("s = run.save('one', files={'m.bin': b'x' * (100 << 20)})")
     os.kill(daemon.pid, signal.SIGTERM)
@@ -159,7 +159,7 @@ def test_sigterm_drains_what_is_sealed_and_ends_cleanly(daemon, trainers, root):
     assert tags(root) == ["one"]
 
 
-def test_private_daemon_ends_with_its_last_user_and_a_new_one_finds_everything(folder, root):
+def test_new_private_daemon_finds_everything_after_last_user_left(folder, root):
     place = os.path.join(folder, "p")
     with ckptd.LocalDaemon(place, pool_bytes=64 << 20) as d, ckptd.LocalDaemon(place) as joined:
         assert joined.endpoint == d.endpoint
@@ -174,7 +174,7 @@ def test_private_daemon_ends_with_its_last_user_and_a_new_one_finds_everything(f
         assert run.latest().tag == "t"
 
 
-def test_private_daemon_that_is_left_and_entered_at_once_is_a_live_one(folder, root):
+def test_private_daemon_rejoined_at_once_is_alive(folder, root):
     place = os.path.join(folder, "p")
     for number in range(25):
         with ckptd.LocalDaemon(place, pool_bytes=64 << 20) as d, ckptd.connect(d.endpoint) as client:
@@ -183,7 +183,7 @@ def test_private_daemon_that_is_left_and_entered_at_once_is_a_live_one(folder, r
     assert sorted(tags(root)) == sorted(f"t{number}" for number in range(25))
 
 
-def test_private_daemon_outlives_users_that_died_until_its_idle_timeout(folder, root, trainers):
+def test_private_daemon_outlives_killed_users_until_idle_timeout(folder, root, trainers):
     trainer = trainers("a", 1, join=False)[0]
     trainer.do(
         f"local = ckptd.LocalDaemon({os.path.join(folder, 'q')!r}, pool_bytes=64 << 20, idle_timeout=1).start()\n"

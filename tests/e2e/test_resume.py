@@ -1,4 +1,5 @@
-"""Promise 3: all ranks of an attempt resume from the same checkpoint, and `latest` never goes back by itself."""
+"""Promise 3: all ranks of an attempt resume from the same checkpoint, and `latest` never goes back by itself.
+"""
 
 from harness import tags, together
 
@@ -9,7 +10,7 @@ def test_empty_root_has_nothing_to_resume_from(trainers):
     assert together(trainers("a", 2), "with run.resume() as c: found = bool(c)\nfound") == [False, False]
 
 
-def test_checkpoint_published_between_two_ranks_questions_does_not_split_them(trainers):
+def test_checkpoint_published_between_resumes_of_two_ranks_does_not_split_them(trainers):
     first = trainers("a", 2)
     together(first, SAVE.format(tag="step_1", step=1))
     second = trainers("b", 2)
@@ -19,7 +20,7 @@ def test_checkpoint_published_between_two_ranks_questions_does_not_split_them(tr
     assert second[1].do("run.latest().tag") == "step_2"
 
 
-def test_back_to_an_older_step_and_on(trainers, root):
+def test_job_resumes_from_older_step_and_continues(trainers, root):
     first = trainers("a", 1, options=", num_kept_ckpts=2")[0]
     for step in (500, 1000):
         first.do(SAVE.format(tag=f"step_{step}", step=step))
@@ -47,7 +48,7 @@ def test_resume_with_another_world_size(trainers):
     assert third.do("with run.resume() as c: tag = c.tag\ntag") == "step_2"
 
 
-def test_metrics_step_and_files_come_back(trainers):
+def test_metrics_step_and_files_are_restored(trainers):
     rank = trainers("a", 1)[0]
     rank.do(
         'run.save("t", step=7, metrics={"loss": 2.5}, files={"m.pt": {"w": torch.ones(3)}, "note.txt": b"hi"}).wait()'
@@ -57,10 +58,10 @@ def test_metrics_step_and_files_come_back(trainers):
     ]
 
 
-def test_corrupt_file_is_corrupt_and_says_where(daemon, trainers, root):
+def test_corrupt_file_raises_error_with_its_place(daemon, trainers, root):
     rank = trainers("a", 1)[0]
     rank.do('run.save("t", files={"m.pt": {"w": torch.ones(1000)}}).wait()')
-    daemon.restart()  # It is in memory no more.
+    daemon.restart()  # Drops it from memory.
     with open(f"{root}/t/m.pt", "r+b") as file:
         file.seek(1000)
         byte = file.read(1)

@@ -1,4 +1,6 @@
-"""Promise 5 and 6: what cannot be admitted is refused before a byte is copied; a full or hung disk is nobody else's."""
+"""Promises 5 and 6: a save without room is refused before a byte is copied; a full or hung disk affects no
+other root.
+"""
 
 import os
 import subprocess
@@ -11,7 +13,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts loop images: n
 
 
 class Image:
-    """A small file system of its own, in a file."""
+    """A small file system in a file."""
 
     def __init__(self, folder, mebibytes):
         self.file = os.path.join(folder, "disk.img")
@@ -54,7 +56,7 @@ def image(folder):
 
 
 @needs_root
-def test_disk_too_small_is_refused_at_begin_and_nothing_is_written(image, make_daemon, trainers):
+def test_save_is_refused_at_begin_and_writes_nothing_when_disk_is_too_small(image, make_daemon, trainers):
     disk = image(48)
     daemon = make_daemon("room")
     ranks = trainers("a", 2, where=disk.root, endpoint=daemon.endpoint)
@@ -67,8 +69,8 @@ def test_disk_too_small_is_refused_at_begin_and_nothing_is_written(image, make_d
 
 
 @needs_root
-def test_disk_of_n_plus_one_checkpoints_waits_for_the_trash_and_succeeds(image, make_daemon, trainers):
-    disk = image(96)   # Two checkpoints of 30 MiB, one more on its way.
+def test_save_waits_for_trash_and_succeeds_on_disk_of_n_plus_one_checkpoints(image, make_daemon, trainers):
+    disk = image(96)  # Two checkpoints of 30 MiB, and one more in flight.
     daemon = make_daemon("room")
     rank = trainers("a", 1, where=disk.root, endpoint=daemon.endpoint, options=", num_kept_ckpts=1")[0]
     for i in range(5):
@@ -78,7 +80,7 @@ def test_disk_of_n_plus_one_checkpoints_waits_for_the_trash_and_succeeds(image, 
     daemon.close()
 
 
-def test_save_that_is_larger_than_the_pool_is_refused_at_once(make_daemon, trainers):
+def test_save_larger_than_pool_is_refused_at_once(make_daemon, trainers):
     daemon = make_daemon("small", pool_bytes=8 << 20)
     rank = trainers("a", 1, endpoint=daemon.endpoint)[0]
     for busy in ("wait", "skip", "supersede"):
@@ -86,7 +88,7 @@ def test_save_that_is_larger_than_the_pool_is_refused_at_once(make_daemon, train
         assert error.kind == "NoSpace" and error.reason == "POOL_TOO_SMALL", busy
 
 
-def test_pool_that_is_full_is_busy_by_policy(make_daemon, trainers):
+def test_full_pool_follows_busy_policy(make_daemon, trainers):
     daemon = make_daemon("small", pool_bytes=8 << 20)
     rank = trainers("a", 1, endpoint=daemon.endpoint)[0]
     rank.do("part = run.begin('held')\npart.add('h.bin', b'x' * (6 << 20))")
@@ -98,7 +100,7 @@ def test_pool_that_is_full_is_busy_by_policy(make_daemon, trainers):
 
 
 @needs_root
-def test_hung_root_stalls_nobody_else_and_goes_on_when_it_answers(image, make_daemon, trainers, root):
+def test_hung_root_blocks_no_other_root_and_continues_when_it_answers(image, make_daemon, trainers, root):
     disk = image(200)
     daemon = make_daemon("room")
     stuck = trainers("a", 1, where=disk.root, endpoint=daemon.endpoint)[0]

@@ -1,4 +1,6 @@
-"""Promise 2 under a service manager that keeps descriptors: sealed means finished, also when the daemon is killed."""
+"""Promise 2 under a service manager with a descriptor store: a sealed save is published even if the daemon is
+killed.
+"""
 
 import collections
 import contextlib
@@ -22,7 +24,7 @@ BEGIN = """
 part = run.begin({tag!r}, step={step})
 part.add(f"r{{rank}}.bin", bytes([{step} % 251, rank]) * ({size} // 2))
 """
-# By the last rank; then, before anything else happens, the daemon is gone.
+# Runs on the last rank; the daemon is killed before anything else happens.
 SEAL_AND_KILL = """
 save = part.seal()
 time.sleep({delay})
@@ -46,11 +48,11 @@ def ranks(manager, trainers, root):
 
 @pytest.fixture
 def daemon():
-    """Not the private one of the other tests."""
+    """Overrides the private daemon of the other tests."""
 
 
 def seal_all_and_kill(manager, ranks, tag, step, delay=0.0, size=RANK_BYTES, then=""):
-    """The daemon is killed `delay` seconds after the last of its two ranks' seals was acknowledged."""
+    """Kills the daemon `delay` seconds after the last seal of its two ranks was acknowledged."""
     together(ranks, BEGIN.format(tag=tag, step=step, size=size), 90)
     ranks[0].do("save = part.seal()")
     ranks[1].start(SEAL_AND_KILL.format(pid=manager.pid, delay=delay) + then)
@@ -71,7 +73,7 @@ def check(root, tag, step, size=RANK_BYTES):
 
 
 def descriptors_of(manager):
-    """Of the daemon, when it has all of its segments; by what they are."""
+    """Counts the daemon's descriptors by kind, once it has all of its segments."""
 
     def held():
         kinds = collections.Counter()
@@ -85,10 +87,10 @@ def descriptors_of(manager):
     return {kind: count for kind, count in held().items() if not kind.startswith("pipe:")}
 
 
-def test_daemon_and_trainers_are_killed_after_the_last_seal_and_the_next_daemon_publishes(manager, ranks, root):
+def test_next_daemon_publishes_when_daemon_and_trainers_are_killed_after_last_seal(manager, ranks, root):
     manager.start().await_ready()
     kill_everything_after_the_last_seal(manager, ranks, "step_1", 1)
-    assert tags(root) == []  # Nothing that a scan of the disk could have found.
+    assert tags(root) == []  # A scan of the disk could not have found anything.
     manager.start().await_ready()
     until(lambda: tags(root) == ["step_1"], "the checkpoint")
     assert TAKEN_OVER.findall(manager.log()) == ["step_1"]
@@ -96,7 +98,7 @@ def test_daemon_and_trainers_are_killed_after_the_last_seal_and_the_next_daemon_
     assert ckptctl("verify", root).returncode == 0
 
 
-def test_it_is_published_whenever_daemons_are_killed_and_nothing_leaks(manager, ranks, root):
+def test_sealed_save_is_published_whenever_daemons_are_killed_and_nothing_leaks(manager, ranks, root):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -110,7 +112,7 @@ def test_it_is_published_whenever_daemons_are_killed_and_nothing_leaks(manager, 
         tag = f"step_{step}"
         seal_all_and_kill(manager, trainers, tag, step, chance.choice((0, 0.005, 0.02)), size)
         trainers[1].result()
-        for _ in range(chance.randrange(4)):  # The successors are no better off.
+        for _ in range(chance.randrange(4)):  # The next daemons are killed, too.
             manager.start()
             time.sleep(chance.uniform(0, 0.25))
             kept_at_most = max(kept_at_most, manager.kept_bytes())
@@ -123,12 +125,13 @@ def test_it_is_published_whenever_daemons_are_killed_and_nothing_leaks(manager, 
         together(trainers, "save.wait('committed', 60)", 90)
         check(root, tag, step, size)
     taken_over = len(set(TAKEN_OVER.findall(manager.log())))
-    assert taken_over > step / 2, f"{taken_over} of {step}: the disk was too quick for this test to say anything"
+    assert taken_over > step / 2, f"{taken_over} of {step}: the disk was too fast for this test to be meaningful"
     assert ckptctl("verify", root).returncode == 0
     assert os.listdir(os.path.join(root, ".ckptd/nodes/local/inflight")) == []
     for trainer in trainers:
         trainer.kill()
-    # As many descriptors, here and there, and as much memory as with a daemon that inherits nothing.
+    # The daemon and the manager have as many descriptors and as much memory as with a daemon that inherits
+    # nothing.
     manager.kill()
     manager.start().await_ready()
     heir = descriptors_of(manager)
@@ -139,7 +142,7 @@ def test_it_is_published_whenever_daemons_are_killed_and_nothing_leaks(manager, 
     assert heir == descriptors_of(manager)
 
 
-def test_a_trainer_that_lives_waits_over_the_restart_and_hears_of_the_commit(manager, ranks, root):
+def test_living_trainer_waits_across_restart_and_receives_commit(manager, ranks, root):
     manager.start().await_ready()
     (rank,) = ranks("a", 1)
     rank.do(f"s = run.save('one', files={{'m.bin': b'x' * {RANK_BYTES}}})\nos.kill({manager.pid}, 9)")
@@ -150,7 +153,7 @@ def test_a_trainer_that_lives_waits_over_the_restart_and_hears_of_the_commit(man
     assert tags(root) == ["two", "one"] and rank.do("run.attempt") == 1
 
 
-def test_what_not_every_rank_had_sealed_is_reported_lost_and_its_memory_comes_back(manager, ranks, root):
+def test_partly_sealed_save_is_reported_lost_and_returns_its_memory(manager, ranks, root):
     manager.start().await_ready()
     first, second = ranks("a", 2)
     together((first, second), BEGIN.format(tag="one", step=1, size=RANK_BYTES))
@@ -162,7 +165,7 @@ def test_what_not_every_rank_had_sealed_is_reported_lost_and_its_memory_comes_ba
     until(lambda: manager.kept_bytes() <= POOL_BYTES + MIB, "the memory")
 
 
-def test_a_save_that_has_no_time_to_drain_is_left_to_the_next_daemon(folder, trainers, root):
+def test_save_without_time_to_drain_is_left_to_next_daemon(folder, trainers, root):
     manager = ServiceManager(folder, config="drain_timeout_seconds: 0")
     try:
         manager.start().await_ready()
@@ -177,7 +180,7 @@ def test_a_save_that_has_no_time_to_drain_is_left_to_the_next_daemon(folder, tra
         manager.close()
 
 
-def test_a_damaged_journal_is_refused_and_nothing_of_it_is_published(manager, ranks, root):
+def test_damaged_journal_is_refused_and_nothing_of_it_is_published(manager, ranks, root):
     manager.start().await_ready()
     kill_everything_after_the_last_seal(manager, ranks, "step_1", 1)
     journal = manager.descriptor("ckptd-journal")
@@ -191,7 +194,7 @@ def test_a_damaged_journal_is_refused_and_nothing_of_it_is_published(manager, ra
     until(lambda: len(manager.names()) == STORED, "a journal and segments of its own")
 
 
-def test_a_store_that_is_too_small_is_said_and_saves_go_on_without_it(folder, trainers, root):
+def test_store_that_is_too_small_is_reported_and_saves_continue_without_it(folder, trainers, root):
     manager = ServiceManager(folder, most=3)
     try:
         manager.start().await_ready()

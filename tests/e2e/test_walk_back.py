@@ -1,5 +1,5 @@
-"""Promise 7: what is read is checked; damage is reported, remembered, and the next older checkpoint is offered, to all
-ranks alike.
+"""Promise 7: reads are verified; damage is reported, remembered, and all ranks are offered the next older
+checkpoint.
 """
 
 import json
@@ -19,7 +19,7 @@ RESTORE = "run.restore(lambda c: [c.tag, c.load(f'r{rank}.pt')['x'][0].item()])"
 
 
 def flip(root, path, at=-1):
-    """One bit of a file; `at` < 0 counts from its end."""
+    """Flips one bit of a file; `at` < 0 counts from its end."""
     with open(os.path.join(root, path), "r+b") as file:
         file.seek(at, os.SEEK_SET if at >= 0 else os.SEEK_END)
         byte = file.read(1)
@@ -29,7 +29,7 @@ def flip(root, path, at=-1):
 
 @pytest.fixture
 def saved(daemon, trainers, root):
-    """Two checkpoints of two ranks, whose trainers have ended; none of them in memory still."""
+    """Two checkpoints of two ranks whose trainers have ended; neither is in memory."""
     ranks = trainers("a", 2)
     for step in (1, 2):
         together(ranks, SAVE.format(step=step))
@@ -39,7 +39,7 @@ def saved(daemon, trainers, root):
     return root
 
 
-# Each kind of byte. The last three are found when the checkpoint is opened, before a byte of data is read.
+# Each kind of byte. The last three are detected when the checkpoint is opened, before data is read.
 DAMAGES = {
     "header": lambda root: flip(root, "step_2/r1.pt", 3),
     "data": lambda root: flip(root, "step_2/r1.pt", 600_000),
@@ -51,7 +51,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("kind", list(DAMAGES))
-def test_damage_of_any_kind_is_passed_over_by_all_ranks_and_not_offered_after_a_restart(daemon, trainers, saved, kind):
+def test_damage_of_any_kind_is_skipped_by_all_ranks_and_after_restart(daemon, trainers, saved, kind):
     DAMAGES[kind](saved)
     ranks = trainers("b", 2)
     assert together(ranks, RESTORE) == [["step_1", 1.0]] * 2
@@ -62,19 +62,20 @@ def test_damage_of_any_kind_is_passed_over_by_all_ranks_and_not_offered_after_a_
     passed = again[0].do("with run.open() as c: passed = [(p.tag, p.damage) for p in c.passed_over]\npassed")
     assert [tag for tag, _ in passed] == ["step_2"] and passed[0][1]
     assert ckptctl("verify", saved, check=False).returncode == 1
-    # Training goes on, and the next one counts.
+    # Training continues, and the next checkpoint counts.
     together(again, SAVE.format(step=3))
     assert together(trainers("d", 2), LOAD) == [["step_3", 3.0]] * 2
 
 
-def test_part_record_that_is_damaged_is_found_by_verify_and_hinders_no_restore(trainers, saved):
+def test_verify_finds_damaged_part_record_and_restore_succeeds(trainers, saved):
     flip(saved, "step_2/.ckptd/part-00001", 40)
     result = ckptctl("verify", saved, check=False)
     assert result.returncode == 1 and "part-00001" in result.stdout
-    assert together(trainers("b", 2), LOAD) == [["step_2", 2.0]] * 2  # The manifest has all that is needed.
+    # The manifest has everything that a restore needs.
+    assert together(trainers("b", 2), LOAD) == [["step_2", 2.0]] * 2
 
 
-def test_only_rank_1s_file_is_corrupt_and_rank_0_hears_it(daemon, trainers, saved):
+def test_rank_0_skips_checkpoint_when_only_file_of_rank_1_is_corrupt(daemon, trainers, saved):
     flip(saved, "step_2/r1.pt", 600_000)
     ranks = trainers("b", 2)
     failures = together_failing(ranks, LOAD)
@@ -87,7 +88,7 @@ def test_only_rank_1s_file_is_corrupt_and_rank_0_hears_it(daemon, trainers, save
     assert described["damage"]["path"] == "r1.pt" and described["damage"]["expected"].startswith("0x")
 
 
-def test_rank_that_dies_while_the_others_wait_is_named_at_once(trainers, saved):
+def test_rank_that_dies_while_others_wait_is_named_at_once(trainers, saved):
     ranks = trainers("b", 3)
     for rank in ranks:
         assert rank.do("c = run.resume(finish_timeout=60)\nc.tag") == "step_2"
@@ -99,14 +100,14 @@ def test_rank_that_dies_while_the_others_wait_is_named_at_once(trainers, saved):
         assert failure.reason == "RESUME_FAILED" and failure.ranks == [2]
 
 
-def test_rank_that_does_not_come_is_named_at_the_deadline(trainers, saved):
+def test_rank_that_does_not_resume_is_named_at_deadline(trainers, saved):
     ranks = trainers("b", 2)
     ranks[0].do("c = run.resume(finish_timeout=0.5)")
     failure = ranks[0].fails("c.close()")
     assert failure.kind == "WaitTimeout" and failure.reason == "RESUME_INCOMPLETE" and failure.ranks == [1]
 
 
-def test_rank_whose_own_code_fails_tells_the_others(trainers, saved):
+def test_rank_whose_own_code_fails_notifies_others(trainers, saved):
     ranks = trainers("b", 2)
     ranks[0].start(LOAD)
     failure = ranks[1].fails("with run.resume() as c: raise ValueError('no such optimizer')")
@@ -116,7 +117,7 @@ def test_rank_whose_own_code_fails_tells_the_others(trainers, saved):
     assert together(ranks, LOAD) == [["step_2", 2.0]] * 2
 
 
-def test_agreement_survives_a_restart_of_the_daemon(daemon, trainers, saved):
+def test_agreement_survives_restart_of_daemon(daemon, trainers, saved):
     ranks = trainers("b", 2)
     for rank in ranks:
         rank.do("c = run.resume()")
@@ -126,7 +127,7 @@ def test_agreement_survives_a_restart_of_the_daemon(daemon, trainers, saved):
     assert ranks[0].result() == "left"
 
 
-def test_strict_refuses_an_older_one(trainers, saved):
+def test_strict_resume_refuses_older_checkpoint(trainers, saved):
     flip(saved, "step_2/r0.pt", 600_000)
     ranks = trainers("b", 2)
     assert {failure.kind for failure in together_failing(ranks, LOAD)} == {"Corrupt"}
@@ -135,14 +136,14 @@ def test_strict_refuses_an_older_one(trainers, saved):
     assert ranks[0].fails("run.open(strict=True)").kind == "Corrupt"
 
 
-def test_job_is_not_begun_from_nothing_when_all_that_there_is_is_damaged(trainers, saved):
+def test_job_does_not_start_from_nothing_when_all_checkpoints_are_damaged(trainers, saved):
     for step in (1, 2):
         flip(saved, f"step_{step}/r0.pt", 600_000)
     for failure in together_failing(trainers("b", 2), RESTORE):
         assert failure.kind == "Corrupt" and "2 checkpoints are damaged" in failure.message
 
 
-def test_what_was_repaired_is_offered_again(daemon, trainers, saved):
+def test_repaired_checkpoint_is_offered_again(daemon, trainers, saved):
     flip(saved, "step_2/r1.pt", 600_000)
     assert together(trainers("b", 2), RESTORE) == [["step_1", 1.0]] * 2
     assert "step_2" in ckptctl("status", endpoint=daemon.endpoint).stdout.split("damaged")[1]
@@ -152,7 +153,7 @@ def test_what_was_repaired_is_offered_again(daemon, trainers, saved):
     assert together(trainers("c", 2), RESTORE) == [["step_2", 2.0]] * 2
 
 
-def test_pointer_of_a_framework_follows_to_the_older_one(daemon, trainers, root):
+def test_pointer_of_framework_moves_to_older_checkpoint(daemon, trainers, root):
     ranks = trainers("a", 1)
     for step in (1, 2):
         ranks[0].do(
@@ -165,7 +166,7 @@ def test_pointer_of_a_framework_follows_to_the_older_one(daemon, trainers, root)
             return file.read()
 
     until(lambda: latest() == "step_2", "the pointer")
-    daemon.restart()  # It is in memory no more.
+    daemon.restart()  # Drops it from memory.
     flip(root, "step_2/m.bin", 50_000)
     assert ranks[0].fails("with run.open() as c: c.read('m.bin')").kind == "Corrupt"
     until(lambda: latest() == "step_1", "the pointer's way back")
@@ -173,7 +174,7 @@ def test_pointer_of_a_framework_follows_to_the_older_one(daemon, trainers, root)
     until(lambda: latest() == "step_3", "the pointer's way on")
 
 
-def test_root_is_read_without_a_daemon_with_what_a_daemon_remembers(daemon, trainers, saved):
+def test_reading_without_daemon_honors_damage_marks_of_daemon(daemon, trainers, saved):
     flip(saved, "step_2/r1.pt", 600_000)
     assert together(trainers("b", 2), RESTORE) == [["step_1", 1.0]] * 2
     daemon.kill()

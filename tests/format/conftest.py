@@ -10,7 +10,7 @@ from tensor_files import Refused, Tool, build
 
 @pytest.fixture(scope="session")
 def tool() -> Tool:
-    """tool("show", path): what it prints, from JSON. Refused, when it ends with an error."""
+    """Runs the tool: tool("show", path) returns its output, parsed as JSON. Raises Refused on an error."""
     path = build()
 
     def run(*arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""An object as `archive_tool show` shows what it has read, made from the object itself."""
+"""Describes an object the way `archive_tool show` describes what it read, for comparison."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STORAGE_DTYPES = torch.storage._dtype_to_storage_type_map()
 
 
 class Shower:
-    """`storages` has the bytes of each storage, in the order in which the object refers to them."""
+    """`storages` holds the bytes of each storage, in the order in which the object refers to them."""
 
     def __init__(self) -> None:
         self.storages: List[bytes] = []
         self.index: Dict[int, int] = {}
-        self.alive: List[Any] = []  # For the identity of a freed one is given to the next.
+        self.alive: List[Any] = []  # Keeps objects alive: the id of a freed object may be reused.
 
     def show(self, obj: Any) -> Any:
         kind = type(obj)
@@ -118,7 +118,7 @@ class Shower:
         return ["tensor", fields]
 
     def other(self, obj: Any) -> Any:
-        """How Python's pickle would make it."""
+        """Describes how Python's pickle would build the object."""
         if callable(obj) and isinstance(getattr(obj, "__module__", None), str) and hasattr(obj, "__name__"):
             return ["global", obj.__module__, obj.__name__]
         reduce = copyreg.dispatch_table.get(type(obj))
@@ -141,7 +141,7 @@ def plain(tensor: Any) -> bool:
 
 
 def dumped(shown: Any) -> str:
-    """As nlohmann::json::dump()."""
+    """Formats like nlohmann::json::dump()."""
     return json.dumps(shown, separators=(",", ":"), ensure_ascii=False)
 
 

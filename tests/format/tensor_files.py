@@ -1,4 +1,4 @@
-"""The C++ readers and writers of tensor files, by the program beside this file."""
+"""Runs the C++ readers and writers of tensor files, through the program in this folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ Tool = Callable[..., Any]
 
 
 class Refused(Exception):
-    """What the program said of a file that it does not take."""
+    """The tool refused a file; the message is the tool's."""
 
 
 def build() -> str:
-    """Its path. CKPTD_ARCHIVE_TOOL names one that is built already, as one with a sanitizer."""
+    """Builds the tool and returns its path. CKPTD_ARCHIVE_TOOL names one that is already built, such as one
+    with a sanitizer.
+    """
     built = os.environ.get("CKPTD_ARCHIVE_TOOL")
     if built:
         return built

@@ -1,4 +1,4 @@
-"""What safetensors writes, the C++ reader reads; and what the C++ writer writes, safetensors reads."""
+"""The C++ reader reads what safetensors writes, and safetensors reads what the C++ writer writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt", "note": "ü\n\"\\"}])
-def test_both_ways(metadata: Any, tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_files_are_exchanged_with_safetensors_in_both_directions(metadata: Any, tool: Tool, tmp_path: pathlib.Path) -> None:
     old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
     tensors = some_tensors()
     save_file(tensors, old, metadata)
@@ -54,7 +54,7 @@ def test_both_ways(metadata: Any, tool: Tool, tmp_path: pathlib.Path) -> None:
         assert opened.metadata() == metadata
 
 
-def test_no_tensors(tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_file_without_tensors_is_read(tool: Tool, tmp_path: pathlib.Path) -> None:
     old, new = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
     save_file({}, old)
     tool("rewrite-safetensors", old, new)
@@ -83,7 +83,7 @@ ENTRY = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
     ],
     ids=str,
 )
-def test_what_safetensors_refuses_is_refused(header: Any, tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_files_that_safetensors_refuses_are_refused(header: Any, tool: Tool, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "bad.safetensors"
     text = json.dumps(header).encode()
     end = max([4, *(e["data_offsets"][1] for e in dict(header).values() if "data_offsets" in e)])

@@ -1,4 +1,5 @@
-"""What torch.save writes, the C++ reader reads; and what the C++ writer writes, torch.load loads, bit for bit."""
+"""The C++ reader reads what torch.save writes, and torch.load reads what the C++ writer writes, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def value(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def some(dtype: torch.dtype, count: int = 24) -> torch.Tensor:
-    """Tensors of any dtype, with bytes that tell a wrong place."""
+    """Returns a tensor of any dtype whose bytes differ from place to place."""
     raw = torch.arange(1, count * dtype.itemsize + 1, dtype=torch.int64).to(torch.uint8)
     return raw.to(torch.bool) if dtype is torch.bool else raw.view(dtype)
 
@@ -211,7 +212,7 @@ def references() -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def modules_of_others() -> Iterator[None]:
-    """Stand-ins for classes that only Neuron's machines have."""
+    """Stand-ins for classes that exist only on machines with Neuron."""
     names = {
         "torch_xla": [],
         "torch_xla.utils": [],
@@ -250,9 +251,9 @@ def load(path: pathlib.Path, mmap: bool, weights_only: bool) -> Any:
         return torch.load(path, mmap=mmap, weights_only=weights_only)
 
 
-# Arrays are made in another way in protocol 5: see the next test.
+# Protocol 5 stores arrays in another way: see the next test.
 @pytest.mark.parametrize("name,protocol", [(n, p) for n in VALUES for p in (2, 4, 5) if (n, p) != ("arrays", 5)])
-def test_what_torch_saves_is_read_as_it_is(name: str, protocol: int, tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_reads_every_value_that_torch_saves(name: str, protocol: int, tool: Tool, tmp_path: pathlib.Path) -> None:
     obj, path = VALUES[name](), tmp_path / "model.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -262,7 +263,7 @@ def test_what_torch_saves_is_read_as_it_is(name: str, protocol: int, tool: Tool,
     check_shown(shown, path, obj)
 
 
-def test_arrays_of_protocol_5_are_carried(tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_carries_arrays_of_protocol_5(tool: Tool, tmp_path: pathlib.Path) -> None:
     obj, old, new = VALUES["arrays"](), tmp_path / "old.pt", tmp_path / "new.pt"
     torch.save(obj, old, pickle_protocol=5)
     tool("rewrite", old, new)
@@ -270,12 +271,12 @@ def test_arrays_of_protocol_5_are_carried(tool: Tool, tmp_path: pathlib.Path) ->
         assert numpy.array_equal(array, obj[name]) and array.dtype == obj[name].dtype
 
 
-# torch does not load these with weights_only: its list is shorter in places.
+# torch does not load these with weights_only: its list of allowed classes is shorter.
 NEEDS_ALL = {"carried", "arrays", "references", "containers"}
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_is_written_is_loaded_by_torch_bit_for_bit(name: str, tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_torch_loads_written_archive_bit_for_bit(name: str, tool: Tool, tmp_path: pathlib.Path) -> None:
     obj, old, new = VALUES[name](), tmp_path / "old.pt", tmp_path / "new.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -285,13 +286,13 @@ def test_what_is_written_is_loaded_by_torch_bit_for_bit(name: str, tool: Tool, t
     for mmap in (False, True):
         for weights_only in {False, name not in NEEDS_ALL}:
             assert expected(load(new, mmap, weights_only)) == want
-    # And it is what our own reader reads.
+    # Our own reader reads it, too.
     again = tool("show", new)
     assert (again["root"], again["name"]) == (tool("show", old)["root"], "archive")
     check_shown(again, new, obj)
 
 
-def test_the_pickle_of_a_state_dict_is_the_one_that_torch_writes(tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_pickle_of_state_dict_equals_that_of_torch(tool: Tool, tmp_path: pathlib.Path) -> None:
     old, new = tmp_path / "old.pt", tmp_path / "new.pt"
     torch.save({"a": torch.ones(2), "b": [torch.zeros(3, dtype=torch.uint16), 1, None]}, old)
     tool("rewrite", old, new)
@@ -300,21 +301,21 @@ def test_the_pickle_of_a_state_dict_is_the_one_that_torch_writes(tool: Tool, tmp
         assert [n.partition("/")[2] for n in after.namelist()] == [n.partition("/")[2] for n in before.namelist()]
 
 
-def test_with_checksums_python_and_unzip_find_nothing_wrong(tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_archive_with_checksums_passes_python_zipfile_and_unzip(tool: Tool, tmp_path: pathlib.Path) -> None:
     old, new = tmp_path / "old.pt", tmp_path / "new.pt"
     torch.save(VALUES["views"](), old)
     tool("rewrite", old, new, "checksums")
     with zipfile.ZipFile(new) as archive:
         assert archive.testzip() is None
         assert len(archive.namelist()) > 5
-    tool("rewrite", old, new)  # Without, zipfile complains and torch does not.
+    tool("rewrite", old, new)  # Without checksums zipfile fails and torch does not.
     with zipfile.ZipFile(new) as archive:
         assert archive.testzip() == "archive/data/0"
     load(new, True, True)
 
 
 @pytest.mark.parametrize("alignment", [1, 64, 4096])
-def test_files_of_older_and_other_layouts_are_read(alignment: int, tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_reads_files_of_older_and_other_layouts(alignment: int, tool: Tool, tmp_path: pathlib.Path) -> None:
     obj, path = VALUES["training_state"](), tmp_path / "model.pt"
     before = torch.utils.serialization.config.save.storage_alignment
     try:
@@ -326,8 +327,8 @@ def test_files_of_older_and_other_layouts_are_read(alignment: int, tool: Tool, t
     path.write_bytes(buffer.getvalue())
     assert tool("show", path)["name"] == "archive"
     check_shown(tool("show", path), path, obj)
-    # As torch before 2.1 has it: no byteorder, none of the records that begin with a dot; and as a program that
-    # knows nothing of alignment repacks it.
+    # The layout of torch before 2.1: no byteorder, and no records that begin with a dot. The file is repacked
+    # by a program that does not align records.
     with zipfile.ZipFile(buffer) as full, zipfile.ZipFile(path, "w") as bare:
         for name in full.namelist():
             if "/." not in name and not name.endswith("byteorder"):
@@ -335,8 +336,8 @@ def test_files_of_older_and_other_layouts_are_read(alignment: int, tool: Tool, t
     check_shown(tool("show", path), path, obj)
 
 
-def test_storages_beyond_4_gib(tool: Tool, tmp_path: pathlib.Path) -> None:
-    """Of holes, all of them: neither file takes room on the disk."""
+def test_reads_storages_beyond_4_gib(tool: Tool, tmp_path: pathlib.Path) -> None:
+    """All bytes are holes: neither file takes disk space."""
     old, new = tmp_path / "archive.pt", tmp_path / "new.pt"
     sizes = [2**32 - 2, 2**32 - 1, 2**32, 5 * 2**30, 8, 0]
     with torch.serialization.skip_data():
@@ -363,7 +364,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_pickle_that_would_run_something_is_refused_by_name(protocol: int, tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_pickle_that_calls_a_function_is_refused_by_name(protocol: int, tool: Tool, tmp_path: pathlib.Path) -> None:
     path, mark = tmp_path / "model.pt", tmp_path / "mark"
     bomb = {"weight": [1, Bomb(os.system, f"touch {mark}")]}
     with zipfile.ZipFile(path, "w") as archive:
@@ -375,7 +376,7 @@ def test_a_pickle_that_would_run_something_is_refused_by_name(protocol: int, too
     assert not mark.exists() and not (tmp_path / "new.pt").exists()
 
 
-def test_a_storage_that_ends_within_an_element_is_made_good(tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_storage_that_ends_within_an_element_is_padded(tool: Tool, tmp_path: pathlib.Path) -> None:
     obj, old, new = some(torch.uint8, 10)[:8].view(torch.float32), tmp_path / "old.pt", tmp_path / "new.pt"
     torch.save(obj, old)
     with pytest.raises(RuntimeError, match="does not match expected size"):
@@ -384,14 +385,14 @@ def test_a_storage_that_ends_within_an_element_is_made_good(tool: Tool, tmp_path
     assert load(new, False, True).tolist() == obj.tolist()
 
 
-def test_a_legacy_file_is_refused_with_what_to_do(tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_legacy_file_is_refused_with_advice(tool: Tool, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "model.pt"
     torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
     with pytest.raises(Refused, match="UNIMPLEMENTED UNSUPPORTED_ARCHIVE: .* torch before 1.6 .* save it again"):
         tool("show", path)
 
 
-def test_torchscript_is_refused_as_such(tool: Tool, tmp_path: pathlib.Path) -> None:
+def test_torchscript_file_is_refused_as_such(tool: Tool, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "model.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,8 +1,8 @@
-"""Writes the seeds of the fuzz targets into corpus/, with the messages of the installed ckptd:
+"""Writes the seeds of the fuzz targets into corpus/, from messages of the installed ckptd:
 
-    .venv/bin/python tests/fuzz/make_corpus.py
+.venv/bin/python tests/fuzz/make_corpus.py
 
-Seeds are small and readable by their names. What a fuzzer found is added beside them by hand, as found-<what>.
+Seeds are small and have descriptive names. Inputs that a fuzzer found are added by hand, as found-<what>.
 """
 
 import collections
@@ -21,7 +21,7 @@ from ckptd.v1 import messages_pb2 as messages
 from ckptd.v1 import types_pb2 as types
 
 CORPUS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "corpus")
-RUN = "runs/0123456789abcdef"  # The target puts the name of its run in this place.
+RUN = "runs/0123456789abcdef"  # The target replaces this with the name of its run.
 
 
 def crc32c(data):

@@ -1,4 +1,4 @@
-"""The judge of tools/test: what it counts, and what it must not let pass."""
+"""How tools/test judges results: what it counts, and what it must not accept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def junit(tmp_path: pathlib.Path):
 
 @pytest.fixture
 def events(tmp_path: pathlib.Path):
-    """Writes Bazel's event file for targets: label → (status, JUnit file), None where it did not run."""
+    """Writes Bazel's event file for targets: label → (status, JUnit file), None for a target that did not
+    run.
+    """
 
     def write(targets: dict[str, tuple[str, str] | None], finished: bool = True) -> str:
         lines: list[dict] = []
@@ -61,7 +63,7 @@ def test_counts_every_case_of_both_runners(junit, events) -> None:
     assert (code, lines) == (0, ["4 passed, 0 failed, 0 skipped"])
 
 
-def test_a_failed_case_fails_and_is_named(junit) -> None:
+def test_failed_case_fails_and_is_named(junit) -> None:
     code, lines = count(f"--junit={junit(PASSED, FAILED)}")
     assert (code, lines) == (1, ["FAILED T.Broken", "1 passed, 1 failed, 0 skipped"])
 
@@ -71,33 +73,33 @@ def test_skipped_cases_are_counted_and_named_with_their_reason(junit) -> None:
     assert (code, lines) == (0, ["SKIPPED T.OnBigMachines (only 2 cores)", "1 passed, 0 failed, 1 skipped"])
 
 
-def test_a_target_that_did_not_build_fails(junit, events) -> None:
+def test_target_that_did_not_build_fails(junit, events) -> None:
     path = events({"//a:test": ("PASSED", junit(PASSED)), "//b:test": None})
     code, lines = count(f"--bazel={path}")
     assert (code, lines[0]) == (1, "FAILED //b:test (did not build or run)")
 
 
-def test_a_crash_after_the_last_case_fails(junit, events) -> None:
+def test_crash_after_last_case_fails(junit, events) -> None:
     code, lines = count(f"--bazel={events({'//a:test': ('FAILED', junit(PASSED))})}")
     assert (code, lines[0]) == (1, "FAILED //a:test (FAILED)")
 
 
-def test_a_run_of_bazel_that_was_cut_short_fails(junit, events) -> None:
+def test_interrupted_bazel_run_fails(junit, events) -> None:
     code, _ = count(f"--bazel={events({'//a:test': ('PASSED', junit(PASSED))}, finished=False)}")
     assert code == 1
 
 
 @pytest.mark.parametrize("option", ["--bazel", "--junit"])
-def test_results_that_are_not_there_fail(option: str, tmp_path: pathlib.Path) -> None:
+def test_missing_results_fail(option: str, tmp_path: pathlib.Path) -> None:
     code, lines = count(f"{option}={tmp_path}/none")
     assert (code, lines[-1]) == (1, "0 passed, 1 failed, 0 skipped")
 
 
-def test_no_passed_test_at_all_fails(junit) -> None:
+def test_no_passed_test_fails(junit) -> None:
     assert count(f"--junit={junit(SKIPPED)}")[0] == 1
 
 
-def test_a_required_word_must_be_in_a_passed_case(junit) -> None:
+def test_required_word_must_be_in_a_passed_case(junit) -> None:
     skipped = PASSED.replace("/>", "><skipped/></testcase>")
     assert count("--require=io_uring", f"--junit={junit(PASSED)}")[0] == 0
     assert (
@@ -108,13 +110,13 @@ def test_a_required_word_must_be_in_a_passed_case(junit) -> None:
     )
 
 
-def test_a_required_word_counts_only_as_a_whole_word(junit) -> None:
+def test_required_word_matches_only_whole_words(junit) -> None:
     assert (
         count("--require=threads", f"--junit={junit(PASSED.replace('io_uring', 'TwoThreadsRace'))}")[0] == 1
     )
 
 
-def test_a_required_word_must_be_in_each_file(junit, events) -> None:
+def test_required_word_must_be_in_each_file(junit, events) -> None:
     path = events({"//a:test": ("PASSED", junit(PASSED))})
     other = pathlib.Path(path).with_name("other.xml")
     other.write_text(f"<testsuite>{PASSED.replace('io_uring', 'threads')}</testsuite>")

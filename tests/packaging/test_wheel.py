@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that what it carries runs where nothing of Debian 12 is."""
+"""The contents of the wheel, and that its programs run on systems without Debian's libraries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def unpack(wheel: zipfile.ZipFile, name: str, folder: pathlib.Path) -> pathlib.P
 
 
 def run_in_empty_root(program: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the program with its own folder as the root directory: no library, no /proc, no /etc."""
+    """Runs the program with its folder as the root directory: without libraries, /proc and /etc."""
     command = ["chroot", str(program.parent), f"/{program.name}", *arguments]
     if os.getuid() != 0:
         command = ["unshare", "--user", "--map-root-user", *command]
@@ -56,12 +56,12 @@ def test_program_runs_in_an_empty_root_directory(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_installed_program_is_the_one_of_the_wheel(wheel: zipfile.ZipFile, program: str) -> None:
+def test_installed_program_equals_the_one_in_the_wheel(wheel: zipfile.ZipFile, program: str) -> None:
     installed = pathlib.Path(sys.executable).parent / program
     assert installed.read_bytes() == wheel.read(f"{SCRIPTS}/{program}")
 
 
-def test_installed_package_has_the_one_version(tmp_path: pathlib.Path) -> None:
+def test_installed_package_has_the_same_version(tmp_path: pathlib.Path) -> None:
     program = "import ckptd; print(ckptd.__version__)"
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60
@@ -69,18 +69,18 @@ def test_installed_package_has_the_one_version(tmp_path: pathlib.Path) -> None:
     assert run.stdout.strip() == VERSION
 
 
-def test_the_converter_has_the_name_that_users_of_nxd_look_for(wheel: zipfile.ZipFile) -> None:
-    """Not NxD's own name: both can be installed."""
+def test_converter_has_the_name_that_users_of_nxd_expect(wheel: zipfile.ZipFile) -> None:
+    """Not NxD's own name: both packages can be installed."""
     commands = wheel.read(f"{INFO}/entry_points.txt").decode()
     assert commands == "[console_scripts]\nckptd-nxd-convert = ckptd._nxd_convert:main\n"
     script = pathlib.Path(sys.executable).parent / "ckptd-nxd-convert"
     run = subprocess.run([script, "--help"], check=True, capture_output=True, text=True, timeout=60)
     assert "--convert_to_sharded" in run.stdout and "ckptctl convert nxd-zero" in run.stdout
     refused = subprocess.run([script, "--input_dir=x"], check=False, capture_output=True, text=True, timeout=60)
-    assert refused.returncode == 2, "the program's own exit status"
+    assert refused.returncode == 2, "the exit status must be the program's"
 
 
-def test_package_has_its_version_native_library_and_generated_code(wheel: zipfile.ZipFile) -> None:
+def test_package_has_version_native_library_and_generated_code(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     generated = {
         f"{proto.relative_to(ROOT / 'proto').with_suffix('')}_pb2{suffix}"
@@ -101,13 +101,13 @@ def test_package_has_its_version_native_library_and_generated_code(wheel: zipfil
     assert "\nRequires-Python: >=3.9\n" in metadata
 
 
-def test_nothing_but_the_package_the_programs_and_metadata_is_in_it(wheel: zipfile.ZipFile) -> None:
+def test_wheel_contains_only_package_programs_and_metadata(wheel: zipfile.ZipFile) -> None:
     strangers = [n for n in wheel.namelist() if not n.startswith(("ckptd/", f"{SCRIPTS}/", f"{INFO}/"))]
     assert strangers == []
     assert [n for n in wheel.namelist() if "__pycache__" in n or "test" in n] == []
 
 
-def test_licenses_of_everything_linked_in_go_along(wheel: zipfile.ZipFile) -> None:
+def test_wheel_contains_licenses_of_everything_linked(wheel: zipfile.ZipFile) -> None:
     assert "Apache License" in wheel.read(f"{INFO}/licenses/LICENSE").decode()
     names = {pathlib.PurePosixPath(n).name for n in wheel.namelist() if "/licenses/third_party/" in n}
     assert {"libgrpc-dev", "libssl-dev", "liburing-dev", "libc6-dev", "libisal", "prometheus-cpp"} <= names
@@ -124,12 +124,12 @@ def test_record_names_every_file_with_its_digest_and_size(wheel: zipfile.ZipFile
         assert (digest, size) == (f"sha256={expected}", str(len(data))), name
 
 
-def test_only_programs_and_the_native_library_are_executable(wheel: zipfile.ZipFile) -> None:
+def test_only_programs_and_native_library_are_executable(wheel: zipfile.ZipFile) -> None:
     executable = {i.filename for i in wheel.infolist() if i.external_attr >> 16 & stat.S_IXUSR}
     assert executable == {f"{SCRIPTS}/{program}" for program in PROGRAMS} | {"ckptd/_native.so"}
 
 
-def test_wheel_carries_no_time_and_no_path_of_the_machine(wheel: zipfile.ZipFile) -> None:
+def test_wheel_contains_no_time_and_no_path_of_the_machine(wheel: zipfile.ZipFile) -> None:
     assert {info.date_time for info in wheel.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     for name in wheel.namelist():
         assert str(ROOT).encode() not in wheel.read(name), name
