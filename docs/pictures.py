@@ -272,16 +272,27 @@ SEQUENCES: Dict[str, List[Step]] = {"save": SAVE, "restore": RESTORE}
 
 # From top to bottom: what each layer may use lies below it.
 LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
+    ("client/", [("python", "the package ckptd"), ("ckptctl", "the command line")]),
+    ("client/", [("python/native", "C for Python"), ("cpp", "the C++ library"), ("convert", "NxD's ZeRO-1")]),
+    ("client/", [("formats/torch", ".pt files"), ("formats/safetensors", "safetensors files")]),
+    ("client/", [("formats", "byte sources, dtypes")]),
+    ("daemon/", [("runtime", "the program: assembles the rest")]),
+    ("daemon/", [("grpc", "services"), ("handoff", "descriptors"), ("log", "log lines"), ("systemd", "notify, store")]),
     (
-        "client/",
-        [("python", "the package ckptd"), ("cpp", "the C++ library"), ("ckptctl", "the command line")],
+        "daemon/",
+        [
+            ("sessions", "who calls"),
+            ("attach", "which roots"),
+            ("root_io", "threads of a root"),
+            ("metrics", "/metrics"),
+        ],
     ),
-    ("daemon/", [("runtime", "the program: assembles, root I/O, systemd, logs")]),
-    ("daemon/", [("grpc", "gRPC, hand-off, sessions"), ("metrics", "/metrics"), ("config", "the configuration")]),
-    ("daemon/", [("engine", "all state of checkpoints, on one thread")]),
-    ("daemon/", [("succession", "from one daemon to the next"), ("memory", "the pool of segments")]),
-    ("storage/", [("commit", "publish, recover, scan"), ("ledger", "attempts, sequences")]),
-    ("storage/", [("fs", "file systems"), ("io", "I/O queues"), ("format", "manifests, names")]),
+    ("daemon/", [("engine", "all state of runs and saves, on one thread")]),
+    ("daemon/", [("succession", "from one daemon to the next")]),
+    ("daemon/", [("memory", "the pool"), ("base", "loops, workers"), ("config", "the configuration")]),
+    ("storage/", [("commit", "publish, recover, scan")]),
+    ("storage/", [("io", "I/O queues"), ("ledger", "attempts, sequences")]),
+    ("storage/", [("fs", "file systems"), ("format", "manifests, names")]),
     ("storage/", [("base", "errors, clocks, checksums")]),
     ("proto/", [("ckptd/v1", "wire"), ("ckptd/config/v1", "configuration"), ("ckptd/storage/v1", "disk")]),
 ]
