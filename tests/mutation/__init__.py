@@ -1,1 +1,1 @@
-"""tools/mutate: plants bugs and shows that a test fails for each."""
+"""tools/mutate: removes guards from the source, one at a time, and checks that a test fails for each."""

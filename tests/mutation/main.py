@@ -1,14 +1,15 @@
-"""Plants bugs, one at a time, and shows that a test fails for each.
+"""Removes guards from the source, one at a time, and checks that a test fails for each.
 
-Each bug leaves out one fsync, directory sync, result check or rename guard of the commit path, or one guard of
-admission, fencing or retention. It is planted in a copy of the checkout, built, and the quickest tests that can
-see it are run until one fails. The last line is "N of N mutants killed"; the exit status is 0 only then.
+Each mutant leaves out one fsync, directory sync, result check or rename guard of the commit path, or one guard of
+admission, fencing or retention. It is built in a copy of the checkout, and the quickest tests that can detect it
+run until one fails. The last line is "N of N mutants killed"; the exit status is 0 only if all were killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import fcntl
 import fnmatch
@@ -20,7 +21,7 @@ import queue
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 from mutation import table
 from mutation.table import Mutant
@@ -34,9 +35,9 @@ class Outcome:
     mutant: Mutant
     seconds: float
     death: Optional[Death] = None
-    broken: str = ""  # Why there is no outcome.
+    broken: str = ""  # Why the mutant could not be judged.
 
-    def words(self) -> str:
+    def __str__(self) -> str:
         if self.broken:
             return f"BROKEN: {self.broken}"
         if self.death is None:
@@ -56,7 +57,7 @@ class Outcome:
 
 
 class Run:
-    """Mutants over trees; a tree has one at a time."""
+    """Runs mutants in trees; each tree runs one mutant at a time."""
 
     def __init__(self, mutants: List[Mutant], trees: List[Tree], as_json: bool) -> None:
         self.mutants = mutants
@@ -83,14 +84,14 @@ class Run:
             count = f"{self.done}/{len(self.mutants)}"
             if self.as_json:
                 print(json.dumps(outcome.as_json()), flush=True)
-            say(f"{count:>8}  {outcome.seconds:5.1f} s  {mutant.name:44} {outcome.words()}")
+            say(f"{count:>8}  {outcome.seconds:5.1f} s  {mutant.name:44} {outcome}")
         return outcome
 
     def all(self) -> List[Outcome]:
         pool = concurrent.futures.ThreadPoolExecutor(self.workers)
         try:
             return list(pool.map(self.one, self.mutants))
-        finally:  # After Ctrl-C: what is under way ends, and nothing is begun.
+        finally:  # After Ctrl-C: running mutants finish, and no others start.
             pool.shutdown(cancel_futures=True)
 
 
@@ -98,7 +99,7 @@ def say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-# How docs/mutants.md begins; tests/docs/test_testing.py compares.
+# The beginning of docs/mutants.md; tests/docs/test_testing.py compares it.
 PAGE_HEAD = """\
 # Mutants
 
@@ -111,8 +112,24 @@ and what is left out on purpose.
 """
 
 
+def read_results(paths: Iterable[str]) -> Dict[str, Dict[str, Any]]:
+    """Returns what --json wrote, by name; a mutant's last result counts. Ignores lines cut off by an interrupt."""
+    results = {}
+    for path in paths:
+        for line in pathlib.Path(path).read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                result = json.loads(line)
+                results[result["name"]] = result
+    return results
+
+
+def without_killed(mutants: List[Mutant], results: Dict[str, Dict[str, Any]]) -> List[Mutant]:
+    """Returns the mutants without those that were killed: survivors and broken ones run again."""
+    return [mutant for mutant in mutants if not results.get(mutant.name, {}).get("killed_by")]
+
+
 def as_markdown(results: Dict[str, Dict[str, Any]]) -> str:
-    """The text of docs/mutants.md, in the order of the table, which may have grown since."""
+    """Returns the text of docs/mutants.md, in the order of the table, which may have grown since."""
     mutants = table.load()
     killed = sum(bool(results.get(mutant.name, {}).get("killed_by")) for mutant in mutants)
     lines = [PAGE_HEAD, f"{killed} of {len(mutants)} mutants killed.", ""]
@@ -127,15 +144,23 @@ def as_markdown(results: Dict[str, Dict[str, Any]]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/mutate", description=__doc__)
-    parser.add_argument("--only", metavar="NAME", action="append", help="these alone; `publish.*` is a name, too")
-    parser.add_argument("--list", action="store_true", help="name the mutants and plant none")
-    parser.add_argument("--json", action="store_true", help="each outcome on stdout, in a line of JSON")
+    parser.add_argument("--only", metavar="NAME", action="append", help="run only these; a pattern such as `publish.*` also works")
+    parser.add_argument("--list", action="store_true", help="list the mutants and run none")
+    parser.add_argument("--json", action="store_true", help="print each outcome on stdout as a line of JSON")
     parser.add_argument(
         "--markdown",
         metavar="FILE",
         nargs="+",
-        help="plant none: print docs/mutants.md from what --json wrote; a mutant's last result counts",
+        help="run none: print docs/mutants.md from what --json wrote; a mutant's last result counts",
     )
+    parser.add_argument(
+        "--skip-done",
+        metavar="FILE",
+        nargs="+",
+        default=[],
+        help="resume: skip the mutants that were killed in earlier runs, from what --json wrote",
+    )
+    parser.add_argument("--config", metavar="NAME", default="release", help="Bazel's --config; `quick` builds faster")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="mutants at a time")
     return parser.parse_args()
 
@@ -152,8 +177,7 @@ def chosen(mutants: List[Mutant], patterns: Optional[List[str]]) -> List[Mutant]
 def main() -> int:
     args = arguments()
     if args.markdown:
-        lines = [line for path in args.markdown for line in pathlib.Path(path).read_text().splitlines()]
-        print(as_markdown({result["name"]: result for result in map(json.loads, lines)}))
+        print(as_markdown(read_results(args.markdown)))
         return 0
     try:
         mutants = table.load()
@@ -162,7 +186,7 @@ def main() -> int:
     stale = table.check(mutants, ROOT)
     if stale:
         raise SystemExit("\n".join(["tools/mutate: the table is stale:", *(f"  {why}" for _, why in stale)]))
-    mutants = chosen(mutants, args.only)
+    mutants = without_killed(chosen(mutants, args.only), read_results(args.skip_done))
     if args.list:
         for mutant in mutants:
             print(f"{mutant.name:44} {mutant.what}")
@@ -173,7 +197,7 @@ def main() -> int:
     place.mkdir(parents=True, exist_ok=True)
     with open(place / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        trees = [Tree(ROOT, place / str(number)) for number in range(min(args.jobs, len(mutants)))]
+        trees = [Tree(ROOT, place / str(number), args.config) for number in range(min(args.jobs, len(mutants)))]
         try:
             targets = sorted({test.partition("=")[0] for mutant in mutants for test in mutant.tests})
             say(f"== without a mutant: {' '.join(targets)}")

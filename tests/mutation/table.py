@@ -1,4 +1,4 @@
-"""The table of mutants: what is planted where, and which tests are asked.
+"""The table of mutants: what each one changes, and which tests must detect it.
 
 A file mutants/*.txt has sections, each of one source file:
 
@@ -10,10 +10,10 @@ A file mutants/*.txt has sections, each of one source file:
     -  return fs.Sync(file.get(), SyncMode::kData);
     +  return absl::OkStatus();
 
-A mutant is a piece of a unified diff without line numbers: lines to be there, to go and to come. The lines that
-are to be there must be in the source exactly once; where they are not, the table is stale, which is an error and
-no dead mutant. The tests are in the order in which they are asked: the quickest that can see it first;
-//storage/commit:crash_test=OrderTest.* are some cases of one. Lines of `#` are comments.
+A mutant is a hunk of a unified diff without line numbers. Its context and removed lines must be in the source
+exactly once; otherwise the table is stale, which is an error and not a killed mutant. The tests run in the given
+order: the quickest that can detect the mutant first; //storage/commit:crash_test=OrderTest.* selects cases of a
+test. Lines that begin with `#` are comments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TABLE = pathlib.Path(__file__).parent / "mutants"
 
 
 class StaleTable(Exception):
-    """The table does not fit the sources, or cannot be read."""
+    """The table does not match the sources, or cannot be read."""
 
 
 @dataclasses.dataclass
@@ -38,7 +38,7 @@ class Mutant:
     diff: List[str] = dataclasses.field(default_factory=list)
 
     def apply(self, source: str) -> str:
-        """The source with the bug in it."""
+        """Returns the source with the mutant applied."""
         old = [line[1:] for line in self.diff if line[0] in " -"]
         new = [line[1:] for line in self.diff if line[0] in " +"]
         if old == new:
@@ -51,7 +51,7 @@ class Mutant:
         return "\n".join(QUIET + lines[:at] + new + lines[at + len(old) :])
 
 
-# What a bug leaves behind without use would be an error of the compiler, where a test is to find it.
+# A mutant may leave code unused. That must not be a compiler error: a test is to find the mutant.
 QUIET = [
     *(f'#pragma GCC diagnostic ignored "-Wunused-{what}"' for what in ("function", "variable", "parameter")),
     '#pragma GCC diagnostic ignored "-Wunused-but-set-variable"',
@@ -77,7 +77,7 @@ def parse(text: str, where: str) -> Iterator[Mutant]:
             slug, _, what = rest.partition(": ")
             mutant = Mutant(f"{pathlib.PurePath(file).stem}.{slug}", what, file, tests)
         elif line.strip() and not line.startswith("#"):
-            raise StaleTable(f"{where}:{number}: {line!r} is no line of a table of mutants")
+            raise StaleTable(f"{where}:{number}: {line!r} is not a line of a table of mutants")
     if mutant is not None:
         yield mutant
 
@@ -87,12 +87,12 @@ def load(folder: pathlib.Path = TABLE) -> List[Mutant]:
     names = [m.name for m in mutants]
     twice = {name for name in names if names.count(name) > 1}
     if twice or not mutants:
-        raise StaleTable(f"names that are there twice: {sorted(twice)}" if twice else f"{folder} is empty")
+        raise StaleTable(f"duplicate names: {sorted(twice)}" if twice else f"{folder} is empty")
     return mutants
 
 
 def check(mutants: List[Mutant], root: pathlib.Path) -> List[Tuple[str, str]]:
-    """(name, why) of those that do not fit the sources."""
+    """Returns (name, reason) of the mutants that do not match the sources."""
     stale = []
     for mutant in mutants:
         try:

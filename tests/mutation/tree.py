@@ -1,7 +1,7 @@
-"""A copy of the checkout in which bugs are planted, with a Bazel of its own.
+"""A copy of the checkout in which mutants are built, with its own Bazel server.
 
-The copy is kept in the cache from run to run, so that little is built. What a bug compiles to is not put into the
-cache of objects that the tools share.
+The copy stays in the cache between runs, so that little is rebuilt. The objects of mutants do not go into the
+cache that the tools share.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import List, Optional
 
 from mutation.table import Mutant
 
-FLAGS = ["--config=release", "--symlink_prefix=/", "--noshow_progress", "--ui_event_filters=-info", "--show_result=0"]
-TEST_SECONDS = 120  # For one test; the slowest takes ten. A bug that makes it hang is seen, too.
+FLAGS = ["--symlink_prefix=/", "--noshow_progress", "--ui_event_filters=-info", "--show_result=0"]
+TEST_SECONDS = 120  # Per test; the slowest takes ten. Detects mutants that make a test hang.
 
 # Bazel's exit statuses.
 PASSED, NOT_BUILT, TEST_FAILED = 0, 1, 3
 
 
 class BrokenRun(Exception):
-    """Neither dead nor alive: it does not compile, or Bazel could not do its work."""
+    """The mutant could not be judged: it does not compile, or Bazel failed."""
 
 
 @dataclasses.dataclass
@@ -35,7 +35,7 @@ class Death:
 
 
 def cause_of_death(test: str, report: str) -> Death:
-    """Reads gtest's lines in the logs that Bazel's report names."""
+    """Returns which test case failed, from gtest's output in the logs that Bazel's report names."""
     logs = re.findall(r"^ +(/\S+\.log)$", report, re.MULTILINE)
     output = "\n".join(pathlib.Path(log).read_text(errors="replace") for log in logs)
     failed = re.search(r"^\[  FAILED  \] ([\w./]+)", output, re.MULTILINE)
@@ -46,12 +46,13 @@ def cause_of_death(test: str, report: str) -> Death:
 
 
 class Tree:
-    def __init__(self, checkout: pathlib.Path, place: pathlib.Path) -> None:
+    def __init__(self, checkout: pathlib.Path, place: pathlib.Path, config: str) -> None:
         self.checkout = checkout
         self.place = place
+        self.config = config
 
     def refresh(self) -> None:
-        """Makes the copy what the checkout is: tracked and new files, and nothing else."""
+        """Makes the copy equal to the checkout: tracked and new files, and nothing else."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=self.checkout,
@@ -84,17 +85,23 @@ class Tree:
 
     def test(self, targets: List[str], *flags: str) -> subprocess.CompletedProcess:
         return self.bazel(
-            "test", *FLAGS, f"--test_timeout={TEST_SECONDS}", "--test_arg=--gtest_fail_fast", *flags, *targets
+            "test",
+            f"--config={self.config}",
+            *FLAGS,
+            f"--test_timeout={TEST_SECONDS}",
+            "--test_arg=--gtest_fail_fast",
+            *flags,
+            *targets,
         )
 
     def warm_up(self, targets: List[str]) -> None:
-        """Without a bug every test must pass; else no death would mean anything."""
+        """Checks that every test passes without a mutant; otherwise a failure would prove nothing."""
         done = self.test(targets)
         if done.returncode != PASSED:
-            raise BrokenRun(f"without any mutant the tests do not pass:\n{done.stdout}")
+            raise BrokenRun(f"the tests fail without any mutant:\n{done.stdout}")
 
     def kill(self, mutant: Mutant) -> Optional[Death]:
-        """Plants the bug and asks the mutant's tests, one by one; None: all of them pass."""
+        """Applies the mutant and runs its tests, one by one. Returns None if all of them pass."""
         source = self.place / mutant.file
         good = source.read_text()
         source.write_text(mutant.apply(good))
@@ -113,7 +120,7 @@ class Tree:
             source.write_text(good)
 
     def close(self) -> None:
-        """Ends Bazel's server, which would stay for hours."""
+        """Ends the Bazel server, which would otherwise stay for hours."""
         deadline = time.monotonic() + 60
         while self.bazel("shutdown").returncode != 0 and time.monotonic() < deadline:
             time.sleep(1)
