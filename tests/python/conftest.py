@@ -1,6 +1,4 @@
-"""A daemon in this process: it speaks the protocol, keeps committed files in a dictionary, and does what a
-test tells it to.
-"""
+"""A fake daemon in this process: it speaks the protocol, keeps committed files in a dictionary, and obeys the test."""
 
 from __future__ import annotations
 
@@ -40,9 +38,12 @@ class SaveState:
 
 
 class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type: ignore[misc]
-    """`calls` lists the names of the calls that came. `script[name]` is a queue of functions, one run
-    before each call of that name: it
-    may refuse(), or end the daemon. Every sealed save is committed at once unless `hold` is set."""
+    """A daemon in this process.
+
+    `calls` lists the names of the calls that it got. `script[name]` is a queue of functions; one of them runs before
+    each call of that name, and may refuse the call or end the daemon. A sealed save is committed at once unless `hold`
+    is set.
+    """
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.path = str(folder / "d.sock")
@@ -52,10 +53,10 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         self.script: Dict[str, Deque[Callable[[], None]]] = collections.defaultdict(collections.deque)
         self.world_size = 1
         self.hold = False
-        self.skips = 0  # So many Begins are answered with the busy policy's verdict.
+        self.skips = 0  # This many Begin calls are answered as skipped.
         self.share_memory = True
         self.committed: Dict[str, Dict[str, bytes]] = {}
-        self.latest = 0  # The sequence of the newest committed checkpoint, as far as anybody asks.
+        self.latest = 0  # The sequence that GetCheckpoint answers for the newest checkpoint.
         self.goodbyes = 0
         self.started = 0
         self.changed = threading.Condition()
@@ -84,7 +85,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
             threading.Thread(target=self._accept, args=(self.listener, self.stopped), daemon=True).start()
 
     def stop(self) -> None:
-        """As SIGKILL does: all memory of sessions and saves is gone."""
+        """Ends the daemon as SIGKILL does: it loses all memory of sessions and saves."""
         self.stopped.set()
         with self.changed:
             self.changed.notify_all()
@@ -93,7 +94,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
             self.listener.close()
             os.unlink(self.path + ".handoff")
         for connection in self.connections:
-            with contextlib.suppress(OSError):  # Its own thread may just have closed it.
+            with contextlib.suppress(OSError):  # The thread that serves it may just have closed it.
                 connection.shutdown(socket.SHUT_RDWR)
         self.server.stop(0).wait()
 
@@ -279,7 +280,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         return messages.SealResponse(level=types.SEALED if sealed else types.STAGED, sequence=1)
 
     def inherit(self, key: Any) -> None:
-        """A save that an earlier daemon has left sealed."""
+        """Adds a save that an earlier daemon has left sealed."""
         save = self.saves[key.tag, key.ordinal] = SaveState(key)
         save.parts[key.rank].sealed = True
         save.checkpoint.level = types.SEALED
@@ -345,7 +346,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
 
 
 def field(number: int, data: bytes) -> bytes:
-    """A length-delimited field of a message, shorter than 16 KiB."""
+    """Serializes a length-delimited field of a message, shorter than 16 KiB."""
     size = len(data)
     return (
         bytes([number << 3 | 2])
@@ -356,7 +357,7 @@ def field(number: int, data: bytes) -> bytes:
 
 @pytest.fixture
 def daemon() -> Iterator[FakeDaemon]:
-    with tempfile.TemporaryDirectory(prefix="ckptd-") as folder:  # Sockets have short names.
+    with tempfile.TemporaryDirectory(prefix="ckptd-") as folder:  # A socket's path must be short.
         fake = FakeDaemon(pathlib.Path(folder))
         yield fake
         fake.stop()

@@ -27,7 +27,7 @@ def write(folder, name, value):
 
 
 def save_rank(root, tag, topology, **wanted):
-    """One rank's files, as save_checkpoint() would hand them over; their names."""
+    """Writes one rank's files as save_checkpoint() would; returns their names."""
     names = []
     for name, value in _parts.files(topology, _parts.SaveArguments(**wanted), DeferredTensors()):
         write(os.path.join(root, tag), name, value)
@@ -49,7 +49,7 @@ def torch_save(root, name, value):
 
 @contextlib.contextmanager
 def frameworks():
-    """Stand-ins for the modules whose classes NxD's files name, as the process that reads or writes them has them."""
+    """Installs fakes of the modules whose classes NxD's files name."""
     reference = type("TensorReference", (), {"__init__": lambda self, tid: setattr(self, "tid", tid)})
     reference.__module__ = "torch_xla.utils.serialization"
     internal = type("_InternalTensorReference", (), {})
@@ -108,7 +108,7 @@ def xser_as_torch_xla(root, name, state, info=True, list_bug=False, shared=True)
 
 
 def read_as_torch_xla(root, name):
-    """What torch_xla's own loader makes of an xser file."""
+    """Loads an xser file as torch_xla's own loader does."""
     with frameworks() as (reference, _):
         state = torch.load(os.path.join(root, name), weights_only=False)
 

@@ -22,7 +22,7 @@ from ckptd._torch import archive_writer, state_pickler, zip_layout
 
 
 def written(obj: Any, views: str = "compact") -> bytes:
-    """The image of an object, copied into memory of two parts, as into two segments."""
+    """Returns the image of an object, copied into two buffers, as into two segments."""
     image = archive_writer.image(obj, views)
     buffers = [bytearray(image.size // 3 + 1), bytearray(image.size)]
     places = [native.address_of(buffer) for buffer in buffers]
@@ -32,7 +32,7 @@ def written(obj: Any, views: str = "compact") -> bytes:
 
 
 def saved_by_torch(obj: Any) -> bytes:
-    """What torch.save writes, with the CRCs of storages 0: it is torch itself that leaves them out."""
+    """Returns what torch.save writes with its option that leaves the CRCs of storages 0."""
     buffer = io.BytesIO()
     torch.serialization.set_crc32_options(False)
     try:
@@ -43,7 +43,7 @@ def saved_by_torch(obj: Any) -> bytes:
 
 
 def without_id(data: bytes) -> bytes:
-    """The serialization id is 40 digits of no meaning; its CRC stands twice behind it."""
+    """Blanks the serialization id, 40 digits without meaning, and its CRC, which is there twice."""
     at = data.index(b".data/serialization_id")
     begin = data.index(b"PK\x07\x08", at) - 40
     data = data[:begin] + bytes(40) + data[begin + 40 :]
@@ -52,7 +52,7 @@ def without_id(data: bytes) -> bytes:
     blank = bytearray(data)
     blank[begin + 44 : begin + 48] = bytes(4)
     blank[last + 16 : last + 20] = bytes(4)
-    # torch's option leaves all CRCs out; ours are there for the small records.
+    # torch's option leaves out all CRCs; our writer has those of the small records.
     while entry >= 0:
         blank[entry + 16 : entry + 20] = bytes(4)
         entry = data.find(b"PK\x01\x02", entry + 4)
@@ -182,7 +182,7 @@ def test_keep_saves_whole_storages_as_torch_does() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn, torch.int64])
-def test_a_small_view_does_not_drag_its_storage_along(dtype: torch.dtype) -> None:
+def test_small_view_is_saved_without_the_rest_of_its_storage(dtype: torch.dtype) -> None:
     big = torch.arange(100_000, dtype=torch.float32).to(dtype)
     data = written({"view": big[50_000:50_010]})
     assert len(data) < 4000
@@ -191,7 +191,7 @@ def test_a_small_view_does_not_drag_its_storage_along(dtype: torch.dtype) -> Non
     assert torch.equal(back.view(torch.uint8), big[50_000:50_010].view(torch.uint8))
 
 
-def test_views_that_overlap_share_memory_still_and_no_byte_is_saved_twice() -> None:
+def test_overlapping_views_still_share_memory_and_no_byte_is_saved_twice() -> None:
     big = torch.arange(100_000, dtype=torch.float32)
     obj = {
         "a": big[:50],
@@ -209,7 +209,7 @@ def test_views_that_overlap_share_memory_still_and_no_byte_is_saved_twice() -> N
     assert back["far"].untyped_storage().nbytes() == 40
 
 
-def test_a_storage_that_somebody_uses_whole_is_kept_whole() -> None:
+def test_storage_that_one_tensor_uses_whole_is_kept_whole() -> None:
     big = torch.arange(10_000, dtype=torch.float32)
     for obj in ({"view": big[:10], "whole": big}, {"view": big[:10], "storage": big.untyped_storage()}):
         if "storage" in obj:
@@ -218,7 +218,7 @@ def test_a_storage_that_somebody_uses_whole_is_kept_whole() -> None:
         assert without_id(data) == without_id(saved_by_torch(obj))
 
 
-def test_an_alignment_gap_is_no_reason_to_take_a_flat_buffer_apart() -> None:
+def test_flat_buffer_with_alignment_gaps_is_kept_whole() -> None:
     flat = torch.zeros(1000)
     obj = [flat[:490], flat[500:]]
     back = torch.load(io.BytesIO(written(obj)), weights_only=True)
@@ -243,7 +243,7 @@ def test_one_storage_under_two_dtypes_is_refused_as_torch_refuses_it() -> None:
 
 
 @pytest.mark.parametrize("obj", [lambda: 0, open], ids=["lambda", "local file"])
-def test_what_cannot_be_pickled_raises_what_pickle_raises(obj: Any, tmp_path: Any) -> None:
+def test_unpicklable_object_raises_the_error_of_pickle(obj: Any, tmp_path: Any) -> None:
     if obj is open:
         obj = open(tmp_path / "f", "w")
     with pytest.raises(Exception, match="pickle") as ours:
@@ -252,19 +252,19 @@ def test_what_cannot_be_pickled_raises_what_pickle_raises(obj: Any, tmp_path: An
         torch.save({"x": obj}, io.BytesIO())
 
 
-def test_a_later_save_of_the_same_shape_has_the_values_of_then() -> None:
+def test_later_save_of_the_same_shape_has_the_new_values() -> None:
     state = {"w": torch.zeros(1000), "view": torch.zeros(5000)[7:9], "step": 1, "list": [1, 2.0]}
     for step in range(300):
         state["w"].fill_(step)
         state["view"].fill_(-step)
-        state["step"] = step  # At 256 it takes a byte more in the pickle.
+        state["step"] = step  # From 256 on it takes one byte more in the pickle.
         state["list"].append(step)
         back = torch.load(io.BytesIO(written(state)), weights_only=True)
         assert back["step"] == step and back["list"][-1] == step
         assert back["w"][-1] == step and back["view"][0] == -step
 
 
-def test_another_tensor_in_the_place_of_one_that_was_freed_is_not_taken_for_it() -> None:
+def test_tensor_at_the_address_of_a_freed_one_is_not_confused_with_it() -> None:
     for i in range(50):
         state = {"a": torch.full((1000,), float(i)), "b": torch.full((1000,), float(i + 1))}
         back = torch.load(io.BytesIO(written(state)), weights_only=True)
@@ -273,7 +273,7 @@ def test_another_tensor_in_the_place_of_one_that_was_freed_is_not_taken_for_it()
 
 
 class MakesTensors:
-    """Pickles tensors that nobody else holds."""
+    """Pickles to tensors that nothing else refers to."""
 
     def __getstate__(self) -> Dict[str, Any]:
         return {f"t{i}": torch.full((100,), float(i)) for i in range(20)}
@@ -283,13 +283,13 @@ class MakesTensors:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_that_exist_only_while_they_are_pickled_are_saved_each_for_itself() -> None:
+def test_temporary_tensors_made_while_pickling_are_saved_separately() -> None:
     back = torch.load(io.BytesIO(written([MakesTensors(), BASE[:3]])), weights_only=False)
     assert all(back[0].state[f"t{i}"][0] == i for i in range(20))
 
 
 def sparse_tensor(size: int, files: List[int]) -> torch.Tensor:
-    """A tensor of so many bytes, none of which exists."""
+    """Returns a tensor of a size that takes no memory."""
     import mmap
 
     files.append(os.memfd_create("sparse"))
@@ -298,7 +298,7 @@ def sparse_tensor(size: int, files: List[int]) -> torch.Tensor:
 
 
 class Skipping:
-    """A file that remembers what is written where; under skip_data torch seeks over storages."""
+    """A file that records what is written where. Under skip_data torch seeks over storages."""
 
     def __init__(self) -> None:
         self.pieces: List[Tuple[int, bytes]] = []
@@ -375,7 +375,7 @@ def test_the_public_interface_of_torch_alone_writes_the_same(monkeypatch: pytest
     assert torch.serialization.get_crc32_options()
 
 
-def test_a_torch_that_we_do_not_know_is_noticed_and_left_to_write_itself(
+def test_unexpected_torch_is_detected_and_torch_save_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(archive_writer, "_own_writer_works", None)
@@ -420,7 +420,7 @@ def test_threads_divide_a_large_copy_and_leave_nothing_out() -> None:
         assert buffer == expected
 
 
-def test_it_never_writes_past_the_end_of_a_part() -> None:
+def test_copy_never_writes_past_the_end_of_a_part() -> None:
     image = archive_writer.image(torch.zeros(1000))
     buffer = bytearray(b"\xaa" * (image.size + 10))
     address, keep = native.address_of(buffer)

@@ -1,4 +1,4 @@
-"""Reading that gives way to everything else on the machine: by threads of its own, so that the trainer's keep their rights."""
+"""Background reads run with idle priority, in threads of their own, so that the trainer's threads keep theirs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ckptd._memory import native
 from ckptd._memory.image import Memory
 from ckptd._reading.resident_files import ResidentFile
 from ckptd._session.session import Session
-from written import write_checkpoint
+from checkpoint_files import write_checkpoint
 
 CONTENT = random.Random(9).randbytes(24 << 20)
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[List[int]]:
-    """Threads of this process that are seen to give way meanwhile."""
+    """Collects the threads of this process that run with idle priority during a call."""
     seen: List[int] = []
     done = threading.Event()
 
@@ -44,7 +44,7 @@ def watched() -> Iterator[List[int]]:
 
 
 def gives_way(read: Callable[[], Any]) -> bool:
-    """Whether threads that do so are seen while it is repeated. Looking for them is a matter of luck: many times."""
+    """Returns whether idle threads are seen while a call is repeated. One call may be too short to see them."""
     with watched() as seen:
         end = time.monotonic() + 30
         for turn in range(10_000):
@@ -62,7 +62,7 @@ def never_gives_way(read: Callable[[], Any]) -> bool:
     return not seen
 
 
-def test_reading_from_the_disk_gives_way_when_it_is_told_to(tmp_path: pathlib.Path) -> None:
+def test_background_read_from_the_disk_runs_with_idle_priority(tmp_path: pathlib.Path) -> None:
     write_checkpoint(tmp_path, "step_1", 1, {"big": CONTENT}, 1)
     root = ckptd.open_root(tmp_path)
     with root.open(background=True) as checkpoint:
@@ -74,7 +74,7 @@ def test_reading_from_the_disk_gives_way_when_it_is_told_to(tmp_path: pathlib.Pa
         assert never_gives_way(lambda: checkpoint.read("big"))
 
 
-def test_what_is_wrong_is_found_in_the_background_too(tmp_path: pathlib.Path) -> None:
+def test_background_read_finds_corruption(tmp_path: pathlib.Path) -> None:
     write_checkpoint(tmp_path, "step_1", 1, {"big": CONTENT}, 1)
     with open(tmp_path / "step_1/big", "r+b") as file:
         file.seek(len(CONTENT) // 2)
@@ -91,7 +91,7 @@ class Alive(Session):
         return True
 
 
-def test_copying_out_of_the_daemons_memory_gives_way_when_it_is_told_to() -> None:
+def test_background_copy_from_memory_runs_with_idle_priority() -> None:
     address, keep = native.address_of(CONTENT)
     memory = Memory([(address, len(CONTENT))], [keep])
     into = bytearray(len(CONTENT))
@@ -107,7 +107,7 @@ def test_copying_out_of_the_daemons_memory_gives_way_when_it_is_told_to() -> Non
     assert never_gives_way(lambda: fresh(background=False))
 
 
-def test_a_disk_that_goes_on_for_a_daemon_that_has_ended_gives_way_too(tmp_path: pathlib.Path) -> None:
+def test_background_read_stays_idle_when_it_goes_on_from_the_disk(tmp_path: pathlib.Path) -> None:
     class Ended(Alive):
         def alive(self) -> bool:
             return False

@@ -1,4 +1,4 @@
-"""Errors as users see them: the class by reason, then by code; reason, tag and ranks always there."""
+"""Errors as users see them: the reason, or else the code, chooses the class; reason, tag and ranks are always set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckptd._wire.protocol import DETAILS_KEY, types
 
 
 class Failed(grpc.RpcError):
-    """What grpc raises."""
+    """An error as grpc raises it."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailers: List[Tuple[str, Any]]) -> None:
         self._all = (code, details, trailers)
@@ -77,7 +77,7 @@ S = grpc.StatusCode
         (S.INTERNAL, "A_REASON_OF_THE_FUTURE", ckptd.CkptdError),
     ],
 )
-def test_reason_and_code_make_the_class(code: grpc.StatusCode, reason: str, kind: type) -> None:
+def test_reason_and_code_choose_the_class(code: grpc.StatusCode, reason: str, kind: type) -> None:
     error = to_error(rich(code, reason, tag="step_1", ranks="0,3", path="a.pt"))
     assert type(error) is kind
     assert (error.reason, error.tag, error.ranks, error.details) == (
@@ -104,7 +104,7 @@ def test_without_details_the_code_alone_decides(code: grpc.StatusCode, kind: typ
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xff" * 30, b"\x1a\x7f", b"\x1a\x04\x0a\x02xy", b"\x08"])
-def test_garbage_in_the_details_is_no_crash(garbage: bytes) -> None:
+def test_garbage_in_the_status_details_is_ignored(garbage: bytes) -> None:
     error = to_error(Failed(S.ABORTED, "words", [(DETAILS_KEY, garbage)]))
     assert type(error) is ckptd.CheckpointFailed
 
@@ -121,7 +121,7 @@ def test_garbage_in_the_details_is_no_crash(garbage: bytes) -> None:
         (types.INDETERMINATE, "IO_ERROR", ckptd.Indeterminate),
     ],
 )
-def test_how_a_save_ended_makes_the_class(level: Any, reason: str, kind: type) -> None:
+def test_level_and_reason_of_a_failed_save_choose_the_class(level: Any, reason: str, kind: type) -> None:
     checkpoint = types.Checkpoint(
         tag="step_1", level=level, error=types.SaveError(reason=reason, message="why", ranks=[1])
     )
@@ -131,7 +131,7 @@ def test_how_a_save_ended_makes_the_class(level: Any, reason: str, kind: type) -
     assert "step_1" in str(error) and "why" in str(error)
 
 
-def test_the_tree_is_what_callers_rely_on() -> None:
+def test_error_classes_have_the_documented_bases() -> None:
     tree = {
         ckptd.CkptdError: [
             ckptd.Unavailable,
@@ -154,7 +154,7 @@ def test_the_tree_is_what_callers_rely_on() -> None:
     assert not issubclass(ckptd.WaitTimeout, ckptd.CheckpointFailed)
 
 
-def test_an_error_survives_the_way_to_another_process() -> None:
+def test_error_can_be_pickled_and_copied() -> None:
     error = errors.make("ABORTED", "SAVE_ABORTED", "words", tag="a", ranks=[1, 2], path="p")
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is type(error)
@@ -167,7 +167,7 @@ def test_an_error_survives_the_way_to_another_process() -> None:
         )
 
 
-def test_only_what_another_daemon_may_answer_is_asked_again() -> None:
+def test_only_errors_that_may_pass_are_transient() -> None:
     again = [
         ("UNAVAILABLE", ""),
         ("UNAVAILABLE", "DRAINING"),

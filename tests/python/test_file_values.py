@@ -1,4 +1,4 @@
-"""What may be saved as a file, and what is said of what may not."""
+"""The values that may be saved as files, and the errors for those that may not."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def content(name: str, value: Any) -> bytes:
     ],
     ids=["bytes", "bytearray", "read-only view", "view"],
 )
-def test_bytes_are_taken_as_they_are_whatever_the_name(name: str, value: Any) -> None:
+def test_bytes_are_saved_unchanged_under_any_name(name: str, value: Any) -> None:
     assert content(name, value) == b"some bytes"
 
 
 @pytest.mark.parametrize("empty", [b"", bytearray(), memoryview(b""), array.array("d")])
-def test_an_empty_file_is_a_file(empty: Any) -> None:
+def test_empty_file_is_restored(empty: Any) -> None:
     assert content("empty", empty) == b""
 
 
-def test_other_buffers_are_taken_by_their_bytes() -> None:
+def test_other_buffers_are_saved_by_their_bytes() -> None:
     assert content("a", array.array("I", [1, 2])) == array.array("I", [1, 2]).tobytes()
     assert content("a", memoryview(b"abcdef")[::2]) == b"ace"
     assert content("a", memoryview(array.array("H", [1, 2, 3]))[1:]) == array.array("H", [2, 3]).tobytes()
@@ -75,7 +75,7 @@ def test_a_file_that_grows_or_shrinks_meanwhile_is_an_error_and_no_crash(tmp_pat
         path.write_bytes(before)
 
 
-def test_a_file_that_is_not_there_is_said_so() -> None:
+def test_missing_file_is_an_oserror() -> None:
     with pytest.raises(FileNotFoundError):
         file_values.image_of("f", ckptd.File("/nonexistent/file"))
 
@@ -84,7 +84,7 @@ def test_a_file_that_is_not_there_is_said_so() -> None:
 @pytest.mark.parametrize(
     "value", [{"w": torch.ones(3)}, [1, 2], "text", None, 5], ids=lambda v: type(v).__name__
 )
-def test_objects_under_torch_names_are_saved_as_torch_would(name: str, value: Any) -> None:
+def test_object_under_a_torch_suffix_is_saved_as_torch_save_does(name: str, value: Any) -> None:
     back = torch.load(io.BytesIO(content(name, value)), weights_only=True)
     assert back == value if not isinstance(value, dict) else torch.equal(back["w"], value["w"])
 
@@ -95,11 +95,11 @@ def test_a_numpy_array_under_a_torch_name_is_an_object_and_not_its_bytes() -> No
     assert isinstance(back, np.ndarray)
 
 
-def test_torch_says_so_under_any_name() -> None:
+def test_torch_value_is_saved_as_torch_save_does_under_any_name() -> None:
     assert torch.load(io.BytesIO(content("state", ckptd.Torch({"a": 1}))), weights_only=True) == {"a": 1}
 
 
-def test_keep_is_heard() -> None:
+def test_views_argument_keep_reaches_the_writer() -> None:
     view = torch.zeros(100_000)[:10]
     assert len(content("a", ckptd.Torch(view, views="keep"))) > 400_000 > len(content("a", ckptd.Torch(view)))
     with pytest.raises(ValueError, match='views is "all"'):
@@ -123,7 +123,7 @@ def test_keep_is_heard() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_anything_else_is_a_type_error_that_says_what_to_write(value: Any, advice: str) -> None:
+def test_unsupported_value_is_a_type_error_that_says_what_to_write(value: Any, advice: str) -> None:
     with pytest.raises(TypeError) as caught:
         file_values.image_of("state.json", value)
     assert 'file "state.json"' in str(caught.value)

@@ -24,7 +24,7 @@ Answers = Callable[[Any], List[Tuple[bytes, List[int]]]]
 
 
 class Peer:
-    """Answers each request with what `answers` gives: packets, each with descriptors."""
+    """A peer that answers each request with the packets that `answers` returns, each with descriptors."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class Peer:
         try:
             self.connection, _ = self.listener.accept()
         except OSError:
-            return  # Nobody came.
+            return  # The test has not connected.
         while True:
             frame = self.connection.recv(65536)
             if not frame:
@@ -68,7 +68,7 @@ def client(peer: Peer) -> Iterator[Handoff]:
 
 
 def open_descriptors() -> int:
-    gc.collect()  # What tests before this one have left is not to end in between.
+    gc.collect()  # What earlier tests have left must not be collected during this test.
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -124,12 +124,12 @@ def test_a_refusal_has_its_class_and_reason(peer: Peer, client: Handoff) -> None
     assert caught.value.reason == "ROOT_LOCKED"
 
 
-def test_no_answer_ends_at_the_deadline_and_a_late_one_is_not_taken_for_the_next(
+def test_request_times_out_and_its_late_answer_is_dropped(
     peer: Peer, client: Handoff
 ) -> None:
     late: List[Any] = []
     peer.answers = lambda request: [with_segments(request, [])]
-    client._ask(handoff.HandoffRequest(), (), 10)  # The connection is there on both sides.
+    client._ask(handoff.HandoffRequest(), (), 10)  # Now the connection is open on both sides.
     peer.answers = lambda request: late.append(request) or []
     before = open_descriptors()
     started = time.monotonic()
@@ -143,7 +143,7 @@ def test_no_answer_ends_at_the_deadline_and_a_late_one_is_not_taken_for_the_next
     assert open_descriptors() == before
 
 
-def test_the_end_of_the_connection_is_seen_at_once(peer: Peer, client: Handoff) -> None:
+def test_end_of_the_connection_is_noticed_at_once(peer: Peer, client: Handoff) -> None:
     peer.answers = lambda request: [with_segments(request, [0])]
     os.close(client.fetch_segments([1], 10)[0][2])
     assert client.alive()
@@ -155,7 +155,7 @@ def test_the_end_of_the_connection_is_seen_at_once(peer: Peer, client: Handoff) 
     assert client.fileno() == -1 and not client.alive()
 
 
-def test_garbage_is_an_error_and_no_crash(peer: Peer, client: Handoff) -> None:
+def test_garbage_file_is_an_error_and_no_crash(peer: Peer, client: Handoff) -> None:
     peer.answers = lambda request: [(b"\xff" * 100, [0])]
     with pytest.raises(ckptd.Unavailable):
         client.attach_root(0, "/x", 5)
@@ -165,11 +165,11 @@ def test_garbage_is_an_error_and_no_crash(peer: Peer, client: Handoff) -> None:
     assert open_descriptors() == before
 
 
-def test_it_knows_the_daemons_process(peer: Peer, client: Handoff) -> None:
+def test_pid_is_that_of_the_daemon(peer: Peer, client: Handoff) -> None:
     assert client.daemon_pid() == os.getpid()
 
 
-def test_nobody_there_is_an_oserror(tmp_path: pathlib.Path) -> None:
+def test_connecting_to_a_missing_socket_is_an_oserror(tmp_path: pathlib.Path) -> None:
     before = open_descriptors()
     with pytest.raises(OSError):
         Handoff(str(tmp_path / "none"))

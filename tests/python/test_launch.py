@@ -1,4 +1,4 @@
-"""Which rank of which launch a process takes itself for."""
+"""How a process finds out which rank of which launch it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from ckptd import errors
 from ckptd._membership.launch import find_launch
 
-# Of a launcher that may run these tests.
+# Variables of a launcher that may be running these tests.
 _LAUNCHERS = (
     "RANK",
     "WORLD_SIZE",
@@ -30,7 +30,7 @@ _LAUNCHERS = (
 
 
 def ask(environment: Dict[str, str], **arguments: Any) -> List[Any]:
-    """The membership, or what the refusal was."""
+    """Returns the launch, or the refusal."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     with mock.patch.dict(os.environ, {**clean, **environment}, clear=True):
         try:
@@ -43,7 +43,7 @@ _ASK = "import json; from ckptd._membership.launch import find_launch; print(jso
 
 
 def asked_elsewhere(code: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    """The same by another process, whose parent is not this one."""
+    """Asks in another process, whose parent is not this one."""
     wrapped = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {code!r}, *sys.argv[1:]]).returncode)"
     command = [sys.executable, "-c", wrapped, *arguments]
     return subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
@@ -55,7 +55,7 @@ def answer_of(process: "subprocess.Popen[str]") -> List[Any]:
     return list(json.loads(output.splitlines()[-1]))
 
 
-def test_alone_it_is_0_of_1() -> None:
+def test_process_without_a_launcher_is_rank_0_of_1() -> None:
     assert ask({})[:3] == [0, 1, 0]
 
 
@@ -63,15 +63,15 @@ def test_the_environment_of_a_launcher_counts() -> None:
     assert ask({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"})[:3] == [3, 8, 0]
 
 
-def test_arguments_go_before_the_environment() -> None:
+def test_arguments_override_the_environment() -> None:
     assert ask({"RANK": "3", "WORLD_SIZE": "8"}, rank=1, world_size=2)[:2] == [1, 2]
 
 
-def test_a_world_that_spans_nodes_is_said_to() -> None:
+def test_launch_that_spans_nodes_is_reported() -> None:
     assert ask({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"})[2] == 4
 
 
-def test_one_rank_of_many_on_a_root_of_its_own_does_not_span_nodes() -> None:
+def test_single_rank_run_inside_a_larger_launch_does_not_span_nodes() -> None:
     assert ask({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, rank=0, world_size=1)[:3] == [
         0,
         1,
@@ -82,7 +82,7 @@ def test_one_rank_of_many_on_a_root_of_its_own_does_not_span_nodes() -> None:
 @pytest.mark.parametrize(
     "variable", ["SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"]
 )
-def test_it_does_not_guess_where_a_launcher_says_that_there_are_several(variable: str) -> None:
+def test_unknown_rank_is_refused_if_the_launcher_started_several_processes(variable: str) -> None:
     kind, reason, text = ask({variable: "2"})
     assert (kind, reason) == ("Refused", "INVALID_ARGUMENT")
     assert variable in text and "rank=" in text
@@ -103,7 +103,7 @@ def test_it_does_not_guess_where_a_launcher_says_that_there_are_several(variable
         ({}, {"rank": 0, "world_size": 0}, "world_size is 0"),
     ],
 )
-def test_half_or_wrong_answers_are_refused(
+def test_incomplete_or_invalid_rank_is_refused(
     environment: Dict[str, str], arguments: Dict[str, int], named: str
 ) -> None:
     kind, reason, text = ask(environment, **arguments)
@@ -125,7 +125,7 @@ def test_processes_of_one_parent_are_one_launch_and_those_of_another_are_not() -
     first, second = [answer_of(process)[3] for process in siblings]
     assert first == second
     assert answer_of(asked_elsewhere(_ASK))[3] != first
-    assert launch({}) != first  # Its parent is ours.
+    assert launch({}) != first  # Its parent is this process's parent.
 
 
 TORCHRUN = {
@@ -174,7 +174,7 @@ def test_steps_of_slurm_are_launches() -> None:
     assert launch(step) != launch({**step, "SLURM_RESTART_COUNT": "1"})
 
 
-def test_a_launch_can_be_named() -> None:
+def test_launch_id_from_the_environment_is_used() -> None:
     assert launch({"CKPTD_LAUNCH_ID": "mine"}) == "env-mine"
     assert len(launch({"CKPTD_LAUNCH_ID": "x" * 1000})) == 500
 
@@ -189,7 +189,7 @@ dist.barrier()
 
 
 @pytest.mark.parametrize("store", ["file", "tcp"])
-def test_the_process_group_says_who_is_who_and_its_store_which_launch_it_is(
+def test_process_group_gives_the_rank_and_its_store_the_launch_id(
     store: str, tmp_path: Any
 ) -> None:
     launches = []
@@ -197,7 +197,7 @@ def test_the_process_group_says_who_is_who_and_its_store_which_launch_it_is(
         address = (
             f"file://{tmp_path}/store_{attempt}" if store == "file" else f"tcp://127.0.0.1:{free_port()}"
         )
-        # Each has a parent of its own, and a wrong environment: neither counts.
+        # Each has another parent and a wrong environment, which must not count.
         ranks = [
             asked_elsewhere(_GROUP, address, str(rank), "2", RANK="77", WORLD_SIZE="99") for rank in range(2)
         ]

@@ -1,4 +1,4 @@
-"""load(into=): straight into tensors that are there; everything is compared before anything is changed."""
+"""load(into=) fills existing tensors, and compares everything before it changes anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Dict
 import ckptd
 import pytest
 import torch
-from written import CHUNK, flip, saved, write_checkpoint
+from checkpoint_files import CHUNK, flip, saved, write_checkpoint
 
 
 def training_state(seed: int) -> Dict[str, Any]:
@@ -37,7 +37,7 @@ def load(root: pathlib.Path, into: Any, **options: Any) -> Any:
         return checkpoint.load("m.pt", into=into, **options)
 
 
-def test_a_training_state_is_loaded_into_the_tensors_that_are_there(tmp_path: pathlib.Path) -> None:
+def test_training_state_is_loaded_into_existing_tensors(tmp_path: pathlib.Path) -> None:
     was, into = training_state(1), training_state(2)
     write_checkpoint(tmp_path, "a", 1, {"m.pt": saved(was)})
     places = {name: tensor.data_ptr() for name, tensor in into["model"].items()}
@@ -64,7 +64,7 @@ def test_a_training_state_is_loaded_into_the_tensors_that_are_there(tmp_path: pa
         pytest.param(lambda: torch.randn(300, 1).expand(300, 4), id="expanded"),
     ],
 )
-def test_whatever_lies_how_in_memory(tmp_path: pathlib.Path, was: Any, there: Any) -> None:
+def test_tensors_of_any_memory_layout_are_saved_as_torch_save_does(tmp_path: pathlib.Path, was: Any, there: Any) -> None:
     value, into = was(), there()
     write_checkpoint(tmp_path, "a", 1, {"m.pt": saved([value, value[7:9]])})
     rest = torch.zeros(2, 4)
@@ -84,7 +84,7 @@ def test_every_type_and_the_odd_shapes(tmp_path: pathlib.Path) -> None:
     assert equal(into, state)
 
 
-def test_what_was_one_storage_may_go_into_tensors_of_their_own(tmp_path: pathlib.Path) -> None:
+def test_tensors_of_one_storage_are_loaded_into_separate_tensors(tmp_path: pathlib.Path) -> None:
     one = torch.arange(100_000, dtype=torch.float32)
     was = {"all": one, "again": one, "middle": one[1000:60_000], "empty": one[:0]}
     write_checkpoint(tmp_path, "a", 1, {"m.pt": saved(was)})
@@ -115,7 +115,7 @@ def test_tied_weights_stay_tied(tmp_path: pathlib.Path) -> None:
         (lambda s: s["model"].update({"0.bias": torch.zeros(200, device="meta")}), "meta device"),
     ],
 )
-def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: pathlib.Path, change: Any, says: str) -> None:
+def test_mismatch_is_named_and_nothing_is_changed(tmp_path: pathlib.Path, change: Any, says: str) -> None:
     write_checkpoint(tmp_path, "a", 1, {"m.pt": saved(training_state(1))})
     into = training_state(2)
     change(into)
@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: pathlib.Pat
     assert into["step"] == before["step"] or isinstance(into["step"], torch.Tensor)
 
 
-def test_many_differences_are_counted(tmp_path: pathlib.Path) -> None:
+def test_many_differences_are_cut_and_counted(tmp_path: pathlib.Path) -> None:
     write_checkpoint(tmp_path, "a", 1, {"m.pt": saved({str(i): torch.zeros(1) for i in range(30)})})
     with pytest.raises(ckptd.Refused, match="and 22 more"):
         load(tmp_path, {})
@@ -151,7 +151,7 @@ def test_backward_notices_that_a_weight_was_loaded_meanwhile(tmp_path: pathlib.P
         loss.backward()
 
 
-def test_it_needs_no_memory_of_its_own(tmp_path: pathlib.Path) -> None:
+def test_load_into_needs_no_extra_memory(tmp_path: pathlib.Path) -> None:
     import subprocess
     import sys
 
@@ -172,7 +172,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.parametrize("old", [True, False], ids=["legacy file", "torch that tells no offsets"])
-def test_where_no_offsets_are_known_it_is_loaded_and_copied(
+def test_load_into_copies_if_torch_gives_no_offsets(
     tmp_path: pathlib.Path, old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import io

@@ -81,7 +81,7 @@ def test_a_program_that_ends_is_reported_with_its_code_and_the_end_of_its_log(
     daemon.stop()
 
 
-def test_a_program_that_is_never_ready_is_ended(
+def test_daemon_that_is_never_ready_is_killed(
     program: Script, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_daemon, "_START_SECONDS", 0.5)
@@ -91,7 +91,7 @@ def test_a_program_that_is_never_ready_is_ended(
     assert not os.path.exists(f"/proc/{(tmp_path / 'pid').read_text().strip()}")
 
 
-def test_what_it_is_told(program: Script, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_daemon_is_started_with_the_configuration_of_the_arguments(program: Script, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/manager")
     monkeypatch.setenv("KEPT", "1")
     program(
@@ -129,7 +129,7 @@ def test_what_it_is_told(program: Script, tmp_path: pathlib.Path, monkeypatch: p
         ({"idle_timeout": -1}, "idle_timeout"),
     ],
 )
-def test_options_that_cannot_be_are_refused_at_once(options: Any, named: str, tmp_path: pathlib.Path) -> None:
+def test_invalid_options_are_refused_at_once(options: Any, named: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match=named):
         ckptd.LocalDaemon(tmp_path, **options)
 
@@ -142,7 +142,7 @@ def test_a_folder_with_a_long_name_has_its_sockets_elsewhere(tmp_path: pathlib.P
     assert long.endpoint != ckptd.LocalDaemon(tmp_path / ("m" * 150)).endpoint
 
 
-def test_a_socket_folder_that_somebody_else_made_first_is_not_used(tmp_path: pathlib.Path) -> None:
+def test_socket_folder_of_another_user_is_refused(tmp_path: pathlib.Path) -> None:
     real = tmp_path / "real"
     real.mkdir()
     (tmp_path / "link").symlink_to(real)

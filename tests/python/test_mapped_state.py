@@ -1,4 +1,4 @@
-"""Objects whose tensors lie in a buffer that holds the file."""
+"""States whose tensors lie in a buffer that holds the file."""
 
 import io
 from typing import Any, Optional, Tuple
@@ -10,7 +10,7 @@ from ckptd._torch.mapped_state import map_tensors
 
 
 def saved(value: Any) -> Tuple[Any, bytearray]:
-    """What the meta device makes of it, and the file."""
+    """Saves a value; returns it loaded to the meta device, and the file."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
@@ -45,7 +45,7 @@ def test_every_kind_of_tensor_has_its_bytes_and_no_other_memory():
     assert all(first <= loaded[name].data_ptr() < last for name in ("f", "bf", "i", "scalar", "view", "strided"))
 
 
-def test_what_was_one_storage_is_one_storage():
+def test_mapped_tensors_of_one_storage_share_memory():
     weight = torch.nn.Parameter(torch.randn(4, 4))
     loaded = over_saved({"a": weight, "b": weight, "row": weight.detach()[1], "other": torch.ones(4)})
     assert loaded is not None
@@ -72,7 +72,7 @@ class Odd:
 
 
 @pytest.mark.parametrize("value", [Odd(torch.ones(2)), torch.ones(2).to_sparse(), {torch.ones(1)}])
-def test_what_it_does_not_know_is_read_otherwise(value):
+def test_state_that_cannot_be_mapped_returns_none(value):
     assert over_saved({"x": value}) is None
 
 

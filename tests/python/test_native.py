@@ -1,4 +1,4 @@
-"""The native library, against plain Python."""
+"""The native library, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ def test_addresses_of_all_kinds_of_buffers() -> None:
     held = bytearray(10)
     _, keep = native.address_of(held)
     with pytest.raises(BufferError):
-        held.extend(bytes(100))  # It would move under the copy.
+        held.extend(bytes(100))  # It would move while it is being copied.
 
 
 @pytest.fixture
 def chunks(tmp_path: pathlib.Path):
-    """(descriptor, content, CRCs) of a file in chunks of 64 KiB, the last one short."""
+    """Returns (descriptor, content, CRCs) of a file in chunks of 64 KiB, the last one short."""
     content = random.Random(3).randbytes(10 * 65536 + 777)
     path = tmp_path / "file"
     path.write_bytes(content)
@@ -134,7 +134,7 @@ def chunks(tmp_path: pathlib.Path):
 
 
 def read(descriptor: int, size: int, crcs: "array[int]", pieces: Any, threads: int = 1) -> Any:
-    """The bytes of (offset, length) pieces, or the fault."""
+    """Reads (offset, length) pieces; returns their bytes, or the fault."""
     buffers = [bytearray(length) for _, length in pieces]
     addresses = [native.address_of(buffer) for buffer in buffers]
     targets = native.Targets(
@@ -152,7 +152,7 @@ def test_a_verified_read_gives_the_bytes(chunks, threads: int) -> None:
     assert read(descriptor, len(content), crcs, [(0, len(content))], threads) == [content]
     assert read(descriptor, len(content), crcs, [], threads) == []
     numbers = random.Random(4)
-    for most in (10, 3000, 200_000):  # Many in a chunk; some in each; over several of them.
+    for most in (10, 3000, 200_000):  # Many pieces in a chunk, some in each, and pieces over several chunks.
         pieces, at = [], 0
         while at < len(content):
             at += numbers.randrange(most)
@@ -163,7 +163,7 @@ def test_a_verified_read_gives_the_bytes(chunks, threads: int) -> None:
         assert read(descriptor, len(content), crcs, pieces, threads) == wanted
 
 
-def test_a_verified_read_looks_only_at_the_chunks_that_it_touches(chunks) -> None:
+def test_verified_read_checks_only_the_chunks_that_it_touches(chunks) -> None:
     descriptor, content, crcs = chunks
     os.pwrite(descriptor, bytes([content[5 * 65536] ^ 4]), 5 * 65536)
     pieces = [(5 * 65536 - 10, 10), (6 * 65536, 7)]
@@ -177,7 +177,7 @@ def test_a_verified_read_looks_only_at_the_chunks_that_it_touches(chunks) -> Non
 def test_a_verified_read_names_the_chunk_in_which_one_bit_is_wrong(chunks, threads: int, at: int) -> None:
     descriptor, content, crcs = chunks
     os.pwrite(descriptor, bytes([content[at] ^ 4]), at)
-    for pieces in ([(0, len(content))], [(at // 65536 * 65536, 1)]):  # Also where nobody wants that byte.
+    for pieces in ([(0, len(content))], [(at // 65536 * 65536, 1)]):  # Also if that byte is not asked for.
         fault = read(descriptor, len(content), crcs, pieces, threads)
         assert (fault.chunk, fault.errno) == (at // 65536, errno.EBADMSG)
         assert fault.found != crcs[fault.chunk]
@@ -209,7 +209,7 @@ def test_a_mapping_is_shared_begins_at_a_huge_page_and_is_not_inherited() -> Non
         lines = pathlib.Path("/proc/self/smaps").read_text().split("\n")
         begin = next(i for i, line in enumerate(lines) if line.startswith(f"{address:x}-"))
         flags = next(line for line in lines[begin:] if line.startswith("VmFlags"))
-        assert " dc" in flags.split(":")[1]  # Not copied by fork.
+        assert " dc" in flags.split(":")[1]  # MADV_DONTFORK.
     finally:
         native.unmap(address, size)
         os.close(descriptor)
@@ -231,7 +231,7 @@ def maps() -> List[str]:
     return re.findall(r"^.* ---p .*$", pathlib.Path("/proc/self/maps").read_text(), re.MULTILINE)
 
 
-def test_it_needs_no_glibc_newer_than_that_of_manylinux2014() -> None:
+def test_native_library_needs_no_glibc_newer_than_manylinux2014() -> None:
     path = native.library_path()
     objdump = shutil.which("objdump")
     assert objdump, "binutils are part of what tools/setup installs"
@@ -243,7 +243,7 @@ def test_it_needs_no_glibc_newer_than_that_of_manylinux2014() -> None:
     assert libraries <= {"libc.so.6", "libpthread.so.0", "libm.so.6", "ld-linux-x86-64.so.2"}
 
 
-def test_without_the_library_the_error_says_what_to_install() -> None:
+def test_missing_native_library_is_an_import_error_that_says_what_to_install() -> None:
     code = "from ckptd._memory import native\ntry:\n    native.crc32c(b'')\nexcept ImportError as error:\n    print(error)"
     for path in ("/nonexistent.so", sys.executable):
         environment = {**os.environ, "CKPTD_NATIVE": path}
@@ -260,7 +260,7 @@ def free_huge_pages() -> int:
 
 
 def test_pages_that_are_not_there_for_a_write_are_refused_when_they_are_mapped() -> None:
-    """And not at the write, which would be a SIGBUS."""
+    """A failure at the later write would be a SIGBUS."""
     huge = os.memfd_create("huge", os.MFD_HUGETLB | os.MFD_CLOEXEC)
     try:
         size = (free_huge_pages() + 1) << 21

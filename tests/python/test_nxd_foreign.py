@@ -1,4 +1,4 @@
-"""Reading what releases of NxD have written: every layout, by files that torch itself makes here; and which is the latest."""
+"""Reading checkpoints of every layout that releases of NxD write, in files that torch makes here; and NxD's latest."""
 
 import collections
 import logging
@@ -50,7 +50,7 @@ def test_xser_without_info(tmp_path):
 
 
 def test_xser_with_tensors_inline_beside_references(tmp_path):
-    """As NxD's converter leaves it: an empty folder, or some of each."""
+    """A root as NxD's converter leaves it."""
     state = model_state()
     torch_save(tmp_path, f"t/{MODEL}", state)
     os.mkdir(tmp_path / f"t/{MODEL}.tensors")
@@ -74,7 +74,7 @@ def test_tensor_in_a_list_that_nxd_left_as_an_internal_reference_is_repaired(tmp
     assert nxd_job.differences(target, state) == []
 
 
-def test_one_tensor_under_two_names_stays_one(tmp_path):
+def test_tensor_under_two_names_stays_one_object(tmp_path):
     with frameworks() as (reference, _):
         torch_save(tmp_path, f"t/{MODEL}", {"a": reference(0), "b": reference(0)})
     torch_save(tmp_path, f"t/{MODEL}.tensors/tensor_0.pt", torch.ones(3))
@@ -104,7 +104,7 @@ def test_missing_tensor_is_named_and_nothing_is_changed(tmp_path):
     assert nxd_job.model_differences(model, 0, ALONE) == []
 
 
-def test_part_that_was_not_saved_is_named_with_what_there_is(tmp_path):
+def test_missing_part_is_named_with_the_files_that_exist(tmp_path):
     torch_save(tmp_path, f"t/{MODEL}", {})
     torch_save(tmp_path, "t/model/dp_rank_00_tp_rank_01_pp_rank_00.pt", {})
     with pytest.raises(ckptd.NotFound, match="tp_rank_02.*in that folder it has .*tp_rank_00.*tp_rank_01"):
@@ -127,7 +127,7 @@ def test_torn_file_is_corrupt_and_names_itself(tmp_path):
 
 
 class Runs:
-    """Pickles as a call of something that leaves a trace."""
+    """Pickles to a call that leaves a trace if it is made."""
 
     def __init__(self, path):
         self._path = path
@@ -174,7 +174,7 @@ def test_sharded_state_is_not_taken_for_a_whole_one(tmp_path):
         load_rank(tmp_path, "t", ALONE, optimizer=optimizer)
 
 
-def test_what_nothing_can_be_loaded_into_is_a_runtime_error():
+def test_target_that_cannot_be_filled_is_a_runtime_error():
     with pytest.raises(RuntimeError, match="invalid optimizer object int"):
         _loading.check(_loading.LoadTargets(optimizer=3))
     with pytest.raises(RuntimeError, match="invalid model object str"):
@@ -218,7 +218,7 @@ def test_tags_without_done_files_and_hidden_folders_are_no_checkpoints(tmp_path)
     assert found(tmp_path) == ["whole"]
     assert not _foreign.may_be_loaded(str(tmp_path), "begun") and _foreign.may_be_loaded(str(tmp_path), "whole")
     assert not _foreign.may_be_loaded(str(tmp_path), "nowhere") and not _foreign.may_be_loaded(str(tmp_path), "done")
-    os.symlink("nowhere", tmp_path / "half_deleted/checkpoint")  # There, whatever it points to.
+    os.symlink("nowhere", tmp_path / "half_deleted/checkpoint")  # It exists, wherever it points.
     assert not _foreign.may_be_loaded(str(tmp_path), "half_deleted")
 
 
@@ -230,13 +230,13 @@ def test_weights_that_nxds_converter_wrote_without_markers_are_loaded_by_their_n
     assert not nxd.has_checkpoint(tmp_path)
     with pytest.raises(nxd.NoCheckpoint, match="no checkpoint under directory"):
         nxd.load_checkpoint(tmp_path, model=model)
-    (tmp_path / "pretrained_weight/checkpoint").write_text("1")  # Now it is a save that was not finished.
+    (tmp_path / "pretrained_weight/checkpoint").write_text("1")  # Now it is an unfinished save.
     with pytest.raises(nxd.NoCheckpoint, match="it has no `done`"):
         nxd.load_checkpoint(tmp_path, tag="pretrained_weight", model=model)
     assert found(tmp_path / "nowhere") == []
 
 
-def test_what_ckptd_committed_is_not_foreign(tmp_path):
+def test_checkpoint_of_ckptd_is_not_foreign(tmp_path):
     tag(tmp_path, "ours", 1)
     os.makedirs(tmp_path / "ours/.ckptd")
     (tmp_path / "ours/.ckptd/manifest").write_bytes(b"")
@@ -250,7 +250,7 @@ def test_newer_tag_of_nxd_beside_ours_is_named_in_the_log(tmp_path, caplog):
     (tmp_path / "ours/.ckptd/manifest").write_bytes(b"")
 
     class Opened:
-        """As much of a checkpoint that ckptd committed as is asked here."""
+        """A fake of a checkpoint that ckptd committed."""
 
         tag = "ours"
         files = (MODEL,)

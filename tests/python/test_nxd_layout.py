@@ -1,4 +1,4 @@
-"""What a rank writes, and that everybody else reads it: torch, torch_xla's loader as NxD uses it, and ckptd.nxd's own."""
+"""The files that a rank writes, read by torch, by torch_xla's loader as NxD uses it, and by ckptd.nxd."""
 
 import io
 import itertools
@@ -31,7 +31,7 @@ def save_all(root, ranks, **more):
     return written
 
 
-def test_plain_who_writes_what(tmp_path):
+def test_plain_files_are_written_by_the_ranks_that_nxd_chooses(tmp_path):
     first, second = save_all(tmp_path, PAIR)
     assert first == [
         "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt",
@@ -53,13 +53,13 @@ def test_optimizer_without_zero1_is_written_by_one_replica(tmp_path):
     assert names[0] == "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"
 
 
-def test_dict_for_an_optimizer_is_zero1_when_it_is_said(tmp_path):
+def test_optimizer_dict_is_zero1_if_the_argument_says_so(tmp_path):
     names = save_rank(tmp_path, "t", PAIR[1], optimizer={"state": {}}, zero1_optimizer=True)
     assert names == ["optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"]
     assert save_rank(tmp_path, "u", PAIR[1], optimizer={"state": {}}) == []
 
 
-def test_nxd_optimizers_say_by_their_configuration_whether_they_are_zero1():
+def test_nxd_optimizer_is_zero1_by_its_configuration():
     for enabled in (True, False):
         wrapped = type("NxDOptimizer", (), {"nxd_config": {"optimizer_config": {"zero_one_enabled": enabled}}})()
         assert _states.is_zero1(wrapped, False) is enabled
@@ -95,12 +95,12 @@ def test_plain_torch_and_torch_xla_read_it(tmp_path, use_xser):
             (f"optim/dp_rank_{where.dp_rank:02d}_tp_rank_00_pp_rank_00.pt", expected),
         ):
             read = read_as_torch_xla(tag, name) if use_xser else torch.load(tag / name, weights_only=True)
-            assert type(read) is dict  # As NxD writes it, whatever it was.
+            assert type(read) is dict  # As NxD writes every mapping.
             assert nxd_job.differences(read, state) == []
 
 
 def test_xser_files_are_those_of_torch_xla(tmp_path):
-    """Names, classes and numbers as NxD's own files have them."""
+    """Names, classes and numbers are those of NxD's own files."""
     state = {"a": torch.ones(2, dtype=torch.bfloat16), "n": {"b": torch.zeros(())}, "c": None, "l": [torch.ones(1)]}
     state["again"] = state["a"]
     save_rank(tmp_path, "t", Topology(rank=0, world_size=1), model=state, use_xser=True)
@@ -121,9 +121,9 @@ def test_xser_files_are_those_of_torch_xla(tmp_path):
 
 
 @pytest.mark.parametrize("use_xser", [False, True])
-def test_what_is_one_object_stays_one_and_what_is_made_on_the_way_is_not_mixed_up(tmp_path, use_xser):
+def test_shared_objects_stay_shared_and_temporary_ones_are_not_confused(tmp_path, use_xser):
     class Making(dict):
-        """Makes its values when it is asked for them, so that each may have the identity of the one before."""
+        """Makes its values when they are read, so that each may get the id of the one before."""
 
         def items(self):
             for number in range(50):
@@ -155,7 +155,7 @@ LAYOUTS = list(itertools.product([dict(tp=2, dp=2), dict(dp=4, ep=2)], [False, T
 
 @pytest.mark.parametrize("shape, use_xser, zero1, on_far", LAYOUTS)
 @pytest.mark.parametrize("kind", ["module", "dict", "pipelined"])
-def test_every_layout_that_is_accepted_comes_back_and_names_no_class_of_tensors(
+def test_every_accepted_tensor_layout_is_restored_without_naming_a_tensor_class(
     tmp_path, recwarn, shape, use_xser, zero1, on_far, kind
 ):
     world = [replace(nxd_job.topology(rank, **shape), rank=rank, world_size=4) for rank in range(4)]
@@ -185,7 +185,7 @@ def test_every_layout_that_is_accepted_comes_back_and_names_no_class_of_tensors(
 
 
 @pytest.mark.parametrize("on_far", [False, True])
-def test_marks_of_experts_are_beside_the_tensors_as_nxd_reads_them(tmp_path, on_far):
+def test_expert_marks_are_written_beside_the_tensors_as_nxd_reads_them(tmp_path, on_far):
     where = nxd_job.topology(1, dp=2, ep=2)
     state = nxd_job.Model(3, where).state_dict()
     assert state["experts.up"].expert_model_parallel  # As NxD's module leaves it.
@@ -197,7 +197,7 @@ def test_marks_of_experts_are_beside_the_tensors_as_nxd_reads_them(tmp_path, on_
 
 
 @pytest.mark.parametrize("use_xser", [False, True])
-def test_saving_what_loading_refuses_is_a_warning_that_names_it(tmp_path, use_xser):
+def test_saving_a_class_that_loading_refuses_warns_and_names_it(tmp_path, use_xser):
     where = Topology(rank=0, world_size=1)
     state = {"schedule": Namespace(lr=1), "sparse": torch.eye(2).to_sparse()}
     name = "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"
@@ -287,14 +287,14 @@ def test_weights_saved_as_master_weights_alone_come_back_with_buffers_and_all(tm
         load_rank(tmp_path, "t", where, model=model, optimizer=optimizer)
         expected = nxd_job.Model(3, where)
         with torch.no_grad():
-            for name in TRAINED:  # As they are in float32 and cut back: only a NaN's bits may be others.
+            for name in TRAINED:  # Rounded from float32: only the bits of a NaN may differ.
                 parameter = expected.get_parameter(name)
                 parameter.copy_(parameter.float())
         assert nxd_job.differences(dict(model.state_dict()), dict(expected.state_dict())) == []
         assert nxd_job.differences(optimizer.state, optimizer.expected(3)) == []
 
 
-def test_weights_saved_as_master_weights_alone_are_not_left_out_silently(tmp_path):
+def test_missing_master_weights_are_refused(tmp_path):
     save_without_what_masters_have(tmp_path, use_xser=True)
     model = nxd_job.Model(0, PAIR[0])
     with pytest.raises(ckptd.NotFound, match="tensor_0.pt"):
@@ -307,7 +307,7 @@ def test_weights_saved_as_master_weights_alone_are_not_left_out_silently(tmp_pat
     assert nxd_job.model_differences(model, 0, PAIR[0]) == []
 
 
-def test_buffers_that_nxd_has_not_saved_keep_their_values_and_are_named(tmp_path, caplog):
+def test_buffers_that_nxd_has_not_saved_keep_their_values_and_are_logged(tmp_path, caplog):
     """With avoid_saving_lower_precision_weights NxD saves no tensor of the model at all."""
     where = PAIR[0]
     save_without_what_masters_have(tmp_path, use_xser=True)
@@ -326,7 +326,7 @@ def test_buffers_that_nxd_has_not_saved_keep_their_values_and_are_named(tmp_path
     assert ".layers.0.row" in kept and not {".count", ".scale", ".layers.1.wide"} & set(kept)
 
 
-def test_what_lacks_a_part_changes_nothing(tmp_path):
+def test_load_without_a_needed_part_changes_nothing(tmp_path):
     where = Topology(rank=0, world_size=1)
     save_rank(tmp_path, "t", where, model=nxd_job.Model(3, where))
     model = nxd_job.Model(0, where)
@@ -336,7 +336,7 @@ def test_what_lacks_a_part_changes_nothing(tmp_path):
     assert nxd_job.model_differences(model, 0, where) == []
 
 
-def test_plain_files_are_whole_whatever_is_to_be_avoided(tmp_path):
+def test_plain_files_are_whole_despite_avoid_saving_lower_precision_weights(tmp_path):
     save_without_what_masters_have(tmp_path, use_xser=False)
     model = nxd_job.Model(0, PAIR[1])
     load_rank(tmp_path, "t", PAIR[1], model=model)

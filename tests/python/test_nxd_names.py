@@ -1,4 +1,4 @@
-"""Names of files and checkpoints, and where a rank stands."""
+"""Names of files and checkpoints, and the coordinates of ranks."""
 
 import sys
 import types
@@ -8,7 +8,7 @@ import pytest
 from ckptd.nxd import Topology, _names, _topology
 
 
-def test_names_have_two_digits_at_least_and_expert_ranks_where_there_are_some():
+def test_names_have_two_digits_at_least_and_expert_ranks_with_expert_parallelism():
     where = Topology(tp_rank=1, tp_size=8, pp_rank=3, pp_size=4, dp_rank=5, dp_size=8)
     assert _names.model(where) == "model/dp_rank_00_tp_rank_01_pp_rank_03.pt"
     assert _names.optimizer(where) == "optim/dp_rank_00_tp_rank_01_pp_rank_03.pt"
@@ -22,12 +22,12 @@ def test_names_have_two_digits_at_least_and_expert_ranks_where_there_are_some():
 
 
 @pytest.mark.parametrize("tag", ["step_1", "1", "a.b=c+d,e@f-g", "x" * 200])
-def test_tags_that_can_be(tag):
+def test_valid_tags_are_accepted(tag):
     _names.check_tag(tag)
 
 
 @pytest.mark.parametrize("tag", ["", "epoch/1", ".hidden", "-x", "latest", "a b", "x" * 201, "a\n", "ä", 7, None])
-def test_tags_that_cannot_be_are_refused_with_what_can(tag):
+def test_invalid_tags_are_refused_with_the_rule(tag):
     with pytest.raises(ValueError, match="A-Z a-z|it must be a string"):
         _names.check_tag(tag)
 
@@ -65,8 +65,8 @@ def test_without_nxd_all_ranks_are_data_parallel(monkeypatch):
     assert (where.dp_rank, where.dp_size, where.tp_size, where.rank, where.world_size) == (3, 4, 1, 3, 4)
 
 
-def test_process_that_nobody_has_told_its_rank_asks_no_daemon(monkeypatch, tmp_path):
-    """Else each process of a job would join as rank 0 of 1 before its process group is there."""
+def test_process_with_unknown_rank_does_not_connect_to_a_daemon(monkeypatch, tmp_path):
+    """Otherwise each process of a job would join as rank 0 of 1 before its process group is initialised."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(ckptd.nxd.process, "job", lambda root: pytest.fail("a daemon was asked"))
     (tmp_path / ".ckptd").mkdir()
@@ -77,7 +77,7 @@ def test_process_that_nobody_has_told_its_rank_asks_no_daemon(monkeypatch, tmp_p
 
 
 def nxd(**functions):
-    """A stand-in for neuronx_distributed's own account of the ranks."""
+    """Installs a fake of neuronx_distributed's parallel_state."""
     module = types.ModuleType("neuronx_distributed.parallel_layers.parallel_state")
     for name, value in functions.items():
         setattr(module, name, lambda value=value: value)
@@ -96,7 +96,7 @@ STRIDED = dict(
 )
 
 
-def test_coordinates_are_those_that_nxd_gives_and_not_computed(monkeypatch):
+def test_coordinates_are_taken_from_nxd_and_not_computed(monkeypatch):
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "8")
     monkeypatch.setattr(sys, "modules", {**sys.modules, **nxd(**STRIDED)})
@@ -104,7 +104,7 @@ def test_coordinates_are_those_that_nxd_gives_and_not_computed(monkeypatch):
     assert (where.tp_rank, where.dp_rank, where.rank, where.cp_size, where.ep_size) == (2, 1, 5, 1, 1)
 
 
-def test_nxd_that_is_not_initialised_says_nothing(monkeypatch):
+def test_nxd_that_is_not_initialised_gives_no_topology(monkeypatch):
     monkeypatch.setattr(sys, "modules", {**sys.modules, **nxd(model_parallel_is_initialized=False)})
     assert _topology.complete(None).dp_size == 1
 

@@ -1,4 +1,4 @@
-"""Files that try to get more out of an unpickler than a state: whatever they hold, it is refused, and nothing has changed."""
+"""Files that attack the unpickler are refused, whatever they hold, and nothing is changed."""
 
 import io
 import pickle
@@ -13,7 +13,7 @@ import torch
 from ckptd._torch import script_check
 from ckptd.nxd import Topology, _loading, _pickles, _sources
 from nxd_trees import load_rank, torch_save, xser_as_torch_xla
-from written import saved, write_checkpoint
+from checkpoint_files import saved, write_checkpoint
 
 ALONE = Topology(rank=0, world_size=1)
 OPTIM = "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"
@@ -21,7 +21,7 @@ MODEL = "model/dp_rank_00_tp_rank_00_pp_rank_00.pt"
 
 
 def archive(pickled, **more):
-    """What torch.load takes for a checkpoint, with this pickle in it."""
+    """Returns a file that torch.load accepts as a checkpoint, with this pickle in it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as made:
         for name, data in {"data.pkl": pickled, "version": b"3\n", "byteorder": b"little", **more}.items():
@@ -49,7 +49,7 @@ def text(value):
 
 
 def pairs(**values):
-    """A dict of these pickled values."""
+    """Returns a pickled dict of these pickled values."""
     return pickle.MARK + b"".join(text(key) + value for key, value in values.items()) + pickle.DICT
 
 
@@ -116,7 +116,7 @@ def snapshot():
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_operations_on_what_no_state_has_are_refused(tmp_path, what):
+def test_unpickler_operations_on_other_objects_are_refused(tmp_path, what):
     before = snapshot()
     path = tmp_path / "t" / OPTIM
     path.parent.mkdir(parents=True)
@@ -127,8 +127,8 @@ def test_operations_on_what_no_state_has_are_refused(tmp_path, what):
     assert snapshot() == before
 
 
-def test_the_same_operations_on_what_states_have_are_allowed(tmp_path):
-    """So that none of those above is refused for another reason."""
+def test_unpickler_operations_on_objects_of_states_are_allowed(tmp_path):
+    """Shows that the attacks above are refused for no other reason."""
     ordered = name("collections", "OrderedDict") + pickle.EMPTY_TUPLE + pickle.REDUCE
     for operations in (
         (NEW_REFERENCE, pairs(tid=pickle.BININT1 + b"\x03"), pickle.BUILD),
@@ -148,8 +148,8 @@ MARKED["old"].expert_model_parallel = True
 
 
 @pytest.mark.parametrize("use_xser", [False, True])
-def test_marks_of_experts_that_others_pickled_with_the_tensors_are_read(tmp_path, use_xser):
-    """As NxD writes them on the CPU, and ckptd 0.1.0 wrote them."""
+def test_expert_marks_pickled_with_the_tensors_are_read(tmp_path, use_xser):
+    """NxD writes such tensors on the CPU, and ckptd 0.1.0 wrote them."""
     (xser_as_torch_xla if use_xser else torch_save)(tmp_path / "t", MODEL, dict(MARKED))
     target = {}
     load_rank(tmp_path, "t", ALONE, model=target)
@@ -160,7 +160,7 @@ def test_marks_of_experts_that_others_pickled_with_the_tensors_are_read(tmp_path
     assert torch.equal(into["up"], MARKED["up"].detach())
 
 
-def test_experts_that_a_device_wrote_come_with_what_the_first_one_has(tmp_path):
+def test_expert_files_are_completed_from_the_first_expert(tmp_path):
     """xser of NxD: what all experts share is in the folder of the first expert-parallel rank alone."""
     world = [nxd_job.topology(rank, dp=2, ep=2) for rank in range(2)]
     for where in world:
@@ -174,7 +174,7 @@ def test_experts_that_a_device_wrote_come_with_what_the_first_one_has(tmp_path):
 
 
 class Allowed:
-    """A class that a user knows."""
+    """A class that a user allows."""
 
     def __eq__(self, other):
         return type(other) is Allowed
@@ -205,7 +205,7 @@ def test_classes_that_the_user_allows_are_allowed_in_every_file(tmp_path):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """What torch.jit.load was called with."""
+    """Records the calls of torch.jit.load."""
     calls = []
     monkeypatch.setattr(torch.jit, "load", lambda *args, **named: calls.append(args) or "ran")
     return calls
@@ -233,11 +233,11 @@ def test_archives_that_torch_would_run_are_refused_in_committed_checkpoints(tmp_
             assert caught.value.reason == "UNSAFE_GLOBALS" and not seen
             checkpoint.load("good.pt", **more)
         if make is script:
-            assert checkpoint.load("f.pt", weights_only=False) == "ran"  # The user trusts it.
+            assert checkpoint.load("f.pt", weights_only=False) == "ran"  # The user trusts the file.
 
 
-def test_archive_that_becomes_a_script_after_it_was_looked_at_is_not_run():
-    """Whoever may write the file may do so between two reads of it."""
+def test_archive_that_becomes_a_script_after_the_check_is_not_run():
+    """Another process may write the file between two reads of it."""
     plain = saved({"a": 1})
 
     class Changing(io.BytesIO):
@@ -257,7 +257,7 @@ def test_archive_that_becomes_a_script_after_it_was_looked_at_is_not_run():
         torch.load(checked, weights_only=False, pickle_module=pickle)
 
 
-def test_what_is_plain_is_read_from_where_the_file_stands():
+def test_safe_file_is_read_from_its_present_position():
     for data in (saved({"a": 1}), b"", b"PK", b"\0" * 2000, b"x" * 2000):
         file = io.BytesIO(b"before" + data)
         file.seek(6)

@@ -1,4 +1,4 @@
-"""ZeRO-1 state from any number of data-parallel ranks to any other, held against NxD's rule as nxd_job has it."""
+"""ZeRO-1 state loaded by another number of data-parallel ranks, compared with NxD's rule as nxd_job implements it."""
 
 import ckptd
 import nxd_job
@@ -43,7 +43,7 @@ def test_only_the_pieces_that_are_needed_are_read(tmp_path):
 
     _reshard.load(Watched(str(tmp_path), "t"), rank_of(0, 4), _sources.Classes())
     pieces = {name.split("_tp_")[0] for name in read if ".tensors/" in name}
-    # Small parameters lie within the first pieces whatever dp is; the last third of the ranks has nothing for this one.
+    # A small parameter lies in the first pieces for any dp; the last third of the ranks has nothing of this one.
     assert "optim/dp_rank_00" in pieces and not pieces & {f"optim/dp_rank_0{dp}" for dp in (3, 4, 5, 6, 7)}
 
 
@@ -78,7 +78,7 @@ def test_state_that_cannot_be_cut_is_refused_with_what_is_wrong(tmp_path):
 
 
 def test_parameter_without_state_is_left_without(tmp_path):
-    """shape_info lists frozen parameters, too."""
+    """shape_info also lists frozen parameters."""
     pieces = [state({0: [4], 1: [3, 3]}, torch.ones(2) * dp) for dp in range(2)]
     write_two(tmp_path, *pieces)
     got = _reshard.load(_sources.Foreign(str(tmp_path), "t"), Topology(dp_size=1), _sources.Classes())

@@ -1,4 +1,4 @@
-"""Slices of files: what is read is no more than the chunks that they touch."""
+"""Slices of files: only the chunks that they touch are read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ckptd import _progress_bar
 from ckptd._memory import native
 from ckptd._reading.verified_file import RemoteFile
 from ckptd._wire.protocol import messages
-from written import CHUNK, write_checkpoint
+from checkpoint_files import CHUNK, write_checkpoint
 
 
 def bytes_read() -> int:
-    """By this process, of files, whatever served them."""
+    """Returns how many bytes this process has read from files, cached or not."""
     with open("/proc/self/io", encoding="ascii") as file:
         return int(next(line for line in file if line.startswith("rchar")).split()[1])
 
@@ -36,7 +36,7 @@ def test_slices_come_in_the_order_they_were_asked_for(files) -> None:
     checkpoint, content = files
     numbers = random.Random(6)
     ranges: List[Tuple[str, int, int]] = [("none", 0, 0), ("b", 3 * CHUNK, 0)]
-    for _ in range(200):  # Many of them reach over others.
+    for _ in range(200):  # Many of them overlap.
         name = numbers.choice(["a", "b"])
         offset = numbers.randrange(len(content[name]))
         ranges.append((name, offset, numbers.randrange(min(3 * CHUNK, len(content[name]) - offset) + 1)))
@@ -82,7 +82,7 @@ def test_corrupt_chunk_is_found_by_a_slice_that_touches_it_and_by_no_other(files
     assert caught.value.details["chunk"] == 7
 
 
-def test_progress_is_told_to_the_last_byte(files) -> None:
+def test_progress_reaches_the_last_byte(files) -> None:
     checkpoint, content = files
     seen: List[Tuple[int, int]] = []
     assert checkpoint.read("a", progress=lambda done, total: seen.append((done, total))) == content["a"]
@@ -99,7 +99,7 @@ def test_progress_without_tqdm_is_a_line_in_the_log(files, monkeypatch, caplog) 
     assert any("t/a" in record.getMessage() and "left" in record.getMessage() for record in caplog.records)
 
 
-def test_what_progress_raises_ends_the_reading(tmp_path: pathlib.Path) -> None:
+def test_exception_from_progress_ends_the_read(tmp_path: pathlib.Path) -> None:
     size = 256 << 20
     write_checkpoint(tmp_path, "t", 1, {"big": os.urandom(1 << 20) * (size >> 20)})
 
@@ -110,8 +110,8 @@ def test_what_progress_raises_ends_the_reading(tmp_path: pathlib.Path) -> None:
         checkpoint.read("big", progress=give_up)
 
 
-def test_slices_over_grpc_take_no_more_than_they_are(files) -> None:
-    """Of a daemon that this process has no way to the files of."""
+def test_slices_over_grpc_transfer_only_their_bytes(files) -> None:
+    """A fake session, for files that this process cannot open."""
     _, content = files
     asked: List[Any] = []
 
@@ -121,7 +121,7 @@ def test_slices_over_grpc_take_no_more_than_they_are(files) -> None:
         def stream(self, _: Any, request: Any, __: float) -> Iterator[Any]:
             asked.append(request)
             data = b"".join(content["a"][r.offset : r.offset + r.size_bytes] for r in request.ranges)
-            for at in range(0, len(data), 1000):  # Messages know nothing of ranges.
+            for at in range(0, len(data), 1000):  # A message may end inside a range.
                 yield messages.ReadFileResponse(data=data[at : at + 1000])
 
     ranges = [(3, 5), (3 * CHUNK - 1, 2500), (8 * CHUNK, 1)]

@@ -19,7 +19,7 @@ import torch
 from ckptd._memory import native
 from ckptd._reading.verified_file import RemoteFile
 from ckptd._wire.protocol import storage
-from written import CHUNK, encode_manifest, flip, saved, write_checkpoint
+from checkpoint_files import CHUNK, encode_manifest, flip, saved, write_checkpoint
 
 STATE = {
     "w": torch.randn(300, 1000),
@@ -47,7 +47,7 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def test_checkpoints_are_listed_by_sequence_and_nothing_else_is(root: pathlib.Path) -> None:
+def test_list_has_checkpoints_by_sequence_and_nothing_else(root: pathlib.Path) -> None:
     infos = ckptd.open_root(root).list()
     assert [(info.tag, info.step, info.sequence) for info in infos] == [("step_2", 2, 5), ("step_9", 9, 4)]
     assert infos[1].metrics == {"loss": 0.5}
@@ -71,7 +71,7 @@ def test_torch_objects_come_back_equal(root: pathlib.Path) -> None:
         back = checkpoint.load("model_0.pt")
     assert torch.equal(back["w"], STATE["w"]) and back["step"] == 3
     assert all(torch.equal(a, b) for a, b in zip(back["small"], STATE["small"]))
-    back["w"].add_(1)  # It is the caller's own memory.
+    back["w"].add_(1)  # The memory belongs to the caller.
     with ckptd.open_root(root).open("step_2") as checkpoint:
         assert torch.equal(checkpoint.load("model_0.pt", map_location="cpu")["w"], STATE["w"])
 
@@ -106,10 +106,10 @@ def test_one_wrong_bit_is_corrupt_and_names_file_and_chunk(root: pathlib.Path, a
         )
         for word in ("big", "step_2", f"chunk {at // CHUNK}", f"{error.details['expected']:#010x}"):
             assert word in str(error)
-        assert checkpoint.read("e") == b""  # The others are well.
+        assert checkpoint.read("e") == b""  # The other files are intact.
 
 
-def test_a_wrong_bit_in_a_tensor_that_torch_would_load_without_a_word_is_corrupt(root: pathlib.Path) -> None:
+def test_wrong_bit_in_a_tensor_is_corrupt_though_torch_would_load_it(root: pathlib.Path) -> None:
     path = root / "step_2/model_0.pt"
     at = path.read_bytes().index(STATE["w"].numpy().tobytes()[:64])
     flip(path, at + 100_000)
@@ -130,7 +130,7 @@ def test_a_file_of_another_size_is_corrupt(root: pathlib.Path, change: int) -> N
     assert caught.value.reason == "SHORT_FILE"
 
 
-def test_a_missing_file_is_corrupt_and_one_that_was_never_there_not_found(root: pathlib.Path) -> None:
+def test_missing_file_is_corrupt_and_unknown_name_is_not_found(root: pathlib.Path) -> None:
     (root / "step_2/big").unlink()
     with ckptd.open_root(root).open() as checkpoint:
         with pytest.raises(ckptd.Corrupt, match="big"):
@@ -155,7 +155,7 @@ MANIFEST = "step_2/.ckptd/manifest"
 
 
 @pytest.mark.parametrize("at", [0, 8, 12, 16, 20, 24, 33, 40, 4096, 4200])
-def test_a_manifest_with_one_wrong_bit_is_corrupt_and_the_older_checkpoint_stands(
+def test_manifest_with_one_wrong_bit_is_corrupt_and_the_older_checkpoint_is_latest(
     root: pathlib.Path, at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     flip(root / MANIFEST, at)
@@ -174,7 +174,7 @@ def test_a_manifest_that_ends_early_is_corrupt(root: pathlib.Path, size: int) ->
         ckptd.open_root(root).open("step_2")
 
 
-def test_a_manifest_with_something_behind_it_is_corrupt(root: pathlib.Path) -> None:
+def test_manifest_with_trailing_bytes_is_corrupt(root: pathlib.Path) -> None:
     with open(root / MANIFEST, "ab") as file:
         file.write(b"x")
     with pytest.raises(ckptd.Corrupt, match="more than"):
@@ -182,7 +182,7 @@ def test_a_manifest_with_something_behind_it_is_corrupt(root: pathlib.Path) -> N
 
 
 def rewrite(root: pathlib.Path, change: Any) -> None:
-    """A manifest that says something else, and is intact."""
+    """Writes an intact manifest with other content."""
     data = (root / MANIFEST).read_bytes()
     size = struct.unpack_from("<I", data, 12)[0]
     summary = storage.ManifestSummary.FromString(data[36 : 36 + size])
@@ -224,7 +224,7 @@ def test_a_manifest_of_a_later_version_says_to_install_a_newer_package(root: pat
     assert caught.value.reason == "NEWER_FORMAT"
 
 
-def test_a_checkpoint_that_somebody_renamed_is_not_listed_under_its_new_name(root: pathlib.Path) -> None:
+def test_renamed_checkpoint_is_not_listed_under_its_new_name(root: pathlib.Path) -> None:
     (root / "step_2").rename(root / "step_3")
     assert [info.tag for info in ckptd.open_root(root).list()] == ["step_9"]
 
@@ -232,7 +232,7 @@ def test_a_checkpoint_that_somebody_renamed_is_not_listed_under_its_new_name(roo
 @pytest.mark.parametrize(
     "tag", ["nothing", "not_ours", "a_file", "link", "", ".", "..", ".ckptd", "../x", "step_2/deep", "x\0y"]
 )
-def test_what_is_no_checkpoint_is_not_found(root: pathlib.Path, tag: str) -> None:
+def test_folder_that_is_not_a_checkpoint_is_not_found(root: pathlib.Path, tag: str) -> None:
     with pytest.raises(ckptd.NotFound) as caught:
         ckptd.open_root(root).open(tag)
     assert caught.value.reason == "NO_CHECKPOINT"
@@ -247,7 +247,7 @@ def test_an_empty_root_has_no_latest(tmp_path: pathlib.Path) -> None:
         ckptd.open_root(tmp_path / "missing")
 
 
-def test_none_to_resume_from_is_falsy_and_says_so_when_it_is_used() -> None:
+def test_empty_checkpoint_is_falsy_and_not_found_when_it_is_used() -> None:
     none = ckptd.Checkpoint(None, None)
     assert not none
     with none as same:
@@ -258,7 +258,7 @@ def test_none_to_resume_from_is_falsy_and_says_so_when_it_is_used() -> None:
             use()
 
 
-def test_a_closed_checkpoint_says_that_it_is(root: pathlib.Path) -> None:
+def test_reading_a_closed_checkpoint_is_not_found(root: pathlib.Path) -> None:
     checkpoint = ckptd.open_root(root).open()
     checkpoint.close()
     checkpoint.close()
@@ -279,8 +279,8 @@ def test_classes_that_could_run_code_are_refused_unless_they_are_named(tmp_path:
         assert checkpoint.load("m.pt", weights_only=False)["path"] == pathlib.PurePosixPath("/x")
 
 
-def test_it_needs_no_more_memory_than_the_tensors_themselves(tmp_path: pathlib.Path) -> None:
-    """The bytes of a storage are checked on their way into it: there is no copy of the file beside."""
+def test_load_needs_no_more_memory_than_the_tensors(tmp_path: pathlib.Path) -> None:
+    """The bytes of a storage are verified on their way into it, without a copy of the file beside."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""What a daemon took along is offered to the next one, against daemons in this process."""
+"""Saves that were sealed with a daemon that has ended are recovered by the next one; both are fakes in this process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from ckptd._wire.protocol import types
 from harness import until
 
-SEGMENT = 1 << 20  # Of the daemon.
-BIG = os.urandom((2 << 20) + 100_001)  # Crosses two of them.
+SEGMENT = 1 << 20  # Bytes of the fake daemon's segments.
+BIG = os.urandom((2 << 20) + 100_001)  # It lies in three of them.
 PUNCH = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 
@@ -47,7 +47,7 @@ def next_daemon(daemon: Any, hold: bool = False) -> None:
     daemon.start()
 
 
-def offering() -> List[threading.Thread]:
+def recovering() -> List[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "ckptd-save-recovery"]
 
 
@@ -59,13 +59,13 @@ def lost(save: ckptd.Save) -> ckptd.CkptdError:
 
 
 def punch(daemon: Any) -> None:
-    """As a daemon does that gives memory back."""
+    """Gives the memory of all segments back, as a daemon does."""
     libc = ctypes.CDLL(None, use_errno=True)
     for descriptor, _ in daemon.memory.values():
         assert libc.fallocate(descriptor, PUNCH, ctypes.c_long(0), ctypes.c_long(SEGMENT)) == 0
 
 
-def test_sealed_save_that_the_next_daemon_does_not_know_is_offered_to_it_as_it_was(
+def test_sealed_save_that_the_next_daemon_does_not_know_is_recovered_unchanged(
     daemon: Any, run: ckptd.Run
 ) -> None:
     daemon.hold = True
@@ -79,10 +79,10 @@ def test_sealed_save_that_the_next_daemon_does_not_know_is_offered_to_it_as_it_w
     assert (first.key, first.step, first.metrics) == (again.key, again.step, again.metrics)
     assert save.stall_seconds == stall and [len(join.orphaned) for join in daemon.requests["JoinRun"]] == [0, 0]
     assert run.failures() == []
-    until(lambda: not offering(), "the end of the thread")
+    until(lambda: not recovering(), "the end of the thread")
 
 
-def test_part_that_was_filled_file_by_file_is_offered_at_once_and_is_not_skipped(
+def test_part_filled_file_by_file_is_recovered_whole_and_not_skipped(
     daemon: Any, run: ckptd.Run
 ) -> None:
     daemon.hold = True
@@ -94,15 +94,15 @@ def test_part_that_was_filled_file_by_file_is_offered_at_once_and_is_not_skipped
     assert daemon.committed["t"] == {"a": BIG, "b": BIG[::-1]}
     again = daemon.requests["Begin"][1]
     assert again.busy == types.WAIT and not again.growing and [file.path for file in again.files] == ["a", "b"]
-    assert daemon.calls.count("Extend") == 2  # With the first daemon.
+    assert daemon.calls.count("Extend") == 2  # Both with the first daemon.
 
 
-def test_saves_are_offered_in_their_order_and_no_later_begin_overtakes_them(daemon: Any, run: ckptd.Run) -> None:
+def test_saves_are_recovered_in_order_and_no_later_begin_overtakes_them(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     first, second = run.save("one", files={"a": BIG}), run.save("two", files={"a": BIG[1:]})
     daemon.stop()
     daemon.hold = False
-    daemon.script["Begin"].append(lambda: time.sleep(0.5))  # While the third one is begun.
+    daemon.script["Begin"].append(lambda: time.sleep(0.5))  # Meanwhile the third save begins.
     daemon.start()
     third = run.save("three", files={"a": BIG[2:]})
     for save in (third, second, first):
@@ -111,7 +111,7 @@ def test_saves_are_offered_in_their_order_and_no_later_begin_overtakes_them(daem
     assert [daemon.committed[tag]["a"] for tag in ("one", "two", "three")] == [BIG, BIG[1:], BIG[2:]]
 
 
-def test_later_save_does_not_wait_for_a_daemon_longer_than_it_has_patience(daemon: Any, run: ckptd.Run) -> None:
+def test_save_behind_a_recovery_times_out(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     run.save("one", files={"a": b"1"})
     daemon.stop()
@@ -123,7 +123,7 @@ def test_later_save_does_not_wait_for_a_daemon_longer_than_it_has_patience(daemo
 
 
 @pytest.mark.parametrize("level", ["committed", "sealed", "failed"])
-def test_what_the_next_daemon_knows_is_not_offered(daemon: Any, run: ckptd.Run, level: str) -> None:
+def test_save_that_the_next_daemon_knows_is_not_uploaded_again(daemon: Any, run: ckptd.Run, level: str) -> None:
     daemon.hold = True
     save = run.save("t", files={"a": BIG})
 
@@ -147,21 +147,21 @@ def test_what_the_next_daemon_knows_is_not_offered(daemon: Any, run: ckptd.Run, 
     assert daemon.calls.count("Begin") == daemon.calls.count("Seal") == 1
 
 
-def test_save_that_would_overtake_a_newer_checkpoint_is_not_offered(daemon: Any, run: ckptd.Run) -> None:
+def test_save_that_would_overtake_a_newer_checkpoint_is_not_recovered(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     save = run.save("t", files={"a": BIG})
     daemon.latest = save.sequence + 1  # Published by the next daemon, for instance.
     next_daemon(daemon)
     assert "would no longer be the latest one" in str(lost(save))
     assert begun(daemon) == ["t"] and "t" not in daemon.committed
-    # The others hear of it.
+    # The other ranks are told.
     assert [[key.tag for key in join.orphaned] for join in daemon.requests["JoinRun"]] == [[], [], ["t"]]
 
 
-def test_bytes_that_another_save_has_overwritten_are_not_offered(daemon: Any, run: ckptd.Run) -> None:
+def test_overwritten_bytes_are_not_recovered(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     first = run.save("one", files={"a": BIG})
-    # It failed, which nobody has heard: its memory is lent again.
+    # The save failed, but the rank has not heard of it: its memory is lent again.
     daemon.free += daemon.saves["one", 1].parts[0].segments
     second = run.save("two", files={"a": BIG[::-1]})
     next_daemon(daemon)
@@ -171,7 +171,7 @@ def test_bytes_that_another_save_has_overwritten_are_not_offered(daemon: Any, ru
     assert [[key.tag for key in join.orphaned] for join in daemon.requests["JoinRun"]] == [[], ["one"]]
 
 
-def test_bytes_that_a_daemon_has_given_back_are_not_offered_as_zeros(daemon: Any, run: ckptd.Run) -> None:
+def test_freed_bytes_are_not_recovered_as_zeros(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     save = run.save("t", files={"a": BIG})
     punch(daemon)
@@ -180,7 +180,7 @@ def test_bytes_that_a_daemon_has_given_back_are_not_offered_as_zeros(daemon: Any
     assert daemon.committed == {} and begun(daemon) == ["t"]
 
 
-def test_bytes_that_are_given_back_until_memory_is_granted_are_not_offered_as_zeros(
+def test_bytes_freed_during_admission_are_not_recovered_as_zeros(
     daemon: Any, run: ckptd.Run
 ) -> None:
     daemon.hold = True
@@ -200,7 +200,7 @@ def test_bytes_that_are_given_back_until_memory_is_granted_are_not_offered_as_ze
     assert daemon.committed == {} and "Abort" in daemon.calls
 
 
-def test_offer_that_is_refused_is_lost_and_says_why(daemon: Any, run: ckptd.Run) -> None:
+def test_refused_recovery_is_lost_and_says_why(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     saves = [run.save(tag, files={"a": BIG}) for tag in ("one", "two", "three")]
     daemon.stop()
@@ -215,11 +215,11 @@ def test_offer_that_is_refused_is_lost_and_says_why(daemon: Any, run: ckptd.Run)
     assert [error.reason for error in run.failures()] == ["STAGED_LOST", "FENCED"]
 
 
-def test_offer_that_fails_after_its_seal_or_is_skipped_is_lost_and_says_why(daemon: Any, run: ckptd.Run) -> None:
+def test_recovery_that_fails_after_its_seal_or_is_skipped_is_lost_and_says_why(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     save = run.save("t", files={"a": BIG})
     next_daemon(daemon, hold=True)
-    until(lambda: ("t", 1) in daemon.saves and daemon.saves["t", 1].checkpoint.level == types.SEALED, "the offer")
+    until(lambda: ("t", 1) in daemon.saves and daemon.saves["t", 1].checkpoint.level == types.SEALED, "the recovery")
     daemon.fail("t", reason="RANKS_MISSING", ranks=[1])
     error = lost(save)
     assert "RANKS_MISSING" in str(error) and error.ranks == (1,)
@@ -229,7 +229,7 @@ def test_offer_that_fails_after_its_seal_or_is_skipped_is_lost_and_says_why(daem
     assert "no memory" in str(lost(save)) and save.level == "failed"
 
 
-def test_seal_of_an_offer_that_nobody_answers_is_neither_called_lost_nor_saved(
+def test_recovery_whose_seal_is_not_answered_ends_as_unknown(
     daemon: Any, run: ckptd.Run
 ) -> None:
     daemon.hold = True
@@ -242,7 +242,7 @@ def test_seal_of_an_offer_that_nobody_answers_is_neither_called_lost_nor_saved(
 
 
 @pytest.mark.parametrize("call", ["Wait", "GetCheckpoint", "Begin", "Seal"])
-def test_offer_that_loses_its_daemon_is_made_to_the_next_one(daemon: Any, run: ckptd.Run, call: str) -> None:
+def test_recovery_interrupted_by_a_restart_goes_on_with_the_next_daemon(daemon: Any, run: ckptd.Run, call: str) -> None:
     daemon.hold = True
     save = run.save("t", files={"a": BIG})
     until(lambda: daemon.calls.count("Wait") >= 1, "the question of the first daemon")
@@ -256,14 +256,14 @@ def test_offer_that_loses_its_daemon_is_made_to_the_next_one(daemon: Any, run: c
     assert daemon.started == 3 and daemon.committed["t"] == {"a": BIG}
 
 
-def test_save_whose_second_daemon_ends_during_the_offer_of_a_later_one_is_offered_before_that(
+def test_save_that_lost_its_second_daemon_is_recovered_before_a_later_one(
     daemon: Any, run: ckptd.Run
 ) -> None:
     daemon.hold = True
     first, second = run.save("one", files={"a": BIG}), run.save("two", files={"a": BIG[1:]})
     daemon.stop()
     one = daemon.requests["Begin"][0].key
-    daemon.script["JoinRun"].append(lambda: daemon.inherit(one))  # Which so goes on with the second daemon.
+    daemon.script["JoinRun"].append(lambda: daemon.inherit(one))  # The second daemon goes on with it.
     daemon.script["GetCheckpoint"].append(lambda: daemon.saves.pop((one.tag, one.ordinal)) and None)
     daemon.script["Begin"].append(
         lambda: (threading.Thread(target=daemon.restart).start(), time.sleep(0.5))[2:] or None
@@ -272,25 +272,25 @@ def test_save_whose_second_daemon_ends_during_the_offer_of_a_later_one_is_offere
     until(lambda: daemon.started == 3, "the third daemon")
     daemon.hold = False
     for tag in ("one", "two"):
-        until(lambda tag=tag: (tag, 1) in daemon.saves and daemon.saves[tag, 1].files, "the offers")
+        until(lambda tag=tag: (tag, 1) in daemon.saves and daemon.saves[tag, 1].files, "the recoveries")
         if tag not in daemon.committed:
             daemon.commit(tag)
     first.wait(timeout=20), second.wait(timeout=20)
     assert begun(daemon) == ["one", "two", "two", "one", "two"]
 
 
-def test_it_is_offered_again_from_where_it_was_offered_to(daemon: Any, run: ckptd.Run) -> None:
+def test_recovered_save_is_recovered_again_by_each_next_daemon(daemon: Any, run: ckptd.Run) -> None:
     daemon.hold = True
     save = run.save("t", files={"a": BIG})
     for count in (2, 3, 4):
         next_daemon(daemon, hold=True)
-        until(lambda count=count: daemon.calls.count("Seal") == count, "the offer")
+        until(lambda count=count: daemon.calls.count("Seal") == count, "the recovery")
     next_daemon(daemon)
     save.wait(timeout=20)
     assert daemon.committed["t"] == {"a": BIG}
 
 
-def test_memory_of_a_session_that_has_ended_is_kept_for_what_may_be_offered_and_no_longer(
+def test_memory_of_an_ended_session_is_kept_while_a_save_may_be_recovered_and_no_longer(
     daemon: Any, client: ckptd.Client, run: ckptd.Run
 ) -> None:
     run.save("zero", files={"a": BIG}).wait(timeout=20)
@@ -305,7 +305,7 @@ def test_memory_of_a_session_that_has_ended_is_kept_for_what_may_be_offered_and_
     daemon.script["Begin"].append(refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING"))
     daemon.start()
     save.wait(timeout=20)
-    gc.disable()  # No cycle keeps them.
+    gc.disable()  # Reference counts alone must free the mappings.
     try:
         until(lambda: not any(segment() for segment in segments), "the end of the mappings")
     finally:
@@ -313,7 +313,7 @@ def test_memory_of_a_session_that_has_ended_is_kept_for_what_may_be_offered_and_
     assert save.level == "committed"
 
 
-def test_close_ends_an_offer(daemon: Any, client: ckptd.Client, run: ckptd.Run) -> None:
+def test_close_ends_a_recovery(daemon: Any, client: ckptd.Client, run: ckptd.Run) -> None:
     daemon.hold = True
     save = run.save("t", files={"a": BIG})
     arrived, leave = threading.Event(), threading.Event()
@@ -322,7 +322,7 @@ def test_close_ends_an_offer(daemon: Any, client: ckptd.Client, run: ckptd.Run) 
     daemon.start()
     assert arrived.wait(20)
     client.close()
-    until(lambda: not offering(), "the end of the thread")
+    until(lambda: not recovering(), "the end of the thread")
     with pytest.raises(ckptd.Unavailable, match="closed"):
         save.wait(timeout=20)
     leave.set()

@@ -1,4 +1,4 @@
-"""From save() to its end, against a daemon in this process that does what the test tells it to."""
+"""Saves from save() to their end, with a fake daemon in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckptd._session.session import Session, is_transient
 from ckptd._wire.protocol import messages, types
 from harness import until
 
-BIG = os.urandom((2 << 20) + 100_001)  # Crosses two segments of the daemon.
+BIG = os.urandom((2 << 20) + 100_001)  # It lies in three segments of the daemon.
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def refusal(code: grpc.StatusCode, reason: str) -> Any:
 # ---- the usual
 
 
-def test_what_is_saved_is_what_the_daemon_gets(daemon: Any, run: ckptd.Run, tmp_path: pathlib.Path) -> None:
+def test_daemon_gets_the_bytes_that_are_saved(daemon: Any, run: ckptd.Run, tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_bytes(BIG[::-1])
     files = {"a": BIG, "b": b"", "c/d": ckptd.File(tmp_path / "file"), "e": BIG[:7]}
     save = run.save("t", step=7, files=files, metrics={"loss": 0.5}).wait(timeout=20)
@@ -69,7 +69,7 @@ def test_pointers_go_along_with_begin(daemon: Any, run: ckptd.Run) -> None:
         run.save("v", files={}, pointers={"latest": 7})  # type: ignore[dict-item]
 
 
-def test_a_later_save_uses_the_mapping_it_has(daemon: Any, run: ckptd.Run) -> None:
+def test_later_save_reuses_the_mapping(daemon: Any, run: ckptd.Run) -> None:
     for i in range(5):
         content = bytes([i]) * len(BIG)
         run.save(f"t{i}", files={"x": content}).wait(timeout=20)
@@ -77,7 +77,7 @@ def test_a_later_save_uses_the_mapping_it_has(daemon: Any, run: ckptd.Run) -> No
     assert daemon.calls.count("fetch_segments") == 1
 
 
-def test_file_by_file(daemon: Any, run: ckptd.Run) -> None:
+def test_part_filled_file_by_file_has_all_files(daemon: Any, run: ckptd.Run) -> None:
     with run.begin("t", step=1) as part:
         data = bytearray(b"first")
         part.add("a", data)
@@ -142,7 +142,7 @@ def test_wrong_arguments_are_refused_before_the_daemon_hears_of_them(
 # ---- waiting
 
 
-def test_waits_are_for_levels_in_order_and_end_with_patience(daemon: Any, tmp_path: pathlib.Path) -> None:
+def test_wait_returns_at_each_level_or_times_out(daemon: Any, tmp_path: pathlib.Path) -> None:
     daemon.hold = True
     first, second = two_ranks(daemon, tmp_path)
     save = first.save("t", files={"a": b"1"})
@@ -161,7 +161,7 @@ def test_waits_are_for_levels_in_order_and_end_with_patience(daemon: Any, tmp_pa
     assert save.wait("staged", timeout=0) is save
 
 
-def test_a_wait_shows_how_far_the_save_has_come(daemon: Any, run: ckptd.Run, monkeypatch: Any) -> None:
+def test_wait_shows_progress(daemon: Any, run: ckptd.Run, monkeypatch: Any) -> None:
     monkeypatch.setattr("ckptd._saving.save_state._PROGRESS_SECONDS", 0.01)
     daemon.hold = True
     save = run.save("t", files={"a": b"1" * 1000})
@@ -178,7 +178,7 @@ def test_a_wait_shows_how_far_the_save_has_come(daemon: Any, run: ckptd.Run, mon
 
     assert save.wait("committed", timeout=20, progress=progress).level == "committed"
     assert seen[:2] == [(250, 1000)] * 2 and (900, 1000) in seen and seen[-1] == (1000, 1000)
-    save.wait("committed", progress=progress)  # It is over: there is nothing to show.
+    save.wait("committed", progress=progress)  # The save has ended: there is nothing to show.
     with pytest.raises(ckptd.WaitTimeout):
         run.save("u", files={"a": b"1"}).wait("committed", timeout=0.05, progress=lambda done, total: None)
 
@@ -204,7 +204,7 @@ def test_a_cancelled_future_does_not_disturb_the_save(daemon: Any, run: ckptd.Ru
     assert save.wait(timeout=20).level == "committed"
 
 
-def test_a_failure_reaches_whoever_waits_and_every_later_wait(
+def test_failure_is_raised_by_present_and_later_waits(
     daemon: Any, run: ckptd.Run, caplog: Any
 ) -> None:
     daemon.hold = True
@@ -223,7 +223,7 @@ def test_a_failure_reaches_whoever_waits_and_every_later_wait(
     assert [failure.tag for failure in run.failures()] == ["t"]
 
 
-def test_a_failure_that_nobody_waits_for_is_a_warning_and_never_comes_out_of_a_later_save(
+def test_failure_without_a_wait_is_logged_and_not_raised_by_a_later_save(
     daemon: Any, run: ckptd.Run, caplog: Any
 ) -> None:
     daemon.hold = True
@@ -244,7 +244,7 @@ def test_a_failure_that_nobody_waits_for_is_a_warning_and_never_comes_out_of_a_l
     "level, kind",
     [(types.SUPERSEDED, ckptd.Superseded), (types.INDETERMINATE, ckptd.Indeterminate)],
 )
-def test_other_ends_have_their_own_class_and_level(
+def test_superseded_and_indeterminate_saves_have_their_own_class_and_level(
     daemon: Any, run: ckptd.Run, level: Any, kind: type
 ) -> None:
     daemon.hold = True
@@ -271,7 +271,7 @@ def test_a_skipped_save_returns_and_its_wait_raises(daemon: Any, run: ckptd.Run,
 
 
 @pytest.mark.parametrize("call", ["Begin", "Seal", "Extend"])
-def test_a_save_that_is_superseded_while_it_is_made_returns_as_such(
+def test_save_that_is_superseded_during_upload_returns_superseded(
     daemon: Any, run: ckptd.Run, call: str
 ) -> None:
     daemon.script[call].append(refusal(grpc.StatusCode.ABORTED, "SUPERSEDED"))
@@ -287,7 +287,7 @@ def test_a_save_that_is_superseded_while_it_is_made_returns_as_such(
     assert "Abort" not in daemon.calls
 
 
-def test_what_is_refused_is_raised_and_nothing_was_copied(daemon: Any, run: ckptd.Run) -> None:
+def test_refused_save_raises_before_anything_is_copied(daemon: Any, run: ckptd.Run) -> None:
     for code, reason, kind in [
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "NO_SPACE", ckptd.NoSpace),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "ADMISSION_TIMEOUT", ckptd.Busy),
@@ -305,7 +305,7 @@ def test_what_is_refused_is_raised_and_nothing_was_copied(daemon: Any, run: ckpt
 # ---- aborting
 
 
-def test_an_exception_inside_the_with_aborts_for_all_ranks_and_comes_out(
+def test_exception_inside_the_with_aborts_for_all_ranks_and_is_raised(
     daemon: Any, tmp_path: pathlib.Path
 ) -> None:
     first, second = two_ranks(daemon, tmp_path)
@@ -332,18 +332,18 @@ def test_a_value_that_cannot_be_saved_ends_the_save_of_the_other_ranks_at_once(
         other.wait(timeout=20)
 
 
-def test_ranks_that_come_later_hear_of_it_too(daemon: Any, tmp_path: pathlib.Path) -> None:
+def test_ranks_that_save_after_the_abort_hear_of_it(daemon: Any, tmp_path: pathlib.Path) -> None:
     first, second = two_ranks(daemon, tmp_path)
     with pytest.raises(TypeError):
         first.save("t", files={"a": object()})
     with pytest.raises(ckptd.CheckpointFailed) as caught:
         second.save("t", files={"b": b"2"})
     assert caught.value.reason == "SAVE_ABORTED"
-    assert first.save("t", files={"a": b""}).level == "staged"  # The next one is a new save on both.
+    assert first.save("t", files={"a": b""}).level == "staged"  # The next save is a new one on both ranks.
     second.save("t", files={"b": b""}).wait(timeout=20)
 
 
-def test_ctrl_c_in_save_aborts_it_and_comes_out(daemon: Any, run: ckptd.Run) -> None:
+def test_ctrl_c_in_save_aborts_it_and_is_raised(daemon: Any, run: ckptd.Run) -> None:
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     daemon.script["Begin"].append(lambda: time.sleep(5))
     signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -361,7 +361,7 @@ def test_ctrl_c_in_save_aborts_it_and_comes_out(daemon: Any, run: ckptd.Run) -> 
 # ---- a daemon that restarts
 
 
-def test_a_save_goes_on_with_the_next_daemon_wherever_the_first_one_ended(
+def test_save_goes_on_with_the_next_daemon_after_a_restart_at_any_step(
     daemon: Any, run: ckptd.Run
 ) -> None:
     for call in ("Begin", "Seal"):
@@ -372,7 +372,7 @@ def test_a_save_goes_on_with_the_next_daemon_wherever_the_first_one_ended(
         assert save.level == "committed"
         assert daemon.committed[f"at_{call}"] == {"a": BIG, "b": b"x"}
     keys = {(r.key.tag, r.key.ordinal) for r in daemon.requests["Begin"]}
-    assert keys == {("at_Begin", 1), ("at_Seal", 1)}  # The same save each time.
+    assert keys == {("at_Begin", 1), ("at_Seal", 1)}  # The same keys each time.
 
 
 def test_files_that_were_added_before_a_restart_are_saved_as_they_were_then(
@@ -389,14 +389,14 @@ def test_files_that_were_added_before_a_restart_are_saved_as_they_were_then(
     assert daemon.committed["t"] == {"a": BIG, "b": b"later"}
 
 
-def test_a_seal_whose_answer_was_lost_is_asked_again_and_nothing_else(daemon: Any, run: ckptd.Run) -> None:
+def test_seal_whose_answer_was_lost_is_repeated_alone(daemon: Any, run: ckptd.Run) -> None:
     daemon.script["Seal"].append(refusal(grpc.StatusCode.UNAVAILABLE, ""))
     run.save("t", files={"a": BIG}).wait(timeout=20)
     assert daemon.calls.count("Seal") == 2 and daemon.calls.count("Begin") == 1
     assert daemon.calls.count("JoinRun") == 1
 
 
-def test_a_new_daemon_hears_which_saves_the_old_one_took_along_that_nobody_can_offer(
+def test_new_daemon_is_told_which_saves_cannot_be_recovered(
     daemon: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CKPTD_TRANSPORT", "grpc")
@@ -415,7 +415,7 @@ def test_a_new_daemon_hears_which_saves_the_old_one_took_along_that_nobody_can_o
     assert [key.tag for key in daemon.requests["JoinRun"][2].orphaned] == ["next"]
 
 
-def test_without_a_daemon_a_save_gives_up_after_its_patience(daemon: Any, run: ckptd.Run) -> None:
+def test_save_without_a_daemon_times_out(daemon: Any, run: ckptd.Run) -> None:
     daemon.stop()
     started = time.monotonic()
     with pytest.raises(ckptd.Unavailable):
@@ -424,7 +424,7 @@ def test_without_a_daemon_a_save_gives_up_after_its_patience(daemon: Any, run: c
     daemon.start()
 
 
-def test_a_draining_daemon_is_asked_again(daemon: Any, run: ckptd.Run) -> None:
+def test_request_to_a_draining_daemon_is_repeated(daemon: Any, run: ckptd.Run) -> None:
     daemon.script["Begin"] += [refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING")] * 3
     run.save("t", files={}).wait(timeout=20)
     assert daemon.calls.count("Begin") == 4
@@ -433,7 +433,7 @@ def test_a_draining_daemon_is_asked_again(daemon: Any, run: ckptd.Run) -> None:
 # ---- sessions
 
 
-def test_no_daemon_is_said_with_what_to_do(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_daemon_is_unavailable_with_what_to_do(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ckptd.Unavailable, match="LocalDaemon") as caught:
         ckptd.connect(f"unix:{tmp_path}/none.sock")
     assert f"{tmp_path}/none.sock" in str(caught.value)
@@ -445,7 +445,7 @@ def test_no_daemon_is_said_with_what_to_do(tmp_path: pathlib.Path, monkeypatch: 
             ckptd.connect(endpoint)
 
 
-def test_a_socket_of_others_is_said_with_what_to_do(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_without_permission_is_refused_with_what_to_do(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -455,7 +455,7 @@ def test_a_socket_of_others_is_said_with_what_to_do(tmp_path: pathlib.Path, monk
     assert caught.value.reason == "EACCES"
 
 
-def test_leaving_ends_the_session_and_so_does_losing_it(daemon: Any, tmp_path: pathlib.Path) -> None:
+def test_session_ends_with_the_with_block_and_with_the_last_reference(daemon: Any, tmp_path: pathlib.Path) -> None:
     with ckptd.connect(daemon.endpoint) as client:
         run = client.run(tmp_path / "root", rank=0, world_size=1)
     assert daemon.goodbyes == 1
@@ -471,7 +471,7 @@ def test_leaving_ends_the_session_and_so_does_losing_it(daemon: Any, tmp_path: p
     until(lambda: daemon.goodbyes == 2, "the session that nobody refers to any more to end")
 
 
-def test_session_that_another_thread_has_replaced_is_no_daemon_and_no_crash(daemon: Any, tmp_path: pathlib.Path) -> None:
+def test_call_in_a_session_that_another_thread_has_closed_is_unavailable(daemon: Any, tmp_path: pathlib.Path) -> None:
     session = Session(daemon.endpoint, "instance", keeper=False, must_share=False, timeout=5)
     session.close()
     request = messages.ListCheckpointsRequest(parent="runs/x")
@@ -481,7 +481,7 @@ def test_session_that_another_thread_has_replaced_is_no_daemon_and_no_crash(daem
         assert is_transient(caught.value)
 
 
-def test_use_after_fork_raises_in_the_child_and_does_not_disturb_the_parent(
+def test_use_after_fork_raises_in_the_child_and_leaves_the_parent_alone(
     daemon: Any, client: ckptd.Client, run: ckptd.Run
 ) -> None:
     daemon.hold = True
@@ -543,7 +543,7 @@ def test_bytes_go_over_grpc_where_there_is_no_hand_off_socket(daemon: Any, tmp_p
     assert daemon.committed["t"] == {"a": BIG}
 
 
-def test_a_restart_in_the_middle_of_a_stream_is_survived_too(daemon: Any, remote: ckptd.Run) -> None:
+def test_save_over_grpc_survives_a_restart_of_the_daemon(daemon: Any, remote: ckptd.Run) -> None:
     daemon.script["Seal"].append(
         lambda: (threading.Thread(target=daemon.restart).start(), time.sleep(0.5))[2:] or None
     )
@@ -551,7 +551,7 @@ def test_a_restart_in_the_middle_of_a_stream_is_survived_too(daemon: Any, remote
     assert daemon.committed["t"] == {"a": BIG}
 
 
-def test_what_was_streamed_file_by_file_before_a_restart_is_lost_and_said_so(
+def test_files_sent_over_grpc_before_a_restart_are_lost_and_raise(
     daemon: Any, remote: ckptd.Run
 ) -> None:
     with pytest.raises(ckptd.CheckpointFailed, match="save again") as caught, remote.begin("t") as part:
@@ -561,7 +561,7 @@ def test_what_was_streamed_file_by_file_before_a_restart_is_lost_and_said_so(
     assert caught.value.reason == "SESSION_LOST"
 
 
-def test_memory_that_is_taken_back_before_it_is_mapped_is_the_end_of_the_save_and_says_why(
+def test_segment_revoked_before_it_is_mapped_raises_why_the_save_ended(
     daemon: Any, run: ckptd.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end_first(*_: Any) -> None:

@@ -1,8 +1,8 @@
-// What Python cannot do fast: checksums, batches of copies, mappings. A plain C interface for ctypes, which
-// releases the GIL around each call. Nothing here keeps state, throws or knows Python; every function may be
-// called from any thread.
+// The native library of the Python client: checksums, batches of copies, verified reads and mappings.
 //
-// Nothing of C++'s runtime library is used either, and of glibc only what it had long ago.
+// It is a plain C interface for ctypes, which releases the GIL around each call. Nothing here keeps state,
+// throws or uses Python, and every function may be called from any thread. It needs no C++ runtime library,
+// and of glibc only symbols of version 2.17.
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -23,8 +23,7 @@
 #include "storage/base/streaming_copy.h"
 #include "storage/io/verified_read.h"
 
-// These two moved from libpthread to libc with glibc 2.34; under the version they had before, every glibc has
-// them.
+// These two moved from libpthread to libc in glibc 2.34. Under their older version, every glibc has them.
 #if defined(__x86_64__) && defined(__GLIBC__)
 __asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
 __asm__(".symver pthread_join,pthread_join@GLIBC_2.2.5");
@@ -35,11 +34,11 @@ __asm__(".symver pthread_join,pthread_join@GLIBC_2.2.5");
 namespace {
 
 constexpr int kMostThreads = 64;
-constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Below this a thread costs more than it gives.
+constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Bytes. For fewer, a thread costs more than it gains.
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
-// work(context, share) for each share in [0, shares), by as many threads; the caller is one. Threads that
-// cannot be made are done without.
+// Runs work(context, share) for each share in [0, shares), on as many threads, of which the caller is one.
+// Uses fewer threads if some cannot be made.
 void ForEachShare(int shares, void (*work)(void*, int), void* context) {
   struct Shared {
     int shares;
@@ -59,7 +58,8 @@ void ForEachShare(int shares, void (*work)(void*, int), void* context) {
   for (int i = 0; i < started; ++i) pthread_join(threads[i], nullptr);
 }
 
-// work() by a thread that gives way, and here where none can be made. The caller's own could not come back.
+// Runs work() on a thread with idle priority, or on the caller's if none can be made. The caller could not
+// raise its own priority again.
 template <typename Work>
 void InBackground(Work work) {
   pthread_t thread;
@@ -77,8 +77,7 @@ int SharesFor(uint64_t bytes, int threads) {
   return std::clamp(threads, 1, useful);
 }
 
-// Pieces of a file image that are to be copied between memory of their own and a part: segments that follow
-// one another.
+// Pieces of a file image to copy between their own memory and a part, whose memory is consecutive segments.
 struct CopyJob {
   const uint64_t* segment_addresses;
   const uint64_t* segment_ends;  // In the part, ascending.
@@ -89,13 +88,13 @@ struct CopyJob {
   const uint64_t* lengths;
   uint64_t count;
   bool out;       // From the part to the pieces.
-  uint64_t from;  // Only what lies within [from, to) of the file.
+  uint64_t from;  // Copy only the bytes [from, to) of the file.
   uint64_t to;
   uint64_t total;
   int shares;
 };
 
-// `size` bytes at `at` in the part, which may lie in several segments.
+// Copies `size` bytes at `at` in the part, which may lie in several segments.
 void CopyPiece(const CopyJob& job, uint64_t at, char* piece, uint64_t size) {
   const uint64_t* const ends = job.segment_ends;
   uint64_t segment = static_cast<uint64_t>(std::upper_bound(ends, ends + job.segment_count, at) - ends);
@@ -111,7 +110,7 @@ void CopyPiece(const CopyJob& job, uint64_t at, char* piece, uint64_t size) {
   }
 }
 
-// Of all the bytes laid end to end, the share-th part.
+// Copies the share-th part of all bytes, laid end to end.
 void CopyShare(void* context, int share) {
   const auto& job = *static_cast<const CopyJob*>(context);
   const uint64_t begin = job.total / job.shares * share;
@@ -131,7 +130,7 @@ void CopyShare(void* context, int share) {
   }
 }
 
-// Addresses where huge pages can be used, for `size` bytes; null, with errno, when there are none.
+// Reserves addresses for `size` bytes at which huge pages can be used. Null, with errno, if that fails.
 char* ReserveAligned(uint64_t size) {
   const uint64_t room = size + kHugePage;
   void* raw = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -144,8 +143,8 @@ char* ReserveAligned(uint64_t size) {
   return aligned;
 }
 
-// A page that is written is copied. Of those that were reserved for the system none may be left at that
-// moment, which would be a SIGBUS: they are set aside now, or the mapping fails.
+// A write to a private mapping copies the page. If no huge page is left in the system's reserve at that
+// moment, the write is a SIGBUS. So set the pages aside now, or let the mapping fail.
 int PrivateFlags(int fd) {
   constexpr long kHugetlbfs = 0x958458f6;  // HUGETLBFS_MAGIC
   struct statfs stat;
@@ -155,19 +154,19 @@ int PrivateFlags(int fd) {
 
 }  // namespace
 
-// Version of this interface: the package refuses a library that does not match.
+// The version of this interface. The package refuses a library with another version.
 CKPTD_EXPORT int ckptd_native_version() { return 7; }
 
-// Continues `crc`, which is 0 at the start.
+// Returns the CRC32C of some bytes; `crc` is that of the bytes before them, 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
   return ckptd::Crc32c(std::span(static_cast<const std::byte*>(data), size), crc);
 }
 
 // Copies lengths[i] bytes from addresses[i] to offsets[i] of a file, or, with `out`, the other way, for i in
-// [0, count), by up to `threads` threads, each an equal share of the bytes; of the file, only [from, to). The
-// file begins at `base` of a part, whose memory is segments one after another: segment_ends[i] is where the
-// i-th ends in the part. In the background it gives way to all other work on the machine. 0, or ERANGE, with
-// nothing copied, when the part is too small.
+// [0, count); of the file, only the bytes [from, to). Up to `threads` threads copy an equal share of the
+// bytes each. The file begins at `base` of a part, whose memory is consecutive segments: the i-th ends at
+// segment_ends[i] in the part. In the background it runs with idle priority. Returns 0, or ERANGE, with
+// nothing copied, if the part is too small.
 CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* segment_ends,
                             uint64_t segment_count, uint64_t base, const uint64_t* offsets,
                             const uint64_t* addresses, const uint64_t* lengths, uint64_t count, uint64_t from,
@@ -189,7 +188,7 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t first = std::max(offsets[i], from), last = std::min(offsets[i] + lengths[i], to);
     if (first >= last) continue;
-    // Modulo 2^64: `base` is less than 0 where a window of a file is the whole target.
+    // Modulo 2^64: `base` is negative if the target is only a window of the file.
     if (base + first > room || room - (base + first) < last - first) return ERANGE;
     job.total += last - first;
   }
@@ -199,13 +198,14 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
   return 0;
 }
 
-// Reads lengths[i] bytes from offsets[i] of a file to addresses[i], for i in [0, count), by up to `threads`
-// threads, and checks every chunk that they touch against expected, which has the CRC32C of each chunk of the
-// file. The pieces are in the order of the file, none reaches over another or beyond `file_size`. 0: all is
-// well. Else an errno of reading, ENODATA where the file ended early, EBADMSG for a wrong CRC; *bad is then
-// the chunk and *found its CRC, and what was read is not to be used. *done grows meanwhile by the bytes that
-// are read, and soon after *stop is not 0 it ends with ECANCELED; both may be null. In the background it
-// gives way to all other work on the machine.
+// Reads lengths[i] bytes from offsets[i] of a file to addresses[i], for i in [0, count), with up to `threads`
+// threads, and verifies every chunk that they touch against `expected`, the CRC32C of each chunk of the file.
+// The pieces are ordered by offset, do not overlap, and do not reach beyond `file_size`.
+//
+// Returns 0, or an errno: that of the failed read, ENODATA if the file ended early, EBADMSG for a wrong CRC.
+// Then *bad is the chunk and *found its CRC, and the bytes must not be used. *done grows by the bytes that
+// are read. Soon after *stop becomes nonzero the call ends with ECANCELED. Both may be null. In the
+// background it runs with idle priority.
 CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t file_size, uint64_t chunk_bytes,
                                      const uint32_t* expected, const uint64_t* offsets,
                                      const uint64_t* addresses, const uint64_t* lengths, uint64_t count,
@@ -221,9 +221,9 @@ CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t file_size, uint64_t chunk_
   return fault.error;
 }
 
-// Maps a segment, shared, to read it and perhaps to write to it, at an address where huge pages can be used,
-// with its page table filled in: page by page inside a copy that would cost four times the copy. Not
-// inherited by fork. 0 or an errno.
+// Maps a segment, shared, for reading and, with `writable`, for writing, at an address where huge pages can
+// be used. Fills the page table in: faulting page by page during a copy would take four times as long as the
+// copy. A forked child does not inherit the mapping. Returns 0 or an errno.
 CKPTD_EXPORT int ckptd_map(int fd, uint64_t size, int writable, void** address) {
   char* const aligned = ReserveAligned(size);
   if (aligned == nullptr) return errno;
@@ -238,9 +238,8 @@ CKPTD_EXPORT int ckptd_map(int fd, uint64_t size, int writable, void** address) 
   return 0;
 }
 
-// Maps segments one after another, so that each process that writes there has pages of its own from then on:
-// what lies in the segments does not change. Their sizes are multiples of 2 MiB. Inherited by fork. 0 or an
-// errno.
+// Maps segments one after another, privately: a write copies the page, and the segments do not change. Their
+// sizes are multiples of 2 MiB. A forked child inherits the mapping. Returns 0 or an errno.
 CKPTD_EXPORT int ckptd_map_private(const int* fds, const uint64_t* sizes, uint64_t count, void** address) {
   uint64_t total = 0;
   for (uint64_t i = 0; i < count; ++i) total += sizes[i];
@@ -253,7 +252,7 @@ CKPTD_EXPORT int ckptd_map_private(const int* fds, const uint64_t* sizes, uint64
       munmap(aligned, total);
       return error;
     }
-    // Advice: else each page is faulted in when it is first read.
+    // Only advice: without it, each page is faulted in when it is first read.
     madvise(at, sizes[i], MADV_POPULATE_READ);
   }
   *address = aligned;

@@ -1,4 +1,4 @@
-"""Checkpoints as the daemon leaves them, made by the documented format."""
+"""Writes checkpoints as the daemon does, in the documented format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_checkpoint(
     step: Optional[int] = None,
     **metrics: float,
 ) -> pathlib.Path:
-    """As the daemon leaves one."""
+    """Writes a checkpoint as the daemon does."""
     folder = root / tag
     (folder / ".ckptd").mkdir(parents=True)
     body = storage.ManifestBody()
