@@ -1,4 +1,4 @@
-"""`ckptctl convert nxd-zero` compared with the reference in zero.py: between all numbers of ranks, and the
+"""`ckptctl convert nxd-zero` compared with the reference in zero1_states.py: between all numbers of ranks, and the
 input that it must refuse.
 """
 
@@ -10,8 +10,8 @@ import sys
 
 import pytest
 import torch
-import zero
-from zero import check_tag, contents, full_state, write_tag
+import zero1_states
+from zero1_states import check_tag, contents, full_state, write_tag
 
 TO_FULL, TO_SHARDED = "--convert_to_full", "--convert_to_sharded"
 
@@ -60,7 +60,7 @@ KINDS = {
     "several parameter groups": {},
     "master weights": {"master_weights": True},
     "frozen parameters": {"frozen": (0, 5)},
-    "all frozen": {"frozen": tuple(zero.SHAPES)},
+    "all frozen": {"frozen": tuple(zero1_states.SHAPES)},
     "a tensor as learning rate": {"tensor_lr": True},
     "more states than Adam's": {"more": True},
     "bfloat16": {"dtype": torch.bfloat16},
@@ -91,9 +91,9 @@ def test_three_shards_convert_to_two(tmp_path, convert):
     states = grid(1, 1)
     tag = write_tag(tmp_path / "tag", states, 2)
     convert(tag, tmp_path / "out", TO_SHARDED, "--dp_size=3")
-    shapes = [list(s["exp_avg"].shape) for s in zero.load_state(tmp_path / "out/optim" / zero.name_of(False, 2, 0, 0))["base_state"].values()]
+    shapes = [list(s["exp_avg"].shape) for s in zero1_states.load_state(tmp_path / "out/optim" / zero1_states.name_of(False, 2, 0, 0))["base_state"].values()]
     assert shapes == [[5, 6], [3, 5], [1, 9], [2, 3, 2], [1], [4], [3, 4], [1]]
-    last = zero.load_state(tmp_path / "out/optim" / zero.name_of(False, 2, 0, 0))["base_state"][0]["exp_avg"]
+    last = zero1_states.load_state(tmp_path / "out/optim" / zero1_states.name_of(False, 2, 0, 0))["base_state"][0]["exp_avg"]
     assert torch.equal(last[:3], states[0, 0]["base_state"][0]["exp_avg"][10:]) and not last[3:].any()
 
 
@@ -105,7 +105,7 @@ def test_reads_views_of_larger_storages_and_inline_tensors_beside_references(tmp
             padded = torch.cat([states[name], torch.full([2, *states[name].shape[1:]], 9.0)])
             states[name] = padded[: len(states[name])]
     tag = write_tag(tmp_path / "tag", {(0, 0): full}, 1, full=True, rest=False)
-    (tag / "optim" / (zero.name_of(True, 0, 0, 0) + ".tensors")).mkdir()
+    (tag / "optim" / (zero1_states.name_of(True, 0, 0, 0) + ".tensors")).mkdir()
     answer = convert(tag, tmp_path / "out", TO_SHARDED, "--dp_size=4")
     assert answer["to"]["xser"]
     check_tag(tmp_path / "out", {(0, 0): full_state()}, 4)
@@ -179,7 +179,7 @@ def test_existing_output_is_refused(tmp_path, refused, convert):
 
 def test_missing_files_are_all_named_in_one_error(tmp_path, refused):
     tag = write_tag(tmp_path / "tag", grid(2, 1), 3)
-    gone = [zero.name_of(False, 1, 0, 0), zero.name_of(False, 2, 1, 0)]
+    gone = [zero1_states.name_of(False, 1, 0, 0), zero1_states.name_of(False, 2, 1, 0)]
     for name in gone:
         (tag / "optim" / name).unlink()
     assert ", ".join(gone) in refused(4, tag, tmp_path / "out", TO_FULL)
@@ -200,18 +200,18 @@ def test_pickle_that_would_run_code_is_refused(tmp_path, refused):
             return os.system, (f"touch {tmp_path}/harmed",)
 
     tag = write_tag(tmp_path / "tag", grid(1, 1), 2)
-    state = zero.shard(full_state(), 1, 2)
+    state = zero1_states.shard(full_state(), 1, 2)
     state["param_groups"][0]["lr"] = Harm()
-    torch.save(state, tag / "optim" / zero.name_of(False, 1, 0, 0))
+    torch.save(state, tag / "optim" / zero1_states.name_of(False, 1, 0, 0))
     assert "UNSAFE_PICKLE" in refused(4, tag, tmp_path / "out", TO_FULL)
     assert not (tmp_path / "harmed").exists()
 
 
 def test_states_that_differ_between_ranks_are_refused(tmp_path, refused):
     tag = write_tag(tmp_path / "tag", grid(1, 1), 2)
-    state = zero.shard(full_state(), 1, 2)
+    state = zero1_states.shard(full_state(), 1, 2)
     state["param_groups"][1]["lr"] = 0.5
-    torch.save(state, tag / "optim" / zero.name_of(False, 1, 0, 0))
+    torch.save(state, tag / "optim" / zero1_states.name_of(False, 1, 0, 0))
     words = refused(4, tag, tmp_path / "out", TO_FULL)
     assert "param_groups[1]['lr'] is 0.02 and 0.5 on dp rank 0 and dp rank 1" in words
 
@@ -221,13 +221,13 @@ def test_experts_of_several_ranks_are_refused(tmp_path, refused):
     shapes = {0: [13, 6], 1: [8, 4]}
     tag = write_tag(tmp_path / "tag", {(0, 0): full_state(shapes=shapes)}, 2)
     for rank in range(2):
-        state = zero.shard(full_state(shapes=shapes), rank, 2)
+        state = zero1_states.shard(full_state(shapes=shapes), rank, 2)
         state["base_state"][1] = full_state(rank, shapes=shapes)["base_state"][1]
-        path = tag / "optim" / zero.name_of(False, rank, 0, 0)
+        path = tag / "optim" / zero1_states.name_of(False, rank, 0, 0)
         torch.save(state, path)
     assert "experts?" in refused(4, tag, tmp_path / "out", TO_FULL)
     for rank in range(2):
-        path = tag / "optim" / zero.name_of(False, rank, 0, 0)
+        path = tag / "optim" / zero1_states.name_of(False, rank, 0, 0)
         torch.save({**torch.load(path), "ep_base_state_offset": 1}, path)
     assert "the state has experts" in refused(4, tag, tmp_path / "out", TO_SHARDED, "--dp_size=4")
 

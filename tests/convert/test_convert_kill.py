@@ -12,7 +12,7 @@ import time
 
 import pytest
 from converter import convert_command
-from zero import check_tag, contents, full_state, write_tag
+from zero1_states import check_tag, contents, full_state, write_tag
 
 SHAPES = {0: [4_000, 1_000], 1: [3, 5], 2: [1_000_001]}
 
