@@ -1,4 +1,5 @@
-"""The modules of the Python package import each other as tests/architecture/layers.toml allows, and in no circle.
+"""The modules of the Python package import each other as tests/architecture/layers.toml allows, and in no
+circle.
 
 All imports count: those at the top of a module, those inside functions, and those under TYPE_CHECKING.
 """
@@ -16,7 +17,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS: Dict[str, List[str]] = tomllib.loads((ROOT / "tests/architecture/layers.toml").read_text())["python"]
 SOURCES = ROOT / "client/python"
 PACKAGE = "ckptd"
-GENERATED = ("ckptd.v1", "ckptd.storage")  # They are not in the source tree, and import nothing of the package.
+# They are not in the source tree, and import nothing of the package.
+GENERATED = ("ckptd.v1", "ckptd.storage")
 
 
 def module_name(path: str) -> str:
@@ -58,7 +60,8 @@ def graph_of(sources: Dict[str, str]) -> Dict[str, Set[str]]:
 def layer_of(module: str, layers: Dict[str, List[str]]) -> str:
     """The most specific entry of the table that a module belongs to; empty if there is none.
 
-    A package's name stands for the modules below it, but the name of the whole package for its __init__ alone.
+    A package's name stands for the modules below it, but the name of the whole package for its __init__
+    alone.
     """
     found = [name for name in layers if module == name or (name != PACKAGE and is_below(module, name))]
     return max(found, key=len, default="")

@@ -148,7 +148,7 @@ def test_tag_without_done_file_is_ignored(root):
     for tag in ("begun", "deleted"):
         with pytest.raises(RuntimeError, match=f"no checkpoint {tag} .*it has no `done`"):
             load(root, tag)
-    with pytest.raises(RuntimeError, match="no checkpoint never .*it is not there"):
+    with pytest.raises(RuntimeError, match="no checkpoint never .*there is no such directory"):
         load(root, "never")
     with pytest.raises(RuntimeError, match="no checkpoint under directory"):
         load(root)
@@ -230,7 +230,7 @@ def test_saved_root_has_layout_and_order_of_nxd(daemon, root):
     [
         ({"tag": "epoch_1/step_2"}, "a tag with a slash would be saved where no loader looks"),
         ({"use_zero1_dcp": True}, "NxD itself cannot load"),
-        ({"checkpoint_dir_str": "s3://bucket/ckpts"}, "not to S3 yet"),
+        ({"checkpoint_dir_str": "s3://bucket/ckpts"}, "and not to S3"),
     ],
 )
 def test_arguments_that_would_lose_data_are_refused(root, arguments, what):
@@ -241,13 +241,13 @@ def test_arguments_that_would_lose_data_are_refused(root, arguments, what):
 
 def test_zero1_with_context_parallel_is_refused_on_every_rank_before_saving(daemon, root):
     nxd.configure(endpoint=daemon.endpoint, topology=Topology(cp_rank=0, cp_size=2, rank=0, world_size=2))
-    with pytest.raises(ValueError, match="all but one of them would be lost"):
+    with pytest.raises(ValueError, match="all shards but one would be lost"):
         nxd.save_checkpoint(root, "t", optimizer={}, zero1_optimizer=True)
 
 
 def test_every_function_refuses_s3_and_zero1_dcp():
     for call in (nxd.has_checkpoint, nxd.load_checkpoint):
-        with pytest.raises(ValueError, match="not to S3 yet"):
+        with pytest.raises(ValueError, match="and not to S3"):
             call("s3://bucket/ckpts")
     with pytest.raises(ValueError, match="use_zero1_dcp"):
         nxd.load_checkpoint("/tmp", use_zero1_dcp=True)

@@ -1,4 +1,6 @@
-"""A fake daemon in this process: it speaks the protocol, keeps committed files in a dictionary, and obeys the test."""
+"""A fake daemon in this process: it speaks the protocol, keeps committed files in a dictionary, and obeys the
+test.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,9 @@ class SaveState:
 class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type: ignore[misc]
     """A daemon in this process.
 
-    `calls` lists the names of the calls that it got. `script[name]` is a queue of functions; one of them runs before
-    each call of that name, and may refuse the call or end the daemon. A sealed save is committed at once unless `hold`
-    is set.
+    `calls` lists the names of the calls that it got. `script[name]` is a queue of functions; one of them runs
+    before each call of that name, and may refuse the call or end the daemon. A sealed save is committed at
+    once unless `hold` is set.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:

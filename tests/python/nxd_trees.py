@@ -1,5 +1,5 @@
-"""Checkpoints on disk in NxD's layout: written by ckptd.nxd's own rules, rank by rank but without a daemon, or by torch alone as
-releases of NxD have written them.
+"""Checkpoints on disk in NxD's layout: written by ckptd.nxd's own rules, rank by rank but without a daemon,
+or by torch alone as releases of NxD have written them.
 """
 
 import contextlib
@@ -73,8 +73,9 @@ def frameworks():
 
 
 def xser_as_torch_xla(root, name, state, info=True, list_bug=False, shared=True):
-    """A state as torch_xla writes it, and NxD over it: references by tid, depth first. list_bug: tensors in lists as NxD leaves
-    them; info=False: as releases up to 0.6.0; shared=False: without the files of what all experts share.
+    """A state as torch_xla writes it, and NxD over it: references by tid, depth first. list_bug: tensors in
+    lists as NxD leaves them; info=False: as releases up to 0.6.0; shared=False: without the files of what all
+    experts share.
     """
     with frameworks() as (reference, internal):
         tensors = []

@@ -1,4 +1,6 @@
-"""Background reads run with idle priority, in threads of their own, so that the trainer's threads keep theirs."""
+"""Background reads run with idle priority, in threads of their own, so that the trainer's threads keep
+theirs.
+"""
 
 from __future__ import annotations
 

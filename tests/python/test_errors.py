@@ -1,4 +1,6 @@
-"""Errors as users see them: the reason, or else the code, chooses the class; reason, tag and ranks are always set."""
+"""Errors as users see them: the reason, or else the code, chooses the class; reason, tag and ranks are always
+set.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Deferred tensors, on a simulated device that cannot copy into a given buffer and counts the bytes that it sends."""
+"""Deferred tensors, on a simulated device that cannot copy into a given buffer and counts the bytes that it
+sends.
+"""
 
 import array
 import ctypes

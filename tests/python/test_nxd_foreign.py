@@ -1,4 +1,6 @@
-"""Reading checkpoints of every layout that releases of NxD write, in files that torch makes here; and NxD's latest."""
+"""Reading checkpoints of every layout that releases of NxD write, in files that torch makes here; and NxD's
+latest.
+"""
 
 import collections
 import logging

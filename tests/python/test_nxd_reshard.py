@@ -1,4 +1,6 @@
-"""ZeRO-1 state loaded by another number of data-parallel ranks, compared with NxD's rule as nxd_job implements it."""
+"""ZeRO-1 state loaded by another number of data-parallel ranks, compared with NxD's rule as nxd_job
+implements it.
+"""
 
 import ckptd
 import nxd_job
@@ -43,7 +45,8 @@ def test_only_the_pieces_that_are_needed_are_read(tmp_path):
 
     _reshard.load(Watched(str(tmp_path), "t"), rank_of(0, 4), _sources.Classes())
     pieces = {name.split("_tp_")[0] for name in read if ".tensors/" in name}
-    # A small parameter lies in the first pieces for any dp; the last third of the ranks has nothing of this one.
+    # A small parameter lies in the first pieces for any dp; the last third of the ranks has nothing of this
+    # one.
     assert "optim/dp_rank_00" in pieces and not pieces & {f"optim/dp_rank_0{dp}" for dp in (3, 4, 5, 6, 7)}
 
 

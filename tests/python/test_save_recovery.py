@@ -1,4 +1,6 @@
-"""Saves that were sealed with a daemon that has ended are recovered by the next one; both are fakes in this process."""
+"""Saves that were sealed with a daemon that has ended are recovered by the next one; both are fakes in this
+process.
+"""
 
 from __future__ import annotations
 

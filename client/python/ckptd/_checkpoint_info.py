@@ -21,7 +21,8 @@ class CheckpointInfo:
         metrics (Dict[str, float]): the numbers that it was saved with.
         files (Tuple[str, ...]): the names of its files, of all ranks.
         level (str): see :attr:`Save.level`.
-        time (datetime.datetime, optional): when it was committed, in UTC; when it was begun, if it is not committed.
+        time (datetime.datetime, optional): when it was committed, in UTC; when it was begun, if it is not
+            committed.
         pinned (bool): retention never removes it.
         reason (str): why it failed; a reason of docs/protocol.md. Empty if it did not fail.
         error (str): the message that goes with ``reason``.

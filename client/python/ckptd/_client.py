@@ -36,9 +36,9 @@ def connect(endpoint: Optional[str] = None, timeout: float = _CONNECT_SECONDS) -
 class Client:
     """A client of one daemon, made by :func:`connect`; a context manager.
 
-    Thread-safe. It belongs to the process that made it: use after a fork raises ``CkptdError`` with the reason
-    ``FORKED``. After a restart of the daemon it connects again by itself. Its session ends with :meth:`close`, or when
-    neither the client nor a run, save or checkpoint of it is referred to any more.
+    Thread-safe. It belongs to the process that made it: use after a fork raises ``CkptdError`` with the
+    reason ``FORKED``. After a restart of the daemon it connects again by itself. Its session ends with
+    :meth:`close`, or when neither the client nor a run, save or checkpoint of it is referred to any more.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Client:
         Args:
             root (str or os.PathLike): the directory, which is made if it is missing.
             rank (int, optional): this process's rank. Default: the process group's, else ``$RANK``, else 0
-            world_size (int, optional): the number of ranks. Default: the process group's, else ``$WORLD_SIZE``, else 1
+            world_size (int, optional): the number of ranks. Default: the process group's, else
+                ``$WORLD_SIZE``, else 1
             num_kept_ckpts (int, optional): how many committed checkpoints to keep, at least 1. Default: all
             run_id (str): the id that the root's run must have. Default: any
             attempt (int, optional): the attempt that this launch must be. Default: any

@@ -1,4 +1,7 @@
-"""The command ckptd-nxd-convert, which runs `ckptctl convert nxd-zero`. It takes the flags of NxD's converter."""
+"""The command ckptd-nxd-convert, which runs `ckptctl convert nxd-zero`.
+
+It takes the flags of NxD's converter.
+"""
 
 import os
 import sys

@@ -1,4 +1,6 @@
-"""Shows people how far a long operation has come: a tqdm bar, or a line in the log every few seconds without tqdm."""
+"""Shows people how far a long operation has come: a tqdm bar, or a line in the log every few seconds without
+tqdm.
+"""
 
 import contextlib
 import logging
@@ -8,7 +10,8 @@ from typing import Any, Callable, Iterator, Union
 _log = logging.getLogger("ckptd")
 _LINE_SECONDS = 5.0  # Between two lines in the log.
 
-Progress = Union[bool, Callable[[int, int], Any]]  # Whether to show it, or a function of (bytes done, bytes in all).
+# Whether to show it, or a function of (bytes done, bytes in all).
+Progress = Union[bool, Callable[[int, int], Any]]
 
 
 @contextlib.contextmanager

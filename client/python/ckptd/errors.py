@@ -1,4 +1,7 @@
-"""The exceptions of ckptd. Programs should decide by their class or ``reason``, which are stable, not by the message."""
+"""The exceptions of ckptd.
+
+Programs should decide by their class or ``reason``, which are stable, not by the message.
+"""
 
 from typing import Any, Dict, Optional, Sequence, Tuple, Type
 

@@ -18,7 +18,8 @@ from ckptd import errors
 from ckptd._client import Client
 
 _START_SECONDS = 30.0
-_MAX_SOCKET_PATH = 99  # Bytes. A Unix socket allows 107, and the hand-off socket's path has 8 more than this one.
+# Bytes. A Unix socket allows 107, and the hand-off socket's path has 8 more than this one.
+_MAX_SOCKET_PATH = 99
 _BACKENDS = {"auto": "BACKEND_AUTO", "io_uring": "BACKEND_IO_URING", "threads": "BACKEND_THREADS"}
 # What a service manager passes to this process is not meant for its daemon.
 _NOT_INHERITED = (
@@ -34,7 +35,8 @@ _NOT_INHERITED = (
 def find_program(name: str = "ckptd") -> str:
     """Returns the path of a program of this package.
 
-    It is beside ``$CKPTD_BIN`` (the path of the program ckptd) if that is set, else beside this Python, else on PATH.
+    It is beside ``$CKPTD_BIN`` (the path of the program ckptd) if that is set, else beside this Python, else
+    on PATH.
 
     Raises:
         NotFound: there is no such program.
@@ -64,11 +66,12 @@ def find_program(name: str = "ckptd") -> str:
 class LocalDaemon:
     """A private daemon: starts the one of a folder, or joins it if it is running. A context manager.
 
-    Many processes may do so at once; one of them starts the daemon, and its arguments count until the daemon ends.
+    Many processes may do so at once; one of them starts the daemon, and its arguments count until the daemon
+    ends.
 
-    The daemon outlives the process that started it, until everything that is sealed is published. Then it ends at
-    once if its last user has left the ``with`` block, or after ``idle_timeout`` if its users have died. It does not
-    survive what ends every process of a container, a cgroup or a login session.
+    The daemon outlives the process that started it, until everything that is sealed is published. Then it
+    ends at once if its last user has left the ``with`` block, or after ``idle_timeout`` if its users have
+    died. It does not survive what ends every process of a container, a cgroup or a login session.
 
     Args:
         folder (str or os.PathLike): for its configuration, state and log; made if it is missing.
@@ -110,8 +113,8 @@ class LocalDaemon:
         """Starts or joins the daemon, as entering the ``with`` block does.
 
         Raises:
-            Unavailable: the daemon did not start, with the end of its log; or another process has been starting it, or
-                the one before has been shutting down, for a minute.
+            Unavailable: the daemon did not start, with the end of its log; or another process has been
+                starting it, or the one before has been shutting down, for a minute.
             Refused: another user could write to the folder.
             NotFound: the program ckptd is not installed.
         """
@@ -124,7 +127,10 @@ class LocalDaemon:
         return self
 
     def stop(self) -> None:
-        """Leaves the daemon, as leaving the ``with`` block does. After the last user it publishes what is sealed and ends."""
+        """Leaves the daemon, as leaving the ``with`` block does.
+
+        After the last user it publishes what is sealed and ends.
+        """
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             keeper.close()

@@ -38,16 +38,18 @@ class _LocalFiles(NamedTuple):
 
 
 class Checkpoint:
-    """A committed checkpoint that is open for reading; a context manager. Falsy if there is none to resume from.
+    """A committed checkpoint that is open for reading; a context manager. Falsy if there is none to resume
+    from.
 
-    From :meth:`Run.open`, :meth:`Run.resume`, :meth:`Run.restore` or :meth:`Root.open`. Use it from one thread at a
-    time. While it is open, neither retention nor a new save of its tag removes it. Every byte that it returns was
-    verified: ``Corrupt`` names the file and the chunk that is not what was saved. The daemon is told of the damage,
-    remembers it, and offers an older checkpoint from then on.
+    From :meth:`Run.open`, :meth:`Run.resume`, :meth:`Run.restore` or :meth:`Root.open`. Use it from one
+    thread at a time. While it is open, neither retention nor a new save of its tag removes it. Every byte
+    that it returns was
+    verified: ``Corrupt`` names the file and the chunk that is not what was saved. The daemon is told of the
+    damage, remembers it, and offers an older checkpoint from then on.
 
-    Leaving the ``with`` block of one from :meth:`Run.resume` waits until every rank has left its own, so that no rank
-    trains on alone. It raises ``Corrupt`` if a rank has found damage, ``CheckpointFailed`` if a rank could not go on,
-    and ``WaitTimeout`` with the ranks that are missing. Then call :meth:`Run.resume` again.
+    Leaving the ``with`` block of one from :meth:`Run.resume` waits until every rank has left its own, so that
+    no rank trains on alone. It raises ``Corrupt`` if a rank has found damage, ``CheckpointFailed`` if a rank
+    could not go on, and ``WaitTimeout`` with the ranks that are missing. Then call :meth:`Run.resume` again.
 
     Attributes:
         background (bool): read with idle priority, see :meth:`Run.open`. May be set between reads.
@@ -147,7 +149,8 @@ class Checkpoint:
             List: the buffers, in the order of ``ranges``.
 
         Raises:
-            Refused: a slice reaches beyond its file, or does not fit its buffer. No byte of that file was read.
+            Refused: a slice reaches beyond its file, or does not fit its buffer. No byte of that file was
+                read.
             NotFound: the checkpoint has no such file.
             Corrupt: a chunk is not what was saved.
         """
@@ -172,28 +175,29 @@ class Checkpoint:
         Args:
             name (str): the file.
             map_location: as in ``torch.load``. Default: ``"cpu"``
-            weights_only (bool): refuse classes that could run code. ``False`` allows everything, for files that you
-                trust. Default: ``True``
+            weights_only (bool): refuse classes that could run code. ``False`` allows everything, for files
+                that you trust. Default: ``True``
             safe_globals (Sequence): classes to allow with ``weights_only=True``.
-            into (optional): a state with the same names, shapes and dtypes, whose tensors are filled in place, on
-                whatever device they are, without a second copy in memory. Its values that are not tensors are set, too.
-            mmap (bool): if the file is in the daemon's memory, map that memory instead of copying it. The tensors last
-                as long as this process uses them, even after the checkpoint is closed or the daemon has ended, and what
-                it writes to them is its own. The daemon can use the memory again when this process's session ends. If
-                the daemon does not have the bytes, or could not admit a save beside them, they are read as without
-                ``mmap``. Default: ``False``
-            progress (bool or callable): ``True`` shows a tqdm bar, or lines in the log if tqdm is not installed; a
-                function is called with (bytes done, bytes in all). Default: ``False``
+            into (optional): a state with the same names, shapes and dtypes, whose tensors are filled in
+                place, on whatever device they are, without a second copy in memory. Its values that are not
+                tensors are set, too.
+            mmap (bool): if the file is in the daemon's memory, map that memory instead of copying it. The
+                tensors last as long as this process uses them, even after the checkpoint is closed or the
+                daemon has ended, and what it writes to them is its own. The daemon can use the memory again
+                when this process's session ends. If the daemon does not have the bytes, or could not admit a
+                save beside them, they are read as without ``mmap``. Default: ``False``
+            progress (bool or callable): ``True`` shows a tqdm bar, or lines in the log if tqdm is not
+                installed; a function is called with (bytes done, bytes in all). Default: ``False``
 
         Returns:
             The loaded object, which is ``into`` if that was given.
 
         Raises:
-            Refused: ``into`` does not fit, with the names that differ; nothing of it was changed. Or the file holds
-                classes that are not allowed.
+            Refused: ``into`` does not fit, with the names that differ; nothing of it was changed. Or the file
+                holds classes that are not allowed.
             NotFound: the checkpoint has no such file.
-            Corrupt: the file is not what was saved. ``into`` may hold old and new bytes then: load another checkpoint
-                into it.
+            Corrupt: the file is not what was saved. ``into`` may hold old and new bytes then: load another
+                checkpoint into it.
         """
         if mmap and into is not None:
             raise errors.invalid("into= and mmap=True were given; into= copies and mmap=True does not, so give one of them")
@@ -360,8 +364,8 @@ def opened(
 ) -> Checkpoint:
     """Returns the checkpoint that Resume or OpenCheckpoint has opened.
 
-    This process reads the files itself if it can open them. Otherwise the daemon reads them, also if the manifest is no
-    longer the one that the daemon has just read.
+    This process reads the files itself if it can open them. Otherwise the daemon reads them, also if the
+    manifest is no longer the one that the daemon has just read.
 
     Args:
         root: descriptor of the root directory, or None.
@@ -417,8 +421,8 @@ class Root:
     def list(self) -> List[CheckpointInfo]:
         """Returns the committed checkpoints, newest first.
 
-        One whose manifest is damaged is left out, with a warning in the log. ``damage`` is set for one that a reader
-        has found to be damaged.
+        One whose manifest is damaged is left out, with a warning in the log. ``damage`` is set for one that a
+        reader has found to be damaged.
         """
         found = []
         for _, name in self._summaries():
@@ -469,8 +473,8 @@ class Root:
         Args:
             tag (str): the checkpoint; ``"latest"`` is the newest one that is not known to be damaged, and
                 ``passed_over`` of the result names the newer ones that are. Default: ``"latest"``
-            strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its place.
-                Default: ``False``
+            strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its
+                place. Default: ``False``
             background (bool): read with idle priority, see :meth:`Run.open`. Default: ``False``
 
         Returns:

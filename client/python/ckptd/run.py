@@ -108,27 +108,29 @@ class Run:
     ) -> Save:
         """Saves this rank's part of a checkpoint. Returns when its bytes are staged, after one copy of them.
 
-        Every rank calls it with the same tag and step; a rank that contributes nothing passes ``files={}``. From then
-        on the values may change: the checkpoint becomes durable without them, even if every rank is killed.
+        Every rank calls it with the same tag and step; a rank that contributes nothing passes ``files={}``.
+        From then on the values may change: the checkpoint becomes durable without them, even if every rank is
+        killed.
 
         Args:
             tag (str): the checkpoint's name, and the name of its directory in the root.
-            files (Mapping[str, Any]): name -> value. A value is bytes-like, a :class:`File`, a :class:`Torch`, or any
-                object under a name that ends in ``.pt``, ``.pth``, ``.bin`` or ``.ckpt``, which is saved as
-                ``torch.save`` would save it. A name belongs to one rank.
+            files (Mapping[str, Any]): name -> value. A value is bytes-like, a :class:`File`, a
+                :class:`Torch`, or any object under a name that ends in ``.pt``, ``.pth``, ``.bin`` or
+                ``.ckpt``, which is saved as ``torch.save`` would save it. A name belongs to one rank.
             step (int, optional): a label.
             metrics (Mapping[str, float], optional): numbers to keep with the checkpoint.
-            pointers (Mapping[str, str], optional): name -> text of files in the root itself that name this checkpoint
-                for other programs, as DeepSpeed's ``latest`` does: ``pointers={"latest": tag}``. They are written after
-                the commit; of several checkpoints that name one, the newest counts. At most 8, together 1024 bytes.
-                Ranks may repeat them, but must not differ. A pointer is rewritten when a daemon starts, and retention
-                does not remove the checkpoint that it names.
-            busy (str): what to do while there is no room: ``"wait"``, up to ``timeout``; ``"skip"``, which gives this
-                save up; or ``"supersede"``, which ends the older save that not all ranks have sealed. The level of a
-                save that ended like that is ``"skipped"`` or ``"superseded"``. Default: ``"wait"``
+            pointers (Mapping[str, str], optional): name -> text of files in the root itself that name this
+                checkpoint for other programs, as DeepSpeed's ``latest`` does: ``pointers={"latest": tag}``.
+                They are written after the commit; of several checkpoints that name one, the newest counts. At
+                most 8, together 1024 bytes. Ranks may repeat them, but must not differ. A pointer is
+                rewritten when a daemon starts, and retention does not remove the checkpoint that it names.
+            busy (str): what to do while there is no room: ``"wait"``, up to ``timeout``; ``"skip"``, which
+                gives this save up; or ``"supersede"``, which ends the older save that not all ranks have
+                sealed. The level of a save that ended like that is ``"skipped"`` or ``"superseded"``.
+                Default: ``"wait"``
             timeout (float): seconds to wait for room, and for a daemon that restarts. Default: 30
-            views (str): ``"compact"`` drops the parts of storages that no tensor uses; ``"keep"`` saves storages whole,
-                as ``torch.save`` does. Default: ``"compact"``
+            views (str): ``"compact"`` drops the parts of storages that no tensor uses; ``"keep"`` saves
+                storages whole, as ``torch.save`` does. Default: ``"compact"``
 
         Returns:
             Save: the save, which goes on by itself.
@@ -181,7 +183,8 @@ class Run:
         return Part(upload)
 
     def failures(self) -> List[errors.CkptdError]:
-        """Returns the errors of saves of this rank that did not become checkpoints, oldest first; the last 100.
+        """Returns the errors of saves of this rank that did not become checkpoints, oldest first; the last
+        100.
 
         They are what :meth:`Save.wait` raises, or would have raised. Skipped saves are not among them.
         """
@@ -242,18 +245,20 @@ class Run:
     ) -> Checkpoint:
         """Opens the checkpoint that this attempt resumes from: the same one on every rank.
 
-        It is the newest one that is not known to be damaged; ``passed_over`` of the result names newer ones that are.
-        Earlier attempts are fenced off. What they had sealed is waited for until it is published or has failed.
+        It is the newest one that is not known to be damaged; ``passed_over`` of the result names newer ones
+        that are. Earlier attempts are fenced off. What they had sealed is waited for until it is published or
+        has failed.
 
-        Leaving the result's ``with`` block waits until every rank has left its own. If a rank has found damage, it
-        raises ``Corrupt`` on all ranks, and the next call gives all of them the next older checkpoint.
-        :meth:`restore` does that by itself.
+        Leaving the result's ``with`` block waits until every rank has left its own. If a rank has found
+        damage, it raises ``Corrupt`` on all ranks, and the next call gives all of them the next older
+        checkpoint. :meth:`restore` does that by itself.
 
         Args:
             timeout (float): seconds to wait for what earlier attempts had sealed. Default: 60
-            strict (bool): raise ``Corrupt`` rather than open an older checkpoint in the place of a damaged one.
-                Default: ``False``
-            finish_timeout (float): seconds to wait for the other ranks at the end of the ``with`` block. Default: 600
+            strict (bool): raise ``Corrupt`` rather than open an older checkpoint in the place of a damaged
+                one. Default: ``False``
+            finish_timeout (float): seconds to wait for the other ranks at the end of the ``with`` block.
+                Default: 600
 
         Returns:
             Checkpoint: a context manager; falsy if there is no checkpoint.
@@ -286,14 +291,17 @@ class Run:
         strict: bool = False,
         finish_timeout: float = 600.0,
     ) -> T:
-        """Loads the same checkpoint on every rank. If one rank finds it damaged, all of them load the next older one.
+        """Loads the same checkpoint on every rank. If one rank finds it damaged, all of them load the next
+        older one.
 
             state = run.restore(lambda c: c.load("model.pt") if c else None)
 
-        Every rank calls it. ``load`` may be called several times, and must not use what an earlier call has loaded.
+        Every rank calls it. ``load`` may be called several times, and must not use what an earlier call has
+        loaded.
 
         Args:
-            load (Callable[[Checkpoint], T]): loads this rank's state; the checkpoint is falsy if there is none.
+            load (Callable[[Checkpoint], T]): loads this rank's state; the checkpoint is falsy if there is
+                none.
             timeout, strict, finish_timeout: as in :meth:`resume`.
 
         Returns:
@@ -302,7 +310,8 @@ class Run:
         Raises:
             Corrupt: every checkpoint is damaged.
             CheckpointFailed: another rank could not load the checkpoint.
-            WaitTimeout: another rank did not load it in time, or an earlier attempt's save was not finished in time.
+            WaitTimeout: another rank did not load it in time, or an earlier attempt's save was not finished
+                in time.
             Fenced: a newer attempt of the run has begun.
             Unavailable: no daemon answered in time.
         """
@@ -316,26 +325,28 @@ class Run:
                     loaded = load(checkpoint)
                 return loaded
             except errors.Corrupt as error:
-                # Offered again: `load` has raised for another checkpoint, or the daemon has not heard of the damage.
+                # Offered again: `load` has raised for another checkpoint, or the daemon has not heard of the
+                # damage.
                 if before is not None and checkpoint.sequence >= before:
                     raise
                 before = checkpoint.sequence
                 _log.warning("ckptd: loading the next older checkpoint: %s", error)
 
     def prefetch(self, tag: str = "latest", timeout: float = 600.0) -> "concurrent.futures.Future[CheckpointInfo]":
-        """Has the daemon read a checkpoint into its memory while this process does something else. Returns at once.
+        """Has the daemon read a checkpoint into its memory while this process does something else. Returns at
+        once.
 
-        One rank of a node does it for all. :meth:`resume` and :meth:`open` read the checkpoint from memory then, and
-        wait for it while it is being read.
+        One rank of a node does it for all. :meth:`resume` and :meth:`open` read the checkpoint from memory
+        then, and wait for it while it is being read.
 
         Args:
             tag (str): the checkpoint. Default: ``"latest"``
             timeout (float): seconds that reading may take. Default: 600
 
         Returns:
-            Future[CheckpointInfo]: the checkpoint, when it is in memory. Nobody needs to wait for it. It raises
-            ``Refused`` if there is too little memory for it beside a save, and ``Corrupt`` if it is damaged; then
-            readers read the disk.
+            Future[CheckpointInfo]: the checkpoint, when it is in memory. Nobody needs to wait for it. It
+            raises ``Refused`` if there is too little memory for it beside a save, and ``Corrupt`` if it is
+            damaged; then readers read the disk.
         """
         joined = self._membership.joined()
         request = messages.PrefetchRequest(name=f"{joined.run}/checkpoints/{tag}")
@@ -356,13 +367,14 @@ class Run:
         """Opens a committed checkpoint for reading by this rank alone.
 
         Args:
-            tag (str): the checkpoint; ``"latest"`` is the newest one that is not known to be damaged. Default:
-                ``"latest"``
-            strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its place.
+            tag (str): the checkpoint; ``"latest"`` is the newest one that is not known to be damaged.
+                Default: ``"latest"``
+            strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its
+                place. Default: ``False``
+            background (bool): read with idle priority, for a reader such as an evaluation beside a job that
+                trains. It uses a core only when nothing else wants it (SCHED_IDLE), and the disk serves its
+                reads last if its scheduler has an idle class. It may take very long while every core is busy.
                 Default: ``False``
-            background (bool): read with idle priority, for a reader such as an evaluation beside a job that trains. It
-                uses a core only when nothing else wants it (SCHED_IDLE), and the disk serves its reads last if its
-                scheduler has an idle class. It may take very long while every core is busy. Default: ``False``
 
         Returns:
             Checkpoint: a context manager.

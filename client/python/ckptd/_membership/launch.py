@@ -1,4 +1,5 @@
-"""Which rank of which launch this process is: from arguments, the process group, or the launcher's environment.
+"""Which rank of which launch this process is: from arguments, the process group, or the launcher's
+environment.
 
 Never starts a collective: a rank that is missing must not block the others here.
 """
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple, Optional
 
 from ckptd import errors
 
-# Launchers set these to the number of processes that they started. Where one is more than 1 and nothing tells the
-# rank, we refuse: a default of rank 0 would let several processes save as rank 0.
+# Launchers set these to the number of processes that they started. Where one is more than 1 and nothing tells
+# the rank, we refuse: a default of rank 0 would let several processes save as rank 0.
 _SIZE_HINTS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
 
 
@@ -65,7 +66,10 @@ def _find_rank(group: Any) -> "tuple[int, int]":
 
 
 def process_group() -> Any:
-    """Returns torch.distributed if this process has initialised its default group, else None. Never imports torch."""
+    """Returns torch.distributed if this process has initialised its default group, else None.
+
+    Never imports torch.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed
@@ -89,7 +93,9 @@ def _local_world_size(world_size: int) -> int:
 
 
 def _launch_id(group: Any) -> str:
-    """Returns a text that is the same on all ranks of one launch and differs between launches, as far as is known."""
+    """Returns a text that is the same on all ranks of one launch and differs between launches, as far as is
+    known.
+    """
     explicit = os.environ.get("CKPTD_LAUNCH_ID")
     if explicit:
         return f"env-{explicit}"[:500]
@@ -101,7 +107,8 @@ def _launch_id(group: Any) -> str:
 
 
 def _from_store(group: Any) -> str:
-    """Returns the id that the first rank to ask put into the process group's store; empty if there is no store.
+    """Returns the id that the first rank to ask put into the process group's store; empty if there is no
+    store.
 
     The store lives as long as the launch.
     """
@@ -124,8 +131,8 @@ def _from_launcher() -> str:
     """Returns the id that torchrun, Slurm or MPI give a launch; empty if none of them started this process."""
     environment = os.environ
     if "TORCHELASTIC_RUN_ID" in environment:
-        # The id is "none" unless the user chose one, so it alone does not tell two launches apart. torchrun makes a
-        # new folder of error files for each launch and each restart.
+        # The id is "none" unless the user chose one, so it alone does not tell two launches apart. torchrun
+        # makes a new folder of error files for each launch and each restart.
         folder = os.path.dirname(os.path.dirname(environment.get("TORCHELASTIC_ERROR_FILE", "")))
         restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         return f"elastic-{environment['TORCHELASTIC_RUN_ID']}-{restart}-{folder or environment.get('MASTER_PORT', '')}"
@@ -148,7 +155,10 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Returns when a process started, in clock ticks since boot. It tells the process from a later one with its id."""
+    """Returns when a process started, in clock ticks since boot.
+
+    It tells the process from a later one with its id.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]

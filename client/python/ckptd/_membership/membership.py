@@ -1,4 +1,6 @@
-"""This rank's membership in one run: the joined session, the attempt, the ordinals, and the saves that have not ended."""
+"""This rank's membership in one run: the joined session, the attempt, the ordinals, and the saves that have
+not ended.
+"""
 
 import collections
 import os
@@ -51,8 +53,9 @@ class RootDirectory:
 class Membership:
     """One rank's membership in one run. Thread-safe.
 
-    It joins the run in each session of the connection, and tells each new daemon which saves of this rank an earlier
-    one has not finished. Saves, readers and the run itself are built on it and know nothing of each other.
+    It joins the run in each session of the connection, and tells each new daemon which saves of this rank an
+    earlier one has not finished. Saves, readers and the run itself are built on it and know nothing of each
+    other.
     """
 
     def __init__(
@@ -77,7 +80,8 @@ class Membership:
             run_id: the id that the run must have; empty for any.
             attempt: the attempt that this must be; 0 for any.
             commit_timeout: seconds from a save's first Begin to its last Seal.
-            keep_alive: referred to as long as this object lives: what closes the connection when it is collected.
+            keep_alive: referred to as long as this object lives: what closes the connection when it is
+                collected.
         """
         self.connection = connection
         self.root = root
@@ -163,7 +167,9 @@ class Membership:
         return session.call(session.checkpoints.JoinRun, request, timeout)
 
     def _assign(self, orphaned: "Iterable[UnendedSave]", session: Session) -> None:
-        """Leaves saves to the session's daemon: it has them on disk, or has told every rank that they are lost."""
+        """Leaves saves to the session's daemon: it has them on disk, or has told every rank that they are
+        lost.
+        """
         with self._lock:
             for save in orphaned:
                 save.assign_to(session.daemon_instance)

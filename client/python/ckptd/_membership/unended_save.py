@@ -79,7 +79,10 @@ class Recovery(Protocol):
     """What a membership needs of a run's SaveRecovery."""
 
     def add(self, saves: Iterable[Any]) -> None:
-        """Queues saves that the present daemon may not have. Those that are queued already stay in their place."""
+        """Queues saves that the present daemon may not have.
+
+        Those that are queued already stay in their place.
+        """
 
     def await_earlier(self, number: int, session: Session) -> None:
         """Blocks until a save with this number may begin without overtaking an earlier one."""

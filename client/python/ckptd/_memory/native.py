@@ -9,7 +9,8 @@ from array import array
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 _VERSION = 7
-_INTERRUPTIBLE_BYTES = 64 << 20  # A read of this size takes so long that it can be interrupted and shows progress.
+# A read of this size takes so long that it can be interrupted and shows progress.
+_INTERRUPTIBLE_BYTES = 64 << 20
 _PROGRESS_SECONDS = 0.1
 _u64: Any = ctypes.c_uint64
 _pointer: Any = ctypes.c_void_p
@@ -54,7 +55,9 @@ def crc32c(data: bytes, crc: int = 0) -> int:
 
 
 def address_of(data: Any) -> Tuple[int, Any]:
-    """Returns the address of a C-contiguous buffer, and an object that must be kept for the buffer to stay there."""
+    """Returns the address of a C-contiguous buffer, and an object that must be kept for the buffer to stay
+    there.
+    """
     if isinstance(data, bytes):
         return ctypes.cast(ctypes.c_char_p(data), _pointer).value or 0, data
     view = memoryview(data).cast("B")
@@ -94,7 +97,8 @@ def _readonly_address(view: memoryview) -> int:
 
 
 class Pieces(NamedTuple):
-    """Where the bytes of a file come from: lengths[i] bytes at the address sources[i] go to offsets[i] in the file.
+    """Where the bytes of a file come from: lengths[i] bytes at the address sources[i] go to offsets[i] in the
+    file.
 
     All three are array('Q').
     """
@@ -199,8 +203,8 @@ def read_verified(
     Args:
         size: of the file, in bytes.
         expected: the CRC32C of every chunk of the file, array('I').
-        progress: called now and then with the bytes read so far. An exception from it, or from a signal handler, ends
-            a long read.
+        progress: called now and then with the bytes read so far. An exception from it, or from a signal
+            handler, ends a long read.
         background: read with idle CPU and I/O priority.
 
     Returns:
@@ -253,7 +257,10 @@ def map_shared(descriptor: int, size: int, writable: bool = True) -> int:
 
 
 def map_private(descriptors: Sequence[int], sizes: Sequence[int]) -> int:
-    """Maps segments one after another, privately: nobody else sees what this process writes there. Returns the address."""
+    """Maps segments one after another, privately: nobody else sees what this process writes there.
+
+    Returns the address.
+    """
     address, fds, lengths = _pointer(), array("i", descriptors), array("Q", sizes)
     error = library().ckptd_map_private(
         fds.buffer_info()[0], lengths.buffer_info()[0], len(fds), ctypes.byref(address)
@@ -276,7 +283,8 @@ def unmap(address: int, size: int) -> None:
 
 
 def default_threads(ranks: int) -> int:
-    """Returns how many threads copy for one rank: $CKPTD_COPY_THREADS, else this rank's share of the cores, at most 4.
+    """Returns how many threads copy for one rank: $CKPTD_COPY_THREADS, else this rank's share of the cores,
+    at most 4.
 
     ranks: on this node.
     """

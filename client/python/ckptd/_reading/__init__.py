@@ -1,1 +1,3 @@
-"""Reading committed files: manifests, verified reads from memory, disk or gRPC, and the reports to the daemon."""
+"""Reading committed files: manifests, verified reads from memory, disk or gRPC, and the reports to the
+daemon.
+"""

@@ -1,4 +1,7 @@
-"""Reads the manifest of a committed checkpoint, and its root's record of damaged ones. Layout: docs/storage_format.md."""
+"""Reads the manifest of a committed checkpoint, and its root's record of damaged ones.
+
+Layout: docs/storage_format.md.
+"""
 
 import logging
 import os

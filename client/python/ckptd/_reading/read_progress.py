@@ -29,7 +29,10 @@ class ReadProgressReporter:
         self._call: Any = None  # The report in flight: one at a time, so that a later one cannot overtake it.
 
     def begin_file(self, size: int) -> "Callable[[int], None]":
-        """Begins a file of `size` bytes. Returns a function to call, now and then, with how many have been read."""
+        """Begins a file of `size` bytes.
+
+        Returns a function to call, now and then, with how many have been read.
+        """
         before = self._read_bytes
         self._total_bytes += size
 
@@ -50,7 +53,10 @@ class ReadProgressReporter:
             self._await_call()
 
     def _await_call(self) -> None:
-        """Blocks until the report in flight has ended, at the latest at its deadline. Its result does not matter."""
+        """Blocks until the report in flight has ended, at the latest at its deadline.
+
+        Its result does not matter.
+        """
         with contextlib.suppress(grpc.FutureCancelledError):
             self._call.exception()
 

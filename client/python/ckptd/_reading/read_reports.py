@@ -1,4 +1,6 @@
-"""Reports to the daemon how reading a checkpoint ended: damage, and, for a resume, whether this rank has loaded it."""
+"""Reports to the daemon how reading a checkpoint ended: damage, and, for a resume, whether this rank has
+loaded it.
+"""
 
 import logging
 from typing import Any, Optional
@@ -9,7 +11,8 @@ from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
 from ckptd._wire.protocol import messages, set_duration, types
 
 _log = logging.getLogger("ckptd")
-_RECONNECT_SECONDS = 60.0  # How long a report waits for a daemon that restarts. The other ranks may take longer.
+# How long a report waits for a daemon that restarts. The other ranks may take longer.
+_RECONNECT_SECONDS = 60.0
 _FINISH_GRACE_SECONDS = 10.0  # The daemon answers FinishResume this much after its timeout, at the latest.
 _MAX_TEXT_BYTES, _MAX_VALUE_BYTES = 1000, 100  # The limits of ckptd.v1.Damage.
 
@@ -23,7 +26,8 @@ class ReadReporter:
         self.fault: Optional[errors.Corrupt] = None  # The first damage that was found.
 
     def report_damage(self, fault: errors.Corrupt) -> None:
-        """Tells the daemon that the checkpoint is not what was saved: it remembers that, and offers an older one.
+        """Tells the daemon that the checkpoint is not what was saved: it remembers that, and offers an older
+        one.
 
         Only the first damage is reported. A report that fails is logged.
         """

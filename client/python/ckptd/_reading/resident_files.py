@@ -101,7 +101,8 @@ class ResidentFiles:
         self._lease = lease
         self._timeout = _RPC_SECONDS + size / _SLOWEST_CHECK
         self._lock = threading.Lock()
-        # Path -> (part, offset in it, size in bytes), or None if the file is not in memory. Files asked for so far.
+        # Path -> (part, offset in it, size in bytes), or None if the file is not in memory. Files asked for
+        # so far.
         self._files: Dict[str, Optional[Tuple[_ResidentPart, int, int]]] = {}
 
     def _find(self, path: str) -> Optional[Tuple[_ResidentPart, int, int]]:
@@ -126,8 +127,8 @@ class ResidentFiles:
             return messages.LocateFilesResponse()
 
     def map(self, path: str) -> Any:
-        """Returns a file's bytes in a private mapping, which lasts as long as somebody refers to it; None if it is not
-        in memory, or may not be mapped.
+        """Returns a file's bytes in a private mapping, which lasts as long as somebody refers to it; None if
+        it is not in memory, or may not be mapped.
         """
         found = self._find(path)
         if found is None:
@@ -164,8 +165,8 @@ class ResidentFiles:
 class ResidentFile(VerifiedFile):
     """A file in the daemon's memory, which the daemon has verified.
 
-    A copy of its bytes counts only if the session was still alive after it: when a daemon has ended, the next one may
-    give the memory back, and zeros are read. Then reading goes on from the disk.
+    A copy of its bytes counts only if the session was still alive after it: when a daemon has ended, the next
+    one may give the memory back, and zeros are read. Then reading goes on from the disk.
     """
 
     def __init__(

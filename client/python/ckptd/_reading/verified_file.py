@@ -1,4 +1,6 @@
-"""Files of a checkpoint as file objects that return verified bytes only: every chunk's CRC32C is checked first."""
+"""Files of a checkpoint as file objects that return verified bytes only: every chunk's CRC32C is checked
+first.
+"""
 
 import contextlib
 import ctypes
@@ -75,8 +77,8 @@ class VerifiedFile(io.RawIOBase):
         """Fills memory from pieces of the file.
 
         Args:
-            pieces: (offset in the file, address, bytes) of each, ordered by offset. They must not overlap or reach
-                beyond the end.
+            pieces: (offset in the file, address, bytes) of each, ordered by offset. They must not overlap or
+                reach beyond the end.
         """
         for offset, address, size in pieces:
             self.seek(offset)
@@ -111,7 +113,8 @@ class VerifiedFile(io.RawIOBase):
         data = self._chunks.pop(chunk, None)
         if data is None:
             size = min(self._chunk_bytes, self.size - chunk * self._chunk_bytes)
-            # Reuse the memory of the oldest chunk: faulting in fresh memory takes several times as long as reading.
+            # Reuse the memory of the oldest chunk: faulting in fresh memory takes several times as long as
+            # reading.
             oldest = (
                 self._chunks.pop(next(iter(self._chunks))) if len(self._chunks) >= _KEPT_CHUNKS else None
             )
@@ -128,7 +131,9 @@ class VerifiedFile(io.RawIOBase):
             raise
 
     def _fetch(self, chunk: int, into: memoryview) -> None:
-        """Fills `into` with whole chunks of the file from `chunk` on; the last one may be cut by the file's end."""
+        """Fills `into` with whole chunks of the file from `chunk` on; the last one may be cut by the file's
+        end.
+        """
         raise NotImplementedError
 
 

@@ -35,8 +35,8 @@ class Torch:
 
     Args:
         obj: any object that ``torch.save`` takes.
-        views (str): ``"compact"`` drops the parts of storages that no tensor uses; ``"keep"`` saves storages whole, as
-            ``torch.save`` does. Default: ``"compact"``
+        views (str): ``"compact"`` drops the parts of storages that no tensor uses; ``"keep"`` saves storages
+            whole, as ``torch.save`` does. Default: ``"compact"``
     """
 
     def __init__(self, obj: Any, views: str = "compact") -> None:

@@ -14,8 +14,9 @@ from ckptd._wire.protocol import types
 class Part:
     """This rank's part of a save, filled file by file. From :meth:`Run.begin`.
 
-    Use it from one thread at a time until it is sealed. Leaving its ``with`` block seals it; an exception in the block
-    aborts the save for all ranks. The part has a :attr:`save`, and shows that save's level, end and times as its own.
+    Use it from one thread at a time until it is sealed. Leaving its ``with`` block seals it; an exception in
+    the block aborts the save for all ranks. The part has a :attr:`save`, and shows that save's level, end and
+    times as its own.
     """
 
     def __init__(self, upload: PartUpload) -> None:

@@ -10,8 +10,8 @@ from ckptd._saving.save_state import SaveState
 class Save:
     """A save whose bytes are staged, or that was skipped. It goes on by itself; waiting for it is optional.
 
-    If the daemon is killed before the save is committed, the next daemon gets it from the memory in which it was
-    staged, provided that all ranks still live. Otherwise it fails with the reason ``STAGED_LOST``.
+    If the daemon is killed before the save is committed, the next daemon gets it from the memory in which it
+    was staged, provided that all ranks still live. Otherwise it fails with the reason ``STAGED_LOST``.
 
     Thread-safe. From :meth:`Run.save` or :attr:`Part.save`.
     """
@@ -31,8 +31,8 @@ class Save:
 
     @property
     def transport(self) -> str:
-        """How the bytes went to the daemon: ``"shm"``, ``"grpc"`` where shared memory could not be used, or empty
-        if nothing was copied.
+        """How the bytes went to the daemon: ``"shm"``, ``"grpc"`` where shared memory could not be used, or
+        empty if nothing was copied.
         """
         return self._state.transport
 
@@ -50,8 +50,8 @@ class Save:
     def level(self) -> str:
         """How far the save has come, as last heard of; does not block.
 
-        One of ``"open"``, ``"staged"``, ``"sealed"`` and ``"committed"``; or, if it did not become a checkpoint,
-        ``"skipped"``, ``"superseded"``, ``"failed"`` or ``"indeterminate"``.
+        One of ``"open"``, ``"staged"``, ``"sealed"`` and ``"committed"``; or, if it did not become a
+        checkpoint, ``"skipped"``, ``"superseded"``, ``"failed"`` or ``"indeterminate"``.
         """
         return self._state.level_name
 
@@ -71,14 +71,14 @@ class Save:
             Save: this save.
 
         Raises:
-            CheckpointFailed: the save ended without a checkpoint. The subclasses ``Skipped`` and ``Superseded`` say
-                that a busy policy ended it.
+            CheckpointFailed: the save ended without a checkpoint. The subclasses ``Skipped`` and
+                ``Superseded`` say that a busy policy ended it.
             Fenced: a newer attempt of the run has begun.
             FileConflict: two ranks claimed one file name.
             Indeterminate: whether the checkpoint is durable is not known.
             Unavailable: nobody can tell how the save ended.
-            WaitTimeout: the level was not reached in time; ``ranks`` are those that have not sealed their parts. The
-                save goes on.
+            WaitTimeout: the level was not reached in time; ``ranks`` are those that have not sealed their
+                parts. The save goes on.
         """
         self._state.wait(level, timeout, progress)
         return self

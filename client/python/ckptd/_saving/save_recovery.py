@@ -1,7 +1,8 @@
-"""Save recovery: after a daemon has ended, this rank offers the next one the saves that were sealed but not committed.
+"""Save recovery: after a daemon has ended, this rank offers the next one the saves that were sealed but not
+committed.
 
-Their bytes lie in segments that are still mapped here. For the next daemon a recovered save is one that was begun with
-it. It is asked first whether it has the save: on disk, in its history, or from its predecessor.
+Their bytes lie in segments that are still mapped here. For the next daemon a recovered save is one that was
+begun with it. It is asked first whether it has the save: on disk, in its history, or from its predecessor.
 """
 
 import logging
@@ -23,12 +24,14 @@ _SESSION_CHECK_SECONDS = 1.0  # A session may end without anybody waking those w
 class SaveRecovery:
     """Recovers the saves of one run, in the order in which they were begun. Thread-safe.
 
-    A thread does the work; it exists while there are saves to recover. There is no reference to the run, which refers
-    to this object: so both go when nothing else refers to the run.
+    A thread does the work; it exists while there are saves to recover. There is no reference to the run,
+    which refers to this object: so both go when nothing else refers to the run.
     """
 
     def __init__(self, on_progress: Callable[[], None]) -> None:
-        """on_progress: called by the recovery's thread each time a daemon has got a save, or the save has ended."""
+        """on_progress: called by the recovery's thread each time a daemon has got a save, or the save has
+        ended.
+        """
         self._on_progress = on_progress
         self._changed = threading.Condition()
         self._pending: List[PartUpload] = []
@@ -36,7 +39,10 @@ class SaveRecovery:
         self._thread: Optional[threading.Thread] = None
 
     def add(self, saves: "Iterable[PartUpload]") -> None:
-        """Queues saves that the present daemon may not have. Those that are queued already stay in their place."""
+        """Queues saves that the present daemon may not have.
+
+        Those that are queued already stay in their place.
+        """
         with self._changed:
             new = [save for save in saves if save not in self._pending]
             if not new:
@@ -78,7 +84,9 @@ class SaveRecovery:
                 self._on_progress()
 
     def _recover(self, save: PartUpload) -> bool:
-        """Returns True when a daemon has the save or the save has ended; False when an earlier save comes first."""
+        """Returns True when a daemon has the save or the save has ended; False when an earlier save comes
+        first.
+        """
         connection = save.membership.connection
         try:
             return connection.repeat(lambda: self._try(save), GIVE_UP_SECONDS)
@@ -111,7 +119,8 @@ class SaveRecovery:
         if save.has_ended() or save.daemon_instance == instance:
             return
         known = _find(joined, save)
-        if known is not None and known.level >= types.STAGED:  # The daemon has it; the watcher hears the rest.
+        # The daemon has it; the watcher hears the rest.
+        if known is not None and known.level >= types.STAGED:
             save.assign_to(instance)
             return
         why = self._why_not(joined, save, is_unknown=known is None)
@@ -120,7 +129,8 @@ class SaveRecovery:
         try:
             save.upload_again(joined)
         except errors.CkptdError as error:
-            if isinstance(error, errors.Unavailable):  # No answer is not a refusal: the part may be sealed there.
+            # No answer is not a refusal: the part may be sealed there.
+            if isinstance(error, errors.Unavailable):
                 raise
             self._give_up(joined, save, error)
         except Exception as error:  # This machine's fault, such as too little memory or too few descriptors.

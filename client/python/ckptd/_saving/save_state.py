@@ -16,14 +16,16 @@ _log = logging.getLogger("ckptd")
 
 _PROGRESS_SECONDS = 0.5  # Between two updates of the progress.
 _QUERY_SECONDS = 5.0  # A query must not take long.
-# Failures that mean the same whether a save fails with the daemon that it was sealed with or with the next one.
+# Failures that mean the same whether a save fails with the daemon that it was sealed with or with the next
+# one.
 _NOT_LOST = ("STAGED_LOST", "FENCED", "FILE_CONFLICT", "SAVE_ABORTED")
 
 
 class SaveState:
     """The state of one save. Thread-safe.
 
-    The upload that fills the part, the save watcher and the save recovery advance it; Save and Part show it to users.
+    The upload that fills the part, the save watcher and the save recovery advance it; Save and Part show it
+    to users.
     """
 
     def __init__(self, membership: Membership, tag: str, joined: Joined) -> None:
@@ -39,7 +41,8 @@ class SaveState:
         self.stall_seconds = 0.0
         self.copy_seconds = 0.0
         self.daemon_instance = ""  # The daemon that has the save since it was sealed.
-        self.is_recovered = False  # It was begun again with another daemon than the one that it was sealed with.
+        # It was begun again with another daemon than the one that it was sealed with.
+        self.is_recovered = False
         self._changed = threading.Condition()
         self._level: int = types.OPEN
         self._failure: Any = None  # The last types.Checkpoint of a save that did not become a checkpoint.
@@ -143,7 +146,10 @@ class SaveState:
         return self._level >= types.COMMITTED or bool(self._unknown_because)
 
     def _error(self, wanted: int) -> Optional[errors.CkptdError]:
-        """Returns why `wanted` will not be reached, or None. A new exception each time: each is raised separately."""
+        """Returns why `wanted` will not be reached, or None.
+
+        A new exception each time: each is raised separately.
+        """
         if self._level >= types.FAILED:
             return error_of_save(self._failure)
         if self._unknown_because and self._level < wanted:

@@ -28,7 +28,8 @@ _LONGEST_PAUSE_SECONDS = 1.0  # which doubles up to this.
 _RETRY_SECONDS = 0.2  # After a Wait call that failed.
 _IDLE_SECONDS = 1.0
 _JOIN_SECONDS = 5.0
-_NOT_YET_REASONS = ("DEADLINE_EXCEEDED", "NOT_JOINED", "UNKNOWN_RUN")  # The daemon does not know us again yet.
+# The daemon does not know us again yet.
+_NOT_YET_REASONS = ("DEADLINE_EXCEEDED", "NOT_JOINED", "UNKNOWN_RUN")
 
 
 class _WatchedSave:
@@ -44,11 +45,13 @@ class _WatchedSave:
 class SaveWatcher:
     """Follows saves to their end, and joins runs again in each new session. Thread-safe.
 
-    A user need not wait for a save: the watcher hears of its end anyway. Its thread starts with the first run.
+    A user need not wait for a save: the watcher hears of its end anyway. Its thread starts with the first
+    run.
     """
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection  # A strong reference: nobody closes the connection while saves are in flight.
+        # A strong reference: nobody closes the connection while saves are in flight.
+        self._connection = connection
         self._lock = threading.Lock()
         self._thread: Optional[threading.Thread] = None
         self._runs: "weakref.WeakSet[JoinableRun]" = weakref.WeakSet()
@@ -125,7 +128,8 @@ class SaveWatcher:
             try:
                 run.joined(_JOIN_SECONDS)
             except errors.CkptdError as error:
-                # Such as a root that hangs, or an attempt that has ended. The run's next call raises it to the user.
+                # Such as a root that hangs, or an attempt that has ended. The run's next call raises it to
+                # the user.
                 level = logging.DEBUG if is_transient(error) else logging.WARNING
                 _log.log(level, "ckptd: joining %s again: %s", run.root, error)
         return session

@@ -20,8 +20,8 @@ _log = logging.getLogger("ckptd")
 _ABORT_SECONDS = 5.0
 _ABORT_PAUSE_SECONDS = 0.01
 _ADMISSION_GRACE_SECONDS = 5.0  # The daemon answers this much after the admission's timeout, at the latest.
-# How long a recovered save waits to be admitted, at least, unless the run's commit_timeout is shorter: the other
-# ranks have to notice the new daemon, too.
+# How long a recovered save waits to be admitted, at least, unless the run's commit_timeout is shorter: the
+# other ranks have to notice the new daemon, too.
 _RECOVERY_ADMISSION_SECONDS = 30.0
 _BUSY_POLICY_ERRORS = (errors.Skipped, errors.Superseded)
 _WRITE_FILE_BYTES = 1 << 20  # Data in one WriteFile message.
@@ -44,7 +44,8 @@ class PartFile:
     def __init__(self, name: str, image: Image) -> None:
         self.name = name
         self.size = image.size
-        self.image: Optional[Image] = image  # None when it has been copied: its owner may have changed it since.
+        # None when it has been copied: its owner may have changed it since.
+        self.image: Optional[Image] = image
         self.offset = -1  # In the part, in bytes; -1 until the daemon has placed it.
         self.written: Optional[Joined] = None  # Where it has been written to.
         self.memory: Optional[Memory] = None  # Where it lies; None if it went over gRPC.
@@ -53,9 +54,9 @@ class PartFile:
 class PartUpload(UnendedSave):
     """Brings one rank's part to a daemon.
 
-    Until it is sealed, one thread at a time drives it. Each step may be repeated: after a restart of the daemon it
-    begins again with the same key, and writes again what is missing there. Once it is sealed, the run's SaveRecovery
-    may upload it to the next daemon.
+    Until it is sealed, one thread at a time drives it. Each step may be repeated: after a restart of the
+    daemon it begins again with the same key, and writes again what is missing there. Once it is sealed, the
+    run's SaveRecovery may upload it to the next daemon.
     """
 
     def __init__(self, membership: Membership, tag: str, options: SaveOptions, growing: bool) -> None:
@@ -187,7 +188,9 @@ class PartUpload(UnendedSave):
         return request
 
     def _was_committed_before(self, joined: Joined) -> bool:
-        """Returns whether the earlier daemon had the whole save on disk, so that the next one has published it."""
+        """Returns whether the earlier daemon had the whole save on disk, so that the next one has published
+        it.
+        """
         checkpoint = self.state.query(joined)
         if checkpoint.level != types.COMMITTED:
             return False
@@ -398,8 +401,8 @@ class PartUpload(UnendedSave):
                 session.call(session.checkpoints.Abort, request, _ABORT_SECONDS)
                 break
             except errors.NotFound:
-                # The daemon has not heard of this save, but the other ranks wait for this one in their Begin. Begin
-                # it, so that there is a save that can be aborted and they hear why it ended.
+                # The daemon has not heard of this save, but the other ranks wait for this one in their Begin.
+                # Begin it, so that there is a save that can be aborted and they hear why it ended.
                 is_begun = begin is not None and begin.done()
                 if self.membership.world_size == 1 or time.monotonic() >= deadline or is_begun:
                     break

@@ -56,8 +56,8 @@ class Connection:
             old, self._session = self._session, None
             if old is not None:
                 old.close(goodbye=False)
-            # A client that has had shared memory insists on it: when the hand-off socket is missing now, the daemon
-            # is still starting.
+            # A client that has had shared memory insists on it: when the hand-off socket is missing now, the
+            # daemon is still starting.
             must_share = self._keeper or (old is not None and old.handoff is not None) or self._must_share
             self._must_share = must_share
             session = Session(self._endpoint, self._instance, self._keeper, must_share, self._timeout)

@@ -1,4 +1,6 @@
-"""The client's mappings of the daemon's segments: made when a segment is first lent, kept as long as it is lent."""
+"""The client's mappings of the daemon's segments: made when a segment is first lent, kept as long as it is
+lent.
+"""
 
 import mmap
 import os
@@ -27,7 +29,8 @@ class Segment:
 
 def _unmap(address: int, size: int, before: "List[Callable[[], object]]", pid: int) -> None:
     if os.getpid() != pid:
-        return  # A forked child has no such mapping (MADV_DONTFORK), and may have another one at that address.
+        # A forked child has no such mapping (MADV_DONTFORK), and may have another one at that address.
+        return
     for step in before:
         step()
     native.unmap(address, size)
@@ -90,13 +93,16 @@ class SealedBytes:
         self._files = files
 
     def are_lent_again(self) -> bool:
-        """Returns whether another part has got one of the segments, which means that this part's save had ended."""
+        """Returns whether another part has got one of the segments, which means that this part's save had
+        ended.
+        """
         return any(
             segment.borrower is not self._borrower for memory, _, _ in self._files for segment in memory.owners
         )
 
     def are_freed(self) -> bool:
-        """Returns whether a daemon has given some of the memory back to the kernel, so that zeros are read there.
+        """Returns whether a daemon has given some of the memory back to the kernel, so that zeros are read
+        there.
 
         Ask before reading: reading maps a page of zeros, and hides that the page was gone.
         """
@@ -114,8 +120,8 @@ _ENTRIES_PER_READ = 1 << 16
 def _is_present(address: int, size: int) -> bool:
     """Returns whether every page of a range is in this process's page table, as it is after a write.
 
-    A page is missing after a hole was punched there and, rarely, when the machine swaps. Both count as freed: a save
-    that is reported lost is better than one that is full of zeros.
+    A page is missing after a hole was punched there and, rarely, when the machine swaps. Both count as freed:
+    a save that is reported lost is better than one that is full of zeros.
     """
     page, end = address // mmap.PAGESIZE, -(-(address + size) // mmap.PAGESIZE)
     try:

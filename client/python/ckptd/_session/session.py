@@ -18,10 +18,12 @@ from ckptd._wire.status import to_error
 _log = logging.getLogger("ckptd")
 
 _CLIENT_NAME = f"ckptd-python/{__version__}"
-_HANDOFF_SECONDS = 0.5  # A daemon that starts makes its gRPC socket this much before its hand-off socket, at most.
+# A daemon that starts makes its gRPC socket this much before its hand-off socket, at most.
+_HANDOFF_SECONDS = 0.5
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 256 << 20),  # A list with the files of many checkpoints is long.
-    # Do not share a connection with other channels: one that has failed before would lend this one its back-off.
+    # Do not share a connection with other channels: one that has failed before would lend this one its
+    # back-off.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
@@ -158,8 +160,8 @@ class Session:
     def _connect(self, path: str, must: bool) -> None:
         """Opens the hand-off connection.
 
-        Without `must`, it gives up where only the gRPC socket can be used, as in a container that was given no other:
-        then bytes go over gRPC.
+        Without `must`, it gives up where only the gRPC socket can be used, as in a container that was given
+        no other: then bytes go over gRPC.
         """
         deadline = time.monotonic() + _HANDOFF_SECONDS
         while True:
@@ -213,7 +215,9 @@ class Session:
         )
 
     def _session_ended(self, error: ValueError) -> Exception:
-        """Converts the ValueError that gRPC raises when another thread has closed the channel for a new session."""
+        """Converts the ValueError that gRPC raises when another thread has closed the channel for a new
+        session.
+        """
         if not self._ended.is_set():
             return error
         return errors.Unavailable(f"the session with ckptd at {self.endpoint} has ended", reason="UNAVAILABLE")

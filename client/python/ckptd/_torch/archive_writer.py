@@ -1,13 +1,13 @@
 """Lays out the file that torch.save would write, without a second copy of the tensors.
 
-A `.pt` is a stored ZIP archive: `data.pkl` (the pickled object, with its storages by reference), then a record `data/K`
-with the raw bytes of each storage. This module makes everything around the storages (state_pickler.py, zip_layout.py),
-and the storages are copied straight from where they are into the holes. The bytes equal those of the installed
-torch.save, except the serialization id and the ZIP CRC fields of the storages, which stay 0. torch reads neither;
-ckptd's own CRC32C of every chunk protects the bytes.
+A `.pt` is a stored ZIP archive: `data.pkl` (the pickled object, with its storages by reference), then a
+record `data/K` with the raw bytes of each storage. This module makes everything around the storages
+(state_pickler.py, zip_layout.py), and the storages are copied straight from where they are into the holes.
+The bytes equal those of the installed torch.save, except the serialization id and the ZIP CRC fields of the
+storages, which stay 0. torch reads neither; ckptd's own CRC32C of every chunk protects the bytes.
 
-A self-check, once in a process, finds out whether the installed torch is as expected. If it is not, torch.save itself
-writes, through its public interface.
+A self-check, once in a process, finds out whether the installed torch is as expected. If it is not,
+torch.save itself writes, through its public interface.
 """
 
 import collections

@@ -1,7 +1,9 @@
-"""Deferred tensors: those on devices that cannot copy into a given buffer, such as XLA's, and are fetched at the end.
+"""Deferred tensors: those on devices that cannot copy into a given buffer, such as XLA's, and are fetched at
+the end.
 
-Placeholders on the CPU, whose memory is never touched, stand for them while the file is laid out. They are fetched when
-their bytes are written, a batch at a time, so that the host never holds a second copy of the whole state.
+Placeholders on the CPU, whose memory is never touched, stand for them while the file is laid out. They are
+fetched when their bytes are written, a batch at a time, so that the host never holds a second copy of the
+whole state.
 """
 
 import sys

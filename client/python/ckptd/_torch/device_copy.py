@@ -16,7 +16,8 @@ _warned = False
 
 
 def filler(on_devices: "Sequence[Tuple[int, Any]]") -> "Callable[[Memory, int], None]":
-    """Returns a function that copies records from devices to the memory of a file that begins at an offset in it.
+    """Returns a function that copies records from devices to the memory of a file that begins at an offset in
+    it.
 
     on_devices: (offset in the file, Record) of each. TypeError if one is on a device that is not CUDA's.
     """

@@ -145,7 +145,9 @@ class LoadPlan:
 def load_into(
     file: VerifiedFile, target: Any, load: Callable[[Any], Any], refuse: Callable[[str], Exception]
 ) -> None:
-    """Fills `target` from a file, or raises refuse(why) before anything is changed. load(map_location) unpickles it."""
+    """Fills `target` from a file, or raises refuse(why) before anything is changed. load(map_location)
+    unpickles it.
+    """
     plan = LoadPlan(load("meta"), target)
     if plan.differences:
         raise refuse(plan.summary())

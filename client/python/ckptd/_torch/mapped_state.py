@@ -20,8 +20,8 @@ def map_tensors(saved: Any, image: Any) -> Optional[Any]:
         image: the buffer with the bytes of the file.
 
     Returns:
-        The state, or None if it holds something that cannot be mapped, or this version of torch does not tell where
-        in the file the bytes are. Then `saved` may be half changed and must not be used.
+        The state, or None if it holds something that cannot be mapped, or this version of torch does not tell
+        where in the file the bytes are. Then `saved` may be half changed and must not be used.
     """
     try:
         return _Mapper(image).map(saved)

@@ -1,8 +1,8 @@
 """Refuses archives that torch.load would run or unpack, before torch reads them.
 
-torch.load passes a ZIP archive with a record constants.pkl to torch.jit.load, which runs the code in it, whatever pickle
-module torch.load was given; releases before 2.6 do so even with weights_only=True. A tar archive, torch's format before
-0.1.2, is unpacked into a folder first.
+torch.load passes a ZIP archive with a record constants.pkl to torch.jit.load, which runs the code in it,
+whatever pickle module torch.load was given; releases before 2.6 do so even with weights_only=True. A tar
+archive, torch's format before 0.1.2, is unpacked into a folder first.
 """
 
 import tarfile
@@ -31,7 +31,10 @@ class _PiecewiseReader:
 
 
 def checked(file: Any, refuse: "Callable[[str], Exception]") -> Any:
-    """Returns the file for torch.load, at the same position. Raises refuse(kind) if torch.load would run or unpack it."""
+    """Returns the file for torch.load, at the same position.
+
+    Raises refuse(kind) if torch.load would run or unpack it.
+    """
     kind = _dangerous_kind(file)
     if kind:
         raise refuse(kind)

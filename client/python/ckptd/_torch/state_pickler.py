@@ -1,7 +1,8 @@
-"""Pickles a state as torch.save does, with its storages by reference, and lists which bytes of which storages it needs.
+"""Pickles a state as torch.save does, with its storages by reference, and lists which bytes of which storages
+it needs.
 
-The references are to storages and never to tensors, so that views, strides, tied weights, and conjugate and negative
-bits need no special case. The names of torch that this uses are unchanged since torch 2.1.
+The references are to storages and never to tensors, so that views, strides, tied weights, and conjugate and
+negative bits need no special case. The names of torch that this uses are unchanged since torch 2.1.
 """
 
 import collections
@@ -19,7 +20,8 @@ _TypedStorage = torch.storage.TypedStorage
 _UntypedStorage = torch.UntypedStorage
 _rebuild_v2 = torch._utils._rebuild_tensor_v2
 _rebuild_v3 = getattr(torch._utils, "_rebuild_tensor_v3", None)
-_has_names = getattr(torch.Tensor, "has_names", None)  # Named tensors, which torch refuses to save. Older versions of torch only.
+# Named tensors, which torch refuses to save. Older versions of torch only.
+_has_names = getattr(torch.Tensor, "has_names", None)
 _STORAGE_TYPES: Dict[Any, Any] = {
     torch.float64: torch.DoubleStorage,
     torch.float32: torch.FloatStorage,
@@ -46,8 +48,8 @@ _NO_STORAGES = frozenset(
     (str, int, float, bool, type(None), tuple, list, dict, type, types.FunctionType, _Tensor, _OrderedDict)
 )
 _GLOBALS = (type, types.FunctionType, types.BuiltinFunctionType)
-# A storage is kept whole if no more than this share of it is unused: alignment gaps in a flat buffer are no reason to
-# take it apart.
+# A storage is kept whole if no more than this share of it is unused: alignment gaps in a flat buffer are no
+# reason to take it apart.
 _TOLERATED_WASTE = 1 / 16
 
 Interval = Tuple[int, int]  # Bytes [begin, end) of a storage.
@@ -82,8 +84,8 @@ def pickle_state(obj: Any, compact: bool) -> PickledState:
         components = first.components() if compact else {}
         if not components:
             return PickledState(pickled, first.records, first.globals)
-        # A storage is much larger than what is used of it: pickle again, without the rest. Keep `first` until then,
-        # because a new storage may get the identity of a freed one.
+        # A storage is much larger than what is used of it: pickle again, without the rest. Keep `first` until
+        # then, because a new storage may get the identity of a freed one.
         second = _Pickler(components)
         pickled = second.run(obj)
         del first
@@ -106,7 +108,8 @@ class _Pickler(pickle.Pickler):
         self._components = components  # Identity of a storage -> its parts that become records of their own.
         self.records: List[Record] = []
         self.globals: Set[Any] = set()
-        self._keys: Dict[Any, str] = {}  # Identity of a storage, or (identity, begin of the component) -> key.
+        # Identity of a storage, or (identity, begin of the component) -> key.
+        self._keys: Dict[Any, str] = {}
         self._references: Dict[Any, _Reference] = {}
         self._dtypes: Dict[int, Any] = {}  # Address -> dtype.
         self._whole: Set[int] = set()  # Storages whose bytes are all used, or whose user does not tell which.
@@ -142,8 +145,8 @@ class _Pickler(pickle.Pickler):
         return ("storage", kind, self._key(identity, storage, 0, size), _location(storage), count)
 
     def reducer_override(self, obj: Any) -> Any:
-        # Nearly all of a checkpoint is plain tensors. This gives the same bytes as their own __reduce_ex__, in a quarter
-        # of the time.
+        # Nearly all of a checkpoint is plain tensors. This gives the same bytes as their own __reduce_ex__,
+        # in a quarter of the time.
         kind = type(obj)
         if kind is _Tensor:
             return self._reduce(obj)
@@ -283,7 +286,9 @@ def _merge(intervals: List[Interval]) -> List[Interval]:
 
 
 def refused_by_weights_only(found: Set[Any]) -> Optional[List[str]]:
-    """Returns the names of the globals that torch.load(weights_only=True) refuses; None if torch is older than 2.6."""
+    """Returns the names of the globals that torch.load(weights_only=True) refuses; None if torch is older
+    than 2.6.
+    """
     find = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)
     if find is None:
         return None

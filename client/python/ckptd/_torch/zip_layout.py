@@ -1,8 +1,10 @@
-"""The ZIP archive around a pickle and its storages, byte for byte as torch.save lays it out, with holes for both.
+"""The ZIP archive around a pickle and its storages, byte for byte as torch.save lays it out, with holes for
+both.
 
-Records are stored, not compressed. The data of each record begins at a multiple of 64; its local header is padded for
-that. The sizes in a local header are 0, and a descriptor follows the data. The CRC fields of storages are 0, as torch
-writes them after torch.serialization.set_crc32_options(False); torch never reads them.
+Records are stored, not compressed. The data of each record begins at a multiple of 64; its local header is
+padded for that. The sizes in a local header are 0, and a descriptor follows the data. The CRC fields of
+storages are 0, as torch writes them after torch.serialization.set_crc32_options(False); torch never reads
+them.
 
 Not zipfile: it computes the CRC32 of what it writes, cannot leave holes, and lays out headers differently.
 """
@@ -40,8 +42,8 @@ class Layout:
         """
         Args:
             pickle_size, storage_sizes: in bytes.
-            numbered: as torch 2.7 and later, with two records more and storages in the order of their numbers; before,
-                they are in the order of their names.
+            numbered: as torch 2.7 and later, with two records more and storages in the order of their
+                numbers; before, they are in the order of their names.
         """
         self.glue = bytearray()
         self.glue_offsets, self.glue_starts, self.glue_lengths = array("Q"), array("Q"), array("Q")

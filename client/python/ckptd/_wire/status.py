@@ -73,8 +73,8 @@ def _error_info(error: grpc.RpcError) -> Any:
 def _fields(data: bytes) -> List[Tuple[int, Any]]:
     """Parses the fields of a serialized message into (number, value).
 
-    Only what google.rpc.Status needs: varints and length-delimited fields. grpcio-status would do the same, but it
-    would add itself and googleapis-common-protos to the package's two dependencies.
+    Only what google.rpc.Status needs: varints and length-delimited fields. grpcio-status would do the same,
+    but it would add itself and googleapis-common-protos to the package's two dependencies.
     """
     fields: List[Tuple[int, Any]] = []
     at = 0

@@ -2,10 +2,11 @@
 
     import ckptd.nxd as nxd
 
-    nxd.save_checkpoint("/data/ckpts", f"step_{step}", model, optimizer, scheduler, {"step": step}, use_xser=True, async_save=True)
+    nxd.save_checkpoint("/data/ckpts", f"step_{step}", model, optimizer, scheduler, {"step": step}, async_save=True)
     user_content = nxd.load_checkpoint("/data/ckpts", model=model, optimizer=optimizer, scheduler=scheduler)
 
-Where neuronx_distributed is installed, all its other names are available here, too. docs/nxd.md lists the differences.
+Where neuronx_distributed is installed, all its other names are available here, too. docs/nxd.md lists the
+differences.
 """
 
 import importlib
@@ -52,17 +53,19 @@ def configure(
     A later call replaces all settings, after waiting for the save that is in flight.
 
     Args:
-        endpoint (str, optional): the daemon's endpoint. Default: ``$CKPTD_ENDPOINT``, else the node's service, else a
-            private daemon that all ranks of this user on this machine share
-        topology (Topology, optional): this rank's coordinates. Default: NxD's, if it is initialised, else the process
-            group as pure data parallelism
+        endpoint (str, optional): the daemon's endpoint. Default: ``$CKPTD_ENDPOINT``, else the node's
+            service, else a private daemon that all ranks of this user on this machine share
+        topology (Topology, optional): this rank's coordinates. Default: NxD's, if it is initialised, else the
+            process group as pure data parallelism
         commit_timeout (float): seconds from a save's first rank to its last. Default: 600
         timeout (float): seconds to wait for the disk after that. Default: 3600
-        pool_bytes (int, optional): the memory of a private daemon. Default: a quarter of this machine's memory
-        safe_globals (Sequence): classes that the states of models and optimizers may hold, beside those of torch.
-        weights_only (bool, optional): ``True`` refuses other classes in user content and schedulers' states, too;
-            ``False`` allows all classes everywhere, which may run code. Default: all classes in user content and
-            schedulers' states only, as NxD
+        pool_bytes (int, optional): the memory of a private daemon. Default: a quarter of this machine's
+            memory
+        safe_globals (Sequence): classes that the states of models and optimizers may hold, beside those of
+            torch.
+        weights_only (bool, optional): ``True`` refuses other classes in user content and schedulers' states,
+            too; ``False`` allows all classes everywhere, which may run code. Default: all classes in user
+            content and schedulers' states only, as NxD
 
     Raises:
         ValueError: a timeout is not more than 0 seconds.
@@ -101,15 +104,15 @@ def save_checkpoint(
         num_workers (int): accepted for compatibility and ignored.
         use_xser (bool): a file for each tensor, as in NxD. Default: ``False``
         num_kept_ckpts (int, optional): how many of ckptd's checkpoints to keep; ``None`` and -1 keep all.
-        async_save (bool): return after the one copy. The checkpoint gets its ``done`` by itself when it is durable, even
-            if all ranks have been killed by then. If it fails, the next :func:`save_checkpoint` or
-            :func:`finalize_checkpoint` raises the error on every rank, and that save is not begun. Otherwise the call
-            returns when the checkpoint is durable and published. Default: ``False``
+        async_save (bool): return after the one copy. The checkpoint gets its ``done`` by itself when it is
+            durable, even if all ranks have been killed by then. If it fails, the next :func:`save_checkpoint`
+            or :func:`finalize_checkpoint` raises the error on every rank, and that save is not begun.
+            Otherwise the call returns when the checkpoint is durable and published. Default: ``False``
         zero1_optimizer (bool): the optimizer is sharded by ZeRO-1; needed only where ``optimizer`` is a dict.
             Default: ``False``
         use_zero1_dcp (bool): not supported.
-        avoid_saving_lower_precision_weights (bool): with ``use_xser``, leave out weights that the optimizer's master
-            weights have. Default: ``False``
+        avoid_saving_lower_precision_weights (bool): with ``use_xser``, leave out weights that the optimizer's
+            master weights have. Default: ``False``
 
     Raises:
         ValueError: an argument is not supported.
@@ -150,13 +153,13 @@ def load_checkpoint(
 ) -> Any:
     """Loads a checkpoint. Every rank calls it with the same arguments.
 
-    It loads NxD's own checkpoints, too: by tag, or, if ckptd has none in the root, the latest by NxD's rule. Weights
-    that NxD's converter has written without markers are loaded by tag only.
+    It loads NxD's own checkpoints, too: by tag, or, if ckptd has none in the root, the latest by NxD's rule.
+    Weights that NxD's converter has written without markers are loaded by tag only.
 
     Args:
         path (str or os.PathLike): the root.
-        tag (str, optional): the checkpoint. Default: the latest, which is the same on every rank. If a rank finds it
-            damaged, all ranks load the next older one
+        tag (str, optional): the checkpoint. Default: the latest, which is the same on every rank. If a rank
+            finds it damaged, all ranks load the next older one
         model, optimizer, scheduler: what to fill, as in NxD.
         num_workers (int): accepted for compatibility and ignored.
         strict (bool): as in ``load_state_dict``. Default: ``True``
@@ -195,8 +198,8 @@ def load_checkpoint(
 def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
     """Returns whether there is a checkpoint to load.
 
-    If this process's rank is known (a process group, ``$RANK`` and ``$WORLD_SIZE``, or a topology), it waits for a save
-    that an earlier launch has sealed.
+    If this process's rank is known (a process group, ``$RANK`` and ``$WORLD_SIZE``, or a topology), it waits
+    for a save that an earlier launch has sealed.
     """
     root = _local(checkpoint_dir_str)
     if not _foreign.is_root_of_ckptd(root) or not is_known(process.settings.topology):
@@ -208,7 +211,8 @@ def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
     for info in job.run.list(show_all=True):
         if info.level == "sealed" and info.attempt < job.run.attempt:
             info = job.run._wait_for_end(info.tag, process.settings.timeout)
-        if info.level in ("committed", "sealed"):  # Still sealed if the disk is slow: resuming waits for it, too.
+        # Still sealed if the disk is slow: resuming waits for it, too.
+        if info.level in ("committed", "sealed"):
             return True
     return False
 

@@ -77,7 +77,10 @@ def _needed(source: Source, topology: Topology, targets: LoadTargets) -> List[st
 
 
 def _load_model(source: Source, topology: Topology, targets: LoadTargets, classes: Classes) -> Dict[int, Any]:
-    """Fills the model. Returns the parameters that are saved as master weights only, by their numbers in the optimizer."""
+    """Fills the model.
+
+    Returns the parameters that are saved as master weights only, by their numbers in the optimizer.
+    """
     name = _names.model(topology)
     model = targets.model
     into = _own_tensors(model)
@@ -114,8 +117,8 @@ def _in_the_optimizer(
 ) -> Dict[int, Any]:
     """Returns the parameters of these names, by their numbers in the optimizer.
 
-    Refused if a weight is missing there, too. A buffer that is missing keeps its value, because NxD does not save
-    buffers then.
+    Refused if a weight is missing there, too. A buffer that is missing keeps its value, because NxD does not
+    save buffers then.
     """
     numbers = {
         id(parameter): number for number, parameter in enumerate(_states.parameters_of(targets.optimizer))
@@ -210,7 +213,10 @@ def _loads_plainly(module: Any) -> bool:
 def _load_each(
     source: Source, name: str, references: Any, into: "Dict[str, Any]", classes: Classes
 ) -> bool:
-    """Fills tensor by tensor in place. Returns False, with nothing changed, if the tensors do not match or are not known."""
+    """Fills tensor by tensor in place.
+
+    Returns False, with nothing changed, if the tensors do not match or are not known.
+    """
     info_name = _names.info(name)
     if (
         info_name not in source.names

@@ -38,7 +38,9 @@ def zero1(topology: Topology, dp: Optional[int] = None) -> str:
 
 
 def zero1_probe() -> str:
-    """Returns the file that exists exactly if the optimizer's state is sharded by ZeRO-1 and dp is more than 1."""
+    """Returns the file that exists exactly if the optimizer's state is sharded by ZeRO-1 and dp is more than
+    1.
+    """
     return _name("optim", 1, None, Topology())
 
 

@@ -41,7 +41,10 @@ def check(topology: Topology, arguments: SaveArguments) -> None:
 def files(
     topology: Topology, arguments: SaveArguments, deferred: DeferredTensors
 ) -> "Iterator[Tuple[str, Any]]":
-    """Yields the names and values of this rank's files, the optimizer's first. Copy each value before the next one."""
+    """Yields the names and values of this rank's files, the optimizer's first.
+
+    Copy each value before the next one.
+    """
     covered = None
     if arguments.optimizer is not None:
         state = _states.of_optimizer(arguments.optimizer)
@@ -109,7 +112,9 @@ def _torch(value: Any, deferred: DeferredTensors) -> Torch:
 
 
 def _any_classes(value: Any) -> bytes:
-    """Returns the file of a value that may hold any class, as load_checkpoint() allows there; without a warning."""
+    """Returns the file of a value that may hold any class, as load_checkpoint() allows there; without a
+    warning.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeGlobalsWarning)
         return b"".join(archive_writer.image(value).stream())

@@ -1,4 +1,6 @@
-"""Reads pickles with an allow-list of classes, and writes pickles that name torch_xla's class without importing it."""
+"""Reads pickles with an allow-list of classes, and writes pickles that name torch_xla's class without
+importing it.
+"""
 
 import collections
 import io
@@ -59,7 +61,8 @@ _TENSORS = [_tensor_v2]
 def _with_attributes(tensor: Any, state: Any) -> Any:
     """Sets the attributes that a program has put on a tensor, such as NxD's expert_model_parallel.
 
-    Refuses those that every tensor has: setting one could change how it is computed with, or what its memory is.
+    Refuses those that every tensor has: setting one could change how it is computed with, or what its memory
+    is.
     """
     if isinstance(state, tuple) and len(state) == 2 and not state[1]:
         state = state[0]
@@ -131,8 +134,8 @@ _PythonUnpickler: Any = pickle._Unpickler
 def _strict(more: "Dict[Tuple[str, str], Any]", refuse: "Callable[[str], Exception]") -> Any:
     """Returns an unpickler for files that are not trusted.
 
-    It derives from Python's own unpickler (pickle._Unpickler), whose operations can be checked one by one. The one in C
-    would set attributes of anything on its stack, even of classes and functions.
+    It derives from Python's own unpickler (pickle._Unpickler), whose operations can be checked one by one.
+    The one in C would set attributes of anything on its stack, even of classes and functions.
 
     Args:
         more: what the user allows in addition, by (module, name). It may do whatever Python can.
@@ -246,7 +249,9 @@ def load(file: Any, what: str, safe_globals: Sequence[Any] = (), anything: bool 
 
 
 def image_of_references(state: Any) -> bytes:
-    """Returns the file of a state with references in the place of tensors. torch.save writes it, as it is small."""
+    """Returns the file of a state with references in the place of tensors. torch.save writes it, as it is
+    small.
+    """
     file = io.BytesIO()
     torch.save(state, file, pickle_module=_writer)
     return file.getvalue()

@@ -1,4 +1,6 @@
-"""The state of this process between two calls: its settings, its runs, and the save that may still be in flight."""
+"""The state of this process between two calls: its settings, its runs, and the save that may still be in
+flight.
+"""
 
 import atexit
 import logging
@@ -32,7 +34,10 @@ class Settings(NamedTuple):
     weights_only: Optional[bool] = None
 
     def allowed_classes(self) -> AllowedClasses:
-        """Returns which classes files may hold. By default anything in user content and schedulers' states, as NxD."""
+        """Returns which classes files may hold.
+
+        By default anything in user content and schedulers' states, as NxD.
+        """
         states = Classes(self.safe_globals, self.weights_only is False)
         return AllowedClasses(states, Classes(self.safe_globals, self.weights_only is not True))
 
@@ -45,7 +50,8 @@ class Job:
         self.run = client.run(
             root, rank=topology.rank, world_size=topology.world_size, commit_timeout=commit_timeout
         )
-        self.resumed = False  # Or has saved without resuming. From then on "latest" is the newest one at each load.
+        # Or has saved without resuming. From then on "latest" is the newest one at each load.
+        self.resumed = False
 
 
 class Process:
@@ -187,7 +193,9 @@ def _failed_here(tag: str, error: BaseException) -> errors.CkptdError:
 
 
 class _Files(Dict[str, Any]):
-    """This rank's files, which are made while Run.save() iterates over them: an error there ends the save on all ranks."""
+    """This rank's files, which are made while Run.save() iterates over them: an error there ends the save on
+    all ranks.
+    """
 
     def __init__(self, topology: Topology, arguments: _parts.SaveArguments, deferred: DeferredTensors) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
 """Loads ZeRO-1 state with another number of data-parallel ranks than it was saved with.
 
-NxD pads a parameter's state and its master weights with zeros along dimension 0 to a multiple of dp, and cuts them into dp
-equal pieces. So rank r has the rows [r x n, (r + 1) x n), with n = ceil(rows / dp), and rows beyond `rows` are zeros. A rank
-reads the old pieces that its own overlap, one at a time; no rank holds the whole state.
+NxD pads a parameter's state and its master weights with zeros along dimension 0 to a multiple of dp, and cuts
+them into dp equal pieces. So rank r has the rows [r x n, (r + 1) x n), with n = ceil(rows / dp), and rows
+beyond `rows` are zeros. A rank reads the old pieces that its own overlap, one at a time; no rank holds the
+whole state.
 """
 
 from typing import Any, Dict, List, Optional, Tuple
@@ -53,7 +54,8 @@ class _Reshard:
         self._classes = classes
         info = _names.info(_names.zero1(topology, 0))
         self._info: Dict[int, Any] = source.load(info, classes) if info in source.names else {}
-        self._targets: List[Tuple[Tuple[Any, ...], Any, int]] = []  # (path in the state, this rank's piece, rows of the whole)
+        # (path in the state, this rank's piece, rows of the whole)
+        self._targets: List[Tuple[Tuple[Any, ...], Any, int]] = []
 
     def run(self) -> Any:
         first = self._references(0)
@@ -107,7 +109,9 @@ class _Reshard:
         return piece
 
     def _described(self, value: Any) -> "Optional[Tuple[List[int], Any]]":
-        """Returns (shape, dtype) of a tensor of the first old rank, from its description or else by reading it."""
+        """Returns (shape, dtype) of a tensor of the first old rank, from its description or else by reading
+        it.
+        """
         if isinstance(value, TensorReference):
             known = self._info.get(value.tid)
             if known is not None:
@@ -116,7 +120,9 @@ class _Reshard:
         return (list(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
     def _overlap(self, rows: int, old: int) -> Tuple[int, int, int]:
-        """Returns (number of shared rows, the first one in this rank's piece, the first one in the old piece)."""
+        """Returns (number of shared rows, the first one in this rank's piece, the first one in the old
+        piece).
+        """
         mine, theirs = _piece_rows(rows, self._topology.dp_size), _piece_rows(rows, self._before)
         begin = max(self._topology.dp_rank * mine, old * theirs)
         end = min((self._topology.dp_rank + 1) * mine, (old + 1) * theirs, rows)

@@ -1,4 +1,6 @@
-"""Where a checkpoint is read from: one that ckptd committed, whose bytes are verified, or a folder that NxD wrote."""
+"""Where a checkpoint is read from: one that ckptd committed, whose bytes are verified, or a folder that NxD
+wrote.
+"""
 
 import contextlib
 import errno
@@ -30,7 +32,10 @@ class Source:
             return _pickles.load(file, f"{name} of {self.tag}", classes.more, classes.anything)
 
     def load_into(self, name: str, target: Any, classes: Classes) -> bool:
-        """Fills the tensors of `target` without a second copy. Returns False, with nothing changed, if it does not fit."""
+        """Fills the tensors of `target` without a second copy.
+
+        Returns False, with nothing changed, if it does not fit.
+        """
         return False
 
     def check(self, name: str) -> None:
@@ -99,7 +104,8 @@ class Foreign(Source):
         except (errors.CkptdError, ImportError, AttributeError, MemoryError):
             raise  # Such as a class that is not installed here: the file is not at fault.
         except Exception as error:  # torch and pickle may raise anything for a wrong byte.
-            if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a seek to before the file's begin.
+            # EINVAL: a seek to before the file's begin.
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
             raise errors.Corrupt(
                 f"{name} of {self.tag} in {os.path.dirname(self._path)} cannot be read: {error}; NxD wrote it without checksums: load "

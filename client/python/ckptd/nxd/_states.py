@@ -23,7 +23,9 @@ def of_optimizer(optimizer: Any) -> Any:
 
 
 def is_zero1(optimizer: Any, said: bool) -> bool:
-    """Returns whether an optimizer's state is sharded over the data-parallel ranks. said: the answer for a dict."""
+    """Returns whether an optimizer's state is sharded over the data-parallel ranks. said: the answer for a
+    dict.
+    """
     if isinstance(optimizer, dict):
         return said
     config = getattr(optimizer, "nxd_config", None)
@@ -38,7 +40,9 @@ def is_zero1(optimizer: Any, said: bool) -> bool:
 
 
 def parameters_of(optimizer: Any) -> "List[Any]":
-    """Returns an optimizer's parameters in the order of the numbers in its state; empty if it has no param_groups."""
+    """Returns an optimizer's parameters in the order of the numbers in its state; empty if it has no
+    param_groups.
+    """
     groups = None if isinstance(optimizer, dict) else getattr(optimizer, "param_groups", None)
     return [parameter for group in groups or () for parameter in group["params"]]
 
@@ -47,13 +51,15 @@ class PlainState(NamedTuple):
     """A state as NxD writes it: plain dicts, lists in the place of tuples, and tensors or their placeholders."""
 
     state: Any
-    experts: FrozenSet[int]  # id() of each tensor that belongs to one expert. An attribute of the tensor would be pickled.
+    # id() of each tensor that belongs to one expert. An attribute of the tensor would be pickled.
+    experts: FrozenSet[int]
     other_classes: FrozenSet[str]  # Names of the classes in it that are neither tensors nor plain values.
 
 
 def to_plain(state: Any, deferred: DeferredTensors) -> PlainState:
     """Converts a state. An object that occurs twice stays one object."""
-    seen: Dict[int, Tuple[Any, Any]] = {}  # id() -> (object, result). The object is kept, because a new one may get its id.
+    # id() -> (object, result). The object is kept, because a new one may get its id.
+    seen: Dict[int, Tuple[Any, Any]] = {}
     experts: Set[int] = set()
     others: Set[str] = set()
 
@@ -141,7 +147,10 @@ def bytes_of(tensor: Any) -> int:
 
 
 def shares(tensors: "List[Any]", count: int) -> List[int]:
-    """Returns which of `count` replicas writes each tensor, so that all write about as many bytes. Deterministic."""
+    """Returns which of `count` replicas writes each tensor, so that all write about as many bytes.
+
+    Deterministic.
+    """
     loads: List[Tuple[int, int]] = [(0, replica) for replica in range(count)]
     writers = [0] * len(tensors)
     for tid in sorted(range(len(tensors)), key=lambda tid: (-bytes_of(tensors[tid]), tid)):
@@ -154,8 +163,8 @@ def shares(tensors: "List[Any]", count: int) -> List[int]:
 def covered_by_master_weights(model: Any, optimizer: Any, optimizer_state: Any) -> "Optional[Set[str]]":
     """Returns the names in the model's state that can be loaded from the optimizer's master weights.
 
-    They are those of the parameters that the optimizer trains. None if it has no master weights, or they cannot be
-    matched to names.
+    They are those of the parameters that the optimizer trains. None if it has no master weights, or they
+    cannot be matched to names.
     """
     if not isinstance(optimizer_state, dict) or not optimizer_state.get("sharded_master_weights"):
         return None

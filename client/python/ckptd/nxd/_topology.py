@@ -11,13 +11,13 @@ from ckptd._membership import launch
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """This rank's coordinates in tensor (tp), pipeline (pp), data (dp), context (cp), expert (ep) and expert-data (edp)
-    parallelism.
+    """This rank's coordinates in tensor (tp), pipeline (pp), data (dp), context (cp), expert (ep) and
+    expert-data (edp) parallelism.
 
-    Every rank gives its own, and no two ranks may have the same. With expert parallelism, dp counts all ranks that hold
-    the same non-expert weights, and edp those that hold the same experts. ``edp_rank`` and ``edp_size`` may be None if
-    ``ep_size`` is 1. ``rank`` and ``world_size`` are those of the job, by default those of the process group or the
-    launcher.
+    Every rank gives its own, and no two ranks may have the same. With expert parallelism, dp counts all ranks
+    that hold the same non-expert weights, and edp those that hold the same experts. ``edp_rank`` and
+    ``edp_size`` may be None if ``ep_size`` is 1. ``rank`` and ``world_size`` are those of the job, by default
+    those of the process group or the launcher.
 
     Raises:
         ValueError: the numbers do not fit together.
@@ -70,7 +70,9 @@ class Topology:
 
 
 def complete(topology: Optional[Topology]) -> Topology:
-    """Returns the topology that was given, else NxD's, else pure data parallelism, with rank and world_size filled in."""
+    """Returns the topology that was given, else NxD's, else pure data parallelism, with rank and world_size
+    filled in.
+    """
     found = topology or _of_nxd()
     rank = found.rank if found is not None else None
     world_size = found.world_size if found is not None else None
@@ -87,7 +89,10 @@ def complete(topology: Optional[Topology]) -> Topology:
 
 
 def is_known(topology: Optional[Topology]) -> bool:
-    """Returns whether this process's rank is known. Before that, every process of a job would default to rank 0 of 1."""
+    """Returns whether this process's rank is known.
+
+    Before that, every process of a job would default to rank 0 of 1.
+    """
     return (
         topology is not None
         or launch.process_group() is not None
@@ -96,7 +101,8 @@ def is_known(topology: Optional[Topology]) -> bool:
 
 
 def check_together(topology: Topology, name: str, seconds: float) -> None:
-    """Raises ValueError, on every rank, if two ranks have the same coordinates: then some parts would not be saved.
+    """Raises ValueError, on every rank, if two ranks have the same coordinates: then some parts would not be
+    saved.
 
     It compares by way of the process group's store; no-op without a process group.
 

@@ -20,7 +20,10 @@ def is_xser(source: Source, name: str) -> bool:
 
 
 def resolve(value: Any, tensor: "Callable[[int], Any]") -> Any:
-    """Returns the state with tensor(tid) in the place of each reference. Tensors that occur twice stay one object."""
+    """Returns the state with tensor(tid) in the place of each reference.
+
+    Tensors that occur twice stay one object.
+    """
     tensors: Dict[int, Any] = {}
     containers: Dict[int, Any] = {}  # By id(). `value` lives on meanwhile, so no id is reused.
 
@@ -44,7 +47,8 @@ def resolve(value: Any, tensor: "Callable[[int], Any]") -> Any:
 
 
 def file_of(source: Source, name: str, tid: int) -> str:
-    """Returns a tensor's file: in the file's own folder, or in the first expert's, where NxD puts what all experts share.
+    """Returns a tensor's file: in the file's own folder, or in the first expert's, where NxD puts what all
+    experts share.
 
     Empty if neither has it.
     """
