@@ -24,6 +24,8 @@ from ckptd._torch.load_into import load_into
 from ckptd._torch.mapped_state import map_tensors
 from ckptd._wire.protocol import messages
 
+__all__ = ["Checkpoint", "Root", "open_root"]
+
 _log = logging.getLogger("ckptd")
 _MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -38,14 +40,13 @@ class _LocalFiles(NamedTuple):
 
 
 class Checkpoint:
-    """A committed checkpoint that is open for reading; a context manager. Falsy if there is none to resume
-    from.
+    """A committed checkpoint that is open for reading; a context manager. Falsy if there is no checkpoint.
 
     From :meth:`Run.open`, :meth:`Run.resume`, :meth:`Run.restore` or :meth:`Root.open`. Use it from one
-    thread at a time. While it is open, neither retention nor a new save of its tag removes it. Every byte
-    that it returns was
-    verified: ``Corrupt`` names the file and the chunk that is not what was saved. The daemon is told of the
-    damage, remembers it, and offers an older checkpoint from then on.
+    thread at a time. While it is open, neither retention nor a new save of its tag removes it, unless it was
+    opened without a daemon. Every byte that it returns was verified: ``Corrupt`` names the file and the chunk
+    that is not what was saved. The daemon is told of the damage, remembers it, and offers an older checkpoint
+    from then on.
 
     Leaving the ``with`` block of one from :meth:`Run.resume` waits until every rank has left its own, so that
     no rank trains on alone. It raises ``Corrupt`` if a rank has found damage, ``CheckpointFailed`` if a rank
@@ -359,7 +360,7 @@ class Checkpoint:
         return RemoteFile(self.tag, name, self._sizes[name], self._session, self._lease)
 
 
-def opened(
+def opened_by_daemon(
     root: Optional[int], session: Session, response: Any, threads: int, reporter: ReadReporter
 ) -> Checkpoint:
     """Returns the checkpoint that Resume or OpenCheckpoint has opened.

@@ -20,7 +20,7 @@ from ckptd._saving.save_watcher import SaveWatcher
 from ckptd._saving.upload import PartFile, PartUpload, SaveOptions
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages, set_duration, types
-from ckptd.restore import Checkpoint, opened
+from ckptd.restore import Checkpoint, opened_by_daemon
 
 __all__ = ["CheckpointInfo", "Run"]
 
@@ -399,7 +399,7 @@ class Run:
 
     def _opened(self, joined: Joined, response: Any, reporter: ReadReporter) -> Checkpoint:
         membership = self._membership
-        return opened(
+        return opened_by_daemon(
             membership.directory.descriptor, joined.session, response, membership.copy_threads, reporter
         )
 

@@ -38,11 +38,11 @@ class UnendedSave(abc.ABC):
         """Returns whether the save is committed, has failed, or nobody can tell any more how it ended."""
 
     @abc.abstractmethod
-    def hear(self, checkpoint: Any) -> bool:
+    def update(self, checkpoint: Any) -> bool:
         """Takes over what a daemon says of the save (a types.Checkpoint). Returns whether the save has ended."""
 
     @abc.abstractmethod
-    def lose_sight(self, why: str, expected: bool = False) -> None:
+    def end_as_unknown(self, why: str, expected: bool = False) -> None:
         """Ends the save with an unknown result. expected: do not log it, because the user closed the client."""
 
     # ---- recovery, after the daemon that had the save has ended
@@ -67,9 +67,6 @@ class JoinableRun(Protocol):
 
 class Watcher(Protocol):
     """What a membership needs of the client's SaveWatcher."""
-
-    def add_run(self, run: JoinableRun) -> None:
-        """Joins the run again whenever a new session begins."""
 
     def follow(self, save: UnendedSave) -> None:
         """Tells the save its levels and its end, whether or not anybody waits for them."""

@@ -92,7 +92,7 @@ class SaveRecovery:
             return connection.repeat(lambda: self._try(save), GIVE_UP_SECONDS)
         except Exception as error:  # Whatever it is, the saves behind this one must get their turn.
             if not connection.closed.is_set() and not save.has_ended():
-                save.lose_sight(str(error))
+                save.end_as_unknown(str(error))
             return True
 
     def _try(self, save: PartUpload) -> bool:

@@ -46,7 +46,7 @@ class SaveState:
         self._changed = threading.Condition()
         self._level: int = types.OPEN
         self._failure: Any = None  # The last types.Checkpoint of a save that did not become a checkpoint.
-        self._unknown_because = ""  # Why nobody can tell how the save ended.
+        self._unknown_reason = ""  # Why nobody can tell how the save ended.
         self._has_announced_end = False
         self._num_waiting = 0
         self._futures: List[Tuple[int, "concurrent.futures.Future[Any]", Any]] = []
@@ -143,7 +143,7 @@ class SaveState:
 
     def has_ended(self) -> bool:
         """Returns whether the save is committed, has failed, or nobody can tell any more how it ended."""
-        return self._level >= types.COMMITTED or bool(self._unknown_because)
+        return self._level >= types.COMMITTED or bool(self._unknown_reason)
 
     def _error(self, wanted: int) -> Optional[errors.CkptdError]:
         """Returns why `wanted` will not be reached, or None.
@@ -152,9 +152,9 @@ class SaveState:
         """
         if self._level >= types.FAILED:
             return error_of_save(self._failure)
-        if self._unknown_because and self._level < wanted:
+        if self._unknown_reason and self._level < wanted:
             return errors.Unavailable(
-                f"whether {self.tag} was committed is not known: {self._unknown_because}; look at run.latest() when a "
+                f"whether {self.tag} was committed is not known: {self._unknown_reason}; look at run.latest() when a "
                 "daemon is there",
                 reason="UNAVAILABLE",
                 tag=self.tag,
@@ -168,7 +168,7 @@ class SaveState:
         with self._changed:
             self._level = max(self._level, level)
 
-    def hear(self, checkpoint: Any) -> bool:
+    def update(self, checkpoint: Any) -> bool:
         """Takes over what a daemon says of the save. Returns whether the save has ended."""
         if self.is_recovered:
             checkpoint = _lost_in_recovery(checkpoint)
@@ -178,10 +178,10 @@ class SaveState:
                 self._failure = checkpoint
         return self._announce()
 
-    def lose_sight(self, why: str, expected: bool = False) -> None:
+    def end_as_unknown(self, why: str, expected: bool = False) -> None:
         """Ends the save with an unknown result. expected: do not log it, because the user closed the client."""
         with self._changed:
-            self._unknown_because = why
+            self._unknown_reason = why
         self._announce(quiet=expected)
 
     def end_as_aborted(self, why: str) -> None:

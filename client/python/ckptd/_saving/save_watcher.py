@@ -67,7 +67,7 @@ class SaveWatcher:
         self.start()
 
     def follow(self, save: UnendedSave) -> None:
-        """Tells the save its levels and its end, by UnendedSave.hear()."""
+        """Tells the save its levels and its end, by UnendedSave.update()."""
         self._post(lambda: self._watched.append(_WatchedSave(save)))
         self.start()
 
@@ -111,7 +111,7 @@ class SaveWatcher:
                 self._posted.popleft()()
         for watched in self._watched:
             if not watched.save.has_ended():
-                watched.save.lose_sight("the client was closed before", expected=True)
+                watched.save.end_as_unknown("the client was closed before", expected=True)
 
     def _reconnect(self) -> Optional[Session]:
         """Returns the present session with every run joined in it, or None if no daemon answers.
@@ -190,9 +190,9 @@ class SaveWatcher:
             if is_transient(failure) or failure.reason in _NOT_YET_REASONS:
                 return self._retry_later(watched)
             self._drop(watched)
-            return watched.save.lose_sight(str(failure))
+            return watched.save.end_as_unknown(str(failure))
         watched.unanswered_since = None
-        if watched.save.hear(checkpoint):
+        if watched.save.update(checkpoint):
             self._drop(watched)
         elif watched.save.daemon_instance == session.daemon_instance:
             self._call(session, watched)
@@ -211,7 +211,7 @@ class SaveWatcher:
         for watched in list(self._watched):
             if watched.unanswered_since is not None and now - watched.unanswered_since > GIVE_UP_SECONDS:
                 self._watched.remove(watched)
-                watched.save.lose_sight(f"no daemon has answered for {GIVE_UP_SECONDS:.0f} s")
+                watched.save.end_as_unknown(f"no daemon has answered for {GIVE_UP_SECONDS:.0f} s")
 
 
 def _close(*descriptors: int) -> None:

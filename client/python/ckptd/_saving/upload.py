@@ -152,7 +152,7 @@ class PartUpload(UnendedSave):
         self.state.sequence = begun.sequence
         self._begun = joined
         if begun.level == types.SKIPPED:
-            self.hear(
+            self.update(
                 types.Checkpoint(
                     tag=self.tag, level=types.SKIPPED, sequence=begun.sequence, error=begun.error
                 )
@@ -195,7 +195,7 @@ class PartUpload(UnendedSave):
         if checkpoint.level != types.COMMITTED:
             return False
         self._begun = joined
-        return self.hear(checkpoint)
+        return self.update(checkpoint)
 
     def _map_granted(self, joined: Joined, granted: Any) -> None:
         """Maps the segments of a BeginResponse or ExtendResponse."""
@@ -323,14 +323,14 @@ class PartUpload(UnendedSave):
     def has_ended(self) -> bool:
         return self.state.has_ended()
 
-    def hear(self, checkpoint: Any) -> bool:
-        ended = self.state.hear(checkpoint)
+    def update(self, checkpoint: Any) -> bool:
+        ended = self.state.update(checkpoint)
         if ended:
             self._release()
         return ended
 
-    def lose_sight(self, why: str, expected: bool = False) -> None:
-        self.state.lose_sight(why, expected)
+    def end_as_unknown(self, why: str, expected: bool = False) -> None:
+        self.state.end_as_unknown(why, expected)
         self._release()
 
     def _release(self) -> None:
@@ -380,7 +380,7 @@ class PartUpload(UnendedSave):
         end.error.message = str(cause)
         end.error.ranks.extend(getattr(cause, "ranks", ()))
         self.state.is_recovered = True
-        self.hear(end)
+        self.update(end)
 
     # ---- ends without a Seal
 
@@ -389,7 +389,7 @@ class PartUpload(UnendedSave):
         level = types.SUPERSEDED if isinstance(error, errors.Superseded) else types.SKIPPED
         end = types.Checkpoint(tag=self.tag, level=level, sequence=self.sequence)
         end.error.reason, end.error.message = error.reason, str(error)
-        self.hear(end)
+        self.update(end)
 
     def send_abort(self, joined: Joined, why: str) -> None:
         """Tells a daemon to end the save for all ranks."""
