@@ -65,11 +65,11 @@ def convert(folder: pathlib.Path, tag: pathlib.Path) -> Tuple[int, float, int]:
             memory = max(memory, most_resident(program.pid))
             time.sleep(0.02)
         assert program.stdout
-        said = program.stdout.read()
+        output = program.stdout.read()
     if program.returncode != 0:
         raise SystemExit(f"'{' '.join(command)}' ended with status {program.returncode}")
     shutil.rmtree(out)
-    answer = json.loads(said)
+    answer = json.loads(output)
     return answer["optim_bytes"], answer["seconds"], memory
 
 

@@ -30,9 +30,8 @@ def run(context: BenchContext) -> None:
         for _ in range(rounds):
             for how, runs in memory.items():
                 runs.append(_resume(context, daemon, root, saved, how))
-                if (
-                    runs[-1]["disk"] > runs[-1]["bytes"] // 20
-                ):  # Fewer may be of a library that was not in the page cache.
+                # A few bytes may be of a library that was not in the page cache.
+                if runs[-1]["disk"] > runs[-1]["bytes"] // 20:
                     raise SystemExit(
                         f"{runs[-1]['disk']} of {runs[-1]['bytes']} bytes were read from the disk, and not from memory"
                     )

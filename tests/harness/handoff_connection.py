@@ -24,9 +24,8 @@ class HandoffConnection:
             try:
                 self.socket.connect(endpoint[len("unix:") :] + ".handoff")
                 break
-            except (
-                BlockingIOError
-            ):  # The backlog is full, and the kernel does not say when it has room again.
+            except BlockingIOError:
+                # The backlog is full. The kernel does not tell when it has room again.
                 assert time.monotonic() < deadline, "the daemon accepts no connection"
                 time.sleep(0.005)
         self.asked = 0

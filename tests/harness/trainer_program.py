@@ -1,7 +1,7 @@
-"""A trainer that a test drives: runs the Python that comes line by line on stdin, in one namespace, and answers on stdout.
+"""A trainer that a test drives: reads Python code from stdin, runs it in one namespace, and answers on stdout.
 
-A process of its own, so that it can be killed, stopped and woken like a real one. Each line in: a JSON string of code. Each line out: JSON
-{"value": repr} or {"error": class name, "message": ..., "reason": ..., "ranks": [...], "tag": ...}.
+It is a process of its own, so that a test can kill, stop and continue it. Each line of input is a JSON string of code. Each line of
+output is JSON: {"value": repr} or {"error": class name, "bases": [...], "message": ..., "reason": ..., "ranks": [...], "tag": ...}.
 """
 
 import ast
@@ -16,14 +16,12 @@ exec(os.environ.get("CKPTD_TEST_IMPORTS", ""), namespace)
 if "CKPTD_TEST_MOUNT_NAMESPACE" in os.environ:  # As in a container.
     if ctypes.CDLL(None, use_errno=True).unshare(0x00020000) != 0:  # CLONE_NEWNS
         raise OSError(ctypes.get_errno(), "unshare")
-if (
-    "CKPTD_TEST_UID" in os.environ
-):  # As another user, and after the imports: that user may not be able to read these files.
+if "CKPTD_TEST_UID" in os.environ:  # After the imports: that user may not be able to read the modules.
     uid = int(os.environ["CKPTD_TEST_UID"])
     os.setgroups([])
     os.setgid(uid)
     os.setuid(uid)
-    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: else its /proc would be root's.
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: otherwise its /proc would belong to root.
 answers = sys.stdout
 sys.stdout = sys.stderr
 

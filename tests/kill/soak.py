@@ -179,7 +179,7 @@ class Soak:
         except AssertionError:
             raise AssertionError(f"not back at the baseline {baseline}: {footprint(self.daemon)}") from None
 
-    def run(self, more: Callable[[int], bool], say: Callable[[str], None]) -> None:
+    def run(self, more: Callable[[int], bool], report: Callable[[str], None]) -> None:
         """Runs cycles while `more(number of cycles done)` is true."""
         self.daemon.start()
         done = 0
@@ -187,7 +187,7 @@ class Soak:
             self.cycle(may_kill_daemon=True)
             done += 1
             if done % 100 == 0:
-                say(f"{done} cycles: {self.counts}")
+                report(f"{done} cycles: {self.counts}")
         # Warm up: after this the daemon has allocated what it keeps for good.
         for _ in range(10):
             self.cycle(may_kill_daemon=False)
@@ -197,17 +197,17 @@ class Soak:
             self.cycle(may_kill_daemon=False)
         self.expect_back_at(baseline)
         assert self.daemon.stop() == 0
-        say(f"{done} cycles, and {survived} that killed only trainers: {self.counts}")
+        report(f"{done} cycles, and {survived} that killed only trainers: {self.counts}")
 
 
-def soak(seed: int, backend: str, more: Callable[[int], bool], say: Callable[[str], None], place: Optional[str] = None) -> None:
-    say(f"seed {seed}, {backend}")
+def soak(seed: int, backend: str, more: Callable[[int], bool], report: Callable[[str], None], place: Optional[str] = None) -> None:
+    report(f"seed {seed}, {backend}")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ckptd-soak-", dir=place))
     one = Soak(folder, seed, backend)
     try:
-        one.run(more, say)
+        one.run(more, report)
     except BaseException:
-        say(f"failed: seed {seed}, {backend}, after {one.counts}; the files are in {folder}")
+        report(f"failed: seed {seed}, {backend}, after {one.counts}; the files are in {folder}")
         one.close()
         raise
     one.close()
