@@ -225,7 +225,7 @@ RESTORE = [
         FRONT,
         "fetch descriptors",
         "The client copies out of the segments, or maps them for good.",
-        ("daemon/handoff/handoff_server.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/residents.cc"),
+        ("daemon/handoff/handoff_server.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/resident_files.cc"),
     ),
     Step(
         TRAINER,

@@ -1,5 +1,4 @@
-// `adopt`: checkpoints that another program wrote become ckptd's; and what `list` and `describe` say of those
-// that are not.
+// `adopt`: turns finished checkpoints of another program into ckptd's. Also finds them for `describe`.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,17 +24,18 @@
 namespace ckptd::ctl {
 namespace {
 
-// A root that the daemon has never seen is handed to it as a trainer would; from then on it knows it. Its run
-// belongs to who does that, so nobody does it for somebody else.
+// Attaches a root that the daemon has never seen, as a trainer would. The run then belongs to the user who
+// does this, so the caller must be the owner of the root.
 absl::StatusOr<std::string> Attach(const Context& context, const std::string& root) {
   const UniqueFd directory(open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   struct stat stat = {};
   if (!directory || fstat(directory.get(), &stat) != 0)
     return ErrnoError(errno, absl::StrCat("opening ", root));
   if (stat.st_uid != geteuid()) {
-    return MakeError(absl::StatusCode::kPermissionDenied, "WRONG_UID",
-                     absl::StrCat("the daemon does not know ", root, " yet, and it belongs to uid ",
-                                  stat.st_uid, ", whose run it will be: adopt as that user"));
+    return MakeError(
+        absl::StatusCode::kPermissionDenied, "WRONG_UID",
+        absl::StrCat("the daemon does not know ", root, " yet, and the directory belongs to uid ",
+                     stat.st_uid, "; run this command as that user, who will own the run"));
   }
   char* const real = realpath(root.c_str(), nullptr);
   if (real == nullptr) return ErrnoError(errno, root);
@@ -63,7 +63,7 @@ absl::StatusOr<std::string> RunOf(client::Rpc& rpc, const Context& context, cons
   return Attach(context, run);
 }
 
-// One line for each tag; at a terminal its progress in a line that is written over.
+// Prints one line for each tag. On a terminal a line with progress is overwritten.
 class Adopter {
  public:
   explicit Adopter(const Context& context) : context_(context) {}
@@ -87,9 +87,9 @@ class Adopter {
 
   ExitCode End() {
     Wipe();
-    if (!context_.json && adopted_ + ours_ + refused_ == 0) *context_.out << "nothing to adopt\n";
+    if (!context_.json && adopted_ + ours_ + refused_ == 0) *context_.out << "no checkpoint to adopt\n";
     if (!context_.json && adopted_ + ours_ + refused_ > 1) {
-      *context_.out << adopted_ << " adopted, " << ours_ << " ckptd's already, " << refused_ << " refused\n";
+      *context_.out << adopted_ << " adopted, " << ours_ << " already ckptd's, " << refused_ << " refused\n";
     }
     return refused_ == 0 ? kOk : kRefused;
   }
@@ -113,14 +113,15 @@ absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,
   CKPTD_ASSIGN_OR_RETURN(*request.mutable_parent(), RunOf(*rpc, context, run));
   for (const std::string& tag : tags) request.add_tags(tag);
   request.set_allow_removal(allow_removal);
-  // The daemon reads all of it; how long that takes nobody knows.
+  // No bound is known: the daemon reads every byte.
   const Duration timeout = FromSeconds(context.timeout_seconds.value_or(365.0 * 86400));
   Adopter adopter(context);
   const absl::Status ended = rpc->AdoptCheckpoints(
       request, timeout, [&adopter](const v1::AdoptCheckpointsResponse& event) { adopter.Hear(event); });
   if (absl::IsDeadlineExceeded(ended) && context.timeout_seconds.has_value()) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT",
-                     "not all were adopted in time; what was adopted stays so, and asking again goes on");
+                     "not all checkpoints were adopted within --timeout; those that were stay adopted, and "
+                     "the same command goes on with the others");
   }
   if (!ended.ok()) return ended;
   return adopter.End();
@@ -142,7 +143,7 @@ absl::StatusOr<v1::ForeignCheckpoint> FindForeign(client::Rpc& rpc, const Contex
     }
   } while (!request.page_token().empty());
   return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
-                   absl::StrCat("no other program has finished ", checkpoint));
+                   absl::StrCat("no other program has finished a checkpoint ", checkpoint));
 }
 
 }  // namespace ckptd::ctl

@@ -26,16 +26,15 @@ absl::StatusOr<v1::Level> ParseLevel(const std::string& text) {
   for (const char c : text) upper += static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   v1::Level level;
   if (v1::Level_Parse(upper, &level) && level >= v1::STAGED && level <= v1::COMMITTED) return level;
-  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                   absl::StrCat("--level is \"", text, "\"; it is staged, sealed or committed"));
+  return InvalidArgument(absl::StrCat("--level is \"", text, "\"; allowed are staged, sealed and committed"));
 }
 
 void Print(const Context& context, const v1::Checkpoint& checkpoint) {
   *context.out << (context.json ? ToJson(checkpoint) : RenderCheckpoint(checkpoint, NowMicros()));
 }
 
-// All checkpoints of a run, page by page. Those of other programs are looked for on the disk, which may hang:
-// then the daemon's own are shown, as it has them in memory.
+// Adds all checkpoints of a run, page by page. The daemon looks for foreign ones on the disk, which may hang.
+// If it does, this falls back to ckptd's own checkpoints, which the daemon has in memory.
 absl::Status AddCheckpoints(client::Rpc& rpc, const Context& context, const std::string& run, bool all,
                             v1::ListCheckpointsResponse* out) {
   v1::ListCheckpointsRequest request;
@@ -49,7 +48,7 @@ absl::Status AddCheckpoints(client::Rpc& rpc, const Context& context, const std:
     if (absl::IsDeadlineExceeded(page.status())) {
       request.set_show_foreign(false);
       page = rpc.ListCheckpoints(request, CallTimeout(context));
-      if (page.ok()) *context.err << "ckptctl: the disk does not say what other programs have there\n";
+      if (page.ok()) *context.err << "ckptctl: the disk did not answer: foreign checkpoints are not listed\n";
     }
     if (!page.ok()) return page.status();
     request.set_page_token(page->next_page_token());
@@ -59,7 +58,8 @@ absl::Status AddCheckpoints(client::Rpc& rpc, const Context& context, const std:
   return absl::OkStatus();
 }
 
-// Whose run it is, since its path is what a client calls it. Best effort.
+// Prints the run's path and owner: the path is what a client named, so the owner tells runs apart. Best
+// effort.
 void PrintOwner(client::Rpc& rpc, const Context& context, const std::string& name) {
   const absl::StatusOr<v1::ListRunsResponse> runs = rpc.ListRuns(CallTimeout(context));
   if (!runs.ok()) return;

@@ -1,5 +1,5 @@
-// The commands. Each writes what it found to `out` and answers with the exit status; an error is main's one
-// line on stderr.
+// The commands. Each writes its data to `out` and returns the exit status. On an error it returns a status,
+// which main prints as one line on stderr.
 #ifndef CKPTD_CLIENT_CKPTCTL_COMMANDS_H_
 #define CKPTD_CLIENT_CKPTCTL_COMMANDS_H_
 
@@ -14,13 +14,14 @@
 namespace ckptd::ctl {
 
 struct Context {
-  std::string endpoint;  // Empty: $CKPTD_ENDPOINT, else the default.
+  std::string endpoint;  // Empty: $CKPTD_ENDPOINT, or the default socket.
   bool json = false;
-  // How long: for `wait` until the level, for `watch` altogether, else for the daemon's answer.
+  // In seconds: for `wait`, until the level is reached; for `watch` and `adopt`, for the whole command; for
+  // the others, for the daemon's answer. Unset: the command's default.
   std::optional<double> timeout_seconds;
-  std::ostream* out = nullptr;  // Data.
-  std::ostream* err = nullptr;  // Talk.
-  bool live = false;            // Both end at a terminal: a line may be written over.
+  std::ostream* out = nullptr;  // For data.
+  std::ostream* err = nullptr;  // For progress and remarks.
+  bool live = false;            // Both are terminals: a line may be overwritten.
 };
 
 // commands.cc
@@ -34,15 +35,15 @@ absl::StatusOr<ExitCode> Prefetch(const Context& context, const std::string& nam
 absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> SetPinned(const Context& context, const std::string& name, bool pinned);
 
-// adopt.cc: all of a run's foreign checkpoints, or those named. kRefused when one was.
+// adopt.cc: adopts all of a run's foreign checkpoints, or those in `tags`. kRefused if one was refused.
 absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,
                                const std::vector<std::string>& tags, bool allow_removal);
 
-// watch.cc: kNotSo when a save that was watched ended without a checkpoint.
+// watch.cc: kNotSo if a watched save ended without a checkpoint.
 absl::StatusOr<ExitCode> Watch(const Context& context, const std::string& run, bool until_idle,
                                double interval_seconds);
 
-// verify.cc and doctor.cc: no daemon.
+// verify.cc and doctor.cc: work without a daemon.
 absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what);  // ROOT or ROOT/TAG
 absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root);
 

@@ -1,4 +1,4 @@
-// The commands that need no daemon, on real directories; and what the others say when there is none.
+// Tests the commands that need no daemon on real directories, and the others' errors when there is no daemon.
 #include "client/ckptctl/commands.h"
 
 #include <google/protobuf/struct.pb.h>
@@ -38,7 +38,7 @@ class CommandsTest : public testing::Test {
     std::ofstream(path, std::ios::binary) << text;
   }
 
-  // A committed checkpoint of one rank as docs/storage_format.md says, with one file of two chunks.
+  // Makes a committed checkpoint of one rank by docs/storage_format.md, with one file of two chunks.
   void MakeCheckpoint(const std::string& tag, int64_t sequence) {
     const std::string data = std::string(4096, 'a') + "tail";
     storage::v1::ManifestSummary summary;
@@ -79,7 +79,7 @@ class CommandsTest : public testing::Test {
   Context context_;
 };
 
-TEST_F(CommandsTest, VerifyFindsEverythingInOrder) {
+TEST_F(CommandsTest, VerifyPassesAWholeRoot) {
   MakeCheckpoint("step_1", 1);
   MakeCheckpoint("step_2", 2);
   EXPECT_EQ(*Verify(context_, root_), kOk);
@@ -97,11 +97,11 @@ TEST_F(CommandsTest, VerifyNamesTheDamagedChunk) {
   EXPECT_EQ(*Verify(context_, root_), kNotSo);
   EXPECT_THAT(out_.str(), AllOf(HasSubstr("step_2/dir/model.bin: chunk 1"), HasSubstr("1 damaged")));
   out_.str("");
-  EXPECT_EQ(*Verify(context_, root_ / "step_1"), kOk);  // One checkpoint of a root that has a damaged one.
+  EXPECT_EQ(*Verify(context_, root_ / "step_1"), kOk);  // A whole checkpoint of a root with a damaged one.
   EXPECT_THAT(out_.str(), HasSubstr("1 checkpoint, 4.0 KiB read, 0 damaged"));
 }
 
-TEST_F(CommandsTest, VerifySeesAManifestThatIsDamaged) {
+TEST_F(CommandsTest, VerifyReportsADamagedManifest) {
   MakeCheckpoint("step_1", 1);
   std::fstream file(root_ / "step_1/.ckptd/manifest", std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(20);
@@ -111,7 +111,7 @@ TEST_F(CommandsTest, VerifySeesAManifestThatIsDamaged) {
   EXPECT_THAT(out_.str(), HasSubstr("1 damaged"));
 }
 
-TEST_F(CommandsTest, VerifyAnswersInJson) {
+TEST_F(CommandsTest, VerifyPrintsJson) {
   MakeCheckpoint("step_1", 7);
   context_.json = true;
   EXPECT_EQ(*Verify(context_, root_), kOk);
@@ -124,7 +124,7 @@ TEST_F(CommandsTest, VerifyAnswersInJson) {
   EXPECT_EQ(checkpoint.at("verified_bytes").number_value(), 4100);
 }
 
-TEST_F(CommandsTest, VerifyRefusesWhatIsNoRoot) {
+TEST_F(CommandsTest, VerifyRefusesADirectoryThatIsNoRoot) {
   const absl::Status no_root =
       Verify(context_, root_).status();  // An empty directory must not count as verified.
   EXPECT_EQ(ReasonOf(no_root), "NO_CHECKPOINT");
@@ -139,7 +139,7 @@ TEST_F(CommandsTest, DoctorProbesARootAndLeavesNothingBehind) {
   EXPECT_TRUE(std::filesystem::is_empty(root_));
 }
 
-TEST_F(CommandsTest, DoctorAnswersInJson) {
+TEST_F(CommandsTest, DoctorPrintsJson) {
   context_.json = true;
   EXPECT_EQ(*Doctor(context_, root_), kOk);
   google::protobuf::Struct json;
@@ -147,11 +147,11 @@ TEST_F(CommandsTest, DoctorAnswersInJson) {
   EXPECT_GT(json.fields().at("findings").list_value().values_size(), 5);
 }
 
-TEST_F(CommandsTest, ARootThatIsNotThereIsNotFound) {
+TEST_F(CommandsTest, MissingRootIsNotFound) {
   EXPECT_EQ(ExitCodeFor(Doctor(context_, root_ / "missing").status()), kNotSo);
 }
 
-TEST_F(CommandsTest, WithoutADaemonEveryCommandSaysSoAndEndsAtOnce) {
+TEST_F(CommandsTest, EveryCommandFailsAtOnceWithoutADaemon) {
   context_.endpoint = "unix:" + (root_ / "no.sock").string();
   for (const absl::StatusOr<ExitCode>& result :
        {ShowStatus(context_), List(context_, "", false), Describe(context_, "step_1"),
@@ -163,13 +163,13 @@ TEST_F(CommandsTest, WithoutADaemonEveryCommandSaysSoAndEndsAtOnce) {
   }
 }
 
-TEST_F(CommandsTest, ABadLevelOrEndpointIsUsage) {
+TEST_F(CommandsTest, BadLevelOrEndpointIsAUsageError) {
   EXPECT_EQ(ExitCodeFor(Wait(context_, "step_1", "uploaded").status()), kUsage);
   context_.endpoint = "localhost:80";
   EXPECT_EQ(ExitCodeFor(ShowStatus(context_).status()), kUsage);
 }
 
-TEST(ExitCodes, FollowTheErrorsMeaning) {
+TEST(ExitCodes, MatchTheMeaningOfTheError) {
   EXPECT_EQ(ExitCodeFor(absl::OkStatus()), 0);
   EXPECT_EQ(ExitCodeFor(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", "")), 1);
   EXPECT_EQ(ExitCodeFor(MakeError(absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT", "")), 1);

@@ -10,8 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/text.h"
+#include "client/convert/convert_paths.h"
 #include "client/convert/nxd_zero.h"
-#include "client/convert/places.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
@@ -28,7 +28,7 @@ std::atomic<bool> stop_wanted = false;
 
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// On a terminal a bar in one line, elsewhere a line now and then; nothing where the answer is JSON.
+// Shows progress: on a terminal a bar in one line, elsewhere a line from time to time, and nothing with JSON.
 class Progress {
  public:
   explicit Progress(const Context& context) : context_(context), start_(SystemClock().Now()) {}
@@ -72,29 +72,28 @@ class Progress {
   bool shown_ = false;
 };
 
-absl::Status Usage(const std::string& why) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", why);
-}
+absl::Status Usage(const std::string& why) { return InvalidArgument(why); }
 
 absl::StatusOr<NxdZeroOptions> ParseOptions(const ConvertArguments& arguments) {
   if (arguments.to_full == arguments.to_sharded) {
     return Usage(absl::StrCat(arguments.to_full ? "both" : "neither",
-                              " --convert_to_full and --convert_to_sharded; say one of them"));
+                              " of --convert_to_full and --convert_to_sharded given; give exactly one"));
   }
   if (arguments.to_sharded && !arguments.dp_size.has_value()) {
     return Usage(
-        "--convert_to_sharded needs --dp_size N: add how many data-parallel ranks will load the result");
+        "--convert_to_sharded needs --dp_size N, the number of data-parallel ranks that will load the "
+        "result");
   }
   if (arguments.to_full && arguments.dp_size.has_value())
-    return Usage("--dp_size is for --convert_to_sharded: a merged state has no shards");
-  if (arguments.dp_size.has_value() && (*arguments.dp_size < 1 || *arguments.dp_size > kMostShards)) {
-    return Usage(absl::StrCat("--dp_size is ", *arguments.dp_size, ", and must be from 1 to ", kMostShards));
+    return Usage("--dp_size is only for --convert_to_sharded: a merged state has no shards");
+  if (arguments.dp_size.has_value() && (*arguments.dp_size < 1 || *arguments.dp_size > kMaxShards)) {
+    return Usage(absl::StrCat("--dp_size is ", *arguments.dp_size, "; allowed are 1 to ", kMaxShards));
   }
   NxdZeroOptions options;
   options.to_full = arguments.to_full;
   options.dp_size = static_cast<int>(arguments.dp_size.value_or(1));
   options.dry_run = arguments.dry_run;
-  options.unfinished = arguments.force;
+  options.allow_unfinished = arguments.force;
   return options;
 }
 
@@ -103,31 +102,31 @@ std::string Describe(bool full, int dp, int tp, int pp, bool xser) {
                       xser ? ", xser" : "");
 }
 
-void PrintText(const Context& context, const ConvertPlaces& places, const NxdZeroReport& report, bool dry_run,
+void PrintText(const Context& context, const ConvertPaths& paths, const NxdZeroReport& report, bool dry_run,
                double seconds) {
   const NxdTag& from = report.from;
   std::ostream& out = *context.out;
-  out << "from  " << Printable(places.input) << "  ("
+  out << "from  " << Printable(paths.input) << "  ("
       << Describe(from.full, from.dp, from.tp, from.pp, from.xser) << ")\n"
-      << "to    " << Printable(places.parent == "/" ? "" : places.parent) << "/" << Printable(places.name)
+      << "to    " << Printable(paths.parent == "/" ? "" : paths.parent) << "/" << Printable(paths.name)
       << "  (" << Describe(report.to_full, report.to_dp, from.tp, from.pp, from.xser) << ")\n"
       << "optimizer: " << Plural(report.optim_files, "file") << ", " << HumanBytes(report.optim_bytes)
       << "; carried over: " << Plural(report.carried_files, "file") << ", "
       << HumanBytes(report.carried_bytes) << "\n";
-  if (report.to_full) out << "not marked as a checkpoint: NxD loads shards only\n";
-  for (const std::string& path : from.passed_over)
-    out << "passed over, not a file that NxD makes: " << Printable(path) << "\n";
+  if (report.to_full) out << "not marked as a checkpoint: NxD loads only shards\n";
+  for (const std::string& path : from.skipped)
+    out << "skipped, not a file that NxD writes: " << Printable(path) << "\n";
   for (const std::string& name : report.removed)
-    out << "removed what a conversion that died had left: " << Printable(name) << "\n";
+    out << "removed the leftovers of a conversion that was killed: " << Printable(name) << "\n";
   if (dry_run) {
-    out << "a dry run: nothing was written\n";
+    out << "dry run: nothing was written\n";
     return;
   }
   const auto rate = static_cast<int64_t>(static_cast<double>(report.total_bytes()) / std::max(seconds, 1e-3));
   out << "converted in " << HumanSeconds(seconds) << ", " << HumanBytes(rate) << "/s\n";
 }
 
-void PrintJson(const Context& context, const ConvertPlaces& places, const NxdZeroReport& report, bool dry_run,
+void PrintJson(const Context& context, const ConvertPaths& paths, const NxdZeroReport& report, bool dry_run,
                double seconds) {
   google::protobuf::Struct result;
   auto& fields = *result.mutable_fields();
@@ -143,8 +142,8 @@ void PrintJson(const Context& context, const ConvertPlaces& places, const NxdZer
     value.mutable_list_value();
     for (const std::string& name : names) *value.mutable_list_value()->add_values() = JsonText(name);
   };
-  fields["input"] = JsonText(places.input);
-  fields["output"] = JsonText(absl::StrCat(places.parent == "/" ? "" : places.parent, "/", places.name));
+  fields["input"] = JsonText(paths.input);
+  fields["output"] = JsonText(absl::StrCat(paths.parent == "/" ? "" : paths.parent, "/", paths.name));
   fields["dry_run"] = JsonBool(dry_run);
   describe(fields["from"], report.from.full, report.from.dp, report.from);
   describe(fields["to"], report.to_full, report.to_dp, report.from);
@@ -152,7 +151,7 @@ void PrintJson(const Context& context, const ConvertPlaces& places, const NxdZer
   fields["optim_bytes"] = JsonNumber(static_cast<double>(report.optim_bytes));
   fields["carried_files"] = JsonNumber(static_cast<double>(report.carried_files));
   fields["carried_bytes"] = JsonNumber(static_cast<double>(report.carried_bytes));
-  list(fields["passed_over"], report.from.passed_over);
+  list(fields["passed_over"], report.from.skipped);
   list(fields["removed"], report.removed);
   fields["seconds"] = JsonNumber(seconds);
   *context.out << ToJson(result);
@@ -162,11 +161,12 @@ void PrintJson(const Context& context, const ConvertPlaces& places, const NxdZer
 
 absl::StatusOr<ExitCode> ConvertNxdZero(const Context& context, const ConvertArguments& arguments) {
   CKPTD_ASSIGN_OR_RETURN(const NxdZeroOptions options, ParseOptions(arguments));
-  CKPTD_ASSIGN_OR_RETURN(const ConvertPlaces places, CheckPlaces(arguments.input_dir, arguments.output_dir));
+  CKPTD_ASSIGN_OR_RETURN(const ConvertPaths paths,
+                         ResolveConvertPaths(arguments.input_dir, arguments.output_dir));
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<FileSystem> fs, MakePosixFileSystem());
-  CKPTD_ASSIGN_OR_RETURN(const Handle in_handle, OpenRootDirectory(places.input, std::nullopt));
+  CKPTD_ASSIGN_OR_RETURN(const Handle in_handle, OpenRootDirectory(paths.input, std::nullopt));
   const ScopedHandle in(fs.get(), in_handle);
-  CKPTD_ASSIGN_OR_RETURN(const Handle parent_handle, OpenRootDirectory(places.parent, std::nullopt));
+  CKPTD_ASSIGN_OR_RETURN(const Handle parent_handle, OpenRootDirectory(paths.parent, std::nullopt));
   const ScopedHandle parent(fs.get(), parent_handle);
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { stop_wanted = true; });
   const Instant start = SystemClock().Now();
@@ -174,12 +174,12 @@ absl::StatusOr<ExitCode> ConvertNxdZero(const Context& context, const ConvertArg
   {
     Progress progress(context);
     report = ckptd::ConvertNxdZero(
-        *fs, in.get(), parent.get(), places.name, options,
+        *fs, in.get(), parent.get(), paths.name, options,
         [&](const NxdZeroReport& plan, int64_t bytes) { return progress.Say(plan, bytes); });
   }
-  if (!report.ok()) return Annotate(report.status(), places.input);
+  if (!report.ok()) return Annotate(report.status(), paths.input);
   const double seconds = Seconds(SystemClock().Now() - start);
-  (context.json ? PrintJson : PrintText)(context, places, *report, arguments.dry_run, seconds);
+  (context.json ? PrintJson : PrintText)(context, paths, *report, arguments.dry_run, seconds);
   return kOk;
 }
 

@@ -1,4 +1,4 @@
-// `convert nxd-zero`: its command line, and what it says.
+// `convert nxd-zero`: its arguments and its output.
 #ifndef CKPTD_CLIENT_CKPTCTL_CONVERT_H_
 #define CKPTD_CLIENT_CKPTCTL_CONVERT_H_
 
@@ -12,17 +12,18 @@
 
 namespace ckptd::ctl {
 
-// NxD's flags.
+// The flags of NxD's own converter, and ours.
 struct ConvertArguments {
   std::string input_dir, output_dir;
   bool to_full = false, to_sharded = false;
   std::optional<int64_t> dp_size;
-  int num_workers = 1;  // Of no account.
+  int num_workers = 1;  // Accepted for compatibility, and ignored.
   bool dry_run = false;
-  bool force = false;  // Also an unfinished tag.
+  bool force = false;  // Convert a tag even if its save has not ended.
 };
 
-// No daemon. SIGINT and SIGTERM end it with nothing left behind: ABORTED, reason INTERRUPTED.
+// Works without a daemon. SIGINT and SIGTERM stop it: it removes what it wrote and returns ABORTED, reason
+// INTERRUPTED.
 absl::StatusOr<ExitCode> ConvertNxdZero(const Context& context, const ConvertArguments& arguments);
 
 }  // namespace ckptd::ctl

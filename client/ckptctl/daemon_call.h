@@ -1,4 +1,4 @@
-// What the commands that ask a daemon share.
+// Helpers of the commands that call a daemon.
 #ifndef CKPTD_CLIENT_CKPTCTL_DAEMON_CALL_H_
 #define CKPTD_CLIENT_CKPTCTL_DAEMON_CALL_H_
 
@@ -12,17 +12,18 @@
 
 namespace ckptd::ctl {
 
-// Operators need no session: the daemon knows them by the uid of the connection.
+// Opens a gRPC connection without a session: the daemon identifies operators by the uid of the connection.
 absl::StatusOr<std::unique_ptr<client::Rpc>> Connect(const Context& context);
 
-// For the daemon's answer: --timeout, else 10 s.
+// The timeout of one call: --timeout, or 10 s.
 Duration CallTimeout(const Context& context);
 Duration FromSeconds(double seconds);
 
-// NAME of the command line, as the daemon calls it.
+// The daemon's name, `runs/{run}/checkpoints/{tag}`, of the NAME on the command line.
 absl::StatusOr<std::string> Resolve(client::Rpc& rpc, const Context& context, const std::string& name);
 
-// adopt.cc: a finished checkpoint of another program, by the name that it would have as ours. NOT_FOUND.
+// adopt.cc: a finished checkpoint of another program, by the name that it would have if ckptd had written it.
+// NOT_FOUND if there is none.
 absl::StatusOr<v1::ForeignCheckpoint> FindForeign(client::Rpc& rpc, const Context& context,
                                                   const std::string& checkpoint);
 

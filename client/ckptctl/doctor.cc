@@ -1,5 +1,5 @@
-// `doctor`: what a root and this machine can do for ckptd, found out by doing it, and what to do about the
-// rest. No daemon.
+// `doctor`: probes what a root and this machine can do for ckptd, and says what to improve. Works without a
+// daemon.
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kRingDepth = 8;
 
-// In a directory of its own beneath the root, gone afterwards.
+// Probes in a scratch directory beneath the root, and removes it.
 absl::StatusOr<ProbeResult> Probe(FileSystem& fs, Handle root) {
   const std::string name = absl::StrCat(".ckptd-doctor-", getpid());
   CKPTD_RETURN_IF_ERROR(Annotate(fs.MakeDir(root, name), "writing into the root"));

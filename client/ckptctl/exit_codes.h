@@ -1,4 +1,4 @@
-// What ckptctl's exit status says. Stable; in --help and docs/ckptctl.md.
+// ckptctl's exit statuses. They are stable; --help and docs/ckptctl.md list them.
 #ifndef CKPTD_CLIENT_CKPTCTL_EXIT_CODES_H_
 #define CKPTD_CLIENT_CKPTCTL_EXIT_CODES_H_
 
@@ -9,10 +9,10 @@ namespace ckptd::ctl {
 
 enum ExitCode {
   kOk = 0,
-  kNotSo = 1,        // What was asked about is not so: not there, failed, damaged, not reached in time.
-  kUsage = 2,        // The command line.
+  kNotSo = 1,        // The expected state does not hold: not found, failed, damaged, or not reached in time.
+  kUsage = 2,        // The command line is wrong.
   kUnreachable = 3,  // No daemon answers.
-  kRefused = 4,      // Not allowed, or not in the state that things are in.
+  kRefused = 4,      // Not permitted, or not possible in the present state.
 };
 
 inline ExitCode ExitCodeFor(const absl::Status& status) {
@@ -24,7 +24,7 @@ inline ExitCode ExitCodeFor(const absl::Status& status) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kCancelled:
       return kUnreachable;
-    case absl::StatusCode::kDeadlineExceeded:  // Without a reason: the daemon hangs. With one: it answered.
+    case absl::StatusCode::kDeadlineExceeded:  // Without a reason the daemon hangs. With one, it answered.
       return ReasonOf(status).empty() ? kUnreachable : kNotSo;
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kUnauthenticated:

@@ -33,7 +33,7 @@ int64_t ReadNumber(const std::string& path) {
   return number;
 }
 
-// "always within_size [advise] never": advise.
+// The selected word: "advise" of "always within_size [advise] never".
 std::string Chosen(const std::string& words) {
   const size_t begin = words.find('['), end = words.find(']');
   return begin == std::string::npos || end == std::string::npos ? ""
@@ -50,14 +50,15 @@ Finding HugePages(const HostFacts& facts) {
   const std::string& word = facts.shmem_enabled;
   if (word == "advise" || word == "always" || word == "within_size" || word == "force") {
     return {Verdict::kOk, "huge pages",
-            absl::StrCat("transparent ones for shared memory (", word, "); none reserved is free"), ""};
+            absl::StrCat("transparent huge pages for shared memory (", word, "); no reserved one is free"),
+            ""};
   }
   return {
       Verdict::kWarning, "huge pages",
       absl::StrCat("none: 0 of ", facts.huge_pages_total,
                    " reserved ones are free, and transparent ones for shared memory are ",
                    word.empty() ? "not in this kernel" : absl::StrCat("off (", word, ")"),
-                   "; the daemon works with 4 KiB pages, at about half the disk's speed and twice the CPU"),
+                   "; the daemon uses 4 KiB pages, at about half the disk's speed and twice the CPU"),
       absl::StrCat(
           "as root: echo advise > ", kShmemEnabled,
           "   or reserve them before ckptd starts: sysctl vm.nr_hugepages=N (N = the pool's bytes / 2 MiB)")};
@@ -68,7 +69,7 @@ Finding IoUring(const HostFacts& facts, const absl::Status& uring) {
   const bool by_sysctl = facts.io_uring_disabled == "1" || facts.io_uring_disabled == "2";
   return {Verdict::kWarning, "io_uring",
           absl::StrCat("not for this user: ", std::string(uring.message()),
-                       "; the thread pool takes its place: the same promises, more CPU"),
+                       "; the daemon uses threads instead, with the same guarantees and more CPU"),
           by_sysctl ? "as root: sysctl kernel.io_uring_disabled=0"
                     : "in a container: allow io_uring_setup, io_uring_enter and io_uring_register in its "
                       "seccomp profile"};
@@ -87,9 +88,9 @@ Finding Memlock(const HostFacts& facts) {
 Finding Memory(const HostFacts& facts) {
   return {
       Verdict::kOk, "memory",
-      absl::StrCat(HumanBytes(facts.memory_available_bytes), " available of ",
-                   HumanBytes(facts.memory_total_bytes),
-                   "; a pool wants twice the largest checkpoint of this node, so that two saves may overlap"),
+      absl::StrCat(
+          HumanBytes(facts.memory_available_bytes), " available of ", HumanBytes(facts.memory_total_bytes),
+          "; size the pool at twice the largest checkpoint of this node, so that two saves may overlap"),
       ""};
 }
 
@@ -126,9 +127,8 @@ std::vector<Finding> JudgeHost(const HostFacts& facts, const absl::Status& uring
 
 std::vector<Finding> JudgeRoot(const absl::StatusOr<ProbeResult>& probe) {
   if (!probe.ok()) {
-    return {
-        {Verdict::kFailure, "root", std::string(probe.status().message()),
-         "ckptd cannot use this root as it is: give this user write access, or take another file system"}};
+    return {{Verdict::kFailure, "root", std::string(probe.status().message()),
+             "ckptd cannot use this root: give this user write access, or choose another file system"}};
   }
   std::vector<Finding> findings;
   findings.push_back(
@@ -137,14 +137,15 @@ std::vector<Finding> JudgeRoot(const absl::StatusOr<ProbeResult>& probe) {
   const bool little = probe->free_bytes < kLittleSpace;
   findings.push_back(
       {little ? Verdict::kWarning : Verdict::kOk, "free space", HumanBytes(probe->free_bytes),
-       little ? "a save that does not fit is refused before a byte is copied: free some space" : ""});
+       little ? "free some space: the daemon refuses a save that does not fit, before it copies a byte"
+              : ""});
   findings.push_back(Ability(probe->direct_io, "direct I/O", "an aligned write was read back equal",
-                             "does not work: writes go through the page cache, at more CPU"));
+                             "does not work: writes go through the page cache and take more CPU"));
   findings.push_back(Ability(probe->fallocate, "fallocate", "works",
-                             "does not work: files grow as they are written, more slowly"));
+                             "does not work: files grow while they are written, which is slower"));
   findings.push_back(
-      Ability(probe->rename_exchange, "re-save", "two names are exchanged in one step",
-              "names cannot be exchanged: a synced intent record and two renames take its place"));
+      Ability(probe->rename_exchange, "re-save", "two names can be exchanged in one step",
+              "names cannot be exchanged: ckptd uses a synced intent record and two renames instead"));
   findings.push_back({Verdict::kOk, "directory sync, locks", "work", ""});
   for (const std::string& warning : probe->warnings)
     findings.push_back({Verdict::kWarning, "root", warning, ""});

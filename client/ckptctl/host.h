@@ -1,4 +1,4 @@
-// What of the machine matters to ckptd, and what to do about it.
+// Inspects what matters to ckptd on a machine, and says what to improve.
 #ifndef CKPTD_CLIENT_CKPTCTL_HOST_H_
 #define CKPTD_CLIENT_CKPTCTL_HOST_H_
 
@@ -18,23 +18,23 @@ struct Finding {
   Verdict verdict = Verdict::kOk;
   std::string subject;  // "huge pages"
   std::string what;     // What was found.
-  std::string advice;   // What to do; empty when there is nothing to.
+  std::string advice;   // What to do about it. Empty: nothing.
 };
 
 struct HostFacts {
-  int64_t huge_pages_total = 0;  // Of 2 MiB.
+  int64_t huge_pages_total = 0;  // The number of 2 MiB pages.
   int64_t huge_pages_free = 0;
-  std::string shmem_enabled;      // The chosen word; empty: the kernel has none.
-  std::string io_uring_disabled;  // "0", "1", "2"; empty: a kernel before 6.6.
+  std::string shmem_enabled;      // The selected word. Empty: this kernel has no such setting.
+  std::string io_uring_disabled;  // "0", "1" or "2". Empty: the kernel is older than 6.6.
   int64_t memlock_bytes = -1;     // RLIMIT_MEMLOCK; -1: no limit.
   int64_t memory_total_bytes = 0;
   int64_t memory_available_bytes = 0;
 };
 
-// Reads /proc and /sys beneath `prefix` (empty: the machine's), and the limits of this process.
+// Reads /proc and /sys beneath `prefix` (empty: those of this machine), and the limits of this process.
 HostFacts ReadHostFacts(const std::string& prefix = "");
 
-// `uring`: what making a ring said.
+// `uring` is the status of creating an io_uring ring.
 std::vector<Finding> JudgeHost(const HostFacts& facts, const absl::Status& uring);
 std::vector<Finding> JudgeRoot(const absl::StatusOr<ProbeResult>& probe);
 

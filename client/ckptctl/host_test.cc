@@ -11,7 +11,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// A made-up machine's /proc and /sys.
+// Fakes a machine's /proc and /sys.
 class HostTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -25,27 +25,27 @@ class HostTest : public testing::Test {
     for (const Finding& finding : JudgeHost(ReadHostFacts(prefix_), uring)) {
       if (finding.subject == subject) return finding;
     }
-    ADD_FAILURE() << "nothing is said of " << subject;
+    ADD_FAILURE() << "there is no finding about " << subject;
     return {};
   }
   std::string prefix_;
 };
 
-TEST_F(HostTest, ReservedHugePagesAreFine) {
+TEST_F(HostTest, ReservedHugePagesAreOk) {
   Write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "512\n");
   Write("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "256\n");
   EXPECT_EQ(Find("huge pages").verdict, Verdict::kOk);
   EXPECT_THAT(Find("huge pages").what, HasSubstr("512 MiB reserved and free, of 1.0 GiB"));
 }
 
-TEST_F(HostTest, TransparentHugePagesAreFine) {
+TEST_F(HostTest, TransparentHugePagesAreOk) {
   Write("/sys/kernel/mm/transparent_hugepage/shmem_enabled",
         "always within_size [advise] never deny force\n");
   EXPECT_EQ(Find("huge pages").verdict, Verdict::kOk);
   EXPECT_THAT(Find("huge pages").what, HasSubstr("advise"));
 }
 
-TEST_F(HostTest, WithoutHugePagesItSaysWhatToDo) {
+TEST_F(HostTest, WarnsWithAdviceWithoutHugePages) {
   Write("/sys/kernel/mm/transparent_hugepage/shmem_enabled",
         "always within_size advise [never] deny force\n");
   const Finding finding = Find("huge pages");
@@ -54,7 +54,7 @@ TEST_F(HostTest, WithoutHugePagesItSaysWhatToDo) {
   EXPECT_THAT(finding.advice, HasSubstr("echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled"));
 }
 
-TEST_F(HostTest, ForbiddenIoUringNamesTheSwitch) {
+TEST_F(HostTest, NamesTheSettingThatForbidsIoUring) {
   const absl::Status no = absl::UnavailableError("EPERM");
   EXPECT_EQ(Find("io_uring").verdict, Verdict::kOk);
   EXPECT_EQ(Find("io_uring", no).verdict, Verdict::kWarning);
@@ -68,7 +68,7 @@ TEST_F(HostTest, ReadsTheMachinesMemory) {
   EXPECT_THAT(Find("memory").what, HasSubstr("1.0 GiB available of 8.0 GiB"));
 }
 
-TEST(JudgeRoot, ARootThatCannotBeUsedIsAFailure) {
+TEST(JudgeRoot, RootThatCannotBeUsedIsAFailure) {
   const std::vector<Finding> findings =
       JudgeRoot(absl::PermissionDeniedError("writing into the root: EACCES"));
   ASSERT_EQ(findings.size(), 1u);
@@ -76,7 +76,7 @@ TEST(JudgeRoot, ARootThatCannotBeUsedIsAFailure) {
   EXPECT_THAT(findings[0].what, HasSubstr("EACCES"));
 }
 
-TEST(JudgeRoot, WhatIsMissingHasAFallbackAndIsAWarning) {
+TEST(JudgeRoot, WarnsOfEachMissingAbilityThatHasAFallback) {
   ProbeResult probe;
   probe.free_bytes = 5;
   probe.warnings = {"tmpfs forgets everything"};

@@ -13,7 +13,7 @@ std::string ToJson(const google::protobuf::Message& message, bool one_line) {
   options.preserve_proto_field_names = true;
   std::string json;
   const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
-  // Strings in messages are UTF-8 and times in range; else there is nothing to print.
+  // Unreachable: strings in messages are UTF-8 and times are in range.
   if (!status.ok()) return "{}\n";
   while (!json.empty() && json.back() == '\n') json.pop_back();
   return json + "\n";

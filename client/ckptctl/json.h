@@ -1,5 +1,5 @@
-// Protobuf messages as JSON: names as in the .proto files, every field there, 64-bit numbers as strings
-// (proto3's JSON mapping).
+// Prints protobuf messages as JSON: fields are named as in the .proto files, all fields are printed, and
+// 64-bit numbers are strings (proto3's JSON mapping).
 #ifndef CKPTD_CLIENT_CKPTCTL_JSON_H_
 #define CKPTD_CLIENT_CKPTCTL_JSON_H_
 
@@ -10,10 +10,10 @@
 
 namespace ckptd::ctl {
 
-// Over several lines, or in one; a newline at the end.
+// On several lines, or on one. Ends with a newline.
 std::string ToJson(const google::protobuf::Message& message, bool one_line = false);
 
-// For what is in no message: `object["key"] = ...` on a Struct.
+// For values that are in no message: `object["key"] = ...` on a Struct.
 google::protobuf::Value JsonText(const std::string& text);
 google::protobuf::Value JsonNumber(double number);  // Exact up to 2^53.
 google::protobuf::Value JsonBool(bool value);

@@ -1,4 +1,4 @@
-// ckptctl: looks at a ckptd and its checkpoints, and steers them. docs/ckptctl.md.
+// ckptctl: the command-line tool to inspect and control a ckptd and its checkpoints. See docs/ckptctl.md.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -18,15 +18,15 @@ namespace ckptd::ctl {
 namespace {
 
 constexpr char kFooter[] =
-    "RUN is runs/ID, or the path of a root. NAME is ROOT/TAG, runs/ID/checkpoints/TAG, or a TAG where there "
-    "is one run.\n"
-    "Exit status: 0 ok, 1 what was asked about is not so (not there, failed, damaged, not in time), 2 usage, "
-    "3 no daemon\n"
-    "answers, 4 refused. docs/ckptctl.md has an example of each command.";
+    "RUN is runs/ID, or the path of a root. NAME is ROOT/TAG, runs/ID/checkpoints/TAG, or a TAG if there is "
+    "only one run.\n"
+    "Exit status: 0 ok, 1 the expected state does not hold (not found, failed, damaged, not in time), 2 "
+    "usage,\n"
+    "3 no daemon answers, 4 refused. docs/ckptctl.md has an example of each command.";
 
 using Command = std::function<absl::StatusOr<ExitCode>()>;
 
-// What the command line holds; filled in while it is parsed.
+// The parsed command line.
 struct Arguments {
   std::vector<std::string> tags;
   bool allow_removal = false;
@@ -39,30 +39,31 @@ struct Arguments {
 CLI::App* Add(CLI::App& app, const std::string& name, const std::string& what, Command* chosen,
               Command command) {
   CLI::App* sub = app.add_subcommand(name, what);
-  sub->fallthrough();  // Global options may come behind the command, too.
+  sub->fallthrough();  // Accept global options after the command, too.
   sub->callback([chosen, command] { *chosen = command; });
   return sub;
 }
 
 void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
-  Add(app, "status", "The daemon, its pool, its runs, what is in flight", chosen,
+  Add(app, "status", "Show the daemon, its pool, its runs and what is in flight", chosen,
       [&] { return ShowStatus(context); });
-  CLI::App* list = Add(app, "list", "Committed checkpoints, newest first", chosen,
+  CLI::App* list = Add(app, "list", "List committed checkpoints, newest first", chosen,
                        [&] { return List(context, a.run, a.all); });
-  list->add_option("RUN", a.run, "One run; without it all of them");
-  list->add_flag("--all", a.all, "Also those in flight and the failed ones that are remembered");
-  CLI::App* describe =
-      Add(app, "describe", "One checkpoint and its files", chosen, [&] { return Describe(context, a.name); });
+  list->add_option("RUN", a.run, "One run; default: all runs");
+  list->add_flag("--all", a.all, "Include saves in flight and recent failures");
+  CLI::App* describe = Add(app, "describe", "Show one checkpoint and its files", chosen,
+                           [&] { return Describe(context, a.name); });
   describe->add_option("NAME", a.name, "The checkpoint; the tag latest is the newest committed one")
       ->required();
-  CLI::App* wait = Add(app, "wait", "Until a checkpoint has reached a level, or --timeout (60)", chosen,
-                       [&] { return Wait(context, a.name, a.level); });
+  CLI::App* wait = Add(app, "wait", "Wait until a checkpoint has reached a level, at most --timeout (60)",
+                       chosen, [&] { return Wait(context, a.name, a.level); });
   wait->add_option("NAME", a.name, "The checkpoint")->required();
   wait->add_option("--level", a.level, "staged, sealed or committed")->capture_default_str();
-  CLI::App* watch = Add(app, "watch", "Progress of saves, line by line, until Ctrl-C", chosen,
+  CLI::App* watch = Add(app, "watch", "Show the progress of saves and restores until Ctrl-C", chosen,
                         [&] { return Watch(context, a.run, a.until_idle, a.interval); });
-  watch->add_option("RUN", a.run, "One run; without it all of them");
-  watch->add_flag("--until-idle", a.until_idle, "End when nothing is in flight; status 1 when a save failed");
+  watch->add_option("RUN", a.run, "One run; default: all runs");
+  watch->add_flag("--until-idle", a.until_idle,
+                  "End when nothing is in flight; exit status 1 if a save failed");
   watch->add_option("--interval", a.interval, "Seconds between progress lines, 0.1 to 60")
       ->check(CLI::Range(0.1, 60.0))
       ->capture_default_str();
@@ -72,45 +73,45 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
   CLI::App* abort = Add(app, "abort", "End a save that is not committed, for all ranks", chosen,
                         [&] { return Abort(context, a.name, a.message); });
   abort->add_option("NAME", a.name, "The save")->required();
-  abort->add_option("--message", a.message, "Why; every rank hears it");
-  CLI::App* adopt = Add(app, "adopt", "Make finished checkpoints of another program ckptd's, oldest first",
+  abort->add_option("--message", a.message, "The reason, which every rank is told");
+  CLI::App* adopt = Add(app, "adopt", "Take over finished checkpoints of another program, oldest first",
                         chosen, [&] { return Adopt(context, a.run, a.tags, a.allow_removal); });
   adopt->add_option("ROOT", a.run, "The root, or RUN")->required();
-  adopt->add_option("TAG", a.tags, "Which; without any, all that are finished");
-  adopt->add_flag("--allow-removal", a.allow_removal, "Also those that retention will remove at once");
-  Add(app, "pin", "Keep a checkpoint: retention and re-saves leave it alone", chosen,
+  adopt->add_option("TAG", a.tags, "The checkpoints to adopt; default: all finished ones");
+  adopt->add_flag("--allow-removal", a.allow_removal, "Adopt also those that retention will evict at once");
+  Add(app, "pin", "Protect a checkpoint from eviction and re-saves", chosen,
       [&] { return SetPinned(context, a.name, true); })
       ->add_option("NAME", a.name, "The checkpoint")
       ->required();
-  Add(app, "unpin", "Give it back to retention", chosen, [&] { return SetPinned(context, a.name, false); })
+  Add(app, "unpin", "Undo pin", chosen, [&] { return SetPinned(context, a.name, false); })
       ->add_option("NAME", a.name, "The checkpoint")
       ->required();
   Add(app, "prefetch",
-      "Read a checkpoint into the daemon's memory, for the job that restores it next; --timeout (600)",
+      "Read a checkpoint into the daemon's memory, for the job that restores it; at most --timeout (600)",
       chosen, [&] { return Prefetch(context, a.name); })
       ->add_option("NAME", a.name, "The checkpoint; the tag latest is the newest committed one")
       ->required();
-  Add(app, "repaired", "Offer a damaged checkpoint again, once `verify` finds it whole", chosen,
+  Add(app, "repaired", "Clear the damage mark of a checkpoint, once `verify` finds it whole", chosen,
       [&] { return Repaired(context, a.name); })
       ->add_option("NAME", a.name, "The checkpoint")
       ->required();
 }
 
 void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
-  Add(app, "doctor", "What a root and this machine can do, and what to improve; no daemon", chosen,
+  Add(app, "doctor", "Probe what a root and this machine can do, and say what to improve; no daemon", chosen,
       [&] { return Doctor(context, a.path); })
       ->add_option("ROOT", a.path, "An existing directory")
       ->required();
-  Add(app, "verify", "Check manifests, part records and every CRC on disk; no daemon", chosen,
+  Add(app, "verify", "Check manifests, part records and all CRCs on disk; no daemon", chosen,
       [&] { return Verify(context, a.path); })
       ->add_option("ROOT[/TAG]", a.path, "A root, or one checkpoint in it")
       ->required();
 }
 
-// Options as NxD's converter has them, and the same with hyphens.
+// Options are spelled as in NxD's converter, and with hyphens.
 void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
   CLI::App* convert =
-      app.add_subcommand("convert", "Other layouts of checkpoints of other frameworks; no daemon");
+      app.add_subcommand("convert", "Convert checkpoints of other frameworks to other layouts; no daemon");
   convert->require_subcommand(1);
   convert->fallthrough();
   CLI::App* zero =
@@ -119,31 +120,31 @@ void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* ch
           "ckptd-nxd-convert",
           chosen, [&] { return ConvertNxdZero(context, a.convert); });
   zero->add_option("--input_dir,--input-dir", a.convert.input_dir,
-                   "The tag's directory: the one that has optim/; only read")
+                   "The tag's directory, which has optim/; it is only read")
       ->required();
   zero->add_option("--output_dir,--output-dir", a.convert.output_dir,
-                   "The tag to be made; not there yet, or an empty directory")
+                   "The tag to be made: missing, or an empty directory")
       ->required();
   zero->add_flag("--convert_to_full,--convert-to-full", a.convert.to_full,
-                 "Merge the shards: optim/full_tp_rank_…");
+                 "Merge the shards into optim/full_tp_rank_…");
   zero->add_flag("--convert_to_sharded,--convert-to-sharded", a.convert.to_sharded,
-                 "Make --dp_size shards, of shards or of a merged state");
+                 "Make --dp_size shards, from shards or from a merged state");
   zero->add_option("--dp_size,--dp-size", a.convert.dp_size,
-                   "How many data-parallel ranks will load the result");
+                   "The number of data-parallel ranks that will load the result");
   zero->add_option(
           "--num_workers,--num-workers", a.convert.num_workers,
-          "As NxD's converter has it; changes nothing: reads and writes are in flight together anyway")
+          "Accepted as by NxD's converter, and ignored: reads and writes are in flight together anyway")
       ->check(CLI::PositiveNumber);
   zero->add_flag("--dry-run,--dry_run", a.convert.dry_run,
-                 "Check everything, say what would be made, write nothing");
-  zero->add_flag("--force", a.convert.force, "Also a tag whose save was begun and has not ended");
+                 "Check everything and show what would be made, but write nothing");
+  zero->add_flag("--force", a.convert.force, "Convert also a tag whose save has not ended");
 }
 
 std::string Hint(const absl::Status& status, ExitCode code) {
   if (code == kUnreachable) return "; is it running, and is this its socket? (--endpoint, $CKPTD_ENDPOINT)";
   if (ReasonOf(status) == "EACCES")
-    return "; be root, or in the group that the socket or directory belongs to";
-  if (absl::IsPermissionDenied(status)) return "; be the run's owner or root";
+    return "; run this as root, or as a member of the group that owns the socket or directory";
+  if (absl::IsPermissionDenied(status)) return "; run this as the run's owner or as root";
   return "";
 }
 
@@ -161,19 +162,20 @@ int Main(int argc, char** argv) {
   Command chosen;
   context.out = &std::cout;
   context.err = &std::cerr;
-  CLI::App app("Looks at a ckptd and its checkpoints, and steers them.", "ckptctl");
+  CLI::App app("Inspects and controls a ckptd and its checkpoints.", "ckptctl");
   app.footer(kFooter);
   app.require_subcommand(1);
   app.set_version_flag("--version", absl::StrCat("ckptctl ", kVersion));
   app.add_option("--endpoint", context.endpoint,
-                 "unix:/path/ckptd.sock; else $CKPTD_ENDPOINT, else unix:/run/ckptd/ckptd.sock");
+                 "unix:/path/ckptd.sock; default: $CKPTD_ENDPOINT, or unix:/run/ckptd/ckptd.sock");
   app.add_option("--output", arguments.output, "text or json")
       ->check(CLI::IsMember({"text", "json"}))
       ->capture_default_str();
   CLI::Option* timeout =
-      app.add_option("--timeout", arguments.timeout,
-                     "Seconds: wait: for the level (60); watch, adopt: altogether (no end); else "
-                     "for the daemon's answer (10)")
+      app.add_option(
+             "--timeout", arguments.timeout,
+             "Seconds; for wait until the level is reached (60), for watch and adopt in all (no limit), "
+             "else for the daemon's answer (10)")
           ->check(CLI::Range(0.0, 86400.0));
   AddLooking(app, context, arguments, &chosen);
   AddActing(app, context, arguments, &chosen);
@@ -197,7 +199,7 @@ int Main(int argc, char** argv) {
 }  // namespace ckptd::ctl
 
 int main(int argc, char** argv) {
-  // Ctrl-C ends `watch`, which is no failure; the others have changed nothing that is not whole.
+  // Ctrl-C ends `watch` normally. The other commands leave nothing half done.
   std::signal(SIGINT, [](int) { _exit(write(STDOUT_FILENO, "\n", 1) == 1 ? 0 : 1); });
   return ckptd::ctl::Main(argc, argv);
 }

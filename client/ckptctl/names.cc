@@ -16,15 +16,15 @@ namespace {
 
 std::string Known(const v1::ListRunsResponse& runs) {
   if (runs.runs().empty()) return "the daemon has no run that you may see";
-  std::string known = "there is";
+  std::string known = "known runs:";
   for (const v1::Run& run : runs.runs()) {
     absl::StrAppend(&known, " ", run.name(), " (", run.path(), " of uid ", run.uid(), ")");
   }
   return known;
 }
 
-// The run of the directory behind `path`; "" when there is none, or the caller may not look. What a run calls
-// its root is its client's word: it may be anybody's path.
+// The run of the directory at `path`; "" if there is no directory or the caller may not stat it. The path
+// that a run has is no proof: its client may have named any path.
 std::string RunOfDirectory(const std::string& path) {
   struct stat stat;
   if (::stat(path.c_str(), &stat) != 0) return "";
@@ -40,23 +40,22 @@ absl::StatusOr<v1::Run> FindRun(const v1::ListRunsResponse& runs, const std::str
     if (run.name() == wanted || run.name() == of_directory) return run;
     if (run.path() == wanted) claims.push_back(&run);
   }
-  // A path that this process cannot look at: of another mount namespace, perhaps.
+  // This process cannot stat the path; it may belong to another mount namespace.
   if (of_directory.empty() && claims.size() == 1) return *claims[0];
   if (claims.empty()) {
     return MakeError(
         absl::StatusCode::kNotFound, "UNKNOWN_RUN",
-        absl::StrCat("no run is ", wanted, ": ", Known(runs), "; write runs/ID or the root's path"));
+        absl::StrCat("there is no run ", wanted, "; ", Known(runs), "; write runs/ID or the root's path"));
   }
   const std::string claimed = absl::StrJoin(claims, " and ", [](std::string* out, const v1::Run* run) {
     absl::StrAppend(out, run->name(), " (uid ", run->uid(), ")");
   });
   if (of_directory.empty()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat(claimed, " call their roots ", wanted, "; write runs/ID"));
+    return InvalidArgument(absl::StrCat(claimed, " both name ", wanted, " as their root; write runs/ID"));
   }
   return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_RUN",
                    absl::StrCat("no run is in ", wanted, ": ", claimed,
-                                " calls its root so, but works in another directory; if you want that one, "
+                                " calls its root so, but works in another directory; to select that run, "
                                 "write runs/ID"));
 }
 
@@ -65,15 +64,15 @@ absl::StatusOr<std::string> CheckpointName(const v1::ListRunsResponse& runs, con
   const size_t slash = name.rfind('/');
   const std::string tag = slash == std::string::npos ? name : name.substr(slash + 1);
   if (tag.empty()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat("\"", name, "\" names no tag; write ROOT/TAG"));
+    return InvalidArgument(absl::StrCat("\"", name, "\" has no tag; write ROOT/TAG"));
   }
   if (slash == std::string::npos) {
     if (runs.runs_size() == 1) return absl::StrCat(runs.runs(0).name(), "/checkpoints/", tag);
     const bool none = runs.runs().empty();
     return MakeError(none ? absl::StatusCode::kNotFound : absl::StatusCode::kInvalidArgument,
                      none ? "UNKNOWN_RUN" : "INVALID_ARGUMENT",
-                     absl::StrCat("which run's ", tag, "? ", Known(runs), "; write ROOT/TAG"));
+                     absl::StrCat(none ? "no run has tag " : "several runs may have tag ", tag, ": ",
+                                  Known(runs), "; write ROOT/TAG"));
   }
   absl::StatusOr<v1::Run> run = FindRun(runs, slash == 0 ? "/" : name.substr(0, slash));
   if (!run.ok()) return run.status();

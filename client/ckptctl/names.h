@@ -1,4 +1,4 @@
-// What people write for a run or a checkpoint, into the names of the protocol.
+// Resolves what users write for a run or a checkpoint to the protocol's names.
 #ifndef CKPTD_CLIENT_CKPTCTL_NAMES_H_
 #define CKPTD_CLIENT_CKPTCTL_NAMES_H_
 
@@ -9,13 +9,13 @@
 
 namespace ckptd::ctl {
 
-// RUN: `runs/<id>`, or a root directory by any path that leads to it. The directory's device and inode
-// decide, for a client may call its root what it likes; only a path that this process cannot look at is
-// compared with what the runs call theirs, and then one run alone may call it so. NOT_FOUND, reason
-// UNKNOWN_RUN, says what there is.
+// RUN is `runs/<id>`, or any path to a root's directory. The directory's device and inode identify the run: a
+// client may name any path as its root. Only if this process cannot stat the path, it is compared with the
+// paths that clients gave, and then exactly one run must match. NOT_FOUND, reason UNKNOWN_RUN, lists the
+// known runs.
 absl::StatusOr<v1::Run> FindRun(const v1::ListRunsResponse& runs, const std::string& run);
 
-// NAME: `runs/<id>/checkpoints/<tag>`, or ROOT/TAG, or a tag alone where there is but one run. Gives
+// NAME is `runs/<id>/checkpoints/<tag>`, or ROOT/TAG, or a tag alone if there is only one run. Returns
 // `runs/<id>/checkpoints/<tag>`.
 absl::StatusOr<std::string> CheckpointName(const v1::ListRunsResponse& runs, const std::string& name);
 

@@ -20,7 +20,7 @@ class NamesTest : public testing::Test {
     run.set_name("runs/" + id);
     run.set_path(path);
   }
-  // The run of a directory that is there.
+  // Adds the run of an existing directory.
   std::string AddAt(const std::string& directory, const std::string& path) {
     struct stat info {};
     EXPECT_EQ(stat(directory.c_str(), &info), 0);
@@ -32,7 +32,7 @@ class NamesTest : public testing::Test {
   v1::ListRunsResponse runs_;
 };
 
-TEST_F(NamesTest, ARunIsFoundByItsNameAndByItsPath) {
+TEST_F(NamesTest, FindsARunByItsNameAndByItsPath) {
   Add("1", "/data/a");
   Add("2", "/data/b");
   EXPECT_EQ(FindRun(runs_, "runs/2")->name(), "runs/2");
@@ -42,7 +42,7 @@ TEST_F(NamesTest, ARunIsFoundByItsNameAndByItsPath) {
   EXPECT_NE(missing.message().find("/data/b"), absl::string_view::npos);  // It says what there is.
 }
 
-TEST_F(NamesTest, AnyPathThatLeadsToTheRootFindsIt) {
+TEST_F(NamesTest, FindsARunByAnyPathToItsRoot) {
   char folder[] = "/tmp/ckptctl_names_XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
   const std::string link = std::string(folder) + ".link";
@@ -56,7 +56,7 @@ TEST_F(NamesTest, AnyPathThatLeadsToTheRootFindsIt) {
   rmdir(folder);
 }
 
-TEST_F(NamesTest, PathThatAnotherRunClaimsLeadsToTheRunOfTheDirectory) {
+TEST_F(NamesTest, FindsTheRunOfTheDirectoryWhenAnotherRunClaimsItsPath) {
   char folder[] = "/tmp/ckptctl_names_XXXXXX";
   ASSERT_NE(mkdtemp(folder), nullptr);
   Add("1", folder);
@@ -71,7 +71,7 @@ TEST_F(NamesTest, PathThatAnotherRunClaimsLeadsToTheRunOfTheDirectory) {
   rmdir(folder);
 }
 
-TEST_F(NamesTest, PathThatCannotBeLookedAtIsRefusedWhereTwoRunsClaimIt) {
+TEST_F(NamesTest, RefusesAnUnreadablePathThatTwoRunsClaim) {
   Add("1", "/data/a");
   EXPECT_EQ(FindRun(runs_, "/data/a")->name(), "runs/1");
   Add("2", "/data/a");
@@ -80,7 +80,7 @@ TEST_F(NamesTest, PathThatCannotBeLookedAtIsRefusedWhereTwoRunsClaimIt) {
   EXPECT_NE(refused.message().find("runs/1 (uid 0) and runs/2 (uid 0)"), absl::string_view::npos) << refused;
 }
 
-TEST_F(NamesTest, ACheckpointIsNamedInThreeWays) {
+TEST_F(NamesTest, FindsACheckpointByNameByPathAndByTag) {
   Add("1", "/data/a");
   EXPECT_EQ(*CheckpointName(runs_, "runs/7/checkpoints/x"), "runs/7/checkpoints/x");
   EXPECT_EQ(*CheckpointName(runs_, "/data/a/step_1"), "runs/1/checkpoints/step_1");
@@ -88,7 +88,7 @@ TEST_F(NamesTest, ACheckpointIsNamedInThreeWays) {
   EXPECT_EQ(*CheckpointName(runs_, "step_1"), "runs/1/checkpoints/step_1");
 }
 
-TEST_F(NamesTest, ABareTagIsRefusedWhereItCouldMeanTwoRuns) {
+TEST_F(NamesTest, RefusesATagWithoutRootWhenThereAreTwoRuns) {
   EXPECT_EQ(CheckpointName(runs_, "step_1").status().code(), absl::StatusCode::kNotFound);
   Add("1", "/data/a");
   Add("2", "/data/b");

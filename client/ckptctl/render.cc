@@ -76,8 +76,7 @@ std::string Words(const v1::Damage& damage) {
 std::string RenderRun(const v1::Run& run, int64_t now_us) {
   std::string text = absl::StrCat(run.name(), "  ", Printable(run.path()), "\n");
   if (run.degraded()) AddLine(&text, "DEGRADED", "its file system does not answer");
-  if (run.read_only())
-    AddLine(&text, "READ-ONLY", "a directory sync failed; the root has to be scanned anew");
+  if (run.read_only()) AddLine(&text, "READ-ONLY", "a directory sync failed; the root must be scanned again");
   AddLine(&text, "run id", run.run_id());
   AddLine(&text, "owner",
           absl::StrCat("uid ", run.uid(), ", ",
@@ -141,7 +140,7 @@ std::string RenderStatus(const v1::Status& status, int64_t now_us) {
   return text;
 }
 
-// What an operator looks for in a list.
+// The remarks of a list's last column.
 std::vector<std::string> Remarks(const v1::Checkpoint& checkpoint) {
   std::vector<std::string> remarks;
   if (checkpoint.has_damage()) remarks.push_back("DAMAGED");
@@ -172,7 +171,7 @@ std::string RenderCheckpoints(const v1::ListCheckpointsResponse& list, int64_t n
 }
 
 std::string RenderForeign(const v1::ForeignCheckpoint& foreign, int64_t now_us) {
-  std::string text = absl::StrCat(Printable(foreign.tag()), ": a checkpoint that ckptd has not written\n");
+  std::string text = absl::StrCat(Printable(foreign.tag()), ": a checkpoint that ckptd did not write\n");
   AddLine(&text, "directory", foreign.directory());
   AddLine(&text, "written by", foreign.format() == "nxd" ? "nxd (NeuronX Distributed)" : foreign.format());
   AddLine(&text, "finished",
@@ -184,7 +183,7 @@ std::string RenderForeign(const v1::ForeignCheckpoint& foreign, int64_t now_us) 
   }
   const size_t slash = foreign.directory().rfind('/');
   AddLine(&text, "ckptd",
-          absl::StrCat("does not count it and never touches it, until: ckptctl adopt ",
+          absl::StrCat("does not count it and never changes it, until: ckptctl adopt ",
                        foreign.directory().substr(0, slash), " ", foreign.tag()));
   return text;
 }
@@ -198,7 +197,7 @@ std::string RenderAdoption(const v1::AdoptCheckpointsResponse& event) {
                           HumanBytes(checkpoint.size_bytes()), " in ",
                           Plural(checkpoint.file_count(), "file"));
     case v1::ALREADY_OURS:
-      return absl::StrCat(tag, "  is ckptd's already, as sequence ", checkpoint.sequence());
+      return absl::StrCat(tag, "  is already ckptd's, as sequence ", checkpoint.sequence());
     case v1::REFUSED:
       return absl::StrCat(tag, "  REFUSED: ", Printable(event.error().message()), " [",
                           event.error().reason(), "]");
@@ -247,7 +246,7 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
                          " after its begin"));
   }
   AddLine(&text, "metrics", Metrics(checkpoint));
-  if (checkpoint.pinned()) AddLine(&text, "pinned", "retention and re-saves leave it alone");
+  if (checkpoint.pinned()) AddLine(&text, "pinned", "retention and re-saves do not remove it");
   if (checkpoint.has_scrub_time())
     AddLine(&text, "read back",
             absl::StrCat("and found whole ", Age(checkpoint.scrub_time(), now_us), " ago"));
@@ -255,8 +254,8 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
   if (checkpoint.has_damage()) {
     AddLine(&text, "damaged",
             absl::StrCat(Words(checkpoint.damage()),
-                         "; it is not offered. Once `ckptctl verify` finds it whole: ", "ckptctl repaired ",
-                         checkpoint.tag()));
+                         "; the daemon does not offer it. Once `ckptctl verify` finds it whole: ",
+                         "ckptctl repaired ", checkpoint.tag()));
   }
   if (checkpoint.leases() > 0) AddLine(&text, "readers", absl::StrCat(checkpoint.leases()));
   Table files({"FILE", "SIZE", "RANK"});
@@ -266,7 +265,7 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
   return files.empty() ? text : text + files.ToString(2);
 }
 
-// ", 1.2 GiB/s, 3 s left": since it was first heard of.
+// ", 1.2 GiB/s, 3 s left": the average since the first progress.
 std::string ProgressLines::Rate(const std::pair<std::string, int64_t>& key, int64_t done, int64_t all,
                                 int64_t now_us) {
   auto start = starts_.find(key);

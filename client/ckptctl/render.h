@@ -1,4 +1,4 @@
-// The protocol's messages as text for people.
+// Renders the protocol's messages as text.
 #ifndef CKPTD_CLIENT_CKPTCTL_RENDER_H_
 #define CKPTD_CLIENT_CKPTCTL_RENDER_H_
 
@@ -12,22 +12,23 @@
 
 namespace ckptd::ctl {
 
-// `now_us`: Unix time in microseconds, for ages.
+// `now_us` is the Unix time in microseconds, for ages.
 std::string RenderStatus(const v1::Status& status, int64_t now_us);
-// Ours first, then those of other programs.
+// Lists ckptd's checkpoints first, then the foreign ones.
 std::string RenderCheckpoints(const v1::ListCheckpointsResponse& list, int64_t now_us);
 std::string RenderForeign(const v1::ForeignCheckpoint& foreign, int64_t now_us);
-// What became of one checkpoint, or how far it is, in one line.
+// One line: the outcome for one tag, or its progress.
 std::string RenderAdoption(const v1::AdoptCheckpointsResponse& event);
-std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us);  // All of it.
+std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us);  // All fields.
 
-// "FAILED: RANKS_MISSING: ranks 1 have not sealed ..." for one that ended, else the level.
+// "FAILED: RANKS_MISSING: ranks 1 have not sealed ..." for a save that has ended otherwise than COMMITTED;
+// else the level.
 std::string RenderEnd(const v1::Checkpoint& checkpoint);
 
 int64_t UnixMicros(const google::protobuf::Timestamp& time);
 
-// A checkpoint's progress as one line: bytes, percent, rate, time left. The rate is that since the first
-// event with progress.
+// Renders the progress of saves and restores, one line for each event: bytes, percent, rate, time left. The
+// rate is the average since the first event with progress.
 class ProgressLines {
  public:
   std::string Line(const v1::WatchResponse& event);
@@ -39,7 +40,7 @@ class ProgressLines {
   };
   std::string RestoreLine(const v1::WatchResponse& event);
   std::string Rate(const std::pair<std::string, int64_t>& key, int64_t done, int64_t all, int64_t now_us);
-  std::map<std::pair<std::string, int64_t>, Start> starts_;  // By run, or lease, and sequence.
+  std::map<std::pair<std::string, int64_t>, Start> starts_;  // Key: run and sequence, or lease and 0.
 };
 
 }  // namespace ckptd::ctl

@@ -21,7 +21,7 @@ Message Parse(const std::string& text) {
 
 constexpr int64_t kNowUs = 1'000'000'000'000'000;
 
-TEST(RenderStatus, ShowsWhatAnOperatorAsksFor) {
+TEST(RenderStatus, ShowsPoolRunsAndSavesInFlight) {
   const auto status = Parse<v1::Status>(R"(
     daemon_version: "0.1.0" state: "DEGRADED" sessions: 2 start_time { seconds: 999999940 }
     pool { total_bytes: 4294967296 used_bytes: 1073741824 ready_bytes: 2147483648 resident_bytes: 1073741824 pages: "transparent" segment_bytes: 67108864 }
@@ -52,11 +52,11 @@ TEST(RenderStatus, ShowsWhatAnOperatorAsksFor) {
   EXPECT_THAT(text, HasSubstr("step_110   110   OPEN   250 B    1000 B  25 %  missing 1  2 s\n"));
 }
 
-TEST(RenderStatus, AnEmptyDaemonIsNoSpecialCase) {
+TEST(RenderStatus, SaysNoRunsForAnEmptyDaemon) {
   EXPECT_THAT(RenderStatus(v1::Status(), kNowUs), HasSubstr("no runs\n"));
 }
 
-TEST(RenderCheckpoints, OneLineEach) {
+TEST(RenderCheckpoints, PrintsOneLineForEach) {
   const auto list = Parse<v1::ListCheckpointsResponse>(R"(
     checkpoints { tag: "b" sequence: 2 attempt: 1 level: COMMITTED size_bytes: 10 file_count: 1 pinned: true resident: true commit_time { seconds: 999999990 } }
     checkpoints { tag: "a" step: 5 sequence: 1 attempt: 1 level: FAILED error { reason: "NO_SPACE" } create_time { seconds: 999999980 } })");
@@ -67,7 +67,7 @@ TEST(RenderCheckpoints, OneLineEach) {
   EXPECT_EQ(RenderCheckpoints({}, kNowUs), "no checkpoints\n");
 }
 
-TEST(RenderCheckpoints, ThoseOfOtherProgramsComeAfterOursAndHaveNoPlaceInTheOrder) {
+TEST(RenderCheckpoints, ListsForeignOnesLastWithoutSequence) {
   const auto list = Parse<v1::ListCheckpointsResponse>(R"(
     checkpoints { tag: "b" step: 5 sequence: 7 level: COMMITTED size_bytes: 10 file_count: 1 adopted_from: "nxd" commit_time { seconds: 999999990 } }
     foreign { tag: "step_9" format: "nxd" done_time { seconds: 999999940 } size_bytes: 2048 file_count: 3 }
@@ -79,7 +79,7 @@ TEST(RenderCheckpoints, ThoseOfOtherProgramsComeAfterOursAndHaveNoPlaceInTheOrde
             "step_8?  -     -         -        -        -      2 min 0 s  FOREIGN    nxd\n");
 }
 
-TEST(RenderForeign, SaysWhatItIsAndHowToAdoptIt) {
+TEST(RenderForeign, SaysWhatWroteItAndHowToAdoptIt) {
   const auto foreign = Parse<v1::ForeignCheckpoint>(R"(
     tag: "step_9" directory: "/data/ckpts/step_9" format: "nxd" done_time { seconds: 999999940 } size_bytes: 2048 file_count: 3)");
   EXPECT_THAT(
@@ -88,13 +88,13 @@ TEST(RenderForeign, SaysWhatItIsAndHowToAdoptIt) {
             HasSubstr("2.0 KiB (2048 bytes) in 3 files"), HasSubstr("ckptctl adopt /data/ckpts step_9\n")));
 }
 
-TEST(RenderAdoption, EachOutcomeIsALine) {
+TEST(RenderAdoption, PrintsOneLineForEachOutcome) {
   EXPECT_EQ(RenderAdoption(Parse<v1::AdoptCheckpointsResponse>(R"(
               tag: "a" outcome: ADOPTED checkpoint { sequence: 7 size_bytes: 2048 file_count: 1 })")),
             "a  ADOPTED as sequence 7, 2.0 KiB in 1 file");
   EXPECT_EQ(RenderAdoption(Parse<v1::AdoptCheckpointsResponse>(
                 R"(tag: "a" outcome: ALREADY_OURS checkpoint { sequence: 7 })")),
-            "a  is ckptd's already, as sequence 7");
+            "a  is already ckptd's, as sequence 7");
   EXPECT_EQ(RenderAdoption(Parse<v1::AdoptCheckpointsResponse>(
                 R"(tag: "a" outcome: REFUSED error { reason: "X" message: "no\x1b" })")),
             "a  REFUSED: no? [X]");
@@ -103,7 +103,7 @@ TEST(RenderAdoption, EachOutcomeIsALine) {
             "adopting a, 2 of 3: 1.0 KiB of 2.0 KiB read");
 }
 
-TEST(RenderCheckpoint, AnAdoptedOneIsSaidToBe) {
+TEST(RenderCheckpoint, SaysThatItWasAdopted) {
   const auto checkpoint = Parse<v1::Checkpoint>(R"(
     name: "runs/1/checkpoints/s" tag: "s" level: COMMITTED sequence: 7 size_bytes: 10 file_count: 1 world_size: 1 adopted_from: "nxd"
     create_time { seconds: 999999940 } commit_time { seconds: 999999940 })");
@@ -112,7 +112,7 @@ TEST(RenderCheckpoint, AnAdoptedOneIsSaidToBe) {
                     Not(HasSubstr("attempt")), Not(HasSubstr("after its begin"))));
 }
 
-TEST(RenderCheckpoint, SaysExactBytesAndEveryFile) {
+TEST(RenderCheckpoint, PrintsExactBytesAndEveryFile) {
   const auto checkpoint = Parse<v1::Checkpoint>(R"(
     name: "runs/1/checkpoints/s" tag: "s" level: COMMITTED size_bytes: 1610612736 file_count: 1 world_size: 1
     create_time { seconds: 999999980 } commit_time { seconds: 999999982 }
@@ -123,7 +123,7 @@ TEST(RenderCheckpoint, SaysExactBytesAndEveryFile) {
             HasSubstr("loss=2.5"), HasSubstr(", 2 s after its begin"), Not(HasSubstr("sealed by"))));
 }
 
-TEST(RenderEnd, WhatTheDaemonSaysCannotMoveTheCursor) {
+TEST(RenderEnd, ReplacesControlCharacters) {
   const auto checkpoint =
       Parse<v1::Checkpoint>(R"(level: FAILED error { reason: "X" message: "a\x1b[2J\nb" })");
   EXPECT_EQ(RenderEnd(checkpoint), "FAILED: X: a?[2J?b");
@@ -141,7 +141,7 @@ v1::WatchResponse Event(int64_t written, double seconds, v1::Level level = v1::S
   return event;
 }
 
-TEST(ProgressLines, RateAndTimeLeftComeFromTheProgressSeen) {
+TEST(ProgressLines, ComputesRateAndTimeLeftFromTheProgressSeen) {
   ProgressLines lines;
   EXPECT_THAT(lines.Line(Event(0, 1)),
               AllOf(HasSubstr("s  SEALED  0 B of 100 MiB  0 %"), Not(HasSubstr("/s"))));
@@ -151,7 +151,7 @@ TEST(ProgressLines, RateAndTimeLeftComeFromTheProgressSeen) {
               HasSubstr("s  COMMITTED  100 MiB  6 s after its begin"));
 }
 
-TEST(ProgressLines, ReadersAreShownWithTheirRateUntilTheyHaveEnded) {
+TEST(ProgressLines, ShowsReadersWithTheirRateUntilTheyEnd) {
   ProgressLines lines;
   const auto at = [&](int64_t read, int64_t seconds, bool ended = false) {
     v1::WatchResponse event;
@@ -173,7 +173,7 @@ TEST(ProgressLines, ReadersAreShownWithTheirRateUntilTheyHaveEnded) {
               AllOf(HasSubstr("  s  restored  rank 3  100 MiB of 100 MiB"), Not(HasSubstr("left"))));
 }
 
-TEST(ProgressLines, AnOpenSaveNamesTheRanksItWaitsFor) {
+TEST(ProgressLines, NamesTheMissingRanksOfAnOpenSave) {
   ProgressLines lines;
   v1::WatchResponse event = Event(0, 1, v1::OPEN);
   event.mutable_checkpoint()->add_missing_ranks(1);

@@ -9,7 +9,7 @@
 namespace ckptd::ctl {
 namespace {
 
-// Characters, not bytes: a column of UTF-8 stays aligned.
+// Counts characters, not bytes, so that a column of UTF-8 stays aligned.
 size_t Width(const std::string& text) {
   return static_cast<size_t>(std::count_if(
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));

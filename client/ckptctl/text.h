@@ -1,4 +1,4 @@
-// Text for people: sizes, times, aligned tables.
+// Formats text for people: sizes, durations, aligned tables.
 #ifndef CKPTD_CLIENT_CKPTCTL_TEXT_H_
 #define CKPTD_CLIENT_CKPTCTL_TEXT_H_
 
@@ -12,10 +12,11 @@ namespace ckptd::ctl {
 std::string HumanBytes(int64_t bytes);     // "0 B", "1.5 GiB", "812 MiB".
 std::string HumanSeconds(double seconds);  // "0.25 s", "12 s", "3 min 12 s", "2 h 5 min", "3 d 4 h".
 std::string Plural(int64_t count, std::string_view one);  // "1 session", "2 sessions".
-// Control characters as `?`: what a daemon or a directory says cannot move the terminal's cursor.
+// Replaces control characters by `?`, so that text from a daemon or a directory cannot move the terminal's
+// cursor.
 std::string Printable(std::string_view text);
 
-// Columns as wide as their widest cell, two spaces between them, none at a line's end.
+// A table with columns as wide as their widest cell, two spaces between columns, and no trailing spaces.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) { Add(std::move(header)); }

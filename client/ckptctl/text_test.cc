@@ -5,7 +5,7 @@
 namespace ckptd::ctl {
 namespace {
 
-TEST(HumanBytes, KeepsThreeFigures) {
+TEST(HumanBytes, KeepsThreeDigits) {
   EXPECT_EQ(HumanBytes(0), "0 B");
   EXPECT_EQ(HumanBytes(1023), "1023 B");
   EXPECT_EQ(HumanBytes(1024), "1.0 KiB");
@@ -25,7 +25,7 @@ TEST(HumanSeconds, NamesTheTwoLargestUnits) {
   EXPECT_EQ(HumanSeconds(3 * 86400 + 4 * 3600), "3 d 4 h");
 }
 
-TEST(Printable, LeavesNothingThatMovesACursor) { EXPECT_EQ(Printable("a\x1b[2Jb\nc\x7f"), "a?[2Jb?c?"); }
+TEST(Printable, ReplacesControlCharacters) { EXPECT_EQ(Printable("a\x1b[2Jb\nc\x7f"), "a?[2Jb?c?"); }
 
 TEST(Table, AlignsColumnsByCharactersAndTrimsLines) {
   Table table({"TAG", "SIZE", ""});

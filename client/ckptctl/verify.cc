@@ -29,11 +29,11 @@ bool Exists(const std::string& path) {
 
 struct Target {
   std::string root;
-  std::string tag;  // Empty: all of them.
+  std::string tag;  // Empty: all of the root's checkpoints.
 };
 
-// A directory with a manifest is a checkpoint; one with a .ckptd is a root; a missing or empty one may be
-// ROOT/TAG.
+// A directory with a manifest is a checkpoint, and one with a .ckptd is a root. A path that is missing or an
+// empty directory may still be ROOT/TAG.
 absl::StatusOr<Target> ParseTarget(const std::string& what) {
   char* real = realpath(what.c_str(), nullptr);
   if (real == nullptr) return ErrnoError(errno, what);
@@ -52,11 +52,11 @@ absl::StatusOr<Target> ParseTarget(const std::string& what) {
                                 "; name the directory that holds the checkpoints, or one of them"));
 }
 
-// "verifying step_100: 1.2 GiB", over and over in one line of the terminal.
+// Shows "verifying step_100: 1.2 GiB" in one line of the terminal, overwritten each time.
 class Progress {
  public:
   explicit Progress(const Context& context) : context_(context) {}
-  void Say(const std::string& tag, int64_t bytes) {
+  void Show(const std::string& tag, int64_t bytes) {
     const Instant now = SystemClock().Now();
     if (!context_.live || now < next_) return;
     next_ = now + std::chrono::milliseconds(100);
@@ -153,8 +153,8 @@ absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what)
   Progress progress(context);
   for (const std::string& tag : tags) {
     absl::StatusOr<VerifyReport> report =
-        VerifyCheckpoint(*fs, root.get(), tag, [&](int64_t bytes) { progress.Say(tag, bytes); });
-    // Listed a moment ago: retention took it since.
+        VerifyCheckpoint(*fs, root.get(), tag, [&](int64_t bytes) { progress.Show(tag, bytes); });
+    // It was listed a moment ago, and retention has evicted it since.
     if (!report.ok() && absl::IsNotFound(report.status()) && target.tag.empty()) continue;
     if (!report.ok()) return report.status();
     ok &= report->problems.empty();

@@ -1,5 +1,5 @@
-// `watch`: a line for each change of level, and for progress in between. At a terminal progress is written
-// over the line before it.
+// `watch`: prints a line for each change of level, and for progress in between. On a terminal a line of
+// progress overwrites the one before.
 #include <algorithm>
 #include <optional>
 #include <ostream>
@@ -18,7 +18,7 @@
 namespace ckptd::ctl {
 namespace {
 
-// How often `--until-idle` asks whether anything is left: a save may end between two streams.
+// How often `--until-idle` asks what is in flight: a save may end between two streams.
 constexpr Duration kSlice = std::chrono::seconds(1);
 
 class Watcher {
@@ -63,7 +63,7 @@ class Watcher {
                      : Duration(std::chrono::hours(24 * 365));
   }
 
-  // What is in flight now; what was, and is not any more, has ended while nobody listened.
+  // Updates what is in flight. A save that was in flight and no longer is has ended between two streams.
   absl::Status Refresh() {
     CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc_.ListRuns(std::chrono::seconds(10)));
     std::set<std::string> now;
@@ -76,7 +76,7 @@ class Watcher {
       v1::GetCheckpointRequest request;
       request.set_name(name);
       absl::StatusOr<v1::Checkpoint> ended = rpc_.GetCheckpoint(request, std::chrono::seconds(10));
-      if (!ended.ok()) continue;  // Committed, and evicted since.
+      if (!ended.ok()) continue;  // It was committed, and evicted since.
       v1::WatchResponse event;
       *event.mutable_checkpoint() = *std::move(ended);
       const int64_t now_us = SystemClock().UnixMicros();
@@ -92,7 +92,7 @@ class Watcher {
     const v1::Checkpoint& checkpoint = event.checkpoint();
     const bool ended = event.has_restore() ? event.restore().ended() : checkpoint.level() >= v1::COMMITTED;
     if (event.has_restore()) {
-      // Nothing waits for readers.
+      // --until-idle does not wait for readers.
     } else if (ended) {
       open_.erase(checkpoint.name());
       failed_ |= checkpoint.level() != v1::COMMITTED;
@@ -111,7 +111,7 @@ class Watcher {
       *context_.out << line << std::endl;
       return;
     }
-    // The line before this one is open while it is about the same checkpoint's progress.
+    // A line about the same checkpoint's progress is not terminated yet: overwrite it.
     *context_.out << (what == open_line_   ? "\r\x1b[K"
                       : open_line_.empty() ? ""
                                            : "\n")
@@ -127,7 +127,7 @@ class Watcher {
       context_.timeout_seconds ? std::optional(SystemClock().Now() + FromSeconds(*context_.timeout_seconds))
                                : std::nullopt;
   ProgressLines lines_;
-  std::set<std::string> open_;  // Names of what is in flight.
+  std::set<std::string> open_;  // The names of the saves in flight.
   bool failed_ = false;
   std::string open_line_;
 };
@@ -146,7 +146,8 @@ absl::StatusOr<ExitCode> Watch(const Context& context, const std::string& run, b
   Watcher watcher(context, *rpc, name, interval_seconds);
   CKPTD_RETURN_IF_ERROR(until_idle ? watcher.UntilIdle() : watcher.ForEver());
   if (until_idle && !watcher.idle()) {
-    return MakeError(absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT", "saves are still under way");
+    return MakeError(absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT",
+                     "saves are still in flight after --timeout");
   }
   return watcher.failed() ? kNotSo : kOk;
 }

@@ -16,7 +16,8 @@ namespace {
 
 using torch::ValueRef;
 
-// What torch.save calls the folder inside: the file's name without its last extension.
+// The name of the folder inside the archive, as torch.save chooses it: the file's name without its last
+// extension.
 std::string NameInside(const std::string& path) {
   const std::string name = path.substr(path.rfind('/') + 1);
   return name.substr(0, name.rfind('.'));
@@ -49,7 +50,7 @@ absl::Status PlanArchive(const torch::Value& root, const Contents& contents, con
   return absl::OkStatus();
 }
 
-// Takes the tensors out of a tree.
+// Replaces the tensors of a tree by references to files, and plans those files.
 class Extractor {
  public:
   Extractor(const ZeroShard& shard, const std::string& path, NxdFiles& files)
@@ -57,20 +58,20 @@ class Extractor {
 
   absl::Status Run() {
     files_.directories.push_back(NxdTensorsName(path_));
-    CKPTD_ASSIGN_OR_RETURN(const ValueRef root, Replaced(shard_.root));
+    CKPTD_ASSIGN_OR_RETURN(const ValueRef root, ReplaceTensors(shard_.root));
     CKPTD_RETURN_IF_ERROR(PlanArchive(*root, shard_.contents, path_, files_));
     return PlanArchive(*torch::Make(std::move(info_)), shard_.contents, NxdInfoName(path_), files_);
   }
 
  private:
-  // A tensor by a reference to the file that it goes to; dicts with such in them copied.
-  absl::StatusOr<ValueRef> Replaced(const ValueRef& value) {
+  // A reference for a tensor; a copy of a dict that holds tensors, with references in their places.
+  absl::StatusOr<ValueRef> ReplaceTensors(const ValueRef& value) {
     if (const auto* tensor = value->As<torch::Tensor>()) return Reference(value, *tensor);
     const auto* dict = value->As<torch::Dict>();
     if (dict == nullptr) return value;
     torch::Dict copy = *dict;
     for (size_t i = 0; i < copy.size(); ++i) {
-      CKPTD_ASSIGN_OR_RETURN(ValueRef replaced, Replaced(dict->entries()[i].second));
+      CKPTD_ASSIGN_OR_RETURN(ValueRef replaced, ReplaceTensors(dict->entries()[i].second));
       copy.Replace(i, std::move(replaced));
     }
     return torch::Make(std::move(copy));

@@ -1,12 +1,12 @@
-// The files that a rank's state becomes, in NxD's layouts.
+// Plans the files of a rank's state, in NxD's two layouts.
 //
-//   plain   <path>                                the state, its tensors in it
-//   xser    <path>                                the state, with references in the places of tensors
+//   plain   <path>                                the state with its tensors
+//   xser    <path>                                the state with references in place of tensors
 //           <path>.info.pt                        {tid: dtype, shape, expert_model_parallel}
-//           <path>.tensors/tensor_<tid>.pt        a tensor
+//           <path>.tensors/tensor_<tid>.pt        one tensor
 //
-// In xser a tensor inside a list stays where it is: NxD's loader looks for references in dicts only, and
-// takes tensors wherever they are.
+// In xser a tensor inside a list stays in the state: NxD's loader looks for references only in dicts, and
+// accepts tensors anywhere.
 #ifndef CKPTD_CLIENT_CONVERT_NXD_OUTPUT_H_
 #define CKPTD_CLIENT_CONVERT_NXD_OUTPUT_H_
 
@@ -20,11 +20,11 @@
 namespace ckptd {
 
 struct NxdFiles {
-  std::vector<std::string> directories;  // To be made for them.
+  std::vector<std::string> directories;  // The directories that the files need.
   std::vector<PlannedFile> files;
 };
 
-// Adds them. Fails as torch::LayOutArchive does.
+// Adds the files and directories of `shard` to `files`. Fails as torch::LayOutArchive does.
 absl::Status PlanNxdFiles(const ZeroShard& shard, const std::string& path, bool xser, NxdFiles& files);
 
 }  // namespace ckptd

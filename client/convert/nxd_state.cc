@@ -15,9 +15,9 @@ namespace {
 
 using torch::ValueRef;
 
-constexpr size_t kNamedAtMost = 16;
+constexpr size_t kMaxNamed = 16;
 
-// A file of the seam's.
+// A ByteSource on a file of a FileSystem.
 class FileSource : public ByteSource {
  public:
   FileSource(FileSystem& fs, Handle file, std::string name, int64_t size)
@@ -49,10 +49,10 @@ class Loader {
     return root;
   }
 
-  // All tensor files that were not there, of all ranks at once.
+  // Fails if tensor files are missing, and names those of all data-parallel ranks at once.
   absl::Status CheckMissing() const {
     if (missing_.empty()) return absl::OkStatus();
-    const size_t named = std::min(missing_.size(), kNamedAtMost);
+    const size_t named = std::min(missing_.size(), kMaxNamed);
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "INCOMPLETE_CHECKPOINT",
         absl::StrCat(
@@ -60,7 +60,7 @@ class Loader {
             missing_.size() == 1 ? " is" : " are", " missing: ",
             absl::StrJoin(missing_.begin(), missing_.begin() + static_cast<std::ptrdiff_t>(named), ", "),
             named < missing_.size() ? absl::StrCat(" and ", missing_.size() - named, " more") : "",
-            "; bring them here from the node that has them"));
+            "; copy them here from the nodes that have them"));
   }
 
  private:
@@ -78,7 +78,7 @@ class Loader {
     return std::move(archive.root);
   }
 
-  // Which tensors are of experts. NxD up to 0.6 writes no .info.pt.
+  // Reads which tensors belong to experts. NxD up to 0.6 writes no .info.pt.
   absl::Status ReadInfo() {
     const std::string path = absl::StrCat(kOptimDirectory, "/", NxdInfoName(file_));
     if (absl::IsNotFound(fs_.Stat(tag_, path).status())) return absl::OkStatus();
@@ -95,8 +95,8 @@ class Loader {
     return absl::OkStatus();
   }
 
-  // Puts tensors in the place of references to them, wherever they are: upstream leaves one of another class
-  // where a tensor was inside a list.
+  // Replaces references by the tensors, everywhere in the tree: where a tensor was inside a list, NxD leaves
+  // a reference of another class.
   absl::Status Resolve(torch::Value& value) {
     if (!resolved_.insert(&value).second) return absl::OkStatus();
     if (const auto* reference = value.As<torch::TensorReference>()) return Fetch(reference->tid, value);
@@ -127,7 +127,7 @@ class Loader {
     const auto* tensor = (*root)->As<torch::Tensor>();
     if (tensor == nullptr) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "CANNOT_CONVERT",
-                       absl::StrCat(path, " holds a ", std::string(torch::KindOf(**root)), " and no tensor"),
+                       absl::StrCat(path, " holds a ", std::string(torch::KindOf(**root)), ", not a tensor"),
                        {{"path", path}});
     }
     if (expert_tids_.contains(tid)) states_.expert.insert(tensor->storage.get());

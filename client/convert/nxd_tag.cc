@@ -16,26 +16,26 @@
 namespace ckptd {
 namespace {
 
-constexpr size_t kNamedAtMost = 32;
-constexpr int kMostRanks = 1 << 20;  // Of each kind.
+constexpr size_t kMaxNamed = 32;
+constexpr int kMaxRanks = 1 << 20;  // For each of dp, tp and pp.
 
 struct Shard {
   bool full = false;
   int dp = 0, tp = 0, pp = 0;
 };
 
-// `word` and a number, taken off the front of `text`.
-std::optional<int> TakeRank(std::string_view& text, std::string_view word) {
+// Removes `word` and a number from the front of `text`, and returns the number.
+std::optional<int> ConsumeRank(std::string_view& text, std::string_view word) {
   if (!text.starts_with(word)) return std::nullopt;
   text.remove_prefix(word.size());
   int rank = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  if (error != std::errc() || end == text.data() || rank < 0 || rank >= kMostRanks) return std::nullopt;
+  if (error != std::errc() || end == text.data() || rank < 0 || rank >= kMaxRanks) return std::nullopt;
   text.remove_prefix(static_cast<size_t>(end - text.data()));
   return rank;
 }
 
-// Only names that NxD itself would give: dp_rank_1_… is not one.
+// Accepts only names that NxD itself would write: dp_rank_1_… is not one.
 std::optional<Shard> ParseShard(const std::string& name) {
   std::string_view rest = name;
   Shard shard;
@@ -43,13 +43,13 @@ std::optional<Shard> ParseShard(const std::string& name) {
   if (shard.full) {
     rest.remove_prefix(std::string_view("full_").size());
   } else {
-    const std::optional<int> dp = TakeRank(rest, "dp_rank_");
+    const std::optional<int> dp = ConsumeRank(rest, "dp_rank_");
     if (!dp || !rest.starts_with("_")) return std::nullopt;
     rest.remove_prefix(1);
     shard.dp = *dp;
   }
-  const std::optional<int> tp = TakeRank(rest, "tp_rank_");
-  const std::optional<int> pp = tp ? TakeRank(rest, "_pp_rank_") : std::nullopt;
+  const std::optional<int> tp = ConsumeRank(rest, "tp_rank_");
+  const std::optional<int> pp = tp ? ConsumeRank(rest, "_pp_rank_") : std::nullopt;
   if (!pp) return std::nullopt;
   shard.tp = *tp;
   shard.pp = *pp;
@@ -64,21 +64,22 @@ absl::Status CannotConvert(const std::string& why) {
 absl::Status NoState(const std::string& why) {
   return MakeError(
       absl::StatusCode::kNotFound, "NO_OPTIMIZER_STATE",
-      absl::StrCat(why, "; --input_dir is the directory of one tag, which has the files optim/dp_rank_…"));
+      absl::StrCat(why, "; --input_dir must be the directory of one tag, with files optim/dp_rank_…"));
 }
 
-// One rank's file of optimizers without ZeRO-1, where experts are.
+// True for a rank's file of an optimizer without ZeRO-1 in a model with experts.
 bool NamesExperts(const std::string& name) {
   return name.starts_with("dp_rank_") && name.find("_ep_rank_") != std::string::npos;
 }
 
-// Every rank has a file. Names the first that are missing: a wild number in one name may ask for 2^60.
+// Checks that every rank has a file. Names only the first missing ones: a huge number in one name may ask for
+// 2^60 files.
 absl::Status CheckComplete(const NxdTag& found, const std::set<std::string>& files) {
   const int64_t wanted = int64_t{found.dp} * found.tp * found.pp;
   const int64_t count = wanted - static_cast<int64_t>(files.size());
   if (count == 0) return absl::OkStatus();
   std::vector<std::string> missing;
-  for (int64_t i = 0; i < wanted && missing.size() < kNamedAtMost; ++i) {
+  for (int64_t i = 0; i < wanted && missing.size() < kMaxNamed; ++i) {
     std::string name =
         NxdOptimName(found.full, static_cast<int>(i % found.dp), static_cast<int>(i / found.dp % found.tp),
                      static_cast<int>(i / found.dp / found.tp));
@@ -90,12 +91,12 @@ absl::Status CheckComplete(const NxdTag& found, const std::set<std::string>& fil
                                 ", and of these ", count, count == 1 ? " is" : " are",
                                 " missing: ", absl::StrJoin(missing, ", "),
                                 unnamed > 0 ? absl::StrCat(" and ", unnamed, " more") : "",
-                                "; bring them here from the node that has them"));
+                                "; copy them here from the nodes that have them"));
 }
 
 absl::Status ReadOptim(FileSystem& fs, Handle tag, NxdTag& found) {
   absl::StatusOr<ScopedHandle> optim = OpenScoped(fs, tag, kOptimDirectory, OpenMode::kDirectory);
-  if (absl::IsNotFound(optim.status())) return NoState("there is no directory optim/");
+  if (absl::IsNotFound(optim.status())) return NoState("the tag has no directory optim/");
   if (!optim.ok()) return Annotate(optim.status(), "optim/");
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(optim->get()));
   std::vector<Shard> shards;
@@ -103,15 +104,15 @@ absl::Status ReadOptim(FileSystem& fs, Handle tag, NxdTag& found) {
   std::set<std::string> known;
   for (const DirEntry& entry : entries) {
     if (entry.name.ends_with(".distcp") || entry.name == ".metadata") {
-      return CannotConvert(absl::StrCat(
-          "optim/", entry.name,
-          " is of PyTorch's distributed checkpoints (use_zero1_dcp): load it with the number of ranks that "
-          "saved it, and save it without use_zero1_dcp"));
+      return CannotConvert(absl::StrCat("optim/", entry.name,
+                                        " belongs to one of PyTorch's distributed checkpoints "
+                                        "(use_zero1_dcp): load it with the number of ranks "
+                                        "that saved it, and save it without use_zero1_dcp"));
     }
     if (NamesExperts(entry.name)) {
       return CannotConvert(
           absl::StrCat("optim/", entry.name,
-                       " is of an optimizer without ZeRO-1, whose state is not sharded: there is "
+                       " belongs to an optimizer without ZeRO-1, whose state is not sharded: there is "
                        "nothing to convert"));
     }
     const std::optional<Shard> shard = ParseShard(entry.name);
@@ -134,8 +135,7 @@ absl::Status ReadOptim(FileSystem& fs, Handle tag, NxdTag& found) {
     found.pp = std::max(found.pp, shard.pp + 1);
   }
   for (const DirEntry& entry : entries) {
-    if (!known.contains(entry.name))
-      found.passed_over.push_back(absl::StrCat(kOptimDirectory, "/", entry.name));
+    if (!known.contains(entry.name)) found.skipped.push_back(absl::StrCat(kOptimDirectory, "/", entry.name));
     found.xser |= known.contains(entry.name) && entry.name.ends_with(".tensors");
   }
   return CheckComplete(found, files);
@@ -148,11 +148,12 @@ absl::Status Carry(FileSystem& fs, Handle tag, const std::string& path, FileType
     return absl::OkStatus();
   }
   if (type != FileType::kDirectory) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_A_FILE",
-                     absl::StrCat(path,
-                                  " is neither a file nor a directory (a symbolic link?): put what it stands "
-                                  "for in its place"),
-                     {{"path", path}});
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "NOT_A_FILE",
+        absl::StrCat(path,
+                     " is neither a file nor a directory (a symbolic link?): replace it by what it "
+                     "stands for"),
+        {{"path", path}});
   }
   found.carried_directories.push_back(path);
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir, OpenScoped(fs, tag, path, OpenMode::kDirectory));
@@ -170,7 +171,7 @@ std::string NxdOptimName(bool full, int dp, int tp, int pp) {
   return full ? absl::StrCat("full_", rest) : absl::StrCat(absl::StrFormat("dp_rank_%02d_", dp), rest);
 }
 
-absl::StatusOr<NxdTag> ScanNxdTag(FileSystem& fs, Handle tag, bool unfinished) {
+absl::StatusOr<NxdTag> ScanNxdTag(FileSystem& fs, Handle tag, bool allow_unfinished) {
   NxdTag found;
   CKPTD_RETURN_IF_ERROR(ReadOptim(fs, tag, found));
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(tag));
@@ -183,14 +184,14 @@ absl::StatusOr<NxdTag> ScanNxdTag(FileSystem& fs, Handle tag, bool unfinished) {
     if (entry.name == "model" || entry.name == "scheduler.pt" || entry.name == "user_content.pt") {
       CKPTD_RETURN_IF_ERROR(Carry(fs, tag, entry.name, entry.type, found));
     } else {
-      found.passed_over.push_back(entry.name);
+      found.skipped.push_back(entry.name);
     }
   }
-  if (begun && !done && !unfinished) {
+  if (begun && !done && !allow_unfinished) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "INCOMPLETE_CHECKPOINT",
-        "it has `checkpoint` and no `done`: its save was begun and has not ended, so its files may be of "
-        "two saves; --force converts it all the same");
+        "the tag has `checkpoint` but no `done`: its save has not ended, so its files may be of two saves; "
+        "--force converts it all the same");
   }
   return found;
 }

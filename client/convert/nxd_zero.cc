@@ -14,7 +14,7 @@
 namespace ckptd {
 namespace {
 
-// Between what the plan says and what a file system needs beside it: names, and blocks that are not full.
+// Space that a file system needs for each file beyond its bytes: its name and a partly filled block.
 constexpr int64_t kRoomForFile = 4096;
 constexpr int kFallbackThreads = 4;
 
@@ -35,16 +35,16 @@ class Conversion {
 
   // Step 1.
   absl::Status Plan() {
-    if (!options_.to_full && (options_.dp_size < 1 || options_.dp_size > kMostShards)) {
+    if (!options_.to_full && (options_.dp_size < 1 || options_.dp_size > kMaxShards)) {
       return InvalidArgument(
-          absl::StrCat("dp_size is ", options_.dp_size, ", and a state has 1 to ", kMostShards, " shards"));
+          absl::StrCat("dp_size is ", options_.dp_size, "; allowed are 1 to ", kMaxShards));
     }
-    CKPTD_ASSIGN_OR_RETURN(report_.from, ScanNxdTag(fs_, in_, options_.unfinished));
+    CKPTD_ASSIGN_OR_RETURN(report_.from, ScanNxdTag(fs_, in_, options_.allow_unfinished));
     report_.to_full = options_.to_full;
     report_.to_dp = options_.to_full ? 1 : options_.dp_size;
     if (report_.from.full && options_.to_full) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "CANNOT_CONVERT",
-                       "the state is merged already (optim/full_…); --convert_to_sharded makes shards of it");
+                       "the state is already merged (optim/full_…); use --convert_to_sharded to make shards");
     }
     report_.carried_files = static_cast<int64_t>(report_.from.carried.size());
     for (const CarriedFile& file : report_.from.carried) report_.carried_bytes += file.size;
@@ -75,8 +75,8 @@ class Conversion {
       return Stream(inputs, out, files.files, stream);
     });
     CKPTD_RETURN_IF_ERROR(made);
-    // NxD takes a directory with `done` for a checkpoint, and resumes from it. It finds no shards in a merged
-    // one, so that is not marked.
+    // NxD takes a directory with `done` for a checkpoint, and resumes from it. It would find no shards in a
+    // merged state, so that gets no markers.
     if (!report_.to_full) {
       for (const char* marker : {"checkpoint", "done"})
         CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, out, marker, "1"));
@@ -94,10 +94,11 @@ class Conversion {
  private:
   absl::Status Tell(int64_t bytes) const {
     if (progress_(report_, bytes)) return absl::OkStatus();
-    return MakeError(absl::StatusCode::kAborted, "INTERRUPTED", "stopped before it was finished");
+    return MakeError(absl::StatusCode::kAborted, "INTERRUPTED", "the conversion was stopped before its end");
   }
 
-  // Hands on the plan of all new optimizer files, some at a time. What they refer to are `inputs`.
+  // Passes the plan of all new optimizer files to `work`, batch by batch. The plan refers to `inputs` by
+  // index.
   absl::Status EachBatch(
       const std::function<absl::Status(const std::vector<std::string>& inputs, const NxdFiles&)>& work) {
     for (int pp = 0; pp < report_.from.pp; ++pp) {
@@ -128,7 +129,7 @@ class Conversion {
     return files.files.empty() ? absl::OkStatus() : work(state.inputs(), files);
   }
 
-  // What the output's file system can do, and whether there is room.
+  // Probes the output's file system, and fails if it has too little space.
   absl::StatusOr<StreamOptions> Prepare(Handle out) {
     CKPTD_ASSIGN_OR_RETURN(const ProbeResult probe,
                            ProbeDirectory(fs_, out, IoBackend::kAuto, options_.queues));
@@ -137,7 +138,7 @@ class Conversion {
     if (probe.free_bytes < needed) {
       return MakeError(
           absl::StatusCode::kResourceExhausted, "NO_SPACE",
-          absl::StrCat("the result takes ", needed, " bytes, and the file system of the output has ",
+          absl::StrCat("the result needs ", needed, " bytes, and the file system of the output has ",
                        probe.free_bytes, " left"));
     }
     StreamOptions stream;
@@ -145,7 +146,7 @@ class Conversion {
     stream.chunk_bytes = options_.chunk_bytes;
     stream.depth = options_.depth;
     report_.io_backend = probe.io_backend;
-    // Never buffered writes through io_uring: they wait for one another in threads of the kernel.
+    // No buffered writes through io_uring: they block one another in kernel threads.
     if (probe.io_backend == "io_uring" && probe.direct_io) {
       stream.queue = [make = options_.queues.uring, depth = options_.depth] { return make(4 * depth); };
     } else {

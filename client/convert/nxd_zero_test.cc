@@ -73,9 +73,9 @@ class NxdZeroTest : public ::testing::Test {
                      const std::string& words) {
     EXPECT_EQ(ReasonOf(result.status()), reason) << result.status();
     EXPECT_THAT(std::string(result.status().message()), HasSubstr(words));
-    EXPECT_THAT(Names(), ElementsAre("tag")) << "nothing is written when it is refused";
+    EXPECT_THAT(Names(), ElementsAre("tag")) << "a refused conversion writes nothing";
   }
-  // The words with which a tag with this change is refused.
+  // Expects that a tag with this change is refused, with `words` in the message.
   void ExpectChangeRefused(const std::function<void(int dp, torch::Dict& state, StorageBytes& bytes)>& change,
                            const std::string& words) {
     Put({.change = change});
@@ -94,7 +94,7 @@ torch::Dict& StatesOf(torch::Dict& state, int64_t id) {
   return *state.Find("base_state")->As<torch::Dict>()->Find(id)->As<torch::Dict>();
 }
 
-TEST_F(NxdZeroTest, ShardsForEveryNumberOfRanksAreWhatTheRuleSays) {
+TEST_F(NxdZeroTest, MakesShardsForAnyNumberOfRanks) {
   for (const bool xser : {false, true}) {
     for (const int from : {1, 2, 3, 5, 8}) {
       const TestTag tag = {.dp = from, .xser = xser, .master_weights = true};
@@ -116,7 +116,7 @@ TEST_F(NxdZeroTest, ShardsForEveryNumberOfRanksAreWhatTheRuleSays) {
   }
 }
 
-TEST_F(NxdZeroTest, EveryTensorAndPipelineParallelRankIsConvertedByItself) {
+TEST_F(NxdZeroTest, ConvertsEachTensorAndPipelineParallelRankSeparately) {
   const TestTag tag = {.dp = 2, .tp = 3, .pp = 2};
   Put(tag);
   const absl::StatusOr<NxdZeroReport> report = ToShards(3);
@@ -125,7 +125,7 @@ TEST_F(NxdZeroTest, EveryTensorAndPipelineParallelRankIsConvertedByItself) {
   EXPECT_EQ(WrongWith(Tree("out"), tag, false, 3), "");
 }
 
-TEST_F(NxdZeroTest, AMergedStateIsCutAgain) {
+TEST_F(NxdZeroTest, ShardsAMergedStateAgain) {
   for (const bool xser : {false, true}) {
     const TestTag tag = {.full = true, .xser = xser, .markers = false, .master_weights = true};
     const std::string in = absl::StrCat("in", xser);
@@ -139,8 +139,8 @@ TEST_F(NxdZeroTest, AMergedStateIsCutAgain) {
   }
 }
 
-// Whatever of a plan is made at once.
-TEST_F(NxdZeroTest, SmallPlansMakeTheSame) {
+// However much of the plan is made at once, the result is the same.
+TEST_F(NxdZeroTest, SmallPlansGiveTheSameResult) {
   const TestTag tag = {.dp = 3, .xser = true};
   Put(tag);
   options_.plan_bytes = 1;
@@ -148,7 +148,7 @@ TEST_F(NxdZeroTest, SmallPlansMakeTheSame) {
   EXPECT_EQ(WrongWith(Tree("out"), tag, false, 5), "");
 }
 
-TEST_F(NxdZeroTest, ADryRunWritesNothingAndSaysTheSame) {
+TEST_F(NxdZeroTest, DryRunWritesNothingAndReportsTheSame) {
   Put({});
   options_.dry_run = true;
   const absl::StatusOr<NxdZeroReport> planned = ToShards(3);
@@ -162,23 +162,23 @@ TEST_F(NxdZeroTest, ADryRunWritesNothingAndSaysTheSame) {
   EXPECT_EQ(planned->carried_files, 4);
   int64_t bytes = 0;
   for (const auto& [path, content] : Tree("out")) bytes += static_cast<int64_t>(content.size());
-  EXPECT_EQ(done->total_bytes() + 2, bytes) << "and the two markers";
+  EXPECT_EQ(done->total_bytes() + 2, bytes) << "with the two markers";
 }
 
-TEST_F(NxdZeroTest, StrangersArePassedOverAndNamed) {
+TEST_F(NxdZeroTest, SkipsAndReportsUnknownFiles) {
   Put({});
   PutTag(fs_, in_.get(),
          {{"notes.txt", "x"}, {"optim/dp_rank_0_tp_rank_00_pp_rank_00.pt", "x"}, {"optim/.swp", "x"}});
   const absl::StatusOr<NxdZeroReport> report = ToShards(3);
   ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_THAT(report->from.passed_over,
+  EXPECT_THAT(report->from.skipped,
               ElementsAre("optim/.swp", "optim/dp_rank_0_tp_rank_00_pp_rank_00.pt", "notes.txt"));
   EXPECT_EQ(WrongWith(Tree("out"), {}, false, 3), "");
 }
 
-// ---- refused, with nothing written ----
+// ---- refused conversions, which write nothing ----
 
-TEST_F(NxdZeroTest, AllMissingFilesAreNamedAtOnce) {
+TEST_F(NxdZeroTest, NamesAllMissingFilesAtOnce) {
   Put({.dp = 3, .tp = 2});
   for (const char* path :
        {"optim/dp_rank_01_tp_rank_00_pp_rank_00.pt", "optim/dp_rank_02_tp_rank_01_pp_rank_00.pt"})
@@ -188,13 +188,13 @@ TEST_F(NxdZeroTest, AllMissingFilesAreNamedAtOnce) {
                 "dp_rank_01_tp_rank_00_pp_rank_00.pt, dp_rank_02_tp_rank_01_pp_rank_00.pt");
 }
 
-TEST_F(NxdZeroTest, AWildNumberInANameIsNoEndlessList) {
+TEST_F(NxdZeroTest, HugeRankInANameDoesNotMakeAnEndlessList) {
   Put({});
   PutTag(fs_, in_.get(), {{"optim/dp_rank_1000000_tp_rank_1000000_pp_rank_1000000.pt", "x"}});
   ExpectRefused(ToShards(3), "INCOMPLETE_CHECKPOINT", "1000003000002999966 more");
 }
 
-TEST_F(NxdZeroTest, AllMissingTensorFilesAreNamedAtOnce) {
+TEST_F(NxdZeroTest, NamesAllMissingTensorFilesAtOnce) {
   Put({.xser = true});
   for (const char* path : {"optim/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors/tensor_2.pt",
                            "optim/dp_rank_01_tp_rank_00_pp_rank_00.pt.tensors/tensor_5.pt"})
@@ -205,7 +205,7 @@ TEST_F(NxdZeroTest, AllMissingTensorFilesAreNamedAtOnce) {
       "dp_rank_01_tp_rank_00_pp_rank_00.pt.tensors/tensor_5.pt");
 }
 
-TEST_F(NxdZeroTest, NoInfoFileAsOfOldReleasesIsNoMatter) {
+TEST_F(NxdZeroTest, ConvertsWithoutAnInfoFileAsOfOldReleases) {
   const TestTag tag = {.xser = true};
   Put(tag);
   for (const char* path : {"optim/dp_rank_00_tp_rank_00_pp_rank_00.pt.info.pt",
@@ -215,16 +215,16 @@ TEST_F(NxdZeroTest, NoInfoFileAsOfOldReleasesIsNoMatter) {
   EXPECT_EQ(WrongWith(Tree("out"), tag, false, 3), "");
 }
 
-TEST_F(NxdZeroTest, ATagWhoseSaveHasNotEndedIsRefusedUnlessForced) {
+TEST_F(NxdZeroTest, RefusesAnUnfinishedTagUnlessForced) {
   Put({});
   ASSERT_TRUE(fs_.Remove(in_.get(), "done", FileType::kRegular).ok());
   ExpectRefused(ToShards(3), "INCOMPLETE_CHECKPOINT", "--force");
-  options_.unfinished = true;
+  options_.allow_unfinished = true;
   ASSERT_TRUE(ToShards(3).ok());
   EXPECT_EQ(WrongWith(Tree("out"), {}, false, 3), "");
 }
 
-TEST_F(NxdZeroTest, WhatIsNoOptimizerOfZero1IsRefused) {
+TEST_F(NxdZeroTest, RefusesATagWithoutAZero1Optimizer) {
   ExpectRefused(ToShards(3), "NO_OPTIMIZER_STATE", "no directory optim/");
   PutTag(fs_, in_.get(), {{"optim/other", "x"}});
   ExpectRefused(ToShards(3), "NO_OPTIMIZER_STATE", "no file of a ZeRO-1 optimizer");
@@ -239,19 +239,19 @@ TEST_F(NxdZeroTest, WhatIsNoOptimizerOfZero1IsRefused) {
   ExpectRefused(ToShards(3), "CANNOT_CONVERT", "distributed checkpoints");
 }
 
-TEST_F(NxdZeroTest, ShardsBesideAMergedStateAreRefused) {
+TEST_F(NxdZeroTest, RefusesShardsBesideAMergedState) {
   Put({});
   PutTag(fs_, in_.get(), {{"optim/full_tp_rank_00_pp_rank_00.pt", "x"}});
   ExpectRefused(ToShards(3), "CANNOT_CONVERT", "both a merged state");
 }
 
-TEST_F(NxdZeroTest, NumbersOfShardsThatCannotBeAreRefused) {
+TEST_F(NxdZeroTest, RefusesImpossibleNumbersOfShards) {
   Put({});
-  for (const int count : {0, -1, kMostShards + 1})
+  for (const int count : {0, -1, kMaxShards + 1})
     ExpectRefused(ToShards(count), "INVALID_ARGUMENT", absl::StrCat("dp_size is ", count));
 }
 
-TEST_F(NxdZeroTest, ParamGroupsThatDifferAreRefused) {
+TEST_F(NxdZeroTest, RefusesParamGroupsThatDiffer) {
   ExpectChangeRefused(
       [](int dp, torch::Dict& state, StorageBytes&) {
         auto* group = state.Find("param_groups")->As<torch::List>()->items[0]->As<torch::Dict>();
@@ -260,16 +260,17 @@ TEST_F(NxdZeroTest, ParamGroupsThatDifferAreRefused) {
       "param_groups[0]['weight_decay'] is 0.1 and 0.2 on dp rank 0 and dp rank 1");
 }
 
-TEST_F(NxdZeroTest, AStepThatDiffersIsRefused) {
+TEST_F(NxdZeroTest, RefusesStepsThatDiffer) {
   ExpectChangeRefused(
       [](int dp, torch::Dict& state, StorageBytes& bytes) {
         if (dp == 1) StatesOf(state, 1).Set("step", TestTensor("another step", {}, bytes));
       },
-      "base_state[1]['step'] is a tensor float32[] and a tensor float32[], of other bytes on dp rank 0 and "
+      "base_state[1]['step'] is a tensor float32[] and a tensor float32[], with different bytes on dp rank 0 "
+      "and "
       "dp rank 1");
 }
 
-TEST_F(NxdZeroTest, AShardOfAnotherShapeIsRefused) {
+TEST_F(NxdZeroTest, RefusesAShardOfAnotherShape) {
   ExpectChangeRefused(
       [](int dp, torch::Dict& state, StorageBytes& bytes) {
         if (dp == 1) StatesOf(state, 0).Set("exp_avg", TestTensor("x", {6, 6}, bytes));
@@ -278,13 +279,13 @@ TEST_F(NxdZeroTest, AShardOfAnotherShapeIsRefused) {
       "6] is [7, 6]");
 }
 
-TEST_F(NxdZeroTest, AStateOfItsOwnShapeIsRefused) {
+TEST_F(NxdZeroTest, RefusesAStateOfItsOwnShape) {
   ExpectChangeRefused([](int, torch::Dict& state,
                          StorageBytes& bytes) { StatesOf(state, 0).Set("row", TestTensor("x", {7}, bytes)); },
                       "base_state[0]['row']");
 }
 
-TEST_F(NxdZeroTest, TensorsThatAreNotContiguousAreRefused) {
+TEST_F(NxdZeroTest, RefusesTensorsThatAreNotContiguous) {
   ExpectChangeRefused(
       [](int, torch::Dict& state, StorageBytes&) {
         auto* tensor = StatesOf(state, 0).Find("exp_avg")->As<torch::Tensor>();
@@ -293,7 +294,7 @@ TEST_F(NxdZeroTest, TensorsThatAreNotContiguousAreRefused) {
       "has strides [1, 7]");
 }
 
-TEST_F(NxdZeroTest, AStateThatOneRankLacksIsRefused) {
+TEST_F(NxdZeroTest, RefusesAStateThatOneRankLacks) {
   ExpectChangeRefused(
       [](int dp, torch::Dict& state, StorageBytes& bytes) {
         if (dp == 0) StatesOf(state, 0).Set("more", TestTensor("x", {7, 6}, bytes));
@@ -301,7 +302,7 @@ TEST_F(NxdZeroTest, AStateThatOneRankLacksIsRefused) {
       "base_state[0]['more'] is in the state of dp rank 0 and not in that of dp rank 1");
 }
 
-TEST_F(NxdZeroTest, AStateWithoutAShapeIsRefused) {
+TEST_F(NxdZeroTest, RefusesAStateWithoutAShape) {
   ExpectChangeRefused(
       [](int, torch::Dict& state, StorageBytes&) {
         torch::Dict one;
@@ -311,8 +312,8 @@ TEST_F(NxdZeroTest, AStateWithoutAShapeIsRefused) {
       "shape_info has no shape for base_state[1]");
 }
 
-// Over two expert-parallel ranks each holds experts of its own, as if over one data-parallel rank.
-TEST_F(NxdZeroTest, ExpertsOfSeveralRanksAreRefused) {
+// With two expert-parallel ranks each holds experts of its own, as if over one data-parallel rank.
+TEST_F(NxdZeroTest, RefusesExpertsOfSeveralRanks) {
   ExpectChangeRefused(
       [](int dp, torch::Dict& state, StorageBytes& bytes) {
         state.Set("ep_base_state_offset", torch::MakeInt(4));
@@ -323,7 +324,7 @@ TEST_F(NxdZeroTest, ExpertsOfSeveralRanksAreRefused) {
       "ranks");
 }
 
-TEST_F(NxdZeroTest, ExpertsThatAreShardedOverAllRanksAreConverted) {
+TEST_F(NxdZeroTest, ConvertsExpertsShardedOverAllRanks) {
   const TestTag tag = {.change = [](int, torch::Dict& state, StorageBytes&) {
     state.Set("ep_base_state_offset", torch::MakeInt(4));
   }};
@@ -333,7 +334,7 @@ TEST_F(NxdZeroTest, ExpertsThatAreShardedOverAllRanksAreConverted) {
   EXPECT_EQ(WrongWith(Tree("out"), tag, false, 3), "");
 }
 
-TEST_F(NxdZeroTest, MoreTensorsWithoutDimensionsThanStepAreKept) {
+TEST_F(NxdZeroTest, KeepsOtherTensorsWithoutDimensionsThanStep) {
   const TestTag tag = {.change = [](int, torch::Dict& state, StorageBytes& bytes) {
     StatesOf(state, 0).Set("decay", TestTensor("decay", {}, bytes));
     StatesOf(state, 1).Set("count", torch::MakeInt(7));
@@ -344,8 +345,8 @@ TEST_F(NxdZeroTest, MoreTensorsWithoutDimensionsThanStepAreKept) {
   EXPECT_EQ(WrongWith(Tree("out"), tag, false, 3), "");
 }
 
-// One tensor under two names, one of which is sharded.
-TEST_F(NxdZeroTest, ATensorThatIsAlsoHeldElsewhereIsConverted) {
+// One tensor has two names, and one of them is sharded.
+TEST_F(NxdZeroTest, ConvertsATensorThatIsAlsoHeldElsewhere) {
   const TestTag tag = {.dp = 1, .change = [](int, torch::Dict& state, StorageBytes&) {
                          torch::Dict also;
                          also.Set("exp_avg", StatesOf(state, 0).Find("exp_avg"));
@@ -357,12 +358,12 @@ TEST_F(NxdZeroTest, ATensorThatIsAlsoHeldElsewhereIsConverted) {
   EXPECT_EQ(WrongWith(Tree("out"), tag, false, 3), "");
 }
 
-TEST_F(NxdZeroTest, APickleThatAsksForMoreIsRefused) {
+TEST_F(NxdZeroTest, RefusesAPickleThatClaimsTooMuch) {
   Put({});
   std::string& file = files_["optim/dp_rank_01_tp_rank_00_pp_rank_00.pt"];
   const size_t at = file.find("param_groups");
   ASSERT_NE(at, std::string::npos);
-  file[at - 1] = '\xff';  // A text of a length that is not there.
+  file[at - 1] = '\xff';  // The length of a text that is not there.
   ASSERT_TRUE(fs_.Remove(in_.get(), "optim/dp_rank_01_tp_rank_00_pp_rank_00.pt", FileType::kRegular).ok());
   PutTag(fs_, in_.get(), {{"optim/dp_rank_01_tp_rank_00_pp_rank_00.pt", file}});
   ExpectRefused(ToShards(3), "CORRUPT_ARCHIVE", "dp_rank_01");
@@ -370,9 +371,9 @@ TEST_F(NxdZeroTest, APickleThatAsksForMoreIsRefused) {
 
 // ---- faults ----
 
-// Every operation in turn fails: the output is absent, or it is whole; the input is what it was; nothing lies
-// beside.
-TEST_F(NxdZeroTest, WhateverOperationFailsTheOutputIsAbsentOrWhole) {
+// Each operation fails in turn: the output is absent or whole, the input is unchanged, and no leftovers
+// remain.
+TEST_F(NxdZeroTest, OutputIsAbsentOrWholeWhicheverOperationFails) {
   const TestTag tag = {.shapes = {{0, {5, 3}}, {1, {2, 2}}}, .frozen = {}};
   Put(tag);
   const Files before = Tree("tag");
@@ -411,7 +412,7 @@ TEST_F(NxdZeroTest, WhateverOperationFailsTheOutputIsAbsentOrWhole) {
   EXPECT_GT(failed, 60);
 }
 
-TEST_F(NxdZeroTest, WritesThatFailOrAreShortLeaveNothing) {
+TEST_F(NxdZeroTest, FailedOrShortWritesLeaveNothing) {
   const TestTag tag;
   Put(tag);
   const auto with = [&](IoFaults* faults) {
@@ -428,7 +429,7 @@ TEST_F(NxdZeroTest, WritesThatFailOrAreShortLeaveNothing) {
       with(&faults);
       faults.FailWrite(nth, error);
       const absl::StatusOr<NxdZeroReport> report = ToShards(3);
-      if (report.ok()) {  // The probe has met it, or there is no nth write.
+      if (report.ok()) {  // The fault hit the probe, or there is no nth write.
         std::filesystem::remove_all(dir_.path() + "/out");
         continue;
       }
@@ -440,14 +441,14 @@ TEST_F(NxdZeroTest, WritesThatFailOrAreShortLeaveNothing) {
   EXPECT_GT(failed, 20);
   IoFaults faults;
   with(&faults);
-  faults.ShortenWrites(8192);  // No shorter than what the probe asks for.
+  faults.ShortenWrites(8192);  // No shorter than the probe needs.
   options_.chunk_bytes = 64 << 10;
   const absl::StatusOr<NxdZeroReport> report = ToShards(3);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(WrongWith(Tree("out"), tag, false, 3), "");
 }
 
-TEST_F(NxdZeroTest, AFullDiskIsSeenBeforeAnythingIsWritten) {
+TEST_F(NxdZeroTest, RefusesAFullDiskBeforeWriting) {
   class FullFileSystem : public FaultyFileSystem {
    public:
     using FaultyFileSystem::FaultyFileSystem;
@@ -464,7 +465,7 @@ TEST_F(NxdZeroTest, AFullDiskIsSeenBeforeAnythingIsWritten) {
   ExpectRefused(report, "NO_SPACE", "has 5000 left");
 }
 
-TEST_F(NxdZeroTest, AnInterruptedOneLeavesNothing) {
+TEST_F(NxdZeroTest, AnInterruptedConversionLeavesNothing) {
   Put({});
   options_.dp_size = 3;
   for (int allowed = 0; allowed < 3; ++allowed) {
@@ -498,10 +499,10 @@ Files TreeOf(CrashDisk& disk, const std::string& path) {
   return ReadTree(disk, dir.get());
 }
 
-// After every operation: the process is killed, or the power goes, with all kinds of loss.
+// After every operation the process is killed, or the power is cut, with every kind of loss.
 class NxdZeroCrashTest : public ::testing::TestWithParam<bool> {};
 
-TEST_P(NxdZeroCrashTest, TheOutputIsAbsentOrWholeAndTheNextRunGoesThrough) {
+TEST_P(NxdZeroCrashTest, OutputIsAbsentOrWholeAndTheNextRunSucceeds) {
   const bool to_full = GetParam();
   const int count = to_full ? 1 : 3;
   const TestTag tag = {.xser = !to_full, .shapes = {{0, {5, 3}}, {1, {2, 2}}}, .frozen = {1}};
@@ -525,12 +526,12 @@ TEST_P(NxdZeroCrashTest, TheOutputIsAbsentOrWholeAndTheNextRunGoesThrough) {
       return;
     EXPECT_EQ(left->Fingerprint("tag"), input) << what;
     const bool there = left->Exists("out");
-    EXPECT_TRUE(there || !ended) << what << ": it had been said that it is there";
+    EXPECT_TRUE(there || !ended) << what << ": the conversion had reported success";
     if (there) {
       EXPECT_EQ(WrongWith(TreeOf(*left, "out"), tag, to_full, count), "") << what;
     }
     ++(there ? whole : absent);
-    // Late writes of the killed process land while the next one works, or after it.
+    // Late writes of the killed process land while the next run works, or after it.
     const absl::StatusOr<NxdZeroReport> again = ConvertOn(*left, to_full);
     left->LandLateWrites();
     EXPECT_EQ(again.ok(), !there) << what << ": " << again.status();

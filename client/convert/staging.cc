@@ -16,8 +16,8 @@ constexpr char kLockPrefix[] = ".ckptd-convert-lock.";
 std::string StagingName(const std::string& name) { return kPrefix + name; }
 std::string LockName(const std::string& name) { return kLockPrefix + name; }
 
-// The lock of a name. Its holder removes the file before it lets go, so whoever has locked a file that has
-// not the name any more has locked nothing, and tries again.
+// Locks a name. The holder removes the lock's file before it unlocks, so a file that has lost its name locks
+// nothing: then try again.
 absl::StatusOr<ScopedHandle> Lock(FileSystem& fs, Handle parent, const std::string& name) {
   for (;;) {
     CKPTD_ASSIGN_OR_RETURN(ScopedHandle file, OpenScoped(fs, parent, LockName(name), OpenMode::kLock));
@@ -29,8 +29,8 @@ absl::StatusOr<ScopedHandle> Lock(FileSystem& fs, Handle parent, const std::stri
   }
 }
 
-// What others have left that do not live any more.
-absl::Status RemoveLeftOvers(FileSystem& fs, Handle parent, const std::string& own,
+// Removes the leftovers of processes that have died.
+absl::Status RemoveLeftovers(FileSystem& fs, Handle parent, const std::string& own,
                              std::vector<std::string>* removed) {
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(parent));
   for (const DirEntry& entry : entries) {
@@ -38,7 +38,7 @@ absl::Status RemoveLeftOvers(FileSystem& fs, Handle parent, const std::string& o
     const std::string name = entry.name.substr(sizeof(kPrefix) - 1);
     if (name == own) continue;
     const absl::StatusOr<ScopedHandle> lock = Lock(fs, parent, name);
-    if (!lock.ok()) continue;  // Its owner lives; or it is not ours to remove.
+    if (!lock.ok()) continue;  // Its process lives, or this user may not remove it.
     if (RemoveTree(fs, parent, entry.name).ok()) removed->push_back(entry.name);
     fs.Remove(parent, LockName(name), FileType::kRegular).IgnoreError();
   }
@@ -56,10 +56,11 @@ absl::Status CheckFree(FileSystem& fs, Handle parent, const std::string& name) {
     CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(dir.get()));
     if (entries.empty()) return absl::OkStatus();
   }
-  return MakeError(absl::StatusCode::kFailedPrecondition, "OUTPUT_NOT_EMPTY",
-                   absl::StrCat("the output ", name, " is there already",
-                                stat->type == FileType::kDirectory ? " and not empty" : " and no directory",
-                                "; name a place that is not, or move this one away"));
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "OUTPUT_NOT_EMPTY",
+      absl::StrCat("the output ", name, " exists",
+                   stat->type == FileType::kDirectory ? " and is not empty" : " and is no directory",
+                   "; choose another name, or move it away"));
 }
 
 absl::StatusOr<Staging> Staging::Make(FileSystem& fs, Handle parent, const std::string& name,
@@ -67,7 +68,8 @@ absl::StatusOr<Staging> Staging::Make(FileSystem& fs, Handle parent, const std::
   Staging staging(&fs, parent, name);
   absl::StatusOr<ScopedHandle> lock = Lock(fs, parent, name);
   if (ReasonOf(lock.status()) == "LOCKED") {
-    return Annotate(lock.status(), absl::StrCat("another conversion is writing ", name, "; wait for it"));
+    return Annotate(lock.status(),
+                    absl::StrCat("another conversion is writing ", name, "; wait for its end"));
   }
   if (!lock.ok()) return Annotate(lock.status(), LockName(name));
   staging.lock_ = *std::move(lock);
@@ -77,7 +79,7 @@ absl::StatusOr<Staging> Staging::Make(FileSystem& fs, Handle parent, const std::
     CKPTD_RETURN_IF_ERROR(RemoveTree(fs, parent, beside));
     removed->push_back(beside);
   }
-  CKPTD_RETURN_IF_ERROR(RemoveLeftOvers(fs, parent, name, removed));
+  CKPTD_RETURN_IF_ERROR(RemoveLeftovers(fs, parent, name, removed));
   CKPTD_RETURN_IF_ERROR(fs.MakeDir(parent, beside));
   CKPTD_ASSIGN_OR_RETURN(staging.dir_, OpenScoped(fs, parent, beside, OpenMode::kDirectory));
   return staging;
@@ -85,7 +87,8 @@ absl::StatusOr<Staging> Staging::Make(FileSystem& fs, Handle parent, const std::
 
 absl::Status Staging::Publish() {
   const std::string beside = StagingName(name_);
-  // Over nothing; over an empty directory a plain rename, which refuses any other.
+  // If nothing is there, kNoReplace. Over an empty directory a plain rename, which refuses any other
+  // directory.
   absl::Status renamed = fs_->Rename(parent_, beside, parent_, name_, RenameMode::kNoReplace);
   const int error = ErrnoOf(renamed);
   if (error == EEXIST || error == EINVAL || error == ENOSYS) {
@@ -99,8 +102,8 @@ absl::Status Staging::Publish() {
   return MakeError(
       absl::StatusCode::kUnknown, "INDETERMINATE",
       absl::StrCat(name_,
-                   " is whole and in its place, but whether it stays there after a power cut is not "
-                   "known: syncing its parent directory: ",
+                   " is complete and in its place, but a power cut may still undo that: syncing its parent "
+                   "directory failed: ",
                    std::string(synced.message())));
 }
 

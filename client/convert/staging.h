@@ -1,11 +1,12 @@
-// A directory that is made beside the place where it is to be, and appears there in one step or not at all.
+// A directory that is filled under a temporary name beside its final place, and appears there in one step or
+// not at all.
 //
 //   <parent>/.ckptd-convert.<name>        while it is being filled
-//   <parent>/.ckptd-convert-lock.<name>   held (flock) by who fills it
+//   <parent>/.ckptd-convert-lock.<name>   locked (flock) by the process that fills it
 //   <parent>/<name>                       afterwards
 //
-// What a process that died has left is removed by the next one that works in the same parent directory; that
-// of one that lives is left alone.
+// The leftovers of a process that died are removed by the next one that works in the same parent directory.
+// Those of a live process stay.
 #ifndef CKPTD_CLIENT_CONVERT_STAGING_H_
 #define CKPTD_CLIENT_CONVERT_STAGING_H_
 
@@ -18,22 +19,24 @@
 
 namespace ckptd {
 
-// OK when `name` is free, or an empty directory. FAILED_PRECONDITION, reason OUTPUT_NOT_EMPTY.
+// OK if `name` does not exist or is an empty directory. Otherwise FAILED_PRECONDITION, reason
+// OUTPUT_NOT_EMPTY.
 absl::Status CheckFree(FileSystem& fs, Handle parent, const std::string& name);
 
 class Staging {
  public:
-  // Makes the directory, empty. `parent` must outlive it. `removed` gets the names of left-overs that were
-  // removed. FAILED_PRECONDITION, reason LOCKED: somebody else is writing the same place; as CheckFree.
+  // Makes the empty directory. `parent` must outlive the result. Adds the names of removed leftovers to
+  // `removed`. FAILED_PRECONDITION, reason LOCKED, if another process is writing the same output; otherwise
+  // as CheckFree.
   static absl::StatusOr<Staging> Make(FileSystem& fs, Handle parent, const std::string& name,
                                       std::vector<std::string>* removed);
   Staging(Staging&&) noexcept = default;
   Staging& operator=(Staging&&) = delete;
-  ~Staging();  // Removes what was not published.
+  ~Staging();  // Removes the directory unless it was published.
 
   Handle dir() const { return dir_.get(); }
-  // Everything beneath is durable already. UNKNOWN, reason INDETERMINATE: it is there, and a power cut may
-  // take it away again.
+  // Renames the directory to its place. The caller has synced everything beneath. UNKNOWN, reason
+  // INDETERMINATE, if the directory is in place, but a power cut may undo that.
   absl::Status Publish();
 
  private:

@@ -43,7 +43,7 @@ class StagingTest : public ::testing::Test {
   std::vector<std::string> removed_;
 };
 
-TEST_F(StagingTest, APublishedDirectoryIsInItsPlaceAndNothingBesideIt) {
+TEST_F(StagingTest, PublishesToItsPlaceAndLeavesNothingBeside) {
   for (const bool empty_before : {false, true}) {
     const std::string name = empty_before ? "there" : "out";
     if (empty_before) MakeDir(name);
@@ -61,7 +61,7 @@ TEST_F(StagingTest, APublishedDirectoryIsInItsPlaceAndNothingBesideIt) {
   EXPECT_THAT(removed_, IsEmpty());
 }
 
-TEST_F(StagingTest, WhatIsNotPublishedIsRemoved) {
+TEST_F(StagingTest, RemovesAnUnpublishedDirectory) {
   {
     absl::StatusOr<Staging> staging = Make();
     ASSERT_TRUE(staging.ok());
@@ -71,7 +71,7 @@ TEST_F(StagingTest, WhatIsNotPublishedIsRemoved) {
   EXPECT_THAT(Names(), IsEmpty());
 }
 
-TEST_F(StagingTest, APlaceThatIsTakenIsRefused) {
+TEST_F(StagingTest, RefusesATakenPlace) {
   MakeDir("out");
   MakeFile(dir_.fd(), "out/f");
   MakeFile(dir_.fd(), "file");
@@ -80,8 +80,8 @@ TEST_F(StagingTest, APlaceThatIsTakenIsRefused) {
   EXPECT_THAT(Names(), ElementsAre("file", "out"));
 }
 
-// Between the check and the rename somebody may put something there.
-TEST_F(StagingTest, WhatAppearedMeanwhileIsNotReplaced) {
+// Another process may take the place between the check and the rename.
+TEST_F(StagingTest, DoesNotReplaceWhatAppearedAfterTheCheck) {
   absl::StatusOr<Staging> staging = Make();
   ASSERT_TRUE(staging.ok());
   MakeDir("out");
@@ -90,7 +90,7 @@ TEST_F(StagingTest, WhatAppearedMeanwhileIsNotReplaced) {
   EXPECT_THAT(Names("out"), ElementsAre("f"));
 }
 
-TEST_F(StagingTest, AFileSystemWithoutRenameFlagsPublishes) {
+TEST_F(StagingTest, PublishesOnAFileSystemWithoutRenameFlags) {
   fs_.Fail({.op = FsOp::kRename, .error = EINVAL});
   absl::StatusOr<Staging> staging = Make();
   ASSERT_TRUE(staging.ok());
@@ -98,12 +98,12 @@ TEST_F(StagingTest, AFileSystemWithoutRenameFlagsPublishes) {
   EXPECT_THAT(Names("out"), IsEmpty());
 }
 
-TEST_F(StagingTest, ALivingOneIsLeftAloneAndADeadOneRemoved) {
+TEST_F(StagingTest, RemovesLeftoversOfDeadProcessesOnly) {
   absl::StatusOr<Staging> living = Make("living");
   ASSERT_TRUE(living.ok());
   MakeFile(living->dir(), "f");
   EXPECT_EQ(ReasonOf(Make("living").status()), "LOCKED");
-  // What processes that died have left: of another name, and of this one.
+  // Leftovers of processes that died: of another name, and of this one.
   for (const char* name : {".ckptd-convert.dead", ".ckptd-convert.out"}) {
     MakeDir(name);
     MakeFile(dir_.fd(), std::string(name) + "/f");
@@ -121,8 +121,8 @@ TEST_F(StagingTest, ALivingOneIsLeftAloneAndADeadOneRemoved) {
   EXPECT_THAT(Names("living"), ElementsAre("f"));
 }
 
-// Its holder has removed the lock's file between the moments when we opened and locked it.
-TEST_F(StagingTest, ALockWhoseFileIsGoneIsNone) {
+// The holder removes the lock's file after this process opened it and before it locks it.
+TEST_F(StagingTest, LocksAgainWhenTheLocksFileIsGone) {
   bool once = true;
   fs_.SetHook([&](const FsCall& call) {
     if (call.op == FsOp::kLock && std::exchange(once, false))
@@ -130,12 +130,12 @@ TEST_F(StagingTest, ALockWhoseFileIsGoneIsNone) {
   });
   absl::StatusOr<Staging> staging = Make();
   ASSERT_TRUE(staging.ok()) << staging.status();
-  fs_.SetHook(nullptr);  // It has a variable of this test.
+  fs_.SetHook(nullptr);  // The hook refers to a variable of this test.
   EXPECT_EQ(fs_.Count(FsOp::kLock), 2);
   EXPECT_EQ(ReasonOf(Make().status()), "LOCKED");
 }
 
-TEST_F(StagingTest, ASyncThatFailsAfterTheRenameLeavesItUnknown) {
+TEST_F(StagingTest, FailedSyncAfterTheRenameIsIndeterminate) {
   {
     absl::StatusOr<Staging> staging = Make();
     ASSERT_TRUE(staging.ok());

@@ -1,14 +1,16 @@
 // One thread owns the queue and does everything else.
 //
-//   1. A file is opened and allocated when its first chunk is begun; at most kMaxOpenOutputs are open.
-//   2. A chunk has two buffers: the bytes as they will be written, and an arena that reads go to. Bytes that
-//      lie close together in one input are one read, aligned as direct I/O asks for; what does not fit into
-//      the arena at once is read in further rounds.
-//   3. When all reads of a round are complete its pieces are copied to their places; after the last round
-//      the chunk is written.
-//   4. When the last chunk of a file is written it is cut to size and synced, while others are under way.
+//   1. It opens and allocates a file when it begins the file's first chunk; at most kMaxOpenOutputs are open.
+//   2. A chunk has two buffers: the bytes to write, and an arena to read into. Bytes that are close together
+//   in
+//      one input are one read, aligned for direct I/O. What does not fit into the arena at once is read in
+//      further rounds.
+//   3. When all reads of a round are complete, their pieces are copied to their places in the chunk. After
+//   the
+//      last round the chunk is written.
+//   4. When the last chunk of a file is written, the file is cut to size and synced, while others go on.
 //
-// After an error nothing more is begun, and what is in the queue is waited for.
+// After an error nothing more is begun, and the operations in the queue are waited for.
 #include "client/convert/stream_files.h"
 
 #include <sys/mman.h>
@@ -27,9 +29,9 @@
 namespace ckptd {
 namespace {
 
-constexpr int64_t kAlignment = 4096;       // What direct I/O asks for: offsets, lengths and memory.
-constexpr int64_t kLargestGap = 64 << 10;  // Reading over so much is cheaper than another read.
-constexpr int kMaxSpans = 24;              // Reads of one round.
+constexpr int64_t kAlignment = 4096;   // Direct I/O needs this for offsets, lengths and memory.
+constexpr int64_t kMaxGap = 64 << 10;  // Bytes. Reading over such a gap is cheaper than another read.
+constexpr int kMaxSpans = 24;          // Reads in one round.
 constexpr size_t kMaxOpenOutputs = 48;
 constexpr size_t kMaxOpenInputs = 400;  // More than depth * kMaxSpans of the default options.
 constexpr auto kPollTime = std::chrono::milliseconds(200);
@@ -44,7 +46,7 @@ absl::Status FileError(const std::string& path, const absl::Status& status) {
                    details);
 }
 
-// Memory for buffers, from huge pages where there are any.
+// Memory for buffers, in huge pages if there are any.
 class Arena {
  public:
   static absl::StatusOr<Arena> Make(size_t size) {
@@ -79,9 +81,9 @@ struct Input {
 struct Output {
   const PlannedFile* file;
   ScopedHandle handle;
-  int64_t begun = 0;      // Bytes whose chunks have been begun.
-  size_t next_piece = 0;  // The first that may reach beyond `begun`.
-  int chunks = 0;         // Under way.
+  int64_t begun = 0;      // Bytes of the file whose chunks have begun.
+  size_t next_piece = 0;  // The first piece that may reach beyond `begun`.
+  int chunks = 0;         // Chunks in flight.
   bool direct = false;
 };
 
@@ -89,28 +91,28 @@ struct Output {
 struct Span {
   int input;
   int64_t offset, size;  // Multiples of kAlignment.
-  int64_t needed;        // Bytes of it that must be there; the rest may be beyond the end of the file.
+  int64_t needed;        // The first bytes of it that must exist; the rest may be beyond the end of the file.
   std::byte* at;
 };
 
 struct Wanted {
-  Piece piece;  // Its offset counted from the start of the chunk.
+  Piece piece;  // Its offset is relative to the chunk.
   const std::byte* at = nullptr;
 };
 
 struct Slot {
-  std::byte* chunk;  // To be written.
-  std::byte* arena;  // Read into.
+  std::byte* chunk;  // The bytes to write.
+  std::byte* arena;  // Reads go here.
 };
 
 struct Chunk {
   std::shared_ptr<Output> output;
   Slot slot;
   int64_t offset, size;
-  std::vector<Wanted> wanted;  // Of inputs, in their order there.
+  std::vector<Wanted> wanted;  // The pieces to read, ordered by input and offset there.
   size_t round_begin = 0, round_end = 0;
-  std::vector<Span> spans;  // Of this round.
-  int reads = 0;            // In the queue.
+  std::vector<Span> spans;  // The reads of this round.
+  int reads = 0;            // Reads in the queue.
 };
 using ChunkPtr = std::shared_ptr<Chunk>;
 
@@ -146,7 +148,8 @@ class Streamer {
       if (now - told < kPollTime / 4) continue;
       told = now;
       if (!progress(written_)) {
-        Fail(MakeError(absl::StatusCode::kAborted, "INTERRUPTED", "stopped before it was finished"));
+        Fail(MakeError(absl::StatusCode::kAborted, "INTERRUPTED",
+                       "the conversion was stopped before its end"));
       }
     }
     if (status_.ok()) progress(written_);
@@ -160,7 +163,7 @@ class Streamer {
     if (status_.ok()) status_ = status;
   }
 
-  // False when there is nothing to begin for now.
+  // Begins the next chunk. False if nothing can be begun now.
   bool BeginNext() {
     if (!status_.ok()) {
       current_.reset();
@@ -179,7 +182,7 @@ class Streamer {
       return true;
     }
     if (free_.empty()) return false;
-    // Buffered writes to one file wait for one another in the kernel, where they cost a thread each.
+    // Buffered writes to one file block one another in the kernel, and each costs a thread there.
     if (!current_->direct && current_->chunks > 0) return false;
     BeginChunk();
     if (current_->begun == current_->file->size) current_.reset();
@@ -197,7 +200,7 @@ class Streamer {
     const absl::Status allocated =
         fs_.Allocate(output.handle.get(), output.direct ? RoundUp(file.size) : file.size);
     const int error = ErrnoOf(allocated);
-    // Some file systems cannot. The space is then found as it is needed.
+    // Some file systems cannot allocate. Then the writes find out whether there is space.
     if (error == EOPNOTSUPP || error == ENOSYS) return absl::OkStatus();
     return allocated;
   }
@@ -220,7 +223,7 @@ class Streamer {
     Advance(chunk);
   }
 
-  // Literals, and zeros where nothing is; notes what is wanted of inputs.
+  // Puts literals and zeros in place, and notes what must be read from inputs.
   void FillIn(Chunk& chunk) {
     Output& output = *chunk.output;
     const PlannedFile& file = *output.file;
@@ -245,16 +248,16 @@ class Streamer {
       }
       filled = last;
     }
-    // Up to the boundary that direct I/O writes to.
+    // Zeros up to the boundary that direct I/O needs.
     std::memset(chunk.slot.chunk + (filled - chunk.offset), 0, static_cast<size_t>(RoundUp(end) - filled));
   }
 
-  // The next round of reads, or the write.
+  // Starts the next round of reads, or the write.
   void Advance(const ChunkPtr& chunk) {
     if (!status_.ok()) return Drop(chunk);
     if (chunk->round_end == chunk->wanted.size()) return Write(chunk, 0);
     PlanRound(*chunk);
-    // All of them are counted before the first is submitted.
+    // Count all reads before the first is submitted.
     chunk->reads = static_cast<int>(chunk->spans.size());
     for (size_t i = 0; i < chunk->spans.size(); ++i) {
       const absl::StatusOr<Handle> input = Acquire(chunk->spans[i].input);
@@ -280,7 +283,7 @@ class Streamer {
       const int64_t end = wanted.piece.from + wanted.piece.size;
       Span* span = chunk.spans.empty() ? nullptr : &chunk.spans.back();
       const bool joins = span != nullptr && span->input == wanted.piece.input &&
-                         first <= span->offset + span->size + kLargestGap;
+                         first <= span->offset + span->size + kMaxGap;
       if (joins) {
         const int64_t grown = std::max(span->size, RoundUp(end) - span->offset);
         if (used + grown - span->size > arena_bytes_) break;
@@ -320,7 +323,7 @@ class Streamer {
 
   void Release(int number) { --inputs_[static_cast<size_t>(number)].users; }
 
-  // The one that was not used for longest, of those that nobody reads.
+  // Closes the input that was not used for the longest time, of those without a read in flight.
   void CloseOneInput() {
     auto oldest = open_inputs_.end();
     for (auto it = open_inputs_.begin(); it != open_inputs_.end(); ++it) {
@@ -349,12 +352,12 @@ class Streamer {
                                       absl::StrCat("reading ", span.size, " bytes at byte ", span.offset))));
     }
     if (status_.ok() && done + result < span.needed) {
-      // A short read goes on where it ended, from where direct I/O can.
+      // Continue a short read where it ended, rounded down for direct I/O.
       const int64_t resumed = RoundDown(done + result);
       if (resumed > done) return Read(chunk, index, input, resumed);
       Fail(FileError(path, MakeError(absl::StatusCode::kDataLoss, "SHORT_FILE",
-                                     absl::StrCat("ends at byte ", span.offset + done + result, ", and byte ",
-                                                  span.offset + span.needed, " of it is wanted"))));
+                                     absl::StrCat("ends at byte ", span.offset + done + result, ", but byte ",
+                                                  span.offset + span.needed, " of it is needed"))));
     }
     Release(span.input);
     if (--chunk->reads > 0) return;
@@ -379,16 +382,16 @@ class Streamer {
     if (status_.ok() && result < 0) {
       Fail(FileError(chunk->output->file->path, ErrnoError(static_cast<int>(-result), what)));
     } else if (status_.ok() && result < size - done) {
-      // A short write goes on where it ended, but only from where direct I/O can.
+      // Continue a short write where it ended, if direct I/O can.
       if (result > 0 && (!direct || result % kAlignment == 0)) return Write(chunk, done + result);
       Fail(FileError(chunk->output->file->path,
-                     ErrnoError(EIO, absl::StrCat(what, ": the kernel reports ", result, " bytes"))));
+                     ErrnoError(EIO, absl::StrCat(what, ": the kernel wrote only ", result, " bytes"))));
     }
     if (status_.ok()) written_ += chunk->size;
     Drop(chunk);
   }
 
-  // The chunk is written, or will not be.
+  // Ends a chunk, which is written or will not be.
   void Drop(const ChunkPtr& chunk) {
     free_.push_back(chunk->slot);
     const std::shared_ptr<Output> output = chunk->output;
@@ -403,7 +406,7 @@ class Streamer {
       if (!cut.ok()) return Fail(FileError(file.path, cut));
     }
     queue_->SyncData(output->handle.get(), [this, output](int64_t result) {
-      // Never repeated: a second sync may succeed without the data.
+      // A failed sync is never repeated: the second one may succeed without the data.
       if (result != 0) Fail(FileError(output->file->path, ErrnoError(static_cast<int>(-result), "syncing")));
       output->handle.reset();
       --open_outputs_;
@@ -418,11 +421,11 @@ class Streamer {
   const int64_t arena_bytes_;
 
   IoQueue* queue_ = nullptr;
-  absl::Status status_;  // The first thing that failed.
+  absl::Status status_;  // The first failure.
   std::vector<Slot> free_;
   size_t next_file_ = 0;
-  std::shared_ptr<Output> current_;  // Whose chunks are being begun.
-  size_t open_outputs_ = 0;          // Not yet synced.
+  std::shared_ptr<Output> current_;  // The output whose chunks are being begun.
+  size_t open_outputs_ = 0;          // Outputs that are not synced yet.
   std::vector<Input> inputs_;
   std::vector<int> open_inputs_;
   uint64_t uses_ = 0;

@@ -31,7 +31,7 @@ struct BackEnd {
   absl::StatusOr<std::unique_ptr<IoQueue>> (*make)(int depth);
 };
 
-// Every read but the first fails.
+// Fails every read but the first.
 class FailingReads : public IoQueue {
  public:
   explicit FailingReads(std::unique_ptr<IoQueue> base) : base_(std::move(base)) {}
@@ -83,7 +83,7 @@ class StreamFilesTest : public ::testing::TestWithParam<BackEnd> {
     });
   }
 
-  // What the file is to hold.
+  // The content that the file must have.
   std::string Expected(const PlannedFile& file) const {
     std::string content(static_cast<size_t>(file.size), '\0');
     for (const Piece& piece : file.pieces) {
@@ -98,7 +98,7 @@ class StreamFilesTest : public ::testing::TestWithParam<BackEnd> {
     return ReadSmallFile(fs_, out_.get(), path, 64 << 20).value_or("unreadable");
   }
 
-  // Pieces of all inputs, in no order, at odd places, with gaps, beside literals.
+  // A file of pieces of all inputs, in no order, at odd offsets, with gaps, beside literals.
   static PlannedFile Mixed(const std::string& path, int64_t size) {
     PlannedFile file = {.path = path, .size = size, .literals = "the words between", .pieces = {}};
     int64_t at = 0;
@@ -127,7 +127,7 @@ class StreamFilesTest : public ::testing::TestWithParam<BackEnd> {
   int64_t told_ = 0;
 };
 
-TEST_P(StreamFilesTest, EveryByteIsWhereThePlanSays) {
+TEST_P(StreamFilesTest, WritesEveryByteAsPlanned) {
   for (const bool direct : {true, false}) {
     std::vector<PlannedFile> files;
     for (const int64_t size : {0, 1, 4095, 4096, 4097, 16384, 16385, 100'001, 333'333})
@@ -145,8 +145,8 @@ TEST_P(StreamFilesTest, EveryByteIsWhereThePlanSays) {
   }
 }
 
-// More pieces in a chunk than one round has room for: every one is a read of its own.
-TEST_P(StreamFilesTest, WhatDoesNotFitIntoTheArenaIsReadInRounds) {
+// A chunk has more pieces than one round can read: each is a read of its own.
+TEST_P(StreamFilesTest, ReadsInRoundsWhenTheArenaIsFull) {
   PlannedFile file = {.path = "f", .size = 40'000, .literals = {}, .pieces = {}};
   for (int64_t at = 0; at < file.size; at += 8) {
     file.pieces.push_back(
@@ -156,21 +156,21 @@ TEST_P(StreamFilesTest, WhatDoesNotFitIntoTheArenaIsReadInRounds) {
   EXPECT_EQ(Written("f"), Expected(file));
 }
 
-TEST_P(StreamFilesTest, AShortWriteGoesOnWhereItEnded) {
+TEST_P(StreamFilesTest, ContinuesAShortWrite) {
   faults_.ShortenWrites(4096);
   const std::vector<PlannedFile> files = {Mixed("f", 70'000)};
   ASSERT_TRUE(Stream(files).ok());
   EXPECT_EQ(Written("f"), Expected(files[0]));
 }
 
-TEST_P(StreamFilesTest, AShortWriteThatCannotGoOnIsAnError) {
+TEST_P(StreamFilesTest, FailsOnAShortWriteThatCannotBeContinued) {
   faults_.AnswerWrite(2, 100);
   const absl::Status status = Stream({Mixed("f", 70'000)});
   EXPECT_EQ(ReasonOf(status), "IO_ERROR");
   EXPECT_EQ(DetailsOf(status)["path"], "f");
 }
 
-TEST_P(StreamFilesTest, WhatTheDiskSaysIsTheResult) {
+TEST_P(StreamFilesTest, ReturnsTheErrorsOfTheDisk) {
   for (int nth = 1; nth <= 5; ++nth) {
     const int before = fs_.open_handles();
     faults_.FailWrite(faults_.writes() + nth, ENOSPC);
@@ -188,7 +188,7 @@ TEST_P(StreamFilesTest, WhatTheDiskSaysIsTheResult) {
   }
 }
 
-TEST_P(StreamFilesTest, WhatTheFileSystemSaysIsTheResult) {
+TEST_P(StreamFilesTest, ReturnsTheErrorsOfTheFileSystem) {
   int number = 0;
   for (const FsOp op : {FsOp::kOpen, FsOp::kAllocate, FsOp::kTruncate}) {
     const std::string path = absl::StrCat("f", ++number);
@@ -201,21 +201,21 @@ TEST_P(StreamFilesTest, WhatTheFileSystemSaysIsTheResult) {
   }
 }
 
-// Some file systems cannot allocate; the space is then found as it is needed.
-TEST_P(StreamFilesTest, AFileSystemThatCannotAllocateDoes) {
+// Some file systems cannot allocate. Then the writes find out whether there is space.
+TEST_P(StreamFilesTest, WorksOnAFileSystemThatCannotAllocate) {
   fs_.Fail({.op = FsOp::kAllocate, .nth = FsFault::kEvery, .error = EOPNOTSUPP});
   const std::vector<PlannedFile> files = {Mixed("f", 70'000)};
   ASSERT_TRUE(Stream(files).ok());
   EXPECT_EQ(Written("f"), Expected(files[0]));
 }
 
-TEST_P(StreamFilesTest, AnInputThatEndsEarlyOrIsMissingIsNamed) {
+TEST_P(StreamFilesTest, NamesAnInputThatIsTooShortOrMissing) {
   PlannedFile file = {.path = "f", .size = 5000, .literals = {}, .pieces = {}};
   file.pieces = {{.offset = 0, .size = 5000, .input = 0, .from = 96'000}};
   absl::Status status = Stream({file});
   EXPECT_EQ(ReasonOf(status), "SHORT_FILE") << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("in0: ends at byte 100000, and byte 101000"));
-  // The end is within the second of two pieces that are one read.
+  EXPECT_THAT(std::string(status.message()), HasSubstr("in0: ends at byte 100000, but byte 101000"));
+  // The input ends within the second of two pieces that are read at once.
   file = {.path = "h", .size = 5000, .literals = {}, .pieces = {}};
   file.pieces = {{.offset = 0, .size = 100, .input = 0, .from = 98'000},
                  {.offset = 100, .size = 3000, .input = 0, .from = 98'100}};
@@ -227,7 +227,7 @@ TEST_P(StreamFilesTest, AnInputThatEndsEarlyOrIsMissingIsNamed) {
   EXPECT_EQ(DetailsOf(status)["path"], "in0");
 }
 
-TEST_P(StreamFilesTest, AReadThatFailsIsTheResult) {
+TEST_P(StreamFilesTest, ReturnsTheErrorOfARead) {
   StreamOptions options;
   options.queue = []() -> absl::StatusOr<std::unique_ptr<IoQueue>> {
     return std::make_unique<FailingReads>(*GetParam().make(4));
@@ -240,20 +240,20 @@ TEST_P(StreamFilesTest, AReadThatFailsIsTheResult) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("reading"));
 }
 
-TEST_P(StreamFilesTest, ItStopsWhenItIsTold) {
+TEST_P(StreamFilesTest, StopsWhenProgressReturnsFalse) {
   go_on_ = false;
   const absl::Status status = Stream({Mixed("f", 333'333)});
   EXPECT_EQ(ReasonOf(status), "INTERRUPTED") << status;
 }
 
-TEST_P(StreamFilesTest, NoMoreFilesAreOpenThanMayBe) {
+TEST_P(StreamFilesTest, OpensNoMoreFilesThanAllowed) {
   int most = 0;
   fs_.SetHook([&](const FsCall&) { most = std::max(most, fs_.open_handles()); });
   std::vector<PlannedFile> files;
-  // Empty ones wait for nothing but their sync.
+  // Empty files wait only for their sync.
   for (int i = 0; i < 500; ++i) files.push_back(Mixed(absl::StrCat("f", i), i < 250 ? 0 : i));
   ASSERT_TRUE(Stream(files).ok());
-  fs_.SetHook(nullptr);  // It has a variable of this test.
+  fs_.SetHook(nullptr);  // The hook refers to a variable of this test.
   EXPECT_LE(most, 60);
   for (const PlannedFile& file : files) ASSERT_EQ(Written(file.path), Expected(file));
 }

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/convert/same_value.h"
+#include "client/convert/value_comparer.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -44,11 +44,11 @@ absl::StatusOr<Shape> ParseShape(const Value& value, const std::string& where) {
     const auto* list = value.As<torch::List>();
     const auto* tuple = value.As<torch::Tuple>();
     if (list == nullptr && tuple == nullptr)
-      return CannotConvert(absl::StrCat(where, " is ", ValueText(value), " and no shape"));
+      return CannotConvert(absl::StrCat(where, " is ", ValueText(value), ", not a shape"));
     for (const ValueRef& item : list != nullptr ? list->items : tuple->items) {
       const auto* number = item->As<int64_t>();
       if (number == nullptr)
-        return CannotConvert(absl::StrCat(where, " holds ", ValueText(*item), ", and no number"));
+        return CannotConvert(absl::StrCat(where, " holds ", ValueText(*item), ", not a number"));
       shape.push_back(*number);
     }
   }
@@ -77,7 +77,7 @@ class Merger {
         return MakeError(
             absl::StatusCode::kNotFound, "NO_OPTIMIZER_STATE",
             absl::StrCat("the state of ", NameOf(rank),
-                         " has no base_state with a shape_info: it is not of ZeRO-1, so it is not "
+                         " has no base_state with a shape_info: it is not a ZeRO-1 state, so it is not "
                          "sharded, and there is nothing to convert"));
       }
       roots_.push_back(root);
@@ -91,10 +91,10 @@ class Merger {
       const std::string name = key->As<std::string>() != nullptr ? *key->As<std::string>() : "";
       const std::vector<ValueRef> all = OfAllRanks(*key);
       if (name == kBaseState || name == kMasterWeights) {
-        CKPTD_ASSIGN_OR_RETURN(ValueRef states, ById(all, name));
+        CKPTD_ASSIGN_OR_RETURN(ValueRef states, MergeById(all, name));
         merged.Replace(i, std::move(states));
       } else {
-        CKPTD_RETURN_IF_ERROR(Keep(all, name.empty() ? KeyText(*key) : name));
+        CKPTD_RETURN_IF_ERROR(KeepUnsharded(all, name.empty() ? KeyText(*key) : name));
       }
     }
     state_.merged_ = torch::Make(std::move(merged));
@@ -112,7 +112,7 @@ class Merger {
     return all;
   }
 
-  // All of them have the keys of the first.
+  // Checks that all dicts have the keys of the first.
   absl::Status CheckKeys(const std::vector<const Dict*>& dicts, const std::string& where) const {
     for (size_t rank = 1; rank < dicts.size(); ++rank) {
       for (const auto& [lacking, having] :
@@ -121,7 +121,7 @@ class Merger {
           if (dicts[lacking]->Find(*key) != nullptr) continue;
           return CannotConvert(absl::StrCat(where, KeyText(*key), " is in the state of ", NameOf(having),
                                             " and not in that of ", NameOf(lacking),
-                                            ": they are not of one save"));
+                                            ": the files are not of one save"));
         }
       }
     }
@@ -135,14 +135,14 @@ class Merger {
       dicts.push_back(values[rank]->As<Dict>());
       if (dicts.back() == nullptr)
         return CannotConvert(
-            absl::StrCat(where, " of ", NameOf(rank), " is ", ValueText(*values[rank]), " and no dict"));
+            absl::StrCat(where, " of ", NameOf(rank), " is ", ValueText(*values[rank]), ", not a dict"));
     }
     CKPTD_RETURN_IF_ERROR(CheckKeys(dicts, where));
     return dicts;
   }
 
-  // {id: state}: a tensor, or a dict of them.
-  absl::StatusOr<ValueRef> ById(const std::vector<ValueRef>& ranks, const std::string& name) {
+  // Merges a dict {id: state}, where a state is a tensor or a dict of tensors.
+  absl::StatusOr<ValueRef> MergeById(const std::vector<ValueRef>& ranks, const std::string& name) {
     CKPTD_ASSIGN_OR_RETURN(const std::vector<const Dict*> dicts, AsDicts(ranks, name));
     Dict merged = *dicts[0];
     for (size_t i = 0; i < merged.size(); ++i) {
@@ -179,12 +179,12 @@ class Merger {
       return torch::Make(std::move(merged));
     }
     const auto* tensor = first.As<Tensor>();
-    if (tensor != nullptr && !tensor->shape.empty() && !is_step) return Joined(ranks, shape, where);
+    if (tensor != nullptr && !tensor->shape.empty() && !is_step) return MergeShards(ranks, shape, where);
     if (HoldsTensors(first) && tensor == nullptr) {
       return CannotConvert(absl::StrCat(where, " is ", ValueText(first),
-                                        " that holds tensors, and nothing says how these are sharded"));
+                                        " that holds tensors, and nothing says how they are sharded"));
     }
-    CKPTD_RETURN_IF_ERROR(Keep(ranks, where));
+    CKPTD_RETURN_IF_ERROR(KeepUnsharded(ranks, where));
     return ranks[0];
   }
 
@@ -199,9 +199,9 @@ class Merger {
     return (list != nullptr && any(list->items)) || (tuple != nullptr && any(tuple->items));
   }
 
-  // A tensor that is sharded along dimension 0.
-  absl::StatusOr<ValueRef> Joined(const std::vector<ValueRef>& ranks, const Shape& shape,
-                                  const std::string& where) {
+  // Merges a tensor that is sharded along dimension 0.
+  absl::StatusOr<ValueRef> MergeShards(const std::vector<ValueRef>& ranks, const Shape& shape,
+                                       const std::string& where) {
     const auto count = static_cast<int64_t>(ranks.size());
     ZeroState::Sharded sharded;
     Shape expected = shape;
@@ -213,18 +213,19 @@ class Merger {
                                           ValueText(*ranks[rank]), " on ", NameOf(rank)));
       }
       if (tensor->shape != expected || tensor->dtype != ranks[0]->As<Tensor>()->dtype) {
-        return CannotConvert(absl::StrCat(where, " of ", NameOf(rank), " is ", ValueText(*ranks[rank]),
-                                          "; one of ", count, count == 1 ? " shard" : " shards",
-                                          " of a parameter ", ShapeText(shape), " is ", ShapeText(expected),
-                                          " of one dtype: it is sharded in another way (experts? an "
-                                          "optimizer whose states have shapes of their "
-                                          "own?), which ckptd does not know, so nothing is converted"));
+        return CannotConvert(
+            absl::StrCat(where, " of ", NameOf(rank), " is ", ValueText(*ranks[rank]), "; one of ", count,
+                         count == 1 ? " shard" : " shards", " of a parameter ", ShapeText(shape), " is ",
+                         ShapeText(expected),
+                         " of one dtype: it is sharded in a way that ckptd does not know "
+                         "(experts? an optimizer whose states have shapes of their own?), so "
+                         "nothing is converted"));
       }
       if (!tensor->is_contiguous() || tensor->math_bits != nullptr) {
         return CannotConvert(
             absl::StrCat(where, " of ", NameOf(rank), " has strides ", ShapeText(tensor->stride),
-                         " or bits to be applied: only contiguous tensors can be cut; load it and save "
-                         "it with .contiguous()"));
+                         " or a lazy conjugate or negation: only contiguous tensors can be cut; load it, and "
+                         "save it with .contiguous()"));
       }
       sharded.shards.push_back(tensor);
       sharded.expert |= state_.states_.expert.contains(tensor->storage.get());
@@ -236,20 +237,20 @@ class Merger {
     return place;
   }
 
-  // Not sharded: the same on all ranks, and taken from the first.
-  absl::Status Keep(const std::vector<ValueRef>& ranks, const std::string& where) {
+  // Keeps what is not sharded: it must be equal on all ranks, and is taken from the first.
+  absl::Status KeepUnsharded(const std::vector<ValueRef>& ranks, const std::string& where) {
     for (size_t rank = 1; rank < ranks.size(); ++rank) {
       CKPTD_ASSIGN_OR_RETURN(const std::string difference, same_.Difference(*ranks[0], *ranks[rank], where));
       if (difference.empty()) continue;
       return CannotConvert(
           absl::StrCat(difference, " on ", NameOf(0), " and ", NameOf(rank),
-                       ": what is not sharded must be the same on all ranks of a group, so these "
-                       "files are not of one save, or not of ZeRO-1"));
+                       ": what is not sharded must be equal on all ranks of a group, so these files are not "
+                       "of one save, or not of ZeRO-1"));
     }
     return KeepTensors(*ranks[0]);
   }
 
-  // In a storage just as large as the tensor where that can be.
+  // Gives each tensor a storage of exactly its own size, where possible.
   absl::Status KeepTensors(Value& value) {
     if (!kept_.insert(&value).second) return absl::OkStatus();
     if (auto* tensor = value.As<Tensor>()) {
@@ -259,7 +260,7 @@ class Merger {
         const int64_t from = tensor->file_offset();
         Tensor own = torch::NewTensor(tensor->dtype, tensor->shape);
         own.storage->file_offset = from;
-        // It may be held by what is sharded, too, which reads it from there.
+        // The old storage may also be held by what is sharded, which reads from there.
         state_.states_.input_of[own.storage.get()] = input;
         state_.states_.storages.push_back(own.storage);
         tensor->storage = own.storage;
@@ -289,17 +290,17 @@ class Merger {
     return absl::OkStatus();
   }
 
-  // The files' names do not say whose experts are in them. Where experts are sharded over all data-parallel
-  // ranks, as everything else is, there is only one set of them and nothing is lost.
+  // The files' names do not say whose experts they hold. Where experts are sharded over all data-parallel
+  // ranks, as everything else is, there is only one set of them, and nothing is lost.
   absl::Status CheckExperts(bool to_full) const {
     const ValueRef offset_value = roots_[0]->Find(kExpertStates);
     if (offset_value == nullptr) return absl::OkStatus();
     const auto* offset = offset_value->As<int64_t>();
     const std::string what =
         absl::StrCat("the state has experts (", kExpertStates, " is ", ValueText(*offset_value), ")");
-    if (offset == nullptr) return CannotConvert(absl::StrCat(what, ", and from which id on is not known"));
+    if (offset == nullptr) return CannotConvert(absl::StrCat(what, ", but not from which id on"));
     const auto count = static_cast<int64_t>(roots_.size());
-    std::set<int64_t> over;  // Numbers of ranks that each expert may be sharded over.
+    std::set<int64_t> over;  // The numbers of ranks that each expert may be sharded over.
     for (int64_t n = 1; n <= count; ++n) {
       if (count % n == 0) over.insert(n);
     }
@@ -321,21 +322,21 @@ class Merger {
     }
     if (!any) return absl::OkStatus();
     if (from_full_ || to_full) {
-      return CannotConvert(absl::StrCat(what,
-                                        ", and a merged state has room for those of one expert-parallel rank "
-                                        "only: the others would be lost. "
-                                        "Convert from sharded to sharded"));
+      return CannotConvert(
+          absl::StrCat(what,
+                       ", and a merged state can hold those of only one expert-parallel rank: "
+                       "the others would be lost. Convert from sharded to sharded"));
     }
     if (over == std::set<int64_t>{count}) return absl::OkStatus();
     return CannotConvert(absl::StrCat(
         what, ", and they are not sharded over all ", count,
-        " data-parallel ranks (or cannot be told from such): the files of different expert-parallel ranks "
-        "hold different "
-        "experts, which their names do not say. Load it with the numbers of ranks that saved it"));
+        " data-parallel ranks (or it cannot be told): the files of different expert-parallel ranks hold "
+        "different experts, and their names do not say which. Load it with the numbers of ranks that saved "
+        "it"));
   }
 
   ZeroState state_;
-  SameValue same_;
+  ValueComparer same_;
   const bool from_full_;
   std::vector<const Dict*> roots_;
   const Dict* shapes_ = nullptr;
@@ -355,8 +356,8 @@ ZeroShard ZeroState::Shard(int index, int count) const {
   return shard;
 }
 
-// Copies the dicts on the way to what is sharded; the rest is shared by all shards. Sharded tensors are in
-// dicts only.
+// Copies the dicts on the path to sharded tensors; all shards share the rest. Sharded tensors are only in
+// dicts.
 torch::ValueRef ZeroState::Rebuild(const ValueRef& value, int index, int count, ZeroShard& shard) const {
   const auto sharded = sharded_.find(value.get());
   if (sharded != sharded_.end()) return Cut(sharded->second, index, count, shard);

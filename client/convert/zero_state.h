@@ -1,10 +1,10 @@
-// A ZeRO-1 optimizer's state, merged in thought: each tensor that was sharded is known by its full shape and
-// by where the bytes of its rows lie; from that a shard for any number of ranks is made. Nothing is copied.
+// The merged state of a ZeRO-1 optimizer, as metadata: for each sharded tensor its full shape and where the
+// bytes of its rows are. From this a shard for any number of ranks is made. No tensor is copied.
 //
-// The rule of sharding: dimension 0 is padded with zeros to a multiple of the number of ranks, and cut into
-// equal parts. `base_state[id]` and `sharded_master_weights[id]` follow it, with the full shape in
-// `shape_info[id]`. What is not sharded must be the same on all ranks: `step`, tensors without dimensions,
-// param_groups, and everything else.
+// How states are sharded: dimension 0 is padded with zeros to a multiple of the number of ranks, and cut into
+// equal parts. `base_state[id]` and `sharded_master_weights[id]` are sharded so, with the full shape in
+// `shape_info[id]`. Everything else is not sharded and must be equal on all ranks: `step`, tensors without
+// dimensions, param_groups, and the rest.
 #ifndef CKPTD_CLIENT_CONVERT_ZERO_STATE_H_
 #define CKPTD_CLIENT_CONVERT_ZERO_STATE_H_
 
@@ -22,11 +22,11 @@
 namespace ckptd {
 
 struct SourceRange {
-  int input;  // Of NxdStates.
+  int input;  // An index into NxdStates::inputs.
   int64_t from;
   int64_t size;
 };
-// What a storage of a new tree is made of, in its order; the rest of it is zeros.
+// The ranges that make up a storage of a new tree, in order. The rest of the storage is zeros.
 using Contents = std::unordered_map<const torch::Storage*, std::vector<SourceRange>>;
 
 struct ZeroShard {
@@ -37,12 +37,12 @@ struct ZeroShard {
 
 class ZeroState {
  public:
-  // Checks everything, so that a shard cannot fail. `states` is taken over. CANNOT_CONVERT says what is in
-  // the way, where, and what to do; NO_OPTIMIZER_STATE: it is no state of ZeRO-1.
+  // Checks everything, so that Shard cannot fail. CANNOT_CONVERT says what is in the way, where, and what to
+  // do. NO_OPTIMIZER_STATE: this is not a ZeRO-1 state.
   static absl::StatusOr<ZeroState> Merge(FileSystem& fs, Handle tag, NxdStates states, bool from_full,
                                          bool to_full);
 
-  // Number `index` of `count`; the one of one is the full state.
+  // Shard `index` of `count`. With `count` 1 it is the full state.
   ZeroShard Shard(int index, int count) const;
 
   const std::vector<std::string>& inputs() const { return states_.inputs; }
@@ -51,7 +51,7 @@ class ZeroState {
   friend class Merger;
 
   struct Sharded {
-    torch::Tensor like;  // Of the full shape; its storage is of no account.
+    torch::Tensor like;  // Has the full shape and the dtype; its storage is not used.
     std::vector<const torch::Tensor*> shards;
     bool expert = false;
   };
@@ -61,8 +61,8 @@ class ZeroState {
 
   NxdStates states_;
   torch::ValueRef merged_;
-  std::unordered_map<const torch::Value*, Sharded> sharded_;  // By their place in `merged_`.
-  Contents kept_;                                             // Of what is not sharded.
+  std::unordered_map<const torch::Value*, Sharded> sharded_;  // Key: the value's address in `merged_`.
+  Contents kept_;                                             // The contents of what is not sharded.
   std::unordered_set<const torch::Storage*> kept_expert_;
 };
 

@@ -1,4 +1,4 @@
-// Work of a reader that is not to be in the way of those who train beside it.
+// Runs a reader's work at idle priority, so that it does not slow down processes that train beside it.
 #ifndef CKPTD_CLIENT_CPP_BACKGROUND_H_
 #define CKPTD_CLIENT_CPP_BACKGROUND_H_
 
@@ -9,10 +9,12 @@
 
 namespace ckptd::client {
 
-// Runs work(): in the background by a thread that gives way, and those that it starts, for which this one
-// waits. Where none can be made, here. Only for what holds no lock that others need.
+// Runs work() and returns when it is done. With `background`, a thread at idle priority runs it; threads that
+// work() starts inherit the priority. If no thread can be made, the calling thread runs it at its own
+// priority. The caller must hold no lock that other threads need: at idle priority the work may take very
+// long.
 template <typename Work>
-void RunGently(bool background, const Work& work) {
+void RunInBackgroundIf(bool background, const Work& work) {
   if (!background) return work();
   std::thread thread;
   try {

@@ -1,6 +1,10 @@
-// Reading: a lease from the daemon, and its memory where that has the bytes still; else the files themselves
-// beneath this process's own descriptor of the root, every chunk checked. Where this process may not read
-// them, or their name is another checkpoint's meanwhile, the daemon reads, checks and sends.
+// Reading a checkpoint. The client takes a lease from the daemon. Then it reads each file from the first of
+// these that works:
+//   1. the resident copy in the daemon's memory
+//   2. the file on disk, beneath this process's own descriptor of the root, with every chunk checked
+//   3. the daemon, which reads, checks and sends the bytes: where this process may not read the files, or
+//   where
+//      the tag names another checkpoint by now
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -15,8 +19,8 @@
 #include "client/cpp/client_impl.h"
 #include "client/cpp/copy.h"
 #include "client/cpp/ranges.h"
-#include "client/cpp/residents.h"
-#include "client/cpp/telling.h"
+#include "client/cpp/read_progress_reporter.h"
+#include "client/cpp/resident_files.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
@@ -26,10 +30,10 @@
 namespace ckptd::client {
 namespace {
 
-constexpr int64_t kSlowestRead = 20'000'000;  // Bytes a second that the daemon sends at least.
-constexpr size_t kMostDamageText = 1000;      // As ckptd.v1.Damage has it.
-constexpr size_t kMostRanges = 10'000;        // Of one request, which has to be a small message.
-constexpr Duration kTellTimeout = std::chrono::seconds(1);
+constexpr int64_t kMinReadBytesPerSecond = 20'000'000;  // Bytes per second that the daemon sends at least.
+constexpr size_t kMaxDamageText = 1000;                 // Bytes; the limit of ckptd.v1.Damage.
+constexpr size_t kMaxRanges = 10'000;  // Ranges in one request, which must be a small message.
+constexpr Duration kReportTimeout = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -37,7 +41,7 @@ class CheckpointImpl {
  public:
   enum class From { kResume, kOpen };
 
-  // `response`: of Resume or OpenCheckpoint.
+  // `response` is that of Resume or OpenCheckpoint.
   template <typename Response>
   CheckpointImpl(std::shared_ptr<RunImpl> run, std::shared_ptr<Session> session, const Response& response,
                  From from, bool background = false)
@@ -47,23 +51,23 @@ class CheckpointImpl {
         info_(InfoOf(response.checkpoint())),
         from_(from),
         background_(background),
-        telling_([this](int64_t read, int64_t total) { return Tell(read, total); }) {
+        progress_([this](int64_t read, int64_t total) { return Report(read, total); }) {
     for (const v1::Checkpoint& passed : response.passed_over()) passed_over_.push_back(InfoOf(passed));
     for (const FileInfo& file : info_.files) sizes_[file.path] = file.size_bytes;
-    // Not an error: then the daemon reads.
-    OpenHere().IgnoreError();
+    // Best effort: without a directory the daemon reads.
+    OpenDirectory().IgnoreError();
   }
 
   ~CheckpointImpl() {
-    if (from_ == From::kResume && !said_ && session_->alive()) {
+    if (from_ == From::kResume && !finish_sent_ && session_->alive()) {
       v1::FinishResumeRequest finish;
-      finish.set_failure("it let go of the checkpoint before all ranks had read theirs");
-      Say(std::move(finish), kCallTimeout).IgnoreError();
+      finish.set_failure("the rank released the checkpoint before all ranks had read their parts");
+      SendFinishResume(std::move(finish), kCallTimeout).IgnoreError();
     }
-    telling_.Finish();  // Nobody can be told without the lease.
+    progress_.Finish();  // Before the lease ends: a report names it.
     v1::CloseCheckpointRequest request;
     request.set_lease(lease_);
-    // A session that has ended has taken its leases along.
+    // The leases of a session that has ended are released already.
     if (session_->alive()) session_->rpc().CloseCheckpoint(request, kCallTimeout).status().IgnoreError();
   }
 
@@ -72,13 +76,13 @@ class CheckpointImpl {
 
   absl::Status Finish(Timeout timeout) {
     if (from_ != From::kResume) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                       "Finish is for what Resume gave; a checkpoint of Open is read by one process alone");
+      return InvalidArgument(absl::StrCat("Finish was called for checkpoint ", info_.tag,
+                                          ", which Open gave; only a checkpoint of Resume needs Finish"));
     }
-    if (!fault_.ok()) return fault_;
-    said_ = true;
-    in_memory_ = false;  // When all ranks have read theirs, the daemon gives the memory to saves.
-    return Say(v1::FinishResumeRequest(), timeout);
+    if (!first_error_.ok()) return first_error_;
+    finish_sent_ = true;
+    in_memory_ = false;  // When all ranks have read their parts, the daemon reuses the memory for saves.
+    return SendFinishResume(v1::FinishResumeRequest(), timeout);
   }
 
   absl::StatusOr<std::vector<std::byte>> Read(const std::string& path) {
@@ -94,9 +98,9 @@ class CheckpointImpl {
       CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(range.path));
       const int64_t length = std::ssize(range.into);
       if (range.offset < 0 || range.offset > size || length > size - range.offset) {
-        return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                         absl::StrCat(length, " bytes of ", range.path, " were asked for, from byte ",
-                                      range.offset, " on; it has ", size));
+        return InvalidArgument(absl::StrCat("bytes ", range.offset, " to ", range.offset + length, " of ",
+                                            range.path, " were requested, but the file has ", size,
+                                            " bytes"));
       }
       if (length > 0) wanted[range.path].push_back({range.offset, range.into});
     }
@@ -107,7 +111,7 @@ class CheckpointImpl {
   absl::StatusOr<std::optional<MappedFile>> Map(const std::string& path) {
     CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(path));
     std::shared_ptr<std::byte> bytes;
-    if (in_memory_ && size > 0) bytes = residents().Map(path, size);
+    if (in_memory_ && size > 0) bytes = resident_files().Map(path, size);
     if (bytes == nullptr) return std::optional<MappedFile>();
     return std::optional<MappedFile>(MappedFile(std::move(bytes), static_cast<size_t>(size)));
   }
@@ -116,52 +120,54 @@ class CheckpointImpl {
   absl::StatusOr<int64_t> SizeOf(const std::string& path) const {
     auto found = sizes_.find(path);
     if (found != sizes_.end()) return found->second;
-    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_FILE",
-                     absl::StrCat("checkpoint ", info_.tag, " has no file ", path),
-                     {{"tag", info_.tag}, {"path", path}});
+    return MakeError(
+        absl::StatusCode::kNotFound, "UNKNOWN_FILE",
+        absl::StrCat("checkpoint ", info_.tag, " has no file ", path, "; info().files lists them"),
+        {{"tag", info_.tag}, {"path", path}});
   }
 
-  Residents& residents() {
-    if (!residents_) residents_.emplace(session_, lease_, info_.size_bytes);
-    return *residents_;
+  ResidentFiles& resident_files() {
+    if (!resident_files_) resident_files_.emplace(session_, lease_, info_.size_bytes);
+    return *resident_files_;
   }
 
   absl::Status ReadFile(const std::string& path, const RangePlan& plan) {
     int64_t size = 0;
     for (const FilePiece& piece : plan.pieces) size += std::ssize(piece.into);
-    uint64_t* const done = telling_.Begin(size);
+    uint64_t* const done = progress_.Begin(size);
     const absl::Status read = ReadPieces(path, plan.pieces, done);
-    telling_.End(read.ok());
+    progress_.End(read.ok());
     if (read.ok()) {
-      RunCopy(plan.copies, /*threads=*/1);  // In order: one may take what another has brought.
+      RunCopy(plan.copies, /*threads=*/1);  // In order: a step may copy what an earlier one has written.
       return read;
     }
-    const absl::Status error = Annotate(AsDamage(path, read), absl::StrCat("checkpoint ", info_.tag));
-    if (fault_.ok() && ProvesDamage(error)) Found(path, error);
-    // An I/O error condemns no checkpoint, but this rank has not read its part.
-    if (fault_.ok() && CouldNotFindOut(error)) fault_ = error;
+    const absl::Status error =
+        Annotate(MissingFileAsDamage(path, read), absl::StrCat("checkpoint ", info_.tag));
+    if (first_error_.ok() && ProvesDamage(error)) ReportDamage(path, error);
+    // An I/O error proves no damage, but this rank has not read its part, so Finish must fail.
+    if (first_error_.ok() && CouldNotFindOut(error)) first_error_ = error;
     return error;
   }
 
   absl::Status ReadPieces(const std::string& path, const std::vector<FilePiece>& pieces, uint64_t* done) {
-    if (in_memory_ && residents().Read(path, pieces, run_->copy_threads(), background_))
+    if (in_memory_ && resident_files().Read(path, pieces, run_->copy_threads(), background_))
       return absl::OkStatus();
     if (directory_) {
       absl::Status read;
-      RunGently(background_, [&] {
+      RunInBackgroundIf(background_, [&] {
         read = ReadFromDisk(*fs_, directory_.get(), *records_.at(path), manifest_.summary.chunk_bytes(),
                             pieces, run_->copy_threads(), /*stop=*/nullptr, done);
       });
       if (!absl::IsPermissionDenied(read)) return read;
     }
     const std::span<const FilePiece> all(pieces);
-    for (size_t i = 0; i < all.size(); i += kMostRanges)
-      CKPTD_RETURN_IF_ERROR(ReadByDaemon(path, all.subspan(i, std::min(kMostRanges, all.size() - i)), done));
+    for (size_t i = 0; i < all.size(); i += kMaxRanges)
+      CKPTD_RETURN_IF_ERROR(ReadByDaemon(path, all.subspan(i, std::min(kMaxRanges, all.size() - i)), done));
     return absl::OkStatus();
   }
 
-  // A file that is not there any more is not what was saved.
-  absl::Status AsDamage(const std::string& path, const absl::Status& read) const {
+  // A file of a committed checkpoint that is missing is damage; any other error stays what it is.
+  absl::Status MissingFileAsDamage(const std::string& path, const absl::Status& read) const {
     const int number = ErrnoOf(read);
     if (number != ENOENT && number != ENOTDIR && number != ELOOP && number != EISDIR) return read;
     return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_FILE",
@@ -169,13 +175,13 @@ class CheckpointImpl {
                      {{"tag", info_.tag}, {"path", path}});
   }
 
-  // The daemon is told what is wrong, and with it every rank that resumes from this.
-  void Found(const std::string& path, const absl::Status& error) {
-    fault_ = error;
-    said_ = true;
+  // Reports damage to the daemon, which tells every rank that resumes from this checkpoint.
+  void ReportDamage(const std::string& path, const absl::Status& error) {
+    first_error_ = error;
+    finish_sent_ = true;
     v1::Damage damage;
     damage.set_path(path);
-    damage.set_message(FirstBytes(std::string(error.message()), kMostDamageText));
+    damage.set_message(FirstBytes(std::string(error.message()), kMaxDamageText));
     const ErrorDetails details = DetailsOf(error);
     int64_t number = 0;
     if (auto chunk = details.find("chunk");
@@ -187,7 +193,7 @@ class CheckpointImpl {
     if (from_ == From::kResume) {
       v1::FinishResumeRequest finish;
       *finish.mutable_damage() = std::move(damage);
-      told = Say(std::move(finish), kCallTimeout);
+      told = SendFinishResume(std::move(finish), kCallTimeout);
     } else {
       v1::ReportDamageRequest report;
       report.set_name(info_.name);
@@ -195,51 +201,52 @@ class CheckpointImpl {
       *report.mutable_damage() = std::move(damage);
       told = session_->rpc().ReportDamage(report, kCallTimeout).status();
     }
-    told.IgnoreError();  // Who cannot be told now hears it from the next reader.
+    told.IgnoreError();  // Best effort: the next reader will find the damage again.
   }
 
-  absl::Status Say(v1::FinishResumeRequest request, Timeout timeout) {
+  absl::Status SendFinishResume(v1::FinishResumeRequest request, Timeout timeout) {
     request.set_rank(run_->options().rank);
     request.set_sequence(info_.sequence);
     SetDuration(timeout, request.mutable_timeout());
     return run_
-        ->Repeat(std::min(timeout, kReconnectTimeout),
-                 [&](const std::shared_ptr<const Joined>& joined) {
-                   request.set_run(joined->run);
-                   return joined->session->rpc().FinishResume(request, timeout + kCallTimeout);
-                 })
+        ->Retry(std::min(timeout, kReconnectTimeout),
+                [&](const std::shared_ptr<const Membership>& membership) {
+                  request.set_run(membership->run);
+                  return membership->session->rpc().FinishResume(request, timeout + kCallTimeout);
+                })
         .status();
   }
 
-  absl::Status Tell(int64_t read, int64_t total) {
+  absl::Status Report(int64_t read, int64_t total) {
     if (!session_->alive()) return absl::UnavailableError("the session has ended");
     v1::ReportReadingRequest request;
     request.set_lease(lease_);
     request.set_read_bytes(read);
     request.set_total_bytes(total);
-    return session_->rpc().ReportReading(request, kTellTimeout).status();
+    return session_->rpc().ReportReading(request, kReportTimeout).status();
   }
 
-  absl::Status OpenHere() {
+  absl::Status OpenDirectory() {
     CKPTD_ASSIGN_OR_RETURN(fs_, MakePosixFileSystem());
     CKPTD_ASSIGN_OR_RETURN(ScopedHandle directory,
                            OpenScoped(*fs_, run_->root(), info_.tag, OpenMode::kDirectory));
     CKPTD_ASSIGN_OR_RETURN(manifest_, ReadWholeManifest(*fs_, directory.get(), ""));
     if (manifest_.summary.sequence() != info_.sequence) {
-      return absl::AbortedError(absl::StrCat("tag ", info_.tag, " was saved again meanwhile"));
+      return absl::AbortedError(absl::StrCat("tag ", info_.tag, " was saved again after this checkpoint"));
     }
     for (const storage::v1::FileRecord& record : manifest_.body.files()) records_[record.path()] = &record;
-    for (const auto& file : sizes_) {
-      auto record = records_.find(file.first);
-      if (record == records_.end() || record->second->size_bytes() != file.second) {
-        return absl::DataLossError(absl::StrCat("the manifest does not have the daemon's file ", file.first));
+    for (const auto& [path, size] : sizes_) {
+      auto record = records_.find(path);
+      if (record == records_.end() || record->second->size_bytes() != size) {
+        return absl::DataLossError(absl::StrCat("the manifest on disk has no file ", path, " of ", size,
+                                                " bytes, but the daemon's has"));
       }
     }
     directory_ = std::move(directory);
     return absl::OkStatus();
   }
 
-  // Of each chunk only what is asked for comes over.
+  // Reads by the daemon, which checks whole chunks but sends only the requested bytes.
   absl::Status ReadByDaemon(const std::string& path, std::span<const FilePiece> pieces, uint64_t* done) {
     v1::ReadFileRequest request;
     request.set_lease(lease_);
@@ -252,10 +259,10 @@ class CheckpointImpl {
       left += std::ssize(piece.into);
     }
     size_t piece = 0, filled = 0;
-    const Duration timeout = kCallTimeout + std::chrono::seconds(left / kSlowestRead);
+    const Duration timeout = kCallTimeout + std::chrono::seconds(left / kMinReadBytesPerSecond);
     CKPTD_RETURN_IF_ERROR(session_->rpc().ReadFile(request, timeout, [&](std::string_view data) {
       if (std::ssize(data) > left)
-        return absl::InternalError("the daemon sent more bytes than were asked for");
+        return absl::InternalError(absl::StrCat("the daemon sent more than the requested bytes of ", path));
       left -= std::ssize(data);
       __atomic_add_fetch(done, data.size(), __ATOMIC_RELAXED);
       while (!data.empty()) {
@@ -271,8 +278,9 @@ class CheckpointImpl {
       return absl::OkStatus();
     }));
     if (left == 0) return absl::OkStatus();
-    return MakeError(absl::StatusCode::kDataLoss, "SHORT_FILE",
-                     absl::StrCat("the daemon sent ", left, " bytes of ", path, " less than were asked for"));
+    return MakeError(
+        absl::StatusCode::kDataLoss, "SHORT_FILE",
+        absl::StrCat("the daemon's answer for ", path, " ended ", left, " bytes before the requested end"));
   }
 
   const std::shared_ptr<RunImpl> run_;
@@ -282,16 +290,16 @@ class CheckpointImpl {
   const From from_;
   const bool background_;
   std::vector<CheckpointInfo> passed_over_;
-  absl::Status fault_;  // What was found to be wrong with it first.
-  bool said_ = false;   // How this rank's reading went.
+  absl::Status first_error_;  // The first proof that this rank has not read what was saved.
+  bool finish_sent_ = false;  // FinishResume was sent.
   std::map<std::string, int64_t> sizes_;
   bool in_memory_ = true;
-  std::optional<Residents> residents_;  // Asked for when the first byte is.
+  std::optional<ResidentFiles> resident_files_;  // Made when the first byte is read.
   std::unique_ptr<FileSystem> fs_;
   ScopedHandle directory_;  // Invalid: the daemon reads.
   Manifest manifest_;
   std::map<std::string, const storage::v1::FileRecord*> records_;
-  Telling telling_;
+  ReadProgressReporter progress_;
 };
 
 MappedFile::MappedFile(std::shared_ptr<std::byte> bytes, size_t size)
@@ -318,29 +326,30 @@ absl::Status Checkpoint::Finish(Timeout timeout) { return impl_->Finish(timeout)
 
 absl::StatusOr<std::optional<Checkpoint>> Run::Resume(Timeout timeout, bool strict) {
   using Answer = std::optional<Checkpoint>;
-  return impl_->Repeat(timeout, [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<Answer> {
-    v1::ResumeRequest request;
-    request.set_run(joined->run);
-    request.set_rank(impl_->options().rank);
-    request.set_strict(strict);
-    SetDuration(timeout, request.mutable_timeout());
-    CKPTD_ASSIGN_OR_RETURN(v1::ResumeResponse response,
-                           joined->session->rpc().Resume(request, timeout + kCallTimeout));
-    if (!response.has_checkpoint()) return Answer();
-    return Answer(Checkpoint(
-        std::make_unique<CheckpointImpl>(impl_, joined->session, response, CheckpointImpl::From::kResume)));
-  });
+  return impl_->Retry(
+      timeout, [&](const std::shared_ptr<const Membership>& membership) -> absl::StatusOr<Answer> {
+        v1::ResumeRequest request;
+        request.set_run(membership->run);
+        request.set_rank(impl_->options().rank);
+        request.set_strict(strict);
+        SetDuration(timeout, request.mutable_timeout());
+        CKPTD_ASSIGN_OR_RETURN(v1::ResumeResponse response,
+                               membership->session->rpc().Resume(request, timeout + kCallTimeout));
+        if (!response.has_checkpoint()) return Answer();
+        return Answer(Checkpoint(std::make_unique<CheckpointImpl>(impl_, membership->session, response,
+                                                                  CheckpointImpl::From::kResume)));
+      });
 }
 
 absl::StatusOr<Checkpoint> Run::Open(const std::string& tag, const OpenOptions& options) {
-  return impl_->Repeat(
-      kCallTimeout, [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<Checkpoint> {
+  return impl_->Retry(
+      kCallTimeout, [&](const std::shared_ptr<const Membership>& membership) -> absl::StatusOr<Checkpoint> {
         v1::OpenCheckpointRequest request;
-        request.set_name(absl::StrCat(joined->run, "/checkpoints/", tag));
+        request.set_name(absl::StrCat(membership->run, "/checkpoints/", tag));
         request.set_strict(options.strict);
         CKPTD_ASSIGN_OR_RETURN(v1::OpenCheckpointResponse response,
-                               joined->session->rpc().OpenCheckpoint(request, kCallTimeout));
-        return Checkpoint(std::make_unique<CheckpointImpl>(impl_, joined->session, response,
+                               membership->session->rpc().OpenCheckpoint(request, kCallTimeout));
+        return Checkpoint(std::make_unique<CheckpointImpl>(impl_, membership->session, response,
                                                            CheckpointImpl::From::kOpen, options.background));
       });
 }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr Duration kHelloTimeout = std::chrono::seconds(10);
 
-// An absolute path for people; the descriptor is what counts.
+// The absolute path, for logs and messages only: the root is identified by its descriptor.
 absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
   char* real = realpath(path.c_str(), nullptr);
   if (real == nullptr) return ErrnoError(errno, absl::StrCat("root ", path));
@@ -67,8 +67,8 @@ ClientImpl::ClientImpl(Endpoint endpoint, ClientOptions options)
 absl::Status ClientImpl::CheckNotForked() const {
   if (getpid() == pid_) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, "FORKED",
-                   absl::StrCat("this client belongs to process ", pid_, "; a forked child (here ", getpid(),
-                                ") must connect for itself"));
+                   absl::StrCat("the client was made by process ", pid_, " and cannot be used in process ",
+                                getpid(), ", a fork of it; call Connect in the child"));
 }
 
 absl::StatusOr<std::shared_ptr<Session>> ClientImpl::GetSession() {
@@ -90,7 +90,7 @@ absl::StatusOr<Client> Client::Connect(const std::string& endpoint, const Client
     absl::StatusOr<std::shared_ptr<Session>> session = impl->GetSession();
     if (session.ok()) return Client(impl);
     if (!IsTransient(session.status()) || TimeLeft(deadline) == Duration(0)) return session.status();
-    // A daemon that is about to start: there is no event to wait for.
+    // There is no event to wait for while a daemon starts.
     std::this_thread::sleep_for(std::min<Duration>(TimeLeft(deadline), std::chrono::milliseconds(50)));
   }
 }
@@ -102,10 +102,11 @@ absl::StatusOr<Run> Client::OpenRun(const std::string& root, const RunOptions& o
   RunOptions complete = options;
   if (complete.launch_id.empty()) complete.launch_id = LaunchIdOfParent();
   auto run = std::make_shared<RunImpl>(impl_, std::move(directory), std::move(path), std::move(complete));
-  CKPTD_RETURN_IF_ERROR(run->Repeat(kCallTimeout,
-                                    [](const std::shared_ptr<const Joined>& joined)
-                                        -> absl::StatusOr<std::shared_ptr<const Joined>> { return joined; })
-                            .status());
+  CKPTD_RETURN_IF_ERROR(
+      run->Retry(kCallTimeout,
+                 [](const std::shared_ptr<const Membership>& membership)
+                     -> absl::StatusOr<std::shared_ptr<const Membership>> { return membership; })
+          .status());
   return Run(std::move(run));
 }
 

@@ -1,6 +1,6 @@
-// What is behind client.h.
-//   client.cc      Client: the session, and a new one when the daemon restarts
-//   run.cc         Run: joining, repeating what was asked, looking
+// The implementation behind client.h.
+//   client.cc      Client: opens the session, and a new one after the daemon has restarted
+//   run.cc         Run: joins the run, retries calls, looks up checkpoints
 //   saving.cc      Save and Part
 //   checkpoint.cc  Resume, Open and reading
 #ifndef CKPTD_CLIENT_CPP_CLIENT_IMPL_H_
@@ -31,7 +31,7 @@
 
 namespace ckptd::client {
 
-// For a daemon that restarts while a call waits for more than that.
+// How long a call retries while the daemon restarts, for calls whose own timeout is longer.
 inline constexpr Duration kReconnectTimeout = std::chrono::seconds(60);
 
 inline Duration TimeLeft(Instant deadline) { return std::max(Duration(0), deadline - SystemClock().Now()); }
@@ -44,9 +44,9 @@ class ClientImpl {
   ClientImpl(Endpoint endpoint, ClientOptions options);
 
   const Endpoint& endpoint() const { return endpoint_; }
-  // The session, or a new one when it has ended. One try: UNAVAILABLE when there is no daemon.
+  // The session, or a new one if the old one has ended. One try: UNAVAILABLE if there is no daemon.
   absl::StatusOr<std::shared_ptr<Session>> GetSession();
-  // FAILED_PRECONDITION, reason FORKED, in a child of the process that connected.
+  // FAILED_PRECONDITION, reason FORKED, in a forked child of the process that connected.
   absl::Status CheckNotForked() const;
 
  private:
@@ -57,8 +57,8 @@ class ClientImpl {
   std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The run as one session has joined it.
-struct Joined {
+// This rank's membership in the run, as one session has it.
+struct Membership {
   std::shared_ptr<Session> session;
   std::string run;  // `runs/{run}`
   int64_t attempt = 0;
@@ -74,45 +74,46 @@ class RunImpl : public std::enable_shared_from_this<RunImpl> {
   std::string name();
   int64_t attempt();
 
-  // Joins with the client's present session, when it has not yet.
-  absl::StatusOr<std::shared_ptr<const Joined>> Join();
+  // The membership under the client's present session; joins the run if that session has not joined yet.
+  absl::StatusOr<std::shared_ptr<const Membership>> Join();
 
-  // Runs `ask` with the joined run until it answers something that IsTransient does not hold for. A daemon
-  // that is away is waited for as long as `patience`, counted from the first failure, but not beyond
-  // `deadline`.
+  // Calls `ask` with the membership until it returns OK or an error that is not transient (IsTransient), with
+  // growing pauses. Gives up, with the last error, when the daemon has been away for `timeout` since the
+  // first failure, or at `deadline`.
   template <typename Ask>
-  auto Repeat(Duration patience, Ask ask, Instant deadline = Instant::max())
-      -> decltype(ask(std::declval<const std::shared_ptr<const Joined>&>())) {
+  auto Retry(Duration timeout, Ask ask, Instant deadline = Instant::max())
+      -> decltype(ask(std::declval<const std::shared_ptr<const Membership>&>())) {
     std::optional<Instant> give_up;
     Duration pause = std::chrono::milliseconds(20);
     for (;;) {
-      absl::StatusOr<std::shared_ptr<const Joined>> joined = Join();
-      absl::Status failure = joined.status();
-      if (joined.ok()) {
-        auto answer = ask(*joined);
+      absl::StatusOr<std::shared_ptr<const Membership>> membership = Join();
+      absl::Status failure = membership.status();
+      if (membership.ok()) {
+        auto answer = ask(*membership);
         if (answer.ok() || !IsTransient(answer.status())) return answer;
         failure = answer.status();
       } else if (!IsTransient(failure)) {
         return failure;
       }
       const Instant now = SystemClock().Now();
-      if (!give_up) give_up = std::min(now + patience, deadline);
+      if (!give_up) give_up = std::min(now + timeout, deadline);
       if (now + pause > *give_up) return failure;
       Pause(pause);
       pause = std::min<Duration>(pause * 2, std::chrono::milliseconds(500));
     }
   }
 
-  // The next save of a tag by this rank in this attempt: 1, 2, ...
+  // The ordinal of this rank's next save of `tag` in this attempt: 1, 2, ...
   int64_t NextOrdinal(const std::string& tag);
-  // Saves whose bytes this daemon has, until it is known how they ended: what to ask a successor about.
+  // Remembers a save that is sealed and has not ended. If another daemon answers later, JoinRun names the
+  // save to it as orphaned.
   void RememberStaged(const v1::SaveKey& key, const std::string& daemon_instance);
   void ForgetStaged(const v1::SaveKey& key);
 
  private:
-  // Between two tries to reach a daemon that is away: there is no event to wait for.
+  // Sleeps between two tries to reach a daemon that is away: there is no event to wait for.
   static void Pause(Duration duration);
-  absl::StatusOr<std::shared_ptr<const Joined>> JoinAnew(std::shared_ptr<Session> session)
+  absl::StatusOr<std::shared_ptr<const Membership>> JoinWith(std::shared_ptr<Session> session)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<ClientImpl> client_;
@@ -120,7 +121,7 @@ class RunImpl : public std::enable_shared_from_this<RunImpl> {
   const std::string path_;
   const RunOptions options_;
   Mutex mutex_;
-  std::shared_ptr<const Joined> joined_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const Membership> membership_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int64_t> ordinals_ ABSL_GUARDED_BY(mutex_);
   struct Staged {
     v1::SaveKey key;
@@ -129,63 +130,67 @@ class RunImpl : public std::enable_shared_from_this<RunImpl> {
   std::deque<Staged> staged_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A file of a part: where the caller writes it, and where the daemon wants it. The two differ only when the
-// daemon restarted in between.
+// A file of a part: where the caller writes its bytes, and where the daemon expects them. The two differ only
+// if the daemon has restarted in between.
 struct PartFile {
   std::string path;
-  int64_t size = 0;        // As placed.
-  int64_t final_size = 0;  // As it will be sealed.
-  std::vector<std::span<std::byte>> written;
-  std::vector<std::span<std::byte>> placed;
+  int64_t size = 0;                           // As reserved.
+  int64_t final_size = 0;                     // As it will be sealed; Truncate makes it smaller.
+  std::vector<std::span<std::byte>> written;  // Where the caller writes.
+  std::vector<std::span<std::byte>> placed;   // Where the daemon expects the bytes.
 };
 
-// One part of one save, from Begin to Seal.
+// One rank's part of one save, from Begin to Seal.
 class PartImpl {
  public:
   PartImpl(std::shared_ptr<RunImpl> run, SaveOptions options, bool growing);
-  ~PartImpl();  // Aborts the save for all ranks, when it was begun and is neither sealed nor over.
+  ~PartImpl();  // Aborts the save for all ranks unless it was sealed, skipped or aborted.
 
-  // A file that is known at Begin; before the first Attach.
+  // Adds a file that is known at Begin. Called before the first EnsureBegun.
   void Declare(const std::string& path, int64_t size);
-  // Begins with this session, if it was not yet: after a restart of the daemon again, with the same key.
-  absl::Status Attach(const std::shared_ptr<const Joined>& joined);
+  // Sends Begin if this session has not yet, and maps the segments. After a restart of the daemon this sends
+  // it again, with the same key.
+  absl::Status EnsureBegun(const std::shared_ptr<const Membership>& membership);
   absl::StatusOr<std::vector<std::span<std::byte>>> AddFile(const std::string& path, int64_t size);
   absl::Status Truncate(const std::string& path, int64_t size);
   absl::StatusOr<Save> Seal();
-  // For files that were declared: `sources` are theirs, in that order.
+  // Copies and seals the files that were declared; `sources` are theirs, in the same order.
   absl::StatusOr<Save> CopyAndSeal(const std::vector<FileSource>& sources);
   absl::Status Abort(const std::string& message);
 
   bool skipped() const { return level_ == v1::SKIPPED; }
 
  private:
-  absl::StatusOr<v1::BeginResponse> Begin(const Joined& joined);
-  absl::Status FindCommitted(const Joined& joined, const absl::Status& refusal);
-  absl::Status Place(const Joined& joined, const google::protobuf::RepeatedPtrField<v1::Segment>& granted,
-                     const google::protobuf::RepeatedPtrField<v1::FilePlacement>& placements,
-                     size_t first_file);
-  absl::StatusOr<std::vector<std::span<std::byte>>> Extend(const Joined& joined, const std::string& path,
-                                                           int64_t size);
-  // `steps` puts the bytes where the daemon wants them.
+  absl::StatusOr<v1::BeginResponse> Begin(const Membership& membership);
+  absl::Status FindCommittedSave(const Membership& membership, const absl::Status& refusal);
+  absl::Status MapPlacements(const Membership& membership,
+                             const google::protobuf::RepeatedPtrField<v1::Segment>& granted,
+                             const google::protobuf::RepeatedPtrField<v1::FilePlacement>& placements,
+                             size_t first_file);
+  absl::StatusOr<std::vector<std::span<std::byte>>> Extend(const Membership& membership,
+                                                           const std::string& path, int64_t size);
+  // Runs the copy steps that `steps` plans, which put the bytes where the daemon expects them, and seals.
   absl::StatusOr<Save> FillAndSeal(const std::function<std::vector<CopyStep>()>& steps);
-  absl::StatusOr<Save> SealOnce(const Joined& joined);
-  Save Result();
+  absl::StatusOr<Save> SendSeal(const Membership& membership);
+  Save MakeSave();
 
   const std::shared_ptr<RunImpl> run_;
   const SaveOptions options_;
   const bool growing_;
   const Instant started_;
-  v1::SaveKey key_;                       // Its run is known from the first Attach on.
-  std::shared_ptr<const Joined> joined_;  // That Begin was answered with.
+  v1::SaveKey key_;  // Its run is set by the first EnsureBegun.
+  std::shared_ptr<const Membership>
+      membership_;  // The membership that Begin was sent under. Null: not begun.
   std::vector<PartFile> files_;
-  Segments segments_;              // Of joined_'s session, in part order.
-  std::vector<Segments> earlier_;  // Of sessions before it: the caller may still write there.
-  bool filled_ = false;            // The bytes are in segments_.
-  bool seal_sent_ = false;         // Perhaps its effect took place, and only the answer was lost.
-  bool over_ = false;              // Sealed, skipped or aborted: nothing to abort.
+  Segments segments_;  // Of membership_'s session, in the part's order.
+  std::vector<Segments>
+      earlier_segments_;    // Of sessions before: kept mapped, because the caller may write there.
+  bool filled_ = false;     // The bytes are in segments_.
+  bool seal_sent_ = false;  // Seal may have taken effect even if its answer was lost.
+  bool ended_ = false;      // Sealed, skipped or aborted: there is nothing left to abort.
   int64_t sequence_ = 0;
   v1::Level level_ = v1::OPEN;
-  v1::SaveError error_;  // Of a skipped save.
+  v1::SaveError error_;  // Why the save was skipped.
   SaveTiming timing_;
 };
 
@@ -202,13 +207,13 @@ class SaveImpl {
   const SaveTiming& timing() const { return timing_; }
 
  private:
-  // What an answer says about `wanted`, remembered for level().
-  absl::Status Judge(const v1::Checkpoint& checkpoint, Level wanted);
+  // Updates level() from the daemon's answer, and returns the result of a Wait for `wanted`.
+  absl::Status UpdateLevel(const v1::Checkpoint& checkpoint, Level wanted);
 
   const std::shared_ptr<RunImpl> run_;
   const v1::SaveKey key_;
   const int64_t attempt_, sequence_;
-  const v1::SaveError error_;  // Of a skipped save.
+  const v1::SaveError error_;  // Why the save was skipped.
   const SaveTiming timing_;
   std::atomic<int> level_;
 };

@@ -10,8 +10,8 @@
 namespace ckptd::client {
 namespace {
 
-// Below this a thread costs more than it copies.
-constexpr size_t kLeastShare = size_t{4} << 20;
+// Copying fewer bytes costs less time than starting a thread.
+constexpr size_t kMinShare = size_t{4} << 20;
 
 }  // namespace
 
@@ -42,7 +42,7 @@ void ParallelFor(int count, int threads, const std::function<void(int)>& work) {
   try {
     for (int i = 1; i < std::min(threads, count); ++i) others.emplace_back(run);
   } catch (const std::system_error&) {
-    // No more threads may be made here: those that there are do it all.
+    // The system allows no more threads: those that there are do all of the work.
   }
   run();
   for (std::thread& other : others) other.join();
@@ -51,8 +51,8 @@ void ParallelFor(int count, int threads, const std::function<void(int)>& work) {
 void RunCopy(const std::vector<CopyStep>& steps, int threads) {
   size_t total = 0;
   for (const CopyStep& step : steps) total += step.size;
-  const size_t shares = std::clamp<size_t>(total / kLeastShare, 1, std::max(threads, 1));
-  // Share i is the bytes [total * i / shares, total * (i + 1) / shares) of all steps laid end to end.
+  const size_t shares = std::clamp<size_t>(total / kMinShare, 1, std::max(threads, 1));
+  // Share i is the bytes [total * i / shares, total * (i + 1) / shares) of the concatenated steps.
   ParallelFor(static_cast<int>(shares), static_cast<int>(shares), [&](int share) {
     const size_t begin = total / shares * share;
     const size_t end = share + 1 == static_cast<int>(shares) ? total : total / shares * (share + 1);

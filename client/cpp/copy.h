@@ -1,4 +1,4 @@
-// The one copy of a save: many sources into many targets, by several threads.
+// The one copy that a save makes: from many sources to many targets, by several threads.
 #ifndef CKPTD_CLIENT_CPP_COPY_H_
 #define CKPTD_CLIENT_CPP_COPY_H_
 
@@ -15,15 +15,17 @@ struct CopyStep {
   size_t size;
 };
 
-// Lays the pieces, one behind the other, into the targets, one behind the other. The targets hold at least as
-// much.
+// Appends to `steps` what copies the concatenation of `pieces` to the concatenation of `targets`. The targets
+// hold at least as many bytes.
 void PlanCopy(std::span<const std::span<const std::byte>> pieces,
               std::span<const std::span<std::byte>> targets, std::vector<CopyStep>* steps);
 
-// Runs the steps, each thread an equal share of the bytes; the calling thread is one of them.
+// Runs the steps with up to `threads` threads, each copying an equal share of the bytes. The calling thread
+// is one of them.
 void RunCopy(const std::vector<CopyStep>& steps, int threads);
 
-// work(0) ... work(count - 1), by up to `threads` threads; the calling thread is one of them.
+// Calls work(0) ... work(count - 1), with up to `threads` threads. The calling thread is one of them; if the
+// system allows no more threads, it does all of the work.
 void ParallelFor(int count, int threads, const std::function<void(int)>& work);
 
 }  // namespace ckptd::client

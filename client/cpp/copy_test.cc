@@ -15,7 +15,7 @@ std::vector<std::byte> Random(size_t size, unsigned seed) {
   return bytes;
 }
 
-// Copies `from`, cut into pieces, into targets of `target` bytes.
+// Copies `from`, in pieces of `piece` bytes, to targets of `target` bytes.
 std::vector<std::byte> CopyCut(const std::vector<std::byte>& from, size_t piece, size_t target, int threads) {
   std::vector<std::span<const std::byte>> pieces;
   for (size_t at = 0; at < from.size(); at += piece) {
@@ -32,7 +32,7 @@ std::vector<std::byte> CopyCut(const std::vector<std::byte>& from, size_t piece,
   return to;
 }
 
-TEST(Copy, EveryByteArrivesHoweverPiecesAndTargetsAreCut) {
+TEST(Copy, CopiesEveryByteForAnyPiecesAndTargets) {
   const std::vector<std::byte> small = Random(10'007, 1);
   for (const size_t piece : {1u, 7u, 4096u, 20'000u}) {
     for (const size_t target : {13u, 4096u, 20'000u}) {
@@ -41,21 +41,21 @@ TEST(Copy, EveryByteArrivesHoweverPiecesAndTargetsAreCut) {
   }
 }
 
-TEST(Copy, SharesOfSeveralThreadsMeetWithoutGapOrOverlap) {
+TEST(Copy, SharesOfThreadsHaveNoGapAndNoOverlap) {
   const std::vector<std::byte> large = Random((33 << 20) + 5, 2);
   for (const int threads : {1, 2, 3, 8}) {
     EXPECT_EQ(CopyCut(large, 5'000'011, 4 << 20, threads), large) << threads;
   }
 }
 
-TEST(Copy, NothingIsNothing) {
+TEST(Copy, PlansNoStepsForNoPieces) {
   std::vector<CopyStep> steps;
   PlanCopy({}, {}, &steps);
   EXPECT_TRUE(steps.empty());
   RunCopy(steps, 4);
 }
 
-TEST(ParallelFor, DoesEachPieceOfWorkOnce) {
+TEST(ParallelFor, CallsWorkOnceForEachIndex) {
   std::vector<std::atomic<int>> done(100);
   ParallelFor(100, 4, [&](int i) { ++done[i]; });
   for (const std::atomic<int>& count : done) EXPECT_EQ(count, 1);

@@ -16,7 +16,7 @@
 namespace ckptd::client {
 namespace {
 
-constexpr size_t kLongestSocketPath = 99;  // With ".handoff" behind it fits into a sockaddr_un.
+constexpr size_t kMaxSocketPath = 99;  // With ".handoff" appended it still fits a sockaddr_un.
 
 std::string FirstWord(const std::string& path) {
   std::ifstream file(path);
@@ -25,7 +25,7 @@ std::string FirstWord(const std::string& path) {
   return word;
 }
 
-// Field 22 of /proc/<pid>/stat, counted behind the name, which may hold spaces and brackets.
+// Field 22 of /proc/<pid>/stat. Fields are counted from behind the name, which may hold spaces and brackets.
 std::string StartTime(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   std::string line;
@@ -49,17 +49,16 @@ absl::StatusOr<Endpoint> ParseEndpoint(const std::string& text) {
         from_environment != nullptr && *from_environment != 0 ? from_environment : kDefaultEndpoint;
   }
   auto refuse = [&](const std::string& why) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-        absl::StrCat("endpoint \"", endpoint.text, "\" ", why, "; write unix:/path/to/ckptd.sock"));
+    return InvalidArgument(
+        absl::StrCat("endpoint \"", endpoint.text, "\" ", why, "; use the form unix:/path/to/ckptd.sock"));
   };
   if (!endpoint.text.starts_with("unix:/")) return refuse("is not a Unix socket with an absolute path");
   endpoint.socket_path = endpoint.text.substr(5);
-  if (endpoint.socket_path.size() > kLongestSocketPath) {
-    return refuse(absl::StrCat("has a path of ", endpoint.socket_path.size(), " bytes, at most ",
-                               kLongestSocketPath, " fit into a socket's address"));
+  if (endpoint.socket_path.size() > kMaxSocketPath) {
+    return refuse(absl::StrCat("has a path of ", endpoint.socket_path.size(), " bytes, more than the ",
+                               kMaxSocketPath, " that a socket's address can hold"));
   }
-  if (endpoint.socket_path.find('\0') != std::string::npos) return refuse("holds a zero byte");
+  if (endpoint.socket_path.find('\0') != std::string::npos) return refuse("contains a zero byte");
   endpoint.handoff_path = absl::StrCat(endpoint.socket_path, ".handoff");
   return endpoint;
 }
@@ -72,7 +71,7 @@ std::string LaunchIdOfParent() {
 
 std::string RandomHex128() {
   uint64_t words[2] = {0, 0};
-  // 16 bytes are never cut short; before the kernel's generator is seeded this waits.
+  // getrandom never returns fewer than 16 bytes. It blocks until the kernel's generator is seeded.
   if (getrandom(words, sizeof words, 0) != static_cast<ssize_t>(sizeof words)) std::abort();
   return absl::StrFormat("%016x%016x", words[0], words[1]);
 }

@@ -1,4 +1,4 @@
-// Where a daemon answers, and how a client names its launch.
+// Where a daemon listens, and how a client names its launch.
 #ifndef CKPTD_CLIENT_CPP_ENDPOINT_H_
 #define CKPTD_CLIENT_CPP_ENDPOINT_H_
 
@@ -11,17 +11,17 @@ namespace ckptd::client {
 inline constexpr char kDefaultEndpoint[] = "unix:/run/ckptd/ckptd.sock";
 
 struct Endpoint {
-  std::string text;          // "unix:/run/ckptd/ckptd.sock".
-  std::string socket_path;   // gRPC.
-  std::string handoff_path;  // Descriptors.
+  std::string text;          // As given: "unix:/run/ckptd/ckptd.sock".
+  std::string socket_path;   // The gRPC socket.
+  std::string handoff_path;  // The hand-off socket, for descriptors.
 };
 
-// `unix:/path`, absolute, at most 99 bytes of path. Empty: $CKPTD_ENDPOINT, else the default.
-// INVALID_ARGUMENT, reason INVALID_ARGUMENT, names the value and what was expected.
+// Parses `unix:/path`, an absolute path of at most 99 bytes. Empty: $CKPTD_ENDPOINT, or kDefaultEndpoint if
+// that is not set. INVALID_ARGUMENT names the value and what was expected.
 absl::StatusOr<Endpoint> ParseEndpoint(const std::string& text);
 
-// A launch named after the parent process: boot, pid and start time, so that a later process with that pid is
-// another.
+// A launch id made of the boot id, the parent's pid and its start time. A later process with the same pid has
+// another one.
 std::string LaunchIdOfParent();
 
 // 128 random bits in hex.

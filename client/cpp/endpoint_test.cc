@@ -8,14 +8,14 @@
 namespace ckptd::client {
 namespace {
 
-TEST(Endpoint, NamesBothSockets) {
+TEST(Endpoint, HasThePathsOfBothSockets) {
   absl::StatusOr<Endpoint> endpoint = ParseEndpoint("unix:/tmp/x/ckptd.sock");
   ASSERT_TRUE(endpoint.ok()) << endpoint.status();
   EXPECT_EQ(endpoint->socket_path, "/tmp/x/ckptd.sock");
   EXPECT_EQ(endpoint->handoff_path, "/tmp/x/ckptd.sock.handoff");
 }
 
-TEST(Endpoint, ComesFromTheEnvironmentElseTheDefault) {
+TEST(Endpoint, IsTakenFromTheEnvironmentOrTheDefault) {
   setenv("CKPTD_ENDPOINT", "unix:/tmp/from_env.sock", 1);
   EXPECT_EQ(ParseEndpoint("")->text, "unix:/tmp/from_env.sock");
   EXPECT_EQ(ParseEndpoint("unix:/tmp/given.sock")->text, "unix:/tmp/given.sock");
@@ -23,7 +23,7 @@ TEST(Endpoint, ComesFromTheEnvironmentElseTheDefault) {
   EXPECT_EQ(ParseEndpoint("")->text, kDefaultEndpoint);
 }
 
-TEST(Endpoint, RefusesWhatIsNoAbsoluteSocketPath) {
+TEST(Endpoint, RefusesAnythingButAnAbsoluteSocketPath) {
   for (const std::string& bad : {std::string("/run/ckptd.sock"), std::string("unix:relative.sock"),
                                  std::string("localhost:1234"), "unix:/" + std::string(99, 'x')}) {
     absl::StatusOr<Endpoint> endpoint = ParseEndpoint(bad);
@@ -34,12 +34,12 @@ TEST(Endpoint, RefusesWhatIsNoAbsoluteSocketPath) {
   EXPECT_TRUE(ParseEndpoint("unix:/" + std::string(98, 'x')).ok());
 }
 
-TEST(LaunchId, IsTheSameForEveryChildOfOneParent) {
+TEST(LaunchId, IsTheSameForAllChildrenOfOneParent) {
   EXPECT_EQ(LaunchIdOfParent(), LaunchIdOfParent());
-  EXPECT_GT(LaunchIdOfParent().size(), 40u);  // The boot's id is in it.
+  EXPECT_GT(LaunchIdOfParent().size(), 40u);  // It contains the boot id.
 }
 
-TEST(RandomHex128, IsThirtyTwoDigitsAndNeverTheSame) {
+TEST(RandomHex128, HasThirtyTwoDigitsAndDiffersEachTime) {
   EXPECT_EQ(RandomHex128().size(), 32u);
   EXPECT_EQ(RandomHex128().find_first_not_of("0123456789abcdef"), std::string::npos);
   EXPECT_NE(RandomHex128(), RandomHex128());

@@ -1,5 +1,5 @@
-// The client's end of the hand-off socket (proto/ckptd/v1/handoff.proto): the session itself, and the way
-// descriptors come.
+// The client's end of the hand-off socket (proto/ckptd/v1/handoff.proto). The connection is the session, and
+// descriptors travel over it.
 #ifndef CKPTD_CLIENT_CPP_HANDOFF_H_
 #define CKPTD_CLIENT_CPP_HANDOFF_H_
 
@@ -17,7 +17,7 @@
 
 namespace ckptd::client {
 
-// A segment as it came.
+// A segment as the daemon sent it.
 struct ReceivedSegment {
   int64_t id = 0;
   int64_t size = 0;
@@ -25,22 +25,24 @@ struct ReceivedSegment {
   UniqueFd fd;
 };
 
-// Thread-safe: one request at a time. UNAVAILABLE without a reason: the daemon is not there, or has gone.
+// Thread-safe: requests are sent one at a time. UNAVAILABLE without a reason means that the daemon is not
+// there or has closed the connection.
 class Handoff {
  public:
-  // Connects; does not wait for a daemon to appear.
+  // Connects. Does not wait for a daemon to appear.
   static absl::StatusOr<std::unique_ptr<Handoff>> Connect(const std::string& socket_path);
-  explicit Handoff(UniqueFd socket);  // One that is connected already.
+  explicit Handoff(UniqueFd socket);  // Takes a connected socket.
 
   absl::StatusOr<v1::HelloResponse> Hello(const v1::Hello& hello, Duration timeout);
-  // Hands a directory over; the answer is the root's handle. It comes when the root has been recovered.
+  // Sends the descriptor of a root's directory and returns the root's handle. The daemon answers once it has
+  // recovered the root.
   absl::StatusOr<std::string> AttachRoot(int directory, const std::string& path, Duration timeout);
-  // In the order of `ids`, of any number.
+  // Returns the segments in the order of `ids`, any number of them; asks in several requests if need be.
   absl::StatusOr<std::vector<ReceivedSegment>> FetchSegments(const std::vector<int64_t>& ids,
                                                              Duration timeout, bool read_only = false);
   absl::Status Goodbye(Duration timeout);
 
-  // False once the daemon has closed its end. Never waits.
+  // False once the daemon has closed its end. Does not block.
   bool alive() const;
 
  private:
@@ -48,12 +50,12 @@ class Handoff {
     v1::HandoffResponse message;
     std::vector<UniqueFd> descriptors;
   };
-  absl::StatusOr<Answer> Ask(v1::HandoffRequest request, int descriptor, Duration timeout);
+  absl::StatusOr<Answer> Call(v1::HandoffRequest request, int descriptor, Duration timeout);
   absl::Status Send(const v1::HandoffRequest& request, int descriptor, Instant deadline);
   absl::StatusOr<Answer> Receive(Instant deadline);
   absl::Status WaitFor(short events, Instant deadline);
 
-  Mutex mutex_;  // Held for one question and its answer.
+  Mutex mutex_;  // Held for one request and its answer.
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   const UniqueFd socket_;
 };

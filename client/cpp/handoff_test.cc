@@ -1,4 +1,4 @@
-// The client's end of the hand-off, against a scripted daemon on the other end of a socket pair.
+// Tests the client's end of the hand-off against a scripted daemon at the other end of a socket pair.
 #include "client/cpp/handoff.h"
 
 #include <fcntl.h>
@@ -28,7 +28,7 @@ class HandoffTest : public testing::Test {
     daemon_.reset(ends[1]);
   }
 
-  // The daemon's end: takes one request; `received_` is its descriptor, if any.
+  // Receives one request at the daemon's end; its descriptor, if any, goes to `received_`.
   v1::HandoffRequest Take() {
     char buffer[65536];
     char control[CMSG_SPACE(sizeof(int))];
@@ -69,7 +69,7 @@ class HandoffTest : public testing::Test {
     EXPECT_EQ(sendmsg(daemon_.get(), &header, 0), static_cast<ssize_t>(frame.size()));
   }
 
-  // Answers FetchSegments with a memfd for each id; `count` of them only, where it is given.
+  // Answers FetchSegments with a memfd for each id, or with `count` of them if that is given.
   void ServeSegments(int count = -1) {
     const v1::HandoffRequest request = Take();
     v1::HandoffResponse response;
@@ -93,7 +93,7 @@ class HandoffTest : public testing::Test {
   UniqueFd daemon_, received_;
 };
 
-TEST_F(HandoffTest, HelloBringsTheToken) {
+TEST_F(HandoffTest, HelloReturnsTheToken) {
   std::thread daemon([this] {
     v1::HandoffResponse response;
     response.set_id(Take().id());
@@ -106,7 +106,7 @@ TEST_F(HandoffTest, HelloBringsTheToken) {
   EXPECT_EQ(hello->token(), "t");
 }
 
-TEST_F(HandoffTest, TheRootTravelsAsADescriptor) {
+TEST_F(HandoffTest, AttachRootSendsTheDirectorysDescriptor) {
   UniqueFd root(open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   std::thread daemon([this] {
     const v1::HandoffRequest request = Take();
@@ -124,7 +124,7 @@ TEST_F(HandoffTest, TheRootTravelsAsADescriptor) {
   EXPECT_NE(fcntl(received_.get(), F_GETFD), -1);
 }
 
-TEST_F(HandoffTest, MoreSegmentsThanFitIntoOnePacketComeInSeveral) {
+TEST_F(HandoffTest, FetchesMoreSegmentsThanFitIntoOnePacket) {
   std::vector<int64_t> ids;
   for (int64_t id = 1; id <= 70; ++id) ids.push_back(id);
   std::thread daemon([this] {
@@ -139,19 +139,19 @@ TEST_F(HandoffTest, MoreSegmentsThanFitIntoOnePacketComeInSeveral) {
     const ReceivedSegment& segment = (*segments)[id - 1];
     EXPECT_EQ(segment.id, id);
     EXPECT_EQ(segment.size, id * 4096);
-    EXPECT_EQ(lseek(segment.fd.get(), 0, SEEK_END), id * 4096);            // The right one.
-    EXPECT_EQ(fcntl(segment.fd.get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);  // No child inherits it.
+    EXPECT_EQ(lseek(segment.fd.get(), 0, SEEK_END), id * 4096);            // The segment of that id.
+    EXPECT_EQ(fcntl(segment.fd.get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);  // A child does not inherit it.
   }
 }
 
-TEST_F(HandoffTest, FewerDescriptorsThanAskedForAreAnError) {
+TEST_F(HandoffTest, FailsWhenDescriptorsAreMissing) {
   std::thread daemon([this] { ServeSegments(2); });
   absl::StatusOr<std::vector<ReceivedSegment>> segments = handoff_->FetchSegments({1, 2, 3}, seconds(10));
   daemon.join();
   EXPECT_EQ(segments.status().code(), absl::StatusCode::kInternal);
 }
 
-TEST_F(HandoffTest, ARefusalKeepsItsReason) {
+TEST_F(HandoffTest, KeepsTheReasonOfARefusal) {
   std::thread daemon([this] {
     v1::HandoffResponse response;
     response.set_id(Take().id());
@@ -166,7 +166,7 @@ TEST_F(HandoffTest, ARefusalKeepsItsReason) {
   EXPECT_EQ(ReasonOf(status), "ROOT_LOCKED");
 }
 
-TEST_F(HandoffTest, AnAnswerThatComesTooLateIsNotTakenForTheNext) {
+TEST_F(HandoffTest, IgnoresAnAnswerToARequestThatTimedOut) {
   EXPECT_EQ(handoff_->Hello(v1::Hello(), std::chrono::milliseconds(20)).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   std::thread daemon([this] {
@@ -183,7 +183,7 @@ TEST_F(HandoffTest, AnAnswerThatComesTooLateIsNotTakenForTheNext) {
   EXPECT_EQ(hello->token(), "mine");
 }
 
-TEST_F(HandoffTest, GarbageIsAnErrorAndNoCrash) {
+TEST_F(HandoffTest, FailsOnGarbageWithoutCrashing) {
   std::thread daemon([this] {
     Take();
     const char garbage[] = "\xff\xff\xff\xff";
@@ -193,14 +193,14 @@ TEST_F(HandoffTest, GarbageIsAnErrorAndNoCrash) {
   daemon.join();
 }
 
-TEST_F(HandoffTest, TheDaemonsEndIsNoticedWithoutAsking) {
+TEST_F(HandoffTest, NoticesThatTheDaemonHasGoneWithoutAsking) {
   EXPECT_TRUE(handoff_->alive());
   daemon_.reset();
   EXPECT_FALSE(handoff_->alive());
   EXPECT_EQ(handoff_->Hello(v1::Hello(), seconds(10)).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(HandoffConnect, NobodyThereIsUnavailableAtOnce) {
+TEST(HandoffConnect, IsUnavailableAtOnceWhenNobodyListens) {
   EXPECT_EQ(Handoff::Connect("/tmp/there_is_no_such_socket.handoff").status().code(),
             absl::StatusCode::kUnavailable);
   EXPECT_EQ(Handoff::Connect("/" + std::string(200, 'x')).status().code(),

@@ -25,7 +25,8 @@ namespace {
 constexpr long kHugetlbfs = 0x958458f6;  // HUGETLBFS_MAGIC
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// Address space of `size` bytes that begins at a multiple of a huge page: only there can a mapping use one.
+// Reserves address space of `size` bytes that begins at a multiple of a huge page: only there can a mapping
+// use huge pages.
 absl::StatusOr<std::byte*> ReserveAligned(size_t size) {
   void* raw = mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED)
@@ -42,11 +43,13 @@ absl::Status CheckSize(int fd, int64_t size) {
   struct stat stat;
   if (fstat(fd, &stat) != 0) return ErrnoError(errno, "fstat of a segment");
   if (size > 0 && stat.st_size >= size) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("a segment of ", size, " bytes has ", stat.st_size));
+  return absl::InternalError(
+      absl::StrCat("the daemon announced a segment of ", size, " bytes, but its memory has ", stat.st_size));
 }
 
-// A page that is written is copied. Of those that were reserved for the system none may be left at that
-// moment, which would be a SIGBUS: they are set aside now, or the mapping fails.
+// The kernel copies a page of a private mapping when it is written. If no reserved huge page were left at
+// that moment, the write would be a SIGBUS. Without MAP_NORESERVE the kernel sets the pages aside now, or
+// mmap fails.
 int PrivateFlags(int fd) {
   struct statfs stat;
   const bool hugetlb = fstatfs(fd, &stat) == 0 && static_cast<long>(stat.f_type) == kHugetlbfs;
@@ -62,14 +65,13 @@ absl::StatusOr<std::shared_ptr<Mapping>> Mapping::Map(UniqueFd fd, int64_t size,
   const bool writable = access == Access::kWrite;
   if (mmap(data, length, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED | MAP_FIXED, fd.get(), 0) ==
       MAP_FAILED) {
-    // No munmap: the kernel may have taken the reservation away before it failed, and another thread's memory
-    // may be there now.
+    // No munmap: the kernel may have released the reservation before it failed, and another thread may have
+    // mapped its memory there since.
     return ErrnoError(errno, absl::StrCat("mapping a segment of ", size, " bytes"));
   }
   std::shared_ptr<Mapping> mapping(new Mapping(data, length));
   if (madvise(data, length, MADV_DONTFORK) != 0) return ErrnoError(errno, "MADV_DONTFORK on a segment");
-  // Advice must come before the pages do. Neither of the two is needed for correctness: without them the copy
-  // faults.
+  // The advice must come before the pages. Both are optional: without them the copy faults the pages in.
   if (huge) madvise(data, length, MADV_HUGEPAGE);
   madvise(data, length, writable ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
   return mapping;
@@ -91,12 +93,12 @@ absl::StatusOr<std::shared_ptr<PrivateMapping>> PrivateMapping::Map(
     const int flags = PrivateFlags(segment.fd.get());
     if (mmap(at, size, PROT_READ | PROT_WRITE, flags, segment.fd.get(), 0) == MAP_FAILED) {
       const int error = errno;
-      // Not of where it failed, as above.
+      // Not where mmap failed; see Mapping::Map.
       munmap(data, static_cast<size_t>(at - data));
       munmap(at + size, total - static_cast<size_t>(at - data) - size);
       return ErrnoError(error, absl::StrCat("mapping a segment of ", size, " bytes privately"));
     }
-    madvise(at, size, MADV_POPULATE_READ);  // Advice: else each page is faulted in when it is first read.
+    madvise(at, size, MADV_POPULATE_READ);  // Optional: without it the first read of each page faults it in.
     at += size;
   }
   return std::shared_ptr<PrivateMapping>(new PrivateMapping(data, total));
@@ -122,8 +124,9 @@ absl::StatusOr<std::vector<std::span<std::byte>>> Locate(const Segments& segment
     left -= take;
   }
   if (left > 0) {
-    return absl::OutOfRangeError(absl::StrCat("bytes ", offset, " to ", offset + size, " of a part: its ",
-                                              segments.size(), " segments end ", left, " bytes before"));
+    return absl::OutOfRangeError(absl::StrCat("bytes ", offset, " to ", offset + size,
+                                              " of a part lie beyond its ", segments.size(), " segments by ",
+                                              left, " bytes"));
   }
   return spans;
 }

@@ -1,4 +1,4 @@
-// A segment of the daemon's memory, mapped into this process.
+// Mappings of the daemon's segments into this process.
 #ifndef CKPTD_CLIENT_CPP_MAPPING_H_
 #define CKPTD_CLIENT_CPP_MAPPING_H_
 
@@ -15,13 +15,13 @@ namespace ckptd::client {
 
 enum class Access { kRead, kWrite };
 
-// Unmapped when the last owner goes: a part that is being filled keeps its segments although the session has
-// ended.
+// One segment, shared with the daemon. The last owner unmaps it: a part that is being written keeps its
+// segments although the session has ended.
 class Mapping {
  public:
-  // Maps all of `fd`, faulted in, in huge pages where the segment has them; a forked child does not inherit
-  // it. `fd` is not needed afterwards. The file's size is checked: a shorter one would be a
-  // SIGBUS later.
+  // Maps `size` bytes of `fd` and faults them in, in huge pages if `huge`. A forked child does not inherit
+  // the mapping. Closes `fd`. INTERNAL if the file is shorter than `size`: reading beyond its end would be a
+  // SIGBUS.
   static absl::StatusOr<std::shared_ptr<Mapping>> Map(UniqueFd fd, int64_t size, bool huge,
                                                       Access access = Access::kWrite);
   ~Mapping();
@@ -36,19 +36,20 @@ class Mapping {
   size_t size_;
 };
 
-// A segment's descriptor, and how much of it there is to be.
+// A segment's descriptor and its announced size.
 struct SegmentFile {
   UniqueFd fd;
   int64_t size = 0;
 };
 
-// Segments one behind the other, to read and to write: what this process writes there stays here. Unmapped
-// when the last owner goes. A forked child has it, too, and its own copy of what it writes; but of pages that
-// the system has reserved (hugetlb) there may be none left for a child, which would be a SIGBUS.
+// Segments mapped one behind the other, privately: what this process writes is copied page by page, and
+// nobody else sees it. The last owner unmaps it. A forked child inherits it and gets its own copy of the
+// pages that it writes. Of reserved huge pages (hugetlb) there may be none left for the child; its write is
+// then a SIGBUS.
 class PrivateMapping {
  public:
-  // Faulted in, to be read. RESOURCE_EXHAUSTED or what else the kernel says where it does not go. The files'
-  // sizes are checked: a shorter one would be a SIGBUS later.
+  // Maps the segments and faults them in for reading. RESOURCE_EXHAUSTED, or the kernel's other error, if the
+  // kernel refuses. INTERNAL if a file is shorter than its announced size: reading there would be a SIGBUS.
   static absl::StatusOr<std::shared_ptr<PrivateMapping>> Map(const std::vector<SegmentFile>& segments);
   ~PrivateMapping();
   PrivateMapping(const PrivateMapping&) = delete;
@@ -64,8 +65,8 @@ class PrivateMapping {
 
 using Segments = std::vector<std::shared_ptr<Mapping>>;
 
-// Where [offset, offset + size) of a part is, the part being its segments one behind the other. OUT_OF_RANGE
-// when it ends before.
+// The spans that hold the bytes [offset, offset + size) of a part, which is the concatenation of `segments`.
+// OUT_OF_RANGE if the part ends before.
 absl::StatusOr<std::vector<std::span<std::byte>>> Locate(const Segments& segments, int64_t offset,
                                                          int64_t size);
 

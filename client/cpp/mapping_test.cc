@@ -24,7 +24,7 @@ UniqueFd Memory(int64_t size) {
   return fd;
 }
 
-TEST(Mapping, WritesWhatTheOtherSideSees) {
+TEST(Mapping, SharesWritesWithTheOtherSide) {
   UniqueFd fd = Memory(kSegment);
   const int daemon_side = dup(fd.get());
   auto mapping = Mapping::Map(std::move(fd), kSegment, /*huge=*/true);
@@ -36,7 +36,7 @@ TEST(Mapping, WritesWhatTheOtherSideSees) {
   close(daemon_side);
 }
 
-TEST(Mapping, RefusesMemoryThatIsShorterThanAnnounced) {
+TEST(Mapping, RefusesMemoryShorterThanAnnounced) {
   EXPECT_FALSE(Mapping::Map(Memory(kSegment / 2), kSegment, false).ok());
   EXPECT_FALSE(Mapping::Map(Memory(kSegment), 0, false).ok());
 }
@@ -55,7 +55,7 @@ TEST(Mapping, IsNotInheritedByAForkedChild) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-// Two segments, each filled with its number.
+// Makes two segments, each filled with its number.
 std::vector<SegmentFile> TwoSegments() {
   std::vector<SegmentFile> segments;
   for (int i : {1, 2}) {
@@ -66,12 +66,12 @@ std::vector<SegmentFile> TwoSegments() {
   return segments;
 }
 
-TEST(PrivateMapping, LaysSegmentsOneBehindTheOtherAndKeepsWhatIsWritten) {
+TEST(PrivateMapping, LaysSegmentsOutInOrderAndKeepsWritesPrivate) {
   std::vector<SegmentFile> segments = TwoSegments();
   const UniqueFd daemon_side(dup(segments[1].fd.get()));
   auto mapping = PrivateMapping::Map(segments);
   ASSERT_TRUE(mapping.ok()) << mapping.status();
-  segments.clear();  // It needs them no more.
+  segments.clear();  // The mapping needs the descriptors no more.
   const std::span<std::byte> bytes = (*mapping)->bytes();
   ASSERT_EQ(std::ssize(bytes), 2 * kSegment);
   EXPECT_EQ(bytes[kSegment - 1], std::byte{1});
@@ -83,7 +83,7 @@ TEST(PrivateMapping, LaysSegmentsOneBehindTheOtherAndKeepsWhatIsWritten) {
   EXPECT_EQ(bytes[kSegment], std::byte{42});
 }
 
-TEST(PrivateMapping, TakesDescriptorsThatCannotBeWrittenThrough) {
+TEST(PrivateMapping, AcceptsReadOnlyDescriptors) {
   std::vector<SegmentFile> segments = TwoSegments();
   for (SegmentFile& segment : segments) {
     const std::string path = "/proc/self/fd/" + std::to_string(segment.fd.get());
@@ -95,7 +95,7 @@ TEST(PrivateMapping, TakesDescriptorsThatCannotBeWrittenThrough) {
   EXPECT_EQ((*mapping)->bytes()[1], std::byte{1});
 }
 
-TEST(PrivateMapping, AForkedChildHasItToo) {
+TEST(PrivateMapping, IsInheritedByAForkedChild) {
   auto mapping = PrivateMapping::Map(TwoSegments());
   ASSERT_TRUE(mapping.ok()) << mapping.status();
   const std::span<std::byte> bytes = (*mapping)->bytes();
@@ -111,7 +111,7 @@ TEST(PrivateMapping, AForkedChildHasItToo) {
   EXPECT_EQ(bytes[kSegment], std::byte{2});
 }
 
-TEST(PrivateMapping, RefusesMemoryThatIsShorterThanAnnounced) {
+TEST(PrivateMapping, RefusesMemoryShorterThanAnnounced) {
   std::vector<SegmentFile> segments = TwoSegments();
   segments[1].size = 2 * kSegment;
   EXPECT_EQ(PrivateMapping::Map(segments).status().code(), absl::StatusCode::kInternal);
@@ -119,11 +119,11 @@ TEST(PrivateMapping, RefusesMemoryThatIsShorterThanAnnounced) {
   EXPECT_FALSE(PrivateMapping::Map(segments).ok());
 }
 
-// Pages that the system has reserved may all be in use: then it fails, rather than the first write to it.
-TEST(PrivateMapping, OfReservedHugePagesIsRefusedOrCanBeWritten) {
+// All reserved huge pages may be in use. Then Map must fail, rather than the first write be a SIGBUS.
+TEST(PrivateMapping, RefusesHugePagesThatCouldNotBeWritten) {
   std::vector<SegmentFile> segments;
   segments.push_back({UniqueFd(memfd_create("mapping_test", MFD_CLOEXEC | MFD_HUGETLB)), kSegment});
-  if (!segments[0].fd) GTEST_SKIP() << "this kernel has none";
+  if (!segments[0].fd) GTEST_SKIP() << "this kernel has no huge pages";
   ASSERT_EQ(ftruncate(segments[0].fd.get(), kSegment), 0);
   auto mapping = PrivateMapping::Map(segments);
   if (!mapping.ok()) {
@@ -133,7 +133,7 @@ TEST(PrivateMapping, OfReservedHugePagesIsRefusedOrCanBeWritten) {
   std::memset((*mapping)->bytes().data(), 42, kSegment);
 }
 
-TEST(Locate, AFileMayCrossSegments) {
+TEST(Locate, FindsAFileThatCrossesSegments) {
   Segments segments;
   for (int i = 0; i < 3; ++i) segments.push_back(*Mapping::Map(Memory(kSegment), kSegment, false));
   auto spans = Locate(segments, kSegment - 4096, kSegment + 5000);
@@ -147,7 +147,7 @@ TEST(Locate, AFileMayCrossSegments) {
   EXPECT_TRUE(Locate(segments, kSegment, 0)->empty());
 }
 
-TEST(Locate, RefusesWhatIsBeyondTheSegments) {
+TEST(Locate, RefusesBytesBeyondTheSegments) {
   Segments segments = {*Mapping::Map(Memory(kSegment), kSegment, false)};
   EXPECT_EQ(Locate(segments, kSegment - 1, 2).status().code(), absl::StatusCode::kOutOfRange);
 }

@@ -9,7 +9,8 @@ RangePlan PlanRanges(std::vector<FilePiece> wanted) {
   std::stable_sort(wanted.begin(), wanted.end(),
                    [](const FilePiece& a, const FilePiece& b) { return a.offset < b.offset; });
   RangePlan plan;
-  const FilePiece* furthest = nullptr;  // What the next one shares with any before it is in this one.
+  const FilePiece* furthest =
+      nullptr;  // Holds every byte that the next piece shares with any piece before it.
   int64_t end = 0;
   for (const FilePiece& piece : wanted) {
     const int64_t covered = std::clamp<int64_t>(end - piece.offset, 0, std::ssize(piece.into));

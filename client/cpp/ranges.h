@@ -1,4 +1,4 @@
-// Slices of one file, many at once, as they are read: in the order of the disk, no byte twice.
+// Plans the reading of many slices of one file: in ascending order of offsets, and no byte twice.
 #ifndef CKPTD_CLIENT_CPP_RANGES_H_
 #define CKPTD_CLIENT_CPP_RANGES_H_
 
@@ -10,11 +10,11 @@
 namespace ckptd::client {
 
 struct RangePlan {
-  std::vector<FilePiece> pieces;  // To read: none is empty, none reaches over another.
-  std::vector<CopyStep> copies;   // Then, in this order: what several want, from who has it already.
+  std::vector<FilePiece> pieces;  // To read, in order; none is empty, and none overlaps another.
+  std::vector<CopyStep> copies;   // To run afterwards, in order: bytes that several slices share.
 };
 
-// The slices in any order, empty ones and ones that reach over others included.
+// The slices may come in any order, overlap, and be empty.
 RangePlan PlanRanges(std::vector<FilePiece> wanted);
 
 }  // namespace ckptd::client

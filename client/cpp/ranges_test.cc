@@ -16,13 +16,13 @@ std::vector<std::byte> File(size_t size) {
   return file;
 }
 
-// As a reader does it. How many bytes were read.
+// Reads by the plan, as a reader does, and returns the number of bytes read.
 size_t Read(const std::vector<std::byte>& file, const RangePlan& plan) {
   size_t read = 0;
   int64_t end = 0;
   for (const FilePiece& piece : plan.pieces) {
     EXPECT_FALSE(piece.into.empty());
-    EXPECT_GE(piece.offset, end) << "in the order of the file, none over another";
+    EXPECT_GE(piece.offset, end) << "pieces are in the order of the file and do not overlap";
     end = piece.offset + std::ssize(piece.into);
     std::memcpy(piece.into.data(), file.data() + piece.offset, piece.into.size());
     read += piece.into.size();
@@ -31,7 +31,7 @@ size_t Read(const std::vector<std::byte>& file, const RangePlan& plan) {
   return read;
 }
 
-TEST(PlanRanges, WhatDoesNotOverlapIsReadInTheOrderOfTheFile) {
+TEST(PlanRanges, ReadsDisjointSlicesInTheOrderOfTheFile) {
   std::vector<std::byte> a(10), b(20), none;
   const RangePlan plan = PlanRanges({{50, b}, {60, none}, {7, a}});
   ASSERT_EQ(plan.pieces.size(), 2u);
@@ -43,7 +43,7 @@ TEST(PlanRanges, WhatDoesNotOverlapIsReadInTheOrderOfTheFile) {
   EXPECT_TRUE(PlanRanges({}).pieces.empty());
 }
 
-TEST(PlanRanges, NoByteIsReadTwiceHoweverSlicesReachOverEachOther) {
+TEST(PlanRanges, ReadsNoByteOfOverlappingSlicesTwice) {
   const std::vector<std::byte> file = File(200);
   std::mt19937 random(11);
   for (int round = 0; round < 2000; ++round) {

@@ -13,12 +13,14 @@
 namespace ckptd::client {
 namespace {
 
-constexpr int kLargestMessage = 256 << 20;  // A list with the files of many checkpoints.
+constexpr int kMaxMessageBytes =
+    256 << 20;  // Bytes; a list with the files of many checkpoints is that large.
 
 std::shared_ptr<grpc::Channel> MakeChannel(const Endpoint& endpoint) {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kLargestMessage);
-  // A connection of its own: one that failed before must not lend this one its back-off.
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  // A subchannel pool of its own: the back-off of an earlier channel's failed connection must not delay this
+  // one.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   return grpc::CreateCustomChannel(endpoint.text, grpc::InsecureChannelCredentials(), arguments);
@@ -53,19 +55,20 @@ class Rpc::Impl {
     absl::Status converted = FromWire(status.error_code(), status.error_message(), details);
     if (!ReasonOf(converted).empty()) return converted;
     if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-      // "failed to connect to all addresses; last error: UNKNOWN: unix:...: Connection refused": the end is
-      // what counts.
+      // gRPC's message is "failed to connect to all addresses; last error: UNKNOWN: unix:...: Connection
+      // refused". Only its last part is the cause.
       const std::string& message = status.error_message();
       const size_t last = message.rfind(": ");
       const std::string cause = last == std::string::npos ? message : message.substr(last + 2);
-      const std::string what = absl::StrCat("no answer from ckptd at ", endpoint_.text, ": ", cause);
-      // The socket is there, but not for us.
+      const std::string what =
+          absl::StrCat("no answer from ckptd at ", endpoint_.text, ": ", cause, "; is the daemon running?");
+      // The socket exists, but this user may not connect to it.
       if (cause == "Permission denied") return MakeError(absl::StatusCode::kPermissionDenied, "EACCES", what);
       return absl::UnavailableError(what);
     }
     if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
       return absl::DeadlineExceededError(
-          absl::StrCat("ckptd at ", endpoint_.text, " did not answer in time"));
+          absl::StrCat("ckptd at ", endpoint_.text, " did not answer within the timeout"));
     }
     return converted;
   }

@@ -1,8 +1,8 @@
-// The gRPC calls of ckptd.v1 as plain blocking functions. gRPC itself is in rpc.cc alone.
+// The gRPC calls of ckptd.v1 as blocking functions. Only rpc.cc includes gRPC.
 //
-// Every call has a deadline, and carries the token once there is one. Errors have reason and details. What
-// the transport says has no reason: UNAVAILABLE when there is no daemon or it went away, DEADLINE_EXCEEDED
-// when it did not answer. Thread-safe.
+// Every call has a deadline, and carries the session's token if there is one. Errors of the daemon have a
+// reason and details. Errors of the transport have no reason: UNAVAILABLE if there is no daemon or it has
+// gone, DEADLINE_EXCEEDED if it did not answer in time. Thread-safe.
 #ifndef CKPTD_CLIENT_CPP_RPC_H_
 #define CKPTD_CLIENT_CPP_RPC_H_
 
@@ -22,7 +22,7 @@ namespace ckptd::client {
 
 class Rpc {
  public:
-  // Connects at the first call. `token` may be empty: then only Admin's calls are allowed.
+  // Connects at the first call. With an empty `token` only the calls of the service Admin are allowed.
   Rpc(const Endpoint& endpoint, std::string token);
   ~Rpc();
 
@@ -49,10 +49,10 @@ class Rpc {
   absl::StatusOr<v1::CloseCheckpointResponse> CloseCheckpoint(const v1::CloseCheckpointRequest& request,
                                                               Duration timeout);
 
-  // Hears the file's bytes in order; an error from `take` ends the stream and is the answer.
+  // Passes the file's bytes to `take`, in order. An error from `take` ends the stream and is returned.
   absl::Status ReadFile(const v1::ReadFileRequest& request, Duration timeout,
                         const std::function<absl::Status(std::string_view)>& take);
-  // Until `event` says false (OK), the timeout (OK), or the stream breaks.
+  // Passes events to `event` until it returns false (OK), the timeout passes (OK), or the stream breaks.
   absl::Status Watch(const v1::WatchRequest& request, Duration timeout,
                      const std::function<bool(const v1::WatchResponse&)>& event);
 
@@ -62,7 +62,8 @@ class Rpc {
   absl::StatusOr<v1::Checkpoint> Unpin(const v1::UnpinRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> Prefetch(const v1::PrefetchRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> ClearDamage(const v1::ClearDamageRequest& request, Duration timeout);
-  // Until all tags were tried, or the timeout (DEADLINE_EXCEEDED): then the daemon stops, too.
+  // Passes one event for each tag to `event`, until all tags were tried. DEADLINE_EXCEEDED after `timeout`;
+  // the daemon then stops, too, after the tag that is under way.
   absl::Status AdoptCheckpoints(const v1::AdoptCheckpointsRequest& request, Duration timeout,
                                 const std::function<void(const v1::AdoptCheckpointsResponse&)>& event);
 

@@ -11,11 +11,11 @@
 namespace ckptd::client {
 namespace {
 
-// A root may have to be recovered first.
+// The daemon may have to recover the root first.
 constexpr Duration kAttachTimeout = std::chrono::seconds(120);
-// The daemon remembers as many ends; older saves it cannot tell from ones it never saw.
-constexpr size_t kRememberedStaged = 64;
-constexpr int kMostCopyThreads = 4;
+// The daemon remembers the ends of as many saves. It cannot report older saves from unknown ones.
+constexpr size_t kMaxStagedSaves = 64;
+constexpr int kMaxCopyThreads = 4;
 
 bool SameSave(const v1::SaveKey& a, const v1::SaveKey& b) {
   return a.tag() == b.tag() && a.ordinal() == b.ordinal();
@@ -31,19 +31,19 @@ RunImpl::RunImpl(std::shared_ptr<ClientImpl> client, UniqueFd root, std::string 
 
 int RunImpl::copy_threads() const {
   if (options_.copy_threads > 0) return options_.copy_threads;
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostCopyThreads);
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxCopyThreads);
 }
 
 void RunImpl::Pause(Duration duration) { std::this_thread::sleep_for(duration); }
 
-absl::StatusOr<std::shared_ptr<const Joined>> RunImpl::Join() {
+absl::StatusOr<std::shared_ptr<const Membership>> RunImpl::Join() {
   CKPTD_ASSIGN_OR_RETURN(std::shared_ptr<Session> session, client_->GetSession());
   MutexLock lock(mutex_);
-  if (joined_ != nullptr && joined_->session == session) return joined_;
-  return JoinAnew(std::move(session));
+  if (membership_ != nullptr && membership_->session == session) return membership_;
+  return JoinWith(std::move(session));
 }
 
-absl::StatusOr<std::shared_ptr<const Joined>> RunImpl::JoinAnew(std::shared_ptr<Session> session) {
+absl::StatusOr<std::shared_ptr<const Membership>> RunImpl::JoinWith(std::shared_ptr<Session> session) {
   v1::JoinRunRequest request;
   CKPTD_ASSIGN_OR_RETURN(*request.mutable_root(),
                          session->handoff().AttachRoot(root_.get(), path_, kAttachTimeout));
@@ -57,20 +57,21 @@ absl::StatusOr<std::shared_ptr<const Joined>> RunImpl::JoinAnew(std::shared_ptr<
     if (staged.daemon_instance != instance) *request.add_orphaned() = staged.key;
   }
   CKPTD_ASSIGN_OR_RETURN(v1::JoinRunResponse response, session->rpc().JoinRun(request, kCallTimeout));
-  // The new daemon has them on disk, or has told every rank that they are lost.
+  // The new daemon has these saves on disk, or has told every rank that they are lost.
   std::erase_if(staged_, [&](const Staged& staged) { return staged.daemon_instance != instance; });
-  joined_ = std::make_shared<const Joined>(Joined{std::move(session), response.run(), response.attempt()});
-  return joined_;
+  membership_ =
+      std::make_shared<const Membership>(Membership{std::move(session), response.run(), response.attempt()});
+  return membership_;
 }
 
 std::string RunImpl::name() {
   MutexLock lock(mutex_);
-  return joined_->run;
+  return membership_->run;
 }
 
 int64_t RunImpl::attempt() {
   MutexLock lock(mutex_);
-  return joined_->attempt;
+  return membership_->attempt;
 }
 
 int64_t RunImpl::NextOrdinal(const std::string& tag) {
@@ -81,7 +82,7 @@ int64_t RunImpl::NextOrdinal(const std::string& tag) {
 void RunImpl::RememberStaged(const v1::SaveKey& key, const std::string& daemon_instance) {
   MutexLock lock(mutex_);
   staged_.push_back({key, daemon_instance});
-  if (staged_.size() > kRememberedStaged) staged_.pop_front();
+  if (staged_.size() > kMaxStagedSaves) staged_.pop_front();
 }
 
 void RunImpl::ForgetStaged(const v1::SaveKey& key) {
@@ -95,10 +96,10 @@ int64_t Run::attempt() const { return impl_->attempt(); }
 
 absl::StatusOr<std::optional<CheckpointInfo>> Run::Latest() {
   absl::StatusOr<v1::Checkpoint> latest =
-      impl_->Repeat(kCallTimeout, [](const std::shared_ptr<const Joined>& joined) {
+      impl_->Retry(kCallTimeout, [](const std::shared_ptr<const Membership>& membership) {
         v1::GetCheckpointRequest request;
-        request.set_name(absl::StrCat(joined->run, "/checkpoints/latest"));
-        return joined->session->rpc().GetCheckpoint(request, kCallTimeout);
+        request.set_name(absl::StrCat(membership->run, "/checkpoints/latest"));
+        return membership->session->rpc().GetCheckpoint(request, kCallTimeout);
       });
   if (ReasonOf(latest.status()) == "NO_CHECKPOINT") return std::optional<CheckpointInfo>();
   if (!latest.ok()) return latest.status();
@@ -110,12 +111,12 @@ absl::StatusOr<std::vector<CheckpointInfo>> Run::List() {
   std::string page;
   do {
     absl::StatusOr<v1::ListCheckpointsResponse> response =
-        impl_->Repeat(kCallTimeout, [&page](const std::shared_ptr<const Joined>& joined) {
+        impl_->Retry(kCallTimeout, [&page](const std::shared_ptr<const Membership>& membership) {
           v1::ListCheckpointsRequest request;
-          request.set_parent(joined->run);
+          request.set_parent(membership->run);
           request.set_page_size(1000);
           request.set_page_token(page);
-          return joined->session->rpc().ListCheckpoints(request, kCallTimeout);
+          return membership->session->rpc().ListCheckpoints(request, kCallTimeout);
         });
     if (!response.ok()) return response.status();
     for (const v1::Checkpoint& checkpoint : response->checkpoints()) result.push_back(InfoOf(checkpoint));
@@ -126,12 +127,12 @@ absl::StatusOr<std::vector<CheckpointInfo>> Run::List() {
 
 absl::StatusOr<CheckpointInfo> Run::Prefetch(const std::string& tag, Timeout timeout) {
   const Instant deadline = SystemClock().Now() + timeout;
-  absl::StatusOr<v1::Checkpoint> read = impl_->Repeat(
+  absl::StatusOr<v1::Checkpoint> read = impl_->Retry(
       std::min<Duration>(timeout, kReconnectTimeout),
-      [&](const std::shared_ptr<const Joined>& joined) {
+      [&](const std::shared_ptr<const Membership>& membership) {
         v1::PrefetchRequest request;
-        request.set_name(absl::StrCat(joined->run, "/checkpoints/", tag));
-        return joined->session->rpc().Prefetch(request, TimeLeft(deadline));
+        request.set_name(absl::StrCat(membership->run, "/checkpoints/", tag));
+        return membership->session->rpc().Prefetch(request, TimeLeft(deadline));
       },
       deadline);
   if (!read.ok()) return read.status();
@@ -150,9 +151,9 @@ absl::StatusOr<client::Save> Run::Save(const SaveOptions& options, const std::ve
 
 absl::StatusOr<Part> Run::Begin(const SaveOptions& options) {
   auto part = std::make_unique<PartImpl>(impl_, options, /*growing=*/true);
-  absl::StatusOr<bool> begun = impl_->Repeat(
-      options.timeout, [&part](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<bool> {
-        CKPTD_RETURN_IF_ERROR(part->Attach(joined));
+  absl::StatusOr<bool> begun = impl_->Retry(
+      options.timeout, [&part](const std::shared_ptr<const Membership>& membership) -> absl::StatusOr<bool> {
+        CKPTD_RETURN_IF_ERROR(part->EnsureBegun(membership));
         return true;
       });
   if (!begun.ok()) return begun.status();

@@ -1,6 +1,6 @@
-// Save and Part. A part goes through Attach (Begin, and its memory), the copy, and Seal. When the daemon
-// restarts in between, the same steps run again with the new one and the same key: Attach takes new memory,
-// what the caller had written is copied over, Seal.
+// Save and Part. A part goes through EnsureBegun (Begin, and mapping the granted memory), the copy, and Seal.
+// If the daemon restarts in between, the same steps run again with the new daemon and the same key:
+// EnsureBegun gets new memory, the bytes that the caller had written are copied there, and Seal is sent.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +16,7 @@ namespace {
 
 constexpr Duration kAbortTimeout = std::chrono::seconds(5);
 
-// Adds the time until its end to `sum`.
+// Adds the time of its scope to `sum`.
 class Stopwatch {
  public:
   explicit Stopwatch(Timeout* sum) : sum_(sum), begin_(SystemClock().Now()) {}
@@ -27,9 +27,9 @@ class Stopwatch {
   const Instant begin_;
 };
 
-absl::Status Over(const std::string& tag) {
+absl::Status PartEnded(const std::string& tag) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "SEALED",
-                   absl::StrCat("the part of ", tag, " is sealed or aborted and takes nothing more"),
+                   absl::StrCat("the part of ", tag, " is already sealed or aborted; begin a new save"),
                    {{"tag", tag}});
 }
 
@@ -45,15 +45,15 @@ PartImpl::PartImpl(std::shared_ptr<RunImpl> run, SaveOptions options, bool growi
 }
 
 PartImpl::~PartImpl() {
-  if (!over_) Abort("the part was given up before it was sealed").IgnoreError();
+  if (!ended_) Abort("the rank destroyed its part before sealing it").IgnoreError();
 }
 
 void PartImpl::Declare(const std::string& path, int64_t size) {
   files_.push_back({path, size, size, {}, {}});
 }
 
-absl::StatusOr<v1::BeginResponse> PartImpl::Begin(const Joined& joined) {
-  key_.set_run(joined.run);
+absl::StatusOr<v1::BeginResponse> PartImpl::Begin(const Membership& membership) {
+  key_.set_run(membership.run);
   v1::BeginRequest request;
   *request.mutable_key() = key_;
   if (options_.step) request.set_step(*options_.step);
@@ -67,63 +67,64 @@ absl::StatusOr<v1::BeginResponse> PartImpl::Begin(const Joined& joined) {
   SetDuration(options_.timeout, request.mutable_timeout());
   SetDuration(run_->options().commit_timeout, request.mutable_commit_timeout());
   if (run_->options().num_kept_ckpts) request.set_num_kept_ckpts(*run_->options().num_kept_ckpts);
-  for (const auto& metric : options_.metrics) (*request.mutable_metrics())[metric.first] = metric.second;
+  for (const auto& [name, value] : options_.metrics) (*request.mutable_metrics())[name] = value;
   request.mutable_pointers()->insert(options_.pointers.begin(), options_.pointers.end());
   Stopwatch watch(&timing_.begin);
-  return joined.session->rpc().Begin(request, options_.timeout + kCallTimeout);
+  return membership.session->rpc().Begin(request, options_.timeout + kCallTimeout);
 }
 
-absl::Status PartImpl::Attach(const std::shared_ptr<const Joined>& joined) {
-  if (joined_ != nullptr && joined_->session == joined->session) return absl::OkStatus();
-  absl::StatusOr<v1::BeginResponse> response = Begin(*joined);
+absl::Status PartImpl::EnsureBegun(const std::shared_ptr<const Membership>& membership) {
+  if (membership_ != nullptr && membership_->session == membership->session) return absl::OkStatus();
+  absl::StatusOr<v1::BeginResponse> response = Begin(*membership);
   if (!response.ok()) {
     return seal_sent_ && ReasonOf(response.status()) == "SAVE_CONFLICT"
-               ? FindCommitted(*joined, response.status())
+               ? FindCommittedSave(*membership, response.status())
                : response.status();
   }
-  if (joined_ != nullptr) earlier_.push_back(std::move(segments_));
-  joined_ = joined;
+  if (membership_ != nullptr) earlier_segments_.push_back(std::move(segments_));
+  membership_ = membership;
   filled_ = false;
   sequence_ = response->sequence();
   if (response->level() == v1::SKIPPED) {
     level_ = v1::SKIPPED;
     error_ = response->error();
-    over_ = true;
+    ended_ = true;
     return absl::OkStatus();
   }
-  joined->session->Forget({response->retired_segments().begin(), response->retired_segments().end()});
-  absl::Status placed = Place(*joined, response->segments(), response->placements(), 0);
-  if (IsTransient(placed)) joined_ = nullptr;  // To begin again.
+  membership->session->Forget({response->retired_segments().begin(), response->retired_segments().end()});
+  absl::Status placed = MapPlacements(*membership, response->segments(), response->placements(), 0);
+  if (IsTransient(placed)) membership_ = nullptr;  // The retry sends Begin again.
   return placed;
 }
 
-// The daemon that this part was sealed with has ended before it could say so. Its successor found the whole
-// checkpoint.
-absl::Status PartImpl::FindCommitted(const Joined& joined, const absl::Status& refusal) {
+// Handles the refusal of a Begin after a Seal whose answer was lost: the daemon died after the seal, and the
+// next one may have found the whole checkpoint and published it. Then the save is COMMITTED; otherwise
+// `refusal`.
+absl::Status PartImpl::FindCommittedSave(const Membership& membership, const absl::Status& refusal) {
   v1::WaitRequest request;
   *request.mutable_key() = key_;
   request.set_level(v1::STAGED);
   request.mutable_timeout();
   request.set_sequence(sequence_);
-  request.set_attempt(joined.attempt);
-  CKPTD_ASSIGN_OR_RETURN(v1::WaitResponse response, joined.session->rpc().Wait(request, kCallTimeout));
+  request.set_attempt(membership.attempt);
+  CKPTD_ASSIGN_OR_RETURN(v1::WaitResponse response, membership.session->rpc().Wait(request, kCallTimeout));
   if (response.checkpoint().level() != v1::COMMITTED) return refusal;
   sequence_ = response.checkpoint().sequence();
   level_ = v1::COMMITTED;
-  over_ = true;
+  ended_ = true;
   return absl::OkStatus();
 }
 
-absl::Status PartImpl::Place(const Joined& joined,
-                             const google::protobuf::RepeatedPtrField<v1::Segment>& granted,
-                             const google::protobuf::RepeatedPtrField<v1::FilePlacement>& placements,
-                             size_t first_file) {
+absl::Status PartImpl::MapPlacements(const Membership& membership,
+                                     const google::protobuf::RepeatedPtrField<v1::Segment>& granted,
+                                     const google::protobuf::RepeatedPtrField<v1::FilePlacement>& placements,
+                                     size_t first_file) {
   Stopwatch watch(&timing_.map);
-  CKPTD_ASSIGN_OR_RETURN(
-      segments_, joined.session->Map({granted.begin(), granted.end()}, run_->copy_threads(), kCallTimeout));
+  CKPTD_ASSIGN_OR_RETURN(segments_, membership.session->Map({granted.begin(), granted.end()},
+                                                            run_->copy_threads(), kCallTimeout));
   if (files_.size() - first_file != static_cast<size_t>(placements.size())) {
-    return absl::InternalError(
-        absl::StrCat("the daemon placed ", placements.size(), " files of ", files_.size() - first_file));
+    return absl::InternalError(absl::StrCat("the daemon placed ", placements.size(), " files, but ",
+                                            files_.size() - first_file, " were requested"));
   }
   for (int i = 0; i < placements.size(); ++i) {
     PartFile& file = files_[first_file + i];
@@ -133,7 +134,7 @@ absl::Status PartImpl::Place(const Joined& joined,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::span<std::byte>>> PartImpl::Extend(const Joined& joined,
+absl::StatusOr<std::vector<std::span<std::byte>>> PartImpl::Extend(const Membership& membership,
                                                                    const std::string& path, int64_t size) {
   v1::ExtendRequest request;
   *request.mutable_key() = key_;
@@ -141,61 +142,61 @@ absl::StatusOr<std::vector<std::span<std::byte>>> PartImpl::Extend(const Joined&
   spec.set_path(path);
   spec.set_size_bytes(size);
   CKPTD_ASSIGN_OR_RETURN(v1::ExtendResponse response,
-                         joined.session->rpc().Extend(request, options_.timeout + kCallTimeout));
+                         membership.session->rpc().Extend(request, options_.timeout + kCallTimeout));
   Declare(path, size);
-  absl::Status placed = Place(joined, response.segments(), response.placements(), files_.size() - 1);
+  absl::Status placed =
+      MapPlacements(membership, response.segments(), response.placements(), files_.size() - 1);
   if (placed.ok()) return files_.back().written;
   files_.pop_back();
   return placed;
 }
 
 absl::StatusOr<std::vector<std::span<std::byte>>> PartImpl::AddFile(const std::string& path, int64_t size) {
-  if (over_) return Over(options_.tag);
+  if (ended_) return PartEnded(options_.tag);
   for (const PartFile& file : files_) {
     if (file.path == path) {
       return MakeError(absl::StatusCode::kAlreadyExists, "FILE_CONFLICT",
-                       absl::StrCat("file ", path, " is in this part already"),
+                       absl::StrCat("file ", path, " is already in this part of ", options_.tag),
                        {{"tag", options_.tag}, {"path", path}});
     }
   }
-  return run_->Repeat(
-      options_.timeout,
-      [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<std::vector<std::span<std::byte>>> {
-        CKPTD_RETURN_IF_ERROR(Attach(joined));
-        return Extend(*joined, path, size);
-      });
+  return run_->Retry(options_.timeout,
+                     [&](const std::shared_ptr<const Membership>& membership)
+                         -> absl::StatusOr<std::vector<std::span<std::byte>>> {
+                       CKPTD_RETURN_IF_ERROR(EnsureBegun(membership));
+                       return Extend(*membership, path, size);
+                     });
 }
 
 absl::Status PartImpl::Truncate(const std::string& path, int64_t size) {
-  if (over_) return Over(options_.tag);
+  if (ended_) return PartEnded(options_.tag);
   for (PartFile& file : files_) {
     if (file.path != path) continue;
     if (size < 0 || size > file.size) {
-      return MakeError(
-          absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-          absl::StrCat("file ", path, " has room for ", file.size, " bytes; ", size, " is not within"));
+      return InvalidArgument(absl::StrCat("file ", path, " cannot be truncated to ", size,
+                                          " bytes: allowed are 0 to ", file.size, ", its reserved size"));
     }
     file.final_size = size;
     return absl::OkStatus();
   }
   return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_FILE",
-                   absl::StrCat("file ", path, " was not added to this part"));
+                   absl::StrCat("file ", path, " was not added to this part; call AddFile before Truncate"));
 }
 
 absl::StatusOr<Save> PartImpl::FillAndSeal(const std::function<std::vector<CopyStep>()>& steps) {
-  if (over_ && !skipped()) return Over(options_.tag);
-  absl::StatusOr<Save> save = run_->Repeat(
-      options_.timeout, [&](const std::shared_ptr<const Joined>& joined) -> absl::StatusOr<Save> {
-        if (!over_) CKPTD_RETURN_IF_ERROR(Attach(joined));
-        if (over_) return Result();  // Skipped, or found committed.
+  if (ended_ && !skipped()) return PartEnded(options_.tag);
+  absl::StatusOr<Save> save = run_->Retry(
+      options_.timeout, [&](const std::shared_ptr<const Membership>& membership) -> absl::StatusOr<Save> {
+        if (!ended_) CKPTD_RETURN_IF_ERROR(EnsureBegun(membership));
+        if (ended_) return MakeSave();  // Skipped, or already committed.
         if (!filled_) {
           Stopwatch watch(&timing_.copy);
           RunCopy(steps(), run_->copy_threads());
           filled_ = true;
         }
-        return SealOnce(*joined);
+        return SendSeal(*membership);
       });
-  if (!save.ok() && !over_) Abort(std::string(save.status().message())).IgnoreError();
+  if (!save.ok() && !ended_) Abort(std::string(save.status().message())).IgnoreError();
   return save;
 }
 
@@ -219,7 +220,7 @@ absl::StatusOr<Save> PartImpl::Seal() {
   });
 }
 
-absl::StatusOr<Save> PartImpl::SealOnce(const Joined& joined) {
+absl::StatusOr<Save> PartImpl::SendSeal(const Membership& membership) {
   v1::SealRequest request;
   *request.mutable_key() = key_;
   for (const PartFile& file : files_) {
@@ -227,8 +228,8 @@ absl::StatusOr<Save> PartImpl::SealOnce(const Joined& joined) {
     spec.set_path(file.path);
     spec.set_size_bytes(file.final_size);
   }
-  // A growing part is filled while training goes on: only its calls are a stall. What the daemon hears is
-  // without this last one.
+  // A growing part is written while training goes on: only the calls are a stall. The daemon gets the stall
+  // without the time of this Seal.
   auto stall = [this]() -> Duration {
     return growing_ ? timing_.begin + timing_.map + timing_.copy + timing_.seal
                     : SystemClock().Now() - started_;
@@ -238,30 +239,30 @@ absl::StatusOr<Save> PartImpl::SealOnce(const Joined& joined) {
   absl::StatusOr<v1::SealResponse> response = absl::UnknownError("not asked");
   {
     Stopwatch watch(&timing_.seal);
-    response = joined.session->rpc().Seal(request, kCallTimeout);
+    response = membership.session->rpc().Seal(request, kCallTimeout);
   }
   if (!response.ok()) return response.status();
-  over_ = true;
+  ended_ = true;
   level_ = response->level();
   sequence_ = response->sequence();
-  if (level_ < v1::COMMITTED) run_->RememberStaged(key_, joined.session->daemon().daemon_instance());
+  if (level_ < v1::COMMITTED) run_->RememberStaged(key_, membership.session->daemon().daemon_instance());
   timing_.stall = stall();
-  return Result();
+  return MakeSave();
 }
 
-Save PartImpl::Result() {
-  const int64_t attempt = joined_ != nullptr ? joined_->attempt : run_->attempt();
+Save PartImpl::MakeSave() {
+  const int64_t attempt = membership_ != nullptr ? membership_->attempt : run_->attempt();
   return Save(std::make_shared<SaveImpl>(run_, key_, attempt, sequence_, level_, error_, timing_));
 }
 
 absl::Status PartImpl::Abort(const std::string& message) {
-  if (over_) return Over(options_.tag);
-  over_ = true;
-  if (joined_ == nullptr) return absl::OkStatus();  // Never begun.
+  if (ended_) return PartEnded(options_.tag);
+  ended_ = true;
+  if (membership_ == nullptr) return absl::OkStatus();  // The daemon never got Begin.
   v1::AbortRequest request;
   *request.mutable_key() = key_;
   request.set_message(message.substr(0, 1000));
-  return joined_->session->rpc().Abort(request, kAbortTimeout).status();
+  return membership_->session->rpc().Abort(request, kAbortTimeout).status();
 }
 
 Part::Part(std::unique_ptr<PartImpl> impl) : impl_(std::move(impl)) {}
@@ -290,7 +291,7 @@ SaveImpl::SaveImpl(std::shared_ptr<RunImpl> run, v1::SaveKey key, int64_t attemp
       timing_(timing),
       level_(level) {}
 
-absl::Status SaveImpl::Judge(const v1::Checkpoint& checkpoint, Level wanted) {
+absl::Status SaveImpl::UpdateLevel(const v1::Checkpoint& checkpoint, Level wanted) {
   const int level = std::max<int>(checkpoint.level(), level_.load());
   level_.store(level);
   if (level >= v1::COMMITTED) run_->ForgetStaged(key_);
@@ -301,18 +302,17 @@ absl::Status SaveImpl::Judge(const v1::Checkpoint& checkpoint, Level wanted) {
   if (!ranks.empty()) details["ranks"] = ranks;
   return MakeError(
       absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT",
-      absl::StrCat("the save of ", key_.tag(), " is not ", ToString(wanted), " yet but ",
-                   v1::Level_Name(static_cast<v1::Level>(level)),
-                   ranks.empty() ? "" : absl::StrCat(", ranks ", ranks, " have not sealed their part"),
-                   "; it goes on"),
+      absl::StrCat("the save of ", key_.tag(), " has reached ", v1::Level_Name(static_cast<v1::Level>(level)),
+                   " and not ", ToString(wanted), " within the timeout",
+                   ranks.empty() ? "" : absl::StrCat("; ranks ", ranks, " have not sealed their parts"),
+                   "; the save goes on, and Wait may be called again"),
       details);
 }
 
 absl::Status SaveImpl::Wait(Level level, Timeout timeout) {
   if (level < Level::kStaged || level > Level::kCommitted) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-        absl::StrCat("nobody can wait for ", ToString(level), "; wait for STAGED, SEALED or COMMITTED"));
+    return InvalidArgument(
+        absl::StrCat("Wait cannot wait for level ", ToString(level), "; use STAGED, SEALED or COMMITTED"));
   }
   if (level_ == v1::SKIPPED) {
     v1::Checkpoint skipped;
@@ -324,20 +324,20 @@ absl::Status SaveImpl::Wait(Level level, Timeout timeout) {
   }
   if (level_ >= static_cast<int>(level) && level_ <= v1::COMMITTED) return absl::OkStatus();
   const Instant deadline = SystemClock().Now() + timeout;
-  absl::StatusOr<v1::WaitResponse> response = run_->Repeat(
+  absl::StatusOr<v1::WaitResponse> response = run_->Retry(
       timeout,
-      [&](const std::shared_ptr<const Joined>& joined) {
+      [&](const std::shared_ptr<const Membership>& membership) {
         v1::WaitRequest request;
         *request.mutable_key() = key_;
         request.set_level(static_cast<v1::Level>(level));
         SetDuration(TimeLeft(deadline), request.mutable_timeout());
         request.set_sequence(sequence_);
         request.set_attempt(attempt_);
-        return joined->session->rpc().Wait(request, TimeLeft(deadline) + kCallTimeout);
+        return membership->session->rpc().Wait(request, TimeLeft(deadline) + kCallTimeout);
       },
       deadline);
   if (!response.ok()) return response.status();
-  return Judge(response->checkpoint(), level);
+  return UpdateLevel(response->checkpoint(), level);
 }
 
 Save::Save(std::shared_ptr<SaveImpl> impl) : impl_(std::move(impl)) {}

@@ -14,7 +14,7 @@ bool IsTransient(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
       return reason.empty() || reason == "DRAINING" || reason == "UNKNOWN_RUN";
-    case absl::StatusCode::kCancelled:  // By a server that shuts down: we never cancel.
+    case absl::StatusCode::kCancelled:  // The server shuts down: this client never cancels.
       return reason.empty();
     case absl::StatusCode::kUnauthenticated:
       return reason == "UNKNOWN_TOKEN";
@@ -65,7 +65,8 @@ absl::StatusOr<Segments> Session::Map(const std::vector<v1::Segment>& segments, 
     auto found = mapped_.find(segment.id());
     if (found == mapped_.end() ||
         static_cast<int64_t>(found->second->bytes().size()) != segment.size_bytes()) {
-      return absl::InternalError(absl::StrCat("segment ", segment.id(), " is not what the daemon announced"));
+      return absl::InternalError(
+          absl::StrCat("segment ", segment.id(), " has not the announced ", segment.size_bytes(), " bytes"));
     }
     result.push_back(found->second);
   }

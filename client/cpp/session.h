@@ -1,5 +1,4 @@
-// One session with a daemon: the hand-off connection, its token's gRPC calls, and the segments that are
-// mapped.
+// One session with a daemon: the hand-off connection, the gRPC calls with its token, and its mapped segments.
 #ifndef CKPTD_CLIENT_CPP_SESSION_H_
 #define CKPTD_CLIENT_CPP_SESSION_H_
 
@@ -20,11 +19,11 @@
 
 namespace ckptd::client {
 
-// How long a call that needs no waiting may take before the daemon counts as hung.
+// The timeout of a call for which the daemon does not wait for anything. After it the daemon counts as hung.
 inline constexpr Duration kCallTimeout = std::chrono::seconds(30);
 
-// What ends with a session or a moment, and so is worth asking again: the transport's own errors, a daemon
-// that drains, a token of a daemon that is gone, a root that is being recovered.
+// True if trying again, perhaps in a new session, may succeed: the transport failed, the daemon is draining,
+// the token is one of a daemon that has gone, or the root is being recovered.
 bool IsTransient(const absl::Status& status);
 
 // Thread-safe.
@@ -32,17 +31,17 @@ class Session {
  public:
   static absl::StatusOr<std::shared_ptr<Session>> Open(const Endpoint& endpoint, const v1::Hello& hello,
                                                        Duration timeout);
-  ~Session();  // Says Goodbye, so that a private daemon knows that its keeper left on purpose.
+  ~Session();  // Sends Goodbye, so that a private daemon knows that its keeper left on purpose.
 
   Rpc& rpc() { return rpc_; }
   Handoff& handoff() { return *handoff_; }
   const v1::HelloResponse& daemon() const { return daemon_; }
   bool alive() const { return handoff_->alive(); }
 
-  // The mappings of segments that are lent to this session, in order; those that are not mapped yet are
-  // fetched and mapped by up to `threads` threads.
+  // The mappings of segments that are lent to this session, in their order. Fetches and maps those that are
+  // not mapped yet, with up to `threads` threads.
   absl::StatusOr<Segments> Map(const std::vector<v1::Segment>& segments, int threads, Duration timeout);
-  // Segments that are not lent to this session any more.
+  // Drops the mappings of segments that the daemon will not lend to this session again.
   void Forget(const std::vector<int64_t>& ids);
 
  private:

@@ -12,10 +12,10 @@
 namespace ckptd::client {
 namespace {
 
-constexpr int kStatusDetails = 3;  // The field of google.rpc.Status.
+constexpr int kStatusDetails = 3;  // The number of google.rpc.Status.details.
 constexpr char kErrorInfoType[] = "google.rpc.ErrorInfo";
 
-// google.rpc's protos are in no package that we build on; UnknownFieldSet reads the one field that we need.
+// google.rpc's protos are in no package that we build on. UnknownFieldSet reads the one field that we need.
 std::optional<v1::ErrorInfo> FindErrorInfo(std::string_view bytes) {
   google::protobuf::UnknownFieldSet status;
   if (!status.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return std::nullopt;
@@ -36,7 +36,7 @@ std::optional<v1::ErrorInfo> FindErrorInfo(std::string_view bytes) {
 }
 
 absl::StatusCode CodeFromWire(int code) {
-  if (code == 0) return absl::StatusCode::kInternal;  // An error that says it is none.
+  if (code == 0) return absl::StatusCode::kInternal;  // An error with code OK would be lost.
   if (code < 0 || code > 16) return absl::StatusCode::kUnknown;
   return static_cast<absl::StatusCode>(code);
 }

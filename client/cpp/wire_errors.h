@@ -1,5 +1,5 @@
-// Errors as they travel: a gRPC status with `grpc-status-details-bin`, and the error of a hand-off frame or
-// of a save, back into an absl::Status with reason and details. Knows no gRPC, so that a test needs none.
+// Converts errors of the wire to absl::Status with reason and details: a gRPC status with
+// `grpc-status-details-bin`, the error of a hand-off frame, and the error of a save. Does not use gRPC.
 #ifndef CKPTD_CLIENT_CPP_WIRE_ERRORS_H_
 #define CKPTD_CLIENT_CPP_WIRE_ERRORS_H_
 
@@ -12,9 +12,9 @@
 
 namespace ckptd::client {
 
-// `details` is google.rpc.Status (code = 1, message = 2, details = 3) with one Any that holds a
-// google.rpc.ErrorInfo. Any bytes are fine: what does not parse, or is of another domain, leaves a status
-// without a reason.
+// `details` is a google.rpc.Status (code = 1, message = 2, details = 3) with one Any that holds a
+// google.rpc.ErrorInfo. It may be any bytes: if they do not parse, or are of another domain than "ckptd", the
+// status has no reason.
 absl::Status FromWire(int code, std::string_view message, std::string_view details);
 
 absl::Status FromWire(const v1::HandoffError& error);

@@ -34,7 +34,7 @@ v1::ErrorInfo Info() {
   return info;
 }
 
-TEST(WireErrors, AReasonAndItsDetailsComeThrough) {
+TEST(WireErrors, KeepsReasonAndDetails) {
   const absl::Status status = FromWire(9, "attempt 1 is over", StatusDetails(Info()));
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(status.message(), "attempt 1 is over");
@@ -42,7 +42,7 @@ TEST(WireErrors, AReasonAndItsDetailsComeThrough) {
   EXPECT_EQ(DetailsOf(status), (ErrorDetails{{"tag", "step_1"}, {"ranks", "0,3"}}));
 }
 
-TEST(WireErrors, BytesThatAreNoDetailsLeaveAStatusWithoutAReason) {
+TEST(WireErrors, IgnoresDetailsThatDoNotParse) {
   const std::string good = StatusDetails(Info());
   v1::ErrorInfo foreign = Info();
   foreign.set_domain("example.com");
@@ -56,14 +56,14 @@ TEST(WireErrors, BytesThatAreNoDetailsLeaveAStatusWithoutAReason) {
   }
 }
 
-TEST(WireErrors, NoErrorEverBecomesOk) {
+TEST(WireErrors, NeverTurnsAnErrorIntoOk) {
   EXPECT_EQ(FromWire(0, "", "").code(), absl::StatusCode::kInternal);
   EXPECT_EQ(FromWire(99, "", "").code(), absl::StatusCode::kUnknown);
   EXPECT_FALSE(FromWire(v1::HandoffError()).ok());
   EXPECT_FALSE(FromSaveError(v1::Checkpoint()).ok());
 }
 
-TEST(WireErrors, AnEndedSaveSaysHowAndWhoseFaultItWas) {
+TEST(WireErrors, TellsHowASaveEndedAndWhichRanksAreAtFault) {
   v1::Checkpoint checkpoint;
   checkpoint.set_tag("step_7");
   checkpoint.set_sequence(3);

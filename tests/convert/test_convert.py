@@ -123,7 +123,7 @@ def test_dry_run_prints_plan_and_writes_nothing(tmp_path, run, convert):
     assert (answer["optim_files"], answer["carried_files"], answer["passed_over"]) == (12, 3, ["notes.txt"])
     text = run(tag, tmp_path / "out", TO_SHARDED, "--dp-size=6", "--dry-run").stdout
     assert "(dp 4, tp 2, pp 1)" in text and "(dp 6, tp 2, pp 1)" in text and "nothing was written" in text
-    assert "passed over, not a file that NxD makes: notes.txt" in text
+    assert "skipped, not a file that NxD writes: notes.txt" in text
     done = convert(tag, tmp_path / "out", TO_SHARDED, "--dp_size=6")
     assert done["optim_bytes"] == answer["optim_bytes"] == sum(p.stat().st_size for p in (tmp_path / "out/optim").iterdir())
 
@@ -144,8 +144,8 @@ def test_package_command_behaves_like_ckptctl(tmp_path):
 
 def test_contradictory_command_lines_are_refused(tmp_path, refused):
     tag, out = write_tag(tmp_path / "tag", grid(1, 1), 2), tmp_path / "out"
-    assert "add how many data-parallel ranks" in refused(2, tag, out, TO_SHARDED)
-    assert "--dp_size is 0, and must be from 1" in refused(2, tag, out, TO_SHARDED, "--dp_size=0")
+    assert "needs --dp_size N, the number of data-parallel ranks" in refused(2, tag, out, TO_SHARDED)
+    assert "--dp_size is 0; allowed are 1 to" in refused(2, tag, out, TO_SHARDED, "--dp_size=0")
     assert "--dp_size is -2" in refused(2, tag, out, TO_SHARDED, "--dp_size=-2")
     assert "neither" in refused(2, tag, out)
     assert "both" in refused(2, tag, out, TO_FULL, TO_SHARDED, "--dp_size=2")

@@ -93,7 +93,7 @@ def test_leftover_of_killed_conversion_is_reported(tag: pathlib.Path, tmp_path: 
     with start(tag, tmp_path / "out") as program:
         said, _ = program.communicate(timeout=60)
     assert program.returncode == 0
-    assert "removed what a conversion that died had left: .ckptd-convert.out" in said
+    assert "removed the leftovers of a conversion that was killed: .ckptd-convert.out" in said
 
 
 def test_one_of_concurrent_conversions_into_same_place_succeeds(tag: pathlib.Path, tmp_path: pathlib.Path) -> None:

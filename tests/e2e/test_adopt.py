@@ -166,7 +166,7 @@ def test_owner_attaches_unknown_root_before_adoption(daemon, root):
     assert outcomes(adopt(daemon, root)) == {"theirs": "ADOPTED"}
     assert daemon.run_status(root).uid == os.geteuid()
     nothing = ckptctl("adopt", root, endpoint=daemon.endpoint)
-    assert nothing.stdout == "nothing to adopt\n"
+    assert nothing.stdout == "no checkpoint to adopt\n"
     missing = ckptctl("adopt", os.path.join(root, "missing"), endpoint=daemon.endpoint, check=False)
     assert missing.returncode == 1 and "UNKNOWN_RUN" in missing.stderr
 

@@ -1,4 +1,4 @@
-#include "client/convert/places.h"
+#include "client/convert/convert_paths.h"
 
 #include <sched.h>
 #include <sys/mount.h>
@@ -17,37 +17,37 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class PlacesTest : public ::testing::Test {
+class ConvertPathsTest : public ::testing::Test {
  protected:
-  PlacesTest() { fs::create_directories(root_ / "tag/optim"); }
+  ConvertPathsTest() { fs::create_directories(root_ / "tag/optim"); }
   std::string Refused(const fs::path& input, const fs::path& output) {
-    return ReasonOf(CheckPlaces(input, output).status());
+    return ReasonOf(ResolveConvertPaths(input, output).status());
   }
 
   TempDir dir_;
   const fs::path root_ = fs::canonical(dir_.path());
 };
 
-TEST_F(PlacesTest, AnOutputIsNamedByItsRealParent) {
+TEST_F(ConvertPathsTest, ResolvesTheOutputsParent) {
   fs::create_directory_symlink(root_, root_ / "link");
   for (const std::string output : {"out", "out/", "./out", "link/out"}) {
-    const absl::StatusOr<ConvertPlaces> places = CheckPlaces(root_ / "tag", root_ / output);
-    ASSERT_TRUE(places.ok()) << output << ": " << places.status();
-    EXPECT_EQ(places->input, root_ / "tag");
-    EXPECT_EQ(places->parent, root_);
-    EXPECT_EQ(places->name, "out");
+    const absl::StatusOr<ConvertPaths> paths = ResolveConvertPaths(root_ / "tag", root_ / output);
+    ASSERT_TRUE(paths.ok()) << output << ": " << paths.status();
+    EXPECT_EQ(paths->input, root_ / "tag");
+    EXPECT_EQ(paths->parent, root_);
+    EXPECT_EQ(paths->name, "out");
   }
 }
 
-TEST_F(PlacesTest, AnOutputThatIsThereIsWhatItsLinkLeadsTo) {
+TEST_F(ConvertPathsTest, FollowsALinkToAnExistingOutput) {
   fs::create_directory(root_ / "empty");
   fs::create_directory_symlink(root_ / "empty", root_ / "link");
-  const absl::StatusOr<ConvertPlaces> places = CheckPlaces(root_ / "tag", root_ / "link");
-  ASSERT_TRUE(places.ok()) << places.status();
-  EXPECT_EQ(places->name, "empty");
+  const absl::StatusOr<ConvertPaths> paths = ResolveConvertPaths(root_ / "tag", root_ / "link");
+  ASSERT_TRUE(paths.ok()) << paths.status();
+  EXPECT_EQ(paths->name, "empty");
 }
 
-TEST_F(PlacesTest, TheInputAndWhatLiesInItAreRefused) {
+TEST_F(ConvertPathsTest, RefusesTheInputAndAnythingInsideIt) {
   fs::create_directory_symlink(root_ / "tag", root_ / "link");
   for (const std::string output : {"tag", "tag/", "tag/.", "tag/out", "tag/optim", "tag/optim/out", "link",
                                    "link/out", "tag/optim/../out"}) {
@@ -56,7 +56,7 @@ TEST_F(PlacesTest, TheInputAndWhatLiesInItAreRefused) {
   }
 }
 
-TEST_F(PlacesTest, WhatIsNotThereIsSaid) {
+TEST_F(ConvertPathsTest, ReportsMissingPaths) {
   EXPECT_EQ(Refused(root_ / "none", root_ / "out"), "ENOENT");
   EXPECT_EQ(Refused(root_ / "tag", root_ / "none/out"), "ENOENT");
   EXPECT_EQ(Refused("", root_ / "out"), "INVALID_ARGUMENT");
@@ -64,13 +64,14 @@ TEST_F(PlacesTest, WhatIsNotThereIsSaid) {
   EXPECT_EQ(Refused(root_ / "tag", "/"), "INVALID_ARGUMENT");
 }
 
-// The same directory under another name, without a link: as a whole, and one of those in it.
-TEST_F(PlacesTest, ABindMountOfTheInputIsSeenThrough) {
+// Bind mounts show the same directory under another name, without a link: the input, and a directory inside
+// it.
+TEST_F(ConvertPathsTest, RefusesABindMountOfTheInput) {
   fs::create_directory(root_ / "bound");
   fs::create_directory(root_ / "optim_bound");
   bool mounted = false;
   std::string whole, within, deep;
-  std::thread([&] {  // In a namespace of mounts that ends with the thread.
+  std::thread([&] {  // In a mount namespace that ends with the thread.
     if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
       return;
     mounted = ::mount((root_ / "tag").c_str(), (root_ / "bound").c_str(), nullptr, MS_BIND, nullptr) == 0 &&
@@ -81,7 +82,7 @@ TEST_F(PlacesTest, ABindMountOfTheInputIsSeenThrough) {
     deep = Refused(root_ / "tag", root_ / "optim_bound/out");
   })
       .join();
-  if (!mounted) GTEST_SKIP() << "needs the right to mount";
+  if (!mounted) GTEST_SKIP() << "this user may not mount";
   EXPECT_EQ(whole, "OUTPUT_IS_INPUT");
   EXPECT_EQ(within, "OUTPUT_IS_INPUT");
   EXPECT_EQ(deep, "OUTPUT_IS_INPUT");

@@ -1,4 +1,4 @@
-#include "client/convert/same_value.h"
+#include "client/convert/value_comparer.h"
 
 #include <algorithm>
 #include <bit>
@@ -36,7 +36,7 @@ class Comparison {
     if (const auto* tensor = a.As<torch::Tensor>()) {
       CKPTD_ASSIGN_OR_RETURN(const bool same, SameTensors(*tensor, *b.As<torch::Tensor>()));
       if (same) return "";
-      return absl::StrCat(where, " is ", ValueText(a), " and ", ValueText(b), ", of other bytes");
+      return absl::StrCat(where, " is ", ValueText(a), " and ", ValueText(b), ", with different bytes");
     }
     return SamePlain(a, b) ? absl::StatusOr<std::string>("") : Differ(a, b, where);
   }
@@ -48,11 +48,11 @@ class Comparison {
 
   absl::StatusOr<std::string> Dicts(const torch::Dict& a, const torch::Dict& b, const std::string& where) {
     for (const auto& [key, value] : b.entries()) {
-      if (a.Find(*key) == nullptr) return absl::StrCat(where, KeyText(*key), " is missing in one of them");
+      if (a.Find(*key) == nullptr) return absl::StrCat(where, KeyText(*key), " is missing on one side");
     }
     for (const auto& [key, value] : a.entries()) {
       const torch::ValueRef other = b.Find(*key);
-      if (other == nullptr) return absl::StrCat(where, KeyText(*key), " is missing in one of them");
+      if (other == nullptr) return absl::StrCat(where, KeyText(*key), " is missing on one side");
       CKPTD_ASSIGN_OR_RETURN(std::string difference, Values(*value, *other, where + KeyText(*key)));
       if (!difference.empty()) return difference;
     }
@@ -74,7 +74,7 @@ class Comparison {
     const bool same = a.callable.module == b.callable.module && a.callable.name == b.callable.name &&
                       a.by_new == b.by_new && (a.arguments == nullptr) == (b.arguments == nullptr) &&
                       (a.state == nullptr) == (b.state == nullptr) && a.entries.size() == b.entries.size();
-    if (!same) return absl::StrCat(where, " is made in two ways");
+    if (!same) return absl::StrCat(where, " was constructed in two different ways");
     if (a.arguments != nullptr) {
       CKPTD_ASSIGN_OR_RETURN(std::string difference, Values(*a.arguments, *b.arguments, where));
       if (!difference.empty()) return difference;
@@ -112,13 +112,13 @@ class Comparison {
       return std::bit_cast<uint64_t>(*x) == std::bit_cast<uint64_t>(*b.As<double>());
     }
     if (const auto* x = a.As<torch::Set>()) return SameSets(*x, *b.As<torch::Set>());
-    // What is left can be the key of a dict, and then its identity says it all; storages by themselves
-    // cannot.
+    // Any other value can be the key of a dict, and then its key identity decides. Storages cannot stand
+    // alone.
     const std::optional<std::string> left = torch::KeyIdentity(a);
     return left.has_value() && left == torch::KeyIdentity(b);
   }
 
-  // In any order.
+  // Compares in any order.
   static bool SameSets(const torch::Set& a, const torch::Set& b) {
     std::multiset<std::string> left, right;
     for (const torch::ValueRef& item : a.items) left.insert(torch::KeyIdentity(*item).value_or(""));
@@ -133,8 +133,8 @@ class Comparison {
 
 }  // namespace
 
-absl::StatusOr<std::string> SameValue::Difference(const torch::Value& left, const torch::Value& right,
-                                                  const std::string& where) {
+absl::StatusOr<std::string> ValueComparer::Difference(const torch::Value& left, const torch::Value& right,
+                                                      const std::string& where) {
   return Comparison(left_reader_, right_reader_).Values(left, right, where);
 }
 

@@ -1,4 +1,4 @@
-#include "client/cpp/telling.h"
+#include "client/cpp/read_progress_reporter.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,12 +18,12 @@ using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::Pair;
 
-// A list of reports; each is answered when it is told to.
+// Records the reports. With `answers` false, a report waits for Answer().
 class Daemon {
  public:
   explicit Daemon(bool answers = true) : answers_(answers) {}
 
-  Telling::Tell tell() {
+  ReadProgressReporter::Report report() {
     return [this](int64_t read, int64_t total) {
       MutexLock lock(mutex_);
       EXPECT_FALSE(asked_) << "one at a time";
@@ -61,97 +61,97 @@ class Daemon {
 
 void Add(uint64_t* done, uint64_t bytes) { __atomic_add_fetch(done, bytes, __ATOMIC_RELAXED); }
 
-TEST(Telling, WhileAReadingGoesOnAndOfAllThatWereBegun) {
+TEST(ReadProgressReporter, ReportsTheBytesReadOfAllReadingsBegun) {
   Daemon daemon;
-  Telling telling(daemon.tell(), milliseconds(1));
-  Add(telling.Begin(100), 40);
+  ReadProgressReporter reporter(daemon.report(), milliseconds(1));
+  Add(reporter.Begin(100), 40);
   daemon.AwaitReports(1);
-  telling.End(/*whole=*/true);
-  Add(telling.Begin(60), 10);
+  reporter.End(/*whole=*/true);
+  Add(reporter.Begin(60), 10);
   daemon.AwaitReports(2);
-  telling.End(/*whole=*/false);
-  telling.Finish();
+  reporter.End(/*whole=*/false);
+  reporter.Finish();
   const auto heard = daemon.heard();
   EXPECT_THAT(heard.front(), Pair(40, 100));
   EXPECT_THAT(heard.back(), Pair(110, 160));
-  EXPECT_LE(heard.size(), 3u);  // Perhaps also of the moment at which the second one began.
+  EXPECT_LE(heard.size(), 3u);  // There may be one more report, from when the second reading began.
 }
 
-TEST(Telling, TheLastWordIsAllOfIt) {
+TEST(ReadProgressReporter, LastReportSaysAllBytes) {
   Daemon daemon;
   {
-    Telling telling(daemon.tell(), milliseconds(1));
-    Add(telling.Begin(100), 40);
+    ReadProgressReporter reporter(daemon.report(), milliseconds(1));
+    Add(reporter.Begin(100), 40);
     daemon.AwaitReports(1);
-    telling.End(/*whole=*/true);
-    telling.Finish();
+    reporter.End(/*whole=*/true);
+    reporter.Finish();
   }
   EXPECT_THAT(daemon.heard(), ElementsAre(Pair(40, 100), Pair(100, 100)));
 }
 
-TEST(Telling, OneReportAtATimeSoThatNoneOvertakesAnother) {
+TEST(ReadProgressReporter, SendsOneReportAtATime) {
   Daemon daemon(/*answers=*/false);
-  Telling telling(daemon.tell(), milliseconds(1));
-  uint64_t* const done = telling.Begin(100);
+  ReadProgressReporter reporter(daemon.report(), milliseconds(1));
+  uint64_t* const done = reporter.Begin(100);
   Add(done, 10);
   daemon.AwaitReports(1);
   Add(done, 10);
   Add(done, 10);
-  telling.End(/*whole=*/false);
+  reporter.End(/*whole=*/false);
   daemon.Answer(absl::DeadlineExceededError("too slow"));
-  telling.Finish();
+  reporter.Finish();
   EXPECT_THAT(daemon.heard(), ElementsAre(Pair(10, 100), Pair(30, 100)));
 }
 
-TEST(Telling, AShortReadingTellsNothing) {
+TEST(ReadProgressReporter, ReportsNothingForAShortReading) {
   Daemon daemon;
-  Telling telling(daemon.tell(), hours(1));
-  Add(telling.Begin(100), 100);
-  telling.End(/*whole=*/true);
-  telling.Finish();
+  ReadProgressReporter reporter(daemon.report(), hours(1));
+  Add(reporter.Begin(100), 100);
+  reporter.End(/*whole=*/true);
+  reporter.Finish();
   EXPECT_THAT(daemon.heard(), IsEmpty());
 }
 
-TEST(Telling, MoreThanThereIsIsNotTold) {
+TEST(ReadProgressReporter, ReportsNoMoreBytesThanTheReadingHas) {
   Daemon daemon;
-  Telling telling(daemon.tell(), milliseconds(1));
-  Add(telling.Begin(100), 4096);  // Whole chunks are read.
+  ReadProgressReporter reporter(daemon.report(), milliseconds(1));
+  Add(reporter.Begin(100), 4096);  // Readers count whole chunks.
   daemon.AwaitReports(1);
-  telling.End(/*whole=*/true);
-  telling.Finish();
+  reporter.End(/*whole=*/true);
+  reporter.Finish();
   EXPECT_THAT(daemon.heard(), ElementsAre(Pair(100, 100)));
 }
 
-TEST(Telling, ADaemonThatHasGoneIsToldNothingMore) {
+TEST(ReadProgressReporter, StopsReportingWhenTheDaemonHasGone) {
   Daemon daemon(/*answers=*/false);
-  Telling telling(daemon.tell(), milliseconds(1));
-  uint64_t* const done = telling.Begin(100);
+  ReadProgressReporter reporter(daemon.report(), milliseconds(1));
+  uint64_t* const done = reporter.Begin(100);
   Add(done, 10);
   daemon.AwaitReports(1);
   daemon.Answer(absl::UnavailableError("gone"));
   Add(done, 10);
-  telling.End(/*whole=*/true);
-  Add(telling.Begin(60), 20);
-  telling.End(/*whole=*/true);
-  telling.Finish();
+  reporter.End(/*whole=*/true);
+  Add(reporter.Begin(60), 20);
+  reporter.End(/*whole=*/true);
+  reporter.Finish();
   EXPECT_THAT(daemon.heard(), ElementsAre(Pair(10, 100)));
 }
 
-TEST(Telling, AForkedChildThatEndsItDoesNotWait) {
+TEST(ReadProgressReporter, FinishInAForkedChildDoesNotWait) {
   Daemon daemon(/*answers=*/false);
-  Telling telling(daemon.tell(), milliseconds(1));
-  Add(telling.Begin(100), 10);
+  ReadProgressReporter reporter(daemon.report(), milliseconds(1));
+  Add(reporter.Begin(100), 10);
   daemon.AwaitReports(1);
   const pid_t child = fork();
   if (child == 0) {
-    telling.Finish();
+    reporter.Finish();
     _exit(0);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   daemon.Answer();
-  telling.End(/*whole=*/false);
+  reporter.End(/*whole=*/false);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "client/cpp/residents.h"
+#include "client/cpp/resident_files.h"
 
 #include <utility>
 
@@ -8,20 +8,21 @@
 namespace ckptd::client {
 namespace {
 
-constexpr int64_t kSlowestCheck = 100'000'000;  // Bytes a second that the daemon checks at least.
+constexpr int64_t kMinCheckBytesPerSecond = 100'000'000;  // Bytes per second that the daemon checks at least.
 
 }  // namespace
 
-// Answered when the bytes of the rank that has the file have been checked.
-absl::StatusOr<v1::LocateFilesResponse> Residents::Locate(const std::string& path, bool map) {
+// The daemon answers once it has checked the resident bytes of the rank whose part holds the file.
+absl::StatusOr<v1::LocateFilesResponse> ResidentFiles::Locate(const std::string& path, bool map) {
   v1::LocateFilesRequest request;
   request.set_lease(lease_);
   request.set_path(path);
   request.set_map(map);
-  return session_->rpc().LocateFiles(request, kCallTimeout + std::chrono::seconds(size_ / kSlowestCheck));
+  return session_->rpc().LocateFiles(request,
+                                     kCallTimeout + std::chrono::seconds(size_ / kMinCheckBytesPerSecond));
 }
 
-Residents::File* Residents::Find(const std::string& path) {
+ResidentFiles::File* ResidentFiles::Find(const std::string& path) {
   if (auto known = files_.find(path); known != files_.end()) return &known->second;
   const auto located = Locate(path, /*map=*/false);
   if (located.ok()) {
@@ -32,16 +33,17 @@ Residents::File* Residents::Find(const std::string& path) {
         files_[file.path()] = {part.get(), file.offset()};
     }
   }
-  return &files_.try_emplace(path, File{nullptr, 0}).first->second;  // Else it is read from the disk.
+  // A file that is not in memory gets an entry without a part: it is read from disk.
+  return &files_.try_emplace(path, File{nullptr, 0}).first->second;
 }
 
-absl::StatusOr<std::vector<ReceivedSegment>> Residents::Fetch(const Part& part) {
+absl::StatusOr<std::vector<ReceivedSegment>> ResidentFiles::Fetch(const Part& part) {
   std::vector<int64_t> ids;
   for (const v1::Segment& segment : part.wanted) ids.push_back(segment.id());
   return session_->handoff().FetchSegments(ids, kCallTimeout, /*read_only=*/true);
 }
 
-bool Residents::MapToCopy(Part& part) {
+bool ResidentFiles::MapForCopying(Part& part) {
   if (!part.segments.empty()) return true;
   auto received = Fetch(part);
   if (!received.ok()) return false;
@@ -55,10 +57,10 @@ bool Residents::MapToCopy(Part& part) {
   return true;
 }
 
-bool Residents::Read(const std::string& path, std::span<const FilePiece> pieces, int threads,
-                     bool background) {
+bool ResidentFiles::Read(const std::string& path, std::span<const FilePiece> pieces, int threads,
+                         bool background) {
   const File* const file = Find(path);
-  if (file->part == nullptr || !MapToCopy(*file->part)) return false;
+  if (file->part == nullptr || !MapForCopying(*file->part)) return false;
   std::vector<CopyStep> steps;
   for (const FilePiece& piece : pieces) {
     const auto from =
@@ -67,11 +69,11 @@ bool Residents::Read(const std::string& path, std::span<const FilePiece> pieces,
     const std::vector<std::span<const std::byte>> sources(from->begin(), from->end());
     PlanCopy(sources, std::span(&piece.into, 1), &steps);
   }
-  RunGently(background, [&] { RunCopy(steps, threads); });
+  RunInBackgroundIf(background, [&] { RunCopy(steps, threads); });
   return session_->alive();
 }
 
-std::shared_ptr<std::byte> Residents::Map(const std::string& path, int64_t size) {
+std::shared_ptr<std::byte> ResidentFiles::Map(const std::string& path, int64_t size) {
   const File* const file = Find(path);
   if (file->part == nullptr) return nullptr;
   Part& part = *file->part;

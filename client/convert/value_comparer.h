@@ -1,6 +1,6 @@
-// Whether two trees say the same, bit for bit, tensors included.
-#ifndef CKPTD_CLIENT_CONVERT_SAME_VALUE_H_
-#define CKPTD_CLIENT_CONVERT_SAME_VALUE_H_
+// Compares two trees of values bit for bit, tensors included.
+#ifndef CKPTD_CLIENT_CONVERT_VALUE_COMPARER_H_
+#define CKPTD_CLIENT_CONVERT_VALUE_COMPARER_H_
 
 #include <string>
 
@@ -12,13 +12,13 @@
 
 namespace ckptd {
 
-class SameValue {
+class ValueComparer {
  public:
-  SameValue(FileSystem& fs, Handle tag, const NxdStates& states)
+  ValueComparer(FileSystem& fs, Handle tag, const NxdStates& states)
       : left_reader_(fs, tag, states), right_reader_(fs, tag, states) {}
 
-  // Empty when they are the same; else where they differ and how: "param_groups[0]['lr'] is 0.1 and 0.2".
-  // `where` is the name of both. An error: a tensor could not be read.
+  // Empty if both are equal. Otherwise the first difference, such as "param_groups[0]['lr'] is 0.1 and 0.2".
+  // `where` is the name of both in that message. Fails if a tensor cannot be read.
   absl::StatusOr<std::string> Difference(const torch::Value& left, const torch::Value& right,
                                          const std::string& where);
 
@@ -26,11 +26,11 @@ class SameValue {
   TensorReader left_reader_, right_reader_;
 };
 
-// "['lr']" or "[3]": a step into a dict, for messages.
+// A step into a dict, for messages: "['lr']" or "[3]".
 std::string KeyText(const torch::Value& key);
-// A short word for a value: 0.1, 'abc', a tensor float32[3, 4], a list of 2.
+// A short description of a value: "0.1", "'abc'", "a tensor float32[3, 4]", "a list of 2".
 std::string ValueText(const torch::Value& value);
 std::string ShapeText(const std::vector<int64_t>& shape);  // "[3, 4]"
 
 }  // namespace ckptd
-#endif  // CKPTD_CLIENT_CONVERT_SAME_VALUE_H_
+#endif  // CKPTD_CLIENT_CONVERT_VALUE_COMPARER_H_

@@ -1,4 +1,4 @@
-#include "client/convert/places.h"
+#include "client/convert/convert_paths.h"
 
 #include <sys/stat.h>
 
@@ -28,49 +28,47 @@ absl::StatusOr<Identity> IdentityOf(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<ConvertPlaces> CheckPlaces(const std::string& input, const std::string& output) {
+absl::StatusOr<ConvertPaths> ResolveConvertPaths(const std::string& input, const std::string& output) {
   if (input.empty() || output.empty()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     input.empty() ? "--input_dir is empty" : "--output_dir is empty");
+    return InvalidArgument(input.empty() ? "--input_dir is empty" : "--output_dir is empty");
   }
-  ConvertPlaces places;
-  CKPTD_ASSIGN_OR_RETURN(places.input, RealPath(input));
-  // Every directory of the input: by a bind mount one of them may be above the output in another place.
-  CKPTD_ASSIGN_OR_RETURN(const Identity top, IdentityOf(places.input));
+  ConvertPaths paths;
+  CKPTD_ASSIGN_OR_RETURN(paths.input, RealPath(input));
+  // Collect every directory of the input: a bind mount may make any of them a parent of the output.
+  CKPTD_ASSIGN_OR_RETURN(const Identity top, IdentityOf(paths.input));
   std::set<Identity> of_input = {top};
   std::error_code error;
-  for (std::filesystem::recursive_directory_iterator it(places.input, error), end; !error && it != end;
+  for (std::filesystem::recursive_directory_iterator it(paths.input, error), end; !error && it != end;
        it.increment(error)) {
     std::error_code ignored;
     if (!it->is_directory(ignored) || it->is_symlink(ignored)) continue;
     const absl::StatusOr<Identity> identity = IdentityOf(it->path());
     if (identity.ok()) of_input.insert(*identity);
   }
-  if (error) return ErrnoError(error.value(), places.input);
+  if (error) return ErrnoError(error.value(), paths.input);
 
   const absl::StatusOr<std::string> existing = RealPath(output);
   std::filesystem::path path(existing.ok() ? *existing : output);
-  if (!path.has_filename()) path = path.parent_path();  // It ended with a slash.
-  places.name = path.filename();
-  if (places.name.empty() || places.name == "." || places.name == "..") {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat("the output ", output, " has no name of its own"));
+  if (!path.has_filename()) path = path.parent_path();  // The path ended with a slash.
+  paths.name = path.filename();
+  if (paths.name.empty() || paths.name == "." || paths.name == "..") {
+    return InvalidArgument(absl::StrCat("the output ", output, " does not end in a directory's name"));
   }
   const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
   const absl::StatusOr<std::string> real_parent = RealPath(parent);
   if (!real_parent.ok())
-    return Annotate(real_parent.status(), "the directory that the output is to be in (make it first)");
-  places.parent = *real_parent;
+    return Annotate(real_parent.status(), "the parent directory of the output (make it first)");
+  paths.parent = *real_parent;
 
-  std::filesystem::path above = existing.ok() ? path : std::filesystem::path(places.parent);
+  std::filesystem::path above = existing.ok() ? path : std::filesystem::path(paths.parent);
   for (;; above = above.parent_path()) {
     const absl::StatusOr<Identity> identity = IdentityOf(above);
     if (identity.ok() && of_input.contains(*identity)) {
       return MakeError(absl::StatusCode::kFailedPrecondition, "OUTPUT_IS_INPUT",
-                       absl::StrCat("the output ", output, " is the input ", input, " or lies in it (",
-                                    above.string(), "); name another place"));
+                       absl::StrCat("the output ", output, " is the input ", input, " or inside it (",
+                                    above.string(), "); choose another output"));
     }
-    if (above == above.parent_path()) return places;
+    if (above == above.parent_path()) return paths;
   }
 }
 
