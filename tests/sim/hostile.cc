@@ -69,7 +69,7 @@ void Hostile::Connect() {
   info.descriptors = random_.Percent(80);
   world_.engine()->SessionOpened(info);
   // Most launches have one rank, whose saves need nobody else; some wait for ranks that never come. A new
-  // launch fences off the one before, so there are few.
+  // launch fences the one before, so new launches are rare.
   if (launches_ == 0 || random_.Percent(4)) ++launches_;
   member->world_size = launches_ % 4 == 0 ? 100 : 1;
   member->rank = static_cast<int>(random_.Below(member->world_size));
@@ -96,7 +96,7 @@ void Hostile::Connect() {
           }));
 }
 
-// Of one byte up to more than there is, and for as long as it is allowed to.
+// Begins a save of one byte up to more than the pool has, with the longest allowed timeout.
 void Hostile::Begin(const MemberPtr& member) {
   if (!member->joined) return;
   const int64_t pool = world_.plan().segments * kSegment;
@@ -115,17 +115,17 @@ void Hostile::Begin(const MemberPtr& member) {
   v1::FileSpec& file = *request.add_files();
   file.set_path(absl::StrCat("r", member->rank));
   file.set_size_bytes(sizes[random_.Below(std::size(sizes))]);
-  const Oracle::Before before = world_.oracle().Now(saves_);
-  world_.oracle().AsksToAct(saves_, member->attempt);
+  const Oracle::FenceState before = world_.oracle().FenceStateOf(saves_);
+  world_.oracle().RequestSent(saves_, member->attempt);
   world_.engine()->Begin(
       As(*member), request,
       world_.Expect<v1::BeginResponse>(
-          absl::StrCat("Begin ", name.Words(), " of the hostile user"),
+          absl::StrCat("Begin ", name.ToString(), " of the hostile user"),
           [self = shared_from_this(), member, name, before](absl::StatusOr<v1::BeginResponse> begun) {
             if (ReasonOf(begun.status()) == "FENCED")
               self->world_.oracle().ToldFenced(self->saves_, member->attempt);
             if (!begun.ok()) return;
-            self->world_.oracle().ActedOk(self->saves_, member->attempt, before, "Begin");
+            self->world_.oracle().RequestTookEffect(self->saves_, member->attempt, before, "Begin");
             if (begun->level() == v1::SKIPPED) return;
             self->world_.Count("begun by a hostile user");
             std::vector<int64_t> segments;
@@ -135,7 +135,7 @@ void Hostile::Begin(const MemberPtr& member) {
           }));
 }
 
-// Without its files, so that there is something to read, and something that is durable.
+// Seals without files, so that there is something durable to read.
 void Hostile::Seal(const MemberPtr& member) {
   if (member->begun.empty()) return;
   const SaveName name = member->begun.back();
@@ -147,11 +147,11 @@ void Hostile::Seal(const MemberPtr& member) {
   key.set_tag(name.tag);
   key.set_ordinal(name.ordinal);
   world_.oracle().SealSent(name, member->rank, member->world_size, {});
-  const Oracle::Before before = world_.oracle().Now(saves_);
+  const Oracle::FenceState before = world_.oracle().FenceStateOf(saves_);
   world_.engine()->Seal(
       As(*member), request,
       world_.Expect<v1::SealResponse>(
-          absl::StrCat("Seal ", name.Words(), " of the hostile user"),
+          absl::StrCat("Seal ", name.ToString(), " of the hostile user"),
           [self = shared_from_this(), member, name, before](absl::StatusOr<v1::SealResponse> sealed) {
             if (!sealed.ok()) return;
             self->world_.oracle().SealOk(name, member->rank, before, false, sealed->level());
@@ -159,7 +159,7 @@ void Hostile::Seal(const MemberPtr& member) {
           }));
 }
 
-// And never lets go of it.
+// Opens a checkpoint and never releases the lease.
 void Hostile::Read(const MemberPtr& member) {
   const int run = random_.Percent(70) ? job_ : saves_;
   if (world_.RunName(run).empty()) return;
@@ -192,15 +192,16 @@ void Hostile::Locate(const MemberPtr& member, const std::string& lease) {
 
 template <typename T>
 Reply<T> Hostile::ExpectRefusal(const std::string& what) {
-  return world_.Expect<T>(absl::StrCat(what, " of the hostile user"), [self = shared_from_this(),
-                                                                       what](absl::StatusOr<T> answer) {
-    self->world_.Count("intrusion");
-    if (answer.ok())
-      self->world_.oracle().Violated(absl::StrCat("a user's ", what, " reaches a run of another user"));
-  });
+  return world_.Expect<T>(absl::StrCat(what, " of the hostile user"),
+                          [self = shared_from_this(), what](absl::StatusOr<T> answer) {
+                            self->world_.Count("intrusion");
+                            if (answer.ok())
+                              self->world_.oracle().Violated(absl::StrCat(
+                                  "a hostile user's ", what, " succeeded on a run of another user"));
+                          });
 }
 
-// Everything that names a run of somebody else is refused.
+// Sends a request that names another user's run: the daemon must refuse it.
 void Hostile::Intrude(const MemberPtr& member) {
   const int run = static_cast<int>(random_.Below(world_.plan().runs));
   const std::string name = world_.RunName(run);

@@ -1,6 +1,6 @@
-// A user who takes what it can get and gives nothing back: many sessions, saves that it never seals, saves
-// that never fit, leases that it never closes; and who tries the runs of others. It has two roots of its own:
-// the first is that of a job like any other, whose checkpoints it reads, the second that of its saves.
+// A hostile user: it opens many sessions, begins saves that it never seals or that never fit, opens leases
+// that it never closes, and tries to use the runs of others. It has two roots: the first belongs to an
+// ordinary job, whose checkpoints it reads, the second holds its saves.
 #ifndef CKPTD_TESTS_SIM_HOSTILE_H_
 #define CKPTD_TESTS_SIM_HOSTILE_H_
 
@@ -19,11 +19,11 @@ class Hostile : public std::enable_shared_from_this<Hostile> {
 
   void Start() { ActLater(); }
   void DaemonGone() { members_.clear(); }
-  // Its processes are killed, and it does nothing any more.
+  // Kills its processes. It does nothing afterwards.
   void End();
 
  private:
-  // A session that has joined, or tries to.
+  // A session that has joined, or is about to.
   struct Member {
     SessionId session = 0;
     std::string root;
@@ -31,7 +31,7 @@ class Hostile : public std::enable_shared_from_this<Hostile> {
     int world_size = 1;
     int64_t attempt = 0;
     bool joined = false;
-    std::vector<SaveName> begun;  // Answered, and not sealed.
+    std::vector<SaveName> begun;  // Begun and not sealed.
   };
   using MemberPtr = std::shared_ptr<Member>;
 
@@ -44,13 +44,13 @@ class Hostile : public std::enable_shared_from_this<Hostile> {
   void Locate(const MemberPtr& member, const std::string& lease);
   void Intrude(const MemberPtr& member);
   void Leave(const MemberPtr& member);
-  // A reply to what must be refused.
+  // Returns a reply for a request that the daemon must refuse.
   template <typename T>
   Reply<T> ExpectRefusal(const std::string& what);
   Caller As(const Member& member) const { return Caller{member.session, uid_, false}; }
 
   World& world_;
-  const int job_, saves_;  // Its roots.
+  const int job_, saves_;  // The runs of its two roots.
   const uid_t uid_;
   Random random_;
   std::vector<MemberPtr> members_;

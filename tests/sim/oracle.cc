@@ -9,7 +9,7 @@
 namespace ckptd::sim {
 namespace {
 
-// What a fully sealed save cannot fail of: nobody is needed any more.
+// True for reasons that a save sealed by all ranks must not fail with: it needs no trainer any more.
 bool NeedsTrainers(const std::string& reason) {
   return reason == "FENCED" || reason == "SESSION_LOST" || reason == "RANKS_MISSING" ||
          reason == "SUPERSEDED" || reason == "ADMISSION_TIMEOUT" || reason == "SKIPPED";
@@ -17,7 +17,7 @@ bool NeedsTrainers(const std::string& reason) {
 
 }  // namespace
 
-std::string SaveName::Words() const {
+std::string SaveName::ToString() const {
   return absl::StrCat("run ", run, " attempt ", attempt, " ", tag, "#", ordinal);
 }
 
@@ -25,7 +25,7 @@ void Oracle::DaemonStarted() { ++daemon_; }
 
 void Oracle::DaemonGone() {
   lent_early_.clear();
-  over_.clear();
+  ended_.clear();
   owners_.clear();
   mapped_.clear();
   for (auto& run : runs_) run.second.begun.clear();
@@ -33,7 +33,7 @@ void Oracle::DaemonGone() {
   found_.clear();
 }
 
-void Oracle::LeasesOver() {
+void Oracle::AllLeasesEnded() {
   for (auto& run : runs_) run.second.leases.clear();
 }
 
@@ -42,7 +42,7 @@ void Oracle::Granted(const SaveName& save, int rank, int64_t sequence, int64_t s
   runs_[save.run].begun.insert(sequence);
   for (int64_t segment : segments) {
     if (mapped_.contains(segment))
-      Violated(absl::StrCat("segment ", segment, ", which a reader maps, is lent to ", save.Words()));
+      Violated(absl::StrCat("segment ", segment, ", mapped by a reader, is lent to ", save.ToString()));
     auto [known, fresh] = owners_.try_emplace(segment);
     Owner& owner = known->second;
     const bool same = owner.run == save.run && owner.sequence == sequence && owner.rank == rank;
@@ -50,18 +50,18 @@ void Oracle::Granted(const SaveName& save, int rank, int64_t sequence, int64_t s
       Violated(
           absl::StrCat("segment ", segment, " of session ", owner.session, " is lent to session ", session));
     }
-    if (!fresh && !same && !over_.contains({owner.run, owner.sequence})) {
+    if (!fresh && !same && !ended_.contains({owner.run, owner.sequence})) {
       lent_early_.try_emplace(
           std::tuple(owner.run, owner.sequence, owner.rank),
           absl::StrCat("segment ", segment, " of the save with sequence ", owner.sequence, " of run ",
-                       owner.run, ", which goes on, is lent to ", save.Words()),
+                       owner.run, ", still in flight, is lent to ", save.ToString()),
           step_);
     }
     for (const auto& use : uses_) {
       if (!fresh && !same && use.second.run == owner.run && use.second.sequence == owner.sequence &&
           use.second.rank == owner.rank) {
-        Violated(absl::StrCat("segment ", segment, " is lent to ", save.Words(), " while an I/O of sequence ",
-                              owner.sequence, " still uses it"));
+        Violated(absl::StrCat("segment ", segment, " is lent to ", save.ToString(),
+                              " while an I/O of sequence ", owner.sequence, " still uses it"));
       }
     }
     owner = {session, save.run, sequence, rank};
@@ -71,13 +71,13 @@ void Oracle::Granted(const SaveName& save, int rank, int64_t sequence, int64_t s
 void Oracle::EndStep() {
   ++step_;
   std::erase_if(lent_early_, [this](const auto& part) {
-    return over_.contains({std::get<0>(part.first), std::get<1>(part.first)});
+    return ended_.contains({std::get<0>(part.first), std::get<1>(part.first)});
   });
 }
 
-void Oracle::SaveOver(int run, int64_t sequence, bool committed) {
-  over_.emplace(run, sequence);
-  // In the step in which it is over it may be lent a moment before that is said.
+void Oracle::SaveEnded(int run, int64_t sequence, bool committed) {
+  ended_.emplace(run, sequence);
+  // Within the step in which a save ends, its memory may be lent again just before the end is reported.
   for (const auto& part : lent_early_) {
     if (committed && step_ != part.second.second && std::get<0>(part.first) == run &&
         std::get<1>(part.first) == sequence)
@@ -104,11 +104,11 @@ bool Oracle::InUse(const std::byte* data, int64_t size) const {
   return false;
 }
 
-// ---- attempts
+// ---- Attempts
 
-void Oracle::AsksToAct(int run, int64_t attempt) { runs_[run].asked = std::max(runs_[run].asked, attempt); }
+void Oracle::RequestSent(int run, int64_t attempt) { runs_[run].asked = std::max(runs_[run].asked, attempt); }
 
-void Oracle::ActedOk(int run, int64_t attempt, const Before& before, const std::string& by) {
+void Oracle::RequestTookEffect(int run, int64_t attempt, const FenceState& before, const std::string& by) {
   Run& r = runs_[run];
   if (attempt < before.acted) {
     Violated(absl::StrCat(by, " of attempt ", attempt, " of run ", run, " took effect, although attempt ",
@@ -130,14 +130,14 @@ void Oracle::ToldFenced(int run, int64_t attempt) {
   r.told_fenced = std::max(r.told_fenced, attempt);
 }
 
-void Oracle::AsksResume(int run, int64_t attempt) {
+void Oracle::ResumeSent(int run, int64_t attempt) {
   Run& r = runs_[run];
-  r.resume_at_least.try_emplace(attempt, r.newest_heard);
+  r.resume_at_least.try_emplace(attempt, r.newest_reported);
 }
 
 void Oracle::Resumed(int run, int64_t attempt, int64_t sequence, const std::string& tag) {
   Run& r = runs_[run];
-  // Another one only in the place of one that is damaged.
+  // An attempt may resume from a second checkpoint only in place of a damaged one.
   r.resumed[attempt].insert(sequence);
   int whole = 0;
   for (int64_t chosen : r.resumed[attempt]) whole += !r.damaged.contains(chosen);
@@ -145,7 +145,7 @@ void Oracle::Resumed(int run, int64_t attempt, int64_t sequence, const std::stri
     Violated(absl::StrCat("ranks of attempt ", attempt, " of run ", run, " resume from sequence ",
                           absl::StrJoin(r.resumed[attempt], " and from "), ", and ", tag, " is the last"));
   }
-  // A damaged one may have replaced, or is, what was heard of.
+  // A damaged checkpoint may have replaced, or may be, the one that was known.
   const bool damaged = r.damaged.lower_bound(r.resume_at_least[attempt]) != r.damaged.end();
   if (sequence < r.resume_at_least[attempt] && !damaged) {
     Violated(absl::StrCat("attempt ", attempt, " of run ", run, " resumes from sequence ", sequence, ", but ",
@@ -165,12 +165,12 @@ void Oracle::Agreed(int run, int64_t attempt, int64_t sequence) {
   }
 }
 
-void Oracle::Condemned(int run, int64_t sequence) {
+void Oracle::MarkedDamaged(int run, int64_t sequence) {
   if (runs_[run].damaged.contains(sequence)) return;
   Violated(absl::StrCat("sequence ", sequence, " of run ", run, " is marked as damaged, which nobody found"));
 }
 
-// ---- saves
+// ---- Saves
 
 void Oracle::SealSent(const SaveName& save, int rank, int world_size, Contents contents) {
   Save& s = saves_[save];
@@ -178,71 +178,75 @@ void Oracle::SealSent(const SaveName& save, int rank, int world_size, Contents c
   s.sealed[rank] = std::move(contents);
 }
 
-void Oracle::SealOk(const SaveName& save, int rank, const Before& before, bool repeated, v1::Level level) {
+void Oracle::SealOk(const SaveName& save, int rank, const FenceState& before, bool repeated,
+                    v1::Level level) {
   Save& s = saves_[save];
   if (s.seal_daemon != daemon_) {
     s.seal_daemon = daemon_;
     s.seal_ok.clear();
   }
   if (!repeated && save.attempt < before.acted && level < v1::SEALED) {
-    Violated(absl::StrCat("the seal of rank ", rank, " of ", save.Words(), " took effect, although attempt ",
-                          before.acted, " had acted before it was sent"));
+    Violated(absl::StrCat("the seal of rank ", rank, " of ", save.ToString(),
+                          " took effect, although attempt ", before.acted, " had acted before it was sent"));
   }
   s.seal_ok.insert(rank);
   if (level >= v1::SEALED && static_cast<int>(s.sealed.size()) < s.world_size) {
-    Violated(absl::StrCat(save.Words(), " is called sealed, but not all ranks have sealed"));
+    Violated(absl::StrCat(save.ToString(), " is reported as SEALED, but not all ranks have sealed"));
   }
 }
 
 void Oracle::Excuse(const SaveName& save) { saves_[save].excused = true; }
 
-void Oracle::Heard(const SaveName& save, int rank, v1::Level level, const std::string& reason,
-                   int64_t sequence) {
+void Oracle::OutcomeReported(const SaveName& save, int rank, v1::Level level, const std::string& reason,
+                             int64_t sequence) {
   Save& s = saves_[save];
   const bool committed = level == v1::COMMITTED;
   if (s.outcome && (*s.outcome == v1::COMMITTED) != committed && *s.outcome != v1::INDETERMINATE &&
       level != v1::INDETERMINATE) {
-    Violated(absl::StrCat("rank ", rank, " of ", save.Words(), " hears ", v1::Level_Name(level), " ", reason,
-                          ", another heard ", v1::Level_Name(*s.outcome)));
+    Violated(absl::StrCat("rank ", rank, " of ", save.ToString(), " hears ", v1::Level_Name(level), " ",
+                          reason, ", another heard ", v1::Level_Name(*s.outcome)));
   }
   if (!s.outcome || *s.outcome == v1::INDETERMINATE) s.outcome = level;
   if (committed) {
     Run& r = runs_[save.run];
     ++commits_;
     if (s.published == 0) {
-      Violated(absl::StrCat(save.Words(), " is called COMMITTED, but was never published"));
+      Violated(absl::StrCat(save.ToString(), " is reported as COMMITTED, but was never published"));
     }
-    r.newest_heard = std::max(r.newest_heard, sequence);
+    r.newest_reported = std::max(r.newest_reported, sequence);
     return;
   }
-  if (s.published != 0 && level != v1::INDETERMINATE && !unheard_.contains({save.run, s.published})) {
-    Violated(absl::StrCat(save.Words(), " is published, but rank ", rank, " hears ", v1::Level_Name(level),
+  if (s.published != 0 && level != v1::INDETERMINATE &&
+      !may_be_reported_lost_.contains({save.run, s.published})) {
+    Violated(absl::StrCat(save.ToString(), " is published, but rank ", rank, " hears ", v1::Level_Name(level),
                           " ", reason));
   }
-  // A scan publishes what is complete, also where it could not be aborted, and then an older generation of
-  // its tag has nothing to replace any more.
+  // A scan publishes every complete save, also one whose abort failed. An older generation of the tag then
+  // has nothing to replace.
   if (reason == "SUPERSEDED" && runs_[save.run].newest_of_tag[save.tag] > sequence) return;
   const bool sealed = s.world_size > 0 && static_cast<int>(s.seal_ok.size()) == s.world_size;
   if (sealed && s.seal_daemon == daemon_ && NeedsTrainers(reason)) {
-    Violated(absl::StrCat(save.Words(), " was sealed by all ranks, and ended ", v1::Level_Name(level), " ",
+    Violated(absl::StrCat(save.ToString(), " was sealed by all ranks, and ended ", v1::Level_Name(level), " ",
                           reason));
   }
   if (sealed && s.seal_daemon == daemon_ && !s.excused && !excused_.contains({save.run, sequence})) {
-    Violated(absl::StrCat(save.Words(), " was sealed by all ranks, nothing hit it, and it ended ",
+    Violated(absl::StrCat(save.ToString(), " was sealed by all ranks and hit by no fault, but ended ",
                           v1::Level_Name(level), " ", reason));
   }
 }
 
-// ---- the disk
+// ---- The disk
 
 void Oracle::PartOnDisk(const SaveName& save, int rank, const Contents& contents) {
   const Save& s = saves_[save];
   auto sealed = s.sealed.find(rank);
   if (sealed == s.sealed.end()) {
-    return Violated(absl::StrCat("rank ", rank, " of ", save.Words(), " is written, but never sealed"));
+    return Violated(
+        absl::StrCat("rank ", rank, " of ", save.ToString(), " is written, but was never sealed"));
   }
   if (sealed->second != contents) {
-    Violated(absl::StrCat("what is written of rank ", rank, " of ", save.Words(), " is not what it sealed"));
+    Violated(absl::StrCat("the bytes written for rank ", rank, " of ", save.ToString(),
+                          " differ from what it sealed"));
   }
 }
 
@@ -255,13 +259,14 @@ void Oracle::Published(int run, const storage::v1::ManifestSummary& summary,
     Violated(absl::StrCat("sequence ", summary.sequence(), " of run ", run, " is published twice"));
   }
   if (s.outcome && *s.outcome != v1::INDETERMINATE && *s.outcome != v1::COMMITTED) {
-    Violated(absl::StrCat(name.Words(), " was reported ", v1::Level_Name(*s.outcome), " and comes back"));
+    Violated(
+        absl::StrCat(name.ToString(), " was reported ", v1::Level_Name(*s.outcome), " but was published"));
   }
   s.published = summary.sequence();
   int64_t& newest = r.newest_of_tag[summary.tag()];
   newest = std::max(newest, summary.sequence());
   if (static_cast<int>(contents.size()) != summary.world_size()) {
-    Violated(absl::StrCat(name.Words(), " is published with ", contents.size(), " parts"));
+    Violated(absl::StrCat(name.ToString(), " is published with ", contents.size(), " parts"));
   }
   for (const auto& part : contents) PartOnDisk(name, part.first, part.second);
 }
@@ -272,26 +277,26 @@ void Oracle::Adopted(int run, const storage::v1::ManifestSummary& summary, const
   const int64_t sequence = summary.sequence();
   const std::string what = absl::StrCat(summary.tag(), " is adopted in run ", run, " as sequence ", sequence);
   if (!r.published.insert(sequence).second || r.begun.contains(sequence))
-    Violated(absl::StrCat(what, ", which was given before"));
+    Violated(absl::StrCat(what, ", which was used before"));
   r.adopted[sequence] = contents;
   int64_t& newest = r.newest_of_tag[summary.tag()];
   newest = std::max(newest, sequence);
   for (const auto& other : beside) {
     if (other.commit_time_us() > summary.commit_time_us() && other.sequence() < sequence)
       Violated(absl::StrCat(what, ", above ", other.tag(), " with sequence ", other.sequence(),
-                            ", which is younger"));
+                            ", which is newer"));
   }
 }
 
 void Oracle::Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned) {
   const Run& r = runs_[run];
-  const std::string what = absl::StrCat("retention removes sequence ", sequence, " of run ", run, ", ");
+  const std::string what = absl::StrCat("retention evicts sequence ", sequence, " of run ", run, ", ");
   if (pinned) Violated(absl::StrCat(what, "which is pinned"));
   if (left.empty() || *std::max_element(left.begin(), left.end()) < sequence) {
     Violated(absl::StrCat(what, "which is the newest"));
   }
   if (!r.kept || static_cast<int>(left.size()) < *r.kept) {
-    Violated(absl::StrCat(what, "and leaves ", left.size(), "; to be kept are ",
+    Violated(absl::StrCat(what, "and leaves ", left.size(), "; the number to keep is ",
                           r.kept ? absl::StrCat(*r.kept) : "all"));
   }
   for (const auto& lease : r.leases) {
@@ -302,13 +307,13 @@ void Oracle::Evicted(int run, int64_t sequence, const std::vector<int64_t>& left
 void Oracle::TrashRemoved(int run, int64_t sequence) {
   for (const auto& lease : runs_[run].leases) {
     if (lease.second == sequence) {
-      Violated(
-          absl::StrCat("sequence ", sequence, " of run ", run, " is deleted, which ", lease.first, " reads"));
+      Violated(absl::StrCat("sequence ", sequence, " of run ", run, " is deleted, while ", lease.first,
+                            " reads it"));
     }
   }
 }
 
-int64_t Oracle::CountRead(int run) {
+int64_t Oracle::CountLeases(int run) {
   std::set<int64_t> read;
   for (const auto& lease : runs_[run].leases) read.insert(lease.second);
   return static_cast<int64_t>(read.size());
@@ -317,21 +322,21 @@ int64_t Oracle::CountRead(int run) {
 void Oracle::ReadFromMemory(int run, int64_t sequence, int rank, const Contents& contents) {
   const auto adopted = runs_[run].adopted.find(sequence);
   if (adopted != runs_[run].adopted.end() && adopted->second != contents)
-    Violated(absl::StrCat("what is in memory of adopted sequence ", sequence, " of run ", run,
-                          " is not what the other program wrote"));
+    Violated(absl::StrCat("the resident copy of adopted sequence ", sequence, " of run ", run,
+                          " differs from what the other program wrote"));
   for (const auto& [name, save] : saves_) {
     if (name.run != run || save.published != sequence) continue;
     const auto sealed = save.sealed.find(rank);
     if (sealed != save.sealed.end() && sealed->second != contents)
-      Violated(
-          absl::StrCat("what is in memory of rank ", rank, " of ", name.Words(), " is not what it sealed"));
+      Violated(absl::StrCat("the resident copy of rank ", rank, " of ", name.ToString(),
+                            " differs from what it sealed"));
   }
 }
 
 void Oracle::Latest(int run, int64_t sequence) {
   Run& r = runs_[run];
   if (sequence < r.latest && !r.damaged.contains(r.latest)) {
-    Violated(absl::StrCat("latest of run ", run, " goes back from sequence ", r.latest, " to ", sequence));
+    Violated(absl::StrCat("latest of run ", run, " went back from sequence ", r.latest, " to ", sequence));
   }
   if (sequence != 0 && !r.published.contains(sequence)) {
     Violated(absl::StrCat("latest of run ", run, " is sequence ", sequence, ", which was never published"));

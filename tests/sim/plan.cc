@@ -10,23 +10,23 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// Four of the largest saves: one that is filled, two that end, one that is read.
+// Four of the largest saves: one being filled, two that are ending, one being read.
 constexpr int kSegmentsPerUser = 4 * kMostSegmentsOfSave;
 
-constexpr const char* kNames[kActs] = {
-    "launch",  "kill trainer", "kill launch", "lose session",   "respawn rank", "respawn launch",
-    "restart", "drain",        "abort",       "operator abort", "open",         "pin",
-    "unpin",   "hang",         "no memory",   "step date",      "repeat",       "prefetch",
-    "rot",     "foreign",      "adopt"};
+constexpr const char* kNames[kOperationKinds] = {
+    "launch",      "kill trainer", "kill launch", "lose session",   "respawn rank", "respawn launch",
+    "restart",     "drain",        "abort",       "operator abort", "open",         "pin",
+    "unpin",       "hang",         "no memory",   "step date",      "repeat",       "prefetch",
+    "damage file", "foreign",      "adopt"};
 
 }  // namespace
 
-std::string Operation::Words() const {
-  return absl::StrCat(at / milliseconds(1), " ms: ", kNames[static_cast<int>(act)], " (", a % 1000, ", ",
+std::string Operation::ToString() const {
+  return absl::StrCat(at / milliseconds(1), " ms: ", kNames[static_cast<int>(kind)], " (", a % 1000, ", ",
                       b % 1000, ")");
 }
 
-std::string Plan::Words() const {
+std::string Plan::ToString() const {
   std::string words = absl::StrCat("seed ", seed, ": runs ", runs, ", segments ", segments, ", disk ",
                                    disk_bytes >> 20, " MiB, kept ", kept ? absl::StrCat(*kept) : "all");
   auto add = [&words](bool on, const char* name) {
@@ -42,7 +42,7 @@ std::string Plan::Words() const {
   add(grpc_only, "grpc only");
   add(overlap, "overlap");
   add(conflicts, "conflicts");
-  add(short_patience, "short patience");
+  add(short_timeouts, "short timeouts");
   auto percent = [&words](int value, const char* name) {
     if (value > 0) absl::StrAppend(&words, ", ", name, " ", value, " %");
   };
@@ -87,8 +87,8 @@ Plan PlanOf(uint64_t seed) {
   plan.grpc_only = random.Percent(25);
   plan.overlap = random.Percent(50);
   plan.conflicts = random.Percent(10);
-  plan.short_patience = random.Percent(30);
-  // A third of the seeds has well disks; of the others' faults each is on for some.
+  plan.short_timeouts = random.Percent(30);
+  // A third of the seeds has disks without faults. For the others, each fault is on with probability 35 %.
   if (!random.Percent(33)) {
     auto some = [&random](int most) {
       return random.Percent(35) ? static_cast<int>(random.Between(1, most)) : 0;
@@ -109,23 +109,23 @@ Plan PlanOf(uint64_t seed) {
   if (random.Percent(40)) plan.damage = static_cast<int>(random.Between(1, 30));
   plan.length = seconds(random.Between(10, 60));
 
-  // Swarm: each kind of operation is common, rare or not there at all.
-  int weights[kActs];
+  // Swarm testing: each kind of operation is common, rare or absent.
+  int weights[kOperationKinds];
   for (int& weight : weights) weight = random.Percent(40) ? 0 : static_cast<int>(random.Between(1, 10));
-  weights[static_cast<int>(Act::kLaunch)] = static_cast<int>(random.Between(1, 4));
+  weights[static_cast<int>(OperationKind::kLaunch)] = static_cast<int>(random.Between(1, 4));
   int total = 0;
   for (int weight : weights) total += weight;
   for (int run = 0; run < plan.runs; ++run) {
-    plan.operations.push_back(
-        {milliseconds(random.Between(0, 500)), Act::kLaunch, static_cast<uint64_t>(run), random.Next()});
+    plan.operations.push_back({milliseconds(random.Between(0, 500)), OperationKind::kLaunch,
+                               static_cast<uint64_t>(run), random.Next()});
   }
   const int64_t count = random.Between(5, 60);
   for (int64_t i = 0; i < count; ++i) {
     int64_t at = random.Below(total);
-    int act = 0;
-    while (at >= weights[act]) at -= weights[act++];
-    plan.operations.push_back(
-        {Duration(random.Below(plan.length.count())), static_cast<Act>(act), random.Next(), random.Next()});
+    int kind = 0;
+    while (at >= weights[kind]) at -= weights[kind++];
+    plan.operations.push_back({Duration(random.Below(plan.length.count())), static_cast<OperationKind>(kind),
+                               random.Next(), random.Next()});
   }
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& a, const Operation& b) { return a.at < b.at; });
@@ -136,11 +136,11 @@ Plan PlanOf(uint64_t seed) {
   if (random.Percent(50)) plan.faults.read = random.Percent(35) ? static_cast<int>(random.Between(1, 30)) : 0;
   plan.hostile = random.Percent(15);
   if (plan.hostile) {
-    // What is promised to the others holds for a pool in which there is a share for each of them, on disks
-    // that have room.
+    // The promises to the other users hold when the pool has a share for each of them and the disks have
+    // room.
     plan.users = true;
     plan.segments = kSegmentsPerUser * (plan.runs + 1);
-    plan.small_disk = plan.short_patience = plan.overlap = false;
+    plan.small_disk = plan.short_timeouts = plan.overlap = false;
     plan.disk_bytes = int64_t{1} << 40;
   }
   return plan;

@@ -1,6 +1,6 @@
-// What one seed does: how large the world is, which faults are on, and what is done to it when. Everything
-// else that varies (how long an operation takes, what a trainer saves) comes from the same seed, but from
-// streams of their own: so a plan can lose operations and the rest still goes much the same way.
+// The plan of one seed: the size of the world, which faults are on, and which operations happen when. All
+// other variation (how long an I/O takes, what a trainer saves) comes from the same seed, but from separate
+// random streams: a plan can lose operations while the rest runs almost unchanged.
 #ifndef CKPTD_TESTS_SIM_PLAN_H_
 #define CKPTD_TESTS_SIM_PLAN_H_
 
@@ -16,44 +16,44 @@
 
 namespace ckptd::sim {
 
-enum class Act {
-  kLaunch,  // A new launch of a run's job, which may leave the old one's trainers alive.
+enum class OperationKind {
+  kLaunch,  // A new launch of a job. The trainers of the old launch may stay alive.
   kKillTrainer,
   kKillLaunch,
-  kLoseSession,    // The trainer lives, and does not know at once.
+  kLoseSession,    // The daemon ends the session; the trainer lives and notices later.
   kRespawnRank,    // A new process for one rank of the newest launch.
-  kRespawnLaunch,  // For all, under the same launch id.
-  kRestart,        // The daemon is killed.
-  kDrain,          // It ends in good order.
+  kRespawnLaunch,  // New processes for all ranks, under the same launch id.
+  kRestart,        // Kills the daemon.
+  kDrain,          // Drains the daemon: an orderly end.
   kAbort,
   kOperatorAbort,
   kOpen,
   kPin,
   kUnpin,
-  kHang,      // A disk, for a while.
-  kNoMemory,  // The machine, for a while.
+  kHang,      // A disk hangs for a while.
+  kNoMemory,  // The machine runs out of memory for a while.
   kStepDate,
-  kRepeat,  // A trainer sends its last request of a save once more.
+  kRepeat,  // A trainer repeats its last request of a save.
   kPrefetch,
-  kRot,      // A file on disk.
-  kForeign,  // Another program finishes a checkpoint in the root, or writes one anew.
+  kDamageFile,  // Damages a file on disk.
+  kForeign,     // Another program completes a checkpoint in the root, or overwrites one.
   kAdopt,
 };
-inline constexpr int kActs = static_cast<int>(Act::kAdopt) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kAdopt) + 1;
 
 struct Operation {
   Duration at{};
-  Act act = Act::kLaunch;
-  uint64_t a = 0, b = 0;  // Whom, how: taken modulo what there is.
-  std::string Words() const;
+  OperationKind kind = OperationKind::kLaunch;
+  uint64_t a = 0, b = 0;  // Choose the target and the variant, modulo the number of candidates.
+  std::string ToString() const;
 };
 
 struct Plan {
   uint64_t seed = 0;
-  int runs = 1;         // Roots of jobs that mean no harm.
+  int runs = 1;         // Roots of well-behaved jobs.
   bool shared = false;  // All roots are on one file system.
-  bool users = false;   // Each run is another user's.
-  // One more user, with two roots of its own, who takes what it can get and gives nothing back.
+  bool users = false;   // Each run belongs to a different user.
+  // One more user, with two roots, who takes all resources it can get and returns none.
   bool hostile = false;
   int segments = 8;
   int64_t disk_bytes = 0;
@@ -61,17 +61,17 @@ struct Plan {
   DiskFaults faults;
   bool growing = false, skip = false, supersede = false, resaves = false, grpc_only = false, overlap = false;
   bool conflicts = false;
-  bool short_patience = false;
+  bool short_timeouts = false;
   bool small_disk = false;
-  int foreign = 0;  // Checkpoints of another program, in each root from the beginning.
-  int maps = 0;     // Percent of the readers map what they read from memory.
-  int damage = 0;   // Percent of the readers of what an attempt resumes from find some.
+  int foreign = 0;  // Checkpoints of another program that each root starts with.
+  int maps = 0;     // Percentage of readers that map checkpoints from memory.
+  int damage = 0;   // Percentage of resuming readers that report damage.
   Duration length{};
-  std::vector<Operation> operations;  // In the order of their times.
+  std::vector<Operation> operations;  // Sorted by time.
 
   int roots() const { return hostile ? runs + 2 : runs; }
   uid_t UidOf(int run) const;
-  std::string Words() const;
+  std::string ToString() const;
 };
 
 // A save of three ranks with three files of 3 MiB each, in segments of 2 MiB.

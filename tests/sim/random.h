@@ -1,4 +1,4 @@
-// Numbers that depend on nothing but their seed: not on the machine, the library or the order of addresses.
+// Random numbers that depend on the seed alone: not on the machine, the library or the order of addresses.
 #ifndef CKPTD_TESTS_SIM_RANDOM_H_
 #define CKPTD_TESTS_SIM_RANDOM_H_
 
@@ -9,7 +9,7 @@
 
 namespace ckptd::sim {
 
-// splitmix64's step, as a hash.
+// The mixing step of splitmix64, used as a hash.
 inline uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -32,7 +32,8 @@ class Random {
   int64_t Below(int64_t n) { return static_cast<int64_t>(Next() % static_cast<uint64_t>(n)); }
   int64_t Between(int64_t first, int64_t last) { return first + Below(last - first + 1); }
   bool Percent(int percent) { return Below(100) < percent; }
-  // Between the two, the short ones as likely as the long ones.
+  // Returns a duration between the bounds, with a distribution that favours short ones: the range grows by a
+  // factor of four with probability 60 %.
   Duration Spread(Duration shortest, Duration longest) {
     Duration most = shortest;
     while (most < longest && Percent(60)) most *= 4;

@@ -10,7 +10,7 @@ namespace {
 constexpr int kShrinkRuns = 400;
 constexpr size_t kShownEvents = 250;
 
-// What was violated, without who did it.
+// Returns the violation without numbers and names, so that violations can be compared.
 std::string KindOf(const std::string& violation) {
   std::string kind;
   for (char c : violation.substr(0, violation.find(';'))) {
@@ -30,7 +30,7 @@ Plan Shrink(Plan plan, int runs) {
     const std::string violation = RunPlan(candidate).violation;
     return !violation.empty() && KindOf(violation) == kind;
   };
-  // Halves, quarters, ... single operations.
+  // Tries to drop halves, then quarters, down to single operations.
   for (size_t chunk = std::max<size_t>(1, plan.operations.size() / 2); chunk > 0 && runs > 0; chunk /= 2) {
     for (size_t at = 0; at < plan.operations.size() && runs > 0;) {
       Plan candidate = plan;
@@ -54,7 +54,7 @@ Plan Shrink(Plan plan, int runs) {
   }
   for (bool Plan::*choice :
        {&Plan::growing, &Plan::skip, &Plan::supersede, &Plan::resaves, &Plan::grpc_only, &Plan::overlap,
-        &Plan::conflicts, &Plan::short_patience, &Plan::shared, &Plan::users, &Plan::hostile}) {
+        &Plan::conflicts, &Plan::short_timeouts, &Plan::shared, &Plan::users, &Plan::hostile}) {
     Plan candidate = plan;
     candidate.*choice = false;
     if (plan.*choice && still_fails(candidate)) plan = std::move(candidate);
@@ -68,9 +68,9 @@ std::string Report(uint64_t seed, const Result& result) {
   const Result last = RunPlan(shrunk, /*trace=*/true);
   std::string report = absl::StrCat(
       "seed ", seed, " breaks a promise: ", result.violation, "\n\nshrunk from ", plan.operations.size(),
-      " operations to ", shrunk.operations.size(), ": ", last.violation, "\n", shrunk.Words(), "\n");
+      " operations to ", shrunk.operations.size(), ": ", last.violation, "\n", shrunk.ToString(), "\n");
   for (const Operation& operation : shrunk.operations)
-    absl::StrAppend(&report, "  ", operation.Words(), "\n");
+    absl::StrAppend(&report, "  ", operation.ToString(), "\n");
   absl::StrAppend(&report, "\nits last events:\n");
   const size_t shown = std::min(kShownEvents, last.trace.size());
   for (size_t i = last.trace.size() - shown; i < last.trace.size(); ++i)
@@ -85,7 +85,7 @@ void Totals::Add(const Result& result) {
   for (const auto& count : result.counts) counts[count.first] += count.second;
 }
 
-std::string Totals::Words() const {
+std::string Totals::ToString() const {
   std::string words = absl::StrCat(seeds, " seeds, ", steps, " steps");
   for (const auto& count : counts) absl::StrAppend(&words, ", ", count.first, " ", count.second);
   return words;

@@ -1,4 +1,4 @@
-// What happens when. One thread: the clock stands at the event that runs.
+// The event queue of the simulation. One thread; the clock shows the time of the event that runs.
 #ifndef CKPTD_TESTS_SIM_SCHEDULE_H_
 #define CKPTD_TESTS_SIM_SCHEDULE_H_
 
@@ -18,7 +18,7 @@ class Schedule {
   FakeClock& clock() { return clock_; }
   Duration elapsed() { return clock_.Now() - begin_; }
 
-  // Events of one moment run in the order in which they were asked for.
+  // Events due at the same time run in the order in which they were added.
   void After(Duration delay, absl::AnyInvocable<void()> event) {
     events_.emplace(std::pair(clock_.Now() + delay, next_++), std::move(event));
   }

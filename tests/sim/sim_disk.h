@@ -1,9 +1,10 @@
 // A root of the simulation: its disk, which outlives daemons, and the RootIo through which a daemon uses it.
 //
-// As the real one: a metadata worker and a thread for questions, each one thing at a time, and I/O beside
-// them; parts allocate before they write; a failed sync after a rename latches the store until Rescan;
-// opening recovers what an earlier daemon left in flight. How long each operation takes and which ones fail
-// come from the seed. A daemon that dies leaves done what had ended, and perhaps what was under way.
+// The model follows the real RootIo: a metadata worker and a query thread, each of which does one thing at a
+// time, and I/O in parallel; parts allocate before they write; a failed sync after a rename makes the store
+// read-only until Rescan; opening recovers what an earlier daemon left in flight. The seed decides how long
+// each operation takes and which ones fail. When a daemon dies, finished operations stay done, and those in
+// progress are done or not.
 #ifndef CKPTD_TESTS_SIM_SIM_DISK_H_
 #define CKPTD_TESTS_SIM_SIM_DISK_H_
 
@@ -24,25 +25,25 @@
 
 namespace ckptd::sim {
 
-// In percent of the operations, while faults are on.
+// Percentage of operations that fail, while faults are on.
 struct DiskFaults {
   int slow = 0;
-  int write = 0;          // EIO of a part.
-  int create = 0;         // Of an in-flight directory.
-  int publish = 0;        // Nothing renamed.
-  int indeterminate = 0;  // Renamed, the sync after it failed.
-  int discard = 0;        // Half of them renamed.
-  int evict = 0;          // As discard.
+  int write = 0;          // EIO while writing a part.
+  int create = 0;         // Creating an in-flight directory fails.
+  int publish = 0;        // Fails before the rename.
+  int indeterminate = 0;  // The sync after the rename fails.
+  int discard = 0;        // Half of these after the rename.
+  int evict = 0;          // Like discard.
   int trash = 0;
-  int record = 0;  // Half of them on disk.
+  int record = 0;  // Half of these reach the disk.
   int pin = 0;
-  int open = 0;  // Of a checkpoint.
+  int open = 0;  // Opening a checkpoint.
   int rescan = 0;
-  int read = 0;  // EIO of what only looks: opening the root, its free bytes, whether a tag may be used.
+  int read = 0;  // EIO of queries: opening the root, its free bytes, whether a tag may be used.
 };
 
-// What the trainers of the simulation write into a file, and nothing else: eight bytes where it begins, at
-// each MiB of it, and where it ends. So it is told what a file holds wherever segments cut it.
+// What a simulated trainer writes into a file: eight bytes at the beginning, at each MiB, and at the end.
+// This identifies the contents wherever the boundaries of segments fall.
 using Marks = std::vector<uint64_t>;
 size_t CountMarks(int64_t size);
 void WriteMarks(const std::vector<std::span<std::byte>>& runs, const Marks& marks);
@@ -54,7 +55,7 @@ inline uint64_t Digest(const std::vector<std::span<const std::byte>>& runs) {
 
 class SimDisk;
 
-// A file system: roots on the same one share its room.
+// A file system. Roots on the same volume share its space.
 struct Volume {
   int64_t capacity = 0;
   std::vector<const SimDisk*> roots;
@@ -78,26 +79,26 @@ class SimDisk {
 
   int run() const { return run_; }
   void EndFaults() { faulty_ = false; }
-  // Nothing that begins before then ends before then.
+  // An operation that begins before `until` ends no earlier than `until`.
   void HangUntil(Instant until) { hangs_until_ = until; }
   void LockUntil(Instant until) { locked_until_ = until; }
-  // For when all is quiet.
+  // To be called when nothing is going on: describes everything that should not be left.
   std::string Leftovers() const;
   int64_t used_bytes() const;
   int64_t free_bytes() const { return volume_->free_bytes(); }
-  // What takes room only for now, besides the save with this sequence: trash, and saves that may fail.
+  // True if space will be freed without the save of this sequence: by trash, or by saves that may fail.
   bool MayGiveRoom(int64_t but_sequence) const;
-  // A file of a committed checkpoint goes bad: whoever reads it from now on finds a wrong checksum.
-  void Rot(uint64_t which);
-  // Another program finishes a checkpoint, or writes one anew, at this time: not where one of ours is.
+  // Damages a file of a committed checkpoint: every later read finds a wrong checksum.
+  void DamageFile(uint64_t which);
+  // Another program completes or overwrites a checkpoint at this time. No-op if the tag is one of ours.
   void AddForeign(const std::string& tag, int64_t done_us);
   bool IsForeign(const std::string& tag) const { return foreign_.contains(tag); }
   std::vector<std::string> ForeignTags() const;
-  // Counts the checkpoints that a daemon opened.
+  // Number of checkpoints that daemons opened.
   int64_t opened() const { return opened_; }
-  // The checkpoint, or a newer one of its tag that the daemon has not heard of yet.
+  // True if the disk holds the checkpoint, or a newer one of its tag that the daemon has not been told of.
   bool Holds(const std::string& tag, int64_t sequence) const;
-  bool HasBytes(const std::string& tag) const;  // In any file.
+  bool HasBytes(const std::string& tag) const;  // True if any file has bytes.
 
  private:
   friend class SimRootIo;
@@ -113,15 +114,15 @@ class SimDisk {
     std::optional<storage::v1::Damage> damage;
   };
   struct InflightDir {
-    int64_t number = 0;  // Of the living daemon's save; 0: left by an earlier one.
+    int64_t number = 0;  // The living daemon's number of the save; 0: left by an earlier daemon.
     std::string tag;
     int64_t sequence = 0;
     Generation found;
-    std::set<int> recorded;  // Ranks whose part record is there.
+    std::set<int> recorded;  // Ranks whose part record is on disk.
   };
   struct Foreign {
     int64_t done_us = 0;
-    int64_t version = 0;  // Of all that were ever written.
+    int64_t version = 0;  // Counts all versions ever written.
     std::map<std::string, Marks> marks;
   };
   struct TrashEntry {
@@ -131,7 +132,7 @@ class SimDisk {
 
   bool Hits(int percent) { return faulty_ && random_.Percent(percent); }
   Duration Latency(Duration shortest, Duration longest);
-  // Renames over the tag, or says why not.
+  // Renames the directory over the tag, or returns why it cannot.
   absl::Status Rename(InflightDir& dir);
   std::map<int64_t, InflightDir>::iterator Find(int64_t number);
   void Recover(std::vector<RecoveredSave>* recovered);
@@ -149,7 +150,7 @@ class SimDisk {
   std::map<std::string, Generation> tags_;
   std::map<std::string, Foreign> foreign_;
   int64_t next_version_ = 1;
-  std::map<int64_t, InflightDir> inflight_;  // By a number that is never used twice.
+  std::map<int64_t, InflightDir> inflight_;  // By a number that is never reused.
   int64_t next_dir_ = 1;
   int64_t opened_ = 0;
   std::vector<TrashEntry> trash_;
@@ -197,9 +198,9 @@ class SimRootIo : public RootIo {
   std::optional<Instant> pending_since() const override;
 
  private:
-  // Does it and gives what tells the engine.
+  // Runs the operation and returns the callback that reports to the engine.
   using Operation = absl::AnyInvocable<absl::AnyInvocable<void()>()>;
-  // One thing at a time, in order.
+  // Runs one operation at a time, in order.
   struct Worker {
     std::deque<std::pair<Duration, Operation>> waiting;
     std::shared_ptr<Operation> running;
@@ -227,11 +228,11 @@ class SimRootIo : public RootIo {
   bool Hits(int percent) { return disk_->Hits(percent); }
 
   const std::shared_ptr<SimDisk> disk_;
-  Worker metadata_, questions_, reading_;
+  Worker metadata_, queries_, reading_;
   std::set<std::shared_ptr<Write>> writes_;
   std::set<int64_t> read_uses_;
   std::map<std::string, std::vector<storage::v1::ManifestSummary>>
-      beside_;  // What there was when it was read.
+      beside_;  // What was committed when the survey read it.
   bool latched_ = false;
   const std::shared_ptr<std::multiset<int64_t>> readers_ = std::make_shared<std::multiset<int64_t>>();
   const std::shared_ptr<char> alive_ = std::make_shared<char>();

@@ -1,4 +1,4 @@
-// A fixed set of seeds: the same on every machine, so that it fails on none or on all.
+// A fixed set of seeds: the same on every machine, so that a failure is reproducible.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -11,16 +11,16 @@ namespace {
 constexpr uint64_t kFirstSeed = 1, kSeeds = 500;
 constexpr int64_t kFewestSteps = 1'000'000;
 
-TEST(SimulationTest, EveryPromiseIsKeptUnderEverySeed) {
+TEST(SimulationTest, KeepsEveryPromiseForEverySeed) {
   Totals totals;
   for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kSeeds; ++seed) {
     const Result result = RunPlan(PlanOf(seed));
     ASSERT_EQ(result.violation, "") << Report(seed, result);
     totals.Add(result);
   }
-  std::printf("%s\n", totals.Words().c_str());
+  std::printf("%s\n", totals.ToString().c_str());
   EXPECT_GE(totals.steps, kFewestSteps);
-  // It does what it is for.
+  // The seeds together must cover these situations.
   for (const char* what : {"ended COMMITTED",
                            "ended FAILED",
                            "ended SKIPPED",
@@ -32,11 +32,11 @@ TEST(SimulationTest, EveryPromiseIsKeptUnderEverySeed) {
                            "drained",
                            "opened",
                            "no memory",
-                           "read ahead",
-                           "read ahead and then from memory",
+                           "prefetched",
+                           "prefetched and then read from memory",
                            "damage read",
                            "mapped",
-                           "mapped beyond its session, and as it was",
+                           "mapping unchanged after its session ended",
                            "begun by a hostile user",
                            "held by a hostile reader",
                            "intrusion",
@@ -47,7 +47,7 @@ TEST(SimulationTest, EveryPromiseIsKeptUnderEverySeed) {
   }
 }
 
-TEST(SimulationTest, SeedRunsTheSameTwice) {
+TEST(SimulationTest, SameSeedReplaysSameHistory) {
   for (uint64_t seed : {3u, 17u, 99u}) {
     EXPECT_EQ(RunPlan(PlanOf(seed), true).trace, RunPlan(PlanOf(seed), true).trace) << seed;
   }

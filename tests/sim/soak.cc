@@ -1,4 +1,4 @@
-// The simulation for as long as one likes, on seeds that nobody has run yet; or one seed again.
+// Runs the simulation for a given time on fresh seeds, or repeats one seed.
 //
 //   bazel run --config=release //tests/sim:soak -- --seconds=600
 //   bazel run --config=release //tests/sim:soak -- --seed=1234 [--trace]
@@ -50,6 +50,6 @@ int main(int argc, char** argv) {
     }
     totals.Add(result);
   }
-  std::printf("clean: %s\n", totals.Words().c_str());
+  std::printf("clean: %s\n", totals.ToString().c_str());
   return 0;
 }

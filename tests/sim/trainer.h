@@ -1,6 +1,6 @@
-// A process of a job: connects, joins, resumes, saves, and copes as a client does: it connects anew when its
-// session or the daemon is gone, repeats what was not answered, names what it had staged, and ends when it
-// hears that it is fenced.
+// A process of a job: it connects, joins, resumes and saves, and recovers as a real client does. It
+// reconnects when its session or the daemon is gone, repeats unanswered requests, reports its staged saves,
+// and ends when it is told that it is fenced.
 #ifndef CKPTD_TESTS_SIM_TRAINER_H_
 #define CKPTD_TESTS_SIM_TRAINER_H_
 
@@ -30,30 +30,30 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   int rank() const { return rank_; }
   bool dead() const { return dead_; }
   SessionId session() const { return session_; }
-  // Nothing under way, and nothing that it waits for.
+  // True if no request is in progress and nothing is awaited.
   bool idle() const;
-  std::string Words() const;
+  std::string ToString() const;
 
   void Start() {
     Later(random_.Spread(std::chrono::milliseconds(1), std::chrono::seconds(1)), &Trainer::Connect);
   }
   void Kill();
-  void LoseSession();  // The daemon ends it; the process hears of it a little later.
+  void LoseSession();  // The daemon ends the session; the process notices a little later.
   void DaemonGone();
   void Abort();
   void Open(const std::string& tag);
   void Repeat();
-  // One more save, of all ranks alike, after everything else.
+  // Does one more save, the same on all ranks, after everything else.
   void LastSave() {
     last_save_ = true;
     CloseLeases();
     NextSave();
   }
   bool last_save_committed() const { return last_save_committed_; }
-  // Looks once more at everything that it maps, also when it is dead: another process may have inherited
-  // that.
+  // Checks everything that it maps once more, also after its death: another process may have inherited the
+  // mapping.
   void ReadMapped();
-  // Segments of the living daemon that it maps in a session that lives, with their sizes.
+  // Adds the segments of the living daemon that a living session maps, with their sizes.
   void AddMapped(std::map<int64_t, int64_t>* segments) const;
 
  private:
@@ -61,7 +61,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     std::string path;
     int64_t size;
   };
-  // What the launch's n-th save is, for one rank.
+  // One rank's view of the launch's n-th save.
   struct SavePlan {
     std::string tag;
     int64_t ordinal = 1;
@@ -87,7 +87,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     int64_t sequence = 0;
     std::vector<LocatedPart> parts;
   };
-  // What it maps for as long as it likes, whatever became of its lease, its session and its daemon.
+  // What the process maps for as long as it wants, whatever happens to its lease, its session and its daemon.
   struct Mapped {
     SessionId session;
     int64_t daemon;
@@ -101,10 +101,10 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     SavePlan plan;
     SaveName name;
     Phase phase = Phase::kBegin;
-    bool outstanding = false;  // A request, or the copy.
+    bool outstanding = false;  // A request or the copy is in progress.
     bool begun = false;        // Begin was answered.
     bool seal_sent = false, seal_ok = false;
-    int64_t daemon = 0;  // Of the last Begin.
+    int64_t daemon = 0;  // The daemon of the last Begin.
     int64_t sequence = 0;
     size_t extended = 0;
     std::vector<std::shared_ptr<Mapping>> segments;
@@ -119,7 +119,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
       if (!self->dead_ && self->connection_ == connection) ((*self).*then)(args...);
     });
   }
-  // A reply that counts only while the session that asked lives.
+  // Returns a reply that is ignored unless the session that asked is still the current one.
   template <typename T, typename Handler>
   Reply<T> Expect(const std::string& what, Handler handler);
   Caller caller() const { return Caller{session_, launch_->uid, false}; }
@@ -137,7 +137,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void MapForGood(const Located& located, std::map<int64_t, int64_t> bytes);
   void CloseLease(std::string lease);
   void CloseLeases();
-  void Gone();
+  void ForgetConnection();
   void NextSave();
   SavePlan PlanOf(int n) const;
   std::string TagOf(int n) const;
@@ -150,11 +150,11 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void CopyFile(const SavingPtr& saving, const std::string& path);
   void Seal(SavingPtr saving);
   void Wait(SavingPtr saving);
-  void Show(const SavingPtr& saving, const google::protobuf::RepeatedPtrField<v1::Segment>& segments,
-            const google::protobuf::RepeatedPtrField<v1::FilePlacement>& placements);
-  void Refused(const SavingPtr& saving, const absl::Status& status, Oracle::Before before);
+  void MapSegments(const SavingPtr& saving, const google::protobuf::RepeatedPtrField<v1::Segment>& segments,
+                   const google::protobuf::RepeatedPtrField<v1::FilePlacement>& placements);
+  void HandleRefusal(const SavingPtr& saving, const absl::Status& status, Oracle::FenceState before);
   void Done(const SavingPtr& saving);
-  void Think(SavingPtr saving) {
+  void ContinueLater(SavingPtr saving) {
     Later(random_.Spread(std::chrono::microseconds(50), std::chrono::milliseconds(500)), &Trainer::Drive,
           std::move(saving));
   }
@@ -168,22 +168,22 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   bool dead_ = false, fenced_ = false;
   bool acted_ = false;  // A Begin or Resume was answered.
   bool last_save_ = false, last_save_committed_ = false;
-  int connection_ = 0;  // Counts; what was asked over an earlier one is not answered.
+  int connection_ = 0;  // Counts connections; requests of an earlier connection are not answered.
   SessionId session_ = 0, lost_session_ = 0;
   int64_t daemon_ = 0;
   std::string root_;
   int64_t attempt_ = 0;
   bool joined_ = false, resumed_ = false, resuming_ = false, asks_again_ = false;
   int failed_resumes_ = 0;
-  int64_t finishing_ = 0;  // The sequence of a FinishResume that was sent and not answered; 0: none.
+  int64_t finishing_ = 0;  // The sequence of a FinishResume that has no answer yet; 0: none.
   int saves_ = 0;
-  std::vector<SavingPtr> savings_;  // Under way.
+  std::vector<SavingPtr> savings_;  // In progress.
   std::map<int64_t, std::shared_ptr<Mapping>> mapped_;
   std::vector<std::string> leases_;
   std::map<std::string, Located> located_;  // By lease.
   std::vector<Mapped> mapped_for_good_;
-  std::set<std::string> resuming_leases_;  // Not read from memory any more once the rank says that it has
-  std::set<std::string> read_over_;        // read them: then they are here.
+  std::set<std::string> resuming_leases_;  // Not read from memory any more after the rank has
+  std::set<std::string> read_leases_;      // reported that it has read them: then they are here.
   int opening_ = 0;
 };
 

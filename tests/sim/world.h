@@ -1,4 +1,5 @@
-// One case: the daemon's real engine, ledger and pool, disks and trainers of the simulation, one clock.
+// One case of the simulation: the daemon's real engine, ledger and pool on simulated disks, with simulated
+// trainers and one clock.
 #ifndef CKPTD_TESTS_SIM_WORLD_H_
 #define CKPTD_TESTS_SIM_WORLD_H_
 
@@ -24,7 +25,7 @@ namespace ckptd::sim {
 class Hostile;
 class Trainer;
 
-// A launch of a run's job: what its ranks have in common.
+// A launch of a job: what its ranks have in common.
 struct Launch {
   int run = 0;
   uid_t uid = 0;
@@ -37,7 +38,7 @@ struct Launch {
 
 struct Result {
   std::string violation;  // Empty: every promise was kept.
-  int64_t steps = 0;      // Events, ticks not counted.
+  int64_t steps = 0;      // Events, without ticks.
   std::map<std::string, int64_t> counts;
   std::vector<std::string> trace;
 };
@@ -48,24 +49,24 @@ class World : public EngineObserver {
   ~World() override;
   Result Run();
 
-  // ---- for the trainers
+  // ---- For the trainers
   const Plan& plan() const { return plan_; }
   Schedule& schedule() { return schedule_; }
   Oracle& oracle() { return oracle_; }
   Engine* engine() { return engine_.get(); }  // Null while no daemon runs.
   SegmentPool* pool() { return pool_.get(); }
-  int64_t daemon() const { return daemon_; }  // Counts them.
-  bool ending() const { return ending_; }     // Begin nothing new.
-  std::string RunName(int run) const;         // Empty while its root is not open.
+  int64_t daemon() const { return daemon_; }  // The number of this daemon; counts up with each restart.
+  bool ending() const { return ending_; }     // The case is ending: start nothing new.
+  std::string RunName(int run) const;         // Empty until the root is open.
   SessionId NewSession() { return ++sessions_; }
   RootAttachment Attachment(int run);
   void Count(const std::string& what) { ++result_.counts[what]; }
-  // The daemon said that it has read it into memory.
-  bool IsReadAhead(int run, int64_t sequence) const { return read_ahead_.contains({run, sequence}); }
-  template <typename... Words>
-  void Trace(const Words&... words);
+  // True if the daemon reported that it has prefetched this checkpoint.
+  bool IsPrefetched(int run, int64_t sequence) const { return prefetched_.contains({run, sequence}); }
+  template <typename... Args>
+  void Trace(const Args&... args);
 
-  // A reply that has to be given, once, as long as this daemon lives.
+  // Returns a reply that this daemon must call exactly once while it lives.
   template <typename T, typename Handler>
   Reply<T> Expect(std::string what, Handler handler);
 
@@ -84,7 +85,7 @@ class World : public EngineObserver {
   template <typename T, typename Handler>
   struct Expected;
 
-  void Do(const Operation& operation);
+  void Apply(const Operation& operation);
   std::vector<std::string> TagsOf(const std::string& run_name);
   void LaunchJob(int run, uint64_t how, std::shared_ptr<Launch> again);
   void StartDaemon();
@@ -94,17 +95,17 @@ class World : public EngineObserver {
   void Prefetch(int run, const std::string& name, bool then_open, uint64_t by);
   void Check();
   int64_t Opened() const;
-  void CheckReadAhead(const PoolUsage& usage);
+  void CheckPrefetch(const PoolUsage& usage);
   void CheckDamageIsMarked();
   void CheckNotStarved(int run, const v1::Checkpoint& ended);
   void CheckNoRoomComes(int run, const v1::Checkpoint& ended);
-  std::optional<v1::Checkpoint> Known(int run, const std::string& tag);
+  std::optional<v1::Checkpoint> FindCheckpoint(int run, const std::string& tag);
   int64_t MappedBytes() const;
-  bool Quiet();
-  std::string WhatGoesOn();
-  bool RunUntil(Duration until, bool may_be_quiet);
+  bool IsIdle();
+  std::string DescribeActivity();
+  bool RunUntil(Duration until, bool stop_when_idle);
   void End();
-  std::vector<std::shared_ptr<Trainer>> Living(int run = -1) const;
+  std::vector<std::shared_ptr<Trainer>> LivingTrainers(int run = -1) const;
   std::shared_ptr<Trainer> Pick(uint64_t which) const;
 
   const Plan plan_;
@@ -125,12 +126,13 @@ class World : public EngineObserver {
   std::map<int, std::shared_ptr<Launch>> newest_launch_;
   std::shared_ptr<Hostile> hostile_;  // May be null.
   std::vector<std::shared_ptr<Trainer>> trainers_;
-  std::map<int64_t, Pending> pending_;  // Replies.
+  std::map<int64_t, Pending> pending_;  // Replies that are due.
   int64_t next_pending_ = 0;
-  std::vector<SegmentMemory> graveyard_;          // Freed too early: kept, so that the case can end in words.
-  std::set<std::pair<int, int64_t>> read_ahead_;  // Run, sequence; by this daemon.
-  std::vector<std::pair<int, v1::Checkpoint>> now_in_memory_;  // As was said in this step.
-  int64_t opened_ = 0;  // Checkpoints, and what the pool was like, before the step.
+  // Segments freed too early: kept, so that the violation can be reported.
+  std::vector<SegmentMemory> graveyard_;
+  std::set<std::pair<int, int64_t>> prefetched_;  // Run, sequence; prefetched by this daemon.
+  std::vector<std::pair<int, v1::Checkpoint>> reported_resident_;  // As reported in this step.
+  int64_t opened_ = 0;  // Checkpoints opened, and the pool's usage, before the step.
   PoolUsage usage_;
   std::map<std::string, int> runs_by_path_;
   std::map<int, std::string> run_names_;

@@ -11,11 +11,10 @@
 
 namespace ckptd::sim {
 
-template <typename... Words>
-void World::Trace(const Words&... words) {
+template <typename... Args>
+void World::Trace(const Args&... args) {
   if (!tracing_) return;
-  result_.trace.push_back(
-      absl::StrCat(schedule_.elapsed() / std::chrono::microseconds(1), " us: ", words...));
+  result_.trace.push_back(absl::StrCat(schedule_.elapsed() / std::chrono::microseconds(1), " us: ", args...));
 }
 
 template <typename T, typename Handler>
@@ -24,14 +23,14 @@ struct World::Expected {
   ~Expected() {
     auto pending = world->pending_.find(id);
     if (pending == world->pending_.end()) return;
-    // (What the clock still held for a daemon that was killed goes later.)
+    // (A callback that the clock still holds for a killed daemon is destroyed later.)
     if (pending->second.daemon == world->daemon_ && world->engine_ != nullptr)
-      world->oracle_.Violated(absl::StrCat("the reply to ", pending->second.what, " is dropped"));
+      world->oracle_.Violated(absl::StrCat("the reply to ", pending->second.what, " was dropped"));
     world->pending_.erase(pending);
   }
   void Answer(absl::StatusOr<T> answer) {
     auto pending = world->pending_.find(id);
-    if (pending == world->pending_.end()) return world->oracle_.Violated("a reply is given twice");
+    if (pending == world->pending_.end()) return world->oracle_.Violated("a reply was called twice");
     world->Trace(pending->second.what, " -> ", answer.ok() ? "OK" : answer.status().ToString());
     world->pending_.erase(pending);
     handler(std::move(answer));

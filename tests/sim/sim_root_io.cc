@@ -1,0 +1,362 @@
+// SimRootIo: opening, queries, writes, publish, discard, evict, trash and records.
+#include <algorithm>
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "tests/sim/sim_disk.h"
+#include "tests/sim/sim_disk_inl.h"
+
+namespace ckptd::sim {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+SaveName NameOf(int run, const storage::v1::ManifestSummary& summary) {
+  return {run, summary.attempt(), summary.tag(), summary.ordinal()};
+}
+
+}  // namespace
+
+SimRootIo::~SimRootIo() {
+  // Each worker's operation in progress may or may not have been done.
+  for (Worker* worker : {&metadata_, &queries_, &reading_}) {
+    if (worker->running != nullptr && disk_->random_.Percent(50)) (void)(*worker->running)();
+  }
+  for (const auto& write : writes_) disk_->oracle_->EndUse(write->use);
+  for (const int64_t use : read_uses_) disk_->oracle_->EndUse(use);
+  for (auto& dir : disk_->inflight_) dir.second.number = 0;
+}
+
+std::optional<Instant> SimRootIo::pending_since() const {
+  std::optional<Instant> since;
+  auto add = [&since](Instant began) { since = since ? std::min(*since, began) : began; };
+  for (const Worker* worker : {&metadata_, &queries_, &reading_}) {
+    if (worker->running != nullptr) add(worker->since);
+  }
+  for (const auto& write : writes_) add(write->since);
+  return since;
+}
+
+void SimRootIo::RunNext(Worker& worker) {
+  if (worker.waiting.empty()) return;
+  auto [latency, operation] = std::move(worker.waiting.front());
+  worker.waiting.pop_front();
+  worker.running = std::make_shared<Operation>(std::move(operation));
+  worker.since = disk_->schedule_->clock().Now();
+  if (disk_->faulty_) latency += std::max(Duration::zero(), disk_->hangs_until_ - worker.since);
+  disk_->schedule_->After(latency, [this, &worker, alive = std::weak_ptr<char>(alive_)] {
+    if (alive.expired()) return;
+    auto tell = (*worker.running)();
+    worker.running = nullptr;
+    RunNext(worker);
+    tell();
+  });
+}
+
+absl::Status SimRootIo::Writable() const {
+  if (!latched_) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_READ_ONLY",
+                   "the root is read-only until it is rescanned");
+}
+
+void SimRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
+  Ask(metadata_, disk_->Latency(milliseconds(1), milliseconds(50)), std::move(done),
+      [this]() -> absl::StatusOr<RootSnapshot> {
+        if (disk_->schedule_->clock().Now() < disk_->locked_until_) {
+          return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_LOCKED",
+                           "another daemon, which is ending, holds the root");
+        }
+        // Recovery stops at a read error: before it has begun, or after it has published what it could.
+        const bool fails = Hits(disk_->faults_.read);
+        if (fails && disk_->random_.Percent(50)) return Eio("listing the root");
+        std::vector<RecoveredSave> recovered;
+        disk_->Recover(&recovered);
+        if (fails) return Eio("reading the manifests");
+        return disk_->Scan(std::move(recovered));
+      });
+}
+
+void SimRootIo::CheckTarget(std::string tag, std::vector<std::string>, Callback<absl::Status> done) {
+  Ask(queries_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
+      [this, tag = std::move(tag)]() -> absl::Status {
+        if (Hits(disk_->faults_.read)) return Eio("looking at the tag");
+        if (!disk_->foreign_.contains(tag)) return absl::OkStatus();
+        return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", absl::StrCat(tag, " is not ours"));
+      });
+}
+
+void SimRootIo::FreeBytes(Callback<absl::StatusOr<int64_t>> done) {
+  Ask(queries_, disk_->Latency(microseconds(20), milliseconds(1)), std::move(done),
+      [this]() -> absl::StatusOr<int64_t> {
+        if (Hits(disk_->faults_.read)) return Eio("asking for the free bytes");
+        return disk_->free_bytes();
+      });
+}
+
+void SimRootIo::CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
+                               Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, id, tag = std::move(tag), sequence, manifest_bytes]() -> absl::Status {
+        absl::Status status = Writable();
+        if (status.ok() && Hits(disk_->faults_.create)) status = Eio("making an in-flight directory");
+        if (status.ok() && disk_->free_bytes() < manifest_bytes)
+          status = ErrnoError(ENOSPC, "allocating the manifest");
+        if (!status.ok()) {
+          if (ReasonOf(status) != "NO_SPACE") disk_->oracle_->Excuse(disk_->run_, sequence);
+          return status;
+        }
+        SimDisk::InflightDir& dir = disk_->inflight_[disk_->next_dir_++];
+        dir.number = id;
+        dir.tag = tag;
+        dir.sequence = sequence;
+        dir.found.bytes = manifest_bytes;
+        return absl::OkStatus();
+      });
+}
+
+void SimRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                          std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                          Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
+  auto write = std::make_shared<Write>();
+  write->id = id;
+  write->record = std::move(record);
+  write->files = std::move(files);
+  write->written = std::move(written_bytes);
+  write->done = std::move(done);
+  std::vector<std::span<const std::byte>> memory;
+  for (const FileImage& file : write->files) memory.insert(memory.end(), file.runs.begin(), file.runs.end());
+  write->use = disk_->oracle_->BeginUse(std::move(memory), disk_->run_, write->record.sequence(),
+                                        write->record.rank());
+  write->since = disk_->schedule_->clock().Now();
+  writes_.insert(write);
+  disk_->schedule_->After(disk_->Latency(microseconds(100), milliseconds(3)),
+                          [this, write, alive = std::weak_ptr<char>(alive_)] {
+                            if (!alive.expired()) StartWrite(write);
+                          });
+}
+
+// Allocates, and reads the memory for the first time.
+void SimRootIo::StartWrite(std::shared_ptr<Write> write) {
+  int64_t bytes = 0;
+  for (const FileImage& file : write->files) {
+    const Marks& marks = write->marks[file.path] = ReadMarks(file.runs);
+    write->contents[file.path] = Digest(marks);
+    bytes += (file.size + 4095) / 4096 * 4096;
+  }
+  absl::Status status;
+  auto dir = disk_->Find(write->id);
+  if (dir == disk_->inflight_.end()) {
+    status = absl::NotFoundError("no such save in flight");
+  } else if (disk_->free_bytes() < bytes) {
+    status = ErrnoError(ENOSPC, "allocating");
+  } else if (Hits(disk_->faults_.write)) {
+    dir->second.found.bytes += bytes / 2;
+    status = Eio("writing");
+  } else {
+    dir->second.found.bytes += bytes;
+  }
+  Duration latency = disk_->Latency(milliseconds(1), milliseconds(200));
+  if (disk_->faulty_) {
+    latency += std::max(Duration::zero(), disk_->hangs_until_ - disk_->schedule_->clock().Now());
+  }
+  const SaveName name = NameOf(disk_->run_, write->record.checkpoint());
+  // An admitted save has its room reserved: nothing else uses this disk.
+  if (!status.ok() && ReasonOf(status) != "NO_SPACE") disk_->oracle_->Excuse(name);
+  disk_->schedule_->After(latency, [this, write, status, name, alive = std::weak_ptr<char>(alive_)] {
+    if (alive.expired()) return;
+    for (const FileImage& file : write->files) {
+      if (status.ok() && write->contents.at(file.path) != Digest(file.runs)) {
+        disk_->oracle_->Violated(absl::StrCat("the memory of rank ", write->record.rank(), " of ",
+                                              name.ToString(), " changed while it was being written"));
+      }
+    }
+    disk_->oracle_->EndUse(write->use);
+    if (!status.ok()) {
+      writes_.erase(write);
+      return write->done(status);
+    }
+    EndWrite(write);
+  });
+}
+
+// The files are synced; the part record now makes the part durable.
+void SimRootIo::EndWrite(std::shared_ptr<Write> write) {
+  using Result = absl::StatusOr<storage::v1::PartRecord>;
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)),
+      Callback<Result>([write](Result result) { write->done(std::move(result)); }),
+      [this, write]() -> Result {
+        writes_.erase(write);
+        auto dir = disk_->Find(write->id);
+        if (dir == disk_->inflight_.end()) return absl::NotFoundError("no such save in flight");
+        for (const FileImage& image : write->files) {
+          storage::v1::FileRecord& file = *write->record.add_files();
+          file.set_path(image.path);
+          file.set_size_bytes(image.size);
+          file.set_rank(write->record.rank());
+          const uint64_t digest = write->contents.at(image.path);  // In place of checksums.
+          file.add_chunk_crc32c(static_cast<uint32_t>(digest));
+          file.add_chunk_crc32c(static_cast<uint32_t>(digest >> 32));
+          *write->written += image.size;
+        }
+        const int rank = write->record.rank();
+        disk_->oracle_->PartOnDisk(NameOf(disk_->run_, write->record.checkpoint()), rank, write->contents);
+        SimDisk::Generation& found = dir->second.found;
+        found.parts.push_back(write->record);
+        found.contents[rank] = write->contents;
+        found.marks.insert(write->marks.begin(), write->marks.end());
+        dir->second.recorded.insert(rank);
+        return write->record;
+      });
+}
+
+void SimRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
+                        std::vector<storage::v1::PartRecord>, Callback<PublishResult> done) {
+  Ask(metadata_, disk_->Latency(microseconds(500), milliseconds(10)), std::move(done),
+      [this, id, summary = std::move(summary)]() -> PublishResult {
+        const SaveName name = NameOf(disk_->run_, summary);
+        auto failed = [&](absl::Status status) {
+          disk_->oracle_->Excuse(name);
+          return PublishResult{PublishOutcome::kFailed, std::move(status)};
+        };
+        if (absl::Status writable = Writable(); !writable.ok()) return failed(writable);
+        auto dir = disk_->Find(id);
+        if (dir == disk_->inflight_.end()) return failed(absl::NotFoundError("no such save in flight"));
+        if (Hits(disk_->faults_.publish)) return failed(Eio("writing the manifest"));
+        dir->second.found.summary = summary;
+        if (absl::Status renamed = disk_->Rename(dir->second); !renamed.ok()) return failed(renamed);
+        disk_->inflight_.erase(dir);
+        if (!Hits(disk_->faults_.indeterminate)) return {PublishOutcome::kCommitted, absl::OkStatus()};
+        latched_ = true;
+        disk_->oracle_->Excuse(name);
+        return {PublishOutcome::kIndeterminate, Eio("syncing the root")};
+      });
+}
+
+void SimRootIo::Discard(InflightId64 id, Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, id]() -> absl::Status {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        auto dir = disk_->Find(id);
+        if (dir == disk_->inflight_.end()) return absl::NotFoundError("no such save in flight");
+        dir->second.number = 0;  // The next scan decides, unless the directory is gone.
+        const bool fails = Hits(disk_->faults_.discard);
+        if (fails && disk_->random_.Percent(50)) return Eio("renaming to trash");
+        disk_->trash_.push_back({dir->second.sequence, dir->second.found.bytes});
+        disk_->inflight_.erase(dir);
+        if (!fails) return absl::OkStatus();
+        latched_ = true;
+        return Eio("syncing the trash");
+      });
+}
+
+void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, tag = std::move(tag), sequence]() -> absl::Status {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        auto victim = disk_->tags_.find(tag);
+        if (victim == disk_->tags_.end() || victim->second.summary.sequence() != sequence)
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+        if (victim->second.pinned) {
+          disk_->oracle_->Violated(absl::StrCat("retention asks to evict ", tag, ", which is pinned"));
+          return MakeError(absl::StatusCode::kFailedPrecondition, "PINNED", tag);
+        }
+        const bool fails = Hits(disk_->faults_.evict);
+        if (fails && disk_->random_.Percent(50)) return Eio("renaming to trash");
+        disk_->trash_.push_back({sequence, victim->second.bytes});
+        const bool pinned = victim->second.pinned;
+        disk_->tags_.erase(victim);
+        std::vector<int64_t> left;
+        for (const auto& other : disk_->tags_) {
+          if (!other.second.damage) left.push_back(other.second.summary.sequence());
+        }
+        disk_->oracle_->Evicted(disk_->run_, sequence, left, pinned);
+        if (!fails) return absl::OkStatus();
+        latched_ = true;
+        return Eio("syncing the root");
+      });
+}
+
+void SimRootIo::EmptyTrash(Callback<absl::StatusOr<int64_t>> done) { EmptyStep(std::move(done)); }
+
+// Deletes one entry of trash per step, behind the other queued operations.
+void SimRootIo::EmptyStep(Callback<absl::StatusOr<int64_t>> done) {
+  const std::optional<int64_t> more = -1;
+  Ask(metadata_, disk_->Latency(microseconds(100), milliseconds(20)),
+      Callback<absl::StatusOr<int64_t>>(
+          [this, more, done = std::move(done)](absl::StatusOr<int64_t> left) mutable {
+            if (left.ok() && *left == *more) return EmptyStep(std::move(done));
+            done(std::move(left));
+          }),
+      [this, more]() -> absl::StatusOr<int64_t> {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        if (Hits(disk_->faults_.trash)) return Eio("removing");
+        auto& trash = disk_->trash_;
+        auto next = std::find_if(trash.begin(), trash.end(),
+                                 [&](const auto& entry) { return !readers_->contains(entry.sequence); });
+        if (next != trash.end()) {
+          disk_->oracle_->TrashRemoved(disk_->run_, next->sequence);
+          trash.erase(next);
+          return *more;
+        }
+        int64_t left = 0;
+        for (const auto& entry : trash) left += entry.bytes;
+        return left;
+      });
+}
+
+void SimRootIo::SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, record = std::move(record)]() -> absl::Status {
+        const bool fails = Hits(disk_->faults_.record);
+        if (!fails || disk_->random_.Percent(50)) {
+          disk_->record_ = record;
+        } else {
+          for (const auto& outcome : record.outcomes())
+            disk_->oracle_->MayBeReportedLost(disk_->run_, outcome.sequence());
+        }
+        return fails ? Eio("writing the run's record") : absl::OkStatus();
+      });
+}
+
+void SimRootIo::SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, tag = std::move(tag), sequence, pinned]() -> absl::Status {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        auto found = disk_->tags_.find(tag);
+        if (found == disk_->tags_.end() || found->second.summary.sequence() != sequence)
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+        if (Hits(disk_->faults_.pin)) return Eio("writing the pins");
+        found->second.pinned = pinned;
+        return absl::OkStatus();
+      });
+}
+
+void SimRootIo::SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
+                          Callback<absl::StatusOr<PointerFiles>> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, tag = std::move(tag), sequence, damage = std::move(damage)]() -> absl::StatusOr<PointerFiles> {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        auto found = disk_->tags_.find(tag);
+        if (found == disk_->tags_.end() || found->second.summary.sequence() != sequence)
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", tag);
+        if (damage) disk_->oracle_->MarkedDamaged(disk_->run_, sequence);
+        if (Hits(disk_->faults_.pin)) return Eio("writing the damages");
+        found->second.damage = damage;
+        return PointerFiles();
+      });
+}
+
+void SimRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
+  Ask(metadata_, disk_->Latency(milliseconds(1), milliseconds(50)), std::move(done),
+      [this]() -> absl::StatusOr<RootSnapshot> {
+        if (Hits(disk_->faults_.rescan)) return Eio("scanning");
+        std::vector<RecoveredSave> recovered;
+        disk_->Recover(&recovered);
+        latched_ = false;
+        return disk_->Scan(std::move(recovered));
+      });
+}
+
+}  // namespace ckptd::sim
