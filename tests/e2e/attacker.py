@@ -16,7 +16,7 @@ from ckptd.v1 import messages_pb2 as messages
 from ckptd.v1 import service_pb2_grpc
 from ckptd.v1 import types_pb2 as types
 
-PATIENCE = 20.0
+CALL_TIMEOUT = 20.0
 
 
 class Attacker:
@@ -36,7 +36,7 @@ class Attacker:
             token = next(self.stream).token
         self.metadata = (("ckptd-token", token),)
 
-    def call(self, name, request, timeout=PATIENCE):
+    def call(self, name, request, timeout=CALL_TIMEOUT):
         return getattr(self.stub, name)(request, metadata=self.metadata, timeout=timeout)
 
     def refused(self, name, request):
@@ -89,7 +89,7 @@ class Attacker:
             for piece in pieces:
                 yield messages.WriteFileRequest(data=piece)
 
-        return self.stub.WriteFile.future(stream(), metadata=self.metadata, timeout=PATIENCE)
+        return self.stub.WriteFile.future(stream(), metadata=self.metadata, timeout=CALL_TIMEOUT)
 
     def save(self, tag, data=b"x" * 100_000):
         """Saves as a correct client does: begins, writes, seals, and waits for the commit."""
@@ -183,7 +183,7 @@ def others_are_served(daemon, rank, within=10.0):
         thread.join()
     assert not failure, failure
     assert alive(daemon.pid) and slowest[0] < within, f"a healthy save took {slowest[0]:.1f} s"
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + CALL_TIMEOUT
     # One or two saves may still run; and while the daemon accepts a connection, it inspects the peer's
     # process.
     while (now := descriptors_of(daemon)) > before + 2 and time.monotonic() < deadline:

@@ -178,10 +178,10 @@ def test_daemon_killed_during_adoption_leaves_each_checkpoint_foreign_or_ours(da
         make_foreign(root, f"more_{number}", 0.5 - number / 100, size=2_000_000)
     names = [f"more_{number}" for number in range(4)]
     before = {tag: everything(root, tag) for tag in names}
-    for patience in (0.0, 0.02, 0.05, 0.1):
+    for delay in (0.0, 0.02, 0.05, 0.1):
         command = [find_program("ckptctl"), f"--endpoint={daemon.endpoint}", "adopt", root, "--output=json"]
         adopting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        time.sleep(patience)  # Anywhere within the adoption.
+        time.sleep(delay)  # Anywhere within the adoption.
         os.kill(daemon.pid, signal.SIGKILL)
         said = io.BytesIO(adopting.communicate(timeout=60)[0])
         daemon.restart()
