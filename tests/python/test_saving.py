@@ -94,6 +94,17 @@ def test_part_filled_file_by_file_has_all_files(daemon: Any, run: ckptd.Run) -> 
         part.add("d", b"")
 
 
+def test_part_has_a_save_and_shows_its_state(daemon: Any, run: ckptd.Run) -> None:
+    with run.begin("t") as part:
+        part.add("a", BIG)
+    save = part.seal()
+    assert save is part.save and isinstance(save, ckptd.Save)
+    assert part.wait(timeout=20) is save and part.future().result(20) is save
+    assert part.level == save.level == "committed" and part.tag == save.tag == "t"
+    assert part.transport == save.transport == "shm" and part.sequence == save.sequence == 1
+    assert part.stall_seconds == save.stall_seconds >= part.copy_seconds == save.copy_seconds > 0
+
+
 def test_a_part_may_be_empty(daemon: Any, run: ckptd.Run) -> None:
     run.save("t", files={}).wait(timeout=20)
     with run.begin("u") as part:
