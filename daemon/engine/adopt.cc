@@ -158,18 +158,18 @@ void Engine::Impl::PlanAdoption(Run* run, std::vector<ForeignCheckpoint> found) 
   Adoption& adoption = *run->adoption;
   adoption.plan = Wanted(adoption.request, found);
   int64_t younger_here = 0;
+  const std::optional<int> kept = retention_.num_kept_ckpts(*run);
   for (auto each = adoption.plan.rbegin(); each != adoption.plan.rend(); ++each) {
     if (FindTag(*run, each->tag.tag) != nullptr || !each->found) continue;
     const auto younger_ours =
         std::count_if(run->committed.begin(), run->committed.end(), [&](const auto& entry) {
           return !entry.second.damage && IsYounger(entry.second.summary, each->tag);
         });
-    if (run->num_kept_ckpts && !adoption.request.allow_removal() &&
-        younger_ours + younger_here >= *run->num_kept_ckpts) {
+    if (kept && !adoption.request.allow_removal() && younger_ours + younger_here >= *kept) {
       each->refused =
           MakeError(absl::StatusCode::kFailedPrecondition, "ADOPT_REMOVED",
-                    absl::StrCat("the run keeps its last ", *run->num_kept_ckpts, ", and ",
-                                 younger_ours + younger_here, " are younger than ", each->tag.tag,
+                    absl::StrCat("the run keeps its last ", *kept, ", and ", younger_ours + younger_here,
+                                 " are younger than ", each->tag.tag,
                                  ": retention would remove it at once; allow that, or leave it foreign"),
                     {{"tag", each->tag.tag}});
     } else {
@@ -277,13 +277,13 @@ void Engine::Impl::Adopted(Run* run, const storage::v1::ManifestSummary& summary
   if (result.outcome == PublishOutcome::kIndeterminate) {
     RefuseAdoption(run, result.status);
     run->read_only = true;
-    RescanRoot(run);
+    scanner_.Scan(run);
     return EndAdoption(run, result.status);
   }
   const bool newest = run->committed.empty() || run->committed.rbegin()->first < summary.sequence();
   CommittedCheckpoint& committed = run->committed[summary.sequence()];
   committed.summary = summary;
-  TakePointers(run, std::move(result.pointers));
+  retention_.SetPointers(run, std::move(result.pointers));
   observer_->OnInfo(absl::StrCat("adopted ", run->path, "/", summary.tag(),
                                  " of another program as sequence ", summary.sequence(),
                                  newest ? ": it is the newest" : ""));
@@ -323,7 +323,7 @@ void Engine::Impl::TellAdoption(Run* run, v1::AdoptCheckpointsResponse event) {
 void Engine::Impl::EndAdoption(Run* run, const absl::Status& status) {
   const std::shared_ptr<Adoption> ended = std::move(run->adoption);
   ended->ended(status);
-  Retain(run);  // They count from now on.
+  retention_.Apply(run);  // They count from now on.
 }
 
 void Engine::Impl::ShowAdoption(Run* run, Instant now) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
+#include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {
@@ -147,7 +148,7 @@ void Engine::Impl::MarkDamaged(Run* run, int64_t sequence, storage::v1::Damage d
                      [this, run, sequence, tag = checkpoint.summary.tag(),
                       done = std::move(done)](absl::StatusOr<PointerFiles> set) mutable {
                        if (set.ok()) {
-                         TakePointers(run, *std::move(set));
+                         retention_.SetPointers(run, *std::move(set));
                        } else if (IsDamaged(*run, sequence)) {
                          observer_->OnWarning(absl::StrCat(
                              "that checkpoint ", run->path, "/", tag,
@@ -194,7 +195,7 @@ void Engine::Impl::ClearDamage(const Caller& caller, const std::string& name, Re
       tag, sequence, std::nullopt,
       [this, run, sequence, reply = std::move(reply)](absl::StatusOr<PointerFiles> set) mutable {
         if (!set.ok()) return reply(set.status());
-        TakePointers(run, *std::move(set));
+        retention_.SetPointers(run, *std::move(set));
         auto known = run->committed.find(sequence);
         if (known == run->committed.end()) {
           return reply(
@@ -202,7 +203,7 @@ void Engine::Impl::ClearDamage(const Caller& caller, const std::string& name, Re
         }
         known->second.damage.reset();
         reply(Describe(*run, known->second));
-        Retain(run);  // It counts again.
+        retention_.Apply(run);  // It counts again.
       });
 }
 
@@ -275,7 +276,7 @@ void Engine::Impl::Finish(Run* run, const v1::FinishResumeRequest& request, Pend
     over->second.writing = false;
     AnswerFinishes(run, attempt, agreed);
     if (agreed.ok()) MakeWayForSaves(run, sequence);
-    Retain(run);  // It may have been all that kept a victim.
+    retention_.Apply(run);  // It may have been all that kept a victim.
   });
 }
 

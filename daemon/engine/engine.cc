@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
+#include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {
@@ -27,8 +28,80 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
       pool_(pool),
       observer_(observer),
       journal_(journal),
-      started_unix_us_(clock->UnixMicros()) {
-  pool_->OnRoom([this] { TryAdmitAll(); });
+      started_unix_us_(clock->UnixMicros()),
+      placer_(options_.limits, options_.chunk_bytes),
+      history_(clock, observer,
+               {.retention_may_continue = [this](Run* run) { retention_.Apply(run); },
+                .write_failed =
+                    [this](Run*, bool retention_waits) {
+                      CheckDrained();
+                      if (retention_waits) queue_.TryAdmitAll();
+                    }}),
+      trash_(clock, observer,
+             {.has_leases = [this](const Run& run) { return !LeasedSequences(&run).empty(); },
+              .room_changed = [this](Run* run) { disk_.NoteChange(*run); },
+              .emptied =
+                  [this](Run* run) {
+                    CheckDrained();
+                    disk_.AskAfterChange(run);
+                  }}),
+      retention_(observer, &history_, &trash_,
+                 {.leased_sequences = [this](const Run& run) { return LeasedSequences(&run); },
+                  .evicted = [this](Run* run) { PruneResidents(run); },
+                  .needs_scan = [this](Run* run) { scanner_.Scan(run); },
+                  .settled = [this] { CheckDrained(); }}),
+      disk_(clock, &runs_, &saves_, &sizes_,
+            {.may_free_room =
+                 [this](const Run& run) {
+                   return retention_.HasEvictions(run) || trash_.MayFreeRoom(run) ||
+                          history_.MayFreeRoom(run);
+                 },
+             .empty_trash = [this](Run* run) { trash_.Empty(run); },
+             .room_changed = [this] { queue_.TryAdmitAll(); }}),
+      scanner_(clock, observer,
+               {.written_bytes = [this](const Run& run) { return disk_.WrittenBytes(run.device); },
+                .load =
+                    [this](Run* run, RootSnapshot snapshot, int64_t written_bytes) {
+                      Adopt(run, std::move(snapshot));
+                      disk_.SetWrittenBefore(run, written_bytes);
+                    },
+                .usable =
+                    [this](Run* run) {
+                      ContinueAfterScan(run);
+                      ContinueResumes(run);
+                      trash_.Empty(run);
+                      queue_.TryAdmitAll();
+                    }}),
+      shares_(pool, &saves_, &sizes_, options_.max_pool_percent_per_user, [this] { return HeldByReaders(); }),
+      queue_(clock, pool, &saves_, &sizes_, &shares_, &disk_, options_.over_share_grace,
+             {.fail = [this](Save* save, absl::Status error,
+                             v1::Level level) { FailSave(save, std::move(error), level); },
+              .admitted =
+                  [this](Save* save) {
+                    StartInflight(save);
+                    grants_.OnAdmitted(save);
+                  },
+              .session_of_rank =
+                  [this](const Run& run, int64_t attempt, int rank) {
+                    const Member* member = FindRank(const_cast<Run*>(&run), attempt, rank);
+                    return member == nullptr ? SessionId() : member->session;
+                  }}),
+      grants_(pool, &saves_, &sizes_, &shares_, &disk_, &placer_,
+              [this](Save* save, absl::Status error) { FailSave(save, std::move(error)); }),
+      intake_(options_, clock, observer, &saves_, &placer_, &queue_, &grants_, &disk_,
+              {.find_run =
+                   [this](const std::string& name) {
+                     const auto found = runs_.find(name);
+                     return found == runs_.end() ? nullptr : found->second.get();
+                   },
+               .find_member = [this](Run* run, SessionId session,
+                                     int rank) { return FindMember(run, session, rank); },
+               .fence_off = [this](Run* run, int64_t attempt) { FenceOff(run, attempt); },
+               .answer_if_ended = [this](Run* run, const SaveId& key) { return AnswerIfEnded(run, key); },
+               .is_pinned = [this](const Run& run,
+                                   int64_t sequence) { return retention_.IsPinned(run, sequence); },
+               .fail = [this](Save* save, absl::Status error) { FailSave(save, std::move(error)); }}) {
+  pool_->OnRoom([this] { queue_.TryAdmitAll(); });
 }
 
 // ---- describing
@@ -70,7 +143,7 @@ v1::Checkpoint Engine::Impl::Describe(const Save& save, v1::View view) const {
       for (const auto& placed : part.placed) add(placed.first, placed.second.size_bytes());
     }
   }
-  for (int rank : MissingRanks(save)) checkpoint.add_missing_ranks(rank);
+  for (int rank : save.UnsealedRanks()) checkpoint.add_missing_ranks(rank);
   checkpoint.set_size_bytes(bytes);
   checkpoint.set_file_count(files);
   checkpoint.set_written_bytes(
@@ -155,12 +228,12 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
     if (!entry.second->remembered) *description.add_in_flight() = Describe(*entry.second, v1::BASIC);
   }
   if (!run.failures.empty()) *description.mutable_last_failure() = run.failures.back();
-  for (int64_t victim : Victims(run, /*after_next=*/true)) {
+  for (int64_t victim : retention_.PredictedVictims(run)) {
     description.add_predicted_victims(run.committed.at(victim).summary.tag());
   }
   description.set_checkpoint_count(static_cast<int>(run.committed.size()));
-  if (run.num_kept_ckpts) description.set_num_kept_ckpts(*run.num_kept_ckpts);
-  description.set_trash_bytes(run.trash_bytes);
+  if (const std::optional<int> kept = retention_.num_kept_ckpts(run)) description.set_num_kept_ckpts(*kept);
+  description.set_trash_bytes(trash_.bytes(run));
   v1::RootProbe& probe = *description.mutable_probe();
   probe.set_file_system(run.probe.file_system);
   probe.set_io_backend(run.probe.io_backend);
@@ -170,7 +243,7 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
   probe.set_rename_exchange(run.probe.rename_exchange);
   probe.set_directory_sync(run.probe.directory_sync);
   probe.set_locks(run.probe.locks);
-  probe.set_free_bytes(run.free_bytes);
+  probe.set_free_bytes(disk_.measured_free_bytes(run));
   for (const std::string& warning : run.probe.warnings) probe.add_warnings(warning);
   return description;
 }
@@ -284,7 +357,7 @@ void Engine::Impl::Tick() {
   const Instant now = clock_->Now();
   SummarizeEnded();
   std::vector<Save*> late;
-  for (auto& entry : saves_by_id_) {
+  for (const auto& entry : saves_.all()) {
     Save* save = entry.second;
     AnswerWaiters(save);
     const bool waits = save->phase == SavePhase::kTarget || save->phase == SavePhase::kGathering ||
@@ -302,16 +375,16 @@ void Engine::Impl::Tick() {
                         absl::StrCat("no room for the save of ", save->key.tag, " in time; it waited for ",
                                      save->phase == SavePhase::kTarget
                                          ? absl::StrCat("an answer of the file system of ", save->run->path)
-                                         : save->waits_for),
+                                         : save->waits_for_words),
                         {{"tag", save->key.tag}});
     } else if (save->phase == SavePhase::kGathering) {
-      missing = RanksOfUnknownSize(*save);
+      missing = sizes_.UnknownRanks(*save);
       error = MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                         absl::StrCat("ranks ", JoinRanks(missing), " have not begun the save of ",
                                      save->key.tag, " in time"),
                         {{"tag", save->key.tag}, {"ranks", JoinRanks(missing)}});
     } else if (save->phase == SavePhase::kAdmitted) {
-      missing = MissingRanks(*save);
+      missing = save->UnsealedRanks();
       error = MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                         absl::StrCat("ranks ", JoinRanks(missing), " have not sealed their part of ",
                                      save->key.tag, " in time (commit_timeout)"),
@@ -324,28 +397,17 @@ void Engine::Impl::Tick() {
   for (auto& entry : runs_) {
     Run* run = entry.second.get();
     if (run->open_again_at && now >= *run->open_again_at) OpenRoot(run);
-    if (run->ask_room_again_at && now >= *run->ask_room_again_at) {
-      run->ask_room_again_at.reset();
-      TryAdmitAll();
-    }
-    if (run->scan_again_at && now >= *run->scan_again_at) RescanRoot(run);
+    disk_.OnTick(run, now);
+    scanner_.OnTick(run, now);
     for (auto& save : run->saves) {
       std::optional<Instant>& again = save.second->publish_again_at;
       if (!again || now < *again) continue;
       again.reset();
       TryPublish(save.second.get());
     }
-    if (run->record_again_at && now >= *run->record_again_at) RecordAgain(run);
-    if (run->empty_again_at && now >= *run->empty_again_at) EmptyTrash(run);
-    const std::optional<Instant> since = run->io->pending_since();
-    const bool degraded = since && now - *since > options_.degraded_after;
-    if (degraded != run->degraded) {
-      run->degraded = degraded;
-      observer_->OnWarning(absl::StrCat(
-          "the root ", run->path,
-          degraded ? " is DEGRADED: its file system has not answered for too long" : " answers again"));
-      TryAdmitAll();
-    }
+    history_.OnTick(run, now);
+    trash_.OnTick(run, now);
+    UpdateDegraded(run, now);
     ExpireFinishes(run, now);
     ExpireAttaches(run, now);
     Scrub(run, now);
@@ -370,7 +432,7 @@ void Engine::Impl::Tick() {
                                            waits_for, " of an earlier attempt to be published or to fail")));
     }
   }
-  if (admit_at_ && now >= *admit_at_) TryAdmitAll();
+  queue_.OnTick(now);
   ExpireInherited();
   CloseIdleRuns(now);
   std::vector<int64_t> gone;
@@ -378,7 +440,7 @@ void Engine::Impl::Tick() {
     Watcher& watcher = entry.second;
     if (now < watcher.next) continue;
     watcher.next = now + watcher.interval;
-    for (const auto& item : saves_by_id_) {
+    for (const auto& item : saves_.all()) {
       Save* save = item.second;
       if (!Sees(watcher.caller, *save->run) || (!watcher.run.empty() && watcher.run != save->run->name))
         continue;
@@ -394,13 +456,37 @@ void Engine::Impl::Tick() {
   for (int64_t id : gone) watchers_.erase(id);
 }
 
+void Engine::Impl::UpdateDegraded(Run* run, Instant now) {
+  const std::optional<Instant> since = run->io->pending_since();
+  const bool degraded = since && now - *since > options_.degraded_after;
+  if (degraded == run->degraded) return;
+  run->degraded = degraded;
+  observer_->OnWarning(absl::StrCat(
+      "the root ", run->path,
+      degraded ? " is DEGRADED: its file system has not answered for too long" : " answers again"));
+  queue_.TryAdmitAll();
+}
+
+bool Engine::Impl::IsRetaining(const Run& run) const {
+  return history_.IsWriting(run) || retention_.IsWorking(run) || trash_.IsEmptying(run);
+}
+
+void Engine::Impl::ForgetRun(Run* run) {
+  sizes_.Forget(run);
+  history_.Forget(run);
+  trash_.Forget(run);
+  retention_.Forget(run);
+  disk_.Forget(run);
+  scanner_.Forget(run);
+}
+
 void Engine::Impl::CheckDrained() {
   if (!draining_) return;
-  for (const auto& entry : saves_by_id_) {
+  for (const auto& entry : saves_.all()) {
     if (entry.second->sealed()) return;
   }
   for (const auto& entry : runs_) {
-    if (Retaining(*entry.second)) return;
+    if (IsRetaining(*entry.second)) return;
   }
   for (auto& done : std::exchange(drained_, {})) done();
 }
@@ -608,15 +694,15 @@ void Engine::Drain(absl::AnyInvocable<void()> done) {
 }
 
 bool Engine::HasSealedSaves() const {
-  return std::any_of(impl_->saves_by_id_.begin(), impl_->saves_by_id_.end(),
+  return std::any_of(impl_->saves_.all().begin(), impl_->saves_.all().end(),
                      [](const auto& entry) { return entry.second->sealed(); });
 }
 
 void Engine::Tick() { impl_->Tick(); }
 
 Instant Engine::NextDeadline() const {
-  Instant next = impl_->admit_at_.value_or(Instant::max());
-  for (const auto& entry : impl_->saves_by_id_) {
+  Instant next = impl_->queue_.NextDeadline();
+  for (const auto& entry : impl_->saves_.all()) {
     next = std::min({next, entry.second->admission_deadline, entry.second->commit_deadline});
     for (const Waiter& waiter : entry.second->waiters) next = std::min(next, waiter.deadline);
   }

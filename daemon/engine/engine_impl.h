@@ -1,9 +1,10 @@
 // The engine's state and its methods, by subject:
 //   engine.cc      the public face, sessions, looking and watching
 //   runs.cc        roots, runs, joining, attempts
-//   admission.cc   Begin and Extend: sizes, room, order
+//   save_requests.cc  Begin and Extend
+//   reader_memory.cc  the memory that readers hold
 //   saves.cc       Seal, Abort, Wait, deadlines: how a save ends
-//   persist.cc     parts to disk, publish, retention
+//   persist.cc     parts to disk, publish
 //   reads.cc       Resume, open checkpoints, leases, pins
 //   residents.cc   committed checkpoints that are in memory still
 //   prefetch.cc    committed checkpoints that are read into memory
@@ -24,30 +25,24 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/engine/admission_queue.h"
+#include "daemon/engine/disk_room.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/expected_sizes.h"
+#include "daemon/engine/file_placer.h"
+#include "daemon/engine/memory_shares.h"
+#include "daemon/engine/outcome_history.h"
+#include "daemon/engine/part_grants.h"
+#include "daemon/engine/retention.h"
+#include "daemon/engine/root_scanner.h"
 #include "daemon/engine/run.h"
 #include "daemon/engine/save.h"
+#include "daemon/engine/save_intake.h"
+#include "daemon/engine/save_table.h"
+#include "daemon/engine/trash_collector.h"
 #include "storage/ledger/ledger.h"
 
 namespace ckptd {
-
-// How the pool's memory is shared between users, in segments.
-struct MemoryShares {
-  std::map<uid_t, int64_t> held;  // What others cannot have: of saves, of readers, and of prefetches.
-  int64_t share = 0;              // What each user may hold while others wait for memory.
-  int users = 0;                  // That hold memory or wait for it.
-  int64_t Held(uid_t uid) const {
-    auto found = held.find(uid);
-    return found == held.end() ? 0 : found->second;
-  }
-};
-
-// A save of a user beyond the share has the next memory that comes back, for a limited time.
-struct Turn {
-  int64_t save = 0;
-  uid_t uid = 0;
-  Instant until;
-};
 
 class Engine::Impl {
  public:
@@ -92,57 +87,18 @@ class Engine::Impl {
   void FenceOff(Run* run, int64_t active_attempt);
   void SessionClosed(SessionId session, const std::string& why);
 
-  // admission.cc
+  // save_requests.cc
   void Begin(const Caller& caller, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply);
-  void BeginActivated(SessionId session, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply);
-  absl::StatusOr<Save*> NewSave(Run* run, const Member& member, const v1::BeginRequest& request);
-  void BeginPart(Save* save, const Member& member, const v1::BeginRequest& request,
-                 Reply<v1::BeginResponse> reply);
-  absl::Status Place(Save* save, Part& part, const std::vector<v1::FileSpec>& files);
-  absl::Status CountFile(Save* save, const Part& part, const v1::FileSpec& file);
-  absl::Status NamePointers(Save* save, const Member& member, const v1::BeginRequest& request);
-  void AskTarget(Save* save);
-  void AskFreeBytes(Save* save);
-  void AskRoom(Run* run);
-  void Gather(Save* save);
-  void TryAdmitAll();
-  void AdmitSome();
-  bool TryAdmitSave(Save* save, const MemoryShares& shares);
-  enum class Scope { kRun, kUser, kAll };
-  Scope WaitsFor(const Save& save, const MemoryShares& shares) const;
-  void AdmitAgainAt(Instant when);
-  void EndTurnWhenOver();
-  void GiveTurn(const std::vector<Save*>& waiting);
-  bool EndOverShare(Save* save, const MemoryShares& shares);
-  MemoryShares SharesOfMemory() const;
+  // The answer to a Begin of a save that has ended; nullopt if it has not.
+  std::optional<absl::StatusOr<v1::BeginResponse>> AnswerIfEnded(Run* run, const SaveId& key);
+  void Extend(const Caller& caller, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply);
+
+  // reader_memory.cc
   std::map<uid_t, int64_t> HeldByReaders() const;
   absl::Status MayRead(uid_t uid, ReservationId copy, int64_t segments) const;
-  int64_t MostPerUser() const;
-  int64_t NeededSegments(const Save& save) const;
-  absl::Status MayGrow(const Save& save, int64_t segments) const;
-  absl::Status ReserveMemory(Save* save);
-  bool ReserveDisk(Save* save);
-  bool RoomMayCome(const Save& save) const;
-  void Admitted(Save* save);
-  absl::Status FitReservation(Save* save, Part& part);
-  void DrawFor(Save* save, Part& part);
-  void Drawn(int64_t save_id, int rank, absl::StatusOr<std::vector<SegmentRef>> segments);
-  void AnswerBegins(Save* save, Part& part);
-  void AnswerExtends(Part& part);
-  v1::BeginResponse GrantOf(Save* save, const Part& part);
-  void Extend(const Caller& caller, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply);
-  int64_t ExpectedPartBytes(const Save& save, int rank) const;
-  int64_t ExpectedBytes(const Save& save) const;
-  bool SizeKnown(const Save& save, int rank) const;
-  std::vector<int> RanksOfUnknownSize(const Save& save) const;
-  int64_t OutstandingDiskBytes(uint64_t device, const Save* but) const;
-  int64_t WrittenDiskBytes(uint64_t device) const;
-  int64_t FreeDiskBytes(const Run& run, const Save* but) const;
-  int64_t NeededDiskBytes(const Save& save) const;
 
   // saves.cc
   absl::StatusOr<Save*> FindSave(const Caller& caller, const v1::SaveKey& key, Member** member = nullptr);
-  Save* FindSaveById(int64_t id);
   Save* FindEnded(Run* run, const SaveId& key);
   void Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply);
   absl::Status CheckSeal(Save* save, Part& part, const v1::SealRequest& request);
@@ -155,13 +111,11 @@ class Engine::Impl {
   void RememberEnd(Save* save);
   void SummarizeEnded();
   void AnswerWaiters(Save* save);
-  void RememberSizes(const Save& save);
   absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
                                          const std::string& path,
                                          std::function<void(const absl::Status&)> revoke);
   void EndWrite(int64_t id);
   void RevokeWrites(Save* save);
-  std::vector<int> MissingRanks(const Save& save) const;
 
   // persist.cc
   void StartInflight(Save* save);
@@ -172,18 +126,8 @@ class Engine::Impl {
   void Publish(Save* save);
   void Published(int64_t save_id, PublishResult result);
   void HoldPublish(Save* save, const absl::Status& why);
-  void AwaitScan(Run* run);
   void ContinueAfterScan(Run* run);
   storage::v1::ManifestSummary SummaryOf(const Save& save) const;
-  void TakePointers(Run* run, PointerFiles pointers);
-  void Retain(Run* run);
-  void Record(Run* run, const storage::v1::Outcome& outcome);
-  void Recorded(Run* run, int64_t number, const absl::Status& recorded);
-  void RecordAgain(Run* run);
-  static int64_t HeldSequence(const Run& run);  // 0: none.
-  std::vector<int64_t> Victims(const Run& run, bool after_next) const;
-  void EmptyTrash(Run* run);
-  void RescanRoot(Run* run);
   std::vector<int64_t> LeasedSequences(const Run* run) const;
 
   // reads.cc
@@ -313,7 +257,11 @@ class Engine::Impl {
   void NotifyWatchers(const Run& run, v1::WatchResponse event);
   void Tick();
   void CheckDrained();
-  static bool Retaining(const Run& run);
+  // What a commit pushes out is on its way. False for what could not be removed and is tried again.
+  bool IsRetaining(const Run& run) const;
+  void UpdateDegraded(Run* run, Instant now);
+  // The classes of the engine drop what they keep for the run, which is about to be closed.
+  void ForgetRun(Run* run);
   bool Sees(const Caller& caller, const Run& run) const;
   bool HasAttached(const Caller& caller, const Run& run) const;
 
@@ -342,21 +290,27 @@ class Engine::Impl {
   std::map<SessionId, std::set<ReservationId>> mapped_;  // Copies that it holds, for it may map them.
   std::map<std::string, std::unique_ptr<Run>> runs_;     // By name.
   std::map<std::string, IdleRun> idle_;                  // By name.
-  std::map<int64_t, Save*> saves_by_id_;
-  std::vector<Save*> ended_whole_;        // Have ended, and have their parts still.
-  std::vector<InheritedSave> inherited_;  // Whose roots are not open yet.
+  std::vector<Save*> ended_whole_;                       // Have ended, and have their parts still.
+  std::vector<InheritedSave> inherited_;                 // Whose roots are not open yet.
   std::map<std::string, Lease> leases_;
   std::map<int64_t, Write> writes_;  // By BeginWrite's id.
   std::map<int64_t, Watcher> watchers_;
-  std::map<uid_t, int64_t> files_in_flight_;  // Of saves that have not ended.
-  std::map<uint64_t, int64_t> spent_;         // Device -> what saves that have ended wrote there.
-  std::map<uint64_t, int64_t> room_changes_;  // Device -> how often the engine may have freed room there.
   int64_t next_id_ = 1;
-  bool admitting_ = false, admit_again_ = false;
-  std::optional<Instant> admit_at_;  // Time alone may let a save in then.
-  std::optional<Turn> turn_;
-  Instant next_turn_at_;
-  std::map<uid_t, Instant> last_turn_;  // When it ended.
+
+  // The classes that own the state of saves, from the bottom up.
+  SaveTable saves_;
+  ExpectedSizes sizes_;
+  FilePlacer placer_;
+  OutcomeHistory history_;
+  TrashCollector trash_;
+  Retention retention_;
+  DiskRoom disk_;
+  RootScanner scanner_;
+  MemoryShares shares_;
+  AdmissionQueue queue_;
+  PartGrants grants_;
+  SaveIntake intake_;
+
   bool draining_ = false;
   std::vector<absl::AnyInvocable<void()>> drained_;
 };
@@ -366,24 +320,6 @@ inline void SetTime(int64_t unix_us, google::protobuf::Timestamp* time) {
   time->set_seconds(unix_us / 1'000'000);
   time->set_nanos(static_cast<int32_t>(unix_us % 1'000'000 * 1000));
 }
-
-// To whole pages, on which files begin in a part.
-inline constexpr int64_t kPage = 4096;
-inline int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
-std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
-                                const std::map<std::string, v1::FilePlacement>& placed,
-                                const std::vector<SegmentRef>& segments);
-
-// validate.cc: what a request may say.
-absl::Status CheckBegin(const v1::BeginRequest& request, int world_size);
-absl::Status CheckDamage(const v1::Damage& damage);
-absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& files);
-// A duration of a request: the default when unset; INVALID_ARGUMENT outside [least, most].
-absl::StatusOr<Duration> CheckDuration(bool set, const google::protobuf::Duration& value, const char* field,
-                                       Duration otherwise, Duration least, Duration most);
-std::optional<std::pair<std::string, std::string>> ParseCheckpointName(
-    const std::string& name);  // Run name, tag.
-absl::Status NotJoined(const std::string& run, int rank);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_

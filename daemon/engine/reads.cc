@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
+#include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {
@@ -78,11 +79,11 @@ void Engine::Impl::AnswerResume(Run* run, PendingResume pending) {
         *run, passed,
         "there is no other to resume from; repair one, or move them away to begin from nothing"));
   }
-  run->deciding.insert(newest.sequence);
+  retention_.BeginResumeDecision(run, newest.sequence);
   run->ledger->DecideResume(attempt, newest,
                             [this, run, sequence = newest.sequence, pending = std::move(pending)](
                                 absl::StatusOr<Ledger::ResumeChoice> choice) mutable {
-                              run->deciding.erase(run->deciding.find(sequence));
+                              retention_.EndResumeDecision(run, sequence);
                               if (!choice.ok()) return pending.reply(choice.status());
                               GiveResume(run, *choice, std::move(pending));
                             });
@@ -294,7 +295,7 @@ void Engine::Impl::CloseLease(std::map<std::string, Lease>::iterator lease) {
   const auto [copy, session] = std::pair(lease->second.copy, lease->second.session);
   leases_.erase(lease);
   if (copy != 0) pool_->Unhold(copy, session);
-  Retain(run);  // It may have been all that kept a victim.
+  retention_.Apply(run);  // It may have been all that kept a victim.
 }
 
 void Engine::Impl::SetPinned(const Caller& caller, const std::string& name, bool pinned,
@@ -311,10 +312,10 @@ void Engine::Impl::SetPinned(const Caller& caller, const std::string& name, bool
                            {{"tag", tag}}));
   }
   const int64_t sequence = committed->first;
-  if (pinned) run->pinning.insert(sequence);
+  if (pinned) retention_.BeginPin(run, sequence);
   run->io->SetPinned(tag, sequence, pinned,
                      [this, run, sequence, pinned, reply = std::move(reply)](absl::Status set) mutable {
-                       if (pinned) run->pinning.erase(run->pinning.find(sequence));
+                       if (pinned) retention_.EndPin(run, sequence);
                        auto known = run->committed.find(sequence);
                        if (known == run->committed.end()) {
                          return reply(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
@@ -326,7 +327,7 @@ void Engine::Impl::SetPinned(const Caller& caller, const std::string& name, bool
                        } else {
                          reply(set);
                        }
-                       Retain(run);  // It may have been all that kept a victim.
+                       retention_.Apply(run);  // It may have been all that kept a victim.
                      });
 }
 

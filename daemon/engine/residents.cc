@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
+#include "daemon/engine/part_layout.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {

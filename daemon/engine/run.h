@@ -165,44 +165,18 @@ struct Run {
   std::map<int64_t, std::unique_ptr<Save>> saves;  // In flight, by sequence.
   std::deque<std::unique_ptr<Save>> ended;         // The last ones, newest last.
   std::deque<v1::Checkpoint> failures;  // Remembered, newest last; those of earlier daemons included.
-  std::optional<int> num_kept_ckpts;
-  int last_world_size = 0;
-  std::map<int, int64_t> last_part_bytes;  // Rank -> size of its part in the last save that was sealed.
   std::vector<PendingResume> resumes;
   std::map<int64_t, Agreement> agreements;  // By attempt.
   std::optional<Scrubbing> scrub;
   Instant scrub_again_at;
   std::map<int64_t, Instant> scrub_due;         // By sequence.
   std::map<int64_t, int64_t> scrubbed_unix_us;  // When it was last found to be whole.
-  int64_t trash_bytes = 0;
-  bool emptying_trash = false;
-  bool empty_again = false;
-  bool trash_stuck = false;  // The last time failed, and that was said.
-  std::optional<Instant> empty_again_at;
   bool scanning = false;
-  bool scan_again = false;               // Asked for while one ran.
-  bool scan_failed = false;              // That was said.
-  std::optional<Instant> scan_again_at;  // The last one failed.
   bool degraded = false;
-  std::set<int64_t> evicting;                   // On their way out, or
-  std::set<int64_t> perhaps_evicted;            // (of these) nobody knows whether they are, before a scan.
-  std::set<int64_t> pointed;                    // A pointer file names them: retention leaves them.
-  int64_t free_bytes = 0;                       // As last asked,
-  int64_t written_before = 0;                   // when its device had been written so much,
-  int64_t room_changes_asked = 0;               // and its room had changed so often (room_changes_).
-  int64_t outcomes = 0, outcomes_recorded = 0;  // In the history; of them, on disk.
-  bool history_failed = false;                  // It could not be written, and that was said.
-  std::optional<Instant> record_again_at;
-  int making_room = 0;                       // What may change it is about to begin, or to be asked for.
-  std::optional<Instant> ask_room_again_at;  // A save waits for room on disk.
-  std::shared_ptr<Adoption> adoption;        // Under way; null: none is.
+  std::set<int64_t> evicting;          // On their way out, or
+  std::set<int64_t> perhaps_evicted;   // (of these) nobody knows whether they are, before a scan.
+  std::shared_ptr<Adoption> adoption;  // Under way; null: none is.
   std::set<std::string> unsynced;  // Foreign tags of which a sync failed, so that no second one is believed.
-  // To be resumed from once that is on disk: retention leaves these alone, too.
-  std::multiset<int64_t> deciding;
-  std::multiset<int64_t> pinning;  // Pins on their way to disk: retention leaves these alone already.
-  bool Pinned(const std::pair<const int64_t, CommittedCheckpoint>& entry) const {
-    return entry.second.pinned || pinning.contains(entry.first);
-  }
 };
 
 }  // namespace ckptd

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
+#include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/names.h"
@@ -220,9 +221,8 @@ void Engine::Impl::ExpireAttaches(Run* run, Instant now) {
 bool Engine::Impl::IsIdle(const Run& run) const {
   if (!run.open || run.reopen == nullptr || run.remembering > 0 || run.io->has_pending()) return false;
   if (!run.attached.empty() || !run.members.empty() || !run.waiting_for_open.empty()) return false;
-  if (IsBusy(run) || run.scrub || run.adoption || run.emptying_trash || run.making_room > 0) return false;
-  if (run.scan_again_at || run.record_again_at || run.outcomes_recorded != run.outcomes) return false;
-  if (!run.deciding.empty() || !run.pinning.empty() || !run.perhaps_evicted.empty()) return false;
+  if (IsBusy(run) || run.scrub || run.adoption || trash_.IsEmptying(run) || disk_.IsAsking(run)) return false;
+  if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
   // What only this daemon knows: syncs that failed, damage that may not be written down.
   if (!run.unsynced.empty() || !PassedOver(run, 0).empty()) return false;
   for (const auto& entry : run.agreements) {
@@ -240,6 +240,7 @@ void Engine::Impl::CloseIdle(Run* run) {
   idle.scrub_due = std::move(run->scrub_due);
   idle.scrubbed_unix_us = std::move(run->scrubbed_unix_us);
   while (!run->residents.empty()) DropResident(run, run->residents.begin()->first);
+  ForgetRun(run);
   runs_.erase(run->name);
 }
 
@@ -322,7 +323,7 @@ void Engine::Impl::WakeRun(const std::string& name, Reply<std::string> done) {
 
 void Engine::Impl::OpenRoot(Run* run) {
   run->open_again_at.reset();
-  run->written_before = WrittenDiskBytes(run->device);
+  disk_.SetWrittenBefore(run, disk_.WrittenBytes(run->device));
   run->io->Open(
       [this, run](absl::StatusOr<RootSnapshot> snapshot) { OnRootOpened(run, std::move(snapshot)); });
 }
@@ -345,6 +346,7 @@ void Engine::Impl::OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot)
   }
   if (!why.ok()) {
     observer_->OnWarning(std::string(why.message()));
+    ForgetRun(run);
     runs_.erase(run->name);  // The next attach tries anew.
     for (PendingAttach& attach : waiting) {
       if (attach.attachment.uid == opener) {
@@ -366,9 +368,9 @@ void Engine::Impl::OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot)
   observer_->OnRootOpened(run->name, run->path, run->probe);
   AdoptInherited(run);
   for (PendingAttach& attach : waiting) AcceptAttach(run, std::move(attach));
-  EmptyTrash(run);
+  trash_.Empty(run);
   // The daemon before this one may have been killed between a commit and its evictions.
-  Retain(run);
+  retention_.Apply(run);
 }
 
 // Takes over what a scan of the root found.
@@ -383,7 +385,7 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
                      " is damaged and is not offered: ", std::string(damaged.status.message())));
   }
   run->probe = std::move(snapshot.probe);
-  run->free_bytes = run->probe.free_bytes;
+  disk_.SetFreeBytes(run, run->probe.free_bytes);
   for (const auto& [sequence, known] : run->committed) {  // Damage that could not be written down.
     const auto found = snapshot.committed.find(sequence);
     if (found != snapshot.committed.end() && !found->second.damage) found->second.damage = known.damage;
@@ -391,15 +393,15 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
   run->committed = std::move(snapshot.committed);
   for (int64_t sequence : std::exchange(run->perhaps_evicted, {})) run->evicting.erase(sequence);
   run->damaged = std::move(snapshot.damaged);
-  run->trash_bytes = snapshot.trash_bytes;
-  TakePointers(run, std::move(snapshot.pointers));
+  trash_.SetBytes(run, snapshot.trash_bytes);
+  retention_.SetPointers(run, std::move(snapshot.pointers));
   run->read_only = false;
   if (run->ledger != nullptr) return;  // A rescan: what the ledger knows is newer.
   storage::v1::RunRecord record = std::move(snapshot.run_record);
   if (record.format_version() != 0) run->uid = static_cast<uid_t>(record.uid());
   record.set_uid(static_cast<int>(run->uid));
   record.set_path(run->path);
-  if (record.has_num_kept_ckpts()) run->num_kept_ckpts = record.num_kept_ckpts();
+  if (record.has_num_kept_ckpts()) retention_.SetNumKept(run, record.num_kept_ckpts());
   ReserveForAdoption(*run, snapshot, record);
   for (const storage::v1::Outcome& outcome : record.outcomes()) {
     if (outcome.level() >= v1::FAILED) RememberFailure(run, FromOutcome(*run, outcome));
@@ -441,7 +443,7 @@ void Engine::Impl::RecordUnheard(Run* run) {
     outcome.set_time_us(clock_->UnixMicros());
     outcome.set_size_bytes(summary.size_bytes());
   }
-  for (auto outcome = unheard.rbegin(); outcome != unheard.rend(); ++outcome) Record(run, *outcome);
+  for (auto outcome = unheard.rbegin(); outcome != unheard.rend(); ++outcome) history_.Record(run, *outcome);
 }
 
 Member* Engine::Impl::FindMember(Run* run, SessionId session, int rank) {
@@ -650,7 +652,7 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
   mapped_.erase(session);
   pool_->SessionEnded(session);
   CheckResidentsOf(session);
-  TryAdmitAll();
+  queue_.TryAdmitAll();
 }
 
 }  // namespace ckptd

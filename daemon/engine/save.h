@@ -61,6 +61,15 @@ enum class SavePhase {
   kEnded,
 };
 
+// What a save waits for before it is admitted.
+enum class WaitsFor {
+  kNothing,
+  kSizes,       // Of ranks that have not begun.
+  kOlderSaves,  // Of its run.
+  kMemory,
+  kDisk,
+};
+
 // Names a save within its run.
 struct SaveId {
   int64_t attempt;
@@ -112,7 +121,8 @@ struct Save {
   double stall_seconds = 0;  // The largest that any rank reported.
   int slowest_rank = -1;     // The rank that sealed last.
   bool remembered = false;   // Its end is in the history, and the observer was told.
-  std::string waits_for;     // Why it is not admitted, in words.
+  WaitsFor waits_for = WaitsFor::kNothing;
+  std::string waits_for_words;  // `waits_for` with the details, for error messages.
   // Set some time after the end; then the parts are gone and only this is left of them.
   std::unique_ptr<v1::Checkpoint> summary;
 
@@ -122,6 +132,19 @@ struct Save {
 
   bool sealed() const { return level >= v1::SEALED && level <= v1::COMMITTED; }
   bool ended() const { return phase == SavePhase::kEnded; }
+  void WaitFor(WaitsFor what, std::string words) {
+    waits_for = what;
+    waits_for_words = std::move(words);
+  }
+  // Ranks that have not sealed their part.
+  std::vector<int> UnsealedRanks() const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < world_size; ++rank) {
+      const Part* part = FindPart(rank);
+      if (part == nullptr || !part->sealed) ranks.push_back(rank);
+    }
+    return ranks;
+  }
   // Finds or makes the part of a rank. Parts are made on demand, so that a save costs only what its ranks
   // have sent.
   Part& PartOf(int rank) {

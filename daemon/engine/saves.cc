@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
+#include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -20,11 +21,6 @@ absl::Status Invalid(const std::string& message) {
 bool Reached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
 
 }  // namespace
-
-Save* Engine::Impl::FindSaveById(int64_t id) {
-  auto found = saves_by_id_.find(id);
-  return found == saves_by_id_.end() ? nullptr : found->second;
-}
 
 Save* Engine::Impl::FindEnded(Run* run, const SaveId& key) {
   for (auto save = run->ended.rbegin(); save != run->ended.rend(); ++save) {
@@ -127,7 +123,7 @@ void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Re
   if (sealed == save->world_size) {
     save->level = v1::SEALED;
     save->sealed_at = clock_->Now();
-    RememberSizes(*save);
+    sizes_.Remember(*save);
     KeepSealed(save);
   }
   response.set_level(std::max(save->level, v1::STAGED));
@@ -135,22 +131,6 @@ void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Re
   Notify(*save);
   AnswerWaiters(save);
   WriteSealedParts(save);
-}
-
-// What the run's next save is expected to need.
-void Engine::Impl::RememberSizes(const Save& save) {
-  if (save.run->last_world_size != save.world_size) save.run->last_part_bytes.clear();
-  save.run->last_world_size = save.world_size;
-  for (const auto& entry : save.parts) save.run->last_part_bytes[entry.first] = entry.second.end;
-}
-
-std::vector<int> Engine::Impl::MissingRanks(const Save& save) const {
-  std::vector<int> missing;
-  for (int rank = 0; rank < save.world_size; ++rank) {
-    const Part* part = save.FindPart(rank);
-    if (part == nullptr || !part->sealed) missing.push_back(rank);
-  }
-  return missing;
 }
 
 // ---- ends
@@ -207,11 +187,11 @@ void Engine::Impl::ContinueFailing(Save* save) {
   save->inflight_made = false;
   save->inflight_asked = true;
   save->run->io->Discard(save->id, [this, id = save->id](absl::Status discarded) {
-    Save* failing = FindSaveById(id);
+    Save* failing = saves_.Find(id);
     if (failing == nullptr) return;
     if (ReasonOf(discarded) == "ROOT_READ_ONLY") {  // Again after the scan: it must not stay behind.
       failing->inflight_made = true;
-      return AwaitScan(failing->run);
+      return scanner_.AwaitScan(failing->run);
     }
     if (!discarded.ok()) {
       observer_->OnWarning(absl::StrCat("the in-flight directory of ", failing->key.tag, " in ",
@@ -220,13 +200,13 @@ void Engine::Impl::ContinueFailing(Save* save) {
       bool complete = static_cast<int>(failing->parts.size()) == failing->world_size;
       for (const auto& entry : failing->parts) complete &= entry.second.durable;
       // It may be half done; and what could not be moved is moved then.
-      RescanRoot(failing->run);
+      scanner_.Scan(failing->run);
       if (complete) {  // Recovery could bring it back: neither COMMITTED nor FAILED is true.
         failing->run->read_only = true;
         return EndSave(failing, v1::INDETERMINATE);
       }
     }
-    EmptyTrash(failing->run);  // Before the end, which lets the next save look for room: this makes some.
+    trash_.Empty(failing->run);  // Before the end, which lets the next save look for room: this makes some.
     EndSave(failing, failing->end_level);
   });
 }
@@ -237,17 +217,13 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
   save->level = level;
   save->phase = SavePhase::kEnded;
   save->disk_reserved = 0;
-  if (int64_t& files = files_in_flight_[run->uid]; (files -= save->counted_files) == 0)
-    files_in_flight_.erase(run->uid);
+  placer_.Forget(*save);
   DropKept(save);
   if (save->reservation != 0 && level == v1::COMMITTED) KeepResident(save);
   if (save->reservation != 0) pool_->Release(std::exchange(save->reservation, 0));
   PruneResidents(run);
-  spent_[run->device] += save->written->load(std::memory_order_relaxed);
-  ++room_changes_[run->device];
-  saves_by_id_.erase(save->id);
-  auto owned = run->saves.extract(save->sequence);
-  run->ended.push_back(std::move(owned.mapped()));
+  disk_.OnSaveEnded(*save);
+  run->ended.push_back(saves_.Remove(save));
   ended_whole_.push_back(save);
   if (!save->remembered) {
     RememberEnd(save);
@@ -277,7 +253,7 @@ void Engine::Impl::EndSave(Save* save, v1::Level level) {
     }
   }
   ContinueResumes(run);
-  TryAdmitAll();
+  queue_.TryAdmitAll();
   CheckDrained();
 }
 
@@ -329,7 +305,7 @@ void Engine::Impl::RememberEnd(Save* save) {
   if (save->step) outcome.set_step(*save->step);
   outcome.set_time_us(clock_->UnixMicros());
   outcome.set_size_bytes(summary.checkpoint.size_bytes());
-  Record(run, outcome);
+  history_.Record(run, outcome);
   observer_->OnSaveEnded(summary);
 }
 
@@ -549,7 +525,7 @@ absl::StatusOr<Engine::WriteTarget> Engine::Impl::BeginWrite(
 void Engine::Impl::EndWrite(int64_t id) {
   auto write = writes_.find(id);
   if (write == writes_.end()) return;
-  if (Save* save = FindSaveById(write->second.save)) --save->parts.at(write->second.rank).open_writes;
+  if (Save* save = saves_.Find(write->second.save)) --save->parts.at(write->second.rank).open_writes;
   writes_.erase(write);
 }
 

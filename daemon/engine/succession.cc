@@ -158,9 +158,7 @@ void Engine::Impl::LetGo(const InheritedSave& save, const std::string& why) {
 void Engine::Impl::AdoptSave(Run* run, InheritedSave inherited) {
   const storage::v1::SealedSave& record = inherited.record;
   const storage::v1::ManifestSummary& checkpoint = record.checkpoint();
-  auto owned = std::make_unique<Save>();
-  Save* save = owned.get();
-  save->id = next_id_++;
+  auto save = std::make_unique<Save>();
   save->run = run;
   save->key = SaveId{checkpoint.attempt(), checkpoint.tag(), checkpoint.ordinal()};
   save->sequence = checkpoint.sequence();
@@ -198,15 +196,14 @@ void Engine::Impl::AdoptSave(Run* run, InheritedSave inherited) {
     }
     save->disk_reserved += part.end;
   }
-  RememberSizes(*save);
+  sizes_.Remember(*save);
   save->kept = record;
   save->kept->clear_parts();
-  run->saves.emplace(save->sequence, std::move(owned));
-  saves_by_id_.emplace(save->id, save);
-  observer_->OnInfo(absl::StrCat("the sealed save ", save->key.tag, " of ", run->path, " (sequence ",
-                                 save->sequence, ") of an earlier daemon is taken over"));
-  StartInflight(save);
-  Notify(*save);
+  Save* added = saves_.Add(std::move(save));
+  observer_->OnInfo(absl::StrCat("the sealed save ", added->key.tag, " of ", run->path, " (sequence ",
+                                 added->sequence, ") of an earlier daemon is taken over"));
+  StartInflight(added);
+  Notify(*added);
 }
 
 // Saves in roots that nobody has opened for too long: their memory is wanted by others.

@@ -1,7 +1,10 @@
+#include "daemon/engine/validate.h"
+
+#include <chrono>
 #include <string>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/engine/engine_impl.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/names.h"

@@ -1,0 +1,32 @@
+// Where files lie in the memory of a part: each begins on a page, and a part's segments follow one another.
+#ifndef CKPTD_DAEMON_ENGINE_PART_LAYOUT_H_
+#define CKPTD_DAEMON_ENGINE_PART_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ckptd/v1/messages.pb.h"
+#include "daemon/engine/root_io.h"
+#include "daemon/memory/segment_pool.h"
+
+namespace ckptd {
+
+inline constexpr int64_t kPage = 4096;
+// Rounds up to whole pages.
+inline int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+// The memory of `size` bytes from `offset` on, as runs in the order of the segments.
+std::vector<std::span<std::byte>> MemoryRuns(const std::vector<SegmentRef>& segments, int64_t offset,
+                                             int64_t size);
+
+// The files of a sealed part as they lie in memory.
+std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
+                                const std::map<std::string, v1::FilePlacement>& placed,
+                                const std::vector<SegmentRef>& segments);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_PART_LAYOUT_H_

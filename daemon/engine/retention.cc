@@ -1,0 +1,134 @@
+#include "daemon/engine/retention.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ckptd {
+namespace {
+
+// The checkpoint that the newest attempt resumes from; 0: none. It is kept until every rank has read its
+// part, because recovery may publish a newer one meanwhile. For clients that do not report that, it is kept
+// until the attempt has committed a checkpoint of its own.
+int64_t ResumedSequence(const Run& run) {
+  const int64_t attempt = run.ledger->active_attempt();
+  const auto decided = run.ledger->DecidedResume(attempt);
+  if (!decided || decided->agreed) return 0;
+  const bool has_own = std::any_of(run.committed.begin(), run.committed.end(), [attempt](const auto& entry) {
+    return entry.second.summary.attempt() == attempt;
+  });
+  return has_own ? 0 : decided->sequence;
+}
+
+}  // namespace
+
+Retention::Retention(EngineObserver* observer, const OutcomeHistory* history, TrashCollector* trash,
+                     Hooks hooks)
+    : observer_(observer), history_(history), trash_(trash), hooks_(std::move(hooks)) {}
+
+// Every checkpoint that is older than the newest N undamaged ones and that nothing else keeps. A damaged
+// checkpoint never counts as one of the N. `after_next_commit`: as if one more had been committed.
+std::vector<int64_t> Retention::Victims(const Run& run, bool after_next_commit) const {
+  std::vector<int64_t> victims;
+  const State& state = states_.Of(&run);
+  if (!state.num_kept_ckpts) return victims;
+  const auto good = std::count_if(run.committed.begin(), run.committed.end(),
+                                  [](const auto& entry) { return !entry.second.damage; });
+  int64_t surplus = static_cast<int64_t>(good) - *state.num_kept_ckpts + (after_next_commit ? 1 : 0);
+  if (surplus < 0) return victims;
+  const std::set<int64_t> wanted = Wanted(run, after_next_commit);
+  for (const auto& [sequence, checkpoint] : run.committed) {  // Oldest first.
+    if (!checkpoint.damage && surplus-- <= 0) break;
+    if (!checkpoint.pinned && !wanted.contains(sequence)) victims.push_back(sequence);
+  }
+  return victims;
+}
+
+// Sequences that something keeps, whatever the number of checkpoints; pins on disk are in Run::committed.
+std::set<int64_t> Retention::Wanted(const Run& run, bool after_next_commit) const {
+  const State& state = states_.Of(&run);
+  std::set<int64_t> wanted = state.pointed;
+  // The next save most likely names the same pointers as the newest one, which is then free to go.
+  if (after_next_commit && !run.committed.empty()) wanted.erase(run.committed.rbegin()->first);
+  if (!after_next_commit) wanted.insert(ResumedSequence(run));
+  wanted.insert(state.pinning.begin(), state.pinning.end());
+  wanted.insert(state.deciding.begin(), state.deciding.end());
+  for (int64_t sequence : hooks_.leased_sequences(run)) wanted.insert(sequence);
+  return wanted;
+}
+
+std::vector<int64_t> Retention::PredictedVictims(const Run& run) const {
+  return Victims(run, /*after_next_commit=*/true);
+}
+
+void Retention::Apply(Run* run) {
+  if (!history_->IsOnDisk(*run)) return;
+  for (int64_t sequence : Victims(*run, /*after_next_commit=*/false)) {
+    if (run->evicting.insert(sequence).second) Evict(run, sequence);
+  }
+  if (!HasEvictions(*run)) trash_->Empty(run);  // A re-save leaves its predecessor in the trash.
+}
+
+void Retention::Evict(Run* run, int64_t sequence) {
+  const std::string tag = run->committed.at(sequence).summary.tag();
+  run->io->Evict(tag, sequence, [this, run, sequence, tag](absl::Status evicted) {
+    OnEvicted(run, sequence, tag, evicted);
+  });
+}
+
+void Retention::OnEvicted(Run* run, int64_t sequence, const std::string& tag, const absl::Status& evicted) {
+  if (evicted.ok()) {
+    run->evicting.erase(sequence);
+    if (auto gone = run->committed.find(sequence); gone != run->committed.end()) {
+      trash_->AddBytes(run, gone->second.summary.size_bytes());
+      run->committed.erase(gone);
+      hooks_.evicted(run);
+    }
+  } else {
+    run->perhaps_evicted.insert(sequence);
+    observer_->OnWarning(absl::StrCat("retention could not remove ", run->path, "/", tag, ": ",
+                                      std::string(evicted.message()),
+                                      "; it is tried again after the next save"));
+    hooks_.needs_scan(run);
+  }
+  if (!HasEvictions(*run)) trash_->Empty(run);
+  hooks_.settled();
+}
+
+void Retention::SetPointers(const Run* run, PointerFiles pointers) {
+  states_.Of(run).pointed = std::move(pointers.holders);
+  for (const std::string& warning : pointers.warnings)
+    observer_->OnWarning(absl::StrCat("in the root ", run->path, " ", warning));
+}
+
+void Retention::BeginPin(const Run* run, int64_t sequence) { states_.Of(run).pinning.insert(sequence); }
+
+void Retention::EndPin(const Run* run, int64_t sequence) {
+  std::multiset<int64_t>& pinning = states_.Of(run).pinning;
+  pinning.erase(pinning.find(sequence));
+}
+
+void Retention::BeginResumeDecision(const Run* run, int64_t sequence) {
+  states_.Of(run).deciding.insert(sequence);
+}
+
+void Retention::EndResumeDecision(const Run* run, int64_t sequence) {
+  std::multiset<int64_t>& deciding = states_.Of(run).deciding;
+  deciding.erase(deciding.find(sequence));
+}
+
+bool Retention::IsPinned(const Run& run, int64_t sequence) const {
+  const auto found = run.committed.find(sequence);
+  if (found != run.committed.end() && found->second.pinned) return true;
+  return states_.Of(&run).pinning.contains(sequence);
+}
+
+bool Retention::IsWorking(const Run& run) const { return run.evicting.size() > run.perhaps_evicted.size(); }
+
+bool Retention::IsIdle(const Run& run) const {
+  const State& state = states_.Of(&run);
+  return state.deciding.empty() && state.pinning.empty() && run.evicting.empty();
+}
+
+}  // namespace ckptd

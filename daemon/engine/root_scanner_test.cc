@@ -1,0 +1,56 @@
+#include "daemon/engine/root_scanner.h"
+
+#include "tests/testing/engine_class_fixture.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::SizeIs;
+
+class RootScannerTest : public ClassTest {
+ protected:
+  int loads_ = 0, usable_ = 0;
+  RootScanner scanner_{&clock_,
+                       this,
+                       {.written_bytes = [](const Run&) { return int64_t{7}; },
+                        .load =
+                            [this](Run* run, RootSnapshot, int64_t written_bytes) {
+                              EXPECT_EQ(written_bytes, 7);
+                              ++loads_;
+                              run->read_only = false;
+                            },
+                        .usable = [this](Run*) { ++usable_; }}};
+};
+
+TEST_F(RootScannerTest, RootStaysReadOnlyUntilAScanSucceeds) {
+  Run* run = AddRun(1000);
+  ios_[run]->errors["Rescan"] = absl::InternalError("broken");
+  scanner_.AwaitScan(run);
+  EXPECT_TRUE(run->read_only);
+  RunCallbacks();
+  EXPECT_TRUE(run->read_only);
+  EXPECT_TRUE(scanner_.IsRetryScheduled(*run));
+  clock_.Advance(std::chrono::seconds(2));
+  scanner_.OnTick(run, clock_.Now());
+  RunCallbacks();
+  EXPECT_THAT(warnings_, SizeIs(1)) << "said once";
+  ios_[run]->errors.clear();
+  clock_.Advance(std::chrono::seconds(2));
+  scanner_.OnTick(run, clock_.Now());
+  RunCallbacks();
+  EXPECT_FALSE(run->read_only);
+  EXPECT_EQ(usable_, 1);
+  EXPECT_FALSE(scanner_.IsRetryScheduled(*run));
+}
+
+TEST_F(RootScannerTest, AScanThatIsAskedForDuringAScanFollowsIt) {
+  Run* run = AddRun(1000);
+  scanner_.Scan(run);
+  scanner_.Scan(run);
+  RunCallbacks();
+  EXPECT_EQ(ios_[run]->calls["Rescan"], 2);
+  EXPECT_EQ(loads_, 1) << "the first result was out of date";
+}
+
+}  // namespace
+}  // namespace ckptd

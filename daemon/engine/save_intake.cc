@@ -1,0 +1,325 @@
+#include "daemon/engine/save_intake.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/validate.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+absl::Status Conflict(const Save& save, const std::string& message) {
+  return MakeError(absl::StatusCode::kAlreadyExists, "SAVE_CONFLICT", message, {{"tag", save.key.tag}});
+}
+
+absl::Status SessionLost() {
+  return MakeError(absl::StatusCode::kAborted, "SESSION_LOST", "the session ended before Begin was answered");
+}
+
+absl::Status RankTaken(const Save& save, int rank) {
+  return MakeError(
+      absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
+      absl::StrCat("rank ", rank, " of the save of ", save.key.tag, " was begun by another process"),
+      {{"tag", save.key.tag}, {"ranks", absl::StrCat(rank)}});
+}
+
+SaveId KeyOf(const Member& member, const v1::BeginRequest& request) {
+  return SaveId{member.attempt, request.key().tag(), request.key().ordinal()};
+}
+
+Save* FindByKey(Run* run, const SaveId& key) {
+  for (const auto& [sequence, save] : run->saves) {
+    if (save->key == key) return save.get();
+  }
+  return nullptr;
+}
+
+std::optional<int64_t> StepOf(const v1::BeginRequest& request) {
+  return request.has_step() ? std::optional(request.step()) : std::nullopt;
+}
+
+std::string Words(std::optional<int64_t> step) { return step ? absl::StrCat("step ", *step) : "no step"; }
+
+// A longer timeout is refused and not shortened: the caller would rely on it.
+absl::StatusOr<Duration> CheckTimeout(bool set, const google::protobuf::Duration& value, const char* field,
+                                      Duration otherwise, Duration most, const char* bound) {
+  absl::StatusOr<Duration> checked =
+      CheckDuration(set, value, field, std::min(otherwise, most), std::chrono::milliseconds(1), most);
+  if (checked.ok()) return checked;
+  return MakeError(checked.status().code(), ReasonOf(checked.status()),
+                   absl::StrCat(std::string(checked.status().message()), "; the daemon's ", bound,
+                                " sets the upper bound"));
+}
+
+}  // namespace
+
+SaveIntake::SaveIntake(const EngineOptions& options, Clock* clock, EngineObserver* observer, SaveTable* saves,
+                       FilePlacer* placer, AdmissionQueue* queue, PartGrants* grants, DiskRoom* disk,
+                       Hooks hooks)
+    : options_(options),
+      clock_(clock),
+      observer_(observer),
+      saves_(saves),
+      placer_(placer),
+      queue_(queue),
+      grants_(grants),
+      disk_(disk),
+      hooks_(std::move(hooks)) {}
+
+v1::BeginResponse SkippedResponse(const Save& save) {
+  v1::BeginResponse response;
+  response.set_sequence(save.sequence);
+  response.set_level(v1::SKIPPED);
+  v1::SaveError& error = *response.mutable_error();
+  error.set_reason("SKIPPED");
+  error.set_code(static_cast<int>(absl::StatusCode::kAborted));
+  error.set_message(std::string(save.error.message()));
+  return response;
+}
+
+// ---- from Begin to a save
+
+void SaveIntake::Begin(Run* run, const Member& member, const v1::BeginRequest& request,
+                       Reply<v1::BeginResponse> reply) {
+  Pending begin{member.session, request, std::move(reply)};
+  run->ledger->Activate(member.attempt, [this, name = run->name, attempt = member.attempt,
+                                         begin = std::move(begin)](absl::Status active) mutable {
+    if (!active.ok()) return begin.reply(active);
+    if (Run* acting = hooks_.find_run(name)) hooks_.fence_off(acting, attempt);
+    OnActivated(std::move(begin));
+  });
+}
+
+void SaveIntake::OnActivated(Pending begin) {
+  Run* run = hooks_.find_run(begin.request.key().run());
+  const Member* member =
+      run == nullptr ? nullptr : hooks_.find_member(run, begin.session, begin.request.key().rank());
+  if (member == nullptr) return begin.reply(SessionLost());
+  if (JoinExisting(run, *member, begin)) return;
+  AskSequence(run, *member, std::move(begin));
+}
+
+bool SaveIntake::JoinExisting(Run* run, const Member& member, Pending& begin) {
+  const SaveId key = KeyOf(member, begin.request);
+  if (Save* save = FindByKey(run, key)) {
+    BeginPart(save, member, begin.request, std::move(begin.reply));
+    return true;
+  }
+  if (auto answer = hooks_.answer_if_ended(run, key)) {
+    begin.reply(*std::move(answer));
+    return true;
+  }
+  return false;
+}
+
+// The first rank that begins the save asks the ledger for its sequence; the others wait with it.
+void SaveIntake::AskSequence(Run* run, const Member& member, Pending begin) {
+  const PendingKey key{run->name, KeyOf(member, begin.request)};
+  if (auto waiting = awaiting_sequence_.find(key); waiting != awaiting_sequence_.end())
+    return waiting->second.push_back(std::move(begin));
+  const absl::StatusOr<Timeouts> timeouts = CheckTimeouts(begin.request);
+  if (!timeouts.ok()) return begin.reply(timeouts.status());
+  if (absl::Status limit = CheckSavesInFlight(*run); !limit.ok()) return begin.reply(limit);
+  awaiting_sequence_[key].push_back(std::move(begin));
+  run->ledger->Admit(member.attempt, [this, key, timeouts = *timeouts](absl::StatusOr<int64_t> sequence) {
+    OnSequence(key, timeouts, sequence);
+  });
+}
+
+void SaveIntake::OnSequence(const PendingKey& key, const Timeouts& timeouts,
+                            const absl::StatusOr<int64_t>& sequence) {
+  auto waiting = awaiting_sequence_.extract(key);
+  for (Pending& begin : waiting.mapped()) {
+    if (sequence.ok()) {
+      BeginNew(key.first, timeouts, *sequence, std::move(begin));
+    } else {
+      begin.reply(sequence.status());
+    }
+  }
+}
+
+void SaveIntake::BeginNew(const std::string& run_name, const Timeouts& timeouts, int64_t sequence,
+                          Pending begin) {
+  Run* run = hooks_.find_run(run_name);
+  const Member* member =
+      run == nullptr ? nullptr : hooks_.find_member(run, begin.session, begin.request.key().rank());
+  if (member == nullptr) return begin.reply(SessionLost());
+  if (JoinExisting(run, *member, begin)) return;
+  Save* save = NewSave(run, *member, timeouts, sequence, begin.request);
+  BeginPart(save, *member, begin.request, std::move(begin.reply));
+  if (save->phase == SavePhase::kTarget) AskTarget(save);
+}
+
+absl::StatusOr<SaveIntake::Timeouts> SaveIntake::CheckTimeouts(const v1::BeginRequest& request) const {
+  Timeouts timeouts;
+  CKPTD_ASSIGN_OR_RETURN(
+      timeouts.admission,
+      CheckTimeout(request.has_timeout(), request.timeout(), "timeout", std::chrono::seconds(30),
+                   options_.max_admission_timeout, "limits.max_admission_timeout_seconds"));
+  CKPTD_ASSIGN_OR_RETURN(
+      timeouts.commit, CheckTimeout(request.has_commit_timeout(), request.commit_timeout(), "commit_timeout",
+                                    std::chrono::seconds(600), options_.max_commit_timeout,
+                                    "limits.max_commit_timeout_seconds"));
+  return timeouts;
+}
+
+absl::Status SaveIntake::CheckSavesInFlight(const Run& run) const {
+  const auto in_flight = std::count_if(saves_->all().begin(), saves_->all().end(), [&run](const auto& entry) {
+    return entry.second->run->uid == run.uid;
+  });
+  if (in_flight < options_.limits.saves_per_uid) return absl::OkStatus();
+  return UidLimitExceeded(run.uid, "saves in flight", options_.limits.saves_per_uid, "saves_per_uid");
+}
+
+Save* SaveIntake::NewSave(Run* run, const Member& member, const Timeouts& timeouts, int64_t sequence,
+                          const v1::BeginRequest& request) {
+  auto save = std::make_unique<Save>();
+  save->run = run;
+  save->key = KeyOf(member, request);
+  save->sequence = sequence;
+  save->step = StepOf(request);
+  save->world_size = member.world_size;
+  save->busy = request.busy() == v1::BUSY_POLICY_UNSPECIFIED ? v1::WAIT : request.busy();
+  save->begun_at = clock_->Now();
+  save->begun_unix_us = clock_->UnixMicros();
+  save->admission_deadline = save->begun_at + timeouts.admission;
+  save->commit_deadline = save->begun_at + timeouts.commit;
+  LogStepBack(*save);
+  return saves_->Add(std::move(save));
+}
+
+void SaveIntake::LogStepBack(const Save& save) {
+  const Run& run = *save.run;
+  if (run.committed.empty() || !save.step) return;
+  const auto& newest = run.committed.rbegin()->second.summary;
+  if (!newest.has_step() || *save.step >= newest.step()) return;
+  observer_->OnInfo(absl::StrCat("run ", run.path, " goes back: step ", *save.step, " (", save.key.tag,
+                                 ") is saved after step ", newest.step(), " (", newest.tag(), ")"));
+}
+
+// ---- one rank
+
+void SaveIntake::BeginPart(Save* save, const Member& member, const v1::BeginRequest& request,
+                           Reply<v1::BeginResponse> reply) {
+  if (save->phase == SavePhase::kFailing && save->remembered) {
+    if (save->end_level == v1::SKIPPED) return reply(SkippedResponse(*save));
+    return reply(save->error);
+  }
+  if (absl::Status differs = CheckAgrees(*save, member, request); !differs.ok()) return reply(differs);
+  Part& part = save->PartOf(member.rank);
+  if (part.begun) return BeginAgain(save, part, member, std::move(reply));
+  if (absl::Status named = NamePointers(save, member, request); !named.ok()) return reply(named);
+  part.begun = true;
+  part.session = member.session;
+  part.instance = member.instance;
+  part.growing = request.growing();
+  part.asked.assign(request.files().begin(), request.files().end());
+  part.begin_replies.push_back(std::move(reply));
+  if (save->metrics.empty() || (member.rank == 0 && !request.metrics().empty())) {
+    save->metrics = {request.metrics().begin(), request.metrics().end()};
+  }
+  // A rank that names no number follows the others.
+  if (request.has_num_kept_ckpts()) save->num_kept_ckpts = request.num_kept_ckpts();
+  if (absl::Status placed = placer_->Place(save, part, part.asked); !placed.ok())
+    return hooks_.fail(save, placed);
+  if (save->phase == SavePhase::kGathering) return queue_->Gather(save);
+  if (save->phase == SavePhase::kAdmitted) grants_->OnBegun(save, part);
+}
+
+// A retry, perhaps from a new session after the daemon was restarted.
+void SaveIntake::BeginAgain(Save* save, Part& part, const Member& member, Reply<v1::BeginResponse> reply) {
+  if (part.sealed && part.session == 0 && part.instance == member.instance) {
+    // The rank sealed the part with an earlier daemon and never got the answer. It hears how the save ends.
+    part.begin_replies.push_back(std::move(reply));
+    return;
+  }
+  if (part.session != member.session) return reply(RankTaken(*save, member.rank));
+  part.begin_replies.push_back(std::move(reply));
+  grants_->AnswerBegins(save, part);
+}
+
+// All ranks give a save the same step and the same num_kept_ckpts.
+absl::Status SaveIntake::CheckAgrees(const Save& save, const Member& member,
+                                     const v1::BeginRequest& request) const {
+  if (StepOf(request) != save.step) {
+    return Conflict(save, absl::StrCat("rank ", member.rank, " saves ", save.key.tag, " as ",
+                                       Words(StepOf(request)), ", but it was begun as ", Words(save.step)));
+  }
+  const Part* part = save.FindPart(member.rank);
+  const bool begins = part == nullptr || !part->begun;
+  if (begins && request.has_num_kept_ckpts() &&
+      save.num_kept_ckpts.value_or(request.num_kept_ckpts()) != request.num_kept_ckpts()) {
+    return Conflict(save, absl::StrCat("rank ", member.rank, " saves ", save.key.tag, " with num_kept_ckpts ",
+                                       request.num_kept_ckpts(), ", but it was begun with num_kept_ckpts ",
+                                       *save.num_kept_ckpts));
+  }
+  return absl::OkStatus();
+}
+
+// The limits hold for the pointers of all ranks together. AskTarget checks them while the save is new. Later,
+// a rank that names a pointer whose place is taken fails the save.
+absl::Status SaveIntake::NamePointers(Save* save, const Member& member, const v1::BeginRequest& request) {
+  std::map<std::string, std::string> all = save->pointers;
+  std::vector<std::string> added;
+  for (const auto& [name, content] : request.pointers()) {
+    const auto [place, fresh] = all.emplace(name, content);
+    if (fresh) {
+      added.push_back(name);
+    } else if (place->second != content) {
+      return Conflict(*save, absl::StrCat("rank ", member.rank, " saves ", save->key.tag,
+                                          " with the pointer ", name, " = \"", content,
+                                          "\", but it was begun with ", name, " = \"", place->second, "\""));
+    }
+  }
+  CKPTD_RETURN_IF_ERROR(CheckPointers(save->key.tag, all));
+  save->pointers = std::move(all);
+  if (added.empty() || !save->target_asked) return absl::OkStatus();
+  save->run->io->CheckTarget(save->key.tag, std::move(added), [this, id = save->id](absl::Status target) {
+    Save* asked = saves_->Find(id);
+    if (asked != nullptr && !asked->sealed() && !target.ok()) hooks_.fail(asked, target);
+  });
+  return absl::OkStatus();
+}
+
+// ---- the tag, and the disk
+
+void SaveIntake::AskTarget(Save* save) {
+  save->target_asked = true;
+  bool is_resave = false;
+  for (const auto& [sequence, committed] : save->run->committed) {
+    if (committed.summary.tag() != save->key.tag) continue;
+    is_resave = true;
+    if (!hooks_.is_pinned(*save->run, sequence)) break;
+    return hooks_.fail(save, MakeError(absl::StatusCode::kFailedPrecondition, "PINNED",
+                                       absl::StrCat("checkpoint ", save->key.tag,
+                                                    " is pinned and is not replaced; unpin it or use "
+                                                    "another tag"),
+                                       {{"tag", save->key.tag}}));
+  }
+  if (is_resave && save->pointers.empty()) return MeasureDisk(save);  // The tag is the run's already.
+  std::vector<std::string> pointers;
+  for (const auto& [name, content] : save->pointers) pointers.push_back(name);
+  save->run->io->CheckTarget(save->key.tag, std::move(pointers), [this, id = save->id](absl::Status target) {
+    Save* asked = saves_->Find(id);
+    if (asked == nullptr || asked->phase != SavePhase::kTarget) return;
+    if (!target.ok()) return hooks_.fail(asked, target);
+    MeasureDisk(asked);
+  });
+}
+
+void SaveIntake::MeasureDisk(Save* save) {
+  disk_->Measure(save->run, [this, id = save->id](absl::StatusOr<DiskRoom::Measurement> measured) {
+    Save* waiting = saves_->Find(id);
+    if (waiting == nullptr || waiting->phase != SavePhase::kTarget) return;
+    if (!measured.ok()) return hooks_.fail(waiting, measured.status());
+    disk_->Remember(waiting->run, *measured);
+    waiting->phase = SavePhase::kGathering;
+    queue_->Gather(waiting);
+  });
+}
+
+}  // namespace ckptd
