@@ -49,7 +49,7 @@ SAVE = [
             "The ledger gives the sequence. The engine reserves memory and disk space for all ranks at "
             "once, or lets the save wait, or refuses it."
         ),
-        ("daemon/engine/admission.cc", "storage/ledger/local_ledger.cc", "daemon/memory/segment_pool.cc"),
+        ("daemon/engine/admission_queue.cc", "storage/ledger/local_ledger.cc", "daemon/memory/segment_pool.cc"),
     ),
     Step(
         ENGINE,
@@ -66,7 +66,7 @@ SAVE = [
         TRAINER,
         "segments, placements",
         "Begin is answered: which segments the part has, and where in them each file goes.",
-        ("daemon/engine/admission.cc",),
+        ("daemon/engine/part_grants.cc",),
     ),
     Step(
         TRAINER,
@@ -93,14 +93,14 @@ SAVE = [
             "The part belongs to the daemon: STAGED. Before the last rank hears SEALED, the seal journal "
             "has the save. Training goes on."
         ),
-        ("daemon/engine/saves.cc", "daemon/succession/seal_journal.cc"),
+        ("daemon/engine/save_tracker.cc", "daemon/succession/seal_journal.cc"),
     ),
     Step(
         ENGINE,
         IO,
         "write the part",
         "The engine hands the sealed part to its file system's threads.",
-        ("daemon/engine/persist.cc", "daemon/root_io/file_system_workers.cc"),
+        ("daemon/engine/publisher.cc", "daemon/root_io/file_system_workers.cc"),
     ),
     Step(
         IO,
@@ -135,7 +135,7 @@ SAVE = [
             "When all parts are durable, and no older save of the tag is under way, the engine asks for the "
             "publish."
         ),
-        ("daemon/engine/persist.cc",),
+        ("daemon/engine/publisher.cc",),
     ),
     Step(
         META,
@@ -155,14 +155,14 @@ SAVE = [
             "Every Wait for this save is answered. The segments stay as a resident copy until somebody "
             "needs them."
         ),
-        ("daemon/engine/saves.cc", "daemon/engine/residents.cc"),
+        ("daemon/engine/save_tracker.cc", "daemon/engine/residents.cc"),
     ),
     Step(
         ENGINE,
         META,
         "evict old checkpoints",
         "Commit step 7: retention renames each victim to trash; a thread that nobody waits for deletes it.",
-        ("daemon/engine/persist.cc", "storage/commit/trash.cc"),
+        ("daemon/engine/retention.cc", "storage/commit/trash.cc"),
     ),
 ]
 

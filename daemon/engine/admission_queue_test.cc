@@ -3,8 +3,8 @@
 
 #include <set>
 
-#include "tests/testing/engine_class_fixture.h"
 #include "storage/base/errors.h"
+#include "tests/testing/engine_class_fixture.h"
 
 namespace ckptd {
 namespace {
@@ -15,7 +15,6 @@ using ::testing::IsEmpty;
 class AdmissionQueueTest : public ClassTest {
  protected:
   void SetUp() override {
-    StartPool(10);
     shares_ = std::make_unique<MemoryShares>(pool_.get(), &saves_, &sizes_, 100,
                                              [] { return std::map<uid_t, int64_t>(); });
     queue_of_saves_ = std::make_unique<AdmissionQueue>(
@@ -25,7 +24,6 @@ class AdmissionQueueTest : public ClassTest {
             .admitted = [this](Save* save) { admitted_.push_back(save); },
             .session_of_rank = [](const Run&, int64_t, int) { return SessionId(); }});
   }
-  void TearDown() override { pool_.reset(); }
 
   void Fail(Save* save, const std::string& reason) {
     failed_[save] = reason;

@@ -105,7 +105,7 @@ void Engine::Impl::ReserveForAdoption(const Run& run, const RootSnapshot& snapsh
                                  " finished checkpoints of another program, the newest of them ",
                                  snapshot.foreign.back().tag, ": ckptctl adopt makes them ours"));
   // What is in no order yet: the record is on disk before the first sequence is given.
-  if (record.last_sequence() == 0 && snapshot.highest_sequence == 0 && HighestInherited(run) == 0)
+  if (record.last_sequence() == 0 && snapshot.highest_sequence == 0 && recovery_.HighestSequence(run) == 0)
     record.set_reserved_sequences(kReserved);
 }
 

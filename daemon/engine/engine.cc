@@ -27,7 +27,6 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
       clock_(clock),
       pool_(pool),
       observer_(observer),
-      journal_(journal),
       started_unix_us_(clock->UnixMicros()),
       placer_(options_.limits, options_.chunk_bytes),
       history_(clock, observer,
@@ -67,7 +66,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                     },
                 .usable =
                     [this](Run* run) {
-                      ContinueAfterScan(run);
+                      publisher_.OnScanned(run);
                       ContinueResumes(run);
                       trash_.Empty(run);
                       queue_.TryAdmitAll();
@@ -75,10 +74,10 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
       shares_(pool, &saves_, &sizes_, options_.max_pool_percent_per_user, [this] { return HeldByReaders(); }),
       queue_(clock, pool, &saves_, &sizes_, &shares_, &disk_, options_.over_share_grace,
              {.fail = [this](Save* save, absl::Status error,
-                             v1::Level level) { FailSave(save, std::move(error), level); },
+                             v1::Level level) { tracker_.Fail(save, std::move(error), level); },
               .admitted =
                   [this](Save* save) {
-                    StartInflight(save);
+                    publisher_.Start(save);
                     grants_.OnAdmitted(save);
                   },
               .session_of_rank =
@@ -87,7 +86,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                     return member == nullptr ? SessionId() : member->session;
                   }}),
       grants_(pool, &saves_, &sizes_, &shares_, &disk_, &placer_,
-              [this](Save* save, absl::Status error) { FailSave(save, std::move(error)); }),
+              [this](Save* save, absl::Status error) { tracker_.Fail(save, std::move(error)); }),
       intake_(options_, clock, observer, &saves_, &placer_, &queue_, &grants_, &disk_,
               {.find_run =
                    [this](const std::string& name) {
@@ -100,7 +99,58 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                .answer_if_ended = [this](Run* run, const SaveId& key) { return AnswerIfEnded(run, key); },
                .is_pinned = [this](const Run& run,
                                    int64_t sequence) { return retention_.IsPinned(run, sequence); },
-               .fail = [this](Save* save, absl::Status error) { FailSave(save, std::move(error)); }}) {
+               .fail = [this](Save* save, absl::Status error) { tracker_.Fail(save, std::move(error)); }}),
+      ended_({.describe_save = [this](const Save& save) { return Describe(save, v1::BASIC); },
+              .describe_committed =
+                  [this](const Run& run, const CommittedCheckpoint& committed) {
+                    return Describe(run, committed);
+                  }}),
+      streams_(&saves_),
+      publisher_(clock, observer, &saves_, &sizes_, &scanner_, options_.chunk_bytes,
+                 {.fail = [this](Save* save, absl::Status error) { tracker_.Fail(save, std::move(error)); },
+                  .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
+                  .committed =
+                      [this](Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
+                        OnCommitted(save, std::move(committed), std::move(pointers));
+                      },
+                  .indeterminate = [this](Save* save) { tracker_.End(save, v1::INDETERMINATE); }}),
+      tracker_(
+          clock, pool, observer, &saves_, &ended_, &streams_, &sizes_, &scanner_, &trash_,
+          {.describe = [this](const Save& save, v1::View view) { return Describe(save, view); },
+           .changed = [this](const Save& save) { Notify(save); },
+           .all_sealed =
+               [this](Save* save) {
+                 sizes_.Remember(*save);
+                 recovery_.Keep(save);
+               },
+           .part_sealed = [this](Save* save) { publisher_.WriteSealedParts(save); },
+           .failing = [this](Save* save) { recovery_.Drop(save); },
+           .releasing_memory =
+               [this](Save* save) {
+                 recovery_.Drop(save);
+                 if (save->reservation != 0 && save->level == v1::COMMITTED) KeepResident(save);
+               },
+           .memory_released =
+               [this](const Save& save) {
+                 PruneResidents(save.run);
+                 placer_.Forget(save);
+                 disk_.OnSaveEnded(save);
+               },
+           .record = [this](Run* run, const storage::v1::Outcome& outcome) { history_.Record(run, outcome); },
+           .ended =
+               [this](Save* save) {
+                 publisher_.OnSaveEnded(*save);
+                 ContinueResumes(save->run);
+                 queue_.TryAdmitAll();
+                 CheckDrained();
+               }}),
+      recovery_(clock, observer, pool, journal, &runs_, &saves_, &sizes_, options_.chunk_bytes,
+                {.past = [this](const Run& run, const SaveId& key) { return ended_.Past(run, key); },
+                 .recovered =
+                     [this](Save* save) {
+                       publisher_.Start(save);
+                       Notify(*save);
+                     }}) {
   pool_->OnRoom([this] { queue_.TryAdmitAll(); });
 }
 
@@ -227,7 +277,8 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
   for (const auto& entry : run.saves) {
     if (!entry.second->remembered) *description.add_in_flight() = Describe(*entry.second, v1::BASIC);
   }
-  if (!run.failures.empty()) *description.mutable_last_failure() = run.failures.back();
+  if (const auto& failures = ended_.failures(run); !failures.empty())
+    *description.mutable_last_failure() = failures.back();
   for (int64_t victim : retention_.PredictedVictims(run)) {
     description.add_predicted_victims(run.committed.at(victim).summary.tag());
   }
@@ -266,7 +317,8 @@ void Engine::Impl::GetCheckpoint(const Caller& caller, const v1::GetCheckpointRe
     if (entry.second.summary.tag() == tag) committed = &entry.second;
   }
   if (committed == nullptr) {
-    for (auto failure = run->failures.rbegin(); failure != run->failures.rend(); ++failure) {
+    const std::deque<v1::Checkpoint>& failures = ended_.failures(*run);
+    for (auto failure = failures.rbegin(); failure != failures.rend(); ++failure) {
       if (failure->tag() == tag) return reply(*failure);
     }
     return reply(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
@@ -315,7 +367,7 @@ void Engine::Impl::ListCheckpoints(const Caller& caller, const v1::ListCheckpoin
   std::map<int64_t, v1::Checkpoint> all;
   for (const auto& entry : run->committed) all.emplace(entry.first, Describe(*run, entry.second));
   if (request.show_all()) {
-    for (const v1::Checkpoint& failure : run->failures) all.emplace(failure.sequence(), failure);
+    for (const v1::Checkpoint& failure : ended_.failures(*run)) all.emplace(failure.sequence(), failure);
     for (const auto& entry : run->saves)
       all.insert_or_assign(entry.first, Describe(*entry.second, request.view()));
   }
@@ -355,56 +407,14 @@ void Engine::Impl::NotifyWatchers(const Run& run, v1::WatchResponse event) {
 
 void Engine::Impl::Tick() {
   const Instant now = clock_->Now();
-  SummarizeEnded();
-  std::vector<Save*> late;
-  for (const auto& entry : saves_.all()) {
-    Save* save = entry.second;
-    AnswerWaiters(save);
-    const bool waits = save->phase == SavePhase::kTarget || save->phase == SavePhase::kGathering ||
-                       save->phase == SavePhase::kQueued;
-    const bool open = save->phase == SavePhase::kAdmitted && !save->sealed();
-    if ((waits && now >= save->admission_deadline) || (open && now >= save->commit_deadline))
-      late.push_back(save);
-  }
-  for (Save* save : late) {
-    std::vector<int> missing;
-    std::string what;
-    absl::Status error;
-    if (save->phase == SavePhase::kQueued || save->phase == SavePhase::kTarget) {
-      error = MakeError(absl::StatusCode::kDeadlineExceeded, "ADMISSION_TIMEOUT",
-                        absl::StrCat("no room for the save of ", save->key.tag, " in time; it waited for ",
-                                     save->phase == SavePhase::kTarget
-                                         ? absl::StrCat("an answer of the file system of ", save->run->path)
-                                         : save->waits_for_words),
-                        {{"tag", save->key.tag}});
-    } else if (save->phase == SavePhase::kGathering) {
-      missing = sizes_.UnknownRanks(*save);
-      error = MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
-                        absl::StrCat("ranks ", JoinRanks(missing), " have not begun the save of ",
-                                     save->key.tag, " in time"),
-                        {{"tag", save->key.tag}, {"ranks", JoinRanks(missing)}});
-    } else if (save->phase == SavePhase::kAdmitted) {
-      missing = save->UnsealedRanks();
-      error = MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
-                        absl::StrCat("ranks ", JoinRanks(missing), " have not sealed their part of ",
-                                     save->key.tag, " in time (commit_timeout)"),
-                        {{"tag", save->key.tag}, {"ranks", JoinRanks(missing)}});
-    } else {
-      continue;  // An end before it in this turn ended it, too.
-    }
-    FailSave(save, error);
-  }
+  ended_.OnTick();
+  tracker_.OnTick(now);
   for (auto& entry : runs_) {
     Run* run = entry.second.get();
     if (run->open_again_at && now >= *run->open_again_at) OpenRoot(run);
     disk_.OnTick(run, now);
     scanner_.OnTick(run, now);
-    for (auto& save : run->saves) {
-      std::optional<Instant>& again = save.second->publish_again_at;
-      if (!again || now < *again) continue;
-      again.reset();
-      TryPublish(save.second.get());
-    }
+    publisher_.OnTick(run, now);
     history_.OnTick(run, now);
     trash_.OnTick(run, now);
     UpdateDegraded(run, now);
@@ -433,7 +443,7 @@ void Engine::Impl::Tick() {
     }
   }
   queue_.OnTick(now);
-  ExpireInherited();
+  recovery_.OnTick(now);
   CloseIdleRuns(now);
   std::vector<int64_t> gone;
   for (auto& entry : watchers_) {
@@ -467,6 +477,17 @@ void Engine::Impl::UpdateDegraded(Run* run, Instant now) {
   queue_.TryAdmitAll();
 }
 
+void Engine::Impl::OnCommitted(Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
+  Run* run = save->run;
+  std::erase_if(run->committed,
+                [save](const auto& entry) { return entry.second.summary.tag() == save->key.tag; });
+  run->committed.emplace(save->sequence, std::move(committed));
+  retention_.SetNumKept(run, save->num_kept_ckpts);
+  run->ledger->SetRetention(save->num_kept_ckpts);
+  retention_.SetPointers(run, std::move(pointers));
+  tracker_.End(save, v1::COMMITTED);  // Retention follows when the history is on disk.
+}
+
 bool Engine::Impl::IsRetaining(const Run& run) const {
   return history_.IsWriting(run) || retention_.IsWorking(run) || trash_.IsEmptying(run);
 }
@@ -478,6 +499,7 @@ void Engine::Impl::ForgetRun(Run* run) {
   retention_.Forget(run);
   disk_.Forget(run);
   scanner_.Forget(run);
+  ended_.Forget(run);
 }
 
 void Engine::Impl::CheckDrained() {
@@ -498,7 +520,9 @@ Engine::Engine(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObs
     : impl_(std::make_unique<Impl>(std::move(options), clock, pool, observer, journal)) {}
 Engine::~Engine() = default;
 
-void Engine::Inherit(std::vector<storage::v1::SealedSave> saves) { impl_->Inherit(std::move(saves)); }
+void Engine::Inherit(std::vector<storage::v1::SealedSave> saves) {
+  impl_->recovery_.Inherit(std::move(saves));
+}
 
 void Engine::SessionOpened(const SessionInfo& info) { impl_->sessions_.emplace(info.id, info); }
 void Engine::SessionClosed(SessionId session, const std::string& why) { impl_->SessionClosed(session, why); }
@@ -597,7 +621,7 @@ absl::StatusOr<Engine::WriteTarget> Engine::BeginWrite(const Caller& caller, con
                                                        std::function<void(const absl::Status&)> revoke) {
   return impl_->BeginWrite(caller, key, path, std::move(revoke));
 }
-void Engine::EndWrite(int64_t id) { impl_->EndWrite(id); }
+void Engine::EndWrite(int64_t id) { impl_->streams_.Close(id); }
 
 int64_t Engine::AddWatcher(const Caller& caller, const v1::WatchRequest& request,
                            std::function<bool(const v1::WatchResponse&)> event, absl::Status* refused) {
@@ -701,11 +725,7 @@ bool Engine::HasSealedSaves() const {
 void Engine::Tick() { impl_->Tick(); }
 
 Instant Engine::NextDeadline() const {
-  Instant next = impl_->queue_.NextDeadline();
-  for (const auto& entry : impl_->saves_.all()) {
-    next = std::min({next, entry.second->admission_deadline, entry.second->commit_deadline});
-    for (const Waiter& waiter : entry.second->waiters) next = std::min(next, waiter.deadline);
-  }
+  Instant next = std::min(impl_->queue_.NextDeadline(), impl_->tracker_.NextDeadline());
   for (const auto& entry : impl_->runs_) {
     for (const PendingResume& pending : entry.second->resumes) next = std::min(next, pending.deadline);
     for (const auto& agreement : entry.second->agreements) {

@@ -72,19 +72,15 @@ class Engine {
   // For ReadFile: the reader behind a lease of this session.
   absl::StatusOr<std::shared_ptr<CheckpointReader>> FindReader(const Caller& caller,
                                                                const std::string& lease);
-  // For WriteFile: where a placed file's bytes go, as runs of memory that follow one another. They are the
-  // caller's until EndWrite, or until the save fails: then `revoke` is called with its error, and once that
-  // has returned the caller touches them no more. So a stream that never ends holds no memory beyond its
-  // save. INVALID_ARGUMENT etc. as Extend.
-  struct WriteTarget {
-    int64_t id = 0;
-    int64_t size = 0;
-    std::vector<std::span<std::byte>> runs;
-  };
+  // For WriteFile: the memory of a placed file. It is the caller's until EndWrite, or until the save fails:
+  // then the engine calls `revoke` with the save's error, and the caller must not touch the memory after that
+  // has returned. So a stream that never ends holds no memory beyond its save. INVALID_ARGUMENT etc. as
+  // Extend.
+  using WriteTarget = ckptd::WriteTarget;
   absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
                                          const std::string& path,
                                          std::function<void(const absl::Status& why)> revoke);
-  void EndWrite(int64_t id);  // Of one that was revoked: nothing.
+  void EndWrite(int64_t id);  // No-op if the write was already revoked.
 
   // Watchers: `event` runs on each change of level and, every `interval`, on progress. False from it ends the
   // watch.

@@ -1,17 +1,14 @@
 // The engine's state and its methods, by subject:
 //   engine.cc      the public face, sessions, looking and watching
 //   runs.cc        roots, runs, joining, attempts
-//   save_requests.cc  Begin and Extend
+//   save_requests.cc  Begin, Extend, Seal, Abort, Wait, WriteFile
 //   reader_memory.cc  the memory that readers hold
-//   saves.cc       Seal, Abort, Wait, deadlines: how a save ends
-//   persist.cc     parts to disk, publish
 //   reads.cc       Resume, open checkpoints, leases, pins
 //   residents.cc   committed checkpoints that are in memory still
 //   prefetch.cc    committed checkpoints that are read into memory
 //   adopt.cc       checkpoints of other programs: listed, and made ours
 //   scrub.cc       committed checkpoints, read back to see whether they are whole
 //   agreement.cc   damage, and that all ranks agree what they resume from
-//   succession.cc  sealed saves from one daemon to the next
 #ifndef CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
 #define CKPTD_DAEMON_ENGINE_ENGINE_IMPL_H_
 
@@ -27,19 +24,24 @@
 
 #include "daemon/engine/admission_queue.h"
 #include "daemon/engine/disk_room.h"
+#include "daemon/engine/ended_saves.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/expected_sizes.h"
 #include "daemon/engine/file_placer.h"
 #include "daemon/engine/memory_shares.h"
 #include "daemon/engine/outcome_history.h"
 #include "daemon/engine/part_grants.h"
+#include "daemon/engine/publisher.h"
 #include "daemon/engine/retention.h"
 #include "daemon/engine/root_scanner.h"
 #include "daemon/engine/run.h"
 #include "daemon/engine/save.h"
 #include "daemon/engine/save_intake.h"
+#include "daemon/engine/save_recovery.h"
 #include "daemon/engine/save_table.h"
+#include "daemon/engine/save_tracker.h"
 #include "daemon/engine/trash_collector.h"
+#include "daemon/engine/write_streams.h"
 #include "storage/ledger/ledger.h"
 
 namespace ckptd {
@@ -81,7 +83,6 @@ class Engine::Impl {
   void Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
               absl::StatusOr<int64_t> attempt, Reply<v1::JoinRunResponse> reply);
   void ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
-  void RememberFailure(Run* run, v1::Checkpoint failure);
   Member* FindMember(Run* run, SessionId session, int rank);
   Member* FindRank(Run* run, int64_t attempt, int rank);
   void FenceOff(Run* run, int64_t active_attempt);
@@ -92,45 +93,28 @@ class Engine::Impl {
   // The answer to a Begin of a save that has ended; nullopt if it has not.
   std::optional<absl::StatusOr<v1::BeginResponse>> AnswerIfEnded(Run* run, const SaveId& key);
   void Extend(const Caller& caller, const v1::ExtendRequest& request, Reply<v1::ExtendResponse> reply);
+  absl::StatusOr<Save*> FindSave(const Caller& caller, const v1::SaveKey& key, Member** member = nullptr);
+  absl::StatusOr<Save*> FindSaveByName(const Caller& caller, const std::string& name);
+  void Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply);
+  void Abort(const Caller& caller, const v1::AbortRequest& request, Reply<v1::AbortResponse> reply);
+  // What a Wait is about: a save in flight, or how one has ended.
+  struct Awaited {
+    Save* save = nullptr;
+    std::optional<v1::Checkpoint> past;
+  };
+  absl::StatusOr<Awaited> FindAwaitedByName(const Caller& caller, const std::string& name);
+  absl::StatusOr<Awaited> FindAwaitedByKey(const Caller& caller, const v1::WaitRequest& request);
+  void Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply);
+  absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
+                                         const std::string& path,
+                                         std::function<void(const absl::Status&)> revoke);
 
   // reader_memory.cc
   std::map<uid_t, int64_t> HeldByReaders() const;
   absl::Status MayRead(uid_t uid, ReservationId copy, int64_t segments) const;
 
-  // saves.cc
-  absl::StatusOr<Save*> FindSave(const Caller& caller, const v1::SaveKey& key, Member** member = nullptr);
-  Save* FindEnded(Run* run, const SaveId& key);
-  void Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply);
-  absl::Status CheckSeal(Save* save, Part& part, const v1::SealRequest& request);
-  void Abort(const Caller& caller, const v1::AbortRequest& request, Reply<v1::AbortResponse> reply);
-  void Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply);
-  std::optional<v1::Checkpoint> PastSave(Run* run, const SaveId& key);
-  void FailSave(Save* save, absl::Status error, v1::Level end_level = v1::FAILED);
-  void ContinueFailing(Save* save);
-  void EndSave(Save* save, v1::Level level);
-  void RememberEnd(Save* save);
-  void SummarizeEnded();
-  void AnswerWaiters(Save* save);
-  absl::StatusOr<WriteTarget> BeginWrite(const Caller& caller, const v1::SaveKey& key,
-                                         const std::string& path,
-                                         std::function<void(const absl::Status&)> revoke);
-  void EndWrite(int64_t id);
-  void RevokeWrites(Save* save);
-
-  // persist.cc
-  void StartInflight(Save* save);
-  void WriteSealedParts(Save* save);
-  void WritePart(Save* save, Part& part);
-  void PartWritten(int64_t save_id, int rank, absl::StatusOr<storage::v1::PartRecord> record);
-  void TryPublish(Save* save);
-  void Publish(Save* save);
-  void Published(int64_t save_id, PublishResult result);
-  void HoldPublish(Save* save, const absl::Status& why);
-  void ContinueAfterScan(Run* run);
-  storage::v1::ManifestSummary SummaryOf(const Save& save) const;
-  std::vector<int64_t> LeasedSequences(const Run* run) const;
-
   // reads.cc
+  std::vector<int64_t> LeasedSequences(const Run* run) const;
   void Resume(const Caller& caller, const v1::ResumeRequest& request, Reply<v1::ResumeResponse> reply);
   void ContinueResumes(Run* run);
   void AnswerResume(Run* run, PendingResume pending);
@@ -225,25 +209,6 @@ class Engine::Impl {
   void FailAgreements(Run* run, int64_t sequence);
   void ExpireFinishes(Run* run, Instant now);
 
-  // succession.cc
-  struct InheritedSave {
-    storage::v1::SealedSave record;
-    SegmentPool::Inherited memory;  // Segments in the record's order.
-    Instant deadline;               // For its root to be opened.
-  };
-  storage::v1::SealedSave SealedRecord(const Save& save) const;
-  void KeepSealed(Save* save);
-  void DropKept(Save* save);
-  void Forget(const storage::v1::SealedSave& record);
-  void Inherit(std::vector<storage::v1::SealedSave> saves);
-  static bool IsOf(const Run& run, const InheritedSave& save);
-  int64_t HighestInherited(const Run& run) const;
-  void AdoptInherited(Run* run);
-  std::string ObstacleTo(Run* run, const storage::v1::SealedSave& record);
-  void LetGo(const InheritedSave& save, const std::string& why);
-  void AdoptSave(Run* run, InheritedSave inherited);
-  void ExpireInherited();
-
   // engine.cc
   v1::Checkpoint Describe(const Save& save, v1::View view) const;
   void DescribeCommit(const Run& run, int64_t sequence, v1::Checkpoint& checkpoint) const;
@@ -257,6 +222,8 @@ class Engine::Impl {
   void NotifyWatchers(const Run& run, v1::WatchResponse event);
   void Tick();
   void CheckDrained();
+  // A save has become a checkpoint, which takes the place of an older one with the same tag.
+  void OnCommitted(Save* save, CommittedCheckpoint committed, PointerFiles pointers);
   // What a commit pushes out is on its way. False for what could not be removed and is tried again.
   bool IsRetaining(const Run& run) const;
   void UpdateDegraded(Run* run, Instant now);
@@ -264,12 +231,6 @@ class Engine::Impl {
   void ForgetRun(Run* run);
   bool Sees(const Caller& caller, const Run& run) const;
   bool HasAttached(const Caller& caller, const Run& run) const;
-
-  struct Write {  // A WriteFile that is open.
-    int64_t save = 0;
-    int rank = 0;
-    std::function<void(const absl::Status&)> revoke;
-  };
 
   struct Watcher {
     Caller caller;
@@ -283,17 +244,13 @@ class Engine::Impl {
   Clock* const clock_;
   SegmentPool* const pool_;
   EngineObserver* const observer_;
-  SealJournal* const journal_;  // May be null.
   const int64_t started_unix_us_;
 
   std::map<SessionId, SessionInfo> sessions_;
   std::map<SessionId, std::set<ReservationId>> mapped_;  // Copies that it holds, for it may map them.
   std::map<std::string, std::unique_ptr<Run>> runs_;     // By name.
   std::map<std::string, IdleRun> idle_;                  // By name.
-  std::vector<Save*> ended_whole_;                       // Have ended, and have their parts still.
-  std::vector<InheritedSave> inherited_;                 // Whose roots are not open yet.
   std::map<std::string, Lease> leases_;
-  std::map<int64_t, Write> writes_;  // By BeginWrite's id.
   std::map<int64_t, Watcher> watchers_;
   int64_t next_id_ = 1;
 
@@ -310,12 +267,16 @@ class Engine::Impl {
   AdmissionQueue queue_;
   PartGrants grants_;
   SaveIntake intake_;
+  EndedSaves ended_;
+  WriteStreams streams_;
+  Publisher publisher_;
+  SaveTracker tracker_;
+  SaveRecovery recovery_;
 
   bool draining_ = false;
   std::vector<absl::AnyInvocable<void()>> drained_;
 };
 
-// persist.cc
 inline void SetTime(int64_t unix_us, google::protobuf::Timestamp* time) {
   time->set_seconds(unix_us / 1'000'000);
   time->set_nanos(static_cast<int32_t>(unix_us % 1'000'000 * 1000));

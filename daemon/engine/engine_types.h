@@ -4,10 +4,13 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
@@ -59,6 +62,13 @@ struct SaveSummary {
   double committed_seconds = 0;  // First Begin to published.
   double publish_seconds = 0;    // Last part durable to published.
   int slowest_rank = -1;         // The rank that sealed last.
+};
+
+// Where the bytes of a WriteFile stream go: runs of memory that follow one another.
+struct WriteTarget {
+  int64_t id = 0;
+  int64_t size = 0;
+  std::vector<std::span<std::byte>> runs;
 };
 
 // Receives the engine's log messages and the summaries of saves, on the engine's thread.

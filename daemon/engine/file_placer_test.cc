@@ -1,7 +1,7 @@
 #include "daemon/engine/file_placer.h"
 
-#include "tests/testing/engine_class_fixture.h"
 #include "storage/base/errors.h"
+#include "tests/testing/engine_class_fixture.h"
 
 namespace ckptd {
 namespace {

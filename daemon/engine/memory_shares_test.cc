@@ -1,7 +1,7 @@
 #include "daemon/engine/memory_shares.h"
 
-#include "tests/testing/engine_class_fixture.h"
 #include "storage/base/errors.h"
+#include "tests/testing/engine_class_fixture.h"
 
 namespace ckptd {
 namespace {
@@ -16,8 +16,6 @@ TEST(MaxMinShareTest, SmallDemandsAreMetAndTheOthersGetTheSame) {
 
 class MemorySharesTest : public ClassTest {
  protected:
-  void SetUp() override { StartPool(10); }
-  void TearDown() override { pool_.reset(); }
   MemoryShares Shares(int percent) {
     return {pool_.get(), &saves_, &sizes_, percent, [this] { return readers_; }};
   }

@@ -249,6 +249,14 @@ absl::Status Engine::Impl::CountManifest(Lease& lease) {
                           "manifest_bytes_per_uid");
 }
 
+std::vector<int64_t> Engine::Impl::LeasedSequences(const Run* run) const {
+  std::vector<int64_t> leased;
+  for (const auto& entry : leases_) {
+    if (entry.second.run == run) leased.push_back(entry.second.sequence);
+  }
+  return leased;
+}
+
 absl::StatusOr<Lease*> Engine::Impl::FindLease(const Caller& caller, const std::string& id) {
   auto found = leases_.find(id);
   const bool open = found != leases_.end() && found->second.reader != nullptr;

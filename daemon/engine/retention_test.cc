@@ -1,10 +1,10 @@
 // Retention, OutcomeHistory and TrashCollector together, without the rest of the engine.
 #include "daemon/engine/retention.h"
 
-#include "tests/testing/engine_class_fixture.h"
 #include "daemon/engine/outcome_history.h"
 #include "daemon/engine/trash_collector.h"
 #include "storage/base/errors.h"
+#include "tests/testing/engine_class_fixture.h"
 
 namespace ckptd {
 namespace {

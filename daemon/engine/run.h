@@ -163,8 +163,6 @@ struct Run {
   std::unique_ptr<Ledger> ledger;
   std::vector<Member> members;
   std::map<int64_t, std::unique_ptr<Save>> saves;  // In flight, by sequence.
-  std::deque<std::unique_ptr<Save>> ended;         // The last ones, newest last.
-  std::deque<v1::Checkpoint> failures;  // Remembered, newest last; those of earlier daemons included.
   std::vector<PendingResume> resumes;
   std::map<int64_t, Agreement> agreements;  // By attempt.
   std::optional<Scrubbing> scrub;

@@ -17,7 +17,6 @@ namespace {
 constexpr uid_t kOverflowUid = 65534;  // Stands for any unknown user: owns nothing.
 constexpr int kMostRanks = 65536;
 constexpr int kMostOrphans = 1000;
-constexpr size_t kRememberedFailures = 64;
 constexpr int kUnheard = 16;  // More cannot have been on their way to the history when a daemon was killed.
 constexpr Duration kLockRetry = std::chrono::milliseconds(50);
 
@@ -366,7 +365,7 @@ void Engine::Impl::OnRootOpened(Run* run, absl::StatusOr<RootSnapshot> snapshot)
     if (idle->second.waiting.empty()) idle_.erase(idle);
   }
   observer_->OnRootOpened(run->name, run->path, run->probe);
-  AdoptInherited(run);
+  recovery_.OnRootOpened(run);
   for (PendingAttach& attach : waiting) AcceptAttach(run, std::move(attach));
   trash_.Empty(run);
   // The daemon before this one may have been killed between a commit and its evictions.
@@ -404,19 +403,14 @@ void Engine::Impl::Adopt(Run* run, RootSnapshot snapshot) {
   if (record.has_num_kept_ckpts()) retention_.SetNumKept(run, record.num_kept_ckpts());
   ReserveForAdoption(*run, snapshot, record);
   for (const storage::v1::Outcome& outcome : record.outcomes()) {
-    if (outcome.level() >= v1::FAILED) RememberFailure(run, FromOutcome(*run, outcome));
+    if (outcome.level() >= v1::FAILED) ended_.AddFailure(run, FromOutcome(*run, outcome));
   }
   run->ledger = std::make_unique<LocalLedger>(
-      std::move(record), std::max(snapshot.highest_sequence, HighestInherited(*run)),
+      std::move(record), std::max(snapshot.highest_sequence, recovery_.HighestSequence(*run)),
       [io = run->io.get()](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
         io->SaveRunRecord(what, std::move(done));
       });
   RecordUnheard(run);
-}
-
-void Engine::Impl::RememberFailure(Run* run, v1::Checkpoint failure) {
-  run->failures.push_back(std::move(failure));
-  while (run->failures.size() > kRememberedFailures) run->failures.pop_front();
 }
 
 // A daemon that was killed may have published a checkpoint that its history does not have yet. Once retention
@@ -523,7 +517,7 @@ void Engine::Impl::Joined(SessionId session, const std::string& run_name, const 
 void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
   for (const v1::SaveKey& key : request.orphaned()) {
     const SaveId id{attempt, key.tag(), key.ordinal()};
-    if (PastSave(run, id)) continue;
+    if (ended_.Past(*run, id)) continue;
     bool known = false;
     for (auto& entry : run->saves) {
       if (entry.second->key != id) continue;
@@ -531,11 +525,11 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
       const Part* part = entry.second->FindPart(request.rank());
       // The rank sealed it with the old daemon; others have begun it anew with this one.
       if (part == nullptr || !part->begun) {
-        FailSave(entry.second.get(),
-                 MakeError(absl::StatusCode::kAborted, "STAGED_LOST",
-                           absl::StrCat("rank ", request.rank(), " had staged its part of ", id.tag,
-                                        " with a daemon that has ended since; save again"),
-                           {{"tag", id.tag}, {"ranks", absl::StrCat(request.rank())}}));
+        tracker_.Fail(entry.second.get(),
+                      MakeError(absl::StatusCode::kAborted, "STAGED_LOST",
+                                absl::StrCat("rank ", request.rank(), " had staged its part of ", id.tag,
+                                             " with a daemon that has ended since; save again"),
+                                {{"tag", id.tag}, {"ranks", absl::StrCat(request.rank())}}));
       }
       break;
     }
@@ -551,7 +545,7 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
                                      " with a daemon that has ended since; save again"));
     outcome.add_ranks(request.rank());
     outcome.set_time_us(clock_->UnixMicros());
-    RememberFailure(run, FromOutcome(*run, outcome));
+    ended_.AddFailure(run, FromOutcome(*run, outcome));
     observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", outcome.message()));
     run->ledger->RecordOutcome(outcome, [](absl::Status) {});
   }
@@ -568,7 +562,8 @@ void Engine::Impl::FenceOff(Run* run, int64_t active_attempt) {
   }
   const std::string why = absl::StrCat("attempt ", active_attempt, " of this run has begun or resumed");
   for (Save* save : over) {
-    FailSave(save, MakeError(absl::StatusCode::kFailedPrecondition, "FENCED", why, {{"tag", save->key.tag}}));
+    tracker_.Fail(save,
+                  MakeError(absl::StatusCode::kFailedPrecondition, "FENCED", why, {{"tag", save->key.tag}}));
   }
   while (!run->agreements.empty() && run->agreements.begin()->first < active_attempt) {
     FailAgreement(run, run->agreements.begin()->first,
@@ -639,10 +634,10 @@ void Engine::Impl::SessionClosed(SessionId session, const std::string& why) {
   }
   for (auto& [run, attempt] : left) ExpectAllRanks(run, attempt);
   for (auto& [save, rank] : lost) {
-    FailSave(save, MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
-                             absl::StrCat("the trainer of rank ", rank, " ended before it sealed its part (",
-                                          why, ")"),
-                             {{"tag", save->key.tag}, {"ranks", absl::StrCat(rank)}}));
+    tracker_.Fail(save, MakeError(absl::StatusCode::kAborted, "SESSION_LOST",
+                                  absl::StrCat("the trainer of rank ", rank,
+                                               " ended before it sealed its part (", why, ")"),
+                                  {{"tag", save->key.tag}, {"ranks", absl::StrCat(rank)}}));
   }
   for (auto lease = leases_.begin(); lease != leases_.end();) {
     auto current = lease++;

@@ -1,13 +1,77 @@
-// Begin and Extend: checks of the request and of the caller; SaveIntake and PartGrants do the rest.
+// Begin, Extend, Seal, Abort, Wait, WriteFile: finds what a request is about, and hands it to the class that
+// does it.
+#include <chrono>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
 
 namespace ckptd {
+namespace {
+
+Save* FindByTag(const Run& run, const std::string& tag) {
+  Save* found = nullptr;
+  for (const auto& [sequence, save] : run.saves) {
+    if (save->key.tag == tag) found = save.get();
+  }
+  return found;
+}
+
+Save* FindByKey(const Run& run, const SaveId& key) {
+  for (const auto& [sequence, save] : run.saves) {
+    if (save->key == key) return save.get();
+  }
+  return nullptr;
+}
+
+// A save that was begun with an earlier daemon, and is neither committed nor in the history: its memory is
+// gone.
+v1::Checkpoint StagedLost(const Run& run, const SaveId& key, int64_t sequence) {
+  v1::Checkpoint lost;
+  lost.set_name(absl::StrCat(run.name, "/checkpoints/", key.tag));
+  lost.set_run(run.name);
+  lost.set_tag(key.tag);
+  lost.set_sequence(sequence);
+  lost.set_attempt(key.attempt);
+  lost.set_ordinal(key.ordinal);
+  lost.set_level(v1::FAILED);
+  lost.mutable_error()->set_reason("STAGED_LOST");
+  lost.mutable_error()->set_code(static_cast<int>(absl::StatusCode::kAborted));
+  lost.mutable_error()->set_message(
+      absl::StrCat("the daemon ended before the save of ", key.tag, " was committed; save again"));
+  return lost;
+}
+
+}  // namespace
+
+// The save in flight of one of the caller's ranks. UNKNOWN_SAVE if there is none; its own error if it has
+// ended.
+absl::StatusOr<Save*> Engine::Impl::FindSave(const Caller& caller, const v1::SaveKey& key, Member** member) {
+  CKPTD_ASSIGN_OR_RETURN(Run * run, FindRun(caller, key.run()));
+  Member* found = FindMember(run, caller.session, key.rank());
+  if (found == nullptr) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
+                     absl::StrCat("this session has not joined ", key.run(), " as rank ", key.rank()));
+  }
+  if (member != nullptr) *member = found;
+  const SaveId id{found->attempt, key.tag(), key.ordinal()};
+  for (auto& entry : run->saves) {
+    if (entry.second->key == id) return entry.second.get();
+  }
+  if (const Save* ended = ended_.Find(run, id); ended != nullptr && !ended->error.ok()) return ended->error;
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SAVE",
+                   absl::StrCat("no save of ", key.tag(), " (number ", key.ordinal(), " of attempt ",
+                                found->attempt, ") is under way"),
+                   {{"tag", key.tag()}});
+}
+
+// ---- Begin, Extend
 
 void Engine::Impl::Begin(const Caller& caller, const v1::BeginRequest& request,
                          Reply<v1::BeginResponse> reply) {
@@ -37,11 +101,11 @@ std::optional<absl::StatusOr<v1::BeginResponse>> Engine::Impl::AnswerIfEnded(Run
   const absl::Status committed =
       MakeError(absl::StatusCode::kAlreadyExists, "SAVE_CONFLICT",
                 absl::StrCat("this save of ", key.tag, " is committed already"), {{"tag", key.tag}});
-  if (Save* ended = FindEnded(run, key)) {
+  if (const Save* ended = ended_.Find(run, key)) {
     if (ended->level == v1::SKIPPED) return SkippedResponse(*ended);
     return ended->level == v1::COMMITTED ? committed : ended->error;
   }
-  const std::optional<v1::Checkpoint> past = PastSave(run, key);
+  const std::optional<v1::Checkpoint> past = ended_.Past(*run, key);
   if (!past) return std::nullopt;
   const v1::SaveError& error = past->error();
   const std::string ranks = JoinRanks({error.ranks().begin(), error.ranks().end()});
@@ -80,6 +144,114 @@ void Engine::Impl::Extend(const Caller& caller, const v1::ExtendRequest& request
   }
   if (absl::Status wrong = CheckFiles(request.files()); !wrong.ok()) return reply(wrong);
   grants_.Extend(save, part, request, std::move(reply));
+}
+
+// ---- Seal, Abort
+
+void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply) {
+  Member* member = nullptr;
+  absl::StatusOr<Save*> found = FindSave(caller, request.key(), &member);
+  if (found.ok()) return tracker_.Seal(*found, *member, request, std::move(reply));
+  if (member == nullptr || ReasonOf(found.status()) != "UNKNOWN_SAVE") return reply(found.status());
+  // Perhaps the save was sealed, and committed since: then this is a retry whose first answer was lost.
+  const Run& run = *runs_.at(request.key().run());
+  const std::optional<v1::Checkpoint> past =
+      ended_.Past(run, SaveId{member->attempt, request.key().tag(), request.key().ordinal()});
+  if (!past || past->level() != v1::COMMITTED) return reply(found.status());
+  v1::SealResponse response;
+  response.set_level(past->level());
+  response.set_sequence(past->sequence());
+  reply(std::move(response));
+}
+
+absl::StatusOr<Save*> Engine::Impl::FindSaveByName(const Caller& caller, const std::string& name) {
+  std::string tag;
+  CKPTD_ASSIGN_OR_RETURN(const Run* run, RunOfCheckpointName(caller, name, &tag));
+  if (Save* save = FindByTag(*run, tag)) return save;
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SAVE",
+                   absl::StrCat("no save of ", tag, " is under way in ", run->path), {{"tag", tag}});
+}
+
+void Engine::Impl::Abort(const Caller& caller, const v1::AbortRequest& request,
+                         Reply<v1::AbortResponse> reply) {
+  Member* member = nullptr;
+  const absl::StatusOr<Save*> save = request.name().empty() ? FindSave(caller, request.key(), &member)
+                                                            : FindSaveByName(caller, request.name());
+  // A save that has ended stays as it ended: the abort has its effect already.
+  const bool has_ended = member != nullptr && ReasonOf(save.status()) != "UNKNOWN_SAVE";
+  if (!save.ok() && has_ended) return reply(v1::AbortResponse());
+  if (!save.ok()) return reply(save.status());
+  const std::vector<int> ranks = member == nullptr ? std::vector<int>() : std::vector<int>{member->rank};
+  if (absl::Status refused = tracker_.Abort(*save, ranks, request.message()); !refused.ok())
+    return reply(refused);
+  reply(v1::AbortResponse());
+}
+
+// ---- Wait
+
+absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByName(const Caller& caller,
+                                                                      const std::string& name) {
+  std::string tag;
+  CKPTD_ASSIGN_OR_RETURN(const Run* run, RunOfCheckpointName(caller, name, &tag));
+  if (Save* save = FindByTag(*run, tag)) return Awaited{save, std::nullopt};
+  if (const Save* ended = ended_.FindNewest(run, tag)) return Awaited{nullptr, Describe(*ended, v1::BASIC)};
+  for (const auto& [sequence, committed] : run->committed) {
+    if (committed.summary.tag() == tag) return Awaited{nullptr, Describe(*run, committed)};
+  }
+  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SAVE",
+                   absl::StrCat("no checkpoint ", tag, " is known in ", run->path), {{"tag", tag}});
+}
+
+absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByKey(const Caller& caller,
+                                                                     const v1::WaitRequest& request) {
+  CKPTD_ASSIGN_OR_RETURN(Run * run, FindRun(caller, request.key().run()));
+  const Member* member = FindMember(run, caller.session, request.key().rank());
+  const int64_t joined = member == nullptr ? 0 : member->attempt;
+  const int64_t attempt = request.attempt() != 0 ? request.attempt() : joined;
+  const SaveId key{attempt, request.key().tag(), request.key().ordinal()};
+  if (Save* save = FindByKey(*run, key)) return Awaited{save, std::nullopt};
+  if (auto past = ended_.Past(*run, key)) return Awaited{nullptr, *std::move(past)};
+  if (request.sequence() != 0) return Awaited{nullptr, StagedLost(*run, key, request.sequence())};
+  return MakeError(
+      absl::StatusCode::kNotFound, "UNKNOWN_SAVE",
+      absl::StrCat("no save of ", key.tag, " (number ", key.ordinal, " of attempt ", attempt, ") is known"),
+      {{"tag", key.tag}});
+}
+
+void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply) {
+  if (request.level() != v1::STAGED && request.level() != v1::SEALED && request.level() != v1::COMMITTED) {
+    return reply(MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+                           "level is STAGED, SEALED or COMMITTED"));
+  }
+  absl::StatusOr<Duration> timeout =
+      CheckDuration(request.has_timeout(), request.timeout(), "timeout", std::chrono::seconds(60),
+                    Duration(0), std::chrono::seconds(86400));
+  if (!timeout.ok()) return reply(timeout.status());
+  const bool by_name = !request.name().empty();
+  absl::StatusOr<Awaited> awaited =
+      by_name ? FindAwaitedByName(caller, request.name()) : FindAwaitedByKey(caller, request);
+  if (!awaited.ok()) return reply(awaited.status());
+  if (awaited->past) {
+    v1::WaitResponse response;
+    *response.mutable_checkpoint() = *std::move(awaited->past);
+    return reply(std::move(response));
+  }
+  Waiter waiter;
+  waiter.rank = by_name ? -1 : request.key().rank();
+  waiter.level = request.level();
+  waiter.deadline = clock_->Now() + *timeout;
+  waiter.reply = std::move(reply);
+  tracker_.Wait(awaited->save, std::move(waiter));
+}
+
+// ---- WriteFile
+
+absl::StatusOr<WriteTarget> Engine::Impl::BeginWrite(const Caller& caller, const v1::SaveKey& key,
+                                                     const std::string& path,
+                                                     std::function<void(const absl::Status&)> revoke) {
+  Member* member = nullptr;
+  CKPTD_ASSIGN_OR_RETURN(Save * save, FindSave(caller, key, &member));
+  return streams_.Open(save, member->rank, path, std::move(revoke));
 }
 
 }  // namespace ckptd

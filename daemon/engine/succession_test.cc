@@ -342,7 +342,7 @@ TEST_F(SuccessionTest, ARootThatNobodyOpensHoldsItsMemoryForTenMinutes) {
   Pass(std::chrono::seconds(2));
   EXPECT_EQ(pool_->usage().used_bytes, 0);
   EXPECT_EQ(journal_->size(), 0);
-  EXPECT_THAT(observer_.warnings, ElementsAre(HasSubstr("its root was not to be opened")));
+  EXPECT_THAT(observer_.warnings, ElementsAre(HasSubstr("its root could not be opened in time")));
 }
 
 TEST_F(SuccessionTest, TheRootOfAnotherUserGetsNothing) {

@@ -31,6 +31,8 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
   using Run = ckptd::Run;  // And not ::testing::Test::Run.
   static constexpr int64_t kSegment = 2 << 20;
 
+  ClassTest() { StartPool(10); }
+
   // An open root with checkpoints of these sequences, each of 100 bytes, called "s1", "s2" and so on.
   Run* AddRun(uid_t uid, const std::vector<int64_t>& sequences = {}, uint64_t device = 1) {
     auto run = std::make_unique<Run>();
@@ -81,7 +83,7 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
     return saves_.Add(std::move(save));
   }
 
-  void StartPool(int segments) {
+  void StartPool(int segments) {  // Memory for so many segments.
     SegmentPoolOptions options;
     options.bytes = segments * kSegment;
     options.segment_bytes = kSegment;

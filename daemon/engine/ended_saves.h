@@ -1,0 +1,56 @@
+// EndedSaves remembers how saves ended, for late questions: the last saves of this daemon, and the failures
+// that the run's history had when its root was opened.
+#ifndef CKPTD_DAEMON_ENGINE_ENDED_SAVES_H_
+#define CKPTD_DAEMON_ENGINE_ENDED_SAVES_H_
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckptd/v1/types.pb.h"
+#include "daemon/engine/run.h"
+#include "daemon/engine/run_states.h"
+#include "daemon/engine/save.h"
+
+namespace ckptd {
+
+class EndedSaves {
+ public:
+  struct Hooks {
+    std::function<v1::Checkpoint(const Save&)> describe_save;
+    std::function<v1::Checkpoint(const Run&, const CommittedCheckpoint&)> describe_committed;
+  };
+  explicit EndedSaves(Hooks hooks) : hooks_(std::move(hooks)) {}
+
+  // The parts of the save stay until OnTick, because callers may still hold references to them.
+  void Add(std::unique_ptr<Save> save);
+  // The last saves only; nullptr if the save is not one of them.
+  const Save* Find(const Run* run, const SaveId& key) const;
+  const Save* FindNewest(const Run* run, const std::string& tag) const;
+  // How a save ended: as this daemon remembers it, or as the committed checkpoint or the history says.
+  // nullopt if the save is in flight or unknown.
+  std::optional<v1::Checkpoint> Past(const Run& run, const SaveId& key) const;
+
+  // Failed saves, newest last.
+  const std::deque<v1::Checkpoint>& failures(const Run& run) const { return states_.Of(&run).failures; }
+  void AddFailure(const Run* run, v1::Checkpoint failure);
+
+  // Replaces the parts of saves that have ended by a summary.
+  void OnTick();
+  void Forget(const Run* run);
+
+ private:
+  struct State {
+    std::deque<std::unique_ptr<Save>> saves;  // Newest last.
+    std::deque<v1::Checkpoint> failures;
+  };
+  const Hooks hooks_;
+  RunStates<State> states_;
+  std::vector<Save*> whole_;  // Those that have their parts still.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_ENDED_SAVES_H_

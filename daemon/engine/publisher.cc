@@ -1,0 +1,260 @@
+#include "daemon/engine/publisher.h"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/part_layout.h"
+#include "storage/base/errors.h"
+#include "storage/format/manifest.h"
+
+namespace ckptd {
+namespace {
+
+// The space of the manifest, which is taken before the data is written.
+int64_t ManifestBytes(const Save& save, int64_t expected_bytes, int32_t chunk_bytes) {
+  int64_t bytes = kManifestHeadBytes + (64 << 10) + expected_bytes / chunk_bytes * 4;
+  for (const auto& [path, rank] : save.owner_of_path) bytes += static_cast<int64_t>(path.size()) + 40;
+  return bytes;
+}
+
+// The root takes no changes until its next scan. Nothing was changed, so the same call may be made after it.
+bool IsReadOnly(const absl::Status& status) { return ReasonOf(status) == "ROOT_READ_ONLY"; }
+
+// The pause between two tries of a publish: 1 s, 2 s, ... 32 s, 32 s.
+Duration Backoff(int tries) { return std::chrono::seconds(1) * (1 << std::clamp(tries - 1, 0, 5)); }
+
+absl::Status WritingFailed(const Save& save, int rank, const absl::Status& why) {
+  ErrorDetails details = DetailsOf(why);
+  details["tag"] = save.key.tag;
+  details["ranks"] = absl::StrCat(rank);
+  return MakeError(why.code(), ReasonOf(why),
+                   absl::StrCat("writing the part of rank ", rank, ": ", std::string(why.message())),
+                   details);
+}
+
+CommittedCheckpoint Committed(const Save& save, int32_t chunk_bytes, int64_t now_unix_us) {
+  CommittedCheckpoint committed;
+  committed.summary = SummaryOf(save, chunk_bytes);
+  committed.summary.set_commit_time_us(now_unix_us);
+  int64_t bytes = 0;
+  int files = 0;
+  for (const auto& [rank, part] : save.parts) {
+    for (const storage::v1::FileRecord& file : part.record.files()) {
+      bytes += file.size_bytes();
+      ++files;
+    }
+  }
+  committed.summary.set_size_bytes(bytes);
+  committed.summary.set_file_count(files);
+  return committed;
+}
+
+}  // namespace
+
+storage::v1::ManifestSummary SummaryOf(const Save& save, int32_t chunk_bytes) {
+  storage::v1::ManifestSummary summary;
+  summary.set_format_version(1);
+  summary.set_run_id(save.run->ledger->record().run_id());
+  summary.set_tag(save.key.tag);
+  if (save.step) summary.set_step(*save.step);
+  summary.set_sequence(save.sequence);
+  summary.set_attempt(save.key.attempt);
+  summary.set_ordinal(save.key.ordinal);
+  summary.set_world_size(save.world_size);
+  summary.set_create_time_us(save.begun_unix_us);
+  summary.set_chunk_bytes(chunk_bytes);
+  summary.mutable_metrics()->insert(save.metrics.begin(), save.metrics.end());
+  summary.mutable_pointers()->insert(save.pointers.begin(), save.pointers.end());
+  return summary;
+}
+
+Publisher::Publisher(Clock* clock, EngineObserver* observer, const SaveTable* saves,
+                     const ExpectedSizes* sizes, RootScanner* scanner, int32_t chunk_bytes, Hooks hooks)
+    : clock_(clock),
+      observer_(observer),
+      saves_(saves),
+      sizes_(sizes),
+      scanner_(scanner),
+      chunk_bytes_(chunk_bytes),
+      hooks_(std::move(hooks)) {}
+
+// ---- parts
+
+void Publisher::Start(Save* save) {
+  save->inflight_asked = true;
+  const int64_t manifest_bytes = ManifestBytes(*save, sizes_->TotalBytes(*save), chunk_bytes_);
+  save->run->io->CreateInflight(save->id, save->key.tag, save->sequence, manifest_bytes,
+                                [this, id = save->id](absl::Status made) { OnStarted(id, made); });
+}
+
+void Publisher::OnStarted(int64_t save_id, const absl::Status& made) {
+  Save* save = saves_->Find(save_id);
+  if (save == nullptr) return;
+  save->inflight_made = made.ok();
+  if (!made.ok()) save->inflight_asked = false;
+  if (save->phase == SavePhase::kFailing) return hooks_.continue_failing(save);
+  if (IsReadOnly(made)) return scanner_->AwaitScan(save->run);
+  if (!made.ok()) return hooks_.fail(save, made);
+  WriteSealedParts(save);
+}
+
+void Publisher::WriteSealedParts(Save* save) {
+  if (!save->inflight_made || save->phase != SavePhase::kAdmitted) return;
+  for (auto& [rank, part] : save->parts) {
+    if (part.sealed && !part.writing && !part.durable) WritePart(save, part);
+  }
+}
+
+void Publisher::WritePart(Save* save, Part& part) {
+  storage::v1::PartRecord record;
+  record.set_format_version(1);
+  record.set_rank(part.rank);
+  record.set_sequence(save->sequence);
+  record.set_chunk_bytes(chunk_bytes_);
+  *record.mutable_checkpoint() = SummaryOf(*save, chunk_bytes_);
+  part.writing = true;
+  save->run->io->WritePart(
+      save->id, std::move(record), ImagesOf(part.files, part.placed, part.segments), save->written,
+      [this, id = save->id, rank = part.rank](absl::StatusOr<storage::v1::PartRecord> written) {
+        OnPartWritten(id, rank, std::move(written));
+      });
+}
+
+void Publisher::OnPartWritten(int64_t save_id, int rank, absl::StatusOr<storage::v1::PartRecord> record) {
+  Save* save = saves_->Find(save_id);
+  if (save == nullptr) return;
+  Part& part = save->parts.at(rank);
+  part.writing = false;
+  if (record.ok()) {
+    part.durable = true;
+    part.record = *std::move(record);
+    save->written_at = clock_->Now();
+  }
+  if (save->phase == SavePhase::kFailing) return hooks_.continue_failing(save);
+  if (!record.ok()) return hooks_.fail(save, WritingFailed(*save, rank, record.status()));
+  TryPublish(save);
+}
+
+// ---- publish
+
+bool Publisher::IsReady(const Save& save) const {
+  if (save.phase != SavePhase::kAdmitted || save.level != v1::SEALED) return false;
+  // OnScanned or OnTick tries it again.
+  if (save.run->read_only || save.run->scanning || save.publish_again_at) return false;
+  for (const auto& [rank, part] : save.parts) {
+    if (!part.durable) return false;
+  }
+  for (const auto& [sequence, other] : save.run->saves) {
+    // An older generation of the tag is published first, or not at all.
+    if (sequence < save.sequence && other->key.tag == save.key.tag) return false;
+  }
+  return true;
+}
+
+// If this daemon is killed after the commit, the next one goes by the run record, and its retention removes
+// what the record does not keep. So the record says that more are kept before the commit, and that fewer are
+// kept after it.
+void Publisher::TryPublish(Save* save) {
+  if (!IsReady(*save)) return;
+  save->phase = SavePhase::kPublishing;
+  const storage::v1::RunRecord& record = save->run->ledger->record();
+  const int all = std::numeric_limits<int>::max();
+  const int recorded = record.has_num_kept_ckpts() ? record.num_kept_ckpts() : all;
+  if (save->num_kept_ckpts.value_or(all) <= recorded) return Publish(save);
+  save->run->ledger->SetRetention(save->num_kept_ckpts);
+  save->run->ledger->WriteHistory([this, id = save->id](const absl::Status& written) {
+    Save* ready = saves_->Find(id);
+    if (ready == nullptr) return;
+    if (written.ok()) return Publish(ready);
+    ready->phase = SavePhase::kAdmitted;
+    hooks_.fail(ready, Annotate(written, "recording that more checkpoints are kept"));
+  });
+}
+
+void Publisher::Publish(Save* save) {
+  save->run->ledger->Commit(save->sequence, [this, id = save->id](absl::Status decided) {
+    Save* ready = saves_->Find(id);
+    if (ready == nullptr) return;
+    if (!decided.ok()) {
+      ready->phase = SavePhase::kAdmitted;
+      return hooks_.fail(ready, decided);
+    }
+    std::vector<storage::v1::PartRecord> parts;
+    for (const auto& [rank, part] : ready->parts) parts.push_back(part.record);
+    ready->run->io->Publish(id, SummaryOf(*ready, chunk_bytes_), std::move(parts),
+                            [this, id](PublishResult result) { OnPublished(id, std::move(result)); });
+  });
+}
+
+void Publisher::OnPublished(int64_t save_id, PublishResult result) {
+  Save* save = saves_->Find(save_id);
+  if (save == nullptr) return;
+  if (result.outcome == PublishOutcome::kFailed) {
+    save->phase = SavePhase::kAdmitted;
+    return result.retryable ? TryLater(save, result.status) : hooks_.fail(save, result.status);
+  }
+  if (result.outcome == PublishOutcome::kIndeterminate) return SetIndeterminate(save, result.status);
+  hooks_.committed(save, Committed(*save, chunk_bytes_, clock_->UnixMicros()), std::move(result.pointers));
+}
+
+void Publisher::SetIndeterminate(Save* save, const absl::Status& why) {
+  Run* run = save->run;
+  save->error = MakeError(
+      absl::StatusCode::kUnknown, "INDETERMINATE",
+      absl::StrCat("whether ", save->key.tag, " survives a crash is not known: ", std::string(why.message()),
+                   "; the root is read-only until it has been scanned anew"),
+      {{"tag", save->key.tag}});
+  run->read_only = true;
+  save->inflight_made = false;
+  hooks_.indeterminate(save);
+  scanner_->Scan(run);
+}
+
+// The save is complete on disk, and the publish has changed nothing. It is tried again after the scan of a
+// read-only root, else after a pause.
+void Publisher::TryLater(Save* save, const absl::Status& why) {
+  if (IsReadOnly(why)) return scanner_->AwaitScan(save->run);
+  if (++save->publish_tries == 1) {
+    observer_->OnWarning(absl::StrCat(
+        "the save of ", save->run->path, "/", save->key.tag,
+        " is complete and could not be published yet, which is tried again: ", std::string(why.message())));
+  }
+  save->publish_again_at = clock_->Now() + Backoff(save->publish_tries);
+}
+
+// ---- events
+
+void Publisher::OnSaveEnded(const Save& save) {
+  for (const auto& [sequence, other] : save.run->saves) {
+    if (other->key.tag == save.key.tag) return TryPublish(other.get());
+  }
+}
+
+void Publisher::OnScanned(Run* run) {
+  std::vector<int64_t> ids;
+  for (const auto& [sequence, save] : run->saves) ids.push_back(save->id);
+  for (int64_t id : ids) {
+    Save* save = saves_->Find(id);
+    if (save == nullptr) continue;
+    if (save->phase == SavePhase::kFailing) {
+      if (save->inflight_made) hooks_.continue_failing(save);
+    } else if (save->phase == SavePhase::kAdmitted) {
+      if (!save->inflight_asked) Start(save);
+      TryPublish(save);
+    }
+  }
+}
+
+void Publisher::OnTick(Run* run, Instant now) {
+  for (const auto& [sequence, save] : run->saves) {
+    if (!save->publish_again_at || now < *save->publish_again_at) continue;
+    save->publish_again_at.reset();
+    TryPublish(save.get());
+  }
+}
+
+}  // namespace ckptd

@@ -1,0 +1,205 @@
+// Seal, Abort, Wait and deadlines. save_ends.cc has the ends.
+#include "daemon/engine/save_tracker.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/validate.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd {
+namespace {
+
+constexpr size_t kMostMessageBytes = 1000;  // Of an Abort.
+
+absl::Status Invalid(const std::string& message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
+}
+
+bool IsReached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
+
+bool AwaitsRoom(const Save& save) {
+  return save.phase == SavePhase::kTarget || save.phase == SavePhase::kGathering ||
+         save.phase == SavePhase::kQueued;
+}
+
+absl::Status RanksMissing(const Save& save, const std::vector<int>& ranks, const std::string& what) {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+                   absl::StrCat("ranks ", JoinRanks(ranks), what),
+                   {{"tag", save.key.tag}, {"ranks", JoinRanks(ranks)}});
+}
+
+}  // namespace
+
+SaveTracker::SaveTracker(Clock* clock, SegmentPool* pool, EngineObserver* observer, SaveTable* saves,
+                         EndedSaves* past, WriteStreams* streams, const ExpectedSizes* sizes,
+                         RootScanner* scanner, TrashCollector* trash, Hooks hooks)
+    : clock_(clock),
+      pool_(pool),
+      observer_(observer),
+      saves_(saves),
+      past_(past),
+      streams_(streams),
+      sizes_(sizes),
+      scanner_(scanner),
+      trash_(trash),
+      hooks_(std::move(hooks)) {}
+
+// ---- Seal
+
+absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
+                                    const v1::SealRequest& request) const {
+  if (save.phase == SavePhase::kFailing) return save.error;
+  if (!part.begun || !part.granted || part.open_writes > 0) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "UNKNOWN_SAVE",
+                     part.open_writes > 0
+                         ? absl::StrCat("a WriteFile of rank ", part.rank, " has not ended yet")
+                         : absl::StrCat("rank ", part.rank, " seals a part of ", save.key.tag,
+                                        " before Begin was answered"));
+  }
+  CKPTD_RETURN_IF_ERROR(CheckFiles(request.files()));
+  std::set<std::string> seen;
+  for (const v1::FileSpec& file : request.files()) {
+    const auto placed = part.placed.find(file.path());
+    if (placed == part.placed.end()) return Invalid(absl::StrCat("file ", file.path(), " was never placed"));
+    if (file.size_bytes() > placed->second.size_bytes()) {
+      return Invalid(absl::StrCat("file ", file.path(), " is sealed with ", file.size_bytes(), " bytes, but ",
+                                  placed->second.size_bytes(), " were placed"));
+    }
+    if (!seen.insert(file.path()).second)
+      return Invalid(absl::StrCat("file ", file.path(), " is sealed twice"));
+  }
+  return absl::OkStatus();
+}
+
+void SaveTracker::Seal(Save* save, const Member& member, const v1::SealRequest& request,
+                       Reply<v1::SealResponse> reply) {
+  Part& part = save->PartOf(member.rank);
+  if (part.begun && part.instance != member.instance) {
+    return reply(MakeError(absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
+                           absl::StrCat("the part of rank ", part.rank, " of the save of ", save->key.tag,
+                                        " is another process's"),
+                           {{"tag", save->key.tag}, {"ranks", absl::StrCat(part.rank)}}));
+  }
+  // A retry, perhaps from a new session, perhaps for a part that was sealed with an earlier daemon. A save
+  // that fails and is not reported yet may still be published by recovery.
+  const bool is_retry = part.sealed && (save->error.ok() || !save->remembered);
+  if (!is_retry) {
+    if (absl::Status wrong = CheckSeal(*save, part, request); !wrong.ok()) return reply(wrong);
+    SealPart(save, part, request);
+  }
+  v1::SealResponse response;
+  response.set_sequence(save->sequence);
+  response.set_level(std::max(save->level, v1::STAGED));
+  reply(std::move(response));
+  if (is_retry) return;
+  hooks_.changed(*save);
+  AnswerWaiters(save);
+  hooks_.part_sealed(save);
+}
+
+void SaveTracker::SealPart(Save* save, Part& part, const v1::SealRequest& request) {
+  part.sealed = true;
+  part.files.assign(request.files().begin(), request.files().end());
+  save->slowest_rank = part.rank;
+  if (request.has_stall()) {
+    const double stall = static_cast<double>(request.stall().seconds()) + request.stall().nanos() * 1e-9;
+    save->stall_seconds = std::max(save->stall_seconds, stall);
+  }
+  if (!save->UnsealedRanks().empty()) return;
+  save->level = v1::SEALED;
+  save->sealed_at = clock_->Now();
+  hooks_.all_sealed(save);
+}
+
+absl::Status SaveTracker::Abort(Save* save, const std::vector<int>& ranks, const std::string& message) {
+  if (save->phase == SavePhase::kPublishing) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "SEALED",
+        absl::StrCat("the save of ", save->key.tag, " is being published and can not be aborted"),
+        {{"tag", save->key.tag}});
+  }
+  const std::string who = ranks.empty() ? "an operator" : absl::StrCat("rank ", ranks.front());
+  Fail(save, MakeError(absl::StatusCode::kAborted, "SAVE_ABORTED",
+                       absl::StrCat(who, " aborted the save", message.empty() ? "" : ": ",
+                                    FirstBytes(message, kMostMessageBytes)),
+                       {{"tag", save->key.tag}, {"ranks", JoinRanks(ranks)}}));
+  return absl::OkStatus();
+}
+
+// ---- Wait
+
+void SaveTracker::Wait(Save* save, Waiter waiter) {
+  save->waiters.push_back(std::move(waiter));
+  AnswerWaiters(save);
+}
+
+void SaveTracker::AnswerWaiters(Save* save) {
+  const Instant now = clock_->Now();
+  std::vector<Waiter> still;
+  for (Waiter& waiter : std::exchange(save->waiters, {})) {
+    v1::Level level = save->level;
+    const Part* part = save->FindPart(waiter.rank);
+    if (level == v1::OPEN && part != nullptr && part->sealed) level = v1::STAGED;
+    if (!IsReached(level, waiter.level) && now < waiter.deadline) {
+      still.push_back(std::move(waiter));
+      continue;
+    }
+    v1::WaitResponse response;
+    *response.mutable_checkpoint() = hooks_.describe(*save, waiter.view);
+    response.mutable_checkpoint()->set_level(level);
+    waiter.reply(std::move(response));
+  }
+  for (Waiter& waiter : still) save->waiters.push_back(std::move(waiter));
+}
+
+// ---- deadlines
+
+void SaveTracker::OnTick(Instant now) {
+  std::vector<Save*> late;
+  for (const auto& [id, save] : saves_->all()) {
+    AnswerWaiters(save);
+    const bool open = save->phase == SavePhase::kAdmitted && !save->sealed();
+    if ((AwaitsRoom(*save) && now >= save->admission_deadline) || (open && now >= save->commit_deadline))
+      late.push_back(save);
+  }
+  for (Save* save : late) {
+    if (absl::Status error = DeadlineError(*save); !error.ok()) Fail(save, error);
+  }
+}
+
+// OK if the save has ended since: the end of another late save may end it, too.
+absl::Status SaveTracker::DeadlineError(const Save& save) const {
+  if (save.phase == SavePhase::kQueued || save.phase == SavePhase::kTarget) {
+    const std::string what = save.phase == SavePhase::kTarget
+                                 ? absl::StrCat("an answer of the file system of ", save.run->path)
+                                 : save.waits_for_words;
+    return MakeError(absl::StatusCode::kDeadlineExceeded, "ADMISSION_TIMEOUT",
+                     absl::StrCat("no room for the save of ", save.key.tag, " in time; it waited for ", what),
+                     {{"tag", save.key.tag}});
+  }
+  if (save.phase == SavePhase::kGathering) {
+    return RanksMissing(save, sizes_->UnknownRanks(save),
+                        absl::StrCat(" have not begun the save of ", save.key.tag, " in time"));
+  }
+  if (save.phase == SavePhase::kAdmitted) {
+    return RanksMissing(
+        save, save.UnsealedRanks(),
+        absl::StrCat(" have not sealed their part of ", save.key.tag, " in time (commit_timeout)"));
+  }
+  return absl::OkStatus();
+}
+
+Instant SaveTracker::NextDeadline() const {
+  Instant next = Instant::max();
+  for (const auto& [id, save] : saves_->all()) {
+    next = std::min({next, save->admission_deadline, save->commit_deadline});
+    for (const Waiter& waiter : save->waiters) next = std::min(next, waiter.deadline);
+  }
+  return next;
+}
+
+}  // namespace ckptd
