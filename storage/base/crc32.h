@@ -1,4 +1,4 @@
-// CRC-32 as ZIP has it: for the checksums inside archives alone. ckptd's own is CRC32C (crc32c.h).
+// CRC-32 as ZIP uses it, only for the checksums inside archives. ckptd's own checksums are CRC32C (crc32c.h).
 #ifndef CKPTD_STORAGE_BASE_CRC32_H_
 #define CKPTD_STORAGE_BASE_CRC32_H_
 
@@ -8,7 +8,7 @@
 
 namespace ckptd {
 
-// `crc` is the CRC-32 of the bytes before these; 0 when there are none.
+// Continues `crc`, the CRC-32 of the bytes before these; 0 at the start.
 uint32_t Crc32(std::span<const std::byte> bytes, uint32_t crc = 0);
 
 }  // namespace ckptd

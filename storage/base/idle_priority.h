@@ -1,16 +1,15 @@
-// For work that nobody waits for on a machine where others compute.
+// Idle CPU and I/O priority for background work on a machine that trains.
 #ifndef CKPTD_STORAGE_BASE_IDLE_PRIORITY_H_
 #define CKPTD_STORAGE_BASE_IDLE_PRIORITY_H_
 
 namespace ckptd {
 
-// From now on this thread, and those that it starts, compute only where nothing else wants the core
-// (SCHED_IDLE), and their reads go behind everybody's where the disk's scheduler has an idle class
-// (mq-deadline, bfq). Needs no privilege, and without one there is no way back: for threads that end, and
-// that hold no lock which others need, who would wait as it does. Does what the kernel allows, and reports
-// nothing.
+// Lowers this thread, and the threads that it starts from now on, to idle CPU priority (SCHED_IDLE) and the
+// disk's idle class (where the scheduler has one: mq-deadline, bfq). Without privileges there is no way back,
+// so call it only on threads that end. Such a thread must hold no lock that others need: they would wait as
+// long as it does. Best effort: does what the kernel allows, and reports nothing.
 //
-// Needs nothing of C++'s runtime library: the Python package's native library is made of it.
+// Uses nothing of the C++ runtime library, because the Python package's native library contains it.
 void SetIdlePriority();
 
 }  // namespace ckptd

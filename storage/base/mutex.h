@@ -1,5 +1,5 @@
-// std::mutex with Clang's thread-safety annotations. Not absl::Mutex: Debian's is not instrumented, so
-// ThreadSanitizer would not see what it orders.
+// std::mutex with Clang's thread-safety annotations. absl::Mutex is not used because Debian's library is not
+// instrumented: ThreadSanitizer would not see what it orders.
 #ifndef CKPTD_STORAGE_BASE_MUTEX_H_
 #define CKPTD_STORAGE_BASE_MUTEX_H_
 
@@ -32,7 +32,7 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
   Mutex& mutex_;
 };
 
-// Wait in a loop around the condition.
+// A condition variable. Wakes may be spurious: wait in a loop around the condition.
 class CondVar {
  public:
   void Wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
@@ -40,7 +40,7 @@ class CondVar {
     condition_.wait(lock);
     lock.release();
   }
-  // False when `timeout` passed first.
+  // False if `timeout` passed first.
   bool WaitFor(Mutex& mutex, std::chrono::nanoseconds timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
     const bool signalled = condition_.wait_for(lock, timeout) == std::cv_status::no_timeout;

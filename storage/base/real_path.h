@@ -1,4 +1,4 @@
-// Where a path really leads.
+// Resolves paths.
 #ifndef CKPTD_STORAGE_BASE_REAL_PATH_H_
 #define CKPTD_STORAGE_BASE_REAL_PATH_H_
 
@@ -8,7 +8,7 @@
 
 namespace ckptd {
 
-// Absolute, without links and dots. The errno of the kernel when something on the way is not there.
+// The absolute path without symbolic links and dots. Fails with the kernel's errno if a part does not exist.
 absl::StatusOr<std::string> RealPath(const std::string& path);
 
 }  // namespace ckptd

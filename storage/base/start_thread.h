@@ -1,4 +1,4 @@
-// Threads that may not be had.
+// Starts threads, with a status instead of an exception.
 #ifndef CKPTD_STORAGE_BASE_START_THREAD_H_
 #define CKPTD_STORAGE_BASE_START_THREAD_H_
 
@@ -15,8 +15,8 @@
 
 namespace ckptd {
 
-// Starts a thread that runs `work`, with a name of which the kernel keeps 15 bytes. An error, not an
-// exception, when the machine or the service's limit of tasks has no thread left.
+// Starts a thread that runs `work`. The kernel keeps 15 bytes of `name`. RESOURCE_EXHAUSTED or the like, with
+// advice, if the machine or the service's limit of tasks allows no more threads.
 template <typename Work>
 absl::StatusOr<std::thread> StartThread(const std::string& name, Work work) {
   try {

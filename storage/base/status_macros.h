@@ -1,4 +1,4 @@
-// Return early on an error, with one line. Shaped like absl's later macros of the same purpose.
+// Macros that return early on an error, shaped like those of later abseil releases.
 #ifndef CKPTD_STORAGE_BASE_STATUS_MACROS_H_
 #define CKPTD_STORAGE_BASE_STATUS_MACROS_H_
 

@@ -1,4 +1,4 @@
-// Owns a file descriptor of the kernel.
+// Owns a file descriptor.
 #ifndef CKPTD_STORAGE_BASE_UNIQUE_FD_H_
 #define CKPTD_STORAGE_BASE_UNIQUE_FD_H_
 

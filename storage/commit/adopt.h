@@ -1,4 +1,4 @@
-// The step that makes a checkpoint of another program ours. The protocol and its crash argument are at the
+// Turns a checkpoint of another program into one of ckptd's. The protocol and its crash argument are at the
 // top of adopt.cc.
 #ifndef CKPTD_STORAGE_COMMIT_ADOPT_H_
 #define CKPTD_STORAGE_COMMIT_ADOPT_H_
@@ -12,12 +12,12 @@
 
 namespace ckptd {
 
-// `summary`: SummaryOfForeign, and the run's id and a sequence. kFailed: it is foreign still, and nothing of
-// it was touched: reason FOREIGN_CHANGED, or as WalkForeign.
+// `summary` is SummaryOfForeign with the run's id and a sequence. kFailed: the checkpoint is still foreign
+// and unchanged; the reason is FOREIGN_CHANGED, or one of WalkForeign.
 Published AdoptForeign(const PublishContext& context, const ForeignSurvey& survey,
                        const storage::v1::ManifestSummary& summary);
 
-// Makes durable what an earlier daemon may have adopted and not synced: before it is called committed.
+// Syncs adoptions that an earlier daemon may not have synced. Called before they are reported as committed.
 absl::Status SyncAdopted(const Layout& layout, const RootScan& scan);
 
 }  // namespace ckptd

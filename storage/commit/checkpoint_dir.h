@@ -1,5 +1,5 @@
-// One checkpoint's directory, wherever it lies (at its tag, in flight, in trash): its manifest, its part
-// records, its files.
+// One checkpoint's directory, at its tag, in flight or in trash: its manifest, its part records and its
+// files.
 #ifndef CKPTD_STORAGE_COMMIT_CHECKPOINT_DIR_H_
 #define CKPTD_STORAGE_COMMIT_CHECKPOINT_DIR_H_
 
@@ -14,31 +14,32 @@
 
 namespace ckptd {
 
-// "<directory>/.ckptd/<name>"; ".ckptd/<name>" when `directory` is empty.
+// "<directory>/.ckptd/<name>", or ".ckptd/<name>" if `directory` is empty.
 std::string OurPath(const std::string& directory, const std::string& name);
 
-// The manifest of `dir`/`directory` (empty: of `dir` itself). ENOENT when there is none; DATA_LOSS, reason
-// CORRUPT_MANIFEST, when it is damaged. The summary alone costs one read of 4 KiB, and the file's size is
-// held against what the head says.
+// The manifest of `dir`/`directory`, or of `dir` itself if `directory` is empty. ENOENT if there is none.
+// DATA_LOSS, reason CORRUPT_MANIFEST, if it is damaged. ReadSummary reads only 4 KiB, and compares the file's
+// size with the one in the head.
 absl::StatusOr<storage::v1::ManifestSummary> ReadSummary(FileSystem& fs, Handle dir,
                                                          const std::string& directory);
 absl::StatusOr<Manifest> ReadWholeManifest(FileSystem& fs, Handle dir, const std::string& directory);
 
-// ENOENT when there is none; DATA_LOSS, reason CORRUPT_PART_RECORD, when it is damaged or another rank's.
+// ENOENT if there is none. DATA_LOSS, reason CORRUPT_PART_RECORD, if it is damaged or of another rank.
 absl::StatusOr<storage::v1::PartRecord> ReadPartRecord(FileSystem& fs, Handle dir, int rank);
 
-// Whether every file of a record is there, as a regular file of that size: else DATA_LOSS, reason SHORT_FILE,
-// naming it.
+// Checks that every file of a record is a regular file of the recorded size. Otherwise DATA_LOSS, reason
+// SHORT_FILE, names it.
 absl::Status CheckFiles(FileSystem& fs, Handle dir,
                         const google::protobuf::RepeatedPtrField<storage::v1::FileRecord>& files);
 
-// Sum of the sizes of the files in a tree, for counting what removing it will free. Looks at no more than
-// 100,000 names and 32 levels (kMaxOpenLevels, storage/fs/file_system.h) and leaves the rest out: the tree is
-// a user's, who can put more into it than anybody should wait for.
+// The sum of the file sizes in a tree: what removing it will free. Looks at no more than 100,000 names and 32
+// levels (kMaxOpenLevels of storage/fs/file_system.h) and leaves out the rest: a user can fill the tree with
+// more than anybody should wait for.
 absl::StatusOr<int64_t> TreeBytes(FileSystem& fs, Handle dir);
 
-// Whether an error says that a name is not there, or that something on the way to it is no directory of ours.
-bool IsMissing(const absl::Status& status);   // ENOENT.
+// True if the error says that the name does not exist.
+bool IsMissing(const absl::Status& status);  // ENOENT.
+// True if the error says that something on the path is no directory of ckptd's.
 bool IsInTheWay(const absl::Status& status);  // ENOTDIR, ELOOP (a symbolic link), EISDIR.
 
 }  // namespace ckptd

@@ -1,4 +1,4 @@
-// The directories of ours beneath a root, open, and the lock on this node's.
+// ckptd's own directories beneath a root, opened, and the lock on this node's directory.
 #ifndef CKPTD_STORAGE_COMMIT_LAYOUT_H_
 #define CKPTD_STORAGE_COMMIT_LAYOUT_H_
 
@@ -14,23 +14,24 @@ namespace ckptd {
 struct Layout {
   FileSystem* fs = nullptr;
   Handle root = -1;
-  std::string node_path;  // ".ckptd/nodes/<node>": for messages.
+  std::string node_path;  // ".ckptd/nodes/<node>", for messages.
   ScopedHandle ours;      // <root>/.ckptd
   ScopedHandle node;      // <root>/.ckptd/nodes/<node>
-  ScopedHandle lock;      // Held for as long as this lives.
+  ScopedHandle lock;      // Held as long as this object lives.
   ScopedHandle inflight;
   ScopedHandle trash;
 };
 
-// Makes what is missing, durably, and takes the lock first: nothing of another daemon's is looked at without
-// it. FAILED_PRECONDITION: reason ROOT_LOCKED, reason ROOT_UNSUITABLE for a root that may not be written.
+// Takes the lock, and makes missing directories durably. Without the lock it looks at nothing, because
+// another daemon may be working there. FAILED_PRECONDITION, reason ROOT_LOCKED, if another daemon holds the
+// lock, or ROOT_UNSUITABLE if the root cannot be written.
 absl::StatusOr<Layout> OpenLayout(FileSystem* fs, Handle root, const std::string& node);
 
-// Makes durable every name that an earlier daemon may have left renamed but not synced: only then may what a
-// scan finds be called committed, or what lies in trash be removed.
+// Syncs every directory in which an earlier daemon may have renamed something without a sync. Only then may a
+// scan's result be called committed, or trash be removed.
 absl::Status SyncNames(const Layout& layout);
 
-// A name under inflight/ or trash/ that was never there before.
+// A name beneath inflight/ or trash/ that was never used before.
 std::string FreshName(const std::string& tag, int64_t sequence);
 
 }  // namespace ckptd

@@ -1,11 +1,11 @@
-// Pointer files: files in the root, beside the checkpoints, whose content says which one a framework's own
-// loader is to take (DeepSpeed's `latest`). A save names them, and its manifest has them.
+// Pointer files: files in the root, beside the checkpoints, that tell another program's loader which
+// checkpoint to take (DeepSpeed's `latest`). A save names them, and its manifest records them.
 //
-// The committed manifests are the truth: of all checkpoints that name a pointer, and are not known to be
-// damaged, the newest decides, and the file follows, after the commit, at a scan, when damage is found, and
-// at the next commit where it could not be written. So a pointer only goes forward (but from one that is
-// damaged), whatever order saves are committed in, and a crash between commit and pointer is made good. A
-// name that no committed manifest has is not ours and is not touched.
+// The committed manifests are the truth. Among the checkpoints that name a pointer and are not known to be
+// damaged, the newest decides its content. The file is updated after the commit, at a scan, when damage is
+// found, and, if it could not be written, at the next commit. So a pointer only goes forward (except from a
+// damaged checkpoint), in whatever order saves commit, and a crash between commit and pointer is repaired. A
+// file that no committed manifest names is not ckptd's and is not touched.
 #ifndef CKPTD_STORAGE_COMMIT_POINTERS_H_
 #define CKPTD_STORAGE_COMMIT_POINTERS_H_
 
@@ -26,22 +26,23 @@ namespace ckptd {
 
 class PointerWriter {
  public:
-  // Both stay the caller's.
+  // `layout` and its file system must outlive this object.
   explicit PointerWriter(const Layout* layout) : layout_(*layout), fs_(*layout->fs) {}
 
-  // Before Update after a scan: the files are read again.
+  // Makes the next Update read the files again. Called after a scan.
   void Forget();
-  // Brings every pointer to what the newest checkpoint that names it says. What cannot be written is in the
-  // warnings, and is tried again by the next call.
+  // Gives every pointer the content that the newest checkpoint naming it says. What cannot be written is in
+  // the warnings; the next call tries again.
   PointerFiles Update(const std::map<int64_t, CommittedCheckpoint>& committed);
 
  private:
-  // One pointer file. Several contents, when a rename or the sync after it failed: then nobody knows which
-  // one a crash would leave, and it is written anew whatever a look at it says.
+  // What is known of one pointer file. After a failed rename, or a failed sync of it, nobody knows which
+  // content a crash would leave: then there are several, and the file is written again whatever a read of it
+  // says.
   struct File {
     std::set<std::string> contents;
     bool sure = true;
-    bool unread = false;  // Reading it failed, so `contents` may lack what it has.
+    bool unread = false;  // Reading it failed, so `contents` may be incomplete.
   };
 
   File& Look(const std::string& name);
@@ -49,11 +50,12 @@ class PointerWriter {
 
   const Layout& layout_;
   FileSystem& fs_;
-  std::map<std::string, File> files_;  // Those that were looked at or written.
+  std::map<std::string, File> files_;  // The files that were read or written.
 };
 
-// A re-save that does not name a pointer which points at the checkpoint in its place takes it over, else the
-// pointer would go back, or would be left to dangle. What does not fit beside its own is left out.
+// If a re-save does not name a pointer that points at the checkpoint it replaces, the new checkpoint takes
+// the pointer over. Otherwise the pointer would go back or dangle. Pointers for which the manifest has no
+// room are left out.
 absl::Status TakeOverPointers(FileSystem& fs, Handle root, const storage::v1::ManifestSummary& old,
                               storage::v1::ManifestSummary& summary);
 

@@ -1,5 +1,5 @@
-// Steps 4 and 5 of the commit: from an in-flight directory whose parts are all on disk to <root>/<tag>. The
-// protocol and its crash argument are at the top of publish.cc.
+// Steps 4 and 5 of the commit: turns an in-flight directory whose parts are all on disk into <root>/<tag>.
+// The protocol and its crash argument are at the top of publish.cc.
 #ifndef CKPTD_STORAGE_COMMIT_PUBLISH_H_
 #define CKPTD_STORAGE_COMMIT_PUBLISH_H_
 
@@ -18,7 +18,7 @@
 
 namespace ckptd {
 
-// What publishing needs of the store; all of it is the store's.
+// What publishing needs of the store, which owns all of it.
 struct PublishContext {
   const Layout& layout;
   const ProbeResult& probe;
@@ -27,13 +27,13 @@ struct PublishContext {
   Clock& clock;
 };
 
-// What holds the tag, when a save may take its place: else ALREADY_EXISTS, reason TAG_FOREIGN, or
+// What exists at the tag, if a save may replace it. Otherwise ALREADY_EXISTS, reason TAG_FOREIGN, or
 // FAILED_PRECONDITION, reason PINNED.
 absl::StatusOr<Target> CheckedTarget(const Layout& layout, const Pins& pins, const std::string& tag);
 
 struct Published {
   PublishResult result;
-  storage::v1::ManifestSummary summary;  // As written, with kCommitted.
+  storage::v1::ManifestSummary summary;  // As written. Set with kCommitted.
 };
 Published PublishInflight(const PublishContext& context, const Inflight& inflight,
                           const storage::v1::ManifestSummary& summary,

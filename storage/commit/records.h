@@ -1,9 +1,9 @@
-// The small records of a root, each one file replaced as a whole: the run record, the pins, the damages, the
-// swap intent.
+// The small records of a root, each a file that is replaced as a whole: run record, pins, damage marks, swap
+// intent.
 //
-// A file that is not there is no record. One that is there but torn, damaged or unreadable is never taken for
-// none: loading it fails with FAILED_PRECONDITION, reason ROOT_UNREADABLE, naming the file, what it held and
-// the repair.
+// A missing file is an empty record. A file that is torn, damaged or unreadable is never taken for an empty
+// one: loading it fails with FAILED_PRECONDITION, reason ROOT_UNREADABLE, and names the file, what it held,
+// and the repair.
 #ifndef CKPTD_STORAGE_COMMIT_RECORDS_H_
 #define CKPTD_STORAGE_COMMIT_RECORDS_H_
 
@@ -21,7 +21,7 @@
 
 namespace ckptd {
 
-// `node` is the node's directory and `node_path` its path, for messages.
+// `node` is the node's directory, and `node_path` its path for messages.
 absl::StatusOr<std::optional<storage::v1::RunRecord>> LoadRunRecord(FileSystem& fs, Handle node,
                                                                     const std::string& node_path);
 absl::Status StoreRunRecord(FileSystem& fs, Handle node, const storage::v1::RunRecord& record);
@@ -31,29 +31,29 @@ absl::StatusOr<std::optional<storage::v1::SwapIntent>> LoadSwapIntent(FileSystem
 absl::Status StoreSwapIntent(FileSystem& fs, Handle node, const storage::v1::SwapIntent& intent);
 absl::Status RemoveSwapIntent(FileSystem& fs, Handle node);  // Durable on return.
 
-// Which checkpoints are pinned, in memory and in <root>/.ckptd/pins.
+// The pinned checkpoints, in memory and in <root>/.ckptd/pins.
 class Pins {
  public:
   static absl::StatusOr<Pins> Load(FileSystem& fs, Handle ours);
   bool Contains(const std::string& tag, int64_t sequence) const { return pins_.contains({tag, sequence}); }
-  // Durable on return; after an error nothing has changed in memory.
+  // Durable on return. After an error nothing has changed in memory.
   absl::Status Set(FileSystem& fs, Handle ours, const std::string& tag, int64_t sequence, bool pinned);
 
  private:
   std::set<std::pair<std::string, int64_t>> pins_;
 };
 
-// Which committed checkpoints are not what was saved, in memory and in <root>/.ckptd/damaged.
+// The damage marks of committed checkpoints, in memory and in <root>/.ckptd/damaged.
 class Damages {
  public:
   static absl::StatusOr<Damages> Load(FileSystem& fs, Handle ours);
-  // Null: none is known.
+  // Null if the checkpoint is not marked.
   const storage::v1::Damage* Find(const std::string& tag, int64_t sequence) const;
-  // Its tag and sequence are filled in. Nullopt forgets it. What was said first stays. Durable on return;
-  // after an error nothing has changed in memory.
+  // Marks a checkpoint, and fills in tag and sequence; an earlier mark stays. Nullopt removes the mark.
+  // Durable on return. After an error nothing has changed in memory.
   absl::Status Set(FileSystem& fs, Handle ours, const std::string& tag, int64_t sequence,
                    const std::optional<storage::v1::Damage>& damage);
-  // Forgets, on disk with the next change, those that `gone(tag, sequence)` says are not there any more.
+  // Drops the marks of checkpoints for which `gone(tag, sequence)` is true. On disk with the next Set.
   template <typename Gone>
   void Prune(Gone gone) {
     std::erase_if(damages_, [&](const auto& entry) { return gone(entry.second.tag(), entry.first); });

@@ -1,4 +1,4 @@
-// Which checkpoints a root holds, from the heads of their manifests alone: 4 KiB a checkpoint.
+// Finds the checkpoints of a root. Reads only the heads of their manifests, 4 KiB each.
 #ifndef CKPTD_STORAGE_COMMIT_SCAN_H_
 #define CKPTD_STORAGE_COMMIT_SCAN_H_
 
@@ -16,52 +16,51 @@
 
 namespace ckptd {
 
-// A finished checkpoint of another program: a directory that is none of ours and has its marker. So far that
-// is NeuronX Distributed's, a file `done`.
+// A finished checkpoint of another program: a directory that is not ckptd's and holds that program's marker.
+// So far that is NeuronX Distributed's file `done`.
 struct ForeignTag {
   std::string tag;
-  int64_t done_us = 0;  // Unix time in microseconds of the marker's last write.
-  // That program's order: the marker's time. (Those of one time go by their names; it takes them as they
-  // come.)
+  int64_t done_us = 0;  // When the marker was last written; Unix time in microseconds.
+  // That program's order: by the marker's time. Names break ties, where the program's own order is undefined.
   auto operator<=>(const ForeignTag& other) const {
     return std::tie(done_us, tag) <=> std::tie(other.done_us, other.tag);
   }
   bool operator==(const ForeignTag& other) const = default;
 };
-int64_t MarkerTime(const FileStat& marker);  // As `done_us`; 0 for what is from before 1970.
+int64_t MarkerTime(const FileStat& marker);  // For `done_us`. 0 for times before 1970.
 inline constexpr char kForeignMarker[] = "done";
 inline constexpr char kForeignFormat[] = "nxd";
 
 struct RootScan {
   std::map<int64_t, storage::v1::ManifestSummary> checkpoints;  // By sequence.
-  // Tag and what is wrong: a manifest that is damaged, gone, of another directory, of a newer format, or that
-  // may not be read.
+  // The tag, and what is wrong with its manifest: damaged, missing, of another directory, of a newer format,
+  // or not readable by this user.
   std::vector<std::pair<std::string, absl::Status>> damaged;
-  std::vector<ForeignTag> foreign;  // Oldest first. Also those whose name no tag of ours may have.
+  std::vector<ForeignTag> foreign;  // Oldest first. Includes names that are no valid tags of ckptd.
 };
 
-// Anything in the root that is not ours is passed over. Fails when it cannot find out (CouldNotFindOut in
-// storage/base/errors.h): a checkpoint must never vanish from the list for such a reason.
+// Skips whatever is not ckptd's. Fails if something could not be found out (CouldNotFindOut of
+// storage/base/errors.h): a checkpoint must not vanish from the list for such a reason.
 absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root);
 
-// What the name of a checkpoint is taken by.
+// What exists at a tag's name.
 enum class TargetKind {
   kNothing,
-  kEmptyDirectory,  // Frameworks make them beforehand.
-  kCheckpoint,      // Our own, with a valid manifest of that tag.
-  kForeign,         // Anything else: never touched.
+  kEmptyDirectory,  // Frameworks make them before saving.
+  kCheckpoint,      // ckptd's own, with a valid manifest of that tag.
+  kForeign,         // Anything else. Never touched.
 };
 struct Target {
   TargetKind kind;
-  storage::v1::ManifestSummary summary;  // With kCheckpoint.
-  std::string what;  // With kForeign: "a file", "a directory whose manifest is damaged", ...
+  storage::v1::ManifestSummary summary;  // Set with kCheckpoint.
+  std::string what;  // Set with kForeign: "a file", "a directory whose manifest is damaged", ...
 };
 absl::StatusOr<Target> InspectTarget(FileSystem& fs, Handle root, const std::string& tag);
-// ALREADY_EXISTS, reason TAG_FOREIGN: what is at the tag is not ours, it is `what`.
+// ALREADY_EXISTS, reason TAG_FOREIGN: at the tag exists `what`, which is not ckptd's.
 absl::Status TagForeignError(const std::string& tag, const std::string& what);
 
-// Whether a pointer file may be written here: over nothing, a file, or a symbolic link, which is replaced and
-// not followed. Else ALREADY_EXISTS, reason POINTER_FOREIGN.
+// OK if a pointer file may be written at `name`: nothing exists there, or a file, or a symbolic link, which
+// is replaced and not followed. Otherwise ALREADY_EXISTS, reason POINTER_FOREIGN.
 absl::Status CheckPointerTarget(FileSystem& fs, Handle root, const std::string& name);
 absl::Status CheckPointerTargets(FileSystem& fs, Handle root, const std::vector<std::string>& names);
 

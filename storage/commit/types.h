@@ -1,4 +1,4 @@
-// The values that the parts of storage/commit hand to each other and to their users.
+// Types that the parts of storage/commit share with each other and with their users.
 #ifndef CKPTD_STORAGE_COMMIT_TYPES_H_
 #define CKPTD_STORAGE_COMMIT_TYPES_H_
 
@@ -14,50 +14,50 @@
 
 namespace ckptd {
 
-// A committed checkpoint as the scan found it.
+// A committed checkpoint, as the scan found it.
 struct CommittedCheckpoint {
   storage::v1::ManifestSummary summary;
   bool pinned = false;
-  std::optional<storage::v1::Damage> damage;  // It is not what was saved, as a reader has found.
+  std::optional<storage::v1::Damage> damage;  // Set: a reader found that the bytes are not what was saved.
 };
 
-// A directory whose manifest is ours and damaged. It is left where it is.
+// A directory with a damaged manifest of ckptd. It stays where it is.
 struct DamagedCheckpoint {
   std::string tag;
   absl::Status status;  // What is wrong with the manifest.
 };
 
-// What Recover did, for the log and for the run's history.
+// What recovery did with a save in flight, for the log and the run's history.
 struct RecoveredSave {
   std::string tag;
   int64_t sequence = 0;
-  bool published = false;  // Else: moved to trash.
+  bool published = false;  // False: moved to trash.
   std::string why;         // "complete", "part 1 of 2 is missing", "an older generation", ...
 };
 
 struct Inflight {
-  std::string name;  // Under inflight/.
+  std::string name;  // Beneath inflight/.
   std::string tag;
   int64_t sequence = 0;
   ScopedHandle dir;
 };
 
 enum class PublishOutcome {
-  kCommitted,      // Renamed and both parents synced.
-  kFailed,         // Nothing was published. `status` says why. The caller discards the in-flight directory.
-  kIndeterminate,  // Renamed, but a sync after it failed: the root is read-only until Rescan.
+  kCommitted,      // The rename was done and both parents are synced.
+  kFailed,         // Nothing was published; `status` says why. The caller discards the in-flight directory.
+  kIndeterminate,  // The rename was done, but a sync after it failed. The root is read-only until Rescan.
 };
-// What became of the pointer files (docs/design.md, step 6).
+// The state of the pointer files (docs/design.md, step 6).
 struct PointerFiles {
-  std::set<int64_t> holders;          // Sequences that a pointer names: retention leaves them.
-  std::vector<std::string> warnings;  // Of each that could not be written, for people.
+  std::set<int64_t> holders;          // Sequences that a pointer names. Retention keeps them.
+  std::vector<std::string> warnings;  // One for each pointer that could not be written.
 };
 struct PublishResult {
   PublishOutcome outcome;
   absl::Status status;         // OK with kCommitted.
   PointerFiles pointers = {};  // With kCommitted.
-  // With kFailed: nothing was changed, for something could not be read that must be known, or the root is
-  // read-only until Rescan. Publish may be called again then, with the same in-flight directory.
+  // With kFailed: nothing was changed, because something necessary could not be read, or because the root is
+  // read-only until Rescan. Publish may be called again with the same in-flight directory.
   bool retryable = false;
 };
 

@@ -1,8 +1,9 @@
-// The frame around every small record that ckptd writes: a part record, the run record, pins, a swap intent.
+// The frame around every small record that ckptd writes: part record, run record, pins, damage marks, swap
+// intent.
 //
 // 8 bytes magic, u32 format version (1), u32 length of the message, u32 CRC32C of the message (all
-// little-endian), the message; nothing behind it. So an empty, torn or damaged file is never taken for an
-// empty record.
+// little-endian), then the message, and nothing behind it. So an empty, torn or damaged file is never taken
+// for an empty record.
 #ifndef CKPTD_STORAGE_FORMAT_FRAME_H_
 #define CKPTD_STORAGE_FORMAT_FRAME_H_
 
@@ -19,8 +20,8 @@ inline constexpr uint32_t kFormatVersion = 1;
 // One kind of record.
 struct FrameKind {
   std::string_view magic;   // 8 bytes.
-  std::string_view what;    // "part record": for messages.
-  std::string_view reason;  // Of the error when one is damaged.
+  std::string_view what;    // For messages: "part record".
+  std::string_view reason;  // The reason of the error for a damaged record.
 };
 
 inline constexpr FrameKind kPartRecordFrame{"CKPTDPRT", "part record", "CORRUPT_PART_RECORD"};
@@ -31,20 +32,20 @@ inline constexpr FrameKind kSwapIntentFrame{"CKPTDSWP", "swap intent", "ROOT_UNR
 
 std::string EncodeFrame(const FrameKind& kind, std::string_view message);
 
-// The message in the frame, a view of `bytes`. DATA_LOSS with the kind's reason; FAILED_PRECONDITION, reason
-// NEWER_FORMAT for a version that this program does not know.
+// The message in the frame, as a view of `bytes`. DATA_LOSS with the kind's reason if the frame is damaged.
+// FAILED_PRECONDITION, reason NEWER_FORMAT, if this program does not know the version.
 absl::StatusOr<std::string_view> DecodeFrame(const FrameKind& kind, std::string_view bytes);
 
-// Little-endian numbers, as all of our formats have them.
+// Little-endian numbers, as in all of ckptd's formats.
 void AppendU32(std::string& to, uint32_t value);
 void AppendU64(std::string& to, uint64_t value);
-// `at` + 4 or 8 bytes must be there.
+// Precondition: `at` + 4 (or 8) bytes exist.
 uint32_t LoadU32(std::string_view bytes, size_t at);
 uint64_t LoadU64(std::string_view bytes, size_t at);
 
 uint32_t Crc32cOf(std::string_view bytes);
 
-// FAILED_PRECONDITION, reason NEWER_FORMAT.
+// The error for a version that this program does not know: FAILED_PRECONDITION, reason NEWER_FORMAT.
 absl::Status NewerFormat(std::string_view what, uint32_t version);
 
 }  // namespace ckptd

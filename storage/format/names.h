@@ -1,5 +1,5 @@
-// Names: what a tag and a file path may be, and where everything of ours lies. The only place that knows
-// these strings.
+// Names: which tags and file paths are valid, and where ckptd's own files are. No other file has these
+// strings.
 #ifndef CKPTD_STORAGE_FORMAT_NAMES_H_
 #define CKPTD_STORAGE_FORMAT_NAMES_H_
 
@@ -15,24 +15,27 @@
 
 namespace ckptd {
 
-// 1 to 200 characters of [A-Za-z0-9._=+,@-], the first not `.` or `-`; not "latest".
-// INVALID_ARGUMENT, reason INVALID_TAG, naming the value (escaped) and the rule it breaks.
+// A tag has 1 to 200 characters of [A-Za-z0-9._=+,@-], does not begin with `.` or `-`, and is not "latest".
+// INVALID_ARGUMENT, reason INVALID_TAG, names the value (escaped) and the violated rule.
 absl::Status CheckTag(std::string_view tag);
-// 1 to 1000 bytes, relative; components of 1 to 255 bytes without NUL, control characters or invalid UTF-8,
-// none `.` or `..`; the first not `.ckptd`. INVALID_ARGUMENT, reason INVALID_PATH.
+// A file path is relative and has 1 to 1000 bytes. Its components have 1 to 255 bytes of valid UTF-8 without
+// control characters; none is `.` or `..`, and the first is not `.ckptd`. INVALID_ARGUMENT, reason
+// INVALID_PATH.
 absl::Status CheckFilePath(std::string_view path);
-// A pointer file's name in the root: a file path of one component. INVALID_ARGUMENT, reason INVALID_POINTER.
+// A pointer file's name in the root is a file path of one component. INVALID_ARGUMENT, reason
+// INVALID_POINTER.
 absl::Status CheckPointerName(std::string_view name);
-// The pointers of one save of `tag`, name -> content: at most kMostPointers, each with a good name that is
-// not the tag and a content that is not empty, together at most kMostPointerBytes (names and contents), so
-// that they fit beside the largest metrics into a manifest's head. INVALID_ARGUMENT, reason INVALID_POINTER.
+// Checks the pointers of one save of `tag`, name -> content: at most kMostPointers, each with a valid name
+// other than the tag and a content that is not empty, and at most kMostPointerBytes for all names and
+// contents, so that they fit into a manifest's head beside the largest metrics. INVALID_ARGUMENT, reason
+// INVALID_POINTER.
 inline constexpr size_t kMostPointers = 8;
 inline constexpr size_t kMostPointerBytes = 1024;
 absl::Status CheckPointers(std::string_view tag, const std::map<std::string, std::string>& pointers);
-// Parent directories of a path, outermost first: "a/b/c.pt" gives "a", "a/b".
+// The parent directories of a path, outermost first: "a", "a/b" for "a/b/c.pt".
 std::vector<std::string> ParentDirectories(std::string_view path);
 
-// In the root, and in every checkpoint's directory.
+// ckptd's own directory, in the root and in every checkpoint's directory.
 inline constexpr std::string_view kOurDirectory = ".ckptd";
 inline constexpr std::string_view kManifestName = "manifest";  // In <tag>/.ckptd/.
 inline constexpr std::string_view kPinsName = "pins";          // In <root>/.ckptd/.
@@ -49,7 +52,8 @@ inline constexpr std::string_view kScratchDirectory = "scratch";  // For the pro
 std::string PartRecordName(int rank);                             // "part-00000".
 std::optional<int> ParsePartRecordName(std::string_view name);
 std::string NodeDirectory(std::string_view node);  // ".ckptd/nodes/<node>".
-// "<tag>.<sequence>.<16 hex digits>", under inflight/ and trash/: never used again, see docs/design.md.
+// "<tag>.<sequence>.<16 hex digits>", beneath inflight/ and trash/. A name is never used twice;
+// docs/design.md says why.
 std::string InflightName(std::string_view tag, int64_t sequence, uint64_t unique);
 struct InflightId {
   std::string tag;

@@ -1,4 +1,4 @@
-// The protocol's name of a run, which follows from its root directory.
+// The protocol's name of a run, which is derived from its root directory.
 #ifndef CKPTD_STORAGE_FORMAT_RUN_NAME_H_
 #define CKPTD_STORAGE_FORMAT_RUN_NAME_H_
 
@@ -9,8 +9,8 @@
 
 namespace ckptd {
 
-// "runs/{16 hex digits}" of the root's st_dev and st_ino: stays the same as long as the directory does, and
-// ckptctl knows the run of a directory without believing what a run calls its root.
+// "runs/{16 hex digits}", from the root's st_dev and st_ino. The name does not change as long as the
+// directory exists, and ckptctl can identify a directory's run without trusting the path that a client gave.
 inline std::string RunName(uint64_t device, uint64_t inode) {
   uint64_t x = device * 0x9e3779b97f4a7c15u ^ inode;  // splitmix64
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

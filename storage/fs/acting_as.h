@@ -1,4 +1,4 @@
-// File operations with another user's rights, on this thread only.
+// Runs file operations with another user's rights, on one thread only.
 #ifndef CKPTD_STORAGE_FS_ACTING_AS_H_
 #define CKPTD_STORAGE_FS_ACTING_AS_H_
 
@@ -12,25 +12,25 @@
 
 namespace ckptd {
 
-// Whom this process can act as, found out once. Thread-safe.
+// The user that file operations run as; checked once when it is made. Thread-safe.
 class Actor {
  public:
-  // PERMISSION_DENIED, reason USER_MISMATCH, as MakePosixFileSystem says.
+  // PERMISSION_DENIED, reason USER_MISMATCH, if this process cannot act as `user`; see MakePosixFileSystem.
   static absl::StatusOr<Actor> Make(const std::optional<FileUser>& user);
 
-  // While it lives, this thread's file operations have the user's rights: files are made as that user, and
-  // root's capabilities over files (CAP_DAC_OVERRIDE and its like) are off, for the kernel ties them to
-  // fsuid.
+  // While a Scope lives, this thread's file operations have the user's rights: files are made as that user,
+  // and root's capabilities over files (CAP_DAC_OVERRIDE and the like) are off, because the kernel ties them
+  // to fsuid.
   //
-  // By raw system calls: the C library's setgroups changes every thread of the process. A thread that could
-  // not get its own rights back would go on as somebody else, so failing to undo it ends the process.
+  // Uses raw system calls, because the C library's setgroups changes every thread of the process. If the own
+  // rights cannot be restored the process aborts: the thread would go on as another user.
   class Scope {
    public:
     explicit Scope(const Actor& actor);
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
-    // Why it did not work, else OK.
+    // Not OK if the rights could not be taken; then nothing has changed.
     const absl::Status& status() const { return status_; }
 
    private:
@@ -43,7 +43,7 @@ class Actor {
  private:
   Actor() = default;
 
-  std::optional<FileUser> user_;  // Empty: as this process is.
+  std::optional<FileUser> user_;  // Unset: this process's own user.
   uid_t own_uid_ = 0;
   gid_t own_gid_ = 0;
   std::vector<gid_t> own_groups_;

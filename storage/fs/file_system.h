@@ -1,4 +1,4 @@
-// Seam: a file system beneath open directories. Real: PosixFileSystem; faulty:
+// Seam: file systems beneath open directories. Implementations: PosixFileSystem; for tests
 // tests/testing/faulty_file_system.h.
 //
 // Every path is relative to an open directory and is resolved beneath it: no component may be a symbolic link
@@ -22,18 +22,18 @@ namespace ckptd {
 using Handle = int;  // >= 0
 
 enum class OpenMode {
-  kRead,          // An existing regular file.
-  kCreate,        // A new regular file, read and write; EEXIST when the name is taken. Mode 0666 & ~umask.
-  kCreateDirect,  // The same with O_DIRECT.
-  kReadDirect,    // An existing regular file with O_DIRECT.
+  kRead,          // An existing regular file, for reading.
+  kCreate,        // A new regular file, read and write, mode 0666 & ~umask. EEXIST if the name is taken.
+  kCreateDirect,  // As kCreate, with O_DIRECT.
+  kReadDirect,    // As kRead, with O_DIRECT.
   kDirectory,     // An existing directory.
-  kUpdate,        // A regular file, created when missing as kCreate does, read and write.
-  kLock,          // The same for Lock(), with mode 0600: who may read a lock's file could take the lock.
+  kUpdate,        // A regular file, for reading and writing; created as by kCreate if it is missing.
+  kLock,          // As kUpdate, for Lock(), mode 0600: whoever may open a lock's file could take the lock.
 };
 
 enum class RenameMode {
   kReplace,    // As rename(2).
-  kNoReplace,  // EEXIST when the new name is taken.
+  kNoReplace,  // EEXIST if the new name is taken.
   kExchange,   // Swaps two existing names in one step.
 };
 
@@ -50,8 +50,8 @@ struct FileStat {
   uint32_t uid = 0;
   uint64_t device = 0;
   uint64_t inode = 0;
-  int64_t modified_ns = 0;  // Unix time of the last change of its bytes, and
-  int64_t changed_ns = 0;   // of anything about it, which nobody can set.
+  int64_t modified_ns = 0;  // Unix time of the last change of the content, in nanoseconds.
+  int64_t changed_ns = 0;   // Unix time of the last change of content or metadata; no program can set it.
 };
 
 struct DirEntry {
@@ -62,7 +62,7 @@ struct DirEntry {
 struct SpaceInfo {
   int64_t free_bytes = 0;  // Available to the caller.
   int64_t total_bytes = 0;
-  std::string type;  // "ext4", "xfs", "tmpfs", ...; "0x..." when not known.
+  std::string type;  // "ext4", "xfs", "tmpfs", ...; "0x..." if unknown.
 };
 
 class FileSystem {
@@ -76,21 +76,21 @@ class FileSystem {
   virtual absl::Status Rename(Handle old_dir, std::string_view old_path, Handle new_dir,
                               std::string_view new_path, RenameMode mode) = 0;
   virtual absl::StatusOr<std::vector<DirEntry>> List(Handle dir) = 0;  // Sorted by name.
-  // An empty path: the directory (or file) behind `dir` itself. Does not follow a symbolic link.
+  // With an empty path, that of the directory (or file) `dir` itself. Does not follow a symbolic link.
   virtual absl::StatusOr<FileStat> Stat(Handle dir, std::string_view path) = 0;
   virtual absl::Status Allocate(Handle file, int64_t size) = 0;  // fallocate, mode 0.
   virtual absl::Status Truncate(Handle file, int64_t size) = 0;
   virtual absl::Status Sync(Handle handle, SyncMode mode) = 0;
-  // May transfer less than asked for; 0 at the end of the file.
+  // May transfer fewer bytes than requested. ReadAt returns 0 at the end of the file.
   virtual absl::StatusOr<size_t> ReadAt(Handle file, int64_t offset, std::span<std::byte> into) = 0;
   virtual absl::StatusOr<size_t> WriteAt(Handle file, int64_t offset, std::span<const std::byte> from) = 0;
-  // An exclusive lock, without waiting, until the handle is closed: FAILED_PRECONDITION with reason LOCKED
-  // when another holds it.
+  // Takes an exclusive lock, without waiting, until the handle is closed. FAILED_PRECONDITION, reason LOCKED,
+  // if another handle holds it.
   virtual absl::Status Lock(Handle file) = 0;
   virtual absl::StatusOr<SpaceInfo> Space(Handle dir) = 0;
 };
 
-// Owns a handle.
+// Owns a handle and closes it.
 class ScopedHandle {
  public:
   ScopedHandle() = default;
@@ -123,16 +123,17 @@ class ScopedHandle {
 };
 
 absl::StatusOr<ScopedHandle> OpenScoped(FileSystem& fs, Handle dir, std::string_view path, OpenMode mode);
-// Loops over short transfers. ReadFully fails with DATA_LOSS, reason SHORT_FILE, when the file ends first.
+// Loop over short transfers. ReadFully fails with DATA_LOSS, reason SHORT_FILE, if the file ends first.
 absl::Status ReadFully(FileSystem& fs, Handle file, int64_t offset, std::span<std::byte> into);
 absl::Status WriteFully(FileSystem& fs, Handle file, int64_t offset, std::span<const std::byte> from);
-// Whole small file; RESOURCE_EXHAUSTED when it is larger than `limit`.
+// Reads a whole small file. RESOURCE_EXHAUSTED if it has more than `limit` bytes.
 absl::StatusOr<std::string> ReadSmallFile(FileSystem& fs, Handle dir, std::string_view path, int64_t limit);
-// A new small file with its content, which is synced; its name is not.
+// Makes a new small file and syncs its content. Its name is durable only after the directory is synced.
 absl::Status WriteNewFile(FileSystem& fs, Handle dir, std::string_view path, std::string_view content);
-// Temp file in the same directory, sync, rename over, sync the directory. `path` has no directory part.
+// Replaces a file durably: writes and syncs a temporary file in the same directory, renames it over `path`,
+// and syncs the directory. `path` has no directory part.
 absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view path, std::string_view content);
-// The directory and all missing ones above it; each new one's parent is synced.
+// Makes the directory and all missing ones above it, and syncs the parent of each new one.
 absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path);
 
 // How much one RemoveTreeWithin may remove. The call subtracts what it has removed.
@@ -145,8 +146,8 @@ struct RemovalBudget {
 
   bool spent() const { return names <= 0 || bytes <= 0; }
 };
-// Removes the directory `dir`/`name` and all that is in it, until the budget is spent. Returns true when the
-// tree is gone. Each call makes progress. Follows no link.
+// Removes the directory `dir`/`name` and everything in it, until the budget is spent. Returns true if the
+// tree is gone. Each call makes progress. Follows no symbolic link.
 //
 // The tree may be of any depth: a user can nest directories without end. The call holds at most
 // kMaxOpenLevels directories open and does not recurse. It renames a subtree that lies deeper up into the
@@ -154,7 +155,7 @@ struct RemovalBudget {
 inline constexpr size_t kMaxOpenLevels = 32;
 absl::StatusOr<bool> RemoveTreeWithin(FileSystem& fs, Handle dir, const std::string& name,
                                       RemovalBudget& budget);
-// The same without a budget.
+// Removes the whole tree, without a budget.
 absl::Status RemoveTree(FileSystem& fs, Handle dir, const std::string& name);
 
 }  // namespace ckptd

@@ -13,23 +13,23 @@
 
 namespace ckptd {
 
-// Whose rights file operations use. Root does them with the user's fsuid, fsgid and groups (setfsuid is per
-// thread and is undone after each operation); anyone else must be that user already.
+// The user whose rights file operations have. If this process is root, they run with the user's fsuid, fsgid
+// and groups (setfsuid is per thread, and is undone after each operation). Any other process must be that
+// user.
 struct FileUser {
   uid_t uid;
   gid_t gid;
-  std::vector<gid_t> groups;  // Supplementary ones.
-  // Of new files and directories; looked at each time, since a later trainer of the user may have another
-  // one. Null: 022. The user's own rights stay.
+  std::vector<gid_t> groups;  // The supplementary groups.
+  // The umask of new files and directories. Read each time, because a later trainer of the user may have
+  // another one. Null: 022. The owner's own bits are never masked.
   std::shared_ptr<std::atomic<mode_t>> umask = nullptr;
 };
 
-// PERMISSION_DENIED, reason USER_MISMATCH, when this process cannot act as `user`. Without a user: as this
-// process. The umask of this process counts, too, whoever the user is: a daemon sets it to 0.
+// PERMISSION_DENIED, reason USER_MISMATCH, if this process cannot act as `user`. Without a user operations
+// run as this process. The umask of this process applies as well, for any user: a daemon sets it to 0.
 absl::StatusOr<std::unique_ptr<FileSystem>> MakePosixFileSystem(std::optional<FileUser> user = std::nullopt);
 
-// Opens an absolute path as a directory: the only place where a path is taken as it is (its links are
-// followed).
+// Opens a directory by its absolute path. This is the only function that follows symbolic links.
 absl::StatusOr<Handle> OpenRootDirectory(const std::string& absolute_path,
                                          const std::optional<FileUser>& user);
 

@@ -1,4 +1,4 @@
-// Compares images in memory with the checksums that were taken when they were written.
+// Compares images in memory with the checksums that were computed when they were written.
 #ifndef CKPTD_STORAGE_IO_CHECK_IMAGES_H_
 #define CKPTD_STORAGE_IO_CHECK_IMAGES_H_
 
@@ -13,10 +13,10 @@
 
 namespace ckptd {
 
-// `done` runs on the pool, once, when nothing refers to the images any more: OK, DATA_LOSS, reason
-// CORRUPT_FILE, with details path, chunk, expected and found of the first chunk that differs, or CANCELLED
-// soon after `stop` says true. records[i] is of images[i], of the same size. A chunk at a time, so that what
-// else is submitted has its turn between them.
+// Calls `done` once, on the pool, when nothing refers to the images any more: with OK; with DATA_LOSS, reason
+// CORRUPT_FILE, and the details path, chunk, expected and found of the first chunk that differs; or with
+// CANCELLED, soon after `stop` returns true. records[i] belongs to images[i] and has the same size. Checks
+// one chunk at a time, so that other work on the pool gets its turn.
 void CheckImages(ChecksumPool* pool, std::vector<FileImage> images,
                  std::vector<storage::v1::FileRecord> records, int32_t chunk_bytes,
                  std::function<bool()> stop, absl::AnyInvocable<void(absl::Status)> done);

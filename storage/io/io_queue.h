@@ -1,10 +1,10 @@
-// Seam: many reads and writes of file data at once. Real: io_uring and a thread pool; faulty:
+// Seam: many reads and writes of file data at once. Implementations: io_uring, a thread pool; for tests
 // tests/testing/faulty_io_queue.h.
 //
-// One thread owns a queue: it makes it (Create on that thread), submits to it and polls it. Only Wake() may
-// be called from others. Buffers stay valid and, for writes, unchanged until the completion ran. A
-// completion's result is what the kernel said: the number of bytes, which may be less than asked for (whoever
-// submits compares and goes on), or -errno.
+// One thread owns a queue: it makes it, submits to it and polls it. Only Wake() may be called from other
+// threads. Buffers must stay valid, and for writes unchanged, until the completion has run. A completion's
+// result is what the kernel returned: the number of bytes, or -errno. It may be less than requested; the
+// caller compares and continues.
 #ifndef CKPTD_STORAGE_IO_IO_QUEUE_H_
 #define CKPTD_STORAGE_IO_IO_QUEUE_H_
 
@@ -26,28 +26,28 @@ using IoDone = absl::AnyInvocable<void(int64_t result)>;
 
 class IoQueue {
  public:
-  virtual ~IoQueue() = default;  // Waits for what is in flight; completions do not run any more.
+  virtual ~IoQueue() = default;  // Waits for what is in flight, without running its completions.
 
   // "io_uring" or "threads".
   virtual std::string_view name() const = 0;
 
   virtual void Write(Handle file, std::span<const std::byte> from, int64_t offset, IoDone done) = 0;
   virtual void Read(Handle file, std::span<std::byte> into, int64_t offset, IoDone done) = 0;
-  virtual void SyncData(Handle file, IoDone done) = 0;  // fdatasync; result 0 or -errno.
+  virtual void SyncData(Handle file, IoDone done) = 0;  // fdatasync. The result is 0 or -errno.
 
-  // Submits what is queued, waits for at least one completion, a Wake() or the timeout, and runs the
-  // completions that are there. Completions may submit more.
+  // Submits what is queued; waits for at least one completion, a Wake() or the timeout; and runs the
+  // completions that have arrived. Completions may submit more.
   virtual void Poll(Duration timeout) = 0;
-  // Ends a Poll that waits, or the next one. Thread-safe.
+  // Ends the Poll that waits, or the next one. Thread-safe.
   virtual void Wake() = 0;
-  // Submitted and not yet completed.
+  // The number of operations that were submitted and have not completed.
   virtual int in_flight() const = 0;
 };
 
 // Makes a queue on the thread that will own it.
 using IoQueueFactory = std::function<absl::StatusOr<std::unique_ptr<IoQueue>>()>;
 
-// UNAVAILABLE with reason IO_URING_UNAVAILABLE and the cause in words (seccomp, sysctl
+// UNAVAILABLE, reason IO_URING_UNAVAILABLE, with the cause in words (seccomp, sysctl
 // kernel.io_uring_disabled, ...).
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(int depth);
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int threads);

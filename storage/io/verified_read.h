@@ -1,7 +1,7 @@
-// Reads pieces of a file and checks every chunk that they touch: the way back of all clients. Past the page
-// cache at depth, unless the bytes are in it.
+// Reads pieces of a file and checks every chunk that they touch, for all clients. Reads with O_DIRECT and
+// many reads in flight, unless the bytes are in the page cache.
 //
-// Needs nothing of C++'s runtime library: the Python package's native library is made of it.
+// Uses nothing of the C++ runtime library, because the Python package's native library contains it.
 #ifndef CKPTD_STORAGE_IO_VERIFIED_READ_H_
 #define CKPTD_STORAGE_IO_VERIFIED_READ_H_
 
@@ -13,26 +13,26 @@ struct VerifiedRead {
   int fd;
   uint64_t file_size;
   uint64_t chunk_bytes;
-  const uint32_t* expected;  // The CRC32C of every chunk of the file.
-  const uint64_t* offsets;   // Of the pieces, in the file: in its order, none over another or beyond its end.
-  const uint64_t* addresses;  // Where they go.
+  const uint32_t* expected;   // The CRC32C of every chunk of the file.
+  const uint64_t* offsets;    // Of the pieces: ascending, without overlaps, and all within the file.
+  const uint64_t* addresses;  // Where the pieces go.
   const uint64_t* lengths;
   uint64_t count;
-  int threads;                    // That may compute at once.
-  uint64_t* done = nullptr;       // Grows by the bytes of chunks that are read; null: nobody looks.
-  const int32_t* stop = nullptr;  // Not 0: reading ends soon, with ECANCELED. Null: never.
+  int threads;                    // The most threads that compute at once.
+  uint64_t* done = nullptr;       // Grows by the bytes of the chunks that were read. May be null.
+  const int32_t* stop = nullptr;  // When it becomes nonzero, reading soon ends with ECANCELED. May be null.
 };
 
 struct ReadFault {
-  int error = 0;       // An errno; EBADMSG: a wrong CRC; ENODATA: the file ended early. 0: all is well.
-  int64_t chunk = -1;  // The first that was found not to be well.
+  int error = 0;       // 0: no fault. EBADMSG: a wrong CRC. ENODATA: the file ended early. Or an errno.
+  int64_t chunk = -1;  // The first faulty chunk that was found.
   uint32_t found = 0;  // Its CRC.
 };
 
-// work(context, share) for each share in [0, shares), by as many threads as there are to be had.
+// Calls work(context, share) for each share in [0, shares), on as many threads as can be made.
 using InParallel = void (*)(int shares, void (*work)(void*, int), void* context);
 
-// After a fault what was read is not to be used. Blocks.
+// Reads and checks. Blocks. After a fault the read bytes must not be used.
 ReadFault ReadVerifiedChunks(const VerifiedRead& read, InParallel in_parallel);
 
 }  // namespace ckptd

@@ -1,8 +1,7 @@
-// Seam: where what several daemons must agree on is decided once for a run: attempts, sequences, admission,
-// commit, what to resume from. Real: LocalLedger (one node); later one on etcd. Fake and faulty:
-// tests/testing.
+// Seam: decides once for a run what several daemons would have to agree on: attempts, sequences, commits, and
+// what to resume from. Implementations: LocalLedger (one node); for tests in tests/testing.
 //
-// One ledger for one run. Called on the engine's thread; callbacks run there, perhaps inside the call.
+// One ledger serves one run. Called on the engine's thread; answers run there, perhaps within the call.
 #ifndef CKPTD_STORAGE_LEDGER_LEDGER_H_
 #define CKPTD_STORAGE_LEDGER_LEDGER_H_
 
@@ -28,34 +27,36 @@ class Ledger {
     int rank = 0;
     int world_size = 0;
     std::string launch_id;
-    std::string instance;           // The process: its client instance.
+    std::string instance;           // Identifies the process: its client instance.
     int64_t requested_attempt = 0;  // 0: any.
-    std::string run_id;             // Remembered when the run has none yet.
+    std::string run_id;             // Becomes the run's label if it has none yet.
   };
-  // The attempt that this process belongs to. A launch that was not seen before gets the next number; so does
-  // a new process for a rank of the newest launch whose process has ended, and the new processes of the other
-  // ranks join it. RANK_TAKEN when the rank's process lives; WORLD_SIZE_MISMATCH; FENCED when
-  // `requested_attempt` is another's, and for such a process of a launch that others have followed.
+  // Answers with the attempt of this process. A new launch gets the next number. A new process for a rank of
+  // the newest launch whose process has ended gets the next number, too, and the new processes of its other
+  // ranks join it. Errors: RANK_TAKEN if the rank's process lives; WORLD_SIZE_MISMATCH; FENCED if
+  // `requested_attempt` is another one, or if it is a new process of a launch that a later launch has
+  // followed.
   virtual void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) = 0;
-  // A process of this run has ended (or its session has).
+  // A process of this run has ended, or its session has.
   virtual void ProcessEnded(const std::string& instance) = 0;
 
-  // The attempt begins to act: those before it are fenced off for good, durably, before the answer. FENCED
-  // when a later one has acted.
+  // The attempt begins to act. Before the answer it is durable that all earlier attempts are fenced. FENCED
+  // if a later one has acted.
   virtual void Activate(int64_t attempt, Answer<absl::Status> answer) = 0;
   virtual int64_t active_attempt() const = 0;  // 0: none has acted.
 
-  // The sequence of a checkpoint of this attempt: one above all before it. FENCED as Activate.
+  // Answers with the sequence of a new checkpoint of this attempt, one above all before it. FENCED as
+  // Activate.
   virtual void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) = 0;
 
-  // The sequence of a checkpoint that another program wrote, remembered before the answer, and never given
-  // again. It is one of those that are reserved for this, above `above` and below `below`, with room left for
-  // `more` others after it: FAILED_PRECONDITION, reason ADOPT_ORDER, where there is none. `below` 0: none of
-  // the run's is younger; then it is one above all, where a save has had one.
+  // Answers with the sequence of a checkpoint that another program wrote. It is remembered durably before the
+  // answer and never given again. It is one of those reserved for adoption, above `above` and below `below`,
+  // and leaves room for `more` others after it. FAILED_PRECONDITION, reason ADOPT_ORDER, if there is none.
+  // `below` 0: no checkpoint of the run is younger; then, if a save has had a sequence, it is one above all.
   virtual void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                             Answer<absl::StatusOr<int64_t>> answer) = 0;
 
-  // Every part is durable: OK means that this daemon publishes.
+  // Asked when every part is durable. OK: this daemon publishes.
   virtual void Commit(int64_t sequence, Answer<absl::Status> answer) = 0;
 
   struct ResumeChoice {
@@ -63,23 +64,23 @@ class Ledger {
     int64_t sequence = 0;  // 0: nothing to resume from.
     bool agreed = false;   // Every rank has read its part of it.
   };
-  // Decided at the first question of an attempt, as `newest` (what is committed now), and remembered before
-  // the answer.
+  // Answers with what the attempt resumes from. The first call of an attempt decides it as `newest`, the
+  // newest committed checkpoint now. Remembered durably before the answer.
   virtual void DecideResume(int64_t attempt, const ResumeChoice& newest,
                             Answer<absl::StatusOr<ResumeChoice>> answer) = 0;
-  // What was decided; nullopt before.
+  // The decision; nullopt if there is none yet.
   virtual std::optional<ResumeChoice> DecidedResume(int64_t attempt) const = 0;
-  // Takes the decision back if it is this one, because that checkpoint is damaged (which the root remembers
-  // before): the next question is decided anew.
+  // Withdraws the decision if it names this checkpoint, which is damaged (the root has recorded that before).
+  // The next DecideResume decides again.
   virtual void RejectResume(int64_t attempt, int64_t sequence) = 0;
-  // Every rank has read its part of what was decided: remembered before the answer. NOT_FOUND when that was
-  // taken back.
+  // Every rank has read its part of the decided checkpoint. Remembered durably before the answer. NOT_FOUND
+  // if that decision was withdrawn.
   virtual void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;
 
-  // History, kept over restarts. Written soon, not before the return.
-  // With an outcome all those before it are on disk.
+  // Adds to the history, which survives restarts. Written soon after the return. When `recorded` runs, all
+  // earlier outcomes are on disk, too.
   virtual void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) = 0;
-  // Again, after they could not be written.
+  // Tries again to write the history, after a failure.
   virtual void WriteHistory(Answer<absl::Status> written) = 0;
   virtual void SetRetention(std::optional<int> num_kept_ckpts) = 0;
   virtual const storage::v1::RunRecord& record() const = 0;

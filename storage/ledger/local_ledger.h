@@ -1,4 +1,4 @@
-// The ledger of one node: decides in memory, remembers in the root's RunRecord.
+// The ledger of one node. It decides in memory and remembers decisions in the root's RunRecord.
 #ifndef CKPTD_STORAGE_LEDGER_LOCAL_LEDGER_H_
 #define CKPTD_STORAGE_LEDGER_LOCAL_LEDGER_H_
 
@@ -19,8 +19,8 @@ class LocalLedger : public Ledger {
   // Writes the record durably, then answers.
   using Save = std::function<void(const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)>)>;
 
-  // `record`: as found in the root; `highest_sequence`: of anything found there. No save gets one of its
-  // reserved sequences.
+  // `record` is what the root holds; `highest_sequence` is the highest of anything found there. No save gets
+  // one of the sequences reserved for adoption.
   LocalLedger(storage::v1::RunRecord record, int64_t highest_sequence, Save save);
 
   void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
@@ -51,22 +51,22 @@ class LocalLedger : public Ledger {
   const Launch* Find(int64_t attempt) const;
   absl::Status CheckNotFenced(int64_t attempt) const;
   int64_t ReservedBetween(int64_t above, int64_t below, int64_t more) const;
-  // `done` hears when all that the record says now is on disk.
+  // Calls `done` when everything that the record says now is on disk.
   void Persist(Answer<absl::Status> done);
   void Write();
 
   storage::v1::RunRecord record_;
-  // What of it is on disk: attempts that have acted, and how often a process had been bound to an attempt
-  // when it was last written. (0 of 0: as it was found.)
+  // What is on disk: the attempts that have acted, and for each attempt how many bindings of processes were
+  // written, beside how many were made. (0 of 0: the record is as it was found.)
   std::set<int64_t> acted_;
   std::map<int64_t, int64_t> bound_, bound_on_disk_;
-  std::map<int64_t, int> activating_;  // Writes under way that say that an attempt acts.
+  std::map<int64_t, int> activating_;  // For each attempt, the writes in flight that say that it acts.
   std::map<int64_t, std::vector<Answer<absl::StatusOr<ResumeChoice>>>> deciding_;
-  std::set<int64_t> agreed_;  // Attempts whose agreement is on disk.
+  std::set<int64_t> agreed_;  // The attempts whose agreement is on disk.
   Save save_;
   bool writing_ = false;
-  std::vector<Answer<absl::Status>> waiting_;  // For the write after the one that is under way.
-  std::set<std::string> living_;               // Instances whose session is open.
+  std::vector<Answer<absl::Status>> waiting_;  // Answered after the next write.
+  std::set<std::string> living_;               // The instances whose session is open.
 };
 
 }  // namespace ckptd
