@@ -7,7 +7,7 @@
 namespace ckptd {
 
 uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc) {
-  // ISA-L takes the length as an int and leaves both inversions to its caller.
+  // ISA-L takes the length as an int, and leaves both inversions to its caller.
   constexpr size_t kMost = size_t{1} << 30;
   uint32_t state = ~crc;
   while (!bytes.empty()) {

@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-// The payload: the reason, then a line `key=value` for each detail.
+// The payload is the reason, followed by a line `key=value` for each detail.
 constexpr char kPayload[] = "ckptd/error";
 
 std::string PayloadOf(const absl::Status& status) {
@@ -93,7 +93,7 @@ int ErrnoOf(const absl::Status& status) {
 bool ProvesDamage(const absl::Status& status) {
   const int error = ErrnoOf(status);
   if (error != 0) return error == ENODATA || error == EILSEQ;
-  // IO_ERROR without its errno: another process has read, and its error came over a socket.
+  // IO_ERROR without an errno: another process read, and its error came over a socket.
   return absl::IsDataLoss(status) && ReasonOf(status) != "IO_ERROR";
 }
 
@@ -107,7 +107,7 @@ bool CouldNotFindOut(const absl::Status& status) {
     case ELOOP:
     case EEXIST:
     case ENOTEMPTY:
-    case EXDEV:  // The name leads out of its root.
+    case EXDEV:  // The path leaves its root.
     case EACCES:
     case EPERM:
     case EROFS:

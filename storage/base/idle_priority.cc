@@ -7,7 +7,7 @@
 namespace ckptd {
 namespace {
 
-// linux/ioprio.h, which older distributions do not have.
+// Constants of linux/ioprio.h, which older distributions do not have.
 constexpr int kThisThread = 1;       // IOPRIO_WHO_PROCESS.
 constexpr int kIdleClass = 3 << 13;  // IOPRIO_CLASS_IDLE.
 

@@ -13,10 +13,10 @@ namespace ckptd {
 namespace {
 
 #if defined(__x86_64__)
-constexpr size_t kLine = 128;  // What is copied at a time: two cache lines, as the processor fetches them.
+constexpr size_t kLine = 128;  // Bytes copied at a time: two cache lines, as the processor fetches them.
 constexpr size_t kPage = 4096;
 constexpr size_t kPages =
-    8;  // Read in turns: so many streams for the prefetcher, where one would leave it idle.
+    8;  // Pages read in turns: so many streams keep the prefetcher busy, and one would not.
 constexpr size_t kLeastStreamed = kPage;
 
 __attribute__((target("avx2"), always_inline)) inline void CopyLine(char* to, const char* from) {
@@ -25,7 +25,8 @@ __attribute__((target("avx2"), always_inline)) inline void CopyLine(char* to, co
   for (int i = 0; i < 4; ++i) _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32 * i), part[i]);
 }
 
-// Several pages at a time, a line of each in turn, as glibc's memcpy does it with what it thinks large.
+// Copies several pages at a time, one line of each in turn, as glibc's memcpy does for sizes that it
+// considers large.
 __attribute__((target("avx2"))) void CopyPastTheCache(char* to, const char* from, size_t size) {
   const size_t head = std::min<size_t>(size, -reinterpret_cast<uintptr_t>(to) % 64);
   memcpy(to, from, head);

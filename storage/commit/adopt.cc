@@ -1,24 +1,22 @@
-// How a checkpoint of another program becomes ours, without anything of it being changed, renamed or moved.
+// How ckptd adopts a checkpoint of another program, without changing, renaming or moving any of its files.
 //
-// On entry (ForeignReader): every file of it was synced and then read, and its directories and the root were
-// synced. So what the checksums say is on disk, under its names.
+// On entry (ForeignReader) every file was synced and then read, and the directories and the root were synced.
+// So the checksums describe what is on disk, under its names.
 //
-//   1. `inflight/<tag>.<sequence>.<unique>/` is made, with `manifest` and `part-00000` in it, all synced.
-//   These
-//      two lie where no checkpoint in flight has them, so recovery finds no part there and sends the
+//   1. Make `inflight/<tag>.<sequence>.<unique>/` with `manifest` and `part-00000` in it, all synced. These
+//      two are not where a checkpoint in flight has them, so recovery finds no part there and moves the
 //      directory to trash.
-//   2. The tag is walked once more. Whatever is not as it was before the first byte was read (a size, a time,
-//   an
-//      inode, a name) ends it here.
-//   3. That directory is renamed to `<tag>/.ckptd`: the commit point. Before it the tag is foreign, after it
-//      ours, with both records; there is nothing in between. Over nothing only: a `.ckptd` that is there
-//      already was refused in 2.
-//   4. `<tag>/` and inflight/ are synced. Only after that is it said to be adopted.
+//   2. Walk the tag once more. If anything differs from before the first byte was read (a size, a time, an
+//      inode, a name), stop here.
+//   3. Rename that directory to `<tag>/.ckptd`. This is the commit point: before it the tag is foreign, after
+//      it it is ckptd's, with both records. The rename replaces nothing: step 2 refuses a tag with a
+//      `.ckptd`.
+//   4. Sync `<tag>/` and inflight/. Only then report the checkpoint as adopted.
 //
-// Why a crash does no harm: before 3 the tag is what it was, and recovery removes what 1 left. After 3 a
-// process that dies changes nothing. A machine that dies before 4 may take the rename back, and nobody was
+// Why a crash does no harm: before 3 the tag is unchanged, and recovery removes the directory of 1. After 3
+// the death of the process changes nothing. A machine that dies before 4 may undo the rename, and nobody was
 // told; a daemon that finds an adopted checkpoint syncs its directory before it believes what it sees
-// (SyncAdopted). When a sync of 4 fails, nobody knows what a crash would leave: kIndeterminate.
+// (SyncAdopted). If a sync of 4 fails, nobody knows what a crash would leave: kIndeterminate.
 #include "storage/commit/adopt.h"
 
 #include <string>
@@ -51,7 +49,7 @@ Published Indeterminate(const ManifestSummary& summary, const absl::Status& caus
           {}};
 }
 
-// Step 1: the records, as they will lie in the tag.
+// Step 1: writes the records into the directory that will become the tag's.
 absl::Status WriteRecords(const Layout& layout, const std::string& name, const ForeignSurvey& survey,
                           const ManifestSummary& summary) {
   FileSystem& fs = *layout.fs;
@@ -67,7 +65,7 @@ absl::Status WriteRecords(const Layout& layout, const std::string& name, const F
   }
   CKPTD_ASSIGN_OR_RETURN(const std::string manifest_bytes, EncodeManifest(manifest));
   const std::string part_bytes = EncodePartRecord(part);
-  // What no reader of ours would believe must not be written.
+  // Never write what ckptd's own reader would reject.
   CKPTD_RETURN_IF_ERROR(DecodeManifest(manifest_bytes).status());
   CKPTD_RETURN_IF_ERROR(DecodePartRecord(part_bytes).status());
   CKPTD_RETURN_IF_ERROR(fs.MakeDir(layout.inflight.get(), name));
@@ -78,7 +76,7 @@ absl::Status WriteRecords(const Layout& layout, const std::string& name, const F
   return fs.Sync(dir.get(), SyncMode::kAll);
 }
 
-// Steps 2 and 3. `renamed` says whether it got that far, or, on an error of the rename, perhaps did.
+// Steps 2 and 3. `renamed`: the rename was done or, if it returned an error, perhaps was.
 absl::Status MoveIn(const PublishContext& context, const std::string& name, const ForeignSurvey& survey,
                     Handle tag_dir, bool& renamed) {
   const Layout& layout = context.layout;
@@ -89,7 +87,7 @@ absl::Status MoveIn(const PublishContext& context, const std::string& name, cons
   CKPTD_RETURN_IF_ERROR(CheckUnchanged(survey.tree, now));
   const RenameMode mode = context.probe.rename_noreplace ? RenameMode::kNoReplace : RenameMode::kReplace;
   const absl::Status moved = fs.Rename(layout.inflight.get(), name, tag_dir, kOurDirectory, mode);
-  // One that failed was not done when its old name is there still.
+  // A failed rename was not done if the old name still exists.
   renamed = moved.ok() || !fs.Stat(layout.inflight.get(), name).ok();
   return Annotate(moved, absl::StrCat("moving the manifest into ", tag));
 }
@@ -119,7 +117,7 @@ Published AdoptForeign(const PublishContext& context, const ForeignSurvey& surve
   absl::Status moved = WriteRecords(layout, name, survey, summary);
   if (moved.ok()) moved = MoveIn(context, name, survey, tag_dir->get(), renamed);
   if (!renamed) {
-    // What cannot be removed now, recovery removes: it has no part.
+    // Best effort: recovery removes a directory without a part.
     RemoveTree(fs, layout.inflight.get(), name).IgnoreError();
     return Failed(moved);
   }

@@ -25,7 +25,7 @@ absl::Status CorruptManifest(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST", absl::StrCat("damaged manifest: ", why));
 }
 
-// Reads exactly `size` bytes at `offset`. A file that ends first is a damaged manifest.
+// Reads exactly `size` bytes at `offset`. A file that ends before is a damaged manifest.
 absl::StatusOr<std::string> ReadPiece(FileSystem& fs, Handle file, int64_t offset, int64_t size) {
   std::string bytes(static_cast<size_t>(size), '\0');
   const absl::Status read = ReadFully(fs, file, offset, std::as_writable_bytes(std::span(bytes)));
@@ -106,7 +106,7 @@ absl::Status CheckFiles(FileSystem& fs, Handle dir,
 
 absl::StatusOr<int64_t> TreeBytes(FileSystem& fs, Handle dir) {
   struct Level {
-    ScopedHandle opened;  // Empty: the top of the tree, which is the caller's.
+    ScopedHandle opened;  // Unset: the top of the tree, which belongs to the caller.
     Handle handle;
     std::vector<DirEntry> entries;
     size_t next = 0;

@@ -24,13 +24,13 @@ void ByThreads(int shares, void (*work)(void*, int), void* context) {
   try {
     for (int i = 1; i < shares; ++i) threads.emplace_back(run);
   } catch (const std::system_error&) {
-    // No more threads may be made here: those that there are do it all.
+    // The system allows no more threads: those that there are do all of the work.
   }
   run();
   for (std::thread& thread : threads) thread.join();
 }
 
-// Whatever else there is to say about a file, a reader that has the time says it.
+// The slow reader, which gives errors in full detail.
 absl::Status ReadSlowly(FileSystem& fs, Handle checkpoint_dir, const storage::v1::FileRecord& record,
                         int32_t chunk_bytes, std::span<const FilePiece> pieces) {
   for (const FilePiece& piece : pieces)
@@ -88,7 +88,7 @@ absl::Status ReadFromDisk(FileSystem& fs, Handle checkpoint_dir, const storage::
   if (error == 0) return absl::OkStatus();
   if (error == ECANCELED) return absl::CancelledError("nobody waits for it any more");
   const absl::Status slowly = ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, pieces);
-  // A read through the page cache says EIO of every failure; a direct one says of a medium error which it is.
+  // A read through the page cache reports every failure as EIO. A direct read tells a medium error apart.
   if (CouldNotFindOut(slowly) && (error == ENODATA || error == EILSEQ)) {
     return MakeError(
         absl::StatusCode::kDataLoss, "CORRUPT_FILE",

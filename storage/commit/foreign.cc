@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kBytesPerStep = int64_t{64} << 20;
 constexpr int kFilesPerStep = 64;
-constexpr int kCountedNames = 100'000;  // In one list; what lies beyond is not counted,
-constexpr int kDeepest = 16;            // nor what lies deeper: each level is an open descriptor.
+constexpr int kCountedNames = 100'000;  // A list does not count more names,
+constexpr int kDeepest = 16;            // nor deeper levels: each one is an open descriptor.
 
 absl::Status Unsuitable(const std::string& tag, const std::string& path, const std::string& why) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "FOREIGN_UNSUITABLE",
@@ -42,7 +42,7 @@ class Walker {
  public:
   Walker(FileSystem& fs, uid_t owner, ForeignTree& tree) : fs_(fs), owner_(owner), tree_(tree) {}
 
-  // `path`: of `dir` beneath the tag, empty or with a `/` at its end.
+  // `path` is that of `dir` relative to the tag: empty, or with a `/` at its end.
   absl::Status Walk(Handle dir, const std::string& path) {
     CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs_.List(dir));
     for (const DirEntry& entry : entries) CKPTD_RETURN_IF_ERROR(Visit(dir, entry.name, path + entry.name));
@@ -91,7 +91,7 @@ class Walker {
   ForeignTree& tree_;
 };
 
-// What a list says of a tree's size, at most `names` names long and `levels` deep: false when there is more.
+// Counts a tree for a list, up to `names` names and `levels` levels. False if there are more.
 absl::StatusOr<bool> Count(FileSystem& fs, Handle dir, int levels, int& names, int64_t& bytes,
                            int32_t& files) {
   if (levels == 0) return false;
@@ -122,7 +122,7 @@ absl::StatusOr<std::vector<ForeignCheckpoint>> ListForeign(FileSystem& fs, Handl
     int64_t bytes = 0;
     int32_t files = 0;
     const absl::StatusOr<ScopedHandle> dir = OpenScoped(fs, root, tag.tag, OpenMode::kDirectory);
-    // One that goes meanwhile, or may not be looked into, is listed all the same.
+    // A tag that vanishes meanwhile, or that may not be read, is listed without counts.
     if (dir.ok() && Count(fs, dir->get(), kDeepest, names, bytes, files).value_or(false)) {
       checkpoint.size_bytes = bytes;
       checkpoint.file_count = files;
@@ -169,7 +169,7 @@ absl::StatusOr<ForeignTree> WalkForeign(FileSystem& fs, Handle root, const std::
 
 absl::Status CheckUnchanged(const ForeignTree& before, const ForeignTree& now) {
   const std::string& tag = before.tag.tag;
-  // Its times are those of its names, which are compared one by one; a sync of ours changes neither.
+  // The directory's times change with its names, which are compared one by one. ckptd's syncs change neither.
   if (before.directory.inode != now.directory.inode || before.directory.device != now.directory.device)
     return Changed(tag, "", "was replaced");
   for (const auto& [path, stat] : before.files) {
@@ -189,12 +189,12 @@ storage::v1::ManifestSummary SummaryOfForeign(const ForeignSurvey& survey) {
   summary.set_format_version(1);
   const std::string& tag = survey.tree.tag.tag;
   summary.set_tag(tag);
-  // A label, as NeuronX Distributed's users name their tags: "step_1000", "epoch_2_step_500".
+  // A label, derived from how users of NeuronX Distributed name their tags: "step_1000", "epoch_2_step_500".
   const size_t letters = tag.find_last_not_of("0123456789");
   int64_t step = 0;
   if (absl::SimpleAtoi(tag.substr(letters == std::string::npos ? 0 : letters + 1), &step))
     summary.set_step(step);
-  summary.set_world_size(1);  // Its names do not say how many ranks wrote it.
+  summary.set_world_size(1);  // The names do not say how many ranks wrote it.
   summary.set_size_bytes(survey.tree.size_bytes);
   summary.set_file_count(static_cast<int32_t>(survey.files.size()));
   summary.set_create_time_us(survey.tree.tag.done_us);
@@ -240,7 +240,7 @@ absl::Status ForeignReader::Begin() {
   return absl::OkStatus();
 }
 
-// The other program did not sync what it wrote.
+// Opens and syncs the next file: the other program did not sync it.
 absl::Status ForeignReader::OpenNext() {
   absl::StatusOr<ScopedHandle> opened = OpenScoped(*fs_, dir_.get(), next_->first, OpenMode::kRead);
   if (IsMissing(opened.status())) return Changed(survey_.tree.tag.tag, next_->first, "was removed");
@@ -253,7 +253,7 @@ absl::Status ForeignReader::OpenNext() {
   return Sync(file_.get(), next_->first);
 }
 
-// One chunk; and the end of the file, when it is that.
+// Reads one chunk, and closes the file at its end.
 absl::Status ForeignReader::ReadOn() {
   const auto& [path, stat] = *next_;
   const int64_t size = std::min<int64_t>(survey_.chunk_bytes, stat.size - offset_);
@@ -272,7 +272,7 @@ absl::Status ForeignReader::ReadOn() {
   return absl::OkStatus();
 }
 
-// Innermost first, and at last the root, which has the tag's name.
+// Innermost directories first; at last the root, which holds the tag's name.
 absl::Status ForeignReader::SyncDirectories() {
   const std::set<std::string>& below = survey_.tree.directories;
   for (auto path = below.rbegin(); path != below.rend(); ++path) {

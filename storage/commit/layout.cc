@@ -24,7 +24,7 @@ absl::Status MakeNodeDirectory(FileSystem& fs, Handle root, const std::string& p
   return made.ok() ? made : Annotate(made, absl::StrCat("making ", path, " in the root"));
 }
 
-// Directories that were there already may have been made by a daemon that died before it synced them.
+// Existing directories may have been made by a daemon that died before it synced them.
 absl::Status SyncOldDirectories(const Layout& layout) {
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle nodes,
                          OpenScoped(*layout.fs, layout.ours.get(), kNodesDirectory, OpenMode::kDirectory));

@@ -1,6 +1,6 @@
-// A pointer file is written under a name of ours, synced, and renamed into the root; then both directories
-// are synced. It has the old content or the new one. The temporary name may be used again: a plain write is
-// over when its call is.
+// A pointer file is written under a temporary name, synced, and renamed into the root; then both directories
+// are synced. So it has the old content or the new one. The temporary name may be used again: a plain write
+// has ended when its call returns.
 #include "storage/commit/pointers.h"
 
 #include <utility>
@@ -17,8 +17,8 @@ namespace {
 
 using storage::v1::ManifestSummary;
 
-// The newest checkpoint that names a pointer, of those that are not damaged if there is one, and with what
-// content.
+// The checkpoint that decides a pointer, and the content that it gives: the newest undamaged one that names
+// the pointer, or the newest one if all are damaged.
 struct Decision {
   int64_t sequence;
   std::string content;
@@ -37,7 +37,7 @@ std::map<std::string, Decision> Decide(const std::map<int64_t, CommittedCheckpoi
   return decided;
 }
 
-// The newest checkpoint that gives a pointer this content; 0: none does.
+// The newest checkpoint that gives a pointer this content; 0 if none does.
 int64_t NewestWith(const std::map<int64_t, CommittedCheckpoint>& committed, const std::string& name,
                    const std::string& content) {
   for (auto entry = committed.rbegin(); entry != committed.rend(); ++entry) {
@@ -79,8 +79,8 @@ PointerFiles PointerWriter::Update(const std::map<int64_t, CommittedCheckpoint>&
     state.warnings.push_back(absl::StrCat(
         "the pointer ", name, " does not name checkpoint ", committed.at(decision.sequence).summary.tag(),
         " yet: ", std::string(written.message()), "; it is tried again at the next save and at start"));
-    // The file has not moved: what it names must stay. Where it could not be read it may name any of those
-    // that have a content for it.
+    // The file was not updated, so the checkpoint that it names must stay. If it could not be read, it may
+    // name any checkpoint that has a content for it.
     if (file.unread) {
       for (const auto& [sequence, checkpoint] : committed) {
         if (checkpoint.summary.pointers().contains(name)) state.holders.insert(sequence);
@@ -102,7 +102,7 @@ absl::Status PointerWriter::Write(const std::string& name, const std::string& co
   absl::Status status = WriteNewFile(fs_, node, kPointerTempName, content);
   if (status.ok()) {
     status = fs_.Rename(node, kPointerTempName, layout_.root, name, RenameMode::kReplace);
-    // Where the temporary name is still there the rename was not done.
+    // If the temporary name still exists the rename was not done.
     if (status.ok() || !fs_.Stat(node, kPointerTempName).ok()) {
       file.contents.insert(content);
       file.sure = false;
@@ -125,7 +125,7 @@ absl::Status TakeOverPointers(FileSystem& fs, Handle root, const ManifestSummary
   CKPTD_ASSIGN_OR_RETURN(const RootScan scan, ScanRoot(fs, root));
   for (const auto& [sequence, other] : scan.checkpoints) {
     if (sequence <= old.sequence()) continue;
-    for (const auto& named : other.pointers()) left.erase(named.first);  // It has gone on already.
+    for (const auto& named : other.pointers()) left.erase(named.first);  // That pointer has moved on already.
   }
   for (const auto& [name, content] : left) {
     all[name] = content;

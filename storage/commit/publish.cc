@@ -1,45 +1,50 @@
 // The commit, from the moment when every part is on disk.
 //
-// On entry (steps 1 to 3): every file of every part is written, cut and synced, and so is every part record.
+// On entry (steps 1 to 3) every file of every part is written, cut to size and synced, and so is every part
+// record.
 //
-//   4a. The manifest is made of the parts, checked, written over the space allocated for it, and synced.
-//   4b. Every directory of the tree is synced: all that is beneath the in-flight name is durable now.
-//   5.  One rename makes it visible: the commit point. Before it the checkpoint is invisible, after it whole.
-//       - Over nothing: rename without replacing.
-//       - Over an empty directory: plain rename, which replaces an empty directory and refuses any other.
-//       - Over our own checkpoint of a lower sequence: exchange of the names; the tag is never missing.
-//       Both parents (the root and inflight/) are synced. Only after that is it COMMITTED.
-//   5'. After an exchange, the old checkpoint has the in-flight name: it goes to trash. First it is read once
-//       more: between the look at the tag and the exchange another program may have put something else there.
-//       Then the names are exchanged back, and the save fails with TAG_FOREIGN.
-//   6.  Pointer files follow (pointers.cc): no part of the commit.
+//   4a. Make the manifest from the parts, check it, write it over its allocated space, and sync it.
+//   4b. Sync every directory of the tree. Now everything beneath the in-flight name is durable.
+//   5.  Rename the directory to its tag: the commit point. Before it the checkpoint is invisible, after it
+//       whole.
+//       - If the name is free: rename without replacing.
+//       - Over an empty directory: a plain rename, which replaces an empty directory and refuses any other.
+//       - Over ckptd's own checkpoint of a lower sequence: exchange the names, so that the tag is never
+//         missing.
+//       Sync both parents (the root and inflight/). Only then is the checkpoint COMMITTED.
+//   5'. After an exchange the old checkpoint has the in-flight name: move it to trash. Read it once more
+//       before that: another program may have put something else at the tag between the look at it and the
+//       exchange. If so, exchange the names back, and fail the save with TAG_FOREIGN.
+//   6.  Pointer files follow (pointers.cc). They are no part of the commit.
 //
 // Why a crash does no harm:
 //
-//   - Before 5: the in-flight directory is there. When it has all part records, recovery comes here again;
-//     when one is missing, it goes to trash. The tag holds what it held.
-//   - In 5: a file system does a rename or does not. Because of 4, the tag holds the old or the new, whole.
-//   - After the rename, before its sync: a process that dies changes nothing. A node that dies may take the
-//     rename back: then as before 5, and nobody was told COMMITTED. The next daemon syncs the directories
-//     before it believes what it sees.
-//   - After an exchange, before 5': in-flight holds the old checkpoint under a name with the new sequence.
+//   - Before 5: the in-flight directory exists. If it has all part records, recovery continues here;
+//     otherwise it goes to trash. The tag holds what it held.
+//   - In 5: a file system does a rename or does not. Because of 4 the tag holds the old or the new
+//     checkpoint, whole.
+//   - After the rename, before its sync: the death of the process changes nothing. The death of the node may
+//     undo the rename: then everything is as before 5, and nobody was told COMMITTED. The next daemon syncs
+//     the directories before it believes what it sees.
+//   - After an exchange, before 5': inflight/ holds the old checkpoint under a name with the new sequence.
 //     Recovery never publishes a directory whose part records have another sequence than its name, nor one
-//     that is not above what the tag holds.
+//     whose sequence is not above that of the tag's checkpoint.
 //
-// When a sync after the rename fails, nobody knows what a crash would leave: kIndeterminate. The sync is not
-// repeated: a second one may say OK without having written what the first one dropped. The same goes for a
-// rename that fails, and after which the in-flight name is not this directory any more.
+// If a sync after the rename fails, nobody knows what a crash would leave: kIndeterminate. The sync is not
+// repeated: a second one may succeed without writing what the first one dropped. The same holds for a rename
+// that fails, if the in-flight name is no longer this directory.
 //
-// Without rename-exchange (some network file systems) a re-save has two renames, so an intent comes first:
+// Without rename-exchange (some network file systems) a re-save needs two renames, so an intent is written
+// first:
 //
-//   S1. SwapIntent, durable.
-//   S2. tag -> trash, both synced.
-//   S3. in-flight -> tag, both synced: the commit.
-//   S4. The intent is removed, durably.
+//   S1. Write the SwapIntent durably.
+//   S2. Rename tag -> trash; sync both.
+//   S3. Rename in-flight -> tag; sync both: the commit.
+//   S4. Remove the intent durably.
 //
-// Between S2 and S3 the tag is missing. Recovery finds the intent and ends it: forward when the in-flight
-// directory is whole, else back (recovery.cc). When S3 fails, S2 is taken back here, and only then is it
-// kFailed.
+// Between S2 and S3 the tag is missing. Recovery finds the intent and completes it: forward if the in-flight
+// directory is whole, otherwise back (recovery.cc). If S3 fails, S2 is undone here, and only then is the
+// outcome kFailed.
 #include "storage/commit/publish.h"
 
 #include <algorithm>
@@ -77,7 +82,8 @@ PublishResult Indeterminate(const absl::Status& cause, const Inflight& inflight)
                     {{"tag", inflight.tag}, {"sequence", absl::StrCat(inflight.sequence)}})};
 }
 
-// Step 4a, first half: every rank's part once, all of this checkpoint; the files in the order of their paths.
+// Step 4a, first half: checks that there is one part for each rank, all of this checkpoint, and orders files
+// by path.
 absl::StatusOr<Manifest> BuildManifest(const Inflight& inflight, const ManifestSummary& summary,
                                        const std::vector<PartRecord>& parts, int64_t now_us) {
   if (summary.tag() != inflight.tag || summary.sequence() != inflight.sequence) {
@@ -116,8 +122,8 @@ absl::StatusOr<Manifest> BuildManifest(const Inflight& inflight, const ManifestS
   return manifest;
 }
 
-// Step 4a, second half. In place: its space is there already, so a full disk does not lose the checkpoint
-// now. `write_failed` says that a write or a sync failed, which must not be tried again.
+// Step 4a, second half. Writes in place: the space is allocated, so a full disk does not lose the checkpoint
+// now. `write_failed`: a write or a sync failed, which must not be tried again.
 absl::Status WriteManifest(FileSystem& fs, Handle dir, const std::string& bytes, bool& write_failed) {
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
                          OpenScoped(fs, dir, OurPath("", std::string(kManifestName)), OpenMode::kUpdate));
@@ -128,7 +134,7 @@ absl::Status WriteManifest(FileSystem& fs, Handle dir, const std::string& bytes,
   return written;
 }
 
-// Step 4b: innermost first. `write_failed` as above.
+// Step 4b: innermost directories first. `write_failed` as above.
 absl::Status SyncTree(FileSystem& fs, Handle dir, const Manifest& manifest, bool& write_failed) {
   std::set<std::string, std::greater<>> directories = {std::string(kOurDirectory)};
   for (const FileRecord& file : manifest.body.files()) {
@@ -145,8 +151,7 @@ absl::Status SyncTree(FileSystem& fs, Handle dir, const Manifest& manifest, bool
   return synced;
 }
 
-// Whether the in-flight name still is this directory: after a rename that failed, the proof that it was not
-// done.
+// True if the in-flight name still is this directory. After a failed rename this proves that it was not done.
 bool IsStillInflight(const Layout& layout, const Inflight& inflight) {
   const absl::StatusOr<FileStat> named = layout.fs->Stat(layout.inflight.get(), inflight.name);
   const absl::StatusOr<FileStat> opened = layout.fs->Stat(inflight.dir.get(), "");
@@ -157,7 +162,7 @@ absl::Status AppearedMeanwhile(const std::string& tag) {
   return TagForeignError(tag, "something that appeared while the checkpoint was being written");
 }
 
-// The rename of step 5 or S3 said no.
+// The result of a failed rename in step 5 or S3.
 PublishResult AfterFailedRename(const Layout& layout, const Inflight& inflight, const absl::Status& cause) {
   const absl::Status status = Annotate(cause, absl::StrCat("renaming ", inflight.name, " to ", inflight.tag));
   if (!IsStillInflight(layout, inflight)) return Indeterminate(status, inflight);
@@ -173,7 +178,7 @@ absl::Status SyncParents(const Layout& layout) {
   return layout.fs->Sync(layout.inflight.get(), SyncMode::kAll);
 }
 
-// Step 5: one rename, in the mode that fits what holds the tag.
+// Step 5: one rename, in the mode that fits what is at the tag.
 PublishResult RenameIn(const Layout& layout, const Inflight& inflight, RenameMode mode) {
   const absl::Status renamed =
       layout.fs->Rename(layout.inflight.get(), inflight.name, layout.root, inflight.tag, mode);
@@ -183,7 +188,7 @@ PublishResult RenameIn(const Layout& layout, const Inflight& inflight, RenameMod
   return Committed();
 }
 
-// Whether a directory is the checkpoint that was seen at the tag before it was renamed.
+// True if a directory holds the checkpoint that was at the tag before the rename.
 absl::StatusOr<bool> IsCheckpoint(FileSystem& fs, Handle dir, const std::string& name,
                                   const ManifestSummary& seen) {
   const absl::StatusOr<ManifestSummary> summary = ReadSummary(fs, dir, name);
@@ -197,15 +202,15 @@ PublishResult ExchangeIn(const PublishContext& context, const Inflight& inflight
   if (result.outcome != PublishOutcome::kCommitted) return result;
   const Layout& layout = context.layout;
   const absl::StatusOr<bool> is_old = IsCheckpoint(*layout.fs, layout.inflight.get(), inflight.name, old);
-  // Where that cannot be found out it stays in flight, and the next recovery looks at it.
+  // If that cannot be found out, it stays in flight, and the next recovery decides.
   if (!is_old.ok()) return result;
   if (!*is_old) {
     const PublishResult back = RenameIn(layout, inflight, RenameMode::kExchange);
     return back.outcome == PublishOutcome::kCommitted ? Failed(AppearedMeanwhile(inflight.tag))
                                                       : Indeterminate(back.status, inflight);
   }
-  // 5'. Whatever becomes of the old one now, the new one is committed: at worst it waits in flight for the
-  // next recovery.
+  // 5'. The new checkpoint is committed, whatever happens to the old one now: at worst it stays in flight
+  // until the next recovery.
   context.trash
       .Move(context.layout.inflight.get(), inflight.name, FreshName(old.tag(), old.sequence()),
             old.size_bytes())
@@ -213,8 +218,8 @@ PublishResult ExchangeIn(const PublishContext& context, const Inflight& inflight
   return result;
 }
 
-// S3 failed and the tag is missing: S2 is taken back. OK when the tag durably holds the old checkpoint and no
-// intent is left.
+// Undoes S2 after S3 failed and the tag is missing. OK if the tag durably holds the old checkpoint and the
+// intent is gone.
 absl::Status UndoSwap(const PublishContext& context, const SwapIntent& intent) {
   const Layout& layout = context.layout;
   FileSystem& fs = *layout.fs;
@@ -234,7 +239,7 @@ PublishResult SwapIn(const PublishContext& context, const Inflight& inflight, co
   intent.set_inflight_name(inflight.name);
   intent.set_trash_name(FreshName(old.tag(), old.sequence()));
   intent.set_sequence(inflight.sequence);
-  // S1. An intent that is left behind with both names in place does nothing but get removed.
+  // S1. An intent that is left behind while both names are in place has no effect but its removal.
   if (absl::Status stored = StoreSwapIntent(fs, layout.node.get(), intent); !stored.ok())
     return Failed(stored);
   // S2.
@@ -262,14 +267,14 @@ PublishResult SwapIn(const PublishContext& context, const Inflight& inflight, co
     return undone.ok() ? result
                        : Indeterminate(Annotate(undone, "putting the old checkpoint back"), inflight);
   }
-  // S4. A stale intent could act on a later state of the tag, so the root stops here until a scan has removed
-  // it.
+  // S4. A stale intent could act on a later state of the tag, so the root takes no changes until a scan has
+  // removed it.
   const absl::Status removed = RemoveSwapIntent(fs, layout.node.get());
   if (!removed.ok()) return Indeterminate(Annotate(removed, "removing the swap intent"), inflight);
   return result;
 }
 
-// An older save that was overtaken by a younger one of the same tag.
+// Fails if a younger save of the same tag was committed before this one.
 absl::Status CheckIsYounger(const Inflight& inflight, const Target& target) {
   if (target.kind != TargetKind::kCheckpoint || target.summary.sequence() < inflight.sequence)
     return absl::OkStatus();
@@ -318,7 +323,7 @@ Published PublishInflight(const PublishContext& context, const Inflight& infligh
   absl::StatusOr<Manifest> manifest = prepare();
   if (!manifest.ok()) {
     PublishResult failed = Failed(manifest.status());
-    // All that is there is the manifest in the in-flight directory, which the next try writes anew.
+    // Only the manifest in the in-flight directory was written, and the next try writes it again.
     failed.retryable = !write_failed && CouldNotFindOut(failed.status);
     return {failed, {}};
   }
@@ -335,7 +340,7 @@ Published PublishInflight(const PublishContext& context, const Inflight& infligh
       result = context.probe.rename_exchange ? ExchangeIn(context, inflight, target.summary)
                                              : SwapIn(context, inflight, target.summary);
       break;
-    case TargetKind::kForeign:  // CheckedTarget refused it.
+    case TargetKind::kForeign:  // Refused by CheckedTarget.
       result = Failed(TagForeignError(inflight.tag, target.what));
       break;
   }

@@ -21,17 +21,17 @@ using storage::v1::SwapIntent;
 
 constexpr int64_t kMaxRecordBytes = int64_t{64} << 20;
 
-// A record to be read: where it is, and what is lost without it.
+// A record to read: where it is, and what is lost without it.
 struct RecordFile {
   std::string_view name;
-  std::string path;  // From the root.
+  std::string path;  // Relative to the root.
   const FrameKind& kind;
   std::string_view without;
 };
 
 absl::Status Unreadable(const RecordFile& file, const absl::Status& cause) {
   if (CouldNotFindOut(cause)) {
-    // The record may be good. The errno stays, so that whoever opens the root knows to try again.
+    // The record may be good. The errno is kept, so that the caller knows to try again.
     return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE",
                      absl::StrCat(file.path, " in the root cannot be read: ", std::string(cause.message()),
                                   "; look at the disk; it is tried again"),

@@ -1,11 +1,11 @@
-// Recovery believes a synced part record and nothing else: a file that no record names may have any bytes,
-// and the manifest of an in-flight directory may be half written, so it is made anew of the records. A
-// directory is complete when the records of ranks 0 to world size - 1 are there and valid, all of the
-// sequence that its name has, and every file that they name has the size that they say (the bytes were synced
-// before the record was written).
+// Recovery trusts only synced part records. A file that no record names may hold any bytes, and the manifest
+// of an in-flight directory may be half written, so the manifest is made again from the records. A directory
+// is complete if the records of ranks 0 to world size - 1 exist and are valid, if all have the sequence of
+// the directory's name, and if every file that they name has the recorded size (the bytes were synced before
+// the record was written).
 //
 // The sequence in the name matters after an exchange: then the in-flight name holds the old checkpoint,
-// complete and with all its records, but of a lower sequence. It goes to trash, even when the tag has been
+// complete and with all its records, but with a lower sequence. It goes to trash, even if the tag has been
 // removed meanwhile.
 #include "storage/commit/recovery.h"
 
@@ -26,11 +26,11 @@ using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 using storage::v1::SwapIntent;
 
-// What an in-flight directory turned out to be.
+// What an in-flight directory holds.
 struct Assessment {
-  std::string why_not;      // Empty: complete.
-  int64_t sequence = 0;     // Of what is in it.
-  ManifestSummary summary;  // Complete only, like `parts`.
+  std::string why_not;      // Why it is not complete. Empty: it is.
+  int64_t sequence = 0;     // Of its content.
+  ManifestSummary summary;  // Set if complete, like `parts`.
   std::vector<PartRecord> parts;
 };
 
@@ -39,7 +39,7 @@ bool SameSave(const ManifestSummary& a, const ManifestSummary& b) {
          a.ordinal() == b.ordinal() && a.world_size() == b.world_size() && a.chunk_bytes() == b.chunk_bytes();
 }
 
-// The rank of the first part record that is there.
+// The lowest rank that has a part record.
 absl::StatusOr<std::optional<int>> FirstRank(FileSystem& fs, Handle dir) {
   const absl::StatusOr<ScopedHandle> ours = OpenScoped(fs, dir, kOurDirectory, OpenMode::kDirectory);
   if (IsMissing(ours.status())) return std::nullopt;
@@ -51,7 +51,7 @@ absl::StatusOr<std::optional<int>> FirstRank(FileSystem& fs, Handle dir) {
   return std::nullopt;
 }
 
-// Checks one record against its directory's name and the first record; a reason, or empty.
+// Compares one record with its directory's name and with the first record. Returns what is wrong, or "".
 std::string RecordFault(const PartRecord& record, const InflightId& id, const ManifestSummary& first) {
   if (record.sequence() < id.sequence)
     return absl::StrCat("an older generation, replaced by sequence ", id.sequence);
@@ -73,7 +73,7 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
     found.why_not = "no part of it is complete";
     return found;
   }
-  int world_size = *first + 1;  // Until a record says it.
+  int world_size = *first + 1;  // Until a record gives it.
   for (int rank = 0; rank < world_size; ++rank) {
     absl::StatusOr<PartRecord> record = ReadPartRecord(fs, dir, rank);
     if (IsMissing(record.status())) {
@@ -89,7 +89,7 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
       found.summary = record->checkpoint();
       world_size = found.summary.world_size();
     }
-    // A record has what was known when it was written: at least what its own rank named.
+    // A record has the pointers that were known when it was written: at least those of its own rank.
     found.summary.mutable_pointers()->insert(record->checkpoint().pointers().begin(),
                                              record->checkpoint().pointers().end());
     found.why_not = RecordFault(*record, id, found.summary);
@@ -108,7 +108,7 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
   return found;
 }
 
-// Reasons why a complete directory is not published, and never will be.
+// True for reasons why a complete directory is never published.
 bool IsRefusal(const absl::Status& status) {
   const std::string reason = ReasonOf(status);
   return reason == "TAG_FOREIGN" || reason == "PINNED" || reason == "SUPERSEDED" ||
@@ -143,8 +143,8 @@ absl::StatusOr<RecoveredSave> RecoverOne(const PublishContext& context, const st
   return save;
 }
 
-// Whether the intent's new directory is whole: the intent was written after all of it was synced. Fails when
-// it cannot find out.
+// True if the intent's new directory is whole: it was, because the intent was written after all of it was
+// synced. Fails if that cannot be found out.
 absl::StatusOr<bool> IsWhole(const Layout& layout, const SwapIntent& intent) {
   const absl::StatusOr<ManifestSummary> summary =
       ReadSummary(*layout.fs, layout.inflight.get(), intent.inflight_name());
@@ -164,7 +164,7 @@ absl::Status RecoverSwap(const Layout& layout) {
   const absl::StatusOr<FileStat> tag = fs.Stat(layout.root, intent->tag());
   if (!tag.ok() && !IsMissing(tag.status())) return tag.status();
   if (!tag.ok()) {
-    // Between the two renames.
+    // The crash was between the two renames.
     CKPTD_ASSIGN_OR_RETURN(const bool forward, IsWhole(layout, *intent));
     const Handle from = forward ? layout.inflight.get() : layout.trash.get();
     const std::string& name = forward ? intent->inflight_name() : intent->trash_name();

@@ -45,7 +45,7 @@ absl::Status MakeDirOnce(FileSystem& fs, Handle dir, const std::string& path) {
                    {{"path", path}});
 }
 
-// The manifest's file with its space allocated, so that a disk that fills up meanwhile does not lose the
+// Makes the manifest's file and allocates its space, so that a disk that fills up meanwhile does not lose the
 // checkpoint at the end.
 absl::Status ReserveManifest(FileSystem& fs, Handle dir, int64_t bytes, bool can_allocate) {
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
@@ -92,7 +92,7 @@ class RootStore::Impl {
   absl::Status FillInflight(const Inflight& inflight, int64_t manifest_bytes);
   CommittedCheckpoint* Find(const std::string& tag, int64_t sequence);
   PublishContext context() { return {layout_, probe_, pins_, trash_, clock_}; }
-  // Remembers why nothing may change until Rescan.
+  // Refuses all changes until Rescan, because of `cause`.
   void Latch(const absl::Status& cause) { latched_ = cause; }
   absl::Status CheckWritable() const;
   void SawSequence(int64_t sequence) { highest_sequence_ = std::max(highest_sequence_, sequence); }
@@ -102,7 +102,7 @@ class RootStore::Impl {
   FileSystem& fs_;
   Clock& clock_;
   const RootStoreOptions options_;
-  ProbeResult probe_;  // But for its free_bytes, which are those of the last scan.
+  ProbeResult probe_;  // Except free_bytes, which are as of the last scan.
 
   Trash trash_;
   PointerWriter pointer_writer_;
@@ -115,8 +115,8 @@ class RootStore::Impl {
   std::vector<DamagedCheckpoint> damaged_;
   std::vector<ForeignTag> foreign_;
   int64_t highest_sequence_ = 0;
-  std::set<std::string> live_;               // In-flight names of saves under way.
-  absl::Status latched_ = absl::OkStatus();  // Not OK: ROOT_READ_ONLY, and why.
+  std::set<std::string> live_;               // In-flight names of saves that are under way.
+  absl::Status latched_ = absl::OkStatus();  // Not OK: the root is read-only, for this cause.
 };
 
 absl::Status RootStore::Impl::CheckWritable() const {
@@ -127,10 +127,10 @@ absl::Status RootStore::Impl::CheckWritable() const {
 }
 
 absl::Status RootStore::Impl::Start() {
-  // What can only be read comes first: a root that cannot be understood is left as it is.
+  // Read first: a root that cannot be understood is not changed.
   CKPTD_RETURN_IF_ERROR(LoadRecords());
   CKPTD_RETURN_IF_ERROR(SyncNames(layout_));
-  // Before anything leaves trash: it may hold the only copy of a checkpoint.
+  // Before anything is removed from trash, which may hold the only copy of a checkpoint.
   CKPTD_RETURN_IF_ERROR(RecoverSwap(layout_));
   CKPTD_RETURN_IF_ERROR(trash_.Load());
   absl::Status probed = Probe();
@@ -147,7 +147,8 @@ absl::Status RootStore::Impl::Start() {
 
 absl::Status RootStore::Impl::Probe() {
   const std::string scratch(kScratchDirectory);
-  // A daemon that died while probing left a few names. More of them are the user's, and not worth the wait.
+  // A daemon that died while probing left a few names. More of them are the user's, and would take too long
+  // to remove.
   RemovalBudget budget{.names = kMostScratchNames};
   const absl::StatusOr<bool> gone = RemoveTreeWithin(fs_, layout_.node.get(), scratch, budget);
   if (!gone.ok() && !IsMissing(gone.status()))
@@ -184,7 +185,7 @@ absl::Status RootStore::Impl::RecoverAndScan() {
   damaged_.clear();
   foreign_ = std::move(scan.foreign);
   for (auto& [tag, status] : scan.damaged) {
-    // To pass one over would make an older checkpoint the latest.
+    // Skipping it would make an older checkpoint the latest.
     if (ReasonOf(status) == "NEWER_FORMAT") return Annotate(status, tag);
     damaged_.push_back({tag, status});
   }
@@ -237,7 +238,7 @@ absl::StatusOr<Inflight> RootStore::Impl::CreateInflight(const std::string& tag,
     return FillInflight(inflight, manifest_bytes);
   };
   if (const absl::Status filled = fill(); !filled.ok()) {
-    // Nothing refers to it yet. What cannot be removed now, recovery removes: it has no part.
+    // Best effort: nothing refers to it yet, and recovery removes a directory without a part.
     RemoveTree(fs_, layout_.inflight.get(), inflight.name).IgnoreError();
     return Annotate(filled, absl::StrCat("preparing ", tag));
   }
@@ -263,7 +264,7 @@ absl::Status RootStore::Impl::WritePartRecord(const Inflight& inflight, const Pa
                                   inflight.sequence, " is in flight"));
   }
   const std::string bytes = EncodePartRecord(record);
-  // One that recovery would not believe must not be written.
+  // Never write a record that recovery would reject.
   CKPTD_RETURN_IF_ERROR(DecodePartRecord(bytes).status());
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle ours,
                          OpenScoped(fs_, inflight.dir.get(), kOurDirectory, OpenMode::kDirectory));
@@ -277,7 +278,7 @@ PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestS
   Published published = PublishInflight(context(), inflight, summary, parts);
   switch (published.result.outcome) {
     case PublishOutcome::kFailed:
-      break;  // Stays live until it is discarded.
+      break;  // It stays live until it is discarded.
     case PublishOutcome::kIndeterminate:
       live_.erase(inflight.name);
       Latch(published.result.status);
@@ -302,14 +303,14 @@ PublishResult RootStore::Impl::Adopt(const ForeignSurvey& survey, const Manifest
   if (adopted.result.outcome == PublishOutcome::kCommitted) {
     committed_[summary.sequence()].summary = std::move(adopted.summary);
     std::erase_if(foreign_, [&summary](const ForeignTag& tag) { return tag.tag == summary.tag(); });
-    adopted.result.pointers = pointers_;  // It names none.
+    adopted.result.pointers = pointers_;  // An adopted checkpoint names no pointer.
   }
   return adopted.result;
 }
 
 absl::Status RootStore::Impl::Discard(const Inflight& inflight) {
   CKPTD_RETURN_IF_ERROR(CheckWritable());
-  live_.erase(inflight.name);  // When this fails, the next scan decides what becomes of it.
+  live_.erase(inflight.name);  // If this fails, the next scan decides what happens to it.
   const absl::StatusOr<int64_t> bytes = TreeBytes(fs_, inflight.dir.get());
   const Trash::Moved moved =
       trash_.Move(layout_.inflight.get(), inflight.name, inflight.name, bytes.ok() ? *bytes : 0);
@@ -331,7 +332,7 @@ absl::Status RootStore::Impl::Evict(const std::string& tag, int64_t sequence) {
         absl::StrCat("a pointer file names ", tag, ": it stays until the pointer names a newer one"),
         {{"tag", tag}});
   }
-  // The directory may have been replaced behind our back: only what we wrote is removed.
+  // Another program may have replaced the directory: only remove what ckptd wrote.
   const absl::StatusOr<ScopedHandle> dir = OpenCheckpoint(tag, sequence);
   if (ReasonOf(dir.status()) == "NO_CHECKPOINT") committed_.erase(sequence);
   if (!dir.ok()) return dir.status();
@@ -408,7 +409,7 @@ absl::StatusOr<Inflight> RootStore::CreateInflight(const std::string& tag, int64
 }
 
 absl::Status RootStore::MakeParents(const Inflight& inflight, const std::vector<std::string>& paths) {
-  std::set<std::string> parents;  // In this order every directory comes after the one above it.
+  std::set<std::string> parents;  // Sorted, so that every directory comes after the one above it.
   for (const std::string& path : paths) {
     CKPTD_RETURN_IF_ERROR(CheckFilePath(path));
     for (std::string& parent : ParentDirectories(path)) parents.insert(std::move(parent));

@@ -18,7 +18,7 @@ absl::Status CorruptManifest(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST", why);
 }
 
-// The summary of a directory in the root; nullopt when the directory is none of ours. Errors as ReadSummary.
+// The summary of a directory in the root; nullopt if the directory is not ckptd's. Errors as ReadSummary.
 absl::StatusOr<std::optional<ManifestSummary>> ReadCheckpoint(FileSystem& fs, Handle root,
                                                               const std::string& tag) {
   absl::StatusOr<ManifestSummary> summary = ReadSummary(fs, root, tag);
@@ -29,14 +29,15 @@ absl::StatusOr<std::optional<ManifestSummary>> ReadCheckpoint(FileSystem& fs, Ha
                      ": this directory was renamed or copied; give it that name back to have it listed"));
   }
   if (!IsMissing(summary.status())) return summary.status();
-  // Another root's directory has .ckptd, too, but every checkpoint has a part of rank 0.
+  // A directory that is itself a root has .ckptd, too, but every checkpoint has a part of rank 0.
   const absl::StatusOr<FileStat> part = fs.Stat(root, OurPath(tag, PartRecordName(0)));
   if (part.ok()) return CorruptManifest("the manifest is not there, but part records are");
   if (IsMissing(part.status())) return std::nullopt;
   return part.status();
 }
 
-// Whether an error tells of the one directory that was looked at, and not of us or of the whole file system.
+// True if the error is about the one directory that was examined, and not about this process or the file
+// system.
 bool IsOfThatDirectory(const absl::Status& status) {
   if (CouldNotFindOut(status)) return false;
   switch (status.code()) {
@@ -50,7 +51,8 @@ bool IsOfThatDirectory(const absl::Status& status) {
   }
 }
 
-// A directory that we may not look into, of another user than ours (lost+found, say), or that went meanwhile.
+// True for a directory that this user may not read because it is another user's (lost+found, say), or that
+// has vanished.
 absl::StatusOr<bool> IsSomebodyElses(FileSystem& fs, Handle root, const std::string& tag,
                                      const absl::Status& status) {
   if (status.code() != absl::StatusCode::kPermissionDenied) return false;
@@ -61,7 +63,7 @@ absl::StatusOr<bool> IsSomebodyElses(FileSystem& fs, Handle root, const std::str
   return ours.uid != theirs->uid;
 }
 
-// Nullopt: no finished checkpoint of another program.
+// Nullopt: this is not a finished checkpoint of another program.
 absl::StatusOr<std::optional<ForeignTag>> FindMarker(FileSystem& fs, Handle root, const std::string& tag) {
   const absl::StatusOr<FileStat> marker = fs.Stat(root, absl::StrCat(tag, "/", kForeignMarker));
   if (IsMissing(marker.status())) return std::nullopt;
@@ -79,7 +81,7 @@ absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root) {
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(root));
   RootScan scan;
   for (const DirEntry& entry : entries) {
-    // A name that no tag may have is not ours, but may be another program's.
+    // A name that is no valid tag is not ckptd's, but may be another program's.
     if (entry.type != FileType::kDirectory || !CheckFilePath(entry.name).ok()) continue;
     absl::StatusOr<std::optional<ManifestSummary>> found = std::nullopt;
     if (CheckTag(entry.name).ok()) found = ReadCheckpoint(fs, root, entry.name);

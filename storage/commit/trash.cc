@@ -24,7 +24,7 @@ absl::Status Trash::Load() {
   for (const DirEntry& entry : entries) {
     const std::optional<InflightId> id = ParseInflightName(entry.name);
     if (!id.has_value() || entry.type != FileType::kDirectory) continue;
-    // A step that is under way on another thread may remove it meanwhile.
+    // A step that runs on another thread may remove it meanwhile.
     const absl::StatusOr<ScopedHandle> tree = OpenScoped(*fs_, dir_, entry.name, OpenMode::kDirectory);
     if (IsMissing(tree.status())) continue;
     if (!tree.ok()) return tree.status();
@@ -54,7 +54,7 @@ absl::StatusOr<bool> Trash::EmptyStep(const std::vector<int64_t>& keep_sequences
 }
 
 std::optional<std::string> Trash::Next(const std::vector<int64_t>& keep_sequences) {
-  // What could not be removed is tried again, after everything else: what was wrong may be over.
+  // Entries that could not be removed are tried again after all others: the cause may have gone.
   for (const bool stuck : {false, true}) {
     for (auto& [name, entry] : entries_) {
       const bool kept =
@@ -73,8 +73,9 @@ Trash::Removal Trash::Remove(const std::string& name) const {
   if (!removal.gone.ok()) {
     removal.gone = Annotate(removal.gone.status(), absl::StrCat("emptying trash/", name));
   } else if (*removal.gone) {
-    // Not for durability. The file system gives blocks back, and a disk mounted with `discard` stops for that
-    // (2 GiB took 0.8 s), at its next commit: now, and not at the first sync of the next save.
+    // This sync is not for durability. At its next commit the file system frees the blocks, and a disk
+    // mounted with `discard` stops for that (2 GiB took 0.8 s). The sync makes it happen now, and not at the
+    // next save's first sync.
     const absl::Status synced = fs_->Sync(dir_, SyncMode::kAll);
     if (!synced.ok()) removal.gone = Annotate(synced, "syncing trash");
   }
@@ -83,7 +84,7 @@ Trash::Removal Trash::Remove(const std::string& name) const {
 
 absl::Status Trash::Removed(const std::string& name, const Removal& removal) {
   const auto place = entries_.find(name);
-  if (place == entries_.end()) return removal.gone.status();  // A scan came in between.
+  if (place == entries_.end()) return removal.gone.status();  // There was a scan in between.
   Entry& entry = place->second;
   entry.bytes = std::max<int64_t>(0, entry.bytes - removal.bytes);
   entry.stuck = !removal.gone.ok();

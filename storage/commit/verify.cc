@@ -21,7 +21,7 @@ using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 
 constexpr int64_t kBufferBytes = int64_t{8} << 20;
-constexpr int kTries = 3;  // Of a checkpoint that is saved anew while it is read.
+constexpr int kTries = 3;  // For a checkpoint that is saved again while it is read.
 
 struct Chunk {
   int64_t offset;
@@ -38,7 +38,7 @@ std::string CrcFault(const Chunk& chunk, int64_t index, uint32_t expected, uint3
                          chunk.offset, chunk.offset + chunk.size - 1, found, expected);
 }
 
-// The CRC32C of a chunk, read through `buffer`.
+// The CRC32C of a chunk, which is read through `buffer`.
 absl::StatusOr<uint32_t> ChunkCrc(FileSystem& fs, Handle file, const Chunk& chunk,
                                   std::span<std::byte> buffer) {
   uint32_t crc = 0;
@@ -51,7 +51,7 @@ absl::StatusOr<uint32_t> ChunkCrc(FileSystem& fs, Handle file, const Chunk& chun
   return crc;
 }
 
-// Checks one checkpoint and gathers what is wrong with it.
+// Checks one checkpoint and collects the problems.
 class Verifier {
  public:
   Verifier(FileSystem& fs, Handle dir, VerifyReport& report, const std::function<void(int64_t)>& progress)
@@ -93,8 +93,8 @@ class Verifier {
     return true;
   }
 
-  // Its record must say of this rank's files what the manifest says. False when the next ones need not be
-  // looked at.
+  // Checks that the part record says the same of this rank's files as the manifest. False if the other ranks
+  // need not be checked.
   bool CheckPartRecord(int rank) {
     const std::string path = OurPath("", PartRecordName(rank));
     const absl::StatusOr<PartRecord> record = ReadPartRecord(fs_, dir_, rank);
@@ -116,7 +116,7 @@ class Verifier {
     return true;
   }
 
-  // What is said of files, whatever their order; the rank is that of the part.
+  // Collects what is said of a file. The rank is that of the part, so it is not compared.
   static void Insert(FileRecord file, std::set<std::string>& said) {
     file.clear_rank();
     said.insert(file.SerializeAsString());
@@ -149,7 +149,7 @@ class Verifier {
     }
     for (int index = 0; index < record.chunk_crc32c_size(); ++index) {
       const Chunk chunk = ChunkOf(record, index, report_.manifest.summary.chunk_bytes());
-      if (chunk.offset + chunk.size > stat->size) return;  // Cut off; the size said so.
+      if (chunk.offset + chunk.size > stat->size) return;  // Cut off; the size was reported already.
       CheckChunk(record, file->get(), index, chunk);
     }
   }
@@ -167,7 +167,7 @@ class Verifier {
     }
   }
 
-  static constexpr int kMaxBadRecords = 100;  // A world size may be large, and its records all gone.
+  static constexpr int kMaxBadRecords = 100;  // The world size may be large and all records missing.
 
   FileSystem& fs_;
   const Handle dir_;
@@ -187,7 +187,7 @@ absl::Status CorruptFile(const FileRecord& record, int64_t index, const Chunk& c
                     {"found", absl::StrFormat("0x%08x", found)}});
 }
 
-// Whether the directory behind `dir` is what the name leads to. When that cannot be told, it is.
+// True if `tag` still names the directory behind `dir`, or if that cannot be found out.
 bool IsStillAt(FileSystem& fs, Handle root, const std::string& tag, Handle dir) {
   const absl::StatusOr<FileStat> read = fs.Stat(dir, "");
   const absl::StatusOr<FileStat> named = fs.Stat(root, tag);
@@ -200,7 +200,8 @@ bool IsStillAt(FileSystem& fs, Handle root, const std::string& tag, Handle dir) 
 absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               const std::function<void(int64_t bytes)>& progress) {
   CKPTD_RETURN_IF_ERROR(CheckTag(tag));
-  // Retention and re-saves go on meanwhile: what is wrong with a directory counts while it has that name.
+  // Retention and re-saves may go on: problems of a directory count only if it still has that name
+  // afterwards.
   for (int tries = 0; tries < kTries; ++tries) {
     VerifyReport report;
     report.tag = tag;
@@ -244,7 +245,7 @@ absl::Status ReadVerified(FileSystem& fs, Handle checkpoint_dir, const FileRecor
   if (size == 0) return absl::OkStatus();
   CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file,
                          OpenScoped(fs, checkpoint_dir, record.path(), OpenMode::kRead));
-  std::vector<std::byte> whole;  // A chunk of which only a piece is wanted.
+  std::vector<std::byte> whole;  // A chunk of which only a part is requested.
   for (int64_t index = offset / chunk_bytes; index * chunk_bytes < offset + size; ++index) {
     const Chunk chunk = ChunkOf(record, index, chunk_bytes);
     const int64_t from = std::max(offset, chunk.offset);

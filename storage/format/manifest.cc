@@ -38,7 +38,7 @@ absl::Status Corrupt(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST", absl::StrCat("damaged manifest: ", why));
 }
 
-// Maps in the order of their keys, so that the same message has the same bytes.
+// Serializes maps in the order of their keys, so that equal messages have equal bytes.
 std::string Serialize(const google::protobuf::MessageLite& message) {
   std::string bytes;
   google::protobuf::io::StringOutputStream stream(&bytes);
@@ -54,7 +54,7 @@ bool Parse(google::protobuf::MessageLite& message, std::string_view bytes) {
          message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()));
 }
 
-// How many files a serialized ManifestBody has; -1 when it is none.
+// The number of files in a serialized ManifestBody; -1 if it is not one.
 int64_t CountFiles(std::string_view body) {
   google::protobuf::io::CodedInputStream stream(reinterpret_cast<const uint8_t*>(body.data()),
                                                 static_cast<int>(body.size()));
@@ -67,7 +67,7 @@ int64_t CountFiles(std::string_view body) {
   }
 }
 
-// Why a record of a file cannot be right; nullopt when it can.
+// What is wrong with the record of a file; nullopt if nothing is.
 std::optional<std::string> FileFault(const FileRecord& file, int32_t chunk_bytes) {
   if (const absl::Status path = CheckFilePath(file.path()); !path.ok()) return std::string(path.message());
   if (file.size_bytes() < 0) return absl::StrCat(file.path(), " has size ", file.size_bytes());
@@ -82,7 +82,7 @@ std::optional<std::string> FileFault(const FileRecord& file, int32_t chunk_bytes
 std::optional<std::string> SummaryFault(const ManifestSummary& summary) {
   if (const absl::Status tag = CheckTag(summary.tag()); !tag.ok()) return std::string(tag.message());
   if (summary.sequence() < 1) return absl::StrCat("sequence ", summary.sequence());
-  const int64_t least = summary.adopted_from().empty() ? 1 : 0;  // What was adopted is no save of ours.
+  const int64_t least = summary.adopted_from().empty() ? 1 : 0;  // Adopted: no attempt.
   if (summary.attempt() < least) return absl::StrCat("attempt ", summary.attempt());
   if (summary.ordinal() < least) return absl::StrCat("ordinal ", summary.ordinal());
   if (summary.world_size() < 1) return absl::StrCat("world size ", summary.world_size());
@@ -93,15 +93,15 @@ std::optional<std::string> SummaryFault(const ManifestSummary& summary) {
   if (summary.file_count() < 0 || summary.file_count() > kMaxManifestFiles) {
     return absl::StrCat("file count ", summary.file_count(), "; it is in [0, ", kMaxManifestFiles, "]");
   }
-  for (const auto& pointer : summary.pointers()) {  // They will be written beneath the root.
+  for (const auto& pointer : summary.pointers()) {  // They name files that will be written in the root.
     if (const absl::Status name = CheckPointerName(pointer.first); !name.ok())
       return std::string(name.message());
   }
   return std::nullopt;
 }
 
-// Why summary and body cannot be one manifest. Paths are in order, so twins are neighbours; a path that is
-// also the directory of another cannot be on any disk.
+// Why summary and body do not belong together. Paths are ordered, so equal ones are neighbours. No disk can
+// hold a path that is also the directory of another one.
 std::optional<std::string> BodyFault(const ManifestSummary& summary, const ManifestBody& body) {
   if (body.files_size() != summary.file_count()) {
     return absl::StrCat("the summary says ", summary.file_count(), " files, and ", body.files_size(),
@@ -131,7 +131,7 @@ std::optional<std::string> BodyFault(const ManifestSummary& summary, const Manif
   return std::nullopt;
 }
 
-// The fixed part of a head: checked against its own CRC, so every number in it can be believed.
+// Checks the fixed part of a head against its own CRC. After that every number in it can be trusted.
 absl::Status CheckHead(std::string_view head) {
   if (head.size() < static_cast<size_t>(kManifestHeadBytes)) {
     return Corrupt(absl::StrCat("it has only ", head.size(), " bytes"));
@@ -216,7 +216,7 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
   }
   const std::string_view body = bytes.substr(kManifestHeadBytes);
   if (LoadU32(bytes, kBodyCrcAt) != Crc32cOf(body)) return Corrupt("the CRC32C of its body is wrong");
-  // Before it is parsed: an empty record has 2 bytes here and a hundred in memory.
+  // Before parsing: an empty record takes 2 bytes here and a hundred in memory.
   const int64_t files = CountFiles(body);
   if (files < 0) return Corrupt("its body is not a ManifestBody");
   if (files != manifest.summary.file_count()) {

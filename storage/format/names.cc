@@ -15,10 +15,10 @@ namespace {
 constexpr size_t kMaxTagBytes = 200;
 constexpr size_t kMaxPathBytes = 1000;
 constexpr size_t kMaxComponentBytes = 255;
-constexpr size_t kShownBytes = 100;  // Of a bad name in a message.
+constexpr size_t kShownBytes = 100;  // Bytes of an invalid name in a message.
 constexpr size_t kUniqueDigits = 16;
 
-// A bad name for a message: escaped, and cut when it is long.
+// An invalid name for a message: escaped, and cut if it is long.
 std::string Shown(std::string_view name) {
   std::string shown = absl::StrCat("\"", absl::CHexEscape(std::string(name.substr(0, kShownBytes))), "\"");
   if (name.size() > kShownBytes) absl::StrAppend(&shown, "... (", name.size(), " bytes)");
@@ -46,8 +46,8 @@ bool IsTagCharacter(char c) {
          std::string_view("._=+,@-").find(c) != std::string_view::npos;
 }
 
-// Takes one character off `text`: its code point, or -1 when the bytes are not valid UTF-8 (which has one
-// form for every character, none for surrogates, and ends at U+10FFFF).
+// Removes one character from the front of `text` and returns its code point; -1 if the bytes are not valid
+// UTF-8 (which has one form for each character, has no surrogates, and ends at U+10FFFF).
 int32_t TakeCodePoint(std::string_view& text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t first = byte(0);
@@ -75,7 +75,7 @@ int32_t TakeCodePoint(std::string_view& text) {
   return point;
 }
 
-// What is wrong with one component of a path; null when nothing is.
+// What is wrong with one component of a path; null if nothing is.
 const char* ComponentFault(std::string_view component) {
   if (component.empty())
     return "has an empty component (it must be relative, without // and without / at the end)";

@@ -25,7 +25,7 @@ bool SetGroups(const std::vector<gid_t>& groups) {
   return ::syscall(SYS_setgroups, groups.size(), groups.data()) == 0;
 }
 
-// setfsuid says nothing of failure; asking with an id that nobody has tells what is set.
+// setfsuid does not report failure. Calling it with an invalid id returns the id that is set.
 bool SetFsUid(uid_t uid) {
   ::setfsuid(uid);
   return static_cast<uid_t>(::setfsuid(static_cast<uid_t>(-1))) == uid;
@@ -85,7 +85,7 @@ void Actor::Scope::Restore() {
   const int saved_errno = errno;
   const bool uid = SetFsUid(actor_.own_uid_);
   const bool gid = SetFsGid(actor_.own_gid_);
-  // Refused at the start means unchanged: there is nothing to undo then.
+  // If the change of groups was refused at the start there is nothing to undo.
   const bool groups = SetGroups(actor_.own_groups_) || !status_.ok();
   if (!uid || !gid || !groups) {
     std::fprintf(stderr, "ckptd: a thread could not get its own user back after acting as user %u: %s\n",

@@ -60,7 +60,8 @@ absl::Status WriteNewFile(FileSystem& fs, Handle dir, std::string_view path, std
 
 absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view path, std::string_view content) {
   const std::string temp = absl::StrCat(".", std::string(path), ".tmp");
-  // What a killed process left. The name may be used again: a plain write is over when its call is.
+  // Removes what a killed process left. The name may be used again: a plain write has ended when its call
+  // returns.
   const absl::Status removed = fs.Remove(dir, temp, FileType::kRegular);
   if (!removed.ok() && ErrnoOf(removed) != ENOENT) return removed;
   absl::Status status = WriteNewFile(fs, dir, temp, content);
@@ -73,7 +74,7 @@ absl::Status ReplaceFileDurably(FileSystem& fs, Handle dir, std::string_view pat
 }
 
 absl::Status MakeDirsDurably(FileSystem& fs, Handle dir, std::string_view path) {
-  ScopedHandle parent;  // Of what is made next; empty: `dir`.
+  ScopedHandle parent;  // The parent of what is made next. Unset: `dir`.
   while (!path.empty()) {
     const size_t slash = path.find('/');
     const std::string_view name = path.substr(0, slash);
@@ -97,7 +98,7 @@ struct OpenLevel {
   std::string name;
   ScopedHandle dir;
   std::vector<DirEntry> entries;
-  size_t next = 0;  // First entry that is not removed yet.
+  size_t next = 0;  // The first entry that is not removed yet.
 };
 
 absl::StatusOr<OpenLevel> OpenLevelAt(FileSystem& fs, Handle parent, const std::string& name) {
@@ -121,7 +122,7 @@ absl::Status RemoveFileWithin(FileSystem& fs, Handle dir, const DirEntry& entry,
   return absl::OkStatus();
 }
 
-// Renames `from`/`name` to a new name in `top`: one that the tree's owner cannot have taken before.
+// Renames `from`/`name` to a new name in `top`, which the tree's owner cannot have taken before.
 absl::Status MoveUp(FileSystem& fs, Handle from, const std::string& name, Handle top) {
   std::random_device random;
   const uint64_t unique = uint64_t{random()} << 32 | random();
@@ -135,7 +136,7 @@ absl::StatusOr<bool> RemoveTreeWithin(FileSystem& fs, Handle dir, const std::str
   std::vector<OpenLevel> levels;  // From the top of the tree downwards.
   CKPTD_ASSIGN_OR_RETURN(OpenLevel first, OpenLevelAt(fs, dir, name));
   levels.push_back(std::move(first));
-  bool moved_up = false;  // The top directory has names that its list does not have.
+  bool moved_up = false;  // The top directory has names that are not in its list.
   while (!budget.spent()) {
     OpenLevel& level = levels.back();
     if (level.next < level.entries.size()) {

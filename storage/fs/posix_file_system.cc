@@ -28,7 +28,7 @@ namespace {
 constexpr mode_t kLockRights = 0600;
 constexpr uint64_t kBeneath = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
 
-// A system call that a signal may interrupt before it did anything.
+// Repeats a system call that a signal interrupted before it had an effect.
 template <typename Call>
 auto Uninterrupted(Call call) {
   for (;;) {
@@ -46,7 +46,7 @@ int OpenAt2(int dir, const char* path, uint64_t flags, uint64_t mode, uint64_t r
       Uninterrupted([&] { return ::syscall(SYS_openat2, dir, path, &how, sizeof(how)); }));
 }
 
-// Of OpenAt2. ENOSYS alone would tell an operator nothing.
+// The error of OpenAt2. ENOSYS gets advice, because alone it would tell an operator nothing.
 absl::Status OpenError(int error, const std::string& what) {
   if (error != ENOSYS) return ErrnoError(error, what);
   return Annotate(
@@ -55,8 +55,8 @@ absl::Status OpenError(int error, const std::string& what) {
       "RestrictSUIDSGID");
 }
 
-// EINVAL for a path with NUL or an empty component, EXDEV for one with `..` or from `/`: what the kernel
-// would say at best.
+// EINVAL for a path with NUL or an empty component, EXDEV for one with `..` or an absolute one: errors that
+// the kernel would give as well, but not in every case.
 absl::Status CheckPath(std::string_view path) {
   const auto refuse = [&](int error) {
     return ErrnoError(error, absl::StrCat("path '", std::string(path.substr(0, path.find('\0'))), "'"));
@@ -73,9 +73,9 @@ absl::Status CheckPath(std::string_view path) {
   return absl::OkStatus();
 }
 
-// The directory in which a path's last component is, and that component.
+// The directory that holds a path's last component, and that component.
 struct Parent {
-  UniqueFd opened;  // Empty: the directory that was given.
+  UniqueFd opened;  // Unset: the directory that was given.
   int dir = -1;
   std::string name;
 };
@@ -103,7 +103,7 @@ FileType TypeOf(mode_t mode) {
   return FileType::kOther;
 }
 
-// Unknown: the file system keeps no types in its directories.
+// Unset: the file system does not store types in its directories.
 std::optional<FileType> TypeOf(unsigned char dirent_type) {
   switch (dirent_type) {
     case DT_REG:
@@ -176,8 +176,8 @@ class PosixFileSystem : public FileSystem {
   absl::StatusOr<SpaceInfo> Space(Handle dir) override;
 
  private:
-  // `mode` without the bits that the user's umask takes away from others. The user's own stay: this process
-  // has only the user's rights.
+  // `mode` without the bits that the user's umask takes from group and others. The owner's bits stay, because
+  // this process has only the user's rights.
   mode_t Masked(mode_t mode) const {
     return mode & ~(umask_ != nullptr ? umask_->load() & 077 : mode_t{022});
   }
@@ -205,8 +205,8 @@ uint64_t FlagsOf(OpenMode mode) {
   return 0;
 }
 
-// A FIFO or a device where a file should be must neither hang us nor be taken for one. It is opened without
-// waiting, and the flag is dropped again: io_uring would fail with EAGAIN instead of waiting.
+// Refuses a FIFO or a device where a file should be; opening one must not hang. So the file is opened with
+// O_NONBLOCK, and the flag is cleared here: with it io_uring would fail with EAGAIN instead of waiting.
 absl::Status RequireRegular(int fd, uint64_t flags, const std::string& path) {
   struct stat stat;
   if (::fstat(fd, &stat) != 0) return ErrnoError(errno, absl::StrCat("examining ", path));
@@ -225,12 +225,12 @@ absl::Status Locked() {
   return MakeError(absl::StatusCode::kFailedPrecondition, "LOCKED", "another process holds the lock");
 }
 
-// What a kernel or a file system says that has no locks of a kind.
+// True for the errors of kernels and file systems that lack a kind of lock.
 bool IsMissing(int error) {
   return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK;
 }
 
-// ckptd 0.1.0 made locks that everybody could read, and so take. Best effort: a file of somebody else's stays
+// ckptd 0.1.0 made lock files that everybody could read, and so lock. Best effort: another user's file stays
 // as it is.
 void HideLock(int fd) {
   struct stat stat;
@@ -257,7 +257,7 @@ absl::StatusOr<Handle> PosixFileSystem::Open(Handle dir, std::string_view path, 
 }
 
 absl::Status PosixFileSystem::Close(Handle handle) {
-  // Linux has closed it whatever it says; EINTR is no exception.
+  // Linux has closed the descriptor whatever it returns, also with EINTR.
   if (::close(handle) != 0 && errno != EINTR) return ErrnoError(errno, "closing");
   return absl::OkStatus();
 }
@@ -300,7 +300,7 @@ absl::Status PosixFileSystem::Rename(Handle old_dir, std::string_view old_path, 
 absl::StatusOr<std::vector<DirEntry>> PosixFileSystem::List(Handle dir) {
   const Actor::Scope acting(actor_);
   CKPTD_RETURN_IF_ERROR(acting.status());
-  // An open file of its own: two threads that list one directory must not share a position.
+  // A file description of its own: two threads that list one directory must not share a position.
   UniqueFd fd(OpenAt2(dir, ".", O_RDONLY | O_DIRECTORY, 0, kBeneath));
   if (!fd) return ErrnoError(errno, "opening a directory to list it");
   DIR* stream = ::fdopendir(fd.get());
@@ -322,7 +322,7 @@ absl::StatusOr<std::vector<DirEntry>> PosixFileSystem::List(Handle dir) {
     if (!type.has_value()) {
       struct stat stat;
       if (::fstatat(dir, entry->d_name, &stat, AT_SYMLINK_NOFOLLOW) != 0) {
-        if (errno == ENOENT) continue;  // Removed meanwhile.
+        if (errno == ENOENT) continue;  // It was removed meanwhile.
         return ErrnoError(errno, absl::StrCat("examining ", std::string(name)));
       }
       type = TypeOf(stat.st_mode);
@@ -355,7 +355,8 @@ absl::StatusOr<FileStat> PosixFileSystem::Stat(Handle dir, std::string_view path
                   .changed_ns = Nanoseconds(stat.st_ctim)};
 }
 
-// What takes space does so as the user, for quotas and for the blocks that a file system keeps for root.
+// Operations that take space run as the user, for quotas and for the blocks that a file system reserves for
+// root.
 absl::Status PosixFileSystem::Allocate(Handle file, int64_t size) {
   const Actor::Scope acting(actor_);
   CKPTD_RETURN_IF_ERROR(acting.status());
@@ -375,7 +376,7 @@ absl::Status PosixFileSystem::Truncate(Handle file, int64_t size) {
 }
 
 absl::Status PosixFileSystem::Sync(Handle handle, SyncMode mode) {
-  // Never repeated, not even after EINTR: the second one may say yes to what the first one lost.
+  // Never repeated, not even after EINTR: a second sync may succeed although the first one has lost the data.
   if ((mode == SyncMode::kData ? ::fdatasync(handle) : ::fsync(handle)) != 0) {
     return ErrnoError(errno, "syncing");
   }
@@ -397,9 +398,9 @@ absl::StatusOr<size_t> PosixFileSystem::WriteAt(Handle file, int64_t offset,
   return static_cast<size_t>(n);
 }
 
-// An open file description lock, and a flock beside it: ckptd 0.1.0 knows only the latter, so that a daemon
-// of either version notices one of the other. The first needs a descriptor that may be written to; the second
-// does not, which is why nobody else may open the file (kLockRights). A file system may lack either.
+// Takes an open file description lock and a flock. ckptd 0.1.0 knows only the latter, so daemons of both
+// versions notice each other. The first needs a descriptor that is open for writing. The second does not, so
+// nobody else may be able to open the file (kLockRights). A file system may lack either.
 absl::Status PosixFileSystem::Lock(Handle file) {
   struct flock whole {};
   whole.l_type = F_WRLCK;
@@ -409,7 +410,7 @@ absl::Status PosixFileSystem::Lock(Handle file) {
   if (exclusive != 0 && !IsMissing(exclusive)) return ErrnoError(exclusive, "locking");
   const int legacy = Uninterrupted([&] { return ::flock(file, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
   if (legacy != 0 && exclusive == 0 && !IsMissing(legacy)) {
-    whole.l_type = F_UNLCK;  // Half a lock is none.
+    whole.l_type = F_UNLCK;  // Releases the first lock if the second was refused.
     if (::fcntl(file, F_OFD_SETLK, &whole) != 0) return ErrnoError(errno, "unlocking");
   }
   if (legacy == EWOULDBLOCK) return Locked();

@@ -14,7 +14,7 @@
 namespace ckptd {
 namespace {
 
-// [offset, offset + size) of an image.
+// The CRC32C of the bytes [offset, offset + size) of an image.
 uint32_t CrcOf(const FileImage& image, int64_t offset, int64_t size) {
   uint32_t crc = 0;
   for (const std::span<const std::byte> run : image.runs) {
@@ -32,7 +32,7 @@ uint32_t CrcOf(const FileImage& image, int64_t offset, int64_t size) {
 }
 
 struct Check {
-  ChecksumPool* pool;  // Ends when what it was given has ended.
+  ChecksumPool* pool;  // Outlives this: it ends only after the work that was submitted to it.
   std::vector<FileImage> images;
   std::vector<storage::v1::FileRecord> records;
   int64_t chunk_bytes;
@@ -41,7 +41,7 @@ struct Check {
   size_t file = 0;
   int chunk = 0;
 
-  // The next chunk; false when none is left.
+  // Checks the next chunk. False if none is left, or if this one differs.
   bool CheckNext(absl::Status& result) {
     while (file < records.size() && chunk == records[file].chunk_crc32c_size()) {
       ++file;

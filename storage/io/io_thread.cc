@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-// Nothing depends on it: whatever happens ends a Poll.
+// Any event ends a Poll, so nothing depends on this value.
 constexpr Duration kPollTimeout = std::chrono::minutes(1);
 
 }  // namespace
@@ -35,7 +35,7 @@ class IoThread::Impl {
     thread_.join();
   }
 
-  // Whether there is a queue.
+  // OK once there is a queue; else the error.
   absl::Status WaitUntilStarted() {
     MutexLock lock(mutex_);
     while (!started_) changed_.Wait(mutex_);
@@ -82,7 +82,7 @@ class IoThread::Impl {
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  IoQueue* queue_ ABSL_GUARDED_BY(mutex_) = nullptr;  // Lives as long as the thread, once it is there.
+  IoQueue* queue_ ABSL_GUARDED_BY(mutex_) = nullptr;  // Once set it lives as long as the thread.
   std::vector<Work> posted_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -1,12 +1,12 @@
-// How a part gets onto the disk. All of this runs on the I/O thread, but for the checksums.
+// How a part is written. Everything runs on the I/O thread, except the checksums.
 //
-//   1. Files are opened in order, when there is room for one more write: kMaxOpenFiles at most, however many
-//      there are.
-//   2. Each is fallocated, then written by chunk; a chunk that crosses the end of a run of memory is several
-//      writes. Its checksum is computed on the pool meanwhile: both only read.
-//   3. When its last write is complete it is cut to size and synced, while the next files are being written.
-//   4. A part is settled when nothing of it is in the queue any more: all files are synced, or one thing
-//      failed. It is done when no checksum of it is under way, either.
+//   1. Files are opened in order, whenever one more write can be submitted; at most kMaxOpenFiles are open.
+//   2. Each file is fallocated and then written chunk by chunk. A chunk that crosses the end of a run of
+//      memory is several writes. The chunk's checksum is computed on the pool at the same time; both only
+//      read the memory.
+//   3. When its last write is complete, the file is cut to size and synced, while the next files are written.
+//   4. A part is settled when nothing of it is in the queue: all files are synced, or something failed. It is
+//      done when none of its checksums is under way, either.
 #include "storage/io/part_writer.h"
 
 #include <algorithm>
@@ -24,9 +24,9 @@
 namespace ckptd {
 namespace {
 
-// What direct I/O asks for: offsets, lengths and memory. No disk in use has larger blocks.
+// Direct I/O needs this for offsets, lengths and memory. No disk in use has larger blocks.
 constexpr int64_t kAlignment = 4096;
-// Over all parts. Enough that the syncs of small files share the file system's journal commits.
+// Over all parts. Enough that the syncs of small files share journal commits of the file system.
 constexpr int kMaxOpenFiles = 64;
 
 int64_t RoundUp(int64_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
@@ -58,7 +58,7 @@ absl::Status CheckImage(const FileImage& image) {
       absl::StrCat("the runs of ", image.path, " have ", size, " bytes together, not ", image.size));
 }
 
-// A part on its way. The I/O thread's, but for what the checksums use.
+// A part that is being written. Belongs to the I/O thread, except for what the checksums use.
 struct Part {
   FileSystem* fs;
   Handle dir;
@@ -67,13 +67,14 @@ struct Part {
   PartWriter::Done done;
 
   std::vector<WrittenFile> written;
-  size_t next_file = 0;  // To be opened.
+  size_t next_file = 0;  // The next file to open.
   size_t synced_files = 0;
-  int in_queue = 0;     // Writes and syncs.
-  absl::Status status;  // The first thing that failed.
+  int in_queue = 0;     // Writes and syncs in the queue.
+  absl::Status status;  // The first failure.
 
   std::atomic<bool> failed = false;  // !status.ok(), for the checksums.
-  // One for each checksum under way, one for the I/O. Who lets go of the last one may touch the part alone.
+  // One hold for each checksum under way, and one for the I/O. Only the releaser of the last one may touch
+  // the part.
   std::atomic<int> holds = 1;
 };
 
@@ -96,15 +97,15 @@ struct OpenFile {
   Part* const part;
   const size_t index;
   const bool direct;
-  int* count;  // Of open files; null: closed.
+  int* count;  // The number of open files. Null: this one is closed.
   ScopedHandle handle;
   int in_queue = 0;
-  int64_t issued = 0;  // Bytes, from the start on, whose writes have been submitted.
-  size_t run = 0;      // The run that `issued` is in, and the bytes of it that come before.
+  int64_t issued = 0;  // Bytes from the start whose writes have been submitted.
+  size_t run = 0;      // The run that `issued` is in, and the bytes of it before `issued`.
   size_t run_offset = 0;
 };
 
-// One write. `size` may go beyond the end of the file, to a multiple of 4096.
+// One write. `size` may exceed the end of the file, up to a multiple of 4096.
 struct Piece {
   const std::byte* data;
   int64_t size;
@@ -139,7 +140,7 @@ class PartWriter::Impl {
   using FilePtr = std::shared_ptr<OpenFile>;
   struct Writing {
     std::unique_ptr<Part> part;
-    FilePtr file;  // The one whose writes are being submitted.
+    FilePtr file;  // The file whose writes are being submitted.
   };
 
   void Begin(std::unique_ptr<Part> part) {
@@ -152,7 +153,7 @@ class PartWriter::Impl {
     parts_.push_back({std::move(part), nullptr});
   }
 
-  // Fills the queue, oldest part first, and lets go of the parts that are settled.
+  // Fills the queue, oldest part first, and drops the parts that are settled.
   void Pump() {
     for (auto it = parts_.begin(); it != parts_.end();) {
       while (writes_in_queue_ < options_.depth && Advance(*it)) {
@@ -169,7 +170,7 @@ class PartWriter::Impl {
     }
   }
 
-  // Submits one write, or opens the next file. False when there is nothing to do for now.
+  // Submits one write or opens the next file. False if nothing can be done now.
   bool Advance(Writing& writing) {
     Part& part = *writing.part;
     if (part.failed) {
@@ -189,7 +190,7 @@ class PartWriter::Impl {
       }
       return true;
     }
-    // Buffered writes to one file wait for one another in the kernel, where they cost a thread each.
+    // Buffered writes to one file block one another in the kernel, and each costs a thread there.
     if (!writing.file->direct && writing.file->in_queue > 0) return false;
     StartChecksum(*writing.file);
     const Piece piece = NextPiece(*writing.file);
@@ -208,12 +209,12 @@ class PartWriter::Impl {
     if (image.size == 0) return absl::OkStatus();
     const absl::Status allocated = fs.Allocate(file.handle.get(), direct ? RoundUp(image.size) : image.size);
     const int error = ErrnoOf(allocated);
-    // Some file systems cannot (NFS before 4.2). The space is then found as it is needed.
+    // Some file systems cannot allocate (NFS before 4.2). Then the writes find out whether there is space.
     if (error == EOPNOTSUPP || error == ENOSYS) return absl::OkStatus();
     return allocated;
   }
 
-  // At the start of a chunk.
+  // Called at each write; starts a checksum at the start of a chunk.
   void StartChecksum(const OpenFile& file) {
     if (file.issued % options_.chunk_bytes != 0) return;
     Part* const part = file.part;
@@ -227,7 +228,7 @@ class PartWriter::Impl {
         });
   }
 
-  // On the pool.
+  // Runs on the pool.
   void Checksum(Part& part, size_t index, int64_t offset, size_t run, size_t run_offset) const {
     const FileImage& image = part.images[index];
     auto left = static_cast<size_t>(std::min<int64_t>(options_.chunk_bytes, image.size - offset));
@@ -242,7 +243,7 @@ class PartWriter::Impl {
     part.written[index].chunk_crc32c[static_cast<size_t>(offset / options_.chunk_bytes)] = crc;
   }
 
-  // Up to the end of the chunk, of the run and of the file, whichever comes first.
+  // The next write: up to the end of the chunk, of the run or of the file, whichever comes first.
   Piece NextPiece(OpenFile& file) const {
     const std::span<const std::byte> run = file.image().runs[file.run];
     const int64_t in_chunk = options_.chunk_bytes - file.issued % options_.chunk_bytes;
@@ -292,7 +293,8 @@ class PartWriter::Impl {
     if (part.failed && file->in_queue == 0) file->Close();
   }
 
-  // A short write goes on where it ended, but only from where direct I/O can.
+  // OK if the write is complete, or short and can be continued where it ended, as far as direct I/O allows
+  // it.
   static absl::Status CheckResult(const OpenFile& file, const Piece& piece, int64_t result) {
     const std::string what = absl::StrCat("writing ", piece.size, " bytes at byte ", piece.offset);
     if (result < 0) return ErrnoError(static_cast<int>(-result), what);
@@ -317,7 +319,7 @@ class PartWriter::Impl {
     });
   }
 
-  // Once for each file, whatever the result: a second sync may succeed without the data.
+  // Called once for each file. A failed sync is never repeated: a second one may succeed without the data.
   void OnSynced(OpenFile& file, int64_t result) {
     Part& part = *file.part;
     --file.in_queue;
@@ -336,7 +338,7 @@ class PartWriter::Impl {
     part.failed = true;
   }
 
-  // True for the last one: the part is the caller's then, else it must not be touched any more.
+  // True for the last hold: the caller owns the part then. Otherwise it must not touch the part any more.
   static bool LetGo(Part* part) { return part->holds.fetch_sub(1, std::memory_order_acq_rel) == 1; }
 
   void Finish(std::unique_ptr<Part> part) {
@@ -346,7 +348,7 @@ class PartWriter::Impl {
       part->done(part->status);
     }
     part.reset();
-    // Posted, because callers above us on the stack are not through with this object yet.
+    // Posted, because callers further up the stack still use this object.
     io_->Post([this](IoQueue&) {
       MutexLock lock(mutex_);
       --unfinished_;
@@ -358,9 +360,9 @@ class PartWriter::Impl {
   ChecksumPool* const checksums_;
   const PartWriterOptions options_;
 
-  // The I/O thread's.
+  // Used on the I/O thread only.
   IoQueue* queue_ = nullptr;
-  std::list<Writing> parts_;  // Not settled, oldest first.
+  std::list<Writing> parts_;  // Not settled yet, oldest first.
   int writes_in_queue_ = 0;   // <= options_.depth
   int open_files_ = 0;        // <= kMaxOpenFiles
 

@@ -1,5 +1,5 @@
-// The scratch directory holds these for a moment: `data`, `a`, `b`, `lock`. Empty files but for `data`, so
-// that a full disk can be probed, too: it may be full of what we are about to delete.
+// The probe makes these files in the scratch directory and removes them: `data`, `a`, `b`, `lock`. All but
+// `data` are empty, so that a full disk can be probed: it may be full of what is about to be deleted.
 #include "storage/io/probe.h"
 
 #include <array>
@@ -32,7 +32,7 @@ Buffer AlignedBuffer(int fill) {
   return Buffer(bytes, [](std::byte* b) { std::free(b); });
 }
 
-// Removes what is there, also of an earlier probe that was killed.
+// Removes the probe's files, also those of an earlier probe that was killed.
 absl::Status Clear(FileSystem& fs, Handle scratch) {
   for (const char* name : kScratchFiles) {
     const absl::Status removed = fs.Remove(scratch, name, FileType::kRegular);
@@ -53,13 +53,13 @@ absl::Status Unsuitable(const absl::Status& cause, const std::string& what) {
                                 std::string(cause.message()), "; choose another one"));
 }
 
-// The file system lacks the operation, as opposed to an error in doing it.
+// True if the file system lacks the operation. False if the operation failed.
 bool IsUnsupported(const absl::Status& status) {
   const int error = ErrnoOf(status);
   return error == EINVAL || error == EOPNOTSUPP || error == ENOSYS;
 }
 
-// Submits one thing and waits for its result. When that does not come, the disk may still use `buffer`: the
+// Submits one operation and waits for its result. If none comes, the disk may still use `buffer`, so the
 // queue keeps it.
 absl::StatusOr<int64_t> RunOne(IoQueue& queue, const Buffer& buffer,
                                const std::function<void(IoDone)>& submit) {
@@ -79,8 +79,8 @@ absl::StatusOr<int64_t> RunOne(IoQueue& queue, const Buffer& buffer,
   return **result;
 }
 
-// What a checkpoint's file goes through: made, allocated, written through the queue, synced, opened again and
-// read back equal.
+// Does what happens to a checkpoint's file: makes, allocates, writes and syncs it, opens it again, and
+// compares what it reads.
 absl::Status WriteAndReadBack(FileSystem& fs, Handle scratch, IoQueue& queue, bool direct) {
   const Buffer written = AlignedBuffer(0xc5);
   const Buffer read = AlignedBuffer(0);
@@ -89,7 +89,7 @@ absl::Status WriteAndReadBack(FileSystem& fs, Handle scratch, IoQueue& queue, bo
     CKPTD_ASSIGN_OR_RETURN(
         const ScopedHandle file,
         OpenScoped(fs, scratch, "data", direct ? OpenMode::kCreateDirect : OpenMode::kCreate));
-    fs.Allocate(file.get(), kProbeBytes).IgnoreError();  // Probed for itself.
+    fs.Allocate(file.get(), kProbeBytes).IgnoreError();  // Probed separately.
     CKPTD_ASSIGN_OR_RETURN(const int64_t n, RunOne(queue, written, [&](IoDone done) {
                              queue.Write(file.get(), {written.get(), kProbeBytes}, 0, std::move(done));
                            }));
@@ -118,7 +118,7 @@ absl::Status ProbeAllocate(FileSystem& fs, Handle scratch, ProbeResult& result) 
   return absl::OkStatus();
 }
 
-// Leaves the files `a` and `b`.
+// Makes the files `a` and `b`, and leaves them.
 absl::Status ProbeRename(FileSystem& fs, Handle scratch, ProbeResult& result) {
   CKPTD_RETURN_IF_ERROR(CreateEmpty(fs, scratch, "b"));
   CKPTD_ASSIGN_OR_RETURN(const FileStat a, fs.Stat(scratch, "a"));
@@ -133,7 +133,7 @@ absl::Status ProbeRename(FileSystem& fs, Handle scratch, ProbeResult& result) {
     result.warnings.push_back(
         "no rename with exchange: saving over an existing tag takes two renames and an intent record");
   }
-  // Refusing to replace is the whole of it: a file system that does not know the flag says EINVAL.
+  // EEXIST shows that the flag works. A file system that does not know it returns EINVAL.
   const absl::Status kept = fs.Rename(scratch, "a", scratch, "b", RenameMode::kNoReplace);
   result.rename_noreplace = ErrnoOf(kept) == EEXIST;
   if (!result.rename_noreplace && !kept.ok() && !IsUnsupported(kept)) return kept;
@@ -159,8 +159,8 @@ absl::Status ProbeLock(FileSystem& fs, Handle scratch, ProbeResult& result) {
   return absl::OkStatus();
 }
 
-// Decides direct_io and the back end. io_uring only with direct I/O, unless it was demanded: buffered writes
-// of one file wait for one another in the kernel, at a thread each (a quarter of the disk's speed, at ten
+// Decides direct_io and the back end. io_uring is used only with direct I/O, unless it was demanded: buffered
+// writes to one file block one another in the kernel, at a thread each (a quarter of the disk's speed, at ten
 // times the CPU).
 absl::Status ProbeIo(FileSystem& fs, Handle scratch, IoBackend wanted, const IoQueueMakers& queues,
                      ProbeResult& result) {

@@ -1,5 +1,5 @@
-// The back end for where io_uring is forbidden: pread, pwrite and fdatasync on a few threads. They hand their
-// results back, and Poll runs the completions on the owner's thread.
+// The back end for systems that forbid io_uring: pread, pwrite and fdatasync on a few threads. They return
+// their results, and Poll runs the completions on the owner's thread.
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ constexpr Duration kLongestWait = std::chrono::hours(1);
 struct Request {
   enum class Kind { kWrite, kRead, kSync } kind;
   Handle file;
-  std::byte* data;  // Of a write: not written to.
+  std::byte* data;  // Not written to if this is a write.
   size_t size;
   int64_t offset;
   IoDone done;
@@ -53,7 +53,7 @@ int64_t Perform(const Request& request) {
 
 class ThreadQueue : public IoQueue {
  public:
-  // As many as can be had; an error when that is none.
+  // Starts as many of the threads as the system allows. An error if it allows none.
   absl::Status Start(int threads) {
     for (int i = 0; i < threads; ++i) {
       absl::StatusOr<std::thread> thread = StartThread(absl::StrCat("ckptd-disk-", i), [this] { Work(); });
@@ -120,7 +120,7 @@ class ThreadQueue : public IoQueue {
     return std::exchange(completed_, {});
   }
 
-  // Ends when it is told to and nothing is left to do.
+  // Runs until it is told to stop and no request is left.
   void Work() {
     MutexLock lock(mutex_);
     for (;;) {
@@ -136,12 +136,12 @@ class ThreadQueue : public IoQueue {
     }
   }
 
-  int in_flight_ = 0;  // The owner's.
+  int in_flight_ = 0;  // Used by the owner only.
   std::vector<std::thread> threads_;
 
   Mutex mutex_;
-  CondVar work_;        // For the threads: requests_, stopping_.
-  CondVar completion_;  // For the owner: completed_, woken_.
+  CondVar work_;        // Signals the threads: requests_, stopping_.
+  CondVar completion_;  // Signals the owner: completed_, woken_.
   std::deque<Request> requests_ ABSL_GUARDED_BY(mutex_);
   std::vector<Request> completed_ ABSL_GUARDED_BY(mutex_);
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;

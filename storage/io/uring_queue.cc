@@ -29,18 +29,18 @@ namespace ckptd {
 namespace {
 
 constexpr Duration kLongestWait = std::chrono::hours(1);
-// The kernel takes less than 2 GiB at once; what is cut off here is a short transfer like any other.
+// The kernel transfers less than 2 GiB at once. Cutting a request here makes a short transfer like any other.
 constexpr size_t kMaxTransfer = size_t{1} << 30;
 constexpr int kMaxDepth = 4096;
 
 class UringQueue : public IoQueue {
  public:
-  // Takes the ring over; `capacity` requests at once are in it.
+  // Takes ownership of the ring, which holds up to `capacity` requests at once.
   UringQueue(const io_uring& ring, UniqueFd wake, int capacity)
       : ring_(ring), wake_(std::move(wake)), capacity_(capacity) {}
 
   ~UringQueue() override {
-    // The last Wake takes the ring's own read of the eventfd out of the kernel.
+    // The last Wake completes the ring's own read of the eventfd.
     Wake();
     while (in_flight_ > 0 || wake_armed_) {
       for (const Completion& completion : Turn(kLongestWait)) delete completion.request;
@@ -63,7 +63,7 @@ class UringQueue : public IoQueue {
 
   void Poll(Duration timeout) override {
     if (!wake_armed_) ArmWake();
-    // Collected first, run after: a completion may submit more, but never meets the ring half read.
+    // Collect first, then run: a completion may submit more while the ring is being read.
     for (const Completion& completion : Turn(timeout)) {
       const std::unique_ptr<Request> request(completion.request);
       request->done(completion.result);
@@ -82,7 +82,7 @@ class UringQueue : public IoQueue {
   struct Request {
     enum class Kind { kWrite, kRead, kSync } kind;
     Handle file;
-    std::byte* data;  // Of a write: not written to.
+    std::byte* data;  // Not written to if this is a write.
     size_t size;
     int64_t offset;
     IoDone done;
@@ -102,7 +102,7 @@ class UringQueue : public IoQueue {
     waiting_.push_back(std::make_unique<Request>(std::move(request)));
   }
 
-  // Never null: fewer than the ring's entries are in it at any time.
+  // Never null: the ring always has a free entry.
   io_uring_sqe* Entry() {
     io_uring_sqe* entry = io_uring_get_sqe(&ring_);
     if (entry == nullptr) Die("a full submission ring", ENOBUFS);
@@ -135,7 +135,7 @@ class UringQueue : public IoQueue {
     ++in_ring_;
   }
 
-  // Submits, waits, and takes out what is complete.
+  // Submits, waits, and collects the completions.
   std::vector<Completion> Turn(Duration timeout) {
     for (; !waiting_.empty() && in_ring_ < capacity_; waiting_.pop_front()) Enter(waiting_.front().release());
     timeout = std::clamp(timeout, Duration::zero(), kLongestWait);
@@ -144,7 +144,7 @@ class UringQueue : public IoQueue {
     io_uring_cqe* entry = nullptr;
     const int result = io_uring_submit_and_wait_timeout(&ring_, &entry, 1, &wait, nullptr);
     if (result == -EAGAIN || result == -EBUSY) {
-      ::poll(nullptr, 0, 1);  // The kernel is short of memory; it says no more than to try again.
+      ::poll(nullptr, 0, 1);  // The kernel is short of memory and only asks to try again.
     } else if (result < 0 && result != -ETIME && result != -EINTR) {
       Die("io_uring_enter", -result);
     }
@@ -172,17 +172,17 @@ class UringQueue : public IoQueue {
     return completed;
   }
 
-  // The owner's.
+  // Used by the owner only.
   io_uring ring_;
   const UniqueFd wake_;
   const int capacity_;
-  uint64_t wake_count_ = 0;  // Where the ring reads the eventfd to.
+  uint64_t wake_count_ = 0;  // The ring reads the eventfd into this.
   bool wake_armed_ = false;
   int in_ring_ = 0;    // <= capacity_
   int in_flight_ = 0;  // in_ring_ + waiting_.size()
   std::deque<std::unique_ptr<Request>> waiting_;
 
-  // Anybody's.
+  // Used by any thread.
   std::atomic<bool> wake_pending_ = false;
 };
 
@@ -190,7 +190,7 @@ absl::Status Unavailable(const std::string& cause) {
   return MakeError(absl::StatusCode::kUnavailable, "IO_URING_UNAVAILABLE", absl::StrCat("io_uring: ", cause));
 }
 
-// Why io_uring_setup said no.
+// Why io_uring_setup failed.
 absl::Status SetupRefused(int error) {
   int disabled = 0;
   std::ifstream("/proc/sys/kernel/io_uring_disabled") >> disabled;
@@ -221,9 +221,9 @@ absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(int depth) {
   io_uring ring = {};
   io_uring_params params = {};
   params.flags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_SUBMIT_ALL;
-  const auto entries = static_cast<unsigned>(depth) + 1;  // One for the eventfd.
+  const auto entries = static_cast<unsigned>(depth) + 1;  // One more, for the eventfd.
   int result = io_uring_queue_init_params(entries, &ring, &params);
-  if (result == -EINVAL) {  // Older than 6.1.
+  if (result == -EINVAL) {  // The kernel is older than 6.1.
     params = {};
     result = io_uring_queue_init_params(entries, &ring, &params);
   }

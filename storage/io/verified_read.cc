@@ -22,23 +22,23 @@ namespace {
 
 constexpr uint64_t kBlock = 4096;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
-// From the page cache: small enough to be in the processor's cache still when its CRC is taken.
+// The size of reads through the page cache: still in the processor's cache when the CRC is computed.
 constexpr uint64_t kCachedPiece = uint64_t{512} << 10;
-constexpr uint64_t kAhead = uint64_t{32} << 20;  // That the disk is to fetch meanwhile.
+constexpr uint64_t kAhead = uint64_t{32} << 20;  // Bytes that the disk fetches ahead.
 constexpr int kMostVectors = 64;
-// Past it: what keeps a disk busy. Each thread has one read in flight.
+// Direct reads: what keeps a disk busy. Each thread has one read in flight.
 constexpr uint64_t kDirectPiece = uint64_t{512} << 10;
 constexpr int kDirectDepth = 32;
-constexpr uint64_t kLeastDirect = 4;                 // Chunks. Fewer are read ahead as well by the kernel.
-constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Below this a thread costs more than it gives.
+constexpr uint64_t kLeastDirect = 4;                 // Chunks. For fewer, the kernel's read-ahead is as good.
+constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Less work than starting a thread.
 constexpr int kNoWait = 8;                           // RWF_NOWAIT.
 
 struct Job {
   const VerifiedRead& read;
-  int direct = -1;                // The same file, past the page cache; -1: it can not be had.
+  int direct = -1;                // The same file opened with O_DIRECT; -1: not possible.
   char* buffers = nullptr;        // One of kDirectPiece for each share.
-  uint64_t end = 0;               // Chunk behind the last.
-  std::atomic<uint64_t> next{0};  // Chunk.
+  uint64_t end = 0;               // The number of the chunk after the last.
+  std::atomic<uint64_t> next{0};  // The next chunk to read.
   std::atomic<int> error{0};
   std::atomic<int64_t> bad{-1};
   std::atomic<uint32_t> found{0};
@@ -62,8 +62,8 @@ struct Job {
   }
 };
 
-// Where the next bytes of a chunk go: into pieces, and what lies between them, which the checksum wants, too,
-// into scratch. At most kCachedPiece bytes.
+// Where the next bytes of a chunk go: into the pieces and, for what lies between them, which the checksum
+// needs as well, into scratch memory. At most kCachedPiece bytes.
 struct Batch {
   iovec vectors[kMostVectors];
   int count = 0;
@@ -87,28 +87,28 @@ void Gather(const Job& job, uint64_t at, uint64_t end, char* scratch, Batch& bat
   }
 }
 
-// preadv2() is younger than the libraries that this must run with.
+// Calls preadv2() directly: it is younger than the libraries that this must run with.
 ssize_t ReadNow(int fd, const iovec* vectors, int count, uint64_t at) {
   return syscall(SYS_preadv2, fd, vectors, count, static_cast<long>(at), 0L, kNoWait);
 }
 
-// What a chunk has come to so far.
+// How far the reading of a chunk has come.
 struct Progress {
   uint64_t at;
   uint32_t crc = 0;
 };
 
-// Through the page cache, up to `end`; where the rest is to come past it, only as far as it is there already.
+// Reads through the page cache up to `end`. If the rest can be read directly, stops where the cache ends.
 int ReadCached(const Job& job, uint64_t end, char* scratch, Progress& done) {
   while (done.at < end) {
     Batch batch;
     Gather(job, done.at, end, scratch, batch);
-    // In the middle of a block only when its page went from the cache in this moment.
+    // In the middle of a block it waits: its page was dropped from the cache at this moment.
     const bool waits = job.direct < 0 || done.at % kBlock != 0;
     const ssize_t n = waits ? preadv(job.read.fd, batch.vectors, batch.count, static_cast<off_t>(done.at))
                             : ReadNow(job.read.fd, batch.vectors, batch.count, done.at);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && !waits) return 0;  // EAGAIN, or no such thing here.
+    if (n < 0 && !waits) return 0;  // EAGAIN, or not supported here.
     if (n < 0) return errno;
     if (n == 0) return ENODATA;
     done.at += static_cast<uint64_t>(n);
@@ -121,7 +121,7 @@ int ReadCached(const Job& job, uint64_t end, char* scratch, Progress& done) {
   return 0;
 }
 
-// What of [at, at + size) is wanted, from a buffer.
+// Copies the requested bytes of [at, at + size) from a buffer to their pieces.
 void Scatter(const Job& job, uint64_t at, const char* buffer, uint64_t size) {
   for (uint64_t piece = job.PieceBeyond(at); piece < job.read.count; ++piece) {
     const uint64_t first = std::max(at, job.read.offsets[piece]),
@@ -139,7 +139,7 @@ int ReadDirect(const Job& job, uint64_t end, char* buffer, Progress& done) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;
     const uint64_t got = std::min(wanted, static_cast<uint64_t>(n));
-    // A part of a block comes at the end of a file alone.
+    // Only the end of a file may be a partial block.
     if (got == 0 || (got < wanted && got % kBlock != 0)) return ENODATA;
     done.crc = Crc32c(std::span(reinterpret_cast<const std::byte*>(buffer), got), done.crc);
     Scatter(job, done.at, buffer, got);
@@ -148,7 +148,7 @@ int ReadDirect(const Job& job, uint64_t end, char* buffer, Progress& done) {
   return 0;
 }
 
-// Takes chunks one after another until all are read, and passes over those that no piece touches.
+// Reads chunk after chunk until none is left, and skips those that no piece touches.
 void ReadShare(void* context, int share) {
   auto& job = *static_cast<Job*>(context);
   const uint64_t size = job.read.chunk_bytes;
@@ -178,14 +178,14 @@ void ReadShare(void* context, int share) {
   }
 }
 
-// The same file, past the page cache.
+// Opens the same file with O_DIRECT.
 int OpenDirect(int fd) {
   char path[40];
   snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
   return open(path, O_RDONLY | O_DIRECT | O_CLOEXEC);
 }
 
-// In huge pages, from which a disk takes and gives twice as much.
+// Huge pages double what a disk transfers.
 char* MapBuffers(uint64_t size) {
   void* memory = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return nullptr;

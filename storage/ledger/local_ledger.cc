@@ -76,7 +76,7 @@ absl::StatusOr<int64_t> LocalLedger::Bind(Launch& launch, const JoinSpec& spec) 
 }
 
 absl::StatusOr<int64_t> LocalLedger::JoinNow(const JoinSpec& spec) {
-  // The same process again (it reconnects): its own attempt, fenced or not. Its next Begin hears which.
+  // A process that reconnects gets its own attempt, fenced or not. Its next Begin says whether it is fenced.
   for (Launch& launch : *record_.mutable_launches()) {
     auto found = launch.instances().find(spec.rank);
     if (launch.launch_id() == spec.launch_id && found != launch.instances().end() &&
@@ -100,9 +100,9 @@ absl::StatusOr<int64_t> LocalLedger::JoinNow(const JoinSpec& spec) {
                                   " is another process that still lives; give each process its own rank"),
                      {{"ranks", absl::StrCat(spec.rank)}});
   }
-  // The rank's process has ended. In the newest launch its successor starts a new attempt; in a launch that
-  // others have followed it may neither do that, which would fence them off, nor go on in the old attempt:
-  // that may have gone far beyond what it once resumed from.
+  // The rank's process has ended. In the newest launch its successor starts a new attempt. In an older launch
+  // it may do neither: a new attempt would fence the newer launch, and the old attempt may have gone far
+  // beyond what it once resumed from.
   if (newest_generation->attempt() < newest_attempt) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
                      absl::StrCat("the process of rank ", spec.rank,
@@ -134,12 +134,12 @@ void LocalLedger::Persist(Answer<absl::Status> done) {
   if (!writing_) Write();
 }
 
-// One write at a time, for all that wait for one: the ranks of an attempt begin to act together, and each of
-// them waits for the disk.
+// One write at a time serves all that wait for one: the ranks of an attempt begin to act together, and each
+// of them waits for the disk.
 void LocalLedger::Write() {
   writing_ = true;
   save_(record_, [this, served = std::exchange(waiting_, {})](absl::Status saved) mutable {
-    for (auto& done : served) done(saved);  // What these ask for is in the next write.
+    for (auto& done : served) done(saved);  // What these change is in the next write.
     writing_ = false;
     if (!waiting_.empty()) Write();
   });
@@ -152,8 +152,8 @@ void LocalLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
     return answer(MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
                             absl::StrCat("attempt ", attempt, " is not known to this run; join it first")));
   }
-  // Who acts must be known after a restart, too: else this process would come back as a new one, and begin an
-  // attempt of its own.
+  // The binding of this process must survive a restart, too. Otherwise this process would come back as a new
+  // one and begin an attempt of its own.
   const int64_t bound = bound_[attempt];
   if (acted_.contains(attempt) && bound == bound_on_disk_[attempt]) return answer(absl::OkStatus());
   launch->set_active(true);
@@ -162,7 +162,7 @@ void LocalLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
     if (--activating_[attempt] == 0) activating_.erase(attempt);
     Launch* written = Find(attempt);
     if (!saved.ok()) {
-      // Not remembered: the next one that asks tries again.
+      // The attempt is not active after all: the next call tries again.
       if (written != nullptr && !acted_.contains(attempt) && !activating_.contains(attempt))
         written->set_active(false);
       return answer(Annotate(saved, "remembering the attempt"));
@@ -170,7 +170,7 @@ void LocalLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
     if (written != nullptr) written->set_active(true);
     acted_.insert(attempt);
     bound_on_disk_[attempt] = std::max(bound_on_disk_[attempt], bound);
-    answer(CheckNotFenced(attempt));  // A later attempt may have been first on disk.
+    answer(CheckNotFenced(attempt));  // A later attempt may have been written first.
   });
 }
 
@@ -180,7 +180,7 @@ void LocalLedger::Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer)
   answer(record_.last_sequence());
 }
 
-// Evenly spaced, for others may come in between later; the next one that was not given yet. 0: there is none.
+// A free reserved sequence, spaced evenly because others may follow in between. 0: none is free.
 int64_t LocalLedger::ReservedBetween(int64_t above, int64_t below, int64_t more) const {
   const int64_t first = std::max<int64_t>(above, 0) + 1;
   const int64_t end = std::min(below, record_.reserved_sequences() + 1);
@@ -198,7 +198,7 @@ int64_t LocalLedger::ReservedBetween(int64_t above, int64_t below, int64_t more)
 
 void LocalLedger::AdmitAdopted(int64_t above, int64_t below, int64_t more,
                                Answer<absl::StatusOr<int64_t>> answer) {
-  // Before the first save the youngest is among those that are reserved, too, with room around it.
+  // Before the first save the youngest one is among the reserved sequences, too, with room around it.
   const bool none_saved = below == 0 && record_.last_sequence() == record_.reserved_sequences();
   if (none_saved) below = record_.reserved_sequences() + 1;
   int64_t sequence = 0;
@@ -237,7 +237,7 @@ std::optional<Ledger::ResumeChoice> LocalLedger::DecidedResume(int64_t attempt) 
 void LocalLedger::RejectResume(int64_t attempt, int64_t sequence) {
   Launch* launch = Find(attempt);
   if (launch == nullptr || deciding_.contains(attempt) || launch->resume_sequence() != sequence) return;
-  // On disk it stands until the next decision: a daemon that starts in between rejects it again.
+  // On disk the decision stands until the next one: a daemon that starts in between rejects it again.
   launch->set_resume_decided(false);
   launch->set_resume_agreed(false);
   agreed_.erase(attempt);
@@ -258,7 +258,7 @@ void LocalLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::St
   Find(attempt)->set_resume_agreed(true);
   Persist([this, attempt, stands, gone, answer = std::move(answer)](absl::Status saved) mutable {
     if (!stands()) return answer(gone());
-    if (!saved.ok()) Find(attempt)->set_resume_agreed(false);  // Else the next write would remember it.
+    if (!saved.ok()) Find(attempt)->set_resume_agreed(false);  // Otherwise the next write would store it.
     if (!saved.ok()) return answer(Annotate(saved, "remembering that every rank has read its part"));
     agreed_.insert(attempt);
     answer(absl::OkStatus());
@@ -283,9 +283,9 @@ void LocalLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
   launch->set_resume_sequence(newest.sequence);
   launch->set_resume_agreed(false);
   deciding_[attempt].push_back(std::move(answer));
-  // Answered only when it is on disk, so that a daemon that restarts in between gives the next rank the same
-  // answer; and the ranks that ask meanwhile with it, for if it cannot be remembered the next one is decided
-  // anew.
+  // Answered only when it is on disk, so that after a restart the next rank gets the same answer. The ranks
+  // that ask meanwhile are answered together with the first one: if the write fails, the next call decides
+  // again.
   Persist([this, attempt, newest](absl::Status saved) {
     absl::StatusOr<ResumeChoice> choice = newest;
     if (!saved.ok()) {
