@@ -1,4 +1,4 @@
-// Where the bytes of a file are read from, by position: what a decoder needs that does not read a file whole.
+// Reads the bytes of a file by position, for decoders that do not read files whole.
 #ifndef CKPTD_CLIENT_FORMATS_BYTE_SOURCE_H_
 #define CKPTD_CLIENT_FORMATS_BYTE_SOURCE_H_
 
@@ -20,12 +20,12 @@ class ByteSource {
   virtual ~ByteSource() = default;
   virtual const std::string& name() const = 0;  // For messages.
   virtual int64_t size() const = 0;
-  // All of `into`, or an error, which does not name the source: DATA_LOSS, reason SHORT_FILE, when the bytes
-  // are not there.
+  // Fills `into`, or fails: DATA_LOSS, reason SHORT_FILE, if the source ends before. The error does not name
+  // the source.
   virtual absl::Status ReadAt(int64_t offset, std::span<std::byte> into) const = 0;
 };
 
-// An open file; the descriptor must outlive it. Reads block (pread).
+// An open file. The descriptor must outlive it. Reads block (pread).
 class DescriptorSource : public ByteSource {
  public:
   static absl::StatusOr<DescriptorSource> Of(int fd, std::string name);
@@ -38,7 +38,7 @@ class DescriptorSource : public ByteSource {
 
   int fd_;
   std::string name_;
-  int64_t size_;  // When it was made.
+  int64_t size_;  // At construction.
 };
 
 // Bytes in memory, which must outlive it.

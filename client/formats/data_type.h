@@ -1,4 +1,4 @@
-// The element types of tensors, with the names that torch and safetensors have for them.
+// The element types of tensors, with their names in torch and safetensors.
 #ifndef CKPTD_CLIENT_FORMATS_DATA_TYPE_H_
 #define CKPTD_CLIENT_FORMATS_DATA_TYPE_H_
 
@@ -31,7 +31,7 @@ enum class DataType : uint8_t {
   kFloat8E4M3FnUz,
   kFloat8E5M2FnUz,
   kFloat8E8M0Fnu,
-  kFloat4E2M1FnX2,  // Two numbers a byte; torch counts the bytes.
+  kFloat4E2M1FnX2,  // Two numbers in a byte. torch counts the bytes as elements.
   kBits8,
   kBits16,
   kBits1x8,
@@ -47,14 +47,15 @@ enum class DataType : uint8_t {
 struct DataTypeInfo {
   DataType type;
   int item_bytes;
-  std::string_view torch_name;     // "float32", as in torch.float32.
-  std::string_view storage_class;  // "FloatStorage"; empty for those that torch keeps in an UntypedStorage.
-  std::string_view safetensors_name;  // "F32"; empty where safetensors has none.
+  std::string_view torch_name;        // "float32", as in torch.float32.
+  std::string_view storage_class;     // "FloatStorage". Empty if torch uses an UntypedStorage.
+  std::string_view safetensors_name;  // "F32". Empty if safetensors has no such type.
 };
 
 const DataTypeInfo& InfoOf(DataType type);
 std::span<const DataTypeInfo> AllDataTypes();
-// Of "float32", "FloatStorage" and "F32". Also torch's other names: "half", "double", "long", ...
+// By "float32", "FloatStorage" and "F32". The first also accepts torch's aliases: "half", "double", "long",
+// ...
 std::optional<DataType> DataTypeOfTorchName(std::string_view name);
 std::optional<DataType> DataTypeOfStorageClass(std::string_view name);
 std::optional<DataType> DataTypeOfSafetensorsName(std::string_view name);

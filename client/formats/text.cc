@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kLastCodePoint = 0x10ffff;
 
-// Takes one character off `text`, which is not empty; nullopt when it is none.
+// Removes one character from the front of `text`, which is not empty. nullopt if it is not valid.
 std::optional<uint32_t> TakeCodePoint(std::string_view& text) {
   const auto first = static_cast<uint8_t>(text[0]);
   size_t length = 1;
@@ -33,7 +33,7 @@ std::optional<uint32_t> TakeCodePoint(std::string_view& text) {
   return point;
 }
 
-// How many characters of ASCII it begins with.
+// The number of ASCII characters at the front of `text`.
 size_t AsciiRun(std::string_view text) {
   size_t run = 0;
   for (uint64_t eight = 0; run + sizeof(eight) <= text.size(); run += sizeof(eight)) {

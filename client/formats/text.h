@@ -1,4 +1,4 @@
-// UTF-8 and Python's text, as the files of others have them.
+// Checks and converts text: UTF-8, and the text of Python's pickles.
 #ifndef CKPTD_CLIENT_FORMATS_TEXT_H_
 #define CKPTD_CLIENT_FORMATS_TEXT_H_
 
@@ -9,17 +9,19 @@
 
 namespace ckptd {
 
-// The shortest form of each character, none of them a surrogate, up to U+10FFFF.
+// True for valid UTF-8: the shortest form of each character, no surrogates, nothing above U+10FFFF.
 bool IsUtf8(std::string_view text);
-// The same with lone surrogates, which a Python str may hold.
+// As IsUtf8, but allows lone surrogates, which a Python str may hold.
 bool IsPythonText(std::string_view text);
 
 void AppendCodePoint(uint32_t point, std::string& to);
 
-// The text of protocol 0: each byte a character, or \uXXXX, or \UXXXXXXXX. nullopt for a broken one.
+// Decodes the text of pickle protocol 0: each byte is a character, or \uXXXX, or \UXXXXXXXX. nullopt if it is
+// broken.
 std::optional<std::string> FromRawUnicodeEscape(std::string_view line);
 
-// Text whose characters are all below U+0100, as bytes (Python's latin1), and back. nullopt when one is not.
+// Converts text to one byte for each character (Python's latin1), and back. nullopt if a character is above
+// U+00FF.
 std::optional<std::string> ToLatin1(std::string_view text);
 std::string FromLatin1(std::string_view bytes);
 

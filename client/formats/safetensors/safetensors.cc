@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kLengthBytes = 8;
 constexpr uint64_t kMostHeaderBytes = 100'000'000;  // The format's own limit.
 constexpr int64_t kHeaderAlignment = 8;
-constexpr int64_t kMostBytes = int64_t{1} << 62;  // Of all tensors; no file system goes that far.
+constexpr int64_t kMostBytes = int64_t{1} << 62;  // Of all tensors together; no file system holds more.
 constexpr std::string_view kMetadataName = "__metadata__";
 
 absl::Status Damaged(const std::string& why) {
@@ -42,10 +42,10 @@ std::string Shown(std::string_view name) {
   return absl::StrCat("\"", absl::CHexEscape(std::string(name.substr(0, 100))), "\"");
 }
 
-// How many of the format's elements are one of torch's: it counts each number of an F4, torch each pair.
+// The number of the format's elements in one of torch's: for F4 the format counts numbers, and torch pairs.
 int64_t Packed(DataType dtype) { return dtype == DataType::kFloat4E2M1FnX2 ? 2 : 1; }
 
-// The product of the shape and the item's size; nullopt beyond 63 bits, and of a dimension below 0.
+// The product of the shape and the item's size. nullopt beyond 63 bits, or if a dimension is negative.
 std::optional<int64_t> BytesOf(DataType dtype, const std::vector<int64_t>& shape) {
   if (std::ranges::any_of(shape, [](int64_t dimension) { return dimension < 0; })) return std::nullopt;
   if (std::ranges::find(shape, 0) != shape.end()) return 0;
@@ -56,7 +56,7 @@ std::optional<int64_t> BytesOf(DataType dtype, const std::vector<int64_t>& shape
   return bytes;
 }
 
-// What one entry of the header says, as it is there.
+// One entry of the header, as written there.
 struct Entry {
   std::string name;
   std::optional<std::string> dtype;
@@ -64,8 +64,8 @@ struct Entry {
   std::optional<std::vector<uint64_t>> offsets;
 };
 
-// Takes the header's JSON as it is parsed, and stops at the first thing that has no place in it: so nothing
-// is built of what is not to be there, however deep or long it is.
+// Receives the header's JSON while it is parsed, and stops at the first thing that is out of place. So
+// nothing unexpected is stored, however deep or long it is.
 class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   std::vector<Entry> entries;
@@ -152,11 +152,11 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
 
   Place place_ = Place::kOutside;
   std::string key_;
-  std::vector<uint64_t>* numbers_ = nullptr;  // Of the last entry.
+  std::vector<uint64_t>* numbers_ = nullptr;  // The current list of the last entry.
   std::set<std::string> names_;
 };
 
-// `data`: where the tensors begin in the file, and how many bytes there are of them.
+// `data_begin` is where the tensors begin in the file; `data_bytes` is the number of their bytes.
 absl::StatusOr<Tensor> TensorOf(Entry entry, int64_t data_begin, int64_t data_bytes) {
   const std::string shown = Shown(entry.name);
   if (!entry.dtype || !entry.shape || !entry.offsets || entry.offsets->size() != 2) {
@@ -168,7 +168,7 @@ absl::StatusOr<Tensor> TensorOf(Entry entry, int64_t data_begin, int64_t data_by
   tensor.name = std::move(entry.name);
   tensor.dtype = *dtype;
   for (const uint64_t dimension : *entry.shape) {
-    tensor.shape.push_back(static_cast<int64_t>(dimension));  // Those beyond 63 bits are negative then.
+    tensor.shape.push_back(static_cast<int64_t>(dimension));  // Values beyond 63 bits become negative.
   }
   if (const int64_t packed = Packed(*dtype); packed != 1) {
     if (tensor.shape.empty() || tensor.shape.back() % packed != 0) {
@@ -189,7 +189,7 @@ absl::StatusOr<Tensor> TensorOf(Entry entry, int64_t data_begin, int64_t data_by
   return tensor;
 }
 
-// From the first byte to the last, without gaps, and none twice.
+// Checks that the tensors cover the data exactly: without gaps and overlaps.
 absl::Status CheckCover(const std::vector<Tensor>& tensors, int64_t begin, int64_t end) {
   int64_t at = begin;
   for (const Tensor& tensor : tensors) {
@@ -227,7 +227,7 @@ absl::StatusOr<File> Read(const ByteSource& source) {
     CKPTD_ASSIGN_OR_RETURN(Tensor tensor, TensorOf(std::move(entry), data_begin, source.size() - data_begin));
     file.tensors.push_back(std::move(tensor));
   }
-  // Empty ones first, where several begin at one place.
+  // Where several tensors begin at one offset, empty ones come first.
   std::ranges::stable_sort(file.tensors, {},
                            [](const Tensor& tensor) { return std::pair(tensor.offset, tensor.bytes); });
   CKPTD_RETURN_IF_ERROR(CheckCover(file.tensors, data_begin, source.size()));
@@ -265,7 +265,7 @@ absl::Status Check(const File& file) {
   return absl::OkStatus();
 }
 
-// The entry of a tensor, whose bytes begin at `begin` of the data.
+// The header's entry of a tensor, whose bytes begin at `begin` of the data.
 std::string EntryOf(const Tensor& tensor, int64_t begin) {
   std::string entry = absl::StrCat(Quoted(tensor.name), ":{\"dtype\":\"",
                                    std::string(InfoOf(tensor.dtype).safetensors_name), "\",\"shape\":[");

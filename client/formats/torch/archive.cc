@@ -20,8 +20,8 @@
 namespace ckptd::torch {
 namespace {
 
-constexpr int kNewestVersion = 10;         // Of the archive's layout, as torch 2.13 reads it.
-constexpr int64_t kMostSmallBytes = 4096;  // Of a record that is a word or a number.
+constexpr int kNewestVersion = 10;         // Of the archive's layout; torch 2.13 reads up to this one, too.
+constexpr int64_t kMostSmallBytes = 4096;  // For a record that holds a word or a number.
 
 absl::Status Damaged(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_ARCHIVE", why);
@@ -31,7 +31,7 @@ absl::Status Unsupported(const std::string& what) {
   return MakeError(absl::StatusCode::kUnimplemented, "UNSUPPORTED_ARCHIVE", what);
 }
 
-// The records beneath the archive's folder, by their names in it.
+// The records in the archive's folder, by their names there.
 class Records {
  public:
   explicit Records(const ByteSource& source) : source_(source) {}
@@ -41,7 +41,7 @@ class Records {
     if (records.empty()) return Damaged("it is an empty ZIP archive");
     folder_ = records.front().name.substr(0, records.front().name.find('/'));
     const std::string prefix = folder_ + "/";
-    for (ZipRecord& record : records) {  // Others are of no concern to torch, either.
+    for (ZipRecord& record : records) {  // Records elsewhere are ignored, as by torch.
       if (record.name.starts_with(prefix))
         records_.emplace(record.name.substr(prefix.size()), std::move(record));
     }
@@ -53,7 +53,7 @@ class Records {
     const auto found = records_.find(name);
     return found != records_.end() ? &found->second : nullptr;
   }
-  // The bytes of a record; of none, `otherwise`.
+  // The content of a record, or `otherwise` if it does not exist.
   absl::StatusOr<std::string> Content(const std::string& name, int64_t most,
                                       std::string_view otherwise) const {
     const ZipRecord* record = Find(name);
@@ -74,7 +74,7 @@ class Records {
   std::map<std::string, ZipRecord> records_;
 };
 
-// torch before 1.6 wrote pickles one behind the other; they begin with the protocol, or with a tar's name.
+// torch before 1.6 wrote concatenated pickles. They begin with the protocol's opcode, or with a tar header.
 absl::Status CheckZip(const ByteSource& source) {
   std::array<char, 4> begin{};
   if (source.size() < static_cast<int64_t>(begin.size())) {

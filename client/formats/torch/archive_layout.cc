@@ -16,9 +16,9 @@
 namespace ckptd::torch {
 namespace {
 
-constexpr int64_t kMostAlignment = 32768;         // The padding is in a field of 16 bits.
-constexpr size_t kMostNameBytes = 255;            // As a file's.
-constexpr int64_t kMostBytes = int64_t{1} << 62;  // Of the archive; no file system goes that far.
+constexpr int64_t kMostAlignment = 32768;         // The padding's length is in a field of 16 bits.
+constexpr size_t kMostNameBytes = 255;            // The limit of a file's name.
+constexpr int64_t kMostBytes = int64_t{1} << 62;  // Of the archive; no file system holds more.
 constexpr std::string_view kSerializationId =
     "0000000000000000000000000000000000000000";  // Any 40 digits: torch logs it.
 constexpr size_t kChecksumInDescriptor = 4;
@@ -32,7 +32,8 @@ void Append(std::string& to, uint64_t value, size_t width) {
   for (size_t i = 0; i < width; ++i) to.push_back(static_cast<char>(value >> (8 * i)));
 }
 
-// Fields of ZIP64, for those of `size` (twice, as it is stored) and `offset` that have no room elsewhere.
+// The ZIP64 fields, for values of `size` and `stored` (the stored size) and `offset` that do not fit
+// elsewhere.
 std::string Zip64(uint64_t size, uint64_t stored, uint64_t offset) {
   std::string fields;
   if (size >= kMost32) Append(fields, size, 8), Append(fields, stored, 8);
@@ -46,7 +47,7 @@ std::string Zip64(uint64_t size, uint64_t stored, uint64_t offset) {
 
 }  // namespace
 
-// Byte for byte what torch's library writes, checksums and the serialization id aside.
+// Writes byte for byte what torch's library writes, except for checksums and the serialization id.
 class ArchiveLayouter {
  public:
   explicit ArchiveLayouter(const LayoutOptions& options) : options_(options) {}
@@ -72,7 +73,7 @@ class ArchiveLayouter {
     uint64_t offset = 0;
     uint64_t size = 0;
     uint32_t checksum = 0;
-    int64_t storage = -1;  // Which one it is; -1: none.
+    int64_t storage = -1;  // The index of its storage; -1: none.
   };
 
   uint64_t At() const { return piece_at_ + piece_.size(); }
@@ -95,10 +96,10 @@ class ArchiveLayouter {
     Describe();
   }
 
-  // The header before a record's bytes, padded so that they are aligned.
+  // Writes the header before a record's bytes, padded so that they are aligned.
   void Begin(std::string_view name, uint64_t size, uint32_t checksum, int64_t storage) {
     Record record{absl::StrCat(options_.name, "/", std::string(name)), At(), size, checksum, storage};
-    // The stored size in this header is 0 even then: that is how torch's library has it.
+    // The stored size in this header is always 0, as torch's library writes it.
     std::string extra = Zip64(size, 0, record.offset);
     const auto alignment = static_cast<uint64_t>(options_.alignment);
     const uint64_t unpadded = record.offset + kLocalBytes + record.name.size() + extra.size() + 4;
@@ -117,7 +118,7 @@ class ArchiveLayouter {
     records_.push_back(std::move(record));
   }
 
-  // What follows its bytes, if it has any.
+  // Writes what follows a record's bytes, if it has any.
   void Describe() {
     const Record& record = records_.back();
     if (record.size == 0) return;
@@ -130,7 +131,7 @@ class ArchiveLayouter {
 
   static uint64_t Flags(const Record& record) { return kUtf8Flag | (record.size > 0 ? kDescriptorFlag : 0); }
 
-  // Ends a piece; the next begins `gap` bytes further on.
+  // Ends a piece. The next one begins `gap` bytes further on.
   void FinishPiece(uint64_t gap) {
     const uint64_t end = At();
     layout_.pieces_.push_back({static_cast<int64_t>(piece_at_), std::exchange(piece_, {})});
@@ -183,7 +184,7 @@ class ArchiveLayouter {
 
   const LayoutOptions& options_;
   ArchiveLayout layout_;
-  uint64_t piece_at_ = 0;  // In the file.
+  uint64_t piece_at_ = 0;  // The offset of the current piece in the file.
   std::string piece_;
   std::vector<Record> records_;
 };

@@ -1,13 +1,13 @@
-// Lays out a file that torch.load reads, without the tensors' bytes: those are written by the caller, each
-// storage at its offset, from wherever they are and in any order.
+// Lays out a file for torch.load, without the tensors' bytes. The caller writes those, each storage at its
+// offset, in any order.
 //
 //   CKPTD_ASSIGN_OR_RETURN(const ArchiveLayout layout, LayOutArchive(*root));
 //   for (const ArchiveLayout::Range& range : layout.storages()) ... range.storage->bytes at range.offset
 //   for (const ArchiveLayout::Piece& piece : layout.Pieces()) ... piece.bytes at piece.offset
 //
-// Storages and pieces cover the file's size() exactly once. What is written is a stored ZIP as torch 2.7 and
-// later write it, with a pickle of protocol 2. torch.load reads it as it reads its own, with weights_only and
-// mmap too (tests/format, with torch 2.13).
+// Storages and pieces together cover the file's size() exactly once. The file is a stored ZIP as torch 2.7
+// and later write it, with a pickle of protocol 2. torch.load reads it like its own, also with weights_only
+// and mmap (tests/format, with torch 2.13).
 #ifndef CKPTD_CLIENT_FORMATS_TORCH_ARCHIVE_LAYOUT_H_
 #define CKPTD_CLIENT_FORMATS_TORCH_ARCHIVE_LAYOUT_H_
 
@@ -27,7 +27,7 @@ class ArchiveLayout {
  public:
   struct Range {
     StorageRef storage;
-    int64_t offset;  // In the file that is written: a multiple of the alignment.
+    int64_t offset;  // In the file to be written; a multiple of the alignment.
   };
   struct Piece {
     int64_t offset;
@@ -35,11 +35,11 @@ class ArchiveLayout {
   };
 
   int64_t size() const { return size_; }
-  // In the order of their offsets; those of no bytes too.
+  // Ordered by offset, including those without bytes.
   const std::vector<Range>& storages() const { return storages_; }
-  // All that is not a storage's bytes. `crc32` has the ZIP checksum of each storage, in the order of
-  // storages(); or is empty: then they are 0, which torch does not mind (it never looks), and Python's
-  // zipfile and unzip -t do.
+  // Everything but the storages' bytes. `crc32` has the ZIP checksum of each storage, in the order of
+  // storages(). If it is empty the checksums are 0: torch never looks at them, but Python's zipfile and
+  // `unzip -t` complain.
   std::vector<Piece> Pieces(std::span<const uint32_t> crc32 = {}) const;
 
  private:
@@ -47,8 +47,8 @@ class ArchiveLayout {
 
   int64_t size_ = 0;
   std::vector<Range> storages_;
-  std::vector<Piece> pieces_;  // Of the checksums 0.
-  // Where the checksums of a storage go: an index of a piece, and the place in it.
+  std::vector<Piece> pieces_;  // With checksums 0.
+  // Where a storage's checksums go: the index of a piece, and the position in it.
   struct ChecksumPlace {
     size_t piece;
     size_t at;
@@ -57,17 +57,16 @@ class ArchiveLayout {
 };
 
 struct LayoutOptions {
-  std::string name = "archive";  // The folder within the ZIP; torch takes the file's stem.
+  std::string name = "archive";  // The folder in the ZIP; torch uses the file's stem.
   int64_t alignment = 64;        // Of each record's bytes in the file: a power of 2, 1 to 32768.
-  // With the records that torch has from 2.7 on, .format_version and .storage_alignment. No reader needs
-  // them.
+  // Write the records that torch has since 2.7: .format_version and .storage_alignment. No reader needs them.
   bool numbered_format = true;
   Limits limits = {};
 };
 
-// INVALID_ARGUMENT, reason INVALID_ARGUMENT, for what cannot be written: a cycle, a tensor that leaves its
-// storage, one storage under two dtypes (torch refuses that, too), a name or alignment that cannot be.
-// RESOURCE_EXHAUSTED, reason ARCHIVE_TOO_LARGE, beyond the limits.
+// INVALID_ARGUMENT for what cannot be written: a cycle, a tensor that exceeds its storage, one storage with
+// two dtypes (which torch refuses, too), an impossible name or alignment. RESOURCE_EXHAUSTED, reason
+// ARCHIVE_TOO_LARGE, beyond the limits.
 absl::StatusOr<ArchiveLayout> LayOutArchive(const Value& root, const LayoutOptions& options = {});
 
 }  // namespace ckptd::torch

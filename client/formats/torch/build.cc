@@ -1,4 +1,4 @@
-// What the unpickler makes of containers, classes and calls.
+// The part of the unpickler that makes containers and objects, and evaluates calls.
 #include <algorithm>
 #include <utility>
 
@@ -10,7 +10,7 @@
 namespace ckptd::torch {
 namespace {
 
-// The number of `bytes`-sized items in 63 bits; nullopt beyond.
+// count * bytes; nullopt if it exceeds 63 bits.
 std::optional<int64_t> Times(int64_t count, int64_t bytes) {
   int64_t product;
   return count < 0 || __builtin_mul_overflow(count, bytes, &product) ? std::nullopt : std::optional(product);
@@ -41,15 +41,15 @@ void Unpickler::Hold(Value& parent, const ValueRef& child) {
   }
 }
 
-// Only a cycle needs to change what something holds already; so there are none, and what an object's parts
-// add up to is known when it is held.
+// Only a cycle needs to change a value that something holds. Refusing that excludes cycles, and it makes the
+// size of a value final when it is held.
 void Unpickler::CheckOpen(const Value& target) {
   if (target.held_) {
     Damaged(absl::StrCat("a ", std::string(KindOf(target)), " changes that another object holds (a cycle?)"));
   }
 }
 
-// A reference gets its number by BUILD; without, it refers to nothing.
+// A reference gets its number by BUILD. Without that it refers to nothing.
 void Unpickler::CheckWhole(const Value& value) {
   const Object* object = value.As<Object>();
   if (object != nullptr && IsReference(object->callable)) {
@@ -67,7 +67,7 @@ void Unpickler::Append(Value& target, std::vector<ValueRef> items) {
   std::vector<ValueRef>& to = list != nullptr ? list->items : object->items;
   for (ValueRef& item : items) {
     Hold(target, item);
-    if (!ok()) return;  // Of itself, it would never be freed.
+    if (!ok()) return;  // A list that holds itself would never be freed.
     to.push_back(std::move(item));
   }
 }
@@ -83,7 +83,7 @@ void Unpickler::SetItems(Value& target, const std::vector<ValueRef>& items) {
   for (size_t i = 0; i < items.size() && ok(); i += 2) {
     Hold(target, items[i]);
     Hold(target, items[i + 1]);
-    Count(items[i]->objects_);  // What it takes to compare the key.
+    Count(items[i]->objects_);  // The cost of comparing the key.
     CountText(static_cast<uint64_t>(items[i]->string_bytes_));
     if (!ok()) return;
     if (object != nullptr) {
@@ -100,7 +100,7 @@ void Unpickler::AddItems(Value& target, const std::vector<ValueRef>& items) {
   if (set == nullptr) return Damaged(absl::StrCat("an item is added to a ", std::string(KindOf(target))));
   for (const ValueRef& item : items) {
     Hold(target, item);
-    Count(item->objects_);  // What it takes to look whether it can be hashed.
+    Count(item->objects_);  // The cost of finding out whether it can be hashed.
     CountText(static_cast<uint64_t>(item->string_bytes_));
     if (!ok()) return;
     if (!KeyIdentity(*item))
@@ -134,7 +134,7 @@ void Unpickler::PushGlobal(std::string_view in_module, std::string_view in_name)
   Push(Make(Global{std::string(module), std::string(name)}));
 }
 
-// What stands for a storage: ("storage", its class, key, location, number of elements).
+// Handles the reference to a storage: ("storage", class, key, location, number of elements).
 void Unpickler::PushStorage() {
   const ValueRef reference = Pop();
   const Tuple* tuple = reference->As<Tuple>();
@@ -163,7 +163,7 @@ void Unpickler::PushStorage() {
   if (!storages_.contains(*key)) {
     const std::optional<StoragePlace> place = find_(*key);
     if (!place) return Damaged(absl::StrCat("storage ", *key, " has no record"));
-    // The record may end within an element: no tensor has it, and torch would not load it.
+    // The record may end within an element. No tensor has that element, and torch would not load it.
     if (*bytes > place->bytes || place->bytes - *bytes >= item) {
       return Damaged(
           absl::StrCat("storage ", *key, " has ", *bytes, " bytes, and its record ", place->bytes));
@@ -379,7 +379,7 @@ void Unpickler::SetAttributes(Value& tensor, const ValueRef& state) {
   if (ok()) tensor.As<Tensor>()->attributes = state;
 }
 
-// (function, class, its arguments, state): a tensor that a program has set attributes on.
+// (function, class, its arguments, state): a tensor on which a program has set attributes.
 ValueRef Unpickler::TensorOfType(const std::vector<ValueRef>& arguments) {
   const Global* function = arguments.size() == 4 ? arguments[0]->As<Global>() : nullptr;
   const Global* type = arguments.size() == 4 ? arguments[1]->As<Global>() : nullptr;
@@ -417,7 +417,7 @@ ValueRef Unpickler::ParameterOf(const std::vector<ValueRef>& arguments, bool wit
   Count(static_cast<int64_t>(data->shape.size()));
   if (!ok()) return Make(None());
   ValueRef made = Make(*data);
-  Hold(*made, arguments[0]);  // What it holds, this holds.
+  Hold(*made, arguments[0]);  // The parameter holds what its tensor holds.
   auto& parameter = *made->As<Tensor>();
   parameter.parameter = true;
   parameter.requires_grad = *requires_grad;

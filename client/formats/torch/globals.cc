@@ -14,7 +14,7 @@ struct Entry {
 };
 
 // What torch.save writes for the state of modules, optimizers, schedulers and random generators, and for
-// plain Python data. A class comes onto it only when making it has no effect but the object.
+// plain Python data. A class may be added only if making an object of it has no other effect.
 constexpr Entry kEntries[] = {
     {"collections", "OrderedDict", Role::kOrderedDict},
     {"collections", "Counter", Role::kCarried},

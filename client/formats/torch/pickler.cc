@@ -21,9 +21,9 @@
 namespace ckptd::torch {
 namespace {
 
-constexpr size_t kBatch = 1000;  // Items of a container between two marks, as Python has it.
+constexpr size_t kBatch = 1000;  // Items of a container between two marks, as Python writes them.
 
-// Latches its first error, as the unpickler does.
+// Keeps its first error, like the unpickler.
 class Pickler {
  public:
   explicit Pickler(const Limits& limits) : limits_(limits) {}
@@ -39,7 +39,7 @@ class Pickler {
     return std::move(pickled_);
   }
 
-  // One for each kind of value.
+  // One overload for each type of value.
   void operator()(const None&) { Put(Opcode::kNone); }
   void operator()(bool flag) { Put(flag ? Opcode::kNewTrue : Opcode::kNewFalse); }
   void operator()(int64_t number);
@@ -70,7 +70,7 @@ class Pickler {
   void SaveTuple(const std::vector<ValueRef>& items, const void* identity);
   void SaveGlobal(const Global& global);
   void SaveIntegers(const std::vector<int64_t>& numbers);
-  void SaveTensor(const Tensor& tensor);  // Without parameter and attributes.
+  void SaveTensor(const Tensor& tensor);  // Without the parameter's wrapper and attributes.
   void SaveTensorArguments(const Tensor& tensor);
   void SaveReference(const char* module, const char* name, int64_t tid,
                      const InternalTensorReference* internal);
@@ -84,7 +84,7 @@ class Pickler {
   void Long(std::string_view number);
   void Text(std::string_view text);
   void Name(const Global& global);
-  // Puts the top of the stack into the memo; with an identity, to be found again by it.
+  // Puts the top of the stack into the memo, where Get finds it by its identity.
   void Memoize(const void* identity);
   void Memoize(std::string identity);
   void Get(uint32_t index);
@@ -109,7 +109,7 @@ class Pickler {
   uint32_t memo_size_ = 0;
   Memo memo_;                                  // Values that are shared by reference.
   std::map<std::string, uint32_t> text_memo_;  // Text, and names of globals.
-  std::unordered_set<const Value*> open_;      // Those around the present one.
+  std::unordered_set<const Value*> open_;      // The values that enclose the current one.
   std::unordered_map<const Storage*, size_t> storages_;
   std::unordered_map<const Storage*, DataType> dtypes_;
 };
@@ -181,8 +181,8 @@ void Pickler::Text(std::string_view text) {
   Memoize(std::move(identity));
 }
 
-// Protocol 2 has no bytes of its own: they are text whose characters are the bytes. Empty ones, too: what
-// Python writes for those, torch.load(weights_only=True) does not take.
+// Protocol 2 has no opcode for bytes: they are written as text whose characters are the bytes. So are empty
+// bytes: torch.load(weights_only=True) does not accept what Python writes for those.
 void Pickler::operator()(const Bytes& held) {
   Name({"_codecs", "encode"});
   Text(FromLatin1(held.bytes));
@@ -337,7 +337,7 @@ void Pickler::operator()(const BareStorage& bare) {
 }
 
 void Pickler::SaveStorage(const StorageRef& storage, std::optional<DataType> dtype) {
-  const DataType held = dtype.value_or(DataType::kUInt8);  // As torch has it, for untyped ones.
+  const DataType held = dtype.value_or(DataType::kUInt8);  // As torch does for untyped storages.
   const auto dtype_of = dtypes_.emplace(storage.get(), held).first;
   if (dtype_of->second != held && storage->bytes > 0) {
     return Invalid(absl::StrCat("tensors of ", std::string(InfoOf(dtype_of->second).torch_name), " and ",
@@ -405,7 +405,7 @@ void Pickler::operator()(const InternalTensorReference& reference) {
                 &reference);
 }
 
-// Only what the reader would take, so that no tree makes a file that asks for anything else.
+// Writes only what the reader accepts, so that no tree makes a file that names anything else.
 void Pickler::SaveGlobal(const Global& global) {
   if (!FindGlobal(global.module, global.name)) {
     return Invalid(absl::StrCat(global.module, ".", global.name, " is not among what ckptd writes"));

@@ -1,5 +1,5 @@
-// Writes a pickle of protocol 2, as torch.save does: tensors by reference, text and objects once and then
-// from the memo.
+// Writes pickles of protocol 2, as torch.save does: tensors by reference, and shared text and objects once,
+// then from the memo.
 #ifndef CKPTD_CLIENT_FORMATS_TORCH_PICKLER_H_
 #define CKPTD_CLIENT_FORMATS_TORCH_PICKLER_H_
 
@@ -17,7 +17,7 @@ struct Pickled {
   std::vector<StorageRef> storages;  // Their keys in the pickle are 0, 1, ... in this order.
 };
 
-// Errors: archive_layout.h.
+// Fails as archive_layout.h says.
 absl::StatusOr<Pickled> Pickle(const Value& root, const Limits& limits);
 
 }  // namespace ckptd::torch

@@ -18,7 +18,7 @@ namespace ckptd::torch {
 namespace {
 
 constexpr uint64_t kNewestProtocol = 5;
-constexpr size_t kMostDigits = 4300;  // Of an int in decimal, as Python has it: reading more takes long.
+constexpr size_t kMostDigits = 4300;  // Of a decimal int, as in Python: reading more takes long.
 constexpr size_t kShownBytes = 100;   // Of a name in a message.
 
 std::string Shown(std::string_view name) {
@@ -26,7 +26,7 @@ std::string Shown(std::string_view name) {
          (name.size() > kShownBytes ? "..." : "");
 }
 
-// The shortest form of a number in two's complement, little-endian.
+// The shortest form of a little-endian number in two's complement.
 std::string_view WithoutSignBytes(std::string_view bytes) {
   const auto is_sign = [&](size_t i) {
     const auto below = static_cast<uint8_t>(bytes[i - 1]);
@@ -36,7 +36,7 @@ std::string_view WithoutSignBytes(std::string_view bytes) {
   return bytes;
 }
 
-// Of a number in decimal, little-endian.
+// Converts a decimal number to two's complement, little-endian.
 std::string TwosComplement(std::string_view digits, bool negative) {
   std::string bytes;
   for (const char digit : digits) {
@@ -116,7 +116,7 @@ bool Unpickler::StepNumber(Opcode opcode) {
       return Push(MakeInt(static_cast<int64_t>(TakeNumber(2)))), true;
     case Opcode::kLong1:
       return PushLong(Take(TakeNumber(1))), true;
-    case Opcode::kLong4:  // Of a negative length Take() finds too few bytes.
+    case Opcode::kLong4:  // For a negative length Take() finds too few bytes.
       return PushLong(Take(TakeNumber(4))), true;
     case Opcode::kBinFloat:
       return Push(Make(std::bit_cast<double>(__builtin_bswap64(TakeNumber(8))))), true;
@@ -244,7 +244,7 @@ bool Unpickler::StepStack(Opcode opcode) {
         Damaged(absl::StrCat("protocol ", protocol, "; ckptd reads up to ", kNewestProtocol));
       }
       return true;
-    case Opcode::kFrame:  // The bytes follow; a frame is a hint to who reads a stream.
+    case Opcode::kFrame:  // A hint for readers of a stream; the bytes simply follow.
       if (const uint64_t bytes = TakeNumber(8); ok() && bytes > pickle_.size() - at_) {
         Damaged(absl::StrCat("a frame of ", bytes, " bytes, and ", pickle_.size() - at_, " are there"));
       }
@@ -372,7 +372,7 @@ void Unpickler::Push(ValueRef value) {
   stack_.push_back(std::move(value));
 }
 
-// Values below the last mark are out of reach, as they are for Python.
+// Values below the last mark are out of reach, as in Python.
 ValueRef Unpickler::Top() {
   if (stack_.size() > (marks_.empty() ? 0 : marks_.back())) return stack_.back();
   Damaged("a value is to be there, and the stack is empty");

@@ -1,9 +1,9 @@
-// Reads a pickle as torch.save writes it, of any protocol, and makes plain data of it (value.h). It runs
-// nothing: a class or function that is not on the list of globals.h is refused by name.
+// Reads pickles of torch.save, of any protocol, and makes plain data of them (value.h). Runs nothing: a class
+// or function that is not on the list of globals.h is refused by name.
 //
-// Whatever the bytes are, it takes time and memory in proportion to them, up to the limits, and never
-// crashes. Errors name the byte; their codes and reasons are those of archive.h. An object that changes after
-// another holds it is refused: only a cycle needs that.
+// For any bytes it takes time and memory in proportion to their number, up to the limits, and never crashes.
+// Errors name the byte; archive.h lists them. A pickle that changes an object after another one holds it is
+// refused: only a cycle needs that.
 #ifndef CKPTD_CLIENT_FORMATS_TORCH_UNPICKLER_H_
 #define CKPTD_CLIENT_FORMATS_TORCH_UNPICKLER_H_
 
@@ -25,12 +25,12 @@
 
 namespace ckptd::torch {
 
-// Where the bytes of a storage lie.
+// Where a storage's bytes are.
 struct StoragePlace {
   int64_t file_offset = 0;
   int64_t bytes = 0;
 };
-// Of the record data/<key>; nullopt when there is none.
+// Finds the record data/<key>; nullopt if there is none.
 using FindStorage = std::function<std::optional<StoragePlace>(const std::string& key)>;
 
 struct Unpickled {
@@ -40,8 +40,8 @@ struct Unpickled {
 
 absl::StatusOr<Unpickled> Unpickle(std::string_view pickle, const FindStorage& find, const Limits& limits);
 
-// The machine behind Unpickle(). What is wrong is kept in error_, and nothing more happens then: so its parts
-// need not ask each other, and what they hand on after an error is of no matter.
+// The state machine behind Unpickle(). It keeps the first error in error_ and does nothing more then. So its
+// functions do not check each other, and their results after an error do not matter.
 class Unpickler {
  public:
   Unpickler(std::string_view pickle, const FindStorage& find, const Limits& limits)
@@ -51,10 +51,10 @@ class Unpickler {
  private:
   struct KnownStorage {
     StorageRef storage;
-    DataType dtype;  // uint8 for an untyped one, as torch has it.
+    DataType dtype;  // uint8 for an untyped one, as in torch.
   };
 
-  // unpickler.cc: the input, the stack, the memo.
+  // unpickler.cc: input, stack, memo.
   void Step();
   bool StepNumber(Opcode opcode);
   bool StepText(Opcode opcode);
@@ -83,7 +83,7 @@ class Unpickler {
   void PutMemo(uint64_t index);
   void GetMemo(uint64_t index);
 
-  // build.cc: what containers and objects become.
+  // build.cc: containers and objects.
   void Append(Value& target, std::vector<ValueRef> items);
   void SetItems(Value& target, const std::vector<ValueRef>& items);
   void AddItems(Value& target, const std::vector<ValueRef>& items);
@@ -107,11 +107,11 @@ class Unpickler {
   std::optional<KnownGlobal> Known(const Value& callable);
   void CheckNoHooks(const Value& hooks);
 
-  // Says that `parent` holds `child` from now on: adds up depth and size, and closes the child.
+  // Records that `parent` holds `child`: adds depth and size to it, and closes the child to changes.
   void Hold(Value& parent, const ValueRef& child);
   void CheckOpen(const Value& target);
   void CheckWhole(const Value& value);
-  // Of the limits.
+  // Count against the limits.
   void Count(int64_t objects);
   void CountText(uint64_t bytes);
 
@@ -124,15 +124,15 @@ class Unpickler {
   const std::string_view pickle_;
   const FindStorage& find_;
   const Limits& limits_;
-  size_t at_ = 0;         // In the pickle: what comes next,
-  size_t opcode_at_ = 0;  // and the opcode that is being done.
+  size_t at_ = 0;         // The position of the next byte in the pickle.
+  size_t opcode_at_ = 0;  // The position of the current opcode.
   bool stopped_ = false;
   absl::Status error_;
   std::vector<ValueRef> stack_;
   std::vector<size_t> marks_;  // Heights of the stack.
-  // Ordered maps, here and below this: keys that are made to fall together cost no more than others.
-  std::vector<ValueRef> memo_;               // Of indices without gaps, as Python gives them,
-  std::map<uint64_t, ValueRef> other_memo_;  // and of others.
+  // Ordered maps, here and below: keys crafted to collide cost no more than others.
+  std::vector<ValueRef> memo_;               // For indices without gaps, as Python numbers them.
+  std::map<uint64_t, ValueRef> other_memo_;  // For all others.
   std::map<std::string, KnownStorage> storages_;
   std::vector<StorageRef> storage_order_;
   int64_t objects_ = 0;

@@ -16,7 +16,7 @@ constexpr int kKeyDepth = 8;
 
 bool AppendIdentity(const Value& key, int depth, std::string& to);
 
-// Python takes 1, 1.0 and True for one key.
+// Python takes 1, 1.0 and True for the same key.
 void AppendNumber(int64_t number, std::string& to) { absl::StrAppend(&to, "i", number, ";"); }
 
 void AppendFloat(double number, std::string& to) {
@@ -32,7 +32,7 @@ void AppendAddress(const void* address, std::string& to) {
   absl::StrAppend(&to, "a", reinterpret_cast<uintptr_t>(address), ";");
 }
 
-// With its length before it, so that ("ab", "c") is not ("a", "bc").
+// Prefixes the length, so that ("ab", "c") and ("a", "bc") differ.
 void AppendText(char kind, std::string_view text, std::string& to) {
   to.push_back(kind);
   absl::StrAppend(&to, text.size(), ":");
@@ -65,14 +65,14 @@ struct IdentityAppender {
   bool operator()(const Global& global) const {
     return AppendText('g', global.module, to), AppendText('.', global.name, to), true;
   }
-  bool operator()(const Size& size) const {  // A tuple, for Python.
+  bool operator()(const Size& size) const {  // Equal to a tuple, as in Python.
     to.push_back('(');
     for (const int64_t dimension : size.dimensions) AppendNumber(dimension, to);
     to.push_back(')');
     return true;
   }
   bool operator()(const Tuple& tuple) const { return depth < kKeyDepth && AppendTuple(tuple, depth, to); }
-  // These are equal to themselves, and who is to say what else.
+  // These equal themselves. Whether they equal anything else only Python could tell.
   bool operator()(const Object& object) const { return AppendAddress(&object, to), true; }
   bool operator()(const torch::Set& set) const { return set.frozen && (AppendAddress(&set, to), true); }
   template <typename Other>
@@ -97,7 +97,7 @@ std::string IdentityOfNumber(int64_t number) {
   return identity;
 }
 
-// a + b * c of numbers that are not negative; nullopt when it is beyond 63 bits.
+// a + b * c of non-negative numbers. nullopt if it exceeds 63 bits.
 std::optional<int64_t> MultiplyAdd(int64_t a, int64_t b, int64_t c) {
   int64_t product, sum;
   if (__builtin_mul_overflow(b, c, &product) || __builtin_add_overflow(a, product, &sum)) return std::nullopt;
@@ -225,8 +225,8 @@ absl::Status CheckTensor(const Tensor& tensor) {
   if (tensor.offset < 0) return InvalidArgument(absl::StrCat("a tensor whose offset is ", tensor.offset));
   const int64_t item = InfoOf(tensor.dtype).item_bytes;
   bool empty = false;
-  std::optional<int64_t> bytes = item;          // Of a tensor of this shape without gaps.
-  std::optional<int64_t> last = tensor.offset;  // The element that lies farthest.
+  std::optional<int64_t> bytes = item;          // Of a contiguous tensor of this shape.
+  std::optional<int64_t> last = tensor.offset;  // The index of the farthest element.
   for (size_t i = 0; i < tensor.shape.size(); ++i) {
     const int64_t dimension = tensor.shape[i], step = tensor.stride[i];
     if (dimension < 0) return InvalidArgument(absl::StrCat("a tensor with a dimension of ", dimension));

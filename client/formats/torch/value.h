@@ -1,10 +1,10 @@
-// What a torch.save file holds, as a tree of plain data: what its pickle says, with nothing of it run.
+// The content of a torch.save file as a tree of plain data: what its pickle describes, without running it.
 //
-// Values are held by shared_ptr, and sharing is kept both ways: a list that an object holds twice is one
-// Value held twice, two tensors over the same bytes have one Storage. Who changes a shared value changes it
-// for all of its holders. A tree has no cycles: the reader refuses them, and so does the writer.
+// Values are held by shared_ptr, and sharing is preserved in both directions: a list that an object holds
+// twice is one Value held twice, and two tensors over the same bytes have one Storage. A change to a shared
+// value affects all of its holders. A tree has no cycles: reader and writer refuse them.
 //
-// Not thread-safe; threads may read one tree together.
+// Not thread-safe, but several threads may read one tree.
 #ifndef CKPTD_CLIENT_FORMATS_TORCH_VALUE_H_
 #define CKPTD_CLIENT_FORMATS_TORCH_VALUE_H_
 
@@ -26,11 +26,11 @@
 namespace ckptd::torch {
 
 class Value;
-using ValueRef = std::shared_ptr<Value>;  // Never null, but where a comment says so.
+using ValueRef = std::shared_ptr<Value>;  // Never null unless a comment says so.
 
 struct None {};
 
-// An int beyond 64 bits: two's complement, little-endian, as short as it can be. It is carried, not computed
+// An int beyond 64 bits: two's complement, little-endian, in the fewest bytes. It is carried, not computed
 // with.
 struct BigInt {
   std::string bytes;
@@ -54,36 +54,36 @@ struct Set {
   bool frozen = false;
 };
 
-// A dict or an OrderedDict, in the order of insertion. Keys: None, bool, int, float, str, bytes, torch.Size,
-// dtypes, globals, frozensets, Objects, and tuples of these. As in Python, 1, 1.0 and True are one key; a
-// frozenset or an Object is equal to itself alone.
+// A dict or an OrderedDict, in the order of insertion. Keys may be None, bool, int, float, str, bytes,
+// torch.Size, dtypes, globals, frozensets, Objects, and tuples of these. As in Python, 1, 1.0 and True are
+// the same key. A frozenset or an Object equals only itself.
 class Dict {
  public:
   using Entry = std::pair<ValueRef, ValueRef>;
 
   Dict() = default;
-  Dict(const Dict& other);  // Of the same keys and values, which both hold then.
+  Dict(const Dict& other);  // Shares keys and values with `other`.
   Dict(Dict&&) = default;
   Dict& operator=(const Dict& other);
   Dict& operator=(Dict&&) = default;
 
   bool ordered = false;  // collections.OrderedDict.
-  // What was set on an OrderedDict as an object: Module.state_dict() sets `_metadata`. Null: nothing.
+  // Attributes of an OrderedDict as an object: Module.state_dict() sets `_metadata`. Null: none.
   ValueRef attributes;
 
   const std::vector<Entry>& entries() const { return entries_; }
   size_t size() const { return entries_.size(); }
   bool empty() const { return entries_.empty(); }
-  // Null when there is none.
+  // Null if the key is not in the dict.
   ValueRef Find(std::string_view key) const;
   ValueRef Find(int64_t key) const;
   ValueRef Find(const Value& key) const;
-  // A key that is there already keeps its place and gets the new value. INVALID_ARGUMENT when Python could
-  // not hash the key.
+  // An existing key keeps its place and gets the new value. INVALID_ARGUMENT if Python could not hash the
+  // key.
   absl::Status Set(ValueRef key, ValueRef value);
   void Set(std::string_view key, ValueRef value);
   void Set(int64_t key, ValueRef value);
-  // The value of an entry; the key stays.
+  // Replaces the value of an entry. The key stays.
   void Replace(size_t index, ValueRef value) { entries_[index].second = std::move(value); }
 
  private:
@@ -91,12 +91,12 @@ class Dict {
   void Put(std::string identity, ValueRef key, ValueRef value);
 
   std::vector<Entry> entries_;
-  // Identity of a key -> its place. A dict of a few keys has none.
+  // Identity of a key -> its index. Null for a dict of few keys.
   std::unique_ptr<std::map<std::string, size_t>> index_;
 };
 
-// A string that two keys share exactly when Python takes them for the same; nullopt for a value that Python
-// cannot hash, and for tuples nested more than a few levels.
+// A string that is equal for two keys exactly if Python takes them for the same. nullopt for a value that
+// Python cannot hash, and for tuples nested deeper than a few levels.
 std::optional<std::string> KeyIdentity(const Value& key);
 
 // torch.Size.
@@ -104,58 +104,57 @@ struct Size {
   std::vector<int64_t> dimensions;
 };
 
-// A run of bytes that tensors lie in; its identity is its address. Read from a file it says where in it the
-// bytes are; to be written, it needs `bytes` alone.
+// A run of bytes that tensors lie in. Its identity is its address. A storage read from a file knows where its
+// bytes are there. To write one, only `bytes` is needed.
 struct Storage {
   int64_t bytes = 0;
   std::string location = "cpu";  // Where torch.load puts it by default: "cpu", "cuda:0", ...
-  std::string key;               // Of the record data/<key>. The writer gives new ones.
-  int64_t file_offset = -1;      // Of the first byte, in the file; -1: not read from one.
+  std::string key;               // Of its record data/<key>. The writer gives new keys.
+  int64_t file_offset = -1;      // Of its first byte in the file it was read from; -1: none.
 };
 using StorageRef = std::shared_ptr<Storage>;
 
-// A strided tensor. Everything that it reaches lies in its storage.
+// A strided tensor. All of its elements lie in its storage.
 struct Tensor {
   StorageRef storage;
   DataType dtype = DataType::kFloat32;
-  int64_t offset = 0;           // Of its first element from the storage's begin, in elements.
-  std::vector<int64_t> shape;   // Empty: of 0 dimensions, one element.
-  std::vector<int64_t> stride;  // In elements, as many as `shape`, none negative. 0: an expanded view.
+  int64_t offset = 0;           // Of its first element in the storage, in elements.
+  std::vector<int64_t> shape;   // Empty: 0 dimensions, one element.
+  std::vector<int64_t> stride;  // In elements; as many as `shape`, none negative. 0: an expanded view.
   bool requires_grad = false;
   bool parameter = false;  // torch.nn.Parameter.
-  // What torch wrote beside it, null for nothing: a dict of bits that must be applied to what the storage
-  // holds
-  // ("conj", "neg": True); attributes that a program has set on the tensor.
+  // What torch writes beside a tensor; null: nothing. A dict of operations to apply to the stored bits
+  // ("conj", "neg": True), and attributes that a program has set on the tensor.
   ValueRef math_bits;
   ValueRef attributes;
 
-  int64_t elements() const;    // 1 without dimensions.
-  bool is_contiguous() const;  // In the order of the elements, without gaps; an empty one is.
-  // Of its first element, in the file that its storage was read from; its storage's, if it has none.
+  int64_t elements() const;    // 1 for 0 dimensions.
+  bool is_contiguous() const;  // True if the elements are in order and without gaps; also if there are none.
+  // Of its first element in the file that its storage was read from. For an empty tensor that of its storage.
   int64_t file_offset() const;
 };
 
-// Strides of a contiguous tensor, in elements.
+// The strides of a contiguous tensor, in elements.
 std::vector<int64_t> ContiguousStride(const std::vector<int64_t>& shape);
-// A tensor that has a storage of its own, just as large as it is.
+// A tensor with a storage of its own, of exactly its size.
 // Precondition: the product of `shape` and the item's size is below 2^63.
 Tensor NewTensor(DataType dtype, std::vector<int64_t> shape);
-// INVALID_ARGUMENT when the tensor leaves its storage, or its shape, stride or offset cannot be.
+// INVALID_ARGUMENT if the tensor exceeds its storage, or its shape, stride or offset is impossible.
 absl::Status CheckTensor(const Tensor& tensor);
 
 // A storage by itself, not within a tensor.
 struct BareStorage {
   StorageRef storage;
-  std::optional<DataType> dtype;  // None: torch.UntypedStorage.
+  std::optional<DataType> dtype;  // Unset: torch.UntypedStorage.
 };
 
-// torch_xla.utils.serialization.TensorReference: the tensor lies in a file of its own, `tensor_<tid>.pt`.
+// torch_xla.utils.serialization.TensorReference: the tensor is in a file of its own, `tensor_<tid>.pt`.
 struct TensorReference {
   int64_t tid = 0;
 };
 
-// neuronx_distributed.trainer.checkpoint._InternalTensorReference: NxD leaves it behind where it meant to
-// write a TensorReference.
+// neuronx_distributed.trainer.checkpoint._InternalTensorReference: NxD leaves it behind in places where it
+// meant to write a TensorReference.
 struct InternalTensorReference {
   int64_t tid = 0;
   std::vector<int64_t> shape;
@@ -163,26 +162,27 @@ struct InternalTensorReference {
   bool expert_model_parallel = false;
 };
 
-// A class or function by its name, not called: "builtins" "int". Modules have the names of Python 3.
+// A class or function by its name, not called, such as "builtins" "int". Modules have their names in Python
+// 3.
 struct Global {
   std::string module;
   std::string name;
 };
 
-// An object of a class from the allow-list that ckptd carries and does not look into: torch.device,
-// defaultdict, a complex number, an array of numpy, a sparse tensor. It is how Python would make the object,
-// none of which is done; it is written back as it was read.
+// An object of a class on the allow-list that ckptd carries without looking into it: torch.device,
+// defaultdict, a complex number, a numpy array, a sparse tensor. It records how Python would make the object.
+// Nothing of that is done; it is written back as it was read.
 struct Object {
   Global callable;
   bool by_new = false;          // callable.__new__(...), not callable(...).
   ValueRef arguments;           // A tuple.
-  ValueRef state;               // What its __setstate__ or __dict__ gets; null: nothing.
-  std::vector<ValueRef> items;  // Appended to it.
-  std::vector<std::pair<ValueRef, ValueRef>> entries;  // Set in it by key.
+  ValueRef state;               // The argument of __setstate__, or the new __dict__. Null: none.
+  std::vector<ValueRef> items;  // Appended to the object.
+  std::vector<std::pair<ValueRef, ValueRef>> entries;  // Set in the object by key.
 };
 
 // One value: any of the types above, or bool, int64_t, double, DataType (torch.float32 itself), or
-// std::string (a str, in UTF-8, Python's lone surrogates included).
+// std::string (a str in UTF-8, with Python's lone surrogates).
 class Value {
  public:
   template <typename T>
@@ -192,7 +192,7 @@ class Value {
   Value(const Value&) = delete;
   Value& operator=(const Value&) = delete;
 
-  // Null when it is of another kind: value.As<Dict>().
+  // Null if the value is of another type. Example: value.As<Dict>().
   template <typename T>
   const T* As() const {
     return const_cast<Value*>(this)->As<T>();
@@ -206,7 +206,7 @@ class Value {
       return std::get_if<T>(&data_);
     }
   }
-  // Of another kind, or another value of the same, for all that hold it.
+  // Replaces the content, also by another type, for all holders.
   template <typename T>
   void Become(T data) {
     if constexpr (kBoxed<T>) {
@@ -215,7 +215,7 @@ class Value {
       data_.emplace<T>(std::move(data));
     }
   }
-  // Calls `visitor` with what it is.
+  // Calls `visitor` with the content.
   template <typename Visitor>
   auto Visit(Visitor&& visitor) const {
     return std::visit([&](const auto& held) { return visitor(Unboxed(held)); }, data_);
@@ -224,7 +224,7 @@ class Value {
  private:
   friend class Unpickler;
 
-  // The large ones, so that an int is small.
+  // Large types are boxed, so that an int stays small.
   template <typename T>
   static constexpr bool kBoxed =
       std::is_same_v<T, Dict> || std::is_same_v<T, Tensor> || std::is_same_v<T, InternalTensorReference> ||
@@ -242,8 +242,8 @@ class Value {
                TensorReference, std::string, std::unique_ptr<Dict>, std::unique_ptr<Tensor>,
                std::unique_ptr<InternalTensorReference>, std::unique_ptr<Global>, std::unique_ptr<Object>>
       data_;
-  // The unpickler's: levels beneath it, whether anything holds it, and what it would be as a tree without
-  // sharing.
+  // Used by the unpickler: the levels beneath this value, whether something holds it, and its size as a tree
+  // without sharing.
   uint32_t depth_ = 0;
   bool held_ = false;
   int64_t objects_ = 1;
@@ -257,7 +257,7 @@ ValueRef Make(T data) {
 inline ValueRef MakeInt(int64_t value) { return Make<int64_t>(value); }
 inline ValueRef MakeString(std::string_view text) { return Make<std::string>(std::string(text)); }
 
-// "dict", "tensor", ...: for messages.
+// The name of the type for messages: "dict", "tensor", ...
 std::string_view KindOf(const Value& value);
 
 }  // namespace ckptd::torch

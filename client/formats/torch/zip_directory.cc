@@ -29,7 +29,7 @@ absl::Status Unsupported(const std::string& what) {
 
 std::string Shown(std::string_view name) { return absl::CHexEscape(std::string(name.substr(0, 100))); }
 
-// Little-endian fields one behind the other. Precondition of each: the bytes are there.
+// Reads consecutive little-endian fields. Precondition of each call: the bytes exist.
 class Fields {
  public:
   explicit Fields(std::string_view bytes) : left_(bytes) {}
@@ -51,12 +51,12 @@ absl::StatusOr<std::string> Read(const ByteSource& source, int64_t offset, int64
   return read;
 }
 
-// What the end of the file says of the directory.
+// What the records at the end of the file say about the directory.
 struct Directory {
   uint64_t records = 0;
   uint64_t bytes = 0;
   uint64_t offset = 0;
-  int64_t end = 0;  // Where the first of the end records begins: the directory must end there.
+  int64_t end = 0;  // Where the first of the end records begins, and the directory must end.
 };
 
 struct EndRecord {
@@ -87,7 +87,7 @@ absl::StatusOr<EndRecord> ReadEnd(const ByteSource& source) {
   return Damaged("it has no ZIP directory at its end: it is cut off, or no ZIP archive");
 }
 
-// The ZIP64 end record, when there is a locator before the end record.
+// The ZIP64 end record, if its locator is before the end record.
 absl::StatusOr<std::optional<EndRecord>> ReadEnd64(const ByteSource& source, int64_t end_at) {
   const int64_t locator_at = end_at - static_cast<int64_t>(kLocator64Bytes);
   if (locator_at < 0) return std::nullopt;
@@ -96,7 +96,7 @@ absl::StatusOr<std::optional<EndRecord>> ReadEnd64(const ByteSource& source, int
   if (located.Next(4) != kLocator64Signature) return std::nullopt;
   const uint64_t disk = located.Next(4), at = located.Next(8), disks = located.Next(4);
   if (disk != 0 || disks > 1) return Unsupported("a ZIP archive of several disks");
-  // It lies right before its locator; so no offset that was made up is ever followed.
+  // It must be right before its locator, so that no made-up offset is ever followed.
   const int64_t expected = locator_at - static_cast<int64_t>(kEnd64Bytes);
   if (expected < 0 || at != static_cast<uint64_t>(expected)) {
     return Damaged(absl::StrCat("the ZIP64 end record is said to be at ", at,
@@ -123,7 +123,7 @@ absl::StatusOr<Directory> FindDirectory(const ByteSource& source) {
   CKPTD_ASSIGN_OR_RETURN(const EndRecord end, ReadEnd(source));
   CKPTD_ASSIGN_OR_RETURN(const std::optional<EndRecord> end64, ReadEnd64(source, end.at));
   const EndRecord& whole = end64 ? *end64 : end;
-  // The short record says the same, or that it cannot.
+  // The short record must say the same, or that the value does not fit.
   const auto agrees = [&](uint64_t small, uint64_t large, uint64_t most) {
     return small == large || (end64 && small == most);
   };
@@ -139,12 +139,12 @@ absl::StatusOr<Directory> FindDirectory(const ByteSource& source) {
 }
 
 struct Entry {
-  ZipRecord record;  // Its offset is that of the local header.
+  ZipRecord record;  // Its offset is that of the local header, until that has been read.
   int64_t end = 0;   // Of its bytes, once the local header has been read.
   uint64_t flags = 0;
 };
 
-// Takes the ZIP64 values out of an extra field, for the sizes and the offset that have no room.
+// Reads from an extra field the ZIP64 values of those numbers that did not fit.
 absl::Status ReadZip64(std::string_view extra, uint64_t& size, uint64_t& stored, uint64_t& offset,
                        uint64_t& disk) {
   if (size != kMost32 && stored != kMost32 && offset != kMost32 && disk != kMost16) return absl::OkStatus();
@@ -175,7 +175,7 @@ absl::Status ReadZip64(std::string_view extra, uint64_t& size, uint64_t& stored,
   return Damaged("its ZIP64 field is missing or too short");
 }
 
-// One entry of the directory, off the front of `left`.
+// Removes one entry of the directory from the front of `left`.
 absl::StatusOr<Entry> TakeEntry(std::string_view& left, int64_t directory_offset) {
   if (left.size() < kCentralBytes) return Damaged("the ZIP directory ends within an entry");
   Fields fields(left);
@@ -217,7 +217,7 @@ absl::StatusOr<Entry> TakeEntry(std::string_view& left, int64_t directory_offset
   return entry;
 }
 
-// Reads the header before the record's bytes, which must say what the directory says, and finds where they
+// Reads the header before a record's bytes, which must agree with the directory, and finds where the bytes
 // begin.
 absl::Status ReadLocal(const ByteSource& source, int64_t directory_offset, Entry& entry) {
   const std::string shown = Shown(entry.record.name);
@@ -234,7 +234,7 @@ absl::Status ReadLocal(const ByteSource& source, int64_t directory_offset, Entry
   fields.Skip(8);  // Time, checksum.
   const uint64_t stored = fields.Next(4), size = fields.Next(4);
   const uint64_t name_bytes = fields.Next(2), extra_bytes = fields.Next(2);
-  // With a descriptor, torch has 0 here; who knows the size has it, or that ZIP64 has.
+  // With a descriptor torch writes 0 here. Otherwise it is the size, or says that ZIP64 has it.
   const auto agrees = [&](uint64_t here) {
     return here == static_cast<uint64_t>(entry.record.size) || here == kMost32 ||
            (here == 0 && (flags & kDescriptorFlag) != 0);

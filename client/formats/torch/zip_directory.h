@@ -1,8 +1,8 @@
-// The directory of a ZIP archive as torch writes them: stored records, with ZIP64 where it takes that.
+// Reads the directory of a ZIP archive as torch writes it: stored records, with ZIP64 where needed.
 //
-// A record's place comes from the central directory; its local header must agree. What is returned lies in
-// the file, no two records share a byte, and no name is there twice (also not in upper case: torch finds
-// records by either). Errors as in archive.h, without the file's name.
+// A record's position comes from the central directory, and its local header must agree. All returned records
+// lie in the file, no two share a byte, and no name occurs twice (also not in another case: torch ignores
+// case). Errors are those of archive.h, without the file's name.
 #ifndef CKPTD_CLIENT_FORMATS_TORCH_ZIP_DIRECTORY_H_
 #define CKPTD_CLIENT_FORMATS_TORCH_ZIP_DIRECTORY_H_
 
@@ -21,7 +21,7 @@ struct ZipRecord {
   int64_t size = 0;
 };
 
-// In the order of the directory. `most_bytes`: of a directory.
+// In the order of the directory, which may have at most `most_bytes` bytes.
 absl::StatusOr<std::vector<ZipRecord>> ReadZipDirectory(const ByteSource& source, int64_t most_bytes);
 
 }  // namespace ckptd::torch

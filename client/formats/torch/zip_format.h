@@ -1,4 +1,4 @@
-// Numbers of the ZIP format (PKWARE's APPNOTE.TXT 6.3), for its reader and its writer.
+// Constants of the ZIP format (PKWARE's APPNOTE.TXT 6.3), for the reader and the writer.
 #ifndef CKPTD_CLIENT_FORMATS_TORCH_ZIP_FORMAT_H_
 #define CKPTD_CLIENT_FORMATS_TORCH_ZIP_FORMAT_H_
 
@@ -14,7 +14,7 @@ inline constexpr uint32_t kEndSignature = 0x06054b50;
 inline constexpr uint32_t kEnd64Signature = 0x06064b50;
 inline constexpr uint32_t kLocator64Signature = 0x07064b50;
 
-// Of the fixed part of each.
+// The sizes of the fixed parts.
 inline constexpr size_t kLocalBytes = 30;
 inline constexpr size_t kCentralBytes = 46;
 inline constexpr size_t kEndBytes = 22;
@@ -26,7 +26,7 @@ inline constexpr uint16_t kDescriptorFlag = 1 << 3;  // Sizes and checksum follo
 inline constexpr uint16_t kUtf8Flag = 1 << 11;
 
 inline constexpr uint16_t kZip64Field = 1;
-// In a field of 16 or 32 bits: the true value is in the ZIP64 one.
+// In a field of 16 or 32 bits these say that the value is in the ZIP64 field.
 inline constexpr uint64_t kMost16 = 0xffff;
 inline constexpr uint64_t kMost32 = 0xffffffff;
 
