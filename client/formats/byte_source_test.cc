@@ -32,14 +32,14 @@ void ReadsWhatIsThereAndNothingElse(const ByteSource& source) {
   }
 }
 
-TEST(ByteSourceTest, Memory) {
+TEST(ByteSourceTest, ReadsMemory) {
   const MemorySource source("0123456789", "memory");
   ReadsWhatIsThereAndNothingElse(source);
   std::array<std::byte, 4> bytes;
   EXPECT_FALSE(source.ReadAt(-1, bytes).ok());
 }
 
-TEST(ByteSourceTest, AFile) {
+TEST(ByteSourceTest, ReadsAFile) {
   const TempDir dir;
   const std::string path = dir.path() + "/f";
   std::ofstream(path) << "0123456789";
@@ -50,7 +50,7 @@ TEST(ByteSourceTest, AFile) {
   ReadsWhatIsThereAndNothingElse(*source);
 }
 
-TEST(ByteSourceTest, ADirectoryIsNoFile) {
+TEST(ByteSourceTest, RefusesADirectory) {
   const TempDir dir;
   EXPECT_EQ(DescriptorSource::Of(dir.fd(), "d").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_FALSE(DescriptorSource::Of(-1, "nothing").ok());

@@ -8,7 +8,7 @@
 namespace ckptd {
 namespace {
 
-TEST(DataTypeTest, EachIsFoundByEachOfItsNames) {
+TEST(DataTypeTest, FindsEachTypeByEachOfItsNames) {
   std::set<std::string_view> names;
   for (const DataTypeInfo& info : AllDataTypes()) {
     EXPECT_EQ(&InfoOf(info.type), &info);
@@ -24,7 +24,7 @@ TEST(DataTypeTest, EachIsFoundByEachOfItsNames) {
   EXPECT_EQ(DataTypeOfTorchName("half"), DataType::kFloat16);
 }
 
-TEST(DataTypeTest, NothingHasNoName) {
+TEST(DataTypeTest, EmptyNameFindsNothing) {
   EXPECT_EQ(DataTypeOfTorchName(""), std::nullopt);
   EXPECT_EQ(DataTypeOfStorageClass(""), std::nullopt);
   EXPECT_EQ(DataTypeOfSafetensorsName(""), std::nullopt);

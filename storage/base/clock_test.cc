@@ -8,14 +8,14 @@
 namespace ckptd {
 namespace {
 
-TEST(ClockTest, TheSystemsClockGoesOn) {
+TEST(ClockTest, SystemClockGoesForward) {
   const Instant first = SystemClock().Now();
   Instant later = first;
   while (later == first) later = SystemClock().Now();
   EXPECT_GT(later, first);
 }
 
-TEST(ClockTest, TheSystemsDateIsInMicroseconds) {
+TEST(ClockTest, SystemDateIsInMicroseconds) {
   // Not std::time, which is some milliseconds behind.
   const auto seconds = [] {
     timespec now{};
@@ -29,7 +29,7 @@ TEST(ClockTest, TheSystemsDateIsInMicroseconds) {
   EXPECT_LE(micros / 1'000'000, after);
 }
 
-TEST(ClockTest, AFakeClockStandsStillUntilItIsMoved) {
+TEST(ClockTest, FakeClockStandsStillUntilItIsAdvanced) {
   FakeClock clock;
   const Instant begin = clock.Now();
   const int64_t date = clock.UnixMicros();
@@ -39,7 +39,7 @@ TEST(ClockTest, AFakeClockStandsStillUntilItIsMoved) {
   EXPECT_EQ(clock.UnixMicros() - date, 90'000'000);
 }
 
-TEST(ClockTest, ADateThatIsSetBackDoesNotMoveDeadlines) {
+TEST(ClockTest, DateThatIsSetBackDoesNotMoveDeadlines) {
   FakeClock clock;
   const Instant begin = clock.Now();
   const int64_t date = clock.UnixMicros();

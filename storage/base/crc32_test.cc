@@ -15,9 +15,9 @@ std::span<const std::byte> BytesOf(std::string_view text) {
 
 TEST(Crc32Test, HasTheCheckValueOfTheStandard) { EXPECT_EQ(Crc32(BytesOf("123456789")), 0xcbf43926u); }
 
-TEST(Crc32Test, OfNothingIsZero) { EXPECT_EQ(Crc32({}), 0u); }
+TEST(Crc32Test, IsZeroForNoBytes) { EXPECT_EQ(Crc32({}), 0u); }
 
-TEST(Crc32Test, ContinuesWhereItEnded) {
+TEST(Crc32Test, ContinuesOverPieces) {
   EXPECT_EQ(Crc32(BytesOf("6789"), Crc32(BytesOf("12345"))), Crc32(BytesOf("123456789")));
 }
 

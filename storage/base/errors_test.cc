@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 
-TEST(ErrorsTest, AReasonAndDetailsTravelWithTheStatus) {
+TEST(ErrorsTest, KeepsReasonAndDetails) {
   const absl::Status status = MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_LOCKED", "in use",
                                         {{"path", "/data/a=b"}, {"tag", ""}});
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
@@ -23,14 +23,14 @@ TEST(ErrorsTest, AReasonAndDetailsTravelWithTheStatus) {
   EXPECT_THAT(DetailsOf(status), ElementsAre(Pair("path", "/data/a=b"), Pair("tag", "")));
 }
 
-TEST(ErrorsTest, AStatusWithoutAReasonHasNone) {
+TEST(ErrorsTest, StatusWithoutAReasonHasNone) {
   EXPECT_EQ(ReasonOf(absl::InternalError("x")), "");
   EXPECT_THAT(DetailsOf(absl::InternalError("x")), IsEmpty());
   EXPECT_EQ(ErrnoOf(absl::InternalError("x")), 0);
   EXPECT_EQ(ReasonOf(absl::OkStatus()), "");
 }
 
-TEST(ErrorsTest, AnnotatingKeepsReasonAndDetails) {
+TEST(ErrorsTest, AnnotateKeepsReasonAndDetails) {
   const absl::Status status = Annotate(ErrnoError(EIO, "syncing"), "part 3");
   EXPECT_THAT(std::string(status.message()), HasSubstr("part 3: syncing: Input/output error"));
   EXPECT_EQ(ReasonOf(status), "IO_ERROR");
@@ -38,7 +38,7 @@ TEST(ErrorsTest, AnnotatingKeepsReasonAndDetails) {
   EXPECT_TRUE(Annotate(absl::OkStatus(), "part 3").ok());
 }
 
-TEST(ErrorsTest, AnErrnoBecomesWhatTheCallerShouldDo) {
+TEST(ErrorsTest, MapsErrnosToCodesAndReasons) {
   struct Case {
     int error;
     absl::StatusCode code;
@@ -58,7 +58,7 @@ TEST(ErrorsTest, AnErrnoBecomesWhatTheCallerShouldDo) {
   }
 }
 
-TEST(ErrorsTest, OnlyWhatWasReadOrIsLostForGoodProvesDamage) {
+TEST(ErrorsTest, OnlyWrongOrLostBytesProveDamage) {
   for (const char* reason : {"CORRUPT_MANIFEST", "CORRUPT_PART_RECORD", "CORRUPT_FILE", "SHORT_FILE"}) {
     const absl::Status status = MakeError(absl::StatusCode::kDataLoss, reason, "it is not what was written");
     EXPECT_TRUE(ProvesDamage(status)) << reason;
@@ -85,14 +85,14 @@ TEST(ErrorsTest, OnlyWhatWasReadOrIsLostForGoodProvesDamage) {
   EXPECT_FALSE(CouldNotFindOut(absl::OkStatus()));
 }
 
-TEST(ErrorsTest, RanksGoThereAndBack) {
+TEST(ErrorsTest, ConvertsRanksToTextAndBack) {
   EXPECT_EQ(JoinRanks({0, 3, 17}), "0,3,17");
   EXPECT_EQ(JoinRanks({}), "");
   EXPECT_THAT(SplitRanks("0,3,17"), ElementsAre(0, 3, 17));
   EXPECT_THAT(SplitRanks(""), IsEmpty());
 }
 
-TEST(ErrorsTest, FirstBytesAreWholeCharacters) {
+TEST(ErrorsTest, FirstBytesEndsBetweenCharacters) {
   EXPECT_EQ(FirstBytes("abc", 3), "abc");
   EXPECT_EQ(FirstBytes("abcd", 3), "abc");
   EXPECT_EQ(FirstBytes("ab\xc3\xbc", 3), "ab");

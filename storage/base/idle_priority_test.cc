@@ -12,7 +12,7 @@ namespace {
 
 long IoClass() { return syscall(SYS_ioprio_get, 1, 0) >> 13; }
 
-TEST(SetIdlePriority, IsForThisThreadAndThoseThatItStarts) {
+TEST(SetIdlePriority, AppliesToThisThreadAndThoseThatItStarts) {
   int own = -1, child = -1;
   long own_io = -1, child_io = -1;
   std::thread([&] {

@@ -9,7 +9,7 @@
 namespace ckptd {
 namespace {
 
-TEST(StreamingCopy, CopiesEverySizeToAnyPlaceAndTouchesNothingElse) {
+TEST(StreamingCopy, CopiesEverySizeToAnyAddressAndNothingElse) {
   std::minstd_rand random(1);
   std::string from(70'000, '\0');
   for (char& byte : from) byte = static_cast<char>(random());

@@ -12,7 +12,7 @@ namespace {
 int OpenNull() { return ::open("/dev/null", O_RDONLY | O_CLOEXEC); }
 bool IsOpen(int fd) { return ::fcntl(fd, F_GETFD) >= 0; }
 
-TEST(UniqueFdTest, ClosesAtItsEnd) {
+TEST(UniqueFdTest, ClosesInItsDestructor) {
   int number = -1;
   {
     const UniqueFd fd(OpenNull());
@@ -23,7 +23,7 @@ TEST(UniqueFdTest, ClosesAtItsEnd) {
   EXPECT_FALSE(IsOpen(number));
 }
 
-TEST(UniqueFdTest, MovingHandsOver) {
+TEST(UniqueFdTest, MoveTransfersOwnership) {
   UniqueFd first(OpenNull());
   const int number = first.get();
   UniqueFd second(OpenNull());
@@ -34,7 +34,7 @@ TEST(UniqueFdTest, MovingHandsOver) {
   EXPECT_TRUE(IsOpen(number));
 }
 
-TEST(UniqueFdTest, ReleasingKeepsItOpen) {
+TEST(UniqueFdTest, ReleaseKeepsItOpen) {
   UniqueFd fd(OpenNull());
   const UniqueFd owner(fd.release());
   EXPECT_FALSE(fd);

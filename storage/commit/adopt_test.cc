@@ -159,7 +159,7 @@ class AdoptTest : public ::testing::Test {
 
 // ---- found
 
-TEST_F(AdoptTest, FinishedOnesAreFoundInTheOrderOfTheirMarkersAndThoseOfOneTimeByName) {
+TEST_F(AdoptTest, FindsFinishedOnesByMarkerTimeThenByName) {
   MakeForeign("late", kTime + 9);
   MakeForeign("twin_b", kTime + 5);
   MakeForeign("twin_a", kTime + 5);
@@ -174,7 +174,7 @@ TEST_F(AdoptTest, FinishedOnesAreFoundInTheOrderOfTheirMarkersAndThoseOfOneTimeB
   EXPECT_THAT(store_->damaged(), IsEmpty());
 }
 
-TEST_F(AdoptTest, WhatIsNotFinishedOrNoDirectoryIsNotFound) {
+TEST_F(AdoptTest, IgnoresUnfinishedOnesAndNonDirectories) {
   MakeForeign("whole");
   MakeForeign("half_deleted");
   std::filesystem::remove(root_.path("half_deleted/done"));
@@ -186,7 +186,7 @@ TEST_F(AdoptTest, WhatIsNotFinishedOrNoDirectoryIsNotFound) {
   EXPECT_THAT(Names(store_->foreign()), ElementsAre("whole"));
 }
 
-TEST_F(AdoptTest, AListSaysHowLargeTheyAre) {
+TEST_F(AdoptTest, ListGivesSizesAndFileCounts) {
   MakeForeign("one");
   const auto list = ListForeign(root_.fs(), root_.handle());
   ASSERT_TRUE(list.ok()) << list.status();
@@ -195,7 +195,7 @@ TEST_F(AdoptTest, AListSaysHowLargeTheyAre) {
   EXPECT_EQ((*list)[0].file_count, 6);
 }
 
-TEST_F(AdoptTest, AFolderWithoutAnEndIsListedWithoutASizeAndRefused) {
+TEST_F(AdoptTest, ListsATooLargeTreeWithoutASizeAndRefusesIt) {
   MakeForeign("deep");
   std::string path = "deep";
   for (int i = 0; i < 600; ++i) path += "/d";
@@ -209,7 +209,7 @@ TEST_F(AdoptTest, AFolderWithoutAnEndIsListedWithoutASizeAndRefused) {
 
 // ---- adopted
 
-TEST_F(AdoptTest, AnAdoptedOneIsACheckpointOfOursAndNothingOfItHasChanged) {
+TEST_F(AdoptTest, AdoptsWithoutChangingItsFiles) {
   MakeForeign("epoch_2_step_500");
   const auto before = Everything("epoch_2_step_500");
   const PublishResult result = AdoptNow("epoch_2_step_500", 7);
@@ -235,7 +235,7 @@ TEST_F(AdoptTest, AnAdoptedOneIsACheckpointOfOursAndNothingOfItHasChanged) {
   EXPECT_EQ(summary.run_id(), "run");
 }
 
-TEST_F(AdoptTest, AStepIsWhatATagEndsWithWhereThatIsANumber) {
+TEST_F(AdoptTest, TakesTheStepFromANumberAtTheTagsEnd) {
   const auto step_of = [](const std::string& tag) {
     ForeignSurvey survey;
     survey.tree.tag.tag = tag;
@@ -249,7 +249,7 @@ TEST_F(AdoptTest, AStepIsWhatATagEndsWithWhereThatIsANumber) {
   EXPECT_EQ(step_of("run_99999999999999999999"), "none");
 }
 
-TEST_F(AdoptTest, AnAdoptedOneIsPinnedReadReplacedAndEvictedAsOurs) {
+TEST_F(AdoptTest, AdoptedOneIsPinnedReadReplacedAndEvictedLikeAnyOther) {
   MakeForeign("one");
   MakeForeign("two");
   ASSERT_EQ(AdoptNow("one", 1).outcome, PublishOutcome::kCommitted);
@@ -269,7 +269,7 @@ TEST_F(AdoptTest, AnAdoptedOneIsPinnedReadReplacedAndEvictedAsOurs) {
 
 // ---- refused
 
-TEST_F(AdoptTest, WhatCannotBeOursIsRefusedByNameAndLeftAsItIs) {
+TEST_F(AdoptTest, RefusesUnsuitableContentByNameAndChangesNothing) {
   struct Case {
     std::string tag;
     std::function<void(const std::string&)> spoil;
@@ -305,7 +305,7 @@ TEST_F(AdoptTest, WhatCannotBeOursIsRefusedByNameAndLeftAsItIs) {
   EXPECT_THAT(Refusal("alias"), HasSubstr("FOREIGN_UNSUITABLE: alias is a symbolic link"));
 }
 
-TEST_F(AdoptTest, AFileOfAnotherUserIsRefusedAndNamed) {
+TEST_F(AdoptTest, RefusesAFileOfAnotherUserByName) {
   MakeForeign("one");
   const absl::Status all = Survey(root_.fs(), root_.handle(), "one", geteuid() + 1).status();
   EXPECT_EQ(ReasonOf(all), "WRONG_UID") << all;
@@ -315,7 +315,7 @@ TEST_F(AdoptTest, AFileOfAnotherUserIsRefusedAndNamed) {
   EXPECT_THAT(std::string(file.message()), HasSubstr("one/user_content.pt belongs to uid 4711"));
 }
 
-TEST_F(AdoptTest, WhatIsOursAlreadyIsNotAdoptedAgain) {
+TEST_F(AdoptTest, RefusesACheckpointOfCkptd) {
   MakeForeign("one");
   const absl::StatusOr<ForeignSurvey> early = Survey(root_.fs(), root_.handle(), "one");
   ASSERT_TRUE(early.ok());
@@ -327,7 +327,7 @@ TEST_F(AdoptTest, WhatIsOursAlreadyIsNotAdoptedAgain) {
 }
 
 // Between the first byte that was read and the rename.
-TEST_F(AdoptTest, WhatChangesWhileItIsReadStaysForeign) {
+TEST_F(AdoptTest, StaysForeignWhenItChangesWhileItIsRead) {
   const std::string model = "/model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
   const std::map<std::string, std::function<void(const std::string&)>> changes = {
       {"grown", [&](const auto& t) { root_.Write(t + model, root_.Read(t + model) + "x"); }},
@@ -372,7 +372,7 @@ TEST_F(AdoptTest, WhatChangesWhileItIsReadStaysForeign) {
   EXPECT_THAT(Committed(*store_), IsEmpty());
 }
 
-TEST_F(AdoptTest, AFileThatIsCutOrRemovedWhileItIsReadIsSaidToBe) {
+TEST_F(AdoptTest, ReportsAFileThatIsCutOrRemovedWhileItIsRead) {
   for (const bool cut : {true, false}) {
     const std::string tag = cut ? "cut" : "gone";
     MakeForeign(tag);
@@ -389,7 +389,7 @@ TEST_F(AdoptTest, AFileThatIsCutOrRemovedWhileItIsReadIsSaidToBe) {
   }
 }
 
-TEST_F(AdoptTest, AFileThatCannotBeSyncedIsNotAdopted) {
+TEST_F(AdoptTest, RefusesAFileThatCannotBeSynced) {
   MakeForeign("one");
   FaultyFileSystem fs(&root_.fs());
   int syncs = 0;
@@ -407,7 +407,7 @@ TEST_F(AdoptTest, AFileThatCannotBeSyncedIsNotAdopted) {
   }
 }
 
-TEST_F(AdoptTest, ReadingGoesInStepsAndIsCalledOffBetweenThem) {
+TEST_F(AdoptTest, ReadsInStepsAndStopsBetweenThem) {
   MakeForeign("many");
   for (int i = 0; i < 200; ++i) root_.Write(absl::StrCat("many/model/tensor_", i, ".pt"), "x");
   const auto progress = std::make_shared<SurveyProgress>();
@@ -431,7 +431,7 @@ TEST_F(AdoptTest, ReadingGoesInStepsAndIsCalledOffBetweenThem) {
 
 // ---- never touched
 
-TEST_F(AdoptTest, RetentionAndTrashLeaveAFinishedForeignOneAlone) {
+TEST_F(AdoptTest, RetentionAndTrashLeaveForeignOnesUntouched) {
   MakeForeign("theirs");
   const auto before = Everything("theirs");
   ASSERT_EQ(Save(root_.fs(), *store_, {"ours_1", 1}), Verdict::kCommitted);
@@ -444,7 +444,7 @@ TEST_F(AdoptTest, RetentionAndTrashLeaveAFinishedForeignOneAlone) {
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
 }
 
-TEST_F(AdoptTest, AReSaveOfAForeignTagIsRefused) {
+TEST_F(AdoptTest, RefusesAReSaveOfAForeignTag) {
   MakeForeign("theirs");
   const auto before = Everything("theirs");
   EXPECT_EQ(ReasonOf(store_->CheckTarget("theirs")), "TAG_FOREIGN");
@@ -452,7 +452,7 @@ TEST_F(AdoptTest, AReSaveOfAForeignTagIsRefused) {
   EXPECT_EQ(Everything("theirs"), before);
 }
 
-TEST_F(AdoptTest, RecoveryAndScansLeaveForeignOnesAlone) {
+TEST_F(AdoptTest, RecoveryAndScansLeaveForeignOnesUntouched) {
   MakeForeign("theirs");
   ASSERT_TRUE(Stage(root_.fs(), *store_, {"theirs", 1}).ok());  // In flight when the daemon dies, and whole.
   const auto before = Everything("theirs");
@@ -462,7 +462,7 @@ TEST_F(AdoptTest, RecoveryAndScansLeaveForeignOnesAlone) {
   EXPECT_FALSE(HasOurs("theirs"));
 }
 
-TEST_F(AdoptTest, HalfDeletedOnesAndFoldersWithAnEntryCalledCheckpointAndEmptyOnesAreLeftAlone) {
+TEST_F(AdoptTest, LeavesHalfDeletedAndEmptyDirectoriesUntouched) {
   MakeForeign("half_deleted");  // As its retention leaves them: the marker goes first.
   std::filesystem::remove(root_.path("half_deleted/done"));
   root_.Write("folder/checkpoint", "somebody's");
@@ -487,7 +487,7 @@ TEST_F(AdoptTest, HalfDeletedOnesAndFoldersWithAnEntryCalledCheckpointAndEmptyOn
 
 // ---- at every call
 
-TEST_F(AdoptTest, TheRecordsAreSyncedBeforeTheRenameAndBothDirectoriesAfter) {
+TEST_F(AdoptTest, SyncsTheRecordsBeforeTheRenameAndBothDirectoriesAfter) {
   MakeForeign("one");
   FaultyFileSystem fs(&root_.fs());
   store_.reset();
@@ -611,7 +611,7 @@ bool TryPoint(Fault fault, int at) {
   return hit && !::testing::Test::HasFailure();
 }
 
-TEST(AdoptCrashTest, AtEveryCallItIsForeignOrOursAndNothingInBetween) {
+TEST(AdoptCrashTest, IsForeignOrAdoptedWhicheverCallFails) {
   for (const Fault fault : {Fault::kIoError, Fault::kNoSpace, Fault::kDoneButReported, Fault::kDeath}) {
     int points = 0;
     while (TryPoint(fault, points + 1)) ++points;
@@ -621,7 +621,7 @@ TEST(AdoptCrashTest, AtEveryCallItIsForeignOrOursAndNothingInBetween) {
 }
 
 // The power goes after every operation that changes something: each unsynced byte and name may be lost.
-TEST(AdoptCrashTest, APowerCutLeavesItForeignOrOursAndWhatWasSaidStays) {
+TEST(AdoptCrashTest, IsForeignOrAdoptedAfterAPowerCutAndStaysWhatWasReported) {
   CrashDisk disk;
   FakeClock clock;
   const auto files = FilesOf("one");

@@ -326,19 +326,19 @@ Operation Resave(bool can_exchange) {
           .after = {"step:2"}};
 }
 
-TEST(CrashTest, AFirstSaveIsWholeOrInvisible) { TryAllPoints(FirstSave(), 40); }
+TEST(CrashTest, FirstSaveIsWholeOrInvisible) { TryAllPoints(FirstSave(), 40); }
 
-TEST(CrashTest, ASaveOverAnEmptyDirectoryIsWholeOrInvisible) {
+TEST(CrashTest, SaveOverAnEmptyDirectoryIsWholeOrInvisible) {
   Operation operation = FirstSave();
   operation.over_empty_directory = true;
   TryAllPoints(operation, 40);
 }
 
-TEST(CrashTest, AResaveByExchangeIsWholeOldOrWholeNew) { TryAllPoints(Resave(true), 40); }
+TEST(CrashTest, ResaveByExchangeLeavesTheOldOrTheNewWhole) { TryAllPoints(Resave(true), 40); }
 
-TEST(CrashTest, AResaveByTwoRenamesIsWholeOldOrWholeNew) { TryAllPoints(Resave(false), 45); }
+TEST(CrashTest, ResaveByTwoRenamesLeavesTheOldOrTheNewWhole) { TryAllPoints(Resave(false), 45); }
 
-TEST(CrashTest, ADiscardedSaveStaysAwayOnceItWasSaidToBeFailed) {
+TEST(CrashTest, DiscardedSaveStaysAwayOnceItWasReportedFailed) {
   for (const int ranks : {1, 2}) {
     // "Committed" is said here of a discard that worked; the checkpoint may only be seen when it did not.
     std::unique_ptr<Staged> staged;
@@ -359,7 +359,7 @@ TEST(CrashTest, ADiscardedSaveStaysAwayOnceItWasSaidToBeFailed) {
   }
 }
 
-TEST(CrashTest, AnEvictedCheckpointIsWholeOrGone) {
+TEST(CrashTest, EvictedCheckpointIsWholeOrGone) {
   TryAllPoints({.prepare =
                     [](FileSystem& fs, RootStore& store) {
                       Save(fs, store, {"old", 1});
@@ -381,7 +381,7 @@ class PointerCrashTest : public ::testing::TestWithParam<Fault> {
   }
 };
 
-TEST_P(PointerCrashTest, APointerIsOldOrNewAndNeverUndoesTheCommit) {
+TEST_P(PointerCrashTest, PointerIsOldOrNewAndNeverUndoesTheCommit) {
   bool reached = true, warned = false;
   for (int at = 1; reached && !HasFailure(); ++at) {
     TemporaryRoot root(TemporaryRoot::On::kMemory);
@@ -428,7 +428,7 @@ INSTANTIATE_TEST_SUITE_P(, PointerCrashTest,
                          ::testing::Values(Fault::kIoError, Fault::kNoSpace, Fault::kDoneButReported,
                                            Fault::kDeath));
 
-TEST(CrashTest, EmptyingTrashTouchesNothingElse) {
+TEST(CrashTest, EmptyingTrashChangesNothingElse) {
   TryAllPoints({.prepare =
                     [](FileSystem& fs, RootStore& store) {
                       Save(fs, store, {"old", 1});
@@ -476,7 +476,7 @@ void TryRecord(const std::function<absl::Status(RootStore&)>& prepare,
   }
 }
 
-TEST(CrashTest, ARunRecordIsOldOrNew) {
+TEST(CrashTest, RunRecordIsOldOrNew) {
   RunRecord old_record, new_record;
   old_record.set_run_id("old");
   new_record.set_run_id("new");
@@ -487,7 +487,7 @@ TEST(CrashTest, ARunRecordIsOldOrNew) {
             });
 }
 
-TEST(CrashTest, APinIsThereOnceItWasSaidToBe) {
+TEST(CrashTest, PinExistsOnceItWasReported) {
   TryRecord([](RootStore&) { return absl::OkStatus(); },
             [](RootStore& store) {
               const absl::Status pinned = store.SetPinned("step", 1, true);
@@ -501,7 +501,7 @@ TEST(CrashTest, APinIsThereOnceItWasSaidToBe) {
             });
 }
 
-TEST(CrashTest, DamageIsThereOnceItWasSaidToBe) {
+TEST(CrashTest, DamageMarkExistsOnceItWasReported) {
   TryRecord([](RootStore&) { return absl::OkStatus(); },
             [](RootStore& store) {
               const absl::Status set = store.SetDamage("step", 1, storage::v1::Damage()).status();
@@ -546,7 +546,7 @@ int TryDeathsInRecovery(const Operation& operation, TemporaryRoot& left, Verdict
 
 class RecoveryCrashTest : public ::testing::TestWithParam<bool> {};
 
-TEST_P(RecoveryCrashTest, ADeathDuringRecoveryIsRecovered) {
+TEST_P(RecoveryCrashTest, RecoversFromADeathDuringRecovery) {
   const Operation operation = Resave(GetParam());
   int recoveries = 0;
   for (int first = 1;; ++first) {
@@ -614,7 +614,7 @@ class ReadFaultTest : public ::testing::TestWithParam<std::tuple<Fault, bool>> {
   }
 };
 
-TEST_P(ReadFaultTest, RecoveryThatCannotReadRefusesTheRootAndLosesNothing) {
+TEST_P(ReadFaultTest, RecoveryRefusesAnUnreadableRootAndLosesNothing) {
   TemporaryRoot left(TemporaryRoot::On::kMemory);
   left.Write("theirs/done", "");
   {
@@ -645,7 +645,7 @@ TEST_P(ReadFaultTest, RecoveryThatCannotReadRefusesTheRootAndLosesNothing) {
   EXPECT_GT(refused, 50);
 }
 
-TEST_P(ReadFaultTest, ARescanThatCannotReadFailsAndLosesNothing) {
+TEST_P(ReadFaultTest, RescanFailsOnAReadErrorAndLosesNothing) {
   int failed = 0;
   for (int at = 1; !HasFailure(); ++at) {
     TemporaryRoot root(TemporaryRoot::On::kMemory);
@@ -670,7 +670,7 @@ TEST_P(ReadFaultTest, ARescanThatCannotReadFailsAndLosesNothing) {
 }
 
 // A publish that cannot read what it must know has changed nothing, and says that it may be called again.
-TEST_P(ReadFaultTest, APublishThatCannotReadMayBeCalledAgain) {
+TEST_P(ReadFaultTest, PublishMayBeCalledAgainAfterAReadError) {
   int held = 0;
   for (int at = 1; !HasFailure(); ++at) {
     TemporaryRoot root(TemporaryRoot::On::kMemory);
@@ -708,7 +708,7 @@ TEST_P(ReadFaultTest, APublishThatCannotReadMayBeCalledAgain) {
 INSTANTIATE_TEST_SUITE_P(, ReadFaultTest,
                          ::testing::Combine(::testing::ValuesIn(kReadFaults), ::testing::Bool()));
 
-TEST(EvictReadFaultTest, AnEvictionThatCannotReadLeavesTheCheckpointListed) {
+TEST(EvictReadFaultTest, EvictionLeavesTheCheckpointListedAfterAReadError) {
   for (const Fault fault : kReadFaults) {
     for (int at = 1; !::testing::Test::HasFailure(); ++at) {
       TemporaryRoot root(TemporaryRoot::On::kMemory);
@@ -747,7 +747,7 @@ class OrderTest : public ::testing::Test {
   std::unique_ptr<RootStore> store_ = points_.MustOpen(root_);
 };
 
-TEST_F(OrderTest, EverythingIsSyncedBeforeTheRenameAndBothParentsAfter) {
+TEST_F(OrderTest, SyncsEverythingBeforeTheRenameAndBothParentsAfter) {
   points_.Arm(Fault::kIoError, 0);
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   const size_t made = Find("MakeDir .ckptd/nodes/local/inflight/step.1.", "");
@@ -775,7 +775,7 @@ TEST_F(OrderTest, EverythingIsSyncedBeforeTheRenameAndBothParentsAfter) {
   Find("Sync", "/inflight", root);
 }
 
-TEST_F(OrderTest, APointerFollowsTheCommitAndIsSyncedBeforeAndAfterItsRename) {
+TEST_F(OrderTest, WritesThePointerAfterTheCommitAndSyncsBeforeAndAfterItsRename) {
   points_.Arm(Fault::kIoError, 0);
   ASSERT_EQ(Save(fs(), *store_, {"step", 1, 1, {{"latest", "step"}}}), Verdict::kCommitted);
   const size_t publish = Find("Rename", " step");
@@ -788,7 +788,7 @@ TEST_F(OrderTest, APointerFollowsTheCommitAndIsSyncedBeforeAndAfterItsRename) {
   Find("Sync", ".ckptd/nodes/local", root);
 }
 
-TEST_F(OrderTest, APointerThatIsRightIsNotWrittenAgain) {
+TEST_F(OrderTest, DoesNotWriteACorrectPointerAgain) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1, 1, {{"latest", "step"}}}), Verdict::kCommitted);
   points_.Arm(Fault::kIoError, 0);
   ASSERT_EQ(Save(fs(), *store_, {"next", 2}), Verdict::kCommitted);
@@ -797,7 +797,7 @@ TEST_F(OrderTest, APointerThatIsRightIsNotWrittenAgain) {
 }
 
 // What a failed sync may have dropped is written anew, whatever a look at the file says.
-TEST_F(OrderTest, APointerWhoseSyncFailedIsWrittenAnewByAScan) {
+TEST_F(OrderTest, ScanWritesAPointerAgainWhoseSyncFailed) {
   ASSERT_EQ(Save(fs(), *store_, {"old", 1, 1, {{"latest", "old"}}}), Verdict::kCommitted);
   const SaveSpec spec{"new", 2, 1, {{"latest", "new"}}};
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
@@ -815,7 +815,7 @@ TEST_F(OrderTest, APointerWhoseSyncFailedIsWrittenAnewByAScan) {
   EXPECT_THAT(store_->pointers().holders, ElementsAre(2));
 }
 
-TEST_F(OrderTest, ADaemonSyncsWhatItFindsBeforeItBelievesIt) {
+TEST_F(OrderTest, StartSyncsWhatItFindsBeforeItTrustsIt) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   store_.reset();
   points_.Arm(Fault::kIoError, 0);
@@ -828,7 +828,7 @@ TEST_F(OrderTest, ADaemonSyncsWhatItFindsBeforeItBelievesIt) {
   }
 }
 
-TEST_F(OrderTest, NothingIsRemovedFromTrashBeforeItIsDurablyThere) {
+TEST_F(OrderTest, RemovesNothingFromTrashBeforeItIsDurablyThere) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   fs().Fail({.op = FsOp::kRename, .error = EIO});
   ASSERT_FALSE(store_->Evict("step", 1).ok());
@@ -841,7 +841,7 @@ TEST_F(OrderTest, NothingIsRemovedFromTrashBeforeItIsDurablyThere) {
   EXPECT_TRUE(store_->EmptyTrashStep({}).ok());
 }
 
-TEST_F(OrderTest, WhatCouldNotBeRemovedIsTriedAgainAfterEverythingElse) {
+TEST_F(OrderTest, TriesFailedRemovalsAgainAfterAllOthers) {
   for (const int64_t sequence : {1, 2}) {
     const std::string tag = absl::StrCat("step", sequence);
     ASSERT_EQ(Save(fs(), *store_, {tag, sequence}), Verdict::kCommitted);
@@ -854,7 +854,7 @@ TEST_F(OrderTest, WhatCouldNotBeRemovedIsTriedAgainAfterEverythingElse) {
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
 }
 
-TEST_F(OrderTest, WhatWasDeletedIsGivenBackAtOnceAndNotByTheNextSave) {
+TEST_F(OrderTest, FreesDeletedSpaceAtOnceAndNotInTheNextSave) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   ASSERT_TRUE(store_->Evict("step", 1).ok());
   points_.Arm(Fault::kIoError, 0);
@@ -862,7 +862,7 @@ TEST_F(OrderTest, WhatWasDeletedIsGivenBackAtOnceAndNotByTheNextSave) {
   Find("Sync", "/trash", Find("Remove", "/model_0.pt"));
 }
 
-TEST_F(OrderTest, ADiscardThatIsNotDurableIsNoFailureYet) {
+TEST_F(OrderTest, DiscardThatIsNotDurableIsNotReportedAsFailed) {
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 1});
   ASSERT_TRUE(staged.ok());
   fs().Fail({.op = FsOp::kSync, .error = EIO});
@@ -872,7 +872,7 @@ TEST_F(OrderTest, ADiscardThatIsNotDurableIsNoFailureYet) {
   EXPECT_THAT(Committed(*store_), IsEmpty());
 }
 
-TEST_F(OrderTest, AfterAnUnknownOutcomeNothingIsChangedUntilTheScan) {
+TEST_F(OrderTest, ChangesNothingAfterAnUnknownOutcomeUntilTheScan) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   const absl::StatusOr<Staged> other = Stage(fs(), *store_, {"other", 2});
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 3});
@@ -900,7 +900,7 @@ TEST_F(OrderTest, AfterAnUnknownOutcomeNothingIsChangedUntilTheScan) {
   ExpectAllWhole(root_, *store_);
 }
 
-TEST_F(OrderTest, ARescanThatFailsLeavesTheRootReadOnly) {
+TEST_F(OrderTest, FailedRescanLeavesTheRootReadOnly) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   fs().Fail({.op = FsOp::kSync, .error = EIO});
   ASSERT_FALSE(store_->Evict("step", 1).ok());
@@ -924,7 +924,7 @@ class FillingFileSystem : public FaultyFileSystem {
   int64_t free_bytes = -1;
 };
 
-TEST(RescanTest, FindsTheFreeBytesOfNowAndNotThoseOfTheStart) {
+TEST(RescanTest, UpdatesTheFreeBytes) {
   TemporaryRoot root(TemporaryRoot::On::kMemory);
   FillingFileSystem fs(&root.fs());
   fs.free_bytes = 1 << 30;
@@ -937,7 +937,7 @@ TEST(RescanTest, FindsTheFreeBytesOfNowAndNotThoseOfTheStart) {
   EXPECT_FALSE(store->Rescan().ok()) << "room that is not known must not be given away";
 }
 
-TEST_F(OrderTest, ADirectoryThatMayNotBeReadIsDamagedWhenItIsOursAndTheRootOpensAllTheSame) {
+TEST_F(OrderTest, ListsAnUnreadableCheckpointAsDamagedAndOpensTheRoot) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   store_.reset();
   fs().Fail({.op = FsOp::kOpen, .path = "step/", .error = EACCES});
@@ -947,14 +947,14 @@ TEST_F(OrderTest, ADirectoryThatMayNotBeReadIsDamagedWhenItIsOursAndTheRootOpens
   EXPECT_EQ(store_->damaged()[0].tag, "step");
 }
 
-TEST_F(OrderTest, ACheckpointDoesNotVanishForWantOfADescriptor) {
+TEST_F(OrderTest, CheckpointDoesNotVanishWhenDescriptorsRunOut) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   store_.reset();
   fs().Fail({.op = FsOp::kOpen, .path = "step/", .error = EMFILE});
   EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EMFILE);
 }
 
-TEST_F(OrderTest, ARecordThatCannotBeReadIsNotAnAbsentOne) {
+TEST_F(OrderTest, DoesNotTakeAnUnreadableRecordForAMissingOne) {
   storage::v1::RunRecord record;
   record.set_run_id("r");
   ASSERT_TRUE(store_->SaveRunRecord(record).ok());
@@ -963,7 +963,7 @@ TEST_F(OrderTest, ARecordThatCannotBeReadIsNotAnAbsentOne) {
   EXPECT_EQ(ReasonOf(points_.Open(root_).status()), "ROOT_UNREADABLE");
 }
 
-TEST_F(OrderTest, ARenameThatFailsInRecoveryThrowsNothingCompleteAway) {
+TEST_F(OrderTest, FailedRenameInRecoveryDiscardsNothingComplete) {
   ASSERT_TRUE(Stage(fs(), *store_, {"step", 1}).ok());
   store_.reset();
   fs().Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/inflight/step.1.", .error = EIO});
@@ -972,7 +972,7 @@ TEST_F(OrderTest, ARenameThatFailsInRecoveryThrowsNothingCompleteAway) {
   EXPECT_THAT(Committed(*store_), ElementsAre("step:1"));
 }
 
-TEST_F(OrderTest, WhatRecoveryCannotMoveAwayStopsIt) {
+TEST_F(OrderTest, RecoveryFailsWhenItCannotMoveSomethingToTrash) {
   ASSERT_TRUE(Stage(fs(), *store_, {"step", 1}, 1).ok());
   store_.reset();
   fs().Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/inflight/step.1.", .error = EIO});
@@ -981,7 +981,7 @@ TEST_F(OrderTest, WhatRecoveryCannotMoveAwayStopsIt) {
 
 // At the last instant before the tag is taken, a user moves the checkpoint away and puts something else
 // there.
-TEST(ReplacedTagTest, WhatTookTheTagsPlaceIsPutBackAndNotThrownAway) {
+TEST(ReplacedTagTest, PutsBackWhatTookTheTagsPlace) {
   for (const bool can_exchange : {true, false}) {
     TemporaryRoot root(TemporaryRoot::On::kMemory);
     FaultPoints points(root, can_exchange);
@@ -1012,7 +1012,7 @@ TEST(ReplacedTagTest, WhatTookTheTagsPlaceIsPutBackAndNotThrownAway) {
   }
 }
 
-TEST_F(OrderTest, APublishWhoseSyncFailedMayNotBeCalledAgain) {
+TEST_F(OrderTest, PublishMayNotBeCalledAgainAfterAFailedSync) {
   for (int nth = 1; nth <= 5; ++nth) {  // Of the manifest and four directories.
     const SaveSpec spec{absl::StrCat("step", nth), nth};
     const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
@@ -1026,7 +1026,7 @@ TEST_F(OrderTest, APublishWhoseSyncFailedMayNotBeCalledAgain) {
   }
 }
 
-TEST_F(OrderTest, WhatAPointerMayNameThatCouldBeNeitherReadNorWrittenIsNotEvicted) {
+TEST_F(OrderTest, KeepsWhatAnUnreadablePointerMayName) {
   ASSERT_EQ(Save(fs(), *store_, {"old", 1, 1, {{"latest", "old"}}}), Verdict::kCommitted);
   store_.reset();
   store_ = points_.MustOpen(root_);
@@ -1050,7 +1050,7 @@ TEST_F(OrderTest, WhatAPointerMayNameThatCouldBeNeitherReadNorWrittenIsNotEvicte
 }
 
 // On a process that dies a sync has no effect, so nothing but this tells of one whose answer nobody hears.
-TEST(SyncResultTest, NoSaveIsCommittedOfWhichASyncFailed) {
+TEST(SyncResultTest, CommitsNoSaveWithAFailedSync) {
   for (const Operation& operation : {FirstSave(), Resave(true), Resave(false)}) {
     for (int nth = 1;; ++nth) {
       TemporaryRoot root(TemporaryRoot::On::kMemory);
@@ -1079,13 +1079,13 @@ TEST(SyncResultTest, NoSaveIsCommittedOfWhichASyncFailed) {
   }
 }
 
-TEST_F(OrderTest, ASaveThatCannotHaveItsManifestsSpaceIsRefusedBeforeItsDataIsWritten) {
+TEST_F(OrderTest, RefusesASaveWithoutSpaceForItsManifestBeforeItsDataIsWritten) {
   fs().Fail({.op = FsOp::kAllocate, .error = ENOSPC});
   EXPECT_EQ(ReasonOf(store_->CreateInflight("step", 1, 4096).status()), "NO_SPACE");
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
 }
 
-TEST_F(OrderTest, AManifestThatIsNotOfTheSaveInFlightIsNotWritten) {
+TEST_F(OrderTest, DoesNotWriteAManifestOfAnotherSave) {
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 1});
   ASSERT_TRUE(staged.ok());
   const PublishResult result = store_->Publish(staged->inflight, SummaryOf({"other", 1}), staged->parts);
@@ -1093,7 +1093,7 @@ TEST_F(OrderTest, AManifestThatIsNotOfTheSaveInFlightIsNotWritten) {
   EXPECT_EQ(ReasonOf(result.status), "INVALID_ARGUMENT");
 }
 
-TEST_F(OrderTest, NothingFollowsAnExchangeThatFailedOrMayNotLast) {
+TEST_F(OrderTest, StopsAfterAnExchangeThatFailedOrMayNotBeDurable) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   for (const bool synced : {true, false}) {
     const SaveSpec spec{"step", synced ? 2 : 3};
@@ -1152,7 +1152,7 @@ class SwapTest : public ::testing::Test {
   std::unique_ptr<Staged> staged_;
 };
 
-TEST_F(SwapTest, WithoutItsIntentNothingIsMoved) {
+TEST_F(SwapTest, MovesNothingWithoutTheIntent) {
   fs().Fail({.op = FsOp::kRename, .path = kIntent, .error = ENOSPC});
   const PublishResult result = Publish();
   EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
@@ -1161,7 +1161,7 @@ TEST_F(SwapTest, WithoutItsIntentNothingIsMoved) {
   EXPECT_THAT(Committed(*store_), ElementsAre("step:1"));
 }
 
-TEST_F(SwapTest, AFirstRenameThatFailsIsAFailureAndLeavesNoIntent) {
+TEST_F(SwapTest, FailedFirstRenameIsFailedAndLeavesNoIntent) {
   fs().Fail({.op = FsOp::kRename, .path = "step", .error = EIO});
   const PublishResult result = Publish();
   EXPECT_EQ(result.outcome, PublishOutcome::kFailed);
@@ -1170,7 +1170,7 @@ TEST_F(SwapTest, AFirstRenameThatFailsIsAFailureAndLeavesNoIntent) {
   EXPECT_TRUE(store_->Discard(staged_->inflight).ok());
 }
 
-TEST_F(SwapTest, AFirstRenameThatWasDoneAlthoughItFailedIsIndeterminate) {
+TEST_F(SwapTest, FirstRenameThatFailedButWasDoneIsIndeterminate) {
   fs().Fail({.op = FsOp::kRename, .path = "step", .error = EIO, .after = true});
   EXPECT_EQ(Publish().outcome, PublishOutcome::kIndeterminate);
   EXPECT_TRUE(IntentIsThere());
@@ -1178,7 +1178,7 @@ TEST_F(SwapTest, AFirstRenameThatWasDoneAlthoughItFailedIsIndeterminate) {
   EXPECT_THAT(Committed(*store_), ElementsAre("step:2"));
 }
 
-TEST_F(SwapTest, WhenTheSecondRenameFailsTheOldOneIsDurablyBackBeforeItIsAFailure) {
+TEST_F(SwapTest, PutsTheOldOneBackDurablyWhenTheSecondRenameFails) {
   fs().Fail({.op = FsOp::kRename, .path = "step", .nth = 2, .error = EIO});
   EXPECT_EQ(Publish().outcome, PublishOutcome::kFailed);
   const std::vector<size_t> renames = All("Rename", " step"), removed = All(std::string("Remove ") + kIntent);
@@ -1193,7 +1193,7 @@ TEST_F(SwapTest, WhenTheSecondRenameFailsTheOldOneIsDurablyBackBeforeItIsAFailur
   EXPECT_THAT(Committed(*store_), ElementsAre("step:1"));
 }
 
-TEST_F(SwapTest, WhenTheOldOneCannotBePutBackTheIntentStaysAndTheScanEndsIt) {
+TEST_F(SwapTest, KeepsTheIntentForTheScanWhenTheOldOneCannotBePutBack) {
   fs().Fail({.op = FsOp::kRename, .path = "step", .nth = 2, .error = EIO});
   fs().Fail({.op = FsOp::kRename, .path = "step", .nth = 3, .error = EIO});
   fs().Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/trash", .nth = 2, .error = EIO});
@@ -1214,7 +1214,7 @@ TEST_F(SwapTest, WhenTheOldOneCannotBePutBackTheIntentStaysAndTheScanEndsIt) {
   EXPECT_THAT(Committed(*store_), ElementsAre("step:2"));
 }
 
-TEST_F(SwapTest, ASecondRenameThatMayNotLastIsNotTakenBack) {
+TEST_F(SwapTest, DoesNotUndoASecondRenameThatMayNotBeDurable) {
   // Of the manifest, four directories, the intent and its directory, trash and the root; and the root again.
   fs().Fail({.op = FsOp::kSync, .nth = 10, .error = EIO});
   EXPECT_EQ(Publish().outcome, PublishOutcome::kIndeterminate);
@@ -1222,7 +1222,7 @@ TEST_F(SwapTest, ASecondRenameThatMayNotLastIsNotTakenBack) {
   EXPECT_TRUE(IntentIsThere());
 }
 
-TEST_F(SwapTest, AnIntentThatCannotBeRemovedStopsTheRoot) {
+TEST_F(SwapTest, RootTakesNoChangesWhileTheIntentCannotBeRemoved) {
   fs().Fail({.op = FsOp::kRemove, .path = kIntent, .error = EIO});
   EXPECT_EQ(Publish().outcome, PublishOutcome::kIndeterminate);
   EXPECT_EQ(ReasonOf(store_->CreateInflight("x", 9, 1).status()), "ROOT_READ_ONLY");

@@ -76,7 +76,7 @@ class RootStoreTest : public ::testing::Test {
   std::unique_ptr<RootStore> store_ = root_.Open();
 };
 
-TEST_F(RootStoreTest, ACommittedCheckpointIsInItsPlaceWithNothingLeftOver) {
+TEST_F(RootStoreTest, CommittedCheckpointIsInItsPlaceWithoutLeftovers) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   ExpectWhole({"step_10", 1});
   EXPECT_THAT(Committed(), ElementsAre("step_10:1"));
@@ -92,7 +92,7 @@ TEST_F(RootStoreTest, ACommittedCheckpointIsInItsPlaceWithNothingLeftOver) {
   EXPECT_EQ(store_->highest_sequence(), 1);
 }
 
-TEST_F(RootStoreTest, TheManifestSaysWhatTheSaveSaid) {
+TEST_F(RootStoreTest, ManifestHasTheValuesOfTheSave) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   const absl::StatusOr<Manifest> manifest = store_->ReadManifest("step_10", 1);
   ASSERT_TRUE(manifest.ok()) << manifest.status();
@@ -104,7 +104,7 @@ TEST_F(RootStoreTest, TheManifestSaysWhatTheSaveSaid) {
   EXPECT_EQ(store_->ReadManifest("step_10", 2).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(RootStoreTest, APartThatHoldsNothingIsAPart) {
+TEST_F(RootStoreTest, CommitsAPartWithoutFiles) {
   Staged staged = StageNow({"step_10", 1, 2}, 1);
   storage::v1::PartRecord empty = staged.parts[0];
   empty.clear_files();
@@ -115,14 +115,14 @@ TEST_F(RootStoreTest, APartThatHoldsNothingIsAPart) {
             PublishOutcome::kCommitted);
 }
 
-TEST_F(RootStoreTest, AnEmptyDirectoryIsTaken) {
+TEST_F(RootStoreTest, SavesOverAnEmptyDirectory) {
   std::filesystem::create_directory(root_.path("step_10"));
   EXPECT_TRUE(store_->CheckTarget("step_10").ok());
   EXPECT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   ExpectWhole({"step_10", 1});
 }
 
-TEST_F(RootStoreTest, AResaveReplacesTheOldOneAndSendsItToTrash) {
+TEST_F(RootStoreTest, ResaveReplacesTheOldOneAndMovesItToTrash) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   EXPECT_TRUE(store_->CheckTarget("step_10").ok());
   ASSERT_EQ(SaveNow("step_10", 2, 3), Verdict::kCommitted);
@@ -133,7 +133,7 @@ TEST_F(RootStoreTest, AResaveReplacesTheOldOneAndSendsItToTrash) {
   EXPECT_GT(store_->trash_bytes(), 0);
 }
 
-TEST_F(RootStoreTest, ASlowSaveNeverReplacesAYoungerOne) {
+TEST_F(RootStoreTest, SlowSaveNeverReplacesAYoungerOne) {
   const Staged slow = StageNow({"step_10", 1});
   ASSERT_EQ(SaveNow("step_10", 2), Verdict::kCommitted);
   const PublishResult result = store_->Publish(slow.inflight, SummaryOf({"step_10", 1}), slow.parts);
@@ -142,7 +142,7 @@ TEST_F(RootStoreTest, ASlowSaveNeverReplacesAYoungerOne) {
   ExpectWhole({"step_10", 2});
 }
 
-TEST_F(RootStoreTest, WhatIsNotOursIsForeignAndStays) {
+TEST_F(RootStoreTest, LeavesForeignDirectoriesUntouched) {
   root_.Write("dir/notes.txt", "mine");
   root_.Write("file", "mine");
   std::filesystem::create_directory(root_.path("elsewhere"));
@@ -164,7 +164,7 @@ TEST_F(RootStoreTest, WhatIsNotOursIsForeignAndStays) {
   EXPECT_EQ(root_.Read("other_root/.ckptd/pins"), "of another root");
 }
 
-TEST_F(RootStoreTest, SomethingThatAppearsDuringTheSaveIsForeign) {
+TEST_F(RootStoreTest, RefusesToReplaceWhatAppearsDuringTheSave) {
   const Staged staged = StageNow({"step_10", 1});
   root_.Write("step_10/notes.txt", "mine");
   const PublishResult result = store_->Publish(staged.inflight, SummaryOf({"step_10", 1}), staged.parts);
@@ -173,7 +173,7 @@ TEST_F(RootStoreTest, SomethingThatAppearsDuringTheSaveIsForeign) {
   EXPECT_EQ(root_.Read("step_10/notes.txt"), "mine");
 }
 
-TEST_F(RootStoreTest, APinnedCheckpointIsNeitherReplacedNorEvicted) {
+TEST_F(RootStoreTest, NeitherReplacesNorEvictsAPinnedCheckpoint) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   ASSERT_TRUE(store_->SetPinned("step_10", 1, true).ok());
   const auto expect_safe = [&] {
@@ -191,7 +191,7 @@ TEST_F(RootStoreTest, APinnedCheckpointIsNeitherReplacedNorEvicted) {
   EXPECT_EQ(store_->SetPinned("step_10", 1, true).code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(RootStoreTest, ADiscardedSaveDoesNotComeBack) {
+TEST_F(RootStoreTest, DiscardedSaveDoesNotComeBack) {
   const Staged staged = StageNow({"step_10", 1});
   ASSERT_TRUE(store_->Discard(staged.inflight).ok());
   Reopen();
@@ -200,7 +200,7 @@ TEST_F(RootStoreTest, ADiscardedSaveDoesNotComeBack) {
   EXPECT_EQ(store_->highest_sequence(), 1) << "trash counts";
 }
 
-TEST_F(RootStoreTest, ACompleteSaveIsPublishedByTheNextDaemonAndAnIncompleteOneIsNot) {
+TEST_F(RootStoreTest, NextDaemonPublishesCompleteSavesOnly) {
   StageNow({"whole", 1});
   StageNow({"half", 2, 2}, 1);
   StageNow({"none", 3, 2}, 0);
@@ -219,7 +219,7 @@ TEST_F(RootStoreTest, ACompleteSaveIsPublishedByTheNextDaemonAndAnIncompleteOneI
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
 }
 
-TEST_F(RootStoreTest, AFileWithoutItsPartRecordIsNotBelieved) {
+TEST_F(RootStoreTest, RecoveryIgnoresAFileWithoutItsPartRecord) {
   const Staged staged = StageNow({"step_10", 1, 2}, 1);
   ASSERT_TRUE(
       WritePart(root_.fs(), *store_, staged.inflight, {"step_10", 1, 2}, 1, /*files_only=*/true).ok());
@@ -227,7 +227,7 @@ TEST_F(RootStoreTest, AFileWithoutItsPartRecordIsNotBelieved) {
   EXPECT_THAT(Committed(), IsEmpty());
 }
 
-TEST_F(RootStoreTest, RecoveryBelievesNoRecordThatDoesNotFit) {
+TEST_F(RootStoreTest, RecoveryRejectsRecordsThatDoNotFit) {
   const std::pair<const char*, std::function<void(const std::string& dir)>> cases[] = {
       {"is not there",
        [&](const std::string& dir) { std::filesystem::remove(root_.path(dir + "/model_0.pt")); }},
@@ -259,7 +259,7 @@ TEST_F(RootStoreTest, RecoveryBelievesNoRecordThatDoesNotFit) {
 }
 
 // Each valid, and of the right rank.
-TEST_F(RootStoreTest, RecoveryTakesNoPartOfAnotherSave) {
+TEST_F(RootStoreTest, RecoveryRejectsAPartOfAnotherSave) {
   const auto recovered_with = [&](const std::function<void(storage::v1::PartRecord&)>& spoil) {
     Staged staged = StageNow({"step_10", 5});
     spoil(staged.parts[1]);
@@ -276,7 +276,7 @@ TEST_F(RootStoreTest, RecoveryTakesNoPartOfAnotherSave) {
               HasSubstr("are of different saves"));
 }
 
-TEST_F(RootStoreTest, RecoveryTakesTheYoungestOfOneTagWhateverTheOrderOfNames) {
+TEST_F(RootStoreTest, RecoveryPublishesTheYoungestSaveOfATagInAnyOrderOfNames) {
   StageNow({"step_10", 9});
   StageNow({"step_10", 10});  // Sorts before .9. as a name.
   Reopen();
@@ -284,7 +284,7 @@ TEST_F(RootStoreTest, RecoveryTakesTheYoungestOfOneTagWhateverTheOrderOfNames) {
   ExpectWhole({"step_10", 10});
 }
 
-TEST_F(RootStoreTest, AnOldGenerationInFlightGoesToTrashEvenWhenItsTagIsGone) {
+TEST_F(RootStoreTest, RecoveryTrashesAnOldGenerationInFlightEvenIfItsTagIsGone) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   // As an exchange leaves it, when the daemon dies right after; and then somebody removed the new one.
   store_.reset();
@@ -317,7 +317,7 @@ class CutOffSwapTest : public RootStoreTest {
   }
 };
 
-TEST_F(CutOffSwapTest, ItGoesBackWhenTheNewOneIsNotThere) {
+TEST_F(CutOffSwapTest, GoesBackWhenTheNewOneIsMissing) {
   CutOff("");
   store_ = root_.Open();
   EXPECT_THAT(Committed(), ElementsAre("step_10:1", "new:2"));
@@ -325,14 +325,14 @@ TEST_F(CutOffSwapTest, ItGoesBackWhenTheNewOneIsNotThere) {
   EXPECT_FALSE(std::filesystem::exists(root_.node("swap")));
 }
 
-TEST_F(CutOffSwapTest, ItGoesBackWhenTheNewOneIsNotWhole) {
+TEST_F(CutOffSwapTest, GoesBackWhenTheNewOneIsNotWhole) {
   CutOff("step_10.2.00000000000000aa");  // Of another tag, as its manifest says.
   store_ = root_.Open();
   EXPECT_THAT(Committed(), ElementsAre("step_10:1"));
   ExpectWhole({"step_10", 1});
 }
 
-TEST_F(CutOffSwapTest, ADamagedIntentStopsTheDaemonBeforeItChangesAnything) {
+TEST_F(CutOffSwapTest, RefusesTheRootOfADamagedIntentBeforeAnyChange) {
   CutOff("");
   root_.FlipByte(".ckptd/nodes/local/swap", 25);
   const absl::Status opened = root_.TryOpen(root_.fs()).status();
@@ -341,7 +341,7 @@ TEST_F(CutOffSwapTest, ADamagedIntentStopsTheDaemonBeforeItChangesAnything) {
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), SizeIs(1));
 }
 
-TEST_F(RootStoreTest, RecoveryLeavesWhatItDoesNotKnow) {
+TEST_F(RootStoreTest, RecoveryLeavesUnknownNamesUntouched) {
   root_.Write(".ckptd/nodes/local/inflight/readme/x", "mine");
   root_.Write(".ckptd/nodes/local/inflight/step_1.1.00000000000000aa", "a file");
   root_.Write(".ckptd/nodes/local/trash/readme/x", "mine");
@@ -354,7 +354,7 @@ TEST_F(RootStoreTest, RecoveryLeavesWhatItDoesNotKnow) {
   EXPECT_THAT(root_.Names(".ckptd/nodes/other/inflight"), SizeIs(1));
 }
 
-TEST_F(RootStoreTest, OneRootHasOneDaemon) {
+TEST_F(RootStoreTest, RootHasOneDaemonAtATime) {
   RunRecord record;
   record.set_path("/data/ckpts");
   ASSERT_TRUE(store_->SaveRunRecord(record).ok());
@@ -365,7 +365,7 @@ TEST_F(RootStoreTest, OneRootHasOneDaemon) {
   Reopen();  // The lock goes with its holder.
 }
 
-TEST_F(RootStoreTest, ADamagedManifestIsListedAndLeftAlone) {
+TEST_F(RootStoreTest, ListsADamagedManifestAndLeavesItUntouched) {
   ASSERT_EQ(SaveNow("good", 1), Verdict::kCommitted);
   for (const char* tag : {"head", "body", "gone", "cut"}) {
     ASSERT_EQ(SaveNow(tag, store_->highest_sequence() + 1), Verdict::kCommitted);
@@ -387,7 +387,7 @@ TEST_F(RootStoreTest, ADamagedManifestIsListedAndLeftAlone) {
   EXPECT_THAT(damaged, ElementsAre("cut", "gone", "head"));
 }
 
-TEST_F(RootStoreTest, ACopiedCheckpointIsNotASecondOne) {
+TEST_F(RootStoreTest, DoesNotListACopiedCheckpointTwice) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   std::filesystem::copy(root_.path("step_10"), root_.path("step_10_copy"),
                         std::filesystem::copy_options::recursive);
@@ -397,7 +397,7 @@ TEST_F(RootStoreTest, ACopiedCheckpointIsNotASecondOne) {
   EXPECT_EQ(store_->damaged()[0].tag, "step_10_copy");
 }
 
-TEST_F(RootStoreTest, ARenamedCheckpointIsNotListedUnderEitherName) {
+TEST_F(RootStoreTest, DoesNotListARenamedCheckpoint) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   std::filesystem::rename(root_.path("step_10"), root_.path("step_12"));
   Reopen();
@@ -406,7 +406,7 @@ TEST_F(RootStoreTest, ARenamedCheckpointIsNotListedUnderEitherName) {
   EXPECT_EQ(store_->damaged()[0].tag, "step_12");
 }
 
-TEST_F(RootStoreTest, ANewerFormatIsRefusedAsAWhole) {
+TEST_F(RootStoreTest, RefusesARootWithANewerFormat) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   store_.reset();
   std::string bytes = root_.Read("step_10/.ckptd/manifest");
@@ -419,7 +419,7 @@ TEST_F(RootStoreTest, ANewerFormatIsRefusedAsAWhole) {
   EXPECT_THAT(std::string(opened.message()), HasSubstr("step_10"));
 }
 
-TEST_F(RootStoreTest, ARecordOfANewerFormatIsNotOneToMoveAway) {
+TEST_F(RootStoreTest, DoesNotAdviseToMoveARecordOfANewerFormatAway) {
   RunRecord record;
   record.set_run_id("r");
   ASSERT_TRUE(store_->SaveRunRecord(record).ok());
@@ -431,7 +431,7 @@ TEST_F(RootStoreTest, ARecordOfANewerFormatIsNotOneToMoveAway) {
   EXPECT_EQ(ReasonOf(opened), "NEWER_FORMAT") << opened;
 }
 
-TEST_F(RootStoreTest, TheRunRecordAndItsDamageAreNotForgotten) {
+TEST_F(RootStoreTest, KeepsTheRunRecordAndRefusesADamagedOne) {
   EXPECT_EQ(store_->run_record().ByteSizeLong(), 0u);
   RunRecord record;
   record.set_run_id("r");
@@ -449,7 +449,7 @@ TEST_F(RootStoreTest, TheRunRecordAndItsDamageAreNotForgotten) {
               HasSubstr("mv .ckptd/nodes/local/run .ckptd/nodes/local/run.damaged"));
 }
 
-TEST_F(RootStoreTest, WhatIsDamagedIsRememberedUntilItIsRepairedOrReplaced) {
+TEST_F(RootStoreTest, KeepsADamageMarkUntilRepairOrReplacement) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   ASSERT_EQ(SaveNow("step_20", 2), Verdict::kCommitted);
   storage::v1::Damage damage;
@@ -478,7 +478,7 @@ TEST_F(RootStoreTest, WhatIsDamagedIsRememberedUntilItIsRepairedOrReplaced) {
   EXPECT_EQ(root_.Read(".ckptd/damaged").find("step_20"), std::string::npos) << "it is gone";
 }
 
-TEST_F(RootStoreTest, ADamagedDamageRecordIsNotNoDamage) {
+TEST_F(RootStoreTest, RefusesADamagedDamageRecord) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   storage::v1::Damage damage;
   damage.set_tag("step_10");
@@ -491,7 +491,7 @@ TEST_F(RootStoreTest, ADamagedDamageRecordIsNotNoDamage) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("mv .ckptd/damaged .ckptd/damaged.damaged"));
 }
 
-TEST_F(RootStoreTest, AnEmptyOrDamagedPinRecordIsNotNoPins) {
+TEST_F(RootStoreTest, RefusesAnEmptyOrDamagedPinRecord) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   ASSERT_TRUE(store_->SetPinned("step_10", 1, true).ok());
   store_.reset();
@@ -499,7 +499,7 @@ TEST_F(RootStoreTest, AnEmptyOrDamagedPinRecordIsNotNoPins) {
   EXPECT_EQ(ReasonOf(root_.TryOpen(root_.fs()).status()), "ROOT_UNREADABLE");
 }
 
-TEST_F(RootStoreTest, AnEvictedCheckpointIsOutOfSightAtOnceAndItsReaderGoesOn) {
+TEST_F(RootStoreTest, EvictedCheckpointVanishesAtOnceAndItsReaderGoesOn) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   ASSERT_EQ(SaveNow("step_20", 2), Verdict::kCommitted);
   absl::StatusOr<ScopedHandle> reader = store_->OpenCheckpoint("step_10", 1);
@@ -520,7 +520,7 @@ TEST_F(RootStoreTest, AnEvictedCheckpointIsOutOfSightAtOnceAndItsReaderGoesOn) {
   ExpectWhole({"step_20", 2});
 }
 
-TEST_F(RootStoreTest, EvictionTakesNothingThatWasPutInItsPlace) {
+TEST_F(RootStoreTest, EvictionLeavesWhatWasPutInTheCheckpointsPlace) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   std::filesystem::remove_all(root_.path("step_10"));
   root_.Write("step_10/notes.txt", "mine");
@@ -529,7 +529,7 @@ TEST_F(RootStoreTest, EvictionTakesNothingThatWasPutInItsPlace) {
   EXPECT_THAT(Committed(), IsEmpty());
 }
 
-TEST_F(RootStoreTest, AHardLinkOutOfTrashKeepsItsBytes) {
+TEST_F(RootStoreTest, HardLinkOutOfTrashKeepsItsBytes) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   std::filesystem::create_hard_link(root_.path("step_10/model_0.pt"), root_.path("kept.pt"));
   ASSERT_TRUE(store_->Evict("step_10", 1).ok());
@@ -537,7 +537,7 @@ TEST_F(RootStoreTest, AHardLinkOutOfTrashKeepsItsBytes) {
   EXPECT_EQ(root_.Read("kept.pt"), ContentOf({"step_10", 1}, "model_0.pt"));
 }
 
-TEST_F(RootStoreTest, ALinkInsideACheckpointIsRemovedAndNotWhatItPointsTo) {
+TEST_F(RootStoreTest, RemovesASymbolicLinkAndNotItsTarget) {
   root_.Write("outside/file", "mine");
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   std::filesystem::create_directory_symlink("../outside", root_.path("step_10/link"));
@@ -547,7 +547,7 @@ TEST_F(RootStoreTest, ALinkInsideACheckpointIsRemovedAndNotWhatItPointsTo) {
   EXPECT_EQ(root_.Read("outside/file"), "mine");
 }
 
-TEST_F(RootStoreTest, TrashOfAnEarlierDaemonIsCounted) {
+TEST_F(RootStoreTest, CountsTheTrashOfAnEarlierDaemon) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
   ASSERT_TRUE(store_->Evict("step_10", 1).ok());
   const int64_t files_alone = store_->trash_bytes();
@@ -616,7 +616,7 @@ TEST_F(RootStoreTest, LeavesOutOfTheCountWhatLiesTooDeepInTrash) {
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
 }
 
-TEST_F(RootStoreTest, BadTagsNeverReachTheDisk) {
+TEST_F(RootStoreTest, RefusesBadTagsBeforeTheDisk) {
   using std::string_literals::operator""s;
   for (const std::string& tag :
        {""s, "."s, ".."s, "../x"s, "/abs"s, "a\0b"s, "latest"s, ".ckptd"s, std::string(300, 'x')}) {
@@ -628,7 +628,7 @@ TEST_F(RootStoreTest, BadTagsNeverReachTheDisk) {
   EXPECT_THAT(root_.Names(""), ElementsAre(".ckptd"));
 }
 
-TEST_F(RootStoreTest, BadPathsAreRefusedBeforeAnyDirectoryIsMade) {
+TEST_F(RootStoreTest, RefusesBadPathsBeforeAnyDirectoryIsMade) {
   const Staged staged = StageNow({"step_10", 1}, 0);
   EXPECT_EQ(ReasonOf(store_->MakeParents(staged.inflight, {"ok/x", "../evil/x"})), "INVALID_PATH");
   EXPECT_FALSE(std::filesystem::exists(root_.node("inflight/" + staged.inflight.name + "/ok")));
@@ -636,7 +636,7 @@ TEST_F(RootStoreTest, BadPathsAreRefusedBeforeAnyDirectoryIsMade) {
   EXPECT_EQ(ReasonOf(store_->MakeParents(staged.inflight, {"f/x"})), "FILE_CONFLICT");
 }
 
-TEST_F(RootStoreTest, PartsThatDoNotBelongTogetherAreNotPublished) {
+TEST_F(RootStoreTest, DoesNotPublishPartsOfDifferentSaves) {
   const SaveSpec spec{"step_10", 1};
   const auto refused = [&](const std::function<void(Staged&)>& spoil) {
     Staged staged = StageNow(spec);
@@ -656,7 +656,7 @@ TEST_F(RootStoreTest, PartsThatDoNotBelongTogetherAreNotPublished) {
   EXPECT_THAT(root_.Names(""), ElementsAre(".ckptd"));
 }
 
-TEST_F(RootStoreTest, APartRecordOfAnotherSaveIsRefused) {
+TEST_F(RootStoreTest, RefusesAPartRecordOfAnotherSave) {
   const Staged staged = StageNow({"step_10", 1}, 1);
   for (const SaveSpec& other : {SaveSpec{"step_11", 1}, SaveSpec{"step_10", 2}}) {
     storage::v1::PartRecord record = staged.parts[0];
@@ -668,7 +668,7 @@ TEST_F(RootStoreTest, APartRecordOfAnotherSaveIsRefused) {
   EXPECT_FALSE(store_->WritePartRecord(staged.inflight, unbelievable).ok());
 }
 
-TEST_F(RootStoreTest, TwoSavesInFlightAreCommittedEachForItself) {
+TEST_F(RootStoreTest, CommitsTwoSavesInFlightIndependently) {
   const Staged one = StageNow({"step_10", 1});
   const Staged two = StageNow({"step_20", 2});
   EXPECT_EQ(store_->Publish(two.inflight, SummaryOf({"step_20", 2}), two.parts).outcome,
@@ -679,7 +679,7 @@ TEST_F(RootStoreTest, TwoSavesInFlightAreCommittedEachForItself) {
   ExpectWhole({"step_20", 2});
 }
 
-TEST_F(RootStoreTest, TenThousandFilesAreOneCheckpoint) {
+TEST_F(RootStoreTest, CommitsTenThousandFiles) {
   const SaveSpec spec{"many", 1, 1};
   absl::StatusOr<Inflight> inflight = store_->CreateInflight("many", 1, 1 << 20);
   ASSERT_TRUE(inflight.ok()) << inflight.status();
@@ -707,7 +707,7 @@ TEST_F(RootStoreTest, TenThousandFilesAreOneCheckpoint) {
 }
 
 // What a start costs: it reads the head of each manifest and nothing else of a checkpoint.
-TEST(RootStoreScanTest, AThousandCheckpointsAreFoundWithAFewCallsForEach) {
+TEST(RootStoreScanTest, FindsAThousandCheckpointsWithFewCallsForEach) {
   TemporaryRoot root(TemporaryRoot::On::kMemory);
   for (int64_t sequence = 1; sequence <= 1000; ++sequence) {
     const Manifest manifest{SummaryOf({absl::StrCat("step_", sequence), sequence}), {}};
@@ -744,7 +744,7 @@ class PointerTest : public RootStoreTest {
   }
 };
 
-TEST_F(PointerTest, APointerNamesTheNewestCheckpointThatNamesIt) {
+TEST_F(PointerTest, PointerFollowsTheNewestCheckpointThatNamesIt) {
   ExpectCommitted(Naming("a", 1));
   EXPECT_EQ(root_.Read("latest"), "a") << "without a newline";
   EXPECT_EQ(root_.Names("").size(), 3u) << "nothing else is beside it";
@@ -757,7 +757,7 @@ TEST_F(PointerTest, APointerNamesTheNewestCheckpointThatNamesIt) {
   EXPECT_THAT(Holders(), ElementsAre(2, 3));
 }
 
-TEST_F(PointerTest, APointerLeavesADamagedCheckpointForTheNewestThatIsNot) {
+TEST_F(PointerTest, PointerMovesFromADamagedCheckpointToTheNewestWholeOne) {
   for (int i : {1, 2, 3}) ExpectCommitted(Naming(absl::StrCat("s", i), i));
   EXPECT_EQ(root_.Read("latest"), "s3");
   const auto set = store_->SetDamage("s3", 3, storage::v1::Damage());
@@ -775,7 +775,7 @@ TEST_F(PointerTest, APointerLeavesADamagedCheckpointForTheNewestThatIsNot) {
   EXPECT_EQ(root_.Read("latest"), "s4");
 }
 
-TEST_F(PointerTest, APointerOnlyGoesForwardWhateverOrderSavesAreCommittedIn) {
+TEST_F(PointerTest, PointerOnlyGoesForwardInAnyOrderOfCommits) {
   const Staged slow = StageNow(Naming("slow", 1));
   ExpectCommitted(Naming("quick", 2));
   EXPECT_EQ(store_->Publish(slow.inflight, SummaryOf(Naming("slow", 1)), slow.parts).outcome,
@@ -785,7 +785,7 @@ TEST_F(PointerTest, APointerOnlyGoesForwardWhateverOrderSavesAreCommittedIn) {
   EXPECT_EQ(root_.Read("latest"), "quick");
 }
 
-TEST_F(PointerTest, APointerThatIsMissingOrFalseIsMadeGoodAtStartAndByAScan) {
+TEST_F(PointerTest, StartAndScanRepairAMissingOrWrongPointer) {
   ExpectCommitted(Naming("a", 1));
   ExpectCommitted(Naming("b", 2));
   for (const bool restart : {true, false}) {
@@ -803,7 +803,7 @@ TEST_F(PointerTest, APointerThatIsMissingOrFalseIsMadeGoodAtStartAndByAScan) {
   }
 }
 
-TEST_F(PointerTest, WhatNoManifestNamesIsNotTouched) {
+TEST_F(PointerTest, LeavesFilesUntouchedThatNoManifestNames) {
   root_.Write("newest", "mine");
   std::filesystem::create_symlink("nowhere", root_.path("link"));
   ExpectCommitted(Naming("a", 1));
@@ -812,7 +812,7 @@ TEST_F(PointerTest, WhatNoManifestNamesIsNotTouched) {
   EXPECT_TRUE(std::filesystem::is_symlink(root_.path("link")));
 }
 
-TEST_F(PointerTest, ASymbolicLinkIsReplacedAndNeverFollowed) {
+TEST_F(PointerTest, ReplacesASymbolicLinkWithoutFollowingIt) {
   root_.Write("outside", "mine");
   for (const bool at_start : {false, true}) {
     std::filesystem::remove(root_.path("latest"));
@@ -829,7 +829,7 @@ TEST_F(PointerTest, ASymbolicLinkIsReplacedAndNeverFollowed) {
   }
 }
 
-TEST_F(PointerTest, ADirectoryInItsPlaceIsRefusedAndLaterAWarning) {
+TEST_F(PointerTest, RefusesADirectoryInThePointersPlaceAndLaterWarns) {
   std::filesystem::create_directory(root_.path("latest"));
   EXPECT_EQ(ReasonOf(store_->CheckTarget("a", {"latest"})), "POINTER_FOREIGN");
   const PublishResult result = PublishNow(Naming("a", 1));
@@ -844,7 +844,7 @@ TEST_F(PointerTest, ADirectoryInItsPlaceIsRefusedAndLaterAWarning) {
   EXPECT_EQ(root_.Read("latest"), "a") << "the next save tries it again";
 }
 
-TEST_F(PointerTest, APipeIsNeitherReadNorReplaced) {
+TEST_F(PointerTest, NeitherReadsNorReplacesAPipe) {
   ASSERT_EQ(::mkfifo(root_.path("latest").c_str(), 0600), 0);
   EXPECT_EQ(ReasonOf(store_->CheckTarget("a", {"latest"})), "POINTER_FOREIGN");
   EXPECT_THAT(PublishNow(Naming("a", 1)).pointers.warnings, SizeIs(1));
@@ -852,13 +852,13 @@ TEST_F(PointerTest, APipeIsNeitherReadNorReplaced) {
   EXPECT_TRUE(std::filesystem::is_fifo(root_.path("latest")));
 }
 
-TEST_F(PointerTest, WhatAKilledDaemonLeftOfAPointerIsNoHindrance) {
+TEST_F(PointerTest, WritesAPointerOverLeftoversOfAKilledDaemon) {
   root_.Write(".ckptd/nodes/local/pointer.new", "half a poin");
   ExpectCommitted(Naming("a", 1));
   EXPECT_EQ(root_.Read("latest"), "a");
 }
 
-TEST_F(PointerTest, WhatAPointerNamesIsNotEvictedUntilTheNextOneNamesIt) {
+TEST_F(PointerTest, DoesNotEvictWhatAPointerNames) {
   ExpectCommitted(Naming("a", 1));
   ExpectCommitted({"b", 2});
   EXPECT_EQ(ReasonOf(store_->Evict("a", 1)), "POINTED");
@@ -869,7 +869,7 @@ TEST_F(PointerTest, WhatAPointerNamesIsNotEvictedUntilTheNextOneNamesIt) {
   EXPECT_EQ(ReasonOf(store_->Evict("c", 3)), "POINTED");
 }
 
-TEST_F(PointerTest, AResaveTakesOverThePointersThatNameWhatItReplaces) {
+TEST_F(PointerTest, ResaveTakesOverThePointersOfWhatItReplaces) {
   ExpectCommitted(Naming("a", 1));
   ExpectCommitted(Naming("b", 2));
   ExpectCommitted({"b", 3});  // It names none.
@@ -881,7 +881,7 @@ TEST_F(PointerTest, AResaveTakesOverThePointersThatNameWhatItReplaces) {
   EXPECT_THAT(Holders(), ElementsAre(3));
 }
 
-TEST_F(PointerTest, AResaveTakesOverWhatItDoesNotNameItselfAndWhatFits) {
+TEST_F(PointerTest, ResaveTakesOverOnlyPointersThatFitBesideItsOwn) {
   SaveSpec old{"a", 1, 1, {{"latest", "a"}}}, next{"a", 2, 1, {{"latest", "a, again"}, {"p9", "a"}}};
   for (int i = 0; i < 7; ++i) old.pointers[absl::StrCat("p", i)] = "a";
   ExpectCommitted(old);
@@ -891,7 +891,7 @@ TEST_F(PointerTest, AResaveTakesOverWhatItDoesNotNameItselfAndWhatFits) {
   EXPECT_EQ(store_->committed().at(2).summary.pointers().at("p0"), "a");
 }
 
-TEST_F(PointerTest, TheNextDaemonPublishesWithThePointersOfAllRanks) {
+TEST_F(PointerTest, NextDaemonPublishesWithThePointersOfAllRanks) {
   // A record has what was known when it was written: here each only what its own rank named.
   SaveSpec spec{"a", 1, 2, {{"latest", "a"}}};
   const absl::StatusOr<Inflight> inflight = store_->CreateInflight("a", 1, 8192);
@@ -905,7 +905,7 @@ TEST_F(PointerTest, TheNextDaemonPublishesWithThePointersOfAllRanks) {
   EXPECT_EQ(root_.Read("best"), "a");
 }
 
-TEST_F(PointerTest, ACheckpointThatSomebodyRemovedIsNotNamedAnyMoreAfterAScan) {
+TEST_F(PointerTest, PointerDoesNotNameARemovedCheckpointAfterAScan) {
   ExpectCommitted(Naming("a", 1));
   ExpectCommitted(Naming("b", 2));
   std::filesystem::remove_all(root_.path("b"));

@@ -46,7 +46,7 @@ class VerifyTest : public ::testing::Test {
   std::unique_ptr<RootStore> store_ = root_.Open();
 };
 
-TEST_F(VerifyTest, AGoodCheckpointHasNoProblems) {
+TEST_F(VerifyTest, FindsNoProblemInAWholeCheckpoint) {
   int64_t heard = 0;
   const auto report = VerifyCheckpoint(root_.fs(), root_.handle(), "step_10", [&](int64_t bytes) {
     EXPECT_GT(bytes, heard);
@@ -58,19 +58,19 @@ TEST_F(VerifyTest, AGoodCheckpointHasNoProblems) {
   EXPECT_EQ(heard, report->verified_bytes);
 }
 
-TEST_F(VerifyTest, AFlippedByteIsNamedByFileAndChunk) {
+TEST_F(VerifyTest, NamesFileAndChunkOfAFlippedByte) {
   root_.FlipByte(In("model_1.pt"), 5000);
   EXPECT_THAT(OnlyProblem(), HasSubstr("model_1.pt 1 chunk 1 (bytes 4096 to 8191): CRC32C is 0x"));
 }
 
-TEST_F(VerifyTest, TheOddTailIsChecked) {
+TEST_F(VerifyTest, ChecksAnOddTail) {
   const int64_t size = static_cast<int64_t>(ContentOf(spec_, "model_0.pt").size());
   ASSERT_NE(size % kTestChunkBytes, 0);
   root_.FlipByte(In("model_0.pt"), size - 1);
   EXPECT_THAT(OnlyProblem(), HasSubstr(absl::StrCat("model_0.pt 2 chunk 2 (bytes 8192 to ", size - 1, ")")));
 }
 
-TEST_F(VerifyTest, EveryByteOfTheManifestIsChecked) {
+TEST_F(VerifyTest, ChecksEveryByteOfTheManifest) {
   for (const int64_t at : {0, 9, 20, 35, 36, 60, 2000, 4095, 4096, 4150}) {
     root_.FlipByte(In(".ckptd/manifest"), at);
     EXPECT_THAT(OnlyProblem(), HasSubstr(".ckptd/manifest -1 damaged manifest")) << at;
@@ -79,14 +79,14 @@ TEST_F(VerifyTest, EveryByteOfTheManifestIsChecked) {
   EXPECT_THAT(Verify().problems, IsEmpty());
 }
 
-TEST_F(VerifyTest, PartRecordsAreChecked) {
+TEST_F(VerifyTest, ChecksPartRecords) {
   root_.FlipByte(In(".ckptd/part-00001"), 40);
   EXPECT_THAT(OnlyProblem(), HasSubstr(".ckptd/part-00001 -1 damaged part record"));
   std::filesystem::remove(root_.path(In(".ckptd/part-00001")));
   EXPECT_THAT(OnlyProblem(), HasSubstr(".ckptd/part-00001 -1 the part record is not there"));
 }
 
-TEST_F(VerifyTest, APartRecordOfAnotherSaveIsFound) {
+TEST_F(VerifyTest, FindsAPartRecordOfAnotherSave) {
   store_ = root_.Open();
   ASSERT_EQ(Save(root_.fs(), *store_, {"step_20", 2}), Verdict::kCommitted);
   std::filesystem::copy_file(root_.path("step_20/.ckptd/part-00000"), root_.path(In(".ckptd/part-00000")),
@@ -94,7 +94,7 @@ TEST_F(VerifyTest, APartRecordOfAnotherSaveIsFound) {
   EXPECT_THAT(OnlyProblem(), HasSubstr("is of sequence 2, the manifest of 1"));
 }
 
-TEST_F(VerifyTest, MissingShortAndLongFilesAreNamed) {
+TEST_F(VerifyTest, NamesMissingShortAndLongFiles) {
   std::filesystem::remove(root_.path(In("empty_0")));
   EXPECT_THAT(OnlyProblem(), HasSubstr("empty_0 -1 the file is not there"));
   root_.Write(In("empty_0"), "x");
@@ -105,7 +105,7 @@ TEST_F(VerifyTest, MissingShortAndLongFilesAreNamed) {
 }
 
 // Retention has it renamed and its files unlinked while they are read.
-TEST_F(VerifyTest, WhatRetentionTakesMeanwhileIsNotDamagedButGone) {
+TEST_F(VerifyTest, ReportsAnEvictedCheckpointAsGoneNotDamaged) {
   const auto report = VerifyCheckpoint(root_.fs(), root_.handle(), "step_10", [&](int64_t) {
     std::filesystem::rename(root_.path("step_10"), root_.path(".ckptd/gone"));
     std::filesystem::remove_all(root_.path(".ckptd/gone"));
@@ -113,7 +113,7 @@ TEST_F(VerifyTest, WhatRetentionTakesMeanwhileIsNotDamagedButGone) {
   EXPECT_EQ(ReasonOf(report.status()), "NO_CHECKPOINT");
 }
 
-TEST_F(VerifyTest, WhatIsSavedAnewMeanwhileIsVerifiedAnew) {
+TEST_F(VerifyTest, VerifiesAgainWhatIsSavedAgainMeanwhile) {
   store_ = root_.Open();
   int64_t sequence = 1;
   const auto save_anew = [&](int64_t) {
@@ -131,18 +131,18 @@ TEST_F(VerifyTest, WhatIsSavedAnewMeanwhileIsVerifiedAnew) {
   EXPECT_EQ(ReasonOf(always.status()), "CHECKPOINT_REPLACED");
 }
 
-TEST_F(VerifyTest, AFileBehindALinkIsNotRead) {
+TEST_F(VerifyTest, DoesNotReadThroughASymbolicLink) {
   std::filesystem::rename(root_.path(In("model_0.pt")), root_.path("elsewhere"));
   std::filesystem::create_symlink("../elsewhere", root_.path(In("model_0.pt")));
   EXPECT_THAT(OnlyProblem(), HasSubstr("model_0.pt -1"));
 }
 
-TEST_F(VerifyTest, AFileOfTheUsersOwnBesideOursIsNoProblem) {
+TEST_F(VerifyTest, IgnoresAUsersOwnFileBesideThoseOfTheCheckpoint) {
   root_.Write(In("zero_to_fp32.py"), "print()");
   EXPECT_THAT(Verify().problems, IsEmpty());
 }
 
-TEST_F(VerifyTest, ARenamedDirectoryIsAProblemAndAnAbsentOneAnError) {
+TEST_F(VerifyTest, ReportsARenamedDirectoryAndFailsForAMissingOne) {
   std::filesystem::rename(root_.path("step_10"), root_.path("renamed"));
   const auto renamed = VerifyCheckpoint(root_.fs(), root_.handle(), "renamed");
   ASSERT_TRUE(renamed.ok());
@@ -156,7 +156,7 @@ TEST_F(VerifyTest, ARenamedDirectoryIsAProblemAndAnAbsentOneAnError) {
   EXPECT_THAT(plain->problems, SizeIs(1));
 }
 
-TEST_F(VerifyTest, AListIsNewestFirstAndNamesTheDamaged) {
+TEST_F(VerifyTest, ListsNewestFirstAndNamesDamagedOnes) {
   store_ = root_.Open();
   ASSERT_EQ(Save(root_.fs(), *store_, {"a_later_one", 2}), Verdict::kCommitted);
   ASSERT_EQ(Save(root_.fs(), *store_, {"broken", 3}), Verdict::kCommitted);
@@ -193,7 +193,7 @@ class ReadVerifiedTest : public VerifyTest {
   ScopedHandle dir_;
 };
 
-TEST_F(ReadVerifiedTest, GivesAnyRange) {
+TEST_F(ReadVerifiedTest, ReadsAnyRange) {
   const std::string content = ContentOf(spec_, "model_0.pt");
   const auto size = static_cast<int64_t>(content.size());
   for (const int64_t from :
@@ -207,14 +207,14 @@ TEST_F(ReadVerifiedTest, GivesAnyRange) {
   }
 }
 
-TEST_F(ReadVerifiedTest, ARangeOutsideTheFileIsRefused) {
+TEST_F(ReadVerifiedTest, RefusesARangeOutsideTheFile) {
   const int64_t size = record_.size_bytes();
   for (const int64_t offset : {int64_t{-1}, size, size + 1, INT64_MAX}) {
     EXPECT_EQ(Read(offset, 1).status().code(), absl::StatusCode::kInvalidArgument) << offset;
   }
 }
 
-TEST_F(ReadVerifiedTest, ADamagedChunkIsNamedAndTheOthersCanBeRead) {
+TEST_F(ReadVerifiedTest, NamesADamagedChunkAndReadsTheOthers) {
   root_.FlipByte(In("model_0.pt"), 5000);
   const absl::Status read = Read(4097, 1).status();  // Not the damaged byte, but its chunk.
   EXPECT_EQ(read.code(), absl::StatusCode::kDataLoss);
@@ -228,7 +228,7 @@ TEST_F(ReadVerifiedTest, ADamagedChunkIsNamedAndTheOthersCanBeRead) {
   EXPECT_TRUE(Read(8192, 10).ok());
 }
 
-TEST_F(ReadVerifiedTest, AFileThatBecameShorterIsDataLoss) {
+TEST_F(ReadVerifiedTest, ShorterFileIsDataLoss) {
   std::filesystem::resize_file(root_.path(In("model_0.pt")), 100);
   EXPECT_EQ(Read(0, 200).status().code(), absl::StatusCode::kDataLoss);
 }

@@ -9,7 +9,7 @@
 namespace ckptd {
 namespace {
 
-TEST(FrameTest, GivesTheMessageBack) {
+TEST(FrameTest, DecodesWhatWasEncoded) {
   const std::string bytes = EncodeFrame(kRunRecordFrame, "hello");
   const absl::StatusOr<std::string_view> message = DecodeFrame(kRunRecordFrame, bytes);
   ASSERT_TRUE(message.ok()) << message.status();
@@ -27,7 +27,7 @@ TEST(FrameTest, HasTheDocumentedBytes) {
                                                                     29));
 }
 
-TEST(FrameTest, AnEmptyFileIsNotAnEmptyRecord) {
+TEST(FrameTest, RefusesAnEmptyFile) {
   const absl::Status status = DecodeFrame(kPinRecordFrame, "").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ReasonOf(status), "ROOT_UNREADABLE");
@@ -48,7 +48,7 @@ TEST(FrameTest, FindsEveryFlippedBitAndEveryCut) {
   EXPECT_FALSE(DecodeFrame(kPinRecordFrame, bytes).ok()) << "another kind";
 }
 
-TEST(FrameTest, ANewerVersionIsNamedAsSuch) {
+TEST(FrameTest, NamesANewerVersion) {
   std::string bytes = EncodeFrame(kRunRecordFrame, "m");
   bytes[8] = 2;
   const absl::Status status = DecodeFrame(kRunRecordFrame, bytes).status();

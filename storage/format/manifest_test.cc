@@ -68,7 +68,7 @@ std::string Encoded(const Manifest& manifest) {
   return bytes.value_or("");
 }
 
-TEST(ManifestTest, GivesBackWhatWentIn) {
+TEST(ManifestTest, DecodesWhatWasEncoded) {
   const std::string bytes = Encoded(Example());
   const absl::StatusOr<Manifest> manifest = DecodeManifest(bytes);
   ASSERT_TRUE(manifest.ok()) << manifest.status();
@@ -80,7 +80,7 @@ TEST(ManifestTest, GivesBackWhatWentIn) {
   EXPECT_EQ(*ManifestSize(bytes), static_cast<int64_t>(bytes.size()));
 }
 
-TEST(ManifestTest, TheSameManifestHasAlwaysTheSameBytes) {
+TEST(ManifestTest, EncodesEqualManifestsToEqualBytes) {
   Manifest forwards = Example();
   Manifest backwards = Example();
   for (int i = 0; i < 50; ++i) {
@@ -112,7 +112,7 @@ TEST(ManifestTest, FindsEveryCutAndAnyTail) {
   EXPECT_FALSE(DecodeManifest(std::string(1 << 16, '\0')).ok());
 }
 
-TEST(ManifestTest, ATornSectorIsFound) {
+TEST(ManifestTest, FindsATornSector) {
   Manifest large = Example();
   large.body.clear_files();
   for (int i = 0; i < 1000; ++i) {
@@ -131,7 +131,7 @@ TEST(ManifestTest, ATornSectorIsFound) {
   }
 }
 
-TEST(ManifestTest, ANewerVersionIsNamedAsSuch) {
+TEST(ManifestTest, NamesANewerVersion) {
   Manifest newer = Example();
   newer.summary.set_format_version(2);
   const absl::Status status = DecodeManifest(Encoded(newer)).status();
@@ -139,7 +139,7 @@ TEST(ManifestTest, ANewerVersionIsNamedAsSuch) {
   EXPECT_EQ(ReasonOf(status), "NEWER_FORMAT");
 }
 
-TEST(ManifestTest, WhatDoesNotFitTogetherIsNotWritten) {
+TEST(ManifestTest, DoesNotEncodeAnInconsistentManifest) {
   const std::pair<const char*, std::function<void(Manifest&)>> cases[] = {
       {"files, and", [](Manifest& m) { m.summary.set_file_count(3); }},
       {"larger than the summary", [](Manifest& m) { m.summary.set_size_bytes(8); }},
@@ -180,7 +180,7 @@ void Overwrite(std::string& bytes, size_t at, const std::string& with) {
 }
 
 // 2 bytes in the file, and some hundred in memory.
-TEST(ManifestTest, ABodyOfMoreRecordsThanTheSummarySaysIsNotEvenParsed) {
+TEST(ManifestTest, DoesNotParseABodyWithMoreRecordsThanTheSummarySays) {
   std::string bytes = Encoded(Example()).substr(0, kManifestHeadBytes);
   std::string body;
   for (int i = 0; i < 3'000'000; ++i) body += std::string("\n\0", 2);
@@ -217,7 +217,7 @@ TEST(ManifestTest, SkipsFieldsOfALaterFormatInTheBody) {
   EXPECT_EQ(decoded->body.files_size(), 2);
 }
 
-TEST(ManifestTest, AFileThatIsAlsoADirectoryIsFoundAcrossNeighbours) {
+TEST(ManifestTest, FindsAFileThatIsAlsoADirectoryOfAnother) {
   Manifest manifest{Summary(), {}};
   *manifest.body.add_files() = File("a", 0, 0, {});
   *manifest.body.add_files() = File("a-b", 0, 0, {});  // Sorts between "a" and "a/b".
@@ -226,7 +226,7 @@ TEST(ManifestTest, AFileThatIsAlsoADirectoryIsFoundAcrossNeighbours) {
   EXPECT_FALSE(EncodeManifest(manifest).ok());
 }
 
-TEST(ManifestTest, MetricsThatDoNotFitAreRefusedWithTheirOwnReason) {
+TEST(ManifestTest, RefusesMetricsThatAreTooLarge) {
   Manifest manifest = Example();
   (*manifest.summary.mutable_metrics())[std::string(4000, 'm')] = 1;
   const absl::Status status = EncodeManifest(manifest).status();
@@ -234,7 +234,7 @@ TEST(ManifestTest, MetricsThatDoNotFitAreRefusedWithTheirOwnReason) {
 }
 
 // Else a save would be refused only when all of it is written.
-TEST(ManifestTest, TheLargestMetricsAndPointersThatASaveMayHaveFit) {
+TEST(ManifestTest, LargestAllowedMetricsAndPointersFit) {
   Manifest manifest = Example();
   ManifestSummary& summary = manifest.summary;
   summary.clear_metrics();
@@ -257,7 +257,7 @@ TEST(ManifestTest, TheLargestMetricsAndPointersThatASaveMayHaveFit) {
   EXPECT_TRUE(EncodeManifest(manifest).ok());
 }
 
-TEST(ManifestTest, APointerThatWouldLeaveTheRootIsDamage) {
+TEST(ManifestTest, TakesAPointerOutOfTheRootForDamage) {
   for (const char* name : {"../etc", "a/b", ".ckptd", ""}) {
     Manifest manifest = Example();
     (*manifest.summary.mutable_pointers())[name] = "step_100";
@@ -265,7 +265,7 @@ TEST(ManifestTest, APointerThatWouldLeaveTheRootIsDamage) {
   }
 }
 
-TEST(ManifestTest, OnlyWhatWasAdoptedIsOfNoAttempt) {
+TEST(ManifestTest, OnlyAnAdoptedCheckpointHasNoAttempt) {
   Manifest manifest = Example();
   manifest.summary.set_attempt(0);
   manifest.summary.set_ordinal(0);
@@ -278,7 +278,7 @@ TEST(ManifestTest, OnlyWhatWasAdoptedIsOfNoAttempt) {
   EXPECT_FALSE(EncodeManifest(manifest).ok());
 }
 
-TEST(ManifestTest, NanIsAMetric) {
+TEST(ManifestTest, AcceptsNanAsAMetric) {
   Manifest manifest = Example();
   (*manifest.summary.mutable_metrics())["loss"] = std::nan("");
   const absl::StatusOr<Manifest> decoded = DecodeManifest(Encoded(manifest));
@@ -297,7 +297,7 @@ PartRecord ExamplePart() {
   return record;
 }
 
-TEST(PartRecordTest, GivesBackWhatWentIn) {
+TEST(PartRecordTest, DecodesWhatWasEncoded) {
   const absl::StatusOr<PartRecord> record = DecodePartRecord(EncodePartRecord(ExamplePart()));
   ASSERT_TRUE(record.ok()) << record.status();
   EXPECT_EQ(record->SerializeAsString(), ExamplePart().SerializeAsString());
@@ -315,7 +315,7 @@ TEST(PartRecordTest, FindsEveryFlippedByteAndEveryCut) {
   }
 }
 
-TEST(PartRecordTest, OneThatCannotBeRightIsDamaged) {
+TEST(PartRecordTest, TakesAnImpossibleRecordForDamage) {
   for (const auto& spoil : std::initializer_list<std::function<void(PartRecord&)>>{
            [](PartRecord& r) { r.set_rank(2); }, [](PartRecord& r) { r.set_rank(-1); },
            [](PartRecord& r) { r.set_sequence(0); }, [](PartRecord& r) { r.set_chunk_bytes(0); },
@@ -347,7 +347,7 @@ std::string HexDump(const std::string& bytes) {
   return dump;
 }
 
-TEST(StorageFormatDocumentTest, ItsExampleIsWhatTheCodeWrites) {
+TEST(StorageFormatDocumentTest, ExampleIsWhatTheCodeWrites) {
   std::ifstream file("docs/storage_format.md");
   ASSERT_TRUE(file.good()) << "docs/storage_format.md is not beside the test";
   std::stringstream document;

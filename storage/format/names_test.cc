@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(TagTest, TakesWhatFrameworksMake) {
+TEST(TagTest, AcceptsNamesThatFrameworksMake) {
   for (const std::string& tag : {"step_100"s, "global_step500"s, "epoch_0_train_step_2_train_loss=1e-05"s,
                                  "a"s, "0"s, "_tmp"s, "v1.2+rc,3@x"s, "latest_step"s, "Latest"s, "LATEST"s,
                                  "a..b"s, "a."s, "=x"s, "+1"s, "@"s, ","s, std::string(200, 'x')}) {
@@ -64,20 +64,20 @@ TEST(TagTest, RefusesEverythingElse) {
   }
 }
 
-TEST(TagTest, CaseFoldTwinsAreTwoTags) {
+TEST(TagTest, TagsDifferByCase) {
   EXPECT_TRUE(CheckTag("Step_1").ok());
   EXPECT_TRUE(CheckTag("step_1").ok());
   EXPECT_NE(InflightName("Step_1", 1, 1), InflightName("step_1", 1, 1));
 }
 
-TEST(TagTest, TheErrorShowsTheValueEscapedAndTheRule) {
+TEST(TagTest, ErrorShowsTheEscapedValueAndTheRule) {
   EXPECT_THAT(std::string(CheckTag("a\nb").message()),
               HasSubstr("\"a\\nb\" has a character that a tag may not have"));
   EXPECT_THAT(std::string(CheckTag("latest").message()), HasSubstr("is reserved"));
   EXPECT_THAT(std::string(CheckTag("-x").message()), HasSubstr("begins with . or -"));
 }
 
-TEST(FilePathTest, TakesWhatFrameworksMake) {
+TEST(FilePathTest, AcceptsNamesThatFrameworksMake) {
   for (const std::string& path :
        {"model_0.pt"s, "model/dp_rank_00_tp_rank_00_pp_rank_00.pt"s, "mp_rank_00_model_states.pt"s,
         ".metadata"s, "__0_0.distcp"s, "a b.pt"s, "-x"s, "checkpoint"s, "done"s, "a/.ckptd/b"s, ".ckptd2"s,
@@ -88,7 +88,7 @@ TEST(FilePathTest, TakesWhatFrameworksMake) {
   }
 }
 
-TEST(FilePathTest, RefusesWhatLeavesTheDirectoryOrCannotBeAName) {
+TEST(FilePathTest, RefusesPathsOutOfTheDirectoryAndInvalidNames) {
   for (const std::string& path : {""s,
                                   "/"s,
                                   "/abs"s,
@@ -125,7 +125,7 @@ TEST(FilePathTest, RefusesWhatLeavesTheDirectoryOrCannotBeAName) {
   }
 }
 
-TEST(PointersTest, AreAFewSmallFilesInTheRootItself) {
+TEST(PointersTest, AcceptsAFewSmallFilesInTheRootOnly) {
   for (const char* name :
        {"latest", "latest_checkpointed_iteration.txt", ".newest", "-x", "zuletzt \xc3\xa4"}) {
     EXPECT_EQ(CheckPointerName(name), absl::OkStatus()) << name;
@@ -150,7 +150,7 @@ TEST(PointersTest, AreAFewSmallFilesInTheRootItself) {
   }
 }
 
-TEST(FilePathTest, ParentsComeOutermostFirst) {
+TEST(FilePathTest, ParentsAreOutermostFirst) {
   EXPECT_THAT(ParentDirectories("a/b/c.pt"), ElementsAre("a", "a/b"));
   EXPECT_THAT(ParentDirectories("c.pt"), IsEmpty());
 }
@@ -178,7 +178,7 @@ TEST(InflightNameTest, IsReadBackExactlyAndFitsIntoAName) {
   EXPECT_EQ(ParseInflightName("v1.2.7.00000000000000ab")->tag, "v1.2");
 }
 
-TEST(InflightNameTest, AnythingElseIsNotOurs) {
+TEST(InflightNameTest, RejectsAnythingElse) {
   for (const char* name :
        {"", "x", "step_1", "step_1.7", "step_1.7.ab", "step_1.7.00000000000000AB",
         "step_1.0.00000000000000ab", "step_1.-7.00000000000000ab", "step_1.07.00000000000000ab",

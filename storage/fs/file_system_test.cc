@@ -53,14 +53,14 @@ class FileSystemHelpersTest : public ::testing::Test {
   FaultyFileSystem faulty_{posix_.get()};
 };
 
-TEST_F(FileSystemHelpersTest, AFileIsReplacedByTempSyncRenameSync) {
+TEST_F(FileSystemHelpersTest, ReplacesAFileByTempSyncRenameSync) {
   ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "new").ok());
   EXPECT_EQ(Get("file"), "new");
   EXPECT_THAT(Calls(), ElementsAre("Remove .file.tmp", "Open .file.tmp", "WriteAt .file.tmp",
                                    "Sync .file.tmp", "Close .file.tmp", "Rename .file.tmp file", "Sync"));
 }
 
-TEST_F(FileSystemHelpersTest, WhateverFailsBeforeTheRenameLeavesTheOldFile) {
+TEST_F(FileSystemHelpersTest, KeepsTheOldFileWhenAStepBeforeTheRenameFails) {
   ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "old").ok());
   for (const FsOp op : {FsOp::kRemove, FsOp::kOpen, FsOp::kWriteAt, FsOp::kSync, FsOp::kRename}) {
     faulty_.Fail({.op = op, .error = EIO});
@@ -71,20 +71,20 @@ TEST_F(FileSystemHelpersTest, WhateverFailsBeforeTheRenameLeavesTheOldFile) {
   }
 }
 
-TEST_F(FileSystemHelpersTest, AFailedSyncOfTheDirectoryIsReported) {
+TEST_F(FileSystemHelpersTest, ReportsAFailedSyncOfTheDirectory) {
   faulty_.Fail({.op = FsOp::kSync, .nth = 2, .error = EIO});
   EXPECT_EQ(ReasonOf(ReplaceFileDurably(faulty_, dir(), "file", "new")), "IO_ERROR");
   EXPECT_EQ(faulty_.Count(FsOp::kSync), 2) << "no sync is repeated";
 }
 
-TEST_F(FileSystemHelpersTest, ATempFileThatAKilledProcessLeftIsNoObstacle) {
+TEST_F(FileSystemHelpersTest, ReplacesOverATempFileOfAKilledProcess) {
   std::ofstream(dir_.path() + "/.file.tmp") << "half";
   ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "new").ok());
   EXPECT_EQ(Get("file"), "new");
   EXPECT_THAT(Names(), ElementsAre("file"));
 }
 
-TEST_F(FileSystemHelpersTest, EachNewDirectorysParentIsSynced) {
+TEST_F(FileSystemHelpersTest, SyncsTheParentOfEachNewDirectory) {
   ASSERT_TRUE(MakeDirsDurably(faulty_, dir(), "a/b").ok());
   EXPECT_THAT(Calls(), ElementsAre("MakeDir a", "Sync", "Open a", "MakeDir a/b", "Sync a", "Open a/b",
                                    "Close a", "Close a/b"));
@@ -93,18 +93,18 @@ TEST_F(FileSystemHelpersTest, EachNewDirectorysParentIsSynced) {
   EXPECT_EQ(faulty_.Count(FsOp::kSync), 3) << "one more, for c alone";
 }
 
-TEST_F(FileSystemHelpersTest, AFileInTheWayOfADirectoryIsAnError) {
+TEST_F(FileSystemHelpersTest, FailsWhenAFileIsInTheWayOfADirectory) {
   std::ofstream(dir_.path() + "/a") << "";
   EXPECT_EQ(ErrnoOf(MakeDirsDurably(faulty_, dir(), "a/b")), ENOTDIR);
   EXPECT_EQ(faulty_.open_handles(), 0);
 }
 
-TEST_F(FileSystemHelpersTest, AFailedSyncMeansThatADirectoryIsNotThere) {
+TEST_F(FileSystemHelpersTest, FailsToMakeADirectoryWhenItsSyncFails) {
   faulty_.Fail({.op = FsOp::kSync, .path = "a", .error = EIO});
   EXPECT_EQ(ReasonOf(MakeDirsDurably(faulty_, dir(), "a/b")), "IO_ERROR");
 }
 
-TEST_F(FileSystemHelpersTest, ADirectoryThatCannotBeMadeIsTheErrorThatTheKernelGave) {
+TEST_F(FileSystemHelpersTest, ReturnsTheKernelsErrorForADirectoryThatCannotBeMade) {
   faulty_.Fail({.op = FsOp::kMakeDir, .path = "a/b", .error = ENOSPC});
   EXPECT_EQ(ReasonOf(MakeDirsDurably(faulty_, dir(), "a/b")), "NO_SPACE");
 }
@@ -122,27 +122,27 @@ class ShortWrites : public FaultyFileSystem {
   const size_t most_;
 };
 
-TEST_F(FileSystemHelpersTest, AShortWriteGoesOnWhereItEnded) {
+TEST_F(FileSystemHelpersTest, ContinuesAShortWrite) {
   ShortWrites three(posix_.get(), 3);
   ASSERT_TRUE(ReplaceFileDurably(three, dir(), "file", "12345678").ok());
   EXPECT_EQ(Get("file"), "12345678");
   EXPECT_EQ(three.Count(FsOp::kWriteAt), 3);
 }
 
-TEST_F(FileSystemHelpersTest, AWriteOfNothingIsAnErrorAndNotTheEnd) {
+TEST_F(FileSystemHelpersTest, FailsOnAWriteOfZeroBytes) {
   ShortWrites nothing(posix_.get(), 0);
   EXPECT_EQ(ReasonOf(ReplaceFileDurably(nothing, dir(), "file", "new")), "IO_ERROR");
   EXPECT_THAT(Names(), ElementsAre());
 }
 
-TEST_F(FileSystemHelpersTest, ASmallFileIsReadWhole) {
+TEST_F(FileSystemHelpersTest, ReadsASmallFile) {
   ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "12345").ok());
   EXPECT_EQ(ReadSmallFile(faulty_, dir(), "file", 5).value_or("-"), "12345");
   EXPECT_EQ(ReadSmallFile(faulty_, dir(), "file", 4).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrnoOf(ReadSmallFile(faulty_, dir(), "missing", 5).status()), ENOENT);
 }
 
-TEST_F(FileSystemHelpersTest, AFileThatEndsTooEarlyIsDataLoss) {
+TEST_F(FileSystemHelpersTest, ShortFileIsDataLoss) {
   ASSERT_TRUE(ReplaceFileDurably(faulty_, dir(), "file", "12345").ok());
   const auto file = OpenScoped(faulty_, dir(), "file", OpenMode::kRead);
   ASSERT_TRUE(file.ok());

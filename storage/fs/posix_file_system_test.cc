@@ -82,7 +82,7 @@ class ActingAsAUserTest : public ::testing::Test {
   std::unique_ptr<FileSystem> fs_;
 };
 
-TEST_F(ActingAsAUserTest, FilesAndDirectoriesBelongToTheUser) {
+TEST_F(ActingAsAUserTest, MakesFilesAndDirectoriesAsTheUser) {
   Directory(kUser, kGroup, 0700);
   const auto file = OpenScoped(*fs_, dir_.fd(), "file", OpenMode::kCreate);
   ASSERT_TRUE(file.ok()) << file.status();
@@ -96,7 +96,7 @@ TEST_F(ActingAsAUserTest, FilesAndDirectoriesBelongToTheUser) {
   ExpectThreadIsItselfAgain();
 }
 
-TEST_F(ActingAsAUserTest, RootsRightsAreOff) {
+TEST_F(ActingAsAUserTest, DropsRootsRights) {
   Directory(0, 0, 0755);
   EXPECT_EQ(ErrnoOf(fs_->Open(dir_.fd(), "file", OpenMode::kCreate).status()), EACCES);
   EXPECT_EQ(ErrnoOf(fs_->MakeDir(dir_.fd(), "dir")), EACCES);
@@ -110,14 +110,14 @@ TEST_F(ActingAsAUserTest, RootsRightsAreOff) {
   EXPECT_TRUE(Make()->Remove(dir_.fd(), "roots", FileType::kDirectory).ok());
 }
 
-TEST_F(ActingAsAUserTest, SupplementaryGroupsCount) {
+TEST_F(ActingAsAUserTest, UsesSupplementaryGroups) {
   Directory(0, kProject, 0770);
   EXPECT_TRUE(OpenScoped(*fs_, dir_.fd(), "file", OpenMode::kCreate).ok());
   EXPECT_EQ(ErrnoOf(Make(FileUser{kUser, kGroup, {}})->MakeDir(dir_.fd(), "dir")), EACCES);
   ExpectThreadIsItselfAgain();
 }
 
-TEST_F(ActingAsAUserTest, ARootDirectoryIsOpenedWithTheUsersRights) {
+TEST_F(ActingAsAUserTest, OpensARootDirectoryWithTheUsersRights) {
   const TempDir reachable("/tmp");
   ASSERT_EQ(::chown(reachable.path().c_str(), kUser, kGroup), 0);
   const FileUser user{kUser, kGroup, {}};
@@ -129,14 +129,14 @@ TEST_F(ActingAsAUserTest, ARootDirectoryIsOpenedWithTheUsersRights) {
   ExpectThreadIsItselfAgain();
 }
 
-TEST_F(ActingAsAUserTest, OnlyRootCanBeAnother) {
+TEST_F(ActingAsAUserTest, OnlyRootCanActAsAnotherUser) {
   EXPECT_TRUE(InAProcessAs(kUser, [] {
     return ReasonOf(MakePosixFileSystem(FileUser{kUser + 1, kGroup, {}}).status()) == "USER_MISMATCH";
   }));
   EXPECT_TRUE(InAProcessAs(kUser, [] { return MakePosixFileSystem(FileUser{kUser, kGroup, {}}).ok(); }));
 }
 
-TEST(PosixFileSystemTest, RootDirectoriesAreAbsoluteAndExist) {
+TEST(PosixFileSystemTest, OpensOnlyAbsoluteExistingRootDirectories) {
   EXPECT_EQ(ReasonOf(OpenRootDirectory("", std::nullopt).status()), "INVALID_PATH");
   EXPECT_EQ(ReasonOf(OpenRootDirectory("relative", std::nullopt).status()), "INVALID_PATH");
   EXPECT_EQ(ReasonOf(OpenRootDirectory(std::string("/tmp\0x", 6), std::nullopt).status()), "INVALID_PATH");
@@ -145,7 +145,7 @@ TEST(PosixFileSystemTest, RootDirectoriesAreAbsoluteAndExist) {
 }
 
 // Links above the root are the user's own business: /data may well be one.
-TEST(PosixFileSystemTest, LinksOnTheWayToARootAreFollowed) {
+TEST(PosixFileSystemTest, FollowsLinksOnTheWayToARoot) {
   const TempDir dir;
   ASSERT_EQ(::symlink(dir.path().c_str(), (dir.path() + "/link").c_str()), 0);
   auto opened = OpenRootDirectory(dir.path() + "/link", std::nullopt);
@@ -171,7 +171,7 @@ class UmaskTest : public ::testing::Test {
   const mode_t own_;
 };
 
-TEST_F(UmaskTest, NewFilesAndDirectoriesHaveTheUsersUmask) {
+TEST_F(UmaskTest, AppliesTheUsersUmask) {
   const auto umask = std::make_shared<std::atomic<mode_t>>(027);
   const auto fs = Make(Self(umask));
   ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "a", OpenMode::kCreate).ok());
@@ -234,7 +234,7 @@ TEST(PosixFileSystemTest, LockExcludesFlockAndOpenFileDescriptionLocks) {
   EXPECT_NE(::fcntl(other.get(), F_OFD_SETLK, &whole), 0);
 }
 
-TEST(PosixFileSystemTest, AFileIsOpenedWithoutNonblock) {
+TEST(PosixFileSystemTest, OpensFilesWithoutNonblock) {
   const TempDir dir;
   const auto fs = Make();
   ASSERT_TRUE(OpenScoped(*fs, dir.fd(), "file", OpenMode::kCreate).ok());
@@ -245,7 +245,7 @@ TEST(PosixFileSystemTest, AFileIsOpenedWithoutNonblock) {
   EXPECT_FALSE(flags & O_NONBLOCK) << "io_uring would answer EAGAIN";
 }
 
-TEST(PosixFileSystemTest, AFullFileSystemIsNoSpace) {
+TEST(PosixFileSystemTest, FullFileSystemIsNoSpace) {
   const auto fs = Make();
   const int device = ::open("/dev/full", O_WRONLY | O_CLOEXEC);
   ASSERT_GE(device, 0);
@@ -253,7 +253,7 @@ TEST(PosixFileSystemTest, AFullFileSystemIsNoSpace) {
   EXPECT_TRUE(fs->Close(device).ok());
 }
 
-TEST(PosixFileSystemTest, WhereOpenat2IsForbiddenTheErrorSaysWhatToDo) {
+TEST(PosixFileSystemTest, GivesAdviceWhenOpenat2IsForbidden) {
   const TempDir dir;
   absl::Status refused;
   ASSERT_TRUE(WithoutSystemCall(SYS_openat2, ENOSYS,
@@ -263,7 +263,7 @@ TEST(PosixFileSystemTest, WhereOpenat2IsForbiddenTheErrorSaysWhatToDo) {
 }
 
 // A pipe cannot be synced, and the kernel says so: whoever does not ask it, or does not listen, says yes.
-TEST(PosixFileSystemTest, ASyncIsTheKernelsAndSoIsItsAnswer) {
+TEST(PosixFileSystemTest, ReturnsTheKernelsAnswerToASync) {
   const auto fs = Make();
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -272,7 +272,7 @@ TEST(PosixFileSystemTest, ASyncIsTheKernelsAndSoIsItsAnswer) {
   for (const int end : ends) EXPECT_TRUE(fs->Close(end).ok());
 }
 
-TEST(PosixFileSystemTest, WhatTheKernelRefusesToDoToAFileIsAnError) {
+TEST(PosixFileSystemTest, ReturnsTheKernelsRefusals) {
   const TempDir dir;
   const auto fs = Make();
   ASSERT_TRUE(OpenScoped(*fs, dir.fd(), "file", OpenMode::kCreate).ok());

@@ -49,9 +49,9 @@ class CheckImagesTest : public ::testing::Test {
   std::unique_ptr<ChecksumPool> pool_ = std::make_unique<ChecksumPool>(2);
 };
 
-TEST_F(CheckImagesTest, WhatWasWrittenIsWell) { EXPECT_TRUE(Check().ok()) << Check(); }
+TEST_F(CheckImagesTest, AcceptsUnchangedImages) { EXPECT_TRUE(Check().ok()) << Check(); }
 
-TEST_F(CheckImagesTest, AByteThatChangedAnywhereIsNamedWithItsChunk) {
+TEST_F(CheckImagesTest, NamesTheChunkOfAChangedByte) {
   for (size_t at = 0; at < bytes_.size(); at += 61) {
     bytes_[at] ^= std::byte{1};
     const absl::Status status = Check();
@@ -62,13 +62,13 @@ TEST_F(CheckImagesTest, AByteThatChangedAnywhereIsNamedWithItsChunk) {
   }
 }
 
-TEST_F(CheckImagesTest, ItStopsSoonAfterItIsTold) {
+TEST_F(CheckImagesTest, StopsSoonWhenAsked) {
   int asked = 0;
   EXPECT_EQ(Check([&] { return ++asked == 3; }).code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(asked, 3);
 }
 
-TEST_F(CheckImagesTest, OthersHaveTheirTurnBetweenItsChunks) {
+TEST_F(CheckImagesTest, OtherWorkRunsBetweenItsChunks) {
   pool_ = std::make_unique<ChecksumPool>(1);
   std::promise<absl::Status> answer;
   std::atomic<bool> other = false, before = false;

@@ -49,7 +49,7 @@ TEST(IoThreadTest, RunsWhatIsPostedInOrderOnItsNamedThread) {
   EXPECT_EQ(name, "io-of-a-long-na");
 }
 
-TEST(IoThreadTest, WhatIsPostedFromItsOwnThreadRunsToo) {
+TEST(IoThreadTest, RunsWhatIsPostedFromItsOwnThread) {
   std::promise<void> ran;
   auto thread = IoThread::Start("io", &MakeQueue);
   ASSERT_TRUE(thread.ok()) << thread.status();
@@ -57,12 +57,12 @@ TEST(IoThreadTest, WhatIsPostedFromItsOwnThreadRunsToo) {
   EXPECT_EQ(ran.get_future().wait_for(std::chrono::seconds(30)), std::future_status::ready);
 }
 
-TEST(IoThreadTest, AQueueThatCannotBeMadeIsReported) {
+TEST(IoThreadTest, ReportsAQueueThatCannotBeMade) {
   const auto thread = IoThread::Start("io", [] { return MakeThreadQueue(0); });
   EXPECT_EQ(thread.status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(ChecksumPoolTest, ItsEndRunsWhatIsQueued) {
+TEST(ChecksumPoolTest, DestructorRunsWhatIsQueued) {
   std::atomic<int> ran = 0;
   {
     ChecksumPool pool(2);
@@ -71,7 +71,7 @@ TEST(ChecksumPoolTest, ItsEndRunsWhatIsQueued) {
   EXPECT_EQ(ran, 100);
 }
 
-TEST(ChecksumPoolTest, ItsThreadsWorkSideBySideAndHaveNames) {
+TEST(ChecksumPoolTest, ThreadsRunConcurrentlyAndHaveNames) {
   ChecksumPool pool(2);
   std::promise<void> first_runs;
   std::promise<void> second_runs;
@@ -89,7 +89,7 @@ TEST(ChecksumPoolTest, ItsThreadsWorkSideBySideAndHaveNames) {
   EXPECT_EQ(name.get_future().get().substr(0, 10), "ckptd-crc-");
 }
 
-TEST(IoThreadTest, AThreadThatCannotBeStartedIsAnError) {
+TEST(IoThreadTest, ReportsAThreadThatCannotBeStarted) {
   absl::Status io = absl::OkStatus(), queue = absl::OkStatus();
   const bool filtered = WithoutSystemCall(SYS_clone3, EAGAIN, [&] {
     io = IoThread::Start("io", [] { return MakeThreadQueue(1); }).status();

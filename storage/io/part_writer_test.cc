@@ -175,7 +175,7 @@ std::vector<const Image*> Pointers(const std::vector<std::unique_ptr<Image>>& im
   return pointers;
 }
 
-TEST_P(PartWriterTest, FilesOfEverySizeArriveWithTheirChecksums) {
+TEST_P(PartWriterTest, WritesFilesOfEverySizeWithChecksums) {
   const auto images = ImagesOfOddSizes();
   const Result result = Write(Pointers(images));
   ExpectWritten(result, Pointers(images));
@@ -185,20 +185,20 @@ TEST_P(PartWriterTest, FilesOfEverySizeArriveWithTheirChecksums) {
   EXPECT_EQ(faults_.syncs(), static_cast<int>(images.size())) << "each file is synced once, empty ones too";
 }
 
-TEST_P(PartWriterTest, WithoutDirectIoFilesAreTheSame) {
+TEST_P(PartWriterTest, WritesTheSameFilesWithoutDirectIo) {
   UseWriter(/*direct=*/false);
   const auto images = ImagesOfOddSizes();
   ExpectWritten(Write(Pointers(images)), Pointers(images));
 }
 
-TEST_P(PartWriterTest, BufferedWritesOfAFileGoOneByOne) {
+TEST_P(PartWriterTest, WritesBufferedOneAtATimePerFile) {
   UseWriter(/*direct=*/false);
   const Image image("a", 20 * kChunk);
   ExpectWritten(Write({&image}), {&image});
   EXPECT_EQ(faults_.most_in_flight(), 1);
 }
 
-TEST_P(PartWriterTest, ChunksMayCrossRuns) {
+TEST_P(PartWriterTest, WritesChunksThatCrossRuns) {
   const Image thirds("thirds", 7 * kBlock + 100, {3 * kBlock, 3 * kBlock, kBlock + 100});
   const Image blocks("blocks", 5 * kBlock, std::vector<int64_t>(5, kBlock));
   const Image large("large", 6 * kChunk, {kChunk, 3 * kChunk + kBlock, 2 * kChunk - kBlock});
@@ -206,13 +206,13 @@ TEST_P(PartWriterTest, ChunksMayCrossRuns) {
   ExpectWritten(Write(images), images);
 }
 
-TEST_P(PartWriterTest, APartWithoutFilesIsDone) {
+TEST_P(PartWriterTest, FinishesAPartWithoutFiles) {
   const Result result = Write({});
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_THAT(*result, IsEmpty());
 }
 
-TEST_P(PartWriterTest, DepthIsUsedAndSharedByAllParts) {
+TEST_P(PartWriterTest, SharesTheDepthAmongAllParts) {
   const Image a("a", 20 * kChunk);
   const Image b("b", 20 * kChunk);
   std::future<Result> first = Start({&a});
@@ -224,7 +224,7 @@ TEST_P(PartWriterTest, DepthIsUsedAndSharedByAllParts) {
   EXPECT_EQ(faults_.most_in_flight(), kDepth);
 }
 
-TEST_P(PartWriterTest, ManyFilesAreNeverOpenAtOnce) {
+TEST_P(PartWriterTest, LimitsTheNumberOfOpenFiles) {
   std::vector<std::unique_ptr<Image>> images;
   for (int i = 0; i < 5 * kMaxOpenFiles; ++i) {
     images.push_back(std::make_unique<Image>("f" + std::to_string(i), i));
@@ -237,7 +237,7 @@ TEST_P(PartWriterTest, ManyFilesAreNeverOpenAtOnce) {
   EXPECT_THAT(most.load(), Le(kMaxOpenFiles));
 }
 
-TEST_P(PartWriterTest, FilesAreAllocatedWholeAndCutToSize) {
+TEST_P(PartWriterTest, AllocatesFilesWholeAndCutsThemToSize) {
   const Image image("a", kChunk + 1);
   ExpectWritten(Write({&image}), {&image});
   std::vector<std::pair<std::string, int64_t>> sizes;
@@ -250,20 +250,20 @@ TEST_P(PartWriterTest, FilesAreAllocatedWholeAndCutToSize) {
                                             std::pair("Truncate a", kChunk + 1)));
 }
 
-TEST_P(PartWriterTest, WithoutFallocateItGoesOn) {
+TEST_P(PartWriterTest, WorksWithoutFallocate) {
   fs_.Fail({.op = FsOp::kAllocate, .nth = FsFault::kEvery, .error = EOPNOTSUPP});
   const Image image("a", 3 * kChunk + 1);
   ExpectWritten(Write({&image}), {&image});
 }
 
-TEST_P(PartWriterTest, NoSpaceToAllocateFailsThePartBeforeAByteIsWritten) {
+TEST_P(PartWriterTest, FailsBeforeWritingWhenSpaceCannotBeAllocated) {
   fs_.Fail({.op = FsOp::kAllocate, .error = ENOSPC});
   const Image image("a", 3 * kChunk);
   ExpectFailed(Write({&image}), "NO_SPACE", "a");
   EXPECT_EQ(faults_.writes(), 0);
 }
 
-TEST_P(PartWriterTest, AFullDiskFailsThePart) {
+TEST_P(PartWriterTest, FailsOnAFullDisk) {
   const SmallTmpfs disk(4 * kChunk);
   if (!disk.ok()) GTEST_SKIP() << "needs the right to mount";
   const Image small("small", kChunk);
@@ -272,14 +272,14 @@ TEST_P(PartWriterTest, AFullDiskFailsThePart) {
   ExpectFailed(Await(future), "NO_SPACE", "large");
 }
 
-TEST_P(PartWriterTest, NoSpaceInTheMiddleFailsThePart) {
+TEST_P(PartWriterTest, FailsWhenSpaceRunsOutInTheMiddle) {
   faults_.FailWrite(5, ENOSPC);
   const Image image("a", 20 * kChunk);
   ExpectFailed(Write({&image}), "NO_SPACE", "a");
   EXPECT_EQ(faults_.syncs(), 0);
 }
 
-TEST_P(PartWriterTest, AnIoErrorAtAnyWriteFailsThePartAndNothingMoreIsSubmitted) {
+TEST_P(PartWriterTest, FailsOnAnIoErrorAndSubmitsNothingMore) {
   constexpr int kChunks = 12;
   int before = 0;
   for (int k = 1; k <= kChunks; ++k) {
@@ -291,7 +291,7 @@ TEST_P(PartWriterTest, AnIoErrorAtAnyWriteFailsThePartAndNothingMoreIsSubmitted)
   }
 }
 
-TEST_P(PartWriterTest, OnePartsErrorIsNotAnothers) {
+TEST_P(PartWriterTest, ErrorOfOnePartDoesNotAffectAnother) {
   const Image bad("bad", 20 * kChunk);
   const Image good("good", 20 * kChunk);
   fs_.Fail({.op = FsOp::kAllocate, .path = "bad", .error = EIO});
@@ -301,26 +301,26 @@ TEST_P(PartWriterTest, OnePartsErrorIsNotAnothers) {
   ExpectWritten(Await(second), {&good});
 }
 
-TEST_P(PartWriterTest, AShortWriteGoesOnWhereItEnded) {
+TEST_P(PartWriterTest, ContinuesAShortWrite) {
   faults_.ShortenWrites(kBlock);
   const auto images = ImagesOfOddSizes();
   ExpectWritten(Write(Pointers(images)), Pointers(images));
 }
 
-TEST_P(PartWriterTest, AShortBufferedWriteGoesOnWhereItEnded) {
+TEST_P(PartWriterTest, ContinuesAShortBufferedWrite) {
   UseWriter(/*direct=*/false);
   faults_.ShortenWrites(1000);
   const auto images = ImagesOfOddSizes();
   ExpectWritten(Write(Pointers(images)), Pointers(images));
 }
 
-TEST_P(PartWriterTest, AWriteOfNothingIsAnError) {
+TEST_P(PartWriterTest, FailsOnAWriteOfZeroBytes) {
   faults_.AnswerWrite(2, 0);
   const Image image("a", 4 * kChunk);
   ExpectFailed(Write({&image}), "IO_ERROR", "a");
 }
 
-TEST_P(PartWriterTest, AResultThatDirectIoCannotHaveIsAnError) {
+TEST_P(PartWriterTest, FailsOnAResultThatDirectIoCannotHave) {
   faults_.AnswerWrite(2, 1000);
   const Image image("a", 4 * kChunk);
   const Result result = Write({&image});
@@ -328,28 +328,28 @@ TEST_P(PartWriterTest, AResultThatDirectIoCannotHaveIsAnError) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("the kernel reports 1000 bytes"));
 }
 
-TEST_P(PartWriterTest, AFailedSyncFailsThePartAndIsNeverRepeated) {
+TEST_P(PartWriterTest, FailsOnAFailedSyncAndNeverRepeatsIt) {
   faults_.FailSync(1, EIO);  // A second one would say yes.
   const Image image("a", 2 * kChunk);
   ExpectFailed(Write({&image}), "IO_ERROR", "a");
   EXPECT_EQ(faults_.syncs(), 1);
 }
 
-TEST_P(PartWriterTest, ACutThatFailsFailsThePartUnsynced) {
+TEST_P(PartWriterTest, FailsWithoutASyncWhenTruncateFails) {
   fs_.Fail({.op = FsOp::kTruncate, .error = EIO});
   const Image image("a", kChunk + 1);
   ExpectFailed(Write({&image}), "IO_ERROR", "a");
   EXPECT_EQ(faults_.syncs(), 0);
 }
 
-TEST_P(PartWriterTest, AFileThatIsThereIsNeverWrittenTo) {
+TEST_P(PartWriterTest, NeverWritesToAnExistingFile) {
   std::ofstream(dir_.path() + "/a") << "theirs";
   const Image image("a", kChunk);
   ExpectFailed(Write({&image}), "EEXIST", "a");
   EXPECT_EQ(Get("a"), "theirs");
 }
 
-TEST_P(PartWriterTest, AnImageThatIsNotWhatItSaysIsRefused) {
+TEST_P(PartWriterTest, RefusesAnInconsistentImage) {
   const Image image("a", 3 * kBlock, {kBlock, 2 * kBlock});
   const auto refused = [&](FileImage file) {
     std::promise<Result> promise;
@@ -373,7 +373,7 @@ TEST_P(PartWriterTest, AnImageThatIsNotWhatItSaysIsRefused) {
 }
 
 // The images may be unmapped as soon as `done` runs.
-TEST_P(PartWriterTest, AfterAnErrorItWaitsForTheWritesStillUnderWay) {
+TEST_P(PartWriterTest, WaitsForWritesInFlightAfterAnError) {
   faults_.Hold();
   faults_.FailWrite(1, EIO);
   const Image image("a", 20 * kChunk);
@@ -383,7 +383,7 @@ TEST_P(PartWriterTest, AfterAnErrorItWaitsForTheWritesStillUnderWay) {
   ExpectFailed(Await(future), "IO_ERROR", "a");
 }
 
-TEST_P(PartWriterTest, ItWaitsForTheChecksumsStillUnderWay) {
+TEST_P(PartWriterTest, WaitsForChecksumsInFlight) {
   std::promise<void> resume;
   std::shared_future<void> resumed = resume.get_future().share();
   for (int i = 0; i < 2; ++i) checksums_.Submit([resumed] { resumed.wait(); });  // Both threads.
@@ -403,7 +403,7 @@ TEST_P(PartWriterTest, ItWaitsForTheChecksumsStillUnderWay) {
   ExpectWritten(Await(future), {&image});
 }
 
-TEST_P(PartWriterTest, ItsEndWaitsForWhatIsUnderWay) {
+TEST_P(PartWriterTest, DestructorWaitsForPartsInFlight) {
   const Image image("a", 20 * kChunk + 1);
   std::future<Result> future = Start({&image});
   writer_.reset();

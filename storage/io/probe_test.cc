@@ -57,7 +57,7 @@ class ProbeTest : public ::testing::Test {
   FaultyFileSystem faulty_{posix_.get()};
 };
 
-TEST_F(ProbeTest, AGoodFileSystemCanEverything) {
+TEST_F(ProbeTest, FindsAllAbilitiesOfAGoodFileSystem) {
   const ProbeResult result = ProbeOk();
   EXPECT_TRUE(result.direct_io);
   EXPECT_TRUE(result.fallocate);
@@ -70,14 +70,14 @@ TEST_F(ProbeTest, AGoodFileSystemCanEverything) {
   EXPECT_THAT(result.warnings, IsEmpty());
 }
 
-TEST_F(ProbeTest, IoUringIsTakenBecauseADirectWriteThroughItWorked) {
+TEST_F(ProbeTest, ChoosesIoUringWhenADirectWriteThroughItWorks) {
   if (!UringStatus().ok()) GTEST_SKIP() << UringStatus().message();
   const ProbeResult result = ProbeOk();
   EXPECT_EQ(result.io_backend, "io_uring");
   EXPECT_EQ(result.io_backend_cause, "an aligned direct write through io_uring was read back equal");
 }
 
-TEST_F(ProbeTest, ThreadsAreTakenWhereIoUringIsForbidden) {
+TEST_F(ProbeTest, ChoosesThreadsWhenIoUringIsForbidden) {
   ProbeResult result;
   ASSERT_TRUE(WithoutSystemCall(SYS_io_uring_setup, EPERM, [&] { result = ProbeOk(); }));
   EXPECT_EQ(result.io_backend, "threads");
@@ -85,7 +85,7 @@ TEST_F(ProbeTest, ThreadsAreTakenWhereIoUringIsForbidden) {
   EXPECT_TRUE(result.direct_io);
 }
 
-TEST_F(ProbeTest, IoUringThatIsDemandedAndForbiddenIsRefused) {
+TEST_F(ProbeTest, FailsWhenDemandedIoUringIsForbidden) {
   absl::Status status;
   ASSERT_TRUE(
       WithoutSystemCall(SYS_io_uring_setup, EPERM, [&] { status = Probe(IoBackend::kUring).status(); }));
@@ -94,14 +94,14 @@ TEST_F(ProbeTest, IoUringThatIsDemandedAndForbiddenIsRefused) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("the configuration asks for io_uring"));
 }
 
-TEST_F(ProbeTest, ThreadsAreTakenWhereTheyAreAskedFor) {
+TEST_F(ProbeTest, ChoosesThreadsWhenConfigured) {
   const ProbeResult result = ProbeOk(IoBackend::kThreads);
   EXPECT_EQ(result.io_backend, "threads");
   EXPECT_EQ(result.io_backend_cause, "the configuration asks for threads");
   EXPECT_TRUE(result.direct_io);
 }
 
-TEST_F(ProbeTest, WithoutDirectIoThreadsWriteBuffered) {
+TEST_F(ProbeTest, ChoosesBufferedThreadsWithoutDirectIo) {
   WithoutDirect(UringStatus().ok() ? 2 : 1);  // Through io_uring, then through threads.
   const ProbeResult result = ProbeOk();
   EXPECT_EQ(result.io_backend, "threads");
@@ -109,7 +109,7 @@ TEST_F(ProbeTest, WithoutDirectIoThreadsWriteBuffered) {
   EXPECT_THAT(result.warnings, Contains(HasSubstr("no direct I/O")));
 }
 
-TEST_F(ProbeTest, IoUringThatIsDemandedWritesBufferedIfItMust) {
+TEST_F(ProbeTest, DemandedIoUringWritesBufferedWithoutDirectIo) {
   if (!UringStatus().ok()) GTEST_SKIP() << UringStatus().message();
   WithoutDirect(1);
   const ProbeResult result = ProbeOk(IoBackend::kUring);
@@ -117,7 +117,7 @@ TEST_F(ProbeTest, IoUringThatIsDemandedWritesBufferedIfItMust) {
   EXPECT_FALSE(result.direct_io);
 }
 
-TEST_F(ProbeTest, WhatHasAFallbackIsAWarning) {
+TEST_F(ProbeTest, WarnsOfMissingAbilitiesThatHaveAFallback) {
   faulty_.Fail({.op = FsOp::kAllocate, .nth = FsFault::kEvery, .error = EOPNOTSUPP});
   faulty_.Fail({.op = FsOp::kRename, .nth = FsFault::kEvery, .error = EINVAL});
   const ProbeResult result = ProbeOk();
@@ -128,7 +128,7 @@ TEST_F(ProbeTest, WhatHasAFallbackIsAWarning) {
   EXPECT_THAT(result.warnings, Contains(HasSubstr("exchange")));
 }
 
-TEST_F(ProbeTest, WithoutDirectorySyncARootIsUnsuitable) {
+TEST_F(ProbeTest, RefusesARootWithoutDirectorySync) {
   faulty_.Fail({.op = FsOp::kSync, .error = EINVAL});
   const absl::Status status = Probe().status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
@@ -136,28 +136,28 @@ TEST_F(ProbeTest, WithoutDirectorySyncARootIsUnsuitable) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("a directory cannot be synced"));
 }
 
-TEST_F(ProbeTest, WithoutLocksARootIsUnsuitable) {
+TEST_F(ProbeTest, RefusesARootWithoutLocks) {
   faulty_.Fail({.op = FsOp::kLock, .error = ENOLCK});
   const absl::Status status = Probe().status();
   EXPECT_EQ(ReasonOf(status), "ROOT_UNSUITABLE");
   EXPECT_THAT(std::string(status.message()), HasSubstr("cannot be locked"));
 }
 
-TEST_F(ProbeTest, ADirectoryThatMayNotBeWrittenToIsAnErrorAsItIs) {
+TEST_F(ProbeTest, ReturnsTheErrorOfAReadOnlyDirectory) {
   faulty_.Fail({.op = FsOp::kOpen, .error = EACCES});
   EXPECT_EQ(Probe().status().code(), absl::StatusCode::kPermissionDenied);
   faulty_.Fail({.op = FsOp::kOpen, .error = EROFS});
   EXPECT_EQ(ReasonOf(Probe().status()), "EROFS");
 }
 
-TEST_F(ProbeTest, WhatAnEarlierProbeLeftIsNoObstacle) {
+TEST_F(ProbeTest, WorksOverLeftoversOfAnEarlierProbe) {
   for (const char* name : {"data", "a", "b", "lock"}) {
     ASSERT_TRUE(OpenScoped(*posix_, dir_.fd(), name, OpenMode::kCreate).ok());
   }
   EXPECT_TRUE(ProbeOk().locks);
 }
 
-TEST_F(ProbeTest, TmpfsIsSaidNotToBeDurable) {
+TEST_F(ProbeTest, WarnsThatTmpfsIsNotDurable) {
   const TempDir memory("/dev/shm");
   const absl::StatusOr<ProbeResult> result = ProbeDirectory(*posix_, memory.fd(), IoBackend::kAuto);
   ASSERT_TRUE(result.ok()) << result.status();
@@ -166,7 +166,7 @@ TEST_F(ProbeTest, TmpfsIsSaidNotToBeDurable) {
 }
 
 // It may be full of trash that the daemon is about to empty.
-TEST_F(ProbeTest, AFullDiskCanBeProbed) {
+TEST_F(ProbeTest, ProbesAFullDisk) {
   const SmallTmpfs disk(64 << 10);
   if (!disk.ok()) GTEST_SKIP() << "needs the right to mount";
   {

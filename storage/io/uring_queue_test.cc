@@ -22,20 +22,20 @@ absl::Status WithoutRings(unsigned error) {
   return status;
 }
 
-TEST(UringQueueTest, AForbiddenRingNamesItsCause) {
+TEST(UringQueueTest, NamesTheCauseWhenIoUringIsForbidden) {
   const absl::Status status = WithoutRings(EPERM);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReasonOf(status), "IO_URING_UNAVAILABLE");
   EXPECT_THAT(std::string(status.message()), HasSubstr("forbidden"));
 }
 
-TEST(UringQueueTest, AKernelWithoutIoUringIsNamed) {
+TEST(UringQueueTest, NamesAKernelWithoutIoUring) {
   const absl::Status status = WithoutRings(ENOSYS);
   EXPECT_EQ(ReasonOf(status), "IO_URING_UNAVAILABLE");
   EXPECT_THAT(std::string(status.message()), HasSubstr("kernel"));
 }
 
-TEST(UringQueueTest, NoMemoryForARingIsNamed) {
+TEST(UringQueueTest, NamesTooLittleMemoryForARing) {
   const absl::Status status = WithoutRings(ENOMEM);
   EXPECT_EQ(ReasonOf(status), "IO_URING_UNAVAILABLE");
   EXPECT_THAT(std::string(status.message()), HasSubstr("locked memory"));

@@ -76,7 +76,7 @@ class VerifiedReadTest : public ::testing::Test {
   uint64_t done_ = 0;
 };
 
-TEST_F(VerifiedReadTest, GivesTheBytesPastThePageCacheOutOfItAndWhereOnlySomeAreThere) {
+TEST_F(VerifiedReadTest, ReadsTheSameBytesCachedUncachedAndPartlyCached) {
   for (const size_t cached : {size_t{0}, content_.size(), 3 * kChunk + 4096 * 5, 2 * kChunk + 100}) {
     Forget();
     std::vector<std::byte> some(cached);
@@ -89,7 +89,7 @@ TEST_F(VerifiedReadTest, GivesTheBytesPastThePageCacheOutOfItAndWhereOnlySomeAre
   }
 }
 
-TEST_F(VerifiedReadTest, AWrongBitInAnyChunkIsFound) {
+TEST_F(VerifiedReadTest, FindsAWrongBitInAnyChunk) {
   for (const size_t at : {size_t{0}, 5 * kChunk + 1, 10 * kChunk + 776}) {
     Flip(at);
     std::vector<std::byte> into(content_.size());
@@ -101,7 +101,7 @@ TEST_F(VerifiedReadTest, AWrongBitInAnyChunkIsFound) {
   }
 }
 
-TEST_F(VerifiedReadTest, AFileThatEndsEarlyIsSaidToDoSo) {
+TEST_F(VerifiedReadTest, ReportsAFileThatEndsEarly) {
   for (const off_t size : {off_t{9} * kChunk + 8192, off_t{9} * kChunk + 5, off_t{9} * kChunk}) {
     ASSERT_EQ(ftruncate(fd_, size), 0);
     Forget();
@@ -112,7 +112,7 @@ TEST_F(VerifiedReadTest, AFileThatEndsEarlyIsSaidToDoSo) {
   }
 }
 
-TEST_F(VerifiedReadTest, CountsWhatHasComeAndStopsWhenItIsTold) {
+TEST_F(VerifiedReadTest, CountsBytesAndStopsWhenAsked) {
   std::vector<std::byte> into(content_.size());
   EXPECT_EQ(Read(0, into).error, 0);
   EXPECT_EQ(done_, content_.size());
@@ -122,7 +122,7 @@ TEST_F(VerifiedReadTest, CountsWhatHasComeAndStopsWhenItIsTold) {
   EXPECT_EQ(done_, 0u);
 }
 
-TEST_F(VerifiedReadTest, TouchesNoChunkBesideThoseThatAreWanted) {
+TEST_F(VerifiedReadTest, ReadsOnlyTheChunksThatPiecesTouch) {
   Flip(2 * kChunk);
   Flip(9 * kChunk);
   std::vector<std::byte> into(6 * kChunk);

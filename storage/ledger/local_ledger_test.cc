@@ -82,7 +82,7 @@ class LocalLedgerTest : public ::testing::Test {
   std::vector<absl::AnyInvocable<void(absl::Status)>> held_;
 };
 
-TEST_F(LocalLedgerTest, LaunchesAreNumberedInTheOrderInWhichTheyCome) {
+TEST_F(LocalLedgerTest, NumbersLaunchesInTheirOrder) {
   EXPECT_EQ(*Join(0, "restart 7", "a"), 1);
   EXPECT_EQ(*Join(1, "restart 7", "b"), 1);
   EXPECT_EQ(*Join(0, "restart 2", "c"), 2);
@@ -109,7 +109,7 @@ TEST_F(LocalLedgerTest, SuccessorOfAnEndedProcessStartsAnAttemptOnlyInTheNewestL
   EXPECT_EQ(*Join(0, "x", "b"), 2);                           // and its predecessor, if it lives, goes on.
 }
 
-TEST_F(LocalLedgerTest, LaterAttemptFencesOffOnceItActsAndThatSurvivesARestart) {
+TEST_F(LocalLedgerTest, FencesEarlierAttemptsOnceALaterOneActsAlsoAfterARestart) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
   ASSERT_TRUE(Activate(1).ok());
   ASSERT_EQ(*Join(0, "y", "b"), 2);
@@ -122,7 +122,7 @@ TEST_F(LocalLedgerTest, LaterAttemptFencesOffOnceItActsAndThatSurvivesARestart) 
   EXPECT_EQ(*Join(0, "y", "b"), 2);
 }
 
-TEST_F(LocalLedgerTest, AttemptThatCouldNotBeRememberedHasNotActed) {
+TEST_F(LocalLedgerTest, AttemptThatCouldNotBeStoredHasNotActed) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
   ASSERT_TRUE(Activate(1).ok());
   ASSERT_EQ(*Join(0, "y", "b"), 2);
@@ -132,7 +132,7 @@ TEST_F(LocalLedgerTest, AttemptThatCouldNotBeRememberedHasNotActed) {
   EXPECT_TRUE(Activate(1).ok());
 }
 
-TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsRemembered) {
+TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsStored) {
   ASSERT_EQ(*Join(0, "old", "z"), 1);
   ASSERT_EQ(*Join(0, "x", "a"), 2);
   ASSERT_EQ(*Join(1, "x", "b"), 2);
@@ -150,7 +150,7 @@ TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsRemembered) {
 }
 
 // Where both are known from an earlier daemon, and only what they do is new.
-TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsRememberedAlsoAfterARestart) {
+TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsStoredAlsoAfterARestart) {
   ASSERT_EQ(*Join(0, "old", "z"), 1);
   ASSERT_EQ(*Join(0, "x", "a"), 2);
   ASSERT_EQ(*Join(1, "x", "b"), 2);
@@ -163,7 +163,7 @@ TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsRememberedAlsoAfterARestart)
 }
 
 // The first one's write, and one for all that have come since.
-TEST_F(LocalLedgerTest, RanksThatBeginToActTogetherWaitForTwoWritesHoweverManyTheyAre) {
+TEST_F(LocalLedgerTest, AnyNumberOfRanksThatActTogetherWaitForTwoWrites) {
   constexpr int kRanks = 64;
   for (int rank = 0; rank < kRanks; ++rank) {
     ASSERT_EQ(*Join(rank, "x", "process " + std::to_string(rank), kRanks), 1);
@@ -180,7 +180,7 @@ TEST_F(LocalLedgerTest, RanksThatBeginToActTogetherWaitForTwoWritesHoweverManyTh
   EXPECT_TRUE(held_.empty());
 }
 
-TEST_F(LocalLedgerTest, AttemptThatIsOvertakenWhileItIsRememberedIsFencedOff) {
+TEST_F(LocalLedgerTest, AttemptOvertakenWhileItIsStoredIsFenced) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
   ASSERT_EQ(*Join(0, "y", "b"), 2);
   hold_saves_ = true;
@@ -192,7 +192,7 @@ TEST_F(LocalLedgerTest, AttemptThatIsOvertakenWhileItIsRememberedIsFencedOff) {
   EXPECT_EQ(ReasonOf(answers[1]), "FENCED");
 }
 
-TEST_F(LocalLedgerTest, AttemptThatCouldNotBeRememberedIsNotRememberedWithSomethingElse) {
+TEST_F(LocalLedgerTest, AttemptThatCouldNotBeStoredIsNotStoredByALaterWrite) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
   ASSERT_TRUE(Activate(1).ok());
   ASSERT_EQ(*Join(0, "y", "b"), 2);
@@ -204,7 +204,7 @@ TEST_F(LocalLedgerTest, AttemptThatCouldNotBeRememberedIsNotRememberedWithSometh
   EXPECT_TRUE(Activate(1).ok());
 }
 
-TEST_F(LocalLedgerTest, FencedAttemptGetsNeitherASequenceNorWhatToResumeFrom) {
+TEST_F(LocalLedgerTest, FencedAttemptGetsNoSequenceAndNoResumeChoice) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
   ASSERT_EQ(*Join(0, "y", "b"), 2);
   ASSERT_TRUE(Activate(1).ok());
@@ -231,7 +231,7 @@ TEST_F(LocalLedgerTest, ProcessThatHasActedIsKnownAfterARestart) {
   EXPECT_EQ(saved_.launches(0).instances().at(1), "b");
 }
 
-TEST_F(LocalLedgerTest, RanksThatAskTogetherResumeAlikeAlsoWhenTheFirstDecisionIsNotRemembered) {
+TEST_F(LocalLedgerTest, RanksThatAskTogetherGetOneAnswerAlsoWhenTheFirstWriteFails) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
   ASSERT_EQ(*Join(1, "x", "b"), 1);
   ASSERT_TRUE(Activate(1).ok());
@@ -256,12 +256,12 @@ TEST_F(LocalLedgerTest, WorldSizeIsFixedWithinAnAttempt) {
   EXPECT_TRUE(Join(0, "y", "c", 3).ok());
 }
 
-TEST_F(LocalLedgerTest, AttemptThatWasAskedForMustBeTheLaunchs) {
+TEST_F(LocalLedgerTest, RefusesARequestedAttemptOfAnotherLaunch) {
   EXPECT_EQ(ReasonOf(Join(0, "x", "a", 2, 5).status()), "FENCED");
   EXPECT_TRUE(Join(0, "x", "a", 2, 1).ok());
 }
 
-TEST_F(LocalLedgerTest, SequencesGoOnAboveAllThatWasThere) {
+TEST_F(LocalLedgerTest, SequencesContinueAboveAllThatWereFound) {
   Start({}, 41);
   ASSERT_TRUE(Join(0, "x", "a").ok());
   ASSERT_TRUE(Activate(1).ok());
@@ -289,7 +289,7 @@ TEST_F(LocalLedgerTest, HistoryIsBounded) {
   EXPECT_EQ(saved_.outcomes(63).sequence(), 199);
 }
 
-TEST_F(LocalLedgerTest, ResumeFromADamagedCheckpointIsDecidedAnew) {
+TEST_F(LocalLedgerTest, DecidesAgainWhenTheResumeCheckpointIsDamaged) {
   const int64_t attempt = *Join(0, "a", "a0");
   ASSERT_TRUE(Activate(attempt).ok());
   ASSERT_EQ(Resume(attempt, "two", 2)->sequence, 2);
@@ -302,7 +302,7 @@ TEST_F(LocalLedgerTest, ResumeFromADamagedCheckpointIsDecidedAnew) {
   EXPECT_EQ(ledger_->DecidedResume(attempt)->sequence, 1);
 }
 
-TEST_F(LocalLedgerTest, AgreementIsRememberedBeforeTheAnswerAndEndsWithTheDecision) {
+TEST_F(LocalLedgerTest, StoresAnAgreementBeforeTheAnswerAndDropsItWithTheDecision) {
   const int64_t attempt = *Join(0, "a", "a0");
   ASSERT_TRUE(Activate(attempt).ok());
   ASSERT_TRUE(Resume(attempt, "two", 2).ok());
@@ -323,7 +323,7 @@ TEST_F(LocalLedgerTest, AgreementIsRememberedBeforeTheAnswerAndEndsWithTheDecisi
   EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
 }
 
-TEST_F(LocalLedgerTest, NextWriteDoesNotRememberAnAgreementThatFailed) {
+TEST_F(LocalLedgerTest, NextWriteDoesNotStoreAnAgreementThatFailed) {
   const int64_t attempt = *Join(0, "a", "a0");
   ASSERT_TRUE(Activate(attempt).ok());
   ASSERT_TRUE(Resume(attempt, "two", 2).ok());
@@ -336,7 +336,7 @@ TEST_F(LocalLedgerTest, NextWriteDoesNotRememberAnAgreementThatFailed) {
   EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
 }
 
-TEST_F(LocalLedgerTest, AgreementOnWhatWasRejectedMeanwhileIsNone) {
+TEST_F(LocalLedgerTest, RefusesAnAgreementOnARejectedCheckpoint) {
   const int64_t attempt = *Join(0, "a", "a0");
   ASSERT_TRUE(Activate(attempt).ok());
   ASSERT_TRUE(Resume(attempt, "two", 2).ok());
@@ -360,7 +360,7 @@ TEST_F(LocalLedgerTest, NoSaveGetsAReservedSequence) {
   EXPECT_EQ(*Admit(1), 1002);
 }
 
-TEST_F(LocalLedgerTest, AdoptedSequenceIsInItsPlaceAndRememberedBeforeTheAnswer) {
+TEST_F(LocalLedgerTest, AdoptedSequenceIsInOrderAndStoredBeforeTheAnswer) {
   storage::v1::RunRecord record;
   record.set_reserved_sequences(1000);
   Start(std::move(record));
@@ -385,7 +385,7 @@ TEST_F(LocalLedgerTest, AdoptedSequenceIsInItsPlaceAndRememberedBeforeTheAnswer)
   EXPECT_TRUE(answered);
 }
 
-TEST_F(LocalLedgerTest, AdoptedOneThatIsTheYoungestIsAboveAllAndSavesComeAfterIt) {
+TEST_F(LocalLedgerTest, YoungestAdoptedOneIsAboveAllAndSavesFollowIt) {
   ASSERT_EQ(*Join(0, "a", "p0"), 1);
   EXPECT_EQ(*Admit(1), 1);
   EXPECT_EQ(*AdmitAdopted(1, 0, 0), 2);
@@ -393,7 +393,7 @@ TEST_F(LocalLedgerTest, AdoptedOneThatIsTheYoungestIsAboveAllAndSavesComeAfterIt
   EXPECT_EQ(*Admit(1), 3);
 }
 
-TEST_F(LocalLedgerTest, BeforeTheFirstSaveTheYoungestAdoptedOneLeavesRoomAroundIt) {
+TEST_F(LocalLedgerTest, YoungestAdoptedOneLeavesRoomAroundItBeforeTheFirstSave) {
   storage::v1::RunRecord record;
   record.set_reserved_sequences(1000);
   Start(std::move(record));
@@ -410,14 +410,14 @@ TEST_F(LocalLedgerTest, BeforeTheFirstSaveTheYoungestAdoptedOneLeavesRoomAroundI
   EXPECT_EQ(*AdmitAdopted(1001, 0, 0), 1002) << "above what was saved";
 }
 
-TEST_F(LocalLedgerTest, WithoutRoomAmongTheReservedTheYoungestIsAboveThem) {
+TEST_F(LocalLedgerTest, YoungestIsAboveTheReservedWhenTheseAreFull) {
   storage::v1::RunRecord record;
   record.set_reserved_sequences(2);
   Start(std::move(record));
   EXPECT_EQ(*AdmitAdopted(2, 0, 0), 3);
 }
 
-TEST_F(LocalLedgerTest, NoSequenceIsGivenTwiceAlsoWhenItsCheckpointIsGone) {
+TEST_F(LocalLedgerTest, NeverGivesASequenceTwice) {
   storage::v1::RunRecord record;
   record.set_reserved_sequences(3);
   Start(std::move(record));
@@ -428,14 +428,14 @@ TEST_F(LocalLedgerTest, NoSequenceIsGivenTwiceAlsoWhenItsCheckpointIsGone) {
   EXPECT_EQ(ReasonOf(AdmitAdopted(0, 4, 0).status()), "ADOPT_ORDER");
 }
 
-TEST_F(LocalLedgerTest, WithoutReservedSequencesNothingIsAdoptedBelowWhatThereIs) {
+TEST_F(LocalLedgerTest, RefusesAdoptionBelowExistingOnesWithoutReservedSequences) {
   ASSERT_EQ(*Join(0, "a", "p0"), 1);
   EXPECT_EQ(*Admit(1), 1);
   EXPECT_EQ(ReasonOf(AdmitAdopted(0, 1, 0).status()), "ADOPT_ORDER");
   EXPECT_EQ(ReasonOf(AdmitAdopted(0, 100, 0).status()), "ADOPT_ORDER") << "2 to 99 may be saves that failed";
 }
 
-TEST_F(LocalLedgerTest, SequenceThatCannotBeRememberedIsNotGiven) {
+TEST_F(LocalLedgerTest, SequenceThatCannotBeStoredIsNotGiven) {
   save_error_ = ErrnoError(EIO, "writing");
   EXPECT_EQ(ReasonOf(AdmitAdopted(0, 0, 0).status()), "IO_ERROR");
 }

@@ -30,7 +30,7 @@ class BrokenRun(Exception):
 @dataclasses.dataclass
 class Death:
     test: str  # //storage/fs:file_system_test
-    case: str  # FileSystemHelpersTest.AFailedSyncOfTheDirectoryIsReported
+    case: str  # FileSystemHelpersTest.ReportsAFailedSyncOfTheDirectory
     how: str  # failed, crashed or hung
 
 

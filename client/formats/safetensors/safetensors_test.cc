@@ -57,7 +57,7 @@ File SomeTensors() {
   return file;
 }
 
-TEST(SafetensorsTest, WhatIsLaidOutIsReadAgain) {
+TEST(SafetensorsTest, ReadsWhatItLaidOut) {
   const absl::StatusOr<Layout> layout = LayOut(SomeTensors());
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->header.size() % 8, 0u);
@@ -93,7 +93,7 @@ TEST(SafetensorsTest, HasTheBytesOfTheFormat) {
   EXPECT_EQ(LayOut(File())->header, Length(8) + "{}      ");
 }
 
-TEST(SafetensorsTest, EveryDtypeThatTheFormatHas) {
+TEST(SafetensorsTest, SupportsEveryDtypeOfTheFormat) {
   int written = 0;
   for (const DataTypeInfo& info : AllDataTypes()) {
     File file;
@@ -112,7 +112,7 @@ TEST(SafetensorsTest, EveryDtypeThatTheFormatHas) {
   EXPECT_EQ(written, 20);
 }
 
-TEST(SafetensorsTest, WhatCannotBeWrittenIsRefused) {
+TEST(SafetensorsTest, RefusesWhatCannotBeWritten) {
   const auto refused = [](const Tensor& tensor) {
     const absl::Status status = LayOut(File{{tensor}, {}}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
@@ -131,14 +131,14 @@ TEST(SafetensorsTest, WhatCannotBeWrittenIsRefused) {
   EXPECT_FALSE(LayOut(File{{}, {{"x", "\xed\xa0\x80"}}}).ok());
 }
 
-TEST(HostileSafetensorsTest, EveryCutAndAnyTailIsRefused) {
+TEST(HostileSafetensorsTest, RefusesEveryCutAndAnyTail) {
   const std::string bytes = FileOf(R"({"w":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}})", 8);
   ASSERT_TRUE(Read(bytes).ok());
   for (size_t at = 0; at < bytes.size(); ++at) EXPECT_FALSE(Read(bytes.substr(0, at)).ok()) << at;
   ExpectDamaged(bytes + "x", "and the file at 73");
 }
 
-TEST(HostileSafetensorsTest, LengthsThatCannotBeAreRefusedWithoutAllocating) {
+TEST(HostileSafetensorsTest, RefusesImpossibleLengthsWithoutAllocating) {
   for (const uint64_t length : {~uint64_t{0}, uint64_t{1} << 63, uint64_t{1} << 40, uint64_t{3}}) {
     ExpectDamaged(Length(length) + "{}", "is said to have");
   }
@@ -153,7 +153,7 @@ TEST(HostileSafetensorsTest, LengthsThatCannotBeAreRefusedWithoutAllocating) {
   EXPECT_EQ(ReasonOf(status), "ARCHIVE_TOO_LARGE");
 }
 
-TEST(HostileSafetensorsTest, OffsetsThatDoNotCoverTheDataAreRefused) {
+TEST(HostileSafetensorsTest, RefusesOffsetsThatDoNotCoverTheData) {
   const auto two = [](const std::string& a, const std::string& b) {
     return R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)" + a +
            R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + b + "}}";
@@ -176,7 +176,7 @@ TEST(HostileSafetensorsTest, OffsetsThatDoNotCoverTheDataAreRefused) {
   ExpectDamagedHeader(two("[0,4]", "[4,18446744073709551616]"), "a number too large");
 }
 
-TEST(HostileSafetensorsTest, ShapesBeyond63BitsAreRefused) {
+TEST(HostileSafetensorsTest, RefusesShapesBeyond63Bits) {
   for (const char* shape : {"[4294967296,4294967296]", "[9223372036854775808]", "[18446744073709551615]",
                             "[4611686018427387904,4]"}) {
     ExpectDamagedHeader(std::string(R"({"w":{"dtype":"F32","shape":)") + shape + R"(,"data_offsets":[0,8]}})",
@@ -185,7 +185,7 @@ TEST(HostileSafetensorsTest, ShapesBeyond63BitsAreRefused) {
   ExpectDamagedHeader(R"({"w":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "of 12 bytes");
 }
 
-TEST(HostileSafetensorsTest, AHeaderThatIsSomethingElseIsRefused) {
+TEST(HostileSafetensorsTest, RefusesAHeaderOfAnotherStructure) {
   const std::string entry = R"({"dtype":"U8","shape":[8],"data_offsets":[0,8]})";
   for (const std::string& header :
        {std::string(""),
@@ -222,7 +222,7 @@ TEST(HostileSafetensorsTest, AHeaderThatIsSomethingElseIsRefused) {
   ExpectDamagedHeader("{\"w\":{\"shape\":" + std::string(1'000'000, '['), "a list where none is to be");
 }
 
-TEST(HostileSafetensorsTest, AnUnknownDtypeIsNamed) {
+TEST(HostileSafetensorsTest, NamesAnUnknownDtype) {
   ExpectRefused(FileOf(R"({"w":{"dtype":"F6_E2M3","shape":[8],"data_offsets":[0,6]}})", 6),
                 absl::StatusCode::kUnimplemented, "UNSUPPORTED_ARCHIVE", "F6_E2M3");
   ExpectRefused(FileOf(R"({"w":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", 2),

@@ -104,7 +104,7 @@ std::string ZipOf(const std::vector<std::pair<std::string, std::string>>& record
 
 const std::string kNone = "\x80\x02N.";
 
-TEST(ArchiveTest, WhatIsLaidOutIsReadAgain) {
+TEST(ArchiveTest, ReadsWhatItLaidOut) {
   const ValueRef value = SomeTensors();
   const std::string file = *FileOf(*value, {.name = "step_10"});
   const absl::StatusOr<Archive> archive = Open(file);
@@ -148,7 +148,7 @@ TEST(ArchiveTest, PiecesAndStoragesCoverTheFileOnce) {
   }
 }
 
-TEST(ArchiveTest, ChecksumsAreInTwoPlacesAndNothingElseDiffers) {
+TEST(ArchiveTest, ChecksumsChangeTwoPlacesOnly) {
   const absl::StatusOr<ArchiveLayout> layout = LayOutArchive(*SomeTensors());
   ASSERT_TRUE(layout.ok());
   const std::vector<ArchiveLayout::Piece> plain = layout->Pieces();
@@ -166,7 +166,7 @@ TEST(ArchiveTest, ChecksumsAreInTwoPlacesAndNothingElseDiffers) {
   EXPECT_EQ(differ, "\x04\x03\x02\x01\x08\x07\x06\x05\x04\x03\x02\x01\x08\x07\x06\x05");
 }
 
-TEST(ArchiveTest, OptionsThatCannotBeAreRefused) {
+TEST(ArchiveTest, RefusesImpossibleOptions) {
   for (const LayoutOptions& options : std::vector<LayoutOptions>{{.name = ""},
                                                                  {.name = "a/b"},
                                                                  {.name = std::string("a\0b", 3)},
@@ -211,7 +211,7 @@ class SparseSource : public ByteSource {
   std::vector<ArchiveLayout::Piece> pieces_;
 };
 
-TEST(ArchiveTest, StoragesBeyond4GiBAreFound) {
+TEST(ArchiveTest, FindsStoragesBeyond4GiB) {
   constexpr int64_t k4GiB = int64_t{1} << 32;
   List list;
   for (const int64_t bytes : {k4GiB - 2, k4GiB - 1, k4GiB, 5 * k4GiB, int64_t{8}, int64_t{0}}) {
@@ -228,14 +228,14 @@ TEST(ArchiveTest, StoragesBeyond4GiBAreFound) {
   }
 }
 
-TEST(ArchiveTest, AnArchiveOfPythonsZipfileIsReadToo) {
+TEST(ArchiveTest, ReadsAnArchiveOfPythonsZipfile) {
   EXPECT_TRUE(Open(ZipOf({{"a/data.pkl", kNone}})).ok());
   EXPECT_TRUE(
       Open(ZipOf({{"a/data.pkl", kNone}, {"other", "x"}, {"a/extra/notes.txt", "y"}}, "a comment")).ok());
   EXPECT_TRUE(Open(ZipOf({{"a/data.pkl", kNone}, {"a/byteorder", "little"}, {"a/version", "3\n"}})).ok());
 }
 
-TEST(ArchiveTest, OtherFilesAreRefusedAndNamed) {
+TEST(ArchiveTest, RefusesAndNamesOtherFiles) {
   ExpectDamaged("", "has only 0 bytes");
   ExpectDamaged(std::string(1000, '\0'), "no ZIP archive");
   ExpectDamaged("PK\x03\x04" + std::string(1000, '\0'), "no ZIP directory");
@@ -251,7 +251,7 @@ TEST(ArchiveTest, OtherFilesAreRefusedAndNamed) {
   ExpectDamaged(ZipOf({}), "empty ZIP");
 }
 
-TEST(ArchiveTest, APickleThatAsksForCodeIsRefusedWithTheFile) {
+TEST(ArchiveTest, RefusesAPickleThatNamesCodeAndNamesTheFile) {
   ExpectRefused(ZipOf({{"a/data.pkl",
                         "\x80\x02"
                         "cos\nsystem\nX\x02\0\0\0id\x85R."}}),
@@ -259,7 +259,7 @@ TEST(ArchiveTest, APickleThatAsksForCodeIsRefusedWithTheFile) {
                 "data.pkl, byte 2: the pickle asks for os.system");
 }
 
-TEST(ArchiveTest, LimitsHold) {
+TEST(ArchiveTest, EnforcesLimits) {
   const std::string file = SomeFile();
   ExpectRefused(file, absl::StatusCode::kResourceExhausted, "ARCHIVE_TOO_LARGE", "directory_bytes",
                 {.directory_bytes = 100});
@@ -268,13 +268,13 @@ TEST(ArchiveTest, LimitsHold) {
   ExpectRefused(file, absl::StatusCode::kResourceExhausted, "ARCHIVE_TOO_LARGE", "objects", {.objects = 20});
 }
 
-TEST(HostileArchiveTest, EveryCutIsRefused) {
+TEST(HostileArchiveTest, RefusesEveryCut) {
   const std::string file = SomeFile();
   for (size_t at = 0; at < file.size(); ++at)
     EXPECT_FALSE(Open(std::string_view(file).substr(0, at)).ok()) << at;
 }
 
-TEST(HostileArchiveTest, NoFlippedBitLeadsBeyondTheFile) {
+TEST(HostileArchiveTest, FlippedBitsNeverLeadBeyondTheFile) {
   const std::string file = SomeFile();
   for (size_t at = 0; at < file.size(); ++at) {
     for (int bit = 0; bit < 8; ++bit) {
@@ -290,7 +290,7 @@ TEST(HostileArchiveTest, NoFlippedBitLeadsBeyondTheFile) {
   }
 }
 
-TEST(HostileArchiveTest, LiesOfTheEndRecordsAreRefused) {
+TEST(HostileArchiveTest, RefusesInconsistentEndRecords) {
   const std::string file = SomeFile();
   const size_t end = EndAt(file), end64 = End64At(file), locator = LocatorAt(file);
   ASSERT_TRUE(Open(file).ok());
@@ -325,7 +325,7 @@ TEST(HostileArchiveTest, LiesOfTheEndRecordsAreRefused) {
   ExpectDamaged(Patched(open, locator, 0, 4), "its directory is said to be");  // No locator: no ZIP64.
 }
 
-TEST(HostileArchiveTest, LiesOfAnEntryAreRefused) {
+TEST(HostileArchiveTest, RefusesInconsistentEntries) {
   const std::string file = SomeFile();
   const size_t entry = EntryAt(file, "archive/data/0"), other = EntryAt(file, "archive/data/2");
   for (const uint64_t lie : {file.size(), file.size() - 10, size_t{0xfffffffe}}) {
@@ -347,7 +347,7 @@ TEST(HostileArchiveTest, LiesOfAnEntryAreRefused) {
     ExpectUnsupported(Patched(file, entry + 8, flag, 2), "is encrypted");
 }
 
-TEST(HostileArchiveTest, LiesOfZip64AreRefused) {
+TEST(HostileArchiveTest, RefusesInconsistentZip64Fields) {
   const std::string file = SomeFile();
   const size_t entry = EntryAt(file, "archive/data/0");
   // Without its field; then with one, in the place of the name's last bytes, that is too short or lies.
@@ -381,7 +381,7 @@ TEST(HostileArchiveTest, LiesOfZip64AreRefused) {
   }
 }
 
-TEST(HostileArchiveTest, AHeaderThatSaysSomethingElseIsRefused) {
+TEST(HostileArchiveTest, RefusesALocalHeaderThatDiffers) {
   const std::string file = SomeFile();
   const size_t local = LocalAt(file, "archive/data/0");
   ExpectDamaged(Patched(file, local, 0, 4), "says something else");
@@ -395,7 +395,7 @@ TEST(HostileArchiveTest, AHeaderThatSaysSomethingElseIsRefused) {
   EXPECT_TRUE(Open(Patched(file, local + 22, 60, 4)).ok());
 }
 
-TEST(HostileArchiveTest, RecordsThatOverlapAreRefused) {
+TEST(HostileArchiveTest, RefusesOverlappingRecords) {
   // A second header within the bytes of another record.
   const std::string inner = Number(kLocalSignature, 4) + std::string(14, '\0') + Number(1, 4) + Number(1, 4) +
                             Number(3, 2) + Number(0, 2) + "a/i" + "x";
@@ -405,12 +405,12 @@ TEST(HostileArchiveTest, RecordsThatOverlapAreRefused) {
   ExpectDamaged(file, "records a/o and a/i overlap");
 }
 
-TEST(HostileArchiveTest, ANameIsThereOnce) {
+TEST(HostileArchiveTest, RefusesANameThatOccursTwice) {
   ExpectDamaged(ZipOf({{"a/data.pkl", kNone}, {"a/data.pkl", kNone}}), "is there twice");
   ExpectDamaged(ZipOf({{"a/data.pkl", kNone}, {"a/DATA.pkl", kNone}}), "is there twice");
 }
 
-TEST(HostileArchiveTest, AReadThatFailsIsItsError) {
+TEST(HostileArchiveTest, ReturnsTheErrorOfAFailedRead) {
   class Failing : public MemorySource {
    public:
     Failing(std::string_view bytes, int64_t fails) : MemorySource(bytes, "model.pt"), left_(fails) {}

@@ -89,7 +89,7 @@ TEST(PicklerTest, WritesTheBytesThatPythonWrites) {
             "65740a710d5d710e4b076185710f527110752e");
 }
 
-TEST(PicklerTest, EveryKindOfValueThereAndBack) {
+TEST(PicklerTest, RoundTripsEveryKindOfValue) {
   for (const int64_t number :
        {int64_t{0}, int64_t{255}, int64_t{256}, int64_t{65535}, int64_t{65536}, int64_t{-1},
         int64_t{0x7fffffff}, int64_t{0x80000000}, -int64_t{0x80000000}, -int64_t{0x80000001},
@@ -145,7 +145,7 @@ TEST(PicklerTest, EveryKindOfValueThereAndBack) {
   }
 }
 
-TEST(PicklerTest, ContainersOfAnySizeThereAndBack) {
+TEST(PicklerTest, RoundTripsContainersOfAnySize) {
   for (const size_t size :
        {size_t{1}, size_t{2}, size_t{3}, size_t{4}, size_t{999}, size_t{1000}, size_t{1001}, size_t{2001}}) {
     List list;
@@ -166,7 +166,7 @@ TEST(PicklerTest, ContainersOfAnySizeThereAndBack) {
   }
 }
 
-TEST(PicklerTest, TensorsOfEveryDtypeThereAndBack) {
+TEST(PicklerTest, RoundTripsTensorsOfEveryDtype) {
   for (const DataTypeInfo& info : AllDataTypes()) {
     Tensor tensor = NewTensor(info.type, {2, 3});
     ExpectThereAndBack(Make(tensor));
@@ -193,7 +193,7 @@ TEST(PicklerTest, TensorsOfEveryDtypeThereAndBack) {
   ExpectThereAndBack(Make(expanded));
 }
 
-TEST(PicklerTest, SharingIsKept) {
+TEST(PicklerTest, PreservesSharing) {
   const ValueRef list = Make(List{{MakeInt(1)}});
   const ValueRef tuple = Make(Tuple{{list}});
   const Tensor tensor = NewTensor(DataType::kFloat32, {4});
@@ -214,7 +214,7 @@ TEST(PicklerTest, SharingIsKept) {
   EXPECT_EQ(read->storages.size(), 2u);
 }
 
-TEST(PicklerTest, CyclesAreRefused) {
+TEST(PicklerTest, RefusesCycles) {
   const ValueRef list = Make(List());
   list->As<List>()->items.push_back(Make(Tuple{{list}}));
   ExpectInvalid(list, "that holds itself");
@@ -225,7 +225,7 @@ TEST(PicklerTest, CyclesAreRefused) {
   dict->As<Dict>()->Replace(0, Make(None()));
 }
 
-TEST(PicklerTest, WhatCannotBeReadIsNotWritten) {
+TEST(PicklerTest, DoesNotWriteWhatCannotBeRead) {
   Tensor tensor = NewTensor(DataType::kFloat32, {4});
   Tensor beyond = tensor;
   beyond.shape = {5};
@@ -251,7 +251,7 @@ TEST(PicklerTest, WhatCannotBeReadIsNotWritten) {
   ExpectInvalid(Make(std::move(plain)), "a plain dict with attributes");
 }
 
-TEST(PicklerTest, UntypedAndBytesAreOneForTorch) {
+TEST(PicklerTest, UntypedAndUint8StoragesAreEqual) {
   Tensor bytes = NewTensor(DataType::kUInt8, {4});
   Tensor numbers = bytes;
   numbers.dtype = DataType::kUInt16;
@@ -260,7 +260,7 @@ TEST(PicklerTest, UntypedAndBytesAreOneForTorch) {
       Make(List{{Make(bytes), Make(numbers), Make(BareStorage{bytes.storage, std::nullopt})}}));
 }
 
-TEST(PicklerTest, EveryLimitHolds) {
+TEST(PicklerTest, EnforcesEveryLimit) {
   Limits limits;
   limits.depth = 3;
   ValueRef nested = Make(None());

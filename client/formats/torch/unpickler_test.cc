@@ -207,7 +207,7 @@ TEST(UnpicklerTest, ReadsNumbersInDecimal) {
   ExpectDamaged("L" + std::string(4301, '9') + "\n.", "4300 digits");
 }
 
-TEST(UnpicklerTest, WhatIsSharedStaysShared) {
+TEST(UnpicklerTest, PreservesSharing) {
   const absl::StatusOr<Unpickled> read =
       Read(kBegin + "]q\x01(]q\x02h\x02" + Text("t") + "q\x03h\x03" + "e.");
   ASSERT_TRUE(read.ok()) << read.status();
@@ -278,7 +278,7 @@ TEST(UnpicklerTest, ReadsReferencesToTensors) {
 
 // What a pickle could do to whoever runs it.
 
-TEST(HostilePickleTest, ReduceOfOsSystemIsNamedAndNeverRun) {
+TEST(HostilePickleTest, NamesOsSystemAndNeverRunsIt) {
   const std::string what = "the pickle asks for os.system, which ckptd does not know and never runs";
   ExpectUnsafe("cos\nsystem\n(S'echo pwned'\ntR.", what);
   ExpectUnsafe(kBegin + Name("os", "system") + Text("id") + "\x85R.", what);
@@ -287,7 +287,7 @@ TEST(HostilePickleTest, ReduceOfOsSystemIsNamedAndNeverRun) {
   ExpectUnsafe(kBegin + "]" + Name("os", "system") + "a.", what);
 }
 
-TEST(HostilePickleTest, WhatLeadsToCodeIsRefusedByName) {
+TEST(HostilePickleTest, RefusesGlobalsThatLeadToCodeByName) {
   for (const auto& [module, name] :
        std::initializer_list<std::pair<const char*, const char*>>{{"__builtin__", "eval"},
                                                                   {"builtins", "exec"},
@@ -312,7 +312,7 @@ TEST(HostilePickleTest, WhatLeadsToCodeIsRefusedByName) {
   }
 }
 
-TEST(HostilePickleTest, WhatIsKnownByNameOnlyIsNotCalled) {
+TEST(HostilePickleTest, DoesNotCallGlobalsKnownByNameOnly) {
   for (const auto& [module, name] :
        std::initializer_list<std::pair<const char*, const char*>>{{"__builtin__", "int"},
                                                                   {"torch", "Tensor"},
@@ -327,13 +327,13 @@ TEST(HostilePickleTest, WhatIsKnownByNameOnlyIsNotCalled) {
   ExpectDamaged(kBegin + ")" + ")R.", "a tuple is called");
 }
 
-TEST(HostilePickleTest, ANameInAMessageIsEscapedAndCut) {
+TEST(HostilePickleTest, EscapesAndCutsNamesInMessages) {
   const absl::Status status = Read(kBegin + Name("os\r\x1b[2J", std::string(100000, 'x')) + ".").status();
   EXPECT_THAT(std::string(status.message()), HasSubstr("os\\r\\x1b[2J"));
   EXPECT_LT(status.message().size(), 400u);
 }
 
-TEST(HostilePickleTest, DeepNestingIsRefused) {
+TEST(HostilePickleTest, RefusesDeepNesting) {
   for (const size_t deep : {size_t{101}, size_t{100000}}) {
     ExpectTooLarge(kBegin + Repeat("(", deep + 1) + Repeat("l", deep + 1) + ".", "depth");
     ExpectTooLarge(kBegin + ")" + Repeat("\x85", deep + 1) + ".", "depth");
@@ -343,14 +343,14 @@ TEST(HostilePickleTest, DeepNestingIsRefused) {
   EXPECT_TRUE(Read(kBegin + Repeat("]", 101) + Repeat("a", 100) + ".").ok());
 }
 
-TEST(HostilePickleTest, DeepNestingByTheMemoIsRefused) {
+TEST(HostilePickleTest, RefusesDeepNestingByTheMemo) {
   // Each list gets its item only after another list holds it: no stack is deep, the tree would be.
   std::string pickle = kBegin + "]" + Put(0);
   for (uint64_t i = 0; i < 100000; ++i) pickle += Get(i) + "]" + Put(i + 1) + "a0";
   ExpectDamaged(pickle + Get(0) + ".", "that another object holds");
 }
 
-TEST(HostilePickleTest, CyclesAreRefused) {
+TEST(HostilePickleTest, RefusesCycles) {
   ExpectDamaged(kBegin + "]q\x01h\x01" + "a.", "holds itself");
   ExpectDamaged(kBegin + "]q\x01]q\x02h\x01" + "ah\x01h\x02" + "a.", "that another object holds");
   ExpectDamaged(kBegin + "}q\x01K\x01h\x01s.", "holds itself");
@@ -361,7 +361,7 @@ TEST(HostilePickleTest, CyclesAreRefused) {
   ExpectDamaged(kBegin + Name("collections", "deque") + ")R2a.", "holds itself");
 }
 
-TEST(HostilePickleTest, HugeCountsAreRefusedWithoutAllocating) {
+TEST(HostilePickleTest, RefusesHugeCountsWithoutAllocating) {
   for (const char* opcode : {"\x8d", "\x8e", "\x95", "\x96"}) {  // BINUNICODE8, BINBYTES8, FRAME, BYTEARRAY8
     for (const uint64_t count : {~uint64_t{0}, uint64_t{1} << 63, uint64_t{1} << 40, uint64_t{100}}) {
       ExpectDamaged(absl::StrCat("\x80\x04", opcode, Bytes8(count), "abc."));
@@ -377,7 +377,7 @@ TEST(HostilePickleTest, HugeCountsAreRefusedWithoutAllocating) {
     ExpectDamaged(absl::StrCat("\x80\x04", opcode, "\xff", "abc."));
 }
 
-TEST(HostilePickleTest, AMemoIndexIsNoSize) {
+TEST(HostilePickleTest, MemoIndexDoesNotAllocate) {
   EXPECT_EQ(Described(kBegin + "K\x05" + Put(0xffffffff) + "0" + Get(0xffffffff) + "."), "5");
   EXPECT_EQ(Described("K\x05p9223372036854775807\n0g9223372036854775807\n."), "5");
   ExpectDamaged(kBegin + Get(0xffffffff) + ".", "memo 4294967295 is asked for");
@@ -388,7 +388,7 @@ TEST(HostilePickleTest, AMemoIndexIsNoSize) {
   ExpectDamaged("p99999999999999999999\n.", "no index of 64 bits");
 }
 
-TEST(HostilePickleTest, BillionLaughsByTheMemoAreRefused) {
+TEST(HostilePickleTest, RefusesBillionLaughsByTheMemo) {
   const auto laughs = [](const std::string& first, int levels, const char* open, const char* close) {
     std::string pickle = kBegin + first + Put(0) + "0";
     for (int level = 0; level < levels; ++level) {
@@ -405,7 +405,7 @@ TEST(HostilePickleTest, BillionLaughsByTheMemoAreRefused) {
   EXPECT_TRUE(Read(laughs("K\x01", 5, "(", "t")).ok());
 }
 
-TEST(HostilePickleTest, WorkOnOneLargeValueAgainAndAgainIsRefused) {
+TEST(HostilePickleTest, RefusesRepeatedWorkOnOneLargeValue) {
   const std::string large = Text(std::string(1 << 20, 'x')) + Put(0) + "0";
   // The same bytes made, and the same key set, a thousand times: a few bytes of pickle each.
   ExpectTooLarge(
@@ -423,7 +423,7 @@ TEST(HostilePickleTest, WorkOnOneLargeValueAgainAndAgainIsRefused) {
   ExpectTooLarge(kBegin + tuple + "}" + Repeat(Get(0) + "Ns", 1000) + ".", "objects", limits);
 }
 
-TEST(HostilePickleTest, EveryLimitHolds) {
+TEST(HostilePickleTest, EnforcesEveryLimit) {
   Limits limits;
   limits.objects = 10;
   EXPECT_TRUE(Read(kBegin + "(" + Repeat("N", 8) + "t.", limits).ok());
@@ -449,7 +449,7 @@ TEST(HostilePickleTest, EveryLimitHolds) {
   ExpectTooLarge(kBegin + "N\x85\x85.", "1 depth", limits);
 }
 
-TEST(HostilePickleTest, AnEmptyStackAndOpenMarksAreErrors) {
+TEST(HostilePickleTest, RefusesAnEmptyStackAndOpenMarks) {
   for (const char opcode : std::string_view("012aebsuRtldQ\x81\x85\x86\x87\x90\x91\x92\x93\x94")) {
     ExpectDamaged(kBegin + opcode + ".");
     // What lies below a mark is out of reach; POP_MARK takes the mark away.
@@ -466,7 +466,7 @@ TEST(HostilePickleTest, AnEmptyStackAndOpenMarksAreErrors) {
   ExpectDamaged(kBegin + "}(K\x01u.", "a key without a value");
 }
 
-TEST(HostilePickleTest, OpcodesThatTorchDoesNotWriteAreRefused) {
+TEST(HostilePickleTest, RefusesOpcodesThatTorchDoesNotWrite) {
   for (const std::string opcode : {"\x82\x01", "\x83\x01\x02", "\x84\x01\x02\x03\x04", "P0\n", "o", "S'x'\n",
                                    "\x97", "\x98", "\xff", "\x01", "\x99"}) {
     ExpectDamaged(kBegin + "(N" + opcode + ".", "which torch.save does not write");
@@ -474,7 +474,7 @@ TEST(HostilePickleTest, OpcodesThatTorchDoesNotWriteAreRefused) {
   ExpectDamaged(std::string("\x80\x06N."), "protocol 6");
 }
 
-TEST(HostilePickleTest, OddStatesAreRefused) {
+TEST(HostilePickleTest, RefusesOddStates) {
   for (const std::string target : {"]", "}", "N", "K\x01", "(t"})
     ExpectDamaged(kBegin + target + "}b.", "the state of a");
   ExpectDamaged(kBegin + kNoHooks + "Nb.", "the state of a OrderedDict");
@@ -487,7 +487,7 @@ TEST(HostilePickleTest, OddStatesAreRefused) {
   ExpectDamaged(kBegin + Text("\xff") + ".", "not UTF-8");
 }
 
-TEST(HostilePickleTest, ATensorBeyondItsStorageIsRefused) {
+TEST(HostilePickleTest, RefusesATensorBeyondItsStorage) {
   ExpectDamaged(kBegin + TensorMade(StorageNamed("0"), 0, {7}, {1}) + ".",
                 "ends at byte 28 of a storage of 24");
   ExpectDamaged(kBegin + TensorMade(StorageNamed("0"), 1, {6}, {1}) + ".", "ends at byte 28");
@@ -500,7 +500,7 @@ TEST(HostilePickleTest, ATensorBeyondItsStorageIsRefused) {
   ExpectDamaged(kBegin + TensorMade(StorageNamed("0"), 0, {2, 3}, {1}) + ".", "2 dimensions with 1 strides");
 }
 
-TEST(HostilePickleTest, AStorageIsWhatItsRecordIs) {
+TEST(HostilePickleTest, RefusesAStorageThatDiffersFromItsRecord) {
   ExpectDamaged(kBegin + StorageNamed("1") + ".", "storage 1 has no record");
   ExpectDamaged(kBegin + StorageNamed("0", "FloatStorage", 7) + ".", "has 28 bytes, and its record 24");
   ExpectDamaged(kBegin + StorageNamed("0", "FloatStorage", 5) + ".", "has 20 bytes, and its record 24");

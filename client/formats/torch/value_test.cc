@@ -29,7 +29,7 @@ TEST(DictTest, KeepsTheOrderAndTheLastValueOfAKey) {
   EXPECT_EQ(dict.Find(100), nullptr);
 }
 
-TEST(DictTest, TakesKeysForTheSameThatPythonDoes) {
+TEST(DictTest, ComparesKeysAsPythonDoes) {
   Dict dict;
   dict.Set(1, MakeInt(0));
   ASSERT_TRUE(dict.Set(Make(true), MakeInt(1)).ok());
@@ -47,7 +47,7 @@ TEST(DictTest, TakesKeysForTheSameThatPythonDoes) {
   EXPECT_EQ(*dict.Find(*Make(Tuple{{MakeInt(2), MakeInt(3)}}))->As<int64_t>(), 8);
 }
 
-TEST(DictTest, TuplesOfOtherPartsAreOtherKeys) {
+TEST(DictTest, DistinguishesTuplesOfDifferentParts) {
   Dict dict;
   ASSERT_TRUE(dict.Set(Make(Tuple{{MakeString("ab"), MakeString("c")}}), MakeInt(0)).ok());
   ASSERT_TRUE(dict.Set(Make(Tuple{{MakeString("a"), MakeString("bc")}}), MakeInt(1)).ok());
@@ -55,7 +55,7 @@ TEST(DictTest, TuplesOfOtherPartsAreOtherKeys) {
   EXPECT_EQ(dict.size(), 3u);
 }
 
-TEST(DictTest, RefusesWhatPythonCannotHash) {
+TEST(DictTest, RefusesKeysThatPythonCannotHash) {
   Dict dict;
   for (const ValueRef& key : {Make(List()), Make(Dict()), Make(Set()), Make(Tuple{{Make(List())}})}) {
     EXPECT_EQ(dict.Set(key, MakeInt(0)).code(), absl::StatusCode::kInvalidArgument);
@@ -63,7 +63,7 @@ TEST(DictTest, RefusesWhatPythonCannotHash) {
   EXPECT_TRUE(dict.empty());
 }
 
-TEST(DictTest, ACopyIsItsOwn) {
+TEST(DictTest, CopyIsIndependent) {
   Dict dict;
   for (int64_t i = 0; i < 20; ++i) dict.Set(i, MakeInt(i));
   Dict copy = dict;
@@ -87,7 +87,7 @@ Tensor Strided(int64_t storage_bytes, int64_t offset, std::vector<int64_t> shape
   return tensor;
 }
 
-TEST(TensorTest, ReachesToTheEndOfItsStorageAndNoFurther) {
+TEST(TensorTest, MayReachTheEndOfItsStorageOnly) {
   EXPECT_TRUE(CheckTensor(Strided(24, 0, {2, 3}, {3, 1})).ok());
   EXPECT_TRUE(CheckTensor(Strided(24, 0, {3, 2}, {1, 3})).ok());
   EXPECT_TRUE(CheckTensor(Strided(24, 5, {}, {})).ok());
@@ -99,13 +99,13 @@ TEST(TensorTest, ReachesToTheEndOfItsStorageAndNoFurther) {
   EXPECT_FALSE(CheckTensor(Strided(0, 0, {}, {})).ok());
 }
 
-TEST(TensorTest, AnEmptyOneReachesNothing) {
+TEST(TensorTest, EmptyTensorReachesNothing) {
   EXPECT_TRUE(CheckTensor(Strided(0, 0, {0}, {1})).ok());
   EXPECT_TRUE(CheckTensor(Strided(0, 100, {2, 0, 3}, {3, 3, 1})).ok());
   EXPECT_EQ(Strided(0, 100, {2, 0, 3}, {3, 3, 1}).elements(), 0);
 }
 
-TEST(TensorTest, NumbersBeyond63BitsAreRefused) {
+TEST(TensorTest, RefusesNumbersBeyond63Bits) {
   EXPECT_FALSE(CheckTensor(Strided(kMost, kMost, {2}, {1})).ok());
   EXPECT_FALSE(CheckTensor(Strided(kMost, 0, {kMost, kMost}, {0, 0})).ok());
   EXPECT_FALSE(CheckTensor(Strided(kMost, 0, {2, 2}, {kMost, kMost})).ok());
@@ -114,7 +114,7 @@ TEST(TensorTest, NumbersBeyond63BitsAreRefused) {
   EXPECT_FALSE(CheckTensor(Strided(kMost, 0, {int64_t{1} << 33, int64_t{1} << 33, 0}, {0, 0, 0})).ok());
 }
 
-TEST(TensorTest, NegativeNumbersAreRefused) {
+TEST(TensorTest, RefusesNegativeNumbers) {
   EXPECT_FALSE(CheckTensor(Strided(24, -1, {2}, {1})).ok());
   EXPECT_FALSE(CheckTensor(Strided(24, 0, {-1}, {1})).ok());
   EXPECT_FALSE(CheckTensor(Strided(24, 4, {2}, {-1})).ok());
@@ -125,7 +125,7 @@ TEST(TensorTest, NegativeNumbersAreRefused) {
   EXPECT_FALSE(CheckTensor(without).ok());
 }
 
-TEST(TensorTest, IsContiguousInTheOrderOfItsElements) {
+TEST(TensorTest, IsContiguousIfElementsAreInOrder) {
   EXPECT_TRUE(Strided(24, 0, {2, 3}, {3, 1}).is_contiguous());
   EXPECT_TRUE(Strided(24, 0, {2, 1, 3}, {3, 77, 1}).is_contiguous());
   EXPECT_TRUE(Strided(24, 0, {}, {}).is_contiguous());
@@ -135,7 +135,7 @@ TEST(TensorTest, IsContiguousInTheOrderOfItsElements) {
   EXPECT_FALSE(Strided(24, 0, {4}, {0}).is_contiguous());
 }
 
-TEST(TensorTest, ANewOneFillsItsStorage) {
+TEST(TensorTest, NewTensorFillsItsStorage) {
   const Tensor tensor = NewTensor(DataType::kBFloat16, {2, 3, 4});
   EXPECT_EQ(tensor.storage->bytes, 48);
   EXPECT_EQ(tensor.stride, (std::vector<int64_t>{12, 4, 1}));
