@@ -1,3 +1,6 @@
+// ConvertNxdZero from tag to tag: results, refusals, faults and crashes.
+//
+// Longer than 500 lines because all tests share one made-up tag and the check of a whole result.
 #include "client/convert/nxd_zero.h"
 
 #include <algorithm>

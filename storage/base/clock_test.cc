@@ -16,7 +16,7 @@ TEST(ClockTest, SystemClockGoesForward) {
 }
 
 TEST(ClockTest, SystemDateIsInMicroseconds) {
-  // Not std::time, which is some milliseconds behind.
+  // Not std::time, which may be some milliseconds behind.
   const auto seconds = [] {
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);

@@ -1,5 +1,8 @@
-// Checkpoints that NeuronX Distributed wrote: found, read, adopted, and else never touched. Adopting goes
-// wrong here at every call that changes something, and the power goes after each.
+// Checkpoints of NeuronX Distributed: finding, reading and adopting them, and leaving them untouched
+// otherwise. Faults are injected at every call that changes something, and the power is cut after each.
+//
+// Longer than 500 lines because all tests share the tree that NeuronX Distributed leaves and the checks of
+// it.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -38,10 +41,10 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr int64_t kTime = 1'700'000'000;  // Seconds.
+constexpr int64_t kTime = 1'700'000'000;  // Unix time in seconds.
 
-// What NeuronX Distributed leaves of a finished save: two ranks, a tensor file, markers. More than one chunk,
-// an odd tail, an empty file.
+// What NeuronX Distributed leaves of a finished save: two ranks, a tensor file and markers. One file has
+// several chunks and an odd tail, and one is empty.
 std::map<std::string, std::string> FilesOf(const std::string& tag) {
   return {{"checkpoint", "1"},
           {"done", "1"},
@@ -87,7 +90,7 @@ std::vector<std::string> Names(const std::vector<ForeignTag>& foreign) {
   return names;
 }
 
-// Where one file belongs to somebody else.
+// Makes one file belong to another user.
 class OthersFile : public FaultyFileSystem {
  public:
   using FaultyFileSystem::FaultyFileSystem;
@@ -120,7 +123,7 @@ class AdoptTest : public ::testing::Test {
     store_ = root_.Open();
     ASSERT_NE(store_, nullptr);
   }
-  // Every name beneath `below` but our own, with its kind, inode, bytes and time.
+  // Every name beneath `below` except ckptd's own, with its kind, inode, bytes and time.
   std::map<std::string, std::string> Everything(const std::string& below) const {
     std::map<std::string, std::string> all;
     for (auto at = std::filesystem::recursive_directory_iterator(root_.path(below));
@@ -157,14 +160,14 @@ class AdoptTest : public ::testing::Test {
   std::unique_ptr<RootStore> store_ = root_.Open();
 };
 
-// ---- found
+// ---- finding
 
 TEST_F(AdoptTest, FindsFinishedOnesByMarkerTimeThenByName) {
   MakeForeign("late", kTime + 9);
   MakeForeign("twin_b", kTime + 5);
   MakeForeign("twin_a", kTime + 5);
   MakeForeign("early", kTime);
-  MakeForeign("a name", kTime + 1);  // No tag of ours may have it, but it is there.
+  MakeForeign("a name", kTime + 1);  // Not a valid tag of ckptd, but a checkpoint.
   ASSERT_EQ(Save(root_.fs(), *store_, {"ours", 1}), Verdict::kCommitted);
   root_.Write("ours/done", "1");  // Perhaps NeuronX Distributed's, in a checkpoint that ckptd wrote for it.
   Reopen();
@@ -207,7 +210,7 @@ TEST_F(AdoptTest, ListsATooLargeTreeWithoutASizeAndRefusesIt) {
   EXPECT_THAT(Refusal("deep"), HasSubstr("is below 16 other directories"));
 }
 
-// ---- adopted
+// ---- adopting
 
 TEST_F(AdoptTest, AdoptsWithoutChangingItsFiles) {
   MakeForeign("epoch_2_step_500");
@@ -227,7 +230,7 @@ TEST_F(AdoptTest, AdoptsWithoutChangingItsFiles) {
   const storage::v1::ManifestSummary& summary = store_->committed().at(7).summary;
   EXPECT_EQ(summary.adopted_from(), "nxd");
   EXPECT_EQ(summary.step(), 500);
-  EXPECT_EQ(summary.attempt(), 0) << "it is nobody's save";
+  EXPECT_EQ(summary.attempt(), 0) << "no attempt saved it";
   EXPECT_EQ(summary.ordinal(), 0);
   EXPECT_EQ(summary.world_size(), 1);
   EXPECT_EQ(summary.commit_time_us(), kTime * 1'000'000);
@@ -267,7 +270,7 @@ TEST_F(AdoptTest, AdoptedOneIsPinnedReadReplacedAndEvictedLikeAnyOther) {
   EXPECT_FALSE(std::filesystem::exists(root_.path("one")));
 }
 
-// ---- refused
+// ---- refusing
 
 TEST_F(AdoptTest, RefusesUnsuitableContentByNameAndChangesNothing) {
   struct Case {
@@ -326,13 +329,13 @@ TEST_F(AdoptTest, RefusesACheckpointOfCkptd) {
   ExpectWhole("one");
 }
 
-// Between the first byte that was read and the rename.
+// Each change happens after the first byte was read and before the rename.
 TEST_F(AdoptTest, StaysForeignWhenItChangesWhileItIsRead) {
   const std::string model = "/model/dp_rank_00_tp_rank_00_pp_rank_00.pt";
   const std::map<std::string, std::function<void(const std::string&)>> changes = {
       {"grown", [&](const auto& t) { root_.Write(t + model, root_.Read(t + model) + "x"); }},
       {"rewritten",
-       [&](const auto& t) {  // The same size, and the time set back.
+       [&](const auto& t) {  // The size stays the same, and the time is set back.
          struct stat before = {};
          ASSERT_EQ(stat(root_.path(t + model).c_str(), &before), 0);
          root_.FlipByte(t + model, 5);
@@ -429,7 +432,7 @@ TEST_F(AdoptTest, ReadsInStepsAndStopsBetweenThem) {
   EXPECT_TRUE(absl::IsCancelled(other.Step().status()));
 }
 
-// ---- never touched
+// ---- leaving untouched
 
 TEST_F(AdoptTest, RetentionAndTrashLeaveForeignOnesUntouched) {
   MakeForeign("theirs");
@@ -485,7 +488,7 @@ TEST_F(AdoptTest, LeavesHalfDeletedAndEmptyDirectoriesUntouched) {
   EXPECT_EQ(Everything(""), before);
 }
 
-// ---- at every call
+// ---- faults at every call
 
 TEST_F(AdoptTest, SyncsTheRecordsBeforeTheRenameAndBothDirectoriesAfter) {
   MakeForeign("one");
@@ -518,7 +521,7 @@ TEST_F(AdoptTest, SyncsTheRecordsBeforeTheRenameAndBothDirectoriesAfter) {
   const size_t manifest = find("Sync", "/manifest", made);
   EXPECT_LT(find("Sync .ckptd/nodes/local/inflight/one.5.", "", manifest), renamed);
   EXPECT_LT(find("Sync", "/inflight", find("Sync one", "", renamed)), log.size());
-  // And whoever finds it later syncs its name before he believes it.
+  // The next daemon syncs the name before it trusts it.
   store_.reset();
   const size_t opened = fs.calls().size();
   store_ = root_.OpenWith(fs);
@@ -530,7 +533,7 @@ TEST_F(AdoptTest, SyncsTheRecordsBeforeTheRenameAndBothDirectoriesAfter) {
 
 enum class Fault { kIoError, kNoSpace, kDoneButReported, kDeath };
 
-// The `at`-th call that changes something, while "one" is adopted, goes wrong. False: there were fewer.
+// Injects a fault at the `at`-th changing call while "one" is adopted. False if there were fewer calls.
 bool TryPoint(Fault fault, int at) {
   TemporaryRoot root(TemporaryRoot::On::kMemory);
   for (const auto& [path, content] : FilesOf("one")) root.Write("one/" + path, content);
@@ -583,7 +586,7 @@ bool TryPoint(Fault fault, int at) {
     }
   }
   std::vector<std::string> committed;
-  for (int opened = 0; opened < 2; ++opened) {  // The second recovery changes nothing.
+  for (int opened = 0; opened < 2; ++opened) {  // The second recovery must change nothing.
     if (opened > 0 || fault == Fault::kDeath) {
       store.reset();
       store = root.Open();
@@ -596,7 +599,7 @@ bool TryPoint(Fault fault, int at) {
     }
     if (opened == 0) committed = Committed(*store);
     EXPECT_EQ(Committed(*store), committed);
-    EXPECT_EQ(std::filesystem::exists(root.path("one/.ckptd")), !committed.empty()) << "foreign, or ours";
+    EXPECT_EQ(std::filesystem::exists(root.path("one/.ckptd")), !committed.empty()) << "foreign or adopted";
     EXPECT_EQ(Names(store->foreign()).size(), committed.empty() ? 1u : 0u);
     EXPECT_THAT(store->damaged(), IsEmpty());
     for (const auto& [path, content] : FilesOf("one")) EXPECT_EQ(root.Read("one/" + path), content) << path;
@@ -605,7 +608,7 @@ bool TryPoint(Fault fault, int at) {
     }
   }
   EXPECT_THAT(root.Names(".ckptd/nodes/local/inflight"), IsEmpty());
-  if (committed.empty()) {  // And once more, without a fault.
+  if (committed.empty()) {  // Adopt it again, without a fault.
     EXPECT_EQ(Adopt(root.fs(), root.handle(), *store, "one", 6).outcome, PublishOutcome::kCommitted);
   }
   return hit && !::testing::Test::HasFailure();
@@ -616,11 +619,11 @@ TEST(AdoptCrashTest, IsForeignOrAdoptedWhicheverCallFails) {
     int points = 0;
     while (TryPoint(fault, points + 1)) ++points;
     if (::testing::Test::HasFailure()) return;
-    EXPECT_GE(points, 30) << "adopting does not do what it should";
+    EXPECT_GE(points, 30) << "adopting made fewer calls than it must";
   }
 }
 
-// The power goes after every operation that changes something: each unsynced byte and name may be lost.
+// The power is cut after every changing operation: each unsynced byte and name may be lost.
 TEST(AdoptCrashTest, IsForeignOrAdoptedAfterAPowerCutAndStaysWhatWasReported) {
   CrashDisk disk;
   FakeClock clock;
@@ -643,7 +646,7 @@ TEST(AdoptCrashTest, IsForeignOrAdoptedAfterAPowerCutAndStaysWhatWasReported) {
       EXPECT_THAT((*store)->damaged(), IsEmpty());
       const bool ours = !(*store)->committed().empty();
       if (said) {
-        EXPECT_TRUE(ours) << "it was said to be adopted";
+        EXPECT_TRUE(ours) << "the adoption had been reported";
       }
       EXPECT_EQ(left->Exists("one/.ckptd"), ours);
       EXPECT_THAT(left->NamesIn(".ckptd/nodes/local/inflight"), IsEmpty());
@@ -654,7 +657,7 @@ TEST(AdoptCrashTest, IsForeignOrAdoptedAfterAPowerCutAndStaysWhatWasReported) {
   };
   absl::StatusOr<std::unique_ptr<RootStore>> store = OpenStore(disk, clock);
   ASSERT_TRUE(store.ok()) << store.status();
-  // As the other program leaves them: written, and nothing synced.
+  // As the other program leaves its files: written, and not synced.
   const absl::StatusOr<ScopedHandle> tag = OpenScoped(disk, disk.root(), "one", OpenMode::kDirectory);
   ASSERT_TRUE(tag.ok()) << tag.status();
   for (const auto& [path, content] : files) {

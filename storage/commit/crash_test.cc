@@ -1,7 +1,9 @@
-// Every mutating call of every operation, one after the other: it fails once, or it happens and is reported
-// as failed, or it is the moment at which the daemon dies. Then the root is opened anew, twice, and must hold
-// what was promised. And every call that reads (an open, a list, a stat, a read) fails once, in recovery, in
-// a scan and in a publish: an error that says nothing about what was to be read must not change anything.
+// Fault injection. Every changing call of every operation in turn fails once, or happens and is reported as
+// failed, or is the moment at which the daemon dies. Then the root is opened again, twice, and must hold what
+// was promised. Also every reading call (open, list, stat, read) of recovery, of a scan and of a publish
+// fails once: an error that says nothing about what was to be read must not change anything.
+//
+// Longer than 500 lines because all operations share one fault injector and one verdict.
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
@@ -39,7 +41,7 @@ using ::testing::IsEmpty;
 enum class Fault {
   kIoError,          // The call fails once with EIO.
   kNoSpace,          // The call fails once with ENOSPC.
-  kDoneButReported,  // The call happens, and EIO is reported.
+  kDoneButReported,  // The call takes effect, and EIO is reported.
   kDeath,            // The call and all later ones fail: the daemon is dead.
   // Of the calls that read, one fails once:
   kUnreadable,    // with EIO,
@@ -91,15 +93,15 @@ std::string NameOf(Fault fault) {
   return "";
 }
 
-// Lets one call of those that change something (or open a file, which may create it) go wrong, counted over
-// all kinds; or, where the fault is one of kReadFaults, of those that read.
+// Injects a fault into one of the calls that change something (or open a file, which may create it), counted
+// over all kinds of calls; or, if the fault is one of kReadFaults, into one of those that read.
 class FaultPoints {
  public:
   FaultPoints(TemporaryRoot& root, bool can_exchange) : can_exchange_(can_exchange), fs_(&root.fs()) {}
 
   FaultyFileSystem& fs() { return fs_; }
 
-  // The `at`-th call from now on, 1 being the next; 0: none.
+  // Injects the fault into the `at`-th call from now on; 1 is the next one, 0 none.
   void Arm(Fault fault, int at) {
     fs_.ClearFaults();
     hit_.clear();
@@ -118,12 +120,12 @@ class FaultPoints {
     });
     if (at == 1) Inject(fault);
   }
-  // From now on nothing goes wrong.
+  // Injects no more faults.
   void Disarm() {
     fs_.SetHook(nullptr);
     fs_.ClearFaults();
   }
-  // Opens a store, on a file system that can exchange names or, as the probe finds, cannot.
+  // Opens a store, on a file system that can exchange names or, as the probe will find, cannot.
   absl::StatusOr<std::unique_ptr<RootStore>> Open(TemporaryRoot& root) {
     if (!can_exchange_)
       fs_.Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/scratch/a", .error = EINVAL});
@@ -136,9 +138,9 @@ class FaultPoints {
     return *std::move(store);
   }
 
-  // The call that went wrong; empty when there were fewer.
+  // The call with the fault. Empty if there were fewer calls.
   const std::string& hit() const { return hit_; }
-  // What was called since Arm.
+  // The calls since Arm.
   std::vector<std::string> log() const {
     std::vector<std::string> lines;
     const std::vector<FsCall> calls = fs_.calls();
@@ -169,7 +171,7 @@ class FaultPoints {
   const bool can_exchange_;
   FaultyFileSystem fs_;
   size_t log_start_ = 0;
-  int calls_ = 0;  // Counted ones since Arm.
+  int calls_ = 0;  // Counted calls since Arm.
   std::string hit_;
 };
 
@@ -181,8 +183,8 @@ std::vector<std::string> Committed(const RootStore& store) {
   return tags;
 }
 
-// Whether every committed checkpoint has the bytes of its save, and the root has nothing else that looks like
-// one.
+// Checks that every committed checkpoint has the bytes of its save, and that nothing else in the root looks
+// like one.
 void ExpectAllWhole(TemporaryRoot& root, const RootStore& store) {
   std::vector<std::string> names = {".ckptd"};
   for (const auto& [sequence, checkpoint] : store.committed()) {
@@ -212,14 +214,14 @@ void ExpectNothingLeft(const TemporaryRoot& root) {
   EXPECT_FALSE(std::filesystem::exists(root.node("scratch")));
 }
 
-// One operation under test. `run` says what its caller could say of it.
+// One operation under test. `run` returns what its caller could report.
 struct Operation {
   bool can_exchange = true;
   bool over_empty_directory = false;
   std::function<void(FileSystem&, RootStore&)> prepare = nullptr;
   std::function<Verdict(FileSystem&, RootStore&)> run = nullptr;
-  std::vector<std::string> before = {};  // Committed before, and when it failed.
-  std::vector<std::string> after = {};   // Committed when it succeeded. Unknown is one of the two.
+  std::vector<std::string> before = {};  // Committed before the operation, and if it fails.
+  std::vector<std::string> after = {};   // Committed if it succeeds. If unknown, either of the two.
 };
 
 void ExpectVerdictHolds(const Operation& operation, Verdict verdict, const RootStore& store) {
@@ -236,7 +238,8 @@ void ExpectVerdictHolds(const Operation& operation, Verdict verdict, const RootS
   }
 }
 
-// The same store goes on after a fault: what it says is what the next one finds, and it can save again.
+// Uses the same store after a fault: it must agree with what the next store finds, and it must be able to
+// save.
 void ExpectStoreGoesOn(const Operation& operation, Verdict verdict, Fault fault, TemporaryRoot& root,
                        RootStore& store, std::vector<std::string>& committed) {
   if (verdict == Verdict::kUnknown) {
@@ -255,7 +258,7 @@ void ExpectStoreGoesOn(const Operation& operation, Verdict verdict, Fault fault,
   ExpectAllWhole(root, store);
 }
 
-// One point. False when the operation ended before it.
+// Tries one point. False if the operation ended before it.
 bool TryPoint(const Operation& operation, Fault fault, int at) {
   TemporaryRoot root(TemporaryRoot::On::kMemory);
   FaultPoints points(root, operation.can_exchange);
@@ -284,7 +287,7 @@ bool TryPoint(const Operation& operation, Fault fault, int at) {
   ExpectAllWhole(root, *store);
   ExpectNothingLeft(root);
   store.reset();
-  store = points.MustOpen(root);  // Recovering once more changes nothing.
+  store = points.MustOpen(root);  // A second recovery changes nothing.
   EXPECT_THAT(store->recovered(), IsEmpty());
   EXPECT_EQ(Committed(*store), committed);
   return !hit.empty() && !::testing::Test::HasFailure();
@@ -295,7 +298,7 @@ void TryAllPoints(const Operation& operation, int at_least) {
     int points = 0;
     while (TryPoint(operation, fault, points + 1)) ++points;
     if (::testing::Test::HasFailure()) return;
-    EXPECT_GE(points, at_least) << "the operation does not do what it should";
+    EXPECT_GE(points, at_least) << "the operation made fewer calls than it must";
   }
 }
 
@@ -340,7 +343,7 @@ TEST(CrashTest, ResaveByTwoRenamesLeavesTheOldOrTheNewWhole) { TryAllPoints(Resa
 
 TEST(CrashTest, DiscardedSaveStaysAwayOnceItWasReportedFailed) {
   for (const int ranks : {1, 2}) {
-    // "Committed" is said here of a discard that worked; the checkpoint may only be seen when it did not.
+    // "Committed" stands for a discard that succeeded. The checkpoint may be visible only if it failed.
     std::unique_ptr<Staged> staged;
     Operation operation;
     operation.prepare = [&](FileSystem& fs, RootStore& store) {
@@ -371,9 +374,8 @@ TEST(CrashTest, EvictedCheckpointIsWholeOrGone) {
                3);
 }
 
-// Beside the verdict: with COMMITTED the pointer is the new one, else the old one or the new one, and it is
-// never anything else. What could not be written is a warning, and the next daemon or the next save makes it
-// good.
+// Besides the verdict: with COMMITTED the pointer is the new one, otherwise the old or the new one, and never
+// anything else. A pointer that could not be written is a warning, and the next daemon or save repairs it.
 class PointerCrashTest : public ::testing::TestWithParam<Fault> {
  protected:
   static SaveSpec Naming(const std::string& tag, int64_t sequence) {
@@ -402,11 +404,11 @@ TEST_P(PointerCrashTest, PointerIsOldOrNewAndNeverUndoesTheCommit) {
     }
     if (pointer == "old") {
       points.Disarm();
-      EXPECT_FALSE(store->Evict("old", 1).ok()) << "what the pointer names stays";
+      EXPECT_FALSE(store->Evict("old", 1).ok()) << "the pointer's checkpoint stays";
     }
     warned |= committed && !result.pointers.warnings.empty();
     points.Disarm();
-    if (committed && GetParam() != Fault::kDeath) {  // The next save, which names none, makes it good.
+    if (committed && GetParam() != Fault::kDeath) {  // The next save repairs it.
       ASSERT_EQ(Save(points.fs(), *store, {"later", 3}), Verdict::kCommitted);
       EXPECT_EQ(root.Read("latest"), "new");
       EXPECT_THAT(store->pointers().warnings, IsEmpty());
@@ -448,8 +450,8 @@ TEST(CrashTest, EmptyingTrashChangesNothingElse) {
                10);
 }
 
-// Runs `change` with a fault at every point of it, opens the root anew and hands that store to `check`, with
-// what `change` said.
+// Runs `change` with a fault at every point of it, opens the root again, and passes that store to `check`
+// together with the result of `change`.
 void TryRecord(const std::function<absl::Status(RootStore&)>& prepare,
                const std::function<absl::Status(RootStore&)>& change,
                const std::function<void(const RootStore&, bool changed)>& check) {
@@ -515,9 +517,9 @@ TEST(CrashTest, DamageMarkExistsOnceItWasReported) {
             });
 }
 
-// `left` is what a daemon left that died in a re-save. Its successor dies at a call of its recovery, and that
-// one's successor there again; the third lives. Every third call from `start` on is tried. Returns how many
-// there were.
+// `left` makes the state that a daemon leaves when it dies in a re-save. Its successor dies at a call of its
+// recovery, and the next one dies there, too; the third lives. Tries every third call from `start` on.
+// Returns the number of calls.
 int TryDeathsInRecovery(const Operation& operation, TemporaryRoot& left, Verdict verdict, int start) {
   int tried = 0;
   for (int second = start;; second += 3) {
@@ -569,8 +571,8 @@ TEST_P(RecoveryCrashTest, RecoversFromADeathDuringRecovery) {
 INSTANTIATE_TEST_SUITE_P(, RecoveryCrashTest, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "WithExchange" : "WithTwoRenames"; });
 
-// What a daemon leaves that was killed: two checkpoints, which a pointer names; saves of a new tag and of one
-// that is there already, both complete on disk; one that is not complete; another program's checkpoint.
+// The state that a killed daemon leaves: two checkpoints, which a pointer names; saves of a new and of an
+// existing tag, both complete on disk; an incomplete save; and another program's checkpoint.
 class ReadFaultTest : public ::testing::TestWithParam<std::tuple<Fault, bool>> {
  protected:
   static SaveSpec Naming(const std::string& tag, int64_t sequence) {
@@ -587,20 +589,20 @@ class ReadFaultTest : public ::testing::TestWithParam<std::tuple<Fault, bool>> {
     ASSERT_EQ(Save(fs, store, Naming("old", 1)), Verdict::kCommitted);
     ASSERT_EQ(Save(fs, store, Naming("step", 2)), Verdict::kCommitted);
   }
-  // Ends the daemon in the middle of three saves.
+  // Kills the daemon in the middle of three saves.
   static void Leave(FileSystem& fs, std::unique_ptr<RootStore> store) {
     ASSERT_TRUE(Stage(fs, *store, Naming("step", 3)).ok());
     ASSERT_TRUE(Stage(fs, *store, Naming("fresh", 4)).ok());
     ASSERT_TRUE(Stage(fs, *store, Naming("half", 5), 1).ok());
   }
 
-  // Nothing was lost, moved back, delisted or thrown away that should be there.
+  // Everything that must exist does: nothing was lost, moved back, delisted or discarded.
   static void ExpectNothingLost(TemporaryRoot& root, const RootStore& store) {
     EXPECT_EQ(Committed(store), complete());
     EXPECT_THAT(store.damaged(), IsEmpty());
     ASSERT_EQ(store.foreign().size(), 1u);
     EXPECT_EQ(store.foreign()[0].tag, "theirs");
-    // One that could not be written is written at the next start.
+    // A pointer that could not be written is written at the next start.
     EXPECT_EQ(root.Read("latest"), store.pointers().warnings.empty() ? "fresh4" : "step2");
     for (const std::string& name : root.Names(".ckptd/nodes/local/trash")) {
       EXPECT_TRUE(name.starts_with("step.2.") || name.starts_with("half.5.")) << name << " is in trash";
@@ -669,7 +671,7 @@ TEST_P(ReadFaultTest, RescanFailsOnAReadErrorAndLosesNothing) {
   EXPECT_GT(failed, 15);
 }
 
-// A publish that cannot read what it must know has changed nothing, and says that it may be called again.
+// A publish that could not read something necessary changes nothing, and says that it may be called again.
 TEST_P(ReadFaultTest, PublishMayBeCalledAgainAfterAReadError) {
   int held = 0;
   for (int at = 1; !HasFailure(); ++at) {
@@ -689,7 +691,7 @@ TEST_P(ReadFaultTest, PublishMayBeCalledAgainAfterAReadError) {
     if (result.outcome == PublishOutcome::kIndeterminate) {
       ASSERT_TRUE(store->Rescan().ok());
     } else if (result.outcome == PublishOutcome::kFailed) {
-      // But where a file was to be made, which is a change that failed.
+      // Except where a file was to be made, which is a change that failed.
       EXPECT_TRUE(result.retryable || hit.ends_with("/.swap.tmp"));
       ++held;
       result = store->Publish(staged->inflight, SummaryOf({"step", 3}), staged->parts);
@@ -726,11 +728,11 @@ TEST(EvictReadFaultTest, EvictionLeavesTheCheckpointListedAfterAReadError) {
   }
 }
 
-// What has to be on disk before what, read off the order of the calls; and what follows when it is not.
+// Checks the order of calls: what must be on disk before what, and what happens if it is not.
 class OrderTest : public ::testing::Test {
  protected:
   FaultyFileSystem& fs() { return points_.fs(); }
-  // Of the calls since Arm, the first from `from` on that is `op` on a path with this end; no match is a
+  // The first call since Arm, from `from` on, that is `op` on a path ending in `end`. A missing one is a test
   // failure.
   size_t Find(const std::string& op, const std::string& end, size_t from = 0) const {
     const std::vector<std::string> log = points_.log();
@@ -771,7 +773,7 @@ TEST_F(OrderTest, SyncsEverythingBeforeTheRenameAndBothParentsAfter) {
     EXPECT_LT(Find("Sync", inflight + below, synced), publish) << below;
   }
   const size_t root = Find("Sync", "", publish);
-  EXPECT_EQ(points_.log()[root], "Sync") << "the root, which has no path here";
+  EXPECT_EQ(points_.log()[root], "Sync") << "the root, whose path is empty here";
   Find("Sync", "/inflight", root);
 }
 
@@ -784,7 +786,7 @@ TEST_F(OrderTest, WritesThePointerAfterTheCommitAndSyncsBeforeAndAfterItsRename)
   const size_t synced = Find("Sync", "/pointer.new", written);
   const size_t renamed = Find("Rename", " latest", synced);
   const size_t root = Find("Sync", "", renamed);
-  EXPECT_EQ(points_.log()[root], "Sync") << "the root, which has no path here";
+  EXPECT_EQ(points_.log()[root], "Sync") << "the root, whose path is empty here";
   Find("Sync", ".ckptd/nodes/local", root);
 }
 
@@ -796,18 +798,18 @@ TEST_F(OrderTest, DoesNotWriteACorrectPointerAgain) {
   for (const std::string& call : points_.log()) EXPECT_FALSE(call.ends_with("/pointer.new")) << call;
 }
 
-// What a failed sync may have dropped is written anew, whatever a look at the file says.
+// A failed sync may have dropped the content, so it is written again, whatever a read of the file says.
 TEST_F(OrderTest, ScanWritesAPointerAgainWhoseSyncFailed) {
   ASSERT_EQ(Save(fs(), *store_, {"old", 1, 1, {{"latest", "old"}}}), Verdict::kCommitted);
   const SaveSpec spec{"new", 2, 1, {{"latest", "new"}}};
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
   ASSERT_TRUE(staged.ok());
-  // Of the manifest, four directories, the root and in-flight, the pointer; and the root again.
+  // Syncs of the manifest, four directories, the root and inflight/, the pointer; and the root again.
   fs().Fail({.op = FsOp::kSync, .nth = 9, .error = EIO});
   const PublishResult result = store_->Publish(staged->inflight, SummaryOf(spec), staged->parts);
   EXPECT_EQ(result.outcome, PublishOutcome::kCommitted);
   EXPECT_EQ(result.pointers.warnings.size(), 1u);
-  EXPECT_THAT(result.pointers.holders, ElementsAre(1, 2)) << "a crash may leave the one or the other";
+  EXPECT_THAT(result.pointers.holders, ElementsAre(1, 2)) << "a crash may leave either of them";
   EXPECT_EQ(root_.Read("latest"), "new");
   points_.Arm(Fault::kIoError, 0);
   ASSERT_TRUE(store_->Rescan().ok());
@@ -832,7 +834,7 @@ TEST_F(OrderTest, RemovesNothingFromTrashBeforeItIsDurablyThere) {
   ASSERT_EQ(Save(fs(), *store_, {"step", 1}), Verdict::kCommitted);
   fs().Fail({.op = FsOp::kRename, .error = EIO});
   ASSERT_FALSE(store_->Evict("step", 1).ok());
-  EXPECT_THAT(Committed(*store_), ElementsAre("step:1")) << "nothing happened";
+  EXPECT_THAT(Committed(*store_), ElementsAre("step:1")) << "nothing has changed";
   fs().Fail({.op = FsOp::kSync, .error = EIO});
   ASSERT_FALSE(store_->Evict("step", 1).ok());
   EXPECT_EQ(ReasonOf(store_->EmptyTrashStep({}).status()), "ROOT_READ_ONLY");
@@ -877,7 +879,7 @@ TEST_F(OrderTest, ChangesNothingAfterAnUnknownOutcomeUntilTheScan) {
   const absl::StatusOr<Staged> other = Stage(fs(), *store_, {"other", 2});
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 3});
   ASSERT_TRUE(other.ok() && staged.ok());
-  // Of the manifest, four directories, and then of the root.
+  // Syncs of the manifest, four directories, and then the root.
   fs().Fail({.op = FsOp::kSync, .nth = 6, .error = EIO});
   const PublishResult result = store_->Publish(staged->inflight, SummaryOf({"step", 3}), staged->parts);
   EXPECT_EQ(result.outcome, PublishOutcome::kIndeterminate);
@@ -894,7 +896,7 @@ TEST_F(OrderTest, ChangesNothingAfterAnUnknownOutcomeUntilTheScan) {
   }
   ASSERT_TRUE(store_->Rescan().ok());
   EXPECT_THAT(Committed(*store_), ElementsAre("step:3"));
-  // A save that was under way meanwhile is still its own.
+  // A save that was under way at that time still belongs to its owner.
   EXPECT_EQ(store_->Publish(other->inflight, SummaryOf({"other", 2}), other->parts).outcome,
             PublishOutcome::kCommitted);
   ExpectAllWhole(root_, *store_);
@@ -934,7 +936,7 @@ TEST(RescanTest, UpdatesTheFreeBytes) {
   ASSERT_TRUE(store->Rescan().ok());
   EXPECT_EQ(store->probe().free_bytes, 1 << 20);
   fs.Fail({.op = FsOp::kSpace, .error = EIO});
-  EXPECT_FALSE(store->Rescan().ok()) << "room that is not known must not be given away";
+  EXPECT_FALSE(store->Rescan().ok()) << "unknown space must not be promised to a save";
 }
 
 TEST_F(OrderTest, ListsAnUnreadableCheckpointAsDamagedAndOpensTheRoot) {
@@ -976,10 +978,10 @@ TEST_F(OrderTest, RecoveryFailsWhenItCannotMoveSomethingToTrash) {
   ASSERT_TRUE(Stage(fs(), *store_, {"step", 1}, 1).ok());
   store_.reset();
   fs().Fail({.op = FsOp::kRename, .path = ".ckptd/nodes/local/inflight/step.1.", .error = EIO});
-  EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EIO) << "what is half there could come back later";
+  EXPECT_EQ(ErrnoOf(points_.Open(root_).status()), EIO) << "the incomplete save could come back later";
 }
 
-// At the last instant before the tag is taken, a user moves the checkpoint away and puts something else
+// At the last moment before the rename to the tag, a user moves the checkpoint away and puts something else
 // there.
 TEST(ReplacedTagTest, PutsBackWhatTookTheTagsPlace) {
   for (const bool can_exchange : {true, false}) {
@@ -1013,7 +1015,7 @@ TEST(ReplacedTagTest, PutsBackWhatTookTheTagsPlace) {
 }
 
 TEST_F(OrderTest, PublishMayNotBeCalledAgainAfterAFailedSync) {
-  for (int nth = 1; nth <= 5; ++nth) {  // Of the manifest and four directories.
+  for (int nth = 1; nth <= 5; ++nth) {  // Syncs of the manifest and four directories.
     const SaveSpec spec{absl::StrCat("step", nth), nth};
     const absl::StatusOr<Staged> staged = Stage(fs(), *store_, spec);
     ASSERT_TRUE(staged.ok());
@@ -1049,7 +1051,7 @@ TEST_F(OrderTest, KeepsWhatAnUnreadablePointerMayName) {
   EXPECT_TRUE(store_->Evict("old", 1).ok());
 }
 
-// On a process that dies a sync has no effect, so nothing but this tells of one whose answer nobody hears.
+// A sync has no effect on a process that dies, so only this test notices an ignored result.
 TEST(SyncResultTest, CommitsNoSaveWithAFailedSync) {
   for (const Operation& operation : {FirstSave(), Resave(true), Resave(false)}) {
     for (int nth = 1;; ++nth) {
@@ -1071,7 +1073,7 @@ TEST(SyncResultTest, CommitsNoSaveWithAFailedSync) {
         EXPECT_GT(nth, 15);
         break;
       }
-      // What an exchange took out is on its way to trash after the commit; recovery would send it there, too.
+      // After an exchange, the old one is moved to trash after the commit; recovery would move it there, too.
       const bool swept = operation.can_exchange && verdict == Verdict::kCommitted &&
                          (failed.ends_with("/trash") || failed.ends_with("/inflight"));
       EXPECT_TRUE(verdict != Verdict::kCommitted || swept) << nth << ": " << failed;
@@ -1103,7 +1105,7 @@ TEST_F(OrderTest, StopsAfterAnExchangeThatFailedOrMayNotBeDurable) {
     if (synced) {
       fs().Fail({.op = FsOp::kRename, .error = EIO});
     } else {
-      fs().Fail({.op = FsOp::kSync, .nth = 6, .error = EIO});  // The root's, after the exchange.
+      fs().Fail({.op = FsOp::kSync, .nth = 6, .error = EIO});  // The root's sync, after the exchange.
     }
     EXPECT_EQ(store_->Publish(staged->inflight, SummaryOf(spec), staged->parts).outcome,
               synced ? PublishOutcome::kFailed : PublishOutcome::kIndeterminate);
@@ -1117,7 +1119,7 @@ TEST_F(OrderTest, StopsAfterAnExchangeThatFailedOrMayNotBeDurable) {
   }
 }
 
-// A re-save where names cannot be exchanged: intent, old one to trash, new one in, intent removed.
+// A re-save without rename-exchange: intent, old one to trash, new one to the tag, intent removed.
 class SwapTest : public ::testing::Test {
  protected:
   static constexpr const char* kIntent = ".ckptd/nodes/local/swap";
@@ -1131,7 +1133,7 @@ class SwapTest : public ::testing::Test {
   PublishResult Publish() {
     return store_->Publish(staged_->inflight, SummaryOf({"step", 2}), staged_->parts);
   }
-  // Numbers of the calls since Arm that begin and end so.
+  // Indexes of the calls since Arm with this begin and end.
   std::vector<size_t> All(const std::string& begin, const std::string& end = "") const {
     const std::vector<std::string> log = points_.log();
     std::vector<size_t> found;
@@ -1140,7 +1142,7 @@ class SwapTest : public ::testing::Test {
     }
     return found;
   }
-  // Whether one of `calls` is after `from` and before `to`.
+  // True if one of `calls` is after `from` and before `to`.
   static bool Between(const std::vector<size_t>& calls, size_t from, size_t to) {
     return std::any_of(calls.begin(), calls.end(), [&](size_t at) { return from < at && at < to; });
   }
@@ -1182,9 +1184,9 @@ TEST_F(SwapTest, PutsTheOldOneBackDurablyWhenTheSecondRenameFails) {
   fs().Fail({.op = FsOp::kRename, .path = "step", .nth = 2, .error = EIO});
   EXPECT_EQ(Publish().outcome, PublishOutcome::kFailed);
   const std::vector<size_t> renames = All("Rename", " step"), removed = All(std::string("Remove ") + kIntent);
-  ASSERT_EQ(renames.size(), 2u) << "the one that failed, and the one back";
+  ASSERT_EQ(renames.size(), 2u) << "the one that failed, and the one that undoes";
   ASSERT_EQ(removed.size(), 1u);
-  EXPECT_TRUE(Between(All("Sync", "Sync"), renames[1], removed[0])) << "of the root";
+  EXPECT_TRUE(Between(All("Sync", "Sync"), renames[1], removed[0])) << "the root's sync";
   EXPECT_TRUE(Between(All("Sync", "/trash"), renames[1], removed[0]));
   EXPECT_FALSE(IntentIsThere());
   EXPECT_TRUE(store_->Discard(staged_->inflight).ok());
@@ -1209,13 +1211,14 @@ TEST_F(SwapTest, KeepsTheIntentForTheScanWhenTheOldOneCannotBePutBack) {
   const std::vector<size_t> renames = All("Rename", " step"), removed = All(std::string("Remove ") + kIntent);
   ASSERT_EQ(renames.size(), 1u);
   ASSERT_EQ(removed.size(), 1u);
-  EXPECT_TRUE(Between(All("Sync", "Sync"), renames[0], removed[0])) << "of the root";
+  EXPECT_TRUE(Between(All("Sync", "Sync"), renames[0], removed[0])) << "the root's sync";
   EXPECT_TRUE(Between(All("Sync", "/inflight"), renames[0], removed[0]));
   EXPECT_THAT(Committed(*store_), ElementsAre("step:2"));
 }
 
 TEST_F(SwapTest, DoesNotUndoASecondRenameThatMayNotBeDurable) {
-  // Of the manifest, four directories, the intent and its directory, trash and the root; and the root again.
+  // Syncs of the manifest, four directories, the intent and its directory, trash and the root; and the root
+  // again.
   fs().Fail({.op = FsOp::kSync, .nth = 10, .error = EIO});
   EXPECT_EQ(Publish().outcome, PublishOutcome::kIndeterminate);
   EXPECT_EQ(All("Rename", " step").size(), 1u);

@@ -1,3 +1,6 @@
+// RootStore on a real directory: saves, re-saves, recovery, eviction, records and pointer files.
+//
+// Longer than 500 lines because all tests share the fixture that saves and opens again.
 #include "storage/commit/root_store.h"
 
 #include <sys/stat.h>
@@ -40,7 +43,7 @@ class RootStoreTest : public ::testing::Test {
     EXPECT_TRUE(staged.ok()) << staged.status();
     return staged.ok() ? *std::move(staged) : Staged{};
   }
-  // As after the end of the daemon.
+  // Opens the store again, as the next daemon does.
   void Reopen() {
     store_.reset();
     store_ = root_.Open();
@@ -258,7 +261,7 @@ TEST_F(RootStoreTest, RecoveryRejectsRecordsThatDoNotFit) {
   }
 }
 
-// Each valid, and of the right rank.
+// Each record is valid and has the right rank, but belongs to another save.
 TEST_F(RootStoreTest, RecoveryRejectsAPartOfAnotherSave) {
   const auto recovered_with = [&](const std::function<void(storage::v1::PartRecord&)>& spoil) {
     Staged staged = StageNow({"step_10", 5});
@@ -286,7 +289,8 @@ TEST_F(RootStoreTest, RecoveryPublishesTheYoungestSaveOfATagInAnyOrderOfNames) {
 
 TEST_F(RootStoreTest, RecoveryTrashesAnOldGenerationInFlightEvenIfItsTagIsGone) {
   ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
-  // As an exchange leaves it, when the daemon dies right after; and then somebody removed the new one.
+  // The state that an exchange leaves if the daemon dies right after it; then somebody removed the new
+  // checkpoint.
   store_.reset();
   const std::string name = "step_10.2.00000000000000aa";
   std::filesystem::rename(root_.path("step_10"), root_.node("inflight/" + name));
@@ -298,10 +302,11 @@ TEST_F(RootStoreTest, RecoveryTrashesAnOldGenerationInFlightEvenIfItsTagIsGone) 
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash")[0], HasSubstr("step_10.1."));
 }
 
-// A re-save by two renames that was cut off between them: the tag is missing, the old one is in trash.
+// A re-save by two renames that was interrupted between them: the tag is missing, and the old one is in
+// trash.
 class CutOffSwapTest : public RootStoreTest {
  protected:
-  // Leaves the new one in flight, complete with its manifest, where `new_name` is not empty.
+  // Unless `new_name` is empty, leaves the new checkpoint in flight, complete with its manifest.
   void CutOff(const std::string& new_name) {
     ASSERT_EQ(SaveNow("step_10", 1), Verdict::kCommitted);
     ASSERT_EQ(SaveNow("new", 2), Verdict::kCommitted);
@@ -362,7 +367,7 @@ TEST_F(RootStoreTest, RootHasOneDaemonAtATime) {
   EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(ReasonOf(second), "ROOT_LOCKED");
   EXPECT_THAT(std::string(second.message()), HasSubstr("/data/ckpts"));
-  Reopen();  // The lock goes with its holder.
+  Reopen();  // The lock ends with its holder.
 }
 
 TEST_F(RootStoreTest, ListsADamagedManifestAndLeavesItUntouched) {
@@ -557,7 +562,7 @@ TEST_F(RootStoreTest, CountsTheTrashOfAnEarlierDaemon) {
   EXPECT_EQ(store_->trash_bytes(), 0);
 }
 
-// Directories nested without end, where their user can put them.
+// Directories nested without end, in places where a user can make them.
 TEST(DeepRootTest, OpensARootWithDeepDirectoriesInTrashAndInFlightAndRemovesThem) {
   constexpr int kDepth = 20'000;
   TemporaryRoot root(TemporaryRoot::On::kMemory);
@@ -706,7 +711,7 @@ TEST_F(RootStoreTest, CommitsTenThousandFiles) {
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
 }
 
-// What a start costs: it reads the head of each manifest and nothing else of a checkpoint.
+// The cost of a start: it reads the head of each manifest and nothing else of a checkpoint.
 TEST(RootStoreScanTest, FindsAThousandCheckpointsWithFewCallsForEach) {
   TemporaryRoot root(TemporaryRoot::On::kMemory);
   for (int64_t sequence = 1; sequence <= 1000; ++sequence) {
@@ -722,11 +727,11 @@ TEST(RootStoreScanTest, FindsAThousandCheckpointsWithFewCallsForEach) {
   EXPECT_LT(fs.calls().size(), 6 * 1000u);
 }
 
-// Pointer files: step 6.
+// Pointer files: step 6 of the commit.
 class PointerTest : public RootStoreTest {
  protected:
   using Pointers = std::map<std::string, std::string>;
-  // With `latest` alone, its content is the tag.
+  // Commits with the pointer `latest` alone; its content is the tag.
   static SaveSpec Naming(const std::string& tag, int64_t sequence) {
     return {tag, sequence, 1, {{"latest", tag}}};
   }
@@ -892,7 +897,7 @@ TEST_F(PointerTest, ResaveTakesOverOnlyPointersThatFitBesideItsOwn) {
 }
 
 TEST_F(PointerTest, NextDaemonPublishesWithThePointersOfAllRanks) {
-  // A record has what was known when it was written: here each only what its own rank named.
+  // A record has the pointers that were known when it was written: here each has only those of its own rank.
   SaveSpec spec{"a", 1, 2, {{"latest", "a"}}};
   const absl::StatusOr<Inflight> inflight = store_->CreateInflight("a", 1, 8192);
   ASSERT_TRUE(inflight.ok());

@@ -24,14 +24,14 @@ class VerifyTest : public ::testing::Test {
  protected:
   VerifyTest() {
     EXPECT_EQ(Save(root_.fs(), *store_, spec_), Verdict::kCommitted);
-    store_.reset();  // Needs no daemon.
+    store_.reset();  // Verifying needs no store.
   }
   VerifyReport Verify() {
     absl::StatusOr<VerifyReport> report = VerifyCheckpoint(root_.fs(), root_.handle(), spec_.tag);
     EXPECT_TRUE(report.ok()) << report.status();
     return report.ok() ? *std::move(report) : VerifyReport{};
   }
-  // "path chunk message" of the only problem.
+  // The text "path chunk message" of the only problem.
   std::string OnlyProblem() {
     const VerifyReport report = Verify();
     EXPECT_THAT(report.problems, SizeIs(1));
@@ -104,7 +104,7 @@ TEST_F(VerifyTest, NamesMissingShortAndLongFiles) {
   EXPECT_THAT(OnlyProblem(), HasSubstr("model_0.pt -1 the file has 5000 bytes"));
 }
 
-// Retention has it renamed and its files unlinked while they are read.
+// Retention moves the checkpoint to trash and unlinks its files while they are read.
 TEST_F(VerifyTest, ReportsAnEvictedCheckpointAsGoneNotDamaged) {
   const auto report = VerifyCheckpoint(root_.fs(), root_.handle(), "step_10", [&](int64_t) {
     std::filesystem::rename(root_.path("step_10"), root_.path(".ckptd/gone"));
@@ -216,7 +216,7 @@ TEST_F(ReadVerifiedTest, RefusesARangeOutsideTheFile) {
 
 TEST_F(ReadVerifiedTest, NamesADamagedChunkAndReadsTheOthers) {
   root_.FlipByte(In("model_0.pt"), 5000);
-  const absl::Status read = Read(4097, 1).status();  // Not the damaged byte, but its chunk.
+  const absl::Status read = Read(4097, 1).status();  // Another byte of the damaged chunk.
   EXPECT_EQ(read.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ReasonOf(read), "CORRUPT_FILE");
   EXPECT_EQ(DetailsOf(read).at("path"), "model_0.pt");

@@ -126,7 +126,7 @@ TEST(ManifestTest, FindsATornSector) {
     const std::string before = torn;
     torn.replace(at, std::min<size_t>(512, bytes.size() - at), std::min<size_t>(512, bytes.size() - at),
                  '\0');
-    if (torn == before) continue;  // Was zeros.
+    if (torn == before) continue;  // The sector held zeros.
     EXPECT_FALSE(DecodeManifest(torn).ok()) << "sector at " << at;
   }
 }
@@ -179,7 +179,7 @@ void Overwrite(std::string& bytes, size_t at, const std::string& with) {
   bytes.replace(at, with.size(), with);
 }
 
-// 2 bytes in the file, and some hundred in memory.
+// Such a record takes 2 bytes in the file and some hundred in memory.
 TEST(ManifestTest, DoesNotParseABodyWithMoreRecordsThanTheSummarySays) {
   std::string bytes = Encoded(Example()).substr(0, kManifestHeadBytes);
   std::string body;
@@ -233,7 +233,7 @@ TEST(ManifestTest, RefusesMetricsThatAreTooLarge) {
   EXPECT_EQ(ReasonOf(status), "METRICS_TOO_LARGE");
 }
 
-// Else a save would be refused only when all of it is written.
+// Otherwise a save would be refused only after all of it is written.
 TEST(ManifestTest, LargestAllowedMetricsAndPointersFit) {
   Manifest manifest = Example();
   ManifestSummary& summary = manifest.summary;
@@ -328,7 +328,7 @@ TEST(PartRecordTest, TakesAnImpossibleRecordForDamage) {
   }
 }
 
-// The rows "offset  hex bytes  text" of the document's example, zeros left out.
+// The rows "offset  hex bytes  text" of the document's example, without those of zeros.
 std::string HexDump(const std::string& bytes) {
   std::string dump;
   for (size_t at = 0; at < bytes.size(); at += 16) {

@@ -1,4 +1,4 @@
-// The helpers over a FileSystem, and what they leave behind when any step of theirs fails.
+// Tests the helpers over a FileSystem, and what they leave if any of their steps fails.
 #include "storage/fs/file_system.h"
 
 #include <sys/stat.h>
@@ -109,7 +109,7 @@ TEST_F(FileSystemHelpersTest, ReturnsTheKernelsErrorForADirectoryThatCannotBeMad
   EXPECT_EQ(ReasonOf(MakeDirsDurably(faulty_, dir(), "a/b")), "NO_SPACE");
 }
 
-// Takes at most `most` bytes at a time.
+// Writes at most `most` bytes in one call.
 class ShortWrites : public FaultyFileSystem {
  public:
   ShortWrites(FileSystem* base, size_t most) : FaultyFileSystem(base), most_(most) {}

@@ -1,4 +1,5 @@
-// What is special to the kernel's file systems; the rest is in tests/contract/file_system_contract_test.cc.
+// Tests what is special to the kernel's file systems. The rest is in
+// tests/contract/file_system_contract_test.cc.
 #include "storage/fs/posix_file_system.h"
 
 #include <fcntl.h>
@@ -41,7 +42,7 @@ std::unique_ptr<FileSystem> Make(std::optional<FileUser> user = std::nullopt) {
   return made.ok() ? *std::move(made) : nullptr;
 }
 
-// Runs `body` in a process of its own, as another user; true when it returned true.
+// Runs `body` in a process of another user. True if it returned true.
 template <typename Body>
 bool InAProcessAs(uid_t uid, Body body) {
   const pid_t child = ::fork();
@@ -61,7 +62,7 @@ class ActingAsAUserTest : public ::testing::Test {
     fs_ = Make(FileUser{kUser, kGroup, {kProject}});
     ASSERT_NE(fs_, nullptr);
   }
-  // The directory's owner, group and mode.
+  // Sets the directory's owner, group and mode.
   void Directory(uid_t uid, gid_t gid, mode_t mode) {
     ASSERT_EQ(::chown(dir_.path().c_str(), uid, gid), 0);
     ASSERT_EQ(::chmod(dir_.path().c_str(), mode), 0);
@@ -144,7 +145,7 @@ TEST(PosixFileSystemTest, OpensOnlyAbsoluteExistingRootDirectories) {
   EXPECT_EQ(ErrnoOf(OpenRootDirectory(dir.path() + "/missing", std::nullopt).status()), ENOENT);
 }
 
-// Links above the root are the user's own business: /data may well be one.
+// Links above the root are the user's own choice: /data may well be one.
 TEST(PosixFileSystemTest, FollowsLinksOnTheWayToARoot) {
   const TempDir dir;
   ASSERT_EQ(::symlink(dir.path().c_str(), (dir.path() + "/link").c_str()), 0);
@@ -180,10 +181,10 @@ TEST_F(UmaskTest, AppliesTheUsersUmask) {
   EXPECT_EQ(ModeOf(dir_.path() + "/a"), mode_t{0640});
   EXPECT_EQ(ModeOf(dir_.path() + "/b"), mode_t{0640});
   EXPECT_EQ(ModeOf(dir_.path() + "/c"), mode_t{0750});
-  umask->store(0002);  // A later trainer's.
+  umask->store(0002);  // The umask of a later trainer.
   ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "d", OpenMode::kCreate).ok());
   EXPECT_EQ(ModeOf(dir_.path() + "/d"), mode_t{0664});
-  umask->store(0777);  // The daemon has only the user's rights to its own files.
+  umask->store(0777);  // The owner's bits stay: the daemon has only the user's rights to its own files.
   ASSERT_TRUE(fs->MakeDir(dir_.fd(), "e").ok());
   EXPECT_EQ(ModeOf(dir_.path() + "/e"), mode_t{0700});
 }
@@ -196,12 +197,12 @@ TEST_F(UmaskTest, UserWithoutUmaskHas022) {
   EXPECT_EQ(ModeOf(dir_.path() + "/b"), mode_t{0755});
 }
 
-// Whoever may read a lock's file can hold a lock on it.
+// Whoever may open a lock's file for reading can lock it.
 TEST_F(UmaskTest, LockIsForItsOwnerAlone) {
   const auto fs = Make();
   ASSERT_TRUE(OpenScoped(*fs, dir_.fd(), "lock", OpenMode::kLock).ok());
   EXPECT_EQ(ModeOf(dir_.path() + "/lock"), mode_t{0600});
-  // From its first moment on, not by a later chmod.
+  // From its creation on, not by a later chmod.
   ASSERT_TRUE(WithoutSystemCall(
       SYS_fchmod, EPERM, [&] { OpenScoped(*fs, dir_.fd(), "new", OpenMode::kLock).status().IgnoreError(); }));
   EXPECT_EQ(ModeOf(dir_.path() + "/new"), mode_t{0600});
@@ -219,7 +220,7 @@ TEST(PosixFileSystemTest, LockExcludesFlockAndOpenFileDescriptionLocks) {
   const UniqueFd other(::open((dir.path() + "/lock").c_str(), O_RDWR | O_CLOEXEC));
   struct flock whole {};
   whole.l_whence = SEEK_SET;
-  // ckptd 0.1.0 has only the flock.
+  // ckptd 0.1.0 takes only the flock.
   ASSERT_EQ(::flock(other.get(), LOCK_EX | LOCK_NB), 0);
   EXPECT_EQ(ReasonOf(fs->Lock(ours->get())), "LOCKED");
   ASSERT_EQ(::flock(other.get(), LOCK_UN), 0);
@@ -262,7 +263,8 @@ TEST(PosixFileSystemTest, GivesAdviceWhenOpenat2IsForbidden) {
   EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("RestrictSUIDSGID"));
 }
 
-// A pipe cannot be synced, and the kernel says so: whoever does not ask it, or does not listen, says yes.
+// A pipe cannot be synced, and the kernel says so. OK would mean that nobody asked it, or that its answer was
+// ignored.
 TEST(PosixFileSystemTest, ReturnsTheKernelsAnswerToASync) {
   const auto fs = Make();
   int ends[2];

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int32_t kChunk = 1000;
 
-// Two files in memory: one in runs that end within chunks, and an empty one.
+// Two files in memory: one whose runs end within chunks, and an empty one.
 class CheckImagesTest : public ::testing::Test {
  protected:
   CheckImagesTest() : bytes_(4096 * 2 + 500) {

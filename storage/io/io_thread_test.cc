@@ -76,7 +76,7 @@ TEST(ChecksumPoolTest, ThreadsRunConcurrentlyAndHaveNames) {
   std::promise<void> first_runs;
   std::promise<void> second_runs;
   std::promise<std::string> name;
-  // Each waits for the other.
+  // Each waits until the other runs.
   pool.Submit([&] {
     first_runs.set_value();
     second_runs.get_future().wait();

@@ -41,7 +41,7 @@ constexpr int64_t kChunk = 4 * kBlock;
 constexpr int kDepth = 4;
 constexpr int kMaxOpenFiles = 64;
 
-// A file's bytes in aligned memory, cut into runs. What follows the last byte, up to its block's end, is not
+// A file's bytes in aligned memory, cut into runs. The bytes between its end and the end of the block are not
 // zero.
 class Image {
  public:
@@ -141,7 +141,8 @@ class PartWriterTest : public ::testing::TestWithParam<BackEnd> {
     }
     EXPECT_EQ(fs_.open_handles(), 0);
   }
-  // It failed, with this reason, naming the file; nothing is open, and no write is under way.
+  // Expects that it failed, with this reason and naming the file; that nothing is open, and no write in
+  // flight.
   void ExpectFailed(const Result& result, const std::string& reason, const std::string& path) {
     EXPECT_EQ(ReasonOf(result.status()), reason) << result.status();
     EXPECT_EQ(DetailsOf(result.status())["path"], path) << result.status();
@@ -157,7 +158,7 @@ class PartWriterTest : public ::testing::TestWithParam<BackEnd> {
   std::atomic<int64_t> written_bytes_ = 0;
   std::atomic<int> in_flight_when_done_ = -1;
   std::unique_ptr<IoThread> io_;
-  std::unique_ptr<PartWriter> writer_;  // Ends first.
+  std::unique_ptr<PartWriter> writer_;  // Destroyed first.
 };
 
 std::vector<std::unique_ptr<Image>> ImagesOfOddSizes() {
@@ -329,7 +330,7 @@ TEST_P(PartWriterTest, FailsOnAResultThatDirectIoCannotHave) {
 }
 
 TEST_P(PartWriterTest, FailsOnAFailedSyncAndNeverRepeatsIt) {
-  faults_.FailSync(1, EIO);  // A second one would say yes.
+  faults_.FailSync(1, EIO);  // A second sync would succeed.
   const Image image("a", 2 * kChunk);
   ExpectFailed(Write({&image}), "IO_ERROR", "a");
   EXPECT_EQ(faults_.syncs(), 1);
@@ -372,7 +373,7 @@ TEST_P(PartWriterTest, RefusesAnInconsistentImage) {
   EXPECT_EQ(fs_.Count(FsOp::kOpen), 0);
 }
 
-// The images may be unmapped as soon as `done` runs.
+// The images may be unmapped as soon as `done` has run.
 TEST_P(PartWriterTest, WaitsForWritesInFlightAfterAnError) {
   faults_.Hold();
   faults_.FailWrite(1, EIO);
@@ -386,7 +387,7 @@ TEST_P(PartWriterTest, WaitsForWritesInFlightAfterAnError) {
 TEST_P(PartWriterTest, WaitsForChecksumsInFlight) {
   std::promise<void> resume;
   std::shared_future<void> resumed = resume.get_future().share();
-  for (int i = 0; i < 2; ++i) checksums_.Submit([resumed] { resumed.wait(); });  // Both threads.
+  for (int i = 0; i < 2; ++i) checksums_.Submit([resumed] { resumed.wait(); });  // Blocks both threads.
   std::promise<void> synced;
   fs_.SetHook([&](const FsCall& call) {
     if (call.op == FsOp::kClose) synced.set_value();
@@ -396,7 +397,7 @@ TEST_P(PartWriterTest, WaitsForChecksumsInFlight) {
   ASSERT_EQ(synced.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready)
       << "the file is never synced";
   std::promise<void> turned;
-  io_->Post([&](IoQueue&) { turned.set_value(); });  // After all that the sync's completion did.
+  io_->Post([&](IoQueue&) { turned.set_value(); });  // Runs after the sync's completion.
   turned.get_future().wait();
   EXPECT_EQ(future.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
   resume.set_value();

@@ -44,7 +44,7 @@ class ProbeTest : public ::testing::Test {
     EXPECT_TRUE(result.ok()) << result.status();
     return result.ok() ? *result : ProbeResult();
   }
-  // Direct files cannot be opened, as on file systems that know no O_DIRECT. Each try creates `data` anew.
+  // Makes direct files fail to open, as on file systems without O_DIRECT. Each try creates `data` again.
   void WithoutDirect(int tries) {
     for (int i = 1; i <= tries; ++i) {
       faulty_.Fail({.op = FsOp::kOpen, .path = "data", .nth = i, .error = EINVAL});
@@ -165,7 +165,7 @@ TEST_F(ProbeTest, WarnsThatTmpfsIsNotDurable) {
   EXPECT_THAT(result->warnings, Contains(HasSubstr("nothing here survives a reboot")));
 }
 
-// It may be full of trash that the daemon is about to empty.
+// The disk may be full of trash that the daemon is about to delete.
 TEST_F(ProbeTest, ProbesAFullDisk) {
   const SmallTmpfs disk(64 << 10);
   if (!disk.ok()) GTEST_SKIP() << "needs the right to mount";

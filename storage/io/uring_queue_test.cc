@@ -1,4 +1,4 @@
-// What io_uring says when it is not to be had; the rest is in tests/contract/io_queue_contract_test.cc.
+// Tests the errors of an unavailable io_uring. The rest is in tests/contract/io_queue_contract_test.cc.
 #include <sys/syscall.h>
 
 #include <cerrno>

@@ -1,5 +1,5 @@
-// The tests of pieces, faults and single bits are those of the Python package, which calls the same: these
-// are of what only shows below it.
+// Tests what only shows below the Python package. The package calls the same code, and its tests cover
+// pieces, faults and single bits.
 #include "storage/io/verified_read.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ void InParallel(int shares, void (*work)(void*, int), void* context) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// A file of ten chunks and an odd tail, not in the page cache.
+// A file of ten chunks and an odd tail, which is not in the page cache.
 class VerifiedReadTest : public ::testing::Test {
  protected:
   VerifiedReadTest() : content_(10 * kChunk + 777) {
@@ -105,7 +105,7 @@ TEST_F(VerifiedReadTest, ReportsAFileThatEndsEarly) {
   for (const off_t size : {off_t{9} * kChunk + 8192, off_t{9} * kChunk + 5, off_t{9} * kChunk}) {
     ASSERT_EQ(ftruncate(fd_, size), 0);
     Forget();
-    std::vector<std::byte> into(5 * kChunk);  // Up to the end of the chunk that is not whole.
+    std::vector<std::byte> into(5 * kChunk);  // Up to the end of the partial chunk.
     const ReadFault fault = Read(5 * kChunk, into);
     EXPECT_EQ(fault.error, ENODATA) << size;
     EXPECT_EQ(fault.chunk, 9);

@@ -67,7 +67,7 @@ class LocalLedgerTest : public ::testing::Test {
     return result;
   }
 
-  // Of the writes that are held, the first.
+  // Answers the first of the held writes.
   void AnswerWrite(absl::Status saved) {
     ASSERT_FALSE(held_.empty());
     auto done = std::move(held_.front());
@@ -78,7 +78,7 @@ class LocalLedgerTest : public ::testing::Test {
   std::unique_ptr<LocalLedger> ledger_;
   storage::v1::RunRecord saved_;
   absl::Status save_error_;
-  bool hold_saves_ = false;  // The test answers them.
+  bool hold_saves_ = false;  // The test answers the writes.
   std::vector<absl::AnyInvocable<void(absl::Status)>> held_;
 };
 
@@ -140,16 +140,16 @@ TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsStored) {
   std::vector<absl::Status> answers;
   for (int rank = 0; rank < 2; ++rank)
     ledger_->Activate(2, [&](absl::Status answer) { answers.push_back(std::move(answer)); });
-  EXPECT_TRUE(answers.empty());  // A daemon that is killed now knows nothing of attempt 2.
+  EXPECT_TRUE(answers.empty());  // A daemon that is killed now leaves nothing of attempt 2.
   EXPECT_EQ(ledger_->active_attempt(), 0);
   for (int write = 0; write < 2; ++write) AnswerWrite(ErrnoError(EIO, "writing"));
   ASSERT_EQ(answers.size(), 2u);
   EXPECT_FALSE(answers[0].ok() || answers[1].ok());
   hold_saves_ = false;
-  EXPECT_TRUE(Activate(1).ok());  // Nobody has fenced it off.
+  EXPECT_TRUE(Activate(1).ok());  // Attempt 1 is not fenced.
 }
 
-// Where both are known from an earlier daemon, and only what they do is new.
+// Both attempts are known from an earlier daemon, and only their acting is new.
 TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsStoredAlsoAfterARestart) {
   ASSERT_EQ(*Join(0, "old", "z"), 1);
   ASSERT_EQ(*Join(0, "x", "a"), 2);
@@ -162,7 +162,7 @@ TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsStoredAlsoAfterARestart) {
   EXPECT_EQ(answers, 0);
 }
 
-// The first one's write, and one for all that have come since.
+// The write of the first one, and one write for all that have come since.
 TEST_F(LocalLedgerTest, AnyNumberOfRanksThatActTogetherWaitForTwoWrites) {
   constexpr int kRanks = 64;
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -293,7 +293,7 @@ TEST_F(LocalLedgerTest, DecidesAgainWhenTheResumeCheckpointIsDamaged) {
   const int64_t attempt = *Join(0, "a", "a0");
   ASSERT_TRUE(Activate(attempt).ok());
   ASSERT_EQ(Resume(attempt, "two", 2)->sequence, 2);
-  ledger_->RejectResume(attempt, 1);  // Another one.
+  ledger_->RejectResume(attempt, 1);  // Not the decided one: no effect.
   EXPECT_EQ(Resume(attempt, "one", 1)->sequence, 2);
   ledger_->RejectResume(attempt, 2);
   EXPECT_FALSE(ledger_->DecidedResume(attempt).has_value());
@@ -364,7 +364,7 @@ TEST_F(LocalLedgerTest, AdoptedSequenceIsInOrderAndStoredBeforeTheAnswer) {
   storage::v1::RunRecord record;
   record.set_reserved_sequences(1000);
   Start(std::move(record));
-  // The first two of three below a save; then the third; then one that comes in between, and one below all.
+  // The first two of three below a save, then the third, then one that comes in between, and one below all.
   const int64_t first = *AdmitAdopted(0, 1001, 2);
   const int64_t second = *AdmitAdopted(first, 1001, 1);
   const int64_t third = *AdmitAdopted(second, 1001, 0);

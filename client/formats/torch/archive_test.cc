@@ -50,7 +50,7 @@ void ExpectUnsupported(std::string_view bytes, const std::string& message) {
   ExpectRefused(bytes, absl::StatusCode::kUnimplemented, "UNSUPPORTED_ARCHIVE", message);
 }
 
-// Two tensors over one storage, one of its own, one without a byte.
+// Two tensors over one storage, one with its own, and one without bytes.
 ValueRef SomeTensors() {
   Dict dict;
   const Tensor weight = NewTensor(DataType::kFloat32, {5, 3});
@@ -75,7 +75,7 @@ std::string Number(uint64_t value, size_t width) {
   PutNumber(bytes, 0, value, width);
   return bytes;
 }
-// Where the entry of a record begins in the directory.
+// The offset of a record's entry in the directory.
 size_t EntryAt(const std::string& file, const std::string& name) { return file.rfind(name) - kCentralBytes; }
 size_t LocalAt(const std::string& file, const std::string& name) { return file.find(name) - kLocalBytes; }
 size_t EndAt(const std::string& file) { return file.size() - kEndBytes; }
@@ -162,7 +162,8 @@ TEST(ArchiveTest, ChecksumsChangeTwoPlacesOnly) {
       if (plain[i].bytes[at] != summed[i].bytes[at]) differ.push_back(summed[i].bytes[at]);
     }
   }
-  // Of the first and the last storage, after its bytes and in the directory; the second has no byte.
+  // The checksums of the first and the last storage, after its bytes and in the directory. The second has no
+  // bytes.
   EXPECT_EQ(differ, "\x04\x03\x02\x01\x08\x07\x06\x05\x04\x03\x02\x01\x08\x07\x06\x05");
 }
 
@@ -185,7 +186,7 @@ TEST(ArchiveTest, RefusesImpossibleOptions) {
   EXPECT_EQ(LayOutArchive(*Make(huge)).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// What LayOutArchive laid out, in a file that has nothing but holes where tensors would be.
+// A file laid out by LayOutArchive, with holes in place of tensors.
 class SparseSource : public ByteSource {
  public:
   explicit SparseSource(const ArchiveLayout& layout) : size_(layout.size()), pieces_(layout.Pieces()) {}
@@ -300,7 +301,7 @@ TEST(HostileArchiveTest, RefusesInconsistentEndRecords) {
   }
   ExpectDamaged(Patched(file, end + 10, 5, 2), "two end records do not agree");
   ExpectDamaged(Patched(file, end + 20, 1, 2), "no ZIP directory");
-  // Where the short record says that it has no room, the long one is all there is.
+  // If the short record says that the values do not fit, only the long one has them.
   std::string open = Patched(Patched(file, end + 8, 0xffffffff, 4), end + 12, 0xffffffff, 4);
   PutNumber(open, end + 16, 0xffffffff, 4);
   ASSERT_TRUE(Open(open).ok());
@@ -350,7 +351,7 @@ TEST(HostileArchiveTest, RefusesInconsistentEntries) {
 TEST(HostileArchiveTest, RefusesInconsistentZip64Fields) {
   const std::string file = SomeFile();
   const size_t entry = EntryAt(file, "archive/data/0");
-  // Without its field; then with one, in the place of the name's last bytes, that is too short or lies.
+  // Without its field; then with a field, in place of the name's last bytes, that is too short or wrong.
   ExpectDamaged(Patched(file, entry + 42, 0xffffffff, 4), "ZIP64 field is missing");
   ExpectDamaged(Patched(Patched(file, entry + 20, 0xffffffff, 4), entry + 24, 0xffffffff, 4),
                 "ZIP64 field is missing");

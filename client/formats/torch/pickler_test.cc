@@ -42,7 +42,7 @@ Object ObjectOf(std::string module, std::string name, std::vector<ValueRef> argu
   return object;
 }
 
-// What is written, read again.
+// Reads what was written.
 absl::StatusOr<Unpickled> ThereAndBack(const Value& value) {
   absl::StatusOr<Pickled> pickled = Pickle(value, {});
   if (!pickled.ok()) return pickled.status();
@@ -218,7 +218,7 @@ TEST(PicklerTest, RefusesCycles) {
   const ValueRef list = Make(List());
   list->As<List>()->items.push_back(Make(Tuple{{list}}));
   ExpectInvalid(list, "that holds itself");
-  list->As<List>()->items.clear();  // Else it would never be freed.
+  list->As<List>()->items.clear();  // Otherwise it would never be freed.
   const ValueRef dict = Make(Dict());
   dict->As<Dict>()->Set("self", dict);
   ExpectInvalid(Make(List{{dict}}), "that holds itself");

@@ -1,3 +1,6 @@
+// The unpickler's input, stack, memo and opcodes. build.cc makes containers and objects.
+//
+// Longer than 500 lines because it is one switch over all opcodes, in groups.
 #include "client/formats/torch/unpickler.h"
 
 #include <algorithm>

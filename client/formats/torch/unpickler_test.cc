@@ -1,3 +1,6 @@
+// The unpickler on what Python writes, and on hostile pickles.
+//
+// Longer than 500 lines because all tests share the builders for pieces of pickles.
 #include "client/formats/torch/unpickler.h"
 
 #include <cstdint>
@@ -23,7 +26,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Pieces of pickles.
+// Builders for pieces of pickles.
 const std::string kBegin = "\x80\x02";
 std::string Bytes8(uint64_t value, size_t width = 8) {
   std::string bytes;
@@ -91,7 +94,7 @@ void ExpectTooLarge(const std::string& pickle, const std::string& limit, const L
   ExpectRefused(pickle, absl::StatusCode::kResourceExhausted, "ARCHIVE_TOO_LARGE", limit, limits);
 }
 
-// One object by Python's own pickle, in each of its protocols.
+// One object, pickled by Python itself in each of its protocols.
 const char* const kOneObject[] = {
     // Protocol 0.
     "63636f6c6c656374696f6e730a4f726465726564446963740a70300a28745270310a56610a70320a286c70330a49310a"
@@ -276,7 +279,7 @@ TEST(UnpicklerTest, ReadsReferencesToTensors) {
   ExpectDamaged(kBegin + reference + "}" + Text("tid") + Text("../x") + "sb.", "without its number");
 }
 
-// What a pickle could do to whoever runs it.
+// What a pickle could do to a program that runs it.
 
 TEST(HostilePickleTest, NamesOsSystemAndNeverRunsIt) {
   const std::string what = "the pickle asks for os.system, which ckptd does not know and never runs";
@@ -344,7 +347,7 @@ TEST(HostilePickleTest, RefusesDeepNesting) {
 }
 
 TEST(HostilePickleTest, RefusesDeepNestingByTheMemo) {
-  // Each list gets its item only after another list holds it: no stack is deep, the tree would be.
+  // Each list gets its item only after another list holds it: no stack is deep, but the tree would be.
   std::string pickle = kBegin + "]" + Put(0);
   for (uint64_t i = 0; i < 100000; ++i) pickle += Get(i) + "]" + Put(i + 1) + "a0";
   ExpectDamaged(pickle + Get(0) + ".", "that another object holds");
@@ -382,7 +385,7 @@ TEST(HostilePickleTest, MemoIndexDoesNotAllocate) {
   EXPECT_EQ(Described("K\x05p9223372036854775807\n0g9223372036854775807\n."), "5");
   ExpectDamaged(kBegin + Get(0xffffffff) + ".", "memo 4294967295 is asked for");
   ExpectDamaged(kBegin + Put(0) + ".", "the stack is empty");
-  // Python's own indices have no gaps; one that was put beyond is found until it is put again.
+  // Python's own indices have no gaps. A value put at an index beyond is found until that index is put again.
   EXPECT_EQ(Described("K\x05p1\n0K\x06p0\n0K\x07p1\n0g1\ng0\n\x86."), "(7, 6)");
   EXPECT_EQ(Described("K\x05p1\n0K\x06p0\n0g1\n."), "5");
   ExpectDamaged("p99999999999999999999\n.", "no index of 64 bits");
@@ -407,7 +410,7 @@ TEST(HostilePickleTest, RefusesBillionLaughsByTheMemo) {
 
 TEST(HostilePickleTest, RefusesRepeatedWorkOnOneLargeValue) {
   const std::string large = Text(std::string(1 << 20, 'x')) + Put(0) + "0";
-  // The same bytes made, and the same key set, a thousand times: a few bytes of pickle each.
+  // The same bytes are made, and the same key is set, a thousand times, each by a few bytes of pickle.
   ExpectTooLarge(
       kBegin + large + Repeat(Name("_codecs", "encode") + Get(0) + Text("latin1") + "\x86R0", 1000) + "N.",
       "string_bytes");
@@ -452,7 +455,7 @@ TEST(HostilePickleTest, EnforcesEveryLimit) {
 TEST(HostilePickleTest, RefusesAnEmptyStackAndOpenMarks) {
   for (const char opcode : std::string_view("012aebsuRtldQ\x81\x85\x86\x87\x90\x91\x92\x93\x94")) {
     ExpectDamaged(kBegin + opcode + ".");
-    // What lies below a mark is out of reach; POP_MARK takes the mark away.
+    // Values below a mark are out of reach. POP_MARK removes the mark.
     if (opcode != '1') ExpectDamaged(kBegin + "N(" + opcode + ".");
   }
   ExpectDamaged(kBegin + "N(N\x86t.", "the stack is empty");
@@ -504,7 +507,7 @@ TEST(HostilePickleTest, RefusesAStorageThatDiffersFromItsRecord) {
   ExpectDamaged(kBegin + StorageNamed("1") + ".", "storage 1 has no record");
   ExpectDamaged(kBegin + StorageNamed("0", "FloatStorage", 7) + ".", "has 28 bytes, and its record 24");
   ExpectDamaged(kBegin + StorageNamed("0", "FloatStorage", 5) + ".", "has 20 bytes, and its record 24");
-  // Half an element is left over: it is nobody's.
+  // Half an element is left over; no tensor has it.
   EXPECT_EQ(Described(kBegin + StorageNamed("0", "ComplexDoubleStorage", 1) + "."), "storage(complex128 16)");
   ExpectDamaged(kBegin + "(" + StorageNamed("0", "ComplexDoubleStorage", 1) +
                     StorageNamed("0", "ComplexDoubleStorage", 0) + "t.",
