@@ -38,7 +38,7 @@ class AdmissionTest : public EngineTest {
     request.set_launch_id("launch");
     Answer<v1::JoinRunResponse> joined;
     engine_->JoinRun(As(job.session, uid), request, joined.reply());
-    Turn();
+    RunQueued();
     EXPECT_TRUE(joined.status().ok()) << joined.status();
     return job;
   }
@@ -54,14 +54,14 @@ class AdmissionTest : public EngineTest {
   Answer<v1::BeginResponse> BeginLater(const Job& job, const v1::BeginRequest& request) {
     Answer<v1::BeginResponse> answer;
     engine_->Begin(As(job.session, job.uid), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   // Begins a save that is admitted at once.
   v1::BeginRequest BeginNow(const Job& job, const std::string& tag, int64_t bytes) {
     const v1::BeginRequest request = SaveOf(job, tag, bytes);
     auto begun = BeginLater(job, request);
-    Turn([&] { return begun.has(); });
+    RunQueued([&] { return begun.has(); });
     EXPECT_TRUE(begun.status().ok()) << begun.status();
     return request;
   }
@@ -71,7 +71,7 @@ class AdmissionTest : public EngineTest {
     *request.mutable_files() = begun.files();
     Answer<v1::SealResponse> answer;
     engine_->Seal(As(job.session, job.uid), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   void AbortNow(const Job& job, const v1::BeginRequest& begun) {
@@ -79,7 +79,7 @@ class AdmissionTest : public EngineTest {
     *request.mutable_key() = begun.key();
     Answer<v1::AbortResponse> answer;
     engine_->Abort(As(job.session, job.uid), request, answer.reply());
-    Turn();
+    RunQueued();
     EXPECT_TRUE(answer.status().ok()) << answer.status();
   }
   // How many saves of a root have been admitted. Unlike their answers that waits for no other thread.
@@ -92,14 +92,14 @@ class AdmissionTest : public EngineTest {
     request.mutable_timeout()->set_seconds(1000);
     Answer<v1::WaitResponse> answer;
     engine_->Wait(As(job.session, job.uid), request, answer.reply());
-    Turn();
+    RunQueued();
     if (!answer.has()) return "none";
     const v1::Checkpoint& checkpoint = answer.get().checkpoint();
     return checkpoint.has_error() ? checkpoint.error().reason() : v1::Level_Name(checkpoint.level());
   }
   void CommitNow(const Job& job, const v1::BeginRequest& begun) {
     ASSERT_TRUE(SealNow(job, begun).status().ok());
-    Turn();
+    RunQueued();
     EXPECT_EQ(EndOf(job, begun), "COMMITTED");
   }
   // A checkpoint of `job` in memory, read by another process that resumes; how many of its parts it gets
@@ -111,13 +111,13 @@ class AdmissionTest : public EngineTest {
     open.set_name(job.run + "/checkpoints/latest");
     Answer<v1::OpenCheckpointResponse> opened;
     engine_->OpenCheckpoint(As(reader, job.uid), open, opened.reply());
-    Turn();
+    RunQueued();
     EXPECT_TRUE(opened.status().ok()) << opened.status();
     v1::LocateFilesRequest request;
     request.set_lease(opened.get().lease());
     Answer<v1::LocateFilesResponse> located;
     engine_->LocateFiles(As(reader, job.uid), request, located.reply());
-    Turn();
+    RunQueued();
     return located.get().parts_size();
   }
   void SetFreeBytes(std::vector<uint64_t> roots, int64_t bytes) {
@@ -130,18 +130,18 @@ class AdmissionTest : public EngineTest {
 
 // ---- the disk
 
-TEST_F(AdmissionTest, WaitsForRoomThatASaveOfAnotherRunOnTheDiskHolds) {
+TEST_F(AdmissionTest, WaitsForRoomHeldBySaveOfOtherRunOnSameDisk) {
   SetFreeBytes({1, 2}, 10 * kMiB);
   const Job one = StartJob(1), two = StartJob(2);
   const auto first = BeginNow(one, "first", 6 * kMiB);
   auto second = BeginLater(two, SaveOf(two, "second", 6 * kMiB));
   EXPECT_FALSE(second.has()) << second.status();
   AbortNow(one, first);
-  Turn([&] { return second.has(); });
+  RunQueued([&] { return second.has(); });
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
-TEST_F(AdmissionTest, AsksTheDiskAgainBeforeItRefusesWhatAnotherRunMadeRoomFor) {
+TEST_F(AdmissionTest, AsksDiskAgainBeforeRefusingRoomFreedByOtherRun) {
   SetFreeBytes({1, 2}, 10 * kMiB);
   const Job one = StartJob(1), two = StartJob(2);
   disks_[1]->trash_bytes = 10 * kMiB;
@@ -151,12 +151,12 @@ TEST_F(AdmissionTest, AsksTheDiskAgainBeforeItRefusesWhatAnotherRunMadeRoomFor) 
   auto second = BeginLater(two, SaveOf(two, "second", 15 * kMiB));
   EXPECT_FALSE(second.has()) << second.status();
   SetFreeBytes({2}, 20 * kMiB);  // It is one disk.
-  ios_[1]->Free();
-  Turn([&] { return second.has(); });
+  ios_[1]->ReleaseHeld();
+  RunQueued([&] { return second.has(); });
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
-TEST_F(AdmissionTest, RefusesWithNoSpaceWhenTheOtherRunsSaveHasEndedAndFreedNothing) {
+TEST_F(AdmissionTest, RefusesWithNoSpaceWhenSaveOfOtherRunEndsAndFreesNothing) {
   SetFreeBytes({1, 2}, 10 * kMiB);
   const Job one = StartJob(1), two = StartJob(2);
   const auto first = BeginNow(one, "first", 6 * kMiB);
@@ -164,11 +164,11 @@ TEST_F(AdmissionTest, RefusesWithNoSpaceWhenTheOtherRunsSaveHasEndedAndFreedNoth
   EXPECT_FALSE(second.has()) << second.status();
   SetFreeBytes({1, 2}, 4 * kMiB);
   ASSERT_TRUE(SealNow(one, first).status().ok());
-  Turn([&] { return second.has(); });
+  RunQueued([&] { return second.has(); });
   EXPECT_EQ(second.reason(), "NO_SPACE");
 }
 
-TEST_F(AdmissionTest, TwoSavesThatWaitForTheDiskDoNotWaitForEachOther) {
+TEST_F(AdmissionTest, TwoSavesWaitingForDiskDoNotWaitForEachOther) {
   SetFreeBytes({1, 2, 3}, 10 * kMiB);
   const Job one = StartJob(1), two = StartJob(2), three = StartJob(3);
   const auto held = BeginNow(three, "held", 6 * kMiB);
@@ -176,20 +176,20 @@ TEST_F(AdmissionTest, TwoSavesThatWaitForTheDiskDoNotWaitForEachOther) {
   auto second = BeginLater(two, SaveOf(two, "second", 12 * kMiB));
   EXPECT_FALSE(first.has() || second.has());
   AbortNow(three, held);
-  Turn([&] { return first.has() && second.has(); });
+  RunQueued([&] { return first.has() && second.has(); });
   EXPECT_EQ(first.reason(), "NO_SPACE");
   EXPECT_EQ(second.reason(), "NO_SPACE");
 }
 
 // ---- retention at the start
 
-TEST_F(AdmissionTest, RetentionGoesOnAfterARestartBetweenCommitAndEviction) {
+TEST_F(AdmissionTest, RetentionContinuesAfterRestartBetweenCommitAndEviction) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
-  Turn([&] { return observer_.ended.size() == 1; });
+  RunQueued([&] { return observer_.ended.size() == 1; });
   ios_[1]->held.insert("Evict");
   SaveAll(sessions, "two", 2, /*keep=*/1);
-  Turn([&] { return observer_.ended.size() == 2; });
+  RunQueued([&] { return observer_.ended.size() == 2; });
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
   SetFreeBytes({1}, kMiB);
   queue_.clear();
@@ -201,16 +201,16 @@ TEST_F(AdmissionTest, RetentionGoesOnAfterARestartBetweenCommitAndEviction) {
 }
 
 // The daemon was killed before the run record said how the last save ended, and what it asked to keep.
-TEST_F(AdmissionTest, RetentionAtTheStartKeepsWhatTheLastSaveWantedKept) {
+TEST_F(AdmissionTest, RetentionAtStartKeepsNumberOfLastSave) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
-  Turn([&] { return observer_.ended.size() == 1; });
+  RunQueued([&] { return observer_.ended.size() == 1; });
   ios_[1]->hold_publish = true;
   SaveAll(sessions, "two", 2);  // Keeps all.
-  Turn([&] { return ios_[1]->calls["Publish"] == 2; });
+  RunQueued([&] { return ios_[1]->calls["Publish"] == 2; });
   const auto disk = *disks_[1];
-  ios_[1]->Free();
-  Turn([&] { return observer_.ended.size() == 2; });
+  ios_[1]->ReleaseHeld();
+  RunQueued([&] { return observer_.ended.size() == 2; });
   disks_[1]->run_record = disk.run_record;  // What it was when the checkpoint was published.
   queue_.clear();
   Start(16);
@@ -218,44 +218,44 @@ TEST_F(AdmissionTest, RetentionAtTheStartKeepsWhatTheLastSaveWantedKept) {
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
 }
 
-TEST_F(AdmissionTest, WaitsForRoomThatRetentionFreesOnceTheHistoryIsWritten) {
+TEST_F(AdmissionTest, WaitsForRoomThatRetentionFreesAfterHistoryIsWritten) {
   SetFreeBytes({1}, 10 * kMiB);
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
-  Turn([&] { return observer_.ended.size() == 1; });
+  RunQueued([&] { return observer_.ended.size() == 1; });
   ios_[1]->errors["SaveRunRecord"] = ErrnoError(EIO, "writing the run record");
   SaveAll(sessions, "two", 2, /*keep=*/1);
-  Turn([&] { return observer_.ended.size() == 2; });
+  RunQueued([&] { return observer_.ended.size() == 2; });
   ASSERT_THAT(disks_[1]->evicted, ElementsAre());
   SetFreeBytes({1}, kMiB);
   auto third = Begin(sessions[0], BeginOf(0, "three", 3, 6 * kMiB));
   EXPECT_FALSE(third.has()) << third.status();
   ios_[1]->errors.clear();
   SetFreeBytes({1}, 10 * kMiB);  // What the eviction of "one" gives back.
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
-  Turn([&] { return third.has(); });
+  RunQueued([&] { return third.has(); });
   EXPECT_TRUE(third.status().ok()) << third.status();
 }
 
-TEST_F(AdmissionTest, ASaveWhoseWishToKeepMoreCannotBeRecordedFails) {
+TEST_F(AdmissionTest, FailsSaveWhenItsLargerNumKeptCannotBeRecorded) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
-  Turn([&] { return observer_.ended.size() == 1; });
+  RunQueued([&] { return observer_.ended.size() == 1; });
   ios_[1]->errors["SaveRunRecord"] = ErrnoError(ENOSPC, "writing the run record");
   SaveAll(sessions, "two", 2, /*keep=*/2);
-  Turn([&] { return observer_.ended.size() == 2; });
+  RunQueued([&] { return observer_.ended.size() == 2; });
   EXPECT_EQ(observer_.ended.back().checkpoint.error().reason(), "NO_SPACE");
   EXPECT_THAT(Tags(), ElementsAre("one"));
 }
 
-TEST_F(AdmissionTest, RetentionAtTheStartWaitsUntilTheHistorySaysHowTheLastSaveEnded) {
+TEST_F(AdmissionTest, RetentionAtStartWaitsForOutcomeOfLastSaveInHistory) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
-  Turn([&] { return observer_.ended.size() == 1; });
+  RunQueued([&] { return observer_.ended.size() == 1; });
   ios_[1]->held.insert("SaveRunRecord");
   SaveAll(sessions, "two", 2, /*keep=*/1);
-  Turn([&] { return observer_.ended.size() == 2; });
+  RunQueued([&] { return observer_.ended.size() == 2; });
   EXPECT_EQ(disks_[1]->run_record.outcomes_size(), 1);
   queue_.clear();
   Start(16);
@@ -266,26 +266,26 @@ TEST_F(AdmissionTest, RetentionAtTheStartWaitsUntilTheHistorySaysHowTheLastSaveE
                               return io;
                             }};
   engine_->AttachRoot(Trainer("b/0"), std::move(attachment), [](const absl::StatusOr<std::string>&) {});
-  Turn();
+  RunQueued();
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
   EXPECT_EQ(disks_[1]->run_record.outcomes_size(), 2);
 }
 
-TEST_F(AdmissionTest, RetentionAtTheStartLeavesWhatAnAttemptResumesFrom) {
+TEST_F(AdmissionTest, RetentionAtStartKeepsCheckpointThatAttemptResumesFrom) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
-  Turn([&] { return observer_.ended.size() == 1; });
+  RunQueued([&] { return observer_.ended.size() == 1; });
   ios_[1]->hold_publish = true;
   SaveAll(sessions, "two", 2, /*keep=*/1);
   auto again = Launch("b", 1);
   ios_[1]->held.insert("Evict");
   auto resumed = Resume(again[0], 0);
   EXPECT_FALSE(resumed.has()) << "two is sealed, and decides";
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   ASSERT_TRUE(resumed.status().ok()) << resumed.status();
   EXPECT_EQ(resumed.get().checkpoint().tag(), "two");
   // A daemon that was killed before that, whose recovery published "two", finds the decision for "one".
@@ -311,7 +311,7 @@ TEST_F(AdmissionTest, RetentionAtTheStartLeavesWhatAnAttemptResumesFrom) {
 
 // ---- memory
 
-TEST_F(AdmissionTest, ASaveThatWaitsForMemoryOfItsOwnUserBlocksNoOtherUser) {
+TEST_F(AdmissionTest, SaveWaitingForMemoryOfOwnUserBlocksNoOtherUser) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 2000), victim = StartJob(3, 1000);
   BeginNow(one, "never_sealed", 1);
@@ -322,7 +322,7 @@ TEST_F(AdmissionTest, ASaveThatWaitsForMemoryOfItsOwnUserBlocksNoOtherUser) {
   EXPECT_EQ(Admitted(two), 0);
 }
 
-TEST_F(AdmissionTest, ASaveThatWaitsForMemoryOfItsOwnRunBlocksNoOtherRunOfItsUser) {
+TEST_F(AdmissionTest, SaveWaitingForMemoryOfOwnRunBlocksNoOtherRunOfUser) {
   Start(8);
   const Job one = StartJob(1), two = StartJob(2);
   const auto held = BeginNow(one, "never_sealed", 1);
@@ -333,12 +333,12 @@ TEST_F(AdmissionTest, ASaveThatWaitsForMemoryOfItsOwnRunBlocksNoOtherRunOfItsUse
   auto later = BeginLater(two, SaveOf(two, "later", kSegment));
   EXPECT_EQ(Admitted(two), 1);
   AbortNow(two, other);
-  Turn([&] { return never.has(); });
+  RunQueued([&] { return never.has(); });
   EXPECT_TRUE(never.status().ok()) << never.status();
   EXPECT_EQ(Admitted(two), 1);
 }
 
-TEST_F(AdmissionTest, ASaveThatWaitsForMemoryHoldsNoRoomOnTheDisk) {
+TEST_F(AdmissionTest, SaveWaitingForMemoryReservesNoDiskSpace) {
   Start(8);
   SetFreeBytes({1, 2}, 10 * kMiB);
   const Job hoarder = StartJob(100, 2000), one = StartJob(1, 3000), two = StartJob(2, 1000);
@@ -348,156 +348,156 @@ TEST_F(AdmissionTest, ASaveThatWaitsForMemoryHoldsNoRoomOnTheDisk) {
   BeginNow(two, "small", kSegment);  // 3 MiB with its directories; 7 MiB would be for the one that waits.
 }
 
-TEST_F(AdmissionTest, ALargeSaveThatIsHeldUpByItsOwnRunDoesNotSkipSavesOfOthers) {
+TEST_F(AdmissionTest, LargeSaveBlockedByOwnRunDoesNotSkipSavesOfOthers) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
   BeginNow(one, "never_sealed", 1);
   BeginLater(one, SaveOf(one, "never_fits", 8 * kSegment));
   auto skip = BeginLater(two, SaveOf(two, "skip", kSegment, v1::SKIP));
-  Turn([&] { return skip.has(); });
+  RunQueued([&] { return skip.has(); });
   EXPECT_EQ(skip.get().level(), v1::OPEN);
 }
 
-TEST_F(AdmissionTest, OneUserMayHaveTheWholePoolWhileNobodyElseWaits) {
+TEST_F(AdmissionTest, OneUserMayHoldWholePoolWhenNobodyElseWaits) {
   Start(8);
   const Job one = StartJob(1, 2000);
   const auto all = BeginNow(one, "all", 8 * kSegment);
-  Pass(std::chrono::seconds(60));
+  AdvanceClock(std::chrono::seconds(60));
   EXPECT_EQ(EndOf(one, all), "none");
 }
 
-TEST_F(AdmissionTest, WhatAUserHoldsBeyondTheShareIsTakenBackForOneWithinIt) {
+TEST_F(AdmissionTest, MemoryBeyondShareIsRevokedForSaveWithinShare) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
   const auto hoard = BeginNow(one, "hoard", 6 * kSegment);
   auto within = BeginLater(two, SaveOf(two, "within", 4 * kSegment));
   auto more = BeginLater(one, SaveOf(one, "more", kSegment));
-  Pass(std::chrono::seconds(9));
+  AdvanceClock(std::chrono::seconds(9));
   EXPECT_EQ(EndOf(one, hoard), "none");
   EXPECT_EQ(Admitted(one), 1) << "there is memory for one segment more, but the other user comes first";
-  Pass(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(1));
   EXPECT_EQ(EndOf(one, hoard), "OVER_SHARE");
-  Turn([&] { return within.has() && more.has(); });
+  RunQueued([&] { return within.has() && more.has(); });
   EXPECT_TRUE(within.status().ok()) << within.status();
   EXPECT_TRUE(more.status().ok()) << more.status();
 }
 
-TEST_F(AdmissionTest, ASkippingSaveWithinTheShareGetsWhatIsOverdueAtOnce) {
+TEST_F(AdmissionTest, SkippingSaveWithinShareGetsOverdueMemoryAtOnce) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
   const auto hoard = BeginNow(one, "hoard", 8 * kSegment);
-  Pass(std::chrono::seconds(10));
+  AdvanceClock(std::chrono::seconds(10));
   auto skip = BeginLater(two, SaveOf(two, "skip", 4 * kSegment, v1::SKIP));
-  Turn([&] { return skip.has(); });
+  RunQueued([&] { return skip.has(); });
   EXPECT_EQ(skip.get().level(), v1::OPEN);
   EXPECT_EQ(EndOf(one, hoard), "OVER_SHARE");
 }
 
-TEST_F(AdmissionTest, NoMoreIsTakenBackThanIsBeyondTheShare) {
+TEST_F(AdmissionTest, RevokesNoMoreThanTheExcessOverTheShare) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
   const auto first = BeginNow(one, "first", 3 * kSegment);
   const auto second = BeginNow(one, "second", kSegment);
   const auto third = BeginNow(one, "third", 4 * kSegment);
-  Pass(std::chrono::seconds(10));
+  AdvanceClock(std::chrono::seconds(10));
   BeginNow(two, "within", 4 * kSegment);
   EXPECT_EQ(EndOf(one, first), "none");
   EXPECT_EQ(EndOf(one, second), "none");
   EXPECT_EQ(EndOf(one, third), "OVER_SHARE") << "the youngest";
 }
 
-TEST_F(AdmissionTest, NothingIsTakenBackWhereThatMakesNoRoom) {
+TEST_F(AdmissionTest, RevokesNothingWhenThatWouldNotMakeRoom) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
   ios_[1]->hold_writes = true;
   const auto sealed = BeginNow(one, "sealed", 6 * kSegment);
   ASSERT_TRUE(SealNow(one, sealed).status().ok());
   const auto open = BeginNow(one, "open", kSegment);
-  Pass(std::chrono::seconds(10));
+  AdvanceClock(std::chrono::seconds(10));
   auto within = BeginLater(two, SaveOf(two, "within", 4 * kSegment));
-  Pass(std::chrono::seconds(10));
+  AdvanceClock(std::chrono::seconds(10));
   EXPECT_FALSE(within.has());
   EXPECT_EQ(EndOf(one, sealed), "none");
   EXPECT_EQ(EndOf(one, open), "none");
-  ios_[1]->Free();
-  Turn([&] { return within.has(); });
+  ios_[1]->ReleaseHeld();
+  RunQueued([&] { return within.has(); });
   EXPECT_TRUE(within.status().ok()) << within.status();
   EXPECT_EQ(EndOf(one, sealed), "COMMITTED");
 }
 
-TEST_F(AdmissionTest, AUserWithinTheShareLosesNothing) {
+TEST_F(AdmissionTest, UserWithinShareLosesNothing) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
   const auto half = BeginNow(one, "half", 4 * kSegment);
   auto large = BeginLater(two, SaveOf(two, "large", 5 * kSegment));
-  Pass(std::chrono::seconds(60));
+  AdvanceClock(std::chrono::seconds(60));
   EXPECT_EQ(EndOf(one, half), "none");
   EXPECT_FALSE(large.has());
   AbortNow(one, half);
-  Turn([&] { return large.has(); });
+  RunQueued([&] { return large.has(); });
   EXPECT_TRUE(large.status().ok()) << large.status();
 }
 
-TEST_F(AdmissionTest, UsersThatWantLittleLeaveTheRestOfTheirShareToTheOthers) {
+TEST_F(AdmissionTest, UsersThatWantLittleLeaveRestOfTheirShareToOthers) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 3000), three = StartJob(3, 1000);
   BeginNow(one, "little", kSegment);
   BeginNow(two, "little", kSegment);
   const auto large = BeginNow(three, "large", 6 * kSegment);
   auto more = BeginLater(one, SaveOf(one, "more", kSegment));  // The share is 5: 2 + 1 + 5.
-  Pass(std::chrono::seconds(10));
-  Turn([&] { return more.has(); });
+  AdvanceClock(std::chrono::seconds(10));
+  RunQueued([&] { return more.has(); });
   EXPECT_EQ(EndOf(three, large), "OVER_SHARE");
   const auto five = BeginNow(three, "five", 5 * kSegment);
   auto one_too_many = BeginLater(two, SaveOf(two, "more", 2 * kSegment));
-  Pass(std::chrono::seconds(10));
+  AdvanceClock(std::chrono::seconds(10));
   EXPECT_EQ(EndOf(three, five), "OVER_SHARE") << "the share is 3 now: 2 + 3 + 3";
-  Turn([&] { return one_too_many.has(); });
+  RunQueued([&] { return one_too_many.has(); });
   EXPECT_TRUE(one_too_many.status().ok()) << one_too_many.status();
 }
 
-TEST_F(AdmissionTest, ASaveBeyondTheShareGetsTurnsAndTheOthersGetTheTimeBetween) {
+TEST_F(AdmissionTest, SaveBeyondShareGetsTurnsAndOthersGetTimeBetween) {
   Start(8);
   const Job large = StartJob(1, 2000), small = StartJob(2, 1000), other = StartJob(3, 1000);
   std::vector<v1::BeginRequest> held = {BeginNow(small, "s0", 2 * kSegment)};
   auto all = BeginLater(large, SaveOf(large, "all", 8 * kSegment));
   auto skip = BeginLater(other, SaveOf(other, "skip", kSegment, v1::SKIP));
-  Turn([&] { return skip.has(); });
+  RunQueued([&] { return skip.has(); });
   EXPECT_EQ(skip.get().level(), v1::OPEN) << "it cannot wait for the end of a turn";
   auto next = BeginLater(small, SaveOf(small, "s1", kSegment));
-  Pass(std::chrono::seconds(9));
+  AdvanceClock(std::chrono::seconds(9));
   EXPECT_EQ(Admitted(small), 1) << "the large one has its turn";
-  Pass(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(1));
   EXPECT_EQ(Admitted(small), 2) << "the turn is over";
   held.push_back(SaveOf(small, "s1", kSegment));
-  Pass(std::chrono::seconds(9));
+  AdvanceClock(std::chrono::seconds(9));
   auto between = BeginNow(small, "s2", 1);
   held.push_back(between);
-  Pass(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(1));
   auto last = BeginLater(small, SaveOf(small, "s3", kSegment));
   EXPECT_EQ(Admitted(small), 3) << "the next turn";
   for (const auto& save : held) AbortNow(small, save);
   AbortNow(other, SaveOf(other, "skip", kSegment));
-  Turn([&] { return all.has(); });
+  RunQueued([&] { return all.has(); });
   EXPECT_TRUE(all.status().ok()) << all.status();
   EXPECT_EQ(Admitted(small), 3);
 }
 
-TEST_F(AdmissionTest, TurnsGoRoundAmongUsers) {
+TEST_F(AdmissionTest, TurnsRotateAmongUsers) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 3000), small = StartJob(3, 1000);
   BeginNow(small, "s0", 2 * kSegment);
   auto first = BeginLater(one, SaveOf(one, "first", 8 * kSegment));
   auto second = BeginLater(two, SaveOf(two, "second", 7 * kSegment));
-  Pass(std::chrono::seconds(10));  // The first one's turn is over, and
-  Pass(std::chrono::seconds(10));  // the second one's begins.
+  AdvanceClock(std::chrono::seconds(10));  // The first one's turn is over, and
+  AdvanceClock(std::chrono::seconds(10));  // the second one's begins.
   AbortNow(small, SaveOf(small, "s0", 2 * kSegment));
-  Turn([&] { return second.has(); });
+  RunQueued([&] { return second.has(); });
   EXPECT_TRUE(second.status().ok()) << second.status();
   EXPECT_FALSE(first.has());
 }
 
-TEST_F(AdmissionTest, AUserHoldsNoMoreThanItsLimitAndWaitsForItselfAlone) {
+TEST_F(AdmissionTest, UserAtItsLimitWaitsForOwnMemoryOnly) {
   engine_options_.max_pool_percent_per_user = 50;
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 2000), other = StartJob(3, 1000);
@@ -510,17 +510,17 @@ TEST_F(AdmissionTest, AUserHoldsNoMoreThanItsLimitAndWaitsForItselfAlone) {
   BeginNow(other, "other", 4 * kSegment);
   EXPECT_FALSE(waits.has());
   AbortNow(one, held);
-  Turn([&] { return waits.has(); });
+  RunQueued([&] { return waits.has(); });
   EXPECT_TRUE(waits.status().ok()) << waits.status();
 }
 
-TEST_F(AdmissionTest, APartThatGrowsTakesNothingThatAnotherUserWaitsFor) {
+TEST_F(AdmissionTest, GrowingPartTakesNoMemoryThatOtherUserWaitsFor) {
   Start(8);
   const Job one = StartJob(1, 2000), two = StartJob(2, 1000);
   v1::BeginRequest growing = SaveOf(one, "growing", 6 * kSegment);
   growing.set_growing(true);
   auto begun = BeginLater(one, growing);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   auto waits = BeginLater(two, SaveOf(two, "waits", 4 * kSegment));
   EXPECT_FALSE(waits.has());
   v1::ExtendRequest more;
@@ -530,19 +530,19 @@ TEST_F(AdmissionTest, APartThatGrowsTakesNothingThatAnotherUserWaitsFor) {
   file.set_size_bytes(kSegment);
   Answer<v1::ExtendResponse> extended;
   engine_->Extend(As(one.session, one.uid), more, extended.reply());
-  Turn([&] { return extended.has() && waits.has(); });
+  RunQueued([&] { return extended.has() && waits.has(); });
   EXPECT_EQ(extended.reason(), "POOL_EXHAUSTED");
   EXPECT_TRUE(waits.status().ok()) << waits.status();
 }
 
-TEST_F(AdmissionTest, APartGrowsNotBeyondItsUsersLimit) {
+TEST_F(AdmissionTest, GrowingPartStopsAtUserLimit) {
   engine_options_.max_pool_percent_per_user = 50;
   Start(8);
   const Job one = StartJob(1);
   v1::BeginRequest growing = SaveOf(one, "growing", 4 * kSegment);
   growing.set_growing(true);
   auto begun = BeginLater(one, growing);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   v1::ExtendRequest more;
   *more.mutable_key() = growing.key();
   v1::FileSpec& file = *more.add_files();
@@ -550,11 +550,11 @@ TEST_F(AdmissionTest, APartGrowsNotBeyondItsUsersLimit) {
   file.set_size_bytes(kSegment);
   Answer<v1::ExtendResponse> extended;
   engine_->Extend(As(one.session, one.uid), more, extended.reply());
-  Turn([&] { return extended.has(); });
+  RunQueued([&] { return extended.has(); });
   EXPECT_EQ(extended.reason(), "POOL_EXHAUSTED");
 }
 
-TEST_F(AdmissionTest, ReadersBeyondTheirPartOfThePoolReadTheDisk) {
+TEST_F(AdmissionTest, ReadersBeyondTheirPoolLimitReadFromDisk) {
   engine_options_.max_reader_pool_percent_per_user = 25;
   Start(16);
   const Job one = StartJob(1), two = StartJob(2), other = StartJob(3, 2000);
@@ -565,7 +565,7 @@ TEST_F(AdmissionTest, ReadersBeyondTheirPartOfThePoolReadTheDisk) {
   EXPECT_EQ(PartsInMemory(other), 1) << "another user's";
 }
 
-TEST_F(AdmissionTest, APrefetchTakesNoMoreThanReadersMayHold) {
+TEST_F(AdmissionTest, PrefetchTakesNoMoreThanReadersMayHold) {
   engine_options_.max_reader_pool_percent_per_user = 25;
   resident_segments_ = 16;
   Start(16);
@@ -575,13 +575,13 @@ TEST_F(AdmissionTest, APrefetchTakesNoMoreThanReadersMayHold) {
   one = StartJob(1);
   Answer<v1::Checkpoint> prefetched;
   engine_->Prefetch(As(one.session, one.uid), one.run + "/checkpoints/t", prefetched.reply());
-  Turn([&] { return prefetched.has(); });
+  RunQueued([&] { return prefetched.has(); });
   EXPECT_EQ(prefetched.reason(), "POOL_EXHAUSTED");
   EXPECT_THAT(std::string(prefetched.status().message()),
               HasSubstr("limits.max_reader_pool_percent_per_user"));
 }
 
-TEST_F(AdmissionTest, TimeoutsAboveTheConfiguredBoundsAreRefused) {
+TEST_F(AdmissionTest, RefusesTimeoutsAboveConfiguredBounds) {
   engine_options_.max_admission_timeout = std::chrono::seconds(20);
   engine_options_.max_commit_timeout = std::chrono::seconds(60);
   Start(8);
@@ -598,15 +598,15 @@ TEST_F(AdmissionTest, TimeoutsAboveTheConfiguredBoundsAreRefused) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.max_commit_timeout_seconds"));
   request.clear_commit_timeout();  // The defaults are longer, and are not the caller's.
   auto begun = BeginLater(job, request);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   EXPECT_TRUE(begun.status().ok()) << begun.status();
-  Pass(std::chrono::seconds(60));
+  AdvanceClock(std::chrono::seconds(60));
   EXPECT_EQ(EndOf(job, request), "RANKS_MISSING");
 }
 
 // ---- ranks that do not agree on retention
 
-TEST_F(AdmissionTest, RanksThatNameDifferentNumKeptCkptsConflict) {
+TEST_F(AdmissionTest, RanksWithDifferentNumKeptCkptsConflict) {
   auto sessions = Launch("a", 2);
   auto first = BeginOf(0, "t", 1, 100), second = BeginOf(1, "t", 1, 100);
   first.set_num_kept_ckpts(3);
@@ -618,11 +618,11 @@ TEST_F(AdmissionTest, RanksThatNameDifferentNumKeptCkptsConflict) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("num_kept_ckpts 3"));
   second.set_num_kept_ckpts(3);
   auto agreed = Begin(sessions[1], second);
-  Turn([&] { return begun.has() && agreed.has(); });
+  RunQueued([&] { return begun.has() && agreed.has(); });
   EXPECT_TRUE(agreed.status().ok()) << agreed.status();
 }
 
-TEST_F(AdmissionTest, ARankThatNamesNoNumKeptCkptsFollowsTheOthers) {
+TEST_F(AdmissionTest, RankWithoutNumKeptCkptsFollowsOtherRanks) {
   auto sessions = Launch("a", 2);
   for (int64_t step : {1, 2}) {
     const std::string tag = "step" + std::to_string(step);
@@ -632,7 +632,7 @@ TEST_F(AdmissionTest, ARankThatNamesNoNumKeptCkptsFollowsTheOthers) {
       if (rank == 0) request.set_num_kept_ckpts(1);
       begun.push_back(Begin(sessions[rank], request));
     }
-    Turn([&] { return begun[0].has() && begun[1].has(); });
+    RunQueued([&] { return begun[0].has() && begun[1].has(); });
     for (int rank : {0, 1}) ASSERT_TRUE(Seal(sessions[rank], BeginOf(rank, tag, step, 100)).status().ok());
   }
   EXPECT_THAT(Tags(), ElementsAre("step2"));

@@ -64,7 +64,7 @@ class AdoptionTest : public EngineTest {
   }
   std::shared_ptr<Call> Adopt(const std::vector<std::string>& tags = {}, bool allow_removal = false) {
     auto call = StartAdopting(tags, allow_removal);
-    Turn();
+    RunQueued();
     EXPECT_EQ(call->ended.size(), 1u);
     return call;
   }
@@ -74,7 +74,7 @@ class AdoptionTest : public EngineTest {
     request.set_show_foreign(true);
     Answer<v1::ListCheckpointsResponse> answer;
     engine_->ListCheckpoints(Caller{0, 1000, false}, request, answer.reply());
-    Turn();
+    RunQueued();
     std::vector<std::string> tags;
     for (const auto& foreign : answer.get().foreign()) tags.push_back(foreign.tag());
     return tags;
@@ -96,7 +96,7 @@ class AdoptionTest : public EngineTest {
 
 // ---- looking
 
-TEST_F(AdoptionTest, ForeignOnesAreListedBesideOursNewestFirstAndOnlyWhereAskedFor) {
+TEST_F(AdoptionTest, ListsForeignCheckpointsNewestFirstOnlyWhenAsked) {
   Foreign("step_1", 3 * kHour);
   Foreign("step_3", kHour);
   Foreign("step_2", 2 * kHour);
@@ -109,7 +109,7 @@ TEST_F(AdoptionTest, ForeignOnesAreListedBesideOursNewestFirstAndOnlyWhereAskedF
   request.set_show_foreign(true);
   engine_->ListCheckpoints(Caller{0, 1000, false}, request, both.reply());
   EXPECT_FALSE(both.has()) << "the disk is asked, and the engine does not wait for it";
-  Turn();
+  RunQueued();
   ASSERT_EQ(both.get().checkpoints_size(), 1);
   EXPECT_EQ(both.get().checkpoints(0).tag(), "ours");
   ASSERT_EQ(both.get().foreign_size(), 3);
@@ -122,7 +122,7 @@ TEST_F(AdoptionTest, ForeignOnesAreListedBesideOursNewestFirstAndOnlyWhereAskedF
   EXPECT_THAT(ForeignTags(), ElementsAre("step_3", "step_2", "step_1"));
 }
 
-TEST_F(AdoptionTest, ForeignOnesComeWithTheLastPage) {
+TEST_F(AdoptionTest, ForeignCheckpointsAreOnLastPage) {
   Foreign("theirs", kHour);
   auto sessions = Launch("a", 1);
   for (int i = 1; i <= 3; ++i) SaveAll(sessions, "step_" + std::to_string(i), i);
@@ -135,24 +135,24 @@ TEST_F(AdoptionTest, ForeignOnesComeWithTheLastPage) {
   EXPECT_EQ(first.get().foreign_size(), 0);
   request.set_page_token(first.get().next_page_token());
   engine_->ListCheckpoints(Caller{0, 1000, false}, request, last.reply());
-  Turn();
+  RunQueued();
   EXPECT_EQ(last.get().checkpoints_size(), 1);
   EXPECT_EQ(last.get().foreign_size(), 1);
 }
 
-TEST_F(AdoptionTest, WhatIsNotAdoptedIsNeitherLatestNorResumedFromNorCounted) {
+TEST_F(AdoptionTest, ForeignCheckpointIsNotLatestNotResumedFromAndNotCounted) {
   Foreign("theirs", kHour);
   auto sessions = Launch("a", 1);
   EXPECT_EQ(Latest(), "NO_CHECKPOINT");
   EXPECT_FALSE(Resume(sessions[0], 0).get().has_checkpoint());
   for (int i = 1; i <= 3; ++i) SaveAll(sessions, "step_" + std::to_string(i), i, 2);
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("step_3", "step_2"));
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step_1"));
   EXPECT_THAT(ForeignTags(), ElementsAre("theirs"));
 }
 
-TEST_F(AdoptionTest, ADiskThatDoesNotAnswerHoldsUpNoListOfOurs) {
+TEST_F(AdoptionTest, HungDiskDoesNotBlockListOfOwnCheckpoints) {
   Foreign("theirs", kHour);
   SaveAll(Launch("a", 1), "ours", 1);
   ios_[1]->held.insert("ListForeign");
@@ -161,7 +161,7 @@ TEST_F(AdoptionTest, ADiskThatDoesNotAnswerHoldsUpNoListOfOurs) {
 
 // ---- adopting
 
-TEST_F(AdoptionTest, AllAreAdoptedInTheOrderOfTheirMarkersAndTheNewestIsResumedFrom) {
+TEST_F(AdoptionTest, AdoptsAllInOrderOfMarkersAndResumesFromNewest) {
   Foreign("step_30", kHour);
   Foreign("step_10", 3 * kHour);
   Foreign("step_20", 2 * kHour);
@@ -184,7 +184,7 @@ TEST_F(AdoptionTest, AllAreAdoptedInTheOrderOfTheirMarkersAndTheNewestIsResumedF
   EXPECT_THAT(Tags(), ElementsAre("step_40", "step_30", "step_20", "step_10"));
 }
 
-TEST_F(AdoptionTest, WhereCkptdHasSavedSinceTheyComeBelowAndLatestStays) {
+TEST_F(AdoptionTest, AdoptedCheckpointsAreOlderThanLaterSavesOfCkptd) {
   Foreign("step_10", 3 * kHour);
   Foreign("step_20", 2 * kHour);
   Foreign("step_30", kHour);
@@ -202,7 +202,7 @@ TEST_F(AdoptionTest, WhereCkptdHasSavedSinceTheyComeBelowAndLatestStays) {
   EXPECT_LT(SequenceOf("step_30"), kReserved);
 }
 
-TEST_F(AdoptionTest, WhereCkptdHasSavedBeforeThereWasAnythingForeignAnOlderOneIsRefusedAndAYoungerOneIsNot) {
+TEST_F(AdoptionTest, RefusesForeignOlderThanFirstSaveAndAdoptsYounger) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "ours", 1);
   EXPECT_EQ(SequenceOf("ours"), 1);
@@ -223,7 +223,7 @@ TEST_F(AdoptionTest, WhereCkptdHasSavedBeforeThereWasAnythingForeignAnOlderOneIs
   EXPECT_THAT(Tags(), ElementsAre("next", "older", "ours"));
 }
 
-TEST_F(AdoptionTest, ThoseThatWereLeftOutFindTheirPlacesBetweenTheirNeighbours) {
+TEST_F(AdoptionTest, CheckpointsLeftOutAreAdoptedLaterBetweenTheirNeighbours) {
   for (const int step : {10, 15, 17, 20}) Foreign("step_" + std::to_string(step), (30 - step) * kHour);
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "step_40", 40);
@@ -233,10 +233,10 @@ TEST_F(AdoptionTest, ThoseThatWereLeftOutFindTheirPlacesBetweenTheirNeighbours) 
   EXPECT_THAT(Tags(), ElementsAre("step_40", "step_20", "step_17", "step_15", "step_10"));
 }
 
-TEST_F(AdoptionTest, NoSequenceThatASaveHadIsGivenToAnAdoptedOne) {
+TEST_F(AdoptionTest, NeverReusesSequenceOfSave) {
   auto sessions = Launch("a", 1);
   for (int i = 1; i <= 3; ++i) SaveAll(sessions, "step_" + std::to_string(i), i, 1);
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("step_3"));
   Foreign("older", kHour);
   Start(16);  // It finds both, and 1 and 2 are nobody's any more.
@@ -244,19 +244,19 @@ TEST_F(AdoptionTest, NoSequenceThatASaveHadIsGivenToAnAdoptedOne) {
   EXPECT_THAT(Adopt({}, /*allow_removal=*/true)->Outcomes(), ElementsAre("older REFUSED ADOPT_ORDER"));
 }
 
-TEST_F(AdoptionTest, ASaveInFlightIsYoungerThanWhatWasFinishedBeforeItBegan) {
+TEST_F(AdoptionTest, SaveInFlightIsNewerThanCheckpointsFinishedBeforeItsBegin) {
   Foreign("theirs", kHour);
   auto sessions = Launch("a", 1);
   ios_[1]->hold_publish = true;
   SaveAll(sessions, "ours", 1);
   EXPECT_THAT(Adopt()->Outcomes(), ElementsAre("theirs ADOPTED"));
   EXPECT_EQ(Latest(), "theirs");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("ours", "theirs"));
 }
 
-TEST_F(AdoptionTest, AMarkerFromTheFutureHasNoPlaceBesideOurs) {
+TEST_F(AdoptionTest, RefusesMarkerFromTheFutureBesideOwnCheckpoints) {
   Foreign("future", -kHour);
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "ours", 1);
@@ -264,7 +264,7 @@ TEST_F(AdoptionTest, AMarkerFromTheFutureHasNoPlaceBesideOurs) {
   EXPECT_EQ(Latest(), "ours");
 }
 
-TEST_F(AdoptionTest, ItIsIdempotentAndNamesWhatIsOursAlready) {
+TEST_F(AdoptionTest, RepeatedAdoptionNamesCheckpointsAlreadyAdopted) {
   Foreign("theirs", kHour);
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "ours", 1);
@@ -275,7 +275,7 @@ TEST_F(AdoptionTest, ItIsIdempotentAndNamesWhatIsOursAlready) {
   EXPECT_THAT(Adopt()->Outcomes(), IsEmpty());
 }
 
-TEST_F(AdoptionTest, OneThatIsRefusedHoldsUpNoOther) {
+TEST_F(AdoptionTest, RefusedCheckpointDoesNotBlockOthers) {
   Foreign("step_1", 3 * kHour);
   Foreign("step_2", 2 * kHour);
   Foreign("step_3", kHour);
@@ -292,7 +292,7 @@ TEST_F(AdoptionTest, OneThatIsRefusedHoldsUpNoOther) {
   EXPECT_THAT(Tags(), ElementsAre("step_3", "step_2", "step_1"));
 }
 
-TEST_F(AdoptionTest, AFailedSyncIsNotTriedAgain) {
+TEST_F(AdoptionTest, FailedSyncIsNotRetried) {
   Foreign("theirs", kHour);
   Launch("a", 1);
   ios_[1]->errors["SurveyForeign"] = MakeError(absl::StatusCode::kDataLoss, "FOREIGN_UNSYNCED", "theirs");
@@ -302,7 +302,7 @@ TEST_F(AdoptionTest, AFailedSyncIsNotTriedAgain) {
   EXPECT_EQ(ios_[1]->calls["SurveyForeign"], 1);
 }
 
-TEST_F(AdoptionTest, ATagThatIsBeingSavedIsNotAdopted) {
+TEST_F(AdoptionTest, RefusesTagThatIsBeingSaved) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_publish = true;
   SaveAll(sessions, "tag", 1);
@@ -312,18 +312,18 @@ TEST_F(AdoptionTest, ATagThatIsBeingSavedIsNotAdopted) {
 
 // ---- retention
 
-TEST_F(AdoptionTest, TheyCountForRetentionFromTheNextSaveOn) {
+TEST_F(AdoptionTest, AdoptedCheckpointsCountForRetentionFromNextSave) {
   for (int i = 1; i <= 3; ++i) Foreign("old_" + std::to_string(i), (10 - i) * kHour);
   auto sessions = Launch("a", 1);
   Adopt();
   EXPECT_EQ(Tags().size(), 3u) << "nobody has said how many are kept";
   SaveAll(sessions, "ours", 1, 2);
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("ours", "old_3"));
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("old_1", "old_2"));
 }
 
-TEST_F(AdoptionTest, WhatRetentionWouldTakeAtOnceIsOnlyAdoptedWhereThatIsAllowed) {
+TEST_F(AdoptionTest, AdoptsCheckpointThatRetentionWouldEvictOnlyWhenAllowed) {
   for (int i = 1; i <= 3; ++i) Foreign("old_" + std::to_string(i), (10 - i) * kHour);
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "ours", 1, 2);
@@ -331,40 +331,40 @@ TEST_F(AdoptionTest, WhatRetentionWouldTakeAtOnceIsOnlyAdoptedWhereThatIsAllowed
               ElementsAre("old_1 REFUSED ADOPT_REMOVED", "old_2 REFUSED ADOPT_REMOVED", "old_3 ADOPTED"));
   EXPECT_THAT(disks_[1]->evicted, IsEmpty());
   EXPECT_THAT(Adopt({}, /*allow_removal=*/true)->Outcomes(), ElementsAre("old_1 ADOPTED", "old_2 ADOPTED"));
-  Turn();
+  RunQueued();
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("old_1", "old_2"));
   EXPECT_THAT(Tags(), ElementsAre("ours", "old_3"));
 }
 
 // ---- who may, and when
 
-TEST_F(AdoptionTest, OnlyTheRunsOwnerAndRootAdopt) {
+TEST_F(AdoptionTest, OnlyOwnerOfRunAndRootUserAdopt) {
   Foreign("theirs", kHour);
   Launch("a", 1);
   auto stranger = StartAdopting({}, false, Caller{0, 1001, false});
   ASSERT_EQ(stranger->ended.size(), 1u);
   EXPECT_EQ(ReasonOf(stranger->ended[0]), "WRONG_UID");
   auto root = StartAdopting({}, false, Caller{0, 0, true});
-  Turn();
+  RunQueued();
   EXPECT_THAT(root->Outcomes(), ElementsAre("theirs ADOPTED"));
 }
 
-TEST_F(AdoptionTest, ASecondCallWhileOneIsUnderWayIsRefused) {
+TEST_F(AdoptionTest, RefusesSecondAdoptionWhileOneIsRunning) {
   Foreign("theirs", kHour);
   Launch("a", 1);
   ios_[1]->held.insert("SurveyForeign");
   auto first = StartAdopting();
-  Turn();
+  RunQueued();
   auto second = StartAdopting();
   ASSERT_EQ(second->ended.size(), 1u);
   EXPECT_EQ(ReasonOf(second->ended[0]), "ADOPTING");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(first->Outcomes(), ElementsAre("theirs ADOPTED"));
   EXPECT_THAT(Adopt()->Outcomes(), IsEmpty());
 }
 
-TEST_F(AdoptionTest, ADaemonThatEndsAndACallOfTooManyTagsAreRefused) {
+TEST_F(AdoptionTest, RefusesAdoptionWhileDrainingAndTooManyTags) {
   Launch("a", 1);
   std::vector<std::string> many;
   for (int i = 0; i < 1001; ++i) many.push_back("step_" + std::to_string(i));
@@ -373,39 +373,39 @@ TEST_F(AdoptionTest, ADaemonThatEndsAndACallOfTooManyTagsAreRefused) {
   EXPECT_EQ(ReasonOf(StartAdopting()->ended.at(0)), "DRAINING");
 }
 
-TEST_F(AdoptionTest, ProgressIsToldAndACallerThatGoesStopsIt) {
+TEST_F(AdoptionTest, ReportsProgressAndStopsWhenCallerDisconnects) {
   Foreign("step_1", 2 * kHour);
   Foreign("step_2", kHour);
   Launch("a", 1);
   ios_[1]->held.insert("SurveyForeign");
   auto call = StartAdopting();
-  Turn();
+  RunQueued();
   ios_[1]->surveyed->read_bytes.store(40);
-  Pass(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(1));
   ASSERT_EQ(call->events.size(), 1u);
   EXPECT_EQ(call->events[0].outcome(), v1::ADOPT_OUTCOME_UNSPECIFIED);
   EXPECT_EQ(call->events[0].tag(), "step_1");
   EXPECT_EQ(call->events[0].read_bytes(), 40);
   EXPECT_EQ(call->events[0].size_bytes(), 100);
   call->listens = false;
-  Pass(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(1));
   EXPECT_TRUE(ios_[1]->surveyed->stop.load());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(absl::IsCancelled(call->ended.at(0)));
   EXPECT_THAT(ForeignTags(), ElementsAre("step_2", "step_1"));
   EXPECT_THAT(Adopt()->Outcomes(), ElementsAre("step_1 ADOPTED", "step_2 ADOPTED"));
 }
 
-TEST_F(AdoptionTest, OneThatIsStoppedWhenItWasReadIsNotAdopted) {
+TEST_F(AdoptionTest, DoesNotAdoptCheckpointWhenStoppedAfterReadingIt) {
   Foreign("theirs", kHour);
   Launch("a", 1);
   ios_[1]->held.insert("SaveRunRecord");
   auto call = StartAdopting();
-  Turn();
+  RunQueued();
   engine_->StopAdoption(call->id);
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   // Its sequence was on its way to the disk: it is ours, or it is not, but the call has ended.
   ASSERT_EQ(call->ended.size(), 1u);
   EXPECT_EQ(Tags().size() + ForeignTags().size(), 1u);
@@ -413,7 +413,7 @@ TEST_F(AdoptionTest, OneThatIsStoppedWhenItWasReadIsNotAdopted) {
 
 // ---- what goes wrong
 
-TEST_F(AdoptionTest, OneOfWhichNobodyKnowsStopsTheRootUntilItIsScanned) {
+TEST_F(AdoptionTest, UnknownOutcomeMakesRootReadOnlyUntilScan) {
   Foreign("step_1", 2 * kHour);
   Foreign("step_2", kHour);
   Launch("a", 1);
@@ -425,12 +425,12 @@ TEST_F(AdoptionTest, OneOfWhichNobodyKnowsStopsTheRootUntilItIsScanned) {
   EXPECT_EQ(ReasonOf(call->ended[0]), "INDETERMINATE");
   EXPECT_EQ(ios_[1]->calls["Rescan"], 1);
   ios_[1]->adopt_result = {PublishOutcome::kCommitted, absl::OkStatus()};
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(Adopt()->Outcomes(), ElementsAre("step_1 ADOPTED", "step_2 ADOPTED"));
 }
 
-TEST_F(AdoptionTest, AListOrASequenceThatCannotBeHadIsSaid) {
+TEST_F(AdoptionTest, ReportsWhenListOrSequenceIsUnavailable) {
   Foreign("theirs", kHour);
   Launch("a", 1);
   ios_[1]->errors["ListForeign"] = ErrnoError(EIO, "listing");
@@ -443,18 +443,18 @@ TEST_F(AdoptionTest, AListOrASequenceThatCannotBeHadIsSaid) {
 }
 
 // A save of an adopted tag by the first attempt is one of its own, and no retry of what was adopted.
-TEST_F(AdoptionTest, AnAdoptedTagIsSavedAgain) {
+TEST_F(AdoptionTest, AdoptedTagCanBeSavedAgain) {
   Foreign("step_1", kHour);
   auto sessions = Launch("a", 1);
   Adopt();
   SaveAll(sessions, "step_1", 1);
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("step_1"));
   EXPECT_EQ(disks_[1]->committed.rbegin()->second.summary.adopted_from(), "");
   EXPECT_GT(SequenceOf("step_1"), kReserved);
 }
 
-TEST_F(AdoptionTest, AnAdoptedOneIsNobodysSaveInTheHistory) {
+TEST_F(AdoptionTest, AdoptedCheckpointIsNoSaveInHistory) {
   Foreign("step_1", kHour);
   Attach(Trainer("t"));  // No attempt acts.
   Adopt();
@@ -464,7 +464,7 @@ TEST_F(AdoptionTest, AnAdoptedOneIsNobodysSaveInTheHistory) {
   EXPECT_EQ(disks_[1]->run_record.outcomes_size(), 0);
 }
 
-TEST_F(AdoptionTest, ARootWithForeignOnesIsSaidToHaveThem) {
+TEST_F(AdoptionTest, RunReportsThatRootHasForeignCheckpoints) {
   Foreign("step_1", kHour);
   Launch("a", 1);
   EXPECT_THAT(observer_.infos,
@@ -472,23 +472,23 @@ TEST_F(AdoptionTest, ARootWithForeignOnesIsSaidToHaveThem) {
 }
 
 // It is not leased before the decision is on disk.
-TEST_F(AdoptionTest, WhatAnAttemptIsAboutToResumeFromOutlivesAnAdoptionThatPushesItOut) {
+TEST_F(AdoptionTest, CheckpointThatAttemptResumesFromSurvivesAdoptionThatExceedsRetention) {
   SaveAll(Launch("before", 1), "ours", 1, 1);
   Foreign("theirs", 0);  // Of the same time, and behind it by name: the newest.
   const auto after = Launch("after", 1);
   ios_[1]->held.insert("Adopt");
   const auto adopting = StartAdopting();
-  Turn();
+  RunQueued();
   v1::ResumeRequest request;
   request.set_run(run_);
   Answer<v1::ResumeResponse> resumed;
   engine_->Resume(As(after[0]), request, resumed.reply());
   ios_[1]->held.insert("SaveRunRecord");  // Not that the attempt acts, but what it resumes from.
-  Turn();
+  RunQueued();
   ASSERT_FALSE(resumed.has() || !adopting->ended.empty());
   ios_[1]->held.clear();
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(adopting->Outcomes(), ElementsAre("theirs ADOPTED"));
   ASSERT_TRUE(resumed.status().ok()) << resumed.status();
   EXPECT_EQ(resumed.get().checkpoint().tag(), "ours");

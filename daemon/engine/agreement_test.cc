@@ -21,7 +21,7 @@ class AgreementTest : public EngineTest {
     const auto before = Launch("a", world);
     SaveAll(before, "one", 1);
     SaveAll(before, "two", 2);
-    Turn([&] { return disks_[1]->committed.size() == 2; });
+    RunQueued([&] { return disks_[1]->committed.size() == 2; });
     for (SessionId session : before) engine_->SessionClosed(session, "ended");
     return Launch("b", world);
   }
@@ -42,7 +42,7 @@ class AgreementTest : public EngineTest {
   Answer<v1::FinishResumeResponse> Finish(SessionId session, const v1::FinishResumeRequest& request) {
     Answer<v1::FinishResumeResponse> answer;
     engine_->FinishResume(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::FinishResumeResponse> Finish(SessionId session, int rank, const std::string& tag) {
@@ -65,7 +65,7 @@ class AgreementTest : public EngineTest {
     request.mutable_damage()->set_message("rotten");
     Answer<v1::ReportDamageResponse> answer;
     engine_->ReportDamage(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::ReportDamageResponse> Report(SessionId session, const std::string& tag) {
@@ -77,13 +77,13 @@ class AgreementTest : public EngineTest {
     request.set_view(v1::FULL);
     Answer<v1::Checkpoint> answer;
     engine_->GetCheckpoint(Caller{0, 0, true}, request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::Checkpoint> Clear(const std::string& tag) {
     Answer<v1::Checkpoint> answer;
     engine_->ClearDamage(Caller{0, 0, true}, run_ + "/checkpoints/" + tag, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::ResumeResponse> ResumeStrictly(SessionId session, int rank) {
@@ -93,7 +93,7 @@ class AgreementTest : public EngineTest {
     request.set_strict(true);
     Answer<v1::ResumeResponse> answer;
     engine_->Resume(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   std::string ResumedFrom(SessionId session, int rank) {
@@ -103,7 +103,7 @@ class AgreementTest : public EngineTest {
   }
 };
 
-TEST_F(AgreementTest, NobodyGoesOnBeforeEveryRankHasReadItsPart) {
+TEST_F(AgreementTest, NoRankContinuesBeforeEveryRankHasReadItsPart) {
   const auto ranks = Restarted(3);
   for (int rank : {0, 1, 2}) EXPECT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto first = Finish(ranks[0], 0, "two"), second = Finish(ranks[2], 2, "two");
@@ -113,7 +113,7 @@ TEST_F(AgreementTest, NobodyGoesOnBeforeEveryRankHasReadItsPart) {
   EXPECT_TRUE(first.status().ok() && second.status().ok() && last.status().ok());
 }
 
-TEST_F(AgreementTest, DamageThatOneRankFindsFailsItOnAllAndTheNextOlderOneIsGivenToAll) {
+TEST_F(AgreementTest, DamageFoundByOneRankGivesAllRanksNextOlderCheckpoint) {
   const auto ranks = Restarted(3);
   for (int rank : {0, 1, 2}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto waiting = Finish(ranks[0], 0, "two");
@@ -137,7 +137,7 @@ TEST_F(AgreementTest, DamageThatOneRankFindsFailsItOnAllAndTheNextOlderOneIsGive
               Contains(AllOf(HasSubstr("two is damaged"), HasSubstr("one is the latest"))));
 }
 
-TEST_F(AgreementTest, ARestartRemembersWhatIsDamagedAndOffersItToNobody) {
+TEST_F(AgreementTest, RestartedDaemonRemembersDamageAndOffersItToNoRank) {
   auto ranks = Restarted();
   for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   ASSERT_TRUE(FindDamage(ranks[1], 1, "two").status().ok());
@@ -151,22 +151,22 @@ TEST_F(AgreementTest, ARestartRemembersWhatIsDamagedAndOffersItToNobody) {
   EXPECT_EQ(Get("two").get().damage().message(), "chunk 3 has CRC32C 0x02 (found by rank 1)");
 }
 
-TEST_F(AgreementTest, WhatAllHaveAgreedOnIsRememberedForRanksThatDidNotHearIt) {
+TEST_F(AgreementTest, AgreementIsRememberedForRanksThatMissedTheAnswer) {
   auto ranks = Restarted();
   for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto first = Finish(ranks[0], 0, "two");
   ios_[1]->held.insert("SaveRunRecord");
   const auto last = Finish(ranks[1], 1, "two");
   EXPECT_FALSE(first.has() || last.has()) << "before it is on disk";
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   ASSERT_TRUE(first.status().ok() && last.status().ok());
   Start(16);
   const auto again = Launch("b", 2);
   EXPECT_TRUE(Finish(again[1], 1, "two").status().ok()) << "rank 0 trains on and does not ask any more";
 }
 
-TEST_F(AgreementTest, AgreementThatCannotBeWrittenDownIsNone) {
+TEST_F(AgreementTest, AgreementFailsWhenItCannotBeRecorded) {
   auto ranks = Restarted();
   for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto first = Finish(ranks[0], 0, "two");
@@ -177,7 +177,7 @@ TEST_F(AgreementTest, AgreementThatCannotBeWrittenDownIsNone) {
   EXPECT_TRUE(Finish(ranks[1], 1, "two").status().ok());
 }
 
-TEST_F(AgreementTest, ARankThatDiesWhileTheOthersWaitIsNamedAtOnce) {
+TEST_F(AgreementTest, NamesAtOnceRankThatDiesWhileOthersWait) {
   const auto ranks = Restarted(3);
   for (int rank : {0, 1, 2}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto waiting = Finish(ranks[0], 0, "two");
@@ -188,7 +188,7 @@ TEST_F(AgreementTest, ARankThatDiesWhileTheOthersWaitIsNamedAtOnce) {
   EXPECT_EQ(ResumedFrom(ranks[0], 0), "two") << "the checkpoint is as good as before";
 }
 
-TEST_F(AgreementTest, ARankThatHadReadItsPartAndComesBackIsWaitedForAgain) {
+TEST_F(AgreementTest, WaitsAgainForRankThatReconnectsAfterReadingItsPart) {
   const auto ranks = Restarted();
   for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto waiting = Finish(ranks[1], 1, "two");
@@ -201,7 +201,7 @@ TEST_F(AgreementTest, ARankThatHadReadItsPartAndComesBackIsWaitedForAgain) {
   EXPECT_TRUE(Finish(back, 1, "two").status().ok());
 }
 
-TEST_F(AgreementTest, ARankThatCannotGoOnSaysSoToTheOthers) {
+TEST_F(AgreementTest, NotifiesOtherRanksWhenOneCannotContinue) {
   const auto ranks = Restarted();
   for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto waiting = Finish(ranks[0], 0, "two");
@@ -219,23 +219,23 @@ TEST_F(AgreementTest, ARankThatCannotGoOnSaysSoToTheOthers) {
   EXPECT_TRUE(first.status().ok());
 }
 
-TEST_F(AgreementTest, TheDeadlineNamesTheRanksThatAreMissing) {
+TEST_F(AgreementTest, NamesMissingRanksAtDeadline) {
   const auto ranks = Restarted(3);
   ASSERT_EQ(ResumedFrom(ranks[0], 0), "two");
   const auto waiting = Finish(ranks[0], 0, "two");
   EXPECT_LE(engine_->NextDeadline(), clock_.now + std::chrono::seconds(100));
-  Pass(std::chrono::seconds(99));
+  AdvanceClock(std::chrono::seconds(99));
   EXPECT_FALSE(waiting.has());
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   EXPECT_EQ(waiting.reason(), "RESUME_INCOMPLETE");
   EXPECT_EQ(DetailsOf(waiting.status()).at("ranks"), "1,2");
 }
 
-TEST_F(AgreementTest, RankThatWasToldOfItsDeadlineCountsOnlyWhenItFinishesAgain) {
+TEST_F(AgreementTest, RankWhoseWaitExpiredCountsOnlyWhenItFinishesAgain) {
   const auto ranks = Restarted();
   for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto late = Finish(ranks[0], 0, "two");
-  Pass(std::chrono::seconds(101));
+  AdvanceClock(std::chrono::seconds(101));
   ASSERT_EQ(late.reason(), "RESUME_INCOMPLETE");
   const auto waiting = Finish(ranks[1], 1, "two");
   EXPECT_FALSE(waiting.has()) << "rank 0 was told that there is no agreement, and resumes again";
@@ -244,13 +244,13 @@ TEST_F(AgreementTest, RankThatWasToldOfItsDeadlineCountsOnlyWhenItFinishesAgain)
   EXPECT_TRUE(waiting.status().ok()) << waiting.status();
 }
 
-TEST_F(AgreementTest, RetriedFinishKeepsTheRankCountedWhenTheFirstCallsDeadlinePasses) {
+TEST_F(AgreementTest, RetriedFinishKeepsRankCountedWhenFirstCallExpires) {
   const auto ranks = Restarted();
   for (int rank : {0, 1}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto first = Finish(ranks[0], 0, "two");
-  Pass(std::chrono::seconds(50));
+  AdvanceClock(std::chrono::seconds(50));
   const auto retry = Finish(ranks[0], 0, "two");
-  Pass(std::chrono::seconds(51));
+  AdvanceClock(std::chrono::seconds(51));
   ASSERT_EQ(first.reason(), "RESUME_INCOMPLETE");
   ASSERT_FALSE(retry.has());
   EXPECT_TRUE(Finish(ranks[1], 1, "two").status().ok());
@@ -271,13 +271,13 @@ TEST_F(AgreementTest, RankThatResumesAgainCountsOnlyWhenItFinishesAgain) {
   EXPECT_TRUE(waiting.status().ok()) << waiting.status();
 }
 
-TEST_F(AgreementTest, NothingButTheDiskDecidesOnceAllRanksHaveFinished) {
+TEST_F(AgreementTest, OnlyDiskDecidesOnceAllRanksHaveFinished) {
   const auto ranks = Restarted(3);
   for (int rank : {0, 1, 2}) ASSERT_EQ(ResumedFrom(ranks[rank], rank), "two");
   const auto first = Finish(ranks[0], 0, "two"), second = Finish(ranks[2], 2, "two");
   ios_[1]->held.insert("SaveRunRecord");
   const auto last = Finish(ranks[1], 1, "two");
-  Pass(std::chrono::seconds(101));
+  AdvanceClock(std::chrono::seconds(101));
   EXPECT_FALSE(first.has()) << "no rank is missing: " << first.status();
   engine_->SessionClosed(ranks[2], "killed");
   EXPECT_EQ(second.reason(), "SESSION_LOST");
@@ -287,14 +287,14 @@ TEST_F(AgreementTest, NothingButTheDiskDecidesOnceAllRanksHaveFinished) {
   EXPECT_TRUE(Finish(ranks[1], failed).status().ok());
   const auto retry = Finish(ranks[0], 0, "two");
   EXPECT_FALSE(first.has() || last.has() || retry.has());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(first.status().ok()) << first.status();
   EXPECT_TRUE(last.status().ok()) << last.status();
   EXPECT_TRUE(retry.status().ok()) << retry.status();
 }
 
-TEST_F(AgreementTest, ANewAttemptEndsTheWaitOfTheOld) {
+TEST_F(AgreementTest, NewAttemptEndsWaitOfOlderOne) {
   const auto ranks = Restarted();
   ASSERT_EQ(ResumedFrom(ranks[0], 0), "two");
   const auto waiting = Finish(ranks[0], 0, "two");
@@ -304,7 +304,7 @@ TEST_F(AgreementTest, ANewAttemptEndsTheWaitOfTheOld) {
   EXPECT_EQ(Finish(ranks[1], 1, "two").reason(), "FENCED");
 }
 
-TEST_F(AgreementTest, OnlyWhatTheAttemptResumesFromIsAgreedOn) {
+TEST_F(AgreementTest, RefusesAgreementOnOtherCheckpointThanResumedOne) {
   const auto ranks = Restarted();
   EXPECT_EQ(Finish(ranks[0], 0, "two").reason(), "NO_CHECKPOINT") << "it has not asked";
   ASSERT_EQ(ResumedFrom(ranks[0], 0), "two");
@@ -320,7 +320,7 @@ TEST_F(AgreementTest, OnlyWhatTheAttemptResumesFromIsAgreedOn) {
   EXPECT_FALSE(Get("two").get().has_damage());
 }
 
-TEST_F(AgreementTest, AFileThatIsMissingIsFoundWhenTheCheckpointIsOpenedAndTheNextOlderOneIsGiven) {
+TEST_F(AgreementTest, MissingFileIsFoundAtOpenAndNextOlderCheckpointIsGiven) {
   const auto ranks = Restarted();
   disks_[1]->unreadable.insert(SequenceOf("two"));
   const auto resumed = Resume(ranks[0], 0);
@@ -333,7 +333,7 @@ TEST_F(AgreementTest, AFileThatIsMissingIsFoundWhenTheCheckpointIsOpenedAndTheNe
   EXPECT_TRUE(disks_[1]->committed.at(SequenceOf("two")).damage.has_value());
 }
 
-TEST_F(AgreementTest, LatestIsTheNewestThatIsNotDamagedForReadersToo) {
+TEST_F(AgreementTest, LatestForReadersIsNewestUndamagedCheckpoint) {
   const auto ranks = Restarted();
   EXPECT_EQ(Open(ranks[0], "latest").get().checkpoint().tag(), "two");
   ASSERT_TRUE(Report(ranks[0], "two").status().ok());
@@ -350,7 +350,7 @@ TEST_F(AgreementTest, LatestIsTheNewestThatIsNotDamagedForReadersToo) {
   EXPECT_EQ(Get("two").get().damage().message(), "rotten") << "what was found first";
 }
 
-TEST_F(AgreementTest, AReaderOfLatestIsGivenTheNextOlderOneWhereAFileIsMissing) {
+TEST_F(AgreementTest, ReaderOfLatestGetsNextOlderCheckpointWhenFileIsMissing) {
   const auto ranks = Restarted();
   disks_[1]->unreadable.insert(SequenceOf("two"));
   EXPECT_EQ(Open(ranks[0], "latest").get().checkpoint().tag(), "one");
@@ -361,7 +361,7 @@ TEST_F(AgreementTest, AReaderOfLatestIsGivenTheNextOlderOneWhereAFileIsMissing) 
   EXPECT_TRUE(Get("one").get().has_damage()) << "what is known of it is told";
 }
 
-TEST_F(AgreementTest, StrictRefusesWhatIsNotTheNewest) {
+TEST_F(AgreementTest, StrictRefusesOlderCheckpoint) {
   const auto ranks = Restarted();
   EXPECT_EQ(ResumeStrictly(ranks[0], 0).get().checkpoint().tag(), "two");
   ASSERT_TRUE(Report(ranks[0], "two").status().ok());
@@ -372,7 +372,7 @@ TEST_F(AgreementTest, StrictRefusesWhatIsNotTheNewest) {
   EXPECT_EQ(ResumedFrom(ranks[1], 1), "one");
 }
 
-TEST_F(AgreementTest, AJobDoesNotBeginFromNothingBecauseAllThatItHasIsDamaged) {
+TEST_F(AgreementTest, JobDoesNotStartFromNothingWhenAllCheckpointsAreDamaged) {
   const auto ranks = Restarted();
   ASSERT_TRUE(Report(ranks[0], "two").status().ok());
   ASSERT_TRUE(Report(ranks[0], "one").status().ok());
@@ -382,7 +382,7 @@ TEST_F(AgreementTest, AJobDoesNotBeginFromNothingBecauseAllThatItHasIsDamaged) {
   EXPECT_EQ(Open(ranks[0], "latest").reason(), "CHECKPOINT_DAMAGED");
 }
 
-TEST_F(AgreementTest, WhatWasRepairedIsOfferedAgain) {
+TEST_F(AgreementTest, RepairedCheckpointIsOfferedAgain) {
   const auto ranks = Restarted();
   ASSERT_TRUE(Report(ranks[0], "two").status().ok());
   ASSERT_EQ(ResumedFrom(ranks[0], 0), "one");
@@ -395,14 +395,14 @@ TEST_F(AgreementTest, WhatWasRepairedIsOfferedAgain) {
   EXPECT_EQ(Clear("three").reason(), "NO_CHECKPOINT");
 }
 
-TEST_F(AgreementTest, DamageOfAnotherCheckpointInItsPlaceIsNotBelieved) {
+TEST_F(AgreementTest, IgnoresDamageReportAboutReplacedCheckpoint) {
   const auto ranks = Restarted();
   EXPECT_EQ(Report(ranks[0], "two", 1000).reason(), "NO_CHECKPOINT");
   EXPECT_EQ(Report(ranks[0], "two", SequenceOf("one")).reason(), "NO_CHECKPOINT");
   EXPECT_EQ(Get("latest").get().tag(), "two");
 }
 
-TEST_F(AgreementTest, ADamagedCheckpointDoesNotCountForRetention) {
+TEST_F(AgreementTest, DamagedCheckpointDoesNotCountForRetention) {
   const auto ranks = Launch("a", 1);
   for (int step : {1, 2, 3}) SaveAll(ranks, "s" + std::to_string(step), step, 2);
   EXPECT_THAT(Tags(), ElementsAre("s3", "s2"));
@@ -414,7 +414,7 @@ TEST_F(AgreementTest, ADamagedCheckpointDoesNotCountForRetention) {
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("s1", "s2", "s3"));
 }
 
-TEST_F(AgreementTest, ADamagedCheckpointStaysWhereTooFewAreWhole) {
+TEST_F(AgreementTest, DamagedCheckpointStaysWhenTooFewAreWhole) {
   const auto ranks = Launch("a", 1);
   for (int step : {1, 2}) SaveAll(ranks, "s" + std::to_string(step), step, 3);
   ASSERT_TRUE(Report(ranks[0], "s1").status().ok());
@@ -422,7 +422,7 @@ TEST_F(AgreementTest, ADamagedCheckpointStaysWhereTooFewAreWhole) {
   EXPECT_THAT(Tags(), ElementsAre("s3", "s2", "s1"));
 }
 
-TEST_F(AgreementTest, WhatRetentionIsRemovingIsNotOfferedInThePlaceOfADamagedOne) {
+TEST_F(AgreementTest, CheckpointBeingEvictedIsNotOfferedInsteadOfDamagedOne) {
   const auto ranks = Launch("a", 1);
   SaveAll(ranks, "s1", 1, 1);
   ios_[1]->held.insert("Evict");
@@ -430,17 +430,17 @@ TEST_F(AgreementTest, WhatRetentionIsRemovingIsNotOfferedInThePlaceOfADamagedOne
   ASSERT_TRUE(Report(ranks[0], "s2").status().ok());
   EXPECT_EQ(Get("latest").reason(), "NO_CHECKPOINT");
   ios_[1]->errors["Evict"] = ErrnoError(EIO, "renaming");
-  ios_[1]->Free();
+  ios_[1]->ReleaseHeld();
   ios_[1]->held.insert("Rescan");
-  Turn();
+  RunQueued();
   EXPECT_EQ(Get("latest").reason(), "NO_CHECKPOINT") << "it may be half removed";
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(Get("latest").get().tag(), "s1") << "it was not";
 }
 
 // Such as one that an earlier daemon had left in flight, and this one publishes.
-TEST_F(AgreementTest, WhatTheAttemptResumesFromStaysUntilAllHaveReadItAlsoWhenANewerOneAppears) {
+TEST_F(AgreementTest, ResumedCheckpointStaysUntilAllRanksHaveReadItWhenNewerOneAppears) {
   auto ranks = Launch("a", 2);
   SaveAll(ranks, "one", 1, 1);
   for (SessionId session : ranks) engine_->SessionClosed(session, "ended");
@@ -456,7 +456,7 @@ TEST_F(AgreementTest, WhatTheAttemptResumesFromStaysUntilAllHaveReadItAlsoWhenAN
   ranks = Launch("b", 2);
   ASSERT_EQ(ResumedFrom(ranks[0], 0), "one");
   engine_->SessionClosed(ranks[0], "killed");  // With its lease.
-  Turn();
+  RunQueued();
   EXPECT_THAT(disks_[1]->evicted, IsEmpty());
   const SessionId back = Trainer("b/0");
   ASSERT_TRUE(Join(back, 0, 2, "b").status().ok());
@@ -468,7 +468,7 @@ TEST_F(AgreementTest, WhatTheAttemptResumesFromStaysUntilAllHaveReadItAlsoWhenAN
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
 }
 
-TEST_F(AgreementTest, WhatAnAttemptResumedFromGoesWithItsOwnFirstCheckpointIfItsClientsDoNotAgree) {
+TEST_F(AgreementTest, ResumedCheckpointIsEvictedAfterFirstCommitOfAttemptWithoutAgreement) {
   SaveAll(Launch("a", 1), "one", 1, 1);
   const auto ranks = Launch("b", 1);
   Close(ranks[0], Resume(ranks[0], 0).get().lease());
@@ -476,7 +476,7 @@ TEST_F(AgreementTest, WhatAnAttemptResumedFromGoesWithItsOwnFirstCheckpointIfIts
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
 }
 
-TEST_F(AgreementTest, DamageThatCannotBeWrittenDownIsBelievedByThisDaemonAlso) {
+TEST_F(AgreementTest, DamageThatCannotBeRecordedIsStillKnownToThisDaemon) {
   const auto ranks = Restarted();
   ios_[1]->errors["SetDamage"] = ErrnoError(EIO, "writing");
   ASSERT_TRUE(Report(ranks[0], "two").status().ok());
@@ -484,7 +484,7 @@ TEST_F(AgreementTest, DamageThatCannotBeWrittenDownIsBelievedByThisDaemonAlso) {
   EXPECT_THAT(observer_.warnings, Contains(HasSubstr("could not be written down")));
 }
 
-TEST_F(AgreementTest, AnErrorOfTheDiskCondemnsNoCheckpoint) {
+TEST_F(AgreementTest, DiskErrorMarksNoCheckpointDamaged) {
   const auto ranks = Restarted();
   for (const int error : {EIO, ENODEV, ENXIO, ESTALE, EMFILE}) {
     ios_[1]->errors["OpenCheckpoint"] = ErrnoError(error, "opening");

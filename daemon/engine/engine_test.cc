@@ -16,29 +16,29 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-TEST_F(EngineTest, SaveOfTwoRanksIsCommittedWithoutFurtherCallsOfTheTrainers) {
+TEST_F(EngineTest, CommitsSaveOfTwoRanksWithoutFurtherCalls) {
   auto sessions = Launch("a", 2);
   ios_[1]->hold_writes = true;
   SaveAll(sessions, "step_1", 1);
   for (SessionId session : sessions) engine_->SessionClosed(session, "killed");  // Sealed means finished.
   EXPECT_THAT(Tags(), ElementsAre());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("step_1"));
   ASSERT_EQ(observer_.ended.size(), 1u);
   EXPECT_EQ(observer_.ended[0].checkpoint.level(), v1::COMMITTED);
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
-TEST_F(EngineTest, TrainerThatEndsBeforeSealFailsTheSaveForAllAndGivesItsMemoryBack) {
+TEST_F(EngineTest, TrainerThatEndsBeforeSealFailsSaveForAllAndReturnsItsMemory) {
   auto sessions = Launch("a", 2);
   auto first = BeginOf(0, "step_1", 1, 100), second = BeginOf(1, "step_1", 1, 100);
   auto begun_first = Begin(sessions[0], first), begun_second = Begin(sessions[1], second);
-  Turn([&] { return begun_first.has() && begun_second.has(); });
+  RunQueued([&] { return begun_first.has() && begun_second.has(); });
   Seal(sessions[0], first);
   auto wait = Wait(sessions[0], first.key());
   engine_->SessionClosed(sessions[1], "killed");
-  Turn();
+  RunQueued();
   ASSERT_TRUE(wait.has());
   EXPECT_EQ(wait.get().checkpoint().level(), v1::FAILED);
   EXPECT_EQ(wait.get().checkpoint().error().reason(), "SESSION_LOST");
@@ -47,44 +47,44 @@ TEST_F(EngineTest, TrainerThatEndsBeforeSealFailsTheSaveForAllAndGivesItsMemoryB
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
-TEST_F(EngineTest, RankThatNeverSealsIsNamedAtTheDeadlineAndTheOlderLatestStands) {
+TEST_F(EngineTest, NamesRankThatNeverSealsAtDeadlineAndKeepsOlderLatest) {
   auto sessions = Launch("a", 2);
   SaveAll(sessions, "step_1", 1);
   auto first = BeginOf(0, "step_2", 2, 100), second = BeginOf(1, "step_2", 2, 100);
   auto a = Begin(sessions[0], first), b = Begin(sessions[1], second);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   Seal(sessions[0], first);
   auto wait = Wait(sessions[0], first.key());
-  Pass(std::chrono::seconds(601));
+  AdvanceClock(std::chrono::seconds(601));
   ASSERT_TRUE(wait.has());
   EXPECT_EQ(wait.get().checkpoint().error().reason(), "RANKS_MISSING");
   EXPECT_THAT(wait.get().checkpoint().error().ranks(), ElementsAre(1));
   EXPECT_THAT(Tags(), ElementsAre("step_1"));
 }
 
-TEST_F(EngineTest, FirstSaveWaitsForTheSizesOfAllRanksAndNamesTheMissing) {
+TEST_F(EngineTest, FirstSaveWaitsForSizesOfAllRanksAndNamesMissingRanks) {
   auto sessions = Launch("a", 3);
   auto begun = Begin(sessions[1], BeginOf(1, "step_1", 1, 100));
   EXPECT_FALSE(begun.has());
-  Pass(std::chrono::seconds(31));
+  AdvanceClock(std::chrono::seconds(31));
   EXPECT_EQ(begun.reason(), "RANKS_MISSING");
   EXPECT_EQ(DetailsOf(begun.status())["ranks"], "0,2");
 }
 
-TEST_F(EngineTest, LaterSaveIsAdmittedForAllRanksByTheSizesOfTheLast) {
+TEST_F(EngineTest, AdmitsLaterSaveForAllRanksBySizesOfLastSave) {
   auto sessions = Launch("a", 2);
   SaveAll(sessions, "step_1", 1);
   auto begun = Begin(sessions[0], BeginOf(0, "step_2", 2, 100));
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   EXPECT_TRUE(begun.status().ok()) << begun.status();
 }
 
-TEST_F(EngineTest, NewAttemptFencesTheOldFromItsFirstBeginOrResumeOn) {
+TEST_F(EngineTest, NewAttemptFencesOlderOneFromItsFirstBeginOrResume) {
   auto old_ranks = Launch("a", 1);
   SaveAll(old_ranks, "step_1", 1);
   auto half = BeginOf(0, "step_2", 2, 100);
   auto begun = Begin(old_ranks[0], half);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
 
   auto new_ranks = Launch("b", 1);
   auto still = Begin(old_ranks[0], half);  // Joining alone fences nobody.
@@ -100,20 +100,20 @@ TEST_F(EngineTest, NewAttemptFencesTheOldFromItsFirstBeginOrResumeOn) {
   EXPECT_THAT(Tags(), ElementsAre("step_2", "step_1"));
 }
 
-TEST_F(EngineTest, FullySealedSaveOfAFencedAttemptIsPublishedAndResumeWaitsForIt) {
+TEST_F(EngineTest, PublishesSealedSaveOfFencedAttemptAndResumeWaitsForIt) {
   auto old_ranks = Launch("a", 1);
   ios_[1]->hold_writes = true;
   SaveAll(old_ranks, "step_1", 1);
   auto new_ranks = Launch("b", 1);
   auto resumed = Resume(new_ranks[0], 0);
   EXPECT_FALSE(resumed.has());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   ASSERT_TRUE(resumed.has());
   EXPECT_EQ(resumed.get().checkpoint().tag(), "step_1");
 }
 
-TEST_F(EngineTest, ResumeIsDecidedOnceForAnAttempt) {
+TEST_F(EngineTest, DecidesResumeOncePerAttempt) {
   auto first = Launch("a", 2);
   SaveAll(first, "step_1", 1);
   auto second = Launch("b", 2);
@@ -127,7 +127,7 @@ TEST_F(EngineTest, ResumeIsDecidedOnceForAnAttempt) {
   EXPECT_EQ(rank1.get().checkpoint().tag(), "step_1");
 }
 
-TEST_F(EngineTest, ResumeSurvivesARestartOfTheDaemonBetweenTwoRanks) {
+TEST_F(EngineTest, ResumeDecisionSurvivesRestartBetweenTwoRanks) {
   auto first = Launch("a", 2);
   SaveAll(first, "step_1", 1);
   auto second = Launch("b", 2);
@@ -144,17 +144,17 @@ TEST_F(EngineTest, EmptyRootHasNothingToResumeFrom) {
   EXPECT_FALSE(resumed.get().has_checkpoint());
 }
 
-TEST_F(EngineTest, OrderIsTheOrderOfBeginAndNotOfStep) {
+TEST_F(EngineTest, OrdersCheckpointsByBeginAndNotByStep) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "step_1000", 1000, 2);
   SaveAll(sessions, "step_600", 600, 2);
   SaveAll(sessions, "step_700", 700, 2);
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("step_700", "step_600"));
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step_1000"));
 }
 
-TEST_F(EngineTest, RetentionLeavesPinnedAndLeasedCheckpointsAlone) {
+TEST_F(EngineTest, RetentionKeepsPinnedAndLeasedCheckpoints) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "a", 1, 3);
   SaveAll(sessions, "b", 2, 3);
@@ -164,50 +164,50 @@ TEST_F(EngineTest, RetentionLeavesPinnedAndLeasedCheckpointsAlone) {
   open.set_name(run_ + "/checkpoints/b");
   Answer<v1::OpenCheckpointResponse> opened;
   engine_->OpenCheckpoint(As(sessions[0]), open, opened.reply());
-  Turn();
+  RunQueued();
   ASSERT_TRUE(opened.status().ok()) << opened.status();
   SaveAll(sessions, "c", 3, 1);
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("c", "b", "a"));
   v1::CloseCheckpointRequest close;
   close.set_lease(opened.get().lease());
   Answer<v1::CloseCheckpointResponse> closed;
   engine_->CloseCheckpoint(As(sessions[0]), close, closed.reply());
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("c", "a"));
 }
 
-TEST_F(EngineTest, WhatAnAttemptResumesFromStaysUntilItHasCommittedOneOfItsOwn) {
+TEST_F(EngineTest, ResumedCheckpointStaysUntilAttemptHasCommitted) {
   auto first = Launch("a", 1);
   SaveAll(first, "one", 1, 1);
   auto second = Launch("b", 1);
   ASSERT_TRUE(Resume(second[0], 0).status().ok());
   EXPECT_THAT(Tags(), ElementsAre("one"));
   SaveAll(second, "two", 2, 1);
-  Turn();
+  RunQueued();
   v1::Status status = engine_->GetStatus(Caller{0, 0, true});
   EXPECT_EQ(status.runs(0).latest().tag(), "two");
 }
 
-TEST_F(EngineTest, TwoRanksThatClaimOneFileFailTheSaveOnBoth) {
+TEST_F(EngineTest, TwoRanksThatClaimOneFileFailSaveOnBoth) {
   auto sessions = Launch("a", 2);
   auto a = Begin(sessions[0], BeginOf(0, "step_1", 1, 100, "model.pt"));
   auto b = Begin(sessions[1], BeginOf(1, "step_1", 1, 100, "model.pt"));
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   EXPECT_EQ(a.reason(), "FILE_CONFLICT");
   EXPECT_EQ(b.reason(), "FILE_CONFLICT");
   EXPECT_EQ(DetailsOf(b.status())["ranks"], "0,1");
 }
 
-TEST_F(EngineTest, FileWhosePathIsAnotherRanksDirectoryIsAConflict) {
+TEST_F(EngineTest, PathBelowFileOfOtherRankIsConflict) {
   auto sessions = Launch("a", 2);
   auto a = Begin(sessions[0], BeginOf(0, "step_1", 1, 100, "model/a.pt"));
   auto b = Begin(sessions[1], BeginOf(1, "step_1", 1, 100, "model"));
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   EXPECT_EQ(b.reason(), "FILE_CONFLICT");
 }
 
-TEST_F(EngineTest, AnotherStepForTheSameSaveIsAConflictThatNamesBoth) {
+TEST_F(EngineTest, DifferentStepForSameSaveIsConflictThatNamesBoth) {
   auto sessions = Launch("a", 2);
   Begin(sessions[0], BeginOf(0, "t", 7, 100));
   auto other = Begin(sessions[1], BeginOf(1, "t", 8, 100));
@@ -220,14 +220,14 @@ TEST_F(EngineTest, RepeatedRequestsTakeEffectOnce) {
   auto sessions = Launch("a", 1);
   auto request = BeginOf(0, "step_1", 1, 100);
   auto a = Begin(sessions[0], request), b = Begin(sessions[0], request);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   EXPECT_EQ(a.get().sequence(), b.get().sequence());
   EXPECT_EQ(a.get().segments(0).id(), b.get().segments(0).id());
   ios_[1]->hold_writes = true;
   EXPECT_TRUE(Seal(sessions[0], request).status().ok());
   EXPECT_TRUE(Seal(sessions[0], request).status().ok());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(Seal(sessions[0], request).status().ok());  // Its answer was lost; meanwhile it is committed.
   EXPECT_THAT(Tags(), ElementsAre("step_1"));
 }
@@ -238,7 +238,7 @@ TEST_F(EngineTest, SkipIsSeenByEveryRank) {
   ios_[1]->hold_writes = true;
   auto one = BeginOf(0, "one", 1, 2 * kSegment), two = BeginOf(1, "one", 1, 2 * kSegment);
   auto a = Begin(sessions[0], one), b = Begin(sessions[1], two);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   Seal(sessions[0], one);
   Seal(sessions[1], two);
   auto skip0 = BeginOf(0, "two", 2, kSegment), skip1 = BeginOf(1, "two", 2, kSegment);
@@ -250,61 +250,61 @@ TEST_F(EngineTest, SkipIsSeenByEveryRank) {
   EXPECT_EQ(c.get().level(), v1::SKIPPED);
   EXPECT_EQ(d.get().level(), v1::SKIPPED);
   EXPECT_EQ(Wait(sessions[1], skip1.key()).get().checkpoint().level(), v1::SKIPPED);
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("one"));
 }
 
-TEST_F(EngineTest, WaitIsAdmittedWhenAnOlderSaveGivesItsMemoryBack) {
+TEST_F(EngineTest, WaitIsAdmittedWhenOlderSaveReturnsItsMemory) {
   Start(4);
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;
   auto one = BeginOf(0, "one", 1, 4 * kSegment), two = BeginOf(0, "two", 2, 4 * kSegment);
   auto a = Begin(sessions[0], one);
-  Turn([&] { return a.has(); });
+  RunQueued([&] { return a.has(); });
   Seal(sessions[0], one);
   auto b = Begin(sessions[0], two);
   EXPECT_FALSE(b.has());
-  ios_[1]->Free();
-  Turn([&] { return b.has(); });
+  ios_[1]->ReleaseHeld();
+  RunQueued([&] { return b.has(); });
   EXPECT_TRUE(b.status().ok()) << b.status();
 }
 
-TEST_F(EngineTest, WaitEndsAtItsDeadlineAndSaysWhatItWaitedFor) {
+TEST_F(EngineTest, WaitEndsAtDeadlineAndNamesWhatItWaitedFor) {
   Start(4);
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;
   auto one = BeginOf(0, "one", 1, 4 * kSegment);
   auto a = Begin(sessions[0], one);
-  Turn([&] { return a.has(); });
+  RunQueued([&] { return a.has(); });
   Seal(sessions[0], one);
   auto b = Begin(sessions[0], BeginOf(0, "two", 2, 4 * kSegment));
-  Pass(std::chrono::seconds(31));
+  AdvanceClock(std::chrono::seconds(31));
   EXPECT_EQ(b.reason(), "ADMISSION_TIMEOUT");
   EXPECT_THAT(std::string(b.status().message()), HasSubstr("memory"));
 }
 
-TEST_F(EngineTest, SupersedeDropsTheOlderSaveThatIsNotSealedByAll) {
+TEST_F(EngineTest, SupersedeEndsOlderUnsealedSave) {
   Start(4);
   auto sessions = Launch("a", 1);
   auto one = BeginOf(0, "one", 1, 4 * kSegment), two = BeginOf(0, "two", 2, 4 * kSegment);
   two.set_busy(v1::SUPERSEDE);
   auto a = Begin(sessions[0], one);
-  Turn([&] { return a.has(); });
+  RunQueued([&] { return a.has(); });
   auto b = Begin(sessions[0], two);
-  Turn([&] { return b.has(); });
+  RunQueued([&] { return b.has(); });
   ASSERT_TRUE(b.status().ok()) << b.status();
   EXPECT_EQ(Wait(sessions[0], one.key()).get().checkpoint().level(), v1::SUPERSEDED);
 }
 
-TEST_F(EngineTest, SaveThatCouldNeverFitIsRefusedAtOnce) {
+TEST_F(EngineTest, RefusesSaveThatCanNeverFitAtOnce) {
   Start(4);
   auto sessions = Launch("a", 1);
   auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 5 * kSegment));
   EXPECT_EQ(begun.reason(), "POOL_TOO_SMALL");
 }
 
-TEST_F(EngineTest, DiskTooSmallIsRefusedAtBeginAndNothingIsWritten) {
+TEST_F(EngineTest, RefusesBeginAndWritesNothingWhenDiskIsTooSmall) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = 5 << 20;
   auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 10 << 20));
@@ -318,11 +318,11 @@ TEST_F(EngineTest, SpaceInTrashCountsAsComing) {
   disks_[1]->trash_bytes = 20 << 20;
   auto sessions = Launch("a", 1);
   auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 10 << 20));
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   EXPECT_TRUE(begun.status().ok()) << begun.status();
 }
 
-TEST_F(EngineTest, TwoHalfAdmittedSavesCannotBlockEachOther) {
+TEST_F(EngineTest, TwoHalfAdmittedSavesDoNotBlockEachOther) {
   Start(4);
   auto sessions = Launch("a", 2);
   // The first rank comes with one save, the second with another: together they want more than there is.
@@ -330,23 +330,23 @@ TEST_F(EngineTest, TwoHalfAdmittedSavesCannotBlockEachOther) {
   auto first = Begin(sessions[0], a0), second = Begin(sessions[1], b1);
   auto a1 = BeginOf(1, "a", 1, 2 * kSegment), b0 = BeginOf(0, "b", 2, 2 * kSegment);
   auto third = Begin(sessions[1], a1);
-  Turn([&] { return first.has() && third.has(); });
+  RunQueued([&] { return first.has() && third.has(); });
   EXPECT_TRUE(first.status().ok()) << first.status();
   EXPECT_TRUE(third.status().ok()) << third.status();
   Seal(sessions[0], a0);
   Seal(sessions[1], a1);
   auto fourth = Begin(sessions[0], b0);
-  Turn([&] { return second.has() && fourth.has(); });
+  RunQueued([&] { return second.has() && fourth.has(); });
   EXPECT_TRUE(second.status().ok()) << second.status();
   EXPECT_TRUE(fourth.status().ok()) << fourth.status();
 }
 
-TEST_F(EngineTest, PinnedAndForeignTagsAreRefusedAtBegin) {
+TEST_F(EngineTest, RefusesPinnedAndForeignTagsAtBegin) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "keep", 1);
   Answer<v1::Checkpoint> pinned;
   engine_->SetPinned(As(sessions[0]), run_ + "/checkpoints/keep", true, pinned.reply());
-  Turn();
+  RunQueued();
   auto request = BeginOf(0, "keep", 2, 100);
   request.mutable_key()->set_ordinal(2);
   EXPECT_EQ(Begin(sessions[0], request).reason(), "PINNED");
@@ -354,7 +354,7 @@ TEST_F(EngineTest, PinnedAndForeignTagsAreRefusedAtBegin) {
   EXPECT_EQ(Begin(sessions[0], BeginOf(0, "theirs", 2, 100)).reason(), "TAG_FOREIGN");
 }
 
-TEST_F(EngineTest, WriteErrorFailsTheSaveWithItsReasonAndLatestStands) {
+TEST_F(EngineTest, WriteErrorFailsSaveWithItsReasonAndKeepsLatest) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "good", 1);
   ios_[1]->write_error = ErrnoError(ENOSPC, "writing");
@@ -365,7 +365,7 @@ TEST_F(EngineTest, WriteErrorFailsTheSaveWithItsReasonAndLatestStands) {
   EXPECT_THAT(Tags(), ElementsAre("good"));
 }
 
-TEST_F(EngineTest, FailedSyncAfterTheRenameIsIndeterminateUntilTheScan) {
+TEST_F(EngineTest, FailedSyncAfterRenameIsIndeterminateUntilScan) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
   SaveAll(sessions, "one", 1);
@@ -376,11 +376,11 @@ TEST_F(EngineTest, FailedSyncAfterTheRenameIsIndeterminateUntilTheScan) {
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
-TEST_F(EngineTest, StagedPartThatADaemonTookAlongIsReportedToEveryRank) {
+TEST_F(EngineTest, StagedPartLostWithDaemonIsReportedToEveryRank) {
   auto sessions = Launch("a", 2);
   auto first = BeginOf(0, "one", 1, 100), second = BeginOf(1, "one", 1, 100);
   auto a = Begin(sessions[0], first), b = Begin(sessions[1], second);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   Seal(sessions[0], first);
   Start(16);
   SessionId rank0 = Trainer("a/0"), rank1 = Trainer("a/1");
@@ -392,7 +392,7 @@ TEST_F(EngineTest, StagedPartThatADaemonTookAlongIsReportedToEveryRank) {
   EXPECT_EQ(Wait(rank0, first.key()).get().checkpoint().error().reason(), "STAGED_LOST");
 }
 
-TEST_F(EngineTest, CommittedSaveIsKnownToADaemonThatDidNotMakeIt) {
+TEST_F(EngineTest, CommittedSaveIsKnownToNextDaemon) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);
   Start(16);
@@ -401,7 +401,7 @@ TEST_F(EngineTest, CommittedSaveIsKnownToADaemonThatDidNotMakeIt) {
   EXPECT_EQ(Wait(rank0, Key(0, "one")).get().checkpoint().level(), v1::COMMITTED);
 }
 
-TEST_F(EngineTest, CommittedSaveThatIsInNoHistoryIsKnownAlsoAfterItWasReplaced) {
+TEST_F(EngineTest, CommittedSaveMissingFromHistoryIsKnownAfterItWasReplaced) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);
   disks_[1]->run_record.clear_outcomes();  // Killed before it was written down.
@@ -411,7 +411,7 @@ TEST_F(EngineTest, CommittedSaveThatIsInNoHistoryIsKnownAlsoAfterItWasReplaced) 
   auto again = BeginOf(0, "one", 2, 100);
   again.mutable_key()->set_ordinal(2);
   auto begun = Begin(rank0, again);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   ASSERT_TRUE(Seal(rank0, again).status().ok());
   ASSERT_EQ(Wait(rank0, again.key()).get().checkpoint().level(), v1::COMMITTED);
   auto late = Wait(rank0, Key(0, "one", 1));
@@ -419,7 +419,7 @@ TEST_F(EngineTest, CommittedSaveThatIsInNoHistoryIsKnownAlsoAfterItWasReplaced) 
   EXPECT_EQ(late.get().checkpoint().level(), v1::COMMITTED);
 }
 
-TEST_F(EngineTest, NewProcessForARankWhoseProcessEndedStartsAnAttemptThatTheOthersJoin) {
+TEST_F(EngineTest, NewProcessOfEndedRankStartsAttemptThatOthersJoin) {
   auto sessions = Launch("a", 2);
   for (SessionId session : sessions) engine_->SessionClosed(session, "killed");
   SessionId rank0 = Trainer("new/0"), rank1 = Trainer("new/1");
@@ -428,7 +428,7 @@ TEST_F(EngineTest, NewProcessForARankWhoseProcessEndedStartsAnAttemptThatTheOthe
   EXPECT_EQ(Join(Trainer("third"), 1, 2, "a").reason(), "RANK_TAKEN");
 }
 
-TEST_F(EngineTest, WorldSizeIsFixedWithinAnAttemptAndFreeBetweenAttempts) {
+TEST_F(EngineTest, WorldSizeIsFixedWithinAttemptOnly) {
   auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
   EXPECT_EQ(Join(Trainer("x"), 1, 3, "a").reason(), "RANK_TAKEN");
@@ -438,7 +438,7 @@ TEST_F(EngineTest, WorldSizeIsFixedWithinAnAttemptAndFreeBetweenAttempts) {
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
 }
 
-TEST_F(EngineTest, RunBelongsToTheUidThatMadeIt) {
+TEST_F(EngineTest, RunBelongsToUidThatCreatedIt) {
   Launch("a", 1);
   SessionId stranger = Trainer("stranger", 2000);
   EXPECT_THAT(Attach(stranger, 1, 2000), HasSubstr("belongs to uid 1000"));
@@ -449,37 +449,37 @@ TEST_F(EngineTest, RunBelongsToTheUidThatMadeIt) {
   EXPECT_EQ(answer.reason(), "WRONG_UID");
 }
 
-TEST_F(EngineTest, RootOfADaemonThatIsStillGoingDownIsWaitedFor) {
+TEST_F(EngineTest, WaitsForRootLockOfEndingDaemon) {
   disks_[1] = std::make_shared<FakeDisk>();
   disks_[1]->locked = true;
   Answer<std::string> first = AttachLater(Trainer("a")), second = AttachLater(Trainer("b"));
   clock_.now += std::chrono::seconds(1);
   engine_->Tick();
-  Turn();
+  RunQueued();
   EXPECT_FALSE(first.has());
   disks_[1]->locked = false;
   clock_.now += std::chrono::seconds(1);
   engine_->Tick();
-  Turn();
+  RunQueued();
   ASSERT_TRUE(first.has() && second.has());
   EXPECT_EQ(first.status(), absl::OkStatus());
   EXPECT_EQ(second.status(), absl::OkStatus());
 }
 
-TEST_F(EngineTest, RootOfAnotherDaemonIsRefusedAfterAWhile) {
+TEST_F(EngineTest, RefusesRootLockedByOtherDaemonAfterTimeout) {
   disks_[1] = std::make_shared<FakeDisk>();
   disks_[1]->locked = true;
   Answer<std::string> refused = AttachLater(Trainer("a"));
   EXPECT_FALSE(refused.has());
   clock_.now += std::chrono::seconds(6);
   engine_->Tick();
-  Turn();
+  RunQueued();
   EXPECT_EQ(refused.reason(), "ROOT_LOCKED");
   disks_[1]->locked = false;  // The next one tries anew.
   EXPECT_EQ(AttachLater(Trainer("a")).status(), absl::OkStatus());
 }
 
-TEST_F(EngineTest, RetentionOfZeroOrLessIsRefused) {
+TEST_F(EngineTest, RefusesRetentionOfZeroOrLess) {
   auto sessions = Launch("a", 1);
   for (int keep : {0, -2}) {
     auto request = BeginOf(0, "one", 1, 100);
@@ -488,7 +488,7 @@ TEST_F(EngineTest, RetentionOfZeroOrLessIsRefused) {
   }
 }
 
-TEST_F(EngineTest, WorldThatSpansNodesIsRefused) {
+TEST_F(EngineTest, RefusesWorldThatSpansNodes) {
   SessionId session = Trainer("a");
   v1::JoinRunRequest request;
   request.set_root(Attach(session));
@@ -500,7 +500,7 @@ TEST_F(EngineTest, WorldThatSpansNodesIsRefused) {
   EXPECT_EQ(answer.reason(), "MULTI_NODE_UNSUPPORTED");
 }
 
-TEST_F(EngineTest, DrainTakesNoNewSavesAndWaitsForSealedOnes) {
+TEST_F(EngineTest, DrainRefusesNewSavesAndWaitsForSealedOnes) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;
   SaveAll(sessions, "one", 1);
@@ -508,8 +508,8 @@ TEST_F(EngineTest, DrainTakesNoNewSavesAndWaitsForSealedOnes) {
   engine_->Drain([&] { drained = true; });
   EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "DRAINING");
   EXPECT_FALSE(drained);
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(drained);
 }
 
@@ -521,33 +521,33 @@ TEST_F(EngineTest, DrainWaitsForRetention) {
   bool drained = false;
   engine_->Drain([&] { drained = true; });
   EXPECT_FALSE(drained) << "one checkpoint too many would stay, perhaps for ever";
-  ios_[1]->Free();
+  ios_[1]->ReleaseHeld();
   ios_[1]->held.insert("EmptyTrash");
-  Turn();
+  RunQueued();
   EXPECT_FALSE(drained) << "its room would";
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(drained);
 }
 
-TEST_F(EngineTest, DrainDoesNotWaitForWhatCannotBeRemoved) {
+TEST_F(EngineTest, DrainDoesNotWaitForTrashThatCannotBeRemoved) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   ios_[1]->errors["Evict"] = ErrnoError(EIO, "renaming");
   SaveAll(sessions, "two", 2, 1);
   bool drained = false;
   engine_->Drain([&] { drained = true; });
-  Turn();
+  RunQueued();
   EXPECT_TRUE(drained);
 }
 
-TEST_F(EngineTest, RootThatDoesNotAnswerIsDegraded) {
+TEST_F(EngineTest, UnresponsiveRootIsDegraded) {
   Launch("a", 1);
   ios_[1]->SetPendingSince(clock_.now);
-  Pass(std::chrono::seconds(11));
+  AdvanceClock(std::chrono::seconds(11));
   EXPECT_TRUE(engine_->GetStatus(Caller{0, 0, true}).runs(0).degraded());
   ios_[1]->SetPendingSince(std::nullopt);
-  Pass(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(1));
   EXPECT_FALSE(engine_->GetStatus(Caller{0, 0, true}).runs(0).degraded());
 }
 
@@ -569,33 +569,34 @@ TEST_F(EngineTest, GrowingPartGetsRoomFileByFile) {
     file.set_size_bytes(kSegment - 100);
     Answer<v1::ExtendResponse> extended;
     engine_->Extend(As(sessions[0]), extend, extended.reply());
-    Turn([&] { return extended.has(); });
+    RunQueued([&] { return extended.has(); });
     ASSERT_TRUE(extended.status().ok()) << extended.status();
     EXPECT_EQ(extended.get().segments_size(), i + 1);
     *seal.add_files() = file;
   }
   Answer<v1::SealResponse> sealed;
   engine_->Seal(As(sessions[0]), seal, sealed.reply());
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("one"));
   EXPECT_EQ(disks_[1]->bytes.size(), 3u);
 }
 
 // 2^62 bytes in segments of 2^21 are more than an int counts, and those of two ranks more than an int64_t.
-TEST_F(EngineTest, SizesThatNoMachineHasAreRefusedAndDoNotWrapAround) {
+TEST_F(EngineTest, RefusesImpossibleSizesWithoutOverflow) {
   auto sessions = Launch("a", 2);
   for (const int64_t size : {int64_t{1} << 62, int64_t{1} << 61, int64_t{1} << 53, int64_t{1} << 52}) {
     const std::string tag = "t" + std::to_string(size);
     auto first = Begin(sessions[0], BeginOf(0, tag, 1, size));
     auto second = Begin(sessions[1], BeginOf(1, tag, 1, size));
-    Pass(std::chrono::seconds(31));  // What was refused for one rank alone leaves the other one waiting.
+    AdvanceClock(
+        std::chrono::seconds(31));  // What was refused for one rank alone leaves the other one waiting.
     EXPECT_FALSE(first.status().ok()) << size;
     EXPECT_FALSE(second.status().ok()) << size;
   }
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
-TEST_F(EngineTest, APartThatGrowsBeyondAnyMachineIsRefusedAndNotGivenNothing) {
+TEST_F(EngineTest, RefusesGrowingPartBeyondAnyMachine) {
   auto sessions = Launch("a", 1);
   for (const int64_t size : {int64_t{1} << 62, int64_t{1} << 53, int64_t{1} << 45}) {
     v1::BeginRequest begin;
@@ -609,41 +610,41 @@ TEST_F(EngineTest, APartThatGrowsBeyondAnyMachineIsRefusedAndNotGivenNothing) {
     file.set_size_bytes(size);
     Answer<v1::ExtendResponse> extended;
     engine_->Extend(As(sessions[0]), extend, extended.reply());
-    Turn();
+    RunQueued();
     EXPECT_FALSE(extended.status().ok()) << size;
     EXPECT_TRUE(extended.has()) << size;
   }
 }
 
-TEST_F(EngineTest, AWriteThatNeverEndsDoesNotKeepTheMemoryOfASaveThatFailed) {
+TEST_F(EngineTest, EndlessWriteDoesNotKeepMemoryOfFailedSave) {
   auto sessions = Launch("a", 1);
   auto one = BeginOf(0, "one", 1, 16 * kSegment);  // All there is.
   one.mutable_commit_timeout()->set_seconds(5);
   auto begun = Begin(sessions[0], one);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   std::vector<absl::Status> revoked;
   auto target = engine_->BeginWrite(As(sessions[0]), one.key(), "rank0.pt",
                                     [&](const absl::Status& why) { revoked.push_back(why); });
   ASSERT_TRUE(target.ok()) << target.status();
-  Pass(std::chrono::seconds(6));
+  AdvanceClock(std::chrono::seconds(6));
   ASSERT_EQ(revoked.size(), 1u);
   EXPECT_EQ(ReasonOf(revoked[0]), "RANKS_MISSING");
   auto two = Begin(sessions[0], BeginOf(0, "two", 2, 16 * kSegment));
-  Turn([&] { return two.has(); });
+  RunQueued([&] { return two.has(); });
   EXPECT_TRUE(two.status().ok()) << two.status();
   engine_->EndWrite(target->id);  // Too late to matter.
   EXPECT_EQ(revoked.size(), 1u);
 }
 
 // A proto3 string that is not UTF-8 can be written, and not read again: it would take the run record along.
-TEST_F(EngineTest, AnAbortsMessageIsCutBetweenTwoCharacters) {
+TEST_F(EngineTest, TruncatesAbortMessageBetweenCharacters) {
   auto sessions = Launch("a", 1);
   for (const char* character : {"\u00fc", "\u3042", "\U0001f600"}) {
     for (const char* before : {"", "x", "xx", "xxx"}) {
       const std::string tag = std::to_string(observer_.ended.size());
       auto begin = BeginOf(0, "t" + tag, 1, 100);
       auto begun = Begin(sessions[0], begin);
-      Turn([&] { return begun.has(); });
+      RunQueued([&] { return begun.has(); });
       v1::AbortRequest abort;
       *abort.mutable_key() = begin.key();
       std::string message = before;
@@ -651,7 +652,7 @@ TEST_F(EngineTest, AnAbortsMessageIsCutBetweenTwoCharacters) {
       abort.set_message(message);
       Answer<v1::AbortResponse> aborted;
       engine_->Abort(As(sessions[0]), abort, aborted.reply());
-      Turn();
+      RunQueued();
       ASSERT_EQ(std::to_string(observer_.ended.size() - 1), tag);
       v1::Checkpoint read;
       ASSERT_TRUE(read.ParseFromString(observer_.ended.back().checkpoint.SerializeAsString()));
@@ -663,7 +664,7 @@ TEST_F(EngineTest, AnAbortsMessageIsCutBetweenTwoCharacters) {
   EXPECT_GT(record.outcomes_size(), 0);
 }
 
-TEST_F(EngineTest, WhatIsSaidToBeOrphanedIsATagAndAFewOfThem) {
+TEST_F(EngineTest, AcceptsOnlyFewValidTagsAsOrphans) {
   auto sessions = Launch("a", 1);
   for (const std::string& tag : {std::string(), std::string("../x"), std::string(1 << 20, 'x')}) {
     EXPECT_EQ(Join(sessions[0], 0, 1, "a", {Key(0, tag)}).reason(), "INVALID_TAG");
@@ -682,23 +683,23 @@ TEST_F(EngineTest, WhatIsSaidToBeOrphanedIsATagAndAFewOfThem) {
   EXPECT_LE(listed.get().checkpoints_size(), 64);
 }
 
-TEST_F(EngineTest, MemoryOfAPartThatWasNeverSealedIsNotLentAgain) {
+TEST_F(EngineTest, MemoryOfUnsealedPartIsNotLentAgain) {
   auto sessions = Launch("a", 1);
   auto one = BeginOf(0, "one", 1, 100);
   auto a = Begin(sessions[0], one);
-  Turn([&] { return a.has(); });
+  RunQueued([&] { return a.has(); });
   v1::AbortRequest abort;
   *abort.mutable_key() = one.key();
   Answer<v1::AbortResponse> aborted;
   engine_->Abort(As(sessions[0]), abort, aborted.reply());
-  Turn();
+  RunQueued();
   auto b = Begin(sessions[0], BeginOf(0, "two", 2, 100));
-  Turn([&] { return b.has(); });
+  RunQueued([&] { return b.has(); });
   EXPECT_NE(a.get().segments(0).id(), b.get().segments(0).id());  // The old copy may still be under way.
   EXPECT_THAT(b.get().retired_segments(), ElementsAre(a.get().segments(0).id()));
 }
 
-TEST_F(EngineTest, ResumeOfASessionThatEndsIsAnswered) {
+TEST_F(EngineTest, ResumeOfEndedSessionIsAnswered) {
   auto old_ranks = Launch("a", 1);
   ios_[1]->hold_writes = true;
   SaveAll(old_ranks, "one", 1);
@@ -709,7 +710,7 @@ TEST_F(EngineTest, ResumeOfASessionThatEndsIsAnswered) {
   EXPECT_EQ(resumed.reason(), "SESSION_LOST");
 }
 
-TEST_F(EngineTest, RootIsScannedAnewAfterADirectoryThatCouldNotBeMovedAway) {
+TEST_F(EngineTest, RescansRootWhenDirectoryCouldNotBeMovedAway) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kFailed, ErrnoError(EIO, "writing the manifest")};
   ios_[1]->discard_error = ErrnoError(EIO, "syncing the trash");
@@ -721,7 +722,7 @@ TEST_F(EngineTest, RootIsScannedAnewAfterADirectoryThatCouldNotBeMovedAway) {
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
-TEST_F(EngineTest, ScanThatFailsIsTriedAgain) {
+TEST_F(EngineTest, RetriesFailedScan) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
   ios_[1]->errors["Rescan"] = ErrnoError(EIO, "scanning");
@@ -729,12 +730,12 @@ TEST_F(EngineTest, ScanThatFailsIsTriedAgain) {
   ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
   EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "ROOT_READ_ONLY");
   ios_[1]->errors.clear();
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   SaveAll(sessions, "two", 2);
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
-TEST_F(EngineTest, VictimThatIsHalfRemovedIsLookedForByAScan) {
+TEST_F(EngineTest, ScanFindsHalfRemovedEvictionVictim) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   ios_[1]->errors["Evict"] = ErrnoError(EIO, "syncing the root");
@@ -742,19 +743,19 @@ TEST_F(EngineTest, VictimThatIsHalfRemovedIsLookedForByAScan) {
   EXPECT_EQ(ios_[1]->calls["Rescan"], 1);
 }
 
-TEST_F(EngineTest, TrashThatCouldNotBeEmptiedIsEmptiedLater) {
+TEST_F(EngineTest, RetriesTrashThatCouldNotBeEmptied) {
   auto sessions = Launch("a", 1);
   ios_[1]->errors["EmptyTrash"] = ErrnoError(EIO, "removing");
   SaveAll(sessions, "one", 1);
   disks_[1]->trash_bytes = 100;
-  for (int tries = 0; tries < 5; ++tries) Pass(std::chrono::seconds(2));
+  for (int tries = 0; tries < 5; ++tries) AdvanceClock(std::chrono::seconds(2));
   EXPECT_THAT(observer_.warnings, SizeIs(1)) << "said once";
   ios_[1]->errors.clear();
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   EXPECT_EQ(disks_[1]->trash_bytes, 0);
 }
 
-TEST_F(EngineTest, SaveThatWaitsForDiskLooksForRoomNowAndThenAndNotAllTheTime) {
+TEST_F(EngineTest, SaveWaitingForDiskPollsAtIntervals) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;
   SaveAll(sessions, "one", 1);
@@ -762,12 +763,12 @@ TEST_F(EngineTest, SaveThatWaitsForDiskLooksForRoomNowAndThenAndNotAllTheTime) {
   auto begun = Begin(sessions[0], BeginOf(0, "two", 2, 10 << 20));  // Turns until nothing is left to do.
   EXPECT_FALSE(begun.has());
   disks_[1]->free_bytes = 30 << 20;  // Somebody tidied up.
-  Pass(std::chrono::seconds(2));
-  Turn([&] { return begun.has(); });
+  AdvanceClock(std::chrono::seconds(2));
+  RunQueued([&] { return begun.has(); });
   EXPECT_EQ(begun.status(), absl::OkStatus());
 }
 
-TEST_F(EngineTest, LeaseOfASessionThatEndedMeanwhileHoldsNothing) {
+TEST_F(EngineTest, LeaseOfEndedSessionHoldsNothing) {
   auto first = Launch("a", 1);
   SaveAll(first, "one", 1, 1);
   auto second = Launch("b", 1);
@@ -776,51 +777,51 @@ TEST_F(EngineTest, LeaseOfASessionThatEndedMeanwhileHoldsNothing) {
   Answer<v1::ResumeResponse> resumed;
   engine_->Resume(As(second[0]), request, resumed.reply());
   engine_->SessionClosed(second[0], "killed");  // While the ledger remembers the attempt and the decision.
-  Turn();
+  RunQueued();
   EXPECT_EQ(resumed.reason(), "SESSION_LOST");
   auto third = Launch("c", 1);
   SaveAll(third, "two", 2, 1);
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
-TEST_F(EngineTest, RoomThatWasWrittenSinceTheDiskWasAskedIsNotPromisedAgain) {
+TEST_F(EngineTest, RoomWrittenSinceDiskWasAskedIsNotPromisedAgain) {
   disks_[1] = std::make_shared<FakeDisk>();
   disks_[1]->free_bytes = 16 << 20;
   auto sessions = Launch("a", 1);
   ios_[1]->hold_publish = true;
   auto one = BeginOf(0, "one", 1, 6 << 20);
   auto a = Begin(sessions[0], one);
-  Turn([&] { return a.has(); });
+  RunQueued([&] { return a.has(); });
   auto b = Begin(sessions[0], BeginOf(0, "two", 2, 9 << 20));  // 7 MiB of 16 are promised.
   EXPECT_FALSE(b.has());
   Seal(sessions[0], one);  // Writes 6 of them. Nobody has asked the disk since.
   ASSERT_EQ(pool_->usage().used_bytes, 3 * kSegment);
   engine_->SessionClosed(Trainer("somebody"), "left");  // Admission looks again.
-  Turn();
+  RunQueued();
   EXPECT_EQ(pool_->usage().used_bytes, 3 * kSegment);
   EXPECT_FALSE(b.has()) << b.status();
 }
 
-TEST_F(EngineTest, PartThatIsLargerThanExpectedNeedsRoomOnDiskToo) {
+TEST_F(EngineTest, PartLargerThanExpectedNeedsDiskSpaceToo) {
   disks_[1] = std::make_shared<FakeDisk>();
   disks_[1]->free_bytes = 8 << 20;
   auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
   auto a = Begin(sessions[0], BeginOf(0, "two", 2, 100));
-  Turn([&] { return a.has(); });
+  RunQueued([&] { return a.has(); });
   ASSERT_TRUE(a.status().ok()) << a.status();  // Rank 1 is expected to bring as little as last time.
   auto b = Begin(sessions[1], BeginOf(1, "two", 2, 20 << 20));
   EXPECT_EQ(b.reason(), "NO_SPACE");
 }
 
-TEST_F(EngineTest, SkipDoesNotWaitBehindASaveThatWaits) {
+TEST_F(EngineTest, SkipDoesNotWaitBehindWaitingSave) {
   Start(4);
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;
   auto one = BeginOf(0, "one", 1, 4 * kSegment), two = BeginOf(0, "two", 2, 4 * kSegment);
   auto a = Begin(sessions[0], one);
-  Turn([&] { return a.has(); });
+  RunQueued([&] { return a.has(); });
   Seal(sessions[0], one);
   EXPECT_FALSE(Begin(sessions[0], two).has());
   auto three = BeginOf(0, "three", 3, 100);
@@ -830,27 +831,27 @@ TEST_F(EngineTest, SkipDoesNotWaitBehindASaveThatWaits) {
   EXPECT_EQ(c.get().level(), v1::SKIPPED);
 }
 
-TEST_F(EngineTest, CheckpointThatIsBeingPinnedIsNoVictimOfTheUnpinBefore) {
+TEST_F(EngineTest, CheckpointBeingPinnedIsNotEvictedByEarlierUnpin) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   const std::string name = run_ + "/checkpoints/one";
   Answer<v1::Checkpoint> first, unpinned, again;
   engine_->SetPinned(As(sessions[0]), name, true, first.reply());
-  Turn();
+  RunQueued();
   SaveAll(sessions, "two", 2, 1);
   engine_->SetPinned(As(sessions[0]), name, false, unpinned.reply());
   engine_->SetPinned(As(sessions[0]), name, true, again.reply());
-  Turn();
+  RunQueued();
   EXPECT_EQ(again.status(), absl::OkStatus());
   EXPECT_THAT(disks_[1]->evicted, ElementsAre());
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
 }
 
-TEST_F(EngineTest, AbortedSaveIsNotCalledFailedWhileRecoveryCouldBringItBack) {
+TEST_F(EngineTest, AbortedSaveIsNotFailedWhileRecoveryCouldPublishIt) {
   auto sessions = Launch("a", 1);
   auto request = BeginOf(0, "one", 1, 100);
   auto begun = Begin(sessions[0], request);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   ios_[1]->hold_writes = true;
   ASSERT_TRUE(Seal(sessions[0], request).status().ok());
   v1::AbortRequest abort;
@@ -862,18 +863,18 @@ TEST_F(EngineTest, AbortedSaveIsNotCalledFailedWhileRecoveryCouldBringItBack) {
   EXPECT_EQ(Begin(sessions[0], request).status(), absl::OkStatus());
   auto wait = Wait(sessions[0], request.key());
   EXPECT_FALSE(wait.has());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   ASSERT_TRUE(wait.has());
   EXPECT_EQ(wait.get().checkpoint().error().reason(), "SAVE_ABORTED");
   EXPECT_EQ(Seal(sessions[0], request).reason(), "SAVE_ABORTED");
 }
 
-TEST_F(EngineTest, SealOfAnotherProcessForTheSameRankIsRefused) {
+TEST_F(EngineTest, RefusesSealOfOtherProcessForSameRank) {
   auto first = Launch("a", 2);
   auto request = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
   auto a = Begin(first[0], request), b = Begin(first[1], other);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   ASSERT_TRUE(Seal(first[0], request).status().ok());
   Launch("b", 2);  // Joins only: the first one goes on.
   engine_->SessionClosed(first[0], "killed");
@@ -889,28 +890,28 @@ TEST_F(EngineTest, SealOfAnotherProcessForTheSameRankIsRefused) {
   EXPECT_EQ(Seal(again, other).status(), absl::OkStatus());
 }
 
-TEST_F(EngineTest, SavesInFlightAtTheSameTimeUseDifferentMemory) {
+TEST_F(EngineTest, SavesInFlightUseSeparateMemory) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;
   auto one = BeginOf(0, "one", 1, 100), two = BeginOf(0, "two", 2, 100);
   auto a = Begin(sessions[0], one);
-  Turn([&] { return a.has(); });
+  RunQueued([&] { return a.has(); });
   Seal(sessions[0], one);
   auto b = Begin(sessions[0], two);
-  Turn([&] { return b.has(); });
+  RunQueued([&] { return b.has(); });
   EXPECT_NE(a.get().segments(0).id(), b.get().segments(0).id());
   Seal(sessions[0], two);
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   auto c = Begin(sessions[0], BeginOf(0, "three", 3, 100));
-  Turn([&] { return c.has(); });
+  RunQueued([&] { return c.has(); });
   EXPECT_EQ(a.get().segments(0).id(), c.get().segments(0).id());  // Lent to the same session again.
 }
 
-TEST_F(EngineTest, WhoWatchesSeesHowFarReadersHaveCome) {
+TEST_F(EngineTest, WatchShowsProgressOfReaders) {
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   std::vector<v1::Restore> seen, of_others;
   absl::Status refused;
   const auto into = [](std::vector<v1::Restore>* events) {

@@ -46,12 +46,12 @@ class GuardsTest : public EngineTest {
     request.set_run_id(run_id);
     Answer<v1::JoinRunResponse> answer;
     engine_->JoinRun(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::BeginResponse> Begun(SessionId session, const v1::BeginRequest& request) {
     Answer<v1::BeginResponse> begun = Begin(session, request);
-    Turn([&] { return begun.has(); });
+    RunQueued([&] { return begun.has(); });
     return begun;
   }
   Answer<v1::AbortResponse> Abort(SessionId session, const v1::SaveKey& key) {
@@ -59,7 +59,7 @@ class GuardsTest : public EngineTest {
     *request.mutable_key() = key;
     Answer<v1::AbortResponse> answer;
     engine_->Abort(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::ExtendResponse> Extend(SessionId session, const v1::SaveKey& key, const std::string& path,
@@ -71,7 +71,7 @@ class GuardsTest : public EngineTest {
     file.set_size_bytes(bytes);
     Answer<v1::ExtendResponse> answer;
     engine_->Extend(As(session), request, answer.reply());
-    Turn([&] { return answer.has(); });
+    RunQueued([&] { return answer.has(); });
     return answer;
   }
   v1::BeginRequest GrowingOf(const std::string& tag) {
@@ -91,13 +91,13 @@ class GuardsTest : public EngineTest {
     }
     Answer<v1::SealResponse> answer;
     engine_->Seal(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::Checkpoint> Pin(SessionId session, const std::string& tag, bool pinned = true) {
     Answer<v1::Checkpoint> answer;
     engine_->SetPinned(As(session), run_ + "/checkpoints/" + tag, pinned, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   std::string EndOf(SessionId session, const v1::SaveKey& key) {
@@ -114,14 +114,14 @@ class GuardsTest : public EngineTest {
 
 // ---- admission
 
-TEST_F(GuardsTest, ASessionThatHasNotJoinedBeginsNothing) {
+TEST_F(GuardsTest, RefusesBeginOfSessionThatHasNotJoined) {
   auto sessions = Launch("a", 1);
   SessionId stranger = Trainer("stranger");
   EXPECT_EQ(Begin(stranger, BeginOf(0, "t", 1, 100)).reason(), "NOT_JOINED");
   EXPECT_EQ(Begin(sessions[0], BeginOf(1, "t", 1, 100)).reason(), "NOT_JOINED");
 }
 
-TEST_F(GuardsTest, APointerThatCannotBeIsRefusedAndNoSaveIsLeftBehind) {
+TEST_F(GuardsTest, RefusesInvalidPointerAndLeavesNoSave) {
   auto sessions = Launch("a", 1);
   auto request = BeginOf(0, "t", 1, 100);
   (*request.mutable_pointers())["../outside"] = "t";
@@ -129,7 +129,7 @@ TEST_F(GuardsTest, APointerThatCannotBeIsRefusedAndNoSaveIsLeftBehind) {
   EXPECT_EQ(Wait(sessions[0], request.key()).reason(), "UNKNOWN_SAVE");
 }
 
-TEST_F(GuardsTest, TheSumOfAPartsFilesIsCheckedToo) {
+TEST_F(GuardsTest, RefusesPartWhoseTotalSizeOverflows) {
   auto sessions = Launch("a", 1);
   auto request = BeginOf(0, "t", 1, int64_t{1} << 46);
   v1::FileSpec& more = *request.add_files();
@@ -138,7 +138,7 @@ TEST_F(GuardsTest, TheSumOfAPartsFilesIsCheckedToo) {
   EXPECT_EQ(Begin(sessions[0], request).reason(), "INVALID_ARGUMENT");
 }
 
-TEST_F(GuardsTest, EveryFieldOfARequestIsChecked) {
+TEST_F(GuardsTest, ValidatesEveryFieldOfARequest) {
   auto sessions = Launch("a", 1);
   const auto refused = [&](const std::function<void(v1::BeginRequest&)>& change) {
     v1::BeginRequest request = BeginOf(0, "t", 1, 100);
@@ -169,7 +169,7 @@ TEST_F(GuardsTest, EveryFieldOfARequestIsChecked) {
   EXPECT_TRUE(Begun(sessions[0], BeginOf(0, "t", 1, 100)).status().ok());
 }
 
-TEST_F(GuardsTest, WhileARootIsScannedAnewNothingBeginsAndNothingIsResumedFrom) {
+TEST_F(GuardsTest, RefusesBeginAndResumeDuringRescan) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
   ios_[1]->held.insert("Rescan");
@@ -179,14 +179,14 @@ TEST_F(GuardsTest, WhileARootIsScannedAnewNothingBeginsAndNothingIsResumedFrom) 
   auto resumed = Resume(sessions[0], 0);
   EXPECT_FALSE(resumed.has());
   ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(resumed.status().ok()) << resumed.status();
   SaveAll(sessions, "two", 2);
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
-TEST_F(GuardsTest, ARootThatCannotBeScannedAnewStaysReadOnly) {
+TEST_F(GuardsTest, RootStaysReadOnlyWhenRescanFails) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
   ios_[1]->errors["Rescan"] = ErrnoError(EIO, "listing the root");
@@ -194,7 +194,7 @@ TEST_F(GuardsTest, ARootThatCannotBeScannedAnewStaysReadOnly) {
   EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "ROOT_READ_ONLY");
 }
 
-TEST_F(GuardsTest, AfterTheScanWhoLivesIsStillKnown) {
+TEST_F(GuardsTest, LivingProcessesAreKnownAfterRescan) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
   SaveAll(sessions, "one", 1);
@@ -213,15 +213,15 @@ class ReadOnlyRootTest : public GuardsTest {
   // The sync after the rename of "one" fails. Its scan waits for Scan.
   void LoseOne() {
     ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
-    ios_[1]->Free();
+    ios_[1]->ReleaseHeld();
     ios_[1]->held.insert("Rescan");
-    Turn();
+    RunQueued();
     EXPECT_EQ(EndOf(ranks_[0], Key(0, "one")), "INDETERMINATE");
     ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
   }
   void Scan() {
-    ios_[1]->Free();
-    Turn();
+    ios_[1]->ReleaseHeld();
+    RunQueued();
   }
   std::vector<SessionId> ranks_;
 };
@@ -254,10 +254,10 @@ TEST_F(ReadOnlyRootTest, PublishesAfterTheScanThatSucceedsAtLast) {
   ios_[1]->errors["Rescan"] = ErrnoError(EIO, "listing the root");
   Scan();
   auto wait = Wait(ranks_[0], Key(0, "two"));
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   EXPECT_FALSE(wait.has());
   ios_[1]->errors.clear();
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   ASSERT_TRUE(wait.has());
   EXPECT_EQ(wait.get().checkpoint().level(), v1::COMMITTED);
 }
@@ -267,7 +267,7 @@ TEST_F(ReadOnlyRootTest, MovesTheDirectoryOfAFailedSaveAwayAfterTheScan) {
   LoseOne();
   auto wait = Wait(ranks_[0], Key(0, "two"));
   Abort(ranks_[0], Key(0, "two"));
-  Turn();
+  RunQueued();
   EXPECT_FALSE(wait.has()) << "recovery could bring it back";
   Scan();
   ASSERT_TRUE(wait.has());
@@ -284,14 +284,14 @@ TEST_F(ReadOnlyRootTest, MakesTheDirectoryOfAnAdmittedSaveAfterTheScan) {
   EXPECT_EQ(EndOf(ranks_[0], Key(0, "two")), "COMMITTED");
 }
 
-TEST_F(GuardsTest, APublishThatCouldNotReadIsTriedAgainWithBackoff) {
+TEST_F(GuardsTest, RetriesPublishWithBackoffAfterReadError) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {
       .outcome = PublishOutcome::kFailed, .status = ErrnoError(EIO, "reading the tag"), .retryable = true};
   SaveAll(sessions, "one", 1);
   auto wait = Wait(sessions[0], Key(0, "one"));
   EXPECT_EQ(ios_[1]->calls["Publish"], 1);
-  for (int second = 0; second < 100; ++second) Pass(std::chrono::seconds(1));
+  for (int second = 0; second < 100; ++second) AdvanceClock(std::chrono::seconds(1));
   EXPECT_FALSE(wait.has());
   EXPECT_GE(ios_[1]->calls["Publish"], 6);
   EXPECT_LE(ios_[1]->calls["Publish"], 9) << "1 s, 2 s, 4 s, ... 32 s apart";
@@ -299,12 +299,12 @@ TEST_F(GuardsTest, APublishThatCouldNotReadIsTriedAgainWithBackoff) {
                           [](const std::string& said) { return said.find("tried again") != said.npos; }),
             1);
   ios_[1]->publish_result = {PublishOutcome::kCommitted, absl::OkStatus()};
-  Pass(std::chrono::seconds(33));
+  AdvanceClock(std::chrono::seconds(33));
   ASSERT_TRUE(wait.has());
   EXPECT_EQ(wait.get().checkpoint().level(), v1::COMMITTED);
 }
 
-TEST_F(GuardsTest, AnAttemptThatCannotBeWrittenDownBeginsAndResumesNothing) {
+TEST_F(GuardsTest, AttemptThatCannotBeRecordedNeitherBeginsNorResumes) {
   auto sessions = Launch("a", 1);
   ios_[1]->errors["SaveRunRecord"] = ErrnoError(ENOSPC, "writing the run record");
   EXPECT_EQ(Begin(sessions[0], BeginOf(0, "one", 1, 100)).reason(), "NO_SPACE");
@@ -314,7 +314,7 @@ TEST_F(GuardsTest, AnAttemptThatCannotBeWrittenDownBeginsAndResumesNothing) {
   EXPECT_THAT(Tags(), ElementsAre("one"));
 }
 
-TEST_F(GuardsTest, AnAttemptThatCannotBeWrittenDownFencesNothing) {
+TEST_F(GuardsTest, AttemptThatCannotBeRecordedFencesNothing) {
   auto older = Launch("a", 1);
   auto half = BeginOf(0, "one", 1, 100);
   ASSERT_TRUE(Begun(older[0], half).status().ok());
@@ -325,37 +325,37 @@ TEST_F(GuardsTest, AnAttemptThatCannotBeWrittenDownFencesNothing) {
   EXPECT_EQ(EndOf(older[0], half.key()), "none");
 }
 
-TEST_F(GuardsTest, AnAttemptThatIsOvertakenWhileItIsWrittenDownGetsNoSequence) {
+TEST_F(GuardsTest, AttemptOvertakenWhileBeingRecordedGetsNoSequence) {
   auto older = Launch("a", 1);
   auto newer = Launch("b", 1);
   ios_[1]->held.insert("SaveRunRecord");
   auto second = Begin(newer[0], BeginOf(0, "new", 1, 100));
   auto first = Begin(older[0], BeginOf(0, "old", 1, 100));  // Is not fenced off yet: that is not on disk.
-  ios_[1]->Free();
-  Turn([&] { return first.has() && second.has(); });
+  ios_[1]->ReleaseHeld();
+  RunQueued([&] { return first.has() && second.has(); });
   EXPECT_EQ(first.reason(), "FENCED");
   EXPECT_THAT(observer_.ended, IsEmpty()) << "there never was a save of the older one";
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
 // A daemon that is killed before it is written down knows nothing of it.
-TEST_F(GuardsTest, AnAttemptThatIsBeingWrittenDownFencesNothingBeforeItIs) {
+TEST_F(GuardsTest, AttemptFencesNothingUntilItIsRecorded) {
   auto older = Launch("a", 2);
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
   auto begun = Begin(older[0], one);
   ASSERT_TRUE(Begun(older[1], other).status().ok());
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   auto newer = Launch("b", 2);
   ios_[1]->held.insert("SaveRunRecord");
   Begin(newer[0], BeginOf(0, "two", 2, 100));
   EXPECT_TRUE(Seal(older[0], one).status().ok());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(Seal(older[1], other).reason(), "FENCED");
   EXPECT_EQ(EndOf(older[0], one.key()), "FENCED");
 }
 
-TEST_F(GuardsTest, TheFirstBeginOrResumeOfANewAttemptEndsWhatTheOldOneHasNotSealed) {
+TEST_F(GuardsTest, FirstBeginOrResumeOfNewAttemptEndsUnsealedSavesOfOlderOne) {
   for (const bool resume : {false, true}) {
     const std::string tag = resume ? "r" : "b";
     auto older = Launch("old" + tag, 1);
@@ -372,7 +372,7 @@ TEST_F(GuardsTest, TheFirstBeginOrResumeOfANewAttemptEndsWhatTheOldOneHasNotSeal
   }
 }
 
-TEST_F(GuardsTest, ASaveThatAnEarlierDaemonCommittedIsNotBegunAgain) {
+TEST_F(GuardsTest, RefusesBeginOfSaveCommittedByEarlierDaemon) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);
   Restart();
@@ -380,7 +380,7 @@ TEST_F(GuardsTest, ASaveThatAnEarlierDaemonCommittedIsNotBegunAgain) {
   EXPECT_EQ(Begin(again[0], BeginOf(0, "one", 1, 100)).reason(), "SAVE_CONFLICT");
 }
 
-TEST_F(GuardsTest, ARankThatComesToASaveThatIsFailingHearsWhy) {
+TEST_F(GuardsTest, RankThatJoinsFailingSaveReceivesItsReason) {
   auto sessions = Launch("a", 2);
   SaveAll(sessions, "zero", 0);  // So that rank 0 need not wait for the size of rank 1.
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
@@ -394,12 +394,12 @@ TEST_F(GuardsTest, ARankThatComesToASaveThatIsFailingHearsWhy) {
       ReasonOf(
           engine_->BeginWrite(As(sessions[1]), other.key(), "rank1.pt", [](const absl::Status&) {}).status()),
       "SAVE_ABORTED");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("zero"));
 }
 
-TEST_F(GuardsTest, APartBelongsToTheSessionThatBeganIt) {
+TEST_F(GuardsTest, PartBelongsToSessionThatBeganIt) {
   auto sessions = Launch("a", 1);
   auto growing = GrowingOf("one");
   ASSERT_TRUE(Begun(sessions[0], growing).status().ok());
@@ -410,7 +410,7 @@ TEST_F(GuardsTest, APartBelongsToTheSessionThatBeganIt) {
   EXPECT_EQ(Extend(again, growing.key(), "f", 100).reason(), "UNKNOWN_SAVE");
 }
 
-TEST_F(GuardsTest, AFileIsPlacedWithOneSize) {
+TEST_F(GuardsTest, RefusesSecondSizeForPlacedFile) {
   auto sessions = Launch("a", 1);
   auto growing = GrowingOf("one");
   ASSERT_TRUE(Begun(sessions[0], growing).status().ok());
@@ -419,7 +419,7 @@ TEST_F(GuardsTest, AFileIsPlacedWithOneSize) {
   EXPECT_EQ(Extend(sessions[0], growing.key(), "f", 101).reason(), "SAVE_CONFLICT");
 }
 
-TEST_F(GuardsTest, AFileBelowAnotherRanksFileIsAConflict) {
+TEST_F(GuardsTest, FileBelowFileOfOtherRankIsConflict) {
   auto sessions = Launch("a", 2);
   auto a = Begin(sessions[0], BeginOf(0, "one", 1, 100, "model"));
   auto b = Begin(sessions[1], BeginOf(1, "one", 1, 100, "model/b.pt"));
@@ -427,21 +427,21 @@ TEST_F(GuardsTest, AFileBelowAnotherRanksFileIsAConflict) {
   EXPECT_EQ(a.reason(), "FILE_CONFLICT");
 }
 
-TEST_F(GuardsTest, ADiskWhoseRoomIsNotKnownHasNone) {
+TEST_F(GuardsTest, DiskWithUnknownFreeSpaceHasNone) {
   auto sessions = Launch("a", 1);
   ios_[1]->errors["FreeBytes"] = ErrnoError(EIO, "asking for free space");
   EXPECT_EQ(Begin(sessions[0], BeginOf(0, "one", 1, 100)).reason(), "IO_ERROR");
 }
 
-TEST_F(GuardsTest, ADirectoryThatCannotBeMadeFailsTheSave) {
+TEST_F(GuardsTest, DirectoryThatCannotBeCreatedFailsSave) {
   auto sessions = Launch("a", 1);
   ios_[1]->errors["CreateInflight"] = ErrnoError(ENOSPC, "making a directory");
   Begin(sessions[0], BeginOf(0, "one", 1, 100));
-  Turn();
+  RunQueued();
   EXPECT_EQ(EndOf(sessions[0], Key(0, "one")), "NO_SPACE");
 }
 
-TEST_F(GuardsTest, AYoungerSaveOfARunDoesNotOvertakeOneThatWaitsForTheDisk) {
+TEST_F(GuardsTest, YoungerSaveOfRunDoesNotOvertakeOneWaitingForDisk) {
   disks_[1] = std::make_shared<FakeDisk>();
   disks_[1]->free_bytes = 5 * kMiB;
   disks_[1]->trash_bytes = 20 * kMiB;
@@ -453,25 +453,25 @@ TEST_F(GuardsTest, AYoungerSaveOfARunDoesNotOvertakeOneThatWaitsForTheDisk) {
   auto older = Begin(sessions[0], BeginOf(0, "large", 1, 10 * kMiB));
   auto younger = Begin(sessions[0], BeginOf(0, "small", 2, 100));
   EXPECT_EQ(Admitted(1), 1) << "zero alone";
-  ios_[1]->Free();
-  Turn([&] { return older.has() && younger.has(); });
+  ios_[1]->ReleaseHeld();
+  RunQueued([&] { return older.has() && younger.has(); });
   EXPECT_TRUE(older.status().ok()) << older.status();
   EXPECT_TRUE(younger.status().ok()) << younger.status();
   EXPECT_LT(older.get().sequence(), younger.get().sequence());
 }
 
-TEST_F(GuardsTest, AYoungerSaveOfARunDoesNotOvertakeOneThatWaitsForSizes) {
+TEST_F(GuardsTest, YoungerSaveOfRunDoesNotOvertakeOneWaitingForSizes) {
   auto sessions = Launch("a", 2);
   auto older = Begin(sessions[0], BeginOf(0, "a", 1, 100));
   auto first = Begin(sessions[0], BeginOf(0, "b", 2, 100)),
        second = Begin(sessions[1], BeginOf(1, "b", 2, 100));
   EXPECT_EQ(Admitted(1), 0);
   Begin(sessions[1], BeginOf(1, "a", 1, 100));
-  Turn([&] { return older.has() && first.has() && second.has(); });
+  RunQueued([&] { return older.has() && first.has() && second.has(); });
   EXPECT_TRUE(first.status().ok()) << first.status();
 }
 
-TEST_F(GuardsTest, ASaveOfAnotherRunDoesNotTakeTheMemoryThatAnOlderOneWaitsFor) {
+TEST_F(GuardsTest, SaveOfOtherRunDoesNotTakeMemoryThatOlderOneWaitsFor) {
   Start(4);
   auto third = LaunchOn(3, "c", 1);
   ASSERT_TRUE(Begun(third[0], BeginOf(0, "held", 1, 2 * kSegment)).status().ok());
@@ -479,12 +479,12 @@ TEST_F(GuardsTest, ASaveOfAnotherRunDoesNotTakeTheMemoryThatAnOlderOneWaitsFor) 
   auto older = Begin(one[0], BeginOf(0, "large", 2, 4 * kSegment));
   auto two = LaunchOn(2, "b", 1);
   auto younger = Begin(two[0], BeginOf(0, "small", 1, kSegment));
-  Turn();
+  RunQueued();
   EXPECT_EQ(Admitted(1), 0);
   EXPECT_EQ(Admitted(2), 0) << "there is memory for it, but an older one waits for that";
 }
 
-TEST_F(GuardsTest, ARootThatHangsHoldsUpNeitherMemoryNorDiskOfOthers) {
+TEST_F(GuardsTest, HungRootHoldsNoMemoryOrDiskOfOthers) {
   Start(4);
   auto third = LaunchOn(3, "c", 1);
   ASSERT_TRUE(Begun(third[0], BeginOf(0, "held", 1, 2 * kSegment)).status().ok());
@@ -492,31 +492,31 @@ TEST_F(GuardsTest, ARootThatHangsHoldsUpNeitherMemoryNorDiskOfOthers) {
   disks_[1]->free_bytes = 20 * kMiB;
   Begin(one[0], BeginOf(0, "large", 2, 4 * kSegment));  // Waits for memory.
   ios_[1]->SetPendingSince(clock_.now);
-  Pass(std::chrono::seconds(11));
+  AdvanceClock(std::chrono::seconds(11));
   disks_[2] = std::make_shared<FakeDisk>();
   disks_[2]->free_bytes = 10 * kMiB;  // The same disk; 4 MiB of it are for "held", none yet for "large".
   auto two = LaunchOn(2, "b", 1);
   auto younger = Begin(two[0], BeginOf(0, "small", 1, kSegment));
-  Turn([&] { return younger.has(); });
+  RunQueued([&] { return younger.has(); });
   EXPECT_TRUE(younger.status().ok()) << younger.status();
 }
 
-TEST_F(GuardsTest, WhatOtherSavesAreStillToWriteIsNotFree) {
+TEST_F(GuardsTest, BytesStillToBeWrittenByOtherSavesAreNotFree) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = 10 * kMiB;
   auto one = BeginOf(0, "one", 1, 6 * kMiB), two = BeginOf(0, "two", 2, 6 * kMiB);
   ASSERT_TRUE(Begun(sessions[0], one).status().ok());
   auto second = Begin(sessions[0], two);
-  Turn();
+  RunQueued();
   EXPECT_EQ(Admitted(1), 1) << "the second one waits: the first one may fail";
   auto elsewhere = LaunchOn(100, "b", 1);  // Another disk.
   disks_[100]->free_bytes = 10 * kMiB;
   auto third = Begin(elsewhere[0], BeginOf(0, "three", 1, 6 * kMiB));
-  Turn([&] { return third.has(); });
+  RunQueued([&] { return third.has(); });
   EXPECT_TRUE(third.status().ok()) << third.status();
 }
 
-TEST_F(GuardsTest, WhatASaveHasWrittenIsNotFreeWhenItHasEnded) {
+TEST_F(GuardsTest, BytesWrittenByEndedSaveAreNotFree) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_publish = true;
   auto one = BeginOf(0, "one", 1, 6 * kMiB);
@@ -524,12 +524,12 @@ TEST_F(GuardsTest, WhatASaveHasWrittenIsNotFreeWhenItHasEnded) {
   ASSERT_TRUE(Seal(sessions[0], one).status().ok());
   disks_[1]->free_bytes = 10 * kMiB;  // With what was written taken off.
   auto two = Begin(sessions[0], BeginOf(0, "two", 2, 12 * kMiB));
-  ios_[1]->Free();
-  Turn([&] { return two.has(); });
+  ios_[1]->ReleaseHeld();
+  RunQueued([&] { return two.has(); });
   EXPECT_EQ(two.reason(), "NO_SPACE");
 }
 
-TEST_F(GuardsTest, RoomThatSomebodyElseFreesIsFoundWithoutAskingInACircle) {
+TEST_F(GuardsTest, FindsRoomFreedByOthersWithoutPollingInALoop) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = 10 * kMiB;
   ASSERT_TRUE(Begun(sessions[0], BeginOf(0, "one", 1, 6 * kMiB)).status().ok());
@@ -537,35 +537,35 @@ TEST_F(GuardsTest, RoomThatSomebodyElseFreesIsFoundWithoutAskingInACircle) {
   auto second = Begin(sessions[0], BeginOf(0, "two", 2, 6 * kMiB));
   EXPECT_LE(ios_[1]->calls["FreeBytes"], before + 2);
   disks_[1]->free_bytes = 20 * kMiB;
-  Pass(std::chrono::seconds(1));
-  Turn([&] { return second.has(); });
+  AdvanceClock(std::chrono::seconds(1));
+  RunQueued([&] { return second.has(); });
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
 // Whatever the disk is at: writing down how the save before has ended, moving the evicted checkpoint away,
 // removing it, or telling how much is free now.
-TEST_F(GuardsTest, RoomOfACheckpointThatIsBeingEvictedIsWaitedFor) {
+TEST_F(GuardsTest, WaitsForRoomOfCheckpointBeingEvicted) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
-  Turn([&] { return !observer_.ended.empty(); });
+  RunQueued([&] { return !observer_.ended.empty(); });
   disks_[1]->free_bytes = 5 * kMiB;
   ios_[1]->hold_publish = true;
   SaveAll(sessions, "two", 2, /*keep=*/1);
   auto three = Begin(sessions[0], BeginOf(0, "three", 3, 6 * kMiB));
   for (const char* call : {"SaveRunRecord", "Evict", "EmptyTrash", "FreeBytes"}) {
-    ios_[1]->Free();
+    ios_[1]->ReleaseHeld();
     ios_[1]->held.insert(call);
-    Turn();
-    for (int looks = 0; looks < 2; ++looks) Pass(std::chrono::seconds(1));
+    RunQueued();
+    for (int looks = 0; looks < 2; ++looks) AdvanceClock(std::chrono::seconds(1));
     EXPECT_FALSE(three.has()) << call << ": " << three.status();
   }
   disks_[1]->free_bytes = 20 * kMiB;
-  ios_[1]->Free();
-  Turn([&] { return three.has(); });
+  ios_[1]->ReleaseHeld();
+  RunQueued([&] { return three.has(); });
   EXPECT_TRUE(three.status().ok()) << three.status();
 }
 
-TEST_F(GuardsTest, WhatASaveHasWrittenIsNotTakenOffTwice) {
+TEST_F(GuardsTest, BytesWrittenByASaveAreSubtractedOnce) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = 16 * kMiB;
   auto one = BeginOf(0, "one", 1, 6 * kMiB), two = BeginOf(0, "two", 2, 6 * kMiB);
@@ -574,11 +574,11 @@ TEST_F(GuardsTest, WhatASaveHasWrittenIsNotTakenOffTwice) {
   Seal(sessions[0], one);
   disks_[1]->free_bytes = 10 * kMiB;  // It is written now.
   auto second = Begin(sessions[0], two);
-  Turn([&] { return second.has(); });
+  RunQueued([&] { return second.has(); });
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
-TEST_F(GuardsTest, NothingIsAdmittedWithoutRoomOnDiskAlthoughItIsComing) {
+TEST_F(GuardsTest, AdmitsNothingUntilComingRoomIsFree) {
   auto sessions = Launch("a", 1);
   ios_[1]->held.insert("EmptyTrash");
   SaveAll(sessions, "zero", 0);
@@ -588,12 +588,12 @@ TEST_F(GuardsTest, NothingIsAdmittedWithoutRoomOnDiskAlthoughItIsComing) {
   EXPECT_EQ(Admitted(1), 1) << "zero alone";
   auto skipped = BeginOf(0, "two", 2, 10 * kMiB);
   skipped.set_busy(v1::SKIP);
-  Pass(std::chrono::seconds(31));  // "one" gives up.
+  AdvanceClock(std::chrono::seconds(31));  // "one" gives up.
   EXPECT_EQ(begun.reason(), "ADMISSION_TIMEOUT");
   EXPECT_EQ(Begin(sessions[0], skipped).get().level(), v1::SKIPPED);
 }
 
-TEST_F(GuardsTest, SupersedeTakesNoSealedSaveAndNotItself) {
+TEST_F(GuardsTest, SupersedeSparesSealedSavesAndItself) {
   Start(4);
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;
@@ -603,13 +603,13 @@ TEST_F(GuardsTest, SupersedeTakesNoSealedSaveAndNotItself) {
   two.set_busy(v1::SUPERSEDE);
   auto younger = Begin(sessions[0], two);
   EXPECT_FALSE(younger.has());
-  ios_[1]->Free();
-  Turn([&] { return younger.has(); });
+  ios_[1]->ReleaseHeld();
+  RunQueued([&] { return younger.has(); });
   EXPECT_TRUE(younger.status().ok()) << younger.status();
   EXPECT_THAT(Tags(), ElementsAre("one"));
 }
 
-TEST_F(GuardsTest, APartThatGrowsBeyondThePoolFailsItsSave) {
+TEST_F(GuardsTest, PartThatGrowsBeyondPoolFailsItsSave) {
   Start(4);
   auto sessions = Launch("a", 1);
   auto growing = GrowingOf("one");
@@ -619,7 +619,7 @@ TEST_F(GuardsTest, APartThatGrowsBeyondThePoolFailsItsSave) {
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
-TEST_F(GuardsTest, APartThatGrowsBeyondTheDiskFailsItsSaveBeforeAByteIsCopied) {
+TEST_F(GuardsTest, PartThatGrowsBeyondDiskFailsItsSaveBeforeCopying) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = 5 * kMiB;
   auto growing = GrowingOf("one");
@@ -630,7 +630,7 @@ TEST_F(GuardsTest, APartThatGrowsBeyondTheDiskFailsItsSaveBeforeAByteIsCopied) {
 }
 
 // Less than a segment more: no more memory is needed, but more disk is.
-TEST_F(GuardsTest, APartThatGrowsWithinItsSegmentNeedsDiskAllTheSame) {
+TEST_F(GuardsTest, PartThatGrowsWithinItsSegmentStillNeedsDisk) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = kMiB + 200 * 1024;
   auto growing = GrowingOf("one");
@@ -639,7 +639,7 @@ TEST_F(GuardsTest, APartThatGrowsWithinItsSegmentNeedsDiskAllTheSame) {
   EXPECT_EQ(Extend(sessions[0], growing.key(), "does_not", 500 * 1024).reason(), "NO_SPACE");
 }
 
-TEST_F(GuardsTest, ARankThatHasMoreThanInTheLastSaveAsksForTheDiskToo) {
+TEST_F(GuardsTest, RankWithMoreThanInLastSaveReservesDiskToo) {
   auto sessions = Launch("a", 2);
   SaveAll(sessions, "zero", 0);
   disks_[1]->free_bytes = 5 * kMiB;
@@ -648,35 +648,35 @@ TEST_F(GuardsTest, ARankThatHasMoreThanInTheLastSaveAsksForTheDiskToo) {
 }
 
 // The machine has not got what the pool may take.
-TEST_F(GuardsTest, MemoryThatIsNotThereFailsTheSave) {
+TEST_F(GuardsTest, MissingMemoryFailsSave) {
   make_populator_ = [this](int64_t, Populator::Made made) {
     return std::make_unique<NoMemory>(&inbox_, std::move(made));
   };
   Start(4);
   auto sessions = Launch("a", 1);
   auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 100));
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   EXPECT_EQ(begun.reason(), "POOL_EXHAUSTED");
   EXPECT_EQ(EndOf(sessions[0], Key(0, "one")), "POOL_EXHAUSTED");
 }
 
-TEST_F(GuardsTest, BeginIsAnsweredWhenThePartHasAllItsMemory) {
+TEST_F(GuardsTest, AnswersBeginWhenPartHasAllItsMemory) {
   auto sessions = Launch("a", 1);
   ios_[1]->held.insert("CreateInflight");
   auto request = BeginOf(0, "one", 1, 12 * kSegment);
   auto first = Begin(sessions[0], request), retry = Begin(sessions[0], request);
-  Turn([&] { return first.has() && retry.has(); });
+  RunQueued([&] { return first.has() && retry.has(); });
   EXPECT_EQ(first.get().segments_size(), 12);
   EXPECT_EQ(retry.get().segments_size(), 12);
 }
 
-TEST_F(GuardsTest, OnlyAnUnsealedGrowingPartTakesMoreFiles) {
+TEST_F(GuardsTest, OnlyUnsealedGrowingPartAcceptsMoreFiles) {
   auto sessions = Launch("a", 2);
   auto fixed = BeginOf(1, "one", 1, 100);
   auto growing = GrowingOf("one");
   growing.set_step(1);
   auto a = Begin(sessions[0], growing), b = Begin(sessions[1], fixed);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   EXPECT_EQ(Extend(sessions[1], fixed.key(), "g", 100).reason(), "SEALED");
   EXPECT_EQ(Extend(sessions[0], growing.key(), "../f", 100).reason(), "INVALID_PATH");
   ASSERT_TRUE(Extend(sessions[0], growing.key(), "f", 100).status().ok());
@@ -686,7 +686,7 @@ TEST_F(GuardsTest, OnlyAnUnsealedGrowingPartTakesMoreFiles) {
 
 // ---- from seal to the end
 
-TEST_F(GuardsTest, OnlyWhatWasPlacedAndGrantedIsSealed) {
+TEST_F(GuardsTest, SealsOnlyPlacedAndGrantedFiles) {
   auto sessions = Launch("a", 2);
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
   Begin(sessions[0], one);
@@ -704,26 +704,26 @@ TEST_F(GuardsTest, OnlyWhatWasPlacedAndGrantedIsSealed) {
   EXPECT_TRUE(Seal(sessions[0], one).status().ok());
 }
 
-TEST_F(GuardsTest, ASecondSealChangesNothing) {
+TEST_F(GuardsTest, SecondSealChangesNothing) {
   auto sessions = Launch("a", 2);
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
   auto a = Begin(sessions[0], one), b = Begin(sessions[1], other);
   ios_[1]->held.insert("CreateInflight");
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   ASSERT_TRUE(Seal(sessions[0], one).status().ok());
   EXPECT_EQ(SealWith(sessions[0], one.key(), {}).get().level(), v1::STAGED);
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   ASSERT_TRUE(Seal(sessions[1], other).status().ok());
   EXPECT_THAT(Tags(), ElementsAre("one"));
   EXPECT_EQ(disks_[1]->bytes.size(), 2u);
 }
 
-TEST_F(GuardsTest, APartIsWrittenOnceAndOnlyWhenItIsSealed) {
+TEST_F(GuardsTest, WritesPartOnceAfterItIsSealed) {
   auto sessions = Launch("a", 2);
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
   auto a = Begin(sessions[0], one), b = Begin(sessions[1], other);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   EXPECT_EQ(ios_[1]->calls["WritePart"], 0);
   ios_[1]->hold_writes = true;
   Seal(sessions[0], one);
@@ -732,22 +732,22 @@ TEST_F(GuardsTest, APartIsWrittenOnceAndOnlyWhenItIsSealed) {
   EXPECT_EQ(ios_[1]->calls["WritePart"], 2);
 }
 
-TEST_F(GuardsTest, ASaveIsPublishedWhenEveryPartIsDurable) {
+TEST_F(GuardsTest, PublishesSaveWhenEveryPartIsDurable) {
   auto sessions = Launch("a", 2);
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
   auto a = Begin(sessions[0], one), b = Begin(sessions[1], other);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   ios_[1]->hold_writes = true;
   Seal(sessions[0], one);
   ios_[1]->hold_writes = false;
   Seal(sessions[1], other);  // Durable at once, the other one is not.
   EXPECT_EQ(ios_[1]->calls["Publish"], 0);
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("one"));
 }
 
-TEST_F(GuardsTest, AYoungerSaveOfATagIsPublishedAfterTheOlderOne) {
+TEST_F(GuardsTest, PublishesYoungerSaveOfTagAfterOlderOne) {
   auto sessions = Launch("a", 1);
   auto older = BeginOf(0, "t", 1, 100), younger = BeginOf(0, "t", 2, 100);
   younger.mutable_key()->set_ordinal(2);
@@ -758,14 +758,14 @@ TEST_F(GuardsTest, AYoungerSaveOfATagIsPublishedAfterTheOlderOne) {
   ios_[1]->hold_writes = false;
   Seal(sessions[0], younger);
   EXPECT_EQ(ios_[1]->calls["Publish"], 0);
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(EndOf(sessions[0], older.key()), "COMMITTED");
   EXPECT_EQ(EndOf(sessions[0], younger.key()), "COMMITTED");
   EXPECT_EQ(disks_[1]->committed.rbegin()->second.summary.step(), 2);
 }
 
-TEST_F(GuardsTest, APublishThatFailedIsNoCommit) {
+TEST_F(GuardsTest, FailedPublishIsNoCommit) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kFailed, ErrnoError(EIO, "writing the manifest")};
   SaveAll(sessions, "one", 1);
@@ -773,11 +773,11 @@ TEST_F(GuardsTest, APublishThatFailedIsNoCommit) {
   EXPECT_THAT(Tags(), IsEmpty());
 }
 
-TEST_F(GuardsTest, AWaitIsAnsweredAtItsLevel) {
+TEST_F(GuardsTest, AnswersWaitAtItsLevel) {
   auto sessions = Launch("a", 2);
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
   auto a = Begin(sessions[0], one), b = Begin(sessions[1], other);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   ios_[1]->hold_writes = true;
   auto staged = Wait(sessions[0], one.key(), v1::STAGED), sealed = Wait(sessions[0], one.key(), v1::SEALED),
        committed = Wait(sessions[0], one.key());
@@ -785,12 +785,12 @@ TEST_F(GuardsTest, AWaitIsAnsweredAtItsLevel) {
   EXPECT_TRUE(staged.has() && !sealed.has() && !committed.has());
   Seal(sessions[1], other);
   EXPECT_TRUE(sealed.has() && !committed.has());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(committed.has());
 }
 
-TEST_F(GuardsTest, ASaveThatRecoveryCouldBringBackIsFailedWhenItsDirectoryIsOutOfTheWay) {
+TEST_F(GuardsTest, FailsSaveOnlyAfterItsDirectoryIsOutOfReachOfRecovery) {
   auto sessions = Launch("a", 1);
   auto one = BeginOf(0, "one", 1, 100);
   ASSERT_TRUE(Begun(sessions[0], one).status().ok());
@@ -800,18 +800,18 @@ TEST_F(GuardsTest, ASaveThatRecoveryCouldBringBackIsFailedWhenItsDirectoryIsOutO
   ASSERT_TRUE(Abort(sessions[0], one.key()).status().ok());
   EXPECT_FALSE(wait.has());
   EXPECT_GT(pool_->usage().used_bytes, 0) << "a write still reads it";
-  ios_[1]->Free();
+  ios_[1]->ReleaseHeld();
   ios_[1]->held.insert("Discard");
-  Turn();
+  RunQueued();
   EXPECT_FALSE(wait.has());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   ASSERT_TRUE(wait.has());
   EXPECT_EQ(wait.get().checkpoint().error().reason(), "SAVE_ABORTED");
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
-TEST_F(GuardsTest, ACompleteSaveThatCannotBeMovedAwayIsIndeterminateAndTheRootReadOnly) {
+TEST_F(GuardsTest, CompleteSaveThatCannotBeMovedIsIndeterminateAndRootReadOnly) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {PublishOutcome::kFailed, ErrnoError(EIO, "writing the manifest")};
   ios_[1]->discard_error = ErrnoError(EIO, "renaming");
@@ -823,29 +823,29 @@ TEST_F(GuardsTest, ACompleteSaveThatCannotBeMovedAwayIsIndeterminateAndTheRootRe
   EXPECT_EQ(Begin(sessions[0], BeginOf(0, "two", 2, 100)).reason(), "ROOT_READ_ONLY");
 }
 
-TEST_F(GuardsTest, AFailedSavesDirectoryIsMovedAwayAlsoWhenItIsStillBeingMade) {
+TEST_F(GuardsTest, MovesDirectoryOfFailedSaveAwayWhileItIsBeingCreated) {
   auto sessions = Launch("a", 1);
   ios_[1]->held.insert("CreateInflight");
   auto one = BeginOf(0, "one", 1, 100);
   ASSERT_TRUE(Begun(sessions[0], one).status().ok());
   Abort(sessions[0], one.key());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(ios_[1]->calls["Discard"], 1);
   EXPECT_EQ(EndOf(sessions[0], one.key()), "SAVE_ABORTED");
 }
 
-TEST_F(GuardsTest, ASaveThatIsBeingPublishedIsNotAborted) {
+TEST_F(GuardsTest, RefusesAbortOfSaveBeingPublished) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_publish = true;
   SaveAll(sessions, "one", 1);
   EXPECT_EQ(Abort(sessions[0], Key(0, "one")).reason(), "SEALED");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(EndOf(sessions[0], Key(0, "one")), "COMMITTED");
 }
 
-TEST_F(GuardsTest, WhileBytesComeInThePartIsNotSealedAndItsMemoryStaysUntilTheyAreRevoked) {
+TEST_F(GuardsTest, OpenWritesDelaySealAndKeepMemoryUntilRevoked) {
   auto sessions = Launch("a", 1);
   auto one = BeginOf(0, "one", 1, 100);
   ASSERT_TRUE(Begun(sessions[0], one).status().ok());
@@ -858,12 +858,12 @@ TEST_F(GuardsTest, WhileBytesComeInThePartIsNotSealedAndItsMemoryStaysUntilTheyA
   EXPECT_THAT(std::string(Seal(sessions[0], one).status().message()), HasSubstr("WriteFile"));
   EXPECT_FALSE(revoked);
   Abort(sessions[0], one.key());
-  Turn();
+  RunQueued();
   EXPECT_TRUE(revoked) << "before the memory goes";
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
-TEST_F(GuardsTest, ASealedPartTakesNoBytes) {
+TEST_F(GuardsTest, SealedPartAcceptsNoBytes) {
   auto sessions = Launch("a", 1);
   ios_[1]->hold_writes = true;
   SaveAll(sessions, "one", 1);
@@ -877,7 +877,7 @@ TEST_F(GuardsTest, ASealedPartTakesNoBytes) {
 
 // Else a daemon that is killed in between leaves neither the checkpoint nor a word of it: a late rank would
 // hear that its save was lost.
-TEST_F(GuardsTest, HowASaveEndedIsWrittenDownBeforeRetentionRemovesAnything) {
+TEST_F(GuardsTest, RecordsOutcomeOfSaveBeforeRetentionEvicts) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   SaveAll(sessions, "two", 2, 1);
@@ -885,7 +885,7 @@ TEST_F(GuardsTest, HowASaveEndedIsWrittenDownBeforeRetentionRemovesAnything) {
   EXPECT_EQ(disks_[1]->outcomes_at_evict, 2);
 }
 
-TEST_F(GuardsTest, RetentionWaitsForAHistoryThatCannotBeWritten) {
+TEST_F(GuardsTest, RetentionWaitsForHistoryThatCannotBeWritten) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   ASSERT_TRUE(Pin(sessions[0], "one").status().ok());
@@ -894,15 +894,15 @@ TEST_F(GuardsTest, RetentionWaitsForAHistoryThatCannotBeWritten) {
   ASSERT_TRUE(Pin(sessions[0], "one", false).status().ok());
   EXPECT_THAT(disks_[1]->evicted, IsEmpty());
   EXPECT_THAT(observer_.warnings, Contains(HasSubstr("the history of /root1 could not be written")));
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   EXPECT_THAT(disks_[1]->evicted, IsEmpty());
   EXPECT_THAT(observer_.warnings, SizeIs(1)) << "said once";
   ios_[1]->errors.clear();
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
 }
 
-TEST_F(GuardsTest, RetentionDoesNotWaitForAHistoryThatLacksTheRoomWhichRetentionFrees) {
+TEST_F(GuardsTest, RetentionDoesNotWaitForHistoryThatNeedsItsRoom) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   ios_[1]->errors["SaveRunRecord"] = ErrnoError(ENOSPC, "writing the run record");
@@ -910,13 +910,13 @@ TEST_F(GuardsTest, RetentionDoesNotWaitForAHistoryThatLacksTheRoomWhichRetention
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("one"));
 }
 
-TEST_F(GuardsTest, WhoSaysNoNumberKeepsAll) {
+TEST_F(GuardsTest, KeepsAllWhenNoNumberIsGiven) {
   auto sessions = Launch("a", 1);
   for (const char* tag : {"one", "two", "three"}) SaveAll(sessions, tag, 1);
   EXPECT_THAT(Tags(), ElementsAre("three", "two", "one"));
 }
 
-TEST_F(GuardsTest, TheNextDaemonKeepsAsMany) {
+TEST_F(GuardsTest, NextDaemonKeepsSameNumber) {
   auto first = Launch("a", 1);
   SaveAll(first, "one", 1, 1);
   ASSERT_TRUE(Pin(first[0], "one").status().ok());
@@ -928,7 +928,7 @@ TEST_F(GuardsTest, TheNextDaemonKeepsAsMany) {
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
-TEST_F(GuardsTest, ACheckpointIsEvictedOnceAndStaysKnownWhenThatFails) {
+TEST_F(GuardsTest, EvictsCheckpointOnceAndKeepsItKnownOnFailure) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   ios_[1]->held.insert("Evict");
@@ -937,13 +937,13 @@ TEST_F(GuardsTest, ACheckpointIsEvictedOnceAndStaysKnownWhenThatFails) {
   EXPECT_EQ(ios_[1]->calls["Evict"], 1);
   EXPECT_EQ(Pin(sessions[0], "one").reason(), "NO_CHECKPOINT") << "it is on its way out";
   ios_[1]->errors["Evict"] = ErrnoError(EIO, "renaming");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("three", "two", "one"));
   EXPECT_THAT(observer_.warnings, Contains(HasSubstr("retention could not remove")));
 }
 
-TEST_F(GuardsTest, WhatIsBeingReadStaysInTrash) {
+TEST_F(GuardsTest, CheckpointBeingReadStaysInTrash) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);
   const int64_t sequence = disks_[1]->committed.begin()->first;
@@ -955,7 +955,7 @@ TEST_F(GuardsTest, WhatIsBeingReadStaysInTrash) {
   EXPECT_THAT(disks_[1]->kept_in_trash, ElementsAre(sequence));
 }
 
-TEST_F(GuardsTest, WhatAReadOutlivesItsLeaseWithIsRemovedFromTrashLater) {
+TEST_F(GuardsTest, TrashOfReadThatOutlivesItsLeaseIsRemovedLater) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);
   auto opened = Open(sessions[0], "one");
@@ -964,11 +964,11 @@ TEST_F(GuardsTest, WhatAReadOutlivesItsLeaseWithIsRemovedFromTrashLater) {
   Close(sessions[0], opened.get().lease());
   EXPECT_THAT(disks_[1]->kept_in_trash, SizeIs(1));
   reader->reset();
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   EXPECT_THAT(disks_[1]->kept_in_trash, IsEmpty());
 }
 
-TEST_F(GuardsTest, ACheckpointThatIsBeingOpenedIsLeftAloneAndOneThatCouldNotBeIsNot) {
+TEST_F(GuardsTest, CheckpointBeingOpenedIsKeptUntilOpenFails) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   ios_[1]->held.insert("OpenCheckpoint");
@@ -976,13 +976,13 @@ TEST_F(GuardsTest, ACheckpointThatIsBeingOpenedIsLeftAloneAndOneThatCouldNotBeIs
   SaveAll(sessions, "two", 2, 1);
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
   ios_[1]->errors["OpenCheckpoint"] = ErrnoError(EIO, "opening");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(opened.reason(), "IO_ERROR");
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
-TEST_F(GuardsTest, AReaderThatHasEndedHoldsNothing) {
+TEST_F(GuardsTest, EndedReaderHoldsNothing) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   SessionId reader = Trainer("reader");
@@ -990,11 +990,11 @@ TEST_F(GuardsTest, AReaderThatHasEndedHoldsNothing) {
   SaveAll(sessions, "two", 2, 1);
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
   engine_->SessionClosed(reader, "killed");
-  Turn();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
-TEST_F(GuardsTest, APinCountsFromTheMomentItIsAskedForAndNotWhenItCouldNotBeWrittenDown) {
+TEST_F(GuardsTest, PinCountsFromRequestUnlessItCannotBeRecorded) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
   ios_[1]->held.insert("SetPinned");
@@ -1002,8 +1002,8 @@ TEST_F(GuardsTest, APinCountsFromTheMomentItIsAskedForAndNotWhenItCouldNotBeWrit
   SaveAll(sessions, "two", 2, 1);
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
   ios_[1]->errors["SetPinned"] = ErrnoError(ENOSPC, "writing the pins");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(pinned.reason(), "NO_SPACE");
   SaveAll(sessions, "three", 3, 1);
   EXPECT_THAT(Tags(), ElementsAre("three"));
@@ -1011,14 +1011,14 @@ TEST_F(GuardsTest, APinCountsFromTheMomentItIsAskedForAndNotWhenItCouldNotBeWrit
 
 // ---- who may
 
-TEST_F(GuardsTest, ARootThatIsBeingOpenedIsUsedByNobodyAndIsOfWhoOpensIt) {
+TEST_F(GuardsTest, RootBeingOpenedIsUnusableAndBelongsToItsOpener) {
   disks_[1] = std::make_shared<FakeDisk>();
   disks_[1]->locked = true;
   SessionId owner = Trainer("a");
   auto opening = AttachLater(owner);
   auto stranger = AttachLater(Trainer("b", 2000), 1, 2000);
   disks_[1]->locked = false;
-  Pass(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(1));
   EXPECT_EQ(stranger.reason(), "WRONG_UID");
   ASSERT_TRUE(opening.has());
   run_ = opening.get();
@@ -1033,7 +1033,7 @@ TEST_F(GuardsTest, ARootThatIsBeingOpenedIsUsedByNobodyAndIsOfWhoOpensIt) {
   EXPECT_EQ(answer.status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(GuardsTest, ARootThatCannotBeOpenedIsNotUsed) {
+TEST_F(GuardsTest, RootThatCannotBeOpenedIsNotUsed) {
   disks_[1] = std::make_shared<FakeDisk>();
   disks_[1]->open_error = ErrnoError(EIO, "listing");
   EXPECT_EQ(AttachLater(Trainer("a")).reason(), "IO_ERROR");
@@ -1041,14 +1041,14 @@ TEST_F(GuardsTest, ARootThatCannotBeOpenedIsNotUsed) {
   EXPECT_TRUE(AttachLater(Trainer("a")).status().ok());
 }
 
-TEST_F(GuardsTest, NobodyAndASessionThatHasEndedAttachNoRoot) {
+TEST_F(GuardsTest, RefusesAttachOfNobodyAndEndedSession) {
   EXPECT_EQ(AttachLater(Trainer("nobody", 65534), 1, 65534).reason(), "WRONG_UID");
   SessionId ended = Trainer("a");
   engine_->SessionClosed(ended, "killed");
   EXPECT_EQ(AttachLater(ended).reason(), "UNKNOWN_TOKEN");
 }
 
-TEST_F(GuardsTest, ARunIsOfTheUserWhoMadeItAlsoForTheNextDaemon) {
+TEST_F(GuardsTest, RunBelongsToItsCreatorForNextDaemonToo) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);
   Restart();
@@ -1058,18 +1058,18 @@ TEST_F(GuardsTest, ARunIsOfTheUserWhoMadeItAlsoForTheNextDaemon) {
   EXPECT_TRUE(AttachLater(Trainer("a")).status().ok());
 }
 
-TEST_F(GuardsTest, WhatARankSaysOfItsWorldIsChecked) {
+TEST_F(GuardsTest, ValidatesRankAndWorldSize) {
   EXPECT_EQ(JoinAs(Trainer("a"), 2, 2, "a").reason(), "INVALID_ARGUMENT");
   EXPECT_EQ(JoinAs(Trainer("a"), 0, 0, "a").reason(), "INVALID_ARGUMENT");
   EXPECT_EQ(JoinAs(Trainer("a"), 0, 1, "").reason(), "INVALID_ARGUMENT");
 }
 
-TEST_F(GuardsTest, ARootHoldsOneRun) {
+TEST_F(GuardsTest, RootHoldsOneRun) {
   ASSERT_TRUE(JoinAs(Trainer("a"), 0, 1, "a", 1, "mine").status().ok());
   EXPECT_EQ(JoinAs(Trainer("b"), 0, 1, "b", 1, "yours").reason(), "RUN_ID_MISMATCH");
 }
 
-TEST_F(GuardsTest, AProcessLivesUntilItsLastSessionEnds) {
+TEST_F(GuardsTest, ProcessIsAliveUntilItsLastSessionEnds) {
   auto sessions = Launch("a", 1);
   SessionId again = Trainer("a/0");
   ASSERT_TRUE(Join(again, 0, 1, "a").status().ok());
@@ -1095,10 +1095,10 @@ class EnginePointerTest : public EngineTest {
     request.mutable_key()->set_ordinal(ordinal);
     request.set_num_kept_ckpts(1);
     auto begun = Begin(session, request);
-    Turn([&] { return begun.has(); });
+    RunQueued([&] { return begun.has(); });
     ASSERT_TRUE(begun.status().ok()) << begun.status();
     ASSERT_TRUE(Seal(session, request).status().ok());
-    Turn();
+    RunQueued();
   }
   std::map<std::string, std::string> PointersOf(const std::string& tag) {
     for (const auto& entry : disks_[1]->committed) {
@@ -1109,7 +1109,7 @@ class EnginePointerTest : public EngineTest {
   }
 };
 
-TEST_F(EnginePointerTest, ABadPointerIsRefusedAndSaysWhatIsWrong) {
+TEST_F(EnginePointerTest, RefusesInvalidPointerAndNamesMistake) {
   auto sessions = Launch("a", 1);
   for (const char* name : {"", "a/b", ".ckptd", "..", "one"}) {
     EXPECT_EQ(Begin(sessions[0], Naming(0, "one", {{name, "one"}})).reason(), "INVALID_POINTER") << name;
@@ -1119,7 +1119,7 @@ TEST_F(EnginePointerTest, ABadPointerIsRefusedAndSaysWhatIsWrong) {
             "INVALID_POINTER");
 }
 
-TEST_F(EnginePointerTest, ThePointersOfAllRanksCountAndOneNameHasOneContent) {
+TEST_F(EnginePointerTest, PointersOfAllRanksCountAndOneNameHasOneContent) {
   auto sessions = Launch("a", 3);
   const auto zero = Naming(0, "t", {{"latest", "t"}}), one = Naming(1, "t", {{"latest", "t"}, {"best", "t"}}),
              two = Naming(2, "t", {});
@@ -1132,16 +1132,16 @@ TEST_F(EnginePointerTest, ThePointersOfAllRanksCountAndOneNameHasOneContent) {
   for (int i = 0; i < 8; ++i) many["p" + std::to_string(i)] = "t";
   EXPECT_EQ(Begin(sessions[1], Naming(1, "t", many)).reason(), "INVALID_POINTER") << "nine of all ranks";
   auto b = Begin(sessions[1], one), c = Begin(sessions[2], two);
-  Turn([&] { return a.has() && b.has() && c.has(); });
+  RunQueued([&] { return a.has() && b.has() && c.has(); });
   ASSERT_TRUE(a.status().ok()) << a.status();
   ASSERT_TRUE(Seal(sessions[0], zero).status().ok());
   ASSERT_TRUE(Seal(sessions[1], one).status().ok());
   ASSERT_TRUE(Seal(sessions[2], two).status().ok());
-  Turn();
+  RunQueued();
   EXPECT_THAT(PointersOf("t"), ElementsAre(Pair("best", "t"), Pair("latest", "t")));
 }
 
-TEST_F(EnginePointerTest, ADirectoryInAPointersPlaceIsRefusedAtBeginOnAllRanks) {
+TEST_F(EnginePointerTest, RefusesDirectoryInPlaceOfPointerAtBeginOnAllRanks) {
   auto sessions = Launch("a", 1);
   disks_[1]->directories = {"latest"};
   EXPECT_EQ(Begin(sessions[0], Naming(0, "one", {{"latest", "one"}})).reason(), "POINTER_FOREIGN");
@@ -1151,13 +1151,13 @@ TEST_F(EnginePointerTest, ADirectoryInAPointersPlaceIsRefusedAtBeginOnAllRanks) 
   EXPECT_EQ(Begin(sessions[0], resave).reason(), "POINTER_FOREIGN") << "also where the tag is ours";
 }
 
-TEST_F(EnginePointerTest, ADirectoryInThePlaceOfALateRanksPointerFailsTheSaveForAll) {
+TEST_F(EnginePointerTest, DirectoryInPlaceOfLateRanksPointerFailsSaveForAll) {
   auto sessions = Launch("a", 2);
   SaveAll(sessions, "zero", 0);  // So that rank 0 need not wait for the size of rank 1.
   disks_[1]->directories = {"latest"};
   const auto first = Naming(0, "one", {});
   auto a = Begin(sessions[0], first);
-  Turn([&] { return a.has(); });
+  RunQueued([&] { return a.has(); });
   ASSERT_TRUE(a.status().ok()) << a.status();
   Begin(sessions[1], Naming(1, "one", {{"latest", "one"}}));
   auto end = Wait(sessions[0], first.key());
@@ -1165,7 +1165,7 @@ TEST_F(EnginePointerTest, ADirectoryInThePlaceOfALateRanksPointerFailsTheSaveFor
   EXPECT_EQ(end.get().checkpoint().error().reason(), "POINTER_FOREIGN");
 }
 
-TEST_F(EnginePointerTest, WhatAPointerNamesIsNoVictimUntilTheNextOneNamesIt) {
+TEST_F(EnginePointerTest, KeepsCheckpointNamedByPointerUntilPointerMoves) {
   auto sessions = Launch("a", 1);
   SaveOne(sessions[0], "one", {{"latest", "one"}});
   SaveOne(sessions[0], "two", {});
@@ -1180,7 +1180,7 @@ TEST_F(EnginePointerTest, WhatAPointerNamesIsNoVictimUntilTheNextOneNamesIt) {
       << "the next save most likely names what this one names";
 }
 
-TEST_F(EnginePointerTest, ThatIsKnownToTheNextDaemon) {
+TEST_F(EnginePointerTest, NextDaemonKeepsCheckpointNamedByPointer) {
   auto sessions = Launch("a", 1);
   SaveOne(sessions[0], "one", {{"latest", "one"}});
   Start(16);
@@ -1189,7 +1189,7 @@ TEST_F(EnginePointerTest, ThatIsKnownToTheNextDaemon) {
   EXPECT_THAT(Tags(), ElementsAre("two", "one"));
 }
 
-TEST_F(EnginePointerTest, APointerThatCouldNotBeWrittenIsAWarningAndKeepsWhatItStillNames) {
+TEST_F(EnginePointerTest, UnwrittenPointerIsWarningAndKeepsItsOldTarget) {
   auto sessions = Launch("a", 1);
   SaveOne(sessions[0], "one", {{"latest", "one"}});
   ios_[1]->more_pointers = {{disks_[1]->committed.begin()->first}, {"the pointer latest is not written"}};
@@ -1223,7 +1223,7 @@ class TenantTest : public GuardsTest {
     Answer<v1::ListCheckpointsResponse> answer;
     engine_->ListCheckpoints({.session = session, .uid = 1000, .privileged = false, .tenant = tenant},
                              request, answer.reply());
-    Turn();
+    RunQueued();
     return answer.status().ok() ? "OK" : answer.reason();
   }
   int RunsSeenBy(SessionId session, int64_t tenant) {

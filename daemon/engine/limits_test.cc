@@ -39,7 +39,7 @@ class LimitsTest : public EngineTest {
     *request.mutable_key() = Key(0, tag);
     Answer<v1::AbortResponse> answer;
     engine_->Abort(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     EXPECT_TRUE(answer.status().ok()) << answer.status();
   }
 };
@@ -55,18 +55,18 @@ TEST_F(LimitsTest, KeepsNothingForRanksThatHaveNotBegun) {
     begun.push_back(Begin(session, BeginOf(0, "step_" + std::to_string(i), i, 100)));
   EXPECT_LT(Allocated(), before + 1 * kMiB);
   for (const auto& begin : begun) EXPECT_FALSE(begin.has());
-  Pass(std::chrono::seconds(31));
+  AdvanceClock(std::chrono::seconds(31));
   EXPECT_EQ(begun[0].reason(), "RANKS_MISSING");
   EXPECT_THAT(std::string(begun[0].status().message()), HasSubstr("65535"));
 }
 
-TEST_F(LimitsTest, KeepsOnlyTheSummaryOfSavesThatHaveEnded) {
+TEST_F(LimitsTest, KeepsOnlySummaryOfEndedSaves) {
   const SessionId session = Launch("launch", 1)[0];
   const size_t before = Allocated();
   for (int i = 0; i < 100; ++i) {
     const std::string tag = "step_" + std::to_string(i);
     Answer<v1::BeginResponse> begun = Begin(session, BeginOfManyFiles(tag, 2000));
-    Turn([&] { return begun.has(); });
+    RunQueued([&] { return begun.has(); });
     ASSERT_TRUE(begun.status().ok()) << begun.status();
     Abort(session, tag);
     engine_->Tick();
@@ -80,15 +80,15 @@ TEST_F(LimitsTest, KeepsOnlyTheSummaryOfSavesThatHaveEnded) {
   EXPECT_EQ(ended.get().checkpoint().missing_ranks_size(), 1);
 }
 
-TEST_F(LimitsTest, TheSummaryOfACommittedSaveSaysWhatChangedSince) {
+TEST_F(LimitsTest, SummaryOfCommittedSaveShowsLaterChanges) {
   const SessionId session = Launch("launch", 1)[0];
   SaveAll({session}, "step_1", 1);
-  Turn([&] { return observer_.ended.size() == 1; });
+  RunQueued([&] { return observer_.ended.size() == 1; });
   engine_->Tick();
   EXPECT_FALSE(Wait(session, Key(0, "step_1")).get().checkpoint().pinned());
   Answer<v1::Checkpoint> pinned;
   engine_->SetPinned(As(session), run_ + "/checkpoints/step_1", true, pinned.reply());
-  Turn();
+  RunQueued();
   ASSERT_TRUE(pinned.status().ok()) << pinned.status();
   const v1::Checkpoint ended = Wait(session, Key(0, "step_1")).get().checkpoint();
   EXPECT_TRUE(ended.pinned());
@@ -97,7 +97,7 @@ TEST_F(LimitsTest, TheSummaryOfACommittedSaveSaysWhatChangedSince) {
   EXPECT_TRUE(ended.has_commit_time());
 }
 
-TEST_F(LimitsTest, RefusesARunOfTooManyRanks) {
+TEST_F(LimitsTest, RefusesRunOfTooManyRanks) {
   engine_options_.limits.ranks_per_run = 8;
   Start(16);
   const SessionId session = Trainer("a");
@@ -110,23 +110,23 @@ TEST_F(LimitsTest, RefusesARunOfTooManyRanks) {
   EXPECT_TRUE(Join(session, 0, 8, "launch").status().ok());
 }
 
-TEST_F(LimitsTest, RefusesAPartOfTooManyFiles) {
+TEST_F(LimitsTest, RefusesPartOfTooManyFiles) {
   engine_options_.limits.files_per_part = 10;
   Start(16);
   const SessionId session = Launch("launch", 1)[0];
   EXPECT_EQ(Begin(session, BeginOfManyFiles("step_1", 11)).reason(), "LIMIT_EXCEEDED");
   Answer<v1::BeginResponse> begun = Begin(session, BeginOfManyFiles("step_2", 10));
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   EXPECT_TRUE(begun.status().ok()) << begun.status();
 }
 
-TEST_F(LimitsTest, CountsTheFilesOfAUsersSavesUntilTheyEnd) {
+TEST_F(LimitsTest, CountsFilesOfUserUntilItsSavesEnd) {
   engine_options_.limits.files_per_uid = 25;
   Start(16);
   const SessionId session = Launch("launch", 1)[0];
   for (const char* tag : {"step_1", "step_2"}) {
     Answer<v1::BeginResponse> begun = Begin(session, BeginOfManyFiles(tag, 10));
-    Turn([&] { return begun.has(); });
+    RunQueued([&] { return begun.has(); });
     EXPECT_TRUE(begun.status().ok()) << begun.status();
   }
   const auto refused = Begin(session, BeginOfManyFiles("step_3", 10));
@@ -134,11 +134,11 @@ TEST_F(LimitsTest, CountsTheFilesOfAUsersSavesUntilTheyEnd) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("uid 1000"));
   Abort(session, "step_1");
   Answer<v1::BeginResponse> begun = Begin(session, BeginOfManyFiles("step_4", 10));
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   EXPECT_TRUE(begun.status().ok()) << begun.status();
 }
 
-TEST_F(LimitsTest, ALongNameCountsAsSeveralFiles) {
+TEST_F(LimitsTest, LongNameCountsAsSeveralFiles) {
   engine_options_.limits.files_per_uid = 3;
   Start(16);
   const SessionId session = Launch("launch", 1)[0];
@@ -148,7 +148,7 @@ TEST_F(LimitsTest, ALongNameCountsAsSeveralFiles) {
   EXPECT_EQ(Begin(session, request).reason(), "LIMIT_EXCEEDED");
 }
 
-TEST_F(LimitsTest, RefusesASaveWhoseManifestWouldBeTooLarge) {
+TEST_F(LimitsTest, RefusesSaveWhoseManifestWouldBeTooLarge) {
   engine_options_.chunk_bytes = 1 << 16;
   Start(16);
   const SessionId session = Launch("launch", 1)[0];
@@ -158,7 +158,7 @@ TEST_F(LimitsTest, RefusesASaveWhoseManifestWouldBeTooLarge) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("io.chunk_bytes"));
 }
 
-TEST_F(LimitsTest, RefusesMoreSavesInFlightThanAUserMayHave) {
+TEST_F(LimitsTest, RefusesSavesInFlightAboveUserLimit) {
   engine_options_.limits.saves_per_uid = 2;
   Start(16);
   const std::vector<SessionId> sessions = Launch("launch", 2);  // Rank 1 never comes.
@@ -171,12 +171,12 @@ TEST_F(LimitsTest, RefusesMoreSavesInFlightThanAUserMayHave) {
   EXPECT_NE(Begin(sessions[0], BeginOf(0, "step_4", 4, 100)).reason(), "LIMIT_EXCEEDED");
 }
 
-TEST_F(LimitsTest, RefusesMoreLeasesThanAUserMayHave) {
+TEST_F(LimitsTest, RefusesLeasesAboveUserLimit) {
   engine_options_.limits.leases_per_uid = 2;
   Start(16);
   const SessionId session = Launch("launch", 1)[0];
   SaveAll({session}, "step_1", 1);
-  Turn([&] { return observer_.ended.size() == 1; });
+  RunQueued([&] { return observer_.ended.size() == 1; });
   const auto first = Open(session, "step_1");
   ASSERT_TRUE(first.status().ok()) << first.status();
   EXPECT_TRUE(Open(session, "step_1").status().ok());
@@ -193,9 +193,9 @@ TEST_F(LimitsTest, RefusesLeasesWhoseManifestsTakeTooMuchMemory) {
   const SessionId session = Launch("launch", 1)[0];
   const v1::BeginRequest request = BeginOfManyFiles("step_1", 1000);
   Answer<v1::BeginResponse> begun = Begin(session, request);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   Seal(session, request);
-  Turn([&] { return observer_.ended.size() == 1; });
+  RunQueued([&] { return observer_.ended.size() == 1; });
   const auto first = Open(session, "step_1");
   ASSERT_TRUE(first.status().ok()) << first.status();
   Answer<v1::OpenCheckpointResponse> refused;
@@ -204,7 +204,7 @@ TEST_F(LimitsTest, RefusesLeasesWhoseManifestsTakeTooMuchMemory) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("limits.manifest_bytes_per_uid"));
 }
 
-TEST_F(LimitsTest, RefusesMoreWatchesThanAUserMayHave) {
+TEST_F(LimitsTest, RefusesWatchesAboveUserLimit) {
   engine_options_.limits.watches_per_uid = 1;
   Start(16);
   const auto ignore = [](const v1::WatchResponse&) { return true; };

@@ -24,7 +24,7 @@ class PrefetchTest : public EngineTest {
     const auto sessions = Launch("before", 2);
     for (const std::string& tag : tags) {
       SaveAll(sessions, tag, 1);
-      Turn([&] { return !Tags().empty() && Tags().front() == tag; });
+      RunQueued([&] { return !Tags().empty() && Tags().front() == tag; });
     }
     Start(16);
     Attach(Trainer("looks"));
@@ -32,12 +32,12 @@ class PrefetchTest : public EngineTest {
   Answer<v1::Checkpoint> Prefetch(const std::string& tag, const Caller& caller = As(0, 1000)) {
     Answer<v1::Checkpoint> answer;
     engine_->Prefetch(caller, run_ + "/checkpoints/" + tag, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::Checkpoint> Prefetched(const std::string& tag) {
     auto answer = Prefetch(tag);
-    Turn([&] { return answer.has(); });
+    RunQueued([&] { return answer.has(); });
     return answer;
   }
   Answer<v1::LocateFilesResponse> Locate(SessionId session, const std::string& lease, bool map = false) {
@@ -46,7 +46,7 @@ class PrefetchTest : public EngineTest {
     request.set_map(map);
     Answer<v1::LocateFilesResponse> answer;
     engine_->LocateFiles(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   std::string ContentOf(SessionId reader, const v1::ResidentPart& part) {
@@ -62,7 +62,7 @@ class PrefetchTest : public EngineTest {
   int64_t Resident() { return pool_->usage().resident_bytes / kSegment; }
 };
 
-TEST_F(PrefetchTest, TheNextJobReadsFromMemoryWhatWasOnDiskAlone) {
+TEST_F(PrefetchTest, NextJobReadsPrefetchedCheckpointFromMemory) {
   SaveAndRestart({"one", "two"});
   const auto prefetched = Prefetched("latest");
   ASSERT_TRUE(prefetched.status().ok()) << prefetched.status();
@@ -82,18 +82,18 @@ TEST_F(PrefetchTest, TheNextJobReadsFromMemoryWhatWasOnDiskAlone) {
   EXPECT_EQ(ios_[1]->calls["CheckImages"], 0) << "they were checked when they were read";
 }
 
-TEST_F(PrefetchTest, WhatIsThereIsNotReadAgainAndWhoAsksMeanwhileWaits) {
+TEST_F(PrefetchTest, RepeatedPrefetchWaitsForTheFirstAndReadsOnce) {
   SaveAndRestart({"one"});
   ios_[1]->held.insert("ReadFiles");
   const auto first = Prefetch("one"), second = Prefetch("latest");
-  Turn([&] { return Reads() == 1; });
+  RunQueued([&] { return Reads() == 1; });
   const SessionId reader = Trainer("reader");
   const auto opened = Open(reader, "one");
   const auto located = Locate(reader, opened.get().lease());
   EXPECT_FALSE(first.has() || second.has() || located.has());
   ios_[1]->held.clear();
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(first.status().ok()) << first.status();
   EXPECT_TRUE(second.status().ok()) << second.status();
   EXPECT_THAT(located.get().parts(), SizeIs(2));
@@ -101,7 +101,7 @@ TEST_F(PrefetchTest, WhatIsThereIsNotReadAgainAndWhoAsksMeanwhileWaits) {
   EXPECT_EQ(Reads(), 1);
 }
 
-TEST_F(PrefetchTest, ItIsMappedAtOnceForNoTrainerCanWriteIt) {
+TEST_F(PrefetchTest, PrefetchedMemoryIsMappedAtOnce) {
   SaveAndRestart({"one"});
   ASSERT_TRUE(Prefetched("one").status().ok());
   const SessionId reader = Trainer("reader");
@@ -109,7 +109,7 @@ TEST_F(PrefetchTest, ItIsMappedAtOnceForNoTrainerCanWriteIt) {
   EXPECT_TRUE(Locate(reader, opened.get().lease(), /*map=*/true).get().may_map());
 }
 
-TEST_F(PrefetchTest, WhatIsDamagedIsRememberedAndTheMemoryGivenBack) {
+TEST_F(PrefetchTest, RecordsDamageAndReturnsMemory) {
   SaveAndRestart({"one", "two"});
   ios_[1]->errors["ReadFiles"] =
       MakeError(absl::StatusCode::kDataLoss, "CORRUPT_FILE", "chunk 3", {{"path", "rank0.pt"}});
@@ -121,7 +121,7 @@ TEST_F(PrefetchTest, WhatIsDamagedIsRememberedAndTheMemoryGivenBack) {
   EXPECT_EQ(Prefetch("two").reason(), "CHECKPOINT_DAMAGED");
 }
 
-TEST_F(PrefetchTest, ADiskThatCannotBeReadCondemnsNothing) {
+TEST_F(PrefetchTest, DiskErrorMarksNothingDamaged) {
   SaveAndRestart({"one"});
   ios_[1]->errors["ReadFiles"] = ErrnoError(EIO, "reading");
   const auto prefetched = Prefetched("one");
@@ -132,7 +132,7 @@ TEST_F(PrefetchTest, ADiskThatCannotBeReadCondemnsNothing) {
 }
 
 // Else a trainer would have to fault memory in that it had, or a save would have to wait.
-TEST_F(PrefetchTest, ItTakesNoMemoryThatASaveNeeds) {
+TEST_F(PrefetchTest, TakesNoMemoryThatSaveNeeds) {
   SaveAndRestart({"one"});
   const auto trainers = Launch("trains", 1);
   const auto lent = pool_->Reserve({{trainers[0], 13}});
@@ -144,7 +144,7 @@ TEST_F(PrefetchTest, ItTakesNoMemoryThatASaveNeeds) {
   EXPECT_TRUE(Prefetched("one").status().ok());
 }
 
-TEST_F(PrefetchTest, ItTakesAnotherCopysMemoryRatherThanWhatIsLent) {
+TEST_F(PrefetchTest, EvictsOtherCopyBeforeTakingLentMemory) {
   SaveAndRestart({"one"});
   const SessionId trains = Launch("trains", 1)[0], ends = Trainer("ends");
   const auto commit = [this](SessionId session, int segments) {
@@ -152,7 +152,7 @@ TEST_F(PrefetchTest, ItTakesAnotherCopysMemoryRatherThanWhatIsLent) {
     ASSERT_TRUE(save.ok());
     bool drawn = false;
     pool_->Draw(*save, session, session, segments, [&drawn](auto) { drawn = true; });
-    Turn([&drawn] { return drawn; });
+    RunQueued([&drawn] { return drawn; });
     pool_->Settle(*save);
   };
   commit(trains, 12);
@@ -165,14 +165,14 @@ TEST_F(PrefetchTest, ItTakesAnotherCopysMemoryRatherThanWhatIsLent) {
   EXPECT_EQ(pool_->usage().lent_bytes, lent) << "although that was unused for longer";
 }
 
-TEST_F(PrefetchTest, ItKeepsToTheBudgetOfCopies) {
+TEST_F(PrefetchTest, StaysWithinBudgetOfResidentCopies) {
   resident_segments_ = 1;
   SaveAndRestart({"one"});
   EXPECT_EQ(Prefetch("one").reason(), "POOL_EXHAUSTED");
   EXPECT_EQ(Reads(), 0);
 }
 
-TEST_F(PrefetchTest, MemoryThatIsNotThereEndsItAndGivesBackWhatItHad) {
+TEST_F(PrefetchTest, ReturnsItsMemoryWhenPoolRunsOut) {
   SaveAndRestart({"one"});
   make_populator_ = [this](int64_t, Populator::Made made) {
     return std::make_unique<NoMemory>(&inbox_, std::move(made));
@@ -184,28 +184,28 @@ TEST_F(PrefetchTest, MemoryThatIsNotThereEndsItAndGivesBackWhatItHad) {
   EXPECT_EQ(Used(), 0);
 }
 
-TEST_F(PrefetchTest, OneAtATimeAndOnlyForWhomTheRunBelongsTo) {
+TEST_F(PrefetchTest, RefusesSecondPrefetchAndRunsOfOtherUsers) {
   SaveAndRestart({"one", "two"});
   EXPECT_EQ(Prefetch("three").reason(), "NO_CHECKPOINT");
   EXPECT_FALSE(Prefetch("one", Caller{0, 2000, false}).status().ok());
   ios_[1]->held.insert("ReadFiles");
   const auto first = Prefetch("two");
-  Turn([&] { return Reads() == 1; });
+  RunQueued([&] { return Reads() == 1; });
   EXPECT_EQ(Prefetch("one").reason(), "PREFETCH_BUSY");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(first.status().ok()) << first.status();
 }
 
-TEST_F(PrefetchTest, OneThatIsReplacedMeanwhileIsNotKept) {
+TEST_F(PrefetchTest, DropsCheckpointThatIsReplacedMeanwhile) {
   SaveAndRestart({"one"});
   ios_[1]->held.insert("ReadFiles");
   const auto prefetched = Prefetch("one");
-  Turn([&] { return Reads() == 1; });
+  RunQueued([&] { return Reads() == 1; });
   SaveAll(Launch("again", 2), "one", 2);
-  Turn([&] { return observer_.ended.size() == 2; });
-  ios_[1]->Free();
-  Turn();
+  RunQueued([&] { return observer_.ended.size() == 2; });
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(prefetched.reason(), "NO_CHECKPOINT");
   EXPECT_EQ(Resident(), 0);
 }

@@ -27,8 +27,8 @@ class ResidentsTest : public EngineTest {
   }
   Answer<v1::LocateFilesResponse> Locate(SessionId session, const std::string& lease, bool map = false) {
     auto answer = LocateLater(session, lease, map);
-    Turn();
-    if (map) Turn([&] { return answer.has(); });
+    RunQueued();
+    if (map) RunQueued([&] { return answer.has(); });
     return answer;
   }
   int64_t UsedSegments() { return pool_->usage().used_bytes / kSegment; }
@@ -38,24 +38,24 @@ class ResidentsTest : public EngineTest {
     request.set_name(run_ + "/checkpoints/" + tag);
     Answer<v1::Checkpoint> answer;
     engine_->GetCheckpoint(Caller{0, 0, true}, request, answer.reply());
-    Turn();
+    RunQueued();
     return answer.get().resident();
   }
   int64_t ResidentSegments() { return pool_->usage().resident_bytes / kSegment; }
   void End(const std::vector<SessionId>& sessions) {
     for (SessionId session : sessions) engine_->SessionClosed(session, "ended");
-    Turn();
+    RunQueued();
   }
   // One checkpoint of a job of two ranks that has ended.
   void SaveAndEnd(const std::string& tag) {
     const auto sessions = Launch("before " + tag, 2);
     SaveAll(sessions, tag, 1);
-    Turn([&] { return Tags() == std::vector<std::string>{tag}; });
+    RunQueued([&] { return Tags() == std::vector<std::string>{tag}; });
     End(sessions);
   }
 };
 
-TEST_F(ResidentsTest, ARestartedJobReadsWhatTheEndedOneLeftInMemory) {
+TEST_F(ResidentsTest, RestartedJobReadsResidentCopyOfEndedJob) {
   SaveAndEnd("one");
   EXPECT_TRUE(Resident("one"));
   EXPECT_EQ(ResidentSegments(), 2);
@@ -80,10 +80,10 @@ TEST_F(ResidentsTest, ARestartedJobReadsWhatTheEndedOneLeftInMemory) {
   EXPECT_EQ(Checks(), 2) << "and never again";
 }
 
-TEST_F(ResidentsTest, WhoNamesAFileIsAnsweredForItsRankAloneAndNoOtherIsChecked) {
+TEST_F(ResidentsTest, ReadOfOneFileChecksOnlyItsRank) {
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   const SessionId reader = Trainer("reader");
   const auto opened = Open(reader, "one");
   v1::LocateFilesRequest request;
@@ -93,7 +93,7 @@ TEST_F(ResidentsTest, WhoNamesAFileIsAnsweredForItsRankAloneAndNoOtherIsChecked)
     request.set_path(path);
     Answer<v1::LocateFilesResponse> answer;
     engine_->LocateFiles(As(reader), request, answer.reply());
-    Turn();
+    RunQueued();
     ASSERT_TRUE(answer.status().ok()) << answer.status();
     ASSERT_THAT(answer.get().parts(), SizeIs(rank < 0 ? 0 : 1)) << path;
     for (const v1::ResidentPart& part : answer.get().parts()) EXPECT_EQ(part.rank(), rank);
@@ -101,7 +101,7 @@ TEST_F(ResidentsTest, WhoNamesAFileIsAnsweredForItsRankAloneAndNoOtherIsChecked)
   EXPECT_EQ(Checks(), 2);
 }
 
-TEST_F(ResidentsTest, AReaderThatMapsHasTheMemoryUntilItsSessionEnds) {
+TEST_F(ResidentsTest, MappedMemoryIsHeldUntilReadersSessionEnds) {
   SaveAndEnd("one");
   const SessionId reader = Trainer("reader");
   const auto opened = Open(reader, "one");
@@ -116,10 +116,10 @@ TEST_F(ResidentsTest, AReaderThatMapsHasTheMemoryUntilItsSessionEnds) {
   EXPECT_EQ(ResidentSegments(), 2) << "for others, nothing has changed";
 }
 
-TEST_F(ResidentsTest, NothingIsMappedThatItsWriterCouldChange) {
+TEST_F(ResidentsTest, MapsNothingThatItsWriterCouldChange) {
   const auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   const SessionId reader = Trainer("reader");
   const auto opened = Open(reader, "one");
   const auto located = Locate(reader, opened.get().lease(), /*map=*/true);
@@ -133,10 +133,10 @@ TEST_F(ResidentsTest, ReaderThatMapsNoMemoryHoldsNone) {
   const auto full = BeginOf(0, "one", 2, 100);
   auto empty = BeginOf(1, "one", 2, 0);
   const auto begun = Begin(sessions[0], full), begun_empty = Begin(sessions[1], empty);
-  Turn([&] { return begun.has() && begun_empty.has(); });
+  RunQueued([&] { return begun.has() && begun_empty.has(); });
   Seal(sessions[0], full);
   Seal(sessions[1], empty);
-  Turn([&] { return Tags().front() == "one"; });
+  RunQueued([&] { return Tags().front() == "one"; });
   End(sessions);
   const SessionId reader = Trainer("reader");
   Attach(reader);
@@ -147,7 +147,7 @@ TEST_F(ResidentsTest, ReaderThatMapsNoMemoryHoldsNone) {
   request.set_map(true);
   Answer<v1::LocateFilesResponse> located;
   engine_->LocateFiles(As(reader), request, located.reply());
-  Turn([&] { return located.has(); });
+  RunQueued([&] { return located.has(); });
   ASSERT_THAT(located.get().parts(), SizeIs(1));
   EXPECT_THAT(located.get().parts(0).segments(), IsEmpty());
   EXPECT_FALSE(located.get().may_map());
@@ -155,10 +155,10 @@ TEST_F(ResidentsTest, ReaderThatMapsNoMemoryHoldsNone) {
   EXPECT_EQ(UsedSegments(), 0) << "the reader has none of the copy's memory";
 }
 
-TEST_F(ResidentsTest, WhatMayNotBeMappedAfterAllIsNotHeldForIt) {
+TEST_F(ResidentsTest, ReleasesCopyWhenMappingIsRefused) {
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   End({sessions[0]});  // And rank 1 lives, and could write to its part of the copy.
   const SessionId reader = Trainer("reader");
   Attach(reader);
@@ -169,22 +169,22 @@ TEST_F(ResidentsTest, WhatMayNotBeMappedAfterAllIsNotHeldForIt) {
   request.set_map(true);
   Answer<v1::LocateFilesResponse> located;
   engine_->LocateFiles(As(reader), request, located.reply());
-  Turn([&] { return located.has(); });
+  RunQueued([&] { return located.has(); });
   EXPECT_THAT(located.get().parts(), SizeIs(1));
   EXPECT_FALSE(located.get().may_map());
   v1::CloseCheckpointRequest close;
   close.set_lease(opened.get().lease());
   Answer<v1::CloseCheckpointResponse> closed;
   engine_->CloseCheckpoint(As(reader), close, closed.reply());
-  Turn([&] { return closed.has(); });
+  RunQueued([&] { return closed.has(); });
   EXPECT_EQ(UsedSegments(), 0) << "until its session ends";
 }
 
 // Else it would have to wait until the reader ends.
-TEST_F(ResidentsTest, NothingIsMappedThatASaveWouldMissEvenByOneThatResumes) {
+TEST_F(ResidentsTest, MapsNoMemoryThatSaveNeedsEvenForResume) {
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   End(sessions);
   const auto others = Launch("b", 1);
   const auto resumed = Resume(others[0], 0);
@@ -195,27 +195,27 @@ TEST_F(ResidentsTest, NothingIsMappedThatASaveWouldMissEvenByOneThatResumes) {
   EXPECT_FALSE(located.get().may_map());
 }
 
-TEST_F(ResidentsTest, WhatIsAskedForWhileItIsCheckedIsAnsweredThen) {
+TEST_F(ResidentsTest, RequestDuringCheckIsAnsweredAfterIt) {
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   ios_[1]->held.insert("CheckImages");
   End(sessions);
   const auto after = Launch("b", 2);
   const auto resumed = Resume(after[0], 0);
   const auto located = Locate(after[0], resumed.get().lease());
   EXPECT_FALSE(located.has());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   ASSERT_TRUE(located.status().ok()) << located.status();
   EXPECT_THAT(located.get().parts(), SizeIs(2));
   EXPECT_EQ(Checks(), 2);
 }
 
-TEST_F(ResidentsTest, WhileItsWriterLivesItIsCheckedEachTime) {
+TEST_F(ResidentsTest, ChecksCopyEachTimeWhileItsWriterLives) {
   const auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   EXPECT_EQ(Checks(), 0);
   const SessionId reader = Trainer("reader");
   for (int times = 1; times <= 2; ++times) {
@@ -231,32 +231,32 @@ TEST_F(ResidentsTest, WhileItsWriterLivesItIsCheckedEachTime) {
   EXPECT_EQ(Checks(), 3);
 }
 
-TEST_F(ResidentsTest, AWriterThatEndsWhileItsPartIsCheckedHasItCheckedAgain) {
+TEST_F(ResidentsTest, ChecksAgainWhenWriterEndsDuringCheck) {
   const auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   const SessionId reader = Trainer("reader");
   const auto opened = Open(reader, "one");
   ios_[1]->held.insert("CheckImages");
   const auto located = Locate(reader, opened.get().lease());
   End(sessions);
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(located.get().parts(), SizeIs(1));
   EXPECT_EQ(Checks(), 2);
   EXPECT_THAT(Locate(reader, opened.get().lease()).get().parts(), SizeIs(1));
   EXPECT_EQ(Checks(), 2);
 }
 
-TEST_F(ResidentsTest, MemoryThatIsNotWhatWasSavedIsReadFromTheDisk) {
+TEST_F(ResidentsTest, ReadsFromDiskWhenMemoryDiffersFromSave) {
   const auto sessions = Launch("a", 1);
   auto request = BeginOf(0, "one", 1, 100);
   const auto begun = Begin(sessions[0], request);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   auto found = pool_->directory().Find(sessions[0], begun.get().segments(0).id(), SegmentAccess::kWrite);
   ASSERT_TRUE(found.ok());
   Seal(sessions[0], request);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   ASSERT_EQ(pwrite(found->fd, "late", 4, 0), 4);  // A client that breaks its word.
   ::close(found->fd);
   End(sessions);
@@ -271,7 +271,7 @@ TEST_F(ResidentsTest, MemoryThatIsNotWhatWasSavedIsReadFromTheDisk) {
   EXPECT_EQ(ResidentSegments(), 0);
 }
 
-TEST_F(ResidentsTest, ACopyThatIsReadStaysUntilItsLeaseEndsEvenWhenItsTagIsSavedAgain) {
+TEST_F(ResidentsTest, CopyBeingReadStaysUntilLeaseEndsWhenItsTagIsSavedAgain) {
   SaveAndEnd("one");
   const SessionId reader = Trainer("reader");
   Attach(reader);
@@ -281,7 +281,7 @@ TEST_F(ResidentsTest, ACopyThatIsReadStaysUntilItsLeaseEndsEvenWhenItsTagIsSaved
   const SegmentId id = located.get().parts(0).segments(0).id();
   const auto sessions = Launch("b", 2);
   SaveAll(sessions, "one", 2);
-  Turn([&] { return disks_[1]->committed.rbegin()->first > 1; });
+  RunQueued([&] { return disks_[1]->committed.rbegin()->first > 1; });
   auto found = pool_->directory().Find(reader, id, SegmentAccess::kRead);
   ASSERT_TRUE(found.ok()) << found.status();
   ::close(found->fd);
@@ -290,20 +290,20 @@ TEST_F(ResidentsTest, ACopyThatIsReadStaysUntilItsLeaseEndsEvenWhenItsTagIsSaved
   EXPECT_EQ(ResidentSegments(), 0) << "nobody can open the old one any more";
 }
 
-TEST_F(ResidentsTest, RetentionTakesTheCopyWithTheCheckpoint) {
+TEST_F(ResidentsTest, RetentionEvictsCopyWithCheckpoint) {
   const auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   End(sessions);
   EXPECT_EQ(ResidentSegments(), 1);
   const auto after = Launch("b", 1);
   SaveAll(after, "two", 2, 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"two"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"two"}; });
   EXPECT_EQ(ResidentSegments(), 0);
   EXPECT_TRUE(Resident("two"));
 }
 
-TEST_F(ResidentsTest, ADamagedCheckpointIsNotOfferedFromMemoryEither) {
+TEST_F(ResidentsTest, DamagedCheckpointIsNotOfferedFromMemory) {
   SaveAndEnd("one");
   const auto after = Launch("b", 1);
   v1::ReportDamageRequest request;
@@ -312,21 +312,21 @@ TEST_F(ResidentsTest, ADamagedCheckpointIsNotOfferedFromMemoryEither) {
   request.mutable_damage()->set_message("rotten");
   Answer<v1::ReportDamageResponse> answer;
   engine_->ReportDamage(As(after[0]), request, answer.reply());
-  Turn();
+  RunQueued();
   ASSERT_TRUE(answer.status().ok()) << answer.status();
   EXPECT_FALSE(Resident("one"));
   EXPECT_EQ(ResidentSegments(), 0);
 }
 
-TEST_F(ResidentsTest, OneWithoutAByteIsNoCopy) {
+TEST_F(ResidentsTest, EmptyCheckpointHasNoCopy) {
   const auto sessions = Launch("a", 1);
   const auto request = BeginOf(0, "one", 1, 100);
   const auto begun = Begin(sessions[0], request);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   v1::BeginRequest nothing = request;
   nothing.clear_files();
   Seal(sessions[0], nothing);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   EXPECT_FALSE(Resident("one"));
   const auto opened = Open(sessions[0], "one");
   const auto located = Locate(sessions[0], opened.get().lease());
@@ -334,20 +334,20 @@ TEST_F(ResidentsTest, OneWithoutAByteIsNoCopy) {
   EXPECT_THAT(located.get().parts(), IsEmpty());
 }
 
-TEST_F(ResidentsTest, ASaveThatNeedsTheMemoryGetsIt) {
+TEST_F(ResidentsTest, EvictsCopyForSaveThatNeedsMemory) {
   Start(4);
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   End(sessions);
   const auto after = Launch("b", 4);
   SaveAll(after, "two", 2);
-  Turn([&] { return Tags().size() == 2; });
+  RunQueued([&] { return Tags().size() == 2; });
   EXPECT_FALSE(Resident("one"));
   EXPECT_TRUE(Resident("two"));
 }
 
-TEST_F(ResidentsTest, OnceAllRanksHaveReadItMakesWayWhereTheirFirstSaveWouldFindNoMemory) {
+TEST_F(ResidentsTest, EvictsCopyAfterAllRanksHaveReadItWhenFirstSaveNeedsMemory) {
   for (const int segments : {4, 6}) {
     disks_.clear();
     Start(segments);
@@ -357,10 +357,10 @@ TEST_F(ResidentsTest, OnceAllRanksHaveReadItMakesWayWhereTheirFirstSaveWouldFind
     const auto begun = Begin(sessions[0], begin);
     const auto other = BeginOf(1, "one", 1, 100);
     const auto begun_too = Begin(sessions[1], other);
-    Turn([&] { return begun.has() && begun_too.has(); });
+    RunQueued([&] { return begun.has() && begun_too.has(); });
     Seal(sessions[0], begin);
     Seal(sessions[1], other);
-    Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+    RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
     End(sessions);
     EXPECT_EQ(ResidentSegments(), 3);
     const auto after = Launch("b", 2);
@@ -372,14 +372,14 @@ TEST_F(ResidentsTest, OnceAllRanksHaveReadItMakesWayWhereTheirFirstSaveWouldFind
       finish.set_rank(rank);
       finish.set_sequence(resumed.get().checkpoint().sequence());
       engine_->FinishResume(As(after[rank]), finish, finished[rank].reply());
-      Turn();
+      RunQueued();
     }
     ASSERT_TRUE(finished[0].status().ok()) << finished[0].status();
     EXPECT_EQ(Resident("one"), segments == 6);
   }
 }
 
-TEST_F(ResidentsTest, WhoOnlyLooksKeepsNoSaveWaiting) {
+TEST_F(ResidentsTest, ReaderWithoutResumeDelaysNoSave) {
   for (const int segments : {4, 5}) {
     disks_.clear();
     Start(segments);
@@ -387,9 +387,9 @@ TEST_F(ResidentsTest, WhoOnlyLooksKeepsNoSaveWaiting) {
     auto begin = BeginOf(0, "one", 1, 2 * kSegment + 1);  // Three segments.
     begin.mutable_files(0)->set_size_bytes(segments == 4 ? 2 * kSegment + 1 : 2 * kSegment);
     const auto begun = Begin(sessions[0], begin);
-    Turn([&] { return begun.has(); });
+    RunQueued([&] { return begun.has(); });
     Seal(sessions[0], begin);
-    Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+    RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
     const SessionId reader = Trainer("reader");
     Attach(reader);
     const auto opened = Open(reader, "one");
@@ -398,19 +398,19 @@ TEST_F(ResidentsTest, WhoOnlyLooksKeepsNoSaveWaiting) {
     auto next = begin;
     next.mutable_key()->set_tag("two");
     const auto saved = Begin(sessions[0], next);
-    Turn([&] { return saved.has(); });
+    RunQueued([&] { return saved.has(); });
     EXPECT_TRUE(saved.status().ok()) << saved.status();
   }
 }
 
-TEST_F(ResidentsTest, WhoLooksAtWhatAnotherReadsAlreadyTakesNoMoreMemory) {
+TEST_F(ResidentsTest, SecondReaderOfSameCopyTakesNoMoreMemory) {
   Start(5);
   const auto sessions = Launch("a", 1);
   const auto begin = BeginOf(0, "one", 1, 2 * kSegment);
   const auto begun = Begin(sessions[0], begin);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   Seal(sessions[0], begin);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   for (const char* name : {"reader", "second"}) {
     const SessionId reader = Trainer(name);
     Attach(reader);
@@ -420,19 +420,19 @@ TEST_F(ResidentsTest, WhoLooksAtWhatAnotherReadsAlreadyTakesNoMoreMemory) {
   auto next = begin;
   next.mutable_key()->set_tag("two");
   const auto saved = Begin(sessions[0], next);
-  Turn([&] { return saved.has(); });
+  RunQueued([&] { return saved.has(); });
   EXPECT_TRUE(saved.status().ok()) << saved.status();
 }
 
-TEST_F(ResidentsTest, WhatAllRanksHaveReadIsGivenToTheirFirstSaveAlsoWhereALeaseStaysOpen) {
+TEST_F(ResidentsTest, ReleasesCopyReadByAllRanksForFirstSaveDespiteOpenLease) {
   engine_options_.max_reader_pool_percent_per_user = 100;
   Start(4);
   const auto sessions = Launch("a", 1);
   auto begin = BeginOf(0, "one", 1, 3 * kSegment);
   const auto begun = Begin(sessions[0], begin);
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   Seal(sessions[0], begin);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   End(sessions);
   const auto after = Launch("b", 1);
   const auto resumed = Resume(after[0], 0);
@@ -443,16 +443,16 @@ TEST_F(ResidentsTest, WhatAllRanksHaveReadIsGivenToTheirFirstSaveAlsoWhereALease
   finish.set_sequence(resumed.get().checkpoint().sequence());
   Answer<v1::FinishResumeResponse> finished;
   engine_->FinishResume(As(after[0]), finish, finished.reply());
-  Turn();
+  RunQueued();
   ASSERT_TRUE(finished.status().ok()) << finished.status();
   auto next = begin;
   next.mutable_key()->set_tag("two");
   const auto saved = Begin(after[0], next);
-  Turn([&] { return saved.has(); });
+  RunQueued([&] { return saved.has(); });
   EXPECT_TRUE(saved.status().ok()) << saved.status();
 }
 
-TEST_F(ResidentsTest, OnlyTheSessionThatHasTheLeaseIsTold) {
+TEST_F(ResidentsTest, AnswersOnlySessionThatHoldsLease) {
   SaveAndEnd("one");
   const SessionId reader = Trainer("reader"), thief = Trainer("thief");
   Attach(reader);
@@ -462,10 +462,10 @@ TEST_F(ResidentsTest, OnlyTheSessionThatHasTheLeaseIsTold) {
   EXPECT_EQ(Locate(reader, opened.get().lease()).reason(), "UNKNOWN_LEASE");
 }
 
-TEST_F(ResidentsTest, AReaderThatEndsWhileItWaitsLetsTheCopyGo) {
+TEST_F(ResidentsTest, ReleasesCopyWhenReaderEndsWhileWaiting) {
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);
-  Turn([&] { return Tags() == std::vector<std::string>{"one"}; });
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
   ios_[1]->held.insert("CheckImages");
   End(sessions);
   const SessionId reader = Trainer("reader");
@@ -473,8 +473,8 @@ TEST_F(ResidentsTest, AReaderThatEndsWhileItWaitsLetsTheCopyGo) {
   const auto opened = Open(reader, "one");
   const auto located = Locate(reader, opened.get().lease());
   engine_->SessionClosed(reader, "ended");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   ASSERT_TRUE(located.has());
   EXPECT_THAT(located.get().parts(), IsEmpty());
   EXPECT_EQ(pool_->usage().used_bytes, 0);

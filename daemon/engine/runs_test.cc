@@ -22,7 +22,7 @@ constexpr uid_t kOwner = 1000, kOther = 2000;
 
 class RunsTest : public EngineTest {
  protected:
-  // Queued, not turned. The list of known roots takes it as `remembers` says.
+  // Queued, not run. The list of known roots takes it as `remembers` says.
   Answer<std::string> AttachAs(uid_t uid, absl::Status opens = absl::OkStatus()) {
     RootAttachment attachment;
     attachment.device = 1;
@@ -51,7 +51,7 @@ class RunsTest : public EngineTest {
         done(status);
       }
     }
-    Turn();
+    RunQueued();
   }
   void MakeOwned() {
     disks_[1] = std::make_shared<FakeDisk>();
@@ -64,9 +64,9 @@ class RunsTest : public EngineTest {
   std::shared_ptr<const void> in_use_ = std::make_shared<char>();
 };
 
-TEST_F(RunsTest, AnswersAnAttachWhenTheRootIsRemembered) {
+TEST_F(RunsTest, AnswersAttachWhenRootIsRemembered) {
   Answer<std::string> root = AttachAs(kOwner);
-  Turn();
+  RunQueued();
   EXPECT_THAT(asked_, ElementsAre(kOwner));
   EXPECT_FALSE(root.has());
   Remembered();
@@ -75,59 +75,59 @@ TEST_F(RunsTest, AnswersAnAttachWhenTheRootIsRemembered) {
   EXPECT_EQ(in_use_.use_count(), 2) << "the run keeps its entry in use";
 }
 
-TEST_F(RunsTest, FailsAnAttachThatCannotBeRemembered) {
+TEST_F(RunsTest, FailsAttachThatCannotBeRemembered) {
   Answer<std::string> root = AttachAs(kOwner);
-  Turn();
+  RunQueued();
   Remembered(MakeError(absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED", "too many"));
   EXPECT_EQ(root.reason(), "LIMIT_EXCEEDED");
 }
 
-TEST_F(RunsTest, DoesNotRememberARootThatCannotBeOpened) {
+TEST_F(RunsTest, DoesNotRememberRootThatCannotBeOpened) {
   Answer<std::string> root = AttachAs(kOwner, absl::PermissionDeniedError("closed"));
-  Turn();
+  RunQueued();
   EXPECT_EQ(root.status().code(), absl::StatusCode::kPermissionDenied);
   EXPECT_THAT(asked_, IsEmpty());
 }
 
-TEST_F(RunsTest, DoesNotRememberAnotherUsersRoot) {
+TEST_F(RunsTest, DoesNotRememberRootOfOtherUser) {
   Answer<std::string> owner = AttachAs(kOwner);
-  Turn();
+  RunQueued();
   Remembered();
   ASSERT_TRUE(owner.status().ok());
   Answer<std::string> other = AttachAs(kOther);
-  Turn();
+  RunQueued();
   EXPECT_EQ(other.reason(), "WRONG_UID");
   EXPECT_THAT(asked_, ElementsAre(kOwner));
 }
 
 // The run's record names its owner: whoever opens it first must not have it, nor lend it his rights.
-TEST_F(RunsTest, RefusesAUserWhoOpensAnotherUsersRootFirst) {
+TEST_F(RunsTest, RefusesUserWhoOpensRootOfOtherUserFirst) {
   MakeOwned();
   Answer<std::string> other = AttachAs(kOther);
-  Turn();
+  RunQueued();
   EXPECT_EQ(other.reason(), "WRONG_UID");
   EXPECT_THAT(asked_, IsEmpty());
   Answer<std::string> owner = AttachAs(kOwner);
-  Turn();
+  RunQueued();
   Remembered();
   EXPECT_TRUE(owner.status().ok()) << owner.status();
 }
 
-TEST_F(RunsTest, OpensTheRootForItsOwnerWhileAnotherUserTries) {
+TEST_F(RunsTest, OpensRootForOwnerWhileOtherUserTries) {
   MakeOwned();
   Answer<std::string> other = AttachAs(kOther);
   Answer<std::string> owner = AttachAs(kOwner);
-  Turn();
+  RunQueued();
   Remembered();
   EXPECT_EQ(other.reason(), "WRONG_UID");
   EXPECT_TRUE(owner.status().ok()) << owner.status();
 }
 
-TEST_F(RunsTest, OpensTheRootForAUserWhoMayAfterOneWhoMayNot) {
+TEST_F(RunsTest, OpensRootForPermittedUserAfterRefusedOne) {
   Answer<std::string> other = AttachAs(kOther, absl::PermissionDeniedError("closed"));
   Answer<std::string> again = AttachAs(kOther);
   Answer<std::string> owner = AttachAs(kOwner);
-  Turn();
+  RunQueued();
   Remembered();
   EXPECT_EQ(other.status().code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(again.status().code(), absl::StatusCode::kPermissionDenied);
@@ -170,7 +170,7 @@ class IdleRunsTest : public EngineTest {
   Answer<std::string> AttachReopenable(SessionId session, uint64_t inode = 1, uint64_t device = 1) {
     Answer<std::string> root;
     engine_->AttachRoot(session, AttachmentOf(inode, device), root.reply());
-    Turn();
+    RunQueued();
     if (root.status().ok()) run_ = root.get();
     return root;
   }
@@ -180,10 +180,10 @@ class IdleRunsTest : public EngineTest {
     ASSERT_TRUE(AttachReopenable(trainer).status().ok());
     ASSERT_TRUE(Join(trainer, 0, 1, "a").status().ok());
     SaveAll({trainer}, "one", 1);
-    Turn([&] { return disks_[1]->committed.size() == 1; });
-    Turn();
+    RunQueued([&] { return disks_[1]->committed.size() == 1; });
+    RunQueued();
     engine_->SessionClosed(trainer, "done");
-    Turn();
+    RunQueued();
     made_ = 0;
   }
   // Whether the run was closed and opened anew.
@@ -196,17 +196,17 @@ class IdleRunsTest : public EngineTest {
   absl::Status io_error_, reopen_error_;
 };
 
-TEST_F(IdleRunsTest, ARunIsNotClosedBeforeItWasIdleForSoLong) {
+TEST_F(IdleRunsTest, ClosesRunOnlyAfterIdleTimeout) {
   MakeIdle();
-  Pass(std::chrono::seconds(1));
-  Pass(std::chrono::seconds(59));
+  AdvanceClock(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(59));
   EXPECT_FALSE(WasClosed());
 }
 
-TEST_F(IdleRunsTest, AClosedRunIsShownAndAnswersAsBefore) {
+TEST_F(IdleRunsTest, ClosedRunIsListedAndReopensOnUse) {
   MakeIdle();
-  Pass(std::chrono::seconds(1));
-  Pass(std::chrono::seconds(61));
+  AdvanceClock(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(61));
   const v1::Status status = engine_->GetStatus(Caller{0, 0, true});
   ASSERT_EQ(status.runs_size(), 1);
   EXPECT_EQ(status.runs(0).name(), run_);
@@ -220,7 +220,7 @@ TEST_F(IdleRunsTest, AClosedRunIsShownAndAnswersAsBefore) {
   engine_->ListCheckpoints(As(0, 2000), request, stranger.reply());
   EXPECT_EQ(stranger.reason(), "WRONG_UID");
   engine_->ListCheckpoints(As(0), request, list.reply());
-  Turn();
+  RunQueued();
   ASSERT_TRUE(list.status().ok()) << list.status();
   ASSERT_EQ(list.get().checkpoints_size(), 1);
   EXPECT_EQ(list.get().checkpoints(0).tag(), "one");
@@ -228,22 +228,22 @@ TEST_F(IdleRunsTest, AClosedRunIsShownAndAnswersAsBefore) {
   EXPECT_EQ(engine_->GetStatus(Caller{0, 0, true}).runs_size(), 1);
 }
 
-TEST_F(IdleRunsTest, ARunThatCannotBeOpenedAgainSaysWhy) {
+TEST_F(IdleRunsTest, ReportsWhyRunCannotBeReopened) {
   MakeIdle();
-  Pass(std::chrono::seconds(1));
-  Pass(std::chrono::seconds(61));
+  AdvanceClock(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(61));
   reopen_error_ = MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_MOVED", "not mounted");
   EXPECT_EQ(Open(Trainer("b"), "one").reason(), "ROOT_MOVED");
   reopen_error_ = absl::OkStatus();
   EXPECT_TRUE(Open(Trainer("b"), "one").status().ok());
 }
 
-TEST_F(IdleRunsTest, ARunIsNotClosedWhileSomebodyUsesIt) {
+TEST_F(IdleRunsTest, KeepsRunOpenWhileInUse) {
   MakeIdle();
   const SessionId attached = Trainer("b");
   ASSERT_TRUE(AttachReopenable(attached).status().ok());
-  Pass(std::chrono::seconds(1));
-  Pass(std::chrono::seconds(61));
+  AdvanceClock(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(61));
   EXPECT_FALSE(WasClosed()) << "a session has it";
 
   engine_->SessionClosed(attached, "done");
@@ -253,8 +253,8 @@ TEST_F(IdleRunsTest, ARunIsNotClosedWhileSomebodyUsesIt) {
   watch.set_parent(run_);
   const int64_t watcher = engine_->AddWatcher(
       As(0), watch, [](const v1::WatchResponse&) { return true; }, &refused);
-  Pass(std::chrono::seconds(1));
-  Pass(std::chrono::seconds(61));
+  AdvanceClock(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(61));
   EXPECT_FALSE(WasClosed()) << "somebody watches it";
   engine_->SessionClosed(next_session_ - 1, "done");
   engine_->RemoveWatcher(watcher);
@@ -265,20 +265,20 @@ TEST_F(IdleRunsTest, ARunIsNotClosedWhileSomebodyUsesIt) {
   get.set_view(v1::FULL);
   Answer<v1::Checkpoint> described;
   engine_->GetCheckpoint(As(0), get, described.reply());
-  Pass(std::chrono::seconds(1));
-  Pass(std::chrono::seconds(61));
+  AdvanceClock(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(61));
   EXPECT_FALSE(described.has());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_TRUE(described.has() && described.status().ok()) << "an operation is under way";
 }
 
-TEST_F(IdleRunsTest, AnIdleRunMakesWayForAnotherRootOfItsUser) {
+TEST_F(IdleRunsTest, ClosesIdleRunForAnotherRootOfItsUser) {
   for (uint64_t inode = 1; inode <= 3; ++inode) {
     const SessionId session = Trainer("a" + std::to_string(inode));
     ASSERT_TRUE(AttachReopenable(session, inode).status().ok());
     if (inode == 2) engine_->SessionClosed(session, "done");
-    Turn();
+    RunQueued();
   }
   EXPECT_TRUE(AttachReopenable(Trainer("b"), 4).status().ok());
   Answer<std::string> refused = AttachReopenable(Trainer("c"), 5);
@@ -287,7 +287,7 @@ TEST_F(IdleRunsTest, AnIdleRunMakesWayForAnotherRootOfItsUser) {
   EXPECT_TRUE(AttachLater(Trainer("d", 2000), 6, 2000).status().ok()) << "another user's";
 }
 
-TEST_F(IdleRunsTest, AUserHasRootsOnSoManyFileSystems) {
+TEST_F(IdleRunsTest, RefusesRootsOnTooManyFileSystems) {
   ASSERT_TRUE(AttachReopenable(Trainer("a"), 1, 1).status().ok());
   ASSERT_TRUE(AttachReopenable(Trainer("a"), 2, 2).status().ok());
   Answer<std::string> refused = AttachReopenable(Trainer("a"), 3, 3);
@@ -296,34 +296,34 @@ TEST_F(IdleRunsTest, AUserHasRootsOnSoManyFileSystems) {
   EXPECT_TRUE(AttachReopenable(Trainer("a"), 3, 2).status().ok());
 }
 
-TEST_F(IdleRunsTest, ThreadsThatCannotBeHadAreAnErrorOfThatRoot) {
+TEST_F(IdleRunsTest, FailsOpenOfRootWhenThreadsCannotBeStarted) {
   io_error_ = ErrnoError(EAGAIN, "starting the thread meta-8:1");
   EXPECT_EQ(ErrnoOf(AttachReopenable(Trainer("a")).status()), EAGAIN);
   io_error_ = absl::OkStatus();
   EXPECT_TRUE(AttachReopenable(Trainer("a")).status().ok());
 }
 
-TEST_F(IdleRunsTest, TheScrubberOpensAClosedRunWhenACheckpointIsDue) {
+TEST_F(IdleRunsTest, ScrubberOpensClosedRunWhenCheckpointIsDue) {
   engine_options_.scrub_period = std::chrono::hours(1);
   Start(16);
   MakeIdle();
-  Pass(std::chrono::seconds(1));
-  Pass(std::chrono::seconds(61));
-  Pass(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(1));
+  AdvanceClock(std::chrono::seconds(61));
+  AdvanceClock(std::chrono::seconds(1));
   EXPECT_EQ(made_, 0);
-  Pass(std::chrono::hours(1));
+  AdvanceClock(std::chrono::hours(1));
   EXPECT_EQ(made_, 1);
-  for (int i = 0; i < 5; ++i) Pass(std::chrono::seconds(2));
+  for (int i = 0; i < 5; ++i) AdvanceClock(std::chrono::seconds(2));
   EXPECT_GT(ios_[1]->calls["ReadBack"], 0);
 }
 
-TEST_F(IdleRunsTest, AnAttachToARootThatDoesNotOpenEnds) {
+TEST_F(IdleRunsTest, AttachEndsAtTimeoutWhenRootDoesNotOpen) {
   Answer<std::string> root;
-  engine_->AttachRoot(Trainer("a"), AttachmentOf(1), root.reply());  // Not turned: it hangs.
+  engine_->AttachRoot(Trainer("a"), AttachmentOf(1), root.reply());  // Not run: it hangs.
   clock_.now += std::chrono::seconds(61);
   engine_->Tick();
   EXPECT_EQ(root.reason(), "FILE_SYSTEM_HANGS");
-  Turn();
+  RunQueued();
   EXPECT_TRUE(AttachReopenable(Trainer("b")).status().ok()) << "when it answers again";
 }
 

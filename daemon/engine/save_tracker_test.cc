@@ -143,7 +143,7 @@ TEST_F(SaveTrackerTest, ASaveThatRecoveryCouldPublishIsReportedWhenItsDirectoryI
   RunCallbacks();
   EXPECT_EQ(*committed, v1::LEVEL_UNSPECIFIED);
   EXPECT_NE(save->reservation, 0) << "the write still reads the memory";
-  ios_[run]->Free();
+  ios_[run]->ReleaseHeld();
   RunCallbacks();
   EXPECT_EQ(*committed, v1::FAILED);
   EXPECT_THAT(ios_[run]->inflight(), IsEmpty());

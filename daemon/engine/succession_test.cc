@@ -101,7 +101,7 @@ class SuccessionTest : public EngineTest {
       requests.back().mutable_pointers()->insert(pointers_.begin(), pointers_.end());
       begun.push_back(Begin(sessions[rank], requests.back()));
     }
-    Turn([&] { return std::all_of(begun.begin(), begun.end(), [](const auto& b) { return b.has(); }); });
+    RunQueued([&] { return std::all_of(begun.begin(), begun.end(), [](const auto& b) { return b.has(); }); });
     for (int rank = 0; rank < static_cast<int>(sessions.size()); ++rank) {
       const v1::BeginRequest& request = requests[rank];
       auto target = engine_->BeginWrite(As(sessions[rank]), request.key(), request.files(0).path(),
@@ -134,10 +134,10 @@ class SuccessionTest : public EngineTest {
                               }};
     Answer<std::string> root;
     engine_->RecoverRoot(std::move(attachment), root.reply());
-    Turn();
+    RunQueued();
     run_ = root.get();
   }
-  bool Said(const std::string& text) {
+  bool Logged(const std::string& text) {
     return std::any_of(observer_.infos.begin(), observer_.infos.end(),
                        [&](const std::string& info) { return info.find(text) != std::string::npos; });
   }
@@ -146,7 +146,7 @@ class SuccessionTest : public EngineTest {
   std::map<std::string, std::string> pointers_;  // That every rank's save names.
 };
 
-TEST_F(SuccessionTest, WhatEveryRankHadSealedIsPublishedByTheNextDaemonByteForByte) {
+TEST_F(SuccessionTest, NextDaemonPublishesSealedSaveByteForByte) {
   constexpr int64_t kBytes = 2 * kSegment + 12345;
   SealAll(Launch("a", 2), "step_1", kBytes);
   EXPECT_EQ(journal_->size(), 1);
@@ -166,7 +166,7 @@ TEST_F(SuccessionTest, WhatEveryRankHadSealedIsPublishedByTheNextDaemonByteForBy
   EXPECT_EQ(observer_.ended.size(), 1u);
 }
 
-TEST_F(SuccessionTest, ItsPointersComeAlong) {
+TEST_F(SuccessionTest, InheritsPointers) {
   pointers_ = {{"latest", "step_1"}};
   SealAll(Launch("a", 2), "step_1", 100);
   Crash();
@@ -175,7 +175,7 @@ TEST_F(SuccessionTest, ItsPointersComeAlong) {
   EXPECT_EQ(disks_[1]->committed.at(1).summary.pointers().at("latest"), "step_1");
 }
 
-TEST_F(SuccessionTest, ItIsTakenOverAsOftenAsDaemonsAreKilled) {
+TEST_F(SuccessionTest, InheritsAcrossRepeatedKills) {
   SealAll(Launch("a", 2), "step_1", 5000);
   for (int i = 0; i < 5; ++i) {
     Crash();
@@ -188,7 +188,7 @@ TEST_F(SuccessionTest, ItIsTakenOverAsOftenAsDaemonsAreKilled) {
   EXPECT_EQ(disks_[1]->bytes["1/rank1.pt"], BytesOf(1, 5000));
 }
 
-TEST_F(SuccessionTest, OlderAndNewerSavesOfOneTagArePublishedInTheirOrder) {
+TEST_F(SuccessionTest, PublishesSavesOfOneTagInTheirOrder) {
   auto sessions = Launch("a", 1);
   SealAll(sessions, "same", 100, 1);
   SealAll(sessions, "other", 100);
@@ -200,21 +200,21 @@ TEST_F(SuccessionTest, OlderAndNewerSavesOfOneTagArePublishedInTheirOrder) {
   EXPECT_EQ(observer_.ended.size(), 3u);
 }
 
-TEST_F(SuccessionTest, WhatTheOldDaemonHadPublishedIsNotPublishedTwice) {
+TEST_F(SuccessionTest, PublishesOnceWhatOldDaemonHadPublished) {
   SealAll(Launch("a", 1), "step_1", 100);
   auto& summary = disks_[1]->committed[1].summary;  // Killed between the rename and the journal.
   summary.set_tag("step_1");
   summary.set_sequence(1);
   Crash();
   Recover();
-  EXPECT_TRUE(Said("is let go: it is committed"));
+  EXPECT_TRUE(Logged("is let go: it is committed"));
   EXPECT_THAT(observer_.ended, ElementsAre());
   EXPECT_TRUE(disks_[1]->bytes.empty());
   EXPECT_EQ(journal_->size(), 0);
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
-TEST_F(SuccessionTest, AnOlderGenerationDoesNotReplaceANewerOne) {
+TEST_F(SuccessionTest, OlderGenerationDoesNotReplaceNewerOne) {
   SealAll(Launch("a", 1), "step_1", 100);
   auto& summary = disks_[1]->committed[7].summary;
   summary.set_tag("step_1");
@@ -223,17 +223,17 @@ TEST_F(SuccessionTest, AnOlderGenerationDoesNotReplaceANewerOne) {
   summary.set_ordinal(2);
   Crash();
   Recover();
-  EXPECT_TRUE(Said("the tag holds a newer one (sequence 7)"));
+  EXPECT_TRUE(Logged("the tag holds a newer one (sequence 7)"));
   EXPECT_EQ(disks_[1]->committed.size(), 1u);
   EXPECT_EQ(journal_->size(), 0);
 }
 
-TEST_F(SuccessionTest, WhatWasReportedFailedNeverComesBack) {
+TEST_F(SuccessionTest, FailedSaveNeverReappears) {
   auto sessions = Launch("a", 1);
   SealAll(sessions, "step_1", 100);
   ios_[1]->write_error = MakeError(absl::StatusCode::kDataLoss, "IO_ERROR", "the disk is broken");
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(Wait(sessions[0], Key(0, "step_1")).get().checkpoint().error().reason(), "IO_ERROR");
   EXPECT_EQ(journal_->size(), 0);
   Crash();
@@ -241,38 +241,38 @@ TEST_F(SuccessionTest, WhatWasReportedFailedNeverComesBack) {
   EXPECT_THAT(Tags(), ElementsAre());
 }
 
-TEST_F(SuccessionTest, WhatNotEveryRankHadSealedIsNotKept) {
+TEST_F(SuccessionTest, DropsSaveThatNotEveryRankHadSealed) {
   auto sessions = Launch("a", 2);
   auto first = BeginOf(0, "one", 1, 100), second = BeginOf(1, "one", 1, 100);
   auto a = Begin(sessions[0], first), b = Begin(sessions[1], second);
-  Turn([&] { return a.has() && b.has(); });
+  RunQueued([&] { return a.has() && b.has(); });
   Seal(sessions[0], first);
   EXPECT_EQ(journal_->size(), 0);
   Crash();
   EXPECT_EQ(pool_->usage().used_bytes, 0);
 }
 
-TEST_F(SuccessionTest, ItsSequenceIsNotGivenAgain) {
+TEST_F(SuccessionTest, DoesNotReuseItsSequence) {
   SealAll(Launch("a", 1), "step_1", 100);
   Crash();
   SessionId rank = Trainer("a/0");
   ASSERT_TRUE(Join(rank, 0, 1, "a").status().ok());
   auto begun = Begin(rank, BeginOf(0, "step_2", 2, 100));
-  Turn([&] { return begun.has(); });
+  RunQueued([&] { return begun.has(); });
   EXPECT_EQ(begun.get().sequence(), 2);
 }
 
-TEST_F(SuccessionTest, ASealedSaveOfAFencedAttemptIsPublishedAndResumeWaitsForIt) {
+TEST_F(SuccessionTest, PublishesSealedSaveOfFencedAttemptAndResumeWaitsForIt) {
   SealAll(Launch("a", 1), "step_1", 100);
   Crash();
   Answer<std::string> attached = AttachLater(Trainer("nobody"));
   auto sessions = Launch("b", 1);
   auto resumed = Resume(sessions[0], 0);
-  Turn([&] { return resumed.has(); });
+  RunQueued([&] { return resumed.has(); });
   EXPECT_EQ(resumed.get().checkpoint().tag(), "step_1");
 }
 
-TEST_F(SuccessionTest, ATrainerThatHadNoAnswerToItsSealHearsHowTheSaveEnds) {
+TEST_F(SuccessionTest, TrainerWithoutSealAnswerHearsHowSaveEnds) {
   SealAll(Launch("a", 1), "step_1", 100);
   Crash();
   SessionId rank = Trainer("a/0");
@@ -284,7 +284,7 @@ TEST_F(SuccessionTest, ATrainerThatHadNoAnswerToItsSealHearsHowTheSaveEnds) {
 }
 
 // Where the run's record has been moved away, as ROOT_UNREADABLE advises, attempts are numbered anew.
-TEST_F(SuccessionTest, AProcessOfAnotherAttemptWithThatNumberDoesNotSealIt) {
+TEST_F(SuccessionTest, RefusesSealOfOtherAttemptWithSameOrdinal) {
   SealAll(Launch("a", 1), "step_1", 100);
   disks_[1]->run_record.Clear();
   Crash();
@@ -294,7 +294,7 @@ TEST_F(SuccessionTest, AProcessOfAnotherAttemptWithThatNumberDoesNotSealIt) {
   EXPECT_EQ(Seal(other, BeginOf(0, "step_1", 1, 100)).reason(), "RANK_TAKEN");
 }
 
-TEST_F(SuccessionTest, TheSameWhileItIsStillBeingWritten) {
+TEST_F(SuccessionTest, AnswersRepeatedSealWhileInheritedSaveIsWritten) {
   SealAll(Launch("a", 1), "step_1", 100);
   Crash();
   SessionId rank = Trainer("a/0");
@@ -307,13 +307,13 @@ TEST_F(SuccessionTest, TheSameWhileItIsStillBeingWritten) {
   auto waiting = Wait(rank, request.key());
   EXPECT_FALSE(begun.has() || waiting.has());
   EXPECT_TRUE(engine_->HasSealedSaves());
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_EQ(begun.reason(), "SAVE_CONFLICT");
   EXPECT_EQ(waiting.get().checkpoint().level(), v1::COMMITTED);
 }
 
-TEST_F(SuccessionTest, InheritedMemoryIsPartOfTheBudgetUntilItIsWritten) {
+TEST_F(SuccessionTest, InheritedMemoryCountsAgainstBudgetUntilWritten) {
   SealAll(Launch("a", 1), "step_1", 3 * kSegment);
   Crash(4);
   EXPECT_EQ(pool_->usage().used_bytes, 3 * kSegment);
@@ -325,7 +325,7 @@ TEST_F(SuccessionTest, InheritedMemoryIsPartOfTheBudgetUntilItIsWritten) {
   EXPECT_TRUE(pool_->Reserve({SegmentDemand{0, 3}}).ok());
 }
 
-TEST_F(SuccessionTest, ASaveLargerThanTheNewPoolIsPublishedAllTheSame) {
+TEST_F(SuccessionTest, PublishesSaveLargerThanNewPool) {
   SealAll(Launch("a", 1), "step_1", 9 * kSegment);
   Crash(4);
   EXPECT_EQ(ReasonOf(pool_->Reserve({SegmentDemand{0, 1}}).status()), "POOL_EXHAUSTED");
@@ -334,36 +334,36 @@ TEST_F(SuccessionTest, ASaveLargerThanTheNewPoolIsPublishedAllTheSame) {
   EXPECT_TRUE(pool_->Reserve({SegmentDemand{0, 4}}).ok());
 }
 
-TEST_F(SuccessionTest, ARootThatNobodyOpensHoldsItsMemoryForTenMinutes) {
+TEST_F(SuccessionTest, ReleasesMemoryOfUnopenedRootAfterTenMinutes) {
   SealAll(Launch("a", 1), "step_1", 100);
   Crash();
-  Pass(std::chrono::seconds(599));
+  AdvanceClock(std::chrono::seconds(599));
   EXPECT_EQ(pool_->usage().used_bytes, kSegment);
-  Pass(std::chrono::seconds(2));
+  AdvanceClock(std::chrono::seconds(2));
   EXPECT_EQ(pool_->usage().used_bytes, 0);
   EXPECT_EQ(journal_->size(), 0);
   EXPECT_THAT(observer_.warnings, ElementsAre(HasSubstr("its root could not be opened in time")));
 }
 
-TEST_F(SuccessionTest, TheRootOfAnotherUserGetsNothing) {
+TEST_F(SuccessionTest, IgnoresRootOfOtherUser) {
   SealAll(Launch("a", 1), "step_1", 100);
   disks_[1]->run_record.set_format_version(1);
   disks_[1]->run_record.set_uid(1001);
   Crash();
   Recover(1001);
-  EXPECT_TRUE(Said("is let go: the run belongs to uid 1001"));
+  EXPECT_TRUE(Logged("is let go: the run belongs to uid 1001"));
   EXPECT_TRUE(disks_[1]->bytes.empty());
 }
 
-TEST_F(SuccessionTest, WhatTheStoreDoesNotTakeIsNotKeptAndSaid) {
+TEST_F(SuccessionTest, WarnsWhenStoreCannotKeepSealedSave) {
   store_.full = true;
   succession_.store = &store_;
   Start(16);
   SealAll(Launch("a", 1), "step_1", 100);
   EXPECT_EQ(journal_->size(), 0);
   EXPECT_THAT(pool_warnings_, ElementsAre(HasSubstr("the store is full")));
-  ios_[1]->Free();
-  Turn();
+  ios_[1]->ReleaseHeld();
+  RunQueued();
   EXPECT_THAT(Tags(), ElementsAre("step_1"));
 }
 

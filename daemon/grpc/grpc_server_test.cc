@@ -610,15 +610,7 @@ TEST_F(GrpcServerTest, ALeaseWhoseAnswerNobodyReceivedIsClosed) {
     ASSERT_TRUE(wait_for([&] { return io_->calls["OpenCheckpoint"] > before; }));
     context->TryCancel();
     EXPECT_EQ(ended.get_future().get().error_code(), grpc::StatusCode::CANCELLED);
-    // The client's library says so before the server has read it. A later call of the same connection is
-    // answered only after that: the cancellation came before it.
-    for (int i = 0; i < 3; ++i) {
-      v1::GetCheckpointRequest get;
-      get.set_name(trainer.run + "/checkpoints/step_1");
-      v1::Checkpoint checkpoint;
-      Expect(stub_->GetCheckpoint(trainer.Call().get(), get, &checkpoint));
-    }
-    on_loop([&] { return io_->Free(), Turn(), 0; });  // It is opened now, for nobody.
+    on_loop([&] { return io_->ReleaseHeld(), Turn(), 0; });  // It is opened now, for nobody.
     EXPECT_TRUE(wait_for([&] { return disk_->readers.empty(); })) << (resume ? "resume" : "open");
   }
   v1::OpenCheckpointRequest open;  // One whose answer is received stays.

@@ -1,5 +1,5 @@
-// What every FileSystem promises: the real one, the real one behind a FaultyFileSystem that was told of no
-// fault, and a CrashDisk.
+// The contract of FileSystem, run against the real one, the real one behind a FaultyFileSystem without
+// faults, and a CrashDisk.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -51,7 +51,7 @@ class FileSystemContract : public ::testing::TestWithParam<const char*> {
     EXPECT_TRUE(opened.ok()) << opened.status();
     return opened.ok() ? *std::move(opened) : ScopedHandle();
   }
-  // What others do in the directory, past the file system under test.
+  // What other programs do in the directory, bypassing the file system under test.
   void Put(const std::string& path, const std::string& content) {
     if (OnCrashDisk()) return crash_disk_.Plant(path, content);
     std::ofstream(At(path)) << content;
@@ -89,7 +89,7 @@ class FileSystemContract : public ::testing::TestWithParam<const char*> {
   FileSystem* fs_ = nullptr;
 };
 
-TEST_P(FileSystemContract, AFileHoldsWhatWasWritten) {
+TEST_P(FileSystemContract, ReadReturnsBytesThatWereWritten) {
   const ScopedHandle file = Open("file", OpenMode::kCreate);
   EXPECT_TRUE(WriteFully(*fs_, file.get(), 3, std::as_bytes(std::span("abc", 3))).ok());
   EXPECT_TRUE(fs_->Sync(file.get(), SyncMode::kData).ok());
@@ -99,7 +99,7 @@ TEST_P(FileSystemContract, AFileHoldsWhatWasWritten) {
   EXPECT_EQ(read, "abc");
 }
 
-TEST_P(FileSystemContract, ReadingAtTheEndGivesNothing) {
+TEST_P(FileSystemContract, ReadAtEndReturnsZeroBytes) {
   Put("file", "abc");
   const ScopedHandle file = Open("file", OpenMode::kRead);
   std::string read(10, '\0');
@@ -107,21 +107,21 @@ TEST_P(FileSystemContract, ReadingAtTheEndGivesNothing) {
   EXPECT_EQ(fs_->ReadAt(file.get(), 3, std::as_writable_bytes(std::span(read))).value_or(99), 0u);
 }
 
-TEST_P(FileSystemContract, CreatingATakenNameIsRefused) {
+TEST_P(FileSystemContract, CreateFailsWhenNameIsTaken) {
   Put("file", "abc");
   EXPECT_EQ(OpenErrno("file", OpenMode::kCreate), EEXIST);
   EXPECT_EQ(OpenErrno("file", OpenMode::kCreateDirect), EEXIST);
   EXPECT_EQ(Get("file"), "abc");
 }
 
-TEST_P(FileSystemContract, OpeningAMissingFileOrDirectoryFails) {
+TEST_P(FileSystemContract, OpenFailsWhenFileOrDirectoryIsMissing) {
   EXPECT_EQ(OpenErrno("file", OpenMode::kRead), ENOENT);
   EXPECT_EQ(OpenErrno("file", OpenMode::kReadDirect), ENOENT);
   EXPECT_EQ(OpenErrno("dir", OpenMode::kDirectory), ENOENT);
   EXPECT_EQ(OpenErrno("dir/file", OpenMode::kCreate), ENOENT);
 }
 
-TEST_P(FileSystemContract, AFileIsNoDirectoryAndADirectoryNoFile) {
+TEST_P(FileSystemContract, OpenFailsWhenFileIsDirectoryOrDirectoryIsFile) {
   Put("file", "");
   ASSERT_TRUE(fs_->MakeDir(dir(), "dir").ok());
   EXPECT_EQ(OpenErrno("file", OpenMode::kDirectory), ENOTDIR);
@@ -129,7 +129,7 @@ TEST_P(FileSystemContract, AFileIsNoDirectoryAndADirectoryNoFile) {
   EXPECT_EQ(OpenErrno("dir", OpenMode::kLock), EISDIR);
 }
 
-TEST_P(FileSystemContract, APathThatLeavesTheDirectoryIsRefused) {
+TEST_P(FileSystemContract, RefusesPathThatLeavesTheDirectory) {
   ASSERT_TRUE(fs_->MakeDir(dir(), "dir").ok());
   const ScopedHandle below = Open("dir", OpenMode::kDirectory);
   Put("file", "abc");
@@ -144,7 +144,7 @@ TEST_P(FileSystemContract, APathThatLeavesTheDirectoryIsRefused) {
   EXPECT_EQ(Get("file"), "abc");
 }
 
-TEST_P(FileSystemContract, APathThatNamesNothingIsRefused) {
+TEST_P(FileSystemContract, RefusesPathThatNamesNothing) {
   for (const std::string& path :
        {std::string(), std::string("a\0b", 3), std::string("a//b"), std::string("a/")}) {
     EXPECT_EQ(OpenErrno(path, OpenMode::kCreate), EINVAL) << path;
@@ -153,7 +153,7 @@ TEST_P(FileSystemContract, APathThatNamesNothingIsRefused) {
   EXPECT_THAT(Names(dir()), IsEmpty());
 }
 
-TEST_P(FileSystemContract, ASymbolicLinkIsNeverFollowed) {
+TEST_P(FileSystemContract, NeverFollowsSymbolicLink) {
   const TempDir elsewhere;
   std::ofstream(elsewhere.path() + "/file") << "theirs";
   PutLink(elsewhere.path(), "link");
@@ -170,7 +170,7 @@ TEST_P(FileSystemContract, ASymbolicLinkIsNeverFollowed) {
   EXPECT_EQ(OpenErrno("link", OpenMode::kDirectory), ELOOP);
   EXPECT_EQ(OpenErrno("link/file", OpenMode::kRead), ELOOP);
   EXPECT_EQ(OpenErrno("link/new", OpenMode::kCreate), ELOOP);
-  // Opening what is above a last component as a path-only directory says ENOTDIR or ELOOP, by kernel.
+  // When a component above the last one is not a directory, the kernel returns ENOTDIR or ELOOP.
   const auto refused = [](const absl::Status& status) {
     return ErrnoOf(status) == ELOOP || ErrnoOf(status) == ENOTDIR;
   };
@@ -186,13 +186,13 @@ TEST_P(FileSystemContract, ASymbolicLinkIsNeverFollowed) {
   EXPECT_EQ(stat->type, FileType::kSymlink);
 }
 
-TEST_P(FileSystemContract, AFifoWhereAFileShouldBeIsRefusedAtOnce) {
+TEST_P(FileSystemContract, OpenFailsAtOnceWhenFifoIsInPlaceOfFile) {
   PutFifo("fifo");
   EXPECT_EQ(ReasonOf(OpenScoped(*fs_, dir(), "fifo", OpenMode::kRead).status()), "NOT_A_FILE");
   EXPECT_EQ(ReasonOf(OpenScoped(*fs_, dir(), "fifo", OpenMode::kLock).status()), "NOT_A_FILE");
 }
 
-TEST_P(FileSystemContract, ListsADirectoryByName) {
+TEST_P(FileSystemContract, ListReturnsEntriesSortedByName) {
   Put("b", "");
   ASSERT_TRUE(fs_->MakeDir(dir(), "c").ok());
   PutLink("b", "a");
@@ -204,10 +204,10 @@ TEST_P(FileSystemContract, ListsADirectoryByName) {
   using Entry = std::pair<std::string, FileType>;
   EXPECT_THAT(found, ElementsAre(Entry("a", FileType::kSymlink), Entry("b", FileType::kRegular),
                                  Entry("c", FileType::kDirectory), Entry("d", FileType::kOther)));
-  EXPECT_EQ(Names(dir()).size(), 4u) << "a second listing begins anew";
+  EXPECT_EQ(Names(dir()).size(), 4u) << "a second listing starts from the beginning";
 }
 
-TEST_P(FileSystemContract, SaysWhatAPathAndAnOpenFileAre) {
+TEST_P(FileSystemContract, StatDescribesPathAndOpenFile) {
   Put("file", "abc");
   const ScopedHandle file = Open("file", OpenMode::kRead);
   const auto by_path = fs_->Stat(dir(), "file");
@@ -234,7 +234,7 @@ TEST_P(FileSystemContract, MakesAndRemovesDirectories) {
   EXPECT_EQ(ErrnoOf(fs_->Remove(dir(), "a", FileType::kDirectory)), ENOENT);
 }
 
-TEST_P(FileSystemContract, RenameReplacesKeepsOrExchanges) {
+TEST_P(FileSystemContract, RenameReplacesKeepsOrExchangesAsAsked) {
   Put("a", "a");
   Put("b", "b");
   EXPECT_EQ(ErrnoOf(fs_->Rename(dir(), "a", dir(), "b", RenameMode::kNoReplace)), EEXIST);
@@ -249,7 +249,7 @@ TEST_P(FileSystemContract, RenameReplacesKeepsOrExchanges) {
   EXPECT_EQ(Get("dir/c"), "b");
 }
 
-TEST_P(FileSystemContract, AllocatesAndCuts) {
+TEST_P(FileSystemContract, AllocateAndTruncateSetFileSize) {
   const ScopedHandle file = Open("file", OpenMode::kCreate);
   ASSERT_TRUE(fs_->Allocate(file.get(), 1 << 20).ok());
   EXPECT_EQ(fs_->Stat(file.get(), "")->size, 1 << 20);
@@ -257,7 +257,7 @@ TEST_P(FileSystemContract, AllocatesAndCuts) {
   EXPECT_EQ(fs_->Stat(file.get(), "")->size, 4097);
 }
 
-TEST_P(FileSystemContract, DirectIoWantsWholeBlocks) {
+TEST_P(FileSystemContract, DirectIoRequiresWholeBlocks) {
   const absl::StatusOr<ScopedHandle> file = OpenScoped(*fs_, dir(), "file", OpenMode::kCreateDirect);
   if (ErrnoOf(file.status()) == EINVAL) GTEST_SKIP() << "no direct I/O in " << dir_.path();
   ASSERT_TRUE(file.ok()) << file.status();
@@ -275,7 +275,7 @@ TEST_P(FileSystemContract, DirectIoWantsWholeBlocks) {
   EXPECT_EQ(Get("file"), std::string(5000, 'a'));
 }
 
-TEST_P(FileSystemContract, RenameKeepsWhatIsInTheWay) {
+TEST_P(FileSystemContract, RenameNoReplaceKeepsExistingTarget) {
   Put("file", "file");
   ASSERT_TRUE(fs_->MakeDir(dir(), "dir").ok());
   ASSERT_TRUE(fs_->MakeDir(dir(), "full").ok());
@@ -294,7 +294,7 @@ TEST_P(FileSystemContract, RenameKeepsWhatIsInTheWay) {
   EXPECT_TRUE(fs_->Stat(dir(), "file/below").ok());
 }
 
-TEST_P(FileSystemContract, AnOpenFileOutlivesItsName) {
+TEST_P(FileSystemContract, OpenFileStaysReadableAfterItsNameIsRemoved) {
   const ScopedHandle file = Open("file", OpenMode::kCreate);
   ASSERT_TRUE(fs_->Remove(dir(), "file", FileType::kRegular).ok());
   EXPECT_TRUE(WriteFully(*fs_, file.get(), 0, std::as_bytes(std::span("abc", 3))).ok());
@@ -313,7 +313,7 @@ TEST_P(FileSystemContract, SyncsFilesAndDirectories) {
   EXPECT_TRUE(fs_->Sync(dir(), SyncMode::kAll).ok());
 }
 
-TEST_P(FileSystemContract, ALockIsHeldByOneUntilItsHandleIsClosed) {
+TEST_P(FileSystemContract, LockIsExclusiveUntilItsHandleIsClosed) {
   ScopedHandle first = Open("lock", OpenMode::kLock);
   const ScopedHandle second = Open("lock", OpenMode::kLock);
   EXPECT_TRUE(fs_->Lock(first.get()).ok());
@@ -324,7 +324,7 @@ TEST_P(FileSystemContract, ALockIsHeldByOneUntilItsHandleIsClosed) {
   EXPECT_TRUE(fs_->Lock(second.get()).ok());
 }
 
-TEST_P(FileSystemContract, KnowsItsSpace) {
+TEST_P(FileSystemContract, ReportsFreeAndTotalSpace) {
   const auto space = fs_->Space(dir());
   ASSERT_TRUE(space.ok()) << space.status();
   EXPECT_GT(space->free_bytes, 0);
@@ -332,7 +332,7 @@ TEST_P(FileSystemContract, KnowsItsSpace) {
   EXPECT_FALSE(space->type.empty());
 }
 
-TEST_P(FileSystemContract, AClosedHandleFails) {
+TEST_P(FileSystemContract, CallsOnClosedHandleFail) {
   EXPECT_EQ(ErrnoOf(fs_->Close(1'000'000)), EBADF);
   EXPECT_EQ(ErrnoOf(fs_->Sync(1'000'000, SyncMode::kAll)), EBADF);
   EXPECT_EQ(ErrnoOf(fs_->List(1'000'000).status()), EBADF);

@@ -1,5 +1,5 @@
-// What every IoQueue promises: on each back end, on each behind a FaultyIoQueue that was told of no fault,
-// and on a CrashDisk.
+// The contract of IoQueue, run against each back end, each behind a FaultyIoQueue without faults, and a
+// CrashDisk.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -55,7 +55,7 @@ class PrintBackEnds : public ::testing::Environment {
 struct BackEnd {
   const char* name;
   const char* queue_name;
-  absl::StatusOr<std::unique_ptr<IoQueue>> (*make)(int depth);  // Null: of a CrashDisk.
+  absl::StatusOr<std::unique_ptr<IoQueue>> (*make)(int depth);  // Null: the queue of a CrashDisk.
   bool behind_faulty;
 };
 
@@ -87,7 +87,7 @@ class IoQueueContract : public ::testing::TestWithParam<BackEnd> {
     return files_.back().get();
   }
 
-  // Turns the queue until everything is complete.
+  // Polls until every operation is complete.
   void PollAll() {
     const Instant deadline = SystemClock().Now() + std::chrono::seconds(60);
     while (queue_->in_flight() > 0) {
@@ -96,7 +96,7 @@ class IoQueueContract : public ::testing::TestWithParam<BackEnd> {
     }
   }
 
-  // The operation's result.
+  // Returns the operation's result.
   int64_t Run(const std::function<void(IoDone)>& submit) {
     int64_t result = INT64_MIN;
     submit([&](int64_t value) { result = value; });
@@ -125,7 +125,7 @@ class IoQueueContract : public ::testing::TestWithParam<BackEnd> {
   std::unique_ptr<IoQueue> queue_;
 };
 
-TEST_P(IoQueueContract, SaysItsName) { EXPECT_EQ(queue_->name(), GetParam().queue_name); }
+TEST_P(IoQueueContract, ReportsItsName) { EXPECT_EQ(queue_->name(), GetParam().queue_name); }
 
 TEST_P(IoQueueContract, WritesBytesAtTheirOffset) {
   const int file = Open(O_RDWR | O_CREAT);
@@ -134,7 +134,7 @@ TEST_P(IoQueueContract, WritesBytesAtTheirOffset) {
   EXPECT_EQ(FileContent(), "hello world");
 }
 
-TEST_P(IoQueueContract, ReadsWhatIsThere) {
+TEST_P(IoQueueContract, ReadsBytesThatWereWritten) {
   const int file = Open(O_RDWR | O_CREAT);
   ASSERT_EQ(Write(file, "hello world", 0), 11);
   std::string read(5, '\0');
@@ -145,7 +145,7 @@ TEST_P(IoQueueContract, ReadsWhatIsThere) {
   EXPECT_EQ(read, "world");
 }
 
-TEST_P(IoQueueContract, AReadBeyondTheEndIsShort) {
+TEST_P(IoQueueContract, ReadBeyondEndIsShort) {
   const int file = Open(O_RDWR | O_CREAT);
   ASSERT_EQ(Write(file, "hello", 0), 5);
   std::string read(100, '\0');
@@ -158,7 +158,7 @@ TEST_P(IoQueueContract, AReadBeyondTheEndIsShort) {
   EXPECT_EQ(at(5), 0);
 }
 
-TEST_P(IoQueueContract, WritesDirectly) {
+TEST_P(IoQueueContract, WritesWithDirectIo) {
   const int file = Open(O_RDWR | O_CREAT | O_DIRECT);
   const std::unique_ptr<std::byte, decltype(&std::free)> block(
       static_cast<std::byte*>(std::aligned_alloc(kBlock, 2 * kBlock)), &std::free);
@@ -176,7 +176,7 @@ TEST_P(IoQueueContract, SyncsData) {
   EXPECT_EQ(Run([&](IoDone done) { queue_->SyncData(file, std::move(done)); }), 0);
 }
 
-TEST_P(IoQueueContract, ReportsTheKernelsErrors) {
+TEST_P(IoQueueContract, ReportsErrorsOfTheKernel) {
   Open(O_RDWR | O_CREAT);
   const int read_only = Open(O_RDONLY);
   EXPECT_EQ(Write(read_only, "x", 0), -EBADF);
@@ -189,7 +189,7 @@ TEST_P(IoQueueContract, ReportsTheKernelsErrors) {
   EXPECT_EQ(Run([&](IoDone done) { queue_->SyncData(closed, std::move(done)); }), -EBADF);
 }
 
-TEST_P(IoQueueContract, CompletesEachExactlyOnceHoweverManyAreSubmitted) {
+TEST_P(IoQueueContract, CompletesEachRequestOnceWhenManyAreSubmitted) {
   constexpr int kWrites = 50 * kDepth;
   const int file = Open(O_RDWR | O_CREAT);
   std::vector<int> completions(kWrites);
@@ -207,10 +207,10 @@ TEST_P(IoQueueContract, CompletesEachExactlyOnceHoweverManyAreSubmitted) {
   EXPECT_THAT(completions, Each(1));
   std::string expected;
   for (const std::string& block : bytes) expected += block;
-  EXPECT_TRUE(FileContent() == expected) << "the file has other bytes";
+  EXPECT_TRUE(FileContent() == expected) << "the file differs from what was written";
 }
 
-TEST_P(IoQueueContract, ACompletionMaySubmitMore) {
+TEST_P(IoQueueContract, CompletionCanSubmitMore) {
   const int file = Open(O_RDWR | O_CREAT);
   const std::string byte = "x";
   int written = 0;
@@ -240,14 +240,14 @@ TEST_P(IoQueueContract, CompletionsRunInPollOnItsThread) {
   EXPECT_EQ(ran, std::vector<bool>(kDepth, true));
 }
 
-TEST_P(IoQueueContract, PollWithNothingToDoWaitsForItsTimeout) {
+TEST_P(IoQueueContract, PollReturnsAfterTimeoutWhenIdle) {
   const Instant begin = SystemClock().Now();
   queue_->Poll(std::chrono::milliseconds(20));
   EXPECT_THAT(SystemClock().Now() - begin, Ge(Duration(std::chrono::milliseconds(19))));
   queue_->Poll(Duration::zero());
 }
 
-TEST_P(IoQueueContract, PollEndsWhenSomethingCompletes) {
+TEST_P(IoQueueContract, PollReturnsWhenRequestCompletes) {
   const int file = Open(O_RDWR | O_CREAT);
   const std::string byte = "x";
   bool done = false;
@@ -257,7 +257,7 @@ TEST_P(IoQueueContract, PollEndsWhenSomethingCompletes) {
   EXPECT_LT(SystemClock().Now() - begin, std::chrono::seconds(60));
 }
 
-TEST_P(IoQueueContract, WakeEndsAPollThatWaits) {
+TEST_P(IoQueueContract, WakeEndsWaitingPoll) {
   std::thread waker([&] { queue_->Wake(); });
   const Instant begin = SystemClock().Now();
   queue_->Poll(std::chrono::seconds(60));
@@ -265,7 +265,7 @@ TEST_P(IoQueueContract, WakeEndsAPollThatWaits) {
   waker.join();
 }
 
-TEST_P(IoQueueContract, WakeEndsTheNextPollOnce) {
+TEST_P(IoQueueContract, WakeBeforePollEndsOnlyTheNextPoll) {
   queue_->Wake();
   queue_->Wake();
   const Instant begin = SystemClock().Now();
@@ -277,7 +277,7 @@ TEST_P(IoQueueContract, WakeEndsTheNextPollOnce) {
 }
 
 // Every Wake is followed by the end of a Poll, so the flag that it announces is always seen.
-TEST_P(IoQueueContract, NoWakeIsLost) {
+TEST_P(IoQueueContract, NoWakeIsLostBetweenThreads) {
   constexpr int kWakers = 3;
   constexpr int kRounds = 300;
   const int file = Open(O_RDWR | O_CREAT);
@@ -302,7 +302,7 @@ TEST_P(IoQueueContract, NoWakeIsLost) {
   EXPECT_LT(SystemClock().Now() - begin, std::chrono::seconds(50)) << "some Poll slept through a Wake";
 }
 
-TEST_P(IoQueueContract, ItsEndWaitsForWhatIsInFlightAndRunsNoCompletion) {
+TEST_P(IoQueueContract, DestructorWaitsForRequestsInFlightAndRunsNoCompletion) {
   const int file = Open(O_RDWR | O_CREAT);
   int completions = 0;
   const std::string bytes(1 << 20, 'x');
@@ -324,7 +324,7 @@ INSTANTIATE_TEST_SUITE_P(BackEnds, IoQueueContract,
                                            BackEnd{"crash_disk", "crash", nullptr, false}),
                          NameOf);
 
-TEST(IoQueueTest, ADepthOrANumberOfThreadsThatMakesNoSenseIsRefused) {
+TEST(IoQueueTest, RefusesInvalidDepthOrThreadCount) {
   EXPECT_EQ(MakeThreadQueue(0).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MakeUringQueue(0).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MakeUringQueue(1 << 20).status().code(), absl::StatusCode::kInvalidArgument);

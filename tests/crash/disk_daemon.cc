@@ -19,10 +19,10 @@
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kTimeout{60};
 constexpr int kSegments = 12;
 
-// Makes segments at once, without a page before somebody writes: a daemon starts thousands of times.
+// Makes segments at once; a page exists once somebody writes to it. A daemon starts thousands of times here.
 class SparsePopulator : public Populator {
  public:
   SparsePopulator(int64_t segment_bytes, Inbox* inbox, Made made)
@@ -70,12 +70,12 @@ DiskDaemon::DiskDaemon(CrashDisk* disk) : disk_(disk) {
 
 DiskDaemon::~DiskDaemon() {
   engine_.reset();
-  EXPECT_TRUE(roots_->Close(kPatience).empty()) << "its threads do not end";
+  EXPECT_TRUE(roots_->Close(kTimeout).empty()) << "its threads did not end";
   pool_.reset();
 }
 
-bool DiskDaemon::Turn(const std::function<bool()>& until) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+bool DiskDaemon::RunUntil(const std::function<bool()>& until) {
+  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
   while (!until()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     if (auto work = inbox_.Take(std::chrono::milliseconds(10))) work();
@@ -90,7 +90,7 @@ RootAttachment DiskDaemon::Attachment() {
   attachment.uid = kUser;
   attachment.make_io = [this] {
     return roots_->Make("1:1", [disk = disk_]() -> absl::StatusOr<ThreadedRootIoFactory::RootDirectory> {
-      // The disk is not its own to end.
+      // This object does not own the disk.
       std::shared_ptr<FileSystem> fs(disk, [](FileSystem*) {});
       CKPTD_ASSIGN_OR_RETURN(ScopedHandle handle, OpenScoped(*disk, disk->root(), ".", OpenMode::kDirectory));
       return ThreadedRootIoFactory::RootDirectory{std::move(fs), std::move(handle)};
@@ -155,7 +155,7 @@ absl::StatusOr<DiskDaemon::Begun> DiskDaemon::Begin(const std::vector<SessionId>
     for (const std::string& path : PathsOf(rank)) {
       v1::FileSpec& file = *request.add_files();
       file.set_path(path);
-      // The bytes name the sequence, which is not known yet: it has less than eight digits.
+      // The bytes name the sequence, which is not known yet: it has fewer than eight digits.
       file.set_size_bytes(static_cast<int64_t>(ContentOf({tag, 10'000'000}, path).size()) + kTestChunkBytes);
     }
     engine_->Begin(As(sessions[at]), request, answers[at].reply());
@@ -163,7 +163,7 @@ absl::StatusOr<DiskDaemon::Begun> DiskDaemon::Begin(const std::vector<SessionId>
   const auto all = [&] {
     return std::ranges::all_of(answers, [](const auto& answer) { return answer.has(); });
   };
-  if (!Turn(all)) return absl::DeadlineExceededError("Begin has no answer");
+  if (!RunUntil(all)) return absl::DeadlineExceededError("Begin was not answered");
   for (const auto& answer : answers) {
     CKPTD_RETURN_IF_ERROR(answer.status());
     begun.spec.sequence = answer.get().sequence();
@@ -201,7 +201,7 @@ void DiskDaemon::WhenEnded(const Begun& begun, const std::function<void(v1::Leve
     v1::WaitRequest wait;
     *wait.mutable_key() = begun.keys[rank];
     wait.set_level(v1::COMMITTED);
-    wait.mutable_timeout()->set_seconds(1000);  // Of a clock that stands.
+    wait.mutable_timeout()->set_seconds(1000);  // By a clock that stands still.
     engine_->Wait(As(begun.sessions[rank]), wait, [ended](absl::StatusOr<v1::WaitResponse> answer) {
       EXPECT_TRUE(answer.ok()) << answer.status();
       ended(answer.ok() ? answer->checkpoint().level() : v1::LEVEL_UNSPECIFIED);
@@ -248,7 +248,8 @@ ShownCheckpoints DiskDaemon::ReadAll(SessionId session, const std::map<int64_t, 
   ShownCheckpoints read;
   for (auto& [sequence, checkpoint] : *shown) {
     const auto save = known.find(sequence);
-    if (save != known.end() && save->second.tag == checkpoint.summary.tag()) {  // Else the oracle says so.
+    // Otherwise the oracle reports it.
+    if (save != known.end() && save->second.tag == checkpoint.summary.tag()) {
       std::optional<storage::v1::ManifestSummary> summary = ReadOne(session, save->second, broken);
       if (!summary) continue;
       checkpoint.summary = *std::move(summary);
@@ -269,17 +270,17 @@ std::optional<storage::v1::ManifestSummary> DiskDaemon::ReadOne(SessionId sessio
     engine_->OpenCheckpoint(As(session), open, std::move(reply));
   });
   if (!opened.ok()) {
-    // Retention runs as soon as the root is open. Whether it may take this one is the oracle's to say.
+    // Retention runs as soon as the root is open. The oracle decides whether it may evict this checkpoint.
     const absl::StatusOr<ShownCheckpoints> now = List();
     if (ReasonOf(opened.status()) == "NO_CHECKPOINT" && now.ok() && !now->contains(save.sequence))
       return std::nullopt;
-    said(absl::StrCat("does not open: ", opened.status().ToString()));
+    said(absl::StrCat("cannot be opened: ", opened.status().ToString()));
     return storage::v1::ManifestSummary();
   }
   leases_.push_back(opened->lease());
   const auto reader = engine_->FindReader(As(session), opened->lease());
   if (!reader.ok()) {
-    said(absl::StrCat("has no reader: ", reader.status().ToString()));
+    said(absl::StrCat("cannot be read: ", reader.status().ToString()));
     return storage::v1::ManifestSummary();
   }
   for (int rank = 0; rank < save.world_size; ++rank) {
@@ -287,8 +288,8 @@ std::optional<storage::v1::ManifestSummary> DiskDaemon::ReadOne(SessionId sessio
       const std::string content = ContentOf(save, path);
       std::string bytes(content.size(), '\0');
       const absl::Status read = (*reader)->Read(path, 0, std::as_writable_bytes(std::span(bytes)));
-      if (!read.ok()) said(absl::StrCat("does not give ", path, ": ", read.ToString()));
-      if (read.ok() && bytes != content) said(absl::StrCat("gives other bytes of ", path));
+      if (!read.ok()) said(absl::StrCat("does not return ", path, ": ", read.ToString()));
+      if (read.ok() && bytes != content) said(absl::StrCat("returns other bytes of ", path));
     }
   }
   return (*reader)->manifest().summary;
@@ -320,7 +321,7 @@ absl::StatusOr<int64_t> DiskDaemon::Resume(const std::vector<SessionId>& session
                              engine_->Resume(As(sessions[rank]), request, std::move(reply));
                            }));
     if (sequence >= 0 && sequence != answer.checkpoint().sequence())
-      return absl::InternalError("the ranks resume from different checkpoints");
+      return absl::InternalError("the ranks resumed from different checkpoints");
     sequence = answer.checkpoint().sequence();
     if (answer.lease().empty()) continue;
     CKPTD_RETURN_IF_ERROR(CloseLease(sessions[rank], answer.lease()));

@@ -1,5 +1,5 @@
-// A daemon without its sockets: the real engine, pool of segments and RootIo, with the threads that they
-// have, on a CrashDisk. The thread that owns it is the engine's.
+// A daemon without its sockets: the real engine, segment pool and RootIo, with their threads, on a CrashDisk.
+// The thread that owns it is the engine's.
 #ifndef CKPTD_TESTS_CRASH_DISK_DAEMON_H_
 #define CKPTD_TESTS_CRASH_DISK_DAEMON_H_
 
@@ -34,20 +34,20 @@ class DiskDaemon {
   Engine& engine() { return *engine_; }
   const std::vector<std::string>& warnings() const { return observer_.warnings; }
 
-  // Runs what is posted until `until`; false when it has not come after a minute.
-  bool Turn(const std::function<bool()>& until);
-  // Calls `ask` with what takes the answer, and waits for it.
+  // Runs posted work until `until` is true. Returns false after a minute.
+  bool RunUntil(const std::function<bool()>& until);
+  // Calls `ask` with a reply, and waits for the answer.
   template <typename T>
   absl::StatusOr<T> Ask(const std::function<void(Reply<T>)>& ask) {
     Answer<T> answer;
     ask(answer.reply());
-    if (!Turn([&] { return answer.has(); })) return absl::DeadlineExceededError("no answer");
+    if (!RunUntil([&] { return answer.has(); })) return absl::DeadlineExceededError("no answer");
     return **answer.value;
   }
 
-  // The root as one that is known at start: recovered.
+  // Recovers the root, as a daemon does at start with a root that it knows.
   absl::Status Recover();
-  // The trainers of a launch, each of them in the run.
+  // Returns the sessions of a launch's trainers; each has joined the run.
   absl::StatusOr<std::vector<SessionId>> Launch(const std::string& launch, int world_size);
   static Caller As(SessionId session) { return Caller{session, kUser, false}; }
   v1::SaveKey KeyOf(int rank, const std::string& tag, int64_t ordinal) const;
@@ -66,29 +66,29 @@ class DiskDaemon {
   };
   absl::StatusOr<Begun> Begin(const std::vector<SessionId>& sessions, const std::string& tag,
                               const SaveOptions& options);
-  // A rank writes its bytes into its segments, and seals.
+  // Writes a rank's bytes into its segments, and seals.
   absl::Status WriteAndSeal(const Begun& begun, int rank);
-  // `ended` is called once for each rank, with how the save ended.
+  // Calls `ended` once for each rank, with the outcome of the save.
   void WhenEnded(const Begun& begun, const std::function<void(v1::Level)>& ended);
 
-  // How a save has ended, as its rank hears that comes back after its daemon was killed.
+  // Returns the outcome of a save, as a rank learns it that reconnects after its daemon was killed.
   absl::StatusOr<v1::Level> AskEnd(SessionId session, const v1::SaveKey& key, int64_t sequence);
 
-  // What is committed, as an operator is told: tags, sequences and pins.
+  // Returns the committed checkpoints as an operator sees them: tags, sequences and pins.
   absl::StatusOr<ShownCheckpoints> List();
-  // The same as a trainer gets it: listed, opened, read and compared with what was saved. They stay open, so
-  // that retention leaves them alone. `known`: what saves wrote, by sequence.
+  // Lists, opens and reads the checkpoints as a trainer does, and compares them with what was saved. They
+  // stay open, so that retention keeps them. `known`: what saves wrote, by sequence.
   ShownCheckpoints ReadAll(SessionId session, const std::map<int64_t, SaveSpec>& known, Broken& broken);
   absl::Status CloseAll(SessionId session);
-  // The sequence that every rank resumes from; 0: there is nothing.
+  // Returns the sequence that every rank resumes from; 0: there is no checkpoint.
   absl::StatusOr<int64_t> Resume(const std::vector<SessionId>& sessions);
 
  private:
   static constexpr uid_t kUser = 1000;
 
   RootAttachment Attachment();
-  // Opens the checkpoint and reads every file. Returns its manifest's summary; nothing when retention has
-  // removed the checkpoint since it was listed.
+  // Opens the checkpoint and reads every file. Returns its manifest's summary; nullopt if retention has
+  // evicted the checkpoint since it was listed.
   std::optional<storage::v1::ManifestSummary> ReadOne(SessionId session, const SaveSpec& save,
                                                       Broken& broken);
   absl::Status CloseLease(SessionId session, const std::string& lease);
@@ -101,7 +101,7 @@ class DiskDaemon {
   std::unique_ptr<ThreadedRootIoFactory> roots_;
   std::unique_ptr<Engine> engine_;
   std::string run_;
-  std::vector<std::string> leases_;  // Of ReadAll.
+  std::vector<std::string> leases_;  // Opened by ReadAll.
   SessionId last_session_ = 0;
 };
 

@@ -1,11 +1,11 @@
 // Whole histories by the real engine with its real RootIo and pool, crashed after every operation of the disk
-// and every word that a trainer hears; then the next daemon takes over what is left. The rules of loss are in
-// tests/testing/power_cut.h, the promises in oracle.h; power_cut_test.cc does the same one layer below, with
-// more losses and interrupted recoveries.
+// and every message that a trainer receives; then the next daemon takes over what is left.
+// tests/testing/power_cut.h states what a power cut may lose, oracle.h the promises. power_cut_test.cc does
+// the same one layer below, with more kinds of loss and with interrupted recoveries.
 //
-// Parts are written by threads, so the operations of two ranks come in an order that differs from run to run.
-// Each test prints how many crash points and states it tried, and fails when these are far fewer than there
-// were: then the history does not do any more what it is for.
+// Threads write the parts, so the order of two ranks' operations differs from run to run. Each test prints
+// how many crash points and states it tried, and fails when these are far fewer than before: then the history
+// no longer covers what it was written for.
 #include <iostream>
 #include <memory>
 #include <string>
@@ -33,14 +33,14 @@ class EngineCrashTest : public ::testing::TestWithParam<bool> {
   EngineHistory history_{CrashDiskOptions{.can_exchange = GetParam()}};
 };
 
-TEST_P(EngineCrashTest, AFirstSaveOfOneRankIsWholeOrInvisible) {
-  history_.Explore(true);  // The root's first daemon makes its directories, too.
+TEST_P(EngineCrashTest, FirstSaveOfOneRankIsWholeOrInvisible) {
+  history_.Explore(true);  // The root's first daemon also creates its directories.
   history_.Start();
   history_.Save(history_.Launch("a", 1), "step_1");
   JudgeAndExpect(60, 90);
 }
 
-TEST_P(EngineCrashTest, AFirstSaveOfTwoRanksIsWholeOrInvisible) {
+TEST_P(EngineCrashTest, FirstSaveOfTwoRanksIsWholeOrInvisible) {
   history_.Start();
   const auto trainers = history_.Launch("a");
   history_.Explore(true);
@@ -48,7 +48,7 @@ TEST_P(EngineCrashTest, AFirstSaveOfTwoRanksIsWholeOrInvisible) {
   JudgeAndExpect(60, 150);
 }
 
-TEST_P(EngineCrashTest, AResaveIsTheOldOneOrTheNewOne) {
+TEST_P(EngineCrashTest, ResaveLeavesOldOrNewCheckpoint) {
   history_.Start();
   const auto trainers = history_.Launch("a");
   history_.Save(trainers, "step_1");
@@ -57,21 +57,21 @@ TEST_P(EngineCrashTest, AResaveIsTheOldOneOrTheNewOne) {
   JudgeAndExpect(70, 170);
 }
 
-TEST_P(EngineCrashTest, AnOlderGenerationIsNeverPublishedOverAYoungerOne) {
+TEST_P(EngineCrashTest, OlderGenerationIsNeverPublishedOverNewerOne) {
   history_.Start();
   const auto trainers = history_.Launch("a");
   const auto older = history_.Begin(trainers, "step_1");
   const auto younger = history_.Begin(trainers, "step_1", {.ordinal = 2});
   history_.Explore(true);
   for (int rank = 0; rank < 2; ++rank) history_.Seal(younger, rank);
-  for (int rank = 0; rank < 2; ++rank) history_.ExpectDurable(younger, rank);  // It has to wait, complete.
+  for (int rank = 0; rank < 2; ++rank) history_.ExpectDurable(younger, rank);  // It waits, complete.
   for (int rank = 0; rank < 2; ++rank) history_.Seal(older, rank);
   history_.ExpectEnd(older, v1::COMMITTED);
   history_.ExpectEnd(younger, v1::COMMITTED);
   JudgeAndExpect(100, 400);
 }
 
-TEST_P(EngineCrashTest, RetentionKeepsItsNumberAndWhatItTakesIsWholeOrGone) {
+TEST_P(EngineCrashTest, RetentionKeepsAtLeastNAndEvictedCheckpointsAreWholeOrGone) {
   history_.Start();
   const auto trainers = history_.Launch("a", 1);
   history_.Explore(true);
@@ -80,7 +80,7 @@ TEST_P(EngineCrashTest, RetentionKeepsItsNumberAndWhatItTakesIsWholeOrGone) {
   JudgeAndExpect(145, 280);
 }
 
-TEST_P(EngineCrashTest, WhatWasFailedNeverComesBack) {
+TEST_P(EngineCrashTest, FailedSaveNeverReappears) {
   history_.Start();
   const auto trainers = history_.Launch("a");
   history_.Save(trainers, "step_1");
@@ -90,7 +90,7 @@ TEST_P(EngineCrashTest, WhatWasFailedNeverComesBack) {
   history_.ExpectDurable(aborted, 0);
   history_.Abort(aborted, 1);
   history_.ExpectEnd(aborted, v1::FAILED);
-  history_.disk().FailNextSync("manifest");  // Every part is on disk, and recovery could publish it.
+  history_.disk().FailNextSync("manifest");  // Every part is on disk, so recovery could publish it.
   const auto refused = history_.Begin(trainers, "step_3");
   for (int rank = 0; rank < 2; ++rank) history_.Seal(refused, rank);
   history_.ExpectEnd(refused, v1::FAILED);
@@ -98,13 +98,13 @@ TEST_P(EngineCrashTest, WhatWasFailedNeverComesBack) {
   JudgeAndExpect(65, 220);
 }
 
-// Nobody knows what a crash would leave, and a scan decides.
-TEST_P(EngineCrashTest, AnIndeterminateSaveIsDecidedByTheScan) {
+// The outcome is unknown until a scan decides.
+TEST_P(EngineCrashTest, ScanDecidesIndeterminateSave) {
   history_.Start();
   const auto trainers = history_.Launch("a", 1);
   history_.Save(trainers, "step_1");
   history_.Explore(true);
-  history_.disk().FailNextSync("");  // Of the root: after the rename.
+  history_.disk().FailNextSync("");  // Fails the root's sync after the rename.
   const auto open = history_.Begin(trainers, "step_2");
   history_.Seal(open, 0);
   history_.ExpectEnd(open, v1::INDETERMINATE);
@@ -113,7 +113,7 @@ TEST_P(EngineCrashTest, AnIndeterminateSaveIsDecidedByTheScan) {
   JudgeAndExpect(80, 120);
 }
 
-TEST_P(EngineCrashTest, APinnedCheckpointOutlivesRetention) {
+TEST_P(EngineCrashTest, RetentionNeverEvictsPinnedCheckpoint) {
   history_.Start();
   const auto trainers = history_.Launch("a", 1);
   history_.Save(trainers, "step_1");
@@ -125,7 +125,7 @@ TEST_P(EngineCrashTest, APinnedCheckpointOutlivesRetention) {
   JudgeAndExpect(95, 190);
 }
 
-TEST_P(EngineCrashTest, ASecondAttemptResumesFromTheNewestAndFencesTheFirstOff) {
+TEST_P(EngineCrashTest, SecondAttemptResumesFromNewestAndFencesFirst) {
   history_.Start();
   const auto first = history_.Launch("a");
   history_.Save(first, "step_1");
@@ -141,7 +141,7 @@ TEST_P(EngineCrashTest, ASecondAttemptResumesFromTheNewestAndFencesTheFirstOff) 
   JudgeAndExpect(100, 290);
 }
 
-TEST_P(EngineCrashTest, APointerNamesACheckpointThatIsThere) {
+TEST_P(EngineCrashTest, PointerNamesExistingCheckpoint) {
   history_.Start();
   const auto trainers = history_.Launch("a", 1);
   history_.Explore(true);
@@ -151,8 +151,8 @@ TEST_P(EngineCrashTest, APointerNamesACheckpointThatIsThere) {
   JudgeAndExpect(100, 200);
 }
 
-// A save that is complete and not published, one of which a rank is missing, and a pointer that is old.
-TEST_P(EngineCrashTest, ARecoveryMayBeInterrupted) {
+// One save is complete but not published, one lacks a rank, and the pointer is outdated.
+TEST_P(EngineCrashTest, RecoveryCanBeInterrupted) {
   history_.Start();
   const auto trainers = history_.Launch("a");
   history_.Save(trainers, "step_1", {.pointers = {{"latest", "step_1"}}});

@@ -38,7 +38,7 @@ void EngineHistory::Explore(bool on) {
     exploring_ = on;
   }
   disk_->OnChange([this](const std::string& what) {
-    // The probe's own files mean nothing to anybody.
+    // Nobody depends on the files of the probe.
     if (what.find("/scratch/") == std::string::npos) Visit(absl::StrCat("after ", what));
   });
   Visit("after nothing");
@@ -76,7 +76,7 @@ void EngineHistory::Tell(const std::function<void(Oracle&)>& change, const std::
     MutexLock lock(mutex_);
     change(oracle_);
   }
-  if (!said.empty()) Visit(absl::StrCat("after it was said: ", said));
+  if (!said.empty()) Visit(absl::StrCat("after the message: ", said));
 }
 
 // ---- What trainers do
@@ -96,7 +96,7 @@ void EngineHistory::Restart() {
     keep_after_ = nullptr;
     exploring = exploring_;
   }
-  ASSERT_TRUE(kept.has_value()) << "there was no such operation";
+  ASSERT_TRUE(kept.has_value()) << "no such operation happened";
   disk_->OnChange(nullptr);
   daemon_.reset();
   disk_ = std::move(kept->left);
@@ -138,10 +138,10 @@ void EngineHistory::ExpectDurable(const DiskDaemon::Begun& begun, int rank) {
     }
     return false;
   };
-  EXPECT_TRUE(daemon_->Turn(is_there)) << "the part of rank " << rank << " is never written";
+  EXPECT_TRUE(daemon_->RunUntil(is_there)) << "the part of rank " << rank << " was not written";
 }
 
-// Retention takes what it does not keep as soon as the save is published, and before anybody hears of that.
+// Retention evicts surplus checkpoints as soon as the save is published, before anybody is told.
 void EngineHistory::MayEvict(const DiskDaemon::Begun& begun) {
   const std::optional<size_t> keep = asked_[begun.spec.sequence].options.num_kept_ckpts;
   if (!keep) return;
@@ -170,7 +170,8 @@ void EngineHistory::ExpectEnd(const DiskDaemon::Begun& begun, v1::Level level) {
     if (ended->empty()) Heard(begun, how);
     ended->push_back(how);
   });
-  EXPECT_TRUE(daemon_->Turn([&] { return ended->size() == begun.sessions.size(); })) << "it does not end";
+  EXPECT_TRUE(daemon_->RunUntil([&] { return ended->size() == begun.sessions.size(); }))
+      << "the save did not end";
   for (const v1::Level how : *ended) EXPECT_EQ(v1::Level_Name(how), v1::Level_Name(level));
 }
 
@@ -185,11 +186,11 @@ void EngineHistory::Save(const std::vector<SessionId>& trainers, const std::stri
 void EngineHistory::Settle() {
   absl::StatusOr<ShownCheckpoints> listed;
   const auto is_gone = [&](int64_t sequence) { return !listed->contains(sequence); };
-  const bool settled = daemon_->Turn([&] {
+  const bool settled = daemon_->RunUntil([&] {
     listed = daemon_->List();
     return listed.ok() && std::ranges::all_of(going_, is_gone) && IsTidy(*disk_);
   });
-  ASSERT_TRUE(settled) << "retention does not end, or trash is never empty";
+  ASSERT_TRUE(settled) << "retention did not end, or trash was not emptied";
   going_.clear();
   Tell([&](Oracle& oracle) { oracle.Shown(*listed); }, "what is there");
 }
@@ -207,7 +208,7 @@ void EngineHistory::Abort(const DiskDaemon::Begun& begun, int rank) {
 void EngineHistory::Pin(const std::string& tag, int64_t sequence, bool pinned) {
   Tell([&](Oracle& oracle) {
     oracle.PinBegan(sequence, pinned);
-    if (!pinned) oracle.Going(sequence);  // Here a pin is all that keeps it from retention.
+    if (!pinned) oracle.Going(sequence);  // Here the pin alone protects it from retention.
   });
   const auto answer = daemon_->Ask<v1::Checkpoint>([&](Reply<v1::Checkpoint> reply) {
     daemon_->engine().SetPinned(
@@ -228,7 +229,7 @@ void EngineHistory::ExpectResume(const std::vector<SessionId>& trainers, int64_t
 
 void EngineHistory::ExpectListed(const std::vector<std::string>& tags) {
   std::vector<std::string> found;
-  const bool listed = daemon_->Turn([&] {
+  const bool listed = daemon_->RunUntil([&] {
     found.clear();
     const absl::StatusOr<ShownCheckpoints> all = daemon_->List();
     if (!all.ok()) return false;
@@ -267,29 +268,29 @@ void EngineHistory::Judge() {
 
 namespace {
 
-// What the disk holds after one more power cut, which takes all that was not synced.
+// Returns what is wrong after one more power cut that loses everything unsynced.
 Broken CheckAfterAnotherCut(const CrashDisk& disk, const Oracle& oracle) {
   FakeClock clock;
   const std::unique_ptr<CrashDisk> left = disk.CutPower(Loss::kEverything, 1);
   const absl::StatusOr<std::unique_ptr<RootStore>> store = OpenStore(*left, clock);
-  if (!store.ok()) return {absl::StrCat("the root does not open: ", store.status().ToString())};
+  if (!store.ok()) return {absl::StrCat("the root cannot be opened: ", store.status().ToString())};
   return oracle.Check(*left, **store);
 }
 
-// One more save by trainers that have resumed.
+// Does one more save with trainers that have resumed.
 Broken SaveOnceMore(CrashDisk& disk, DiskDaemon& daemon, const std::vector<SessionId>& trainers,
                     Oracle& oracle) {
   const absl::StatusOr<DiskDaemon::Begun> begun = daemon.Begin(trainers, "later", {});
-  if (!begun.ok()) return {absl::StrCat("the next save does not begin: ", begun.status().ToString())};
+  if (!begun.ok()) return {absl::StrCat("the next save did not begin: ", begun.status().ToString())};
   oracle.Began(begun->spec);
   for (int rank = 0; rank < begun->spec.world_size; ++rank) {
     const absl::Status sealed = daemon.WriteAndSeal(*begun, rank);
-    if (!sealed.ok()) return {absl::StrCat("the next save is not sealed: ", sealed.ToString())};
+    if (!sealed.ok()) return {absl::StrCat("the next save was not sealed: ", sealed.ToString())};
   }
   std::vector<v1::Level> ended;
   daemon.WhenEnded(*begun, [&](v1::Level level) { ended.push_back(level); });
-  if (!daemon.Turn([&] { return ended.size() == trainers.size(); })) return {"the next save does not end"};
-  if (ended[0] != v1::COMMITTED) return {absl::StrCat("the next save ends as ", v1::Level_Name(ended[0]))};
+  if (!daemon.RunUntil([&] { return ended.size() == trainers.size(); })) return {"the next save did not end"};
+  if (ended[0] != v1::COMMITTED) return {absl::StrCat("the next save ended as ", v1::Level_Name(ended[0]))};
   oracle.Committed(begun->spec.sequence);
   disk.LandLateWrites();
   Broken broken;
@@ -312,14 +313,14 @@ void EngineHistory::CheckEnds(DiskDaemon& daemon, const ShownCheckpoints& shown,
     const auto& [launch, world_size, options] = asked->second;
     if (!back.contains(launch)) back.emplace(launch, daemon.Launch(launch, world_size));
     const absl::StatusOr<std::vector<SessionId>>& trainers = back.at(launch);
-    if (!trainers.ok()) continue;  // A later launch has taken its place.
+    if (!trainers.ok()) continue;  // A later launch has replaced it.
     for (int rank = 0; rank < world_size; ++rank) {
       const absl::StatusOr<v1::Level> end =
           daemon.AskEnd((*trainers)[static_cast<size_t>(rank)],
                         daemon.KeyOf(rank, checkpoint.summary.tag(), options.ordinal), sequence);
       if (end.ok() && *end == v1::COMMITTED) continue;
       broken.push_back(absl::StrCat(checkpoint.summary.tag(), " (sequence ", sequence,
-                                    ") is there, and rank ", rank, " hears that it is ",
+                                    ") is committed, but rank ", rank, " is told that it is ",
                                     end.ok() ? v1::Level_Name(*end) : end.status().ToString()));
     }
   }
@@ -331,41 +332,44 @@ Broken EngineHistory::JudgeOne(Crash& crash) const {
   Broken broken = oracle.CheckPointers(disk);
   DiskDaemon daemon(&disk);
   if (const absl::Status recovered = daemon.Recover(); !recovered.ok())
-    return {absl::StrCat("the root is not recovered: ", recovered.ToString())};
+    return {absl::StrCat("the root cannot be recovered: ", recovered.ToString())};
   if (const auto found = daemon.List(); found.ok()) CheckEnds(daemon, *found, broken);
   const absl::StatusOr<std::vector<SessionId>> trainers = daemon.Launch("the next one", 2);
-  if (!trainers.ok()) return {absl::StrCat("nobody can join: ", trainers.status().ToString())};
+  if (!trainers.ok()) return {absl::StrCat("joining failed: ", trainers.status().ToString())};
   const ShownCheckpoints shown = daemon.ReadAll((*trainers)[0], oracle.saves(), broken);
   Append(oracle.Check(disk, shown), "", broken);
-  for (const std::string& warning : daemon.warnings()) broken.push_back("the daemon warns: " + warning);
+  for (const std::string& warning : daemon.warnings())
+    broken.push_back("the daemon logged a warning: " + warning);
   if (!broken.empty()) return broken;
   oracle.Shown(shown);
   Append(CheckAfterAnotherCut(disk, oracle), "shown by recovery, but lost by another power cut: ", broken);
 
-  // Retention goes on where the crash found it, now that nobody reads any more.
+  // Retention continues where the crash interrupted it, now that no reader is left.
   const int64_t newest = shown.empty() ? 0 : shown.rbegin()->first;
   for (const auto& [sequence, checkpoint] : shown) {
     if (sequence != newest && !checkpoint.pinned) oracle.Going(sequence);
   }
   const absl::Status closed = daemon.CloseAll((*trainers)[0]);
   if (!closed.ok()) broken.push_back(absl::StrCat("closing: ", closed.ToString()));
-  const absl::StatusOr<int64_t> resumed = daemon.Resume(*trainers);  // Stands behind what is to be evicted.
+  // Answered after the scan that precedes retention.
+  const absl::StatusOr<int64_t> resumed = daemon.Resume(*trainers);
   if (!resumed.ok()) {
-    broken.push_back(absl::StrCat("nobody can resume: ", resumed.status().ToString()));
+    broken.push_back(absl::StrCat("resuming failed: ", resumed.status().ToString()));
   } else if (*resumed != newest) {
-    broken.push_back(absl::StrCat("sequence ", *resumed, " is resumed from, and ", newest, " is the newest"));
+    broken.push_back(
+        absl::StrCat("sequence ", *resumed, " was resumed from, but ", newest, " is the newest"));
   }
-  if (!daemon.Turn([&] { return IsTidy(disk); })) broken.push_back("inflight and trash are never empty");
+  if (!daemon.RunUntil([&] { return IsTidy(disk); })) broken.push_back("inflight and trash were not emptied");
   const absl::StatusOr<ShownCheckpoints> kept = daemon.List();
   if (!kept.ok()) broken.push_back(absl::StrCat("listing: ", kept.status().ToString()));
   if (!broken.empty()) return broken;
   Append(oracle.CheckNothingLeaked(disk, *kept), "", broken);
-  Append(oracle.Check(disk, *kept), "when retention is done: ", broken);
+  Append(oracle.Check(disk, *kept), "after retention: ", broken);
   oracle.Shown(*kept);
   if (!broken.empty()) return broken;
-  Append(SaveOnceMore(disk, daemon, *trainers, oracle), "with one more save: ", broken);
+  Append(SaveOnceMore(disk, daemon, *trainers, oracle), "after one more save: ", broken);
   if (broken.empty())
-    Append(CheckAfterAnotherCut(disk, oracle), "with one more save and power cut: ", broken);
+    Append(CheckAfterAnotherCut(disk, oracle), "after one more save and power cut: ", broken);
   return broken;
 }
 

@@ -1,10 +1,10 @@
-// A history by the real engine: trainers save through it, on a CrashDisk; after every operation of the disk,
-// on whichever thread, and after every word that a trainer hears, copies of what a crash would leave are put
-// aside with what the oracle had heard by then. In the end Judge starts the next daemon on each of them.
+// A history by the real engine: trainers save through it on a CrashDisk. After every operation of the disk,
+// on any thread, and after every message to a trainer, it stores copies of what a crash would leave, together
+// with what the oracle knew by then. At the end, Judge starts the next daemon on each copy.
 //
-// What a trainer hears is told to the oracle in the very reply, before the engine goes on. A copy of the disk
-// and one of the oracle are taken under one lock: so what had been acknowledged when an operation began is in
-// the oracle that its crash is held against.
+// A reply tells the oracle what the trainer learns before the engine continues. The copies of the disk and of
+// the oracle are taken under one lock: what was acknowledged when an operation began is in the oracle that
+// its crash is judged by.
 #ifndef CKPTD_TESTS_CRASH_ENGINE_HISTORY_H_
 #define CKPTD_TESTS_CRASH_ENGINE_HISTORY_H_
 
@@ -36,37 +36,37 @@ class EngineHistory {
   CrashDisk& disk() { return *disk_; }
   DiskDaemon& daemon() { return *daemon_; }
 
-  // From now on every operation is a crash point, or none is.
+  // From now on every operation is a crash point (or none is).
   void Explore(bool on);
-  // Puts a copy aside, for Restart: after the next such operation on a path that ends so.
+  // Stores a copy for Restart: after the next operation of this kind on a path that ends like this.
   void KeepAfter(const std::string& operation, const std::string& path);
 
-  void Start();  // The daemon, which recovers the root.
-  // The machine loses its power where KeepAfter said, and the next daemon recovers the root.
+  void Start();  // Starts the daemon, which recovers the root.
+  // Cuts the power at the point chosen by KeepAfter, and recovers the root with the next daemon.
   void Restart();
 
   std::vector<SessionId> Launch(const std::string& launch, int world_size = 2);
   DiskDaemon::Begun Begin(const std::vector<SessionId>& trainers, const std::string& tag,
                           const DiskDaemon::SaveOptions& options = {});
   void Seal(const DiskDaemon::Begun& begun, int rank);
-  // Waits until a rank's part is on disk, with its record.
+  // Waits until a rank's part and its record are on disk.
   void ExpectDurable(const DiskDaemon::Begun& begun, int rank);
-  // Waits until every rank has heard how it ended.
+  // Waits until every rank has received this outcome.
   void ExpectEnd(const DiskDaemon::Begun& begun, v1::Level level);
-  // All of it, and then what retention does.
+  // Does a whole save, and waits for retention.
   void Save(const std::vector<SessionId>& trainers, const std::string& tag,
             const DiskDaemon::SaveOptions& options = {});
   void Abort(const DiskDaemon::Begun& begun, int rank);
   void Pin(const std::string& tag, int64_t sequence, bool pinned);
   void ExpectResume(const std::vector<SessionId>& trainers, int64_t sequence);
-  // Waits until this is what is committed, and no save is under way.
+  // Waits until exactly these checkpoints are committed and no save is in flight.
   void ExpectListed(const std::vector<std::string>& tags);  // Oldest first.
 
-  // Nothing is a crash point any more; every copy is judged, until one is not as it must be.
+  // Ends exploration and judges every copy, until one violates a promise.
   void Judge();
-  int points() const { return points_; }    // At which the world was ended.
+  int points() const { return points_; }    // Number of points at which a crash was simulated.
   int crashes() const { return crashes_; }  // Power cuts and kills.
-  int states() const { return judged_; }    // Different ones, each taken over by another daemon.
+  int states() const { return judged_; }    // Distinct states, each taken over by another daemon.
   std::string Summary() const;
 
  private:
@@ -78,15 +78,15 @@ class EngineHistory {
 
   void Visit(const std::string& what) ABSL_LOCKS_EXCLUDED(mutex_);
   void Copy(std::unique_ptr<CrashDisk> left, std::string trace) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Changes what the oracle knows; where `said`, that is a crash point.
+  // Changes what the oracle knows. If `said` is not empty, this is a crash point.
   void Tell(const std::function<void(Oracle&)>& change, const std::string& said = "");
   void Heard(const DiskDaemon::Begun& begun, v1::Level level);
   void MayEvict(const DiskDaemon::Begun& begun);
-  // Waits until the daemon has nothing to do, and tells the oracle what retention has taken.
+  // Waits until the daemon is idle, and tells the oracle what retention evicted.
   void Settle();
 
   Broken JudgeOne(Crash& crash) const;
-  // What is there must not be called failed to the trainers that saved it.
+  // Adds a violation if the trainers of a committed checkpoint are told that its save failed.
   void CheckEnds(DiskDaemon& daemon, const ShownCheckpoints& shown, Broken& broken) const;
 
   Mutex mutex_;
@@ -106,8 +106,8 @@ class EngineHistory {
     DiskDaemon::SaveOptions options;
   };
   std::map<std::vector<SessionId>, std::string> launches_;
-  std::map<int64_t, Asked> asked_;  // By sequence: what its trainers said.
-  std::set<int64_t> going_;         // What retention takes.
+  std::map<int64_t, Asked> asked_;  // By sequence: what its trainers requested.
+  std::set<int64_t> going_;         // Sequences that retention is evicting.
   int points_ = 0, crashes_ = 0, judged_ = 0;
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr Loss kPlainLosses[] = {Loss::kNothing, Loss::kEverything, Loss::kData, Loss::kBytes,
                                  Loss::kEntries};
-// Far above the histories'.
+// Far above the sequences of the histories.
 constexpr int64_t kLaterSequence = 1000;
 
 void EmptyTrash(RootStore& store, Broken& broken) {
@@ -21,7 +21,7 @@ void EmptyTrash(RootStore& store, Broken& broken) {
     if (!more.ok()) broken.push_back(absl::StrCat("emptying trash: ", more.status().ToString()));
     if (!more.ok() || !*more) return;
   }
-  broken.push_back("trash is never empty");
+  broken.push_back("trash was not emptied");
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ void Explorer::Recover(std::unique_ptr<CrashDisk> disk, Oracle oracle, const std
   if (const Broken broken = oracle.CheckPointers(*disk); !broken.empty()) return Report(trace, broken);
   if (depth > 0) {
     disk->OnChange([&](const std::string& what) {
-      // The probe's own files mean nothing to anybody.
+      // Nobody depends on the files of the probe.
       if (what.find("/scratch/") != std::string::npos) return;
       VisitAt(*disk, oracle, absl::StrCat(trace, ", in its recovery after ", what), depth - 1);
     });
@@ -86,21 +86,21 @@ void Explorer::Recover(std::unique_ptr<CrashDisk> disk, Oracle oracle, const std
   disk->OnChange(nullptr);
   if (failed_) return;
   if (!store.ok())
-    return Report(trace, {absl::StrCat("the root does not open: ", store.status().ToString())});
+    return Report(trace, {absl::StrCat("the root cannot be opened: ", store.status().ToString())});
   Broken broken = oracle.Check(*disk, **store);
   if (broken.empty()) {
     oracle.Shown(**store);
     CheckGoesOn(*disk, **store, oracle, broken);
   }
   if (broken.empty()) {
-    // What it showed was safe, also when its own process changed nothing any more.
+    // What recovery reported was durable, even if its own process changed nothing.
     const std::unique_ptr<CrashDisk> left = disk->CutPower(Loss::kEverything, ++seed_);
     const absl::StatusOr<std::unique_ptr<RootStore>> again = OpenStore(*left, clock_);
     if (!again.ok()) {
-      broken.push_back(absl::StrCat("the recovered root does not open: ", again.status().ToString()));
+      broken.push_back(absl::StrCat("the recovered root cannot be opened: ", again.status().ToString()));
     } else {
       broken = oracle.Check(*left, **again);
-      if (!(*again)->recovered().empty()) broken.push_back("recovery had left something to recover");
+      if (!(*again)->recovered().empty()) broken.push_back("recovery left something to recover");
     }
     for (std::string& line : broken) line = "after recovery and a second power cut: " + line;
   }
@@ -109,11 +109,11 @@ void Explorer::Recover(std::unique_ptr<CrashDisk> disk, Oracle oracle, const std
 
 void Explorer::CheckGoesOn(CrashDisk& disk, RootStore& store, Oracle& oracle, Broken& broken) {
   {
-    // Before anything more is synced on it: what was shown is safe.
+    // Before anything else is synced: what recovery reported is durable.
     const std::unique_ptr<CrashDisk> left = disk.CutPower(Loss::kEverything, ++seed_);
     const absl::StatusOr<std::unique_ptr<RootStore>> again = OpenStore(*left, clock_);
     if (!again.ok()) {
-      broken.push_back(absl::StrCat("the recovered root does not open: ", again.status().ToString()));
+      broken.push_back(absl::StrCat("the recovered root cannot be opened: ", again.status().ToString()));
       return;
     }
     broken = oracle.Check(*left, **again);
@@ -126,7 +126,7 @@ void Explorer::CheckGoesOn(CrashDisk& disk, RootStore& store, Oracle& oracle, Br
   const SaveSpec later{"later", kLaterSequence, 1};
   oracle.Began(later);
   if (Save(disk, store, later) != Verdict::kCommitted) {
-    broken.push_back("a save after recovery does not succeed");
+    broken.push_back("a save after recovery did not succeed");
     return;
   }
   oracle.Committed(later.sequence);

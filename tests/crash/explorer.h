@@ -1,16 +1,16 @@
-// Ends the world after every operation of a history, in every way, and looks whether the real recovery keeps
+// Simulates a crash after every operation of a history, in every way, and checks that the real recovery keeps
 // the promises.
 //
 //   CrashDisk disk;
 //   Explorer explorer({...});
 //   disk.OnChange([&](const std::string& what) { explorer.Visit(disk, oracle, what); });
 //
-// At each point: the power is cut, once for each loss; and the process is killed, with its writes still on
-// their way. What is left is recovered and held against the oracle. Then the trash is emptied and nothing may
-// be left over, a further save must succeed, what was under way lands, and the power is cut again without
-// mercy: what recovery has shown must have been safe.
+// At each point the power is cut, once for each kind of loss; and the process is killed while its writes are
+// in flight. The explorer recovers what is left and compares it with the oracle. Then it empties the trash
+// and checks that nothing is left over, does a further save, lets the late writes land, and cuts the power
+// again with the loss of everything unsynced: what recovery reported must have been durable.
 //
-// Where asked for, recovery itself is crashed after each of its operations, and the recovery of that again.
+// Optionally, recovery itself is crashed after each of its operations, and so is the recovery of that.
 #ifndef CKPTD_TESTS_CRASH_EXPLORER_H_
 #define CKPTD_TESTS_CRASH_EXPLORER_H_
 
@@ -29,26 +29,26 @@
 
 namespace ckptd {
 
-// A store over a disk, with the disk's queues.
+// Opens a store on a disk, with the disk's I/O queues.
 absl::StatusOr<std::unique_ptr<RootStore>> OpenStore(CrashDisk& disk, Clock& clock);
 
 struct ExplorerOptions {
-  int seeds = 8;              // Of random loss, at each point.
-  int recovery_depth = 0;     // How often recovery is interrupted itself.
-  int seeds_in_recovery = 2;  // Of random loss, beside the loss of everything.
+  int seeds = 8;              // Random losses at each point.
+  int recovery_depth = 0;     // How deeply recoveries are interrupted.
+  int seeds_in_recovery = 2;  // Random losses, beside the loss of everything.
 };
 
 class Explorer {
  public:
   explicit Explorer(ExplorerOptions options) : options_(options) {}
 
-  // After a failure, nothing more is visited.
+  // Checks one crash point. No-op after a failure.
   void Visit(const CrashDisk& disk, const Oracle& oracle, const std::string& what);
 
   int points() const { return points_; }            // Visited.
-  int in_recovery() const { return in_recovery_; }  // Of these, inside a recovery (also one in a recovery).
+  int in_recovery() const { return in_recovery_; }  // Of these, inside a recovery (or a nested one).
   int crashes() const { return crashes_; }          // Power cuts and kills.
-  int states() const { return recoveries_; }        // Different ones, each recovered.
+  int states() const { return recoveries_; }        // Distinct states, each recovered.
   std::string Summary() const;
 
  private:

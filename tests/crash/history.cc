@@ -71,7 +71,7 @@ void History::Explore(bool on) {
 }
 
 void History::Said(const std::string& what) {
-  if (exploring_) explorer_.Visit(*disk_, oracle_, absl::StrCat("it was said: ", what));
+  if (exploring_) explorer_.Visit(*disk_, oracle_, absl::StrCat("after the message: ", what));
 }
 
 void History::Open() {
@@ -101,7 +101,7 @@ absl::StatusOr<std::vector<std::vector<WrittenFile>>> History::WriteFiles(const 
   std::vector<std::unique_ptr<Segment>> segments;
   std::vector<std::future<Written>> answers;
   std::atomic<int64_t> written_bytes = 0;
-  // All parts come to the writer at one moment, so that the same history does the same each time.
+  // The writer receives all parts at one moment, so that a history is the same each time.
   std::promise<void> waiting, go;
   io_->Post([&](IoQueue&) {
     waiting.set_value();
@@ -120,8 +120,8 @@ absl::StatusOr<std::vector<std::vector<WrittenFile>>> History::WriteFiles(const 
   absl::Status status;
   for (std::future<Written>& answer : answers) {
     if (answer.wait_for(std::chrono::minutes(5)) != std::future_status::ready) {
-      ADD_FAILURE() << "a part is never written";
-      std::abort();  // The images are in use.
+      ADD_FAILURE() << "a part was not written";
+      std::abort();  // The images are still in use.
     }
     Written written = answer.get();
     if (!written.ok()) {
@@ -168,7 +168,7 @@ History::Begun History::Begin(const std::string& tag, int ranks, int world_size,
 }
 
 void History::Discard(const Begun& begun) {
-  if (!store_->Discard(begun.inflight).ok()) return;  // Not FAILED: nobody knows.
+  if (!store_->Discard(begun.inflight).ok()) return;  // Not FAILED: the outcome is unknown.
   oracle_.Gone(begun.save.sequence);
   Said(absl::StrCat(begun.save.tag, " is FAILED"));
 }
@@ -217,7 +217,7 @@ void History::EmptyTrash() {
     ASSERT_TRUE(more.ok()) << more.status();
     if (!*more) return;
   }
-  FAIL() << "trash is never empty";
+  FAIL() << "trash was not emptied";
 }
 
 void History::Pin(const std::string& tag, int64_t sequence, bool pinned) {
@@ -225,7 +225,7 @@ void History::Pin(const std::string& tag, int64_t sequence, bool pinned) {
   const absl::Status status = store_->SetPinned(tag, sequence, pinned);
   EXPECT_TRUE(status.ok()) << status;
   oracle_.Pinned(sequence, pinned);
-  Said(absl::StrCat(tag, pinned ? " is pinned" : " is not pinned any more"));
+  Said(absl::StrCat(tag, pinned ? " is pinned" : " is no longer pinned"));
 }
 
 void History::SaveRunRecord(const std::string& run_id) {
@@ -236,7 +236,7 @@ void History::SaveRunRecord(const std::string& run_id) {
   const absl::Status saved = store_->SaveRunRecord(record);
   EXPECT_TRUE(saved.ok()) << saved;
   oracle_.RunRecordSaved(run_id);
-  Said(absl::StrCat("the run record is of ", run_id));
+  Said(absl::StrCat("the run record belongs to ", run_id));
 }
 
 void History::Rescan() {

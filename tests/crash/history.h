@@ -1,6 +1,5 @@
-// A history: what a daemon does with one root, by the real RootStore and the real PartWriter on a CrashDisk,
-// while the oracle hears what is said of it and the explorer ends the world after every operation and every
-// word.
+// A history: what a daemon does with one root, by the real RootStore and PartWriter on a CrashDisk, while the
+// oracle records every message and the explorer simulates a crash after every operation and every message.
 #ifndef CKPTD_TESTS_CRASH_HISTORY_H_
 #define CKPTD_TESTS_CRASH_HISTORY_H_
 
@@ -32,29 +31,29 @@ class History {
   Oracle& oracle() { return oracle_; }
   const Explorer& explorer() const { return explorer_; }
 
-  // From now on every operation is a crash point, or none is.
+  // From now on every operation is a crash point (or none is).
   void Explore(bool on);
 
   void Open();
-  // The daemon ends, by its death or the machine's, and the next one opens the root.
+  // Ends the daemon, by its death or a power cut; the next daemon opens the root.
   void Restart(std::optional<Loss> power_cut = std::nullopt, uint64_t seed = 1);
 
   struct Begun {
     SaveSpec save;
     Inflight inflight;
     std::vector<storage::v1::PartRecord> parts;
-    absl::Status status;  // Why a part is not written.
+    absl::Status status;  // Why a part was not written.
   };
-  // Steps 1 to 3, for the first `ranks` ranks (all, when negative): their files are written at the same time.
-  // The sequence is the next one.
+  // Does steps 1 to 3 for the first `ranks` ranks (all if negative), whose files are written concurrently.
+  // The save gets the next sequence.
   // `pointed`: the save names the pointer `latest`.
   Begun Begin(const std::string& tag, int ranks = -1, int world_size = 2, bool pointed = false);
-  // Steps 4 to 6; what fails is discarded.
+  // Does steps 4 to 6; a failed save is discarded.
   Verdict Publish(Begun begun);
   Verdict Save(const std::string& tag) { return Publish(Begin(tag)); }
   Verdict SavePointed(const std::string& tag) { return Publish(Begin(tag, -1, 2, true)); }
   void Discard(const Begun& begun);
-  // Saves, then evicts what is more than `keep` and empties the trash.
+  // Saves, evicts all but the newest `keep` checkpoints, and empties the trash.
   void SaveAndRetain(const std::string& tag, size_t keep);
   void Evict(const std::string& tag, int64_t sequence);
   void EmptyTrash();

@@ -73,7 +73,7 @@ void Oracle::CheckWhole(CrashDisk& disk, const SaveSpec& save, Broken& broken) c
     broken.push_back(absl::StrCat(Label(save), " has ", report->manifest.body.files_size(), " files"));
   for (const auto& file : report->manifest.body.files()) {
     if (disk.Content(save.tag + "/" + file.path()) != CachedContentOf(save, file.path()))
-      broken.push_back(absl::StrCat(Label(save), " has other bytes in ", file.path()));
+      broken.push_back(absl::StrCat(Label(save), " differs from what was saved in ", file.path()));
   }
   if (broken.size() == before) whole_->insert(print);
 }
@@ -85,7 +85,7 @@ std::map<int64_t, SaveSpec> Oracle::saves() const {
 }
 
 Broken Oracle::CheckPointers(const CrashDisk& disk) const {
-  std::map<std::string, int64_t> committed;                         // By name: the newest that names it.
+  std::map<std::string, int64_t> committed;  // By name: the newest checkpoint that names it.
   std::map<std::pair<std::string, std::string>, int64_t> contents;  // By name and content.
   for (const auto& [sequence, known] : saves_) {
     for (const auto& [name, content] : known.save.pointers) {
@@ -99,18 +99,18 @@ Broken Oracle::CheckPointers(const CrashDisk& disk) const {
     const std::optional<std::string> content = disk.Content(name);
     const auto found = contents.find({name, content.value_or("")});
     if (!content.has_value()) {
-      if (sequence > 0) broken.push_back(absl::StrCat("the pointer ", name, " is not there"));
+      if (sequence > 0) broken.push_back(absl::StrCat("the pointer ", name, " is missing"));
     } else if (found == contents.end()) {
-      broken.push_back(absl::StrCat("the pointer ", name, " has '", *content, "', which no save named"));
+      broken.push_back(absl::StrCat("the pointer ", name, " contains '", *content, "', which no save named"));
     } else if (found->second < sequence) {
-      broken.push_back(absl::StrCat("the pointer ", name, " has '", *content, "', and sequence ", sequence,
-                                    ", which names it, was committed"));
+      broken.push_back(absl::StrCat("the pointer ", name, " contains '", *content, "', but sequence ",
+                                    sequence, ", which names this pointer, was committed"));
     }
   }
   return broken;
 }
 
-// Recovery has made the pointers good: each names a checkpoint that is there, by the newest manifest.
+// After recovery each pointer names a checkpoint that exists, as the newest manifest says.
 void Oracle::CheckPointersShown(const CrashDisk& disk, const ShownCheckpoints& all, Broken& broken) const {
   std::map<std::string, std::string> newest;
   std::set<std::string> tags;
@@ -120,10 +120,11 @@ void Oracle::CheckPointersShown(const CrashDisk& disk, const ShownCheckpoints& a
   }
   for (const auto& [name, content] : newest) {
     if (disk.Content(name) != content)
-      broken.push_back(absl::StrCat("the pointer ", name, " has '", disk.Content(name).value_or("(nothing)"),
-                                    "', and the newest manifest says ", content));
+      broken.push_back(absl::StrCat("the pointer ", name, " contains '",
+                                    disk.Content(name).value_or("(nothing)"),
+                                    "', but the newest manifest says ", content));
     if (!tags.contains(content))
-      broken.push_back(absl::StrCat("the pointer ", name, " dangles: there is no ", content));
+      broken.push_back(absl::StrCat("the pointer ", name, " dangles: no checkpoint is called ", content));
   }
 }
 
@@ -134,10 +135,9 @@ Broken Oracle::Check(CrashDisk& disk, const RootStore& store) const {
     if (known.state == State::kCommitted) latest = sequence;
   }
   if (store.highest_sequence() < latest)
-    broken.push_back(
-        absl::StrCat("sequence ", store.highest_sequence() + 1, " would be given a second time"));
+    broken.push_back(absl::StrCat("sequence ", store.highest_sequence() + 1, " would be used a second time"));
   if (!run_ids_.contains(store.run_record().run_id()))
-    broken.push_back(absl::StrCat("the run record is of '", store.run_record().run_id(), "'"));
+    broken.push_back(absl::StrCat("the run record belongs to '", store.run_record().run_id(), "'"));
   for (const std::string& warning : store.pointers().warnings) broken.push_back(warning);
   for (const DamagedCheckpoint& damaged : store.damaged())
     broken.push_back(absl::StrCat(damaged.tag, " is reported as damaged: ", damaged.status.ToString()));
@@ -156,7 +156,7 @@ Broken Oracle::Check(CrashDisk& disk, const ShownCheckpoints& all) const {
     }
     const SaveSpec& save = known->second.save;
     if (known->second.state == State::kGone)
-      broken.push_back(absl::StrCat(Label(save), " was failed, replaced or evicted, and is back"));
+      broken.push_back(absl::StrCat(Label(save), " was failed, replaced or evicted, but is visible"));
     CheckWhole(disk, save, broken);
     const auto pin = pins_.find(sequence);
     if (pin != pins_.end() && !pin->second.contains(checkpoint.pinned))
@@ -168,17 +168,17 @@ Broken Oracle::Check(CrashDisk& disk, const ShownCheckpoints& all) const {
     latest = std::max(latest, sequence);
     const auto found = shown.find(known.save.tag);
     if (found == shown.end()) {
-      broken.push_back(absl::StrCat(Label(known.save), " was committed, and is not there"));
+      broken.push_back(absl::StrCat(Label(known.save), " was committed, but is missing"));
     } else if (found->second < sequence) {
       broken.push_back(
-          absl::StrCat(Label(known.save), " was committed, and its tag holds sequence ", found->second));
+          absl::StrCat(Label(known.save), " was committed, but its tag holds sequence ", found->second));
     }
   }
   const int64_t shown_latest = all.empty() ? 0 : all.rbegin()->first;
   if (shown_latest < latest)
-    broken.push_back(absl::StrCat("the latest went back from sequence ", latest, " to ", shown_latest));
+    broken.push_back(absl::StrCat("latest went back from sequence ", latest, " to ", shown_latest));
   if (all.size() < floor_)
-    broken.push_back(absl::StrCat(all.size(), " checkpoints are left of at least ", floor_));
+    broken.push_back(absl::StrCat(all.size(), " checkpoints are left, expected at least ", floor_));
   for (std::string& line : CheckPointers(disk)) broken.push_back(std::move(line));
   CheckPointersShown(disk, all, broken);
   return broken;
@@ -186,7 +186,7 @@ Broken Oracle::Check(CrashDisk& disk, const ShownCheckpoints& all) const {
 
 Broken Oracle::CheckNothingLeaked(const CrashDisk& disk, const ShownCheckpoints& shown) const {
   Broken broken;
-  // A record's temporary file has one name, so a second one replaces it: it is no leak.
+  // The temporary file of a record has a fixed name that the next write replaces: it is not a leak.
   const std::set<std::string> ours = {"inflight", "trash",     "lock",       "run",
                                       ".run.tmp", ".swap.tmp", "pointer.new"};
   for (const std::string& name : disk.NamesIn(kNode)) {

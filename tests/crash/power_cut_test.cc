@@ -1,8 +1,8 @@
-// Whole histories, crashed after every operation and every word that was said: by a power cut with each kind
-// of loss, and by a kill. The rules of loss are in tests/testing/power_cut.h, the promises in oracle.cc.
+// Whole histories, crashed after every operation and every message: by a power cut with each kind of loss,
+// and by a kill. tests/testing/power_cut.h states what a power cut may lose, oracle.cc the promises.
 //
-// Each test prints how many crash points and states it tried, and fails when these are fewer than there were:
-// then the history does not do any more what it is for.
+// Each test prints how many crash points and states it tried, and fails when these are fewer than before:
+// then the history no longer covers what it was written for.
 #include <iostream>
 #include <optional>
 #include <string>
@@ -35,15 +35,15 @@ class PowerCutTest : public ::testing::TestWithParam<bool> {
   }
 };
 
-TEST_P(PowerCutTest, AFirstSaveIsWholeOrInvisibleAndStaysOnceItIsCommitted) {
+TEST_P(PowerCutTest, FirstSaveIsWholeOrInvisibleAndStaysOnceCommitted) {
   const auto history = NewHistory();
-  history->Explore(true);  // The root's first daemon makes its directories, too.
+  history->Explore(true);  // The root's first daemon also creates its directories.
   history->Open();
   EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
   ExpectPoints(*history, 85, 350);
 }
 
-TEST_P(PowerCutTest, AResaveIsTheOldOneOrTheNewOne) {
+TEST_P(PowerCutTest, ResaveLeavesOldOrNewCheckpoint) {
   const auto history = NewHistory();
   history->Open();
   ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
@@ -54,7 +54,7 @@ TEST_P(PowerCutTest, AResaveIsTheOldOneOrTheNewOne) {
   ExpectPoints(*history, 140, 680);
 }
 
-TEST_P(PowerCutTest, RetentionKeepsItsNumberAndWhatItTakesIsWholeOrGone) {
+TEST_P(PowerCutTest, RetentionKeepsAtLeastNAndEvictedCheckpointsAreWholeOrGone) {
   const auto history = NewHistory();
   history->Open();
   history->Explore(true);
@@ -63,7 +63,7 @@ TEST_P(PowerCutTest, RetentionKeepsItsNumberAndWhatItTakesIsWholeOrGone) {
   ExpectPoints(*history, 250, 1300);
 }
 
-TEST_P(PowerCutTest, PinsAndTheRunRecordAreWhatWasSaidLast) {
+TEST_P(PowerCutTest, PinsAndRunRecordHoldLastAcknowledgedValue) {
   const auto history = NewHistory();
   history->Open();
   ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
@@ -78,22 +78,22 @@ TEST_P(PowerCutTest, PinsAndTheRunRecordAreWhatWasSaidLast) {
   ExpectPoints(*history, 130, 900);
 }
 
-TEST_P(PowerCutTest, WhatWasFailedNeverComesBack) {
+TEST_P(PowerCutTest, FailedSaveNeverReappears) {
   const auto history = NewHistory();
   history->Open();
   ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
   history->Explore(true);
   history->Discard(history->Begin("step_2", 1));  // One of two ranks.
-  history->Discard(history->Begin("step_2"));     // Both.
+  history->Discard(history->Begin("step_2"));     // Both ranks.
   for (const char* file : {"model_1.pt", ".part-00001.tmp", "manifest"}) {
-    history->disk().FailNextSync(file);  // Once; a second sync would say yes, with the bytes gone.
+    history->disk().FailNextSync(file);  // Once; a second sync would succeed although the bytes are gone.
     EXPECT_EQ(history->Save("step_2"), Verdict::kFailed) << file;
   }
   EXPECT_EQ(history->Save("step_1"), Verdict::kCommitted);
   ExpectPoints(*history, 260, 2400);
 }
 
-TEST_P(PowerCutTest, AnOlderSaveIsNeverPublishedOverAYoungerOne) {
+TEST_P(PowerCutTest, OlderSaveIsNeverPublishedOverNewerOne) {
   const auto history = NewHistory();
   history->Open();
   history->Explore(true);
@@ -105,7 +105,7 @@ TEST_P(PowerCutTest, AnOlderSaveIsNeverPublishedOverAYoungerOne) {
   ExpectPoints(*history, 130, 1000);
 }
 
-TEST_P(PowerCutTest, ASaveOverAnEmptyDirectoryIsWholeOrInvisible) {
+TEST_P(PowerCutTest, SaveOverEmptyDirectoryIsWholeOrInvisible) {
   const auto history = NewHistory();
   history->disk().Plant("step_1", FileType::kDirectory);
   history->Open();
@@ -114,9 +114,9 @@ TEST_P(PowerCutTest, ASaveOverAnEmptyDirectoryIsWholeOrInvisible) {
   ExpectPoints(*history, 54, 310);
 }
 
-// Without exchange: the intent that ended one re-save must not end it again when the tag is gone for good,
-// and bring the older generation back out of the trash.
-TEST_P(PowerCutTest, WhatWasEvictedAfterAResaveStaysAwayInAllGenerations) {
+// Without exchange: the intent that completed one re-save must not be applied again after the tag was
+// evicted, and bring the older generation back out of the trash.
+TEST_P(PowerCutTest, EvictedCheckpointStaysGoneInAllGenerationsAfterResave) {
   const auto history = NewHistory();
   history->Open();
   ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
@@ -129,8 +129,8 @@ TEST_P(PowerCutTest, WhatWasEvictedAfterAResaveStaysAwayInAllGenerations) {
   ExpectPoints(*history, 46, 125);
 }
 
-// Nobody knows what a crash would leave, and a scan decides.
-TEST_P(PowerCutTest, ASyncThatFailsAfterTheRenameLeavesItOpenUntilTheScan) {
+// The outcome is unknown until a scan decides.
+TEST_P(PowerCutTest, OutcomeStaysOpenUntilScanWhenSyncAfterRenameFails) {
   for (const std::string parent : {"", kInflight}) {
     const auto history = NewHistory();
     history->Open();
@@ -150,21 +150,22 @@ TEST_P(PowerCutTest, ASyncThatFailsAfterTheRenameLeavesItOpenUntilTheScan) {
   }
 }
 
-TEST_P(PowerCutTest, APointerNamesACheckpointThatIsThereAndNeverAnOlderOneThanWasCommitted) {
+TEST_P(PowerCutTest, PointerNamesExistingCheckpointNeverOlderThanCommitted) {
   const auto history = NewHistory();
   history->Open();
   history->Explore(true);
   History::Begun slow = history->Begin("step_1", -1, 2, true);
   for (const char* tag : {"step_2", "step_3"}) ASSERT_EQ(history->SavePointed(tag), Verdict::kCommitted);
   ASSERT_EQ(history->Publish(std::move(slow)), Verdict::kCommitted);
-  ASSERT_EQ(history->Save("step_3"), Verdict::kCommitted) << "a re-save takes the pointer over";
+  ASSERT_EQ(history->Save("step_3"), Verdict::kCommitted) << "a re-save takes over the pointer";
   history->Evict("step_2", 2);
   history->EmptyTrash();
   ExpectPoints(*history, 270, 1800);
 }
 
-// A crash between commit and pointer is made good by a recovery, which may end at any of its own operations.
-TEST_P(PowerCutTest, ARecoveryThatWritesAPointerMayBeInterrupted) {
+// Recovery repairs a pointer after a crash between commit and pointer, and may itself be interrupted at any
+// operation.
+TEST_P(PowerCutTest, RecoveryThatWritesPointerCanBeInterrupted) {
   const auto history = NewHistory({.seeds = 1, .recovery_depth = 1, .seeds_in_recovery = 1});
   history->Open();
   ASSERT_EQ(history->SavePointed("step_1"), Verdict::kCommitted);
@@ -174,7 +175,7 @@ TEST_P(PowerCutTest, ARecoveryThatWritesAPointerMayBeInterrupted) {
   ExpectPoints(*history, 340, 110);
 }
 
-TEST_P(PowerCutTest, RecoveryMayBeInterruptedTwice) {
+TEST_P(PowerCutTest, RecoveryCanBeInterruptedTwice) {
   const auto history = NewHistory({.seeds = 1, .recovery_depth = 2, .seeds_in_recovery = 1});
   history->Open();
   ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);

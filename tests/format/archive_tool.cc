@@ -1,12 +1,12 @@
-// Shows what the readers of tensor files make of one, and writes it again with the writers: for the tests
-// beside it, which hold both against torch and safetensors.
+// Prints what the readers of tensor files read from a file, and writes it again with the writers. The tests
+// beside it compare both with torch and safetensors.
 //
 //   archive_tool show FILE.pt                       the object, as JSON
 //   archive_tool rewrite FILE.pt NEW.pt [OPTION]    checksums | holes: no bytes of storages
 //   archive_tool show-safetensors FILE
 //   archive_tool rewrite-safetensors FILE NEW
 //
-// On an error it ends with 1 and `CODE REASON: message`.
+// On an error it exits with 1 and prints `CODE REASON: message`.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -111,7 +111,7 @@ class Shower {
             Show(object.state)};
   }
 
-  // Of each storage, in the order of the places that Index() gave: where it is.
+  // The location of each storage, in the order of the indices that Index() assigned.
   json Storages() const {
     json all = json::array();
     for (const torch::StorageRef& storage : storages_) {
@@ -150,7 +150,7 @@ class NewFile {
  public:
   NewFile(const char* path, int64_t size) : fd_(::open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
     if (!fd_ || ::ftruncate(fd_.get(), size) != 0)
-      Die(absl::InternalError(absl::StrCat("cannot make ", path)));
+      Die(absl::InternalError(absl::StrCat("cannot create ", path)));
   }
   void Write(int64_t offset, std::string_view bytes) {
     while (!bytes.empty()) {

@@ -1,5 +1,5 @@
-// The text of a configuration. What is accepted has every value in range, and printed and read again is the
-// same.
+// The text of a configuration. An accepted one has every value in range, and stays the same when it is
+// printed and read again.
 #include "daemon/config/config.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/util/message_differencer.h"

@@ -1,8 +1,8 @@
-// What every fuzz target has: its entry, a check that holds in every build, and a way to take its input
-// apart.
+// Shared by all fuzz targets: the entry point, a check that is active in every build, and a reader that
+// splits an input into fields.
 //
 // A target is linked twice: with libFuzzer (tools/check fuzz), and with replay.cc, which runs the corpus in
-// the ordinary build. What it says of an input is the same in both.
+// the ordinary build. Its checks are the same in both.
 #ifndef CKPTD_TESTS_FUZZ_FUZZ_H_
 #define CKPTD_TESTS_FUZZ_FUZZ_H_
 
@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-// Returns 0. Aborts when what the code promises does not hold for these bytes.
+// Returns 0. Aborts if the code breaks a promise for these bytes.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 #define FUZZ_CHECK(condition)                                                            \
@@ -27,7 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace ckptd {
 
-// Takes an input apart, whatever its length: at its end everything is zero or empty.
+// Splits an input of any length into fields: past the end, every field is zero or empty.
 class FuzzInput {
  public:
   FuzzInput(const uint8_t* data, size_t size) : left_(reinterpret_cast<const char*>(data), size) {}
@@ -39,7 +39,7 @@ class FuzzInput {
     left_.remove_prefix(1);
     return byte;
   }
-  // Two bytes of length, little-endian, and as many bytes as are there of it.
+  // Reads a length of two bytes (little-endian), and that many bytes or as many as are left.
   std::string_view Chunk() {
     const size_t low = Byte();
     const size_t length = low | static_cast<size_t>(Byte()) << 8;

@@ -1,6 +1,6 @@
-// A daemon that does not keep to the protocol: the client's end of the hand-off socket reads whatever comes,
-// ends in time, and leaks no descriptor. The first byte says what the client asks; then follow packets: how
-// many descriptors, and the bytes.
+// A daemon that violates the protocol: the client's end of the hand-off socket accepts any bytes, ends in
+// time, and leaks no descriptor. The first byte selects the client's request; then follow packets: the number
+// of descriptors, and the bytes.
 #include <fcntl.h>
 #include <sys/socket.h>
 
@@ -32,7 +32,7 @@ void SendPacketOf(int socket, std::string_view bytes, int descriptors, int descr
   ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// Descriptors are given out lowest first: one that leaks moves this.
+// The kernel assigns the lowest free descriptor: a leaked one changes this number.
 int LowestFree(int like) {
   const UniqueFd lowest(::fcntl(like, F_DUPFD_CLOEXEC, 0));
   FUZZ_CHECK(lowest.get() >= 0);
@@ -57,19 +57,19 @@ void Talk(FuzzInput input) {
       const int descriptors = input.Byte() % (kMostDescriptors + 1);
       SendPacketOf(daemon.get(), input.Chunk(), descriptors, null);
     }
-    ::shutdown(daemon.get(), SHUT_WR);  // What is asked after the last packet ends at once.
-    const Duration patience = std::chrono::seconds(10);
+    ::shutdown(daemon.get(), SHUT_WR);  // A request after the last packet ends at once.
+    const Duration timeout = std::chrono::seconds(10);
     switch (question % 4) {
       case 0:
-        CheckAnswer(handoff.Hello({}, patience));
+        CheckAnswer(handoff.Hello({}, timeout));
         break;
       case 1:
-        CheckAnswer(handoff.AttachRoot(null, "/root", patience));
+        CheckAnswer(handoff.AttachRoot(null, "/root", timeout));
         break;
       case 2: {
         std::vector<int64_t> ids;
         for (int i = 0; i < question / 4 % 70; ++i) ids.push_back(i);
-        const auto segments = handoff.FetchSegments(ids, patience);
+        const auto segments = handoff.FetchSegments(ids, timeout);
         if (!segments.ok()) break;
         FUZZ_CHECK(segments->size() == ids.size());
         for (size_t i = 0; i < ids.size(); ++i) {
@@ -78,7 +78,7 @@ void Talk(FuzzInput input) {
         break;
       }
       default:
-        handoff.Goodbye(patience).IgnoreError();
+        handoff.Goodbye(timeout).IgnoreError();
     }
   }
   FUZZ_CHECK(LowestFree(null) == before);

@@ -1,8 +1,8 @@
-// A client that does not keep to the protocol, against the real hand-off server. The first byte says whether
-// it says a proper Hello first; then follow packets: how many descriptors of what kind, and the bytes.
+// A client that violates the protocol, against the real hand-off server. The first byte says whether it sends
+// a valid Hello first; then follow packets: the number and kind of descriptors, and the bytes.
 //
-// However it behaves: its answers are frames in the order of its questions, only a directory is ever handed
-// on, the session ends with the connection, and no descriptor stays behind.
+// Whatever the client does: answers are frames in the order of the requests, only a directory is ever passed
+// on, the session ends with the connection, and no descriptor leaks.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -27,9 +27,9 @@ namespace ckptd {
 namespace {
 
 constexpr int kMostPackets = 20;
-constexpr int kPatienceMillis = 20'000;
+constexpr int kTimeoutMillis = 20'000;
 
-// Roots are answered at once, well or badly.
+// Answers roots at once, with success or an error.
 class Delegate : public HandoffDelegate {
  public:
   void SessionOpened(const SessionInfo&, const FileUser&) override {}
@@ -43,7 +43,7 @@ class Delegate : public HandoffDelegate {
   }
 };
 
-// Segments 0 to 99 are everybody's.
+// Every session may use segments 0 to 99.
 class Directory : public SegmentDirectory {
  public:
   absl::StatusOr<Descriptor> Find(SessionId, SegmentId id, SegmentAccess) override {
@@ -58,7 +58,7 @@ class Directory : public SegmentDirectory {
 struct World {
   World() {
     HandoffOptions options;
-    // Short: there is room for 107 bytes.
+    // Short: a socket path has room for 107 bytes.
     options.socket_path = "/proc/self/fd/" + std::to_string(dir.fd()) + "/s.handoff";
     options.daemon_instance = "instance";
     options.daemon_version = "0";
@@ -73,7 +73,7 @@ struct World {
   Delegate delegate;
   std::unique_ptr<HandoffServer> server;
   std::string path;
-  // What a hostile client may have to give.
+  // Descriptors that a hostile client may send.
   const std::vector<std::shared_ptr<UniqueFd>> wares = {
       std::make_shared<UniqueFd>(::open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC)),
       std::make_shared<UniqueFd>(::open("/", O_PATH | O_CLOEXEC)),
@@ -90,15 +90,15 @@ UniqueFd Connect(const World& world) {
   return socket;
 }
 
-// Reads answers until the server has hung up: their ids are those of questions, in order.
+// Reads answers until the server closes the connection: their ids are those of requests, in order.
 void Drain(int socket, const std::vector<uint64_t>& asked) {
   size_t next = 0;
   while (true) {
     pollfd readable{socket, POLLIN, 0};
     int ready = -1;
     do {
-      ready = ::poll(&readable, 1, kPatienceMillis);
-    } while (ready < 0 && errno == EINTR);  // libFuzzer's alarm.
+      ready = ::poll(&readable, 1, kTimeoutMillis);
+    } while (ready < 0 && errno == EINTR);  // Interrupted by libFuzzer's alarm.
     FUZZ_CHECK(ready == 1);
     absl::StatusOr<std::optional<Packet>> packet = ReceivePacket(socket);
     if (!packet.ok()) return;
@@ -134,7 +134,7 @@ void Talk(FuzzInput input) {
     }
     v1::HandoffRequest request;
     if (request.ParseFromString(packet.bytes)) asked.push_back(request.id());
-    if (!SendPacket(socket.get(), packet).ok()) break;  // It has hung up on us.
+    if (!SendPacket(socket.get(), packet).ok()) break;  // The server has closed the connection.
   }
   ::shutdown(socket.get(), SHUT_WR);
   Drain(socket.get(), asked);

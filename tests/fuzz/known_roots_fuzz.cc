@@ -1,4 +1,4 @@
-// The daemon's list of known roots, a text proto: what is read can be remembered anew and read again.
+// The daemon's list of known roots, a text proto: what is read can be written and read again.
 #include "daemon/attach/state_directory.h"
 #include "storage/base/errors.h"
 #include "tests/fuzz/fuzz.h"

@@ -1,5 +1,6 @@
-// The manifest. The first byte says what follows: 0 a file as it is; else the length of a summary, the
-// summary and a body, and the target puts the head around them, for no fuzzer guesses a CRC32C.
+// The manifest. The first byte selects the format of the rest: 0 is a file; otherwise the length of a
+// summary, the summary and a body, around which the target puts the head, because a fuzzer cannot guess a
+// CRC32C.
 #include "storage/format/frame.h"
 #include "storage/format/manifest.h"
 #include "storage/format/names.h"
@@ -31,7 +32,7 @@ void Decode(std::string_view bytes) {
     FUZZ_CHECK(!manifest.status().message().empty());
     return;
   }
-  // A list reads the head alone: it must say what the whole says.
+  // Listing reads the head alone, so it must agree with the whole manifest.
   FUZZ_CHECK(head.ok() && head->SerializeAsString().size() == manifest->summary.SerializeAsString().size());
   FUZZ_CHECK(head->tag() == manifest->summary.tag() && head->sequence() == manifest->summary.sequence());
   const absl::StatusOr<int64_t> size = ManifestSize(bytes.substr(0, kManifestHeadBytes));
@@ -46,7 +47,7 @@ void Decode(std::string_view bytes) {
     FUZZ_CHECK(file.chunk_crc32c_size() == file.size_bytes() / chunk + (file.size_bytes() % chunk != 0));
   }
   FUZZ_CHECK(sum == manifest->summary.size_bytes());
-  // Whatever was accepted can be written, and the same manifest has always the same bytes.
+  // An accepted manifest can be written, and always as the same bytes.
   const absl::StatusOr<std::string> written = EncodeManifest(*manifest);
   FUZZ_CHECK(written.ok());
   const absl::StatusOr<Manifest> again = DecodeManifest(*written);

@@ -1,4 +1,4 @@
-// Tags, file paths, and the names of ours that a scan finds. The bytes are the name, of each kind in turn.
+// Tags, file paths, and our own names that a scan finds. The input is used as a name of each kind in turn.
 #include <filesystem>
 
 #include "ckptd/storage/v1/storage.pb.h"
@@ -8,7 +8,7 @@
 namespace ckptd {
 namespace {
 
-// What a tag is put into must take it apart again.
+// A name built from a tag must yield the tag again.
 void Tag(std::string_view name) {
   if (!CheckTag(name).ok()) return;
   const std::string tag(name);
@@ -22,7 +22,7 @@ void Tag(std::string_view name) {
   }
 }
 
-// Against judges of our own and others' making: the standard library's, and proto3's of UTF-8.
+// Compares with independent implementations: the standard library's for paths, and proto3's for UTF-8.
 void Path(std::string_view name) {
   if (!CheckFilePath(name).ok()) return;
   const std::string path(name);

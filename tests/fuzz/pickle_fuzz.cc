@@ -1,5 +1,5 @@
-// data.pkl of a torch archive that has two storages. Whatever was read can be written, and is the same when
-// it is read again.
+// The data.pkl of a torch archive with two storages. What was read can be written, and is the same when it is
+// read again.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -17,7 +17,7 @@
 namespace ckptd::torch {
 namespace {
 
-// So small that an input can reach them.
+// Small enough for an input to reach them.
 constexpr Limits kLimits = {
     .pickle_bytes = 1 << 20, .depth = 20, .objects = 5000, .memo_entries = 500, .string_bytes = 1 << 16};
 
@@ -34,7 +34,7 @@ void Check(std::string_view pickle) {
     return;
   }
   const absl::StatusOr<Pickled> written = Pickle(*read->root, {});
-  // Two dtypes over one storage are found by the writer when a carried object has one of them.
+  // The writer detects two dtypes over one storage when a carried object has one of them.
   if (!written.ok()) {
     FUZZ_CHECK(written.status().code() == absl::StatusCode::kInvalidArgument);
     return;

@@ -1,5 +1,5 @@
-// The small records: part, run, pins, swap intent. The first byte says which, and whether the rest is the
-// file or the message in it, to be framed with the right CRC32C.
+// The small records: part, run, pins, swap intent. The first byte selects the record, and whether the rest is
+// the file or the message in it, which the target frames with the right CRC32C.
 #include <optional>
 
 #include "ckptd/storage/v1/storage.pb.h"
@@ -25,7 +25,7 @@ void Part(std::string_view bytes) {
   FUZZ_CHECK(again.ok() && EncodePartRecord(*again) == written);
 }
 
-// A root's directory, in which the file is what was given.
+// The directory of a root that holds the given file.
 class Files {
  public:
   Files() : fs_(MakePosixFileSystem().value()) {}
@@ -43,7 +43,7 @@ class Files {
   std::unique_ptr<FileSystem> fs_;
 };
 
-// An unreadable file is an error that names it, and never no record.
+// An unreadable file must be an error that names it, never a missing record.
 template <typename T>
 void CheckLoaded(const absl::StatusOr<std::optional<T>>& loaded, std::string_view name) {
   if (loaded.ok()) {

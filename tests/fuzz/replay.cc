@@ -1,5 +1,5 @@
-// The corpus of a fuzz target, without libFuzzer: each file as it is, each of its cuts, and each with one
-// byte changed.
+// Runs the corpus of a fuzz target without libFuzzer: each file, each truncation of it, and each variant with
+// one byte changed.
 //
 //   replay FOLDER
 #include <filesystem>
@@ -15,7 +15,7 @@ constexpr size_t kMostVariants =
     600;  // Of each kind, of one file: a large one has its bytes changed here and there.
 
 void Run(const std::string& input) {
-  // Of its own, so that AddressSanitizer sees a read behind the end.
+  // A separate allocation, so that AddressSanitizer detects a read beyond the end.
   const std::string exact(input.data(), input.size());
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(exact.data()), exact.size());
 }
@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: replay FOLDER\n");
     return 2;
   }
-  std::set<std::filesystem::path> files;  // In order: the same run each time.
+  std::set<std::filesystem::path> files;  // Sorted, so that each run is the same.
   for (const auto& entry : std::filesystem::directory_iterator(argv[1])) files.insert(entry.path());
   for (const std::filesystem::path& path : files) {
     std::ifstream file(path, std::ios::binary);
@@ -47,6 +47,6 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     RunVariants(seed);
   }
-  if (files.empty()) std::fprintf(stderr, "there is no corpus in %s\n", argv[1]);
+  if (files.empty()) std::fprintf(stderr, "no corpus in %s\n", argv[1]);
   return files.empty() ? 1 : 0;
 }

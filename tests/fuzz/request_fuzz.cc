@@ -1,9 +1,9 @@
-// Requests of trainers to the engine, as they come over gRPC: names of runs and checkpoints, sizes, keys,
-// timeouts. The input is a history: for each step what is called, by whom, and the request's bytes. On a root
-// in memory, with a clock that the input moves.
+// Requests of trainers to the engine, as they arrive over gRPC: names of runs and checkpoints, sizes, keys,
+// timeouts. The input is a history: for each step the call, the caller and the bytes of the request. The root
+// is in memory, and the input moves the clock.
 //
-// Whatever is asked: each call is answered once, each answer can be read again (so its strings are UTF-8), so
-// can the run record, and when the sessions have ended no memory is in use.
+// Whatever is requested: each call is answered once, each answer and the run record can be parsed again (so
+// their strings are UTF-8), and when the sessions have ended no memory is in use.
 #include <chrono>
 #include <memory>
 #include <type_traits>
@@ -21,7 +21,7 @@ constexpr int64_t kSegment = 2 << 20;
 constexpr int kMostSteps = 30;
 constexpr int kMostTurns = 100'000;
 constexpr int kMemoryMillis = 20;
-constexpr char kRun[] = "runs/0123456789abcdef";  // In an input, stands for the run's name.
+constexpr char kRun[] = "runs/0123456789abcdef";  // In an input, stands for the name of the run.
 constexpr SessionId kSessions[] = {1, 2};
 
 class StepClock : public Clock {
@@ -67,7 +67,7 @@ class History {
       attachment.make_io = [this] { return std::make_unique<FakeRootIo>(disk_, &queue_); };
       engine_->AttachRoot(session, std::move(attachment),
                           [this](absl::StatusOr<std::string> run) { run_ = run.value(); });
-      Turn();
+      RunQueued();
     }
     FUZZ_CHECK(run_.size() == std::string_view(kRun).size());
   }
@@ -107,23 +107,23 @@ class History {
         size_t room = 0;
         for (const std::span<std::byte> run : target->runs) {
           room += run.size();
-          run.front() = run.back() = std::byte{1};  // It is there.
+          run.front() = run.back() = std::byte{1};  // Touches the memory: it must be mapped.
         }
         FUZZ_CHECK(room == static_cast<size_t>(target->size));
-        if ((what & 64) != 0) engine_->EndWrite(target->id);  // Else it is never ended.
+        if ((what & 64) != 0) engine_->EndWrite(target->id);  // Otherwise the write never ends.
         return;
       }
       case 11:
-        return Pass(std::chrono::seconds(bytes.empty() ? 0 : static_cast<uint8_t>(bytes[0])));
+        return AdvanceClock(std::chrono::seconds(bytes.empty() ? 0 : static_cast<uint8_t>(bytes[0])));
       default:
         CheckReadable(engine_->GetStatus(caller));
     }
   }
 
-  // The sessions end: then nothing is left of what they asked for.
+  // Ends the sessions: nothing that they requested may remain.
   void End() {
     for (const SessionId session : kSessions) engine_->SessionClosed(session, "the history is over");
-    Pass(std::chrono::hours(24 * 8));
+    AdvanceClock(std::chrono::hours(24 * 8));
     FUZZ_CHECK(pool_->usage().used_bytes == 0);
     FUZZ_CHECK(answered_ == asked_);
     CheckReadable(disk_->run_record);
@@ -136,7 +136,7 @@ class History {
   void Ask(void (Engine::*method)(const Caller&, const Request&, Reply<Response>), const Caller& caller,
            const std::string& bytes) {
     Request request;
-    if (!request.ParseFromString(bytes)) return;  // So gRPC does.
+    if (!request.ParseFromString(bytes)) return;  // Like gRPC.
     ++asked_;
     (engine_.get()->*method)(caller, request, [this, once = false](absl::StatusOr<Response> answer) mutable {
       FUZZ_CHECK(!std::exchange(once, true));
@@ -147,7 +147,7 @@ class History {
         CheckText(answer.status());
       }
     });
-    Turn(std::is_same_v<Request, v1::BeginRequest> || std::is_same_v<Request, v1::ExtendRequest>);
+    RunQueued(std::is_same_v<Request, v1::BeginRequest> || std::is_same_v<Request, v1::ExtendRequest>);
   }
 
   template <typename Message>
@@ -156,30 +156,30 @@ class History {
   }
   static void CheckText(const absl::Status& status) { FUZZ_CHECK(!status.message().empty()); }
 
-  void Pass(Duration time) {
+  void AdvanceClock(Duration time) {
     clock_.now += time;
     engine_->Tick();
-    Turn();
+    RunQueued();
   }
 
-  // Until nothing is left to do. A call that waits for memory gets it from the pool's thread, a little later;
-  // one that waits for other ranks, not at all.
-  void Turn(bool may_wait_for_memory = false) {
-    const auto patience = std::chrono::milliseconds(may_wait_for_memory ? kMemoryMillis : 0);
+  // Runs everything queued. A call that waits for memory gets it from the pool's thread, a little later; one
+  // that waits for other ranks is not answered.
+  void RunQueued(bool may_wait_for_memory = false) {
+    const auto timeout = std::chrono::milliseconds(may_wait_for_memory ? kMemoryMillis : 0);
     for (int turns = 0; turns < kMostTurns; ++turns) {
       while (!queue_.empty()) {
         auto work = std::move(queue_.front());
         queue_.pop_front();
         work();
       }
-      auto work = inbox_.Take(answered_ < asked_ ? patience : std::chrono::milliseconds(0));
+      auto work = inbox_.Take(answered_ < asked_ ? timeout : std::chrono::milliseconds(0));
       if (work) {
         work();
       } else if (queue_.empty()) {
         return;
       }
     }
-    FUZZ_CHECK(false && "the engine comes to no end");
+    FUZZ_CHECK(false && "the engine did not become idle");
   }
 
   StepClock clock_;

@@ -1,6 +1,6 @@
-// A safetensors file. The first byte says what follows: 0 the file as it is; else the header alone, and the
-// target puts its length before it and as many bytes behind it as the byte says, for no fuzzer guesses them
-// together.
+// A safetensors file. The first byte selects the format of the rest: 0 is a file; otherwise a header alone,
+// to which the target adds its length and as many data bytes as the byte says, because a fuzzer cannot guess
+// them together.
 #include <cstdint>
 #include <string>
 #include <utility>

@@ -1,4 +1,4 @@
-// A .pt file, as it is. What is opened lies within the file, and can be written and opened again.
+// A .pt file. What is accepted lies within the file, and can be written and opened again.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -37,7 +37,7 @@ void Check(std::string_view bytes) {
     FUZZ_CHECK(storage->file_offset <= static_cast<int64_t>(bytes.size()) - storage->bytes);
     sum += storage->bytes;
   }
-  FUZZ_CHECK(sum <= static_cast<int64_t>(bytes.size()));  // None share a byte.
+  FUZZ_CHECK(sum <= static_cast<int64_t>(bytes.size()));  // Storages share no byte.
   const absl::StatusOr<ArchiveLayout> layout = LayOutArchive(*archive->root);
   if (!layout.ok()) return;
   const std::string written = FileOf(*layout);

@@ -1,4 +1,4 @@
-// ckptctl against the real daemon: what an operator sees, in words, in JSON and as exit status.
+// ckptctl against the real daemon: what an operator sees as text, as JSON and as exit status.
 #include <google/protobuf/util/json_util.h>
 
 #include <future>
@@ -18,7 +18,7 @@ using client::Client;
 using client::Level;
 using client::Part;
 using client::Save;
-using Job = client::Run;  // In a fixture, Run is testing::Test's own.
+using Job = client::Run;  // In a fixture, Run would be testing::Test's method.
 using std::chrono::seconds;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -43,7 +43,7 @@ class CkptctlTest : public testing::Test {
   template <typename Message>
   Message Json(const std::vector<std::string>& arguments) {
     std::vector<std::string> all = arguments;
-    all.push_back("--output=json");  // Behind the command, too.
+    all.push_back("--output=json");  // The flag also works after the command.
     const ProgramResult result = Ctl(all);
     EXPECT_EQ(result.status, 0) << result.err;
     Message message;
@@ -56,7 +56,7 @@ class CkptctlTest : public testing::Test {
   Job run_;
 };
 
-TEST_F(CkptctlTest, StatusShowsTheRunAndWhatIsInFlight) {
+TEST_F(CkptctlTest, StatusShowsRunAndSavesInFlight) {
   Commit("step_1", 1);
   absl::StatusOr<Part> part = run_.Begin({.tag = "step_2", .step = 2});
   ASSERT_TRUE(part.ok()) << part.status();
@@ -74,7 +74,7 @@ TEST_F(CkptctlTest, StatusShowsTheRunAndWhatIsInFlight) {
   EXPECT_EQ(status.pool().total_bytes(), 64 << 20);
 }
 
-TEST_F(CkptctlTest, ListAndDescribeNameCheckpointsInEveryWay) {
+TEST_F(CkptctlTest, ListAndDescribeAcceptEveryFormOfName) {
   Commit("step_1", 1);
   Commit("step_2", 2);
   EXPECT_THAT(Ctl({"list"}).out, AllOf(HasSubstr("step_2"), HasSubstr("step_1"), HasSubstr("COMMITTED")));
@@ -90,7 +90,7 @@ TEST_F(CkptctlTest, ListAndDescribeNameCheckpointsInEveryWay) {
   EXPECT_THAT(Ctl({"describe", "step_2"}).out, AllOf(HasSubstr("3000 bytes"), HasSubstr("model.bin")));
 }
 
-TEST_F(CkptctlTest, WhatIsNotThereIsStatusOneAndOneLine) {
+TEST_F(CkptctlTest, MissingCheckpointExitsWithOneAndOneLine) {
   Commit("step_1", 1);
   for (const std::vector<std::string>& arguments : {std::vector<std::string>{"describe", "step_9"},
                                                     {"wait", "step_9"},
@@ -105,7 +105,7 @@ TEST_F(CkptctlTest, WhatIsNotThereIsStatusOneAndOneLine) {
   }
 }
 
-TEST_F(CkptctlTest, APinHoldsUntilItIsTakenBack) {
+TEST_F(CkptctlTest, PinHoldsUntilUnpin) {
   Commit("step_1", 1);
   EXPECT_EQ(Ctl({"pin", "step_1"}).status, 0);
   EXPECT_THAT(Ctl({"list"}).out, HasSubstr("pinned"));
@@ -115,7 +115,7 @@ TEST_F(CkptctlTest, APinHoldsUntilItIsTakenBack) {
   Commit("step_1", 1);
 }
 
-TEST_F(CkptctlTest, WaitTellsReachedFromNotYet) {
+TEST_F(CkptctlTest, WaitDistinguishesReachedFromTimeout) {
   Commit("step_1", 1);
   const ProgramResult reached = Ctl({"wait", "step_1", "--level", "committed"});
   EXPECT_EQ(reached.status, 0) << reached.err;
@@ -127,7 +127,7 @@ TEST_F(CkptctlTest, WaitTellsReachedFromNotYet) {
   EXPECT_EQ(early.out, "step_2 is OPEN\n");
 }
 
-TEST_F(CkptctlTest, AbortEndsASaveAndItsTrainerHearsWhy) {
+TEST_F(CkptctlTest, AbortEndsSaveAndTrainerReceivesMessage) {
   absl::StatusOr<Part> part = run_.Begin({.tag = "step_1"});
   ASSERT_TRUE(part.ok()) << part.status();
   EXPECT_EQ(Ctl({"abort", root_ + "/step_1", "--message", "disk is being replaced"}).status, 0);
@@ -141,7 +141,7 @@ TEST_F(CkptctlTest, AbortEndsASaveAndItsTrainerHearsWhy) {
   EXPECT_THAT(waited.out, HasSubstr("FAILED: SAVE_ABORTED"));
 }
 
-TEST_F(CkptctlTest, WatchUntilIdleEndsWithTheLastSave) {
+TEST_F(CkptctlTest, WatchUntilIdleEndsAfterLastSave) {
   EXPECT_EQ(Ctl({"watch", "--until-idle"}).status, 0);  // Nothing in flight.
   absl::StatusOr<Part> part = run_.Begin({.tag = "step_1"});
   ASSERT_TRUE(part.ok()) << part.status();
@@ -159,7 +159,7 @@ TEST_F(CkptctlTest, WatchUntilIdleEndsWithTheLastSave) {
   EXPECT_THAT(early.out, AllOf(HasSubstr("step_2  OPEN"), HasSubstr("missing 0")));
 }
 
-TEST_F(CkptctlTest, VerifyReadsWhatTheDaemonWrote) {
+TEST_F(CkptctlTest, VerifyReadsCheckpointOfDaemon) {
   Commit("step_1", 1);
   Commit("step_2", 2);
   const ProgramResult all = Ctl({"verify", root_});
@@ -169,7 +169,7 @@ TEST_F(CkptctlTest, VerifyReadsWhatTheDaemonWrote) {
   EXPECT_EQ(Ctl({"doctor", root_}).status, 0);
 }
 
-TEST_F(CkptctlTest, WithoutADaemonItIsStatusThreeAndBadUsageIsTwo) {
+TEST_F(CkptctlTest, ExitsWithThreeWithoutDaemonAndWithTwoOnBadUsage) {
   EXPECT_EQ(Ctl({"list", "--no-such-option"}).status, 2);
   EXPECT_EQ(Ctl({"frobnicate"}).status, 2);
   EXPECT_EQ(Ctl({"wait", "step_1", "--level=uploaded"}).status, 2);

@@ -1,4 +1,4 @@
-// The C++ client and the real daemon: what a trainer is promised, judged by the bytes on disk.
+// The C++ client and the real daemon: the promises to a trainer, checked by the bytes on disk.
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -34,9 +34,9 @@ void Fill(const std::vector<std::span<std::byte>>& spans, const std::vector<std:
   ASSERT_EQ(done, bytes.size());
 }
 
-TEST_F(ClientTest, AcknowledgedMeansRestorable) {
+TEST_F(ClientTest, AcknowledgedSaveIsRestorable) {
   Job run = OpenRun();
-  // An odd size over several segments in three pieces, one byte, and nothing.
+  // An odd size over several segments in three pieces, one byte, and an empty file.
   const std::vector<std::byte> large = RandomBytes((5 << 20) + 4097, 1), tiny = RandomBytes(1, 2);
   const std::span<const std::byte> whole(large);
   absl::StatusOr<Save> save =
@@ -71,7 +71,7 @@ TEST_F(ClientTest, AcknowledgedMeansRestorable) {
   EXPECT_EQ((*resumed)->ReadInto("sub/tiny", 1, slice).code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(ClientTest, AnEmptyRootStartsFromTheBeginning) {
+TEST_F(ClientTest, EmptyRootHasNothingToResumeFrom) {
   Job run = OpenRun();
   absl::StatusOr<std::optional<Checkpoint>> resumed = run.Resume(seconds(30));
   ASSERT_TRUE(resumed.ok()) << resumed.status();
@@ -81,7 +81,7 @@ TEST_F(ClientTest, AnEmptyRootStartsFromTheBeginning) {
   EXPECT_EQ(ReasonOf(run.Open("latest").status()), "NO_CHECKPOINT");
 }
 
-TEST_F(ClientTest, DamageThatOneRankFindsGivesAllRanksTheNextOlderCheckpoint) {
+TEST_F(ClientTest, DamageFoundByOneRankGivesAllRanksNextOlderCheckpoint) {
   const auto ranks_of = [this](const std::string& launch) {
     return std::vector<Job>{OpenRun(0, 2, launch), OpenRun(1, 2, launch)};
   };
@@ -106,7 +106,7 @@ TEST_F(ClientTest, DamageThatOneRankFindsGivesAllRanksTheNextOlderCheckpoint) {
       ASSERT_TRUE(begun[0]->Wait(Level::kCommitted, seconds(30)).ok());
     }
   }
-  daemon_.Stop();  // And with it what is in memory still.
+  daemon_.Stop();  // Drops what is still in memory.
   daemon_.Start();
   std::fstream file(root_ + "/two/f1", std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(50'000).put('!').put('?');
@@ -136,7 +136,7 @@ TEST_F(ClientTest, DamageThatOneRankFindsGivesAllRanksTheNextOlderCheckpoint) {
   EXPECT_EQ(ranks[0].Open("one")->Finish().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(ClientTest, ACheckpointLetGoBeforeFinishIsAFailureThatTheOtherRanksHear) {
+TEST_F(ClientTest, CheckpointReleasedBeforeFinishFailsResumeOnOtherRanks) {
   {
     Job only = OpenRun(0, 1, "launch-1");
     const std::vector<std::byte> bytes = RandomBytes(1000, 8);
@@ -152,14 +152,14 @@ TEST_F(ClientTest, ACheckpointLetGoBeforeFinishIsAFailureThatTheOtherRanksHear) 
   EXPECT_EQ(DetailsOf(told).at("ranks"), "1");
 }
 
-TEST_F(ClientTest, BytesChangedAfterSaveReturnsDoNotChangeTheCheckpoint) {
+TEST_F(ClientTest, ChangingBytesAfterSaveReturnsLeavesCheckpointUnchanged) {
   Job run = OpenRun();
   const std::vector<std::byte> before = RandomBytes(16 << 20, 3);
   std::vector<std::byte> state = before;
   absl::StatusOr<Save> save = run.Save({.tag = "a"}, {{"f", {state}}});
   std::fill(state.begin(), state.end(), std::byte{0});
   ASSERT_TRUE(save.ok()) << save.status();
-  absl::StatusOr<Save> next = run.Save({.tag = "b"}, {{"f", {state}}});  // Overlaps with the one before.
+  absl::StatusOr<Save> next = run.Save({.tag = "b"}, {{"f", {state}}});  // Overlaps with the save before it.
   ASSERT_TRUE(next.ok()) << next.status();
   ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
   ASSERT_TRUE(next->Wait(Level::kCommitted, seconds(30)).ok());
@@ -172,7 +172,7 @@ TEST_F(ClientTest, BytesChangedAfterSaveReturnsDoNotChangeTheCheckpoint) {
   EXPECT_EQ((*run.Latest())->tag, "b");
 }
 
-// Bytes of this process's writable shared mappings: the segments.
+// Returns the bytes of this process's writable shared mappings: the segments.
 int64_t MappedBytes() {
   std::ifstream maps("/proc/self/maps");
   int64_t bytes = 0;
@@ -185,7 +185,7 @@ int64_t MappedBytes() {
   return bytes;
 }
 
-TEST_F(ClientTest, ALaterSaveOfTheSameShapeMapsNothing) {
+TEST_F(ClientTest, LaterSaveOfSameShapeMapsNoNewMemory) {
   Job run = OpenRun();
   const std::vector<std::byte> state = RandomBytes(8 << 20, 4);
   for (int i = 0; i < 3; ++i) {
@@ -199,7 +199,7 @@ TEST_F(ClientTest, ALaterSaveOfTheSameShapeMapsNothing) {
   }
 }
 
-TEST_F(ClientTest, APartIsFilledInPlaceFileByFile) {
+TEST_F(ClientTest, PartIsFilledInPlaceFileByFile) {
   Job run = OpenRun();
   const std::vector<std::byte> a = RandomBytes(3 << 20, 5), b = RandomBytes(100, 6);
   absl::StatusOr<Part> part = run.Begin({.tag = "grown", .step = 7});
@@ -221,7 +221,7 @@ TEST_F(ClientTest, APartIsFilledInPlaceFileByFile) {
   EXPECT_EQ(ReasonOf(part->Seal().status()), "SEALED");
 }
 
-TEST_F(ClientTest, EveryRankMustSealAndAWaitNamesThoseThatDidNot) {
+TEST_F(ClientTest, WaitNamesRanksThatHaveNotSealed) {
   Job rank0 = OpenRun(0, 2), rank1 = OpenRun(1, 2);
   absl::StatusOr<Save> save0 = absl::UnknownError("not saved");
   std::thread saving([&] { save0 = rank0.Save({.tag = "s", .step = 1}, {{"f0", {RandomBytes(1000, 7)}}}); });
@@ -241,7 +241,7 @@ TEST_F(ClientTest, EveryRankMustSealAndAWaitNamesThoseThatDidNot) {
   EXPECT_EQ(save0->sequence(), save1->sequence());
 }
 
-TEST_F(ClientTest, APartGivenUpAbortsTheSaveForEveryRank) {
+TEST_F(ClientTest, AbandonedPartAbortsSaveForAllRanks) {
   Job rank0 = OpenRun(0, 2), rank1 = OpenRun(1, 2);
   absl::StatusOr<Save> save0 = absl::UnknownError("not saved");
   std::thread saving([&] { save0 = rank0.Save({.tag = "s"}, {{"f0", {RandomBytes(1000, 7)}}}); });
@@ -259,11 +259,11 @@ TEST_F(ClientTest, APartGivenUpAbortsTheSaveForEveryRank) {
   EXPECT_FALSE(std::filesystem::exists(root_ + "/s"));
 }
 
-TEST_F(ClientTest, BusyPolicySkipGivesUpBeforeAByteIsCopied) {
+TEST_F(ClientTest, BusyPolicySkipReturnsBeforeCopying) {
   Job run = OpenRun();
   absl::StatusOr<Part> holder = run.Begin({.tag = "holder"});
   ASSERT_TRUE(holder.ok()) << holder.status();
-  ASSERT_TRUE(holder->AddFile("f", 48 << 20).ok());  // Of a pool of 64 MiB.
+  ASSERT_TRUE(holder->AddFile("f", 48 << 20).ok());  // The pool has 64 MiB.
   const std::vector<std::byte> state = RandomBytes(32 << 20, 8);
   absl::StatusOr<Save> skipped = run.Save({.tag = "skipped", .busy = BusyPolicy::kSkip}, {{"f", {state}}});
   ASSERT_TRUE(skipped.ok()) << skipped.status();
@@ -278,7 +278,7 @@ TEST_F(ClientTest, BusyPolicySkipGivesUpBeforeAByteIsCopied) {
   EXPECT_EQ(ReasonOf(refused), "ADMISSION_TIMEOUT");
 }
 
-TEST_F(ClientTest, ARestartedDaemonIsFoundAgainAndNothingIsLost) {
+TEST_F(ClientTest, ClientReconnectsAfterDaemonRestartAndLosesNothing) {
   Job run = OpenRun();
   const std::vector<std::byte> one = RandomBytes(2'000'003, 9), two = RandomBytes(3'000'001, 10);
   absl::StatusOr<Save> save = run.Save({.tag = "one"}, {{"f", {one}}});
@@ -303,7 +303,7 @@ TEST_F(ClientTest, ARestartedDaemonIsFoundAgainAndNothingIsLost) {
   EXPECT_TRUE(*(*resumed)->Read("f") == two);
 }
 
-TEST_F(ClientTest, APartBegunWithADaemonThatWasKilledIsSealedWithItsSuccessor) {
+TEST_F(ClientTest, PartBegunWithKilledDaemonIsSealedWithNextDaemon) {
   Job run = OpenRun();
   const std::vector<std::byte> a = RandomBytes(3'000'000, 11), b = RandomBytes(5000, 12),
                                c = RandomBytes(4096, 13);
@@ -314,7 +314,7 @@ TEST_F(ClientTest, APartBegunWithADaemonThatWasKilledIsSealedWithItsSuccessor) {
   ASSERT_TRUE(spans_a.ok() && spans_b.ok());
   Fill(*spans_a, a);
   daemon_.Kill();
-  Fill(*spans_b, b);  // The memory is still there.
+  Fill(*spans_b, b);  // The memory still exists.
   daemon_.Start();
   auto spans_c = part->AddFile("c", static_cast<int64_t>(c.size()));
   ASSERT_TRUE(spans_c.ok()) << spans_c.status();
@@ -327,7 +327,7 @@ TEST_F(ClientTest, APartBegunWithADaemonThatWasKilledIsSealedWithItsSuccessor) {
   ExpectOnDisk("s", "c", c);
 }
 
-TEST_F(ClientTest, ASaveWaitsForADaemonThatIsRestarting) {
+TEST_F(ClientTest, SaveWaitsForRestartingDaemon) {
   Job run = OpenRun();
   daemon_.Kill();
   const std::vector<std::byte> state = RandomBytes(100'000, 14);
@@ -340,7 +340,7 @@ TEST_F(ClientTest, ASaveWaitsForADaemonThatIsRestarting) {
   ExpectOnDisk("s", "f", state);
 }
 
-TEST_F(ClientTest, WithoutADaemonCallsEndInTimeAndSayWho) {
+TEST_F(ClientTest, CallsWithoutDaemonEndInTimeAndNameSocket) {
   Job run = OpenRun();
   daemon_.Stop();
   const absl::Status saved = run.Save({.tag = "s", .timeout = milliseconds(300)}, {{"f", {}}}).status();
@@ -351,7 +351,7 @@ TEST_F(ClientTest, WithoutADaemonCallsEndInTimeAndSayWho) {
   EXPECT_EQ(connected.code(), absl::StatusCode::kUnavailable) << connected;
 }
 
-TEST_F(ClientTest, AnotherSessionsTokenAndNoTokenAreRefused) {
+TEST_F(ClientTest, RefusesMissingTokenAndTokenOfOtherSession) {
   Job run = OpenRun();
   const Endpoint endpoint = *ParseEndpoint(daemon_.endpoint());
   v1::JoinRunRequest request;
@@ -365,7 +365,7 @@ TEST_F(ClientTest, AnotherSessionsTokenAndNoTokenAreRefused) {
   }
 }
 
-TEST_F(ClientTest, AnEarlierAttemptIsFencedOnceALaterOneActs) {
+TEST_F(ClientTest, NewerAttemptFencesOlderOneFromItsFirstCall) {
   Job old = OpenRun(0, 1, "launch-1");
   ASSERT_TRUE(old.Resume(seconds(30)).ok());
   Job next = OpenRun(0, 1, "launch-2");
@@ -376,7 +376,7 @@ TEST_F(ClientTest, AnEarlierAttemptIsFencedOnceALaterOneActs) {
   EXPECT_TRUE(next.Save({.tag = "s"}, {{"f", {}}}).ok());
 }
 
-TEST_F(ClientTest, WhatIsReadIsChecked) {
+TEST_F(ClientTest, ReadVerifiesChecksums) {
   Job run = OpenRun();
   const std::vector<std::byte> good = RandomBytes(50'000, 15);
   absl::StatusOr<Save> save = run.Save({.tag = "s"}, {{"bad", {good}}, {"good", {good}}});
@@ -386,7 +386,7 @@ TEST_F(ClientTest, WhatIsReadIsChecked) {
   file.seekp(40'000);
   file.put(static_cast<char>(good[40'000] ^ std::byte{1}));
   file.close();
-  EXPECT_TRUE(*run.Open("s")->Read("bad") == good) << "its bytes are in memory still, and were checked there";
+  EXPECT_TRUE(*run.Open("s")->Read("bad") == good) << "its bytes are still in memory, and were checked there";
   daemon_.Stop();
   daemon_.Start();
   absl::StatusOr<Checkpoint> checkpoint = run.Open("s");
@@ -398,7 +398,7 @@ TEST_F(ClientTest, WhatIsReadIsChecked) {
   EXPECT_EQ(DetailsOf(corrupt)["path"], "bad");
 }
 
-TEST_F(ClientTest, AnOpenCheckpointStaysWhatItWasWhenItsTagIsSavedAgain) {
+TEST_F(ClientTest, OpenCheckpointIsUnchangedWhenItsTagIsSavedAgain) {
   Job run = OpenRun();
   const std::vector<std::byte> old_bytes = RandomBytes(100'000, 16), new_bytes = RandomBytes(100'000, 17);
   ASSERT_TRUE(run.Save({.tag = "last"}, {{"f", {old_bytes}}})->Wait(Level::kCommitted, seconds(30)).ok());
@@ -411,7 +411,7 @@ TEST_F(ClientTest, AnOpenCheckpointStaysWhatItWasWhenItsTagIsSavedAgain) {
   EXPECT_TRUE(*run.Open("last")->Read("f") == new_bytes);
 }
 
-TEST_F(ClientTest, ACheckpointOfProcessesThatHaveEndedIsReadFromMemory) {
+TEST_F(ClientTest, ReadsCheckpointOfEndedProcessesFromMemory) {
   const std::vector<std::byte> large = RandomBytes((9 << 20) + 4097, 21), tiny = RandomBytes(1, 22);
   {
     Job ended = OpenRun();
@@ -431,17 +431,17 @@ TEST_F(ClientTest, ACheckpointOfProcessesThatHaveEndedIsReadFromMemory) {
   EXPECT_TRUE(std::equal(slice.begin(), slice.end(), large.begin() + (4 << 20) - 17));
 }
 
-TEST_F(ClientTest, AForkedChildIsRefused) {
+TEST_F(ClientTest, ForkedChildIsRefused) {
   Job run = OpenRun();
   const pid_t child = fork();
   if (child == 0) _exit(ReasonOf(run.Latest().status()) == "FORKED" ? 0 : 1);
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_TRUE(run.Latest().ok());  // The parent's session lives.
+  EXPECT_TRUE(run.Latest().ok());  // The parent's session is still alive.
 }
 
-TEST_F(ClientTest, RefusalsNameWhatWasWrong) {
+TEST_F(ClientTest, RefusalsNameInvalidArgument) {
   Job run = OpenRun();
   EXPECT_EQ(ReasonOf(run.Save({.tag = "../x"}, {}).status()), "INVALID_TAG");
   EXPECT_EQ(ReasonOf(run.Save({.tag = "latest"}, {}).status()), "INVALID_TAG");

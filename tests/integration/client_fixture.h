@@ -16,7 +16,7 @@
 
 namespace ckptd::client {
 
-using Job = Run;  // In a fixture, Run is testing::Test's own.
+using Job = Run;  // In a fixture, Run would be testing::Test's method.
 
 inline std::vector<std::byte> RandomBytes(size_t size, unsigned seed) {
   std::vector<std::byte> bytes(size);
@@ -35,7 +35,7 @@ inline std::vector<std::byte> FileBytes(const std::string& path) {
 
 class ClientTest : public testing::Test {
  protected:
-  // A process of its own, as far as the daemon can tell: another client instance.
+  // Opens a run as a separate process, as far as the daemon can tell: with another client instance.
   Job OpenRun(int rank = 0, int world_size = 1, const std::string& launch = "launch-1") {
     absl::StatusOr<Client> client = Client::Connect(daemon_.endpoint());
     EXPECT_TRUE(client.ok()) << client.status();

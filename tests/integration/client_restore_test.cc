@@ -1,5 +1,5 @@
-// What the C++ client restores, with the real daemon: slices, memory read ahead, memory without a copy, and
-// what those who watch see of it. Judged by bytes.
+// What the C++ client restores, with the real daemon: slices, prefetched checkpoints, mapped files, and what
+// watchers see of a restore. Checked by bytes. Above 500 lines because all of it needs this fixture.
 #include <linux/capability.h>
 #include <sched.h>
 #include <sys/stat.h>
@@ -38,14 +38,14 @@ constexpr int64_t kChunk = int64_t{8} << 20;
 
 class RestoreTest : public ClientTest {
  protected:
-  // By a process that is there no more.
+  // Saves with a process that has ended.
   void Saved(const std::string& tag, const std::vector<FileSource>& files) {
     Job run = OpenRun(0, 1, "launch-of-" + tag);
     absl::StatusOr<Save> save = run.Save({.tag = tag}, files);
     ASSERT_TRUE(save.ok()) << save.status();
     ASSERT_TRUE(save->Wait(Level::kCommitted, seconds(30)).ok());
   }
-  // Nothing is in memory any more.
+  // Restarts the daemon: nothing is in memory afterwards.
   void Restart() {
     daemon_.Stop();
     daemon_.Start();
@@ -58,19 +58,20 @@ class RestoreTest : public ClientTest {
     file.put(static_cast<char>(byte ^ 1));
     ASSERT_TRUE(file.good());
   }
-  // Of one that this process may read, and that is not in memory.
+  // Opens a checkpoint that this process may read and that is not in memory.
   Checkpoint Opened(Job& run, const std::string& tag, const OpenOptions& options = {}) {
     absl::StatusOr<Checkpoint> opened = run.Open(tag, options);
     EXPECT_TRUE(opened.ok()) << opened.status();
     return *std::move(opened);
   }
 
-  // Whether what is there is what `file` has from `offset` on.
+  // True if `bytes` equal those of `file` from `offset` on.
   static bool Same(std::span<const std::byte> bytes, const std::vector<std::byte>& file, int64_t offset) {
     return std::equal(bytes.begin(), bytes.end(), file.begin() + offset);
   }
 
-  // Slices of every kind, in no order: over chunks and segments, over each other, the last byte, nothing.
+  // Reads slices of every kind, unordered: across chunks and segments, overlapping, the last byte, and empty
+  // ones.
   void ExpectRanges(Checkpoint& checkpoint, const std::vector<std::byte>& a,
                     const std::vector<std::byte>& b) {
     const auto end = std::ssize(a);
@@ -95,7 +96,7 @@ class RestoreTest : public ClientTest {
   const std::vector<std::byte> a_ = RandomBytes(2 * kChunk + 4097, 31), b_ = RandomBytes(1000, 32);
 };
 
-TEST_F(RestoreTest, RangesAreReadFromTheDisk) {
+TEST_F(RestoreTest, ReadsRangesFromDisk) {
   Saved("s", {{"a", {a_}}, {"sub/b", {b_}}});
   Restart();
   Job run = OpenRun(0, 1, "launch-2");
@@ -104,9 +105,9 @@ TEST_F(RestoreTest, RangesAreReadFromTheDisk) {
   ExpectRanges(checkpoint, a_, b_);
 }
 
-TEST_F(RestoreTest, RangesAreReadFromMemory) {
+TEST_F(RestoreTest, ReadsRangesFromMemory) {
   Saved("s", {{"a", {a_}}, {"sub/b", {b_}}});
-  Flip("s", "a", kChunk + 50);  // On the disk.
+  Flip("s", "a", kChunk + 50);  // On disk.
   Flip("s", "sub/b", 5);
   Job run = OpenRun(0, 1, "launch-2");
   Checkpoint checkpoint = Opened(run, "s");
@@ -114,9 +115,9 @@ TEST_F(RestoreTest, RangesAreReadFromMemory) {
   ExpectRanges(checkpoint, a_, b_);
 }
 
-// Whether threads of this process that give way are seen while `read` is repeated. That is a matter of luck:
-// many times, if need be.
-bool GivesWay(const std::function<void()>& read, int most) {
+// True if a thread of this process with idle priority is seen while `read` is repeated. That depends on
+// timing, so it tries at most `most` times.
+bool UsesIdlePriority(const std::function<void()>& read, int most) {
   std::atomic<bool> seen = false, over = false;
   std::thread looker([&] {
     while (!over && !seen) {
@@ -133,7 +134,7 @@ bool GivesWay(const std::function<void()>& read, int most) {
   return seen;
 }
 
-TEST_F(RestoreTest, ReadingInTheBackgroundGivesWay) {
+TEST_F(RestoreTest, BackgroundReadUsesIdlePriority) {
   Saved("s", {{"a", {a_}}});
   for (const bool resident : {true, false}) {
     if (!resident) Restart();
@@ -142,13 +143,13 @@ TEST_F(RestoreTest, ReadingInTheBackgroundGivesWay) {
       Checkpoint checkpoint = Opened(run, "s", {.background = background});
       EXPECT_EQ(checkpoint.info().resident, resident);
       const auto read = [&] { EXPECT_TRUE(*checkpoint.Read("a") == a_); };
-      EXPECT_EQ(GivesWay(read, background ? 10'000 : 20), background) << "resident: " << resident;
+      EXPECT_EQ(UsesIdlePriority(read, background ? 10'000 : 20), background) << "resident: " << resident;
     }
     EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
   }
 }
 
-// While it lives this thread is held to what the modes of files say, also where it is root's.
+// While it lives, file modes apply to this thread even if it belongs to root.
 class HeldToModes {
  public:
   HeldToModes() {
@@ -164,8 +165,8 @@ class HeldToModes {
   __user_cap_data_struct before_[2] = {};
 };
 
-TEST_F(RestoreTest, RangesAreReadByTheDaemonWhereThisProcessMayNot) {
-  if (getuid() != 0) GTEST_SKIP() << "only the daemon of root may read more than its client";
+TEST_F(RestoreTest, DaemonReadsRangesWhenProcessMayNotReadDisk) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root: only then can the daemon read more than its client";
   Saved("s", {{"a", {a_}}, {"sub/b", {b_}}});
   Restart();
   Job run = OpenRun(0, 1, "launch-2");
@@ -174,12 +175,13 @@ TEST_F(RestoreTest, RangesAreReadByTheDaemonWhereThisProcessMayNot) {
   {
     const HeldToModes held;
     struct stat ignored;
-    ASSERT_TRUE(stat((root_ + "/s/a").c_str(), &ignored) != 0 && errno == EACCES) << "it may not look";
+    ASSERT_TRUE(stat((root_ + "/s/a").c_str(), &ignored) != 0 && errno == EACCES)
+        << "the client must not be able to look";
     checkpoint = run.Open("s");
   }
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
   ExpectRanges(*checkpoint, a_, b_);
-  // More than one request may ask for.
+  // More ranges than one request may have.
   std::vector<std::byte> bytes(10'050);
   std::vector<ReadRange> ranges;
   for (int64_t i = 0; i < std::ssize(bytes); ++i)
@@ -191,19 +193,19 @@ TEST_F(RestoreTest, RangesAreReadByTheDaemonWhereThisProcessMayNot) {
   EXPECT_EQ(ReasonOf(checkpoint->ReadRanges({{"a", kChunk, bad}})), "CORRUPT_FILE");
 }
 
-TEST_F(RestoreTest, AFileThatThisProcessMayNotReadIsReadByTheDaemon) {
-  if (getuid() != 0) GTEST_SKIP() << "only the daemon of root may read more than its client";
+TEST_F(RestoreTest, DaemonReadsFileThatProcessMayNotRead) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root: only then can the daemon read more than its client";
   Saved("s", {{"a", {a_}}, {"sub/b", {b_}}});
   Restart();
   Job run = OpenRun(0, 1, "launch-2");
   Checkpoint checkpoint = Opened(run, "s");
   ASSERT_EQ(chmod((root_ + "/s/a").c_str(), 0), 0);
   const HeldToModes held;
-  ASSERT_FALSE(std::ifstream(root_ + "/s/a").is_open()) << "it may not read";
+  ASSERT_FALSE(std::ifstream(root_ + "/s/a").is_open()) << "the client must not be able to read";
   ExpectRanges(checkpoint, a_, b_);
 }
 
-// Bytes that this process has read.
+// Returns the number of bytes that this process has read.
 int64_t BytesRead() {
   std::ifstream io("/proc/self/io");
   std::string name;
@@ -213,15 +215,15 @@ int64_t BytesRead() {
   return bytes;
 }
 
-TEST_F(RestoreTest, OnlyChunksThatASliceTouchesAreReadEachOnce) {
+TEST_F(RestoreTest, ReadsOnlyChunksOfRequestedSlicesOnceEach) {
   Saved("s", {{"a", {a_}}});
   Restart();
-  Flip("s", "a", 100);  // In the first chunk, which nobody wants.
+  Flip("s", "a", 100);  // In the first chunk, which nobody requests.
   Job run = OpenRun(0, 1, "launch-2");
   Checkpoint checkpoint = Opened(run, "s");
   std::vector<std::byte> into(16 * 4096);
   std::vector<ReadRange> ranges;
-  for (int64_t i = 15; i >= 0; --i)  // Over one another, too.
+  for (int64_t i = 15; i >= 0; --i)  // Overlapping, too.
     ranges.push_back({"a", kChunk + i * 1000, std::span(into).subspan(static_cast<size_t>(i) * 4096, 4096)});
   const int64_t before = BytesRead();
   ASSERT_TRUE(checkpoint.ReadRanges(ranges).ok());
@@ -229,7 +231,7 @@ TEST_F(RestoreTest, OnlyChunksThatASliceTouchesAreReadEachOnce) {
   for (const ReadRange& range : ranges) EXPECT_TRUE(Same(range.into, a_, range.offset));
 }
 
-TEST_F(RestoreTest, ACorruptChunkInARangeIsDataLossAndTheDaemonRemembersIt) {
+TEST_F(RestoreTest, CorruptChunkInRangeIsDataLossAndMarkedByDaemon) {
   Saved("one", {{"a", {b_}}});
   Saved("two", {{"a", {a_}}, {"sub/b", {b_}}});
   Restart();
@@ -253,7 +255,7 @@ TEST_F(RestoreTest, ACorruptChunkInARangeIsDataLossAndTheDaemonRemembersIt) {
   EXPECT_THAT(older.passed_over()[0].damage, HasSubstr("chunk 1"));
 }
 
-TEST_F(RestoreTest, AFileThatIsGoneIsDamageThatTheDaemonHearsOf) {
+TEST_F(RestoreTest, MissingFileIsDamageReportedToDaemon) {
   Saved("s", {{"a", {b_}}});
   Restart();
   Job run = OpenRun(0, 1, "launch-2");
@@ -265,7 +267,7 @@ TEST_F(RestoreTest, AFileThatIsGoneIsDamageThatTheDaemonHearsOf) {
   EXPECT_EQ(ReasonOf(run.Open("latest").status()), "CHECKPOINT_DAMAGED");
 }
 
-TEST_F(RestoreTest, ARangeBeyondItsFileIsRefusedBeforeAnythingIsRead) {
+TEST_F(RestoreTest, RefusesRangeBeyondFileBeforeReading) {
   Saved("s", {{"a", {a_}}, {"sub/b", {b_}}});
   Restart();
   Job run = OpenRun(0, 1, "launch-2");
@@ -283,7 +285,7 @@ TEST_F(RestoreTest, ARangeBeyondItsFileIsRefusedBeforeAnythingIsRead) {
   EXPECT_EQ(std::count(second.begin(), second.end(), std::byte{42}), std::ssize(second));
 }
 
-TEST_F(RestoreTest, WhatIsPrefetchedIsReadFromMemory) {
+TEST_F(RestoreTest, ReadsPrefetchedCheckpointFromMemory) {
   Saved("s", {{"a", {a_}}, {"sub/b", {b_}}});
   Restart();
   Job run = OpenRun(0, 1, "launch-2");
@@ -292,7 +294,7 @@ TEST_F(RestoreTest, WhatIsPrefetchedIsReadFromMemory) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->tag, "s");
   EXPECT_TRUE(read->resident);
-  Flip("s", "a", kChunk + 50);  // On the disk.
+  Flip("s", "a", kChunk + 50);  // On disk.
   Flip("s", "sub/b", 5);
   Checkpoint checkpoint = Opened(run, "s");
   EXPECT_TRUE(checkpoint.info().resident);
@@ -300,13 +302,13 @@ TEST_F(RestoreTest, WhatIsPrefetchedIsReadFromMemory) {
   EXPECT_EQ(ReasonOf(run.Prefetch("t").status()), "NO_CHECKPOINT");
 }
 
-TEST_F(RestoreTest, APrefetchThatNobodyWaitedForIsNotBegunAnew) {
+TEST_F(RestoreTest, PrefetchIsNotRepeatedWhenCallerDidNotWait) {
   Saved("s", {{"a", {a_}}});
   Restart();
   Job run = OpenRun(0, 1, "launch-2");
-  // Whatever has become of it by then: not sent, under way, or there.
-  for (const auto patience : {milliseconds(0), milliseconds(1), milliseconds(20)}) {
-    const absl::Status asked = run.Prefetch("s", patience).status();
+  // At any stage: not sent yet, running, or done.
+  for (const auto timeout : {milliseconds(0), milliseconds(1), milliseconds(20)}) {
+    const absl::Status asked = run.Prefetch("s", timeout).status();
     EXPECT_TRUE(asked.ok() || absl::IsDeadlineExceeded(asked)) << asked;
   }
   EXPECT_TRUE(run.Prefetch("s")->resident);
@@ -315,7 +317,7 @@ TEST_F(RestoreTest, APrefetchThatNobodyWaitedForIsNotBegunAnew) {
   EXPECT_EQ(log.find(word), log.rfind(word));
 }
 
-TEST_F(RestoreTest, ADamagedCheckpointIsNotPrefetched) {
+TEST_F(RestoreTest, DamagedCheckpointIsNotPrefetched) {
   Saved("one", {{"a", {b_}}});
   Saved("two", {{"a", {a_}}});
   Restart();
@@ -330,8 +332,8 @@ TEST_F(RestoreTest, ADamagedCheckpointIsNotPrefetched) {
   EXPECT_EQ(run.Prefetch()->tag, "one");
 }
 
-TEST_F(RestoreTest, NothingIsPrefetchedIntoMemoryThatASaveNeeds) {
-  const std::vector<std::byte> large = RandomBytes(size_t{40} << 20, 33);  // Of 64 MiB.
+TEST_F(RestoreTest, PrefetchTakesNoMemoryThatSaveNeeds) {
+  const std::vector<std::byte> large = RandomBytes(size_t{40} << 20, 33);  // The pool has 64 MiB.
   Saved("s", {{"a", {large}}});
   Restart();
   Job run = OpenRun(0, 1, "launch-2");
@@ -341,7 +343,7 @@ TEST_F(RestoreTest, NothingIsPrefetchedIntoMemoryThatASaveNeeds) {
   EXPECT_TRUE(*Opened(run, "s").Read("a") == large);
 }
 
-TEST_F(RestoreTest, StrictOpensNothingInPlaceOfWhatIsDamaged) {
+TEST_F(RestoreTest, StrictOpenFailsWhenLatestIsDamaged) {
   Saved("one", {{"a", {b_}}});
   Saved("two", {{"a", {b_}}});
   Restart();
@@ -359,7 +361,7 @@ TEST_F(RestoreTest, StrictOpensNothingInPlaceOfWhatIsDamaged) {
   EXPECT_NE(Opened(run, "two").info().damage, "");
 }
 
-TEST_F(RestoreTest, ThoseWhoWatchSeeARestoreGoOnAndEnd) {
+TEST_F(RestoreTest, WatchShowsReadProgressUntilRestoreEnds) {
   Saved("s", {{"a", {a_}}, {"sub/b", {b_}}});
   Job run = OpenRun(0, 1, "launch-2");
   Mutex mutex;
@@ -383,7 +385,7 @@ TEST_F(RestoreTest, ThoseWhoWatchSeeARestoreGoOnAndEnd) {
     changed.SignalAll();
   });
   {
-    // For as long as it takes until somebody has heard of it: once a second.
+    // Repeats until a watcher has been notified, which happens once a second.
     Checkpoint checkpoint = Opened(run, "s");
     std::vector<std::byte> into(static_cast<size_t>(kChunk));
     for (bool heard = false, good = true; good && !heard;) {
@@ -405,7 +407,7 @@ TEST_F(RestoreTest, ThoseWhoWatchSeeARestoreGoOnAndEnd) {
   EXPECT_EQ(seen.back().total_bytes() % kChunk, std::ssize(b_));
 }
 
-// Whether it is in a segment of the daemon, and no copy.
+// True if the bytes are in a segment of the daemon, not in a copy.
 bool InASegment(const std::byte* data) {
   const auto at = reinterpret_cast<uint64_t>(data);
   std::ifstream maps("/proc/self/maps");
@@ -417,14 +419,14 @@ bool InASegment(const std::byte* data) {
   return false;
 }
 
-// What a reader has mapped, where that is to be had.
+// Returns the mapping of a file that must be mappable.
 MappedFile Mapped(Checkpoint& checkpoint, const std::string& path) {
   absl::StatusOr<std::optional<MappedFile>> mapped = checkpoint.Map(path);
   EXPECT_TRUE(mapped.ok() && mapped->has_value()) << mapped.status();
   return **std::move(mapped);
 }
 
-TEST_F(RestoreTest, AMappedFileLiesInTheDaemonsMemoryAndIsTheReadersOwn) {
+TEST_F(RestoreTest, MappedFileIsInDaemonMemoryAndPrivateToReader) {
   Saved("s", {{"a", {a_}}, {"sub/b", {b_}}, {"none", {}}});
   Job run = OpenRun(0, 1, "launch-2");
   Checkpoint one = Opened(run, "s"), two = Opened(run, "s");
@@ -436,12 +438,13 @@ TEST_F(RestoreTest, AMappedFileLiesInTheDaemonsMemoryAndIsTheReadersOwn) {
   EXPECT_EQ(ReasonOf(one.Map("other").status()), "UNKNOWN_FILE");
   std::ranges::fill(a.bytes(), std::byte{7});
   EXPECT_EQ(Mapped(one, "a").bytes().data(), a.bytes().data()) << "this reader's";
-  EXPECT_TRUE(std::ranges::equal(Mapped(two, "a").bytes(), a_)) << "what one reader writes no other sees";
+  EXPECT_TRUE(std::ranges::equal(Mapped(two, "a").bytes(), a_))
+      << "writes of one reader must not be visible to another";
   EXPECT_TRUE(*two.Read("a") == a_);
   ExpectOnDisk("s", "a", a_);
 }
 
-TEST_F(RestoreTest, AMappedFileOutlivesCheckpointClientAndDaemon) {
+TEST_F(RestoreTest, MappedFileOutlivesCheckpointClientAndDaemon) {
   Saved("s", {{"a", {a_}}});
   MappedFile kept = [this] {
     Job run = OpenRun(0, 1, "launch-2");
@@ -452,24 +455,24 @@ TEST_F(RestoreTest, AMappedFileOutlivesCheckpointClientAndDaemon) {
   daemon_.Kill();
   EXPECT_TRUE(std::ranges::equal(kept.bytes(), a_));
   daemon_.Start();
-  Saved("big", {{"b", {RandomBytes(size_t{60} << 20, 34)}}});  // The whole pool is somebody else's now.
+  Saved("big", {{"b", {RandomBytes(size_t{60} << 20, 34)}}});  // The whole pool now belongs to another save.
   EXPECT_TRUE(InASegment(kept.bytes().data()));
   EXPECT_TRUE(std::ranges::equal(kept.bytes(), a_));
 }
 
-TEST_F(RestoreTest, AFileIsMappedAlsoWhenItsDaemonIsKilledWhileItIsUsed) {
+TEST_F(RestoreTest, MappedFileStaysReadableWhenDaemonIsKilled) {
   Saved("s", {{"a", {a_}}});
   Job run = OpenRun(0, 1, "launch-2");
   Checkpoint checkpoint = Opened(run, "s");
   const MappedFile a = Mapped(checkpoint, "a");
   daemon_.Kill();
-  EXPECT_TRUE(std::ranges::equal(Mapped(checkpoint, "a").bytes(), a_)) << "it is there already";
+  EXPECT_TRUE(std::ranges::equal(Mapped(checkpoint, "a").bytes(), a_)) << "it is already mapped";
   daemon_.Start();
   EXPECT_TRUE(std::ranges::equal(a.bytes(), a_));
-  EXPECT_TRUE(*checkpoint.Read("a") == a_) << "from the disk";
+  EXPECT_TRUE(*checkpoint.Read("a") == a_) << "from disk";
 }
 
-TEST_F(RestoreTest, WhatCannotBeMappedIsReadInstead) {
+TEST_F(RestoreTest, ReadsFileThatCannotBeMapped) {
   Job writer = OpenRun(0, 1, "launch-1");
   absl::StatusOr<Save> save = writer.Save({.tag = "s"}, {{"a", {a_}}});
   ASSERT_TRUE(save.ok() && save->Wait(Level::kCommitted, seconds(30)).ok());
@@ -477,17 +480,17 @@ TEST_F(RestoreTest, WhatCannotBeMappedIsReadInstead) {
   {
     Checkpoint checkpoint = Opened(run, "s");
     EXPECT_TRUE(checkpoint.info().resident);
-    EXPECT_FALSE((*checkpoint.Map("a")).has_value()) << "its writer lives, and could write to it";
+    EXPECT_FALSE((*checkpoint.Map("a")).has_value()) << "its writer lives and could write to it";
     EXPECT_TRUE(*checkpoint.Read("a") == a_);
   }
   Restart();
   Checkpoint checkpoint = Opened(run, "s");
-  EXPECT_FALSE((*checkpoint.Map("a")).has_value()) << "it is in no memory";
+  EXPECT_FALSE((*checkpoint.Map("a")).has_value()) << "it is not in memory";
   EXPECT_TRUE(*checkpoint.Read("a") == a_);
 }
 
-TEST_F(RestoreTest, NothingIsMappedThatASaveWouldMiss) {
-  const std::vector<std::byte> large = RandomBytes(size_t{24} << 20, 35);  // Of 64 MiB.
+TEST_F(RestoreTest, MapsNoMemoryThatSaveNeeds) {
+  const std::vector<std::byte> large = RandomBytes(size_t{24} << 20, 35);  // The pool has 64 MiB.
   Saved("s", {{"a", {large}}});
   Client other = *Client::Connect(daemon_.endpoint());
   Job busy = *other.OpenRun(daemon_.MakeRoot("busy"), {.launch_id = "busy"});
@@ -501,7 +504,7 @@ TEST_F(RestoreTest, NothingIsMappedThatASaveWouldMiss) {
   EXPECT_TRUE(*(*resumed)->Read("a") == large);
 }
 
-TEST_F(RestoreTest, NothingIsMappedAfterFinish) {
+TEST_F(RestoreTest, MapsNothingAfterFinish) {
   Saved("s", {{"a", {a_}}});
   Job run = OpenRun(0, 1, "launch-2");
   absl::StatusOr<std::optional<Checkpoint>> resumed = run.Resume(seconds(30));

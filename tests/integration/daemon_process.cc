@@ -27,7 +27,7 @@ std::string ReadFile(const std::string& path) {
   return text.str();
 }
 
-// A child that ends with the test, whatever becomes of it.
+// Starts a child that ends with the test, even if the test crashes.
 pid_t Spawn(const std::vector<std::string>& arguments, int out, int err, int keep = -1) {
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
@@ -41,7 +41,7 @@ pid_t Spawn(const std::vector<std::string>& arguments, int out, int err, int kee
   _exit(127);
 }
 
-// Its exit status; -1 when the deadline came first or a signal ended it.
+// Returns the exit status; -1 after the deadline or if a signal ended the process.
 int WaitFor(pid_t pid) {
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   pollfd ended = {pidfd.get(), POLLIN, 0};
@@ -57,7 +57,7 @@ int WaitFor(pid_t pid) {
 
 DaemonProcess::DaemonProcess(int64_t pool_bytes, int64_t segment_bytes)
     : pool_bytes_(pool_bytes), segment_bytes_(segment_bytes) {
-  char folder[] = "/tmp/ckptd_XXXXXX";  // Socket paths are short: TEST_TMPDIR is not.
+  char folder[] = "/tmp/ckptd_XXXXXX";  // Socket paths must be short, and TEST_TMPDIR is not.
   EXPECT_NE(mkdtemp(folder), nullptr);
   folder_ = folder;
   std::filesystem::create_directory(folder_ + "/state");

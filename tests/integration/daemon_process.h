@@ -1,4 +1,4 @@
-// The real ckptd as a child process, with everything it needs in one short folder under /tmp.
+// The real ckptd as a child process, with all its files in one short folder under /tmp.
 #ifndef CKPTD_TESTS_INTEGRATION_DAEMON_PROCESS_H_
 #define CKPTD_TESTS_INTEGRATION_DAEMON_PROCESS_H_
 
@@ -12,16 +12,16 @@ namespace ckptd {
 
 class DaemonProcess {
  public:
-  // Failures to start, to become ready or to end in time are test failures with the daemon's log.
+  // If the daemon does not start, become ready or end in time, the test fails with the daemon's log.
   explicit DaemonProcess(int64_t pool_bytes = int64_t{64} << 20, int64_t segment_bytes = int64_t{2} << 20);
-  ~DaemonProcess();  // Kills it and removes the folder.
+  ~DaemonProcess();  // Kills the daemon and removes the folder.
 
-  void Start();  // Returns when it serves.
-  void Kill();   // SIGKILL; returns when it has ended.
-  void Stop();   // SIGTERM; returns when it has ended.
+  void Start();  // Returns once the daemon serves.
+  void Kill();   // SIGKILL; returns after the process has ended.
+  void Stop();   // SIGTERM; returns after the process has ended.
 
   std::string endpoint() const { return "unix:" + folder_ + "/d.sock"; }
-  // A fresh directory for checkpoints.
+  // Creates an empty directory for checkpoints.
   std::string MakeRoot(const std::string& name = "root");
   std::string Log() const;
 
@@ -32,7 +32,7 @@ class DaemonProcess {
   pid_t pid_ = -1;
 };
 
-// Runs a program with a deadline of 60 s; its standard output, and its exit status (-1: it had to be killed).
+// Runs a program with a deadline of 60 s. Returns its output and its exit status (-1: it was killed).
 struct ProgramResult {
   int status = -1;
   std::string out;

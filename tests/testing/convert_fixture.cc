@@ -49,7 +49,7 @@ ValueRef ShardTensor(const std::string& name, std::vector<int64_t> shape, int in
   return torch::Make(std::move(tensor));
 }
 
-// A rank's state as ZeRO-1 has it; of a full one, count is 1.
+// The state of one rank as ZeRO-1 has it. For a full state, count is 1.
 Dict MakeState(const TestTag& tag, int index, int count, int tp, int pp, StorageBytes& bytes) {
   Dict base, shapes, masters;
   torch::List ids;
@@ -82,7 +82,7 @@ Dict MakeState(const TestTag& tag, int index, int count, int tp, int pp, Storage
   return state;
 }
 
-// As xser has it: upstream leaves a reference of another class where a tensor is inside a list.
+// Moves tensors out as xser does: inside a list, upstream leaves a reference of another class.
 ValueRef TakeOut(const ValueRef& value, bool in_list, const std::string& path, const StorageBytes& bytes,
                  int64_t* tid, Dict* info, Files* files) {
   if (const auto* tensor = value->As<torch::Tensor>()) {
@@ -122,7 +122,7 @@ std::string BytesOf(const Opened& opened, const torch::Tensor& tensor) {
                              static_cast<size_t>(tensor.elements() * InfoOf(tensor.dtype).item_bytes));
 }
 
-// Reads a tree that a conversion made.
+// Reads and checks a tree that a conversion wrote.
 class Checker {
  public:
   Checker(const Files& files, const TestTag& tag) : files_(files), tag_(tag) {}
@@ -174,12 +174,12 @@ class Checker {
       tensor = own->archive.root->As<torch::Tensor>();
       references_ += 1;
     }
-    Expect(tensor != nullptr, what + " is no tensor");
+    Expect(tensor != nullptr, what + " is not a tensor");
     if (tensor == nullptr) return;
     Expect(tensor->shape == shape, what + " has another shape");
-    Expect(BytesOf(*opened, *tensor) == expected, what + " has other bytes");
+    Expect(BytesOf(*opened, *tensor) == expected, what + " has different bytes");
     Expect(tensor->storage->bytes == static_cast<int64_t>(expected.size()),
-           what + " has a storage larger than it is");
+           what + " has a storage larger than the tensor");
   }
 
   void CheckState(int index, int count, int tp, int pp) {

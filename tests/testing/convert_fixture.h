@@ -1,4 +1,4 @@
-// Tags as NxD writes them, small and with known numbers, for tests; and what is in one that was made.
+// Small tags in NxD's layout with known numbers, for tests, and checks of converted tags.
 #ifndef CKPTD_TESTS_TESTING_CONVERT_FIXTURE_H_
 #define CKPTD_TESTS_TESTING_CONVERT_FIXTURE_H_
 
@@ -16,13 +16,13 @@ namespace ckptd {
 
 using StorageBytes = std::unordered_map<const torch::Storage*, std::string>;
 
-// A file of torch's.
+// Returns a torch file.
 std::string ArchiveBytes(const torch::Value& root, const StorageBytes& bytes,
                          const std::string& name = "archive");
 
-// A tensor of known bytes: no two names give the same.
+// Returns a tensor of known bytes, different for each name.
 torch::ValueRef TestTensor(const std::string& name, std::vector<int64_t> shape, StorageBytes& bytes);
-// The rows of shard `index` of `count` of it, padded with zeros, as the rule of ZeRO-1 has it.
+// Returns the rows of shard `index` of `count`, padded with zeros, as ZeRO-1 does.
 std::string ShardBytes(const std::string& name, const std::vector<int64_t>& shape, int index, int count);
 
 struct TestTag {
@@ -31,8 +31,7 @@ struct TestTag {
   bool xser = false;
   bool markers = true;
   bool master_weights = false;
-  // {id: shape}. Each has exp_avg, exp_avg_sq and a step without dimensions; but for the frozen ones, which
-  // have no state.
+  // {id: shape}. Each has exp_avg, exp_avg_sq and a scalar step, except the frozen ones, which have no state.
   std::map<int64_t, std::vector<int64_t>> shapes = {
       {0, {13, 6}}, {1, {7, 5}}, {2, {1, 9}}, {3, {8, 4}}, {4, {5, 3, 2}}};
   std::vector<int64_t> frozen = {3};
@@ -42,14 +41,14 @@ struct TestTag {
 
 // {path beneath the tag: content}.
 std::map<std::string, std::string> MakeTag(const TestTag& tag);
-// Into a directory of a file system.
+// Writes the files into a directory of a file system.
 void PutTag(FileSystem& fs, Handle dir, const std::map<std::string, std::string>& files);
 
 // {path beneath `dir`: content} of all files; directories end with a slash and are empty.
 std::map<std::string, std::string> ReadTree(FileSystem& fs, Handle dir);
 
-// What is wrong with `files` as the tag that a conversion to `count` shards (or a merged state) of `tag`
-// makes; empty: nothing.
+// Returns what is wrong with `files` as the result of converting `tag` to `count` shards (or a merged state);
+// empty: nothing.
 std::string WrongWith(const std::map<std::string, std::string>& files, const TestTag& tag, bool full,
                       int count);
 

@@ -1,3 +1,4 @@
+// Above 500 lines: the operations of one class, which share one lock and the unsynced state.
 #include "tests/testing/crash_disk.h"
 
 #include <unistd.h>
@@ -19,7 +20,7 @@ constexpr int64_t kDiskBytes = int64_t{1} << 40;
 
 absl::Status Error(int error, std::string_view what) { return ErrnoError(error, what); }
 
-// The components of a path that stays beneath its directory; as PosixFileSystem judges it.
+// Returns the components of a path that stays below its directory, with the rules of PosixFileSystem.
 absl::StatusOr<std::vector<std::string>> Components(std::string_view path) {
   if (path.empty() || path.find('\0') != std::string_view::npos) return Error(EINVAL, "an unusable path");
   if (path.front() == '/') return Error(EXDEV, path);
@@ -48,7 +49,7 @@ CrashDisk::CrashDisk(CrashDiskOptions options) : options_(options) {
   nodes_[kRootInode].parent = kRootInode;
 }
 
-// ---- After the end
+// ---- After the crash
 
 std::unique_ptr<CrashDisk> CrashDisk::CutPower(Loss loss, uint64_t seed) const {
   auto left = std::make_unique<CrashDisk>(options_);
@@ -59,7 +60,7 @@ std::unique_ptr<CrashDisk> CrashDisk::CutPower(Loss loss, uint64_t seed) const {
   const Names names = names_.After(cut);
   std::vector<Transfer> unfinished = late_;
   for (const auto& [id, transfer] : under_way_) unfinished.push_back(transfer);
-  std::map<Inode, UnsyncedBytes> torn;  // Files with writes under way.
+  std::map<Inode, UnsyncedBytes> torn;  // Files with writes in flight.
   for (const Transfer& transfer : unfinished) {
     UnsyncedBytes& bytes = torn.try_emplace(transfer.inode, nodes_.at(transfer.inode).bytes).first->second;
     bytes.Write(static_cast<size_t>(transfer.offset),

@@ -1,18 +1,17 @@
-// A disk in memory that knows what was not synced, and a FileSystem over it: it can be asked at any moment
-// what would be left of it after a power cut (the rules are in power_cut.h) or after the death of the
-// process.
+// A disk in memory that knows what was not synced, and a FileSystem over it. A test can ask at any moment
+// what would be left after a power cut (power_cut.h has the rules) or after the death of the process.
 //
 //   CrashDisk disk;
-//   disk.OnChange([&](const std::string& what) {        // After every operation that changed something.
+//   disk.OnChange([&](const std::string& what) {        // After every operation that changes something.
 //     std::unique_ptr<CrashDisk> left = disk.CutPower(Loss::kRandom, seed);
 //     RootStore::Open(left.get(), left->root(), ...);
 //   });
 //
-// Writes of an I/O queue (crash_io_queue.h) are under way from their submission on: a power cut leaves any
-// of their sectors. After Kill they are on their way to the disk still, as the kernel's are, and land when
-// the test says so.
+// Writes of an I/O queue (crash_io_queue.h) are in flight from their submission on: a power cut leaves any of
+// their sectors. After Kill they are still on their way to the disk, as the kernel's are, and land when the
+// test says so.
 //
-// Direct I/O asks for multiples of 4096 in offset, length and memory, as the most demanding disks do.
+// Direct I/O requires multiples of 4096 in offset, length and memory address, as the most demanding disks do.
 #ifndef CKPTD_TESTS_TESTING_CRASH_DISK_H_
 #define CKPTD_TESTS_TESTING_CRASH_DISK_H_
 
@@ -48,28 +47,29 @@ class CrashDisk : public FileSystem {
 
   Handle root() const { return kRootHandle; }
 
-  // The disk after a power cut at this moment: nothing on it is unsynced or open.
+  // Returns the disk after a power cut at this moment: nothing on it is unsynced or open.
   std::unique_ptr<CrashDisk> CutPower(Loss loss, uint64_t seed) const;
-  // The disk after the process was killed: nothing is lost, nothing is open or locked, and its queues' writes
-  // are late.
+  // Returns the disk after the process was killed: nothing is lost, nothing is open or locked, and the writes
+  // of its queues are late.
   std::unique_ptr<CrashDisk> Kill() const;
   int late_writes() const;
   void LandLateWrites();
 
-  // Called after each operation that changed something, on the operation's thread and with no lock held. What
-  // it is told: "Rename a/b c".
+  // Called after each operation that changes something, on the operation's thread and without a lock held,
+  // with a description such as "Rename a/b c".
   void OnChange(std::function<void(const std::string& what)> hook);
-  // The next sync of what is at this path, or at any that ends with it, fails with EIO. Empty: of the root.
+  // Fails the next sync of this path, or of any path that ends with it, with EIO. Empty: the root.
   void FailNextSync(std::string path);
   bool anything_unsynced() const;
 
-  // For looking at it, and for what others do in a root: without a trace in what is unsynced.
-  std::optional<std::string> Content(const std::string& path) const;  // nullopt: no regular file.
-  std::vector<std::string> NamesIn(const std::string& path) const;    // Sorted; empty: none there.
+  // For inspection, and for what other programs do in a root: leaves nothing unsynced.
+  std::optional<std::string> Content(const std::string& path) const;  // nullopt: not a regular file.
+  std::vector<std::string> NamesIn(const std::string& path) const;    // Sorted; empty: no such directory.
   bool Exists(const std::string& path) const;
   void Plant(const std::string& path, const std::string& content);
   void Plant(const std::string& path, FileType type);
-  uint64_t Fingerprint(const std::string& path = "") const;  // Of all names and bytes at and beneath it.
+  // A hash of all names and bytes at and below the path.
+  uint64_t Fingerprint(const std::string& path = "") const;
 
   absl::StatusOr<Handle> Open(Handle dir, std::string_view path, OpenMode mode) override;
   absl::Status Close(Handle handle) override;
@@ -90,7 +90,7 @@ class CrashDisk : public FileSystem {
  private:
   friend class CrashIoQueue;
 
-  // Numbers that are no descriptor of this process: I/O that goes past this disk fails.
+  // Numbers that are not descriptors of this process: I/O that bypasses this disk fails.
   static constexpr Handle kRootHandle = 2'000'000;
   static constexpr Inode kRootInode = 1;
 
@@ -98,7 +98,7 @@ class CrashDisk : public FileSystem {
     FileType type = FileType::kRegular;
     UnsyncedBytes bytes;                   // Of a regular file.
     std::map<std::string, Inode> entries;  // Of a directory, as processes see it.
-    Inode parent = 0;                      // And their names; 0: it has none any more.
+    Inode parent = 0;                      // Its parent; 0: removed.
     std::string name;
   };
   struct OpenFile {
@@ -110,14 +110,14 @@ class CrashDisk : public FileSystem {
     Inode inode;
     int64_t offset;
     std::span<const std::byte> from;
-    std::string own;  // When late: the bytes, which `from` has no more.
+    std::string own;  // The bytes of a late write, whose `from` is gone.
   };
   struct Parent {
     Inode directory;
     std::string name;
   };
-  // For CrashIoQueue: a write from its submission on, and its end; results as of a completion. A file stays
-  // open for what was submitted, whatever becomes of its handle.
+  // For CrashIoQueue: submit a write, and end it; results as in a completion. A file stays open for submitted
+  // writes even after its handle was closed.
   absl::StatusOr<uint64_t> SubmitWrite(Handle file, std::span<const std::byte> from, int64_t offset);
   int64_t EndWrite(uint64_t transfer);
   absl::StatusOr<Inode> Find(Handle file) const;
@@ -135,14 +135,14 @@ class CrashDisk : public FileSystem {
   absl::Status SyncInode(Inode inode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Print(Inode inode, std::string& print) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PathOf(Inode inode) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Inode Walk(const std::string& path) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // 0: nothing is there.
+  Inode Walk(const std::string& path) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // 0: no such path.
   void Tell(const std::string& what);
 
   const CrashDiskOptions options_;
 
   mutable Mutex mutex_;
   std::function<void(const std::string&)> hook_ ABSL_GUARDED_BY(mutex_);
-  std::map<Inode, Node> nodes_ ABSL_GUARDED_BY(mutex_);  // Also those without a name.
+  std::map<Inode, Node> nodes_ ABSL_GUARDED_BY(mutex_);  // Including removed ones.
   UnsyncedNames names_ ABSL_GUARDED_BY(mutex_);
   std::map<Handle, OpenFile> open_ ABSL_GUARDED_BY(mutex_);
   std::map<Inode, Handle> locks_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,5 @@
-// That the model loses what it should, and nothing else. What a test of it says "may" happen is looked for
-// over many seeds, and has to be met.
+// Tests that the model loses what it should, and nothing else. An outcome that "may" happen must occur for at
+// least one of many seeds.
 #include "tests/testing/crash_disk.h"
 
 #include <cerrno>
@@ -39,7 +39,7 @@ class CrashDiskTest : public ::testing::Test {
   void Rename(const std::string& from, const std::string& to, RenameMode mode = RenameMode::kReplace) {
     ASSERT_TRUE(disk_.Rename(disk_.root(), from, disk_.root(), to, mode).ok());
   }
-  // What `look` sees of the disk, over all seeds of random loss.
+  // Returns the results of `look` over all seeds of random loss.
   std::set<std::string> Outcomes(const std::function<std::string(const CrashDisk&)>& look) {
     std::set<std::string> seen;
     for (int seed = 0; seed < kSeeds; ++seed) seen.insert(look(*disk_.CutPower(Loss::kRandom, seed)));
@@ -63,7 +63,7 @@ class CrashDiskTest : public ::testing::Test {
   CrashDisk disk_;
 };
 
-TEST_F(CrashDiskTest, WhatIsSyncedStays) {
+TEST_F(CrashDiskTest, SyncedDataSurvivesPowerCut) {
   const ScopedHandle file = Create("file");
   Write(file, "abc");
   ASSERT_TRUE(disk_.Sync(file.get(), SyncMode::kData).ok());
@@ -73,7 +73,7 @@ TEST_F(CrashDiskTest, WhatIsSyncedStays) {
   EXPECT_EQ(disk_.CutPower(Loss::kEverything, 1)->Content("file"), "abc");
 }
 
-TEST_F(CrashDiskTest, ASyncedFileMayHaveNoNameAndANameNoBytes) {
+TEST_F(CrashDiskTest, SyncedFileCanLoseItsNameAndNameItsBytes) {
   const ScopedHandle file = Create("file");
   Write(file, "abc");
   ASSERT_TRUE(disk_.Sync(file.get(), SyncMode::kAll).ok());
@@ -85,7 +85,7 @@ TEST_F(CrashDiskTest, ASyncedFileMayHaveNoNameAndANameNoBytes) {
               UnorderedElementsAre("", "abc", std::string(3, '\0'), std::string(3, '\xa5')));
 }
 
-TEST_F(CrashDiskTest, LossesTakeWhatTheirNamesSay) {
+TEST_F(CrashDiskTest, EachLossLosesWhatItsNameSays) {
   const ScopedHandle synced = Create("synced");
   Write(synced, "old");
   ASSERT_TRUE(disk_.Sync(synced.get(), SyncMode::kData).ok());
@@ -103,7 +103,7 @@ TEST_F(CrashDiskTest, LossesTakeWhatTheirNamesSay) {
   EXPECT_EQ(left(Loss::kEntries), "newer-");
 }
 
-TEST_F(CrashDiskTest, AWriteIsTornBetweenSectorsAndNeverInOne) {
+TEST_F(CrashDiskTest, WritesTearOnlyBetweenSectors) {
   const ScopedHandle file = Create("file");
   Write(file, std::string(1024, 'a'));
   ASSERT_TRUE(disk_.Sync(file.get(), SyncMode::kData).ok());
@@ -118,7 +118,7 @@ TEST_F(CrashDiskTest, AWriteIsTornBetweenSectorsAndNeverInOne) {
   EXPECT_THAT(seen, UnorderedElementsAre("aa", "ab", "ac", "ba", "bb", "bc"));
 }
 
-TEST_F(CrashDiskTest, AFileThatWasCutMayBeLongAgain) {
+TEST_F(CrashDiskTest, TruncatedFileCanBeLongAgainAfterPowerCut) {
   const ScopedHandle file = Create("file");
   Write(file, "abcdef");
   ASSERT_TRUE(disk_.Sync(file.get(), SyncMode::kData).ok());
@@ -129,27 +129,27 @@ TEST_F(CrashDiskTest, AFileThatWasCutMayBeLongAgain) {
   EXPECT_THAT(Contents("file"), ElementsAre("ab"));
   ASSERT_TRUE(disk_.Truncate(file.get(), 4).ok());
   ASSERT_TRUE(disk_.Sync(file.get(), SyncMode::kData).ok());
-  EXPECT_THAT(Contents("file"), ElementsAre(std::string("ab\0\0", 4))) << "what was cut off is gone";
+  EXPECT_THAT(Contents("file"), ElementsAre(std::string("ab\0\0", 4))) << "truncated bytes are gone";
 }
 
-TEST_F(CrashDiskTest, AFailedSyncForgetsAndALaterOneDoesNotHelp) {
+TEST_F(CrashDiskTest, FailedSyncDropsDataAndLaterSyncDoesNotHelp) {
   const ScopedHandle file = Create("file");
   SyncDir();
   Write(file, "abc");
   disk_.FailNextSync("file");
   EXPECT_EQ(ErrnoOf(disk_.Sync(file.get(), SyncMode::kData)), EIO);
   EXPECT_TRUE(disk_.Sync(file.get(), SyncMode::kData).ok());
-  EXPECT_EQ(disk_.Content("file"), "abc") << "it is still read";
+  EXPECT_EQ(disk_.Content("file"), "abc") << "it can still be read";
   EXPECT_EQ(disk_.CutPower(Loss::kEverything, 1)->Content("file"), "");
 }
 
-TEST_F(CrashDiskTest, ChangesOfNamesHappenInAnyOrder) {
+TEST_F(CrashDiskTest, DirectoryChangesReachDiskInAnyOrder) {
   Create("a");
   Create("b");
   EXPECT_THAT(Trees(), UnorderedElementsAre("", "a ", "b ", "a b "));
 }
 
-TEST_F(CrashDiskTest, ARenameHappensAsAWhole) {
+TEST_F(CrashDiskTest, RenameIsAtomic) {
   ASSERT_TRUE(disk_.MakeDir(disk_.root(), "from").ok());
   ASSERT_TRUE(disk_.MakeDir(disk_.root(), "to").ok());
   Create("from/x");
@@ -158,12 +158,13 @@ TEST_F(CrashDiskTest, ARenameHappensAsAWhole) {
   Rename("from/x", "to/x");
   EXPECT_THAT(Trees(), UnorderedElementsAre("from(x) to ", "from to(x) "));
   SyncDir("to");
-  EXPECT_THAT(Trees(), UnorderedElementsAre("from(x) to ", "from to(x) ")) << "one of two directories";
+  EXPECT_THAT(Trees(), UnorderedElementsAre("from(x) to ", "from to(x) "))
+      << "one of two directories is synced";
   SyncDir("from");
   EXPECT_THAT(Trees(), ElementsAre("from to(x) "));
 }
 
-TEST_F(CrashDiskTest, AnExchangeHappensAsAWhole) {
+TEST_F(CrashDiskTest, ExchangeIsAtomic) {
   Write(Create("a"), "1");
   Write(Create("b"), "2");
   for (const char* path : {"a", "b"}) {
@@ -176,7 +177,7 @@ TEST_F(CrashDiskTest, AnExchangeHappensAsAWhole) {
               UnorderedElementsAre("12", "21"));
 }
 
-TEST_F(CrashDiskTest, ALaterRenameMayHappenWithoutTheOneBefore) {
+TEST_F(CrashDiskTest, LaterRenameCanSurviveWithoutEarlierOne) {
   ASSERT_TRUE(disk_.MakeDir(disk_.root(), "old").ok());
   ASSERT_TRUE(disk_.MakeDir(disk_.root(), "new").ok());
   Create("old/1");
@@ -188,21 +189,21 @@ TEST_F(CrashDiskTest, ALaterRenameMayHappenWithoutTheOneBefore) {
               UnorderedElementsAre("new(2) old(1) ", "away(1) new(2) ", "away(1) old(2) ", "old(2) "));
 }
 
-TEST_F(CrashDiskTest, WhatIsBeneathALostNameIsLost) {
+TEST_F(CrashDiskTest, FilesBelowLostNameAreLost) {
   ASSERT_TRUE(disk_.MakeDir(disk_.root(), "dir").ok());
   Create("dir/file");
   SyncDir("dir");
   EXPECT_THAT(Trees(), UnorderedElementsAre("", "dir(file) "));
 }
 
-TEST_F(CrashDiskTest, ExchangeIsRefusedWhereItIsNotThere) {
+TEST_F(CrashDiskTest, ExchangeFailsWhenUnsupported) {
   CrashDisk disk({.can_exchange = false});
   disk.Plant("a", "1");
   disk.Plant("b", "2");
   EXPECT_EQ(ErrnoOf(disk.Rename(disk.root(), "a", disk.root(), "b", RenameMode::kExchange)), EINVAL);
 }
 
-TEST_F(CrashDiskTest, AWriteUnderWayMayLandAndASyncDoesNotWaitForIt) {
+TEST_F(CrashDiskTest, WriteInFlightMayLandAndSyncDoesNotWaitForIt) {
   const ScopedHandle file = Create("file");
   Write(file, "old");
   ASSERT_TRUE(disk_.Sync(file.get(), SyncMode::kData).ok());
@@ -213,10 +214,10 @@ TEST_F(CrashDiskTest, AWriteUnderWayMayLandAndASyncDoesNotWaitForIt) {
   ASSERT_TRUE(disk_.Sync(file.get(), SyncMode::kData).ok());
   EXPECT_THAT(Contents("file"), UnorderedElementsAre("old", "new"));
   queue->Poll(Duration::zero());
-  EXPECT_THAT(Contents("file"), UnorderedElementsAre("old", "new")) << "complete, and not synced";
+  EXPECT_THAT(Contents("file"), UnorderedElementsAre("old", "new")) << "complete, but not synced";
 }
 
-TEST_F(CrashDiskTest, AKilledProcessHoldsNothingAndItsWritesLandLate) {
+TEST_F(CrashDiskTest, KilledProcessReleasesLocksAndItsWritesMayLandLate) {
   const ScopedHandle file = Create("file");
   const ScopedHandle lock = *OpenScoped(disk_, disk_.root(), "lock", OpenMode::kLock);
   ASSERT_TRUE(disk_.Lock(lock.get()).ok());
@@ -233,7 +234,7 @@ TEST_F(CrashDiskTest, AKilledProcessHoldsNothingAndItsWritesLandLate) {
   EXPECT_EQ(left->Content("file"), "late");
 }
 
-TEST_F(CrashDiskTest, TellsOfEachChange) {
+TEST_F(CrashDiskTest, ReportsEachChange) {
   std::vector<std::string> told;
   disk_.OnChange([&](const std::string& what) { told.push_back(what); });
   {

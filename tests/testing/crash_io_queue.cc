@@ -94,7 +94,7 @@ class CrashIoQueue : public IoQueue {
     woken_ = false;
   }
 
-  // The owner's.
+  // Used by the owner's thread only.
   CrashDisk* const disk_;
   std::mt19937_64 random_;
   std::vector<Operation> submitted_;

@@ -1,5 +1,5 @@
-// An IoQueue of a CrashDisk. Submitted writes are under way until Poll ends them, in an order that follows
-// from the seed; the disk's rules say what a power cut or a kill leaves of them.
+// An IoQueue of a CrashDisk. Submitted writes are in flight until Poll ends them, in an order given by the
+// seed; the disk's rules say what a power cut or a kill leaves of them.
 #ifndef CKPTD_TESTS_TESTING_CRASH_IO_QUEUE_H_
 #define CKPTD_TESTS_TESTING_CRASH_IO_QUEUE_H_
 

@@ -1,4 +1,4 @@
-// For tests of the engine: trainers as sessions, a root in memory, and a clock that the test moves.
+// Fixture for tests of the engine: trainers as sessions, a root in memory, and a clock that the test moves.
 #ifndef CKPTD_TESTS_TESTING_ENGINE_FIXTURE_H_
 #define CKPTD_TESTS_TESTING_ENGINE_FIXTURE_H_
 
@@ -44,7 +44,7 @@ class Observer : public EngineObserver {
   std::vector<std::string> warnings, infos;
 };
 
-// A machine that has not got what the pool may take.
+// A machine without the memory that the pool may take.
 class NoMemory : public Populator {
  public:
   NoMemory(Inbox* inbox, Made made) : inbox_(inbox), made_(std::move(made)) {}
@@ -61,7 +61,7 @@ class NoMemory : public Populator {
   const Made made_;
 };
 
-// An answer that may not be there yet.
+// An answer that may be pending.
 template <typename T>
 struct Answer {
   std::shared_ptr<std::optional<absl::StatusOr<T>>> value =
@@ -101,27 +101,27 @@ class EngineTest : public ::testing::Test {
     run_.clear();
   }
 
-  // Runs what is queued until nothing is left; waits a little for the pool's thread when `until` is not true
-  // yet.
-  void Turn(std::function<bool()> until = nullptr) {
-    for (int patience = 0; patience < 400;) {
-      bool turned = false;
+  // Runs everything queued. If `until` is given and false afterwards, waits up to 4 s for work of the pool's
+  // thread.
+  void RunQueued(std::function<bool()> until = nullptr) {
+    for (int waits = 0; waits < 400;) {
+      bool ran = false;
       while (!queue_.empty()) {
         auto work = std::move(queue_.front());
         queue_.pop_front();
         work();
-        turned = true;
+        ran = true;
       }
       if (until != nullptr && until()) return;
       const auto wait = std::chrono::milliseconds(until == nullptr ? 0 : 10);
       if (auto work = inbox_.Take(wait)) {
         work();
-        turned = true;
+        ran = true;
       }
-      if (!turned && until == nullptr) return;
-      if (!turned) ++patience;
+      if (!ran && until == nullptr) return;
+      if (!ran) ++waits;
     }
-    FAIL() << "nothing came of it in 4 s";
+    FAIL() << "the condition did not become true within 4 s";
   }
 
   SessionId Trainer(const std::string& instance, uid_t uid = 1000) {
@@ -148,7 +148,7 @@ class EngineTest : public ::testing::Test {
     };
     Answer<std::string> root;
     engine_->AttachRoot(session, std::move(attachment), root.reply());
-    Turn();
+    RunQueued();
     return root;
   }
   std::string Attach(SessionId session, uint64_t inode = 1, uid_t uid = 1000) {
@@ -169,11 +169,11 @@ class EngineTest : public ::testing::Test {
     for (const v1::SaveKey& key : orphaned) *request.add_orphaned() = key;
     Answer<v1::JoinRunResponse> answer;
     engine_->JoinRun(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
 
-  // Ranks of a launch, as sessions.
+  // Returns the sessions of a launch's ranks.
   std::vector<SessionId> Launch(const std::string& launch, int world) {
     std::vector<SessionId> sessions;
     for (int rank = 0; rank < world; ++rank) {
@@ -205,7 +205,7 @@ class EngineTest : public ::testing::Test {
   Answer<v1::BeginResponse> Begin(SessionId session, const v1::BeginRequest& request) {
     Answer<v1::BeginResponse> answer;
     engine_->Begin(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::SealResponse> Seal(SessionId session, const v1::BeginRequest& begun) {
@@ -214,7 +214,7 @@ class EngineTest : public ::testing::Test {
     *request.mutable_files() = begun.files();
     Answer<v1::SealResponse> answer;
     engine_->Seal(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::WaitResponse> Wait(SessionId session, const v1::SaveKey& key, v1::Level level = v1::COMMITTED) {
@@ -224,7 +224,7 @@ class EngineTest : public ::testing::Test {
     request.mutable_timeout()->set_seconds(1000);
     Answer<v1::WaitResponse> answer;
     engine_->Wait(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   Answer<v1::ResumeResponse> Resume(SessionId session, int rank) {
@@ -234,7 +234,7 @@ class EngineTest : public ::testing::Test {
     request.mutable_timeout()->set_seconds(60);
     Answer<v1::ResumeResponse> answer;
     engine_->Resume(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
 
@@ -244,7 +244,7 @@ class EngineTest : public ::testing::Test {
     request.set_strict(strict);
     Answer<v1::OpenCheckpointResponse> answer;
     engine_->OpenCheckpoint(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     return answer;
   }
   void Close(SessionId session, const std::string& lease) {
@@ -252,7 +252,7 @@ class EngineTest : public ::testing::Test {
     request.set_lease(lease);
     Answer<v1::CloseCheckpointResponse> answer;
     engine_->CloseCheckpoint(As(session), request, answer.reply());
-    Turn();
+    RunQueued();
     EXPECT_TRUE(answer.status().ok()) << answer.status();
   }
 
@@ -265,7 +265,7 @@ class EngineTest : public ::testing::Test {
       if (keep) requests.back().set_num_kept_ckpts(*keep);
       begun.push_back(Begin(sessions[rank], requests.back()));
     }
-    Turn([&] { return std::all_of(begun.begin(), begun.end(), [](const auto& b) { return b.has(); }); });
+    RunQueued([&] { return std::all_of(begun.begin(), begun.end(), [](const auto& b) { return b.has(); }); });
     for (int rank = 0; rank < static_cast<int>(sessions.size()); ++rank) {
       ASSERT_TRUE(begun[rank].status().ok()) << begun[rank].status();
       auto sealed = Seal(sessions[rank], requests[rank]);
@@ -283,10 +283,10 @@ class EngineTest : public ::testing::Test {
     return tags;
   }
 
-  void Pass(std::chrono::seconds time) {
+  void AdvanceClock(std::chrono::seconds time) {
     clock_.now += time;
     engine_->Tick();
-    Turn();
+    RunQueued();
   }
 
   TestClock clock_;
@@ -296,11 +296,11 @@ class EngineTest : public ::testing::Test {
   std::map<uint64_t, std::shared_ptr<FakeDisk>> disks_;
   std::map<uint64_t, FakeRootIo*> ios_;
   std::vector<std::string> pool_warnings_;
-  EngineOptions engine_options_;          // Likewise.
+  EngineOptions engine_options_;          // For the next Start.
   int resident_segments_ = 0;             // For the next Start.
   PoolSuccession succession_;             // For the next Start.
-  MakePopulator make_populator_;          // Likewise; null: the real one.
-  std::unique_ptr<SealJournal> journal_;  // Null but in SuccessionTest.
+  MakePopulator make_populator_;          // For the next Start; null: the real one.
+  std::unique_ptr<SealJournal> journal_;  // Null except in SuccessionTest.
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<Engine> engine_;
   SessionId next_session_ = 1;

@@ -1,4 +1,4 @@
-// Time that stands still until a test moves it.
+// A clock that stands still until a test moves it.
 #ifndef CKPTD_TESTS_TESTING_FAKE_CLOCK_H_
 #define CKPTD_TESTS_TESTING_FAKE_CLOCK_H_
 
@@ -10,7 +10,7 @@
 
 namespace ckptd {
 
-// Thread-safe. Begins one hour after the epoch of Instant, at 2026-01-01 00:00 UTC.
+// Thread-safe. Starts one hour after the epoch of Instant, at 2026-01-01 00:00 UTC.
 class FakeClock : public Clock {
  public:
   Instant Now() override {
@@ -27,7 +27,7 @@ class FakeClock : public Clock {
     MutexLock lock(mutex_);
     elapsed_ += by;
   }
-  // Somebody sets the machine's date, forwards or back: UnixMicros steps, Now does not.
+  // Changes the machine's date, forwards or back: UnixMicros steps, Now does not.
   void StepDate(Duration by) {
     MutexLock lock(mutex_);
     date_step_ += by;

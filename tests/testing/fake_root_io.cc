@@ -39,7 +39,7 @@ void FakeRootIo::Run(std::string_view call, bool hold, absl::AnyInvocable<void()
   ++calls[std::string(call)];
   ++*pending_;
   work = [pending = std::weak_ptr<int>(pending_), then = std::move(work)]() mutable {
-    // Of a root that was closed: its operations use it.
+    // The root was closed: its operations would use it.
     const std::shared_ptr<int> alive = pending.lock();
     if (alive == nullptr) return;
     --*alive;
@@ -59,7 +59,8 @@ absl::Status FakeRootIo::ErrorOf(std::string_view call) const {
 
 absl::Status FakeRootIo::CheckWritable() const {
   if (!read_only_) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_READ_ONLY", "the root waits for its scan");
+  return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_READ_ONLY",
+                   "the root is read-only until the next scan");
 }
 
 std::set<std::string> FakeRootIo::inflight() const {
@@ -68,7 +69,7 @@ std::set<std::string> FakeRootIo::inflight() const {
   return tags;
 }
 
-void FakeRootIo::Free() {
+void FakeRootIo::ReleaseHeld() {
   hold_writes = hold_publish = hold_target = false;
   held.clear();
   for (auto& work : held_) queue_->push_back(std::move(work));
@@ -89,7 +90,7 @@ RootSnapshot FakeRootIo::Snapshot() const {
   return snapshot;
 }
 
-// As the real one, whose pointers all could be written.
+// Like the real one when every pointer can be written.
 PointerFiles FakeRootIo::Pointers() const {
   std::map<std::string, int64_t> newest;
   for (const auto& [sequence, checkpoint] : disk_->committed) {
@@ -169,12 +170,12 @@ void FakeRootIo::Publish(InflightId64 id, storage::v1::ManifestSummary summary,
         if (absl::Status error = CheckWritable(); !error.ok()) {
           return done({.outcome = PublishOutcome::kFailed, .status = error, .retryable = true});
         }
-        // As the real one: every rank's record must be there.
+        // Like the real one: every rank's record must exist.
         const bool whole = static_cast<int>(parts.size()) == summary.world_size() &&
                            std::all_of(parts.begin(), parts.end(), [&](const auto& part) {
                              return part.sequence() == summary.sequence();
                            });
-        if (!whole) return done({PublishOutcome::kFailed, absl::InvalidArgumentError("a part is not there")});
+        if (!whole) return done({PublishOutcome::kFailed, absl::InvalidArgumentError("a part is missing")});
         if (publish_result.outcome == PublishOutcome::kCommitted) {
           Manifest manifest;
           manifest.summary = summary;
@@ -315,7 +316,7 @@ void FakeRootIo::ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoi
   });
 }
 
-// As the real one, of a checkpoint of two files.
+// Like the real one, for a checkpoint of two files.
 void FakeRootIo::SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
                                std::shared_ptr<SurveyProgress> progress,
                                Callback<absl::StatusOr<ForeignSurvey>> done) {

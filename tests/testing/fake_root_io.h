@@ -1,5 +1,4 @@
-// A root in memory: answers when the test turns its queue. Keeps what was "written" so that tests can look at
-// it.
+// A root in memory: answers when the test runs its queue, and keeps what was "written" for inspection.
 #ifndef CKPTD_TESTS_TESTING_FAKE_ROOT_IO_H_
 #define CKPTD_TESTS_TESTING_FAKE_ROOT_IO_H_
 
@@ -24,21 +23,22 @@ struct FakeDisk {
   storage::v1::RunRecord run_record;
   int64_t free_bytes = int64_t{1} << 40;
   int64_t trash_bytes = 0;
-  std::set<int64_t> unreadable;  // Sequences of which a file is not there.
-  bool locked = false;           // Another daemon has it.
+  std::set<int64_t> unreadable;  // Sequences with a missing file.
+  bool locked = false;           // Another daemon holds the lock.
   absl::Status open_error;
-  std::vector<std::string> foreign;         // Tags that hold something that is not ours.
-  std::map<std::string, int64_t> finished;  // Of another program, with the time of its marker (us).
-  std::vector<std::string> directories;     // Names that no pointer may have.
-  std::vector<std::string> evicted;         // Tags, in order.
-  int outcomes_at_evict = 0;                // In the run record, at the last one.
-  std::multiset<int64_t> readers;           // Sequences of which a reader is open.
-  std::multiset<int64_t> kept_in_trash;     // Likewise, at the last EmptyTrash.
+  std::vector<std::string> foreign;  // Tags in the way of a save: foreign directories.
+  // Complete checkpoints of another program, with the time of their marker (us).
+  std::map<std::string, int64_t> finished;
+  std::vector<std::string> directories;  // Names that no pointer may use.
+  std::vector<std::string> evicted;      // Tags, in order.
+  int outcomes_at_evict = 0;             // Outcomes in the run record at the last eviction.
+  std::multiset<int64_t> readers;        // Sequences with an open reader.
+  std::multiset<int64_t> kept_in_trash;  // Likewise, at the last EmptyTrash.
 };
 
 class FakeRootIo : public RootIo {
  public:
-  // Whoever wants a callback run puts it into this queue; the test turns it.
+  // Work that the test runs: callbacks in their order.
   using Queue = std::deque<absl::AnyInvocable<void()>>;
 
   FakeRootIo(std::shared_ptr<FakeDisk> disk, Queue* queue) : disk_(std::move(disk)), queue_(queue) {}
@@ -78,20 +78,20 @@ class FakeRootIo : public RootIo {
   std::optional<Instant> pending_since() const override { return pending_since_; }
   bool has_pending() const override { return *pending_ > 0; }
 
-  // Faults. What is held goes to held_ instead of the queue, until Free().
-  std::set<std::string, std::less<>> held;                  // By the call's name: "Evict".
+  // Faults. Calls that are held go to held_ instead of the queue, until ReleaseHeld().
+  std::set<std::string, std::less<>> held;                  // By the name of the call: "Evict".
   std::map<std::string, absl::Status, std::less<>> errors;  // The call does nothing and fails.
   std::map<std::string, int, std::less<>> calls;
   bool hold_writes = false, hold_publish = false, hold_target = false;
   absl::Status write_error, discard_error;
-  PointerFiles more_pointers;  // Beside those that Publish and a scan find.
+  PointerFiles more_pointers;  // In addition to those that Publish and a scan find.
   // After kIndeterminate the root is read-only until Rescan, as the real one is.
   PublishResult publish_result{PublishOutcome::kCommitted, absl::OkStatus()};
   PublishResult adopt_result{PublishOutcome::kCommitted, absl::OkStatus()};
-  std::shared_ptr<SurveyProgress> surveyed;  // Of the last SurveyForeign.
+  std::shared_ptr<SurveyProgress> surveyed;  // By the last SurveyForeign.
   uid_t survey_owner = 0;                    // Likewise.
-  void Free();
-  std::set<std::string> inflight() const;  // Tags: neither published nor discarded.
+  void ReleaseHeld();
+  std::set<std::string> inflight() const;  // Tags that were neither published nor discarded.
   void SetPendingSince(std::optional<Instant> since) { pending_since_ = since; }
 
  private:
@@ -107,7 +107,7 @@ class FakeRootIo : public RootIo {
   std::map<InflightId64, std::pair<std::string, int64_t>> inflight_;  // Tag, sequence.
   std::vector<absl::AnyInvocable<void()>> held_;
   std::shared_ptr<int> pending_ = std::make_shared<int>(0);
-  std::map<std::string, std::string> written_;  // Path -> what was written there last.
+  std::map<std::string, std::string> written_;  // Path -> the last content written there.
   std::optional<Instant> pending_since_;
   bool read_only_ = false;
 };

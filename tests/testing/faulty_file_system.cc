@@ -108,7 +108,7 @@ absl::Status FaultyFileSystem::Close(Handle handle) {
   const Verdict verdict = Judge({.op = FsOp::kClose, .path = PathOf(handle, ""), .new_path = {}});
   if (!verdict.before.ok()) return verdict.before;
   {
-    // Before it is closed: then another thread may be given the same number.
+    // Before the close: afterwards another thread may get the same number.
     MutexLock lock(mutex_);
     paths_.erase(handle);
   }

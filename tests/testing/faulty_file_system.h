@@ -1,5 +1,4 @@
-// A FileSystem that fails where a test says so, records what was asked of it, and calls the test before each
-// operation.
+// A FileSystem that fails where a test says so, records every call, and calls the test before each operation.
 //
 //   FaultyFileSystem faulty(posix.get());
 //   faulty.Fail({.op = FsOp::kSync, .nth = 3, .error = EIO});        // The third sync from now on.
@@ -41,13 +40,13 @@ enum class FsOp {
 // "Open", "Rename", ...
 std::string_view FsOpName(FsOp op);
 
-// Paths are as they were opened: those of the directories' handles and of the operation joined by '/'. A
-// directory that this object did not open has none.
+// Paths are joined from those of the directory handles and of the operation. The path of a directory that
+// this object did not open is empty.
 struct FsCall {
   FsOp op;
   std::string path;
   std::string new_path;          // Rename.
-  int64_t size = 0;              // Allocate, Truncate: the size. ReadAt, WriteAt: bytes.
+  int64_t size = 0;              // Allocate, Truncate: the size. ReadAt, WriteAt: the number of bytes.
   std::string ToString() const;  // "Rename a b", "Sync a"
 };
 
@@ -55,10 +54,10 @@ struct FsFault {
   static constexpr int kEvery = 0;
 
   FsOp op;
-  std::string path = {};  // Only calls whose path (of Rename: either) begins with it.
-  int nth = 1;            // Of those, from now on, beginning with 1; or kEvery.
+  std::string path = {};  // Only calls whose path begins with this (Rename: either path).
+  int nth = 1;            // Which of those calls from now on, counted from 1; or kEvery.
   int error = 0;          // errno. The operation is not done.
-  bool after = false;     // Instead: the operation is done, and then the error is reported.
+  bool after = false;     // The operation is done, and then the error is returned.
 };
 
 // Thread-safe.
@@ -68,11 +67,11 @@ class FaultyFileSystem : public FileSystem {
 
   void Fail(FsFault fault);
   void ClearFaults();
-  // Called before each operation, on the operation's thread and with no lock held: it may block or never
+  // Called before each operation, on the operation's thread and without a lock held: it may block, or never
   // return.
   void SetHook(std::function<void(const FsCall&)> hook);
 
-  std::vector<FsCall> calls() const;  // All so far, in order, failed ones included.
+  std::vector<FsCall> calls() const;  // All so far, in order, including failed ones.
   int Count(FsOp op) const;
   int open_handles() const;  // Opened here and not closed.
 
@@ -95,13 +94,13 @@ class FaultyFileSystem : public FileSystem {
  private:
   struct Counted {
     FsFault fault;
-    int seen = 0;  // Calls that it speaks of.
+    int seen = 0;  // Matching calls so far.
   };
   struct Verdict {
     absl::Status before;
     absl::Status after;
   };
-  // Records the call, lets the hook see it, and says how it is to fail.
+  // Records the call, calls the hook, and returns how the call is to fail.
   Verdict Judge(const FsCall& call);
   std::string PathOf(Handle dir, std::string_view path) const;
 

@@ -26,34 +26,34 @@ class FaultyFileSystemTest : public ::testing::Test {
   FaultyFileSystem faulty_{posix_.get()};
 };
 
-TEST_F(FaultyFileSystemTest, TheNthCallFailsAndNoOther) {
+TEST_F(FaultyFileSystemTest, OnlyNthCallFails) {
   ASSERT_EQ(MakeDir("before"), 0);
   faulty_.Fail({.op = FsOp::kMakeDir, .nth = 2, .error = EIO});
   EXPECT_EQ(MakeDir("a"), 0);
   EXPECT_EQ(MakeDir("b"), EIO);
-  EXPECT_EQ(MakeDir("b"), 0) << "it was not made the first time";
+  EXPECT_EQ(MakeDir("b"), 0) << "the first call did not create it";
   EXPECT_TRUE(faulty_.Sync(dir_.fd(), SyncMode::kAll).ok()) << "another operation";
 }
 
-TEST_F(FaultyFileSystemTest, EveryCallBeneathAPathFails) {
+TEST_F(FaultyFileSystemTest, EveryCallBelowPathFails) {
   ASSERT_EQ(MakeDir("a"), 0);
   const auto a = OpenScoped(faulty_, dir_.fd(), "a", OpenMode::kDirectory);
   ASSERT_TRUE(a.ok()) << a.status();
   faulty_.Fail({.op = FsOp::kMakeDir, .path = "a/", .nth = FsFault::kEvery, .error = ENOSPC});
   EXPECT_EQ(MakeDir("b"), 0);
   EXPECT_EQ(MakeDir("a/x"), ENOSPC);
-  EXPECT_EQ(ErrnoOf(faulty_.MakeDir(a->get(), "y")), ENOSPC) << "by the directory's handle";
+  EXPECT_EQ(ErrnoOf(faulty_.MakeDir(a->get(), "y")), ENOSPC) << "through the directory's handle";
   faulty_.ClearFaults();
   EXPECT_EQ(MakeDir("a/x"), 0);
 }
 
-TEST_F(FaultyFileSystemTest, AnErrorAfterwardsHidesWhatWasDone) {
+TEST_F(FaultyFileSystemTest, ErrorAfterCallHidesThatItTookEffect) {
   faulty_.Fail({.op = FsOp::kMakeDir, .error = EIO, .after = true});
   EXPECT_EQ(MakeDir("a"), EIO);
   EXPECT_EQ(MakeDir("a"), EEXIST);
 }
 
-TEST_F(FaultyFileSystemTest, TheHookSeesEachOperationBeforeItIsDone) {
+TEST_F(FaultyFileSystemTest, HookSeesEachOperationBeforeItRuns) {
   std::vector<std::string> seen;
   faulty_.SetHook([&](const FsCall& call) {
     const bool there = posix_->Stat(dir_.fd(), "a").ok();

@@ -144,7 +144,7 @@ class FaultyIoQueue : public IoQueue {
     return faults_->holding_;
   }
 
-  // Its completion runs at the end of a Poll, like any other.
+  // The completion runs at the end of a Poll, like any other.
   void Complete(IoDone done, int64_t result) {
     completed_.push_back({std::move(done), result});
     MutexLock lock(faults_->mutex_);
@@ -158,7 +158,7 @@ class FaultyIoQueue : public IoQueue {
 
   const std::unique_ptr<IoQueue> base_;
   IoFaults* const faults_;
-  std::deque<Completed> completed_;  // Not yet told. The owner's.
+  std::deque<Completed> completed_;  // Completions not yet run. Used by the owner's thread only.
 };
 
 IoQueueFactory FaultyQueueFactory(IoQueueFactory base, IoFaults* faults) {

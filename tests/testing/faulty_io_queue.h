@@ -1,5 +1,5 @@
-// An IoQueue that fails, shortens and holds back where a test says so. It is made on the I/O thread, so what
-// it is to do is in an object of the test's:
+// An IoQueue that fails, shortens and holds back operations where a test says so. The I/O thread creates it,
+// so its faults are in an object of the test:
 //
 //   IoFaults faults;
 //   faults.FailWrite(3, EIO);
@@ -18,27 +18,27 @@
 
 namespace ckptd {
 
-// Thread-safe. Must outlive the queue. Calls are numbered from 1, over the queue's life.
+// Thread-safe. Must outlive the queue. Calls are numbered from 1 over the queue's life.
 class IoFaults {
  public:
   // The nth write does nothing and completes with -error.
   void FailWrite(int nth, int error);
-  // The nth write completes with `result`, whatever it is; nothing is written.
+  // The nth write does nothing and completes with `result`.
   void AnswerWrite(int nth, int64_t result);
-  // The nth sync (0: every one) does nothing and completes with -error.
+  // The nth sync (0: every sync) does nothing and completes with -error.
   void FailSync(int nth, int error);
-  // Every write of more than `bytes` transfers that many only. 0: none is shortened.
+  // Every write transfers at most this many bytes. 0: no limit.
   void ShortenWrites(size_t bytes);
   // Operations are done, but their completions wait until Release().
   void Hold();
   void Release();
-  // Until `n` are complete and wait for Release(). False when `timeout` passed first.
+  // Waits until `n` operations are done and wait for Release(). Returns false after `timeout`.
   bool WaitUntilHeld(int n, Duration timeout);
 
   int writes() const;  // Submitted so far.
   int syncs() const;
-  int writes_in_flight() const;  // Now: submitted, and their completion has not begun.
-  int most_in_flight() const;    // Of these, at once.
+  int writes_in_flight() const;  // Submitted, and the completion has not begun.
+  int most_in_flight() const;    // The highest number so far.
 
  private:
   friend class FaultyIoQueue;

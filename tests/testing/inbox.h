@@ -1,5 +1,5 @@
-// Work for the engine's thread, which in a test is the test's own: from its fakes, and from threads of the
-// pool.
+// A queue of work for the engine's thread, which in a test is the test's own thread. Fakes and the pool's
+// threads post to it.
 #ifndef CKPTD_TESTS_TESTING_INBOX_H_
 #define CKPTD_TESTS_TESTING_INBOX_H_
 
@@ -21,10 +21,10 @@ class Inbox {
     work_.push_back(std::move(work));
     arrived_.notify_one();
   }
-  // The oldest; null when none comes within `patience`.
-  absl::AnyInvocable<void()> Take(std::chrono::milliseconds patience) {
+  // Returns the oldest work; null if none arrives within `timeout`.
+  absl::AnyInvocable<void()> Take(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex_);
-    if (!arrived_.wait_for(lock, patience, [&] { return !work_.empty(); })) return nullptr;
+    if (!arrived_.wait_for(lock, timeout, [&] { return !work_.empty(); })) return nullptr;
     auto work = std::move(work_.front());
     work_.pop_front();
     return work;

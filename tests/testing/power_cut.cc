@@ -6,7 +6,7 @@
 namespace ckptd {
 namespace {
 
-// Applies one change to `names`; `places` is where each inode is.
+// Applies one change to `names`; `places` holds the place of each inode.
 void Apply(const std::vector<std::pair<Slot, Inode>>& sets, const std::vector<Inode>& moved, Names& names,
            std::map<Inode, Slot>& places) {
   for (const Inode inode : moved) {
@@ -94,7 +94,7 @@ void UnsyncedBytes::Resize(size_t size) {
   if (size == old) return;
   now_.resize(size, '\0');
   sizes_.push_back({size});
-  // Bytes that were cut off before must not come back with the space.
+  // Truncated bytes must not reappear with the space.
   const size_t known =
       std::max(synced_.size(), sectors_.empty() ? 0 : (sectors_.rbegin()->first + 1) * kSector);
   if (size > old) Remember(old, std::min(size, known));

@@ -1,4 +1,4 @@
-// For the tests of this package: a root in a temporary directory, and saves into it through a RootStore.
+// A root in a temporary directory, and saves into it through a RootStore, for tests.
 #ifndef CKPTD_TESTS_TESTING_ROOT_STORE_FIXTURE_H_
 #define CKPTD_TESTS_TESTING_ROOT_STORE_FIXTURE_H_
 
@@ -18,7 +18,7 @@ namespace ckptd {
 // A root on the real file system, removed at the end.
 class TemporaryRoot {
  public:
-  // On the disk, or in memory (where a sync costs nothing; it makes no difference to a process that dies).
+  // On disk, or in memory (where a sync costs nothing; a process that dies cannot tell the difference).
   enum class On { kDisk, kMemory };
   explicit TemporaryRoot(On on = On::kDisk);
 
@@ -27,12 +27,12 @@ class TemporaryRoot {
   std::filesystem::path path(const std::string& below = "") const {
     return below.empty() ? std::filesystem::path(dir_.path()) : std::filesystem::path(dir_.path()) / below;
   }
-  // Of our node's directory.
+  // A path in our node's directory.
   std::filesystem::path node(const std::string& below = "") const {
     return path(".ckptd/nodes/local") / below;
   }
 
-  // Opens a store; the test fails when it cannot.
+  // Opens a store, and fails the test on error.
   std::unique_ptr<RootStore> Open() { return OpenWith(*fs_); }
   std::unique_ptr<RootStore> OpenWith(FileSystem& fs);
   absl::StatusOr<std::unique_ptr<RootStore>> TryOpen(FileSystem& fs);
@@ -47,7 +47,7 @@ class TemporaryRoot {
   std::unique_ptr<FileSystem> fs_;
 };
 
-// A save whose bytes follow from its sequence: every rank has "model_<rank>.pt" (more than one chunk, with an
+// A save whose bytes depend on its sequence: every rank has "model_<rank>.pt" (more than one chunk, with an
 // odd tail), "deep/er/<rank>" and "empty_<rank>".
 struct SaveSpec {
   std::string tag;
@@ -61,7 +61,7 @@ storage::v1::ManifestSummary SummaryOf(const SaveSpec& spec);
 std::vector<std::string> PathsOf(int rank);
 std::string ContentOf(const SaveSpec& spec, const std::string& path);
 
-// Writes one rank's files through `fs`, durably, and then its record. Where `files_only`, without the record.
+// Writes one rank's files through `fs`, durably, and then its record (unless `files_only`).
 absl::StatusOr<storage::v1::PartRecord> WritePart(FileSystem& fs, RootStore& store, const Inflight& inflight,
                                                   const SaveSpec& spec, int rank, bool files_only = false);
 
@@ -69,13 +69,13 @@ struct Staged {
   Inflight inflight;
   std::vector<storage::v1::PartRecord> parts;
 };
-// Steps 1 to 3 for the first `ranks` ranks (all, when negative). When a part fails, the in-flight directory
+// Does steps 1 to 3 for the first `ranks` ranks (all if negative). If a part fails, the in-flight directory
 // is discarded.
 absl::StatusOr<Staged> Stage(FileSystem& fs, RootStore& store, const SaveSpec& spec, int ranks = -1);
 
-// What a caller may say of a save.
+// The outcome that a caller may report.
 enum class Verdict { kCommitted, kFailed, kUnknown };
-// Stages and publishes; what failed is discarded, and called failed only when that worked.
+// Stages and publishes. A failed save is discarded, and reported as failed only if that succeeded.
 Verdict Save(FileSystem& fs, RootStore& store, const SaveSpec& spec);
 
 }  // namespace ckptd

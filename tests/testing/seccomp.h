@@ -12,7 +12,8 @@
 
 namespace ckptd {
 
-// Runs `body` on a thread for which `system_call` fails with `error`. False when the filter could not be set.
+// Runs `body` on a thread for which `system_call` fails with `error`. Returns false if the filter could not
+// be set.
 template <typename Body>
 bool WithoutSystemCall(unsigned system_call, unsigned error, Body body) {
   bool filtered = false;

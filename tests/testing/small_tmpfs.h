@@ -1,4 +1,4 @@
-// A file system of a few blocks, so that it can be full. Needs the right to mount.
+// A file system of a few blocks, for tests with a full disk. Needs permission to mount.
 #ifndef CKPTD_TESTS_TESTING_SMALL_TMPFS_H_
 #define CKPTD_TESTS_TESTING_SMALL_TMPFS_H_
 
@@ -14,7 +14,7 @@
 
 namespace ckptd {
 
-// Mounted in a namespace of its own that nothing else sees, and gone with its descriptor.
+// Mounted in a separate mount namespace that nothing else sees, and removed with its descriptor.
 class SmallTmpfs {
  public:
   explicit SmallTmpfs(int bytes) {
@@ -26,7 +26,7 @@ class SmallTmpfs {
       fd_.reset(::open(dir_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     }).join();
   }
-  // False when this process may not mount.
+  // False if this process may not mount.
   bool ok() const { return static_cast<bool>(fd_); }
   int fd() const { return fd_.get(); }
 

@@ -1,4 +1,4 @@
-// A directory for one test, on the disk that Bazel works on, gone at the end.
+// A directory for one test, on the disk that Bazel uses, removed at the end.
 #ifndef CKPTD_TESTS_TESTING_TEMP_DIR_H_
 #define CKPTD_TESTS_TESTING_TEMP_DIR_H_
 
@@ -52,9 +52,9 @@ class TempDir {
   UniqueFd fd_;
 };
 
-// Makes `depth` directories, each inside the one before it: "0/0/0/...". No path may be so long, so each is
-// made beneath the descriptor of the one above. Not below TEST_TMPDIR: what a failed test leaves there
-// overflows Bazel's stack.
+// Makes `depth` nested directories: "0/0/0/...". The path is too long for one call, so each directory is
+// created through the descriptor of its parent. Not below TEST_TMPDIR: leftovers of a failed test overflow
+// Bazel's stack.
 inline bool MakeNestedDirectories(int dir, int depth) {
   UniqueFd above(::dup(dir));
   for (int level = 0; level < depth; ++level) {

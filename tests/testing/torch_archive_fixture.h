@@ -11,12 +11,12 @@
 
 namespace ckptd::torch {
 
-// As Python would show it, more or less: equal trees have equal texts. Sharing is not shown.
+// Returns a text similar to Python's repr: equal trees have equal texts. Sharing is not shown.
 std::string Describe(const Value& value);
 
-// What the test writes into the storage of this place: different bytes in each.
+// Returns the bytes that the test writes into a storage: different for each storage.
 std::string PatternOf(size_t storage, size_t bytes);
-// The file that a layout is of, with its checksums.
+// Returns the file of a layout, with its checksums.
 std::string FileOf(const ArchiveLayout& layout);
 absl::StatusOr<std::string> FileOf(const Value& root, const LayoutOptions& options = {});
 
