@@ -1,5 +1,5 @@
-// Seam: who keeps descriptors for the next daemon when this one is killed. Real: the service manager
-// (daemon/systemd/manager_store.h). Fake: any subclass.
+// Seam: keeps descriptors for the next daemon in case this one is killed. Real: the service manager
+// (daemon/systemd/manager_store.h). Fakes: subclasses in tests.
 #ifndef CKPTD_DAEMON_MEMORY_DESCRIPTOR_STORE_H_
 #define CKPTD_DAEMON_MEMORY_DESCRIPTOR_STORE_H_
 
@@ -13,10 +13,9 @@ namespace ckptd {
 class DescriptorStore {
  public:
   virtual ~DescriptorStore() = default;
-  // OK: the store has it, whatever becomes of this process. May block for as long as the store takes to
-  // answer.
+  // OK: the store holds the descriptor, whatever happens to this process. Blocks until the store answers.
   virtual absl::Status Put(const std::string& name, int fd) = 0;
-  // Perhaps a little later, but before there is a next daemon. OK also when it does not have it.
+  // Removes a descriptor. May take effect later, but before the next daemon starts. OK also if there is none.
   virtual absl::Status Remove(const std::string& name) = 0;
 };
 

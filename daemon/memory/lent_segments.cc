@@ -11,8 +11,8 @@ namespace ckptd {
 
 namespace {
 
-// A descriptor that cannot be written through. (Its holder cannot open it anew for writing, either: the memfd
-// is the daemon's, with mode 0600.)
+// Returns a read-only descriptor. Its holder cannot reopen it for writing: the memfd belongs to the daemon's
+// user and has mode 0600.
 int OpenForReading(const SegmentMemory& memory) {
   return open(absl::StrCat("/proc/self/fd/", memory.fd()).c_str(), O_RDONLY | O_CLOEXEC);
 }
@@ -33,7 +33,7 @@ absl::StatusOr<SegmentDirectory::Descriptor> LentSegments::Find(SessionId sessio
         absl::StatusCode::kNotFound, "UNKNOWN_SEGMENT",
         absl::StrCat("segment ", id, " is not ", reads ? "readable for" : "lent to", " this session"));
   }
-  // Under the lock: the descriptor cannot be closed meanwhile.
+  // Still under the lock, so that the pool cannot close the descriptor meanwhile.
   const int fd = reads ? OpenForReading(*memory) : fcntl(memory->fd(), F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return ErrnoError(errno, "duplicating a segment's descriptor");
   return Descriptor{fd, memory->size(), memory->pages() != PageKind::kPlain};

@@ -1,4 +1,5 @@
-// Which segments are lent to whom, for the hand-off.
+// Which session may fetch which segment, for writing or for reading. The hand-off server looks descriptors up
+// here.
 #ifndef CKPTD_DAEMON_MEMORY_LENT_SEGMENTS_H_
 #define CKPTD_DAEMON_MEMORY_LENT_SEGMENTS_H_
 
@@ -13,16 +14,16 @@
 
 namespace ckptd {
 
-// Thread-safe: the pool keeps it, the hand-off asks it.
+// Thread-safe: the pool changes it on the engine's thread, the hand-off server reads it on its own.
 class LentSegments : public SegmentDirectory {
  public:
   absl::StatusOr<Descriptor> Find(SessionId session, SegmentId id, SegmentAccess access) override;
 
-  // `memory` stays until Remove.
+  // `memory` must live until Remove or RemoveSession.
   void Add(SegmentId id, SessionId session, const SegmentMemory& memory);
   void Remove(SegmentId id);
   void RemoveSession(SessionId session);
-  // `session` may read it, until as many RemoveReaders; `memory` stays until then.
+  // `session` may read `id` until RemoveReader was called as often; `memory` must live until then.
   void AddReader(SegmentId id, SessionId session, const SegmentMemory& memory);
   void RemoveReader(SegmentId id, SessionId session);
 

@@ -67,15 +67,15 @@ class ThreadPopulator : public Populator {
           wanted_.pop_front();
         }
       }
-      for (const auto& entry : freed) {
-        // What is kept for want of this is memory that was given back, which the next daemon closes.
-        if (store_ != nullptr) (void)store_->Remove(SegmentName(entry.first));
+      for (const auto& [segment, memory] : freed) {
+        // Best effort: if the store keeps it, the next daemon finds an unused segment and frees it.
+        if (store_ != nullptr) (void)store_->Remove(SegmentName(segment));
       }
-      for (const auto& [segment, tell] : forgotten)
-        tell(store_ == nullptr ? absl::OkStatus() : store_->Remove(SegmentName(segment)));
+      for (const auto& [segment, callback] : forgotten)
+        callback(store_ == nullptr ? absl::OkStatus() : store_->Remove(SegmentName(segment)));
       if (id == 0) continue;
       MadeSegment made{id, SegmentMemory::Make(segment_bytes_, pages_, stop_),
-                       absl::UnavailableError("nobody keeps it")};
+                       absl::UnavailableError("there is no descriptor store")};
       if (made.memory.ok() && store_ != nullptr) made.kept = store_->Put(SegmentName(id), made.memory->fd());
       made_(std::move(made));
     }
@@ -91,7 +91,7 @@ class ThreadPopulator : public Populator {
   std::deque<SegmentId> wanted_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<SegmentId, SegmentMemory>> to_free_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<SegmentId, std::function<void(absl::Status)>>> to_forget_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;  // Last: starts when the rest is there.
+  std::thread thread_;  // Declared last: it uses all members above.
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Who makes and frees the memory of segments, so that nobody else waits for it. Real: a thread of the pool's
-// own; tests/sim has one that answers when its clock says so.
+// Seam: makes and frees the memory of segments in the background, because either takes long. Real: a thread
+// of the pool's own. Fake: tests/sim has one that answers when its simulated clock says so.
 #ifndef CKPTD_DAEMON_MEMORY_POPULATOR_H_
 #define CKPTD_DAEMON_MEMORY_POPULATOR_H_
 
@@ -16,26 +16,26 @@ namespace ckptd {
 struct MadeSegment {
   SegmentId id = 0;
   absl::StatusOr<SegmentMemory> memory;
-  absl::Status kept;  // Whether the store has it.
+  absl::Status kept;  // OK: the descriptor store holds it for the next daemon.
 };
 
 class Populator {
  public:
-  // Called once for each Make(), in their order, on any thread but never inside the call.
+  // Called once for each Make(), in their order, on any thread, never from within Make().
   using Made = std::function<void(MadeSegment)>;
 
-  // No `made` is called any more when this has returned.
+  // When the destructor has returned, no callback runs any more.
   virtual ~Populator() = default;
   virtual void Make(SegmentId id) = 0;
-  // Freed before anything else is made, so that who frees first and asks then never has more than its budget.
+  // Frees the memory before it makes any more, so a caller that frees and then asks never exceeds its budget.
   virtual void Free(SegmentId id, SegmentMemory memory) = 0;
-  // The store is to keep it no more. `forgotten` hears whether that is so, on any thread but never inside the
-  // call, and not at all when the populator ends before.
+  // Removes the segment from the descriptor store. `forgotten` gets the result, on any thread, never from
+  // within Forget(); it is dropped when the populator is destroyed first.
   virtual void Forget(SegmentId id, std::function<void(absl::Status)> forgotten) = 0;
 };
 
-// With a thread of its own, on which it calls `made`. Ending it takes some 100 ms at most; what was asked for
-// and not begun is not made. `store` may be null.
+// A populator with a thread of its own, on which it calls `made`. Its destructor waits about 100 ms at most;
+// segments that were asked for and not begun are not made. `store` may be null.
 std::unique_ptr<Populator> StartPopulator(int64_t segment_bytes, PagePolicy pages, DescriptorStore* store,
                                           Populator::Made made);
 

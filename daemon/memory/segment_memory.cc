@@ -24,7 +24,7 @@ namespace ckptd {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
-constexpr int64_t kPopulateStep = 64 << 20;  // Between two looks at `stop`.
+constexpr int64_t kPopulateStep = 64 << 20;  // Bytes between two checks of `stop`.
 constexpr char kShmemEnabled[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 absl::Status NoMemory(int64_t size, const std::string& why) {
@@ -36,7 +36,7 @@ absl::Status NoMemory(int64_t size, std::string_view what, int error_number) {
   return NoMemory(size, std::string(ErrnoError(error_number, what).message()));
 }
 
-// A field of /proc/meminfo in bytes; -1 when it is not there.
+// Returns a field of /proc/meminfo in bytes; -1 if there is none.
 int64_t MemInfo(std::string_view field) {
   std::ifstream file("/proc/meminfo");
   std::string name, unit;
@@ -46,18 +46,18 @@ int64_t MemInfo(std::string_view field) {
   return -1;
 }
 
-// Whoever populates the machine's last memory calls the OOM killer onto the trainers. So some of it stays
-// free.
+// Leaves 1/32 of the machine's memory free: populating the last of it would make the OOM killer end trainers.
 absl::Status CheckAvailable(int64_t size) {
   const int64_t available = MemInfo("MemAvailable:");
   const int64_t kept = MemInfo("MemTotal:") / 32;
   if (available < 0 || available >= size + kept) return absl::OkStatus();
-  return NoMemory(size, absl::StrCat("the machine has ", available >> 20, " MiB available, of which ",
-                                     kept >> 20, " MiB are left to others; make pool.bytes smaller"));
+  return NoMemory(size,
+                  absl::StrCat("the machine has ", available >> 20, " MiB available, of which ", kept >> 20,
+                               " MiB are kept free for other programs; make pool.bytes smaller"));
 }
 
-// Whether the pages of the mapping that starts at `data` are huge. Mappings are placed downwards, so the
-// newest is among the first lines.
+// Whether all `size` bytes of the mapping that starts at `data` are on transparent huge pages. The kernel
+// places mappings downwards, so the newest is among the first lines of smaps.
 bool MappedHuge(const std::byte* data, int64_t size) {
   std::ifstream smaps("/proc/self/smaps");
   const uintptr_t wanted = reinterpret_cast<uintptr_t>(data);
@@ -75,7 +75,7 @@ bool MappedHuge(const std::byte* data, int64_t size) {
   return false;
 }
 
-// A mapping of `fd` that starts on a huge page's boundary.
+// Maps `fd` at an address that is aligned to a huge page.
 absl::StatusOr<std::byte*> MapAligned(int fd, int64_t size) {
   void* range =
       mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -86,8 +86,8 @@ absl::StatusOr<std::byte*> MapAligned(int fd, int64_t size) {
   std::byte* data = reinterpret_cast<std::byte*>(aligned);
   munmap(data + size, start + kHugePage - aligned);
   if (mmap(data, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
-    // No munmap: the kernel has taken the reservation away before it failed, and another thread's memory may
-    // be there now.
+    // No munmap: the kernel has removed the reserved range before it failed, and another thread may have
+    // mapped memory there since.
     return NoMemory(size, "mmap", errno);
   }
   return data;
@@ -130,7 +130,7 @@ SegmentMemory::~SegmentMemory() { Free(); }
 void SegmentMemory::Free() {
   if (data_ != nullptr) munmap(data_, size_);
   data_ = nullptr;
-  // A failure would leave the pages to the last holder of the memfd; there is nothing else to try.
+  // Best effort: after a failure the pages last until the last holder closes the memfd.
   if (fd_ && !retired_) (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, size_);
   fd_.reset();
 }
@@ -147,9 +147,9 @@ absl::StatusOr<SegmentMemory> SegmentMemory::Map(int64_t size, PageKind wanted) 
   if (fcntl(memory.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return NoMemory(size, "F_ADD_SEALS", errno);
   }
-  // For reserved pages this is where the kernel says whether there are enough of them.
+  // With hugetlb the kernel fails here if not enough pages are reserved.
   CKPTD_ASSIGN_OR_RETURN(memory.data_, MapAligned(memory.fd(), size));
-  // Advice: without it the memory is as good, but for its speed.
+  // Only advice: a failure costs speed, nothing else.
   madvise(memory.data_, size, MADV_DONTDUMP);
   if (wanted == PageKind::kTransparent) madvise(memory.data_, size, MADV_HUGEPAGE);
   if (wanted == PageKind::kPlain) madvise(memory.data_, size, MADV_NOHUGEPAGE);
@@ -172,18 +172,18 @@ absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wante
   return memory;
 }
 
-absl::StatusOr<SegmentMemory> SegmentMemory::Adopt(UniqueFd fd, int64_t size) {
+absl::StatusOr<SegmentMemory> SegmentMemory::MapInherited(UniqueFd fd, int64_t size) {
   struct statfs info {};
   if (fstatfs(fd.get(), &info) != 0) return ErrnoError(errno, "fstatfs of a segment");
   CKPTD_ASSIGN_OR_RETURN(std::byte* const data, MapAligned(fd.get(), size));
-  SegmentMemory memory = Discarded(std::move(fd), size);
+  SegmentMemory memory = Unmapped(std::move(fd), size);
   memory.data_ = data;
   madvise(data, size, MADV_DONTDUMP);
   if (info.f_type == HUGETLBFS_MAGIC) memory.pages_ = PageKind::kHugetlb;
   return memory;
 }
 
-SegmentMemory SegmentMemory::Discarded(UniqueFd fd, int64_t size) {
+SegmentMemory SegmentMemory::Unmapped(UniqueFd fd, int64_t size) {
   SegmentMemory memory;
   memory.fd_ = std::move(fd);
   memory.size_ = size;
@@ -205,7 +205,7 @@ absl::StatusOr<SegmentMemory> SegmentMemory::Make(int64_t size, PagePolicy pages
 std::string PlainPagesAdvice(int64_t pool_bytes) {
   std::ifstream file(kShmemEnabled);
   std::string setting;
-  if (!std::getline(file, setting)) setting = "(not there)";
+  if (!std::getline(file, setting)) setting = "(no such file)";
   return absl::StrCat(
       "segments are on plain 4 KiB pages, which about halves the speed of direct writes: ", kShmemEnabled,
       " is '", setting, "' and no huge pages are reserved; as root, `echo advise > ", kShmemEnabled,

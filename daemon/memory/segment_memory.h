@@ -1,4 +1,4 @@
-// The memory of one segment: a memfd, size-locked, mapped and populated. Making and freeing it takes long
+// The memory of one segment: a memfd of a locked size, mapped and populated. Making and freeing it takes long
 // (0.5 to 1.8 GB/s), so both happen on the pool's own thread.
 #ifndef CKPTD_DAEMON_MEMORY_SEGMENT_MEMORY_H_
 #define CKPTD_DAEMON_MEMORY_SEGMENT_MEMORY_H_
@@ -16,33 +16,34 @@ namespace ckptd {
 
 enum class PageKind { kPlain = 0, kTransparent = 1, kHugetlb = 2 };
 
-// "plain", "transparent", "hugetlb".
+// Returns "plain", "transparent" or "hugetlb".
 const char* PageKindName(PageKind kind);
 
 class SegmentMemory {
  public:
-  // Zeroed, every page present, so that no touch of it can fail later. `size` is a multiple of 2 MiB. Takes
-  // reserved huge pages where `pages` allows it and there are enough, else transparent ones, else plain ones.
-  // Gives up with CANCELLED soon after `stop` is set. RESOURCE_EXHAUSTED, reason POOL_EXHAUSTED, when the
-  // machine has not got the memory.
+  // Returns zeroed memory with every page present, so that no access to it can fail later. `size` is in
+  // bytes, a multiple of 2 MiB. Uses reserved huge pages if `pages` allows them and there are enough, else
+  // transparent ones, else plain ones. CANCELLED soon after `stop` is set. RESOURCE_EXHAUSTED, reason
+  // POOL_EXHAUSTED, when the machine lacks the memory.
   static absl::StatusOr<SegmentMemory> Make(int64_t size, PagePolicy pages, const std::atomic<bool>& stop);
 
-  // An earlier daemon's, mapped as it is.
-  static absl::StatusOr<SegmentMemory> Adopt(UniqueFd fd, int64_t size);
-  // An earlier daemon's, not mapped: to be freed.
-  static SegmentMemory Discarded(UniqueFd fd, int64_t size);
+  // Maps a segment of an earlier daemon without changing its bytes.
+  static absl::StatusOr<SegmentMemory> MapInherited(UniqueFd fd, int64_t size);
+  // Wraps a segment of an earlier daemon without mapping it, so that its destructor frees it.
+  static SegmentMemory Unmapped(UniqueFd fd, int64_t size);
 
-  // The same descriptor and mapping, plain, with no page present: a touch of it may fail. Costs next to
-  // nothing, so a simulation can have thousands.
+  // For simulations: like Make with plain pages, but no page is present, so an access may fail. Costs next to
+  // nothing.
   static absl::StatusOr<SegmentMemory> MakeSparse(int64_t size);
 
   SegmentMemory(SegmentMemory&& other) noexcept;
   SegmentMemory& operator=(SegmentMemory&& other) noexcept;
-  // Gives the pages back although a client may still hold the memfd open and mapped: they are punched out,
-  // unless it is retired.
+  // Unless it is retired, punches the pages out, so that the memory comes back even while a client holds the
+  // memfd open and mapped.
   ~SegmentMemory();
 
-  // Somebody maps it for as long as they like: its bytes never change again, not even by going.
+  // A client has mapped the memory for good: the bytes must never change again, so the destructor does not
+  // punch them out.
   void Retire() { retired_ = true; }
 
   int fd() const { return fd_.get(); }
@@ -63,8 +64,8 @@ class SegmentMemory {
   bool retired_ = false;
 };
 
-// What to tell an operator whose segments got plain pages: what it costs, what the system is set to, how to
-// change it.
+// Message for an operator whose segments got plain pages: what it costs, how the system is set, what to
+// change.
 std::string PlainPagesAdvice(int64_t pool_bytes);
 
 }  // namespace ckptd

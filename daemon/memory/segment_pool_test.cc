@@ -1,3 +1,4 @@
+// Tests of SegmentPool. One file of more than 500 lines, because all tests use the same fixtures and mailbox.
 #include "daemon/memory/segment_pool.h"
 
 #include <fcntl.h>
@@ -32,7 +33,7 @@ namespace {
 constexpr int64_t kSegment = 2 << 20;
 using Refs = absl::StatusOr<std::vector<SegmentRef>>;
 
-// The engine's thread: the test runs what is posted to it.
+// Stands for the engine's thread: the test runs the work posted to it.
 class Mailbox {
  public:
   void Post(absl::AnyInvocable<void()> work) {
@@ -41,7 +42,7 @@ class Mailbox {
     changed_.Signal();
   }
 
-  // Runs what is posted until `condition` holds; false when it does not within a minute.
+  // Runs posted work until `condition` holds; false if it does not within a minute.
   bool RunUntil(const std::function<bool()>& condition) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (!condition()) {
@@ -148,20 +149,20 @@ int64_t BytesHeld(int fd) {
   return info.st_blocks * 512;
 }
 
-TEST_F(SegmentPoolTest, PopulatesAheadOfNeedAndNotMore) {
+TEST_F(SegmentPoolTest, PopulatesNoMoreThanTheAheadTarget) {
   Make(8, 3);
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 3 * kSegment; }));
   EXPECT_EQ(pool_->usage().total_bytes, 8 * kSegment);
   EXPECT_EQ(pool_->usage().pages, "plain");
   EXPECT_EQ(pool_->usage().used_bytes, 0);
-  EXPECT_TRUE(warnings_.empty()) << warnings_[0];  // Plain pages were asked for.
+  EXPECT_TRUE(warnings_.empty()) << warnings_[0];  // The policy is kPlain.
   EXPECT_EQ(pool_->SegmentsFor(0), 0);
   EXPECT_EQ(pool_->SegmentsFor(1), 1);
   EXPECT_EQ(pool_->SegmentsFor(kSegment), 1);
   EXPECT_EQ(pool_->SegmentsFor(kSegment + 1), 2);
 }
 
-TEST_F(SegmentPoolTest, ASegmentIsZeroedSizeLockedAndTheSameMemoryForBothSides) {
+TEST_F(SegmentPoolTest, LendsZeroedSizeLockedSharedMemory) {
   Make(4, 4);
   const auto refs = Draw(Reserve({{1, 1}}), 1, 1, 1);
   ASSERT_EQ(refs.size(), 1u);
@@ -179,7 +180,7 @@ TEST_F(SegmentPoolTest, ASegmentIsZeroedSizeLockedAndTheSameMemoryForBothSides) 
   EXPECT_TRUE(fcntl(fd.get(), F_GETFD) & FD_CLOEXEC);
 }
 
-TEST_F(SegmentPoolTest, WarnsOnceOfPlainPagesThatWereNotAskedFor) {
+TEST_F(SegmentPoolTest, WarnsOnceWhenPagesArePlainAgainstThePolicy) {
   Make(4, 4, PagePolicy::kAuto);
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
   RecordProperty("pages", pool_->usage().pages);
@@ -197,7 +198,7 @@ TEST_F(SegmentPoolTest, WarnsOnceOfPlainPagesThatWereNotAskedFor) {
   EXPECT_EQ(found->huge, pool_->usage().pages != "plain");
 }
 
-TEST_F(SegmentPoolTest, ASessionGetsItsOwnSegmentsBackLowestIdFirst) {
+TEST_F(SegmentPoolTest, LendsASessionItsOwnIdleSegmentsLowestIdFirst) {
   Make(6, 6);
   const ReservationId first = Reserve({{1, 3}});
   const std::vector<SegmentId> ids = Ids(Draw(first, 1, 1, 3));
@@ -208,7 +209,7 @@ TEST_F(SegmentPoolTest, ASessionGetsItsOwnSegmentsBackLowestIdFirst) {
   EXPECT_THAT(pool_->TakeRetired(1), testing::IsEmpty());
 }
 
-TEST_F(SegmentPoolTest, SegmentsNeverCrossSessions) {
+TEST_F(SegmentPoolTest, NeverLendsASegmentToASecondSession) {
   Make(4, 4);
   std::map<SegmentId, SessionId> owner;
   for (int round = 0; round < 6; ++round) {
@@ -216,7 +217,7 @@ TEST_F(SegmentPoolTest, SegmentsNeverCrossSessions) {
       const ReservationId id = Reserve({{session, 3}});
       for (const SegmentRef& ref : Draw(id, session, session, 3)) {
         EXPECT_EQ(owner.try_emplace(ref.id, session).first->second, session);
-        // Nothing of what another session wrote.
+        // No byte that another session wrote.
         for (int64_t offset = 0; offset < kSegment; offset += 4096) {
           const int written = static_cast<int>(ref.data[offset]);
           EXPECT_TRUE(written == 0 || written == session) << written << " in session " << session;
@@ -231,7 +232,7 @@ TEST_F(SegmentPoolTest, SegmentsNeverCrossSessions) {
   }
 }
 
-TEST_F(SegmentPoolTest, ReclaimingPunchesTheMemoryOutAlthoughTheClientHoldsIt) {
+TEST_F(SegmentPoolTest, PunchesReclaimedMemoryOutWhileTheClientHoldsTheMemfd) {
   Make(4, 4);
   const ReservationId first = Reserve({{1, 4}});
   const auto refs = Draw(first, 1, 1, 4);
@@ -242,9 +243,9 @@ TEST_F(SegmentPoolTest, ReclaimingPunchesTheMemoryOutAlthoughTheClientHoldsIt) {
   pool_->Release(first);
   EXPECT_EQ(pool_->usage().lent_bytes, 4 * kSegment);
 
-  const ReservationId second = Reserve({{2, 1}});  // The pool is full of idle segments of session 1.
+  const ReservationId second = Reserve({{2, 1}});  // Session 1 holds the whole pool, idle.
   const auto taken = Draw(second, 2, 2, 1);
-  // It was freed before the new one was made.
+  // The old memory was freed before the new one was made.
   EXPECT_EQ(BytesHeld(held.get()), 0);
   EXPECT_EQ(static_cast<char*>(mapped)[0], 0);  // No SIGBUS.
   munmap(mapped, kSegment);
@@ -256,20 +257,20 @@ TEST_F(SegmentPoolTest, ReclaimingPunchesTheMemoryOutAlthoughTheClientHoldsIt) {
   EXPECT_EQ(pool_->usage().lent_bytes, 3 * kSegment);
 }
 
-TEST_F(SegmentPoolTest, ReclaimsOfSessionsThatAreNotNamedFirst) {
+TEST_F(SegmentPoolTest, ReclaimsFromUnnamedSessionsFirst) {
   Make(4, 4);
   const ReservationId one = Reserve({{1, 2}});
   const ReservationId two = Reserve({{2, 2}});
   Draw(one, 1, 1, 2);
   Draw(two, 2, 2, 2);
-  pool_->Release(one);  // Unused for longer than those of session 2.
+  pool_->Release(one);  // Idle for longer than those of session 2.
   pool_->Release(two);
   Reserve({{1, 1}, {3, 2}});
   EXPECT_THAT(pool_->TakeRetired(1), testing::IsEmpty());
   EXPECT_THAT(pool_->TakeRetired(2), testing::SizeIs(2));
 }
 
-TEST_F(SegmentPoolTest, ReclaimsWhatANamedSessionHasTooManyOf) {
+TEST_F(SegmentPoolTest, ReclaimsSurplusOfANamedSessionLast) {
   Make(4, 4);
   const ReservationId before = Reserve({{1, 4}});
   Draw(before, 1, 1, 4);
@@ -280,13 +281,13 @@ TEST_F(SegmentPoolTest, ReclaimsWhatANamedSessionHasTooManyOf) {
   EXPECT_THAT(Draw(after, 1, 1, 1), testing::SizeIs(1));
 }
 
-TEST_F(SegmentPoolTest, TellsAPoolThatIsTooSmallFromOneThatIsInUse) {
+TEST_F(SegmentPoolTest, RefusesWithPoolTooSmallOrPoolExhausted) {
   Make(4, 0);
   absl::Status never = pool_->Reserve({{1, 3}, {2, 2}}).status();
   EXPECT_EQ(never.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ReasonOf(never), "POOL_TOO_SMALL");
   EXPECT_THAT(std::string(never.message()), testing::HasSubstr("5 segments (10 MiB)"));
-  EXPECT_EQ(pool_->usage().used_bytes, 0);  // Nothing or all of it.
+  EXPECT_EQ(pool_->usage().used_bytes, 0);  // A refused Reserve reserves nothing.
 
   const ReservationId id = Reserve({{1, 3}});
   absl::Status now = pool_->Reserve({{2, 2}}).status();
@@ -299,7 +300,7 @@ TEST_F(SegmentPoolTest, TellsAPoolThatIsTooSmallFromOneThatIsInUse) {
   EXPECT_EQ(ReasonOf(pool_->Grow(empty, {2, 1})), "POOL_EXHAUSTED");
 }
 
-TEST_F(SegmentPoolTest, HintsAtRoomAfterReleaseShrinkAndSessionEnd) {
+TEST_F(SegmentPoolTest, CallsOnRoomAfterReleaseShrinkAndSessionEnd) {
   Make(4, 0);
   int room = 0;
   pool_->OnRoom([&] { ++room; });
@@ -320,11 +321,11 @@ TEST_F(SegmentPoolTest, HintsAtRoomAfterReleaseShrinkAndSessionEnd) {
   EXPECT_EQ(pool_->usage().lent_bytes, 0);
 }
 
-TEST_F(SegmentPoolTest, ADrawThatWaitsIsCancelledByRelease) {
+TEST_F(SegmentPoolTest, CancelsAWaitingDrawOnRelease) {
   Make(4, 0);
   const ReservationId id = Reserve({{1, 4}});
   auto answer = StartDraw(id, 1, 1, 4);
-  ASSERT_FALSE(answer->has_value());  // Nothing that was populated has been reported yet.
+  ASSERT_FALSE(answer->has_value());  // The mailbox has not run, so no segment has been reported.
   pool_->Release(id);
   ASSERT_TRUE(answer->has_value());
   EXPECT_EQ((*answer)->status().code(), absl::StatusCode::kCancelled);
@@ -332,7 +333,7 @@ TEST_F(SegmentPoolTest, ADrawThatWaitsIsCancelledByRelease) {
   EXPECT_THAT(Draw(Reserve({{2, 4}}), 2, 2, 4), testing::SizeIs(4));
 }
 
-TEST_F(SegmentPoolTest, ADrawThatWaitsIsCancelledWhenItsSessionEnds) {
+TEST_F(SegmentPoolTest, CancelsAWaitingDrawWhenItsSessionEnds) {
   Make(4, 0);
   const ReservationId id = Reserve({{0, 4}});
   auto gone = StartDraw(id, 0, 1, 2);
@@ -342,11 +343,11 @@ TEST_F(SegmentPoolTest, ADrawThatWaitsIsCancelledWhenItsSessionEnds) {
   EXPECT_EQ((*gone)->status().code(), absl::StatusCode::kCancelled);
   EXPECT_TRUE(mailbox_.RunUntil([&] { return stays->has_value(); }));
   EXPECT_TRUE((*stays)->ok());
-  // The claim is the reservation's again: the rank's next process may draw it.
+  // The claim is back in the reservation: the rank's next process can draw it.
   EXPECT_THAT(Draw(id, 0, 3, 2), testing::SizeIs(2));
 }
 
-TEST_F(SegmentPoolTest, ASealedPartOutlivesItsSessionAndThenGoes) {
+TEST_F(SegmentPoolTest, KeepsDrawnSegmentsAfterTheirSessionEndsUntilRelease) {
   Make(4, 0);
   const ReservationId id = Reserve({{1, 2}});
   const auto refs = Draw(id, 1, 1, 2);
@@ -364,8 +365,8 @@ TEST_F(SegmentPoolTest, ASealedPartOutlivesItsSessionAndThenGoes) {
   EXPECT_EQ(BytesHeld(held.get()), 0);
 }
 
-// A trainer that stalled in its copy, and wakes up when the save is long over.
-TEST_F(SegmentPoolTest, ARevokedSegmentIsRetiredAndNobodySeesALateWrite) {
+// A trainer stalls in its copy and writes again long after the save has ended.
+TEST_F(SegmentPoolTest, RetiresARevokedSegmentSoThatNobodySeesALateWrite) {
   Make(4, 0);
   const ReservationId id = Reserve({{1, 2}});
   const auto refs = Draw(id, 1, 1, 2);
@@ -375,7 +376,7 @@ TEST_F(SegmentPoolTest, ARevokedSegmentIsRetiredAndNobodySeesALateWrite) {
   ASSERT_NE(late, MAP_FAILED);
   pool_->Revoke(refs[0].id);
   pool_->Revoke(refs[0].id);
-  pool_->Revoke(12345);  // Not there: of no consequence.
+  pool_->Revoke(12345);  // No-op for an unknown segment.
   pool_->Release(id);
   EXPECT_THAT(pool_->TakeRetired(1), testing::ElementsAre(refs[0].id));
   EXPECT_EQ(FetchReason(1, refs[0].id), "UNKNOWN_SEGMENT");
@@ -391,7 +392,7 @@ TEST_F(SegmentPoolTest, ARevokedSegmentIsRetiredAndNobodySeesALateWrite) {
   munmap(late, kSegment);
 }
 
-TEST_F(SegmentPoolTest, WhatWasReservedForASessionThatEndedIsDrawnByItsSuccessor) {
+TEST_F(SegmentPoolTest, LetsASuccessorDrawWhatAnEndedSessionReserved) {
   Make(4, 4);
   const ReservationId before = Reserve({{1, 4}});
   const std::vector<SegmentId> old_ids = Ids(Draw(before, 1, 1, 4));
@@ -403,17 +404,17 @@ TEST_F(SegmentPoolTest, WhatWasReservedForASessionThatEndedIsDrawnByItsSuccessor
   for (const SegmentRef& ref : refs) EXPECT_THAT(old_ids, testing::Not(testing::Contains(ref.id)));
 }
 
-TEST_F(SegmentPoolTest, ADrawPrefersWhatItsSessionHasIdle) {
+TEST_F(SegmentPoolTest, DrawsIdleSegmentsOfTheSessionFirst) {
   Make(4, 0);
   const ReservationId before = Reserve({{1, 2}});
   const std::vector<SegmentId> ids = Ids(Draw(before, 1, 1, 2));
-  const ReservationId unknown = Reserve({{0, 2}});  // The rank had not come yet.
+  const ReservationId unknown = Reserve({{0, 2}});  // The session was not known yet.
   pool_->Release(before);
   EXPECT_EQ(Ids(Draw(unknown, 0, 1, 2)), ids);
   EXPECT_EQ(pool_->usage().used_bytes, 2 * kSegment);
 }
 
-TEST_F(SegmentPoolTest, RefusesADrawOfMoreThanWasReserved) {
+TEST_F(SegmentPoolTest, RefusesADrawOfMoreThanIsReserved) {
   Make(4, 0);
   const ReservationId id = Reserve({{1, 2}});
   for (auto answer :
@@ -425,10 +426,10 @@ TEST_F(SegmentPoolTest, RefusesADrawOfMoreThanWasReserved) {
   EXPECT_THAT(Draw(id, 1, 1, 2), testing::SizeIs(2));
 }
 
-TEST_F(SegmentPoolTest, WantOfMemoryIsAnErrorOfTheDrawAndPasses) {
+TEST_F(SegmentPoolTest, FailsTheDrawWhenMemoryRunsOutAndRecovers) {
   Make(4, 1);
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == kSegment; }));
-  // No descriptor is left for a memfd: to the pool that is as good as no memory.
+  // No descriptor is left for a memfd, which the pool treats like missing memory.
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   UniqueFd lowest(dup(0));
@@ -448,7 +449,7 @@ TEST_F(SegmentPoolTest, WantOfMemoryIsAnErrorOfTheDrawAndPasses) {
   EXPECT_THAT(Draw(needy, 3, 3, 4), testing::SizeIs(4));
 }
 
-TEST_F(SegmentPoolTest, EndsWhileDrawsWaitAndMemoryIsPopulated) {
+TEST_F(SegmentPoolTest, EndsWhileDrawsWaitForThePopulator) {
   Make(64, 64);
   const ReservationId id = Reserve({{1, 64}});
   auto answer = StartDraw(id, 1, 1, 64);
@@ -460,7 +461,7 @@ TEST_F(SegmentPoolTest, EndsWhileDrawsWaitAndMemoryIsPopulated) {
 
 // ---- random operations against a model
 
-// What must hold, in words that do not mention how the pool does it.
+// The pool's invariants, stated without its implementation.
 class Model {
  public:
   static constexpr int kCapacity = 8;
@@ -469,7 +470,7 @@ class Model {
     std::map<SegmentId, SessionId> drawn;
   };
   std::map<ReservationId, Reservation> reservations;
-  std::map<SegmentId, SessionId> owner;  // Of every segment ever lent.
+  std::map<SegmentId, SessionId> owner;  // The session of every segment that was ever lent.
   std::set<SessionId> ended;
 
   int Used() const {
@@ -583,7 +584,7 @@ class SegmentPoolRandomTest : public SegmentPoolTest, public testing::WithParamI
   SessionId first_session_ = 1;
 };
 
-TEST_P(SegmentPoolRandomTest, AccountsForEverySegmentWhateverHappens) {
+TEST_P(SegmentPoolRandomTest, AccountsForEverySegmentAfterRandomCalls) {
   Make(Model::kCapacity, Random(Model::kCapacity + 1));
   for (int step = 0; step < 400; ++step) {
     const int what = Random(20);
@@ -613,7 +614,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, SegmentPoolRandomTest, testing::Range(1, 9));
 
 // ---- from one daemon to the next
 
-// Writes down what is asked of it, in order.
+// A descriptor store that records its calls in order.
 class WrittenStore : public DescriptorStore {
  public:
   absl::Status Put(const std::string& name, int) override {
@@ -641,7 +642,7 @@ class WrittenStore : public DescriptorStore {
   absl::Status removes_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Of an earlier daemon, with a byte of its own; `watch` stays with the test.
+// A segment of an earlier daemon that begins with a given byte. The test keeps `watch`, a second descriptor.
 KeptSegment Kept(SegmentId id, UniqueFd* watch = nullptr, int64_t size = kSegment) {
   UniqueFd fd(memfd_create("kept", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const std::string bytes(static_cast<size_t>(size), static_cast<char>('a' + id));
@@ -671,24 +672,24 @@ class InheritingPoolTest : public SegmentPoolTest {
         [this](absl::AnyInvocable<void()> work) { mailbox_.Post(std::move(work)); },
         [this](std::string warning) { warnings_.push_back(std::move(warning)); }, std::move(succession));
   }
-  void TearDown() override { pool_.reset(); }  // Before the store.
+  void TearDown() override { pool_.reset(); }  // The pool must be destroyed before the store.
   WrittenStore store_;
 };
 
-TEST_F(InheritingPoolTest, MemoryOfTheLastDaemonIsFreedBeforeAnyIsPopulated) {
+TEST_F(InheritingPoolTest, FreesUnusedInheritedMemoryBeforePopulating) {
   UniqueFd five, six;
   std::vector<KeptSegment> unused;
   unused.push_back(Kept(5, &five));
   unused.push_back(Kept(6, &six));
   Inherit(4, 2, {}, std::move(unused));
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 2 * kSegment; }));
-  // New ones go on where the old ids ended, so that no name means two things.
+  // New ids continue after the inherited ones, so that a name is never used twice.
   EXPECT_THAT(store_.asked(), testing::ElementsAre("remove ckptd-segment-5", "remove ckptd-segment-6",
                                                    "put ckptd-segment-7", "put ckptd-segment-8"));
   EXPECT_EQ(MemoryOf(five) + MemoryOf(six), 0);
 }
 
-TEST_F(InheritingPoolTest, WhatIsUsedIsThereOnceAndFreedWhenItIsReleased) {
+TEST_F(InheritingPoolTest, InheritsUsedSegmentsOnceAndFreesThemOnRelease) {
   UniqueFd three;
   std::vector<KeptSegment> used;
   used.push_back(Kept(3, &three));
@@ -711,7 +712,7 @@ TEST_F(InheritingPoolTest, WhatIsUsedIsThereOnceAndFreedWhenItIsReleased) {
   EXPECT_EQ(MemoryOf(three), 0);
 }
 
-TEST_F(InheritingPoolTest, WhereOneSegmentIsMissingTheOthersAreFreed) {
+TEST_F(InheritingPoolTest, FreesTheOtherSegmentsWhenOneIsMissing) {
   UniqueFd three;
   std::vector<KeptSegment> used;
   used.push_back(Kept(3, &three));
@@ -721,7 +722,7 @@ TEST_F(InheritingPoolTest, WhereOneSegmentIsMissingTheOthersAreFreed) {
   EXPECT_EQ(MemoryOf(three), 0);
 }
 
-TEST_F(InheritingPoolTest, SegmentsOfAnotherSizeCountForWhatTheyAre) {
+TEST_F(InheritingPoolTest, CountsInheritedSegmentsOfAnotherSizeByTheirSize) {
   std::vector<KeptSegment> used;
   used.push_back(Kept(1, nullptr, 3 * kSegment));
   Inherit(4, 4, std::move(used), {});
@@ -737,7 +738,7 @@ TEST_F(InheritingPoolTest, SegmentsOfAnotherSizeCountForWhatTheyAre) {
 
 class CopiesTest : public SegmentPoolTest {
  protected:
-  // A checkpoint of one session, committed; each of its segments begins with `mark`.
+  // Makes a committed checkpoint of one session; each of its segments begins with `mark`.
   ReservationId Commit(SessionId session, int segments, char mark) {
     const ReservationId id = Reserve({{session, segments}});
     for (const SegmentRef& ref : Draw(id, session, session, segments)) {
@@ -758,7 +759,7 @@ class CopiesTest : public SegmentPoolTest {
   SegmentRef last_;
 };
 
-TEST_F(CopiesTest, ACopyOutlivesItsSessionAndIsReadByAnother) {
+TEST_F(CopiesTest, KeepsACopyAfterItsSessionEndsForAnotherReader) {
   resident_ = 8;
   Make(8, 8);
   const ReservationId copy = Commit(1, 2, 'x');
@@ -778,7 +779,7 @@ TEST_F(CopiesTest, ACopyOutlivesItsSessionAndIsReadByAnother) {
   EXPECT_TRUE(pool_->HasCopy(copy));
 }
 
-TEST_F(CopiesTest, AReaderCannotWriteNeitherThroughItsDescriptorNorByOpeningItAnew) {
+TEST_F(CopiesTest, GivesReadersADescriptorThatCannotBeMadeWritable) {
   resident_ = 4;
   Make(4, 4);
   const ReservationId copy = Commit(1, 1, 'x');
@@ -795,13 +796,13 @@ TEST_F(CopiesTest, AReaderCannotWriteNeitherThroughItsDescriptorNorByOpeningItAn
   EXPECT_EQ(info.st_mode & 0777, 0600u) << "else another user could open it for writing through /proc";
 }
 
-TEST_F(CopiesTest, ASessionThatSavesAgainTakesItsOldestCopyFirst) {
+TEST_F(CopiesTest, DrawsSegmentsOfTheSessionsOldestCopyFirst) {
   resident_ = 8;
   Make(8, 8);
   const ReservationId first = Reserve({{1, 2}}), second = Reserve({{1, 2}});
   const auto one = Ids(Draw(first, 1, 1, 2)), two = Ids(Draw(second, 1, 1, 2));
   pool_->Settle(second);
-  pool_->Settle(first);  // The newer one, although its ids are lower.
+  pool_->Settle(first);  // The newer copy, with the lower ids.
   const ReservationId third = Reserve({{1, 2}});
   EXPECT_EQ(Ids(Draw(third, 1, 1, 2)), two);
   EXPECT_FALSE(pool_->HasCopy(second));
@@ -809,7 +810,7 @@ TEST_F(CopiesTest, ASessionThatSavesAgainTakesItsOldestCopyFirst) {
   EXPECT_FALSE(pool_->Hold(second, 2));
 }
 
-TEST_F(CopiesTest, WhoNeedsTheMemoryGetsItTheLongestUnusedCopyFirst) {
+TEST_F(CopiesTest, DropsTheLongestUnusedCopyFirst) {
   resident_ = 4;
   Make(4, 4);
   const ReservationId old = Commit(1, 2, 'o'), young = Commit(2, 2, 'y');
@@ -824,7 +825,7 @@ TEST_F(CopiesTest, WhoNeedsTheMemoryGetsItTheLongestUnusedCopyFirst) {
   }
 }
 
-TEST_F(CopiesTest, WhoSparesWhatIsLentTakesCopiesAloneOrNothing) {
+TEST_F(CopiesTest, ReclaimsOnlyCopiesWhenLentSegmentsAreSpared) {
   resident_ = 4;
   Make(6, 6);
   Commit(1, 2, 'l');
@@ -838,7 +839,7 @@ TEST_F(CopiesTest, WhoSparesWhatIsLentTakesCopiesAloneOrNothing) {
   EXPECT_EQ(pool_->usage().lent_bytes, 2 * kSegment) << "unused for longer, and warm for the next save";
 }
 
-TEST_F(CopiesTest, NobodyGetsTheMemoryOfACopyThatIsHeld) {
+TEST_F(CopiesTest, KeepsAHeldCopyWhenMemoryIsNeeded) {
   resident_ = 4;
   Make(4, 4);
   const ReservationId copy = Commit(1, 3, 'x');
@@ -853,7 +854,7 @@ TEST_F(CopiesTest, NobodyGetsTheMemoryOfACopyThatIsHeld) {
   EXPECT_FALSE(pool_->HasCopy(copy)) << "a part of a copy is none";
 }
 
-TEST_F(CopiesTest, ItIsNotHeldOnceASaveHasClaimedItsSegments) {
+TEST_F(CopiesTest, RefusesToHoldACopyThatASaveHasClaimed) {
   resident_ = 4;
   Make(4, 4);
   const ReservationId copy = Commit(1, 3, 'x');
@@ -863,7 +864,7 @@ TEST_F(CopiesTest, ItIsNotHeldOnceASaveHasClaimedItsSegments) {
   EXPECT_FALSE(pool_->HasCopy(copy));
 }
 
-TEST_F(CopiesTest, ASessionThatEndsWhileItsCopyIsReadLeavesItToTheReader) {
+TEST_F(CopiesTest, KeepsAHeldCopyWhenItsSessionEnds) {
   resident_ = 4;
   Make(4, 4);
   const ReservationId copy = Commit(1, 2, 'x');
@@ -875,7 +876,7 @@ TEST_F(CopiesTest, ASessionThatEndsWhileItsCopyIsReadLeavesItToTheReader) {
   EXPECT_EQ(pool_->usage().resident_bytes, 2 * kSegment);
 }
 
-TEST_F(CopiesTest, OneThatIsReleasedGoesWhenItsLastReaderDoes) {
+TEST_F(CopiesTest, DropsAReleasedCopyAtTheLastUnhold) {
   resident_ = 4;
   Make(4, 4);
   const ReservationId copy = Commit(1, 2, 'x');
@@ -890,7 +891,7 @@ TEST_F(CopiesTest, OneThatIsReleasedGoesWhenItsLastReaderDoes) {
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
 }
 
-// What a reader has mapped: the first byte of a segment, as long as this is there.
+// A reader's mapping of a segment, for as long as this object lives.
 class Mapping {
  public:
   Mapping(SegmentPool& pool, SessionId reader, SegmentId id) {
@@ -909,7 +910,7 @@ class Mapping {
   void* at_ = nullptr;
 };
 
-TEST_F(CopiesTest, WhatAReaderMapsStaysWhateverBecomesOfIt) {
+TEST_F(CopiesTest, KeepsMappedBytesAfterTheCopyIsDropped) {
   resident_ = 4;
   Make(4, 4);
   const ReservationId copy = Commit(1, 1, 'x');
@@ -934,23 +935,23 @@ TEST_F(CopiesTest, WhatAReaderMapsStaysWhateverBecomesOfIt) {
   EXPECT_EQ(mapping.first(), 'x');
 }
 
-TEST_F(CopiesTest, NothingIsMappedWhichSomebodyCouldWriteOrMayGoAtOnce) {
+TEST_F(CopiesTest, RefusesToRetireACopyThatIsWritableOrNotHeld) {
   resident_ = 4;
   Make(4, 4);
   const ReservationId copy = Commit(1, 1, 'x');
   std::vector<bool> answers;
   const auto answer = [&](bool may) { answers.push_back(may); };
   ASSERT_TRUE(pool_->Hold(copy, 2));
-  pool_->Retire(copy, answer);  // Its writer lives.
+  pool_->Retire(copy, answer);  // The session that wrote it still lives.
   pool_->SessionEnded(1);
   pool_->Retire(copy, answer);
   pool_->Unhold(copy, 2);
-  pool_->Retire(copy, answer);  // Nobody holds it.
+  pool_->Retire(copy, answer);  // No reader holds it.
   EXPECT_EQ(answers, (std::vector<bool>{false, true, false}));
 }
 
-// A checkpoint that the daemon reads from the disk.
-TEST_F(CopiesTest, WhatTheDaemonFillsItselfIsACopyAtOnceAndNoSessions) {
+// A prefetch: the daemon fills the segments from disk.
+TEST_F(CopiesTest, SettlesSegmentsDrawnForNoSessionAsACopy) {
   resident_ = 4;
   Make(4, 4);
   const ReservationId copy = Reserve({{0, 2}});
@@ -972,7 +973,7 @@ TEST_F(CopiesTest, WhatTheDaemonFillsItselfIsACopyAtOnceAndNoSessions) {
   EXPECT_EQ(Ids(Draw(Reserve({{1, 4}}), 1, 1, 4)).size(), 4u) << "and all of it is there for others";
 }
 
-TEST_F(InheritingPoolTest, WhatIsMappedIsNotForTheNextDaemon) {
+TEST_F(InheritingPoolTest, RemovesMappedSegmentsFromTheStore) {
   Inherit(4, 4, {}, {});
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
   const ReservationId copy = Reserve({{1, 1}});
@@ -992,7 +993,7 @@ TEST_F(InheritingPoolTest, WhatIsMappedIsNotForTheNextDaemon) {
   EXPECT_EQ(asked_before.back(), "remove " + SegmentName(id));
 }
 
-TEST_F(InheritingPoolTest, NothingIsMappedThatTheManagerWouldNotForget) {
+TEST_F(InheritingPoolTest, RefusesToRetireWhenTheStoreDoesNotForget) {
   Inherit(4, 4, {}, {});
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 4 * kSegment; }));
   store_.FailRemoves();
@@ -1007,7 +1008,7 @@ TEST_F(InheritingPoolTest, NothingIsMappedThatTheManagerWouldNotForget) {
   EXPECT_FALSE(*may);
 }
 
-TEST_F(CopiesTest, CopiesKeepToTheirBudget) {
+TEST_F(CopiesTest, KeepsCopiesWithinTheResidentBudget) {
   resident_ = 3;
   Make(8, 8);
   const ReservationId old = Commit(1, 2, 'o'), young = Commit(2, 2, 'y');
@@ -1020,7 +1021,7 @@ TEST_F(CopiesTest, CopiesKeepToTheirBudget) {
   ASSERT_TRUE(mailbox_.RunUntil([&] { return pool_->usage().ready_bytes == 6 * kSegment; }));
 }
 
-TEST_F(CopiesTest, WithoutABudgetNothingOutlivesItsSession) {
+TEST_F(CopiesTest, DropsCopiesAtSessionEndWithoutABudget) {
   Make(4, 4);
   const ReservationId copy = Commit(1, 2, 'x');
   ASSERT_TRUE(pool_->Hold(copy, 2)) << "while it lives";
@@ -1029,7 +1030,7 @@ TEST_F(CopiesTest, WithoutABudgetNothingOutlivesItsSession) {
   EXPECT_FALSE(pool_->HasCopy(copy));
 }
 
-TEST_F(CopiesTest, TheBudgetOfThePoolHoldsWhateverHappens) {
+TEST_F(CopiesTest, KeepsThePoolBudgetAfterRandomCalls) {
   resident_ = 5;
   Make(9, 9);
   std::mt19937 random(7);

@@ -1,5 +1,5 @@
-// What a daemon finds that the one before it left with the service manager: the seal journal and segments.
-// Nothing of it is believed before it is looked at.
+// Inheritance: the seal journal and the segments that the daemon before this one left with the service
+// manager. Everything is validated before it is used.
 #ifndef CKPTD_DAEMON_SUCCESSION_INHERITANCE_H_
 #define CKPTD_DAEMON_SUCCESSION_INHERITANCE_H_
 
@@ -15,7 +15,7 @@
 
 namespace ckptd {
 
-// In the store; segments are called by SegmentName.
+// Name of the journal in the descriptor store. Segments have the names that SegmentName gives.
 inline constexpr char kJournalName[] = "ckptd-journal";
 
 struct NamedDescriptor {
@@ -24,20 +24,21 @@ struct NamedDescriptor {
 };
 
 struct Inheritance {
-  std::unique_ptr<SealJournal> journal;        // Null: there was none, or none to go on with.
-  std::vector<storage::v1::SealedSave> saves;  // Whole, each with all of its segments in `used`.
+  std::unique_ptr<SealJournal> journal;        // Null: there was none, or none that can be continued.
+  std::vector<storage::v1::SealedSave> saves;  // Complete: all segments of each are in `used`.
   std::vector<KeptSegment> used;
   std::vector<KeptSegment> unused;
   std::vector<std::string>
-      useless;  // Names to take out of the store: no segment, and no journal that can be used.
-  std::vector<std::string> problems;  // What is lost and why, in words.
+      useless;  // Names to remove from the store: neither a segment nor a journal that can be used.
+  std::vector<std::string> problems;  // One message for each loss, with the reason.
 };
 
-// Descriptors with other names are closed. Saves that cannot be taken over are dropped from the journal.
+// Sorts and validates the descriptors. Closes those with other names, and drops saves that cannot be
+// inherited from the journal.
 Inheritance TakeInheritance(std::vector<NamedDescriptor> descriptors);
 
-// Whether it describes a checkpoint that could have been sealed: ranks, names, places, sizes. Not whether its
-// segments are there.
+// OK if `save` describes a checkpoint that could have been sealed: checks ranks, names, places and sizes, not
+// whether its segments exist. Else DATA_LOSS, reason CORRUPT_JOURNAL.
 absl::Status CheckSealedSave(const storage::v1::SealedSave& save);
 
 }  // namespace ckptd

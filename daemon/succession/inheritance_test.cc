@@ -1,4 +1,4 @@
-// Nothing that a daemon inherits is believed before it is looked at.
+// A daemon validates everything that it inherits.
 #include "daemon/succession/inheritance.h"
 
 #include <fcntl.h>
@@ -73,7 +73,7 @@ std::vector<SegmentId> Ids(const std::vector<KeptSegment>& segments) {
   return ids;
 }
 
-TEST(InheritanceTest, ASealedSaveAndItsSegmentsAreTakenAndTheOthersGivenBack) {
+TEST(InheritanceTest, InheritsSealedSavesAndFreesOtherSegments) {
   Inheritance inheritance = TakeInheritance(With({Save()}, {1, 2, 3, 4, 9}));
   ASSERT_EQ(inheritance.saves.size(), 1u);
   EXPECT_EQ(inheritance.saves[0].SerializeAsString(), Save().SerializeAsString());
@@ -84,7 +84,7 @@ TEST(InheritanceTest, ASealedSaveAndItsSegmentsAreTakenAndTheOthersGivenBack) {
   EXPECT_EQ(inheritance.journal->size(), 1);
 }
 
-TEST(InheritanceTest, WithoutAJournalEverySegmentIsGivenBack) {
+TEST(InheritanceTest, FreesEverySegmentWithoutAJournal) {
   std::vector<NamedDescriptor> descriptors = With({Save()}, {1, 2, 3});
   descriptors.erase(descriptors.begin());
   Inheritance inheritance = TakeInheritance(std::move(descriptors));
@@ -93,7 +93,7 @@ TEST(InheritanceTest, WithoutAJournalEverySegmentIsGivenBack) {
   EXPECT_THAT(Ids(inheritance.unused), ElementsAre(1, 2, 3));
 }
 
-TEST(InheritanceTest, ASaveOneOfWhoseSegmentsIsMissingIsLostAloneAndItsOthersGivenBack) {
+TEST(InheritanceTest, DropsOnlyTheSaveThatMissesASegment) {
   storage::v1::SealedSave other = Save();
   other.mutable_checkpoint()->set_sequence(6);
   for (auto& part : *other.mutable_parts()) {
@@ -104,11 +104,11 @@ TEST(InheritanceTest, ASaveOneOfWhoseSegmentsIsMissingIsLostAloneAndItsOthersGiv
   EXPECT_EQ(inheritance.saves[0].checkpoint().sequence(), 6);
   EXPECT_THAT(Ids(inheritance.used), ElementsAre(11, 12, 13));
   EXPECT_THAT(Ids(inheritance.unused), ElementsAre(1, 3));
-  EXPECT_THAT(inheritance.problems, ElementsAre(HasSubstr("segment 2 is not there")));
+  EXPECT_THAT(inheritance.problems, ElementsAre(HasSubstr("segment 2 is missing")));
   EXPECT_EQ(inheritance.journal->size(), 1) << "the lost one stays in the journal";
 }
 
-TEST(InheritanceTest, NoSegmentIsTakenForTwoSaves) {
+TEST(InheritanceTest, RefusesASegmentThatTwoSavesName) {
   storage::v1::SealedSave twin = Save();
   twin.mutable_checkpoint()->set_sequence(6);
   Inheritance inheritance = TakeInheritance(With({Save(), twin}, {1, 2, 3}));
@@ -116,15 +116,15 @@ TEST(InheritanceTest, NoSegmentIsTakenForTwoSaves) {
   EXPECT_EQ(inheritance.saves[0].checkpoint().sequence(), 5);
 }
 
-TEST(InheritanceTest, MemoryThatWasGivenBackIsNotTakenForBytes) {
+TEST(InheritanceTest, RefusesASegmentWithHoles) {
   std::vector<NamedDescriptor> descriptors = With({Save()}, {1, 2});
   descriptors.push_back({SegmentName(3), Memory(kSegment, kSizeLocked, /*populated=*/false)});
   Inheritance inheritance = TakeInheritance(std::move(descriptors));
   EXPECT_THAT(inheritance.saves, IsEmpty());
-  EXPECT_THAT(inheritance.problems, ElementsAre(HasSubstr("has lost its memory")));
+  EXPECT_THAT(inheritance.problems, ElementsAre(HasSubstr("has lost its bytes")));
 }
 
-TEST(InheritanceTest, WhatCannotBeASegmentIsNotUsed) {
+TEST(InheritanceTest, RejectsDescriptorsThatCannotBeSegments) {
   std::vector<NamedDescriptor> descriptors;
   descriptors.push_back({SegmentName(1), Memory(kSegment, 0)});
   descriptors.push_back({SegmentName(2), Memory(kSegment, F_SEAL_SHRINK)});
@@ -140,7 +140,7 @@ TEST(InheritanceTest, WhatCannotBeASegmentIsNotUsed) {
   EXPECT_EQ(inheritance.problems.size(), 7u);
 }
 
-TEST(InheritanceTest, DescriptorsWithOtherNamesAreClosed) {
+TEST(InheritanceTest, ClosesDescriptorsWithOtherNames) {
   UniqueFd memory = Memory();
   const int number = memory.get();
   std::vector<NamedDescriptor> descriptors;
@@ -154,18 +154,18 @@ TEST(InheritanceTest, DescriptorsWithOtherNamesAreClosed) {
   EXPECT_EQ(SegmentOfName(SegmentName(1234567)), 1234567);
 }
 
-TEST(InheritanceTest, ADamagedJournalIsReplacedAndItsSegmentsGivenBack) {
+TEST(InheritanceTest, FreesEverySegmentWhenTheJournalIsDamaged) {
   std::vector<NamedDescriptor> descriptors = With({Save()}, {1, 2, 3});
   for (int64_t offset : SealJournal::kHeadOffset)
     ASSERT_EQ(::pwrite(descriptors[0].fd.get(), "x", 1, offset), 1);
   Inheritance inheritance = TakeInheritance(std::move(descriptors));
   EXPECT_EQ(inheritance.journal, nullptr);
   EXPECT_THAT(inheritance.useless, ElementsAre(kJournalName));
-  EXPECT_THAT(inheritance.problems, ElementsAre(HasSubstr("what an earlier daemon had sealed is lost")));
+  EXPECT_THAT(inheritance.problems, ElementsAre(HasSubstr("the sealed saves of an earlier daemon are lost")));
   EXPECT_THAT(Ids(inheritance.unused), ElementsAre(1, 2, 3));
 }
 
-TEST(InheritanceTest, ARecordOfWhatCannotHaveBeenSealedIsRefused) {
+TEST(InheritanceTest, RejectsRecordsThatCannotHaveBeenSealed) {
   ASSERT_TRUE(CheckSealedSave(Save()).ok()) << CheckSealedSave(Save());
   const std::vector<std::pair<const char*, std::function<void(storage::v1::SealedSave&)>>> lies = {
       {"tag", [](auto& s) { s.mutable_checkpoint()->set_tag("../x"); }},

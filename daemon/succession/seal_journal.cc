@@ -44,7 +44,7 @@ std::string Encode(const Head& head) {
   return bytes;
 }
 
-// Nothing when it is not a whole head.
+// Returns nullopt unless `bytes` is an intact head.
 std::optional<Head> Decode(std::string_view bytes) {
   if (!bytes.starts_with(kMagic) || LoadU32(bytes, 32) != Crc32cOf(bytes.substr(0, 32))) return std::nullopt;
   return Head{LoadU32(bytes, 8), LoadU32(bytes, 12), LoadU64(bytes, 16), LoadU64(bytes, 24)};
@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<SealJournal>> SealJournal::Create() {
     return ErrnoError(errno, "making the seal journal");
   }
   std::unique_ptr<SealJournal> journal(new SealJournal(std::move(file)));
-  // Both heads get their memory now, so that emptying it can not fail later.
+  // Allocate the memory of both heads now, so that emptying the journal cannot fail later.
   const std::string zeros(kHeadBytes, '\0');
   for (int64_t offset : kHeadOffset) CKPTD_RETURN_IF_ERROR(journal->WriteAt(offset, zeros));
   CKPTD_RETURN_IF_ERROR(journal->WriteAll());
@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<SealJournal>> SealJournal::Create() {
 absl::StatusOr<SealJournal::Found> SealJournal::Open(UniqueFd file) {
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) return ErrnoError(errno, "fstat of the seal journal");
-  // A memfd of this size whose size nobody can change: no read of it can fail half-way.
+  // A memfd of a locked size: no read can fail half-way because somebody truncated it.
   if (!S_ISREG(info.st_mode) || info.st_size != kFileBytes || ::fcntl(file.get(), F_GET_SEALS) != kSeals) {
     return Corrupt("it is not a memfd of the right size and seals");
   }
@@ -99,10 +99,10 @@ absl::StatusOr<SealJournal::Found> SealJournal::Open(UniqueFd file) {
     head = found;
     area = i;
   }
-  if (!head) return Corrupt("neither of its heads is whole");
+  if (!head) return Corrupt("neither of its two heads is intact");
   if (head->version > kFormatVersion) return NewerFormat("seal journal", head->version);
   if (head->version == 0 || head->length > static_cast<uint64_t>(kAreaBytes)) {
-    return Corrupt("its head says what cannot be");
+    return Corrupt("the version or the length in its head is impossible");
   }
   CKPTD_ASSIGN_OR_RETURN(const std::string bytes, ReadAt(file.get(), kAreaOffset[area], head->length));
 
@@ -117,7 +117,7 @@ absl::StatusOr<SealJournal::Found> SealJournal::Open(UniqueFd file) {
     const uint64_t size =
         left.size() < kFrameHeadBytes ? kFrameHeadBytes : kFrameHeadBytes + uint64_t{LoadU32(left, 12)};
     if (size > left.size()) {
-      found.damaged.push_back(absl::StrCat("records from ", i + 1, " of ", head->records, " on"));
+      found.damaged.push_back(absl::StrCat("records ", i + 1, " to ", head->records, " are cut off"));
       break;
     }
     const std::string_view frame = left.substr(0, size);
@@ -128,15 +128,17 @@ absl::StatusOr<SealJournal::Found> SealJournal::Open(UniqueFd file) {
       found.damaged.push_back(absl::StrCat("record ", i + 1, " of ", head->records, ": ",
                                            std::string(message.status().message())));
     } else if (!save.ParseFromString(std::string(*message)) || save.format_version() != 1) {
-      found.damaged.push_back(absl::StrCat("record ", i + 1, " of ", head->records, " is not understood"));
+      found.damaged.push_back(
+          absl::StrCat("record ", i + 1, " of ", head->records, " is not a SealedSave of format version 1"));
     } else if (!journal.records_.emplace(KeyOf(save), frame).second) {
-      found.damaged.push_back(absl::StrCat("record ", i + 1, " of ", head->records, " is there twice"));
+      found.damaged.push_back(
+          absl::StrCat("record ", i + 1, " of ", head->records, " repeats an earlier one"));
     } else {
       saves.emplace(KeyOf(save), std::move(save));
     }
   }
   journal.size_ = static_cast<int>(journal.records_.size());
-  for (auto& entry : saves) found.saves.push_back(std::move(entry.second));
+  for (auto& [key, save] : saves) found.saves.push_back(std::move(save));
   return found;
 }
 
@@ -154,16 +156,17 @@ absl::Status SealJournal::WriteAt(int64_t offset, std::string_view bytes) {
 
 absl::Status SealJournal::WriteAll() {
   std::string body;
-  for (const auto& entry : records_) body += entry.second;
+  for (const auto& [key, record] : records_) body += record;
   if (static_cast<int64_t>(body.size()) > kAreaBytes) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "JOURNAL_FULL",
-                     absl::StrCat("the seal journal would need ", body.size(), " bytes of ", kAreaBytes));
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "JOURNAL_FULL",
+        absl::StrCat("the seal journal is full: it needs ", body.size(), " bytes and may have ", kAreaBytes));
   }
   const int next = 1 - area_;
   CKPTD_RETURN_IF_ERROR(WriteAt(kAreaOffset[next], body));
   const Head head{kFormatVersion, static_cast<uint32_t>(records_.size()), generation_ + 1, body.size()};
   CKPTD_RETURN_IF_ERROR(WriteAt(kHeadOffset[next], Encode(head)));
-  // From here on it is the new state.
+  // The new state is in force from here on.
   const int before = std::exchange(area_, next);
   ++generation_;
   size_ = static_cast<int>(records_.size());
@@ -182,13 +185,13 @@ absl::Status SealJournal::Drop(const storage::v1::SealedSave& save) {
   if (records_.erase(KeyOf(save)) == 0) return absl::OkStatus();
   const absl::Status written = WriteAll();
   if (written.ok()) return written;
-  // Their memory is there already.
+  // Cannot fail for lack of memory: Create has allocated both heads.
   for (int64_t offset : kHeadOffset) (void)WriteAt(offset, std::string(kHeadBytes, '\0'));
   const size_t others = records_.size();
   records_.clear();
   size_ = 0;
-  return Annotate(written, absl::StrCat("the seal journal had to be emptied, ", others,
-                                        " sealed saves are not kept for the next daemon"));
+  return Annotate(written, absl::StrCat("the seal journal had to be emptied; if this daemon is killed, ",
+                                        others, " more sealed saves are lost"));
 }
 
 }  // namespace ckptd

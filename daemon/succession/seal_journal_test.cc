@@ -1,5 +1,5 @@
-// The seal journal's promise: at whichever instruction the daemon is killed, the next one finds what was kept
-// and nothing else; and what is damaged is refused.
+// The seal journal's promise: at whichever instruction the daemon is killed, the next one finds the saves
+// that were kept and no others. A damaged journal is refused.
 #include "daemon/succession/seal_journal.h"
 
 #include <fcntl.h>
@@ -34,7 +34,7 @@ storage::v1::SealedSave Record(int64_t sequence, const std::string& tag = "tag")
   return save;
 }
 
-// What a successor gets: a descriptor of its own, of the same memory.
+// What the next daemon gets: another descriptor of the same memory.
 absl::StatusOr<SealJournal::Found> Reopen(const SealJournal& journal) {
   return SealJournal::Open(UniqueFd(::dup(journal.fd())));
 }
@@ -46,7 +46,7 @@ std::vector<int64_t> Sequences(const absl::StatusOr<SealJournal::Found>& found) 
   return sequences;
 }
 
-// A memfd with the heads and the beginnings of the areas of another.
+// Returns a new memfd with the heads and the beginnings of the areas of the journal `fd`.
 UniqueFd CopyOf(int fd, int64_t area_bytes = 8192) {
   UniqueFd copy(::memfd_create("copy", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   EXPECT_EQ(::ftruncate(copy.get(), SealJournal::kFileBytes), 0);
@@ -59,7 +59,7 @@ UniqueFd CopyOf(int fd, int64_t area_bytes = 8192) {
   return copy;
 }
 
-TEST(SealJournalTest, TheNextDaemonFindsWhatWasKeptAndGoesOnWithIt) {
+TEST(SealJournalTest, NextDaemonFindsKeptSavesAndContinuesTheJournal) {
   auto journal = SealJournal::Create().value();
   EXPECT_THAT(Sequences(Reopen(*journal)), IsEmpty());
   ASSERT_TRUE(journal->Keep(Record(7)).ok());
@@ -76,14 +76,14 @@ TEST(SealJournalTest, TheNextDaemonFindsWhatWasKeptAndGoesOnWithIt) {
   EXPECT_THAT(Sequences(Reopen(*journal)), ElementsAre(9, 10));
 }
 
-TEST(SealJournalTest, WhatIsNotInItIsDroppedWithoutAWord) {
+TEST(SealJournalTest, DroppingAnUnknownSaveIsANoOp) {
   auto journal = SealJournal::Create().value();
   ASSERT_TRUE(journal->Keep(Record(7)).ok());
   EXPECT_TRUE(journal->Drop(Record(8)).ok());
   EXPECT_THAT(Sequences(Reopen(*journal)), ElementsAre(7));
 }
 
-TEST(SealJournalTest, ARecordForWhichThereIsNoRoomLeavesItAsItWas) {
+TEST(SealJournalTest, StaysUnchangedWhenARecordDoesNotFit) {
   auto journal = SealJournal::Create().value();
   ASSERT_TRUE(journal->Keep(Record(7)).ok());
   const absl::Status kept = journal->Keep(Record(8, std::string(SealJournal::kAreaBytes, 'x')));
@@ -92,8 +92,8 @@ TEST(SealJournalTest, ARecordForWhichThereIsNoRoomLeavesItAsItWas) {
   EXPECT_THAT(Sequences(Reopen(*journal)), ElementsAre(7));
 }
 
-// Every write of every change, torn after each of its bytes.
-TEST(SealJournalTest, AtEveryByteOfAChangeItIsWhatItWasOrWhatItWillBe) {
+// Tears every write of every change after each of its bytes.
+TEST(SealJournalTest, HoldsTheOldOrTheNewStateAtEveryByteOfAChange) {
   auto journal = SealJournal::Create().value();
   std::vector<int64_t> before, after;
   int torn = 0;
@@ -127,7 +127,7 @@ TEST(SealJournalTest, AtEveryByteOfAChangeItIsWhatItWasOrWhatItWillBe) {
   EXPECT_GT(torn, 1000);
 }
 
-TEST(SealJournalTest, EveryFlippedBitIsSeenOrDoesNotMatter) {
+TEST(SealJournalTest, DetectsEveryFlippedBitThatMatters) {
   auto journal = SealJournal::Create().value();
   ASSERT_TRUE(journal->Keep(Record(1, "one")).ok());
   ASSERT_TRUE(journal->Keep(Record(2, "two")).ok());
@@ -148,7 +148,8 @@ TEST(SealJournalTest, EveryFlippedBitIsSeenOrDoesNotMatter) {
         const auto found = SealJournal::Open(UniqueFd(::dup(state.get())));
         size_t whole = 0;
         if (found.ok()) {
-          // Never an older state, whose memory others may have, and never a record that was not kept.
+          // Never an older state, whose memory may have been lent again, and never a record that was not
+          // kept.
           for (const auto& save : found->saves) {
             const std::string text = save.SerializeAsString();
             ASSERT_TRUE(text == one || text == three) << "byte " << offset << " bit " << bit;
@@ -161,14 +162,14 @@ TEST(SealJournalTest, EveryFlippedBitIsSeenOrDoesNotMatter) {
       }
     }
   }
-  // All bits of the head that counts, and of its two records.
+  // All bits of the current head and of its two records.
   EXPECT_EQ(refused, 8 * (SealJournal::kHeadBytes + 40 + static_cast<int64_t>(one.size() + three.size())));
 }
 
-TEST(SealJournalTest, WhatIsNoJournalIsRefused) {
+TEST(SealJournalTest, RefusesFilesThatAreNoJournal) {
   EXPECT_EQ(ReasonOf(SealJournal::Open(UniqueFd(::open("/dev/null", O_RDWR))).status()), "CORRUPT_JOURNAL");
   EXPECT_FALSE(SealJournal::Open(UniqueFd()).ok());
-  // Every length, and the right one whose size is not locked: a read could meet its end.
+  // Every wrong length, and the right length with an unlocked size, which somebody could truncate.
   for (int64_t size : {int64_t{0}, int64_t{1}, SealJournal::kHeadBytes - 1, SealJournal::kAreaOffset[0],
                        SealJournal::kFileBytes - 1, SealJournal::kFileBytes, SealJournal::kFileBytes + 1}) {
     UniqueFd file(::memfd_create("short", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -179,8 +180,8 @@ TEST(SealJournalTest, WhatIsNoJournalIsRefused) {
   }
 }
 
-// A head whose checksum is right, and what it says is not.
-TEST(SealJournalTest, AHeadThatSaysMoreThanThereIsIsNotBelieved) {
+// A head with a valid checksum and an impossible content.
+TEST(SealJournalTest, RejectsAHeadWithAnImpossibleLength) {
   const auto with = [](uint32_t version, uint32_t records, uint64_t length) {
     auto journal = SealJournal::Create().value();
     EXPECT_TRUE(journal->Keep(Record(1)).ok());
@@ -203,14 +204,14 @@ TEST(SealJournalTest, AHeadThatSaysMoreThanThereIsIsNotBelieved) {
     EXPECT_THAT(found->saves, IsEmpty());
     EXPECT_EQ(found->damaged.size(), 1u) << records << " records in " << length;
   }
-  // The record that is there is whole; of four thousand millions that are not, each is missed.
+  // The one record is intact; the head claims four billion more.
   const auto found = with(1, UINT32_MAX, 4096);
   EXPECT_THAT(Sequences(found), ElementsAre(1));
   EXPECT_FALSE(found->damaged.empty());
 }
 
-// The daemon itself, at random instructions.
-TEST(SealJournalTest, ADaemonThatIsKilledLeavesWhatItHadAcknowledged) {
+// Kills a process that writes the journal at random instructions.
+TEST(SealJournalTest, KilledDaemonLeavesWhatItAcknowledged) {
   std::mt19937 random(20240607);
   for (int kill = 0; kill < 100; ++kill) {
     auto journal = SealJournal::Create().value();
@@ -218,7 +219,7 @@ TEST(SealJournalTest, ADaemonThatIsKilledLeavesWhatItHadAcknowledged) {
     ASSERT_EQ(::pipe2(acknowledged, O_CLOEXEC), 0);
     const pid_t daemon = ::fork();
     if (daemon == 0) {
-      // Keeps 1, 2, 3, ... and drops each two later.
+      // Keeps 1, 2, 3, ... and drops each two steps later.
       for (int64_t sequence = 1;; ++sequence) {
         if (!journal->Keep(Record(sequence)).ok() || !journal->Drop(Record(sequence - 2)).ok()) ::_exit(1);
         if (::write(acknowledged[1], &sequence, sizeof(sequence)) != sizeof(sequence)) ::_exit(1);
@@ -235,7 +236,7 @@ TEST(SealJournalTest, ADaemonThatIsKilledLeavesWhatItHadAcknowledged) {
     ASSERT_TRUE(WIFSIGNALED(status));
     while (::read(acknowledged[0], &next, sizeof(next)) == sizeof(next)) last = next;
     ::close(acknowledged[0]);
-    // After `last`: nothing more, or one more kept, or one more kept and the oldest dropped.
+    // After `last` there may be nothing more, one more kept, or one more kept and the oldest dropped.
     std::vector<std::vector<int64_t>> possible = {
         {last - 1, last}, {last - 1, last, last + 1}, {last, last + 1}};
     for (auto& sequences : possible) std::erase(sequences, 0);

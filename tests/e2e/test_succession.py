@@ -187,7 +187,7 @@ def test_damaged_journal_is_refused_and_nothing_of_it_is_published(manager, rank
     for head in (0, 4096):
         os.pwrite(journal, b"\xff", head + 20)
     manager.start().await_ready()
-    assert "what an earlier daemon had sealed is lost: damaged seal journal" in manager.log()
+    assert "the sealed saves of an earlier daemon are lost: damaged seal journal" in manager.log()
     (rank,) = ranks("b", 1)
     rank.do("run.save('two', files={'m.bin': b'y'}).wait('committed', 60)")
     assert tags(root) == ["two"]
