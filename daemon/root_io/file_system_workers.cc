@@ -27,7 +27,7 @@ absl::StatusOr<std::shared_ptr<FileSystemWorkers>> FileSystemWorkers::Start(
     IoQueueMakers queues) {
   std::shared_ptr<FileSystemWorkers> workers(
       new FileSystemWorkers(std::move(name), writer, std::move(checksums), clock, std::move(queues)));
-  // The thread owns what it uses, so that it may outlive everybody else when the file system hangs.
+  // The thread shares ownership of what it uses: when the file system hangs, it outlives everything else.
   CKPTD_ASSIGN_OR_RETURN(workers->thread_,
                          StartThread(absl::StrCat("meta-", workers->name_), [workers] { workers->Run(); }));
   return workers;
@@ -35,7 +35,7 @@ absl::StatusOr<std::shared_ptr<FileSystemWorkers>> FileSystemWorkers::Start(
 
 void FileSystemWorkers::Post(bool urgent, Work work) {
   MutexLock lock(mutex_);
-  if (deaf_) return;
+  if (closed_) return;
   (urgent ? urgent_ : idle_).push_back(std::move(work));
   changed_.SignalAll();
 }
@@ -43,14 +43,14 @@ void FileSystemWorkers::Post(bool urgent, Work work) {
 void FileSystemWorkers::PostUrgent(Work work) { Post(true, std::move(work)); }
 void FileSystemWorkers::PostIdle(Work work) { Post(false, std::move(work)); }
 
-// Waits for something to do; nullopt at the end.
+// Waits for the next work; nullopt once the worker is to end.
 std::optional<FileSystemWorkers::Work> FileSystemWorkers::Next() {
   MutexLock lock(mutex_);
   busy_since_.reset();
   while (urgent_.empty() && idle_.empty() && !ending_) changed_.Wait(mutex_);
   if (urgent_.empty() && ending_) {
-    deaf_ = true;
-    busy_since_ = clock_->Now();  // Until it has ended.
+    closed_ = true;
+    busy_since_ = clock_->Now();  // Counts as pending until the thread has ended.
     return std::nullopt;
   }
   std::deque<Work>& queue = urgent_.empty() ? idle_ : urgent_;
@@ -62,14 +62,14 @@ std::optional<FileSystemWorkers::Work> FileSystemWorkers::Next() {
 
 void FileSystemWorkers::Run() {
   while (std::optional<Work> work = Next()) (*work)();
-  writer_.reset();  // Waits for what is being written.
+  writer_.reset();  // Waits for writes in flight.
   io_.reset();
   std::deque<Work> unused;
   {
     MutexLock lock(mutex_);
     unused.swap(idle_);
   }
-  unused.clear();  // It may be the last to hold a root.
+  unused.clear();  // Destroys roots that only this work still owns, outside the lock.
   MutexLock lock(mutex_);
   ended_ = true;
   changed_.SignalAll();
@@ -122,7 +122,7 @@ absl::Status FileSystemWorkers::StartIo(IoBackend wanted, ProbeResult& probe) {
       if (!io.ok() && wanted == IoBackend::kUring) return io.status();
       if (!io.ok())
         backend_cause_ =
-            absl::StrCat("io_uring worked when probed, but then: ", std::string(io.status().message()));
+            absl::StrCat("io_uring worked in the probe, then failed: ", std::string(io.status().message()));
     }
     if (!io.ok()) {
       backend_ = "threads";

@@ -1,5 +1,5 @@
-// The threads that a file system has to itself, so that one that hangs stalls nobody else: a metadata worker,
-// and an I/O thread with its queue, made when the first root has been probed.
+// The threads of one file system, so that a file system that hangs does not stall the others: a metadata
+// worker, and an I/O thread with its queue, started once the first root has been probed.
 #ifndef CKPTD_DAEMON_ROOT_IO_FILE_SYSTEM_WORKERS_H_
 #define CKPTD_DAEMON_ROOT_IO_FILE_SYSTEM_WORKERS_H_
 
@@ -28,41 +28,41 @@ class FileSystemWorkers {
  public:
   using Work = absl::AnyInvocable<void()>;
 
-  // `name` tells file systems apart in logs and in lists of threads: "8:1". `queues`: of the I/O thread. An
-  // error when no thread can be had.
+  // `name` (such as "8:1") names the file system in logs and in lists of threads. `queues` makes the queue of
+  // the I/O thread. Fails if the thread cannot be started.
   static absl::StatusOr<std::shared_ptr<FileSystemWorkers>> Start(std::string name, PartWriterOptions writer,
                                                                   std::shared_ptr<ChecksumPool> checksums,
                                                                   Clock* clock, IoQueueMakers queues = {});
   ~FileSystemWorkers();
 
-  // Runs it on the metadata worker: what is urgent in order, what is not while nothing else is waiting.
-  // Thread-safe. After the end of the worker it is not run.
+  // Runs `work` on the metadata worker: urgent work in order, idle work only while no urgent work waits.
+  // Thread-safe. Dropped once the worker has ended.
   void PostUrgent(Work work);
   void PostIdle(Work work);
 
-  // ---- on the metadata worker
+  // ---- call on the metadata worker
 
-  // Makes the I/O thread as the first root's probe chose, and says in `probe` what there is: what a later
-  // root of the same file system finds, too. Where io_uring worked when it was probed and cannot be had now,
-  // threads take its place unless it is `wanted`.
+  // Starts the I/O thread with the back end that the first root's probe chose, and sets `probe` to what is in
+  // use, also for later roots of the file system. If io_uring worked in the probe and fails now, threads
+  // replace it unless io_uring is `wanted`.
   absl::Status StartIo(IoBackend wanted, ProbeResult& probe);
   // As PartWriter::Write; `done` runs on the I/O thread.
   void Write(FileSystem* fs, Handle dir, std::vector<FileImage> files,
              std::shared_ptr<std::atomic<int64_t>> written_bytes, PartWriter::Done done);
 
-  // ---- on any thread
+  // ---- call on any thread
 
-  // Since when the metadata worker has been at one operation, or writes have been under way of which none
-  // made progress; the earlier of the two. nullopt when neither is.
+  // Since when the metadata worker has been at one operation, or writes in flight have made no progress; the
+  // earlier of the two. nullopt if neither.
   std::optional<Instant> pending_since() const;
   const std::string& name() const { return name_; }
 
-  // What is urgent still runs, then the threads end. Wait says whether they had by `deadline` (of the steady
-  // clock); when they had not, they are left to themselves, with all that they use: the file system hangs,
-  // and a thread in the kernel cannot be ended.
+  // BeginEnd lets queued urgent work run, then ends the threads. WaitEnded returns whether they had ended by
+  // `deadline` (of the steady clock). If not, they are detached with all that they use: the file system
+  // hangs, and a thread inside the kernel cannot be ended.
   void BeginEnd();
   bool WaitEnded(Instant deadline);
-  // Joins the thread if it has ended; does not wait. Whether it had. After BeginEnd.
+  // Joins the thread if it has ended, without waiting. Returns whether it had. Call it after BeginEnd.
   bool TryJoin();
 
  private:
@@ -83,11 +83,11 @@ class FileSystemWorkers {
   std::deque<Work> urgent_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> idle_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
-  bool deaf_ ABSL_GUARDED_BY(mutex_) = false;  // Takes nothing more.
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // Post drops its work.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Instant> busy_since_ ABSL_GUARDED_BY(mutex_);
 
-  // Of the metadata worker.
+  // Used on the metadata worker only.
   PartWriterOptions writer_options_;
   std::string backend_;
   std::string backend_cause_;

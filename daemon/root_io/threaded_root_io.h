@@ -1,4 +1,4 @@
-// RootIo on real file systems: RootStore and PartWriter behind threads, which all roots of one file system
+// RootIo on real file systems: RootStore and PartWriter behind threads that all roots of one file system
 // share.
 #ifndef CKPTD_DAEMON_ROOT_IO_THREADED_ROOT_IO_H_
 #define CKPTD_DAEMON_ROOT_IO_THREADED_ROOT_IO_H_
@@ -28,13 +28,13 @@ class FileSystemWorkers;
 struct ThreadedRootIoOptions {
   std::string node = "local";
   IoBackend backend = IoBackend::kAuto;
-  PartWriterOptions writer;  // `direct` is what the probe finds, unless it is false here.
+  PartWriterOptions writer;  // `direct`: false forbids direct I/O; true leaves it to the probe.
   int checksum_threads = 1;
-  IoQueueMakers queues = {};  // Of the back ends that are probed and used.
+  IoQueueMakers queues = {};  // Makes the queues of both back ends.
 };
 
-// Makes RootIos, and owns their threads. Used on the engine's thread, but for Close, which comes when that
-// has ended or is about to.
+// Makes RootIos and owns their threads. Used on the engine's thread, except for Close, which the owner calls
+// when that thread has ended or is about to.
 class ThreadedRootIoFactory {
  public:
   using Post =
@@ -43,14 +43,12 @@ class ThreadedRootIoFactory {
   ThreadedRootIoFactory(ThreadedRootIoOptions options, Clock* clock, Post post);
   ~ThreadedRootIoFactory();  // Close(5 s).
 
-  // An error where the threads of its file system cannot be had.
-  //
-  // `root`: a directory, possibly open with O_PATH; Open() opens it anew, as `user`, for only the metadata
-  // worker may wait for its file system.
+  // `root`: a directory, possibly open with O_PATH. Open() opens it anew, as `user`, on the metadata worker,
+  // because only that thread may wait for the file system. Fails if a thread cannot be started.
   absl::StatusOr<std::unique_ptr<RootIo>> Make(UniqueFd root, std::optional<FileUser> user);
 
-  // The same in a file system that is not the kernel's (in tests). `open` is called on the metadata worker,
-  // each time that Open() is; roots of one `device` share their threads.
+  // The same on a file system of a test. `open` is called on the metadata worker at each Open(). Roots of one
+  // `device` share their threads.
   struct RootDirectory {
     std::shared_ptr<FileSystem> fs;
     ScopedHandle handle;
@@ -58,11 +56,10 @@ class ThreadedRootIoFactory {
   using OpenRootDirectory = absl::AnyInvocable<absl::StatusOr<RootDirectory>()>;
   absl::StatusOr<std::unique_ptr<RootIo>> Make(const std::string& device, OpenRootDirectory open);
 
-  // No callback runs any more; operations that were asked for end, then their threads. Returns the names
-  // (major:minor) of the file systems that did not answer within `patience`: their threads are left behind,
-  // and go on to use the images that they were writing. So then the process must leave by _exit, with its
-  // segments still mapped.
-  std::vector<std::string> Close(Duration patience);
+  // Stops all callbacks, lets queued operations end, then ends the threads. Returns the names (major:minor)
+  // of the file systems that did not answer within `timeout`. Their threads are abandoned and go on using the
+  // images that they were writing: the process must then end by _exit, with its segments still mapped.
+  std::vector<std::string> Close(Duration timeout);
 
  private:
   class Gate;
@@ -76,9 +73,10 @@ class ThreadedRootIoFactory {
   const std::shared_ptr<Gate> gate_;
   const std::shared_ptr<ChecksumPool> checksums_;
   std::map<std::string, std::shared_ptr<FileSystemWorkers>>
-      workers_;  // By device, "8:1"; "ask-8:1" answers questions, "scrub-8:1" reads back.
-  std::map<std::string, std::weak_ptr<char>> devices_;      // In use by a RootIo.
-  std::vector<std::shared_ptr<FileSystemWorkers>> ending_;  // Their last RootIo is gone.
+      workers_;  // By device, "8:1"; "ask-8:1" answers queries, "scrub-8:1" reads back and removes.
+  std::map<std::string, std::weak_ptr<char>> devices_;  // In use by a RootIo.
+  std::vector<std::shared_ptr<FileSystemWorkers>>
+      ending_;  // Threads whose last RootIo is gone, not joined yet.
 };
 
 }  // namespace ckptd

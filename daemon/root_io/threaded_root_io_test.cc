@@ -38,7 +38,7 @@
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kTimeout{60};
 constexpr int64_t kBlock = 4096;
 
 // A part in memory, as segments hold it: each image on a boundary of 4096 bytes.
@@ -97,7 +97,7 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
   void StopDaemon() {
     if (factory_ == nullptr) return;
     io_.reset();
-    EXPECT_THAT(factory_->Close(kPatience), testing::IsEmpty());
+    EXPECT_THAT(factory_->Close(kTimeout), testing::IsEmpty());
     factory_.reset();
     loop_.reset();
   }
@@ -115,7 +115,7 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
       });
       *inside = false;
     });
-    if (answer.wait_for(kPatience) != std::future_status::ready) {
+    if (answer.wait_for(kTimeout) != std::future_status::ready) {
       ADD_FAILURE() << "no answer";
       std::abort();
     }
@@ -321,7 +321,7 @@ TEST_P(ThreadedRootIoTest, OpensSavesAndScansWhileAStepOfEmptyingTheTrashTakesLo
     if (call.op != FsOp::kRemove || call.path.find("/trash/") == std::string::npos) return;
     if (!first->exchange(false)) return;
     removing.set_value();
-    released.wait_for(kPatience);
+    released.wait_for(kTimeout);
   });
   io_ = factory_
             ->Make("slow",
@@ -341,13 +341,13 @@ TEST_P(ThreadedRootIoTest, OpensSavesAndScansWhileAStepOfEmptyingTheTrashTakesLo
   Save(*io_, "t", 2, images);  // The first one is in trash now.
   std::promise<absl::StatusOr<int64_t>> emptied;
   loop_->Post([&] { io_->EmptyTrash([&](auto left) { emptied.set_value(std::move(left)); }); });
-  ASSERT_EQ(removing.get_future().wait_for(kPatience), std::future_status::ready);
+  ASSERT_EQ(removing.get_future().wait_for(kTimeout), std::future_status::ready);
   EXPECT_TRUE(OpenCheckpoint("t", 2).ok());
   Save(*io_, "u", 3, images);
   EXPECT_TRUE(Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io_->Rescan(std::move(done)); }).ok());
   go_on.set_value();
   auto left = emptied.get_future();
-  ASSERT_EQ(left.wait_for(kPatience), std::future_status::ready);
+  ASSERT_EQ(left.wait_for(kTimeout), std::future_status::ready);
   const absl::StatusOr<int64_t> bytes = left.get();
   ASSERT_TRUE(bytes.ok()) << bytes.status();
   EXPECT_EQ(*bytes, 0);
@@ -518,7 +518,7 @@ TEST_P(ThreadedRootIoTest, APartThatCannotBeWrittenIsAnErrorAndCanBeDiscarded) {
   EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/t"));
   EXPECT_FALSE(Wait<absl::Status>([&](auto done) { io_->Discard(1, std::move(done)); }).ok());
   // The worker is idle soon after its last answer has come.
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
   while (io_->pending_since() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   EXPECT_EQ(io_->pending_since(), std::nullopt);
 }
@@ -648,7 +648,7 @@ TEST_P(ThreadedRootIoTest, TheThreadsOfAFileSystemEndWithItsLastRoot) {
   EXPECT_EQ(Threads(), before + 6) << "the second root is on 9:1 still";
   second.reset();
   auto again = factory_->Make("9:2", NotOpened).value();
-  const Instant deadline = SystemClock().Now() + kPatience;
+  const Instant deadline = SystemClock().Now() + kTimeout;
   while (Threads() > before + 3 && SystemClock().Now() < deadline) std::this_thread::yield();
   EXPECT_EQ(Threads(), before + 3);
 }

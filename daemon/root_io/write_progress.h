@@ -1,4 +1,4 @@
-// Whether writes that are under way on one file system go on.
+// Detects a file system on which no write in flight makes progress.
 #ifndef CKPTD_DAEMON_ROOT_IO_WRITE_PROGRESS_H_
 #define CKPTD_DAEMON_ROOT_IO_WRITE_PROGRESS_H_
 
@@ -13,7 +13,7 @@
 
 namespace ckptd {
 
-// Thread-safe. Parts wait for one another, so what counts is that any of them gets ahead.
+// Thread-safe. Parts wait for one another, so progress of any one of them counts as progress.
 class WriteProgress {
  public:
   explicit WriteProgress(Clock* clock) : clock_(clock) {}
@@ -23,12 +23,12 @@ class WriteProgress {
     int64_t seen = 0;
   };
   using Entry = std::list<Writing>::iterator;
-  // `bytes` grows as the write gets ahead.
+  // `bytes` grows as the write makes progress.
   Entry Begin(std::shared_ptr<const std::atomic<int64_t>> bytes);
   void End(Entry entry);
 
-  // Since when none of the writes under way was seen to get ahead (seen by this call: ask now and then).
-  // nullopt when there are none.
+  // Since when no write in flight has made progress; nullopt if none is in flight. Progress is observed by
+  // this call only, so call it regularly.
   std::optional<Instant> StuckSince();
 
  private:
