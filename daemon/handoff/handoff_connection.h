@@ -1,4 +1,4 @@
-// What the hand-off server keeps of each connection, and how answers of other threads come to it.
+// State of a hand-off connection, and the queue through which other threads answer.
 #ifndef CKPTD_DAEMON_HANDOFF_HANDOFF_CONNECTION_H_
 #define CKPTD_DAEMON_HANDOFF_HANDOFF_CONNECTION_H_
 
@@ -24,7 +24,7 @@
 
 namespace ckptd {
 
-// Answers that come from other threads. Outlives the server when somebody still holds a reply.
+// Queue of answers from other threads. Thread-safe. Shared: it outlives the server while a reply is pending.
 class HandoffReplies {
  public:
   struct Reply {
@@ -58,8 +58,8 @@ struct HandoffAnswer {
   uint64_t ticket = 0;
   bool ready = false;
   v1::HandoffResponse response;
-  // The segments of a FetchSegments. Their descriptors are made when the answer is sent: an answer that waits
-  // costs none.
+  // The segments of a FetchSegments. Their descriptors are made when the answer is sent, so a waiting answer
+  // holds none.
   std::vector<SegmentId> segments;
   SegmentAccess access = SegmentAccess::kWrite;
 
@@ -81,18 +81,18 @@ struct HandoffConnection {
   Peer peer;
   Instant hello_deadline;
   bool greeted = false;
-  bool open = false;     // The session is.
-  bool leaving = false;  // Said goodbye: closed when the answers are sent.
+  bool open = false;     // The session is open.
+  bool leaving = false;  // Said Goodbye: closed once its answers are sent.
   bool keeper = false;
   SessionInfo session;
-  std::deque<HandoffAnswer> answers;  // Not sent yet, in the order of the questions.
-  int unread = 0;                     // Descriptors in packets that the peer has not read, as last looked.
+  std::deque<HandoffAnswer> answers;  // Not sent yet, in the order of the requests.
+  int unread = 0;                     // Descriptors in packets that the peer had not read at the last check.
   Instant unread_since;
-  std::optional<Instant> held_since;  // The first answer waits since then for unread descriptors.
+  std::optional<Instant> held_since;  // Since when the first answer waits for descriptors to be read.
 };
 
-// A connection that is closed for the peer, with descriptors in packets that the peer never read. The kernel
-// counts them until the peer reads them or closes its end, and so does the server.
+// A closed connection whose peer has not read packets with descriptors. The kernel counts these until the
+// peer reads them or closes its end, and so does the server.
 struct UnreadRemains {
   UniqueFd socket;
   uid_t uid = 0;

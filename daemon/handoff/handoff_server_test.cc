@@ -38,7 +38,7 @@
 namespace ckptd {
 namespace {
 
-constexpr std::chrono::seconds kPatience{20};
+constexpr std::chrono::seconds kTimeout{20};
 constexpr char kInstance[] = "0123456789abcdef0123456789abcdef";
 
 // Remembers what happened; roots are answered when the test says so.
@@ -99,7 +99,7 @@ class FakeDelegate : public HandoffDelegate {
   }
   template <typename Condition>
   void Wait(Condition condition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kTimeout;
     while (!condition() && std::chrono::steady_clock::now() < deadline) {
       changed_.WaitFor(mutex_, deadline - std::chrono::steady_clock::now());
     }
@@ -153,7 +153,7 @@ class Client {
   // The next answer; nullopt when the server closed the connection.
   std::optional<Received> Receive() {
     pollfd readable{socket_.get(), POLLIN, 0};
-    if (poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) != 1) {
+    if (poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kTimeout).count())) != 1) {
       ADD_FAILURE() << "no answer";
       return std::nullopt;
     }
@@ -270,7 +270,7 @@ class HandoffServerTest : public testing::Test {
   // So many turns of the server's loop: it has seen what was sent before.
   void WaitTurns(int count) {
     const int64_t turns = server_->turns();
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kTimeout;
     while (server_->turns() < turns + count && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::yield();
     }
@@ -720,7 +720,7 @@ TEST_F(HandoffServerTest, HoldsNoDescriptorsForAnswersThatWait) {
 }
 
 TEST_F(HandoffServerTest, DropsAClientThatDoesNotReadItsAnswers) {
-  options_.read_patience = std::chrono::milliseconds(100);
+  options_.read_timeout = std::chrono::milliseconds(100);
   Start();
   Client healthy = ConnectAndGreet();
   Client client = ConnectAndGreet();
@@ -750,7 +750,7 @@ TEST_F(HandoffServerTest, WaitsUntilOtherClientsHaveReadTheirDescriptors) {
   Client second = ConnectAndGreet();
   first.Send(FetchRange(1, 64));
   pollfd readable{first.fd(), POLLIN, 0};
-  ASSERT_EQ(poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())), 1);
+  ASSERT_EQ(poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kTimeout).count())), 1);
   second.Send(FetchRange(101, 64));
   WaitTurns(3);
   EXPECT_EQ(UnreadBytes(second.fd()), 0);
@@ -763,13 +763,13 @@ TEST_F(HandoffServerTest, WaitsUntilOtherClientsHaveReadTheirDescriptors) {
 TEST_F(HandoffServerTest, ClosesClientsThatLeaveDescriptorsUnreadWhenOthersWait) {
   options_.max_unread_descriptors = 100;
   options_.max_unread_descriptors_per_uid = 100;
-  options_.read_patience = std::chrono::milliseconds(100);
+  options_.read_timeout = std::chrono::milliseconds(100);
   Start();
   Client hog = ConnectAndGreet();
   Client other = ConnectAndGreet();
   hog.Send(FetchRange(1, 64));
   pollfd readable{hog.fd(), POLLIN, 0};
-  ASSERT_EQ(poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())), 1);
+  ASSERT_EQ(poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kTimeout).count())), 1);
   // What the hog has not read counts still when its connection is closed: the kernel counts it, too.
   const v1::HandoffError refused = other.Ask(FetchRange(101, 64)).error();
   EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
@@ -882,7 +882,7 @@ TEST_F(HandoffServerTest, EndsWithClientsAttachedAndALateReplyDoesNoHarm) {
 TEST_F(HandoffServerTest, TurnsAlthoughNothingHappens) {
   Start();
   const int64_t before = server_->turns();
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
   while (server_->turns() == before && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::yield();
   }

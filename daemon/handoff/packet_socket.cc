@@ -16,7 +16,7 @@
 namespace ckptd {
 namespace {
 
-constexpr size_t kKernelMaxDescriptors = 253;  // SCM_MAX_FD: a peer may send so many, whatever we allow.
+constexpr size_t kKernelMaxDescriptors = 253;  // SCM_MAX_FD: what a peer may send, whatever our limit is.
 
 void TakeDescriptors(msghdr& message, std::vector<UniqueFd>& into) {
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
@@ -55,7 +55,7 @@ absl::StatusOr<std::optional<Packet>> ReceivePacket(int socket) {
   if (size == 0) return absl::OutOfRangeError("the connection was closed");
   if ((message.msg_flags & MSG_TRUNC) != 0) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat("a packet of more than ", kMaxPacketBytes, " bytes"));
+                     absl::StrCat("the peer sent a packet of more than ", kMaxPacketBytes, " bytes"));
   }
   packet.bytes.resize(size);
   return packet;
@@ -68,7 +68,7 @@ absl::Status SendPacket(int socket, const Packet& packet) {
   message.msg_iov = &bytes;
   message.msg_iovlen = 1;
   if (const size_t count = packet.descriptors.size(); count > 0) {
-    if (count > kMaxPacketDescriptors) return absl::InternalError("more descriptors than a packet takes");
+    if (count > kMaxPacketDescriptors) return absl::InternalError("a packet holds at most 64 descriptors");
     message.msg_control = control.data();
     message.msg_controllen = CMSG_SPACE(count * sizeof(int));
     cmsghdr* header = CMSG_FIRSTHDR(&message);
@@ -89,7 +89,7 @@ absl::Status SendPacket(int socket, const Packet& packet) {
     return absl::UnavailableError("the peer does not read its answers");
   if (errno == ETOOMANYREFS) {
     return MakeError(absl::StatusCode::kResourceExhausted, "ETOOMANYREFS",
-                     "the daemon's user has too many descriptors in messages that nobody has read");
+                     "the daemon's user has too many descriptors in unread messages");
   }
   return ErrnoError(errno, "sendmsg");
 }

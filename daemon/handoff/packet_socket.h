@@ -1,4 +1,4 @@
-// Packets with descriptors over a non-blocking SOCK_SEQPACKET socket.
+// Sends and receives packets with descriptors over a non-blocking SOCK_SEQPACKET socket.
 #ifndef CKPTD_DAEMON_HANDOFF_PACKET_SOCKET_H_
 #define CKPTD_DAEMON_HANDOFF_PACKET_SOCKET_H_
 
@@ -20,17 +20,16 @@ struct Packet {
   std::vector<UniqueFd> descriptors;  // Close-on-exec.
 };
 
-// nullopt: nothing has come yet. OUT_OF_RANGE: the peer has closed the connection. INVALID_ARGUMENT: the
-// packet was too large and is lost, its descriptors are closed. An empty packet looks like the end, and is
-// taken for it.
+// Returns nullopt if no packet is there. OUT_OF_RANGE: the peer has closed the connection (an empty packet
+// looks the same and counts as that). INVALID_ARGUMENT: the packet was larger than kMaxPacketBytes; it is
+// dropped and its descriptors are closed.
 absl::StatusOr<std::optional<Packet>> ReceivePacket(int socket);
 
-// The whole packet or nothing. UNAVAILABLE: the peer's buffer is full. RESOURCE_EXHAUSTED, reason
-// ETOOMANYREFS: the kernel lets this user have no more descriptors in messages that nobody has read.
+// Sends the whole packet or nothing. UNAVAILABLE: the peer's buffer is full. RESOURCE_EXHAUSTED, reason
+// ETOOMANYREFS: the kernel allows this user no more descriptors in unread messages.
 absl::Status SendPacket(int socket, const Packet& packet);
 
-// False while a packet that was sent here has not been read by the peer. A peer that has closed its end has
-// read everything.
+// False while the peer has not read a packet that was sent on `socket`. True if the peer has closed its end.
 bool PeerHasReadAll(int socket);
 
 }  // namespace ckptd
