@@ -1,4 +1,4 @@
-// Waits until so many things have happened.
+// A latch with a timeout: waits until a number of events have happened.
 #ifndef CKPTD_DAEMON_RUNTIME_COUNTDOWN_H_
 #define CKPTD_DAEMON_RUNTIME_COUNTDOWN_H_
 
@@ -18,9 +18,9 @@ class Countdown {
     --left_;
     changed_.SignalAll();
   }
-  // How many have not, when the patience is at its end.
-  size_t Wait(Duration patience) {
-    const Instant deadline = SystemClock().Now() + patience;
+  // Waits for all events, for `timeout` at most. Returns how many have not happened.
+  size_t Wait(Duration timeout) {
+    const Instant deadline = SystemClock().Now() + timeout;
     MutexLock lock(mutex_);
     while (left_ > 0) {
       const Duration time = deadline - SystemClock().Now();

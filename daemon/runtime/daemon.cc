@@ -11,11 +11,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +24,6 @@
 #include "ckptd/version.h"
 #include "daemon/attach/attach_queue.h"
 #include "daemon/attach/root_attacher.h"
-#include "daemon/attach/root_retries.h"
 #include "daemon/attach/state_directory.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/base/loop_gate.h"
@@ -43,9 +40,11 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/root_io/threaded_root_io.h"
-#include "daemon/runtime/countdown.h"
 #include "daemon/runtime/exit_guard.h"
 #include "daemon/runtime/machine.h"
+#include "daemon/runtime/manager_inheritance.h"
+#include "daemon/runtime/part_options.h"
+#include "daemon/runtime/root_recovery.h"
 #include "daemon/runtime/session_events.h"
 #include "daemon/succession/inheritance.h"
 #include "daemon/succession/seal_journal.h"
@@ -58,26 +57,22 @@
 namespace ckptd {
 namespace {
 
-// For what a daemon that was killed still holds until the kernel has taken all of it down.
-constexpr Duration kPredecessorPatience = std::chrono::seconds(5);
-constexpr Duration kTick = std::chrono::milliseconds(50);
-constexpr Duration kTurn = std::chrono::seconds(1);
+// Waits for the lock and the sockets of a daemon that was killed, until the kernel has torn it down.
+constexpr Duration kPredecessorTimeout = std::chrono::seconds(5);
+constexpr Duration kTick = std::chrono::milliseconds(50);  // Of the engine.
+constexpr Duration kTurn = std::chrono::seconds(1);        // Of the main thread.
 constexpr Duration kStatusEvery = std::chrono::seconds(5);
-// How long known roots may take at start before the daemon serves without them.
-constexpr Duration kRecoverPatience = std::chrono::seconds(2);
-// An answer of the engine's thread, which never blocks.
-constexpr Duration kEnginePatience = std::chrono::seconds(5);
-// Calls under way when the servers stop.
+// Waits for an answer of the engine's thread, which never blocks.
+constexpr Duration kEngineTimeout = std::chrono::seconds(5);
+// Lets calls in flight finish when the servers stop.
 constexpr Duration kCallGrace = std::chrono::seconds(1);
-// What retention removes, when nothing is sealed any more.
-constexpr Duration kRetentionPatience = std::chrono::seconds(30);
+// Lets retention finish removing checkpoints once no save is sealed any more.
+constexpr Duration kRetentionTimeout = std::chrono::seconds(30);
 // From the end of the drain to the end of the process.
-constexpr Duration kStopPatience = std::chrono::seconds(15);
-constexpr Duration kRootPatience = std::chrono::seconds(5);
-constexpr Duration kManagerPatience = std::chrono::seconds(5);
+constexpr Duration kStopTimeout = std::chrono::seconds(15);
+// Of file systems, to finish what they are at.
+constexpr Duration kRootTimeout = std::chrono::seconds(5);
 constexpr int kWorkers = 64;
-// Of one user: all ranks of a node may attach at the same moment.
-constexpr int kWaitingAttaches = 1024;
 
 sigset_t EndSignals() {
   sigset_t signals;
@@ -90,28 +85,6 @@ sigset_t EndSignals() {
 int OpenSignals() {
   const sigset_t signals = EndSignals();
   return ::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
-PagePolicy PagesOf(config::v1::HugePages pages) {
-  switch (pages) {
-    case config::v1::TRANSPARENT:
-      return PagePolicy::kTransparent;
-    case config::v1::PLAIN:
-      return PagePolicy::kPlain;
-    default:
-      return PagePolicy::kAuto;
-  }
-}
-
-IoBackend BackendOf(config::v1::Backend backend) {
-  switch (backend) {
-    case config::v1::BACKEND_IO_URING:
-      return IoBackend::kUring;
-    case config::v1::BACKEND_THREADS:
-      return IoBackend::kThreads;
-    default:
-      return IoBackend::kAuto;
-  }
 }
 
 LogField ErrorField(const absl::Status& status) { return {"error", std::string(status.message())}; }
@@ -144,16 +117,11 @@ class Daemon {
   ~Daemon() { Stop(); }
 
   absl::Status Start();
-  // Until something ends the daemon. The exit code.
+  // Serves until something ends the daemon. Returns the exit code.
   int Serve();
 
  private:
-  Inheritance TakeOver();
-  void StartJournal(int store_size);
   void StartEngine(Inheritance inheritance);
-  void RecoverRoots();
-  void RecoverRoot(const storage::v1::KnownRoot& root, std::function<void()> ended);
-  void RetryRoots();
   absl::Status StartServers();
   absl::Status StartMetrics();
   absl::Status SayReady();
@@ -168,7 +136,7 @@ class Daemon {
   bool IsIdleTooLong();
   absl::StatusOr<v1::Status> AskStatus();
 
-  // Whether everything sealed is published.
+  // Publishes what is sealed, until `deadline`. Returns whether all of it is published.
   bool Drain(Instant deadline);
   void Stop();
 
@@ -177,7 +145,7 @@ class Daemon {
   const UniqueFd signals_;
   const UniqueFd wake_;
   std::unique_ptr<Notifier> notifier_;
-  std::unique_ptr<ManagerStore> store_;  // Null: the manager keeps nothing for us.
+  std::unique_ptr<ManagerStore> store_;  // Null: the service manager keeps no descriptors.
   std::optional<Duration> watchdog_;
   std::array<int64_t, 3> fed_turns_ = {-1, -1, -1};
   Instant next_status_{};
@@ -194,17 +162,18 @@ class Daemon {
   CallLimits call_limits_;
   ServiceContext context_;
 
-  // In the order in which they are made. Stop takes them down: first who calls, then the loop, then what it
-  // worked with.
+  // In the order in which they are made. Stop takes them down: first the servers, which call the others, then
+  // the loop, then what the loop used.
   std::unique_ptr<StateDirectory> state_;
+  std::unique_ptr<RootRecovery>
+      root_recovery_;  // Declared before the loop and attaches_: outlives their threads.
   std::unique_ptr<EventLoop> loop_;
   std::shared_ptr<LoopGate> gate_;
   std::unique_ptr<ThreadedRootIoFactory> root_ios_;
   std::unique_ptr<WorkerPool> state_worker_;  // Writes the list of known roots.
   std::unique_ptr<RootAttacher> attacher_;
-  RootRetries root_retries_;  // Outlives what calls it: attaches_ and the loop.
   std::unique_ptr<AttachQueue> attaches_;
-  std::unique_ptr<SealJournal> journal_;  // Null: nobody would find it.
+  std::unique_ptr<SealJournal> journal_;  // Null: no service manager would keep it.
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<WorkerPool> workers_;
@@ -219,7 +188,8 @@ absl::Status Daemon::Start() {
   CKPTD_ASSIGN_OR_RETURN(notifier_, MakeNotifier());
   watchdog_ = WatchdogInterval();
   ::signal(SIGPIPE, SIG_IGN);
-  if (options_.is_private) ::signal(SIGHUP, SIG_IGN);  // It outlives the terminal of the job that started it.
+  if (options_.is_private)
+    ::signal(SIGHUP, SIG_IGN);  // The daemon outlives the terminal of the job that started it.
   RouteGrpcLog();
   CKPTD_ASSIGN_OR_RETURN(context_.daemon_instance, RandomId());
   context_.daemon_version = kVersion;
@@ -229,11 +199,15 @@ absl::Status Daemon::Start() {
        {"descriptors", RaiseDescriptorLimit()}});
   WarnOfMemoryLimit();
   CKPTD_ASSIGN_OR_RETURN(state_,
-                         StateDirectory::Open(config_.state_directory(), kPredecessorPatience,
+                         StateDirectory::Open(config_.state_directory(), kPredecessorTimeout,
                                               {.roots_per_uid = config_.limits().known_roots_per_uid()}));
   for (const std::string& problem : state_->problems()) Log(LogLevel::kWarning, problem);
-  StartEngine(TakeOver());
-  RecoverRoots();
+  // After the state directory is locked: the daemon before this one has ended.
+  ManagerInheritance inherited = TakeManagerInheritance(notifier_.get());
+  store_ = std::move(inherited.store);
+  journal_ = std::move(inherited.journal);
+  StartEngine(std::move(inherited.left));
+  root_recovery_->Start(state_->roots());
   CKPTD_RETURN_IF_ERROR(StartServers());
   return SayReady();
 }
@@ -242,62 +216,17 @@ void Daemon::WarnOfMemoryLimit() {
   const std::optional<int64_t> limit = ControlGroupMemoryLimit();
   if (!limit || *limit > config_.pool().bytes()) return;
   Log(LogLevel::kWarning,
-      "the control group's memory limit is not above the pool: raise MemoryMax, or lower pool.bytes",
+      "the control group's memory limit is not larger than the pool: raise MemoryMax, or lower pool.bytes",
       {{"limit_bytes", *limit}, {"pool_bytes", config_.pool().bytes()}});
-}
-
-// After the state directory is locked: the daemon before this one has ended.
-Inheritance Daemon::TakeOver() {
-  std::vector<NamedDescriptor> descriptors = TakeManagerDescriptors();
-  std::set<std::string> held;
-  for (const NamedDescriptor& descriptor : descriptors) held.insert(descriptor.name);
-  Inheritance inheritance = TakeInheritance(std::move(descriptors));
-  for (const std::string& problem : inheritance.problems) Log(LogLevel::kWarning, problem);
-  if (!held.empty()) {
-    Log(LogLevel::kInfo, "taking over from an earlier daemon",
-        {{"sealed_saves", inheritance.saves.size()},
-         {"segments", inheritance.used.size()},
-         {"segments_freed", inheritance.unused.size()}});
-  }
-  const int most = ManagerStoreSize();
-  if (most == 0 && held.empty()) return inheritance;
-  store_ = std::make_unique<ManagerStore>(notifier_.get(), most, std::move(held), kManagerPatience);
-  for (const std::string& name : inheritance.useless) (void)store_->Remove(name);
-  journal_ = std::move(inheritance.journal);
-  if (!journal_) StartJournal(most);
-  return inheritance;
-}
-
-void Daemon::StartJournal(int store_size) {
-  absl::StatusOr<std::unique_ptr<SealJournal>> journal = SealJournal::Create();
-  absl::Status kept = journal.status();
-  if (kept.ok()) kept = store_->Put(kJournalName, (*journal)->fd());
-  if (kept.ok()) {
-    journal_ = *std::move(journal);
-    Log(LogLevel::kInfo, "the service manager keeps what is sealed", {{"descriptors", store_size}});
-    return;
-  }
-  Log(LogLevel::kWarning,
-      "the service manager does not keep what is sealed: it is lost if this daemon is killed",
-      {ErrorField(kept)});
 }
 
 void Daemon::StartEngine(Inheritance inheritance) {
   loop_ = std::make_unique<EventLoop>("ckptd-engine");
   gate_ = std::make_shared<LoopGate>(loop_.get());
   const auto post = [gate = gate_](absl::AnyInvocable<void()> work) { gate->Post(std::move(work)); };
-  const auto& io = config_.io();
-  ThreadedRootIoOptions root_options;
-  root_options.backend = BackendOf(io.backend());
-  root_options.writer.chunk_bytes = io.chunk_bytes();
-  root_options.writer.depth = io.depth();
-  root_options.checksum_threads = io.checksum_threads();
-  root_ios_ = std::make_unique<ThreadedRootIoFactory>(root_options, &SystemClock(), post);
+  root_ios_ = std::make_unique<ThreadedRootIoFactory>(RootIoOptionsOf(config_), &SystemClock(), post);
   state_worker_ = std::make_unique<WorkerPool>(1);
-  AttachLimits attach_limits;
-  attach_limits.waiting_per_uid = kWaitingAttaches;
-  attach_limits.patience = std::chrono::seconds(config_.limits().attach_timeout_seconds());
-  attaches_ = std::make_unique<AttachQueue>(attach_limits, &SystemClock());
+  attaches_ = std::make_unique<AttachQueue>(AttachLimitsOf(config_), &SystemClock());
   attacher_ = std::make_unique<RootAttacher>(
       state_.get(),
       [this](UniqueFd directory, const FileUser& user) {
@@ -306,45 +235,16 @@ void Daemon::StartEngine(Inheritance inheritance) {
       RootAttacher::Threads{
           .state = [this](absl::AnyInvocable<void()> work) { state_worker_->Submit(std::move(work)); },
           .engine = post,
-          .look =
-              [this](uid_t uid, uint64_t device, AttachQueue::Look look, AttachQueue::Done done) {
-                attaches_->Submit(uid, absl::StrCat("device ", device), std::move(look), std::move(done),
+          .inspect =
+              [this](uid_t uid, uint64_t device, AttachQueue::Inspect inspect, AttachQueue::Done done) {
+                attaches_->Submit(uid, absl::StrCat("device ", device), std::move(inspect), std::move(done),
                                   /*any_number=*/true);
               }});
-  const auto& pool = config_.pool();
   pool_ = SegmentPool::Start(
-      {.bytes = pool.bytes(),
-       .segment_bytes = pool.segment_bytes(),
-       .populate_ahead_bytes = pool.populate_ahead_bytes(),
-       .resident_bytes = pool.resident_bytes(),
-       .pages = PagesOf(pool.huge_pages())},
-      post, [](const std::string& text) { Log(LogLevel::kWarning, text); },
+      PoolOptionsOf(config_), post, [](const std::string& text) { Log(LogLevel::kWarning, text); },
       {.store = store_.get(), .used = std::move(inheritance.used), .unused = std::move(inheritance.unused)});
-  EngineOptions options;
-  options.daemon_version = context_.daemon_version;
-  options.daemon_instance = context_.daemon_instance;
-  options.degraded_after = std::chrono::seconds(config_.degraded_after_seconds());
-  options.chunk_bytes = io.chunk_bytes();
-  options.scrub_period = std::chrono::hours(config_.scrub().period_hours());
-  options.scrub_bytes_per_second = config_.scrub().bytes_per_second();
-  const auto& limits = config_.limits();
-  options.max_admission_timeout = std::chrono::seconds(limits.max_admission_timeout_seconds());
-  options.max_commit_timeout = std::chrono::seconds(limits.max_commit_timeout_seconds());
-  options.max_pool_percent_per_user = limits.max_pool_percent_per_user();
-  options.max_reader_pool_percent_per_user = limits.max_reader_pool_percent_per_user();
-  options.over_share_grace = std::chrono::seconds(limits.over_share_grace_seconds());
-  options.idle_root = std::chrono::seconds(config_.limits().idle_root_seconds());
-  options.roots_per_uid = config_.limits().roots_per_uid();
-  options.file_systems_per_uid = config_.limits().file_systems_per_uid();
-  options.attach_timeout = attach_limits.patience;
-  options.limits.ranks_per_run = limits.ranks_per_run();
-  options.limits.files_per_part = limits.files_per_part();
-  options.limits.files_per_uid = limits.files_per_uid();
-  options.limits.saves_per_uid = limits.saves_per_uid();
-  options.limits.leases_per_uid = limits.leases_per_uid();
-  options.limits.manifest_bytes_per_uid = limits.manifest_bytes_per_uid();
-  options.limits.watches_per_uid = limits.watches_per_uid();
-  engine_ = std::make_unique<Engine>(options, &SystemClock(), pool_.get(), &save_log_, journal_.get());
+  engine_ = std::make_unique<Engine>(EngineOptionsOf(config_, context_.daemon_instance), &SystemClock(),
+                                     pool_.get(), &save_log_, journal_.get());
   engine_->Inherit(std::move(inheritance.saves));
   loop_->Start(
       [this] {
@@ -353,48 +253,8 @@ void Daemon::StartEngine(Inheritance inheritance) {
       },
       kTick);
   workers_ = std::make_unique<WorkerPool>(kWorkers);
-}
-
-void Daemon::RecoverRoots() {
-  const std::vector<storage::v1::KnownRoot> roots = state_->roots();
-  auto pending = std::make_shared<Countdown>(roots.size());
-  for (const storage::v1::KnownRoot& root : roots) RecoverRoot(root, [pending] { pending->Down(); });
-  // What is asked about a root while it is recovered waits in the engine. One that hangs must not keep the
-  // others.
-  if (const size_t left = pending->Wait(kRecoverPatience); left > 0) {
-    Log(LogLevel::kWarning, "known roots are not recovered yet; serving the others meanwhile",
-        {{"roots", left}});
-  }
-}
-
-// By its path anew each time: the file system may have been mounted again since, and no descriptor may keep
-// one that has failed from being unmounted.
-void Daemon::RecoverRoot(const storage::v1::KnownRoot& root, std::function<void()> ended) {
-  const auto end = [this, root, ended = std::move(ended)](const absl::StatusOr<std::string>& run) {
-    ended();
-    const bool said = root_retries_.failures(root) > 0;
-    const bool again = root_retries_.Ended(root, run.status(), SystemClock().Now());
-    if (run.ok()) return Log(LogLevel::kInfo, "root recovered", {{"run", *run}, {"root", root.path()}});
-    if (again && said) return;
-    Log(LogLevel::kWarning,
-        again ? "a known root is not recovered yet; it is tried again" : "a known root is not recovered",
-        {{"root", root.path()}, ErrorField(run.status())});
-  };
-  attaches_->Submit(
-      static_cast<uid_t>(root.uid()), absl::StrCat("device ", root.device()),
-      [this, root] { return attacher_->Reopen(root); },
-      [this, end](absl::StatusOr<RootAttachment> attachment) {
-        if (!attachment.ok()) return end(attachment.status());
-        loop_->Post([this, attachment = *std::move(attachment), end]() mutable {
-          engine_->RecoverRoot(std::move(attachment), end);
-        });
-      },
-      /*any_number=*/true);
-}
-
-void Daemon::RetryRoots() {
-  for (const storage::v1::KnownRoot& root : root_retries_.TakeDue(SystemClock().Now()))
-    RecoverRoot(root, [] {});
+  root_recovery_ =
+      std::make_unique<RootRecovery>(attaches_.get(), attacher_.get(), loop_.get(), engine_.get());
 }
 
 absl::Status Daemon::StartServers() {
@@ -410,59 +270,24 @@ absl::Status Daemon::StartServers() {
   context_.make_attachment = [this](UniqueFd directory, const std::string& path, const FileUser& user) {
     return attacher_->Attach(std::move(directory), path, user);
   };
-  UnixListenerOptions socket{.path = config_.socket_path(),
-                             .type = SOCK_STREAM,
-                             .mode = SocketMode(config_.socket_mode()),
-                             .group = {},
-                             .patience = kPredecessorPatience};
-  if (!config_.socket_group().empty()) {
-    CKPTD_ASSIGN_OR_RETURN(socket.group, FindGroup(config_.socket_group()));
-  }
+  CKPTD_ASSIGN_OR_RETURN(const UnixListenerOptions socket, SocketOptionsOf(config_, kPredecessorTimeout));
   CKPTD_ASSIGN_OR_RETURN(UniqueFd listener, ListenUnix(socket));
   const auto log = [](const std::string& text) { Log(LogLevel::kWarning, text); };
-  GrpcLimits grpc_limits;
-  grpc_limits.max_connections = 4 * config_.max_sessions();
-  grpc_limits.max_connections_per_uid = config_.limits().connections_per_uid();
-  grpc_limits.streams_per_connection = config_.limits().streams_per_connection();
-  grpc_limits.memory_bytes = config_.limits().grpc_memory_bytes();
-  CKPTD_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(std::move(listener), &peers_, &context_, log, grpc_limits));
+  CKPTD_ASSIGN_OR_RETURN(
+      grpc_, GrpcServer::Start(std::move(listener), &peers_, &context_, log, GrpcLimitsOf(config_)));
   events_ = std::make_unique<SessionEvents>(&context_, [this] {
     keepers_left_ = true;
     Wake();
   });
-  HandoffOptions handoff;
-  handoff.socket_path = config_.socket_path() + ".handoff";
-  handoff.mode = socket.mode;
-  handoff.group = socket.group;
-  handoff.listen_patience = kPredecessorPatience;
-  handoff.max_connections = 2 * config_.max_sessions();
-  handoff.max_connections_per_uid = config_.limits().connections_per_uid();
-  handoff.daemon_instance = context_.daemon_instance;
-  handoff.daemon_version = context_.daemon_version;
+  const HandoffOptions handoff = HandoffOptionsOf(config_, socket, context_.daemon_instance);
   CKPTD_ASSIGN_OR_RETURN(handoff_,
                          HandoffServer::Start(handoff, &sessions_, &pool_->directory(), events_.get(), log));
   return StartMetrics();
 }
 
 absl::Status Daemon::StartMetrics() {
-  const auto& metrics = config_.metrics();
-  HttpServer::Options options;
-  options.port = metrics.port();
-  if (!metrics.socket_path().empty()) {
-    UnixListenerOptions socket{.path = metrics.socket_path(),
-                               .type = SOCK_STREAM,
-                               .mode = SocketMode(metrics.socket_mode()),
-                               .group = {},
-                               .patience = kPredecessorPatience};
-    if (!metrics.socket_group().empty()) {
-      CKPTD_ASSIGN_OR_RETURN(socket.group, FindGroup(metrics.socket_group()));
-    }
-    CKPTD_ASSIGN_OR_RETURN(options.listener, ListenUnix(socket));
-  }
+  CKPTD_ASSIGN_OR_RETURN(HttpServer::Options options, MetricsOptionsOf(config_, kPredecessorTimeout));
   if (options.port < 0 && !options.listener) return absl::OkStatus();
-  if (!metrics.token_file().empty()) {
-    CKPTD_ASSIGN_OR_RETURN(options.token, ReadToken(metrics.token_file()));
-  }
   CKPTD_ASSIGN_OR_RETURN(
       http_, HttpServer::Start(std::move(options), [this]() -> absl::StatusOr<std::string> {
         CKPTD_ASSIGN_OR_RETURN(const v1::Status status, AskStatus());
@@ -501,33 +326,33 @@ Daemon::Event Daemon::WaitForEvent(Duration timeout) {
 
 int Daemon::Serve() {
   last_busy_ = SystemClock().Now();
-  bool hurried = true;
+  bool has_deadline = true;
   while (true) {
     const Duration turn = watchdog_ ? std::min(kTurn, *watchdog_ / 4) : kTurn;
     if (WaitForEvent(turn) == Event::kSignal) {
-      Log(LogLevel::kInfo, "asked to end: publishing what is sealed",
-          {{"patience_s", config_.drain_timeout_seconds()}});
+      Log(LogLevel::kInfo, "asked to end: publishing sealed saves",
+          {{"drain_timeout_seconds", config_.drain_timeout_seconds()}});
       break;
     }
     PublishStatus();
     attaches_->Expire();
-    RetryRoots();
+    root_recovery_->RetryDue();
     if (!options_.is_private) continue;
-    // Nobody waits for a private daemon's end: what is sealed gets the time that it takes.
+    // A private daemon drains without a deadline, because nobody waits for its end.
     if (keepers_left_.exchange(false) && sessions_.CloseToKeepers()) {
-      Log(LogLevel::kInfo, "the last keeper has left: publishing what is sealed");
-      hurried = false;
+      Log(LogLevel::kInfo, "the last keeper has left: publishing sealed saves");
+      has_deadline = false;
       break;
     }
     if (IsIdleTooLong() && sessions_.CloseToKeepers()) {
-      Log(LogLevel::kInfo, "nobody needs this private daemon any more");
+      Log(LogLevel::kInfo, "ending: this private daemon had no session for idle_timeout");
       break;
     }
   }
-  const Duration patience = std::chrono::seconds(config_.drain_timeout_seconds());
-  const bool published = Drain(hurried ? SystemClock().Now() + patience : Instant::max());
+  const Duration timeout = std::chrono::seconds(config_.drain_timeout_seconds());
+  const bool published = Drain(has_deadline ? SystemClock().Now() + timeout : Instant::max());
   Stop();
-  Log(LogLevel::kInfo, published ? "ended" : "ended with sealed saves that are not published");
+  Log(LogLevel::kInfo, published ? "ended" : "ended before all sealed saves were published");
   return published ? 0 : 1;
 }
 
@@ -538,7 +363,7 @@ bool Daemon::IsIdleTooLong() {
 }
 
 bool Daemon::Drain(Instant deadline) {
-  Notify("STOPPING=1\nSTATUS=publishing what is sealed");
+  Notify("STOPPING=1\nSTATUS=publishing sealed saves");
   grpc_->SetServing(false);
   loop_->Post([this] {
     engine_->Drain([this] {
@@ -546,13 +371,14 @@ bool Daemon::Drain(Instant deadline) {
       Wake();
     });
   });
-  Instant retention_deadline = SystemClock().Now() + kRetentionPatience;
+  Instant retention_deadline = SystemClock().Now() + kRetentionTimeout;
   while (!drained_) {
     const Instant now = SystemClock().Now();
-    if (sealed_saves_) retention_deadline = now + kRetentionPatience;
+    if (sealed_saves_) retention_deadline = now + kRetentionTimeout;
     if (!sealed_saves_ && now >= std::min(deadline, retention_deadline)) {
       Log(LogLevel::kWarning,
-          "old checkpoints are still being removed: the next save's retention goes on with it");
+          "ending while old checkpoints are still being removed: the retention of the next save removes the "
+          "rest");
       return true;
     }
     if (now >= deadline) {
@@ -564,7 +390,7 @@ bool Daemon::Drain(Instant deadline) {
       return false;
     }
     if (WaitForEvent(std::min({deadline - now, retention_deadline - now, kTurn})) == Event::kSignal) {
-      Log(LogLevel::kWarning, "asked to end a second time: not waiting for sealed saves");
+      Log(LogLevel::kWarning, "asked to end a second time: not waiting for sealed saves any longer");
       return drained_;
     }
   }
@@ -572,11 +398,12 @@ bool Daemon::Drain(Instant deadline) {
 }
 
 void Daemon::Stop() {
-  const ExitGuard guard(kStopPatience,
-                        "stopping takes too long, perhaps a file system hangs: leaving at once");
+  const ExitGuard guard(
+      kStopTimeout,
+      "stopping takes longer than 15 s, perhaps because a file system hangs: ending the process at once");
   handoff_.reset();
   if (grpc_) {
-    // While we still listen: from now on the next daemon may have the name.
+    // Before the listener closes: from now on the next daemon may use the path.
     ::unlink(config_.socket_path().c_str());
     grpc_->Stop(kCallGrace);
   }
@@ -590,21 +417,21 @@ void Daemon::Stop() {
   loop_.reset();
   state_worker_.reset();
   if (root_ios_) {
-    const std::vector<std::string> hung = root_ios_->Close(kRootPatience);
+    const std::vector<std::string> hung = root_ios_->Close(kRootTimeout);
     if (!hung.empty()) {
-      // Their threads still use the segments, so these must stay mapped to the last instant.
-      Log(LogLevel::kError, "file systems do not answer: leaving at once",
+      // Their threads still use the segments, which must stay mapped until the process ends.
+      Log(LogLevel::kError, "file systems do not answer: ending the process at once",
           {{"devices", absl::StrJoin(hung, ",")}});
       ::_exit(1);
     }
   }
   if (journal_ && journal_->size() > 0) {
-    // The next daemon writes them from this memory, so it must not be given back.
+    // The next daemon writes these saves from this memory, so it must not be punched out.
     Log(LogLevel::kWarning, "leaving sealed saves to the next daemon", {{"saves", journal_->size()}});
     ::_exit(1);
   }
   engine_.reset();
-  root_ios_.reset();  // Before the memory that its checksums are of.
+  root_ios_.reset();  // Before the pool, whose memory its checksum threads read.
   pool_.reset();
   attacher_.reset();
   state_.reset();
@@ -612,7 +439,7 @@ void Daemon::Stop() {
 
 void Daemon::Notify(const std::string& state) {
   if (absl::Status sent = notifier_->Send(state); !sent.ok()) {
-    Log(LogLevel::kWarning, "the service manager does not hear us", {ErrorField(sent)});
+    Log(LogLevel::kWarning, "cannot notify the service manager", {ErrorField(sent)});
   }
 }
 
@@ -640,7 +467,7 @@ absl::StatusOr<v1::Status> Daemon::AskStatus() {
   loop_->Post([this, promise] {
     promise->set_value(engine_->GetStatus({.session = 0, .uid = ::geteuid(), .privileged = true}));
   });
-  if (answer.wait_for(kEnginePatience) != std::future_status::ready) {
+  if (answer.wait_for(kEngineTimeout) != std::future_status::ready) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, "ENGINE_SLOW",
                      "the engine's thread has not answered within 5 s");
   }
@@ -652,12 +479,12 @@ absl::StatusOr<v1::Status> Daemon::AskStatus() {
 void BlockSignals() {
   const sigset_t signals = EndSignals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  // A write beyond a limit on the size of files is an error of that write (EFBIG), and no reason to die.
+  // A write beyond the limit on file sizes then fails with EFBIG instead of ending the daemon.
   ::signal(SIGXFSZ, SIG_IGN);
 }
 
 int RunDaemon(const DaemonOptions& options) {
-  ::umask(0);  // Of each file it is the trainer's that counts (FileUser::umask).
+  ::umask(0);  // Files get the umask of the trainer they belong to (FileUser::umask).
   Daemon daemon(options);
   if (const absl::Status started = daemon.Start(); !started.ok()) {
     Log(LogLevel::kError, "cannot start", {ErrorField(started)});

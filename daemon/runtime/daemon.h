@@ -1,4 +1,4 @@
-// The daemon: makes every part, wires them, serves, and takes them down again in order.
+// The daemon: makes every part, connects them, serves, and takes them down in order.
 #ifndef CKPTD_DAEMON_RUNTIME_DAEMON_H_
 #define CKPTD_DAEMON_RUNTIME_DAEMON_H_
 
@@ -9,19 +9,19 @@ namespace ckptd {
 
 struct DaemonOptions {
   config::v1::DaemonConfig config;  // Complete and checked (LoadConfig).
-  // A private daemon ends by itself: at once when its last keeper said Goodbye and all that is sealed is
-  // published, or when for `idle_timeout` it had no session and nothing sealed to publish.
+  // A private daemon ends by itself: when its last keeper has said Goodbye and all sealed saves are
+  // published, or when it had neither a session nor a sealed save for `idle_timeout`.
   bool is_private = false;
   Duration idle_timeout = std::chrono::seconds(300);
-  int ready_fd = -1;  // Gets "READY\n" and is closed when the daemon serves; -1: none.
+  int ready_fd = -1;  // The daemon writes "READY\n" to it and closes it once it serves; -1: none.
 };
 
-// SIGTERM and SIGINT, which end the daemon: blocked in the calling thread and those that it starts. Call it
-// before any.
+// Blocks SIGTERM and SIGINT, which end the daemon, in the calling thread and in those that it starts. Call it
+// before starting a thread.
 void BlockSignals();
 
-// Serves until a signal, or until a private daemon is not needed any more. The process's exit code: 0 when
-// everything sealed is published, 1 otherwise or when it could not start.
+// Serves until a signal, or until a private daemon is no longer needed. Returns the exit code of the process:
+// 0 if everything sealed is published, 1 if not or if the daemon cannot start.
 int RunDaemon(const DaemonOptions& options);
 
 }  // namespace ckptd

@@ -8,8 +8,8 @@
 
 namespace ckptd {
 
-ExitGuard::ExitGuard(Duration patience, std::string message) {
-  thread_ = std::thread([this, deadline = SystemClock().Now() + patience, text = std::move(message)] {
+ExitGuard::ExitGuard(Duration timeout, std::string message) {
+  thread_ = std::thread([this, deadline = SystemClock().Now() + timeout, text = std::move(message)] {
     MutexLock lock(mutex_);
     while (!over_) {
       const Duration left = deadline - SystemClock().Now();

@@ -1,4 +1,4 @@
-// The last resort of a shutdown: when it does not end in time, the process does.
+// Ends the process when a shutdown takes too long.
 #ifndef CKPTD_DAEMON_RUNTIME_EXIT_GUARD_H_
 #define CKPTD_DAEMON_RUNTIME_EXIT_GUARD_H_
 
@@ -12,9 +12,9 @@ namespace ckptd {
 
 class ExitGuard {
  public:
-  // Unless it is destroyed within `patience`: logs `message` as an error and ends the process with exit code
-  // 1, no destructor run, for a thread that hangs in the kernel can be neither joined nor ended.
-  ExitGuard(Duration patience, std::string message);
+  // If this object still lives after `timeout`, logs `message` as an error and ends the process with exit
+  // code 1, without running destructors: a thread that hangs in the kernel can be neither joined nor ended.
+  ExitGuard(Duration timeout, std::string message);
   ~ExitGuard();
   ExitGuard(const ExitGuard&) = delete;
   ExitGuard& operator=(const ExitGuard&) = delete;

@@ -27,7 +27,7 @@ int64_t RaiseDescriptorLimit() {
 
 absl::StatusOr<std::string> RandomId() {
   std::array<char, 16> bytes;
-  // So few bytes come whole or not at all.
+  // getrandom returns up to 256 bytes completely or not at all.
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
     return ErrnoError(errno, "getrandom");
   }
@@ -41,7 +41,7 @@ std::optional<int64_t> ControlGroupMemoryLimit(const std::string& proc, const st
     if (line.rfind("0::/", 0) == 0) group = line.substr(4);
   }
   std::optional<int64_t> smallest;
-  // The root group has no limit, and no such file.
+  // The root group has no such file, and no limit.
   for (; !group.empty(); group = group.parent_path()) {
     int64_t limit = 0;
     std::ifstream file(std::filesystem::path(cgroup) / group / "memory.max");

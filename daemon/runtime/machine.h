@@ -1,4 +1,4 @@
-// What the daemon asks of the machine it runs on.
+// Limits and random numbers of the machine.
 #ifndef CKPTD_DAEMON_RUNTIME_MACHINE_H_
 #define CKPTD_DAEMON_RUNTIME_MACHINE_H_
 
@@ -10,15 +10,15 @@
 
 namespace ckptd {
 
-// Open descriptors up to the hard limit: every segment and connection is one. The limit that is in force
-// then.
+// Raises the limit on open descriptors to the hard limit, because every segment and connection takes one.
+// Returns the limit in force afterwards; 0 if it is unknown.
 int64_t RaiseDescriptorLimit();
 
-// 128 random bits in hex.
+// Returns 128 random bits as 32 hexadecimal digits.
 absl::StatusOr<std::string> RandomId();
 
-// The smallest memory limit that this process's control groups (version 2) set; nullopt when there is none.
-// `proc` and `cgroup` are /proc/self/cgroup and /sys/fs/cgroup but in tests.
+// Returns the smallest memory limit in bytes of this process's control groups (version 2); nullopt if there
+// is none. Tests give other paths than /proc/self/cgroup and /sys/fs/cgroup.
 std::optional<int64_t> ControlGroupMemoryLimit(const std::string& proc = "/proc/self/cgroup",
                                                const std::string& cgroup = "/sys/fs/cgroup");
 

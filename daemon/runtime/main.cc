@@ -1,4 +1,4 @@
-// ckptd: the program.
+// The program ckptd: flags, configuration, exit codes.
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
@@ -34,24 +34,24 @@ void Declare(CLI::App& app, Flags& flags) {
                  "Configuration file, a text proto; without it " + std::string(kDefaultConfig) +
                      " where it exists, else defaults");
   app.add_flag("--check_config", flags.check_config,
-               "Check the configuration, print \"ok\" or what is wrong, and end");
-  app.add_flag("--private", flags.is_private, "End when nobody needs this daemon any more");
+               "Check the configuration, print \"ok\" or what is wrong, and exit");
+  app.add_flag("--private", flags.is_private, "Exit when no session needs this daemon any more");
   app.add_option("--idle_timeout", flags.idle_timeout,
                  "Seconds that a private daemon waits for a new session")
       ->check(CLI::Range(0, 86400));
-  app.add_option("--ready_fd", flags.ready_fd, "Descriptor that gets \"READY\" when the daemon serves")
+  app.add_option("--ready_fd", flags.ready_fd, "Descriptor to write \"READY\" to when the daemon serves")
       ->check(CLI::Range(3, 1 << 20));
-  app.add_option("--socket_path", flags.overrides.socket_path, "In place of the configuration's socket_path");
-  app.add_option("--state_directory", flags.overrides.state_directory, "In place of state_directory");
-  app.add_option("--pool_bytes", flags.overrides.pool_bytes, "In place of pool.bytes");
-  app.add_option("--metrics_port", flags.overrides.metrics_port, "In place of metrics.port");
+  app.add_option("--socket_path", flags.overrides.socket_path, "Overrides socket_path of the configuration");
+  app.add_option("--state_directory", flags.overrides.state_directory, "Overrides state_directory");
+  app.add_option("--pool_bytes", flags.overrides.pool_bytes, "Overrides pool.bytes");
+  app.add_option("--metrics_port", flags.overrides.metrics_port, "Overrides metrics.port");
   app.add_option("--io_backend", flags.overrides.io_backend,
-                 "In place of io.backend: auto, io_uring or threads");
-  app.add_option("--log_level", flags.overrides.log_level, "In place of log.level");
+                 "Overrides io.backend: auto, io_uring or threads");
+  app.add_option("--log_level", flags.overrides.log_level, "Overrides log.level");
   app.set_version_flag("--version", std::string("ckptd ") + kVersion);
 }
 
-// False: there is such a file and it cannot be read, or it was asked for by name.
+// Returns false if the file exists and cannot be read, or was given by --config and does not exist.
 bool ReadConfig(const Flags& flags, std::string& name, std::string& text) {
   name = flags.config.value_or(kDefaultConfig);
   std::ifstream file(name);
@@ -59,7 +59,7 @@ bool ReadConfig(const Flags& flags, std::string& name, std::string& text) {
     name = "defaults";
     return true;
   }
-  if (!file || (file.peek() == EOF && file.bad())) return false;  // A directory opens, and cannot be read.
+  if (!file || (file.peek() == EOF && file.bad())) return false;  // A directory can be opened but not read.
   file.clear();
   std::ostringstream content;
   content << file.rdbuf();

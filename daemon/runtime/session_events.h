@@ -1,4 +1,4 @@
-// What happens on the hand-off socket, passed on to the engine's thread.
+// Passes the events of the hand-off socket on to the engine's thread.
 #ifndef CKPTD_DAEMON_RUNTIME_SESSION_EVENTS_H_
 #define CKPTD_DAEMON_RUNTIME_SESSION_EVENTS_H_
 
@@ -12,7 +12,8 @@ namespace ckptd {
 
 class SessionEvents final : public HandoffDelegate {
  public:
-  // `last_keeper_left` runs when the last session that held a private daemon open has said goodbye.
+  // `last_keeper_left` runs, on the hand-off server's thread, when the last session that kept a private
+  // daemon open has said Goodbye.
   SessionEvents(ServiceContext* context, std::function<void()> last_keeper_left)
       : context_(context), last_keeper_left_(std::move(last_keeper_left)) {}
 

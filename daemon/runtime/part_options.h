@@ -1,0 +1,41 @@
+// Maps the configuration to the options of each part of the daemon. Nothing else reads a config field for a
+// part.
+#ifndef CKPTD_DAEMON_RUNTIME_PART_OPTIONS_H_
+#define CKPTD_DAEMON_RUNTIME_PART_OPTIONS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "ckptd/config/v1/config.pb.h"
+#include "daemon/attach/attach_queue.h"
+#include "daemon/base/unix_listener.h"
+#include "daemon/engine/engine.h"
+#include "daemon/grpc/grpc_server.h"
+#include "daemon/handoff/handoff_server.h"
+#include "daemon/memory/segment_pool.h"
+#include "daemon/metrics/http_server.h"
+#include "daemon/root_io/threaded_root_io.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// `config` must be complete and checked (LoadConfig). `instance`: the daemon's random id.
+ThreadedRootIoOptions RootIoOptionsOf(const config::v1::DaemonConfig& config);
+AttachLimits AttachLimitsOf(const config::v1::DaemonConfig& config);
+SegmentPoolOptions PoolOptionsOf(const config::v1::DaemonConfig& config);
+EngineOptions EngineOptionsOf(const config::v1::DaemonConfig& config, const std::string& instance);
+GrpcLimits GrpcLimitsOf(const config::v1::DaemonConfig& config);
+
+// `timeout`: how long to wait for a daemon that was killed and still holds the socket. NOT_FOUND or similar
+// if the configured group does not exist.
+absl::StatusOr<UnixListenerOptions> SocketOptionsOf(const config::v1::DaemonConfig& config, Duration timeout);
+// The hand-off socket has the mode and the group of `socket`.
+HandoffOptions HandoffOptionsOf(const config::v1::DaemonConfig& config, const UnixListenerOptions& socket,
+                                const std::string& instance);
+// Listens on metrics.socket_path if there is one, and reads metrics.token_file. Neither a port (-1) nor a
+// listener: metrics are off.
+absl::StatusOr<HttpServer::Options> MetricsOptionsOf(const config::v1::DaemonConfig& config,
+                                                     Duration timeout);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_RUNTIME_PART_OPTIONS_H_
