@@ -22,12 +22,13 @@ absl::Status Draining() {
 
 }  // namespace
 
-void AttachQueue::Submit(uid_t uid, const std::string& file_system, Look look, Done done, bool any_number) {
+void AttachQueue::Submit(uid_t uid, const std::string& file_system, Inspect inspect, Done done,
+                         bool any_number) {
   auto attach = std::make_shared<Attach>();
   attach->uid = uid;
   attach->file_system = file_system;
-  attach->look = std::move(look);
-  attach->deadline = clock_->Now() + limits_.patience;
+  attach->inspect = std::move(inspect);
+  attach->deadline = clock_->Now() + limits_.timeout;
   absl::Status refused = absl::OkStatus();
   {
     MutexLock lock(mutex_);
@@ -36,10 +37,11 @@ void AttachQueue::Submit(uid_t uid, const std::string& file_system, Look look, D
     if (closed_) {
       refused = Draining();
     } else if (waiting >= limits_.waiting_per_uid && !any_number) {
-      refused = MakeError(absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
-                          absl::StrCat(limits_.waiting_per_uid, " attaches of uid ", uid,
-                                       " wait already, perhaps for a file system that hangs; attach fewer "
-                                       "roots at once"));
+      refused =
+          MakeError(absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
+                    absl::StrCat(limits_.waiting_per_uid, " attaches of uid ", uid,
+                                 " are waiting already, perhaps for a file system that hangs; attach fewer "
+                                 "roots at once"));
     } else {
       attach->done = std::move(done);
       attaches_.push_back(std::move(attach));
@@ -49,7 +51,7 @@ void AttachQueue::Submit(uid_t uid, const std::string& file_system, Look look, D
   if (!refused.ok()) done(refused);
 }
 
-// Starts those that may run now.
+// Starts the inspections that the limits allow now.
 void AttachQueue::StartReady() {
   if (closed_) return;
   std::map<uid_t, int> of_uid;
@@ -72,8 +74,8 @@ void AttachQueue::StartReady() {
 }
 
 void AttachQueue::Run(const std::shared_ptr<Attach>& attach) {
-  absl::StatusOr<RootAttachment> looked = attach->look();
-  attach->look = nullptr;
+  absl::StatusOr<RootAttachment> inspected = attach->inspect();
+  attach->inspect = nullptr;
   Done done;
   {
     MutexLock lock(mutex_);
@@ -82,7 +84,7 @@ void AttachQueue::Run(const std::shared_ptr<Attach>& attach) {
     std::erase(attaches_, attach);
     StartReady();
   }
-  if (done != nullptr) done(std::move(looked));
+  if (done != nullptr) done(std::move(inspected));
 }
 
 void AttachQueue::Close() {
@@ -96,7 +98,7 @@ void AttachQueue::Close() {
     std::erase_if(attaches_, [](const auto& attach) { return !attach->running; });
   }
   for (Done& done : waiting) done(Draining());
-  workers_.reset();  // Nobody uses it any more: see closed_.
+  workers_.reset();  // No thread uses it any more, because closed_ is set.
 }
 
 void AttachQueue::Expire() {
@@ -112,15 +114,15 @@ void AttachQueue::Expire() {
       }
       over.emplace_back(attach.file_system, std::move(attach.done));
       attach.done = nullptr;
-      // One that runs still holds its thread.
+      // A running inspection keeps its entry, because it still holds a thread.
       entry = attach.running ? std::next(entry) : attaches_.erase(entry);
     }
   }
   for (auto& [file_system, done] : over) {
     done(MakeError(absl::StatusCode::kDeadlineExceeded, "FILE_SYSTEM_HANGS",
                    absl::StrCat("the root's file system (", file_system, ") has not answered within ",
-                                std::chrono::duration_cast<std::chrono::seconds>(limits_.patience).count(),
-                                " s; look at its server or disk, and attach again")));
+                                std::chrono::duration_cast<std::chrono::seconds>(limits_.timeout).count(),
+                                " s; check its server or disk, then attach again")));
   }
 }
 

@@ -1,5 +1,5 @@
-// Where roots are looked at before the engine gets them. That blocks on the root's file system, and one that
-// hangs must keep nobody from attaching another one.
+// Inspects roots before the engine gets them. That blocks on the root's file system, and a file system that
+// hangs must not keep anybody from attaching a root on another one.
 #ifndef CKPTD_DAEMON_ATTACH_ATTACH_QUEUE_H_
 #define CKPTD_DAEMON_ATTACH_ATTACH_QUEUE_H_
 
@@ -20,40 +20,40 @@
 namespace ckptd {
 
 struct AttachLimits {
-  int running_per_file_system = 2;  // Of one user; each may hang in the kernel for ever.
+  int running_per_file_system = 2;  // For one user; each may hang in the kernel forever.
   int running_per_uid = 8;
   int waiting_per_uid = 64;
   int threads = 128;
-  Duration patience = std::chrono::seconds(30);
+  Duration timeout = std::chrono::seconds(30);
 };
 
 // Thread-safe.
 class AttachQueue {
  public:
-  using Look = absl::AnyInvocable<absl::StatusOr<RootAttachment>()>;
+  using Inspect = absl::AnyInvocable<absl::StatusOr<RootAttachment>()>;
   using Done = absl::AnyInvocable<void(absl::StatusOr<RootAttachment>)>;
 
   AttachQueue(AttachLimits limits, Clock* clock)
       : limits_(limits), clock_(clock), workers_(std::make_unique<WorkerPool>(limits.threads)) {}
   ~AttachQueue() { Close(); }
 
-  // Runs `look` on a thread of the queue; `done` gets what it returns, once, on any thread. At most two looks
-  // at one file system (any name that tells them apart) by one user run at a time, and eight by one user.
-  // DEADLINE_EXCEEDED, reason FILE_SYSTEM_HANGS, when `look` has not returned after the patience; it may
+  // Runs `inspect` on a thread of the queue; `done` gets the result, once, on any thread. The limits on
+  // concurrent inspections are in AttachLimits; `file_system` is any name that identifies the file system.
+  // DEADLINE_EXCEEDED, reason FILE_SYSTEM_HANGS, when `inspect` has not returned within the timeout; it may
   // still be running then. RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED, when too many of this user wait, unless
-  // `any_number` may.
-  void Submit(uid_t uid, const std::string& file_system, Look look, Done done, bool any_number = false);
-  // Answers those whose patience is over. Call it about once a second.
+  // `any_number`.
+  void Submit(uid_t uid, const std::string& file_system, Inspect inspect, Done done, bool any_number = false);
+  // Answers the attaches whose timeout has passed. Call it about once a second.
   void Expire();
-  // Waits for the looks that run. Those that wait, and later ones, hear UNAVAILABLE, reason DRAINING.
+  // Waits for the inspections that run. Waiting and later ones fail with UNAVAILABLE, reason DRAINING.
   void Close();
 
  private:
   struct Attach {
     uid_t uid = 0;
     std::string file_system;
-    Look look;
-    Done done;  // Empty: answered.
+    Inspect inspect;
+    Done done;  // Empty once it is answered.
     Instant deadline;
     bool running = false;
   };
@@ -64,11 +64,13 @@ class AttachQueue {
   Clock* const clock_;
   Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<std::shared_ptr<Attach>> attaches_ ABSL_GUARDED_BY(mutex_);  // In order; running ones, too.
-  std::unique_ptr<WorkerPool> workers_;                                   // Null only once closed.
+  std::deque<std::shared_ptr<Attach>> attaches_
+      ABSL_GUARDED_BY(mutex_);           // Oldest first, running ones included.
+  std::unique_ptr<WorkerPool> workers_;  // Null once closed.
 };
 
-// Tells the file systems of open descriptors apart without asking a server that may be gone: "8:1".
+// Returns the device number ("8:1") of the file system of a descriptor, without asking a file server, which
+// may not answer.
 std::string FileSystemOf(int descriptor);
 
 }  // namespace ckptd

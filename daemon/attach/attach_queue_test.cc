@@ -24,7 +24,7 @@ class AttachQueueTest : public ::testing::Test {
  protected:
   ~AttachQueueTest() override { thaw_.set_value(); }
 
-  // An attach to a file system that hangs until the end of the test, or to one that does not.
+  // Attaches a root on a file system that hangs until the end of the test, or on one that does not.
   std::shared_future<absl::Status> Attach(uid_t uid, const std::string& file_system, bool hangs = false) {
     auto answer = std::make_shared<std::promise<absl::Status>>();
     queue_->Submit(
@@ -36,8 +36,8 @@ class AttachQueueTest : public ::testing::Test {
         [answer](absl::StatusOr<RootAttachment> attachment) { answer->set_value(attachment.status()); });
     return answer->get_future().share();
   }
-  static bool IsAnswered(const std::shared_future<absl::Status>& answer, seconds patience = seconds(0)) {
-    return answer.wait_for(patience) == std::future_status::ready;
+  static bool IsAnswered(const std::shared_future<absl::Status>& answer, seconds timeout = seconds(0)) {
+    return answer.wait_for(timeout) == std::future_status::ready;
   }
 
   std::promise<void> thaw_;
@@ -71,7 +71,7 @@ TEST_F(AttachQueueTest, AnswersAtTheDeadlineThatAFileSystemHangs) {
   for (const auto& answer : answers) EXPECT_FALSE(IsAnswered(answer));
   clock_.Advance(seconds(2));
   queue_->Expire();
-  for (const auto& answer : answers) {  // Those that run and those that wait.
+  for (const auto& answer : answers) {  // Running and waiting ones.
     ASSERT_TRUE(IsAnswered(answer));
     EXPECT_EQ(ReasonOf(answer.get()), "FILE_SYSTEM_HANGS");
     EXPECT_EQ(answer.get().code(), absl::StatusCode::kDeadlineExceeded);
@@ -79,7 +79,7 @@ TEST_F(AttachQueueTest, AnswersAtTheDeadlineThatAFileSystemHangs) {
 }
 
 TEST_F(AttachQueueTest, RefusesAUserWhoHasTooManyWaiting) {
-  for (int i = 0; i < 22; ++i) Attach(kAna, "0:1", /*hangs=*/true);  // Two run.
+  for (int i = 0; i < 22; ++i) Attach(kAna, "0:1", /*hangs=*/true);  // Two run, twenty wait.
   const auto refused = Attach(kAna, "0:2");
   ASSERT_TRUE(IsAnswered(refused, seconds(20)));
   EXPECT_EQ(ReasonOf(refused.get()), "LIMIT_EXCEEDED");

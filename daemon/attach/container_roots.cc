@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-// Without the slashes at the end; "" for "/".
+// Returns the path without trailing slashes; "" for "/".
 std::string_view Trimmed(std::string_view path) {
   while (path.ends_with('/')) path.remove_suffix(1);
   return path;

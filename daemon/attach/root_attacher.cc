@@ -18,7 +18,8 @@
 namespace ckptd {
 namespace {
 
-// The path of an open directory in this process's mount namespace, without links; "" when it has none.
+// Returns the path of an open directory in this process's mount namespace, without symbolic links; "" if it
+// has none.
 std::string PathOf(const UniqueFd& directory) {
   char path[PATH_MAX];
   const ssize_t size =
@@ -27,9 +28,9 @@ std::string PathOf(const UniqueFd& directory) {
                                                                : "";
 }
 
-// Where this process finds the directory, for its next life: a container may call it otherwise. Nothing when
-// neither its own path nor the caller's leads there with the user's rights: a path that only the caller
-// vouches for may be anybody's directory.
+// Returns the path at which the next daemon finds the directory; a container may have another name for it.
+// nullopt if neither the directory's own path nor `path` leads to it with the user's rights: a path that only
+// the caller vouches for may be anybody's directory.
 std::optional<std::string> OwnPath(const UniqueFd& directory, const struct stat& info,
                                    const std::string& path, const FileUser& user) {
   for (const std::string& candidate : {PathOf(directory), path}) {
@@ -43,7 +44,7 @@ std::optional<std::string> OwnPath(const UniqueFd& directory, const struct stat&
   return std::nullopt;
 }
 
-// What the root's first trainer took away from the mode of .ckptd; 022 for a root that has none yet.
+// Returns the umask with which the root's first trainer made .ckptd; 022 if there is no .ckptd yet.
 mode_t UmaskOfRoot(const UniqueFd& directory, const FileUser& user) {
   const absl::StatusOr<std::unique_ptr<FileSystem>> fs = MakePosixFileSystem(user);
   if (!fs.ok()) return 022;
@@ -97,19 +98,19 @@ absl::StatusOr<RootAttachment> RootAttacher::TryReopen(const storage::v1::KnownR
   struct stat info {};
   if (::fstat(directory.get(), &info) != 0)
     return ErrnoError(errno, absl::StrCat("fstat of root ", root.path()));
-  // A link that was put on the way since leads where its owner likes, perhaps to a directory with that inode
-  // on another file system.
+  // A symbolic link that was put into the path since then may lead anywhere, perhaps to a directory with the
+  // same inode number on another file system.
   if (const std::string now = PathOf(directory); now != root.path()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_MOVED",
-                     absl::StrCat(root.path(), " leads to ", now, " now; let a trainer attach the root"),
+                     absl::StrCat(root.path(), " leads to ", now, " now; start a job that attaches the root"),
                      {{"path", root.path()}});
   }
-  // The device's number may change with a boot; a directory's inode does not.
+  // Compare the inode only: device numbers may change at a boot.
   if (info.st_ino != root.inode()) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "ROOT_MOVED",
-        absl::StrCat(root.path(), " is another directory than it was (inode ", info.st_ino, ", not ",
-                     root.inode(), "); mount its file system, or let a trainer attach it"),
+        absl::StrCat(root.path(), " is another directory than before (inode ", info.st_ino, ", not ",
+                     root.inode(), "); mount its file system, or start a job that attaches it"),
         {{"path", root.path()}});
   }
   storage::v1::KnownRoot now = root;
@@ -150,22 +151,22 @@ RootAttachment RootAttacher::Make(UniqueFd directory, const storage::v1::KnownRo
           [in_use = std::move(in_use), done = std::move(done)]() mutable { done(std::move(in_use)); });
     });
   };
-  if (threads_.look != nullptr) {
+  if (threads_.inspect != nullptr) {
     attachment.reopen = [this, root, path](RootAttachment::Reopened done) {
-      const auto look = [this, root, path]() -> absl::StatusOr<RootAttachment> {
+      const auto inspect = [this, root, path]() -> absl::StatusOr<RootAttachment> {
         CKPTD_ASSIGN_OR_RETURN(RootAttachment found, Reopen(root));
         found.path = path;
         return found;
       };
-      threads_.look(static_cast<uid_t>(root.uid()), root.device(), look,
-                    [this, done = std::move(done)](absl::StatusOr<RootAttachment> found) mutable {
-                      threads_.engine([found = std::move(found), done = std::move(done)]() mutable {
-                        done(std::move(found));
-                      });
-                    });
+      threads_.inspect(static_cast<uid_t>(root.uid()), root.device(), inspect,
+                       [this, done = std::move(done)](absl::StatusOr<RootAttachment> found) mutable {
+                         threads_.engine([found = std::move(found), done = std::move(done)]() mutable {
+                           done(std::move(found));
+                         });
+                       });
     };
   }
-  // A std::function must be copyable, a descriptor is not: whoever calls first takes it.
+  // Shared, because a std::function must be copyable. The first call takes the descriptor.
   attachment.make_io = [this, shared = std::make_shared<UniqueFd>(std::move(directory)), user] {
     return make_io_(std::move(*shared), user);
   };

@@ -1,4 +1,4 @@
-// Root directories on their way to the engine: looked at, and remembered for the daemon's next life.
+// Inspects root directories for the engine, and remembers them in the state directory for the next start.
 #ifndef CKPTD_DAEMON_ATTACH_ROOT_ATTACHER_H_
 #define CKPTD_DAEMON_ATTACH_ROOT_ATTACHER_H_
 
@@ -25,40 +25,42 @@
 
 namespace ckptd {
 
-// Everything here blocks, on the root's file system or the state directory's. Thread-safe.
+// Thread-safe. Every method blocks on the root's file system or on the state directory's.
 class RootAttacher {
  public:
-  // Makes the engine's way to an open root directory; called on the engine's thread, must not block.
+  // Makes the RootIo of an open root directory. Called on the engine's thread; must not block.
   using MakeIo =
       std::function<absl::StatusOr<std::unique_ptr<RootIo>>(UniqueFd directory, const FileUser& user)>;
 
-  // Runs work that blocks on the state directory, and work on the engine's thread. Thread-safe, do not block.
+  // How to run work on other threads. All functions are thread-safe and do not block.
   using Post = std::function<void(absl::AnyInvocable<void()>)>;
   struct Threads {
-    Post state;
-    Post engine;
-    // Runs `look`, which blocks on a file system of this user's; `done` gets the result on any thread.
-    using Look = absl::AnyInvocable<absl::StatusOr<RootAttachment>()>;
-    std::function<void(uid_t uid, uint64_t device, Look look, RootAttachment::Reopened done)> look = nullptr;
+    Post state;   // For work that blocks on the state directory.
+    Post engine;  // On the engine's thread.
+    // Runs `inspect`, which blocks on a file system, for this user; `done` gets the result on any thread.
+    using Inspect = absl::AnyInvocable<absl::StatusOr<RootAttachment>()>;
+    std::function<void(uid_t uid, uint64_t device, Inspect inspect, RootAttachment::Reopened done)> inspect =
+        nullptr;
   };
 
   RootAttacher(StateDirectory* state, MakeIo make_io, Threads threads)
       : state_(state), make_io_(std::move(make_io)), threads_(std::move(threads)) {}
 
-  // A directory that a session handed over, perhaps open with O_PATH only, or named by path. `path` is what
-  // the session calls it. The engine remembers it (RootAttachment::remember) when it has opened the root for
-  // this user: what is sealed in it from then on is recovered after a crash. One to which this process has no
-  // path is not remembered. New files get the umask of `user`, also those of a RootIo that was made earlier.
-  // INVALID_ARGUMENT, reason INVALID_PATH, for what is no directory.
+  // Inspects a directory that a session handed over (perhaps open with O_PATH) or named by path. `path` is
+  // the session's name for it. Once the engine has opened the root for this user, it calls
+  // RootAttachment::remember, so that sealed saves are recovered after a crash. A directory to which this
+  // process has no path is not remembered. New files get the umask of `user`, also in a RootIo that was made
+  // earlier. INVALID_ARGUMENT, reason INVALID_PATH, if it is not a directory.
   absl::StatusOr<RootAttachment> Attach(UniqueFd directory, const std::string& path, const FileUser& user);
 
-  // A root of an earlier life, with the rights that its user has now (FindGroups). FAILED_PRECONDITION,
-  // reason ROOT_MOVED, when another directory is there now: a file system that is not mounted, most likely.
+  // Opens a root that an earlier daemon knew, with the rights that its user has now (FindGroups).
+  // FAILED_PRECONDITION, reason ROOT_MOVED, when another directory is at its path now, most likely because
+  // its file system is not mounted.
   absl::StatusOr<RootAttachment> Reopen(const storage::v1::KnownRoot& root);
 
  private:
-  // The umask that a root's files are made with, shared with its RootIo while that lives. Set to `umask` when
-  // there is one, else as the root's .ckptd shows which one it was made with.
+  // Returns the umask of the root's files, shared with its RootIo while that lives. It is user.umask if set,
+  // else the one that the mode of the root's .ckptd shows.
   std::shared_ptr<std::atomic<mode_t>> UmaskOf(const UniqueFd& directory, const struct stat& info,
                                                const FileUser& user);
   RootAttachment Make(UniqueFd directory, const storage::v1::KnownRoot& root, const std::string& path,

@@ -37,7 +37,7 @@ class RootAttacherTest : public ::testing::Test {
         },
         RootAttacher::Threads{.state = now, .engine = now});
   }
-  // What the engine does when it has opened the root for its user.
+  // Calls `remember` as the engine does once it has opened the root.
   static void Remember(const RootAttachment& attachment) {
     absl::Status remembered = absl::UnknownError("no answer");
     attachment.remember(
@@ -96,7 +96,8 @@ TEST_F(RootAttacherTest, WhatIsNoDirectoryIsRefusedAndNotRemembered) {
 TEST_F(RootAttacherTest, PathThatOnlyTheClientVouchesForIsNotRemembered) {
   std::filesystem::create_directory(std::string(folder_) + "/victim");
   UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  std::filesystem::remove(root());  // As in another mount namespace: this process has no path to it.
+  std::filesystem::remove(
+      root());  // Now this process has no path to it, as if it were in another mount namespace.
   const auto attachment = attacher_->Attach(std::move(directory), std::string(folder_) + "/victim", me_);
   ASSERT_TRUE(attachment.ok()) << attachment.status();
   EXPECT_TRUE(attachment->remember == nullptr);
@@ -106,7 +107,7 @@ TEST_F(RootAttacherTest, LinkThatWasPutInTheWayIsNotFollowed) {
   UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   Remember(attacher_->Attach(std::move(directory), root(), me_).value());
   const std::string elsewhere = std::string(folder_) + "/elsewhere";
-  std::filesystem::rename(root(), elsewhere);  // The same inode.
+  std::filesystem::rename(root(), elsewhere);  // The inode stays the same.
   std::filesystem::create_symlink(elsewhere, root());
   const auto reopened = attacher_->Reopen(state_->roots().at(0));
   EXPECT_EQ(ReasonOf(reopened.status()), "ROOT_MOVED");
@@ -132,12 +133,12 @@ TEST_F(RootAttacherTest, AnotherDirectoryAtItsPathIsNotRecovered) {
   EXPECT_THAT(std::string(reopened.status().message()), HasSubstr("mount its file system"));
 }
 
-// A group that the user has left since must not open the root again.
+// A group that the user has left must not open the root again.
 TEST_F(RootAttacherTest, ReopensWithTheGroupsThatTheUserHasNow) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root";
   storage::v1::KnownRoot known;
   known.set_path(root());
-  known.set_uid(61234);  // Nobody has it.
+  known.set_uid(61234);  // No user has this uid.
   known.set_gid(61234);
   known.add_groups(0);
   known.set_inode(InodeOf(root()));
@@ -164,9 +165,9 @@ TEST_F(RootAttacherTest, FilesGetTheUmaskOfTheTrainerThatAttachedLast) {
   const FileUser first = given_user_;
   ASSERT_NE(first.umask, nullptr);
   EXPECT_EQ(first.umask->load(), mode_t{077});
-  attach(027);  // The root is open already: its RootIo is the first one.
+  attach(027);  // The root is open: its RootIo stays the first one.
   EXPECT_EQ(first.umask->load(), mode_t{027});
-  attach(std::nullopt);  // Of a process that the daemon cannot look at.
+  attach(std::nullopt);  // The daemon cannot read the umask of this process.
   EXPECT_EQ(first.umask->load(), mode_t{027});
 }
 

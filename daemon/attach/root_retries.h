@@ -1,5 +1,5 @@
-// Known roots that could not be recovered because something could not be found out (CouldNotFindOut in
-// storage/base/errors.h): when each is tried again.
+// Schedules retries of known roots whose recovery failed with an error that says nothing about their
+// checkpoints, such as EIO (CouldNotFindOut in storage/base/errors.h).
 #ifndef CKPTD_DAEMON_ATTACH_ROOT_RETRIES_H_
 #define CKPTD_DAEMON_ATTACH_ROOT_RETRIES_H_
 
@@ -18,19 +18,20 @@ namespace ckptd {
 // Thread-safe.
 class RootRetries {
  public:
-  // An attempt to recover `root` has ended with `status`. True when it is to be tried again: after 1 s, then
-  // 2 s, 4 s, ... and then every 60 s, for a disk may come back at any time. Any other end forgets the root.
+  // Records that an attempt to recover `root` has ended with `status`. Returns true if it will be retried:
+  // after 1 s, 2 s, 4 s, ..., then every 60 s without end, because a disk may come back at any time.
+  // Otherwise forgets the root.
   bool Ended(const storage::v1::KnownRoot& root, const absl::Status& status, Instant now);
-  // Those whose time has come. Each is returned once, until its next attempt has ended.
+  // Returns the roots that are due. Each is returned once until its next attempt has ended.
   std::vector<storage::v1::KnownRoot> TakeDue(Instant now);
-  // How often `root` has failed so far; 0 when it is not to be tried again.
+  // Number of failed attempts so far; 0 if no retry is scheduled.
   int failures(const storage::v1::KnownRoot& root) const;
 
  private:
   struct Retry {
     storage::v1::KnownRoot root;
     int failures = 0;
-    bool waiting = false;  // Until `at`; else an attempt is under way.
+    bool waiting = false;  // Waits until `at`; else an attempt is in flight.
     Instant at;
   };
   static std::string KeyOf(const storage::v1::KnownRoot& root);

@@ -48,12 +48,12 @@ bool Parse(const std::string& text, KnownRoots& roots) {
   google::protobuf::TextFormat::Parser parser;
   NoLog no_log;
   parser.RecordErrorsTo(&no_log);
-  parser.AllowUnknownField(true);  // A newer daemon may have written it.
+  parser.AllowUnknownField(true);  // A newer daemon may have added fields.
   return parser.ParseFromString(text, &roots);
 }
 
-// Reads entry by entry a file that cannot be read as a whole. Each is a block as the printer writes it:
-// "roots {" to "}", both at the begin of a line.
+// Reads a file that cannot be parsed as a whole, entry by entry. An entry is a block as the printer writes
+// it: "roots {" to "}", both at the beginning of a line.
 KnownRoots ParseEntries(const std::string& text, std::vector<std::string>& problems) {
   KnownRoots all;
   std::string block;
@@ -61,7 +61,7 @@ KnownRoots ParseEntries(const std::string& text, std::vector<std::string>& probl
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     ++number;
     if (line == "roots {") {
-      if (!block.empty()) problems.push_back(absl::StrCat("the entry in line ", first_line, " has no end"));
+      if (!block.empty()) problems.push_back(absl::StrCat("the entry in line ", first_line, " is cut off"));
       block.clear();
       first_line = number;
     }
@@ -77,30 +77,30 @@ KnownRoots ParseEntries(const std::string& text, std::vector<std::string>& probl
     block.clear();
     first_line = 0;
   }
-  if (first_line != 0) problems.push_back(absl::StrCat("the entry in line ", first_line, " has no end"));
+  if (first_line != 0) problems.push_back(absl::StrCat("the entry in line ", first_line, " is cut off"));
   return all;
 }
 
-absl::Status LockWithin(FileSystem& fs, Handle file, Duration patience) {
-  const Instant deadline = SystemClock().Now() + patience;
+absl::Status LockWithin(FileSystem& fs, Handle file, Duration timeout) {
+  const Instant deadline = SystemClock().Now() + timeout;
   while (true) {
     absl::Status locked = fs.Lock(file);
     if (ReasonOf(locked) != "LOCKED" || SystemClock().Now() >= deadline) return locked;
-    std::this_thread::sleep_for(kLockRetry);  // flock has no deadline of its own.
+    std::this_thread::sleep_for(kLockRetry);  // flock has no timeout.
   }
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::string& path,
-                                                                     Duration patience,
+                                                                     Duration timeout,
                                                                      KnownRootLimits limits) {
   std::unique_ptr<StateDirectory> state(new StateDirectory);
   state->path_ = path;
   state->limits_ = limits;
   CKPTD_ASSIGN_OR_RETURN(state->fs_, MakePosixFileSystem());
   if (::mkdir(path.c_str(), 0700) == 0) {
-    // What is remembered in it must not go with it.
+    // Sync the parent, so that a crash does not lose the new directory and the list in it.
     const std::string above = std::filesystem::path(path).parent_path();
     CKPTD_ASSIGN_OR_RETURN(const Handle parent, OpenRootDirectory(above, std::nullopt));
     CKPTD_RETURN_IF_ERROR(state->fs_->Sync(ScopedHandle(state->fs_.get(), parent).get(), SyncMode::kAll));
@@ -110,10 +110,10 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(const std::
   CKPTD_ASSIGN_OR_RETURN(const Handle directory, OpenRootDirectory(path, std::nullopt));
   state->directory_ = ScopedHandle(state->fs_.get(), directory);
   CKPTD_ASSIGN_OR_RETURN(state->lock_, OpenScoped(*state->fs_, directory, "lock", OpenMode::kLock));
-  if (absl::Status locked = LockWithin(*state->fs_, state->lock_.get(), patience); !locked.ok()) {
+  if (absl::Status locked = LockWithin(*state->fs_, state->lock_.get(), timeout); !locked.ok()) {
     if (ReasonOf(locked) != "LOCKED") return Annotate(locked, absl::StrCat("lock ", path, "/lock"));
     return MakeError(absl::StatusCode::kFailedPrecondition, "STATE_LOCKED",
-                     absl::StrCat("another ckptd works with the state directory ", path,
+                     absl::StrCat("another ckptd uses the state directory ", path,
                                   "; stop it or choose another state_directory"));
   }
   CKPTD_RETURN_IF_ERROR(state->Load());
@@ -138,12 +138,13 @@ absl::Status StateDirectory::Load() {
   if (!problem.empty()) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "STATE_UNREADABLE",
-        absl::StrCat(path_, "/", kRootsFile, ": ", problem,
-                     "; repair it, or remove it: then roots are recovered when their next trainer comes"));
+        absl::StrCat(
+            path_, "/", kRootsFile, ": ", problem,
+            "; repair or remove it (without it, a root is recovered when its next job attaches it)"));
   }
   for (std::string& left_out : problems_) {
     left_out = absl::StrCat(path_, "/", kRootsFile, ": ", left_out,
-                            "; this root is recovered when its next trainer comes; a copy of the file is ",
+                            "; this root is recovered when its next job attaches it; a copy of the file is ",
                             path_, "/", kDamagedFile);
   }
   MutexLock lock(mutex_);
@@ -164,12 +165,12 @@ absl::Status StateDirectory::Write(const std::vector<Entry>& entries) {
   if (static_cast<int64_t>(text.size()) > kMaxFileBytes) {
     return MakeError(absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
                      absl::StrCat("the list of known roots would have ", text.size(), " bytes; at most ",
-                                  kMaxFileBytes, " are read again at the next start"));
+                                  kMaxFileBytes, " can be read at the next start"));
   }
   return ReplaceFileDurably(*fs_, directory_.get(), kRootsFile, text);
 }
 
-// Removes entries of the root's user until one more fits.
+// Removes entries of the root's user until one more fits the limits.
 absl::Status StateDirectory::MakeRoom(std::vector<Entry>& entries, const KnownRoot& root) const {
   const auto full = [&] {
     int roots = 1;
@@ -200,7 +201,7 @@ absl::Status StateDirectory::MakeRoom(std::vector<Entry>& entries, const KnownRo
 }
 
 absl::StatusOr<StateDirectory::InUse> StateDirectory::Remember(const KnownRoot& root) {
-  // Held over the write: two of them must not overtake one another on the way to disk.
+  // Held during the write: a second call must not write an older list after this one.
   MutexLock lock(mutex_);
   for (Entry& entry : entries_) {
     if (!SameEntry(entry.root, root)) continue;

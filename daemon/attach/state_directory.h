@@ -1,5 +1,5 @@
-// What a daemon remembers between two lives: the roots that it knows (KnownRoots of proto/ckptd/storage/v1,
-// as text).
+// The state directory: the list of known roots (KnownRoots of proto/ckptd/storage/v1, as text) that a daemon
+// leaves to the next one, and a lock.
 #ifndef CKPTD_DAEMON_ATTACH_STATE_DIRECTORY_H_
 #define CKPTD_DAEMON_ATTACH_STATE_DIRECTORY_H_
 
@@ -17,7 +17,7 @@
 
 namespace ckptd {
 
-// Bounds on what one user can make the daemon remember.
+// Limits on what one user can make the daemon remember.
 struct KnownRootLimits {
   int roots_per_uid = 256;
   int64_t bytes_per_uid = int64_t{1} << 20;  // Of the file.
@@ -25,29 +25,29 @@ struct KnownRootLimits {
 
 class StateDirectory {
  public:
-  // Makes the directory when it is missing (the one above it must exist) and locks it for the object's life.
-  // FAILED_PRECONDITION, reason STATE_LOCKED, when another daemon has it, and reason STATE_UNREADABLE when
-  // no entry of the file can be read: then saves that wait in unknown roots would be forgotten. Waits
-  // for the lock for up to `patience`: a daemon that was killed keeps it until the kernel has taken all of it
-  // down.
+  // Makes the directory if it is missing (its parent must exist) and locks it while the object lives.
+  // FAILED_PRECONDITION, reason STATE_LOCKED, when another daemon holds the lock for longer than `timeout`: a
+  // daemon that was killed keeps it until the kernel has torn it down. FAILED_PRECONDITION, reason
+  // STATE_UNREADABLE, when no entry of the file can be read: to go on would forget roots with unfinished
+  // saves.
   static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(const std::string& path,
-                                                              Duration patience = Duration::zero(),
+                                                              Duration timeout = Duration::zero(),
                                                               KnownRootLimits limits = {});
 
   std::vector<storage::v1::KnownRoot> roots() const;
-  // What Open had to leave out of the list because it cannot be read. A copy of the file is in
+  // One message for each entry that Open could not read. A copy of the damaged file is in
   // known_roots.damaged.
   const std::vector<std::string>& problems() const { return problems_; }
 
-  // While it lives, the root is in use: the limits do not remove its entry.
+  // While it lives, the root is in use, and its entry is not removed to make room.
   using InUse = std::shared_ptr<const void>;
-  // An entry is a user's directory at a path: (uid, path, inode). Device numbers change with a boot, and the
-  // path is the client's word, so neither tells directories apart, and an entry never takes the place of
-  // another one. Durable on return; at once when the entry is there. Where the user has too many, those
-  // that this start did not find go first, then the oldest ones that are not in use. RESOURCE_EXHAUSTED,
-  // reason LIMIT_EXCEEDED, when all of them are. Thread-safe.
+  // Adds a root to the list; durable on return. An entry is identified by (uid, path, inode): device numbers
+  // change with a boot, and the client chooses the path, so neither alone identifies a directory. An entry
+  // never replaces another one. Returns without writing if the entry exists. If the user has too many
+  // entries, it removes those whose directory was missing at this start, then the oldest that are not in use.
+  // RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED, when all are in use. Thread-safe.
   absl::StatusOr<InUse> Remember(const storage::v1::KnownRoot& root);
-  // Says whether there is such a directory at its path now. Thread-safe.
+  // Records whether the directory is missing at its path now. Thread-safe.
   void SetMissing(const storage::v1::KnownRoot& root, bool missing);
 
  private:

@@ -57,7 +57,7 @@ class EventLoop::Impl {
       }
       for (; !batch.empty(); batch.pop_front()) {
         std::exchange(batch.front(), nullptr)();
-        TickIfDue();  // However much is posted.
+        TickIfDue();  // Between callbacks, too, so that a full queue does not delay the tick.
       }
       if (ending) return;
       TickIfDue();
@@ -83,12 +83,12 @@ class EventLoop::Impl {
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<int64_t> turns_{0};
 
-  // Of the loop's thread alone.
+  // Used on the loop's thread only.
   absl::AnyInvocable<void()> tick_;
   Duration interval_{};
   Instant next_tick_{};
 
-  std::thread thread_;  // Last: starts when the rest is there.
+  std::thread thread_;  // Declared last: it uses all members above.
 };
 
 EventLoop::EventLoop(std::string thread_name) : impl_(std::make_unique<Impl>(thread_name)) {}

@@ -1,4 +1,4 @@
-// A thread that runs what is posted to it, in order, and a tick.
+// A thread that runs posted callbacks in order, and a periodic tick.
 #ifndef CKPTD_DAEMON_BASE_EVENT_LOOP_H_
 #define CKPTD_DAEMON_BASE_EVENT_LOOP_H_
 
@@ -13,12 +13,12 @@ namespace ckptd {
 class EventLoop {
  public:
   explicit EventLoop(std::string thread_name);
-  ~EventLoop();  // Runs what was posted before, then ends.
+  ~EventLoop();  // Runs the callbacks that were posted before, then ends the thread.
 
   void Post(absl::AnyInvocable<void()> work);  // Thread-safe.
   // `tick` runs on the loop's thread at least every `interval`, from Start on.
   void Start(absl::AnyInvocable<void()> tick, Duration interval);
-  // Turns since the start: the watchdog sees that it lives.
+  // Turns of the loop since the start. The watchdog reads it to see that the thread is alive.
   int64_t turns() const;
 
  private:

@@ -1,4 +1,4 @@
-// The way to the engine's loop for threads that may outlive it: after Close, what they post is dropped.
+// Posts to an event loop that may end before the caller: after Close, posted callbacks are dropped.
 #ifndef CKPTD_DAEMON_BASE_LOOP_GATE_H_
 #define CKPTD_DAEMON_BASE_LOOP_GATE_H_
 
@@ -19,7 +19,7 @@ class LoopGate {
     MutexLock lock(mutex_);
     if (loop_ != nullptr) loop_->Post(std::move(work));
   }
-  // Before the loop goes.
+  // Call it before the loop is destroyed.
   void Close() {
     MutexLock lock(mutex_);
     loop_ = nullptr;

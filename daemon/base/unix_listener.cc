@@ -24,14 +24,14 @@ absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_PATH",
-                     absl::StrCat("socket path \"", path, "\" has ", path.size(), " bytes, 1 to ",
-                                  sizeof(address.sun_path) - 1, " fit"));
+                     absl::StrCat("socket path \"", path, "\" has ", path.size(),
+                                  " bytes; it must have 1 to ", sizeof(address.sun_path) - 1));
   }
   std::copy(path.begin(), path.end(), address.sun_path);
   return address;
 }
 
-// Removes what is at the path when it is a socket that nobody listens on.
+// Removes the socket at the path if no process listens on it.
 absl::Status RemoveStale(const std::string& path, const sockaddr_un& address, int type) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) {
@@ -40,7 +40,7 @@ absl::Status RemoveStale(const std::string& path, const sockaddr_un& address, in
   if (!S_ISSOCK(info.st_mode)) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, "NOT_A_SOCKET",
-        absl::StrCat(path, " is there and is not a socket; remove it or choose another socket_path"));
+        absl::StrCat(path, " exists and is not a socket; remove it or choose another socket_path"));
   }
   UniqueFd probe(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe) return ErrnoError(errno, "socket");
@@ -59,16 +59,17 @@ absl::Status RemoveStale(const std::string& path, const sockaddr_un& address, in
 
 absl::StatusOr<UniqueFd> ListenUnix(const UnixListenerOptions& options) {
   CKPTD_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(options.path));
-  const Instant deadline = SystemClock().Now() + options.patience;
+  const Instant deadline = SystemClock().Now() + options.timeout;
   absl::Status removed = RemoveStale(options.path, address, options.type);
   while (ReasonOf(removed) == "SOCKET_IN_USE" && SystemClock().Now() < deadline) {
-    std::this_thread::sleep_for(kRetry);  // Nothing tells when the last reference to a socket is gone.
+    std::this_thread::sleep_for(
+        kRetry);  // The kernel does not notify when the last reference to a socket is gone.
     removed = RemoveStale(options.path, address, options.type);
   }
   CKPTD_RETURN_IF_ERROR(removed);
   UniqueFd listener(::socket(AF_UNIX, options.type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener) return ErrnoError(errno, "socket");
-  // A socket that is bound and does not listen yet refuses every connection: its rights are set meanwhile.
+  // Set mode and group before listen(): until then the socket refuses every connection.
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return ErrnoError(errno, absl::StrCat("bind ", options.path));
   }

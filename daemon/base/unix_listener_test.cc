@@ -30,7 +30,7 @@ class UnixListenerTest : public ::testing::Test {
     ::rmdir(folder_);
   }
   absl::StatusOr<UniqueFd> Listen(int type = SOCK_STREAM, mode_t mode = 0600) {
-    return ListenUnix({.path = path_, .type = type, .mode = mode, .group = ::getegid(), .patience = {}});
+    return ListenUnix({.path = path_, .type = type, .mode = mode, .group = ::getegid(), .timeout = {}});
   }
   bool Connects(int type) {
     UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
@@ -67,7 +67,7 @@ TEST_F(UnixListenerTest, TheSocketOfADaemonThatIsStillGoingDownIsWaitedFor) {
   ASSERT_TRUE(first.ok()) << first.status();
   std::future<absl::Status> second = std::async(std::launch::async, [this] {
     const UnixListenerOptions options{
-        .path = path_, .type = SOCK_STREAM, .mode = 0600, .group = {}, .patience = std::chrono::seconds(30)};
+        .path = path_, .type = SOCK_STREAM, .mode = 0600, .group = {}, .timeout = std::chrono::seconds(30)};
     return ListenUnix(options).status();
   });
   EXPECT_EQ(second.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
@@ -99,7 +99,7 @@ TEST_F(UnixListenerTest, APathThatDoesNotFitIsRefused) {
 TEST_F(UnixListenerTest, AMissingDirectoryIsSaid) {
   EXPECT_EQ(
       ErrnoOf(ListenUnix(
-                  {.path = "/nonexistent/s", .type = SOCK_STREAM, .mode = 0600, .group = {}, .patience = {}})
+                  {.path = "/nonexistent/s", .type = SOCK_STREAM, .mode = 0600, .group = {}, .timeout = {}})
                   .status()),
       ENOENT);
 }

@@ -27,7 +27,7 @@ void WorkerPool::Submit(absl::AnyInvocable<void()> work) {
   queue_.push_back(std::move(work));
   if (queue_.size() > idle_ && static_cast<int>(threads_.size()) < max_threads_ && !ending_) {
     absl::StatusOr<std::thread> thread = StartThread("ckptd-worker", [this] { Run(); });
-    // Else the threads that there are do it; the constructor made one.
+    // If no thread can be started, the existing ones run the work; there is at least one.
     if (thread.ok()) threads_.push_back(*std::move(thread));
   }
   changed_.Signal();

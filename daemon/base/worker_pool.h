@@ -1,5 +1,6 @@
-// Threads for work that blocks on somebody's file system, so that gRPC's threads and the engine's do not. One
-// that hangs must not hold the others up: while all are busy, more work starts another thread.
+// A pool of threads for work that blocks on a file system, so that the threads of gRPC and of the engine do
+// not block. Work that hangs must not delay other work: while all threads are busy, new work starts another
+// one.
 #ifndef CKPTD_DAEMON_BASE_WORKER_POOL_H_
 #define CKPTD_DAEMON_BASE_WORKER_POOL_H_
 
@@ -15,8 +16,8 @@ namespace ckptd {
 // Thread-safe.
 class WorkerPool {
  public:
-  explicit WorkerPool(int max_threads);  // With its first thread.
-  ~WorkerPool();                         // Runs what is queued, then ends.
+  explicit WorkerPool(int max_threads);  // Starts the first thread.
+  ~WorkerPool();                         // Runs the queued work, then ends the threads.
   void Submit(absl::AnyInvocable<void()> work);
 
  private:

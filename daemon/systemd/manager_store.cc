@@ -54,8 +54,8 @@ std::vector<NamedDescriptor> TakeManagerDescriptors() {
   return descriptors;
 }
 
-ManagerStore::ManagerStore(Notifier* notifier, int most, std::set<std::string> held, Duration patience)
-    : notifier_(notifier), most_(most), patience_(patience), held_(std::move(held)) {}
+ManagerStore::ManagerStore(Notifier* notifier, int most, std::set<std::string> held, Duration timeout)
+    : notifier_(notifier), most_(most), timeout_(timeout), held_(std::move(held)) {}
 
 absl::Status ManagerStore::Put(const std::string& name, int fd) {
   MutexLock lock(mutex_);
@@ -84,7 +84,7 @@ absl::Status ManagerStore::AwaitBarrier() {
   UniqueFd write(ends[1]);
   CKPTD_RETURN_IF_ERROR(notifier_->SendWith("BARRIER=1", write.get()));
   write.reset();
-  const Instant deadline = SystemClock().Now() + patience_;
+  const Instant deadline = SystemClock().Now() + timeout_;
   while (true) {
     const Duration left = std::max(deadline - SystemClock().Now(), Duration::zero());
     pollfd waiting = {read.get(), 0, 0};

@@ -25,8 +25,8 @@ std::vector<NamedDescriptor> TakeManagerDescriptors();
 
 class ManagerStore final : public DescriptorStore {
  public:
-  // `most`: ManagerStoreSize(). `held`: names that it has already. `patience`: for its answer to one Put.
-  ManagerStore(Notifier* notifier, int most, std::set<std::string> held, Duration patience);
+  // `most`: ManagerStoreSize(). `held`: names that it has already. `timeout`: for its answer to one Put.
+  ManagerStore(Notifier* notifier, int most, std::set<std::string> held, Duration timeout);
 
   // RESOURCE_EXHAUSTED when it is full: a manager says nothing of what it does not take. DEADLINE_EXCEEDED
   // when it does not answer.
@@ -38,7 +38,7 @@ class ManagerStore final : public DescriptorStore {
 
   Notifier* const notifier_;
   const int most_;
-  const Duration patience_;
+  const Duration timeout_;
   Mutex mutex_;
   std::set<std::string> held_ ABSL_GUARDED_BY(mutex_);
 };

@@ -103,8 +103,8 @@ absl::StatusOr<std::unique_ptr<Notifier>> MakeNotifier() {
   if (name[0] == '@') address.sun_path[0] = '\0';
   UniqueFd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!socket) return ErrnoError(errno, "socket for $NOTIFY_SOCKET");
-  const timeval patience = {.tv_sec = 1, .tv_usec = 0};
-  if (::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)) != 0) {
+  const timeval timeout = {.tv_sec = 1, .tv_usec = 0};
+  if (::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout)) != 0) {
     return ErrnoError(errno, "SO_SNDTIMEO for $NOTIFY_SOCKET");
   }
   // An abstract name is exactly as long as it is said to be; a path is the same with or without its NUL.

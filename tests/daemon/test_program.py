@@ -77,7 +77,7 @@ def test_second_daemon_on_same_state_directory_is_refused(daemon: Any, other: An
     daemon.start()
     done = run(*other.arguments(f"--state_directory={daemon.folder / 'state'}"))
     assert done.returncode == 1
-    assert f"another ckptd works with the state directory {daemon.folder / 'state'}" in done.stderr
+    assert f"another ckptd uses the state directory {daemon.folder / 'state'}" in done.stderr
     daemon.status()
 
 
