@@ -1,4 +1,4 @@
-// ckptd.v1.Admin over gRPC.
+// The service ckptd.v1.Admin: a thin adapter between gRPC calls and the engine.
 #ifndef CKPTD_DAEMON_GRPC_ADMIN_SERVICE_H_
 #define CKPTD_DAEMON_GRPC_ADMIN_SERVICE_H_
 
@@ -12,7 +12,7 @@ class Service;
 
 namespace ckptd {
 
-// `context` outlives every call of the service.
+// `context` must outlive every call of the service.
 std::unique_ptr<grpc::Service> MakeAdminService(ServiceContext* context);
 
 }  // namespace ckptd

@@ -1,5 +1,5 @@
-// AdoptCheckpoints: every outcome is sent, of which there are as many as tags; of progress only the newest
-// waits.
+// AdoptCheckpoints: queues every outcome, of which there is one for each tag, and only the newest progress
+// event.
 #include <deque>
 #include <memory>
 #include <optional>

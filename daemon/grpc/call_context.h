@@ -1,4 +1,5 @@
-// What a handler reads out of gRPC's context. Only for the .cc files of the services.
+// Helpers of the services' handlers: who calls, and how a unary call gets to the engine. Include it in .cc
+// files only, because it brings gRPC's headers along.
 #ifndef CKPTD_DAEMON_GRPC_CALL_CONTEXT_H_
 #define CKPTD_DAEMON_GRPC_CALL_CONTEXT_H_
 
@@ -28,8 +29,8 @@ inline absl::StatusOr<Caller> CallerOf(const ServiceContext& context, const grpc
   return context.authenticator->Find(call.peer(), token, rule);
 }
 
-// What to undo when an answer does not reach the client: a lease that nobody knows of would keep its
-// checkpoint until the session ends. Null: nothing.
+// Returns what to undo if an answer does not reach the client; null if nothing. A lease that the client does
+// not know of would keep its checkpoint until the session ends.
 template <typename Response>
 std::function<void()> UndoOf(ServiceContext* context, const Caller& who,
                              const absl::StatusOr<Response>& answer) {
@@ -47,7 +48,7 @@ std::function<void()> UndoOf(ServiceContext* context, const Caller& who,
   return nullptr;
 }
 
-// Hands a unary call to `ask(engine, caller, request, reply)` on the engine's thread.
+// Runs `ask(engine, caller, request, reply)` on the engine's thread for a unary call.
 template <typename Request, typename Response, typename Ask>
 grpc::ServerUnaryReactor* AskEngine(ServiceContext* context, const grpc::CallbackServerContext* call_context,
                                     TokenRule rule, const Request* request, Response* response, Ask ask) {
@@ -68,7 +69,7 @@ grpc::ServerUnaryReactor* AskEngine(ServiceContext* context, const grpc::Callbac
           std::function<void()> undo = UndoOf(context, who, answer);
           call->Answer(std::move(answer), std::move(undo));
         }));
-    GiveOn(call.get());
+    TsanRelease(call.get());
   });
   return call.get();
 }

@@ -66,7 +66,7 @@ absl::Status CallTicket::Charge(int64_t bytes) {
   return absl::OkStatus();
 }
 
-void CallTicket::ChargeWhenThereIs(int64_t bytes, absl::AnyInvocable<void(bool)> ready) {
+void CallTicket::ChargeWhenAvailable(int64_t bytes, absl::AnyInvocable<void(bool)> ready) {
   {
     MutexLock lock(limits_->mutex_);
     CallLimits::User& user = limits_->users_.at(uid_);
@@ -93,7 +93,7 @@ void CallTicket::StopWaiting() {
       user.waiting.erase(waiting);
       break;
     }
-    if (stopped) ready = limits_->TakeReady(user);  // It may have kept smaller ones behind it waiting.
+    if (stopped) ready = limits_->TakeReady(user);  // Smaller requests may have waited behind this one.
   }
   if (stopped) stopped(false);
   for (CallLimits::Waiting& waiting : ready) waiting.ready(true);

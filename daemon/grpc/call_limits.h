@@ -1,5 +1,5 @@
-// What the calls of one user may take together: how many there are, and the memory of their requests, answers
-// and buffers. So one user cannot fill the daemon's memory with calls, or with answers that nobody reads.
+// Limits the calls of each user: their number, and the memory of their requests, answers and buffers. So one
+// user cannot fill the daemon's memory with calls, or with answers that nobody reads.
 #ifndef CKPTD_DAEMON_GRPC_CALL_LIMITS_H_
 #define CKPTD_DAEMON_GRPC_CALL_LIMITS_H_
 
@@ -19,20 +19,20 @@ namespace ckptd {
 
 class CallLimits;
 
-// One call. Gives back what it was charged for when it is destroyed. Thread-safe. Outlived by its CallLimits.
+// One call. Its destructor gives back what was charged. Thread-safe. Its CallLimits must outlive it.
 class CallTicket {
  public:
   ~CallTicket();
   CallTicket(const CallTicket&) = delete;
   CallTicket& operator=(const CallTicket&) = delete;
 
-  // RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED, and nothing is charged, when the user's calls would have more
-  // than they may.
+  // Charges memory. RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED, and nothing is charged, when the user's calls
+  // would exceed their limit.
   absl::Status Charge(int64_t bytes);
-  // Waits for the memory, behind others of this user who wait. `ready` runs once: when it is charged (true),
-  // on this thread or on the one that gives memory back, or when StopWaiting was first (false). More than the
-  // whole limit is charged as the limit. Once at a time.
-  void ChargeWhenThereIs(int64_t bytes, absl::AnyInvocable<void(bool charged)> ready);
+  // Charges the memory when there is room, after earlier waiting calls of this user. `ready` runs once: with
+  // true when it is charged, on this thread or on the one that gives memory back; with false if StopWaiting
+  // was called first. More than the limit is charged as the limit. At most one wait at a time.
+  void ChargeWhenAvailable(int64_t bytes, absl::AnyInvocable<void(bool charged)> ready);
   void StopWaiting();
   void Refund(int64_t bytes);
 
@@ -41,7 +41,7 @@ class CallTicket {
   CallTicket(CallLimits* limits, uid_t uid) : limits_(limits), uid_(uid) {}
   CallLimits* const limits_;
   const uid_t uid_;
-  int64_t charged_ = 0;  // Guarded by the lock of limits_.
+  int64_t charged_ = 0;  // Guarded by limits_->mutex_.
 };
 
 // Thread-safe.
@@ -50,7 +50,7 @@ class CallLimits {
   CallLimits(int calls_per_uid, int64_t memory_per_uid)
       : calls_per_uid_(calls_per_uid), memory_per_uid_(memory_per_uid) {}
 
-  // RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED.
+  // Counts one more call. RESOURCE_EXHAUSTED, reason LIMIT_EXCEEDED, when the user has too many.
   absl::StatusOr<std::shared_ptr<CallTicket>> Start(uid_t uid);
 
   int calls(uid_t uid) const;
@@ -70,13 +70,14 @@ class CallLimits {
   };
 
   bool Fits(const User& user, int64_t bytes) const { return user.memory + bytes <= memory_per_uid_; }
-  // Those that fit now, oldest first; the caller runs them without the lock.
+  // Charges and returns the waiting calls that fit now, oldest first. The caller runs their callbacks without
+  // the lock.
   std::deque<Waiting> TakeReady(User& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int calls_per_uid_;
   const int64_t memory_per_uid_;
   mutable Mutex mutex_;
-  std::map<uid_t, User> users_ ABSL_GUARDED_BY(mutex_);  // Those that have calls.
+  std::map<uid_t, User> users_ ABSL_GUARDED_BY(mutex_);  // Users with calls in flight.
 };
 
 }  // namespace ckptd

@@ -59,11 +59,11 @@ TEST(CallLimits, WhoWaitsForMemoryGetsItInOrderWhenOthersGiveItBack) {
   auto holder = Started(limits);
   const auto large = Started(limits), small = Started(limits);
   std::vector<std::string> ready;
-  holder->ChargeWhenThereIs(80, [&](bool charged) { ready.push_back(charged ? "holder" : "stopped"); });
+  holder->ChargeWhenAvailable(80, [&](bool charged) { ready.push_back(charged ? "holder" : "stopped"); });
   EXPECT_THAT(ready, ElementsAre("holder"));
-  large->ChargeWhenThereIs(60, [&](bool charged) { ready.push_back(charged ? "large" : "stopped"); });
-  small->ChargeWhenThereIs(10, [&](bool charged) { ready.push_back(charged ? "small" : "stopped"); });
-  EXPECT_THAT(ready, ElementsAre("holder"));  // The small one does not overtake.
+  large->ChargeWhenAvailable(60, [&](bool charged) { ready.push_back(charged ? "large" : "stopped"); });
+  small->ChargeWhenAvailable(10, [&](bool charged) { ready.push_back(charged ? "small" : "stopped"); });
+  EXPECT_THAT(ready, ElementsAre("holder"));  // The small request does not overtake.
   holder.reset();
   EXPECT_THAT(ready, ElementsAre("holder", "large", "small"));
   EXPECT_EQ(limits.memory(1000), 70);
@@ -74,8 +74,8 @@ TEST(CallLimits, WhoStopsWaitingHearsSoAndLetsOthersPass) {
   const auto holder = Started(limits), large = Started(limits), small = Started(limits);
   ASSERT_TRUE(holder->Charge(80).ok());
   std::vector<std::string> ready;
-  large->ChargeWhenThereIs(60, [&](bool charged) { ready.push_back(charged ? "large" : "stopped"); });
-  small->ChargeWhenThereIs(10, [&](bool charged) { ready.push_back(charged ? "small" : "stopped"); });
+  large->ChargeWhenAvailable(60, [&](bool charged) { ready.push_back(charged ? "large" : "stopped"); });
+  small->ChargeWhenAvailable(10, [&](bool charged) { ready.push_back(charged ? "small" : "stopped"); });
   EXPECT_THAT(ready, IsEmpty());
   large->StopWaiting();
   EXPECT_THAT(ready, ElementsAre("stopped", "small"));
@@ -89,7 +89,7 @@ TEST(CallLimits, MoreThanTheWholeLimitIsGivenWhenNothingElseIsHeld) {
   const auto huge = Started(limits);
   ASSERT_TRUE(holder->Charge(1).ok());
   bool charged = false;
-  huge->ChargeWhenThereIs(1000, [&](bool yes) { charged = yes; });
+  huge->ChargeWhenAvailable(1000, [&](bool yes) { charged = yes; });
   EXPECT_FALSE(charged);
   holder.reset();
   EXPECT_TRUE(charged);

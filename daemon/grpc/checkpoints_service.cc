@@ -37,7 +37,7 @@ absl::Status PathOfAnotherNamespace(const std::string& path, const std::string& 
       {{"path", path}});
 }
 
-// On a worker: the directory that a session without descriptors names by path, opened as the session's user.
+// On a worker: opens, as the session's user, the directory that a session without descriptors names by path.
 absl::StatusOr<RootAttachment> OpenRootOf(ServiceContext& context, const Caller& caller,
                                           const std::string& path, const Peer& peer) {
   CKPTD_ASSIGN_OR_RETURN(FileUser user, context.sessions->UserOf(caller.session));
@@ -68,12 +68,13 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
   Unary* OpenRoot(Context* call, const v1::OpenRootRequest* request,
                   v1::OpenRootResponse* response) override {
     const Peer peer = context_->authenticator->FindPeer(call->peer()).value_or(Peer{});
-    // Neither gRPC's thread nor the engine's opens a directory: its file system may hang.
+    // The AttachQueue opens the directory, not gRPC's thread or the engine's, because its file system may
+    // hang.
     return AskEngine(
         context_, call, TokenRule::kRequired, request, response,
         [context = context_, peer](Engine&, const Caller& caller, const v1::OpenRootRequest& asked,
                                    Reply<v1::OpenRootResponse> reply) {
-          // On which file system a path lies is not known before it is opened.
+          // The file system of a path is unknown until it is opened.
           context->attaches->Submit(
               caller.uid, "opened by path",
               [context, caller, peer, path = asked.path()] {
@@ -105,7 +106,7 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
   Unary* Seal(Context* call, const v1::SealRequest* request, v1::SealResponse* response) override {
     return Ask(call, TokenRule::kRequired, request, response, &Engine::Seal);
   }
-  // An operator ends and awaits saves by name, without a session.
+  // An operator may abort and await saves by name, without a session.
   Unary* Abort(Context* call, const v1::AbortRequest* request, v1::AbortResponse* response) override {
     return Ask(call, TokenRule::kOptional, request, response, &Engine::Abort);
   }

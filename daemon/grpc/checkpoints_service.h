@@ -1,4 +1,4 @@
-// ckptd.v1.Checkpoints over gRPC: a thin adapter between calls and the engine.
+// The service ckptd.v1.Checkpoints: a thin adapter between gRPC calls and the engine.
 #ifndef CKPTD_DAEMON_GRPC_CHECKPOINTS_SERVICE_H_
 #define CKPTD_DAEMON_GRPC_CHECKPOINTS_SERVICE_H_
 
@@ -12,7 +12,7 @@ class Service;
 
 namespace ckptd {
 
-// `context` outlives every call of the service.
+// `context` must outlive every call of the service.
 std::unique_ptr<grpc::Service> MakeCheckpointsService(ServiceContext* context);
 
 }  // namespace ckptd

@@ -32,8 +32,8 @@
 #include "storage/base/errors.h"
 
 #ifdef _GLIBCXX_TSAN
-// Where a call ends before gRPC has set it up, a thread of gRPC's own serialises the answer; how it got there
-// is not seen, as tsan_hop.h says.
+// When a call ends before gRPC has set it up, a thread of gRPC's own serialises the answer. ThreadSanitizer
+// does not see how the answer got there (tsan_hop.h).
 extern "C" const char* __tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() {
   return "race:ByteSizeLong\nrace:_InternalSerialize\n";
@@ -45,10 +45,11 @@ namespace {
 
 constexpr int kTurnMillis = 500;
 constexpr int kMaxReceiveBytes = 4 << 20;
-constexpr int kMaxThreads = 32;  // For reflection, the only service that holds a thread for each call.
+constexpr int kMaxThreads = 32;  // Reflection is the only service that holds a thread for each call.
 
-// Numbers for connections, in turn, so that one is not used again soon after it was closed: gRPC knows a
-// connection by its number alone, and a call that came late must not be taken for that of the next user.
+// Gives connections descriptor numbers in turn, so that a number is not reused soon after a connection was
+// closed. gRPC identifies a connection by its number alone, and a late call must not count as one of the next
+// user.
 class DescriptorNumbers {
  public:
   DescriptorNumbers() {
@@ -60,7 +61,7 @@ class DescriptorNumbers {
     next_ = first_;
   }
 
-  // The same connection under the next free number; as it was when there is none.
+  // Returns the connection under the next free number, or unchanged if there is none.
   UniqueFd Renumber(UniqueFd connection) {
     for (int attempt = 0; attempt < 2; ++attempt) {
       const int fd = ::fcntl(connection.get(), F_DUPFD_CLOEXEC, next_);
@@ -75,13 +76,13 @@ class DescriptorNumbers {
   int first_ = 0, end_ = 0, next_ = 0;
 };
 
-// The connections that gRPC has not closed. It does not say when it closes one: then the number is free, or
-// another file's.
+// Counts the connections that gRPC has open. gRPC does not report when it closes one, so this looks whether
+// the descriptor still is the same socket.
 class OpenConnections {
  public:
   OpenConnections(int most, int most_of_uid) : most_(most), most_of_uid_(most_of_uid) {}
 
-  // Why there is no room for the connection; empty: it is added.
+  // Adds the connection. Returns "", or why a limit refuses it.
   std::string Add(int fd, uid_t uid) {
     const auto full = [&] { return static_cast<int>(open_.size()) >= most_ || of_uid_[uid] >= most_of_uid_; };
     if (full()) DropClosed();
@@ -124,12 +125,12 @@ class OpenConnections {
 };
 
 void InitGrpcOnce() {
-  // Both are for the whole process and must come before the first builder.
+  // Both settings are process-wide and must precede the first builder.
   static const bool done = [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-    // And never shut down: that would wait up to 10 s for a poller of gRPC's own. The process's end needs
-    // none of it.
+    // Keeps gRPC initialised until the process ends: its shutdown would wait up to 10 s for one of its
+    // pollers.
     ::grpc_init();
     return true;
   }();
@@ -183,7 +184,7 @@ class GrpcServer::Impl {
 
   void Stop(Duration grace) {
     if (!accept_thread_.joinable()) return;
-    // Not by shutting the listener down: a service manager may hold the same socket.
+    // Do not shut the listener down to wake the thread: a service manager may hold the same socket.
     ::eventfd_write(stop_.get(), 1);
     accept_thread_.join();
     listener_.reset();
@@ -198,7 +199,7 @@ class GrpcServer::Impl {
   void AcceptLoop() {
     int listening = listener_.get();
     while (true) {
-      // poll ignores a negative descriptor: after a failed accept the listener is left alone for a turn.
+      // After a failed accept the listener is not polled for one turn. (poll ignores a negative descriptor.)
       pollfd fds[2] = {{listening, POLLIN, 0}, {stop_.get(), POLLIN, 0}};
       ::poll(fds, 2, kTurnMillis);
       ++turns_;
@@ -208,7 +209,7 @@ class GrpcServer::Impl {
     }
   }
 
-  // False: there is no room for a connection now.
+  // Returns false if accepting failed for want of resources.
   bool AcceptOne() {
     UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection) {
@@ -237,12 +238,12 @@ class GrpcServer::Impl {
   PeerTable* const peers_;
   const std::function<void(const std::string&)> log_;
   const GrpcLimits limits_;
-  OpenConnections connections_;    // The accepting thread only.
-  bool refusal_reported_ = false;  // Likewise.
+  OpenConnections connections_;    // Used on the accepting thread only.
+  bool refusal_reported_ = false;  // Used on the accepting thread only.
   const std::unique_ptr<grpc::Service> checkpoints_;
   const std::unique_ptr<grpc::Service> admin_;
   std::unique_ptr<grpc::Server> server_;
-  DescriptorNumbers numbers_;  // The accepting thread only.
+  DescriptorNumbers numbers_;  // Used on the accepting thread only.
   std::atomic<int64_t> turns_ = 0;
   std::thread accept_thread_;
 };

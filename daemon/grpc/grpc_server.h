@@ -1,6 +1,5 @@
 // The gRPC server on a Unix socket: our services, health and reflection.
-//
-// It accepts connections itself, for gRPC would not tell who they come from (PeerTable).
+// It accepts connections itself, because gRPC does not say which process a connection comes from (PeerTable).
 #ifndef CKPTD_DAEMON_GRPC_GRPC_SERVER_H_
 #define CKPTD_DAEMON_GRPC_GRPC_SERVER_H_
 
@@ -21,27 +20,29 @@ struct GrpcLimits {
   int max_connections = 4096;
   int max_connections_per_uid = 1024;
   int streams_per_connection = 256;
-  int64_t memory_bytes = int64_t{1} << 30;  // Of gRPC itself.
+  int64_t memory_bytes = int64_t{1} << 30;  // Used by gRPC itself.
 };
 
 class GrpcServer {
  public:
-  // Accepts from the return on, and answers health checks with NOT_SERVING until SetServing. `listener` is a
-  // listening, non-blocking Unix socket; `log` hears of connections that could not be taken, or are beyond a
-  // limit and were closed.
+  // Accepts connections from the return on. Health checks get NOT_SERVING until SetServing. `listener` is a
+  // listening, non-blocking Unix socket. `log` gets a line for each connection that cannot be accepted or
+  // exceeds a limit.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(UniqueFd listener, PeerTable* peers,
                                                            ServiceContext* context,
                                                            std::function<void(const std::string&)> log,
                                                            GrpcLimits limits = {});
-  // As Stop without grace.
+  // Calls Stop without grace.
   ~GrpcServer();
 
-  // What health checks hear, of "" and of each service.
+  // Sets the answer to health checks, for "" and for each service.
   void SetServing(bool serving);
-  // Takes no more calls, lets those under way end until the grace is over, then cancels them. Once.
+  // Accepts no more calls, waits up to `grace` for those in flight, then cancels them. Later calls of Stop
+  // are no-ops.
   void Stop(Duration grace);
 
-  // Turns of the accepting loop since the start, at least one a second: the watchdog sees that it lives.
+  // Turns of the accepting loop since the start, at least one a second while the thread is alive. The
+  // watchdog reads it.
   int64_t turns() const;
 
  private:

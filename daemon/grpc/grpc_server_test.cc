@@ -1,4 +1,5 @@
-// The services as a client sees them, over a real socket, with the real engine on a root in memory.
+// The services as a client sees them: a real socket and the real engine, on a root in memory. One file of
+// more than 500 lines, because all tests use the same fixture.
 #include "daemon/grpc/grpc_server.h"
 
 #include <gmock/gmock.h>
@@ -58,9 +59,9 @@ class NoObserver final : public EngineObserver {
   void OnRootOpened(const std::string&, const std::string&, const ProbeResult&) override {}
 };
 
-std::unique_ptr<grpc::ClientContext> Patience(seconds patience = seconds(30)) {
+std::unique_ptr<grpc::ClientContext> ContextWithTimeout(seconds timeout = seconds(30)) {
   auto context = std::make_unique<grpc::ClientContext>();
-  context->set_deadline(std::chrono::system_clock::now() + patience);
+  context->set_deadline(std::chrono::system_clock::now() + timeout);
   return context;
 }
 
@@ -117,7 +118,7 @@ class GrpcServerTest : public ::testing::Test {
   void Serve(GrpcLimits limits) {
     server_.reset();
     auto listener =
-        ListenUnix({.path = path_, .type = SOCK_STREAM, .mode = 0600, .group = {}, .patience = {}});
+        ListenUnix({.path = path_, .type = SOCK_STREAM, .mode = 0600, .group = {}, .timeout = {}});
     ASSERT_TRUE(listener.ok()) << listener.status();
     auto server = GrpcServer::Start(
         *std::move(listener), &peers_, &context_, [](const std::string&) {}, limits);
@@ -125,7 +126,7 @@ class GrpcServerTest : public ::testing::Test {
     server_ = *std::move(server);
   }
 
-  // While no call is under way.
+  // Call it while no call is in flight.
   CallLimits& SetCallLimits(int calls, int64_t memory) {
     call_limits_.push_back(std::make_unique<CallLimits>(calls, memory));
     context_.call_limits = call_limits_.back().get();
@@ -144,7 +145,7 @@ class GrpcServerTest : public ::testing::Test {
     ::rmdir(folder_);
   }
 
-  // On the loop's thread.
+  // Runs on the loop's thread.
   void Turn() {
     while (!queue_.empty()) {
       auto work = std::move(queue_.front());
@@ -154,15 +155,15 @@ class GrpcServerTest : public ::testing::Test {
     engine_->Tick();
   }
 
-  // A trainer without descriptors, as far as JoinRun.
+  // Opens a session without descriptors and joins a run.
   struct Trainer {
     std::unique_ptr<grpc::ClientContext> session_context;
     std::unique_ptr<grpc::ClientReader<v1::OpenSessionResponse>> session;
     std::string token;
     std::string run;
 
-    std::unique_ptr<grpc::ClientContext> Call(seconds patience = seconds(30)) const {
-      auto context = Patience(patience);
+    std::unique_ptr<grpc::ClientContext> Call(seconds timeout = seconds(30)) const {
+      auto context = ContextWithTimeout(timeout);
       context->AddMetadata("ckptd-token", token);
       return context;
     }
@@ -170,7 +171,7 @@ class GrpcServerTest : public ::testing::Test {
 
   Trainer Join(int rank = 0, int world_size = 1) {
     Trainer trainer;
-    trainer.session_context = Patience(seconds(120));
+    trainer.session_context = ContextWithTimeout(seconds(120));
     v1::OpenSessionRequest open;
     open.set_min_version(1);
     open.set_max_version(3);
@@ -215,7 +216,7 @@ class GrpcServerTest : public ::testing::Test {
     EXPECT_EQ(response.level(), v1::OPEN);
   }
 
-  // The answer to a WriteFile of `pieces`.
+  // Returns the answer to a WriteFile of `pieces`.
   grpc::Status Write(const Trainer& trainer, const std::string& tag, const std::vector<std::string>& pieces,
                      v1::WriteFileResponse* response) {
     auto context = trainer.Call();
@@ -262,7 +263,7 @@ class GrpcServerTest : public ::testing::Test {
     EXPECT_EQ(WaitCommitted(trainer, tag), v1::COMMITTED);
   }
 
-  // Reads what a lease of `tag` gives; the status of the last call in `status`.
+  // Reads a file through a lease of `tag`; `status` gets the status of the last call.
   using Ranges = std::vector<std::pair<int64_t, int64_t>>;  // Offset, size.
   std::string Read(const Trainer& trainer, const std::string& tag, const std::string& path, int64_t offset,
                    int64_t limit, grpc::Status* status, const Ranges& ranges = {}) {
@@ -290,12 +291,13 @@ class GrpcServerTest : public ::testing::Test {
 
   static void Expect(const grpc::Status& status) { EXPECT_TRUE(status.ok()) << status.error_message(); }
 
-  // Health speaks a message with one string, field 1; its answer's field 1 is the status. 1: SERVING, 2: not.
+  // A health request has one string, field 1. Field 1 of its answer is the status: 1 is SERVING, 2
+  // NOT_SERVING.
   int Health(const std::string& service) {
     const std::string request = std::string("\x0a", 1) + static_cast<char>(service.size()) + service;
     const grpc::Slice slice(request);
     grpc::ByteBuffer in(&slice, 1), out;
-    auto context = Patience();
+    auto context = ContextWithTimeout();
     std::promise<grpc::Status> done;
     grpc::GenericStub(channel_).UnaryCall(
         context.get(), "/grpc.health.v1.Health/Check", {}, &in, &out,
@@ -310,8 +312,8 @@ class GrpcServerTest : public ::testing::Test {
   std::string path_;
   NoObserver observer_;
   std::shared_ptr<FakeDisk> disk_ = std::make_shared<FakeDisk>();
-  FakeRootIo::Queue queue_;   // The loop's thread only.
-  FakeRootIo* io_ = nullptr;  // Likewise.
+  FakeRootIo::Queue queue_;   // Used on the loop's thread only.
+  FakeRootIo* io_ = nullptr;  // Used on the loop's thread only.
   std::unique_ptr<EventLoop> loop_ = std::make_unique<EventLoop>("test-engine");
   LoopGate gate_{loop_.get()};
   std::unique_ptr<SegmentPool> pool_;
@@ -328,7 +330,7 @@ class GrpcServerTest : public ::testing::Test {
   std::unique_ptr<v1::Checkpoints::Stub> stub_;
 };
 
-// Looks until it is so, and no more then.
+// Polls until `condition` holds.
 void WaitUntil(const std::function<bool()>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + seconds(20);
   bool is_so = condition();
@@ -341,24 +343,24 @@ void WaitUntil(const std::function<bool()>& condition) {
 
 TEST_F(GrpcServerTest, RefusesMoreCallsThanAUserMayHave) {
   CallLimits& limits = SetCallLimits(2, 64 << 20);
-  auto first = Patience(), second = Patience();
+  auto first = ContextWithTimeout(), second = ContextWithTimeout();
   auto watch = stub_->Watch(first.get(), v1::WatchRequest());
   auto other = stub_->Watch(second.get(), v1::WatchRequest());
   WaitUntil([&] { return limits.calls(::geteuid()) == 2; });
   v1::GetCheckpointRequest request;
   request.set_name("runs/0/checkpoints/a");
   v1::Checkpoint answer;
-  const grpc::Status refused = stub_->GetCheckpoint(Patience().get(), request, &answer);
+  const grpc::Status refused = stub_->GetCheckpoint(ContextWithTimeout().get(), request, &answer);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_NE(refused.error_message().find("limits.calls_per_uid"), std::string::npos)
       << refused.error_message();
-  auto third = Patience();
+  auto third = ContextWithTimeout();
   EXPECT_EQ(stub_->Watch(third.get(), v1::WatchRequest())->Finish().error_code(),
             grpc::StatusCode::RESOURCE_EXHAUSTED);
   first->TryCancel();
   watch->Finish();
   WaitUntil([&] { return limits.calls(::geteuid()) == 1; });
-  EXPECT_EQ(stub_->GetCheckpoint(Patience().get(), request, &answer).error_code(),
+  EXPECT_EQ(stub_->GetCheckpoint(ContextWithTimeout().get(), request, &answer).error_code(),
             grpc::StatusCode::NOT_FOUND);
   second->TryCancel();
   other->Finish();
@@ -382,7 +384,7 @@ TEST_F(GrpcServerTest, AReadWaitsForTheMemoryOfReadsThatNobodyTakes) {
   const Trainer trainer = Join();
   const std::string bytes = Pattern(19 << 20);
   Save(trainer, "step_1", bytes);
-  CallLimits& limits = SetCallLimits(10, 5 << 20);  // One chunk has 4 MiB.
+  CallLimits& limits = SetCallLimits(10, 5 << 20);  // A chunk has 4 MiB.
   const uid_t uid = ::geteuid();
   v1::OpenCheckpointRequest open;
   open.set_name(trainer.run + "/checkpoints/step_1");
@@ -413,7 +415,7 @@ TEST_F(GrpcServerTest, AReadWaitsForTheMemoryOfReadsThatNobodyTakes) {
 
 TEST_F(GrpcServerTest, AUserGetsNoMoreConnectionsThanAllowedUntilOneCloses) {
   Serve({.max_connections = 100, .max_connections_per_uid = 2});
-  // A server that takes a connection sends its settings; one that does not closes it.
+  // The server sends its settings on an accepted connection, and closes a refused one.
   const auto taken = [this](UniqueFd& socket) {
     socket.reset(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_un address{};
@@ -438,7 +440,7 @@ TEST_F(GrpcServerTest, RangesOfAFileComeOneBehindTheOther) {
   const std::string bytes = Pattern((19 << 20) + 123);
   Save(trainer, "step_1", bytes);
   const int64_t chunk = 8 << 20, size = std::ssize(bytes);
-  // Two of one chunk, one over a border, one that is several chunks, the last byte.
+  // Two ranges in one chunk, one across a boundary, one of several chunks, and the last byte.
   const Ranges ranges = {{5, 10}, {100, 1}, {chunk - 7, 20}, {chunk + 13, 9 << 20}, {size - 1, 1}};
   std::string wanted;
   for (const auto& [begin, count] : ranges)
@@ -489,7 +491,7 @@ TEST_F(GrpcServerTest, BytesBeyondThePlacedSizeAreRefused) {
   const grpc::Status status = Write(trainer, "step_1", {std::string(999, 'x'), "yz"}, &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), HasSubstr("999 + 2 bytes do not fit into the 1000"));
-  // The save goes on: the client may write the file anew.
+  // The save continues: the client may write the file again.
   Expect(Write(trainer, "step_1", {std::string(1000, 'y')}, &response));
   Seal(trainer, "step_1", 1000);
   EXPECT_EQ(WaitCommitted(trainer, "step_1"), v1::COMMITTED);
@@ -524,7 +526,7 @@ TEST_F(GrpcServerTest, ASessionEndsWithItsStream) {
   request.set_parent(trainer.run);
   grpc::Status status;
   const auto deadline = std::chrono::steady_clock::now() + seconds(20);
-  do {  // The server hears of it a moment later.
+  do {  // The server notices a moment later.
     v1::ListCheckpointsResponse response;
     status = stub_->ListCheckpoints(trainer.Call().get(), request, &response);
   } while (status.ok() && std::chrono::steady_clock::now() < deadline);
@@ -537,7 +539,7 @@ TEST_F(GrpcServerTest, AnotherProtocolVersionIsRefused) {
   request.set_min_version(2);
   request.set_max_version(3);
   request.set_client_instance(std::string(32, 'a'));
-  auto context = Patience();
+  auto context = ContextWithTimeout();
   auto session = stub_->OpenSession(context.get(), request);
   v1::OpenSessionResponse response;
   EXPECT_FALSE(session->Read(&response));
@@ -551,7 +553,7 @@ TEST_F(GrpcServerTest, ASessionNeedsAnInstance) {
   request.set_min_version(1);
   request.set_max_version(1);
   request.set_client_instance("i");
-  auto context = Patience();
+  auto context = ContextWithTimeout();
   EXPECT_EQ(stub_->OpenSession(context.get(), request)->Finish().error_code(),
             grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(sessions_.sessions(), 0);
@@ -572,7 +574,7 @@ TEST_F(GrpcServerTest, AReplyToACallThatWasGivenUpIsDropped) {
     EXPECT_EQ(stub_->Wait(context.get(), request, &response).error_code(),
               grpc::StatusCode::DEADLINE_EXCEEDED);
   }
-  // Now the engine answers them all.
+  // Now the engine answers all of them.
   Seal(trainer, "step_1", 1000);
   EXPECT_EQ(WaitCommitted(trainer, "step_1"), v1::COMMITTED);
 }
@@ -610,10 +612,18 @@ TEST_F(GrpcServerTest, ALeaseWhoseAnswerNobodyReceivedIsClosed) {
     ASSERT_TRUE(wait_for([&] { return io_->calls["OpenCheckpoint"] > before; }));
     context->TryCancel();
     EXPECT_EQ(ended.get_future().get().error_code(), grpc::StatusCode::CANCELLED);
-    on_loop([&] { return io_->ReleaseHeld(), Turn(), 0; });  // It is opened now, for nobody.
+    // The client's library reports the cancellation before the server has read it. The server answers later
+    // calls of the same connection only after it has read it.
+    for (int i = 0; i < 3; ++i) {
+      v1::GetCheckpointRequest get;
+      get.set_name(trainer.run + "/checkpoints/step_1");
+      v1::Checkpoint checkpoint;
+      Expect(stub_->GetCheckpoint(trainer.Call().get(), get, &checkpoint));
+    }
+    on_loop([&] { return io_->ReleaseHeld(), Turn(), 0; });  // Opened after the client left.
     EXPECT_TRUE(wait_for([&] { return disk_->readers.empty(); })) << (resume ? "resume" : "open");
   }
-  v1::OpenCheckpointRequest open;  // One whose answer is received stays.
+  v1::OpenCheckpointRequest open;  // A lease whose answer is received stays.
   open.set_name(trainer.run + "/checkpoints/step_1");
   v1::OpenCheckpointResponse opened;
   Expect(stub_->OpenCheckpoint(trainer.Call().get(), open, &opened));
@@ -630,7 +640,7 @@ TEST_F(GrpcServerTest, AWatcherSeesEveryLevel) {
   auto context = trainer.Call();
   auto watch = stub_->Watch(context.get(), v1::WatchRequest());
   v1::WatchResponse event;
-  ASSERT_TRUE(watch->Read(&event));  // The watch is there from now on.
+  ASSERT_TRUE(watch->Read(&event));  // The watch is active from now on.
   EXPECT_EQ(event.checkpoint().level(), v1::OPEN);
   EXPECT_THAT(event.checkpoint().missing_ranks(), ElementsAre(0));
   Seal(trainer, "step_1", 1000);
@@ -670,7 +680,7 @@ TEST_F(GrpcServerTest, StopEndsCallsThatWait) {
     answered.set_value(stub_->Wait(context.get(), request, &response));
   });
   v1::WatchResponse event;
-  watch->Read(&event);  // The watch is there; the wait may be, too.
+  watch->Read(&event);  // The watch is active; the wait may be, too.
   const auto start = std::chrono::steady_clock::now();
   server_->Stop(milliseconds(100));
   EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(20));
@@ -690,8 +700,8 @@ TEST_F(GrpcServerTest, GarbageOnTheSocketEndsThatConnectionAlone) {
   ASSERT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
   const std::string garbage = Pattern(100000);
   EXPECT_GT(::send(socket.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), 0);
-  const timeval patience{.tv_sec = 20, .tv_usec = 0};
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  const timeval timeout{.tv_sec = 20, .tv_usec = 0};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   char buffer[4096];
   ssize_t size = 0;
   while ((size = ::recv(socket.get(), buffer, sizeof(buffer), 0)) > 0) continue;

@@ -1,4 +1,4 @@
-// OpenSession: a session for a client that cannot receive descriptors. The stream is its life.
+// OpenSession: a session for a client that cannot receive descriptors. It ends with the stream.
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,7 +18,8 @@ namespace {
 constexpr int kProtocolVersion = 1;
 constexpr size_t kMaxName = 100;
 
-// The session is opened and closed on the engine's thread, in this order, however soon the client goes.
+// Posts the opening and the closing of the session to the engine's thread in this order, even if the client
+// disconnects at once.
 class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionResponse>,
                               public std::enable_shared_from_this<OpenSessionCall> {
  public:
@@ -31,12 +32,12 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
       MutexLock lock(mutex_);
       writing_ = true;
     }
-    GiveOn(this);
+    TsanRelease(this);
     StartWrite(&response_);
   }
 
   void OnWriteDone(bool) override {
-    TakeOver(this);
+    TsanAcquire(this);
     {
       MutexLock lock(mutex_);
       writing_ = false;
@@ -45,7 +46,7 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
   }
   void OnCancel() override { End(absl::CancelledError("the client ended its session")); }
   void OnDone() override {
-    TakeOver(this);
+    TsanAcquire(this);
     if (session_ != 0) {
       context_->sessions->Close(session_);
       context_->loop->Post([context = context_, session = session_] {
@@ -74,8 +75,8 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
     }
     if (request.client_name().size() > kMaxName) {
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                       absl::StrCat("client_name has ", request.client_name().size(), " bytes, at most ",
-                                    kMaxName, " fit"));
+                       absl::StrCat("client_name has ", request.client_name().size(), " bytes; at most ",
+                                    kMaxName, " are allowed"));
     }
     CKPTD_ASSIGN_OR_RETURN(SessionRegistry::Opened opened,
                            context_->sessions->Open({.user = peer->user,
@@ -86,7 +87,7 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
                                                      .descriptors = false,
                                                      .tenant = peer->namespaces.tenant}));
     session_ = opened.info.id;
-    // Before any call with the token: those are posted after this.
+    // The engine learns of the session before any call with its token, because those calls are posted later.
     context_->loop->Post([context = context_, info = opened.info] { context->engine->SessionOpened(info); });
     response_.set_version(kProtocolVersion);
     response_.set_token(opened.token);
@@ -111,13 +112,13 @@ class OpenSessionCall final : public grpc::ServerWriteReactor<v1::OpenSessionRes
       finished_ = true;
       status = ToGrpcStatus(*ending_);
     }
-    GiveOn(this);
+    TsanRelease(this);
     Finish(status);
   }
 
   ServiceContext* const context_;
   std::shared_ptr<CallTicket> ticket_;  // Constant after Start.
-  SessionId session_ = 0;               // Likewise.
+  SessionId session_ = 0;               // Constant after Start.
   v1::OpenSessionResponse response_;
   std::shared_ptr<OpenSessionCall> until_done_;
 

@@ -1,5 +1,5 @@
-// A streamed answer: the engine pushes messages, gRPC takes them one at a time, a queue lies between. Only
-// for the .cc files of the services: it brings gRPC's headers along.
+// A streamed answer: the engine pushes messages into a queue, from which gRPC takes them one at a time.
+// Include it in .cc files only, because it brings gRPC's headers along.
 #ifndef CKPTD_DAEMON_GRPC_PUSHED_STREAM_H_
 #define CKPTD_DAEMON_GRPC_PUSHED_STREAM_H_
 
@@ -21,21 +21,22 @@
 
 namespace ckptd {
 
-// Queue holds what waits: absl::Status Push(const Response&), an error where the client is too slow to go on;
-// std::optional<Response> Pop(). Held by gRPC until it is done and by the engine until it was told so.
+// `Queue` holds the messages that wait. It has absl::Status Push(const Response&), which fails when the
+// client is too slow, and std::optional<Response> Pop(). gRPC holds a reference until the call is done, the
+// engine until it has unsubscribed.
 template <typename Response, typename Queue>
 class PushedStream final : public grpc::ServerWriteReactor<Response>,
                            public std::enable_shared_from_this<PushedStream<Response, Queue>> {
  public:
-  using Leave = absl::AnyInvocable<void()>;
-  // On the engine's thread: asks it for messages; how it is told, there too, that nobody listens any more.
-  using Subscribe = absl::AnyInvocable<Leave(const Caller&, const std::shared_ptr<PushedStream>&)>;
+  using Unsubscribe = absl::AnyInvocable<void()>;
+  // Runs on the engine's thread: subscribes to messages, and returns how to unsubscribe, on the same thread.
+  using Subscribe = absl::AnyInvocable<Unsubscribe(const Caller&, const std::shared_ptr<PushedStream>&)>;
 
-  // A caller that was refused ends the call with that error.
+  // If `caller` is an error, the call ends with it.
   static PushedStream* Start(ServiceContext* context, absl::StatusOr<Caller> caller, Subscribe subscribe) {
     auto stream = std::make_shared<PushedStream>(context);
     stream->until_done_ = stream;
-    GiveOn(stream.get());
+    TsanRelease(stream.get());
     if (caller.ok() && context->call_limits != nullptr) {
       auto ticket = context->call_limits->Start(caller->uid);
       if (!ticket.ok()) caller = ticket.status();
@@ -43,7 +44,7 @@ class PushedStream final : public grpc::ServerWriteReactor<Response>,
     }
     if (caller.ok()) {
       context->loop->Post([stream, who = *std::move(caller), subscribe = std::move(subscribe)]() mutable {
-        stream->leave_ = subscribe(who, stream);
+        stream->unsubscribe_ = subscribe(who, stream);
       });
     } else {
       stream->End(caller.status());
@@ -53,7 +54,7 @@ class PushedStream final : public grpc::ServerWriteReactor<Response>,
 
   explicit PushedStream(ServiceContext* context) : context_(context) {}
 
-  // On the engine's thread. False: nobody listens any more.
+  // Call it on the engine's thread. Returns false if the client no longer listens.
   bool Push(const Response& message) {
     {
       MutexLock lock(mutex_);
@@ -64,7 +65,7 @@ class PushedStream final : public grpc::ServerWriteReactor<Response>,
     return true;
   }
 
-  // After what waits has been sent.
+  // Ends the call after the waiting messages have been sent.
   void End(const absl::Status& status) {
     {
       MutexLock lock(mutex_);
@@ -74,25 +75,25 @@ class PushedStream final : public grpc::ServerWriteReactor<Response>,
   }
 
   void OnWriteDone(bool ok) override {
-    TakeOver(this);
+    TsanAcquire(this);
     {
       MutexLock lock(mutex_);
       writing_ = false;
-      if (!ok) GiveUp(absl::CancelledError("the client has gone"));
+      if (!ok) GiveUp(absl::CancelledError("the client has disconnected"));
     }
     Continue();
   }
   void OnCancel() override {
     {
       MutexLock lock(mutex_);
-      GiveUp(absl::CancelledError("the client gave the call up"));
+      GiveUp(absl::CancelledError("the client cancelled the call"));
     }
     Continue();
   }
   void OnDone() override {
-    TakeOver(this);
+    TsanAcquire(this);
     context_->loop->Post([self = std::move(until_done_)] {
-      if (self->leave_) self->leave_();
+      if (self->unsubscribe_) self->unsubscribe_();
     });
   }
 
@@ -102,8 +103,8 @@ class PushedStream final : public grpc::ServerWriteReactor<Response>,
     if (!ending_) ending_ = std::move(status);
   }
 
-  // Sends the next message, or ends the call, unless a message is on its way: then its completion goes on
-  // here. The lock is not held during calls of gRPC, which may come straight back.
+  // Sends the next message or ends the call. While a message is in flight, does nothing: its completion calls
+  // this again. The lock is not held during calls into gRPC, which may call back at once.
   void Continue() {
     std::optional<grpc::Status> finish;
     {
@@ -119,14 +120,14 @@ class PushedStream final : public grpc::ServerWriteReactor<Response>,
         return;
       }
     }
-    GiveOn(this);
+    TsanRelease(this);
     if (finish) return this->Finish(*finish);
     this->StartWrite(&message_);
   }
 
   ServiceContext* const context_;
   std::shared_ptr<CallTicket> ticket_;  // Constant after Start.
-  Leave leave_;                         // The engine's thread only.
+  Unsubscribe unsubscribe_;             // Used on the engine's thread only.
   Response message_;                    // Belongs to gRPC while writing_.
   std::shared_ptr<PushedStream> until_done_;
 

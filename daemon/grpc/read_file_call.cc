@@ -1,5 +1,5 @@
-// ReadFile: one step after the other, so that at any time one thing alone is under way: a question to the
-// engine, a read on a worker, or a message on its way out. Whoever ends the step begins the next one.
+// ReadFile: a sequence of steps of which one is in flight at any time: a query to the engine, a read on a
+// worker, or an outgoing message. The thread that ends a step starts the next one.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -40,7 +40,7 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
   }
 
   void OnWriteDone(bool ok) override {
-    TakeOver(this);
+    TsanAcquire(this);
     if (!ok) return GiveUp();
     Send();
   }
@@ -49,12 +49,12 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
     if (ticket_ != nullptr) ticket_->StopWaiting();
   }
   void OnDone() override {
-    TakeOver(this);
+    TsanAcquire(this);
     delete this;
   }
 
  private:
-  // On a worker: which bytes of which file.
+  // On a worker: finds the file and the ranges to read.
   void FindRange() {
     const auto& files = reader_->manifest().body.files();
     const auto file = std::find_if(files.begin(), files.end(),
@@ -64,26 +64,27 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
                            absl::StrCat("the checkpoint has no file \"", request_.path(), "\""),
                            {{"path", request_.path()}}));
     }
-    const absl::Status fits = AskedOf(file->size_bytes());
+    const absl::Status fits = ParseRanges(file->size_bytes());
     if (!fits.ok()) return End(fits);
     TakeMemory(file->size_bytes());
   }
 
-  // What this call may have in memory at once, all of it before the first read: a chunk, and once more while
-  // only a piece of it is wanted.
+  // Charges the most memory that this call holds at a time, before the first read: one chunk, or two if it
+  // sends only pieces of chunks.
   void TakeMemory(int64_t size) {
     if (ticket_ == nullptr || ranges_.empty()) return Send();
     const int64_t chunk = std::min<int64_t>(reader_->manifest().summary.chunk_bytes(), size);
     const bool whole = ranges_.size() == 1 && ranges_[0] == std::pair<int64_t, int64_t>(0, size);
-    const auto [ticket, cancelled] = std::pair(ticket_, cancelled_);  // The call may have ended below.
-    ticket->ChargeWhenThereIs(whole ? chunk : 2 * chunk, [this](bool charged) {
+    const auto [ticket, cancelled] =
+        std::pair(ticket_, cancelled_);  // Copies, because the call may have ended when they are used.
+    ticket->ChargeWhenAvailable(whole ? chunk : 2 * chunk, [this](bool charged) {
       if (!charged) return GiveUp();
       context_->workers->Submit([this] { Send(); });
     });
     if (*cancelled) ticket->StopWaiting();
   }
 
-  absl::Status AskedOf(int64_t size) {
+  absl::Status ParseRanges(int64_t size) {
     const auto outside = [&](int64_t offset, int64_t count, const char* how) {
       return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
                        absl::StrCat("offset ", offset, " with ", count, " bytes ", how, " the ", size,
@@ -102,14 +103,15 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
       const int64_t offset = range.offset(), count = range.size_bytes();
       if (offset < 0 || count < 1 || offset > size || count > size - offset)
         return outside(offset, count, "is not within");
-      if (offset < end) return outside(offset, count, "is not behind the range before it, in");
+      if (offset < end) return outside(offset, count, "overlaps or precedes the range before it in");
       end = offset + count;
       ranges_.emplace_back(offset, end);
     }
     return absl::OkStatus();
   }
 
-  // Reads what is wanted of one chunk of the manifest: each is checked as a whole, so it is read once only.
+  // Reads all wanted pieces of one chunk. A chunk's checksum covers all of it, so each chunk is read only
+  // once.
   void Read() {
     const int64_t chunk = std::max<int64_t>(reader_->manifest().summary.chunk_bytes(), 1);
     const int64_t first = ranges_[next_].first;
@@ -133,7 +135,7 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
     Send();
   }
 
-  // The next message, or the next read when everything read so far is sent.
+  // Sends the next message, or starts the next read when all that was read is sent.
   void Send() {
     if (*cancelled_) return GiveUp();
     if (sent_ == buffer_.size()) {
@@ -143,24 +145,24 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
     const size_t count = std::min(buffer_.size() - sent_, static_cast<size_t>(kMessageBytes));
     response_.set_data(buffer_.data() + sent_, count);
     sent_ += count;
-    GiveOn(this);
+    TsanRelease(this);
     StartWrite(&response_);
   }
 
-  void GiveUp() { End(absl::CancelledError("the client gave the call up")); }
+  void GiveUp() { End(absl::CancelledError("the client cancelled the call")); }
 
   void End(const absl::Status& status) {
-    GiveOn(this);
+    TsanRelease(this);
     Finish(ToGrpcStatus(status));
   }
 
   ServiceContext* const context_;
   const v1::ReadFileRequest request_;
   std::shared_ptr<CheckpointReader> reader_;
-  std::vector<std::pair<int64_t, int64_t>> ranges_;  // Begin and end in the file, in its order.
-  size_t next_ = 0;                                  // To be read next.
+  std::vector<std::pair<int64_t, int64_t>> ranges_;  // Begin and end offsets, in ascending order.
+  size_t next_ = 0;                                  // Index of the range to read next.
   std::vector<std::byte> buffer_;
-  size_t sent_ = 0;  // Of the buffer.
+  size_t sent_ = 0;  // How many bytes of the buffer.
   v1::ReadFileResponse response_;
   const std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);
   std::shared_ptr<CallTicket> ticket_;  // Constant after the constructor.

@@ -1,4 +1,4 @@
-// What the services' calls need of the daemon. No gRPC here.
+// The parts of the daemon that the services use. Free of gRPC's headers.
 #ifndef CKPTD_DAEMON_GRPC_SERVICE_CONTEXT_H_
 #define CKPTD_DAEMON_GRPC_SERVICE_CONTEXT_H_
 
@@ -19,14 +19,14 @@
 
 namespace ckptd {
 
-// What the engine needs of an open root directory that `user` calls `path`. Blocks on its file system: for
-// the AttachQueue. Thread-safe.
+// Makes what the engine needs to attach an open root directory that `user` names `path`. Blocks on its file
+// system, so call it on the AttachQueue. Thread-safe.
 using MakeAttachment = std::function<absl::StatusOr<RootAttachment>(
     UniqueFd directory, const std::string& path, const FileUser& user)>;
 
-// All of it outlives the gRPC server.
+// Everything here must outlive the gRPC server.
 struct ServiceContext {
-  Engine* engine = nullptr;  // Only on the loop's thread.
+  Engine* engine = nullptr;  // Used on the loop's thread only.
   EventLoop* loop = nullptr;
   SessionRegistry* sessions = nullptr;
   const CallAuthenticator* authenticator = nullptr;

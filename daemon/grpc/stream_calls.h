@@ -1,5 +1,5 @@
-// The streaming calls, each a reactor that lives until gRPC is done with it. Only for
-// the .cc files of the services: it brings gRPC's headers along.
+// The streaming calls. Each is a reactor that lives until gRPC is done with it. Include it in .cc files only,
+// because it brings gRPC's headers along.
 #ifndef CKPTD_DAEMON_GRPC_STREAM_CALLS_H_
 #define CKPTD_DAEMON_GRPC_STREAM_CALLS_H_
 
@@ -12,7 +12,7 @@
 
 namespace ckptd {
 
-// A caller that was refused ends the call with that error.
+// If `caller` (or `peer`) is an error, the call ends with it.
 grpc::ServerWriteReactor<v1::OpenSessionResponse>* StartOpenSession(ServiceContext* context,
                                                                     absl::StatusOr<Peer> peer,
                                                                     const v1::OpenSessionRequest& request);

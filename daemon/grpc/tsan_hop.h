@@ -1,22 +1,23 @@
-// For ThreadSanitizer: how gRPC orders the callbacks of one call. Debian's gRPC is not built for it, so it
-// cannot see that. Empty in every other build.
+// Tells ThreadSanitizer how gRPC orders the callbacks of one call, which it cannot see because Debian's gRPC
+// is not instrumented. Empty in every other build.
 #ifndef CKPTD_DAEMON_GRPC_TSAN_HOP_H_
 #define CKPTD_DAEMON_GRPC_TSAN_HOP_H_
 
-// .bazelrc defines it in every file of such a build, those that are not instrumented included.
+// .bazelrc defines it for every file of a TSan build, including those that are not instrumented.
 #ifdef _GLIBCXX_TSAN
 #include <sanitizer/tsan_interface.h>
 #endif
 
 namespace ckptd {
 
-// What this thread did before GiveOn(what) happened before what another does after TakeOver(what).
-inline void GiveOn([[maybe_unused]] void* what) {
+// What this thread did before TsanRelease(what) happens before what another thread does after
+// TsanAcquire(what).
+inline void TsanRelease([[maybe_unused]] void* what) {
 #ifdef _GLIBCXX_TSAN
   __tsan_release(what);
 #endif
 }
-inline void TakeOver([[maybe_unused]] void* what) {
+inline void TsanAcquire([[maybe_unused]] void* what) {
 #ifdef _GLIBCXX_TSAN
   __tsan_acquire(what);
 #endif

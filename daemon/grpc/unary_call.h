@@ -1,4 +1,4 @@
-// One unary call on its way through the engine. Only for the .cc files of the services: it brings gRPC's
+// One unary call on its way through the engine. Include it in .cc files only, because it brings gRPC's
 // headers along.
 #ifndef CKPTD_DAEMON_GRPC_UNARY_CALL_H_
 #define CKPTD_DAEMON_GRPC_UNARY_CALL_H_
@@ -20,14 +20,15 @@
 
 namespace ckptd {
 
-// Answered once, by whoever is first: the engine, or the client that gave up (or its deadline, or the
-// server's end). gRPC holds it until it is done, and so does the engine until it has replied: a reply that
-// comes too late is dropped. A reply may say what to undo when it does not reach the client.
+// A unary call is answered once: by the engine, or by the client's cancellation, its deadline or the server's
+// end, whichever is first. gRPC holds a reference until the call is done, the engine until it has replied. A
+// reply that comes too late is dropped, and may say what to undo then.
 template <typename Request, typename Response>
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
-  // gRPC deletes both messages when the call is done, so the request is taken out of its hands: a cancelled
-  // call may be done while the engine still reads it. (A swap, for a request may name 10,000 files.)
+  // Swaps the request out of gRPC's message, because gRPC deletes both messages when the call is done, and a
+  // cancelled call may be done while the engine still reads the request. (It may name 10,000 files, so no
+  // copy.)
   static std::shared_ptr<UnaryCall> Start(const Request* request, Response* response) {
     std::shared_ptr<UnaryCall> call(new UnaryCall(response));
     call->request_.Swap(const_cast<Request*>(request));
@@ -35,7 +36,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     return call;
   }
 
-  // Counts the call and its request as the user's until it is done. LIMIT_EXCEEDED: they have too many.
+  // Charges the call and its request to the user until it is done. Fails with LIMIT_EXCEEDED as CallLimits
+  // does.
   absl::Status CountFor(CallLimits* limits, uid_t uid) {
     if (limits == nullptr) return absl::OkStatus();
     CKPTD_ASSIGN_OR_RETURN(ticket_, limits->Start(uid));
@@ -45,13 +47,14 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   const Request& request() const { return request_; }
   bool answered() const { return answered_.load(); }
 
-  // `undo` runs, once and on any thread, when the answer was dropped or could not be sent: the client had
-  // given the call up, or is gone. An answer that was sent may still be lost on its way; nobody learns of
-  // that here.
+  // `undo` runs, once and on any thread, if the answer is dropped or cannot be sent because the client has
+  // cancelled or disconnected. An answer that was sent may still be lost on its way, which is not noticed
+  // here.
   void Answer(absl::StatusOr<Response> answer, std::function<void()> undo = nullptr) {
-    undo_ = std::move(undo);  // Before `answered_`, for OnCancel.
+    undo_ = std::move(undo);  // Set before `answered_`, because OnCancel reads it.
     if (answered_.exchange(true)) return Undo();
-    if (answer.ok() && ticket_ != nullptr) {  // It may lie here until the client reads it, in both forms.
+    if (answer.ok() &&
+        ticket_ != nullptr) {  // Until the client reads it, it may be in memory as a message and as bytes.
       const absl::Status fits =
           ticket_->Charge(static_cast<int64_t>(answer->SpaceUsedLong() + answer->ByteSizeLong()));
       if (!fits.ok()) {
@@ -60,24 +63,24 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       }
     }
     if (answer.ok()) *response_ = *std::move(answer);
-    GiveOn(this);
+    TsanRelease(this);
     Finish(ToGrpcStatus(answer.status()));
   }
 
-  // gRPC also calls it when the status of an answered call could not be sent.
+  // gRPC also calls this when the status of an answered call cannot be sent.
   void OnCancel() override {
     if (!answered_.exchange(true)) {
-      GiveOn(this);
-      return Finish(ToGrpcStatus(absl::CancelledError("the client gave the call up")));
+      TsanRelease(this);
+      return Finish(ToGrpcStatus(absl::CancelledError("the client cancelled the call")));
     }
     Undo();
   }
   void OnDone() override {
-    TakeOver(this);
-    GiveOn(this);
+    TsanAcquire(this);
+    TsanRelease(this);
     until_done_.reset();
   }
-  ~UnaryCall() override { TakeOver(this); }
+  ~UnaryCall() override { TsanAcquire(this); }
 
  private:
   explicit UnaryCall(Response* response) : response_(response) {}
@@ -89,7 +92,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   Request request_;
   Response* const response_;
   std::atomic<bool> answered_ = false;
-  std::function<void()> undo_;  // Of the engine's answer.
+  std::function<void()> undo_;  // Undoes the engine's answer.
   std::atomic<bool> undone_ = false;
   std::shared_ptr<CallTicket> ticket_;  // Set before the call is posted to the engine.
   std::shared_ptr<UnaryCall> until_done_;

@@ -1,4 +1,4 @@
-// Watch: the engine's events, through a bounded queue.
+// Watch: streams the engine's events through a bounded queue.
 #include <memory>
 #include <utility>
 

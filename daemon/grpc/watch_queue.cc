@@ -5,7 +5,7 @@
 namespace ckptd {
 
 absl::Status WatchQueue::Push(const v1::WatchResponse& event) {
-  if (event.has_restore()) {  // Progress, whatever it is.
+  if (event.has_restore()) {  // Restore events are always progress.
     if (events_.size() < progress_limit_) events_.push_back(event);
     return absl::OkStatus();
   }
@@ -15,8 +15,9 @@ absl::Status WatchQueue::Push(const v1::WatchResponse& event) {
   const bool progress = known != levels_.end() && known->second == checkpoint.level();
   if (progress && events_.size() >= progress_limit_) return absl::OkStatus();
   if (events_.size() >= limit_) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "WATCHER_TOO_SLOW",
-                     "this watcher does not read its events; watch again after looking at what there is");
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, "WATCHER_TOO_SLOW",
+        "this watcher does not read its events fast enough; list the checkpoints, then watch again");
   }
   if (checkpoint.level() >= v1::COMMITTED) {
     levels_.erase(key);

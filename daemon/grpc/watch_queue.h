@@ -1,5 +1,5 @@
-// What a watcher still has to be sent. A slow watcher loses progress, never a change of level; one that is
-// too slow for those, too, is given up.
+// The events that a watcher still has to be sent. A slow watcher loses progress events, never a change of
+// level. A watcher that is too slow even for these is ended.
 #ifndef CKPTD_DAEMON_GRPC_WATCH_QUEUE_H_
 #define CKPTD_DAEMON_GRPC_WATCH_QUEUE_H_
 
@@ -18,11 +18,11 @@ namespace ckptd {
 // Not thread-safe.
 class WatchQueue {
  public:
-  // Progress is dropped while `progress_limit` events wait; `limit` is the end.
+  // Progress events are dropped while `progress_limit` events wait. `limit` is the most events that may wait.
   explicit WatchQueue(size_t progress_limit = 64, size_t limit = 1024)
       : progress_limit_(progress_limit), limit_(limit) {}
 
-  // An error, WATCHER_TOO_SLOW: the event is a change of level and does not fit.
+  // RESOURCE_EXHAUSTED, reason WATCHER_TOO_SLOW, when the event is a change of level and `limit` events wait.
   absl::Status Push(const v1::WatchResponse& event);
   std::optional<v1::WatchResponse> Pop();
 
@@ -32,7 +32,7 @@ class WatchQueue {
   size_t progress_limit_;
   size_t limit_;
   std::deque<v1::WatchResponse> events_;
-  std::map<Key, v1::Level> levels_;  // Last told; of saves that have not ended.
+  std::map<Key, v1::Level> levels_;  // The last level queued for each save that has not ended.
 };
 
 }  // namespace ckptd

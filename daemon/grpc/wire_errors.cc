@@ -19,8 +19,8 @@ using google::protobuf::internal::WireFormatLite;
 constexpr std::string_view kMore = "...";
 constexpr size_t kMaxDetails = 6;
 
-// At most `limit` bytes, not cutting a UTF-8 character; what is not UTF-8 is replaced, for proto3 strings
-// must be.
+// Returns at most `limit` bytes of the text, without splitting a UTF-8 character. If it is not valid UTF-8,
+// as proto3 strings must be, replaces its non-ASCII bytes.
 std::string Cut(std::string_view text, size_t limit) {
   std::string out;
   const bool cut = text.size() > limit;
@@ -56,8 +56,8 @@ v1::ErrorInfo ErrorInfoOf(const absl::Status& status) {
   return info;
 }
 
-// google.rpc.Status { int32 code = 1; string message = 2; repeated google.protobuf.Any details = 3; }: no
-// package has its .proto, so it is written field by field.
+// google.rpc.Status { int32 code = 1; string message = 2; repeated google.protobuf.Any details = 3; }. No
+// Debian package has its .proto, so this writes it field by field.
 std::string EncodeRpcStatus(int code, const std::string& message, const google::protobuf::Any& detail) {
   std::string bytes;
   google::protobuf::io::StringOutputStream stream(&bytes);

@@ -1,4 +1,4 @@
-// absl::Status as it goes over the wire: gRPC's code and message, and the reason and details in the trailing
+// Encodes an absl::Status for the wire: gRPC's code and message, and the reason and details in the trailing
 // metadata `grpc-status-details-bin` as google.rpc.Status with one google.rpc.ErrorInfo (docs/protocol.md).
 #ifndef CKPTD_DAEMON_GRPC_WIRE_ERRORS_H_
 #define CKPTD_DAEMON_GRPC_WIRE_ERRORS_H_
@@ -9,8 +9,9 @@
 
 namespace ckptd {
 
-// Codes are the same numbers in both. A client refuses more than 8 KiB of metadata, so a long message is cut
-// at kMaxWireMessage bytes, and a long detail at kMaxWireDetail: a list (of ranks) after one of its commas.
+// The codes have the same numbers in absl and gRPC. A client refuses more than 8 KiB of metadata, so a long
+// message is cut at kMaxWireMessage bytes and a long detail at kMaxWireDetail bytes; a list of ranks is cut
+// between two ranks.
 inline constexpr size_t kMaxWireMessage = 1000;
 inline constexpr size_t kMaxWireDetail = 500;
 grpc::Status ToGrpcStatus(const absl::Status& status);

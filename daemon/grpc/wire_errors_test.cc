@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-// google.rpc.Status, read by its field numbers alone.
+// google.rpc.Status, parsed by its field numbers.
 struct Decoded {
   int64_t code = -1;
   std::string message;

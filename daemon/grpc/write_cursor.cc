@@ -12,7 +12,7 @@ absl::Status WriteCursor::Append(std::string_view bytes) {
   if (bytes.size() > static_cast<uint64_t>(size_ - written_)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
                      absl::StrCat(path_, ": ", written_, " + ", bytes.size(), " bytes do not fit into the ",
-                                  size_, " that were placed; ask for more with Extend"),
+                                  size_, " bytes that were placed; ask for more with Extend"),
                      {{"path", path_}});
   }
   written_ += static_cast<int64_t>(bytes.size());

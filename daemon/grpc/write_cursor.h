@@ -17,12 +17,12 @@ namespace ckptd {
 class WriteCursor {
  public:
   WriteCursor() = default;
-  // `size` bytes may be written; `runs` hold at least as many.
+  // At most `size` bytes may be written. `runs` hold at least as many.
   WriteCursor(std::string path, int64_t size, std::vector<std::span<std::byte>> runs)
       : path_(std::move(path)), size_(size), runs_(std::move(runs)) {}
 
-  // INVALID_ARGUMENT, reason INVALID_ARGUMENT, and nothing copied, when the file would grow beyond its placed
-  // size.
+  // INVALID_ARGUMENT, reason INVALID_ARGUMENT, when the file would grow beyond its placed size; copies
+  // nothing then.
   absl::Status Append(std::string_view bytes);
   int64_t written() const { return written_; }
 
@@ -31,8 +31,8 @@ class WriteCursor {
   int64_t size_ = 0;
   std::vector<std::span<std::byte>> runs_;
   int64_t written_ = 0;
-  size_t run_ = 0;       // Where the next byte goes: which run,
-  size_t run_used_ = 0;  // and how much of it is written.
+  size_t run_ = 0;       // The run that the next byte goes to,
+  size_t run_used_ = 0;  // and how many bytes of it are written.
 };
 
 }  // namespace ckptd

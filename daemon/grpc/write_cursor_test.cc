@@ -13,7 +13,7 @@ namespace {
 TEST(WriteCursor, BytesFollowOneAnotherOverTheRuns) {
   std::array<std::byte, 12> memory{};
   const std::span<std::byte> all(memory);
-  // The order of the runs is the file's, not the memory's.
+  // The runs are in the order of the file, not of their addresses.
   WriteCursor cursor("f", 9, {all.subspan(8, 4), all.subspan(4, 0), all.subspan(0, 4), all.subspan(4, 4)});
   EXPECT_TRUE(cursor.Append("ab").ok());
   EXPECT_TRUE(cursor.Append("").ok());

@@ -1,4 +1,5 @@
-// WriteFile: the header names a placed file, the engine says where it lies, and what follows is copied there.
+// WriteFile: the header names a placed file, the engine says where in memory it lies, and the following
+// messages are copied there.
 #include <atomic>
 #include <memory>
 #include <utility>
@@ -18,8 +19,9 @@ absl::Status OutOfOrder(const char* message) {
   return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
 }
 
-// A cancelled stream ends like any other: the read that is always under way fails. So does one whose save has
-// failed: it hears why at its next message or its end, and until then it holds nothing.
+// A read from the stream is always in flight, so a cancelled stream ends when that read fails. If the save
+// fails meanwhile, the engine revokes the write; the client gets the reason at its next message or at its
+// end.
 class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest> {
  public:
   WriteFileCall(ServiceContext* context, absl::StatusOr<Caller> caller, v1::WriteFileResponse* response)
@@ -38,27 +40,28 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
   }
 
   void OnReadDone(bool ok) override {
-    TakeOver(this);
+    TsanAcquire(this);
     if (!opened_) return Open(ok);
-    if (!ok) return End(cancelled_ ? absl::CancelledError("the client gave the call up") : Revoked());
+    if (!ok) return End(cancelled_ ? absl::CancelledError("the client cancelled the call") : Revoked());
     if (request_.kind_case() != v1::WriteFileRequest::kData) {
-      return End(OutOfOrder("WriteFile: after the header every message has data"));
+      return End(OutOfOrder("WriteFile: every message after the header must have data"));
     }
     if (absl::Status copied = Copy(); !copied.ok()) return End(std::move(copied));
-    v1::WriteFileRequest().Swap(&request_);  // A client that sends nothing more holds no memory here.
-    GiveOn(this);
+    v1::WriteFileRequest().Swap(
+        &request_);  // Frees the message, so that an idle client holds no memory here.
+    TsanRelease(this);
     StartRead(&request_);
   }
   void OnCancel() override { cancelled_ = true; }
   void OnDone() override {
-    TakeOver(this);
+    TsanAcquire(this);
     delete this;
   }
 
  private:
   void Open(bool ok) {
     if (!ok || request_.kind_case() != v1::WriteFileRequest::kHeader) {
-      return Answer(OutOfOrder("WriteFile: the first message has the header"));
+      return Answer(OutOfOrder("WriteFile: the first message must have the header"));
     }
     context_->loop->Post([this] {
       const v1::WriteFileHeader& header = request_.header();
@@ -68,7 +71,7 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
       write_id_ = target->id;
       cursor_ = WriteCursor(header.path(), target->size, std::move(target->runs));
       opened_ = true;
-      GiveOn(this);
+      TsanRelease(this);
       StartRead(&request_);
     });
   }
@@ -84,14 +87,15 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
     return revoked_;
   }
 
-  // On the engine's thread; waits for the copy of one message at most. Not after EndWrite, so not after this
-  // has gone.
+  // Runs on the engine's thread; waits for the copy of one message at most. The engine does not call it after
+  // EndWrite, so never after this object is gone.
   void Revoke(const absl::Status& why) {
     MutexLock lock(mutex_);
     revoked_ = why;
   }
 
-  // The engine first: a Seal that follows the answer must not find the write open.
+  // Ends the write in the engine before it answers, because a Seal that follows the answer must not find the
+  // write open.
   void End(absl::Status status) {
     context_->loop->Post([this, status = std::move(status)] {
       context_->engine->EndWrite(write_id_);
@@ -101,7 +105,7 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
   }
 
   void Answer(const absl::Status& status) {
-    GiveOn(this);
+    TsanRelease(this);
     Finish(ToGrpcStatus(status));
   }
 
@@ -114,7 +118,7 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
   int64_t write_id_ = 0;
   WriteCursor cursor_;
   Mutex mutex_;                                   // Held while bytes are copied.
-  absl::Status revoked_ ABSL_GUARDED_BY(mutex_);  // Why the memory is not ours any more.
+  absl::Status revoked_ ABSL_GUARDED_BY(mutex_);  // Why the engine has taken the memory back.
   std::atomic<bool> cancelled_ = false;
 };
 

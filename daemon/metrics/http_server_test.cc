@@ -27,8 +27,8 @@ using ::testing::StartsWith;
 // One request, and everything that comes back until the server closes.
 std::string AskAt(const UniqueFd& socket, const sockaddr* address, socklen_t size,
                   const std::string& request) {
-  const timeval patience{.tv_sec = 20, .tv_usec = 0};
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  const timeval timeout{.tv_sec = 20, .tv_usec = 0};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   if (::connect(socket.get(), address, size) != 0) return "refused";
   if (::send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) return "not sent";
   std::string answer;

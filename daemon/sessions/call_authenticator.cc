@@ -21,13 +21,14 @@ absl::StatusOr<Peer> CallAuthenticator::FindPeer(const std::string& peer_name) c
   std::optional<Peer> peer = peers_->Find(peer_name);
   if (!peer) {
     return MakeError(absl::StatusCode::kPermissionDenied, "WRONG_UID",
-                     absl::StrCat("the user of connection ", peer_name, " is not known"));
+                     absl::StrCat("the user of connection ", peer_name, " is unknown; connect again"));
   }
   if (peer->user.uid == overflow_uid_ && overflow_uid_ != daemon_uid_) {
-    return MakeError(absl::StatusCode::kPermissionDenied, "WRONG_UID",
-                     absl::StrCat("uid ", overflow_uid_,
-                                  " stands for users of other user namespaces and may do "
-                                  "nothing here; map the container's user to one of this machine"));
+    return MakeError(
+        absl::StatusCode::kPermissionDenied, "WRONG_UID",
+        absl::StrCat("uid ", overflow_uid_,
+                     " stands for all users without a mapping in the daemon's user namespace, so it is "
+                     "refused; map the container's user to a user of this machine"));
   }
   return *std::move(peer);
 }
@@ -46,7 +47,7 @@ absl::StatusOr<Caller> CallAuthenticator::Find(const std::string& peer_name,
   if (!token) {
     return MakeError(
         absl::StatusCode::kUnauthenticated, "UNKNOWN_TOKEN",
-        "this call needs a session's token as metadata ckptd-token; Hello or OpenSession gives one");
+        "this call needs the token of a session as metadata ckptd-token; Hello or OpenSession gives one");
   }
   CKPTD_ASSIGN_OR_RETURN(const SessionInfo session, sessions_->Find(*token, caller.uid));
   caller.session = session.id;

@@ -1,4 +1,4 @@
-// Who makes a gRPC call, and by what right: its connection's peer, and the session that its token stands for.
+// Authenticates gRPC calls: finds the peer of the connection and the session of the token.
 #ifndef CKPTD_DAEMON_SESSIONS_CALL_AUTHENTICATOR_H_
 #define CKPTD_DAEMON_SESSIONS_CALL_AUTHENTICATOR_H_
 
@@ -15,23 +15,24 @@
 namespace ckptd {
 
 enum class TokenRule {
-  kRequired,  // A trainer's call.
-  kOptional,  // An operator's, too: known by uid alone. A token that is there must be good.
+  kRequired,  // Only a session may call.
+  kOptional,  // An operator may call, too, identified by uid alone. A token that is sent must be valid.
 };
 
 // Thread-safe.
 class CallAuthenticator {
  public:
-  // Root and `daemon_uid` are privileged where they are of the daemon's namespaces, or where
-  // `trust_all_namespaces` says that it does not matter. The overflow uid, which stands for everybody whose
-  // user namespace we do not know, is nobody.
+  // Root and `daemon_uid` are privileged if they are in the daemon's namespaces, or if
+  // `trust_all_namespaces`. Calls of `overflow_uid`, which stands for all users without a mapping in this
+  // user namespace, are refused.
   CallAuthenticator(const PeerTable* peers, const SessionRegistry* sessions, uid_t daemon_uid,
                     uid_t overflow_uid, bool trust_all_namespaces = false);
 
-  // `peer_name` is grpc::ServerContextBase::peer(); ask at the start of a call. PERMISSION_DENIED, reason
-  // WRONG_UID.
+  // `peer_name` is grpc::ServerContextBase::peer(). Call it at the start of a gRPC call. PERMISSION_DENIED,
+  // reason WRONG_UID, if the peer is unknown or has the overflow uid.
   absl::StatusOr<Peer> FindPeer(const std::string& peer_name) const;
-  // UNAUTHENTICATED, reason UNKNOWN_TOKEN; PERMISSION_DENIED, reason WRONG_UID.
+  // UNAUTHENTICATED, reason UNKNOWN_TOKEN, if the token is missing or unknown; PERMISSION_DENIED, reason
+  // WRONG_UID, also if the session is another user's.
   absl::StatusOr<Caller> Find(const std::string& peer_name, const std::optional<std::string>& token,
                               TokenRule rule) const;
 
@@ -43,7 +44,7 @@ class CallAuthenticator {
   const bool trust_all_namespaces_;
 };
 
-// /proc/sys/kernel/overflowuid; 65534 when it cannot be read.
+// Returns /proc/sys/kernel/overflowuid; 65534 if it cannot be read.
 uid_t OverflowUid();
 
 }  // namespace ckptd

@@ -27,13 +27,14 @@ namespace {
 constexpr int kSoPeerPidfd = 77;  // SO_PEERPIDFD, Linux 6.5.
 constexpr size_t kMostBytes = 1 << 20;
 
-// What a process has for "/", and how its user ids are mapped. Text of the kernel, compared as it is.
+// A process's mount at "/" and its user id map, as the kernel's text, for comparison.
 struct View {
-  std::string root;  // "ID DEVICE DIRECTORY-IN-ITS-FILE-SYSTEM" of the mount at "/"; empty: none is there.
+  std::string
+      root;  // "ID DEVICE DIRECTORY-IN-ITS-FILE-SYSTEM" of the mount at "/"; empty: "/" is no mount point.
   std::string uid_map;
 };
 
-// The pidfd of the peer itself; of whoever has its pid now on kernels that lack SO_PEERPIDFD.
+// Returns a pidfd of the peer. On kernels without SO_PEERPIDFD it is of the process that has the pid now.
 UniqueFd PidfdOfPeer(int socket, pid_t pid) {
   int fd = -1;
   socklen_t size = sizeof(fd);
@@ -47,14 +48,15 @@ bool HasEnded(const UniqueFd& pidfd) {
   return ::poll(&one, 1, 0) != 0;
 }
 
-// Fields 1, 3 and 4 of the line of mountinfo whose mount point is "/"; empty for every other line.
+// Returns fields 1, 3 and 4 of a line of mountinfo if its mount point is "/", else "".
 std::string RootMountOf(std::string_view line) {
   const std::vector<std::string> fields = absl::StrSplit(std::string(line), absl::MaxSplits(' ', 5));
   if (fields.size() < 6 || fields[4] != "/") return "";
   return absl::StrCat(fields[0], " ", fields[2], " ", fields[3]);
 }
 
-// Reads in pieces and stops at the line: a container may have many thousand mounts. An errno, or 0.
+// Finds the mount at "/". Reads in pieces and stops at its line, because a container may have thousands of
+// mounts. Returns an errno, or 0.
 int ReadRootMount(const std::string& path, std::string& root) {
   UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return errno;
@@ -78,21 +80,21 @@ int ReadRootMount(const std::string& path, std::string& root) {
 int ReadSmall(const std::string& path, std::string& text) {
   UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return errno;
-  std::array<char, 16384> buffer;  // A map has at most 340 lines.
+  std::array<char, 16384> buffer;  // A uid map has at most 340 lines.
   const ssize_t size = ::read(file.get(), buffer.data(), buffer.size());
   if (size < 0) return errno;
   text.assign(buffer.data(), static_cast<size_t>(size));
   return 0;
 }
 
-int Look(const std::string& proc, pid_t pid, View& view) {
+int ReadView(const std::string& proc, pid_t pid, View& view) {
   const std::string folder = absl::StrCat(proc, "/", pid);
   if (const int error = ReadRootMount(folder + "/mountinfo", view.root); error != 0) return error;
   return ReadSmall(folder + "/uid_map", view.uid_map);
 }
 
-// Whether `proc` shows this process under its own number: else it belongs to another pid namespace, and
-// pids in it are those of other processes.
+// Whether `proc` shows this process under its own pid. If not, it belongs to another pid namespace, and its
+// pids are those of other processes.
 bool IsOurProc(const std::string& proc) {
   char self[32];
   const ssize_t size = ::readlink(absl::StrCat(proc, "/self").c_str(), self, sizeof(self));
@@ -105,8 +107,8 @@ std::string LinkOf(const std::string& path) {
   return size > 0 ? std::string(target, static_cast<size_t>(size)) : "";
 }
 
-// For a root directory that is no mount point, as of chroot: mountinfo does not show it. Only for a peer that
-// this process may look into.
+// Compares root directories that are no mount points, as after chroot, which mountinfo does not show. Works
+// only for peers that this process may inspect.
 bool HasOurRoot(const std::string& proc, pid_t pid) {
   const std::string own = absl::StrCat(proc, "/", ::getpid()), peer = absl::StrCat(proc, "/", pid);
   for (const char* name : {"/ns/mnt", "/ns/user"}) {
@@ -146,25 +148,25 @@ std::optional<mode_t> UmaskOfPeer(pid_t pid, const std::string& proc) {
 PeerNamespaces NamespacesOfPeer(int socket, pid_t pid, const std::string& proc) {
   if (pid <= 0) return Foreign({}, "its process is in another pid namespace");
   if (!IsOurProc(proc)) return Unknown(absl::StrCat(proc, " does not show the daemon's pid namespace"));
-  // The pidfd is taken first and asked last: a pid that was used again in between belongs to a peer that has
-  // ended, and a process of the host must not vouch for it.
+  // Take the pidfd first and check it last: if the pid was reused in between, the peer has ended, and the
+  // namespaces of the new process must not count as its own.
   const UniqueFd pidfd = PidfdOfPeer(socket, pid);
   View own, first, peer;
-  const int own_error = Look(proc, ::getpid(), own);
-  const int error = Look(proc, pid, peer);
+  const int own_error = ReadView(proc, ::getpid(), own);
+  const int error = ReadView(proc, pid, peer);
   const bool same_chroot = own.root.empty() && peer.root.empty() && HasOurRoot(proc, pid);
   if (HasEnded(pidfd)) return Foreign({}, "its process has ended");
   if (own_error != 0 || error != 0) {
-    return Unknown(absl::StrCat("the daemon may not read ", proc, "/", pid,
+    return Unknown(absl::StrCat("the daemon cannot read ", proc, "/", pid,
                                 "/mountinfo and uid_map; is /proc mounted with hidepid?"));
   }
   if (peer.uid_map != own.uid_map) return Foreign(peer, "it is in another user namespace");
   if (same_chroot) return {PeerOrigin::kHost, 0, ""};
   if (peer.root.empty()) return Foreign(peer, "it has another root directory");
   if (peer.root == own.root) return {PeerOrigin::kHost, 0, ""};
-  // A service manager may have given this daemon a mount namespace of its own, with read-only system
-  // directories: then the machine's is that of process 1.
-  if (Look(proc, 1, first) == 0 && peer.root == first.root && first.uid_map == own.uid_map) {
+  // A service manager may run this daemon in its own mount namespace, with read-only system directories. Then
+  // the host's namespace is that of process 1.
+  if (ReadView(proc, 1, first) == 0 && peer.root == first.root && first.uid_map == own.uid_map) {
     return {PeerOrigin::kHost, 0, ""};
   }
   return Foreign(peer, "it is in another mount namespace");

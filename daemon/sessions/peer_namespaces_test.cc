@@ -28,7 +28,7 @@ constexpr char kOfDaemon[] = "91 90 254:0 / / rw,relatime - ext4 /dev/vda rw\n";
 constexpr char kOfContainer[] =
     "43 42 0:50 / / rw,relatime - overlay overlay rw\n44 43 0:51 / /proc rw - proc proc rw\n";
 
-// A process that lives as long as the test, and a /proc that a test fills.
+// A process that lives as long as the test, and a fake /proc that the test fills.
 class PeerNamespacesTest : public ::testing::Test {
  protected:
   PeerNamespacesTest() {
@@ -91,7 +91,8 @@ TEST_F(PeerNamespacesTest, ProcessInAnotherUserNamespaceIsForeign) {
 TEST_F(PeerNamespacesTest, ProcessInAnotherDirectoryOfTheSameMountIsForeign) {
   Fill(pid_, "27 1 254:0 /jail / rw,relatime - ext4 /dev/vda rw\n", kWholeMap);
   EXPECT_EQ(Look().origin, PeerOrigin::kForeign);
-  Fill(pid_, "22 27 0:21 / /proc rw,relatime - proc proc rw\n", kWholeMap);  // chroot: no mount is at "/".
+  Fill(pid_, "22 27 0:21 / /proc rw,relatime - proc proc rw\n",
+       kWholeMap);  // After chroot no mount is at "/".
   const PeerNamespaces found = Look();
   EXPECT_EQ(found.origin, PeerOrigin::kForeign);
   EXPECT_EQ(found.tenant, -1);
@@ -102,7 +103,7 @@ TEST_F(PeerNamespacesTest, ProcessWithoutPidHereIsForeign) {
 }
 
 TEST_F(PeerNamespacesTest, HiddenProcessIsUnknown) {
-  const PeerNamespaces found = Look();  // Nothing is filled in for it.
+  const PeerNamespaces found = Look();  // The fake /proc has nothing for it.
   EXPECT_EQ(found.origin, PeerOrigin::kUnknown);
   EXPECT_NE(found.why.find("hidepid"), std::string::npos) << found.why;
 }
@@ -117,7 +118,7 @@ TEST_F(PeerNamespacesTest, ProcOfAnotherPidNamespaceTellsNothing) {
 TEST_F(PeerNamespacesTest, ReadsNoMoreThanItsShareOfManyMounts) {
   std::string many;
   for (int i = 0; i < 60000; ++i) absl::StrAppend(&many, i + 100, " 43 0:51 / /m", i, " rw - tmpfs t rw\n");
-  Fill(pid_, many + kOfDaemon, kWholeMap);  // Beyond the bound it is not believed.
+  Fill(pid_, many + kOfDaemon, kWholeMap);  // The line is beyond the 1 MiB that is read.
   EXPECT_EQ(Look().origin, PeerOrigin::kForeign);
 }
 
@@ -140,7 +141,7 @@ TEST_F(PeerNamespacesTest, ReadsTheUmaskOfAProcess) {
 
 // ---- real processes
 
-// What is found out about a child that prepares itself, connects, and lives on or not.
+// Returns what NamespacesOfPeer finds for a child that runs `prepare`, connects, and lives on or ends.
 PeerNamespaces OfChild(const std::function<bool()>& prepare, bool lives) {
   TempDir folder("/tmp");
   sockaddr_un address{};
@@ -163,8 +164,8 @@ PeerNamespaces OfChild(const std::function<bool()>& prepare, bool lives) {
   if (!lives) {
     EXPECT_EQ(::waitpid(pid, &status, 0), pid);
   }
-  const timeval patience{.tv_sec = 20, .tv_usec = 0};
-  ::setsockopt(listener.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  const timeval timeout{.tv_sec = 20, .tv_usec = 0};
+  ::setsockopt(listener.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
   const UniqueFd connection(::accept(listener.get(), nullptr, nullptr));
   ucred credentials{};
   socklen_t length = sizeof(credentials);

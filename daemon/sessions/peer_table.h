@@ -1,5 +1,5 @@
-// Who is at the other end of each gRPC connection. gRPC never tells; we accept the connections ourselves and
-// ask the socket before gRPC takes it over.
+// The peer of each gRPC connection. gRPC does not report it, so the daemon accepts the connections itself and
+// asks each socket before it hands it to gRPC.
 #ifndef CKPTD_DAEMON_SESSIONS_PEER_TABLE_H_
 #define CKPTD_DAEMON_SESSIONS_PEER_TABLE_H_
 
@@ -18,18 +18,19 @@ namespace ckptd {
 
 struct Peer {
   FileUser user;
-  pid_t pid = 0;  // 0 when it is in another pid namespace.
+  pid_t pid = 0;  // 0: in another pid namespace.
   PeerNamespaces namespaces;
 };
 
-// SO_PEERCRED and SO_PEERGROUPS: as they were when the peer connected. Its namespaces as they are now.
+// Returns the credentials that the peer had when it connected (SO_PEERCRED, SO_PEERGROUPS), and its current
+// namespaces.
 absl::StatusOr<Peer> PeerOfSocket(int fd);
 
 // Thread-safe.
 class PeerTable {
  public:
-  // Before the connection goes to gRPC, which names it "fd:N". Takes the place of an earlier connection of
-  // that number.
+  // Call it before the connection goes to gRPC, which names it "fd:N". Replaces an earlier connection of that
+  // number.
   void Add(int fd, Peer peer);
   // `name` is grpc::ServerContextBase::peer().
   std::optional<Peer> Find(const std::string& name) const;

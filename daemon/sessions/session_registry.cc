@@ -19,7 +19,7 @@ namespace {
 
 absl::StatusOr<std::string> NewToken() {
   std::array<char, 16> bits;
-  // So few bytes come whole or not at all.
+  // getrandom returns up to 256 bytes completely or not at all.
   if (getrandom(bits.data(), bits.size(), 0) != static_cast<ssize_t>(bits.size())) {
     return ErrnoError(errno, "getrandom");
   }
@@ -44,7 +44,7 @@ absl::StatusOr<SessionRegistry::Opened> SessionRegistry::Open(const SessionReque
   if (static_cast<int>(sessions_.size()) >= max_sessions_) {
     return MakeError(absl::StatusCode::kResourceExhausted, "TOO_MANY_SESSIONS",
                      absl::StrCat("the daemon has ", sessions_.size(),
-                                  " sessions and takes no more; end some or raise max_sessions"));
+                                  " sessions, which is max_sessions; end some or raise it"));
   }
   if (const auto of_uid = sessions_of_uid_.find(request.user.uid);
       of_uid != sessions_of_uid_.end() && of_uid->second >= max_sessions_per_uid_) {
@@ -52,7 +52,7 @@ absl::StatusOr<SessionRegistry::Opened> SessionRegistry::Open(const SessionReque
   }
   if (request.keeper && closed_to_keepers_) {
     return MakeError(absl::StatusCode::kUnavailable, "DRAINING",
-                     "this private daemon is ending; start the next one when it has");
+                     "this private daemon is ending; start another one");
   }
   Session session;
   session.info.id = ++last_session_;

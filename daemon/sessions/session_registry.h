@@ -1,6 +1,5 @@
-// Who is connected: sessions and their tokens. A token is the only right that a gRPC call has.
-//
-// Thread-safe: the hand-off's thread opens and closes sessions, gRPC's threads look them up.
+// The open sessions and their tokens. A gRPC call has the rights of its token, and no others.
+// Thread-safe: the hand-off server's thread opens and closes sessions, gRPC's threads look them up.
 #ifndef CKPTD_DAEMON_SESSIONS_SESSION_REGISTRY_H_
 #define CKPTD_DAEMON_SESSIONS_SESSION_REGISTRY_H_
 
@@ -17,14 +16,14 @@
 
 namespace ckptd {
 
-// What is known of a process that wants a session.
+// What the daemon knows of a process that asks for a session.
 struct SessionRequest {
   FileUser user;  // From the socket, never from a message.
-  pid_t pid = 0;  // 0: not known (another pid namespace).
+  pid_t pid = 0;  // 0: unknown (another pid namespace).
   std::string client_instance;
   std::string client_name;
-  bool keeper = false;      // Holds a private daemon open.
-  bool descriptors = true;  // False: came by gRPC alone.
+  bool keeper = false;      // Keeps a private daemon running.
+  bool descriptors = true;  // False: the session uses gRPC only.
   int64_t tenant = 0;       // As Caller::tenant.
 };
 
@@ -37,21 +36,24 @@ class SessionRegistry {
     std::string token;  // 128 random bits in hex.
   };
   // RESOURCE_EXHAUSTED, reason TOO_MANY_SESSIONS or LIMIT_EXCEEDED; UNAVAILABLE, reason DRAINING, for a
-  // keeper that comes too late.
+  // keeper after CloseToKeepers.
   absl::StatusOr<Opened> Open(const SessionRequest& request);
-  // False when it was closed before.
+  // Returns false if the session was closed before.
   bool Close(SessionId session);
-  // From now on no keeper comes in: the daemon ends. False, and nothing changes, while there is one.
+  // Refuses keepers from now on, because the daemon ends. Returns false, and changes nothing, while a keeper
+  // is open.
   bool CloseToKeepers();
 
-  // Of a call's token and its connection's user. UNAUTHENTICATED, reason UNKNOWN_TOKEN, when no open session
-  // has it; PERMISSION_DENIED, reason WRONG_UID, when the session is another user's.
+  // Finds the session of a token. `uid` is the user of the connection. UNAUTHENTICATED, reason UNKNOWN_TOKEN,
+  // when no open session has the token; PERMISSION_DENIED, reason WRONG_UID, when the session belongs to
+  // another user.
   absl::StatusOr<SessionInfo> Find(const std::string& token, uid_t uid) const;
-  // As whom this session's files are made. UNAUTHENTICATED, reason UNKNOWN_TOKEN, when it is closed.
+  // Returns the user that owns this session's files. UNAUTHENTICATED, reason UNKNOWN_TOKEN, when the session
+  // is closed.
   absl::StatusOr<FileUser> UserOf(SessionId session) const;
 
   int sessions() const;
-  int keepers() const;  // Open sessions that hold a private daemon open.
+  int keepers() const;  // Open sessions that keep a private daemon running.
 
  private:
   struct Session {

@@ -78,7 +78,7 @@ TEST(SessionRegistryTest, RefusesMoreSessionsThanItMayHaveUntilOneEnds) {
   registry.Close(one->info.id);
   auto three = registry.Open(Request(3));
   ASSERT_TRUE(three.ok());
-  EXPECT_GT(three->info.id, two->info.id);  // Ids are never given again.
+  EXPECT_GT(three->info.id, two->info.id);  // Ids are never reused.
 }
 
 TEST(SessionRegistryTest, CountsKeepers) {
@@ -102,13 +102,13 @@ TEST(SessionRegistryTest, AKeeperEitherHoldsTheDaemonOpenOrIsToldThatItEnds) {
   auto keeper = registry.Open(Request(1, true));
   ASSERT_TRUE(keeper.ok());
   EXPECT_FALSE(registry.CloseToKeepers());
-  ASSERT_TRUE(registry.Open(Request(1, true)).ok());  // As if nobody had tried.
+  ASSERT_TRUE(registry.Open(Request(1, true)).ok());  // The refused CloseToKeepers changed nothing.
 
   SessionRegistry ending(10);
   EXPECT_TRUE(ending.CloseToKeepers());
   EXPECT_EQ(ReasonOf(ending.Open(Request(1, true)).status()), "DRAINING");
   EXPECT_EQ(ending.keepers(), 0);
-  EXPECT_TRUE(ending.Open(Request(1)).ok());  // Who only waits for what is sealed.
+  EXPECT_TRUE(ending.Open(Request(1)).ok());  // A session that only waits for sealed saves.
 }
 
 TEST(SessionRegistryTest, ManyThreadsOpenAndCloseAtOnce) {
