@@ -47,7 +47,7 @@ class AttachQueueTest : public ::testing::Test {
       std::make_unique<AttachQueue>(AttachLimits{.waiting_per_uid = 20, .threads = 16}, &clock_);
 };
 
-TEST_F(AttachQueueTest, AHungFileSystemKeepsNobodyFromAnotherOne) {
+TEST_F(AttachQueueTest, HungFileSystemDoesNotBlockAnotherOne) {
   for (int i = 0; i < 20; ++i) Attach(kAna, "0:1", /*hangs=*/true);
   const auto own = Attach(kAna, "0:2"), others = Attach(kBen, "0:1"), healthy = Attach(kBen, "0:2");
   for (const auto& answer : {own, others, healthy}) {
@@ -56,14 +56,14 @@ TEST_F(AttachQueueTest, AHungFileSystemKeepsNobodyFromAnotherOne) {
   }
 }
 
-TEST_F(AttachQueueTest, OneUsersHungFileSystemsKeepNoOtherUserWaiting) {
+TEST_F(AttachQueueTest, HungFileSystemsOfOneUserDoNotBlockAnotherUser) {
   for (int i = 0; i < 20; ++i) Attach(kAna, "0:" + std::to_string(i), /*hangs=*/true);
   const auto answer = Attach(kBen, "0:100");
   ASSERT_TRUE(IsAnswered(answer, seconds(20)));
   EXPECT_TRUE(answer.get().ok()) << answer.get();
 }
 
-TEST_F(AttachQueueTest, AnswersAtTheDeadlineThatAFileSystemHangs) {
+TEST_F(AttachQueueTest, FailsAtTheDeadlineWhenAFileSystemHangs) {
   std::vector<std::shared_future<absl::Status>> answers;
   for (int i = 0; i < 4; ++i) answers.push_back(Attach(kAna, "0:1", /*hangs=*/true));
   clock_.Advance(seconds(29));
@@ -78,7 +78,7 @@ TEST_F(AttachQueueTest, AnswersAtTheDeadlineThatAFileSystemHangs) {
   }
 }
 
-TEST_F(AttachQueueTest, RefusesAUserWhoHasTooManyWaiting) {
+TEST_F(AttachQueueTest, RefusesAUserWithTooManyWaitingAttaches) {
   for (int i = 0; i < 22; ++i) Attach(kAna, "0:1", /*hangs=*/true);  // Two run, twenty wait.
   const auto refused = Attach(kAna, "0:2");
   ASSERT_TRUE(IsAnswered(refused, seconds(20)));
@@ -86,7 +86,7 @@ TEST_F(AttachQueueTest, RefusesAUserWhoHasTooManyWaiting) {
   EXPECT_TRUE(IsAnswered(Attach(kBen, "0:2"), seconds(20)));
 }
 
-TEST_F(AttachQueueTest, RunsTheNextWhenOneHasEnded) {
+TEST_F(AttachQueueTest, RunsTheNextAttachWhenOneEnds) {
   std::vector<std::shared_future<absl::Status>> answers;
   for (int i = 0; i < 10; ++i) answers.push_back(Attach(kAna, "0:1"));
   for (const auto& answer : answers) {
@@ -95,7 +95,7 @@ TEST_F(AttachQueueTest, RunsTheNextWhenOneHasEnded) {
   }
 }
 
-TEST(FileSystemOfTest, TellsFileSystemsApart) {
+TEST(FileSystemOfTest, GivesEachFileSystemItsOwnName) {
   const UniqueFd root(::open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)),
       proc(::open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC));
   EXPECT_NE(FileSystemOf(root.get()), FileSystemOf(proc.get()));

@@ -15,7 +15,7 @@
 namespace ckptd {
 namespace {
 
-TEST(ContainerRoots, FindsPathsBeneathAndNoOthers) {
+TEST(ContainerRoots, AcceptsOnlyPathsBeneathAnAllowedDirectory) {
   const std::vector<std::string> allowed = {"/shared/ckpts", "/scratch/"};
   EXPECT_EQ(ContainerRootOf(allowed, "/shared/ckpts"), "/shared/ckpts");
   EXPECT_EQ(ContainerRootOf(allowed, "/shared/ckpts/job/a"), "/shared/ckpts");
@@ -29,7 +29,7 @@ TEST(ContainerRoots, FindsPathsBeneathAndNoOthers) {
   EXPECT_EQ(ContainerRootOf({"/"}, "/anything"), "/");
 }
 
-TEST(ContainerRoots, FollowsNoLinkBelowTheConfiguredDirectory) {
+TEST(ContainerRoots, FollowsNoLinkBelowAnAllowedDirectory) {
   const TempDir dir;
   const std::string base = dir.path() + "/shared";
   std::filesystem::create_directories(base + "/job/a");

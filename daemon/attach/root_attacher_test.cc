@@ -60,7 +60,7 @@ class RootAttacherTest : public ::testing::Test {
   FileUser given_user_{};
 };
 
-TEST_F(RootAttacherTest, ARootIsRememberedWhereThisProcessFindsIt) {
+TEST_F(RootAttacherTest, RemembersARootAtThePathThatThisProcessSees) {
   UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   const auto attachment = attacher_->Attach(std::move(directory), "/as/the/container/says", me_);
   ASSERT_TRUE(attachment.ok()) << attachment.status();
@@ -76,7 +76,7 @@ TEST_F(RootAttacherTest, ARootIsRememberedWhereThisProcessFindsIt) {
   EXPECT_EQ(state_->roots()[0].inode(), InodeOf(root()));
 }
 
-TEST_F(RootAttacherTest, TheEngineGetsTheDirectoryAndItsUser) {
+TEST_F(RootAttacherTest, HandsTheDirectoryAndItsUserToTheEngine) {
   UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   const auto attachment = attacher_->Attach(std::move(directory), root(), me_);
   ASSERT_TRUE(attachment.ok()) << attachment.status();
@@ -87,13 +87,13 @@ TEST_F(RootAttacherTest, TheEngineGetsTheDirectoryAndItsUser) {
   EXPECT_EQ(given_user_.uid, me_.uid);
 }
 
-TEST_F(RootAttacherTest, WhatIsNoDirectoryIsRefusedAndNotRemembered) {
+TEST_F(RootAttacherTest, RefusesAndDoesNotRememberAFile) {
   UniqueFd file(::open((std::string(folder_) + "/file").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
   EXPECT_EQ(ReasonOf(attacher_->Attach(std::move(file), "/file", me_).status()), "INVALID_PATH");
   EXPECT_TRUE(state_->roots().empty());
 }
 
-TEST_F(RootAttacherTest, PathThatOnlyTheClientVouchesForIsNotRemembered) {
+TEST_F(RootAttacherTest, DoesNotRememberAPathThatOnlyTheClientVouchesFor) {
   std::filesystem::create_directory(std::string(folder_) + "/victim");
   UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   std::filesystem::remove(
@@ -103,7 +103,7 @@ TEST_F(RootAttacherTest, PathThatOnlyTheClientVouchesForIsNotRemembered) {
   EXPECT_TRUE(attachment->remember == nullptr);
 }
 
-TEST_F(RootAttacherTest, LinkThatWasPutInTheWayIsNotFollowed) {
+TEST_F(RootAttacherTest, DoesNotFollowALinkThatReplacedAKnownRoot) {
   UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   Remember(attacher_->Attach(std::move(directory), root(), me_).value());
   const std::string elsewhere = std::string(folder_) + "/elsewhere";
@@ -114,7 +114,7 @@ TEST_F(RootAttacherTest, LinkThatWasPutInTheWayIsNotFollowed) {
   EXPECT_THAT(std::string(reopened.status().message()), HasSubstr("leads to " + elsewhere));
 }
 
-TEST_F(RootAttacherTest, AKnownRootIsFoundAgain) {
+TEST_F(RootAttacherTest, ReopensAKnownRoot) {
   UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   Remember(attacher_->Attach(std::move(directory), root(), me_).value());
   const auto again = attacher_->Reopen(state_->roots()[0]);
@@ -122,7 +122,7 @@ TEST_F(RootAttacherTest, AKnownRootIsFoundAgain) {
   EXPECT_EQ(again->inode, InodeOf(root()));
 }
 
-TEST_F(RootAttacherTest, AnotherDirectoryAtItsPathIsNotRecovered) {
+TEST_F(RootAttacherTest, RefusesAnotherDirectoryAtAKnownPath) {
   UniqueFd directory(::open(root().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   Remember(attacher_->Attach(std::move(directory), root(), me_).value());
   std::filesystem::rename(root(), std::string(folder_) + "/elsewhere");
@@ -134,7 +134,7 @@ TEST_F(RootAttacherTest, AnotherDirectoryAtItsPathIsNotRecovered) {
 }
 
 // A group that the user has left must not open the root again.
-TEST_F(RootAttacherTest, ReopensWithTheGroupsThatTheUserHasNow) {
+TEST_F(RootAttacherTest, ReopensWithTheCurrentGroupsOfTheUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root";
   storage::v1::KnownRoot known;
   known.set_path(root());
@@ -152,7 +152,7 @@ TEST_F(RootAttacherTest, ReopensWithTheGroupsThatTheUserHasNow) {
   EXPECT_TRUE(given_user_.groups.empty());
 }
 
-TEST_F(RootAttacherTest, FilesGetTheUmaskOfTheTrainerThatAttachedLast) {
+TEST_F(RootAttacherTest, GivesFilesTheUmaskOfTheLastAttachedTrainer) {
   const auto attach = [&](std::optional<mode_t> umask) {
     FileUser user = me_;
     if (umask) user.umask = std::make_shared<std::atomic<mode_t>>(*umask);
@@ -171,7 +171,7 @@ TEST_F(RootAttacherTest, FilesGetTheUmaskOfTheTrainerThatAttachedLast) {
   EXPECT_EQ(first.umask->load(), mode_t{027});
 }
 
-TEST_F(RootAttacherTest, RecoveredRootHasTheUmaskOfItsRecords) {
+TEST_F(RootAttacherTest, RecoversTheUmaskFromTheRootsRecords) {
   ASSERT_EQ(::mkdir((root() + "/.ckptd").c_str(), 0700), 0);
   UniqueFd directory(::open(root().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
   Remember(attacher_->Attach(std::move(directory), root(), me_).value());

@@ -27,7 +27,7 @@ class RootRetriesTest : public ::testing::Test {
   RootRetries retries_;
 };
 
-TEST_F(RootRetriesTest, TriesARootThatCouldNotBeReadAgainWithBackoff) {
+TEST_F(RootRetriesTest, RetriesAnUnreadableRootWithBackoff) {
   int now = 0;
   for (const int wait : {1, 2, 4, 8, 16, 32, 60, 60}) {
     ASSERT_TRUE(retries_.Ended(root_, Annotate(ErrnoError(EIO, "reading"), "opening"), At(now)));
@@ -39,7 +39,7 @@ TEST_F(RootRetriesTest, TriesARootThatCouldNotBeReadAgainWithBackoff) {
   EXPECT_EQ(retries_.failures(root_), 8);
 }
 
-TEST_F(RootRetriesTest, ForgetsARootThatIsRecoveredOrWhoseStateIsKnown) {
+TEST_F(RootRetriesTest, ForgetsARootThatIsRecoveredOrFailsForGood) {
   for (const absl::Status& end :
        {absl::OkStatus(),
         MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE", "a torn record"),

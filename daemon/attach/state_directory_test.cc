@@ -42,7 +42,7 @@ class StateDirectoryTest : public ::testing::Test {
   char folder_[32] = "/tmp/ckptd.XXXXXX";
 };
 
-TEST_F(StateDirectoryTest, RootsAreThereInTheNextLife) {
+TEST_F(StateDirectoryTest, NextDaemonFindsTheRoots) {
   EXPECT_THAT(Paths(), IsEmpty());
   {
     auto state = StateDirectory::Open(path()).value();
@@ -54,7 +54,7 @@ TEST_F(StateDirectoryTest, RootsAreThereInTheNextLife) {
 }
 
 // Device numbers change with a boot, and a client chooses its path: neither makes two entries one.
-TEST_F(StateDirectoryTest, AnEntryNeverTakesThePlaceOfAnother) {
+TEST_F(StateDirectoryTest, NeverReplacesAnEntryOfAnotherDirectoryOrUser) {
   {
     auto state = StateDirectory::Open(path()).value();
     ASSERT_TRUE(state->Remember(Root("/victim", 1, 1000)).ok());
@@ -71,7 +71,7 @@ TEST_F(StateDirectoryTest, AnEntryNeverTakesThePlaceOfAnother) {
 }
 
 // Escaped, as the text has it, such a path takes 16 KB.
-TEST_F(StateDirectoryTest, AUserWithManyLongPathsNeitherFillsTheFileNorHidesOthers) {
+TEST_F(StateDirectoryTest, LimitsTheBytesOfEachUser) {
   {
     auto state = StateDirectory::Open(path()).value();
     ASSERT_TRUE(state->Remember(Root("/victim", 1, 2000)).ok());
@@ -85,7 +85,7 @@ TEST_F(StateDirectoryTest, AUserWithManyLongPathsNeitherFillsTheFileNorHidesOthe
   EXPECT_EQ(state->roots().back().inode(), 399u) << "the newest stays";
 }
 
-TEST_F(StateDirectoryTest, TheOldestRootThatIsNotInUseMakesRoom) {
+TEST_F(StateDirectoryTest, EvictsTheOldestRootThatIsNotInUse) {
   auto state = StateDirectory::Open(path(), Duration::zero(), {.roots_per_uid = 2}).value();
   auto a = state->Remember(Root("/a", 1));
   ASSERT_TRUE(a.ok());
@@ -102,7 +102,7 @@ TEST_F(StateDirectoryTest, TheOldestRootThatIsNotInUseMakesRoom) {
   EXPECT_TRUE(state->Remember(Root("/d", 4, 2000)).ok()) << "another user's";
 }
 
-TEST_F(StateDirectoryTest, ARootThatIsMissingMakesRoomFirst) {
+TEST_F(StateDirectoryTest, EvictsMissingRootsFirst) {
   auto state = StateDirectory::Open(path(), Duration::zero(), {.roots_per_uid = 2}).value();
   ASSERT_TRUE(state->Remember(Root("/a", 1)).ok());
   ASSERT_TRUE(state->Remember(Root("/b", 2)).ok());
@@ -114,7 +114,7 @@ TEST_F(StateDirectoryTest, ARootThatIsMissingMakesRoomFirst) {
   EXPECT_THAT(Paths(), ElementsAre("/a", "/c"));
 }
 
-TEST_F(StateDirectoryTest, ASecondDaemonIsRefused) {
+TEST_F(StateDirectoryTest, RefusesASecondDaemon) {
   const auto first = StateDirectory::Open(path());
   ASSERT_TRUE(first.ok()) << first.status();
   const auto second = StateDirectory::Open(path());
@@ -122,7 +122,7 @@ TEST_F(StateDirectoryTest, ASecondDaemonIsRefused) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(path()));
 }
 
-TEST_F(StateDirectoryTest, TheLockOfADaemonThatIsStillGoingDownIsWaitedFor) {
+TEST_F(StateDirectoryTest, WaitsForTheLockOfADaemonThatIsEnding) {
   auto first = StateDirectory::Open(path());
   ASSERT_TRUE(first.ok()) << first.status();
   std::future<absl::Status> second = std::async(
@@ -132,7 +132,7 @@ TEST_F(StateDirectoryTest, TheLockOfADaemonThatIsStillGoingDownIsWaitedFor) {
   EXPECT_EQ(second.get(), absl::OkStatus());
 }
 
-TEST_F(StateDirectoryTest, AnUnreadableFileIsRefusedAndNotForgotten) {
+TEST_F(StateDirectoryTest, RefusesToStartWithAnUnreadableFile) {
   { ASSERT_TRUE(StateDirectory::Open(path()).ok()); }
   std::ofstream(path() + "/known_roots.txtpb") << "roots { path: \"/a\" ";
   const auto state = StateDirectory::Open(path());
@@ -140,7 +140,7 @@ TEST_F(StateDirectoryTest, AnUnreadableFileIsRefusedAndNotForgotten) {
   EXPECT_THAT(std::string(state.status().message()), HasSubstr("known_roots.txtpb"));
 }
 
-TEST_F(StateDirectoryTest, ABadEntryDoesNotHideTheOthers) {
+TEST_F(StateDirectoryTest, ReadsTheOtherEntriesAroundABadOne) {
   { ASSERT_TRUE(StateDirectory::Open(path()).ok()); }
   const std::string text =
       "roots {\n  path: \"/a\"\n}\n"
@@ -172,13 +172,13 @@ TEST_F(StateDirectoryTest, ReadsTheListOfAnEarlierDaemon) {
   EXPECT_EQ(state->roots()[0].gid(), 100);
 }
 
-TEST_F(StateDirectoryTest, AFieldOfANewerDaemonIsNoProblem) {
+TEST_F(StateDirectoryTest, AcceptsFieldsOfANewerDaemon) {
   { ASSERT_TRUE(StateDirectory::Open(path()).ok()); }
   std::ofstream(path() + "/known_roots.txtpb") << "roots { path: \"/a\" colour: \"red\" }";
   EXPECT_THAT(Paths(), ElementsAre("/a"));
 }
 
-TEST_F(StateDirectoryTest, AMissingParentIsSaid) {
+TEST_F(StateDirectoryTest, ReportsAMissingParentDirectory) {
   EXPECT_EQ(ErrnoOf(StateDirectory::Open("/nonexistent/state").status()), ENOENT);
 }
 

@@ -35,13 +35,13 @@ TEST_F(UserGroupsTest, FindsTheGroupsThatNameTheUser) {
   EXPECT_THAT(found.supplementary, ElementsAre(200u, 202u));
 }
 
-TEST_F(UserGroupsTest, AUserWhoIsNotInTheFileHasNoGroups) {
+TEST_F(UserGroupsTest, GivesNoGroupsToAnUnknownUser) {
   const UserGroups found = FindGroups(4242, passwd(), groups());
   EXPECT_FALSE(found.primary.has_value());
   EXPECT_THAT(found.supplementary, IsEmpty());
 }
 
-TEST_F(UserGroupsTest, MissingFilesGiveNoGroups) {
+TEST_F(UserGroupsTest, GivesNoGroupsWithoutTheFiles) {
   EXPECT_FALSE(FindGroups(1000, "/nonexistent", groups()).primary.has_value());
   const UserGroups found = FindGroups(1000, passwd(), "/nonexistent");
   EXPECT_EQ(found.primary, 100u);

@@ -35,7 +35,7 @@ TEST(EventLoopTest, RunsWorkInTheOrderItWasPostedOnOneThread) {
   EXPECT_NE(threads[0], std::this_thread::get_id());
 }
 
-TEST(EventLoopTest, WorkOfManyThreadsIsNeitherLostNorRunTwice) {
+TEST(EventLoopTest, RunsWorkOfManyThreadsExactlyOnce) {
   int count = 0;
   {
     EventLoop loop("test");
@@ -50,7 +50,7 @@ TEST(EventLoopTest, WorkOfManyThreadsIsNeitherLostNorRunTwice) {
   EXPECT_EQ(count, 2000);
 }
 
-TEST(EventLoopTest, TicksAlthoughNothingIsPosted) {
+TEST(EventLoopTest, TicksWhileNothingIsPosted) {
   EventLoop loop("test");
   std::promise<void> third;
   loop.Start(
@@ -62,7 +62,7 @@ TEST(EventLoopTest, TicksAlthoughNothingIsPosted) {
   EXPECT_GE(loop.turns(), 3);
 }
 
-TEST(EventLoopTest, TicksAlthoughThereIsAlwaysMoreWork) {
+TEST(EventLoopTest, TicksWhileWorkKeepsComing) {
   std::atomic<bool> stop{false};
   std::promise<void> third;
   std::function<void()> again;
@@ -80,7 +80,7 @@ TEST(EventLoopTest, TicksAlthoughThereIsAlwaysMoreWork) {
   stop.store(true);
 }
 
-TEST(EventLoopTest, EndsAlthoughWorkPostsMoreWork) {
+TEST(EventLoopTest, EndsWhileWorkPostsMoreWork) {
   std::atomic<int> runs{0};
   std::function<void()> again;
   {
@@ -97,7 +97,7 @@ TEST(EventLoopTest, EndsAlthoughWorkPostsMoreWork) {
   EXPECT_GE(runs.load(), 1);
 }
 
-TEST(EventLoopTest, WorkIsDestroyedBeforeTheNextRuns) {
+TEST(EventLoopTest, DestroysWorkBeforeTheNextRuns) {
   EventLoop loop("test");
   auto owned = std::make_shared<int>(1);
   std::weak_ptr<int> watch = owned;

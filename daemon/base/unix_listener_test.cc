@@ -44,7 +44,7 @@ class UnixListenerTest : public ::testing::Test {
   std::string path_;
 };
 
-TEST_F(UnixListenerTest, TakesConnectionsWithItsMode) {
+TEST_F(UnixListenerTest, AcceptsConnectionsWithTheConfiguredMode) {
   for (const int type : {SOCK_STREAM, SOCK_SEQPACKET}) {
     const auto listener = Listen(type, 0660);
     ASSERT_TRUE(listener.ok()) << listener.status();
@@ -55,14 +55,14 @@ TEST_F(UnixListenerTest, TakesConnectionsWithItsMode) {
   }
 }
 
-TEST_F(UnixListenerTest, ALivingDaemonsSocketIsNotTaken) {
+TEST_F(UnixListenerTest, RefusesTheSocketOfALivingDaemon) {
   const auto first = Listen();
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(ReasonOf(Listen().status()), "SOCKET_IN_USE");
   EXPECT_TRUE(Connects(SOCK_STREAM));
 }
 
-TEST_F(UnixListenerTest, TheSocketOfADaemonThatIsStillGoingDownIsWaitedFor) {
+TEST_F(UnixListenerTest, WaitsForTheSocketOfADaemonThatIsEnding) {
   auto first = Listen();
   ASSERT_TRUE(first.ok()) << first.status();
   std::future<absl::Status> second = std::async(std::launch::async, [this] {
@@ -75,7 +75,7 @@ TEST_F(UnixListenerTest, TheSocketOfADaemonThatIsStillGoingDownIsWaitedFor) {
   EXPECT_EQ(second.get(), absl::OkStatus());
 }
 
-TEST_F(UnixListenerTest, ADeadDaemonsSocketIsReplaced) {
+TEST_F(UnixListenerTest, ReplacesTheSocketOfADeadDaemon) {
   { ASSERT_TRUE(Listen().ok()); }
   ASSERT_EQ(::access(path_.c_str(), F_OK), 0) << "the file outlives its daemon";
   const auto second = Listen();
@@ -83,7 +83,7 @@ TEST_F(UnixListenerTest, ADeadDaemonsSocketIsReplaced) {
   EXPECT_TRUE(Connects(SOCK_STREAM));
 }
 
-TEST_F(UnixListenerTest, SomethingElseAtThePathIsLeftAlone) {
+TEST_F(UnixListenerTest, LeavesOtherFilesAtThePathUntouched) {
   std::ofstream(path_) << "precious";
   EXPECT_EQ(ReasonOf(Listen().status()), "NOT_A_SOCKET");
   std::string content;
@@ -91,12 +91,12 @@ TEST_F(UnixListenerTest, SomethingElseAtThePathIsLeftAlone) {
   EXPECT_EQ(content, "precious");
 }
 
-TEST_F(UnixListenerTest, APathThatDoesNotFitIsRefused) {
+TEST_F(UnixListenerTest, RefusesAPathThatIsTooLong) {
   path_ = "/tmp/" + std::string(103, 's');
   EXPECT_EQ(ReasonOf(Listen().status()), "INVALID_PATH");
 }
 
-TEST_F(UnixListenerTest, AMissingDirectoryIsSaid) {
+TEST_F(UnixListenerTest, ReportsAMissingDirectory) {
   EXPECT_EQ(
       ErrnoOf(ListenUnix(
                   {.path = "/nonexistent/s", .type = SOCK_STREAM, .mode = 0600, .group = {}, .timeout = {}})

@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-TEST(WorkerPool, RunsWhatIsQueuedBeforeItEnds) {
+TEST(WorkerPool, RunsQueuedWorkBeforeItEnds) {
   std::atomic<int> ran = 0;
   {
     WorkerPool pool(2);
@@ -21,7 +21,7 @@ TEST(WorkerPool, RunsWhatIsQueuedBeforeItEnds) {
   EXPECT_EQ(ran, 100);
 }
 
-TEST(WorkerPool, WorkThatHangsHoldsNothingElseUp) {
+TEST(WorkerPool, HungWorkDoesNotDelayOtherWork) {
   std::promise<void> thaw;
   std::shared_future<void> thawed(thaw.get_future());
   WorkerPool pool(5);
@@ -32,7 +32,7 @@ TEST(WorkerPool, WorkThatHangsHoldsNothingElseUp) {
   thaw.set_value();
 }
 
-TEST(WorkerPool, DoesWithTheThreadsThatItHasWhenNoMoreCanBeStarted) {
+TEST(WorkerPool, RunsWorkOnExistingThreadsWhenNoneCanBeStarted) {
   std::atomic<int> ran = 0;
   {
     WorkerPool pool(8);

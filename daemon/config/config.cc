@@ -33,7 +33,7 @@ constexpr size_t kMaxSunPath = 107;
 constexpr size_t kLeastToken = 16, kMostToken = 1000;
 constexpr int kMostContainerRoots = 64;
 
-// Collects "file:line:column: what is wrong", counted from 1.
+// Collects messages "file:line:column: what is wrong". Lines and columns count from 1.
 class ParseProblems final : public google::protobuf::io::ErrorCollector {
  public:
   ParseProblems(std::string_view source, std::vector<std::string>& problems)
@@ -70,7 +70,7 @@ class Checker {
     }
   }
 
-  // Absolute, and says the same to every reader: compared as text.
+  // Requires an absolute path without ".", ".." or empty components, because it is compared as text.
   void PlainPath(const char* field, const std::string& value) {
     AbsolutePath(field, value);
     const std::string plain = std::filesystem::path(value).lexically_normal().string();
@@ -103,7 +103,7 @@ void Override(const ConfigOverrides& overrides, DaemonConfig& config, Checker& c
   }
 }
 
-// bytes / 64, rounded down to a power of two, within [2 MiB, 256 MiB].
+// Returns bytes / 64, rounded down to a power of two, within [2 MiB, 256 MiB].
 int64_t DefaultSegmentBytes(int64_t pool_bytes) {
   const uint64_t share = static_cast<uint64_t>(std::clamp(pool_bytes / 64, 2 * kMiB, 256 * kMiB));
   return static_cast<int64_t>(std::bit_floor(share));
@@ -190,7 +190,7 @@ void CheckSockets(const DaemonConfig& config, Checker& check) {
   check.AbsolutePath("socket_path", config.socket_path());
   if (config.socket_path().size() > kMaxSocketPath) {
     check.Add(absl::StrCat("socket_path: \"", config.socket_path(), "\" has ", config.socket_path().size(),
-                           " bytes, at most ", kMaxSocketPath, " fit"));
+                           " bytes; at most ", kMaxSocketPath, " are allowed"));
   }
   if (!IsSocketMode(config.socket_mode())) {
     check.Add(
@@ -208,7 +208,7 @@ void CheckMetrics(const config::v1::MetricsConfig& metrics, Checker& check) {
   if (!metrics.socket_path().empty()) check.AbsolutePath("metrics.socket_path", metrics.socket_path());
   if (metrics.socket_path().size() > kMaxSunPath) {
     check.Add(absl::StrCat("metrics.socket_path: \"", metrics.socket_path(), "\" has ",
-                           metrics.socket_path().size(), " bytes, at most ", kMaxSunPath, " fit"));
+                           metrics.socket_path().size(), " bytes; at most ", kMaxSunPath, " are allowed"));
   }
   if (!IsSocketMode(metrics.socket_mode())) {
     check.Add(absl::StrCat("metrics.socket_mode: \"", metrics.socket_mode(),
@@ -283,7 +283,7 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
   check.Range("scrub.period_hours", config.scrub().period_hours(), 0, 87600);
   if (config.security().container_roots_size() > kMostContainerRoots) {
     check.Add(absl::StrCat("security.container_roots: ", config.security().container_roots_size(),
-                           " directories, at most ", kMostContainerRoots));
+                           " directories; at most ", kMostContainerRoots, " are allowed"));
   }
   for (const std::string& path : config.security().container_roots()) {
     check.PlainPath("security.container_roots", path);
@@ -294,14 +294,14 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
   CheckUidLimits(config.limits(), check);
 }
 
-// proto3 enums are open: a number that the text gives need not be a name that we know.
+// proto3 enums are open, so the text may give a number that has no name.
 void CheckEnums(const DaemonConfig& config, Checker& check) {
   if (!config::v1::HugePages_IsValid(config.pool().huge_pages())) {
-    check.Add(
-        absl::StrCat("pool.huge_pages: ", static_cast<int>(config.pool().huge_pages()), " is not known"));
+    check.Add(absl::StrCat("pool.huge_pages: ", static_cast<int>(config.pool().huge_pages()),
+                           " is no known value"));
   }
   if (!config::v1::Backend_IsValid(config.io().backend())) {
-    check.Add(absl::StrCat("io.backend: ", static_cast<int>(config.io().backend()), " is not known"));
+    check.Add(absl::StrCat("io.backend: ", static_cast<int>(config.io().backend()), " is no known value"));
   }
 }
 

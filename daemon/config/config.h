@@ -1,5 +1,5 @@
-// The daemon's configuration: a text proto (proto/ckptd/config/v1), with every default filled in and every
-// value checked.
+// Loads the daemon's configuration, a text proto (proto/ckptd/config/v1): fills in every default and checks
+// every value.
 #ifndef CKPTD_DAEMON_CONFIG_CONFIG_H_
 #define CKPTD_DAEMON_CONFIG_CONFIG_H_
 
@@ -16,7 +16,7 @@
 
 namespace ckptd {
 
-// What the command line puts in place of the file's values.
+// Values of the command line, which override those of the file.
 struct ConfigOverrides {
   std::optional<std::string> socket_path;
   std::optional<std::string> state_directory;
@@ -27,25 +27,26 @@ struct ConfigOverrides {
 };
 
 struct LoadedConfig {
-  config::v1::DaemonConfig config;    // Every field has a value, unless there are problems.
-  std::vector<std::string> problems;  // Each names the place or the field, the value, and what it may be.
+  config::v1::DaemonConfig config;    // Every field is set, unless there are problems.
+  std::vector<std::string> problems;  // Each names the place or the field, the value, and what is allowed.
 };
 
-// A pure function of its arguments, but for the names of groups. `source` is what problems call the text: a
-// file name. `memory_bytes` is the machine's memory, of which the pool's default is a quarter.
+// Parses `text`, applies the overrides and the defaults, and checks everything. Depends on its arguments
+// only, except for the names of groups. `source` is the file name for messages. `memory_bytes` is the
+// machine's memory; the default pool is a quarter of it.
 LoadedConfig LoadConfig(std::string_view text, std::string_view source, const ConfigOverrides& overrides,
                         int64_t memory_bytes);
 
-// MemTotal of the machine.
+// Returns the machine's memory in bytes (MemTotal).
 absl::StatusOr<int64_t> MachineMemoryBytes();
 
-// A group by number or by its name in /etc/group (read directly: a static program has no name services).
-// NOT_FOUND, reason UNKNOWN_GROUP.
+// Finds a group by its number or by its name in /etc/group, which it reads itself because a static program
+// cannot load name services. NOT_FOUND, reason UNKNOWN_GROUP.
 absl::StatusOr<gid_t> FindGroup(const std::string& name_or_number);
-// What is in metrics.token_file, without white space around it: 16 to 1000 printable characters, else
-// INVALID_ARGUMENT.
+// Reads metrics.token_file and strips surrounding white space. INVALID_ARGUMENT unless it holds 16 to 1000
+// printable characters.
 absl::StatusOr<std::string> ReadToken(const std::string& file);
-// "0660" as a number; only after LoadConfig has accepted it.
+// Returns an octal mode such as "0660" as a number. Precondition: LoadConfig has accepted it.
 mode_t SocketMode(const std::string& octal);
 
 }  // namespace ckptd

@@ -28,7 +28,7 @@ LoadedConfig Load(const std::string& text, const ConfigOverrides& overrides = {}
   return LoadConfig(text, "ckptd.txtpb", overrides, memory);
 }
 
-TEST(Config, AnEmptyTextGivesEveryDefault) {
+TEST(Config, GivesEveryDefaultForAnEmptyText) {
   const LoadedConfig loaded = Load("");
   ASSERT_THAT(loaded.problems, IsEmpty());
   const auto& config = loaded.config;
@@ -76,21 +76,21 @@ TEST(Config, AnEmptyTextGivesEveryDefault) {
   EXPECT_EQ(limits.manifest_bytes_per_uid(), kGiB);
 }
 
-TEST(Config, ASmallMachineLeavesGrpcItsLeastMemoryAndOneSessionIsOneUsers) {
+TEST(Config, KeepsMinimumLimitsOnASmallMachine) {
   const auto limits = Load("pool { bytes: 8388608 } max_sessions: 1", {}, 2 * kGiB).config.limits();
   EXPECT_EQ(limits.call_memory_bytes_per_uid(), 512 * kMiB);
   EXPECT_EQ(limits.grpc_memory_bytes(), kGiB);
   EXPECT_EQ(limits.sessions_per_uid(), 1);
 }
 
-TEST(Config, ASegmentIsA64thOfThePoolRoundedDownToAPowerOfTwo) {
+TEST(Config, DefaultSegmentIsA64thOfThePoolRoundedDownToAPowerOfTwo) {
   EXPECT_EQ(Load("pool { bytes: 8388608 }").config.pool().segment_bytes(), 2 * kMiB);
   EXPECT_EQ(Load(absl::StrCat("pool { bytes: ", 4 * kGiB, " }")).config.pool().segment_bytes(), 64 * kMiB);
   EXPECT_EQ(Load(absl::StrCat("pool { bytes: ", 7 * kGiB, " }")).config.pool().segment_bytes(), 64 * kMiB);
   EXPECT_EQ(Load(absl::StrCat("pool { bytes: ", 60 * kGiB, " }")).config.pool().segment_bytes(), 256 * kMiB);
 }
 
-TEST(Config, ReadersOfOneUserMayHoldWhatCopiesMayHold) {
+TEST(Config, DefaultReaderShareIsThatOfResidentCopies) {
   const auto percent = [](const std::string& pool) {
     return Load("pool { bytes: 1000000000 " + pool + " }").config.limits().max_reader_pool_percent_per_user();
   };
@@ -100,12 +100,12 @@ TEST(Config, ReadersOfOneUserMayHoldWhatCopiesMayHold) {
   EXPECT_EQ(percent("resident_bytes: 2000000000"), 50) << "which is refused";
 }
 
-TEST(Config, AnUnknownFieldIsRefusedWithItsPlace) {
+TEST(Config, RefusesAnUnknownFieldWithItsPlace) {
   EXPECT_THAT(Load("log { level: \"info\" }\n  pool { byts: 1 }").problems,
               ElementsAre(AllOf(HasSubstr("ckptd.txtpb:2:"), HasSubstr("byts"))));
 }
 
-TEST(Config, EveryProblemIsNamedAtOnce) {
+TEST(Config, ReportsAllProblemsAtOnce) {
   const auto problems = Load("max_sessions: 70000 log { level: \"loud\" } metrics { port: -2 }").problems;
   EXPECT_THAT(problems, ElementsAre("metrics.port: -2 is not in [-1, 65535]",
                                     "log.level: \"loud\" is none of debug, info, warning, error",
@@ -119,7 +119,7 @@ struct BadValue {
 
 class ConfigRange : public ::testing::TestWithParam<BadValue> {};
 
-TEST_P(ConfigRange, AValueOutOfRangeIsRefusedByName) {
+TEST_P(ConfigRange, RefusesAValueOutOfRangeByName) {
   EXPECT_THAT(Load(GetParam().text).problems, ElementsAre(HasSubstr(absl::StrCat(GetParam().field, ": "))));
 }
 
@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"socket_group: 'no such group'", "socket_group"},
         BadValue{"state_directory: 'state'", "state_directory"},
         BadValue{"pool { bytes: 8388607 segment_bytes: 2097152 }", "pool.bytes"},
-        BadValue{"pool { bytes: 137438953472 }", "pool.bytes"},  // More than the machine has.
+        BadValue{"pool { bytes: 137438953472 }", "pool.bytes"},  // More than the machine's memory.
         BadValue{"pool { segment_bytes: 3145728 }", "pool.segment_bytes"},
         BadValue{"pool { bytes: 16777216 segment_bytes: 8388608 }", "pool.segment_bytes"},
         BadValue{"pool { populate_ahead_bytes: -1 }", "pool.populate_ahead_bytes"},
@@ -177,14 +177,14 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"limits { manifest_bytes_per_uid: 1 }", "limits.manifest_bytes_per_uid"},
         BadValue{"degraded_after_seconds: 3601", "degraded_after_seconds"}));
 
-TEST(Config, ASocketPathLeavesRoomForTheHandoffSocket) {
+TEST(Config, RefusesASocketPathWithoutRoomForTheHandoffSuffix) {
   const std::string fits = "/" + std::string(98, 's');
   EXPECT_THAT(Load("socket_path: '" + fits + "'").problems, IsEmpty());
   EXPECT_THAT(Load("socket_path: '" + fits + "s'").problems,
-              ElementsAre(HasSubstr("has 100 bytes, at most 99 fit")));
+              ElementsAre(HasSubstr("has 100 bytes; at most 99 are allowed")));
 }
 
-TEST(Config, TokenIsReadWithoutTheSpaceAroundIt) {
+TEST(Config, ReadsATokenWithoutSurroundingWhiteSpace) {
   const std::string file = ::testing::TempDir() + "/token";
   const auto read = [&](const std::string& content) {
     std::ofstream(file) << content;
@@ -198,7 +198,7 @@ TEST(Config, TokenIsReadWithoutTheSpaceAroundIt) {
   EXPECT_FALSE(ReadToken(file + ".missing").ok());
 }
 
-TEST(Config, ZeroIsAValueWhereItMeansSomething) {
+TEST(Config, KeepsAnExplicitZero) {
   const auto config =
       Load("drain_timeout_seconds: 0 metrics { port: 0 } pool { populate_ahead_bytes: 0 resident_bytes: 0 }")
           .config;
@@ -208,7 +208,7 @@ TEST(Config, ZeroIsAValueWhereItMeansSomething) {
   EXPECT_EQ(config.pool().resident_bytes(), 0);
 }
 
-TEST(Config, TheCommandLineWinsAndIsCheckedToo) {
+TEST(Config, CommandLineOverridesTheFileAndIsChecked) {
   ConfigOverrides overrides;
   overrides.socket_path = "/tmp/x.sock";
   overrides.pool_bytes = 64 * kMiB;
@@ -225,7 +225,7 @@ TEST(Config, TheCommandLineWinsAndIsCheckedToo) {
   EXPECT_THAT(Load("", overrides).problems, ElementsAre(HasSubstr("--io_backend: \"uring\" is none of")));
 }
 
-TEST(Config, AGroupIsANumberOrANameInEtcGroup) {
+TEST(Config, AcceptsAGroupByNumberOrName) {
   EXPECT_EQ(FindGroup("1234").value(), 1234u);
   EXPECT_EQ(FindGroup("root").value(), 0u);
   EXPECT_FALSE(FindGroup("-1").ok());
@@ -238,17 +238,17 @@ std::string Sample() {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-TEST(Config, TheSampleSaysTheDefaults) {
+TEST(Config, SampleStatesTheDefaults) {
   const LoadedConfig sample = Load(Sample());
   EXPECT_THAT(sample.problems, IsEmpty());
   EXPECT_EQ(sample.config.DebugString(), Load("").config.DebugString());
 }
 
-TEST(Config, WhatTheSampleHasCommentedOutIsRightToo) {
+TEST(Config, SamplesCommentedValuesAreValid) {
   const std::string text =
       std::regex_replace(Sample(), std::regex("(^|\n)( *)# (\\w+: \\S+)(?=\n)"), "$1$2$3");
   EXPECT_THAT(text, HasSubstr("\n  bytes: 68719476736\n"));
-  // A group's name depends on the machine.
+  // The names of groups depend on the machine.
   const std::string here =
       std::regex_replace(text, std::regex("socket_group: \"(ckptd|prometheus)\""), "socket_group: \"root\"");
   const LoadedConfig sample = Load(here, {}, 1024 * kGiB);
@@ -258,7 +258,7 @@ TEST(Config, WhatTheSampleHasCommentedOutIsRightToo) {
   EXPECT_EQ(sample.config.socket_group(), "root");
 }
 
-TEST(Config, TheSampleHasEveryField) {
+TEST(Config, SampleHasEveryField) {
   const std::string sample = Sample();
   std::vector<const google::protobuf::Descriptor*> messages = {config::v1::DaemonConfig::descriptor()};
   while (!messages.empty()) {
@@ -273,7 +273,7 @@ TEST(Config, TheSampleHasEveryField) {
   }
 }
 
-TEST(Config, TheMachineHasMemory) { EXPECT_GT(MachineMemoryBytes().value(), 8 * kMiB); }
+TEST(Config, ReadsTheMemoryOfTheMachine) { EXPECT_GT(MachineMemoryBytes().value(), 8 * kMiB); }
 
 }  // namespace
 }  // namespace ckptd

@@ -22,7 +22,7 @@ std::shared_ptr<CallTicket> Started(CallLimits& limits, uid_t uid = 1000) {
   return ticket.ok() ? *ticket : nullptr;
 }
 
-TEST(CallLimits, RefusesMoreCallsThanAUserMayHaveUntilOneEnds) {
+TEST(CallLimits, RefusesCallsAboveTheLimitUntilOneEnds) {
   CallLimits limits(2, 100);
   auto first = Started(limits);
   const auto second = Started(limits);
@@ -37,7 +37,7 @@ TEST(CallLimits, RefusesMoreCallsThanAUserMayHaveUntilOneEnds) {
   EXPECT_EQ(limits.calls(1000), 1);
 }
 
-TEST(CallLimits, CountsTheMemoryOfAUsersCallsTogether) {
+TEST(CallLimits, SumsTheMemoryOfAllCallsOfAUser) {
   CallLimits limits(10, 100);
   auto first = Started(limits);
   const auto second = Started(limits);
@@ -54,7 +54,7 @@ TEST(CallLimits, CountsTheMemoryOfAUsersCallsTogether) {
   EXPECT_EQ(limits.memory(1001), 0);
 }
 
-TEST(CallLimits, WhoWaitsForMemoryGetsItInOrderWhenOthersGiveItBack) {
+TEST(CallLimits, GrantsMemoryToWaitingCallsInOrder) {
   CallLimits limits(10, 100);
   auto holder = Started(limits);
   const auto large = Started(limits), small = Started(limits);
@@ -69,7 +69,7 @@ TEST(CallLimits, WhoWaitsForMemoryGetsItInOrderWhenOthersGiveItBack) {
   EXPECT_EQ(limits.memory(1000), 70);
 }
 
-TEST(CallLimits, WhoStopsWaitingHearsSoAndLetsOthersPass) {
+TEST(CallLimits, StopWaitingAnswersFalseAndLetsOthersPass) {
   CallLimits limits(10, 100);
   const auto holder = Started(limits), large = Started(limits), small = Started(limits);
   ASSERT_TRUE(holder->Charge(80).ok());
@@ -83,7 +83,7 @@ TEST(CallLimits, WhoStopsWaitingHearsSoAndLetsOthersPass) {
   EXPECT_THAT(ready, ElementsAre("stopped", "small"));
 }
 
-TEST(CallLimits, MoreThanTheWholeLimitIsGivenWhenNothingElseIsHeld) {
+TEST(CallLimits, GrantsMoreThanTheLimitOnlyWhenNothingElseIsCharged) {
   CallLimits limits(10, 100);
   auto holder = Started(limits);
   const auto huge = Started(limits);

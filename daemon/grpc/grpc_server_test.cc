@@ -341,7 +341,7 @@ void WaitUntil(const std::function<bool()>& condition) {
   EXPECT_TRUE(is_so);
 }
 
-TEST_F(GrpcServerTest, RefusesMoreCallsThanAUserMayHave) {
+TEST_F(GrpcServerTest, RefusesCallsAboveTheLimitOfAUser) {
   CallLimits& limits = SetCallLimits(2, 64 << 20);
   auto first = ContextWithTimeout(), second = ContextWithTimeout();
   auto watch = stub_->Watch(first.get(), v1::WatchRequest());
@@ -366,7 +366,7 @@ TEST_F(GrpcServerTest, RefusesMoreCallsThanAUserMayHave) {
   other->Finish();
 }
 
-TEST_F(GrpcServerTest, RefusesACallThatTakesMoreMemoryThanItsUserMayHave) {
+TEST_F(GrpcServerTest, RefusesACallAboveTheMemoryLimitOfAUser) {
   const Trainer trainer = Join();
   SetCallLimits(10, 1 << 20);
   v1::BeginRequest request;
@@ -380,7 +380,7 @@ TEST_F(GrpcServerTest, RefusesACallThatTakesMoreMemoryThanItsUserMayHave) {
   Begin(trainer, "step_2", 10);
 }
 
-TEST_F(GrpcServerTest, AReadWaitsForTheMemoryOfReadsThatNobodyTakes) {
+TEST_F(GrpcServerTest, ReadWaitsForTheMemoryOfUnreadAnswers) {
   const Trainer trainer = Join();
   const std::string bytes = Pattern(19 << 20);
   Save(trainer, "step_1", bytes);
@@ -413,7 +413,7 @@ TEST_F(GrpcServerTest, AReadWaitsForTheMemoryOfReadsThatNobodyTakes) {
   WaitUntil([&] { return limits.calls(uid) == 0 && limits.memory(uid) == 0; });
 }
 
-TEST_F(GrpcServerTest, AUserGetsNoMoreConnectionsThanAllowedUntilOneCloses) {
+TEST_F(GrpcServerTest, RefusesConnectionsAboveTheLimitUntilOneCloses) {
   Serve({.max_connections = 100, .max_connections_per_uid = 2});
   // The server sends its settings on an accepted connection, and closes a refused one.
   const auto taken = [this](UniqueFd& socket) {
@@ -435,7 +435,7 @@ TEST_F(GrpcServerTest, AUserGetsNoMoreConnectionsThanAllowedUntilOneCloses) {
   WaitUntil([&] { return taken(third); });
 }
 
-TEST_F(GrpcServerTest, RangesOfAFileComeOneBehindTheOther) {
+TEST_F(GrpcServerTest, SendsRangesOfAFileInOrder) {
   const Trainer trainer = Join();
   const std::string bytes = Pattern((19 << 20) + 123);
   Save(trainer, "step_1", bytes);
@@ -455,7 +455,7 @@ TEST_F(GrpcServerTest, RangesOfAFileComeOneBehindTheOther) {
   }
 }
 
-TEST_F(GrpcServerTest, ASaveNeedsNoDescriptors) {
+TEST_F(GrpcServerTest, SavesWithoutDescriptors) {
   const Trainer trainer = Join();
   const std::string bytes = Pattern((9 << 20) + 123);
   Save(trainer, "step_1", bytes);
@@ -465,7 +465,7 @@ TEST_F(GrpcServerTest, ASaveNeedsNoDescriptors) {
   Expect(status);
 }
 
-TEST_F(GrpcServerTest, AFileIsReadFromAnyOffsetToAnyLimit) {
+TEST_F(GrpcServerTest, ReadsAFileFromAnyOffsetToAnyLimit) {
   const Trainer trainer = Join();
   const std::string bytes = Pattern(9 << 20);
   Save(trainer, "step_1", bytes);
@@ -484,7 +484,7 @@ TEST_F(GrpcServerTest, AFileIsReadFromAnyOffsetToAnyLimit) {
   EXPECT_THAT(status.error_details(), HasSubstr("UNKNOWN_FILE"));
 }
 
-TEST_F(GrpcServerTest, BytesBeyondThePlacedSizeAreRefused) {
+TEST_F(GrpcServerTest, RefusesBytesBeyondThePlacedSize) {
   const Trainer trainer = Join();
   Begin(trainer, "step_1", 1000);
   v1::WriteFileResponse response;
@@ -497,7 +497,7 @@ TEST_F(GrpcServerTest, BytesBeyondThePlacedSizeAreRefused) {
   EXPECT_EQ(WaitCommitted(trainer, "step_1"), v1::COMMITTED);
 }
 
-TEST_F(GrpcServerTest, AWriteWithoutAHeaderIsRefused) {
+TEST_F(GrpcServerTest, RefusesAWriteWithoutAHeader) {
   const Trainer trainer = Join();
   auto context = trainer.Call();
   v1::WriteFileResponse response;
@@ -509,7 +509,7 @@ TEST_F(GrpcServerTest, AWriteWithoutAHeaderIsRefused) {
   EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
-TEST_F(GrpcServerTest, AMessageThatIsTooLargeIsRefusedAndTheServerGoesOn) {
+TEST_F(GrpcServerTest, RefusesATooLargeMessageAndKeepsServing) {
   const Trainer trainer = Join();
   Begin(trainer, "step_1", 8 << 20);
   v1::WriteFileResponse response;
@@ -518,7 +518,7 @@ TEST_F(GrpcServerTest, AMessageThatIsTooLargeIsRefusedAndTheServerGoesOn) {
   Expect(Write(trainer, "step_1", {std::string(2 << 20, 'x')}, &response));
 }
 
-TEST_F(GrpcServerTest, ASessionEndsWithItsStream) {
+TEST_F(GrpcServerTest, SessionEndsWithItsStream) {
   Trainer trainer = Join();
   trainer.session_context->TryCancel();
   trainer.session->Finish();
@@ -534,7 +534,7 @@ TEST_F(GrpcServerTest, ASessionEndsWithItsStream) {
   EXPECT_EQ(sessions_.sessions(), 0);
 }
 
-TEST_F(GrpcServerTest, AnotherProtocolVersionIsRefused) {
+TEST_F(GrpcServerTest, RefusesAnotherProtocolVersion) {
   v1::OpenSessionRequest request;
   request.set_min_version(2);
   request.set_max_version(3);
@@ -548,7 +548,7 @@ TEST_F(GrpcServerTest, AnotherProtocolVersionIsRefused) {
   EXPECT_THAT(status.error_details(), HasSubstr("VERSION_UNSUPPORTED"));
 }
 
-TEST_F(GrpcServerTest, ASessionNeedsAnInstance) {
+TEST_F(GrpcServerTest, RefusesASessionWithoutAnInstance) {
   v1::OpenSessionRequest request;
   request.set_min_version(1);
   request.set_max_version(1);
@@ -559,7 +559,7 @@ TEST_F(GrpcServerTest, ASessionNeedsAnInstance) {
   EXPECT_EQ(sessions_.sessions(), 0);
 }
 
-TEST_F(GrpcServerTest, AReplyToACallThatWasGivenUpIsDropped) {
+TEST_F(GrpcServerTest, DropsTheReplyToACancelledCall) {
   const Trainer trainer = Join();
   Begin(trainer, "step_1", 1000);
   v1::WaitRequest request;
@@ -579,7 +579,7 @@ TEST_F(GrpcServerTest, AReplyToACallThatWasGivenUpIsDropped) {
   EXPECT_EQ(WaitCommitted(trainer, "step_1"), v1::COMMITTED);
 }
 
-TEST_F(GrpcServerTest, ALeaseWhoseAnswerNobodyReceivedIsClosed) {
+TEST_F(GrpcServerTest, ReleasesALeaseWhoseAnswerNobodyReceived) {
   const Trainer trainer = Join();
   Save(trainer, "step_1", Pattern(1000));
   const auto on_loop = [this](const std::function<int()>& ask) {
@@ -634,7 +634,7 @@ TEST_F(GrpcServerTest, ALeaseWhoseAnswerNobodyReceivedIsClosed) {
   EXPECT_EQ(checkpoint.leases(), 1);
 }
 
-TEST_F(GrpcServerTest, AWatcherSeesEveryLevel) {
+TEST_F(GrpcServerTest, WatcherSeesEveryLevel) {
   const Trainer trainer = Join();
   Begin(trainer, "step_1", 1000);
   auto context = trainer.Call();
@@ -664,7 +664,7 @@ TEST_F(GrpcServerTest, HealthFollowsServing) {
   }
 }
 
-TEST_F(GrpcServerTest, StopEndsCallsThatWait) {
+TEST_F(GrpcServerTest, StopEndsWaitingCalls) {
   const Trainer trainer = Join();
   Begin(trainer, "step_1", 1000);
   v1::WaitRequest request;
@@ -692,7 +692,7 @@ TEST_F(GrpcServerTest, StopEndsCallsThatWait) {
   EXPECT_FALSE(watch->Finish().ok());
 }
 
-TEST_F(GrpcServerTest, GarbageOnTheSocketEndsThatConnectionAlone) {
+TEST_F(GrpcServerTest, GarbageEndsOnlyItsConnection) {
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;

@@ -19,7 +19,7 @@ v1::WatchResponse Event(const std::string& name, v1::Level level, int64_t writte
   return event;
 }
 
-TEST(WatchQueue, EventsComeInOrder) {
+TEST(WatchQueue, DeliversEventsInOrder) {
   WatchQueue queue;
   EXPECT_TRUE(queue.Push(Event("a", v1::OPEN)).ok());
   EXPECT_TRUE(queue.Push(Event("a", v1::OPEN, 5)).ok());
@@ -30,7 +30,7 @@ TEST(WatchQueue, EventsComeInOrder) {
   EXPECT_FALSE(queue.Pop().has_value());
 }
 
-TEST(WatchQueue, ASlowWatcherLosesProgressButNoLevel) {
+TEST(WatchQueue, DropsProgressButNoLevelOfASlowWatcher) {
   WatchQueue queue(/*progress_limit=*/3, /*limit=*/100);
   EXPECT_TRUE(queue.Push(Event("a", v1::OPEN)).ok());
   for (int written = 1; written <= 50; ++written) EXPECT_TRUE(queue.Push(Event("a", v1::OPEN, written)).ok());
@@ -43,13 +43,13 @@ TEST(WatchQueue, ASlowWatcherLosesProgressButNoLevel) {
   EXPECT_EQ(levels, (std::vector<v1::Level>{v1::OPEN, v1::OPEN, v1::OPEN, v1::SEALED, v1::COMMITTED}));
 }
 
-TEST(WatchQueue, TooManyChangesOfLevelAreNotTaken) {
+TEST(WatchQueue, RefusesMoreLevelChangesThanTheLimit) {
   WatchQueue queue(/*progress_limit=*/2, /*limit=*/4);
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(queue.Push(Event(std::to_string(i), v1::COMMITTED)).ok());
   EXPECT_EQ(ReasonOf(queue.Push(Event("5", v1::COMMITTED))), "WATCHER_TOO_SLOW");
 }
 
-TEST(WatchQueue, ReadersAreProgressAndCrowdNobodyOut) {
+TEST(WatchQueue, CountsRestoreEventsAsProgress) {
   WatchQueue queue(/*progress_limit=*/2, /*limit=*/4);
   v1::WatchResponse read;
   read.mutable_restore()->set_ended(true);
@@ -60,7 +60,7 @@ TEST(WatchQueue, ReadersAreProgressAndCrowdNobodyOut) {
   EXPECT_EQ(queue.Pop()->checkpoint().level(), v1::COMMITTED);
 }
 
-TEST(WatchQueue, TheSameTagSavedAgainIsAChange) {
+TEST(WatchQueue, CountsASecondSaveOfATagAsALevelChange) {
   WatchQueue queue(/*progress_limit=*/1, /*limit=*/4);
   v1::WatchResponse again = Event("a", v1::OPEN);
   EXPECT_TRUE(queue.Push(again).ok());

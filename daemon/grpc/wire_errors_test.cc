@@ -37,13 +37,13 @@ Decoded Decode(const grpc::Status& status) {
   return decoded;
 }
 
-TEST(WireErrors, OkHasNoDetails) {
+TEST(WireErrors, GivesOkNoDetails) {
   const grpc::Status status = ToGrpcStatus(absl::OkStatus());
   EXPECT_TRUE(status.ok());
   EXPECT_EQ(status.error_details(), "");
 }
 
-TEST(WireErrors, ReasonAndDetailsTravelAsErrorInfo) {
+TEST(WireErrors, EncodesReasonAndDetailsAsErrorInfo) {
   const grpc::Status status =
       ToGrpcStatus(MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                              "ranks 1, 3 have not sealed", {{"ranks", "1,3"}, {"tag", "step_5"}}));
@@ -59,13 +59,13 @@ TEST(WireErrors, ReasonAndDetailsTravelAsErrorInfo) {
   EXPECT_EQ(decoded.info.metadata().at("tag"), "step_5");
 }
 
-TEST(WireErrors, CodesAreTheSameNumbers) {
+TEST(WireErrors, KeepsTheNumberOfEachCode) {
   for (int code = 1; code <= 16; ++code) {
     EXPECT_EQ(ToGrpcStatus(absl::Status(static_cast<absl::StatusCode>(code), "x")).error_code(), code);
   }
 }
 
-TEST(WireErrors, ALongErrorFitsIntoTheMetadataThatAClientTakes) {
+TEST(WireErrors, CutsALongErrorToTheMetadataLimitOfClients) {
   std::string ranks = "0";
   for (int rank = 1; rank < 10000; ++rank) ranks += "," + std::to_string(rank);
   ErrorDetails details = {{"ranks", ranks}, {"path", std::string(5000, 'p')}};
@@ -78,7 +78,7 @@ TEST(WireErrors, ALongErrorFitsIntoTheMetadataThatAClientTakes) {
   EXPECT_LE(status.error_details().size() * 4 / 3 + status.error_message().size(), 8192u - 512u);
 }
 
-TEST(WireErrors, AListOfRanksIsCutBetweenTwoRanks) {
+TEST(WireErrors, CutsAListOfRanksBetweenTwoRanks) {
   std::string ranks = "10000";
   while (ranks.size() < 5000) ranks += ",10001";
   const Decoded decoded =
@@ -89,7 +89,7 @@ TEST(WireErrors, AListOfRanksIsCutBetweenTwoRanks) {
   EXPECT_EQ(ranks[cut.size()], ',');
 }
 
-TEST(WireErrors, WhatIsNotUtf8IsReplacedAndACharacterIsNotCut) {
+TEST(WireErrors, ReplacesInvalidUtf8AndCutsBetweenCharacters) {
   EXPECT_EQ(ToGrpcStatus(absl::InternalError("a\xff\x62")).error_message(), "a?b");
   std::string umlauts;
   while (umlauts.size() < 2 * kMaxWireMessage) umlauts += "\xc3\xa4";

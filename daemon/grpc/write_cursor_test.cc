@@ -10,7 +10,7 @@
 namespace ckptd {
 namespace {
 
-TEST(WriteCursor, BytesFollowOneAnotherOverTheRuns) {
+TEST(WriteCursor, WritesAcrossRunsInOrder) {
   std::array<std::byte, 12> memory{};
   const std::span<std::byte> all(memory);
   // The runs are in the order of the file, not of their addresses.
@@ -23,7 +23,7 @@ TEST(WriteCursor, BytesFollowOneAnotherOverTheRuns) {
             std::string("efghi\0\0\0abcd", 12));
 }
 
-TEST(WriteCursor, BytesBeyondThePlacedSizeAreRefusedWhole) {
+TEST(WriteCursor, RefusesAWriteBeyondThePlacedSizeWhole) {
   std::array<std::byte, 8> memory{};
   WriteCursor cursor("model.pt", 4, {std::span<std::byte>(memory)});
   EXPECT_TRUE(cursor.Append("abc").ok());
@@ -35,7 +35,7 @@ TEST(WriteCursor, BytesBeyondThePlacedSizeAreRefusedWhole) {
   EXPECT_EQ(cursor.written(), 4);
 }
 
-TEST(WriteCursor, AnEmptyFileTakesNothing) {
+TEST(WriteCursor, RefusesBytesForAnEmptyFile) {
   WriteCursor cursor("empty", 0, {});
   EXPECT_TRUE(cursor.Append("").ok());
   EXPECT_FALSE(cursor.Append("x").ok());

@@ -1,3 +1,5 @@
+// Tests of HandoffServer over a real socket. One file of more than 500 lines, because all tests use the same
+// fixture.
 #include "daemon/handoff/handoff_server.h"
 
 #include <fcntl.h>
@@ -41,7 +43,7 @@ namespace {
 constexpr std::chrono::seconds kTimeout{20};
 constexpr char kInstance[] = "0123456789abcdef0123456789abcdef";
 
-// Remembers what happened; roots are answered when the test says so.
+// A delegate that records its calls. The test decides when a root is answered.
 class FakeDelegate : public HandoffDelegate {
  public:
   struct Attach {
@@ -107,13 +109,13 @@ class FakeDelegate : public HandoffDelegate {
 
   Mutex mutex_;
   CondVar changed_;
-  // Guarded by mutex_; in lambdas the analysis does not see it.
+  // Guarded by mutex_, which the analysis cannot see in lambdas.
   std::vector<SessionInfo> opened_;
   std::vector<SessionEnd> closed_;
   std::vector<Attach> attached_;
 };
 
-// Segments 1 to 70 are lent to session 1, 101 to 170 to every other one.
+// Lends segments 1 to 70 to session 1, and 101 to 170 to every other session.
 class FakeDirectory : public SegmentDirectory {
  public:
   FakeDirectory() : memory_(memfd_create("test", MFD_CLOEXEC)) {
@@ -150,7 +152,7 @@ class Client {
     const absl::Status sent = SendBytes(request.SerializeAsString(), std::move(descriptors));
     EXPECT_TRUE(sent.ok()) << sent;
   }
-  // The next answer; nullopt when the server closed the connection.
+  // Returns the next answer; nullopt if the server closed the connection.
   std::optional<Received> Receive() {
     pollfd readable{socket_.get(), POLLIN, 0};
     if (poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kTimeout).count())) != 1) {
@@ -267,7 +269,7 @@ class HandoffServerTest : public testing::Test {
     EXPECT_FALSE(client.Ask(HelloRequest()).has_error());
     return client;
   }
-  // So many turns of the server's loop: it has seen what was sent before.
+  // Waits for this many turns of the server's loop, after which it has read earlier packets.
   void WaitTurns(int count) {
     const int64_t turns = server_->turns();
     const auto deadline = std::chrono::steady_clock::now() + kTimeout;
@@ -292,7 +294,7 @@ class HandoffServerTest : public testing::Test {
   std::unique_ptr<HandoffServer> server_;
 };
 
-TEST_F(HandoffServerTest, HelloOpensASessionOfTheConnectionsUser) {
+TEST_F(HandoffServerTest, HelloOpensASessionForTheUserOfTheConnection) {
   Start();
   Client client = Connect();
   const v1::HandoffResponse response = client.Ask(HelloRequest());
@@ -311,7 +313,7 @@ TEST_F(HandoffServerTest, HelloOpensASessionOfTheConnectionsUser) {
   EXPECT_EQ(opened[0].id, found->id);
 }
 
-TEST_F(HandoffServerTest, SegmentsComeAsDescriptorsOfTheSameMemory) {
+TEST_F(HandoffServerTest, SendsSegmentsAsDescriptorsOfTheSameMemory) {
   Start();
   Client client = ConnectAndGreet();
   client.Send(FetchRequest({2, 1}));
@@ -328,7 +330,7 @@ TEST_F(HandoffServerTest, SegmentsComeAsDescriptorsOfTheSameMemory) {
   EXPECT_EQ(read, 'x');
 }
 
-TEST_F(HandoffServerTest, FetchesAsManySegmentsAsAPacketTakes) {
+TEST_F(HandoffServerTest, FetchesAsManySegmentsAsFitIntoAPacket) {
   Start();
   Client client = ConnectAndGreet();
   std::vector<int64_t> ids;
@@ -342,7 +344,7 @@ TEST_F(HandoffServerTest, FetchesAsManySegmentsAsAPacketTakes) {
   EXPECT_EQ(client.Ask(FetchRequest({})).error().reason(), "INVALID_ARGUMENT");
 }
 
-TEST_F(HandoffServerTest, AnotherSessionsSegmentIsRefusedAndTheSessionGoesOn) {
+TEST_F(HandoffServerTest, RefusesASegmentOfAnotherSessionAndKeepsTheSession) {
   Start();
   Client client = ConnectAndGreet();
   client.Send(FetchRequest({1, 101}));
@@ -355,7 +357,7 @@ TEST_F(HandoffServerTest, AnotherSessionsSegmentIsRefusedAndTheSessionGoesOn) {
   EXPECT_FALSE(client.Ask(FetchRequest({1})).has_error());
 }
 
-TEST_F(HandoffServerTest, ARootIsHandedOnAndAnsweredFromAnotherThread) {
+TEST_F(HandoffServerTest, HandsARootOnAndAnswersFromAnotherThread) {
   Start();
   Client client = ConnectAndGreet();
   for (int flags : {O_RDONLY | O_DIRECTORY, O_PATH | O_DIRECTORY}) {
@@ -384,7 +386,7 @@ TEST_F(HandoffServerTest, ARootIsHandedOnAndAnsweredFromAnotherThread) {
   EXPECT_EQ(refused->response.error().message(), "another daemon has it");
 }
 
-TEST_F(HandoffServerTest, AnswersComeInTheOrderOfTheQuestions) {
+TEST_F(HandoffServerTest, AnswersInTheOrderOfTheRequests) {
   Start();
   Client client = ConnectAndGreet();
   client.Send(AttachRequest("/a"), Descriptors({OpenPath(folder_, O_RDONLY).release()}));
@@ -394,7 +396,7 @@ TEST_F(HandoffServerTest, AnswersComeInTheOrderOfTheQuestions) {
   auto first = delegate_.WaitAttach();
   auto second = delegate_.WaitAttach();
   ASSERT_TRUE(first.has_value() && second.has_value());
-  EXPECT_EQ(delegate_.WaitClosed(1).size(), 1u);  // All four were read.
+  EXPECT_EQ(delegate_.WaitClosed(1).size(), 1u);  // The server read all four.
   second->reply(std::string("B"));
   first->reply(std::string("A"));
   auto a = client.Receive(), b = client.Receive(), segments = client.Receive(), goodbye = client.Receive();
@@ -406,7 +408,7 @@ TEST_F(HandoffServerTest, AnswersComeInTheOrderOfTheQuestions) {
   EXPECT_TRUE(client.IsClosedByServer());
 }
 
-TEST_F(HandoffServerTest, WhatIsNoRootIsRefusedAndTheSessionGoesOn) {
+TEST_F(HandoffServerTest, RefusesAFileAsRootAndKeepsTheSession) {
   Start();
   Client client = ConnectAndGreet();
   const std::string file = folder_ + "/file";
@@ -432,7 +434,7 @@ TEST_F(HandoffServerTest, WhatIsNoRootIsRefusedAndTheSessionGoesOn) {
   EXPECT_FALSE(client.Ask(FetchRequest({1})).has_error());
 }
 
-TEST_F(HandoffServerTest, GoodbyeEndsTheSessionOnPurpose) {
+TEST_F(HandoffServerTest, GoodbyeEndsTheSession) {
   Start();
   Client client = Connect();
   v1::HandoffRequest hello = HelloRequest();
@@ -450,7 +452,7 @@ TEST_F(HandoffServerTest, GoodbyeEndsTheSessionOnPurpose) {
   EXPECT_EQ(Log(), "");
 }
 
-TEST_F(HandoffServerTest, AGoodbyeCountsAlthoughTheClientIsGoneBeforeItIsRead) {
+TEST_F(HandoffServerTest, GoodbyeCountsWhenTheClientEndsBeforeItIsRead) {
   Start();
   Client client = ConnectAndGreet();
   client.Send(GoodbyeRequest());
@@ -460,7 +462,7 @@ TEST_F(HandoffServerTest, AGoodbyeCountsAlthoughTheClientIsGoneBeforeItIsRead) {
   EXPECT_TRUE(closed[0].goodbye);
 }
 
-TEST_F(HandoffServerTest, ASessionEndsWithItsConnection) {
+TEST_F(HandoffServerTest, SessionEndsWithItsConnection) {
   Start();
   Client client = ConnectAndGreet();
   Client other = ConnectAndGreet();
@@ -473,8 +475,8 @@ TEST_F(HandoffServerTest, ASessionEndsWithItsConnection) {
   EXPECT_EQ(registry_->sessions(), 1);
 }
 
-// A trainer with DataLoader workers: they hold its socket, and live on after it.
-TEST_F(HandoffServerTest, ASessionEndsWithItsProcessAlthoughAForkedChildHoldsTheConnection) {
+// A trainer with DataLoader workers, which inherit its socket and outlive it.
+TEST_F(HandoffServerTest, SessionEndsWithItsProcessWhileAForkedChildHoldsTheConnection) {
   Start();
   const std::string hello = HelloRequest().SerializeAsString();
   sockaddr_un address{};
@@ -513,7 +515,7 @@ TEST_F(HandoffServerTest, ASessionEndsWithItsProcessAlthoughAForkedChildHoldsThe
   EXPECT_EQ(closed[0].why, "its process ended");
 }
 
-TEST_F(HandoffServerTest, TheFirstRequestMustBeHelloAndOnlyThat) {
+TEST_F(HandoffServerTest, RequiresHelloFirstAndOnlyOnce) {
   Start();
   Client client = Connect();
   EXPECT_EQ(client.Ask(FetchRequest({1})).error().reason(), "INVALID_ARGUMENT");
@@ -531,7 +533,7 @@ TEST_F(HandoffServerTest, TheFirstRequestMustBeHelloAndOnlyThat) {
   EXPECT_EQ(registry_->sessions(), 1);
 }
 
-TEST_F(HandoffServerTest, ABadHelloIsRefusedWithWhatIsWrongAndMayBeRepeated) {
+TEST_F(HandoffServerTest, RefusesABadHelloWithTheReasonAndAllowsAnother) {
   Start();
   Client client = Connect();
   const auto refused = [&](const std::function<void(v1::Hello&)>& spoil) {
@@ -556,7 +558,7 @@ TEST_F(HandoffServerTest, ABadHelloIsRefusedWithWhatIsWrongAndMayBeRepeated) {
   EXPECT_FALSE(client.Ask(HelloRequest()).has_error());
 }
 
-TEST_F(HandoffServerTest, MoreSessionsThanAllowedAreRefusedUntilOneEnds) {
+TEST_F(HandoffServerTest, RefusesSessionsAboveTheLimitUntilOneEnds) {
   Start(1);
   Client first = ConnectAndGreet();
   Client second = Connect();
@@ -568,7 +570,7 @@ TEST_F(HandoffServerTest, MoreSessionsThanAllowedAreRefusedUntilOneEnds) {
   EXPECT_FALSE(second.Ask(HelloRequest()).has_error());
 }
 
-TEST_F(HandoffServerTest, WhoNeverSaysHelloIsClosed) {
+TEST_F(HandoffServerTest, ClosesAConnectionThatNeverSendsHello) {
   options_.hello_timeout = std::chrono::milliseconds(200);
   Start();
   Client greeted = ConnectAndGreet();
@@ -582,7 +584,7 @@ TEST_F(HandoffServerTest, WhoNeverSaysHelloIsClosed) {
   EXPECT_EQ(delegate_.closed(), 0u);
 }
 
-TEST_F(HandoffServerTest, MoreConnectionsThanAllowedAreClosedUntilOneEnds) {
+TEST_F(HandoffServerTest, ClosesConnectionsAboveTheLimitUntilOneEnds) {
   options_.max_connections = 2;
   Start();
   Client one = ConnectAndGreet();
@@ -595,7 +597,7 @@ TEST_F(HandoffServerTest, MoreConnectionsThanAllowedAreClosedUntilOneEnds) {
   EXPECT_FALSE(two.Ask(FetchRequest({101})).has_error());
 }
 
-TEST_F(HandoffServerTest, OneUserHasNoMoreConnectionsThanAllowed) {
+TEST_F(HandoffServerTest, LimitsConnectionsOfEachUser) {
   options_.max_connections_per_uid = 1;
   Start();
   Client one = ConnectAndGreet();
@@ -607,7 +609,7 @@ TEST_F(HandoffServerTest, OneUserHasNoMoreConnectionsThanAllowed) {
   ConnectAndGreet();
 }
 
-TEST_F(HandoffServerTest, GarbageClosesItsOwnConnectionOnly) {
+TEST_F(HandoffServerTest, GarbageClosesOnlyItsConnection) {
   Start();
   Client healthy = ConnectAndGreet();
   const int before = OpenDescriptors();
@@ -617,7 +619,7 @@ TEST_F(HandoffServerTest, GarbageClosesItsOwnConnectionOnly) {
     if (random() % 2 == 0) client.Send(HelloRequest());
     std::string bytes(random() % 300, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
-    // Half of them begin like a request.
+    // Half of the packets begin like a request.
     if (random() % 2 == 0) bytes = AttachRequest("/r").SerializeAsString() + bytes;
     std::vector<UniqueFd> descriptors;
     for (unsigned n = random() % 4; n > 0; --n) descriptors.push_back(OpenPath(folder_, O_RDONLY));
@@ -627,13 +629,13 @@ TEST_F(HandoffServerTest, GarbageClosesItsOwnConnectionOnly) {
     }
   }
   while (auto attach = delegate_.TakeAttach()) attach->root.reset();
-  // Everything that came along was closed.
+  // The server closed all descriptors that came along.
   EXPECT_EQ(OpenDescriptors(), before);
   EXPECT_FALSE(healthy.Ask(FetchRequest({1})).has_error());
   EXPECT_EQ(registry_->sessions(), 1);
 }
 
-TEST_F(HandoffServerTest, APacketThatIsTooLargeClosesItsConnectionOnly) {
+TEST_F(HandoffServerTest, TooLargePacketClosesOnlyItsConnection) {
   Start();
   Client healthy = ConnectAndGreet();
   Client client = ConnectAndGreet();
@@ -646,7 +648,7 @@ TEST_F(HandoffServerTest, APacketThatIsTooLargeClosesItsConnectionOnly) {
   EXPECT_FALSE(healthy.Ask(FetchRequest({1})).has_error());
 }
 
-TEST_F(HandoffServerTest, UnexpectedDescriptorsAreClosedAndRefused) {
+TEST_F(HandoffServerTest, RefusesAndClosesUnexpectedDescriptors) {
   Start();
   Client client = Connect();
   int pipes[2];
@@ -654,7 +656,7 @@ TEST_F(HandoffServerTest, UnexpectedDescriptorsAreClosedAndRefused) {
   UniqueFd read_end(pipes[0]);
   EXPECT_EQ(client.Ask(HelloRequest(), Descriptors({pipes[1]})).error().reason(), "INVALID_ARGUMENT");
   char byte = 0;
-  EXPECT_EQ(read(read_end.get(), &byte, 1), 0);  // The last writer is gone.
+  EXPECT_EQ(read(read_end.get(), &byte, 1), 0);  // No writer is left.
   EXPECT_FALSE(client.Ask(HelloRequest()).has_error());
 }
 
@@ -666,7 +668,7 @@ v1::HandoffRequest FetchRange(int64_t first, int count) {
   return FetchRequest(ids);
 }
 
-// What lies in the socket, in packets that were not read.
+// Bytes in the socket in unread packets.
 int UnreadBytes(int socket) {
   int bytes = -1;
   EXPECT_EQ(ioctl(socket, FIONREAD, &bytes), 0);
@@ -682,7 +684,7 @@ TEST_F(HandoffServerTest, RefusesASegmentThatIsNamedTwice) {
   EXPECT_FALSE(client.Ask(FetchRequest({3, 1})).has_error());
 }
 
-TEST_F(HandoffServerTest, SendsDescriptorsOnlyWhenTheOnesBeforeWereRead) {
+TEST_F(HandoffServerTest, SendsDescriptorsOnlyWhenEarlierOnesWereRead) {
   Start();
   Client other = ConnectAndGreet();
   Client client = ConnectAndGreet();
@@ -692,7 +694,7 @@ TEST_F(HandoffServerTest, SendsDescriptorsOnlyWhenTheOnesBeforeWereRead) {
   const int size_of_one = static_cast<int>(one->response.ByteSizeLong());
   constexpr int kFetches = 20;
   for (int i = 0; i < kFetches; ++i) client.Send(FetchRange(101, 64));
-  // The server reads at most 16 packets of a connection in one turn: after four answers it has read them all.
+  // The server reads at most 16 packets of a connection in one turn, so after four answers it has read all.
   for (int i = 0; i < 4; ++i) EXPECT_FALSE(other.Ask(FetchRequest({1})).has_error());
   EXPECT_EQ(UnreadBytes(client.fd()), size_of_one);
   for (int i = 0; i < kFetches; ++i) {
@@ -703,7 +705,7 @@ TEST_F(HandoffServerTest, SendsDescriptorsOnlyWhenTheOnesBeforeWereRead) {
   EXPECT_EQ(delegate_.closed(), 0u);
 }
 
-TEST_F(HandoffServerTest, HoldsNoDescriptorsForAnswersThatWait) {
+TEST_F(HandoffServerTest, HoldsNoDescriptorsForWaitingAnswers) {
   Start();
   Client client = ConnectAndGreet();
   client.Send(AttachRequest("/slow"), Descriptors({OpenPath(folder_, O_RDONLY).release()}));
@@ -712,7 +714,7 @@ TEST_F(HandoffServerTest, HoldsNoDescriptorsForAnswersThatWait) {
   const int before = OpenDescriptors();
   for (int i = 0; i < 30; ++i) client.Send(FetchRange(1, 64));
   client.Send(GoodbyeRequest());
-  EXPECT_EQ(delegate_.WaitClosed(1).size(), 1u);  // All were read.
+  EXPECT_EQ(delegate_.WaitClosed(1).size(), 1u);  // The server read all.
   EXPECT_EQ(OpenDescriptors(), before);
   attach->reply(std::string("root"));
   EXPECT_EQ(client.Receive()->response.attach_root().root(), "root");
@@ -770,7 +772,7 @@ TEST_F(HandoffServerTest, ClosesClientsThatLeaveDescriptorsUnreadWhenOthersWait)
   hog.Send(FetchRange(1, 64));
   pollfd readable{hog.fd(), POLLIN, 0};
   ASSERT_EQ(poll(&readable, 1, static_cast<int>(std::chrono::milliseconds(kTimeout).count())), 1);
-  // What the hog has not read counts still when its connection is closed: the kernel counts it, too.
+  // The unread descriptors still count after the connection is closed, as in the kernel.
   const v1::HandoffError refused = other.Ask(FetchRange(101, 64)).error();
   EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
   EXPECT_EQ(refused.code(), 8);  // RESOURCE_EXHAUSTED.
@@ -783,7 +785,7 @@ TEST_F(HandoffServerTest, ClosesClientsThatLeaveDescriptorsUnreadWhenOthersWait)
   EXPECT_FALSE(other.Ask(FetchRange(101, 64)).has_error());
 }
 
-// Without these the kernel holds the limit for root, too.
+// Without these capabilities the kernel applies the limit to root, too.
 void SetResourceCapabilities(bool on) {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[2] = {};
@@ -793,11 +795,11 @@ void SetResourceCapabilities(bool on) {
   ASSERT_EQ(syscall(SYS_capset, &header, data), 0);
 }
 
-TEST_F(HandoffServerTest, NoSessionEndsWhenTheKernelTakesNoMoreDescriptors) {
+TEST_F(HandoffServerTest, KeepsSessionsWhenTheKernelTakesNoMoreDescriptors) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   SetResourceCapabilities(false);
-  Start();  // Its thread has no more rights than this one.
+  Start();  // Its thread has the capabilities of this one.
   Client client = ConnectAndGreet();
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
@@ -808,7 +810,7 @@ TEST_F(HandoffServerTest, NoSessionEndsWhenTheKernelTakesNoMoreDescriptors) {
     ASSERT_TRUE(SendPacket(from.get(), packet).ok());
   }
   rlimit low = before;
-  low.rlim_cur = 256;  // Fewer than lie in the socket pair now.
+  low.rlim_cur = 256;  // Fewer than are in the socket pair now.
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
   EXPECT_EQ(ReasonOf(SendPacket(from.get(), {"x", Descriptors({OpenPath(folder_, O_RDONLY).release()})})),
             "ETOOMANYREFS");
@@ -825,7 +827,7 @@ TEST_F(HandoffServerTest, NoSessionEndsWhenTheKernelTakesNoMoreDescriptors) {
   SetResourceCapabilities(true);
 }
 
-TEST_F(HandoffServerTest, AClientThatDoesNotWaitForItsRootsIsDropped) {
+TEST_F(HandoffServerTest, DropsAClientThatDoesNotWaitForItsRoots) {
   Start();
   Client client = ConnectAndGreet();
   for (int i = 0; i < 65; ++i) {
@@ -836,18 +838,18 @@ TEST_F(HandoffServerTest, AClientThatDoesNotWaitForItsRootsIsDropped) {
   EXPECT_THAT(closed[0].why, testing::HasSubstr("too many requests"));
 }
 
-TEST_F(HandoffServerTest, TwoDaemonsDoNotServeOneSocketAndAStaleOneIsReplaced) {
+TEST_F(HandoffServerTest, RefusesASocketInUseAndReplacesAStaleOne) {
   Start();
   auto second =
       HandoffServer::Start(options_, registry_.get(), &directory_, &delegate_, [](const std::string&) {});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition) << second.status();
-  Client client = ConnectAndGreet();  // The first still serves.
+  Client client = ConnectAndGreet();  // The first server still serves.
 
   server_.reset();
   EXPECT_NE(access(options_.socket_path.c_str(), F_OK), 0);
   EXPECT_TRUE(client.IsClosedByServer());
 
-  // What a daemon that was killed leaves behind.
+  // A killed daemon leaves its socket behind.
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, options_.socket_path.c_str(), sizeof(address.sun_path) - 1);
@@ -858,7 +860,7 @@ TEST_F(HandoffServerTest, TwoDaemonsDoNotServeOneSocketAndAStaleOneIsReplaced) {
   ConnectAndGreet();
 }
 
-TEST_F(HandoffServerTest, TheSocketHasTheModeThatWasAskedFor) {
+TEST_F(HandoffServerTest, GivesTheSocketTheConfiguredMode) {
   options_.mode = 0600;
   Start();
   struct stat info {};
@@ -867,7 +869,7 @@ TEST_F(HandoffServerTest, TheSocketHasTheModeThatWasAskedFor) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
-TEST_F(HandoffServerTest, EndsWithClientsAttachedAndALateReplyDoesNoHarm) {
+TEST_F(HandoffServerTest, EndsWithClientsAttachedAndIgnoresALateReply) {
   Start();
   Client client = ConnectAndGreet();
   client.Send(AttachRequest("/r"), Descriptors({OpenPath(folder_, O_RDONLY).release()}));
@@ -879,7 +881,7 @@ TEST_F(HandoffServerTest, EndsWithClientsAttachedAndALateReplyDoesNoHarm) {
   EXPECT_EQ(delegate_.closed(), 0u);
 }
 
-TEST_F(HandoffServerTest, TurnsAlthoughNothingHappens) {
+TEST_F(HandoffServerTest, TurnsWhileIdle) {
   Start();
   const int64_t before = server_->turns();
   const auto deadline = std::chrono::steady_clock::now() + kTimeout;

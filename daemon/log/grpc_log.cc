@@ -7,7 +7,7 @@
 namespace ckptd {
 namespace {
 
-// What gRPC calls an error is for us a client that went away or talked nonsense.
+// gRPC reports an error when a client disconnects or sends garbage, which is only a warning for the daemon.
 void OnGrpcLog(gpr_log_func_args* line) {
   const bool error = line->severity == GPR_LOG_SEVERITY_ERROR;
   Log(error ? LogLevel::kWarning : LogLevel::kDebug, "gRPC", {{"text", line->message}});

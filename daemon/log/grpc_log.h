@@ -1,10 +1,10 @@
-// gRPC's own messages as our log lines.
+// Routes gRPC's own messages to the daemon's log.
 #ifndef CKPTD_DAEMON_LOG_GRPC_LOG_H_
 #define CKPTD_DAEMON_LOG_GRPC_LOG_H_
 
 namespace ckptd {
 
-// Errors only, unless $GRPC_VERBOSITY says otherwise. Before gRPC is used.
+// Logs errors only, unless $GRPC_VERBOSITY says otherwise. Call it before gRPC is used.
 void RouteGrpcLog();
 
 }  // namespace ckptd

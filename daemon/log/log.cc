@@ -18,7 +18,7 @@ struct Logger {
   bool journal = false;
 };
 
-// Is stderr the journal itself, and not only something that the journal's unit started?
+// Whether stderr is the journal itself. JOURNAL_STREAM alone may come from a parent process.
 bool StderrIsJournal() {
   const char* stream = std::getenv("JOURNAL_STREAM");
   struct stat info {};
@@ -31,11 +31,11 @@ void SetPattern(Logger& logger) {
   std::string pattern = std::string(time) + " %l %v";
   if (logger.json) pattern = std::string("{\"time\":\"") + time + "\",\"level\":\"%l\",%v}";
   if (logger.journal && !logger.json)
-    pattern = "%v";  // The priority must come first, the journal knows the time.
+    pattern = "%v";  // The priority must come first; the journal adds the time.
   logger.spd->set_pattern(pattern, spdlog::pattern_time_type::utc);
 }
 
-// Never destroyed: threads may log to the very end.
+// Never destroyed, because threads may log until the process ends.
 Logger& TheLogger() {
   static Logger& logger = *[] {
     auto* made = new Logger;
@@ -76,7 +76,8 @@ const char* JournalPriority(LogLevel level) {
   return "<3>";
 }
 
-// Between quotes, as JSON and people read it. Bytes above 0x7f pass: paths and messages are UTF-8 by then.
+// Appends the text in quotes, escaped as in JSON. Bytes above 0x7f pass unchanged: paths and messages are
+// UTF-8.
 void AppendQuoted(std::string& out, std::string_view text) {
   out += '"';
   for (const char c : text) {

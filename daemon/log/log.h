@@ -1,6 +1,5 @@
-// Structured log lines on stderr, one event a line, as text (key=value) or JSON. spdlog is behind it.
-//
-// Under systemd a text line begins with its priority ("<6>"), which the journal takes off again.
+// Structured log lines on stderr, one line for each event, as text (key=value) or JSON. Uses spdlog.
+// Under systemd a text line begins with its priority ("<6>"), which the journal strips.
 #ifndef CKPTD_DAEMON_LOG_LOG_H_
 #define CKPTD_DAEMON_LOG_LOG_H_
 
@@ -32,14 +31,14 @@ class LogField {
   bool quoted_;
 };
 
-// `level` and `format` as in ckptd.config.v1.LogConfig, checked before. Once, before other threads log; lines
-// before it come as text at level info.
+// Sets `level` and `format`, which must be valid values of ckptd.config.v1.LogConfig. Call it once, before
+// other threads log. Earlier lines are text at level info.
 void StartLog(std::string_view level, std::string_view format);
 
 // Thread-safe. A newline in the message or a value is escaped.
 void Log(LogLevel level, std::string_view message, const std::vector<LogField>& fields = {});
 
-// What Log writes between the time and the end of the line; for tests.
+// For tests: what Log writes after the time.
 // Text: `saved run=runs/1 tag="a b"`. JSON: `"message":"saved","run":"runs/1","tag":"a b"`.
 std::string FormatText(std::string_view message, const std::vector<LogField>& fields);
 std::string FormatJson(std::string_view message, const std::vector<LogField>& fields);

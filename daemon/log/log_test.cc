@@ -14,14 +14,14 @@ TEST(Log, TextQuotesOnlyWhatNeedsIt) {
       "checkpoint committed run=runs/1 reason=\"a b=\\\"c\\\"\\n\" empty=\"\" bytes=21474836480");
 }
 
-TEST(Log, AMessageStaysOnOneLine) { EXPECT_EQ(FormatText("a\nb\tc", {}), "a b c"); }
+TEST(Log, KeepsAMessageOnOneLine) { EXPECT_EQ(FormatText("a\nb\tc", {}), "a b c"); }
 
 TEST(Log, JsonKeepsNumbersAndEscapesText) {
   EXPECT_EQ(FormatJson("it \"is\"", {{"tag", "\x01\\"}, {"rank", -1}}),
             R"("message":"it \"is\"","tag":"\u0001\\","rank":-1)");
 }
 
-TEST(Log, LinesBelowTheLevelAreNotWritten) {
+TEST(Log, DropsLinesBelowTheLevel) {
   StartLog("warning", "json");
   ::testing::internal::CaptureStderr();
   Log(LogLevel::kInfo, "quiet");

@@ -1,4 +1,4 @@
-// What the engine tells, as log lines and metrics.
+// Turns the engine's events into log lines and metrics.
 #ifndef CKPTD_DAEMON_LOG_SAVE_LOG_H_
 #define CKPTD_DAEMON_LOG_SAVE_LOG_H_
 
@@ -11,7 +11,7 @@
 
 namespace ckptd {
 
-// The one line of a save that ended: INFO, or WARNING when it failed.
+// The log line of a save that ended: INFO, or WARNING if it failed.
 struct SaveLine {
   LogLevel level = LogLevel::kInfo;
   std::string message;

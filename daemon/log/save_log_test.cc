@@ -26,7 +26,7 @@ SaveSummary Summary(v1::Level level) {
   return summary;
 }
 
-TEST(SaveLog, ACommittedCheckpointIsOneInfoLine) {
+TEST(SaveLog, LogsACommittedCheckpointAsOneInfoLine) {
   const SaveLine line = LineOf(Summary(v1::COMMITTED));
   EXPECT_EQ(line.level, LogLevel::kInfo);
   EXPECT_EQ(
@@ -37,7 +37,7 @@ TEST(SaveLog, ACommittedCheckpointIsOneInfoLine) {
       "outcome=committed reason=\"\"");
 }
 
-TEST(SaveLog, AFailedSaveIsAWarningThatSaysWhy) {
+TEST(SaveLog, LogsAFailedSaveAsAWarningWithItsReason) {
   SaveSummary summary = Summary(v1::FAILED);
   summary.checkpoint.mutable_error()->set_reason("RANKS_MISSING");
   summary.checkpoint.mutable_error()->set_message("rank 1 has not sealed");
@@ -49,9 +49,9 @@ TEST(SaveLog, AFailedSaveIsAWarningThatSaysWhy) {
       << text;
 }
 
-TEST(SaveLog, ASkippedSaveIsNoFailure) { EXPECT_EQ(LineOf(Summary(v1::SKIPPED)).level, LogLevel::kInfo); }
+TEST(SaveLog, LogsASkippedSaveAsInfo) { EXPECT_EQ(LineOf(Summary(v1::SKIPPED)).level, LogLevel::kInfo); }
 
-TEST(SaveLog, ASaveWithoutAStepHasNone) {
+TEST(SaveLog, LogsNoStepForASaveWithoutOne) {
   SaveSummary summary = Summary(v1::COMMITTED);
   summary.checkpoint.clear_step();
   const SaveLine line = LineOf(summary);

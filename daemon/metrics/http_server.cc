@@ -88,7 +88,7 @@ class HttpServer::Impl {
     ::event_base_loopbreak(static_cast<event_base*>(base));
   }
 
-  // Compares every byte, whatever the first ones are: the time tells nothing of the token.
+  // Compares every byte, so that the time does not reveal how much of the token matches.
   bool IsAllowed(evhttp_request* request) const {
     if (authorization_.empty()) return true;
     const char* header = ::evhttp_find_header(::evhttp_request_get_input_headers(request), "Authorization");
@@ -117,7 +117,7 @@ class HttpServer::Impl {
   }
 
   const Handler metrics_;
-  const std::string authorization_;  // What the header must be; empty: anything.
+  const std::string authorization_;  // The required value of the header; empty: no check.
   UniqueFd stop_fd_;
   std::unique_ptr<event_base, Free> base_;
   std::unique_ptr<evhttp, Free> http_;

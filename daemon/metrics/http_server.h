@@ -1,4 +1,4 @@
-// A small HTTP server for /metrics, on loopback and on a Unix socket. libevent is behind it.
+// A small HTTP server for /metrics, on loopback and on a Unix socket. Uses libevent.
 #ifndef CKPTD_DAEMON_METRICS_HTTP_SERVER_H_
 #define CKPTD_DAEMON_METRICS_HTTP_SERVER_H_
 
@@ -13,21 +13,21 @@ namespace ckptd {
 
 class HttpServer {
  public:
-  // Runs on the server's thread, one request at a time; may block for a moment. An error becomes 503 with its
-  // message.
+  // Renders the metrics. Runs on the server's thread, one request at a time; may block for a few seconds. An
+  // error becomes a 503 with its message.
   using Handler = std::function<absl::StatusOr<std::string>()>;
 
   struct Options {
-    int port = -1;      // On 127.0.0.1; 0: any free one; -1: none.
-    UniqueFd listener;  // A listening, non-blocking socket; may be empty.
+    int port = -1;      // TCP port on 127.0.0.1; 0: any free port; -1: none.
+    UniqueFd listener;  // A listening, non-blocking socket; empty: none.
     std::string
-        token;  // Requests must carry `Authorization: Bearer TOKEN`, else they get 401; empty: all may ask.
+        token;  // Requests must have `Authorization: Bearer TOKEN`, else they get 401; empty: no check.
   };
-  // Answers GET and HEAD of /metrics. Fails as ErrnoError when the port is taken.
+  // Answers GET and HEAD of /metrics. Fails as ErrnoError does when the port is in use.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(Options options, Handler metrics);
   ~HttpServer();
 
-  int port() const;  // The one that was taken; 0 without one.
+  int port() const;  // The TCP port in use; 0 if none.
 
  private:
   class Impl;

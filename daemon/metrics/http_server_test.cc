@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// One request, and everything that comes back until the server closes.
+// Sends one request and returns everything until the server closes the connection.
 std::string AskAt(const UniqueFd& socket, const sockaddr* address, socklen_t size,
                   const std::string& request) {
   const timeval timeout{.tv_sec = 20, .tv_usec = 0};
@@ -61,7 +61,7 @@ TEST(HttpServer, AnswersMetrics) {
                     EndsWith("\r\n\r\nckptd_sessions 1\n")));
 }
 
-TEST(HttpServer, AnErrorIsUnavailableWithItsMessage) {
+TEST(HttpServer, AnswersAnErrorWith503AndItsMessage) {
   auto server =
       HttpServer::Start({.port = 0, .listener = {}, .token = ""}, []() -> absl::StatusOr<std::string> {
         return absl::DeadlineExceededError("the engine did not answer");
@@ -71,7 +71,7 @@ TEST(HttpServer, AnErrorIsUnavailableWithItsMessage) {
               AllOf(StartsWith("HTTP/1.1 503 "), HasSubstr("the engine did not answer")));
 }
 
-TEST(HttpServer, OtherPathsAndMethodsAreRefused) {
+TEST(HttpServer, RefusesOtherPathsAndMethods) {
   auto server = HttpServer::Start({.port = 0, .listener = {}, .token = ""}, [] { return std::string("x"); });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_THAT(Get((*server)->port(), "/"), StartsWith("HTTP/1.1 404 "));
@@ -81,7 +81,7 @@ TEST(HttpServer, OtherPathsAndMethodsAreRefused) {
               StartsWith("HTTP/1.1 400 "));
 }
 
-TEST(HttpServer, ATakenPortIsSaid) {
+TEST(HttpServer, ReportsAPortInUse) {
   auto first = HttpServer::Start({.port = 0, .listener = {}, .token = ""}, [] { return std::string("x"); });
   ASSERT_TRUE(first.ok()) << first.status();
   const auto second = HttpServer::Start({.port = (*first)->port(), .listener = {}, .token = ""},
@@ -89,7 +89,7 @@ TEST(HttpServer, ATakenPortIsSaid) {
   EXPECT_EQ(ErrnoOf(second.status()), EADDRINUSE) << second.status();
 }
 
-TEST(HttpServer, AnswersOnAUnixSocketAlone) {
+TEST(HttpServer, AnswersOnAUnixSocketOnly) {
   const TempDir folder("/tmp");
   const std::string path = folder.path() + "/m.sock";
   sockaddr_un address{};
@@ -108,7 +108,7 @@ TEST(HttpServer, AnswersOnAUnixSocketAlone) {
               AllOf(StartsWith("HTTP/1.1 200 "), EndsWith("\r\n\r\nckptd_sessions 1\n")));
 }
 
-TEST(HttpServer, WhereThereIsATokenRequestsMustCarryIt) {
+TEST(HttpServer, RequiresTheTokenWhenThereIsOne) {
   auto server = HttpServer::Start({.port = 0, .listener = {}, .token = "0123456789abcdef"},
                                   [] { return std::string("secret"); });
   ASSERT_TRUE(server.ok()) << server.status();

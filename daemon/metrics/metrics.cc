@@ -20,7 +20,7 @@ namespace {
 
 using Labels = std::vector<std::pair<std::string, std::string>>;
 
-// A stall is one memory copy: milliseconds to seconds. What follows takes up to minutes.
+// A stall is one memory copy, which takes milliseconds to seconds. A whole save takes up to minutes.
 const prometheus::Histogram::BucketBoundaries kStallSeconds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
                                                                0.25,  0.5,    1,     2.5,  5,     10,   30};
 const prometheus::Histogram::BucketBoundaries kSaveSeconds = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,   2.5,
@@ -30,7 +30,7 @@ double Seconds(const google::protobuf::Timestamp& time) {
   return static_cast<double>(time.seconds()) + static_cast<double>(time.nanos()) * 1e-9;
 }
 
-// Gauges of one name, with a value for each set of labels.
+// The gauges of one name, with a value for each set of labels.
 class Gauges {
  public:
   Gauges(std::string name, std::string help) {
@@ -72,12 +72,12 @@ void AddDaemon(const v1::Status& status, std::vector<prometheus::MetricFamily>& 
            static_cast<double>(pool.total_bytes()), {{"pages", pool.pages()}});
   AddGauge(families, "ckptd_pool_used_bytes", "Segments that hold bytes of saves in flight.",
            static_cast<double>(pool.used_bytes()));
-  AddGauge(families, "ckptd_pool_lent_bytes", "Segments lent to sessions and idle.",
+  AddGauge(families, "ckptd_pool_lent_bytes", "Segments that are lent to sessions and idle.",
            static_cast<double>(pool.lent_bytes()));
   AddGauge(families, "ckptd_pool_resident_bytes",
            "Segments that hold copies of committed checkpoints whose trainers have ended.",
            static_cast<double>(pool.resident_bytes()));
-  AddGauge(families, "ckptd_pool_ready_bytes", "Segments populated and lent to nobody.",
+  AddGauge(families, "ckptd_pool_ready_bytes", "Populated segments that are lent to no session.",
            static_cast<double>(pool.ready_bytes()));
 }
 
@@ -98,11 +98,11 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
   Gauges in_flight("ckptd_saves_in_flight", "Saves of the run that have not ended.");
   Gauges oldest("ckptd_oldest_save_in_flight_age_seconds",
                 "Age of the run's oldest save in flight; 0 without one.");
-  Gauges damaged("ckptd_damaged_checkpoints", "Committed checkpoints that are not what was saved.");
-  Gauges trash("ckptd_trash_bytes", "Bytes that retention has taken and the disk has not given back yet.");
+  Gauges damaged("ckptd_damaged_checkpoints", "Committed checkpoints whose bytes are not what was saved.");
+  Gauges trash("ckptd_trash_bytes", "Bytes of evicted checkpoints that are not deleted yet.");
   Gauges degraded("ckptd_root_degraded", "1 while the root's file system does not answer.");
   Gauges read_only("ckptd_root_read_only",
-                   "1 after a failed directory sync, until the root is scanned anew.");
+                   "1 after a failed directory sync, until the root is scanned again.");
   Gauges backend("ckptd_root_io_backend_info", "How the root is written: io_uring or threads.");
   int degraded_count = 0;
   for (const v1::Run& run : status.runs()) {

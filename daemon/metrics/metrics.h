@@ -1,5 +1,5 @@
-// The daemon's metrics in Prometheus' text format. What happens is counted as it happens; what is, is read
-// from the daemon's status at each scrape. docs/operations.md has the table of names.
+// The daemon's metrics in Prometheus' text format. Counters count events as they happen; gauges are read from
+// the daemon's status at each scrape. docs/operations.md has the table of names.
 #ifndef CKPTD_DAEMON_METRICS_METRICS_H_
 #define CKPTD_DAEMON_METRICS_METRICS_H_
 
@@ -18,11 +18,12 @@ class DaemonMetrics {
   DaemonMetrics();
   ~DaemonMetrics();
 
-  // Counts how a save ended, its bytes and its times.
+  // Counts the outcome, the bytes and the times of a save that ended.
   void OnSaveEnded(const SaveSummary& summary);
 
-  // All metrics as text. `status` is the daemon's, as a privileged caller sees it; `now_unix_us` is for ages.
-  // `root_paths`: whether metrics of a run name its root beside its id, to everybody who may read them.
+  // Returns all metrics as text. `status` is the status that a privileged caller sees; `now_unix_us` is the
+  // current Unix time in microseconds, for ages. `root_paths`: label the metrics of a run with the path of
+  // its root, which everybody who may read the metrics sees then.
   std::string Render(const v1::Status& status, int64_t now_unix_us, bool root_paths = false) const;
 
  private:
@@ -30,7 +31,7 @@ class DaemonMetrics {
   std::unique_ptr<Impl> impl_;
 };
 
-// "committed", "failed", ...: a level in metrics and logs.
+// Returns the name of a level in metrics and logs: "committed", "failed", ...
 std::string LevelWord(v1::Level level);
 
 }  // namespace ckptd

@@ -23,7 +23,7 @@ SaveSummary Ended(v1::Level level, const std::string& reason, int64_t written) {
   return summary;
 }
 
-TEST(Metrics, SavesAreCountedByOutcomeAndReason) {
+TEST(Metrics, CountsSavesByOutcomeAndReason) {
   DaemonMetrics metrics;
   metrics.OnSaveEnded(Ended(v1::COMMITTED, "", 1000));
   metrics.OnSaveEnded(Ended(v1::COMMITTED, "", 24));
@@ -36,7 +36,7 @@ TEST(Metrics, SavesAreCountedByOutcomeAndReason) {
   EXPECT_THAT(text, HasSubstr("ckptd_written_bytes_total 1034\n"));
 }
 
-TEST(Metrics, OnlyCommittedSavesAreTimed) {
+TEST(Metrics, TimesOnlyCommittedSaves) {
   DaemonMetrics metrics;
   metrics.OnSaveEnded(Ended(v1::COMMITTED, "", 0));
   metrics.OnSaveEnded(Ended(v1::SKIPPED, "SKIPPED", 0));
@@ -74,7 +74,7 @@ v1::Status TwoRuns() {
   return status;
 }
 
-TEST(Metrics, ARunTellsItsNewestCheckpointAndItsOldestSave) {
+TEST(Metrics, ReportsTheNewestCheckpointAndTheOldestSaveOfARun) {
   const std::string text = DaemonMetrics().Render(TwoRuns(), 1700000100LL * 1000000);
   const std::string one = "{run=\"runs/0000000000000001\"} ";
   EXPECT_THAT(text, HasSubstr("ckptd_last_committed_sequence" + one + "12\n"));
@@ -86,7 +86,7 @@ TEST(Metrics, ARunTellsItsNewestCheckpointAndItsOldestSave) {
       text, HasSubstr("ckptd_root_io_backend_info{run=\"runs/0000000000000001\",backend=\"io_uring\"} 1\n"));
 }
 
-TEST(Metrics, PathsOfRootsAreToldOnlyWhereThatIsConfigured) {
+TEST(Metrics, LabelsRunsWithPathsOnlyWhenConfigured) {
   EXPECT_THAT(DaemonMetrics().Render(TwoRuns(), 0), Not(HasSubstr("/data/")));
   const std::string text = DaemonMetrics().Render(TwoRuns(), 0, true);
   EXPECT_THAT(
@@ -96,7 +96,7 @@ TEST(Metrics, PathsOfRootsAreToldOnlyWhereThatIsConfigured) {
       text, HasSubstr("ckptd_root_io_backend_info{run=\"runs/0000000000000001\",root=\"/data/a\",backend="));
 }
 
-TEST(Metrics, ARunWithoutACheckpointHasNoLastOne) {
+TEST(Metrics, ReportsNoLastCheckpointForAnEmptyRun) {
   const std::string text = DaemonMetrics().Render(TwoRuns(), 0);
   const std::string two = "{run=\"runs/0000000000000002\"} ";
   EXPECT_THAT(text, Not(HasSubstr("ckptd_last_committed_sequence" + two)));
@@ -104,7 +104,7 @@ TEST(Metrics, ARunWithoutACheckpointHasNoLastOne) {
   EXPECT_THAT(text, HasSubstr("ckptd_roots_degraded 1\n"));
 }
 
-TEST(Metrics, ThePoolIsInBytes) {
+TEST(Metrics, ReportsThePoolInBytes) {
   const std::string text = DaemonMetrics().Render(TwoRuns(), 0);
   EXPECT_THAT(text, HasSubstr("ckptd_pool_total_bytes{pages=\"hugetlb\"} 4294967296\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_pool_used_bytes 64\n"));

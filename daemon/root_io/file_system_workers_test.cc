@@ -28,7 +28,7 @@ class FileSystemWorkersTest : public testing::Test {
     EXPECT_TRUE(workers_->WaitEnded(SystemClock().Now() + seconds(30)));
   }
 
-  // Keeps the metadata worker at an operation, as a file system that hangs does, until the end of `hang`.
+  // Blocks the metadata worker, like a file system that hangs, until `hang` is set.
   void Hang(std::promise<void>& hang) {
     std::promise<void> begun;
     workers_->PostUrgent([&begun, released = hang.get_future().share()] {
@@ -42,7 +42,7 @@ class FileSystemWorkersTest : public testing::Test {
   std::shared_ptr<FileSystemWorkers> workers_;
 };
 
-TEST_F(FileSystemWorkersTest, WhatIsUrgentGoesFirstAndInOrder) {
+TEST_F(FileSystemWorkersTest, RunsUrgentWorkFirstAndInOrder) {
   std::vector<std::string> order;
   std::promise<void> hang, done;
   Hang(hang);
@@ -58,7 +58,7 @@ TEST_F(FileSystemWorkersTest, WhatIsUrgentGoesFirstAndInOrder) {
   EXPECT_THAT(order, testing::ElementsAre("urgent 1", "urgent 2", "idle 1", "idle 2"));
 }
 
-TEST_F(FileSystemWorkersTest, SaysSinceWhenAnOperationIsUnderWay) {
+TEST_F(FileSystemWorkersTest, ReportsSinceWhenAnOperationIsPending) {
   std::promise<void> idle;
   workers_->PostIdle([&] { idle.set_value(); });
   idle.get_future().wait();
@@ -67,7 +67,7 @@ TEST_F(FileSystemWorkersTest, SaysSinceWhenAnOperationIsUnderWay) {
   const Instant begun = clock_.Now();
   Hang(hang);
   clock_.Advance(seconds(60));
-  workers_->PostUrgent([] {});  // Waiting is not being worked on.
+  workers_->PostUrgent([] {});  // Queued work does not change since when.
   EXPECT_EQ(workers_->pending_since(), begun);
 
   std::promise<void> later, release;
@@ -81,7 +81,7 @@ TEST_F(FileSystemWorkersTest, SaysSinceWhenAnOperationIsUnderWay) {
   release.set_value();
 }
 
-TEST_F(FileSystemWorkersTest, EndsWithWhatIsUrgentDoneAndNotWhatIsNot) {
+TEST_F(FileSystemWorkersTest, EndsAfterUrgentWorkWithoutIdleWork) {
   std::vector<std::string> order;
   std::promise<void> hang;
   Hang(hang);
@@ -94,20 +94,20 @@ TEST_F(FileSystemWorkersTest, EndsWithWhatIsUrgentDoneAndNotWhatIsNot) {
   auto owned = std::make_shared<int>(1);
   const std::weak_ptr<int> watch = owned;
   workers_->PostUrgent([owned = std::move(owned)] {});
-  EXPECT_TRUE(watch.expired());  // Not kept for ever.
+  EXPECT_TRUE(watch.expired());  // The work is destroyed.
 }
 
-TEST_F(FileSystemWorkersTest, AFileSystemThatHangsIsLeftBehindAtTheDeadline) {
+TEST_F(FileSystemWorkersTest, AbandonsAHungFileSystemAtTheDeadline) {
   std::promise<void> hang;
   Hang(hang);
   workers_->BeginEnd();
   const Instant before = SystemClock().Now();
   EXPECT_FALSE(workers_->WaitEnded(before + milliseconds(50)));
   EXPECT_LT(SystemClock().Now() - before, seconds(20));
-  hang.set_value();  // Its thread ends by itself, later.
+  hang.set_value();  // The detached thread ends later.
 }
 
-TEST(WriteProgressTest, IsStuckOnlyWhenNoWriteGetsAhead) {
+TEST(WriteProgressTest, IsStuckOnlyWhenNoWriteMakesProgress) {
   FakeClock clock;
   WriteProgress progress(&clock);
   EXPECT_EQ(progress.StuckSince(), std::nullopt);
@@ -117,7 +117,7 @@ TEST(WriteProgressTest, IsStuckOnlyWhenNoWriteGetsAhead) {
   auto first = progress.Begin(slow);
   clock.Advance(seconds(3));
   auto second = progress.Begin(fast);
-  EXPECT_EQ(progress.StuckSince(), begun);  // One that begins is no progress of those before it.
+  EXPECT_EQ(progress.StuckSince(), begun);  // A new write is no progress of the earlier ones.
   clock.Advance(seconds(3));
   fast->fetch_add(1);
   const Instant moved = clock.Now();

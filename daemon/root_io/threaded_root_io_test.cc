@@ -1,3 +1,5 @@
+// Tests of ThreadedRootIo on real directories. One file of more than 500 lines, because all tests use the
+// same fixture.
 #include "daemon/root_io/threaded_root_io.h"
 
 #include <fcntl.h>
@@ -41,7 +43,7 @@ namespace {
 constexpr std::chrono::seconds kTimeout{60};
 constexpr int64_t kBlock = 4096;
 
-// A part in memory, as segments hold it: each image on a boundary of 4096 bytes.
+// A part in memory as in segments: each image begins at a multiple of 4096 bytes.
 class Images {
  public:
   void Add(const std::string& path, int64_t size, char seed) {
@@ -102,7 +104,7 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
     loop_.reset();
   }
 
-  // Calls `ask` with a callback, on the engine's thread; what the callback gets.
+  // Calls `ask` with a callback on the engine's thread. Returns what the callback gets.
   template <typename T, typename Ask>
   T Wait(Ask ask) {
     auto promise = std::make_shared<std::promise<T>>();
@@ -145,7 +147,7 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
     return Wait<PublishResult>(
         [&](auto done) { io.Publish(id, Summary(tag, sequence), {part}, std::move(done)); });
   }
-  // All of a save.
+  // Runs all steps of a save.
   void Save(RootIo& io, const std::string& tag, int64_t sequence, const Images& images) {
     ASSERT_TRUE(Create(io, sequence, tag, sequence).ok());
     const auto part = Write(io, sequence, tag, sequence, images);
@@ -178,7 +180,7 @@ class ThreadedRootIoTest : public testing::TestWithParam<IoBackend> {
   std::shared_ptr<std::atomic<int64_t>> written_;
 };
 
-TEST_P(ThreadedRootIoTest, AForeignCheckpointIsListedReadAndAdopted) {
+TEST_P(ThreadedRootIoTest, ListsReadsAndAdoptsAForeignCheckpoint) {
   for (const char* below : {"/theirs/model", "/unfinished"})
     std::filesystem::create_directories(dir_.path() + below);
   const std::string content(200'000, 'm');  // Four chunks.
@@ -252,8 +254,9 @@ TEST_P(ThreadedRootIoTest, SavesPublishesReadsEvictsAndEmptiesTheTrash) {
   const auto evicted = Wait<absl::Status>([&](auto done) { io_->Evict("step_1", 1, std::move(done)); });
   ASSERT_TRUE(evicted.ok()) << evicted;
   EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/step_1"));
-  EXPECT_TRUE(
-      (*reader)->Read("model.pt", 0, std::as_writable_bytes(std::span(piece))).ok());  // It is leased.
+  EXPECT_TRUE((*reader)
+                  ->Read("model.pt", 0, std::as_writable_bytes(std::span(piece)))
+                  .ok());  // The reader is still open.
   auto left = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); });
   ASSERT_TRUE(left.ok()) << left.status();
   EXPECT_GT(*left, 300'000);
@@ -265,8 +268,8 @@ TEST_P(ThreadedRootIoTest, SavesPublishesReadsEvictsAndEmptiesTheTrash) {
   EXPECT_EQ(OpenCheckpoint("step_1", 1).status().code(), absl::StatusCode::kNotFound);
 }
 
-// Every rank of a job opens the same checkpoint.
-TEST_P(ThreadedRootIoTest, ReadersOfACheckpointShareItsManifestUntilItChanges) {
+// All ranks of a job open the same checkpoint.
+TEST_P(ThreadedRootIoTest, SharesTheManifestAmongReadersUntilItChanges) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;
   images.Add("model.pt", 300'001, 'a');
@@ -280,7 +283,7 @@ TEST_P(ThreadedRootIoTest, ReadersOfACheckpointShareItsManifestUntilItChanges) {
   EXPECT_NE(&(*one)->manifest(), &(*other)->manifest());
   EXPECT_EQ((*again)->manifest().summary.tag(), "step_1");
 
-  // Damage is found all the same: every open reads the manifest.
+  // Every open reads the manifest, so damage is still found.
   const std::string path = dir_.path() + "/step_1/.ckptd/manifest";
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekp(4096 + 3);
@@ -289,17 +292,18 @@ TEST_P(ThreadedRootIoTest, ReadersOfACheckpointShareItsManifestUntilItChanges) {
   EXPECT_EQ(ReasonOf(OpenCheckpoint("step_1", 1).status()), "CORRUPT_MANIFEST");
 }
 
-// Opened, and replaced, while the trash is being emptied of others.
-TEST_P(ThreadedRootIoTest, WhatIsOpenedWhileTrashIsEmptiedIsLeftThere) {
+// A checkpoint is opened and replaced while the trash is being emptied.
+TEST_P(ThreadedRootIoTest, KeepsOpenCheckpointsWhileEmptyingTheTrash) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;
   images.Add("f", 200'000, 'a');
   Save(*io_, "t", 1, images);
-  Save(*io_, "t", 2, images);  // The first one is in trash now.
+  Save(*io_, "t", 2, images);  // The first checkpoint is in trash now.
   absl::StatusOr<std::shared_ptr<CheckpointReader>> reader;
   const auto left = Wait<absl::StatusOr<int64_t>>([&](auto done) {
     io_->OpenCheckpoint("t", 2, [&](auto opened) { reader = std::move(opened); });
-    io_->EmptyTrash(std::move(done));  // Asked for before the other is open, done after it is in trash.
+    io_->EmptyTrash(
+        std::move(done));  // Starts before the other checkpoint is open, and ends after it is in trash.
     io_->Evict("t", 2, [](const absl::Status& evicted) { EXPECT_TRUE(evicted.ok()) << evicted; });
   });
   ASSERT_TRUE(left.ok()) << left.status();
@@ -309,8 +313,8 @@ TEST_P(ThreadedRootIoTest, WhatIsOpenedWhileTrashIsEmptiedIsLeftThere) {
   EXPECT_TRUE((*reader)->Read("f", 0, std::as_writable_bytes(std::span(bytes))).ok());
 }
 
-// A disk mounted with discard takes a second for each GiB that is removed.
-TEST_P(ThreadedRootIoTest, OpensSavesAndScansWhileAStepOfEmptyingTheTrashTakesLong) {
+// A disk mounted with discard may take a second to remove a GiB.
+TEST_P(ThreadedRootIoTest, OpensSavesAndScansDuringASlowRemoval) {
   absl::StatusOr<std::unique_ptr<FileSystem>> posix = MakePosixFileSystem();
   ASSERT_TRUE(posix.ok());
   auto faulty = std::make_shared<FaultyFileSystem>(posix->get());
@@ -338,7 +342,7 @@ TEST_P(ThreadedRootIoTest, OpensSavesAndScansWhileAStepOfEmptyingTheTrashTakesLo
   Images images;
   images.Add("f", 20'000, 'a');
   Save(*io_, "t", 1, images);
-  Save(*io_, "t", 2, images);  // The first one is in trash now.
+  Save(*io_, "t", 2, images);  // The first checkpoint is in trash now.
   std::promise<absl::StatusOr<int64_t>> emptied;
   loop_->Post([&] { io_->EmptyTrash([&](auto left) { emptied.set_value(std::move(left)); }); });
   ASSERT_EQ(removing.get_future().wait_for(kTimeout), std::future_status::ready);
@@ -352,10 +356,10 @@ TEST_P(ThreadedRootIoTest, OpensSavesAndScansWhileAStepOfEmptyingTheTrashTakesLo
   ASSERT_TRUE(bytes.ok()) << bytes.status();
   EXPECT_EQ(*bytes, 0);
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path() + "/.ckptd/nodes/local/trash"));
-  StopDaemon();  // Before the file system goes.
+  StopDaemon();  // Before the file system is destroyed.
 }
 
-TEST_P(ThreadedRootIoTest, AFileThatIsMissingOrCutIsFoundWhenTheCheckpointIsOpened) {
+TEST_P(ThreadedRootIoTest, OpenDetectsAMissingOrTruncatedFile) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;
   images.Add("f", 200'000, 'a');
@@ -375,7 +379,7 @@ TEST_P(ThreadedRootIoTest, AFileThatIsMissingOrCutIsFoundWhenTheCheckpointIsOpen
   EXPECT_TRUE(std::filesystem::exists(dir_.path() + "/.ckptd/damaged"));
 }
 
-TEST_P(ThreadedRootIoTest, ACorruptByteIsFoundByTheReader) {
+TEST_P(ThreadedRootIoTest, ReaderDetectsACorruptByte) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;
   images.Add("f", 200'000, 'a');
@@ -392,7 +396,7 @@ TEST_P(ThreadedRootIoTest, ACorruptByteIsFoundByTheReader) {
   EXPECT_EQ(ReasonOf(corrupt), "CORRUPT_FILE");
 }
 
-TEST_P(ThreadedRootIoTest, WhatIsOnDiskIsReadBackAndWhatIsInMemoryHeldAgainstIt) {
+TEST_P(ThreadedRootIoTest, ReadsBackFilesAndChecksImagesAgainstThem) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;
   images.Add("f", 200'000, 'a');
@@ -419,13 +423,13 @@ TEST_P(ThreadedRootIoTest, WhatIsOnDiskIsReadBackAndWhatIsInMemoryHeldAgainstIt)
   EXPECT_TRUE(check().ok()) << "what is in memory is well";
 }
 
-TEST_P(ThreadedRootIoTest, TheNextDaemonFindsWhatWasCommitted) {
+TEST_P(ThreadedRootIoTest, NextDaemonFindsCommittedCheckpoints) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;
   images.Add("f", 10'000, 'a');
   Save(*io_, "t1", 1, images);
   Save(*io_, "t2", 2, images);
-  ASSERT_TRUE(Create(*io_, 3, "t3", 3).ok());  // Never finished.
+  ASSERT_TRUE(Create(*io_, 3, "t3", 3).ok());  // This save is never finished.
   storage::v1::RunRecord record;
   record.set_format_version(1);
   record.set_run_id("the run");
@@ -451,19 +455,19 @@ TEST_P(ThreadedRootIoTest, TheNextDaemonFindsWhatWasCommitted) {
   EXPECT_EQ(snapshot->run_record.run_id(), "the run");
 }
 
-TEST_P(ThreadedRootIoTest, AnotherDaemonCannotHaveTheRootMeanwhile) {
+TEST_P(ThreadedRootIoTest, LocksTheRootAgainstAnotherDaemon) {
   ASSERT_TRUE(Open(*io_).ok());
   auto second =
       factory_->Make(UniqueFd(open(dir_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)), std::nullopt)
           .value();
   EXPECT_EQ(ReasonOf(Open(*second).status()), "ROOT_LOCKED");
   io_.reset();
-  // The lock goes when the metadata worker has closed the root; Open comes after that.
+  // The metadata worker releases the lock when it closes the root, before it runs the next Open.
   EXPECT_TRUE(Open(*second).ok());
   loop_->Post([gone = std::move(second)] {});
 }
 
-TEST_P(ThreadedRootIoTest, TwoRootsOfOneFileSystemAreWrittenAtOnce) {
+TEST_P(ThreadedRootIoTest, WritesTwoRootsOfOneFileSystemConcurrently) {
   TempDir other_dir(dir_.path());
   auto other =
       factory_
@@ -503,7 +507,7 @@ TEST_P(ThreadedRootIoTest, TwoRootsOfOneFileSystemAreWrittenAtOnce) {
   gone.get_future().wait();
 }
 
-TEST_P(ThreadedRootIoTest, APartThatCannotBeWrittenIsAnErrorAndCanBeDiscarded) {
+TEST_P(ThreadedRootIoTest, FailedPartWriteReturnsAnErrorAndCanBeDiscarded) {
   ASSERT_TRUE(Open(*io_).ok());
   ASSERT_TRUE(Create(*io_, 1, "t", 1).ok());
   Images good, clash;
@@ -512,18 +516,18 @@ TEST_P(ThreadedRootIoTest, APartThatCannotBeWrittenIsAnErrorAndCanBeDiscarded) {
   ASSERT_TRUE(Write(*io_, 1, "t", 1, good).ok());
   const auto failed = Write(*io_, 1, "t", 1, clash);
   EXPECT_FALSE(failed.ok());
-  EXPECT_FALSE(Write(*io_, 1, "t", 1, good).ok());  // The file is there already.
+  EXPECT_FALSE(Write(*io_, 1, "t", 1, good).ok());  // The file exists already.
   const auto discarded = Wait<absl::Status>([&](auto done) { io_->Discard(1, std::move(done)); });
   EXPECT_TRUE(discarded.ok()) << discarded;
   EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/t"));
   EXPECT_FALSE(Wait<absl::Status>([&](auto done) { io_->Discard(1, std::move(done)); }).ok());
-  // The worker is idle soon after its last answer has come.
+  // The worker becomes idle soon after its last answer.
   const auto deadline = std::chrono::steady_clock::now() + kTimeout;
   while (io_->pending_since() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
   EXPECT_EQ(io_->pending_since(), std::nullopt);
 }
 
-TEST_P(ThreadedRootIoTest, NothingWorksBeforeTheRootIsOpen) {
+TEST_P(ThreadedRootIoTest, RefusesOperationsBeforeTheRootIsOpen) {
   Images images;
   images.Add("a", 10, 'a');
   EXPECT_FALSE(Wait<absl::Status>([&](auto done) { io_->CheckTarget("t", {}, std::move(done)); }).ok());
@@ -536,7 +540,7 @@ TEST_P(ThreadedRootIoTest, NothingWorksBeforeTheRootIsOpen) {
   EXPECT_FALSE(Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io_->Rescan(std::move(done)); }).ok());
 }
 
-TEST_P(ThreadedRootIoTest, QuestionsAreAnsweredBesideTheWork) {
+TEST_P(ThreadedRootIoTest, AnswersQueriesWhileTheMetadataWorkerIsBusy) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;
   images.Add("f", 10, 'a');
@@ -556,7 +560,7 @@ TEST_P(ThreadedRootIoTest, QuestionsAreAnsweredBesideTheWork) {
   EXPECT_GT(*free, 0);
 }
 
-TEST_P(ThreadedRootIoTest, ARootThatCannotBeOpenedIsAnErrorAndMayBeTriedAgain) {
+TEST_P(ThreadedRootIoTest, FailedOpenReturnsAnErrorAndMayBeRetried) {
   const std::string ours = dir_.path() + "/.ckptd";
   std::ofstream(ours) << "not a directory";
   EXPECT_FALSE(Open(*io_).ok());
@@ -567,7 +571,7 @@ TEST_P(ThreadedRootIoTest, ARootThatCannotBeOpenedIsAnErrorAndMayBeTriedAgain) {
   EXPECT_FALSE(Open(*factory_->Make(UniqueFd(), std::nullopt).value()).ok());
 }
 
-TEST_P(ThreadedRootIoTest, RescanFindsWhatIsThere) {
+TEST_P(ThreadedRootIoTest, RescanFindsCommittedCheckpoints) {
   ASSERT_TRUE(Open(*io_).ok());
   Images images;
   images.Add("f", 10'000, 'a');
@@ -578,7 +582,7 @@ TEST_P(ThreadedRootIoTest, RescanFindsWhatIsThere) {
   EXPECT_TRUE(snapshot->committed.empty());
 }
 
-TEST_P(ThreadedRootIoTest, NoCallbackRunsOnceTheRootIoIsGone) {
+TEST_P(ThreadedRootIoTest, RunsNoCallbackAfterTheRootIoIsDestroyed) {
   std::promise<void> gone;
   std::atomic<bool> called{false};
   loop_->Post([&] {
@@ -588,11 +592,11 @@ TEST_P(ThreadedRootIoTest, NoCallbackRunsOnceTheRootIoIsGone) {
     gone.set_value();
   });
   gone.get_future().wait();
-  StopDaemon();  // Everything has been done, and posted.
+  StopDaemon();  // All operations have ended, and their callbacks are posted.
   EXPECT_FALSE(called);
 }
 
-TEST_P(ThreadedRootIoTest, FilesAreTheUsersThatSaves) {
+TEST_P(ThreadedRootIoTest, FilesBelongToTheSavingUser) {
   constexpr uid_t kUser = 12345;
   TempDir theirs("/tmp");
   if (chown(theirs.path().c_str(), kUser, kUser) != 0) {
@@ -612,7 +616,7 @@ TEST_P(ThreadedRootIoTest, FilesAreTheUsersThatSaves) {
   EXPECT_EQ(info.st_uid, kUser);
   EXPECT_EQ(info.st_gid, kUser);
 
-  // A descriptor alone opens nothing that its user may not read.
+  // A descriptor does not give access to what its user may not read.
   ASSERT_EQ(chmod(dir_.path().c_str(), 0700), 0);
   auto foreign = factory_
                      ->Make(UniqueFd(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
@@ -639,7 +643,7 @@ int Threads() {
   return threads;
 }
 
-TEST_P(ThreadedRootIoTest, TheThreadsOfAFileSystemEndWithItsLastRoot) {
+TEST_P(ThreadedRootIoTest, EndsTheThreadsOfAFileSystemWithItsLastRoot) {
   const int before = Threads();
   auto first = factory_->Make("9:1", NotOpened).value(), second = factory_->Make("9:1", NotOpened).value();
   EXPECT_EQ(Threads(), before + 3);
@@ -653,7 +657,7 @@ TEST_P(ThreadedRootIoTest, TheThreadsOfAFileSystemEndWithItsLastRoot) {
   EXPECT_EQ(Threads(), before + 3);
 }
 
-TEST_P(ThreadedRootIoTest, AThreadThatCannotBeHadIsAnErrorOfThatRoot) {
+TEST_P(ThreadedRootIoTest, FailsTheRootWhenAThreadCannotBeStarted) {
   absl::Status made = absl::OkStatus();
   const bool filtered =
       WithoutSystemCall(SYS_clone3, EAGAIN, [&] { made = factory_->Make("9:1", NotOpened).status(); });

@@ -7,12 +7,12 @@
 namespace ckptd {
 namespace {
 
-TEST(ExitGuard, AShutdownThatEndsIsLeftAlone) {
+TEST(ExitGuard, DoesNothingWhenTheShutdownEndsInTime) {
   { const ExitGuard guard(std::chrono::seconds(60), "too long"); }
   SUCCEED();
 }
 
-TEST(ExitGuardDeathTest, AShutdownThatHangsEndsWithOneAndSaysWhy) {
+TEST(ExitGuardDeathTest, ExitsWithOneWhenTheShutdownHangs) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_EXIT(
       {

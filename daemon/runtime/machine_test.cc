@@ -12,7 +12,7 @@
 namespace ckptd {
 namespace {
 
-TEST(Machine, DescriptorsGoUpToTheHardLimit) {
+TEST(Machine, RaisesDescriptorsToTheHardLimit) {
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, 256);
@@ -22,14 +22,14 @@ TEST(Machine, DescriptorsGoUpToTheHardLimit) {
   EXPECT_EQ(limit.rlim_cur, limit.rlim_max);
 }
 
-TEST(Machine, IdsAre128BitsAndDiffer) {
+TEST(Machine, MakesDistinct128BitIds) {
   const std::string id = RandomId().value();
   EXPECT_EQ(id.size(), 32u);
   EXPECT_EQ(id.find_first_not_of("0123456789abcdef"), std::string::npos);
   EXPECT_NE(id, RandomId().value());
 }
 
-TEST(Machine, TheSmallestLimitAboveAControlGroupCounts) {
+TEST(Machine, ReturnsTheSmallestLimitOfTheControlGroups) {
   char folder[] = "/tmp/ckptd.XXXXXX";
   ASSERT_NE(::mkdtemp(folder), nullptr);
   const std::string top = folder;

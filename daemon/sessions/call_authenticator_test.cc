@@ -42,7 +42,7 @@ class CallAuthenticatorTest : public ::testing::Test {
   CallAuthenticator authenticator_{&peers_, &sessions_, kDaemon, kOverflow};
 };
 
-TEST_F(CallAuthenticatorTest, ATokenStandsForItsSession) {
+TEST_F(CallAuthenticatorTest, FindsTheSessionOfAToken) {
   const auto caller = authenticator_.Find("fd:5", alice_.token, TokenRule::kRequired);
   ASSERT_TRUE(caller.ok()) << caller.status();
   EXPECT_EQ(caller->session, alice_.info.id);
@@ -50,19 +50,19 @@ TEST_F(CallAuthenticatorTest, ATokenStandsForItsSession) {
   EXPECT_FALSE(caller->privileged);
 }
 
-TEST_F(CallAuthenticatorTest, AnotherUsersTokenIsRefused) {
+TEST_F(CallAuthenticatorTest, RefusesTheTokenOfAnotherUser) {
   EXPECT_EQ(ReasonOf(authenticator_.Find("fd:6", alice_.token, TokenRule::kRequired).status()), "WRONG_UID");
   EXPECT_EQ(ReasonOf(authenticator_.Find("fd:6", alice_.token, TokenRule::kOptional).status()), "WRONG_UID");
 }
 
-TEST_F(CallAuthenticatorTest, ATrainersCallNeedsAToken) {
+TEST_F(CallAuthenticatorTest, RequiresATokenForTrainerCalls) {
   EXPECT_EQ(ReasonOf(authenticator_.Find("fd:5", std::nullopt, TokenRule::kRequired).status()),
             "UNKNOWN_TOKEN");
   EXPECT_EQ(ReasonOf(authenticator_.Find("fd:5", "no such token", TokenRule::kOptional).status()),
             "UNKNOWN_TOKEN");
 }
 
-TEST_F(CallAuthenticatorTest, AnOperatorIsKnownByUid) {
+TEST_F(CallAuthenticatorTest, IdentifiesAnOperatorByUid) {
   const auto bob = authenticator_.Find("fd:6", std::nullopt, TokenRule::kOptional);
   ASSERT_TRUE(bob.ok()) << bob.status();
   EXPECT_EQ(bob->session, 0);
@@ -72,7 +72,7 @@ TEST_F(CallAuthenticatorTest, AnOperatorIsKnownByUid) {
   EXPECT_TRUE(authenticator_.Find("fd:8", std::nullopt, TokenRule::kOptional)->privileged);
 }
 
-TEST_F(CallAuthenticatorTest, RootOfAnotherNamespaceIsAnOrdinaryUser) {
+TEST_F(CallAuthenticatorTest, GivesRootOfAnotherNamespaceNoPrivilege) {
   for (const char* connection : {"fd:10", "fd:13"}) {
     const auto caller = authenticator_.Find(connection, std::nullopt, TokenRule::kOptional);
     ASSERT_TRUE(caller.ok()) << caller.status();
@@ -82,7 +82,7 @@ TEST_F(CallAuthenticatorTest, RootOfAnotherNamespaceIsAnOrdinaryUser) {
   }
 }
 
-TEST_F(CallAuthenticatorTest, UserOfAnotherNamespaceNamesNoPath) {
+TEST_F(CallAuthenticatorTest, ForbidsPathsToUsersOfAnotherNamespace) {
   const auto caller = authenticator_.Find("fd:11", alice_.token, TokenRule::kRequired);
   ASSERT_TRUE(caller.ok()) << caller.status();
   EXPECT_FALSE(caller->may_name_paths);
@@ -91,7 +91,7 @@ TEST_F(CallAuthenticatorTest, UserOfAnotherNamespaceNamesNoPath) {
   EXPECT_EQ(authenticator_.Find("fd:5", alice_.token, TokenRule::kRequired)->tenant, 0);
 }
 
-TEST_F(CallAuthenticatorTest, RootOfUnknownNamespacesIsNotPrivileged) {
+TEST_F(CallAuthenticatorTest, GivesRootOfUnknownNamespacesNoPrivilege) {
   const auto caller = authenticator_.Find("fd:12", std::nullopt, TokenRule::kOptional);
   ASSERT_TRUE(caller.ok()) << caller.status();
   EXPECT_FALSE(caller->privileged);
@@ -99,7 +99,7 @@ TEST_F(CallAuthenticatorTest, RootOfUnknownNamespacesIsNotPrivileged) {
   EXPECT_EQ(caller->tenant, 0);
 }
 
-TEST_F(CallAuthenticatorTest, AllNamespacesAreTrustedWhereConfigured) {
+TEST_F(CallAuthenticatorTest, TrustsAllNamespacesWhenConfigured) {
   const CallAuthenticator trusting(&peers_, &sessions_, kDaemon, kOverflow, true);
   for (const char* connection : {"fd:10", "fd:12", "fd:13"}) {
     const auto caller = trusting.Find(connection, std::nullopt, TokenRule::kOptional);
@@ -109,22 +109,22 @@ TEST_F(CallAuthenticatorTest, AllNamespacesAreTrustedWhereConfigured) {
   }
 }
 
-TEST_F(CallAuthenticatorTest, TheOverflowUidIsNobody) {
+TEST_F(CallAuthenticatorTest, RefusesTheOverflowUid) {
   EXPECT_EQ(ReasonOf(authenticator_.Find("fd:9", std::nullopt, TokenRule::kOptional).status()), "WRONG_UID");
   const CallAuthenticator as_nobody(&peers_, &sessions_, kOverflow, kOverflow);
   EXPECT_TRUE(as_nobody.Find("fd:9", std::nullopt, TokenRule::kOptional).ok());
 }
 
-TEST_F(CallAuthenticatorTest, AConnectionThatWeDidNotAcceptIsRefused) {
+TEST_F(CallAuthenticatorTest, RefusesAnUnknownConnection) {
   EXPECT_EQ(ReasonOf(authenticator_.Find("unix:", std::nullopt, TokenRule::kOptional).status()), "WRONG_UID");
 }
 
-TEST_F(CallAuthenticatorTest, ANumberUsedAgainIsTheNewConnection) {
+TEST_F(CallAuthenticatorTest, ReusedNumberNamesTheNewConnection) {
   peers_.Add(7, PeerOf(kBob));
   EXPECT_EQ(authenticator_.Find("fd:7", std::nullopt, TokenRule::kOptional)->uid, kBob);
 }
 
-TEST(PeerOfSocket, IsTheProcessAtTheOtherEnd) {
+TEST(PeerOfSocket, FindsTheProcessAtTheOtherEnd) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
   const UniqueFd mine(ends[0]), other(ends[1]);

@@ -108,14 +108,14 @@ TEST_F(PeerNamespacesTest, HiddenProcessIsUnknown) {
   EXPECT_NE(found.why.find("hidepid"), std::string::npos) << found.why;
 }
 
-TEST_F(PeerNamespacesTest, ProcOfAnotherPidNamespaceTellsNothing) {
+TEST_F(PeerNamespacesTest, ProcOfAnotherPidNamespaceIsUnknown) {
   Fill(pid_, kOfDaemon, kWholeMap);
   std::filesystem::remove(proc_.path() + "/self");
   std::filesystem::create_symlink("1", proc_.path() + "/self");
   EXPECT_EQ(Look().origin, PeerOrigin::kUnknown);
 }
 
-TEST_F(PeerNamespacesTest, ReadsNoMoreThanItsShareOfManyMounts) {
+TEST_F(PeerNamespacesTest, ReadsAtMostOneMebibyteOfMounts) {
   std::string many;
   for (int i = 0; i < 60000; ++i) absl::StrAppend(&many, i + 100, " 43 0:51 / /m", i, " rw - tmpfs t rw\n");
   Fill(pid_, many + kOfDaemon, kWholeMap);  // The line is beyond the 1 MiB that is read.

@@ -22,7 +22,7 @@ SessionRequest Request(uid_t uid, bool keeper = false) {
   return request;
 }
 
-TEST(SessionRegistryTest, ATokenNamesItsSessionAndNoOther) {
+TEST(SessionRegistryTest, TokenNamesItsSessionAndNoOther) {
   SessionRegistry registry(10);
   auto one = registry.Open(Request(1000));
   auto two = registry.Open(Request(1000));
@@ -41,7 +41,7 @@ TEST(SessionRegistryTest, ATokenNamesItsSessionAndNoOther) {
   EXPECT_EQ(user->groups, (std::vector<gid_t>{7, 8}));
 }
 
-TEST(SessionRegistryTest, AnotherUserCannotUseAToken) {
+TEST(SessionRegistryTest, RefusesATokenFromAnotherUser) {
   SessionRegistry registry(10);
   auto opened = registry.Open(Request(1000));
   ASSERT_TRUE(opened.ok());
@@ -52,7 +52,7 @@ TEST(SessionRegistryTest, AnotherUserCannotUseAToken) {
   }
 }
 
-TEST(SessionRegistryTest, ATokenEndsWithItsSession) {
+TEST(SessionRegistryTest, TokenEndsWithItsSession) {
   SessionRegistry registry(10);
   auto opened = registry.Open(Request(1000));
   ASSERT_TRUE(opened.ok());
@@ -66,7 +66,7 @@ TEST(SessionRegistryTest, ATokenEndsWithItsSession) {
   EXPECT_EQ(ReasonOf(registry.UserOf(opened->info.id).status()), "UNKNOWN_TOKEN");
 }
 
-TEST(SessionRegistryTest, RefusesMoreSessionsThanItMayHaveUntilOneEnds) {
+TEST(SessionRegistryTest, RefusesSessionsAboveTheLimitUntilOneEnds) {
   SessionRegistry registry(2);
   auto one = registry.Open(Request(1));
   auto two = registry.Open(Request(2));
@@ -97,7 +97,7 @@ TEST(SessionRegistryTest, CountsKeepers) {
   EXPECT_EQ(registry.keepers(), 0);
 }
 
-TEST(SessionRegistryTest, AKeeperEitherHoldsTheDaemonOpenOrIsToldThatItEnds) {
+TEST(SessionRegistryTest, KeeperKeepsTheDaemonRunningOrIsRefused) {
   SessionRegistry registry(10);
   auto keeper = registry.Open(Request(1, true));
   ASSERT_TRUE(keeper.ok());
@@ -111,7 +111,7 @@ TEST(SessionRegistryTest, AKeeperEitherHoldsTheDaemonOpenOrIsToldThatItEnds) {
   EXPECT_TRUE(ending.Open(Request(1)).ok());  // A session that only waits for sealed saves.
 }
 
-TEST(SessionRegistryTest, ManyThreadsOpenAndCloseAtOnce) {
+TEST(SessionRegistryTest, ManyThreadsOpenAndCloseConcurrently) {
   SessionRegistry registry(1000);
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -131,7 +131,7 @@ TEST(SessionRegistryTest, ManyThreadsOpenAndCloseAtOnce) {
   EXPECT_EQ(registry.keepers(), 0);
 }
 
-TEST(SessionRegistryLimits, OneUserLeavesRoomForOthers) {
+TEST(SessionRegistryLimits, LimitsSessionsOfEachUser) {
   SessionRegistry registry(10, /*max_sessions_per_uid=*/2);
   SessionRequest mine, other;
   mine.user.uid = 1000;

@@ -47,7 +47,7 @@ std::vector<NamedDescriptor> TakeManagerDescriptors() {
   if (!ours || !some) return descriptors;
   for (int i = 0; i < count; ++i) {
     const int fd = kFirstDescriptor + i;
-    if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) continue;  // It is not there.
+    if (::fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) continue;  // No such descriptor.
     descriptors.push_back(
         {names.size() == static_cast<size_t>(count) ? names[static_cast<size_t>(i)] : "", UniqueFd(fd)});
   }
@@ -61,10 +61,10 @@ absl::Status ManagerStore::Put(const std::string& name, int fd) {
   MutexLock lock(mutex_);
   if (static_cast<int>(held_.size()) >= most_) {
     return MakeError(absl::StatusCode::kResourceExhausted, "STORE_FULL",
-                     absl::StrCat("the service manager keeps ", most_,
-                                  " descriptors and has as many; raise FileDescriptorStoreMax"));
+                     absl::StrCat("the service manager keeps at most ", most_,
+                                  " descriptors and has that many; raise FileDescriptorStoreMax"));
   }
-  // Not polled: there are no events on memory.
+  // FDPOLL=0, because a memfd has no events to poll for.
   CKPTD_RETURN_IF_ERROR(notifier_->SendWith(absl::StrCat("FDSTORE=1\nFDNAME=", name, "\nFDPOLL=0"), fd));
   held_.insert(name);
   return AwaitBarrier();
@@ -76,7 +76,7 @@ absl::Status ManagerStore::Remove(const std::string& name) {
   return notifier_->SendWith(absl::StrCat("FDSTOREREMOVE=1\nFDNAME=", name), -1);
 }
 
-// Until the manager has closed its end of a pipe: it has worked off all that was sent before.
+// Waits until the manager closes its end of a pipe, which it does after it has handled all earlier messages.
 absl::Status ManagerStore::AwaitBarrier() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return ErrnoError(errno, "pipe for BARRIER=1");
@@ -93,8 +93,10 @@ absl::Status ManagerStore::AwaitBarrier() {
     if (ready > 0) return absl::OkStatus();
     if (ready < 0 && errno != EINTR) return ErrnoError(errno, "poll for BARRIER=1");
     if (ready == 0 && left == Duration::zero()) {
-      return MakeError(absl::StatusCode::kDeadlineExceeded, "MANAGER_SLOW",
-                       "the service manager has not answered in time");
+      return MakeError(
+          absl::StatusCode::kDeadlineExceeded, "MANAGER_SLOW",
+          absl::StrCat("the service manager has not answered within ",
+                       std::chrono::duration_cast<std::chrono::seconds>(timeout_).count(), " s"));
     }
   }
 }

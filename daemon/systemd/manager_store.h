@@ -1,5 +1,5 @@
-// The service manager as a store of descriptors: sd_notify(3)'s FDSTORE, FDSTOREREMOVE and BARRIER on the way
-// there, sd_listen_fds(3)'s $LISTEN_FDS on the way back.
+// The service manager as a descriptor store: sends with FDSTORE, FDSTOREREMOVE and BARRIER of sd_notify(3),
+// and takes back with $LISTEN_FDS of sd_listen_fds(3).
 #ifndef CKPTD_DAEMON_SYSTEMD_MANAGER_STORE_H_
 #define CKPTD_DAEMON_SYSTEMD_MANAGER_STORE_H_
 
@@ -15,21 +15,22 @@
 
 namespace ckptd {
 
-// How many descriptors the manager keeps for us: $FDSTORE, which systemd sets from version 254 on, and for
-// older ones the unit does. 0: none.
+// Returns how many descriptors the manager keeps: $FDSTORE, which systemd sets from version 254 on and the
+// unit file sets for older ones. 0: none.
 int ManagerStoreSize();
 
-// What the manager has kept from an earlier life of this service, all of it close-on-exec. The variables are
-// taken out of the environment.
+// Takes the descriptors that the manager kept from an earlier daemon, and makes them close-on-exec. Removes
+// the variables from the environment, so that no child process takes them, too.
 std::vector<NamedDescriptor> TakeManagerDescriptors();
 
 class ManagerStore final : public DescriptorStore {
  public:
-  // `most`: ManagerStoreSize(). `held`: names that it has already. `timeout`: for its answer to one Put.
+  // `most`: ManagerStoreSize(). `held`: names that the manager holds already. `timeout`: how long a Put waits
+  // for the manager's answer.
   ManagerStore(Notifier* notifier, int most, std::set<std::string> held, Duration timeout);
 
-  // RESOURCE_EXHAUSTED when it is full: a manager says nothing of what it does not take. DEADLINE_EXCEEDED
-  // when it does not answer.
+  // RESOURCE_EXHAUSTED, reason STORE_FULL, when the store is full: the manager would drop the descriptor
+  // silently. DEADLINE_EXCEEDED, reason MANAGER_SLOW, when the manager does not answer.
   absl::Status Put(const std::string& name, int fd) override;
   absl::Status Remove(const std::string& name) override;
 

@@ -1,5 +1,5 @@
-// What goes to the service manager and what comes back, as sd_notify(3) and sd_listen_fds(3) have it. With a
-// manager that works: tests/e2e/test_succession.py.
+// What the store sends to the service manager and takes back, as in sd_notify(3) and sd_listen_fds(3).
+// tests/e2e/test_succession.py uses a working manager.
 #include "daemon/systemd/manager_store.h"
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// A manager that answers barriers at once, or keeps them.
+// A manager that answers barriers at once, or never.
 class Manager : public Notifier {
  public:
   absl::Status Send(const std::string& state) override { return SendWith(state, -1); }
@@ -47,21 +47,21 @@ TEST(ManagerStoreTest, PutsADescriptorAndWaitsUntilTheManagerHasIt) {
   EXPECT_THAT(manager.heard, ElementsAre("FDSTORE=1\nFDNAME=ckptd-segment-1\nFDPOLL=0", "BARRIER=1"));
 }
 
-TEST(ManagerStoreTest, AManagerThatDoesNotAnswerIsNotBelievedToHaveIt) {
+TEST(ManagerStoreTest, PutFailsWhenTheManagerDoesNotAnswer) {
   Manager manager;
   manager.hangs = true;
   ManagerStore store(&manager, 10, {}, kShort);
   EXPECT_EQ(ReasonOf(store.Put("ckptd-segment-1", 0)), "MANAGER_SLOW");
 }
 
-TEST(ManagerStoreTest, WhatCannotBeSentIsSaid) {
+TEST(ManagerStoreTest, PutFailsWhenNothingCanBeSent) {
   Manager manager;
   manager.answer = absl::UnavailableError("gone");
   ManagerStore store(&manager, 10, {}, kShort);
   EXPECT_EQ(store.Put("ckptd-segment-1", 0).code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(ManagerStoreTest, AFullStoreIsNotAskedForAManagerWouldNotSay) {
+TEST(ManagerStoreTest, PutFailsWithoutAskingWhenTheStoreIsFull) {
   Manager manager;
   ManagerStore store(&manager, 2, {"of the last life"}, kShort);
   EXPECT_TRUE(store.Put("ckptd-segment-1", 0).ok());
@@ -72,14 +72,14 @@ TEST(ManagerStoreTest, AFullStoreIsNotAskedForAManagerWouldNotSay) {
   EXPECT_EQ(manager.heard[2], "FDSTOREREMOVE=1\nFDNAME=of the last life");
 }
 
-TEST(ManagerStoreTest, WhatItHasNotIsNotTakenOut) {
+TEST(ManagerStoreTest, RemovesOnlyWhatTheManagerHolds) {
   Manager manager;
   ManagerStore store(&manager, 2, {}, kShort);
   EXPECT_TRUE(store.Remove("ckptd-segment-1").ok());
   EXPECT_TRUE(manager.heard.empty());
 }
 
-TEST(ManagerStoreTest, TheSizeOfTheStoreIsInTheEnvironment) {
+TEST(ManagerStoreTest, ReadsTheSizeOfTheStoreFromTheEnvironment) {
   EXPECT_EQ(ManagerStoreSize(), 0);
   for (const auto& [text, size] :
        {std::pair<const char*, int>{"512", 512}, {"0", 0}, {"-3", 0}, {"many", 0}, {"", 0}}) {
@@ -89,8 +89,8 @@ TEST(ManagerStoreTest, TheSizeOfTheStoreIsInTheEnvironment) {
   }
 }
 
-// What a program started with these variables finds; in a process of its own, with `count` descriptors from 3
-// on.
+// Returns what a process that starts with these variables and `count` descriptors from 3 on finds. Runs in a
+// child process.
 std::string Found(const std::string& pid, const std::string& fds, const std::string& names, int count) {
   int ends[2];
   EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -98,7 +98,7 @@ std::string Found(const std::string& pid, const std::string& fds, const std::str
   if (child == 0) {
     const int out = ::fcntl(ends[1], F_DUPFD, 900);
     for (int fd = 3; fd < 800; ++fd) ::close(fd);
-    for (int i = 0; i < count; ++i) (void)::memfd_create("kept", 0);  // The lowest number that is free.
+    for (int i = 0; i < count; ++i) (void)::memfd_create("kept", 0);  // Gets the lowest free number.
     ::setenv("LISTEN_PID", pid == "own" ? std::to_string(::getpid()).c_str() : pid.c_str(), 1);
     ::setenv("LISTEN_FDS", fds.c_str(), 1);
     ::setenv("LISTEN_FDNAMES", names.c_str(), 1);
@@ -124,23 +124,23 @@ std::string Found(const std::string& pid, const std::string& fds, const std::str
   return found;
 }
 
-TEST(ManagerStoreTest, TakesWhatIsMeantForThisProcess) {
+TEST(ManagerStoreTest, TakesDescriptorsMeantForThisProcess) {
   EXPECT_EQ(Found("own", "2", "ckptd-journal:ckptd-segment-7", 2), "3=ckptd-journal;4=ckptd-segment-7;");
 }
 
-TEST(ManagerStoreTest, TakesNothingThatIsMeantForAnother) { EXPECT_EQ(Found("1", "2", "a:b", 2), ""); }
+TEST(ManagerStoreTest, LeavesDescriptorsMeantForAnotherProcess) { EXPECT_EQ(Found("1", "2", "a:b", 2), ""); }
 
-TEST(ManagerStoreTest, DoesNotBelieveNumbersThatAreNone) {
+TEST(ManagerStoreTest, IgnoresInvalidNumbers) {
   for (const char* count : {"", "0", "-1", "2x", "99999999999999999999"}) {
     EXPECT_EQ(Found("own", count, "a:b", 2), "") << count;
   }
 }
 
-TEST(ManagerStoreTest, DescriptorsThatAreNotThereAreLeftOut) {
-  EXPECT_EQ(Found("own", "4", "a:b:c:d", 2), "3=a;4=b;");
-}
+TEST(ManagerStoreTest, SkipsMissingDescriptors) { EXPECT_EQ(Found("own", "4", "a:b:c:d", 2), "3=a;4=b;"); }
 
-TEST(ManagerStoreTest, WithoutANameForEachNoneHasOne) { EXPECT_EQ(Found("own", "2", "a", 2), "3=;4=;"); }
+TEST(ManagerStoreTest, DropsNamesUnlessEachDescriptorHasOne) {
+  EXPECT_EQ(Found("own", "2", "a", 2), "3=;4=;");
+}
 
 }  // namespace
 }  // namespace ckptd

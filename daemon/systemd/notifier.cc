@@ -96,7 +96,8 @@ absl::StatusOr<std::unique_ptr<Notifier>> MakeNotifier() {
   address.sun_family = AF_UNIX;
   if ((name[0] != '/' && name[0] != '@') || name.size() < 2 || name.size() >= sizeof(address.sun_path)) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat("$NOTIFY_SOCKET is \"", name, "\": neither a path nor @name of at most ",
+                     absl::StrCat("$NOTIFY_SOCKET is \"", name,
+                                  "\", which is neither an absolute path nor @name of at most ",
                                   sizeof(address.sun_path) - 1, " bytes"));
   }
   std::copy(name.begin(), name.end(), address.sun_path);
@@ -107,7 +108,7 @@ absl::StatusOr<std::unique_ptr<Notifier>> MakeNotifier() {
   if (::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout)) != 0) {
     return ErrnoError(errno, "SO_SNDTIMEO for $NOTIFY_SOCKET");
   }
-  // An abstract name is exactly as long as it is said to be; a path is the same with or without its NUL.
+  // The length ends an abstract name. A path may be given with or without its NUL.
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.size());
   return std::make_unique<DatagramNotifier>(std::move(socket), address, length);
 }

@@ -1,5 +1,5 @@
-// Seam: the service manager. Real: one datagram to $NOTIFY_SOCKET, as sd_notify(3) describes it (libsystemd
-// has no static library). Fake: any subclass.
+// Seam: sends notifications to the service manager. Real: datagrams to $NOTIFY_SOCKET as in sd_notify(3),
+// written here because libsystemd has no static library. Fakes: subclasses in tests.
 #ifndef CKPTD_DAEMON_SYSTEMD_NOTIFIER_H_
 #define CKPTD_DAEMON_SYSTEMD_NOTIFIER_H_
 
@@ -16,20 +16,21 @@ namespace ckptd {
 class Notifier {
  public:
   virtual ~Notifier() = default;
-  // `state` is "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=..." or several of them, a line each.
+  // Sends `state`: "READY=1", "STOPPING=1", "WATCHDOG=1", "STATUS=..." or several of them, one per line. Does
+  // not wait; an error means that the message is lost.
   virtual absl::Status Send(const std::string& state) = 0;
-  // What must not be lost: waits up to a second for room in the manager's queue. `fd` goes along; -1: none.
-  // UNAVAILABLE when there is no manager. Thread-safe.
+  // Sends a message that must not be lost: waits up to a second for room in the manager's queue. `fd` goes
+  // with it; -1: none. UNAVAILABLE when there is no manager. Thread-safe.
   virtual absl::Status SendWith(const std::string& state, int fd) = 0;
 };
 
-// To the socket that $NOTIFY_SOCKET names: a path, or "@name" for an abstract one. Without it Send does
-// nothing. The variable is taken out of the environment, so that no child process speaks for us.
-// INVALID_ARGUMENT, reason INVALID_ARGUMENT, for an address that cannot be one.
+// Makes a notifier for the socket that $NOTIFY_SOCKET names: a path, or "@name" for an abstract one. Without
+// the variable, Send is a no-op. Removes the variable from the environment, so that no child process notifies
+// for us. INVALID_ARGUMENT, reason INVALID_ARGUMENT, if the value is no socket address.
 absl::StatusOr<std::unique_ptr<Notifier>> MakeNotifier();
 
-// How often the watchdog wants to be fed at least ($WATCHDOG_USEC, when $WATCHDOG_PID is this process or
-// unset); nullopt: there is none. Twice as often is advised.
+// Returns the watchdog's interval ($WATCHDOG_USEC, if $WATCHDOG_PID is this process or unset); nullopt: there
+// is no watchdog. Notify it at least twice as often.
 std::optional<Duration> WatchdogInterval();
 
 }  // namespace ckptd

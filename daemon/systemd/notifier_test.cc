@@ -17,7 +17,7 @@
 namespace ckptd {
 namespace {
 
-// What a service manager has: a bound datagram socket.
+// Stands for a service manager: a bound datagram socket.
 class Manager {
  public:
   explicit Manager(const std::string& name) : socket_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
@@ -73,7 +73,7 @@ TEST_F(NotifierTest, SendsToAnAbstractSocket) {
   EXPECT_EQ(manager.Receive(), "STOPPING=1");
 }
 
-TEST_F(NotifierTest, ADescriptorGoesAlong) {
+TEST_F(NotifierTest, SendsADescriptorAlong) {
   const std::string name = "@ckptd-notifier-test-" + std::to_string(::getpid());
   Manager manager(name);
   ::setenv("NOTIFY_SOCKET", name.c_str(), 1);
@@ -87,32 +87,32 @@ TEST_F(NotifierTest, ADescriptorGoesAlong) {
   write.reset();
   pollfd waiting = {read.get(), 0, 0};
   EXPECT_EQ(::poll(&waiting, 1, 0), 0) << "the one on its way is open";
-  EXPECT_EQ(manager.Receive(), "BARRIER=1");  // It takes no descriptors, so that it is closed.
+  EXPECT_EQ(manager.Receive(), "BARRIER=1");  // Receive closes the descriptor that came along.
   EXPECT_EQ(::poll(&waiting, 1, 0), 1);
 
   ASSERT_TRUE(notifier->SendWith("FDSTOREREMOVE=1\nFDNAME=x", -1).ok());
   EXPECT_EQ(manager.Receive(), "FDSTOREREMOVE=1\nFDNAME=x");
 }
 
-TEST_F(NotifierTest, IsSilentWithoutAManager) {
+TEST_F(NotifierTest, DoesNothingWithoutAManager) {
   ::unsetenv("NOTIFY_SOCKET");
   EXPECT_TRUE(MakeNotifier().value()->Send("READY=1").ok());
   EXPECT_FALSE(MakeNotifier().value()->SendWith("FDSTORE=1", 0).ok());
 }
 
-TEST_F(NotifierTest, SaysThatTheManagerIsGone) {
+TEST_F(NotifierTest, ReportsThatTheManagerIsGone) {
   ::setenv("NOTIFY_SOCKET", "/nonexistent/notify", 1);
   EXPECT_EQ(ErrnoOf(MakeNotifier().value()->Send("READY=1")), ENOENT);
 }
 
-TEST_F(NotifierTest, RefusesAnAddressThatCannotBeOne) {
+TEST_F(NotifierTest, RefusesAnInvalidAddress) {
   for (const std::string& bad : {std::string("notify"), std::string("@"), "/" + std::string(200, 'x')}) {
     ::setenv("NOTIFY_SOCKET", bad.c_str(), 1);
     EXPECT_EQ(MakeNotifier().status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
 }
 
-TEST_F(NotifierTest, TheWatchdogIsOursOnlyWhenItNamesUs) {
+TEST_F(NotifierTest, UsesTheWatchdogOnlyWhenItNamesThisProcess) {
   EXPECT_EQ(WatchdogInterval(), std::nullopt);
   ::setenv("WATCHDOG_USEC", "3000000", 1);
   EXPECT_EQ(WatchdogInterval(), std::chrono::seconds(3));

@@ -275,7 +275,7 @@ def test_private_daemon_outlives_killed_users(daemon: Any, session: Callable[...
         daemon.process.wait(4)  # Longer than the idle timeout: the daemon has a user.
     keeper.close()
     assert daemon.wait() == 0
-    assert "nobody needs this private daemon any more" in daemon.log()
+    assert "this private daemon had no session for idle_timeout" in daemon.log()
 
 
 def test_private_daemon_publishes_sealed_save_before_exit(
