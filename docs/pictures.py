@@ -49,7 +49,7 @@ SAVE = [
             "The ledger gives the sequence. The engine reserves memory and disk space for all ranks at "
             "once, or lets the save wait, or refuses it."
         ),
-        ("daemon/engine/admission_queue.cc", "storage/ledger/local_ledger.cc", "daemon/memory/segment_pool.cc"),
+        ("daemon/engine/admission_queue.cc", "storage/ledger/local_ledger.cc", "daemon/memory/segment_claims.cc"),
     ),
     Step(
         ENGINE,
@@ -76,7 +76,7 @@ SAVE = [
             "The client fetches and maps segments that it has not mapped yet. From the second save on there "
             "are none."
         ),
-        ("daemon/handoff/handoff_server.cc", "client/python/ckptd/_session/segments.py", "client/cpp/mapping.cc"),
+        ("daemon/handoff/handoff_requests.cc", "client/python/ckptd/_session/segments.py", "client/cpp/mapping.cc"),
     ),
     Step(
         TRAINER,
@@ -225,7 +225,7 @@ RESTORE = [
         FRONT,
         "fetch descriptors",
         "The client copies out of the segments, or maps them for good.",
-        ("daemon/handoff/handoff_server.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/resident_files.cc"),
+        ("daemon/handoff/handoff_requests.cc", "client/python/ckptd/_reading/resident_files.py", "client/cpp/resident_files.cc"),
     ),
     Step(
         TRAINER,
