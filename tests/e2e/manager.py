@@ -54,9 +54,9 @@ class ServiceManager:
         most=100,
         config="",
         pool_bytes=128 << 20,
-        # One small write at a time, so that even a fast disk has work left when
+        # One small write at a time, so that even a fast disk has work left when the daemon is killed.
         io="chunk_bytes: 65536 depth: 1",
-        metrics="port: -1",  # the daemon is killed.
+        metrics="port: -1",
         capabilities=None,
     ):
         """capabilities: numbers of those that the service may have; None: all that this process has."""

@@ -182,8 +182,10 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   std::vector<std::string> leases_;
   std::map<std::string, Located> located_;  // By lease.
   std::vector<Mapped> mapped_for_good_;
-  std::set<std::string> resuming_leases_;  // Not read from memory any more after the rank has
-  std::set<std::string> read_leases_;      // reported that it has read them: then they are here.
+  // Leases of a resume. After the rank has reported that it has read one, the lease is in read_leases_, and
+  // the rank does not read its memory any more.
+  std::set<std::string> resuming_leases_;
+  std::set<std::string> read_leases_;
   int opening_ = 0;
 };
 
