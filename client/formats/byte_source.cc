@@ -23,8 +23,7 @@ absl::StatusOr<DescriptorSource> DescriptorSource::Of(int fd, std::string name) 
   struct stat found;
   if (::fstat(fd, &found) != 0) return ErrnoError(errno, name);
   if (!S_ISREG(found.st_mode)) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat(name, " is not a regular file"));
+    return InvalidArgument(absl::StrCat(name, " is not a regular file"));
   }
   return DescriptorSource(fd, std::move(name), found.st_size);
 }

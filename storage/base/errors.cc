@@ -26,7 +26,7 @@ absl::Status MakeError(absl::StatusCode code, std::string_view reason, std::stri
                        const ErrorDetails& details) {
   absl::Status status(code, absl::string_view(message.data(), message.size()));
   std::string payload(reason);
-  for (const auto& detail : details) absl::StrAppend(&payload, "\n", detail.first, "=", detail.second);
+  for (const auto& [key, value] : details) absl::StrAppend(&payload, "\n", key, "=", value);
   status.SetPayload(kPayload, absl::Cord(payload));
   return status;
 }

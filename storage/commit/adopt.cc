@@ -41,11 +41,11 @@ Published Failed(absl::Status status) { return {{PublishOutcome::kFailed, std::m
 
 Published Indeterminate(const ManifestSummary& summary, const absl::Status& cause) {
   return {{PublishOutcome::kIndeterminate,
-           MakeError(
-               absl::StatusCode::kUnknown, "INDETERMINATE",
-               absl::StrCat("whether ", summary.tag(), " is adopted is not known until the root is scanned: ",
-                            std::string(cause.message())),
-               {{"tag", summary.tag()}, {"sequence", absl::StrCat(summary.sequence())}})},
+           MakeError(absl::StatusCode::kUnknown, "INDETERMINATE",
+                     absl::StrCat("whether ", summary.tag(),
+                                  " was adopted is not known until the root is scanned again: ",
+                                  std::string(cause.message())),
+                     {{"tag", summary.tag()}, {"sequence", absl::StrCat(summary.sequence())}})},
           {}};
 }
 
@@ -95,9 +95,9 @@ absl::Status MoveIn(const PublishContext& context, const std::string& name, cons
 }  // namespace
 
 absl::Status SyncAdopted(const Layout& layout, const RootScan& scan) {
-  for (const auto& entry : scan.checkpoints) {
-    if (entry.second.adopted_from().empty()) continue;
-    const std::string& tag = entry.second.tag();
+  for (const auto& [sequence, summary] : scan.checkpoints) {
+    if (summary.adopted_from().empty()) continue;
+    const std::string& tag = summary.tag();
     CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir,
                            OpenScoped(*layout.fs, layout.root, tag, OpenMode::kDirectory));
     CKPTD_RETURN_IF_ERROR(

@@ -48,7 +48,7 @@ absl::StatusOr<OpenManifest> OpenManifestFile(FileSystem& fs, Handle dir, const 
   CKPTD_ASSIGN_OR_RETURN(manifest.size, ManifestSize(manifest.head));
   CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(manifest.file.get(), ""));
   if (stat.size != manifest.size) {
-    return CorruptManifest(absl::StrCat("it has ", stat.size, " bytes, and its head says ", manifest.size));
+    return CorruptManifest(absl::StrCat("it has ", stat.size, " bytes, but its head says ", manifest.size));
   }
   return manifest;
 }
@@ -97,7 +97,7 @@ absl::Status CheckFiles(FileSystem& fs, Handle dir,
     if (!stat.ok()) return stat.status();
     if (stat->type != FileType::kRegular) return wrong("is not a regular file", "no file");
     if (stat->size != file.size_bytes()) {
-      return wrong(absl::StrCat("has ", stat->size, " bytes, and its record says ", file.size_bytes()),
+      return wrong(absl::StrCat("has ", stat->size, " bytes, but its record says ", file.size_bytes()),
                    absl::StrCat(stat->size, " bytes"));
     }
   }

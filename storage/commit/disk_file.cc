@@ -86,7 +86,7 @@ absl::Status ReadFromDisk(FileSystem& fs, Handle checkpoint_dir, const storage::
                           .stop = stop};
   const int error = ReadVerifiedChunks(read, ByThreads).error;
   if (error == 0) return absl::OkStatus();
-  if (error == ECANCELED) return absl::CancelledError("nobody waits for it any more");
+  if (error == ECANCELED) return absl::CancelledError("the read was stopped");
   const absl::Status slowly = ReadSlowly(fs, checkpoint_dir, record, chunk_bytes, pieces);
   // A read through the page cache reports every failure as EIO. A direct read tells a medium error apart.
   if (CouldNotFindOut(slowly) && (error == ENODATA || error == EILSEQ)) {

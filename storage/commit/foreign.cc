@@ -21,15 +21,16 @@ constexpr int kCountedNames = 100'000;  // A list does not count more names,
 constexpr int kDeepest = 16;            // nor deeper levels: each one is an open descriptor.
 
 absl::Status Unsuitable(const std::string& tag, const std::string& path, const std::string& why) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "FOREIGN_UNSUITABLE",
-                   absl::StrCat(tag, path.empty() ? "" : "/", path, " ", why, "; ", tag, " is left as it is"),
-                   {{"tag", tag}, {"path", path}});
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "FOREIGN_UNSUITABLE",
+      absl::StrCat(tag, path.empty() ? "" : "/", path, " ", why, "; ckptd leaves ", tag, " unchanged"),
+      {{"tag", tag}, {"path", path}});
 }
 
 absl::Status Changed(const std::string& tag, const std::string& path, const std::string& how) {
   return MakeError(absl::StatusCode::kAborted, "FOREIGN_CHANGED",
                    absl::StrCat(tag, path.empty() ? "" : "/", path, " ", how,
-                                " while it was read: adopt it when nobody writes to it any more"),
+                                " while it was read; adopt it when no program writes to it any more"),
                    {{"tag", tag}, {"path", path}});
 }
 
@@ -160,7 +161,7 @@ absl::StatusOr<ForeignTree> WalkForeign(FileSystem& fs, Handle root, const std::
   if (marker == tree.files.end()) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "FOREIGN_UNFINISHED",
                      absl::StrCat(tag, " has no file called ", kForeignMarker,
-                                  ": it was not finished, or is being removed, or is no checkpoint"),
+                                  ": it is not finished, is being removed, or is not a checkpoint"),
                      {{"tag", tag}});
   }
   tree.tag.done_us = MarkerTime(marker->second);
@@ -177,8 +178,8 @@ absl::Status CheckUnchanged(const ForeignTree& before, const ForeignTree& now) {
     if (found == now.files.end()) return Changed(tag, path, "was removed");
     if (!SameStamp(stat, found->second)) return Changed(tag, path, "was changed");
   }
-  for (const auto& entry : now.files) {
-    if (!before.files.contains(entry.first)) return Changed(tag, entry.first, "was added");
+  for (const auto& [path, stat] : now.files) {
+    if (!before.files.contains(path)) return Changed(tag, path, "was added");
   }
   if (before.directories != now.directories) return Changed(tag, "", "had directories added or removed");
   return absl::OkStatus();
@@ -213,7 +214,7 @@ ForeignReader::ForeignReader(FileSystem* fs, Handle root, std::string tag, uid_t
 }
 
 absl::StatusOr<bool> ForeignReader::Step() {
-  if (progress_->stop.load()) return absl::CancelledError("adopting was called off");
+  if (progress_->stop.load()) return absl::CancelledError("adopting was cancelled");
   if (!dir_) {
     CKPTD_RETURN_IF_ERROR(Begin());
     return true;

@@ -43,15 +43,14 @@ absl::StatusOr<ScopedHandle> TakeLock(FileSystem& fs, Handle node, const std::st
       run.ok() && run->has_value() && !(*run)->path().empty() ? (*run)->path() : "this root";
   return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_LOCKED",
                    absl::StrCat("another daemon holds ", root, " (", node_path,
-                                "/lock is locked): use that daemon, or end it first"));
+                                "/lock is locked); use that daemon, or stop it first"));
 }
 
 }  // namespace
 
 absl::StatusOr<Layout> OpenLayout(FileSystem* fs, Handle root, const std::string& node) {
   if (const absl::Status name = CheckTag(node); !name.ok()) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+    return InvalidArgument(
         absl::StrCat("the node's name must be one that a tag may have: ", std::string(name.message())));
   }
   Layout layout;

@@ -76,9 +76,10 @@ PointerFiles PointerWriter::Update(const std::map<int64_t, CommittedCheckpoint>&
       file = {{decision.content}, true};
       continue;
     }
-    state.warnings.push_back(absl::StrCat(
-        "the pointer ", name, " does not name checkpoint ", committed.at(decision.sequence).summary.tag(),
-        " yet: ", std::string(written.message()), "; it is tried again at the next save and at start"));
+    state.warnings.push_back(absl::StrCat("the pointer ", name, " does not name checkpoint ",
+                                          committed.at(decision.sequence).summary.tag(),
+                                          " yet: ", std::string(written.message()),
+                                          "; ckptd tries again at the next save and at its next start"));
     // The file was not updated, so the checkpoint that it names must stay. If it could not be read, it may
     // name any checkpoint that has a content for it.
     if (file.unread) {

@@ -77,7 +77,7 @@ PublishResult Indeterminate(const absl::Status& cause, const Inflight& inflight)
   return {PublishOutcome::kIndeterminate,
           MakeError(absl::StatusCode::kUnknown, "INDETERMINATE",
                     absl::StrCat("whether ", inflight.tag, " (sequence ", inflight.sequence,
-                                 ") is published is not known until the root is scanned: ",
+                                 ") was published is not known until the root is scanned again: ",
                                  std::string(cause.message())),
                     {{"tag", inflight.tag}, {"sequence", absl::StrCat(inflight.sequence)}})};
 }
@@ -159,7 +159,7 @@ bool IsStillInflight(const Layout& layout, const Inflight& inflight) {
 }
 
 absl::Status AppearedMeanwhile(const std::string& tag) {
-  return TagForeignError(tag, "something that appeared while the checkpoint was being written");
+  return TagForeignError(tag, "something that appeared while the checkpoint was written");
 }
 
 // The result of a failed rename in step 5 or S3.
@@ -280,7 +280,7 @@ absl::Status CheckIsYounger(const Inflight& inflight, const Target& target) {
     return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kAborted, "SUPERSEDED",
-      absl::StrCat(inflight.tag, " holds sequence ", target.summary.sequence(), " already, and this save is ",
+      absl::StrCat(inflight.tag, " holds sequence ", target.summary.sequence(), ", and this save has ",
                    inflight.sequence, ": a younger save of the tag was committed first"),
       {{"tag", inflight.tag}, {"sequence", absl::StrCat(inflight.sequence)}});
 }
@@ -294,7 +294,7 @@ absl::StatusOr<Target> CheckedTarget(const Layout& layout, const Pins& pins, con
   if (target.kind == TargetKind::kCheckpoint && pins.Contains(tag, target.summary.sequence())) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "PINNED",
                      absl::StrCat(tag, " is pinned (sequence ", target.summary.sequence(),
-                                  "), so it is not replaced: unpin it, or save under another tag"),
+                                  ") and cannot be replaced; unpin it, or save under another tag"),
                      {{"tag", tag}});
   }
   return target;

@@ -34,7 +34,7 @@ absl::Status Unreadable(const RecordFile& file, const absl::Status& cause) {
     // The record may be good. The errno is kept, so that the caller knows to try again.
     return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE",
                      absl::StrCat(file.path, " in the root cannot be read: ", std::string(cause.message()),
-                                  "; look at the disk; it is tried again"),
+                                  "; check the disk; ckptd tries again"),
                      {{"path", file.path}, {"errno", absl::StrCat(ErrnoOf(cause))}});
   }
   return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE",
@@ -159,7 +159,7 @@ absl::Status Damages::Set(FileSystem& fs, Handle ours, const std::string& tag, i
     wanted.erase(sequence);
   }
   DamageRecord record;
-  for (const auto& entry : wanted) *record.add_damages() = entry.second;
+  for (const auto& [number, mark] : wanted) *record.add_damages() = mark;
   CKPTD_RETURN_IF_ERROR(Store(fs, ours, kDamagedName, kDamageRecordFrame, record));
   damages_ = std::move(wanted);
   return absl::OkStatus();

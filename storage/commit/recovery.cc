@@ -195,7 +195,7 @@ absl::StatusOr<std::vector<RecoveredSave>> RecoverInflight(const PublishContext&
       return Annotate(
           save.status(),
           absl::StrCat("recovering ", context.layout.node_path, "/inflight/", name,
-                       " (remove that directory to give the checkpoint up, or make the file system well)"));
+                       " (repair the file system, or remove that directory to give the checkpoint up)"));
     }
     saves.push_back(*std::move(save));
   }

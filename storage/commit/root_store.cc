@@ -121,9 +121,9 @@ class RootStore::Impl {
 
 absl::Status RootStore::Impl::CheckWritable() const {
   if (latched_.ok()) return absl::OkStatus();
-  return MakeError(
-      absl::StatusCode::kFailedPrecondition, "ROOT_READ_ONLY",
-      absl::StrCat("this root takes no changes until it is scanned anew: ", std::string(latched_.message())));
+  return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_READ_ONLY",
+                   absl::StrCat("this root takes no changes until it is scanned again: ",
+                                std::string(latched_.message())));
 }
 
 absl::Status RootStore::Impl::Start() {
@@ -156,7 +156,7 @@ absl::Status RootStore::Impl::Probe() {
   if (gone.ok() && !*gone) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNSUITABLE",
                      absl::StrCat(layout_.node_path, "/", scratch, " holds more than ", kMostScratchNames,
-                                  " files and directories, which ckptd did not make; remove it"),
+                                  " files and directories, which ckptd did not make; remove that directory"),
                      {{"path", absl::StrCat(layout_.node_path, "/", scratch)}});
   }
   CKPTD_RETURN_IF_ERROR(fs_.MakeDir(layout_.node.get(), scratch));
@@ -227,8 +227,7 @@ absl::StatusOr<Inflight> RootStore::Impl::CreateInflight(const std::string& tag,
   CKPTD_RETURN_IF_ERROR(CheckWritable());
   CKPTD_RETURN_IF_ERROR(CheckTag(tag));
   if (sequence < 1) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat("sequence ", sequence));
+    return InvalidArgument(absl::StrCat("sequence ", sequence));
   }
   Inflight inflight{FreshName(tag, sequence), tag, sequence, {}};
   const auto fill = [&]() -> absl::Status {
@@ -258,10 +257,9 @@ absl::Status RootStore::Impl::WritePartRecord(const Inflight& inflight, const Pa
   const ManifestSummary& checkpoint = record.checkpoint();
   if (record.sequence() != inflight.sequence || checkpoint.sequence() != inflight.sequence ||
       checkpoint.tag() != inflight.tag || record.chunk_bytes() != checkpoint.chunk_bytes()) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat("the part record of rank ", record.rank(), " is of ", checkpoint.tag(),
-                                  " sequence ", record.sequence(), ", and ", inflight.tag, " sequence ",
-                                  inflight.sequence, " is in flight"));
+    return InvalidArgument(absl::StrCat("the part record of rank ", record.rank(), " is of ",
+                                        checkpoint.tag(), " sequence ", record.sequence(), ", and ",
+                                        inflight.tag, " sequence ", inflight.sequence, " is in flight"));
   }
   const std::string bytes = EncodePartRecord(record);
   // Never write a record that recovery would reject.

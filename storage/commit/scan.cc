@@ -89,7 +89,7 @@ absl::StatusOr<RootScan> ScanRoot(FileSystem& fs, Handle root) {
       if (!IsOfThatDirectory(found.status())) {
         return Annotate(found.status(),
                         absl::StrCat("reading the manifest of ", entry.name,
-                                     " (make the file system well, or move that directory out of the root "
+                                     " (repair the file system, or move that directory out of the root "
                                      "to go on without it)"));
       }
       CKPTD_ASSIGN_OR_RETURN(const bool elses, IsSomebodyElses(fs, root, entry.name, found.status()));
@@ -135,10 +135,10 @@ absl::StatusOr<Target> InspectTarget(FileSystem& fs, Handle root, const std::str
 }
 
 absl::Status TagForeignError(const std::string& tag, const std::string& what) {
-  return MakeError(
-      absl::StatusCode::kAlreadyExists, "TAG_FOREIGN",
-      absl::StrCat(tag, " is ", what, ": it is left alone; save under another tag, or move it away"),
-      {{"tag", tag}});
+  return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN",
+                   absl::StrCat(tag, " is ", what,
+                                ", which ckptd leaves unchanged; save under another tag, or move it away"),
+                   {{"tag", tag}});
 }
 
 absl::Status CheckPointerTarget(FileSystem& fs, Handle root, const std::string& name) {
@@ -150,7 +150,7 @@ absl::Status CheckPointerTarget(FileSystem& fs, Handle root, const std::string& 
   const char* const what = stat->type == FileType::kDirectory ? "a directory" : "a special file";
   return MakeError(absl::StatusCode::kAlreadyExists, "POINTER_FOREIGN",
                    absl::StrCat("the pointer ", name, " would take the place of ", what,
-                                ": it is left alone; name another pointer, or move it away"),
+                                ", which ckptd leaves unchanged; name another pointer, or move it away"),
                    {{"path", name}});
 }
 

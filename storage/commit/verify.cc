@@ -218,8 +218,8 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, Handle root, const
     if (report.problems.empty() || IsStillAt(fs, root, tag, dir->get())) return report;
   }
   return MakeError(absl::StatusCode::kAborted, "CHECKPOINT_REPLACED",
-                   absl::StrCat(tag, " was saved anew each of the ", kTries,
-                                " times that it was read: ", "verify it when it is not being saved"),
+                   absl::StrCat(tag, " was saved again each of the ", kTries, " times that it was read; ",
+                                "verify it when it is not being saved"),
                    {{"tag", tag}});
 }
 

@@ -39,9 +39,10 @@ uint32_t Crc32cOf(std::string_view bytes) {
 }
 
 absl::Status NewerFormat(std::string_view what, uint32_t version) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "NEWER_FORMAT",
-                   absl::StrCat("this ", std::string(what), " has format version ", version,
-                                ", and this program knows version ", kFormatVersion, ": use a newer ckptd"));
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "NEWER_FORMAT",
+      absl::StrCat("this ", std::string(what), " has format version ", version,
+                   ", but this program knows only version ", kFormatVersion, "; use a newer ckptd"));
 }
 
 std::string EncodeFrame(const FrameKind& kind, std::string_view message) {
@@ -66,7 +67,7 @@ absl::StatusOr<std::string_view> DecodeFrame(const FrameKind& kind, std::string_
   const std::string_view message = bytes.substr(kHeaderBytes);
   const uint32_t length = LoadU32(bytes, kMagicBytes + 4);
   if (length != message.size()) {
-    return damaged(absl::StrCat("it says ", length, " bytes, and ", message.size(), " are there"));
+    return damaged(absl::StrCat("its length field says ", length, " bytes, but ", message.size(), " follow"));
   }
   if (LoadU32(bytes, kMagicBytes + 8) != Crc32cOf(message)) return damaged("its CRC32C is wrong");
   return message;

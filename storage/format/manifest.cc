@@ -74,7 +74,7 @@ std::optional<std::string> FileFault(const FileRecord& file, int32_t chunk_bytes
   const int64_t chunks = file.size_bytes() / chunk_bytes + (file.size_bytes() % chunk_bytes != 0);
   if (file.chunk_crc32c_size() != chunks) {
     return absl::StrCat(file.path(), " has ", file.size_bytes(), " bytes in chunks of ", chunk_bytes, ", so ",
-                        chunks, " checksums, but ", file.chunk_crc32c_size(), " are there");
+                        chunks, " checksums, but its record has ", file.chunk_crc32c_size());
   }
   return std::nullopt;
 }
@@ -154,8 +154,7 @@ absl::Status CheckHead(std::string_view head) {
 
 absl::StatusOr<std::string> EncodeManifest(const Manifest& manifest) {
   const auto invalid = [](const std::string& why) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat("not a manifest: ", why));
+    return InvalidArgument(absl::StrCat("not a manifest: ", why));
   };
   if (std::optional<std::string> fault = SummaryFault(manifest.summary)) return invalid(*fault);
   if (std::optional<std::string> fault = BodyFault(manifest.summary, manifest.body)) return invalid(*fault);
@@ -164,14 +163,14 @@ absl::StatusOr<std::string> EncodeManifest(const Manifest& manifest) {
   if (summary.size() > kMaxSummaryBytes) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "METRICS_TOO_LARGE",
-        absl::StrCat("the summary of ", manifest.summary.tag(), " takes ", summary.size(), " bytes, and ",
-                     kMaxSummaryBytes, " is the most: save fewer metrics (there are ",
+        absl::StrCat("the summary of ", manifest.summary.tag(), " takes ", summary.size(), " bytes; at most ",
+                     kMaxSummaryBytes, " fit: save fewer metrics (there are ",
                      manifest.summary.metrics_size(), "), or with shorter names, or fewer pointers"),
         {{"tag", manifest.summary.tag()}});
   }
   if (body.size() > static_cast<size_t>(kMaxManifestBytes - kManifestHeadBytes)) {
-    return invalid(absl::StrCat("the list of its files takes ", body.size(), " bytes, and ",
-                                kMaxManifestBytes, " is the most"));
+    return invalid(absl::StrCat("the list of its files takes ", body.size(), " bytes; at most ",
+                                kMaxManifestBytes, " fit: save fewer files"));
   }
   std::string bytes(kMagic);
   AppendU32(bytes, kFormatVersion);
@@ -212,7 +211,7 @@ absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes) {
   CKPTD_ASSIGN_OR_RETURN(manifest.summary, DecodeManifestHead(bytes));
   CKPTD_ASSIGN_OR_RETURN(const int64_t size, ManifestSize(bytes));
   if (static_cast<int64_t>(bytes.size()) != size) {
-    return Corrupt(absl::StrCat("it has ", bytes.size(), " bytes, and its head says ", size));
+    return Corrupt(absl::StrCat("it has ", bytes.size(), " bytes, but its head says ", size));
   }
   const std::string_view body = bytes.substr(kManifestHeadBytes);
   if (LoadU32(bytes, kBodyCrcAt) != Crc32cOf(body)) return Corrupt("the CRC32C of its body is wrong");

@@ -119,7 +119,7 @@ absl::Status CheckFilePath(std::string_view path) {
     const size_t slash = rest.find('/');
     const std::string_view component = rest.substr(0, slash);
     if (const char* fault = ComponentFault(component)) return BadPath(path, fault);
-    if (first && component == kOurDirectory) return BadPath(path, "begins with .ckptd, which is ours");
+    if (first && component == kOurDirectory) return BadPath(path, "begins with .ckptd, which is reserved");
     if (slash == std::string_view::npos) return absl::OkStatus();
     rest.remove_prefix(slash + 1);
   }
@@ -127,7 +127,8 @@ absl::Status CheckFilePath(std::string_view path) {
 
 absl::Status CheckPointerName(std::string_view name) {
   if (const absl::Status path = CheckFilePath(name); !path.ok()) {
-    return BadPointer(absl::StrCat("a pointer's name is no file name: ", std::string(path.message())));
+    return BadPointer(
+        absl::StrCat("the name of a pointer is not a file name: ", std::string(path.message())));
   }
   if (name.find('/') == std::string_view::npos) return absl::OkStatus();
   return BadPointer(

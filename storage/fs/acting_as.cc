@@ -88,7 +88,8 @@ void Actor::Scope::Restore() {
   // If the change of groups was refused at the start there is nothing to undo.
   const bool groups = SetGroups(actor_.own_groups_) || !status_.ok();
   if (!uid || !gid || !groups) {
-    std::fprintf(stderr, "ckptd: a thread could not get its own user back after acting as user %u: %s\n",
+    std::fprintf(stderr,
+                 "ckptd: a thread could not restore its own user after acting as user %u: %s; aborting\n",
                  actor_.user_->uid, std::strerror(errno));
     std::abort();
   }

@@ -21,7 +21,7 @@ absl::Status ReadFully(FileSystem& fs, Handle file, int64_t offset, std::span<st
     if (n == 0) {
       return MakeError(
           absl::StatusCode::kDataLoss, "SHORT_FILE",
-          absl::StrCat("the file ends at byte ", offset, "; ", into.size(), " bytes more were expected"));
+          absl::StrCat("the file ends at byte ", offset, ", but ", into.size(), " more bytes were expected"));
     }
     offset += static_cast<int64_t>(n);
     into = into.subspan(n);
@@ -32,7 +32,8 @@ absl::Status ReadFully(FileSystem& fs, Handle file, int64_t offset, std::span<st
 absl::Status WriteFully(FileSystem& fs, Handle file, int64_t offset, std::span<const std::byte> from) {
   while (!from.empty()) {
     CKPTD_ASSIGN_OR_RETURN(const size_t n, fs.WriteAt(file, offset, from));
-    if (n == 0) return ErrnoError(EIO, absl::StrCat("writing at byte ", offset, ": the kernel took nothing"));
+    if (n == 0)
+      return ErrnoError(EIO, absl::StrCat("writing at byte ", offset, ": the kernel wrote nothing"));
     offset += static_cast<int64_t>(n);
     from = from.subspan(n);
   }

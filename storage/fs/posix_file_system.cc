@@ -442,7 +442,7 @@ absl::StatusOr<Handle> OpenRootDirectory(const std::string& absolute_path,
       absolute_path.find('\0') != std::string::npos) {
     return MakeError(
         absl::StatusCode::kInvalidArgument, "INVALID_PATH",
-        absl::StrCat("'", absolute_path.c_str(), "' is not an absolute path; write it from / on"));
+        absl::StrCat("'", absolute_path.c_str(), "' is not an absolute path; it must begin with /"));
   }
   CKPTD_ASSIGN_OR_RETURN(const Actor actor, Actor::Make(user));
   const Actor::Scope acting(actor);

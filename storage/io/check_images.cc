@@ -55,7 +55,7 @@ struct Check {
     if (found != expected) {
       const std::string& path = records[file].path();
       result = MakeError(absl::StatusCode::kDataLoss, "CORRUPT_FILE",
-                         absl::StrFormat("chunk %d of %s has CRC32C %#010x, and was saved with %#010x", chunk,
+                         absl::StrFormat("chunk %d of %s has CRC32C %#010x, but was saved with %#010x", chunk,
                                          path, found, expected),
                          {{"path", path},
                           {"chunk", absl::StrCat(chunk)},
@@ -71,7 +71,7 @@ struct Check {
 void Go(std::shared_ptr<Check> check) {
   absl::Status result;
   if (check->stop()) {
-    result = absl::CancelledError("the daemon ends");
+    result = absl::CancelledError("the check was stopped");
   } else if (check->CheckNext(result)) {
     ChecksumPool* const pool = check->pool;
     return pool->Submit([check = std::move(check)]() mutable { Go(std::move(check)); });

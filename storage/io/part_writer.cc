@@ -45,16 +45,14 @@ absl::Status CheckImage(const FileImage& image) {
     const bool last = i + 1 == image.runs.size();
     const bool aligned = reinterpret_cast<uintptr_t>(run.data()) % kAlignment == 0;
     if (run.empty() || !aligned || (!last && run.size() % kAlignment != 0)) {
-      return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                       absl::StrCat("run ", i, " of ", image.path, " has ", run.size(), " bytes",
-                                    aligned ? "" : " and does not start on a 4096 boundary",
-                                    "; all but the last must be multiples of 4096"));
+      return InvalidArgument(absl::StrCat("run ", i, " of ", image.path, " has ", run.size(), " bytes",
+                                          aligned ? "" : " and does not start on a 4096 boundary",
+                                          "; all but the last must be multiples of 4096"));
     }
     size += static_cast<int64_t>(run.size());
   }
   if (size == image.size) return absl::OkStatus();
-  return MakeError(
-      absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+  return InvalidArgument(
       absl::StrCat("the runs of ", image.path, " have ", size, " bytes together, not ", image.size));
 }
 
@@ -300,7 +298,7 @@ class PartWriter::Impl {
     if (result < 0) return ErrnoError(static_cast<int>(-result), what);
     const bool resumable = result > 0 && result < piece.size && (!file.direct || result % kAlignment == 0);
     if (result == piece.size || resumable) return absl::OkStatus();
-    return ErrnoError(EIO, absl::StrCat(what, ": the kernel reports ", result, " bytes"));
+    return ErrnoError(EIO, absl::StrCat(what, ": the kernel wrote only ", result, " bytes"));
   }
 
   void CutAndSync(FilePtr file) {

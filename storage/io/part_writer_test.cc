@@ -326,7 +326,7 @@ TEST_P(PartWriterTest, FailsOnAResultThatDirectIoCannotHave) {
   const Image image("a", 4 * kChunk);
   const Result result = Write({&image});
   ExpectFailed(result, "IO_ERROR", "a");
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("the kernel reports 1000 bytes"));
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("the kernel wrote only 1000 bytes"));
 }
 
 TEST_P(PartWriterTest, FailsOnAFailedSyncAndNeverRepeatsIt) {

@@ -50,7 +50,7 @@ absl::Status CreateEmpty(FileSystem& fs, Handle scratch, const char* name) {
 absl::Status Unsuitable(const absl::Status& cause, const std::string& what) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNSUITABLE",
                    absl::StrCat("this file system cannot hold checkpoints, because ", what, ": ",
-                                std::string(cause.message()), "; choose another one"));
+                                std::string(cause.message()), "; choose another file system"));
 }
 
 // True if the file system lacks the operation. False if the operation failed.
@@ -75,7 +75,7 @@ absl::StatusOr<int64_t> RunOne(IoQueue& queue, const Buffer& buffer,
     }
     queue.Poll(left);
   }
-  if (**result < 0) return ErrnoError(static_cast<int>(-**result), "input or output");
+  if (**result < 0) return ErrnoError(static_cast<int>(-**result), "reading or writing the probe's file");
   return **result;
 }
 
@@ -103,7 +103,7 @@ absl::Status WriteAndReadBack(FileSystem& fs, Handle scratch, IoQueue& queue, bo
                            queue.Read(file.get(), {read.get(), kProbeBytes}, 0, std::move(done));
                          }));
   if (n != kProbeBytes || std::memcmp(written.get(), read.get(), kProbeBytes) != 0) {
-    return ErrnoError(EIO, "what was written was not what was read back");
+    return ErrnoError(EIO, "the bytes that were read back differ from those written");
   }
   return absl::OkStatus();
 }
@@ -114,7 +114,7 @@ absl::Status ProbeAllocate(FileSystem& fs, Handle scratch, ProbeResult& result) 
   result.fallocate = allocated.ok() || ReasonOf(allocated) == "NO_SPACE";
   if (result.fallocate) return absl::OkStatus();
   if (!IsUnsupported(allocated)) return allocated;
-  result.warnings.push_back("no fallocate: a full disk shows only while a checkpoint is being written");
+  result.warnings.push_back("no fallocate: a full disk is only noticed while a checkpoint is written");
   return absl::OkStatus();
 }
 

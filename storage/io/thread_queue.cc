@@ -152,8 +152,7 @@ class ThreadQueue : public IoQueue {
 
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(int threads) {
   if (threads < 1) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat("an I/O queue needs at least one thread, not ", threads));
+    return InvalidArgument(absl::StrCat("an I/O queue needs at least one thread, not ", threads));
   }
   auto queue = std::make_unique<ThreadQueue>();
   CKPTD_RETURN_IF_ERROR(queue->Start(threads));

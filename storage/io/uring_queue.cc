@@ -213,8 +213,8 @@ absl::Status SetupRefused(int error) {
 
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(int depth) {
   if (depth < 1 || depth > kMaxDepth) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat("the depth of an I/O queue is from 1 to ", kMaxDepth, ", not ", depth));
+    return InvalidArgument(
+        absl::StrCat("the depth of an I/O queue is from 1 to ", kMaxDepth, ", not ", depth));
   }
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC));
   if (!wake) return ErrnoError(errno, "making an eventfd");

@@ -15,7 +15,7 @@ constexpr int kRememberedOutcomes = 64;
 absl::Status Fenced(int64_t attempt, int64_t active) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
                    absl::StrCat("attempt ", attempt, " is over: attempt ", active,
-                                " of this run has begun or resumed since; this process must end"));
+                                " of this run has begun a save or resumed since; this process must end"));
 }
 
 }  // namespace
@@ -95,10 +95,11 @@ absl::StatusOr<int64_t> LocalLedger::JoinNow(const JoinSpec& spec) {
   auto holder = newest_generation->instances().find(spec.rank);
   if (holder == newest_generation->instances().end()) return Bind(*newest_generation, spec);
   if (living_.contains(holder->second)) {
-    return MakeError(absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
-                     absl::StrCat("rank ", spec.rank, " of attempt ", newest_generation->attempt(),
-                                  " is another process that still lives; give each process its own rank"),
-                     {{"ranks", absl::StrCat(spec.rank)}});
+    return MakeError(
+        absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
+        absl::StrCat("rank ", spec.rank, " of attempt ", newest_generation->attempt(),
+                     " belongs to another process that still runs; give each process its own rank"),
+        {{"ranks", absl::StrCat(spec.rank)}});
   }
   // The rank's process has ended. In the newest launch its successor starts a new attempt. In an older launch
   // it may do neither: a new attempt would fence the newer launch, and the old attempt may have gone far
