@@ -149,13 +149,13 @@ def test_contradictory_command_lines_are_refused(tmp_path, refused):
     assert "--dp_size is -2" in refused(2, tag, out, TO_SHARDED, "--dp_size=-2")
     assert "neither" in refused(2, tag, out)
     assert "both" in refused(2, tag, out, TO_FULL, TO_SHARDED, "--dp_size=2")
-    assert "--dp_size is for" in refused(2, tag, out, TO_FULL, "--dp_size=2")
+    assert "--dp_size is only for" in refused(2, tag, out, TO_FULL, "--dp_size=2")
     assert "num_workers" in refused(2, tag, out, TO_FULL, "--num_workers=0")
 
 
 def test_merging_a_merged_state_is_refused(tmp_path, refused):
     tag = write_tag(tmp_path / "tag", grid(1, 1), 1, full=True, rest=False)
-    assert "merged already" in refused(4, tag, tmp_path / "out", TO_FULL)
+    assert "already merged" in refused(4, tag, tmp_path / "out", TO_FULL)
 
 
 def test_output_equal_to_input_is_refused(tmp_path, refused):
