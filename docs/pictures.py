@@ -155,7 +155,7 @@ SAVE = [
             "Every Wait for this save is answered. The segments stay as a resident copy until somebody "
             "needs them."
         ),
-        ("daemon/engine/save_tracker.cc", "daemon/engine/residents.cc"),
+        ("daemon/engine/save_tracker.cc", "daemon/engine/resident_cache.cc"),
     ),
     Step(
         ENGINE,
@@ -175,8 +175,8 @@ RESTORE = [
         (
             "client/python/ckptd/run.py",
             "client/cpp/run.cc",
-            "daemon/engine/runs.cc",
-            "daemon/engine/reads.cc",
+            "daemon/engine/run_joiner.cc",
+            "daemon/engine/resume_barrier.cc",
         ),
     ),
     Step(
@@ -187,7 +187,7 @@ RESTORE = [
             "When the sealed saves of older attempts are published, the ledger decides for the attempt and "
             "writes the decision into the run record. Every rank gets the same answer."
         ),
-        ("daemon/engine/reads.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
+        ("daemon/engine/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
     ),
     Step(
         META,
@@ -208,7 +208,7 @@ RESTORE = [
         TRAINER,
         "checkpoint, lease",
         "The lease keeps retention and re-saves away from the checkpoint until the rank has read it.",
-        ("daemon/engine/reads.cc",),
+        ("daemon/engine/lease_table.cc",),
     ),
     Step(
         TRAINER,
@@ -218,7 +218,7 @@ RESTORE = [
             "Is there a resident copy? The checksum threads compare it with the checksums of the commit "
             "before a reader gets it."
         ),
-        ("daemon/engine/residents.cc", "storage/io/check_images.cc", "daemon/engine/prefetch.cc"),
+        ("daemon/engine/resident_cache.cc", "storage/io/check_images.cc", "daemon/engine/prefetcher.cc"),
     ),
     Step(
         TRAINER,
@@ -247,7 +247,7 @@ RESTORE = [
         ENGINE,
         "FinishResume",
         "The rank says that it has read its part, or that it has found damage, or that it failed.",
-        ("client/python/ckptd/_reading/read_reports.py", "daemon/engine/agreement.cc"),
+        ("client/python/ckptd/_reading/read_reports.py", "daemon/engine/resume_barrier.cc"),
     ),
     Step(
         ENGINE,
@@ -257,14 +257,14 @@ RESTORE = [
             "The agreement barrier: when every rank has finished, the ledger writes that down. On damage "
             "the mark in .ckptd/damaged is durable first, and all ranks go back to step 1."
         ),
-        ("daemon/engine/agreement.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
+        ("daemon/engine/resume_barrier.cc", "storage/ledger/local_ledger.cc", "storage/commit/records.cc"),
     ),
     Step(
         ENGINE,
         TRAINER,
         "OK, on all ranks",
         "Every rank trains on. The lease is released.",
-        ("daemon/engine/agreement.cc", "daemon/engine/reads.cc"),
+        ("daemon/engine/resume_barrier.cc", "daemon/engine/lease_table.cc"),
     ),
 ]
 

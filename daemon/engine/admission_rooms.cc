@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/admission_queue.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 
@@ -18,7 +19,7 @@ bool AdmissionQueue::TryAdmit(Save* save, const MemoryUse& use) {
     return true;
   }
   save->disk_reserved = 0;
-  if (ReasonOf(memory) != "POOL_EXHAUSTED") {
+  if (ReasonOf(memory) != reason::kPoolExhausted) {
     hooks_.fail(save, memory, v1::FAILED);
     return false;
   }
@@ -39,7 +40,7 @@ void AdmissionQueue::Admit(Save* save) {
 }
 
 void AdmissionQueue::Skip(Save* save, const std::string& why) {
-  hooks_.fail(save, MakeError(absl::StatusCode::kAborted, "SKIPPED", why, {{"tag", save->key.tag}}),
+  hooks_.fail(save, MakeError(absl::StatusCode::kAborted, reason::kSkipped, why, {{"tag", save->key.tag}}),
               v1::SKIPPED);
 }
 
@@ -49,7 +50,7 @@ void AdmissionQueue::SupersedeOlder(Save* save) {
     if (sequence >= save->sequence) break;
     if (older->sealed() || older->phase == SavePhase::kFailing) continue;
     hooks_.fail(older.get(),
-                MakeError(absl::StatusCode::kAborted, "SUPERSEDED",
+                MakeError(absl::StatusCode::kAborted, reason::kSuperseded,
                           absl::StrCat("the younger save of ", save->key.tag, " took its place"),
                           {{"tag", older->key.tag}}),
                 v1::SUPERSEDED);
@@ -66,7 +67,7 @@ bool AdmissionQueue::ReserveDisk(Save* save) {
   if (claim == DiskRoom::Claim::kReserved) return true;
   if (claim == DiskRoom::Claim::kNever) {
     hooks_.fail(save,
-                MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE",
+                MakeError(absl::StatusCode::kResourceExhausted, reason::kNoSpace,
                           absl::StrCat(lack, "; free some space or keep fewer checkpoints (num_kept_ckpts)"),
                           {{"tag", save->key.tag}}),
                 v1::FAILED);
@@ -88,7 +89,7 @@ bool AdmissionQueue::ReserveDisk(Save* save) {
 absl::Status AdmissionQueue::ReserveMemoryWithin(Save* save, const MemoryUse& use) {
   if (absl::Status limit = shares_->CheckUserLimit(*save, use); !limit.ok()) return limit;
   absl::Status memory = ReserveMemory(save);
-  if (ReasonOf(memory) == "POOL_EXHAUSTED" && TakeBackMemory(save, use)) {
+  if (ReasonOf(memory) == reason::kPoolExhausted && TakeBackMemory(save, use)) {
     walk_again_ = true;  // The saves have changed.
     memory = ReserveMemory(save);
   }
@@ -168,7 +169,7 @@ void AdmissionQueue::EndBeyondShare(const std::vector<Save*>& over, const Memory
     const std::string ranks = JoinRanks(save->UnsealedRanks());
     hooks_.fail(
         save,
-        MakeError(absl::StatusCode::kAborted, "OVER_SHARE",
+        MakeError(absl::StatusCode::kAborted, reason::kOverShare,
                   absl::StrCat("the saves of uid ", save->run->uid, " held ", use.Held(save->run->uid) * mib,
                                " MiB of memory, others waited for some of it, and the share of each "
                                "user is ",

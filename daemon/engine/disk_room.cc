@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/part_layout.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
@@ -124,7 +125,7 @@ absl::Status DiskRoom::Grow(Save* save, int rank) {
   const int64_t free = std::max<int64_t>(0, FreeBytes(*save->run, nullptr));
   if (more > free) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, "NO_SPACE",
+        absl::StatusCode::kResourceExhausted, reason::kNoSpace,
         absl::StrCat("rank ", rank, " needs ", more, " bytes more than was expected, the disk has ", free),
         {{"tag", save->key.tag}, {"ranks", absl::StrCat(rank)}});
   }

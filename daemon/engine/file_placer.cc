@@ -9,6 +9,7 @@
 #include "daemon/engine/part_layout.h"
 #include "daemon/engine/run.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/manifest.h"
 #include "storage/format/names.h"
@@ -37,21 +38,21 @@ std::optional<std::pair<int, std::string>> FindClaim(const Save& save, const std
 
 absl::Status ClaimedTwice(const Save& save, int rank, int other, const std::string& path) {
   const auto [low, high] = std::minmax(rank, other);
-  return MakeError(absl::StatusCode::kAlreadyExists, "FILE_CONFLICT",
+  return MakeError(absl::StatusCode::kAlreadyExists, reason::kFileConflict,
                    absl::StrCat("ranks ", low, " and ", high, " both claim the file ", path,
                                 "; one file name belongs to one rank"),
                    {{"tag", save.key.tag}, {"path", path}, {"ranks", JoinRanks({low, high})}});
 }
 
 absl::Status PlacedWithOtherSize(const Save& save, const v1::FileSpec& file, int64_t before) {
-  return MakeError(absl::StatusCode::kAlreadyExists, "SAVE_CONFLICT",
+  return MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
                    absl::StrCat("file ", file.path(), " was placed with ", before, " bytes, now it has ",
                                 file.size_bytes()),
                    {{"tag", save.key.tag}});
 }
 
 absl::Status ManifestTooLarge(const Save& save) {
-  return MakeError(absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kLimitExceeded,
                    absl::StrCat("the checkpoint ", save.key.tag,
                                 " has more files or chunks than a manifest "
                                 "may list: ",

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 
@@ -29,7 +30,7 @@ struct EngineLimits {
 // field `field` of the configuration ("watches_per_uid") allows.
 inline absl::Status LimitExceeded(std::string_view whose, std::string_view what, int64_t limit,
                                   std::string_view field) {
-  return MakeError(absl::StatusCode::kResourceExhausted, "LIMIT_EXCEEDED",
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kLimitExceeded,
                    absl::StrCat(std::string(whose), " has reached the limit of ", limit, " ",
                                 std::string(what), "; end some of them, or raise limits.", std::string(field),
                                 " in the daemon's configuration"),

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/run.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 
@@ -81,14 +82,14 @@ absl::Status MemoryShares::CheckUserLimit(const Save& save, const MemoryUse& use
   if (most >= pool_->capacity()) return absl::OkStatus();
   if (need > most) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, "POOL_TOO_SMALL",
+        absl::StatusCode::kResourceExhausted, reason::kPoolTooSmall,
         absl::StrCat("the checkpoint needs ", MiB(need), " MiB of memory, but one user may hold ", MiB(most),
                      " MiB; raise limits.max_pool_percent_per_user or pool.bytes, or "
                      "save less on this node"));
   }
   if (held + need > most) {
     return MakeError(
-        absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
+        absl::StatusCode::kResourceExhausted, reason::kPoolExhausted,
         absl::StrCat("the checkpoint needs ", MiB(need), " MiB of memory now, uid ", save.run->uid, " holds ",
                      MiB(held), " MiB, and may hold ", MiB(most), " (limits.max_pool_percent_per_user)"));
   }
@@ -100,7 +101,7 @@ absl::Status MemoryShares::CheckGrowth(const Save& save, int64_t segments) const
   const uid_t uid = save.run->uid;
   const int64_t grown = use.Held(uid) + segments, most = MostPerUser();
   if (most < pool_->capacity() && grown > most) {
-    return MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kPoolExhausted,
                      absl::StrCat("uid ", uid, " would hold ", MiB(grown), " MiB of memory, and may hold ",
                                   MiB(most), " (limits.max_pool_percent_per_user)"));
   }
@@ -109,7 +110,7 @@ absl::Status MemoryShares::CheckGrowth(const Save& save, int64_t segments) const
     return other.phase == SavePhase::kQueued && other.run->uid != uid && other.waits_for == WaitsFor::kMemory;
   });
   if (grown <= use.share || !others_wait) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED",
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kPoolExhausted,
                    absl::StrCat("uid ", uid, " would hold ", MiB(grown),
                                 " MiB of memory while others wait for some; the share of each user is ",
                                 MiB(use.share), " MiB"));

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
@@ -35,7 +36,8 @@ void OutcomeHistory::OnWritten(Run* run, int64_t number, const absl::Status& wri
   } else {
     WarnOnce(run, written);
     state.again_at = clock_->Now() + kRetryInterval;
-    const bool retention_waits = ReasonOf(written) != "NO_SPACE";  // Retention frees the room that it lacks.
+    const bool retention_waits =
+        ReasonOf(written) != reason::kNoSpace;  // Retention frees the room that it lacks.
     hooks_.write_failed(run, retention_waits);
     if (retention_waits) return;
   }

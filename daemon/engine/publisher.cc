@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/part_layout.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/format/manifest.h"
 
 namespace ckptd {
@@ -22,7 +23,7 @@ int64_t ManifestBytes(const Save& save, int64_t expected_bytes, int32_t chunk_by
 }
 
 // The root takes no changes until its next scan. Nothing was changed, so the same call may be made after it.
-bool IsReadOnly(const absl::Status& status) { return ReasonOf(status) == "ROOT_READ_ONLY"; }
+bool IsReadOnly(const absl::Status& status) { return ReasonOf(status) == reason::kRootReadOnly; }
 
 // The pause between two tries of a publish: 1 s, 2 s, ... 32 s, 32 s.
 Duration Backoff(int tries) { return std::chrono::seconds(1) * (1 << std::clamp(tries - 1, 0, 5)); }
@@ -204,7 +205,7 @@ void Publisher::OnPublished(int64_t save_id, PublishResult result) {
 void Publisher::SetIndeterminate(Save* save, const absl::Status& why) {
   Run* run = save->run;
   save->error = MakeError(
-      absl::StatusCode::kUnknown, "INDETERMINATE",
+      absl::StatusCode::kUnknown, reason::kIndeterminate,
       absl::StrCat("whether ", save->key.tag, " survives a crash is not known: ", std::string(why.message()),
                    "; the root is read-only until it has been scanned anew"),
       {{"tag", save->key.tag}});

@@ -27,7 +27,7 @@ class Retention {
  public:
   struct Hooks {
     std::function<std::vector<int64_t>(const Run&)> leased_sequences;
-    std::function<void(Run*)> evicted;  // A checkpoint has left Run::committed.
+    std::function<void(Run*)> evicted;  // A checkpoint has left the catalog.
     // An eviction failed half-way, perhaps: only a scan tells what is on disk.
     std::function<void(Run*)> needs_scan;
     std::function<void()> settled;  // An eviction has ended, well or not.
@@ -53,7 +53,7 @@ class Retention {
   void EndResumeDecision(const Run* run, int64_t sequence);
   bool IsPinned(const Run& run, int64_t sequence) const;
 
-  bool HasEvictions(const Run& run) const { return !run.evicting.empty(); }
+  bool HasEvictions(const Run& run) const { return !run.catalog.evicting().empty(); }
   // An eviction is under way, one of unknown outcome not counted.
   bool IsWorking(const Run& run) const;
   // Nothing of the run would be lost or forgotten if it were closed.
@@ -67,9 +67,12 @@ class Retention {
     std::set<int64_t> pointed;
     std::multiset<int64_t> pinning;   // Pins on their way to disk.
     std::multiset<int64_t> deciding;  // Resume decisions on their way to disk.
+    int asking = 0;                   // Questions to the ledger that are not answered.
   };
-  std::vector<int64_t> Victims(const Run& run, bool after_next_commit) const;
-  std::set<int64_t> Wanted(const Run& run, bool after_next_commit) const;
+  // `resumed`: the checkpoint that the newest attempt resumes from; 0: none.
+  std::vector<int64_t> Victims(const Run& run, bool after_next_commit, int64_t resumed) const;
+  std::set<int64_t> Wanted(const Run& run, bool after_next_commit, int64_t resumed) const;
+  void EvictVictims(Run* run, int64_t resumed);
   void Evict(Run* run, int64_t sequence);
   void OnEvicted(Run* run, int64_t sequence, const std::string& tag, const absl::Status& evicted);
 

@@ -22,7 +22,7 @@ class RetentionTest : public ClassTest {
   }
   std::vector<int64_t> Kept(const Run& run) const {
     std::vector<int64_t> kept;
-    for (const auto& entry : run.committed) kept.push_back(entry.first);
+    for (const auto& entry : run.catalog.committed()) kept.push_back(entry.first);
     return kept;
   }
 
@@ -48,7 +48,7 @@ class RetentionTest : public ClassTest {
 
 TEST_F(RetentionTest, EvictsAllButTheNewestUndamagedOnes) {
   Run* run = AddRun(1000, {1, 2, 3, 4});
-  run->committed.at(3).damage.emplace();
+  run->catalog.SetDamage(3, storage::v1::Damage());
   retention_.SetNumKept(run, 2);
   retention_.Apply(run);
   RunCallbacks();
@@ -65,7 +65,7 @@ TEST_F(RetentionTest, KeepsEverythingWithoutANumber) {
 TEST_F(RetentionTest, KeepsWhatIsPinnedLeasedPointedToOrBeingDecided) {
   Run* run = AddRun(1000, {1, 2, 3, 4, 5, 6});
   retention_.SetNumKept(run, 1);
-  run->committed.at(1).pinned = true;
+  run->catalog.SetPinned(1, true);
   leased_ = {2};
   retention_.SetPointers(run, PointerFiles{.holders = {3}, .warnings = {}});
   retention_.BeginResumeDecision(run, 4);

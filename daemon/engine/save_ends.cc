@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/save_tracker.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
@@ -90,7 +91,7 @@ void SaveTracker::FailReplies(Save* save) {
         v1::BeginResponse response;
         response.set_sequence(save->sequence);
         response.set_level(v1::SKIPPED);
-        response.mutable_error()->set_reason("SKIPPED");
+        response.mutable_error()->set_reason(reason::kSkipped);
         response.mutable_error()->set_message(std::string(save->error.message()));
         reply(std::move(response));
       } else {
@@ -134,7 +135,7 @@ void SaveTracker::Discard(Save* save) {
 
 void SaveTracker::OnDiscarded(Save* save, const absl::Status& discarded) {
   Run* run = save->run;
-  if (ReasonOf(discarded) == "ROOT_READ_ONLY") {  // Again after the scan: it must not stay behind.
+  if (ReasonOf(discarded) == reason::kRootReadOnly) {  // Again after the scan: it must not stay behind.
     save->inflight_made = true;
     return scanner_->AwaitScan(run);
   }
@@ -187,7 +188,7 @@ void SaveTracker::AnswerLateBegins(Save* save) {
   for (auto& [rank, part] : save->parts) {
     for (auto& reply : std::exchange(part.begin_replies, {})) {
       if (save->level == v1::COMMITTED) {
-        reply(MakeError(absl::StatusCode::kAlreadyExists, "SAVE_CONFLICT",
+        reply(MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
                         absl::StrCat("this save of ", save->key.tag, " is committed already"),
                         {{"tag", save->key.tag}}));
       } else {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/names.h"
 
@@ -13,16 +14,17 @@ namespace ckptd {
 namespace {
 
 absl::Status Conflict(const Save& save, const std::string& message) {
-  return MakeError(absl::StatusCode::kAlreadyExists, "SAVE_CONFLICT", message, {{"tag", save.key.tag}});
+  return MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict, message, {{"tag", save.key.tag}});
 }
 
 absl::Status SessionLost() {
-  return MakeError(absl::StatusCode::kAborted, "SESSION_LOST", "the session ended before Begin was answered");
+  return MakeError(absl::StatusCode::kAborted, reason::kSessionLost,
+                   "the session ended before Begin was answered");
 }
 
 absl::Status RankTaken(const Save& save, int rank) {
   return MakeError(
-      absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
+      absl::StatusCode::kAlreadyExists, reason::kRankTaken,
       absl::StrCat("rank ", rank, " of the save of ", save.key.tag, " was begun by another process"),
       {{"tag", save.key.tag}, {"ranks", absl::StrCat(rank)}});
 }
@@ -75,7 +77,7 @@ v1::BeginResponse SkippedResponse(const Save& save) {
   response.set_sequence(save.sequence);
   response.set_level(v1::SKIPPED);
   v1::SaveError& error = *response.mutable_error();
-  error.set_reason("SKIPPED");
+  error.set_reason(reason::kSkipped);
   error.set_code(static_cast<int>(absl::StatusCode::kAborted));
   error.set_message(std::string(save.error.message()));
   return response;
@@ -194,8 +196,9 @@ Save* SaveIntake::NewSave(Run* run, const Member& member, const Timeouts& timeou
 
 void SaveIntake::LogStepBack(const Save& save) {
   const Run& run = *save.run;
-  if (run.committed.empty() || !save.step) return;
-  const auto& newest = run.committed.rbegin()->second.summary;
+  const auto& committed = run.catalog.committed();
+  if (committed.empty() || !save.step) return;
+  const auto& newest = committed.rbegin()->second.summary;
   if (!newest.has_step() || *save.step >= newest.step()) return;
   observer_->OnInfo(absl::StrCat("run ", run.path, " goes back: step ", *save.step, " (", save.key.tag,
                                  ") is saved after step ", newest.step(), " (", newest.tag(), ")"));
@@ -290,11 +293,11 @@ absl::Status SaveIntake::NamePointers(Save* save, const Member& member, const v1
 void SaveIntake::AskTarget(Save* save) {
   save->target_asked = true;
   bool is_resave = false;
-  for (const auto& [sequence, committed] : save->run->committed) {
+  for (const auto& [sequence, committed] : save->run->catalog.committed()) {
     if (committed.summary.tag() != save->key.tag) continue;
     is_resave = true;
     if (!hooks_.is_pinned(*save->run, sequence)) break;
-    return hooks_.fail(save, MakeError(absl::StatusCode::kFailedPrecondition, "PINNED",
+    return hooks_.fail(save, MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned,
                                        absl::StrCat("checkpoint ", save->key.tag,
                                                     " is pinned and is not replaced; unpin it or use "
                                                     "another tag"),

@@ -181,11 +181,11 @@ void SaveRecovery::OnRootOpened(Run* run) {
 std::string SaveRecovery::ObstacleTo(const Run& run, const storage::v1::SealedSave& record) const {
   const storage::v1::ManifestSummary& checkpoint = record.checkpoint();
   if (record.uid() != run.uid) return absl::StrCat("the run belongs to uid ", run.uid);
-  if (run.committed.contains(checkpoint.sequence())) return "it is committed";
+  if (run.catalog.Find(checkpoint.sequence()) != nullptr) return "it is committed";
   const SaveId key{checkpoint.attempt(), checkpoint.tag(), checkpoint.ordinal()};
   if (std::optional<v1::Checkpoint> past = hooks_.past(run, key))
     return absl::StrCat("it ended ", v1::Level_Name(past->level()));
-  for (const auto& [sequence, committed] : run.committed) {
+  for (const auto& [sequence, committed] : run.catalog.committed()) {
     if (committed.summary.tag() == checkpoint.tag() && sequence > checkpoint.sequence())
       return absl::StrCat("the tag holds a newer one (sequence ", sequence, ")");
   }

@@ -10,6 +10,7 @@
 #include "daemon/engine/engine_impl.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
@@ -41,7 +42,7 @@ v1::Checkpoint StagedLost(const Run& run, const SaveId& key, int64_t sequence) {
   lost.set_attempt(key.attempt);
   lost.set_ordinal(key.ordinal);
   lost.set_level(v1::FAILED);
-  lost.mutable_error()->set_reason("STAGED_LOST");
+  lost.mutable_error()->set_reason(reason::kStagedLost);
   lost.mutable_error()->set_code(static_cast<int>(absl::StatusCode::kAborted));
   lost.mutable_error()->set_message(
       absl::StrCat("the daemon ended before the save of ", key.tag, " was committed; save again"));
@@ -52,11 +53,12 @@ v1::Checkpoint StagedLost(const Run& run, const SaveId& key, int64_t sequence) {
 
 // The save in flight of one of the caller's ranks. UNKNOWN_SAVE if there is none; its own error if it has
 // ended.
-absl::StatusOr<Save*> Engine::Impl::FindSave(const Caller& caller, const v1::SaveKey& key, Member** member) {
+absl::StatusOr<Save*> Engine::Impl::FindSave(const Caller& caller, const v1::SaveKey& key,
+                                             const Member** member) {
   CKPTD_ASSIGN_OR_RETURN(Run * run, FindRun(caller, key.run()));
-  Member* found = FindMember(run, caller.session, key.rank());
+  const Member* found = run->members.Find(caller.session, key.rank());
   if (found == nullptr) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNotJoined,
                      absl::StrCat("this session has not joined ", key.run(), " as rank ", key.rank()));
   }
   if (member != nullptr) *member = found;
@@ -65,7 +67,7 @@ absl::StatusOr<Save*> Engine::Impl::FindSave(const Caller& caller, const v1::Sav
     if (entry.second->key == id) return entry.second.get();
   }
   if (const Save* ended = ended_.Find(run, id); ended != nullptr && !ended->error.ok()) return ended->error;
-  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SAVE",
+  return MakeError(absl::StatusCode::kNotFound, reason::kUnknownSave,
                    absl::StrCat("no save of ", key.tag(), " (number ", key.ordinal(), " of attempt ",
                                 found->attempt, ") is under way"),
                    {{"tag", key.tag()}});
@@ -77,20 +79,20 @@ void Engine::Impl::Begin(const Caller& caller, const v1::BeginRequest& request,
                          Reply<v1::BeginResponse> reply) {
   absl::StatusOr<Run*> run = FindRun(caller, request.key().run());
   if (!run.ok()) return reply(run.status());
-  Member* member = FindMember(*run, caller.session, request.key().rank());
+  const Member* member = (*run)->members.Find(caller.session, request.key().rank());
   if (member == nullptr) {
-    return reply(MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
+    return reply(MakeError(absl::StatusCode::kFailedPrecondition, reason::kNotJoined,
                            absl::StrCat("this session has not joined ", request.key().run(), " as rank ",
                                         request.key().rank(), "; call JoinRun first")));
   }
   if (absl::Status wrong = CheckBegin(request, member->world_size); !wrong.ok()) return reply(wrong);
   if (draining_) {
-    return reply(MakeError(absl::StatusCode::kUnavailable, "DRAINING",
+    return reply(MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
                            "the daemon is ending and takes no new saves; try again when it is back"));
   }
   if ((*run)->read_only) {
     return reply(
-        MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_READ_ONLY",
+        MakeError(absl::StatusCode::kFailedPrecondition, reason::kRootReadOnly,
                   absl::StrCat("the root ", (*run)->path,
                                " is read-only after a failed directory sync, until it is scanned anew")));
   }
@@ -99,7 +101,7 @@ void Engine::Impl::Begin(const Caller& caller, const v1::BeginRequest& request,
 
 std::optional<absl::StatusOr<v1::BeginResponse>> Engine::Impl::AnswerIfEnded(Run* run, const SaveId& key) {
   const absl::Status committed =
-      MakeError(absl::StatusCode::kAlreadyExists, "SAVE_CONFLICT",
+      MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
                 absl::StrCat("this save of ", key.tag, " is committed already"), {{"tag", key.tag}});
   if (const Save* ended = ended_.Find(run, key)) {
     if (ended->level == v1::SKIPPED) return SkippedResponse(*ended);
@@ -119,27 +121,27 @@ std::optional<absl::StatusOr<v1::BeginResponse>> Engine::Impl::AnswerIfEnded(Run
 
 void Engine::Impl::Extend(const Caller& caller, const v1::ExtendRequest& request,
                           Reply<v1::ExtendResponse> reply) {
-  Member* member = nullptr;
+  const Member* member = nullptr;
   absl::StatusOr<Save*> found = FindSave(caller, request.key(), &member);
   if (!found.ok()) return reply(found.status());
   Save* save = *found;
   Part& part = save->PartOf(member->rank);
   if (save->phase != SavePhase::kAdmitted || !part.begun || part.session != caller.session) {
     return reply(save->error.ok() || !save->remembered
-                     ? MakeError(absl::StatusCode::kFailedPrecondition, "UNKNOWN_SAVE",
+                     ? MakeError(absl::StatusCode::kFailedPrecondition, reason::kUnknownSave,
                                  absl::StrCat("rank ", member->rank, " has no room in the save of ",
                                               save->key.tag, " yet; wait for Begin's answer"))
                      : save->error);
   }
   if (part.sealed || !part.growing) {
     return reply(MakeError(
-        absl::StatusCode::kFailedPrecondition, "SEALED",
+        absl::StatusCode::kFailedPrecondition, reason::kSealed,
         absl::StrCat("the part of rank ", member->rank,
                      part.sealed ? " is sealed" : " was not begun as growing", " and takes no more files"),
         {{"tag", save->key.tag}}));
   }
   if (request.files().empty()) {
-    return reply(MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+    return reply(MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument,
                            "files is empty; name at least one"));
   }
   if (absl::Status wrong = CheckFiles(request.files()); !wrong.ok()) return reply(wrong);
@@ -149,12 +151,12 @@ void Engine::Impl::Extend(const Caller& caller, const v1::ExtendRequest& request
 // ---- Seal, Abort
 
 void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply) {
-  Member* member = nullptr;
+  const Member* member = nullptr;
   absl::StatusOr<Save*> found = FindSave(caller, request.key(), &member);
   if (found.ok()) return tracker_.Seal(*found, *member, request, std::move(reply));
-  if (member == nullptr || ReasonOf(found.status()) != "UNKNOWN_SAVE") return reply(found.status());
+  if (member == nullptr || ReasonOf(found.status()) != reason::kUnknownSave) return reply(found.status());
   // Perhaps the save was sealed, and committed since: then this is a retry whose first answer was lost.
-  const Run& run = *runs_.at(request.key().run());
+  const Run& run = *runs_.Find(request.key().run());
   const std::optional<v1::Checkpoint> past =
       ended_.Past(run, SaveId{member->attempt, request.key().tag(), request.key().ordinal()});
   if (!past || past->level() != v1::COMMITTED) return reply(found.status());
@@ -168,17 +170,17 @@ absl::StatusOr<Save*> Engine::Impl::FindSaveByName(const Caller& caller, const s
   std::string tag;
   CKPTD_ASSIGN_OR_RETURN(const Run* run, RunOfCheckpointName(caller, name, &tag));
   if (Save* save = FindByTag(*run, tag)) return save;
-  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SAVE",
+  return MakeError(absl::StatusCode::kNotFound, reason::kUnknownSave,
                    absl::StrCat("no save of ", tag, " is under way in ", run->path), {{"tag", tag}});
 }
 
 void Engine::Impl::Abort(const Caller& caller, const v1::AbortRequest& request,
                          Reply<v1::AbortResponse> reply) {
-  Member* member = nullptr;
+  const Member* member = nullptr;
   const absl::StatusOr<Save*> save = request.name().empty() ? FindSave(caller, request.key(), &member)
                                                             : FindSaveByName(caller, request.name());
   // A save that has ended stays as it ended: the abort has its effect already.
-  const bool has_ended = member != nullptr && ReasonOf(save.status()) != "UNKNOWN_SAVE";
+  const bool has_ended = member != nullptr && ReasonOf(save.status()) != reason::kUnknownSave;
   if (!save.ok() && has_ended) return reply(v1::AbortResponse());
   if (!save.ok()) return reply(save.status());
   const std::vector<int> ranks = member == nullptr ? std::vector<int>() : std::vector<int>{member->rank};
@@ -195,17 +197,17 @@ absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByName(const Call
   CKPTD_ASSIGN_OR_RETURN(const Run* run, RunOfCheckpointName(caller, name, &tag));
   if (Save* save = FindByTag(*run, tag)) return Awaited{save, std::nullopt};
   if (const Save* ended = ended_.FindNewest(run, tag)) return Awaited{nullptr, Describe(*ended, v1::BASIC)};
-  for (const auto& [sequence, committed] : run->committed) {
+  for (const auto& [sequence, committed] : run->catalog.committed()) {
     if (committed.summary.tag() == tag) return Awaited{nullptr, Describe(*run, committed)};
   }
-  return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_SAVE",
+  return MakeError(absl::StatusCode::kNotFound, reason::kUnknownSave,
                    absl::StrCat("no checkpoint ", tag, " is known in ", run->path), {{"tag", tag}});
 }
 
 absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByKey(const Caller& caller,
                                                                      const v1::WaitRequest& request) {
   CKPTD_ASSIGN_OR_RETURN(Run * run, FindRun(caller, request.key().run()));
-  const Member* member = FindMember(run, caller.session, request.key().rank());
+  const Member* member = run->members.Find(caller.session, request.key().rank());
   const int64_t joined = member == nullptr ? 0 : member->attempt;
   const int64_t attempt = request.attempt() != 0 ? request.attempt() : joined;
   const SaveId key{attempt, request.key().tag(), request.key().ordinal()};
@@ -213,14 +215,14 @@ absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByKey(const Calle
   if (auto past = ended_.Past(*run, key)) return Awaited{nullptr, *std::move(past)};
   if (request.sequence() != 0) return Awaited{nullptr, StagedLost(*run, key, request.sequence())};
   return MakeError(
-      absl::StatusCode::kNotFound, "UNKNOWN_SAVE",
+      absl::StatusCode::kNotFound, reason::kUnknownSave,
       absl::StrCat("no save of ", key.tag, " (number ", key.ordinal, " of attempt ", attempt, ") is known"),
       {{"tag", key.tag}});
 }
 
 void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply) {
   if (request.level() != v1::STAGED && request.level() != v1::SEALED && request.level() != v1::COMMITTED) {
-    return reply(MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
+    return reply(MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument,
                            "level is STAGED, SEALED or COMMITTED"));
   }
   absl::StatusOr<Duration> timeout =
@@ -249,7 +251,7 @@ void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Re
 absl::StatusOr<WriteTarget> Engine::Impl::BeginWrite(const Caller& caller, const v1::SaveKey& key,
                                                      const std::string& path,
                                                      std::function<void(const absl::Status&)> revoke) {
-  Member* member = nullptr;
+  const Member* member = nullptr;
   CKPTD_ASSIGN_OR_RETURN(Save * save, FindSave(caller, key, &member));
   return streams_.Open(save, member->rank, path, std::move(revoke));
 }

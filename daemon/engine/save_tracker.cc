@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
@@ -16,7 +17,7 @@ namespace {
 constexpr size_t kMostMessageBytes = 1000;  // Of an Abort.
 
 absl::Status Invalid(const std::string& message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument, message);
 }
 
 bool IsReached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
@@ -27,7 +28,7 @@ bool AwaitsRoom(const Save& save) {
 }
 
 absl::Status RanksMissing(const Save& save, const std::vector<int>& ranks, const std::string& what) {
-  return MakeError(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRanksMissing,
                    absl::StrCat("ranks ", JoinRanks(ranks), what),
                    {{"tag", save.key.tag}, {"ranks", JoinRanks(ranks)}});
 }
@@ -54,7 +55,7 @@ absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
                                     const v1::SealRequest& request) const {
   if (save.phase == SavePhase::kFailing) return save.error;
   if (!part.begun || !part.granted || part.open_writes > 0) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "UNKNOWN_SAVE",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kUnknownSave,
                      part.open_writes > 0
                          ? absl::StrCat("a WriteFile of rank ", part.rank, " has not ended yet")
                          : absl::StrCat("rank ", part.rank, " seals a part of ", save.key.tag,
@@ -79,7 +80,7 @@ void SaveTracker::Seal(Save* save, const Member& member, const v1::SealRequest& 
                        Reply<v1::SealResponse> reply) {
   Part& part = save->PartOf(member.rank);
   if (part.begun && part.instance != member.instance) {
-    return reply(MakeError(absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
+    return reply(MakeError(absl::StatusCode::kAlreadyExists, reason::kRankTaken,
                            absl::StrCat("the part of rank ", part.rank, " of the save of ", save->key.tag,
                                         " is another process's"),
                            {{"tag", save->key.tag}, {"ranks", absl::StrCat(part.rank)}}));
@@ -118,12 +119,12 @@ void SaveTracker::SealPart(Save* save, Part& part, const v1::SealRequest& reques
 absl::Status SaveTracker::Abort(Save* save, const std::vector<int>& ranks, const std::string& message) {
   if (save->phase == SavePhase::kPublishing) {
     return MakeError(
-        absl::StatusCode::kFailedPrecondition, "SEALED",
+        absl::StatusCode::kFailedPrecondition, reason::kSealed,
         absl::StrCat("the save of ", save->key.tag, " is being published and can not be aborted"),
         {{"tag", save->key.tag}});
   }
   const std::string who = ranks.empty() ? "an operator" : absl::StrCat("rank ", ranks.front());
-  Fail(save, MakeError(absl::StatusCode::kAborted, "SAVE_ABORTED",
+  Fail(save, MakeError(absl::StatusCode::kAborted, reason::kSaveAborted,
                        absl::StrCat(who, " aborted the save", message.empty() ? "" : ": ",
                                     FirstBytes(message, kMostMessageBytes)),
                        {{"tag", save->key.tag}, {"ranks", JoinRanks(ranks)}}));
@@ -177,7 +178,7 @@ absl::Status SaveTracker::DeadlineError(const Save& save) const {
     const std::string what = save.phase == SavePhase::kTarget
                                  ? absl::StrCat("an answer of the file system of ", save.run->path)
                                  : save.waits_for_words;
-    return MakeError(absl::StatusCode::kDeadlineExceeded, "ADMISSION_TIMEOUT",
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kAdmissionTimeout,
                      absl::StrCat("no room for the save of ", save.key.tag, " in time; it waited for ", what),
                      {{"tag", save.key.tag}});
   }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/names.h"
 
@@ -17,7 +18,7 @@ constexpr int64_t kLargestPart = int64_t{1} << 46;
 constexpr int kMostMetrics = 32;
 
 absl::Status Invalid(const std::string& message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT", message);
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument, message);
 }
 
 }  // namespace
@@ -48,13 +49,13 @@ absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
                                 "; it is at least 1, and leaving it out keeps all"));
   }
   if (request.metrics_size() > kMostMetrics) {
-    return MakeError(absl::StatusCode::kInvalidArgument, "METRICS_TOO_LARGE",
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kMetricsTooLarge,
                      absl::StrCat(request.metrics_size(), " metrics; at most ", kMostMetrics));
   }
   for (const auto& metric : request.metrics()) {
     if (metric.first.empty() || metric.first.size() > 64) {
       return MakeError(
-          absl::StatusCode::kInvalidArgument, "METRICS_TOO_LARGE",
+          absl::StatusCode::kInvalidArgument, reason::kMetricsTooLarge,
           absl::StrCat("a metric's name has ", metric.first.size(), " characters; it has 1 to 64"));
     }
   }
@@ -77,7 +78,7 @@ absl::Status CheckDamage(const v1::Damage& damage) {
 }
 
 absl::Status NotJoined(const std::string& run, int rank) {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "NOT_JOINED",
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNotJoined,
                    absl::StrCat("this session has not joined ", run, " as rank ", rank));
 }
 

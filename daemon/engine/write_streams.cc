@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/part_layout.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 
@@ -13,12 +14,12 @@ absl::StatusOr<WriteTarget> WriteStreams::Open(Save* save, int rank, const std::
   Part& part = save->PartOf(rank);
   const auto placed = part.placed.find(path);
   if (!part.granted || placed == part.placed.end()) {
-    return MakeError(absl::StatusCode::kNotFound, "UNKNOWN_FILE",
+    return MakeError(absl::StatusCode::kNotFound, reason::kUnknownFile,
                      absl::StrCat("file ", path, " has no place in the part of rank ", rank),
                      {{"path", path}});
   }
   if (part.sealed) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "SEALED",
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kSealed,
                      absl::StrCat("the part of rank ", rank, " is sealed and takes no more bytes"));
   }
   WriteTarget target;

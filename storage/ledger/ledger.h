@@ -1,11 +1,14 @@
 // Seam: decides once for a run what several daemons would have to agree on: attempts, sequences, commits, and
 // what to resume from. Implementations: LocalLedger (one node); for tests in tests/testing.
 //
-// One ledger serves one run. Called on the engine's thread; answers run there, perhaps within the call.
+// One ledger serves one run. Called on the engine's thread; answers run there, perhaps within the call. A
+// ledger of several nodes answers later, so no caller keeps a reference to a request, or to anything on its
+// stack, until the answer. What is answered without a callback (record) concerns this node.
 #ifndef CKPTD_STORAGE_LEDGER_LEDGER_H_
 #define CKPTD_STORAGE_LEDGER_LEDGER_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -43,7 +46,9 @@ class Ledger {
   // The attempt begins to act. Before the answer it is durable that all earlier attempts are fenced. FENCED
   // if a later one has acted.
   virtual void Activate(int64_t attempt, Answer<absl::Status> answer) = 0;
-  virtual int64_t active_attempt() const = 0;  // 0: none has acted.
+  // `changed` runs at once with the newest attempt that has acted (0: none has), and then whenever a newer
+  // one acts, here or on another node: before the answer of its Activate. One watcher.
+  virtual void WatchActiveAttempt(std::function<void(int64_t attempt)> changed) = 0;
 
   // Answers with the sequence of a new checkpoint of this attempt, one above all before it. FENCED as
   // Activate.
@@ -69,10 +74,10 @@ class Ledger {
   virtual void DecideResume(int64_t attempt, const ResumeChoice& newest,
                             Answer<absl::StatusOr<ResumeChoice>> answer) = 0;
   // The decision; nullopt if there is none yet.
-  virtual std::optional<ResumeChoice> DecidedResume(int64_t attempt) const = 0;
+  virtual void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) = 0;
   // Withdraws the decision if it names this checkpoint, which is damaged (the root has recorded that before).
-  // The next DecideResume decides again.
-  virtual void RejectResume(int64_t attempt, int64_t sequence) = 0;
+  // The next DecideResume decides again. OK also if something else was decided.
+  virtual void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;
   // Every rank has read its part of the decided checkpoint. Remembered durably before the answer. NOT_FOUND
   // if that decision was withdrawn.
   virtual void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;

@@ -42,7 +42,17 @@ const LocalLedger::Launch* LocalLedger::Find(int64_t attempt) const {
   return const_cast<LocalLedger*>(this)->Find(attempt);
 }
 
-int64_t LocalLedger::active_attempt() const { return acted_.empty() ? 0 : *acted_.rbegin(); }
+void LocalLedger::WatchActiveAttempt(std::function<void(int64_t attempt)> changed) {
+  active_changed_ = std::move(changed);
+  active_changed_(active_attempt());
+}
+
+// That the attempt acts is on disk.
+void LocalLedger::Acted(int64_t attempt) {
+  const int64_t before = active_attempt();
+  acted_.insert(attempt);
+  if (active_changed_ != nullptr && active_attempt() != before) active_changed_(active_attempt());
+}
 
 absl::Status LocalLedger::CheckNotFenced(int64_t attempt) const {
   const int64_t active = active_attempt();
@@ -169,7 +179,7 @@ void LocalLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
       return answer(Annotate(saved, "remembering the attempt"));
     }
     if (written != nullptr) written->set_active(true);
-    acted_.insert(attempt);
+    Acted(attempt);
     bound_on_disk_[attempt] = std::max(bound_on_disk_[attempt], bound);
     answer(CheckNotFenced(attempt));  // A later attempt may have been written first.
   });
@@ -229,25 +239,31 @@ void LocalLedger::AdmitAdopted(int64_t above, int64_t below, int64_t more,
 
 void LocalLedger::Commit(int64_t, Answer<absl::Status> answer) { answer(absl::OkStatus()); }
 
-std::optional<Ledger::ResumeChoice> LocalLedger::DecidedResume(int64_t attempt) const {
+std::optional<Ledger::ResumeChoice> LocalLedger::Decided(int64_t attempt) const {
   const Launch* launch = Find(attempt);
   if (launch == nullptr || !launch->resume_decided() || deciding_.contains(attempt)) return std::nullopt;
   return ResumeChoice{launch->resume_tag(), launch->resume_sequence(), agreed_.contains(attempt)};
 }
 
-void LocalLedger::RejectResume(int64_t attempt, int64_t sequence) {
+void LocalLedger::DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) {
+  answer(Decided(attempt));
+}
+
+void LocalLedger::RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
   Launch* launch = Find(attempt);
-  if (launch == nullptr || deciding_.contains(attempt) || launch->resume_sequence() != sequence) return;
+  if (launch == nullptr || deciding_.contains(attempt) || launch->resume_sequence() != sequence)
+    return answer(absl::OkStatus());
   // On disk the decision stands until the next one: a daemon that starts in between rejects it again.
   launch->set_resume_decided(false);
   launch->set_resume_agreed(false);
   agreed_.erase(attempt);
+  answer(absl::OkStatus());
 }
 
 void LocalLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
   if (absl::Status fenced = CheckNotFenced(attempt); !fenced.ok()) return answer(fenced);
   const auto stands = [this, attempt, sequence] {
-    const std::optional<ResumeChoice> decided = DecidedResume(attempt);
+    const std::optional<ResumeChoice> decided = Decided(attempt);
     return decided && decided->sequence == sequence;
   };
   const auto gone = [attempt, sequence] {
@@ -278,7 +294,7 @@ void LocalLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
     first->second.push_back(std::move(answer));
     return;
   }
-  if (const std::optional<ResumeChoice> decided = DecidedResume(attempt)) return answer(*decided);
+  if (const std::optional<ResumeChoice> decided = Decided(attempt)) return answer(*decided);
   launch->set_resume_decided(true);
   launch->set_resume_tag(newest.tag);
   launch->set_resume_sequence(newest.sequence);

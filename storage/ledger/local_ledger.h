@@ -26,15 +26,15 @@ class LocalLedger : public Ledger {
   void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
   void ProcessEnded(const std::string& instance) override;
   void Activate(int64_t attempt, Answer<absl::Status> answer) override;
-  int64_t active_attempt() const override;
+  void WatchActiveAttempt(std::function<void(int64_t attempt)> changed) override;
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
   void AdmitAdopted(int64_t above, int64_t below, int64_t more,
                     Answer<absl::StatusOr<int64_t>> answer) override;
   void Commit(int64_t sequence, Answer<absl::Status> answer) override;
   void DecideResume(int64_t attempt, const ResumeChoice& newest,
                     Answer<absl::StatusOr<ResumeChoice>> answer) override;
-  std::optional<ResumeChoice> DecidedResume(int64_t attempt) const override;
-  void RejectResume(int64_t attempt, int64_t sequence) override;
+  void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override;
+  void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
   void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
   void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
   void WriteHistory(Answer<absl::Status> written) override { Persist(std::move(written)); }
@@ -49,6 +49,10 @@ class LocalLedger : public Ledger {
   Launch& AddLaunch(const JoinSpec& spec, int generation);
   Launch* Find(int64_t attempt);
   const Launch* Find(int64_t attempt) const;
+  int64_t active_attempt() const { return acted_.empty() ? 0 : *acted_.rbegin(); }
+  void Acted(int64_t attempt);
+  // nullopt: nothing is decided and on disk.
+  std::optional<ResumeChoice> Decided(int64_t attempt) const;
   absl::Status CheckNotFenced(int64_t attempt) const;
   int64_t ReservedBetween(int64_t above, int64_t below, int64_t more) const;
   // Calls `done` when everything that the record says now is on disk.
@@ -63,6 +67,7 @@ class LocalLedger : public Ledger {
   std::map<int64_t, int> activating_;  // For each attempt, the writes in flight that say that it acts.
   std::map<int64_t, std::vector<Answer<absl::StatusOr<ResumeChoice>>>> deciding_;
   std::set<int64_t> agreed_;  // The attempts whose agreement is on disk.
+  std::function<void(int64_t)> active_changed_;
   Save save_;
   bool writing_ = false;
   std::vector<Answer<absl::Status>> waiting_;  // Answered after the next write.

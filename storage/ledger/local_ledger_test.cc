@@ -55,6 +55,26 @@ class LocalLedgerTest : public ::testing::Test {
     return result;
   }
 
+  std::optional<Ledger::ResumeChoice> Decided(int64_t attempt) {
+    absl::StatusOr<std::optional<Ledger::ResumeChoice>> result = absl::UnknownError("no answer");
+    ledger_->DecidedResume(attempt, [&](absl::StatusOr<std::optional<Ledger::ResumeChoice>> answer) {
+      result = std::move(answer);
+    });
+    return result.value();
+  }
+  void Reject(int64_t attempt, int64_t sequence) {
+    absl::Status result = absl::UnknownError("no answer");
+    ledger_->RejectResume(attempt, sequence, [&](absl::Status answer) { result = std::move(answer); });
+    EXPECT_TRUE(result.ok()) << result;
+  }
+  // As the watcher knows it.
+  int64_t Active() {
+    int64_t active = -1;
+    ledger_->WatchActiveAttempt([&active](int64_t attempt) { active = attempt; });
+    ledger_->WatchActiveAttempt([](int64_t) {});
+    return active;
+  }
+
   absl::StatusOr<int64_t> Admit(int64_t attempt) {
     absl::StatusOr<int64_t> result = absl::UnknownError("no answer");
     ledger_->Admit(attempt, [&](absl::StatusOr<int64_t> answer) { result = std::move(answer); });
@@ -132,6 +152,19 @@ TEST_F(LocalLedgerTest, AttemptThatCouldNotBeStoredHasNotActed) {
   EXPECT_TRUE(Activate(1).ok());
 }
 
+TEST_F(LocalLedgerTest, TellsTheWatcherOfANewerAttemptBeforeActivateIsAnswered) {
+  ASSERT_EQ(*Join(0, "old", "z"), 1);
+  ASSERT_EQ(*Join(0, "x", "a"), 2);
+  std::vector<std::string> events;
+  ledger_->WatchActiveAttempt(
+      [&](int64_t attempt) { events.push_back("active " + std::to_string(attempt)); });
+  for (int64_t attempt : {2, 2, 1}) {
+    ledger_->Activate(attempt,
+                      [&](absl::Status answer) { events.push_back(answer.ok() ? "ok" : ReasonOf(answer)); });
+  }
+  EXPECT_EQ(events, (std::vector<std::string>{"active 0", "active 2", "ok", "ok", "FENCED"}));
+}
+
 TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsStored) {
   ASSERT_EQ(*Join(0, "old", "z"), 1);
   ASSERT_EQ(*Join(0, "x", "a"), 2);
@@ -141,7 +174,7 @@ TEST_F(LocalLedgerTest, NoRankActsBeforeItsAttemptIsStored) {
   for (int rank = 0; rank < 2; ++rank)
     ledger_->Activate(2, [&](absl::Status answer) { answers.push_back(std::move(answer)); });
   EXPECT_TRUE(answers.empty());  // A daemon that is killed now leaves nothing of attempt 2.
-  EXPECT_EQ(ledger_->active_attempt(), 0);
+  EXPECT_EQ(Active(), 0);
   for (int write = 0; write < 2; ++write) AnswerWrite(ErrnoError(EIO, "writing"));
   ASSERT_EQ(answers.size(), 2u);
   EXPECT_FALSE(answers[0].ok() || answers[1].ok());
@@ -293,13 +326,13 @@ TEST_F(LocalLedgerTest, DecidesAgainWhenTheResumeCheckpointIsDamaged) {
   const int64_t attempt = *Join(0, "a", "a0");
   ASSERT_TRUE(Activate(attempt).ok());
   ASSERT_EQ(Resume(attempt, "two", 2)->sequence, 2);
-  ledger_->RejectResume(attempt, 1);  // Not the decided one: no effect.
+  Reject(attempt, 1);  // Not the decided one: no effect.
   EXPECT_EQ(Resume(attempt, "one", 1)->sequence, 2);
-  ledger_->RejectResume(attempt, 2);
-  EXPECT_FALSE(ledger_->DecidedResume(attempt).has_value());
+  Reject(attempt, 2);
+  EXPECT_FALSE(Decided(attempt).has_value());
   EXPECT_EQ(Resume(attempt, "one", 1)->sequence, 1);
   Start(saved_);
-  EXPECT_EQ(ledger_->DecidedResume(attempt)->sequence, 1);
+  EXPECT_EQ(Decided(attempt)->sequence, 1);
 }
 
 TEST_F(LocalLedgerTest, StoresAnAgreementBeforeTheAnswerAndDropsItWithTheDecision) {
@@ -310,17 +343,17 @@ TEST_F(LocalLedgerTest, StoresAnAgreementBeforeTheAnswerAndDropsItWithTheDecisio
   EXPECT_FALSE(ledger_->record().launches(0).resume_agreed());
   save_error_ = ErrnoError(EIO, "writing");
   EXPECT_EQ(ReasonOf(Agree(attempt, 2)), "IO_ERROR");
-  EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
+  EXPECT_FALSE(Decided(attempt)->agreed);
   save_error_ = absl::OkStatus();
   ASSERT_TRUE(Agree(attempt, 2).ok());
-  EXPECT_TRUE(ledger_->DecidedResume(attempt)->agreed);
+  EXPECT_TRUE(Decided(attempt)->agreed);
   Start(saved_);
-  EXPECT_TRUE(ledger_->DecidedResume(attempt)->agreed);
-  ledger_->RejectResume(attempt, 2);
+  EXPECT_TRUE(Decided(attempt)->agreed);
+  Reject(attempt, 2);
   ASSERT_TRUE(Resume(attempt, "one", 1).ok());
-  EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
+  EXPECT_FALSE(Decided(attempt)->agreed);
   Start(saved_);
-  EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
+  EXPECT_FALSE(Decided(attempt)->agreed);
 }
 
 TEST_F(LocalLedgerTest, NextWriteDoesNotStoreAnAgreementThatFailed) {
@@ -333,7 +366,7 @@ TEST_F(LocalLedgerTest, NextWriteDoesNotStoreAnAgreementThatFailed) {
   ledger_->RecordOutcome({}, [](absl::Status) {});
   EXPECT_FALSE(saved_.launches(0).resume_agreed());
   Start(saved_);
-  EXPECT_FALSE(ledger_->DecidedResume(attempt)->agreed);
+  EXPECT_FALSE(Decided(attempt)->agreed);
 }
 
 TEST_F(LocalLedgerTest, RefusesAnAgreementOnARejectedCheckpoint) {
@@ -343,7 +376,7 @@ TEST_F(LocalLedgerTest, RefusesAnAgreementOnARejectedCheckpoint) {
   hold_saves_ = true;
   absl::Status agreed = absl::UnknownError("no answer");
   ledger_->AgreeResume(attempt, 2, [&](absl::Status answer) { agreed = std::move(answer); });
-  ledger_->RejectResume(attempt, 2);
+  Reject(attempt, 2);
   AnswerWrite(absl::OkStatus());
   EXPECT_EQ(ReasonOf(agreed), "NO_CHECKPOINT");
 }

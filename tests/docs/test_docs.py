@@ -149,7 +149,7 @@ def test_every_piece_of_configuration_in_the_documents_is_accepted(tmp_path: pat
 
 
 def reasons_in_code() -> Dict[str, Set[str]]:
-    """reason -> codes, wherever the sources name both."""
+    """reason -> codes, wherever the sources name both; the reason as a literal or as a constant of reasons.h."""
     found: Dict[str, Set[str]] = {}
     sources = [
         p
@@ -157,8 +157,12 @@ def reasons_in_code() -> Dict[str, Set[str]]:
         for p in (ROOT / d).rglob("*.cc")
         if not p.stem.endswith("_test")
     ]
+    header = (ROOT / "storage/base/reasons.h").read_text()
+    constants = dict(re.findall(r'inline constexpr char (k\w+)\[\] = "([A-Z][A-Z0-9_]+)";', header))
+    made = r'StatusCode::k(\w+),\s*(?:"([A-Z][A-Z0-9_]+)"|reason::(k\w+))'
     for source in sources:
-        for code, reason in re.findall(r'StatusCode::k(\w+),\s*"([A-Z][A-Z0-9_]+)"', source.read_text()):
+        for code, literal, constant in re.findall(made, source.read_text()):
+            reason = literal or constants[constant]
             if reason not in errno.errorcode.values():  # Those are the operating system's words.
                 found.setdefault(reason, set()).add(re.sub(r"(?<!^)(?=[A-Z])", "_", code).upper())
     assert len(found) > 30, "the sources do not look as this test expects"

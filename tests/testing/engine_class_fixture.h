@@ -61,7 +61,7 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
     checkpoint.summary.set_tag("s" + std::to_string(sequence));
     checkpoint.summary.set_sequence(sequence);
     checkpoint.summary.set_size_bytes(100);
-    run->committed[sequence] = checkpoint;
+    run->catalog.Add(checkpoint);
     disks_.at(run)->committed[sequence] = checkpoint;
   }
 

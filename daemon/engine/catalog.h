@@ -1,0 +1,61 @@
+// The committed checkpoints of one run.
+#ifndef CKPTD_DAEMON_ENGINE_CATALOG_H_
+#define CKPTD_DAEMON_ENGINE_CATALOG_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ckptd/storage/v1/storage.pb.h"
+#include "storage/commit/types.h"
+
+namespace ckptd {
+
+// Owns what the engine knows of a root's committed checkpoints: their manifests' summaries, pins, damage, and
+// which of them are being evicted. The disk is the truth: Replace takes over what a scan found.
+class Catalog {
+ public:
+  // By sequence, oldest first.
+  const std::map<int64_t, CommittedCheckpoint>& committed() const { return committed_; }
+  // Checkpoints whose manifests cannot be read; their sequences are unknown.
+  const std::vector<DamagedCheckpoint>& unreadable() const { return unreadable_; }
+
+  // Null: there is none.
+  const CommittedCheckpoint* Find(int64_t sequence) const;
+  const CommittedCheckpoint* FindTag(const std::string& tag) const;
+  // The newest one that is neither damaged nor being evicted; null: there is none.
+  const CommittedCheckpoint* Newest() const;
+  bool IsDamaged(int64_t sequence) const;
+
+  // Takes over the result of a scan. Damage that is known here and could not be written to disk stays known.
+  // Evictions whose outcome was unknown are over: the scan decided them.
+  void Replace(std::map<int64_t, CommittedCheckpoint> committed, std::vector<DamagedCheckpoint> unreadable);
+  // Adds a checkpoint, by its summary's sequence.
+  const CommittedCheckpoint& Add(CommittedCheckpoint checkpoint);
+  void Remove(int64_t sequence) { committed_.erase(sequence); }
+  // Removes every generation of `tag`: a newer one takes its place.
+  void RemoveTag(const std::string& tag);
+  // No-ops when the checkpoint is gone.
+  void SetDamage(int64_t sequence, std::optional<storage::v1::Damage> damage);
+  void SetPinned(int64_t sequence, bool pinned);
+
+  // Evictions. An eviction that failed halfway stays in `evicting` until a scan tells whether it took effect.
+  const std::set<int64_t>& evicting() const { return evicting_; }
+  const std::set<int64_t>& perhaps_evicted() const { return perhaps_evicted_; }
+  // False: this checkpoint is being evicted already.
+  bool BeginEviction(int64_t sequence) { return evicting_.insert(sequence).second; }
+  void EndEviction(int64_t sequence) { evicting_.erase(sequence); }
+  void EvictionIsUncertain(int64_t sequence) { perhaps_evicted_.insert(sequence); }
+
+ private:
+  std::map<int64_t, CommittedCheckpoint> committed_;
+  std::vector<DamagedCheckpoint> unreadable_;
+  std::set<int64_t> evicting_;
+  std::set<int64_t> perhaps_evicted_;  // A subset of evicting_.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_CATALOG_H_

@@ -1,0 +1,66 @@
+#include "daemon/engine/catalog.h"
+
+#include <gtest/gtest.h>
+
+namespace ckptd {
+namespace {
+
+CommittedCheckpoint Checkpoint(int64_t sequence, const std::string& tag) {
+  CommittedCheckpoint checkpoint;
+  checkpoint.summary.set_sequence(sequence);
+  checkpoint.summary.set_tag(tag);
+  return checkpoint;
+}
+
+class CatalogTest : public ::testing::Test {
+ protected:
+  CatalogTest() {
+    for (int64_t sequence : {1, 2, 3}) catalog_.Add(Checkpoint(sequence, "s" + std::to_string(sequence)));
+  }
+  int64_t Newest() const {
+    const CommittedCheckpoint* newest = catalog_.Newest();
+    return newest == nullptr ? 0 : newest->summary.sequence();
+  }
+  Catalog catalog_;
+};
+
+TEST_F(CatalogTest, NewestIsNeitherDamagedNorBeingEvicted) {
+  EXPECT_EQ(Newest(), 3);
+  catalog_.SetDamage(3, storage::v1::Damage());
+  EXPECT_EQ(Newest(), 2);
+  EXPECT_TRUE(catalog_.BeginEviction(2));
+  EXPECT_FALSE(catalog_.BeginEviction(2)) << "it is being evicted already";
+  EXPECT_EQ(Newest(), 1);
+  catalog_.Remove(1);
+  EXPECT_EQ(catalog_.Newest(), nullptr);
+}
+
+TEST_F(CatalogTest, AScanKeepsDamageThatIsNotOnDisk) {
+  catalog_.SetDamage(2, storage::v1::Damage());
+  catalog_.SetDamage(3, storage::v1::Damage());
+  catalog_.Replace({{2, Checkpoint(2, "s2")}, {4, Checkpoint(4, "s4")}}, {{"broken", absl::OkStatus()}});
+  EXPECT_TRUE(catalog_.IsDamaged(2));
+  EXPECT_FALSE(catalog_.IsDamaged(4));
+  EXPECT_EQ(catalog_.Find(3), nullptr);
+  EXPECT_EQ(catalog_.unreadable().size(), 1u);
+}
+
+TEST_F(CatalogTest, AScanDecidesUncertainEvictionsOnly) {
+  catalog_.BeginEviction(1);
+  catalog_.BeginEviction(2);
+  catalog_.EvictionIsUncertain(1);
+  catalog_.Replace(catalog_.committed(), {});
+  EXPECT_EQ(catalog_.evicting(), std::set<int64_t>{2});
+  EXPECT_TRUE(catalog_.perhaps_evicted().empty());
+}
+
+TEST_F(CatalogTest, ATagHasOneGeneration) {
+  catalog_.RemoveTag("s2");
+  catalog_.Add(Checkpoint(4, "s2"));
+  EXPECT_EQ(catalog_.FindTag("s2")->summary.sequence(), 4);
+  EXPECT_EQ(catalog_.Find(2), nullptr);
+  EXPECT_EQ(catalog_.FindTag("s9"), nullptr);
+}
+
+}  // namespace
+}  // namespace ckptd

@@ -1,0 +1,80 @@
+// Damage of committed checkpoints: what proves it, and marking checkpoints as damaged.
+#ifndef CKPTD_DAEMON_ENGINE_DAMAGE_MARKS_H_
+#define CKPTD_DAEMON_ENGINE_DAMAGE_MARKS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "ckptd/v1/messages.pb.h"
+#include "ckptd/v1/types.pb.h"
+#include "daemon/engine/engine_types.h"
+#include "daemon/engine/run.h"
+#include "daemon/engine/wire.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// True if the error with which a checkpoint could not be opened or read proves damage, not an I/O fault.
+// False while the root is being scanned: what is where is unknown then.
+bool IndicatesDamage(const Run& run, const absl::Status& error);
+// Damage as the error describes it. The caller adds the checkpoint and the time.
+storage::v1::Damage DamageFromError(const absl::Status& error);
+
+// CHECKPOINT_DAMAGED for a rank that resumes from this checkpoint.
+absl::Status DamageError(const storage::v1::Damage& damage);
+// CHECKPOINT_DAMAGED for a caller who gets nothing because these checkpoints are damaged. `advice` says what
+// follows from that.
+absl::Status DamagedError(const Run& run, const std::vector<v1::Checkpoint>& damaged,
+                          const std::string& advice);
+// The damaged checkpoints that are newer than `sequence`, newest first, and all whose manifests are
+// unreadable.
+std::vector<v1::Checkpoint> DamagedAfter(const Run& run, int64_t sequence,
+                                         const DescribeCheckpoint& describe);
+
+// Marks committed checkpoints as damaged, in the catalog at once and then on disk, and takes marks away.
+class DamageMarks {
+ public:
+  // What others do about a mark.
+  struct Listeners {
+    // The checkpoint is not offered any more.
+    std::function<void(Run*, int64_t sequence)> marked;
+    // The pointer files have changed: they skip damaged checkpoints.
+    std::function<void(Run*, PointerFiles)> pointers_changed;
+    // The mark is on disk, or could not be written there.
+    std::function<void(Run*, int64_t sequence)> recorded;
+    // The mark is gone: the checkpoint counts for retention again.
+    std::function<void(Run*)> cleared;
+  };
+
+  DamageMarks(Clock* clock, EngineObserver* observer, DescribeCheckpoint describe, Listeners listeners)
+      : clock_(clock),
+        observer_(observer),
+        describe_(std::move(describe)),
+        listeners_(std::move(listeners)) {}
+
+  // From now on the checkpoint is not offered. `done` runs when that is on disk, or cannot be written there.
+  // A checkpoint that is marked already keeps the first description.
+  void Mark(Run* run, int64_t sequence, storage::v1::Damage damage, absl::AnyInvocable<void()> done);
+
+  // What a reader has found. NO_CHECKPOINT unless the tag has this sequence.
+  void Report(Run* run, const std::string& tag, const v1::ReportDamageRequest& request,
+              Reply<v1::ReportDamageResponse> reply);
+  void Clear(Run* run, const std::string& tag, Reply<v1::Checkpoint> reply);
+
+ private:
+  void Recorded(Run* run, int64_t sequence, const std::string& tag, absl::StatusOr<PointerFiles> set);
+
+  Clock* const clock_;
+  EngineObserver* const observer_;
+  const DescribeCheckpoint describe_;
+  const Listeners listeners_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_DAMAGE_MARKS_H_

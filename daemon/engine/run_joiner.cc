@@ -1,0 +1,99 @@
+#include "daemon/engine/run_joiner.h"
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/limits.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+#include "storage/base/status_macros.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+constexpr int kMostRanks = 65536;
+constexpr int kMostOrphans = 1000;
+
+absl::Status InvalidArgument(const std::string& message) {
+  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument, message);
+}
+
+absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
+  if (request.world_size() < 1 || request.world_size() > kMostRanks) {
+    return InvalidArgument(
+        absl::StrCat("world_size is ", request.world_size(), "; it is in [1, ", kMostRanks, "]"));
+  }
+  if (request.world_size() > most_ranks) {
+    return LimitExceeded(absl::StrCat("a run with world_size ", request.world_size()), "ranks", most_ranks,
+                         "ranks_per_run");
+  }
+  if (request.rank() < 0 || request.rank() >= request.world_size()) {
+    return InvalidArgument(
+        absl::StrCat("rank is ", request.rank(), "; it is in [0, ", request.world_size(), ")"));
+  }
+  if (request.launch_id().empty() || request.launch_id().size() > 500) {
+    return InvalidArgument(
+        absl::StrCat("launch_id has ", request.launch_id().size(), " characters; it has 1 to 500"));
+  }
+  if (request.run_id().size() > 200) {
+    return InvalidArgument(absl::StrCat("run_id has ", request.run_id().size(), " characters; at most 200"));
+  }
+  if (request.orphaned_size() > kMostOrphans) {
+    return InvalidArgument(
+        absl::StrCat("orphaned names ", request.orphaned_size(), " saves; at most ", kMostOrphans));
+  }
+  for (const v1::SaveKey& key : request.orphaned()) CKPTD_RETURN_IF_ERROR(CheckTag(key.tag()));
+  const int local = request.local_world_size();
+  if (local < 0 || local > request.world_size()) {
+    return InvalidArgument(absl::StrCat("local_world_size is ", local, "; it is in [0, world_size]"));
+  }
+  if (local != 0 && local < request.world_size()) {
+    return MakeError(absl::StatusCode::kUnimplemented, reason::kMultiNodeUnsupported,
+                     absl::StrCat("world_size ", request.world_size(), " spans nodes (", local,
+                                  " ranks are on this one); this version saves runs of one node only"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& request,
+                     Reply<v1::JoinRunResponse> reply) {
+  if (absl::Status wrong = CheckJoin(request, ranks_per_run_); !wrong.ok()) return reply(wrong);
+  const std::string& known_id = run->ledger->record().run_id();
+  if (!request.run_id().empty() && !known_id.empty() && request.run_id() != known_id) {
+    return reply(MakeError(absl::StatusCode::kFailedPrecondition, reason::kRunIdMismatch,
+                           absl::StrCat("run_id is \"", request.run_id(), "\", but the root ", run->path,
+                                        " holds run \"", known_id, "\"; use another root or that id")));
+  }
+  Ledger::JoinSpec spec;
+  spec.rank = request.rank();
+  spec.world_size = request.world_size();
+  spec.launch_id = request.launch_id();
+  spec.instance = sessions_->Find(session)->client_instance;
+  spec.requested_attempt = request.attempt();
+  spec.run_id = request.run_id();
+  run->ledger->Join(spec, [this, session, name = run->name, request,
+                           reply = std::move(reply)](const absl::StatusOr<int64_t>& attempt) mutable {
+    Joined(session, name, request, attempt, std::move(reply));
+  });
+}
+
+void RunJoiner::Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
+                       const absl::StatusOr<int64_t>& attempt, Reply<v1::JoinRunResponse> reply) {
+  Run* run = hooks_.find_run(run_name);
+  const SessionInfo* info = sessions_->Find(session);
+  if (run == nullptr || info == nullptr) {
+    return reply(
+        MakeError(absl::StatusCode::kUnauthenticated, reason::kUnknownToken, "the session has ended"));
+  }
+  if (!attempt.ok()) return reply(attempt.status());
+  run->members.Join(Member{session, info->client_instance, request.rank(), request.world_size(), *attempt});
+  hooks_.joined(run, *attempt, request);
+  v1::JoinRunResponse response;
+  response.set_run(run->name);
+  response.set_attempt(*attempt);
+  response.set_run_id(request.run_id().empty() ? run->ledger->record().run_id() : request.run_id());
+  reply(std::move(response));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,45 @@
+// JoinRun: a session becomes a rank of a run.
+#ifndef CKPTD_DAEMON_ENGINE_RUN_JOINER_H_
+#define CKPTD_DAEMON_ENGINE_RUN_JOINER_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "ckptd/v1/messages.pb.h"
+#include "daemon/engine/engine_types.h"
+#include "daemon/engine/run.h"
+#include "daemon/engine/session_table.h"
+
+namespace ckptd {
+
+// Checks a JoinRun, asks the ledger for the attempt of the caller's process, and enters the rank into
+// Run::members. Keeps no state between calls.
+class RunJoiner {
+ public:
+  struct Hooks {
+    // Null: the run has been closed.
+    std::function<Run*(const std::string& name)> find_run;
+    // The rank is in Run::members. Runs before the answer.
+    std::function<void(Run*, int64_t attempt, const v1::JoinRunRequest&)> joined;
+  };
+
+  RunJoiner(int ranks_per_run, const SessionTable* sessions, Hooks hooks)
+      : ranks_per_run_(ranks_per_run), sessions_(sessions), hooks_(std::move(hooks)) {}
+
+  // The session is open.
+  void Join(SessionId session, Run* run, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
+
+ private:
+  void Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
+              const absl::StatusOr<int64_t>& attempt, Reply<v1::JoinRunResponse> reply);
+
+  const int ranks_per_run_;
+  const SessionTable* const sessions_;
+  const Hooks hooks_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_RUN_JOINER_H_
