@@ -78,9 +78,8 @@ bool AdoptionJobs::HasUnsynced(const Run& run) const { return !states_.Of(&run).
 
 absl::Status AdoptionJobs::CheckStart(const Run& run, const v1::AdoptCheckpointsRequest& request) const {
   if (request.tags_size() > kMostTags) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument,
-                     absl::StrCat("tags names ", request.tags_size(), " checkpoints; at most ", kMostTags,
-                                  ", or none for all of them"));
+    return InvalidArgument(absl::StrCat("tags names ", request.tags_size(), " checkpoints; at most ",
+                                        kMostTags, ", or none for all of them"));
   }
   if (hooks_.is_draining())
     return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,

@@ -137,13 +137,11 @@ void Engine::Impl::ListCheckpoints(const Caller& caller, const v1::ListCheckpoin
   if (!found.ok()) return reply(found.status());
   Run* run = *found;
   if (request.page_size() < 0 || request.page_size() > 1000) {
-    return reply(MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument,
-                           absl::StrCat("page_size is ", request.page_size(), "; it is in [0, 1000]")));
+    return reply(InvalidArgument(absl::StrCat("page_size is ", request.page_size(), "; it is in [0, 1000]")));
   }
   int64_t below = INT64_MAX;
   if (!request.page_token().empty() && (!absl::SimpleAtoi(request.page_token(), &below) || below < 1)) {
-    return reply(MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument,
-                           "page_token is not one that this method answered"));
+    return reply(InvalidArgument("page_token is not one that this method answered"));
   }
   std::map<int64_t, v1::Checkpoint> all;
   for (const auto& [sequence, committed] : run->catalog.committed())

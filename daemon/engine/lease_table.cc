@@ -126,8 +126,7 @@ absl::Status LeaseTable::Report(const Caller& caller, const v1::ReportReadingReq
   const absl::StatusOr<const Lease*> found = Find(caller, request.lease());
   if (!found.ok()) return found.status();
   if (request.read_bytes() < 0 || request.total_bytes() < request.read_bytes()) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, reason::kInvalidArgument,
+    return InvalidArgument(
         absl::StrCat(request.read_bytes(), " bytes of ", request.total_bytes(), " cannot have been read"));
   }
   Lease& lease = leases_.at(request.lease());

@@ -13,10 +13,6 @@ namespace {
 constexpr int kMostRanks = 65536;
 constexpr int kMostOrphans = 1000;
 
-absl::Status InvalidArgument(const std::string& message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument, message);
-}
-
 absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
   if (request.world_size() < 1 || request.world_size() > kMostRanks) {
     return InvalidArgument(

@@ -86,8 +86,7 @@ absl::StatusOr<Run*> RunTable::FindByCheckpoint(const Caller& caller, const std:
                                                 std::string* tag) {
   auto parsed = ParseCheckpointName(name);
   if (!parsed) {
-    return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument,
-                     absl::StrCat("name is \"", name, "\"; it is runs/{run}/checkpoints/{tag}"));
+    return InvalidArgument(absl::StrCat("name is \"", name, "\"; it is runs/{run}/checkpoints/{tag}"));
   }
   *tag = parsed->second;
   return Find(caller, parsed->first);

@@ -141,8 +141,7 @@ void Engine::Impl::Extend(const Caller& caller, const v1::ExtendRequest& request
         {{"tag", save->key.tag}}));
   }
   if (request.files().empty()) {
-    return reply(MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument,
-                           "files is empty; name at least one"));
+    return reply(InvalidArgument("files is empty; name at least one"));
   }
   if (absl::Status wrong = CheckFiles(request.files()); !wrong.ok()) return reply(wrong);
   grants_.Extend(save, part, request, std::move(reply));
@@ -222,8 +221,7 @@ absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByKey(const Calle
 
 void Engine::Impl::Wait(const Caller& caller, const v1::WaitRequest& request, Reply<v1::WaitResponse> reply) {
   if (request.level() != v1::STAGED && request.level() != v1::SEALED && request.level() != v1::COMMITTED) {
-    return reply(MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument,
-                           "level is STAGED, SEALED or COMMITTED"));
+    return reply(InvalidArgument("level is STAGED, SEALED or COMMITTED"));
   }
   absl::StatusOr<Duration> timeout =
       CheckDuration(request.has_timeout(), request.timeout(), "timeout", std::chrono::seconds(60),

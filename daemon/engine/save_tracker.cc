@@ -16,10 +16,6 @@ namespace {
 
 constexpr size_t kMostMessageBytes = 1000;  // Of an Abort.
 
-absl::Status Invalid(const std::string& message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument, message);
-}
-
 bool IsReached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
 
 bool AwaitsRoom(const Save& save) {
@@ -65,13 +61,14 @@ absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
   std::set<std::string> seen;
   for (const v1::FileSpec& file : request.files()) {
     const auto placed = part.placed.find(file.path());
-    if (placed == part.placed.end()) return Invalid(absl::StrCat("file ", file.path(), " was never placed"));
+    if (placed == part.placed.end())
+      return InvalidArgument(absl::StrCat("file ", file.path(), " was never placed"));
     if (file.size_bytes() > placed->second.size_bytes()) {
-      return Invalid(absl::StrCat("file ", file.path(), " is sealed with ", file.size_bytes(), " bytes, but ",
-                                  placed->second.size_bytes(), " were placed"));
+      return InvalidArgument(absl::StrCat("file ", file.path(), " is sealed with ", file.size_bytes(),
+                                          " bytes, but ", placed->second.size_bytes(), " were placed"));
     }
     if (!seen.insert(file.path()).second)
-      return Invalid(absl::StrCat("file ", file.path(), " is sealed twice"));
+      return InvalidArgument(absl::StrCat("file ", file.path(), " is sealed twice"));
   }
   return absl::OkStatus();
 }

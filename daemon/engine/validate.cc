@@ -17,10 +17,6 @@ namespace {
 constexpr int64_t kLargestPart = int64_t{1} << 46;
 constexpr int kMostMetrics = 32;
 
-absl::Status Invalid(const std::string& message) {
-  return MakeError(absl::StatusCode::kInvalidArgument, reason::kInvalidArgument, message);
-}
-
 }  // namespace
 
 absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& files) {
@@ -28,8 +24,8 @@ absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& 
   for (const v1::FileSpec& file : files) {
     CKPTD_RETURN_IF_ERROR(CheckFilePath(file.path()));
     if (file.size_bytes() < 0 || file.size_bytes() > kLargestPart || sum > kLargestPart - file.size_bytes()) {
-      return Invalid(absl::StrCat("size_bytes of file ", file.path(), " is ", file.size_bytes(),
-                                  "; sizes and their sum are in [0, 2^46]"));
+      return InvalidArgument(absl::StrCat("size_bytes of file ", file.path(), " is ", file.size_bytes(),
+                                          "; sizes and their sum are in [0, 2^46]"));
     }
     sum += file.size_bytes();
   }
@@ -39,14 +35,15 @@ absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& 
 absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
   CKPTD_RETURN_IF_ERROR(CheckTag(request.key().tag()));
   if (request.key().rank() < 0 || request.key().rank() >= world_size) {
-    return Invalid(absl::StrCat("rank is ", request.key().rank(), "; it is in [0, ", world_size, ")"));
+    return InvalidArgument(
+        absl::StrCat("rank is ", request.key().rank(), "; it is in [0, ", world_size, ")"));
   }
   if (request.key().ordinal() < 1) {
-    return Invalid(absl::StrCat("ordinal is ", request.key().ordinal(), "; it counts from 1"));
+    return InvalidArgument(absl::StrCat("ordinal is ", request.key().ordinal(), "; it counts from 1"));
   }
   if (request.has_num_kept_ckpts() && request.num_kept_ckpts() < 1) {
-    return Invalid(absl::StrCat("num_kept_ckpts is ", request.num_kept_ckpts(),
-                                "; it is at least 1, and leaving it out keeps all"));
+    return InvalidArgument(absl::StrCat("num_kept_ckpts is ", request.num_kept_ckpts(),
+                                        "; it is at least 1, and leaving it out keeps all"));
   }
   if (request.metrics_size() > kMostMetrics) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kMetricsTooLarge,
@@ -67,12 +64,12 @@ absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
 absl::Status CheckDamage(const v1::Damage& damage) {
   constexpr size_t kMostText = 1000, kMostValue = 100;
   if (damage.has_chunk() && damage.chunk() < 0) {
-    return Invalid(absl::StrCat("damage.chunk is ", damage.chunk(), "; it is at least 0"));
+    return InvalidArgument(absl::StrCat("damage.chunk is ", damage.chunk(), "; it is at least 0"));
   }
   if (damage.path().size() > kMostText || damage.message().size() > kMostText ||
       damage.expected().size() > kMostValue || damage.found().size() > kMostValue) {
-    return Invalid(absl::StrCat("damage is said in too many words: path and message have at most ", kMostText,
-                                " bytes, expected and found ", kMostValue));
+    return InvalidArgument(absl::StrCat("damage is said in too many words: path and message have at most ",
+                                        kMostText, " bytes, expected and found ", kMostValue));
   }
   return absl::OkStatus();
 }
@@ -90,9 +87,9 @@ absl::StatusOr<Duration> CheckDuration(bool set, const google::protobuf::Duratio
   const double seconds = static_cast<double>(value.seconds()) + value.nanos() * 1e-9;
   if (!in_range || seconds < std::chrono::duration<double>(least).count() ||
       seconds > std::chrono::duration<double>(most).count()) {
-    return Invalid(absl::StrCat(field, " is ", seconds, " s; it is in [",
-                                std::chrono::duration<double>(least).count(), " s, ",
-                                std::chrono::duration<double>(most).count(), " s]"));
+    return InvalidArgument(absl::StrCat(field, " is ", seconds, " s; it is in [",
+                                        std::chrono::duration<double>(least).count(), " s, ",
+                                        std::chrono::duration<double>(most).count(), " s]"));
   }
   return std::chrono::seconds(value.seconds()) + Duration(value.nanos());
 }
