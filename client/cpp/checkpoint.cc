@@ -98,9 +98,8 @@ class CheckpointImpl {
       CKPTD_ASSIGN_OR_RETURN(const int64_t size, SizeOf(range.path));
       const int64_t length = std::ssize(range.into);
       if (range.offset < 0 || range.offset > size || length > size - range.offset) {
-        return InvalidArgument(absl::StrCat("bytes ", range.offset, " to ", range.offset + length, " of ",
-                                            range.path, " were requested, but the file has ", size,
-                                            " bytes"));
+        return InvalidArgument(absl::StrCat(length, " bytes of ", range.path, " from byte ", range.offset,
+                                            " on were requested, but the file has ", size, " bytes"));
       }
       if (length > 0) wanted[range.path].push_back({range.offset, range.into});
     }

@@ -277,7 +277,7 @@ TEST_F(RestoreTest, RefusesRangeBeyondFileBeforeReading) {
   for (const int64_t offset : {std::ssize(b_) - 1, std::ssize(b_) + 1, int64_t{-1}, kMost, -kMost}) {
     const absl::Status read = checkpoint.ReadRanges({{"a", 0, first}, {"sub/b", offset, second}});
     EXPECT_EQ(ReasonOf(read), "INVALID_ARGUMENT") << read;
-    EXPECT_THAT(std::string(read.message()), HasSubstr("it has 1000"));
+    EXPECT_THAT(std::string(read.message()), HasSubstr("but the file has 1000 bytes"));
     EXPECT_EQ(checkpoint.ReadInto("sub/b", offset, second), read);
   }
   EXPECT_EQ(ReasonOf(checkpoint.ReadRanges({{"a", 0, first}, {"c", 0, {}}})), "UNKNOWN_FILE");
