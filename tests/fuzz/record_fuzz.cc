@@ -1,5 +1,5 @@
-// The small records: part, run, pins, swap intent. The first byte selects the record, and whether the rest is
-// the file or the message in it, which the target frames with the right CRC32C.
+// The small records: part, run, pins, damage marks, swap intent. The first byte selects the record, and
+// whether the rest is the file or the message in it, which the target frames with the right CRC32C.
 #include <optional>
 
 #include "ckptd/storage/v1/storage.pb.h"
@@ -71,6 +71,13 @@ void Read(uint8_t kind, std::string_view bytes) {
       FUZZ_CHECK(pins.ok() || std::string(pins.status().message()).find(kPinsName) != std::string::npos);
       return;
     }
+    case 4: {
+      files.Put(kDamagedName, bytes);
+      const absl::StatusOr<Damages> damages = Damages::Load(files.fs(), files.at());
+      FUZZ_CHECK(damages.ok() ||
+                 std::string(damages.status().message()).find(kDamagedName) != std::string::npos);
+      return;
+    }
     default: {
       files.Put(kSwapName, bytes);
       return CheckLoaded(LoadSwapIntent(files.fs(), files.at(), "node"), kSwapName);
@@ -83,10 +90,11 @@ void Read(uint8_t kind, std::string_view bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ckptd;
-  constexpr FrameKind kKinds[] = {kPartRecordFrame, kRunRecordFrame, kPinRecordFrame, kSwapIntentFrame};
+  constexpr FrameKind kKinds[] = {kPartRecordFrame, kRunRecordFrame, kPinRecordFrame, kSwapIntentFrame,
+                                  kDamageRecordFrame};
   FuzzInput input(data, size);
   const uint8_t what = input.Byte();
-  const uint8_t kind = what & 3;
+  const uint8_t kind = (what & 8) != 0 ? 4 : what & 3;
   if ((what & 4) == 0) {
     Read(kind, input.Rest());
   } else {
