@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -422,8 +423,10 @@ bool InASegment(const std::byte* data) {
 // Returns the mapping of a file that must be mappable.
 MappedFile Mapped(Checkpoint& checkpoint, const std::string& path) {
   absl::StatusOr<std::optional<MappedFile>> mapped = checkpoint.Map(path);
-  EXPECT_TRUE(mapped.ok() && mapped->has_value()) << mapped.status();
-  return **std::move(mapped);
+  if (mapped.ok() && mapped->has_value()) return **std::move(mapped);
+  ADD_FAILURE() << path << " cannot be mapped (" << mapped.status()
+                << "); with huge pages reserved, /proc/sys/vm/nr_hugepages, enough of them must be free";
+  std::abort();  // There is no empty MappedFile to go on with.
 }
 
 TEST_F(RestoreTest, MappedFileIsInDaemonMemoryAndPrivateToReader) {
