@@ -49,7 +49,7 @@ void Scrubber::Start(Run* run, State& state, Instant now) {
   std::erase_if(state.due, [run](const auto& due) { return run->catalog.Find(due.first) == nullptr; });
   const std::optional<int64_t> sequence = MostOverdue(*run, state, now);
   if (!sequence) return;
-  state.reading.emplace();
+  state.reading = Reading();
   state.reading->sequence = *sequence;
   state.reading->waiting = true;
   run->io->OpenCheckpoint(run->catalog.Find(*sequence)->summary.tag(), *sequence,

@@ -97,7 +97,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                     grants_.OnAdmitted(save);
                   },
               .session_of_rank =
-                  [this](const Run& run, int64_t attempt, int rank) {
+                  [](const Run& run, int64_t attempt, int rank) {
                     const Member* member = run.members.FindRank(attempt, rank);
                     return member == nullptr ? SessionId() : member->session;
                   }}),
@@ -105,8 +105,8 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
               [this](Save* save, absl::Status error) { tracker_.Fail(save, std::move(error)); }),
       intake_(options_, clock, observer, &saves_, &placer_, &queue_, &grants_, &disk_,
               {.find_run = [this](const std::string& name) { return runs_.Find(name); },
-               .find_member = [this](Run* run, SessionId session,
-                                     int rank) { return run->members.Find(session, rank); },
+               .find_member = [](Run* run, SessionId session,
+                                 int rank) { return run->members.Find(session, rank); },
                .fence_off = [this](Run* run, int64_t attempt) { FenceOff(run, attempt); },
                .answer_if_ended = [this](Run* run, const SaveId& key) { return AnswerIfEnded(run, key); },
                .is_pinned = [this](const Run& run,
