@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import socket
+import subprocess
 import threading
 import time
 import types as python_types
@@ -97,26 +98,10 @@ def nest(folder, depth):
 
 
 def remove(root):
-    """Like rmtree, which would fail on what nest() has created: removes that first, wherever it is."""
-    for folder, names, _ in os.walk(root):
-        if "d" in names and os.path.basename(os.path.dirname(folder)) in ("trash", "inflight"):
-            unnest(folder)
-            names.clear()
-    shutil.rmtree(root, ignore_errors=True)
-
-
-def unnest(folder):
-    here = os.open(".", os.O_RDONLY)
-    os.chdir(folder)
-    depth = 0
-    while os.path.isdir("d"):
-        os.chdir("d")
-        depth += 1
-    for _ in range(depth):
-        os.chdir("..")
-        os.rmdir("d")
-    os.fchdir(here)
-    os.close(here)
+    """Removes a tree of any depth. shutil.rmtree and os.walk recurse, and the daemon may have been stopped while it
+    took the tree of nest() apart, so that parts of it lie anywhere in the trash.
+    """
+    subprocess.run(["rm", "-rf", root], check=True, timeout=120)
 
 
 def copy_with_deep_trash(root, other, depth):
