@@ -137,7 +137,8 @@ class CheckpointImpl {
     const absl::Status read = ReadPieces(path, plan.pieces, done);
     progress_.End(read.ok());
     if (read.ok()) {
-      RunCopy(plan.copies, /*threads=*/1);  // In order: a step may copy what an earlier one has written.
+      RunCopy(CopyWay::kFromReadBuffer, plan.copies,
+              /*threads=*/1);  // In order: a step may copy what an earlier one has written.
       return read;
     }
     const absl::Status error =

@@ -5,8 +5,6 @@
 #include <system_error>
 #include <thread>
 
-#include "storage/base/streaming_copy.h"
-
 namespace ckptd::client {
 namespace {
 
@@ -48,7 +46,7 @@ void ParallelFor(int count, int threads, const std::function<void(int)>& work) {
   for (std::thread& other : others) other.join();
 }
 
-void RunCopy(const std::vector<CopyStep>& steps, int threads) {
+void RunCopy(CopyWay way, const std::vector<CopyStep>& steps, int threads) {
   size_t total = 0;
   for (const CopyStep& step : steps) total += step.size;
   const size_t shares = std::clamp<size_t>(total / kMinShare, 1, std::max(threads, 1));
@@ -59,7 +57,7 @@ void RunCopy(const std::vector<CopyStep>& steps, int threads) {
     size_t at = 0;
     for (const CopyStep& step : steps) {
       const size_t from = std::max(begin, at), to = std::min(end, at + step.size);
-      if (from < to) StreamingCopy(step.to + (from - at), step.from + (from - at), to - from);
+      if (from < to) StreamingCopy(way, step.to + (from - at), step.from + (from - at), to - from);
       at += step.size;
       if (at >= end) break;
     }

@@ -1,4 +1,4 @@
-// The one copy that a save makes: from many sources to many targets, by several threads.
+// The one copy that a save or a restore makes: from many sources to many targets, by several threads.
 #ifndef CKPTD_CLIENT_CPP_COPY_H_
 #define CKPTD_CLIENT_CPP_COPY_H_
 
@@ -6,6 +6,8 @@
 #include <functional>
 #include <span>
 #include <vector>
+
+#include "storage/base/streaming_copy.h"
 
 namespace ckptd::client {
 
@@ -22,7 +24,7 @@ void PlanCopy(std::span<const std::span<const std::byte>> pieces,
 
 // Runs the steps with up to `threads` threads, each copying an equal share of the bytes. The calling thread
 // is one of them.
-void RunCopy(const std::vector<CopyStep>& steps, int threads);
+void RunCopy(CopyWay way, const std::vector<CopyStep>& steps, int threads);
 
 // Calls work(0) ... work(count - 1), with up to `threads` threads. The calling thread is one of them; if the
 // system allows no more threads, it does all of the work.

@@ -28,7 +28,7 @@ std::vector<std::byte> CopyCut(const std::vector<std::byte>& from, size_t piece,
   }
   std::vector<CopyStep> steps;
   PlanCopy(pieces, targets, &steps);
-  RunCopy(steps, threads);
+  RunCopy(CopyWay::kIntoSegment, steps, threads);
   return to;
 }
 
@@ -52,7 +52,7 @@ TEST(Copy, PlansNoStepsForNoPieces) {
   std::vector<CopyStep> steps;
   PlanCopy({}, {}, &steps);
   EXPECT_TRUE(steps.empty());
-  RunCopy(steps, 4);
+  RunCopy(CopyWay::kIntoSegment, steps, 4);
 }
 
 TEST(ParallelFor, CallsWorkOnceForEachIndex) {

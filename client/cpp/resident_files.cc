@@ -69,7 +69,7 @@ bool ResidentFiles::Read(const std::string& path, std::span<const FilePiece> pie
     const std::vector<std::span<const std::byte>> sources(from->begin(), from->end());
     PlanCopy(sources, std::span(&piece.into, 1), &steps);
   }
-  RunInBackgroundIf(background, [&] { RunCopy(steps, threads); });
+  RunInBackgroundIf(background, [&] { RunCopy(CopyWay::kOutOfSegment, steps, threads); });
   return session_->alive();
 }
 

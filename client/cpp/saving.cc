@@ -191,7 +191,7 @@ absl::StatusOr<Save> PartImpl::FillAndSeal(const std::function<std::vector<CopyS
         if (ended_) return MakeSave();  // Skipped, or already committed.
         if (!filled_) {
           Stopwatch watch(&timing_.copy);
-          RunCopy(steps(), run_->copy_threads());
+          RunCopy(CopyWay::kIntoSegment, steps(), run_->copy_threads());
           filled_ = true;
         }
         return SendSeal(*membership);

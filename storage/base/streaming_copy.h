@@ -4,13 +4,25 @@
 
 #include <cstddef>
 
+#include "storage/base/copy_loops.h"
+
 namespace ckptd {
 
-// Copies like memcpy. Large copies bypass the cache, so the target's lines are not read first. That is 1.3 to
-// 2 times as fast as memcpy for pieces up to some hundred MiB. (glibc bypasses the cache only above three
-// quarters of the last cache level, which on a large processor is more than a segment.) Uses nothing of the
-// C++ runtime library.
-void StreamingCopy(void* to, const void* from, size_t size);
+// Where bytes go. Each way has a fastest loop of its own.
+enum class CopyWay {
+  kIntoSegment,     // From a trainer's tensors to the daemon's memory.
+  kOutOfSegment,    // Back.
+  kFromReadBuffer,  // From a buffer that was filled just now, and may be in the processor's cache.
+};
+
+// Copies like memcpy, by the loop that is fastest for the way on this processor
+// (storage/base/measured_copy.h). Most loops bypass the cache, so the target's lines are not read first.
+// (glibc bypasses it only above three quarters of the last cache level, which on a large processor is more
+// than a segment.) Any thread may call it. Uses nothing of the C++ runtime library.
+void StreamingCopy(CopyWay way, void* to, const void* from, size_t size);
+
+// The loop that this process has chosen for the way; null before it has copied enough to know.
+const CopyLoop* FastestCopyLoop(CopyWay way);
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_BASE_STREAMING_COPY_H_

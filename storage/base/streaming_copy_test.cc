@@ -18,10 +18,20 @@ TEST(StreamingCopy, CopiesEverySizeToAnyAddressAndNothingElse) {
       std::string to(at + size + 100, '#'), expected = to;
       const size_t source = at * 7 % 61;
       expected.replace(at, size, from, source, size);
-      StreamingCopy(to.data() + at, from.data() + source, size);
+      StreamingCopy(CopyWay::kIntoSegment, to.data() + at, from.data() + source, size);
       ASSERT_EQ(to, expected) << size << " bytes to " << at;
     }
   }
+}
+
+TEST(StreamingCopy, EachWayHasAFastestLoopOfItsOwn) {
+  ASSERT_EQ(FastestCopyLoop(CopyWay::kFromReadBuffer), nullptr);
+  const std::string from(size_t{64} << 20, 'x');
+  std::string to(from.size(), '#');
+  StreamingCopy(CopyWay::kOutOfSegment, to.data(), from.data(), from.size());
+  EXPECT_TRUE(to == from);
+  EXPECT_NE(FastestCopyLoop(CopyWay::kOutOfSegment), nullptr);
+  EXPECT_EQ(FastestCopyLoop(CopyWay::kFromReadBuffer), nullptr);
 }
 
 }  // namespace

@@ -127,7 +127,9 @@ void Scatter(const Job& job, uint64_t at, const char* buffer, uint64_t size) {
     const uint64_t first = std::max(at, job.read.offsets[piece]),
                    last = std::min(at + size, job.EndOf(piece));
     if (job.read.offsets[piece] >= at + size) return;
-    if (first < last) StreamingCopy(job.AddressOf(piece, first), buffer + (first - at), last - first);
+    if (first < last)
+      StreamingCopy(CopyWay::kFromReadBuffer, job.AddressOf(piece, first), buffer + (first - at),
+                    last - first);
   }
 }
 

@@ -102,7 +102,11 @@ void CopyPiece(const CopyJob& job, uint64_t at, char* piece, uint64_t size) {
     const uint64_t begin = segment == 0 ? 0 : ends[segment - 1];
     const uint64_t n = std::min(size, ends[segment] - at);
     auto* const in_part = reinterpret_cast<char*>(job.segment_addresses[segment] + (at - begin));
-    ckptd::StreamingCopy(job.out ? piece : in_part, job.out ? in_part : piece, n);
+    if (job.out) {
+      ckptd::StreamingCopy(ckptd::CopyWay::kOutOfSegment, piece, in_part, n);
+    } else {
+      ckptd::StreamingCopy(ckptd::CopyWay::kIntoSegment, in_part, piece, n);
+    }
     at += n;
     piece += n;
     size -= n;

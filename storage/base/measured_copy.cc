@@ -1,0 +1,80 @@
+#include "storage/base/measured_copy.h"
+
+#include <string.h>
+
+#include <algorithm>
+
+namespace ckptd {
+namespace {
+
+constexpr uint64_t kNotHere = ~uint64_t{0};  // The cost of a loop that this processor does not have.
+constexpr uint64_t kTiePercent = 3;  // A loop must be faster by more than this to displace a preferred one.
+
+// Faults in the pages of the slice: a loop must not pay for that, because only the first one would. The copy
+// that follows overwrites every byte.
+void Touch(char* to, const char* from, size_t size) {
+  for (size_t at = 0; at < size; at += 4096) {
+    *static_cast<volatile char*>(to + at) = *static_cast<const volatile char*>(from + at);
+  }
+}
+
+}  // namespace
+
+void MeasuredCopy::Copy(char* to, const char* from, size_t size) {
+  const CopyLoop* loop = fastest();
+  for (size_t slice = std::min(size, kSlice); loop == nullptr && slice >= kLeastSlice;
+       slice = std::min(size, kSlice)) {
+    if (!TrySlice(to, from, slice)) break;
+    to += slice;
+    from += slice;
+    size -= slice;
+    loop = fastest();
+  }
+  if (loop == nullptr) loop = Preferred();
+  if (size >= kLeastStreamed) return loop->copy(to, from, size);
+  if (size > 0) memcpy(to, from, size);
+}
+
+const CopyLoop* MeasuredCopy::Preferred() const {
+  const auto loops = loops_();
+  return &*std::find_if(loops.begin(), loops.end(), [](const CopyLoop& loop) { return loop.works_here(); });
+}
+
+bool MeasuredCopy::TrySlice(char* to, const char* from, size_t size) {
+  const auto loops = loops_();
+  const int count = static_cast<int>(loops.size()), turns = count * kRounds;
+  if (next_turn_.load(std::memory_order_relaxed) >= turns) return false;  // Others are in the last ones.
+  const int turn = next_turn_.fetch_add(1, std::memory_order_relaxed);
+  if (turn >= turns) return false;
+  const CopyLoop& loop = loops[static_cast<size_t>(turn % count)];
+  const bool works = loop.works_here();
+  Touch(to, from, size);
+  const int64_t begin = now_();
+  (works ? loop : *Preferred()).copy(to, from, size);
+  const auto elapsed = static_cast<uint64_t>(std::max<int64_t>(now_() - begin, 1));
+  cost_[turn].store(works ? elapsed * 1'000'000 / size : kNotHere, std::memory_order_relaxed);
+  if (ended_turns_.fetch_add(1, std::memory_order_acq_rel) + 1 == turns) {
+    fastest_.store(Choose(), std::memory_order_release);
+  }
+  return true;
+}
+
+const CopyLoop* MeasuredCopy::Choose() const {
+  const auto loops = loops_();
+  const int count = static_cast<int>(loops.size());
+  uint64_t best = kNotHere;
+  for (int i = 0; i < count; ++i) best = std::min(best, Median(i));
+  int chosen = 0;
+  while (Median(chosen) == kNotHere || Median(chosen) > best + best * kTiePercent / 100) ++chosen;
+  return &loops[static_cast<size_t>(chosen)];
+}
+
+uint64_t MeasuredCopy::Median(int loop) const {
+  const int count = static_cast<int>(loops_().size());
+  uint64_t costs[kRounds];
+  for (int i = 0; i < kRounds; ++i) costs[i] = cost_[i * count + loop].load(std::memory_order_relaxed);
+  std::sort(costs, costs + kRounds);
+  return costs[kRounds / 2];
+}
+
+}  // namespace ckptd
