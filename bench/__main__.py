@@ -13,7 +13,7 @@ from typing import Callable, Iterator, List, NamedTuple
 from bench.base import fio, machine
 from bench.base.context import GIB, SUFFIX, BenchContext
 from bench.base.result import Result, as_json, as_table
-from bench.cases import convert, handoff, memory, ready, restore, save, small, step
+from bench.cases import convert, copy, handoff, memory, ready, restore, save, small, step
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
@@ -25,6 +25,7 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "copy": Case(copy.run, "the ways to copy memory, and which one a client chooses"),
     "save": Case(save.run, "stall, durable bytes, publishing, the daemon's CPU and memory", uses_fio=True),
     "small": Case(small.run, "10,000 tensors of 1 KiB"),
     "handoff": Case(handoff.run, "Begin + Seal, with almost no bytes between them"),

@@ -164,6 +164,13 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def processor() -> str:
+    """Its name, and the family and model that tell processors of the same name apart."""
+    first = pathlib.Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
+
+
 def private_memory(pid: int) -> int:
     """Resident bytes of a process without shared memory: VmRSS - RssShmem."""
     fields = dict(

@@ -3,8 +3,8 @@
 // Saves BYTES of memory, gathered from PIECES pieces, SAVES times. Each save waits for a line on stdin, which
 // the caller sends when the disk is idle, and is committed before the next begins. The first save is cold.
 // Prints one JSON line for each save, with the seconds of the stall (the whole Save call), of Begin and Seal
-// together, from the call until COMMITTED, and of one memcpy of the same bytes by THREADS threads into warm
-// memory, measured right before.
+// together, from the call until COMMITTED, and of a copy of the same bytes by each of the processor's loops,
+// by THREADS threads into warm memory, measured right before.
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -14,9 +14,12 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "client/cpp/client.h"
 #include "client/cpp/copy.h"
+#include "storage/base/copy_loops.h"
 
 namespace {
 
@@ -44,12 +47,26 @@ std::vector<std::span<const std::byte>> Cut(std::span<const std::byte> state, in
   return cut;
 }
 
-// One memcpy of everything; each thread copies an equal share.
-void Copy(std::span<std::byte> to, std::span<const std::byte> from, int threads) {
+// A copy of everything; each thread copies an equal share.
+void Copy(const ckptd::CopyLoop& loop, std::span<std::byte> to, std::span<const std::byte> from,
+          int threads) {
   ckptd::client::ParallelFor(threads, threads, [&](int i) {
     const size_t start = from.size() * i / threads, end = from.size() * (i + 1) / threads;
-    std::memcpy(to.data() + start, from.data() + start, end - start);
+    loop.copy(reinterpret_cast<char*>(to.data()) + start, reinterpret_cast<const char*>(from.data()) + start,
+              end - start);
   });
+}
+
+// JSON with the seconds of a copy by each loop that works here.
+std::string MeasureCopies(std::span<std::byte> to, std::span<const std::byte> from, int threads) {
+  std::vector<std::string> measured;
+  for (const ckptd::CopyLoop& loop : ckptd::CopyLoops()) {
+    if (!loop.works_here()) continue;
+    const auto begin = Now();
+    Copy(loop, to, from, threads);
+    measured.push_back(absl::StrFormat("\"%s\": %.6f", loop.name, Seconds(Now() - begin)));
+  }
+  return absl::StrCat("{", absl::StrJoin(measured, ", "), "}");
 }
 
 int Bench(Run& run, int64_t bytes, int saves, int threads, int pieces) {
@@ -58,9 +75,7 @@ int Bench(Run& run, int64_t bytes, int saves, int threads, int pieces) {
   std::memset(copy.data(), 0xa5, copy.size());  // Warm.
   std::string line;
   for (int i = 0; i < saves && std::getline(std::cin, line); ++i) {
-    const auto before_copy = Now();
-    Copy(copy, state, threads);
-    const auto memcpy_time = Now() - before_copy;
+    const std::string copies = MeasureCopies(copy, state, threads);
     std::memcpy(state.data(), &i, std::min(sizeof i, state.size()));  // No two saves are equal.
 
     const auto begin = Now();
@@ -75,10 +90,9 @@ int Bench(Run& run, int64_t bytes, int saves, int threads, int pieces) {
     std::cout << absl::StrFormat(
                      "{\"save\": %d, \"bytes\": %d, \"threads\": %d, \"stall_s\": %.6f, \"handoff_s\": %.6f, "
                      "\"copy_s\": %.6f, "
-                     "\"map_s\": %.6f, \"durable_s\": %.6f, \"memcpy_s\": %.6f}",
+                     "\"map_s\": %.6f, \"durable_s\": %.6f, \"copies\": %s}",
                      i, bytes, threads, Seconds(stall), Seconds(save->timing().begin + save->timing().seal),
-                     Seconds(save->timing().copy), Seconds(save->timing().map), Seconds(durable),
-                     Seconds(memcpy_time))
+                     Seconds(save->timing().copy), Seconds(save->timing().map), Seconds(durable), copies)
               << std::endl;
   }
   return 0;

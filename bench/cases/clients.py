@@ -45,7 +45,7 @@ def run_cpp(context: BenchContext, daemon: Daemon, size: int, rounds: int, piece
             saves.append(json.loads(answer))
     return {
         "bytes": size,
-        "copies": [save["memcpy_s"] for save in saves],
+        "copies": [save["copies"] for save in saves],
         "cold": saves[0]["stall_s"],
         "warm": [save["stall_s"] for save in saves[1:]],
         "keys": [(str(root), f"bench_{save['save']}") for save in saves],

@@ -29,7 +29,7 @@ def resume(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     """
     files = training_state.training_state(options.size)
     copy = limits.MemoryCopy(tensors_of(files), options.threads)
-    copies = [copy() for _ in range(3)]
+    copies = [copy() for _ in range(2)]
     before = file_bytes("read_bytes")
     start = time.perf_counter()
     loaded = run.restore(
@@ -42,7 +42,7 @@ def resume(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     )
     seconds = time.perf_counter() - start
     disk = file_bytes("read_bytes") - before
-    copies += [copy() for _ in range(3)]
+    copies += [copy() for _ in range(2)]
     return {"bytes": copy.size, "seconds": seconds, "copies": copies, "disk": disk, "sums": sums(loaded)}
 
 

@@ -28,7 +28,6 @@ def big(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
         training_state.change(tensors)
         rates.append(fio())
         copies.append(copy())
-        copies.append(copy())
         limits.wait_for_idle_disk(options.folder)
         cpu.append(machine.cpu_seconds(options.pid))
         start = time.perf_counter()

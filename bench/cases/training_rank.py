@@ -36,12 +36,12 @@ def main() -> None:
     for number in range(options.rounds + 1):
         training_state.change(tensors)
         dist.barrier()
-        seconds = copy()
+        turn = copy()
         save = save_cost.measure(
             step, QUIET_STEPS, lambda: run.save(f"save_{number}", files=files).future("committed")
         )
         if number > 0:  # The first is cold.
-            journal.write("save", copy=seconds, lost=save_cost.lost_seconds(save, save["quiet"]), **save)
+            journal.write("save", copy=turn, lost=save_cost.lost_seconds(save, save["quiet"]), **save)
         dist.barrier()
     dist.destroy_process_group()
 

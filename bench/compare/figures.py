@@ -6,6 +6,8 @@ import dataclasses
 import statistics
 from typing import Any, Dict, List
 
+from bench.base import limits
+
 FIGURES = {  # Meaning, unit.
     "first": "stall of a process's first save, s",
     "stall": "stall of later saves, s",
@@ -25,7 +27,7 @@ class Figures:
     """The values of each of FIGURES, one for each save, restore or job."""
 
     values: Dict[str, List[float]] = dataclasses.field(default_factory=lambda: {name: [] for name in FIGURES})
-    copies: List[float] = dataclasses.field(default_factory=list)
+    copies: List[limits.Turn] = dataclasses.field(default_factory=list)
     size: int = 0  # Bytes of a checkpoint, of all ranks together.
     unsynced: str = ""  # What is not synced when the library reports the end.
 
@@ -47,7 +49,7 @@ class Figures:
         self.values["cpu"] += [sum(cpu) / self.size * 1e9 for cpu in zip(*(rank["cpu"] for rank in ranks))]
         self.values["private"].append(private / self.size)
         self.values["shared"].append(shared / self.size)
-        self.copies += [max(seconds) for seconds in zip(*(rank["copies"] for rank in ranks))]
+        self.copies += [limits.slowest_of(turns) for turns in zip(*(rank["copies"] for rank in ranks))]
 
     def __getitem__(self, name: str) -> float:
         """The median of a figure."""
@@ -68,6 +70,6 @@ class Comparison:
         return next(iter(self.figures.values())).size
 
     @property
-    def copy(self) -> float:
-        """Seconds of the best copy of a rank's bytes, by one thread of each rank, all ranks concurrently."""
-        return min(seconds for figures in self.figures.values() for seconds in figures.copies)
+    def copy(self) -> limits.BestCopy:
+        """A copy of a rank's bytes by the fastest loop, by one thread of each rank, all ranks concurrently."""
+        return limits.best_copy([turn for figures in self.figures.values() for turn in figures.copies])

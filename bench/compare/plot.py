@@ -33,8 +33,8 @@ def plot(comparisons: List[Comparison], file: pathlib.Path) -> None:
         names = list(reversed(comparison.figures))
         colours = ["#d95f02" if name == catalog.CKPTD else "#8da0cb" for name in names]
         limits = {
-            "stall": comparison.copy,
-            "lost": comparison.copy,
+            "stall": comparison.copy.seconds,
+            "lost": comparison.copy.seconds,
             "durable": comparison.size / comparison.fio,
         }
         for panel, (name, title) in zip(row, PANELS.items()):

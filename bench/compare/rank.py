@@ -79,14 +79,14 @@ class Rank:
         dist.all_reduce(torch.zeros(1))
         return time.perf_counter() - start
 
-    def _copies(self) -> List[float]:
-        """The seconds of copies by all ranks concurrently. Frees the target."""
+    def _copies(self) -> List[limits.Turn]:
+        """Copies by all ranks concurrently. Frees the target."""
         copy = limits.MemoryCopy(tensors_of(self._workload.files()), threads=1)
-        seconds = []
+        turns = []
         for _ in range(3):
             dist.barrier()
-            seconds.append(copy())
-        return seconds
+            turns.append(copy())
+        return turns
 
     def _save_during_steps(self, number: int) -> Dict[str, Any]:
         tag = self._prepare(f"steps_{number}")

@@ -60,7 +60,7 @@ def main() -> None:
         for name, contender in order[first:] + order[:first]:
             limits.wait_for_idle_disk(options.folder)  # The last checkpoint's files were just deleted.
             dist.barrier()
-            journal.write("copy", seconds=copy(), bytes=copy.size)
+            journal.write("copy", turn=copy(), bytes=copy.size)
             tag = f"round_{round_number}.{CONTENDERS.index(name)}"
             step()
             figures = save_cost.measure(step, QUIET_STEPS, lambda: contender.save(tag, trainer.files()))
@@ -89,11 +89,11 @@ def collect(job: Job, ranks: int) -> Tuple[Figures, float, float]:
         if entries[0]["round"] > 0:  # The first save of each contender is cold.
             for key, values in figures[entries[0]["contender"]].items():
                 values.append(max(entry[key] for entry in entries))
-    copies = [
-        max(entry["seconds"] for entry in entries)
+    turns = [
+        limits.slowest_of([entry["turn"] for entry in entries])
         for entries in zip(*(job.events(r, "copy") for r in range(ranks)))
     ]
-    return figures, min(copies), job.events(0, "copy")[0]["bytes"]
+    return figures, limits.best_copy(turns).seconds, job.events(0, "copy")[0]["bytes"]
 
 
 def table(figures: Figures, copy: float, size: float, ranks: int) -> str:

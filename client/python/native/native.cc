@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <span>
 
+#include "storage/base/copy_loops.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/idle_priority.h"
 #include "storage/base/streaming_copy.h"
@@ -156,10 +157,18 @@ int PrivateFlags(int fd) {
   return MAP_PRIVATE | MAP_FIXED | (hugetlb ? 0 : MAP_NORESERVE);
 }
 
+// Counts only loops that work on this processor.
+const ckptd::CopyLoop* LoopHere(int index) {
+  for (const ckptd::CopyLoop& loop : ckptd::CopyLoops()) {
+    if (loop.works_here() && index-- == 0) return &loop;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 // The version of this interface. The package refuses a library with another version.
-CKPTD_EXPORT int ckptd_native_version() { return 7; }
+CKPTD_EXPORT int ckptd_native_version() { return 8; }
 
 // Returns the CRC32C of some bytes; `crc` is that of the bytes before them, 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
@@ -261,6 +270,25 @@ CKPTD_EXPORT int ckptd_map_private(const int* fds, const uint64_t* sizes, uint64
   }
   *address = aligned;
   return 0;
+}
+
+// The index-th loop that copies memory on this processor, for measurements. Null if there are not so many.
+CKPTD_EXPORT const char* ckptd_copy_loop_name(int index) {
+  const ckptd::CopyLoop* const loop = LoopHere(index);
+  return loop == nullptr ? nullptr : loop->name;
+}
+
+// Copies by the index-th loop.
+CKPTD_EXPORT void ckptd_copy_by_loop(int index, void* to, const void* from, uint64_t size) {
+  LoopHere(index)->copy(static_cast<char*>(to), static_cast<const char*>(from), size);
+}
+
+// The loop that this process has chosen for copies into a part, or, with `out`, out of one. Null before it
+// has copied enough to know.
+CKPTD_EXPORT const char* ckptd_fastest_copy_loop(int out) {
+  const ckptd::CopyLoop* const loop =
+      ckptd::FastestCopyLoop(out != 0 ? ckptd::CopyWay::kOutOfSegment : ckptd::CopyWay::kIntoSegment);
+  return loop == nullptr ? nullptr : loop->name;
 }
 
 CKPTD_EXPORT int ckptd_unmap(void* address, uint64_t size) { return munmap(address, size) == 0 ? 0 : errno; }

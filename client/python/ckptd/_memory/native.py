@@ -8,7 +8,7 @@ import threading
 from array import array
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-_VERSION = 7
+_VERSION = 8
 # A read of this size takes so long that it can be interrupted and shows progress.
 _INTERRUPTIBLE_BYTES = 64 << 20
 _PROGRESS_SECONDS = 0.1
@@ -46,6 +46,9 @@ def library() -> Any:
     loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
     loaded.ckptd_map_private.argtypes = [_pointer, _pointer, _u64, _pointer]
     loaded.ckptd_unmap.argtypes = [_pointer, _u64]
+    loaded.ckptd_copy_loop_name.restype = loaded.ckptd_fastest_copy_loop.restype = ctypes.c_char_p
+    loaded.ckptd_copy_by_loop.argtypes = [ctypes.c_int, _pointer, _pointer, _u64]
+    loaded.ckptd_copy_by_loop.restype = None
     return loaded
 
 
@@ -280,6 +283,27 @@ def _mapped(error: int, address: Any, size: int) -> int:
 def unmap(address: int, size: int) -> None:
     """Unmaps what map_shared() or map_private() has mapped."""
     library().ckptd_unmap(address, size)
+
+
+def copy_loops() -> List[str]:
+    """Returns the names of the ways to copy memory that this processor has."""
+    found: List[str] = []
+    for name in iter(lambda: library().ckptd_copy_loop_name(len(found)), None):
+        found.append(name.decode())
+    return found
+
+
+def copy_by_loop(loop: int, target: int, source: int, size: int) -> None:
+    """Copies `size` bytes between two addresses by one of copy_loops(), to measure it."""
+    library().ckptd_copy_by_loop(loop, target, source, size)
+
+
+def fastest_copy_loop(out: bool) -> Optional[str]:
+    """Returns the one of copy_loops() that this process has found to be the fastest to copy into the daemon's
+    memory, or out of it; None before it has copied enough to know.
+    """
+    name = library().ckptd_fastest_copy_loop(out)
+    return name.decode() if name is not None else None
 
 
 def default_threads(ranks: int) -> int:
