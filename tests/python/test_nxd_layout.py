@@ -184,6 +184,55 @@ def test_every_accepted_tensor_layout_is_restored_without_naming_a_tensor_class(
         assert nxd_job.differences(optimizer.state_dict().get("base_state"), expected.get("base_state")) == []
 
 
+EXPERTS = [replace(nxd_job.topology(rank, dp=4, ep=2), rank=rank, world_size=4) for rank in range(4)]
+EXPERT_FILE = "model/dp_rank_00_ep_rank_{:02d}_tp_rank_00_pp_rank_00.pt"
+
+
+def tids(root, ep):
+    return sorted(int(name[7:-3]) for name in os.listdir(root / f"t/{EXPERT_FILE.format(ep)}.tensors"))
+
+
+def test_xser_tensors_that_all_experts_share_are_written_by_the_first_expert_alone(tmp_path):
+    """As in what NxD itself wrote: the other experts' folders have only their own tensors."""
+    for where in EXPERTS:
+        save_rank(tmp_path, "t", where, model=nxd_job.Model(3, where), use_xser=True)
+    names = list(nxd_job.Model(3, EXPERTS[0]).state_dict())
+    own = [tid for tid, name in enumerate(names) if name.startswith("experts.")]
+    assert len(own) == 2 and tids(tmp_path, 0) == list(range(len(names))) and tids(tmp_path, 1) == own
+    for where in EXPERTS:
+        model = nxd_job.Model(0, where)
+        load_rank(tmp_path, "t", where, model=model)
+        assert nxd_job.model_differences(model, 3, where) == []
+
+
+def test_xser_tensors_without_any_expert_mark_are_all_written_by_every_expert(tmp_path):
+    for where in EXPERTS:
+        state = {name: value.detach().clone() for name, value in nxd_job.Model(3, where).state_dict().items()}
+        assert not any(hasattr(value, "expert_model_parallel") for value in state.values())
+        save_rank(tmp_path, "t", where, model=state, use_xser=True)
+    assert tids(tmp_path, 1) == tids(tmp_path, 0)
+    model = nxd_job.Model(0, EXPERTS[3])
+    load_rank(tmp_path, "t", EXPERTS[3], model=model)
+    assert nxd_job.model_differences(model, 3, EXPERTS[3]) == []
+
+
+def test_shared_tensor_is_found_by_its_name_where_experts_number_their_tensors_differently(tmp_path):
+    def state(where):
+        own = {f"e{n}": torch.full((3,), float(n)) for n in range(1 if where.ep_rank else 3)}
+        for value in own.values():
+            value.expert_model_parallel = True
+        return {**own, "shared": torch.full((3,), 7.0)}
+
+    for where in EXPERTS:
+        save_rank(tmp_path, "t", where, model=state(where), use_xser=True)
+    assert tids(tmp_path, 1) == [0]
+    for where in EXPERTS:
+        into = {name: torch.zeros(3) for name in state(where)}
+        for target in (into, {}):
+            load_rank(tmp_path, "t", where, model=target)
+            assert nxd_job.differences(target, {k: v.clone() for k, v in state(where).items()}) == []
+
+
 @pytest.mark.parametrize("on_far", [False, True])
 def test_expert_marks_are_written_beside_the_tensors_as_nxd_reads_them(tmp_path, on_far):
     where = nxd_job.topology(1, dp=2, ep=2)
@@ -223,6 +272,21 @@ def test_context_parallel_ranks_with_zero1_are_refused_and_without_it_one_writes
         _parts.check(where, _parts.SaveArguments(optimizer={}, zero1_optimizer=True))
     _parts.check(where, _parts.SaveArguments(optimizer={}))
     assert save_rank(tmp_path, "t", where, model={"a": torch.ones(1)}, optimizer={"s": 1}) == []
+
+
+@pytest.mark.parametrize("use_xser", [False, True])
+def test_only_modules_get_strict_as_with_nxd(tmp_path, use_xser):
+    class Wrapped:
+        """An object of a user, whose load_state_dict() has no other parameter."""
+
+        def load_state_dict(self, state):
+            self.state = state
+
+    where, model = Topology(rank=0, world_size=1), Wrapped()
+    save_rank(tmp_path, "t", where, model={"a": torch.ones(2)}, use_xser=use_xser)
+    for strict in (True, False):
+        load_rank(tmp_path, "t", where, model=model, strict=strict)
+        assert nxd_job.differences(model.state, {"a": torch.ones(2)}) == []
 
 
 def test_pipelined_model_saves_its_own_part(tmp_path):

@@ -166,8 +166,10 @@ def _check_keys(source: Source, saved: Any, here: Any) -> None:
 def _put(target: Any, state: Any, strict: bool) -> None:
     if isinstance(target, dict):
         _fill(target, state)
-    else:
+    elif isinstance(target, torch.nn.Module):
         target.load_state_dict(state, strict=strict)
+    else:  # Another object may not know the argument, and NxD does not give it.
+        target.load_state_dict(state)
 
 
 def _fill(target: Dict[Any, Any], state: Any) -> None:
@@ -225,6 +227,7 @@ def _load_each(
     ):
         return False
     info = source.load(info_name, classes)
+    files = _xser.TensorFiles(source, name, references, classes)
     for key, reference in references.items():
         known = info.get(getattr(reference, "tid", None))
         target = into[key]
@@ -232,11 +235,11 @@ def _load_each(
             known is None
             or list(known["shape"]) != list(target.shape)
             or known["dtype"] != target.dtype
-            or not _xser.file_of(source, name, reference.tid)
+            or not files.of(reference.tid)
         ):
             return False
     for key, reference in references.items():
-        path = _xser.file_of(source, name, reference.tid)
+        path = files.of(reference.tid)
         if not source.load_into(path, into[key], classes):
             with torch.no_grad():
                 into[key].copy_(source.load(path, classes))

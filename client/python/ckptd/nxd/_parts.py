@@ -58,8 +58,16 @@ def files(
             yield from _state_files(_names.optimizer(topology), plain, deferred, arguments, topology.replica)
     if arguments.model is not None:
         plain = _states.to_plain(_states.of_model(arguments.model), deferred)
+        # Without any mark nothing tells what is an expert's own, so every rank writes everything.
+        shared_is_elsewhere = topology.ep_rank > 0 and bool(plain.experts)
         yield from _state_files(
-            _names.model(topology), plain, deferred, arguments, topology.replica, covered or frozenset()
+            _names.model(topology),
+            plain,
+            deferred,
+            arguments,
+            topology.replica,
+            left_out=covered or frozenset(),
+            shared_is_elsewhere=shared_is_elsewhere,
         )
     if topology.rank == 0:
         if arguments.scheduler is not None:
@@ -77,7 +85,15 @@ def _state_files(
     arguments: SaveArguments,
     replica: Tuple[int, int],
     left_out: AbstractSet[str] = frozenset(),
+    shared_is_elsewhere: bool = False,
 ) -> "Iterator[Tuple[str, Any]]":
+    """Yields the files of one state.
+
+    Args:
+        replica: (index, count) of this rank among those that share the writing.
+        left_out: with xser, names of tensors that nobody writes.
+        shared_is_elsewhere: with xser, the first expert's rank writes the tensors that all experts share.
+    """
     number, count = replica
     if number == 0:
         _warn_of_other_classes(name, plain.other_classes, arguments.classes)
@@ -90,7 +106,8 @@ def _state_files(
         yield name, _pickles.image_of_references(xser.references)
         yield _names.info(name), xser.info()
     for tid, writer in enumerate(_states.shares(xser.tensors, count)):
-        if writer == number and xser.names[tid] not in left_out:
+        elsewhere = shared_is_elsewhere and id(xser.tensors[tid]) not in xser.experts
+        if writer == number and not elsewhere and xser.names[tid] not in left_out:
             yield _names.tensor(name, tid), _torch(xser.tensors[tid], deferred)
 
 

@@ -1,6 +1,6 @@
 """Reads xser files: resolves references to tensors, wherever a release of NxD has put them."""
 
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ckptd.nxd import _names
 from ckptd.nxd._pickles import TensorReference
@@ -46,17 +46,58 @@ def resolve(value: Any, tensor: "Callable[[int], Any]") -> Any:
     return walk(value)
 
 
-def file_of(source: Source, name: str, tid: int) -> str:
-    """Returns a tensor's file: in the file's own folder, or in the first expert's, where NxD puts what all
-    experts share.
+class TensorFiles:
+    """Where the tensors of one xser file lie.
 
-    Empty if neither has it.
+    They lie in the file's own folder; or, if all experts share them, in the first expert's, where the same
+    place in the state may have another number.
     """
-    own = _names.tensor(name, tid)
-    if own in source.names:
-        return own
-    shared = _names.tensor(_names.of_first_expert(name), tid)
-    return shared if shared in source.names else ""
+
+    def __init__(self, source: Source, name: str, references: Any, classes: Classes) -> None:
+        self._source = source
+        self._name = name
+        self._references = references
+        self._classes = classes
+        self._shared: Optional[Dict[int, str]] = None  # By tid: the file in the first expert's folder.
+
+    def of(self, tid: int) -> str:
+        """Returns a tensor's file; empty if there is none."""
+        own = _names.tensor(self._name, tid)
+        if own in self._source.names:
+            return own
+        if self._shared is None:
+            self._shared = self._find_shared()
+        return self._shared.get(tid, "")
+
+    def _find_shared(self) -> Dict[int, str]:
+        first = _names.of_first_expert(self._name)
+        if first == self._name or first not in self._source.names:
+            return {}
+        theirs = {place: tid for tid, place in _places(self._source.load(first, self._classes)).items()}
+        files = {
+            tid: _names.tensor(first, theirs[place])
+            for tid, place in _places(self._references).items()
+            if place in theirs
+        }
+        return {tid: file for tid, file in files.items() if file in self._source.names}
+
+
+def _places(state: Any) -> "Dict[int, Tuple[Any, ...]]":
+    """Returns where in a state each reference occurs first, by tid."""
+    places: "Dict[int, Tuple[Any, ...]]" = {}
+
+    def walk(value: Any, place: "Tuple[Any, ...]") -> None:
+        if isinstance(value, TensorReference):
+            places.setdefault(value.tid, place)
+        elif isinstance(value, dict):
+            for key, below in value.items():
+                walk(below, (*place, key))
+        elif isinstance(value, (list, tuple)):
+            for number, below in enumerate(value):
+                walk(below, (*place, number))
+
+    walk(state, ())
+    return places
 
 
 def load(source: Source, name: str, classes: Classes) -> Any:
@@ -66,8 +107,10 @@ def load(source: Source, name: str, classes: Classes) -> Any:
 
 def resolve_from(source: Source, name: str, state: Any, classes: Classes) -> Any:
     """Returns a state with its references resolved from a file's tensors."""
+    files = TensorFiles(source, name, state, classes)
+
     def tensor(tid: int) -> Any:
-        path = file_of(source, name, tid)
+        path = files.of(tid)
         return source.load(path, classes) if path else Absent(_names.tensor(name, tid))
 
     return resolve(state, tensor)
