@@ -3,8 +3,10 @@ latest.
 """
 
 import collections
+import errno
 import logging
 import os
+import sys
 import types
 
 import ckptd
@@ -111,8 +113,10 @@ def test_missing_part_is_named_with_the_files_that_exist(tmp_path):
     torch_save(tmp_path, "t/model/dp_rank_00_tp_rank_01_pp_rank_00.pt", {})
     with pytest.raises(ckptd.NotFound, match="tp_rank_02.*in that folder it has .*tp_rank_00.*tp_rank_01"):
         load_rank(tmp_path, "t", Topology(tp_rank=2, tp_size=4), model={})
-    with pytest.raises(ckptd.NotFound, match="scheduler.pt"):
+    with pytest.raises(ckptd.NotFound, match="scheduler.pt") as caught:
         load_rank(tmp_path, "t", ALONE, scheduler=nxd_job.Scheduler(0))
+    assert isinstance(caught.value, FileNotFoundError) and caught.value.errno == errno.ENOENT  # As with NxD.
+    assert "scheduler.pt" in str(caught.value) and caught.value.reason == "UNKNOWN_FILE"
     assert load_rank(tmp_path, "t", ALONE, model={}) is None  # No user content.
 
 
@@ -238,11 +242,56 @@ def test_weights_that_nxds_converter_wrote_without_markers_are_loaded_by_their_n
     assert found(tmp_path / "nowhere") == []
 
 
+@pytest.mark.parametrize("name", ["step 10", "epoch:1", "latest", "-1", ".x", "a/b", "größe", "x" * 250])
+def test_tag_that_nxd_has_saved_is_loaded_by_its_name_whatever_its_characters(tmp_path, name):
+    torch_save(tmp_path, f"{name}/{MODEL}", model_state())
+    for marker in ("checkpoint", "done"):
+        (tmp_path / name / marker).write_text("1")
+    model = nxd_job.Model(0, ALONE)
+    nxd.load_checkpoint(tmp_path, tag=name, model=model)
+    assert nxd_job.model_differences(model, 4, ALONE) == []
+    with pytest.raises(ValueError, match="it must be a directory's name"):
+        nxd.save_checkpoint(tmp_path, name, model=model)
+
+
+def test_missing_tag_is_also_what_nxd_raises(tmp_path):
+    with pytest.raises(nxd.NoTag, match="no checkpoint step_1 under directory .*there is no such directory") as caught:
+        nxd.load_checkpoint(tmp_path, tag="step_1", model={})
+    assert isinstance(caught.value, FileNotFoundError) and isinstance(caught.value, nxd.NoCheckpoint)
+    assert caught.value.errno == errno.ENOENT and caught.value.tag == "step_1" and isinstance(caught.value, ckptd.NotFound)
+    with pytest.raises(ValueError, match="tag is 5; it must be a string"):
+        nxd.load_checkpoint(tmp_path, tag=5, model={})
+
+
 def test_checkpoint_of_ckptd_is_not_foreign(tmp_path):
     tag(tmp_path, "ours", 1)
     os.makedirs(tmp_path / "ours/.ckptd")
     (tmp_path / "ours/.ckptd/manifest").write_bytes(b"")
     assert found(tmp_path) == [] and _foreign.any_finished(str(tmp_path))
+
+
+def test_name_that_only_nxd_has_says_that_nxd_is_not_installed():
+    with pytest.raises(AttributeError, match="initialize_parallel_model.*neuronx_distributed, which is not installed here"):
+        _ = nxd.initialize_parallel_model
+    assert not hasattr(nxd, "_private") and not hasattr(nxd, "neuronx_distributed_config")
+
+
+def test_name_that_nxd_does_not_have_either_names_both(monkeypatch):
+    fake = types.ModuleType("neuronx_distributed")
+    fake.initialize_parallel_model = print
+    monkeypatch.setitem(sys.modules, "neuronx_distributed", fake)
+    assert nxd.initialize_parallel_model is print
+    with pytest.raises(AttributeError, match="neither ckptd.nxd nor neuronx_distributed has an attribute 'initialise'"):
+        _ = nxd.initialise
+
+
+def test_import_error_of_an_installed_nxd_is_not_hidden(tmp_path, monkeypatch):
+    (tmp_path / "neuronx_distributed").mkdir()
+    (tmp_path / "neuronx_distributed/__init__.py").write_text("import torch_xla_that_is_not_here")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "neuronx_distributed", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="torch_xla_that_is_not_here"):
+        _ = nxd.initialize_parallel_model
 
 
 def test_newer_tag_of_nxd_beside_ours_is_named_in_the_log(tmp_path, caplog):

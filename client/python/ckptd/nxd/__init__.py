@@ -16,12 +16,15 @@ from typing import Any, Optional, Sequence, Union
 
 from ckptd import errors
 from ckptd.nxd import _foreign, _loading, _names, _parts
+from ckptd.nxd._errors import NoCheckpoint, NoFile, NoTag
 from ckptd.nxd._process import Job, Settings, process
 from ckptd.nxd._sources import Committed, Foreign
 from ckptd.nxd._topology import Topology, is_known
 
 __all__ = [
     "NoCheckpoint",
+    "NoFile",
+    "NoTag",
     "Topology",
     "configure",
     "finalize_checkpoint",
@@ -32,10 +35,6 @@ __all__ = [
 
 _log = logging.getLogger("ckptd")
 _Path = Union[str, "os.PathLike[str]"]
-
-
-class NoCheckpoint(errors.NotFound, RuntimeError):
-    """There is no checkpoint to load. It is a RuntimeError, too, which is what NxD raises."""
 
 
 def configure(
@@ -153,8 +152,8 @@ def load_checkpoint(
 ) -> Any:
     """Loads a checkpoint. Every rank calls it with the same arguments.
 
-    It loads NxD's own checkpoints, too: by tag, or, if ckptd has none in the root, the latest by NxD's rule.
-    Weights that NxD's converter has written without markers are loaded by tag only.
+    It loads NxD's own checkpoints, too: by tag, whatever its characters, or, if ckptd has none in the root,
+    the latest by NxD's rule. Weights that NxD's converter has written without markers are loaded by tag only.
 
     Args:
         path (str or os.PathLike): the root.
@@ -170,6 +169,8 @@ def load_checkpoint(
 
     Raises:
         NoCheckpoint: there is none; it is a RuntimeError, too.
+        NoTag: there is none of this name; it is a NoCheckpoint and a FileNotFoundError.
+        NoFile: it was saved without what is to be filled, or with another topology; a FileNotFoundError, too.
         ckptd.CkptdError: the checkpoint is damaged, or does not fit what is to be filled.
     """
     root = _local(path)
@@ -179,8 +180,7 @@ def load_checkpoint(
     _loading.check(targets)
     process.await_pending()
     if tag is not None:
-        _names.check_tag(tag)
-        return _load_tag(root, tag, targets)
+        return _load_tag(*_names.split_tag(root, tag), targets)
     if not _foreign.is_root_of_ckptd(root):
         return _load_latest_foreign(root, targets)  # Without a daemon: the root may be read-only.
     job = process.job(root)
@@ -231,7 +231,11 @@ def _load_tag(root: str, tag: str, targets: _loading.LoadTargets) -> Any:
             raise _nothing(root, tag)
         return _load_foreign(root, tag, targets)
     job = process.job(root)
-    with job.run.open(tag) as checkpoint:
+    try:
+        opened = job.run.open(tag)
+    except errors.NotFound as error:  # It has just been removed.
+        raise _nothing(root, tag) from error
+    with opened as checkpoint:
         return _loading.load(Committed(checkpoint), job.topology, targets, process.settings.allowed_classes())
 
 
@@ -268,7 +272,7 @@ def _nothing(root: str, tag: Optional[str] = None) -> NoCheckpoint:
         return NoCheckpoint(f"Error: no checkpoint under directory {root}", reason="NO_CHECKPOINT")
     begun = _foreign.is_there(root, tag)
     why = "it has no `done`, so its save was not finished or its removal was begun" if begun else "there is no such directory"
-    return NoCheckpoint(
+    return NoTag(
         f"Error: no checkpoint {tag} under directory {root}: {why}", reason="NO_CHECKPOINT", tag=tag
     )
 
@@ -296,9 +300,18 @@ def _kept(number: Optional[int]) -> Optional[int]:
 
 def __getattr__(name: str) -> Any:
     """Finds other names in neuronx_distributed, so that `import ckptd.nxd as nxd` can replace its import."""
-    if not name.startswith("_"):
-        try:
-            return getattr(importlib.import_module("neuronx_distributed"), name)
-        except ImportError:
-            pass
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        neuronx_distributed = importlib.import_module("neuronx_distributed")
+    except ModuleNotFoundError as error:
+        if error.name != "neuronx_distributed":
+            raise  # NxD is installed, but something that it imports is not.
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r} of its own, and passes other names on to neuronx_distributed, which is "
+            "not installed here: install it, or correct the name"
+        ) from None
+    try:
+        return getattr(neuronx_distributed, name)
+    except AttributeError:
+        raise AttributeError(f"neither {__name__} nor neuronx_distributed has an attribute {name!r}") from None

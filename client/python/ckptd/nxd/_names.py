@@ -1,7 +1,8 @@
 """NxD's names of files, in which every number has at least two digits, and the rule for names of checkpoints."""
 
+import os
 import re
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from ckptd.nxd._topology import Topology
 
@@ -64,8 +65,18 @@ def of_first_expert(name: str) -> str:
     return re.sub(r"_ep_rank_\d+_", "_ep_rank_00_", name)
 
 
+def split_tag(root: str, tag: Any) -> Tuple[str, str]:
+    """Returns the folder and the name of a checkpoint to load.
+
+    NxD has saved tags of any characters, even with a slash, and loads them all by name.
+    """
+    if not isinstance(tag, str):
+        raise ValueError(f"tag is {tag!r}; it must be a string")
+    return os.path.split(os.path.normpath(os.path.join(root, tag)))
+
+
 def check_tag(tag: Any) -> None:
-    """Raises ValueError unless a checkpoint can have this name."""
+    """Raises ValueError unless a new checkpoint can have this name."""
     if not isinstance(tag, str):
         raise ValueError(f"tag is {tag!r}; it must be a string")
     if not _TAG.fullmatch(tag) or tag == "latest":

@@ -12,6 +12,7 @@ import torch
 
 from ckptd import errors
 from ckptd.nxd import _names, _xser
+from ckptd.nxd._errors import NoFile
 from ckptd.nxd._pickles import TensorReference
 from ckptd.nxd._sources import Classes, Source
 from ckptd.nxd._topology import Topology
@@ -167,7 +168,7 @@ def master_weights(source: Source, topology: Topology, numbers: "List[int]", cla
         for number in numbers:
             weights = (state.get("sharded_master_weights") or {}).get(number)
             if weights is None:
-                raise errors.NotFound(
+                raise NoFile(
                     f"{source.tag} has the weights of parameter {number} neither in the model's files nor as master weights "
                     f"in {name}",
                     reason="UNKNOWN_FILE",

@@ -9,6 +9,7 @@ from typing import Any, FrozenSet, Iterator, NamedTuple, Sequence
 
 from ckptd import errors
 from ckptd.nxd import _pickles
+from ckptd.nxd._errors import NoFile
 from ckptd.restore import Checkpoint
 
 
@@ -39,12 +40,12 @@ class Source:
         return False
 
     def check(self, name: str) -> None:
-        """Raises errors.NotFound unless the checkpoint has the file."""
+        """Raises NoFile unless the checkpoint has the file."""
         if name not in self.names:
             folder = name.rpartition("/")[0]
             beside = sorted(other for other in self.names if other.rpartition("/")[0] == folder)
             there = ", ".join(beside[:6]) + (", ..." if len(beside) > 6 else "")
-            raise errors.NotFound(
+            raise NoFile(
                 f'{self.tag} has no file "{name}"; in that folder it has {there or "none"}: was it saved without this, or with '
                 "another topology?",
                 reason="UNKNOWN_FILE",

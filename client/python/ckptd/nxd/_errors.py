@@ -1,0 +1,21 @@
+"""What loading raises where NxD raises a class of Python's own: an error of both kinds."""
+
+from errno import ENOENT
+
+from ckptd import errors
+
+
+class NoCheckpoint(errors.NotFound, RuntimeError):
+    """There is no checkpoint to load. It is a RuntimeError, too, which is what NxD raises."""
+
+
+class NoTag(NoCheckpoint, FileNotFoundError):
+    """There is no checkpoint of this name. It is a FileNotFoundError, too, which is what NxD raises."""
+
+    errno = ENOENT
+
+
+class NoFile(errors.NotFound, FileNotFoundError):
+    """The checkpoint was saved without this file. It is a FileNotFoundError, too, which is what NxD raises."""
+
+    errno = ENOENT
