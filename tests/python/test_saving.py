@@ -94,6 +94,17 @@ def test_part_filled_file_by_file_has_all_files(daemon: Any, run: ckptd.Run) -> 
         part.add("d", b"")
 
 
+def test_files_that_are_there_at_begin_are_announced_and_copied_then(daemon: Any, run: ckptd.Run) -> None:
+    data = bytearray(b"first")
+    with run.begin("t", files={"a": data, "big": BIG}) as part:
+        assert [(f.path, f.size_bytes) for f in daemon.requests["Begin"][-1].files] == [("a", 5), ("big", len(BIG))]
+        assert daemon.requests["Begin"][-1].growing
+        data[:] = b"later"
+        part.add("b", b"more")
+    assert part.wait(timeout=20).level == "committed"
+    assert daemon.committed["t"] == {"a": b"first", "big": BIG, "b": b"more"}
+
+
 def test_part_has_a_save_and_shows_its_state(daemon: Any, run: ckptd.Run) -> None:
     with run.begin("t") as part:
         part.add("a", BIG)

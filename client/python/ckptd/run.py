@@ -4,6 +4,7 @@ import concurrent.futures
 import logging
 import os
 import threading
+from types import MappingProxyType
 from typing import Any, Callable, List, Mapping, Optional, TypeVar, Union
 
 from ckptd import errors
@@ -150,15 +151,14 @@ class Run:
         options = _options(step, metrics, pointers, busy, timeout)
         upload = PartUpload(self._membership, tag, options, growing=False)
         with upload.abort_on_error():
-            upload.save(
-                [PartFile(name, file_values.image_of(name, value, views)) for name, value in files.items()]
-            )
+            upload.save(_part_files(files, views))
         return Save(upload.state)
 
     def begin(
         self,
         tag: str,
         *,
+        files: Mapping[str, Any] = MappingProxyType({}),
         step: Optional[int] = None,
         metrics: Optional[Mapping[str, float]] = None,
         pointers: Optional[Mapping[str, str]] = None,
@@ -170,7 +170,9 @@ class Run:
             with run.begin("step_200", step=200) as part:
                 part.add("a.pt", obj)
 
-        Arguments and errors are those of :meth:`save`. ``timeout`` counts for each :meth:`Part.add` anew.
+        Arguments and errors are those of :meth:`save`. ``files`` are the files that are there already: the
+        daemon admits the save with their sizes, and they are copied before the call returns. ``timeout``
+        counts for each :meth:`Part.add` anew.
 
         Returns:
             Part: a context manager that seals the part at its end.
@@ -179,7 +181,7 @@ class Run:
             self._membership, tag, _options(step, metrics, pointers, busy, timeout), growing=True
         )
         with upload.abort_on_error():
-            upload.begin()
+            upload.begin(_part_files(files, "compact"))
         return Part(upload)
 
     def failures(self) -> List[errors.CkptdError]:
@@ -417,6 +419,10 @@ class Run:
             )
 
         return info_of_message(self._membership.ask(ask, timeout).checkpoint)
+
+
+def _part_files(files: Mapping[str, Any], views: str) -> List[PartFile]:
+    return [PartFile(name, file_values.image_of(name, value, views)) for name, value in files.items()]
 
 
 def _options(

@@ -2,7 +2,7 @@
 
 import os
 from array import array
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from ckptd._memory import native
 from ckptd._memory.native import Pieces
@@ -110,6 +110,23 @@ class PiecesImage(Image):
             window = Memory([(address, len(buffer))], keep)
             native.copy(window.segments, -at, self._pieces, at, stop, 1)
             yield bytes(memoryview(buffer)[: stop - at])
+
+
+class JoinedImage(Image):
+    """An image made of other images, each at its offset. Together they cover it."""
+
+    def __init__(self, size: int, parts: "Sequence[Tuple[int, Image]]") -> None:
+        """
+        Args:
+            size: of the whole, in bytes.
+            parts: (offset, image) of each; they do not overlap and end within `size`.
+        """
+        self.size = size
+        self._parts = parts
+
+    def write(self, memory: Memory, base: int, threads: int) -> None:
+        for offset, part in self._parts:
+            part.write(memory, base + offset, threads)
 
 
 class WrittenImage(Image):

@@ -49,6 +49,8 @@ class Torch:
 
 def image_of(name: str, value: Any, views: str = "compact") -> Image:
     """Returns the image of a file's value. TypeError, with what to write instead, if it has none."""
+    if isinstance(value, Image):  # Made by another part of this package.
+        return value
     if isinstance(value, _RAW):
         return image.of_buffer(value)
     if isinstance(value, File):

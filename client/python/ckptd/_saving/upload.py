@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ckptd import errors
 from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
@@ -80,9 +80,12 @@ class PartUpload(UnendedSave):
 
     # ---- steps of the trainer's thread
 
-    def begin(self) -> None:
-        """Has the daemon admit the save."""
-        self.membership.connection.repeat(self._attach, self._options.timeout)
+    def begin(self, files: Sequence[PartFile] = ()) -> None:
+        """Has the daemon admit the save, and uploads the files that are there already."""
+        self._files = list(files)
+        self.membership.connection.repeat(self._write_missing, self._options.timeout)
+        for file in files:
+            file.image = None
 
     def save(self, files: List[PartFile]) -> None:
         """Uploads the whole part and seals it."""

@@ -31,7 +31,7 @@ from ckptd._torch.zip_layout import Layout
 from ckptd.errors import UnsafeGlobalsWarning
 
 # Since 2.7 torch writes two more records, and storages in the order of their numbers.
-_NUMBERED = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 7)
+NUMBERED = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2]) >= (2, 7)
 _KEPT_LAYOUTS = 16
 
 _lock = threading.Lock()
@@ -47,6 +47,15 @@ def image(obj: Any, views: str = "compact", deferred: Optional[DeferredTensors] 
         views: "keep" saves storages whole, as torch does; "compact" only the parts that tensors use.
         deferred: what the placeholders in `obj` stand for.
     """
+    if own_writer_works():
+        return _lay_out(obj, views == "compact", deferred)
+    if deferred:
+        deferred.materialise()
+    return image_by_torch_save(obj)
+
+
+def own_writer_works() -> bool:
+    """Returns whether the installed torch is as expected. Warns, the first time, if it is not."""
     global _own_writer_works
     if _own_writer_works is None:
         problem = _self_check()
@@ -56,11 +65,7 @@ def image(obj: Any, views: str = "compact", deferred: Optional[DeferredTensors] 
                 f"ckptd's own writer does not work with this version of torch ({problem}); saving uses torch.save, which is slower",
                 RuntimeWarning,
             )
-    if _own_writer_works:
-        return _lay_out(obj, views == "compact", deferred)
-    if deferred:
-        deferred.materialise()
-    return image_by_torch_save(obj)
+    return _own_writer_works
 
 
 def _lay_out(obj: Any, compact: bool, deferred: Optional[DeferredTensors] = None) -> Image:
@@ -95,11 +100,11 @@ def _lay_out(obj: Any, compact: bool, deferred: Optional[DeferredTensors] = None
                 on_devices.append((offset, record))
     # Kept until the copy is done: a __reduce__ may have made storages that nobody else refers to.
     owners = (obj, records, glue_owner, pickled)
-    fill = _filler(on_devices, deferred_records, deferred)
+    fill = filler(on_devices, deferred_records, deferred)
     return PiecesImage(layout.size, Pieces(offsets, sources, lengths), owners, fill)
 
 
-def _filler(
+def filler(
     on_devices: "List[Tuple[int, Record]]",
     deferred_records: "List[Tuple[int, Record]]",
     deferred: Optional[DeferredTensors],
@@ -124,7 +129,7 @@ def _layout(pickle_size: int, sizes: Tuple[int, ...]) -> Layout:
     with _lock:
         layout = _layouts.pop(key, None)
     if layout is None:
-        layout = Layout(pickle_size, sizes, _NUMBERED)
+        layout = Layout(pickle_size, sizes, NUMBERED)
     with _lock:
         _layouts[key] = layout
         while len(_layouts) > _KEPT_LAYOUTS:

@@ -41,7 +41,7 @@ def filler(on_devices: "Sequence[Tuple[int, Any]]") -> "Callable[[Memory, int], 
                 source = torch.empty(0, dtype=torch.uint8, device=device).set_(record.storage)
                 with torch.cuda.stream(streams[device]):
                     at = record.begin
-                    for target in _views(memory, base + offset, record.end - record.begin):
+                    for target in views(memory, base + offset, record.end - record.begin):
                         target.copy_(source[at : at + len(target)], non_blocking=True)
                         at += len(target)
         for stream in streams.values():
@@ -50,8 +50,8 @@ def filler(on_devices: "Sequence[Tuple[int, Any]]") -> "Callable[[Memory, int], 
     return fill
 
 
-def _views(memory: Memory, base: int, size: int) -> "List[Any]":
-    """Returns uint8 tensors over the memory at [base, base + size)."""
+def views(memory: Memory, base: int, size: int) -> "List[Any]":
+    """Returns uint8 tensors over the memory at [base, base + size), one for each segment."""
     pieces = memory.pieces(base, size)
     return [
         torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=torch.uint8)

@@ -5,13 +5,12 @@ flight.
 import atexit
 import logging
 import os
-import tempfile
 import threading
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import ckptd
 from ckptd import errors
-from ckptd._client import DEFAULT_ENDPOINT
+from ckptd._node_client import NodeClient
 from ckptd._torch.deferred_tensors import DeferredTensors
 from ckptd.nxd import _parts, _topology
 from ckptd.nxd._loading import AllowedClasses
@@ -19,7 +18,6 @@ from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
 
 _log = logging.getLogger("ckptd")
-_POOL_DIVISOR = 4  # A private daemon's pool is this machine's memory divided by this.
 
 
 class Settings(NamedTuple):
@@ -60,8 +58,7 @@ class Process:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.settings = Settings()
-        self._client: "Optional[ckptd.Client]" = None
-        self._private: "Optional[ckptd.LocalDaemon]" = None
+        self._client = NodeClient("nxd")
         self._topology: Optional[Topology] = None
         self._configured = 0  # How often configure() was called.
         self._checked = False  # Whether the ranks have compared their coordinates.
@@ -79,12 +76,8 @@ class Process:
             self._configured += 1
             self._checked = False
             self._jobs = {}
-            client, self._client = self._client, None
-            if client is not None:
-                client.close()
-            private, self._private = self._private, None
-            if private is not None:
-                private.stop()
+            self._client.close()
+            self._client = NodeClient("nxd", settings.endpoint, settings.pool_bytes)
 
     def job(self, directory: "str | os.PathLike[str]") -> Job:
         """Returns the job of a root; connects to the daemon and joins the run at the first use."""
@@ -92,7 +85,7 @@ class Process:
         with self._lock:
             if root not in self._jobs:
                 topology = self.topology()
-                self._jobs[root] = Job(self._connected(), root, topology, self.settings.commit_timeout)
+                self._jobs[root] = Job(self._client.connected(), root, topology, self.settings.commit_timeout)
             return self._jobs[root]
 
     def topology(self) -> Topology:
@@ -157,28 +150,6 @@ class Process:
         except errors.CkptdError as error:
             self._failed = error
 
-    def _connected(self) -> "ckptd.Client":
-        if self._client is None:
-            endpoint = self.settings.endpoint
-            if endpoint is None and not os.environ.get("CKPTD_ENDPOINT") and not _service_is_there():
-                endpoint = self._start_private()
-            self._client = ckptd.connect(endpoint)
-        return self._client
-
-    def _start_private(self) -> str:
-        """Starts or joins the private daemon that all ranks of this user on this machine share."""
-        folder = os.path.join(tempfile.gettempdir(), f"ckptd-nxd-{os.getuid()}")
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        pool = self.settings.pool_bytes or max(1 << 30, memory // _POOL_DIVISOR)
-        _log.info(
-            "ckptd: there is neither $CKPTD_ENDPOINT nor a service, so all ranks use a private daemon in %s with a pool of %d MiB; "
-            "choose another one with ckptd.nxd.configure()",
-            folder,
-            pool >> 20,
-        )
-        self._private = ckptd.LocalDaemon(folder, pool_bytes=pool).start()
-        return self._private.endpoint
-
     def _end(self) -> None:
         """Logs how the last save ended, at the end of the process."""
         with self._lock:
@@ -203,10 +174,6 @@ class _Files(Dict[str, Any]):
 
     def items(self) -> Any:
         return _parts.files(*self._arguments)
-
-
-def _service_is_there() -> bool:
-    return os.path.exists(DEFAULT_ENDPOINT.partition(":")[2])
 
 
 process = Process()

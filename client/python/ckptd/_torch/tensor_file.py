@@ -1,0 +1,171 @@
+"""A file of tensors one after another, each an archive of its own or bare elements, made without a copy of them."""
+
+from array import array
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+
+from ckptd._memory import native
+from ckptd._memory.image import Image, JoinedImage, Memory, PiecesImage
+from ckptd._memory.native import Pieces
+from ckptd._torch import archive_writer, device_copy
+from ckptd._torch.deferred_tensors import DeferredTensors, must_defer
+from ckptd._torch.state_pickler import Record
+from ckptd._torch.tensor_archive import around
+
+ALIGNMENT = 64  # Of each archive, and so of the elements, in bytes.
+_ZEROS = bytes(ALIGNMENT)
+
+
+class Placed(NamedTuple):
+    """Where a value is in the file, in bytes."""
+
+    offset: int
+    length: int
+    # Where the elements begin, contiguous, in the file; None if only torch.load can tell.
+    elements: Optional[int]
+
+
+class TensorFile:
+    """Collects what goes into a file. The tensors must not change before the image is written."""
+
+    def __init__(self) -> None:
+        self.size = 0  # In bytes, so far.
+        self._offsets, self._sources, self._lengths = array("Q"), array("Q"), array("Q")
+        self._owners: List[Any] = []
+        self._archives: List[Tuple[int, Image]] = []  # Of unusual tensors.
+        self._strided: List[Tuple[int, Any]] = []
+        self._on_devices: List[Tuple[int, Record]] = []
+        self._deferred = DeferredTensors()
+        self._deferred_records: List[Tuple[int, Record]] = []
+        self._placed: Dict[Any, Placed] = {}
+
+    def add_bytes(self, data: Any) -> Placed:
+        """Adds a bytes-like object."""
+        begin, view = self.size, memoryview(data)
+        self._put(data)
+        return Placed(begin, view.nbytes, begin)
+
+    def add_archive(self, tensor: Any) -> Placed:
+        """Adds the archive of a tensor. One that has been added before is not added again."""
+        tensor = tensor.detach()
+        identity = _identity(tensor)
+        placed = self._placed.get(identity) if identity is not None else None
+        if placed is None:
+            placed = self._add_archive(tensor)
+            if identity is not None:
+                self._placed[identity] = placed
+        return placed
+
+    def add_elements(self, tensor: Any) -> Placed:
+        """Adds the bare elements of a tensor. TypeError if it has no such form."""
+        tensor = tensor.detach()
+        if not _is_plain(tensor):
+            raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be saved as bare elements")
+        begin = self.size
+        self._put_elements(tensor)
+        return Placed(begin, tensor.nbytes, begin)
+
+    def image(self) -> Image:
+        """Returns the image of the file."""
+        pieces = Pieces(self._offsets, self._sources, self._lengths)
+        plain = PiecesImage(self.size, pieces, self._owners, self._fill())
+        return JoinedImage(self.size, [(0, plain), *self._archives]) if self._archives else plain
+
+    def _add_archive(self, tensor: Any) -> Placed:
+        self._put(_ZEROS[: -self.size % ALIGNMENT])
+        begin = self.size
+        if not _is_plain(tensor) or not archive_writer.own_writer_works():
+            image = archive_writer.image(tensor)
+            self._archives.append((begin, image))
+            self.size += image.size
+            return Placed(begin, image.size, None)
+        archive = around(tensor.dtype, tuple(tensor.shape))
+        self._put(archive.head)
+        elements = self.size
+        self._put_elements(tensor)
+        self._put(archive.tail)
+        return Placed(begin, self.size - begin, elements)
+
+    def _put(self, data: Any) -> None:
+        size = memoryview(data).nbytes
+        if size:
+            address, keep = native.address_of(data)
+            self._owners.append(keep)
+            self._add_piece(address, size)
+
+    def _add_piece(self, address: int, size: int) -> None:
+        self._offsets.append(self.size)
+        self._sources.append(address)
+        self._lengths.append(size)
+        self.size += size
+
+    def _put_elements(self, tensor: Any) -> None:
+        size = tensor.nbytes
+        if size == 0:
+            return
+        if must_defer(tensor):
+            placeholder = self._deferred.placeholder_for(tensor)
+            self._deferred_records.append((self.size, Record(placeholder.untyped_storage(), 0, size)))
+        elif not tensor.is_cpu:
+            tensor = tensor.resolve_conj().resolve_neg().contiguous()
+            begin = tensor.storage_offset() * tensor.element_size()
+            self._on_devices.append((self.size, Record(tensor.untyped_storage(), begin, begin + size)))
+        elif tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+            self._owners.append(tensor)
+            return self._add_piece(tensor.data_ptr(), size)
+        else:
+            self._strided.append((self.size, tensor))
+        self.size += size
+
+    def _fill(self) -> Any:
+        """Returns the function that writes what is not contiguous memory of the CPU; None if all is."""
+        fill_rest = archive_writer.filler(self._on_devices, self._deferred_records, self._deferred)
+        if not self._strided:
+            return fill_rest
+
+        def fill(memory: Memory, base: int) -> None:
+            for offset, tensor in self._strided:
+                _write_strided(memory, base + offset, tensor)
+            if fill_rest is not None:
+                fill_rest(memory, base)
+
+        return fill
+
+
+def _write_strided(memory: Memory, at: int, tensor: Any) -> None:
+    """Writes the elements of a tensor, in order, to an offset of the memory."""
+    views = device_copy.views(memory, at, tensor.nbytes)
+    if len(views) == 1 and views[0].data_ptr() % tensor.element_size() == 0:
+        with torch.no_grad():
+            views[0].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return
+    whole = tensor.resolve_conj().resolve_neg().contiguous()  # It crosses the end of a segment.
+    pieces = Pieces(array("Q", [0]), array("Q", [whole.data_ptr()]), array("Q", [whole.nbytes]))
+    native.copy(memory.segments, at, pieces, 0, whole.nbytes, 1)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Returns whether the archive of a tensor depends only on dtype, shape and elements."""
+    return must_defer(tensor) or (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_meta
+        and not tensor.__dict__
+    )
+
+
+def _identity(tensor: Any) -> Any:
+    """Returns what is equal for tensors over the same elements; None if only torch can tell."""
+    if not _is_plain(tensor) or must_defer(tensor) or tensor.nbytes == 0:
+        return None
+    return (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
