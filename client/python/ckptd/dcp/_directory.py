@@ -1,0 +1,82 @@
+"""The directory of a checkpoint, when something is there already.
+
+The daemon replaces what ckptd has committed, whole and in one step. It leaves everything else alone
+(TAG_FOREIGN), so what DCP's own writer has written is set aside before a save that may replace it.
+"""
+
+import contextlib
+import os
+import shutil
+from typing import Optional
+
+from ckptd import errors
+from ckptd.dcp._names import METADATA_FILE
+from ckptd.dcp._process import Place
+
+_MANIFEST = os.path.join(".ckptd", "manifest")
+
+
+def holds_checkpoint(path: str) -> bool:
+    """Returns whether a directory holds a checkpoint in DCP's format, whoever has written it."""
+    with contextlib.suppress(OSError):
+        return any(name.endswith(METADATA_FILE) for name in os.listdir(path))
+    return False
+
+
+def make_way(place: Place, overwrite: Optional[bool]) -> None:
+    """Makes a name free for a save. No-op if nothing is there, or a checkpoint of ckptd.
+
+    An empty directory is removed: many programs make it before they save. What DCP's own writer has written
+    is set aside if `overwrite` is True.
+
+    Raises:
+        errors.Refused: something else is there.
+    """
+    settle(place)
+    path = place.path
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+    if not os.path.lexists(path) or os.path.exists(os.path.join(path, _MANIFEST)):
+        return
+    if overwrite and _is_of_dcp(path):
+        os.rename(path, _aside(place))
+        return
+    how = (
+        "overwrite=True replaces it; or save under another name, or move it away"
+        if _is_of_dcp(path)
+        else "save under another name, or move it away"
+    )
+    raise errors.Refused(
+        f"{path} is there already, and ckptd has not written it: {how}", reason="TAG_FOREIGN", tag=place.tag
+    )
+
+
+def settle(place: Place) -> None:
+    """Removes what was set aside if ckptd has committed a checkpoint in its place; else gives it its name back.
+
+    No-op if nothing was set aside.
+    """
+    aside = _aside(place)
+    if os.path.exists(os.path.join(place.path, _MANIFEST)):
+        shutil.rmtree(aside, ignore_errors=True)
+    elif os.path.isdir(aside) and not os.path.lexists(place.path):
+        os.rename(aside, place.path)
+
+
+def readable(place: Place) -> str:
+    """Returns the directory to read: what was set aside, if a save has failed or goes on."""
+    return _aside(place) if not os.path.lexists(place.path) and os.path.isdir(_aside(place)) else place.path
+
+
+def _is_of_dcp(path: str) -> bool:
+    """Returns whether all that is in a directory is as DCP writes it."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    known = (".distcp", METADATA_FILE, METADATA_FILE + ".tmp", ".safetensors", ".safetensors.index.json")
+    return bool(names) and all(name.endswith(known) or name == "sharded" for name in names)
+
+
+def _aside(place: Place) -> str:
+    return os.path.join(place.root, f".{place.tag}.replaced")

@@ -1,0 +1,126 @@
+"""A StorageReader of DCP that reads through ckptd."""
+
+import functools
+import io
+import os
+import pickle
+from typing import Any, Dict, List, Optional
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from ckptd.dcp import _directory, _names
+from ckptd.dcp._process import place_of, process
+from ckptd.dcp._slices import SliceReader
+from ckptd.restore import Checkpoint
+
+
+class Reader(StorageReader):
+    """Loads a checkpoint through ckptd: ``dcp.load(state, storage_reader=Reader("/ckpts/step-10"))``.
+
+    It reads only the bytes that this rank's plan needs, from the daemon's memory where they still are, and
+    verifies every one. It waits for a save of this checkpoint that is in flight. What DCP's own writer has
+    written it reads as DCP does.
+
+    Args:
+        path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
+
+    Raises:
+        ckptd.Corrupt: bytes are not those that were saved. What the load was to fill may be half filled.
+    """
+
+    def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None) -> None:
+        super().__init__()
+        self._place = place_of(path)
+        self._registry = _extension_registry
+        self._checkpoint: Optional[Checkpoint] = None
+        self._stock: Optional[FileSystemReader] = None  # For what DCP's own writer has written.
+        self._metadata: Optional[Metadata] = None
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        """Begins another load; of ``checkpoint_id``, if that is given."""
+        if checkpoint_id:
+            self._place = place_of(checkpoint_id)
+        self._close()
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Opens the checkpoint and reads its metadata; that of one rank, if ``rank`` is given."""
+        if self._checkpoint is None and self._stock is None:
+            self._checkpoint = process.open(self._place)
+            if self._checkpoint is None:
+                self._stock = FileSystemReader(_directory.readable(self._place), self._registry)
+        if self._checkpoint is None:
+            assert self._stock is not None
+            return self._stock.read_metadata(*args, **kwargs)
+        data = self._checkpoint.read(_names.metadata_file(kwargs.get("rank")))
+        metadata: Metadata = pickle.loads(data)
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Takes over the metadata."""
+        self._metadata = metadata
+        if self._stock is not None:
+            self._stock.set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Returns the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: List[LoadPlan]) -> List[LoadPlan]:
+        """Returns the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
+        """Reads what the plan needs into the planner's tensors, and closes the checkpoint."""
+        try:
+            if self._stock is not None:
+                return self._stock.read_data(plan, planner)
+            assert self._checkpoint is not None and self._metadata is not None  # read_metadata() came before.
+            self._read(self._checkpoint, self._metadata, plan.items, planner)
+        finally:
+            self._close()
+        done: "Future[None]" = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        """Returns whether it is a path, and no URL."""
+        return "://" not in os.fspath(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The absolute path of the checkpoint."""
+        return self._place.path
+
+    def _read(
+        self, checkpoint: Checkpoint, metadata: Metadata, items: List[ReadItem], planner: LoadPlanner
+    ) -> None:
+        slices = SliceReader(checkpoint, metadata)
+        for item in items:
+            if item.type == LoadItemType.BYTE_IO:
+                slices.add_bytes(item, functools.partial(_load_bytes, planner, item))
+            else:
+                target = planner.resolve_tensor(item).detach()
+                slices.add_tensor(item, target, functools.partial(planner.commit_tensor, item, target))
+        slices.read()
+
+    def _close(self) -> None:
+        checkpoint, self._checkpoint, self._stock, self._metadata = self._checkpoint, None, None, None
+        if checkpoint is not None:
+            checkpoint.close()
+
+    def __getstate__(self) -> Dict[str, Any]:
+        raise TypeError("a ckptd.dcp.Reader cannot go to another process: make one there")
+
+    def __repr__(self) -> str:
+        return f"<ckptd.dcp.Reader {self._place.path}>"
+
+
+def _load_bytes(planner: LoadPlanner, item: ReadItem, data: bytes) -> None:
+    planner.load_bytes(item, io.BytesIO(data))

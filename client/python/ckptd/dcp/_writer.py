@@ -1,0 +1,265 @@
+"""A StorageWriter of DCP that saves through ckptd."""
+
+import dataclasses
+import os
+import pickle
+import re
+import uuid
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from ckptd._saving.part import Part
+from ckptd._saving.save import Save
+from ckptd._torch.tensor_file import TensorFile
+from ckptd.dcp import _directory, _names
+from ckptd.dcp._process import place_of, process
+
+_WAIT = ("committed", "sealed")
+_ADMISSION_SECONDS = 120.0
+
+
+@dataclasses.dataclass
+class Assignment:
+    """Which rank of how many writes a plan. It travels with the plan."""
+
+    rank: int
+    world_size: int
+
+
+class Options(NamedTuple):
+    """What the user chose for a Writer, beside its path."""
+
+    single_file_per_rank: bool
+    thread_count: int
+    overwrite: Optional[bool]
+    num_kept_ckpts: Optional[int]
+    wait: str
+    timeout: float
+
+
+class Writer(StorageWriter):
+    """Saves a checkpoint through ckptd, in DCP's format: ``dcp.save(state, storage_writer=Writer("/ckpts/step-10"))``.
+
+    The parent of the path is ckptd's root, and its last component the tag. ``dcp.save`` returns when the
+    checkpoint is committed: durable, under its name in one step, and read by the stock reader, too. When the
+    call returns, every tensor has been copied once, into the daemon's memory, and may change.
+
+    Args:
+        path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
+        single_file_per_rank (bool): one file for each rank rather than one for each value. Default: ``True``
+        sync_files (bool): accepted for compatibility: a committed checkpoint is always synced.
+        thread_count (int): the number of files of each rank, as DCP's writer has it. Default: 1
+        per_thread_copy_ahead (int): accepted for compatibility and ignored.
+        cache_staged_state_dict (bool): accepted for compatibility and ignored: nothing is staged twice.
+        overwrite (bool, optional): ``False`` refuses a directory that holds a checkpoint; ``True`` replaces
+            one that DCP's own writer has written, too. Default: replace only what ckptd has committed
+        num_kept_ckpts (int, optional): how many of ckptd's checkpoints in the root to keep. Default: all
+        wait (str): what ``dcp.save`` waits for: ``"committed"``, or ``"sealed"``: every rank's part is with
+            the daemon, which finishes even if all ranks are killed. Default: ``"committed"``
+        timeout (float): seconds to wait for room, and for ranks that do not save. Default: 120
+
+    Raises:
+        ValueError: an argument is not supported.
+    """
+
+    def __init__(
+        self,
+        path: "str | os.PathLike[str]",
+        single_file_per_rank: bool = True,
+        sync_files: bool = True,
+        thread_count: int = 1,
+        per_thread_copy_ahead: int = 10_000_000,
+        cache_staged_state_dict: bool = False,
+        overwrite: Optional[bool] = None,
+        _extensions: Any = None,
+        serialization_format: Any = None,
+        *,
+        num_kept_ckpts: Optional[int] = None,
+        wait: str = "committed",
+        timeout: float = _ADMISSION_SECONDS,
+    ) -> None:
+        super().__init__()
+        if wait not in _WAIT:
+            raise ValueError(f'wait is "{wait}"; it must be "committed" or "sealed"')
+        if thread_count < 1:
+            raise ValueError(f"thread_count is {thread_count}; it must be at least 1")
+        if _extensions:
+            raise ValueError(
+                "_extensions transform the files as a stream, and ckptd lays them out in place: leave them out, or use "
+                "torch.distributed.checkpoint.FileSystemWriter"
+            )
+        self._place = place_of(path)
+        self.options = Options(single_file_per_rank, thread_count, overwrite, num_kept_ckpts, wait, timeout)
+        self._save_id = ""
+        self._rank: Optional[int] = None
+        self._use_collectives = True
+        self._part: Optional[Part] = None  # Of the rank that writes metadata, until that is written.
+        self._is_unfinished = False
+        self.save: Optional[Save] = None
+        self.reset()
+
+    # ---- StorageWriter, in the order of the calls
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        """Begins another save; to ``checkpoint_id``, if that is given."""
+        self._abandon("another save has begun")
+        if checkpoint_id:
+            self._place = place_of(checkpoint_id)
+        self._save_id = str(uuid.uuid4())
+        self.save = None
+
+    def storage_meta(self) -> StorageMeta:
+        """Returns the ids of the checkpoint and of this save."""
+        return StorageMeta(checkpoint_id=self._place.path, save_id=self._save_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Takes over this rank's place in the save."""
+        self._abandon("another save has begun")
+        self._rank = kwargs.get("rank")
+        self._use_collectives = kwargs.get("use_collectives", True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Refuses an existing checkpoint where ``overwrite=False`` was given."""
+        if self.options.overwrite is False and _directory.holds_checkpoint(self._place.path):
+            raise RuntimeError(
+                f"Checkpoint already exists and self.overwrite=False: {self._place.path}; save under another name, or "
+                "leave overwrite out"
+            )
+        if self._rank is not None and not self._use_collectives:
+            plan = dataclasses.replace(plan, storage_data=Assignment(self._rank, _world_size()))
+        return plan
+
+    def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
+        """Tells each rank which one it is. Only the coordinator calls it."""
+        if self._use_collectives or self._rank in (None, 0):
+            self._is_unfinished = True
+            _directory.make_way(self._place, self.options.overwrite)
+        return [
+            plan
+            if isinstance(plan.storage_data, Assignment)
+            else dataclasses.replace(plan, storage_data=Assignment(rank, len(plans)))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
+        """Copies this rank's values into the daemon's memory.
+
+        An error ends the save for all ranks.
+        """
+        who: Assignment = plan.storage_data
+        run = process.run(self._place.root, who.rank, who.world_size)
+        run._membership.num_kept_ckpts = self.options.num_kept_ckpts
+        files = _Files(plan, planner, self.options)
+        step, timeout = _step_of(self._place.tag), self.options.timeout
+        if who.rank == 0 or not self._use_collectives:
+            self._part = run.begin(self._place.tag, files=files, step=step, timeout=timeout)
+        else:
+            self._remember(run.save(self._place.tag, files=files, step=step, timeout=timeout))
+        done: "Future[List[WriteResult]]" = Future()
+        done.set_result(files.results)
+        return done
+
+    def finish(self, metadata: Metadata, results: List[List[WriteResult]]) -> None:
+        """Adds the metadata, hands the part over, and waits for what ``wait`` names.
+
+        Only the coordinator calls it, when all ranks have written; without collectives every rank does.
+        """
+        assert self._part is not None  # write_data() has begun it.
+        metadata.version = _names.FORMAT_VERSION
+        metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
+        metadata.storage_meta = self.storage_meta()
+        name = _names.metadata_file(None if self._use_collectives else self._rank)
+        try:
+            with self._part as part:
+                part.add(name, pickle.dumps(metadata))
+            self._remember(part.save)
+            part.save.wait(self.options.wait, process.settings.timeout)
+        finally:
+            self._part, self._is_unfinished = None, False
+            _directory.settle(self._place)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        """Returns whether it is a path, and no URL."""
+        return "://" not in os.fspath(checkpoint_id)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The absolute path of the checkpoint."""
+        return self._place.path
+
+    # ---- the rest
+
+    def __getstate__(self) -> Dict[str, Any]:
+        raise TypeError(
+            "a ckptd.dcp.Writer cannot go to another process: use dcp.async_save with AsyncCheckpointerType.THREAD, or call "
+            "ckptd.dcp.install(), which needs neither a thread nor a process"
+        )
+
+    def _remember(self, save: Save) -> None:
+        self.save = save
+        process.add(self._place, save)
+
+    def _abandon(self, why: str) -> None:
+        """Ends a save that another rank's failure has left without metadata, and undoes what it replaced."""
+        part, self._part = self._part, None
+        if part is not None:
+            part.abort(why)
+        if self._is_unfinished:
+            self._is_unfinished = False
+            _directory.settle(self._place)
+
+    def __repr__(self) -> str:
+        return f"<ckptd.dcp.Writer {self._place.path}>"
+
+
+class _Files(Dict[str, Any]):
+    """This rank's files, which are laid out while the run iterates over them: an error there ends the save on
+    all ranks.
+    """
+
+    def __init__(self, plan: SavePlan, planner: SavePlanner, options: Options) -> None:
+        super().__init__()
+        self._plan = plan
+        self._planner = planner
+        self._options = options
+        self.results: List[WriteResult] = []
+
+    def items(self) -> Any:
+        self.results.clear()
+        rank = self._plan.storage_data.rank
+        for number, items in enumerate(self._buckets()):
+            if items:
+                name = _names.data_file(rank, number)
+                yield name, self._lay_out(name, items)
+
+    def _buckets(self) -> List[List[Any]]:
+        if self._options.single_file_per_rank:
+            return _names.split(self._plan.items, self._options.thread_count)
+        return [[item] for item in self._plan.items]
+
+    def _lay_out(self, name: str, items: List[Any]) -> Any:
+        """Returns the image of a file: objects first, as in DCP, then tensors."""
+        file = TensorFile()
+        for item in sorted(items, key=_names.is_bytes, reverse=True):
+            data: Any = self._planner.resolve_data(item)
+            placed = file.add_bytes(data.getbuffer()) if _names.is_bytes(item) else file.add_archive(data)
+            info = _names.storage_info(name, placed.offset, placed.length, placed.elements)
+            self.results.append(WriteResult(item.index, placed.length, info))
+        return file.image()
+
+
+def _world_size() -> int:
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _step_of(tag: str) -> Optional[int]:
+    """Returns the number at the end of a tag, such as step-10; None if there is none."""
+    found = re.search(r"(\d{1,18})$", tag)
+    return int(found.group(1)) if found else None

@@ -1,0 +1,102 @@
+"""Fixtures: a daemon and rank processes that all tests of this folder share, because importing torch takes long."""
+
+import itertools
+import os
+import pathlib
+
+import pytest
+
+from harness import Daemon, Trainer, TrainerError, temporary_folder
+
+_NUM_PROCESSES = 4
+_numbers = itertools.count()
+
+
+class Ranks:
+    """The ranks of one launch: the first processes of all, in a process group of their own."""
+
+    def __init__(self, processes, folder, world_size):
+        self.processes = processes[:world_size]
+        store = os.path.join(folder, f"launch-{next(_numbers)}")
+        for rank, process in enumerate(self.processes):
+            process.start(f"states.join({store!r}, {rank}, {world_size})")
+        for process in self.processes:
+            process.result(60)
+
+    def do(self, code, timeout=60):
+        """Runs code on all ranks at once; returns their values."""
+        outcomes = self._outcomes(code, timeout)
+        for outcome in outcomes:
+            if isinstance(outcome, TrainerError):
+                raise outcome
+        return outcomes
+
+    def fail(self, code, timeout=60):
+        """Runs code that must raise on all ranks; returns the errors."""
+        outcomes = self._outcomes(code, timeout)
+        assert all(isinstance(outcome, TrainerError) for outcome in outcomes), outcomes
+        return outcomes
+
+    def _outcomes(self, code, timeout):
+        """Hears of every rank, so that the processes can be used by the next test whatever happens here."""
+        for process in self.processes:
+            process.start(code)
+        outcomes = []
+        for process in self.processes:
+            try:
+                outcomes.append(process.result(timeout))
+            except TrainerError as error:
+                outcomes.append(error)
+        return outcomes
+
+
+@pytest.fixture(scope="session")
+def session_folder():
+    with temporary_folder() as path:
+        yield str(path)
+
+
+@pytest.fixture(scope="session")
+def daemon(session_folder):
+    made = Daemon(os.path.join(session_folder, "d"), pool_bytes=512 << 20)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def processes(daemon):
+    imports = (
+        "import torch.distributed as dist, torch.distributed.checkpoint as dcp, ckptd.dcp, dcp_states as states\n"
+        "from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter\n"
+        "from ckptd.dcp import Reader, Writer\n"
+    )
+    path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {"CKPTD_TEST_IMPORTS": imports, "PYTHONPATH": path}
+    made = [Trainer(daemon.endpoint, environment) for _ in range(_NUM_PROCESSES)]
+    for process in made:
+        process.start("None")
+    for process in made:
+        process.result(120)
+    yield made
+    for process in made:
+        process.close()
+
+
+@pytest.fixture
+def launch(processes, session_folder):
+    """Makes the ranks of a new launch: launch(2) is a job of two."""
+    return lambda world_size: Ranks(processes, session_folder, world_size)
+
+
+@pytest.fixture
+def alone(processes):
+    """A process without a process group."""
+    processes[0].do("states.leave()")
+    return processes[0]
+
+
+@pytest.fixture
+def root(session_folder):
+    path = os.path.join(session_folder, f"ckpts-{next(_numbers)}")
+    os.mkdir(path)
+    return path

@@ -1,0 +1,165 @@
+"""When a checkpoint counts, and what a failure leaves."""
+
+import os
+
+import pytest
+
+from harness import Trainer, until
+
+
+def listed(path):
+    return sorted(name for name in os.listdir(path) if name != ".ckptd")
+
+
+def test_save_returns_when_the_checkpoint_is_committed_and_nothing_changes_it_after(launch, root):
+    path = os.path.join(root, "step-7")
+    ranks = launch(2)
+    ranks.do(f"state = states.sharded_state(7)\ndcp.save(state, storage_writer=Writer({path!r}))")
+    assert listed(path) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    ranks.do("[states.local(tensor).zero_() for tensor in state['model'].values()]")
+    ranks.do(f"into = states.emptied(state)\ndcp.load(into, storage_reader=Reader({path!r}))")
+    assert ranks.do("states.differences(states.sharded_state(7), into)") == [[], []]
+    info = ranks.do("import ckptd; [(i.tag, i.step) for i in ckptd.open_root(%r).list()]" % root)[0]
+    assert info == [["step-7", 7]]
+
+
+def test_sealed_save_is_committed_without_its_ranks(launch, root):
+    ranks = launch(2)
+    ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=(w := Writer({root + '/s-1'!r}, wait='sealed')))")
+    assert set(ranks.do("w.save.level")) <= {"sealed", "committed"}
+    until(lambda: os.path.exists(root + "/s-1/.metadata"), "the commit")
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_rank_that_fails_while_writing_gives_an_error_on_every_rank_and_no_checkpoint(launch, root, failing):
+    ranks = launch(2)
+    errors = ranks.fail(
+        "class Planner(dcp.DefaultSavePlanner):\n"
+        "    def resolve_data(self, item):\n"
+        f"        if dist.get_rank() == {failing} and 'rows' in item.index.fqn: raise KeyError('no such tensor')\n"
+        "        return super().resolve_data(item)\n"
+        f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/s-1'!r}), planner=Planner())"
+    )
+    assert [error.kind for error in errors] == ["CheckpointException"] * 2
+    assert "no such tensor" in errors[failing].message
+    assert not os.path.exists(root + "/s-1")
+    # The next save of the name works.
+    ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/s-1'!r}))")
+    assert listed(root + "/s-1") == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def test_rank_that_dies_gives_an_error_on_the_others_and_no_checkpoint(launch, root, daemon):
+    ranks = launch(1)
+    ranks.do("states.leave()")
+    other = Trainer(daemon.endpoint, {"CKPTD_TEST_IMPORTS": "import ckptd.dcp", "CKPTD_LAUNCH_ID": "dies"})
+    try:
+        other.do(f"run = ckptd.connect().run({root!r}, rank=1, world_size=2)", 60)
+        ranks.processes[0].start(
+            "os.environ['CKPTD_LAUNCH_ID'] = 'dies'\n"
+            f"run = ckptd.connect().run({root!r}, rank=0, world_size=2)\n"
+            "run.save('s-1', files={'a': b'x'}).wait('committed', 30)"
+        )
+        other.do("part = run.begin('s-1')", 60)
+        other.kill()
+        error = ranks.processes[0].result_failing(60)
+    finally:
+        other.close()
+    assert error.reason in ("SESSION_LOST", "RANKS_MISSING", "SAVE_ABORTED")
+    assert not os.path.exists(root + "/s-1")
+
+
+def test_saving_again_replaces_the_checkpoint_whole(launch, root):
+    path = root + "/last"
+    ranks = launch(2)
+    for seed in (1, 2):
+        ranks.do(f"dcp.save(states.sharded_state({seed}), storage_writer=Writer({path!r}))")
+    ranks = launch(1)  # Fewer files: nothing of the earlier one stays.
+    ranks.do(f"dcp.save(states.sharded_state(3), storage_writer=Writer({path!r}))")
+    assert listed(path) == [".metadata", "__0_0.distcp"]
+    ranks.do(f"into = states.emptied(states.sharded_state(3))\ndcp.load(into, storage_reader=Reader({path!r}))")
+    assert ranks.do("states.differences(states.sharded_state(3), into)") == [[]]
+
+
+def test_overwrite_false_refuses_an_existing_checkpoint(launch, root):
+    ranks = launch(2)
+    ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/a'!r}))")
+    errors = ranks.fail(f"dcp.save(states.sharded_state(2), storage_writer=Writer({root + '/a'!r}, overwrite=False))")
+    assert all("already exists" in error.message for error in errors)
+
+
+def test_checkpoint_of_dcp_itself_is_replaced_only_if_overwrite_is_given(launch, root):
+    path = root + "/checkpoint"
+    ranks = launch(2)
+    ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=FileSystemWriter({path!r}))")
+    errors = ranks.fail(f"dcp.save(states.sharded_state(2), storage_writer=Writer({path!r}))")
+    assert all("overwrite=True" in error.message and "ckptd has not written it" in error.message for error in errors)
+    assert listed(path) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    ranks.do(f"dcp.save(states.sharded_state(2), storage_writer=Writer({path!r}, overwrite=True))")
+    ranks.do(f"into = states.emptied(states.sharded_state(2))\ndcp.load(into, storage_reader=Reader({path!r}))")
+    assert ranks.do("states.differences(states.sharded_state(2), into)") == [[], []]
+    assert os.listdir(root + "/.ckptd") and not os.path.exists(root + "/.checkpoint.replaced")
+
+
+def test_checkpoint_that_was_to_be_replaced_comes_back_when_the_save_fails(launch, root):
+    path = root + "/checkpoint"
+    ranks = launch(2)
+    ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=FileSystemWriter({path!r}))")
+    ranks.fail(
+        "class Planner(dcp.DefaultSavePlanner):\n"
+        "    def resolve_data(self, item): raise KeyError('no')\n"
+        f"dcp.save(states.sharded_state(2), storage_writer=(w := Writer({path!r}, overwrite=True)), planner=Planner())"
+    )
+    for _ in range(2):  # First from where it was set aside.
+        ranks.do(f"into = states.emptied(states.sharded_state(1))\ndcp.load(into, storage_reader=Reader({path!r}))")
+        assert ranks.do("states.differences(states.sharded_state(1), into)") == [[], []]
+        ranks.do("w.reset()")
+    assert listed(path) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def test_directory_with_files_of_others_is_never_replaced(alone, root):
+    os.mkdir(root + "/mine")
+    with open(root + "/mine/thesis.txt", "w") as file:
+        file.write("years of work")
+    error = alone.fails(f"dcp.save({{'a': torch.ones(3)}}, storage_writer=Writer({root + '/mine'!r}, overwrite=True))")
+    assert "TAG_FOREIGN" in error.reason or "ckptd has not written it" in error.message
+    assert listed(root + "/mine") == ["thesis.txt"]
+
+
+def test_empty_directory_that_was_made_before_is_used(alone, root):
+    os.mkdir(root + "/a")
+    alone.do(f"dcp.save({{'a': torch.ones(3)}}, storage_writer=Writer({root + '/a'!r}))")
+    assert listed(root + "/a") == [".metadata", "__0_0.distcp"]
+
+
+def test_only_the_newest_checkpoints_are_kept_if_asked(launch, root):
+    ranks = launch(2)
+    for step in (1, 2, 3):
+        path = f"{root}/step-{step}"
+        ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=Writer({path!r}, num_kept_ckpts=2))")
+    until(
+        lambda: sorted(name for name in os.listdir(root) if name[0] != ".") == ["step-2", "step-3"],
+        "the removal of step-1",
+    )
+
+
+def test_ranks_save_on_their_own_without_collectives(launch, root):
+    path = root + "/a"
+    ranks = launch(2)
+    state = "{'x': torch.full((3,), float(dist.get_rank())), 'o': dist.get_rank()}"
+    ranks.do(f"dcp.save({state}, storage_writer=Writer({path!r}), use_collectives=False)")
+    assert listed(path) == ["__0.metadata", "__0_0.distcp", "__1.metadata", "__1_0.distcp"]
+    for reader in ("Reader", "FileSystemReader"):
+        ranks.do(f"into = states.emptied({state})\ndcp.load(into, storage_reader={reader}({path!r}))")
+        assert ranks.do(f"states.differences({state}, into)") == [[], []]
+
+
+def test_wrong_arguments_are_refused_with_what_to_do(alone, root):
+    for arguments, word in [
+        ("wait='durable'", "sealed"),
+        ("thread_count=0", "at least 1"),
+        ("_extensions=[1]", "FileSystemWriter"),
+    ]:
+        error = alone.fails(f"Writer({root + '/a'!r}, {arguments})")
+        assert error.kind == "ValueError" and word in error.message
+    assert "ckptd://" in alone.fails("Writer('s3://bucket/a')").message
+    assert alone.fails("Reader('/')").reason == "INVALID_ARGUMENT"
