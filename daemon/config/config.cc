@@ -305,7 +305,46 @@ void CheckEnums(const DaemonConfig& config, Checker& check) {
   }
 }
 
+std::string ValueText(const google::protobuf::Message& message,
+                      const google::protobuf::FieldDescriptor& field) {
+  if (!field.is_repeated()) {
+    std::string text;
+    google::protobuf::TextFormat::PrintFieldValueToString(message, &field, -1, &text);
+    return text;
+  }
+  std::vector<std::string> texts(message.GetReflection()->FieldSize(message, &field));
+  for (size_t i = 0; i < texts.size(); ++i) {
+    google::protobuf::TextFormat::PrintFieldValueToString(message, &field, static_cast<int>(i), &texts[i]);
+  }
+  return absl::StrJoin(texts, ",");
+}
+
+// Adds the fields in which `before` and `after` differ, down to the fields of messages.
+void AddChanges(const google::protobuf::Message& before, const google::protobuf::Message& after,
+                const std::string& prefix, std::vector<std::string>* changed) {
+  const google::protobuf::Descriptor& type = *before.GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    const google::protobuf::FieldDescriptor& field = *type.field(i);
+    const std::string name = prefix + field.name();
+    const auto get = [&field](const google::protobuf::Message& message) -> const google::protobuf::Message& {
+      return message.GetReflection()->GetMessage(message, &field);
+    };
+    if (field.message_type() != nullptr && !field.is_repeated()) {
+      AddChanges(get(before), get(after), name + ".", changed);
+    } else if (ValueText(before, field) != ValueText(after, field)) {
+      changed->push_back(name);
+    }
+  }
+}
+
 }  // namespace
+
+std::vector<std::string> ChangedFields(const config::v1::DaemonConfig& before,
+                                       const config::v1::DaemonConfig& after) {
+  std::vector<std::string> changed;
+  AddChanges(before, after, "", &changed);
+  return changed;
+}
 
 LoadedConfig LoadConfig(std::string_view text, std::string_view source, const ConfigOverrides& overrides,
                         int64_t memory_bytes) {

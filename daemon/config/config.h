@@ -37,6 +37,10 @@ struct LoadedConfig {
 LoadedConfig LoadConfig(std::string_view text, std::string_view source, const ConfigOverrides& overrides,
                         int64_t memory_bytes);
 
+// Names the fields that differ, such as "pool.bytes", in the order of their numbers.
+std::vector<std::string> ChangedFields(const config::v1::DaemonConfig& before,
+                                       const config::v1::DaemonConfig& after);
+
 // Returns the machine's memory in bytes (MemTotal).
 absl::StatusOr<int64_t> MachineMemoryBytes();
 

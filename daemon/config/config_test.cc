@@ -232,6 +232,16 @@ TEST(Config, AcceptsAGroupByNumberOrName) {
   EXPECT_FALSE(FindGroup("4294967295").ok());
 }
 
+TEST(Config, NamesTheFieldsThatDiffer) {
+  const config::v1::DaemonConfig before = Load("").config;
+  EXPECT_THAT(ChangedFields(before, before), IsEmpty());
+  const config::v1::DaemonConfig after =
+      Load("max_sessions: 7 log { level: \"debug\" } security { container_roots: \"/a\" }").config;
+  EXPECT_THAT(ChangedFields(before, after),
+              ::testing::UnorderedElementsAre("log.level", "max_sessions", "security.container_roots",
+                                              "limits.sessions_per_uid"));
+}
+
 std::string Sample() {
   std::ifstream file("deploy/config/ckptd.txtpb");
   EXPECT_TRUE(file.good()) << "the sample is a runfile of this test";

@@ -79,6 +79,16 @@ void EndedSaves::AddFailure(const Run* run, v1::Checkpoint failure) {
   while (failures.size() > kMostFailures) failures.pop_front();
 }
 
+int64_t EndedSaves::ForgetLost(const Run* run, int64_t attempt, const std::string& tag) {
+  int64_t sequence = 0;
+  std::erase_if(states_.Of(run).failures, [&](const v1::Checkpoint& failure) {
+    const bool is_it = failure.ordinal() == 0 && failure.attempt() == attempt && failure.tag() == tag;
+    if (is_it) sequence = failure.sequence();
+    return is_it;
+  });
+  return sequence;
+}
+
 void EndedSaves::OnTick() {
   for (Save* save : std::exchange(whole_, {})) {
     save->summary = std::make_unique<v1::Checkpoint>(hooks_.describe_save(*save));

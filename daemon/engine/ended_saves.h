@@ -3,6 +3,7 @@
 #ifndef CKPTD_DAEMON_ENGINE_ENDED_SAVES_H_
 #define CKPTD_DAEMON_ENGINE_ENDED_SAVES_H_
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -37,6 +38,10 @@ class EndedSaves {
   // Failed saves, newest last.
   const std::deque<v1::Checkpoint>& failures(const Run& run) const { return states_.Of(&run).failures; }
   void AddFailure(const Run* run, v1::Checkpoint failure);
+  // Forgets that the attempt's save of this tag was lost with an earlier daemon (a failure without ordinal):
+  // its trainers have offered it again, or have said themselves that it is lost. Returns the sequence that it
+  // had; 0 if no such failure is known.
+  int64_t ForgetLost(const Run* run, int64_t attempt, const std::string& tag);
 
   // Replaces the parts of saves that have ended by a summary.
   void OnTick();

@@ -67,6 +67,7 @@ class Engine::Impl {
   absl::StatusOr<Run*> RunOfCheckpointName(const Caller& caller, const std::string& name, std::string* tag);
   void LoadSnapshot(Run* run, RootSnapshot snapshot);
   void RecordMissingOutcomes(Run* run);
+  void RecordLostSaves(Run* run, const std::vector<RecoveredSave>& recovered);
   void ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
   void FenceOff(Run* run, int64_t active_attempt);
   std::vector<std::pair<Save*, int>> UnsealedSavesOf(SessionId session) const;

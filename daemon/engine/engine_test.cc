@@ -392,6 +392,45 @@ TEST_F(EngineTest, StagedPartLostWithDaemonIsReportedToEveryRank) {
   EXPECT_EQ(Wait(rank0, first.key()).get().checkpoint().error().reason(), "STAGED_LOST");
 }
 
+TEST_F(EngineTest, SaveLostWithDaemonIsFailedInHistoryWithoutAnyTrainer) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  disks_[1]->recovered = {{"two", 2, false, "no part of it is complete"},
+                          {"one", 1, true, "complete"},
+                          {"old", 3, false, "an older generation", /*replaced=*/true}};
+  for (int daemons = 0; daemons < 2; ++daemons) {  // The second one reads the history, and adds nothing.
+    Start(16);
+    Attach(Trainer("reader"));
+    EXPECT_THAT(Failures(), ElementsAre("two STAGED_LOST"));
+    EXPECT_EQ(disks_[1]->run_record.outcomes_size(), 2);
+  }
+}
+
+TEST_F(EngineTest, LostSaveThatItsTrainersOfferAgainIsNoFailure) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  disks_[1]->recovered = {{"two", 2, false, "no part of it is complete"}};
+  Start(16);
+  SessionId rank0 = Trainer("a/0");
+  ASSERT_TRUE(Join(rank0, 0, 1, "a").status().ok());
+  ASSERT_THAT(Failures(), ElementsAre("two STAGED_LOST"));
+  SaveAll({rank0}, "two", 2);
+  EXPECT_THAT(Failures(), ElementsAre());
+  disks_[1]->recovered.clear();
+  Start(16);
+  Attach(Trainer("reader"));
+  EXPECT_THAT(Failures(), ElementsAre());
+}
+
+TEST_F(EngineTest, LostSaveThatARankReportsIsOneFailure) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  disks_[1]->recovered = {{"two", 2, false, "no part of it is complete"}};
+  Start(16);
+  ASSERT_TRUE(Join(Trainer("a/0"), 0, 1, "a", {Key(0, "two")}).status().ok());
+  EXPECT_THAT(Failures(), ElementsAre("two STAGED_LOST"));
+}
+
 TEST_F(EngineTest, CommittedSaveIsKnownToNextDaemon) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);

@@ -52,6 +52,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
       record.last_sequence() == 0 && snapshot.highest_sequence == 0 && recovery_.HighestSequence(*run) == 0;
   adoptions_.ReserveSequences(*run, snapshot, none_given, record);
   for (const storage::v1::Outcome& outcome : record.outcomes()) {
+    ended_.ForgetLost(run, outcome.attempt(), outcome.tag());
     if (outcome.level() >= v1::FAILED) ended_.AddFailure(run, ToWire(*run, outcome));
   }
   run->ledger = std::make_unique<LocalLedger>(
@@ -61,6 +62,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
       });
   run->ledger->WatchActiveAttempt([run](int64_t attempt) { run->active_attempt = attempt; });
   RecordMissingOutcomes(run);
+  RecordLostSaves(run, snapshot.recovered);
 }
 
 // A daemon that was killed may have published a checkpoint that its history does not have yet. Once retention
@@ -88,6 +90,31 @@ void Engine::Impl::RecordMissingOutcomes(Run* run) {
     outcome.set_size_bytes(summary.size_bytes());
   }
   for (auto outcome = missing.rbegin(); outcome != missing.rend(); ++outcome) history_.Record(run, *outcome);
+}
+
+// What an earlier daemon had begun and neither it nor a service manager has kept is lost: the history says so
+// even when no trainer is left to hear it. A living trainer may offer the save again: its outcome then takes
+// the place of this one (EndedSaves::ForgetLost).
+void Engine::Impl::RecordLostSaves(Run* run, const std::vector<RecoveredSave>& recovered) {
+  for (const RecoveredSave& save : recovered) {
+    const auto& outcomes = run->ledger->record().outcomes();
+    const bool heard =
+        std::any_of(outcomes.begin(), outcomes.end(),
+                    [&](const storage::v1::Outcome& outcome) { return outcome.sequence() == save.sequence; });
+    if (save.published || save.replaced || heard || recovery_.Holds(*run, save.sequence)) continue;
+    storage::v1::Outcome outcome;  // Its ordinal is not known: no key of a client names it.
+    outcome.set_tag(save.tag);
+    outcome.set_attempt(run->active_attempt);
+    outcome.set_sequence(save.sequence);
+    outcome.set_level(v1::FAILED);
+    outcome.set_reason(reason::kStagedLost);
+    outcome.set_code(static_cast<int>(absl::StatusCode::kAborted));
+    outcome.set_message(absl::StrCat("the daemon ended before this save was on disk (", save.why,
+                                     "), and nothing kept it for the next daemon; save again"));
+    outcome.set_time_us(clock_->UnixMicros());
+    ended_.AddFailure(run, ToWire(*run, outcome));
+    history_.Record(run, outcome);
+  }
 }
 
 // Fails the saves that the rank had staged with an earlier daemon and that this one did not find complete on
@@ -123,6 +150,7 @@ void Engine::Impl::ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunReq
                                      " with a daemon that has ended since; save again"));
     outcome.add_ranks(request.rank());
     outcome.set_time_us(clock_->UnixMicros());
+    outcome.set_sequence(ended_.ForgetLost(run, attempt, id.tag));
     ended_.AddFailure(run, ToWire(*run, outcome));
     observer_->OnWarning(absl::StrCat("save of ", run->path, "/", id.tag, " failed: ", outcome.message()));
     run->ledger->RecordOutcome(outcome, [](absl::Status) {});

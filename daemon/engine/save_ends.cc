@@ -175,6 +175,7 @@ void SaveTracker::End(Save* save, v1::Level level) {
 void SaveTracker::Report(Save* save) {
   save->remembered = true;
   v1::Checkpoint checkpoint = hooks_.describe(*save, v1::BASIC);
+  past_->ForgetLost(save->run, save->key.attempt, save->key.tag);
   if (save->level != v1::COMMITTED) past_->AddFailure(save->run, checkpoint);
   const storage::v1::Outcome outcome = OutcomeOf(*save, checkpoint, clock_->UnixMicros());
   hooks_.record(save->run, outcome);

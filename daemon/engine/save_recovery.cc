@@ -148,6 +148,12 @@ int64_t SaveRecovery::HighestSequence(const Run& run) const {
   return highest;
 }
 
+bool SaveRecovery::Holds(const Run& run, int64_t sequence) const {
+  return std::any_of(inherited_.begin(), inherited_.end(), [&](const Inherited& save) {
+    return IsOf(run, save) && save.record.checkpoint().sequence() == sequence;
+  });
+}
+
 // In the order of their sequences.
 std::vector<SaveRecovery::Inherited> SaveRecovery::TakeInherited(const Run& run) {
   std::vector<Inherited> taken;

@@ -175,6 +175,14 @@ TEST_F(SuccessionTest, InheritsPointers) {
   EXPECT_EQ(disks_[1]->committed.at(1).summary.pointers().at("latest"), "step_1");
 }
 
+TEST_F(SuccessionTest, InheritedSaveIsNotCalledLost) {
+  SealAll(Launch("a", 2), "step_1", 5000);
+  disks_[1]->recovered = {{"step_1", 1, false, "no part of it is complete"}};
+  Crash();
+  RecoverAndHold();
+  EXPECT_THAT(Failures(), ElementsAre());
+}
+
 TEST_F(SuccessionTest, InheritsAcrossRepeatedKills) {
   SealAll(Launch("a", 2), "step_1", 5000);
   for (int i = 0; i < 5; ++i) {

@@ -147,6 +147,10 @@ void StartLog(std::string_view level, std::string_view format) {
   SetPattern(logger);
 }
 
+void SetLogLevel(std::string_view level) {
+  TheLogger().spd->set_level(spdlog::level::from_str(std::string(level)));
+}
+
 void Log(LogLevel level, std::string_view message, const std::vector<LogField>& fields) {
   Logger& logger = TheLogger();
   if (!logger.spd->should_log(SpdLevel(level))) return;

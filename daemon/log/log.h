@@ -35,6 +35,9 @@ class LogField {
 // other threads log. Earlier lines are text at level info.
 void StartLog(std::string_view level, std::string_view format);
 
+// Changes the level; any thread may call it. Precondition as StartLog's.
+void SetLogLevel(std::string_view level);
+
 // Thread-safe. A newline in the message or a value is escaped.
 void Log(LogLevel level, std::string_view message, const std::vector<LogField>& fields = {});
 

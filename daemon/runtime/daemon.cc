@@ -40,6 +40,7 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/root_io/threaded_root_io.h"
+#include "daemon/runtime/config_reloader.h"
 #include "daemon/runtime/exit_guard.h"
 #include "daemon/runtime/machine.h"
 #include "daemon/runtime/manager_inheritance.h"
@@ -74,16 +75,15 @@ constexpr Duration kStopTimeout = std::chrono::seconds(15);
 constexpr Duration kRootTimeout = std::chrono::seconds(5);
 constexpr int kWorkers = 64;
 
-sigset_t EndSignals() {
+sigset_t HandledSignals() {
   sigset_t signals;
   sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
   return signals;
 }
 
 int OpenSignals() {
-  const sigset_t signals = EndSignals();
+  const sigset_t signals = HandledSignals();
   return ::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
@@ -107,6 +107,7 @@ class Daemon {
   explicit Daemon(const DaemonOptions& options)
       : options_(options),
         config_(options_.config),
+        reloader_(options_.config, options_.reload),
         signals_(OpenSignals()),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         save_log_(&metrics_),
@@ -127,7 +128,7 @@ class Daemon {
   absl::Status SayReady();
   void WarnOfMemoryLimit();
 
-  enum class Event { kNone, kSignal };
+  enum class Event { kNone, kEnd, kReload };
   Event WaitForEvent(Duration timeout);
   void Wake() { ::eventfd_write(wake_.get(), 1); }
   void Notify(const std::string& state);
@@ -142,8 +143,8 @@ class Daemon {
 
   const DaemonOptions options_;
   const config::v1::DaemonConfig& config_;
-  const UniqueFd signals_;
-  const UniqueFd wake_;
+  ConfigReloader reloader_;
+  const UniqueFd signals_, wake_;
   std::unique_ptr<Notifier> notifier_;
   std::unique_ptr<ManagerStore> store_;  // Null: the service manager keeps no descriptors.
   std::optional<Duration> watchdog_;
@@ -321,7 +322,8 @@ Daemon::Event Daemon::WaitForEvent(Duration timeout) {
   if (fds[1].revents != 0) ::eventfd_read(wake_.get(), &ignored);
   FeedWatchdog();
   signalfd_siginfo info{};
-  return ::read(signals_.get(), &info, sizeof(info)) == sizeof(info) ? Event::kSignal : Event::kNone;
+  if (::read(signals_.get(), &info, sizeof(info)) != sizeof(info)) return Event::kNone;
+  return info.ssi_signo == SIGHUP ? Event::kReload : Event::kEnd;
 }
 
 int Daemon::Serve() {
@@ -329,7 +331,9 @@ int Daemon::Serve() {
   bool has_deadline = true;
   while (true) {
     const Duration turn = watchdog_ ? std::min(kTurn, *watchdog_ / 4) : kTurn;
-    if (WaitForEvent(turn) == Event::kSignal) {
+    const Event event = WaitForEvent(turn);
+    if (event == Event::kReload) reloader_.Reload();
+    if (event == Event::kEnd) {
       Log(LogLevel::kInfo, "asked to end: publishing sealed saves",
           {{"drain_timeout_seconds", config_.drain_timeout_seconds()}});
       break;
@@ -389,7 +393,7 @@ bool Daemon::Drain(Instant deadline) {
            {"kept", journal_ ? journal_->size() : 0}});
       return false;
     }
-    if (WaitForEvent(std::min({deadline - now, retention_deadline - now, kTurn})) == Event::kSignal) {
+    if (WaitForEvent(std::min({deadline - now, retention_deadline - now, kTurn})) == Event::kEnd) {
       Log(LogLevel::kWarning, "asked to end a second time: not waiting for sealed saves any longer");
       return drained_;
     }
@@ -477,7 +481,7 @@ absl::StatusOr<v1::Status> Daemon::AskStatus() {
 }  // namespace
 
 void BlockSignals() {
-  const sigset_t signals = EndSignals();
+  const sigset_t signals = HandledSignals();
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   // A write beyond the limit on file sizes then fails with EFBIG instead of ending the daemon.
   ::signal(SIGXFSZ, SIG_IGN);

@@ -2,7 +2,10 @@
 #ifndef CKPTD_DAEMON_RUNTIME_DAEMON_H_
 #define CKPTD_DAEMON_RUNTIME_DAEMON_H_
 
+#include <functional>
+
 #include "ckptd/config/v1/config.pb.h"
+#include "daemon/config/config.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -13,11 +16,12 @@ struct DaemonOptions {
   // published, or when it had neither a session nor a sealed save for `idle_timeout`.
   bool is_private = false;
   Duration idle_timeout = std::chrono::seconds(300);
+  std::function<LoadedConfig()> reload;  // Reads the configuration again, at SIGHUP. May be null.
   int ready_fd = -1;  // The daemon writes "READY\n" to it and closes it once it serves; -1: none.
 };
 
-// Blocks SIGTERM and SIGINT, which end the daemon, in the calling thread and in those that it starts. Call it
-// before starting a thread.
+// Blocks SIGTERM and SIGINT, which end the daemon, and SIGHUP, at which it reads its configuration again, in
+// the calling thread and in those that it starts. Call it before starting a thread.
 void BlockSignals();
 
 // Serves until a signal, or until a private daemon is no longer needed. Returns the exit code of the process:

@@ -16,7 +16,6 @@
 namespace ckptd {
 namespace {
 
-constexpr int kFailed = 1;
 constexpr int kUsage = 2;
 constexpr char kDefaultConfig[] = "/etc/ckptd/ckptd.txtpb";
 
@@ -67,6 +66,15 @@ bool ReadConfig(const Flags& flags, std::string& name, std::string& text) {
   return true;
 }
 
+// Problems also say that the file cannot be read.
+LoadedConfig Load(const Flags& flags) {
+  std::string name, text;
+  if (!ReadConfig(flags, name, text)) return {{}, {"cannot read the configuration " + name}};
+  const absl::StatusOr<int64_t> memory = MachineMemoryBytes();
+  if (!memory.ok()) return {{}, {std::string(memory.status().message())}};
+  return LoadConfig(text, name, flags.overrides, *memory);
+}
+
 int Main(int argc, char** argv) {
   BlockSignals();
   Flags flags;
@@ -81,17 +89,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : kUsage;
   }
 
-  std::string name, text;
-  if (!ReadConfig(flags, name, text)) {
-    std::cerr << "ckptd: cannot read the configuration " << name << "\n";
-    return kUsage;
-  }
-  const absl::StatusOr<int64_t> memory = MachineMemoryBytes();
-  if (!memory.ok()) {
-    std::cerr << "ckptd: " << memory.status().message() << "\n";
-    return kFailed;
-  }
-  LoadedConfig loaded = LoadConfig(text, name, flags.overrides, *memory);
+  LoadedConfig loaded = Load(flags);
   for (const std::string& problem : loaded.problems) std::cerr << "ckptd: " << problem << "\n";
   if (!loaded.problems.empty()) return kUsage;
   if (flags.check_config) {
@@ -102,6 +100,7 @@ int Main(int argc, char** argv) {
   return RunDaemon({.config = std::move(loaded.config),
                     .is_private = flags.is_private,
                     .idle_timeout = std::chrono::seconds(flags.idle_timeout),
+                    .reload = [flags] { return Load(flags); },
                     .ready_fd = flags.ready_fd});
 }
 

@@ -128,7 +128,7 @@ absl::StatusOr<RecoveredSave> RecoverOne(const PublishContext& context, const st
   CKPTD_ASSIGN_OR_RETURN(inflight.dir,
                          OpenScoped(fs, context.layout.inflight.get(), name, OpenMode::kDirectory));
   CKPTD_ASSIGN_OR_RETURN(Assessment found, Assess(fs, inflight.dir.get(), id));
-  RecoveredSave save{id.tag, found.sequence, false, found.why_not};
+  RecoveredSave save{id.tag, found.sequence, false, found.why_not, found.sequence < id.sequence};
   if (found.why_not.empty()) {
     const PublishResult result = PublishInflight(context, inflight, found.summary, found.parts).result;
     if (result.outcome == PublishOutcome::kCommitted) {

@@ -33,6 +33,8 @@ struct RecoveredSave {
   int64_t sequence = 0;
   bool published = false;  // False: moved to trash.
   std::string why;         // "complete", "part 1 of 2 is missing", "an older generation", ...
+  // The directory held the checkpoint that a re-save of the tag had replaced: no save was lost.
+  bool replaced = false;
 };
 
 struct Inflight {

@@ -73,6 +73,41 @@ def test_sigterm_ends_cleanly_and_removes_sockets(daemon: Any) -> None:
     assert sorted(path.name for path in daemon.folder.iterdir()) == ["ckptd.txtpb", "log", "state"]
 
 
+def test_sighup_reloads_log_level_and_names_what_needs_a_restart(daemon: Any, trainer: Callable[..., Any]) -> None:
+    daemon.start()
+    root = daemon.folder / "root"
+    root.mkdir()
+    rank = trainer(daemon, root)
+    text = daemon.configuration.read_text()
+    daemon.configuration.write_text(text.replace("67108864", "134217728") + 'log { level: "warning" }\n')
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_log("fields=pool.bytes")
+    rank.save("quiet", b"x")  # Still the same daemon, which logs no committed checkpoint any more.
+    daemon.configuration.write_text("pool { bytes: lots }\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_log("the configuration is not valid, and nothing was changed")
+    daemon.configuration.write_text(text)
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.wait_log("read the configuration again log_level=info")
+    rank.save("loud", b"x")
+    daemon.wait_log("tag=loud")
+    assert "tag=quiet" not in daemon.log()
+    assert daemon.end() == 0
+
+
+def test_sighup_while_draining_loses_no_sealed_save(daemon: Any, trainer: Callable[..., Any]) -> None:
+    daemon.start()
+    root = daemon.folder / "root"
+    root.mkdir()
+    data = os.urandom(20 << 20)
+    trainer(daemon, root).seal("step_1", data)
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.process.send_signal(signal.SIGHUP)
+    assert daemon.process.wait(TIMEOUT) == 0
+    assert (root / "step_1" / "model.bin").read_bytes() == data
+
+
 def test_second_daemon_on_same_state_directory_is_refused(daemon: Any, other: Any) -> None:
     daemon.start()
     done = run(*other.arguments(f"--state_directory={daemon.folder / 'state'}"))
@@ -239,6 +274,21 @@ def test_known_roots_are_recovered_at_start(daemon: Any, trainer: Callable[..., 
     daemon.start()
     (known,) = daemon.status().runs
     assert known.latest.tag == "step_1" and known.path == str(root)
+
+
+def test_sealed_save_lost_with_killed_daemon_is_failed_in_history(daemon: Any, trainer: Callable[..., Any]) -> None:
+    daemon.start()
+    root = daemon.folder / "root"
+    root.mkdir()
+    rank = trainer(daemon, root)
+    rank.save("step_1", b"x" * 5000)
+    rank.seal("step_2", os.urandom(40 << 20))
+    daemon.end(signal.SIGKILL)
+    assert not (root / "step_2").exists(), "the daemon was too quick for this test"
+    daemon.start()
+    (known,) = daemon.status().runs
+    assert (known.latest.tag, known.last_failure.tag) == ("step_1", "step_2")
+    assert known.last_failure.error.reason == "STAGED_LOST" and "daemon ended" in known.last_failure.error.message
 
 
 def test_missing_root_does_not_block_recovery_of_others(daemon: Any, trainer: Callable[..., Any]) -> None:

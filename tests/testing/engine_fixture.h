@@ -283,6 +283,21 @@ class EngineTest : public ::testing::Test {
     return tags;
   }
 
+  // The failed saves that a list with show_all has: "{tag} {reason}", newest first.
+  std::vector<std::string> Failures() {
+    v1::ListCheckpointsRequest request;
+    request.set_parent(run_);
+    request.set_show_all(true);
+    Answer<v1::ListCheckpointsResponse> answer;
+    engine_->ListCheckpoints(Caller{0, 0, true}, request, answer.reply());
+    std::vector<std::string> failures;
+    for (const auto& checkpoint : answer.get().checkpoints()) {
+      if (checkpoint.level() == v1::FAILED)
+        failures.push_back(checkpoint.tag() + " " + checkpoint.error().reason());
+    }
+    return failures;
+  }
+
   void AdvanceClock(std::chrono::seconds time) {
     clock_.now += time;
     engine_->Tick();

@@ -81,6 +81,7 @@ RootSnapshot FakeRootIo::Snapshot() const {
   snapshot.probe.file_system = "fake";
   snapshot.probe.io_backend = "threads";
   snapshot.probe.free_bytes = disk_->free_bytes;
+  snapshot.recovered = disk_->recovered;
   snapshot.committed = disk_->committed;
   snapshot.pointers = Pointers();
   snapshot.run_record = disk_->run_record;

@@ -30,6 +30,7 @@ struct FakeDisk {
   // Complete checkpoints of another program, with the time of their marker (us).
   std::map<std::string, int64_t> finished;
   std::vector<std::string> directories;  // Names that no pointer may use.
+  std::vector<RecoveredSave> recovered;  // What the next opens of the root say.
   std::vector<std::string> evicted;      // Tags, in order.
   int outcomes_at_evict = 0;             // Outcomes in the run record at the last eviction.
   std::multiset<int64_t> readers;        // Sequences with an open reader.
