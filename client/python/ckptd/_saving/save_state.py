@@ -83,6 +83,14 @@ class SaveState:
                 return
         now = self._query_or_none()
         missing = [] if now is None else list(now.missing_ranks)
+        away = str(self.membership.connection.outage)
+        if away:
+            raise errors.WaitTimeout(
+                f"the save of {self.tag} was {self.level_name} and not {level} after {seconds:g} s, and {away}; it cannot go "
+                "on before a daemon answers: start it again (systemctl status ckptd), then wait again",
+                reason="WAIT_TIMEOUT",
+                tag=self.tag,
+            )
         ranks = f", and ranks {', '.join(map(str, missing))} have not sealed their parts" if missing else ""
         raise errors.WaitTimeout(
             f"the save of {self.tag} is {self.level_name} and not {level} after {seconds:g} s{ranks}; it goes on: wait "

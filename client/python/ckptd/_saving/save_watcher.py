@@ -105,6 +105,8 @@ class SaveWatcher:
             seconds = _IDLE_SECONDS if served else next_try - time.monotonic()
             if served is not None:
                 seconds = min(seconds, self._call_for_all(served))
+            elif self._watched:
+                self._connection.outage.warn(f"{len(self._watched)} saves that have not ended wait")
             self._give_up_unanswered()
             self._sleep(served, max(0.0, seconds))
             while self._posted:

@@ -6,6 +6,7 @@ import time
 from typing import Callable, Optional, TypeVar
 
 from ckptd import errors
+from ckptd._session.outage import Outage
 from ckptd._session.session import Session, is_transient
 
 _Answer = TypeVar("_Answer")
@@ -35,8 +36,10 @@ class Connection:
         self._lock = threading.RLock()  # Reentrant: a finalizer may call close() at any point.
         self._session: Optional[Session] = None
         self._must_share = False
+        self._last_daemon = ""  # The instance of the last session's daemon; empty before the first reconnect.
         self._on_change: Callable[[], None] = lambda: None
         self.closed = threading.Event()
+        self.outage = Outage(endpoint)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Has `callback` called after each new session and at close(), by the thread that caused it."""
@@ -60,12 +63,25 @@ class Connection:
             # daemon is still starting.
             must_share = self._keeper or (old is not None and old.handoff is not None) or self._must_share
             self._must_share = must_share
-            session = Session(self._endpoint, self._instance, self._keeper, must_share, self._timeout)
+            session = self._open(old, must_share)
             if self.closed.is_set():
                 session.close()
                 raise _closed()
             self._session = session
         self._on_change()
+        return session
+
+    def _open(self, old: Optional[Session], must_share: bool) -> Session:
+        if old is not None:
+            self._last_daemon = old.daemon_instance
+            self.outage.begin("it closed the connection")
+        try:
+            session = Session(self._endpoint, self._instance, self._keeper, must_share, self._timeout)
+        except errors.Unavailable as error:
+            if self._last_daemon:
+                self.outage.begin(getattr(error.__cause__, "strerror", None) or str(error))
+            raise
+        self.outage.end(daemon_is_new=session.daemon_instance != self._last_daemon)
         return session
 
     def peek(self) -> Optional[Session]:
@@ -103,6 +119,7 @@ class Connection:
                 give_up = now + timeout if give_up is None else give_up
                 if now + pause > give_up:
                     raise
+                self.outage.warn(f"a call waits up to {timeout:g} s")
             if self.closed.wait(pause):
                 raise _closed()
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
