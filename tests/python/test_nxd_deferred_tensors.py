@@ -11,6 +11,7 @@ import types
 import nxd_job
 import pytest
 import torch
+from ckptd._saving.file_values import Torch
 from ckptd._torch import archive_writer, deferred_tensors
 from ckptd._memory.image import Memory
 from ckptd._torch.deferred_tensors import DeferredTensors
@@ -114,3 +115,42 @@ def test_batch_is_fetched_by_xlas_own_transfer_if_it_exists(monkeypatch):
     (_, value), *_ = _parts.files(WHERE, _parts.SaveArguments(model=far_state(4)), deferred)
     b"".join(archive_writer.image(value.obj, "compact", deferred).stream())
     assert list(calls) == [4] and Far.copies == []
+
+
+class Xla:
+    """Stands in for torch_xla's extension module; `calls` are its calls in their order."""
+
+    def __init__(self, monkeypatch):
+        self.calls = []
+        monkeypatch.setitem(sys.modules, "torch_xla", types.SimpleNamespace(_XLAC=self))
+
+    def _xla_sync_multi(self, tensors, devices, wait, sync_xla_data):
+        assert devices == [] and wait and sync_xla_data
+        self.calls.append(("sync", len(tensors)))
+
+    def _xla_get_cpu_tensors(self, tensors):
+        self.calls.append(("get", len(tensors)))
+        return [tensor.near for tensor in tensors]
+
+
+@pytest.mark.parametrize("use_xser", [False, True])
+@pytest.mark.parametrize("dp_rank", [0, 1])
+def test_all_tensors_are_computed_in_one_step_on_every_rank_before_the_first_batch(monkeypatch, use_xser, dp_rank):
+    """Not in one for each batch, which XLA would compile; and not on those ranks alone that write."""
+    xla = Xla(monkeypatch)
+    monkeypatch.setattr(deferred_tensors, "BATCH_BYTES", 100)  # Two tensors.
+    wanted = _parts.SaveArguments(model=far_state(6), optimizer=far_state(4), use_xser=use_xser)
+    deferred, where = DeferredTensors(), Topology(dp_rank=dp_rank, dp_size=2, rank=dp_rank, world_size=2)
+    for _, value in _parts.files(where, wanted, deferred):
+        if isinstance(value, Torch):
+            b"".join(archive_writer.image(value.obj, "compact", deferred).stream())
+    assert xla.calls[0] == ("sync", 10)
+    fetched = [count for call, count in xla.calls[1:] if call == "get"]
+    assert len(fetched) == len(xla.calls) - 1
+    assert sum(fetched) == (5 if use_xser else 10 * (1 - dp_rank))
+
+
+def test_host_tensors_need_no_step_of_the_device(monkeypatch):
+    xla = Xla(monkeypatch)
+    list(_parts.files(WHERE, _parts.SaveArguments(model={"a": torch.ones(2)}), DeferredTensors()))
+    assert xla.calls == []

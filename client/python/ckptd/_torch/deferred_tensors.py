@@ -46,6 +46,17 @@ class DeferredTensors:
         self._placeholders.append(made)
         return made
 
+    def sync(self) -> None:
+        """Has XLA compute all tensors in one step, those that this rank will not write included.
+
+        Otherwise each batch would be a computation of its own, which is compiled; and a computation in which
+        other ranks take part, but whose values one rank alone needs, would wait for them.
+        """
+        multi = getattr(_xla(), "_xla_sync_multi", None)
+        on_xla = [tensor for tensor in self._tensors if tensor.device.type == "xla"]
+        if multi is not None and on_xla:
+            multi(on_xla, devices=[], wait=True, sync_xla_data=True)
+
     def has(self, storage: Any) -> bool:
         """Returns whether a storage is a placeholder's."""
         return storage._cdata in self._numbers
@@ -104,7 +115,12 @@ def _bytes_of(tensor: Any) -> int:
 
 def _to_host(tensors: "List[Any]") -> "List[Any]":
     """Fetches tensors to the host, in one transfer where the device can do that."""
-    at_once = getattr(getattr(sys.modules.get("torch_xla"), "_XLAC", None), "_xla_get_cpu_tensors", None)
+    at_once = getattr(_xla(), "_xla_get_cpu_tensors", None)
     if at_once is not None and all(tensor.device.type == "xla" for tensor in tensors):
         return list(at_once(tensors))
     return [tensor.detach().cpu() for tensor in tensors]
+
+
+def _xla() -> Any:
+    """Returns torch_xla's extension module, or None if this process does not use torch_xla."""
+    return getattr(sys.modules.get("torch_xla"), "_XLAC", None)

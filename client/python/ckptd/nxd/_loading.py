@@ -8,7 +8,7 @@ import torch
 
 from ckptd import errors
 from ckptd._torch.load_into import LoadPlan
-from ckptd.nxd import _names, _reshard, _states, _xser
+from ckptd.nxd import _device, _names, _reshard, _states, _xser
 from ckptd.nxd._sources import Classes, Source
 from ckptd.nxd._topology import Topology
 
@@ -91,7 +91,7 @@ def _load_model(source: Source, topology: Topology, targets: LoadTargets, classe
     references = source.load(name, classes)
     if into is not None and _load_each(source, name, references, into, classes):
         return {}
-    state = _xser.resolve_from(source, name, references, classes)
+    state = _xser.resolve_from(source, name, references, classes, _device.for_model(model))
     missing = _xser.absent(state)
     if not missing:
         _put(model, state, targets.strict)
@@ -258,7 +258,7 @@ def _load_optimizer(source: Source, topology: Topology, optimizer: Any, classes:
                 f"cp_size is {topology.cp_size} with a ZeRO-1 optimizer: the state of all but one context-parallel rank was lost when "
                 "it was saved, because NxD's names of files do not distinguish them"
             )
-        state = _reshard.load(source, topology, classes)
+        state = _reshard.load(source, topology, classes, _device.for_optimizer(optimizer))
     else:
         if probe:
             raise errors.Refused(
@@ -266,7 +266,7 @@ def _load_optimizer(source: Source, topology: Topology, optimizer: Any, classes:
                 reason="STATE_MISMATCH",
                 tag=source.tag,
             )
-        state = _xser.load(source, _names.optimizer(topology), classes)
+        state = _xser.load(source, _names.optimizer(topology), classes, _device.for_optimizer(optimizer))
     missing = _xser.absent(state)
     if missing:
         source.check(missing[0])

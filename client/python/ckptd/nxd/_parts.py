@@ -1,7 +1,7 @@
 """The files that a rank contributes to a checkpoint, by NxD's rule of which rank writes what."""
 
 import warnings
-from typing import AbstractSet, Any, Iterator, NamedTuple, Tuple
+from typing import AbstractSet, Any, Iterator, NamedTuple, Optional, Tuple
 
 from ckptd._saving.file_values import Torch
 from ckptd._torch import archive_writer
@@ -45,29 +45,17 @@ def files(
 
     Copy each value before the next one.
     """
-    covered = None
-    if arguments.optimizer is not None:
-        state = _states.of_optimizer(arguments.optimizer)
-        avoid = arguments.avoid_saving_lower_precision_weights and arguments.use_xser and topology.ep_size == 1
-        if avoid and arguments.model is not None:
-            covered = _states.covered_by_master_weights(arguments.model, arguments.optimizer, state)
-        plain = _states.to_plain(state, deferred)
-        if _states.is_zero1(arguments.optimizer, arguments.zero1_optimizer):
-            yield from _state_files(_names.zero1(topology), plain, deferred, arguments, (0, 1))
-        else:
-            yield from _state_files(_names.optimizer(topology), plain, deferred, arguments, topology.replica)
-    if arguments.model is not None:
-        plain = _states.to_plain(_states.of_model(arguments.model), deferred)
+    made = _plain_states(topology, arguments, deferred)
+    deferred.sync()
+    if made.optimizer is not None:
+        zero1 = _states.is_zero1(arguments.optimizer, arguments.zero1_optimizer)
+        name = _names.zero1(topology) if zero1 else _names.optimizer(topology)
+        yield from _state_files(name, made.optimizer, deferred, arguments, (0, 1) if zero1 else topology.replica)
+    if made.model is not None:
         # Without any mark nothing tells what is an expert's own, so every rank writes everything.
-        shared_is_elsewhere = topology.ep_rank > 0 and bool(plain.experts)
+        elsewhere = topology.ep_rank > 0 and bool(made.model.experts)
         yield from _state_files(
-            _names.model(topology),
-            plain,
-            deferred,
-            arguments,
-            topology.replica,
-            left_out=covered or frozenset(),
-            shared_is_elsewhere=shared_is_elsewhere,
+            _names.model(topology), made.model, deferred, arguments, topology.replica, made.covered, elsewhere
         )
     if topology.rank == 0:
         if arguments.scheduler is not None:
@@ -76,6 +64,26 @@ def files(
             yield _names.USER_CONTENT, _any_classes(arguments.user_content)
         yield _names.BEGUN, _MARKER
         yield _names.DONE, _MARKER
+
+
+class _PlainStates(NamedTuple):
+    optimizer: Optional[_states.PlainState]
+    model: Optional[_states.PlainState]
+    covered: AbstractSet[str]  # Names of the model's tensors that the optimizer's master weights replace.
+
+
+def _plain_states(topology: Topology, arguments: SaveArguments, deferred: DeferredTensors) -> _PlainStates:
+    optimizer = model = None
+    covered: AbstractSet[str] = frozenset()
+    if arguments.optimizer is not None:
+        state = _states.of_optimizer(arguments.optimizer)
+        avoid = arguments.avoid_saving_lower_precision_weights and arguments.use_xser and topology.ep_size == 1
+        if avoid and arguments.model is not None:
+            covered = _states.covered_by_master_weights(arguments.model, arguments.optimizer, state) or covered
+        optimizer = _states.to_plain(state, deferred)
+    if arguments.model is not None:
+        model = _states.to_plain(_states.of_model(arguments.model), deferred)
+    return _PlainStates(optimizer, model, covered)
 
 
 def _state_files(

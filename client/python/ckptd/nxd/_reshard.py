@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 
 from ckptd import errors
-from ckptd.nxd import _names, _xser
+from ckptd.nxd import _device, _names, _xser
 from ckptd.nxd._errors import NoFile
 from ckptd.nxd._pickles import TensorReference
 from ckptd.nxd._sources import Classes, Source
@@ -28,13 +28,16 @@ def saved_by(source: Source, topology: Topology) -> int:
     return count
 
 
-def load(source: Source, topology: Topology, classes: Classes) -> Any:
-    """Returns this rank's state, whatever the number of ranks that saved it."""
+def load(source: Source, topology: Topology, classes: Classes, device: Any = None) -> Any:
+    """Returns this rank's state, whatever the number of ranks that saved it.
+
+    device: where the tensors of xser files go, if not to the host.
+    """
     before = saved_by(source, topology)
     if before == 0:
         source.check(_names.zero1(topology, 0))
     if before == topology.dp_size:
-        return _xser.load(source, _names.zero1(topology), classes)
+        return _xser.load(source, _names.zero1(topology), classes, device)
     if topology.ep_size > 1:
         raise errors.Refused(
             f"the ZeRO-1 state of {source.tag} was saved by dp {before} and is loaded by dp {topology.dp_size} with expert "
@@ -42,7 +45,10 @@ def load(source: Source, topology: Topology, classes: Classes) -> Any:
             reason="STATE_MISMATCH",
             tag=source.tag,
         )
-    return _Reshard(source, topology, before, classes).run()
+    state = _Reshard(source, topology, before, classes).run()
+    if _xser.is_xser(source, _names.zero1(topology, 0)):
+        _device.place_all(state, device)
+    return state
 
 
 class _Reshard:

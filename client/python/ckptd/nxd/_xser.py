@@ -2,7 +2,7 @@
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ckptd.nxd import _names
+from ckptd.nxd import _device, _names
 from ckptd.nxd._pickles import TensorReference
 from ckptd.nxd._sources import Classes, Source
 
@@ -19,8 +19,8 @@ def is_xser(source: Source, name: str) -> bool:
     return _names.info(name) in source.names or any(other.startswith(folder) for other in source.names)
 
 
-def resolve(value: Any, tensor: "Callable[[int], Any]") -> Any:
-    """Returns the state with tensor(tid) in the place of each reference.
+def resolve(value: Any, tensor: "Callable[[int, Any], Any]") -> Any:
+    """Returns the state with tensor(tid, key) in the place of each reference; key: in the dict that has it.
 
     Tensors that occur twice stay one object.
     """
@@ -29,13 +29,13 @@ def resolve(value: Any, tensor: "Callable[[int], Any]") -> Any:
 
     def make(item: Any) -> Any:
         if isinstance(item, dict):
-            return {key: walk(below) for key, below in item.items()}
+            return {key: walk(below, key) for key, below in item.items()}
         return type(item)(walk(below) for below in item)
 
-    def walk(item: Any) -> Any:
+    def walk(item: Any, key: Any = None) -> Any:
         if isinstance(item, TensorReference):
             if item.tid not in tensors:
-                tensors[item.tid] = tensor(item.tid)
+                tensors[item.tid] = tensor(item.tid, key)
             return tensors[item.tid]
         if not isinstance(item, dict) and type(item) not in (list, tuple):
             return item
@@ -100,18 +100,21 @@ def _places(state: Any) -> "Dict[int, Tuple[Any, ...]]":
     return places
 
 
-def load(source: Source, name: str, classes: Classes) -> Any:
+def load(source: Source, name: str, classes: Classes, device: Any = None) -> Any:
     """Returns a whole state, of any layout, with Absent for each tensor whose file is missing."""
-    return resolve_from(source, name, source.load(name, classes), classes)
+    return resolve_from(source, name, source.load(name, classes), classes, device)
 
 
-def resolve_from(source: Source, name: str, state: Any, classes: Classes) -> Any:
-    """Returns a state with its references resolved from a file's tensors."""
+def resolve_from(source: Source, name: str, state: Any, classes: Classes, device: Any = None) -> Any:
+    """Returns a state with its references resolved from a file's tensors.
+
+    Each of them goes to `device`, if there is one, before the next one is read.
+    """
     files = TensorFiles(source, name, state, classes)
 
-    def tensor(tid: int) -> Any:
+    def tensor(tid: int, key: Any) -> Any:
         path = files.of(tid)
-        return source.load(path, classes) if path else Absent(_names.tensor(name, tid))
+        return _device.place(source.load(path, classes), key, device) if path else Absent(_names.tensor(name, tid))
 
     return resolve(state, tensor)
 
