@@ -210,3 +210,52 @@ def test_torch_alone_can_read_the_layout(launch, root):
     for marker in ("checkpoint", "done"):
         with open(f"{root}/step_1/{marker}", "rb") as file:
             assert file.read() == b"1"
+
+
+# ---- Loading ends together
+
+TOGETHER = """
+import os, time
+
+
+class Slow(torch.nn.Module):
+    def load_state_dict(self, state, strict=True):
+        if rank == 1:
+            await_file({folder!r} + "/rank-0")
+        open(f"{folder}/rank-{{rank}}", "w").close()
+
+def await_file(path):
+    deadline = time.monotonic() + 60
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+
+nxd.load_checkpoint(root, "step_1", Slow())
+os.path.exists({folder!r} + "/rank-1")
+"""
+
+
+def test_load_by_name_returns_when_every_rank_has_loaded(launch, root, folder):
+    ranks = launch("a", 2, "dp=2")
+    ready(ranks)
+    together(ranks, save(1, False, False, True))
+    assert together(ranks, TOGETHER.format(folder=folder)) == [True, True]
+
+
+def test_load_fails_on_every_rank_when_one_rank_cannot_load_its_part(launch, root):
+    ranks = launch("a", 2, "dp=2")
+    ready(ranks)
+    together(ranks, "nxd.save_checkpoint(root, 'step_1', model={'x': torch.ones(3)})")
+    scheduler = "nxd_job.Scheduler(0) if rank else None"
+    first, second = together_failing(ranks, f"nxd.load_checkpoint(root, 'step_1', model={{}}, scheduler={scheduler})")
+    assert second.reason == "UNKNOWN_FILE" and "scheduler.pt" in second.message
+    assert first.reason == "RESUME_FAILED" and first.ranks == [1] and "rank 1: NoFile" in first.message
+    together(ranks, "nxd.load_checkpoint(root, 'step_1', model={})")  # The failure has no lasting effect.
+
+
+def test_rank_that_never_loads_is_named_in_error(launch, root):
+    ranks = launch("a", 2, "dp=2", commit_timeout=2)
+    ready(ranks)
+    together(ranks, save(1, False, False, True))
+    failure = ranks[0].fails("nxd.load_checkpoint(root, 'step_1', model={})")
+    assert failure.reason == "RESUME_INCOMPLETE" and failure.ranks == [1]

@@ -152,6 +152,9 @@ def load_checkpoint(
 ) -> Any:
     """Loads a checkpoint. Every rank calls it with the same arguments.
 
+    In a process group it returns when every rank has loaded its part. Where it cannot fill tensors in place, it
+    puts those of xser onto the device, one at a time, as NxD does.
+
     It loads NxD's own checkpoints, too: by tag, whatever its characters, or, if ckptd has none in the root,
     the latest by NxD's rule. Weights that NxD's converter has written without markers are loaded by tag only.
 
@@ -171,28 +174,17 @@ def load_checkpoint(
         NoCheckpoint: there is none; it is a RuntimeError, too.
         NoTag: there is none of this name; it is a NoCheckpoint and a FileNotFoundError.
         NoFile: it was saved without what is to be filled, or with another topology; a FileNotFoundError, too.
-        ckptd.CkptdError: the checkpoint is damaged, or does not fit what is to be filled.
+        ckptd.CkptdError: the checkpoint is damaged, or does not fit what is to be filled; or, in a process
+            group, another rank has failed (``RESUME_FAILED``) or not finished in time (``RESUME_INCOMPLETE``).
     """
     root = _local(path)
     targets = _loading.LoadTargets(model, optimizer, scheduler, strict)
     if use_zero1_dcp:
         raise ValueError("use_zero1_dcp=True is not supported, because no release of NxD can load what it saves with it; leave it out")
-    _loading.check(targets)
-    process.await_pending()
-    if tag is not None:
-        return _load_tag(*_names.split_tag(root, tag), targets)
-    if not _foreign.is_root_of_ckptd(root):
-        return _load_latest_foreign(root, targets)  # Without a daemon: the root may be read-only.
-    job = process.job(root)
-    first, job.resumed = not job.resumed, True
-    if first:
-        return job.run.restore(lambda checkpoint: _load_latest(root, job, checkpoint, targets))
-    try:
-        checkpoint = job.run.open()
-    except errors.NotFound:
-        return _load_latest(root, job, None, targets)
-    with checkpoint:
-        return _load_latest(root, job, checkpoint, targets)
+    with process.loading():
+        _loading.check(targets)
+        process.await_pending()
+        return _load_tag(*_names.split_tag(root, tag), targets) if tag is not None else _load_newest(root, targets)
 
 
 def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
@@ -237,6 +229,21 @@ def _load_tag(root: str, tag: str, targets: _loading.LoadTargets) -> Any:
         raise _nothing(root, tag) from error
     with opened as checkpoint:
         return _loading.load(Committed(checkpoint), job.topology, targets, process.settings.allowed_classes())
+
+
+def _load_newest(root: str, targets: _loading.LoadTargets) -> Any:
+    if not _foreign.is_root_of_ckptd(root):
+        return _load_latest_foreign(root, targets)  # Without a daemon: the root may be read-only.
+    job = process.job(root)
+    first, job.resumed = not job.resumed, True
+    if first:
+        return job.run.restore(lambda checkpoint: _load_latest(root, job, checkpoint, targets))
+    try:
+        checkpoint = job.run.open()
+    except errors.NotFound:
+        return _load_latest(root, job, None, targets)
+    with checkpoint:
+        return _load_latest(root, job, checkpoint, targets)
 
 
 def _load_foreign(root: str, tag: str, targets: _loading.LoadTargets) -> Any:

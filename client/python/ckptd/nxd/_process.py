@@ -3,16 +3,18 @@ flight.
 """
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import ckptd
 from ckptd import errors
+from ckptd._membership import launch
 from ckptd._node_client import NodeClient
 from ckptd._torch.deferred_tensors import DeferredTensors
-from ckptd.nxd import _parts, _topology
+from ckptd.nxd import _parts, _store, _topology
 from ckptd.nxd._loading import AllowedClasses
 from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
@@ -66,6 +68,7 @@ class Process:
         self._pending: "Optional[ckptd.Save]" = None
         self._failed: Optional[errors.CkptdError] = None  # To be raised by the next call, on every rank.
         self._at_exit = False
+        self._loads = 0  # How often load_checkpoint() was called.
 
     def configure(self, settings: Settings) -> None:
         """Replaces the settings; closes what was opened with the old ones."""
@@ -128,6 +131,25 @@ class Process:
             _topology.check_together(job.topology, name, seconds)
         self._checked = True
 
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """Ends on all ranks together, as NxD's load_checkpoint() does. Needs a process group.
+
+        If one rank fails, the others raise CheckpointFailed, so that none goes on alone.
+        """
+        with self._lock:
+            self._loads += 1
+            name = f"load/{self._loads}"
+        try:
+            yield
+        except BaseException as error:
+            _store.post(name, f"{type(error).__name__}: {error}")
+            raise
+        seconds = self.settings.commit_timeout
+        found = _store.exchange(name, "", seconds, "finish load_checkpoint()")
+        if found is not None:
+            _check_all_loaded(found, seconds)
+
     def finish(self) -> None:
         """Waits for the save in flight. Raises its error, or that of the one before, on every rank."""
         with self._lock:
@@ -161,6 +183,26 @@ class Process:
 def _failed_here(tag: str, error: BaseException) -> errors.CkptdError:
     why = f"the save of {tag} has failed on this rank: {type(error).__name__}: {error}"
     return errors.CheckpointFailed(why, reason="SAVE_ABORTED", tag=tag)
+
+
+def _check_all_loaded(found: Dict[int, str], seconds: float) -> None:
+    """Raises unless every rank has said "", which means that it has loaded its part."""
+    failed = {rank: why for rank, why in found.items() if why}
+    if failed:
+        words = "; ".join(f"rank {rank}: {why}" for rank, why in failed.items())
+        raise errors.CheckpointFailed(
+            f"this rank has loaded its part of the checkpoint, but another one could not: {words}",
+            reason="RESUME_FAILED",
+            ranks=list(failed),
+        )
+    group = launch.process_group()
+    missing = [rank for rank in range(int(group.get_world_size())) if rank not in found]
+    if missing:
+        raise errors.WaitTimeout(
+            f"ranks {', '.join(map(str, missing))} have not finished load_checkpoint() after {seconds:g} s; every rank must call it",
+            reason="RESUME_INCOMPLETE",
+            ranks=missing,
+        )
 
 
 class _Files(Dict[str, Any]):

@@ -1,12 +1,12 @@
 """A rank's coordinates in the job, as they are given and never computed from sizes."""
 
 import dataclasses
-import datetime
 import os
 import sys
 from typing import Any, Dict, Optional, Tuple
 
 from ckptd._membership import launch
+from ckptd.nxd import _store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,23 +110,15 @@ def check_together(topology: Topology, name: str, seconds: float) -> None:
         name: the same on all ranks, and new for each comparison.
         seconds: to wait for the other ranks.
     """
-    if launch.process_group() is None:
-        return
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store = _get_default_store()
-    owners: Dict[bytes, int] = {}
-    keys = [f"ckptd/nxd/{name}/{rank}" for rank in range(topology.world_size or 1)]
-    store.set(keys[topology.rank or 0], repr(dataclasses.replace(topology, rank=None, world_size=None)))
-    try:
-        store.wait(keys, datetime.timedelta(seconds=seconds))
-    except RuntimeError:
+    here = repr(dataclasses.replace(topology, rank=None, world_size=None))
+    found = _store.exchange(f"topology/{name}", here, seconds, "begin the first save")
+    if found is None or len(found) < (topology.world_size or 1):
         return  # The save will name the ranks that are missing.
-    for rank, key in enumerate(keys):
-        coordinates = bytes(store.get(key))
+    owners: Dict[str, int] = {}
+    for rank, coordinates in sorted(found.items()):
         if coordinates in owners:
             raise ValueError(
-                f"ranks {owners[coordinates]} and {rank} have the same coordinates, {coordinates.decode()}; every rank must give its own, "
+                f"ranks {owners[coordinates]} and {rank} have the same coordinates, {coordinates}; every rank must give its own, "
                 "or parts of the model are not saved"
             )
         owners[coordinates] = rank
