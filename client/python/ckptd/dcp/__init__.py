@@ -3,13 +3,29 @@
     import torch.distributed.checkpoint as dcp
     import ckptd.dcp
 
-    dcp.save(state, storage_writer=ckptd.dcp.Writer("/data/ckpts/step-10"))
-    dcp.load(state, storage_reader=ckptd.dcp.Reader("/data/ckpts/step-10"))
+    ckptd.dcp.install(num_kept_ckpts=3)
+
+    dcp.async_save(state, checkpoint_id="/data/ckpts/step-10")
+    dcp.load(state, checkpoint_id=ckptd.dcp.latest("/data/ckpts"))
 
 docs/dcp.md lists what is different.
 """
 
+from ckptd.dcp._async import SaveFuture
+from ckptd.dcp._install import async_save, configure, install, uninstall
+from ckptd.dcp._queries import latest, list, run
 from ckptd.dcp._reader import Reader
 from ckptd.dcp._writer import Writer
 
-__all__ = ["Reader", "Writer"]
+__all__ = [
+    "Reader",
+    "SaveFuture",
+    "Writer",
+    "async_save",
+    "configure",
+    "install",
+    "latest",
+    "list",
+    "run",
+    "uninstall",
+]

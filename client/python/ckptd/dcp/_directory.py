@@ -63,6 +63,11 @@ def settle(place: Place) -> None:
         os.rename(aside, place.path)
 
 
+def has_aside(place: Place) -> bool:
+    """Returns whether something was set aside."""
+    return os.path.isdir(_aside(place))
+
+
 def readable(place: Place) -> str:
     """Returns the directory to read: what was set aside, if a save has failed or goes on."""
     return _aside(place) if not os.path.lexists(place.path) and os.path.isdir(_aside(place)) else place.path

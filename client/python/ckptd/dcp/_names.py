@@ -4,10 +4,12 @@ All private names of torch are here. Each is checked when it is first used; a na
 replaced, with a warning.
 """
 
+import copy
+import inspect
 import warnings
-from typing import Any, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from torch.distributed.checkpoint import filesystem, planner
+from torch.distributed.checkpoint import filesystem, planner, state_dict_loader, state_dict_saver
 
 METADATA_FILE = ".metadata"
 FORMAT_VERSION = "1.0.0"  # Of the metadata.
@@ -55,6 +57,51 @@ def split(items: Sequence[Any], count: int) -> List[List[Any]]:
 def is_bytes(item: Any) -> bool:
     """Returns whether a write item holds a pickled object, and no tensor."""
     return bool(item.type == planner.WriteItemType.BYTE_IO)
+
+
+# What install() replaces.
+stock_save = state_dict_saver.save
+stock_async_save = state_dict_saver.async_save
+stock_set_up: Any = getattr(state_dict_saver, "_storage_setup", None)
+
+
+def async_save_arguments() -> Optional[Dict[str, Any]]:
+    """Returns the arguments of the call of DCP's async_save() that this thread is in; None if it is not found.
+
+    async_save() calls a stager's stage() with the state alone.
+    """
+    code = getattr(inspect.unwrap(stock_async_save), "__code__", None)
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    found = frame.f_locals if frame is not None else {}
+    wanted = ("checkpoint_id", "planner", "process_group", "async_checkpointer_type", "no_dist", "use_collectives")
+    if all(name in found for name in wanted):
+        return {name: found[name] for name in wanted}
+    _warn("async_save", "the state is copied twice; call ckptd.dcp.async_save instead")
+    return None
+
+
+def with_own_cache(planner_: Any) -> Any:
+    """Returns a copy of a planner whose cached plans are not those of the planner."""
+    key = getattr(planner_, "_cached_plans_key", None)
+    if not isinstance(key, str):
+        return planner_
+    made = copy.copy(planner_)
+    made._cached_plans_key = f"{key}, ckptd"
+    return made
+
+
+def references() -> List[Tuple[Any, str]]:
+    """Returns (module, name) of each reference to what chooses DCP's reader or writer, and to async_save."""
+    import torch.distributed.checkpoint as package
+    from torch.distributed.checkpoint import _storage_utils
+
+    setup = [(module, "_storage_setup") for module in (_storage_utils, state_dict_saver, state_dict_loader)]
+    if not all(hasattr(module, name) for module, name in setup):
+        _warn("_storage_setup", "install() has no effect; pass storage_writer= and storage_reader= instead")
+        return []
+    return [*setup, (package, "async_save"), (state_dict_saver, "async_save")]
 
 
 def _warn(name: str, then: str) -> None:

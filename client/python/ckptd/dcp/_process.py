@@ -96,14 +96,14 @@ class Process:
     def open(self, place: Place) -> Optional[Checkpoint]:
         """Opens a checkpoint, after the saves of it that are in flight; None if ckptd has not committed it."""
         self.await_place(place)
-        run = self._run_to_read(place.root)
+        run = self.run_to_read(place.root)
         if run is not None:
             return _open_with(run, place, self.settings.timeout)
         if not os.path.exists(os.path.join(place.path, _MANIFEST)):
             return None
         return open_root(place.root).open(place.tag)
 
-    def _run_to_read(self, root: str) -> Optional[Run]:
+    def run_to_read(self, root: str) -> Optional[Run]:
         """Returns the run to read with; None to read without a daemon."""
         with self._lock:
             is_joined = root in self._runs
@@ -125,6 +125,14 @@ class Process:
             if not self._at_exit:
                 self._at_exit = True
                 atexit.register(self._end)
+
+    def add_failure(self, place: Place, error: BaseException) -> None:
+        """Adds a failure to those of the root's run, unless the run has heard of it by itself."""
+        with self._lock:
+            joined = self._runs.get(place.root)
+        if joined is not None and not any(known.tag == place.tag for known in joined.run.failures()[-1:]):
+            failed = errors.CheckpointFailed(f"{place.tag}: {error}", reason="SAVE_ABORTED", tag=place.tag)
+            joined.run._membership.add_failure(failed)
 
     def await_place(self, place: Place) -> None:
         """Waits until the saves of a place have ended, one way or the other."""

@@ -1,9 +1,11 @@
 """A StorageWriter of DCP that saves through ckptd."""
 
 import dataclasses
+import functools
 import os
 import pickle
 import re
+import threading
 import uuid
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -16,7 +18,9 @@ from ckptd._saving.part import Part
 from ckptd._saving.save import Save
 from ckptd._torch.tensor_file import TensorFile
 from ckptd.dcp import _directory, _names
-from ckptd.dcp._process import place_of, process
+from ckptd.dcp._async import SaveFuture
+from ckptd.dcp._process import Place, place_of, process
+from ckptd.dcp._stager import Stager
 
 _WAIT = ("committed", "sealed")
 _ADMISSION_SECONDS = 120.0
@@ -41,12 +45,28 @@ class Options(NamedTuple):
     timeout: float
 
 
-class Writer(StorageWriter):
+class _Saving(threading.local):
+    """One save. DCP calls a writer from one thread in each save, and from several in saves that overlap."""
+
+    place: Optional[Place] = None  # From reset(); by default the Writer's.
+    save_id = ""
+    rank: Optional[int] = None
+    use_collectives = True
+    part: Optional[Part] = None  # Of the rank that writes metadata, until that is written.
+    is_unfinished = False  # Something may have been set aside.
+    saved: Optional[SaveFuture] = None  # In the thread of async_save(): what stage() has saved.
+    save: Optional[Save] = None
+
+
+class Writer(StorageWriter, Stager):
     """Saves a checkpoint through ckptd, in DCP's format: ``dcp.save(state, storage_writer=Writer("/ckpts/step-10"))``.
 
     The parent of the path is ckptd's root, and its last component the tag. ``dcp.save`` returns when the
     checkpoint is committed: durable, under its name in one step, and read by the stock reader, too. When the
     call returns, every tensor has been copied once, into the daemon's memory, and may change.
+
+    ``dcp.async_save`` with a Writer returns after that copy: it plans, copies and hands over on the calling
+    thread, and its thread only waits for the commit.
 
     Args:
         path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
@@ -83,6 +103,7 @@ class Writer(StorageWriter):
         timeout: float = _ADMISSION_SECONDS,
     ) -> None:
         super().__init__()
+        Stager.__init__(self)
         if wait not in _WAIT:
             raise ValueError(f'wait is "{wait}"; it must be "committed" or "sealed"')
         if thread_count < 1:
@@ -92,15 +113,9 @@ class Writer(StorageWriter):
                 "_extensions transform the files as a stream, and ckptd lays them out in place: leave them out, or use "
                 "torch.distributed.checkpoint.FileSystemWriter"
             )
-        self._place = place_of(path)
+        self._path = place_of(path)
         self.options = Options(single_file_per_rank, thread_count, overwrite, num_kept_ckpts, wait, timeout)
-        self._save_id = ""
-        self._rank: Optional[int] = None
-        self._use_collectives = True
-        self._part: Optional[Part] = None  # Of the rank that writes metadata, until that is written.
-        self._is_unfinished = False
-        self.save: Optional[Save] = None
-        self.reset()
+        self._now = _Saving()
 
     # ---- StorageWriter, in the order of the calls
 
@@ -108,35 +123,39 @@ class Writer(StorageWriter):
         """Begins another save; to ``checkpoint_id``, if that is given."""
         self._abandon("another save has begun")
         if checkpoint_id:
-            self._place = place_of(checkpoint_id)
-        self._save_id = str(uuid.uuid4())
-        self.save = None
+            self._now.place = place_of(checkpoint_id)
+        self._now.save_id = str(uuid.uuid4())
 
     def storage_meta(self) -> StorageMeta:
         """Returns the ids of the checkpoint and of this save."""
-        return StorageMeta(checkpoint_id=self._place.path, save_id=self._save_id)
+        return StorageMeta(checkpoint_id=self._place.path, save_id=self._now.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Takes over this rank's place in the save."""
         self._abandon("another save has begun")
-        self._rank = kwargs.get("rank")
-        self._use_collectives = kwargs.get("use_collectives", True)
+        self._now.rank = kwargs.get("rank")
+        self._now.use_collectives = kwargs.get("use_collectives", True)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses an existing checkpoint where ``overwrite=False`` was given."""
+        self._now.saved = self._staged_by(plan)
+        if self._now.saved is not None:
+            return dataclasses.replace(plan, items=[])
         if self.options.overwrite is False and _directory.holds_checkpoint(self._place.path):
             raise RuntimeError(
                 f"Checkpoint already exists and self.overwrite=False: {self._place.path}; save under another name, or "
                 "leave overwrite out"
             )
-        if self._rank is not None and not self._use_collectives:
-            plan = dataclasses.replace(plan, storage_data=Assignment(self._rank, _world_size()))
+        if self._now.rank is not None and not self._now.use_collectives:
+            plan = dataclasses.replace(plan, storage_data=Assignment(self._now.rank, _world_size()))
         return plan
 
     def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
         """Tells each rank which one it is. Only the coordinator calls it."""
-        if self._use_collectives or self._rank in (None, 0):
-            self._is_unfinished = True
+        if self._now.saved is not None:
+            return plans
+        if self._now.use_collectives or self._now.rank in (None, 0):
+            self._now.is_unfinished = True
             _directory.make_way(self._place, self.options.overwrite)
         return [
             plan
@@ -150,16 +169,20 @@ class Writer(StorageWriter):
 
         An error ends the save for all ranks.
         """
+        done: "Future[List[WriteResult]]" = Future()
+        if self._now.saved is not None:
+            self._now.saved.result(process.settings.timeout)
+            done.set_result([])
+            return done
         who: Assignment = plan.storage_data
         run = process.run(self._place.root, who.rank, who.world_size)
         run._membership.num_kept_ckpts = self.options.num_kept_ckpts
         files = _Files(plan, planner, self.options)
         step, timeout = _step_of(self._place.tag), self.options.timeout
-        if who.rank == 0 or not self._use_collectives:
-            self._part = run.begin(self._place.tag, files=files, step=step, timeout=timeout)
+        if who.rank == 0 or not self._now.use_collectives:
+            self._now.part = run.begin(self._place.tag, files=files, step=step, timeout=timeout)
         else:
             self._remember(run.save(self._place.tag, files=files, step=step, timeout=timeout))
-        done: "Future[List[WriteResult]]" = Future()
         done.set_result(files.results)
         return done
 
@@ -168,19 +191,28 @@ class Writer(StorageWriter):
 
         Only the coordinator calls it, when all ranks have written; without collectives every rank does.
         """
-        assert self._part is not None  # write_data() has begun it.
+        if self._now.saved is not None:
+            vars(metadata).update(vars(self._now.saved.result()))
+            return
+        assert self._now.part is not None  # write_data() has begun it.
         metadata.version = _names.FORMAT_VERSION
         metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
         metadata.storage_meta = self.storage_meta()
-        name = _names.metadata_file(None if self._use_collectives else self._rank)
+        name = _names.metadata_file(None if self._now.use_collectives else self._now.rank)
         try:
-            with self._part as part:
+            with self._now.part as part:
                 part.add(name, pickle.dumps(metadata))
             self._remember(part.save)
             part.save.wait(self.options.wait, process.settings.timeout)
+            if self.options.wait == "sealed" and _directory.has_aside(self._place):
+                settle = functools.partial(_directory.settle, self._place)
+                part.save.future("committed").add_done_callback(lambda _: settle())
+                self._now.is_unfinished = False
         finally:
-            self._part, self._is_unfinished = None, False
-            _directory.settle(self._place)
+            self._now.part = None
+            if self._now.is_unfinished:
+                self._now.is_unfinished = False
+                _directory.settle(self._place)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
@@ -194,6 +226,15 @@ class Writer(StorageWriter):
 
     # ---- the rest
 
+    @property
+    def save(self) -> Optional[Save]:
+        """The save that this thread has made last with this Writer."""
+        return self._now.save
+
+    @property
+    def _place(self) -> Place:
+        return self._now.place or self._path
+
     def __getstate__(self) -> Dict[str, Any]:
         raise TypeError(
             "a ckptd.dcp.Writer cannot go to another process: use dcp.async_save with AsyncCheckpointerType.THREAD, or call "
@@ -201,16 +242,16 @@ class Writer(StorageWriter):
         )
 
     def _remember(self, save: Save) -> None:
-        self.save = save
+        self._now.save = save
         process.add(self._place, save)
 
     def _abandon(self, why: str) -> None:
         """Ends a save that another rank's failure has left without metadata, and undoes what it replaced."""
-        part, self._part = self._part, None
+        part, self._now.part = self._now.part, None
         if part is not None:
             part.abort(why)
-        if self._is_unfinished:
-            self._is_unfinished = False
+        if self._now.is_unfinished:
+            self._now.is_unfinished = False
             _directory.settle(self._place)
 
     def __repr__(self) -> str:

@@ -1,0 +1,83 @@
+"""Saving without waiting for the disk, and the future that tells how it ended."""
+
+import concurrent.futures
+import logging
+from typing import Any, Optional
+
+from torch.distributed.checkpoint.api import CheckpointException  # No Exception, only a BaseException.
+from torch.distributed.checkpoint.metadata import Metadata
+
+from ckptd.dcp import _names
+from ckptd.dcp._process import place_of, process
+
+_log = logging.getLogger("ckptd")
+
+
+class SaveFuture(concurrent.futures.Future):  # type: ignore[type-arg]
+    """The metadata of a checkpoint, once it is committed.
+
+    It serves as DCP's ``AsyncSaveResponse``, too.
+
+    Attributes:
+        staging_completion (Future): done: the state may change.
+        upload_completion (Future): this future.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.staging_completion: "concurrent.futures.Future[None]" = concurrent.futures.Future()
+        self.staging_completion.set_result(None)
+        self.upload_completion = self
+        self._is_asked = False
+
+    def result(self, timeout: Optional[float] = None) -> Metadata:
+        """Returns the metadata. Raises why there is no checkpoint."""
+        self._is_asked = True
+        found: Metadata = super().result(timeout)
+        return found
+
+    def exception(self, timeout: Optional[float] = None) -> Optional[BaseException]:
+        """Returns why there is no checkpoint; None if there is one."""
+        self._is_asked = True
+        return super().exception(timeout)
+
+    def fail(self, error: BaseException, path: str) -> None:
+        """Sets the error, and logs it where nobody has asked for it yet."""
+        if not self._is_asked:
+            _log.warning("ckptd: %s is not a checkpoint: %s", path, error)
+        self.set_exception(error)
+
+
+def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
+    """Saves; returns when all ranks' parts are sealed. Errors are the future's.
+
+    It plans, copies and seals on this thread: afterwards nothing needs this process.
+
+    Args:
+        writer: the Writer, whose ``wait`` does not count.
+        arguments: those of dcp.save.
+    """
+    future = SaveFuture()
+    chosen = writer.options
+    writer.options = chosen._replace(wait="sealed")
+    try:
+        metadata = _names.stock_save(state_dict, storage_writer=writer, **arguments)
+        assert writer.save is not None  # dcp.save() has called the writer.
+        saved = writer.save.future("committed")
+    except (Exception, CheckpointException) as error:  # As with DCP, what fails is the future's.
+        future.fail(error, writer.checkpoint_id)
+        process.add_failure(place_of(writer.checkpoint_id), error)
+        return future
+    finally:
+        writer.options = chosen
+    path = writer.checkpoint_id
+
+    def end(done: Any) -> None:
+        error = done.exception()
+        if error is None:
+            future.set_result(metadata)
+        else:
+            future.fail(error, path)
+
+    saved.add_done_callback(end)
+    return future

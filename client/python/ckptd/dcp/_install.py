@@ -1,0 +1,118 @@
+"""Makes plain dcp.save, dcp.async_save and dcp.load go through ckptd."""
+
+import os
+from typing import Any, Dict, List, Optional, Tuple
+
+from ckptd.dcp import _names
+from ckptd.dcp._async import SaveFuture, save_async
+from ckptd.dcp._process import Settings, process
+from ckptd.dcp._reader import Reader
+from ckptd.dcp._writer import Writer
+
+_replaced: List[Tuple[Any, str, Any]] = []  # (module, name, what was there)
+_options: Dict[str, Any] = {}  # Of the Writers that are made for paths.
+
+
+def configure(
+    endpoint: Optional[str] = None,
+    *,
+    commit_timeout: float = 600.0,
+    timeout: float = 3600.0,
+    pool_bytes: Optional[int] = None,
+) -> None:
+    """Sets which daemon this process uses. Call it on every rank, before the first save or load.
+
+    A later call replaces all settings, after waiting for the saves that are in flight.
+
+    Args:
+        endpoint (str, optional): the daemon's endpoint. Default: ``$CKPTD_ENDPOINT``, else the node's
+            service, else a private daemon that all ranks of this user on this machine share
+        commit_timeout (float): seconds from a save's first rank to its last. Default: 600
+        timeout (float): seconds to wait for the disk after that, also at the end of the process. Default: 3600
+        pool_bytes (int, optional): the memory of a private daemon. Default: a quarter of this machine's
+            memory
+
+    Raises:
+        ValueError: a timeout is not more than 0 seconds.
+    """
+    for name, seconds in (("commit_timeout", commit_timeout), ("timeout", timeout)):
+        if seconds <= 0:
+            raise ValueError(f"{name} is {seconds}; it must be more than 0 seconds")
+    process.configure(Settings(endpoint, commit_timeout, timeout, pool_bytes))
+
+
+def install(**options: Any) -> None:
+    """Makes ``dcp.save``, ``dcp.async_save`` and ``dcp.load`` of a path save and load through ckptd.
+
+    Calls that name a ``storage_writer``, a ``storage_reader`` or a URL stay as they are. Every rank calls it. A
+    later call replaces the options.
+
+    Args:
+        options: those of :class:`Writer`, such as ``num_kept_ckpts=3``.
+
+    Raises:
+        TypeError, ValueError: Writer does not accept an option.
+    """
+    Writer("/checked/now", **options)
+    _options.clear()
+    _options.update(options)
+    if _replaced:
+        return
+    for module, name in _names.references():
+        _replaced.append((module, name, getattr(module, name)))
+        setattr(module, name, async_save if name == "async_save" else _set_up)
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`. No-op if it was not called."""
+    while _replaced:
+        module, name, before = _replaced.pop()
+        setattr(module, name, before)
+
+
+def async_save(
+    state_dict: Any,
+    *,
+    checkpoint_id: "str | os.PathLike[str] | None" = None,
+    storage_writer: Any = None,
+    planner: Any = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+    **others: Any,
+) -> Any:
+    """``dcp.async_save`` through ckptd. Returns when every rank's part is sealed, after one copy.
+
+    It plans, copies and hands over on the calling thread, and needs no thread, no process and no stager
+    afterwards: ``async_checkpointer_type`` and ``async_stager`` are accepted and not used. If all ranks are
+    killed then, the daemon commits the checkpoint. A call that names another writer or a URL goes to DCP.
+
+    Returns:
+        SaveFuture: the metadata, once the checkpoint is committed. A failure that nobody asked for is logged
+        as a warning.
+    """
+    writer = storage_writer
+    if writer is None and _is_path(checkpoint_id):
+        writer = Writer(checkpoint_id, **_options)  # type: ignore[arg-type]
+    arguments = {
+        "checkpoint_id": checkpoint_id,
+        "planner": planner,
+        "process_group": process_group,
+        "no_dist": no_dist,
+        "use_collectives": use_collectives,
+    }
+    if not isinstance(writer, Writer):
+        return _names.stock_async_save(state_dict, storage_writer=writer, **arguments, **others)
+    saved: SaveFuture = save_async(state_dict, writer, **arguments)
+    return saved
+
+
+def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
+    """Stands for DCP's function that chooses the reader or writer of a call."""
+    if not storage and _is_path(checkpoint_id):
+        storage = Reader(checkpoint_id) if reader else Writer(checkpoint_id, **_options)
+    return _names.stock_set_up(storage, checkpoint_id, reader)
+
+
+def _is_path(checkpoint_id: Any) -> bool:
+    return bool(checkpoint_id) and "://" not in os.fspath(checkpoint_id)

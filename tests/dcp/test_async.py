@@ -1,0 +1,133 @@
+"""async_save and install(): what has returned is safe, and failures are heard of."""
+
+import os
+
+import pytest
+
+from harness import until
+
+STATE = "states.sharded_state({})"
+
+
+def check(ranks, path, seed):
+    ranks.do(f"wanted = {STATE.format(seed)}; into = states.emptied(wanted)\ndcp.load(into, storage_reader=Reader({path!r}))")
+    assert ranks.do("states.differences(wanted, into)") == [[]] * len(ranks.processes)
+
+
+@pytest.fixture
+def installed(processes):
+    for process in processes:
+        process.do("ckptd.dcp.install()")
+    yield
+    for process in processes:
+        process.do("ckptd.dcp.uninstall()")
+
+
+ZERO = "[states.local(tensor).zero_() for tensor in state['model'].values()]"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dcp.async_save(state, storage_writer=Writer({path!r}))",
+        "dcp.async_save(state, storage_writer=Writer('/nowhere/x'), checkpoint_id={path!r})",
+        "ckptd.dcp.async_save(state, checkpoint_id={path!r})",
+    ],
+)
+def test_async_save_takes_the_state_as_it_is_and_resolves_when_committed(launch, root, call):
+    path = root + "/step-1"
+    ranks = launch(2)
+    ranks.do(f"state = {STATE.format(1)}\nsaved = {call.format(path=path)}\n{ZERO}")
+    assert ranks.do("type(saved.result(60)).__name__") == ["Metadata"] * 2
+    assert ranks.do("len(saved.result().storage_data) > 5") == [True, True]
+    assert os.path.exists(path + "/.metadata")
+    check(ranks, path, 1)
+
+
+def test_plain_calls_of_dcp_go_through_ckptd_after_install_and_not_after_uninstall(launch, root, installed):
+    ranks = launch(2)
+    ranks.do(f"state = {STATE.format(1)}\ndcp.save(state, checkpoint_id={root + '/a'!r})")
+    ranks.do(f"saved = dcp.async_save(state, checkpoint_id={root + '/b'!r})\n{ZERO}\nsaved.result(60)")
+    for name in "ab":
+        assert os.path.exists(f"{root}/{name}/.ckptd/manifest")
+        ranks.do(f"into = states.emptied(state)\ndcp.load(into, checkpoint_id={root + '/' + name!r})")
+        assert ranks.do(f"states.differences({STATE.format(1)}, into)") == [[], []]
+    ranks.do("ckptd.dcp.uninstall()")
+    ranks.do(f"dcp.save({STATE.format(2)}, checkpoint_id={root + '/c'!r})")
+    assert not os.path.exists(root + "/c/.ckptd")
+    check(ranks, root + "/c", 2)
+
+
+def test_install_passes_its_options_to_each_writer_and_refuses_unknown_ones(launch, root, installed):
+    ranks = launch(2)
+    ranks.do("ckptd.dcp.install(num_kept_ckpts=1)")
+    for step in (1, 2):
+        ranks.do(f"dcp.save({STATE.format(1)}, checkpoint_id={root + '/step-' + str(step)!r})")
+    until(lambda: not os.path.exists(root + "/step-1"), "the removal of step-1")
+    assert "num_kept" in ranks.fail("ckptd.dcp.install(num_kept=1)")[0].message
+
+
+def test_load_waits_for_an_async_save_of_the_same_name(launch, root, installed):
+    ranks = launch(2)
+    ranks.do(f"ckptd.dcp.async_save({STATE.format(3)}, checkpoint_id={root + '/s'!r})\ninto = states.emptied({STATE.format(3)})")
+    ranks.do(f"dcp.load(into, checkpoint_id={root + '/s'!r})")
+    assert ranks.do(f"states.differences({STATE.format(3)}, into)") == [[], []]
+
+
+def test_async_save_serves_callers_that_expect_two_futures(launch, root, installed):
+    ranks = launch(1)
+    ranks.do(
+        "from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType\n"
+        f"saved = dcp.async_save({STATE.format(1)}, checkpoint_id={root + '/s'!r}, "
+        "async_checkpointer_type=AsyncCheckpointerType.PROCESS)\n"
+        "saved.staging_completion.result(0); saved.upload_completion.result(60)"
+    )
+    check(ranks, root + "/s", 1)
+
+
+def test_process_executor_of_dcp_is_refused_with_what_to_use(launch, root):
+    ranks = launch(1)
+    error = ranks.fail(
+        "from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType\n"
+        f"dcp.async_save({STATE.format(1)}, storage_writer=Writer({root + '/s'!r}), "
+        "async_checkpointer_type=AsyncCheckpointerType.PROCESS)"
+    )[0]
+    assert error.kind == "ValueError" and "ckptd.dcp.install()" in error.message
+
+
+def test_failure_of_an_async_save_is_the_futures_and_a_warning_where_nobody_asks(launch, root, installed):
+    ranks = launch(2)
+    code = (
+        "import logging; heard = []\n"
+        "class Handler(logging.Handler):\n"
+        "    def emit(self, record): heard.append(record.getMessage())\n"
+        "logging.getLogger('ckptd').addHandler(handler := Handler())\n"
+        "class Planner(dcp.DefaultSavePlanner):\n"
+        "    def resolve_data(self, item): raise KeyError('no such tensor')\n"
+        f"saved = dcp.async_save({STATE.format(1)}, checkpoint_id={root + '/s'!r}, planner=Planner())\n"
+        "logging.getLogger('ckptd').removeHandler(handler)"
+    )
+    ranks.do(code)
+    assert ranks.do("[line for line in heard if 'is not a checkpoint' in line and 'no such tensor' in line] != []") == [True] * 2
+    assert {error.kind for error in ranks.fail("saved.result(10)")} == {"CheckpointException"}
+    assert not os.path.exists(root + "/s")
+    assert ranks.do(f"len(ckptd.dcp.run({root!r}).failures())") == [1, 1]
+
+
+def test_latest_is_the_newest_committed_one_and_before_that_the_newest_of_dcp(launch, root):
+    ranks = launch(2)
+    assert ranks.do(f"ckptd.dcp.latest({root!r})") == [None, None]
+    ranks.do(f"dcp.save({STATE.format(1)}, storage_writer=FileSystemWriter({root + '/theirs'!r}))")
+    assert ranks.do(f"ckptd.dcp.latest({root!r})") == [root + "/theirs"] * 2
+    for name in ("b", "a"):
+        ranks.do(f"dcp.save({STATE.format(1)}, storage_writer=Writer({root + '/' + name!r}))")
+    assert ranks.do(f"ckptd.dcp.latest({root!r})") == [root + "/a"] * 2
+    assert ranks.do(f"[info.tag for info in ckptd.dcp.list({root!r})]") == [["a", "b"]] * 2
+
+
+def test_relative_path_and_path_object_name_the_same_checkpoint(alone, root, installed):
+    alone.do(f"import pathlib; os.chdir({root!r}); dcp.save({{'a': torch.ones(3)}}, checkpoint_id='checkpoint')")
+    alone.do(f"into = {{'a': torch.zeros(3)}}; dcp.load(into, checkpoint_id=pathlib.Path({root + '/checkpoint'!r}))")
+    assert alone.do("into['a'].tolist()") == [1.0, 1.0, 1.0]
+    alone.do("dcp.save({'a': torch.zeros(3)}, checkpoint_id=pathlib.Path('checkpoint')); os.chdir('/')")
+    assert os.path.exists(root + "/checkpoint/.ckptd/manifest")
