@@ -259,3 +259,61 @@ def test_rank_that_never_loads_is_named_in_error(launch, root):
     together(ranks, save(1, False, False, True))
     failure = ranks[0].fails("nxd.load_checkpoint(root, 'step_1', model={})")
     assert failure.reason == "RESUME_INCOMPLETE" and failure.ranks == [1]
+
+
+# ---- Ranks that do not do the same
+
+LOGGED = """
+import logging
+logging.getLogger("ckptd").addHandler(logging.FileHandler(f"{folder}/log-{{rank}}"))
+nxd._store.WARN_SECONDS = 0.3
+"""
+
+
+def logs(folder, rank):
+    with open(f"{folder}/log-{rank}") as file:
+        return file.read()
+
+
+def test_rank_that_has_not_begun_the_save_is_named_in_the_log_while_others_wait(launch, root, folder):
+    ranks = launch("a", 2, "dp=2")
+    ready(ranks)
+    together(ranks, save(1, False, False, True) + LOGGED.format(folder=folder))
+    ranks[0].start(save(2, False, False, True))
+    until(lambda: "ranks 1 have not begun a save; every rank must call" in logs(folder, 0), "the warning")
+    ranks[1].start(save(2, False, False, True))
+    ready(ranks)
+    assert "to save step_2 in" in logs(folder, 0) and logs(folder, 1) == ""
+
+
+def test_ranks_that_save_different_tags_are_named_in_the_log_while_they_wait(launch, root, folder):
+    ranks = launch("a", 2, "dp=2")
+    ready(ranks)
+    together(ranks, save(1, False, False, True) + LOGGED.format(folder=folder))
+    for rank, trainer in enumerate(ranks):
+        trainer.start(save(2 + rank, False, False, True))
+    for rank in range(2):
+        until(lambda rank=rank: f"rank {1 - rank} saves step_{3 - rank} in {root}" in logs(folder, rank), "the warning")
+
+
+PRIVATE = """
+import tempfile
+del os.environ["CKPTD_ENDPOINT"]
+tempfile.tempdir = {folder!r} + f"/tmp-{{rank}}"
+os.mkdir(tempfile.tempdir)
+nxd.configure(pool_bytes=64 << 20)
+"""
+
+
+def test_ranks_with_different_private_daemons_are_refused_at_once(launch, root, folder):
+    ranks = launch("a", 2, "dp=2", commit_timeout=3600)
+    ready(ranks)
+    together(ranks, PRIVATE.format(folder=folder))
+    try:
+        for failure in together_failing(ranks, "nxd.save_checkpoint(root, 'step_1', model={'x': torch.ones(3)})"):
+            assert failure.kind == "ValueError" and "set the same TMPDIR on all of them" in failure.message
+            for rank in range(2):
+                assert f"rank {rank}: a private one in {folder}/tmp-{rank}/ckptd-nxd-" in failure.message
+    finally:
+        together(ranks, "nxd.configure()")  # Ends the daemons.
+    assert os.listdir(root) == []

@@ -37,6 +37,11 @@ class NodeClient:
             self._client = connect(self._endpoint if self.finds_daemon() else self._start_private())
         return self._client
 
+    @property
+    def private_folder(self) -> str:
+        """The folder of the private daemon; empty if this process uses another one, or none yet."""
+        return self._private.folder if self._private is not None else ""
+
     def finds_daemon(self) -> bool:
         """Returns whether a daemon is named or this process uses one: then connected() starts none."""
         named = self._endpoint or os.environ.get("CKPTD_ENDPOINT") or self._client

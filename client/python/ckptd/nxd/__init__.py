@@ -199,7 +199,7 @@ def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
     process.await_pending()
     if _foreign.any_finished(root):
         return True
-    job = process.job(root)
+    job = process.job(root, alone=True)
     for info in job.run.list(show_all=True):
         if info.level == "sealed" and info.attempt < job.run.attempt:
             info = job.run._wait_for_end(info.tag, process.settings.timeout)

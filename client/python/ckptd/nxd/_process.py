@@ -4,6 +4,7 @@ flight.
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -68,6 +69,7 @@ class Process:
         self._pending: "Optional[ckptd.Save]" = None
         self._failed: Optional[errors.CkptdError] = None  # To be raised by the next call, on every rank.
         self._at_exit = False
+        self._saves = 0  # How many saves this rank has begun.
         self._loads = 0  # How often load_checkpoint() was called.
 
     def configure(self, settings: Settings) -> None:
@@ -82,10 +84,15 @@ class Process:
             self._client.close()
             self._client = NodeClient("nxd", settings.endpoint, settings.pool_bytes)
 
-    def job(self, directory: "str | os.PathLike[str]") -> Job:
-        """Returns the job of a root; connects to the daemon and joins the run at the first use."""
+    def job(self, directory: "str | os.PathLike[str]", alone: bool = False) -> Job:
+        """Returns the job of a root; connects to the daemon and joins the run at the first use.
+
+        alone: the other ranks may not call this.
+        """
         root = os.path.abspath(os.fspath(directory))
         with self._lock:
+            if not alone:
+                self._check_together()
             if root not in self._jobs:
                 topology = self.topology()
                 self._jobs[root] = Job(self._client.connected(), root, topology, self.settings.commit_timeout)
@@ -103,32 +110,59 @@ class Process:
     ) -> None:
         """Saves this rank's part. wait: return when the checkpoint is committed, not when the part is staged."""
         with self._lock:
-            self._check_together(job)
             job.resumed = True
             job.run._membership.num_kept_ckpts = kept
-            deferred = DeferredTensors()
-            try:
-                save = job.run.save(tag, files=_Files(job.topology, arguments, deferred), timeout=self.settings.commit_timeout)
-            except errors.Refused:
-                raise  # On every rank, now.
-            except BaseException as error:
-                if not wait:  # Other ranks may hear of it at their next call only, so all raise it there.
-                    self._failed = error if isinstance(error, errors.CkptdError) else _failed_here(tag, error)
-                raise
-            finally:
-                deferred.release()
-            if wait:
-                save.wait("committed", self.settings.timeout)
-                return
+            self._saves += 1
+            late = _store.LateRanks(self._saves, f"{tag} in {job.run.root}")
+            with late if self._speaks_with_all() else contextlib.nullcontext():
+                save = self._begin(job, tag, arguments, wait)
+                if wait:
+                    save.wait("committed", self.settings.timeout)
+                    return
             self._pending = save
             if not self._at_exit:
                 self._at_exit = True
                 atexit.register(self._end)
 
-    def _check_together(self, job: Job) -> None:
-        if not self._checked and self.settings.topology is not None:
-            name, seconds = str(self._configured), self.settings.commit_timeout
-            _topology.check_together(job.topology, name, seconds)
+    def _begin(self, job: Job, tag: str, arguments: _parts.SaveArguments, wait: bool) -> "ckptd.Save":
+        """Begins, copies and seals this rank's part."""
+        deferred = DeferredTensors()
+        try:
+            return job.run.save(tag, files=_Files(job.topology, arguments, deferred), timeout=self.settings.commit_timeout)
+        except errors.Refused:
+            raise  # On every rank, now.
+        except BaseException as error:
+            if not wait:  # Other ranks may hear of it at their next call only, so all raise it there.
+                self._failed = error if isinstance(error, errors.CkptdError) else _failed_here(tag, error)
+            raise
+        finally:
+            deferred.release()
+
+    def _speaks_with_all(self) -> bool:
+        """Returns whether the process group's ranks are the job's, so that they can tell each other."""
+        group, topology = launch.process_group(), self.settings.topology
+        if group is None or topology is None or topology.rank is None:
+            return group is not None
+        return (topology.rank, topology.world_size) == (group.get_rank(), group.get_world_size())
+
+    def _check_together(self) -> None:
+        """Raises ValueError, on every rank, if two have the same coordinates or use different daemons.
+
+        Once after each configure(). No-op without a process group.
+        """
+        if self._checked or not self._speaks_with_all():
+            return
+        self._client.connected()
+        coordinates = dataclasses.replace(self.topology(), rank=None, world_size=None)
+        text = f"{self._client.private_folder}\n{coordinates!r}"
+        what = "make their first call of ckptd.nxd"
+        found = _store.exchange(f"rank/{self._configured}", text, self.settings.commit_timeout, what)
+        if len(found) < (self.topology().world_size or 1):
+            self._checked = True
+            return  # The save or the load will name the ranks that are missing.
+        parts = {rank: text.partition("\n") for rank, text in found.items()}
+        _check_one_daemon({rank: folder for rank, (folder, _, _) in parts.items()})
+        _topology.check_distinct({rank: coordinates for rank, (_, _, coordinates) in parts.items()})
         self._checked = True
 
     @contextlib.contextmanager
@@ -143,12 +177,12 @@ class Process:
         try:
             yield
         except BaseException as error:
-            _store.post(name, f"{type(error).__name__}: {error}")
+            if self._speaks_with_all():
+                _store.post(name, f"{type(error).__name__}: {error}")
             raise
-        seconds = self.settings.commit_timeout
-        found = _store.exchange(name, "", seconds, "finish load_checkpoint()")
-        if found is not None:
-            _check_all_loaded(found, seconds)
+        if self._speaks_with_all():
+            seconds = self.settings.commit_timeout
+            _check_all_loaded(_store.exchange(name, "", seconds, "finish load_checkpoint()"), seconds)
 
     def finish(self) -> None:
         """Waits for the save in flight. Raises its error, or that of the one before, on every rank."""
@@ -185,6 +219,22 @@ def _failed_here(tag: str, error: BaseException) -> errors.CkptdError:
     return errors.CheckpointFailed(why, reason="SAVE_ABORTED", tag=tag)
 
 
+def _check_one_daemon(private_folders: Dict[int, str]) -> None:
+    """Raises ValueError if the ranks use different daemons, which would wait for each other's ranks in vain.
+
+    private_folders: of the ranks' private daemons; empty for a rank that uses another one.
+    """
+    if len(set(private_folders.values())) > 1:
+        words = "; ".join(
+            f"rank {rank}: {f'a private one in {folder}' if folder else 'the one of its endpoint'}"
+            for rank, folder in private_folders.items()
+        )
+        raise ValueError(
+            f"the ranks use different daemons ({words}): set the same TMPDIR on all of them, below which private daemons have their "
+            "folders, or name one daemon by ckptd.nxd.configure(endpoint=...) or $CKPTD_ENDPOINT"
+        )
+
+
 def _check_all_loaded(found: Dict[int, str], seconds: float) -> None:
     """Raises unless every rank has said "", which means that it has loaded its part."""
     failed = {rank: why for rank, why in found.items() if why}
@@ -195,11 +245,10 @@ def _check_all_loaded(found: Dict[int, str], seconds: float) -> None:
             reason="RESUME_FAILED",
             ranks=list(failed),
         )
-    group = launch.process_group()
-    missing = [rank for rank in range(int(group.get_world_size())) if rank not in found]
+    missing = [rank for rank in range(int(launch.process_group().get_world_size())) if rank not in found]
     if missing:
         raise errors.WaitTimeout(
-            f"ranks {', '.join(map(str, missing))} have not finished load_checkpoint() after {seconds:g} s; every rank must call it",
+            f"ranks {_store.words_of(missing)} have not finished load_checkpoint() after {seconds:g} s; every rank must call it",
             reason="RESUME_INCOMPLETE",
             ranks=missing,
         )

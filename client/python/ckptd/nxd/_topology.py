@@ -6,7 +6,6 @@ import sys
 from typing import Any, Dict, Optional, Tuple
 
 from ckptd._membership import launch
-from ckptd.nxd import _store
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,28 +99,19 @@ def is_known(topology: Optional[Topology]) -> bool:
     )
 
 
-def check_together(topology: Topology, name: str, seconds: float) -> None:
-    """Raises ValueError, on every rank, if two ranks have the same coordinates: then some parts would not be
-    saved.
+def check_distinct(coordinates: "Dict[int, str]") -> None:
+    """Raises ValueError if two ranks have the same coordinates: then some parts would not be saved.
 
-    It compares by way of the process group's store; no-op without a process group.
-
-    Args:
-        name: the same on all ranks, and new for each comparison.
-        seconds: to wait for the other ranks.
+    coordinates: as a text, by rank.
     """
-    here = repr(dataclasses.replace(topology, rank=None, world_size=None))
-    found = _store.exchange(f"topology/{name}", here, seconds, "begin the first save")
-    if found is None or len(found) < (topology.world_size or 1):
-        return  # The save will name the ranks that are missing.
     owners: Dict[str, int] = {}
-    for rank, coordinates in sorted(found.items()):
-        if coordinates in owners:
+    for rank, text in sorted(coordinates.items()):
+        if text in owners:
             raise ValueError(
-                f"ranks {owners[coordinates]} and {rank} have the same coordinates, {coordinates}; every rank must give its own, "
+                f"ranks {owners[text]} and {rank} have the same coordinates, {text}; every rank must give its own, "
                 "or parts of the model are not saved"
             )
-        owners[coordinates] = rank
+        owners[text] = rank
 
 
 def _of_nxd() -> Optional[Topology]:
