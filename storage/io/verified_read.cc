@@ -15,6 +15,7 @@
 #include <span>
 
 #include "storage/base/crc32c.h"
+#include "storage/base/fresh_memory.h"
 #include "storage/base/streaming_copy.h"
 
 namespace ckptd {
@@ -80,6 +81,7 @@ void Gather(const Job& job, uint64_t at, uint64_t end, char* scratch, Batch& bat
                           : wanted       ? std::min(end, job.EndOf(piece))
                                          : std::min(end, job.read.offsets[piece]);
     const uint64_t n = std::min(stop - at, kCachedPiece - batch.bytes);
+    if (wanted && job.read.fresh) FaultIn(job.AddressOf(piece, at), n);
     batch.vectors[batch.count++] = {wanted ? job.AddressOf(piece, at) : scratch + batch.bytes,
                                     static_cast<size_t>(n)};
     batch.bytes += n;
@@ -90,6 +92,15 @@ void Gather(const Job& job, uint64_t at, uint64_t end, char* scratch, Batch& bat
 // Calls preadv2() directly: it is younger than the libraries that this must run with.
 ssize_t ReadNow(int fd, const iovec* vectors, int count, uint64_t at) {
   return syscall(SYS_preadv2, fd, vectors, count, static_cast<long>(at), 0L, kNoWait);
+}
+
+// Whether some of these bytes are in the page cache. The kernel answers a read with RWF_NOWAIT of bytes that
+// are not there by reading them ahead into the page cache, beside the direct read that follows.
+bool MayBeCached(int fd, uint64_t at, uint64_t size) {
+  constexpr long kCachestat = 451;  // Since Linux 6.5.
+  const uint64_t range[2] = {at, size};
+  uint64_t pages[5] = {};  // In the cache, dirty, under writeback, evicted, recently evicted.
+  return syscall(kCachestat, fd, range, pages, 0) != 0 || pages[0] > 0;
 }
 
 // How far the reading of a chunk has come.
@@ -127,9 +138,10 @@ void Scatter(const Job& job, uint64_t at, const char* buffer, uint64_t size) {
     const uint64_t first = std::max(at, job.read.offsets[piece]),
                    last = std::min(at + size, job.EndOf(piece));
     if (job.read.offsets[piece] >= at + size) return;
-    if (first < last)
-      StreamingCopy(CopyWay::kFromReadBuffer, job.AddressOf(piece, first), buffer + (first - at),
-                    last - first);
+    if (first >= last) continue;
+    char* const to = job.AddressOf(piece, first);
+    if (job.read.fresh) FaultIn(to, last - first);
+    StreamingCopy(CopyWay::kFromReadBuffer, to, buffer + (first - at), last - first);
   }
 }
 
@@ -168,7 +180,8 @@ void ReadShare(void* context, int share) {
                     POSIX_FADV_WILLNEED);
     }
     Progress done{begin};
-    int error = ReadCached(job, end, buffer, done);
+    const bool cached = job.direct < 0 || MayBeCached(job.read.fd, begin, end - begin);
+    int error = cached ? ReadCached(job, end, buffer, done) : 0;
     if (error == 0 && done.at < end) error = ReadDirect(job, end, buffer, done);
     if (error == 0 && done.crc != job.read.expected[chunk]) error = EBADMSG;
     if (job.read.done != nullptr) __atomic_add_fetch(job.read.done, done.at - begin, __ATOMIC_RELAXED);

@@ -21,6 +21,7 @@ struct VerifiedRead {
   int threads;                    // The most threads that compute at once.
   uint64_t* done = nullptr;       // Grows by the bytes of the chunks that were read. May be null.
   const int32_t* stop = nullptr;  // When it becomes nonzero, reading soon ends with ECANCELED. May be null.
+  bool fresh = false;             // The pieces' memory was never touched: fault it in many pages at a time.
 };
 
 struct ReadFault {
