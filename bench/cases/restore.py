@@ -12,12 +12,13 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple
 
 from bench.base import fio, limits
-from bench.base.context import BenchContext, describe_milliseconds, describe_rates
+from bench.base.context import MIB, BenchContext, describe_milliseconds, describe_rates
 from bench.base.daemon import Daemon
 from bench.base.gpt_steps import small_gpt_steps
 from bench.base.result import Result
 
 QUIET_STEPS = 16  # Around each restore.
+SMALL = 16 * MIB  # As many tensors as the large state has, and almost no bytes.
 
 
 def run(context: BenchContext) -> None:
@@ -26,8 +27,12 @@ def run(context: BenchContext) -> None:
         daemon.wait_for_pool()
         root = context.new_root()
         saved = _run_process(context, daemon, root, "save")
-        memory: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": [], "mapped": []}
+        small_root = context.new_root()
+        small_saved = _run_process(context, daemon, small_root, "save", f"--size={SMALL}")
+        small: List[Dict[str, Any]] = []
+        memory: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": [], "torch": [], "mapped": []}
         for _ in range(rounds):
+            small.append(_resume(context, daemon, small_root, small_saved, "into", f"--size={SMALL}"))
             for how, runs in memory.items():
                 runs.append(_resume(context, daemon, root, saved, how))
                 # A few bytes may be of a library that was not in the page cache.
@@ -37,7 +42,7 @@ def run(context: BenchContext) -> None:
                     )
         daemon.restart()  # Its successor has no checkpoint in memory.
         limit = fio.Fio(context.folder, context.size, context.huge, "read")
-        disk: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": []}
+        disk: Dict[str, List[Dict[str, Any]]] = {"into": [], "fresh": [], "torch": []}
         with limit:
             for _ in range(rounds):
                 for how, measured in disk.items():
@@ -45,8 +50,9 @@ def run(context: BenchContext) -> None:
                     measured.append(_resume(context, daemon, root, saved, how))
                     limit()
         ranges = _run_process(context, daemon, root, "ranges")
-        _report_memory(context, memory)
-        _report_disk(context, disk, fio.Rates(context.huge is not None, [limit.rates]))
+        besides = _report_besides_bytes(context, small)
+        _report_memory(context, memory, besides)
+        _report_disk(context, disk, besides, fio.Rates(context.huge is not None, [limit.rates]))
         words = f"the chunks that 1 % of {ranges['size'] / 1e9:.2f} GB in {ranges['ranges']} slices touches"
         context.report(Result("restore.ranges.1pct", ranges["read"] / ranges["touched"], "x", words, 1.05))
         _report_steps(context, daemon, root)
@@ -71,11 +77,13 @@ def _command(context: BenchContext, daemon: Daemon, root: pathlib.Path, what: st
 
 
 def _resume(
-    context: BenchContext, daemon: Daemon, root: pathlib.Path, saved: Dict[str, Any], how: str
+    context: BenchContext, daemon: Daemon, root: pathlib.Path, saved: Dict[str, Any], how: str, *more: str
 ) -> Dict[str, Any]:
     limits.wait_for_idle_disk(root)
     limits.drop_from_page_cache(sorted(root.glob("state/*.pt")))
-    measured = _run_process(context, daemon, root, "resume", f"--how={how}")
+    started = time.time()
+    measured = _run_process(context, daemon, root, "resume", f"--how={how}", *more)
+    measured["process"] = measured["ready"] - started
     if measured["sums"] != saved["sums"]:
         raise SystemExit("the restored bytes differ from the saved ones")
     return measured
@@ -84,29 +92,62 @@ def _resume(
 _WORDS = {
     "into": "into=, by a new process",
     "fresh": "into fresh tensors",
+    "torch": "into fresh tensors, read by torch.load as in 0.1.0",
     "mapped": "mapped, without touching a byte",
 }
 
 
-def _report_memory(context: BenchContext, memory: Dict[str, List[Dict[str, Any]]]) -> None:
+def _report_besides_bytes(context: BenchContext, small: List[Dict[str, Any]]) -> float:
+    """What a resume costs beside its bytes. Returns the seconds without those of the process."""
+    seconds = [run["seconds"] for run in small]
+    words = f"resume, agreement and unpickling of a state of {SMALL // MIB} MiB in as many tensors"
+    words = f"{words}; {describe_milliseconds(seconds)}"
+    context.report(Result("restore.besides_bytes_ms", statistics.median(seconds) * 1e3, "ms", words))
+    started = [run["process"] for run in small]
+    words = f"a new Python process until it has imported torch and ckptd, and joined; {describe_milliseconds(started)}"
+    context.report(Result("restore.process_ms", statistics.median(started) * 1e3, "ms", words))
+    return statistics.median(seconds)
+
+
+def _report_memory(context: BenchContext, memory: Dict[str, List[Dict[str, Any]]], besides: float) -> None:
     for how, name, goal in (
         ("into", "restore.resident.vs_copy", 0.9),
-        ("fresh", "restore.resident.fresh", None),
         ("mapped", "restore.resident.mapped", None),
     ):
         runs = memory[how]
         copy = limits.best_copy([turn for run in runs for turn in run["copies"]])
-        seconds = [run["seconds"] for run in runs]
+        seconds = [run["seconds"] - (besides if how == "into" else 0) for run in runs]
         words = f"a copy of {runs[0]['bytes'] / 1e9:.2f} GB by {copy.loop}, {context.threads} threads: {copy.seconds * 1e3:.0f} ms"
         words = f"{words}; ours {describe_milliseconds(seconds)}, {_WORDS[how]}"
-        context.report(Result(name, copy.seconds / statistics.median(seconds), "x", words, goal, at_least=True))
+        words += ", without restore.besides_bytes_ms" if how == "into" else ""
+        value = copy.seconds / statistics.median(seconds)
+        context.report(Result(name, value, "x", words, goal, at_least=True))
+    plain = statistics.median(seconds for run in memory["fresh"] for seconds in run["fresh"])
+    seconds = [run["seconds"] - besides for run in memory["fresh"]]
+    words = f"a plain loop that touches fresh huge pages and copies: {plain * 1e3:.0f} ms; ours {describe_milliseconds(seconds)}"
+    words += ", without restore.besides_bytes_ms"
+    value = plain / statistics.median(seconds)
+    context.report(Result("restore.resident.fresh", value, "x", words, 0.8, at_least=True))
+    _report_against_torch(context, "restore.resident.fresh_vs_torch", memory)
 
 
-def _report_disk(context: BenchContext, disk: Dict[str, List[Dict[str, Any]]], limit: fio.Rates) -> None:
-    for how, name, goal in (("into", "restore.disk.vs_fio", 0.9), ("fresh", "restore.disk.fresh", None)):
-        rates = [run["bytes"] / run["seconds"] for run in disk[how]]
+def _report_disk(
+    context: BenchContext, disk: Dict[str, List[Dict[str, Any]]], besides: float, limit: fio.Rates
+) -> None:
+    for how, name, goal in (("into", "restore.disk.vs_fio", 0.95), ("fresh", "restore.disk.fresh", 0.8)):
+        rates = [run["bytes"] / (run["seconds"] - besides) for run in disk[how]]
         words = f"{limit.description('read')}; ours {describe_rates(rates)}, {_WORDS[how]}, verified"
+        words += ", without restore.besides_bytes_ms"
         context.report(Result(name, statistics.median(rates) / limit.best(), "x", words, goal, at_least=True))
+    _report_against_torch(context, "restore.disk.fresh_vs_torch", disk)
+
+
+def _report_against_torch(context: BenchContext, name: str, runs: Dict[str, List[Dict[str, Any]]]) -> None:
+    """The whole restore into fresh tensors, as many times as fast as 0.1.0 made it."""
+    before, now = ([run["seconds"] for run in runs[how]] for how in ("torch", "fresh"))
+    words = f"{_WORDS['torch']}: {describe_milliseconds(before)}; ours {describe_milliseconds(now)}"
+    value = statistics.median(before) / statistics.median(now)
+    context.report(Result(name, value, "x", words, 3, at_least=True))
 
 
 def _report_steps(context: BenchContext, daemon: Daemon, root: pathlib.Path) -> None:

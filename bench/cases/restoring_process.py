@@ -23,27 +23,37 @@ def save(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     return {"sums": sums(files)}
 
 
+def load(checkpoint: Any, name: str, how: str, into: Any) -> Any:
+    if how == "torch":
+        return checkpoint.load(name, weights_only=False)  # So torch.load itself reads, as it always did in 0.1.0.
+    return checkpoint.load(name, into=into if how == "into" else None, mmap=how == "mapped")
+
+
 def resume(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     """Restores into the trainer's own tensors, into new ones, or by mapping. Measures memory copies of the same bytes before
     and after.
     """
+    ready = time.time()
     files = training_state.training_state(options.size)
-    copy = limits.MemoryCopy(tensors_of(files), options.threads)
+    tensors = tensors_of(files)
+    copy = limits.MemoryCopy(tensors, options.threads)
     copies = [copy() for _ in range(2)]
     before = file_bytes("read_bytes")
     start = time.perf_counter()
-    loaded = run.restore(
-        lambda c: {
-            name: c.load(
-                name, into=files[name] if options.how == "into" else None, mmap=options.how == "mapped"
-            )
-            for name in c.files
-        }
-    )
+    loaded = run.restore(lambda c: {name: load(c, name, options.how, files[name]) for name in c.files})
     seconds = time.perf_counter() - start
     disk = file_bytes("read_bytes") - before
     copies += [copy() for _ in range(2)]
-    return {"bytes": copy.size, "seconds": seconds, "copies": copies, "disk": disk, "sums": sums(loaded)}
+    fresh = [limits.copy_into_fresh_pages(tensors, options.threads) for _ in range(2)]
+    return {
+        "ready": ready,
+        "bytes": copy.size,
+        "seconds": seconds,
+        "copies": copies,
+        "fresh": fresh,
+        "disk": disk,
+        "sums": sums(loaded),
+    }
 
 
 def ranges(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
@@ -98,9 +108,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of the copy that the restore is held against")
     parser.add_argument(
         "--how",
-        choices=["into", "fresh", "mapped"],
+        choices=["into", "fresh", "torch", "mapped"],
         default="into",
-        help="the trainer's own tensors, new ones, or mapped memory",
+        help="the trainer's own tensors, new ones, new ones read by torch.load, or mapped memory",
     )
     options = parser.parse_args()
     run = ckptd.connect(options.endpoint).run(options.root, rank=0, world_size=1)

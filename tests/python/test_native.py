@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import pathlib
 import random
@@ -119,6 +120,37 @@ def test_addresses_of_all_kinds_of_buffers() -> None:
     _, keep = native.address_of(held)
     with pytest.raises(BufferError):
         held.extend(bytes(100))  # It would move while it is being copied.
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_copy_out_fills_memory_that_was_never_touched(fresh: bool) -> None:
+    size = (9 << 20) + 77
+    source = random.Random(5).randbytes(size)
+    target = mmap.mmap(-1, size + 4096)
+    address, keep = native.address_of(target)
+    pieces = [(0, 5 << 20), ((5 << 20) + 3, size - (5 << 20) - 3)]
+    targets = native.Targets(
+        array("Q", [offset for offset, _ in pieces]),
+        array("Q", [address + 13 + offset for offset, _ in pieces]),
+        array("Q", [length for _, length in pieces]),
+    )
+    native.advise_huge_pages(targets.addresses, targets.lengths)
+    segment = bytearray(source)
+    native.copy_out(memory_of(segment).segments, 0, size, targets, threads=2, fresh=fresh)
+    expected = source[: 5 << 20] + bytes(3) + source[(5 << 20) + 3 :]
+    assert target[:13] == bytes(13) and target[13 : 13 + size] == expected
+    assert not any(target[13 + size :])
+    del keep
+
+
+def test_names_the_loop_that_copies_once_it_has_copied_enough() -> None:
+    source, target = bytearray(64 << 20), bytearray(64 << 20)
+    address, keep = native.address_of(source)
+    columns = (array("Q", [0]), array("Q", [address]), array("Q", [len(source)]))
+    native.copy(memory_of(target).segments, 0, native.Pieces(*columns), 0, len(source), threads=2)
+    assert native.fastest_copy_loop(out=False) in native.copy_loops()
+    assert native.copy_loops()[-1] == "memcpy"
+    del keep
 
 
 @pytest.fixture

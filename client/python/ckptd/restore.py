@@ -22,6 +22,7 @@ from ckptd._reading.verified_file import LocalFile, RemoteFile, VerifiedFile
 from ckptd._session.session import Session
 from ckptd._torch.load_into import load_into
 from ckptd._torch.mapped_state import map_tensors
+from ckptd._torch.new_tensors import read_new_tensors
 from ckptd._wire.protocol import messages
 
 __all__ = ["Checkpoint", "Root", "open_root"]
@@ -209,7 +210,10 @@ class Checkpoint:
                 if mapped is not None:
                     return mapped
             if into is None:
-                return self._unpickle(file, name, map_location, weights_only, safe_globals)
+                state = None
+                if str(map_location) == "cpu" and weights_only and not safe_globals:
+                    state = self._load_new(file, name)
+                return state if state is not None else self._unpickle(file, name, map_location, weights_only, safe_globals)
             load_into(
                 file,
                 into,
@@ -222,6 +226,17 @@ class Checkpoint:
                 ),
             )
             return into
+
+    def _load_new(self, file: VerifiedFile, name: str) -> Any:
+        """Loads a file into new tensors; None if it holds what only torch.load itself can make."""
+        try:
+            saved = self._unpickle(file, name, "meta", True, ())
+        except (errors.CkptdError, OSError):
+            raise
+        except Exception as error:  # Such as a class that computes with its tensors when it is made.
+            _log.debug("ckptd: %s has no place for each tensor: %s", name, error)
+            return None
+        return read_new_tensors(saved, file)
 
     def _unpickle(
         self, file: VerifiedFile, name: str, map_location: Any, weights_only: bool, safe_globals: Sequence[Any]

@@ -20,6 +20,7 @@
 
 #include "storage/base/copy_loops.h"
 #include "storage/base/crc32c.h"
+#include "storage/base/fresh_memory.h"
 #include "storage/base/idle_priority.h"
 #include "storage/base/streaming_copy.h"
 #include "storage/io/verified_read.h"
@@ -37,6 +38,8 @@ namespace {
 constexpr int kMostThreads = 64;
 constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Bytes. For fewer, a thread costs more than it gains.
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
+constexpr uint64_t kFaultBytes = uint64_t{2}
+                                 << 20;  // Faulted in before they are copied: still in the cache then.
 
 // Runs work(context, share) for each share in [0, shares), on as many threads, of which the caller is one.
 // Uses fewer threads if some cannot be made.
@@ -89,6 +92,7 @@ struct CopyJob {
   const uint64_t* lengths;
   uint64_t count;
   bool out;       // From the part to the pieces.
+  bool fresh;     // With `out`: the pieces' memory was never touched.
   uint64_t from;  // Copy only the bytes [from, to) of the file.
   uint64_t to;
   uint64_t total;
@@ -115,6 +119,15 @@ void CopyPiece(const CopyJob& job, uint64_t at, char* piece, uint64_t size) {
   }
 }
 
+// Copies out of the part into memory that was never touched.
+void CopyToFresh(const CopyJob& job, uint64_t at, char* piece, uint64_t size) {
+  for (uint64_t done = 0; done < size; done += kFaultBytes) {
+    const uint64_t n = std::min(size - done, kFaultBytes);
+    ckptd::FaultIn(piece + done, n);
+    CopyPiece(job, at + done, piece + done, n);
+  }
+}
+
 // Copies the share-th part of all bytes, laid end to end.
 void CopyShare(void* context, int share) {
   const auto& job = *static_cast<const CopyJob*>(context);
@@ -129,7 +142,7 @@ void CopyShare(void* context, int share) {
     const uint64_t stop = std::min(last - first, end - done);
     if (skip < stop) {
       auto* const piece = reinterpret_cast<char*>(job.addresses[i] + (first - job.offsets[i]) + skip);
-      CopyPiece(job, job.base + first + skip, piece, stop - skip);
+      (job.fresh ? CopyToFresh : CopyPiece)(job, job.base + first + skip, piece, stop - skip);
     }
     done += last - first;
   }
@@ -168,7 +181,7 @@ const ckptd::CopyLoop* LoopHere(int index) {
 }  // namespace
 
 // The version of this interface. The package refuses a library with another version.
-CKPTD_EXPORT int ckptd_native_version() { return 8; }
+CKPTD_EXPORT int ckptd_native_version() { return 9; }
 
 // Returns the CRC32C of some bytes; `crc` is that of the bytes before them, 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
@@ -178,25 +191,15 @@ CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc
 // Copies lengths[i] bytes from addresses[i] to offsets[i] of a file, or, with `out`, the other way, for i in
 // [0, count); of the file, only the bytes [from, to). Up to `threads` threads copy an equal share of the
 // bytes each. The file begins at `base` of a part, whose memory is consecutive segments: the i-th ends at
-// segment_ends[i] in the part. In the background it runs with idle priority. Returns 0, or ERANGE, with
-// nothing copied, if the part is too small.
+// segment_ends[i] in the part. `fresh`: the memory that is written was never touched, so it is faulted in on
+// the way. In the background it runs with idle priority. Returns 0, or ERANGE, with nothing copied, if the
+// part is too small.
 CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* segment_ends,
                             uint64_t segment_count, uint64_t base, const uint64_t* offsets,
                             const uint64_t* addresses, const uint64_t* lengths, uint64_t count, uint64_t from,
-                            uint64_t to, int threads, int out, int background) {
-  CopyJob job{segment_addresses,
-              segment_ends,
-              segment_count,
-              base,
-              offsets,
-              addresses,
-              lengths,
-              count,
-              out != 0,
-              from,
-              to,
-              0,
-              1};
+                            uint64_t to, int threads, int out, int fresh, int background) {
+  CopyJob job{segment_addresses, segment_ends, segment_count, base, offsets, addresses, lengths, count,
+              out != 0,          fresh != 0,   from,          to,   0,       1};
   const uint64_t room = segment_count == 0 ? 0 : segment_ends[segment_count - 1];
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t first = std::max(offsets[i], from), last = std::min(offsets[i] + lengths[i], to);
@@ -217,21 +220,28 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
 //
 // Returns 0, or an errno: that of the failed read, ENODATA if the file ended early, EBADMSG for a wrong CRC.
 // Then *bad is the chunk and *found its CRC, and the bytes must not be used. *done grows by the bytes that
-// are read. Soon after *stop becomes nonzero the call ends with ECANCELED. Both may be null. In the
-// background it runs with idle priority.
+// are read. Soon after *stop becomes nonzero the call ends with ECANCELED. Both may be null. `fresh` is as
+// for ckptd_copy. In the background it runs with idle priority.
 CKPTD_EXPORT int ckptd_read_verified(int fd, uint64_t file_size, uint64_t chunk_bytes,
                                      const uint32_t* expected, const uint64_t* offsets,
                                      const uint64_t* addresses, const uint64_t* lengths, uint64_t count,
                                      int threads, int64_t* bad, uint32_t* found, uint64_t* done,
-                                     const int32_t* stop, int background) {
+                                     const int32_t* stop, int fresh, int background) {
   const ckptd::VerifiedRead read{fd,      file_size, chunk_bytes, expected, offsets, addresses,
-                                 lengths, count,     threads,     done,     stop};
+                                 lengths, count,     threads,     done,     stop,    fresh != 0};
   ckptd::ReadFault fault;
   auto do_read = [&] { fault = ckptd::ReadVerifiedChunks(read, ForEachShare); };
   background != 0 ? InBackground(do_read) : do_read();
   *bad = fault.chunk;
   *found = fault.found;
   return fault.error;
+}
+
+// Announces that count buffers, ordered by address and never touched so far, are about to be filled: the
+// kernel backs them by huge pages where it can.
+CKPTD_EXPORT void ckptd_advise_huge_pages(const uint64_t* addresses, const uint64_t* lengths,
+                                          uint64_t count) {
+  ckptd::AdviseHugePages(addresses, lengths, count);
 }
 
 // Maps a segment, shared, for reading and, with `writable`, for writing, at an address where huge pages can

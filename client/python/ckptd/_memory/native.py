@@ -8,7 +8,7 @@ import threading
 from array import array
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-_VERSION = 8
+_VERSION = 9
 # A read of this size takes so long that it can be interrupted and shows progress.
 _INTERRUPTIBLE_BYTES = 64 << 20
 _PROGRESS_SECONDS = 0.1
@@ -38,11 +38,13 @@ def library() -> Any:
     loaded.ckptd_crc32c.restype = ctypes.c_uint32
     loaded.ckptd_crc32c.argtypes = [_pointer, _u64, ctypes.c_uint32]
     loaded.ckptd_copy.argtypes = (
-        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 3
+        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 4
     )
     loaded.ckptd_read_verified.argtypes = (
-        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 4 + [ctypes.c_int]
+        [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 4 + [ctypes.c_int] * 2
     )
+    loaded.ckptd_advise_huge_pages.argtypes = [_pointer, _pointer, _u64]
+    loaded.ckptd_advise_huge_pages.restype = None
     loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
     loaded.ckptd_map_private.argtypes = [_pointer, _pointer, _u64, _pointer]
     loaded.ckptd_unmap.argtypes = [_pointer, _u64]
@@ -139,6 +141,7 @@ def _copy(
     stop: int,
     threads: int,
     out: bool,
+    fresh: bool = False,
     background: bool = False,
 ) -> None:
     count = len(columns[0])
@@ -147,7 +150,7 @@ def _copy(
     addresses, ends = segments
     pointers = [array_.buffer_info()[0] for array_ in (addresses, ends, *columns)]
     failed = library().ckptd_copy(
-        *pointers[:2], len(addresses), base % 2**64, *pointers[2:], count, start, stop, threads, out, background
+        *pointers[:2], len(addresses), base % 2**64, *pointers[2:], count, start, stop, threads, out, fresh, background
     )
     if failed:
         raise RuntimeError(
@@ -180,15 +183,17 @@ def copy_out(
     size: int,
     targets: Targets,
     threads: int,
+    fresh: bool = False,
     background: bool = False,
 ) -> None:
     """Fills the targets from a file of `size` bytes that begins at `base` of a part.
 
     Args:
         segments: as for copy().
+        fresh: the targets' memory was never touched; fault it in many pages at a time.
         background: copy with idle CPU priority.
     """
-    _copy(segments, base, targets, 0, size, threads, True, background)
+    _copy(segments, base, targets, 0, size, threads, True, fresh, background)
 
 
 def read_verified(
@@ -199,6 +204,7 @@ def read_verified(
     targets: Targets,
     threads: int,
     progress: "Optional[Callable[[int], None]]" = None,
+    fresh: bool = False,
     background: bool = False,
 ) -> "ReadFault | None":
     """Fills the targets from a file, and verifies each chunk that they touch.
@@ -208,6 +214,7 @@ def read_verified(
         expected: the CRC32C of every chunk of the file, array('I').
         progress: called now and then with the bytes read so far. An exception from it, or from a signal
             handler, ends a long read.
+        fresh: as for copy_out().
         background: read with idle CPU and I/O priority.
 
     Returns:
@@ -226,6 +233,7 @@ def read_verified(
                 len(targets.offsets),
                 threads,
                 *map(ctypes.byref, (chunk, found, done, stop)),
+                fresh,
                 background,
             )
         )
@@ -251,6 +259,13 @@ def _interruptible(
         thread.join()  # Until then it writes to the targets.
         raise
     return result[0]
+
+
+def advise_huge_pages(addresses: "array[int]", lengths: "array[int]") -> None:
+    """Announces buffers, in the order of their addresses, that are about to be filled for the first time: the
+    kernel backs them by huge pages where it can.
+    """
+    library().ckptd_advise_huge_pages(addresses.buffer_info()[0], lengths.buffer_info()[0], len(addresses))
 
 
 def map_shared(descriptor: int, size: int, writable: bool = True) -> int:

@@ -200,12 +200,12 @@ class ResidentFile(VerifiedFile):
         self._at += size
         return size
 
-    def scatter(self, pieces: Sequence[Tuple[int, int, int]]) -> None:
+    def scatter(self, pieces: Sequence[Tuple[int, int, int]], fresh: bool = False) -> None:
         if self._disk is None and pieces:
             columns = (array("Q", column) for column in zip(*pieces))
             targets = native.Targets(*columns)
             native.copy_out(
-                self._memory.segments, self._begin, self.size, targets, self._threads, self.background
+                self._memory.segments, self._begin, self.size, targets, self._threads, fresh, self.background
             )
             if self._session.alive():
                 return self._advance(sum(targets.lengths))
@@ -214,7 +214,7 @@ class ResidentFile(VerifiedFile):
         if self._disk is not None:
             self._disk.progress, self._disk.background = self.progress, self.background
             try:
-                self._disk.scatter(pieces)
+                self._disk.scatter(pieces, fresh)
             except errors.CkptdError as error:
                 self.fault = error
                 raise

@@ -73,12 +73,13 @@ class VerifiedFile(io.RawIOBase):
             done += n
         return done
 
-    def scatter(self, pieces: Sequence[Tuple[int, int, int]]) -> None:
+    def scatter(self, pieces: Sequence[Tuple[int, int, int]], fresh: bool = False) -> None:
         """Fills memory from pieces of the file.
 
         Args:
             pieces: (offset in the file, address, bytes) of each, ordered by offset. They must not overlap or
                 reach beyond the end.
+            fresh: nobody has touched that memory yet, and faulting it in may be sped up.
         """
         for offset, address, size in pieces:
             self.seek(offset)
@@ -163,10 +164,10 @@ class LocalFile(VerifiedFile):
             os.close(self._descriptor)
         super().close()
 
-    def scatter(self, pieces: Sequence[Tuple[int, int, int]]) -> None:
+    def scatter(self, pieces: Sequence[Tuple[int, int, int]], fresh: bool = False) -> None:
         """Reads in one pass, straight to where the bytes belong."""
-        columns = (array("Q", column) for column in zip(*pieces))
-        self._read(native.Targets(*columns) if pieces else native.Targets(array("Q"), array("Q"), array("Q")))
+        if pieces:
+            self._read(native.Targets(*(array("Q", column) for column in zip(*pieces))), fresh)
 
     def _fetch(self, chunk: int, into: memoryview) -> None:
         address, keep = native.address_of(into)
@@ -174,7 +175,7 @@ class LocalFile(VerifiedFile):
         self._read(native.Targets(*one))
         del keep
 
-    def _read(self, targets: native.Targets) -> None:
+    def _read(self, targets: native.Targets, fresh: bool = False) -> None:
         before = self._read_bytes
         fault = native.read_verified(
             self._descriptor,
@@ -184,6 +185,7 @@ class LocalFile(VerifiedFile):
             targets,
             self._threads,
             lambda done: self._advance(before + done - self._read_bytes),
+            fresh,
             self.background,
         )
         if fault is None:
@@ -223,7 +225,7 @@ class RemoteFile(VerifiedFile):
         self._session = session
         self._lease = lease
 
-    def scatter(self, pieces: Sequence[Tuple[int, int, int]]) -> None:
+    def scatter(self, pieces: Sequence[Tuple[int, int, int]], fresh: bool = False) -> None:
         """Reads only the pieces, not the whole chunks that the daemon verifies for them."""
         for at in range(0, len(pieces), _MAX_RANGES):
             some = pieces[at : at + _MAX_RANGES]

@@ -1,0 +1,39 @@
+"""States in new memory: each tensor's bytes are read straight to their place, on huge pages where there are any."""
+
+from array import array
+from typing import Any, List, Optional, Tuple
+
+from ckptd._memory import native
+from ckptd._reading.verified_file import VerifiedFile
+from ckptd._torch.rebuilt_state import rebuild
+
+
+def read_new_tensors(saved: Any, file: VerifiedFile) -> Optional[Any]:
+    """Makes new tensors for a state, and reads them from its file.
+
+    All memory is allocated before any of it is touched. So the kernel can use huge pages, and the threads that
+    read fault the memory in: one thread that faults in small pages takes ten times as long as the copy.
+
+    Args:
+        saved: the file, unpickled to the meta device. Its containers are changed in place.
+
+    Returns:
+        As rebuild().
+    """
+    import torch
+
+    pieces: List[Tuple[int, int, int]] = []
+
+    def storage_at(begin: int, size: int) -> Any:
+        storage = torch.UntypedStorage(size)
+        pieces.append((begin, storage.data_ptr(), size))
+        return storage
+
+    state = rebuild(saved, file.size, storage_at)
+    pieces.sort()
+    if state is None or any(begin + size > after for (begin, _, size), (after, _, _) in zip(pieces, pieces[1:])):
+        return None
+    by_address = sorted((address, size) for _, address, size in pieces)
+    native.advise_huge_pages(*(array("Q", [row[i] for row in by_address]) for i in (0, 1)))
+    file.scatter(pieces, fresh=True)
+    return state
