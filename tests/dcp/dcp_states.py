@@ -7,6 +7,7 @@ import zlib
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import SerializationFormat  # noqa: F401
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 

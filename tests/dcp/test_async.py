@@ -67,6 +67,20 @@ def test_install_passes_its_options_to_each_writer_and_refuses_unknown_ones(laun
     assert "num_kept" in ranks.fail("ckptd.dcp.install(num_kept=1)")[0].message
 
 
+def test_kept_plan_is_used_while_the_state_keeps_its_form_and_not_after(launch, root, installed):
+    ranks = launch(2)
+    wider = "{{**states.sharded_state({0}), 'more': states.values('r', (5,), seed={0})}}"
+    forms = [STATE.format(1), STATE.format(2), wider.format(3), wider.format(4), STATE.format(5)]
+    for number, form in enumerate(forms):
+        path = f"{root}/s-{number}"
+        ranks.do(f"dcp.async_save({form}, checkpoint_id={path!r})")
+    ranks = launch(1)  # A launch of its own, with the cache of the one before.
+    ranks.do(f"dcp.async_save({STATE.format(6)}, checkpoint_id={root + '/s-5'!r})")
+    for number, form in enumerate([*forms, STATE.format(6)]):
+        ranks.do(f"wanted = {form}; into = states.emptied(wanted)\ndcp.load(into, checkpoint_id={root + '/s-' + str(number)!r})")
+        assert ranks.do("states.differences(wanted, into)") == [[]]
+
+
 def test_load_waits_for_an_async_save_of_the_same_name(launch, root, installed):
     ranks = launch(2)
     ranks.do(f"ckptd.dcp.async_save({STATE.format(3)}, checkpoint_id={root + '/s'!r})\ninto = states.emptied({STATE.format(3)})")

@@ -1,6 +1,7 @@
 """Saving without waiting for the disk, and the future that tells how it ended."""
 
 import concurrent.futures
+import gc
 import logging
 from typing import Any, Optional
 
@@ -59,6 +60,10 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
     """
     future = SaveFuture()
     chosen = writer.options
+    if arguments.get("planner") is None and arguments.get("use_collectives", True):
+        arguments["planner"] = _names.caching_planner(_plan_key(writer.checkpoint_id, arguments))
+    is_collecting = gc.isenabled()
+    gc.disable()  # Nothing of a plan is garbage, and collections take longer than planning.
     writer.options = chosen._replace(wait="sealed")
     try:
         metadata = _names.stock_save(state_dict, storage_writer=writer, **arguments)
@@ -70,6 +75,8 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
         return future
     finally:
         writer.options = chosen
+        if is_collecting:
+            gc.enable()
     path = writer.checkpoint_id
 
     def end(done: Any) -> None:
@@ -81,3 +88,9 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
 
     saved.add_done_callback(end)
     return future
+
+
+def _plan_key(path: str, arguments: Any) -> str:
+    """Returns what is the same for saves that probably have the same plan: a root, and a process group."""
+    group = arguments.get("process_group") or process.group()
+    return f"ckptd {place_of(path).root} {id(group)} {arguments.get('no_dist')}"

@@ -9,7 +9,7 @@ import inspect
 import warnings
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from torch.distributed.checkpoint import filesystem, planner, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import default_planner, filesystem, planner, state_dict_loader, state_dict_saver
 
 METADATA_FILE = ".metadata"
 FORMAT_VERSION = "1.0.0"  # Of the metadata.
@@ -80,6 +80,37 @@ def async_save_arguments() -> Optional[Dict[str, Any]]:
         return {name: found[name] for name in wanted}
     _warn("async_save", "the state is copied twice; call ckptd.dcp.async_save instead")
     return None
+
+
+def caching_planner(key: str) -> Any:
+    """Returns DCP's default planner, which keeps the plans of a key until the next key; None if this torch has no
+    such cache.
+
+    key: names the state, the ranks and the process group.
+    """
+    global _cached_key
+    caches = [getattr(planner.SavePlanner, name, None) for name in _CACHES]
+    if not all(isinstance(cache, dict) for cache in caches):
+        return None
+    made = default_planner.DefaultSavePlanner(enable_plan_caching=True)
+    if not isinstance(getattr(made, "_cached_plans_key", None), str):
+        return None
+    made._cached_plans_key = key
+    if key != _cached_key:
+        for cache in caches:
+            cache.pop(_cached_key, None)  # type: ignore[union-attr]
+        _cached_key = key
+    return made
+
+
+_CACHES = (
+    "_cached_save_plan",
+    "_cached_final_save_plan",
+    "_cached_all_plans",
+    "_cached_global_plan",
+    "_cached_metadata",
+)
+_cached_key = ""
 
 
 def with_own_cache(planner_: Any) -> Any:

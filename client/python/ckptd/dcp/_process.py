@@ -80,7 +80,7 @@ class Process:
 
     def run(self, root: str, rank: Optional[int] = None, world_size: Optional[int] = None) -> Run:
         """Returns the run of a root, joined at the first use. rank, world_size: by default those of the job."""
-        group = _default_group()
+        group = self.group()
         with self._lock:
             joined = self._runs.get(root)
             if joined is None or joined.group is not group or (rank, world_size) not in (
@@ -93,10 +93,16 @@ class Process:
                 joined = self._runs[root] = _Joined(group, run.rank, run.world_size, run)
             return joined.run
 
-    def open(self, place: Place) -> Optional[Checkpoint]:
+    def group(self) -> Any:
+        """Returns the default process group; None without one."""
+        import torch.distributed as dist
+
+        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+    def open(self, place: Place, use_daemon: bool = True) -> Optional[Checkpoint]:
         """Opens a checkpoint, after the saves of it that are in flight; None if ckptd has not committed it."""
         self.await_place(place)
-        run = self.run_to_read(place.root)
+        run = self.run_to_read(place.root) if use_daemon else None
         if run is not None:
             return _open_with(run, place, self.settings.timeout)
         if not os.path.exists(os.path.join(place.path, _MANIFEST)):
@@ -189,12 +195,6 @@ def await_sealed(run: Run, timeout: float, tag: Optional[str] = None) -> bool:
 
 def _has_ended(save: Save) -> bool:
     return save.level not in ("open", "staged", "sealed")
-
-
-def _default_group() -> Any:
-    import torch.distributed as dist
-
-    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
 process = Process()

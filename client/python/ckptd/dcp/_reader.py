@@ -27,15 +27,17 @@ class Reader(StorageReader):
 
     Args:
         path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
+        daemon (bool): ``False`` reads the disk, without a daemon. Default: ``True``
 
     Raises:
         ckptd.Corrupt: bytes are not those that were saved. What the load was to fill may be half filled.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None) -> None:
+    def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None, *, daemon: bool = True) -> None:
         super().__init__()
         self._place = place_of(path)
         self._registry = _extension_registry
+        self._use_daemon = daemon
         self._checkpoint: Optional[Checkpoint] = None
         self._stock: Optional[FileSystemReader] = None  # For what DCP's own writer has written.
         self._metadata: Optional[Metadata] = None
@@ -49,7 +51,7 @@ class Reader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Opens the checkpoint and reads its metadata; that of one rank, if ``rank`` is given."""
         if self._checkpoint is None and self._stock is None:
-            self._checkpoint = process.open(self._place)
+            self._checkpoint = process.open(self._place, self._use_daemon)
             if self._checkpoint is None:
                 self._stock = FileSystemReader(_directory.readable(self._place), self._registry)
         if self._checkpoint is None:

@@ -113,6 +113,11 @@ class Writer(StorageWriter, Stager):
                 "_extensions transform the files as a stream, and ckptd lays them out in place: leave them out, or use "
                 "torch.distributed.checkpoint.FileSystemWriter"
             )
+        if getattr(serialization_format, "value", "torch_save") != "torch_save":
+            raise ValueError(
+                f"serialization_format is {serialization_format}, and ckptd writes TORCH_SAVE only: leave it out, or use "
+                "torch.distributed.checkpoint.HuggingFaceStorageWriter"
+            )
         self._path = place_of(path)
         self.options = Options(single_file_per_rank, thread_count, overwrite, num_kept_ckpts, wait, timeout)
         self._now = _Saving()
