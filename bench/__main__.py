@@ -62,6 +62,9 @@ def parse_options() -> argparse.Namespace:
     )
     comparing = parser.add_argument_group("options of 'compare'")
     comparing.add_argument("--workload", choices=["gpt", "llama"], help="save only this state")
+    comparing.add_argument(
+        "--dcp", action="store_true", help="compare the ways to use PyTorch Distributed Checkpoint instead"
+    )
     comparing.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg", help="draw the figures")
     comparing.add_argument("--docs", action="store_true", help="write the figures into README.md and docs/")
     options = parser.parse_args()
@@ -106,7 +109,7 @@ def run_comparison(folder: pathlib.Path, options: argparse.Namespace, results: L
     machine.log(f"{COMPARE}: {COMPARE_DESCRIPTION}")
     with machine.reserved_huge_pages(fio.HUGE_PAGE_BYTES) as huge:
         compared, tables = compare.run(
-            folder, options.quick, huge, options.workload, options.plot, options.docs
+            folder, options.quick, huge, options.workload, options.plot, options.docs, options.dcp
         )
     results += compared
     return tables

@@ -9,6 +9,7 @@ from bench.base.result import Result
 from bench.compare import documents, report, requirements
 from bench.compare.plot import plot
 from bench.compare.rounds import compare
+from bench.contenders import catalog
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
@@ -20,13 +21,20 @@ def run(
     workload: Optional[str],
     picture: Optional[pathlib.Path],
     docs: bool,
+    dcp: bool = False,
 ) -> Tuple[List[Result], str]:
-    """Returns the results, and tables of them. workload: the only one to run, or None. docs: also write the documents."""
-    if docs and (quick or workload):
-        raise SystemExit("--docs needs the figures of a whole run: omit --quick and --workload")
+    """Returns the results, and tables of them. workload: the only one to run, or None. docs: also write the documents.
+    dcp: compare the ways to use DCP in place of the libraries.
+    """
+    if docs and (quick or workload or dcp):
+        raise SystemExit("--docs needs the figures of a whole run: omit --quick, --workload and --dcp")
     requirements.install()
     comparisons = compare(
-        [workload] if workload else ["gpt"] if quick else ["gpt", "llama"], folder, quick, huge
+        [workload] if workload else ["gpt"] if quick else ["gpt", "llama"],
+        catalog.DCP_NAMES if dcp else catalog.NAMES,
+        folder,
+        quick,
+        huge,
     )
     if picture:
         plot(comparisons, picture)

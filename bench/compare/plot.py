@@ -31,7 +31,7 @@ def plot(comparisons: List[Comparison], file: pathlib.Path) -> None:
     )
     for row, comparison in zip(axes, comparisons):
         names = list(reversed(comparison.figures))
-        colours = ["#d95f02" if name == catalog.CKPTD else "#8da0cb" for name in names]
+        colours = ["#d95f02" if name in catalog.USES_DAEMON else "#8da0cb" for name in names]
         limits = {
             "stall": comparison.copy.seconds,
             "lost": comparison.copy.seconds,

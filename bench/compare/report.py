@@ -26,6 +26,8 @@ LOST_GOAL = 2
 def results(comparisons: List[Comparison]) -> List[Result]:
     found = [result for comparison in comparisons for result in _results(comparison)]
     largest = max(comparisons, key=lambda comparison: comparison.size)
+    if catalog.CKPTD not in largest.figures:
+        return found
     lost = largest.figures[catalog.CKPTD]["lost"] / largest.copy.seconds
     return [*found, Result("save.lost.vs_copy", lost, "x", _describe_copy(largest), LOST_GOAL)]
 

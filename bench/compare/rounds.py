@@ -24,21 +24,27 @@ QUICK_SIZE = 100_000_000
 
 class Rounds:
     def __init__(
-        self, workload: str, folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
+        self,
+        workload: str,
+        contenders: Tuple[str, ...],
+        folder: pathlib.Path,
+        quick: bool,
+        huge: Optional[pathlib.Path],
     ) -> None:
+        self._contenders = contenders
         self._workload = workload
         self._folder = folder
         self._quick = quick
         self._size = QUICK_SIZE if quick else SIZES[workload]
         self._huge = huge
-        self._figures = {name: Figures() for name in catalog.NAMES}
+        self._figures = {name: Figures() for name in contenders}
         self._fio = Fio(folder, self._size, huge)
 
     def run(self, rounds: int) -> Comparison:
         for number in range(rounds):
             # Each round begins with another contender, so that delayed work of the disk affects all alike.
-            first = number * len(catalog.NAMES) // rounds
-            for name in catalog.NAMES[first:] + catalog.NAMES[:first]:
+            first = number * len(self._contenders) // rounds
+            for name in self._contenders[first:] + self._contenders[:first]:
                 machine.log(f"  {self._workload}, round {number + 1} of {rounds}: {name}")
                 self._fio()
                 self._job(name)
@@ -70,7 +76,7 @@ class Rounds:
     @contextlib.contextmanager
     def _daemon(self, name: str) -> Iterator[Tuple[str, List[int]]]:
         """Runs a daemon for ckptd's turn only: in other turns its pool would take memory from the contender."""
-        if name != catalog.CKPTD:
+        if name not in catalog.USES_DAEMON:
             yield "", []
             return
         with (
@@ -82,7 +88,11 @@ class Rounds:
 
 
 def compare(
-    workloads: List[str], folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
+    workloads: List[str],
+    contenders: Tuple[str, ...],
+    folder: pathlib.Path,
+    quick: bool,
+    huge: Optional[pathlib.Path],
 ) -> List[Comparison]:
     rounds = 1 if quick else 2
-    return [Rounds(name, folder, quick, huge).run(rounds) for name in WORKLOADS if name in workloads]
+    return [Rounds(name, contenders, folder, quick, huge).run(rounds) for name in WORKLOADS if name in workloads]

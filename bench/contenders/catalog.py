@@ -1,4 +1,4 @@
-"""All contenders, by their names in the tables."""
+"""All contenders, by their names in the tables: libraries, and ways to use PyTorch Distributed Checkpoint (DCP)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ DCP = "dcp.save"
 DCP_ASYNC = "dcp.async_save"
 DCP_THREAD = "dcp.async_save, kept stager, threads"
 DCP_PROCESS = "dcp.async_save, kept stager, process"
+CKPTD_DCP = "dcp.save, ckptd"
+CKPTD_DCP_ASYNC = "dcp.async_save, ckptd"
 
 # (module, class). Imported lazily: a caller needs only the packages of the contenders that it makes.
 _CLASSES = {
@@ -28,13 +30,17 @@ _CLASSES = {
     DCP_ASYNC: ("dcp_contender", "DcpAsync"),
     DCP_THREAD: ("dcp_contender", "DcpAsyncKept"),
     DCP_PROCESS: ("dcp_contender", "DcpAsyncKeptProcess"),
+    CKPTD_DCP: ("ckptd_dcp_contender", "CkptdDcp"),
+    CKPTD_DCP_ASYNC: ("ckptd_dcp_contender", "CkptdDcpAsync"),
 }
-NAMES = tuple(_CLASSES)
+USES_DAEMON = (CKPTD, CKPTD_DCP, CKPTD_DCP_ASYNC)
+DCP_NAMES = (DCP, DCP_ASYNC, DCP_THREAD, DCP_PROCESS, CKPTD_DCP, CKPTD_DCP_ASYNC)
+NAMES = tuple(name for name in _CLASSES if name not in (CKPTD_DCP, CKPTD_DCP_ASYNC))
 
 
 def make(name: str, folder: pathlib.Path, endpoint: str) -> Contender:
-    """endpoint: of ckptd's daemon; only ckptd uses it. All ranks make the same contenders in the same order: some make process groups."""
+    """endpoint: of ckptd's daemon, for those of USES_DAEMON. All ranks make the same contenders in the same order: some make process groups."""
     module, kind = _CLASSES[name]
-    arguments = [endpoint] if name == CKPTD else []
+    arguments = [endpoint] if name in USES_DAEMON else []
     made: Contender = getattr(importlib.import_module(f"bench.contenders.{module}"), kind)(folder, *arguments)
     return made
