@@ -261,6 +261,27 @@ def test_rank_that_never_loads_is_named_in_error(launch, root):
     assert failure.reason == "RESUME_INCOMPLETE" and failure.ranks == [1]
 
 
+# ---- NxD's older functions
+
+OLDER = """
+from ckptd.nxd import checkpointing
+def state(step):
+    return nxd_job.NeuronZero1Optimizer(nxd_job.Model(step, where), step, where).expected(step)
+"""
+
+
+@pytest.mark.parametrize("save_xser", [False, True])
+def test_older_functions_save_every_ranks_part_in_one_checkpoint(launch, root, save_xser):
+    ranks = launch("a", 4, "tp=2, dp=2")
+    ready(ranks)
+    save_one = f"checkpointing.save(state(1), root + '/t', save_xser={save_xser}, master_dp_only=False)"
+    together(ranks, OLDER + save_one)
+    differing = f"nxd_job.differences(checkpointing.load(root + '/t', load_xser={save_xser}, master_dp_only=False), state(1))"
+    assert together(ranks, differing) == [[]] * 4
+    names = {name for name in os.listdir(f"{root}/t") if "tensors" not in name and not name.startswith(".")}
+    assert names == {f"tp_rank_{tp:02d}_pp_rank_00_dp_rank_{dp:02d}" for tp in range(2) for dp in range(2)}
+
+
 # ---- Ranks that do not do the same
 
 LOGGED = """

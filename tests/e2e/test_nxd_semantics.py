@@ -2,10 +2,12 @@
 real daemon.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
 import sys
+import types
 
 import ckptd
 import nxd_job
@@ -13,7 +15,7 @@ import pytest
 import torch
 from ckptd import nxd
 from ckptd._torch import deferred_tensors
-from ckptd.nxd import Topology
+from ckptd.nxd import Topology, checkpointing
 from harness import tags, until
 from nxd_trees import Far
 
@@ -304,3 +306,79 @@ def test_private_daemon_is_started_and_its_saves_survive_process_exit(folder, ro
         assert done.returncode == 0 and done.stdout == f"{start}\n", done.stderr
         assert os.path.exists(f"{root}/step_{start + 1}/done")
     assert tags(root)[0] == "step_2"
+
+
+# ---- NxD's older functions, and its own functions replaced
+
+
+@pytest.mark.parametrize("save_xser", [False, True])
+def test_older_functions_save_and_load_through_the_daemon(root, save_xser):
+    state = {"model": {"x": torch.arange(3.0)}, "args": argparse.Namespace(lr=1), "betas": (0.9, 0.95)}
+    checkpointing.save(state, f"{root}/epoch=0-step=10.ckpt", save_xser=save_xser)
+    assert tags(root) == ["epoch=0-step=10.ckpt"]
+    loaded = checkpointing.load(f"{root}/epoch=0-step=10.ckpt", load_xser=save_xser)
+    assert nxd_job.differences(loaded, {**state, "betas": [0.9, 0.95]}) == []  # As with NxD.
+    model = torch.nn.Module()
+    model.x = torch.nn.Parameter(torch.zeros(3))
+    left = checkpointing.load(f"{root}/epoch=0-step=10.ckpt", model_or_optimizer=model, load_xser=save_xser)
+    assert torch.equal(model.x, state["model"]["x"]) and sorted(left) == ["args", "betas"]
+    with pytest.raises(ckptd.Refused, match="argparse.Namespace"):
+        checkpointing.load(f"{root}/epoch=0-step=10.ckpt", load_xser=save_xser, weights_only=True)
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        checkpointing.load(f"{root}/never", load_xser=save_xser)
+
+
+@pytest.fixture
+def neuronx_distributed(monkeypatch):
+    """Stands in for NxD: its functions raise. Returns a library that has imported some of them by name."""
+
+    def refuse(*args, **options):
+        raise AssertionError("NxD's own function was called")
+
+    def module(name, *functions):
+        made = types.ModuleType(name)
+        for function in functions:
+            setattr(made, function, types.FunctionType(refuse.__code__, {}, function))
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    package = module("neuronx_distributed")
+    module("neuronx_distributed.trainer")
+    trainer = module("neuronx_distributed.trainer.checkpoint", "save_checkpoint", "load_checkpoint", "has_checkpoint")
+    module("neuronx_distributed.parallel_layers")
+    older = module("neuronx_distributed.parallel_layers.checkpointing", "save", "load")
+    package.save_checkpoint = trainer.save_checkpoint
+    library = module("somebodys_lightning")
+    library.nxd_save, library.load, library.package = trainer.save_checkpoint, older.load, package
+    yield library
+    nxd.uninstall()
+
+
+def test_install_reaches_imports_inside_libraries_and_uninstall_undoes_it(root, neuronx_distributed):
+    library = neuronx_distributed
+    before = dict(vars(library))
+    nxd.install()
+    nxd.install()
+    library.nxd_save(root, "step_1", model={"x": torch.ones(2)})
+    library.package.save_checkpoint(root, "step_2", model={"x": torch.ones(2)})
+    assert tags(root) == ["step_2", "step_1"] and library.load is checkpointing.load
+    from neuronx_distributed.trainer.checkpoint import load_checkpoint  # As a library that is imported later.
+
+    target = {}
+    load_checkpoint(root, "step_1", model=target)
+    assert torch.equal(target["x"], torch.ones(2))
+    nxd.uninstall()
+    assert dict(vars(library)) == before
+    with pytest.raises(AssertionError, match="NxD's own function"):
+        library.package.save_checkpoint(root, "step_3")
+
+
+def test_unsharded_file_is_loaded_by_nxd_itself(root, neuronx_distributed):
+    nxd.install()
+    with pytest.raises(AssertionError, match="NxD's own function"):
+        neuronx_distributed.load(f"{root}/whole.pt", model_or_optimizer=torch.nn.Linear(1, 1), sharded=False)
+
+
+def test_install_without_nxd_says_that_it_is_missing():
+    with pytest.raises(ModuleNotFoundError, match="neuronx_distributed"):
+        nxd.install()

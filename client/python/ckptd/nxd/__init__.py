@@ -15,7 +15,7 @@ import os
 from typing import Any, Optional, Sequence, Union
 
 from ckptd import errors
-from ckptd.nxd import _foreign, _loading, _names, _parts
+from ckptd.nxd import _foreign, _install, _loading, _names, _parts, checkpointing
 from ckptd.nxd._errors import NoCheckpoint, NoFile, NoTag
 from ckptd.nxd._process import Job, Settings, process
 from ckptd.nxd._sources import Committed, Foreign
@@ -26,11 +26,14 @@ __all__ = [
     "NoFile",
     "NoTag",
     "Topology",
+    "checkpointing",
     "configure",
     "finalize_checkpoint",
     "has_checkpoint",
+    "install",
     "load_checkpoint",
     "save_checkpoint",
+    "uninstall",
 ]
 
 _log = logging.getLogger("ckptd")
@@ -117,7 +120,7 @@ def save_checkpoint(
         ValueError: an argument is not supported.
         ckptd.CkptdError: the save was refused or has failed.
     """
-    root = _local(checkpoint_dir_str)
+    root = _names.local(checkpoint_dir_str)
     _names.check_tag(tag)
     if use_zero1_dcp:
         raise ValueError(
@@ -137,7 +140,10 @@ def save_checkpoint(
     )
     _parts.check(process.topology(), arguments)
     process.finish()
-    process.save(process.job(root), tag, arguments, kept, wait=not async_save)
+    topology = process.topology()
+    process.save(
+        process.job(root), tag, lambda deferred: _parts.files(topology, arguments, deferred), kept, wait=not async_save
+    )
 
 
 def load_checkpoint(
@@ -177,7 +183,7 @@ def load_checkpoint(
         ckptd.CkptdError: the checkpoint is damaged, or does not fit what is to be filled; or, in a process
             group, another rank has failed (``RESUME_FAILED``) or not finished in time (``RESUME_INCOMPLETE``).
     """
-    root = _local(path)
+    root = _names.local(path)
     targets = _loading.LoadTargets(model, optimizer, scheduler, strict)
     if use_zero1_dcp:
         raise ValueError("use_zero1_dcp=True is not supported, because no release of NxD can load what it saves with it; leave it out")
@@ -193,7 +199,7 @@ def has_checkpoint(checkpoint_dir_str: _Path) -> bool:
     If this process's rank is known (a process group, ``$RANK`` and ``$WORLD_SIZE``, or a topology), it waits
     for a save that an earlier launch has sealed.
     """
-    root = _local(checkpoint_dir_str)
+    root = _names.local(checkpoint_dir_str)
     if not _foreign.is_root_of_ckptd(root) or not is_known(process.settings.topology):
         return _foreign.any_finished(root)
     process.await_pending()
@@ -215,6 +221,31 @@ def finalize_checkpoint() -> None:
     It happens at the end of the process, too, where a failure is only logged.
     """
     process.finish()
+
+
+def install() -> None:
+    """Makes NxD's own functions save and load through ckptd, also in libraries that have imported them by name.
+
+    They are save_checkpoint, load_checkpoint, has_checkpoint and finalize_checkpoint of
+    neuronx_distributed.trainer.checkpoint, and save and load of neuronx_distributed.parallel_layers.checkpointing,
+    which NxD's strategy for Lightning uses. Every rank calls it, before the first save or load.
+
+    Raises:
+        ImportError: neuronx_distributed is not installed, or cannot be imported.
+    """
+    ours = (save_checkpoint, load_checkpoint, has_checkpoint, finalize_checkpoint)
+    older = (checkpointing.save, checkpointing.load)
+    _install.replace(
+        {
+            **{("trainer.checkpoint", function.__name__): function for function in ours},
+            **{("parallel_layers.checkpointing", function.__name__): function for function in older},
+        }
+    )
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`. No-op if it was not called."""
+    _install.restore()
 
 
 def _load_tag(root: str, tag: str, targets: _loading.LoadTargets) -> Any:
@@ -282,16 +313,6 @@ def _nothing(root: str, tag: Optional[str] = None) -> NoCheckpoint:
     return NoTag(
         f"Error: no checkpoint {tag} under directory {root}: {why}", reason="NO_CHECKPOINT", tag=tag
     )
-
-
-def _local(directory: _Path) -> str:
-    text = os.fspath(directory)
-    if text.startswith("s3://"):
-        raise ValueError(
-            f'the directory is "{text}", but ckptd saves to file systems of this node and not to S3: give a local path, and copy '
-            "finished checkpoints from there (aws s3 sync)"
-        )
-    return os.path.abspath(text)
 
 
 def _kept(number: Optional[int]) -> Optional[int]:

@@ -65,6 +65,23 @@ def of_first_expert(name: str) -> str:
     return re.sub(r"_ep_rank_\d+_", "_ep_rank_00_", name)
 
 
+def older(topology: Topology, dp: Optional[int]) -> str:
+    """Returns the folder of this rank's part by NxD's older functions. dp: None if it is one for all replicas."""
+    replica = f"_dp_rank_{dp:02d}" if dp is not None else ""
+    return f"tp_rank_{topology.tp_rank:02d}_pp_rank_{topology.pp_rank:02d}{replica}"
+
+
+def local(directory: "str | os.PathLike[str]") -> str:
+    """Returns a directory as an absolute path. ValueError if it is a URL."""
+    text = os.fspath(directory)
+    if text.startswith("s3://"):
+        raise ValueError(
+            f'the directory is "{text}", but ckptd saves to file systems of this node and not to S3: give a local path, and copy '
+            "finished checkpoints from there (aws s3 sync)"
+        )
+    return os.path.abspath(text)
+
+
 def split_tag(root: str, tag: Any) -> Tuple[str, str]:
     """Returns the folder and the name of a checkpoint to load.
 

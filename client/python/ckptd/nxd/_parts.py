@@ -66,6 +66,22 @@ def files(
         yield _names.DONE, _MARKER
 
 
+def files_of_any_state(
+    name: str, state: _states.PlainState, deferred: DeferredTensors, use_xser: bool
+) -> "Iterator[Tuple[str, Any]]":
+    """Yields the files of a state that may hold any class, with xser without a description of the tensors."""
+    if not use_xser:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnsafeGlobalsWarning)  # Loading allows them, as NxD's.
+            laid_out = archive_writer.image(state.state, "compact", deferred)
+        yield name, laid_out
+        return
+    xser = _states.to_xser(state)
+    yield name, _pickles.image_of_references(xser.references)
+    for tid, tensor in enumerate(xser.tensors):
+        yield _names.tensor(name, tid), _torch(tensor, deferred)
+
+
 class _PlainStates(NamedTuple):
     optimizer: Optional[_states.PlainState]
     model: Optional[_states.PlainState]

@@ -8,19 +8,23 @@ import dataclasses
 import logging
 import os
 import threading
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import ckptd
 from ckptd import errors
 from ckptd._membership import launch
 from ckptd._node_client import NodeClient
 from ckptd._torch.deferred_tensors import DeferredTensors
-from ckptd.nxd import _parts, _store, _topology
+from ckptd.nxd import _store, _topology
 from ckptd.nxd._loading import AllowedClasses
 from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
 
 _log = logging.getLogger("ckptd")
+
+
+# Makes the names and values of this rank's files, one after the other.
+MakeFiles = Callable[[DeferredTensors], Iterator[Tuple[str, Any]]]
 
 
 class Settings(NamedTuple):
@@ -105,30 +109,32 @@ class Process:
                 self._topology = _topology.complete(self.settings.topology)
             return self._topology
 
-    def save(
-        self, job: Job, tag: str, arguments: _parts.SaveArguments, kept: Optional[int], wait: bool
-    ) -> None:
-        """Saves this rank's part. wait: return when the checkpoint is committed, not when the part is staged."""
+    def save(self, job: Job, tag: str, files: MakeFiles, kept: Optional[int], wait: bool) -> None:
+        """Saves this rank's part.
+
+        wait: return when the checkpoint is committed, not when the part is staged.
+        """
         with self._lock:
             job.resumed = True
             job.run._membership.num_kept_ckpts = kept
             self._saves += 1
             late = _store.LateRanks(self._saves, f"{tag} in {job.run.root}")
             with late if self._speaks_with_all() else contextlib.nullcontext():
-                save = self._begin(job, tag, arguments, wait)
+                save = self._begin(job, tag, files, wait)
                 if wait:
                     save.wait("committed", self.settings.timeout)
-                    return
+            if wait:
+                return
             self._pending = save
             if not self._at_exit:
                 self._at_exit = True
                 atexit.register(self._end)
 
-    def _begin(self, job: Job, tag: str, arguments: _parts.SaveArguments, wait: bool) -> "ckptd.Save":
+    def _begin(self, job: Job, tag: str, files: MakeFiles, wait: bool) -> "ckptd.Save":
         """Begins, copies and seals this rank's part."""
         deferred = DeferredTensors()
         try:
-            return job.run.save(tag, files=_Files(job.topology, arguments, deferred), timeout=self.settings.commit_timeout)
+            return job.run.save(tag, files=_Files(files, deferred), timeout=self.settings.commit_timeout)
         except errors.Refused:
             raise  # On every rank, now.
         except BaseException as error:
@@ -259,12 +265,13 @@ class _Files(Dict[str, Any]):
     all ranks.
     """
 
-    def __init__(self, topology: Topology, arguments: _parts.SaveArguments, deferred: DeferredTensors) -> None:
+    def __init__(self, make: MakeFiles, deferred: DeferredTensors) -> None:
         super().__init__()
-        self._arguments = (topology, arguments, deferred)
+        self._make = make
+        self._deferred = deferred
 
     def items(self) -> Any:
-        return _parts.files(*self._arguments)
+        return self._make(self._deferred)
 
 
 process = Process()

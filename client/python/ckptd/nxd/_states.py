@@ -88,6 +88,31 @@ def to_plain(state: Any, deferred: DeferredTensors) -> PlainState:
     return PlainState(walked, frozenset(experts), frozenset(others))
 
 
+def to_bfloat16(state: Any) -> Any:
+    """Returns a state with its float32 tensors as bfloat16. A tensor that occurs twice stays one object."""
+    seen: Dict[int, Any] = {}
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.dtype != torch.float32:
+                return value
+            if id(value) not in seen:
+                seen[id(value)] = _cast(value)
+            return seen[id(value)]
+        if isinstance(value, dict):
+            return {key: walk(item) for key, item in value.items()}
+        return type(value)(walk(item) for item in value) if type(value) in (list, tuple) else value
+
+    return walk(state)
+
+
+def _cast(tensor: Any) -> Any:
+    made = tensor.detach().to(torch.bfloat16)
+    if getattr(tensor, "expert_model_parallel", False):
+        made.expert_model_parallel = True
+    return made
+
+
 _PLAIN = frozenset(
     (type(None), bool, int, float, complex, str, bytes, set, frozenset, torch.dtype, torch.device)
 )  # What load_checkpoint() allows by default.
