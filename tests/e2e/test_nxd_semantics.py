@@ -3,6 +3,7 @@ real daemon.
 """
 
 import argparse
+import logging
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import torch
 from ckptd import nxd
 from ckptd._torch import deferred_tensors
 from ckptd.nxd import Topology, checkpointing
-from harness import tags, until
+from harness import ckptctl, tags, until
 from nxd_trees import Far
 
 ALONE = Topology(rank=0, world_size=1)
@@ -77,6 +78,25 @@ def test_num_kept_zero_and_below_minus_one_are_refused_and_delete_nothing(root, 
     with pytest.raises(ValueError, match=f"num_kept_ckpts is {kept}; .*NxD would delete every checkpoint"):
         save(root, 2, num_kept_ckpts=kept)
     assert tags(root) == ["step_1"] and load(root) == 1
+
+
+def test_synchronous_save_returns_when_what_it_has_pushed_out_is_gone(root):
+    for number in range(12):
+        save(root, number, num_kept_ckpts=2)
+        assert sorted(os.listdir(root))[1:] == sorted(f"step_{n}" for n in range(max(0, number - 1), number + 1))
+
+
+def test_synchronous_save_does_not_wait_for_what_is_pinned_or_open(daemon, root, caplog):
+    caplog.set_level(logging.INFO, "ckptd")
+    save(root, 0)
+    ckptctl("pin", f"{root}/step_0", endpoint=daemon.endpoint)
+    save(root, 1, num_kept_ckpts=1)
+    with nxd.process.job(root).run.open("step_1") as checkpoint:
+        assert checkpoint.tag == "step_1"
+        for number in range(2, 5):
+            save(root, number, num_kept_ckpts=1)
+        assert tags(root) == ["step_4", "step_1", "step_0"]
+    assert "retention has not removed" not in caplog.text
 
 
 def test_num_kept_may_change_between_saves(root):

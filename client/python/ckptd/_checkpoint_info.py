@@ -30,6 +30,7 @@ class CheckpointInfo:
         written_bytes (int): how many bytes of it are on disk.
         damage (str): what was found if it is not what was saved; empty if no damage is known.
         resident (bool): its bytes are in the daemon's memory, so that restoring it reads no disk.
+        leases (int): how many readers have it open; retention does not remove it meanwhile.
     """
 
     tag: str
@@ -49,6 +50,7 @@ class CheckpointInfo:
     written_bytes: int = 0
     damage: str = ""
     resident: bool = False
+    leases: int = 0
 
 
 def info_of_message(checkpoint: Any) -> CheckpointInfo:
@@ -71,6 +73,7 @@ def info_of_message(checkpoint: Any) -> CheckpointInfo:
         written_bytes=checkpoint.written_bytes,
         damage=checkpoint.damage.message,
         resident=checkpoint.resident,
+        leases=checkpoint.leases,
     )
 
 

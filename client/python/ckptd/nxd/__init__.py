@@ -109,7 +109,8 @@ def save_checkpoint(
         async_save (bool): return after the one copy. The checkpoint gets its ``done`` by itself when it is
             durable, even if all ranks have been killed by then. If it fails, the next :func:`save_checkpoint`
             or :func:`finalize_checkpoint` raises the error on every rank, and that save is not begun.
-            Otherwise the call returns when the checkpoint is durable and published. Default: ``False``
+            Otherwise the call returns when the checkpoint is durable and published, and when those that
+            ``num_kept_ckpts`` no longer keeps are gone. Default: ``False``
         zero1_optimizer (bool): the optimizer is sharded by ZeRO-1; needed only where ``optimizer`` is a dict.
             Default: ``False``
         use_zero1_dcp (bool): not supported.

@@ -15,7 +15,7 @@ from ckptd import errors
 from ckptd._membership import launch
 from ckptd._node_client import NodeClient
 from ckptd._torch.deferred_tensors import DeferredTensors
-from ckptd.nxd import _store, _topology
+from ckptd.nxd import _retention, _store, _topology
 from ckptd.nxd._loading import AllowedClasses
 from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
@@ -112,7 +112,7 @@ class Process:
     def save(self, job: Job, tag: str, files: MakeFiles, kept: Optional[int], wait: bool) -> None:
         """Saves this rank's part.
 
-        wait: return when the checkpoint is committed, not when the part is staged.
+        wait: return when the checkpoint is committed and older ones are removed, not when the part is staged.
         """
         with self._lock:
             job.resumed = True
@@ -124,6 +124,8 @@ class Process:
                 if wait:
                     save.wait("committed", self.settings.timeout)
             if wait:
+                if kept is not None:
+                    _retention.await_removal(job.run, kept)
                 return
             self._pending = save
             if not self._at_exit:
