@@ -72,12 +72,20 @@ def test_installed_package_has_the_same_version(tmp_path: pathlib.Path) -> None:
 def test_converter_has_the_name_that_users_of_nxd_expect(wheel: zipfile.ZipFile) -> None:
     """Not NxD's own name: both packages can be installed."""
     commands = wheel.read(f"{INFO}/entry_points.txt").decode()
-    assert commands == "[console_scripts]\nckptd-nxd-convert = ckptd._nxd_convert:main\n"
+    assert commands.startswith("[console_scripts]\nckptd-nxd-convert = ckptd._nxd_convert:main\n")
     script = pathlib.Path(sys.executable).parent / "ckptd-nxd-convert"
     run = subprocess.run([script, "--help"], check=True, capture_output=True, text=True, timeout=60)
     assert "--convert_to_sharded" in run.stdout and "ckptctl convert nxd-zero" in run.stdout
     refused = subprocess.run([script, "--input_dir=x"], check=False, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2, "the exit status must be the program's"
+
+
+def test_fsspec_finds_the_protocol_ckptd(wheel: zipfile.ZipFile) -> None:
+    entries = wheel.read(f"{INFO}/entry_points.txt").decode()
+    assert entries.endswith("[fsspec.specs]\nckptd = ckptd.dcp._fsspec:CkptdFileSystem\n")
+    program = "import fsspec; print(fsspec.get_filesystem_class('ckptd').__module__)"
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120)
+    assert run.stdout.strip() == "ckptd.dcp._fsspec"
 
 
 def test_package_has_version_native_library_and_generated_code(wheel: zipfile.ZipFile) -> None:

@@ -39,9 +39,12 @@ def metadata(project: dict, version: str) -> str:
 
 
 def entry_points(project: dict) -> str:
-    """The commands that an installer makes scripts for."""
-    lines = [f"{name} = {place}" for name, place in sorted(project.get("scripts", {}).items())]
-    return "\n".join(["[console_scripts]", *lines]) + "\n"
+    """The commands that an installer makes scripts for, and what other packages look for in this one."""
+    groups = {"console_scripts": project.get("scripts", {}), **project.get("entry-points", {})}
+    lines = []
+    for group, places in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {place}" for name, place in sorted(places.items()))]
+    return "\n".join(lines) + "\n"
 
 
 def module_name(path: pathlib.Path) -> str:
