@@ -186,7 +186,8 @@ class Process:
             yield
         except BaseException as error:
             if self._speaks_with_all():
-                _store.post(name, f"{type(error).__name__}: {error}")
+                with contextlib.suppress(RuntimeError):  # The store has gone: `error` says more.
+                    _store.post(name, f"{type(error).__name__}: {error}")
             raise
         if self._speaks_with_all():
             seconds = self.settings.commit_timeout

@@ -1,5 +1,6 @@
 """Short texts that the ranks of a job exchange by the process group's store, without a collective."""
 
+import contextlib
 import datetime
 import logging
 import threading
@@ -59,8 +60,9 @@ class LateRanks:
         self._timer.daemon = True
 
     def __enter__(self) -> None:
-        post(_SAVING, f"{self._number} {self._what}")
-        self._timer.start()
+        with contextlib.suppress(RuntimeError):  # The store has gone. The save does not need it.
+            post(_SAVING, f"{self._number} {self._what}")
+            self._timer.start()
 
     def __exit__(self, *_: Any) -> None:
         self._timer.cancel()
