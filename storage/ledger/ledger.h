@@ -33,13 +33,20 @@ class Ledger {
     std::string instance;           // Identifies the process: its client instance.
     int64_t requested_attempt = 0;  // 0: any.
     std::string run_id;             // Becomes the run's label if it has none yet.
+    std::string process;            // Of the instance; empty: unknown.
+    std::string job;                // Identifies the job across its launches; empty: unknown.
+    bool takeover = false;          // Fence off a launch of another job that runs.
   };
   // Answers with the attempt of this process. A new launch gets the next number. A new process for a rank of
   // the newest launch whose process has ended gets the next number, too, and the new processes of its other
-  // ranks join it. Errors: RANK_TAKEN if the rank's process lives; WORLD_SIZE_MISMATCH; FENCED if
-  // `requested_attempt` is another one, or if it is a new process of a launch that a later launch has
-  // followed.
+  // ranks join it. A new instance in the rank's own process counts as a new process. Errors: RANK_TAKEN if
+  // the rank's process lives; RUN_IN_USE if a launch of another job runs, no process of which has ended;
+  // WORLD_SIZE_MISMATCH; FENCED if `requested_attempt` is another one, or if it is a new process of a launch
+  // that a later launch has followed.
   virtual void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) = 0;
+  // The ranks of launches that may still act, whose processes live and are not of `job`, in words such as
+  // "attempt 3 (ranks 0,1)"; empty if there are none, or if one of the launch's processes has ended.
+  virtual std::string RunningBeside(const std::string& job) const = 0;
   // A process of this run has ended, or its session has.
   virtual void ProcessEnded(const std::string& instance) = 0;
 

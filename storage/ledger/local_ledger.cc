@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "storage/base/errors.h"
 
 namespace ckptd {
@@ -11,6 +12,13 @@ namespace {
 
 constexpr int kRememberedLaunches = 64;
 constexpr int kRememberedOutcomes = 64;
+
+absl::Status InUse(const std::string& running) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, "RUN_IN_USE",
+                   absl::StrCat(running,
+                                " of another job still runs in this root; end it, or join with "
+                                "takeover to fence it off, or use another root"));
+}
 
 absl::Status Fenced(int64_t attempt, int64_t active) {
   return MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
@@ -100,11 +108,14 @@ absl::StatusOr<int64_t> LocalLedger::JoinNow(const JoinSpec& spec) {
     newest_attempt = std::max(newest_attempt, launch.attempt());
     if (launch.launch_id() == spec.launch_id) newest_generation = &launch;
   }
-  if (newest_generation == nullptr) return Bind(AddLaunch(spec, 0), spec);
+  if (newest_generation == nullptr) {
+    const std::string running = spec.job.empty() || spec.takeover ? "" : RunningBeside(spec.job);
+    return running.empty() ? Bind(AddLaunch(spec, 0), spec) : InUse(running);
+  }
 
   auto holder = newest_generation->instances().find(spec.rank);
   if (holder == newest_generation->instances().end()) return Bind(*newest_generation, spec);
-  if (living_.contains(holder->second)) {
+  if (IsHeldByOther(holder->second, spec)) {
     return MakeError(
         absl::StatusCode::kAlreadyExists, "RANK_TAKEN",
         absl::StrCat("rank ", spec.rank, " of attempt ", newest_generation->attempt(),
@@ -124,6 +135,34 @@ absl::StatusOr<int64_t> LocalLedger::JoinNow(const JoinSpec& spec) {
   return Bind(AddLaunch(spec, newest_generation->generation() + 1), spec);
 }
 
+bool LocalLedger::IsHeldByOther(const std::string& instance, const JoinSpec& spec) const {
+  const auto holder = living_.find(instance);
+  if (holder == living_.end()) return false;
+  return spec.process.empty() || holder->second.process != spec.process;
+}
+
+// One process that has ended ends its whole launch, also where another one hangs.
+bool LocalLedger::RunsBeside(const Launch& launch, const std::string& job) const {
+  if (launch.instances().empty()) return false;
+  return std::all_of(launch.instances().begin(), launch.instances().end(), [&](const auto& rank) {
+    const auto holder = living_.find(rank.second);
+    return holder != living_.end() && holder->second.job != job;
+  });
+}
+
+std::string LocalLedger::RunningBeside(const std::string& job) const {
+  for (const Launch& launch : record_.launches()) {
+    if (launch.attempt() < active_attempt() || !RunsBeside(launch, job)) continue;
+    const std::map<int32_t, std::string> ranks(launch.instances().begin(), launch.instances().end());
+    return absl::StrCat(
+        "attempt ", launch.attempt(), " (ranks ",
+        absl::StrJoin(ranks, ",",
+                      [](std::string* out, const auto& rank) { absl::StrAppend(out, rank.first); }),
+        ")");
+  }
+  return "";
+}
+
 void LocalLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
   absl::StatusOr<int64_t> attempt = JoinNow(spec);
   if (attempt.ok() && spec.requested_attempt != 0 && spec.requested_attempt != *attempt) {
@@ -132,7 +171,7 @@ void LocalLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> ans
                                      " was asked for, but this launch is attempt ", *attempt));
   }
   if (attempt.ok()) {
-    living_.insert(spec.instance);
+    living_[spec.instance] = Holder{spec.process, spec.job};
     if (record_.run_id().empty()) record_.set_run_id(spec.run_id);
   }
   answer(std::move(attempt));

@@ -24,6 +24,7 @@ class LocalLedger : public Ledger {
   LocalLedger(storage::v1::RunRecord record, int64_t highest_sequence, Save save);
 
   void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
+  std::string RunningBeside(const std::string& job) const override;
   void ProcessEnded(const std::string& instance) override;
   void Activate(int64_t attempt, Answer<absl::Status> answer) override;
   void WatchActiveAttempt(std::function<void(int64_t attempt)> changed) override;
@@ -45,6 +46,9 @@ class LocalLedger : public Ledger {
   using Launch = storage::v1::Launch;
 
   absl::StatusOr<int64_t> JoinNow(const JoinSpec& spec);
+  // Whether every process that has joined the launch lives and is of another job.
+  bool RunsBeside(const Launch& launch, const std::string& job) const;
+  bool IsHeldByOther(const std::string& instance, const JoinSpec& spec) const;
   absl::StatusOr<int64_t> Bind(Launch& launch, const JoinSpec& spec);
   Launch& AddLaunch(const JoinSpec& spec, int generation);
   Launch* Find(int64_t attempt);
@@ -71,7 +75,10 @@ class LocalLedger : public Ledger {
   Save save_;
   bool writing_ = false;
   std::vector<Answer<absl::Status>> waiting_;  // Answered after the next write.
-  std::set<std::string> living_;               // The instances whose session is open.
+  struct Holder {
+    std::string process, job;
+  };
+  std::map<std::string, Holder> living_;  // By instance: those whose session is open.
 };
 
 }  // namespace ckptd

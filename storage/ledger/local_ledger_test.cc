@@ -32,7 +32,12 @@ class LocalLedgerTest : public ::testing::Test {
 
   absl::StatusOr<int64_t> Join(int rank, const std::string& launch, const std::string& instance,
                                int world = 2, int64_t requested = 0) {
-    Ledger::JoinSpec spec{rank, world, launch, instance, requested, ""};
+    Ledger::JoinSpec spec;
+    spec.rank = rank;
+    spec.world_size = world;
+    spec.launch_id = launch;
+    spec.instance = instance;
+    spec.requested_attempt = requested;
     absl::StatusOr<int64_t> result = absl::UnknownError("no answer");
     ledger_->Join(spec, [&](absl::StatusOr<int64_t> answer) { result = std::move(answer); });
     return result;
@@ -471,6 +476,69 @@ TEST_F(LocalLedgerTest, RefusesAdoptionBelowExistingOnesWithoutReservedSequences
 TEST_F(LocalLedgerTest, SequenceThatCannotBeStoredIsNotGiven) {
   save_error_ = ErrnoError(EIO, "writing");
   EXPECT_EQ(ReasonOf(AdmitAdopted(0, 0, 0).status()), "IO_ERROR");
+}
+
+// ---- another job, the same process
+
+class SharedRootTest : public LocalLedgerTest {
+ protected:
+  absl::StatusOr<int64_t> JoinAs(const std::string& launch, const std::string& instance,
+                                 const std::string& job, bool takeover = false, int rank = 0,
+                                 const std::string& process = "") {
+    Ledger::JoinSpec spec{rank, 2, launch, instance, 0, "", process, job, takeover};
+    absl::StatusOr<int64_t> result = absl::UnknownError("no answer");
+    ledger_->Join(spec, [&](absl::StatusOr<int64_t> answer) { result = std::move(answer); });
+    return result;
+  }
+};
+
+TEST_F(SharedRootTest, RefusesLaunchOfAnotherJobWhileTheFirstRuns) {
+  ASSERT_EQ(*JoinAs("one", "a", "job 1"), 1);
+  ASSERT_EQ(*JoinAs("one", "b", "job 1", false, 1), 1);
+  const absl::Status refused = JoinAs("two", "c", "job 2").status();
+  EXPECT_EQ(ReasonOf(refused), "RUN_IN_USE");
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("attempt 1 (ranks 0,1) of another job"));
+  EXPECT_EQ(*JoinAs("two", "c", "job 2", /*takeover=*/true), 2);
+}
+
+TEST_F(SharedRootTest, LaunchOfTheSameJobNeedsNoTakeover) {
+  ASSERT_EQ(*JoinAs("one", "a", "job 1"), 1);
+  EXPECT_EQ(*JoinAs("two", "c", "job 1"), 2);
+}
+
+TEST_F(SharedRootTest, HungRankOfALaunchThatHasEndedIsFencedOffWithoutTakeover) {
+  ASSERT_EQ(*JoinAs("one", "a", "job 1"), 1);
+  ASSERT_EQ(*JoinAs("one", "hung", "job 1", false, 1), 1);
+  ledger_->ProcessEnded("a");
+  EXPECT_EQ(*JoinAs("two", "c", "job 2"), 2);
+}
+
+TEST_F(SharedRootTest, LaunchThatActsIsInUseAlsoWhenAYoungerOneHasEnded) {
+  ASSERT_EQ(*JoinAs("one", "a", "job 1"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(*JoinAs("two", "b", "job 2", /*takeover=*/true), 2);
+  ledger_->ProcessEnded("b");
+  EXPECT_EQ(ReasonOf(JoinAs("three", "c", "job 3").status()), "RUN_IN_USE");
+}
+
+TEST_F(SharedRootTest, LaunchThatIsFencedOffIsNotInUse) {
+  ASSERT_EQ(*JoinAs("one", "a", "job 1"), 1);
+  ASSERT_EQ(*JoinAs("two", "b", "job 2", /*takeover=*/true), 2);
+  ASSERT_TRUE(Activate(2).ok());
+  ledger_->ProcessEnded("b");
+  EXPECT_EQ(*JoinAs("three", "c", "job 3"), 3);
+}
+
+TEST_F(SharedRootTest, ClientThatNamesNoJobIsNotRefused) {
+  ASSERT_EQ(*JoinAs("one", "a", "job 1"), 1);
+  EXPECT_EQ(*JoinAs("two", "b", ""), 2);
+}
+
+TEST_F(SharedRootTest, NewClientOfTheSameProcessTakesItsRankOverAsTheNextAttempt) {
+  ASSERT_EQ(*JoinAs("one", "a", "", false, 0, "process 1"), 1);
+  EXPECT_EQ(*JoinAs("one", "b", "", false, 0, "process 1"), 2);
+  EXPECT_EQ(ReasonOf(JoinAs("one", "c", "", false, 0, "process 2").status()), "RANK_TAKEN");
+  EXPECT_EQ(ReasonOf(JoinAs("one", "d", "").status()), "RANK_TAKEN");
 }
 
 }  // namespace
