@@ -78,6 +78,10 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
     description.add_predicted_victims(run.catalog.Find(victim)->summary.tag());
   description.set_checkpoint_count(static_cast<int>(run.catalog.committed().size()));
   if (const std::optional<int> kept = retention_.num_kept_ckpts(run)) description.set_num_kept_ckpts(*kept);
+  for (const auto& [sequence, save] : run.saves)
+    description.set_pool_bytes(description.pool_bytes() +
+                               pool_->Count(save->reservation) * pool_->segment_bytes());
+  description.set_leases(static_cast<int>(leases_.LeasedSequences(run).size()));
   description.set_trash_bytes(trash_.bytes(run));
   *description.mutable_probe() = ToWire(run.probe, disk_.measured_free_bytes(run));
   return description;
@@ -144,8 +148,10 @@ void Engine::Impl::ListCheckpoints(const Caller& caller, const v1::ListCheckpoin
     return reply(InvalidArgument("page_token is not one that this method answered"));
   }
   std::map<int64_t, v1::Checkpoint> all;
-  for (const auto& [sequence, committed] : run->catalog.committed())
-    all.emplace(sequence, Describe(*run, committed));
+  const std::set<int64_t> leaving = retention_.Leaving(*run);
+  for (const auto& [sequence, committed] : run->catalog.committed()) {
+    if (!leaving.contains(sequence)) all.emplace(sequence, Describe(*run, committed));
+  }
   if (request.show_all()) {
     for (const v1::Checkpoint& failure : ended_.failures(*run)) all.emplace(failure.sequence(), failure);
     for (const auto& [sequence, save] : run->saves)

@@ -302,6 +302,8 @@ v1::Status Engine::GetStatus(const Caller& caller) {
   return status;
 }
 
+v1::ListSessionsResponse Engine::ListSessions(const Caller& caller) { return impl_->ListSessions(caller); }
+
 void Engine::Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply) {
   impl_->WithCheckpoint(caller, name, std::move(reply),
                         [this](Run* run, const std::string& tag, Reply<v1::Checkpoint> then) {

@@ -90,6 +90,7 @@ class Engine {
 
   // ---- ckptd.v1.Admin
   v1::Status GetStatus(const Caller& caller);
+  v1::ListSessionsResponse ListSessions(const Caller& caller);
   void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
   void ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
   void Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);

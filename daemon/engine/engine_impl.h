@@ -100,6 +100,8 @@ class Engine::Impl {
   v1::Checkpoint Describe(const Save& save, v1::View view) const;
   v1::Checkpoint Describe(const Run& run, const CommittedCheckpoint& committed) const;
   v1::Run Describe(const Run& run) const;
+  v1::Session Describe(const SessionInfo& session, int64_t pool_bytes) const;
+  v1::ListSessionsResponse ListSessions(const Caller& caller) const;
   void GetCheckpoint(const Caller& caller, const v1::GetCheckpointRequest& request,
                      Reply<v1::Checkpoint> reply);
   void GetCommitted(Run* run, const CommittedCheckpoint& committed, const Caller& caller,

@@ -431,6 +431,102 @@ TEST_F(EngineTest, LostSaveThatARankReportsIsOneFailure) {
   EXPECT_THAT(Failures(), ElementsAre("two STAGED_LOST"));
 }
 
+// ---- saves of some ranks
+
+TEST_F(EngineTest, SaveOfOneRankIsCommittedWithoutTheOthers) {
+  auto sessions = Launch("a", 3);
+  auto request = BeginOf(1, "log", 1, 100);
+  request.add_ranks(1);
+  auto begun = Begin(sessions[1], request);
+  RunQueued([&] { return begun.has(); });
+  ASSERT_TRUE(begun.status().ok()) << begun.status();
+  EXPECT_EQ(Seal(sessions[1], request).get().level(), v1::SEALED);
+  EXPECT_EQ(Wait(sessions[1], Key(1, "log")).get().checkpoint().level(), v1::COMMITTED);
+  EXPECT_EQ(disks_[1]->committed.begin()->second.summary.world_size(), 3);
+}
+
+TEST_F(EngineTest, SaveOfSomeRanksRefusesTheOthersAndOtherRanks) {
+  auto sessions = Launch("a", 3);
+  auto request = BeginOf(0, "log", 1, 100);
+  request.add_ranks(0);
+  request.add_ranks(1);
+  auto begun = Begin(sessions[0], request);
+  auto differs = BeginOf(1, "log", 1, 100);
+  EXPECT_EQ(Begin(sessions[1], differs).reason(), "SAVE_CONFLICT");
+  auto absent = BeginOf(2, "log", 1, 100);
+  absent.add_ranks(0);
+  EXPECT_EQ(Begin(sessions[2], absent).reason(), "INVALID_ARGUMENT") << "it does not name itself";
+  auto outside = BeginOf(2, "log", 1, 100);
+  for (int rank : {2, 3}) outside.add_ranks(rank);
+  EXPECT_EQ(Begin(sessions[2], outside).reason(), "INVALID_ARGUMENT");
+}
+
+TEST_F(EngineTest, SaveOfOneRankDoesNotChangeWhatIsExpectedOfTheOthers) {
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "all", 1);
+  auto alone = BeginOf(0, "log", 2, 100);
+  alone.add_ranks(0);
+  auto begun = Begin(sessions[0], alone);
+  RunQueued([&] { return begun.has(); });
+  Seal(sessions[0], alone);
+  SaveAll(sessions, "all2", 3);
+  EXPECT_THAT(Tags(), ElementsAre("all2", "log", "all"));
+}
+
+TEST_F(EngineTest, RanksThatDoNotBeginAreNamedWithWhatToDo) {
+  auto sessions = Launch("a", 2);
+  auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 100));
+  AdvanceClock(std::chrono::seconds(31));
+  EXPECT_EQ(begun.reason(), "RANKS_MISSING");
+  EXPECT_THAT(std::string(begun.status().message()), HasSubstr("unless the save names its ranks"));
+}
+
+// ---- who is connected, who has the memory
+
+TEST_F(EngineTest, SessionsNameTheirRanksAndMemory) {
+  auto sessions = Launch("a", 2);
+  Trainer("other user", 1001);
+  SaveAll(sessions, "one", 1);
+  const v1::ListSessionsResponse own = engine_->ListSessions(Caller{0, 1000, false});
+  ASSERT_EQ(own.sessions_size(), 2);
+  EXPECT_EQ(own.sessions(1).memberships(0).rank(), 1);
+  EXPECT_EQ(own.sessions(1).memberships(0).path(), "/root1");
+  EXPECT_EQ(own.sessions(1).pool_bytes(), kSegment);
+  EXPECT_EQ(engine_->ListSessions(Caller{0, 0, true}).sessions_size(), 3);
+}
+
+TEST_F(EngineTest, RunNamesTheMemoryOfItsSavesInFlight) {
+  auto sessions = Launch("a", 1);
+  auto begun = Begin(sessions[0], BeginOf(0, "one", 1, 3 * kSegment));
+  RunQueued([&] { return begun.has(); });
+  EXPECT_EQ(engine_->GetStatus(Caller{0, 0, true}).runs(0).pool_bytes(), 3 * kSegment);
+}
+
+TEST_F(EngineTest, SaveThatWaitsForMemoryNamesWhoHoldsIt) {
+  auto sessions = Launch("a", 1);
+  auto first = Begin(sessions[0], BeginOf(0, "one", 1, 12 * kSegment));
+  RunQueued([&] { return first.has(); });
+  auto second = Begin(sessions[0], BeginOf(0, "two", 2, 12 * kSegment));
+  AdvanceClock(std::chrono::seconds(31));
+  ASSERT_EQ(second.reason(), "ADMISSION_TIMEOUT");
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("saves in flight hold it: /root1 24 MiB"));
+}
+
+// ---- lists beside retention
+
+TEST_F(EngineTest, ListHasNoCheckpointThatRetentionIsAboutToRemove) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1, 1);
+  ios_[1]->held.insert("SaveRunRecord");
+  SaveAll(sessions, "two", 2, 1);
+  ASSERT_EQ(Wait(sessions[0], Key(0, "two")).get().checkpoint().level(), v1::COMMITTED);
+  EXPECT_THAT(Tags(), ElementsAre("two")) << "the history is not on disk yet";
+  ios_[1]->held = {"Evict"};
+  ios_[1]->ReleaseHeld();
+  RunQueued();
+  EXPECT_THAT(Tags(), ElementsAre("two")) << "the eviction is under way";
+}
+
 TEST_F(EngineTest, CommittedSaveIsKnownToNextDaemon) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1);

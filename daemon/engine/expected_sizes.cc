@@ -8,7 +8,9 @@ void ExpectedSizes::Remember(const Save& save) {
   State& state = states_.Of(save.run);
   if (state.world_size != save.world_size) state.part_bytes.clear();
   state.world_size = save.world_size;
-  for (const auto& [rank, part] : save.parts) state.part_bytes[rank] = part.end;
+  for (const auto& [rank, part] : save.parts) {
+    if (save.Contributes(rank)) state.part_bytes[rank] = part.end;
+  }
 }
 
 int64_t ExpectedSizes::LastBytes(const Save& save, int rank) const {

@@ -165,6 +165,12 @@ int LeaseTable::Count(const Run& run, int64_t sequence) const {
   }));
 }
 
+int LeaseTable::CountOf(SessionId session) const {
+  return static_cast<int>(std::count_if(leases_.begin(), leases_.end(), [session](const auto& entry) {
+    return entry.second.session == session;
+  }));
+}
+
 bool LeaseTable::HasAny(const Run& run) const {
   return std::any_of(leases_.begin(), leases_.end(),
                      [&run](const auto& entry) { return entry.second.run == &run; });

@@ -77,6 +77,7 @@ class LeaseTable {
 
   // How many leases a checkpoint, or any checkpoint of the run, has.
   int Count(const Run& run, int64_t sequence) const;
+  int CountOf(SessionId session) const;
   bool HasAny(const Run& run) const;
   std::vector<int64_t> LeasedSequences(const Run& run) const;
   // Leases of ranks that resume from this checkpoint.

@@ -2,7 +2,9 @@
 #ifndef CKPTD_DAEMON_ENGINE_MEMBERS_H_
 #define CKPTD_DAEMON_ENGINE_MEMBERS_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +43,12 @@ class Members {
     return left;
   }
 
+  std::vector<Member> OfSession(SessionId session) const {
+    std::vector<Member> of;
+    std::copy_if(members_.begin(), members_.end(), std::back_inserter(of),
+                 [session](const Member& member) { return member.session == session; });
+    return of;
+  }
   // Null: this session has not joined as this rank.
   const Member* Find(SessionId session, int rank) const {
     for (const Member& member : members_) {

@@ -63,6 +63,20 @@ std::vector<int64_t> Retention::PredictedVictims(const Run& run) const {
   return Victims(run, /*after_next_commit=*/true, /*resumed=*/0);
 }
 
+std::set<int64_t> Retention::Leaving(const Run& run) const {
+  std::set<int64_t> leaving = run.catalog.evicting();
+  // These may have stayed on disk: the scan decides.
+  for (int64_t sequence : run.catalog.perhaps_evicted()) leaving.erase(sequence);
+  const bool will_apply = !history_->IsOnDisk(run) || states_.Of(&run).asking > 0;
+  if (!will_apply) return leaving;
+  int64_t resumed = 0;
+  for (const storage::v1::Launch& launch : run.ledger->record().launches()) {
+    if (launch.attempt() == run.active_attempt && launch.resume_decided()) resumed = launch.resume_sequence();
+  }
+  for (int64_t sequence : Victims(run, /*after_next_commit=*/false, resumed)) leaving.insert(sequence);
+  return leaving;
+}
+
 void Retention::Apply(Run* run) {
   if (!history_->IsOnDisk(*run)) return;
   ++states_.Of(run).asking;

@@ -40,6 +40,9 @@ class Retention {
   // The tags that the next commit will push out, most likely.
   std::vector<int64_t> PredictedVictims(const Run& run) const;
 
+  // Checkpoints that are being evicted, or will be as soon as the history is on disk.
+  std::set<int64_t> Leaving(const Run& run) const;
+
   // nullopt: the run keeps all its checkpoints.
   std::optional<int> num_kept_ckpts(const Run& run) const { return states_.Of(&run).num_kept_ckpts; }
   void SetNumKept(const Run* run, std::optional<int> count) { states_.Of(run).num_kept_ckpts = count; }

@@ -30,6 +30,10 @@ absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
     return InvalidArgument(
         absl::StrCat("launch_id has ", request.launch_id().size(), " characters; it has 1 to 500"));
   }
+  if (request.process().size() > 100 || request.job().size() > 500) {
+    return InvalidArgument(absl::StrCat("process has ", request.process().size(), " characters, and job ",
+                                        request.job().size(), "; at most 100 and 500"));
+  }
   if (request.run_id().size() > 200) {
     return InvalidArgument(absl::StrCat("run_id has ", request.run_id().size(), " characters; at most 200"));
   }
@@ -68,14 +72,19 @@ void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& requ
   spec.instance = sessions_->Find(session)->client_instance;
   spec.requested_attempt = request.attempt();
   spec.run_id = request.run_id();
-  run->ledger->Join(spec, [this, session, name = run->name, request,
+  spec.process = request.process();
+  spec.job = request.job();
+  spec.takeover = request.takeover();
+  const std::string running = request.takeover() ? run->ledger->RunningBeside(request.job()) : "";
+  run->ledger->Join(spec, [this, session, name = run->name, request, running,
                            reply = std::move(reply)](const absl::StatusOr<int64_t>& attempt) mutable {
-    Joined(session, name, request, attempt, std::move(reply));
+    Joined(session, name, request, running, attempt, std::move(reply));
   });
 }
 
 void RunJoiner::Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
-                       const absl::StatusOr<int64_t>& attempt, Reply<v1::JoinRunResponse> reply) {
+                       const std::string& running, const absl::StatusOr<int64_t>& attempt,
+                       Reply<v1::JoinRunResponse> reply) {
   Run* run = hooks_.find_run(run_name);
   const SessionInfo* info = sessions_->Find(session);
   if (run == nullptr || info == nullptr) {
@@ -89,7 +98,19 @@ void RunJoiner::Joined(SessionId session, const std::string& run_name, const v1:
   response.set_run(run->name);
   response.set_attempt(*attempt);
   response.set_run_id(request.run_id().empty() ? run->ledger->record().run_id() : request.run_id());
+  if (request.rank() == 0) AddWarnings(*run, running, &response);
   reply(std::move(response));
+}
+
+void RunJoiner::AddWarnings(const Run& run, const std::string& running, v1::JoinRunResponse* response) const {
+  for (const std::string& warning : run.probe.warnings)
+    response->add_warnings(absl::StrCat("the root ", run.path, ": ", warning));
+  if (running.empty()) return;
+  const std::string taken_over =
+      absl::StrCat("attempt ", response->attempt(), " takes ", run.path, " over from ", running,
+                   ", which still runs and is fenced off now");
+  response->add_warnings(taken_over);
+  observer_->OnWarning(taken_over);
 }
 
 }  // namespace ckptd

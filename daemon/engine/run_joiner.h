@@ -26,17 +26,21 @@ class RunJoiner {
     std::function<void(Run*, int64_t attempt, const v1::JoinRunRequest&)> joined;
   };
 
-  RunJoiner(int ranks_per_run, const SessionTable* sessions, Hooks hooks)
-      : ranks_per_run_(ranks_per_run), sessions_(sessions), hooks_(std::move(hooks)) {}
+  RunJoiner(int ranks_per_run, EngineObserver* observer, const SessionTable* sessions, Hooks hooks)
+      : ranks_per_run_(ranks_per_run), observer_(observer), sessions_(sessions), hooks_(std::move(hooks)) {}
 
   // The session is open.
   void Join(SessionId session, Run* run, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
 
  private:
+  // `running`: the launch of another job that is taken over; empty: none.
   void Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
-              const absl::StatusOr<int64_t>& attempt, Reply<v1::JoinRunResponse> reply);
+              const std::string& running, const absl::StatusOr<int64_t>& attempt,
+              Reply<v1::JoinRunResponse> reply);
+  void AddWarnings(const Run& run, const std::string& running, v1::JoinRunResponse* response) const;
 
   const int ranks_per_run_;
+  EngineObserver* const observer_;
   const SessionTable* const sessions_;
   const Hooks hooks_;
 };

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -97,6 +98,7 @@ struct Save {
   int world_size = 0;
   v1::BusyPolicy busy = v1::WAIT;
   std::optional<int> num_kept_ckpts;
+  std::set<int> contributors;  // Ranks; empty: all. The parts of the others are empty and sealed.
   std::map<std::string, double> metrics;
   std::map<std::string, std::string> pointers;  // Those of all ranks that have begun: name -> content.
   bool target_asked = false;                    // RootIo::CheckTarget was called.
@@ -136,6 +138,7 @@ struct Save {
     waits_for = what;
     waits_for_words = std::move(words);
   }
+  bool Contributes(int rank) const { return contributors.empty() || contributors.contains(rank); }
   // Ranks that have not sealed their part.
   std::vector<int> UnsealedRanks() const {
     std::vector<int> ranks;

@@ -40,8 +40,21 @@ Save* FindByKey(Run* run, const SaveId& key) {
   return nullptr;
 }
 
+// The ranks that contribute nothing have empty parts, as if each had sealed no files.
+void SealAbsentParts(Save* save) {
+  for (int rank = 0; rank < save->world_size; ++rank) {
+    if (save->Contributes(rank)) continue;
+    Part& part = save->PartOf(rank);
+    part.begun = part.granted = part.sealed = true;
+  }
+}
+
 std::optional<int64_t> StepOf(const v1::BeginRequest& request) {
   return request.has_step() ? std::optional(request.step()) : std::nullopt;
+}
+
+std::string Words(const std::set<int>& ranks) {
+  return ranks.empty() ? "all ranks" : absl::StrCat("ranks ", JoinRanks({ranks.begin(), ranks.end()}));
 }
 
 std::string Words(std::optional<int64_t> step) { return step ? absl::StrCat("step ", *step) : "no step"; }
@@ -190,6 +203,8 @@ Save* SaveIntake::NewSave(Run* run, const Member& member, const Timeouts& timeou
   save->begun_unix_us = clock_->UnixMicros();
   save->admission_deadline = save->begun_at + timeouts.admission;
   save->commit_deadline = save->begun_at + timeouts.commit;
+  save->contributors = {request.ranks().begin(), request.ranks().end()};
+  SealAbsentParts(save.get());
   LogStepBack(*save);
   return saves_->Add(std::move(save));
 }
@@ -251,6 +266,10 @@ absl::Status SaveIntake::CheckAgrees(const Save& save, const Member& member,
   if (StepOf(request) != save.step) {
     return Conflict(save, absl::StrCat("rank ", member.rank, " saves ", save.key.tag, " as ",
                                        Words(StepOf(request)), ", but it was begun as ", Words(save.step)));
+  }
+  if (const std::set<int> ranks(request.ranks().begin(), request.ranks().end()); ranks != save.contributors) {
+    return Conflict(save, absl::StrCat("rank ", member.rank, " saves ", save.key.tag, " with ", Words(ranks),
+                                       ", but it was begun with ", Words(save.contributors)));
   }
   const Part* part = save.FindPart(member.rank);
   const bool begins = part == nullptr || !part->begun;

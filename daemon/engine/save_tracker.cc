@@ -2,10 +2,12 @@
 #include "daemon/engine/save_tracker.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -169,19 +171,39 @@ void SaveTracker::OnTick(Instant now) {
   }
 }
 
+// Which saves have the pool's memory: those of the same user by root, the others in one sum, because no user
+// may learn of another's roots.
+std::string SaveTracker::HoldersOfMemory(const Save& save) const {
+  std::map<std::string, int64_t> held;
+  for (const auto& [id, other] : saves_->all()) {
+    const bool own = other->run->uid == save.run->uid;
+    if (other->reservation != 0)
+      held[own ? other->run->path : "other users"] += pool_->Count(other->reservation);
+  }
+  const int64_t mib = pool_->segment_bytes() >> 20;
+  return absl::StrJoin(held, ", ", [mib](std::string* out, const auto& holder) {
+    absl::StrAppend(out, holder.first, " ", holder.second * mib, " MiB");
+  });
+}
+
 // OK if the save has ended since: the end of another late save may end it, too.
 absl::Status SaveTracker::DeadlineError(const Save& save) const {
   if (save.phase == SavePhase::kQueued || save.phase == SavePhase::kTarget) {
-    const std::string what = save.phase == SavePhase::kTarget
-                                 ? absl::StrCat("an answer of the file system of ", save.run->path)
-                                 : save.waits_for_words;
+    std::string what = save.phase == SavePhase::kTarget
+                           ? absl::StrCat("an answer of the file system of ", save.run->path)
+                           : save.waits_for_words;
+    const std::string holders = HoldersOfMemory(save);
+    if (save.waits_for == WaitsFor::kMemory && !holders.empty())
+      absl::StrAppend(&what, "; saves in flight hold it: ", holders);
     return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kAdmissionTimeout,
                      absl::StrCat("no room for the save of ", save.key.tag, " in time; it waited for ", what),
                      {{"tag", save.key.tag}});
   }
   if (save.phase == SavePhase::kGathering) {
     return RanksMissing(save, sizes_->UnknownRanks(save),
-                        absl::StrCat(" have not begun the save of ", save.key.tag, " in time"));
+                        absl::StrCat(" have not begun the save of ", save.key.tag,
+                                     " in time; every rank of the launch begins every save, one that has "
+                                     "nothing to save with no files, unless the save names its ranks"));
   }
   if (save.phase == SavePhase::kAdmitted) {
     return RanksMissing(

@@ -83,6 +83,7 @@ class SaveTracker {
   void Discard(Save* save);
   void OnDiscarded(Save* save, const absl::Status& discarded);
   void AnswerLateBegins(Save* save);
+  std::string HoldersOfMemory(const Save& save) const;
   absl::Status DeadlineError(const Save& save) const;
 
   Clock* const clock_;

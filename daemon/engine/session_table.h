@@ -42,6 +42,7 @@ class SessionTable {
     return std::any_of(sessions_.begin(), sessions_.end(),
                        [&](const auto& entry) { return entry.second.client_instance == instance; });
   }
+  const std::map<SessionId, SessionInfo>& all() const { return sessions_; }
   int count() const { return static_cast<int>(sessions_.size()); }
 
  private:

@@ -1,5 +1,6 @@
 #include "daemon/engine/validate.h"
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <string_view>
@@ -40,6 +41,15 @@ absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
   }
   if (request.key().ordinal() < 1) {
     return InvalidArgument(absl::StrCat("ordinal is ", request.key().ordinal(), "; it counts from 1"));
+  }
+  const auto& ranks = request.ranks();
+  if (!ranks.empty() && std::find(ranks.begin(), ranks.end(), request.key().rank()) == ranks.end()) {
+    return InvalidArgument(absl::StrCat("ranks does not name rank ", request.key().rank(),
+                                        " itself; a rank that contributes nothing does not begin the save"));
+  }
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= world_size)
+      return InvalidArgument(absl::StrCat("ranks names rank ", rank, "; it is in [0, ", world_size, ")"));
   }
   if (request.has_num_kept_ckpts() && request.num_kept_ckpts() < 1) {
     return InvalidArgument(absl::StrCat("num_kept_ckpts is ", request.num_kept_ckpts(),

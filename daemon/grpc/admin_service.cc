@@ -33,6 +33,12 @@ class AdminService final : public v1::Admin::CallbackService {
                        reply(std::move(runs));
                      });
   }
+  Unary* ListSessions(Context* call, const v1::ListSessionsRequest* request,
+                      v1::ListSessionsResponse* response) override {
+    return AskEngine(context_, call, TokenRule::kOptional, request, response,
+                     [](Engine& engine, const Caller& caller, const v1::ListSessionsRequest&,
+                        Reply<v1::ListSessionsResponse> reply) { reply(engine.ListSessions(caller)); });
+  }
   Unary* Pin(Context* call, const v1::PinRequest* request, v1::Checkpoint* response) override {
     return SetPinned(call, request, response, true);
   }

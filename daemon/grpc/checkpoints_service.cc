@@ -140,7 +140,7 @@ class CheckpointsService final : public v1::Checkpoints::CallbackService {
   }
   Unary* ReportDamage(Context* call, const v1::ReportDamageRequest* request,
                       v1::ReportDamageResponse* response) override {
-    return Ask(call, TokenRule::kRequired, request, response, &Engine::ReportDamage);
+    return Ask(call, TokenRule::kOptional, request, response, &Engine::ReportDamage);  // Also of operators.
   }
   Unary* LocateFiles(Context* call, const v1::LocateFilesRequest* request,
                      v1::LocateFilesResponse* response) override {

@@ -161,6 +161,15 @@ PoolUsage SegmentPool::Impl::usage() const {
   return usage;
 }
 
+std::map<SessionId, int64_t> SegmentPool::Impl::LentBytes() const {
+  std::map<SessionId, int64_t> bytes;
+  for (const auto& [id, segment] : segments_) {
+    if (segment.session != 0 && !segment.orphan)
+      bytes[segment.session] += segment.weight * options_.segment_bytes;
+  }
+  return bytes;
+}
+
 // ---- SegmentPool
 
 SegmentPool::SegmentPool() = default;
@@ -218,6 +227,7 @@ void SegmentPool::Retire(ReservationId copy, absl::AnyInvocable<void(bool)> done
 void SegmentPool::SessionEnded(SessionId session) { impl_->SessionEnded(session); }
 std::vector<SegmentId> SegmentPool::TakeRetired(SessionId session) { return impl_->TakeRetired(session); }
 PoolUsage SegmentPool::usage() const { return impl_->usage(); }
+std::map<SessionId, int64_t> SegmentPool::LentBytes() const { return impl_->LentBytes(); }
 int SegmentPool::Count(ReservationId reservation) const { return impl_->Count(reservation); }
 SegmentDirectory& SegmentPool::directory() { return impl_->directory(); }
 

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -189,6 +190,8 @@ class SegmentPool {
   std::vector<SegmentId> TakeRetired(SessionId session);
 
   PoolUsage usage() const;
+  // The bytes of the segments that each session has, in use or idle.
+  std::map<SessionId, int64_t> LentBytes() const;
   SegmentDirectory& directory();
 
  private:

@@ -100,6 +100,7 @@ class SegmentPool::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<SegmentId> TakeRetired(SessionId session);
   int Count(ReservationId id) const;
   PoolUsage usage() const;
+  std::map<SessionId, int64_t> LentBytes() const;
   SegmentDirectory& directory() { return lent_segments_; }
 
  private:

@@ -117,6 +117,10 @@ void Trainer::Join() {
   request.set_rank(rank_);
   request.set_world_size(launch_->world_size);
   request.set_launch_id(launch_->id);
+  request.set_process(instance_);
+  request.set_job(launch_->id);
+  request.set_takeover(launch_->seed % 4 != 0 ||
+                       world_.ending());  // Else it waits for the other launch's end.
   for (const SavingPtr& saving : savings_) {
     if (!saving->seal_ok || saving->daemon == daemon_) continue;
     v1::SaveKey& lost = *request.add_orphaned();
@@ -132,6 +136,7 @@ void Trainer::Join() {
           if (reason == "FENCED" || reason == "WORLD_SIZE_MISMATCH" ||
               (reason == "RANK_TAKEN" && random_.Percent(20)))
             return Kill();
+          if (reason == "RUN_IN_USE") world_.Count("run in use");
           return Later(milliseconds(100), &Trainer::Join);
         }
         if (attempt_ != 0 && attempt_ != answer->attempt() && !acted_) {

@@ -70,6 +70,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     Duration timeout{}, commit_timeout{};
     std::vector<File> files;
     bool leaves_one_out = false;
+    int only_rank = -1;  // The one rank that contributes; -1: all do.
   };
   struct Mapping {
     Mapping(int fd, int64_t bytes, SegmentAccess access);
@@ -94,6 +95,8 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     Located located;
     std::map<int64_t, int64_t> bytes;  // By segment.
   };
+  bool Contributes(const SavePlan& plan) const;
+  std::vector<int> AbsentRanks(const SavePlan& plan) const;
   enum class Phase { kBegin, kExtend, kCopy, kSeal, kWait, kDone };
   struct Saving {
     int n = 0;

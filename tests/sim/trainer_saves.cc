@@ -61,7 +61,21 @@ Trainer::SavePlan Trainer::PlanOf(int n) const {
     plan.files.push_back({path, kSizes[own.Percent(70) ? own.Below(5) : own.Below(8)]});
   }
   plan.leaves_one_out = own.Percent(10);
+  if (alike.Percent(10)) plan.only_rank = static_cast<int>(alike.Below(launch_->world_size));
   return plan;
+}
+
+bool Trainer::Contributes(const SavePlan& plan) const {
+  return plan.only_rank < 0 || plan.only_rank == rank_;
+}
+
+// The ranks whose parts the daemon makes itself, empty.
+std::vector<int> Trainer::AbsentRanks(const SavePlan& plan) const {
+  std::vector<int> absent;
+  for (int rank = 0; plan.only_rank >= 0 && rank < launch_->world_size; ++rank) {
+    if (rank != plan.only_rank) absent.push_back(rank);
+  }
+  return absent;
 }
 
 v1::SaveKey Trainer::KeyOf(const Saving& saving) const {
@@ -83,6 +97,7 @@ void Trainer::NextSave() {
   const size_t most = world_.plan().overlap ? 3 : 1;
   if (savings_.size() < most) {
     auto saving = std::make_shared<Saving>();
+    while (!last_save_ && !Contributes(PlanOf(saves_))) ++saves_;
     saving->n = saves_++;
     saving->last = last_save_;
     saving->plan = PlanOf(saving->n);
@@ -161,6 +176,9 @@ void Trainer::Begin(SavingPtr saving) {
   SetDuration(saving->plan.timeout, request.mutable_timeout());
   SetDuration(saving->plan.commit_timeout, request.mutable_commit_timeout());
   if (world_.plan().kept) request.set_num_kept_ckpts(*world_.plan().kept);
+  if (saving->plan.only_rank >= 0) request.add_ranks(saving->plan.only_rank);
+  for (int rank : AbsentRanks(saving->plan))
+    world_.oracle().SealSent(saving->name, rank, launch_->world_size, {});
   if (!saving->plan.growing) {
     for (const File& file : saving->plan.files) {
       v1::FileSpec& spec = *request.add_files();
@@ -344,6 +362,8 @@ void Trainer::Seal(SavingPtr saving) {
                                      return Later(milliseconds(50), &Trainer::Drive, saving);
                                    return HandleRefusal(saving, answer.status(), before);
                                  }
+                                 for (int rank : AbsentRanks(saving->plan))
+                                   world_.oracle().SealOk(saving->name, rank, before, true, v1::OPEN);
                                  world_.oracle().SealOk(saving->name, rank_, before, saving->seal_ok,
                                                         answer->level());
                                  world_.Count("sealed");
