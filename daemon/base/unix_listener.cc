@@ -71,7 +71,11 @@ absl::StatusOr<UniqueFd> ListenUnix(const UnixListenerOptions& options) {
   if (!listener) return ErrnoError(errno, "socket");
   // Set mode and group before listen(): until then the socket refuses every connection.
   if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return ErrnoError(errno, absl::StrCat("bind ", options.path));
+    const bool has_no_directory = errno == ENOENT;
+    return ErrnoError(errno, absl::StrCat("bind ", options.path,
+                                          has_no_directory ? " (its directory is missing: make it, or choose "
+                                                             "another path in the configuration)"
+                                                           : ""));
   }
   const char* path = options.path.c_str();
   if (options.group && ::chown(path, static_cast<uid_t>(-1), *options.group) != 0) {

@@ -15,6 +15,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "daemon/config/sizes.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
 #include "storage/base/errors.h"
@@ -352,7 +353,7 @@ LoadedConfig LoadConfig(std::string_view text, std::string_view source, const Co
   ParseProblems parse_problems(source, loaded.problems);
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&parse_problems);
-  if (!parser.ParseFromString(std::string(text), &loaded.config)) {
+  if (!parser.ParseFromString(ExpandSizes(std::string(text)), &loaded.config)) {
     if (loaded.problems.empty())
       loaded.problems.push_back(absl::StrCat(std::string(source), ": not a text proto"));
     return loaded;

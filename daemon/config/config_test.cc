@@ -232,6 +232,19 @@ TEST(Config, AcceptsAGroupByNumberOrName) {
   EXPECT_FALSE(FindGroup("4294967295").ok());
 }
 
+TEST(Config, ReadsSizesWithUnits) {
+  const LoadedConfig loaded = Load(
+      "pool { bytes: 2GiB segment_bytes: 4MiB } # 3GiB\n"
+      "state_directory: \"/a/5GiB\" limits { call_memory_bytes_per_uid:1TiB }");
+  EXPECT_THAT(loaded.problems, IsEmpty());
+  EXPECT_EQ(loaded.config.pool().bytes(), 2 * kGiB);
+  EXPECT_EQ(loaded.config.pool().segment_bytes(), 4 * kMiB);
+  EXPECT_EQ(loaded.config.state_directory(), "/a/5GiB");
+  EXPECT_EQ(loaded.config.limits().call_memory_bytes_per_uid(), 1024 * kGiB);
+  EXPECT_THAT(Load("pool { bytes: 8GB }").problems, ::testing::Not(IsEmpty()));
+  EXPECT_THAT(Load("pool { bytes: 99999999TiB }").problems, ::testing::Not(IsEmpty()));
+}
+
 TEST(Config, NamesTheFieldsThatDiffer) {
   const config::v1::DaemonConfig before = Load("").config;
   EXPECT_THAT(ChangedFields(before, before), IsEmpty());

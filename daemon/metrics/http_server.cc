@@ -50,6 +50,7 @@ class HttpServer::Impl {
     ::evhttp_set_max_body_size(http_.get(), 4 << 10);
     ::evhttp_set_timeout(http_.get(), 10);
     ::evhttp_set_cb(http_.get(), "/metrics", &Impl::OnMetrics, this);
+    ::evhttp_set_cb(http_.get(), "/healthz", &Impl::OnHealth, this);
     if (listener) {
       if (::evhttp_accept_socket(http_.get(), listener.get()) != 0) {
         return ErrnoError(errno, "listen on metrics.socket_path for /metrics");
@@ -107,9 +108,20 @@ class HttpServer::Impl {
       return ::evhttp_send_error(request, 401, "Unauthorized");
     }
     const absl::StatusOr<std::string> text = static_cast<Impl*>(self)->metrics_();
+    Answer(request, text, text.ok() ? "text/plain; version=0.0.4; charset=utf-8" : kPlain);
+  }
+
+  // Healthy is a daemon that can answer a scrape. The answer tells nothing else, so it needs no token.
+  static void OnHealth(evhttp_request* request, void* self) {
+    absl::StatusOr<std::string> text = static_cast<Impl*>(self)->metrics_();
+    if (text.ok()) *text = "ok\n";
+    Answer(request, text, kPlain);
+  }
+
+  static constexpr char kPlain[] = "text/plain; charset=utf-8";
+  static void Answer(evhttp_request* request, const absl::StatusOr<std::string>& text, const char* type) {
     const std::string body = text.ok() ? *text : absl::StrCat(std::string(text.status().message()), "\n");
-    ::evhttp_add_header(::evhttp_request_get_output_headers(request), "Content-Type",
-                        text.ok() ? "text/plain; version=0.0.4; charset=utf-8" : "text/plain; charset=utf-8");
+    ::evhttp_add_header(::evhttp_request_get_output_headers(request), "Content-Type", type);
     evbuffer* out = ::evhttp_request_get_output_buffer(request);
     ::evbuffer_add(out, body.data(), body.size());
     ::evhttp_send_reply(request, text.ok() ? HTTP_OK : HTTP_SERVUNAVAIL, text.ok() ? "OK" : "Unavailable",

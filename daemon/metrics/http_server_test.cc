@@ -71,6 +71,19 @@ TEST(HttpServer, AnswersAnErrorWith503AndItsMessage) {
               AllOf(StartsWith("HTTP/1.1 503 "), HasSubstr("the engine did not answer")));
 }
 
+TEST(HttpServer, AnswersHealthWithoutTokenAndWithoutMetrics) {
+  auto server =
+      HttpServer::Start({.port = 0, .listener = {}, .token = "secret"}, [] { return std::string("x 1\n"); });
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_THAT(Get((*server)->port(), "/healthz"),
+              AllOf(StartsWith("HTTP/1.1 200 "), EndsWith("\r\n\r\nok\n")));
+  auto sick =
+      HttpServer::Start({.port = 0, .listener = {}, .token = ""}, []() -> absl::StatusOr<std::string> {
+        return absl::DeadlineExceededError("the engine did not answer");
+      });
+  EXPECT_THAT(Get((*sick)->port(), "/healthz"), StartsWith("HTTP/1.1 503 "));
+}
+
 TEST(HttpServer, RefusesOtherPathsAndMethods) {
   auto server = HttpServer::Start({.port = 0, .listener = {}, .token = ""}, [] { return std::string("x"); });
   ASSERT_TRUE(server.ok()) << server.status();

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -99,6 +100,8 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
   Gauges oldest("ckptd_oldest_save_in_flight_age_seconds",
                 "Age of the run's oldest save in flight; 0 without one.");
   Gauges damaged("ckptd_damaged_checkpoints", "Committed checkpoints whose bytes are not what was saved.");
+  Gauges pool("ckptd_run_pool_bytes", "Memory that the run's saves in flight hold.");
+  Gauges readers("ckptd_run_open_checkpoints", "Checkpoints of the run that are open for reading.");
   Gauges trash("ckptd_trash_bytes", "Bytes of evicted checkpoints that are not deleted yet.");
   Gauges degraded("ckptd_root_degraded", "1 while the root's file system does not answer.");
   Gauges read_only("ckptd_root_read_only",
@@ -117,6 +120,8 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
     damaged.Set(run.damaged_size(), labels);
     in_flight.Set(run.in_flight_size(), labels);
     oldest.Set(OldestAge(run, now), labels);
+    pool.Set(static_cast<double>(run.pool_bytes()), labels);
+    readers.Set(run.leases(), labels);
     trash.Set(static_cast<double>(run.trash_bytes()), labels);
     degraded.Set(run.degraded() ? 1 : 0, labels);
     read_only.Set(run.read_only() ? 1 : 0, labels);
@@ -127,8 +132,8 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
     }
     if (run.degraded()) ++degraded_count;
   }
-  for (Gauges* gauges : {&sequence, &step, &time, &kept, &in_flight, &oldest, &damaged, &trash, &degraded,
-                         &read_only, &backend}) {
+  for (Gauges* gauges : {&sequence, &step, &time, &kept, &in_flight, &oldest, &damaged, &pool, &readers,
+                         &trash, &degraded, &read_only, &backend}) {
     gauges->MoveTo(families);
   }
   AddGauge(families, "ckptd_roots_degraded", "Roots whose file system does not answer.", degraded_count);
@@ -148,6 +153,19 @@ class DaemonMetrics::Impl {
                                                        .Name("ckptd_saves_total")
                                                        .Help("Saves that ended, by outcome and reason.")
                                                        .Register(registry);
+  prometheus::Family<prometheus::Counter>& run_saves =
+      prometheus::BuildCounter()
+          .Name("ckptd_run_saves_total")
+          .Help("Saves of a run that ended, by outcome; runs beyond the first 100 count as \"other\".")
+          .Register(registry);
+  // The runs that have a label of their own.
+  std::set<std::string> labelled;
+
+  std::string LabelOf(const std::string& run) {
+    constexpr size_t kMostRuns = 100;
+    if (labelled.size() < kMostRuns) labelled.insert(run);
+    return labelled.contains(run) ? run : "other";
+  }
   prometheus::Counter& written = prometheus::BuildCounter()
                                      .Name("ckptd_written_bytes_total")
                                      .Help("Bytes written to disk by saves that ended.")
@@ -169,6 +187,8 @@ DaemonMetrics::~DaemonMetrics() = default;
 void DaemonMetrics::OnSaveEnded(const SaveSummary& summary) {
   const v1::Checkpoint& checkpoint = summary.checkpoint;
   impl_->saves.Add({{"outcome", LevelWord(checkpoint.level())}, {"reason", checkpoint.error().reason()}})
+      .Increment();
+  impl_->run_saves.Add({{"run", impl_->LabelOf(summary.run)}, {"outcome", LevelWord(checkpoint.level())}})
       .Increment();
   impl_->written.Increment(static_cast<double>(std::max<int64_t>(checkpoint.written_bytes(), 0)));
   if (checkpoint.level() != v1::COMMITTED) return;

@@ -51,6 +51,19 @@ TEST(Metrics, TimesOnlyCommittedSaves) {
   EXPECT_THAT(text, HasSubstr("ckptd_save_publish_seconds_count 1\n"));
 }
 
+TEST(Metrics, CountsSavesOfEachRunUnderABoundedNumberOfLabels) {
+  DaemonMetrics metrics;
+  for (int run = 0; run < 150; ++run) {
+    SaveSummary summary = Ended(v1::COMMITTED, "", 0);
+    summary.run = "runs/" + std::to_string(run);
+    metrics.OnSaveEnded(summary);
+  }
+  const std::string text = metrics.Render({}, 0);
+  EXPECT_THAT(text, HasSubstr("ckptd_run_saves_total{outcome=\"committed\",run=\"runs/99\"} 1\n"));
+  EXPECT_THAT(text, Not(HasSubstr("run=\"runs/100\"")));
+  EXPECT_THAT(text, HasSubstr("ckptd_run_saves_total{outcome=\"committed\",run=\"other\"} 50\n"));
+}
+
 v1::Status TwoRuns() {
   v1::Status status;
   status.set_daemon_version("0.1.0");
@@ -67,6 +80,8 @@ v1::Status TwoRuns() {
   one.mutable_probe()->set_io_backend("io_uring");
   one.add_in_flight()->mutable_create_time()->set_seconds(1700000090);
   one.add_in_flight()->mutable_create_time()->set_seconds(1700000060);
+  one.set_pool_bytes(4096);
+  one.set_leases(2);
   v1::Run& two = *status.add_runs();
   two.set_name("runs/0000000000000002");
   two.set_path("/data/b \"x\"");
@@ -82,6 +97,8 @@ TEST(Metrics, ReportsTheNewestCheckpointAndTheOldestSaveOfARun) {
   EXPECT_THAT(text, HasSubstr("ckptd_last_committed_timestamp_seconds" + one + "1700000000\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_oldest_save_in_flight_age_seconds" + one + "40\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_saves_in_flight" + one + "2\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_run_pool_bytes" + one + "4096\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_run_open_checkpoints" + one + "2\n"));
   EXPECT_THAT(
       text, HasSubstr("ckptd_root_io_backend_info{run=\"runs/0000000000000001\",backend=\"io_uring\"} 1\n"));
 }

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -42,7 +43,8 @@ void Declare(CLI::App& app, Flags& flags) {
       ->check(CLI::Range(3, 1 << 20));
   app.add_option("--socket_path", flags.overrides.socket_path, "Overrides socket_path of the configuration");
   app.add_option("--state_directory", flags.overrides.state_directory, "Overrides state_directory");
-  app.add_option("--pool_bytes", flags.overrides.pool_bytes, "Overrides pool.bytes");
+  app.add_option("--pool_bytes", flags.overrides.pool_bytes, "Overrides pool.bytes; such as 8GiB")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true));
   app.add_option("--metrics_port", flags.overrides.metrics_port, "Overrides metrics.port");
   app.add_option("--io_backend", flags.overrides.io_backend,
                  "Overrides io.backend: auto, io_uring or threads");
@@ -75,6 +77,15 @@ LoadedConfig Load(const Flags& flags) {
   return LoadConfig(text, name, flags.overrides, *memory);
 }
 
+// The daemon makes no directory above its own: under systemd RuntimeDirectory= and StateDirectory= do.
+void NoteMissingDirectory(const char* field, const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  std::error_code ignored;
+  if (std::filesystem::is_directory(parent, ignored)) return;
+  std::cerr << "ckptd: note: " << field << " is " << path << ", and there is no directory " << parent.string()
+            << " yet: it must be there when the daemon starts\n";
+}
+
 int Main(int argc, char** argv) {
   BlockSignals();
   Flags flags;
@@ -94,6 +105,8 @@ int Main(int argc, char** argv) {
   if (!loaded.problems.empty()) return kUsage;
   if (flags.check_config) {
     std::cout << "ok\n";
+    NoteMissingDirectory("socket_path", loaded.config.socket_path());
+    NoteMissingDirectory("state_directory", loaded.config.state_directory());
     return 0;
   }
   StartLog(loaded.config.log().level(), loaded.config.log().format());

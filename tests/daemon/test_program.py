@@ -73,6 +73,14 @@ def test_sigterm_ends_cleanly_and_removes_sockets(daemon: Any) -> None:
     assert sorted(path.name for path in daemon.folder.iterdir()) == ["ckptd.txtpb", "log", "state"]
 
 
+def test_size_with_unit_is_accepted_and_missing_directory_is_noted(daemon: Any) -> None:
+    done = run(*daemon.arguments("--check_config", "--pool_bytes=64MiB", "--socket_path=/nowhere/at/all/s"))
+    assert (done.returncode, done.stdout) == (0, "ok\n")
+    assert "there is no directory /nowhere/at/all yet" in done.stderr
+    done = run(*daemon.arguments("--pool_bytes=64MiB", "--socket_path=/nowhere/at/all/s"))
+    assert done.returncode == 1 and "its directory is missing: make it" in done.stderr
+
+
 def test_sighup_reloads_log_level_and_names_what_needs_a_restart(daemon: Any, trainer: Callable[..., Any]) -> None:
     daemon.start()
     root = daemon.folder / "root"
