@@ -94,6 +94,13 @@ absl::StatusOr<ExitCode> ShowStatus(const Context& context) {
   return kOk;
 }
 
+absl::StatusOr<ExitCode> ListSessions(const Context& context) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  CKPTD_ASSIGN_OR_RETURN(v1::ListSessionsResponse sessions, rpc->ListSessions(CallTimeout(context)));
+  *context.out << (context.json ? ToJson(sessions) : RenderSessions(sessions));
+  return kOk;
+}
+
 absl::StatusOr<ExitCode> List(const Context& context, const std::string& run, bool all) {
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
   CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc->ListRuns(CallTimeout(context)));
@@ -193,15 +200,6 @@ absl::StatusOr<ExitCode> Prefetch(const Context& context, const std::string& nam
     *context.out << Printable(checkpoint.tag()) << " is in memory (" << HumanBytes(checkpoint.size_bytes())
                  << ")\n";
   }
-  return kOk;
-}
-
-absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name) {
-  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
-  v1::ClearDamageRequest request;
-  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
-  CKPTD_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, rpc->ClearDamage(request, CallTimeout(context)));
-  *context.out << (context.json ? ToJson(checkpoint) : absl::StrCat(request.name(), " is offered again\n"));
   return kOk;
 }
 

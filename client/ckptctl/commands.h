@@ -26,13 +26,13 @@ struct Context {
 
 // commands.cc
 absl::StatusOr<ExitCode> ShowStatus(const Context& context);
+absl::StatusOr<ExitCode> ListSessions(const Context& context);
 absl::StatusOr<ExitCode> List(const Context& context, const std::string& run,
                               bool all);  // `run` may be empty: all runs.
 absl::StatusOr<ExitCode> Describe(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> Wait(const Context& context, const std::string& name, const std::string& level);
 absl::StatusOr<ExitCode> Abort(const Context& context, const std::string& name, const std::string& message);
 absl::StatusOr<ExitCode> Prefetch(const Context& context, const std::string& name);
-absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> SetPinned(const Context& context, const std::string& name, bool pinned);
 
 // adopt.cc: adopts all of a run's foreign checkpoints, or those in `tags`. kRefused if one was refused.
@@ -43,8 +43,12 @@ absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,
 absl::StatusOr<ExitCode> Watch(const Context& context, const std::string& run, bool until_idle,
                                double interval_seconds);
 
-// verify.cc and doctor.cc: work without a daemon.
-absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what);  // ROOT or ROOT/TAG
+// verify.cc: ROOT or ROOT/TAG. Works without a daemon, and tells one that is there of the damage that it
+// finds.
+absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what);
+// verify.cc: clears a damage mark. Reads the checkpoint before, unless `unverified`: kNotSo if it is damaged.
+absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name, bool unverified);
+// doctor.cc: works without a daemon.
 absl::StatusOr<ExitCode> Doctor(const Context& context, const std::string& root);
 
 }  // namespace ckptd::ctl

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <functional>
 #include <iostream>
@@ -32,7 +33,7 @@ struct Arguments {
   bool allow_removal = false;
   std::string output = "text", run, name, level = "committed", message, path;
   double timeout = 0, interval = 0.5;
-  bool all = false, until_idle = false;
+  bool all = false, until_idle = false, unverified = false;
   ConvertArguments convert;
 };
 
@@ -47,6 +48,8 @@ CLI::App* Add(CLI::App& app, const std::string& name, const std::string& what, C
 void AddLooking(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
   Add(app, "status", "Show the daemon, its pool, its runs and what is in flight", chosen,
       [&] { return ShowStatus(context); });
+  Add(app, "sessions", "List the connected processes: which ranks they are, and what memory they hold",
+      chosen, [&] { return ListSessions(context); });
   CLI::App* list = Add(app, "list", "List committed checkpoints, newest first", chosen,
                        [&] { return List(context, a.run, a.all); });
   list->add_option("RUN", a.run, "One run; default: all runs");
@@ -91,10 +94,10 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
       chosen, [&] { return Prefetch(context, a.name); })
       ->add_option("NAME", a.name, "The checkpoint; the tag latest is the newest committed one")
       ->required();
-  Add(app, "repaired", "Clear the damage mark of a checkpoint, once `verify` finds it whole", chosen,
-      [&] { return Repaired(context, a.name); })
-      ->add_option("NAME", a.name, "The checkpoint")
-      ->required();
+  CLI::App* repaired = Add(app, "repaired", "Clear the damage mark of a checkpoint, which is verified before",
+                           chosen, [&] { return Repaired(context, a.name, a.unverified); });
+  repaired->add_option("NAME", a.name, "The checkpoint")->required();
+  repaired->add_flag("--unverified", a.unverified, "Clear the mark without reading the checkpoint");
 }
 
 void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
@@ -102,7 +105,7 @@ void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* ch
       [&] { return Doctor(context, a.path); })
       ->add_option("ROOT", a.path, "An existing directory")
       ->required();
-  Add(app, "verify", "Check manifests, part records and all CRCs on disk; no daemon", chosen,
+  Add(app, "verify", "Check manifests, part records and all CRCs on disk; a daemon is not needed", chosen,
       [&] { return Verify(context, a.path); })
       ->add_option("ROOT[/TAG]", a.path, "A root, or one checkpoint in it")
       ->required();
@@ -148,6 +151,21 @@ std::string Hint(const absl::Status& status, ExitCode code) {
   return "";
 }
 
+// ", did you mean list?" where a word that is no command is close to one.
+std::string DidYouMean(const CLI::App& app, int argc, char** argv) {
+  std::vector<std::string> commands;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    commands.push_back(command->get_name());
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word.starts_with("-")) continue;
+    if (std::find(commands.begin(), commands.end(), word) != commands.end()) return "";
+    const std::string near = Nearest(word, commands);
+    if (!near.empty()) return absl::StrCat("; did you mean ", near, "?");
+  }
+  return "";
+}
+
 int Report(const absl::Status& status) {
   const ExitCode code = ExitCodeFor(status);
   const std::string reason = ReasonOf(status);
@@ -185,7 +203,8 @@ int Main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version.
-    std::cerr << "ckptctl: " << Printable(error.what()) << "; see ckptctl --help\n";
+    std::cerr << "ckptctl: " << Printable(error.what()) << DidYouMean(app, argc, argv)
+              << "; see ckptctl --help\n";
     return kUsage;
   }
   context.json = arguments.output == "json";

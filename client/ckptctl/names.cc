@@ -23,15 +23,13 @@ std::string Known(const v1::ListRunsResponse& runs) {
   return known;
 }
 
-// The run of the directory at `path`; "" if there is no directory or the caller may not stat it. The path
-// that a run has is no proof: its client may have named any path.
+}  // namespace
+
 std::string RunOfDirectory(const std::string& path) {
   struct stat stat;
   if (::stat(path.c_str(), &stat) != 0) return "";
   return RunName(stat.st_dev, stat.st_ino);
 }
-
-}  // namespace
 
 absl::StatusOr<v1::Run> FindRun(const v1::ListRunsResponse& runs, const std::string& wanted) {
   const std::string of_directory = RunOfDirectory(wanted);

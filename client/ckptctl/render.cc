@@ -92,6 +92,8 @@ std::string RenderRun(const v1::Run& run, int64_t now_us) {
               run.predicted_victims().empty() ? "" : ", next to go: ",
               absl::StrJoin(run.predicted_victims(), " "),
               run.trash_bytes() > 0 ? absl::StrCat(", ", HumanBytes(run.trash_bytes()), " in trash") : ""));
+  if (run.pool_bytes() > 0)
+    AddLine(&text, "memory", absl::StrCat(HumanBytes(run.pool_bytes()), " of the pool, by saves in flight"));
   if (run.has_probe()) AddLine(&text, "root", Root(run.probe()));
   for (const std::string& warning : run.probe().warnings()) AddLine(&text, "warning", warning);
   for (const v1::Checkpoint& damaged : run.damaged()) {
@@ -138,6 +140,30 @@ std::string RenderStatus(const v1::Status& status, int64_t now_us) {
   for (const v1::Run& run : status.runs()) absl::StrAppend(&text, "\n", RenderRun(run, now_us));
   if (status.runs().empty()) absl::StrAppend(&text, "\nno runs\n");
   return text;
+}
+
+std::string RenderSessions(const v1::ListSessionsResponse& list) {
+  std::vector<v1::Session> sessions(list.sessions().begin(), list.sessions().end());
+  std::stable_sort(sessions.begin(), sessions.end(), [](const v1::Session& a, const v1::Session& b) {
+    return a.pool_bytes() > b.pool_bytes();
+  });
+  Table table({"PID", "UID", "CLIENT", "MEMORY", "READS", "RANK", "ATTEMPT", "ROOT"});
+  for (const v1::Session& session : sessions) {
+    std::vector<std::string> row = {session.pid() == 0 ? "-" : absl::StrCat(session.pid()),
+                                    absl::StrCat(session.uid()), session.client_name(),
+                                    HumanBytes(session.pool_bytes()), absl::StrCat(session.leases())};
+    const size_t process = row.size();
+    for (const v1::Membership& membership : session.memberships()) {
+      row.push_back(absl::StrCat(membership.rank(), " of ", membership.world_size()));
+      row.push_back(absl::StrCat(membership.attempt()));
+      row.push_back(membership.path());
+      table.Add(row);
+      row.resize(process);
+    }
+    row.insert(row.end(), {"-", "-", "-"});
+    if (session.memberships().empty()) table.Add(row);
+  }
+  return table.empty() ? "no sessions\n" : table.ToString();
 }
 
 // The remarks of a list's last column.
@@ -281,10 +307,11 @@ std::string ProgressLines::Rate(const std::pair<std::string, int64_t>& key, int6
 std::string ProgressLines::RestoreLine(const v1::WatchResponse& event) {
   const v1::Restore& restore = event.restore();
   const std::pair<std::string, int64_t> key(restore.lease(), restore.sequence());
-  std::string line = absl::StrCat(
-      Time(event.time()).substr(11), "  ", restore.tag(), "  ", restore.ended() ? "restored" : "restoring",
-      restore.has_rank() ? absl::StrCat("  rank ", restore.rank()) : "", "  ",
-      HumanBytes(restore.read_bytes()), " of ", HumanBytes(restore.total_bytes()));
+  std::string line =
+      absl::StrCat(Time(event.time()).substr(11), "  ", RootOf(restore.checkpoint()), "  ", restore.tag(),
+                   "  ", restore.ended() ? "restored" : "restoring",
+                   restore.has_rank() ? absl::StrCat("  rank ", restore.rank()) : "", "  ",
+                   HumanBytes(restore.read_bytes()), " of ", HumanBytes(restore.total_bytes()));
   if (restore.ended()) {
     starts_.erase(key);
     return line;
@@ -292,12 +319,26 @@ std::string ProgressLines::RestoreLine(const v1::WatchResponse& event) {
   return line + Rate(key, restore.read_bytes(), restore.total_bytes(), UnixMicros(event.time()));
 }
 
+// `<root>/<tag>` tells the run's root.
+void ProgressLines::Learn(const v1::Checkpoint& checkpoint) {
+  const size_t slash = checkpoint.directory().rfind('/');
+  if (slash != std::string::npos) roots_[checkpoint.run()] = checkpoint.directory().substr(0, slash);
+}
+
+std::string ProgressLines::RootOf(const std::string& checkpoint) const {
+  const std::string run = checkpoint.substr(0, checkpoint.find("/checkpoints/"));
+  const auto root = roots_.find(run);
+  return Printable(root == roots_.end() ? run : root->second);
+}
+
 std::string ProgressLines::Line(const v1::WatchResponse& event) {
   if (event.has_restore()) return RestoreLine(event);
   const v1::Checkpoint& checkpoint = event.checkpoint();
   const std::pair<std::string, int64_t> key(checkpoint.run(), checkpoint.sequence());
   const int64_t now_us = UnixMicros(event.time());
-  const std::string head = absl::StrCat(Time(event.time()).substr(11), "  ", checkpoint.tag(), "  ");
+  Learn(checkpoint);
+  const std::string head = absl::StrCat(Time(event.time()).substr(11), "  ", RootOf(checkpoint.name()), "  ",
+                                        checkpoint.tag(), "  ");
   if (checkpoint.level() >= v1::COMMITTED) {
     starts_.erase(key);
     const double took = static_cast<double>(now_us - UnixMicros(checkpoint.create_time())) / 1e6;

@@ -14,6 +14,8 @@ namespace ckptd::ctl {
 
 // `now_us` is the Unix time in microseconds, for ages.
 std::string RenderStatus(const v1::Status& status, int64_t now_us);
+// One line for each rank of each session, the largest holders of memory first.
+std::string RenderSessions(const v1::ListSessionsResponse& sessions);
 // Lists ckptd's checkpoints first, then the foreign ones.
 std::string RenderCheckpoints(const v1::ListCheckpointsResponse& list, int64_t now_us);
 std::string RenderForeign(const v1::ForeignCheckpoint& foreign, int64_t now_us);
@@ -27,8 +29,8 @@ std::string RenderEnd(const v1::Checkpoint& checkpoint);
 
 int64_t UnixMicros(const google::protobuf::Timestamp& time);
 
-// Renders the progress of saves and restores, one line for each event: bytes, percent, rate, time left. The
-// rate is the average since the first event with progress.
+// Renders the progress of saves and restores, one line for each event: time, root, tag, bytes, percent, rate,
+// time left. The rate is the average since the first event with progress.
 class ProgressLines {
  public:
   std::string Line(const v1::WatchResponse& event);
@@ -38,8 +40,12 @@ class ProgressLines {
     int64_t bytes = 0;
     int64_t time_us = 0;
   };
+  // The root of a checkpoint's run, or the run's name where no save has told it.
+  std::string RootOf(const std::string& checkpoint) const;
+  void Learn(const v1::Checkpoint& checkpoint);
   std::string RestoreLine(const v1::WatchResponse& event);
   std::string Rate(const std::pair<std::string, int64_t>& key, int64_t done, int64_t all, int64_t now_us);
+  std::map<std::string, std::string> roots_;                 // By run.
   std::map<std::pair<std::string, int64_t>, Start> starts_;  // Key: run and sequence, or lease and 0.
 };
 

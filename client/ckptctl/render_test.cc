@@ -173,6 +173,43 @@ TEST(ProgressLines, ShowsReadersWithTheirRateUntilTheyEnd) {
               AllOf(HasSubstr("  s  restored  rank 3  100 MiB of 100 MiB"), Not(HasSubstr("left"))));
 }
 
+TEST(ProgressLines, NamesTheRootOfEachLine) {
+  ProgressLines lines;
+  v1::WatchResponse save = Event(0, 1);
+  save.mutable_checkpoint()->set_run("runs/1");
+  save.mutable_checkpoint()->set_name("runs/1/checkpoints/s");
+  save.mutable_checkpoint()->set_directory("/data/a/s");
+  EXPECT_THAT(lines.Line(save), HasSubstr("  /data/a  s  SEALED"));
+  v1::WatchResponse restore;
+  restore.mutable_restore()->set_tag("s");
+  restore.mutable_restore()->set_checkpoint("runs/1/checkpoints/s");
+  EXPECT_THAT(lines.Line(restore), HasSubstr("  /data/a  s  restoring"));
+  restore.mutable_restore()->set_checkpoint("runs/2/checkpoints/s");
+  EXPECT_THAT(lines.Line(restore), HasSubstr("  runs/2  s  restoring")) << "no save has told its root";
+}
+
+TEST(RenderSessions, ListsEachRankWithTheMemoryOfItsProcess) {
+  v1::ListSessionsResponse list;
+  v1::Session& reader = *list.add_sessions();
+  reader.set_pid(7);
+  reader.set_leases(1);
+  v1::Session& trainer = *list.add_sessions();
+  trainer.set_pid(8);
+  trainer.set_uid(1000);
+  trainer.set_client_name("ckptd-python/0.1.0");
+  trainer.set_pool_bytes(64 << 20);
+  v1::Membership& membership = *trainer.add_memberships();
+  membership.set_path("/data/a");
+  membership.set_rank(1);
+  membership.set_world_size(2);
+  membership.set_attempt(3);
+  EXPECT_EQ(RenderSessions(list),
+            "PID  UID   CLIENT              MEMORY    READS  RANK    ATTEMPT  ROOT\n"
+            "8    1000  ckptd-python/0.1.0  64.0 MiB  0      1 of 2  3        /data/a\n"
+            "7    0                         0 B       1      -       -        -\n");
+  EXPECT_EQ(RenderSessions({}), "no sessions\n");
+}
+
 TEST(ProgressLines, NamesTheMissingRanksOfAnOpenSave) {
   ProgressLines lines;
   v1::WatchResponse event = Event(0, 1, v1::OPEN);

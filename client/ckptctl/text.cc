@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -74,6 +75,36 @@ std::string Table::ToString(int indent) const {
     text += line + "\n";
   }
   return text;
+}
+
+namespace {
+
+// The edit distance of Levenshtein.
+size_t Distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::string Nearest(std::string_view word, const std::vector<std::string>& words) {
+  std::string nearest;
+  size_t least = std::min<size_t>(3, word.size());  // As many wrong characters as that are another word.
+  for (const std::string& other : words) {
+    if (const size_t distance = Distance(word, other); distance < least) {
+      least = distance;
+      nearest = other;
+    }
+  }
+  return nearest;
 }
 
 }  // namespace ckptd::ctl

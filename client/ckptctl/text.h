@@ -16,6 +16,10 @@ std::string Plural(int64_t count, std::string_view one);  // "1 session", "2 ses
 // cursor.
 std::string Printable(std::string_view text);
 
+// The word that differs least from `word`, by at most two characters that are missing, extra or wrong; "" if
+// none is that close.
+std::string Nearest(std::string_view word, const std::vector<std::string>& words);
+
 // A table with columns as wide as their widest cell, two spaces between columns, and no trailing spaces.
 class Table {
  public:

@@ -38,5 +38,15 @@ TEST(Table, AlignsColumnsByCharactersAndTrimsLines) {
             "  größe   20 B  pinned\n");
 }
 
+TEST(Nearest, FindsTheWordWithTheFewestWrongCharacters) {
+  const std::vector<std::string> commands = {"status", "list", "wait", "watch", "verify"};
+  EXPECT_EQ(Nearest("lst", commands), "list");
+  EXPECT_EQ(Nearest("stauts", commands), "status");
+  EXPECT_EQ(Nearest("watc", commands), "watch");
+  EXPECT_EQ(Nearest("verify", commands), "verify");
+  EXPECT_EQ(Nearest("delete", commands), "");
+  EXPECT_EQ(Nearest("x", commands), "");
+}
+
 }  // namespace
 }  // namespace ckptd::ctl

@@ -1,8 +1,9 @@
-// `verify`: checks what is on disk, without a daemon.
+// `verify` and `repaired`: check what is on disk, and tell a daemon that is there.
 #include "storage/commit/verify.h"
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <optional>
 #include <ostream>
@@ -11,7 +12,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/ckptctl/commands.h"
+#include "client/ckptctl/daemon_call.h"
 #include "client/ckptctl/json.h"
+#include "client/ckptctl/names.h"
 #include "client/ckptctl/text.h"
 #include "storage/base/clock.h"
 #include "storage/base/errors.h"
@@ -134,10 +137,7 @@ void PrintText(const Context& context, const std::string& root, const std::vecto
                << " read, " << damaged << " damaged\n";
 }
 
-}  // namespace
-
-absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what) {
-  CKPTD_ASSIGN_OR_RETURN(const Target target, ParseTarget(what));
+absl::StatusOr<std::vector<VerifyReport>> Check(const Context& context, const Target& target) {
   CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<FileSystem> fs, MakePosixFileSystem());
   CKPTD_ASSIGN_OR_RETURN(const Handle root_handle, OpenRootDirectory(target.root, std::nullopt));
   const ScopedHandle root(fs.get(), root_handle);
@@ -149,7 +149,6 @@ absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what)
     for (const auto& damaged : listing.damaged) tags.push_back(damaged.first);
   }
   std::vector<VerifyReport> reports;
-  bool ok = true;
   Progress progress(context);
   for (const std::string& tag : tags) {
     absl::StatusOr<VerifyReport> report =
@@ -157,15 +156,91 @@ absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what)
     // It was listed a moment ago, and retention has evicted it since.
     if (!report.ok() && absl::IsNotFound(report.status()) && target.tag.empty()) continue;
     if (!report.ok()) return report.status();
-    ok &= report->problems.empty();
     reports.push_back(*std::move(report));
   }
+  return reports;
+}
+
+bool IsWhole(const VerifyReport& report) { return report.problems.empty(); }
+
+v1::ReportDamageRequest DamageReport(const std::string& run, const VerifyReport& report) {
+  const VerifyProblem& first = report.problems.front();
+  v1::ReportDamageRequest request;
+  request.set_name(absl::StrCat(run, "/checkpoints/", report.tag));
+  request.set_sequence(report.manifest.summary.sequence());
+  v1::Damage& damage = *request.mutable_damage();
+  damage.set_path(first.path.substr(0, 1000));
+  if (first.chunk >= 0) damage.set_chunk(first.chunk);
+  damage.set_message(absl::StrCat("found by ckptctl verify: ", first.message).substr(0, 1000));
+  return request;
+}
+
+// Tells a daemon that knows the root of what is damaged, so that no job resumes from it. Best effort: without
+// a daemon, the next reader finds the damage.
+void ReportDamages(const Context& context, const std::string& root,
+                   const std::vector<VerifyReport>& reports) {
+  if (std::all_of(reports.begin(), reports.end(), IsWhole)) return;
+  const std::string run = RunOfDirectory(root);
+  const absl::StatusOr<std::unique_ptr<client::Rpc>> rpc = Connect(context);
+  if (!rpc.ok() || run.empty()) return;
+  for (const VerifyReport& report : reports) {
+    // A checkpoint whose manifest is damaged has no sequence; the daemon's scan has found it.
+    if (IsWhole(report) || report.manifest.summary.sequence() == 0) continue;
+    const absl::Status told = (*rpc)->ReportDamage(DamageReport(run, report), CallTimeout(context)).status();
+    const bool is_unknown = absl::IsUnavailable(told) || absl::IsNotFound(told);
+    if (is_unknown) continue;  // There is no daemon, or it does not know this root.
+    *context.err << "ckptctl: " << Printable(report.tag)
+                 << (told.ok() ? ": the daemon was told, and offers it no more"
+                               : absl::StrCat(": the daemon could not be told: ",
+                                              Printable(std::string(told.message()))))
+                 << "\n";
+  }
+}
+
+// Reads the checkpoint of a run where its root is. Its directory must be the run's: the path is what a client
+// named.
+absl::Status CheckRepaired(const Context& context, client::Rpc& rpc, const std::string& name) {
+  CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc.ListRuns(CallTimeout(context)));
+  const size_t middle = name.find("/checkpoints/");
+  CKPTD_ASSIGN_OR_RETURN(const v1::Run run, FindRun(runs, name.substr(0, middle)));
+  const std::string tag = name.substr(middle + std::string("/checkpoints/").size());
+  if (RunOfDirectory(run.path()) != run.name()) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE",
+        absl::StrCat("the root ", run.path(), " cannot be read here, so that nobody knows whether ", tag,
+                     " is whole; run this where it can be read, or add --unverified"));
+  }
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<VerifyReport> reports, Check(context, {run.path(), tag}));
+  if (IsWhole(reports.front())) return absl::OkStatus();
+  const VerifyProblem& first = reports.front().problems.front();
+  return MakeError(
+      absl::StatusCode::kDataLoss, "CORRUPT_FILE",
+      absl::StrCat(tag, " is still damaged, and stays marked: ", first.path, ": ", first.message));
+}
+
+}  // namespace
+
+absl::StatusOr<ExitCode> Verify(const Context& context, const std::string& what) {
+  CKPTD_ASSIGN_OR_RETURN(const Target target, ParseTarget(what));
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<VerifyReport> reports, Check(context, target));
+  const bool ok = std::all_of(reports.begin(), reports.end(), IsWhole);
   if (context.json) {
     PrintJson(context, target.root, reports, ok);
   } else {
     PrintText(context, target.root, reports);
   }
+  ReportDamages(context, target.root, reports);
   return ok ? kOk : kNotSo;
+}
+
+absl::StatusOr<ExitCode> Repaired(const Context& context, const std::string& name, bool unverified) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  v1::ClearDamageRequest request;
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  if (!unverified) CKPTD_RETURN_IF_ERROR(CheckRepaired(context, *rpc, request.name()));
+  CKPTD_ASSIGN_OR_RETURN(v1::Checkpoint checkpoint, rpc->ClearDamage(request, CallTimeout(context)));
+  *context.out << (context.json ? ToJson(checkpoint) : absl::StrCat(request.name(), " is offered again\n"));
+  return kOk;
 }
 
 }  // namespace ckptd::ctl

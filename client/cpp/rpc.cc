@@ -159,6 +159,9 @@ absl::StatusOr<v1::Status> Rpc::GetStatus(Duration timeout) {
 absl::StatusOr<v1::ListRunsResponse> Rpc::ListRuns(Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::ListRuns, v1::ListRunsRequest(), timeout);
 }
+absl::StatusOr<v1::ListSessionsResponse> Rpc::ListSessions(Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::ListSessions, v1::ListSessionsRequest(), timeout);
+}
 absl::StatusOr<v1::Checkpoint> Rpc::Pin(const v1::PinRequest& request, Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::Pin, request, timeout);
 }

@@ -22,7 +22,8 @@ namespace ckptd::client {
 
 class Rpc {
  public:
-  // Connects at the first call. With an empty `token` only the calls of the service Admin are allowed.
+  // Connects at the first call. With an empty `token` only the calls of the service Admin, and those of
+  // Checkpoints that look or report damage, are allowed.
   Rpc(const Endpoint& endpoint, std::string token);
   ~Rpc();
 
@@ -58,6 +59,7 @@ class Rpc {
 
   absl::StatusOr<v1::Status> GetStatus(Duration timeout);
   absl::StatusOr<v1::ListRunsResponse> ListRuns(Duration timeout);
+  absl::StatusOr<v1::ListSessionsResponse> ListSessions(Duration timeout);
   absl::StatusOr<v1::Checkpoint> Pin(const v1::PinRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> Unpin(const v1::UnpinRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> Prefetch(const v1::PrefetchRequest& request, Duration timeout);
