@@ -59,6 +59,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         self.share_memory = True
         self.committed: Dict[str, Dict[str, bytes]] = {}
         self.latest = 0  # The sequence that GetCheckpoint answers for the newest checkpoint.
+        self.warnings: List[str] = []  # That JoinRun answers.
         self.goodbyes = 0
         self.started = 0
         self.changed = threading.Condition()
@@ -191,7 +192,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
     def JoinRun(self, request: Any, context: Any) -> Any:
         self._enter("JoinRun", request, context)
         self.world_size = request.world_size
-        return messages.JoinRunResponse(run="runs/1", attempt=1, run_id="r")
+        return messages.JoinRunResponse(run="runs/1", attempt=1, run_id="r", warnings=self.warnings)
 
     def _place(self, save: SaveState, part: Part, files: Any) -> Any:
         with self.changed:
@@ -336,6 +337,12 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         answer.CopyFrom(save.checkpoint)
         answer.missing_ranks.extend(r for r in range(self.world_size) if not save.parts[r].sealed)
         return messages.WaitResponse(checkpoint=answer)
+
+    def ListCheckpoints(self, request: Any, context: Any) -> Any:
+        self._enter("ListCheckpoints", request, context)
+        return messages.ListCheckpointsResponse(
+            checkpoints=[types.Checkpoint(tag=tag, level=types.COMMITTED) for tag in self.committed]
+        )
 
     def GetCheckpoint(self, request: Any, context: Any) -> Any:
         self._enter("GetCheckpoint", request, context)

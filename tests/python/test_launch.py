@@ -113,8 +113,9 @@ def test_incomplete_or_invalid_rank_is_refused(
 
 def launch(environment: Dict[str, str], **arguments: Any) -> str:
     answer = ask(environment, **arguments)
-    assert len(answer) == 4, answer
+    assert len(answer) == 5, answer
     assert 1 <= len(answer[3]) <= 500
+    assert 1 <= len(answer[4]) <= 500
     return str(answer[3])
 
 
@@ -172,6 +173,19 @@ def test_steps_of_slurm_are_launches() -> None:
     assert launch(step) == launch({**step, "RANK": "1"})
     assert launch(step) != launch({**step, "SLURM_STEP_ID": "1"})
     assert launch(step) != launch({**step, "SLURM_RESTART_COUNT": "1"})
+
+
+def job(environment: Dict[str, str]) -> str:
+    return str(ask(environment)[4])
+
+
+def test_restarts_of_one_job_have_one_job_id() -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "RANK": "0", "WORLD_SIZE": "2"}
+    assert job(step) == job({**step, "SLURM_STEP_ID": "1", "SLURM_RESTART_COUNT": "1"})
+    assert job(step) != job({**step, "SLURM_JOB_ID": "8"})
+    torchrun = {**TORCHRUN, "RANK": "0"}
+    assert job(torchrun) == job({**torchrun, "TORCHELASTIC_RESTART_COUNT": "3"})  # The agent is the parent of both.
+    assert job({"CKPTD_JOB_ID": "mine", **torchrun}) == "env-mine"
 
 
 def test_launch_id_from_the_environment_is_used() -> None:

@@ -125,6 +125,8 @@ def test_daemon_is_started_with_the_configuration_of_the_arguments(program: Scri
     "options, named",
     [
         ({"pool_bytes": 1 << 20}, "pool_bytes"),
+        ({"pool_bytes": "8 gigabytes"}, "pool_bytes"),
+        ({"pool_bytes": "4MiB"}, "pool_bytes"),
         ({"io_backend": "aio"}, "io_backend"),
         ({"idle_timeout": -1}, "idle_timeout"),
     ],

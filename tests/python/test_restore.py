@@ -273,6 +273,9 @@ def test_classes_that_could_run_code_are_refused_unless_they_are_named(tmp_path:
         with pytest.raises(ckptd.Refused, match="safe_globals") as caught:
             checkpoint.load("m.pt")
         assert caught.value.reason == "UNSAFE_GLOBALS" and "weights_only=False" in str(caught.value)
+        assert "(pathlib.PurePosixPath); if you trust the file" in str(caught.value)
+        assert "load('m.pt', safe_globals=[pathlib.PurePosixPath])" in str(caught.value)
+        assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
         assert checkpoint.load("m.pt", safe_globals=[pathlib.PurePosixPath])["path"] == pathlib.PurePosixPath(
             "/x"
         )

@@ -8,6 +8,7 @@ with ckptd.LocalDaemon("/tmp/x", pool_bytes=4 << 30) as d:
 
 from ckptd._checkpoint_info import CheckpointInfo
 from ckptd._client import Client, connect
+from ckptd._run_reader import DaemonRoot
 from ckptd._saving.file_values import File, Torch
 from ckptd._saving.part import Part
 from ckptd._saving.save import Save
@@ -41,6 +42,7 @@ __all__ = [
     "CkptdError",
     "Client",
     "Corrupt",
+    "DaemonRoot",
     "Fenced",
     "File",
     "FileConflict",

@@ -1,9 +1,12 @@
 """A client of one daemon: what connect() returns."""
 
 import os
+import time
 import weakref
 from typing import Any, Optional, Union
 
+from ckptd import errors
+from ckptd._run_reader import DaemonRoot
 from ckptd._saving.save_watcher import SaveWatcher
 from ckptd._session.connection import Connection
 from ckptd._session.session import socket_path
@@ -13,15 +16,17 @@ from ckptd.run import Run
 DEFAULT_ENDPOINT = "unix:/run/ckptd/ckptd.sock"
 _CONNECT_SECONDS = 10.0
 _STATUS_SECONDS = 10.0
+_RETRY_SECONDS = 0.05
 
 
-def connect(endpoint: Optional[str] = None, timeout: float = _CONNECT_SECONDS) -> "Client":
+def connect(endpoint: Optional[str] = None, timeout: Optional[float] = None) -> "Client":
     """Connects to a daemon.
 
     Args:
         endpoint (str, optional): ``unix:/path/to/ckptd.sock``. Default: ``$CKPTD_ENDPOINT``, else
             ``unix:/run/ckptd/ckptd.sock``
-        timeout (float): seconds to wait for the daemon's answer. Default: 10
+        timeout (float, optional): seconds to wait for a daemon that is being started. Default: none; it fails
+            at once where no daemon is, and after 10 seconds where one does not answer
 
     Returns:
         Client: a client with an open session.
@@ -30,7 +35,16 @@ def connect(endpoint: Optional[str] = None, timeout: float = _CONNECT_SECONDS) -
         Unavailable: no daemon answers at the endpoint.
         Refused: the endpoint is not a Unix socket, or this user may not use it.
     """
-    return Client(endpoint, timeout=timeout)
+    if timeout is None:
+        return Client(endpoint)
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return Client(endpoint, timeout=max(_RETRY_SECONDS, deadline - time.monotonic()))
+        except errors.Unavailable:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_RETRY_SECONDS)  # There is no event to wait for while a daemon starts.
 
 
 class Client:
@@ -63,6 +77,7 @@ class Client:
         run_id: str = "",
         attempt: Optional[int] = None,
         commit_timeout: float = 600.0,
+        takeover: bool = False,
     ) -> Run:
         """Joins the job's series of checkpoints in a directory.
 
@@ -75,6 +90,13 @@ class Client:
             run_id (str): the id that the root's run must have. Default: any
             attempt (int, optional): the attempt that this launch must be. Default: any
             commit_timeout (float): seconds from a save's first Begin to its last Seal. Default: 600
+            takeover (bool): fence off another job that still runs in the root. Not needed for a restart of
+                the same job (the same parent process, Slurm job or ``$CKPTD_JOB_ID``), nor once a process of
+                the other job has ended. Default: ``False``, which waits 10 s for the other job's end and then
+                raises ``Refused`` with the reason ``RUN_IN_USE``
+
+        If this process holds the rank already, the new Run takes it over, and the older one says so when it
+        is used.
 
         Raises:
             Refused: the root cannot be used, or an argument does not fit it.
@@ -91,7 +113,25 @@ class Client:
             attempt,
             commit_timeout,
             keep_alive=self,
+            takeover=takeover,
         )
+
+    def open(self, root: "Union[str, os.PathLike[str]]") -> DaemonRoot:
+        """Opens a root to list and read its checkpoints through the daemon, without being a rank of its job.
+
+            with client.open("/data/ckpts").open("latest") as checkpoint:
+                state = checkpoint.load("model.pt")
+
+        Args:
+            root (str or os.PathLike): the directory, which must exist.
+
+        Raises:
+            NotFound: there is no such directory.
+            Refused: the root cannot be used.
+            Unavailable: no daemon answers.
+        """
+        self._connection.check_usable()
+        return DaemonRoot(self._connection, root, keep_alive=self)
 
     def status(self) -> Any:
         """Returns the daemon's status, the message ``ckptd.v1.Status``.

@@ -2,7 +2,9 @@
 
 import fcntl
 import hashlib
+import logging
 import os
+import re
 import select
 import shutil
 import stat
@@ -16,7 +18,9 @@ from typing import Any, Optional, Tuple, Union
 
 from ckptd import errors
 from ckptd._client import Client
+from ckptd._paths import directory_path
 
+_log = logging.getLogger("ckptd")
 _START_SECONDS = 30.0
 # Bytes. A Unix socket allows 107, and the hand-off socket's path has 8 more than this one.
 _MAX_SOCKET_PATH = 99
@@ -75,7 +79,7 @@ class LocalDaemon:
 
     Args:
         folder (str or os.PathLike): for its configuration, state and log; made if it is missing.
-        pool_bytes (int): memory for saves in flight, at least 8 MiB. Default: 1 GiB
+        pool_bytes (int or str): memory for saves in flight, such as ``"8GiB"``; at least 8 MiB. Default: 1 GiB
         idle_timeout (float): seconds, see above. Default: 300
         io_backend (str): ``"auto"``, ``"io_uring"`` or ``"threads"``. Default: ``"auto"``
         log_level (str): of the daemon's log. Default: ``"info"``
@@ -83,24 +87,26 @@ class LocalDaemon:
     Attributes:
         endpoint (str): for :func:`connect`.
         log_path (str): the daemon's log.
+        pool_bytes (int): the pool of the daemon that runs, which its first user has chosen.
     """
 
     def __init__(
         self,
         folder: "Union[str, os.PathLike[str]]",
-        pool_bytes: int = 1 << 30,
+        pool_bytes: "Union[int, str]" = 1 << 30,
         idle_timeout: float = 300.0,
         io_backend: str = "auto",
         log_level: str = "info",
     ) -> None:
+        pool_bytes = _bytes_of(pool_bytes)
         if pool_bytes < 8 << 20:
             raise ValueError(f"pool_bytes is {pool_bytes}; it must be at least {8 << 20}")
         if idle_timeout < 0:
             raise ValueError(f"idle_timeout is {idle_timeout}; it must be at least 0 seconds")
         if io_backend not in _BACKENDS:
             raise ValueError(f'io_backend is "{io_backend}"; it must be "auto", "io_uring" or "threads"')
-        self.folder = os.path.abspath(os.fspath(folder))
-        self.pool_bytes = int(pool_bytes)
+        self.folder = directory_path(folder, "folder")
+        self.pool_bytes = pool_bytes
         self.idle_timeout = idle_timeout
         self.io_backend = io_backend
         self.log_level = log_level
@@ -176,7 +182,9 @@ class LocalDaemon:
                     return None  # There is no socket, or a killed daemon has left it behind.
             else:
                 try:
-                    if not client.status().draining:
+                    status = client.status()
+                    if not status.draining:
+                        self._take_over_settings(status)
                         return client
                 except errors.Unavailable:
                     pass
@@ -187,6 +195,19 @@ class LocalDaemon:
                     f"the daemon of {self.folder} is still shutting down; try again later", reason="DRAINING"
                 )
             time.sleep(0.05)
+
+    def _take_over_settings(self, status: Any) -> None:
+        """The daemon runs with the settings of whoever started it."""
+        running = int(status.pool.total_bytes)
+        if running != self.pool_bytes:
+            _log.warning(
+                "ckptd: the daemon of %s runs with pool_bytes=%d, as its first user asked; pool_bytes=%d counts when it is "
+                "started anew",
+                self.folder,
+                running,
+                self.pool_bytes,
+            )
+        self.pool_bytes = running
 
     def _spawn(self) -> Client:
         """Starts the daemon; returns a client that keeps it alive."""
@@ -294,6 +315,16 @@ def _open_private(path: str, flags: int) -> int:
     if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
         os.fchmod(descriptor, 0o600)
     return descriptor
+
+
+def _bytes_of(size: "Union[int, str]") -> int:
+    """Returns a number of bytes; a str has a unit, such as "8GiB"."""
+    if not isinstance(size, str):
+        return int(size)
+    found = re.fullmatch(r"(\d+) ?([KMGT])iB", size.strip())
+    if found is None:
+        raise ValueError(f'pool_bytes is "{size}"; it must be a number of bytes, or such as "8GiB" or "512MiB"')
+    return int(found[1]) << 10 * ("KMGT".index(found[2]) + 1)
 
 
 def _quoted(text: str) -> str:

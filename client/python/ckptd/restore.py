@@ -12,6 +12,7 @@ from ckptd import errors
 from ckptd._checkpoint_info import CheckpointInfo, info_of_manifest, info_of_message, info_of_unreadable
 from ckptd._membership.membership import RPC_SECONDS
 from ckptd._memory import native
+from ckptd._paths import directory_path
 from ckptd._progress_bar import Progress, progress_bar
 from ckptd._reading.manifest import open_beneath, read_damages, read_manifest, read_summary
 from ckptd._reading.ranges import Range, read_ranges
@@ -243,16 +244,17 @@ class Checkpoint:
     ) -> Any:
         import torch
 
-        from ckptd._torch import script_check
+        from ckptd._torch import script_check, unsafe_globals
 
         allowed: Any = (
             torch.serialization.safe_globals(list(safe_globals)) if safe_globals else contextlib.nullcontext()
         )
 
-        def refuse(why: str, what_to_do: str) -> errors.Refused:
+        def refuse(why: str, classes: Sequence[str] = ()) -> errors.Refused:
+            allow = f"load({name!r}, safe_globals=[{', '.join(classes)}]), or " if classes else ""
             return errors.Refused(
-                f"{name} of {self.tag} holds what weights_only=True refuses ({why}): {what_to_do}load it with "
-                "weights_only=False if you trust the file",
+                f"{name} of {self.tag} holds what weights_only=True refuses ({why}); if you trust the file, write {allow}"
+                f"load({name!r}, weights_only=False)",
                 reason="UNSAFE_GLOBALS",
                 tag=self.tag,
                 path=name,
@@ -261,14 +263,15 @@ class Checkpoint:
         file.seek(0)
         with file.buffered() as reader, allowed:
             if weights_only:
-                reader = script_check.checked(reader, lambda kind: refuse(kind, ""))
+                reader = script_check.checked(reader, refuse)
             try:
                 return torch.load(reader, map_location=map_location, weights_only=weights_only)
             except pickle.UnpicklingError as error:
                 if not weights_only or file.fault is not None:
                     raise
-                why = str(error).splitlines()[0]
-                raise refuse(why, "name its classes in safe_globals=[...], or ") from error
+                classes = unsafe_globals.classes_in(reader, error)
+                why = ", ".join(classes) or unsafe_globals.first_line(error)
+                raise refuse(why, classes) from error
 
     def close(self) -> None:
         """Closes the checkpoint, as leaving the ``with`` block does. May be called more than once."""
@@ -430,7 +433,7 @@ class Root:
     """
 
     def __init__(self, path: "Union[str, os.PathLike[str]]") -> None:
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = directory_path(path)
         if not os.path.isdir(self.path):
             raise errors.NotFound(f"the root {self.path} is not a directory", reason="UNKNOWN_RUN")
 

@@ -2,17 +2,20 @@
 
 import concurrent.futures
 import logging
+import operator
 import os
 import threading
 from types import MappingProxyType
-from typing import Any, Callable, List, Mapping, Optional, TypeVar, Union
+from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, TypeVar, Union
 
 from ckptd import errors
 from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.launch import find_launch
-from ckptd._membership.membership import ATTACH_SECONDS, RPC_SECONDS, Joined, Membership
+from ckptd._membership.membership import Joined, Membership
 from ckptd._memory import native
-from ckptd._reading.read_reports import ReadReporter, ResumeReporter
+from ckptd._paths import directory_path
+from ckptd._reading.read_reports import ResumeReporter
+from ckptd._run_reader import RunReader
 from ckptd._saving import file_values
 from ckptd._saving.part import Part
 from ckptd._saving.save import Save
@@ -21,18 +24,18 @@ from ckptd._saving.save_watcher import SaveWatcher
 from ckptd._saving.upload import PartFile, PartUpload, SaveOptions
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages, set_duration, types
-from ckptd.restore import Checkpoint, opened_by_daemon
+from ckptd.restore import Checkpoint
 
 __all__ = ["CheckpointInfo", "Run"]
 
 T = TypeVar("T")
+BusyPolicyName = Literal["wait", "skip", "supersede"]
 _log = logging.getLogger("ckptd")
 _BUSY_POLICIES = {"wait": types.WAIT, "skip": types.SKIP, "supersede": types.SUPERSEDE}
-_PAGE_SIZE = 1000  # Checkpoints in one answer of ListCheckpoints.
 _WAIT_GRACE_SECONDS = 10.0  # The daemon answers a waiting call this much after its timeout, at the latest.
 
 
-class Run:
+class Run(RunReader):
     """A job's series of checkpoints in one root, as one of its ranks sees it. From :meth:`Client.run`.
 
     Thread-safe. Calls that need the daemon wait while it restarts.
@@ -55,17 +58,18 @@ class Run:
         attempt: Optional[int],
         commit_timeout: float,
         keep_alive: object,
+        takeover: bool = False,
     ) -> None:
         if num_kept_ckpts is not None and num_kept_ckpts < 1:
             raise errors.invalid(
                 f"num_kept_ckpts is {num_kept_ckpts}; it must be at least 1, or None to keep all checkpoints"
             )
         connection.check_usable()
-        self.root = os.path.abspath(os.fspath(root))
+        self.root = directory_path(root)
         launch = find_launch(rank, world_size)
         self.rank = launch.rank
         self.world_size = launch.world_size
-        self._membership = Membership(
+        membership = Membership(
             connection,
             self.root,
             launch,
@@ -77,9 +81,12 @@ class Run:
             commit_timeout=commit_timeout,
             copy_threads=native.default_threads(launch.local_world_size or launch.world_size),
             keep_alive=keep_alive,
+            takeover=takeover,
         )
-        connection.repeat(self._membership.joined, ATTACH_SECONDS)
-        watcher.add_run(self._membership)
+        super().__init__(membership)
+        self._membership = membership
+        membership.join_when_free()
+        watcher.add_run(membership)
 
     @property
     def attempt(self) -> int:
@@ -103,13 +110,15 @@ class Run:
         step: Optional[int] = None,
         metrics: Optional[Mapping[str, float]] = None,
         pointers: Optional[Mapping[str, str]] = None,
-        busy: str = "wait",
+        busy: BusyPolicyName = "wait",
         timeout: float = 30.0,
-        views: str = "compact",
+        views: "Literal['compact', 'keep']" = "compact",
+        ranks: Optional[Sequence[int]] = None,
     ) -> Save:
         """Saves this rank's part of a checkpoint. Returns when its bytes are staged, after one copy of them.
 
-        Every rank calls it with the same tag and step; a rank that contributes nothing passes ``files={}``.
+        Every rank calls it with the same tag and step; a rank that contributes nothing passes ``files={}``,
+        unless the ranks that call it name themselves: ``if run.rank == 0: run.save(..., ranks=[0])``.
         From then on the values may change: the checkpoint becomes durable without them, even if every rank is
         killed.
 
@@ -132,6 +141,8 @@ class Run:
             timeout (float): seconds to wait for room, and for a daemon that restarts. Default: 30
             views (str): ``"compact"`` drops the parts of storages that no tensor uses; ``"keep"`` saves
                 storages whole, as ``torch.save`` does. Default: ``"compact"``
+            ranks (Sequence[int], optional): the ranks that save; only they call it, all with the same
+                ``ranks``. Default: all ranks
 
         Returns:
             Save: the save, which goes on by itself.
@@ -148,7 +159,7 @@ class Run:
         """
         if views not in file_values.VIEWS:
             raise ValueError(f'views is "{views}"; it must be "compact" or "keep"')
-        options = _options(step, metrics, pointers, busy, timeout)
+        options = self._options(tag, step, metrics, pointers, busy, timeout, ranks)
         upload = PartUpload(self._membership, tag, options, growing=False)
         with upload.abort_on_error():
             upload.save(_part_files(files, views))
@@ -162,8 +173,9 @@ class Run:
         step: Optional[int] = None,
         metrics: Optional[Mapping[str, float]] = None,
         pointers: Optional[Mapping[str, str]] = None,
-        busy: str = "wait",
+        busy: BusyPolicyName = "wait",
         timeout: float = 30.0,
+        ranks: Optional[Sequence[int]] = None,
     ) -> Part:
         """Begins a part that is filled file by file.
 
@@ -177,9 +189,8 @@ class Run:
         Returns:
             Part: a context manager that seals the part at its end.
         """
-        upload = PartUpload(
-            self._membership, tag, _options(step, metrics, pointers, busy, timeout), growing=True
-        )
+        options = self._options(tag, step, metrics, pointers, busy, timeout, ranks)
+        upload = PartUpload(self._membership, tag, options, growing=True)
         with upload.abort_on_error():
             upload.begin(_part_files(files, "compact"))
         return Part(upload)
@@ -188,57 +199,10 @@ class Run:
         """Returns the errors of saves of this rank that did not become checkpoints, oldest first; the last
         100.
 
-        They are what :meth:`Save.wait` raises, or would have raised. Skipped saves are not among them.
+        They are what :meth:`save` and :meth:`begin` raised, and what :meth:`Save.wait` raises or would have
+        raised. Skipped saves are not among them.
         """
         return self._membership.failures()
-
-    # ---- queries
-
-    def latest(self) -> Optional[CheckpointInfo]:
-        """Returns the newest committed checkpoint, or None.
-
-        Raises:
-            Unavailable: no daemon answered within 30 seconds.
-        """
-
-        def ask(joined: Joined) -> Any:
-            request = messages.GetCheckpointRequest(
-                name=f"{joined.run}/checkpoints/latest", view=messages.FULL
-            )
-            return joined.session.call(joined.session.checkpoints.GetCheckpoint, request, RPC_SECONDS)
-
-        try:
-            return info_of_message(self._membership.ask(ask, RPC_SECONDS))
-        except errors.NotFound as error:
-            if error.reason != "NO_CHECKPOINT":
-                raise
-            return None
-
-    def list(self, show_all: bool = False) -> List[CheckpointInfo]:
-        """Returns the committed checkpoints, newest first.
-
-        Args:
-            show_all (bool): also return the saves in flight, and the failed ones that the daemon remembers.
-                Default: ``False``
-
-        Raises:
-            Unavailable: no daemon answered within 30 seconds.
-        """
-        found: List[CheckpointInfo] = []
-        token = ""
-
-        def ask(joined: Joined) -> Any:
-            request = messages.ListCheckpointsRequest(
-                parent=joined.run, page_size=_PAGE_SIZE, page_token=token, show_all=show_all, view=messages.FULL
-            )
-            return joined.session.call(joined.session.checkpoints.ListCheckpoints, request, RPC_SECONDS)
-
-        while True:
-            page = self._membership.ask(ask, RPC_SECONDS)
-            found += [info_of_message(checkpoint) for checkpoint in page.checkpoints]
-            token = page.next_page_token
-            if not token:
-                return found
 
     # ---- restoring
 
@@ -365,44 +329,30 @@ class Run:
         threading.Thread(target=ask, name="ckptd-prefetch", daemon=True).start()
         return result
 
-    def open(self, tag: str = "latest", *, strict: bool = False, background: bool = False) -> Checkpoint:
-        """Opens a committed checkpoint for reading by this rank alone.
-
-        Args:
-            tag (str): the checkpoint; ``"latest"`` is the newest one that is not known to be damaged.
-                Default: ``"latest"``
-            strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its
-                place. Default: ``False``
-            background (bool): read with idle priority, for a reader such as an evaluation beside a job that
-                trains. It uses a core only when nothing else wants it (SCHED_IDLE), and the disk serves its
-                reads last if its scheduler has an idle class. It may take very long while every core is busy.
-                Default: ``False``
-
-        Returns:
-            Checkpoint: a context manager.
-
-        Raises:
-            NotFound: there is no such checkpoint.
-            Corrupt: see ``strict``; or every checkpoint is damaged.
-            Unavailable: no daemon answered within 30 seconds.
-        """
-
-        def ask(joined: Joined) -> Any:
-            request = messages.OpenCheckpointRequest(name=f"{joined.run}/checkpoints/{tag}", strict=strict)
-            return joined, joined.session.call(
-                joined.session.checkpoints.OpenCheckpoint, request, RPC_SECONDS
+    def _options(
+        self,
+        tag: str,
+        step: Optional[int],
+        metrics: Optional[Mapping[str, float]],
+        pointers: Optional[Mapping[str, str]],
+        busy: str,
+        timeout: float,
+        ranks: Optional[Sequence[int]],
+    ) -> SaveOptions:
+        if not isinstance(tag, str):
+            raise TypeError(f"tag is {tag!r}; it must be a str, such as \"step_{tag}\"")
+        if busy not in _BUSY_POLICIES:
+            raise ValueError(f'busy is "{busy}"; it must be "wait", "skip" or "supersede"')
+        if timeout <= 0:
+            raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
+        contributing = tuple(sorted(set(ranks or ())))
+        if ranks is not None and self.rank not in contributing:
+            raise errors.invalid(
+                f"this process is rank {self.rank}, and ranks is {list(ranks)}: only the ranks that it names call save"
             )
-
-        joined, response = self._membership.ask(ask, RPC_SECONDS)
-        reporter = ReadReporter(self._membership, info_of_message(response.checkpoint))
-        checkpoint = self._opened(joined, response, reporter)
-        checkpoint.background = background
-        return checkpoint
-
-    def _opened(self, joined: Joined, response: Any, reporter: ReadReporter) -> Checkpoint:
-        membership = self._membership
-        return opened_by_daemon(
-            membership.directory.descriptor, joined.session, response, membership.copy_threads, reporter
+        numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
+        return SaveOptions(
+            _step(step), numbers, _contents(pointers), _BUSY_POLICIES[busy], timeout, contributing
         )
 
     def __repr__(self) -> str:
@@ -425,20 +375,18 @@ def _part_files(files: Mapping[str, Any], views: str) -> List[PartFile]:
     return [PartFile(name, file_values.image_of(name, value, views)) for name, value in files.items()]
 
 
-def _options(
-    step: Optional[int],
-    metrics: Optional[Mapping[str, float]],
-    pointers: Optional[Mapping[str, str]],
-    busy: str,
-    timeout: float,
-) -> SaveOptions:
-    if busy not in _BUSY_POLICIES:
-        raise ValueError(f'busy is "{busy}"; it must be "wait", "skip" or "supersede"')
-    if timeout <= 0:
-        raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
-    numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
+def _step(step: Any) -> Optional[int]:
+    if step is None:
+        return None
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise TypeError(f"step is {step!r}; it must be an int, or None") from None
+
+
+def _contents(pointers: Optional[Mapping[str, str]]) -> Dict[str, str]:
     contents = dict(pointers or {})
     for name, content in contents.items():
         if not isinstance(name, str) or not isinstance(content, str):
             raise TypeError(f"pointers has {name!r}: {content!r}; it maps names of files to their text")
-    return SaveOptions(None if step is None else int(step), numbers, contents, _BUSY_POLICIES[busy], timeout)
+    return contents

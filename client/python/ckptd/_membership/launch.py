@@ -23,6 +23,7 @@ class Launch(NamedTuple):
     world_size: int
     local_world_size: int  # Ranks on this node; 0 if all of them are, as far as is known.
     launch_id: str  # The same on all ranks of a launch; at most 500 characters.
+    job: str = ""  # The same in all launches of one job, as far as is known; at most 500 characters.
 
 
 def find_launch(rank: Optional[int] = None, world_size: Optional[int] = None) -> Launch:
@@ -42,7 +43,7 @@ def find_launch(rank: Optional[int] = None, world_size: Optional[int] = None) ->
         raise errors.invalid(
             f"rank is {rank} and world_size is {world_size}; 0 <= rank < world_size must hold"
         )
-    return Launch(rank, world_size, _local_world_size(world_size), _launch_id(group))
+    return Launch(rank, world_size, _local_world_size(world_size), _launch_id(group), _job_id())
 
 
 def _find_rank(group: Any) -> "tuple[int, int]":
@@ -102,8 +103,36 @@ def _launch_id(group: Any) -> str:
     return (
         _from_store(group)
         or _from_launcher()
-        or f"parent-{_boot_id()}-{os.getppid()}-{_start_time(os.getppid())}"
+        or _parent()
     )[:500]
+
+
+def _job_id() -> str:
+    """Returns a text that is the same in all launches of one job: a restart needs no takeover.
+
+    A launcher that restarts its processes stays their parent.
+    """
+    explicit = os.environ.get("CKPTD_JOB_ID")
+    if explicit:
+        return f"env-{explicit}"[:500]
+    slurm = os.environ.get("SLURM_JOB_ID")
+    return f"slurm-{slurm}"[:500] if slurm else _parent()
+
+
+def _parent() -> str:
+    """Returns a text that identifies the parent process among all of this machine."""
+    return f"parent-{_boot_id()}-{os.getppid()}-{_start_time(os.getppid())}"
+
+
+_process = (0, "")  # Its id, and what process_id() returns in it.
+
+
+def process_id() -> str:
+    """Returns a random text that identifies this process. A forked child has another one."""
+    global _process
+    if _process[0] != os.getpid():
+        _process = (os.getpid(), os.urandom(16).hex())
+    return _process[1]
 
 
 def _from_store(group: Any) -> str:

@@ -3,22 +3,28 @@ not ended.
 """
 
 import collections
+import logging
 import os
 import threading
-from typing import Any, Callable, Deque, Dict, Iterable, List, NamedTuple, Optional, Set, TypeVar
+import time
+from typing import Any, Callable, Deque, Iterable, List, NamedTuple, Optional, Set, Tuple, TypeVar
 
 from ckptd import errors
-from ckptd._membership.launch import Launch
+from ckptd._membership.launch import Launch, process_id
+from ckptd._membership.rank_holders import ordinals_of, replace_older
 from ckptd._membership.unended_save import Recovery, UnendedSave, Watcher
 from ckptd._session.connection import Connection
 from ckptd._session.session import Session
 from ckptd._wire.protocol import messages
 
 T = TypeVar("T")
+_log = logging.getLogger("ckptd")
 
 RPC_SECONDS = 30.0
 ATTACH_SECONDS = 120.0  # The daemon may have to recover the root first.
 _REMEMBERED_FAILURES = 100
+_IN_USE_SECONDS = 10.0  # How long a new launch waits for the end of another job's processes.
+_IN_USE_PAUSE_SECONDS = 0.2
 
 
 class Joined(NamedTuple):
@@ -31,16 +37,17 @@ class Joined(NamedTuple):
 
 
 class RootDirectory:
-    """The root directory of a run, made if it is missing.
+    """The root directory of a run, made if it is missing unless `make` is false.
 
     `descriptor` is None where this process cannot open it, as in another container; `error` says why.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, make: bool = True) -> None:
         self.descriptor: Optional[int] = None
         self.error = ""
         try:
-            os.makedirs(path, exist_ok=True)
+            if make:
+                os.makedirs(path, exist_ok=True)
             self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             self.error = error.strerror or str(error)
@@ -72,6 +79,7 @@ class Membership:
         commit_timeout: float,
         copy_threads: int,
         keep_alive: object,
+        takeover: bool = False,
     ) -> None:
         """Does not join yet.
 
@@ -82,6 +90,7 @@ class Membership:
             commit_timeout: seconds from a save's first Begin to its last Seal.
             keep_alive: referred to as long as this object lives: what closes the connection when it is
                 collected.
+            takeover: fence off a launch of another job that runs.
         """
         self.connection = connection
         self.root = root
@@ -98,8 +107,9 @@ class Membership:
         self._lock = threading.Lock()
         self._join_lock = threading.Lock()
         self._present: Optional[Joined] = None
-        self._ordinals: Dict[str, int] = {}
-        self._ordinals_attempt = 0
+        self._takeover = takeover
+        self._ordinals = ordinals_of(connection, root, launch.rank)
+        self._replaced = False
         self._saves_begun = 0  # In all attempts.
         self._unended: Set[UnendedSave] = set()
         self._failures: Deque[errors.CkptdError] = collections.deque(maxlen=_REMEMBERED_FAILURES)
@@ -122,6 +132,13 @@ class Membership:
     def joined(self, timeout: float = ATTACH_SECONDS) -> Joined:
         """Returns the run as joined in the present session; joins it there if that has not been done yet."""
         session = self.connection.session()
+        if self._replaced:
+            raise errors.Refused(
+                f"this Run (rank {self.rank} of {self.root}) was replaced: the process has made a newer one with "
+                "Client.run; use that one",
+                reason="RANK_TAKEN",
+                ranks=[self.rank],
+            )
         present = self._present
         if present is not None and present.session is session:
             return present
@@ -136,8 +153,35 @@ class Membership:
             joined = self._join(session, orphaned, timeout)
             self._assign(orphaned, session)
             self.recovery.add(recoverable)  # Before any Begin of this rank.
+            replace_older(self)
+            for warning in joined.warnings if self._present is None else ():
+                _log.warning("ckptd: %s", warning)
             self._present = Joined(session, joined.run, joined.attempt, joined.run_id)
             return self._present
+
+    def join_when_free(self) -> None:
+        """Joins; waits a little for the end of another job that still runs in the root.
+
+        A scheduler may start a job again before the processes of the one before are gone.
+        """
+        deadline = time.monotonic() + _IN_USE_SECONDS
+        has_warned = False
+        while True:
+            try:
+                self.connection.repeat(self.joined, ATTACH_SECONDS)
+                return
+            except errors.Refused as error:
+                if error.reason != "RUN_IN_USE" or time.monotonic() >= deadline:
+                    raise
+                if not has_warned:
+                    _log.warning("ckptd: %s; waiting up to %.0f s for its end", error, _IN_USE_SECONDS)
+                has_warned = True
+            self.connection.closed.wait(_IN_USE_PAUSE_SECONDS)
+
+    def replace(self) -> None:
+        """A newer membership of this process has taken the rank: every later call says so."""
+        self._replaced = True
+        self.watcher.remove_run(self)
 
     def ask(self, call: "Callable[[Joined], T]", timeout: float) -> T:
         """Returns call(joined), repeated for up to `timeout` seconds while the daemon is away."""
@@ -162,6 +206,9 @@ class Membership:
             local_world_size=self.launch.local_world_size,
             launch_id=self.launch.launch_id,
             attempt=self._requested_attempt,
+            process=process_id(),
+            job=self.launch.job,
+            takeover=self._takeover,
         )
         request.orphaned.extend(save.key for save in orphaned)
         return session.call(session.checkpoints.JoinRun, request, timeout)
@@ -183,14 +230,10 @@ class Membership:
             self._saves_begun += 1
             return self._saves_begun
 
-    def next_ordinal(self, tag: str, attempt: int) -> int:
-        """Returns how often this rank has begun to save a tag in this attempt, this time included."""
+    def next_ordinal(self, tag: str, attempt: int, ranks: Tuple[int, ...] = ()) -> int:
+        """Returns the ordinal of the save of a tag that these ranks begin now (empty: all ranks)."""
         with self._lock:
-            if self._ordinals_attempt != attempt:
-                self._ordinals_attempt = attempt
-                self._ordinals.clear()
-            self._ordinals[tag] = self._ordinals.get(tag, 0) + 1
-            return self._ordinals[tag]
+            return self._ordinals.next(tag, attempt, ranks)
 
     def add_unended(self, save: UnendedSave) -> None:
         """Remembers a save that was sealed, and has it followed to its end."""

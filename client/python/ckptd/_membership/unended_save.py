@@ -68,6 +68,9 @@ class JoinableRun(Protocol):
 class Watcher(Protocol):
     """What a membership needs of the client's SaveWatcher."""
 
+    def remove_run(self, run: JoinableRun) -> None:
+        """Does not join the run again in later sessions."""
+
     def follow(self, save: UnendedSave) -> None:
         """Tells the save its levels and its end, whether or not anybody waits for them."""
 

@@ -3,10 +3,11 @@ loaded it.
 """
 
 import logging
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from ckptd import errors
 from ckptd._checkpoint_info import CheckpointInfo
+from ckptd._membership.attachment import Attachment
 from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
 from ckptd._wire.protocol import messages, set_duration, types
 
@@ -18,10 +19,10 @@ _MAX_TEXT_BYTES, _MAX_VALUE_BYTES = 1000, 100  # The limits of ckptd.v1.Damage.
 
 
 class ReadReporter:
-    """Reports for a checkpoint that one rank reads for itself, from Run.open()."""
+    """Reports for a checkpoint that one rank reads for itself, from Run.open() or DaemonRoot.open()."""
 
-    def __init__(self, membership: Membership, info: CheckpointInfo) -> None:
-        self._membership = membership
+    def __init__(self, access: "Union[Membership, Attachment]", info: CheckpointInfo) -> None:
+        self._access = access
         self._info = info
         self.fault: Optional[errors.Corrupt] = None  # The first damage that was found.
 
@@ -54,7 +55,7 @@ class ReadReporter:
             )
             joined.session.call(joined.session.checkpoints.ReportDamage, request, RPC_SECONDS)
 
-        self._membership.ask(ask, RPC_SECONDS)
+        self._access.ask(ask, RPC_SECONDS)
 
 
 class ResumeReporter(ReadReporter):
@@ -90,14 +91,14 @@ class ResumeReporter(ReadReporter):
     def _send_outcome(self, timeout: float, **outcome: Any) -> None:
         def ask(joined: Joined) -> None:
             request = messages.FinishResumeRequest(
-                run=joined.run, rank=self._membership.rank, sequence=self._info.sequence, **outcome
+                run=joined.run, rank=self._access.rank, sequence=self._info.sequence, **outcome
             )
             set_duration(request.timeout, timeout)
             joined.session.call(
                 joined.session.checkpoints.FinishResume, request, timeout + _FINISH_GRACE_SECONDS
             )
 
-        self._membership.ask(ask, min(timeout, _RECONNECT_SECONDS))
+        self._access.ask(ask, min(timeout, _RECONNECT_SECONDS))
 
 
 def damage_of(fault: errors.Corrupt) -> Any:

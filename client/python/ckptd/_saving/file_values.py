@@ -11,6 +11,7 @@ from ckptd._memory.image import Image
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 VIEWS = ("compact", "keep")
+_SAFETENSORS = "safetensors.torch.save(value), which returns a safetensors file of a dict of tensors"
 _RAW = (bytes, bytearray, memoryview, mmap.mmap, array.array)
 
 
@@ -59,8 +60,9 @@ def image_of(name: str, value: Any, views: str = "compact") -> Image:
         return _torch_image(name, value.obj, value.views, value._deferred)
     if name.endswith(TORCH_SUFFIXES):
         return _torch_image(name, value, views)
+    advice = _SAFETENSORS if name.endswith(".safetensors") else _advice(value)
     raise TypeError(
-        f'the value of file "{name}" is {type(value).__name__}: write {_advice(value)}; values are bytes-like, ckptd.File(path), '
+        f'the value of file "{name}" is {type(value).__name__}: write {advice}; values are bytes-like, ckptd.File(path), '
         f"ckptd.Torch(object), or any object under a name that ends in {', '.join(TORCH_SUFFIXES)}"
     )
 

@@ -6,7 +6,7 @@ from typing import Any, Optional
 from ckptd import errors
 from ckptd._progress_bar import Progress
 from ckptd._saving import file_values
-from ckptd._saving.save import Save
+from ckptd._saving.save import LevelName, Save
 from ckptd._saving.upload import PartFile, PartUpload
 from ckptd._wire.protocol import types
 
@@ -113,12 +113,12 @@ class Part:
         return self._save.level
 
     def wait(
-        self, level: str = "committed", timeout: Optional[float] = None, progress: Progress = False
+        self, level: LevelName = "committed", timeout: Optional[float] = None, progress: Progress = False
     ) -> Save:
         """See :meth:`Save.wait`."""
         return self._save.wait(level, timeout, progress)
 
-    def future(self, level: str = "committed") -> "concurrent.futures.Future[Save]":
+    def future(self, level: LevelName = "committed") -> "concurrent.futures.Future[Save]":
         """See :meth:`Save.future`."""
         return self._save.future(level)
 

@@ -1,10 +1,12 @@
 """A save as its user sees it."""
 
 import concurrent.futures
-from typing import Optional
+from typing import Literal, Optional
 
 from ckptd._progress_bar import Progress
 from ckptd._saving.save_state import SaveState
+
+LevelName = Literal["staged", "sealed", "committed"]
 
 
 class Save:
@@ -56,7 +58,7 @@ class Save:
         return self._state.level_name
 
     def wait(
-        self, level: str = "committed", timeout: Optional[float] = None, progress: Progress = False
+        self, level: LevelName = "committed", timeout: Optional[float] = None, progress: Progress = False
     ) -> "Save":
         """Waits until the save has reached a level.
 
@@ -83,7 +85,7 @@ class Save:
         self._state.wait(level, timeout, progress)
         return self
 
-    def future(self, level: str = "committed") -> "concurrent.futures.Future[Save]":
+    def future(self, level: LevelName = "committed") -> "concurrent.futures.Future[Save]":
         """Returns a future of :meth:`wait`. It needs no thread of its own, and has no timeout."""
         return self._state.future(level, self)
 

@@ -28,13 +28,17 @@ class SaveState:
     to users.
     """
 
-    def __init__(self, membership: Membership, tag: str, joined: Joined) -> None:
+    def __init__(self, membership: Membership, tag: str, joined: Joined, ranks: Tuple[int, ...] = ()) -> None:
+        """ranks: those that contribute; empty for all."""
         self.membership = membership
         self.tag = tag
         self.number = membership.next_number()
         self.attempt = joined.attempt
         self.key = types.SaveKey(
-            run=joined.run, rank=membership.rank, tag=tag, ordinal=membership.next_ordinal(tag, joined.attempt)
+            run=joined.run,
+            rank=membership.rank,
+            tag=tag,
+            ordinal=membership.next_ordinal(tag, joined.attempt, ranks),
         )
         self.sequence = 0
         self.transport = ""

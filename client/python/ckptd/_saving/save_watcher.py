@@ -66,6 +66,10 @@ class SaveWatcher:
         self._runs.add(run)
         self.start()
 
+    def remove_run(self, run: JoinableRun) -> None:
+        """Undoes add_run()."""
+        self._runs.discard(run)
+
     def follow(self, save: UnendedSave) -> None:
         """Tells the save its levels and its end, by UnendedSave.update()."""
         self._post(lambda: self._watched.append(_WatchedSave(save)))

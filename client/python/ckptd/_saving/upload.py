@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ckptd import errors
 from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
@@ -36,6 +36,7 @@ class SaveOptions(NamedTuple):
     pointers: Dict[str, str]
     busy: Any  # types.BusyPolicy
     timeout: float  # Seconds for admission.
+    ranks: Tuple[int, ...] = ()  # Those that contribute, ascending; empty: all.
 
 
 class PartFile:
@@ -66,7 +67,7 @@ class PartUpload(UnendedSave):
         self._options = options
         self._growing = growing
         joined = membership.connection.repeat(membership.joined, options.timeout)
-        self.state = SaveState(membership, tag, joined)
+        self.state = SaveState(membership, tag, joined, options.ranks)
         self.tag = tag
         self.number = self.state.number
         self.attempt = self.state.attempt
@@ -179,6 +180,7 @@ class PartUpload(UnendedSave):
             busy=types.WAIT if is_recovered else self._options.busy,
             metrics=self._options.metrics,
             pointers=self._options.pointers,
+            ranks=self._options.ranks,
         )
         if self._options.step is not None:
             request.step = self._options.step
@@ -407,10 +409,11 @@ class PartUpload(UnendedSave):
                 # The daemon has not heard of this save, but the other ranks wait for this one in their Begin.
                 # Begin it, so that there is a save that can be aborted and they hear why it ended.
                 is_begun = begin is not None and begin.done()
-                if self.membership.world_size == 1 or time.monotonic() >= deadline or is_begun:
+                is_alone = self.membership.world_size == 1 or len(self._options.ranks) == 1
+                if is_alone or time.monotonic() >= deadline or is_begun:
                     break
             if begin is None:
-                empty = messages.BeginRequest(key=self.key, growing=True)
+                empty = messages.BeginRequest(key=self.key, growing=True, ranks=self._options.ranks)
                 if self._options.step is not None:
                     empty.step = self._options.step
                 begin = session.start(session.checkpoints.Begin, empty, _ABORT_SECONDS)
@@ -439,6 +442,8 @@ class _AbortOnError:
         if isinstance(value, _BUSY_POLICY_ERRORS):
             self._upload._end_by_busy_policy(value)
             return True
+        if isinstance(value, errors.CkptdError):
+            self._upload.membership.add_failure(value)
         is_daemon_away = isinstance(value, errors.CkptdError) and is_transient(value)
         if kind is not None and not is_daemon_away:
             self._upload.abort(f"{kind.__name__}: {value}")

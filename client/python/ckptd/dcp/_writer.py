@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckptd._saving.part import Part
-from ckptd._saving.save import Save
+from ckptd._saving.save import LevelName, Save
 from ckptd._torch.tensor_file import TensorFile
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._async import SaveFuture
@@ -41,7 +41,7 @@ class Options(NamedTuple):
     thread_count: int
     overwrite: Optional[bool]
     num_kept_ckpts: Optional[int]
-    wait: str
+    wait: LevelName
     timeout: float
 
 
@@ -99,7 +99,7 @@ class Writer(StorageWriter, Stager):
         serialization_format: Any = None,
         *,
         num_kept_ckpts: Optional[int] = None,
-        wait: str = "committed",
+        wait: LevelName = "committed",
         timeout: float = _ADMISSION_SECONDS,
     ) -> None:
         super().__init__()

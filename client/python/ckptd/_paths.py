@@ -1,0 +1,37 @@
+"""Paths that users name: a local directory, never a URL."""
+
+import os
+import re
+from typing import Union
+
+from ckptd import errors
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> str:
+    """Returns the absolute path of a directory that a user names; a leading ``~`` is the home directory.
+
+    Args:
+        what: what the directory is, for the message of an error.
+
+    Raises:
+        errors.Refused: the path is empty, a URL, or begins with the ``~`` of a user who has no home.
+        TypeError: it is no path.
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"the {what} is {path!r}; it must be a str or an os.PathLike[str]")
+    if not text.strip():
+        raise errors.invalid(f'the {what} is "{text}"; name a directory, such as /data/ckpts')
+    if _URL.match(text):
+        raise errors.invalid(
+            f'the {what} is "{text}", a URL; ckptd saves into directories of this machine only: name one by its path'
+        )
+    expanded = os.path.expanduser(text)
+    if expanded.startswith("~"):
+        raise errors.invalid(
+            f'the {what} is "{text}", and no home directory is known for that; write an absolute path, or ./{text} for a '
+            "directory of that name"
+        )
+    return os.path.abspath(expanded)
