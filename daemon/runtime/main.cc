@@ -77,11 +77,12 @@ LoadedConfig Load(const Flags& flags) {
   return LoadConfig(text, name, flags.overrides, *memory);
 }
 
-// The daemon makes no directory above its own: under systemd RuntimeDirectory= and StateDirectory= do.
+// The daemon makes no directory above its own. What is in /run is made by the service manager
+// (RuntimeDirectory=).
 void NoteMissingDirectory(const char* field, const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   std::error_code ignored;
-  if (std::filesystem::is_directory(parent, ignored)) return;
+  if (path.starts_with("/run/") || std::filesystem::is_directory(parent, ignored)) return;
   std::cerr << "ckptd: note: " << field << " is " << path << ", and there is no directory " << parent.string()
             << " yet: it must be there when the daemon starts\n";
 }
