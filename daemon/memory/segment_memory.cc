@@ -9,12 +9,16 @@
 #include <sys/vfs.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <fstream>
 #include <string_view>
+#include <system_error>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
@@ -24,6 +28,7 @@ namespace ckptd {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
+constexpr int64_t kMostPopulators = 4;       // Threads.
 constexpr int64_t kPopulateStep = 64 << 20;  // Bytes between two checks of `stop`.
 constexpr char kShmemEnabled[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
@@ -91,6 +96,27 @@ absl::StatusOr<std::byte*> MapAligned(int fd, int64_t size) {
     return NoMemory(size, "mmap", errno);
   }
   return data;
+}
+
+// Faults in memory by several threads: a job's first save may wait for it. Returns 0 or an errno.
+int Populate(std::byte* data, int64_t size) {
+  const int64_t threads = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, kMostPopulators);
+  const int64_t share = (size / threads + kHugePage - 1) / kHugePage * kHugePage;
+  std::atomic<int> error{0};
+  const auto populate = [&](int64_t begin) {
+    if (madvise(data + begin, std::min(share, size - begin), MADV_POPULATE_WRITE) != 0) error = errno;
+  };
+  std::vector<std::jthread> others;
+  for (int64_t begin = share; begin < size; begin += share) {
+    try {
+      others.emplace_back(populate, begin);
+    } catch (const std::system_error&) {  // The system allows no more threads.
+      populate(begin);
+    }
+  }
+  populate(0);
+  others.clear();
+  return error;
 }
 
 }  // namespace
@@ -161,9 +187,8 @@ absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wante
   CKPTD_ASSIGN_OR_RETURN(SegmentMemory memory, Map(size, wanted));
   for (int64_t done = 0; done < size; done += kPopulateStep) {
     if (stop.load(std::memory_order_relaxed)) return absl::CancelledError("the pool is closing");
-    if (madvise(memory.data_ + done, std::min(kPopulateStep, size - done), MADV_POPULATE_WRITE) != 0) {
-      return NoMemory(size, "populating", errno);
-    }
+    const int error = Populate(memory.data_ + done, std::min(kPopulateStep, size - done));
+    if (error != 0) return NoMemory(size, "populating", error);
   }
   const bool huge = wanted == PageKind::kTransparent && MappedHuge(memory.data_, size);
   memory.pages_ = wanted == PageKind::kHugetlb ? PageKind::kHugetlb
