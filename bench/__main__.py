@@ -10,7 +10,7 @@ import sys
 import tempfile
 from typing import Callable, Iterator, List, NamedTuple
 
-from bench.base import fio, machine
+from bench.base import fio, machine, settings
 from bench.base.context import GIB, SUFFIX, BenchContext
 from bench.base.result import Result, as_json, as_table
 from bench.cases import convert, copy, handoff, memory, ready, restore, save, small, step
@@ -95,7 +95,7 @@ def run_case(name: str, folder: pathlib.Path, options: argparse.Namespace, resul
     machine.log(f"{name}: {case.description}")
     clients = [options.client] if options.client else list(SUFFIX)
     with (
-        machine.reserved_huge_pages(fio.HUGE_PAGE_BYTES)
+        settings.reserved_huge_pages(fio.HUGE_PAGE_BYTES)
         if case.uses_fio
         else contextlib.nullcontext() as huge
     ):
@@ -107,7 +107,7 @@ def run_comparison(folder: pathlib.Path, options: argparse.Namespace, results: L
     from bench.compare import main as compare  # Here, because its imports are slow.
 
     machine.log(f"{COMPARE}: {COMPARE_DESCRIPTION}")
-    with machine.reserved_huge_pages(fio.HUGE_PAGE_BYTES) as huge:
+    with settings.reserved_huge_pages(fio.HUGE_PAGE_BYTES) as huge:
         compared, tables = compare.run(
             folder, options.quick, huge, options.workload, options.plot, options.docs, options.dcp
         )
@@ -123,7 +123,7 @@ def main() -> int:
         folder = stack.enter_context(
             temporary_folder(options.dir.resolve(), (2 if options.quick else 12) * GIB)
         )
-        stack.enter_context(machine.transparent_huge_pages())
+        stack.enter_context(settings.transparent_huge_pages())
         for name in CASES:
             if name in options.cases or not options.cases:
                 run_case(name, folder, options, results)

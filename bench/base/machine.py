@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import shutil
@@ -10,13 +9,10 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
-from typing import Callable, Iterator, Optional, TypeVar
+from typing import Callable, Optional, TypeVar
 
 T = TypeVar("T")
-SHMEM_HUGE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
-HUGE_RESERVED = pathlib.Path("/proc/sys/vm/nr_hugepages")
 
 
 def log(line: str = "") -> None:
@@ -34,90 +30,6 @@ def wait_until(condition: Callable[[], Optional[T]], what: str, timeout: float, 
         if time.monotonic() > deadline:
             raise SystemExit(f"timed out after {timeout:g} s waiting for {what}")
         time.sleep(interval)
-
-
-# ---- settings
-
-
-@contextlib.contextmanager
-def transparent_huge_pages() -> Iterator[None]:
-    """Allows transparent huge pages for shared memory within the block, if we have the right to; restores the setting."""
-    before = _shmem_setting()
-    if before in ("always", "within_size", "advise", "force"):
-        log(f"huge pages: {SHMEM_HUGE} is '{before}' already")
-        yield
-        return
-    try:
-        SHMEM_HUGE.write_text("advise")
-    except OSError as error:
-        log(
-            f"huge pages: cannot change {SHMEM_HUGE}, which is '{before}' ({error.strerror}): "
-            "the daemon writes from small pages, at half the speed"
-        )
-        yield
-        return
-    log(f"huge pages: changed {SHMEM_HUGE} from '{before}' to 'advise' for this run")
-    try:
-        yield
-    finally:
-        _restore(SHMEM_HUGE, "advise", _shmem_setting(), before)
-
-
-def _restore(setting: pathlib.Path, ours: str, now: str, before: str) -> None:
-    """Writes the old value back, unless another program has changed the setting meanwhile."""
-    if now != ours:
-        log(f"huge pages: another program has changed {setting} to '{now}'; not restored")
-        return
-    setting.write_text(before)
-    log(f"huge pages: restored {setting} to '{before}'")
-
-
-def _shmem_setting() -> str:
-    try:
-        words = SHMEM_HUGE.read_text().split()
-    except OSError:
-        return "absent"
-    return next((word[1:-1] for word in words if word.startswith("[")), "absent")
-
-
-@contextlib.contextmanager
-def reserved_huge_pages(size: int) -> Iterator[Optional[pathlib.Path]]:
-    """Reserves `size` bytes of huge pages within the block. Yields a file system that has them; None if that fails."""
-    pages = -(-size // (2 << 20))
-    consequence = "its buffers are ordinary memory, so it may be slower than the disk"
-    try:
-        before = int(HUGE_RESERVED.read_text())
-        HUGE_RESERVED.write_text(str(before + pages))
-    except OSError as error:
-        log(f"fio: cannot reserve huge pages ({error.strerror}): {consequence}")
-        yield None
-        return
-    total = HUGE_RESERVED.read_text().strip()
-    try:
-        with tempfile.TemporaryDirectory(prefix="huge-pages-") as folder:
-            mount = [
-                "mount",
-                "-t",
-                "hugetlbfs",
-                "-o",
-                f"size={pages * 2}M,min_size={pages * 2}M",
-                "none",
-                folder,
-            ]
-            mounted = subprocess.run(mount, capture_output=True, text=True)
-            if mounted.returncode != 0:
-                log(
-                    f"fio: cannot get {pages} huge pages ({mounted.stderr.strip().splitlines()[0]}): {consequence}"
-                )
-                yield None
-                return
-            log(f"fio: reserved {pages * 2} MiB of huge pages for its buffers")
-            try:
-                yield pathlib.Path(folder)
-            finally:
-                subprocess.run(["umount", folder], check=True)
-    finally:
-        _restore(HUGE_RESERVED, total, HUGE_RESERVED.read_text().strip(), str(before))
 
 
 def require_disk(folder: pathlib.Path, free: int) -> None:
