@@ -13,7 +13,7 @@ from typing import Callable, Iterator, List, NamedTuple
 from bench.base import fio, machine, settings
 from bench.base.context import GIB, SUFFIX, BenchContext
 from bench.base.result import Result, as_json, as_table
-from bench.cases import convert, copy, handoff, memory, ready, restore, save, small, step
+from bench.cases import convert, copy, handoff, memory, ready, restore, save, scale, small, step
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
@@ -34,6 +34,7 @@ CASES = {
         restore.run, "from memory, from the disk, slices, and what it costs training steps", uses_fio=True
     ),
     "ready": Case(ready.run, "start of a daemon that knows 1,000 checkpoints"),
+    "scale": Case(scale.run, "what must not grow: 10,000 checkpoints, 1,000 roots, 256 ranks, 10,000 files"),
     "memory": Case(memory.run, "what the daemon keeps of 10,000 saves of 10,000 files"),
     "convert": Case(convert.run, "an optimizer of 4 GiB into another number of shards", uses_fio=True),
 }

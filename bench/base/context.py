@@ -13,7 +13,7 @@ from bench.base import machine
 from bench.base.daemon import Daemon
 from bench.base.result import Result
 
-MIB, GIB = 1 << 20, 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SUFFIX = {"python": "", "cpp": ".cpp"}  # Of a figure's name, by client.
 
 

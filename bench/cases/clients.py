@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
-from typing import Any, Dict, List
+import tempfile
+from typing import Any, Dict, List, Optional
 
 from bench.base import limits
 from bench.base.context import MIB, BenchContext
@@ -14,16 +16,38 @@ from bench.base.daemon import Daemon
 
 
 def run_python(
-    context: BenchContext, daemon: Daemon, what: str, rounds: int, **options: Any
+    context: BenchContext,
+    daemon: Daemon,
+    what: str,
+    rounds: int,
+    root: Optional[pathlib.Path] = None,
+    **options: Any,
 ) -> Dict[str, Any]:
     """Runs saving_process.py to its end. Returns what it printed, and "keys": the (root, tag) of each save."""
-    root = context.new_root()
+    root = root or context.new_root()
     command = [sys.executable, "-m", "bench.cases.saving_process", what, f"--endpoint={daemon.endpoint}"]
     command += [f"--root={root}", f"--rounds={rounds}"]
     command += [f"--{name}={value}" for name, value in options.items()]
     measured = dict(json.loads(output_of(command).splitlines()[-1]))
     measured["keys"] = [(str(root), tag) for tag in measured.get("tags", [])]
     return measured
+
+
+def run_first(context: BenchContext, pool: int) -> Dict[str, Any]:
+    """Starts a daemon when a process has its state, which then saves at once. Returns what the process printed."""
+    with tempfile.TemporaryDirectory(prefix="ckptd-bench-") as folder:
+        daemon = Daemon(pathlib.Path(folder), pool)
+        command = [sys.executable, "-m", "bench.cases.saving_process", "first", f"--endpoint={daemon.endpoint}"]
+        command += [f"--root={context.new_root()}", "--rounds=1", f"--size={context.size}"]
+        command += [f"--threads={context.threads}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as saving:
+            assert saving.stdin and saving.stdout
+            saving.stdout.readline()
+            with daemon:
+                answer, _ = saving.communicate("\n", timeout=300)
+    if saving.returncode != 0:
+        raise SystemExit(f"'{' '.join(command)}' ended with status {saving.returncode}")
+    return dict(json.loads(answer.strip().splitlines()[-1]))
 
 
 def run_cpp(context: BenchContext, daemon: Daemon, size: int, rounds: int, pieces: int = 1) -> Dict[str, Any]:

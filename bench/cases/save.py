@@ -24,6 +24,8 @@ def run(context: BenchContext) -> None:
                 runs[client].append(_save(context, client, daemon, rounds))
                 daemon.wait_until_idle()
         log = daemon.saves()
+    if "python" in context.clients:
+        _report_first(context)
     publish = [limits.time_durable_publish(context.folder) * 1e3 for _ in range(20)]
     for client, measured in runs.items():
         _report_save(context, SUFFIX[client], measured, log)
@@ -74,6 +76,16 @@ def _report_save(context: BenchContext, suffix: str, runs: List[Dict[str, Any]],
         words = f"{disk.description()}; ours {describe_rates(durable)}"
         value = statistics.median(durable) / disk.best()
         context.report(Result(f"save.durable.{name}{suffix}", value, "x", words, 0.95, at_least=True))
+
+
+def _report_first(context: BenchContext) -> None:
+    """The first save, right after the daemon's start, while the pool is being faulted in."""
+    runs = [clients.run_first(context, context.size * 3 // 2) for _ in range(1 if context.quick else 3)]
+    copy = limits.best_copy([turn for run in runs for turn in run["copies"]])
+    seconds = [run["stall"] for run in runs]
+    words = f"right after the daemon's start; a copy by {copy.loop}, {context.threads} threads: {copy.seconds * 1e3:.0f} ms"
+    words = f"{words}; ours {describe_milliseconds(seconds)}"
+    context.report(Result("save.stall.first", statistics.median(seconds) / copy.seconds, "x", words))
 
 
 def _report_publish(

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import pathlib
+import sys
 import time
 from typing import Any, Dict, List
 
@@ -49,6 +50,25 @@ def big(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     }
 
 
+def first(options: argparse.Namespace) -> Dict[str, Any]:
+    """One save of `--size` bytes to a daemon that starts when this process has its state: prints a line then, and connects
+    after a line of input.
+    """
+    files = training_state.training_state(options.size)
+    copy = limits.MemoryCopy(tensors_of(files), options.threads)
+    copies = [copy() for _ in range(3)]
+    del copy
+    print("ready", flush=True)
+    sys.stdin.readline()
+    start = time.perf_counter()
+    run = ckptd.connect(options.endpoint).run(options.root, rank=0, world_size=1)
+    joined = time.perf_counter()
+    save = run.save("first", files=files)
+    stall = time.perf_counter() - joined
+    save.wait("committed", timeout=120.0)
+    return {"copies": copies, "stall": stall, "join": joined - start, "bytes": options.size}
+
+
 def many(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     """10,000 tensors of 1 KiB, in turns with torch.save of the same into memory."""
     tensors = {f"parameter_{i}": torch.randn(256) for i in range(10_000)}
@@ -85,7 +105,7 @@ def fill(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["big", "many", "tiny", "fill"])
+    parser.add_argument("what", choices=["big", "first", "many", "tiny", "fill"])
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--root", required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -96,6 +116,9 @@ def main() -> None:
     big_only.add_argument("--huge", type=pathlib.Path, help="a file system of huge pages, for fio's buffers")
     big_only.add_argument("--pid", type=int, help="of the daemon")
     options = parser.parse_args()
+    if options.what == "first":
+        print(json.dumps(first(options)))
+        return
     kept = None if options.what == "fill" else 1
     run = ckptd.connect(options.endpoint).run(options.root, rank=0, world_size=1, num_kept_ckpts=kept)
     work = {"big": big, "many": many, "tiny": tiny, "fill": fill}[options.what]

@@ -1,0 +1,149 @@
+"""Costs that must not grow with what the daemon remembers: checkpoints in a root, known roots, ranks, files in a save."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from typing import Any, Callable, Dict, Iterator, List
+
+from ckptd.v1 import messages_pb2 as messages
+
+from bench.base import machine
+from bench.base.context import KIB, MIB, BenchContext
+from bench.base.daemon import Daemon
+from bench.base.result import Result
+from bench.cases import clients
+from bench.cases.handoff import percentile
+from bench.cases.rank import Rank
+
+BEGIN_MS = 5  # The goal of a Begin, and of a page of a list.
+LAUNCHES = 64  # That a run's record keeps.
+
+
+def run(context: BenchContext) -> None:
+    _checkpoints(context, 300 if context.quick else 10_000)
+    _roots(context, 30 if context.quick else 1_000)
+    _ranks(context, 16 if context.quick else 256)
+    _files(context, 10_000)
+
+
+def _checkpoints(context: BenchContext, count: int) -> None:
+    """Begins, lists, start and memory of a daemon with a root of many checkpoints."""
+    with context.daemon(256 * MIB) as daemon:
+        daemon.wait_for_pool()
+        root = context.new_root()
+        clients.run_python(context, daemon, "fill", count, root=root)
+        daemon.wait_until_idle()
+        words = f"beside {count} checkpoints in the root"
+        memory = machine.private_memory(daemon.pid)
+        rank = Rank(daemon, root)
+        _report_begins(context, daemon, "scale.checkpoints", [rank], 100, words)
+        _report_p99(context, "scale.list_page_ms", list(_pages(rank)), f"100 of {count} checkpoints", BEGIN_MS)
+        rank.close()
+        daemon.stop()
+        start = time.perf_counter()
+        daemon.start()
+        machine.wait_until(lambda: _knows(daemon, count), f"the daemon to know {count} checkpoints", 120, 0.001)
+        seconds = time.perf_counter() - start
+    context.report(Result("scale.start_s", seconds, "s", f"until it answers for {count} checkpoints", 2))
+    room = 64 * MIB + count * 2 * KIB
+    words = f"the daemon outside the pool, beside {count} checkpoints; the goal is 64 MiB and 2 KiB for each"
+    context.report(Result("scale.memory_mib", memory / MIB, "MiB", words, room / MIB))
+
+
+def _roots(context: BenchContext, count: int) -> None:
+    """A first save after the start of a daemon that knows many roots, and Begins after that."""
+    with context.daemon(256 * MIB) as daemon:
+        daemon.wait_for_pool()
+        roots = [context.new_root() for _ in range(count)]
+        for root in roots:
+            rank = Rank(daemon, root)
+            rank.save("first", commit=True)
+            rank.close()
+        daemon.restart()
+        start = time.perf_counter()
+        rank = Rank(daemon, roots[count // 2])
+        rank.save("second", commit=True)
+        seconds = time.perf_counter() - start
+        words = f"from the start of a daemon that knows {count} roots until one of them has its next checkpoint"
+        context.report(Result("scale.first_save_s", seconds, "s", words, 2))
+        _report_begins(context, daemon, "scale.roots", [rank], 100, f"beside {count} known roots")
+        rank.close()
+
+
+def _ranks(context: BenchContext, count: int) -> None:
+    """Begins and Seals of a save by many ranks, whose run has had as many launches as its record keeps."""
+    with context.daemon(256 * MIB) as daemon:
+        daemon.wait_for_pool()
+        root = context.new_root()
+        for _ in range(LAUNCHES - 1):
+            for rank in _launch(daemon, root, count):
+                rank.close()
+        ranks = _launch(daemon, root, count)
+        words = f"{count} ranks, after {LAUNCHES} launches"
+        _report_begins(context, daemon, "scale.ranks", ranks, 10 if count > 100 else 2, words)
+        for rank in ranks:
+            rank.close()
+
+
+def _launch(daemon: Daemon, root: Any, count: int) -> List[Rank]:
+    launch = uuid.uuid4().hex
+    return [Rank(daemon, root, number=number, world_size=count, launch=launch) for number in range(count)]
+
+
+def _files(context: BenchContext, count: int) -> None:
+    with context.daemon(256 * MIB) as daemon:
+        daemon.wait_for_pool()
+        rank = Rank(daemon, context.new_root(), files=count)
+        _report_begins(context, daemon, "scale.files", [rank], 30, f"saves of {count} empty files, the request included")
+        rank.close()
+
+
+def _report_begins(
+    context: BenchContext, daemon: Daemon, name: str, ranks: List[Rank], rounds: int, words: str
+) -> None:
+    """Saves by all ranks. The daemon answers all Begins of a save when the last of them has come: that one is timed."""
+    begins = []
+    *others, last = ranks
+    for number in range(rounds):
+        tag = f"timed_{number}"
+        waiting = [rank.begin_later(tag) for rank in others]
+        if others:
+            daemon.status()  # The engine has heard of them before it answers this.
+        begins.append(_timed(lambda: last.begin(tag)))
+        for begun in waiting:
+            begun.result()
+        for rank in ranks:
+            rank.seal(tag)
+        last.wait(tag)
+    _report_p99(context, f"{name}.begin_ms", begins, words, BEGIN_MS)
+
+
+def _report_p99(context: BenchContext, name: str, seconds: List[float], words: str, goal: float) -> None:
+    calls = [value * 1e3 for value in seconds]
+    words = f"p99 of {len(calls)} calls, {words}; median {statistics.median(calls):.2f}, at most {max(calls):.2f} ms"
+    context.report(Result(name, percentile(calls, 99), "ms", words, goal))
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _pages(rank: Rank) -> Iterator[float]:
+    """The seconds of each page of the run's list."""
+    request = messages.ListCheckpointsRequest(parent=rank.run, page_size=100)
+    while True:
+        start = time.perf_counter()
+        page = rank.stub.ListCheckpoints(request, metadata=rank.metadata, timeout=60)
+        yield time.perf_counter() - start
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
+
+
+def _knows(daemon: Daemon, count: int) -> bool:
+    runs: Dict[str, int] = {run.path: run.checkpoint_count for run in daemon.status().runs}
+    return sum(runs.values()) >= count
