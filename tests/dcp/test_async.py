@@ -145,3 +145,26 @@ def test_relative_path_and_path_object_name_the_same_checkpoint(alone, root, ins
     assert alone.do("into['a'].tolist()") == [1.0, 1.0, 1.0]
     alone.do("dcp.save({'a': torch.zeros(3)}, checkpoint_id=pathlib.Path('checkpoint')); os.chdir('/')")
     assert os.path.exists(root + "/checkpoint/.ckptd/manifest")
+
+
+def test_short_messages_of_repeated_saves_give_whole_checkpoints_also_after_a_failed_one(launch, root, installed):
+    ranks = launch(2)
+    broken = (
+        "def broken(self, *a, **k): raise OSError('one rank cannot write')\n"
+        "before = Writer.write_data\n"
+        "if dist.get_rank() == 1: Writer.write_data = broken\n"
+        f"failed = dcp.async_save({STATE.format(9)}, checkpoint_id={root + '/failed'!r})\n"
+        "Writer.write_data = before"
+    )
+    ranks.do("ckptd.dcp.install(timeout=5)")
+    for number in range(3):
+        ranks.do(f"saved = dcp.async_save({STATE.format(number)}, checkpoint_id={f'{root}/s-{number}'!r})")
+        assert ranks.do("[len(saved.result(60).storage_data), len(saved.result().state_dict_metadata)]")[0][0] > 5
+        if number == 1:
+            ranks.do(broken)
+            assert all("one rank cannot write" in error.message for error in ranks.fail("failed.result(60)"))
+    assert not os.path.exists(root + "/failed")
+    for number in range(3):
+        check(ranks, f"{root}/s-{number}", number)
+        ranks.do(f"dcp.load(into, storage_reader=FileSystemReader({f'{root}/s-{number}'!r}))")
+        assert ranks.do("states.differences(wanted, into)") == [[], []]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Tuple
 
 import torch
 
+from ckptd._memory import native
 from ckptd._torch import archive_writer
 from ckptd._torch.state_pickler import pickle_state
 from ckptd._torch.zip_layout import Layout
@@ -21,6 +22,8 @@ class TensorArchive(NamedTuple):
 
     head: bytes
     tail: bytes
+    head_address: int
+    tail_address: int
 
 
 @functools.lru_cache(maxsize=_KEPT_SHAPES)
@@ -40,4 +43,5 @@ def around(dtype: Any, shape: Tuple[int, ...]) -> TensorArchive:
     for offset, start, length in zip(layout.glue_offsets, layout.glue_starts, layout.glue_lengths):
         put(offset, bytes(glue[start : start + length]))
     put(layout.pickle_offset, pickled)
-    return TensorArchive(bytes(whole[:begin]), bytes(whole[begin:]))
+    head, tail = bytes(whole[:begin]), bytes(whole[begin:])
+    return TensorArchive(head, tail, native.address_of(head)[0], native.address_of(tail)[0])

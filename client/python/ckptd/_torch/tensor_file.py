@@ -15,6 +15,7 @@ from ckptd._torch.tensor_archive import around
 
 ALIGNMENT = 64  # Of each archive, and so of the elements, in bytes.
 _ZEROS = bytes(ALIGNMENT)
+_ZEROS_ADDRESS = native.address_of(_ZEROS)[0]
 
 
 class Placed(NamedTuple):
@@ -49,12 +50,12 @@ class TensorFile:
     def add_archive(self, tensor: Any) -> Placed:
         """Adds the archive of a tensor. One that has been added before is not added again."""
         tensor = tensor.detach()
+        if not _is_plain(tensor) or not archive_writer.own_writer_works():
+            return self._add_unusual(tensor)
         identity = _identity(tensor)
-        placed = self._placed.get(identity) if identity is not None else None
-        if placed is None:
-            placed = self._add_archive(tensor)
-            if identity is not None:
-                self._placed[identity] = placed
+        placed = self._placed.get(identity)
+        if placed is None or identity is None:
+            placed = self._placed[identity] = self._add_archive(tensor)
         return placed
 
     def add_elements(self, tensor: Any) -> Placed:
@@ -72,20 +73,28 @@ class TensorFile:
         plain = PiecesImage(self.size, pieces, self._owners, self._fill())
         return JoinedImage(self.size, [(0, plain), *self._archives]) if self._archives else plain
 
+    def _add_unusual(self, tensor: Any) -> Placed:
+        self._align()
+        image, begin = archive_writer.image(tensor), self.size
+        self._archives.append((begin, image))
+        self.size += image.size
+        return Placed(begin, image.size, None)
+
     def _add_archive(self, tensor: Any) -> Placed:
-        self._put(_ZEROS[: -self.size % ALIGNMENT])
-        begin = self.size
-        if not _is_plain(tensor) or not archive_writer.own_writer_works():
-            image = archive_writer.image(tensor)
-            self._archives.append((begin, image))
-            self.size += image.size
-            return Placed(begin, image.size, None)
-        archive = around(tensor.dtype, tuple(tensor.shape))
-        self._put(archive.head)
+        self._align()
+        archive, begin = around(tensor.dtype, tuple(tensor.shape)), self.size
+        self._owners.append(archive)
+        self._add_piece(archive.head_address, len(archive.head))
         elements = self.size
         self._put_elements(tensor)
-        self._put(archive.tail)
+        if archive.tail:
+            self._add_piece(archive.tail_address, len(archive.tail))
         return Placed(begin, self.size - begin, elements)
+
+    def _align(self) -> None:
+        gap = -self.size % ALIGNMENT
+        if gap:
+            self._add_piece(_ZEROS_ADDRESS, gap)
 
     def _put(self, data: Any) -> None:
         size = memoryview(data).nbytes
@@ -157,15 +166,8 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _identity(tensor: Any) -> Any:
-    """Returns what is equal for tensors over the same elements; None if only torch can tell."""
-    if not _is_plain(tensor) or must_defer(tensor) or tensor.nbytes == 0:
+    """Returns what is equal for plain tensors over the same elements; None if only torch can tell."""
+    if must_defer(tensor) or tensor.nbytes == 0:
         return None
-    return (
-        tensor.device,
-        tensor.data_ptr(),
-        tensor.dtype,
-        tensor.shape,
-        tensor.stride(),
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
+    bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), bits

@@ -3,6 +3,8 @@
 import concurrent.futures
 import gc
 import logging
+import os
+import pickle
 from typing import Any, Optional
 
 from torch.distributed.checkpoint.api import CheckpointException  # No Exception, only a BaseException.
@@ -10,6 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from ckptd.dcp import _names
 from ckptd.dcp._process import place_of, process
+from ckptd.dcp._repeated import RepeatedSave
 
 _log = logging.getLogger("ckptd")
 
@@ -34,8 +37,8 @@ class SaveFuture(concurrent.futures.Future):  # type: ignore[type-arg]
     def result(self, timeout: Optional[float] = None) -> Metadata:
         """Returns the metadata. Raises why there is no checkpoint."""
         self._is_asked = True
-        found: Metadata = super().result(timeout)
-        return found
+        found = super().result(timeout)
+        return found if isinstance(found, Metadata) else _read(found)
 
     def exception(self, timeout: Optional[float] = None) -> Optional[BaseException]:
         """Returns why there is no checkpoint; None if there is one."""
@@ -58,36 +61,59 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
         writer: the Writer, whose ``wait`` does not count.
         arguments: those of dcp.save.
     """
-    future = SaveFuture()
-    chosen = writer.options
+    if arguments.get("checkpoint_id"):
+        writer.reset(arguments.pop("checkpoint_id"))
+    future, path = SaveFuture(), writer.checkpoint_id
+    chosen, repeated = writer.options, None
     if arguments.get("planner") is None and arguments.get("use_collectives", True):
-        arguments["planner"] = _names.caching_planner(_plan_key(writer.checkpoint_id, arguments))
+        repeated = _repeated(_plan_key(path, arguments))
+        arguments["planner"] = _names.caching_planner(repeated.key)
     is_collecting = gc.isenabled()
     gc.disable()  # Nothing of a plan is garbage, and collections take longer than planning.
     writer.options = chosen._replace(wait="sealed")
     try:
-        metadata = _names.stock_save(state_dict, storage_writer=writer, **arguments)
+        metadata = writer.save_repeated(state_dict, repeated if arguments.get("planner") else None, arguments)
         assert writer.save is not None  # dcp.save() has called the writer.
         saved = writer.save.future("committed")
     except (Exception, CheckpointException) as error:  # As with DCP, what fails is the future's.
-        future.fail(error, writer.checkpoint_id)
-        process.add_failure(place_of(writer.checkpoint_id), error)
+        future.fail(error, path)
+        process.add_failure(place_of(path), error)
         return future
     finally:
         writer.options = chosen
         if is_collecting:
             gc.enable()
-    path = writer.checkpoint_id
 
     def end(done: Any) -> None:
         error = done.exception()
         if error is None:
-            future.set_result(metadata)
+            future.set_result(metadata if metadata is not None else path)
         else:
             future.fail(error, path)
 
     saved.add_done_callback(end)
     return future
+
+
+def _read(path: str) -> Metadata:
+    """Returns the metadata of a committed checkpoint; that of none if retention has removed it since."""
+    try:
+        with open(os.path.join(path, _names.METADATA_FILE), "rb") as file:
+            found: Metadata = pickle.load(file)
+            return found
+    except FileNotFoundError:
+        return Metadata({})
+
+
+_last = RepeatedSave("")
+
+
+def _repeated(key: str) -> RepeatedSave:
+    """Returns what the last save has left if it had the same key."""
+    global _last
+    if _last.key != key:
+        _last = RepeatedSave(key)
+    return _last
 
 
 def _plan_key(path: str, arguments: Any) -> str:

@@ -92,7 +92,7 @@ def caching_planner(key: str) -> Any:
     caches = [getattr(planner.SavePlanner, name, None) for name in _CACHES]
     if not all(isinstance(cache, dict) for cache in caches):
         return None
-    made = default_planner.DefaultSavePlanner(enable_plan_caching=True)
+    made = _KeepingPlanner(enable_plan_caching=True)
     if not isinstance(getattr(made, "_cached_plans_key", None), str):
         return None
     made._cached_plans_key = key
@@ -101,6 +101,14 @@ def caching_planner(key: str) -> Any:
             cache.pop(_cached_key, None)  # type: ignore[union-attr]
         _cached_key = key
     return made
+
+
+class _KeepingPlanner(default_planner.DefaultSavePlanner):
+    """Gives each save metadata of its own, and not those that it keeps."""
+
+    def create_global_plan(self, all_plans: List[Any]) -> Any:
+        plans, metadata = super().create_global_plan(all_plans)
+        return plans, copy.copy(metadata)
 
 
 _CACHES = (

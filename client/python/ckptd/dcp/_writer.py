@@ -1,5 +1,6 @@
 """A StorageWriter of DCP that saves through ckptd."""
 
+import copy
 import dataclasses
 import functools
 import os
@@ -20,6 +21,7 @@ from ckptd._torch.tensor_file import TensorFile
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._async import SaveFuture
 from ckptd.dcp._process import Place, place_of, process
+from ckptd.dcp._repeated import RepeatedSave
 from ckptd.dcp._stager import Stager
 
 _WAIT = ("committed", "sealed")
@@ -54,6 +56,8 @@ class _Saving(threading.local):
     use_collectives = True
     part: Optional[Part] = None  # Of the rank that writes metadata, until that is written.
     is_unfinished = False  # Something may have been set aside.
+    repeated: Optional[RepeatedSave] = None  # Set by save_async(): the other ranks do not need the metadata.
+    metadata: Optional[Metadata] = None  # Then the coordinator's.
     saved: Optional[SaveFuture] = None  # In the thread of async_save(): what stage() has saved.
     save: Optional[Save] = None
 
@@ -188,7 +192,8 @@ class Writer(StorageWriter, Stager):
             self._now.part = run.begin(self._place.tag, files=files, step=step, timeout=timeout)
         else:
             self._remember(run.save(self._place.tag, files=files, step=step, timeout=timeout))
-        done.set_result(files.results)
+        repeated = self._now.repeated
+        done.set_result(files.results if repeated is None else repeated.outgoing(who.rank, files.results))
         return done
 
     def finish(self, metadata: Metadata, results: List[List[WriteResult]]) -> None:
@@ -200,6 +205,8 @@ class Writer(StorageWriter, Stager):
             vars(metadata).update(vars(self._now.saved.result()))
             return
         assert self._now.part is not None  # write_data() has begun it.
+        if self._now.repeated is not None:
+            results = self._now.repeated.incoming(results)
         metadata.version = _names.FORMAT_VERSION
         metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
         metadata.storage_meta = self.storage_meta()
@@ -207,6 +214,9 @@ class Writer(StorageWriter, Stager):
         try:
             with self._now.part as part:
                 part.add(name, pickle.dumps(metadata))
+            if self._now.repeated is not None:
+                self._now.metadata = copy.copy(metadata)
+                metadata.state_dict_metadata, metadata.storage_data, metadata.planner_data = {}, {}, {}
             self._remember(part.save)
             part.save.wait(self.options.wait, process.settings.timeout)
             if self.options.wait == "sealed" and _directory.has_aside(self._place):
@@ -245,6 +255,26 @@ class Writer(StorageWriter, Stager):
             "a ckptd.dcp.Writer cannot go to another process: use dcp.async_save with AsyncCheckpointerType.THREAD, or call "
             "ckptd.dcp.install(), which needs neither a thread nor a process"
         )
+
+    def save_repeated(
+        self, state_dict: Any, repeated: Optional[RepeatedSave], arguments: Dict[str, Any]
+    ) -> Optional[Metadata]:
+        """Calls dcp.save() with short messages, if `repeated` is given. Then only the coordinator returns the
+        metadata; the other ranks return None.
+        """
+        self._now.repeated, self._now.metadata = repeated, None
+        try:
+            metadata: Metadata = _names.stock_save(state_dict, storage_writer=self, **arguments)
+            if repeated is None:
+                return metadata
+            repeated.confirm()
+            return self._now.metadata
+        except BaseException:
+            if repeated is not None:
+                repeated.clear()
+            raise
+        finally:
+            self._now.repeated = self._now.metadata = None
 
     def _remember(self, save: Save) -> None:
         self._now.save = save
