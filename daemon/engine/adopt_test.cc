@@ -140,6 +140,26 @@ TEST_F(AdoptionTest, ForeignCheckpointsAreOnLastPage) {
   EXPECT_EQ(last.get().foreign_size(), 1);
 }
 
+TEST_F(AdoptionTest, PagesHoldEveryCheckpointOnceNewestFirst) {
+  auto sessions = Launch("a", 1);
+  for (int i = 1; i <= 5; ++i) SaveAll(sessions, "step_" + std::to_string(i), i);
+  for (const bool show_all : {false, true}) {
+    v1::ListCheckpointsRequest request;
+    request.set_parent(run_);
+    request.set_page_size(2);
+    request.set_show_all(show_all);
+    std::vector<std::string> tags;
+    for (int pages = 0; pages < 3; ++pages) {
+      Answer<v1::ListCheckpointsResponse> page;
+      engine_->ListCheckpoints(Caller{0, 1000, false}, request, page.reply());
+      for (const v1::Checkpoint& checkpoint : page.get().checkpoints()) tags.push_back(checkpoint.tag());
+      request.set_page_token(page.get().next_page_token());
+      EXPECT_EQ(request.page_token().empty(), pages == 2);
+    }
+    EXPECT_THAT(tags, ElementsAre("step_5", "step_4", "step_3", "step_2", "step_1"));
+  }
+}
+
 TEST_F(AdoptionTest, ForeignCheckpointIsNotLatestNotResumedFromAndNotCounted) {
   Foreign("theirs", kHour);
   auto sessions = Launch("a", 1);

@@ -1,5 +1,6 @@
 // Requests about checkpoints: describing, listing, opening, locating and pinning them.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -135,6 +136,19 @@ void Engine::Impl::GetCommitted(Run* run, const CommittedCheckpoint& committed, 
       });
 }
 
+// The newest `count` below a sequence: a page costs what it shows, however many checkpoints the run has.
+std::map<int64_t, v1::Checkpoint> Engine::Impl::CommittedBelow(const Run& run, int64_t below,
+                                                               int count) const {
+  std::map<int64_t, v1::Checkpoint> found;
+  const std::set<int64_t> leaving = retention_.Leaving(run);
+  const auto& committed = run.catalog.committed();
+  for (auto entry = std::make_reverse_iterator(committed.lower_bound(below));
+       entry != committed.rend() && std::ssize(found) < count; ++entry) {
+    if (!leaving.contains(entry->first)) found.emplace(entry->first, Describe(run, entry->second));
+  }
+  return found;
+}
+
 void Engine::Impl::ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequest& request,
                                    Reply<v1::ListCheckpointsResponse> reply) {
   absl::StatusOr<Run*> found = FindRun(caller, request.parent());
@@ -147,17 +161,13 @@ void Engine::Impl::ListCheckpoints(const Caller& caller, const v1::ListCheckpoin
   if (!request.page_token().empty() && (!absl::SimpleAtoi(request.page_token(), &below) || below < 1)) {
     return reply(InvalidArgument("page_token is not one that this method answered"));
   }
-  std::map<int64_t, v1::Checkpoint> all;
-  const std::set<int64_t> leaving = retention_.Leaving(*run);
-  for (const auto& [sequence, committed] : run->catalog.committed()) {
-    if (!leaving.contains(sequence)) all.emplace(sequence, Describe(*run, committed));
-  }
+  const int page_size = request.page_size() == 0 ? 100 : request.page_size();
+  std::map<int64_t, v1::Checkpoint> all = CommittedBelow(*run, below, page_size + 1);
   if (request.show_all()) {
     for (const v1::Checkpoint& failure : ended_.failures(*run)) all.emplace(failure.sequence(), failure);
     for (const auto& [sequence, save] : run->saves)
       all.insert_or_assign(sequence, Describe(*save, request.view()));
   }
-  const int page_size = request.page_size() == 0 ? 100 : request.page_size();
   v1::ListCheckpointsResponse response = PageOf(std::move(all), below, page_size);
   if (request.show_foreign() && response.next_page_token().empty())
     return adoptions_.ListForeign(run, std::move(response), std::move(reply));

@@ -108,6 +108,7 @@ class Engine::Impl {
                     const v1::GetCheckpointRequest& request, Reply<v1::Checkpoint> reply);
   void ListCheckpoints(const Caller& caller, const v1::ListCheckpointsRequest& request,
                        Reply<v1::ListCheckpointsResponse> reply);
+  std::map<int64_t, v1::Checkpoint> CommittedBelow(const Run& run, int64_t below, int count) const;
   void OpenCheckpoint(const Caller& caller, const v1::OpenCheckpointRequest& request,
                       Reply<v1::OpenCheckpointResponse> reply);
   void OpenCheckpoint(SessionId session, Run* run, const std::string& tag, bool strict,

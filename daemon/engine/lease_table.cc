@@ -30,11 +30,16 @@ absl::Status LeaseTable::CheckMayOpen(SessionId session, const Run& run, int64_t
   return absl::OkStatus();
 }
 
+std::pair<const Run*, int64_t> LeaseTable::CheckpointOf(const Lease& lease) {
+  return {lease.run, lease.sequence};
+}
+
 void LeaseTable::Open(SessionId session, Run* run, int64_t sequence, bool resumes, Opened done) {
   if (absl::Status may = CheckMayOpen(session, *run, sequence); !may.ok()) return done(may);
   // Leased before it is opened, so that retention leaves it alone meanwhile.
   const std::string id = absl::StrCat("leases/", next_id_++);
   leases_.emplace(id, Lease{id, session, run, sequence, resumes, nullptr});
+  ++counts_[CheckpointOf(leases_.at(id))];
   const std::string tag = run->catalog.Find(sequence)->summary.tag();
   run->io->OpenCheckpoint(tag, sequence,
                           [this, id, tag, done = std::move(done)](
@@ -155,14 +160,14 @@ void LeaseTable::Release(Leases::iterator lease) {
   if (lease->second.total_bytes > 0) Notify(lease->second, /*ended=*/true);
   Lease released = std::move(lease->second);
   leases_.erase(lease);
+  if (const auto count = counts_.find(CheckpointOf(released)); --count->second == 0) counts_.erase(count);
   released.reader.reset();  // Before retention looks: an open reader keeps its files in trash.
   hooks_.released(released);
 }
 
 int LeaseTable::Count(const Run& run, int64_t sequence) const {
-  return static_cast<int>(std::count_if(leases_.begin(), leases_.end(), [&](const auto& entry) {
-    return entry.second.run == &run && entry.second.sequence == sequence;
-  }));
+  const auto found = counts_.find({&run, sequence});
+  return found == counts_.end() ? 0 : found->second;
 }
 
 int LeaseTable::CountOf(SessionId session) const {

@@ -95,11 +95,14 @@ class LeaseTable {
   absl::Status CountManifest(Lease& lease) const;
   void Notify(const Lease& lease, bool ended) const;
   void Release(Leases::iterator lease);
+  static std::pair<const Run*, int64_t> CheckpointOf(const Lease& lease);
 
   const Limits limits_;
   const SessionTable* const sessions_;
   const Hooks hooks_;
   Leases leases_;  // By id.
+  // How many of them a checkpoint has: a page of a list asks for each of its checkpoints.
+  std::map<std::pair<const Run*, int64_t>, int> counts_;
   int64_t next_id_ = 1;
 };
 

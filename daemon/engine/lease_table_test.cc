@@ -74,6 +74,19 @@ TEST_F(LeaseTableTest, LeasesTheCheckpointBeforeItIsOpen) {
   EXPECT_FALSE(table_.Find(Of(2), ids[0]).ok()) << "it is another session's";
 }
 
+TEST_F(LeaseTableTest, CountsTheLeasesOfEachCheckpoint) {
+  Run* run = AddReadableRun({1, 2});
+  const std::string first = Open(1, run, 1);
+  Open(2, run, 1);
+  EXPECT_EQ(table_.Count(*run, 1), 2);
+  EXPECT_EQ(table_.Count(*run, 2), 0);
+  EXPECT_TRUE(table_.Close(Of(1), first).ok());
+  EXPECT_TRUE(table_.Close(Of(1), first).ok()) << "a retry";
+  EXPECT_EQ(table_.Count(*run, 1), 1);
+  table_.OnSessionEnded(2);
+  EXPECT_EQ(table_.Count(*run, 1), 0);
+}
+
 TEST_F(LeaseTableTest, LimitsTheLeasesOfAUser) {
   Run* run = AddReadableRun({1});
   EXPECT_NE(Open(1, run, 1), "");
