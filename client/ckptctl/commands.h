@@ -35,6 +35,16 @@ absl::StatusOr<ExitCode> Abort(const Context& context, const std::string& name, 
 absl::StatusOr<ExitCode> Prefetch(const Context& context, const std::string& name);
 absl::StatusOr<ExitCode> SetPinned(const Context& context, const std::string& name, bool pinned);
 
+// retention.cc
+struct RetentionArguments {
+  std::string run;
+  std::string set;  // The policy, as retention_text.h reads it. Empty: show what keeps each checkpoint.
+  bool clear = false;
+  bool dry_run = false;  // Show what `set` would keep, and change nothing.
+};
+absl::StatusOr<ExitCode> Retention(const Context& context, const RetentionArguments& arguments);
+absl::StatusOr<ExitCode> Delete(const Context& context, const std::string& name, bool force);
+
 // adopt.cc: adopts all of a run's foreign checkpoints, or those in `tags`. kRefused if one was refused.
 absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,
                                const std::vector<std::string>& tags, bool allow_removal);

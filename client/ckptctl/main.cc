@@ -33,7 +33,8 @@ struct Arguments {
   bool allow_removal = false;
   std::string output = "text", run, name, level = "committed", message, path;
   double timeout = 0, interval = 0.5;
-  bool all = false, until_idle = false, unverified = false;
+  bool all = false, until_idle = false, unverified = false, force = false;
+  RetentionArguments retention;
   ConvertArguments convert;
 };
 
@@ -89,6 +90,20 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
   Add(app, "unpin", "Undo pin", chosen, [&] { return SetPinned(context, a.name, false); })
       ->add_option("NAME", a.name, "The checkpoint")
       ->required();
+  CLI::App* retention =
+      Add(app, "retention", "Show what keeps each checkpoint of a run, or change its policy", chosen,
+          [&] { return Retention(context, a.retention); });
+  retention->add_option("RUN", a.retention.run, "The run")->required();
+  CLI::Option* set = retention->add_option(
+      "--set", a.retention.set,
+      "From the next commit on, keep this and not what the job asks for: all, or some of last=3, "
+      "best=2:loss:min, every=1000 and newer_than=7d, separated by commas");
+  retention->add_flag("--clear", a.retention.clear, "Undo --set: keep what the job asks for")->excludes(set);
+  retention->add_flag("--dry-run", a.retention.dry_run, "Show what --set would keep, and change nothing");
+  CLI::App* remove = Add(app, "delete", "Move a committed checkpoint into the trash", chosen,
+                         [&] { return Delete(context, a.name, a.force); });
+  remove->add_option("NAME", a.name, "The checkpoint")->required();
+  remove->add_flag("--force", a.force, "Delete it although it is pinned");
   Add(app, "prefetch",
       "Read a checkpoint into the daemon's memory, for the job that restores it; at most --timeout (600)",
       chosen, [&] { return Prefetch(context, a.name); })

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "client/ckptctl/retention_text.h"
 
 namespace ckptd::ctl {
 namespace {
@@ -88,7 +89,10 @@ std::string RenderRun(const v1::Run& run, int64_t now_us) {
           absl::StrCat(
               run.checkpoint_count(), " committed, ",
               run.has_num_kept_ckpts() ? absl::StrCat("the last ", run.num_kept_ckpts(), " are kept")
-                                       : "all are kept",
+                                       : absl::StrCat("kept: ", RetentionText(run.retention())),
+              run.has_retention_override()
+                  ? absl::StrCat(", from the next commit on: ", RetentionText(run.retention_override()))
+                  : "",
               run.predicted_victims().empty() ? "" : ", next to go: ",
               absl::StrJoin(run.predicted_victims(), " "),
               run.trash_bytes() > 0 ? absl::StrCat(", ", HumanBytes(run.trash_bytes()), " in trash") : ""));

@@ -77,6 +77,17 @@ struct ClientOptions {
   bool keeper = false;
 };
 
+// Which committed checkpoints a run keeps: those that at least one field keeps. All that are left at their
+// defaults: every checkpoint.
+struct Keep {
+  std::optional<int> last = {};  // The newest N that are not damaged, N >= 1. Unset beside another field: 1.
+  int best = 0;                  // The K with the best value of `metric`, the newer of equal ones first.
+  std::string metric = {};       // A checkpoint without it, or with NaN, is never among the best.
+  bool highest = false;          // The best value is the highest, not the lowest.
+  int64_t every = 0;             // Those whose step is a multiple of it.
+  std::chrono::seconds newer_than{0};  // Those that were committed less than this time ago.
+};
+
 struct RunOptions {
   int rank = 0;        // This process, in [0, world_size).
   int world_size = 1;  // The number of ranks of the job; at least 1.
@@ -84,9 +95,11 @@ struct RunOptions {
   // client derives it from the parent process (boot, pid and start time), which is right where one launcher
   // started all ranks.
   std::string launch_id = {};
-  std::string run_id = {};                 // A label that must match the run in the root. Empty: accept any.
-  int64_t attempt = 0;                     // The attempt to join; 0: the daemon gives each launch its number.
-  std::optional<int> num_kept_ckpts = {};  // Retention keeps the newest N, N >= 1. Unset: it keeps all.
+  std::string run_id = {};  // A label that must match the run in the root. Empty: accept any.
+  int64_t attempt = 0;      // The attempt to join; 0: the daemon gives each launch its number.
+  // Which checkpoints retention keeps; unset: all. num_kept_ckpts is short for Keep::last. Set at most one.
+  std::optional<Keep> retention = {};
+  std::optional<int> num_kept_ckpts = {};
   // The most time from the first rank's Begin to the last rank's Seal. Then the save ends FAILED.
   Timeout commit_timeout = std::chrono::seconds(600);
   // Threads that copy a large part. 0: one for each core, at most 4.

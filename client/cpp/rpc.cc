@@ -171,6 +171,17 @@ absl::StatusOr<v1::Checkpoint> Rpc::Unpin(const v1::UnpinRequest& request, Durat
 absl::StatusOr<v1::Checkpoint> Rpc::Prefetch(const v1::PrefetchRequest& request, Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::Prefetch, request, timeout);
 }
+absl::StatusOr<v1::Run> Rpc::SetRetention(const v1::SetRetentionRequest& request, Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::SetRetention, request, timeout);
+}
+absl::StatusOr<v1::ExplainRetentionResponse> Rpc::ExplainRetention(const v1::ExplainRetentionRequest& request,
+                                                                   Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::ExplainRetention, request, timeout);
+}
+absl::StatusOr<v1::Checkpoint> Rpc::DeleteCheckpoint(const v1::DeleteCheckpointRequest& request,
+                                                     Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::DeleteCheckpoint, request, timeout);
+}
 absl::StatusOr<v1::Checkpoint> Rpc::ClearDamage(const v1::ClearDamageRequest& request, Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::ClearDamage, request, timeout);
 }

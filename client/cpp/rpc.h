@@ -63,6 +63,11 @@ class Rpc {
   absl::StatusOr<v1::Checkpoint> Pin(const v1::PinRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> Unpin(const v1::UnpinRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> Prefetch(const v1::PrefetchRequest& request, Duration timeout);
+  absl::StatusOr<v1::Run> SetRetention(const v1::SetRetentionRequest& request, Duration timeout);
+  absl::StatusOr<v1::ExplainRetentionResponse> ExplainRetention(const v1::ExplainRetentionRequest& request,
+                                                                Duration timeout);
+  absl::StatusOr<v1::Checkpoint> DeleteCheckpoint(const v1::DeleteCheckpointRequest& request,
+                                                  Duration timeout);
   absl::StatusOr<v1::Checkpoint> ClearDamage(const v1::ClearDamageRequest& request, Duration timeout);
   // Passes one event for each tag to `event`, until all tags were tried. DEADLINE_EXCEEDED after `timeout`;
   // the daemon then stops, too, after the tag that is under way.

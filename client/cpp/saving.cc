@@ -16,6 +16,17 @@ namespace {
 
 constexpr Duration kAbortTimeout = std::chrono::seconds(5);
 
+v1::RetentionPolicy ToWire(const Keep& keep) {
+  v1::RetentionPolicy policy;
+  if (keep.last) policy.set_last(*keep.last);
+  policy.set_best(keep.best);
+  policy.set_metric(keep.metric);
+  policy.set_order(keep.highest ? v1::MAX : v1::MIN);
+  policy.set_every_steps(keep.every);
+  if (keep.newer_than.count() != 0) policy.mutable_newer_than()->set_seconds(keep.newer_than.count());
+  return policy;
+}
+
 // Adds the time of its scope to `sum`.
 class Stopwatch {
  public:
@@ -66,6 +77,7 @@ absl::StatusOr<v1::BeginResponse> PartImpl::Begin(const Membership& membership) 
   request.set_busy(static_cast<v1::BusyPolicy>(static_cast<int>(options_.busy) + 1));
   SetDuration(options_.timeout, request.mutable_timeout());
   SetDuration(run_->options().commit_timeout, request.mutable_commit_timeout());
+  if (run_->options().retention) *request.mutable_retention() = ToWire(*run_->options().retention);
   if (run_->options().num_kept_ckpts) request.set_num_kept_ckpts(*run_->options().num_kept_ckpts);
   for (const auto& [name, value] : options_.metrics) (*request.mutable_metrics())[name] = value;
   request.mutable_pointers()->insert(options_.pointers.begin(), options_.pointers.end());

@@ -606,7 +606,7 @@ TEST_F(AdmissionTest, RefusesTimeoutsAboveConfiguredBounds) {
 
 // ---- ranks that do not agree on retention
 
-TEST_F(AdmissionTest, RanksWithDifferentNumKeptCkptsConflict) {
+TEST_F(AdmissionTest, RanksWithDifferentRetentionPoliciesConflict) {
   auto sessions = Launch("a", 2);
   auto first = BeginOf(0, "t", 1, 100), second = BeginOf(1, "t", 1, 100);
   first.set_num_kept_ckpts(3);
@@ -614,15 +614,15 @@ TEST_F(AdmissionTest, RanksWithDifferentNumKeptCkptsConflict) {
   auto begun = Begin(sessions[0], first);
   auto refused = Begin(sessions[1], second);
   EXPECT_EQ(refused.reason(), "SAVE_CONFLICT");
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("num_kept_ckpts 5"));
-  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("num_kept_ckpts 3"));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("keeps last 5"));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("keeps last 3"));
   second.set_num_kept_ckpts(3);
   auto agreed = Begin(sessions[1], second);
   RunQueued([&] { return begun.has() && agreed.has(); });
   EXPECT_TRUE(agreed.status().ok()) << agreed.status();
 }
 
-TEST_F(AdmissionTest, RankWithoutNumKeptCkptsFollowsOtherRanks) {
+TEST_F(AdmissionTest, RankWithoutRetentionPolicyFollowsOtherRanks) {
   auto sessions = Launch("a", 2);
   for (int64_t step : {1, 2}) {
     const std::string tag = "step" + std::to_string(step);

@@ -144,7 +144,7 @@ std::vector<AdoptionJobs::Planned> AdoptionJobs::Wanted(const v1::AdoptCheckpoin
 void AdoptionJobs::Plan(Run* run, const std::vector<ForeignCheckpoint>& found) {
   Job& job = *states_.Of(run).job;
   job.plan = Wanted(job.request, found);
-  const std::optional<int> kept = hooks_.num_kept_ckpts(*run);
+  const std::optional<int> kept = hooks_.kept_last(*run);
   int64_t younger_here = 0;
   for (auto each = job.plan.rbegin(); each != job.plan.rend(); ++each) {
     if (run->catalog.FindTag(each->tag.tag) != nullptr || !each->found) continue;

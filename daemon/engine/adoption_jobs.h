@@ -43,7 +43,7 @@ class AdoptionJobs {
     DescribeCheckpoint describe;
     std::function<bool()> is_draining;
     std::function<std::vector<SaveInFlight>(const Run&)> saves_in_flight;
-    std::function<std::optional<int>(const Run&)> num_kept_ckpts;
+    std::function<std::optional<int>(const Run&)> kept_last;
     std::function<void(Run*, PointerFiles)> pointers_changed;
     // Whether an adoption took effect is unknown: the root takes no changes until it has been scanned.
     std::function<void(Run*)> rescan;

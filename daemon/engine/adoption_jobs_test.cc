@@ -39,7 +39,7 @@ class AdoptionJobsTest : public ClassTest {
                       const CommittedCheckpoint& committed) { return ToWire(run, committed, {}); },
        .is_draining = [] { return false; },
        .saves_in_flight = [this](const Run&) { return saves_in_flight_; },
-       .num_kept_ckpts = [this](const Run&) { return kept_; },
+       .kept_last = [this](const Run&) { return kept_; },
        .pointers_changed = [](Run*, PointerFiles) {},
        .rescan = [](Run*) {},
        .ended = [this](Run*) { ++ends_; }}};

@@ -6,15 +6,12 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
+#include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
-
-absl::Status NoCheckpoint(const std::string& tag, const std::string& message) {
-  return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint, message, {{"tag", tag}});
-}
 
 // One page of `all`, newest first. The page token is the last sequence of the page before.
 v1::ListCheckpointsResponse PageOf(std::map<int64_t, v1::Checkpoint> all, int64_t below, int page_size) {
@@ -78,7 +75,7 @@ v1::Run Engine::Impl::Describe(const Run& run) const {
   for (int64_t victim : retention_.PredictedVictims(run))
     description.add_predicted_victims(run.catalog.Find(victim)->summary.tag());
   description.set_checkpoint_count(static_cast<int>(run.catalog.committed().size()));
-  if (const std::optional<int> kept = retention_.num_kept_ckpts(run)) description.set_num_kept_ckpts(*kept);
+  DescribeRetention(run.ledger->record(), &description);
   for (const auto& [sequence, save] : run.saves)
     description.set_pool_bytes(description.pool_bytes() +
                                pool_->Count(save->reservation) * pool_->segment_bytes());

@@ -10,6 +10,7 @@
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
+#include "storage/format/retention_record.h"
 
 namespace ckptd {
 namespace {
@@ -76,8 +77,7 @@ void Engine::Impl::OnCommitted(Save* save, CommittedCheckpoint committed, Pointe
   Run* run = save->run;
   run->catalog.RemoveTag(save->key.tag);
   run->catalog.Add(std::move(committed));
-  retention_.SetNumKept(run, save->num_kept_ckpts);
-  run->ledger->SetRetention(save->num_kept_ckpts);
+  retention_.SetPolicies(run, {LoadRetention(run->ledger->record())});
   retention_.SetPointers(run, std::move(pointers));
   tracker_.End(save, v1::COMMITTED);  // Retention follows when the history is on disk.
 }
@@ -316,6 +316,30 @@ void Engine::SetPinned(const Caller& caller, const std::string& name, bool pinne
                         [this, pinned](Run* run, const std::string& tag, Reply<v1::Checkpoint> then) {
                           impl_->SetPinned(run, tag, pinned, std::move(then));
                         });
+}
+void Engine::SetRetention(const Caller& caller, const v1::SetRetentionRequest& request,
+                          Reply<v1::Run> reply) {
+  if (absl::Status wrong = CheckRetention(request.policy()); !wrong.ok()) return reply(wrong);
+  impl_->WithRun<v1::Run>(
+      caller, request.run(), std::move(reply),
+      [this, request](Run* run, Reply<v1::Run> then) { impl_->SetRetention(run, request, std::move(then)); });
+}
+void Engine::ExplainRetention(const Caller& caller, const v1::ExplainRetentionRequest& request,
+                              Reply<v1::ExplainRetentionResponse> reply) {
+  if (absl::Status wrong = CheckRetention(request.policy()); !wrong.ok()) return reply(wrong);
+  impl_->WithRun<v1::ExplainRetentionResponse>(
+      caller, request.run(), std::move(reply),
+      [this, request](Run* run, Reply<v1::ExplainRetentionResponse> then) {
+        impl_->ExplainRetention(run, request, std::move(then));
+      });
+}
+void Engine::DeleteCheckpoint(const Caller& caller, const v1::DeleteCheckpointRequest& request,
+                              Reply<v1::Checkpoint> reply) {
+  impl_->WithCheckpoint(
+      caller, request.name(), std::move(reply),
+      [this, force = request.force()](Run* run, const std::string& tag, Reply<v1::Checkpoint> then) {
+        impl_->DeleteCheckpoint(run, tag, force, std::move(then));
+      });
 }
 void Engine::ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply) {
   impl_->WithCheckpoint(caller, name, std::move(reply),

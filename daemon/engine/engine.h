@@ -92,6 +92,11 @@ class Engine {
   v1::Status GetStatus(const Caller& caller);
   v1::ListSessionsResponse ListSessions(const Caller& caller);
   void SetPinned(const Caller& caller, const std::string& name, bool pinned, Reply<v1::Checkpoint> reply);
+  void SetRetention(const Caller& caller, const v1::SetRetentionRequest& request, Reply<v1::Run> reply);
+  void ExplainRetention(const Caller& caller, const v1::ExplainRetentionRequest& request,
+                        Reply<v1::ExplainRetentionResponse> reply);
+  void DeleteCheckpoint(const Caller& caller, const v1::DeleteCheckpointRequest& request,
+                        Reply<v1::Checkpoint> reply);
   void ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
   void Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
 

@@ -117,7 +117,24 @@ class Engine::Impl {
                    Reply<v1::LocateFilesResponse> reply);
   void SetPinned(Run* run, const std::string& tag, bool pinned, Reply<v1::Checkpoint> reply);
 
+  // retention_requests.cc
+  void SetRetention(Run* run, const v1::SetRetentionRequest& request, Reply<v1::Run> reply);
+  void ExplainRetention(Run* run, const v1::ExplainRetentionRequest& request,
+                        Reply<v1::ExplainRetentionResponse> reply);
+  void DeleteCheckpoint(Run* run, const std::string& tag, bool force, Reply<v1::Checkpoint> reply);
+
   // engine.cc
+  // Opens the run if it is closed for being idle.
+  template <typename T>
+  void WithRun(const Caller& caller, const std::string& name, Reply<T> reply,
+               absl::AnyInvocable<void(Run*, Reply<T>)> then) {
+    runs_.WhenOpen<T>(caller, name, std::move(reply),
+                      [this, caller, name, then = std::move(then)](Reply<T> awake) mutable {
+                        const absl::StatusOr<Run*> run = FindRun(caller, name);
+                        if (!run.ok()) return awake(run.status());
+                        then(*run, std::move(awake));
+                      });
+  }
   // Opens the checkpoint's run if it is closed for being idle, and finds it.
   void WithCheckpoint(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply,
                       absl::AnyInvocable<void(Run*, const std::string& tag, Reply<v1::Checkpoint>)> then);

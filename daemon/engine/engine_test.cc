@@ -623,6 +623,33 @@ TEST_F(EngineTest, RefusesRetentionOfZeroOrLess) {
   }
 }
 
+TEST_F(EngineTest, RefusesRetentionPolicyOutOfRange) {
+  auto sessions = Launch("a", 1);
+  const std::function<void(v1::RetentionPolicy&)> wrong[] = {
+      [](auto& policy) { policy.set_last(0); },
+      [](auto& policy) { policy.set_best(-1); },
+      [](auto& policy) { policy.set_best(2); },
+      [](auto& policy) { policy.set_metric("loss"); },
+      [](auto& policy) {
+        policy.set_best(1);
+        policy.set_metric(std::string(65, 'm'));
+      },
+      [](auto& policy) { policy.set_every_steps(-1); },
+      [](auto& policy) { policy.mutable_newer_than()->set_seconds(0); },
+      [](auto& policy) { policy.set_order(static_cast<v1::MetricOrder>(7)); },
+  };
+  for (const auto& change : wrong) {
+    auto request = BeginOf(0, "one", 1, 100);
+    change(*request.mutable_retention());
+    EXPECT_EQ(Begin(sessions[0], request).reason(), "INVALID_ARGUMENT")
+        << request.retention().ShortDebugString();
+  }
+  auto both = BeginOf(0, "one", 1, 100);
+  both.set_num_kept_ckpts(1);
+  both.mutable_retention()->set_last(1);
+  EXPECT_EQ(Begin(sessions[0], both).reason(), "INVALID_ARGUMENT");
+}
+
 TEST_F(EngineTest, RefusesWorldThatSpansNodes) {
   SessionId session = Trainer("a");
   v1::JoinRunRequest request;

@@ -1,7 +1,6 @@
 #include "daemon/engine/publisher.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +10,8 @@
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/format/manifest.h"
+#include "storage/format/retention_record.h"
+#include "storage/ledger/ledger.h"
 
 namespace ckptd {
 namespace {
@@ -156,23 +157,33 @@ bool Publisher::IsReady(const Save& save) const {
   return true;
 }
 
+// The policies that the saves of the run that are being published put in force, `except` one of them.
+std::vector<RetentionPolicy> Publisher::NextPolicies(const Run& run, const Save* except) const {
+  std::vector<RetentionPolicy> policies;
+  for (const auto& [sequence, save] : run.saves) {
+    if (save->phase == SavePhase::kPublishing && save.get() != except)
+      policies.push_back(PolicyAfterCommit(run.ledger->record(), save->retention));
+  }
+  return policies;
+}
+
 // If this daemon is killed after the commit, the next one goes by the run record, and its retention removes
-// what the record does not keep. So the record says that more are kept before the commit, and that fewer are
-// kept after it.
+// what the record does not keep. So a policy that may keep more than the one in force is recorded before the
+// commit; one that keeps less, after it.
 void Publisher::TryPublish(Save* save) {
   if (!IsReady(*save)) return;
   save->phase = SavePhase::kPublishing;
   const storage::v1::RunRecord& record = save->run->ledger->record();
-  const int all = std::numeric_limits<int>::max();
-  const int recorded = record.has_num_kept_ckpts() ? record.num_kept_ckpts() : all;
-  if (save->num_kept_ckpts.value_or(all) <= recorded) return Publish(save);
-  save->run->ledger->SetRetention(save->num_kept_ckpts);
+  const RetentionPolicy next = PolicyAfterCommit(record, save->retention);
+  const RetentionPolicy in_force = LoadRetention(record);
+  if (KeepsNoMoreThan(next, in_force)) return Publish(save);
+  save->run->ledger->SetRetention(in_force, NextPolicies(*save->run, nullptr));
   save->run->ledger->WriteHistory([this, id = save->id](const absl::Status& written) {
     Save* ready = saves_->Find(id);
     if (ready == nullptr) return;
     if (written.ok()) return Publish(ready);
     ready->phase = SavePhase::kAdmitted;
-    hooks_.fail(ready, Annotate(written, "recording that more checkpoints are kept"));
+    hooks_.fail(ready, Annotate(written, "recording which checkpoints are kept"));
   });
 }
 
@@ -199,6 +210,8 @@ void Publisher::OnPublished(int64_t save_id, PublishResult result) {
     return result.retryable ? TryLater(save, result.status) : hooks_.fail(save, result.status);
   }
   if (result.outcome == PublishOutcome::kIndeterminate) return SetIndeterminate(save, result.status);
+  Ledger* ledger = save->run->ledger.get();
+  ledger->SetRetention(PolicyAfterCommit(ledger->record(), save->retention), NextPolicies(*save->run, save));
   hooks_.committed(save, Committed(*save, chunk_bytes_, clock_->UnixMicros()), std::move(result.pointers));
 }
 

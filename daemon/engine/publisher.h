@@ -11,6 +11,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/engine_types.h"
 #include "daemon/engine/expected_sizes.h"
+#include "daemon/engine/retention_policy.h"
 #include "daemon/engine/root_io.h"
 #include "daemon/engine/root_scanner.h"
 #include "daemon/engine/run.h"
@@ -55,6 +56,7 @@ class Publisher {
   void WritePart(Save* save, Part& part);
   void OnPartWritten(int64_t save_id, int rank, absl::StatusOr<storage::v1::PartRecord> record);
   bool IsReady(const Save& save) const;
+  std::vector<RetentionPolicy> NextPolicies(const Run& run, const Save* except) const;
   // Asks the ledger whether this daemon publishes, and does it.
   void Publish(Save* save);
   void OnPublished(int64_t save_id, PublishResult result);

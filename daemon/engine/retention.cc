@@ -1,9 +1,12 @@
 #include "daemon/engine/retention.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
@@ -20,47 +23,79 @@ int64_t ResumedSequence(const Run& run, int64_t attempt, const std::optional<Led
   return has_own ? 0 : decided->sequence;
 }
 
-}  // namespace
-
-Retention::Retention(EngineObserver* observer, const OutcomeHistory* history, TrashCollector* trash,
-                     Hooks hooks)
-    : observer_(observer), history_(history), trash_(trash), hooks_(std::move(hooks)) {}
-
-// Every checkpoint that is older than the newest N undamaged ones and that nothing else keeps. A damaged
-// checkpoint never counts as one of the N. `after_next_commit`: as if one more had been committed.
-std::vector<int64_t> Retention::Victims(const Run& run, bool after_next_commit, int64_t resumed) const {
+// The checkpoints that nothing keeps, oldest first.
+std::vector<int64_t> Without(const Run& run, const Retention::Keepers& keepers) {
   std::vector<int64_t> victims;
-  const auto& committed = run.catalog.committed();
-  const State& state = states_.Of(&run);
-  if (!state.num_kept_ckpts) return victims;
-  const auto good = std::count_if(committed.begin(), committed.end(),
-                                  [](const auto& entry) { return !entry.second.damage; });
-  int64_t surplus = static_cast<int64_t>(good) - *state.num_kept_ckpts + (after_next_commit ? 1 : 0);
-  if (surplus < 0) return victims;
-  const std::set<int64_t> wanted = Wanted(run, after_next_commit, resumed);
-  for (const auto& [sequence, checkpoint] : committed) {  // Oldest first.
-    if (!checkpoint.damage && surplus-- <= 0) break;
-    if (!checkpoint.pinned && !wanted.contains(sequence)) victims.push_back(sequence);
+  for (const auto& [sequence, checkpoint] : run.catalog.committed()) {
+    if (!keepers.contains(sequence)) victims.push_back(sequence);
   }
   return victims;
 }
 
-// Sequences that something keeps, whatever the number of checkpoints; pins on disk are in the catalog.
-std::set<int64_t> Retention::Wanted(const Run& run, bool after_next_commit, int64_t resumed) const {
+}  // namespace
+
+Retention::Retention(Clock* clock, EngineObserver* observer, const OutcomeHistory* history,
+                     TrashCollector* trash, Hooks hooks)
+    : clock_(clock), observer_(observer), history_(history), trash_(trash), hooks_(std::move(hooks)) {}
+
+void Retention::SetPolicies(const Run* run, std::vector<RetentionPolicy> policies) {
+  states_.Of(run).policies = std::move(policies);
+}
+
+// What keeps a checkpoint whatever the policy says. Pins on disk are in the catalog.
+void Retention::AddUses(const Run& run, int64_t resumed, Keepers* keepers) const {
   const State& state = states_.Of(&run);
-  std::set<int64_t> wanted = state.pointed;
-  // The next save most likely names the same pointers as the newest one, which is then free to go.
-  const auto& committed = run.catalog.committed();
-  if (after_next_commit && !committed.empty()) wanted.erase(committed.rbegin()->first);
-  wanted.insert(resumed);
-  wanted.insert(state.pinning.begin(), state.pinning.end());
-  wanted.insert(state.deciding.begin(), state.deciding.end());
-  for (int64_t sequence : hooks_.leased_sequences(run)) wanted.insert(sequence);
-  return wanted;
+  const auto add = [keepers](const auto& sequences, const char* why) {
+    for (int64_t sequence : sequences) (*keepers)[sequence].push_back(why);
+  };
+  for (const auto& [sequence, checkpoint] : run.catalog.committed()) {
+    if (checkpoint.pinned) (*keepers)[sequence].push_back("pinned");
+  }
+  add(std::set<int64_t>(state.pinning.begin(), state.pinning.end()), "being pinned");
+  add(std::set<int64_t>(state.deciding.begin(), state.deciding.end()), "resumed from");
+  const std::vector<int64_t> leased = hooks_.leased_sequences(run);
+  add(std::set<int64_t>(leased.begin(), leased.end()), "being read");
+  if (resumed != 0 && !state.deciding.contains(resumed)) add(std::set<int64_t>{resumed}, "resumed from");
+}
+
+RetentionPolicy Retention::NextPolicy(const Run& run) const {
+  if (run.ledger != nullptr && run.ledger->record().has_retention_override())
+    return run.ledger->record().retention_override();
+  const std::vector<RetentionPolicy>& in_force = states_.Of(&run).policies;
+  return in_force.empty() ? RetentionPolicy() : in_force.front();
+}
+
+std::optional<int> Retention::KeptLast(const Run& run) const {
+  const std::vector<RetentionPolicy>& policies = states_.Of(&run).policies;
+  if (policies.empty() || std::any_of(policies.begin(), policies.end(), KeepsAll)) return std::nullopt;
+  int last = 0;
+  for (const RetentionPolicy& policy : policies) last = std::max(last, LastOf(policy));
+  return last;
 }
 
 std::vector<int64_t> Retention::PredictedVictims(const Run& run) const {
-  return Victims(run, /*after_next_commit=*/true, /*resumed=*/0);
+  const RetentionPolicy policy = NextPolicy(run);
+  if (KeepsAll(policy)) return {};
+  Keepers keepers = KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/true);
+  AddUses(run, /*resumed=*/0, &keepers);
+  // The next save most likely names the same pointers as the newest one, which is then free to go.
+  std::set<int64_t> pointed = states_.Of(&run).pointed;
+  if (const auto& committed = run.catalog.committed(); !committed.empty())
+    pointed.erase(committed.rbegin()->first);
+  for (int64_t sequence : pointed) keepers[sequence];
+  return Without(run, keepers);
+}
+
+void Retention::AskResumed(Run* run, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer) {
+  ++states_.Of(run).asking;
+  const int64_t attempt = run->active_attempt;
+  run->ledger->DecidedResume(attempt,
+                             [this, run, attempt, answer = std::move(answer)](
+                                 absl::StatusOr<std::optional<Ledger::ResumeChoice>> decided) mutable {
+                               --states_.Of(run).asking;
+                               if (!decided.ok()) return answer(decided.status());
+                               answer(ResumedSequence(*run, attempt, *decided));
+                             });
 }
 
 std::set<int64_t> Retention::Leaving(const Run& run) const {
@@ -73,34 +108,133 @@ std::set<int64_t> Retention::Leaving(const Run& run) const {
   for (const storage::v1::Launch& launch : run.ledger->record().launches()) {
     if (launch.attempt() == run.active_attempt && launch.resume_decided()) resumed = launch.resume_sequence();
   }
-  for (int64_t sequence : Victims(run, /*after_next_commit=*/false, resumed)) leaving.insert(sequence);
+  for (int64_t sequence : Victims(run, resumed)) leaving.insert(sequence);
   return leaving;
 }
 
 void Retention::Apply(Run* run) {
   if (!history_->IsOnDisk(*run)) return;
-  ++states_.Of(run).asking;
-  const int64_t attempt = run->active_attempt;
-  run->ledger->DecidedResume(
-      attempt, [this, run, attempt](absl::StatusOr<std::optional<Ledger::ResumeChoice>> decided) {
-        --states_.Of(run).asking;
-        // What the attempt resumes from is unknown: nothing is evicted.
-        if (decided.ok()) EvictVictims(run, ResumedSequence(*run, attempt, *decided));
-      });
+  AskResumed(run, [this, run](absl::StatusOr<int64_t> resumed) {
+    if (resumed.ok()) EvictVictims(run, *resumed);  // Otherwise nothing is evicted now.
+  });
 }
 
 void Retention::EvictVictims(Run* run, int64_t resumed) {
-  for (int64_t sequence : Victims(*run, /*after_next_commit=*/false, resumed)) {
-    if (run->catalog.BeginEviction(sequence)) Evict(run, sequence);
+  for (int64_t sequence : Victims(*run, resumed)) {
+    if (run->catalog.BeginEviction(sequence)) Evict(run, sequence, [](const absl::Status&) {});
   }
   if (!HasEvictions(*run)) trash_->Empty(run);  // A re-save leaves its predecessor in the trash.
 }
 
-void Retention::Evict(Run* run, int64_t sequence) {
-  const std::string tag = run->catalog.Find(sequence)->summary.tag();
-  run->io->Evict(tag, sequence, [this, run, sequence, tag](absl::Status evicted) {
-    OnEvicted(run, sequence, tag, evicted);
+std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
+  if (!KeptLast(run)) return {};
+  const State& state = states_.Of(&run);
+  Keepers keepers;
+  for (const RetentionPolicy& policy : state.policies)
+    keepers.merge(KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/false));
+  AddUses(run, resumed, &keepers);
+  for (int64_t sequence : state.pointed) keepers[sequence];
+  return Without(run, keepers);
+}
+
+void Retention::Explain(Run* run, const RetentionPolicy& policy, Reply<Keepers> reply) {
+  AskResumed(run, [this, run, policy, reply = std::move(reply)](absl::StatusOr<int64_t> resumed) mutable {
+    if (!resumed.ok()) return reply(resumed.status());
+    Keepers keepers = KeptByPolicy(policy, run->catalog, clock_->UnixMicros(), /*committing=*/false);
+    AddUses(*run, *resumed, &keepers);
+    for (int64_t sequence : states_.Of(run).pointed) keepers[sequence].push_back("named by a pointer");
+    for (const auto& [sequence, checkpoint] : run->catalog.committed()) keepers[sequence];
+    reply(std::move(keepers));
   });
+}
+
+void Retention::SetOverride(Run* run, const std::optional<RetentionPolicy>& policy, Reply<bool> reply) {
+  const storage::v1::RunRecord& record = run->ledger->record();
+  std::optional<RetentionPolicy> before;
+  if (record.has_retention_override()) before = record.retention_override();
+  run->ledger->SetRetentionOverride(policy);
+  ++states_.Of(run).asking;
+  run->ledger->WriteHistory(
+      [this, run, before, reply = std::move(reply)](const absl::Status& written) mutable {
+        --states_.Of(run).asking;
+        if (written.ok()) return reply(true);
+        run->ledger->SetRetentionOverride(before);
+        reply(Annotate(written, "recording the retention policy"));
+      });
+}
+
+// ---- deleting on request
+
+absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool force, int64_t resumed) const {
+  const CommittedCheckpoint* checkpoint = run.catalog.Find(sequence);
+  if (checkpoint == nullptr || run.catalog.evicting().contains(sequence)) {
+    return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
+                     absl::StrCat("the checkpoint has left ", run.path, " in the meantime"));
+  }
+  const std::string& tag = checkpoint->summary.tag();
+  const auto kept = [&tag](const std::string& why) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCheckpointKept,
+                     absl::StrCat(tag, " is not deleted: ", why), {{"tag", tag}});
+  };
+  if (!history_->IsOnDisk(run)) return kept("the run's history is being written; try again");
+  const State& state = states_.Of(&run);
+  const std::vector<int64_t> leased = hooks_.leased_sequences(run);
+  if (std::find(leased.begin(), leased.end(), sequence) != leased.end())
+    return kept("it is being read; try again when the reader has ended");
+  if (sequence == resumed || state.deciding.contains(sequence))
+    return kept("the job resumes from it; try again when all ranks have read their parts");
+  if (const CommittedCheckpoint* newest = run.catalog.Newest();
+      newest != nullptr && newest->summary.sequence() == sequence)
+    return kept("it is the newest checkpoint that is not damaged, from which the job would resume");
+  if (!force && IsPinned(run, sequence)) return kept("it is pinned; unpin it first, or force the deletion");
+  if (state.pointed.contains(sequence))
+    return kept(
+        "a pointer file in the root names it; it can be deleted once a newer checkpoint names that file");
+  return absl::OkStatus();
+}
+
+void Retention::Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> reply) {
+  AskResumed(run,
+             [this, run, sequence, force, reply = std::move(reply)](absl::StatusOr<int64_t> resumed) mutable {
+               if (!resumed.ok()) return reply(resumed.status());
+               if (absl::Status kept = CheckDeletable(*run, sequence, force, *resumed); !kept.ok())
+                 return reply(kept);
+               run->catalog.BeginEviction(sequence);
+               if (IsPinned(*run, sequence)) return UnpinAndEvict(run, sequence, std::move(reply));
+               EvictAndAnswer(run, sequence, std::move(reply));
+             });
+}
+
+void Retention::UnpinAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply) {
+  const std::string tag = run->catalog.Find(sequence)->summary.tag();
+  run->io->SetPinned(tag, sequence, false,
+                     [this, run, sequence, reply = std::move(reply)](const absl::Status& unpinned) mutable {
+                       if (unpinned.ok()) {
+                         run->catalog.SetPinned(sequence, false);
+                         return EvictAndAnswer(run, sequence, std::move(reply));
+                       }
+                       run->catalog.EndEviction(sequence);
+                       reply(unpinned);
+                       hooks_.settled();
+                     });
+}
+
+void Retention::EvictAndAnswer(Run* run, int64_t sequence, Reply<int64_t> reply) {
+  Evict(run, sequence, [sequence, reply = std::move(reply)](const absl::Status& evicted) mutable {
+    if (evicted.ok()) return reply(sequence);
+    reply(evicted);
+  });
+}
+
+// ---- evicting
+
+void Retention::Evict(Run* run, int64_t sequence, absl::AnyInvocable<void(const absl::Status&)> done) {
+  const std::string tag = run->catalog.Find(sequence)->summary.tag();
+  run->io->Evict(tag, sequence,
+                 [this, run, sequence, tag, done = std::move(done)](absl::Status evicted) mutable {
+                   OnEvicted(run, sequence, tag, evicted);
+                   done(evicted);
+                 });
 }
 
 void Retention::OnEvicted(Run* run, int64_t sequence, const std::string& tag, const absl::Status& evicted) {

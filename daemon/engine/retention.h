@@ -1,24 +1,28 @@
 // Retention decides which committed checkpoints a run keeps, and evicts the others.
 //
-// A run keeps its newest N undamaged checkpoints (num_kept_ckpts), and besides those every one that is
-// pinned, leased, named by a pointer file, or resumed from. Evicting moves a checkpoint into the root's
-// trash.
+// A run keeps what its policy keeps (retention_policy.h), and besides that every checkpoint that is pinned,
+// leased, named by a pointer file, or resumed from. Evicting moves a checkpoint into the root's trash.
 #ifndef CKPTD_DAEMON_ENGINE_RETENTION_H_
 #define CKPTD_DAEMON_ENGINE_RETENTION_H_
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "daemon/engine/engine_types.h"
 #include "daemon/engine/outcome_history.h"
+#include "daemon/engine/retention_policy.h"
 #include "daemon/engine/run.h"
 #include "daemon/engine/run_states.h"
 #include "daemon/engine/trash_collector.h"
+#include "storage/base/clock.h"
 #include "storage/commit/types.h"
 
 namespace ckptd {
@@ -32,20 +36,38 @@ class Retention {
     std::function<void(Run*)> needs_scan;
     std::function<void()> settled;  // An eviction has ended, well or not.
   };
-  Retention(EngineObserver* observer, const OutcomeHistory* history, TrashCollector* trash, Hooks hooks);
+  Retention(Clock* clock, EngineObserver* observer, const OutcomeHistory* history, TrashCollector* trash,
+            Hooks hooks);
 
   // Evicts what the run need not keep any more, once the history is on disk. Call it whenever a checkpoint
   // was committed, or lost a reason to be kept.
   void Apply(Run* run);
-  // The tags that the next commit will push out, most likely.
+  // The sequences that the next commit will push out, most likely.
   std::vector<int64_t> PredictedVictims(const Run& run) const;
 
   // Checkpoints that are being evicted, or will be as soon as the history is on disk.
   std::set<int64_t> Leaving(const Run& run) const;
 
-  // nullopt: the run keeps all its checkpoints.
-  std::optional<int> num_kept_ckpts(const Run& run) const { return states_.Of(&run).num_kept_ckpts; }
-  void SetNumKept(const Run* run, std::optional<int> count) { states_.Of(run).num_kept_ckpts = count; }
+  // Checkpoints by sequence -> what keeps them, in words: parts of the policy, "pinned", "being read", ...
+  // One that nothing keeps has no words.
+  using Keepers = std::map<int64_t, std::vector<std::string>>;
+  // What `policy` would keep if it were in force now.
+  void Explain(Run* run, const RetentionPolicy& policy, Reply<Keepers> reply);
+  // Evicts a checkpoint although its policy may keep it, and answers when it is in the trash. CHECKPOINT_KEPT
+  // if it is pinned, unless `force`; and always if a pointer names it, it is being read or resumed from, or
+  // it is the newest undamaged one.
+  void Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> reply);
+
+  // Sets the policy that replaces those of the saves, from the next commit on; nullopt: none does. Answers
+  // when it is on disk.
+  void SetOverride(Run* run, const std::optional<RetentionPolicy>& policy, Reply<bool> reply);
+
+  // The policy that the next commit puts in force: the operator's, or else most likely the one in force.
+  RetentionPolicy NextPolicy(const Run& run) const;
+  // How many of the newest checkpoints are kept at least; nullopt: all are.
+  std::optional<int> KeptLast(const Run& run) const;
+  // What is in force: a checkpoint is kept if at least one of the policies keeps it. None: all are kept.
+  void SetPolicies(const Run* run, std::vector<RetentionPolicy> policies);
   // Which checkpoints the root's pointer files name, as a commit or a scan found it.
   void SetPointers(const Run* run, PointerFiles pointers);
 
@@ -66,19 +88,25 @@ class Retention {
 
  private:
   struct State {
-    std::optional<int> num_kept_ckpts;
+    std::vector<RetentionPolicy> policies;
     std::set<int64_t> pointed;
     std::multiset<int64_t> pinning;   // Pins on their way to disk.
     std::multiset<int64_t> deciding;  // Resume decisions on their way to disk.
     int asking = 0;                   // Questions to the ledger that are not answered.
   };
-  // `resumed`: the checkpoint that the newest attempt resumes from; 0: none.
-  std::vector<int64_t> Victims(const Run& run, bool after_next_commit, int64_t resumed) const;
-  std::set<int64_t> Wanted(const Run& run, bool after_next_commit, int64_t resumed) const;
+  // Answers with the checkpoint that the newest attempt resumes from; 0: none.
+  void AskResumed(Run* run, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer);
+  // What retention would evict now, oldest first.
+  std::vector<int64_t> Victims(const Run& run, int64_t resumed) const;
+  void AddUses(const Run& run, int64_t resumed, Keepers* keepers) const;
   void EvictVictims(Run* run, int64_t resumed);
-  void Evict(Run* run, int64_t sequence);
+  absl::Status CheckDeletable(const Run& run, int64_t sequence, bool force, int64_t resumed) const;
+  void UnpinAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply);
+  void EvictAndAnswer(Run* run, int64_t sequence, Reply<int64_t> reply);
+  void Evict(Run* run, int64_t sequence, absl::AnyInvocable<void(const absl::Status&)> done);
   void OnEvicted(Run* run, int64_t sequence, const std::string& tag, const absl::Status& evicted);
 
+  Clock* const clock_;
   EngineObserver* const observer_;
   const OutcomeHistory* const history_;
   TrashCollector* const trash_;

@@ -11,6 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::SizeIs;
 
 class RetentionTest : public ClassTest {
@@ -19,6 +20,11 @@ class RetentionTest : public ClassTest {
     storage::v1::Outcome outcome;
     outcome.set_tag("s3");
     history_.Record(run, outcome);
+  }
+  void KeepLast(const Run* run, int count) {
+    RetentionPolicy policy;
+    policy.set_last(count);
+    retention_.SetPolicies(run, {policy});
   }
   std::vector<int64_t> Kept(const Run& run) const {
     std::vector<int64_t> kept;
@@ -37,7 +43,8 @@ class RetentionTest : public ClassTest {
                         {.has_leases = [this](const Run&) { return !leased_.empty(); },
                          .room_changed = [this](Run*) { ++changes_; },
                          .emptied = [](Run*) {}}};
-  Retention retention_{this,
+  Retention retention_{&clock_,
+                       this,
                        &history_,
                        &trash_,
                        {.leased_sequences = [this](const Run&) { return leased_; },
@@ -49,13 +56,13 @@ class RetentionTest : public ClassTest {
 TEST_F(RetentionTest, EvictsAllButTheNewestUndamagedOnes) {
   Run* run = AddRun(1000, {1, 2, 3, 4});
   run->catalog.SetDamage(3, storage::v1::Damage());
-  retention_.SetNumKept(run, 2);
+  KeepLast(run, 2);
   retention_.Apply(run);
   RunCallbacks();
   EXPECT_THAT(Kept(*run), ElementsAre(2, 3, 4)) << "a damaged checkpoint does not count as one of the two";
 }
 
-TEST_F(RetentionTest, KeepsEverythingWithoutANumber) {
+TEST_F(RetentionTest, KeepsEverythingWithoutAPolicy) {
   Run* run = AddRun(1000, {1, 2, 3});
   retention_.Apply(run);
   RunCallbacks();
@@ -64,7 +71,7 @@ TEST_F(RetentionTest, KeepsEverythingWithoutANumber) {
 
 TEST_F(RetentionTest, KeepsWhatIsPinnedLeasedPointedToOrBeingDecided) {
   Run* run = AddRun(1000, {1, 2, 3, 4, 5, 6});
-  retention_.SetNumKept(run, 1);
+  KeepLast(run, 1);
   run->catalog.SetPinned(1, true);
   leased_ = {2};
   retention_.SetPointers(run, PointerFiles{.holders = {3}, .warnings = {}});
@@ -82,7 +89,7 @@ TEST_F(RetentionTest, KeepsWhatIsPinnedLeasedPointedToOrBeingDecided) {
 
 TEST_F(RetentionTest, WaitsUntilTheHistoryIsOnDisk) {
   Run* run = AddRun(1000, {1, 2});
-  retention_.SetNumKept(run, 1);
+  KeepLast(run, 1);
   ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
   Record(run);
   RunCallbacks();
@@ -101,7 +108,7 @@ TEST_F(RetentionTest, WaitsUntilTheHistoryIsOnDisk) {
 
 TEST_F(RetentionTest, DoesNotWaitForAHistoryThatLacksTheRoomItWouldFree) {
   Run* run = AddRun(1000, {1, 2});
-  retention_.SetNumKept(run, 1);
+  KeepLast(run, 1);
   ios_[run]->errors["SaveRunRecord"] =
       MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE", "the disk is full");
   Record(run);
@@ -111,7 +118,7 @@ TEST_F(RetentionTest, DoesNotWaitForAHistoryThatLacksTheRoomItWouldFree) {
 
 TEST_F(RetentionTest, AsksForAScanAfterAnEvictionThatFailed) {
   Run* run = AddRun(1000, {1, 2});
-  retention_.SetNumKept(run, 1);
+  KeepLast(run, 1);
   ios_[run]->errors["Evict"] = absl::InternalError("broken");
   retention_.Apply(run);
   EXPECT_TRUE(retention_.IsWorking(*run));
@@ -123,12 +130,144 @@ TEST_F(RetentionTest, AsksForAScanAfterAnEvictionThatFailed) {
 
 TEST_F(RetentionTest, PredictsWhatTheNextCommitPushesOut) {
   Run* run = AddRun(1000, {1, 2, 3});
-  retention_.SetNumKept(run, 3);
+  KeepLast(run, 3);
   EXPECT_THAT(retention_.PredictedVictims(*run), ElementsAre(1));
   retention_.SetPointers(run, PointerFiles{.holders = {1, 3}, .warnings = {}});
   EXPECT_THAT(retention_.PredictedVictims(*run), IsEmpty());
-  retention_.SetNumKept(run, 1);
+  KeepLast(run, 1);
   EXPECT_THAT(retention_.PredictedVictims(*run), ElementsAre(2, 3)) << "the next save takes over the pointer";
+}
+
+TEST_F(RetentionTest, KeepsWhatAnyOfThePoliciesInForceKeeps) {
+  Run* run = AddRun(1000, {1, 2, 3, 4});
+  RetentionPolicy one, two;
+  one.set_last(1);
+  two.set_last(2);
+  retention_.SetPolicies(run, {one, two});
+  retention_.Apply(run);
+  RunCallbacks();
+  EXPECT_THAT(Kept(*run), ElementsAre(3, 4));
+  EXPECT_EQ(retention_.KeptLast(*run), 2);
+}
+
+TEST_F(RetentionTest, ExplainsEachCheckpointOldestFirst) {
+  Run* run = AddRun(1000, {1, 2, 3, 4, 5});
+  run->catalog.SetPinned(1, true);
+  leased_ = {2};
+  retention_.SetPointers(run, PointerFiles{.holders = {3}, .warnings = {}});
+  RetentionPolicy policy;
+  policy.set_last(1);
+  absl::StatusOr<Retention::Keepers> keepers;
+  retention_.Explain(run, policy,
+                     [&](absl::StatusOr<Retention::Keepers> answer) { keepers = std::move(answer); });
+  RunCallbacks();
+  ASSERT_TRUE(keepers.ok());
+  EXPECT_THAT(*keepers, ElementsAre(Pair(1, ElementsAre("pinned")), Pair(2, ElementsAre("being read")),
+                                    Pair(3, ElementsAre("named by a pointer")), Pair(4, IsEmpty()),
+                                    Pair(5, ElementsAre("last 1"))));
+  EXPECT_THAT(Kept(*run), SizeIs(5)) << "explaining removes nothing";
+}
+
+class DeletionTest : public RetentionTest {
+ protected:
+  // The reason of the refusal; "" if the checkpoint was deleted.
+  std::string Delete(Run* run, int64_t sequence, bool force = false) {
+    absl::StatusOr<int64_t> deleted = absl::InternalError("no answer");
+    retention_.Delete(run, sequence, force,
+                      [&](absl::StatusOr<int64_t> answer) { deleted = std::move(answer); });
+    RunCallbacks();
+    return deleted.ok() ? "" : ReasonOf(deleted.status());
+  }
+};
+
+TEST_F(DeletionTest, RemovesAnOldCheckpointAndNoOther) {
+  Run* run = AddRun(1000, {1, 2, 3});
+  EXPECT_EQ(Delete(run, 2), "");
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 3));
+  EXPECT_EQ(Delete(run, 2), "NO_CHECKPOINT");
+}
+
+TEST_F(DeletionTest, NeverRemovesTheNewestUndamagedOne) {
+  Run* run = AddRun(1000, {1, 2, 3});
+  run->catalog.SetDamage(3, storage::v1::Damage());
+  EXPECT_EQ(Delete(run, 2, /*force=*/true), "CHECKPOINT_KEPT");
+  EXPECT_EQ(Delete(run, 3), "") << "a damaged one may go";
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 2));
+}
+
+TEST_F(DeletionTest, RemovesPinnedOnesOnlyByForceAndPointedOnesNever) {
+  Run* run = AddRun(1000, {1, 2, 3});
+  run->catalog.SetPinned(1, true);
+  retention_.SetPointers(run, PointerFiles{.holders = {2}, .warnings = {}});
+  EXPECT_EQ(Delete(run, 1), "CHECKPOINT_KEPT");
+  EXPECT_EQ(Delete(run, 2), "CHECKPOINT_KEPT");
+  EXPECT_EQ(Delete(run, 1, /*force=*/true), "");
+  EXPECT_EQ(Delete(run, 2, /*force=*/true), "CHECKPOINT_KEPT");
+  EXPECT_THAT(Kept(*run), ElementsAre(2, 3));
+}
+
+TEST_F(DeletionTest, KeepsACheckpointThatCannotBeUnpinned) {
+  Run* run = AddRun(1000, {1, 2});
+  run->catalog.SetPinned(1, true);
+  ios_[run]->errors["SetPinned"] = MakeError(absl::StatusCode::kUnavailable, "IO_ERROR", "broken");
+  EXPECT_EQ(Delete(run, 1, /*force=*/true), "IO_ERROR");
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 2));
+  EXPECT_TRUE(retention_.IsPinned(*run, 1));
+  EXPECT_FALSE(retention_.HasEvictions(*run));
+}
+
+TEST_F(DeletionTest, NeverRemovesWhatIsReadOrResumedFrom) {
+  Run* run = AddRun(1000, {1, 2, 3});
+  leased_ = {1};
+  retention_.BeginResumeDecision(run, 2);
+  EXPECT_EQ(Delete(run, 1, /*force=*/true), "CHECKPOINT_KEPT");
+  EXPECT_EQ(Delete(run, 2, /*force=*/true), "CHECKPOINT_KEPT");
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 2, 3));
+}
+
+TEST_F(DeletionTest, WaitsForNoHistoryButSaysSo) {
+  Run* run = AddRun(1000, {1, 2});
+  ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
+  Record(run);
+  RunCallbacks();
+  EXPECT_EQ(Delete(run, 1), "CHECKPOINT_KEPT") << "a late rank of its save would hear that it was lost";
+}
+
+TEST_F(DeletionTest, ReportsAnEvictionThatFailed) {
+  Run* run = AddRun(1000, {1, 2});
+  ios_[run]->errors["Evict"] = MakeError(absl::StatusCode::kUnavailable, "IO_ERROR", "broken");
+  EXPECT_EQ(Delete(run, 1), "IO_ERROR");
+  EXPECT_EQ(scans_, 1);
+}
+
+class OverrideTest : public RetentionTest {};
+
+TEST_F(OverrideTest, IsTheNextPolicyOnceItIsOnDiskAndEvictsNothingBefore) {
+  Run* run = AddRun(1000, {1, 2, 3});
+  KeepLast(run, 3);
+  RetentionPolicy strict;
+  strict.set_last(1);
+  bool set = false;
+  retention_.SetOverride(run, strict, [&](absl::StatusOr<bool> answer) { set = answer.ok(); });
+  RunCallbacks();
+  EXPECT_TRUE(set);
+  retention_.Apply(run);
+  RunCallbacks();
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 2, 3)) << "it takes effect at the next commit";
+  EXPECT_TRUE(IsSamePolicy(retention_.NextPolicy(*run), strict));
+  EXPECT_THAT(retention_.PredictedVictims(*run), ElementsAre(1, 2, 3));
+}
+
+TEST_F(OverrideTest, IsUndoneWhenItCannotBeWritten) {
+  Run* run = AddRun(1000, {1});
+  ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
+  RetentionPolicy strict;
+  strict.set_last(1);
+  absl::Status refused;
+  retention_.SetOverride(run, strict, [&](absl::StatusOr<bool> answer) { refused = answer.status(); });
+  RunCallbacks();
+  EXPECT_FALSE(refused.ok());
+  EXPECT_FALSE(run->ledger->record().has_retention_override());
 }
 
 TEST_F(RetentionTest, TrashIsEmptiedAgainAfterAFailureAndForLateReaders) {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/engine_impl.h"
+#include "daemon/engine/retention_policy.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/ledger/local_ledger.h"
@@ -47,7 +48,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
   if (record.format_version() != 0) run->uid = static_cast<uid_t>(record.uid());
   record.set_uid(static_cast<int>(run->uid));
   record.set_path(run->path);
-  if (record.has_num_kept_ckpts()) retention_.SetNumKept(run, record.num_kept_ckpts());
+  retention_.SetPolicies(run, PoliciesAtStart(record));
   const bool none_given =
       record.last_sequence() == 0 && snapshot.highest_sequence == 0 && recovery_.HighestSequence(*run) == 0;
   adoptions_.ReserveSequences(*run, snapshot, none_given, record);

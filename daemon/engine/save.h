@@ -97,7 +97,7 @@ struct Save {
   std::optional<int64_t> step;
   int world_size = 0;
   v1::BusyPolicy busy = v1::WAIT;
-  std::optional<int> num_kept_ckpts;
+  std::optional<storage::v1::RetentionPolicy> retention;  // Unset: no rank that has begun names one.
   std::set<int> contributors;  // Ranks; empty: all. The parts of the others are empty and sealed.
   std::map<std::string, double> metrics;
   std::map<std::string, std::string> pointers;  // Those of all ranks that have begun: name -> content.

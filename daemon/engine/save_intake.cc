@@ -4,7 +4,9 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/retention_policy.h"
 #include "daemon/engine/validate.h"
+#include "daemon/engine/wire.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
@@ -55,6 +57,15 @@ std::optional<int64_t> StepOf(const v1::BeginRequest& request) {
 
 std::string Words(const std::set<int>& ranks) {
   return ranks.empty() ? "all ranks" : absl::StrCat("ranks ", JoinRanks({ranks.begin(), ranks.end()}));
+}
+
+// num_kept_ckpts is short for a policy that keeps the last ones alone.
+std::optional<RetentionPolicy> PolicyOf(const v1::BeginRequest& request) {
+  if (request.has_retention()) return FromWire(request.retention());
+  if (!request.has_num_kept_ckpts()) return std::nullopt;
+  RetentionPolicy policy;
+  policy.set_last(request.num_kept_ckpts());
+  return policy;
 }
 
 std::string Words(std::optional<int64_t> step) { return step ? absl::StrCat("step ", *step) : "no step"; }
@@ -240,8 +251,8 @@ void SaveIntake::BeginPart(Save* save, const Member& member, const v1::BeginRequ
   if (save->metrics.empty() || (member.rank == 0 && !request.metrics().empty())) {
     save->metrics = {request.metrics().begin(), request.metrics().end()};
   }
-  // A rank that names no number follows the others.
-  if (request.has_num_kept_ckpts()) save->num_kept_ckpts = request.num_kept_ckpts();
+  // A rank that names no policy follows the others.
+  if (std::optional<RetentionPolicy> policy = PolicyOf(request)) save->retention = std::move(policy);
   if (absl::Status placed = placer_->Place(save, part, part.asked); !placed.ok())
     return hooks_.fail(save, placed);
   if (save->phase == SavePhase::kGathering) return queue_->Gather(save);
@@ -260,7 +271,7 @@ void SaveIntake::BeginAgain(Save* save, Part& part, const Member& member, Reply<
   grants_->AnswerBegins(save, part);
 }
 
-// All ranks give a save the same step and the same num_kept_ckpts.
+// All ranks give a save the same step and the same retention policy.
 absl::Status SaveIntake::CheckAgrees(const Save& save, const Member& member,
                                      const v1::BeginRequest& request) const {
   if (StepOf(request) != save.step) {
@@ -273,11 +284,11 @@ absl::Status SaveIntake::CheckAgrees(const Save& save, const Member& member,
   }
   const Part* part = save.FindPart(member.rank);
   const bool begins = part == nullptr || !part->begun;
-  if (begins && request.has_num_kept_ckpts() &&
-      save.num_kept_ckpts.value_or(request.num_kept_ckpts()) != request.num_kept_ckpts()) {
-    return Conflict(save, absl::StrCat("rank ", member.rank, " saves ", save.key.tag, " with num_kept_ckpts ",
-                                       request.num_kept_ckpts(), ", but it was begun with num_kept_ckpts ",
-                                       *save.num_kept_ckpts));
+  const std::optional<RetentionPolicy> policy = PolicyOf(request);
+  if (begins && policy && !IsSamePolicy(save.retention.value_or(*policy), *policy)) {
+    return Conflict(save, absl::StrCat("rank ", member.rank, " saves ", save.key.tag, " and keeps ",
+                                       DescribePolicy(*policy), ", but it was begun by a rank that keeps ",
+                                       DescribePolicy(*save.retention)));
   }
   return absl::OkStatus();
 }

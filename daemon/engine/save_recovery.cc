@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/publisher.h"
+#include "storage/format/retention_record.h"
 
 namespace ckptd {
 namespace {
@@ -39,7 +40,7 @@ storage::v1::SealedSave RecordOf(const Save& save, int32_t chunk_bytes) {
   record.set_path(save.run->path);
   record.set_uid(save.run->uid);
   *record.mutable_checkpoint() = SummaryOf(save, chunk_bytes);
-  if (save.num_kept_ckpts) record.set_num_kept_ckpts(*save.num_kept_ckpts);
+  if (save.retention) StoreRetention(*save.retention, &record);
   for (const auto& [rank, part] : save.parts) *record.add_parts() = SealedPartOf(part);
   return record;
 }
@@ -65,7 +66,7 @@ std::unique_ptr<Save> SaveOf(const storage::v1::SealedSave& record, Run* run, In
   save->sequence = checkpoint.sequence();
   if (checkpoint.has_step()) save->step = checkpoint.step();
   save->world_size = checkpoint.world_size();
-  if (record.has_num_kept_ckpts()) save->num_kept_ckpts = record.num_kept_ckpts();
+  if (record.has_num_kept_ckpts() || record.has_retention()) save->retention = LoadRetention(record);
   save->metrics = {checkpoint.metrics().begin(), checkpoint.metrics().end()};
   save->pointers = {checkpoint.pointers().begin(), checkpoint.pointers().end()};
   save->phase = SavePhase::kAdmitted;

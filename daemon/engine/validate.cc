@@ -17,6 +17,8 @@ namespace {
 // 64 TiB: more than any machine has, and so little that the parts of all ranks can be summed.
 constexpr int64_t kLargestPart = int64_t{1} << 46;
 constexpr int kMostMetrics = 32;
+constexpr size_t kLongestMetricName = 64;
+constexpr int64_t kLongestAgeSeconds = int64_t{100} * 365 * 24 * 3600;
 
 }  // namespace
 
@@ -55,20 +57,50 @@ absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
     return InvalidArgument(absl::StrCat("num_kept_ckpts is ", request.num_kept_ckpts(),
                                         "; it is at least 1, and leaving it out keeps all"));
   }
+  if (request.has_num_kept_ckpts() && request.has_retention())
+    return InvalidArgument(
+        "num_kept_ckpts and retention are both set; set retention.last instead of the former");
+  CKPTD_RETURN_IF_ERROR(CheckRetention(request.retention()));
   if (request.metrics_size() > kMostMetrics) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kMetricsTooLarge,
                      absl::StrCat(request.metrics_size(), " metrics; at most ", kMostMetrics));
   }
   for (const auto& metric : request.metrics()) {
-    if (metric.first.empty() || metric.first.size() > 64) {
-      return MakeError(
-          absl::StatusCode::kInvalidArgument, reason::kMetricsTooLarge,
-          absl::StrCat("a metric's name has ", metric.first.size(), " characters; it has 1 to 64"));
+    if (metric.first.empty() || metric.first.size() > kLongestMetricName) {
+      return MakeError(absl::StatusCode::kInvalidArgument, reason::kMetricsTooLarge,
+                       absl::StrCat("a metric's name has ", metric.first.size(), " characters; it has 1 to ",
+                                    kLongestMetricName));
     }
   }
   CKPTD_RETURN_IF_ERROR(
       CheckPointers(request.key().tag(), {request.pointers().begin(), request.pointers().end()}));
   return CheckFiles(request.files());
+}
+
+absl::Status CheckRetention(const v1::RetentionPolicy& policy) {
+  if (policy.has_last() && policy.last() < 1)
+    return InvalidArgument(absl::StrCat("retention.last is ", policy.last(), "; it is at least 1"));
+  if (policy.best() < 0)
+    return InvalidArgument(absl::StrCat("retention.best is ", policy.best(), "; it is at least 1"));
+  if ((policy.best() > 0) != !policy.metric().empty()) {
+    return InvalidArgument(absl::StrCat("retention.best is ", policy.best(), " and retention.metric is \"",
+                                        policy.metric(), "\"; set both, or none of them"));
+  }
+  if (policy.metric().size() > kLongestMetricName) {
+    return InvalidArgument(absl::StrCat("retention.metric has ", policy.metric().size(),
+                                        " characters; a metric's name has 1 to ", kLongestMetricName));
+  }
+  if (!v1::MetricOrder_IsValid(policy.order()))
+    return InvalidArgument(absl::StrCat("retention.order is ", policy.order(), "; it is MIN or MAX"));
+  if (policy.every_steps() < 0)
+    return InvalidArgument(
+        absl::StrCat("retention.every_steps is ", policy.every_steps(), "; it is at least 1"));
+  if (policy.has_newer_than() &&
+      (policy.newer_than().seconds() < 1 || policy.newer_than().seconds() > kLongestAgeSeconds)) {
+    return InvalidArgument(absl::StrCat("retention.newer_than is ", policy.newer_than().seconds(),
+                                        " s; it is in [1 s, ", kLongestAgeSeconds, " s]"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckDamage(const v1::Damage& damage) {
@@ -82,6 +114,10 @@ absl::Status CheckDamage(const v1::Damage& damage) {
                                         kMostText, " bytes, expected and found ", kMostValue));
   }
   return absl::OkStatus();
+}
+
+absl::Status NoCheckpoint(const std::string& tag, const std::string& message) {
+  return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint, message, {{"tag", tag}});
 }
 
 absl::Status NotJoined(const std::string& run, int rank) {

@@ -15,6 +15,7 @@
 namespace ckptd {
 
 absl::Status CheckBegin(const v1::BeginRequest& request, int world_size);
+absl::Status CheckRetention(const v1::RetentionPolicy& policy);
 absl::Status CheckDamage(const v1::Damage& damage);
 absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& files);
 // The duration of a request's field, or `otherwise` if the field is not set. INVALID_ARGUMENT outside
@@ -23,6 +24,7 @@ absl::StatusOr<Duration> CheckDuration(bool set, const google::protobuf::Duratio
                                        Duration otherwise, Duration least, Duration most);
 // The run and the tag of `runs/{run}/checkpoints/{tag}`; nullopt if the name has another form.
 std::optional<std::pair<std::string, std::string>> ParseCheckpointName(const std::string& name);
+absl::Status NoCheckpoint(const std::string& tag, const std::string& message);
 // NOT_JOINED: the session has not joined the run as this rank.
 absl::Status NotJoined(const std::string& run, int rank);
 

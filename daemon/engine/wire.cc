@@ -5,9 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/format/retention_record.h"
 
 namespace ckptd {
 namespace {
+
+constexpr int64_t kMicros = 1'000'000;  // In a second.
 
 // Adds the files of one rank, or counts them when the view has no list.
 class FileCounter {
@@ -207,6 +210,46 @@ storage::v1::Damage FromWire(const v1::Damage& said) {
 }
 
 // ---- roots, foreign checkpoints
+
+v1::RetentionPolicy ToWire(const storage::v1::RetentionPolicy& policy) {
+  v1::RetentionPolicy wire;
+  if (policy.has_last()) wire.set_last(policy.last());
+  wire.set_best(policy.best());
+  wire.set_metric(policy.metric());
+  if (policy.best() > 0) wire.set_order(policy.highest() ? v1::MAX : v1::MIN);
+  wire.set_every_steps(policy.every_steps());
+  if (policy.newer_than_us() > 0) wire.mutable_newer_than()->set_seconds(policy.newer_than_us() / kMicros);
+  return wire;
+}
+
+storage::v1::RetentionPolicy FromWire(const v1::RetentionPolicy& policy) {
+  storage::v1::RetentionPolicy stored;
+  if (policy.has_last()) stored.set_last(policy.last());
+  stored.set_best(policy.best());
+  stored.set_metric(policy.metric());
+  stored.set_highest(policy.best() > 0 && policy.order() == v1::MAX);
+  stored.set_every_steps(policy.every_steps());
+  if (policy.has_newer_than()) stored.set_newer_than_us(policy.newer_than().seconds() * kMicros);
+  return stored;
+}
+
+v1::RetentionDecision ToWire(const storage::v1::ManifestSummary& checkpoint,
+                             const std::vector<std::string>& kept_by) {
+  v1::RetentionDecision decision;
+  decision.set_tag(checkpoint.tag());
+  decision.set_sequence(checkpoint.sequence());
+  if (checkpoint.has_step()) decision.set_step(checkpoint.step());
+  *decision.mutable_kept_by() = {kept_by.begin(), kept_by.end()};
+  return decision;
+}
+
+void DescribeRetention(const storage::v1::RunRecord& record, v1::Run* run) {
+  if (record.has_num_kept_ckpts()) run->set_num_kept_ckpts(record.num_kept_ckpts());
+  const storage::v1::RetentionPolicy in_force = LoadRetention(record);
+  if (in_force.ByteSizeLong() > 0) *run->mutable_retention() = ToWire(in_force);
+  if (record.has_retention_override())
+    *run->mutable_retention_override() = ToWire(record.retention_override());
+}
 
 v1::RootProbe ToWire(const ProbeResult& probe, int64_t free_bytes) {
   v1::RootProbe wire;

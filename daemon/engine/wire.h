@@ -66,6 +66,15 @@ v1::Damage ToWire(const storage::v1::Damage& damage);
 // What a client says about damage. The caller adds the checkpoint and the time.
 storage::v1::Damage FromWire(const v1::Damage& said);
 
+// ---- retention
+
+v1::RetentionPolicy ToWire(const storage::v1::RetentionPolicy& policy);
+storage::v1::RetentionPolicy FromWire(const v1::RetentionPolicy& policy);
+v1::RetentionDecision ToWire(const storage::v1::ManifestSummary& checkpoint,
+                             const std::vector<std::string>& kept_by);
+// Sets the fields about the policy in force and the operator's.
+void DescribeRetention(const storage::v1::RunRecord& record, v1::Run* run);
+
 // ---- roots, foreign checkpoints
 
 v1::RootProbe ToWire(const ProbeResult& probe, int64_t free_bytes);

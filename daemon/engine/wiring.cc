@@ -59,7 +59,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                     CheckDrained();
                     disk_.AskAfterChange(run);
                   }}),
-      retention_(observer, &history_, &trash_,
+      retention_(clock, observer, &history_, &trash_,
                  {.leased_sequences = [this](const Run& run) { return leases_.LeasedSequences(run); },
                   .evicted = [this](Run* run) { residents_.Prune(run); },
                   .needs_scan = [this](Run* run) { scanner_.Scan(run); },
@@ -204,7 +204,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                    saves.push_back({sequence, save->key.tag, save->begun_unix_us});
                  return saves;
                },
-           .num_kept_ckpts = [this](const Run& run) { return retention_.num_kept_ckpts(run); },
+           .kept_last = [this](const Run& run) { return retention_.KeptLast(run); },
            .pointers_changed =
                [this](Run* run, PointerFiles pointers) { retention_.SetPointers(run, std::move(pointers)); },
            .rescan =

@@ -45,6 +45,26 @@ class AdminService final : public v1::Admin::CallbackService {
   Unary* Unpin(Context* call, const v1::UnpinRequest* request, v1::Checkpoint* response) override {
     return SetPinned(call, request, response, false);
   }
+  Unary* SetRetention(Context* call, const v1::SetRetentionRequest* request, v1::Run* response) override {
+    return AskEngine(context_, call, TokenRule::kOptional, request, response,
+                     [](Engine& engine, const Caller& caller, const v1::SetRetentionRequest& asked,
+                        Reply<v1::Run> reply) { engine.SetRetention(caller, asked, std::move(reply)); });
+  }
+  Unary* ExplainRetention(Context* call, const v1::ExplainRetentionRequest* request,
+                          v1::ExplainRetentionResponse* response) override {
+    return AskEngine(context_, call, TokenRule::kOptional, request, response,
+                     [](Engine& engine, const Caller& caller, const v1::ExplainRetentionRequest& asked,
+                        Reply<v1::ExplainRetentionResponse> reply) {
+                       engine.ExplainRetention(caller, asked, std::move(reply));
+                     });
+  }
+  Unary* DeleteCheckpoint(Context* call, const v1::DeleteCheckpointRequest* request,
+                          v1::Checkpoint* response) override {
+    return AskEngine(
+        context_, call, TokenRule::kOptional, request, response,
+        [](Engine& engine, const Caller& caller, const v1::DeleteCheckpointRequest& asked,
+           Reply<v1::Checkpoint> reply) { engine.DeleteCheckpoint(caller, asked, std::move(reply)); });
+  }
   Unary* ClearDamage(Context* call, const v1::ClearDamageRequest* request,
                      v1::Checkpoint* response) override {
     return AskEngine(

@@ -15,6 +15,7 @@
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/names.h"
+#include "storage/format/retention_record.h"
 
 namespace ckptd {
 namespace {
@@ -106,6 +107,7 @@ absl::Status CheckSealedSave(const storage::v1::SealedSave& save) {
       CheckPointers(checkpoint.tag(), {checkpoint.pointers().begin(), checkpoint.pointers().end()}));
   if (save.has_num_kept_ckpts() && save.num_kept_ckpts() < 1)
     return Unfit("num_kept_ckpts must be at least 1");
+  if (!IsValidRetention(save.retention())) return Unfit("its retention policy has values out of range");
   std::set<std::string> files, directories;
   for (int rank = 0; rank < save.parts_size(); ++rank) {
     const storage::v1::SealedPart& part = save.parts(rank);

@@ -125,6 +125,8 @@ inline constexpr char kResumeIncomplete[] = "RESUME_INCOMPLETE";
 inline constexpr char kAdopting[] = "ADOPTING";
 // No sequence is left for the checkpoint, or its marker is from the future.
 inline constexpr char kAdoptOrder[] = "ADOPT_ORDER";
+// The checkpoint is not deleted: something needs it, or it is the newest whole one.
+inline constexpr char kCheckpointKept[] = "CHECKPOINT_KEPT";
 // Retention would remove the adopted checkpoint at once.
 inline constexpr char kAdoptRemoved[] = "ADOPT_REMOVED";
 // A sync of the checkpoint has failed: its bytes may be lost.

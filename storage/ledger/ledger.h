@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -94,7 +95,12 @@ class Ledger {
   virtual void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) = 0;
   // Tries again to write the history, after a failure.
   virtual void WriteHistory(Answer<absl::Status> written) = 0;
-  virtual void SetRetention(std::optional<int> num_kept_ckpts) = 0;
+  // The retention policy in force, and those that commits may put in force from now on. An empty policy keeps
+  // all. Written with the next write of the history.
+  virtual void SetRetention(const storage::v1::RetentionPolicy& in_force,
+                            const std::vector<storage::v1::RetentionPolicy>& next) = 0;
+  // The policy that replaces those of the saves; nullopt: theirs count. Written as with SetRetention.
+  virtual void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) = 0;
   virtual const storage::v1::RunRecord& record() const = 0;
 };
 

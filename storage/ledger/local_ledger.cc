@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "storage/base/errors.h"
+#include "storage/format/retention_record.h"
 
 namespace ckptd {
 namespace {
@@ -361,12 +362,15 @@ void LocalLedger::RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl
   Persist(std::move(recorded));
 }
 
-void LocalLedger::SetRetention(std::optional<int> num_kept_ckpts) {
-  if (num_kept_ckpts) {
-    record_.set_num_kept_ckpts(*num_kept_ckpts);
-  } else {
-    record_.clear_num_kept_ckpts();
-  }
+void LocalLedger::SetRetention(const storage::v1::RetentionPolicy& in_force,
+                               const std::vector<storage::v1::RetentionPolicy>& next) {
+  StoreRetention(in_force, &record_);
+  *record_.mutable_next_retentions() = {next.begin(), next.end()};
+}
+
+void LocalLedger::SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) {
+  record_.clear_retention_override();
+  if (policy) *record_.mutable_retention_override() = *policy;
 }
 
 }  // namespace ckptd

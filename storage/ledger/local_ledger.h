@@ -39,7 +39,9 @@ class LocalLedger : public Ledger {
   void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
   void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
   void WriteHistory(Answer<absl::Status> written) override { Persist(std::move(written)); }
-  void SetRetention(std::optional<int> num_kept_ckpts) override;
+  void SetRetention(const storage::v1::RetentionPolicy& in_force,
+                    const std::vector<storage::v1::RetentionPolicy>& next) override;
+  void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) override;
   const storage::v1::RunRecord& record() const override { return record_; }
 
  private:

@@ -97,7 +97,7 @@ def membership(connection: FakeConnection, recorder: Recorder, tmp_path: pathlib
         recorder,
         run_id="",
         attempt=0,
-        num_kept_ckpts=None,
+        keep=None,
         commit_timeout=600.0,
         copy_threads=1,
         keep_alive=None,

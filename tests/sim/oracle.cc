@@ -288,10 +288,16 @@ void Oracle::Adopted(int run, const storage::v1::ManifestSummary& summary, const
   }
 }
 
-void Oracle::Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned) {
+void Oracle::Evicted(int run, const storage::v1::ManifestSummary& evicted, const std::vector<int64_t>& left,
+                     bool pinned, bool damaged) {
   const Run& r = runs_[run];
+  const int64_t sequence = evicted.sequence();
   const std::string what = absl::StrCat("retention evicts sequence ", sequence, " of run ", run, ", ");
   if (pinned) Violated(absl::StrCat(what, "which is pinned"));
+  if (r.every_steps > 0 && evicted.has_step() && evicted.step() % r.every_steps == 0 && !damaged) {
+    Violated(absl::StrCat(what, "of step ", evicted.step(), ", although every ", r.every_steps,
+                          " steps are kept"));
+  }
   if (left.empty() || *std::max_element(left.begin(), left.end()) < sequence) {
     Violated(absl::StrCat(what, "which is the newest"));
   }

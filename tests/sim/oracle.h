@@ -111,9 +111,13 @@ class Oracle {
   // history with its outcome. If the daemon was killed before it reported the commit, a later daemon may
   // report the save as lost. (A rank that was told COMMITTED still counts.)
   void MayBeReportedLost(int run, int64_t sequence) { may_be_reported_lost_.emplace(run, sequence); }
-  void SetKept(int run, std::optional<int> kept) { runs_[run].kept = kept; }
+  void SetKept(int run, std::optional<int> kept, int64_t every_steps) {
+    runs_[run].kept = kept;
+    runs_[run].every_steps = every_steps;
+  }
   // `left`: the undamaged checkpoints that remain.
-  void Evicted(int run, int64_t sequence, const std::vector<int64_t>& left, bool pinned);
+  void Evicted(int run, const storage::v1::ManifestSummary& evicted, const std::vector<int64_t>& left,
+               bool pinned, bool damaged);
   void TrashRemoved(int run, int64_t sequence);
   void LeaseOpen(int run, int64_t sequence, const std::string& lease) { runs_[run].leases[lease] = sequence; }
   void AllLeasesEnded();  // All sessions end because the daemon ends.
@@ -142,6 +146,7 @@ class Oracle {
     std::map<int64_t, Contents> adopted;  // By sequence.
     std::map<std::string, int64_t> leases;
     std::optional<int> kept;
+    int64_t every_steps = 0;
   };
   struct Save {
     int world_size = 0;

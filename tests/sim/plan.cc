@@ -29,6 +29,7 @@ std::string Operation::ToString() const {
 std::string Plan::ToString() const {
   std::string words = absl::StrCat("seed ", seed, ": runs ", runs, ", segments ", segments, ", disk ",
                                    disk_bytes >> 20, " MiB, kept ", kept ? absl::StrCat(*kept) : "all");
+  if (every_steps > 0) absl::StrAppend(&words, " and every ", every_steps, " steps");
   auto add = [&words](bool on, const char* name) {
     if (on) absl::StrAppend(&words, ", ", name);
   };
@@ -143,6 +144,8 @@ Plan PlanOf(uint64_t seed) {
     plan.small_disk = plan.short_timeouts = plan.overlap = false;
     plan.disk_bytes = int64_t{1} << 40;
   }
+  // Only where the disk has room for what is kept.
+  if (plan.kept && !plan.small_disk && random.Percent(40)) plan.every_steps = random.Between(2, 8);
   return plan;
 }
 

@@ -265,13 +265,14 @@ void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> 
         const bool fails = Hits(disk_->faults_.evict);
         if (fails && disk_->random_.Percent(50)) return Eio("renaming to trash");
         disk_->trash_.push_back({sequence, victim->second.bytes});
-        const bool pinned = victim->second.pinned;
+        const auto evicted = std::move(victim->second);
         disk_->tags_.erase(victim);
         std::vector<int64_t> left;
         for (const auto& other : disk_->tags_) {
           if (!other.second.damage) left.push_back(other.second.summary.sequence());
         }
-        disk_->oracle_->Evicted(disk_->run_, sequence, left, pinned);
+        disk_->oracle_->Evicted(disk_->run_, evicted.summary, left, evicted.pinned,
+                                evicted.damage.has_value());
         if (!fails) return absl::OkStatus();
         latched_ = true;
         return Eio("syncing the root");

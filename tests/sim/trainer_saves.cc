@@ -175,7 +175,12 @@ void Trainer::Begin(SavingPtr saving) {
   request.set_busy(saving->plan.busy);
   SetDuration(saving->plan.timeout, request.mutable_timeout());
   SetDuration(saving->plan.commit_timeout, request.mutable_commit_timeout());
-  if (world_.plan().kept) request.set_num_kept_ckpts(*world_.plan().kept);
+  if (world_.plan().every_steps > 0) {
+    request.mutable_retention()->set_last(*world_.plan().kept);
+    request.mutable_retention()->set_every_steps(world_.plan().every_steps);
+  } else if (world_.plan().kept) {
+    request.set_num_kept_ckpts(*world_.plan().kept);
+  }
   if (saving->plan.only_rank >= 0) request.add_ranks(saving->plan.only_rank);
   for (int rank : AbsentRanks(saving->plan))
     world_.oracle().SealSent(saving->name, rank, launch_->world_size, {});

@@ -70,7 +70,7 @@ World::World(const Plan& plan, bool trace) : plan_(plan), tracing_(trace), rando
     if (volume == nullptr || !plan_.shared) volume = std::make_shared<Volume>(Volume{plan_.disk_bytes, {}});
     disks_.push_back(std::make_shared<SimDisk>(
         run, volume, plan_.faults, Mix(plan_.seed, 100 + static_cast<uint64_t>(run)), &schedule_, &oracle_));
-    oracle_.SetKept(run, plan_.kept);
+    oracle_.SetKept(run, plan_.kept, plan_.every_steps);
     runs_by_path_[absl::StrCat("/root", run)] = run;
     for (int i = 0; i < plan_.foreign; ++i)
       disks_[run]->AddForeign(absl::StrCat("step_", i),

@@ -32,6 +32,7 @@ from ckptd.errors import (
 )
 from ckptd.local_daemon import LocalDaemon
 from ckptd.restore import Checkpoint, Root, open_root
+from ckptd.retention import Keep, RetentionDecision
 from ckptd.run import Run
 
 __all__ = [
@@ -47,11 +48,13 @@ __all__ = [
     "File",
     "FileConflict",
     "Indeterminate",
+    "Keep",
     "LocalDaemon",
     "NoSpace",
     "NotFound",
     "Part",
     "Refused",
+    "RetentionDecision",
     "Root",
     "Run",
     "Save",

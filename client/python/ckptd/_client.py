@@ -11,6 +11,7 @@ from ckptd._saving.save_watcher import SaveWatcher
 from ckptd._session.connection import Connection
 from ckptd._session.session import socket_path
 from ckptd._wire.protocol import messages
+from ckptd.retention import Keep, keep_of_arguments
 from ckptd.run import Run
 
 DEFAULT_ENDPOINT = "unix:/run/ckptd/ckptd.sock"
@@ -78,6 +79,8 @@ class Client:
         attempt: Optional[int] = None,
         commit_timeout: float = 600.0,
         takeover: bool = False,
+        *,
+        retention: Optional[Keep] = None,
     ) -> Run:
         """Joins the job's series of checkpoints in a directory.
 
@@ -86,7 +89,8 @@ class Client:
             rank (int, optional): this process's rank. Default: the process group's, else ``$RANK``, else 0
             world_size (int, optional): the number of ranks. Default: the process group's, else
                 ``$WORLD_SIZE``, else 1
-            num_kept_ckpts (int, optional): how many committed checkpoints to keep, at least 1. Default: all
+            num_kept_ckpts (int, optional): how many of the newest committed checkpoints to keep, at least 1.
+                Short for ``retention=Keep(last=...)``. Default: all
             run_id (str): the id that the root's run must have. Default: any
             attempt (int, optional): the attempt that this launch must be. Default: any
             commit_timeout (float): seconds from a save's first Begin to its last Seal. Default: 600
@@ -94,6 +98,8 @@ class Client:
                 the same job (the same parent process, Slurm job or ``$CKPTD_JOB_ID``), nor once a process of
                 the other job has ended. Default: ``False``, which waits 10 s for the other job's end and then
                 raises ``Refused`` with the reason ``RUN_IN_USE``
+            retention (Keep, optional): which committed checkpoints to keep, if it is not only the last ones.
+                Default: all
 
         If this process holds the rank already, the new Run takes it over, and the older one says so when it
         is used.
@@ -108,7 +114,7 @@ class Client:
             root,
             rank,
             world_size,
-            num_kept_ckpts,
+            keep_of_arguments(retention, num_kept_ckpts),
             run_id,
             attempt,
             commit_timeout,

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequen
 from ckptd import errors
 from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.launch import find_launch
-from ckptd._membership.membership import Joined, Membership
+from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
 from ckptd._memory import native
 from ckptd._paths import directory_path
 from ckptd._reading.read_reports import ResumeReporter
@@ -25,6 +25,7 @@ from ckptd._saving.upload import PartFile, PartUpload, SaveOptions
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages, set_duration, types
 from ckptd.restore import Checkpoint
+from ckptd.retention import Keep, RetentionDecision, best_of, decision_of_message, policy_message
 
 __all__ = ["CheckpointInfo", "Run"]
 
@@ -53,17 +54,13 @@ class Run(RunReader):
         root: "Union[str, os.PathLike[str]]",
         rank: Optional[int],
         world_size: Optional[int],
-        num_kept_ckpts: Optional[int],
+        keep: Optional[Keep],
         run_id: str,
         attempt: Optional[int],
         commit_timeout: float,
         keep_alive: object,
         takeover: bool = False,
     ) -> None:
-        if num_kept_ckpts is not None and num_kept_ckpts < 1:
-            raise errors.invalid(
-                f"num_kept_ckpts is {num_kept_ckpts}; it must be at least 1, or None to keep all checkpoints"
-            )
         connection.check_usable()
         self.root = directory_path(root)
         launch = find_launch(rank, world_size)
@@ -77,7 +74,7 @@ class Run(RunReader):
             watcher,
             run_id=run_id,
             attempt=attempt or 0,
-            num_kept_ckpts=num_kept_ckpts,
+            keep=keep,
             commit_timeout=commit_timeout,
             copy_threads=native.default_threads(launch.local_world_size or launch.world_size),
             keep_alive=keep_alive,
@@ -203,6 +200,76 @@ class Run(RunReader):
         raised. Skipped saves are not among them.
         """
         return self._membership.failures()
+
+    def best(self, metric: str, mode: str = "min") -> Optional[CheckpointInfo]:
+        """Returns the committed checkpoint with the best value of a metric, or None if none has it.
+
+        Of equal values, the newer one is better. Checkpoints that are damaged, or where the metric is NaN, do not
+        count.
+
+        Args:
+            metric (str): its name, as in :meth:`save`
+            mode (str): ``"min"`` if the lowest value is the best, ``"max"`` if the highest is. Default: ``"min"``
+
+        Raises:
+            Unavailable: no daemon answered within 30 seconds.
+        """
+        return best_of(self.list(), metric, mode)
+
+    # ---- retention
+
+    def explain_retention(self, keep: Optional[Keep] = None) -> List[RetentionDecision]:
+        """Returns what keeps each committed checkpoint, newest first. Changes nothing.
+
+        Args:
+            keep (Keep, optional): the policy to try. Default: the one that the next commit puts in force
+
+        Raises:
+            Unavailable: no daemon answered within 30 seconds.
+        """
+        request = messages.ExplainRetentionRequest()
+        if keep is not None:
+            request.policy.CopyFrom(policy_message(keep))
+
+        def ask(joined: Joined) -> Any:
+            request.run = joined.run
+            return joined.session.call(joined.session.admin.ExplainRetention, request, RPC_SECONDS)
+
+        return [decision_of_message(decision) for decision in self._membership.ask(ask, RPC_SECONDS).decisions]
+
+    def pin(self, tag: str) -> CheckpointInfo:
+        """Protects a committed checkpoint: retention does not evict it, and a save of its tag is refused.
+
+        Raises:
+            NotFound: there is no such checkpoint.
+            Unavailable: no daemon answered within 30 seconds.
+        """
+        return self._change("Pin", messages.PinRequest(), tag)
+
+    def unpin(self, tag: str) -> CheckpointInfo:
+        """Undoes :meth:`pin`. Raises what that raises."""
+        return self._change("Unpin", messages.UnpinRequest(), tag)
+
+    def delete(self, tag: str, *, force: bool = False) -> CheckpointInfo:
+        """Moves a committed checkpoint into the trash. Returns what it was.
+
+        Args:
+            tag (str): the checkpoint.
+            force (bool): delete it although it is pinned. Default: ``False``
+
+        Raises:
+            Refused: something needs the checkpoint, or it is the newest one that is not damaged.
+            NotFound: there is no such checkpoint.
+            Unavailable: no daemon answered within 30 seconds.
+        """
+        return self._change("DeleteCheckpoint", messages.DeleteCheckpointRequest(force=force), tag)
+
+    def _change(self, method: str, request: Any, tag: str) -> CheckpointInfo:
+        def ask(joined: Joined) -> Any:
+            request.name = f"{joined.run}/checkpoints/{tag}"
+            return joined.session.call(getattr(joined.session.admin, method), request, RPC_SECONDS)
+
+        return info_of_message(self._membership.ask(ask, RPC_SECONDS))
 
     # ---- restoring
 

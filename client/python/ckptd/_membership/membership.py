@@ -16,6 +16,7 @@ from ckptd._membership.unended_save import Recovery, UnendedSave, Watcher
 from ckptd._session.connection import Connection
 from ckptd._session.session import Session
 from ckptd._wire.protocol import messages
+from ckptd.retention import Keep
 
 T = TypeVar("T")
 _log = logging.getLogger("ckptd")
@@ -75,7 +76,7 @@ class Membership:
         *,
         run_id: str,
         attempt: int,
-        num_kept_ckpts: Optional[int],
+        keep: Optional[Keep],
         commit_timeout: float,
         copy_threads: int,
         keep_alive: object,
@@ -87,6 +88,7 @@ class Membership:
             root: absolute path of the root directory.
             run_id: the id that the run must have; empty for any.
             attempt: the attempt that this must be; 0 for any.
+            keep: the retention policy that saves bring; None to leave it to the other ranks.
             commit_timeout: seconds from a save's first Begin to its last Seal.
             keep_alive: referred to as long as this object lives: what closes the connection when it is
                 collected.
@@ -98,7 +100,7 @@ class Membership:
         self.launch = launch
         self.recovery = recovery
         self.watcher = watcher
-        self.num_kept_ckpts = num_kept_ckpts
+        self.keep = keep
         self.commit_timeout = commit_timeout
         self.copy_threads = copy_threads
         self._keep_alive = keep_alive

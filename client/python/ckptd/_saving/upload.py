@@ -14,6 +14,7 @@ from ckptd._session.segments import SealedBytes
 from ckptd._session.session import Session, is_transient, segments_of
 from ckptd._wire.protocol import messages, set_duration, types
 from ckptd._wire.status import error_of_save
+from ckptd.retention import set_policy
 
 _log = logging.getLogger("ckptd")
 
@@ -188,8 +189,8 @@ class PartUpload(UnendedSave):
             request.files.add(path=file.name, size_bytes=file.size)
         set_duration(request.timeout, timeout)
         set_duration(request.commit_timeout, self.membership.commit_timeout)
-        if self.membership.num_kept_ckpts is not None:
-            request.num_kept_ckpts = self.membership.num_kept_ckpts
+        if self.membership.keep is not None:
+            set_policy(request, self.membership.keep)
         return request
 
     def _was_committed_before(self, joined: Joined) -> bool:

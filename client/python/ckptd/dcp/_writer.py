@@ -23,6 +23,7 @@ from ckptd.dcp._async import SaveFuture
 from ckptd.dcp._process import Place, place_of, process
 from ckptd.dcp._repeated import RepeatedSave
 from ckptd.dcp._stager import Stager
+from ckptd.retention import keep_of_arguments
 
 _WAIT = ("committed", "sealed")
 _ADMISSION_SECONDS = 120.0
@@ -185,7 +186,7 @@ class Writer(StorageWriter, Stager):
             return done
         who: Assignment = plan.storage_data
         run = process.run(self._place.root, who.rank, who.world_size)
-        run._membership.num_kept_ckpts = self.options.num_kept_ckpts
+        run._membership.keep = keep_of_arguments(None, self.options.num_kept_ckpts)
         files = _Files(plan, planner, self.options)
         step, timeout = _step_of(self._place.tag), self.options.timeout
         if who.rank == 0 or not self._now.use_collectives:

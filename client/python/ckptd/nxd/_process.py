@@ -19,6 +19,7 @@ from ckptd.nxd import _retention, _store, _topology
 from ckptd.nxd._loading import AllowedClasses
 from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
+from ckptd.retention import Keep
 
 _log = logging.getLogger("ckptd")
 
@@ -116,7 +117,7 @@ class Process:
         """
         with self._lock:
             job.resumed = True
-            job.run._membership.num_kept_ckpts = kept
+            job.run._membership.keep = None if kept is None else Keep(last=kept)
             self._saves += 1
             late = _store.LateRanks(self._saves, f"{tag} in {job.run.root}")
             with late if self._speaks_with_all() else contextlib.nullcontext():

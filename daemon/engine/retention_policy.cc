@@ -1,0 +1,130 @@
+#include "daemon/engine/retention_policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "storage/format/retention_record.h"
+
+namespace ckptd {
+namespace {
+
+using Summary = storage::v1::ManifestSummary;
+using KeptBy = std::map<int64_t, std::vector<std::string>>;
+
+std::string LastInWords(const RetentionPolicy& policy) { return absl::StrCat("last ", LastOf(policy)); }
+
+std::string BestInWords(const RetentionPolicy& policy) {
+  return absl::StrCat("best ", policy.best(), " by ", policy.highest() ? "highest " : "lowest ",
+                      policy.metric());
+}
+
+std::string StepsInWords(const RetentionPolicy& policy) {
+  return absl::StrCat("every ", policy.every_steps(), " steps");
+}
+
+std::string AgeInWords(const RetentionPolicy& policy) {
+  return absl::StrCat("newer than ", policy.newer_than_us() / 1'000'000, " s");
+}
+
+// Every checkpoint from the N-th newest undamaged one on. A damaged one among them stays, because it may be
+// repaired, but is not counted.
+void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool committing, KeptBy* kept) {
+  int missing = LastOf(policy) - (committing ? 1 : 0);
+  const auto& committed = catalog.committed();
+  for (auto entry = committed.rbegin(); entry != committed.rend() && missing > 0; ++entry) {
+    (*kept)[entry->first].push_back(LastInWords(policy));
+    if (!entry->second.damage) --missing;
+  }
+  if (missing <= 0) return;
+  for (const auto& [sequence, checkpoint] : committed) (*kept)[sequence];  // There are fewer than N.
+}
+
+void KeepBest(const RetentionPolicy& policy, const Catalog& catalog, KeptBy* kept) {
+  std::vector<std::pair<double, int64_t>> ranked;  // Of value and sequence; the largest are the best.
+  for (const auto& [sequence, checkpoint] : catalog.committed()) {
+    const auto& metrics = checkpoint.summary.metrics();
+    const auto metric = metrics.find(policy.metric());
+    if (checkpoint.damage || metric == metrics.end() || std::isnan(metric->second)) continue;
+    ranked.emplace_back(policy.highest() ? metric->second : -metric->second, sequence);
+  }
+  std::sort(ranked.rbegin(), ranked.rend());
+  if (ranked.size() > static_cast<size_t>(policy.best())) ranked.resize(policy.best());
+  for (const auto& [value, sequence] : ranked) (*kept)[sequence].push_back(BestInWords(policy));
+}
+
+void KeepSteps(const RetentionPolicy& policy, const Catalog& catalog, KeptBy* kept) {
+  for (const auto& [sequence, checkpoint] : catalog.committed()) {
+    const Summary& summary = checkpoint.summary;
+    if (!checkpoint.damage && summary.has_step() && summary.step() % policy.every_steps() == 0)
+      (*kept)[sequence].push_back(StepsInWords(policy));
+  }
+}
+
+void KeepNewer(const RetentionPolicy& policy, const Catalog& catalog, int64_t now_unix_us, KeptBy* kept) {
+  for (const auto& [sequence, checkpoint] : catalog.committed()) {
+    if (!checkpoint.damage && checkpoint.summary.commit_time_us() > now_unix_us - policy.newer_than_us())
+      (*kept)[sequence].push_back(AgeInWords(policy));
+  }
+}
+
+}  // namespace
+
+bool KeepsAll(const RetentionPolicy& policy) {
+  return !policy.has_last() && policy.best() == 0 && policy.every_steps() == 0 && policy.newer_than_us() == 0;
+}
+
+int LastOf(const RetentionPolicy& policy) { return policy.has_last() ? policy.last() : 1; }
+
+bool IsSamePolicy(const RetentionPolicy& a, const RetentionPolicy& b) {
+  if (KeepsAll(a) || KeepsAll(b)) return KeepsAll(a) && KeepsAll(b);
+  return LastOf(a) == LastOf(b) && a.best() == b.best() && a.metric() == b.metric() &&
+         a.highest() == b.highest() && a.every_steps() == b.every_steps() &&
+         a.newer_than_us() == b.newer_than_us();
+}
+
+bool KeepsNoMoreThan(const RetentionPolicy& policy, const RetentionPolicy& other) {
+  if (KeepsAll(other) || IsSamePolicy(policy, other)) return true;
+  if (KeepsAll(policy) || LastOf(policy) > LastOf(other)) return false;
+  return policy.best() == 0 && policy.every_steps() == 0 && policy.newer_than_us() == 0;
+}
+
+KeptBy KeptByPolicy(const RetentionPolicy& policy, const Catalog& catalog, int64_t now_unix_us,
+                    bool committing) {
+  KeptBy kept;
+  if (KeepsAll(policy)) {
+    for (const auto& [sequence, checkpoint] : catalog.committed()) kept[sequence].push_back("keeps all");
+    return kept;
+  }
+  KeepLast(policy, catalog, committing, &kept);
+  if (policy.best() > 0) KeepBest(policy, catalog, &kept);
+  if (policy.every_steps() > 0) KeepSteps(policy, catalog, &kept);
+  if (policy.newer_than_us() > 0) KeepNewer(policy, catalog, now_unix_us, &kept);
+  return kept;
+}
+
+RetentionPolicy PolicyAfterCommit(const storage::v1::RunRecord& record,
+                                  const std::optional<RetentionPolicy>& of_save) {
+  if (record.has_retention_override()) return record.retention_override();
+  return of_save.value_or(RetentionPolicy());
+}
+
+std::vector<RetentionPolicy> PoliciesAtStart(const storage::v1::RunRecord& record) {
+  std::vector<RetentionPolicy> policies = {LoadRetention(record)};
+  for (const RetentionPolicy& next : record.next_retentions()) policies.push_back(next);
+  if (record.has_retention_override()) policies.push_back(record.retention_override());
+  return policies;
+}
+
+std::string DescribePolicy(const RetentionPolicy& policy) {
+  if (KeepsAll(policy)) return "all";
+  std::vector<std::string> words = {LastInWords(policy)};
+  if (policy.best() > 0) words.push_back(BestInWords(policy));
+  if (policy.every_steps() > 0) words.push_back(StepsInWords(policy));
+  if (policy.newer_than_us() > 0) words.push_back(AgeInWords(policy));
+  return absl::StrJoin(words, ", ");
+}
+
+}  // namespace ckptd

@@ -1,0 +1,45 @@
+// What a retention policy keeps of a run's committed checkpoints, and why. Pure functions.
+#ifndef CKPTD_DAEMON_ENGINE_RETENTION_POLICY_H_
+#define CKPTD_DAEMON_ENGINE_RETENTION_POLICY_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckptd/storage/v1/storage.pb.h"
+#include "daemon/engine/catalog.h"
+
+namespace ckptd {
+
+using RetentionPolicy = storage::v1::RetentionPolicy;
+
+// The policy has no field set: it keeps every checkpoint.
+bool KeepsAll(const RetentionPolicy& policy);
+// How many of the newest undamaged checkpoints the policy keeps, whatever else it keeps. Not for a policy
+// that keeps all.
+int LastOf(const RetentionPolicy& policy);
+bool IsSamePolicy(const RetentionPolicy& a, const RetentionPolicy& b);
+// True only if `policy` never keeps a checkpoint that `other` does not keep.
+bool KeepsNoMoreThan(const RetentionPolicy& policy, const RetentionPolicy& other);
+
+// A checkpoint's sequence -> which parts of the policy keep it, in words: "last 3", "best 2 by lowest loss",
+// ... A checkpoint that is not in the answer is kept by none. `committing`: as if one more undamaged
+// checkpoint, of which nothing is known, had just been committed.
+std::map<int64_t, std::vector<std::string>> KeptByPolicy(const RetentionPolicy& policy,
+                                                         const Catalog& catalog, int64_t now_unix_us,
+                                                         bool committing);
+
+// The policy that the commit of a save puts in force: the operator's, or else `of_save`. Unset keeps all.
+RetentionPolicy PolicyAfterCommit(const storage::v1::RunRecord& record,
+                                  const std::optional<RetentionPolicy>& of_save);
+// The policies of a run whose last daemon may have been killed between a commit and its record. What at least
+// one of them keeps must be kept.
+std::vector<RetentionPolicy> PoliciesAtStart(const storage::v1::RunRecord& record);
+
+// "last 3, best 2 by lowest loss", for people.
+std::string DescribePolicy(const RetentionPolicy& policy);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ENGINE_RETENTION_POLICY_H_

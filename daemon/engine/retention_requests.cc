@@ -1,0 +1,57 @@
+// The requests about what a run keeps: its retention policy, and the deletion of single checkpoints.
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/engine_impl.h"
+#include "daemon/engine/retention_policy.h"
+#include "daemon/engine/validate.h"
+#include "daemon/engine/wire.h"
+
+namespace ckptd {
+
+void Engine::Impl::SetRetention(Run* run, const v1::SetRetentionRequest& request, Reply<v1::Run> reply) {
+  std::optional<RetentionPolicy> policy;
+  if (request.has_policy()) policy = FromWire(request.policy());
+  retention_.SetOverride(run, policy,
+                         [this, run, reply = std::move(reply)](absl::StatusOr<bool> set) mutable {
+                           if (!set.ok()) return reply(set.status());
+                           reply(Describe(*run));
+                         });
+}
+
+void Engine::Impl::ExplainRetention(Run* run, const v1::ExplainRetentionRequest& request,
+                                    Reply<v1::ExplainRetentionResponse> reply) {
+  const RetentionPolicy policy =
+      request.has_policy() ? FromWire(request.policy()) : retention_.NextPolicy(*run);
+  retention_.Explain(
+      run, policy,
+      [run, policy, reply = std::move(reply)](absl::StatusOr<Retention::Keepers> keepers) mutable {
+        if (!keepers.ok()) return reply(keepers.status());
+        v1::ExplainRetentionResponse response;
+        *response.mutable_policy() = ToWire(policy);
+        for (auto entry = keepers->rbegin(); entry != keepers->rend(); ++entry) {
+          const CommittedCheckpoint* checkpoint = run->catalog.Find(entry->first);
+          if (checkpoint != nullptr) *response.add_decisions() = ToWire(checkpoint->summary, entry->second);
+        }
+        reply(std::move(response));
+      });
+}
+
+void Engine::Impl::DeleteCheckpoint(Run* run, const std::string& tag, bool force,
+                                    Reply<v1::Checkpoint> reply) {
+  const CommittedCheckpoint* committed = run->catalog.FindTag(tag);
+  if (committed == nullptr)
+    return reply(NoCheckpoint(tag, absl::StrCat("no checkpoint ", tag, " is committed in ", run->path)));
+  v1::Checkpoint described = Describe(*run, *committed);
+  retention_.Delete(
+      run, committed->summary.sequence(), force,
+      [described = std::move(described), reply = std::move(reply)](absl::StatusOr<int64_t> deleted) mutable {
+        if (!deleted.ok()) return reply(deleted.status());
+        reply(std::move(described));
+      });
+}
+
+}  // namespace ckptd
