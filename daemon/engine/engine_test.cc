@@ -521,9 +521,10 @@ TEST_F(EngineTest, ListHasNoCheckpointThatRetentionIsAboutToRemove) {
   SaveAll(sessions, "two", 2, 1);
   ASSERT_EQ(Wait(sessions[0], Key(0, "two")).get().checkpoint().level(), v1::COMMITTED);
   EXPECT_THAT(Tags(), ElementsAre("two")) << "the history is not on disk yet";
-  ios_[1]->held = {"Evict"};
   ios_[1]->ReleaseHeld();
+  ios_[1]->held.insert("Evict");
   RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
   EXPECT_THAT(Tags(), ElementsAre("two")) << "the eviction is under way";
 }
 
