@@ -37,7 +37,12 @@ class ResumeBarrierTest : public ClassTest {
       session.uid = 1000;
       sessions_.Add(session);
       const std::string instance = "process " + std::to_string(rank);
-      run->ledger->Join({rank, 2, "launch", instance, 0, ""}, [](absl::StatusOr<int64_t>) {});
+      Ledger::JoinSpec spec;
+      spec.rank = rank;
+      spec.world_size = 2;
+      spec.launch_id = "launch";
+      spec.instance = instance;
+      run->ledger->Join(spec, [](absl::StatusOr<int64_t>) {});
       run->members.Join({session.id, instance, rank, 2, 1});
     }
     return run;
