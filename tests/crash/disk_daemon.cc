@@ -238,6 +238,15 @@ absl::StatusOr<ShownCheckpoints> DiskDaemon::List() {
   return shown;
 }
 
+bool DiskDaemon::AwaitEvictions() {
+  return RunUntil([&] {
+    const v1::Status status = engine_->GetStatus(Caller{0, 0, true});
+    const absl::StatusOr<ShownCheckpoints> listed = List();
+    return listed.ok() && status.runs_size() == 1 &&
+           status.runs(0).checkpoint_count() == static_cast<int>(listed->size());
+  });
+}
+
 ShownCheckpoints DiskDaemon::ReadAll(SessionId session, const std::map<int64_t, SaveSpec>& known,
                                      Broken& broken) {
   absl::StatusOr<ShownCheckpoints> shown = List();

@@ -76,6 +76,8 @@ class DiskDaemon {
 
   // Returns the committed checkpoints as an operator sees them: tags, sequences and pins.
   absl::StatusOr<ShownCheckpoints> List();
+  // Waits until retention has removed what it does not list any more. True: it has.
+  bool AwaitEvictions();
   // Lists, opens and reads the checkpoints as a trainer does, and compares them with what was saved. They
   // stay open, so that retention keeps them. `known`: what saves wrote, by sequence.
   ShownCheckpoints ReadAll(SessionId session, const std::map<int64_t, SaveSpec>& known, Broken& broken);
