@@ -289,12 +289,13 @@ void Oracle::Adopted(int run, const storage::v1::ManifestSummary& summary, const
 }
 
 void Oracle::Evicted(int run, const storage::v1::ManifestSummary& evicted, const std::vector<int64_t>& left,
-                     bool pinned, bool damaged) {
+                     bool pinned) {
   const Run& r = runs_[run];
   const int64_t sequence = evicted.sequence();
   const std::string what = absl::StrCat("retention evicts sequence ", sequence, " of run ", run, ", ");
   if (pinned) Violated(absl::StrCat(what, "which is pinned"));
-  if (r.every_steps > 0 && evicted.has_step() && evicted.step() % r.every_steps == 0 && !damaged) {
+  if (r.every_steps > 0 && evicted.has_step() && evicted.step() % r.every_steps == 0 &&
+      !r.damaged.contains(sequence)) {
     Violated(absl::StrCat(what, "of step ", evicted.step(), ", although every ", r.every_steps,
                           " steps are kept"));
   }

@@ -117,7 +117,7 @@ class Oracle {
   }
   // `left`: the undamaged checkpoints that remain.
   void Evicted(int run, const storage::v1::ManifestSummary& evicted, const std::vector<int64_t>& left,
-               bool pinned, bool damaged);
+               bool pinned);
   void TrashRemoved(int run, int64_t sequence);
   void LeaseOpen(int run, int64_t sequence, const std::string& lease) { runs_[run].leases[lease] = sequence; }
   void AllLeasesEnded();  // All sessions end because the daemon ends.

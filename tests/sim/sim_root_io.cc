@@ -271,8 +271,7 @@ void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> 
         for (const auto& other : disk_->tags_) {
           if (!other.second.damage) left.push_back(other.second.summary.sequence());
         }
-        disk_->oracle_->Evicted(disk_->run_, evicted.summary, left, evicted.pinned,
-                                evicted.damage.has_value());
+        disk_->oracle_->Evicted(disk_->run_, evicted.summary, left, evicted.pinned);
         if (!fails) return absl::OkStatus();
         latched_ = true;
         return Eio("syncing the root");
