@@ -104,10 +104,15 @@ def remove(root):
     subprocess.run(["rm", "-rf", root], check=True, timeout=120)
 
 
+def copy_root(root, other):
+    """Copies a root without the record that its daemon may be writing, which is gone before it could be copied."""
+    shutil.copytree(root, other, ignore=shutil.ignore_patterns(".run.tmp"))
+
+
 def copy_with_deep_trash(root, other, depth):
     """A root like `root`, whose trash contains a tree of this depth; attached."""
     saved(root)
-    shutil.copytree(root, other)
+    copy_root(root, other)
     nest(f"{other}/.ckptd/nodes/local/trash/x.1.0123456789abcdef", depth)
     nest(f"{other}/.ckptd/nodes/local/inflight/x.2.0123456789abcdef", depth)
     return tried(session().call, "OpenRoot", messages.OpenRootRequest(path=other), timeout=60)
@@ -116,10 +121,10 @@ def copy_with_deep_trash(root, other, depth):
 def copy_with_special_files(root, other, victim):
     """A root with pipes, sockets and links wherever the daemon opens its own files."""
     saved(root)
-    shutil.copytree(root, other)
+    copy_root(root, other)
     for at, name in enumerate((".ckptd/pins", ".ckptd/damaged", ".ckptd/nodes/local/run", "own/.ckptd/manifest", "own/f0")):
         copy = f"{other}{at}"
-        shutil.copytree(root, copy)
+        copy_root(root, copy)
         with contextlib.suppress(FileNotFoundError):
             os.remove(f"{copy}/{name}")
         os.mkfifo(f"{copy}/{name}")
@@ -140,7 +145,7 @@ def copy_with_special_files(root, other, victim):
 def copy_with_many_tags(root, other, count):
     """A root with this many checkpoints of one small file."""
     saved(root)
-    shutil.copytree(root, other)
+    copy_root(root, other)
     with open(f"{root}/own/.ckptd/manifest", "rb") as file:
         manifest = file.read()
     for number in range(count):
@@ -156,7 +161,7 @@ def copy_with_huge_files(root, other):
     reasons = []
     for at, name in enumerate((".ckptd/pins", ".ckptd/damaged", ".ckptd/nodes/local/run", "own/.ckptd/manifest", "own/f0")):
         copy = f"{other}{at}"
-        shutil.copytree(root, copy)
+        copy_root(root, copy)
         with open(f"{copy}/{name}", "ab") as file:
             file.truncate(1 << 40)
         one = session()
