@@ -38,8 +38,6 @@ void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool commit
     (*kept)[entry->first].push_back(LastInWords(policy));
     if (!entry->second.damage) --missing;
   }
-  if (missing <= 0) return;
-  for (const auto& [sequence, checkpoint] : committed) (*kept)[sequence];  // There are fewer than N.
 }
 
 void KeepBest(const RetentionPolicy& policy, const Catalog& catalog, KeptBy* kept) {
