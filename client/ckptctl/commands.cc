@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kDefaultWaitSeconds = 60;
 constexpr double kDefaultPrefetchSeconds = 600;
-constexpr Duration kForeignPatience = std::chrono::seconds(5);
+constexpr Duration kForeignTimeout = std::chrono::seconds(5);
 
 int64_t NowMicros() { return SystemClock().UnixMicros(); }
 
@@ -44,7 +44,7 @@ absl::Status AddCheckpoints(client::Rpc& rpc, const Context& context, const std:
   request.set_show_foreign(true);
   do {
     absl::StatusOr<v1::ListCheckpointsResponse> page =
-        rpc.ListCheckpoints(request, std::min(CallTimeout(context), kForeignPatience));
+        rpc.ListCheckpoints(request, std::min(CallTimeout(context), kForeignTimeout));
     if (absl::IsDeadlineExceeded(page.status())) {
       request.set_show_foreign(false);
       page = rpc.ListCheckpoints(request, CallTimeout(context));

@@ -31,8 +31,8 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 // sun_path holds 107 bytes, and the hand-off socket appends ".handoff".
 constexpr size_t kMaxSocketPath = 99;
 constexpr size_t kMaxSunPath = 107;
-constexpr size_t kLeastToken = 16, kMostToken = 1000;
-constexpr int kMostContainerRoots = 64;
+constexpr size_t kLeastToken = 16, kMaxToken = 1000;
+constexpr int kMaxContainerRoots = 64;
 
 // Collects messages "file:line:column: what is wrong". Lines and columns count from 1.
 class ParseProblems final : public google::protobuf::io::ErrorCollector {
@@ -252,7 +252,7 @@ void CheckRootLimits(const config::v1::LimitsConfig& limits, Checker& check) {
 }
 
 void CheckUidLimits(const config::v1::LimitsConfig& limits, Checker& check) {
-  constexpr int64_t kMost = 65536, kMostMemory = int64_t{1} << 44;
+  constexpr int64_t kMost = 65536, kMaxMemory = int64_t{1} << 44;
   check.Range("limits.ranks_per_run", limits.ranks_per_run(), 1, kMost);
   check.Range("limits.files_per_part", limits.files_per_part(), 1, 1'000'000);
   check.Range("limits.files_per_uid", limits.files_per_uid(), 1, 1'000'000'000);
@@ -262,10 +262,10 @@ void CheckUidLimits(const config::v1::LimitsConfig& limits, Checker& check) {
   check.Range("limits.sessions_per_uid", limits.sessions_per_uid(), 1, kMost);
   check.Range("limits.connections_per_uid", limits.connections_per_uid(), 1, kMost);
   check.Range("limits.calls_per_uid", limits.calls_per_uid(), 1, kMost);
-  check.Range("limits.call_memory_bytes_per_uid", limits.call_memory_bytes_per_uid(), 16 * kMiB, kMostMemory);
+  check.Range("limits.call_memory_bytes_per_uid", limits.call_memory_bytes_per_uid(), 16 * kMiB, kMaxMemory);
   check.Range("limits.streams_per_connection", limits.streams_per_connection(), 1, kMost);
-  check.Range("limits.manifest_bytes_per_uid", limits.manifest_bytes_per_uid(), kMiB, kMostMemory);
-  check.Range("limits.grpc_memory_bytes", limits.grpc_memory_bytes(), 64 * kMiB, kMostMemory);
+  check.Range("limits.manifest_bytes_per_uid", limits.manifest_bytes_per_uid(), kMiB, kMaxMemory);
+  check.Range("limits.grpc_memory_bytes", limits.grpc_memory_bytes(), 64 * kMiB, kMaxMemory);
 }
 
 void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& check) {
@@ -282,9 +282,9 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
   check.Range("max_sessions", config.max_sessions(), 1, 65536);
   check.Range("degraded_after_seconds", config.degraded_after_seconds(), 1, 3600);
   check.Range("scrub.period_hours", config.scrub().period_hours(), 0, 87600);
-  if (config.security().container_roots_size() > kMostContainerRoots) {
+  if (config.security().container_roots_size() > kMaxContainerRoots) {
     check.Add(absl::StrCat("security.container_roots: ", config.security().container_roots_size(),
-                           " directories; at most ", kMostContainerRoots, " are allowed"));
+                           " directories; at most ", kMaxContainerRoots, " are allowed"));
   }
   for (const std::string& path : config.security().container_roots()) {
     check.PlainPath("security.container_roots", path);
@@ -399,9 +399,9 @@ absl::StatusOr<std::string> ReadToken(const std::string& file) {
   std::string token(buffer, std::fread(buffer, 1, sizeof(buffer), opened.get()));
   absl::StripAsciiWhitespace(&token);
   const bool printable = std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 0x7f; });
-  if (token.size() < kLeastToken || token.size() > kMostToken || !printable) {
+  if (token.size() < kLeastToken || token.size() > kMaxToken || !printable) {
     return MakeError(absl::StatusCode::kInvalidArgument, "INVALID_ARGUMENT",
-                     absl::StrCat(file, " (metrics.token_file) must hold ", kLeastToken, " to ", kMostToken,
+                     absl::StrCat(file, " (metrics.token_file) must hold ", kLeastToken, " to ", kMaxToken,
                                   " printable characters without white space; it has ", token.size(),
                                   "; `openssl rand -hex 32` makes one"));
   }

@@ -14,7 +14,7 @@ namespace {
 
 // More checkpoints than any root has: NeuronX Distributed keeps one directory for each.
 constexpr int64_t kReserved = 1'000'000;
-constexpr int kMostTags = 1000;
+constexpr int kMaxTags = 1000;
 constexpr Duration kProgressEvery = std::chrono::milliseconds(500);
 
 bool IsYounger(const storage::v1::ManifestSummary& ours, const ForeignTag& foreign) {
@@ -77,9 +77,9 @@ bool AdoptionJobs::HasUnsynced(const Run& run) const { return !states_.Of(&run).
 // ---- start, stop
 
 absl::Status AdoptionJobs::CheckStart(const Run& run, const v1::AdoptCheckpointsRequest& request) const {
-  if (request.tags_size() > kMostTags) {
+  if (request.tags_size() > kMaxTags) {
     return InvalidArgument(absl::StrCat("tags names ", request.tags_size(), " checkpoints; at most ",
-                                        kMostTags, ", or none for all of them"));
+                                        kMaxTags, ", or none for all of them"));
   }
   if (hooks_.is_draining())
     return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,

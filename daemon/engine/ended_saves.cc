@@ -7,8 +7,8 @@
 namespace ckptd {
 namespace {
 
-constexpr size_t kMostSaves = 256;    // Of one run.
-constexpr size_t kMostFailures = 64;  // Of one run.
+constexpr size_t kMaxSaves = 256;    // Of one run.
+constexpr size_t kMaxFailures = 64;  // Of one run.
 
 v1::Checkpoint FromHistory(const Run& run, const storage::v1::Outcome& outcome) {
   v1::Checkpoint checkpoint;
@@ -39,7 +39,7 @@ void EndedSaves::Add(std::unique_ptr<Save> save) {
   std::deque<std::unique_ptr<Save>>& saves = states_.Of(save->run).saves;
   whole_.push_back(save.get());
   saves.push_back(std::move(save));
-  while (saves.size() > kMostSaves) {
+  while (saves.size() > kMaxSaves) {
     std::erase(whole_, saves.front().get());
     saves.pop_front();
   }
@@ -76,7 +76,7 @@ std::optional<v1::Checkpoint> EndedSaves::Past(const Run& run, const SaveId& key
 void EndedSaves::AddFailure(const Run* run, v1::Checkpoint failure) {
   std::deque<v1::Checkpoint>& failures = states_.Of(run).failures;
   failures.push_back(std::move(failure));
-  while (failures.size() > kMostFailures) failures.pop_front();
+  while (failures.size() > kMaxFailures) failures.pop_front();
 }
 
 int64_t EndedSaves::ForgetLost(const Run* run, int64_t attempt, const std::string& tag) {

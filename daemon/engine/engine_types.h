@@ -87,7 +87,7 @@ struct EngineOptions {
   Duration degraded_after = std::chrono::seconds(10);
   // How long a locked root is tried again. A killed daemon holds the locks of its roots until the kernel has
   // torn down the whole process.
-  Duration root_lock_patience = std::chrono::seconds(5);
+  Duration root_lock_timeout = std::chrono::seconds(5);
   int32_t chunk_bytes = 8 << 20;
   Duration scrub_period =
       Duration::zero();  // Time between two scrubs of a committed checkpoint; zero: never.

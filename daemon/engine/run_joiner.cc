@@ -10,13 +10,13 @@
 namespace ckptd {
 namespace {
 
-constexpr int kMostRanks = 65536;
-constexpr int kMostOrphans = 1000;
+constexpr int kMaxRanks = 65536;
+constexpr int kMaxOrphans = 1000;
 
 absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
-  if (request.world_size() < 1 || request.world_size() > kMostRanks) {
+  if (request.world_size() < 1 || request.world_size() > kMaxRanks) {
     return InvalidArgument(
-        absl::StrCat("world_size is ", request.world_size(), "; it is in [1, ", kMostRanks, "]"));
+        absl::StrCat("world_size is ", request.world_size(), "; it is in [1, ", kMaxRanks, "]"));
   }
   if (request.world_size() > most_ranks) {
     return LimitExceeded(absl::StrCat("a run with world_size ", request.world_size()), "ranks", most_ranks,
@@ -37,9 +37,9 @@ absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
   if (request.run_id().size() > 200) {
     return InvalidArgument(absl::StrCat("run_id has ", request.run_id().size(), " characters; at most 200"));
   }
-  if (request.orphaned_size() > kMostOrphans) {
+  if (request.orphaned_size() > kMaxOrphans) {
     return InvalidArgument(
-        absl::StrCat("orphaned names ", request.orphaned_size(), " saves; at most ", kMostOrphans));
+        absl::StrCat("orphaned names ", request.orphaned_size(), " saves; at most ", kMaxOrphans));
   }
   for (const v1::SaveKey& key : request.orphaned()) CKPTD_RETURN_IF_ERROR(CheckTag(key.tag()));
   const int local = request.local_world_size();

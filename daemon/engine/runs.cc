@@ -13,7 +13,7 @@ namespace ckptd {
 namespace {
 
 // More outcomes cannot have been on their way to the history when a daemon was killed.
-constexpr int kMostMissing = 16;
+constexpr int kMaxMissing = 16;
 
 }  // namespace
 
@@ -72,7 +72,7 @@ void Engine::Impl::RecordMissingOutcomes(Run* run) {
   std::vector<storage::v1::Outcome> missing;
   int looked_at = 0;
   const auto& committed = run->catalog.committed();
-  for (auto entry = committed.rbegin(); entry != committed.rend() && looked_at < kMostMissing;
+  for (auto entry = committed.rbegin(); entry != committed.rend() && looked_at < kMaxMissing;
        ++entry, ++looked_at) {
     const storage::v1::ManifestSummary& summary = entry->second.summary;
     const auto& outcomes = run->ledger->record().outcomes();

@@ -16,7 +16,7 @@
 namespace ckptd {
 namespace {
 
-constexpr size_t kMostMessageBytes = 1000;  // Of an Abort.
+constexpr size_t kMaxMessageBytes = 1000;  // Of an Abort.
 
 bool IsReached(v1::Level level, v1::Level wanted) { return level >= v1::FAILED || level >= wanted; }
 
@@ -125,7 +125,7 @@ absl::Status SaveTracker::Abort(Save* save, const std::vector<int>& ranks, const
   const std::string who = ranks.empty() ? "an operator" : absl::StrCat("rank ", ranks.front());
   Fail(save, MakeError(absl::StatusCode::kAborted, reason::kSaveAborted,
                        absl::StrCat(who, " aborted the save", message.empty() ? "" : ": ",
-                                    FirstBytes(message, kMostMessageBytes)),
+                                    FirstBytes(message, kMaxMessageBytes)),
                        {{"tag", save->key.tag}, {"ranks", JoinRanks(ranks)}}));
   return absl::OkStatus();
 }

@@ -16,7 +16,7 @@ namespace {
 
 // 64 TiB: more than any machine has, and so little that the parts of all ranks can be summed.
 constexpr int64_t kLargestPart = int64_t{1} << 46;
-constexpr int kMostMetrics = 32;
+constexpr int kMaxMetrics = 32;
 constexpr size_t kLongestMetricName = 64;
 constexpr int64_t kLongestAgeSeconds = int64_t{100} * 365 * 24 * 3600;
 
@@ -61,9 +61,9 @@ absl::Status CheckBegin(const v1::BeginRequest& request, int world_size) {
     return InvalidArgument(
         "num_kept_ckpts and retention are both set; set retention.last instead of the former");
   CKPTD_RETURN_IF_ERROR(CheckRetention(request.retention()));
-  if (request.metrics_size() > kMostMetrics) {
+  if (request.metrics_size() > kMaxMetrics) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kMetricsTooLarge,
-                     absl::StrCat(request.metrics_size(), " metrics; at most ", kMostMetrics));
+                     absl::StrCat(request.metrics_size(), " metrics; at most ", kMaxMetrics));
   }
   for (const auto& metric : request.metrics()) {
     if (metric.first.empty() || metric.first.size() > kLongestMetricName) {
@@ -104,14 +104,14 @@ absl::Status CheckRetention(const v1::RetentionPolicy& policy) {
 }
 
 absl::Status CheckDamage(const v1::Damage& damage) {
-  constexpr size_t kMostText = 1000, kMostValue = 100;
+  constexpr size_t kMaxText = 1000, kMaxValue = 100;
   if (damage.has_chunk() && damage.chunk() < 0) {
     return InvalidArgument(absl::StrCat("damage.chunk is ", damage.chunk(), "; it is at least 0"));
   }
-  if (damage.path().size() > kMostText || damage.message().size() > kMostText ||
-      damage.expected().size() > kMostValue || damage.found().size() > kMostValue) {
+  if (damage.path().size() > kMaxText || damage.message().size() > kMaxText ||
+      damage.expected().size() > kMaxValue || damage.found().size() > kMaxValue) {
     return InvalidArgument(absl::StrCat("damage is said in too many words: path and message have at most ",
-                                        kMostText, " bytes, expected and found ", kMostValue));
+                                        kMaxText, " bytes, expected and found ", kMaxValue));
   }
   return absl::OkStatus();
 }

@@ -15,7 +15,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
       pool_(pool),
       observer_(observer),
       started_unix_us_(clock->UnixMicros()),
-      runs_({options_.root_lock_patience, options_.attach_timeout, options_.idle_root, options_.roots_per_uid,
+      runs_({options_.root_lock_timeout, options_.attach_timeout, options_.idle_root, options_.roots_per_uid,
              options_.file_systems_per_uid},
             clock, observer, &sessions_,
             {.opening = [this](Run* run) { disk_.SetWrittenBefore(run, disk_.WrittenBytes(run->device)); },

@@ -28,7 +28,7 @@ namespace ckptd {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
-constexpr int64_t kMostPopulators = 4;       // Threads.
+constexpr int64_t kMaxPopulators = 4;        // Threads.
 constexpr int64_t kPopulateStep = 64 << 20;  // Bytes between two checks of `stop`.
 constexpr char kShmemEnabled[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
@@ -100,7 +100,7 @@ absl::StatusOr<std::byte*> MapAligned(int fd, int64_t size) {
 
 // Faults in memory by several threads: a job's first save may wait for it. Returns 0 or an errno.
 int Populate(std::byte* data, int64_t size) {
-  const int64_t threads = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, kMostPopulators);
+  const int64_t threads = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, kMaxPopulators);
   const int64_t share = (size / threads + kHugePage - 1) / kHugePage * kHugePage;
   std::atomic<int> error{0};
   const auto populate = [&](int64_t begin) {

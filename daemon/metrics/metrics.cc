@@ -162,8 +162,8 @@ class DaemonMetrics::Impl {
   std::set<std::string> labelled;
 
   std::string LabelOf(const std::string& run) {
-    constexpr size_t kMostRuns = 100;
-    if (labelled.size() < kMostRuns) labelled.insert(run);
+    constexpr size_t kMaxRuns = 100;
+    if (labelled.size() < kMaxRuns) labelled.insert(run);
     return labelled.contains(run) ? run : "other";
   }
   prometheus::Counter& written = prometheus::BuildCounter()

@@ -25,7 +25,7 @@ namespace ckptd {
 namespace {
 
 constexpr int kSoPeerPidfd = 77;  // SO_PEERPIDFD, Linux 6.5.
-constexpr size_t kMostBytes = 1 << 20;
+constexpr size_t kMaxBytes = 1 << 20;
 
 // A process's mount at "/" and its user id map, as the kernel's text, for comparison.
 struct View {
@@ -62,7 +62,7 @@ int ReadRootMount(const std::string& path, std::string& root) {
   if (!file) return errno;
   std::array<char, 16384> buffer;
   std::string rest;
-  for (size_t total = 0; total < kMostBytes;) {
+  for (size_t total = 0; total < kMaxBytes;) {
     const ssize_t size = ::read(file.get(), buffer.data(), buffer.size());
     if (size < 0 && errno == EINTR) continue;
     if (size < 0) return errno;

@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kLargestSegment = 1 << 30;
-constexpr int kMostRanks = 65536;
+constexpr int kMaxRanks = 65536;
 
 absl::Status Unfit(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_JOURNAL", why);
@@ -99,7 +99,7 @@ absl::Status CheckSealedSave(const storage::v1::SealedSave& save) {
   if (checkpoint.sequence() < 1 || checkpoint.attempt() < 1 || checkpoint.ordinal() < 1) {
     return Unfit("sequence, attempt and ordinal must be at least 1");
   }
-  if (checkpoint.world_size() < 1 || checkpoint.world_size() > kMostRanks ||
+  if (checkpoint.world_size() < 1 || checkpoint.world_size() > kMaxRanks ||
       checkpoint.world_size() != save.parts_size()) {
     return Unfit(absl::StrCat(save.parts_size(), " parts for ", checkpoint.world_size(), " ranks"));
   }

@@ -20,7 +20,7 @@ namespace ckptd {
 namespace {
 
 constexpr int kFirstDescriptor = 3;  // SD_LISTEN_FDS_START.
-constexpr int kMostDescriptors = 1 << 20;
+constexpr int kMaxDescriptors = 1 << 20;
 
 std::string TakeVariable(const char* name) {
   const char* value = std::getenv(name);
@@ -41,7 +41,7 @@ std::vector<NamedDescriptor> TakeManagerDescriptors() {
   int count = 0;
   const bool ours = absl::SimpleAtoi(TakeVariable("LISTEN_PID"), &pid) && pid == ::getpid();
   const bool some =
-      absl::SimpleAtoi(TakeVariable("LISTEN_FDS"), &count) && count > 0 && count <= kMostDescriptors;
+      absl::SimpleAtoi(TakeVariable("LISTEN_FDS"), &count) && count > 0 && count <= kMaxDescriptors;
   const std::vector<std::string> names = absl::StrSplit(TakeVariable("LISTEN_FDNAMES"), ':');
   std::vector<NamedDescriptor> descriptors;
   if (!ours || !some) return descriptors;

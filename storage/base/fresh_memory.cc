@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
-constexpr uint64_t kMostGap = uint64_t{64}
-                              << 10;  // What an allocator leaves between two large buffers, at most.
+constexpr uint64_t kMaxGap = uint64_t{64}
+                             << 10;  // What an allocator leaves between two large buffers, at most.
 
 void AdvisePages(uint64_t begin, uint64_t end) {
   begin = begin / kPage * kPage;
@@ -28,8 +28,7 @@ void AdviseHugePages(const uint64_t* addresses, const uint64_t* lengths, uint64_
   for (uint64_t i = 0; i < count;) {
     const uint64_t begin = addresses[i];
     uint64_t end = begin + lengths[i];
-    for (++i; i < count && addresses[i] <= end + kMostGap; ++i)
-      end = std::max(end, addresses[i] + lengths[i]);
+    for (++i; i < count && addresses[i] <= end + kMaxGap; ++i) end = std::max(end, addresses[i] + lengths[i]);
     AdvisePages(begin, end);
   }
 }

@@ -23,7 +23,7 @@ class MeasuredCopy {
   using Now = int64_t (*)();  // Nanoseconds.
 
   static constexpr int kRounds = 7;  // How often each loop is timed; the median counts.
-  static constexpr int kMostLoops = 8;
+  static constexpr int kMaxLoops = 8;
   static constexpr size_t kLeastSlice = size_t{64} << 10;  // Bytes. Less takes too short to time.
   static constexpr size_t kSlice = size_t{1} << 20;        // Of a trial.
   static constexpr size_t kLeastStreamed = 4096;           // Fewer bytes are copied by memcpy.
@@ -48,7 +48,7 @@ class MeasuredCopy {
   std::atomic<const CopyLoop*> fastest_{nullptr};
   std::atomic<int> next_turn_{0};
   std::atomic<int> ended_turns_{0};
-  std::atomic<uint64_t> cost_[kMostLoops * kRounds] = {};  // Of each turn: femtoseconds for a byte.
+  std::atomic<uint64_t> cost_[kMaxLoops * kRounds] = {};  // Of each turn: femtoseconds for a byte.
 };
 
 }  // namespace ckptd

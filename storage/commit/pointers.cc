@@ -57,7 +57,7 @@ void PointerWriter::Forget() {
 PointerWriter::File& PointerWriter::Look(const std::string& name) {
   const auto [place, fresh] = files_.try_emplace(name);
   if (!fresh) return place->second;
-  absl::StatusOr<std::string> content = ReadSmallFile(fs_, layout_.root, name, kMostPointerBytes);
+  absl::StatusOr<std::string> content = ReadSmallFile(fs_, layout_.root, name, kMaxPointerBytes);
   place->second.unread = CouldNotFindOut(content.status());
   if (content.ok()) place->second.contents.insert(*std::move(content));
   return place->second;

@@ -26,7 +26,7 @@ using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 using storage::v1::RunRecord;
 
-constexpr int64_t kMostScratchNames = 10'000;
+constexpr int64_t kMaxScratchNames = 10'000;
 
 absl::Status NoCheckpoint(const std::string& tag, int64_t sequence) {
   return MakeError(
@@ -149,13 +149,13 @@ absl::Status RootStore::Impl::Probe() {
   const std::string scratch(kScratchDirectory);
   // A daemon that died while probing left a few names. More of them are the user's, and would take too long
   // to remove.
-  RemovalBudget budget{.names = kMostScratchNames};
+  RemovalBudget budget{.names = kMaxScratchNames};
   const absl::StatusOr<bool> gone = RemoveTreeWithin(fs_, layout_.node.get(), scratch, budget);
   if (!gone.ok() && !IsMissing(gone.status()))
     return Annotate(gone.status(), "removing an old scratch directory");
   if (gone.ok() && !*gone) {
     return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNSUITABLE",
-                     absl::StrCat(layout_.node_path, "/", scratch, " holds more than ", kMostScratchNames,
+                     absl::StrCat(layout_.node_path, "/", scratch, " holds more than ", kMaxScratchNames,
                                   " files and directories, which ckptd did not make; remove that directory"),
                      {{"path", absl::StrCat(layout_.node_path, "/", scratch)}});
   }

@@ -241,7 +241,7 @@ TEST(ManifestTest, LargestAllowedMetricsAndPointersFit) {
   for (int i = 0; i < 32; ++i)
     (*summary.mutable_metrics())[std::string(62, 'm') + absl::StrCat(10 + i)] = -1.5;
   std::map<std::string, std::string> pointers;
-  for (int i = 0; i < static_cast<int>(kMostPointers); ++i) pointers[absl::StrCat(i)] = std::string(127, 'c');
+  for (int i = 0; i < static_cast<int>(kMaxPointers); ++i) pointers[absl::StrCat(i)] = std::string(127, 'c');
   ASSERT_TRUE(CheckPointers("t", pointers).ok());
   summary.mutable_pointers()->insert(pointers.begin(), pointers.end());
   summary.set_run_id(std::string(200, 'r'));

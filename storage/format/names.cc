@@ -136,8 +136,8 @@ absl::Status CheckPointerName(std::string_view name) {
 }
 
 absl::Status CheckPointers(std::string_view tag, const std::map<std::string, std::string>& pointers) {
-  if (pointers.size() > kMostPointers) {
-    return BadPointer(absl::StrCat(pointers.size(), " pointers; at most ", kMostPointers));
+  if (pointers.size() > kMaxPointers) {
+    return BadPointer(absl::StrCat(pointers.size(), " pointers; at most ", kMaxPointers));
   }
   size_t bytes = 0;
   for (const auto& [name, content] : pointers) {
@@ -146,9 +146,9 @@ absl::Status CheckPointers(std::string_view tag, const std::map<std::string, std
     if (content.empty()) return BadPointer(absl::StrCat("pointer ", Shown(name), " has no content"));
     bytes += name.size() + content.size();
   }
-  if (bytes <= kMostPointerBytes) return absl::OkStatus();
+  if (bytes <= kMaxPointerBytes) return absl::OkStatus();
   return BadPointer(absl::StrCat("the names and contents of the pointers have ", bytes, " bytes; at most ",
-                                 kMostPointerBytes, " together"));
+                                 kMaxPointerBytes, " together"));
 }
 
 std::vector<std::string> ParentDirectories(std::string_view path) {

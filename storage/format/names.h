@@ -25,12 +25,12 @@ absl::Status CheckFilePath(std::string_view path);
 // A pointer file's name in the root is a file path of one component. INVALID_ARGUMENT, reason
 // INVALID_POINTER.
 absl::Status CheckPointerName(std::string_view name);
-// Checks the pointers of one save of `tag`, name -> content: at most kMostPointers, each with a valid name
-// other than the tag and a content that is not empty, and at most kMostPointerBytes for all names and
+// Checks the pointers of one save of `tag`, name -> content: at most kMaxPointers, each with a valid name
+// other than the tag and a content that is not empty, and at most kMaxPointerBytes for all names and
 // contents, so that they fit into a manifest's head beside the largest metrics. INVALID_ARGUMENT, reason
 // INVALID_POINTER.
-inline constexpr size_t kMostPointers = 8;
-inline constexpr size_t kMostPointerBytes = 1024;
+inline constexpr size_t kMaxPointers = 8;
+inline constexpr size_t kMaxPointerBytes = 1024;
 absl::Status CheckPointers(std::string_view tag, const std::map<std::string, std::string>& pointers);
 // The parent directories of a path, outermost first: "a", "a/b" for "a/b/c.pt".
 std::vector<std::string> ParentDirectories(std::string_view path);

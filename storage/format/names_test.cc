@@ -137,13 +137,13 @@ TEST(PointersTest, AcceptsAFewSmallFilesInTheRootOnly) {
   using Pointers = std::map<std::string, std::string>;
   EXPECT_EQ(CheckPointers("t", {}), absl::OkStatus());
   EXPECT_EQ(CheckPointers("t", {{"latest", "t"}, {"best", "other"}}), absl::OkStatus());
-  EXPECT_EQ(CheckPointers("t", {{"p", std::string(kMostPointerBytes - 1, 'x')}}), absl::OkStatus());
+  EXPECT_EQ(CheckPointers("t", {{"p", std::string(kMaxPointerBytes - 1, 'x')}}), absl::OkStatus());
   Pointers many;
-  while (many.size() < kMostPointers) many[std::string(many.size() + 1, 'p')] = "t";
+  while (many.size() < kMaxPointers) many[std::string(many.size() + 1, 'p')] = "t";
   EXPECT_EQ(CheckPointers("t", many), absl::OkStatus());
   many["one more"] = "t";
-  for (const Pointers& bad : {many, Pointers{{"p", std::string(kMostPointerBytes, 'x')}},
-                              Pointers{{"t", "t"}}, Pointers{{"latest", ""}}, Pointers{{"a/b", "t"}}}) {
+  for (const Pointers& bad : {many, Pointers{{"p", std::string(kMaxPointerBytes, 'x')}}, Pointers{{"t", "t"}},
+                              Pointers{{"latest", ""}}, Pointers{{"a/b", "t"}}}) {
     const absl::Status status = CheckPointers("t", bad);
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_EQ(ReasonOf(status), "INVALID_POINTER");

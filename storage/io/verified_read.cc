@@ -26,7 +26,7 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 // The size of reads through the page cache: still in the processor's cache when the CRC is computed.
 constexpr uint64_t kCachedPiece = uint64_t{512} << 10;
 constexpr uint64_t kAhead = uint64_t{32} << 20;  // Bytes that the disk fetches ahead.
-constexpr int kMostVectors = 64;
+constexpr int kMaxVectors = 64;
 // Direct reads: what keeps a disk busy. Each thread has one read in flight.
 constexpr uint64_t kDirectPiece = uint64_t{512} << 10;
 constexpr int kDirectDepth = 32;
@@ -66,7 +66,7 @@ struct Job {
 // Where the next bytes of a chunk go: into the pieces and, for what lies between them, which the checksum
 // needs as well, into scratch memory. At most kCachedPiece bytes.
 struct Batch {
-  iovec vectors[kMostVectors];
+  iovec vectors[kMaxVectors];
   int count = 0;
   uint64_t bytes = 0;
 };
@@ -74,7 +74,7 @@ struct Batch {
 void Gather(const Job& job, uint64_t at, uint64_t end, char* scratch, Batch& batch) {
   const uint64_t count = job.read.count;
   uint64_t piece = job.PieceBeyond(at);
-  while (at < end && batch.count < kMostVectors && batch.bytes < kCachedPiece) {
+  while (at < end && batch.count < kMaxVectors && batch.bytes < kCachedPiece) {
     while (piece < count && job.EndOf(piece) <= at) ++piece;
     const bool wanted = piece < count && job.read.offsets[piece] <= at;
     const uint64_t stop = piece == count ? end

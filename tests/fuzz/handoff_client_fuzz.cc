@@ -11,12 +11,12 @@
 namespace ckptd {
 namespace {
 
-constexpr int kMostPackets = 8;
-constexpr int kMostDescriptors = 70;  // More than the client has room for.
+constexpr int kMaxPackets = 8;
+constexpr int kMaxDescriptors = 70;  // More than the client has room for.
 
 void SendPacketOf(int socket, std::string_view bytes, int descriptors, int descriptor) {
   iovec piece{const_cast<char*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(kMostDescriptors * sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &piece;
   message.msg_iovlen = 1;
@@ -53,8 +53,8 @@ void Talk(FuzzInput input) {
     const UniqueFd daemon(ends[0]);
     client::Handoff handoff{UniqueFd(ends[1])};
     const uint8_t question = input.Byte();
-    for (int packet = 0; packet < kMostPackets && !input.empty(); ++packet) {
-      const int descriptors = input.Byte() % (kMostDescriptors + 1);
+    for (int packet = 0; packet < kMaxPackets && !input.empty(); ++packet) {
+      const int descriptors = input.Byte() % (kMaxDescriptors + 1);
       SendPacketOf(daemon.get(), input.Chunk(), descriptors, null);
     }
     ::shutdown(daemon.get(), SHUT_WR);  // A request after the last packet ends at once.

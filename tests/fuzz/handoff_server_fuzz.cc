@@ -26,7 +26,7 @@
 namespace ckptd {
 namespace {
 
-constexpr int kMostPackets = 20;
+constexpr int kMaxPackets = 20;
 constexpr int kTimeoutMillis = 20'000;
 
 // Answers roots at once, with success or an error.
@@ -125,7 +125,7 @@ void Talk(FuzzInput input) {
     FUZZ_CHECK(SendPacket(socket.get(), {hello.SerializeAsString(), {}}).ok());
     asked.push_back(7);
   }
-  for (int i = 0; i < kMostPackets && !input.empty(); ++i) {
+  for (int i = 0; i < kMaxPackets && !input.empty(); ++i) {
     const uint8_t wares = input.Byte();
     Packet packet{std::string(input.Chunk()), {}};
     for (int count = wares / 4; count > 0; --count) {

@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr size_t kMostVariants =
+constexpr size_t kMaxVariants =
     600;  // Of each kind, of one file: a large one has its bytes changed here and there.
 
 void Run(const std::string& input) {
@@ -22,7 +22,7 @@ void Run(const std::string& input) {
 
 void RunVariants(const std::string& seed) {
   Run(seed);
-  const size_t stride = std::max<size_t>(1, seed.size() / kMostVariants);
+  const size_t stride = std::max<size_t>(1, seed.size() / kMaxVariants);
   for (size_t at = 0; at < seed.size(); at += stride) {
     Run(seed.substr(0, at));
     std::string changed = seed;

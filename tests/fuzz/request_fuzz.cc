@@ -18,8 +18,8 @@ namespace ckptd {
 namespace {
 
 constexpr int64_t kSegment = 2 << 20;
-constexpr int kMostSteps = 30;
-constexpr int kMostTurns = 100'000;
+constexpr int kMaxSteps = 30;
+constexpr int kMaxTurns = 100'000;
 constexpr int kMemoryMillis = 20;
 constexpr char kRun[] = "runs/0123456789abcdef";  // In an input, stands for the name of the run.
 constexpr SessionId kSessions[] = {1, 2};
@@ -166,7 +166,7 @@ class History {
   // that waits for other ranks is not answered.
   void RunQueued(bool may_wait_for_memory = false) {
     const auto timeout = std::chrono::milliseconds(may_wait_for_memory ? kMemoryMillis : 0);
-    for (int turns = 0; turns < kMostTurns; ++turns) {
+    for (int turns = 0; turns < kMaxTurns; ++turns) {
       while (!queue_.empty()) {
         auto work = std::move(queue_.front());
         queue_.pop_front();
@@ -199,7 +199,7 @@ class History {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ckptd::FuzzInput input(data, size);
   ckptd::History history;
-  for (int step = 0; step < ckptd::kMostSteps && !input.empty(); ++step) {
+  for (int step = 0; step < ckptd::kMaxSteps && !input.empty(); ++step) {
     const uint8_t what = input.Byte();
     history.Step(what, std::string(input.Chunk()));
   }

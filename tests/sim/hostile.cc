@@ -12,7 +12,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr size_t kMostSessions = 30;
+constexpr size_t kMaxSessions = 30;
 constexpr int64_t kSegment = 2 << 20;
 
 }  // namespace
@@ -44,7 +44,7 @@ void Hostile::End() {
 void Hostile::Act() {
   if (world_.engine() == nullptr) return;
   const int64_t what = random_.Below(100);
-  if (members_.empty() || (what < 15 && members_.size() < kMostSessions)) return Connect();
+  if (members_.empty() || (what < 15 && members_.size() < kMaxSessions)) return Connect();
   MemberPtr member = members_[random_.Below(static_cast<int64_t>(members_.size()))];
   if (what < 60) {
     for (const MemberPtr& other : members_) {

@@ -11,7 +11,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // Four of the largest saves: one being filled, two that are ending, one being read.
-constexpr int kSegmentsPerUser = 4 * kMostSegmentsOfSave;
+constexpr int kSegmentsPerUser = 4 * kMaxSegmentsOfSave;
 
 constexpr const char* kNames[kOperationKinds] = {
     "launch",      "kill trainer", "kill launch", "lose session",   "respawn rank", "respawn launch",

@@ -76,7 +76,7 @@ struct Plan {
 };
 
 // A save of three ranks with three files of 3 MiB each, in segments of 2 MiB.
-inline constexpr int kMostSegmentsOfSave = 15;
+inline constexpr int kMaxSegmentsOfSave = 15;
 
 Plan PlanOf(uint64_t seed);
 

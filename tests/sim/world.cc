@@ -23,7 +23,7 @@ constexpr Duration kSettleTimeout = seconds(300);
 // How long a user may hold more than its share. A save within its share waits this long, perhaps for the turn
 // of a larger save before that, and for the disk: its admission timeout (20 s) is enough.
 constexpr Duration kGrace = seconds(2);
-constexpr int64_t kMostSteps = 2'000'000;  // Per case.
+constexpr int64_t kMaxSteps = 2'000'000;  // Per case.
 
 }  // namespace
 
@@ -203,7 +203,7 @@ bool World::RunUntil(Duration until, bool stop_when_idle) {
       while (!reached) schedule_.RunNext();
       return true;
     }
-    if (result_.steps > kMostSteps) oracle_.Violated("the case does not end");
+    if (result_.steps > kMaxSteps) oracle_.Violated("the case does not end");
   }
   return false;
 }

@@ -71,7 +71,7 @@ void World::CheckNotStarved(int run, const v1::Checkpoint& ended) {
     if (each.name() == RunName(run)) own += each.in_flight_size();
   }
   Count("waited beside a hostile user");
-  if (own * kMostSegmentsOfSave <= plan_.segments / (plan_.runs + 1))
+  if (own * kMaxSegmentsOfSave <= plan_.segments / (plan_.runs + 1))
     oracle_.Violated(absl::StrCat("another user kept ", ended.tag(), " of run ", run,
                                   " from memory: ", ended.error().message()));
 }

@@ -20,9 +20,9 @@ namespace ckptd::safetensors {
 namespace {
 
 constexpr int64_t kLengthBytes = 8;
-constexpr uint64_t kMostHeaderBytes = 100'000'000;  // The format's own limit.
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // The format's own limit.
 constexpr int64_t kHeaderAlignment = 8;
-constexpr int64_t kMostBytes = int64_t{1} << 62;  // Of all tensors together; no file system holds more.
+constexpr int64_t kMaxBytes = int64_t{1} << 62;  // Of all tensors together; no file system holds more.
 constexpr std::string_view kMetadataName = "__metadata__";
 
 absl::Status Damaged(const std::string& why) {
@@ -35,7 +35,7 @@ absl::Status Unsupported(const std::string& what) {
 
 absl::Status TooLarge(uint64_t bytes) {
   return MakeError(absl::StatusCode::kResourceExhausted, "ARCHIVE_TOO_LARGE",
-                   absl::StrCat("a header of ", bytes, " bytes; the format allows ", kMostHeaderBytes));
+                   absl::StrCat("a header of ", bytes, " bytes; the format allows ", kMaxHeaderBytes));
 }
 
 std::string Shown(std::string_view name) {
@@ -213,7 +213,7 @@ absl::StatusOr<File> Read(const ByteSource& source) {
     return Damaged(
         absl::StrCat("its header is said to have ", header_bytes, " bytes; the file has ", source.size()));
   }
-  if (header_bytes > kMostHeaderBytes) return TooLarge(header_bytes);
+  if (header_bytes > kMaxHeaderBytes) return TooLarge(header_bytes);
   std::string header(header_bytes, '\0');
   CKPTD_RETURN_IF_ERROR(
       source.ReadAt(kLengthBytes, std::as_writable_bytes(std::span(header.data(), header.size()))));
@@ -253,7 +253,7 @@ absl::Status Check(const File& file) {
           absl::StrCat("tensor ", Shown(tensor.name), " of packed numbers has no dimension"));
     }
     const bool huge =
-        std::ranges::any_of(tensor.shape, [](int64_t dimension) { return dimension > kMostBytes; });
+        std::ranges::any_of(tensor.shape, [](int64_t dimension) { return dimension > kMaxBytes; });
     if (huge || !BytesOf(tensor.dtype, tensor.shape)) {
       return InvalidArgument(absl::StrCat("the shape of tensor ", Shown(tensor.name), " cannot be"));
     }
@@ -306,7 +306,7 @@ absl::StatusOr<Layout> LayOut(File file) {
   int64_t at = 0;
   for (Tensor& tensor : layout.tensors) {
     tensor.bytes = *BytesOf(tensor.dtype, tensor.shape);
-    if (tensor.bytes > kMostBytes - at) return InvalidArgument("tensors of more than 2^62 bytes");
+    if (tensor.bytes > kMaxBytes - at) return InvalidArgument("tensors of more than 2^62 bytes");
     tensor.offset = at;
     add(EntryOf(tensor, at));
     at += tensor.bytes;
@@ -315,7 +315,7 @@ absl::StatusOr<Layout> LayOut(File file) {
   json.append(static_cast<size_t>((kHeaderAlignment - static_cast<int64_t>(json.size()) % kHeaderAlignment) %
                                   kHeaderAlignment),
               ' ');
-  if (json.size() > kMostHeaderBytes) return TooLarge(json.size());
+  if (json.size() > kMaxHeaderBytes) return TooLarge(json.size());
   for (int64_t i = 0; i < kLengthBytes; ++i)
     layout.header.push_back(static_cast<char>(json.size() >> (8 * i)));
   layout.header += json;

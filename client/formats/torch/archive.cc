@@ -20,8 +20,8 @@
 namespace ckptd::torch {
 namespace {
 
-constexpr int kNewestVersion = 10;         // Of the archive's layout; torch 2.13 reads up to this one, too.
-constexpr int64_t kMostSmallBytes = 4096;  // For a record that holds a word or a number.
+constexpr int kNewestVersion = 10;        // Of the archive's layout; torch 2.13 reads up to this one, too.
+constexpr int64_t kMaxSmallBytes = 4096;  // For a record that holds a word or a number.
 
 absl::Status Damaged(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_ARCHIVE", why);
@@ -107,10 +107,10 @@ absl::Status CheckRecords(const Records& records) {
     return Unsupported("it is TorchScript (torch.jit.save), not torch.save");
   if (records.Find("data.pkl") == nullptr) return Damaged("it has no data.pkl");
   // Files of torch before 2.1 have no byteorder.
-  CKPTD_ASSIGN_OR_RETURN(const std::string order, records.Content("byteorder", kMostSmallBytes, "little"));
+  CKPTD_ASSIGN_OR_RETURN(const std::string order, records.Content("byteorder", kMaxSmallBytes, "little"));
   if (order == "big") return Unsupported("it is of a big-endian machine");
   if (order != "little") return Damaged("its byteorder is neither little nor big");
-  CKPTD_ASSIGN_OR_RETURN(const std::string version, records.Content("version", kMostSmallBytes, "3"));
+  CKPTD_ASSIGN_OR_RETURN(const std::string version, records.Content("version", kMaxSmallBytes, "3"));
   return CheckVersion(version);
 }
 

@@ -16,9 +16,9 @@
 namespace ckptd::torch {
 namespace {
 
-constexpr int64_t kMostAlignment = 32768;         // The padding's length is in a field of 16 bits.
-constexpr size_t kMostNameBytes = 255;            // The limit of a file's name.
-constexpr int64_t kMostBytes = int64_t{1} << 62;  // Of the archive; no file system holds more.
+constexpr int64_t kMaxAlignment = 32768;         // The padding's length is in a field of 16 bits.
+constexpr size_t kMaxNameBytes = 255;            // The limit of a file's name.
+constexpr int64_t kMaxBytes = int64_t{1} << 62;  // Of the archive; no file system holds more.
 constexpr std::string_view kSerializationId =
     "0000000000000000000000000000000000000000";  // Any 40 digits: torch logs it.
 constexpr size_t kChecksumInDescriptor = 4;
@@ -202,19 +202,19 @@ std::vector<ArchiveLayout::Piece> ArchiveLayout::Pieces(std::span<const uint32_t
 }
 
 absl::StatusOr<ArchiveLayout> LayOutArchive(const Value& root, const LayoutOptions& options) {
-  const bool good_name = !options.name.empty() && options.name.size() <= kMostNameBytes &&
+  const bool good_name = !options.name.empty() && options.name.size() <= kMaxNameBytes &&
                          IsPythonText(options.name) && options.name.find('/') == std::string::npos &&
                          options.name.find('\0') == std::string::npos;
   if (!good_name) return InvalidArgument("an archive's name is 1 to 255 bytes of UTF-8 without / and NUL");
-  if (options.alignment < 1 || options.alignment > kMostAlignment ||
+  if (options.alignment < 1 || options.alignment > kMaxAlignment ||
       !std::has_single_bit(static_cast<uint64_t>(options.alignment))) {
     return InvalidArgument(absl::StrCat("an alignment of ", options.alignment,
-                                        "; it must be a power of 2, 1 to ", kMostAlignment));
+                                        "; it must be a power of 2, 1 to ", kMaxAlignment));
   }
   CKPTD_ASSIGN_OR_RETURN(Pickled pickled, Pickle(root, options.limits));
   int64_t bytes = 0;
   for (const StorageRef& storage : pickled.storages) {
-    if (storage->bytes < 0 || storage->bytes > kMostBytes - bytes)
+    if (storage->bytes < 0 || storage->bytes > kMaxBytes - bytes)
       return InvalidArgument("storages of more than 2^62 bytes");
     bytes += storage->bytes;
   }

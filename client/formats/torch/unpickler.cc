@@ -21,8 +21,8 @@ namespace ckptd::torch {
 namespace {
 
 constexpr uint64_t kNewestProtocol = 5;
-constexpr size_t kMostDigits = 4300;  // Of a decimal int, as in Python: reading more takes long.
-constexpr size_t kShownBytes = 100;   // Of a name in a message.
+constexpr size_t kMaxDigits = 4300;  // Of a decimal int, as in Python: reading more takes long.
+constexpr size_t kShownBytes = 100;  // Of a name in a message.
 
 std::string Shown(std::string_view name) {
   return absl::CHexEscape(std::string(name.substr(0, kShownBytes))) +
@@ -440,8 +440,8 @@ void Unpickler::PushDecimal(std::string_view line) {
   const bool negative = line.starts_with('-');
   const std::string_view digits = line.substr(negative ? 1 : 0);
   const bool good = std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
-  if (ok() && (digits.empty() || digits.size() > kMostDigits || !good)) {
-    Damaged(absl::StrCat("no number of up to ", kMostDigits, " digits: ", Shown(line)));
+  if (ok() && (digits.empty() || digits.size() > kMaxDigits || !good)) {
+    Damaged(absl::StrCat("no number of up to ", kMaxDigits, " digits: ", Shown(line)));
   }
   if (ok()) PushLong(TwosComplement(digits, negative));
 }

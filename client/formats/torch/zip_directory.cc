@@ -17,7 +17,7 @@
 namespace ckptd::torch {
 namespace {
 
-constexpr size_t kMostCommentBytes = 0xffff;
+constexpr size_t kMaxCommentBytes = 0xffff;
 
 absl::Status Damaged(const std::string& why) {
   return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_ARCHIVE", why);
@@ -68,7 +68,7 @@ absl::StatusOr<EndRecord> ReadEnd(const ByteSource& source) {
   const int64_t size = source.size();
   const auto least = static_cast<int64_t>(kEndBytes);
   if (size < least) return Damaged(absl::StrCat("it has only ", size, " bytes"));
-  const int64_t tail_bytes = std::min(size, static_cast<int64_t>(kEndBytes + kMostCommentBytes));
+  const int64_t tail_bytes = std::min(size, static_cast<int64_t>(kEndBytes + kMaxCommentBytes));
   CKPTD_ASSIGN_OR_RETURN(const std::string tail, Read(source, size - tail_bytes, tail_bytes));
   for (size_t at = tail.size() - kEndBytes + 1; at-- > 0;) {
     if (tail[at] != 'P') continue;

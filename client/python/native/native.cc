@@ -35,7 +35,7 @@ __asm__(".symver pthread_join,pthread_join@GLIBC_2.2.5");
 
 namespace {
 
-constexpr int kMostThreads = 64;
+constexpr int kMaxThreads = 64;
 constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Bytes. For fewer, a thread costs more than it gains.
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 constexpr uint64_t kFaultBytes = uint64_t{2}
@@ -55,7 +55,7 @@ void ForEachShare(int shares, void (*work)(void*, int), void* context) {
     for (int share = all->next++; share < all->shares; share = all->next++) all->work(all->context, share);
     return nullptr;
   };
-  pthread_t threads[kMostThreads];
+  pthread_t threads[kMaxThreads];
   int started = 0;
   while (started + 1 < shares && pthread_create(&threads[started], nullptr, run, &shared) == 0) ++started;
   run(&shared);
@@ -77,7 +77,7 @@ void InBackground(Work work) {
 }
 
 int SharesFor(uint64_t bytes, int threads) {
-  const auto useful = static_cast<int>(std::min<uint64_t>(bytes / kLeastShare + 1, kMostThreads));
+  const auto useful = static_cast<int>(std::min<uint64_t>(bytes / kLeastShare + 1, kMaxThreads));
   return std::clamp(threads, 1, useful);
 }
 
