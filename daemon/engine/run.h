@@ -1,6 +1,4 @@
 // The state of a run: a root directory, the job that saves there, and its checkpoints.
-//
-// The engine's classes take over the fields one after the other, each with the subject that it is about.
 #ifndef CKPTD_DAEMON_ENGINE_RUN_H_
 #define CKPTD_DAEMON_ENGINE_RUN_H_
 
