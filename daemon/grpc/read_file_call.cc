@@ -31,6 +31,7 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
       End(caller.status());
       return;
     }
+    TsanRelease(this);
     context_->loop->Post([this, who = *caller] {
       auto reader = context_->engine->FindReader(who, request_.lease());
       if (!reader.ok()) return End(reader.status());
@@ -45,6 +46,7 @@ class ReadFileCall final : public grpc::ServerWriteReactor<v1::ReadFileResponse>
     Send();
   }
   void OnCancel() override {
+    TsanAcquire(this);  // gRPC calls it after the constructor.
     *cancelled_ = true;
     if (ticket_ != nullptr) ticket_->StopWaiting();
   }
