@@ -73,10 +73,10 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   std::string error;
 
   bool null() override { return Refuse("null"); }
-  bool boolean(bool) override { return Refuse("a truth value"); }
+  bool boolean(bool) override { return Refuse("a boolean"); }
   bool number_integer(number_integer_t) override { return Refuse("a negative number"); }
   bool number_float(number_float_t, const string_t&) override {
-    return Refuse("a fraction or a number too large");
+    return Refuse("a fraction, or a number that is too large");
   }
   bool binary(binary_t&) override { return Refuse("bytes"); }
   bool number_unsigned(number_unsigned_t number) override {
@@ -86,7 +86,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   }
   bool string(string_t& text) override {
     if (place_ == Place::kMetadata) {
-      if (!metadata.emplace(key_, std::move(text)).second) return Refuse("a key that is there twice");
+      if (!metadata.emplace(key_, std::move(text)).second) return Refuse("a key that occurs twice");
       return true;
     }
     if (place_ != Place::kEntry || key_ != "dtype") return Refuse("a string");
@@ -95,7 +95,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool key(string_t& name) override {
-    if (place_ == Place::kTop && !names_.insert(name).second) return Refuse("a name that is there twice");
+    if (place_ == Place::kTop && !names_.insert(name).second) return Refuse("a name that occurs twice");
     key_ = std::move(name);
     return true;
   }
@@ -137,7 +137,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool parse_error(std::size_t at, const std::string&, const nlohmann::detail::exception&) override {
-    error = absl::StrCat("its header is no JSON from byte ", at, " of it on");
+    error = absl::StrCat("its header is not valid JSON from byte ", at, " on");
     return false;
   }
 
@@ -145,7 +145,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   enum class Place { kOutside, kTop, kMetadata, kEntry, kNumbers };
 
   bool Refuse(std::string_view what) {
-    error = absl::StrCat("its header has ", std::string(what), " where none is to be",
+    error = absl::StrCat("its header has ", std::string(what), " where none belongs",
                          key_.empty() ? "" : absl::StrCat(", at ", Shown(key_)));
     return false;
   }
@@ -172,16 +172,17 @@ absl::StatusOr<Tensor> TensorOf(Entry entry, int64_t data_begin, int64_t data_by
   }
   if (const int64_t packed = Packed(*dtype); packed != 1) {
     if (tensor.shape.empty() || tensor.shape.back() % packed != 0) {
-      return Unsupported(absl::StrCat("tensor ", shown, " has numbers that do not fill its last byte"));
+      return Unsupported(
+          absl::StrCat("tensor ", shown, " has packed numbers that do not fill its last byte"));
     }
     tensor.shape.back() /= packed;
   }
   const std::optional<int64_t> bytes = BytesOf(*dtype, tensor.shape);
-  if (!bytes) return Damaged(absl::StrCat("the shape of tensor ", shown, " is beyond 63 bits"));
+  if (!bytes) return Damaged(absl::StrCat("the shape of tensor ", shown, " has more than 2^63 bytes"));
   const uint64_t begin = entry.offsets->at(0), end = entry.offsets->at(1);
   if (begin > end || end > static_cast<uint64_t>(data_bytes) ||
       end - begin != static_cast<uint64_t>(*bytes)) {
-    return Damaged(absl::StrCat("tensor ", shown, " of ", *bytes, " bytes is said to be at ", begin, " to ",
+    return Damaged(absl::StrCat("tensor ", shown, " of ", *bytes, " bytes claims to be at ", begin, " to ",
                                 end, " of ", data_bytes));
   }
   tensor.offset = data_begin + static_cast<int64_t>(begin);
@@ -211,7 +212,7 @@ absl::StatusOr<File> Read(const ByteSource& source) {
   for (size_t i = length.size(); i-- > 0;) header_bytes = header_bytes << 8 | length[i];
   if (header_bytes > static_cast<uint64_t>(source.size() - kLengthBytes)) {
     return Damaged(
-        absl::StrCat("its header is said to have ", header_bytes, " bytes; the file has ", source.size()));
+        absl::StrCat("it claims a header of ", header_bytes, " bytes; the file has ", source.size()));
   }
   if (header_bytes > kMaxHeaderBytes) return TooLarge(header_bytes);
   std::string header(header_bytes, '\0');
@@ -255,12 +256,13 @@ absl::Status Check(const File& file) {
     const bool huge =
         std::ranges::any_of(tensor.shape, [](int64_t dimension) { return dimension > kMaxBytes; });
     if (huge || !BytesOf(tensor.dtype, tensor.shape)) {
-      return InvalidArgument(absl::StrCat("the shape of tensor ", Shown(tensor.name), " cannot be"));
+      return InvalidArgument(absl::StrCat("the shape of tensor ", Shown(tensor.name),
+                                          " has a negative dimension or more than 2^63 bytes"));
     }
   }
   for (const auto& [key, value] : file.metadata) {
     if (!IsUtf8(key) || !IsUtf8(value))
-      return InvalidArgument(absl::StrCat("metadata ", Shown(key), " is no UTF-8"));
+      return InvalidArgument(absl::StrCat("metadata ", Shown(key), " is not UTF-8"));
   }
   return absl::OkStatus();
 }

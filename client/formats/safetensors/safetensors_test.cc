@@ -140,7 +140,7 @@ TEST(HostileSafetensorsTest, RefusesEveryCutAndAnyTail) {
 
 TEST(HostileSafetensorsTest, RefusesImpossibleLengthsWithoutAllocating) {
   for (const uint64_t length : {~uint64_t{0}, uint64_t{1} << 63, uint64_t{1} << 40, uint64_t{3}}) {
-    ExpectDamaged(Length(length) + "{}", "is said to have");
+    ExpectDamaged(Length(length) + "{}", "it claims a header of");
   }
   class Huge : public MemorySource {
    public:
@@ -160,27 +160,27 @@ TEST(HostileSafetensorsTest, RefusesOffsetsThatDoNotCoverTheData) {
   };
   EXPECT_TRUE(Read(FileOf(two("[0,4]", "[4,8]"), 8)).ok());
   EXPECT_TRUE(Read(FileOf(two("[4,8]", "[0,4]"), 8)).ok());
-  ExpectDamagedHeader(two("[0,4]", "[0,4]"), "begins at byte");       // Twice.
-  ExpectDamagedHeader(two("[0,4]", "[3,7]"), "begins at byte");       // Overlap.
-  ExpectDamagedHeader(two("[0,4]", "[5,9]"), "begins at byte", 9);    // A hole.
-  ExpectDamagedHeader(two("[1,5]", "[5,9]"), "begins at byte", 9);    // A hole before the first.
-  ExpectDamagedHeader(two("[0,4]", "[4,8]"), "and the file at", 9);   // A tail.
-  ExpectDamagedHeader(two("[0,4]", "[4,8]"), "is said to be at", 7);  // Beyond.
-  ExpectDamagedHeader(two("[0,4]", "[8,4]"), "is said to be at");
-  ExpectDamagedHeader(two("[0,4]", "[4,9]"), "is said to be at", 9);
-  ExpectDamagedHeader(two("[0,4]", "[18446744073709551612,18446744073709551615]"), "is said to be at");
+  ExpectDamagedHeader(two("[0,4]", "[0,4]"), "begins at byte");      // Twice.
+  ExpectDamagedHeader(two("[0,4]", "[3,7]"), "begins at byte");      // Overlap.
+  ExpectDamagedHeader(two("[0,4]", "[5,9]"), "begins at byte", 9);   // A hole.
+  ExpectDamagedHeader(two("[1,5]", "[5,9]"), "begins at byte", 9);   // A hole before the first.
+  ExpectDamagedHeader(two("[0,4]", "[4,8]"), "and the file at", 9);  // A tail.
+  ExpectDamagedHeader(two("[0,4]", "[4,8]"), "claims to be at", 7);  // Beyond.
+  ExpectDamagedHeader(two("[0,4]", "[8,4]"), "claims to be at");
+  ExpectDamagedHeader(two("[0,4]", "[4,9]"), "claims to be at", 9);
+  ExpectDamagedHeader(two("[0,4]", "[18446744073709551612,18446744073709551615]"), "claims to be at");
   ExpectDamagedHeader(two("[0,4]", "[4]"), "lacks its");
   ExpectDamagedHeader(two("[0,4]", "[4,8,8]"), "lacks its");
   ExpectDamagedHeader(two("[0,4]", "[4,-8]"), "a negative number");
   ExpectDamagedHeader(two("[0,4]", "[4,8.0]"), "a fraction");
-  ExpectDamagedHeader(two("[0,4]", "[4,18446744073709551616]"), "a number too large");
+  ExpectDamagedHeader(two("[0,4]", "[4,18446744073709551616]"), "a number that is too large");
 }
 
 TEST(HostileSafetensorsTest, RefusesShapesBeyond63Bits) {
   for (const char* shape : {"[4294967296,4294967296]", "[9223372036854775808]", "[18446744073709551615]",
                             "[4611686018427387904,4]"}) {
     ExpectDamagedHeader(std::string(R"({"w":{"dtype":"F32","shape":)") + shape + R"(,"data_offsets":[0,8]}})",
-                        "63 bits");
+                        "more than 2^63 bytes");
   }
   ExpectDamagedHeader(R"({"w":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", "of 12 bytes");
 }
@@ -219,7 +219,7 @@ TEST(HostileSafetensorsTest, RefusesAHeaderOfAnotherStructure) {
     ExpectDamagedHeader(header, "");
   }
   ExpectDamagedHeader(std::string(1'000'000, '['), "does not begin with {");
-  ExpectDamagedHeader("{\"w\":{\"shape\":" + std::string(1'000'000, '['), "a list where none is to be");
+  ExpectDamagedHeader("{\"w\":{\"shape\":" + std::string(1'000'000, '['), "a list where none belongs");
 }
 
 TEST(HostileSafetensorsTest, NamesAnUnknownDtype) {

@@ -88,7 +88,7 @@ absl::Status CheckZip(const ByteSource& source) {
         "it is no "
         "file of torch's, do not");
   }
-  return Damaged("it is no ZIP archive: torch.save has not written it, or not all of it");
+  return Damaged("it is not a ZIP archive: torch.save did not write it, or wrote only part of it");
 }
 
 absl::Status CheckVersion(std::string_view text) {

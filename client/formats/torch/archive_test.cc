@@ -238,7 +238,7 @@ TEST(ArchiveTest, ReadsAnArchiveOfPythonsZipfile) {
 
 TEST(ArchiveTest, RefusesAndNamesOtherFiles) {
   ExpectDamaged("", "has only 0 bytes");
-  ExpectDamaged(std::string(1000, '\0'), "no ZIP archive");
+  ExpectDamaged(std::string(1000, '\0'), "not a ZIP archive");
   ExpectDamaged("PK\x03\x04" + std::string(1000, '\0'), "no ZIP directory");
   ExpectUnsupported("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", "torch before 1.6");
   ExpectUnsupported(ZipOf({{"a/data.pkl", kNone}, {"a/constants.pkl", kNone}}), "TorchScript");
@@ -248,7 +248,7 @@ TEST(ArchiveTest, RefusesAndNamesOtherFiles) {
   ExpectDamaged(ZipOf({{"a/data.pkl", kNone}, {"a/version", "x"}}), "version is \"x\"");
   ExpectDamaged(ZipOf({{"a/data", kNone}}), "no data.pkl");
   ExpectDamaged(ZipOf({{"b/x", ""}, {"a/data.pkl", kNone}}), "no data.pkl");
-  ExpectDamaged("PK" + ZipOf({}), "its directory");
+  ExpectDamaged("PK" + ZipOf({}), "places the directory of 0 bytes at 0");
   ExpectDamaged(ZipOf({}), "empty ZIP");
 }
 
@@ -306,9 +306,9 @@ TEST(HostileArchiveTest, RefusesInconsistentEndRecords) {
   PutNumber(open, end + 16, 0xffffffff, 4);
   ASSERT_TRUE(Open(open).ok());
   for (const uint64_t lie : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32, uint64_t{1} << 63, ~uint64_t{0}}) {
-    ExpectDamaged(Patched(open, end64 + 40, lie, 8), "its directory is said to be");  // Bytes.
-    ExpectDamaged(Patched(open, end64 + 48, lie, 8), "its directory is said to be");  // Offset.
-    ExpectDamaged(Patched(open, locator + 8, lie, 8), "is not before its locator");
+    ExpectDamaged(Patched(open, end64 + 40, lie, 8), "its end record places the directory");  // Bytes.
+    ExpectDamaged(Patched(open, end64 + 48, lie, 8), "its end record places the directory");  // Offset.
+    ExpectDamaged(Patched(open, locator + 8, lie, 8), "is not before the locator");
   }
   for (const uint64_t lie : {uint64_t{1} << 20, uint64_t{1} << 63, ~uint64_t{0}}) {  // Records.
     ExpectDamaged(Patched(Patched(open, end64 + 24, lie, 8), end64 + 32, lie, 8), "records in");
@@ -323,7 +323,8 @@ TEST(HostileArchiveTest, RefusesInconsistentEndRecords) {
   ExpectUnsupported(Patched(open, locator + 16, 2, 4), "several disks");
   ExpectDamaged(Patched(open, end64 + 4, 45, 8), "no ZIP64 end record");
   ExpectDamaged(Patched(open, end64, 0, 4), "no ZIP64 end record");
-  ExpectDamaged(Patched(open, locator, 0, 4), "its directory is said to be");  // No locator: no ZIP64.
+  ExpectDamaged(Patched(open, locator, 0, 4),
+                "its end record places the directory");  // No locator: no ZIP64.
 }
 
 TEST(HostileArchiveTest, RefusesInconsistentEntries) {
@@ -334,10 +335,11 @@ TEST(HostileArchiveTest, RefusesInconsistentEntries) {
     ExpectDamaged(Patched(Patched(file, entry + 20, lie, 4), entry + 24, lie, 4), "not within the file");
   }
   ExpectDamaged(Patched(file, entry + 20, 59, 4), "(59 stored)");
-  ExpectDamaged(Patched(file, entry + 42, 0, 4), "says something else");  // data.pkl's header
-  ExpectDamaged(Patched(file, entry + 42, 1, 4), "says something else");  // no header
-  ExpectDamaged(Patched(file, other + 42, LocalAt(file, "archive/data/0"), 4), "says something else");
-  ExpectDamaged(Patched(file, entry, 0, 4), "something else than an entry");
+  ExpectDamaged(Patched(file, entry + 42, 0, 4), "differs from its directory entry");  // data.pkl's header
+  ExpectDamaged(Patched(file, entry + 42, 1, 4), "differs from its directory entry");  // no header
+  ExpectDamaged(Patched(file, other + 42, LocalAt(file, "archive/data/0"), 4),
+                "differs from its directory entry");
+  ExpectDamaged(Patched(file, entry, 0, 4), "that are not an entry");
   ExpectDamaged(Patched(file, entry + 28, 0xffff, 2), "ends within an entry");  // Name.
   ExpectDamaged(Patched(file, entry + 30, 0xffff, 2), "ends within an entry");  // Extra.
   ExpectDamaged(Patched(file, entry + 32, 0xffff, 2), "ends within an entry");  // Comment.
@@ -385,13 +387,13 @@ TEST(HostileArchiveTest, RefusesInconsistentZip64Fields) {
 TEST(HostileArchiveTest, RefusesALocalHeaderThatDiffers) {
   const std::string file = SomeFile();
   const size_t local = LocalAt(file, "archive/data/0");
-  ExpectDamaged(Patched(file, local, 0, 4), "says something else");
-  ExpectDamaged(Patched(file, local + 6, 0x801, 2), "says something else");          // Flags.
-  ExpectDamaged(Patched(file, local + 8, 8, 2), "says something else");              // Method.
-  ExpectDamaged(Patched(file, local + 18, 59, 4), "says something else");            // Stored size.
-  ExpectDamaged(Patched(file, local + 22, 61, 4), "says something else");            // Size.
-  ExpectDamaged(Patched(file, local + 26, 13, 2), "says something else");            // Length of the name.
-  ExpectDamaged(Patched(file, local + kLocalBytes, 'A', 1), "says something else");  // Name.
+  ExpectDamaged(Patched(file, local, 0, 4), "differs from its directory entry");
+  ExpectDamaged(Patched(file, local + 6, 0x801, 2), "differs from its directory entry");  // Flags.
+  ExpectDamaged(Patched(file, local + 8, 8, 2), "differs from its directory entry");      // Method.
+  ExpectDamaged(Patched(file, local + 18, 59, 4), "differs from its directory entry");    // Stored size.
+  ExpectDamaged(Patched(file, local + 22, 61, 4), "differs from its directory entry");    // Size.
+  ExpectDamaged(Patched(file, local + 26, 13, 2), "differs from its directory entry");  // Length of the name.
+  ExpectDamaged(Patched(file, local + kLocalBytes, 'A', 1), "differs from its directory entry");  // Name.
   ExpectDamaged(Patched(file, local + 28, 0xffff, 2), "reaches into the directory");
   EXPECT_TRUE(Open(Patched(file, local + 22, 60, 4)).ok());
 }
@@ -407,8 +409,8 @@ TEST(HostileArchiveTest, RefusesOverlappingRecords) {
 }
 
 TEST(HostileArchiveTest, RefusesANameThatOccursTwice) {
-  ExpectDamaged(ZipOf({{"a/data.pkl", kNone}, {"a/data.pkl", kNone}}), "is there twice");
-  ExpectDamaged(ZipOf({{"a/data.pkl", kNone}, {"a/DATA.pkl", kNone}}), "is there twice");
+  ExpectDamaged(ZipOf({{"a/data.pkl", kNone}, {"a/data.pkl", kNone}}), "occurs twice");
+  ExpectDamaged(ZipOf({{"a/data.pkl", kNone}, {"a/DATA.pkl", kNone}}), "occurs twice");
 }
 
 TEST(HostileArchiveTest, ReturnsTheErrorOfAFailedRead) {

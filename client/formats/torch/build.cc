@@ -188,7 +188,7 @@ void Unpickler::Reduce() {
   const ValueRef callable = Pop();
   const std::optional<KnownGlobal> known = Known(*callable);
   if (!ok()) return;
-  if (arguments->As<Tuple>() == nullptr) return Damaged("a call whose arguments are no tuple");
+  if (arguments->As<Tuple>() == nullptr) return Damaged("a call whose arguments are not a tuple");
   const Global* global = callable->As<Global>();
   if (global == nullptr || known->role == Role::kNamed || known->role == Role::kStorageClass) {
     return Fail(absl::StatusCode::kFailedPrecondition, "UNSAFE_PICKLE",
@@ -199,7 +199,7 @@ void Unpickler::Reduce() {
   if (known->role == Role::kReconstructor) {  // (class, object, None)
     const std::vector<ValueRef>& items = arguments->As<Tuple>()->items;
     if (items.size() != 3 || items[2]->As<None>() == nullptr)
-      return Damaged("an object that is made of another");
+      return Damaged("an object with an argument where none belongs");
     return New(items[0], Make(Tuple()));
   }
   Push(Call(*global, known->role, arguments));
@@ -306,7 +306,7 @@ std::vector<int64_t> Unpickler::Integers(const Value& sequence) {
   }
   const std::vector<ValueRef>* items = Sequence(sequence);
   if (items == nullptr) {
-    Damaged(absl::StrCat("a ", std::string(KindOf(sequence)), " where numbers are to be"));
+    Damaged(absl::StrCat("a ", std::string(KindOf(sequence)), " instead of numbers"));
     return numbers;
   }
   Count(static_cast<int64_t>(items->size()));
@@ -314,7 +314,7 @@ std::vector<int64_t> Unpickler::Integers(const Value& sequence) {
   for (const ValueRef& item : *items) {
     const auto* number = item->As<int64_t>();
     if (number == nullptr) {
-      Damaged(absl::StrCat("a ", std::string(KindOf(*item)), " where a number is to be"));
+      Damaged(absl::StrCat("a ", std::string(KindOf(*item)), " instead of a number"));
       break;
     }
     numbers.push_back(*number);
@@ -363,7 +363,7 @@ ValueRef Unpickler::TensorOf(const std::vector<ValueRef>& arguments, bool with_d
   tensor.requires_grad = *requires_grad;
   const ValueRef math_bits = arguments.size() > least ? arguments[least] : nullptr;
   if (math_bits != nullptr && math_bits->As<None>() == nullptr) {
-    if (math_bits->As<Dict>() == nullptr) Damaged("a tensor whose math bits are no dict");
+    if (math_bits->As<Dict>() == nullptr) Damaged("a tensor whose math bits are not a dict");
     tensor.math_bits = math_bits;
   }
   if (const absl::Status good = CheckTensor(tensor); ok() && !good.ok()) Damaged(std::string(good.message()));
@@ -449,7 +449,7 @@ void Unpickler::BecomeReference(Value& target, Role role, const Value& state) {
   const auto* number = tid != nullptr ? tid->As<int64_t>() : nullptr;
   if (number == nullptr || *number < 0) return Damaged("a reference to a tensor without its number");
   if (role == Role::kTensorReference) {
-    if (dict->size() != 1) return Damaged("a TensorReference that says more than its number");
+    if (dict->size() != 1) return Damaged("a TensorReference with more than its number");
     return target.Become(TensorReference{*number});
   }
   const ValueRef shape = dict->Find("shape"), dtype = dict->Find("dtype");

@@ -89,7 +89,7 @@ void Unpickler::Step() {
 void Unpickler::Stop() {
   stopped_ = true;
   if (at_ != pickle_.size()) {
-    Damaged(absl::StrCat("it ends here, and ", pickle_.size() - at_, " bytes follow"));
+    Damaged(absl::StrCat("STOP, but ", pickle_.size() - at_, " bytes follow"));
   } else if (stack_.size() != 1 || !marks_.empty()) {
     Damaged(absl::StrCat("it ends with ", stack_.size(), " values and ", marks_.size(),
                          " open marks, not one value"));
@@ -249,7 +249,7 @@ bool Unpickler::StepStack(Opcode opcode) {
       return true;
     case Opcode::kFrame:  // A hint for readers of a stream; the bytes simply follow.
       if (const uint64_t bytes = TakeNumber(8); ok() && bytes > pickle_.size() - at_) {
-        Damaged(absl::StrCat("a frame of ", bytes, " bytes, and ", pickle_.size() - at_, " are there"));
+        Damaged(absl::StrCat("a frame of ", bytes, " bytes, but only ", pickle_.size() - at_, " are left"));
       }
       return true;
     case Opcode::kMark:
@@ -305,7 +305,7 @@ bool Unpickler::StepObject(Opcode opcode) {
       const auto* name_text = name->As<std::string>();
       const auto* module_text = module->As<std::string>();
       if (name_text == nullptr || module_text == nullptr)
-        return Damaged("a global whose name is no text"), true;
+        return Damaged("a global whose name is not a string"), true;
       return PushGlobal(*module_text, *name_text), true;
     }
     case Opcode::kReduce:
@@ -335,7 +335,7 @@ bool Unpickler::StepObject(Opcode opcode) {
 std::string_view Unpickler::Take(uint64_t bytes) {
   if (!ok()) return {};
   if (bytes > pickle_.size() - at_) {
-    Damaged(absl::StrCat(bytes, " bytes are to follow, and ", pickle_.size() - at_, " are there"));
+    Damaged(absl::StrCat(bytes, " bytes should follow, but only ", pickle_.size() - at_, " are left"));
     return {};
   }
   const std::string_view taken = pickle_.substr(at_, bytes);
@@ -346,7 +346,7 @@ std::string_view Unpickler::Take(uint64_t bytes) {
 std::string_view Unpickler::TakeLine() {
   const size_t end = pickle_.find('\n', at_);
   if (end == std::string_view::npos) {
-    Damaged("a line without an end");
+    Damaged("a line without a newline");
     return {};
   }
   const std::string_view line = Take(end + 1 - at_);
@@ -365,7 +365,7 @@ uint64_t Unpickler::TakeIndex() {
   uint64_t number = 0;
   const auto [rest, error] = std::from_chars(line.data(), line.data() + line.size(), number);
   if (ok() && (error != std::errc() || rest != line.data() + line.size())) {
-    Damaged(absl::StrCat("no index of 64 bits: ", Shown(line)));
+    Damaged(absl::StrCat("not a 64-bit index: ", Shown(line)));
   }
   return number;
 }
@@ -378,7 +378,7 @@ void Unpickler::Push(ValueRef value) {
 // Values below the last mark are out of reach, as in Python.
 ValueRef Unpickler::Top() {
   if (stack_.size() > (marks_.empty() ? 0 : marks_.back())) return stack_.back();
-  Damaged("a value is to be there, and the stack is empty");
+  Damaged("the opcode needs a value, but the stack is empty");
   return Make(None());
 }
 
@@ -390,7 +390,7 @@ ValueRef Unpickler::Pop() {
 
 std::vector<ValueRef> Unpickler::PopToMark() {
   if (marks_.empty()) {
-    Damaged("a mark is to be there, and is not");
+    Damaged("the opcode needs a mark, but there is none");
     return {};
   }
   const auto first = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
@@ -441,7 +441,7 @@ void Unpickler::PushDecimal(std::string_view line) {
   const std::string_view digits = line.substr(negative ? 1 : 0);
   const bool good = std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
   if (ok() && (digits.empty() || digits.size() > kMaxDigits || !good)) {
-    Damaged(absl::StrCat("no number of up to ", kMaxDigits, " digits: ", Shown(line)));
+    Damaged(absl::StrCat("not a number of at most ", kMaxDigits, " digits: ", Shown(line)));
   }
   if (ok()) PushLong(TwosComplement(digits, negative));
 }
@@ -473,7 +473,7 @@ void Unpickler::GetMemo(uint64_t index) {
   if (index < memo_.size()) return Push(memo_[index]);
   const auto found = other_memo_.find(index);
   if (found == other_memo_.end()) {
-    return Damaged(absl::StrCat("memo ", index, " is asked for, and was never put"));
+    return Damaged(absl::StrCat("memo ", index, " is read but was never written"));
   }
   Push(found->second);
 }

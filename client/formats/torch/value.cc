@@ -235,7 +235,7 @@ absl::Status CheckTensor(const Tensor& tensor) {
     if (bytes) bytes = MultiplyAdd(0, *bytes, std::max<int64_t>(dimension, 1));
     if (last && dimension > 0) last = MultiplyAdd(*last, dimension - 1, step);
   }
-  if (!bytes) return InvalidArgument("a tensor whose shape is beyond 63 bits of bytes");
+  if (!bytes) return InvalidArgument("a tensor whose shape has more than 2^63 bytes");
   const std::optional<int64_t> end = last ? MultiplyAdd(item, *last, item) : std::nullopt;
   if (!empty && (!end || *end > tensor.storage->bytes)) {
     return InvalidArgument(absl::StrCat("a tensor that ends at byte ",

@@ -84,7 +84,7 @@ absl::StatusOr<EndRecord> ReadEnd(const ByteSource& source) {
     end.offset = fields.Next(4);
     if (fields.Next(2) == tail.size() - at - kEndBytes) return end;  // The comment fills the rest.
   }
-  return Damaged("it has no ZIP directory at its end: it is cut off, or no ZIP archive");
+  return Damaged("it has no ZIP directory at its end: it is truncated, or not a ZIP archive");
 }
 
 // The ZIP64 end record, if its locator is before the end record.
@@ -99,15 +99,15 @@ absl::StatusOr<std::optional<EndRecord>> ReadEnd64(const ByteSource& source, int
   // It must be right before its locator, so that no made-up offset is ever followed.
   const int64_t expected = locator_at - static_cast<int64_t>(kEnd64Bytes);
   if (expected < 0 || at != static_cast<uint64_t>(expected)) {
-    return Damaged(absl::StrCat("the ZIP64 end record is said to be at ", at,
-                                ", and is not before its locator at ", locator_at));
+    return Damaged(absl::StrCat("the ZIP64 locator places the end record at ", at,
+                                ", which is not before the locator at ", locator_at));
   }
   CKPTD_ASSIGN_OR_RETURN(const std::string bytes, Read(source, expected, kEnd64Bytes));
   Fields fields(bytes);
   EndRecord end;
   end.at = expected;
   if (fields.Next(4) != kEnd64Signature || fields.Next(8) != kEnd64Bytes - 12) {
-    return Damaged("no ZIP64 end record where its locator says");
+    return Damaged("no ZIP64 end record where its locator places it");
   }
   fields.Skip(4);  // Versions.
   end.disk = fields.Next(4);
@@ -180,7 +180,7 @@ absl::StatusOr<Entry> TakeEntry(std::string_view& left, int64_t directory_offset
   if (left.size() < kCentralBytes) return Damaged("the ZIP directory ends within an entry");
   Fields fields(left);
   if (fields.Next(4) != kCentralSignature)
-    return Damaged("the ZIP directory has something else than an entry");
+    return Damaged("the ZIP directory has bytes that are not an entry");
   fields.Skip(4);  // Versions.
   Entry entry;
   entry.flags = fields.Next(2);
@@ -242,8 +242,8 @@ absl::Status ReadLocal(const ByteSource& source, int64_t directory_offset, Entry
   if (!begins || method != 0 || flags != entry.flags || !agrees(stored) || !agrees(size) ||
       name_bytes != entry.record.name.size() ||
       std::string_view(header).substr(kLocalBytes) != entry.record.name) {
-    return Damaged(
-        absl::StrCat("record ", shown, ": the header at ", entry.record.offset, " says something else"));
+    return Damaged(absl::StrCat("record ", shown, ": the header at ", entry.record.offset,
+                                " differs from its directory entry"));
   }
   const int64_t begin = entry.record.offset + bytes + static_cast<int64_t>(extra_bytes);
   if (begin > directory_offset || entry.record.size > directory_offset - begin) {
@@ -273,12 +273,12 @@ absl::StatusOr<std::vector<ZipRecord>> ReadZipDirectory(const ByteSource& source
   CKPTD_ASSIGN_OR_RETURN(const Directory directory, FindDirectory(source));
   const auto end = static_cast<uint64_t>(directory.end);
   if (directory.offset > end || directory.bytes != end - directory.offset) {
-    return Damaged(absl::StrCat("its directory is said to be ", directory.bytes, " bytes at ",
-                                directory.offset, ", and must end at ", end));
+    return Damaged(absl::StrCat("its end record places the directory of ", directory.bytes, " bytes at ",
+                                directory.offset, ", but it must end at ", end));
   }
   if (directory.records > directory.bytes / kCentralBytes) {
-    return Damaged(absl::StrCat("its directory is said to have ", directory.records, " records in ",
-                                directory.bytes, " bytes"));
+    return Damaged(
+        absl::StrCat("its end record claims ", directory.records, " records in ", directory.bytes, " bytes"));
   }
   if (directory.bytes > static_cast<uint64_t>(most_bytes)) {
     return MakeError(absl::StatusCode::kResourceExhausted, "ARCHIVE_TOO_LARGE",
@@ -294,7 +294,7 @@ absl::StatusOr<std::vector<ZipRecord>> ReadZipDirectory(const ByteSource& source
   for (uint64_t i = 0; i < directory.records; ++i) {
     CKPTD_ASSIGN_OR_RETURN(Entry entry, TakeEntry(left, offset));
     if (!names.insert(absl::AsciiStrToLower(entry.record.name)).second) {
-      return Damaged(absl::StrCat("record ", Shown(entry.record.name), " is there twice"));
+      return Damaged(absl::StrCat("record ", Shown(entry.record.name), " occurs twice"));
     }
     entries.push_back(std::move(entry));
   }
