@@ -1,4 +1,4 @@
-// Who gets memory and disk first, and who waits for whom: several runs and several users.
+// Admission with the whole engine: several runs and users compete for memory and disk.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kMiB = 1 << 20;
 
-// One rank of a run of its own.
+// A run with a world size of 1, and its only rank.
 struct Job {
   SessionId session = 0;
   uid_t uid = 0;
@@ -28,7 +28,7 @@ struct Job {
 
 class AdmissionTest : public EngineTest {
  protected:
-  // Roots below 100 are on one disk.
+  // Roots with numbers below 100 are on one disk.
   Job StartJob(uint64_t root, uid_t uid = 1000) {
     Job job{Trainer("job" + std::to_string(root), uid), uid, root, ""};
     v1::JoinRunRequest request;
@@ -82,9 +82,9 @@ class AdmissionTest : public EngineTest {
     RunQueued();
     EXPECT_TRUE(answer.status().ok()) << answer.status();
   }
-  // How many saves of a root have been admitted. Unlike their answers that waits for no other thread.
+  // How many saves of a root have been admitted. Their answers would also wait for the pool's thread.
   int Admitted(const Job& job) { return ios_[job.root]->calls["CreateInflight"]; }
-  // How a save has ended, as its user hears it; "none" while it goes on.
+  // The reason with which the save ended; "none" while it is in flight.
   std::string EndOf(const Job& job, const v1::BeginRequest& begun) {
     v1::WaitRequest request;
     *request.mutable_key() = begun.key();
@@ -102,8 +102,8 @@ class AdmissionTest : public EngineTest {
     RunQueued();
     EXPECT_EQ(EndOf(job, begun), "COMMITTED");
   }
-  // A checkpoint of `job` in memory, read by another process that resumes; how many of its parts it gets
-  // there.
+  // Saves a checkpoint of `job`, which another process then resumes from. Returns how many of its parts that
+  // process gets from memory.
   int PartsInMemory(const Job& job) {
     run_ = job.run;
     const SessionId reader = Trainer("reader" + std::to_string(next_session_), job.uid);
@@ -200,7 +200,7 @@ TEST_F(AdmissionTest, RetentionContinuesAfterRestartBetweenCommitAndEviction) {
   EXPECT_THAT(Tags(), ElementsAre("two"));
 }
 
-// The daemon was killed before the run record said how the last save ended, and what it asked to keep.
+// The daemon was killed before it had written the outcome and the retention policy of the last save.
 TEST_F(AdmissionTest, RetentionAtStartKeepsNumberOfLastSave) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
@@ -288,7 +288,7 @@ TEST_F(AdmissionTest, RetentionAtStartKeepsCheckpointThatAttemptResumesFrom) {
   RunQueued();
   ASSERT_TRUE(resumed.status().ok()) << resumed.status();
   EXPECT_EQ(resumed.get().checkpoint().tag(), "two");
-  // A daemon that was killed before that, whose recovery published "two", finds the decision for "one".
+  // A daemon that was killed earlier and whose recovery published "two" still finds the decision for "one".
   storage::v1::RunRecord& record = disks_[1]->run_record;
   for (auto& launch : *record.mutable_launches()) {
     if (launch.attempt() != 2) continue;
@@ -328,7 +328,7 @@ TEST_F(AdmissionTest, SaveWaitingForMemoryOfOwnRunBlocksNoOtherRunOfUser) {
   const auto held = BeginNow(one, "never_sealed", 1);
   auto never = BeginLater(one, SaveOf(one, "never_fits", 8 * kSegment));
   const auto other = BeginNow(two, "other", 2 * kSegment);
-  // Now it waits for others, too, and is not overtaken any more.
+  // Now it waits for memory of others, too, and younger saves no longer overtake it.
   AbortNow(one, held);
   auto later = BeginLater(two, SaveOf(two, "later", kSegment));
   EXPECT_EQ(Admitted(two), 1);

@@ -27,7 +27,7 @@ class AdoptionTest : public EngineTest {
     EngineTest::SetUp();
     disks_[1] = std::make_shared<FakeDisk>();
   }
-  // Finished so long before the date of the test's clock.
+  // How long before the test clock's date the checkpoint was finished.
   void Foreign(const std::string& tag, int64_t ago_us) { disks_[1]->finished[tag] = kNow - ago_us; }
 
   struct Call {
@@ -94,7 +94,7 @@ class AdoptionTest : public EngineTest {
   }
 };
 
-// ---- looking
+// ---- listing
 
 TEST_F(AdoptionTest, ListsForeignCheckpointsNewestFirstOnlyWhenAsked) {
   Foreign("step_1", 3 * kHour);
@@ -211,7 +211,8 @@ TEST_F(AdoptionTest, AdoptedCheckpointsAreOlderThanLaterSavesOfCkptd) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "step_40", 40);
   EXPECT_GT(SequenceOf("step_40"), kReserved);
-  // The newer ones first; the one that was left out gets its place all the same, also from the next daemon.
+  // The newer checkpoints are adopted first. The older one gets its place before them later, also from the
+  // next daemon.
   EXPECT_THAT(Adopt({"step_30", "step_20"})->Outcomes(), ElementsAre("step_20 ADOPTED", "step_30 ADOPTED"));
   EXPECT_EQ(Latest(), "step_40");
   Start(16);
@@ -233,7 +234,7 @@ TEST_F(AdoptionTest, RefusesForeignOlderThanFirstSaveAndAdoptsYounger) {
   Start(16);  // Nor by the next daemon, which finds both.
   Launch("a", 1);
   EXPECT_THAT(Adopt()->Outcomes(), ElementsAre("older REFUSED ADOPT_ORDER"));
-  // The job went back to the other program, and now comes again.
+  // The job has used the other program again and now comes back.
   disks_[1]->committed.at(1).summary.set_commit_time_us(kNow - 2 * kHour);
   Start(16);
   sessions = Launch("b", 1);
@@ -356,7 +357,7 @@ TEST_F(AdoptionTest, AdoptsCheckpointThatRetentionWouldEvictOnlyWhenAllowed) {
   EXPECT_THAT(Tags(), ElementsAre("ours", "old_3"));
 }
 
-// ---- who may, and when
+// ---- permissions and conditions
 
 TEST_F(AdoptionTest, OnlyOwnerOfRunAndRootUserAdopt) {
   Foreign("theirs", kHour);
@@ -426,12 +427,12 @@ TEST_F(AdoptionTest, DoesNotAdoptCheckpointWhenStoppedAfterReadingIt) {
   engine_->StopAdoption(call->id);
   ios_[1]->ReleaseHeld();
   RunQueued();
-  // Its sequence was on its way to the disk: it is ours, or it is not, but the call has ended.
+  // Its sequence was being written: the checkpoint may be adopted or not, but the call has ended.
   ASSERT_EQ(call->ended.size(), 1u);
   EXPECT_EQ(Tags().size() + ForeignTags().size(), 1u);
 }
 
-// ---- what goes wrong
+// ---- errors
 
 TEST_F(AdoptionTest, UnknownOutcomeMakesRootReadOnlyUntilScan) {
   Foreign("step_1", 2 * kHour);
@@ -462,7 +463,7 @@ TEST_F(AdoptionTest, ReportsWhenListOrSequenceIsUnavailable) {
   EXPECT_THAT(Adopt()->Outcomes(), ElementsAre("theirs ADOPTED"));
 }
 
-// A save of an adopted tag by the first attempt is one of its own, and no retry of what was adopted.
+// A save under an adopted tag by the first attempt is a new save and no retry of the adopted one.
 TEST_F(AdoptionTest, AdoptedTagCanBeSavedAgain) {
   Foreign("step_1", kHour);
   auto sessions = Launch("a", 1);
@@ -491,7 +492,7 @@ TEST_F(AdoptionTest, RunReportsThatRootHasForeignCheckpoints) {
               ::testing::Contains(HasSubstr("holds 1 finished checkpoints of another program")));
 }
 
-// It is not leased before the decision is on disk.
+// The checkpoint is not leased before the decision is on disk.
 TEST_F(AdoptionTest, CheckpointThatAttemptResumesFromSurvivesAdoptionThatExceedsRetention) {
   SaveAll(Launch("before", 1), "ours", 1, 1);
   Foreign("theirs", 0);  // Of the same time, and behind it by name: the newest.

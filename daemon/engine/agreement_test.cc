@@ -1,4 +1,5 @@
-// Promise 7: damage is remembered and passed over, and all ranks resume from the same whole checkpoint.
+// Promise 7: the engine remembers damage, passes damaged checkpoints over, and makes all ranks resume from
+// the same whole checkpoint.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +17,7 @@ using ::testing::SizeIs;
 
 class AgreementTest : public EngineTest {
  protected:
-  // Two checkpoints, saved by an attempt that has ended; and the ranks of the next one.
+  // Saves two checkpoints with an attempt that ends, and joins the ranks of the next attempt.
   std::vector<SessionId> Restarted(int world = 2) {
     const auto before = Launch("a", world);
     SaveAll(before, "one", 1);
@@ -439,7 +440,7 @@ TEST_F(AgreementTest, CheckpointBeingEvictedIsNotOfferedInsteadOfDamagedOne) {
   EXPECT_EQ(Get("latest").get().tag(), "s1") << "it was not";
 }
 
-// Such as one that an earlier daemon had left in flight, and this one publishes.
+// For example one that an earlier daemon left in flight and this daemon publishes.
 TEST_F(AgreementTest, ResumedCheckpointStaysUntilAllRanksHaveReadItWhenNewerOneAppears) {
   auto ranks = Launch("a", 2);
   SaveAll(ranks, "one", 1, 1);

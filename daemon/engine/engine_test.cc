@@ -119,7 +119,7 @@ TEST_F(EngineTest, DecidesResumeOncePerAttempt) {
   auto second = Launch("b", 2);
   auto rank0 = Resume(second[0], 0);
   ASSERT_TRUE(rank0.status().ok()) << rank0.status();
-  // A checkpoint that appears between the two questions (here: of the same attempt) does not split the ranks.
+  // A checkpoint that is committed between the two calls does not split the ranks.
   SaveAll(second, "step_2", 2);
   auto rank1 = Resume(second[1], 1);
   ASSERT_TRUE(rank1.status().ok()) << rank1.status();
@@ -325,7 +325,7 @@ TEST_F(EngineTest, SpaceInTrashCountsAsComing) {
 TEST_F(EngineTest, TwoHalfAdmittedSavesDoNotBlockEachOther) {
   Start(4);
   auto sessions = Launch("a", 2);
-  // The first rank comes with one save, the second with another: together they want more than there is.
+  // Each rank begins another save first. Together the two saves need more memory than the pool has.
   auto a0 = BeginOf(0, "a", 1, 2 * kSegment), b1 = BeginOf(1, "b", 2, 2 * kSegment);
   auto first = Begin(sessions[0], a0), second = Begin(sessions[1], b1);
   auto a1 = BeginOf(1, "a", 1, 2 * kSegment), b0 = BeginOf(0, "b", 2, 2 * kSegment);
@@ -431,7 +431,7 @@ TEST_F(EngineTest, LostSaveThatARankReportsIsOneFailure) {
   EXPECT_THAT(Failures(), ElementsAre("two STAGED_LOST"));
 }
 
-// ---- saves of some ranks
+// ---- saves to which only some ranks contribute
 
 TEST_F(EngineTest, SaveOfOneRankIsCommittedWithoutTheOthers) {
   auto sessions = Launch("a", 3);
@@ -481,7 +481,7 @@ TEST_F(EngineTest, RanksThatDoNotBeginAreNamedWithWhatToDo) {
   EXPECT_THAT(std::string(begun.status().message()), HasSubstr("unless the save names its ranks"));
 }
 
-// ---- who is connected, who has the memory
+// ---- sessions and memory use
 
 TEST_F(EngineTest, SessionsNameTheirRanksAndMemory) {
   auto sessions = Launch("a", 2);
@@ -512,7 +512,7 @@ TEST_F(EngineTest, SaveThatWaitsForMemoryNamesWhoHoldsIt) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("saves in flight hold it: /root1 24 MiB"));
 }
 
-// ---- lists beside retention
+// ---- ListCheckpoints during retention
 
 TEST_F(EngineTest, ListHasNoCheckpointThatRetentionIsAboutToRemove) {
   auto sessions = Launch("a", 1);
@@ -799,7 +799,8 @@ TEST_F(EngineTest, EndlessWriteDoesNotKeepMemoryOfFailedSave) {
   EXPECT_EQ(revoked.size(), 1u);
 }
 
-// A proto3 string that is not UTF-8 can be written, and not read again: it would take the run record along.
+// protobuf serializes a string that is not UTF-8 but refuses to parse it: one such string would make the
+// whole run record unreadable.
 TEST_F(EngineTest, TruncatesAbortMessageBetweenCharacters) {
   auto sessions = Launch("a", 1);
   for (const char* character : {"\u00fc", "\u3042", "\U0001f600"}) {
@@ -1021,7 +1022,7 @@ TEST_F(EngineTest, AbortedSaveIsNotFailedWhileRecoveryCouldPublishIt) {
   *abort.mutable_key() = request.key();
   Answer<v1::AbortResponse> aborted;
   engine_->Abort(As(sessions[0]), abort, aborted.reply());
-  // Killed now, the daemon's successor could find it complete and publish it.
+  // If the daemon were killed now, its successor could find the save complete and publish it.
   EXPECT_EQ(Seal(sessions[0], request).status(), absl::OkStatus());
   EXPECT_EQ(Begin(sessions[0], request).status(), absl::OkStatus());
   auto wait = Wait(sessions[0], request.key());
@@ -1046,7 +1047,7 @@ TEST_F(EngineTest, RefusesSealOfOtherProcessForSameRank) {
   v1::BeginRequest nothing = request;
   nothing.clear_files();
   EXPECT_EQ(Seal(successor, nothing).reason(), "NOT_JOINED");
-  // The same process over a new session is a retry.
+  // The same process with a new session is a retry.
   SessionId again = Trainer("a/1");
   ASSERT_TRUE(Seal(first[1], other).status().ok());
   ASSERT_TRUE(Join(again, 1, 2, "a").status().ok());

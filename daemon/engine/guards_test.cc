@@ -1,5 +1,5 @@
-// What the engine refuses, what it waits for, and what it leaves alone: each of these tests fails when one
-// guard of admission, fencing or retention is left out (tools/mutate).
+// Guards of admission, fencing and retention: each of these tests fails when tools/mutate removes the guard
+// that it is about.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -106,9 +106,9 @@ class GuardsTest : public EngineTest {
     const v1::Checkpoint& checkpoint = wait.get().checkpoint();
     return checkpoint.has_error() ? checkpoint.error().reason() : v1::Level_Name(checkpoint.level());
   }
-  // How many saves have been admitted in a root. Unlike their answers that waits for no other thread.
+  // How many saves have been admitted in a root. Their answers would also wait for the pool's thread.
   int Admitted(uint64_t inode) { return ios_[inode]->calls["CreateInflight"]; }
-  // The successor of a daemon that was killed, on the same disks.
+  // Starts the successor of a killed daemon on the same disks.
   void Restart() { Start(16); }
 };
 
@@ -210,7 +210,7 @@ class ReadOnlyRootTest : public GuardsTest {
     ios_[1]->hold_publish = true;
     SaveAll(ranks_, "one", 1);
   }
-  // The sync after the rename of "one" fails. Its scan waits for Scan.
+  // The sync after the rename of "one" fails. The scan that follows waits until the test calls Scan.
   void LoseOne() {
     ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
     ios_[1]->ReleaseHeld();
@@ -338,7 +338,7 @@ TEST_F(GuardsTest, AttemptOvertakenWhileBeingRecordedGetsNoSequence) {
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
-// A daemon that is killed before it is written down knows nothing of it.
+// A daemon that is killed before the outcome is on disk knows nothing of it after its restart.
 TEST_F(GuardsTest, AttemptFencesNothingUntilItIsRecorded) {
   auto older = Launch("a", 2);
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
@@ -542,8 +542,8 @@ TEST_F(GuardsTest, FindsRoomFreedByOthersWithoutPollingInALoop) {
   EXPECT_TRUE(second.status().ok()) << second.status();
 }
 
-// Whatever the disk is at: writing down how the save before has ended, moving the evicted checkpoint away,
-// removing it, or telling how much is free now.
+// In each step that may free space: writing the history, moving the evicted checkpoint to the trash, removing
+// it, and asking the file system for its free space.
 TEST_F(GuardsTest, WaitsForRoomOfCheckpointBeingEvicted) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, /*keep=*/1);
@@ -629,7 +629,7 @@ TEST_F(GuardsTest, PartThatGrowsBeyondDiskFailsItsSaveBeforeCopying) {
   EXPECT_EQ(EndOf(sessions[0], growing.key()), "NO_SPACE");
 }
 
-// Less than a segment more: no more memory is needed, but more disk is.
+// The part grows by less than a segment: it needs more disk, but no more memory.
 TEST_F(GuardsTest, PartThatGrowsWithinItsSegmentStillNeedsDisk) {
   auto sessions = Launch("a", 1);
   disks_[1]->free_bytes = kMiB + 200 * 1024;
@@ -647,7 +647,7 @@ TEST_F(GuardsTest, RankWithMoreThanInLastSaveReservesDiskToo) {
   EXPECT_EQ(Begin(sessions[1], BeginOf(1, "one", 1, 10 * kMiB)).reason(), "NO_SPACE");
 }
 
-// The machine has not got what the pool may take.
+// The machine has less memory than the pool's budget.
 TEST_F(GuardsTest, MissingMemoryFailsSave) {
   make_populator_ = [this](int64_t, Populator::Made made) {
     return std::make_unique<NoMemory>(&inbox_, std::move(made));
@@ -684,7 +684,7 @@ TEST_F(GuardsTest, OnlyUnsealedGrowingPartAcceptsMoreFiles) {
   EXPECT_EQ(Extend(sessions[0], growing.key(), "h", 100).reason(), "SEALED");
 }
 
-// ---- from seal to the end
+// ---- from Seal to the end of the save
 
 TEST_F(GuardsTest, SealsOnlyPlacedAndGrantedFiles) {
   auto sessions = Launch("a", 2);
@@ -875,8 +875,8 @@ TEST_F(GuardsTest, SealedPartAcceptsNoBytes) {
 
 // ---- retention
 
-// Else a daemon that is killed in between leaves neither the checkpoint nor a word of it: a late rank would
-// hear that its save was lost.
+// Otherwise a daemon killed in between would leave neither the checkpoint nor its outcome, and a late rank
+// would hear that its save was lost.
 TEST_F(GuardsTest, RecordsOutcomeOfSaveBeforeRetentionEvicts) {
   auto sessions = Launch("a", 1);
   SaveAll(sessions, "one", 1, 1);
@@ -1009,7 +1009,7 @@ TEST_F(GuardsTest, PinCountsFromRequestUnlessItCannotBeRecorded) {
   EXPECT_THAT(Tags(), ElementsAre("three"));
 }
 
-// ---- who may
+// ---- permissions
 
 TEST_F(GuardsTest, RootBeingOpenedIsUnusableAndBelongsToItsOpener) {
   disks_[1] = std::make_shared<FakeDisk>();
@@ -1216,7 +1216,7 @@ class TenantTest : public GuardsTest {
     engine_->SessionOpened(info);
     return info.id;
   }
-  // What ListCheckpoints of the run says to a caller of uid 1000.
+  // What ListCheckpoints answers a caller of uid 1000.
   std::string ListAs(SessionId session, int64_t tenant) {
     v1::ListCheckpointsRequest request;
     request.set_parent(run_);

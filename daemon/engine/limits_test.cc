@@ -1,4 +1,4 @@
-// What one client can make the engine hold, in memory and in number.
+// Bounds on the memory and the objects that one client can make the engine hold.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr size_t kMiB = 1 << 20;
 
-// What the process has allocated. 0 under a sanitizer, whose allocator does not say.
+// Bytes that the process has allocated. 0 under a sanitizer, whose allocator does not report them.
 size_t Allocated() { return mallinfo2().uordblks + mallinfo2().hblkhd; }
 
 class LimitsTest : public EngineTest {
@@ -152,7 +152,7 @@ TEST_F(LimitsTest, RefusesSaveWhoseManifestWouldBeTooLarge) {
   engine_options_.chunk_bytes = 1 << 16;
   Start(16);
   const SessionId session = Launch("launch", 1)[0];
-  // Before it is said that the pool is too small: 2^25 checksums and more do not fit into any manifest.
+  // This limit is checked before the pool's: 2^25 checksums fit into no manifest.
   const auto refused = Begin(session, BeginOf(0, "step_1", 1, int64_t{1} << 41));
   EXPECT_EQ(refused.reason(), "LIMIT_EXCEEDED");
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("io.chunk_bytes"));

@@ -1,4 +1,4 @@
-// Committed checkpoints that are read into memory before a job restores them.
+// Prefetch: committed checkpoints are read into memory before a job restores them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ class PrefetchTest : public EngineTest {
     resident_segments_ = 8;
     Start(16);
   }
-  // A job of two ranks has saved each; then the daemon was restarted, and has them on disk alone.
+  // Saves checkpoints with a job of two ranks and restarts the daemon, so that they are only on disk.
   void SaveAndRestart(const std::vector<std::string>& tags) {
     const auto sessions = Launch("before", 2);
     for (const std::string& tag : tags) {
@@ -131,7 +131,7 @@ TEST_F(PrefetchTest, DiskErrorMarksNothingDamaged) {
   EXPECT_TRUE(Prefetched("one").status().ok());
 }
 
-// Else a trainer would have to fault memory in that it had, or a save would have to wait.
+// Otherwise a trainer would have to fault its memory in again, or a save would have to wait.
 TEST_F(PrefetchTest, TakesNoMemoryThatSaveNeeds) {
   SaveAndRestart({"one"});
   const auto trainers = Launch("trains", 1);

@@ -1,4 +1,4 @@
-// Committed checkpoints whose bytes are in memory still: who may read them, and when they go.
+// Resident copies of committed checkpoints: who may read them, and when they are dropped.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -180,7 +180,7 @@ TEST_F(ResidentsTest, ReleasesCopyWhenMappingIsRefused) {
   EXPECT_EQ(UsedSegments(), 0) << "until its session ends";
 }
 
-// Else it would have to wait until the reader ends.
+// Otherwise the save would have to wait until the reader ends.
 TEST_F(ResidentsTest, MapsNoMemoryThatSaveNeedsEvenForResume) {
   const auto sessions = Launch("a", 2);
   SaveAll(sessions, "one", 1);

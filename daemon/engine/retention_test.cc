@@ -170,7 +170,7 @@ TEST_F(RetentionTest, ExplainsEachCheckpointOldestFirst) {
 
 class DeletionTest : public RetentionTest {
  protected:
-  // The reason of the refusal; "" if the checkpoint was deleted.
+  // The reason why Delete was refused; "" if the checkpoint was deleted.
   std::string Delete(Run* run, int64_t sequence, bool force = false) {
     absl::StatusOr<int64_t> deleted = absl::InternalError("no answer");
     retention_.Delete(run, sequence, force,

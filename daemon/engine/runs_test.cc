@@ -1,4 +1,4 @@
-// Attaching roots: who may, and when a root is remembered.
+// Attaching roots: permissions, and when the daemon remembers a root.
 #include <cerrno>
 #include <chrono>
 #include <memory>
@@ -22,7 +22,7 @@ constexpr uid_t kOwner = 1000, kOther = 2000;
 
 class RunsTest : public EngineTest {
  protected:
-  // Queued, not run. The list of known roots takes it as `remembers` says.
+  // Queues the attach without running its callbacks. `remembers` is the answer of the list of known roots.
   Answer<std::string> AttachAs(uid_t uid, absl::Status opens = absl::OkStatus()) {
     RootAttachment attachment;
     attachment.device = 1;
@@ -100,7 +100,8 @@ TEST_F(RunsTest, DoesNotRememberRootOfOtherUser) {
   EXPECT_THAT(asked_, ElementsAre(kOwner));
 }
 
-// The run's record names its owner: whoever opens it first must not have it, nor lend it his rights.
+// The run's record names its owner. Another user who opens the root first neither owns it nor gives it
+// rights.
 TEST_F(RunsTest, RefusesUserWhoOpensRootOfOtherUserFirst) {
   MakeOwned();
   Answer<std::string> other = AttachAs(kOther);
@@ -135,7 +136,7 @@ TEST_F(RunsTest, OpensRootForPermittedUserAfterRefusedOne) {
   EXPECT_THAT(asked_, ElementsAre(kOwner));
 }
 
-// Runs that nobody uses.
+// Idle runs.
 class IdleRunsTest : public EngineTest {
  protected:
   void SetUp() override {
@@ -186,7 +187,7 @@ class IdleRunsTest : public EngineTest {
     RunQueued();
     made_ = 0;
   }
-  // Whether the run was closed and opened anew.
+  // Whether the run was closed and opened again.
   bool WasClosed() {
     AttachReopenable(Trainer("looks"));
     return made_ > 0;

@@ -1,4 +1,4 @@
-// Promise 7, before anybody reads: committed checkpoints are read back while nothing else goes on.
+// Promise 7, found before a restore needs it: idle time is used to read committed checkpoints back.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ class ScrubTest : public EngineTest {
     AdvanceClock(std::chrono::seconds(2));  // It has seen them.
   }
   int Reads() { return ios_[1]->calls["ReadBack"]; }
-  // As the daemon's ticks.
+  // As often as the daemon's ticks.
   void AdvanceClock(std::chrono::seconds time) {
     for (std::chrono::seconds passed{0}; passed < time; passed += std::chrono::seconds(1))
       EngineTest::AdvanceClock(std::chrono::seconds(1));

@@ -1,4 +1,4 @@
-// What is sealed outlives its daemon: the engine's part of it, on a root in memory.
+// Sealed saves outlive the daemon: the engine's part of that promise, on a root in memory.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ class FakeStore : public DescriptorStore {
     kept_.erase(name);
     return absl::OkStatus();
   }
-  // As they are now. Copies, because a test cannot kill a daemon, and one that ends frees its memory.
+  // Copies of the segments as they are now. A test cannot kill a daemon, and one that ends frees its memory.
   std::vector<NamedDescriptor> Left() {
     std::lock_guard lock(mutex_);
     std::vector<NamedDescriptor> left;
@@ -70,7 +70,7 @@ class SuccessionTest : public EngineTest {
     Start(16);
   }
 
-  // SIGKILL, and the next daemon's start up to its first root.
+  // Ends the daemon as SIGKILL would, and starts the next one up to its first root.
   void Crash(int segments = 16) {
     queue_.clear();
     std::vector<NamedDescriptor> left = store_.Left();
@@ -89,7 +89,7 @@ class SuccessionTest : public EngineTest {
     engine_->Inherit(std::move(inheritance.saves));
   }
 
-  // All ranks write their bytes and seal; nothing gets to the disk.
+  // All ranks write their bytes and seal; the disk answers nothing yet.
   void SealAll(const std::vector<SessionId>& sessions, const std::string& tag, int64_t bytes,
                int64_t ordinal = 1) {
     ios_[1]->hold_writes = true;
@@ -122,9 +122,9 @@ class SuccessionTest : public EngineTest {
     for (int64_t i = 0; i < size; ++i) bytes.push_back(next = static_cast<char>(next * 31 + 7));
     return bytes;
   }
-  // As for a root that is known at start.
+  // Opens the root as one that the daemon knows at its start.
   void Recover(uid_t uid = 1000) { Attach(Trainer("nobody", uid), 1, uid); }
-  // The same, and nothing gets to the disk.
+  // The same, but the disk answers nothing yet.
   void RecoverAndHold() {
     RootAttachment attachment{1, 1, "/root1", 1000, [this] {
                                 auto io = std::make_unique<FakeRootIo>(disks_[1], &queue_);
@@ -291,7 +291,7 @@ TEST_F(SuccessionTest, TrainerWithoutSealAnswerHearsHowSaveEnds) {
   EXPECT_EQ(Seal(rank, request).get().level(), v1::COMMITTED);
 }
 
-// Where the run's record has been moved away, as ROOT_UNREADABLE advises, attempts are numbered anew.
+// If the user has moved the run's record away, as ROOT_UNREADABLE advises, attempts start at 1 again.
 TEST_F(SuccessionTest, RefusesSealOfOtherAttemptWithSameOrdinal) {
   SealAll(Launch("a", 1), "step_1", 100);
   disks_[1]->run_record.Clear();
