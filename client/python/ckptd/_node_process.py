@@ -1,0 +1,204 @@
+"""The state that an adapter of another library keeps in this process: settings, runs, and saves in flight."""
+
+import atexit
+import logging
+import os
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from ckptd import errors
+from ckptd._node_client import NodeClient
+from ckptd._saving.save import Save
+from ckptd.restore import Checkpoint, open_root
+from ckptd.run import Run
+
+_log = logging.getLogger("ckptd")
+_MANIFEST = os.path.join(".ckptd", "manifest")
+
+
+class Settings(NamedTuple):
+    """The arguments of an adapter's configure()."""
+
+    endpoint: Optional[str] = None
+    commit_timeout: float = 600.0
+    timeout: float = 3600.0
+    pool_bytes: Optional[int] = None
+
+
+class Place(NamedTuple):
+    """A checkpoint's directory: a tag in a root."""
+
+    root: str
+    tag: str
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.root, self.tag)
+
+
+def place_of(checkpoint_id: "str | os.PathLike[str]") -> Place:
+    """Returns the place of a checkpoint id: the parent of the path is the root, its last component the tag."""
+    text = os.fspath(checkpoint_id)
+    if "://" in text:
+        raise errors.invalid(
+            f'the checkpoint id is "{text}", and ckptd saves to directories of this node: give a path, or ckptd://PATH to '
+            "what takes URLs only"
+        )
+    root, tag = os.path.split(os.path.abspath(text))
+    if not tag:
+        raise errors.invalid(f'the checkpoint id is "{text}", which has no parent directory to be the root')
+    return Place(root, tag)
+
+
+class _Joined(NamedTuple):
+    group: Any  # The process group of the time, None without one: a new one is a new launch.
+    rank: int
+    world_size: int
+    run: Run
+
+
+class Process:
+    """The state of this process. Thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        """name: of the adapter's module in this package."""
+        self._name = name
+        self._lock = threading.RLock()
+        self.settings = Settings()
+        self._client = NodeClient(name)
+        self._runs: Dict[str, _Joined] = {}
+        self._in_flight: List[Tuple[Place, Save]] = []
+        self._at_exit = False
+
+    def configure(self, settings: Settings) -> None:
+        """Replaces the settings; closes what was opened with the old ones, after what is in flight."""
+        with self._lock:
+            self.await_all(time.monotonic() + self.settings.timeout)
+            self.settings = settings
+            self._runs = {}
+            self._client.close()
+            self._client = NodeClient(self._name, settings.endpoint, settings.pool_bytes)
+
+    def run(self, root: str, rank: Optional[int] = None, world_size: Optional[int] = None) -> Run:
+        """Returns the run of a root, joined at the first use. rank, world_size: by default those of the job."""
+        group = self.group()
+        with self._lock:
+            joined = self._runs.get(root)
+            if joined is None or joined.group is not group or (rank, world_size) not in (
+                (None, None),
+                (joined.rank, joined.world_size),
+            ):
+                run = self._client.connected().run(
+                    root, rank=rank, world_size=world_size, commit_timeout=self.settings.commit_timeout
+                )
+                joined = self._runs[root] = _Joined(group, run.rank, run.world_size, run)
+            return joined.run
+
+    def group(self) -> Any:
+        """Returns the default process group; None without one."""
+        import torch.distributed as dist
+
+        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+
+    def open(self, place: Place, use_daemon: bool = True) -> Optional[Checkpoint]:
+        """Opens a checkpoint, after the saves of it that are in flight; None if ckptd has not committed it."""
+        self.await_place(place)
+        run = self.run_to_read(place.root) if use_daemon else None
+        if run is not None:
+            return _open_with(run, place, self.settings.timeout)
+        if not os.path.exists(os.path.join(place.path, _MANIFEST)):
+            return None
+        return open_root(place.root).open(place.tag)
+
+    def run_to_read(self, root: str) -> Optional[Run]:
+        """Returns the run to read with; None to read without a daemon."""
+        with self._lock:
+            is_joined = root in self._runs
+        if not is_joined and not (os.path.isdir(os.path.join(root, ".ckptd")) and self._client.finds_daemon()):
+            return None
+        try:
+            return self.run(root)
+        except (errors.Refused, errors.Unavailable) as error:
+            _log.info("ckptd: %s is read without a daemon: %s", root, error)
+            return None
+
+    # ---- saves in flight
+
+    def add(self, place: Place, save: Save) -> None:
+        """Remembers a save, which is waited for before it is loaded and at the end of the process."""
+        with self._lock:
+            self._in_flight = [(there, other) for there, other in self._in_flight if not _has_ended(other)]
+            self._in_flight.append((place, save))
+            if not self._at_exit:
+                self._at_exit = True
+                atexit.register(self._end)
+
+    def add_failure(self, place: Place, error: BaseException) -> None:
+        """Adds a failure to those of the root's run, unless the run has heard of it by itself."""
+        with self._lock:
+            joined = self._runs.get(place.root)
+        if joined is not None and not any(known.tag == place.tag for known in joined.run.failures()[-1:]):
+            failed = errors.CheckpointFailed(f"{place.tag}: {error}", reason="SAVE_ABORTED", tag=place.tag)
+            joined.run._membership.add_failure(failed)
+
+    def await_place(self, place: Place) -> None:
+        """Waits until the saves of a place have ended, one way or the other."""
+        deadline = time.monotonic() + self.settings.timeout
+        self._await([save for there, save in self._of_flight() if there == place], deadline)
+
+    def await_root(self, root: str) -> None:
+        """Waits until the saves of a root have ended, one way or the other."""
+        deadline = time.monotonic() + self.settings.timeout
+        self._await([save for there, save in self._of_flight() if there.root == root], deadline)
+
+    def await_all(self, deadline: float) -> None:
+        """Waits until all saves of this process have ended, at most until a time.monotonic()."""
+        self._await([save for _, save in self._of_flight()], deadline)
+
+    def _of_flight(self) -> List[Tuple[Place, Save]]:
+        with self._lock:
+            return list(self._in_flight)
+
+    def _await(self, saves: List[Save], deadline: float) -> None:
+        for save in saves:
+            try:
+                save.wait("committed", max(0.0, deadline - time.monotonic()))
+            except errors.WaitTimeout as error:
+                _log.error("ckptd: %s", error)
+            except errors.CkptdError as error:
+                _log.debug("ckptd: %s", error)  # Whoever saved has heard of it.
+
+    def _end(self) -> None:
+        self.await_all(time.monotonic() + self.settings.timeout)
+
+
+def _open_with(run: Run, place: Place, timeout: float) -> Optional[Checkpoint]:
+    try:
+        return run.open(place.tag)
+    except errors.NotFound:
+        pass
+    # An earlier launch may have sealed it, and the daemon is still writing.
+    if not await_sealed(run, timeout, place.tag):
+        return None
+    try:
+        return run.open(place.tag)
+    except errors.NotFound:
+        return None
+
+
+def await_sealed(run: Run, timeout: float, tag: Optional[str] = None) -> bool:
+    """Waits for the saves of earlier launches that all ranks had sealed. Returns whether there was one.
+
+    tag: only those of this tag.
+    """
+    found = False
+    for info in run.list(show_all=True):
+        if info.level == "sealed" and info.attempt < run.attempt and tag in (None, info.tag):
+            run._wait_for_end(info.tag, timeout)
+            found = True
+    return found
+
+
+def _has_ended(save: Save) -> bool:
+    return save.level not in ("open", "staged", "sealed")
