@@ -6,48 +6,22 @@ import pathlib
 
 import pytest
 
-from harness import Daemon, Trainer, TrainerError, temporary_folder
+from harness import Daemon, Ranks, Trainer, temporary_folder
 
 _NUM_PROCESSES = 4
 _numbers = itertools.count()
 
 
-class Ranks:
+class LaunchedRanks(Ranks):
     """The ranks of one launch: the first processes of all, in a process group of their own."""
 
     def __init__(self, processes, folder, world_size):
-        self.processes = processes[:world_size]
+        super().__init__(processes[:world_size])
         store = os.path.join(folder, f"launch-{next(_numbers)}")
         for rank, process in enumerate(self.processes):
             process.start(f"states.join({store!r}, {rank}, {world_size})")
         for process in self.processes:
             process.result(60)
-
-    def do(self, code, timeout=60):
-        """Runs code on all ranks at once; returns their values."""
-        outcomes = self._outcomes(code, timeout)
-        for outcome in outcomes:
-            if isinstance(outcome, TrainerError):
-                raise outcome
-        return outcomes
-
-    def fail(self, code, timeout=60):
-        """Runs code that must raise on all ranks; returns the errors."""
-        outcomes = self._outcomes(code, timeout)
-        assert all(isinstance(outcome, TrainerError) for outcome in outcomes), outcomes
-        return outcomes
-
-    def _outcomes(self, code, timeout):
-        """Hears of every rank, so that the processes can be used by the next test whatever happens here."""
-        for process in self.processes:
-            process.start(code)
-        outcomes = []
-        for process in self.processes:
-            try:
-                outcomes.append(process.result(timeout))
-            except TrainerError as error:
-                outcomes.append(error)
-        return outcomes
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +59,7 @@ def processes(daemon):
 @pytest.fixture
 def launch(processes, session_folder):
     """Makes the ranks of a new launch: launch(2) is a job of two."""
-    return lambda world_size: Ranks(processes, session_folder, world_size)
+    return lambda world_size: LaunchedRanks(processes, session_folder, world_size)
 
 
 @pytest.fixture
