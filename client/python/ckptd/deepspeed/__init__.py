@@ -1,0 +1,23 @@
+"""DeepSpeed's checkpoints through ckptd: the same calls, the same files.
+
+    import ckptd.deepspeed
+
+    ckptd.deepspeed.install(num_kept_ckpts=3)  # Before deepspeed.initialize().
+
+    engine, _, _, _ = deepspeed.initialize(model=model, config=config)
+    engine.save_checkpoint("/data/ckpts", client_state={"step": 10})
+    path, client_state = engine.load_checkpoint("/data/ckpts")
+
+docs/deepspeed.md lists what is different.
+"""
+
+from ckptd.deepspeed._engine import CheckpointEngine
+from ckptd.deepspeed._install import configure, install, run, uninstall
+
+__all__ = [
+    "CheckpointEngine",
+    "configure",
+    "install",
+    "run",
+    "uninstall",
+]

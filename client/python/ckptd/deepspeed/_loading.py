@@ -1,0 +1,183 @@
+"""Loading: the same checkpoint on every rank, verified before DeepSpeed changes anything."""
+
+import inspect
+import logging
+import os
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from ckptd import errors
+from ckptd.deepspeed import _names
+from ckptd.deepspeed._needed import needed_files
+from ckptd.deepspeed._process import Place, await_sealed, process
+from ckptd.restore import Checkpoint, open_root
+
+_log = logging.getLogger("ckptd")
+_LATEST = "latest"
+
+
+class Opened:
+    """A checkpoint while an engine loads it; a context manager. What this rank needs is loaded before the engine asks.
+
+    If ckptd has not committed it, load() reads as DeepSpeed does.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._checkpoint: Optional[Checkpoint] = None
+        self._values: Dict[str, Any] = {}
+
+    def load_files(self, needed: Callable[[Sequence[str]], Iterable[str]]) -> None:
+        """Loads files. needed: returns which, of those that there are."""
+        self._checkpoint = process.open(self.place)
+        if self._checkpoint is not None:
+            for name in needed(self._checkpoint.files):
+                self._values[name] = self._checkpoint.load(name, weights_only=False)
+
+    def load(self, path: str, map_location: Any) -> Any:
+        """Returns a file's value. It is not kept: DeepSpeed changes it."""
+        name = _names.file_in(self.place, path)
+        if self._checkpoint is None or not name:
+            return read_file(path, map_location)
+        if name in self._values:
+            return self._values.pop(name)
+        return self._checkpoint.load(name, map_location=map_location, weights_only=False)
+
+    def close(self) -> None:
+        """Ends the lease. May be called more than once."""
+        checkpoint, self._checkpoint = self._checkpoint, None
+        self._values = {}
+        if checkpoint is not None:
+            checkpoint.close()
+
+    def __enter__(self) -> "Opened":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def read_file(path: str, map_location: Any) -> Any:
+    """Loads one file: verified if ckptd has committed it, else as DeepSpeed does."""
+    place = _names.place_of_file(path)
+    opened = process.open(place) if _names.is_committed(place) else None
+    if opened is not None:
+        with opened as checkpoint:
+            return checkpoint.load(os.path.basename(path), map_location=map_location, weights_only=False)
+    import torch
+
+    return torch.load(path, map_location=map_location, weights_only=False)
+
+
+def load_checkpoint(
+    engine: Any, load: "Callable[[Opened], Any]", stock: Callable[..., Any], asked: inspect.BoundArguments
+) -> Any:
+    """Loads a checkpoint into an engine, as DeepSpeed's load_checkpoint() with the same arguments.
+
+    Without a tag it is the one that `latest` names. If a rank finds it damaged, all ranks load the next older one.
+    What is in flight is waited for.
+
+    Args:
+        load: has DeepSpeed load an opened checkpoint, with the arguments of `asked`.
+        stock: DeepSpeed's own method.
+        asked: its arguments.
+
+    Raises:
+        errors.Corrupt: the checkpoint of the tag, or every one, is damaged.
+        errors.CheckpointFailed: another rank could not load its files. No engine has changed.
+    """
+    root, tag = os.path.abspath(asked.arguments["load_dir"]), asked.arguments["tag"]
+    if not engine.load_universal_checkpoint() and os.path.isdir(os.path.join(root, ".ckptd")):
+        process.await_root(root)
+        candidates = _agreed(lambda: _candidates(root, tag))
+        for number, candidate in enumerate(candidates):
+            is_last = number + 1 == len(candidates)
+            opened = _open_on_all(Place(root, candidate), lambda names: needed_files(engine, asked.arguments, names), is_last)
+            if opened is not None:
+                asked.arguments["tag"] = candidate
+                with opened:
+                    return load(opened)
+    return stock(*asked.args, **asked.kwargs)
+
+
+def _candidates(root: str, tag: Optional[str]) -> List[str]:
+    """Returns the tags to try, in order."""
+    run = process.run_to_read(root)
+    if run is not None:
+        await_sealed(run, process.settings.timeout, tag)
+    if tag is not None:
+        return [str(tag)]
+    latest = _read_latest(root)
+    if latest is None:
+        return []
+    infos = run.list() if run is not None else open_root(root).list()
+    newest = next((info.sequence for info in infos if info.tag == latest), 0)
+    return [latest] + [info.tag for info in infos if info.sequence < newest and not info.damage]
+
+
+def _read_latest(root: str) -> Optional[str]:
+    try:
+        with open(os.path.join(root, _LATEST), encoding="utf-8") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return None
+
+
+# ---- what all ranks do together
+
+
+def _agreed(find: Callable[[], List[str]]) -> List[str]:
+    """Returns what rank 0 finds; raises on all ranks if it cannot."""
+    import torch.distributed as dist
+
+    said: List[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            said = [find()]
+        except Exception as error:  # noqa: BLE001 - The other ranks wait for an answer.
+            said = [error]
+    dist.broadcast_object_list(said, src=0)
+    if isinstance(said[0], Exception):
+        raise said[0]
+    found: List[str] = said[0]
+    return found
+
+
+def _open_on_all(
+    place: Place, needed: Callable[[Sequence[str]], Iterable[str]], is_last: bool
+) -> Optional[Opened]:
+    """Opens a checkpoint and loads the files that this rank needs.
+
+    Returns:
+        None if a rank has found damage, and there is another checkpoint to try.
+    """
+    opened, failed = Opened(place), None
+    try:
+        opened.load_files(needed)
+    except Exception as error:  # noqa: BLE001 - The other ranks wait for this one's answer.
+        failed = error
+    failures = _failures_of_all(failed)
+    if not failures:
+        return opened
+    opened.close()
+    words = "; ".join(f"rank {rank}: {words}" for rank, (_, words) in failures.items())
+    if not is_last and all(is_damage for is_damage, _ in failures.values()):
+        _log.warning("ckptd: loading the next older checkpoint: %s is damaged: %s", place.path, words)
+        return None
+    if failed is not None:
+        raise failed
+    raise errors.CheckpointFailed(
+        f"another rank could not load {place.path}, so nothing was loaded here either: {words}",
+        reason="RESUME_FAILED",
+        tag=place.tag,
+        ranks=list(failures),
+    )
+
+
+def _failures_of_all(failed: Optional[Exception]) -> Dict[int, Tuple[bool, str]]:
+    """Returns the ranks that have failed, with whether it was damage, and the error in words."""
+    import torch.distributed as dist
+
+    mine = None if failed is None else (isinstance(failed, errors.Corrupt), f"{type(failed).__name__}: {failed}")
+    every: List[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return {rank: said for rank, said in enumerate(every) if said is not None}

@@ -1,0 +1,7 @@
+"""The state of this process between two calls of this adapter."""
+
+from ckptd._node_process import Place, Process, Settings, await_sealed
+
+__all__ = ["Place", "Process", "Settings", "await_sealed", "process"]
+
+process = Process("deepspeed")

@@ -1,0 +1,82 @@
+"""Fixtures: a daemon, and rank processes that all tests of this folder share, because importing DeepSpeed takes long."""
+
+import itertools
+import os
+import pathlib
+
+import pytest
+
+from harness import Daemon, Ranks, Trainer, temporary_folder
+
+_START_SECONDS = 180
+_numbers = itertools.count()
+
+
+def start_ranks(daemon, folder, world_size):
+    """Starts the processes of a job, with one process group until their end."""
+    imports = (
+        "import signal, torch.distributed as dist, ckptd.deepspeed, ds_states as states\n"
+        "from ckptd.deepspeed import CheckpointEngine\n"
+    )
+    path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {"CKPTD_TEST_IMPORTS": imports, "PYTHONPATH": path}
+    store = os.path.join(folder, f"launch-{next(_numbers)}")
+    made = Ranks([Trainer(daemon.endpoint, environment) for _ in range(world_size)])
+    for rank, process in enumerate(made.processes):
+        process.start(f"states.join({store!r}, {rank}, {world_size})")
+    for process in made.processes:
+        process.result(_START_SECONDS)
+    return made
+
+
+def close(ranks):
+    for process in ranks.processes:
+        process.close()
+
+
+@pytest.fixture(scope="session")
+def session_folder():
+    with temporary_folder() as path:
+        yield str(path)
+
+
+@pytest.fixture(scope="session")
+def daemon(session_folder):
+    made = Daemon(os.path.join(session_folder, "d"), pool_bytes=512 << 20)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def shared_pair(daemon, session_folder):
+    made = start_ranks(daemon, session_folder, 2)
+    yield made
+    close(made)
+
+
+@pytest.fixture
+def pair(shared_pair):
+    """Two ranks, in which install() has not been called."""
+    yield shared_pair
+    shared_pair.do("ckptd.deepspeed.uninstall()")
+
+
+@pytest.fixture
+def new_ranks(daemon, session_folder):
+    """Starts ranks that a test may kill: new_ranks(2)."""
+    made = []
+
+    def start(world_size):
+        made.append(start_ranks(daemon, session_folder, world_size))
+        return made[-1]
+
+    yield start
+    for ranks in made:
+        close(ranks)
+
+
+@pytest.fixture
+def root(session_folder):
+    path = os.path.join(session_folder, f"ckpts-{next(_numbers)}")
+    os.mkdir(path)
+    return path

@@ -1,0 +1,194 @@
+"""What the rank processes of these tests run: small models, engines of DeepSpeed, and what can be compared of them."""
+
+import importlib
+import logging
+import os
+import random
+import warnings
+
+import numpy
+import torch
+import torch.distributed as dist
+
+os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
+import deepspeed
+
+import ckptd.deepspeed
+from ckptd.deepspeed import CheckpointEngine
+
+# An optional extension for communication, which would be compiled at the first use.
+importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # Slow on a CPU, but it works.
+deepspeed.utils.logger.setLevel(logging.ERROR)
+warnings.filterwarnings("ignore", message=".*is deprecated. Please use `torch.distributed.*")
+
+
+def join(store, rank, world_size):
+    """Makes the process group, which lasts as long as the process: DeepSpeed keeps what it derives from it."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    os.environ["CKPTD_LAUNCH_ID"] = os.path.basename(store)
+    where = {"init_method": f"file://{store}", "rank": rank, "world_size": world_size}
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, **where)
+
+
+class Net(torch.nn.Module):
+    """Odd sizes, a buffer, and on request a frozen and a tied weight."""
+
+    def __init__(self, frozen=False, tied=False):
+        super().__init__()
+        self.inner = torch.nn.Linear(13, 29)
+        self.frozen = torch.nn.Linear(29, 29)
+        self.outer = torch.nn.Linear(29, 13)
+        self.back = torch.nn.Linear(13, 29, bias=False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.frozen.requires_grad_(not frozen)
+        if tied:
+            self.back.weight = self.inner.weight
+
+    def forward(self, x):
+        self.count += 1
+        x = torch.tanh(self.frozen(torch.tanh(self.inner(x))))
+        return self.outer(torch.tanh(self.back(self.outer(x))))
+
+
+def config(stage, dtype="fp32", **more):
+    made = {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        "zero_allow_untested_optimizer": True,
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}},
+    }
+    if dtype == "bf16":
+        made["bf16"] = {"enabled": True}
+    if dtype == "fp16":
+        made["fp16"] = {"enabled": True, "initial_scale_power": 4}
+    for key, value in more.items():
+        made[key] = {**made[key], **value} if isinstance(made.get(key), dict) else value
+    return made
+
+
+def engine(stage, dtype="fp32", groups=1, seed=0, frozen=False, tied=False, checkpoint_engine=None, **more):
+    """Returns a new engine. seed: of its weights."""
+    torch.manual_seed(seed)
+    model = Net(frozen, tied)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    split = [{"params": parameters[number::groups], "lr": 1e-2 / (number + 1)} for number in range(groups)]
+    made, *_ = deepspeed.initialize(
+        model=model, optimizer=torch.optim.AdamW(split), config=config(stage, dtype, **more)
+    )
+    if checkpoint_engine is not None:
+        made.checkpoint_engine = checkpoint_engine
+    made.test_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    return made
+
+
+def train(made, steps=1, seed=1):
+    """Trains on batches that depend on the seed, the rank and the step alone. Returns the losses."""
+    losses = []
+    for _ in range(steps):
+        generator = torch.Generator().manual_seed(1000 * seed + 10 * made.global_steps + dist.get_rank())
+        loss = made(torch.randn(2, 13, generator=generator).to(made.test_dtype)).float().pow(2).mean()
+        made.backward(loss)
+        made.step()
+        losses.append(loss.item())
+    return losses
+
+
+def state(made):
+    """Returns a copy of what a checkpoint must bring back: weights, moments, schedule, steps, loss scale."""
+    shard = made.optimizer.state_dict() if made.optimizer is not None else {}
+    return copied(
+        {
+            "module": {name: value for name, value in made.module_state_dict().items()},
+            "partitions": [getattr(p, "ds_tensor", None) for p in made.module.parameters()],
+            "optimizer": plain(shard),
+            "scheduler": made.lr_scheduler.state_dict(),
+            "steps": (made.global_steps, made.global_samples, made.skipped_steps),
+        }
+    )
+
+
+def plain(value):
+    """Returns a state with the attributes of objects of other classes in their places."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, (torch.Tensor, int, float, str, type(None))):
+        return value
+    return plain(vars(value)) if hasattr(value, "__dict__") else repr(value)
+
+
+def copied(value):
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [copied(each) for each in value]
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def differences(one, other, where=""):
+    """Returns where two states are not the same, bit for bit."""
+    if isinstance(one, dict):
+        if not isinstance(other, dict) or set(map(str, one)) != set(map(str, other)):
+            return [f"{where}: other keys"]
+        others = {str(key): value for key, value in other.items()}
+        return [found for key in one for found in differences(one[key], others[str(key)], f"{where}.{key}")]
+    if isinstance(one, (list, tuple)):
+        if not isinstance(other, (list, tuple)) or len(one) != len(other):
+            return [f"{where}: another length"]
+        return [found for n, pair in enumerate(zip(one, other)) for found in differences(*pair, f"{where}[{n}]")]
+    if isinstance(one, torch.Tensor):
+        if not isinstance(other, torch.Tensor):
+            return [f"{where}: a tensor and {other!r}"]
+        same = one.shape == other.shape and one.dtype == other.dtype
+        return [] if same and bits(one) == bits(other) else [f"{where}: {one} and {other}"]
+    return [] if one == other or (one != one and other != other) else [f"{where}: {one!r} and {other!r}"]
+
+
+def bits(tensor):
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+CLIENT_STATE = {
+    "epoch": 3,
+    "rng": random.Random(5).getstate(),
+    "numpy": numpy.arange(4),
+    "nested": {"tensor": torch.arange(5.0), "name": "x"},
+}
+
+
+def save_on_both_sides(root, stage, **options):
+    """Saves the same state by ckptd and by DeepSpeed alone, and trains on at once. Returns the state."""
+    made = engine(stage, **options)
+    train(made, 2)
+    before, stock = state(made), made.checkpoint_engine
+    made.checkpoint_engine = CheckpointEngine()
+    assert made.save_checkpoint(f"{root}/ours", client_state=CLIENT_STATE) is True
+    made.checkpoint_engine = stock
+    made.save_checkpoint(f"{root}/stock", client_state=CLIENT_STATE)
+    train(made, 1)
+    ckptd.deepspeed.run(f"{root}/ours")._wait_for_end("global_step2", 60)
+    return before
+
+
+def load_on_both_sides(root, wanted, stage, **options):
+    """Loads what each side has saved with each side. Returns what is not as it was saved."""
+    found = []
+    for saver in ("ours", "stock"):
+        for loader in ("ours", "stock"):
+            made = engine(stage, **options, seed=9, checkpoint_engine=CheckpointEngine() if loader == "ours" else None)
+            path, client_state = made.load_checkpoint(f"{root}/{saver}")
+            different = differences(wanted, state(made)) + client_differences(client_state)
+            if not path or not path.startswith(f"{root}/{saver}/global_step2/"):
+                different.append(f"path: {path}")
+            found += [f"{saver} saved, {loader} loaded{words}" for words in different]
+    return found
+
+
+def client_differences(client_state):
+    """Returns where a client state is not the one that was saved."""
+    wanted, found = dict(CLIENT_STATE), {key: client_state.get(key) for key in CLIENT_STATE}
+    same = numpy.array_equal(wanted.pop("numpy"), found.pop("numpy"))
+    return differences(wanted, found, ".client_state") + ([] if same else [".client_state.numpy"])
