@@ -286,6 +286,8 @@ def make_pickle():
     put("pickle_fuzz", "reference", b"\x80\x02ctorch_xla.utils.serialization\nTensorReference\nq\0)\x81q\1}q\2X\3\0\0\0tidq\3K\7sb.")
     put("pickle_fuzz", "internal-reference", b"\x80\x02c" + module + b"\n_InternalTensorReference\n)\x81}(X\3\0\0\0tidK\3X\5\0\0\0shape]"
         b"K\2aX\5\0\0\0dtypectorch\nbfloat16\nX\x15\0\0\0expert_model_parallel\x89ub.")
+    put("pickle_fuzz", "enumeration", b"\x80\x02c__builtin__\ngetattr\ncdeepspeed.runtime.zero.config\nZeroStageEnum\n"
+        b"X\x09\0\0\0gradients\x86R.")
     put("pickle_fuzz", "os-system", b"\x80\x02cos\nsystem\nX\2\0\0\0id\x85R.")
     put("pickle_fuzz", "deep", b"\x80\x02" + b"(" * 40 + b"l" * 40 + b".")
     put("pickle_fuzz", "huge-count", b"\x80\x04\x8d" + b"\xff" * 8 + b"x.")

@@ -49,8 +49,11 @@ void Unpickler::CheckOpen(const Value& target) {
   }
 }
 
-// A reference gets its number by BUILD. Without that it refers to nothing.
+// A reference gets its number by BUILD. Without that it refers to nothing. And getattr is for calls only.
 void Unpickler::CheckWhole(const Value& value) {
+  const Global* global = value.As<Global>();
+  if (global != nullptr && FindGlobal(global->module, global->name)->role == Role::kGetAttribute)
+    return Unsafe(global->module, global->name);
   const Object* object = value.As<Object>();
   if (object != nullptr && IsReference(object->callable)) {
     Damaged(absl::StrCat("a ", object->callable.name, " without its state"));
@@ -238,6 +241,10 @@ ValueRef Unpickler::Call(const Global& callable, const Role role, const ValueRef
     case Role::kParameterWithState:
       return ParameterOf(items, true);
     case Role::kCarried:
+    case Role::kEnumeration:
+      return Carry(callable, false, arguments);
+    case Role::kGetAttribute:
+      CheckMember(*arguments->As<Tuple>());
       return Carry(callable, false, arguments);
     case Role::kNamed:
     case Role::kDataType:
@@ -249,6 +256,14 @@ ValueRef Unpickler::Call(const Global& callable, const Role role, const ValueRef
   }
   Damaged(absl::StrCat("a ", callable.name, " that is not made as Python makes it"));
   return Make(None());
+}
+
+void Unpickler::CheckMember(const Tuple& arguments) {
+  if (NamesMember(arguments)) return;
+  Fail(absl::StatusCode::kFailedPrecondition, "UNSAFE_PICKLE",
+       "the pickle asks for builtins.getattr of something other than a known enumeration's member, which "
+       "ckptd "
+       "never runs");
 }
 
 void Unpickler::New(const ValueRef& callable, const ValueRef& arguments) {

@@ -27,6 +27,7 @@ constexpr Entry kEntries[] = {
     {"builtins", "complex", Role::kCarried},
     {"builtins", "range", Role::kCarried},
     {"builtins", "slice", Role::kCarried},
+    {"builtins", "getattr", Role::kGetAttribute},
     {"builtins", "object", Role::kNamed},
     {"builtins", "bool", Role::kNamed},
     {"builtins", "int", Role::kNamed},
@@ -66,6 +67,12 @@ constexpr Entry kEntries[] = {
     {"numpy.core.multiarray", "scalar", Role::kCarried},
     {"numpy._core.multiarray", "_reconstruct", Role::kCarried},
     {"numpy._core.multiarray", "scalar", Role::kCarried},
+    {"argparse", "Namespace", Role::kCarried},
+    {"deepspeed.runtime.zero.config", "ZeroStageEnum", Role::kEnumeration},
+    {"deepspeed.runtime.fp16.loss_scaler", "LossScaler", Role::kCarried},
+    {"deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler", Role::kCarried},
+    {"deepspeed.utils.tensor_fragment", "fragment_address", Role::kCarried},
+    {"deepspeed.checkpoint.universal_checkpoint", "SubparamShape", Role::kCarried},
     {"torch_xla.utils.serialization", "TensorReference", Role::kTensorReference},
     {"neuronx_distributed.trainer.checkpoint", "_InternalTensorReference", Role::kInternalTensorReference},
 };
@@ -102,6 +109,14 @@ std::optional<KnownGlobal> FindGlobal(std::string_view module, std::string_view 
     return KnownGlobal{Role::kStorageClass, dtype};
   }
   return std::nullopt;
+}
+
+bool NamesMember(const Tuple& arguments) {
+  if (arguments.items.size() != 2 || arguments.items[1]->As<std::string>() == nullptr) return false;
+  const Global* type = arguments.items[0]->As<Global>();
+  const std::optional<KnownGlobal> known =
+      type != nullptr ? FindGlobal(type->module, type->name) : std::nullopt;
+  return known && known->role == Role::kEnumeration;
 }
 
 GlobalName NameInPython3(GlobalName name) { return Translated(name, &Renamed::python2, &Renamed::python3); }

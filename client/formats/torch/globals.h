@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "client/formats/data_type.h"
+#include "client/formats/torch/value.h"
 
 namespace ckptd::torch {
 
@@ -22,6 +23,8 @@ enum class Role {
   kBytes,          // bytes(), which Python writes for empty bytes.
   kEncode,         // _codecs.encode(text, "latin1"), for all others.
   kReconstructor,  // copyreg's function, for __new__ in protocols 0 and 1.
+  kEnumeration,    // A subclass of enum.Enum. A member becomes an Object, by value or by name.
+  kGetAttribute,   // getattr(enumeration, name), as Python 3.11 writes a member.
   kSize,
   kTensor,    // _rebuild_tensor_v2.
   kTensorV3,  // With a dtype that has no storage class.
@@ -39,6 +42,10 @@ struct KnownGlobal {
 
 // Finds a global by its names in Python 3. nullopt if it is not on the list.
 std::optional<KnownGlobal> FindGlobal(std::string_view module, std::string_view name);
+
+// True if getattr(*arguments) is a member of a kEnumeration by its name. Any other use of getattr would reach
+// everything that a module holds.
+bool NamesMember(const Tuple& arguments);
 
 struct GlobalName {
   std::string_view module;

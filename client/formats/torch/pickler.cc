@@ -407,16 +407,24 @@ void Pickler::operator()(const InternalTensorReference& reference) {
 
 // Writes only what the reader accepts, so that no tree makes a file that names anything else.
 void Pickler::SaveGlobal(const Global& global) {
-  if (!FindGlobal(global.module, global.name)) {
+  const std::optional<KnownGlobal> known = FindGlobal(global.module, global.name);
+  if (!known || known->role == Role::kGetAttribute) {
     return Invalid(absl::StrCat(global.module, ".", global.name, " is not among what ckptd writes"));
   }
   Name(global);
 }
 
-void Pickler::operator()(const Object& object) {
+// True for what the reader makes an Object of.
+bool CanCarry(const Object& object) {
   const std::optional<KnownGlobal> known = FindGlobal(object.callable.module, object.callable.name);
-  if (!known || known->role != Role::kCarried || object.arguments == nullptr ||
-      !object.arguments->As<Tuple>()) {
+  const Tuple* arguments = object.arguments != nullptr ? object.arguments->As<Tuple>() : nullptr;
+  if (!known || arguments == nullptr) return false;
+  if (known->role == Role::kGetAttribute) return !object.by_new && NamesMember(*arguments);
+  return known->role == Role::kCarried || (known->role == Role::kEnumeration && !object.by_new);
+}
+
+void Pickler::operator()(const Object& object) {
+  if (!CanCarry(object)) {
     return Invalid(absl::StrCat("an object of ", object.callable.module, ".", object.callable.name,
                                 ", which is not among what ckptd writes"));
   }

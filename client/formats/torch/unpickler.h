@@ -93,6 +93,7 @@ class Unpickler {
   void Reduce();
   void New(const ValueRef& callable, const ValueRef& arguments);
   ValueRef Call(const Global& callable, const Role role, const ValueRef& arguments);
+  void CheckMember(const Tuple& arguments);
   ValueRef Carry(const Global& callable, bool by_new, const ValueRef& arguments);
   ValueRef Encode(const std::vector<ValueRef>& arguments);
   ValueRef SizeOf(const std::vector<ValueRef>& arguments);

@@ -315,6 +315,23 @@ TEST(HostilePickleTest, RefusesGlobalsThatLeadToCodeByName) {
   }
 }
 
+TEST(HostilePickleTest, RunsNoGetattrAndKeepsIt) {
+  const std::string member =
+      Name("deepspeed.runtime.zero.config", "ZeroStageEnum") + Text("gradients") + "\x86";
+  const absl::StatusOr<Unpickled> read = Read(kBegin + Name("__builtin__", "getattr") + member + "R.");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->root->As<Object>()->callable.name, "getattr");
+  const std::string what = "the pickle asks for builtins.getattr";
+  ExpectUnsafe(kBegin + Name("__builtin__", "getattr") + ".", what);
+  ExpectUnsafe(kBegin + "]" + Name("__builtin__", "getattr") + "a.", what);
+  for (const std::string& arguments :
+       {Name("torch", "Tensor") + Text("backward") + "\x86",
+        Name("collections", "Counter") + Text("x") + "\x86", Text("text") + Text("upper") + "\x86",
+        member + "\x85", Name("deepspeed.runtime.zero.config", "ZeroStageEnum") + "\x85"}) {
+    ExpectUnsafe(kBegin + Name("__builtin__", "getattr") + arguments + "R.", what);
+  }
+}
+
 TEST(HostilePickleTest, DoesNotCallGlobalsKnownByNameOnly) {
   for (const auto& [module, name] :
        std::initializer_list<std::pair<const char*, const char*>>{{"__builtin__", "int"},
