@@ -37,4 +37,11 @@ google::protobuf::Value JsonBool(bool boolean) {
   return value;
 }
 
+google::protobuf::Value JsonTexts(const std::vector<std::string>& texts) {
+  google::protobuf::Value value;
+  value.mutable_list_value();
+  for (const std::string& text : texts) *value.mutable_list_value()->add_values() = JsonText(text);
+  return value;
+}
+
 }  // namespace ckptd::ctl

@@ -7,6 +7,7 @@
 #include <google/protobuf/struct.pb.h>
 
 #include <string>
+#include <vector>
 
 namespace ckptd::ctl {
 
@@ -17,6 +18,7 @@ std::string ToJson(const google::protobuf::Message& message, bool one_line = fal
 google::protobuf::Value JsonText(const std::string& text);
 google::protobuf::Value JsonNumber(double number);  // Exact up to 2^53.
 google::protobuf::Value JsonBool(bool value);
+google::protobuf::Value JsonTexts(const std::vector<std::string>& texts);
 
 }  // namespace ckptd::ctl
 #endif  // CKPTD_CLIENT_CKPTCTL_JSON_H_

@@ -13,6 +13,7 @@
 #include "ckptd/version.h"
 #include "client/ckptctl/commands.h"
 #include "client/ckptctl/convert.h"
+#include "client/ckptctl/convert_deepspeed.h"
 #include "client/ckptctl/text.h"
 
 namespace ckptd::ctl {
@@ -36,6 +37,7 @@ struct Arguments {
   bool all = false, until_idle = false, unverified = false, force = false;
   RetentionArguments retention;
   ConvertArguments convert;
+  ZeroToFp32Arguments zero_to_fp32;
 };
 
 CLI::App* Add(CLI::App& app, const std::string& name, const std::string& what, Command* chosen,
@@ -127,13 +129,9 @@ void AddOffline(CLI::App& app, const Context& context, Arguments& a, Command* ch
 }
 
 // Options are spelled as in NxD's converter, and with hyphens.
-void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
-  CLI::App* convert =
-      app.add_subcommand("convert", "Convert checkpoints of other frameworks to other layouts; no daemon");
-  convert->require_subcommand(1);
-  convert->fallthrough();
+void AddNxdZero(CLI::App& convert, const Context& context, Arguments& a, Command* chosen) {
   CLI::App* zero =
-      Add(*convert, "nxd-zero",
+      Add(convert, "nxd-zero",
           "The ZeRO-1 optimizer of a tag of NeuronX Distributed: merge its shards, or make others; also "
           "ckptd-nxd-convert",
           chosen, [&] { return ConvertNxdZero(context, a.convert); });
@@ -156,6 +154,42 @@ void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* ch
   zero->add_flag("--dry-run,--dry_run", a.convert.dry_run,
                  "Check everything and show what would be made, but write nothing");
   zero->add_flag("--force", a.convert.force, "Convert also a tag whose save has not ended");
+}
+
+// Options are spelled as in DeepSpeed's zero_to_fp32.py, and with hyphens.
+void AddZeroToFp32(CLI::App& convert, const Context& context, Arguments& a, Command* chosen) {
+  ZeroToFp32Arguments& zero = a.zero_to_fp32;
+  CLI::App* app =
+      Add(convert, "zero-to-fp32",
+          "The whole weights of a checkpoint of DeepSpeed's ZeRO, stages 1 to 3, as .bin or safetensors",
+          chosen, [&] { return ConvertZeroToFp32(context, zero); });
+  app->add_option("CHECKPOINT_DIR", zero.checkpoint_dir, "The directory with the tags; it is only read")
+      ->required();
+  app->add_option("OUTPUT_DIR", zero.output_dir, "The directory to be made: missing, or an empty one");
+  app->add_option("-t,--tag", zero.tag, "The tag; default: what the file latest names");
+  app->add_option("--max_shard_size,--max-shard-size", zero.max_shard_size,
+                  "Bytes of weights in one file: digits with KB, MB, GB or TB; none for one file")
+      ->capture_default_str();
+  app->add_flag("--safe_serialization,--safe-serialization", zero.safe_serialization,
+                "Write safetensors, not .bin (pickle)");
+  app->add_flag("--exclude_frozen_parameters,--exclude-frozen-parameters", zero.exclude_frozen_parameters,
+                "Leave out parameters that are not trained");
+  app->add_option("--dtype", zero.dtype, "Of floating-point weights: float32, float16 or bfloat16")
+      ->capture_default_str();
+  app->add_flag("-d,--debug", zero.debug, "Accepted as by zero_to_fp32.py, and ignored");
+  app->add_flag("--dry-run,--dry_run", zero.dry_run,
+                "Check everything and show what would be made, but write nothing");
+  app->add_flag("--plan", zero.plan,
+                "Print where in the tag's files the bytes of each weight are, as JSON, and write nothing");
+}
+
+void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
+  CLI::App* convert =
+      app.add_subcommand("convert", "Convert checkpoints of other frameworks to other layouts; no daemon");
+  convert->require_subcommand(1);
+  convert->fallthrough();
+  AddNxdZero(*convert, context, a, chosen);
+  AddZeroToFp32(*convert, context, a, chosen);
 }
 
 std::string Hint(const absl::Status& status, ExitCode code) {

@@ -30,7 +30,7 @@ absl::StatusOr<Identity> IdentityOf(const std::string& path) {
 
 absl::StatusOr<ConvertPaths> ResolveConvertPaths(const std::string& input, const std::string& output) {
   if (input.empty() || output.empty()) {
-    return InvalidArgument(input.empty() ? "--input_dir is empty" : "--output_dir is empty");
+    return InvalidArgument(input.empty() ? "the input's path is empty" : "the output's path is empty");
   }
   ConvertPaths paths;
   CKPTD_ASSIGN_OR_RETURN(paths.input, RealPath(input));

@@ -1,14 +1,12 @@
 #include "client/convert/nxd_output.h"
 
-#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert/nxd_tag.h"
-#include "client/formats/torch/archive_layout.h"
+#include "client/convert/plan_archive.h"
 #include "client/formats/torch/value.h"
-#include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
@@ -16,36 +14,9 @@ namespace {
 
 using torch::ValueRef;
 
-// The name of the folder inside the archive, as torch.save chooses it: the file's name without its last
-// extension.
-std::string NameInside(const std::string& path) {
-  const std::string name = path.substr(path.rfind('/') + 1);
-  return name.substr(0, name.rfind('.'));
-}
-
-absl::Status PlanArchive(const torch::Value& root, const Contents& contents, const std::string& path,
-                         NxdFiles& files) {
-  absl::StatusOr<torch::ArchiveLayout> layout = torch::LayOutArchive(root, {.name = NameInside(path)});
-  if (!layout.ok()) return Annotate(layout.status(), path);
-  PlannedFile file = {.path = path, .size = layout->size(), .literals = {}, .pieces = {}};
-  for (const torch::ArchiveLayout::Piece& piece : layout->Pieces()) {
-    if (piece.bytes.empty()) continue;
-    file.pieces.push_back({.offset = piece.offset,
-                           .size = static_cast<int64_t>(piece.bytes.size()),
-                           .input = Piece::kLiteral,
-                           .from = static_cast<int64_t>(file.literals.size())});
-    file.literals += piece.bytes;
-  }
-  for (const torch::ArchiveLayout::Range& range : layout->storages()) {
-    int64_t at = range.offset;
-    for (const SourceRange& source : contents.at(range.storage.get())) {
-      if (source.size == 0) continue;
-      file.pieces.push_back({.offset = at, .size = source.size, .input = source.input, .from = source.from});
-      at += source.size;
-    }
-  }
-  std::sort(file.pieces.begin(), file.pieces.end(),
-            [](const Piece& a, const Piece& b) { return a.offset < b.offset; });
+absl::Status AddArchive(const torch::Value& root, const Contents& contents, const std::string& path,
+                        NxdFiles& files) {
+  CKPTD_ASSIGN_OR_RETURN(PlannedFile file, PlanArchive(root, contents, path));
   files.files.push_back(std::move(file));
   return absl::OkStatus();
 }
@@ -59,8 +30,8 @@ class Extractor {
   absl::Status Run() {
     files_.directories.push_back(NxdTensorsName(path_));
     CKPTD_ASSIGN_OR_RETURN(const ValueRef root, ReplaceTensors(shard_.root));
-    CKPTD_RETURN_IF_ERROR(PlanArchive(*root, shard_.contents, path_, files_));
-    return PlanArchive(*torch::Make(std::move(info_)), shard_.contents, NxdInfoName(path_), files_);
+    CKPTD_RETURN_IF_ERROR(AddArchive(*root, shard_.contents, path_, files_));
+    return AddArchive(*torch::Make(std::move(info_)), shard_.contents, NxdInfoName(path_), files_);
   }
 
  private:
@@ -82,7 +53,7 @@ class Extractor {
     const int64_t tid = known->second;
     if (is_new) {
       const std::string path = absl::StrCat(NxdTensorsName(path_), "/", NxdTensorName(tid));
-      CKPTD_RETURN_IF_ERROR(PlanArchive(*value, shard_.contents, path, files_));
+      CKPTD_RETURN_IF_ERROR(AddArchive(*value, shard_.contents, path, files_));
       torch::Dict fields;
       fields.Set("dtype", torch::Make<DataType>(tensor.dtype));
       fields.Set("shape", torch::Make(torch::Size{tensor.shape}));
@@ -102,7 +73,7 @@ class Extractor {
 }  // namespace
 
 absl::Status PlanNxdFiles(const ZeroShard& shard, const std::string& path, bool xser, NxdFiles& files) {
-  if (!xser) return PlanArchive(*shard.root, shard.contents, path, files);
+  if (!xser) return AddArchive(*shard.root, shard.contents, path, files);
   return Extractor(shard, path, files).Run();
 }
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/formats/byte_source.h"
+#include "client/convert/open_archive.h"
 #include "client/formats/torch/archive.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
@@ -16,24 +16,6 @@ namespace {
 using torch::ValueRef;
 
 constexpr size_t kMaxNamed = 16;
-
-// A ByteSource on a file of a FileSystem.
-class FileSource : public ByteSource {
- public:
-  FileSource(FileSystem& fs, Handle file, std::string name, int64_t size)
-      : fs_(fs), file_(file), name_(std::move(name)), size_(size) {}
-  const std::string& name() const override { return name_; }
-  int64_t size() const override { return size_; }
-  absl::Status ReadAt(int64_t offset, std::span<std::byte> into) const override {
-    return ReadFully(fs_, file_, offset, into);
-  }
-
- private:
-  FileSystem& fs_;
-  const Handle file_;
-  const std::string name_;
-  const int64_t size_;
-};
 
 class Loader {
  public:
@@ -65,10 +47,7 @@ class Loader {
 
  private:
   absl::StatusOr<ValueRef> Open(const std::string& path) {
-    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file, OpenScoped(fs_, tag_, path, OpenMode::kRead));
-    CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs_.Stat(file.get(), ""));
-    CKPTD_ASSIGN_OR_RETURN(torch::Archive archive,
-                           torch::OpenArchive(FileSource(fs_, file.get(), path, stat.size)));
+    CKPTD_ASSIGN_OR_RETURN(torch::Archive archive, OpenArchiveAt(fs_, tag_, path));
     const int input = static_cast<int>(states_.inputs.size());
     states_.inputs.push_back(path);
     for (torch::StorageRef& storage : archive.storages) {

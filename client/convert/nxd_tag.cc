@@ -1,7 +1,6 @@
 #include "client/convert/nxd_tag.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "client/convert/rank_names.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -17,23 +17,11 @@ namespace ckptd {
 namespace {
 
 constexpr size_t kMaxNamed = 32;
-constexpr int kMaxRanks = 1 << 20;  // For each of dp, tp and pp.
 
 struct Shard {
   bool full = false;
   int dp = 0, tp = 0, pp = 0;
 };
-
-// Removes `word` and a number from the front of `text`, and returns the number.
-std::optional<int> ConsumeRank(std::string_view& text, std::string_view word) {
-  if (!text.starts_with(word)) return std::nullopt;
-  text.remove_prefix(word.size());
-  int rank = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
-  if (error != std::errc() || end == text.data() || rank < 0 || rank >= kMaxRanks) return std::nullopt;
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  return rank;
-}
 
 // Accepts only names that NxD itself would write: dp_rank_1_… is not one.
 std::optional<Shard> ParseShard(const std::string& name) {

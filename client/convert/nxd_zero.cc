@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/convert/nxd_output.h"
 #include "client/convert/nxd_state.h"
+#include "client/convert/output_tree.h"
 #include "client/convert/staging.h"
 #include "client/convert/stream_files.h"
 #include "client/convert/zero_state.h"
@@ -13,10 +14,6 @@
 
 namespace ckptd {
 namespace {
-
-// Space that a file system needs for each file beyond its bytes: its name and a partly filled block.
-constexpr int64_t kRoomForFile = 4096;
-constexpr int kFallbackThreads = 4;
 
 int64_t PlanBytes(const NxdFiles& files) {
   int64_t bytes = 0;
@@ -59,34 +56,26 @@ class Conversion {
 
   // Steps 2 and 3.
   absl::Status Write(Handle parent, const std::string& name) {
-    CKPTD_ASSIGN_OR_RETURN(Staging staging, Staging::Make(fs_, parent, name, &report_.removed));
-    CKPTD_ASSIGN_OR_RETURN(const StreamOptions stream, Prepare(staging.dir()));
-    const Handle out = staging.dir();
-    std::vector<std::string> directories = {kOptimDirectory};
-    directories.insert(directories.end(), report_.from.carried_directories.begin(),
-                       report_.from.carried_directories.end());
-    for (const std::string& path : directories) CKPTD_RETURN_IF_ERROR(fs_.MakeDir(out, path));
-    CKPTD_RETURN_IF_ERROR(Carry(out, stream));
+    const OutputSize size = {.files = report_.optim_files + report_.carried_files,
+                             .bytes = report_.total_bytes()};
+    CKPTD_ASSIGN_OR_RETURN(OutputTree out,
+                           OutputTree::Make(fs_, parent, name, size, options_.output, &report_.removed));
+    report_.io_backend = out.io_backend();
+    CKPTD_RETURN_IF_ERROR(out.MakeDir(kOptimDirectory));
+    for (const std::string& path : report_.from.carried_directories) CKPTD_RETURN_IF_ERROR(out.MakeDir(path));
+    CKPTD_RETURN_IF_ERROR(Carry(out));
     const absl::Status made = EachBatch([&](const std::vector<std::string>& inputs, const NxdFiles& files) {
-      for (const std::string& path : files.directories) {
-        CKPTD_RETURN_IF_ERROR(fs_.MakeDir(out, path));
-        directories.push_back(path);
-      }
-      return Stream(inputs, out, files.files, stream);
+      for (const std::string& path : files.directories) CKPTD_RETURN_IF_ERROR(out.MakeDir(path));
+      return Stream(inputs, out, files.files);
     });
     CKPTD_RETURN_IF_ERROR(made);
     // NxD takes a directory with `done` for a checkpoint, and resumes from it. It would find no shards in a
     // merged state, so that gets no markers.
     if (!report_.to_full) {
       for (const char* marker : {"checkpoint", "done"})
-        CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, out, marker, "1"));
+        CKPTD_RETURN_IF_ERROR(WriteNewFile(fs_, out.dir(), marker, "1"));
     }
-    for (auto path = directories.rbegin(); path != directories.rend(); ++path) {
-      CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir, OpenScoped(fs_, out, *path, OpenMode::kDirectory));
-      CKPTD_RETURN_IF_ERROR(fs_.Sync(dir.get(), SyncMode::kAll));
-    }
-    CKPTD_RETURN_IF_ERROR(fs_.Sync(out, SyncMode::kAll));
-    return staging.Publish();
+    return out.Publish();
   }
 
   NxdZeroReport TakeReport() { return std::move(report_); }
@@ -129,34 +118,7 @@ class Conversion {
     return files.files.empty() ? absl::OkStatus() : work(state.inputs(), files);
   }
 
-  // Probes the output's file system, and fails if it has too little space.
-  absl::StatusOr<StreamOptions> Prepare(Handle out) {
-    CKPTD_ASSIGN_OR_RETURN(const ProbeResult probe,
-                           ProbeDirectory(fs_, out, IoBackend::kAuto, options_.queues));
-    const int64_t files = report_.optim_files + report_.carried_files;
-    const int64_t needed = report_.total_bytes() + files * kRoomForFile;
-    if (probe.free_bytes < needed) {
-      return MakeError(
-          absl::StatusCode::kResourceExhausted, "NO_SPACE",
-          absl::StrCat("the result needs ", needed, " bytes, and the file system of the output has ",
-                       probe.free_bytes, " left"));
-    }
-    StreamOptions stream;
-    stream.direct_writes = probe.direct_io;
-    stream.chunk_bytes = options_.chunk_bytes;
-    stream.depth = options_.depth;
-    report_.io_backend = probe.io_backend;
-    // No buffered writes through io_uring: they block one another in kernel threads.
-    if (probe.io_backend == "io_uring" && probe.direct_io) {
-      stream.queue = [make = options_.queues.uring, depth = options_.depth] { return make(4 * depth); };
-    } else {
-      report_.io_backend = "threads";
-      stream.queue = [make = options_.queues.threads] { return make(kFallbackThreads); };
-    }
-    return stream;
-  }
-
-  absl::Status Carry(Handle out, const StreamOptions& stream) {
+  absl::Status Carry(OutputTree& out) {
     std::vector<std::string> inputs;
     std::vector<PlannedFile> files;
     for (const CarriedFile& carried : report_.from.carried) {
@@ -168,13 +130,13 @@ class Conversion {
       inputs.push_back(carried.path);
       files.push_back(std::move(file));
     }
-    return Stream(inputs, out, files, stream);
+    return Stream(inputs, out, files);
   }
 
-  absl::Status Stream(const std::vector<std::string>& inputs, Handle out,
-                      const std::vector<PlannedFile>& files, const StreamOptions& stream) {
-    CKPTD_RETURN_IF_ERROR(StreamFiles(fs_, in_, inputs, out, files, stream,
-                                      [&](int64_t bytes) { return progress_(report_, written_ + bytes); }));
+  absl::Status Stream(const std::vector<std::string>& inputs, OutputTree& out,
+                      const std::vector<PlannedFile>& files) {
+    CKPTD_RETURN_IF_ERROR(
+        out.Stream(in_, inputs, files, [&](int64_t bytes) { return progress_(report_, written_ + bytes); }));
     for (const PlannedFile& file : files) written_ += file.size;
     return absl::OkStatus();
   }

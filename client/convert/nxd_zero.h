@@ -20,8 +20,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/convert/nxd_tag.h"
+#include "client/convert/output_tree.h"
 #include "storage/fs/file_system.h"
-#include "storage/io/probe.h"
 
 namespace ckptd {
 
@@ -30,9 +30,7 @@ struct NxdZeroOptions {
   int dp_size = 0;                // The number of shards to make, 1 to kMaxShards. Ignored if `to_full`.
   bool dry_run = false;           // Do only step 1: nothing is written.
   bool allow_unfinished = false;  // Convert a tag even if its save has not ended.
-  IoQueueMakers queues = {};
-  int64_t chunk_bytes = 4 << 20;
-  int depth = 16;
+  OutputOptions output = {};
   // Plans of about this many bytes, in memory, are made at once.
   int64_t plan_bytes = int64_t{48} << 20;
 };

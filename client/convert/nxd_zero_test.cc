@@ -41,8 +41,8 @@ class NxdZeroTest : public ::testing::Test {
   NxdZeroTest() {
     EXPECT_TRUE(fs_.MakeDir(dir_.fd(), "tag").ok());
     in_ = *OpenScoped(fs_, dir_.fd(), "tag", OpenMode::kDirectory);
-    options_.chunk_bytes = 4096;
-    options_.depth = 2;
+    options_.output.chunk_bytes = 4096;
+    options_.output.depth = 2;
   }
 
   void Put(const TestTag& tag) {
@@ -419,7 +419,7 @@ TEST_F(NxdZeroTest, FailedOrShortWritesLeaveNothing) {
   const TestTag tag;
   Put(tag);
   const auto with = [&](IoFaults* faults) {
-    for (auto* make : {&options_.queues.uring, &options_.queues.threads}) {
+    for (auto* make : {&options_.output.queues.uring, &options_.output.queues.threads}) {
       *make = [faults](int threads) {
         return FaultyQueueFactory([threads] { return MakeThreadQueue(threads); }, faults)();
       };
@@ -445,7 +445,7 @@ TEST_F(NxdZeroTest, FailedOrShortWritesLeaveNothing) {
   IoFaults faults;
   with(&faults);
   faults.ShortenWrites(8192);  // No shorter than the probe needs.
-  options_.chunk_bytes = 64 << 10;
+  options_.output.chunk_bytes = 64 << 10;
   const absl::StatusOr<NxdZeroReport> report = ToShards(3);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(WrongWith(Tree("out"), tag, false, 3), "");
@@ -489,9 +489,10 @@ absl::StatusOr<NxdZeroReport> ConvertOn(CrashDisk& disk, bool to_full) {
   NxdZeroOptions options;
   options.to_full = to_full;
   options.dp_size = 3;
-  options.chunk_bytes = 4096;
-  options.depth = 3;
-  options.queues.uring = options.queues.threads = [&disk](int) { return CrashQueueFactory(&disk)(); };
+  options.output.chunk_bytes = 4096;
+  options.output.depth = 3;
+  options.output.queues.uring =
+      options.output.queues.threads = [&disk](int) { return CrashQueueFactory(&disk)(); };
   const ScopedHandle in = *OpenScoped(disk, disk.root(), "tag", OpenMode::kDirectory);
   return ConvertNxdZero(disk, in.get(), disk.root(), "out", options,
                         [](const NxdZeroReport&, int64_t) { return true; });

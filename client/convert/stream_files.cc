@@ -5,8 +5,8 @@
 //   in
 //      one input are one read, aligned for direct I/O. What does not fit into the arena at once is read in
 //      further rounds.
-//   3. When all reads of a round are complete, their pieces are copied to their places in the chunk. After
-//   the
+//   3. When all reads of a round are complete, their pieces are copied, or cast, to their places in the
+//   chunk. After the
 //      last round the chunk is written.
 //   4. When the last chunk of a file is written, the file is cut to size and synced, while others go on.
 //
@@ -96,7 +96,8 @@ struct Span {
 };
 
 struct Wanted {
-  Piece piece;  // Its offset is relative to the chunk.
+  Piece piece;         // Its offset is relative to the chunk.
+  int64_t input_size;  // The bytes to read; other than piece.size if the elements are cast.
   const std::byte* at = nullptr;
 };
 
@@ -237,19 +238,33 @@ class Streamer {
       if (piece_end <= end) output.next_piece = i + 1;
       if (first >= last) continue;
       std::memset(chunk.slot.chunk + (filled - chunk.offset), 0, static_cast<size_t>(first - filled));
-      const int64_t from = piece.from + (first - piece.offset);
+      const int64_t from = piece.from + piece.cast.InputBytes(first - piece.offset);
       if (piece.input == Piece::kLiteral) {
         std::memcpy(chunk.slot.chunk + (first - chunk.offset), file.literals.data() + from,
                     static_cast<size_t>(last - first));
       } else {
-        chunk.wanted.push_back(
-            {.piece = {
-                 .offset = first - chunk.offset, .size = last - first, .input = piece.input, .from = from}});
+        Want(chunk, {.offset = first - chunk.offset,
+                     .size = last - first,
+                     .input = piece.input,
+                     .from = from,
+                     .cast = piece.cast});
       }
       filled = last;
     }
     // Zeros up to the boundary that direct I/O needs.
     std::memset(chunk.slot.chunk + (filled - chunk.offset), 0, static_cast<size_t>(RoundUp(end) - filled));
+  }
+
+  // Notes that a piece must be read, in parts that fit into the arena: input may be larger than output.
+  void Want(Chunk& chunk, Piece piece) const {
+    const int64_t end = piece.offset + piece.size;
+    const int64_t most = piece.cast.OutputBytes(options_.chunk_bytes);
+    while (piece.offset < end) {
+      piece.size = std::min(most, end - piece.offset);
+      chunk.wanted.push_back({.piece = piece, .input_size = piece.cast.InputBytes(piece.size)});
+      piece.offset += piece.size;
+      piece.from += piece.cast.InputBytes(piece.size);
+    }
   }
 
   // Starts the next round of reads, or the write.
@@ -280,7 +295,7 @@ class Streamer {
     for (; at < chunk.wanted.size(); ++at) {
       Wanted& wanted = chunk.wanted[at];
       const int64_t first = RoundDown(wanted.piece.from);
-      const int64_t end = wanted.piece.from + wanted.piece.size;
+      const int64_t end = wanted.piece.from + wanted.input_size;
       Span* span = chunk.spans.empty() ? nullptr : &chunk.spans.back();
       const bool joins = span != nullptr && span->input == wanted.piece.input &&
                          first <= span->offset + span->size + kMaxGap;
@@ -363,7 +378,9 @@ class Streamer {
     if (--chunk->reads > 0) return;
     for (size_t i = chunk->round_begin; i < chunk->round_end; ++i) {
       const Wanted& wanted = chunk->wanted[i];
-      std::memcpy(chunk->slot.chunk + wanted.piece.offset, wanted.at, static_cast<size_t>(wanted.piece.size));
+      const Cast& cast = wanted.piece.cast;
+      CastElements(cast, wanted.at, chunk->slot.chunk + wanted.piece.offset,
+                   wanted.piece.size / InfoOf(cast.to).item_bytes);
     }
     Advance(chunk);
   }

@@ -1,6 +1,7 @@
-// Writes files that consist of ranges of other files, at the disk's speed and in bounded memory: many reads
-// and writes are in flight at once, with direct I/O where the file system allows it. Files are allocated,
-// written, cut to size and synced. Their names are durable only after the caller has synced the directories.
+// Writes files that consist of ranges of other files, as they are or with their elements cast to another
+// type, at the disk's speed and in bounded memory: many reads and writes are in flight at once, with direct
+// I/O where the file system allows it. Files are allocated, written, cut to size and synced. Their names are
+// durable only after the caller has synced the directories.
 #ifndef CKPTD_CLIENT_CONVERT_STREAM_FILES_H_
 #define CKPTD_CLIENT_CONVERT_STREAM_FILES_H_
 
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/formats/cast.h"
 #include "storage/fs/file_system.h"
 #include "storage/io/io_queue.h"
 
@@ -23,6 +25,7 @@ struct Piece {
   int64_t size = 0;
   int input = kLiteral;  // The index of an input file, or kLiteral for the planned file's `literals`.
   int64_t from = 0;      // The offset of the bytes in that source.
+  Cast cast = {};  // Of the elements; not for literals. `offset` and `size` are multiples of its output.
 };
 
 // Pieces are ordered by their offsets and do not overlap. Bytes that no piece covers are zeros.

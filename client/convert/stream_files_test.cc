@@ -127,6 +127,28 @@ class StreamFilesTest : public ::testing::TestWithParam<BackEnd> {
   int64_t told_ = 0;
 };
 
+// The input is four times the output, so that a chunk needs more than its buffer holds at once.
+TEST_P(StreamFilesTest, CastsElementsAcrossChunksAndRounds) {
+  const Cast cast = {DataType::kFloat64, DataType::kBFloat16};
+  std::string doubles;
+  for (int i = 0; i < 20'000; ++i) {
+    const double value = i * 1.25;
+    doubles.append(reinterpret_cast<const char*>(&value), sizeof(value));
+  }
+  ASSERT_TRUE(WriteNewFile(fs_, dir_.fd(), "doubles", "x" + doubles).ok());
+  inputs_.push_back("doubles");
+  PlannedFile file = {.path = "cast", .size = 40'006, .literals = "literal", .pieces = {}};
+  file.pieces.push_back({.offset = 0, .size = 6, .input = Piece::kLiteral, .from = 0});
+  file.pieces.push_back({.offset = 6, .size = 40'000, .input = 3, .from = 1, .cast = cast});
+
+  ASSERT_TRUE(Stream({file}).ok());
+
+  std::string expected(40'000, '\0');
+  CastElements(cast, reinterpret_cast<const std::byte*>(doubles.data()),
+               reinterpret_cast<std::byte*>(expected.data()), 20'000);
+  EXPECT_TRUE(Written("cast") == "litera" + expected);
+}
+
 TEST_P(StreamFilesTest, WritesEveryByteAsPlanned) {
   for (const bool direct : {true, false}) {
     std::vector<PlannedFile> files;

@@ -26,11 +26,5 @@ class ValueComparer {
   TensorReader left_reader_, right_reader_;
 };
 
-// A step into a dict, for messages: "['lr']" or "[3]".
-std::string KeyText(const torch::Value& key);
-// A short description of a value: "0.1", "'abc'", "a tensor float32[3, 4]", "a list of 2".
-std::string ValueText(const torch::Value& value);
-std::string ShapeText(const std::vector<int64_t>& shape);  // "[3, 4]"
-
 }  // namespace ckptd
 #endif  // CKPTD_CLIENT_CONVERT_VALUE_COMPARER_H_

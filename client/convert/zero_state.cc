@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/convert/value_comparer.h"
+#include "client/convert/value_text.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 

@@ -16,18 +16,11 @@
 
 #include "absl/status/statusor.h"
 #include "client/convert/nxd_state.h"
+#include "client/convert/plan_archive.h"
 #include "client/formats/torch/value.h"
 #include "storage/fs/file_system.h"
 
 namespace ckptd {
-
-struct SourceRange {
-  int input;  // An index into NxdStates::inputs.
-  int64_t from;
-  int64_t size;
-};
-// The ranges that make up a storage of a new tree, in order. The rest of the storage is zeros.
-using Contents = std::unordered_map<const torch::Storage*, std::vector<SourceRange>>;
 
 struct ZeroShard {
   torch::ValueRef root;

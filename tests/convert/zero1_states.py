@@ -6,15 +6,12 @@ tensors, and cuts them into the shards that NxD's optimizer would have.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pathlib
-import sys
-import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
+from class_stand_ins import stand_ins
 
 SHAPES = {0: [13, 6], 1: [7, 5], 2: [1, 9], 3: [5, 3, 2], 4: [3], 5: [11], 6: [8, 4], 7: [1]}
 
@@ -29,35 +26,9 @@ class _InternalTensorReference:
         self.tid, self.shape, self.dtype, self.expert_model_parallel = tid, tensor.shape, tensor.dtype, False
 
 
-PLACES = {
-    "torch_xla.utils.serialization": TensorReference,
-    "neuronx_distributed.trainer.checkpoint": _InternalTensorReference,
-}
-for module, cls in PLACES.items():
-    cls.__module__ = module
-
-
-@contextlib.contextmanager
-def stand_ins() -> Iterator[None]:
-    """Within the context, pickles find the classes of torch_xla and neuronx_distributed, which are not
-    installed.
-    """
-    made: dict[str, Any] = {}
-    for path, cls in PLACES.items():
-        parts = path.split(".")
-        for end in range(1, len(parts) + 1):
-            made.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
-        setattr(made[path], cls.__name__, cls)
-    before = {name: sys.modules.get(name) for name in made}
-    sys.modules.update(made)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            if module is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = module
+TensorReference.__module__ = "torch_xla.utils.serialization"
+_InternalTensorReference.__module__ = "neuronx_distributed.trainer.checkpoint"
+CLASSES = (TensorReference, _InternalTensorReference)
 
 
 # ---- The state and its shards ----
@@ -145,7 +116,7 @@ def write_state(state: dict[str, Any], path: pathlib.Path, xser: bool, info: boo
         described[tid] = {"dtype": value.dtype, "shape": value.shape, "expert_model_parallel": False}
         return TensorReference(tid)
 
-    with stand_ins():
+    with stand_ins(*CLASSES):
         torch.save(take_out(state, False), path)
     if info:
         torch.save(described, f"{path}.info.pt")
@@ -182,7 +153,7 @@ def write_tag(
 
 def load_state(path: pathlib.Path) -> Any:
     """Loads like NxD: references in dicts are read from their files, which must match .info.pt."""
-    with stand_ins():
+    with stand_ins(*CLASSES):
         state = torch.load(path, weights_only=False)
     tensors = pathlib.Path(f"{path}.tensors")
     if not tensors.exists():

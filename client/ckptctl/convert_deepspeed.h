@@ -1,0 +1,33 @@
+// `convert zero-to-fp32`: its arguments and its output.
+#ifndef CKPTD_CLIENT_CKPTCTL_CONVERT_DEEPSPEED_H_
+#define CKPTD_CLIENT_CKPTCTL_CONVERT_DEEPSPEED_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/ckptctl/commands.h"
+#include "client/ckptctl/exit_codes.h"
+
+namespace ckptd::ctl {
+
+// The flags of DeepSpeed's zero_to_fp32.py, and ours.
+struct ZeroToFp32Arguments {
+  std::string checkpoint_dir;
+  std::string output_dir;  // Empty with `plan`.
+  std::string max_shard_size = "5GB";
+  std::optional<std::string> tag;
+  bool safe_serialization = false;
+  bool exclude_frozen_parameters = false;
+  bool debug = false;  // Accepted for compatibility, and ignored.
+  std::string dtype = "float32";
+  bool dry_run = false;
+  bool plan = false;  // Print where each weight's bytes are, as JSON, and write nothing.
+};
+
+// Works without a daemon. SIGINT and SIGTERM stop it: it removes what it wrote and returns ABORTED, reason
+// INTERRUPTED.
+absl::StatusOr<ExitCode> ConvertZeroToFp32(const Context& context, const ZeroToFp32Arguments& arguments);
+
+}  // namespace ckptd::ctl
+#endif  // CKPTD_CLIENT_CKPTCTL_CONVERT_DEEPSPEED_H_

@@ -1,0 +1,51 @@
+// What all conversions have in common: their directories, their progress, and Ctrl-C.
+#ifndef CKPTD_CLIENT_CKPTCTL_CONVERT_RUN_H_
+#define CKPTD_CLIENT_CKPTCTL_CONVERT_RUN_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/ckptctl/commands.h"
+#include "client/convert/convert_paths.h"
+#include "storage/base/clock.h"
+#include "storage/fs/file_system.h"
+
+namespace ckptd::ctl {
+
+struct ConvertDirs {
+  ConvertPaths paths;
+  std::unique_ptr<FileSystem> fs;
+  ScopedHandle in, parent;  // The input, and the directory that the output will be in.
+
+  std::string output() const;  // The output's path.
+};
+
+// Errors as of ResolveConvertPaths. From now on SIGINT and SIGTERM make ConvertProgress::Say return false.
+absl::StatusOr<ConvertDirs> OpenConvertDirs(const std::string& input, const std::string& output);
+
+// Shows progress: on a terminal a bar in one line, elsewhere a line from time to time, and nothing with JSON.
+class ConvertProgress {
+ public:
+  explicit ConvertProgress(const Context& context) : context_(context), start_(SystemClock().Now()) {}
+  ~ConvertProgress();
+
+  // False if the user wants the conversion to stop.
+  bool Say(int64_t total, int64_t bytes);
+
+ private:
+  void Show(int64_t total, int64_t bytes, double seconds);
+
+  const Context& context_;
+  Instant start_, last_;
+  bool shown_ = false;
+};
+
+double Seconds(Duration duration);
+// "converted in 2.9 s, 987 MiB/s"
+std::string ConvertedText(int64_t bytes, double seconds);
+
+}  // namespace ckptd::ctl
+#endif  // CKPTD_CLIENT_CKPTCTL_CONVERT_RUN_H_
