@@ -37,8 +37,7 @@ def daemon(session_folder):
     made.close()
 
 
-@pytest.fixture(scope="session")
-def processes(daemon):
+def _start_processes(endpoint, number):
     imports = (
         "import torch.distributed as dist, torch.distributed.checkpoint as dcp, ckptd.dcp, dcp_states as states\n"
         "from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter\n"
@@ -46,12 +45,32 @@ def processes(daemon):
     )
     path = os.pathsep.join([str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {"CKPTD_TEST_IMPORTS": imports, "PYTHONPATH": path}
-    made = [Trainer(daemon.endpoint, environment) for _ in range(_NUM_PROCESSES)]
+    made = [Trainer(endpoint, environment) for _ in range(number)]
     for process in made:
         process.start("None")
     for process in made:
         process.result(120)
+    return made
+
+
+@pytest.fixture(scope="session")
+def processes(daemon):
+    made = _start_processes(daemon.endpoint, _NUM_PROCESSES)
     yield made
+    for process in made:
+        process.close()
+
+
+@pytest.fixture
+def start_processes():
+    """Starts processes that end with the test: start_processes(endpoint, 2). For what a process does not survive."""
+    made = []
+
+    def start(endpoint, number):
+        made.extend(_start_processes(endpoint, number))
+        return made[-number:]
+
+    yield start
     for process in made:
         process.close()
 

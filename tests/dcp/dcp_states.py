@@ -8,6 +8,7 @@ import zlib
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import SerializationFormat  # noqa: F401
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -92,6 +93,18 @@ def plain_state(seed):
         "parameter": torch.nn.Parameter(values("parameter", (4, 4), seed=seed)),
     }
     return {"m": state, "list": [values("l", (2,), seed=seed), seed], "object": {"x": (1, "y")}, "raw": b"abc"}
+
+
+def ddp_state(seed):
+    """Returns what a job with DistributedDataParallel saves after one step, in both forms of the model's state."""
+    torch.manual_seed(seed)
+    layers = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+    model = torch.nn.parallel.DistributedDataParallel(layers)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.rand(4, 7)).sum().backward()
+    optimizer.step()
+    of_model, of_optimizer = get_state_dict(model, optimizer)
+    return {"model": of_model, "optimizer": of_optimizer, "wrapped": model.state_dict()}
 
 
 def local(value):

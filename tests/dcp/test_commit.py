@@ -31,14 +31,16 @@ def test_sealed_save_is_committed_without_its_ranks(launch, root):
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_rank_that_fails_while_writing_gives_an_error_on_every_rank_and_no_checkpoint(launch, root, failing):
+@pytest.mark.parametrize("call", ["resolve_data(self, item)", "create_local_plan(self)", "finish_plan(self, plan)"])
+def test_rank_that_fails_gives_an_error_on_every_rank_and_no_checkpoint(launch, root, failing, call):
     ranks = launch(2)
     errors = ranks.fail(
         "class Planner(dcp.DefaultSavePlanner):\n"
-        "    def resolve_data(self, item):\n"
-        f"        if dist.get_rank() == {failing} and 'rows' in item.index.fqn: raise KeyError('no such tensor')\n"
-        "        return super().resolve_data(item)\n"
-        f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/s-1'!r}), planner=Planner())"
+        f"    def {call}:\n"
+        f"        if dist.get_rank() == {failing}: raise KeyError('no such tensor')\n"
+        f"        return super().{call.replace('self, ', '').replace('self', '')}\n"
+        # Until then the others wait for one that fails before it has begun to write.
+        f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/s-1'!r}, timeout=3), planner=Planner())"
     )
     assert [error.kind for error in errors] == ["CheckpointException"] * 2
     assert "no such tensor" in errors[failing].message
@@ -65,6 +67,28 @@ def test_rank_that_dies_gives_an_error_on_the_others_and_no_checkpoint(launch, r
     finally:
         other.close()
     assert error.reason in ("SESSION_LOST", "RANKS_MISSING", "SAVE_ABORTED")
+    assert not os.path.exists(root + "/s-1")
+
+
+def test_rank_that_dies_in_dcp_save_gives_an_error_on_the_others_and_no_checkpoint(
+    start_processes, daemon, session_folder, root
+):
+    ranks = start_processes(daemon.endpoint, 2)
+    for rank, process in enumerate(ranks):
+        process.start(f"states.join({session_folder + '/dies'!r}, {rank}, 2)")
+    for process in ranks:
+        process.result(60)
+        process.start(
+            "class Planner(dcp.DefaultSavePlanner):\n"
+            "    def resolve_data(self, item):\n"
+            "        if dist.get_rank() == 1: os.kill(os.getpid(), 9)\n"
+            "        return super().resolve_data(item)\n"
+            # Rank 0 waits that long for rank 1, which may come back as another process.
+            f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/s-1'!r}, timeout=3), planner=Planner())"
+        )
+    assert "peer" in ranks[0].result_failing(60).message
+    ranks[0].process.stdin.close()
+    assert ranks[0].process.wait(60) == 0
     assert not os.path.exists(root + "/s-1")
 
 
@@ -140,6 +164,17 @@ def test_only_the_newest_checkpoints_are_kept_if_asked(launch, root):
         lambda: sorted(name for name in os.listdir(root) if name[0] != ".") == ["step-2", "step-3"],
         "the removal of step-1",
     )
+
+
+def test_retention_policy_keeps_what_a_rule_keeps(launch, root):
+    ranks = launch(2)
+    for step, loss in [(1, 0.5), (10, 0.9), (11, 0.1), (12, 0.3), (13, 0.7)]:
+        ranks.do(
+            f"dcp.save({{'a': torch.ones(3)}}, storage_writer=Writer({f'{root}/step-{step}'!r}, metrics={{'loss': {loss}}}, "
+            "retention=ckptd.Keep(best=1, metric='loss', every=10)))"
+        )
+    kept = ["step-10", "step-11", "step-13"]
+    until(lambda: sorted(name for name in os.listdir(root) if name[0] != ".") == kept, "the removal of the others")
 
 
 def test_ranks_save_on_their_own_without_collectives(launch, root):

@@ -54,6 +54,31 @@ def test_state_on_a_mesh_of_two_dimensions_is_loaded_onto_another_mesh(launch, r
             load(ranks, os.path.join(root, f"{writer}-1"), reader, mesh.format(1, 4))
 
 
+def test_state_of_a_ddp_model_and_its_optimizer_comes_back_on_any_number_of_ranks(launch, root):
+    ranks = launch(2)
+    for writer in SIDES:
+        save(ranks, os.path.join(root, f"{writer}-1"), writer, "states.ddp_state(1)")
+        for reader in SIDES:
+            load(ranks, os.path.join(root, f"{writer}-1"), reader, "states.ddp_state(1)")
+    ranks.do("before = state")
+    ranks = launch(3)
+    for writer in SIDES:
+        for reader in SIDES:
+            path = os.path.join(root, f"{writer}-1")
+            ranks.do(f"into = states.emptied(states.ddp_state(2))\ndcp.load(into, storage_reader={READERS[reader]}({path!r}))")
+            assert ranks.processes[0].do("states.differences(before, into)") == []
+            found = ranks.do("into['model']['0.weight'].tolist()")
+            assert found == [found[0]] * 3
+
+
+def test_replicated_tensors_of_every_kind_come_back_on_several_ranks(launch, root):
+    ranks = launch(2)
+    for writer in SIDES:
+        save(ranks, os.path.join(root, f"{writer}-1"), writer, "states.plain_state(1)")
+        for reader in SIDES:
+            load(ranks, os.path.join(root, f"{writer}-1"), reader, "states.plain_state(1)")
+
+
 def test_plain_tensors_of_every_kind_come_back_without_a_process_group(alone, root):
     for writer in SIDES:
         path = os.path.join(root, f"{writer}-1")

@@ -99,6 +99,20 @@ def test_synchronous_save_does_not_wait_for_what_is_pinned_or_open(daemon, root,
     assert "retention has not removed" not in caplog.text
 
 
+def test_retention_policy_keeps_what_a_rule_keeps_and_the_rest_is_gone_when_the_save_returns(root):
+    keep = ckptd.Keep(best=1, metric="loss", every=10)
+    for number, loss in [(1, 0.5), (10, 0.9), (11, 0.1), (12, 0.3), (13, 0.7)]:
+        save(root, number, retention=keep, metrics={"loss": loss})
+    assert tags(root) == ["step_13", "step_11", "step_10"]
+    assert sorted(os.listdir(root))[1:] == ["step_10", "step_11", "step_13"]
+
+
+def test_retention_policy_beside_num_kept_is_refused(root):
+    with pytest.raises(ckptd.Refused, match="retention and num_kept_ckpts are both given"):
+        save(root, 1, retention=ckptd.Keep(last=2), num_kept_ckpts=2)
+    assert tags(root) == []
+
+
 def test_num_kept_may_change_between_saves(root):
     for number in range(3):
         save(root, number)

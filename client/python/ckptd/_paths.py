@@ -1,8 +1,8 @@
-"""Paths that users name: a local directory, never a URL."""
+"""Paths that users name: a local directory, never a URL; and what a checkpoint's name says."""
 
 import os
 import re
-from typing import Union
+from typing import Optional, Union
 
 from ckptd import errors
 
@@ -35,3 +35,9 @@ def directory_path(path: "Union[str, os.PathLike[str]]", what: str = "root") -> 
             "directory of that name"
         )
     return os.path.abspath(expanded)
+
+
+def step_of(tag: str) -> Optional[int]:
+    """Returns the number at the end of a tag, such as step-10; None if there is none."""
+    found = re.search(r"(\d{1,18})$", tag)
+    return int(found.group(1)) if found else None

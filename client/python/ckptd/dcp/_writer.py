@@ -5,16 +5,16 @@ import dataclasses
 import functools
 import os
 import pickle
-import re
 import threading
 import uuid
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from ckptd._paths import step_of
 from ckptd._saving.part import Part
 from ckptd._saving.save import LevelName, Save
 from ckptd._torch.tensor_file import TensorFile
@@ -23,7 +23,7 @@ from ckptd.dcp._async import SaveFuture
 from ckptd.dcp._process import Place, place_of, process
 from ckptd.dcp._repeated import RepeatedSave
 from ckptd.dcp._stager import Stager
-from ckptd.retention import keep_of_arguments
+from ckptd.retention import Keep, keep_of_arguments
 
 _WAIT = ("committed", "sealed")
 _ADMISSION_SECONDS = 120.0
@@ -43,7 +43,8 @@ class Options(NamedTuple):
     single_file_per_rank: bool
     thread_count: int
     overwrite: Optional[bool]
-    num_kept_ckpts: Optional[int]
+    keep: Optional[Keep]
+    metrics: Optional[Mapping[str, float]]
     wait: LevelName
     timeout: float
 
@@ -83,12 +84,16 @@ class Writer(StorageWriter, Stager):
         overwrite (bool, optional): ``False`` refuses a directory that holds a checkpoint; ``True`` replaces
             one that DCP's own writer has written, too. Default: replace only what ckptd has committed
         num_kept_ckpts (int, optional): how many of ckptd's checkpoints in the root to keep. Default: all
+        retention (Keep, optional): which of ckptd's checkpoints in the root to keep; not beside ``num_kept_ckpts``.
+            The number at the end of the checkpoint's name is its step. Default: all
+        metrics (Mapping[str, float], optional): named values of this checkpoint, for ``Keep(best=)``
         wait (str): what ``dcp.save`` waits for: ``"committed"``, or ``"sealed"``: every rank's part is with
             the daemon, which finishes even if all ranks are killed. Default: ``"committed"``
         timeout (float): seconds to wait for room, and for ranks that do not save. Default: 120
 
     Raises:
         ValueError: an argument is not supported.
+        Refused: a retention argument is out of its range.
     """
 
     def __init__(
@@ -104,6 +109,8 @@ class Writer(StorageWriter, Stager):
         serialization_format: Any = None,
         *,
         num_kept_ckpts: Optional[int] = None,
+        retention: Optional[Keep] = None,
+        metrics: Optional[Mapping[str, float]] = None,
         wait: LevelName = "committed",
         timeout: float = _ADMISSION_SECONDS,
     ) -> None:
@@ -124,7 +131,8 @@ class Writer(StorageWriter, Stager):
                 "torch.distributed.checkpoint.HuggingFaceStorageWriter"
             )
         self._path = place_of(path)
-        self.options = Options(single_file_per_rank, thread_count, overwrite, num_kept_ckpts, wait, timeout)
+        keep = keep_of_arguments(retention, num_kept_ckpts)
+        self.options = Options(single_file_per_rank, thread_count, overwrite, keep, metrics, wait, timeout)
         self._now = _Saving()
 
     # ---- StorageWriter, in the order of the calls
@@ -134,10 +142,13 @@ class Writer(StorageWriter, Stager):
         self._abandon("another save has begun")
         if checkpoint_id:
             self._now.place = place_of(checkpoint_id)
-        self._now.save_id = str(uuid.uuid4())
 
     def storage_meta(self) -> StorageMeta:
-        """Returns the ids of the checkpoint and of this save."""
+        """Returns the ids of the checkpoint and of this save, which it begins: DCP calls it first, on every rank."""
+        self._now.save_id = str(uuid.uuid4())
+        return self._meta()
+
+    def _meta(self) -> StorageMeta:
         return StorageMeta(checkpoint_id=self._place.path, save_id=self._now.save_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -186,13 +197,18 @@ class Writer(StorageWriter, Stager):
             return done
         who: Assignment = plan.storage_data
         run = process.run(self._place.root, who.rank, who.world_size)
-        run._membership.keep = keep_of_arguments(None, self.options.num_kept_ckpts)
+        run._membership.keep = self.options.keep
         files = _Files(plan, planner, self.options)
-        step, timeout = _step_of(self._place.tag), self.options.timeout
+        arguments: Any = {
+            "files": files,
+            "step": step_of(self._place.tag),
+            "metrics": self.options.metrics,
+            "timeout": self.options.timeout,
+        }
         if who.rank == 0 or not self._now.use_collectives:
-            self._now.part = run.begin(self._place.tag, files=files, step=step, timeout=timeout)
+            self._now.part = run.begin(self._place.tag, **arguments)
         else:
-            self._remember(run.save(self._place.tag, files=files, step=step, timeout=timeout))
+            self._remember(run.save(self._place.tag, **arguments))
         repeated = self._now.repeated
         done.set_result(files.results if repeated is None else repeated.outgoing(who.rank, files.results))
         return done
@@ -210,7 +226,7 @@ class Writer(StorageWriter, Stager):
             results = self._now.repeated.incoming(results)
         metadata.version = _names.FORMAT_VERSION
         metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
-        metadata.storage_meta = self.storage_meta()
+        metadata.storage_meta = self._meta()
         name = _names.metadata_file(None if self._now.use_collectives else self._now.rank)
         try:
             with self._now.part as part:
@@ -334,9 +350,3 @@ def _world_size() -> int:
     import torch.distributed as dist
 
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _step_of(tag: str) -> Optional[int]:
-    """Returns the number at the end of a tag, such as step-10; None if there is none."""
-    found = re.search(r"(\d{1,18})$", tag)
-    return int(found.group(1)) if found else None

@@ -12,7 +12,7 @@ differences.
 import importlib
 import logging
 import os
-from typing import Any, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence, Union
 
 from ckptd import errors
 from ckptd.nxd import _foreign, _install, _loading, _names, _parts, checkpointing
@@ -20,6 +20,7 @@ from ckptd.nxd._errors import NoCheckpoint, NoFile, NoTag
 from ckptd.nxd._process import Job, Settings, process
 from ckptd.nxd._sources import Committed, Foreign
 from ckptd.nxd._topology import Topology, is_known
+from ckptd.retention import Keep, keep_of_arguments
 
 __all__ = [
     "NoCheckpoint",
@@ -94,6 +95,8 @@ def save_checkpoint(
     zero1_optimizer: bool = False,
     use_zero1_dcp: bool = False,
     avoid_saving_lower_precision_weights: bool = False,
+    retention: Optional[Keep] = None,
+    metrics: Optional[Mapping[str, float]] = None,
 ) -> None:
     """Saves a checkpoint. Every rank calls it with the same arguments.
 
@@ -110,12 +113,16 @@ def save_checkpoint(
             durable, even if all ranks have been killed by then. If it fails, the next :func:`save_checkpoint`
             or :func:`finalize_checkpoint` raises the error on every rank, and that save is not begun.
             Otherwise the call returns when the checkpoint is durable and published, and when those that
-            ``num_kept_ckpts`` no longer keeps are gone. Default: ``False``
+            ``num_kept_ckpts`` or ``retention`` no longer keeps are gone. Default: ``False``
         zero1_optimizer (bool): the optimizer is sharded by ZeRO-1; needed only where ``optimizer`` is a dict.
             Default: ``False``
         use_zero1_dcp (bool): not supported.
         avoid_saving_lower_precision_weights (bool): with ``use_xser``, leave out weights that the optimizer's
             master weights have. Default: ``False``
+        retention (Keep, optional): which of ckptd's checkpoints to keep, in the place of ``num_kept_ckpts``. The
+            number at the end of the tag is the step. NxD has no such argument. Default: all
+        metrics (Mapping[str, float], optional): named values of this checkpoint, for ``Keep(best=)``. NxD has no
+            such argument
 
     Raises:
         ValueError: an argument is not supported.
@@ -128,7 +135,7 @@ def save_checkpoint(
             "use_zero1_dcp=True is not supported, because NxD itself cannot load what it saves with it; leave it out: all "
             "ranks save ZeRO-1 state at once anyway, and it loads with another dp, too"
         )
-    kept = _kept(num_kept_ckpts)
+    keep = keep_of_arguments(retention, _kept(num_kept_ckpts))
     arguments = _parts.SaveArguments(
         model,
         optimizer,
@@ -143,7 +150,12 @@ def save_checkpoint(
     process.finish()
     topology = process.topology()
     process.save(
-        process.job(root), tag, lambda deferred: _parts.files(topology, arguments, deferred), kept, wait=not async_save
+        process.job(root),
+        tag,
+        lambda deferred: _parts.files(topology, arguments, deferred),
+        keep,
+        metrics,
+        wait=not async_save,
     )
 
 

@@ -8,12 +8,13 @@ import dataclasses
 import logging
 import os
 import threading
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional, Tuple
 
 import ckptd
 from ckptd import errors
 from ckptd._membership import launch
 from ckptd._node_client import NodeClient
+from ckptd._paths import step_of
 from ckptd._torch.deferred_tensors import DeferredTensors
 from ckptd.nxd import _retention, _store, _topology
 from ckptd.nxd._loading import AllowedClasses
@@ -110,34 +111,50 @@ class Process:
                 self._topology = _topology.complete(self.settings.topology)
             return self._topology
 
-    def save(self, job: Job, tag: str, files: MakeFiles, kept: Optional[int], wait: bool) -> None:
+    def save(
+        self,
+        job: Job,
+        tag: str,
+        files: MakeFiles,
+        keep: Optional[Keep],
+        metrics: Optional[Mapping[str, float]],
+        wait: bool,
+    ) -> None:
         """Saves this rank's part.
 
         wait: return when the checkpoint is committed and older ones are removed, not when the part is staged.
         """
         with self._lock:
             job.resumed = True
-            job.run._membership.keep = None if kept is None else Keep(last=kept)
+            job.run._membership.keep = keep
             self._saves += 1
             late = _store.LateRanks(self._saves, f"{tag} in {job.run.root}")
             with late if self._speaks_with_all() else contextlib.nullcontext():
-                save = self._begin(job, tag, files, wait)
+                save = self._begin(job, tag, files, metrics, wait)
                 if wait:
                     save.wait("committed", self.settings.timeout)
             if wait:
-                if kept is not None:
-                    _retention.await_removal(job.run, kept)
+                if keep is not None:
+                    _retention.await_removal(job.run)
                 return
             self._pending = save
             if not self._at_exit:
                 self._at_exit = True
                 atexit.register(self._end)
 
-    def _begin(self, job: Job, tag: str, files: MakeFiles, wait: bool) -> "ckptd.Save":
+    def _begin(
+        self, job: Job, tag: str, files: MakeFiles, metrics: Optional[Mapping[str, float]], wait: bool
+    ) -> "ckptd.Save":
         """Begins, copies and seals this rank's part."""
         deferred = DeferredTensors()
         try:
-            return job.run.save(tag, files=_Files(files, deferred), timeout=self.settings.commit_timeout)
+            return job.run.save(
+                tag,
+                files=_Files(files, deferred),
+                step=step_of(tag),
+                metrics=metrics,
+                timeout=self.settings.commit_timeout,
+            )
         except errors.Refused:
             raise  # On every rank, now.
         except BaseException as error:

@@ -11,36 +11,30 @@ from ckptd import errors
 _log = logging.getLogger("ckptd")
 _SECONDS = 10.0  # An old checkpoint that is still there is no failure of a save.
 _PAUSE_SECONDS = 0.002  # The daemon tells nobody when it has removed a checkpoint.
-_ASK_SECONDS = 0.1  # After this the daemon is asked whether it keeps one.
+_ASK_SECONDS = 0.1  # After this the daemon is asked whether something keeps one now.
 
 
-def await_removal(run: "ckptd.Run", kept: int) -> None:
-    """Returns when the root has no more than `kept` checkpoints of ckptd, beside those that something keeps."""
-    try:
-        surplus = [tag for _, tag in ckptd.open_root(run.root)._summaries()[kept:]]
-    except (OSError, errors.CkptdError) as error:  # Such as a root that only the daemon may read.
-        return _log.debug("ckptd: looking for old checkpoints in %s: %s", run.root, error)
-    begin = time.monotonic()
-    has_asked = False
+def await_removal(run: "ckptd.Run") -> None:
+    """Returns when the root has no checkpoints of ckptd that nothing keeps."""
+    surplus, begin = _unkept(run), time.monotonic()
+    asked = begin
     while surplus:
         surplus = [tag for tag in surplus if os.path.exists(os.path.join(run.root, tag))]
-        if time.monotonic() - begin > _SECONDS:
+        now = time.monotonic()
+        if now - begin > _SECONDS:
             return _log.info("ckptd: retention has not removed %s in %g s", ", ".join(surplus), _SECONDS)
-        if not has_asked and time.monotonic() - begin > _ASK_SECONDS:
-            has_asked, surplus = True, _without_kept(run, kept, surplus)
+        if now - asked > _ASK_SECONDS:
+            asked, kept_since = now, set(surplus) - set(_unkept(run))
+            surplus = [tag for tag in surplus if tag not in kept_since]
         time.sleep(_PAUSE_SECONDS)
 
 
-def _without_kept(run: "ckptd.Run", kept: int, tags: List[str]) -> List[str]:
-    """Leaves out those that are damaged among the newest, or pinned, or open."""
+def _unkept(run: "ckptd.Run") -> List[str]:
+    """Returns the checkpoints that are still there, and that the daemon evicts or would evict at the next commit."""
     try:
-        infos = run.list()
-    except errors.CkptdError as error:
-        _log.debug("ckptd: listing %s: %s", run.root, error)
+        there = [tag for _, tag in ckptd.open_root(run.root)._summaries()]
+        kept = {decision.tag for decision in run.explain_retention() if decision.kept_by}
+    except (OSError, errors.CkptdError) as error:  # Such as a root that only the daemon may read.
+        _log.debug("ckptd: looking for old checkpoints in %s: %s", run.root, error)
         return []
-    stay, good = set(), 0
-    for info in infos:
-        if good < kept or info.pinned or info.leases:
-            stay.add(info.tag)
-        good += not info.damage
-    return [tag for tag in tags if tag not in stay]
+    return [tag for tag in there if tag not in kept]

@@ -62,7 +62,7 @@ def save(
             yield from _parts.files_of_any_state(_name(topology, save_xser, master_dp_only), state, deferred, save_xser)
 
     process.finish()
-    process.save(process.job(root), tag, files, kept=None, wait=True)
+    process.save(process.job(root), tag, files, keep=None, metrics=None, wait=True)
 
 
 def load(
