@@ -149,6 +149,14 @@ def test_ordinals_count_each_tag_and_begin_again_with_the_attempt(membership: Me
     assert [membership.next_ordinal(tag, 2) for tag in ("a", "b", "a")] == [1, 1, 2]
 
 
+def test_ordinal_follows_the_saves_that_the_other_ranks_have_begun_without_this_rank(membership: Membership) -> None:
+    assert membership.next_ordinal("a", 1) == 1
+    membership.advance_ordinal("a", 4)
+    assert [membership.next_ordinal("a", 1), membership.next_ordinal("a", 1)] == [4, 5]
+    membership.advance_ordinal("a", 2)
+    assert [membership.next_ordinal("a", 1), membership.next_ordinal("b", 1)] == [6, 1]
+
+
 def test_numbers_count_saves_in_all_attempts(membership: Membership) -> None:
     assert [membership.next_number() for _ in range(3)] == [1, 2, 3]
 

@@ -69,6 +69,7 @@ class Process:
         self._client = NodeClient(name)
         self._runs: Dict[str, _Joined] = {}
         self._in_flight: List[Tuple[Place, Save]] = []
+        self._counted: Tuple[Any, Dict[Place, int]] = (None, {})  # A process group, and its saves of each place.
         self._at_exit = False
 
     def configure(self, settings: Settings) -> None:
@@ -124,6 +125,19 @@ class Process:
             return None
 
     # ---- saves in flight
+
+    def count(self, place: Place) -> int:
+        """Counts a save of a place, which all ranks of the process group do, also for one that fails before it begins.
+
+        Returns its number among those of the group.
+        """
+        group = self.group()
+        with self._lock:
+            if self._counted[0] is not group:
+                self._counted = (group, {})
+            counts = self._counted[1]
+            counts[place] = counts.get(place, 0) + 1
+            return counts[place]
 
     def add(self, place: Place, save: Save) -> None:
         """Remembers a save, which is waited for before it is loaded and at the end of the process."""

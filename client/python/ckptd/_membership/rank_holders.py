@@ -36,12 +36,20 @@ class Ordinals:
         Saves of some ranks (`ranks` is not empty) are numbered apart from those of all ranks, because the
         other ranks do not count them.
         """
-        if self._attempt != attempt:
-            self._attempt = attempt
-            self._counts.clear()
+        self._begin_attempt(attempt)
         count = self._counts.get((tag, ranks), 0) + 1
         self._counts[tag, ranks] = count
         return count if not ranks else (1 + zlib.crc32(repr(ranks).encode())) << 24 | count
+
+    def advance_to(self, tag: str, attempt: int, number: int) -> None:
+        """Makes the next ordinal of a tag at least `number`: saves that other ranks have begun without this rank."""
+        self._begin_attempt(attempt)
+        self._counts[tag, ()] = max(self._counts.get((tag, ()), 0), number - 1)
+
+    def _begin_attempt(self, attempt: int) -> None:
+        if self._attempt != attempt:
+            self._attempt = attempt
+            self._counts.clear()
 
 
 _ordinals: "weakref.WeakKeyDictionary[Any, Dict[Tuple[str, int], Ordinals]]" = weakref.WeakKeyDictionary()

@@ -53,6 +53,7 @@ class _Saving(threading.local):
     """One save. DCP calls a writer from one thread in each save, and from several in saves that overlap."""
 
     place: Optional[Place] = None  # From reset(); by default the Writer's.
+    number = 0  # Of this save among those of its place, the same on all ranks.
     save_id = ""
     rank: Optional[int] = None
     use_collectives = True
@@ -145,6 +146,7 @@ class Writer(StorageWriter, Stager):
 
     def storage_meta(self) -> StorageMeta:
         """Returns the ids of the checkpoint and of this save, which it begins: DCP calls it first, on every rank."""
+        self._now.number = process.count(self._place)
         self._now.save_id = str(uuid.uuid4())
         return self._meta()
 
@@ -198,6 +200,7 @@ class Writer(StorageWriter, Stager):
         who: Assignment = plan.storage_data
         run = process.run(self._place.root, who.rank, who.world_size)
         run._membership.keep = self.options.keep
+        run._membership.advance_ordinal(self._place.tag, self._now.number)
         files = _Files(plan, planner, self.options)
         arguments: Any = {
             "files": files,
