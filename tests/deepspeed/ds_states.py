@@ -73,12 +73,16 @@ def engine(stage, dtype="fp32", groups=1, seed=0, frozen=False, tied=False, chec
     model = Net(frozen, tied)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     split = [{"params": parameters[number::groups], "lr": 1e-2 / (number + 1)} for number in range(groups)]
-    made, *_ = deepspeed.initialize(
-        model=model, optimizer=torch.optim.AdamW(split), config=config(stage, dtype, **more)
-    )
+    made = initialize(model, split, config(stage, dtype, **more), checkpoint_engine)
+    made.test_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    return made
+
+
+def initialize(model, parameters, settings, checkpoint_engine):
+    deepspeed.utils.groups.mpu = None  # What an engine of a pipeline before this one has left.
+    made, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(parameters, lr=1e-2), config=settings)
     if checkpoint_engine is not None:
         made.checkpoint_engine = checkpoint_engine
-    made.test_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     return made
 
 
@@ -99,7 +103,7 @@ def state(made):
     shard = made.optimizer.state_dict() if made.optimizer is not None else {}
     return copied(
         {
-            "module": {name: value for name, value in made.module_state_dict().items()},
+            "module": made.module.state_dict(),
             "partitions": [getattr(p, "ds_tensor", None) for p in made.module.parameters()],
             "optimizer": plain(shard),
             "scheduler": made.lr_scheduler.state_dict(),
@@ -159,9 +163,12 @@ CLIENT_STATE = {
 }
 
 
-def save_on_both_sides(root, stage, **options):
-    """Saves the same state by ckptd and by DeepSpeed alone, and trains on at once. Returns the state."""
-    made = engine(stage, **options)
+def save_on_both_sides(root, make, train=train):
+    """Saves the same state by ckptd and by DeepSpeed alone, and trains on at once. Returns the state.
+
+    make: makes an engine, with the arguments seed and checkpoint_engine.
+    """
+    made = make()
     train(made, 2)
     before, stock = state(made), made.checkpoint_engine
     made.checkpoint_engine = CheckpointEngine()
@@ -173,12 +180,12 @@ def save_on_both_sides(root, stage, **options):
     return before
 
 
-def load_on_both_sides(root, wanted, stage, **options):
+def load_on_both_sides(root, wanted, make):
     """Loads what each side has saved with each side. Returns what is not as it was saved."""
     found = []
     for saver in ("ours", "stock"):
         for loader in ("ours", "stock"):
-            made = engine(stage, **options, seed=9, checkpoint_engine=CheckpointEngine() if loader == "ours" else None)
+            made = make(seed=9, checkpoint_engine=CheckpointEngine() if loader == "ours" else None)
             path, client_state = made.load_checkpoint(f"{root}/{saver}")
             different = differences(wanted, state(made)) + client_differences(client_state)
             if not path or not path.startswith(f"{root}/{saver}/global_step2/"):
@@ -192,3 +199,55 @@ def client_differences(client_state):
     wanted, found = dict(CLIENT_STATE), {key: client_state.get(key) for key in CLIENT_STATE}
     same = numpy.array_equal(wanted.pop("numpy"), found.pop("numpy"))
     return differences(wanted, found, ".client_state") + ([] if same else [".client_state.numpy"])
+
+
+class MixtureNet(torch.nn.Module):
+    """Two layers of experts, of which each rank has its own, and what all ranks have."""
+
+    def __init__(self):
+        super().__init__()
+        from deepspeed.moe.layer import MoE
+
+        self.inner = torch.nn.Linear(13, 16)
+        self.layers = torch.nn.ModuleList(
+            MoE(16, torch.nn.Linear(16, 16), num_experts=4, ep_size=2, use_rts=False, min_capacity=0) for _ in range(2)
+        )
+        self.outer = torch.nn.Linear(16, 13)
+
+    def forward(self, x):
+        x = self.inner(x)
+        for layer in self.layers:
+            x = layer(x)[0]
+        return self.outer(x)
+
+
+def mixture_engine(stage, seed=0, checkpoint_engine=None):
+    from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
+
+    torch.manual_seed(seed + dist.get_rank())
+    model = MixtureNet()
+    groups = split([{"params": list(model.parameters()), "name": "all"}])
+    made = initialize(model, groups, config(stage), checkpoint_engine)
+    made.test_dtype = torch.float32
+    return made
+
+
+def pipeline_engine(stage, seed=0, checkpoint_engine=None, **more):
+    """Returns an engine of two stages, whose first and last layer are tied."""
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+    torch.manual_seed(seed)
+    layers = [
+        TiedLayerSpec("end", torch.nn.Linear, 13, 13),
+        *[LayerSpec(torch.nn.Linear, 13, 13) for _ in range(3)],
+        torch.tanh,
+        TiedLayerSpec("end", torch.nn.Linear, 13, 13),
+    ]
+    model = PipelineModule(layers, num_stages=2, loss_fn=torch.nn.functional.mse_loss)
+    return initialize(model, model.parameters(), config(stage, **more), checkpoint_engine)
+
+
+def train_pipeline(made, steps):
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        made.train_batch(iter([[torch.randn(2, 13, generator=generator)] * 2]))

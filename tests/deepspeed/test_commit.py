@@ -1,6 +1,7 @@
 """When a checkpoint of DeepSpeed counts, and what a failure leaves."""
 
 import os
+import shutil
 import signal
 
 from harness import TrainerError, until
@@ -77,3 +78,47 @@ def test_empty_directory_of_the_tag_is_used(pair, root):
     pair.do("made = states.engine(1, checkpoint_engine=CheckpointEngine(wait='committed'))")
     pair.do(f"made.save_checkpoint({root!r}, 'a')")
     assert os.path.exists(f"{root}/a/.ckptd/manifest")
+
+
+def flip_last_byte(path):
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_damage_that_one_rank_finds_makes_all_ranks_load_the_next_older_checkpoint(pair, daemon, root):
+    pair.do("made = states.engine(2, checkpoint_engine=CheckpointEngine(wait='committed'))")
+    pair.do(f"states.train(made); made.save_checkpoint({root!r}); wanted = states.state(made)")
+    pair.do(f"states.train(made); made.save_checkpoint({root!r})")
+    daemon.kill()  # It has the bytes in memory, too.
+    daemon.restart()
+    flip_last_byte(f"{root}/global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    pair.do("before = states.state(made)")
+    errors = pair.fail(f"made.load_checkpoint({root!r}, 'global_step2')")
+    assert [error.kind for error in errors] == ["CheckpointFailed", "Corrupt"]
+    assert "rank 1: Corrupt" in errors[0].message and errors[0].ranks == [1]
+    assert pair.do("states.differences(before, states.state(made))") == [[], []]
+    assert pair.do(f"made.load_checkpoint({root!r})[0]")[0].startswith(f"{root}/global_step1/")
+    assert pair.do("states.differences(wanted, states.state(made))") == [[], []]
+    until(lambda: latest(root) == "global_step1", "the pointer's repair")
+
+
+def test_directory_that_was_removed_behind_ckptd_is_survived(pair, root):
+    pair.do("made = states.engine(1, checkpoint_engine=CheckpointEngine(wait='committed')); states.train(made)")
+    for number in (1, 2, 3):  # As the Trainer of transformers does: a directory for each checkpoint.
+        pair.do(f"made.save_checkpoint('{root}/checkpoint-{number}')")
+        if number > 1:
+            shutil.rmtree(f"{root}/checkpoint-{number - 1}")
+    assert latest(f"{root}/checkpoint-3") == "global_step1"
+    # One tag of several in a directory, and then the directory itself, which is made again.
+    for tag in ("a", "b"):
+        pair.do(f"made.save_checkpoint('{root}/checkpoint-3', {tag!r})")
+    shutil.rmtree(f"{root}/checkpoint-3/a")
+    pair.do(f"made.save_checkpoint('{root}/checkpoint-3', 'c')")
+    assert pair.do(f"made.load_checkpoint('{root}/checkpoint-3')[0]")[0].startswith(f"{root}/checkpoint-3/c/")
+    shutil.rmtree(f"{root}/checkpoint-3")
+    pair.do(f"made.save_checkpoint('{root}/checkpoint-3', 'd')")
+    assert latest(f"{root}/checkpoint-3") == "d"
+    assert pair.do(f"made.load_checkpoint('{root}/checkpoint-3')[0]")[0].startswith(f"{root}/checkpoint-3/d/")

@@ -7,17 +7,16 @@ import pytest
 from harness import until
 
 
-def round_trip(ranks, root, stage, **options):
-    words = "".join(f", {name}={value!r}" for name, value in options.items())
-    ranks.do(f"wanted = states.save_on_both_sides({root!r}, {stage}{words})", 120)
-    found = ranks.do(f"states.load_on_both_sides({root!r}, wanted, {stage}{words})", 120)
+def round_trip(ranks, root, make, train="states.train"):
+    ranks.do(f"make = lambda **options: {make}\nwanted = states.save_on_both_sides({root!r}, make, {train})", 120)
+    found = ranks.do(f"states.load_on_both_sides({root!r}, wanted, make)", 120)
     assert found == [[]] * len(found)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_side_loads_what_every_side_saved(pair, root, stage, dtype):
-    round_trip(pair, root, stage, dtype=dtype)
+    round_trip(pair, root, f"states.engine({stage}, {dtype!r}, **options)")
     names = [sorted(os.listdir(f"{root}/{side}/global_step2")) for side in ("ours", "stock")]
     assert [name for name in names[0] if name != ".ckptd"] == names[1]
     assert {name for name in os.listdir(f"{root}/ours")} == {*os.listdir(f"{root}/stock"), ".ckptd"}
@@ -25,7 +24,23 @@ def test_every_side_loads_what_every_side_saved(pair, root, stage, dtype):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_groups_and_frozen_and_tied_weights_come_back(pair, root, stage):
-    round_trip(pair, root, stage, groups=2, frozen=True, tied=True)
+    round_trip(pair, root, f"states.engine({stage}, groups=2, frozen=True, tied=True, **options)")
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_experts_of_each_rank_come_back(pair, root, stage):
+    round_trip(pair, root, f"states.mixture_engine({stage}, **options)")
+    names = os.listdir(f"{root}/ours/global_step2")
+    assert len([name for name in names if name.startswith("layer_1_expert_")]) == 4
+
+
+@pytest.mark.parametrize("more", ["", ", checkpoint={'parallel_write': {'pipeline_stage': True}}"], ids=["one", "all"])
+def test_stages_of_a_pipeline_come_back_without_the_buffers_that_they_are_views_of(pair, root, more):
+    round_trip(pair, root, f"states.pipeline_engine(1{more}, **options)", "states.train_pipeline")
+    # 13 x 14 numbers of 4 bytes in each, of a buffer of two or three layers.
+    names = [name for name in os.listdir(f"{root}/ours/global_step2") if name.startswith("layer_")]
+    assert len(names) == 5
+    assert all(os.path.getsize(f"{root}/ours/global_step2/{name}") < 13 * 14 * 4 + 2048 for name in names)
 
 
 def test_install_serves_engines_to_come_until_uninstall(pair, root):

@@ -56,6 +56,7 @@ class _Joined(NamedTuple):
     rank: int
     world_size: int
     run: Run
+    directory: Optional[Tuple[int, int]]  # The root's, as _directory() has it.
 
 
 class Process:
@@ -86,14 +87,15 @@ class Process:
         group = self.group()
         with self._lock:
             joined = self._runs.get(root)
-            if joined is None or joined.group is not group or (rank, world_size) not in (
+            is_another = joined is None or joined.group is not group or joined.directory != _directory(root)
+            if joined is None or is_another or (rank, world_size) not in (
                 (None, None),
                 (joined.rank, joined.world_size),
             ):
                 run = self._client.connected().run(
                     root, rank=rank, world_size=world_size, commit_timeout=self.settings.commit_timeout
                 )
-                joined = self._runs[root] = _Joined(group, run.rank, run.world_size, run)
+                joined = self._runs[root] = _Joined(group, run.rank, run.world_size, run, _directory(root))
             return joined.run
 
     def group(self) -> Any:
@@ -185,6 +187,15 @@ class Process:
 
     def _end(self) -> None:
         self.await_all(time.monotonic() + self.settings.timeout)
+
+
+def _directory(path: str) -> Optional[Tuple[int, int]]:
+    """Returns what tells a directory from one that is made in its place; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _open_with(run: Run, place: Place, timeout: float) -> Optional[Checkpoint]:

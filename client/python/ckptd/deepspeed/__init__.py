@@ -11,11 +11,13 @@
 docs/deepspeed.md lists what is different.
 """
 
+from ckptd.deepspeed._clones import clone_tensors_for_torch_save
 from ckptd.deepspeed._engine import CheckpointEngine
 from ckptd.deepspeed._install import configure, install, run, uninstall
 
 __all__ = [
     "CheckpointEngine",
+    "clone_tensors_for_torch_save",
     "configure",
     "install",
     "run",

@@ -99,7 +99,7 @@ class CheckpointEngine(_hooks.HookedEngine):
         save_dir = info.save_dir if asked is None else asked.save_dir
         save_latest = info.save_latest if asked is None else asked.save_latest
         pointers = {_LATEST: tag} if save_latest else {}
-        self._saving = _Saving(_names.place(save_dir, tag), pointers, asked.step if asked else None)
+        self._saving = _Saving(Place(os.path.abspath(save_dir), tag), pointers, asked.step if asked else None)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Makes a directory, unless it is the checkpoint's own: that one appears when it is committed."""
@@ -161,6 +161,7 @@ class CheckpointEngine(_hooks.HookedEngine):
 
     def begin_save(self, config: Any, save_dir: str, save_latest: bool, step: Optional[int]) -> None:
         """Notes what save_checkpoint() was asked for."""
+        _names.check_directory(save_dir)
         self._set_config(config)
         self._asked = _Asked(save_dir, save_latest, step)
 

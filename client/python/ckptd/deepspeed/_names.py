@@ -10,12 +10,10 @@ from ckptd.deepspeed._process import Place
 MANIFEST = os.path.join(".ckptd", "manifest")
 
 
-def place(save_dir: "str | os.PathLike[str]", tag: str) -> Place:
-    """Returns the place of a tag. ValueError if it cannot be one of ckptd's."""
-    text = os.fspath(save_dir)
-    if "://" in text:
-        raise ValueError(f'the directory is "{text}", and ckptd saves to directories of this node: give a path')
-    return Place(os.path.abspath(text), tag)
+def check_directory(save_dir: "str | os.PathLike[str]") -> None:
+    """Raises ValueError for a URL."""
+    if "://" in os.fspath(save_dir):
+        raise ValueError(f'the directory is "{save_dir}", and ckptd saves to directories of this node: give a path')
 
 
 def place_of_file(path: str) -> Place:

@@ -1,0 +1,53 @@
+"""DeepSpeed's own tools read what ckptd has saved, and the way back."""
+
+import os
+
+import pytest
+
+
+def saved(pair, root, make):
+    pair.do(f"made = {make}; states.train(made, 2)\nmade.checkpoint_engine = CheckpointEngine(wait='committed')")
+    pair.do(f"made.save_checkpoint({root!r})")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_weights_are_recovered_by_the_script_beside_the_checkpoints(pair, root, stage):
+    saved(pair, root, f"states.engine({stage}, 'bf16')")
+    assert os.access(f"{root}/zero_to_fp32.py", os.X_OK)
+    loads = "import importlib.util\n"
+    loads += f"spec = importlib.util.spec_from_file_location('script', {root + '/zero_to_fp32.py'!r})\n"
+    loads += "script = importlib.util.module_from_spec(spec); spec.loader.exec_module(script)\n"
+    found = f"found = script.get_fp32_state_dict_from_zero_checkpoint({root!r})\n"
+    same = "from deepspeed.utils import safe_get_full_fp32_param as full\n"
+    same += "states.differences({n: full(p) for n, p in made.module.named_parameters()}, {n: found[n] for n, _ in made.module.named_parameters()})"
+    assert pair.do(loads + found + same) == [[], []]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_universal_checkpoint_of_deepspeeds_tool_loads_through_ckptd(pair, root, stage):
+    saved(pair, root, f"states.engine({stage})")
+    convert = (
+        "from deepspeed.checkpoint import ds_to_universal as tool\n"
+        f"sys.argv = ['tool', '--input_folder', '{root}/global_step2', '--output_folder', '{root}/universal',\n"
+        "    '--num_extract_workers', '1', '--num_merge_workers', '1', '--inject_missing_state']\n"
+        "tool.main(tool.parse_arguments())"
+    )
+    pair.processes[0].do(convert)
+    pair.do(
+        f"other = states.engine({stage}, seed=4, checkpoint={{'load_universal': True}}, checkpoint_engine=CheckpointEngine())\n"
+        f"other.load_checkpoint({root!r})"
+    )
+    # DeepSpeed does not bring buffers back from it.
+    weights = "lambda e: [full(p) for p in e.module.parameters()]"
+    compared = f"from deepspeed.utils import safe_get_full_fp32_param as full\nw = {weights}; states.differences(w(made), w(other))"
+    assert pair.do(compared) == [[], []]
+
+
+def test_job_goes_back_to_deepspeed_alone(pair, root):
+    saved(pair, root, "states.engine(2)")
+    pair.do(f"stock = states.engine(2, seed=3); stock.load_checkpoint({root!r})")
+    assert pair.do("states.differences(states.state(made), states.state(stock))") == [[], []]
+    pair.do(f"states.train(stock); stock.save_checkpoint({root!r})")
+    # And once more to ckptd: `latest` decides, whoever has written it.
+    pair.do(f"again = states.engine(2, seed=3, checkpoint_engine=CheckpointEngine()); again.load_checkpoint({root!r})")
+    assert pair.do("again.global_steps") == [3, 3]
