@@ -1,0 +1,151 @@
+"""The whole weights of a ZeRO checkpoint, with the functions of DeepSpeed's ``zero_to_fp32``.
+
+`ckptctl convert zero-to-fp32` does the work: it runs nothing in a pickle.
+"""
+
+import ctypes
+import os
+from typing import Any, Dict, List, Optional, Tuple, TypeVar, Union
+
+import torch
+
+from ckptd import errors
+from ckptd.deepspeed._convert_program import convert
+
+Path = Union[str, "os.PathLike[str]"]
+Model = TypeVar("Model", bound=torch.nn.Module)
+_Range = Tuple[int, int, int]  # The number of a file, an offset and a number of bytes in it.
+
+
+class LazyTensor:
+    """A weight that is read from the checkpoint when it is asked for.
+
+    Attributes:
+        shape (torch.Size), dtype (torch.dtype): of the tensor that ``contiguous`` returns.
+    """
+
+    def __init__(self, files: List[str], weight: Dict[str, Any]) -> None:
+        self.shape = torch.Size(weight["shape"])
+        self._stored: torch.dtype = getattr(torch, weight["dtype"])
+        self.dtype = torch.float32 if weight["kind"] == "buffer" and self._stored.is_floating_point else self._stored
+        self._files = files
+        self._ranges: List[_Range] = [(file, offset, size) for file, offset, size in weight["ranges"]]
+
+    def contiguous(self) -> torch.Tensor:
+        """Reads the weight. It is on the CPU."""
+        tensor = torch.empty(self.shape, dtype=self._stored)
+        into = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+        for number, offset, size in self._ranges:
+            _read_fully(self._files[number], offset, into[:size])
+            into = into[size:]
+        return tensor.to(self.dtype)
+
+
+def _read_fully(path: str, offset: int, into: memoryview) -> None:
+    with open(path, "rb", buffering=0) as file:
+        while into:
+            count = os.preadv(file.fileno(), [into], offset)
+            if count == 0:
+                raise errors.Corrupt(f"{path} ends at byte {offset}, too early", reason="SHORT_FILE", path=path)
+            into, offset = into[count:], offset + count
+
+
+def get_fp32_state_dict_from_zero_checkpoint(
+    checkpoint_dir: Path,
+    tag: Optional[str] = None,
+    exclude_frozen_parameters: bool = False,
+    lazy_mode: bool = False,
+) -> Dict[str, Any]:
+    """Returns the state dict of the whole model, on the CPU: trained weights and buffers in fp32, frozen weights
+    as they were saved.
+
+    It needs the memory of the result, and nothing beside. Tied weights are one tensor.
+
+    Args:
+        checkpoint_dir: the directory with the tags, or a tag itself.
+        tag: default: what the file ``latest`` names.
+        exclude_frozen_parameters: leave out parameters that are not trained.
+        lazy_mode: return ``LazyTensor`` in place of tensors; ``contiguous()`` reads one.
+
+    Raises:
+        NoCheckpoint: there is no such checkpoint. It is a FileNotFoundError.
+        CannotConvert: it is not of ZeRO, incomplete, tensor- or pipeline-parallel, or names a class that ckptd
+            does not know. It is a ValueError.
+    """
+    arguments = [os.fspath(checkpoint_dir), "--plan", *_common(tag, exclude_frozen_parameters)]
+    plan = convert("zero-to-fp32", arguments)
+    files = [os.path.join(plan["input"], name) for name in plan["files"]]
+    values: List[Any] = []
+    for weight in plan["weights"]:
+        lazy = LazyTensor(files, weight) if weight["tied_to"] < 0 else None
+        values.append(lazy.contiguous() if lazy is not None and not lazy_mode else lazy)
+    return {
+        weight["name"]: value if value is not None else values[weight["tied_to"]]
+        for weight, value in zip(plan["weights"], values)
+    }
+
+
+def convert_zero_checkpoint_to_state_dict(
+    checkpoint_dir: Path,
+    output_dir: Path,
+    dtype: Union[torch.dtype, str] = torch.float32,
+    max_shard_size: Union[int, str, None] = "5GB",
+    safe_serialization: bool = False,
+    tag: Optional[str] = None,
+    exclude_frozen_parameters: bool = False,
+) -> None:
+    """Writes the weights of the whole model to files that load without DeepSpeed. No weight is in memory as a
+    whole, and ``output_dir`` appears complete or not at all: it must not exist, or be empty.
+
+    Args:
+        dtype: of floating-point weights: float32, float16 or bfloat16.
+        max_shard_size: bytes of weights in one file, as a number or as "5GB"; None for one file.
+        safe_serialization: write safetensors, not pickles (``.bin``).
+        checkpoint_dir, tag, exclude_frozen_parameters: as for ``get_fp32_state_dict_from_zero_checkpoint``.
+
+    Raises:
+        NoCheckpoint, CannotConvert: as ``get_fp32_state_dict_from_zero_checkpoint``.
+        errors.Refused: the output exists; the disk is too small.
+    """
+    output = os.path.abspath(os.fspath(output_dir))
+    os.makedirs(os.path.dirname(output), exist_ok=True)
+    arguments = [os.fspath(checkpoint_dir), output, *_common(tag, exclude_frozen_parameters)]
+    arguments += [f"--dtype={dtype}", f"--max_shard_size={'none' if max_shard_size is None else max_shard_size}"]
+    convert("zero-to-fp32", arguments + (["--safe_serialization"] if safe_serialization else []))
+
+
+def convert_zero_checkpoint_to_fp32_state_dict(
+    checkpoint_dir: Path,
+    output_dir: Path,
+    max_shard_size: Union[int, str, None] = "5GB",
+    safe_serialization: bool = False,
+    tag: Optional[str] = None,
+    exclude_frozen_parameters: bool = False,
+) -> None:
+    """Does the same as ``convert_zero_checkpoint_to_state_dict`` with float32."""
+    convert_zero_checkpoint_to_state_dict(
+        checkpoint_dir,
+        output_dir,
+        torch.float32,
+        max_shard_size,
+        safe_serialization,
+        tag,
+        exclude_frozen_parameters,
+    )
+
+
+def load_state_dict_from_zero_checkpoint(model: Model, checkpoint_dir: Path, tag: Optional[str] = None) -> Model:
+    """Moves ``model`` to the CPU, loads the whole weights into it (``strict=False``), and returns it.
+
+    Raises:
+        NoCheckpoint, CannotConvert: as ``get_fp32_state_dict_from_zero_checkpoint``.
+    """
+    state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    model = model.cpu()
+    model.load_state_dict(state, strict=False)
+    return model
+
+
+def _common(tag: Optional[str], exclude_frozen_parameters: bool) -> List[str]:
+    arguments = [] if tag is None else [f"--tag={tag}"]
+    return arguments + (["--exclude_frozen_parameters"] if exclude_frozen_parameters else [])
