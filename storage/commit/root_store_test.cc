@@ -567,6 +567,7 @@ TEST(DeepRootTest, OpensARootWithDeepDirectoriesInTrashAndInFlightAndRemovesThem
   constexpr int kDepth = 20'000;
   TemporaryRoot root(TemporaryRoot::On::kMemory);
   FaultyFileSystem counted(&root.fs());
+  int most_open = 0;  // The store's destructor closes handles, and so calls the hook.
   std::unique_ptr<RootStore> store = root.Open();
   ASSERT_EQ(Save(root.fs(), *store, {"step_10", 1}), Verdict::kCommitted);
   store.reset();
@@ -577,7 +578,6 @@ TEST(DeepRootTest, OpensARootWithDeepDirectoriesInTrashAndInFlightAndRemovesThem
     ASSERT_TRUE(opened.ok()) << opened.status();
     ASSERT_TRUE(MakeNestedDirectories(opened->get(), kDepth));
   }
-  int most_open = 0;
   counted.SetHook([&](const FsCall&) { most_open = std::max(most_open, counted.open_handles()); });
   store = root.OpenWith(counted);
   ASSERT_NE(store, nullptr);
