@@ -23,6 +23,8 @@ def run(context: BenchContext) -> None:
                 pages = daemon.wait_for_pool()
                 runs[client].append(_save(context, client, daemon, rounds))
                 daemon.wait_until_idle()
+        if "python" in context.clients:
+            _report_finite_check(context, daemon, rounds)
         log = daemon.saves()
     if "python" in context.clients:
         _report_first(context)
@@ -76,6 +78,17 @@ def _report_save(context: BenchContext, suffix: str, runs: List[Dict[str, Any]],
         words = f"{disk.description()}; ours {describe_rates(durable)}"
         value = statistics.median(durable) / disk.best()
         context.report(Result(f"save.durable.{name}{suffix}", value, "x", words, 0.95, at_least=True))
+
+
+def _report_finite_check(context: BenchContext, daemon: Daemon, rounds: int) -> None:
+    """What `check=ckptd.Finite()` adds to a stall."""
+    options = {"size": context.size, "folder": context.folder}
+    stalls = clients.run_python(context, daemon, "checked", 2 * rounds, **options)
+    daemon.wait_until_idle()
+    words = f"the stall without the check {describe_milliseconds(stalls['without'])}"
+    words = f"{words}; with it {describe_milliseconds(stalls['with'])}"
+    value = statistics.median(stalls["with"]) / statistics.median(stalls["without"])
+    context.report(Result("save.finite_check", value, "x", words))
 
 
 def _report_first(context: BenchContext) -> None:

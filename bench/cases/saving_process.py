@@ -50,6 +50,22 @@ def big(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     }
 
 
+def checked(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    """Warm saves of `--size` bytes, in turns with and without a check for numbers that are not finite."""
+    files = training_state.training_state(options.size)
+    tensors = tensors_of(files)
+    stalls: Dict[bool, List[float]] = {False: [], True: []}
+    for number in range(2 * options.rounds + 2):
+        is_checked = number % 2 == 1
+        training_state.change(tensors)
+        limits.wait_for_idle_disk(options.folder)
+        start = time.perf_counter()
+        save = run.save(f"save_{number}", files=files, check=ckptd.Finite() if is_checked else None)
+        stalls[is_checked].append(time.perf_counter() - start)
+        save.wait("committed", timeout=120.0)
+    return {"without": stalls[False][1:], "with": stalls[True][1:]}
+
+
 def first(options: argparse.Namespace) -> Dict[str, Any]:
     """One save of `--size` bytes to a daemon that starts when this process has its state: prints a line then, and connects
     after a line of input.
@@ -105,11 +121,11 @@ def fill(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["big", "first", "many", "tiny", "fill"])
+    parser.add_argument("what", choices=["big", "checked", "first", "many", "tiny", "fill"])
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--root", required=True)
     parser.add_argument("--rounds", type=int, required=True)
-    big_only = parser.add_argument_group("for 'big'")
+    big_only = parser.add_argument_group("for 'big' and 'checked'")
     big_only.add_argument("--size", type=int)
     big_only.add_argument("--threads", type=int, help="of the copy that the save is held against")
     big_only.add_argument("--folder", type=pathlib.Path, help="of fio's file")
@@ -121,7 +137,7 @@ def main() -> None:
         return
     kept = None if options.what == "fill" else 1
     run = ckptd.connect(options.endpoint).run(options.root, rank=0, world_size=1, num_kept_ckpts=kept)
-    work = {"big": big, "many": many, "tiny": tiny, "fill": fill}[options.what]
+    work = {"big": big, "checked": checked, "many": many, "tiny": tiny, "fill": fill}[options.what]
     print(json.dumps(work(run, options)))
 
 

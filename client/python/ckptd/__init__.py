@@ -10,6 +10,7 @@ from ckptd._checkpoint_info import CheckpointInfo
 from ckptd._client import Client, connect
 from ckptd._run_reader import DaemonRoot
 from ckptd._saving.file_values import File, Torch
+from ckptd._saving.finite import Finite, NonFiniteTensor
 from ckptd._saving.part import Part
 from ckptd._saving.save import Save
 from ckptd._version import __version__
@@ -21,6 +22,8 @@ from ckptd.errors import (
     Fenced,
     FileConflict,
     Indeterminate,
+    NonFinite,
+    NonFiniteWarning,
     NoSpace,
     NotFound,
     Refused,
@@ -47,10 +50,14 @@ __all__ = [
     "Fenced",
     "File",
     "FileConflict",
+    "Finite",
     "Indeterminate",
     "Keep",
     "LocalDaemon",
     "NoSpace",
+    "NonFinite",
+    "NonFiniteTensor",
+    "NonFiniteWarning",
     "NotFound",
     "Part",
     "Refused",

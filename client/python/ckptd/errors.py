@@ -83,6 +83,14 @@ class Corrupt(CkptdError):
     """The bytes of a checkpoint are not those that were saved."""
 
 
+class NonFinite(Refused):
+    """The state has NaNs or infinities, and the save's check refuses that. ``details["tensors"]`` names them."""
+
+
+class NonFiniteWarning(UserWarning):
+    """The saved state has NaNs or infinities."""
+
+
 class UnsafeGlobalsWarning(UserWarning):
     """The saved state holds classes that loading refuses by default (``weights_only=True``)."""
 

@@ -17,11 +17,12 @@ from ckptd._paths import directory_path
 from ckptd._reading.read_reports import ResumeReporter
 from ckptd._run_reader import RunReader
 from ckptd._saving import file_values
+from ckptd._saving.finite import Finite
 from ckptd._saving.part import Part
 from ckptd._saving.save import Save
 from ckptd._saving.save_recovery import SaveRecovery
 from ckptd._saving.save_watcher import SaveWatcher
-from ckptd._saving.upload import PartFile, PartUpload, SaveOptions
+from ckptd._saving.upload import PartUpload, SaveOptions, part_file
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages, set_duration, types
 from ckptd.restore import Checkpoint
@@ -111,6 +112,7 @@ class Run(RunReader):
         timeout: float = 30.0,
         views: "Literal['compact', 'keep']" = "compact",
         ranks: Optional[Sequence[int]] = None,
+        check: Optional[Finite] = None,
     ) -> Save:
         """Saves this rank's part of a checkpoint. Returns when its bytes are staged, after one copy of them.
 
@@ -140,6 +142,8 @@ class Run(RunReader):
                 storages whole, as ``torch.save`` does. Default: ``"compact"``
             ranks (Sequence[int], optional): the ranks that save; only they call it, all with the same
                 ``ranks``. Default: all ranks
+            check (Finite, optional): look for NaNs and infinities, and what to do if there are any. Default:
+                ``None``, no check
 
         Returns:
             Save: the save, which goes on by itself.
@@ -148,6 +152,7 @@ class Run(RunReader):
             Busy: there was no room in time.
             NoSpace: the disk, or the daemon's pool, is too small for the checkpoint.
             Refused: an argument is not acceptable.
+            NonFinite: ``check`` refuses the state.
             Fenced: a newer attempt of the run has begun.
             FileConflict: another rank saves a file of the same name.
             CheckpointFailed: another rank has ended the save.
@@ -156,10 +161,10 @@ class Run(RunReader):
         """
         if views not in file_values.VIEWS:
             raise ValueError(f'views is "{views}"; it must be "compact" or "keep"')
-        options = self._options(tag, step, metrics, pointers, busy, timeout, ranks)
+        options = self._options(tag, step, metrics, pointers, busy, timeout, ranks, check)
         upload = PartUpload(self._membership, tag, options, growing=False)
         with upload.abort_on_error():
-            upload.save(_part_files(files, views))
+            upload.save([part_file(name, value, check, views) for name, value in files.items()])
         return Save(upload.state)
 
     def begin(
@@ -173,6 +178,7 @@ class Run(RunReader):
         busy: BusyPolicyName = "wait",
         timeout: float = 30.0,
         ranks: Optional[Sequence[int]] = None,
+        check: Optional[Finite] = None,
     ) -> Part:
         """Begins a part that is filled file by file.
 
@@ -186,10 +192,10 @@ class Run(RunReader):
         Returns:
             Part: a context manager that seals the part at its end.
         """
-        options = self._options(tag, step, metrics, pointers, busy, timeout, ranks)
+        options = self._options(tag, step, metrics, pointers, busy, timeout, ranks, check)
         upload = PartUpload(self._membership, tag, options, growing=True)
         with upload.abort_on_error():
-            upload.begin(_part_files(files, "compact"))
+            upload.begin([part_file(name, value, check) for name, value in files.items()])
         return Part(upload)
 
     def failures(self) -> List[errors.CkptdError]:
@@ -405,11 +411,14 @@ class Run(RunReader):
         busy: str,
         timeout: float,
         ranks: Optional[Sequence[int]],
+        check: Optional[Finite],
     ) -> SaveOptions:
         if not isinstance(tag, str):
             raise TypeError(f"tag is {tag!r}; it must be a str, such as \"step_{tag}\"")
         if busy not in _BUSY_POLICIES:
             raise ValueError(f'busy is "{busy}"; it must be "wait", "skip" or "supersede"')
+        if check is not None and not isinstance(check, Finite):
+            raise TypeError(f"check is {check!r}; it must be a ckptd.Finite(), or None")
         if timeout <= 0:
             raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
         contributing = tuple(sorted(set(ranks or ())))
@@ -419,7 +428,7 @@ class Run(RunReader):
             )
         numbers = {str(name): float(value) for name, value in (metrics or {}).items()}
         return SaveOptions(
-            _step(step), numbers, _contents(pointers), _BUSY_POLICIES[busy], timeout, contributing
+            _step(step), numbers, _contents(pointers), _BUSY_POLICIES[busy], timeout, contributing, check
         )
 
     def __repr__(self) -> str:
@@ -436,10 +445,6 @@ class Run(RunReader):
             )
 
         return info_of_message(self._membership.ask(ask, timeout).checkpoint)
-
-
-def _part_files(files: Mapping[str, Any], views: str) -> List[PartFile]:
-    return [PartFile(name, file_values.image_of(name, value, views)) for name, value in files.items()]
 
 
 def _step(step: Any) -> Optional[int]:

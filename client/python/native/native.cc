@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <span>
 
+#include "client/python/native/non_finite.h"
 #include "storage/base/copy_loops.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/fresh_memory.h"
@@ -40,6 +41,8 @@ constexpr uint64_t kLeastShare = uint64_t{4} << 20;  // Bytes. For fewer, a thre
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 constexpr uint64_t kFaultBytes = uint64_t{2}
                                  << 20;  // Faulted in before they are copied: still in the cache then.
+constexpr uint64_t kCountBytes = uint64_t{128} << 10;  // Counted before they are copied: likewise.
+constexpr uint64_t kUnit = 64;  // Shares of a piece that is counted end on its multiples: no number is split.
 
 // Runs work(context, share) for each share in [0, shares), on as many threads, of which the caller is one.
 // Uses fewer threads if some cannot be made.
@@ -91,9 +94,11 @@ struct CopyJob {
   const uint64_t* addresses;
   const uint64_t* lengths;
   uint64_t count;
-  bool out;       // From the part to the pieces.
-  bool fresh;     // With `out`: the pieces' memory was never touched.
-  uint64_t from;  // Copy only the bytes [from, to) of the file.
+  const uint8_t* formats;  // Of the numbers in each piece: a FloatFormat. Null: nothing is counted.
+  uint64_t* non_finite;    // Counts for each piece the numbers that are not finite.
+  bool out;                // From the part to the pieces.
+  bool fresh;              // With `out`: the pieces' memory was never touched.
+  uint64_t from;           // Copy only the bytes [from, to) of the file.
   uint64_t to;
   uint64_t total;
   int shares;
@@ -128,6 +133,23 @@ void CopyToFresh(const CopyJob& job, uint64_t at, char* piece, uint64_t size) {
   }
 }
 
+// Copies into the part and counts on the way, so that the bytes come from memory only once.
+void CopyAndCount(const CopyJob& job, uint64_t index, uint64_t at, char* piece, uint64_t size) {
+  const auto format = static_cast<ckptd::FloatFormat>(job.formats[index]);
+  uint64_t found = 0;
+  for (uint64_t done = 0; done < size; done += kCountBytes) {
+    const uint64_t n = std::min(size - done, kCountBytes);
+    found += ckptd::CountNonFinite(format, piece + done, n);
+    CopyPiece(job, at + done, piece + done, n);
+  }
+  if (found > 0) std::atomic_ref(job.non_finite[index]).fetch_add(found);
+}
+
+// Where a share that ends after `bytes` of a piece of this length really ends.
+uint64_t EndOfShare(const CopyJob& job, uint64_t bytes, uint64_t length) {
+  return job.formats == nullptr || bytes == length ? bytes : bytes / kUnit * kUnit;
+}
+
 // Copies the share-th part of all bytes, laid end to end.
 void CopyShare(void* context, int share) {
   const auto& job = *static_cast<const CopyJob*>(context);
@@ -138,11 +160,16 @@ void CopyShare(void* context, int share) {
     const uint64_t first = std::max(job.offsets[i], job.from),
                    last = std::min(job.offsets[i] + job.lengths[i], job.to);
     if (first >= last) continue;
-    const uint64_t skip = begin > done ? std::min(begin - done, last - first) : 0;
-    const uint64_t stop = std::min(last - first, end - done);
+    const uint64_t length = last - first;
+    const uint64_t skip = EndOfShare(job, begin > done ? std::min(begin - done, length) : 0, length);
+    const uint64_t stop = EndOfShare(job, std::min(length, end - done), length);
     if (skip < stop) {
       auto* const piece = reinterpret_cast<char*>(job.addresses[i] + (first - job.offsets[i]) + skip);
-      (job.fresh ? CopyToFresh : CopyPiece)(job, job.base + first + skip, piece, stop - skip);
+      if (job.formats != nullptr && job.formats[i] != 0) {
+        CopyAndCount(job, i, job.base + first + skip, piece, stop - skip);
+      } else {
+        (job.fresh ? CopyToFresh : CopyPiece)(job, job.base + first + skip, piece, stop - skip);
+      }
     }
     done += last - first;
   }
@@ -181,7 +208,7 @@ const ckptd::CopyLoop* LoopHere(int index) {
 }  // namespace
 
 // The version of this interface. The package refuses a library with another version.
-CKPTD_EXPORT int ckptd_native_version() { return 9; }
+CKPTD_EXPORT int ckptd_native_version() { return 10; }
 
 // Returns the CRC32C of some bytes; `crc` is that of the bytes before them, 0 at the start.
 CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc) {
@@ -192,14 +219,17 @@ CKPTD_EXPORT uint32_t ckptd_crc32c(const void* data, uint64_t size, uint32_t crc
 // [0, count); of the file, only the bytes [from, to). Up to `threads` threads copy an equal share of the
 // bytes each. The file begins at `base` of a part, whose memory is consecutive segments: the i-th ends at
 // segment_ends[i] in the part. `fresh`: the memory that is written was never touched, so it is faulted in on
-// the way. In the background it runs with idle priority. Returns 0, or ERANGE, with nothing copied, if the
-// part is too small.
+// the way. In the background it runs with idle priority. `formats` and `non_finite` are null, or say for each
+// piece that is copied into the part which numbers it has (a FloatFormat), and count those that are not
+// finite; then [from, to) is the whole file. Returns 0, or ERANGE, with nothing copied, if the part is too
+// small.
 CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* segment_ends,
                             uint64_t segment_count, uint64_t base, const uint64_t* offsets,
                             const uint64_t* addresses, const uint64_t* lengths, uint64_t count, uint64_t from,
-                            uint64_t to, int threads, int out, int fresh, int background) {
-  CopyJob job{segment_addresses, segment_ends, segment_count, base, offsets, addresses, lengths, count,
-              out != 0,          fresh != 0,   from,          to,   0,       1};
+                            uint64_t to, int threads, int out, int fresh, int background,
+                            const uint8_t* formats, uint64_t* non_finite) {
+  CopyJob job{segment_addresses, segment_ends, segment_count, base,       offsets, addresses, lengths, count,
+              formats,           non_finite,   out != 0,      fresh != 0, from,    to,        0,       1};
   const uint64_t room = segment_count == 0 ? 0 : segment_ends[segment_count - 1];
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t first = std::max(offsets[i], from), last = std::min(offsets[i] + lengths[i], to);

@@ -82,20 +82,31 @@ class PiecesImage(Image):
         pieces: Pieces,
         owners: Any,
         fill: "Optional[Callable[[Memory, int], None]]" = None,
+        formats: "Optional[array[int]]" = None,
     ) -> None:
         """
         Args:
             pieces: all of the content that is in the CPU's memory.
             owners: what keeps the pieces' memory.
             fill: writes the rest to a memory, for a file that begins at an offset in it.
+            formats: array('B') of the number format of each piece (native.FLOAT_FORMATS): write() counts the
+                numbers that are not finite.
         """
         self.size = size
         self._pieces = pieces
         self._owners = owners
         self._fill = fill
+        self._formats = formats
+        # How many numbers of the pieces are not finite, after write(). None if nothing was counted.
+        self.non_finite: Optional[int] = None
 
     def write(self, memory: Memory, base: int, threads: int) -> None:
-        native.copy(memory.segments, base, self._pieces, 0, self.size, threads)
+        if self._formats is None:
+            native.copy(memory.segments, base, self._pieces, 0, self.size, threads)
+        else:
+            counting = native.Counting(self._formats, array("Q", bytes(8 * len(self._formats))))
+            native.copy(memory.segments, base, self._pieces, 0, self.size, threads, counting)
+            self.non_finite = sum(counting.non_finite)
         if self._fill is not None:
             self._fill(memory, base)
 

@@ -8,10 +8,24 @@ import threading
 from array import array
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-_VERSION = 9
+_VERSION = 10
 # A read of this size takes so long that it can be interrupted and shows progress.
 _INTERRUPTIBLE_BYTES = 64 << 20
 _PROGRESS_SECONDS = 0.1
+# The values of FloatFormat in the library, by the name of the dtype in torch.
+FLOAT_FORMATS = {
+    "float16": 1,
+    "bfloat16": 2,
+    "float32": 3,
+    "float64": 4,
+    "float8_e4m3fn": 5,
+    "float8_e5m2": 6,
+    "float8_e4m3fnuz": 7,
+    "float8_e5m2fnuz": 7,
+    "complex32": 1,
+    "complex64": 3,
+    "complex128": 4,
+}
 _u64: Any = ctypes.c_uint64
 _pointer: Any = ctypes.c_void_p
 
@@ -38,7 +52,7 @@ def library() -> Any:
     loaded.ckptd_crc32c.restype = ctypes.c_uint32
     loaded.ckptd_crc32c.argtypes = [_pointer, _u64, ctypes.c_uint32]
     loaded.ckptd_copy.argtypes = (
-        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 4
+        [_pointer, _pointer, _u64, _u64] + [_pointer] * 3 + [_u64] * 3 + [ctypes.c_int] * 4 + [_pointer] * 2
     )
     loaded.ckptd_read_verified.argtypes = (
         [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 4 + [ctypes.c_int] * 2
@@ -120,17 +134,26 @@ def copy(
     start: int,
     stop: int,
     threads: int,
+    counting: "Optional[Counting]" = None,
 ) -> None:
     """Copies the bytes [start, stop) of a file, as far as the pieces cover them, into the memory of a part.
 
     Args:
         segments: (addresses, ends in the part) of the part's memory, both array('Q').
         base: where the file begins in the part.
+        counting: counts on the way the numbers that are not finite. Then all of the file is copied.
 
     Raises:
         RuntimeError: the bytes do not fit into the part.
     """
-    _copy(segments, base, pieces, start, stop, threads, False)
+    _copy(segments, base, pieces, start, stop, threads, False, counting=counting)
+
+
+class Counting(NamedTuple):
+    """Numbers of the i-th of some pieces: their format, and how many were found not to be finite."""
+
+    formats: "array[int]"  # array('B'), of FLOAT_FORMATS; 0 for bytes that are no such numbers.
+    non_finite: "array[int]"  # array('Q').
 
 
 def _copy(
@@ -143,14 +166,27 @@ def _copy(
     out: bool,
     fresh: bool = False,
     background: bool = False,
+    counting: "Optional[Counting]" = None,
 ) -> None:
     count = len(columns[0])
     if count == 0:
         return
     addresses, ends = segments
     pointers = [array_.buffer_info()[0] for array_ in (addresses, ends, *columns)]
+    counts = [column.buffer_info()[0] for column in counting] if counting is not None else [None, None]
     failed = library().ckptd_copy(
-        *pointers[:2], len(addresses), base % 2**64, *pointers[2:], count, start, stop, threads, out, fresh, background
+        *pointers[:2],
+        len(addresses),
+        base % 2**64,
+        *pointers[2:],
+        count,
+        start,
+        stop,
+        threads,
+        out,
+        fresh,
+        background,
+        *counts,
     )
     if failed:
         raise RuntimeError(

@@ -48,8 +48,11 @@ class Torch:
         self._deferred: Any = None  # A DeferredTensors: what some of its tensors are placeholders for.
 
 
-def image_of(name: str, value: Any, views: str = "compact") -> Image:
-    """Returns the image of a file's value. TypeError, with what to write instead, if it has none."""
+def image_of(name: str, value: Any, views: str = "compact", counts_non_finite: bool = False) -> Image:
+    """Returns the image of a file's value. TypeError, with what to write instead, if it has none.
+
+    counts_non_finite: as for archive_writer.image().
+    """
     if isinstance(value, Image):  # Made by another part of this package.
         return value
     if isinstance(value, _RAW):
@@ -57,9 +60,9 @@ def image_of(name: str, value: Any, views: str = "compact") -> Image:
     if isinstance(value, File):
         return image.of_file(value.path)
     if isinstance(value, Torch):
-        return _torch_image(name, value.obj, value.views, value._deferred)
+        return _torch_image(name, value.obj, value.views, value._deferred, counts_non_finite)
     if name.endswith(TORCH_SUFFIXES):
-        return _torch_image(name, value, views)
+        return _torch_image(name, value, views, None, counts_non_finite)
     advice = _SAFETENSORS if name.endswith(".safetensors") else _advice(value)
     raise TypeError(
         f'the value of file "{name}" is {type(value).__name__}: write {advice}; values are bytes-like, ckptd.File(path), '
@@ -67,14 +70,21 @@ def image_of(name: str, value: Any, views: str = "compact") -> Image:
     )
 
 
-def _torch_image(name: str, obj: Any, views: str, deferred: Any = None) -> Image:
+def _torch_image(name: str, obj: Any, views: str, deferred: Any, counts_non_finite: bool) -> Image:
     try:
         from ckptd._torch import archive_writer
     except ImportError as error:
         raise TypeError(
             f'file "{name}" is to be saved as torch.save would save it, but torch cannot be imported: {error}'
         ) from error
-    return archive_writer.image(obj, views, deferred)
+    return archive_writer.image(obj, views, deferred, counts_non_finite)
+
+
+def is_torch(name: str, value: Any) -> bool:
+    """Returns whether a file is saved as torch.save would save it."""
+    if isinstance(value, (Image, File, *_RAW)):
+        return False
+    return isinstance(value, Torch) or name.endswith(TORCH_SUFFIXES)
 
 
 def _advice(value: Any) -> str:

@@ -5,9 +5,8 @@ from typing import Any, Optional
 
 from ckptd import errors
 from ckptd._progress_bar import Progress
-from ckptd._saving import file_values
 from ckptd._saving.save import LevelName, Save
-from ckptd._saving.upload import PartFile, PartUpload
+from ckptd._saving.upload import PartUpload
 from ckptd._wire.protocol import types
 
 
@@ -54,7 +53,7 @@ class Part:
                 reason="SAVE_CONFLICT",
                 tag=self.tag,
             )
-        self._upload.add(PartFile(name, file_values.image_of(name, value)))
+        self._upload.add(name, value)
 
     def seal(self) -> Save:
         """Hands the part over to the daemon, as leaving the ``with`` block does. No-op if it is sealed.

@@ -9,6 +9,8 @@ from ckptd import errors
 from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
 from ckptd._membership.unended_save import UnendedSave
 from ckptd._memory.image import Image, Memory, PiecesImage
+from ckptd._saving import file_values, finite
+from ckptd._saving.finite import Finite, NonFiniteTensor
 from ckptd._saving.save_state import SaveState
 from ckptd._session.segments import SealedBytes
 from ckptd._session.session import Session, is_transient, segments_of
@@ -38,19 +40,29 @@ class SaveOptions(NamedTuple):
     busy: Any  # types.BusyPolicy
     timeout: float  # Seconds for admission.
     ranks: Tuple[int, ...] = ()  # Those that contribute, ascending; empty: all.
+    check: Optional[Finite] = None
 
 
 class PartFile:
     """A file of a part."""
 
-    def __init__(self, name: str, image: Image) -> None:
+    def __init__(self, name: str, image: Image, value: Any = None) -> None:
+        """value: what to check once the image is written; None: nothing."""
         self.name = name
         self.size = image.size
+        self.unchecked = value
         # None when it has been copied: its owner may have changed it since.
         self.image: Optional[Image] = image
         self.offset = -1  # In the part, in bytes; -1 until the daemon has placed it.
         self.written: Optional[Joined] = None  # Where it has been written to.
         self.memory: Optional[Memory] = None  # Where it lies; None if it went over gRPC.
+
+
+def part_file(name: str, value: Any, check: Optional[Finite], views: str = "compact") -> PartFile:
+    """Returns the file of a value that a user saves. TypeError if the value has no form as a file."""
+    checked = check is not None and file_values.is_torch(name, value)
+    image = file_values.image_of(name, value, views, counts_non_finite=checked)
+    return PartFile(name, image, value if checked else None)
 
 
 class PartUpload(UnendedSave):
@@ -76,6 +88,7 @@ class PartUpload(UnendedSave):
         self._begun: Optional[Joined] = None  # Where Begin was answered.
         self._is_seal_sent = False
         self._files: List[PartFile] = []
+        self._non_finite: List[NonFiniteTensor] = []  # Found by the check.
         self._memory: Optional[Memory] = None
         self._borrower = object()  # Marks the segments that are lent for this part.
         self._sealed_bytes: Optional[SealedBytes] = None  # Kept for the next daemon, from Seal to the end.
@@ -98,8 +111,9 @@ class PartUpload(UnendedSave):
         """Returns whether the part has a file of this name."""
         return any(file.name == name for file in self._files)
 
-    def add(self, file: PartFile) -> None:
-        """Uploads one more file of a growing part."""
+    def add(self, name: str, value: Any) -> None:
+        """Uploads one more file of a growing part. TypeError if the value has no form as a file."""
+        file = part_file(name, value, self._options.check)
         self._files.append(file)
         try:
             self.membership.connection.repeat(self._write_missing, self._options.timeout)
@@ -263,8 +277,16 @@ class PartUpload(UnendedSave):
             elif file.size:
                 self._stream(session, file)
             file.written, file.memory = joined, self._memory
+            self._check(file)
         if not self.state.is_recovered:  # No trainer waits for the copy of a recovered part.
             self.state.copy_seconds += time.monotonic() - started
+
+    def _check(self, file: PartFile) -> None:
+        """Looks for numbers that are not finite, the first time that a file is written."""
+        if file.unchecked is None or file.image is None:
+            return
+        value, file.unchecked = file.unchecked, None
+        self._non_finite += finite.find(file.name, value, file.image)
 
     def _stream(self, session: Session, file: PartFile) -> None:
         """Sends a file over gRPC, for clients that cannot receive descriptors."""
@@ -283,6 +305,9 @@ class PartUpload(UnendedSave):
         joined = self._write_missing()
         if self.has_ended():
             return
+        if self._options.check is not None:
+            finite.act(self._options.check, self.tag, self._non_finite)
+            self._non_finite = []
         self.state.stall_seconds = time.monotonic() - self._started
         self._seal_with(joined)
         self.state.stall_seconds = time.monotonic() - self._started

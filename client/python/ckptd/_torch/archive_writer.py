@@ -40,15 +40,21 @@ _seen_globals: Set[Any] = set()
 _own_writer_works: Optional[bool] = None
 
 
-def image(obj: Any, views: str = "compact", deferred: Optional[DeferredTensors] = None) -> Image:
+def image(
+    obj: Any,
+    views: str = "compact",
+    deferred: Optional[DeferredTensors] = None,
+    counts_non_finite: bool = False,
+) -> Image:
     """Returns the image of the archive that torch.save(obj) would write.
 
     Args:
         views: "keep" saves storages whole, as torch does; "compact" only the parts that tensors use.
         deferred: what the placeholders in `obj` stand for.
+        counts_non_finite: a PiecesImage counts NaNs and infinities in the CPU's memory while it is written.
     """
     if own_writer_works():
-        return _lay_out(obj, views == "compact", deferred)
+        return _lay_out(obj, views == "compact", deferred, counts_non_finite)
     if deferred:
         deferred.materialise()
     return image_by_torch_save(obj)
@@ -68,7 +74,9 @@ def own_writer_works() -> bool:
     return _own_writer_works
 
 
-def _lay_out(obj: Any, compact: bool, deferred: Optional[DeferredTensors] = None) -> Image:
+def _lay_out(
+    obj: Any, compact: bool, deferred: Optional[DeferredTensors] = None, counts_non_finite: bool = False
+) -> Image:
     pickled, records, found = pickle_state(obj, compact)
     if not found <= _seen_globals:
         _warn_of_unsafe(found)
@@ -81,12 +89,14 @@ def _lay_out(obj: Any, compact: bool, deferred: Optional[DeferredTensors] = None
     lengths = layout.glue_lengths + array("Q", [len(pickled)])
     sources = array("Q", [glue_address + start for start in layout.glue_starts])
     sources.append(pickle_address)
+    in_memory: List[Record] = []
     on_devices: List[Tuple[int, Record]] = []
     deferred_records: List[Tuple[int, Record]] = []
     if not deferred and all(record.storage.device.type == "cpu" for record in records):
         offsets += layout.storage_offsets
         lengths += array("Q", sizes)
         sources += array("Q", [record.storage.data_ptr() + record.begin for record in records])
+        in_memory = records
     else:
         for offset, size, record in zip(layout.storage_offsets, sizes, records):
             if deferred and deferred.has(record.storage):
@@ -96,12 +106,21 @@ def _lay_out(obj: Any, compact: bool, deferred: Optional[DeferredTensors] = None
                 offsets.append(offset)
                 lengths.append(size)
                 sources.append(record.storage.data_ptr() + record.begin)
+                in_memory.append(record)
             elif size:
                 on_devices.append((offset, record))
     # Kept until the copy is done: a __reduce__ may have made storages that nobody else refers to.
     owners = (obj, records, glue_owner, pickled)
     fill = filler(on_devices, deferred_records, deferred)
-    return PiecesImage(layout.size, Pieces(offsets, sources, lengths), owners, fill)
+    formats = None
+    if counts_non_finite:
+        formats = array("B", bytes(len(offsets) - len(in_memory)))
+        formats.extend(_format_of(record.dtype) for record in in_memory)
+    return PiecesImage(layout.size, Pieces(offsets, sources, lengths), owners, fill, formats)
+
+
+def _format_of(dtype: Any) -> int:
+    return native.FLOAT_FORMATS.get(str(dtype).partition(".")[2], 0)
 
 
 def filler(

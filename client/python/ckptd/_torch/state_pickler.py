@@ -61,6 +61,7 @@ class Record(NamedTuple):
     storage: Any
     begin: int
     end: int
+    dtype: Any = None  # Of the tensors that use it; None if bytes alone are known of.
 
 
 class PickledState(NamedTuple):
@@ -142,7 +143,7 @@ class _Pickler(pickle.Pickler):
         identity = storage._cdata
         self._whole.add(identity)
         size = 0 if storage.device.type == "meta" else storage.nbytes()
-        return ("storage", kind, self._key(identity, storage, 0, size), _location(storage), count)
+        return ("storage", kind, self._key(identity, storage, 0, size, dtype), _location(storage), count)
 
     def reducer_override(self, obj: Any) -> Any:
         # Nearly all of a checkpoint is plain tensors. This gives the same bytes as their own __reduce_ex__,
@@ -209,7 +210,7 @@ class _Pickler(pickle.Pickler):
 
     def _refer(self, kind: Any, dtype: Any, place: Any, storage: Any, begin: int, end: int) -> _Reference:
         unit = 1 if kind is _UntypedStorage else dtype.itemsize
-        key = self._key(place, storage, begin, end)
+        key = self._key(place, storage, begin, end, dtype)
         reference = self._references[place] = _Reference(
             (kind, key, _location(storage), (end - begin) // unit, dtype)
         )
@@ -226,11 +227,11 @@ class _Pickler(pickle.Pickler):
             last += (count - 1) * step
         self._used.setdefault(identity, []).append((offset * item, (last + 1) * item))
 
-    def _key(self, place: Any, storage: Any, begin: int, end: int) -> str:
+    def _key(self, place: Any, storage: Any, begin: int, end: int, dtype: Any) -> str:
         key = self._keys.get(place)
         if key is None:
             key = self._keys[place] = str(len(self.records))
-            self.records.append(Record(storage, begin, end))
+            self.records.append(Record(storage, begin, end, dtype))
         return key
 
     def _check_dtype(self, storage: Any, dtype: Any) -> None:

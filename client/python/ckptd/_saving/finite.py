@@ -1,0 +1,108 @@
+"""The check that a state which is saved has only finite numbers."""
+
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+
+from ckptd import errors
+from ckptd._memory.image import Image, PiecesImage
+from ckptd._saving import file_values
+
+ACTIONS = ("warn", "refuse")
+_MOST_NAMED = 5
+
+
+class Finite:
+    """A check of :meth:`Run.save`: the floating-point numbers of all tensors are finite.
+
+    NaNs and infinities are counted while the bytes are copied. Tensors are found, and named, in dicts, lists and
+    tuples of files that are saved as ``torch.save`` would save them; other files are not checked.
+
+    Args:
+        action (str): what to do if a number is not finite. ``"warn"`` saves all the same, with a
+            :class:`NonFiniteWarning`; ``"refuse"`` ends the save on all ranks and raises :class:`NonFinite`.
+            Default: ``"warn"``
+    """
+
+    def __init__(self, action: str = "warn") -> None:
+        if action not in ACTIONS:
+            raise ValueError(f'action is "{action}"; it must be one of {", ".join(ACTIONS)}')
+        self.action = action
+
+    def __repr__(self) -> str:
+        return f'ckptd.Finite(action="{self.action}")'
+
+
+class NonFiniteTensor(NamedTuple):
+    """A tensor in which numbers are not finite."""
+
+    file: str
+    name: str  # Its place in the file's object: "layers.0.weight".
+    nans: int
+    infinities: int
+    numbers: int  # Elements of the tensor.
+
+    def __str__(self) -> str:
+        found = [f"{count} {what}" for count, what in ((self.nans, "NaN"), (self.infinities, "Inf")) if count]
+        return f"{self.name} in {self.file} ({', '.join(found)} of {self.numbers})"
+
+
+def find(file: str, value: Any, image: Image) -> List[NonFiniteTensor]:
+    """Returns the tensors of a file, whose image has just been written, that have numbers which are not finite."""
+    obj = value.obj if isinstance(value, file_values.Torch) else value
+    counted: Optional[int] = image.non_finite if isinstance(image, PiecesImage) else None
+    found = []
+    for name, tensor in _tensors(obj, ""):
+        # The copy has counted what is in the CPU's memory. Only a tensor that it did not see is read again.
+        if counted == 0 and tensor.device.type == "cpu":
+            continue
+        tensor_found = _count(file, name, tensor)
+        if tensor_found.nans or tensor_found.infinities:
+            found.append(tensor_found)
+    return found
+
+
+def act(check: Finite, tag: str, found: List[NonFiniteTensor]) -> None:
+    """Does what the check says about these tensors of a save: NonFinite, a warning, or nothing if there are
+    none.
+    """
+    if not found:
+        return
+    named = ", ".join(str(tensor) for tensor in found[:_MOST_NAMED])
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    message = f"{tag} has numbers that are not finite: {named}{more}"
+    if check.action == "refuse":
+        raise errors.NonFinite(
+            f"{message}; the save was refused, older checkpoints stay", reason="NON_FINITE", tag=tag, tensors=tuple(found)
+        )
+    from ckptd._torch.archive_writer import warn_caller
+
+    warn_caller(f"{message}; it is saved all the same", errors.NonFiniteWarning)
+
+
+def _tensors(obj: Any, name: str) -> Iterator[Tuple[str, Any]]:
+    """Yields each floating-point tensor with its place."""
+    if isinstance(obj, dict):
+        for key, value in obj.items():
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(obj, (list, tuple)):
+        for index, value in enumerate(obj):
+            yield from _tensors(value, f"{name}.{index}" if name else str(index))
+    elif _is_floating(obj):
+        yield name or "the tensor", obj
+
+
+def _is_floating(obj: Any) -> bool:
+    import torch
+
+    return isinstance(obj, torch.Tensor) and (obj.is_floating_point() or obj.is_complex())
+
+
+def _count(file: str, name: str, tensor: Any) -> NonFiniteTensor:
+    import torch
+
+    with torch.no_grad():
+        numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        if numbers.element_size() == 1:  # torch compares no 8-bit numbers.
+            numbers = numbers.to(torch.float32)
+        return NonFiniteTensor(
+            file, name, int(numbers.isnan().sum()), int(numbers.isinf().sum()), tensor.numel()
+        )
