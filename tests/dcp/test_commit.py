@@ -193,7 +193,7 @@ def test_wrong_arguments_are_refused_with_what_to_do(alone, root):
         ("wait='durable'", "sealed"),
         ("thread_count=0", "at least 1"),
         ("_extensions=[1]", "FileSystemWriter"),
-        ("serialization_format=states.SerializationFormat.SAFETENSORS", "HuggingFaceStorageWriter"),
+        ("serialization_format=states.SerializationFormat.SAFETENSORS", "ckptd.dcp.HuggingFaceWriter"),
     ]:
         error = alone.fails(f"Writer({root + '/a'!r}, {arguments})")
         assert error.kind == "ValueError" and word in error.message

@@ -19,7 +19,15 @@ _MANIFEST = os.path.join(".ckptd", "manifest")
 def holds_checkpoint(path: str) -> bool:
     """Returns whether a directory holds a checkpoint in DCP's format, whoever has written it."""
     with contextlib.suppress(OSError):
-        return any(name.endswith(METADATA_FILE) for name in os.listdir(path))
+        return any(name.endswith((METADATA_FILE, ".safetensors")) for name in os.listdir(path))
+    return False
+
+
+def is_of_hugging_face(path: str) -> bool:
+    """Returns whether a directory holds a checkpoint of safetensors files, in the layout of Hugging Face."""
+    with contextlib.suppress(OSError):
+        names = os.listdir(path)
+        return any(name.endswith(".safetensors") for name in names) and METADATA_FILE not in names
     return False
 
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ckptd.dcp import _directory, _names
+from ckptd.dcp import _directory, _names, _safetensors
 from ckptd.dcp._process import place_of, process
 from ckptd.dcp._slices import SliceReader
 from ckptd.restore import Checkpoint
@@ -23,7 +23,7 @@ class Reader(StorageReader):
 
     It reads only the bytes that this rank's plan needs, from the daemon's memory where they still are, and
     verifies every one. It waits for a save of this checkpoint that is in flight. What DCP's own writer has
-    written it reads as DCP does.
+    written it reads as DCP does. It reads both formats: DCP's own, and safetensors files.
 
     Args:
         path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
@@ -53,12 +53,11 @@ class Reader(StorageReader):
         if self._checkpoint is None and self._stock is None:
             self._checkpoint = process.open(self._place, self._use_daemon)
             if self._checkpoint is None:
-                self._stock = FileSystemReader(_directory.readable(self._place), self._registry)
+                self._stock = self._stock_reader(_directory.readable(self._place))
         if self._checkpoint is None:
             assert self._stock is not None
             return self._stock.read_metadata(*args, **kwargs)
-        data = self._checkpoint.read(_names.metadata_file(kwargs.get("rank")))
-        metadata: Metadata = pickle.loads(data)
+        metadata = self._read_metadata(self._checkpoint, _names.metadata_file(kwargs.get("rank")))
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         return metadata
@@ -99,6 +98,19 @@ class Reader(StorageReader):
     def checkpoint_id(self) -> str:
         """The absolute path of the checkpoint."""
         return self._place.path
+
+    def _stock_reader(self, path: str) -> FileSystemReader:
+        if _directory.is_of_hugging_face(path):
+            from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+            return HuggingFaceStorageReader(path)
+        return FileSystemReader(path, self._registry)
+
+    def _read_metadata(self, checkpoint: Checkpoint, name: str) -> Metadata:
+        if name not in checkpoint.files and any(file.endswith(_safetensors.SUFFIX) for file in checkpoint.files):
+            return _safetensors.read_metadata(checkpoint)
+        metadata: Metadata = pickle.loads(checkpoint.read(name))
+        return metadata
 
     def _read(
         self, checkpoint: Checkpoint, metadata: Metadata, items: List[ReadItem], planner: LoadPlanner

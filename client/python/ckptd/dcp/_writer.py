@@ -7,7 +7,7 @@ import os
 import pickle
 import threading
 import uuid
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -128,8 +128,8 @@ class Writer(StorageWriter, Stager):
             )
         if getattr(serialization_format, "value", "torch_save") != "torch_save":
             raise ValueError(
-                f"serialization_format is {serialization_format}, and ckptd writes TORCH_SAVE only: leave it out, or use "
-                "torch.distributed.checkpoint.HuggingFaceStorageWriter"
+                f"serialization_format is {serialization_format}, and a Writer writes TORCH_SAVE: leave it out, or use "
+                "ckptd.dcp.HuggingFaceWriter, as DCP's HuggingFaceStorageWriter"
             )
         self._path = place_of(path)
         keep = keep_of_arguments(retention, num_kept_ckpts)
@@ -201,7 +201,7 @@ class Writer(StorageWriter, Stager):
         run = process.run(self._place.root, who.rank, who.world_size)
         run._membership.keep = self.options.keep
         run._membership.advance_ordinal(self._place.tag, self._now.number)
-        files = _Files(plan, planner, self.options)
+        files = self._files(plan, planner)
         arguments: Any = {
             "files": files,
             "step": step_of(self._place.tag),
@@ -227,13 +227,10 @@ class Writer(StorageWriter, Stager):
         assert self._now.part is not None  # write_data() has begun it.
         if self._now.repeated is not None:
             results = self._now.repeated.incoming(results)
-        metadata.version = _names.FORMAT_VERSION
-        metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
-        metadata.storage_meta = self._meta()
-        name = _names.metadata_file(None if self._now.use_collectives else self._now.rank)
         try:
             with self._now.part as part:
-                part.add(name, pickle.dumps(metadata))
+                for name, value in self._last_files(metadata, results):
+                    part.add(name, value)
             if self._now.repeated is not None:
                 self._now.metadata = copy.copy(metadata)
                 metadata.state_dict_metadata, metadata.storage_data, metadata.planner_data = {}, {}, {}
@@ -258,6 +255,20 @@ class Writer(StorageWriter, Stager):
     def checkpoint_id(self) -> str:
         """The absolute path of the checkpoint."""
         return self._place.path
+
+    # ---- the files
+
+    def _files(self, plan: SavePlan, planner: SavePlanner) -> "Files":
+        """Returns this rank's files."""
+        return _ItemFiles(plan, planner, self.options)
+
+    def _last_files(self, metadata: Metadata, results: List[List[WriteResult]]) -> Iterator[Tuple[str, Any]]:
+        """Returns the files that are made when all ranks have written; completes the metadata."""
+        metadata.version = _names.FORMAT_VERSION
+        metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
+        metadata.storage_meta = self._meta()
+        name = _names.metadata_file(None if self._now.use_collectives else self._now.rank)
+        yield name, pickle.dumps(metadata)
 
     # ---- the rest
 
@@ -313,17 +324,24 @@ class Writer(StorageWriter, Stager):
         return f"<ckptd.dcp.Writer {self._place.path}>"
 
 
-class _Files(Dict[str, Any]):
-    """This rank's files, which are laid out while the run iterates over them: an error there ends the save on
+class Files(Dict[str, Any]):
+    """This rank's files, which items() lays out while the run iterates over them: an error there ends the save on
     all ranks.
     """
 
-    def __init__(self, plan: SavePlan, planner: SavePlanner, options: Options) -> None:
+    def __init__(self, plan: SavePlan, planner: SavePlanner) -> None:
         super().__init__()
         self._plan = plan
         self._planner = planner
-        self._options = options
         self.results: List[WriteResult] = []
+
+
+class _ItemFiles(Files):
+    """Files in DCP's own format."""
+
+    def __init__(self, plan: SavePlan, planner: SavePlanner, options: Options) -> None:
+        super().__init__(plan, planner)
+        self._options = options
 
     def items(self) -> Any:
         self.results.clear()
