@@ -244,6 +244,15 @@ CKPTD_EXPORT int ckptd_copy(const uint64_t* segment_addresses, const uint64_t* s
   return 0;
 }
 
+// Returns how many numbers of this FloatFormat are not finite, and in *infinite how many of these are
+// infinities.
+CKPTD_EXPORT uint64_t ckptd_count_non_finite(int format, const void* data, uint64_t bytes,
+                                             uint64_t* infinite) {
+  const auto numbers = static_cast<ckptd::FloatFormat>(format);
+  *infinite = ckptd::CountInfinite(numbers, data, bytes);
+  return ckptd::CountNonFinite(numbers, data, bytes);
+}
+
 // Reads lengths[i] bytes from offsets[i] of a file to addresses[i], for i in [0, count), with up to `threads`
 // threads, and verifies every chunk that they touch against `expected`, the CRC32C of each chunk of the file.
 // The pieces are ordered by offset, do not overlap, and do not reach beyond `file_size`.

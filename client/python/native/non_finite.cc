@@ -5,9 +5,9 @@
 namespace ckptd {
 namespace {
 
-// A number is not finite if its bits under kMask equal kValue.
+// Counts the numbers whose bits under kMask equal kValue.
 //
-// Counts in the numbers' own type, block by block, so that the compiler turns the loop into vector
+// It counts in the numbers' own type, block by block, so that the compiler turns the loop into vector
 // instructions: a block has no more numbers than that type can count.
 template <typename T, T kMask, T kValue>
 [[gnu::always_inline]] inline uint64_t Count(const void* data, uint64_t bytes) {
@@ -56,6 +56,26 @@ __attribute__((target("avx2"))) uint64_t CountByAvx2(FloatFormat format, const v
 #endif
 
 }  // namespace
+
+uint64_t CountInfinite(FloatFormat format, const void* data, uint64_t bytes) {
+  switch (format) {
+    case FloatFormat::kFloat16:
+      return Count<uint16_t, 0x7fff, 0x7c00>(data, bytes);
+    case FloatFormat::kBFloat16:
+      return Count<uint16_t, 0x7fff, 0x7f80>(data, bytes);
+    case FloatFormat::kFloat32:
+      return Count<uint32_t, 0x7fffffff, 0x7f800000>(data, bytes);
+    case FloatFormat::kFloat64:
+      return Count<uint64_t, 0x7fffffffffffffff, 0x7ff0000000000000>(data, bytes);
+    case FloatFormat::kFloat8E5M2:
+      return Count<uint8_t, 0x7f, 0x7c>(data, bytes);
+    case FloatFormat::kNone:
+    case FloatFormat::kFloat8E4M3Fn:
+    case FloatFormat::kFloat8FnUz:
+      return 0;
+  }
+  return 0;
+}
 
 uint64_t CountNonFinite(FloatFormat format, const void* data, uint64_t bytes) {
 #if defined(__x86_64__)

@@ -20,6 +20,8 @@ enum class FloatFormat : uint8_t {
 
 // Bytes beyond the last whole number do not count. The data needs no alignment.
 uint64_t CountNonFinite(FloatFormat format, const void* data, uint64_t bytes);
+// Those of them that are infinities.
+uint64_t CountInfinite(FloatFormat format, const void* data, uint64_t bytes);
 
 }  // namespace ckptd
 #endif  // CKPTD_CLIENT_PYTHON_NATIVE_NON_FINITE_H_

@@ -18,11 +18,18 @@ uint64_t CountIn(FloatFormat format, const std::vector<T>& numbers) {
   return CountNonFinite(format, numbers.data(), numbers.size() * sizeof(T));
 }
 
+template <typename T>
+uint64_t InfiniteIn(FloatFormat format, const std::vector<T>& numbers) {
+  return CountInfinite(format, numbers.data(), numbers.size() * sizeof(T));
+}
+
 TEST(CountNonFinite, CountsNanAndBothInfinitiesAndNoFiniteNumber) {
   const std::vector<float> finite = {
       0.0f, -0.0f, 1e-45f, -1e-45f, std::numeric_limits<float>::max(), std::numeric_limits<float>::lowest()};
   EXPECT_EQ(CountIn(FloatFormat::kFloat32, finite), 0u);
   EXPECT_EQ(CountIn<float>(FloatFormat::kFloat32, {kNan, -kNan, kInfinity, -kInfinity, 1}), 4u);
+  EXPECT_EQ(InfiniteIn<float>(FloatFormat::kFloat32, {kNan, -kNan, kInfinity, -kInfinity, 1}), 2u);
+  EXPECT_EQ(InfiniteIn<double>(FloatFormat::kFloat64, {kNan, -kInfinity, 1e308, -0.0}), 1u);
   EXPECT_EQ(CountIn<double>(FloatFormat::kFloat64, {kNan, -kInfinity, 1e308, -0.0}), 2u);
 }
 
@@ -34,13 +41,17 @@ TEST(CountNonFinite, KnowsEveryPatternOfTheNarrowFormats) {
     float value;
     memcpy(&value, &as_float32, sizeof(value));
     EXPECT_EQ(CountIn(FloatFormat::kBFloat16, one), std::isfinite(value) ? 0u : 1u) << bits;
+    EXPECT_EQ(InfiniteIn(FloatFormat::kBFloat16, one), std::isinf(value) ? 1u : 0u) << bits;
     EXPECT_EQ(CountIn(FloatFormat::kFloat16, one), (bits >> 10 & 31) == 31 ? 1u : 0u) << bits;
+    EXPECT_EQ(InfiniteIn(FloatFormat::kFloat16, one), (bits & 0x7fff) == 31 << 10 ? 1u : 0u) << bits;
   }
   for (uint32_t bits = 0; bits < 0x100; ++bits) {
     const std::vector<uint8_t> one = {static_cast<uint8_t>(bits)};
     EXPECT_EQ(CountIn(FloatFormat::kFloat8E4M3Fn, one), bits == 0x7f || bits == 0xff ? 1u : 0u) << bits;
     EXPECT_EQ(CountIn(FloatFormat::kFloat8E5M2, one), (bits >> 2 & 31) == 31 ? 1u : 0u) << bits;
+    EXPECT_EQ(InfiniteIn(FloatFormat::kFloat8E5M2, one), (bits & 0x7f) == 31 << 2 ? 1u : 0u) << bits;
     EXPECT_EQ(CountIn(FloatFormat::kFloat8FnUz, one), bits == 0x80 ? 1u : 0u) << bits;
+    EXPECT_EQ(InfiniteIn(FloatFormat::kFloat8E4M3Fn, one) + InfiniteIn(FloatFormat::kFloat8FnUz, one), 0u);
   }
 }
 

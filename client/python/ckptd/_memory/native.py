@@ -57,6 +57,8 @@ def library() -> Any:
     loaded.ckptd_read_verified.argtypes = (
         [ctypes.c_int, _u64, _u64] + [_pointer] * 4 + [_u64, ctypes.c_int] + [_pointer] * 4 + [ctypes.c_int] * 2
     )
+    loaded.ckptd_count_non_finite.argtypes = [ctypes.c_int, _pointer, _u64, _pointer]
+    loaded.ckptd_count_non_finite.restype = _u64
     loaded.ckptd_advise_huge_pages.argtypes = [_pointer, _pointer, _u64]
     loaded.ckptd_advise_huge_pages.restype = None
     loaded.ckptd_map.argtypes = [ctypes.c_int, _u64, ctypes.c_int, _pointer]
@@ -192,6 +194,18 @@ def _copy(
         raise RuntimeError(
             f"{stop - start} bytes at {base + start} do not fit into a part of {ends[-1] if ends else 0}"
         )
+
+
+def count_non_finite(dtype: str, address: int, size: int) -> Tuple[int, int]:
+    """Returns how many NaNs and how many infinities are among the numbers at an address.
+
+    Args:
+        dtype: a name of FLOAT_FORMATS.
+        size: of the numbers together, in bytes.
+    """
+    infinite = _u64()
+    found = library().ckptd_count_non_finite(FLOAT_FORMATS[dtype], address, size, ctypes.byref(infinite))
+    return int(found) - infinite.value, infinite.value
 
 
 class ReadFault(NamedTuple):

@@ -3,6 +3,7 @@
 from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 from ckptd import errors
+from ckptd._memory import native
 from ckptd._memory.image import Image, PiecesImage
 from ckptd._saving import file_values
 
@@ -97,12 +98,24 @@ def _is_floating(obj: Any) -> bool:
 
 
 def _count(file: str, name: str, tensor: Any) -> NonFiniteTensor:
+    from ckptd._torch.archive_writer import dtype_name
+
+    nans = infinities = 0
+    if tensor.device.type == "cpu" and dtype_name(tensor.dtype) in native.FLOAT_FORMATS:
+        numbers = tensor.detach().contiguous()
+        nans, infinities = native.count_non_finite(dtype_name(tensor.dtype), numbers.data_ptr(), numbers.nbytes)
+    else:
+        nans, infinities = _count_by_torch(tensor)
+    return NonFiniteTensor(file, name, nans, infinities, tensor.numel())
+
+
+def _count_by_torch(tensor: Any) -> Tuple[int, int]:
     import torch
 
     with torch.no_grad():
-        numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         if numbers.element_size() == 1:  # torch compares no 8-bit numbers.
             numbers = numbers.to(torch.float32)
-        return NonFiniteTensor(
-            file, name, int(numbers.isnan().sum()), int(numbers.isinf().sum()), tensor.numel()
-        )
+        if bool(numbers.isfinite().all()):
+            return 0, 0
+        return int(numbers.isnan().sum()), int(numbers.isinf().sum())

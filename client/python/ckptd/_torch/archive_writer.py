@@ -120,7 +120,12 @@ def _lay_out(
 
 
 def _format_of(dtype: Any) -> int:
-    return native.FLOAT_FORMATS.get(str(dtype).partition(".")[2], 0)
+    return native.FLOAT_FORMATS.get(dtype_name(dtype), 0)
+
+
+def dtype_name(dtype: Any) -> str:
+    """Returns the name of a dtype without "torch."."""
+    return str(dtype).partition(".")[2]
 
 
 def filler(
