@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import random
+import sys
 import warnings
 
 import numpy
@@ -20,12 +21,16 @@ from ckptd.deepspeed import CheckpointEngine
 importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
 deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True  # Slow on a CPU, but it works.
 deepspeed.utils.logger.setLevel(logging.ERROR)
+for handler in deepspeed.utils.logger.handlers:
+    handler.setStream(sys.stderr)  # transformers sets the level, too.
 warnings.filterwarnings("ignore", message=".*is deprecated. Please use `torch.distributed.*")
 
 
 def join(store, rank, world_size):
     """Makes the process group, which lasts as long as the process: DeepSpeed keeps what it derives from it."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    for prefix in ("", "LOCAL_"):  # As torchrun; accelerate reads them.
+        os.environ.update({f"{prefix}RANK": str(rank), f"{prefix}WORLD_SIZE": str(world_size)})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     os.environ["CKPTD_LAUNCH_ID"] = os.path.basename(store)
     where = {"init_method": f"file://{store}", "rank": rank, "world_size": world_size}
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, **where)

@@ -15,6 +15,7 @@ from ckptd.deepspeed._clones import clone_tensors_for_torch_save
 from ckptd.deepspeed._convert_program import CannotConvert, NoCheckpoint
 from ckptd.deepspeed._engine import CheckpointEngine
 from ckptd.deepspeed._install import configure, install, run, uninstall
+from ckptd.deepspeed._pretrained import save_pretrained
 from ckptd.deepspeed._recovery import (
     LazyTensor,
     convert_zero_checkpoint_to_fp32_state_dict,
@@ -36,5 +37,6 @@ __all__ = [
     "install",
     "load_state_dict_from_zero_checkpoint",
     "run",
+    "save_pretrained",
     "uninstall",
 ]
