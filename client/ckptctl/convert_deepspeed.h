@@ -1,4 +1,4 @@
-// `convert zero-to-fp32`: its arguments and its output.
+// `convert zero-to-fp32` and `convert ds-to-universal`: their arguments and their output.
 #ifndef CKPTD_CLIENT_CKPTCTL_CONVERT_DEEPSPEED_H_
 #define CKPTD_CLIENT_CKPTCTL_CONVERT_DEEPSPEED_H_
 
@@ -28,6 +28,20 @@ struct ZeroToFp32Arguments {
 // Works without a daemon. SIGINT and SIGTERM stop it: it removes what it wrote and returns ABORTED, reason
 // INTERRUPTED.
 absl::StatusOr<ExitCode> ConvertZeroToFp32(const Context& context, const ZeroToFp32Arguments& arguments);
+
+// The flags of DeepSpeed's ds_to_universal.py, and ours.
+struct DsToUniversalArguments {
+  std::string input_folder, output_folder;
+  int num_extract_workers = 4, num_merge_workers = 2;  // Accepted for compatibility, and ignored.
+  bool keep_temp_folder = false;                       // Likewise: there is none.
+  bool no_strict = false;
+  bool inject_missing_state = false;
+  bool dry_run = false;
+};
+
+// As ConvertZeroToFp32.
+absl::StatusOr<ExitCode> ConvertDsToUniversal(const Context& context,
+                                              const DsToUniversalArguments& arguments);
 
 }  // namespace ckptd::ctl
 #endif  // CKPTD_CLIENT_CKPTCTL_CONVERT_DEEPSPEED_H_

@@ -38,6 +38,7 @@ struct Arguments {
   RetentionArguments retention;
   ConvertArguments convert;
   ZeroToFp32Arguments zero_to_fp32;
+  DsToUniversalArguments universal;
 };
 
 CLI::App* Add(CLI::App& app, const std::string& name, const std::string& what, Command* chosen,
@@ -183,6 +184,31 @@ void AddZeroToFp32(CLI::App& convert, const Context& context, Arguments& a, Comm
                 "Print where in the tag's files the bytes of each weight are, as JSON, and write nothing");
 }
 
+// Options are spelled as in DeepSpeed's ds_to_universal.py, and with hyphens.
+void AddDsToUniversal(CLI::App& convert, const Context& context, Arguments& a, Command* chosen) {
+  DsToUniversalArguments& universal = a.universal;
+  CLI::App* app = Add(convert, "ds-to-universal",
+                      "A tag of DeepSpeed's ZeRO as a universal checkpoint, which any number of ranks loads",
+                      chosen, [&] { return ConvertDsToUniversal(context, universal); });
+  app->add_option("--input_folder,--input-folder", universal.input_folder,
+                  "The tag's directory; it is only read")
+      ->required();
+  app->add_option(
+         "--output_folder,--output-folder", universal.output_folder,
+         "The directory to be made: missing, or an empty one. latest_universal beside it will name it")
+      ->required();
+  app->add_flag("--no_strict,--no-strict", universal.no_strict,
+                "Accept patterns of universal_checkpoint_info that no parameter matches");
+  app->add_flag("--inject_missing_state,--inject-missing-state", universal.inject_missing_state,
+                "Do without universal_checkpoint_info");
+  app->add_flag("--dry-run,--dry_run", universal.dry_run,
+                "Check everything and show what would be made, but write nothing");
+  const std::string ignored = "Accepted as by ds_to_universal.py, and ignored";
+  app->add_option("--num_extract_workers,--num-extract-workers", universal.num_extract_workers, ignored);
+  app->add_option("--num_merge_workers,--num-merge-workers", universal.num_merge_workers, ignored);
+  app->add_flag("--keep_temp_folder,--keep-temp-folder", universal.keep_temp_folder, ignored);
+}
+
 void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* chosen) {
   CLI::App* convert =
       app.add_subcommand("convert", "Convert checkpoints of other frameworks to other layouts; no daemon");
@@ -190,6 +216,7 @@ void AddConvert(CLI::App& app, const Context& context, Arguments& a, Command* ch
   convert->fallthrough();
   AddNxdZero(*convert, context, a, chosen);
   AddZeroToFp32(*convert, context, a, chosen);
+  AddDsToUniversal(*convert, context, a, chosen);
 }
 
 std::string Hint(const absl::Status& status, ExitCode code) {

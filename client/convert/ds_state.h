@@ -10,48 +10,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/convert/plan_archive.h"
-#include "client/formats/data_type.h"
+#include "client/convert/ds_value.h"
+#include "client/convert/flat_vector.h"
 #include "client/formats/torch/value.h"
 #include "storage/fs/file_system.h"
 
 namespace ckptd {
-
-// A contiguous tensor of one dimension in an input file.
-struct FlatTensor {
-  int input = 0;
-  int64_t from = 0;  // Of its first byte in the file.
-  int64_t elements = 0;
-  DataType dtype = DataType::kFloat32;
-};
-
-// Flat tensors, one after the other.
-class FlatVector {
- public:
-  // FAILED_PRECONDITION, reason CANNOT_CONVERT, if the tensor has another dtype than those before.
-  absl::Status Append(const FlatTensor& part);
-  int64_t elements() const { return ends_.empty() ? 0 : ends_.back(); }
-  DataType dtype() const { return parts_.empty() ? DataType::kFloat32 : parts_.front().dtype; }
-  // Appends where `count` elements from `offset` on are. Precondition: offset + count <= elements().
-  void AppendSlice(int64_t offset, int64_t count, std::vector<SourceRange>& ranges) const;
-
- private:
-  std::vector<FlatTensor> parts_;
-  std::vector<int64_t> ends_;  // Of each part, in elements from the begin of the first.
-};
-
-struct NamedShape {
-  std::string name;
-  std::vector<int64_t> shape;
-  int64_t elements = 0;
-};
 
 // A file of the model's state.
 struct DsModelState {
   torch::ValueRef root;                 // Keeps the pointers below valid.
   const torch::Dict* module = nullptr;  // The state dict; null for a pipeline module, and at stage 3 with
                                         // placeholders in place of parameters.
-  std::set<std::string> buffers;        // Names in `module`.
+  bool has_buffer_names = false;
+  std::set<std::string> buffers;                // Names in `module`.
   std::vector<std::vector<NamedShape>> shapes;  // Of the trained parameters of each group, as flattened.
   std::vector<std::pair<std::string, std::string>> shared;  // {name, the name of the parameter it is}
   std::vector<NamedShape> frozen;
@@ -71,10 +43,6 @@ struct DsOptimState {
 // is not as DeepSpeed writes it; archive.h has the other errors. All name the file.
 absl::StatusOr<DsModelState> LoadDsModelState(FileSystem& fs, Handle tag, const std::string& path);
 absl::StatusOr<DsOptimState> LoadDsOptimState(FileSystem& fs, Handle tag, const std::string& path, int input);
-
-// Where the elements of a tensor are in an input file, in order. Also for a tensor that is not contiguous.
-// CANNOT_CONVERT if it is scattered over too many places.
-absl::StatusOr<std::vector<SourceRange>> RangesOf(const torch::Tensor& tensor, int input);
 
 }  // namespace ckptd
 #endif  // CKPTD_CLIENT_CONVERT_DS_STATE_H_

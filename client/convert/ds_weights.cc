@@ -98,6 +98,10 @@ class Gatherer {
     const std::string& path = sharded ? grid.front().front() : files_.model.front();
     model_input_ = AddInput(path);
     CKPTD_ASSIGN_OR_RETURN(model_, LoadDsModelState(fs_, tag_, path));
+    if (!model_.has_buffer_names)
+      return CannotConvert(absl::StrCat(path,
+                                        " has no buffer_names: it is not a model's state that DeepSpeed "
+                                        "saves with ZeRO"));
     if (model_.module == nullptr)
       return CannotConvert(absl::StrCat(path, ": the model's state is in other files (a pipeline module?)"));
     return absl::OkStatus();

@@ -1,8 +1,9 @@
+#include "client/convert/flat_vector.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert/convert_error.h"
-#include "client/convert/ds_state.h"
 
 namespace ckptd {
 namespace {

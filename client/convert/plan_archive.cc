@@ -38,10 +38,10 @@ void AppendPieces(const std::vector<SourceRange>& ranges, int64_t offset, std::v
 }
 
 absl::StatusOr<PlannedFile> PlanArchive(const torch::Value& root, const Contents& contents,
-                                        const std::string& path) {
+                                        const std::string& path, std::string literals) {
   absl::StatusOr<torch::ArchiveLayout> layout = torch::LayOutArchive(root, {.name = NameInside(path)});
   if (!layout.ok()) return Annotate(layout.status(), path);
-  PlannedFile file = {.path = path, .size = layout->size(), .literals = {}, .pieces = {}};
+  PlannedFile file = {.path = path, .size = layout->size(), .literals = std::move(literals), .pieces = {}};
   for (const torch::ArchiveLayout::Piece& piece : layout->Pieces()) AppendLiteral(piece, file);
   for (const torch::ArchiveLayout::Range& range : layout->storages())
     AppendPieces(contents.at(range.storage.get()), range.offset, file.pieces);

@@ -15,7 +15,7 @@ namespace ckptd {
 
 // A run of bytes of an input file.
 struct SourceRange {
-  int input;  // An index into the inputs of StreamFiles.
+  int input;  // An index into the inputs of StreamFiles, or Piece::kLiteral.
   int64_t from;
   int64_t size;    // In bytes of the input.
   Cast cast = {};  // What the elements become on the way.
@@ -26,9 +26,10 @@ using Contents = std::unordered_map<const torch::Storage*, std::vector<SourceRan
 // Appends the pieces of `ranges` to a file, one after the other from `offset` on.
 void AppendPieces(const std::vector<SourceRange>& ranges, int64_t offset, std::vector<Piece>& pieces);
 
-// Lays out `root` as the file `path`. Fails as torch::LayOutArchive does, and names the file.
+// Lays out `root` as the file `path`. Ranges of Piece::kLiteral are in `literals`. Fails as
+// torch::LayOutArchive does, and names the file.
 absl::StatusOr<PlannedFile> PlanArchive(const torch::Value& root, const Contents& contents,
-                                        const std::string& path);
+                                        const std::string& path, std::string literals = "");
 
 }  // namespace ckptd
 #endif  // CKPTD_CLIENT_CONVERT_PLAN_ARCHIVE_H_

@@ -65,6 +65,12 @@ struct LoadBFloat16 {
   static float At(const std::byte* at) { return OfBFloat16(Load<uint16_t>(at)); }
 };
 
+template <typename T>
+struct LoadInteger {
+  static constexpr int64_t kBytes = sizeof(T);
+  static T At(const std::byte* at) { return Load<T>(at); }
+};
+
 template <typename From, typename Store>
 void CastAll(const std::byte* from, std::byte* to, int64_t count, Store store) {
   for (int64_t i = 0; i < count; ++i) {
@@ -84,6 +90,20 @@ void CastFrom(DataType type, const std::byte* from, std::byte* to, int64_t count
       return CastAll<From>(from, to, count, [](auto value) { return Float16Of(static_cast<float>(value)); });
     default:
       return CastAll<From>(from, to, count, [](auto value) { return BFloat16Of(static_cast<float>(value)); });
+  }
+}
+
+bool IsInteger(DataType type) {
+  switch (type) {
+    case DataType::kInt64:
+    case DataType::kInt32:
+    case DataType::kInt16:
+    case DataType::kInt8:
+    case DataType::kUInt8:
+    case DataType::kBool:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -116,7 +136,9 @@ bool IsFloatingPoint(DataType type) {
   }
 }
 
-bool CanCast(const Cast& cast) { return cast.is_copy() || (IsCastable(cast.from) && IsCastable(cast.to)); }
+bool CanCast(const Cast& cast) {
+  return cast.is_copy() || (IsCastable(cast.to) && (IsCastable(cast.from) || IsInteger(cast.from)));
+}
 
 void CastElements(const Cast& cast, const std::byte* from, std::byte* to, int64_t count) {
   if (cast.is_copy()) {
@@ -130,6 +152,17 @@ void CastElements(const Cast& cast, const std::byte* from, std::byte* to, int64_
       return CastFrom<LoadFloat>(cast.to, from, to, count);
     case DataType::kFloat16:
       return CastFrom<LoadFloat16>(cast.to, from, to, count);
+    case DataType::kInt64:
+      return CastFrom<LoadInteger<int64_t>>(cast.to, from, to, count);
+    case DataType::kInt32:
+      return CastFrom<LoadInteger<int32_t>>(cast.to, from, to, count);
+    case DataType::kInt16:
+      return CastFrom<LoadInteger<int16_t>>(cast.to, from, to, count);
+    case DataType::kInt8:
+      return CastFrom<LoadInteger<int8_t>>(cast.to, from, to, count);
+    case DataType::kUInt8:
+    case DataType::kBool:
+      return CastFrom<LoadInteger<uint8_t>>(cast.to, from, to, count);
     default:
       return CastFrom<LoadBFloat16>(cast.to, from, to, count);
   }

@@ -1,5 +1,5 @@
-// Converts elements between floating-point types, as torch's Tensor.to(dtype) does: rounded to the nearest,
-// ties to even.
+// Converts elements to floating-point types, as torch's Tensor.to(dtype) does: rounded to the nearest, ties
+// to even.
 #ifndef CKPTD_CLIENT_FORMATS_CAST_H_
 #define CKPTD_CLIENT_FORMATS_CAST_H_
 
@@ -21,7 +21,7 @@ struct Cast {
 };
 
 bool IsFloatingPoint(DataType type);
-// True for all pairs of float64, float32, float16 and bfloat16, and for equal types.
+// True from float64, float32, float16, bfloat16, integers and bool to the first four, and for equal types.
 bool CanCast(const Cast& cast);
 // Precondition: CanCast(cast). Neither pointer needs to be aligned. The ranges do not overlap.
 void CastElements(const Cast& cast, const std::byte* from, std::byte* to, int64_t count);

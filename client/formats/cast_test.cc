@@ -61,7 +61,15 @@ TEST(CastTest, SizesFollowTheTypes) {
   EXPECT_EQ(Cast().OutputBytes(7), 7);
   EXPECT_TRUE(CanCast(cast));
   EXPECT_FALSE(CanCast({DataType::kFloat8E4M3Fn, DataType::kFloat32}));
-  EXPECT_FALSE(CanCast({DataType::kInt64, DataType::kFloat32}));
+  EXPECT_FALSE(CanCast({DataType::kFloat32, DataType::kInt64}));
+}
+
+TEST(CastTest, ConvertsIntegersAndBool) {
+  EXPECT_EQ(CastOne<float>(DataType::kInt64, int64_t{-7}, DataType::kFloat32), -7.0F);
+  EXPECT_EQ(CastOne<float>(DataType::kInt16, int16_t{300}, DataType::kFloat32), 300.0F);
+  EXPECT_EQ(CastOne<float>(DataType::kInt8, int8_t{-1}, DataType::kFloat32), -1.0F);
+  EXPECT_EQ(CastOne<float>(DataType::kUInt8, uint8_t{255}, DataType::kFloat32), 255.0F);
+  EXPECT_EQ(CastOne<uint16_t>(DataType::kBool, true, DataType::kBFloat16), 0x3F80);
 }
 
 TEST(CastTest, ConvertsUnalignedDoubles) {

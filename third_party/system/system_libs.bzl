@@ -25,6 +25,7 @@ PACKAGES = {
     "liburing": ("liburing", []),
     "nlohmann_json": ("nlohmann_json", []),
     "protobuf": ("protobuf", []),
+    "re2": ("re2", []),
 }
 
 # target: what stands for it, where Debian has no static library.

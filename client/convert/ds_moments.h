@@ -1,0 +1,55 @@
+// What the file of a rank's ZeRO state says about every trained parameter: where its fp32 weights and the
+// optimizer's states are. Reads no tensor but `step`.
+#ifndef CKPTD_CLIENT_CONVERT_DS_MOMENTS_H_
+#define CKPTD_CLIENT_CONVERT_DS_MOMENTS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/convert/flat_vector.h"
+#include "client/formats/torch/archive.h"
+#include "client/formats/torch/value.h"
+#include "storage/fs/file_system.h"
+
+namespace ckptd {
+
+// Where a parameter's fragment is in the flat tensors of its group.
+struct Fragment {
+  std::string name;
+  int64_t start = 0;
+  int64_t elements = 0;
+};
+
+// A value without or with one tensor of 0 dimensions.
+struct SmallValue {
+  torch::ValueRef value;  // Null: none.
+  std::string bytes;      // Of the tensor.
+
+  bool Equals(const SmallValue& other) const;
+};
+
+struct DsGroupStates {
+  std::map<std::string, FlatTensor> flats;  // "fp32", "exp_avg", ...; stages 1 and 2 without the padding.
+  SmallValue step;
+  std::vector<Fragment> fragments;  // Stages 1 and 2.
+};
+
+struct DsMoments {
+  torch::Archive archive;
+  int stage = 0;
+  std::vector<DsGroupStates> groups;  // At stage 3: sub-groups.
+  // The optimizer's state without what is sharded, and with its param_groups: what a universal checkpoint has
+  // of it once. Its storages are the archive's.
+  torch::ValueRef common;
+};
+
+// `dp` is the number of data-parallel ranks. `input` is the number of the file among the inputs. Errors name
+// the file.
+absl::StatusOr<DsMoments> LoadDsMoments(FileSystem& fs, Handle tag, const std::string& path, int input,
+                                        int dp);
+
+}  // namespace ckptd
+#endif  // CKPTD_CLIENT_CONVERT_DS_MOMENTS_H_

@@ -1,0 +1,59 @@
+// What a universal checkpoint is made of: for each parameter and each of its states, where the fragments of
+// all ranks are in the files of a DeepSpeed tag. Reads no tensor but `step`.
+#ifndef CKPTD_CLIENT_CONVERT_UNIVERSAL_SOURCE_H_
+#define CKPTD_CLIENT_CONVERT_UNIVERSAL_SOURCE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/convert/ds_moments.h"
+#include "client/convert/ds_tag.h"
+#include "client/convert/plan_archive.h"
+#include "client/convert/tp_rules.h"
+#include "client/formats/data_type.h"
+#include "client/formats/torch/value.h"
+#include "storage/fs/file_system.h"
+
+namespace ckptd {
+
+struct UniversalParam {
+  struct State {
+    DataType dtype = DataType::kFloat32;
+    std::vector<std::vector<SourceRange>> slices;  // By tensor-parallel rank; in data-parallel order.
+  };
+
+  std::string name;
+  int pipeline_stage = 0;
+  std::map<std::string, State> states;       // "fp32", "exp_avg", ...
+  SmallValue step;                           // Stages 1 and 2.
+  std::vector<std::vector<int64_t>> shapes;  // By tensor-parallel rank.
+};
+
+// A tensor of the model's state dict that the optimizer has no state of: it is not trained.
+struct UntrainedTensor {
+  std::string name;
+  torch::Tensor tensor;
+  int input;
+};
+
+struct UniversalSource {
+  DsTag files;
+  int stage = 0;
+  int pp = 1, tp = 1, dp = 1;
+  std::vector<std::string> inputs;
+  std::vector<UniversalParam> params;
+  std::vector<UntrainedTensor> untrained;  // Stages 1 and 2.
+  TpRules rules;
+  DsMoments first;                  // Of the first rank; its input is number 0.
+  std::vector<std::string> copied;  // The model's files, which a universal checkpoint has unchanged.
+};
+
+// `inject_missing_state`: do without universal_checkpoint_info. CANNOT_CONVERT says what is in the way; other
+// errors are those of ds_tag.h and ds_state.h.
+absl::StatusOr<UniversalSource> ReadUniversalSource(FileSystem& fs, Handle tag, bool inject_missing_state);
+
+}  // namespace ckptd
+#endif  // CKPTD_CLIENT_CONVERT_UNIVERSAL_SOURCE_H_
