@@ -129,7 +129,7 @@ def test_deleting_keeps_what_is_needed(daemon, trainers, root):
 def test_ranks_that_keep_differently_are_told(daemon, trainers, root):
     ranks = trainers("a", 2)
     for rank, policy in zip(ranks, ("ckptd.Keep(last=1)", "ckptd.Keep(last=1, every=10)")):
-        rank.do(f"run._membership.keep = {policy}")
+        rank.do(f"run.retention = {policy}")
     ranks[0].start("run.save('s', files={}).wait('committed', 60)")
     until(lambda: "OPEN" in ckptctl("list", root, "--all", endpoint=daemon.endpoint).stdout, "the first rank's save")
     error = ranks[1].fails("run.save('s', files={})")

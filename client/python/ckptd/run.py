@@ -100,6 +100,17 @@ class Run(RunReader):
 
     # ---- saving
 
+    @property
+    def retention(self) -> Optional[Keep]:
+        """The retention policy that this rank's saves ask for. Assign another one for the next saves: the first
+        of them that commits puts it in force. None: this rank asks for none.
+        """
+        return self._membership.keep
+
+    @retention.setter
+    def retention(self, keep: Optional[Keep]) -> None:
+        self._membership.keep = keep
+
     def save(
         self,
         tag: str,

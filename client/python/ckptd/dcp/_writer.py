@@ -199,7 +199,7 @@ class Writer(StorageWriter, Stager):
             return done
         who: Assignment = plan.storage_data
         run = process.run(self._place.root, who.rank, who.world_size)
-        run._membership.keep = self.options.keep
+        run.retention = self.options.keep
         run._membership.advance_ordinal(self._place.tag, self._now.number)
         files = self._files(plan, planner)
         arguments: Any = {

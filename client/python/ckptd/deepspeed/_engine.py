@@ -235,7 +235,7 @@ class CheckpointEngine(_hooks.HookedEngine):
 
     def _run(self, place: Place) -> Any:
         run = process.run(place.root)
-        run._membership.keep = self._keep
+        run.retention = self._keep
         return run
 
     def _options(self, saving: _Saving) -> Dict[str, Any]:

@@ -126,7 +126,7 @@ class Process:
         """
         with self._lock:
             job.resumed = True
-            job.run._membership.keep = keep
+            job.run.retention = keep
             self._saves += 1
             late = _store.LateRanks(self._saves, f"{tag} in {job.run.root}")
             with late if self._speaks_with_all() else contextlib.nullcontext():
