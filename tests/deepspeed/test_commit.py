@@ -122,3 +122,11 @@ def test_directory_that_was_removed_behind_ckptd_is_survived(pair, root):
     pair.do(f"made.save_checkpoint('{root}/checkpoint-3', 'd')")
     assert latest(f"{root}/checkpoint-3") == "d"
     assert pair.do(f"made.load_checkpoint('{root}/checkpoint-3')[0]")[0].startswith(f"{root}/checkpoint-3/d/")
+
+
+def test_ranks_may_wait_for_each_other_between_their_states(pair, root):
+    # Releases of DeepSpeed before 0.17 do, when rank 0 has saved and the others have not.
+    pair.do("made = states.engine(2, checkpoint_engine=CheckpointEngine(wait='committed', timeout=20))")
+    pair.do("made._create_zero_checkpoint_files = lambda *_: dist.barrier()")
+    pair.do(f"made.save_checkpoint({root!r}, 'a')")
+    assert latest(root) == "a"

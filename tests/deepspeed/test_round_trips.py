@@ -110,3 +110,11 @@ def test_weights_of_16_bits_are_a_file_that_is_there_at_once(pair, root):
     # The next checkpoint is not disturbed.
     pair.do(f"made.save_checkpoint({root!r}, 'a')")
     until(lambda: os.path.exists(f"{root}/a/.ckptd/manifest"), "the commit")
+
+
+def test_four_ranks_save_and_load_at_every_stage(new_ranks, root):
+    ranks = new_ranks(4)
+    for stage in range(4):
+        round_trip(ranks, f"{root}/{stage}", f"states.engine({stage}, 'bf16', **options)")
+    names = os.listdir(f"{root}/3/ours/global_step2")
+    assert len([name for name in names if name.endswith("_optim_states.pt")]) == 4

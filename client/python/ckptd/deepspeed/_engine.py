@@ -5,7 +5,7 @@ import logging
 import os
 import time
 import warnings
-from typing import Any, Callable, Dict, NamedTuple, NoReturn, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from ckptd import errors
 from ckptd._saving.file_values import Torch
@@ -29,15 +29,11 @@ class _Asked(NamedTuple):
     step: Optional[int]
 
 
-class _Saving:
-    """The save that goes on in this process."""
+class _Saving(NamedTuple):
+    """The checkpoint that this process saves."""
 
-    def __init__(self, place: Place, pointers: Dict[str, str], step: Optional[int]) -> None:
-        self.place = place
-        self.pointers = pointers
-        self.step = step
-        self.is_begun = False  # The run has heard of it, and ends it by itself if this rank cannot begin.
-        self.part: Optional[Part] = None  # None until this rank's first file.
+    place: Place
+    part: Optional[Part]  # None for save_16bit_model(), whose file is in no checkpoint.
 
 
 class CheckpointEngine(_hooks.HookedEngine):
@@ -93,13 +89,21 @@ class CheckpointEngine(_hooks.HookedEngine):
     # ---- what DeepSpeed calls, in its order
 
     def create(self, info: Any) -> None:
-        """Begins a checkpoint. info: DeepSpeed's CheckpointCommitInfo; in releases before 0.17, the tag."""
+        """Begins a checkpoint. info: DeepSpeed's CheckpointCommitInfo; in releases before 0.17, the tag.
+
+        Every rank begins it here, before the first state is copied: later some wait for others in collectives.
+        """
         self._abort("another checkpoint has begun")
         asked, tag = self._asked, info if isinstance(info, str) else info.tag
-        save_dir = info.save_dir if asked is None else asked.save_dir
-        save_latest = info.save_latest if asked is None else asked.save_latest
-        pointers = {_LATEST: tag} if save_latest else {}
-        self._saving = _Saving(Place(os.path.abspath(save_dir), tag), pointers, asked.step if asked else None)
+        if asked is None:
+            self._saving = _Saving(Place(os.path.abspath(getattr(info, "save_dir", "")), tag), None)
+            return
+        place = Place(os.path.abspath(asked.save_dir), tag)
+        run = process.run(place.root)
+        run.retention = self._keep
+        pointers = {_LATEST: tag} if asked.save_latest else {}
+        part = run.begin(tag, step=asked.step, pointers=pointers, timeout=self._timeout)
+        self._saving = _Saving(place, part)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Makes a directory, unless it is the checkpoint's own: that one appears when it is committed."""
@@ -115,10 +119,10 @@ class CheckpointEngine(_hooks.HookedEngine):
         name = _names.file_in(saving.place, path) if saving is not None else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", errors.UnsafeGlobalsWarning)  # DeepSpeed loads any class.
-            if saving is None or not name:
+            if saving is None or saving.part is None or not name:
                 _names.write_file(path, state_dict)
             else:
-                self._add(saving, name, Torch(state_dict))
+                saving.part.add(name, Torch(state_dict))
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Loads a file, verified, from the daemon's memory where it still is. Loads any class, as DeepSpeed."""
@@ -192,24 +196,12 @@ class CheckpointEngine(_hooks.HookedEngine):
         if self._keep is None and kept is not None:
             self._keep = Keep(last=kept)
 
-    def _add(self, saving: _Saving, name: str, value: Any) -> None:
-        if saving.part is not None:
-            saving.part.add(name, value)
-        else:
-            run, saving.is_begun = self._run(saving.place), True
-            saving.part = run.begin(saving.place.tag, files={name: value}, **self._options(saving))
-
     def _seal(self) -> None:
-        """Hands this rank's part over, and waits until the other ranks have."""
+        """Hands this rank's part over, and waits until the other ranks have. No-op without a part."""
         saving, self._saving = self._saving, None
-        if saving is None:
+        if saving is None or saving.part is None:
             return
-        if saving.part is not None:
-            save = saving.part.seal()
-        elif self._asked is None:
-            return  # Of save_16bit_model(), which is no checkpoint.
-        else:
-            save = self._run(saving.place).save(saving.place.tag, files={}, **self._options(saving))
+        save = saving.part.seal()
         process.add(saving.place, save)
         save.future().add_done_callback(lambda done: _report(saving.place, done))
         self._await(save)
@@ -223,41 +215,11 @@ class CheckpointEngine(_hooks.HookedEngine):
     def _abort(self, why: str) -> None:
         """Ends an unfinished save for all ranks. No-op if there is none."""
         saving, self._saving = self._saving, None
-        if saving is None:
-            return
-        if saving.part is not None:
+        if saving is not None and saving.part is not None:
             saving.part.abort(why)
-        elif self._asked is not None and not saving.is_begun:
-            try:
-                self._run(saving.place).save(saving.place.tag, files=_NoFiles(why), **self._options(saving))
-            except (errors.CkptdError, _Aborted) as error:
-                _log.debug("ckptd: %s: %s", saving.place.tag, error)
-
-    def _run(self, place: Place) -> Any:
-        run = process.run(place.root)
-        run.retention = self._keep
-        return run
-
-    def _options(self, saving: _Saving) -> Dict[str, Any]:
-        return {"step": saving.step, "pointers": saving.pointers, "timeout": self._timeout}
 
     def __repr__(self) -> str:
         return "<ckptd.deepspeed.CheckpointEngine>"
-
-
-class _Aborted(Exception):
-    pass
-
-
-class _NoFiles(Dict[str, Any]):
-    """Files that cannot be had, so that Run.save() ends the save for all ranks."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__()
-        self._why = why
-
-    def items(self) -> NoReturn:
-        raise _Aborted(self._why)
 
 
 def _report(place: Place, done: Any) -> None:
