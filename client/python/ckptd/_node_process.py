@@ -158,6 +158,10 @@ class Process:
             failed = errors.CheckpointFailed(f"{place.tag}: {error}", reason="SAVE_ABORTED", tag=place.tag)
             joined.run._membership.add_failure(failed)
 
+    def is_saving(self, root: str) -> bool:
+        """Returns whether a save of a root has not ended."""
+        return any(there.root == root and not _has_ended(save) for there, save in self._of_flight())
+
     def await_place(self, place: Place) -> None:
         """Waits until the saves of a place have ended, one way or the other."""
         deadline = time.monotonic() + self.settings.timeout

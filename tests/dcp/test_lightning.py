@@ -1,0 +1,98 @@
+"""Lightning's Trainer with ckptd's CheckpointIO."""
+
+import os
+import signal
+
+import pytest
+
+from harness import Trainer, until
+
+IMPORTS = """
+import warnings; warnings.filterwarnings("ignore")
+import logging; logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+import pytorch_lightning as pl, signal
+from pytorch_lightning.callbacks import ModelCheckpoint
+import ckptd.lightning
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = torch.nn.Linear(4, 2)
+    def training_step(self, batch, number):
+        return self.layer(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.arange(4.0).repeat(16, 1), batch_size=2)
+
+def fit(folder, steps, resume=None, plugin=True, kept=1, callbacks=()):
+    keeper = ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=kept, filename="{step}")
+    trainer = pl.Trainer(
+        accelerator="cpu", max_steps=steps, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        plugins=[ckptd.lightning.CheckpointIO()] if plugin else [], callbacks=[keeper, *callbacks], default_root_dir=folder)
+    model = Model()
+    trainer.fit(model, ckpt_path=resume)
+    return model.layer.weight.tolist(), keeper.best_model_path
+
+class Kill(pl.Callback):
+    def on_train_batch_end(self, trainer, model, outputs, batch, number):
+        if trainer.global_step == 5: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(scope="module")
+def start(daemon):
+    """Starts a process that ends with the tests of this file."""
+    made = []
+
+    def start():
+        made.append(Trainer(daemon.endpoint, {"CKPTD_TEST_IMPORTS": IMPORTS}))
+        made[-1].do("None", 200)
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def trainer(start):
+    return start()
+
+
+def checkpoints(root):
+    return sorted(name for name in os.listdir(root) if name != ".ckptd")
+
+
+def test_fit_keeps_what_model_checkpoint_keeps_and_a_resumed_one_ends_with_the_same_weights(trainer, root):
+    whole, _ = trainer.do(f"fit({root + '/whole'!r}, 6)", 120)
+    _, newest = trainer.do(f"fit({root + '/part'!r}, 4)", 120)
+    assert checkpoints(root + "/part") == ["step=4.ckpt"] and newest.endswith("step=4.ckpt")
+    assert sorted(os.listdir(newest)) == [".ckptd", "checkpoint.ckpt"]
+    resumed, _ = trainer.do(f"fit({root + '/part'!r}, 6, resume={newest!r})", 120)
+    assert resumed == whole
+    # And without ckptd, from the file that it has committed.
+    stock, _ = trainer.do(f"fit({root + '/stock'!r}, 6, resume={newest.replace('4', '6') + '/checkpoint.ckpt'!r}, plugin=False)", 120)
+    assert stock == whole
+
+
+def test_checkpoint_of_lightning_itself_is_loaded_and_removed(trainer, root):
+    whole, _ = trainer.do(f"fit({root + '/whole'!r}, 6)", 120)
+    _, newest = trainer.do(f"fit({root + '/stock'!r}, 4, plugin=False)", 120)
+    assert os.path.isfile(newest)
+    resumed, _ = trainer.do(f"fit({root + '/ours'!r}, 6, resume={newest!r})", 120)
+    assert resumed == whole
+    trainer.do(f"ckptd.lightning.CheckpointIO().remove_checkpoint({newest!r})")
+    assert not os.path.exists(newest)
+
+
+def test_what_was_saved_before_the_job_was_killed_is_committed_and_resumed(trainer, start, root):
+    whole, _ = trainer.do(f"fit({root + '/whole'!r}, 6)", 120)
+    killed = start()
+    killed.start(f"fit({root + '/killed'!r}, 6, kept=-1, callbacks=[Kill()])")
+    assert killed.process.wait(120) == -signal.SIGKILL
+    until(lambda: os.path.exists(root + "/killed/step=4.ckpt/.ckptd/manifest"), "the commit")
+    resumed, _ = trainer.do(f"fit({root + '/killed'!r}, 6, resume={root + '/killed/step=4.ckpt'!r}, kept=-1)", 120)
+    assert resumed == whole
+    assert checkpoints(root + "/killed") == ["step=2.ckpt", "step=4.ckpt", "step=6.ckpt"]
