@@ -36,7 +36,7 @@ CASES = {
     "ready": Case(ready.run, "start of a daemon that knows 1,000 checkpoints"),
     "scale": Case(scale.run, "what must not grow: 10,000 checkpoints, 1,000 roots, 256 ranks, 10,000 files"),
     "memory": Case(memory.run, "what the daemon keeps of 10,000 saves of 10,000 files"),
-    "convert": Case(convert.run, "an optimizer of 4 GiB into another number of shards", uses_fio=True),
+    "convert": Case(convert.run, "checkpoints of 4 GiB of NxD and DeepSpeed into other layouts", uses_fio=True),
 }
 COMPARE = "compare"
 COMPARE_DESCRIPTION = "ckptd and other ways to save, in turns; takes half an hour, and runs only when named"

@@ -1,7 +1,8 @@
-"""How long the conversion of a ZeRO-1 optimizer takes. Its limit is fio, reading one file and writing another concurrently."""
+"""How long conversions of checkpoints take. Their limit is fio, reading one file and writing another concurrently."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -9,56 +10,96 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from bench.base import fio, limits, machine
 from bench.base.context import GIB, MIB, BenchContext, describe_rates
 from bench.base.result import Result
-from bench.cases.nxd_checkpoint import RANKS
+from bench.cases import nxd_checkpoint, zero_checkpoint
 
 TO_RANKS = 3
 COMBINATIONS = fio.COMBINATIONS[:3]  # The reserved huge pages have room for two of their buffers.
 
 
+@dataclasses.dataclass
+class Conversion:
+    """A command of `ckptctl convert`. It writes about as many bytes as the input has."""
+
+    name: str  # Of the figures.
+    words: str
+    writer: str  # The module that writes the input.
+    states: Sequence[str]  # More arguments of the writer.
+    bytes_key: str  # Of the answer.
+    options: Sequence[str]  # TAG and OUT stand for the paths.
+
+    def command(self, tag: pathlib.Path, out: pathlib.Path) -> List[str]:
+        options = [option.replace("TAG", str(tag)).replace("OUT", str(out)) for option in self.options]
+        return [machine.program("ckptctl"), "convert", *options, "--output=json"]
+
+
+CONVERSIONS = [
+    Conversion(
+        "nxd_zero",
+        f"from dp {nxd_checkpoint.RANKS} to dp {TO_RANKS}",
+        "nxd_checkpoint",
+        [],
+        "optim_bytes",
+        ["nxd-zero", "--input_dir=TAG", "--output_dir=OUT", "--convert_to_sharded", f"--dp_size={TO_RANKS}"],
+    ),
+    Conversion(
+        "zero_to_fp32",
+        f"weights of stage 3 on {zero_checkpoint.RANKS} ranks, as safetensors",
+        "zero_checkpoint",
+        [],
+        "bytes",
+        ["zero-to-fp32", "TAG", "OUT", "--safe_serialization"],
+    ),
+    Conversion(
+        "universal",
+        f"stage 3 on {zero_checkpoint.RANKS} ranks",
+        "zero_checkpoint",
+        ["exp_avg", "exp_avg_sq"],
+        "bytes",
+        ["ds-to-universal", "--input_folder=TAG", "--output_folder=OUT"],
+    ),
+]
+
+
 def run(context: BenchContext) -> None:
     size = GIB // 2 if context.quick else 4 * GIB
     machine.require_disk(context.folder, size * 9 // 2)
-    rounds = 2 if context.quick else 4
+    for conversion in CONVERSIONS:
+        measure(context, conversion, size)
+
+
+def measure(context: BenchContext, conversion: Conversion, size: int) -> None:
     tag = context.folder / "tag"
-    subprocess.run([sys.executable, "-m", "bench.cases.nxd_checkpoint", str(tag), str(size)], check=True)
+    writer = f"bench.cases.{conversion.writer}"
+    subprocess.run([sys.executable, "-m", writer, str(tag), str(size), *conversion.states], check=True)
     limit = FioCopy(context.folder, size, context.huge)
     runs = []
     with limit:
-        for _ in range(rounds):
+        for _ in range(2 if context.quick else 4):
             limit()
-            runs.append(convert(context.folder, tag))
+            runs.append(convert(context.folder, tag, conversion))
             limit()
     moved = runs[0][0]
     rates = [moved / seconds for moved, seconds, _ in runs]
-    words = f"{limit.description()}; ours {describe_rates(rates)}, {moved / 1e9:.2f} GB from dp {RANKS} to dp {TO_RANKS}, published"
-    context.report(
-        Result(
-            "convert.nxd_zero.vs_copy",
-            statistics.median(rates) / limit.best(),
-            "x",
-            words,
-            0.7,
-            at_least=True,
-        )
-    )
+    ratio = statistics.median(rates) / limit.best()
+    words = f"{limit.description()}; ours {describe_rates(rates)}, {moved / 1e9:.2f} GB {conversion.words}, published"
+    context.report(Result(f"convert.{conversion.name}.vs_copy", ratio, "x", words, 0.7, at_least=True))
     memory = max(memory for _, _, memory in runs) / MIB
     words = f"the highest VmHWM of ckptctl, converting {moved / 1e9:.2f} GB"
-    context.report(Result("convert.nxd_zero.rss_mib", memory, "MiB", words, 512))
+    context.report(Result(f"convert.{conversion.name}.rss_mib", memory, "MiB", words, 512))
     shutil.rmtree(tag)
 
 
-def convert(folder: pathlib.Path, tag: pathlib.Path) -> Tuple[int, float, int]:
+def convert(folder: pathlib.Path, tag: pathlib.Path, conversion: Conversion) -> Tuple[int, float, int]:
     """Runs ckptctl. Returns the bytes converted, the seconds, and the most resident memory in bytes."""
     out = folder / "converted"
     limits.wait_for_idle_disk(folder)
     limits.drop_from_page_cache(sorted(tag.glob("**/*.pt")))
-    command = [machine.program("ckptctl"), "convert", "nxd-zero", f"--input_dir={tag}", f"--output_dir={out}"]
-    command += ["--convert_to_sharded", f"--dp_size={TO_RANKS}", "--output=json"]
+    command = conversion.command(tag, out)
     memory = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         while program.poll() is None:
@@ -70,7 +111,7 @@ def convert(folder: pathlib.Path, tag: pathlib.Path) -> Tuple[int, float, int]:
         raise SystemExit(f"'{' '.join(command)}' ended with status {program.returncode}")
     shutil.rmtree(out)
     answer = json.loads(output)
-    return answer["optim_bytes"], answer["seconds"], memory
+    return answer[conversion.bytes_key], answer["seconds"], memory
 
 
 def most_resident(pid: int) -> int:
