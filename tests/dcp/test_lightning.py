@@ -73,7 +73,7 @@ def test_fit_keeps_what_model_checkpoint_keeps_and_a_resumed_one_ends_with_the_s
     resumed, _ = trainer.do(f"fit({root + '/part'!r}, 6, resume={newest!r})", 120)
     assert resumed == whole
     # And without ckptd, from the file that it has committed.
-    stock, _ = trainer.do(f"fit({root + '/stock'!r}, 6, resume={newest.replace('4', '6') + '/checkpoint.ckpt'!r}, plugin=False)", 120)
+    stock, _ = trainer.do(f"fit({root + '/stock'!r}, 6, resume={newest.replace('step=4', 'step=6') + '/checkpoint.ckpt'!r}, plugin=False)", 120)
     assert stock == whole
 
 
