@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pathlib
 import threading
+import weakref
 from typing import Any, Iterator, List
 
 import ckptd
@@ -191,6 +193,22 @@ def test_refused_save_is_among_the_failures(daemon: Any, client: ckptd.Client, r
     with pytest.raises(ckptd.NoSpace):
         run.save("one", files={"a.bin": b"x"})
     assert [failure.reason for failure in run.failures()] == ["NO_SPACE"]
+
+
+def test_failures_do_not_keep_the_state_in_memory(daemon: Any, client: ckptd.Client, root: str) -> None:
+    class State(bytearray):
+        pass
+
+    run = client.run(root, rank=0, world_size=1)
+    daemon.script["Begin"].append(lambda: (grpc.StatusCode.RESOURCE_EXHAUSTED, "NO_SPACE", "the disk is full"))
+    state = State(1000)
+    alive = weakref.ref(state)
+    with pytest.raises(ckptd.NoSpace):
+        run.save("one", files={"a.bin": state})
+    del state
+    gc.collect()
+    assert alive() is None
+    assert str(run.failures()[0]) == "the disk is full" and run.failures()[0].reason == "NO_SPACE"
 
 
 def test_state_dict_under_a_name_of_safetensors_says_what_to_write(client: ckptd.Client, root: str) -> None:

@@ -3,6 +3,7 @@ not ended.
 """
 
 import collections
+import copy
 import logging
 import os
 import threading
@@ -257,7 +258,8 @@ class Membership:
     def add_failure(self, error: errors.CkptdError) -> None:
         """Remembers why a save did not become a checkpoint."""
         with self._lock:
-            self._failures.append(error)
+            # A copy has no traceback, whose frames would keep the state that was being saved.
+            self._failures.append(copy.copy(error))
 
     def failures(self) -> List[errors.CkptdError]:
         """Returns the last 100 failures, oldest first."""
