@@ -154,3 +154,29 @@ def test_unknown_action_is_refused(wrong: Any) -> None:
 def test_check_must_be_a_check(run: Any) -> None:
     with pytest.raises(TypeError, match=r"it must be a ckptd.Finite\(\), or None"):
         run.save("step_1", files={"a.pt": torch.zeros(1)}, check=True)
+
+
+def test_shards_of_distributed_tensors_are_checked(run: Any) -> None:
+    """A DTensor has no memory of its own: its shard on this rank counts."""
+    from torch.distributed import destroy_process_group, init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        values = torch.zeros(100)
+        values[3] = NAN
+        weight = distribute_tensor(values, init_device_mesh("cpu", (1,)), [Shard(0)])
+        found = refused(run, {"w": weight}).details["tensors"]
+    finally:
+        destroy_process_group()
+    assert found == (ckptd.NonFiniteTensor("model.pt", "w", 1, 0, 100),)
+
+
+def test_tensors_without_dense_numbers_are_left_out(run: Any) -> None:
+    state = {
+        "meta": torch.empty(3, device="meta"),
+        "sparse": torch.tensor([[0.0, 1.0]]).to_sparse(),
+        "w": torch.tensor([NAN]),
+    }
+    assert [tensor.name for tensor in refused(run, state).details["tensors"]] == ["w"]

@@ -97,7 +97,7 @@ class PiecesImage(Image):
         self._owners = owners
         self._fill = fill
         self._formats = formats
-        # How many numbers of the pieces are not finite, after write(). None if nothing was counted.
+        # How many numbers are not finite, after write(). None if not all of them were counted.
         self.non_finite: Optional[int] = None
 
     def write(self, memory: Memory, base: int, threads: int) -> None:
@@ -106,7 +106,7 @@ class PiecesImage(Image):
         else:
             counting = native.Counting(self._formats, array("Q", bytes(8 * len(self._formats))))
             native.copy(memory.segments, base, self._pieces, 0, self.size, threads, counting)
-            self.non_finite = sum(counting.non_finite)
+            self.non_finite = sum(counting.non_finite) if self._fill is None else None
         if self._fill is not None:
             self._fill(memory, base)
 

@@ -1,6 +1,6 @@
 """The check that a state which is saved has only finite numbers."""
 
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Tuple
 
 from ckptd import errors
 from ckptd._memory import native
@@ -8,7 +8,7 @@ from ckptd._memory.image import Image, PiecesImage
 from ckptd._saving import file_values
 
 ACTIONS = ("warn", "refuse")
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 class Finite:
@@ -39,7 +39,7 @@ class NonFiniteTensor(NamedTuple):
     name: str  # Its place in the file's object: "layers.0.weight".
     nans: int
     infinities: int
-    numbers: int  # Elements of the tensor.
+    numbers: int  # Elements of the tensor, of a DTensor those on this rank.
 
     def __str__(self) -> str:
         found = [f"{count} {what}" for count, what in ((self.nans, "NaN"), (self.infinities, "Inf")) if count]
@@ -48,13 +48,11 @@ class NonFiniteTensor(NamedTuple):
 
 def find(file: str, value: Any, image: Image) -> List[NonFiniteTensor]:
     """Returns the tensors of a file, whose image has just been written, that have numbers which are not finite."""
+    if isinstance(image, PiecesImage) and image.non_finite == 0:
+        return []  # The copy has seen every tensor.
     obj = value.obj if isinstance(value, file_values.Torch) else value
-    counted: Optional[int] = image.non_finite if isinstance(image, PiecesImage) else None
     found = []
     for name, tensor in _tensors(obj, ""):
-        # The copy has counted what is in the CPU's memory. Only a tensor that it did not see is read again.
-        if counted == 0 and tensor.device.type == "cpu":
-            continue
         tensor_found = _count(file, name, tensor)
         if tensor_found.nans or tensor_found.infinities:
             found.append(tensor_found)
@@ -67,8 +65,8 @@ def act(check: Finite, tag: str, found: List[NonFiniteTensor]) -> None:
     """
     if not found:
         return
-    named = ", ".join(str(tensor) for tensor in found[:_MOST_NAMED])
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    named = ", ".join(str(tensor) for tensor in found[:_MAX_NAMED])
+    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     message = f"{tag} has numbers that are not finite: {named}{more}"
     if check.action == "refuse":
         raise errors.NonFinite(
@@ -94,19 +92,29 @@ def _tensors(obj: Any, name: str) -> Iterator[Tuple[str, Any]]:
 def _is_floating(obj: Any) -> bool:
     import torch
 
-    return isinstance(obj, torch.Tensor) and (obj.is_floating_point() or obj.is_complex())
+    return (
+        isinstance(obj, torch.Tensor)
+        and (obj.is_floating_point() or obj.is_complex())
+        and obj.layout is torch.strided
+        and obj.device.type != "meta"
+    )
 
 
 def _count(file: str, name: str, tensor: Any) -> NonFiniteTensor:
+    import torch
     from ckptd._torch.archive_writer import dtype_name
 
-    nans = infinities = 0
-    if tensor.device.type == "cpu" and dtype_name(tensor.dtype) in native.FLOAT_FORMATS:
-        numbers = tensor.detach().contiguous()
-        nans, infinities = native.count_non_finite(dtype_name(tensor.dtype), numbers.data_ptr(), numbers.nbytes)
+    numbers = tensor.detach()
+    if hasattr(numbers, "to_local"):  # A DTensor, whose memory is that of its shard.
+        numbers = numbers.to_local()
+    # Another subclass may have no memory of its own.
+    has_memory = type(numbers) is torch.Tensor and numbers.device.type == "cpu"
+    if has_memory and dtype_name(numbers.dtype) in native.FLOAT_FORMATS:
+        numbers = numbers.contiguous()
+        nans, infinities = native.count_non_finite(dtype_name(numbers.dtype), numbers.data_ptr(), numbers.nbytes)
     else:
-        nans, infinities = _count_by_torch(tensor)
-    return NonFiniteTensor(file, name, nans, infinities, tensor.numel())
+        nans, infinities = _count_by_torch(numbers)
+    return NonFiniteTensor(file, name, nans, infinities, numbers.numel())
 
 
 def _count_by_torch(tensor: Any) -> Tuple[int, int]:
