@@ -18,7 +18,7 @@ _MANIFEST = os.path.join(".ckptd", "manifest")
 
 
 class Settings(NamedTuple):
-    """The arguments of an adapter's configure()."""
+    """The arguments of Process.configure()."""
 
     endpoint: Optional[str] = None
     commit_timeout: float = 600.0
@@ -73,14 +73,38 @@ class Process:
         self._counted: Tuple[Any, Dict[Place, int]] = (None, {})  # A process group, and its saves of each place.
         self._at_exit = False
 
-    def configure(self, settings: Settings) -> None:
-        """Replaces the settings; closes what was opened with the old ones, after what is in flight."""
+    def configure(
+        self,
+        endpoint: Optional[str] = None,
+        *,
+        commit_timeout: float = 600.0,
+        timeout: float = 3600.0,
+        pool_bytes: Optional[int] = None,
+    ) -> None:
+        """Sets which daemon this process uses. Call it on every rank, before the first save or load.
+
+        A later call replaces all settings, after waiting for the saves that are in flight.
+
+        Args:
+            endpoint (str, optional): the daemon's endpoint. Default: ``$CKPTD_ENDPOINT``, else the node's
+                service, else a private daemon that all ranks of this user on this machine share
+            commit_timeout (float): seconds from a save's first rank to its last. Default: 600
+            timeout (float): seconds to wait for the disk after that, also at the end of the process. Default: 3600
+            pool_bytes (int, optional): the memory of a private daemon. Default: a quarter of this machine's
+                memory
+
+        Raises:
+            ValueError: a timeout is not more than 0 seconds.
+        """
+        for name, seconds in (("commit_timeout", commit_timeout), ("timeout", timeout)):
+            if seconds <= 0:
+                raise ValueError(f"{name} is {seconds}; it must be more than 0 seconds")
         with self._lock:
             self.await_all(time.monotonic() + self.settings.timeout)
-            self.settings = settings
+            self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes)
             self._runs = {}
             self._client.close()
-            self._client = NodeClient(self._name, settings.endpoint, settings.pool_bytes)
+            self._client = NodeClient(self._name, endpoint, pool_bytes)
 
     def run(self, root: str, rank: Optional[int] = None, world_size: Optional[int] = None) -> Run:
         """Returns the run of a root, joined at the first use. rank, world_size: by default those of the job."""

@@ -1,44 +1,18 @@
 """Makes plain dcp.save, dcp.async_save and dcp.load go through ckptd."""
 
 import os
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Tuple
 
 from ckptd.dcp import _names
 from ckptd.dcp._async import SaveFuture, save_async
-from ckptd.dcp._process import Settings, process
+from ckptd.dcp._process import process
 from ckptd.dcp._reader import Reader
 from ckptd.dcp._writer import Writer
 
 _replaced: List[Tuple[Any, str, Any]] = []  # (module, name, what was there)
 _options: Dict[str, Any] = {}  # Of the Writers that are made for paths.
 
-
-def configure(
-    endpoint: Optional[str] = None,
-    *,
-    commit_timeout: float = 600.0,
-    timeout: float = 3600.0,
-    pool_bytes: Optional[int] = None,
-) -> None:
-    """Sets which daemon this process uses. Call it on every rank, before the first save or load.
-
-    A later call replaces all settings, after waiting for the saves that are in flight.
-
-    Args:
-        endpoint (str, optional): the daemon's endpoint. Default: ``$CKPTD_ENDPOINT``, else the node's
-            service, else a private daemon that all ranks of this user on this machine share
-        commit_timeout (float): seconds from a save's first rank to its last. Default: 600
-        timeout (float): seconds to wait for the disk after that, also at the end of the process. Default: 3600
-        pool_bytes (int, optional): the memory of a private daemon. Default: a quarter of this machine's
-            memory
-
-    Raises:
-        ValueError: a timeout is not more than 0 seconds.
-    """
-    for name, seconds in (("commit_timeout", commit_timeout), ("timeout", timeout)):
-        if seconds <= 0:
-            raise ValueError(f"{name} is {seconds}; it must be more than 0 seconds")
-    process.configure(Settings(endpoint, commit_timeout, timeout, pool_bytes))
+configure = process.configure  # See Process.configure.
 
 
 def install(**options: Any) -> None:

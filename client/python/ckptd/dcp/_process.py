@@ -1,7 +1,7 @@
 """The state of this process between two calls of this adapter."""
 
-from ckptd._node_process import Place, Process, Settings, await_sealed, place_of
+from ckptd._node_process import Place, Process, await_sealed, place_of
 
-__all__ = ["Place", "Process", "Settings", "await_sealed", "place_of", "process"]
+__all__ = ["Place", "Process", "await_sealed", "place_of", "process"]
 
 process = Process("dcp")
