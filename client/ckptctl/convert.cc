@@ -7,7 +7,6 @@
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/text.h"
 #include "client/convert/nxd_zero.h"
-#include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -58,13 +57,7 @@ void PrintText(const Context& context, const ConvertDirs& dirs, const NxdZeroRep
   if (report.to_full) out << "not marked as a checkpoint: NxD loads only shards\n";
   for (const std::string& path : from.skipped)
     out << "skipped, not a file that NxD writes: " << Printable(path) << "\n";
-  for (const std::string& name : report.removed)
-    out << "removed the leftovers of a conversion that was killed: " << Printable(name) << "\n";
-  if (dry_run) {
-    out << "dry run: nothing was written\n";
-    return;
-  }
-  out << ConvertedText(report.total_bytes(), seconds) << "\n";
+  PrintEnd(context, report.removed, dry_run, report.total_bytes(), seconds);
 }
 
 void PrintJson(const Context& context, const ConvertDirs& dirs, const NxdZeroReport& report, bool dry_run,
@@ -99,18 +92,12 @@ void PrintJson(const Context& context, const ConvertDirs& dirs, const NxdZeroRep
 absl::StatusOr<ExitCode> ConvertNxdZero(const Context& context, const ConvertArguments& arguments) {
   CKPTD_ASSIGN_OR_RETURN(const NxdZeroOptions options, ParseOptions(arguments));
   CKPTD_ASSIGN_OR_RETURN(const ConvertDirs dirs, OpenConvertDirs(arguments.input_dir, arguments.output_dir));
-  const Instant start = SystemClock().Now();
-  absl::StatusOr<NxdZeroReport> report;
-  {
-    ConvertProgress progress(context);
-    report = ckptd::ConvertNxdZero(
+  const auto convert = [&](ConvertProgress& progress) {
+    return ckptd::ConvertNxdZero(
         *dirs.fs, dirs.in.get(), dirs.parent.get(), dirs.paths.name, options,
         [&](const NxdZeroReport& plan, int64_t bytes) { return progress.Say(plan.total_bytes(), bytes); });
-  }
-  if (!report.ok()) return Annotate(report.status(), dirs.paths.input);
-  const double seconds = Seconds(SystemClock().Now() - start);
-  (context.json ? PrintJson : PrintText)(context, dirs, *report, arguments.dry_run, seconds);
-  return kOk;
+  };
+  return RunConversion<NxdZeroReport>(context, dirs, arguments.dry_run, convert, PrintText, PrintJson);
 }
 
 }  // namespace ckptd::ctl

@@ -25,9 +25,17 @@ std::atomic<bool> stop_wanted = false;
 
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-std::string ConvertedText(int64_t bytes, double seconds) {
+void PrintEnd(const Context& context, const std::vector<std::string>& removed, bool dry_run, int64_t bytes,
+              double seconds) {
+  std::ostream& out = *context.out;
+  for (const std::string& name : removed)
+    out << "removed the leftovers of a conversion that was killed: " << Printable(name) << "\n";
+  if (dry_run) {
+    out << "dry run: nothing was written\n";
+    return;
+  }
   const auto rate = static_cast<int64_t>(static_cast<double>(bytes) / std::max(seconds, 1e-3));
-  return absl::StrCat("converted in ", HumanSeconds(seconds), ", ", HumanBytes(rate), "/s");
+  out << "converted in " << HumanSeconds(seconds) << ", " << HumanBytes(rate) << "/s\n";
 }
 
 std::string ConvertDirs::output() const {

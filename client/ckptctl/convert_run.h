@@ -6,11 +6,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/ckptctl/commands.h"
+#include "client/ckptctl/exit_codes.h"
 #include "client/convert/convert_paths.h"
 #include "storage/base/clock.h"
+#include "storage/base/errors.h"
 #include "storage/fs/file_system.h"
 
 namespace ckptd::ctl {
@@ -44,8 +47,30 @@ class ConvertProgress {
 };
 
 double Seconds(Duration duration);
-// "converted in 2.9 s, 987 MiB/s"
-std::string ConvertedText(int64_t bytes, double seconds);
+
+// Prints the end of a conversion's report: the leftovers that it has removed, and "converted in 2.9 s, 987
+// MiB/s".
+void PrintEnd(const Context& context, const std::vector<std::string>& removed, bool dry_run, int64_t bytes,
+              double seconds);
+
+// Converts with progress, and prints the report as text or as JSON. `convert` takes a ConvertProgress& and
+// returns a StatusOr<Report>.
+template <typename Report, typename Convert>
+absl::StatusOr<ExitCode> RunConversion(
+    const Context& context, const ConvertDirs& dirs, bool dry_run, Convert convert,
+    void (*print_text)(const Context&, const ConvertDirs&, const Report&, bool dry_run, double seconds),
+    void (*print_json)(const Context&, const ConvertDirs&, const Report&, bool dry_run, double seconds)) {
+  const Instant start = SystemClock().Now();
+  absl::StatusOr<Report> report;
+  {
+    ConvertProgress progress(context);
+    report = convert(progress);
+  }
+  if (!report.ok()) return Annotate(report.status(), dirs.paths.input);
+  const double seconds = Seconds(SystemClock().Now() - start);
+  (context.json ? print_json : print_text)(context, dirs, *report, dry_run, seconds);
+  return kOk;
+}
 
 }  // namespace ckptd::ctl
 #endif  // CKPTD_CLIENT_CKPTCTL_CONVERT_RUN_H_

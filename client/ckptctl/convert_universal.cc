@@ -1,35 +1,31 @@
 #include <ostream>
 
-#include "absl/strings/str_cat.h"
 #include "client/ckptctl/convert_deepspeed.h"
 #include "client/ckptctl/convert_run.h"
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/text.h"
 #include "client/convert/ds_universal.h"
-#include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd::ctl {
 namespace {
 
-void PrintText(const Context &context, const ConvertDirs &dirs, const DsUniversalReport &report, bool dry_run,
+void PrintText(const Context& context, const ConvertDirs& dirs, const DsUniversalReport& report, bool dry_run,
                double seconds) {
-  std::ostream &out = *context.out;
+  std::ostream& out = *context.out;
   out << "from  " << Printable(dirs.paths.input) << "  (ZeRO stage " << report.stage << ", dp " << report.dp
       << ", tp " << report.tp << ", pp " << report.pp << ")\n"
       << "to    " << Printable(dirs.output()) << "  (" << Plural(report.params, "parameter") << ", "
       << Plural(report.size.files, "file") << ", " << HumanBytes(report.size.bytes) << ")\n";
-  for (const std::string &pattern : report.unused)
+  for (const std::string& pattern : report.unused)
     out << "no parameter matches the pattern " << Printable(pattern) << "\n";
-  for (const std::string &name : report.removed)
-    out << "removed the leftovers of a conversion that was killed: " << Printable(name) << "\n";
-  out << (dry_run ? "dry run: nothing was written" : ConvertedText(report.size.bytes, seconds)) << "\n";
+  PrintEnd(context, report.removed, dry_run, report.size.bytes, seconds);
 }
 
-void PrintJson(const Context &context, const ConvertDirs &dirs, const DsUniversalReport &report, bool dry_run,
+void PrintJson(const Context& context, const ConvertDirs& dirs, const DsUniversalReport& report, bool dry_run,
                double seconds) {
   google::protobuf::Struct result;
-  auto &fields = *result.mutable_fields();
+  auto& fields = *result.mutable_fields();
   fields["input"] = JsonText(dirs.paths.input);
   fields["output"] = JsonText(dirs.output());
   fields["dry_run"] = JsonBool(dry_run);
@@ -48,26 +44,20 @@ void PrintJson(const Context &context, const ConvertDirs &dirs, const DsUniversa
 
 }  // namespace
 
-absl::StatusOr<ExitCode> ConvertDsToUniversal(const Context &context,
-                                              const DsToUniversalArguments &arguments) {
+absl::StatusOr<ExitCode> ConvertDsToUniversal(const Context& context,
+                                              const DsToUniversalArguments& arguments) {
   CKPTD_ASSIGN_OR_RETURN(const ConvertDirs dirs,
                          OpenConvertDirs(arguments.input_folder, arguments.output_folder));
   DsUniversalOptions options;
   options.inject_missing_state = arguments.inject_missing_state;
   options.strict = !arguments.no_strict;
   options.dry_run = arguments.dry_run;
-  const Instant start = SystemClock().Now();
-  absl::StatusOr<DsUniversalReport> report;
-  {
-    ConvertProgress progress(context);
-    report =
-        ckptd::ConvertDsToUniversal(*dirs.fs, dirs.in.get(), dirs.parent.get(), dirs.paths.name, options,
-                                    [&](int64_t total, int64_t bytes) { return progress.Say(total, bytes); });
-  }
-  if (!report.ok()) return Annotate(report.status(), dirs.paths.input);
-  const double seconds = Seconds(SystemClock().Now() - start);
-  (context.json ? PrintJson : PrintText)(context, dirs, *report, arguments.dry_run, seconds);
-  return kOk;
+  const auto convert = [&](ConvertProgress& progress) {
+    return ckptd::ConvertDsToUniversal(
+        *dirs.fs, dirs.in.get(), dirs.parent.get(), dirs.paths.name, options,
+        [&](int64_t total, int64_t bytes) { return progress.Say(total, bytes); });
+  };
+  return RunConversion<DsUniversalReport>(context, dirs, arguments.dry_run, convert, PrintText, PrintJson);
 }
 
 }  // namespace ckptd::ctl

@@ -1,5 +1,3 @@
-#include "client/ckptctl/convert_deepspeed.h"
-
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -9,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "client/ckptctl/convert_deepspeed.h"
 #include "client/ckptctl/convert_run.h"
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/text.h"
@@ -129,9 +128,7 @@ void PrintText(const Context& context, const ConvertDirs& dirs, const ZeroToFp32
       << Plural(report.ranks, "rank") << ")\n"
       << "to    " << Printable(dirs.output()) << "  (" << Plural(report.weights, "weight") << ", "
       << Plural(report.size.files, "file") << ", " << HumanBytes(report.size.bytes) << ")\n";
-  for (const std::string& name : report.removed)
-    out << "removed the leftovers of a conversion that was killed: " << Printable(name) << "\n";
-  out << (dry_run ? "dry run: nothing was written" : ConvertedText(report.size.bytes, seconds)) << "\n";
+  PrintEnd(context, report.removed, dry_run, report.size.bytes, seconds);
 }
 
 void PrintJson(const Context& context, const ConvertDirs& dirs, const ZeroToFp32Report& report, bool dry_run,
@@ -161,18 +158,11 @@ absl::StatusOr<ExitCode> ConvertZeroToFp32(const Context& context, const ZeroToF
   CKPTD_ASSIGN_OR_RETURN(const std::string tag, TagDirectory(arguments.checkpoint_dir, arguments.tag));
   if (arguments.plan) return PrintPlan(context, arguments, tag);
   CKPTD_ASSIGN_OR_RETURN(const ConvertDirs dirs, OpenConvertDirs(tag, arguments.output_dir));
-  const Instant start = SystemClock().Now();
-  absl::StatusOr<ZeroToFp32Report> report;
-  {
-    ConvertProgress progress(context);
-    report =
-        ckptd::ConvertZeroToFp32(*dirs.fs, dirs.in.get(), dirs.parent.get(), dirs.paths.name, options,
-                                 [&](int64_t total, int64_t bytes) { return progress.Say(total, bytes); });
-  }
-  if (!report.ok()) return Annotate(report.status(), dirs.paths.input);
-  const double seconds = Seconds(SystemClock().Now() - start);
-  (context.json ? PrintJson : PrintText)(context, dirs, *report, arguments.dry_run, seconds);
-  return kOk;
+  const auto convert = [&](ConvertProgress& progress) {
+    return ckptd::ConvertZeroToFp32(*dirs.fs, dirs.in.get(), dirs.parent.get(), dirs.paths.name, options,
+                                    [&](int64_t total, int64_t bytes) { return progress.Say(total, bytes); });
+  };
+  return RunConversion<ZeroToFp32Report>(context, dirs, arguments.dry_run, convert, PrintText, PrintJson);
 }
 
 }  // namespace ckptd::ctl
