@@ -23,6 +23,25 @@ def test_weights_are_recovered_by_the_script_beside_the_checkpoints(pair, root, 
     assert pair.do(loads + found + same) == [[], []]
 
 
+def test_recovery_scripts_are_written_only_where_they_are_missing_or_differ(pair, root):
+    def written():
+        return {name: os.stat(f"{root}/{name}").st_mtime_ns for name in os.listdir(root) if name.endswith(".py")}
+
+    saved(pair, root, "states.engine(1)")
+    first = written()
+    pair.do(f"made.save_checkpoint({root!r}, 'a')")
+    assert written() == first and "zero_to_fp32.py" in first
+    with open(f"{root}/zero_to_fp32.py", "a") as file:
+        file.write("changed")
+    pair.do(f"made.save_checkpoint({root!r}, 'b')")
+    with open(f"{root}/zero_to_fp32.py") as file:
+        assert not file.read().endswith("changed")
+    os.chmod(f"{root}/zero_to_torch.py", 0o644)
+    os.unlink(f"{root}/zero_to_fp32.py")
+    pair.do(f"made.save_checkpoint({root!r}, 'c')")
+    assert all(os.access(f"{root}/{name}", os.X_OK) for name in first)
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_universal_checkpoint_of_deepspeeds_tool_loads_through_ckptd(pair, root, stage):
     saved(pair, root, f"states.engine({stage})")

@@ -9,6 +9,8 @@ import importlib
 import inspect
 from typing import Any, Callable, Dict, Optional
 
+from ckptd.deepspeed import _scripts
+
 
 class HookedEngine(abc.ABC):
     """A checkpoint engine that is told what the replaced methods are asked for."""
@@ -35,7 +37,7 @@ def prepare() -> None:
     if _stock:
         return
     kind = importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine
-    for ours in (_configure_checkpointing, save_checkpoint, load_checkpoint):
+    for ours in (_configure_checkpointing, save_checkpoint, load_checkpoint, _copy_recovery_script):
         stock = getattr(kind, ours.__name__)
         _stock[ours.__name__] = stock
         setattr(kind, ours.__name__, functools.wraps(stock)(ours))
@@ -74,6 +76,16 @@ def save_checkpoint(engine: Any, *args: Any, **kwargs: Any) -> Any:
         raise
     ours.end_save(None)
     return result
+
+
+def _copy_recovery_script(engine: Any, save_dir: str, *args: Any, **kwargs: Any) -> None:
+    """Stands for DeepSpeed's method that writes its recovery scripts during each save.
+
+    Those that are there already stay: writing them may wait for the file system's journal, in which the daemon makes the
+    checkpoint's directory and allocates its files at that time.
+    """
+    if _ours(engine) is None or not _scripts.are_current(importlib.import_module("deepspeed.utils"), save_dir):
+        _stock["_copy_recovery_script"](engine, save_dir, *args, **kwargs)
 
 
 def load_checkpoint(engine: Any, *args: Any, **kwargs: Any) -> Any:
