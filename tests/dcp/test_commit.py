@@ -2,6 +2,7 @@
 
 import os
 
+import ckptd
 import pytest
 
 from harness import Trainer, until
@@ -175,6 +176,11 @@ def test_retention_policy_keeps_what_a_rule_keeps(launch, root):
         )
     kept = ["step-10", "step-11", "step-13"]
     until(lambda: sorted(name for name in os.listdir(root) if name[0] != ".") == kept, "the removal of the others")
+
+
+def test_step_of_the_argument_counts_and_not_the_number_in_the_name(launch, root):
+    launch(2).do(f"dcp.save({{'a': torch.ones(3)}}, storage_writer=Writer({root + '/loss=0.5'!r}, step=40))")
+    assert [(info.tag, info.step) for info in ckptd.open_root(root).list()] == [("loss=0.5", 40)]
 
 
 def test_ranks_save_on_their_own_without_collectives(launch, root):

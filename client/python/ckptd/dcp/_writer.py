@@ -45,6 +45,7 @@ class Options(NamedTuple):
     overwrite: Optional[bool]
     keep: Optional[Keep]
     metrics: Optional[Mapping[str, float]]
+    step: Optional[int]
     wait: LevelName
     timeout: float
 
@@ -86,8 +87,10 @@ class Writer(StorageWriter, Stager):
             one that DCP's own writer has written, too. Default: replace only what ckptd has committed
         num_kept_ckpts (int, optional): how many of ckptd's checkpoints in the root to keep. Default: all
         retention (Keep, optional): which of ckptd's checkpoints in the root to keep; not beside ``num_kept_ckpts``.
-            The number at the end of the checkpoint's name is its step. Default: all
+            Default: all
         metrics (Mapping[str, float], optional): named values of this checkpoint, for ``Keep(best=)``
+        step (int, optional): the step of this checkpoint, for ``Keep(every=)``. Default: the number at the end of
+            its name
         wait (str): what ``dcp.save`` waits for: ``"committed"``, or ``"sealed"``: every rank's part is with
             the daemon, which finishes even if all ranks are killed. Default: ``"committed"``
         timeout (float): seconds to wait for room, and for ranks that do not save. Default: 120
@@ -112,6 +115,7 @@ class Writer(StorageWriter, Stager):
         num_kept_ckpts: Optional[int] = None,
         retention: Optional[Keep] = None,
         metrics: Optional[Mapping[str, float]] = None,
+        step: Optional[int] = None,
         wait: LevelName = "committed",
         timeout: float = _ADMISSION_SECONDS,
     ) -> None:
@@ -133,7 +137,7 @@ class Writer(StorageWriter, Stager):
             )
         self._path = place_of(path)
         keep = keep_of_arguments(retention, num_kept_ckpts)
-        self.options = Options(single_file_per_rank, thread_count, overwrite, keep, metrics, wait, timeout)
+        self.options = Options(single_file_per_rank, thread_count, overwrite, keep, metrics, step, wait, timeout)
         self._now = _Saving()
 
     # ---- StorageWriter, in the order of the calls
@@ -204,7 +208,7 @@ class Writer(StorageWriter, Stager):
         files = self._files(plan, planner)
         arguments: Any = {
             "files": files,
-            "step": step_of(self._place.tag),
+            "step": step_of(self._place.tag) if self.options.step is None else self.options.step,
             "metrics": self.options.metrics,
             "timeout": self.options.timeout,
         }
