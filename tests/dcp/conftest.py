@@ -6,22 +6,10 @@ import pathlib
 
 import pytest
 
-from harness import Daemon, Ranks, Trainer, temporary_folder
+from harness import Daemon, LaunchedRanks, Trainer, temporary_folder
 
 _NUM_PROCESSES = 4
 _numbers = itertools.count()
-
-
-class LaunchedRanks(Ranks):
-    """The ranks of one launch: the first processes of all, in a process group of their own."""
-
-    def __init__(self, processes, folder, world_size):
-        super().__init__(processes[:world_size])
-        store = os.path.join(folder, f"launch-{next(_numbers)}")
-        for rank, process in enumerate(self.processes):
-            process.start(f"states.join({store!r}, {rank}, {world_size})")
-        for process in self.processes:
-            process.result(60)
 
 
 @pytest.fixture(scope="session")

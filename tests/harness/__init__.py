@@ -3,7 +3,7 @@
 from harness.handoff_connection import HandoffConnection
 from harness.local_daemon import Daemon, tags
 from harness.programs import DaemonProgram, ckptctl, find_program, start_ckptctl
-from harness.ranks import Ranks
+from harness.ranks import LaunchedRanks, Ranks
 from harness.trainer import TRAINER_PROGRAM, Trainer, TrainerError, together, together_failing
 from harness.waiting import TIMEOUT, alive, until
 from harness.workplace import TESTS, closing, module_path, temporary_folder
@@ -15,6 +15,7 @@ __all__ = [
     "Daemon",
     "DaemonProgram",
     "HandoffConnection",
+    "LaunchedRanks",
     "Ranks",
     "Trainer",
     "TrainerError",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,3 +41,20 @@ class Ranks:
             except TrainerError as error:
                 outcomes.append(error)
         return outcomes
+
+
+class LaunchedRanks(Ranks):
+    """The ranks of one launch: the first processes of all, in a process group of their own.
+
+    The processes have imported a module `states` with join(store, rank, world_size).
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, processes: Sequence[Trainer], folder: str, world_size: int) -> None:
+        super().__init__(processes[:world_size])
+        store = os.path.join(folder, f"launch-{next(self._numbers)}")
+        for rank, process in enumerate(self.processes):
+            process.start(f"states.join({store!r}, {rank}, {world_size})")
+        for process in self.processes:
+            process.result(60)
