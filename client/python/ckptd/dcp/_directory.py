@@ -7,13 +7,14 @@ The daemon replaces what ckptd has committed, whole and in one step. It leaves e
 import contextlib
 import os
 import shutil
-from typing import Optional
+from typing import List, Optional
 
 from ckptd import errors
 from ckptd.dcp._names import METADATA_FILE
 from ckptd.dcp._process import Place
 
 _MANIFEST = os.path.join(".ckptd", "manifest")
+_ASIDE = ".replaced"  # Ends the name under which a directory is set aside.
 
 
 def holds_checkpoint(path: str) -> bool:
@@ -81,6 +82,12 @@ def readable(place: Place) -> str:
     return _aside(place) if not os.path.lexists(place.path) and os.path.isdir(_aside(place)) else place.path
 
 
+def tags(root: str) -> List[str]:
+    """Returns the names of a root's directories; of one that is set aside, the name that it had."""
+    names = [entry.name for entry in os.scandir(root) if entry.is_dir()]
+    return sorted({name[1 : -len(_ASIDE)] if name.startswith(".") and name.endswith(_ASIDE) else name for name in names})
+
+
 def _is_of_dcp(path: str) -> bool:
     """Returns whether all that is in a directory is as DCP writes it."""
     try:
@@ -92,4 +99,4 @@ def _is_of_dcp(path: str) -> bool:
 
 
 def _aside(place: Place) -> str:
-    return os.path.join(place.root, f".{place.tag}.replaced")
+    return os.path.join(place.root, f".{place.tag}{_ASIDE}")

@@ -1,0 +1,363 @@
+"""The callback that saves."""
+
+import concurrent.futures
+import logging
+import math
+import os
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torchtnt.framework.callbacks.base_checkpointer import BaseCheckpointer
+from torchtnt.framework.callbacks.checkpointer_types import KnobOptions
+from torchtnt.framework.state import EntryPoint
+from torchtnt.framework.utils import get_timing_context
+from torchtnt.utils.checkpoint import BestCheckpointConfig
+from torchtnt.utils.distributed import get_world_size
+
+import ckptd.dcp
+from ckptd import errors
+from ckptd.dcp._process import process
+from ckptd.retention import Keep
+from ckptd.torchtnt import _app_state, _names
+from ckptd.torchtnt._ranks import from_first_rank, is_distributed
+from ckptd.torchtnt._restore import Restoring, local_path
+
+_log = logging.getLogger("ckptd")
+_ENDS = ("on_train_end", "on_predict_end")
+
+
+class _Decision(NamedTuple):
+    """What the first rank has found before a save."""
+
+    name: _names.Name
+    exists: bool  # The state is saved already, and the save at the end of training is left out.
+    committed: List[str]  # The asynchronous saves that have ended since the last decision, by their paths.
+    failed: Dict[str, str]  # Those that have failed, and why.
+
+
+class CheckpointSaver(Restoring, BaseCheckpointer):
+    """Saves TorchTNT's checkpoints through ckptd. It takes the place of ``DistributedCheckpointSaver``.
+
+        train(unit, dataloader, callbacks=[ckptd.torchtnt.CheckpointSaver("/data/ckpts", save_every_n_train_steps=100)])
+
+    Names and contents are those of TorchTNT. A checkpoint appears in one step, when all of it is durable. The
+    first rank chooses the name, and so the metric in it.
+
+    Args:
+        dirpath (str): the directory of the checkpoints; ckptd's root.
+        save_every_n_train_steps (int, optional): saves when the steps of training are a multiple. Default: never
+        save_every_n_epochs (int, optional): the same for epochs of training. Default: never
+        save_every_n_eval_steps (int, optional): the same for steps of evaluation. Default: never
+        save_every_n_eval_epochs (int, optional): the same for epochs of evaluation. Default: never
+        save_every_n_predict_steps (int, optional): the same for steps of prediction. Default: never
+        keep_last_n_checkpoints (int, optional): keeps the newest n that ckptd has saved; beside
+            ``best_checkpoint_config`` the best n, and the newest one. Default: all
+        best_checkpoint_config (BestCheckpointConfig, optional): the attribute of the unit that is saved as a
+            metric. Default: none
+        process_group (ProcessGroup, optional): the ranks that save. Default: all
+        async_checkpoint (bool): go on when the state is copied, and not when it is committed. The end of training
+            waits for all saves. Default: ``False``
+        knob_options (KnobOptions, optional): ``max_per_rank_io_concurrency`` is the number of files of each rank.
+            Default: 1 file
+        retention (Keep, optional): which checkpoints to keep; not beside ``keep_last_n_checkpoints``. Default: all
+
+    Raises:
+        ValueError: a number is not more than 0, or the mode of ``best_checkpoint_config`` is unknown.
+        RuntimeError: there are several ranks and no default process group.
+        Refused: ``dirpath`` is no directory of this machine.
+    """
+
+    metadata_fname = ".metadata"  # Of release 0.2.4.
+    metadata_fnames = [".metadata"]
+
+    def __init__(
+        self,
+        dirpath: str,
+        *,
+        save_every_n_train_steps: Optional[int] = None,
+        save_every_n_epochs: Optional[int] = None,
+        save_every_n_eval_steps: Optional[int] = None,
+        save_every_n_eval_epochs: Optional[int] = None,
+        save_every_n_predict_steps: Optional[int] = None,
+        keep_last_n_checkpoints: Optional[int] = None,
+        best_checkpoint_config: Optional[BestCheckpointConfig] = None,
+        process_group: Any = None,
+        async_checkpoint: bool = False,
+        knob_options: Optional[KnobOptions] = None,
+        retention: Optional[Keep] = None,
+    ) -> None:
+        _check_positive(
+            save_every_n_train_steps=save_every_n_train_steps,
+            save_every_n_epochs=save_every_n_epochs,
+            save_every_n_eval_steps=save_every_n_eval_steps,
+            save_every_n_eval_epochs=save_every_n_eval_epochs,
+            save_every_n_predict_steps=save_every_n_predict_steps,
+            keep_last_n_checkpoints=keep_last_n_checkpoints,
+        )
+        if get_world_size() > 1 and not is_distributed():
+            raise RuntimeError(
+                f"this is one of {get_world_size()} ranks, and there is no default process group: call "
+                "torch.distributed.init_process_group(), or make an AutoUnit, before the CheckpointSaver"
+            )
+        # Without the number to keep, TorchTNT's manager of checkpoints removes none.
+        super().__init__(
+            local_path(dirpath, "dirpath"),
+            best_checkpoint_config=best_checkpoint_config,
+            process_group=process_group,
+        )
+        self._every = {
+            "on_train_step_end": save_every_n_train_steps,
+            "on_train_epoch_end": save_every_n_epochs,
+            "on_eval_step_end": save_every_n_eval_steps,
+            "on_eval_epoch_end": save_every_n_eval_epochs,
+            "on_predict_step_end": save_every_n_predict_steps,
+        }
+        self._keep = _policy(keep_last_n_checkpoints, best_checkpoint_config, retention)
+        self._is_async = async_checkpoint
+        self._files_per_rank = (knob_options or KnobOptions()).max_per_rank_io_concurrency or 1
+        self._in_flight: List[Tuple[str, Any]] = []  # Path and future of each asynchronous save.
+        self._last: Optional[_names.Name] = None
+
+    # ---- when to save
+
+    def on_train_start(self, state: Any, unit: Any) -> None:
+        """Removes nothing: the daemon does, after commits."""
+        self._last = None
+
+    def on_train_step_end(self, state: Any, unit: Any) -> None:
+        """Saves if it is time to."""
+        self._save_if_due(state, unit, "on_train_step_end", unit.train_progress.num_steps_completed)
+
+    def on_train_epoch_end(self, state: Any, unit: Any) -> None:
+        """Saves if it is time to."""
+        self._save_if_due(state, unit, "on_train_epoch_end", unit.train_progress.num_epochs_completed)
+
+    def on_train_end(self, state: Any, unit: Any) -> None:
+        """Saves if the state is not saved yet. Returns when all saves are committed."""
+        self._generate_checkpoint_and_upkeep(state, unit, "on_train_end")
+
+    def on_eval_start(self, state: Any, unit: Any) -> None:
+        """Warns that evaluate() neither rates nor removes checkpoints."""
+        if state.entry_point == EntryPoint.EVALUATE:
+            self._warn_without_training()
+
+    def on_eval_step_end(self, state: Any, unit: Any) -> None:
+        """Saves if it is time to."""
+        self._save_if_due(state, unit, "on_eval_step_end", unit.eval_progress.num_steps_completed)
+
+    def on_eval_epoch_end(self, state: Any, unit: Any) -> None:
+        """Saves if it is time to."""
+        self._save_if_due(state, unit, "on_eval_epoch_end", unit.eval_progress.num_epochs_completed)
+
+    def on_eval_end(self, state: Any, unit: Any) -> None:
+        """Returns when the saves of evaluate() are committed."""
+        if state.entry_point == EntryPoint.EVALUATE:
+            self._finish(state, unit)
+
+    def on_predict_start(self, state: Any, unit: Any) -> None:
+        """Warns that predict() neither rates nor removes checkpoints."""
+        self._warn_without_training()
+
+    def on_predict_step_end(self, state: Any, unit: Any) -> None:
+        """Saves if it is time to."""
+        self._save_if_due(state, unit, "on_predict_step_end", unit.predict_progress.num_steps_completed)
+
+    def on_predict_end(self, state: Any, unit: Any) -> None:
+        """Saves. Returns when all saves are committed."""
+        self._generate_checkpoint_and_upkeep(state, unit, "on_predict_end")
+
+    def on_exception(self, state: Any, unit: Any, exc: BaseException) -> None:
+        """Returns when the saves in flight have ended. A failure of one is in the log: what counts is `exc`."""
+        for path, future in self._take_in_flight():
+            error = _error_of(path, future)
+            if error is not None:
+                _log.error("ckptd: %s is not a checkpoint: %s", path, error)
+
+    def _save_if_due(self, state: Any, unit: Any, hook: str, count: int) -> None:
+        every = self._every[hook]
+        if every and count % every == 0:
+            self._generate_checkpoint_and_upkeep(state, unit, hook)
+
+    def _warn_without_training(self) -> None:
+        if self._keep or self._best_checkpoint_config:
+            _log.warning(
+                "ckptd: evaluate() and predict() save no model, so what to keep and best_checkpoint_config do not count for "
+                "their checkpoints"
+            )
+
+    # ---- saving
+
+    def _generate_checkpoint_and_upkeep(self, state: Any, unit: Any, hook: str) -> bool:
+        """Saves, unless the end of training finds the state saved already. Returns whether it has saved.
+
+        Raises:
+            CheckpointFailed: an earlier asynchronous save has failed. It is raised once, on all ranks.
+        """
+        decision = from_first_rank(self._process_group, lambda: self._decide(state, unit, hook))
+        self._hear_of(decision, state, unit)
+        if decision.exists:
+            _log.info("ckptd: %s is saved already", decision.name)
+        else:
+            path = os.path.join(self.dirpath, str(decision.name))
+            if not self._checkpoint_impl(state, unit, checkpoint_id=path, hook=hook):
+                return False
+            self._last = decision.name
+            if not any(path == other for other, _ in self._in_flight):
+                _tell(unit, state, path)
+        if hook in _ENDS:
+            self._finish(state, unit)
+        return not decision.exists
+
+    def _checkpoint_impl(
+        self,
+        state: Any,
+        unit: Any,
+        *,
+        hook: str,
+        checkpoint_id: Optional[str] = None,
+        checkpoint_path: Optional[str] = None,
+        planner: Any = None,
+        storage_writer: Any = None,
+        stager: Any = None,
+    ) -> bool:
+        """Saves to a path. A class that is derived from this one may call it with a planner or writer of its own.
+
+        Args:
+            checkpoint_id: the path; in release 0.2.4 it is called `checkpoint_path`.
+            stager: accepted and not used: the state is copied once, into the daemon's memory.
+        """
+        path = checkpoint_id or checkpoint_path
+        assert path is not None
+        arguments = {
+            "state_dict": _app_state.to_save(state, unit, hook),
+            "checkpoint_id": path,
+            "process_group": self._process_group,
+            "storage_writer": storage_writer or self._writer(path, state),
+            "planner": planner,
+        }
+        how = "async_save" if self._is_async else "save"
+        with get_timing_context(state, f"{self.__class__.__name__}.{how}"):
+            if self._is_async:
+                saved = ckptd.dcp.async_save(**arguments)
+                self._in_flight.append((path, getattr(saved, "upload_completion", saved)))
+            else:
+                dcp_save(**arguments)
+        return True
+
+    def _writer(self, path: str, state: Any) -> Any:
+        name = _names.parse(os.path.basename(path))
+        metric = name.metric if name else None
+        return ckptd.dcp.Writer(
+            path,
+            thread_count=self._files_per_rank,
+            overwrite=True,
+            retention=self._keep if state.entry_point in _app_state.TRAINING else None,
+            metrics={metric.name: metric.value} if metric else None,
+            step=name.step if name else None,
+        )
+
+    def _decide(self, state: Any, unit: Any, hook: str) -> _Decision:
+        """Called on the first rank only."""
+        name = _name_of(state, unit, self._metric(state, unit))
+        ended = {path: future.exception() for path, future in self._in_flight if future.done()}
+        return _Decision(
+            name,
+            hook == "on_train_end" and self._is_saved(state, name),
+            [path for path, error in ended.items() if error is None],
+            {path: f"{path} is not a checkpoint: {error}" for path, error in ended.items() if error is not None},
+        )
+
+    def _hear_of(self, decision: _Decision, state: Any, unit: Any) -> None:
+        """Takes over, on every rank, how asynchronous saves have ended."""
+        ended = {*decision.committed, *decision.failed}
+        self._in_flight = [(path, future) for path, future in self._in_flight if path not in ended]
+        for path in decision.committed:
+            _tell(unit, state, path)
+        for message in decision.failed.values():
+            raise errors.CheckpointFailed(message, reason="SAVE_ABORTED")
+
+    def _finish(self, state: Any, unit: Any) -> None:
+        """Waits for all saves in flight, and raises the first failure."""
+        ended = [(path, _error_of(path, future)) for path, future in self._take_in_flight()]
+        for path, error in ended:
+            if error is not None:
+                raise error
+            _tell(unit, state, path)
+
+    def _take_in_flight(self) -> List[Tuple[str, Any]]:
+        taken, self._in_flight = self._in_flight, []
+        return taken
+
+    def _is_saved(self, state: Any, name: _names.Name) -> bool:
+        """Returns whether the save at the end of training would add nothing."""
+        path = os.path.join(self.dirpath, str(name))
+        if any(path == other for other, _ in self._in_flight) or os.path.exists(os.path.join(path, ".metadata")):
+            return True
+        saves_in_eval = self._every["on_eval_step_end"] or self._every["on_eval_epoch_end"]
+        if state.entry_point != EntryPoint.FIT or saves_in_eval or self._last is None:
+            return False
+        return self._last.of_phases.get(_names.TRAIN) == name.step  # Evaluation alone since then does not count.
+
+    def _metric(self, state: Any, unit: Any) -> Optional[_names.Metric]:
+        """Returns the metric of the unit; None if there is none to save."""
+        if self._best_checkpoint_config is None or state.entry_point not in _app_state.TRAINING:
+            return None
+        attribute = self._best_checkpoint_config.monitored_metric
+        found = getattr(unit, attribute, None)
+        try:
+            value = math.nan if found is None else float(found)
+        except (TypeError, ValueError, RuntimeError):  # torch raises the last one for several elements.
+            value = math.nan
+        if math.isfinite(value):
+            return _names.Metric(attribute, value)
+        _log.error(
+            "ckptd: the unit's %s is %s and no finite number, so the checkpoint is saved without it and is never among the best",
+            attribute,
+            found,
+        )
+        return None
+
+
+def _policy(number: Optional[int], best: Any, retention: Optional[Keep]) -> Optional[Keep]:
+    if number is None:
+        return retention
+    if retention is not None:
+        raise ValueError("keep_last_n_checkpoints and retention are both given: write retention=ckptd.Keep(...) alone")
+    if best is None:
+        return Keep(last=number)
+    return Keep(best=number, metric=best.monitored_metric, mode=best.mode)
+
+
+def _name_of(state: Any, unit: Any, metric: Optional[_names.Metric]) -> _names.Name:
+    phases = {
+        EntryPoint.TRAIN: (_names.TRAIN,),
+        EntryPoint.FIT: (_names.TRAIN, _names.EVAL),
+        EntryPoint.EVALUATE: (_names.EVAL,),
+        EntryPoint.PREDICT: (_names.PREDICT,),
+    }[state.entry_point]
+    progress = [getattr(unit, f"{phase}_progress") for phase in phases]
+    steps = tuple((phase, made.num_steps_completed) for phase, made in zip(phases, progress))
+    return _names.Name(progress[0].num_epochs_completed, steps, metric)
+
+
+def _tell(unit: Any, state: Any, path: str) -> None:
+    """Tells the unit of a committed checkpoint. Units of release 0.2.4 do not want to know."""
+    hook = getattr(unit, "on_checkpoint_save", None)
+    if hook is not None:
+        hook(state, checkpoint_id=path)
+
+
+def _error_of(path: str, future: Any) -> Optional[BaseException]:
+    """Waits until an asynchronous save has ended. Returns why there is no checkpoint; None if there is one."""
+    timeout = process.settings.timeout
+    try:
+        error: Optional[BaseException] = future.exception(timeout)
+        return error
+    except concurrent.futures.TimeoutError:
+        return errors.WaitTimeout(f"{path} was not committed within {timeout:g} seconds", reason="WAIT_TIMEOUT")
+
+
+def _check_positive(**numbers: Optional[int]) -> None:
+    for name, number in numbers.items():
+        if number is not None and number <= 0:
+            raise ValueError(f"{name} is {number}; it must be more than 0, or None")

@@ -1,0 +1,79 @@
+"""Fixtures: a daemon and rank processes that all tests of this folder share, because importing TorchTNT takes long."""
+
+import itertools
+import os
+import pathlib
+
+import pytest
+
+from harness import Daemon, LaunchedRanks, Trainer, temporary_folder
+
+FOLDER = pathlib.Path(__file__).parent
+_NUM_PROCESSES = 4
+_START_SECONDS = 180
+_numbers = itertools.count()
+IMPORTS = (
+    "import torch.distributed as dist, torch.distributed.checkpoint as dcp, ckptd.dcp\n"
+    "from ckptd.torchtnt import CheckpointSaver, RestoreOptions\n"
+    "import tnt_jobs as states\n"
+    "from tnt_jobs import *\n"
+)
+
+
+@pytest.fixture(scope="session")
+def session_folder():
+    with temporary_folder() as path:
+        yield str(path)
+
+
+@pytest.fixture(scope="session")
+def daemon(session_folder):
+    made = Daemon(os.path.join(session_folder, "d"), pool_bytes=256 << 20)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def start_processes(daemon):
+    """Starts processes that end with the tests: start_processes(2)."""
+    made = []
+
+    def start(number, imports=IMPORTS):
+        path = os.pathsep.join([str(FOLDER), str(FOLDER.parent / "dcp"), os.environ.get("PYTHONPATH", "")])
+        environment = {"CKPTD_TEST_IMPORTS": imports, "PYTHONPATH": path}
+        started = [Trainer(daemon.endpoint, environment) for _ in range(number)]
+        made.extend(started)
+        for process in started:
+            process.start("None")
+        for process in started:
+            process.result(_START_SECONDS)
+        return started
+
+    yield start
+    for process in made:
+        process.close()
+
+
+@pytest.fixture(scope="session")
+def processes(start_processes):
+    return start_processes(_NUM_PROCESSES)
+
+
+@pytest.fixture
+def launch(processes, session_folder):
+    """Makes the ranks of a new launch: launch(2) is a job of two."""
+    return lambda world_size: LaunchedRanks(processes, session_folder, world_size)
+
+
+@pytest.fixture
+def alone(processes):
+    """A process without a process group."""
+    processes[0].do("states.leave()")
+    return processes[0]
+
+
+@pytest.fixture
+def root(session_folder):
+    path = os.path.join(session_folder, f"ckpts-{next(_numbers)}")
+    os.mkdir(path)
+    return path
