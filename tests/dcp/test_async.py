@@ -147,21 +147,61 @@ def test_relative_path_and_path_object_name_the_same_checkpoint(alone, root, ins
     assert os.path.exists(root + "/checkpoint/.ckptd/manifest")
 
 
-def test_short_messages_of_repeated_saves_give_whole_checkpoints_also_after_a_failed_one(launch, root, installed):
+def test_dcp_plans_again_only_when_the_form_of_a_state_changes(launch, root, installed):
     ranks = launch(2)
-    broken = (
-        "def broken(self, *a, **k): raise OSError('one rank cannot write')\n"
-        "before = Writer.write_data\n"
-        "if dist.get_rank() == 1: Writer.write_data = broken\n"
-        f"failed = dcp.async_save({STATE.format(9)}, checkpoint_id={root + '/failed'!r})\n"
-        "Writer.write_data = before"
+    ranks.do(
+        "from ckptd.dcp import _names, _repeated; _repeated._kept.clear(); planned = []; stock_save = _names.stock_save\n"
+        "_names.stock_save = lambda *a, **k: (planned.append(1), stock_save(*a, **k))[1]"
     )
-    ranks.do("ckptd.dcp.install(timeout=5)")
+    state = "{**" + STATE.format("NUMBER") + ", f'of rank {dist.get_rank()}': b'x'}"
+    trained = "(lambda state: (state['model']['plain'].requires_grad_(), state)[1])(" + state + ")"
+    saves = [  # (state, arguments, whether DCP plans)
+        (state, "", True),
+        (state, "", False),
+        (trained, "", True),
+        (state, "", False),  # The plan before the last is kept, too.
+        (state.replace("b'x'", "b'longer' * 99"), "", False),
+        (state.replace("b'x'", "b'longer on one rank' * 99 * dist.get_rank()"), "", False),
+        (f"{{**{state}, **({{'more': 1}} if dist.get_rank() else {{}})}}", "", True),
+        (state, ", thread_count=2", True),
+        (state, ", thread_count=2", False),
+    ]
+    for number, (form, arguments, plans) in enumerate(saves):
+        path, code = f"{root}/s-{number}", form.replace("NUMBER", str(number))
+        ranks.do(f"planned.clear(); saved = ckptd.dcp.async_save({code}, storage_writer=Writer({path!r}{arguments}))")
+        assert ranks.do("len(planned)") == [int(plans)] * 2
+        ranks.do("saved.result(60)")
+        for reader in ("Reader", "FileSystemReader"):
+            ranks.do(f"wanted = {code}; into = states.emptied(wanted)\ndcp.load(into, storage_reader={reader}({path!r}))")
+            assert ranks.do("states.differences(wanted, into)") == [[], []]
+        assert ranks.do(f"FileSystemReader({path!r}).read_metadata().storage_meta.checkpoint_id")[0] == path
+    assert len([name for name in os.listdir(f"{root}/s-8") if name.endswith(".distcp")]) == 4
+    ranks.do("_names.stock_save = stock_save")
+
+
+def test_equal_numbers_and_strings_come_back_with_their_own_type_and_bits(alone, root):
+    state = "{'o': {'a': 1, 'b': 1.0, 'c': True, 'd': 0.0, 'e': -0.0, 'f': '1', 'g': None, 'h': float('nan'), 'i': [1, 1.0]}}"
+    for number in range(2):
+        alone.do(f"ckptd.dcp.async_save({state}, storage_writer=Writer({f'{root}/s-{number}'!r})).result(60)")
+        alone.do(f"into = {{'o': dict.fromkeys('abcdefghi', 7)}}; dcp.load(into, storage_reader=FileSystemReader({f'{root}/s-{number}'!r}))")
+        assert alone.do(f"repr(into) == repr({state})")
+
+
+@pytest.mark.parametrize("broken", ["ckptd._saving.upload.PartUpload.save", "ckptd.Run.save"], ids=["while it saves", "before"])
+def test_repeated_saves_give_whole_checkpoints_also_after_one_that_failed_on_one_rank(launch, root, installed, broken):
+    ranks = launch(2)
+    failing = (
+        "def broken(self, *a, **k): raise OSError('one rank cannot write')\n"
+        f"import ckptd._saving.upload; before = {broken}\n"
+        f"if dist.get_rank() == 1: {broken} = broken\n"
+        f"failed = dcp.async_save({STATE.format(9)}, checkpoint_id={root + '/failed'!r})\n"
+        f"{broken} = before"
+    )
     for number in range(3):
         ranks.do(f"saved = dcp.async_save({STATE.format(number)}, checkpoint_id={f'{root}/s-{number}'!r})")
         assert ranks.do("[len(saved.result(60).storage_data), len(saved.result().state_dict_metadata)]")[0][0] > 5
         if number == 1:
-            ranks.do(broken)
+            ranks.do(failing)
             assert all("one rank cannot write" in error.message for error in ranks.fail("failed.result(60)"))
     assert not os.path.exists(root + "/failed")
     for number in range(3):

@@ -10,9 +10,8 @@ from typing import Any, Optional
 from torch.distributed.checkpoint.api import CheckpointException  # No Exception, only a BaseException.
 from torch.distributed.checkpoint.metadata import Metadata
 
-from ckptd.dcp import _names
+from ckptd.dcp import _names, _repeated
 from ckptd.dcp._process import place_of, process
-from ckptd.dcp._repeated import RepeatedSave
 
 _log = logging.getLogger("ckptd")
 
@@ -61,19 +60,16 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
         writer: the Writer, whose ``wait`` does not count.
         arguments: those of dcp.save.
     """
-    if arguments.get("checkpoint_id"):
-        writer.reset(arguments.pop("checkpoint_id"))
-    future, path = SaveFuture(), writer.checkpoint_id
-    chosen, repeated = writer.options, None
-    if arguments.get("planner") is None and arguments.get("use_collectives", True):
-        repeated = _repeated(_plan_key(path, arguments))
-        arguments["planner"] = _names.caching_planner(repeated.key)
+    checkpoint_id = arguments.pop("checkpoint_id", None)
+    if checkpoint_id:
+        writer.reset(checkpoint_id)
+    future, path, chosen = SaveFuture(), writer.checkpoint_id, writer.options
     is_collecting = gc.isenabled()
     gc.disable()  # Nothing of a plan is garbage, and collections take longer than planning.
     writer.options = chosen._replace(wait="sealed")
     try:
-        metadata = writer.save_repeated(state_dict, repeated if arguments.get("planner") else None, arguments)
-        assert writer.save is not None  # dcp.save() has called the writer.
+        metadata = _save(state_dict, writer, **arguments)
+        assert writer.save is not None  # It has called the writer.
         saved = writer.save.future("committed")
     except (Exception, CheckpointException) as error:  # As with DCP, what fails is the future's.
         future.fail(error, path)
@@ -105,18 +101,22 @@ def _read(path: str) -> Metadata:
         return Metadata({})
 
 
-_last = RepeatedSave("")
-
-
-def _repeated(key: str) -> RepeatedSave:
-    """Returns what the last save has left if it had the same key."""
-    global _last
-    if _last.key != key:
-        _last = RepeatedSave(key)
-    return _last
-
-
-def _plan_key(path: str, arguments: Any) -> str:
-    """Returns what is the same for saves that probably have the same plan: a root, and a process group."""
-    group = arguments.get("process_group") or process.group()
-    return f"ckptd {place_of(path).root} {id(group)} {arguments.get('no_dist')}"
+def _save(
+    state_dict: Any,
+    writer: Any,
+    planner: Any = None,
+    process_group: Any = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Optional[Metadata]:
+    if writer.repeats_plans and planner is None and use_collectives:
+        return _repeated.save(state_dict, writer, process_group, no_dist)
+    metadata: Metadata = _names.stock_save(
+        state_dict,
+        storage_writer=writer,
+        planner=planner,
+        process_group=process_group,
+        no_dist=no_dist,
+        use_collectives=use_collectives,
+    )
+    return metadata

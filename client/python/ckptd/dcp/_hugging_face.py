@@ -12,8 +12,9 @@ from torch.futures import Future
 from ckptd._memory import native
 from ckptd.dcp import _names
 from ckptd.dcp._exchange import Left, LeftFile, TakenFile
+from ckptd.dcp._files import Files
 from ckptd.dcp._safetensors import INDEX_FILE, SUFFIX, Piece, lay_out
-from ckptd.dcp._writer import Files, Writer
+from ckptd.dcp._writer import Writer
 
 
 class HuggingFaceWriter(Writer):
@@ -38,6 +39,8 @@ class HuggingFaceWriter(Writer):
     Raises:
         ValueError: an argument is not supported.
     """
+
+    repeats_plans = False
 
     def __init__(
         self,

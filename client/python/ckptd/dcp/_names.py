@@ -6,10 +6,12 @@ replaced, with a warning.
 
 import copy
 import inspect
+import pickle
 import warnings
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from torch.distributed.checkpoint import default_planner, filesystem, planner, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import filesystem, planner, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
 METADATA_FILE = ".metadata"
 FORMAT_VERSION = "1.0.0"  # Of the metadata.
@@ -43,6 +45,21 @@ def elements_of(info: Any) -> Optional[int]:
     return found if isinstance(found, int) else None
 
 
+class MetadataPickle:
+    """Pickles metadata again and again with another storage_meta; the rest, which may be large, once."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        bare = copy.copy(metadata)
+        bare.storage_meta = None
+        # Without STOP. Protocol 3 has no frames, whose lengths would say where the pickle ends.
+        self._head = pickle.dumps(bare, 3)[:-1]
+
+    def with_storage_meta(self, meta: StorageMeta) -> bytes:
+        """Returns the pickled metadata."""
+        attributes = pickle.dumps({"storage_meta": meta}, 3)[2:-1]  # Without PROTO and STOP.
+        return self._head + attributes + pickle.BUILD + pickle.STOP
+
+
 def split(items: Sequence[Any], count: int) -> List[List[Any]]:
     """Splits write items as DCP's writer does into `count` files; into one if this torch does it otherwise."""
     if count > 1:
@@ -70,11 +87,7 @@ def async_save_arguments() -> Optional[Dict[str, Any]]:
 
     async_save() calls a stager's stage() with the state alone.
     """
-    code = getattr(inspect.unwrap(stock_async_save), "__code__", None)
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    found = frame.f_locals if frame is not None else {}
+    found = _locals_of(getattr(inspect.unwrap(stock_async_save), "__code__", None))
     wanted = ("checkpoint_id", "planner", "process_group", "async_checkpointer_type", "no_dist", "use_collectives")
     if all(name in found for name in wanted):
         return {name: found[name] for name in wanted}
@@ -82,43 +95,12 @@ def async_save_arguments() -> Optional[Dict[str, Any]]:
     return None
 
 
-def caching_planner(key: str) -> Any:
-    """Returns DCP's default planner, which keeps the plans of a key until the next key; None if this torch has no
-    such cache.
-
-    key: names the state, the ranks and the process group.
-    """
-    global _cached_key
-    caches = [getattr(planner.SavePlanner, name, None) for name in _CACHES]
-    if not all(isinstance(cache, dict) for cache in caches):
-        return None
-    made = _KeepingPlanner(enable_plan_caching=True)
-    if not isinstance(getattr(made, "_cached_plans_key", None), str):
-        return None
-    made._cached_plans_key = key
-    if key != _cached_key:
-        for cache in caches:
-            cache.pop(_cached_key, None)  # type: ignore[union-attr]
-        _cached_key = key
-    return made
-
-
-class _KeepingPlanner(default_planner.DefaultSavePlanner):
-    """Gives each save metadata of its own, and not those that it keeps."""
-
-    def create_global_plan(self, all_plans: List[Any]) -> Any:
-        plans, metadata = super().create_global_plan(all_plans)
-        return plans, copy.copy(metadata)
-
-
-_CACHES = (
-    "_cached_save_plan",
-    "_cached_final_save_plan",
-    "_cached_all_plans",
-    "_cached_global_plan",
-    "_cached_metadata",
-)
-_cached_key = ""
+def _locals_of(code: Any) -> Dict[str, Any]:
+    """Returns the local variables of the innermost call of a function in this thread; none if there is no call."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame.f_locals if frame is not None else {}
 
 
 def with_own_cache(planner_: Any) -> Any:

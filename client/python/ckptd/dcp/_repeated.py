@@ -1,69 +1,144 @@
-"""Keeps the messages between ranks short while a job saves the same state again and again."""
+"""Saves a state by the plan of an earlier save while its form stays the same: without DCP's planning and its messages."""
 
-import uuid
-from typing import Any, Dict, List, NamedTuple, Optional
+import copy
+import functools
+from collections import deque
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
-from ckptd import errors
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.storage import WriteResult
+
+from ckptd.dcp import _names
+from ckptd.dcp._files import PlannedFiles, SaveRecord, storage_data_of
+from ckptd.dcp._form import StatePlanner, form_of
+
+T = TypeVar("T")
+
+_KEPT_PLANS = 2  # For jobs that save, for example, a model and its optimizer in turn.
 
 
-class _Sent(NamedTuple):
-    """What a rank tells the coordinator of what it has written."""
+class _Kept:
+    """What a save has left on this rank."""
 
-    rank: int
-    tag: str
-    results: Optional[List[Any]]  # WriteResults; None: those that had this tag.
+    def __init__(self, form: Any, file_count: Any, record: SaveRecord) -> None:
+        """form, file_count: what the plan and the places of the values depend on."""
+        assert record.plan is not None and isinstance(record.files, PlannedFiles)  # The save has succeeded.
+        self.form, self.file_count = form, file_count
+        self.plan: SavePlan = record.plan
+        self.places = record.files.places
+        self.version = 0  # How often the places have changed on any rank.
+        # The coordinator's:
+        self.metadata, self.results, self.pickled = record.metadata, record.results, record.pickled
+
+    @property
+    def key(self) -> Tuple[str, int]:
+        """Says which save has made the plan, and which one the places. What ranks keep fits together if it is the same."""
+        return self.plan.storage_data.save_id, self.version
 
 
-class RepeatedSave:
-    """What this rank has sent and received in the last save of a state. Only a save that succeeded counts.
+class _Offer(NamedTuple):
+    """What a rank tells the others before a save."""
 
-    Used by one thread at a time.
+    key: Optional[Tuple[str, int]]  # Of the plan that fits this rank's state; None: no plan fits.
+    results: Optional[List[WriteResult]]  # None: as in the last save by that plan.
+
+
+_kept: Deque[_Kept] = deque(maxlen=_KEPT_PLANS)
+
+
+def save(state_dict: Any, writer: Any, process_group: Any = None, no_dist: bool = False) -> Optional[Metadata]:
+    """Saves with DCP's default planner; returns when all ranks' parts are sealed.
+
+    Only the coordinator returns the metadata; the other ranks return None.
     """
+    state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
+    again = _prepare(state, writer, process_group, no_dist)
+    offers = _exchange(again.offer if again is not None else _Offer(None, None), process_group, no_dist)
+    if again is not None and all(offer.key == again.offer.key for offer in offers):
+        return again.save(writer, offers, functools.partial(_exchange, process_group=process_group, no_dist=no_dist))
+    return _save_with_planning(state, writer, process_group, no_dist)
 
-    def __init__(self, key: str) -> None:
-        """key: the same for all saves of the state by the same ranks."""
-        self.key = key
-        self.clear()
 
-    def clear(self) -> None:
-        """Forgets everything: the next messages are complete."""
-        self._sent: Optional[_Sent] = None
-        self._received: Dict[int, _Sent] = {}
-        self._next_sent: Optional[_Sent] = None
-        self._next_received: Dict[int, _Sent] = {}
+def _save_with_planning(state: Any, writer: Any, process_group: Any, no_dist: bool) -> Optional[Metadata]:
+    planner, record = StatePlanner(), SaveRecord()
+    writer.save_recorded(state, record, planner=planner, process_group=process_group, no_dist=no_dist)
+    form = form_of(planner)
+    if form is not None:
+        _kept.appendleft(_Kept(form, writer.options.file_count, record))
+    return record.metadata
 
-    def outgoing(self, rank: int, results: List[Any]) -> List[Any]:
-        """Returns what to send in the place of results."""
-        before = self._sent
-        if before is not None and before.results == results:
-            self._next_sent = before
-            return [before._replace(results=None)]
-        self._next_sent = _Sent(rank, str(uuid.uuid4()), results)
-        return [self._next_sent]
 
-    def incoming(self, messages: List[List[Any]]) -> List[List[Any]]:
-        """Returns the results of all ranks.
+class _Again:
+    """A save by a kept plan, laid out on this rank."""
 
-        Raises:
-            errors.CheckpointFailed: this rank does not have what another one refers to.
-        """
-        found = []
-        for (sent,) in messages:
-            if sent.results is None:
-                known = self._received.get(sent.rank)
-                if known is None or known.tag != sent.tag:
-                    raise errors.CheckpointFailed(
-                        f"rank {sent.rank} has written the same as in its last save, which this rank does not know: the "
-                        "earlier save has failed here; save again",
-                        reason="SAVE_ABORTED",
-                        ranks=[sent.rank],
-                    )
-                sent = known
-            self._next_received[sent.rank] = sent
-            found.append(sent.results)
-        return found
+    def __init__(self, kept: _Kept, files: PlannedFiles) -> None:
+        self._kept = kept
+        self._images: Dict[str, Any] = dict(files.items())
+        self._places = files.places
+        is_same = files.places == kept.places
+        self.offer = _Offer(kept.key, None if is_same else files.results)
 
-    def confirm(self) -> None:
-        """Takes over the messages of a save that has succeeded."""
-        self._sent, self._received = self._next_sent, self._next_received
-        self._next_sent, self._next_received = None, {}
+    def save(self, writer: Any, offers: List[_Offer], exchange: Any) -> Optional[Metadata]:
+        """Saves, when all ranks have agreed to it."""
+        kept = self._kept
+        if any(offer.results is not None for offer in offers):
+            kept.places, kept.version, kept.pickled = self._places, kept.version + 1, None
+            kept.results = [offer.results or before for offer, before in zip(offers, kept.results)]
+        storage_meta = writer.save_again(kept.plan.storage_data, self._images, self._pickled_metadata, exchange)
+        metadata = copy.copy(kept.metadata)
+        if metadata is not None:
+            metadata.storage_meta = storage_meta
+        return metadata
+
+    def _pickled_metadata(self) -> _names.MetadataPickle:
+        """Returns the metadata of this save. Only the coordinator calls it."""
+        kept = self._kept
+        assert kept.metadata is not None
+        if kept.pickled is None:
+            kept.metadata = copy.copy(kept.metadata)
+            kept.metadata.storage_data = storage_data_of(kept.results)
+            kept.pickled = _names.MetadataPickle(kept.metadata)
+        return kept.pickled
+
+
+def _prepare(state: Any, writer: Any, process_group: Any, no_dist: bool) -> Optional[_Again]:
+    """Returns the save by a plan that fits this rank's state; None if there is none, or if anything is unusual.
+
+    What fails here fails again where DCP tells all ranks.
+    """
+    try:
+        planner = StatePlanner()
+        place = _place(process_group, no_dist)
+        planner.set_up_planner(state, None, place[0] == 0)
+        form = form_of(planner)
+        for kept in _kept:
+            who = kept.plan.storage_data
+            if (kept.form, kept.file_count, (who.rank, who.world_size)) == (form, writer.options.file_count, place):
+                writer.check_overwrite()
+                with torch.no_grad():  # A view that autograd knows takes longer than all the rest.
+                    return _Again(kept, PlannedFiles(kept.plan, planner, writer.options.file_count))
+    except Exception:
+        return None
+    return None
+
+
+def _is_distributed(no_dist: bool) -> bool:
+    return not no_dist and dist.is_available() and dist.is_initialized()
+
+
+def _place(process_group: Any, no_dist: bool) -> Tuple[int, int]:
+    """Returns (rank, number of ranks)."""
+    return (dist.get_rank(process_group), dist.get_world_size(process_group)) if _is_distributed(no_dist) else (0, 1)
+
+
+def _exchange(message: T, process_group: Any, no_dist: bool) -> List[T]:
+    """Returns the messages of all ranks."""
+    if not _is_distributed(no_dist):
+        return [message]
+    found: List[Any] = [None] * dist.get_world_size(process_group)
+    dist.all_gather_object(found, message, group=process_group)
+    return found

@@ -7,34 +7,26 @@ import os
 import pickle
 import threading
 import uuid
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from ckptd import errors
 from ckptd._paths import step_of
 from ckptd._saving.part import Part
 from ckptd._saving.save import LevelName, Save
-from ckptd._torch.tensor_file import TensorFile
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._async import SaveFuture
+from ckptd.dcp._files import Assignment, Files, LazyFiles, PlannedFiles, SaveRecord, storage_data_of
 from ckptd.dcp._process import Place, place_of, process
-from ckptd.dcp._repeated import RepeatedSave
 from ckptd.dcp._stager import Stager
 from ckptd.retention import Keep, keep_of_arguments
 
 _WAIT = ("committed", "sealed")
 _ADMISSION_SECONDS = 120.0
-
-
-@dataclasses.dataclass
-class Assignment:
-    """Which rank of how many writes a plan. It travels with the plan."""
-
-    rank: int
-    world_size: int
 
 
 class Options(NamedTuple):
@@ -49,6 +41,11 @@ class Options(NamedTuple):
     wait: LevelName
     timeout: float
 
+    @property
+    def file_count(self) -> Optional[int]:
+        """Of each rank; None: one for each value."""
+        return self.thread_count if self.single_file_per_rank else None
+
 
 class _Saving(threading.local):
     """One save. DCP calls a writer from one thread in each save, and from several in saves that overlap."""
@@ -60,8 +57,7 @@ class _Saving(threading.local):
     use_collectives = True
     part: Optional[Part] = None  # Of the rank that writes metadata, until that is written.
     is_unfinished = False  # Something may have been set aside.
-    repeated: Optional[RepeatedSave] = None  # Set by save_async(): the other ranks do not need the metadata.
-    metadata: Optional[Metadata] = None  # Then the coordinator's.
+    record: Optional[SaveRecord] = None
     saved: Optional[SaveFuture] = None  # In the thread of async_save(): what stage() has saved.
     save: Optional[Save] = None
 
@@ -168,26 +164,30 @@ class Writer(StorageWriter, Stager):
         self._now.saved = self._staged_by(plan)
         if self._now.saved is not None:
             return dataclasses.replace(plan, items=[])
+        self.check_overwrite()
+        if self._now.rank is not None and not self._now.use_collectives:
+            plan = dataclasses.replace(plan, storage_data=Assignment(self._now.rank, _world_size(), self._now.save_id))
+        return plan
+
+    def check_overwrite(self) -> None:
+        """Raises RuntimeError if a checkpoint is there and ``overwrite=False`` was given."""
         if self.options.overwrite is False and _directory.holds_checkpoint(self._place.path):
             raise RuntimeError(
                 f"Checkpoint already exists and self.overwrite=False: {self._place.path}; save under another name, or "
                 "leave overwrite out"
             )
-        if self._now.rank is not None and not self._now.use_collectives:
-            plan = dataclasses.replace(plan, storage_data=Assignment(self._now.rank, _world_size()))
-        return plan
 
     def prepare_global_plan(self, plans: List[SavePlan]) -> List[SavePlan]:
         """Tells each rank which one it is. Only the coordinator calls it."""
         if self._now.saved is not None:
             return plans
         if self._now.use_collectives or self._now.rank in (None, 0):
-            self._now.is_unfinished = True
-            _directory.make_way(self._place, self.options.overwrite)
+            self._make_way()
+        save_id = self._now.save_id
         return [
             plan
             if isinstance(plan.storage_data, Assignment)
-            else dataclasses.replace(plan, storage_data=Assignment(rank, len(plans)))
+            else dataclasses.replace(plan, storage_data=Assignment(rank, len(plans), save_id))
             for rank, plan in enumerate(plans)
         ]
 
@@ -202,22 +202,11 @@ class Writer(StorageWriter, Stager):
             done.set_result([])
             return done
         who: Assignment = plan.storage_data
-        run = process.run(self._place.root, who.rank, who.world_size)
-        run.retention = self.options.keep
-        run._membership.advance_ordinal(self._place.tag, self._now.number)
         files = self._files(plan, planner)
-        arguments: Any = {
-            "files": files,
-            "step": step_of(self._place.tag) if self.options.step is None else self.options.step,
-            "metrics": self.options.metrics,
-            "timeout": self.options.timeout,
-        }
-        if who.rank == 0 or not self._now.use_collectives:
-            self._now.part = run.begin(self._place.tag, **arguments)
-        else:
-            self._remember(run.save(self._place.tag, **arguments))
-        repeated = self._now.repeated
-        done.set_result(files.results if repeated is None else repeated.outgoing(who.rank, files.results))
+        if self._now.record is not None:
+            self._now.record.plan, self._now.record.files = plan, files
+        self._upload(who, files)
+        done.set_result(files.results)
         return done
 
     def finish(self, metadata: Metadata, results: List[List[WriteResult]]) -> None:
@@ -229,26 +218,19 @@ class Writer(StorageWriter, Stager):
             vars(metadata).update(vars(self._now.saved.result()))
             return
         assert self._now.part is not None  # write_data() has begun it.
-        if self._now.repeated is not None:
-            results = self._now.repeated.incoming(results)
         try:
             with self._now.part as part:
                 for name, value in self._last_files(metadata, results):
                     part.add(name, value)
-            if self._now.repeated is not None:
-                self._now.metadata = copy.copy(metadata)
+            if self._now.record is not None:
+                self._now.record.metadata, self._now.record.results = copy.copy(metadata), results
+                # The other ranks, to which DCP sends it, do not need it.
                 metadata.state_dict_metadata, metadata.storage_data, metadata.planner_data = {}, {}, {}
             self._remember(part.save)
-            part.save.wait(self.options.wait, process.settings.timeout)
-            if self.options.wait == "sealed" and _directory.has_aside(self._place):
-                settle = functools.partial(_directory.settle, self._place)
-                part.save.future("committed").add_done_callback(lambda _: settle())
-                self._now.is_unfinished = False
+            self._await(part.save)
         finally:
             self._now.part = None
-            if self._now.is_unfinished:
-                self._now.is_unfinished = False
-                _directory.settle(self._place)
+            self._settle()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
@@ -262,19 +244,25 @@ class Writer(StorageWriter, Stager):
 
     # ---- the files
 
-    def _files(self, plan: SavePlan, planner: SavePlanner) -> "Files":
+    def _files(self, plan: SavePlan, planner: SavePlanner) -> Files:
         """Returns this rank's files."""
-        return _ItemFiles(plan, planner, self.options)
+        return PlannedFiles(plan, planner, self.options.file_count)
 
     def _last_files(self, metadata: Metadata, results: List[List[WriteResult]]) -> Iterator[Tuple[str, Any]]:
         """Returns the files that are made when all ranks have written; completes the metadata."""
         metadata.version = _names.FORMAT_VERSION
-        metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
+        metadata.storage_data = storage_data_of(results)
         metadata.storage_meta = self._meta()
         name = _names.metadata_file(None if self._now.use_collectives else self._now.rank)
-        yield name, pickle.dumps(metadata)
+        if self._now.record is None:
+            yield name, pickle.dumps(metadata)
+            return
+        self._now.record.pickled = _names.MetadataPickle(metadata)
+        yield name, self._now.record.pickled.with_storage_meta(metadata.storage_meta)
 
     # ---- the rest
+
+    repeats_plans = True  # Whether a save may go by the plan of an earlier one.
 
     @property
     def save(self) -> Optional[Save]:
@@ -291,25 +279,97 @@ class Writer(StorageWriter, Stager):
             "ckptd.dcp.install(), which needs neither a thread nor a process"
         )
 
-    def save_repeated(
-        self, state_dict: Any, repeated: Optional[RepeatedSave], arguments: Dict[str, Any]
-    ) -> Optional[Metadata]:
-        """Calls dcp.save() with short messages, if `repeated` is given. Then only the coordinator returns the
-        metadata; the other ranks return None.
-        """
-        self._now.repeated, self._now.metadata = repeated, None
+    def save_recorded(self, state_dict: Any, record: SaveRecord, **arguments: Any) -> None:
+        """Calls dcp.save() and fills a record. The coordinator does not send the metadata to the other ranks."""
+        self._now.record = record
         try:
-            metadata: Metadata = _names.stock_save(state_dict, storage_writer=self, **arguments)
-            if repeated is None:
-                return metadata
-            repeated.confirm()
-            return self._now.metadata
-        except BaseException:
-            if repeated is not None:
-                repeated.clear()
-            raise
+            _names.stock_save(state_dict, storage_writer=self, **arguments)
         finally:
-            self._now.repeated = self._now.metadata = None
+            self._now.record = None
+
+    def save_again(
+        self,
+        who: Assignment,
+        images: Dict[str, Any],
+        pickled: "Callable[[], _names.MetadataPickle]",
+        exchange: "Callable[[Optional[str]], List[Optional[str]]]",
+    ) -> StorageMeta:
+        """Saves files that are laid out already, as far as ``wait`` says. Returns the ids of this save.
+
+        Every rank calls it, when all of them have agreed to do so.
+
+        Args:
+            images: this rank's files.
+            pickled: returns the metadata. Only the coordinator calls it; an error there ends the save on all ranks.
+            exchange: tells all ranks why this one has failed, or None, and returns what each has told.
+        """
+        meta = self.storage_meta()
+        self.set_up_storage_writer(who.rank == 0, rank=who.rank, use_collectives=True)
+
+        def files() -> Iterator[Tuple[str, Any]]:
+            yield from images.items()
+            if who.rank == 0:
+                self._make_way()
+                yield _names.metadata_file(), pickled().with_storage_meta(meta)
+
+        try:
+            self._upload_on_all_ranks(who, LazyFiles(files), exchange)
+            part, self._now.part = self._now.part, None
+            if part is not None:
+                self._remember(part.seal())
+            assert self._now.save is not None  # Just made.
+            self._await(self._now.save)
+        finally:
+            self._abandon("a rank could not save its part")
+        return meta
+
+    def _upload_on_all_ranks(self, who: Assignment, files: Any, exchange: Any) -> None:
+        try:
+            self._upload(who, files)
+        except Exception as error:
+            exchange(f"{type(error).__name__}: {error}")
+            raise
+        for rank, why in enumerate(exchange(None)):
+            if why is not None:
+                tag = self._place.tag
+                raise errors.CheckpointFailed(
+                    f"rank {rank} could not save {tag}: {why}", reason="SAVE_ABORTED", tag=tag, ranks=[rank]
+                )
+
+    def _upload(self, who: Assignment, files: Any) -> None:
+        """Copies this rank's files into the daemon's memory. Seals them where nothing is to be added."""
+        run = process.run(self._place.root, who.rank, who.world_size)
+        run.retention = self.options.keep
+        run._membership.advance_ordinal(self._place.tag, self._now.number)
+        options = self.options
+        arguments: Any = {
+            "files": files,
+            "step": step_of(self._place.tag) if options.step is None else options.step,
+            "metrics": options.metrics,
+            "timeout": options.timeout,
+        }
+        if who.rank == 0 or not self._now.use_collectives:
+            self._now.part = run.begin(self._place.tag, **arguments)
+        else:
+            self._remember(run.save(self._place.tag, **arguments))
+
+    def _make_way(self) -> None:
+        self._now.is_unfinished = True
+        _directory.make_way(self._place, self.options.overwrite)
+
+    def _await(self, save: Save) -> None:
+        """Waits for what ``wait`` names."""
+        save.wait(self.options.wait, process.settings.timeout)
+        if self._now.is_unfinished and self.options.wait == "sealed" and _directory.has_aside(self._place):
+            settle = functools.partial(_directory.settle, self._place)
+            save.future("committed").add_done_callback(lambda _: settle())
+            self._now.is_unfinished = False
+
+    def _settle(self) -> None:
+        """Undoes, or completes, what _make_way() has done. No-op if that was done already."""
+        if self._now.is_unfinished:
+            self._now.is_unfinished = False
+            _directory.settle(self._place)
 
     def _remember(self, save: Save) -> None:
         self._now.save = save
@@ -320,55 +380,10 @@ class Writer(StorageWriter, Stager):
         part, self._now.part = self._now.part, None
         if part is not None:
             part.abort(why)
-        if self._now.is_unfinished:
-            self._now.is_unfinished = False
-            _directory.settle(self._place)
+        self._settle()
 
     def __repr__(self) -> str:
         return f"<ckptd.dcp.Writer {self._place.path}>"
-
-
-class Files(Dict[str, Any]):
-    """This rank's files, which items() lays out while the run iterates over them: an error there ends the save on
-    all ranks.
-    """
-
-    def __init__(self, plan: SavePlan, planner: SavePlanner) -> None:
-        super().__init__()
-        self._plan = plan
-        self._planner = planner
-        self.results: List[WriteResult] = []
-
-
-class _ItemFiles(Files):
-    """Files in DCP's own format."""
-
-    def __init__(self, plan: SavePlan, planner: SavePlanner, options: Options) -> None:
-        super().__init__(plan, planner)
-        self._options = options
-
-    def items(self) -> Any:
-        self.results.clear()
-        rank = self._plan.storage_data.rank
-        for number, items in enumerate(self._buckets()):
-            if items:
-                name = _names.data_file(rank, number)
-                yield name, self._lay_out(name, items)
-
-    def _buckets(self) -> List[List[Any]]:
-        if self._options.single_file_per_rank:
-            return _names.split(self._plan.items, self._options.thread_count)
-        return [[item] for item in self._plan.items]
-
-    def _lay_out(self, name: str, items: List[Any]) -> Any:
-        """Returns the image of a file: objects first, as in DCP, then tensors."""
-        file = TensorFile()
-        for item in sorted(items, key=_names.is_bytes, reverse=True):
-            data: Any = self._planner.resolve_data(item)
-            placed = file.add_bytes(data.getbuffer()) if _names.is_bytes(item) else file.add_archive(data)
-            info = _names.storage_info(name, placed.offset, placed.length, placed.elements)
-            self.results.append(WriteResult(item.index, placed.length, info))
-        return file.image()
 
 
 def _world_size() -> int:

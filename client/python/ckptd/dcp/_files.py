@@ -1,0 +1,98 @@
+"""The files of one rank's part of a save, and what a save was made of."""
+
+import dataclasses
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+
+from ckptd._torch.tensor_file import Placed, TensorFile
+from ckptd.dcp import _names
+
+
+@dataclasses.dataclass
+class Assignment:
+    """Which rank of how many writes a plan, and in which save it was made. It travels with the plan."""
+
+    rank: int
+    world_size: int
+    save_id: str
+
+
+class Files(Dict[str, Any]):
+    """This rank's files, which items() lays out while the run iterates over them: an error there ends the save on
+    all ranks.
+    """
+
+    def __init__(self, plan: SavePlan, planner: SavePlanner) -> None:
+        super().__init__()
+        self._plan = plan
+        self._planner = planner
+        self.results: List[WriteResult] = []
+
+
+class PlannedFiles(Files):
+    """Files in DCP's own format.
+
+    Attributes:
+        places: the file of each result, and where it is there.
+    """
+
+    def __init__(self, plan: SavePlan, planner: SavePlanner, file_count: Optional[int]) -> None:
+        """file_count: None: one for each value."""
+        super().__init__(plan, planner)
+        self._file_count = file_count
+        self.places: List[Tuple[str, Placed]] = []
+
+    def items(self) -> Any:
+        self.results.clear()
+        self.places.clear()
+        rank = self._plan.storage_data.rank
+        for number, items in enumerate(self._buckets()):
+            if items:
+                name = _names.data_file(rank, number)
+                yield name, self._lay_out(name, items)
+
+    def _buckets(self) -> List[List[Any]]:
+        if self._file_count is None:
+            return [[item] for item in self._plan.items]
+        return _names.split(self._plan.items, self._file_count)
+
+    def _lay_out(self, name: str, items: List[Any]) -> Any:
+        """Returns the image of a file: objects first, as in DCP, then tensors."""
+        file = TensorFile()
+        for item in sorted(items, key=_names.is_bytes, reverse=True):
+            data: Any = self._planner.resolve_data(item)
+            placed = file.add_bytes(data.getbuffer()) if _names.is_bytes(item) else file.add_archive(data)
+            info = _names.storage_info(name, placed.offset, placed.length, placed.elements)
+            self.results.append(WriteResult(item.index, placed.length, info))
+            self.places.append((name, placed))
+        return file.image()
+
+
+class LazyFiles(Dict[str, Any]):
+    """Files that a function makes while the run iterates over them."""
+
+    def __init__(self, make: "Callable[[], Iterator[Tuple[str, Any]]]") -> None:
+        super().__init__()
+        self._make = make
+
+    def items(self) -> Any:
+        return self._make()
+
+
+def storage_data_of(results: List[List[WriteResult]]) -> Dict[Any, Any]:
+    """Returns the storage_data of the metadata, of the results of all ranks."""
+    return {one.index: one.storage_data for of_rank in results for one in of_rank}
+
+
+class SaveRecord:
+    """What a save was made of."""
+
+    plan: Optional[SavePlan] = None  # This rank's.
+    files: Optional["Files"] = None  # This rank's.
+    # The coordinator's:
+    metadata: Optional[Metadata] = None
+    results: List[List[WriteResult]] = []
+    pickled: Optional[_names.MetadataPickle] = None
