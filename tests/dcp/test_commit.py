@@ -40,8 +40,8 @@ def test_rank_that_fails_gives_an_error_on_every_rank_and_no_checkpoint(launch, 
         f"    def {call}:\n"
         f"        if dist.get_rank() == {failing}: raise KeyError('no such tensor')\n"
         f"        return super().{call.replace('self, ', '').replace('self', '')}\n"
-        # Until then the others wait for one that fails before it has begun to write.
-        f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/s-1'!r}, timeout=3), planner=Planner())"
+        # Whoever waits for the failing rank waits longer than this test does.
+        f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/s-1'!r}, timeout=600), planner=Planner())"
     )
     assert [error.kind for error in errors] == ["CheckpointException"] * 2
     assert "no such tensor" in errors[failing].message
@@ -49,6 +49,22 @@ def test_rank_that_fails_gives_an_error_on_every_rank_and_no_checkpoint(launch, 
     # The next save of the name works.
     ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=Writer({root + '/s-1'!r}))")
     assert listed(root + "/s-1") == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+@pytest.mark.parametrize("call", ["create_local_plan(self)", "finish_plan(self, plan)"])
+def test_planner_that_fails_without_collectives_gives_an_error_on_every_rank(launch, root, call):
+    ranks = launch(2)
+    errors = ranks.fail(
+        "class Planner(dcp.DefaultSavePlanner):\n"
+        f"    def {call}:\n"
+        "        if dist.get_rank() == 1: raise KeyError('no such tensor')\n"
+        f"        return super().{call.replace('self, ', '').replace('self', '')}\n"
+        "planner = Planner()\n"
+        f"dcp.save({{'a': torch.ones(3)}}, storage_writer=Writer({root + '/s-1'!r}, timeout=600), planner=planner, use_collectives=False)"
+    )
+    assert all("no such tensor" in error.message for error in errors)
+    assert ranks.do("sorted(name for name in vars(planner) if 'plan' in name and callable(getattr(planner, name)))") == [[], []]
+    ranks.do(f"dcp.save({{'a': torch.ones(3)}}, storage_writer=Writer({root + '/s-1'!r}), use_collectives=False)")
 
 
 def test_rank_that_dies_gives_an_error_on_the_others_and_no_checkpoint(launch, root, daemon):

@@ -95,6 +95,15 @@ def async_save_arguments() -> Optional[Dict[str, Any]]:
     return None
 
 
+def planner_of_save() -> Any:
+    """Returns the planner of the call of DCP's save() that this thread is in; None if it is not found.
+
+    DCP gives a writer the planner only when it has finished the plan.
+    """
+    code = getattr(getattr(state_dict_saver, "_save_state_dict", None), "__code__", None)
+    return _locals_of(code).get("planner")
+
+
 def _locals_of(code: Any) -> Dict[str, Any]:
     """Returns the local variables of the innermost call of a function in this thread; none if there is no call."""
     frame = inspect.currentframe()

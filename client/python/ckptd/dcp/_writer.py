@@ -1,5 +1,6 @@
 """A StorageWriter of DCP that saves through ckptd."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -21,6 +22,7 @@ from ckptd._saving.save import LevelName, Save
 from ckptd.dcp import _directory, _names
 from ckptd.dcp._async import SaveFuture
 from ckptd.dcp._files import Assignment, Files, LazyFiles, PlannedFiles, SaveRecord, storage_data_of
+from ckptd.dcp._planner_guard import guard
 from ckptd.dcp._process import Place, place_of, process
 from ckptd.dcp._stager import Stager
 from ckptd.retention import Keep, keep_of_arguments
@@ -158,6 +160,9 @@ class Writer(StorageWriter, Stager):
         self._abandon("another save has begun")
         self._now.rank = kwargs.get("rank")
         self._now.use_collectives = kwargs.get("use_collectives", True)
+        # Errors in the other methods reach all ranks through DCP.
+        alone = () if self._now.use_collectives else ("create_local_plan", "create_global_plan")
+        guard(_names.planner_of_save(), (*alone, "finish_plan"), self._end_for_all)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses an existing checkpoint where ``overwrite=False`` was given."""
@@ -166,8 +171,12 @@ class Writer(StorageWriter, Stager):
             return dataclasses.replace(plan, items=[])
         self.check_overwrite()
         if self._now.rank is not None and not self._now.use_collectives:
-            plan = dataclasses.replace(plan, storage_data=Assignment(self._now.rank, _world_size(), self._now.save_id))
+            plan = dataclasses.replace(plan, storage_data=self._own_assignment())
         return plan
+
+    def _own_assignment(self) -> Assignment:
+        """Returns that of a rank that saves without collectives."""
+        return Assignment(self._now.rank or 0, _world_size(), self._now.save_id)
 
     def check_overwrite(self) -> None:
         """Raises RuntimeError if a checkpoint is there and ``overwrite=False`` was given."""
@@ -352,6 +361,21 @@ class Writer(StorageWriter, Stager):
             self._now.part = run.begin(self._place.tag, **arguments)
         else:
             self._remember(run.save(self._place.tag, **arguments))
+
+    def _end_for_all(self, plan: Any, error: BaseException) -> None:
+        """Ends the save for all ranks, which wait for this one, because its planner has failed."""
+        if not self._now.use_collectives:
+            who = self._own_assignment()
+        elif isinstance(plan, SavePlan) and isinstance(plan.storage_data, Assignment):
+            who = plan.storage_data
+        else:
+            return
+
+        def fail() -> Iterator[Tuple[str, Any]]:
+            raise error
+
+        with contextlib.suppress(BaseException):  # The planner's error is what counts.
+            self._upload(who, LazyFiles(fail))
 
     def _make_way(self) -> None:
         self._now.is_unfinished = True
