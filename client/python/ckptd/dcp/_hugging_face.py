@@ -10,10 +10,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ckptd._memory import native
+from ckptd._torch.safetensors_file import Piece, lay_out
 from ckptd.dcp import _names
 from ckptd.dcp._exchange import Left, LeftFile, TakenFile
 from ckptd.dcp._files import Files
-from ckptd.dcp._safetensors import INDEX_FILE, SUFFIX, Piece, lay_out
+from ckptd.dcp._safetensors import INDEX_FILE, SUFFIX
 from ckptd.dcp._writer import Writer
 
 
