@@ -1,0 +1,282 @@
+"""Checkpoints of transformers' Trainer through ckptd: training goes on after one copy, and what is written is whole or not there.
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[ckptd.transformers.CheckpointCallback()])
+    trainer.train(resume_from_checkpoint=ckptd.transformers.latest(args.output_dir))
+
+For one process, and for DDP. docs/dcp.md has what is different.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import re
+import tempfile
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+
+import safetensors.torch
+import torch
+import transformers
+from transformers import modeling_utils
+from transformers.trainer import TRAINER_STATE_NAME
+
+from ckptd._node_process import Place, Process, await_sealed
+from ckptd._saving.file_values import File, Torch
+from ckptd._torch.safetensors_file import Piece, lay_out
+from ckptd.restore import open_root
+from ckptd.retention import Keep
+
+__all__ = ["CheckpointCallback", "configure", "latest"]
+
+_log = logging.getLogger("ckptd")
+_ADMISSION_SECONDS = 120.0
+_TAG = re.compile(r"checkpoint-(\d+)\Z")  # As the Trainer names its checkpoints.
+_LARGE = ("optimizer.pt", "optimizer.bin", "pytorch_model.bin")  # Of the files of torch.save.
+_BEST = "is_best"  # The metric that is 1 for checkpoints that were the best ones when they were saved.
+_FORMAT = {"format": "pt"}  # The metadata of safetensors files.
+
+process = Process("transformers")
+configure = process.configure  # See Process.configure.
+
+
+class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Makes a Trainer save its checkpoints through ckptd: ``Trainer(..., callbacks=[CheckpointCallback()])``.
+
+    A checkpoint is the folder ``checkpoint-N`` with the files that the Trainer writes; it appears whole, when all of
+    it is durable. The Trainer trains on after one copy of weights and optimizer, and the end of ``train()`` waits
+    until all checkpoints are committed. ``save_total_limit`` is obeyed after each commit; the best checkpoint
+    stays beside the newest ones. What the Trainer has saved without ckptd stays, and is resumed from as before.
+
+    A save that fails after the copy is logged as a warning, and training goes on. One that cannot begin raises.
+
+    Args:
+        retention (Keep, optional): which checkpoints to keep, in the place of ``save_total_limit``.
+        timeout (float): seconds to wait for room, and for ranks that do not save. Default: 120
+
+    Raises:
+        RuntimeError: this version of transformers saves in a way that ckptd does not know.
+    """
+
+    def __init__(self, *, retention: Optional[Keep] = None, timeout: float = _ADMISSION_SECONDS) -> None:
+        self._retention = retention
+        self._timeout = timeout
+        _replace_methods()
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuses what a checkpoint through ckptd does not do. ValueError, with what to do."""
+        for is_wrong, how in (
+            (args.deepspeed, "ckptd.deepspeed.install() is for DeepSpeed: leave the callback out"),
+            (args.fsdp, "it saves no shards of FSDP: leave it out, or leave fsdp out"),
+            (args.push_to_hub, "it cannot push a checkpoint that is still being written: leave push_to_hub out"),
+        ):
+            if is_wrong:
+                raise ValueError(f"ckptd.transformers.CheckpointCallback: {how}")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """As :meth:`on_init_end`, for a callback that was added later."""
+        self.on_init_end(args, state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Waits until all checkpoints are committed."""
+        _await_all()
+
+    def save(self, trainer: Any, output_dir: str, write: "Callable[[], None]") -> None:
+        """Saves what write() makes the Trainer write to a folder in output_dir. Every rank calls it.
+
+        Raises:
+            ckptd.CkptdError: the save was refused, or has failed on another rank.
+        """
+        args, state = trainer.args, trainer.state
+        place = Place(os.path.abspath(output_dir), f"checkpoint-{state.global_step}")
+        run = process.run(place.root, args.process_index, args.world_size)
+        run.retention = self._retention or _keep(args.save_total_limit)
+        metrics = {_BEST: float(state.best_global_step == state.global_step)}
+        with tempfile.TemporaryDirectory(prefix="ckptd-trainer-") as folder:
+            files = _WrittenFiles(trainer, place, os.path.realpath(folder), write)
+            save = run.save(place.tag, files=files, step=state.global_step, metrics=metrics, timeout=self._timeout)
+        process.add(place, save)
+        save.future("committed").add_done_callback(_log_failure)
+
+
+def latest(output_dir: "str | os.PathLike[str]", timeout: float = 600.0) -> Optional[str]:
+    """Returns the checkpoint to resume from; None if there is none: ``train(resume_from_checkpoint=latest(...))``.
+
+    It is the one of the last step, of ckptd or of the Trainer itself, that is not known to be damaged. It waits for what
+    an earlier job had handed over to the daemon, which writes on when a job is killed.
+
+    Args:
+        timeout (float): seconds to wait. Default: 600
+
+    Raises:
+        ckptd.CkptdError: no daemon answers, or all checkpoints are damaged.
+    """
+    root = os.path.abspath(os.fspath(output_dir))
+    if not os.path.isdir(root):
+        return None
+    reader = process.run_to_read(root)
+    if reader is not None:
+        await_sealed(reader, timeout)
+    tags = _committed(root, reader if reader is not None else open_root(root))
+    tags += [name for name in os.listdir(root) if not _is_committed(os.path.join(root, name))]
+    steps = [int(found.group(1)) for found in map(_TAG.match, tags) if found]
+    return os.path.join(root, f"checkpoint-{max(steps)}") if steps else None
+
+
+def _committed(root: str, reader: Any) -> List[str]:
+    """Returns the newest checkpoint of a root that is whole and that the Trainer itself has not removed since, if any."""
+    found = reader.latest()  # Raises if all are damaged.
+    there = [info.tag for info in [found, *reader.list()] if info and os.path.isdir(os.path.join(root, info.tag))]
+    return there[:1]
+
+
+def _keep(save_total_limit: Optional[int]) -> Optional[Keep]:
+    """Returns the newest ones, and the best one beside them; None, which keeps all, without a limit."""
+    if save_total_limit is None or save_total_limit <= 0:
+        return None
+    return Keep(last=save_total_limit, best=1, metric=_BEST, mode="max")
+
+
+def _is_committed(path: str) -> bool:
+    return os.path.exists(os.path.join(path, ".ckptd", "manifest"))
+
+
+def _await_all() -> None:
+    process.await_all(time.monotonic() + process.settings.timeout)
+
+
+def _log_failure(save: Any) -> None:
+    if save.exception() is not None:
+        _log.warning("ckptd: a checkpoint was not saved: %s", save.exception())
+
+
+# ---- what the Trainer writes
+
+
+class _WrittenFiles(Dict[str, Any]):
+    """Files that the Trainer writes while Run.save() asks for them: an error there ends the save on all ranks."""
+
+    def __init__(self, trainer: Any, place: Place, folder: str, write: "Callable[[], None]") -> None:
+        """folder: for the small files, until they are copied."""
+        super().__init__()
+        self._trainer = trainer
+        self._place = place
+        self._folder = folder
+        self._write = write
+
+    def items(self) -> Any:
+        with _redirected(self._trainer, self._folder), _captured(self._folder) as large:
+            self._write()
+        self._correct_best()
+        prefix = self._place.tag + "/"
+        files = {**{name: File(os.path.join(self._folder, name)) for name in _files_below(self._folder)}, **large}
+        return [(name[len(prefix) :], value) for name, value in sorted(files.items())]
+
+    def _correct_best(self) -> None:
+        """Gives the best checkpoint, if it is this one, its final name."""
+        state = self._trainer.state
+        if state.best_global_step != state.global_step:
+            return
+        state.best_model_checkpoint = self._place.path
+        if self._trainer.args.should_save:
+            state.save_to_json(os.path.join(self._folder, self._place.tag, TRAINER_STATE_NAME))
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    """Returns the names of all files, relative to the folder."""
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            yield os.path.relpath(os.path.join(directory, name), folder)
+
+
+@contextlib.contextmanager
+def _redirected(trainer: Any, folder: str) -> Iterator[None]:
+    """Makes a Trainer write its checkpoints below a folder."""
+    trainer._get_output_dir = lambda trial=None: folder
+    try:
+        yield
+    finally:
+        del trainer._get_output_dir
+
+
+@contextlib.contextmanager
+def _captured(folder: str) -> Iterator[Dict[str, Any]]:
+    """Collects the weights and the optimizer's state that this thread saves below a folder, in the place of writing them.
+
+    So they are copied once, into the daemon's memory.
+    """
+    found: Dict[str, Any] = {}
+    thread, torch_save, save_file = threading.get_ident(), torch.save, safetensors.torch.save_file
+
+    def is_below(path: Any) -> bool:
+        return threading.get_ident() == thread and isinstance(path, (str, os.PathLike)) and _is_in(folder, path)
+
+    @functools.wraps(torch_save)
+    def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+        if is_below(f) and os.path.basename(f) in _LARGE and not args and not options:
+            found[os.path.relpath(f, folder)] = Torch(obj)
+        else:
+            torch_save(obj, f, *args, **options)
+
+    @functools.wraps(save_file)
+    def save_safetensors(tensors: Any, filename: Any, metadata: Any = None) -> None:
+        if is_below(filename) and metadata == _FORMAT:
+            found[os.path.relpath(filename, folder)] = _safetensors_image(tensors)
+        else:
+            save_file(tensors, filename, metadata)
+
+    torch.save, safetensors.torch.save_file, modeling_utils.safe_save_file = save, save_safetensors, save_safetensors
+    try:
+        yield found
+    finally:
+        torch.save, safetensors.torch.save_file, modeling_utils.safe_save_file = torch_save, save_file, save_file
+
+
+def _is_in(folder: str, path: Any) -> bool:
+    return str(os.path.abspath(path)).startswith(folder + os.sep)
+
+
+def _safetensors_image(tensors: Mapping[str, Any]) -> Any:
+    def piece(name: str, tensor: Any) -> Piece:
+        return Piece(name, tensor.dtype, tuple(tensor.shape), (0,) * tensor.dim(), [tensor])
+
+    return lay_out((piece(name, tensor) for name, tensor in tensors.items()), sharded=False)[0].image()
+
+
+# ---- the two methods of Trainer that the callback replaces: the events of callbacks come after a save
+
+_stock: Dict[str, Any] = {}
+
+
+def _replace_methods() -> None:
+    """Replaces them, once. They do as before for a Trainer without the callback."""
+    for name, method in (("_save_checkpoint", _save_checkpoint), ("_load_best_model", _load_best_model)):
+        if name in _stock:
+            continue
+        if not callable(getattr(transformers.Trainer, name, None)) or not hasattr(modeling_utils, "safe_save_file"):
+            raise RuntimeError(
+                f"transformers {transformers.__version__} has no Trainer.{name} or no modeling_utils.safe_save_file: "
+                "ckptd.transformers.CheckpointCallback was tested with 5.23; leave it out, or install that"
+            )
+        _stock[name] = getattr(transformers.Trainer, name)
+        setattr(transformers.Trainer, name, method)
+
+
+def _save_checkpoint(trainer: Any, model: Any, trial: Any) -> None:
+    write, callback = functools.partial(_stock["_save_checkpoint"], trainer, model, trial), _callback_of(trainer)
+    if callback is None:
+        write()
+    else:
+        callback.save(trainer, trainer._get_output_dir(trial=trial), write)
+
+
+def _load_best_model(trainer: Any) -> None:
+    if _callback_of(trainer) is not None:
+        _await_all()
+    _stock["_load_best_model"](trainer)
+
+
+def _callback_of(trainer: Any) -> Optional[CheckpointCallback]:
+    callbacks = trainer.callback_handler.callbacks
+    return next((found for found in callbacks if isinstance(found, CheckpointCallback)), None)
