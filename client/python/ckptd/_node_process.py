@@ -182,6 +182,20 @@ class Process:
             failed = errors.CheckpointFailed(f"{place.tag}: {error}", reason="SAVE_ABORTED", tag=place.tag)
             joined.run._membership.add_failure(failed)
 
+    def delete(self, place: Place) -> bool:
+        """Deletes a checkpoint that one rank saves. Returns False if something still needs it.
+
+        Shortly after a commit everything is needed: the daemon deletes nothing before that commit's record is on disk.
+        """
+        try:
+            self.run(place.root, 0, 1).delete(place.tag)
+        except errors.NotFound:
+            _log.debug("ckptd: %s is gone already", place.path)
+        except errors.Refused as error:
+            _log.info("ckptd: %s", error)
+            return False
+        return True
+
     def is_saving(self, root: str) -> bool:
         """Returns whether a save of a root has not ended."""
         return any(there.root == root and not _has_ended(save) for there, save in self._of_flight())

@@ -6,20 +6,17 @@ For strategies whose rank 0 saves the whole state, such as DDP. docs/dcp.md has 
 """
 
 import importlib
-import logging
 import os
 import sys
 import time
 from typing import Any, List, Optional
 
-from ckptd import errors
 from ckptd._node_process import Place, Process, place_of
 from ckptd.restore import open_root
 from ckptd.retention import Keep, keep_of_arguments
 
 __all__ = ["CheckpointIO"]
 
-_log = logging.getLogger("ckptd")
 _FILE = "checkpoint.ckpt"
 _ADMISSION_SECONDS = 120.0
 _HISTORY_SECONDS = 2.0  # The daemon deletes nothing before the record of the last commit is on disk,
@@ -102,20 +99,8 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
     def _remove_unwanted(self) -> None:
         unwanted, self._unwanted = self._unwanted, []
         for place in unwanted:
-            if process.is_saving(place.root) or not _remove(place):
+            if process.is_saving(place.root) or not process.delete(place):
                 self._unwanted.append(place)
-
-
-def _remove(place: Place) -> bool:
-    """Removes a checkpoint. Returns False if something still needs it."""
-    try:
-        process.run(place.root, 0, 1).delete(place.tag)
-    except errors.NotFound:
-        _log.debug("ckptd: %s is gone already", place.path)
-    except errors.Refused as error:
-        _log.info("ckptd: %s", error)
-        return False
-    return True
 
 
 def _is_committed(place: Place) -> bool:

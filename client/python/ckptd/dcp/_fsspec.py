@@ -10,7 +10,8 @@ import os
 import pickle
 import shutil
 import tempfile
-from typing import Any, Dict, List, Tuple
+import time
+from typing import Any, Dict, List, Set, Tuple
 
 from fsspec.spec import AbstractFileSystem
 
@@ -20,13 +21,15 @@ from ckptd.dcp import _directory, _names
 from ckptd.dcp._process import Place, place_of, process
 
 _TIMEOUT = 120.0  # Seconds to wait for room.
+_HISTORY_SECONDS = 2.0  # The daemon deletes nothing before the record of the last commit is on disk,
+_PAUSE_SECONDS = 0.02  # and tells nobody when it is.
 
 
 class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """Checkpoints as directories, ``ckptd:///ROOT/TAG``, and the files in them.
 
-    It serves what DCP's FsspecWriter and FsspecReader do, and listing. A file that is being written is seen by
-    its own process only. One rank renames; the other ranks have closed their files before.
+    It serves what DCP's FsspecWriter and FsspecReader do, listing, and the removal of checkpoints. A file that is
+    being written is seen by its own process only. One rank renames; the other ranks have closed their files before.
     """
 
     protocol = "ckptd"
@@ -79,22 +82,56 @@ class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
                 "checkpoint, and there is no other"
             )
         os.rename(os.path.join(folder, name), os.path.join(folder, new_name))
+        _unwanted.discard(place)  # It was removed, and is saved again.
         _directory.make_way(place, None)
         files = {one: File(os.path.join(folder, one)) for one in _files_of(os.path.join(folder, new_name))}
         saved = process.run(place.root, 0, 1).save(place.tag, files=files, timeout=_TIMEOUT)
         process.add(place, saved)
         saved.wait("committed", process.settings.timeout)
         shutil.rmtree(folder, ignore_errors=True)
+        _remove_unwanted()
 
     mv = rename
 
     def rm(self, path: str, recursive: bool = False, maxdepth: Any = None) -> None:
-        """Removes a file that is being written. No-op for one that is committed: a checkpoint is replaced whole."""
-        place, name = _split(self._strip_protocol(path))
+        """Removes a file that is being written; with ``recursive``, a checkpoint.
+
+        The newest checkpoint goes when the next one is committed. No-op for a file that is committed: a checkpoint
+        is replaced whole.
+        """
+        text = self._strip_protocol(path)
+        if recursive:
+            _remove(place_of(text))
+            return
+        place, name = _split(text)
         if os.path.exists(os.path.join(_incoming(place), name)):
             os.remove(os.path.join(_incoming(place), name))
 
     rm_file = rm
+
+
+_unwanted: Set[Place] = set()  # Checkpoints that are removed when the next one is committed.
+
+
+def _remove(place: Place) -> None:
+    """Removes a checkpoint. If it is the newest one, a later call of _remove_unwanted() does."""
+    if not os.path.exists(os.path.join(place.path, ".ckptd")):  # Another writer's, or there is none.
+        shutil.rmtree(place.path)
+        return
+    _unwanted.add(place)
+    newest = process.run(place.root, 0, 1).latest()
+    deadline = time.monotonic() + _HISTORY_SECONDS
+    _remove_unwanted()
+    while place in _unwanted and newest is not None and newest.tag != place.tag and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+        _remove_unwanted()
+
+
+def _remove_unwanted() -> None:
+    """Removes the unwanted checkpoints that nothing needs any more."""
+    for place in list(_unwanted):
+        if process.delete(place):
+            _unwanted.discard(place)
 
 
 class _Unsynced(io.FileIO):
