@@ -12,7 +12,7 @@ FOLDER = pathlib.Path(__file__).parent
 _NUM_PROCESSES = 4
 _START_SECONDS = 180
 _numbers = itertools.count()
-IMPORTS = (
+_IMPORTS = (
     "import torch.distributed as dist, torch.distributed.checkpoint as dcp, ckptd.dcp\n"
     "from ckptd.torchtnt import CheckpointSaver, RestoreOptions\n"
     "import tnt_jobs as states\n"
@@ -35,12 +35,12 @@ def daemon(session_folder):
 
 @pytest.fixture(scope="session")
 def start_processes(daemon):
-    """Starts processes that end with the tests: start_processes(2)."""
+    """Starts processes that end with the tests: start_processes(2). before: what they import first."""
     made = []
 
-    def start(number, imports=IMPORTS):
+    def start(number, before=""):
         path = os.pathsep.join([str(FOLDER), str(FOLDER.parent / "dcp"), os.environ.get("PYTHONPATH", "")])
-        environment = {"CKPTD_TEST_IMPORTS": imports, "PYTHONPATH": path}
+        environment = {"CKPTD_TEST_IMPORTS": f"{before}\n{_IMPORTS}", "PYTHONPATH": path}
         started = [Trainer(daemon.endpoint, environment) for _ in range(number)]
         made.extend(started)
         for process in started:

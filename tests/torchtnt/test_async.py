@@ -55,19 +55,29 @@ def test_failed_save_is_raised_once_by_the_next_one_on_all_ranks(launch, root):
     errors = ranks.fail("train(u, b, max_epochs=2, callbacks=[saver])")
     assert [error.kind for error in errors] == ["CheckpointFailed"] * 2
     assert all("epoch_0_train_step_4" in error.message and "ckptd has not written it" in error.message for error in errors)
-    # Its checkpoint does not count, the one before it does, and training goes on with the same callback.
-    assert saved(root) == ["epoch_0_train_step_2", "epoch_0_train_step_4"]
+    # Its checkpoint does not count, those before and after it do, and training goes on with the same callback.
+    assert saved(root) == ["epoch_0_train_step_2", "epoch_0_train_step_4", "epoch_1_train_step_6"]
     ranks.do("train(u, b, max_epochs=2, callbacks=[saver])")
-    assert saved(root)[2:] == ["epoch_1_train_step_10", "epoch_1_train_step_8", "epoch_2_train_step_10"]
+    more = ["epoch_1_train_step_10", "epoch_1_train_step_6", "epoch_1_train_step_8", "epoch_2_train_step_10"]
+    assert saved(root)[2:] == more
     told = ["epoch_0_train_step_2", "epoch_1_train_step_8", "epoch_1_train_step_10", "epoch_2_train_step_10"]
     assert ranks.do("u.told") == [[[name, True] for name in told]] * 2
 
 
-def test_failed_save_is_raised_by_the_end_of_training(alone, root):
-    os.mkdir(f"{root}/epoch_1_train_step_5")
-    with open(f"{root}/epoch_1_train_step_5/thesis.txt", "w") as file:
+@pytest.mark.parametrize("name", ["epoch_0_train_step_3", "epoch_1_train_step_5"])
+def test_failed_save_is_raised_by_the_end_of_training(alone, root, name):
+    os.mkdir(f"{root}/{name}")
+    with open(f"{root}/{name}/thesis.txt", "w") as file:
         file.write("years of work")
-    assert "ckptd has not written it" in alone.fails(f"trained({root!r}, epochs=1, async_checkpoint=True)").message
+    error = alone.fails(f"trained({root!r}, epochs=1, save_every_n_train_steps=3, async_checkpoint=True)")
+    assert name in error.message and "ckptd has not written it" in error.message
+    # What could be saved was saved.
+    assert saved(root) == ["epoch_0_train_step_3", "epoch_1_train_step_5"]
+
+
+def test_name_that_is_saved_twice_is_heard_of_twice(alone, root):
+    alone.do(f"u = fitted({root!r}, save_every_n_eval_steps=3, save_every_n_eval_epochs=1, async_checkpoint=True)")
+    assert alone.do("u.told") == [["epoch_1_train_step_5_eval_step_3", True]] * 2
 
 
 @pytest.mark.parametrize("outcome", ["future.set_result(None)", "future.set_exception(OSError('no room'))"])

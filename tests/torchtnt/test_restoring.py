@@ -13,7 +13,7 @@ LATEST = "CheckpointSaver.restore_from_latest"
 
 @pytest.fixture(scope="module")
 def trained_root(processes, session_folder):
-    """A directory with checkpoints of step 2, 4, 5 and 6, of 8 steps in 2 epochs of 5."""
+    """A directory with checkpoints of steps 2, 4, 5 and 6; an epoch has 5."""
     root = os.path.join(session_folder, "trained")
     processes[0].do("states.leave()")
     processes[0].do(f"trained({root!r}, max_steps=6, unit=Unit([0.5, 0.4, 0.3, 0.2, 0.6, 0.7]), "
@@ -91,6 +91,10 @@ def test_newest_is_chosen_by_the_progress_in_names_and_not_by_time(alone, copied
     os.mkdir(copied + "/best-so-far")
     alone.do(f"u = Unit(); assert {LATEST}({copied!r}, u)")
     assert alone.do("u.train_progress.num_steps_completed") == 6
+    # A name of older releases, without phases; 7 steps are more than 6.
+    os.rename(copied + "/epoch_0_train_step_2_train_loss=0.4", copied + "/epoch_2_step_7")
+    alone.do(f"u = Unit(); assert {LATEST}({copied!r}, u)")
+    assert alone.do("u.train_progress.num_steps_completed") == 2
 
 
 @pytest.mark.parametrize("stock", [False, True])
@@ -211,6 +215,21 @@ def test_part_of_the_ranks_saves_and_restores_with_a_group_of_its_own(launch, ro
     ranks.do(f"if dist.get_rank() < 2: b = Unit(); assert {LATEST}({root!r}, b, process_group=half)")
     assert ranks.do("dist.get_rank() > 1 or values(a) == values(b)") == [True] * 4
     assert sorted(name for name in os.listdir(f"{root}/epoch_2_train_step_10") if name.endswith(".distcp")) == ["__0_0.distcp", "__1_0.distcp"]
+
+
+def test_group_of_another_back_end_gets_one_of_gloo(launch, root):
+    ranks = launch(2)
+    ranks.do(
+        "real, made = dist.get_backend, []\n"
+        "def backend(group=None): return 'nccl' if group in (None, dist.group.WORLD) else real(group)\n"
+        "dist.get_backend = backend"
+    )
+    try:
+        ranks.do(f"a = trained({root!r}, epochs=1, async_checkpoint=True); b = Unit(); assert {LATEST}({root!r}, b)")
+        assert ranks.do("values(a) == values(b)") == [True, True]
+        assert ranks.do(f"CheckpointSaver({root!r})._process_group is not dist.group.WORLD") == [True, True]
+    finally:
+        ranks.do("dist.get_backend = real")
 
 
 def test_missing_checkpoint_and_other_file_systems_are_errors_that_say_so(alone, root):

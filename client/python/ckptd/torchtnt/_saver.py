@@ -1,10 +1,12 @@
 """The callback that saves."""
 
 import concurrent.futures
+import inspect
+import itertools
 import logging
 import math
 import os
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torchtnt.framework.callbacks.base_checkpointer import BaseCheckpointer
@@ -24,6 +26,10 @@ from ckptd.torchtnt._restore import Restoring, local_path
 
 _log = logging.getLogger("ckptd")
 _ENDS = ("on_train_end", "on_predict_end")
+# What a derived class calls the path of a checkpoint: checkpoint_path in release 0.2.4, and checkpoint_id since.
+_PATH_ARGUMENT = next(
+    name for name in inspect.signature(BaseCheckpointer._checkpoint_impl).parameters if name.startswith("checkpoint_")
+)
 
 
 class _Decision(NamedTuple):
@@ -31,8 +37,24 @@ class _Decision(NamedTuple):
 
     name: _names.Name
     exists: bool  # The state is saved already, and the save at the end of training is left out.
-    committed: List[str]  # The asynchronous saves that have ended since the last decision, by their paths.
-    failed: Dict[str, str]  # Those that have failed, and why.
+    committed: List[int]  # The asynchronous saves that have ended since the last decision, by their numbers.
+    failed: Dict[int, str]  # Those that have failed, and why.
+
+
+class _AsyncSave(NamedTuple):
+    """An asynchronous save whose end the callback has not heard of."""
+
+    path: str
+    future: Any
+
+    def wait(self) -> Optional[BaseException]:
+        """Waits for the end. Returns why there is no checkpoint; None if there is one."""
+        timeout = process.settings.timeout
+        try:
+            error: Optional[BaseException] = self.future.exception(timeout)
+            return error
+        except concurrent.futures.TimeoutError:
+            return errors.WaitTimeout(f"{self.path} was not committed within {timeout:g} seconds", reason="WAIT_TIMEOUT")
 
 
 class CheckpointSaver(Restoring, BaseCheckpointer):
@@ -115,7 +137,8 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         self._keep = _policy(keep_last_n_checkpoints, best_checkpoint_config, retention)
         self._is_async = async_checkpoint
         self._files_per_rank = (knob_options or KnobOptions()).max_per_rank_io_concurrency or 1
-        self._in_flight: List[Tuple[str, Any]] = []  # Path and future of each asynchronous save.
+        self._in_flight: Dict[int, _AsyncSave] = {}  # By their numbers, which are the same on all ranks.
+        self._numbers = itertools.count()
         self._last: Optional[_names.Name] = None
 
     # ---- when to save
@@ -168,10 +191,10 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
 
     def on_exception(self, state: Any, unit: Any, exc: BaseException) -> None:
         """Returns when the saves in flight have ended. A failure of one is in the log: what counts is `exc`."""
-        for path, future in self._take_in_flight():
-            error = _error_of(path, future)
+        for save in self._take_in_flight():
+            error = save.wait()
             if error is not None:
-                _log.error("ckptd: %s is not a checkpoint: %s", path, error)
+                _log.error("ckptd: %s is not a checkpoint: %s", save.path, error)
 
     def _save_if_due(self, state: Any, unit: Any, hook: str, count: int) -> None:
         every = self._every[hook]
@@ -191,22 +214,29 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         """Saves, unless the end of training finds the state saved already. Returns whether it has saved.
 
         Raises:
-            CheckpointFailed: an earlier asynchronous save has failed. It is raised once, on all ranks.
+            CheckpointFailed: an earlier asynchronous save has failed. It is raised once, on all ranks, after this
+                save, which may be the last one.
         """
         decision = from_first_rank(self._process_group, lambda: self._decide(state, unit, hook))
-        self._hear_of(decision, state, unit)
-        if decision.exists:
-            _log.info("ckptd: %s is saved already", decision.name)
-        else:
-            path = os.path.join(self.dirpath, str(decision.name))
-            if not self._checkpoint_impl(state, unit, checkpoint_id=path, hook=hook):
-                return False
-            self._last = decision.name
-            if not any(path == other for other, _ in self._in_flight):
-                _tell(unit, state, path)
+        for number in decision.committed:
+            _tell(unit, state, self._in_flight.pop(number).path)
+        for number in decision.failed:
+            del self._in_flight[number]
+        is_saved = not decision.exists and self._save(state, unit, decision.name, hook)
         if hook in _ENDS:
             self._finish(state, unit)
-        return not decision.exists
+        for message in decision.failed.values():
+            raise errors.CheckpointFailed(message, reason="SAVE_ABORTED")
+        return is_saved
+
+    def _save(self, state: Any, unit: Any, name: _names.Name, hook: str) -> bool:
+        path = os.path.join(self.dirpath, str(name))
+        if not self._checkpoint_impl(state, unit, hook=hook, **{_PATH_ARGUMENT: path}):
+            return False
+        self._last = name
+        if not self._is_in_flight(path):
+            _tell(unit, state, path)
+        return True
 
     def _checkpoint_impl(
         self,
@@ -223,7 +253,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         """Saves to a path. A class that is derived from this one may call it with a planner or writer of its own.
 
         Args:
-            checkpoint_id: the path; in release 0.2.4 it is called `checkpoint_path`.
+            checkpoint_id: the path. In release 0.2.4 it is `checkpoint_path`.
             stager: accepted and not used: the state is copied once, into the daemon's memory.
         """
         path = checkpoint_id or checkpoint_path
@@ -239,7 +269,7 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
         with get_timing_context(state, f"{self.__class__.__name__}.{how}"):
             if self._is_async:
                 saved = ckptd.dcp.async_save(**arguments)
-                self._in_flight.append((path, getattr(saved, "upload_completion", saved)))
+                self._in_flight[next(self._numbers)] = _AsyncSave(path, getattr(saved, "upload_completion", saved))
             else:
                 dcp_save(**arguments)
         return True
@@ -259,39 +289,34 @@ class CheckpointSaver(Restoring, BaseCheckpointer):
     def _decide(self, state: Any, unit: Any, hook: str) -> _Decision:
         """Called on the first rank only."""
         name = _name_of(state, unit, self._metric(state, unit))
-        ended = {path: future.exception() for path, future in self._in_flight if future.done()}
-        return _Decision(
-            name,
-            hook == "on_train_end" and self._is_saved(state, name),
-            [path for path, error in ended.items() if error is None],
-            {path: f"{path} is not a checkpoint: {error}" for path, error in ended.items() if error is not None},
-        )
-
-    def _hear_of(self, decision: _Decision, state: Any, unit: Any) -> None:
-        """Takes over, on every rank, how asynchronous saves have ended."""
-        ended = {*decision.committed, *decision.failed}
-        self._in_flight = [(path, future) for path, future in self._in_flight if path not in ended]
-        for path in decision.committed:
-            _tell(unit, state, path)
-        for message in decision.failed.values():
-            raise errors.CheckpointFailed(message, reason="SAVE_ABORTED")
+        ended = {number: save for number, save in self._in_flight.items() if save.future.done()}
+        failed = {
+            number: f"{save.path} is not a checkpoint: {save.future.exception()}"
+            for number, save in ended.items()
+            if save.future.exception() is not None
+        }
+        exists = hook == "on_train_end" and self._is_saved(state, name)
+        return _Decision(name, exists, [number for number in ended if number not in failed], failed)
 
     def _finish(self, state: Any, unit: Any) -> None:
         """Waits for all saves in flight, and raises the first failure."""
-        ended = [(path, _error_of(path, future)) for path, future in self._take_in_flight()]
-        for path, error in ended:
+        ended = [(save, save.wait()) for save in self._take_in_flight()]
+        for save, error in ended:
             if error is not None:
                 raise error
-            _tell(unit, state, path)
+            _tell(unit, state, save.path)
 
-    def _take_in_flight(self) -> List[Tuple[str, Any]]:
-        taken, self._in_flight = self._in_flight, []
-        return taken
+    def _take_in_flight(self) -> List[_AsyncSave]:
+        taken, self._in_flight = self._in_flight, {}
+        return list(taken.values())
+
+    def _is_in_flight(self, path: str) -> bool:
+        return any(save.path == path for save in self._in_flight.values())
 
     def _is_saved(self, state: Any, name: _names.Name) -> bool:
         """Returns whether the save at the end of training would add nothing."""
         path = os.path.join(self.dirpath, str(name))
-        if any(path == other for other, _ in self._in_flight) or os.path.exists(os.path.join(path, ".metadata")):
+        if self._is_in_flight(path) or os.path.exists(os.path.join(path, ".metadata")):
             return True
         saves_in_eval = self._every["on_eval_step_end"] or self._every["on_eval_epoch_end"]
         if state.entry_point != EntryPoint.FIT or saves_in_eval or self._last is None:
@@ -345,16 +370,6 @@ def _tell(unit: Any, state: Any, path: str) -> None:
     hook = getattr(unit, "on_checkpoint_save", None)
     if hook is not None:
         hook(state, checkpoint_id=path)
-
-
-def _error_of(path: str, future: Any) -> Optional[BaseException]:
-    """Waits until an asynchronous save has ended. Returns why there is no checkpoint; None if there is one."""
-    timeout = process.settings.timeout
-    try:
-        error: Optional[BaseException] = future.exception(timeout)
-        return error
-    except concurrent.futures.TimeoutError:
-        return errors.WaitTimeout(f"{path} was not committed within {timeout:g} seconds", reason="WAIT_TIMEOUT")
 
 
 def _check_positive(**numbers: Optional[int]) -> None:
