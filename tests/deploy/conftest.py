@@ -280,12 +280,27 @@ class Service:
 
     def log(self, life: str | None = None) -> str:
         """Returns the log of the service and of systemd about it, from one life (an InvocationID), by default
-        the latest.
+        the latest. What a process has just written may still be missing: journald reads it later.
         """
         self.node.run("journalctl", "--sync")
         life = life or self.show("InvocationID")
-        fields = (f"_SYSTEMD_INVOCATION_ID={life}", "+", f"INVOCATION_ID={life}")
+        # journald may not learn the InvocationID of a process that ends at once.
+        process = ("_SYSTEMD_UNIT=ckptd.service", f"_PID={self.show('ExecMainPID')}")
+        fields = (f"_SYSTEMD_INVOCATION_ID={life}", "+", f"INVOCATION_ID={life}", "+", *process)
         return self.node.run("journalctl", "--output=cat", *fields).stdout
+
+    def await_logged(self, pattern: str, life: str | None = None) -> re.Match[str]:
+        """Waits until the log of a life has the pattern (of lines: "^" and "$" are a line's), and returns it."""
+
+        def logged() -> re.Match[str] | None:
+            return re.search(pattern, self.log(life), re.MULTILINE)
+
+        try:
+            match = harness.until(logged, f"{pattern!r} in the log of the service")
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{self.log(life)}") from None
+        assert match is not None
+        return match
 
     def forget(self) -> None:
         """Resets the service as if it had never been started."""

@@ -37,7 +37,7 @@ def test_unit_is_started_once_daemon_serves(node: Any, service: Any) -> None:
     # At once: that is the purpose of Type=notify.
     assert node.run("ckptctl", "status").stdout.startswith("ckptd ")
     assert [service.show(key) for key in ("Type", "ActiveState", "SubState")] == ["notify", "active", "running"]
-    assert "\nserving socket=/run/ckptd/ckptd.sock pool_bytes=268435456 " in service.log()
+    service.await_logged("^serving socket=/run/ckptd/ckptd.sock pool_bytes=268435456 ")
     until(lambda: service.show("StatusText").startswith("SERVING: 0 runs"), "the summary for systemctl status")
 
 
@@ -90,8 +90,8 @@ def test_hardening_keeps_io_uring_available(
     expected = next(finding["what"] for finding in findings if finding["subject"] == "file system")
     service.start()
     trainer("ada").do(join(root))
-    opened = re.search(r'^root opened .* file_system=(\S+) io_backend=(\S+) cause="(.*?)"', service.log(), re.MULTILINE)
-    assert opened and "{}, {}: {}".format(*opened.groups()) == expected
+    opened = service.await_logged(r'^root opened .* file_system=(\S+) io_backend=(\S+) cause="(.*?)"')
+    assert "{}, {}: {}".format(*opened.groups()) == expected
 
 
 def test_metrics_are_served_on_loopback(node: Any, service: Any) -> None:
@@ -134,7 +134,7 @@ def test_sealed_save_survives_daemon_and_trainer(
     assert whole_checkpoints(node, root) == []
     until(lambda: whole_checkpoints(node, root) == ["one"], "the checkpoint")
     assert service.show("NRestarts") == "1" and service.show("InvocationID") != killed
-    assert re.search(r"^the sealed save one of \S+ \(sequence 1\) of an earlier daemon is taken over", service.log(), re.M)
+    service.await_logged(r"^the sealed save one of \S+ \(sequence 1\) of an earlier daemon is taken over")
     content = "print(open('%s/one/model.bin', 'rb').read() == bytes(range(256)) * (192 << 12))" % root
     assert node.run("python3", "-c", content, user="ada").stdout == "True\n"
     until(lambda: stored() == SEGMENTS + 1, "a store that holds the new pool and nothing else")
@@ -154,7 +154,7 @@ def test_hung_daemon_is_restarted_and_trainers_continue(
     service.systemctl("kill", "--signal=STOP")
     ada.do(save("two"))
     assert service.show("NRestarts") == "1"
-    assert "Watchdog timeout" in service.log(hung)
+    service.await_logged("Watchdog timeout", hung)
     assert whole_checkpoints(node, root) == ["two", "one"]
 
 
@@ -169,8 +169,8 @@ def test_stop_publishes_sealed_save(node: Any, root: str, service: Any, trainer:
     assert whole_checkpoints(node, root) == ["one"]
     outcome = [service.show(key) for key in ("ActiveState", "Result", "ExecMainStatus")]
     assert outcome == ["inactive", "success", "0"]
-    drained = re.search(r"^asked to end.*^checkpoint committed.*^ended$", service.log(), re.MULTILINE | re.DOTALL)
-    assert drained, f"no save was left to drain:\n{service.log()}"
+    # A save was left to drain.
+    service.await_logged(r"^asked to end[\s\S]*^checkpoint committed[\s\S]*^ended$")
 
 
 def test_invalid_configuration_is_reported_and_not_retried(service: Any) -> None:
@@ -179,6 +179,6 @@ def test_invalid_configuration_is_reported_and_not_retried(service: Any) -> None
     # Not "auto-restart", the state until RestartSec has passed.
     assert service.show("SubState") == "failed"
     assert [service.show(key) for key in ("Result", "ExecMainStatus", "NRestarts")] == ["exit-code", "2", "0"]
-    assert re.search(r"^ckptd: /etc/ckptd/ckptd.txtpb:2:\d+: .*levle", service.log(), re.MULTILINE)
+    service.await_logged(r"^ckptd: /etc/ckptd/ckptd.txtpb:2:\d+: .*levle")
     service.configure_sample()
     service.start()
