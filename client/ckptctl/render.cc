@@ -174,6 +174,7 @@ std::string RenderSessions(const v1::ListSessionsResponse& list) {
 std::vector<std::string> Remarks(const v1::Checkpoint& checkpoint) {
   std::vector<std::string> remarks;
   if (checkpoint.has_damage()) remarks.push_back("DAMAGED");
+  if (!checkpoint.suspect().empty()) remarks.push_back("suspect");
   if (checkpoint.pinned()) remarks.push_back("pinned");
   if (checkpoint.resident()) remarks.push_back("in memory");
   if (!checkpoint.adopted_from().empty()) remarks.push_back("of " + checkpoint.adopted_from());
@@ -287,6 +288,9 @@ std::string RenderCheckpoint(const v1::Checkpoint& checkpoint, int64_t now_us) {
                          "; the daemon does not offer it. Once `ckptctl verify` finds it whole: ",
                          "ckptctl repaired ", checkpoint.tag()));
   }
+  if (!checkpoint.suspect().empty())
+    AddLine(&text, "suspect",
+            absl::StrCat(checkpoint.suspect(), "; no job resumes from it unless it asks for that"));
   if (checkpoint.leases() > 0) AddLine(&text, "readers", absl::StrCat(checkpoint.leases()));
   Table files({"FILE", "SIZE", "RANK"});
   for (const v1::FileInfo& file : checkpoint.files()) {

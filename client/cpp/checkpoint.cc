@@ -324,7 +324,7 @@ absl::StatusOr<std::optional<MappedFile>> Checkpoint::Map(const std::string& pat
 const std::vector<CheckpointInfo>& Checkpoint::passed_over() const { return impl_->passed_over(); }
 absl::Status Checkpoint::Finish(Timeout timeout) { return impl_->Finish(timeout); }
 
-absl::StatusOr<std::optional<Checkpoint>> Run::Resume(Timeout timeout, bool strict) {
+absl::StatusOr<std::optional<Checkpoint>> Run::Resume(Timeout timeout, bool strict, bool allow_suspect) {
   using Answer = std::optional<Checkpoint>;
   return impl_->Retry(
       timeout, [&](const std::shared_ptr<const Membership>& membership) -> absl::StatusOr<Answer> {
@@ -332,6 +332,7 @@ absl::StatusOr<std::optional<Checkpoint>> Run::Resume(Timeout timeout, bool stri
         request.set_run(membership->run);
         request.set_rank(impl_->options().rank);
         request.set_strict(strict);
+        request.set_allow_suspect(allow_suspect);
         SetDuration(timeout, request.mutable_timeout());
         CKPTD_ASSIGN_OR_RETURN(v1::ResumeResponse response,
                                membership->session->rpc().Resume(request, timeout + kCallTimeout));

@@ -49,6 +49,7 @@ CheckpointInfo InfoOf(const v1::Checkpoint& checkpoint) {
   info.pinned = checkpoint.pinned();
   info.resident = checkpoint.resident();
   info.damage = checkpoint.damage().message();
+  info.suspect = checkpoint.suspect();
   info.metrics = {checkpoint.metrics().begin(), checkpoint.metrics().end()};
   for (const v1::FileInfo& file : checkpoint.files())
     info.files.push_back({file.path(), file.size_bytes(), file.rank()});

@@ -80,11 +80,12 @@ struct ClientOptions {
 // Which committed checkpoints a run keeps: those that at least one field keeps. All that are left at their
 // defaults: every checkpoint.
 struct Keep {
-  std::optional<int> last = {};  // The newest N that are not damaged, N >= 1. Unset beside another field: 1.
-  int best = 0;                  // The K with the best value of `metric`, the newer of equal ones first.
-  std::string metric = {};       // A checkpoint without it, or with NaN, is never among the best.
-  bool highest = false;          // The best value is the highest, not the lowest.
-  int64_t every = 0;             // Those whose step is a multiple of it.
+  std::optional<int> last =
+      {};        // The newest N that are neither damaged nor suspect. Unset beside another field: 1.
+  int best = 0;  // The K with the best value of `metric`, the newer of equal ones first.
+  std::string metric = {};             // A checkpoint without it, or with NaN, is never among the best.
+  bool highest = false;                // The best value is the highest, not the lowest.
+  int64_t every = 0;                   // Those whose step is a multiple of it.
   std::chrono::seconds newer_than{0};  // Those that were committed less than this time ago.
 };
 
@@ -110,6 +111,9 @@ struct SaveOptions {
   std::string tag = {};              // The checkpoint's directory: 1 to 200 characters of [A-Za-z0-9._=+,@-].
   std::optional<int64_t> step = {};  // A label; the same on all ranks.
   std::map<std::string, double> metrics = {};  // Stored with the checkpoint. Only those of rank 0 count.
+  // Not empty: this rank calls the state suspect, and why (at most 300 bytes). Then nobody resumes from it
+  // unless asked to, retention does not count it, and it does not replace a checkpoint that is not suspect.
+  std::string suspect = {};
   // Pointer files: a file's name in the root -> its content (DeepSpeed's `latest` -> the tag). The daemon
   // writes them after the commit. If several checkpoints name the same file, the newest one decides. At most
   // 8 files of all ranks together, with at most 1024 bytes in all.
@@ -159,6 +163,7 @@ struct CheckpointInfo {
   int file_count = 0;
   bool pinned = false;
   bool resident = false;  // The daemon's memory still holds the bytes: restoring reads no disk.
+  std::string suspect;    // Not empty: its trainer called it suspect when it saved it, and why.
   std::string damage;     // Not empty: a reader found that the bytes are not what was saved, and how.
   std::map<std::string, double> metrics;
   std::vector<FileInfo> files;  // Set for an open Checkpoint; empty in lists.
@@ -313,18 +318,21 @@ class Run {
   // Begins a save whose files the caller adds and writes one by one.
   absl::StatusOr<Part> Begin(const SaveOptions& options);
 
-  // The checkpoint to go on from: the newest committed one that is not known to be damaged. The daemon
+  // The checkpoint to go on from: the newest committed one that is not known to be damaged and, unless
+  // `allow_suspect` (which all ranks give alike), not suspect. The daemon
   // decides once for all ranks of this attempt, after every save that earlier attempts sealed is published or
   // has failed. nullopt: the root holds no checkpoint, train from the beginning. Every rank reads its part
   // and calls Finish.
   //   DATA_LOSS          CHECKPOINT_DAMAGED: all checkpoints are damaged or, with `strict`, the newest one is
+  //   FAILED_PRECONDITION  SUSPECT: all checkpoints are suspect, or the ranks differ in `allow_suspect`
   //   DEADLINE_EXCEEDED  there was no decision within `timeout`
   absl::StatusOr<std::optional<Checkpoint>> Resume(Timeout timeout = std::chrono::seconds(60),
-                                                   bool strict = false);
+                                                   bool strict = false, bool allow_suspect = false);
 
-  absl::StatusOr<std::optional<CheckpointInfo>> Latest();  // The one that is not damaged; nullopt: none.
-  absl::StatusOr<std::vector<CheckpointInfo>> List();      // Committed checkpoints, newest first.
-  // Opens a committed checkpoint by its tag, or "latest" (the newest that is not damaged), for this process
+  // The newest that is neither damaged nor suspect; nullopt: none.
+  absl::StatusOr<std::optional<CheckpointInfo>> Latest();
+  absl::StatusOr<std::vector<CheckpointInfo>> List();  // Committed checkpoints, newest first.
+  // Opens a committed checkpoint by its tag, or "latest" (see Latest), for this process
   // alone: other ranks are not involved, and Finish is not called.
   //   NOT_FOUND  NO_CHECKPOINT
   //   DATA_LOSS  CHECKPOINT_DAMAGED: all checkpoints are damaged, or as OpenOptions::strict says

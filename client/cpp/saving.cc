@@ -235,6 +235,7 @@ absl::StatusOr<Save> PartImpl::Seal() {
 absl::StatusOr<Save> PartImpl::SendSeal(const Membership& membership) {
   v1::SealRequest request;
   *request.mutable_key() = key_;
+  request.set_suspect(options_.suspect);
   for (const PartFile& file : files_) {
     v1::FileSpec& spec = *request.add_files();
     spec.set_path(file.path);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/catalog.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/format/names.h"
@@ -150,7 +151,7 @@ void AdoptionJobs::Plan(Run* run, const std::vector<ForeignCheckpoint>& found) {
     if (run->catalog.FindTag(each->tag.tag) != nullptr || !each->found) continue;
     const auto& committed = run->catalog.committed();
     const auto younger_ours = std::count_if(committed.begin(), committed.end(), [&](const auto& entry) {
-      return !entry.second.damage && IsYounger(entry.second.summary, each->tag);
+      return IsGood(entry.second) && IsYounger(entry.second.summary, each->tag);
     });
     if (kept && !job.request.allow_removal() && younger_ours + younger_here >= *kept) {
       each->refused =

@@ -4,6 +4,10 @@
 
 namespace ckptd {
 
+bool IsGood(const CommittedCheckpoint& checkpoint) {
+  return !checkpoint.damage && checkpoint.summary.suspect().empty();
+}
+
 const CommittedCheckpoint* Catalog::Find(int64_t sequence) const {
   const auto found = committed_.find(sequence);
   return found == committed_.end() ? nullptr : &found->second;
@@ -18,6 +22,13 @@ const CommittedCheckpoint* Catalog::FindTag(const std::string& tag) const {
 
 const CommittedCheckpoint* Catalog::Newest() const {
   for (auto entry = committed_.rbegin(); entry != committed_.rend(); ++entry) {
+    if (IsGood(entry->second) && !evicting_.contains(entry->first)) return &entry->second;
+  }
+  return nullptr;
+}
+
+const CommittedCheckpoint* Catalog::NewestWithSuspects() const {
+  for (auto entry = committed_.rbegin(); entry != committed_.rend(); ++entry) {
     if (!entry->second.damage && !evicting_.contains(entry->first)) return &entry->second;
   }
   return nullptr;
@@ -26,6 +37,11 @@ const CommittedCheckpoint* Catalog::Newest() const {
 bool Catalog::IsDamaged(int64_t sequence) const {
   const CommittedCheckpoint* checkpoint = Find(sequence);
   return checkpoint != nullptr && checkpoint->damage.has_value();
+}
+
+bool Catalog::IsSuspect(int64_t sequence) const {
+  const CommittedCheckpoint* checkpoint = Find(sequence);
+  return checkpoint != nullptr && !checkpoint->summary.suspect().empty();
 }
 
 void Catalog::Replace(std::map<int64_t, CommittedCheckpoint> committed,

@@ -14,6 +14,9 @@
 
 namespace ckptd {
 
+// Neither damaged nor suspect: it may be resumed from without asking, and counts for retention.
+bool IsGood(const CommittedCheckpoint& checkpoint);
+
 // Owns what the engine knows of a root's committed checkpoints: their manifests' summaries, pins, damage, and
 // which of them are being evicted. The disk is the truth: Replace takes over what a scan found.
 class Catalog {
@@ -26,9 +29,12 @@ class Catalog {
   // Null: there is none.
   const CommittedCheckpoint* Find(int64_t sequence) const;
   const CommittedCheckpoint* FindTag(const std::string& tag) const;
-  // The newest one that is neither damaged nor being evicted; null: there is none.
+  // The newest one that is neither damaged nor suspect nor being evicted; null: there is none.
   const CommittedCheckpoint* Newest() const;
+  // The same, but it may be suspect.
+  const CommittedCheckpoint* NewestWithSuspects() const;
   bool IsDamaged(int64_t sequence) const;
+  bool IsSuspect(int64_t sequence) const;
 
   // Takes over the result of a scan. Damage that is known here and could not be written to disk stays known.
   // Evictions whose outcome was unknown are over: the scan decided them.

@@ -35,6 +35,19 @@ TEST_F(CatalogTest, NewestIsNeitherDamagedNorBeingEvicted) {
   EXPECT_EQ(catalog_.Newest(), nullptr);
 }
 
+TEST_F(CatalogTest, NewestIsNotSuspectUnlessThatIsAskedFor) {
+  CommittedCheckpoint suspect = Checkpoint(4, "s4");
+  suspect.summary.set_suspect("NaN");
+  catalog_.Add(suspect);
+  EXPECT_EQ(Newest(), 3);
+  EXPECT_EQ(catalog_.NewestWithSuspects()->summary.sequence(), 4);
+  EXPECT_TRUE(catalog_.IsSuspect(4));
+  EXPECT_FALSE(catalog_.IsSuspect(3));
+  EXPECT_FALSE(catalog_.IsSuspect(5)) << "there is none";
+  catalog_.SetDamage(4, storage::v1::Damage());
+  EXPECT_EQ(catalog_.NewestWithSuspects()->summary.sequence(), 3);
+}
+
 TEST_F(CatalogTest, AScanKeepsDamageThatIsNotOnDisk) {
   catalog_.SetDamage(2, storage::v1::Damage());
   catalog_.SetDamage(3, storage::v1::Damage());

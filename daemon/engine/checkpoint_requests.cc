@@ -105,9 +105,10 @@ void Engine::Impl::GetCheckpoint(const Caller& caller, const v1::GetCheckpointRe
   for (auto failure = failures.rbegin(); failure != failures.rend(); ++failure) {
     if (failure->tag() == tag) return reply(*failure);
   }
-  reply(NoCheckpoint(tag, tag == "latest"
-                              ? absl::StrCat("nothing that is not damaged is committed in ", run->path)
-                              : absl::StrCat("no checkpoint ", tag, " is known in ", run->path)));
+  reply(NoCheckpoint(
+      tag, tag == "latest"
+               ? absl::StrCat("nothing that is neither damaged nor suspect is committed in ", run->path)
+               : absl::StrCat("no checkpoint ", tag, " is known in ", run->path)));
 }
 
 void Engine::Impl::GetCommitted(Run* run, const CommittedCheckpoint& committed, const Caller& caller,
@@ -191,11 +192,10 @@ void Engine::Impl::OpenCheckpoint(SessionId session, Run* run, const std::string
   const CommittedCheckpoint* wanted = run->catalog.FindTag(tag);
   if (wanted == nullptr && latest) wanted = run->catalog.Newest();
   const int64_t sequence = wanted == nullptr ? 0 : wanted->summary.sequence();
-  std::vector<v1::Checkpoint> damaged;
+  std::vector<v1::Checkpoint> damaged, passed;
   if (latest) {
-    damaged = DamagedAfter(*run, sequence, [this](const Run& of, const CommittedCheckpoint& committed) {
-      return Describe(of, committed);
-    });
+    damaged = DamagedAfter(*run, sequence, DescribeHook());
+    passed = PassedOver(*run, sequence, DescribeHook());
   }
   if (strict && run->catalog.IsDamaged(sequence)) damaged.push_back(Describe(*run, *wanted));
   if ((strict || sequence == 0) && !damaged.empty()) {
@@ -204,6 +204,9 @@ void Engine::Impl::OpenCheckpoint(SessionId session, Run* run, const std::string
                                   ? "there is no other"
                                   : "a strict open opens neither it nor an older one in its place"));
   }
+  if (const CommittedCheckpoint* suspect = run->catalog.NewestWithSuspects();
+      latest && sequence == 0 && suspect != nullptr)
+    return reply(SuspectError(*suspect, "there is no other; open it by its tag"));
   if (sequence == 0) {
     return reply(
         NoCheckpoint(tag, latest ? absl::StrCat("nothing is committed in ", run->path)
@@ -211,7 +214,7 @@ void Engine::Impl::OpenCheckpoint(SessionId session, Run* run, const std::string
   }
   leases_.Open(
       session, run, sequence, /*resumes=*/false,
-      [this, session, run, tag, strict, latest, sequence, damaged = std::move(damaged),
+      [this, session, run, tag, strict, latest, sequence, passed = std::move(passed),
        reply = std::move(reply)](absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
         if (!lease.ok() && latest && run->catalog.IsDamaged(sequence) && sessions_.IsOpen(session))
           return OpenCheckpoint(session, run, tag, strict, std::move(reply));  // The next older one.
@@ -219,7 +222,7 @@ void Engine::Impl::OpenCheckpoint(SessionId session, Run* run, const std::string
         v1::OpenCheckpointResponse response;
         response.set_lease(lease->first);
         *response.mutable_checkpoint() = std::move(lease->second);
-        for (v1::Checkpoint& each : damaged) *response.add_passed_over() = std::move(each);
+        for (v1::Checkpoint& each : passed) *response.add_passed_over() = std::move(each);
         reply(std::move(response));
       });
 }

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/catalog.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -69,16 +70,30 @@ absl::Status DamagedError(const Run& run, const std::vector<v1::Checkpoint>& dam
                    {{"tag", damaged.front().tag()}});
 }
 
-std::vector<v1::Checkpoint> DamagedAfter(const Run& run, int64_t sequence,
-                                         const DescribeCheckpoint& describe) {
-  std::vector<v1::Checkpoint> damaged;
+std::vector<v1::Checkpoint> PassedOver(const Run& run, int64_t sequence, const DescribeCheckpoint& describe) {
+  std::vector<v1::Checkpoint> passed;
   const auto& committed = run.catalog.committed();
   for (auto entry = committed.rbegin(); entry != committed.rend() && entry->first > sequence; ++entry) {
-    if (entry->second.damage) damaged.push_back(describe(run, entry->second));
+    if (!IsGood(entry->second)) passed.push_back(describe(run, entry->second));
   }
   for (const DamagedCheckpoint& unreadable : run.catalog.unreadable())
-    damaged.push_back(ToWire(run, unreadable));
+    passed.push_back(ToWire(run, unreadable));
+  return passed;
+}
+
+std::vector<v1::Checkpoint> DamagedAfter(const Run& run, int64_t sequence,
+                                         const DescribeCheckpoint& describe) {
+  std::vector<v1::Checkpoint> damaged = PassedOver(run, sequence, describe);
+  std::erase_if(damaged, [](const v1::Checkpoint& checkpoint) { return !checkpoint.has_damage(); });
   return damaged;
+}
+
+absl::Status SuspectError(const CommittedCheckpoint& suspect, const std::string& advice) {
+  const std::string& tag = suspect.summary.tag();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kSuspect,
+      absl::StrCat("checkpoint ", tag, " is suspect (", suspect.summary.suspect(), "): ", advice),
+      {{"tag", tag}, {"sequence", absl::StrCat(suspect.summary.sequence())}});
 }
 
 // ---- DamageMarks

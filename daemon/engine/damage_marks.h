@@ -37,6 +37,12 @@ absl::Status DamagedError(const Run& run, const std::vector<v1::Checkpoint>& dam
 std::vector<v1::Checkpoint> DamagedAfter(const Run& run, int64_t sequence,
                                          const DescribeCheckpoint& describe);
 
+// What an attempt, or a reader of the latest checkpoint, passes over for `sequence`: the newer checkpoints
+// that are damaged or suspect, newest first, and all whose manifests are unreadable.
+std::vector<v1::Checkpoint> PassedOver(const Run& run, int64_t sequence, const DescribeCheckpoint& describe);
+// SUSPECT for a caller who gets nothing because this checkpoint is suspect.
+absl::Status SuspectError(const CommittedCheckpoint& suspect, const std::string& advice);
+
 // Marks committed checkpoints as damaged, in the catalog at once and then on disk, and takes marks away.
 class DamageMarks {
  public:

@@ -70,7 +70,9 @@ storage::v1::ManifestSummary SummaryOf(const Save& save, int32_t chunk_bytes) {
   summary.set_create_time_us(save.begun_unix_us);
   summary.set_chunk_bytes(chunk_bytes);
   summary.mutable_metrics()->insert(save.metrics.begin(), save.metrics.end());
-  summary.mutable_pointers()->insert(save.pointers.begin(), save.pointers.end());
+  summary.set_suspect(save.suspect);
+  // A suspect checkpoint is not the one that other programs are to find.
+  if (save.suspect.empty()) summary.mutable_pointers()->insert(save.pointers.begin(), save.pointers.end());
   return summary;
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/catalog.h"
 #include "daemon/engine/damage_marks.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
@@ -68,6 +69,7 @@ void ResumeBarrier::Resume(Run* run, const Member& member, const v1::ResumeReque
   pending.rank = member.rank;
   pending.attempt = member.attempt;
   pending.strict = request.strict();
+  pending.allow_suspect = request.allow_suspect();
   pending.deadline = clock_->Now() + *timeout;
   pending.reply = std::move(reply);
   run->ledger->Activate(member.attempt,
@@ -140,7 +142,9 @@ void ResumeBarrier::Answer(Run* run, PendingResume pending, const Decision& deci
 
 void ResumeBarrier::Decide(Run* run, PendingResume pending, bool is_decided) {
   Ledger::ResumeChoice newest;
-  if (const CommittedCheckpoint* checkpoint = run->catalog.Newest()) {
+  const Catalog& catalog = run->catalog;
+  if (const CommittedCheckpoint* checkpoint =
+          pending.allow_suspect ? catalog.NewestWithSuspects() : catalog.Newest()) {
     newest.sequence = checkpoint->summary.sequence();
     newest.tag = checkpoint->summary.tag();
   }
@@ -153,6 +157,12 @@ void ResumeBarrier::Decide(Run* run, PendingResume pending, bool is_decided) {
     return pending.reply(DamagedError(
         *run, damaged,
         "there is no other to resume from; repair one, or move them away to begin from nothing"));
+  }
+  if (const CommittedCheckpoint* suspect = catalog.NewestWithSuspects();
+      newest.sequence == 0 && suspect != nullptr && !is_decided) {
+    return pending.reply(SuspectError(
+        *suspect,
+        "there is no other to resume from; allow suspect ones, or move them away to begin from nothing"));
   }
   hooks_.begin_decision(run, newest.sequence);
   const int64_t attempt = pending.attempt;
@@ -168,10 +178,14 @@ void ResumeBarrier::Decide(Run* run, PendingResume pending, bool is_decided) {
 void ResumeBarrier::Decided(Run* run, const Ledger::ResumeChoice& choice, PendingResume pending) {
   // It was found damaged since it was decided.
   if (run->catalog.IsDamaged(choice.sequence)) return Again(run, std::move(pending));
+  if (run->catalog.IsSuspect(choice.sequence) && !pending.allow_suspect) {
+    return pending.reply(SuspectError(*run->catalog.Find(choice.sequence),
+                                      "another rank resumes from it; allow that on all ranks, or on none"));
+  }
   v1::ResumeResponse response;
   response.set_attempt(pending.attempt);
-  for (v1::Checkpoint& damaged : DamagedAfter(*run, choice.sequence, hooks_.describe))
-    *response.add_passed_over() = std::move(damaged);
+  for (v1::Checkpoint& passed : PassedOver(*run, choice.sequence, hooks_.describe))
+    *response.add_passed_over() = std::move(passed);
   if (choice.sequence == 0) return pending.reply(std::move(response));
   const SessionId session = pending.session;
   leases_->Open(

@@ -95,6 +95,7 @@ class ResumeBarrier {
     int rank = 0;
     int64_t attempt = 0;
     bool strict = false;
+    bool allow_suspect = false;
     Instant deadline;
     Reply<v1::ResumeResponse> reply;
     bool asking = false;  // The ledger has not said yet whether this attempt is decided.

@@ -47,9 +47,10 @@ class ResumeBarrierTest : public ClassTest {
     }
     return run;
   }
-  void Resume(Run* run, int rank, Resumed* answer, bool strict = false) {
+  void Resume(Run* run, int rank, Resumed* answer, bool strict = false, bool allow_suspect = false) {
     v1::ResumeRequest request;
     request.set_strict(strict);
+    request.set_allow_suspect(allow_suspect);
     barrier_.Resume(run, *run->members.FindRank(1, rank), request, answer->reply());
     RunCallbacks();
   }
@@ -60,6 +61,11 @@ class ResumeBarrierTest : public ClassTest {
     request.mutable_timeout()->set_seconds(10);
     barrier_.FinishResume(run, *run->members.FindRank(1, rank), request, answer->reply());
     RunCallbacks();
+  }
+  void Suspect(Run* run, int64_t sequence) {
+    CommittedCheckpoint suspect = *run->catalog.Find(sequence);
+    suspect.summary.set_suspect("NaN in w");
+    disks_.at(run)->manifests[sequence].summary = run->catalog.Add(suspect).summary;
   }
   static v1::Checkpoint Describe(const Run& run, const CommittedCheckpoint& committed) {
     return ToWire(run, committed, {});
@@ -108,6 +114,40 @@ TEST_F(ResumeBarrierTest, AllRanksResumeFromTheCheckpointThatTheFirstOneGot) {
   Commit(run, 3);  // Recovery has published it in the meantime.
   Resume(run, 1, &second);
   EXPECT_EQ((*second.value)->checkpoint().sequence(), 2);
+}
+
+TEST_F(ResumeBarrierTest, PassesOverSuspectCheckpointsEvenIfStrict) {
+  Run* run = AddJoinedRun({1, 2, 3});
+  Suspect(run, 2);
+  Suspect(run, 3);
+  Resumed answer;
+  Resume(run, 0, &answer, /*strict=*/true);
+  ASSERT_TRUE(answer.value && answer.value->ok()) << answer.reason();
+  EXPECT_EQ((*answer.value)->checkpoint().sequence(), 1);
+  ASSERT_EQ((*answer.value)->passed_over_size(), 2);
+  EXPECT_EQ((*answer.value)->passed_over(0).sequence(), 3);
+  EXPECT_EQ((*answer.value)->passed_over(0).suspect(), "NaN in w");
+}
+
+TEST_F(ResumeBarrierTest, ResumesFromASuspectCheckpointThatAllRanksAllow) {
+  Run* run = AddJoinedRun({1, 2});
+  Suspect(run, 2);
+  Resumed first, second, other;
+  Resume(run, 0, &first, /*strict=*/false, /*allow_suspect=*/true);
+  ASSERT_TRUE(first.value && first.value->ok()) << first.reason();
+  EXPECT_EQ((*first.value)->checkpoint().sequence(), 2);
+  Resume(run, 1, &other);
+  EXPECT_EQ(other.reason(), reason::kSuspect) << "this rank does not allow it";
+  Resume(run, 1, &second, /*strict=*/false, /*allow_suspect=*/true);
+  EXPECT_EQ((*second.value)->checkpoint().sequence(), 2);
+}
+
+TEST_F(ResumeBarrierTest, RefusesToBeginFromNothingIfAllCheckpointsAreSuspect) {
+  Run* run = AddJoinedRun({1});
+  Suspect(run, 1);
+  Resumed answer;
+  Resume(run, 0, &answer);
+  EXPECT_EQ(answer.reason(), reason::kSuspect);
 }
 
 TEST_F(ResumeBarrierTest, WaitsForSavesOfEarlierAttempts) {

@@ -114,6 +114,7 @@ std::set<int64_t> Retention::Leaving(const Run& run) const {
 
 void Retention::Apply(Run* run) {
   if (!history_->IsOnDisk(*run)) return;
+  ContinueDeletions(run);
   AskResumed(run, [this, run](absl::StatusOr<int64_t> resumed) {
     if (resumed.ok()) EvictVictims(run, *resumed);  // Otherwise nothing is evicted now.
   });
@@ -176,7 +177,7 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCheckpointKept,
                      absl::StrCat(tag, " is not deleted: ", why), {{"tag", tag}});
   };
-  if (!history_->IsOnDisk(run)) return kept("the run's history is being written; try again");
+  if (!history_->IsOnDisk(run)) return kept("the run's history could not be written; try again");
   const State& state = states_.Of(&run);
   const std::vector<int64_t> leased = hooks_.leased_sequences(run);
   if (std::find(leased.begin(), leased.end(), sequence) != leased.end())
@@ -185,7 +186,8 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
     return kept("the job resumes from it; try again when all ranks have read their parts");
   if (const CommittedCheckpoint* newest = run.catalog.Newest();
       newest != nullptr && newest->summary.sequence() == sequence)
-    return kept("it is the newest checkpoint that is not damaged, from which the job would resume");
+    return kept(
+        "it is the newest checkpoint that is neither damaged nor suspect, from which the job would resume");
   if (!force && IsPinned(run, sequence)) return kept("it is pinned; unpin it first, or force the deletion");
   if (state.pointed.contains(sequence))
     return kept(
@@ -193,7 +195,14 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
   return absl::OkStatus();
 }
 
+void Retention::ContinueDeletions(Run* run) {
+  for (Deletion& waiting : std::exchange(states_.Of(run).deletions, {}))
+    Delete(run, waiting.sequence, waiting.force, std::move(waiting.reply));
+}
+
 void Retention::Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> reply) {
+  if (history_->IsWriting(*run))
+    return states_.Of(run).deletions.push_back({sequence, force, std::move(reply)});
   AskResumed(run,
              [this, run, sequence, force, reply = std::move(reply)](absl::StatusOr<int64_t> resumed) mutable {
                if (!resumed.ok()) return reply(resumed.status());
@@ -289,7 +298,8 @@ bool Retention::IsWorking(const Run& run) const {
 
 bool Retention::IsIdle(const Run& run) const {
   const State& state = states_.Of(&run);
-  return state.deciding.empty() && state.pinning.empty() && state.asking == 0 && !HasEvictions(run);
+  return state.deciding.empty() && state.pinning.empty() && state.asking == 0 &&
+         state.deletions.empty() && !HasEvictions(run);
 }
 
 }  // namespace ckptd

@@ -55,8 +55,12 @@ class Retention {
   void Explain(Run* run, const RetentionPolicy& policy, Reply<Keepers> reply);
   // Evicts a checkpoint although its policy may keep it, and answers when it is in the trash. CHECKPOINT_KEPT
   // if it is pinned, unless `force`; and always if a pointer names it, it is being read or resumed from, or
-  // it is the newest undamaged one.
+  // it is the newest good one. Waits while the history is being written, but not for the repetition of a write
+  // that failed.
   void Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> reply);
+
+  // The history could not be written: deletions that wait for it are refused.
+  void OnHistoryFailed(Run* run) { ContinueDeletions(run); }
 
   // Sets the policy that replaces those of the saves, from the next commit on; nullopt: none does. Answers
   // when it is on disk.
@@ -87,12 +91,18 @@ class Retention {
   void Forget(const Run* run) { states_.Forget(run); }
 
  private:
+  struct Deletion {
+    int64_t sequence = 0;
+    bool force = false;
+    Reply<int64_t> reply;
+  };
   struct State {
     std::vector<RetentionPolicy> policies;
     std::set<int64_t> pointed;
     std::multiset<int64_t> pinning;   // Pins on their way to disk.
     std::multiset<int64_t> deciding;  // Resume decisions on their way to disk.
     int asking = 0;                   // Questions to the ledger that are not answered.
+    std::vector<Deletion> deletions;  // Wait for the history.
   };
   // Answers with the checkpoint that the newest attempt resumes from; 0: none.
   void AskResumed(Run* run, absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer);
@@ -100,6 +110,7 @@ class Retention {
   std::vector<int64_t> Victims(const Run& run, int64_t resumed) const;
   void AddUses(const Run& run, int64_t resumed, Keepers* keepers) const;
   void EvictVictims(Run* run, int64_t resumed);
+  void ContinueDeletions(Run* run);
   absl::Status CheckDeletable(const Run& run, int64_t sequence, bool force, int64_t resumed) const;
   void UnpinAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply);
   void EvictAndAnswer(Run* run, int64_t sequence, Reply<int64_t> reply);

@@ -29,14 +29,26 @@ std::string AgeInWords(const RetentionPolicy& policy) {
   return absl::StrCat("newer than ", policy.newer_than_us() / 1'000'000, " s");
 }
 
-// Every checkpoint from the N-th newest undamaged one on. A damaged one among them stays, because it may be
-// repaired, but is not counted.
+// Every checkpoint from the N-th newest good one on. A damaged one among them stays, because it may be
+// repaired, but is not counted. A suspect one goes: a diverged job saves many of them.
 void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool committing, KeptBy* kept) {
   int missing = LastOf(policy) - (committing ? 1 : 0);
   const auto& committed = catalog.committed();
   for (auto entry = committed.rbegin(); entry != committed.rend() && missing > 0; ++entry) {
+    if (!entry->second.summary.suspect().empty()) continue;
     (*kept)[entry->first].push_back(LastInWords(policy));
     if (!entry->second.damage) --missing;
+  }
+}
+
+// The newest undamaged checkpoint stays even if it is suspect: for whoever looks for what went wrong, and
+// because it may be the last that is whole.
+void KeepNewestSuspect(const Catalog& catalog, KeptBy* kept) {
+  const auto& committed = catalog.committed();
+  for (auto entry = committed.rbegin(); entry != committed.rend(); ++entry) {
+    if (entry->second.damage) continue;
+    if (!IsGood(entry->second)) (*kept)[entry->first].push_back("newest, suspect");
+    return;
   }
 }
 
@@ -45,7 +57,7 @@ void KeepBest(const RetentionPolicy& policy, const Catalog& catalog, KeptBy* kep
   for (const auto& [sequence, checkpoint] : catalog.committed()) {
     const auto& metrics = checkpoint.summary.metrics();
     const auto metric = metrics.find(policy.metric());
-    if (checkpoint.damage || metric == metrics.end() || std::isnan(metric->second)) continue;
+    if (!IsGood(checkpoint) || metric == metrics.end() || std::isnan(metric->second)) continue;
     ranked.emplace_back(policy.highest() ? metric->second : -metric->second, sequence);
   }
   std::sort(ranked.rbegin(), ranked.rend());
@@ -56,14 +68,14 @@ void KeepBest(const RetentionPolicy& policy, const Catalog& catalog, KeptBy* kep
 void KeepSteps(const RetentionPolicy& policy, const Catalog& catalog, KeptBy* kept) {
   for (const auto& [sequence, checkpoint] : catalog.committed()) {
     const Summary& summary = checkpoint.summary;
-    if (!checkpoint.damage && summary.has_step() && summary.step() % policy.every_steps() == 0)
+    if (IsGood(checkpoint) && summary.has_step() && summary.step() % policy.every_steps() == 0)
       (*kept)[sequence].push_back(StepsInWords(policy));
   }
 }
 
 void KeepNewer(const RetentionPolicy& policy, const Catalog& catalog, int64_t now_unix_us, KeptBy* kept) {
   for (const auto& [sequence, checkpoint] : catalog.committed()) {
-    if (!checkpoint.damage && checkpoint.summary.commit_time_us() > now_unix_us - policy.newer_than_us())
+    if (IsGood(checkpoint) && checkpoint.summary.commit_time_us() > now_unix_us - policy.newer_than_us())
       (*kept)[sequence].push_back(AgeInWords(policy));
   }
 }
@@ -97,6 +109,7 @@ KeptBy KeptByPolicy(const RetentionPolicy& policy, const Catalog& catalog, int64
     return kept;
   }
   KeepLast(policy, catalog, committing, &kept);
+  if (!committing) KeepNewestSuspect(catalog, &kept);
   if (policy.best() > 0) KeepBest(policy, catalog, &kept);
   if (policy.every_steps() > 0) KeepSteps(policy, catalog, &kept);
   if (policy.newer_than_us() > 0) KeepNewer(policy, catalog, now_unix_us, &kept);

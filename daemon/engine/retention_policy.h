@@ -17,7 +17,7 @@ using RetentionPolicy = storage::v1::RetentionPolicy;
 
 // The policy has no field set: it keeps every checkpoint.
 bool KeepsAll(const RetentionPolicy& policy);
-// How many of the newest undamaged checkpoints the policy keeps, whatever else it keeps. Not for a policy
+// How many of the newest good checkpoints (IsGood) the policy keeps, whatever else it keeps. Not for a policy
 // that keeps all.
 int LastOf(const RetentionPolicy& policy);
 bool IsSamePolicy(const RetentionPolicy& a, const RetentionPolicy& b);
@@ -25,7 +25,7 @@ bool IsSamePolicy(const RetentionPolicy& a, const RetentionPolicy& b);
 bool KeepsNoMoreThan(const RetentionPolicy& policy, const RetentionPolicy& other);
 
 // A checkpoint's sequence -> which parts of the policy keep it, in words: "last 3", "best 2 by lowest loss",
-// ... A checkpoint that is not in the answer is kept by none. `committing`: as if one more undamaged
+// ... A checkpoint that is not in the answer is kept by none. `committing`: as if one more good
 // checkpoint, of which nothing is known, had just been committed.
 std::map<int64_t, std::vector<std::string>> KeptByPolicy(const RetentionPolicy& policy,
                                                          const Catalog& catalog, int64_t now_unix_us,

@@ -46,6 +46,11 @@ class RetentionPolicyTest : public ::testing::Test {
   void AddWithLoss(std::initializer_list<double> losses) {
     for (double loss : losses) Add(std::nullopt, {{"loss", loss}});
   }
+  void Suspect(int64_t sequence) {
+    CommittedCheckpoint suspect = *catalog_.Find(sequence);
+    suspect.summary.set_suspect("NaN");
+    catalog_.Add(std::move(suspect));
+  }
   void Damage(int64_t sequence) { catalog_.SetDamage(sequence, storage::v1::Damage()); }
 
   std::vector<int64_t> Kept(const RetentionPolicy& policy, bool committing = false) const {
@@ -81,6 +86,38 @@ TEST_F(RetentionPolicyTest, CountsTheCheckpointThatIsBeingCommitted) {
   AddWithLoss({1, 1, 1});
   EXPECT_THAT(Kept(Last(2), /*committing=*/true), ElementsAre(3));
   EXPECT_THAT(Kept(Last(1), /*committing=*/true), IsEmpty());
+}
+
+TEST_F(RetentionPolicyTest, CountsNoSuspectCheckpointAndKeepsOnlyTheNewestOfAll) {
+  AddWithLoss({1, 1, 1, 1, 1});
+  for (int64_t sequence : {2, 4, 5}) Suspect(sequence);
+  EXPECT_THAT(Kept(Last(1)), ElementsAre(3, 5));
+  EXPECT_THAT(Kept(Last(2)), ElementsAre(1, 3, 5));
+  EXPECT_THAT(Kept(Last(1), /*committing=*/true), IsEmpty()) << "the next one is the newest then";
+  AddWithLoss({1});
+  EXPECT_THAT(Kept(Last(2)), ElementsAre(3, 6));
+  EXPECT_THAT(Kept(RetentionPolicy()), ElementsAre(1, 2, 3, 4, 5, 6));
+}
+
+TEST_F(RetentionPolicyTest, KeepsASuspectCheckpointWhileAllNewerOnesAreDamaged) {
+  AddWithLoss({1, 1, 1});
+  Suspect(1);
+  Suspect(2);
+  Damage(3);
+  EXPECT_THAT(Kept(Last(1)), ElementsAre(2, 3));
+}
+
+TEST_F(RetentionPolicyTest, SuspectCheckpointIsNeitherBestNorKeptForItsStepOrAge) {
+  Add(10, {{"loss", 0.1}}, 10);
+  Add(20, {{"loss", 0.9}}, 10);
+  Add(25, {{"loss", 0.5}}, 10);
+  Suspect(1);
+  EXPECT_THAT(Kept(Best(1, 1, "loss")), ElementsAre(3));
+  RetentionPolicy steps = Last(1), age = Last(1);
+  steps.set_every_steps(10);
+  age.set_newer_than_us(int64_t{60} * 1'000'000);
+  EXPECT_THAT(Kept(steps), ElementsAre(2, 3));
+  EXPECT_THAT(Kept(age), ElementsAre(2, 3));
 }
 
 TEST_F(RetentionPolicyTest, KeepsTheBestBesidesTheLast) {

@@ -37,7 +37,11 @@ class RetentionTest : public ClassTest {
   OutcomeHistory history_{&clock_,
                           this,
                           {.retention_may_continue = [this](Run* run) { retention_.Apply(run); },
-                           .write_failed = [this](Run*, bool waits) { refusals_ += waits; }}};
+                           .write_failed =
+                               [this](Run* run, bool waits) {
+                                 refusals_ += waits;
+                                 retention_.OnHistoryFailed(run);
+                               }}};
   TrashCollector trash_{&clock_,
                         this,
                         {.has_leases = [this](const Run&) { return !leased_.empty(); },
@@ -225,7 +229,16 @@ TEST_F(DeletionTest, NeverRemovesWhatIsReadOrResumedFrom) {
   EXPECT_THAT(Kept(*run), ElementsAre(1, 2, 3));
 }
 
-TEST_F(DeletionTest, WaitsForNoHistoryButSaysSo) {
+TEST_F(DeletionTest, WaitsForTheHistoryThatIsBeingWritten) {
+  Run* run = AddRun(1000, {1, 2});
+  Record(run);
+  EXPECT_FALSE(history_.IsOnDisk(*run));
+  EXPECT_EQ(Delete(run, 1), "");
+  EXPECT_TRUE(history_.IsOnDisk(*run));
+  EXPECT_THAT(Kept(*run), ElementsAre(2));
+}
+
+TEST_F(DeletionTest, IsRefusedWhileTheHistoryCannotBeWritten) {
   Run* run = AddRun(1000, {1, 2});
   ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
   Record(run);

@@ -102,6 +102,7 @@ struct Save {
   std::map<std::string, double> metrics;
   std::map<std::string, std::string> pointers;  // Those of all ranks that have begun: name -> content.
   bool target_asked = false;                    // RootIo::CheckTarget was called.
+  std::string suspect;                          // Not empty: why a rank calls the state suspect.
 
   SavePhase phase = SavePhase::kTarget;
   v1::Level level = v1::OPEN;

@@ -69,6 +69,7 @@ std::unique_ptr<Save> SaveOf(const storage::v1::SealedSave& record, Run* run, In
   if (record.has_num_kept_ckpts() || record.has_retention()) save->retention = LoadRetention(record);
   save->metrics = {checkpoint.metrics().begin(), checkpoint.metrics().end()};
   save->pointers = {checkpoint.pointers().begin(), checkpoint.pointers().end()};
+  save->suspect = checkpoint.suspect();
   save->phase = SavePhase::kAdmitted;
   save->level = v1::SEALED;
   save->begun_at = save->sealed_at = now;

@@ -59,7 +59,7 @@ absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
                          : absl::StrCat("rank ", part.rank, " seals a part of ", save.key.tag,
                                         " before Begin was answered"));
   }
-  CKPTD_RETURN_IF_ERROR(CheckFiles(request.files()));
+  CKPTD_RETURN_IF_ERROR(CheckSealRequest(request));
   std::set<std::string> seen;
   for (const v1::FileSpec& file : request.files()) {
     const auto placed = part.placed.find(file.path());
@@ -105,6 +105,7 @@ void SaveTracker::SealPart(Save* save, Part& part, const v1::SealRequest& reques
   part.sealed = true;
   part.files.assign(request.files().begin(), request.files().end());
   save->slowest_rank = part.rank;
+  if (save->suspect.empty()) save->suspect = request.suspect();
   if (request.has_stall()) {
     const double stall = static_cast<double>(request.stall().seconds()) + request.stall().nanos() * 1e-9;
     save->stall_seconds = std::max(save->stall_seconds, stall);

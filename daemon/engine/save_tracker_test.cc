@@ -3,6 +3,7 @@
 
 #include "daemon/engine/publisher.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "tests/testing/engine_class_fixture.h"
 
 namespace ckptd {
@@ -23,11 +24,13 @@ class SaveTrackerTest : public ClassTest {
     publisher_.Start(save);
     return save;
   }
-  std::string Seal(Save* save, int rank) {
+  std::string Seal(Save* save, int rank, const std::string& suspect = "") {
     std::string reason = "no answer";
+    v1::SealRequest request;
+    request.set_suspect(suspect);
     Member member{
         .session = SessionId(1 + rank), .instance = "", .rank = rank, .world_size = save->world_size};
-    tracker_.Seal(save, member, {},
+    tracker_.Seal(save, member, request,
                   [&reason](absl::StatusOr<v1::SealResponse> answer) { reason = ReasonOf(answer.status()); });
     return reason;
   }
@@ -97,6 +100,25 @@ class SaveTrackerTest : public ClassTest {
        .record = [this](Run*, const storage::v1::Outcome& outcome) { outcomes_.push_back(outcome); },
        .ended = [this](Save*) { steps_.push_back("ended"); }}};
 };
+
+TEST_F(SaveTrackerTest, OneSuspectPartMakesTheCheckpointSuspectAndDropsItsPointers) {
+  Run* run = AddRun(1000);
+  Save* save = Admitted(run, 3);
+  save->pointers = {{"latest", "step_1"}};
+  EXPECT_EQ(Seal(save, 0), "");
+  EXPECT_EQ(SummaryOf(*save, 4096).pointers_size(), 1);
+  EXPECT_EQ(Seal(save, 1, "NaN in w"), "");
+  EXPECT_EQ(Seal(save, 2, "NaN in b"), "");
+  EXPECT_EQ(SummaryOf(*save, 4096).suspect(), "NaN in w") << "the first one's words count";
+  EXPECT_EQ(SummaryOf(*save, 4096).pointers_size(), 0);
+}
+
+TEST_F(SaveTrackerTest, RefusesToSealWithTooManyWords) {
+  Save* save = Admitted(AddRun(1000), 1);
+  EXPECT_EQ(Seal(save, 0, std::string(301, 'x')), reason::kInvalidArgument);
+  EXPECT_FALSE(save->parts.at(0).sealed);
+  EXPECT_EQ(Seal(save, 0, std::string(300, 'x')), "");
+}
 
 TEST_F(SaveTrackerTest, CommitsWhenAllRanksHaveSealed) {
   Save* save = Admitted(AddRun(1000), 2);

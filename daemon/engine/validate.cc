@@ -103,6 +103,13 @@ absl::Status CheckRetention(const v1::RetentionPolicy& policy) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSealRequest(const v1::SealRequest& request) {
+  if (request.suspect().size() > kMaxSuspectBytes)
+    return InvalidArgument(
+        absl::StrCat("suspect has ", request.suspect().size(), " bytes; it has at most ", kMaxSuspectBytes));
+  return CheckFiles(request.files());
+}
+
 absl::Status CheckDamage(const v1::Damage& damage) {
   constexpr size_t kMaxText = 1000, kMaxValue = 100;
   if (damage.has_chunk() && damage.chunk() < 0) {

@@ -17,6 +17,7 @@ namespace ckptd {
 absl::Status CheckBegin(const v1::BeginRequest& request, int world_size);
 absl::Status CheckRetention(const v1::RetentionPolicy& policy);
 absl::Status CheckDamage(const v1::Damage& damage);
+absl::Status CheckSealRequest(const v1::SealRequest& request);
 absl::Status CheckFiles(const google::protobuf::RepeatedPtrField<v1::FileSpec>& files);
 // The duration of a request's field, or `otherwise` if the field is not set. INVALID_ARGUMENT outside
 // [least, most].

@@ -97,6 +97,7 @@ v1::Checkpoint ToWire(const Run& run, const CommittedCheckpoint& committed, cons
   SetTime(summary.create_time_us(), checkpoint.mutable_create_time());
   SetCommit(&committed, use.resident, &checkpoint);
   checkpoint.set_adopted_from(summary.adopted_from());
+  checkpoint.set_suspect(summary.suspect());
   checkpoint.set_directory(CheckpointDirectory(run, summary.tag()));
   if (committed.damage) *checkpoint.mutable_damage() = ToWire(*committed.damage);
   checkpoint.set_leases(use.leases);
@@ -139,6 +140,7 @@ v1::Checkpoint ToWire(const Save& save, v1::View view) {
   checkpoint.set_directory(CheckpointDirectory(*save.run, save.key.tag));
   SetParts(save, view, &checkpoint);
   for (const auto& [name, value] : save.metrics) (*checkpoint.mutable_metrics())[name] = value;
+  checkpoint.set_suspect(save.suspect);
   SetTime(save.begun_unix_us, checkpoint.mutable_create_time());
   if (!save.error.ok() && save.level >= v1::FAILED) *checkpoint.mutable_error() = ErrorToWire(save.error);
   return checkpoint;

@@ -47,7 +47,8 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
       history_(clock, observer,
                {.retention_may_continue = [this](Run* run) { retention_.Apply(run); },
                 .write_failed =
-                    [this](Run*, bool retention_waits) {
+                    [this](Run* run, bool retention_waits) {
+                      retention_.OnHistoryFailed(run);
                       CheckDrained();
                       if (retention_waits) queue_.TryAdmitAll();
                     }}),

@@ -105,6 +105,8 @@ absl::Status CheckSealedSave(const storage::v1::SealedSave& save) {
   }
   CKPTD_RETURN_IF_ERROR(
       CheckPointers(checkpoint.tag(), {checkpoint.pointers().begin(), checkpoint.pointers().end()}));
+  if (checkpoint.suspect().size() > kMaxSuspectBytes)
+    return Unfit("it says in too many words why it is suspect");
   if (save.has_num_kept_ckpts() && save.num_kept_ckpts() < 1)
     return Unfit("num_kept_ckpts must be at least 1");
   if (!IsValidRetention(save.retention())) return Unfit("its retention policy has values out of range");

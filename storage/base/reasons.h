@@ -69,6 +69,9 @@ inline constexpr char kTagForeign[] = "TAG_FOREIGN";
 inline constexpr char kPointerForeign[] = "POINTER_FOREIGN";
 // The tag holds a pinned checkpoint.
 inline constexpr char kPinned[] = "PINNED";
+// The tag holds a checkpoint that is not suspect, and the save is; or all that there is to resume from is
+// suspect.
+inline constexpr char kSuspect[] = "SUSPECT";
 // The part is sealed and takes no more bytes, or the save is being published.
 inline constexpr char kSealed[] = "SEALED";
 // There is no such save, or it does not accept this call yet.

@@ -55,6 +55,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/pointers.h"
@@ -285,6 +286,18 @@ absl::Status CheckIsYounger(const Inflight& inflight, const Target& target) {
       {{"tag", inflight.tag}, {"sequence", absl::StrCat(inflight.sequence)}});
 }
 
+// Fails if a suspect checkpoint would take the place of one that is not.
+absl::Status CheckReplacesNoBetter(const ManifestSummary& summary, const Target& target) {
+  if (summary.suspect().empty() || target.kind != TargetKind::kCheckpoint ||
+      !target.summary.suspect().empty())
+    return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kSuspect,
+                   absl::StrCat("the save of ", summary.tag(), " is suspect (", summary.suspect(),
+                                ") and does not replace the checkpoint of that tag (sequence ",
+                                target.summary.sequence(), "); save under another tag"),
+                   {{"tag", summary.tag()}, {"sequence", absl::StrCat(target.summary.sequence())}});
+}
+
 }  // namespace
 
 absl::StatusOr<Target> CheckedTarget(const Layout& layout, const Pins& pins, const std::string& tag) {
@@ -309,6 +322,7 @@ Published PublishInflight(const PublishContext& context, const Inflight& infligh
   const auto prepare = [&]() -> absl::StatusOr<Manifest> {
     CKPTD_ASSIGN_OR_RETURN(target, CheckedTarget(layout, context.pins, inflight.tag));
     CKPTD_RETURN_IF_ERROR(CheckIsYounger(inflight, target));
+    CKPTD_RETURN_IF_ERROR(CheckReplacesNoBetter(summary, target));
     ManifestSummary whole = summary;
     if (target.kind == TargetKind::kCheckpoint)
       CKPTD_RETURN_IF_ERROR(TakeOverPointers(fs, layout.root, target.summary, whole));

@@ -92,6 +92,7 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
     // A record has the pointers that were known when it was written: at least those of its own rank.
     found.summary.mutable_pointers()->insert(record->checkpoint().pointers().begin(),
                                              record->checkpoint().pointers().end());
+    if (found.summary.suspect().empty()) found.summary.set_suspect(record->checkpoint().suspect());
     found.why_not = RecordFault(*record, id, found.summary);
     if (!found.why_not.empty()) {
       found.sequence = std::min(record->sequence(), id.sequence);
@@ -105,13 +106,14 @@ absl::StatusOr<Assessment> Assess(FileSystem& fs, Handle dir, const InflightId& 
     }
     found.parts.push_back(*std::move(record));
   }
+  if (!found.summary.suspect().empty()) found.summary.clear_pointers();
   return found;
 }
 
 // True for reasons why a complete directory is never published.
 bool IsRefusal(const absl::Status& status) {
   const std::string reason = ReasonOf(status);
-  return reason == "TAG_FOREIGN" || reason == "PINNED" || reason == "SUPERSEDED" ||
+  return reason == "TAG_FOREIGN" || reason == "PINNED" || reason == "SUPERSEDED" || reason == "SUSPECT" ||
          reason == "INVALID_ARGUMENT" || reason == "INVALID_TAG" || reason == "METRICS_TOO_LARGE";
 }
 

@@ -910,6 +910,42 @@ TEST_F(PointerTest, NextDaemonPublishesWithThePointersOfAllRanks) {
   EXPECT_EQ(root_.Read("best"), "a");
 }
 
+TEST_F(PointerTest, SuspectSaveDoesNotReplaceAGoodOneNorMoveItsPointer) {
+  ExpectCommitted(Naming("a", 1));
+  const PublishResult refused = PublishNow({"a", 2, 1, {}, "NaN"});
+  EXPECT_EQ(refused.outcome, PublishOutcome::kFailed);
+  EXPECT_EQ(ReasonOf(refused.status), "SUSPECT");
+  EXPECT_FALSE(refused.retryable);
+  ExpectCommitted({"b", 3, 1, {}, "NaN"});
+  ExpectCommitted({"b", 4, 1, {}, "Inf"});  // A suspect one may be replaced by another one.
+  EXPECT_THAT(Committed(), ElementsAre("a:1", "b:4"));
+  EXPECT_EQ(root_.Read("latest"), "a");
+  ExpectCommitted(Naming("b", 5));
+  EXPECT_EQ(store_->committed().at(5).summary.suspect(), "");
+  EXPECT_EQ(root_.Read("latest"), "b");
+}
+
+TEST_F(PointerTest, NextDaemonPublishesAsSuspectWhatOneRankFoundSuspect) {
+  SaveSpec spec{"a", 1, 2, {{"latest", "a"}}};
+  const absl::StatusOr<Inflight> inflight = store_->CreateInflight("a", 1, 8192);
+  ASSERT_TRUE(inflight.ok());
+  ASSERT_TRUE(WritePart(root_.fs(), *store_, *inflight, spec, 0).ok());
+  spec = {"a", 1, 2, {}, "NaN in w"};
+  ASSERT_TRUE(WritePart(root_.fs(), *store_, *inflight, spec, 1).ok());
+  Reopen();
+  EXPECT_THAT(Committed(), ElementsAre("a:1"));
+  EXPECT_EQ(store_->committed().at(1).summary.suspect(), "NaN in w");
+  EXPECT_FALSE(std::filesystem::exists(root_.path("latest")));
+}
+
+TEST_F(PointerTest, NextDaemonDiscardsASuspectSaveOfATagThatHoldsAGoodOne) {
+  ExpectCommitted({"a", 1, 1});
+  StageNow({"a", 2, 1, {}, "NaN"});
+  Reopen();
+  EXPECT_THAT(Committed(), ElementsAre("a:1"));
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/inflight"), IsEmpty());
+}
+
 TEST_F(PointerTest, PointerDoesNotNameARemovedCheckpointAfterAScan) {
   ExpectCommitted(Naming("a", 1));
   ExpectCommitted(Naming("b", 2));

@@ -31,6 +31,8 @@ absl::Status CheckPointerName(std::string_view name);
 // INVALID_POINTER.
 inline constexpr size_t kMaxPointers = 8;
 inline constexpr size_t kMaxPointerBytes = 1024;
+// The longest ManifestSummary.suspect.
+inline constexpr size_t kMaxSuspectBytes = 300;
 absl::Status CheckPointers(std::string_view tag, const std::map<std::string, std::string>& pointers);
 // The parent directories of a path, outermost first: "a", "a/b" for "a/b/c.pt".
 std::vector<std::string> ParentDirectories(std::string_view path);

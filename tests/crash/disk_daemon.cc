@@ -142,7 +142,8 @@ v1::SaveKey DiskDaemon::KeyOf(int rank, const std::string& tag, int64_t ordinal)
 absl::StatusOr<DiskDaemon::Begun> DiskDaemon::Begin(const std::vector<SessionId>& sessions,
                                                     const std::string& tag, const SaveOptions& options) {
   Begun begun;
-  begun.spec = {tag, 0, static_cast<int>(sessions.size()), options.pointers};
+  begun.spec = {tag, 0, static_cast<int>(sessions.size()), options.pointers, options.suspect};
+  if (!options.suspect.empty()) begun.spec.pointers.clear();  // None is written.
   begun.sessions = sessions;
   std::vector<Answer<v1::BeginResponse>> answers(sessions.size());
   for (int rank = 0; rank < begun.spec.world_size; ++rank) {
@@ -151,6 +152,8 @@ absl::StatusOr<DiskDaemon::Begun> DiskDaemon::Begin(const std::vector<SessionId>
     *request.mutable_key() = KeyOf(rank, tag, options.ordinal);
     begun.keys.push_back(request.key());
     if (options.num_kept_ckpts) request.set_num_kept_ckpts(*options.num_kept_ckpts);
+    if (options.retention) *request.mutable_retention() = *options.retention;
+    request.mutable_metrics()->insert(options.metrics.begin(), options.metrics.end());
     request.mutable_pointers()->insert(options.pointers.begin(), options.pointers.end());
     for (const std::string& path : PathsOf(rank)) {
       v1::FileSpec& file = *request.add_files();
@@ -176,6 +179,7 @@ absl::Status DiskDaemon::WriteAndSeal(const Begun& begun, int rank) {
   const Caller trainer = As(begun.sessions[at]);
   v1::SealRequest seal;
   *seal.mutable_key() = begun.keys[at];
+  seal.set_suspect(begun.spec.suspect);
   for (const std::string& path : PathsOf(rank)) {
     const std::string content = ContentOf(begun.spec, path);
     CKPTD_ASSIGN_OR_RETURN(const Engine::WriteTarget target,

@@ -57,6 +57,13 @@ class DiskDaemon {
     int64_t ordinal = 1;
     std::optional<int> num_kept_ckpts = std::nullopt;
     std::map<std::string, std::string> pointers = {};
+    std::string suspect = {};                                     // As in SealRequest.
+    std::optional<v1::RetentionPolicy> retention = std::nullopt;  // Instead of num_kept_ckpts.
+    std::map<std::string, double> metrics = {};
+    size_t KeptLast() const {  // 0: retention keeps all.
+      if (retention) return static_cast<size_t>(retention->last());
+      return static_cast<size_t>(num_kept_ckpts.value_or(0));
+    }
   };
   // A save that every rank has begun. Its bytes are ContentOf(spec).
   struct Begun {

@@ -151,6 +151,33 @@ TEST_P(EngineCrashTest, PointerNamesExistingCheckpoint) {
   JudgeAndExpect(100, 200);
 }
 
+TEST_P(EngineCrashTest, SuspectCheckpointsEvictEachOtherAndNeverTheGoodOne) {
+  history_.Start();
+  const auto trainers = history_.Launch("a", 1);
+  history_.Save(trainers, "step_1", {.num_kept_ckpts = 1, .pointers = {{"latest", "step_1"}}});
+  history_.Explore(true);
+  for (const std::string tag : {"step_2", "step_3"})
+    history_.Save(trainers, tag, {.num_kept_ckpts = 1, .pointers = {{"latest", tag}}, .suspect = "NaN in w"});
+  history_.ExpectListed({"step_1", "step_3"});
+  JudgeAndExpect(70, 150);
+}
+
+TEST_P(EngineCrashTest, BestCheckpointStaysBesideTheLastOne) {
+  v1::RetentionPolicy policy;
+  policy.set_last(1);
+  policy.set_best(1);
+  policy.set_metric("loss");
+  history_.Start();
+  const auto trainers = history_.Launch("a", 1);
+  history_.Save(trainers, "step_1", {.retention = policy, .metrics = {{"loss", 0.5}}});
+  history_.Explore(true);
+  history_.Save(trainers, "step_2", {.retention = policy, .metrics = {{"loss", 0.1}}});
+  history_.ExpectListed({"step_2"});
+  history_.Save(trainers, "step_3", {.retention = policy, .metrics = {{"loss", 0.9}}});
+  history_.ExpectListed({"step_2", "step_3"});
+  JudgeAndExpect(70, 150);
+}
+
 // One save is complete but not published, one lacks a rank, and the pointer is outdated.
 TEST_P(EngineCrashTest, RecoveryCanBeInterrupted) {
   history_.Start();

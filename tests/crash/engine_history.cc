@@ -141,18 +141,40 @@ void EngineHistory::ExpectDurable(const DiskDaemon::Begun& begun, int rank) {
   EXPECT_TRUE(daemon_->RunUntil(is_there)) << "the part of rank " << rank << " was not written";
 }
 
+// The model of retention: what stays of the checkpoints of these sequences, of which `newest` is being saved.
+std::set<int64_t> EngineHistory::Staying(const std::set<int64_t>& sequences, int64_t newest) const {
+  const DiskDaemon::SaveOptions& options = asked_.at(newest).options;
+  std::set<int64_t> staying = {newest};
+  std::set<std::pair<double, int64_t>> rated;  // The best come last.
+  size_t good = 0;
+  for (auto sequence = sequences.rbegin(); sequence != sequences.rend(); ++sequence) {
+    const DiskDaemon::SaveOptions& saved = asked_.at(*sequence).options;
+    if (!saved.suspect.empty()) continue;
+    if (++good <= options.KeptLast()) staying.insert(*sequence);
+    const auto metric = saved.metrics.find(options.retention ? options.retention->metric() : "");
+    if (metric != saved.metrics.end()) rated.insert({-metric->second, *sequence});
+  }
+  int64_t best = options.retention ? options.retention->best() : 0;
+  for (auto each = rated.rbegin(); each != rated.rend() && best > 0; ++each, --best)
+    staying.insert(each->second);
+  return staying;
+}
+
 // Retention evicts surplus checkpoints as soon as the save is published, before anybody is told.
 void EngineHistory::MayEvict(const DiskDaemon::Begun& begun) {
-  const std::optional<size_t> keep = asked_[begun.spec.sequence].options.num_kept_ckpts;
-  if (!keep) return;
+  const int64_t newest = begun.spec.sequence;
+  const size_t keep = asked_[newest].options.KeptLast();
+  if (keep == 0) return;
   const absl::StatusOr<ShownCheckpoints> listed = daemon_->List();
   ASSERT_TRUE(listed.ok()) << listed.status();
-  size_t younger = 1;  // The save itself.
-  for (auto old = listed->rbegin(); old != listed->rend(); ++old, ++younger) {
-    if (younger >= *keep && !old->second.pinned) going_.insert(old->first);
+  std::set<int64_t> sequences = {newest};
+  for (const auto& old : *listed) sequences.insert(old.first);
+  const std::set<int64_t> staying = Staying(sequences, newest);
+  for (const auto& [sequence, old] : *listed) {
+    if (!staying.contains(sequence) && !old.pinned) going_.insert(sequence);
   }
   Tell([&](Oracle& oracle) {
-    oracle.Keeps(std::min(*keep, listed->size()));
+    oracle.Keeps(std::min(keep, listed->size()));
     for (const int64_t sequence : going_) oracle.Going(sequence);
   });
 }
@@ -347,7 +369,11 @@ Broken EngineHistory::JudgeOne(Crash& crash) const {
   Append(CheckAfterAnotherCut(disk, oracle), "shown by recovery, but lost by another power cut: ", broken);
 
   // Retention continues where the crash interrupted it, now that no reader is left.
-  const int64_t newest = shown.empty() ? 0 : shown.rbegin()->first;
+  int64_t newest = 0;  // Of those that are not suspect.
+  for (const auto& [sequence, checkpoint] : shown) {
+    const auto asked = asked_.find(sequence);
+    if (asked == asked_.end() || asked->second.options.suspect.empty()) newest = sequence;
+  }
   for (const auto& [sequence, checkpoint] : shown) {
     if (sequence != newest && !checkpoint.pinned) oracle.Going(sequence);
   }

@@ -81,6 +81,7 @@ class EngineHistory {
   // Changes what the oracle knows. If `said` is not empty, this is a crash point.
   void Tell(const std::function<void(Oracle&)>& change, const std::string& said = "");
   void Heard(const DiskDaemon::Begun& begun, v1::Level level);
+  std::set<int64_t> Staying(const std::set<int64_t>& sequences, int64_t newest) const;
   void MayEvict(const DiskDaemon::Begun& begun);
   // Waits until the daemon is idle, and tells the oracle what retention evicted.
   void Settle();

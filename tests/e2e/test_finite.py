@@ -180,3 +180,82 @@ def test_tensors_without_dense_numbers_are_left_out(run: Any) -> None:
         "w": torch.tensor([NAN]),
     }
     assert [tensor.name for tensor in refused(run, state).details["tensors"]] == ["w"]
+
+
+# ---- suspect checkpoints
+
+
+def save_suspect(run: Any, tag: str, **options: Any) -> ckptd.Save:
+    state = {"model": {"w": torch.tensor([1.0, NAN])}}
+    with pytest.warns(ckptd.NonFiniteWarning, match="it is saved as suspect"):
+        return run.save(tag, files={"model.pt": state}, check=ckptd.Finite("suspect"), **options)
+
+
+def save_good(run: Any, tag: str, **options: Any) -> ckptd.Save:
+    return run.save(tag, files={"model.pt": {"w": torch.ones(2)}}, check=ckptd.Finite("suspect"), **options)
+
+
+def test_suspect_checkpoint_is_committed_and_never_offered_unasked(run: Any) -> None:
+    save_good(run, "good", pointers={"latest": "good"}, metrics={"loss": 2.0}).wait()
+    save_suspect(run, "bad", pointers={"latest": "bad"}, metrics={"loss": 1.0}).wait()
+    assert [(info.tag, info.suspect) for info in run.list()] == [
+        ("bad", "numbers that are not finite: model.w in model.pt (1 NaN of 2)"),
+        ("good", ""),
+    ]
+    assert run.latest().tag == "good"
+    assert run.best("loss").tag == "good"
+    assert (pathlib.Path(run.root) / "latest").read_text() == "good"
+    with run.open() as latest:
+        assert (latest.tag, [passed.tag for passed in latest.passed_over]) == ("good", ["bad"])
+    assert run.open("bad").load("model.pt")["model"]["w"][1].isnan(), "it is opened by its tag"
+    with run.resume() as resumed:
+        assert (resumed.tag, [passed.tag for passed in resumed.passed_over]) == ("good", ["bad"])
+
+
+def test_suspect_checkpoint_is_resumed_from_if_asked_for(run: Any) -> None:
+    save_good(run, "good").wait()
+    save_suspect(run, "bad").wait()
+    assert run.restore(lambda checkpoint: checkpoint.tag, allow_suspect=True) == "bad"
+
+
+def test_suspect_checkpoints_alone_are_refused_by_name(run: Any) -> None:
+    save_suspect(run, "bad").wait()
+    for refused_call in (run.resume, run.open, ckptd.open_root(run.root).open):
+        with pytest.raises(ckptd.Refused, match="bad.*suspect") as caught:
+            refused_call()
+        assert caught.value.reason == "SUSPECT"
+
+
+def test_suspect_save_does_not_replace_a_good_checkpoint_of_its_tag(run: Any) -> None:
+    save_good(run, "step_1").wait()
+    with pytest.raises(ckptd.CkptdError, match="does not replace the checkpoint of that tag") as caught:
+        save_suspect(run, "step_1").wait()
+    assert caught.value.reason == "SUSPECT"
+    assert run.latest().suspect == ""
+
+
+def test_root_without_a_daemon_passes_over_suspect_checkpoints(run: Any) -> None:
+    save_good(run, "good").wait()
+    save_suspect(run, "bad").wait()
+    offline = ckptd.open_root(run.root)
+    assert offline.latest().tag == "good"
+    with offline.open(strict=True) as latest:
+        assert [passed.suspect != "" for passed in latest.passed_over] == [True]
+
+
+def test_long_names_are_cut_to_what_a_checkpoint_can_keep(run: Any) -> None:
+    state = {"é" * 500: torch.tensor(NAN)}
+    with pytest.warns(ckptd.NonFiniteWarning):
+        run.save("bad", files={"model.pt": state}, check=ckptd.Finite("suspect")).wait()
+    assert 290 < len(run.list()[0].suspect.encode()) <= 300
+
+
+def test_rank_that_finds_a_nan_makes_the_checkpoint_of_all_suspect(trainers: Any, root: str) -> None:
+    ranks = trainers("a", 2)
+    for rank, value in zip(ranks, ("1.0", "float('nan')")):
+        rank.start(
+            f"run.save('s', files={{f'r{{rank}}.pt': {{'w': torch.tensor({value})}}}}, check=ckptd.Finite('suspect')).wait(timeout=60)"
+        )
+    for rank in ranks:
+        rank.result()
+    assert "r1.pt" in ckptd.open_root(root).list()[0].suspect

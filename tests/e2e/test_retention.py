@@ -13,18 +13,17 @@ from harness import ckptctl, tags, until
 
 
 def kept(history, last=1, best=0, metric="", highest=False, every=0, pins=()):
-    """The model: which of the committed checkpoints, [(tag, step, metrics)] oldest first, a policy keeps."""
-    stays = set(pins) | {tag for tag, _, _ in history[len(history) - last :]} if last <= len(history) else None
-    if stays is None:
-        return {tag for tag, _, _ in history}
+    """The model: which of the committed checkpoints, [(tag, step, metrics, suspect)] oldest first, a policy keeps."""
+    good = [(tag, step, metrics) for tag, step, metrics, suspect in history if not suspect]
+    stays = set(pins) | {tag for tag, _, _ in good[-last:]}
     rated = []
-    for place, (tag, _, metrics) in enumerate(history):
+    for place, (tag, _, metrics) in enumerate(good):
         value = metrics.get(metric, math.nan)
         if not math.isnan(value):
             rated.append((value if highest else -value, place, tag))
     stays |= {tag for _, _, tag in sorted(rated, reverse=True)[:best]}
-    stays |= {tag for tag, step, _ in history if every and step % every == 0}
-    return stays
+    stays |= {tag for tag, step, _ in good if every and step % every == 0}
+    return stays | {history[-1][0]}  # The newest one, even if it is suspect.
 
 
 POLICIES = [
@@ -61,8 +60,11 @@ def test_what_stays_after_a_random_history_is_what_the_model_keeps(seed, daemon,
         loss = dice.choice(LOSSES)
         metrics = {} if loss is None else {"loss": loss}
         told = "{}" if loss is None else f"{{'loss': float('{loss}')}}"
-        rank.do(f"run.save('s{step}', step={step}, metrics={told}, files={{'a': b'x'}}).wait('committed', 60)", 90)
-        history.append((f"s{step}", step, metrics))
+        suspect = dice.random() < 0.3
+        options = f"step={step}, metrics={told}, check=ckptd.Finite('suspect')"
+        state = f"{{'w': torch.tensor(float('{'nan' if suspect else '1'}'))}}"
+        rank.do(f"run.save('s{step}', {options}, files={{'a.pt': {state}}}).wait('committed', 60)", 90)
+        history.append((f"s{step}", step, metrics, suspect))
         stays = kept(history, pins=pins, **policy)
         history = [each for each in history if each[0] in stays]
         until(lambda: set(tags(root)) == stays, f"retention after step {step} with {policy}")

@@ -135,8 +135,13 @@ void Oracle::ResumeSent(int run, int64_t attempt) {
   r.resume_at_least.try_emplace(attempt, r.newest_reported);
 }
 
-void Oracle::Resumed(int run, int64_t attempt, int64_t sequence, const std::string& tag) {
+void Oracle::Resumed(int run, int64_t attempt, int64_t sequence, const std::string& tag,
+                     bool allows_suspect) {
   Run& r = runs_[run];
+  if (r.suspect.contains(sequence) && !allows_suspect) {
+    Violated(absl::StrCat("attempt ", attempt, " of run ", run, " resumes from ", tag,
+                          ", which is suspect, and has not asked for that"));
+  }
   // An attempt may resume from a second checkpoint only in place of a damaged one.
   r.resumed[attempt].insert(sequence);
   int whole = 0;
@@ -213,7 +218,7 @@ void Oracle::OutcomeReported(const SaveName& save, int rank, v1::Level level, co
     if (s.published == 0) {
       Violated(absl::StrCat(save.ToString(), " is reported as COMMITTED, but was never published"));
     }
-    r.newest_reported = std::max(r.newest_reported, sequence);
+    if (!s.suspect) r.newest_reported = std::max(r.newest_reported, sequence);
     return;
   }
   if (s.published != 0 && level != v1::INDETERMINATE &&
@@ -263,6 +268,11 @@ void Oracle::Published(int run, const storage::v1::ManifestSummary& summary,
         absl::StrCat(name.ToString(), " was reported ", v1::Level_Name(*s.outcome), " but was published"));
   }
   s.published = summary.sequence();
+  if (s.suspect != !summary.suspect().empty()) {
+    Violated(absl::StrCat(name.ToString(), " is published ", s.suspect ? "as good" : "as suspect",
+                          ", which is not what its ranks sealed"));
+  }
+  if (s.suspect) r.suspect.insert(summary.sequence());
   int64_t& newest = r.newest_of_tag[summary.tag()];
   newest = std::max(newest, summary.sequence());
   if (static_cast<int>(contents.size()) != summary.world_size()) {
@@ -294,16 +304,19 @@ void Oracle::Evicted(int run, const storage::v1::ManifestSummary& evicted, const
   const int64_t sequence = evicted.sequence();
   const std::string what = absl::StrCat("retention evicts sequence ", sequence, " of run ", run, ", ");
   if (pinned) Violated(absl::StrCat(what, "which is pinned"));
+  const bool suspect = r.suspect.contains(sequence);
   if (r.every_steps > 0 && evicted.has_step() && evicted.step() % r.every_steps == 0 &&
-      !r.damaged.contains(sequence)) {
+      !r.damaged.contains(sequence) && !suspect) {
     Violated(absl::StrCat(what, "of step ", evicted.step(), ", although every ", r.every_steps,
                           " steps are kept"));
   }
   if (left.empty() || *std::max_element(left.begin(), left.end()) < sequence) {
     Violated(absl::StrCat(what, "which is the newest"));
   }
-  if (!r.kept || static_cast<int>(left.size()) < *r.kept) {
-    Violated(absl::StrCat(what, "and leaves ", left.size(), "; the number to keep is ",
+  const auto good =
+      std::count_if(left.begin(), left.end(), [&r](int64_t other) { return !r.suspect.contains(other); });
+  if (!r.kept || (good < *r.kept && !suspect)) {
+    Violated(absl::StrCat(what, "and leaves ", good, " good ones; the number to keep is ",
                           r.kept ? absl::StrCat(*r.kept) : "all"));
   }
   for (const auto& lease : r.leases) {
@@ -348,6 +361,8 @@ void Oracle::Latest(int run, int64_t sequence) {
   if (sequence != 0 && !r.published.contains(sequence)) {
     Violated(absl::StrCat("latest of run ", run, " is sequence ", sequence, ", which was never published"));
   }
+  if (r.suspect.contains(sequence))
+    Violated(absl::StrCat("latest of run ", run, " is sequence ", sequence, ", which is suspect"));
   r.latest = sequence;
 }
 

@@ -70,7 +70,7 @@ class Oracle {
   // The attempt must resume at least from the newest checkpoint that was known to be committed when it first
   // asked.
   void ResumeSent(int run, int64_t attempt);
-  void Resumed(int run, int64_t attempt, int64_t sequence, const std::string& tag);
+  void Resumed(int run, int64_t attempt, int64_t sequence, const std::string& tag, bool allows_suspect);
   // `Damaged`: a rank reported damage. `Agreed`: a rank was told that all ranks have read their parts.
   void Damaged(int run, int64_t sequence) { runs_[run].damaged.insert(sequence); }
   void Agreed(int run, int64_t attempt, int64_t sequence);
@@ -93,6 +93,8 @@ class Oracle {
   void SealSent(const SaveName& save, int rank, int world_size, Contents contents);
   // `repeated`: this seal was answered before.
   void SealOk(const SaveName& save, int rank, const FenceState& before, bool repeated, v1::Level level);
+  // A rank seals the save as suspect.
+  void Suspected(const SaveName& save) { saves_[save].suspect = true; }
   // A fault hit the save, or somebody aborted it: it need not be committed.
   void Excuse(const SaveName& save);
   void Excuse(int run, int64_t sequence) { excused_.emplace(run, sequence); }
@@ -115,7 +117,7 @@ class Oracle {
     runs_[run].kept = kept;
     runs_[run].every_steps = every_steps;
   }
-  // `left`: the undamaged checkpoints that remain.
+  // `left`: the undamaged checkpoints that remain, suspect ones too.
   void Evicted(int run, const storage::v1::ManifestSummary& evicted, const std::vector<int64_t>& left,
                bool pinned);
   void TrashRemoved(int run, int64_t sequence);
@@ -142,6 +144,7 @@ class Oracle {
     std::map<int64_t, int64_t> agreed;             // and what they agreed on.
     std::set<int64_t> damaged;
     std::set<int64_t> published;
+    std::set<int64_t> suspect;            // Published as suspect.
     std::set<int64_t> begun;              // Sequences that this daemon gave to ranks.
     std::map<int64_t, Contents> adopted;  // By sequence.
     std::map<std::string, int64_t> leases;
@@ -154,6 +157,7 @@ class Oracle {
     std::set<int> seal_ok;
     int64_t seal_daemon = 0;
     bool excused = false;
+    bool suspect = false;              // A rank has sealed it as suspect.
     std::optional<v1::Level> outcome;  // COMMITTED, or how the save failed.
     int64_t published = 0;             // Sequence.
   };

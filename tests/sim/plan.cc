@@ -30,6 +30,7 @@ std::string Plan::ToString() const {
   std::string words = absl::StrCat("seed ", seed, ": runs ", runs, ", segments ", segments, ", disk ",
                                    disk_bytes >> 20, " MiB, kept ", kept ? absl::StrCat(*kept) : "all");
   if (every_steps > 0) absl::StrAppend(&words, " and every ", every_steps, " steps");
+  if (suspect > 0) absl::StrAppend(&words, ", ", suspect, " % suspect");
   auto add = [&words](bool on, const char* name) {
     if (on) absl::StrAppend(&words, ", ", name);
   };
@@ -146,6 +147,7 @@ Plan PlanOf(uint64_t seed) {
   }
   // Only where the disk has room for what is kept.
   if (plan.kept && !plan.small_disk && random.Percent(40)) plan.every_steps = random.Between(2, 8);
+  if (random.Percent(30)) plan.suspect = static_cast<int>(random.Between(5, 60));
   return plan;
 }
 

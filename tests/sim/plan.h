@@ -58,6 +58,7 @@ struct Plan {
   int segments = 8;
   int64_t disk_bytes = 0;
   std::optional<int> kept;
+  int suspect = 0;          // Percentage of parts that a rank calls suspect.
   int64_t every_steps = 0;  // Checkpoints whose step is a multiple of it are kept besides; 0: none are.
   DiskFaults faults;
   bool growing = false, skip = false, supersede = false, resaves = false, grpc_only = false, overlap = false;

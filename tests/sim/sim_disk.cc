@@ -144,6 +144,9 @@ absl::Status SimDisk::Rename(InflightDir& dir) {
     if (old->second.summary.sequence() > dir.sequence)
       return MakeError(absl::StatusCode::kFailedPrecondition, "SUPERSEDED",
                        absl::StrCat(dir.tag, " holds a newer generation"));
+    if (!dir.found.summary.suspect().empty() && old->second.summary.suspect().empty())
+      return MakeError(absl::StatusCode::kFailedPrecondition, "SUSPECT",
+                       absl::StrCat(dir.tag, " is suspect, and holds a good one"));
     trash_.push_back({old->second.summary.sequence(), old->second.bytes});
   }
   dir.found.summary.set_size_bytes(dir.found.bytes);
@@ -170,6 +173,9 @@ void SimDisk::Recover(std::vector<RecoveredSave>* recovered) {
     RecoveredSave save{dir.tag, sequence, false, "a part is missing"};
     if (complete) {
       dir.found.summary = parts[0].checkpoint();
+      for (const auto& part : parts) {
+        if (!part.checkpoint().suspect().empty()) dir.found.summary.set_suspect(part.checkpoint().suspect());
+      }
       const auto old = tags_.find(dir.tag);
       const int64_t before = old == tags_.end() ? 0 : old->second.summary.sequence();
       const absl::Status renamed = Rename(dir);

@@ -41,6 +41,8 @@ TEST(SimulationTest, KeepsEveryPromiseForEverySeed) {
                            "held by a hostile reader",
                            "intrusion",
                            "no room on disk",
+                           "suspect parts",
+                           "resume of suspect ones alone",
                            "adopt ADOPTED ",
                            "adopt REFUSED ADOPT_ORDER"}) {
     EXPECT_GE(totals.counts[what], 10) << what;

@@ -181,6 +181,7 @@ void Trainer::Resume() {
   v1::ResumeRequest request;
   request.set_run(root_);
   request.set_rank(rank_);
+  request.set_allow_suspect(allows_suspect_);
   request.mutable_timeout()->set_seconds(random_.Percent(30) ? 1 : 30);
   const Oracle::FenceState before = world_.oracle().FenceStateOf(launch_->run);
   world_.oracle().RequestSent(launch_->run, attempt_);
@@ -196,6 +197,11 @@ void Trainer::Resume() {
             world_.Count("resume of damaged ones alone");
             resumed_ = true;
             return NextSave();
+          }
+          if (reason == "SUSPECT" && !allows_suspect_) {
+            world_.Count("resume of suspect ones alone");
+            allows_suspect_ = resuming_ = true;
+            return Later(milliseconds(200), &Trainer::Resume);
           }
           if (reason == "FENCED") {
             world_.oracle().ToldFenced(launch_->run, attempt_);
@@ -221,7 +227,7 @@ void Trainer::Resume() {
         acted_ = true;
         finishing_ = 0;
         world_.oracle().Resumed(launch_->run, attempt_, answer->checkpoint().sequence(),
-                                answer->checkpoint().tag());
+                                answer->checkpoint().tag(), allows_suspect_);
         world_.Count(answer->has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");
         if (!answer->lease().empty()) {
           resuming_leases_.insert(answer->lease());

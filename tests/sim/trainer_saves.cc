@@ -351,6 +351,13 @@ void Trainer::Seal(SavingPtr saving) {
     spec.set_size_bytes(file.size);
     contents[file.path] = saving->contents.at(file.path);
   }
+  // A retry says the same.
+  if (Random(Mix(Mix(saving->name.ToString()), static_cast<uint64_t>(rank_)))
+          .Percent(world_.plan().suspect)) {
+    request.set_suspect("as planned");
+    world_.oracle().Suspected(saving->name);
+    world_.Count("suspect parts");
+  }
   world_.oracle().SealSent(saving->name, rank_, launch_->world_size, std::move(contents));
   saving->outstanding = saving->seal_sent = true;
   const Oracle::FenceState before = world_.oracle().FenceStateOf(launch_->run);

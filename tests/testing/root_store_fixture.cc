@@ -96,6 +96,7 @@ ManifestSummary SummaryOf(const SaveSpec& spec) {
   summary.set_chunk_bytes(kTestChunkBytes);
   (*summary.mutable_metrics())["loss"] = 0.5;
   summary.mutable_pointers()->insert(spec.pointers.begin(), spec.pointers.end());
+  summary.set_suspect(spec.suspect);
   return summary;
 }
 

@@ -54,6 +54,7 @@ struct SaveSpec {
   int64_t sequence = 1;
   int world_size = 2;
   std::map<std::string, std::string> pointers = {};
+  std::string suspect = {};
 };
 inline constexpr int32_t kTestChunkBytes = 4096;
 

@@ -29,6 +29,7 @@ class CheckpointInfo:
         missing_ranks (Tuple[int, ...]): the ranks that have not sealed their parts.
         written_bytes (int): how many bytes of it are on disk.
         damage (str): what was found if it is not what was saved; empty if no damage is known.
+        suspect (str): why its trainer called it suspect when it saved it, see :class:`Finite`; empty if it did not.
         resident (bool): its bytes are in the daemon's memory, so that restoring it reads no disk.
         leases (int): how many readers have it open; retention does not remove it meanwhile.
     """
@@ -51,6 +52,7 @@ class CheckpointInfo:
     damage: str = ""
     resident: bool = False
     leases: int = 0
+    suspect: str = ""
 
 
 def info_of_message(checkpoint: Any) -> CheckpointInfo:
@@ -74,6 +76,7 @@ def info_of_message(checkpoint: Any) -> CheckpointInfo:
         damage=checkpoint.damage.message,
         resident=checkpoint.resident,
         leases=checkpoint.leases,
+        suspect=checkpoint.suspect,
     )
 
 
@@ -95,6 +98,7 @@ def info_of_manifest(summary: Any, records: Dict[str, Any], damage: str) -> Chec
         time=datetime.datetime.fromtimestamp(summary.commit_time_us / 1e6, datetime.timezone.utc),
         written_bytes=summary.size_bytes,
         damage=damage,
+        suspect=summary.suspect,
     )
 
 

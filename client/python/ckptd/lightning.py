@@ -19,8 +19,6 @@ __all__ = ["CheckpointIO"]
 
 _FILE = "checkpoint.ckpt"
 _ADMISSION_SECONDS = 120.0
-_HISTORY_SECONDS = 2.0  # The daemon deletes nothing before the record of the last commit is on disk,
-_PAUSE_SECONDS = 0.02  # and tells nobody when it is.
 
 # One distribution has both names; a plugin must be of the one that the job uses.
 _name = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
@@ -90,11 +88,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
     def teardown(self) -> None:
         """Waits until all saves have ended, and then removes what was to be removed."""
         process.await_all(time.monotonic() + process.settings.timeout)
-        deadline = time.monotonic() + _HISTORY_SECONDS
         self._remove_unwanted()
-        while self._unwanted and time.monotonic() < deadline:
-            time.sleep(_PAUSE_SECONDS)
-            self._remove_unwanted()
 
     def _remove_unwanted(self) -> None:
         unwanted, self._unwanted = self._unwanted, []

@@ -120,7 +120,7 @@ class Checkpoint:
 
     @property
     def passed_over(self) -> Tuple[CheckpointInfo, ...]:
-        """The newer checkpoints that are damaged, newest first. This one was opened in their place."""
+        """The newer checkpoints that are damaged or suspect, newest first. This one was opened in their place."""
         return self._passed_over
 
     def read(self, name: str, progress: Progress = False) -> bytes:
@@ -402,9 +402,8 @@ def opened_by_daemon(
 
 def _warn_of_passed_over(passed_over: Sequence[CheckpointInfo], tag: str) -> None:
     for passed in passed_over:
-        _log.warning(
-            "ckptd: checkpoint %s is damaged, and %s is opened in its place: %s", passed.tag, tag, passed.damage
-        )
+        what, why = ("damaged", passed.damage) if passed.damage else ("suspect", passed.suspect)
+        _log.warning("ckptd: checkpoint %s is %s, and %s is opened in its place: %s", passed.tag, what, tag, why)
 
 
 def _open_local(directory: int, info: CheckpointInfo) -> Optional[_LocalFiles]:
@@ -453,10 +452,11 @@ class Root:
         return found
 
     def latest(self) -> Optional[CheckpointInfo]:
-        """Returns the newest committed checkpoint that is not known to be damaged, or None.
+        """Returns the newest committed checkpoint that is neither suspect nor known to be damaged, or None.
 
         Raises:
             Corrupt: all of them are damaged.
+            Refused: all of them are suspect.
         """
         try:
             with self.open() as checkpoint:
@@ -490,8 +490,8 @@ class Root:
         """Opens a checkpoint for reading.
 
         Args:
-            tag (str): the checkpoint; ``"latest"`` is the newest one that is not known to be damaged, and
-                ``passed_over`` of the result names the newer ones that are. Default: ``"latest"``
+            tag (str): the checkpoint; ``"latest"`` is the newest one that is neither suspect nor known to be
+                damaged, and ``passed_over`` of the result names the newer ones that are. Default: ``"latest"``
             strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its
                 place. Default: ``False``
             background (bool): read with idle priority, see :meth:`Run.open`. Default: ``False``
@@ -502,6 +502,7 @@ class Root:
         Raises:
             NotFound: there is no such checkpoint.
             Corrupt: its manifest is damaged, or see ``strict``; or every checkpoint is damaged.
+            Refused: every checkpoint is suspect, and none was named.
         """
         checkpoint = self._choose(tag, strict)
         checkpoint.background = background
@@ -517,21 +518,24 @@ class Root:
             return checkpoint
         passed: List[CheckpointInfo] = []
         for sequence, name in self._summaries():
-            if strict and passed:
+            if strict and any(each.damage for each in passed):
                 break
             try:
                 checkpoint = self._open(name, damages)
             except errors.Corrupt as error:
                 passed.append(info_of_unreadable(name, sequence, str(error)))
                 continue
-            if not checkpoint.info.damage:
+            if not checkpoint.info.damage and not checkpoint.info.suspect:
                 _warn_of_passed_over(passed, name)
                 checkpoint._passed_over = tuple(passed)
                 return checkpoint
             passed.append(checkpoint.info)
             checkpoint.close()
+        damaged = [each for each in passed if each.damage]
+        if damaged:
+            raise _damaged(self.path, damaged)
         if passed:
-            raise _damaged(self.path, passed)
+            raise _suspect(self.path, passed[0])
         raise self._missing(tag)
 
     def _missing(self, tag: str) -> errors.NotFound:
@@ -570,6 +574,15 @@ def _damaged(root: str, infos: Sequence[CheckpointInfo]) -> errors.Corrupt:
         f"the checkpoint to open in {root} is damaged ({words}), and no other may be opened in its place",
         reason="CHECKPOINT_DAMAGED",
         tag=infos[0].tag,
+    )
+
+
+def _suspect(root: str, info: CheckpointInfo) -> errors.Refused:
+    return errors.Refused(
+        f"the newest checkpoint in {root}, {info.tag}, is suspect ({info.suspect}), and no other may be opened in "
+        "its place; open it by its tag",
+        reason="SUSPECT",
+        tag=info.tag,
     )
 
 

@@ -82,7 +82,8 @@ def best_of(checkpoints: "Iterable[CheckpointInfo]", metric: str, mode: str) -> 
     if mode not in _MODES:
         raise errors.invalid(f'mode is {mode!r}; it must be "min" or "max"')
     sign = 1.0 if mode == "max" else -1.0
-    rated = [each for each in checkpoints if not each.damage and not math.isnan(each.metrics.get(metric, math.nan))]
+    rated = [each for each in checkpoints if not each.damage and not each.suspect and metric in each.metrics]
+    rated = [each for each in rated if not math.isnan(each.metrics[metric])]
     return max(rated, key=lambda each: (sign * each.metrics[metric], each.sequence), default=None)
 
 

@@ -221,8 +221,8 @@ class Run(RunReader):
     def best(self, metric: str, mode: str = "min") -> Optional[CheckpointInfo]:
         """Returns the committed checkpoint with the best value of a metric, or None if none has it.
 
-        Of equal values, the newer one is better. Checkpoints that are damaged, or where the metric is NaN, do not
-        count.
+        Of equal values, the newer one is better. Checkpoints that are damaged or suspect, or where the metric is
+        NaN, do not count.
 
         Args:
             metric (str): its name, as in :meth:`save`
@@ -275,7 +275,7 @@ class Run(RunReader):
             force (bool): delete it although it is pinned. Default: ``False``
 
         Raises:
-            Refused: something needs the checkpoint, or it is the newest one that is not damaged.
+            Refused: something needs the checkpoint, or it is the newest one that is neither damaged nor suspect.
             NotFound: there is no such checkpoint.
             Unavailable: no daemon answered within 30 seconds.
         """
@@ -291,13 +291,18 @@ class Run(RunReader):
     # ---- restoring
 
     def resume(
-        self, timeout: float = 60.0, *, strict: bool = False, finish_timeout: float = 600.0
+        self,
+        timeout: float = 60.0,
+        *,
+        strict: bool = False,
+        allow_suspect: bool = False,
+        finish_timeout: float = 600.0,
     ) -> Checkpoint:
         """Opens the checkpoint that this attempt resumes from: the same one on every rank.
 
-        It is the newest one that is not known to be damaged; ``passed_over`` of the result names newer ones
-        that are. Earlier attempts are fenced off. What they had sealed is waited for until it is published or
-        has failed.
+        It is the newest one that is neither suspect nor known to be damaged; ``passed_over`` of the result
+        names newer ones that are. Earlier attempts are fenced off. What they had sealed is waited for until it
+        is published or has failed.
 
         Leaving the result's ``with`` block waits until every rank has left its own. If a rank has found
         damage, it raises ``Corrupt`` on all ranks, and the next call gives all of them the next older
@@ -307,6 +312,8 @@ class Run(RunReader):
             timeout (float): seconds to wait for what earlier attempts had sealed. Default: 60
             strict (bool): raise ``Corrupt`` rather than open an older checkpoint in the place of a damaged
                 one. Default: ``False``
+            allow_suspect (bool): do not pass over a checkpoint because :class:`Finite` marked it as suspect.
+                All ranks give the same. Default: ``False``
             finish_timeout (float): seconds to wait for the other ranks at the end of the ``with`` block.
                 Default: 600
 
@@ -315,13 +322,14 @@ class Run(RunReader):
 
         Raises:
             Corrupt: every checkpoint is damaged. Training starts from nothing only in an empty root.
+            Refused: every checkpoint is suspect, or the ranks differ in ``allow_suspect``.
             Fenced: a newer attempt of the run has begun.
             WaitTimeout: an earlier attempt's save was not finished in time.
             Unavailable: no daemon answered in time.
         """
 
         def ask(joined: Joined) -> Any:
-            request = messages.ResumeRequest(run=joined.run, rank=self.rank, strict=strict)
+            request = messages.ResumeRequest(run=joined.run, rank=self.rank, strict=strict, allow_suspect=allow_suspect)
             set_duration(request.timeout, timeout)
             return joined, joined.session.call(
                 joined.session.checkpoints.Resume, request, timeout + _WAIT_GRACE_SECONDS
@@ -339,6 +347,7 @@ class Run(RunReader):
         timeout: float = 60.0,
         *,
         strict: bool = False,
+        allow_suspect: bool = False,
         finish_timeout: float = 600.0,
     ) -> T:
         """Loads the same checkpoint on every rank. If one rank finds it damaged, all of them load the next
@@ -352,7 +361,7 @@ class Run(RunReader):
         Args:
             load (Callable[[Checkpoint], T]): loads this rank's state; the checkpoint is falsy if there is
                 none.
-            timeout, strict, finish_timeout: as in :meth:`resume`.
+            timeout, strict, allow_suspect, finish_timeout: as in :meth:`resume`.
 
         Returns:
             T: what the last call of ``load`` returned.
@@ -367,7 +376,9 @@ class Run(RunReader):
         """
         before = None
         while True:
-            checkpoint = self.resume(timeout, strict=strict, finish_timeout=finish_timeout)
+            checkpoint = self.resume(
+                timeout, strict=strict, allow_suspect=allow_suspect, finish_timeout=finish_timeout
+            )
             if not checkpoint:
                 return load(checkpoint)
             try:

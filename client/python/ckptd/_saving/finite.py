@@ -7,8 +7,9 @@ from ckptd._memory import native
 from ckptd._memory.image import Image, PiecesImage
 from ckptd._saving import file_values
 
-ACTIONS = ("warn", "refuse")
+ACTIONS = ("warn", "refuse", "suspect")
 _MAX_NAMED = 5
+_MAX_SUSPECT_BYTES = 300  # Of the words that a daemon keeps with a checkpoint.
 
 
 class Finite:
@@ -19,8 +20,10 @@ class Finite:
 
     Args:
         action (str): what to do if a number is not finite. ``"warn"`` saves all the same, with a
-            :class:`NonFiniteWarning`; ``"refuse"`` ends the save on all ranks and raises :class:`NonFinite`.
-            Default: ``"warn"``
+            :class:`NonFiniteWarning`; ``"refuse"`` ends the save on all ranks and raises :class:`NonFinite`;
+            ``"suspect"`` saves with the warning, and marks the checkpoint: no job resumes from it unless asked
+            to, retention counts it as none of those that it keeps, no pointer names it, and it does not
+            replace a checkpoint of the same tag that is not suspect. Default: ``"warn"``
     """
 
     def __init__(self, action: str = "warn") -> None:
@@ -59,12 +62,12 @@ def find(file: str, value: Any, image: Image) -> List[NonFiniteTensor]:
     return found
 
 
-def act(check: Finite, tag: str, found: List[NonFiniteTensor]) -> None:
+def act(check: Finite, tag: str, found: List[NonFiniteTensor]) -> str:
     """Does what the check says about these tensors of a save: NonFinite, a warning, or nothing if there are
-    none.
+    none. Returns why the save is suspect; empty: it is not.
     """
     if not found:
-        return
+        return ""
     named = ", ".join(str(tensor) for tensor in found[:_MAX_NAMED])
     more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     message = f"{tag} has numbers that are not finite: {named}{more}"
@@ -74,7 +77,13 @@ def act(check: Finite, tag: str, found: List[NonFiniteTensor]) -> None:
         )
     from ckptd._torch.archive_writer import warn_caller
 
-    warn_caller(f"{message}; it is saved all the same", errors.NonFiniteWarning)
+    is_suspect = check.action == "suspect"
+    warn_caller(f"{message}; it is saved {'as suspect' if is_suspect else 'all the same'}", errors.NonFiniteWarning)
+    return _first_bytes(f"numbers that are not finite: {named}{more}", _MAX_SUSPECT_BYTES) if is_suspect else ""
+
+
+def _first_bytes(text: str, count: int) -> str:
+    return text.encode(errors="replace")[:count].decode(errors="ignore")
 
 
 def _tensors(obj: Any, name: str) -> Iterator[Tuple[str, Any]]:

@@ -89,6 +89,7 @@ class PartUpload(UnendedSave):
         self._is_seal_sent = False
         self._files: List[PartFile] = []
         self._non_finite: List[NonFiniteTensor] = []  # Found by the check.
+        self._suspect = ""  # Why, if the check calls the part suspect.
         self._memory: Optional[Memory] = None
         self._borrower = object()  # Marks the segments that are lent for this part.
         self._sealed_bytes: Optional[SealedBytes] = None  # Kept for the next daemon, from Seal to the end.
@@ -306,7 +307,7 @@ class PartUpload(UnendedSave):
         if self.has_ended():
             return
         if self._options.check is not None:
-            finite.act(self._options.check, self.tag, self._non_finite)
+            self._suspect = finite.act(self._options.check, self.tag, self._non_finite) or self._suspect
             self._non_finite = []
         self.state.stall_seconds = time.monotonic() - self._started
         self._seal_with(joined)
@@ -314,7 +315,7 @@ class PartUpload(UnendedSave):
         self.membership.add_unended(self)
 
     def _seal_with(self, joined: Joined) -> None:
-        request = messages.SealRequest(key=self.key)
+        request = messages.SealRequest(key=self.key, suspect=self._suspect)
         for file in self._files:
             request.files.add(path=file.name, size_bytes=file.size)
         set_duration(request.stall, self.state.stall_seconds)
