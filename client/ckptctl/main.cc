@@ -106,7 +106,7 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
   CLI::App* remove = Add(app, "delete", "Move a committed checkpoint into the trash", chosen,
                          [&] { return Delete(context, a.name, a.force); });
   remove->add_option("NAME", a.name, "The checkpoint")->required();
-  remove->add_flag("--force", a.force, "Delete it although it is pinned");
+  remove->add_flag("--force", a.force, "Delete it although it is pinned, or a pointer file names it");
   Add(app, "prefetch",
       "Read a checkpoint into the daemon's memory, for the job that restores it; at most --timeout (600)",
       chosen, [&] { return Prefetch(context, a.name); })

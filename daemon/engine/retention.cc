@@ -189,9 +189,11 @@ absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool fo
     return kept(
         "it is the newest checkpoint that is neither damaged nor suspect, from which the job would resume");
   if (!force && IsPinned(run, sequence)) return kept("it is pinned; unpin it first, or force the deletion");
-  if (state.pointed.contains(sequence))
+  if (!force && state.pointed.contains(sequence))
     return kept(
-        "a pointer file in the root names it; it can be deleted once a newer checkpoint names that file");
+        "a pointer file in the root names it; delete it once a newer checkpoint names that file, or force "
+        "the "
+        "deletion");
   return absl::OkStatus();
 }
 
@@ -209,12 +211,28 @@ void Retention::Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> re
                if (absl::Status kept = CheckDeletable(*run, sequence, force, *resumed); !kept.ok())
                  return reply(kept);
                run->catalog.BeginEviction(sequence);
-               if (IsPinned(*run, sequence)) return UnpinAndEvict(run, sequence, std::move(reply));
-               EvictAndAnswer(run, sequence, std::move(reply));
+               if (states_.Of(run).pointed.contains(sequence))
+                 return ReleaseAndEvict(run, sequence, std::move(reply));
+               UnpinAndEvict(run, sequence, std::move(reply));
              });
 }
 
+void Retention::ReleaseAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply) {
+  run->io->ReleasePointers(
+      run->catalog.Find(sequence)->summary.tag(), sequence,
+      [this, run, sequence, reply = std::move(reply)](absl::StatusOr<PointerFiles> released) mutable {
+        if (released.ok()) {
+          SetPointers(run, *std::move(released));
+          return UnpinAndEvict(run, sequence, std::move(reply));
+        }
+        run->catalog.EndEviction(sequence);
+        reply(released.status());
+        hooks_.settled();
+      });
+}
+
 void Retention::UnpinAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply) {
+  if (!IsPinned(*run, sequence)) return EvictAndAnswer(run, sequence, std::move(reply));
   const std::string tag = run->catalog.Find(sequence)->summary.tag();
   run->io->SetPinned(tag, sequence, false,
                      [this, run, sequence, reply = std::move(reply)](const absl::Status& unpinned) mutable {
@@ -298,8 +316,8 @@ bool Retention::IsWorking(const Run& run) const {
 
 bool Retention::IsIdle(const Run& run) const {
   const State& state = states_.Of(&run);
-  return state.deciding.empty() && state.pinning.empty() && state.asking == 0 &&
-         state.deletions.empty() && !HasEvictions(run);
+  return state.deciding.empty() && state.pinning.empty() && state.asking == 0 && state.deletions.empty() &&
+         !HasEvictions(run);
 }
 
 }  // namespace ckptd

@@ -54,9 +54,9 @@ class Retention {
   // What `policy` would keep if it were in force now.
   void Explain(Run* run, const RetentionPolicy& policy, Reply<Keepers> reply);
   // Evicts a checkpoint although its policy may keep it, and answers when it is in the trash. CHECKPOINT_KEPT
-  // if it is pinned, unless `force`; and always if a pointer names it, it is being read or resumed from, or
-  // it is the newest good one. Waits while the history is being written, but not for the repetition of a write
-  // that failed.
+  // if it is pinned or a pointer names it, unless `force`, which makes the pointer name the newest other one
+  // that names it, or removes it; and always if it is being read or resumed from, or is the newest good one.
+  // Waits while the history is being written, but not for the repetition of a write that failed.
   void Delete(Run* run, int64_t sequence, bool force, Reply<int64_t> reply);
 
   // The history could not be written: deletions that wait for it are refused.
@@ -112,6 +112,7 @@ class Retention {
   void EvictVictims(Run* run, int64_t resumed);
   void ContinueDeletions(Run* run);
   absl::Status CheckDeletable(const Run& run, int64_t sequence, bool force, int64_t resumed) const;
+  void ReleaseAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply);
   void UnpinAndEvict(Run* run, int64_t sequence, Reply<int64_t> reply);
   void EvictAndAnswer(Run* run, int64_t sequence, Reply<int64_t> reply);
   void Evict(Run* run, int64_t sequence, absl::AnyInvocable<void(const absl::Status&)> done);

@@ -199,15 +199,26 @@ TEST_F(DeletionTest, NeverRemovesTheNewestUndamagedOne) {
   EXPECT_THAT(Kept(*run), ElementsAre(1, 2));
 }
 
-TEST_F(DeletionTest, RemovesPinnedOnesOnlyByForceAndPointedOnesNever) {
+TEST_F(DeletionTest, RemovesPinnedAndPointedOnesOnlyByForce) {
   Run* run = AddRun(1000, {1, 2, 3});
   run->catalog.SetPinned(1, true);
   retention_.SetPointers(run, PointerFiles{.holders = {2}, .warnings = {}});
   EXPECT_EQ(Delete(run, 1), "CHECKPOINT_KEPT");
   EXPECT_EQ(Delete(run, 2), "CHECKPOINT_KEPT");
   EXPECT_EQ(Delete(run, 1, /*force=*/true), "");
-  EXPECT_EQ(Delete(run, 2, /*force=*/true), "CHECKPOINT_KEPT");
   EXPECT_THAT(Kept(*run), ElementsAre(2, 3));
+  EXPECT_EQ(Delete(run, 2, /*force=*/true), "");
+  EXPECT_THAT(Kept(*run), ElementsAre(3));
+}
+
+TEST_F(DeletionTest, KeepsACheckpointWhosePointerCannotBeMoved) {
+  Run* run = AddRun(1000, {1, 2});
+  retention_.SetPointers(run, PointerFiles{.holders = {1}, .warnings = {}});
+  ios_[run]->errors["ReleasePointers"] = MakeError(absl::StatusCode::kUnavailable, "IO_ERROR", "broken");
+  EXPECT_EQ(Delete(run, 1, /*force=*/true), "IO_ERROR");
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 2));
+  EXPECT_FALSE(retention_.HasEvictions(*run));
+  EXPECT_EQ(Delete(run, 1), "CHECKPOINT_KEPT") << "the pointer still names it";
 }
 
 TEST_F(DeletionTest, KeepsACheckpointThatCannotBeUnpinned) {

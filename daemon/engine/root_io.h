@@ -95,6 +95,9 @@ class RootIo {
   // As RootStore::SetDamage.
   virtual void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
                          Callback<absl::StatusOr<PointerFiles>> done) = 0;
+  // As RootStore::ReleasePointers.
+  virtual void ReleasePointers(std::string tag, int64_t sequence,
+                               Callback<absl::StatusOr<PointerFiles>> done) = 0;
   // DATA_LOSS when its manifest is damaged, or a file is not there or has another size; NOT_FOUND, reason
   // NO_CHECKPOINT, when its directory is gone.
   virtual void OpenCheckpoint(std::string tag, int64_t sequence,

@@ -157,6 +157,13 @@ class ThreadedRootIoFactory::Io : public RootIo {
     });
   }
 
+  void ReleasePointers(std::string tag, int64_t sequence,
+                       Callback<absl::StatusOr<PointerFiles>> done) override {
+    AskStore(std::move(done), [tag = std::move(tag), sequence](RootStore& store) {
+      return store.ReleasePointers(tag, sequence);
+    });
+  }
+
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override {
     Ask(std::move(done),

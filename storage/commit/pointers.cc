@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/format/names.h"
@@ -115,6 +116,20 @@ absl::Status PointerWriter::Write(const std::string& name, const std::string& co
   }
   CKPTD_RETURN_IF_ERROR(fs_.Sync(layout_.root, SyncMode::kAll));
   return fs_.Sync(node, SyncMode::kAll);
+}
+
+absl::Status PointerWriter::Remove(const std::string& name, const std::string& content) {
+  Forget();
+  const File& file = Look(name);
+  if (file.unread) {
+    return MakeError(absl::StatusCode::kDataLoss, reason::kIoError,
+                     absl::StrCat("the pointer ", name, " cannot be read"));
+  }
+  if (!file.contents.contains(content)) return absl::OkStatus();
+  const absl::Status removed = fs_.Remove(layout_.root, name, FileType::kRegular);
+  if (!removed.ok() && !IsMissing(removed)) return removed;
+  files_.erase(name);
+  return fs_.Sync(layout_.root, SyncMode::kAll);
 }
 
 absl::Status TakeOverPointers(FileSystem& fs, Handle root, const ManifestSummary& old,

@@ -34,6 +34,8 @@ class PointerWriter {
   // Gives every pointer the content that the newest checkpoint naming it says. What cannot be written is in
   // the warnings; the next call tries again.
   PointerFiles Update(const std::map<int64_t, CommittedCheckpoint>& committed);
+  // Removes a pointer file durably, unless it has another content by now.
+  absl::Status Remove(const std::string& name, const std::string& content);
 
  private:
   // What is known of one pointer file. After a failed rename, or a failed sync of it, nobody knows which

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/adopt.h"
 #include "storage/commit/checkpoint_dir.h"
@@ -81,6 +82,7 @@ class RootStore::Impl {
   absl::Status SetPinned(const std::string& tag, int64_t sequence, bool pinned);
   absl::StatusOr<PointerFiles> SetDamage(const std::string& tag, int64_t sequence,
                                          const std::optional<storage::v1::Damage>& damage);
+  absl::StatusOr<PointerFiles> ReleasePointers(const std::string& tag, int64_t sequence);
   absl::StatusOr<ScopedHandle> OpenCheckpoint(const std::string& tag, int64_t sequence);
 
  private:
@@ -362,6 +364,25 @@ absl::StatusOr<PointerFiles> RootStore::Impl::SetDamage(const std::string& tag, 
   return pointers_ = pointer_writer_.Update(committed_);
 }
 
+absl::StatusOr<PointerFiles> RootStore::Impl::ReleasePointers(const std::string& tag, int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckWritable());
+  const CommittedCheckpoint* checkpoint = Find(tag, sequence);
+  if (checkpoint == nullptr) return NoCheckpoint(tag, sequence);
+  std::map<int64_t, CommittedCheckpoint> others = committed_;
+  others.erase(sequence);
+  for (const auto& [name, content] : checkpoint->summary.pointers()) {
+    const auto names_it = [&name](const auto& other) {
+      return other.second.summary.pointers().contains(name);
+    };
+    if (std::none_of(others.begin(), others.end(), names_it))
+      CKPTD_RETURN_IF_ERROR(pointer_writer_.Remove(name, content));
+  }
+  PointerFiles released = pointer_writer_.Update(others);
+  if (released.warnings.empty()) return pointers_ = std::move(released);
+  pointers_ = pointer_writer_.Update(committed_);
+  return MakeError(absl::StatusCode::kDataLoss, reason::kIoError, released.warnings.front(), {{"tag", tag}});
+}
+
 absl::StatusOr<ScopedHandle> RootStore::Impl::OpenCheckpoint(const std::string& tag, int64_t sequence) {
   CKPTD_RETURN_IF_ERROR(CheckTag(tag));
   absl::StatusOr<ScopedHandle> dir = OpenScoped(fs_, layout_.root, tag, OpenMode::kDirectory);
@@ -473,6 +494,10 @@ absl::Status RootStore::SetPinned(const std::string& tag, int64_t sequence, bool
 absl::StatusOr<PointerFiles> RootStore::SetDamage(const std::string& tag, int64_t sequence,
                                                   const std::optional<storage::v1::Damage>& damage) {
   return impl_->SetDamage(tag, sequence, damage);
+}
+
+absl::StatusOr<PointerFiles> RootStore::ReleasePointers(const std::string& tag, int64_t sequence) {
+  return impl_->ReleasePointers(tag, sequence);
 }
 
 absl::StatusOr<Manifest> RootStore::ReadManifest(const std::string& tag, int64_t sequence) {

@@ -108,6 +108,10 @@ class RootStore {
   // (tag, sequence) is not committed.
   absl::StatusOr<PointerFiles> SetDamage(const std::string& tag, int64_t sequence,
                                          const std::optional<storage::v1::Damage>& damage);
+  // Makes the pointers that a checkpoint decides name the newest other one that names them. A pointer that no
+  // other names is removed. Durable on return; then Evict removes the checkpoint. If that does not happen,
+  // the next update of the pointers undoes it. NOT_FOUND if (tag, sequence) is not committed.
+  absl::StatusOr<PointerFiles> ReleasePointers(const std::string& tag, int64_t sequence);
   // The whole manifest, with chunk tables. DATA_LOSS if it is damaged; NOT_FOUND if (tag, sequence) does not
   // exist.
   absl::StatusOr<Manifest> ReadManifest(const std::string& tag, int64_t sequence);

@@ -874,6 +874,41 @@ TEST_F(PointerTest, DoesNotEvictWhatAPointerNames) {
   EXPECT_EQ(ReasonOf(store_->Evict("c", 3)), "POINTED");
 }
 
+TEST_F(PointerTest, ReleasedPointerNamesTheNewestOtherCheckpointOrIsRemoved) {
+  ExpectCommitted(Naming("a", 1));
+  ExpectCommitted({"b", 2, 1, {{"latest", "b"}, {"best", "b"}}});
+  ASSERT_TRUE(store_->ReleasePointers("b", 2).ok());
+  EXPECT_EQ(root_.Read("latest"), "a");
+  EXPECT_FALSE(std::filesystem::exists(root_.path("best")));
+  EXPECT_TRUE(store_->Evict("b", 2).ok());
+  EXPECT_THAT(Holders(), ElementsAre(1));
+  EXPECT_EQ(ReasonOf(store_->ReleasePointers("b", 2).status()), "NO_CHECKPOINT");
+}
+
+TEST_F(PointerTest, ReleaseThatNoEvictionFollowedIsUndoneByTheNextDaemon) {
+  ExpectCommitted(Naming("a", 1));
+  ASSERT_TRUE(store_->ReleasePointers("a", 1).ok());
+  EXPECT_FALSE(std::filesystem::exists(root_.path("latest")));
+  Reopen();
+  EXPECT_EQ(root_.Read("latest"), "a");
+}
+
+TEST_F(PointerTest, ReleaseLeavesAFileThatAnotherProgramHasWritten) {
+  ExpectCommitted(Naming("a", 1));
+  root_.Write("latest", "mine");
+  ASSERT_TRUE(store_->ReleasePointers("a", 1).ok());
+  EXPECT_EQ(root_.Read("latest"), "mine");
+}
+
+TEST_F(PointerTest, PointerThatCannotBeMovedKeepsItsCheckpoint) {
+  ExpectCommitted(Naming("a", 1));
+  ExpectCommitted(Naming("b", 2));
+  std::filesystem::create_directory(root_.path(".ckptd/nodes/local/pointer.new"));
+  EXPECT_FALSE(store_->ReleasePointers("b", 2).ok());
+  EXPECT_EQ(root_.Read("latest"), "b");
+  EXPECT_EQ(ReasonOf(store_->Evict("b", 2)), "POINTED");
+}
+
 TEST_F(PointerTest, ResaveTakesOverThePointersOfWhatItReplaces) {
   ExpectCommitted(Naming("a", 1));
   ExpectCommitted(Naming("b", 2));

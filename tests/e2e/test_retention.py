@@ -128,6 +128,18 @@ def test_deleting_keeps_what_is_needed(daemon, trainers, root):
     assert "NO_CHECKPOINT" in str(rank.fails("run.delete('s1')"))
 
 
+def test_forced_deletion_moves_the_pointers(trainers, root):
+    rank = trainers("a", 1)[0]
+    save = "run.save({tag!r}, files={{'a': b'x'}}, pointers={pointers!r}).wait('committed', 60)"
+    for tag, pointers in [("s0", {"best": "s0"}), ("s1", {"best": "s1", "only": "s1"}), ("s2", {})]:
+        rank.do(save.format(tag=tag, pointers=pointers), 90)
+    assert "a pointer file in the root names it" in str(rank.fails("run.delete('s1')"))
+    rank.do("run.delete('s1', force=True)")
+    with open(os.path.join(root, "best")) as best:
+        assert best.read() == "s0"
+    assert not os.path.exists(os.path.join(root, "only"))
+
+
 def test_ranks_that_keep_differently_are_told(daemon, trainers, root):
     ranks = trainers("a", 2)
     for rank, policy in zip(ranks, ("ckptd.Keep(last=1)", "ckptd.Keep(last=1, every=10)")):

@@ -333,6 +333,12 @@ void SimRootIo::SetPinned(std::string tag, int64_t sequence, bool pinned, Callba
       });
 }
 
+// The trainers of the simulation name no pointers.
+void SimRootIo::ReleasePointers(std::string, int64_t, Callback<absl::StatusOr<PointerFiles>> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      []() -> absl::StatusOr<PointerFiles> { return PointerFiles(); });
+}
+
 void SimRootIo::SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
                           Callback<absl::StatusOr<PointerFiles>> done) {
   Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),

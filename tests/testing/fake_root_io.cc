@@ -254,6 +254,13 @@ void FakeRootIo::SetDamage(std::string, int64_t sequence, std::optional<storage:
   });
 }
 
+void FakeRootIo::ReleasePointers(std::string, int64_t, Callback<absl::StatusOr<PointerFiles>> done) {
+  Run("ReleasePointers", false, [this, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("ReleasePointers"); !error.ok()) return done(error);
+    done(PointerFiles());
+  });
+}
+
 void FakeRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
                                 Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) {
   Run("OpenCheckpoint", false, [this, tag, sequence, done = std::move(done)]() mutable {

@@ -61,6 +61,8 @@ class FakeRootIo : public RootIo {
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
   void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
                  Callback<absl::StatusOr<PointerFiles>> done) override;
+  void ReleasePointers(std::string tag, int64_t sequence,
+                       Callback<absl::StatusOr<PointerFiles>> done) override;
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
   void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;

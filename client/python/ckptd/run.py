@@ -272,7 +272,7 @@ class Run(RunReader):
 
         Args:
             tag (str): the checkpoint.
-            force (bool): delete it although it is pinned. Default: ``False``
+            force (bool): delete it although it is pinned, or a pointer file names it. Default: ``False``
 
         Raises:
             Refused: something needs the checkpoint, or it is the newest one that is neither damaged nor suspect.
