@@ -227,6 +227,8 @@ class SimRootIo : public RootIo {
   void EndWrite(std::shared_ptr<Write> write);
   void EmptyStep(Callback<absl::StatusOr<int64_t>> done);
   absl::Status Writable() const;
+  // The engine marks no damage meanwhile, because it does not know what is where.
+  bool WaitsForScan() const { return latched_ || scans_ > 0; }
   bool Hits(int percent) { return disk_->Hits(percent); }
 
   const std::shared_ptr<SimDisk> disk_;
@@ -236,6 +238,7 @@ class SimRootIo : public RootIo {
   std::map<std::string, std::vector<storage::v1::ManifestSummary>>
       beside_;  // What was committed when the survey read it.
   bool latched_ = false;
+  int scans_ = 0;  // Under way.
   const std::shared_ptr<std::multiset<int64_t>> readers_ = std::make_shared<std::multiset<int64_t>>();
   const std::shared_ptr<char> alive_ = std::make_shared<char>();
 };

@@ -355,7 +355,12 @@ void SimRootIo::SetDamage(std::string tag, int64_t sequence, std::optional<stora
 }
 
 void SimRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
-  Ask(metadata_, disk_->Latency(milliseconds(1), milliseconds(50)), std::move(done),
+  ++scans_;
+  Callback<absl::StatusOr<RootSnapshot>> scanned = [this, done = std::move(done)](auto snapshot) mutable {
+    --scans_;
+    done(std::move(snapshot));
+  };
+  Ask(metadata_, disk_->Latency(milliseconds(1), milliseconds(50)), std::move(scanned),
       [this]() -> absl::StatusOr<RootSnapshot> {
         if (Hits(disk_->faults_.rescan)) return Eio("scanning");
         std::vector<RecoveredSave> recovered;

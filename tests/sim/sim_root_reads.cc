@@ -91,7 +91,7 @@ void SimRootIo::ReadBack(std::shared_ptr<CheckpointReader> reader, std::string p
         reader.reset();
         if (alive.expired()) return;
         if (absl::IsDataLoss(read) && !fails)
-          disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence(), latched_);
+          disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence(), WaitsForScan());
         done(read);
       });
 }
@@ -116,7 +116,8 @@ void SimRootIo::ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<
       Callback<absl::Status>([this, summary, rotten, use, done = std::move(done)](absl::Status read) mutable {
         disk_->oracle_->EndUse(use);
         read_uses_.erase(use);
-        if (*rotten) disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence(), latched_);
+        if (*rotten)
+          disk_->oracle_->DamageFound(disk_->run_, summary.tag(), summary.sequence(), WaitsForScan());
         done(std::move(read));
       }),
       [this, rotten, reader = std::move(reader), files = std::move(files)]() mutable -> absl::Status {
