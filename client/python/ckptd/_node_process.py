@@ -96,9 +96,7 @@ class Process:
         Raises:
             ValueError: a timeout is not more than 0 seconds.
         """
-        for name, seconds in (("commit_timeout", commit_timeout), ("timeout", timeout)):
-            if seconds <= 0:
-                raise ValueError(f"{name} is {seconds}; it must be more than 0 seconds")
+        errors.check_seconds(commit_timeout=commit_timeout, timeout=timeout)
         with self._lock:
             self.await_all(time.monotonic() + self.settings.timeout)
             self.settings = Settings(endpoint, commit_timeout, timeout, pool_bytes)

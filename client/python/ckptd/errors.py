@@ -157,3 +157,10 @@ def make(
 def invalid(message: str) -> Refused:
     """Returns the error for an argument that no daemon would accept."""
     return Refused(message, reason="INVALID_ARGUMENT")
+
+
+def check_seconds(**durations: float) -> None:
+    """Raises ValueError, with the argument's name, if a duration is not more than 0 seconds."""
+    for name, seconds in durations.items():
+        if seconds <= 0:
+            raise ValueError(f"{name} is {seconds}; it must be more than 0 seconds")

@@ -441,8 +441,7 @@ class Run(RunReader):
             raise ValueError(f'busy is "{busy}"; it must be "wait", "skip" or "supersede"')
         if check is not None and not isinstance(check, Finite):
             raise TypeError(f"check is {check!r}; it must be a ckptd.Finite(), or None")
-        if timeout <= 0:
-            raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
+        errors.check_seconds(timeout=timeout)
         contributing = tuple(sorted(set(ranks or ())))
         if ranks is not None and self.rank not in contributing:
             raise errors.invalid(

@@ -73,9 +73,7 @@ def configure(
     Raises:
         ValueError: a timeout is not more than 0 seconds.
     """
-    for name, seconds in (("commit_timeout", commit_timeout), ("timeout", timeout)):
-        if seconds <= 0:
-            raise ValueError(f"{name} is {seconds}; it must be more than 0 seconds")
+    errors.check_seconds(commit_timeout=commit_timeout, timeout=timeout)
     process.configure(
         Settings(endpoint, topology, commit_timeout, timeout, pool_bytes, tuple(safe_globals), weights_only)
     )
