@@ -63,7 +63,7 @@ def parse_options() -> argparse.Namespace:
         "--dir", type=pathlib.Path, default=REPOSITORY / ".bench", help="a folder on the disk to measure"
     )
     comparing = parser.add_argument_group("options of 'compare'")
-    comparing.add_argument("--workload", choices=["gpt", "llama"], help="save only this state")
+    comparing.add_argument("--workload", choices=["gpt", "llama", "many"], help="save only this state")
     comparing.add_argument(
         "--dcp", action="store_true", help="compare the ways to use PyTorch Distributed Checkpoint instead"
     )

@@ -16,6 +16,7 @@ FIGURES = {  # Meaning, unit.
     "lost": "training time lost: stall, and slower steps until durable, s",
     "cold": "restore from the disk, s",
     "warm": "restore again, s",
+    "one": "one rank restores what all have saved, where the library can, s",
     "cpu": "CPU of all processes, s/GB",
     "private": "the processes' own memory above the state, states",
     "shared": "shared memory (staging buffers; ckptd's pool), states",
@@ -46,6 +47,8 @@ class Figures:
         cold, warm = (max(seconds) for seconds in zip(*(rank["restores"] for rank in ranks)))
         self.values["cold"].append(cold)
         self.values["warm"].append(warm)
+        if ranks[0]["one"] is not None:
+            self.values["one"].append(ranks[0]["one"])
         self.values["cpu"] += [sum(cpu) / self.size * 1e9 for cpu in zip(*(rank["cpu"] for rank in ranks))]
         self.values["private"].append(private / self.size)
         self.values["shared"].append(shared / self.size)

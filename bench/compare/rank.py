@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import pathlib
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import torch
 import torch.distributed as dist
@@ -53,6 +54,7 @@ class Rank:
         alone = [self._save_alone(number) for number in range(self._plan.alone)]
         saved = time.perf_counter()
         restores = self._restore()
+        one = self._restore_on_one_rank()
         copies += self._copies()
         self._contender.close()
         return {
@@ -68,6 +70,7 @@ class Rank:
             ],
             "cpu": alone,
             "restores": restores,
+            "one": one,
             "ready": ready,
             "saved": saved,
         }
@@ -144,6 +147,31 @@ class Rank:
                 raise SystemExit(f"{self._plan.contender} restored other bytes than it had saved")
             dist.barrier()
         return seconds
+
+    def _restore_on_one_rank(self) -> Optional[float]:
+        """The seconds in which rank 0 restores the state of all ranks, from memory; None elsewhere, or if it cannot."""
+        files = self._workload.files()
+        saved = digest(files)
+        names: List[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(names, list(files))
+        seconds = None
+        if self._rank == 0 and self._contender.restores_on_other_ranks:
+            targets = [dict(zip(each, _emptied(files).values())) for each in names]
+            start = time.perf_counter()
+            self._contender.restore_all(self._tag, targets)
+            seconds = time.perf_counter() - start
+            if digest(targets[0]) != saved:
+                raise SystemExit(f"{self._plan.contender} restored other bytes on one rank than all had saved")
+        dist.barrier()
+        return seconds
+
+
+def _emptied(files: Any) -> Any:
+    """A copy whose tensors are zero."""
+    copied = copy.deepcopy(files)
+    for tensor in tensors_of(copied):
+        tensor.detach().zero_()
+    return copied
 
 
 def run(plan: Plan, rank: int) -> Dict[str, Any]:

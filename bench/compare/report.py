@@ -19,6 +19,7 @@ from bench.contenders import catalog
 DESCRIPTIONS = {  # By workload.
     "gpt": "the state of a GPT with AdamW that trains",
     "llama": "a state in the shape of MLPerf Storage's Llama3 8B, beside a small GPT that trains",
+    "many": "10,000 small tensors, beside a small GPT that trains",
 }
 LOST_GOAL = 2
 
@@ -44,6 +45,8 @@ def _results(comparison: Comparison) -> List[Result]:
         prefix = f"compare.{comparison.workload}.{slug(contender)}"
         for name, meaning in FIGURES.items():
             values = figures.values[name]
+            if not values:
+                continue
             words = f"{meaning}: median of {len(values)}, {min(values):.3f}-{max(values):.3f}"
             found.append(Result(f"{prefix}.{name}", figures[name], meaning.rpartition(", ")[2], words))
         for name in ("stall", "lost"):
@@ -76,6 +79,7 @@ LONG: Dict[str, str] = {
     "lost": "training time lost",
     "cold": "restore, cold",
     "warm": "again",
+    "one": "all on one rank",
     "cpu": "CPU-s/GB",
     "private": "memory",
     "shared": "shared memory",
@@ -89,8 +93,11 @@ def _cells(comparison: Comparison, columns: Dict[str, str], best: Callable[[str]
     for contender, figures in comparison.figures.items():
         row = [contender]
         for name in columns:
+            if not figures.values[name]:
+                row.append("-")
+                continue
             text = f"{figures[name]:.{3 if figures[name] < 0.1 else 2}f}"
-            least = f"{min(other[name] for other in comparison.figures.values()):.3f}"
+            least = f"{min(other[name] for other in comparison.figures.values() if other.values[name]):.3f}"
             if f"{figures[name]:.3f}" == least:
                 text = best(text)
             if name in IN_COPIES:

@@ -18,7 +18,7 @@ from bench.compare.rank_processes import RankProcesses
 from bench.compare.workloads import WORKLOADS
 from bench.contenders import catalog
 
-SIZES = {"gpt": 800_000_000, "llama": 3_600_000_000}  # Bytes of a checkpoint, rounded up.
+SIZES = {"gpt": 800_000_000, "llama": 3_600_000_000, "many": 30_000_000}  # Bytes of a checkpoint, rounded up.
 QUICK_SIZE = 100_000_000
 
 

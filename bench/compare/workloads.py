@@ -72,6 +72,26 @@ class LlamaState(Workload):
         training_state.change(tensors_of(self._files))
 
 
+class ManyTensors(Workload):
+    """Small tensors, as of a model with many experts or adapters, whose number is what a save costs. A small GPT
+    trains at the same time.
+    """
+
+    quiet_steps = 20
+
+    def __init__(self, rank: int, quick: bool) -> None:
+        self.steps = GptSteps(Gpt(width=256, layers=4, heads=4), batch=4)
+        count = 500 if quick else 10_000
+        tensors = {f"experts.{i}.weight": training_state.random_tensor([16, 16]) for i in range(count)}
+        self._files = {f"model_{rank}.pt": tensors}
+
+    def files(self) -> Files:
+        return self._files
+
+    def change(self) -> None:
+        training_state.change(tensors_of(self._files))
+
+
 def llama_shapes(divisor: int) -> Dict[str, List[int]]:
     """The parameters of Llama3 8B with every dimension divided."""
     width, keys, inner, words = (size // divisor for size in (4096, 1024, 14336, 128256))
@@ -84,4 +104,4 @@ def llama_shapes(divisor: int) -> Dict[str, List[int]]:
     return {"tokens": [words, width], **layers, "norm": [width], "head": [words, width]}
 
 
-WORKLOADS = {"gpt": GptState, "llama": LlamaState}
+WORKLOADS = {"gpt": GptState, "llama": LlamaState, "many": ManyTensors}

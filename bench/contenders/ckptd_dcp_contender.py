@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from typing import Any, List
 
 import ckptd.dcp
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from bench.contenders.contender import Done, Files, finished
-from bench.contenders.dcp_contender import Dcp
+from bench.contenders.dcp_contender import Dcp, state_of_all
 
 
 class CkptdDcp(Dcp):
@@ -31,6 +31,9 @@ class CkptdDcp(Dcp):
     def restore_cold(self, tag: str, files: Files) -> None:
         """Restores without the daemon, which still has the checkpoint in memory."""
         load(self._state(files), storage_reader=ckptd.dcp.Reader(self.folder / tag, daemon=False))
+
+    def restore_all(self, tag: str, files: List[Files]) -> None:
+        load(state_of_all(files), storage_reader=ckptd.dcp.Reader(self.folder / tag), no_dist=True)
 
     def remove(self, tag: str) -> None:
         """No-op: the daemon's retention removes checkpoints, during the steps."""

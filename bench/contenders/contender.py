@@ -16,6 +16,7 @@ Done = concurrent.futures.Future  # Done when the library reports the end of a s
 class Contender(abc.ABC):
     """How one rank saves and restores. All ranks make the same calls; a checkpoint is the folder `folder / tag`."""
 
+    restores_on_other_ranks = False  # Whether another number of ranks can restore a checkpoint.
     unsynced = "all of it"  # What a power cut may destroy after the reported end, in words.
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -32,6 +33,10 @@ class Contender(abc.ABC):
     def restore_cold(self, tag: str, files: Files) -> None:
         """Restores from the disk. The caller has dropped the files from the page cache."""
         self.restore(tag, files)
+
+    def restore_all(self, tag: str, files: List[Files]) -> None:
+        """Restores what all ranks have saved, by rank, on this rank alone. Only where `restores_on_other_ranks`."""
+        raise NotImplementedError
 
     @abc.abstractmethod
     def written(self, tag: str) -> List[pathlib.Path]:

@@ -17,6 +17,7 @@ from bench.contenders.contender import Contender, Done, Files, finished
 class Dcp(Contender):
     """Syncs each file before Python has flushed its last bytes, and does not sync folders (torch 2.13)."""
 
+    restores_on_other_ranks = True
     unsynced = "the files' last bytes, their names"
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -30,6 +31,9 @@ class Dcp(Contender):
     def restore(self, tag: str, files: Files) -> None:
         load(self._state(files), checkpoint_id=self.folder / tag)
 
+    def restore_all(self, tag: str, files: List[Files]) -> None:
+        load(state_of_all(files), checkpoint_id=self.folder / tag, no_dist=True)
+
     def written(self, tag: str) -> List[pathlib.Path]:
         parts = list((self.folder / tag).glob(f"__{self._rank}_*"))
         return [*parts, self.folder / tag / ".metadata"] if self._rank == 0 else parts
@@ -37,6 +41,11 @@ class Dcp(Contender):
     def _state(self, files: Files) -> Dict[str, Files]:
         """The state under a key of this rank: DCP would write keys that ranks have in common only once."""
         return {f"rank_{self._rank}": files}
+
+
+def state_of_all(files: List[Files]) -> Dict[str, Files]:
+    """The state of all ranks, as they have saved it."""
+    return {f"rank_{rank}": of_rank for rank, of_rank in enumerate(files)}
 
 
 class DcpAsync(Dcp):
