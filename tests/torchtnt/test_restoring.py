@@ -53,6 +53,13 @@ def test_sharded_unit_is_restored_onto_another_number_of_ranks(launch, root):
     assert alone.do("c.train_progress.num_steps_completed") == both[1] == 10
 
 
+def test_unit_with_fsdp_of_torchtnt_is_restored_with_its_optimizer(launch, root):
+    ranks = launch(2)
+    ranks.do(f"a = trained({root!r}, unit=ShardedUnit(hidden=8), save_every_n_train_steps=3, async_checkpoint=True)")
+    ranks.do(f"b = ShardedUnit(hidden=8); assert {LATEST}({root!r}, b)")
+    assert ranks.do("a.shards() == b.shards() and len(b.shards()[1]) > 0") == [True, True]
+
+
 def test_empty_or_missing_directory_has_no_latest_and_no_best(alone, root):
     for folder in (root, root + "/none"):
         assert alone.do(f"{LATEST}({folder!r}, Unit())") is False

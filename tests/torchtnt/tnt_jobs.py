@@ -90,6 +90,21 @@ class FsdpUnit(Unit):
         return fully_shard(module, mesh=dcp_states.mesh_of(torch.distributed.get_world_size()))
 
 
+class ShardedUnit(Unit):
+    """With TorchTNT's own FSDP, as its documentation has it; the states of the optimizer pass through a wrapper."""
+
+    def wrapped(self, module):
+        from torch.distributed.fsdp import StateDictType
+        from torchtnt.utils.prepare_module import FSDPStrategy, prepare_fsdp
+
+        strategy = FSDPStrategy(state_dict_type=StateDictType.SHARDED_STATE_DICT)
+        return prepare_fsdp(module, torch.device("cpu"), strategy)
+
+    def shards(self):
+        states = self.optimizer.state_dict()["state"].values()
+        return [[p.tolist() for p in self.module.parameters()], [{k: v.tolist() for k, v in s.items()} for s in states]]
+
+
 class At(Callback):
     """Calls a function after a step of training."""
 
