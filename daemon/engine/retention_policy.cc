@@ -41,14 +41,13 @@ void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool commit
   }
 }
 
-// The newest undamaged checkpoint stays even if it is suspect: for whoever looks for what went wrong, and
-// because it may be the last that is whole.
+// The newest undamaged checkpoint, and the damaged ones that are newer, stay even if they are suspect: for
+// whoever looks for what went wrong, and because there may be no others.
 void KeepNewestSuspect(const Catalog& catalog, KeptBy* kept) {
   const auto& committed = catalog.committed();
   for (auto entry = committed.rbegin(); entry != committed.rend(); ++entry) {
-    if (entry->second.damage) continue;
-    if (!IsGood(entry->second)) (*kept)[entry->first].push_back("newest, suspect");
-    return;
+    if (catalog.IsSuspect(entry->first)) (*kept)[entry->first].push_back("newest, suspect");
+    if (!entry->second.damage) return;
   }
 }
 

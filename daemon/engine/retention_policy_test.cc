@@ -107,6 +107,17 @@ TEST_F(RetentionPolicyTest, KeepsASuspectCheckpointWhileAllNewerOnesAreDamaged) 
   EXPECT_THAT(Kept(Last(1)), ElementsAre(2, 3));
 }
 
+TEST_F(RetentionPolicyTest, KeepsTheNewestCheckpointEvenIfItIsSuspectAndDamaged) {
+  AddWithLoss({1, 1, 1});
+  Suspect(2);
+  Suspect(3);
+  Damage(2);
+  Damage(3);
+  EXPECT_THAT(Kept(Last(1)), ElementsAre(1, 2, 3));
+  AddWithLoss({1});
+  EXPECT_THAT(Kept(Last(1)), ElementsAre(4));
+}
+
 TEST_F(RetentionPolicyTest, SuspectCheckpointIsNeitherBestNorKeptForItsStepOrAge) {
   Add(10, {{"loss", 0.1}}, 10);
   Add(20, {{"loss", 0.9}}, 10);
