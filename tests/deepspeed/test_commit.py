@@ -105,6 +105,17 @@ def test_damage_that_one_rank_finds_makes_all_ranks_load_the_next_older_checkpoi
     until(lambda: latest(root) == "global_step1", "the pointer's repair")
 
 
+def test_rank_that_finds_damage_goes_on_to_the_next_older_checkpoint_with_the_others(pair, daemon, root):
+    pair.do("made = states.engine(1, checkpoint_engine=CheckpointEngine(wait='committed'))")
+    pair.do(f"states.train(made); made.save_checkpoint({root!r}); wanted = states.state(made)")
+    pair.do(f"states.train(made); made.save_checkpoint({root!r})")
+    daemon.kill()
+    daemon.restart()
+    flip_last_byte(f"{root}/global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    assert pair.do(f"made.load_checkpoint({root!r})[0]")[1].startswith(f"{root}/global_step1/")
+    assert pair.do("states.differences(wanted, states.state(made))") == [[], []]
+
+
 def test_directory_that_was_removed_behind_ckptd_is_survived(pair, root):
     pair.do("made = states.engine(1, checkpoint_engine=CheckpointEngine(wait='committed')); states.train(made)")
     for number in (1, 2, 3):  # As the Trainer of transformers does: a directory for each checkpoint.

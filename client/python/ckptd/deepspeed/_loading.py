@@ -1,5 +1,6 @@
 """Loading: the same checkpoint on every rank, verified before DeepSpeed changes anything."""
 
+import contextlib
 import inspect
 import logging
 import os
@@ -48,6 +49,11 @@ class Opened:
         self._values = {}
         if checkpoint is not None:
             checkpoint.close()
+
+    def give_up(self) -> None:
+        """Ends the lease of a checkpoint that could not be loaded. Damage that was found here is not raised again."""
+        with contextlib.suppress(errors.Corrupt):
+            self.close()
 
     def __enter__(self) -> "Opened":
         return self
@@ -158,7 +164,7 @@ def _open_on_all(
     failures = _failures_of_all(failed)
     if not failures:
         return opened
-    opened.close()
+    opened.give_up()
     words = "; ".join(f"rank {rank}: {words}" for rank, (_, words) in failures.items())
     if not is_last and all(is_damage for is_damage, _ in failures.values()):
         _log.warning("ckptd: loading the next older checkpoint: %s is damaged: %s", place.path, words)
