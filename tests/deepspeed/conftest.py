@@ -75,6 +75,15 @@ def new_ranks(daemon, session_folder):
         close(ranks)
 
 
+@pytest.fixture(scope="module")
+def jobs(daemon, session_folder, shared_pair):
+    """Jobs of two, three and four ranks, by their number. The ranks are those of all tests of the module."""
+    made = {count: start_ranks(daemon, session_folder, count) for count in (3, 4)}
+    yield {2: shared_pair, **made}
+    for ranks in made.values():
+        close(ranks)
+
+
 @pytest.fixture
 def root(session_folder):
     path = os.path.join(session_folder, f"ckpts-{next(_numbers)}")

@@ -1,5 +1,6 @@
 """What the rank processes of these tests run: small models, engines of DeepSpeed, and what can be compared of them."""
 
+import hashlib
 import importlib
 import logging
 import os
@@ -158,6 +159,69 @@ def differences(one, other, where=""):
 def bits(tensor):
     flat = tensor.detach().cpu().contiguous().view(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def digests(made, with_buffers=True):
+    """Returns what an engine has, in an order and a form that do not depend on the number of ranks. All ranks call it."""
+    wrapped = made.optimizer.optimizer
+    found = {"steps": sorted({float(each["step"]) for each in wrapped.state.values()})}
+    found["groups"] = [{key: str(group[key]) for key in ("lr", "betas")} for group in wrapped.param_groups]
+    found["scale"] = str(plain(getattr(made.optimizer, "loss_scaler", None)))
+    states = whole_states_of_stage_3 if made.zero_optimization_stage() == 3 else whole_states_of_stages_1_and_2
+    for name, state in states(made):
+        found.update((f"{key} {name}", digest(tensor)) for key, tensor in state.items())
+    found.update(digests_of_weights(made))
+    if with_buffers:
+        found.update((f"buffer {name}", digest(buffer)) for name, buffer in made.module.named_buffers())
+    return found
+
+
+def digests_of_weights(made):
+    found = {}
+    for name, parameter in made.module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            found[f"weight {name}"] = digest(parameter)
+    return found
+
+
+def whole_states_of_stage_3(made):
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    for name, parameter in made.module.named_parameters():
+        if parameter.requires_grad:
+            moments = {key: safe_get_full_optimizer_state(parameter, key) for key in ("exp_avg", "exp_avg_sq")}
+            yield name, {"fp32": safe_get_full_fp32_param(parameter), **moments}
+
+
+def whole_states_of_stages_1_and_2(made):
+    optimizer = made.optimizer
+    if hasattr(optimizer, "bf16_groups"):  # BF16_Optimizer.
+        groups, flats = optimizer.bf16_groups, optimizer.fp32_groups_flat_partition
+    else:
+        groups, flats = optimizer.round_robin_bit16_groups, optimizer.single_partition_of_fp32_groups
+    for group, part in zip(groups, flats):
+        parts = [None] * dist.get_world_size()
+        state = optimizer.optimizer.state[part]
+        dist.all_gather_object(parts, [part.detach(), state["exp_avg"], state["exp_avg_sq"]])
+        whole = [torch.cat(each) for each in zip(*parts)]
+        at = 0
+        for parameter in group:
+            cut = [flat[at : at + parameter.numel()] for flat in whole]
+            at += parameter.numel()
+            yield made.param_names[parameter], dict(zip(("fp32", "exp_avg", "exp_avg_sq"), cut))
+
+
+def digest(tensor):
+    return f"{list(tensor.shape)} {tensor.dtype} {hashlib.sha256(bits(tensor)).hexdigest()[:16]}"
+
+
+def damage(path):
+    """Changes the last byte of a file."""
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
 
 
 CLIENT_STATE = {

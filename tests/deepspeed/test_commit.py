@@ -80,21 +80,13 @@ def test_empty_directory_of_the_tag_is_used(pair, root):
     assert os.path.exists(f"{root}/a/.ckptd/manifest")
 
 
-def flip_last_byte(path):
-    with open(path, "r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([byte[0] ^ 1]))
-
-
 def test_damage_that_one_rank_finds_makes_all_ranks_load_the_next_older_checkpoint(pair, daemon, root):
     pair.do("made = states.engine(2, checkpoint_engine=CheckpointEngine(wait='committed'))")
     pair.do(f"states.train(made); made.save_checkpoint({root!r}); wanted = states.state(made)")
     pair.do(f"states.train(made); made.save_checkpoint({root!r})")
     daemon.kill()  # It has the bytes in memory, too.
     daemon.restart()
-    flip_last_byte(f"{root}/global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    pair.processes[0].do(f"states.damage('{root}/global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt')")
     pair.do("before = states.state(made)")
     errors = pair.fail(f"made.load_checkpoint({root!r}, 'global_step2')")
     assert [error.kind for error in errors] == ["CheckpointFailed", "Corrupt"]
@@ -111,7 +103,7 @@ def test_rank_that_finds_damage_goes_on_to_the_next_older_checkpoint_with_the_ot
     pair.do(f"states.train(made); made.save_checkpoint({root!r})")
     daemon.kill()
     daemon.restart()
-    flip_last_byte(f"{root}/global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    pair.processes[0].do(f"states.damage('{root}/global_step2/zero_pp_rank_1_mp_rank_00_optim_states.pt')")
     assert pair.do(f"made.load_checkpoint({root!r})[0]")[1].startswith(f"{root}/global_step1/")
     assert pair.do("states.differences(wanted, states.state(made))") == [[], []]
 

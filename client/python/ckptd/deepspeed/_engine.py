@@ -5,7 +5,7 @@ import logging
 import os
 import time
 import warnings
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, List, NamedTuple, Optional
 
 from ckptd import errors
 from ckptd._saving.file_values import Torch
@@ -187,6 +187,10 @@ class CheckpointEngine(_hooks.HookedEngine):
                 self._opened = None
 
         return load_checkpoint(engine, load, stock, asked)
+
+    def model_files(self) -> List[str]:
+        """Returns the paths of the model's files to load in the place of this rank's own, if it has none; else empty."""
+        return self._opened.model_files() if self._opened is not None else []
 
     # ---- this rank's part
 

@@ -7,7 +7,7 @@ import abc
 import functools
 import importlib
 import inspect
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ckptd.deepspeed import _scripts
 
@@ -27,6 +27,10 @@ class HookedEngine(abc.ABC):
     def load_checkpoint(self, engine: Any, stock: Callable[..., Any], asked: inspect.BoundArguments) -> Any:
         """Does what load_checkpoint() is asked for. stock: DeepSpeed's own method."""
 
+    @abc.abstractmethod
+    def model_files(self) -> List[str]:
+        """Returns the paths of the files of the model's state that are to be loaded; empty: DeepSpeed finds them."""
+
 
 _stock: Dict[str, Callable[..., Any]] = {}  # DeepSpeed's own methods, by name.
 _make: Optional[Callable[[Any], Any]] = None  # Makes the checkpoint engine of each new engine.
@@ -37,7 +41,7 @@ def prepare() -> None:
     if _stock:
         return
     kind = importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine
-    for ours in (_configure_checkpointing, save_checkpoint, load_checkpoint, _copy_recovery_script):
+    for ours in (_configure_checkpointing, save_checkpoint, load_checkpoint, _copy_recovery_script, _get_all_ckpt_names):
         stock = getattr(kind, ours.__name__)
         _stock[ours.__name__] = stock
         setattr(kind, ours.__name__, functools.wraps(stock)(ours))
@@ -96,6 +100,13 @@ def load_checkpoint(engine: Any, *args: Any, **kwargs: Any) -> Any:
     asked = inspect.signature(stock).bind(engine, *args, **kwargs)
     asked.apply_defaults()
     return ours.load_checkpoint(engine, stock, asked)
+
+
+def _get_all_ckpt_names(engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands for DeepSpeed's method that finds the files of the model's state, by tensor-parallel rank."""
+    ours = _ours(engine)
+    chosen = ours.model_files() if ours is not None else []
+    return chosen or _stock["_get_all_ckpt_names"](engine, *args, **kwargs)
 
 
 def _ours(engine: Any) -> Optional[HookedEngine]:

@@ -1,15 +1,18 @@
 """Loading: the same checkpoint on every rank, verified before DeepSpeed changes anything."""
 
 import contextlib
+import copy
 import inspect
 import logging
 import os
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ckptd import errors
 from ckptd.deepspeed import _names
 from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process
+from ckptd.deepspeed._reshard import Resharded, reshard
+from ckptd.deepspeed._saved_parts import Files
 from ckptd.restore import Checkpoint, open_root
 
 _log = logging.getLogger("ckptd")
@@ -26,17 +29,26 @@ class Opened:
         self.place = place
         self._checkpoint: Optional[Checkpoint] = None
         self._values: Dict[str, Any] = {}
+        self._resharded = Resharded({}, [])
 
-    def load_files(self, needed: Callable[[Sequence[str]], Iterable[str]]) -> None:
-        """Loads files. needed: returns which, of those that there are."""
+    def load_files(self, engine: Any, arguments: Mapping[str, Any]) -> None:
+        """Loads the files that this rank's engine will ask for. arguments: those of load_checkpoint()."""
         self._checkpoint = process.open(self.place)
+        self._resharded = reshard(engine, arguments, Files(self.place.path, self._checkpoint)) or self._resharded
         if self._checkpoint is not None:
-            for name in needed(self._checkpoint.files):
-                self._values[name] = self._checkpoint.load(name, weights_only=False)
+            for name in needed_files(engine, arguments, self._checkpoint.files):
+                if name not in self._resharded.values:
+                    self._values[name] = self._checkpoint.load(name, weights_only=False)
+
+    def model_files(self) -> List[str]:
+        """Returns the paths of the model's files that stand for this rank's own; empty if it has its own."""
+        return [os.path.join(self.place.path, name) for name in self._resharded.model_files]
 
     def load(self, path: str, map_location: Any) -> Any:
         """Returns a file's value. It is not kept: DeepSpeed changes it."""
         name = _names.file_in(self.place, path)
+        if name in self._resharded.values:
+            return _with_own_containers(self._resharded.values[name])  # DeepSpeed asks for the model's twice.
         if self._checkpoint is None or not name:
             return read_file(path, map_location)
         if name in self._values:
@@ -46,7 +58,7 @@ class Opened:
     def close(self) -> None:
         """Ends the lease. May be called more than once."""
         checkpoint, self._checkpoint = self._checkpoint, None
-        self._values = {}
+        self._values, self._resharded = {}, Resharded({}, [])
         if checkpoint is not None:
             checkpoint.close()
 
@@ -60,6 +72,15 @@ class Opened:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _with_own_containers(value: Any) -> Any:
+    """Returns a copy of a state with the same tensors."""
+    if isinstance(value, dict):
+        made = copy.copy(value)
+        made.update((key, _with_own_containers(each)) for key, each in value.items())
+        return made
+    return [_with_own_containers(each) for each in value] if type(value) is list else value
 
 
 def read_file(path: str, map_location: Any) -> Any:
@@ -80,7 +101,7 @@ def load_checkpoint(
     """Loads a checkpoint into an engine, as DeepSpeed's load_checkpoint() with the same arguments.
 
     Without a tag it is the one that `latest` names. If a rank finds it damaged, all ranks load the next older one.
-    What is in flight is waited for.
+    What is in flight is waited for. It may have been saved by another number of data-parallel ranks.
 
     Args:
         load: has DeepSpeed load an opened checkpoint, with the arguments of `asked`.
@@ -90,16 +111,17 @@ def load_checkpoint(
     Raises:
         errors.Corrupt: the checkpoint of the tag, or every one, is damaged.
         errors.CheckpointFailed: another rank could not load its files. No engine has changed.
+        errors.Refused: it was saved by another number of ranks, and is not of this model. No engine has changed.
     """
     root, tag = os.path.abspath(asked.arguments["load_dir"]), asked.arguments["tag"]
-    if not engine.load_universal_checkpoint() and os.path.isdir(os.path.join(root, ".ckptd")):
+    if not engine.load_universal_checkpoint() and os.path.isdir(root):
         process.await_root(root)
         candidates = _agreed(lambda: _candidates(root, tag))
         for number, candidate in enumerate(candidates):
             is_last = number + 1 == len(candidates)
-            opened = _open_on_all(Place(root, candidate), lambda names: needed_files(engine, asked.arguments, names), is_last)
+            asked.arguments["tag"] = candidate
+            opened = _open_on_all(Place(root, candidate), engine, asked.arguments, is_last)
             if opened is not None:
-                asked.arguments["tag"] = candidate
                 with opened:
                     return load(opened)
     return stock(*asked.args, **asked.kwargs)
@@ -149,7 +171,7 @@ def _agreed(find: Callable[[], List[str]]) -> List[str]:
 
 
 def _open_on_all(
-    place: Place, needed: Callable[[Sequence[str]], Iterable[str]], is_last: bool
+    place: Place, engine: Any, arguments: Mapping[str, Any], is_last: bool
 ) -> Optional[Opened]:
     """Opens a checkpoint and loads the files that this rank needs.
 
@@ -158,7 +180,7 @@ def _open_on_all(
     """
     opened, failed = Opened(place), None
     try:
-        opened.load_files(needed)
+        opened.load_files(engine, arguments)
     except Exception as error:  # noqa: BLE001 - The other ranks wait for this one's answer.
         failed = error
     failures = _failures_of_all(failed)

@@ -3,14 +3,13 @@
 `ckptctl convert zero-to-fp32` does the work: it runs nothing in a pickle.
 """
 
-import ctypes
 import os
 from typing import Any, Dict, List, Optional, Tuple, TypeVar, Union
 
 import torch
 
-from ckptd import errors
 from ckptd.deepspeed._convert_program import convert
+from ckptd.deepspeed._saved_parts import bytes_of, read_fully
 
 Path = Union[str, "os.PathLike[str]"]
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -34,20 +33,11 @@ class LazyTensor:
     def contiguous(self) -> torch.Tensor:
         """Reads the weight. It is on the CPU."""
         tensor = torch.empty(self.shape, dtype=self._stored)
-        into = memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+        into = bytes_of(tensor)
         for number, offset, size in self._ranges:
-            _read_fully(self._files[number], offset, into[:size])
+            read_fully(self._files[number], offset, into[:size])
             into = into[size:]
         return tensor.to(self.dtype)
-
-
-def _read_fully(path: str, offset: int, into: memoryview) -> None:
-    with open(path, "rb", buffering=0) as file:
-        while into:
-            count = os.preadv(file.fileno(), [into], offset)
-            if count == 0:
-                raise errors.Corrupt(f"{path} ends at byte {offset}, too early", reason="SHORT_FILE", path=path)
-            into, offset = into[count:], offset + count
 
 
 def get_fp32_state_dict_from_zero_checkpoint(
