@@ -62,6 +62,24 @@ def test_universal_checkpoint_of_deepspeeds_tool_loads_through_ckptd(pair, root,
     assert pair.do(compared) == [[], []]
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_universal_checkpoint_is_made_where_deepspeed_is_to_load_one(pair, root, stage):
+    load = (
+        f"other = states.engine({stage}, seed=4, checkpoint={{'load_universal': True}}, checkpoint_engine=CheckpointEngine())\n"
+        f"other.load_checkpoint({root!r}, 'a')[0]"
+    )
+    same = "states.differences(states.digests(made, False), states.digests(other, False))"
+    pair.do(f"made = states.engine({stage}, checkpoint_engine=CheckpointEngine()); states.train(made)")
+    for _ in range(2):  # The tag is saved again, and so it is converted again.
+        pair.do(f"states.train(made); made.save_checkpoint({root!r}, 'a')")
+        assert all(path.startswith(f"{root}/.ckptd-universal/a/") for path in pair.do(load))
+        assert pair.do(same) == [[], []]
+    made = os.stat(f"{root}/.ckptd-universal/a").st_ino
+    pair.do(load)
+    assert os.stat(f"{root}/.ckptd-universal/a").st_ino == made
+    assert not os.path.exists(f"{root}/latest_universal")
+
+
 def test_job_goes_back_to_deepspeed_alone(pair, root):
     saved(pair, root, "states.engine(2)")
     pair.do(f"stock = states.engine(2, seed=3); stock.load_checkpoint({root!r})")

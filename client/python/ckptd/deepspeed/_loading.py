@@ -8,7 +8,7 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ckptd import errors
-from ckptd.deepspeed import _names
+from ckptd.deepspeed import _names, _universal
 from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process
 from ckptd.deepspeed._reshard import Resharded, reshard
@@ -101,7 +101,8 @@ def load_checkpoint(
     """Loads a checkpoint into an engine, as DeepSpeed's load_checkpoint() with the same arguments.
 
     Without a tag it is the one that `latest` names. If a rank finds it damaged, all ranks load the next older one.
-    What is in flight is waited for. It may have been saved by another number of data-parallel ranks.
+    What is in flight is waited for. It may have been saved by another number of data-parallel ranks. If the engine loads
+    universal checkpoints, and there is none, it is made.
 
     Args:
         load: has DeepSpeed load an opened checkpoint, with the arguments of `asked`.
@@ -111,10 +112,16 @@ def load_checkpoint(
     Raises:
         errors.Corrupt: the checkpoint of the tag, or every one, is damaged.
         errors.CheckpointFailed: another rank could not load its files. No engine has changed.
+        CannotConvert: the engine loads universal checkpoints, and one cannot be made without loss.
         errors.Refused: it was saved by another number of ranks, and is not of this model. No engine has changed.
     """
     root, tag = os.path.abspath(asked.arguments["load_dir"]), asked.arguments["tag"]
-    if not engine.load_universal_checkpoint() and os.path.isdir(root):
+    if engine.load_universal_checkpoint():
+        process.await_root(root)
+        made = _agreed(lambda: _made_universal(root, tag))
+        if made:
+            asked.arguments["load_dir"], asked.arguments["tag"] = made
+    elif os.path.isdir(root):
         process.await_root(root)
         candidates = _agreed(lambda: _candidates(root, tag))
         for number, candidate in enumerate(candidates):
@@ -140,6 +147,15 @@ def _candidates(root: str, tag: Optional[str]) -> List[str]:
     infos = run.list() if run is not None else open_root(root).list()
     newest = next((info.sequence for info in infos if info.tag == latest), 0)
     return [latest] + [info.tag for info in infos if info.sequence < newest and not info.damage]
+
+
+def _made_universal(root: str, tag: Optional[str]) -> List[str]:
+    """Returns the directory and the tag of the universal checkpoint that DeepSpeed is to load; empty: it finds that itself."""
+    if not os.path.isdir(root) or (tag is None and os.path.exists(os.path.join(root, _universal.LATEST))):
+        return []
+    candidates = _candidates(root, tag)
+    made = _universal.universal_of(Place(root, candidates[0])) if candidates else None
+    return [] if made is None else [made.root, made.tag]
 
 
 def _read_latest(root: str) -> Optional[str]:
