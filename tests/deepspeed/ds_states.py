@@ -4,8 +4,10 @@ import hashlib
 import importlib
 import logging
 import os
+import pathlib
 import random
 import sys
+import unittest.mock
 import warnings
 
 import numpy
@@ -268,6 +270,33 @@ def client_differences(client_state):
     wanted, found = dict(CLIENT_STATE), {key: client_state.get(key) for key in CLIENT_STATE}
     same = numpy.array_equal(wanted.pop("numpy"), found.pop("numpy"))
     return differences(wanted, found, ".client_state") + ([] if same else [".client_state.numpy"])
+
+
+def recovered_differently(root):
+    """Returns where DeepSpeed's zero_to_fp32 and ckptd's give other weights of a checkpoint."""
+    from deepspeed.utils import zero_to_fp32
+
+    theirs = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(root)
+    return differences(theirs, ckptd.deepspeed.get_fp32_state_dict_from_zero_checkpoint(root))
+
+
+def converted_differently(root, tag):
+    """Returns where DeepSpeed's ds_to_universal and ckptctl make other universal checkpoints of a tag."""
+    from ckptd.deepspeed._convert_program import convert
+    from deepspeed.checkpoint import ds_to_universal
+
+    options = [f"--input_folder={root}/{tag}", "--inject_missing_state"]
+    convert("ds-to-universal", [*options, f"--output_folder={root}/ours"])
+    options += ["--num_extract_workers=1", "--num_merge_workers=1", f"--output_folder={root}/theirs"]
+    with unittest.mock.patch.object(sys, "argv", ["ds_to_universal.py", *options]):
+        ds_to_universal.main(ds_to_universal.parse_arguments())
+    return differences(*[files_in(f"{root}/{side}") for side in ("theirs", "ours")])
+
+
+def files_in(folder):
+    """Returns what the files below a folder hold, by their names."""
+    paths = [path for path in pathlib.Path(folder).rglob("*.pt") if path.is_file()]
+    return {str(path.relative_to(folder)): plain(torch.load(path, weights_only=False)) for path in paths}
 
 
 class MixtureNet(torch.nn.Module):

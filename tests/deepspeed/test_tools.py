@@ -80,6 +80,22 @@ def test_universal_checkpoint_is_made_where_deepspeed_is_to_load_one(pair, root,
     assert not os.path.exists(f"{root}/latest_universal")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        "states.engine(1, groups=2, tied=True)",
+        "states.engine(1, 'bf16')",
+        "states.engine(2, 'fp16', groups=2, frozen=True, tied=True)",
+        "states.engine(3, 'bf16', groups=2, frozen=True, tied=True, zero_optimization={'sub_group_size': 150})",
+    ],
+)
+def test_conversions_of_what_deepspeed_writes_equal_those_of_its_tools(pair, root, make):
+    saved(pair, root, make)
+    # Frozen weights at stage 1 are not here: DeepSpeed's zero_to_fp32 leaves them out.
+    assert pair.processes[0].do(f"states.recovered_differently({root!r})") == []
+    assert pair.processes[0].do(f"states.converted_differently({root!r}, 'global_step2')") == []
+
+
 def test_job_goes_back_to_deepspeed_alone(pair, root):
     saved(pair, root, "states.engine(2)")
     pair.do(f"stock = states.engine(2, seed=3); stock.load_checkpoint({root!r})")

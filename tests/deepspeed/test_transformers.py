@@ -88,3 +88,35 @@ def test_trainer_of_transformers_saves_removes_and_resumes(with_models, root):
     until(lambda: os.path.exists(f"{root}/checkpoint-6/global_step6/.ckptd/manifest"), "the commit")
     assert with_models.do(f"train({root!r}, 2, 8, True)", 120)[0][:6] == first[0]
     assert sorted(os.listdir(root)) == ["checkpoint-6", "checkpoint-8"]
+
+
+ACCELERATE = """
+import accelerate
+
+def train(root, steps, resume):
+    accelerate.state.AcceleratorState._reset_state(True)
+    settings = {key: value for key, value in states.config(2).items() if key != "scheduler"}
+    accelerator = accelerate.Accelerator(deepspeed_plugin=accelerate.DeepSpeedPlugin(hf_ds_config=settings))
+    torch.manual_seed(0)
+    model = states.Net()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    if resume:
+        accelerator.load_state(root)
+    losses = []
+    for _ in range(steps):
+        torch.manual_seed(10 * model.global_steps + dist.get_rank())
+        loss = model(torch.randn(2, 13)).square().mean()
+        accelerator.backward(loss)
+        losses.append(loss.item())
+    accelerator.save_state(root)
+    return losses
+"""
+
+
+def test_accelerate_saves_and_resumes(with_models, root):
+    with_models.do(f"{ACCELERATE}\nckptd.deepspeed.install()")
+    whole = with_models.do(f"train('{root}/whole', 4, False)")
+    assert with_models.do(f"train('{root}/parts', 2, False)") == [losses[:2] for losses in whole]
+    assert with_models.do(f"train('{root}/parts', 2, True)") == [losses[2:] for losses in whole]
+    assert "random_states_0.pkl" in os.listdir(f"{root}/parts")
+    until(lambda: os.path.exists(f"{root}/parts/pytorch_model/.ckptd/manifest"), "the commit")
