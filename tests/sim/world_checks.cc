@@ -99,6 +99,7 @@ void World::CheckDamageIsMarked() {
     Count("damage read");
     const auto known = FindCheckpoint(found.run, found.tag);
     if (!known || known->sequence() != found.sequence || known->has_damage()) continue;
+    if (known->level() != v1::COMMITTED) continue;  // It is evicted, and its save had ended INDETERMINATE.
     const v1::Status status = engine_->GetStatus(Caller{0, 0, true});
     for (const v1::Run& run : status.runs()) {
       if (run.name() == run_names_.at(found.run) && !run.read_only())
