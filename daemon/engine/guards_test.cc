@@ -284,6 +284,16 @@ TEST_F(ReadOnlyRootTest, MakesTheDirectoryOfAnAdmittedSaveAfterTheScan) {
   EXPECT_EQ(EndOf(ranks_[0], Key(0, "two")), "COMMITTED");
 }
 
+TEST_F(GuardsTest, PublishThatWaitsIsNotRetriedBecauseOfAnotherSave) {
+  auto sessions = Launch("a", 1);
+  ios_[1]->publish_result = {
+      .outcome = PublishOutcome::kFailed, .status = ErrnoError(EIO, "reading the tag"), .retryable = true};
+  SaveAll(sessions, "one", 1);
+  EXPECT_EQ(ios_[1]->calls["Publish"], 1);
+  SaveAll(sessions, "two", 2);
+  EXPECT_EQ(ios_[1]->calls["Publish"], 2);
+}
+
 TEST_F(GuardsTest, RetriesPublishWithBackoffAfterReadError) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {

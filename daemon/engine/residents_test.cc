@@ -380,6 +380,7 @@ TEST_F(ResidentsTest, EvictsCopyAfterAllRanksHaveReadItWhenFirstSaveNeedsMemory)
 }
 
 TEST_F(ResidentsTest, ReaderWithoutResumeDelaysNoSave) {
+  engine_options_.max_reader_pool_percent_per_user = 100;
   for (const int segments : {4, 5}) {
     disks_.clear();
     Start(segments);

@@ -181,6 +181,7 @@ TEST_F(SuccessionTest, InheritedSaveIsNotCalledLost) {
   Crash();
   RecoverAndHold();
   EXPECT_THAT(Failures(), ElementsAre());
+  EXPECT_EQ(disks_[1]->run_record.outcomes_size(), 0) << "it has not ended yet";
 }
 
 TEST_F(SuccessionTest, InheritsAcrossRepeatedKills) {
