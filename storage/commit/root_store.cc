@@ -370,12 +370,12 @@ absl::StatusOr<PointerFiles> RootStore::Impl::ReleasePointers(const std::string&
   if (checkpoint == nullptr) return NoCheckpoint(tag, sequence);
   std::map<int64_t, CommittedCheckpoint> others = committed_;
   others.erase(sequence);
-  for (const auto& [name, content] : checkpoint->summary.pointers()) {
-    const auto names_it = [&name](const auto& other) {
-      return other.second.summary.pointers().contains(name);
+  for (const auto& pointer : checkpoint->summary.pointers()) {
+    const auto names_it = [&pointer](const auto& other) {
+      return other.second.summary.pointers().contains(pointer.first);
     };
     if (std::none_of(others.begin(), others.end(), names_it))
-      CKPTD_RETURN_IF_ERROR(pointer_writer_.Remove(name, content));
+      CKPTD_RETURN_IF_ERROR(pointer_writer_.Remove(pointer.first, pointer.second));
   }
   PointerFiles released = pointer_writer_.Update(others);
   if (released.warnings.empty()) return pointers_ = std::move(released);
