@@ -284,14 +284,17 @@ TEST_F(ReadOnlyRootTest, MakesTheDirectoryOfAnAdmittedSaveAfterTheScan) {
   EXPECT_EQ(EndOf(ranks_[0], Key(0, "two")), "COMMITTED");
 }
 
-TEST_F(GuardsTest, PublishThatWaitsIsNotRetriedBecauseOfAnotherSave) {
+TEST_F(GuardsTest, PublishThatWaitsIsNotRetriedAfterAScan) {
   auto sessions = Launch("a", 1);
   ios_[1]->publish_result = {
       .outcome = PublishOutcome::kFailed, .status = ErrnoError(EIO, "reading the tag"), .retryable = true};
   SaveAll(sessions, "one", 1);
   EXPECT_EQ(ios_[1]->calls["Publish"], 1);
+  ios_[1]->publish_result = {PublishOutcome::kIndeterminate, ErrnoError(EIO, "syncing the root")};
   SaveAll(sessions, "two", 2);
-  EXPECT_EQ(ios_[1]->calls["Publish"], 2);
+  EXPECT_EQ(EndOf(sessions[0], Key(0, "two")), "INDETERMINATE");
+  EXPECT_EQ(ios_[1]->calls["Rescan"], 1);
+  EXPECT_EQ(ios_[1]->calls["Publish"], 2) << "the scan retries nothing before its time";
 }
 
 TEST_F(GuardsTest, RetriesPublishWithBackoffAfterReadError) {

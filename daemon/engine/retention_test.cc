@@ -249,6 +249,14 @@ TEST_F(DeletionTest, WaitsForTheHistoryThatIsBeingWritten) {
   EXPECT_THAT(Kept(*run), ElementsAre(2));
 }
 
+TEST_F(DeletionTest, IsRefusedWhenTheHistoryThatItWaitsForCannotBeWritten) {
+  Run* run = AddRun(1000, {1, 2});
+  ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
+  Record(run);
+  EXPECT_EQ(Delete(run, 1), "CHECKPOINT_KEPT");
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 2));
+}
+
 TEST_F(DeletionTest, IsRefusedWhileTheHistoryCannotBeWritten) {
   Run* run = AddRun(1000, {1, 2});
   ios_[run]->errors["SaveRunRecord"] = absl::InternalError("broken");
