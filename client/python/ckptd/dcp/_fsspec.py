@@ -10,7 +10,6 @@ import os
 import pickle
 import shutil
 import tempfile
-import time
 from typing import Any, Dict, List, Set, Tuple
 
 from fsspec.spec import AbstractFileSystem
@@ -21,8 +20,6 @@ from ckptd.dcp import _directory, _names
 from ckptd.dcp._process import Place, place_of, process
 
 _TIMEOUT = 120.0  # Seconds to wait for room.
-_HISTORY_SECONDS = 2.0  # The daemon deletes nothing before the record of the last commit is on disk,
-_PAUSE_SECONDS = 0.02  # and tells nobody when it is.
 
 
 class CkptdFileSystem(AbstractFileSystem):  # type: ignore[misc]
@@ -119,12 +116,7 @@ def _remove(place: Place) -> None:
         shutil.rmtree(place.path)
         return
     _unwanted.add(place)
-    newest = process.run(place.root, 0, 1).latest()
-    deadline = time.monotonic() + _HISTORY_SECONDS
     _remove_unwanted()
-    while place in _unwanted and newest is not None and newest.tag != place.tag and time.monotonic() < deadline:
-        time.sleep(_PAUSE_SECONDS)
-        _remove_unwanted()
 
 
 def _remove_unwanted() -> None:
