@@ -1,15 +1,14 @@
 """Fixtures: a daemon and rank processes that all tests of this folder share, because importing torch takes long."""
 
-import itertools
 import os
 import pathlib
 
 import pytest
 
-from harness import Daemon, LaunchedRanks, Trainer, temporary_folder
+from harness import Daemon, Trainer, temporary_folder
+from harness.rank_fixtures import alone, launch, root  # noqa: F401
 
 _NUM_PROCESSES = 4
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -61,23 +60,3 @@ def start_processes():
     yield start
     for process in made:
         process.close()
-
-
-@pytest.fixture
-def launch(processes, session_folder):
-    """Makes the ranks of a new launch: launch(2) is a job of two."""
-    return lambda world_size: LaunchedRanks(processes, session_folder, world_size)
-
-
-@pytest.fixture
-def alone(processes):
-    """A process without a process group."""
-    processes[0].do("states.leave()")
-    return processes[0]
-
-
-@pytest.fixture
-def root(session_folder):
-    path = os.path.join(session_folder, f"ckpts-{next(_numbers)}")
-    os.mkdir(path)
-    return path

@@ -1,17 +1,16 @@
 """Fixtures: a daemon and rank processes that all tests of this folder share, because importing TorchTNT takes long."""
 
-import itertools
 import os
 import pathlib
 
 import pytest
 
-from harness import Daemon, LaunchedRanks, Trainer, temporary_folder
+from harness import Daemon, Trainer, temporary_folder
+from harness.rank_fixtures import alone, launch, root  # noqa: F401
 
 FOLDER = pathlib.Path(__file__).parent
 _NUM_PROCESSES = 4
 _START_SECONDS = 180
-_numbers = itertools.count()
 _IMPORTS = (
     "import torch.distributed as dist, torch.distributed.checkpoint as dcp, ckptd.dcp\n"
     "from ckptd.torchtnt import CheckpointSaver, RestoreOptions\n"
@@ -57,23 +56,3 @@ def start_processes(daemon):
 @pytest.fixture(scope="session")
 def processes(start_processes):
     return start_processes(_NUM_PROCESSES)
-
-
-@pytest.fixture
-def launch(processes, session_folder):
-    """Makes the ranks of a new launch: launch(2) is a job of two."""
-    return lambda world_size: LaunchedRanks(processes, session_folder, world_size)
-
-
-@pytest.fixture
-def alone(processes):
-    """A process without a process group."""
-    processes[0].do("states.leave()")
-    return processes[0]
-
-
-@pytest.fixture
-def root(session_folder):
-    path = os.path.join(session_folder, f"ckpts-{next(_numbers)}")
-    os.mkdir(path)
-    return path
