@@ -13,14 +13,15 @@ namespace {
 
 // The checkpoint that the attempt resumes from; 0: none. It is kept until every rank has read its part,
 // because recovery may publish a newer one meanwhile. For clients that do not report that, it is kept until
-// the attempt has committed a checkpoint of its own.
+// the attempt has committed a newer checkpoint. The decision itself may name a checkpoint of the attempt:
+// ranks that began from nothing, because every checkpoint was damaged, may save before the others resume.
 int64_t ResumedSequence(const Run& run, int64_t attempt, const std::optional<Ledger::ResumeChoice>& decided) {
   if (!decided || decided->agreed) return 0;
   const auto& committed = run.catalog.committed();
-  const bool has_own = std::any_of(committed.begin(), committed.end(), [attempt](const auto& entry) {
-    return entry.second.summary.attempt() == attempt;
-  });
-  return has_own ? 0 : decided->sequence;
+  const bool has_newer =
+      std::any_of(committed.upper_bound(decided->sequence), committed.end(),
+                  [attempt](const auto& entry) { return entry.second.summary.attempt() == attempt; });
+  return has_newer ? 0 : decided->sequence;
 }
 
 // The checkpoints that nothing keeps, oldest first.

@@ -91,6 +91,31 @@ TEST_F(RetentionTest, KeepsWhatIsPinnedLeasedPointedToOrBeingDecided) {
   EXPECT_THAT(Kept(*run), ElementsAre(1, 2, 3, 6));
 }
 
+TEST_F(RetentionTest, KeepsWhatAnAttemptResumesFromUntilItHasCommittedANewerOne) {
+  constexpr int64_t kAttempt = 1;
+  Run* run = AddRun(1000, {1, 2});
+  KeepLast(run, 1);
+  Ledger::JoinSpec spec;
+  spec.world_size = 2;
+  spec.launch_id = "launch";
+  spec.instance = "instance";
+  absl::Status resumed;
+  run->ledger->Join(spec, [&](absl::StatusOr<int64_t> attempt) { resumed = attempt.status(); });
+  run->ledger->DecideResume(kAttempt, {"s2", 2}, [&](auto choice) { resumed.Update(choice.status()); });
+  RunCallbacks();
+  ASSERT_TRUE(resumed.ok()) << resumed;
+  run->active_attempt = kAttempt;
+  Commit(run, 2, kAttempt);  // Ranks that began from nothing have saved it.
+  Commit(run, 3);            // A save of an earlier attempt, which recovery has published.
+  retention_.Apply(run);
+  RunCallbacks();
+  EXPECT_THAT(Kept(*run), ElementsAre(2, 3));
+  Commit(run, 4, kAttempt);
+  retention_.Apply(run);
+  RunCallbacks();
+  EXPECT_THAT(Kept(*run), ElementsAre(4));
+}
+
 TEST_F(RetentionTest, WaitsUntilTheHistoryIsOnDisk) {
   Run* run = AddRun(1000, {1, 2});
   KeepLast(run, 1);

@@ -56,11 +56,12 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
     runs_.emplace(run->name, std::move(run));
     return added;
   }
-  void Commit(Run* run, int64_t sequence) {
+  void Commit(Run* run, int64_t sequence, int64_t attempt = 0) {
     CommittedCheckpoint checkpoint;
     checkpoint.summary.set_tag("s" + std::to_string(sequence));
     checkpoint.summary.set_sequence(sequence);
     checkpoint.summary.set_size_bytes(100);
+    checkpoint.summary.set_attempt(attempt);
     run->catalog.Add(checkpoint);
     disks_.at(run)->committed[sequence] = checkpoint;
   }
