@@ -85,10 +85,11 @@ bool SimDisk::Holds(const std::string& tag, int64_t sequence) const {
   return found != tags_.end() && found->second.summary.sequence() >= sequence;
 }
 
-bool SimDisk::HasBytes(const std::string& tag) const {
+bool SimDisk::HasBytes(const std::string& tag, int64_t sequence) const {
   const auto found = tags_.find(tag);
-  return found != tags_.end() && std::any_of(found->second.marks.begin(), found->second.marks.end(),
-                                             [](const auto& file) { return !file.second.empty(); });
+  if (found == tags_.end() || found->second.summary.sequence() != sequence) return false;
+  return std::any_of(found->second.marks.begin(), found->second.marks.end(),
+                     [](const auto& file) { return !file.second.empty(); });
 }
 
 std::string SimDisk::Leftovers() const {

@@ -98,7 +98,8 @@ class SimDisk {
   int64_t opened() const { return opened_; }
   // True if the disk holds the checkpoint, or a newer one of its tag that the daemon has not been told of.
   bool Holds(const std::string& tag, int64_t sequence) const;
-  bool HasBytes(const std::string& tag) const;  // True if any file has bytes.
+  // True if this very checkpoint is on the disk and any of its files has bytes.
+  bool HasBytes(const std::string& tag, int64_t sequence) const;
 
  private:
   friend class SimRootIo;

@@ -44,7 +44,7 @@ void World::CheckPrefetch(const PoolUsage& usage) {
     oracle_.Violated("resident copies have more memory than their limit");
   for (const auto& [run, said] : std::exchange(reported_resident_, {})) {
     const auto known = FindCheckpoint(run, said.tag());
-    if (known && known->sequence() == said.sequence() && disks_[run]->HasBytes(said.tag()) &&
+    if (known && known->sequence() == said.sequence() && disks_[run]->HasBytes(said.tag(), said.sequence()) &&
         !known->resident())
       oracle_.Violated(absl::StrCat(said.tag(), " of run ", run, " was reported as resident, but is not"));
   }
