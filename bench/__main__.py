@@ -125,7 +125,6 @@ def main() -> int:
         folder = stack.enter_context(
             temporary_folder(options.dir.resolve(), (2 if options.quick else 12) * GIB)
         )
-        stack.enter_context(settings.transparent_huge_pages())
         for name in CASES:
             if name in options.cases or not options.cases:
                 run_case(name, folder, options, results)

@@ -66,7 +66,7 @@ class MemoryCopy:
 
     def __init__(self, tensors: Sequence[torch.Tensor], threads: int) -> None:
         self.size = sum(t.numel() * t.element_size() for t in tensors)
-        target = mmap.mmap(-1, self.size)
+        target = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             target.madvise(mmap.MADV_HUGEPAGE)  # The fastest target that there is.
         self._kept = (list(tensors), torch.frombuffer(memoryview(target), dtype=torch.uint8))
@@ -119,7 +119,7 @@ def copy_into_fresh_pages(tensors: Sequence[torch.Tensor], threads: int) -> floa
 
 def _copy_into_fresh_pages(tensors: Sequence[torch.Tensor], threads: int, loop: int) -> float:
     total = sum(tensor.nbytes for tensor in tensors)
-    target = mmap.mmap(-1, total + _PIECE)
+    target = mmap.mmap(-1, total + _PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         target.madvise(mmap.MADV_HUGEPAGE)
     begin = torch.frombuffer(memoryview(target), dtype=torch.uint8).data_ptr()

@@ -15,31 +15,8 @@ from typing import Iterator, Optional
 
 from bench.base.machine import log
 
-SHMEM_HUGE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 HUGE_RESERVED = pathlib.Path("/proc/sys/vm/nr_hugepages")
 _HUGE_PAGE = 2 << 20
-
-
-@contextlib.contextmanager
-def transparent_huge_pages() -> Iterator[None]:
-    """Allows transparent huge pages for shared memory within the block, if we have the right to."""
-    before = _value(SHMEM_HUGE)
-    if before in ("always", "within_size", "advise", "force"):
-        log(f"huge pages: {SHMEM_HUGE} is '{before}' already")
-        yield
-        return
-    try:
-        SHMEM_HUGE.write_text("advise")
-    except OSError as error:
-        log(
-            f"huge pages: cannot change {SHMEM_HUGE}, which is '{before}' ({error.strerror}): "
-            "the daemon writes from small pages, at half the speed"
-        )
-        yield
-        return
-    log(f"huge pages: changed {SHMEM_HUGE} from '{before}' to 'advise' for this run")
-    with restored(SHMEM_HUGE, "advise", before):
-        yield
 
 
 @contextlib.contextmanager

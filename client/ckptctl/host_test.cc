@@ -22,13 +22,16 @@ class HostTest : public testing::Test {
     std::ofstream(prefix_ + path) << text;
   }
   Finding Find(const std::string& subject, const absl::Status& uring = absl::OkStatus()) {
-    for (const Finding& finding : JudgeHost(ReadHostFacts(prefix_), uring)) {
+    HostFacts facts = ReadHostFacts(prefix_);
+    facts.makes_huge_pages = makes_huge_pages_;
+    for (const Finding& finding : JudgeHost(facts, uring)) {
       if (finding.subject == subject) return finding;
     }
     ADD_FAILURE() << "there is no finding about " << subject;
     return {};
   }
   std::string prefix_;
+  bool makes_huge_pages_ = false;
 };
 
 TEST_F(HostTest, ReservedHugePagesAreOk) {
@@ -43,6 +46,14 @@ TEST_F(HostTest, TransparentHugePagesAreOk) {
         "always within_size [advise] never deny force\n");
   EXPECT_EQ(Find("huge pages").verdict, Verdict::kOk);
   EXPECT_THAT(Find("huge pages").what, HasSubstr("advise"));
+}
+
+TEST_F(HostTest, HugePagesOnRequestAreOk) {
+  makes_huge_pages_ = true;
+  Write("/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        "always within_size advise [never] deny force\n");
+  EXPECT_EQ(Find("huge pages").verdict, Verdict::kOk);
+  EXPECT_THAT(Find("huge pages").what, HasSubstr("on request"));
 }
 
 TEST_F(HostTest, WarnsWithAdviceWithoutHugePages) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/memory/page_filler.h"
 #include "storage/base/mutex.h"
 
 namespace ckptd {
@@ -74,7 +75,7 @@ class ThreadPopulator : public Populator {
       for (const auto& [segment, callback] : forgotten)
         callback(store_ == nullptr ? absl::OkStatus() : store_->Remove(SegmentName(segment)));
       if (id == 0) continue;
-      MadeSegment made{id, SegmentMemory::Make(segment_bytes_, pages_, stop_),
+      MadeSegment made{id, SegmentMemory::Make(segment_bytes_, pages_, filler_, stop_),
                        absl::UnavailableError("there is no descriptor store")};
       if (made.memory.ok() && store_ != nullptr) made.kept = store_->Put(SegmentName(id), made.memory->fd());
       made_(std::move(made));
@@ -86,6 +87,7 @@ class ThreadPopulator : public Populator {
   DescriptorStore* const store_;
   const Made made_;
   std::atomic<bool> stop_{false};
+  PageFiller filler_;  // Of thread_.
   Mutex mutex_;
   CondVar changed_;
   std::deque<SegmentId> wanted_ ABSL_GUARDED_BY(mutex_);

@@ -8,17 +8,13 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <fstream>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
@@ -28,8 +24,6 @@ namespace ckptd {
 namespace {
 
 constexpr int64_t kHugePage = 2 << 20;
-constexpr int64_t kMaxPopulators = 4;        // Threads.
-constexpr int64_t kPopulateStep = 64 << 20;  // Bytes between two checks of `stop`.
 constexpr char kShmemEnabled[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 absl::Status NoMemory(int64_t size, const std::string& why) {
@@ -98,27 +92,6 @@ absl::StatusOr<std::byte*> MapAligned(int fd, int64_t size) {
   return data;
 }
 
-// Faults in memory by several threads: a job's first save may wait for it. Returns 0 or an errno.
-int Populate(std::byte* data, int64_t size) {
-  const int64_t threads = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, kMaxPopulators);
-  const int64_t share = (size / threads + kHugePage - 1) / kHugePage * kHugePage;
-  std::atomic<int> error{0};
-  const auto populate = [&](int64_t begin) {
-    if (madvise(data + begin, std::min(share, size - begin), MADV_POPULATE_WRITE) != 0) error = errno;
-  };
-  std::vector<std::jthread> others;
-  for (int64_t begin = share; begin < size; begin += share) {
-    try {
-      others.emplace_back(populate, begin);
-    } catch (const std::system_error&) {  // The system allows no more threads.
-      populate(begin);
-    }
-  }
-  populate(0);
-  others.clear();
-  return error;
-}
-
 }  // namespace
 
 const char* PageKindName(PageKind kind) {
@@ -177,19 +150,15 @@ absl::StatusOr<SegmentMemory> SegmentMemory::Map(int64_t size, PageKind wanted) 
   CKPTD_ASSIGN_OR_RETURN(memory.data_, MapAligned(memory.fd(), size));
   // Only advice: a failure costs speed, nothing else.
   madvise(memory.data_, size, MADV_DONTDUMP);
-  if (wanted == PageKind::kTransparent) madvise(memory.data_, size, MADV_HUGEPAGE);
-  if (wanted == PageKind::kPlain) madvise(memory.data_, size, MADV_NOHUGEPAGE);
   return memory;
 }
 
-absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wanted,
+absl::StatusOr<SegmentMemory> SegmentMemory::MakeOf(int64_t size, PageKind wanted, PageFiller& filler,
                                                     const std::atomic<bool>& stop) {
   CKPTD_ASSIGN_OR_RETURN(SegmentMemory memory, Map(size, wanted));
-  for (int64_t done = 0; done < size; done += kPopulateStep) {
-    if (stop.load(std::memory_order_relaxed)) return absl::CancelledError("the pool is closing");
-    const int error = Populate(memory.data_ + done, std::min(kPopulateStep, size - done));
-    if (error != 0) return NoMemory(size, "populating", error);
-  }
+  const int error = filler.Fill(memory.data_, size, wanted == PageKind::kTransparent, stop);
+  if (error == ECANCELED) return absl::CancelledError("the pool is closing");
+  if (error != 0) return NoMemory(size, "populating", error);
   const bool huge = wanted == PageKind::kTransparent && MappedHuge(memory.data_, size);
   memory.pages_ = wanted == PageKind::kHugetlb ? PageKind::kHugetlb
                   : huge                       ? PageKind::kTransparent
@@ -217,14 +186,14 @@ SegmentMemory SegmentMemory::Unmapped(UniqueFd fd, int64_t size) {
 
 absl::StatusOr<SegmentMemory> SegmentMemory::MakeSparse(int64_t size) { return Map(size, PageKind::kPlain); }
 
-absl::StatusOr<SegmentMemory> SegmentMemory::Make(int64_t size, PagePolicy pages,
+absl::StatusOr<SegmentMemory> SegmentMemory::Make(int64_t size, PagePolicy pages, PageFiller& filler,
                                                   const std::atomic<bool>& stop) {
   if (pages == PagePolicy::kAuto) {
-    absl::StatusOr<SegmentMemory> reserved = MakeOf(size, PageKind::kHugetlb, stop);
+    absl::StatusOr<SegmentMemory> reserved = MakeOf(size, PageKind::kHugetlb, filler, stop);
     if (reserved.ok()) return reserved;
   }
   CKPTD_RETURN_IF_ERROR(CheckAvailable(size));
-  return MakeOf(size, pages == PagePolicy::kPlain ? PageKind::kPlain : PageKind::kTransparent, stop);
+  return MakeOf(size, pages == PagePolicy::kPlain ? PageKind::kPlain : PageKind::kTransparent, filler, stop);
 }
 
 std::string PlainPagesAdvice(int64_t pool_bytes) {
@@ -232,8 +201,10 @@ std::string PlainPagesAdvice(int64_t pool_bytes) {
   std::string setting;
   if (!std::getline(file, setting)) setting = "(no such file)";
   return absl::StrCat(
-      "segments are on plain 4 KiB pages, which about halves the speed of direct writes: ", kShmemEnabled,
-      " is '", setting, "' and no huge pages are reserved; as root, `echo advise > ", kShmemEnabled,
+      "segments are on plain 4 KiB pages, which about halves the speed of direct writes: no huge pages are "
+      "reserved, and the kernel made none on request, because it is older than 6.1, or memory is fragmented, "
+      "or ",
+      kShmemEnabled, " is 'deny' (it is '", setting, "'); as root, `echo advise > ", kShmemEnabled,
       "` or `sysctl vm.nr_hugepages=", pool_bytes / kHugePage, "`, then restart ckptd");
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/memory/page_filler.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/unique_fd.h"
 
@@ -24,8 +25,9 @@ class SegmentMemory {
   // Returns zeroed memory with every page present, so that no access to it can fail later. `size` is in
   // bytes, a multiple of 2 MiB. Uses reserved huge pages if `pages` allows them and there are enough, else
   // transparent ones, else plain ones. CANCELLED soon after `stop` is set. RESOURCE_EXHAUSTED, reason
-  // POOL_EXHAUSTED, when the machine lacks the memory.
-  static absl::StatusOr<SegmentMemory> Make(int64_t size, PagePolicy pages, const std::atomic<bool>& stop);
+  // POOL_EXHAUSTED, when the machine lacks the memory. `filler` faults the pages in.
+  static absl::StatusOr<SegmentMemory> Make(int64_t size, PagePolicy pages, PageFiller& filler,
+                                            const std::atomic<bool>& stop);
 
   // Maps a segment of an earlier daemon without changing its bytes.
   static absl::StatusOr<SegmentMemory> MapInherited(UniqueFd fd, int64_t size);
@@ -54,7 +56,8 @@ class SegmentMemory {
  private:
   SegmentMemory() = default;
   static absl::StatusOr<SegmentMemory> Map(int64_t size, PageKind wanted);
-  static absl::StatusOr<SegmentMemory> MakeOf(int64_t size, PageKind wanted, const std::atomic<bool>& stop);
+  static absl::StatusOr<SegmentMemory> MakeOf(int64_t size, PageKind wanted, PageFiller& filler,
+                                              const std::atomic<bool>& stop);
   void Free();
 
   UniqueFd fd_;

@@ -18,7 +18,7 @@ from typing import Any, Iterator, List
 
 import ckptd
 
-from bench.base import machine, settings
+from bench.base import machine
 from bench.base.job import Job
 from bench.contenders import catalog
 from examples.demo import save_costs
@@ -367,7 +367,6 @@ def main() -> int:
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(temporary_folder(options.dir.resolve(), options.keep))
-        stack.enter_context(settings.transparent_huge_pages())
         print(
             f"text: {len(load_corpus()) / 1e6:.1f} MB of {len(corpus_files())} files of this machine; "
             f"checkpoints: {folder}"
