@@ -4,8 +4,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -14,6 +12,7 @@
 
 #include "gtest/gtest.h"
 #include "storage/base/unique_fd.h"
+#include "tests/testing/child_process.h"
 
 namespace ckptd {
 namespace {
@@ -25,32 +24,6 @@ std::string ReadFile(const std::string& path) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
   return text.str();
-}
-
-// Starts a child that ends with the test, even if the test crashes.
-pid_t Spawn(const std::vector<std::string>& arguments, int out, int err, int keep = -1) {
-  std::vector<char*> argv;
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  const pid_t child = fork();
-  if (child != 0) return child;
-  dup2(out, STDOUT_FILENO);
-  dup2(err, STDERR_FILENO);
-  if (keep >= 0) fcntl(keep, F_SETFD, 0);
-  execv(argv[0], argv.data());
-  _exit(127);
-}
-
-// Returns the exit status; -1 after the deadline or if a signal ended the process.
-int WaitFor(pid_t pid) {
-  UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
-  pollfd ended = {pidfd.get(), POLLIN, 0};
-  const bool in_time = poll(&ended, 1, kDeadlineMs) == 1;
-  EXPECT_TRUE(in_time) << "process " << pid << " did not end in time";
-  if (!in_time) kill(pid, SIGKILL);
-  int status = 0;
-  waitpid(pid, &status, 0);
-  return in_time && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 }  // namespace
@@ -80,9 +53,9 @@ void DaemonProcess::Start() {
   ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
   UniqueFd reader(ready[0]), writer(ready[1]);
   UniqueFd log(open((folder_ + "/log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
-  pid_ = Spawn({kProgram, "--config=" + folder_ + "/ckptd.txtpb", "--private",
-                "--ready_fd=" + std::to_string(writer.get())},
-               log.get(), log.get(), writer.get());
+  pid_ = StartProgram({kProgram, "--config=" + folder_ + "/ckptd.txtpb", "--private",
+                       "--ready_fd=" + std::to_string(writer.get())},
+                      log.get(), log.get(), writer.get());
   writer.reset();
   pollfd serving = {reader.get(), POLLIN, 0};
   ASSERT_EQ(poll(&serving, 1, kDeadlineMs), 1) << "ckptd did not become ready in time\n" << Log();
@@ -92,7 +65,7 @@ void DaemonProcess::Start() {
 }
 
 int DaemonProcess::Wait() {
-  const int status = WaitFor(pid_);
+  const int status = WaitForEnd(pid_);
   pid_ = -1;
   return status;
 }
@@ -122,7 +95,7 @@ ProgramResult RunProgram(const std::vector<std::string>& arguments) {
   UniqueFd out(open((base + "/out").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   UniqueFd err(open((base + "/err").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   ProgramResult result;
-  result.status = WaitFor(Spawn(arguments, out.get(), err.get()));
+  result.status = WaitForEnd(StartProgram(arguments, out.get(), err.get()));
   result.out = ReadFile(base + "/out");
   result.err = ReadFile(base + "/err");
   std::filesystem::remove_all(base);
