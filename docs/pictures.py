@@ -289,7 +289,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ),
     ("daemon/", [("engine", "all state of runs and saves, on one thread")]),
     ("daemon/", [("succession", "from one daemon to the next")]),
-    ("daemon/", [("memory", "the pool"), ("base", "loops, workers"), ("config", "the configuration")]),
+    ("daemon/", [("memory", "the pool"), ("base", "loops, workers"), ("config", "the configuration"), ("etcd", "its client")]),
     ("storage/", [("commit", "publish, recover, scan")]),
     ("storage/", [("io", "I/O queues"), ("ledger", "attempts, sequences")]),
     ("storage/", [("fs", "file systems"), ("format", "manifests, names")]),

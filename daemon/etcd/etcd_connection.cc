@@ -1,0 +1,165 @@
+#include "daemon/etcd/etcd_connection.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/etcd/etcd_errors.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+constexpr Duration kFirstBackOff = std::chrono::milliseconds(50);
+constexpr Duration kLongestBackOff = std::chrono::seconds(1);
+constexpr int kMostRefusedTokens = 2;
+// etcd computes for a quarter of a second on each password.
+constexpr Duration kBetweenAuthentications = std::chrono::seconds(1);
+
+}  // namespace
+
+EtcdConnection::EtcdConnection(EtcdOptions options, EtcdMembers members, Clock* clock, Post post)
+    : options_(std::move(options)), members_(std::move(members)), clock_(clock), post_(std::move(post)) {}
+
+void EtcdConnection::Start(const std::shared_ptr<EtcdCall>& call) {
+  call->deadline = Now() + options_.call_timeout;
+  call->next_try = Now();
+  calls_.insert(call);
+  Try(call);
+}
+
+void EtcdConnection::OnTick() { TryAllThatAreDue(); }
+
+void EtcdConnection::Close() {
+  for (const auto& call : std::exchange(calls_, {})) {
+    call->Drop();
+    if (call->context != nullptr) call->context->TryCancel();
+  }
+}
+
+std::unique_ptr<grpc::ClientContext> EtcdConnection::NewContext(const std::string& token) const {
+  auto context = std::make_unique<grpc::ClientContext>();
+  // A member without a leader says so at once, instead of waiting for one.
+  context->AddMetadata("hasleader", "true");
+  if (!token.empty()) context->AddMetadata("token", token);
+  return context;
+}
+
+void EtcdConnection::TryAllThatAreDue() {
+  const Instant now = Now();
+  for (const auto& call : std::set<std::shared_ptr<EtcdCall>>(calls_)) {
+    if (!calls_.contains(call) || call->under_way) continue;
+    if (now >= call->deadline) {
+      Answer(call, NoAnswerFromEtcd(members_.Names(), call->purpose, call->last_error));
+    } else if (now >= call->next_try) {
+      Try(call);
+    }
+  }
+}
+
+void EtcdConnection::Try(const std::shared_ptr<EtcdCall>& call) {
+  if (!past_.lost().ok()) {
+    call->under_way = true;
+    return post_([weak = weak_from_this(), call] {
+      if (auto self = weak.lock()) self->Answer(call, self->past_.lost());
+    });
+  }
+  const std::optional<std::string> token = call->with_token ? Token() : "";
+  if (!token) return;  // It is tried when the token has come.
+  call->under_way = true;
+  call->token = *token;
+  call->revision_before = past_.highest();
+  call->context = NewContext(*token);
+  call->context->set_deadline(std::chrono::system_clock::now() +
+                              std::min(options_.try_timeout, call->deadline - Now()));
+  EtcdMember& member = members_.current();
+  // gRPC's thread keeps the call alive, and knows nothing of this object.
+  call->Start(member, [weak = weak_from_this(), post = post_, call, &member](const grpc::Status& status) {
+    post([weak, call, &member, status] {
+      if (auto self = weak.lock()) self->Tried(call, member, status);
+    });
+  });
+}
+
+void EtcdConnection::Tried(const std::shared_ptr<EtcdCall>& call, EtcdMember& member,
+                           const grpc::Status& status) {
+  if (!calls_.contains(call)) return;
+  call->under_way = false;
+  call->context.reset();
+  if (status.ok())
+    return Answer(call, past_.Check(call->header(), call->linearizable ? call->revision_before : 0));
+
+  const EtcdFailure failure =
+      ExplainFailure(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  call->last_error = absl::StrCat(member.endpoint, ": ", status.error_message());
+  if (ReasonOf(failure.error) == ledger_reason::kRestored) past_.Lose(failure.error);
+  if (failure.next == NextTry::kAfterAuthentication && call->refused_tokens++ < kMostRefusedTokens) {
+    DropToken(call->token);
+    return TryAgain(call, Duration::zero());
+  }
+  if (failure.next != NextTry::kAnotherMember) return Answer(call, Annotate(failure.error, call->purpose));
+  members_.Failed(member);
+  ++call->tries;
+  const bool all_have_failed = call->tries % members_.size() == 0;
+  TryAgain(call, all_have_failed ? BackOff(call->tries / members_.size()) : Duration::zero());
+}
+
+void EtcdConnection::TryAgain(const std::shared_ptr<EtcdCall>& call, Duration wait) {
+  call->next_try = Now() + wait;
+  if (wait == Duration::zero() && Now() < call->deadline) Try(call);
+}
+
+void EtcdConnection::Answer(const std::shared_ptr<EtcdCall>& call, const absl::Status& status) {
+  if (calls_.erase(call) > 0) call->Answer(status);
+}
+
+Duration EtcdConnection::BackOff(int rounds) {
+  const Duration longest = std::min(kFirstBackOff * (1 << std::min(rounds - 1, 10)), kLongestBackOff);
+  // Not all daemons at the same moment.
+  return longest / 2 + longest / 2 * static_cast<int64_t>(random_() % 1000) / 1000;
+}
+
+// ---- the token of a user
+
+std::optional<std::string> EtcdConnection::Token() {
+  if (options_.user.empty()) return "";
+  if (!token_.empty()) return token_;
+  if (authenticating_ || Now() < next_authentication_) return std::nullopt;
+  authenticating_ = true;
+  next_authentication_ = Now() + kBetweenAuthentications;
+  etcdserverpb::AuthenticateRequest request;
+  request.set_name(options_.user);
+  request.set_password(options_.password);
+  auto call =
+      std::make_shared<EtcdCallOf<etcdserverpb::AuthenticateRequest, etcdserverpb::AuthenticateResponse>>(
+          std::move(request),
+          [](EtcdMember& member, auto... arguments) { member.auth->async()->Authenticate(arguments...); },
+          [weak = weak_from_this()](const absl::StatusOr<etcdserverpb::AuthenticateResponse>& answer) {
+            if (auto self = weak.lock()) self->Authenticated(answer);
+          });
+  call->purpose = absl::StrCat("authenticating as user ", options_.user);
+  call->with_token = false;
+  Start(call);
+  return std::nullopt;
+}
+
+void EtcdConnection::DropToken(const std::string& token) {
+  if (token_ == token) token_.clear();
+}
+
+void EtcdConnection::Authenticated(const absl::StatusOr<etcdserverpb::AuthenticateResponse>& answer) {
+  authenticating_ = false;
+  if (answer.ok()) token_ = answer->token();
+  const bool refused = !answer.ok() && ReasonOf(answer.status()) != ledger_reason::kUnavailable;
+  authentication_error_ = refused ? answer.status() : absl::OkStatus();
+  for (const auto& call : std::set<std::shared_ptr<EtcdCall>>(calls_)) {
+    if (answer.ok() || call->under_way || !calls_.contains(call)) continue;
+    call->last_error = std::string(answer.status().message());
+    // Whoever only gets no answer asks again until its own time is over.
+    if (refused) Answer(call, answer.status());
+  }
+  TryAllThatAreDue();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,73 @@
+// What calls and watches share: the members, the token, what is known of etcd's past, and the tries. Internal
+// to daemon/etcd: it brings gRPC's headers along.
+#ifndef CKPTD_DAEMON_ETCD_ETCD_CONNECTION_H_
+#define CKPTD_DAEMON_ETCD_ETCD_CONNECTION_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "daemon/etcd/etcd_call.h"
+#include "daemon/etcd/etcd_members.h"
+#include "daemon/etcd/etcd_options.h"
+#include "daemon/etcd/etcd_past.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
+ public:
+  using Post = std::function<void(absl::AnyInvocable<void()> work)>;
+
+  EtcdConnection(EtcdOptions options, EtcdMembers members, Clock* clock, Post post);
+
+  // Tries the call until a member answers, or its time is over. It is answered after this has returned.
+  void Start(const std::shared_ptr<EtcdCall>& call);
+  void OnTick();
+  // No call is answered from now on.
+  void Close();
+
+  // A context for a request to a member, with the token if there is one.
+  std::unique_ptr<grpc::ClientContext> NewContext(const std::string& token) const;
+  // Empty: none is needed. nullopt: there is none yet, and etcd is asked for one.
+  std::optional<std::string> Token();
+  // Not OK from when etcd has refused the user until it accepts it.
+  const absl::Status& authentication_error() const { return authentication_error_; }
+  // etcd does not accept this token any more.
+  void DropToken(const std::string& token);
+  // How long to wait before the next round, after `rounds` in which every member has failed.
+  Duration BackOff(int rounds);
+
+  EtcdMembers& members() { return members_; }
+  EtcdPast& past() { return past_; }
+  Instant Now() const { return clock_->Now(); }
+  const EtcdOptions& options() const { return options_; }
+  const Post& post() const { return post_; }
+
+ private:
+  void Try(const std::shared_ptr<EtcdCall>& call);
+  void Tried(const std::shared_ptr<EtcdCall>& call, EtcdMember& member, const grpc::Status& status);
+  void TryAgain(const std::shared_ptr<EtcdCall>& call, Duration wait);
+  void TryAllThatAreDue();
+  void Answer(const std::shared_ptr<EtcdCall>& call, const absl::Status& status);
+  void Authenticated(const absl::StatusOr<etcdserverpb::AuthenticateResponse>& answer);
+
+  const EtcdOptions options_;
+  EtcdMembers members_;
+  Clock* const clock_;
+  const Post post_;
+  EtcdPast past_;
+  std::set<std::shared_ptr<EtcdCall>> calls_;
+  std::string token_;  // Empty: there is none.
+  bool authenticating_ = false;
+  Instant next_authentication_;
+  absl::Status authentication_error_;
+  std::minstd_rand random_{std::random_device{}()};
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ETCD_ETCD_CONNECTION_H_

@@ -1,0 +1,103 @@
+#include "daemon/etcd/etcd_errors.h"
+
+#include <cstdint>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+// etcd's codes say little: several conditions share one, and its texts, which are fixed, tell them apart.
+struct Known {
+  const char* text;  // A part of etcd's message.
+  NextTry next;
+  absl::StatusCode code;
+  const char* reason;
+  const char* remedy;
+};
+
+constexpr Known kKnown[] = {
+    {"invalid auth token", NextTry::kAfterAuthentication, absl::StatusCode::kPermissionDenied,
+     ledger_reason::kRefused, "etcd does not accept the token that it has given"},
+    {"revision of auth store is old", NextTry::kAfterAuthentication, absl::StatusCode::kPermissionDenied,
+     ledger_reason::kRefused, "etcd's users change all the time"},
+    {"user name is empty", NextTry::kNone, absl::StatusCode::kPermissionDenied, ledger_reason::kRefused,
+     "etcd wants to know who asks: configure a user with its password, or a client certificate whose CN is "
+     "the "
+     "user"},
+    {"invalid user ID or password", NextTry::kNone, absl::StatusCode::kPermissionDenied,
+     ledger_reason::kRefused, "correct the user or the password of etcd in the configuration"},
+    {"authentication is not enabled", NextTry::kNone, absl::StatusCode::kPermissionDenied,
+     ledger_reason::kRefused,
+     "a user is configured, but this etcd knows none: enable its authentication, or configure no user"},
+    {"permission denied", NextTry::kNone, absl::StatusCode::kPermissionDenied, ledger_reason::kRefused,
+     "grant the user's role readwrite on all keys that begin with the configured prefix"},
+    {"database space exceeded", NextTry::kNone, absl::StatusCode::kResourceExhausted, ledger_reason::kFull,
+     "etcd takes no writes: compact and defragment it, then disarm its NOSPACE alarm"},
+    {"required revision has been compacted", NextTry::kNone, absl::StatusCode::kOutOfRange,
+     ledger_reason::kCompacted, "etcd was compacted meanwhile"},
+    {"requested lease not found", NextTry::kNone, absl::StatusCode::kNotFound, ledger_reason::kLeaseEnded,
+     "the lease has ended: it was not kept alive in time"},
+    {"too many requests", NextTry::kAnotherMember, absl::StatusCode::kUnavailable,
+     ledger_reason::kUnavailable, "etcd is overloaded"},
+};
+
+// Errors of one member, of the way to it, or of an election.
+bool MayPass(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kDataLoss:  // "corrupt cluster": this member has found that it differs.
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+EtcdFailure ExplainFailure(absl::StatusCode code, std::string_view message) {
+  const std::string said(message);
+  if (absl::StrContains(said, "required revision is a future revision")) {
+    return {NextTry::kNone, EtcdRestored("it has not reached a revision that it has answered before")};
+  }
+  for (const Known& known : kKnown) {
+    if (!absl::StrContains(said, known.text)) continue;
+    return {known.next, MakeError(known.code, known.reason, absl::StrCat(said, ": ", known.remedy))};
+  }
+  if (MayPass(code)) {
+    return {NextTry::kAnotherMember,
+            MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable, said)};
+  }
+  if (code == absl::StatusCode::kPermissionDenied || code == absl::StatusCode::kUnauthenticated) {
+    return {NextTry::kNone, MakeError(absl::StatusCode::kPermissionDenied, ledger_reason::kRefused, said)};
+  }
+  return {NextTry::kNone, MakeError(absl::StatusCode::kInternal, ledger_reason::kError,
+                                    absl::StrCat("etcd does not accept a request: ", said))};
+}
+
+absl::Status NoAnswerFromEtcd(std::string_view members, std::string_view purpose, std::string_view last) {
+  return MakeError(
+      absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+      absl::StrCat("no answer from etcd (", std::string(members), ") in time while ", std::string(purpose),
+                   last.empty() ? "" : absl::StrCat("; the last error: ", std::string(last)),
+                   "; check that most of its members run and that this node reaches them"));
+}
+
+absl::Status EtcdRestored(std::string_view how) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kRestored,
+                   absl::StrCat("etcd has lost its past: ", std::string(how),
+                                "; it was restored from a backup, or is another etcd"));
+}
+
+absl::Status EtcdCompacted(int64_t oldest) {
+  return MakeError(absl::StatusCode::kOutOfRange, ledger_reason::kCompacted,
+                   absl::StrCat("etcd was compacted, and knows no changes from before revision ", oldest));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,66 @@
+#include "daemon/etcd/etcd_listing.h"
+
+#include <memory>
+#include <utility>
+
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/etcd/etcd_requests.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+constexpr int kMostBeginnings = 4;
+
+struct Lister : std::enable_shared_from_this<Lister> {
+  Etcd* etcd = nullptr;
+  std::string prefix, purpose;
+  int64_t keys_per_page = 0;
+  Etcd::Answer<EtcdListing> answer;
+  EtcdListing found;
+  int beginnings = 1;
+
+  void NextPage() {
+    etcdserverpb::RangeRequest request;
+    // A key's direct successor is itself with a byte 0 behind it.
+    request.set_key(found.keys.empty() ? First() : found.keys.back().key() + '\0');
+    request.set_range_end(PrefixEnd(prefix));
+    request.set_limit(keys_per_page);
+    request.set_revision(found.revision);
+    etcd->Range(request, purpose,
+                [self = shared_from_this()](absl::StatusOr<etcdserverpb::RangeResponse> page) {
+                  self->OnPage(std::move(page));
+                });
+  }
+
+  void OnPage(absl::StatusOr<etcdserverpb::RangeResponse> page) {
+    if (ReasonOf(page.status()) == ledger_reason::kCompacted && beginnings++ < kMostBeginnings) {
+      found = {};
+      return NextPage();
+    }
+    if (!page.ok()) return answer(page.status());
+    if (found.revision == 0) found.revision = page->header().revision();
+    for (etcdserverpb::KeyValue& key : *page->mutable_kvs()) found.keys.push_back(std::move(key));
+    if (page->more() && page->kvs_size() > 0) return NextPage();
+    answer(std::move(found));
+  }
+
+ private:
+  // etcd takes no empty key.
+  std::string First() const { return prefix.empty() ? std::string(1, '\0') : prefix; }
+};
+
+}  // namespace
+
+void ListPrefix(Etcd* etcd, const std::string& prefix, const std::string& purpose,
+                Etcd::Answer<EtcdListing> answer, int64_t keys_per_page) {
+  auto lister = std::make_shared<Lister>();
+  lister->etcd = etcd;
+  lister->prefix = prefix;
+  lister->purpose = purpose;
+  lister->keys_per_page = keys_per_page;
+  lister->answer = std::move(answer);
+  lister->NextPage();
+}
+
+}  // namespace ckptd

@@ -1,0 +1,24 @@
+// Reads all keys with a prefix, page by page.
+#ifndef CKPTD_DAEMON_ETCD_ETCD_LISTING_H_
+#define CKPTD_DAEMON_ETCD_ETCD_LISTING_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "daemon/etcd/etcd.h"
+
+namespace ckptd {
+
+struct EtcdListing {
+  std::vector<etcdserverpb::KeyValue> keys;  // In order.
+  int64_t revision = 0;                      // What was so at this revision; a watch goes on at the next.
+};
+
+// All pages show the same revision. If etcd is compacted between two pages, the list is begun again, three
+// times at most; then LEDGER_COMPACTED. `etcd` must live until the answer, or drop it.
+void ListPrefix(Etcd* etcd, const std::string& prefix, const std::string& purpose,
+                Etcd::Answer<EtcdListing> answer, int64_t keys_per_page = 500);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ETCD_ETCD_LISTING_H_

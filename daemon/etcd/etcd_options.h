@@ -1,0 +1,35 @@
+// How to reach etcd.
+#ifndef CKPTD_DAEMON_ETCD_ETCD_OPTIONS_H_
+#define CKPTD_DAEMON_ETCD_ETCD_OPTIONS_H_
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+struct EtcdTls {
+  std::string ca_file;           // PEM; whom to believe. Empty: the machine's certificate authorities.
+  std::string certificate_file;  // PEM, with key_file: the client's own. Empty: it shows none.
+  std::string key_file;
+};
+
+struct EtcdOptions {
+  std::vector<std::string> endpoints;  // host:port of each member, one at least.
+  std::optional<EtcdTls> tls;          // nullopt: no TLS.
+  std::string user, password;          // Empty: none.
+  // A call is answered within call_timeout: it asks one member after the other, each for try_timeout at most.
+  // An election takes two to three seconds in which no member answers.
+  Duration call_timeout = std::chrono::seconds(10);
+  Duration try_timeout = std::chrono::seconds(3);
+};
+
+// INVALID_ARGUMENT with what to write instead. Reads no files.
+absl::Status CheckEtcdOptions(const EtcdOptions& options);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ETCD_ETCD_OPTIONS_H_

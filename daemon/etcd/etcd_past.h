@@ -1,0 +1,31 @@
+// Notices an etcd that does not know what it has answered before: restored from a backup, or another one.
+#ifndef CKPTD_DAEMON_ETCD_ETCD_PAST_H_
+#define CKPTD_DAEMON_ETCD_ETCD_PAST_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "etcd/messages.pb.h"
+
+namespace ckptd {
+
+class EtcdPast {
+ public:
+  // The highest revision that etcd has answered with.
+  int64_t highest() const { return highest_; }
+  void Saw(int64_t revision);
+  // `at_least`: for an answer that must see all that was answered before its request was sent, highest() of
+  // that moment; else 0. LEDGER_RESTORED if the answer is of another etcd, or of an earlier time.
+  absl::Status Check(const etcdserverpb::ResponseHeader& header, int64_t at_least);
+  // Not OK from the first error of Check on, for good: what was decided before may be undecided now.
+  const absl::Status& lost() const { return lost_; }
+  void Lose(const absl::Status& error) { lost_.Update(error); }
+
+ private:
+  int64_t highest_ = 0;
+  uint64_t cluster_id_ = 0;  // 0: not known yet.
+  absl::Status lost_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ETCD_ETCD_PAST_H_

@@ -1,0 +1,125 @@
+#include "daemon/etcd/grpc_etcd.h"
+
+#include <utility>
+#include <vector>
+
+#include "daemon/etcd/etcd_call.h"
+#include "daemon/etcd/etcd_connection.h"
+#include "daemon/etcd/etcd_members.h"
+#include "daemon/etcd/grpc_watch.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd {
+
+using namespace etcdserverpb;
+
+class GrpcEtcd::Impl {
+ public:
+  Impl(const EtcdOptions& options, EtcdMembers members, Clock* clock, Post post)
+      : connection_(std::make_shared<EtcdConnection>(options, std::move(members), clock, std::move(post))) {}
+  ~Impl() {
+    connection_->Close();
+    for (const auto& weak : watches_) {
+      if (auto watch = weak.lock()) watch->Stop();
+    }
+  }
+
+  template <typename Request, typename Response>
+  void Call(const Request& request, typename EtcdCallOf<Request, Response>::Method method,
+            const std::string& purpose, Answer<Response> answer, bool linearizable) {
+    auto call =
+        std::make_shared<EtcdCallOf<Request, Response>>(request, std::move(method), std::move(answer));
+    call->purpose = purpose;
+    call->linearizable = linearizable;
+    connection_->Start(call);
+  }
+
+  std::shared_ptr<GrpcWatch> NewWatch(EtcdWatchSpec spec) {
+    auto watch = std::make_shared<GrpcWatch>(connection_, std::move(spec));
+    watches_.push_back(watch);
+    // It begins after this has returned, and at the next tick at the latest.
+    connection_->post()([weak = std::weak_ptr<GrpcWatch>(watch)] {
+      if (auto begun = weak.lock()) begun->OnTick();
+    });
+    return watch;
+  }
+
+  void OnTick() {
+    connection_->OnTick();
+    std::erase_if(watches_, [](const auto& watch) { return watch.expired(); });
+    for (const auto& weak : std::vector<std::weak_ptr<GrpcWatch>>(watches_)) {
+      if (auto watch = weak.lock()) watch->OnTick();
+    }
+  }
+
+ private:
+  const std::shared_ptr<EtcdConnection> connection_;
+  std::vector<std::weak_ptr<GrpcWatch>> watches_;
+};
+
+namespace {
+
+class WatchHandle : public EtcdWatch {
+ public:
+  explicit WatchHandle(std::shared_ptr<GrpcWatch> watch) : watch_(std::move(watch)) {}
+  ~WatchHandle() override { watch_->Stop(); }
+
+ private:
+  const std::shared_ptr<GrpcWatch> watch_;
+};
+
+}  // namespace
+
+GrpcEtcd::GrpcEtcd(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GrpcEtcd::~GrpcEtcd() = default;
+
+absl::StatusOr<std::unique_ptr<GrpcEtcd>> GrpcEtcd::Make(const EtcdOptions& options, Clock* clock,
+                                                         Post post) {
+  CKPTD_ASSIGN_OR_RETURN(EtcdMembers members, EtcdMembers::Make(options));
+  return std::unique_ptr<GrpcEtcd>(
+      new GrpcEtcd(std::make_unique<Impl>(options, std::move(members), clock, std::move(post))));
+}
+
+void GrpcEtcd::OnTick() { impl_->OnTick(); }
+
+void GrpcEtcd::Range(const RangeRequest& request, const std::string& purpose, Answer<RangeResponse> answer) {
+  impl_->Call<RangeRequest, RangeResponse>(
+      request, [](EtcdMember& member, auto... arguments) { member.kv->async()->Range(arguments...); },
+      purpose, std::move(answer), /*linearizable=*/true);
+}
+
+void GrpcEtcd::Txn(const TxnRequest& request, const std::string& purpose, Answer<TxnResponse> answer) {
+  impl_->Call<TxnRequest, TxnResponse>(
+      request, [](EtcdMember& member, auto... arguments) { member.kv->async()->Txn(arguments...); }, purpose,
+      std::move(answer), /*linearizable=*/true);
+}
+
+// What a member says of leases has the revision that this member knows, which may be behind.
+void GrpcEtcd::GrantLease(const LeaseGrantRequest& request, const std::string& purpose,
+                          Answer<LeaseGrantResponse> answer) {
+  impl_->Call<LeaseGrantRequest, LeaseGrantResponse>(
+      request, [](EtcdMember& member, auto... arguments) { member.lease->async()->LeaseGrant(arguments...); },
+      purpose, std::move(answer), /*linearizable=*/false);
+}
+
+void GrpcEtcd::KeepLeaseAlive(const LeaseKeepAliveRequest& request, const std::string& purpose,
+                              Answer<LeaseKeepAliveResponse> answer) {
+  impl_->Call<LeaseKeepAliveRequest, LeaseKeepAliveResponse>(
+      request,
+      [](EtcdMember& member, auto... arguments) { member.lease->async()->LeaseKeepAlive(arguments...); },
+      purpose, std::move(answer), /*linearizable=*/false);
+}
+
+void GrpcEtcd::RevokeLease(const LeaseRevokeRequest& request, const std::string& purpose,
+                           Answer<LeaseRevokeResponse> answer) {
+  impl_->Call<LeaseRevokeRequest, LeaseRevokeResponse>(
+      request,
+      [](EtcdMember& member, auto... arguments) { member.lease->async()->LeaseRevoke(arguments...); },
+      purpose, std::move(answer), /*linearizable=*/false);
+}
+
+std::unique_ptr<EtcdWatch> GrpcEtcd::Watch(EtcdWatchSpec spec) {
+  return std::make_unique<WatchHandle>(impl_->NewWatch(std::move(spec)));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,55 @@
+// etcd over gRPC, asynchronously: no thread waits for an answer.
+#ifndef CKPTD_DAEMON_ETCD_GRPC_ETCD_H_
+#define CKPTD_DAEMON_ETCD_GRPC_ETCD_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/etcd/etcd_options.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// A call asks one member after the other until one has answered, and waits between two rounds, until the
+// call's timeout. What a member does not answer because of the request, or because of who asks, is answered
+// at once. A request above 1.5 MiB or 128 operations is etcd's to refuse.
+//
+// Every answer is compared with what was answered before: from the first sign that etcd has lost its past,
+// every call and every watch ends with LEDGER_RESTORED, until the object is made anew.
+class GrpcEtcd : public Etcd {
+ public:
+  // `post` runs work on the owner's thread, or drops it when that has ended; thread-safe, and it may be
+  // called after this object has been destroyed.
+  using Post = std::function<void(absl::AnyInvocable<void()> work)>;
+
+  // INVALID_ARGUMENT, or ErrnoError of a file of the TLS options. Connects at the first call.
+  static absl::StatusOr<std::unique_ptr<GrpcEtcd>> Make(const EtcdOptions& options, Clock* clock, Post post);
+  ~GrpcEtcd() override;
+
+  // Sees to timeouts and next tries: several times a second.
+  void OnTick();
+
+  void Range(const etcdserverpb::RangeRequest& request, const std::string& purpose,
+             Answer<etcdserverpb::RangeResponse> answer) override;
+  void Txn(const etcdserverpb::TxnRequest& request, const std::string& purpose,
+           Answer<etcdserverpb::TxnResponse> answer) override;
+  void GrantLease(const etcdserverpb::LeaseGrantRequest& request, const std::string& purpose,
+                  Answer<etcdserverpb::LeaseGrantResponse> answer) override;
+  void KeepLeaseAlive(const etcdserverpb::LeaseKeepAliveRequest& request, const std::string& purpose,
+                      Answer<etcdserverpb::LeaseKeepAliveResponse> answer) override;
+  void RevokeLease(const etcdserverpb::LeaseRevokeRequest& request, const std::string& purpose,
+                   Answer<etcdserverpb::LeaseRevokeResponse> answer) override;
+  std::unique_ptr<EtcdWatch> Watch(EtcdWatchSpec spec) override;
+
+ private:
+  class Impl;
+  explicit GrpcEtcd(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ETCD_GRPC_ETCD_H_

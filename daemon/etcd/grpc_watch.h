@@ -1,0 +1,57 @@
+// A watch over gRPC. Internal to daemon/etcd: it brings gRPC's headers along.
+#ifndef CKPTD_DAEMON_ETCD_GRPC_WATCH_H_
+#define CKPTD_DAEMON_ETCD_GRPC_WATCH_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/etcd/etcd.h"
+#include "daemon/etcd/etcd_connection.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Reads one stream after the other: whenever one breaks, the next, of another member, begins after the last
+// revision that was reported.
+class GrpcWatch : public std::enable_shared_from_this<GrpcWatch> {
+ public:
+  GrpcWatch(std::shared_ptr<EtcdConnection> connection, EtcdWatchSpec spec);
+
+  void OnTick();
+  // No callback runs from now on.
+  void Stop();
+
+ private:
+  class Stream;
+
+  void Open();
+  // Drops the stream, and opens another one at the next tick that is due.
+  void Reopen(bool member_failed);
+  void OnResponse(const Stream* stream, etcdserverpb::WatchResponse response);
+  void OnCreated(const etcdserverpb::WatchResponse& response);
+  void OnCanceled(const etcdserverpb::WatchResponse& response);
+  void OnEvents(etcdserverpb::WatchResponse& response);
+  void OnStreamEnded(const Stream* stream, const grpc::Status& status);
+  void OnFailure(absl::StatusCode code, const std::string& message);
+  // Asks whether etcd has lost its past: a member that is only behind catches up.
+  void AskRevision();
+  void End(const absl::Status& why);
+
+  const std::shared_ptr<EtcdConnection> connection_;
+  const EtcdWatchSpec spec_;
+  bool stopped_ = false;
+  std::shared_ptr<Stream> stream_;  // Null: the next one is opened at next_open_.
+  EtcdMember* member_ = nullptr;    // Of the stream.
+  std::string token_;               // Of the stream.
+  bool created_ = false;
+  Instant next_open_, created_by_;
+  int failures_ = 0;            // Since the last stream that was created.
+  bool token_refused_ = false;  // Since the last stream that was created.
+  int64_t next_revision_;       // The first that was not reported.
+  std::vector<etcdserverpb::Event> fragments_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ETCD_GRPC_WATCH_H_
