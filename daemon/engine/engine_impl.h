@@ -82,6 +82,8 @@ class Engine::Impl {
   absl::StatusOr<Save*> FindSave(const Caller& caller, const v1::SaveKey& key,
                                  const Member** member = nullptr);
   absl::StatusOr<Save*> FindSaveByName(const Caller& caller, const std::string& name);
+  // Places the files that a growing part has beyond those that its rank has asked for.
+  absl::Status PlaceUnasked(Save* save, const Member& member, const v1::SealRequest& request);
   void Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply);
   void Abort(const Caller& caller, const v1::AbortRequest& request, Reply<v1::AbortResponse> reply);
   // What a Wait is about: a save in flight, or how one has ended.

@@ -744,6 +744,30 @@ TEST_F(EngineTest, GrowingPartGetsRoomFileByFile) {
   EXPECT_EQ(disks_[1]->bytes.size(), 3u);
 }
 
+TEST_F(EngineTest, GrowingPartGetsTheMemoryOfLastPartAtOnceAndPlacesFilesItself) {
+  auto sessions = Launch("a", 1);
+  const v1::BeginRequest last = BeginOf(0, "one", 1, kSegment + 1);
+  auto first = Begin(sessions[0], last);
+  RunQueued([&] { return first.has(); });
+  ASSERT_TRUE(Seal(sessions[0], last).status().ok());
+  RunQueued();
+  v1::BeginRequest begin;
+  *begin.mutable_key() = Key(0, "two");
+  begin.set_growing(true);
+  auto begun = Begin(sessions[0], begin);
+  RunQueued([&] { return begun.has(); });
+  ASSERT_TRUE(begun.status().ok()) << begun.status();
+  EXPECT_EQ(begun.get().segments_size(), 2);
+  for (const auto& [path, bytes] : {std::pair("a", int64_t{100}), std::pair("b", kSegment)}) {
+    v1::FileSpec& file = *begin.add_files();
+    file.set_path(path);
+    file.set_size_bytes(bytes);
+  }
+  ASSERT_TRUE(Seal(sessions[0], begin).status().ok());
+  RunQueued();
+  EXPECT_THAT(Tags(), ElementsAre("two", "one"));
+}
+
 // 2^62 bytes in segments of 2^21 are more than an int counts, and those of two ranks more than an int64_t.
 TEST_F(EngineTest, RefusesImpossibleSizesWithoutOverflow) {
   auto sessions = Launch("a", 2);

@@ -697,6 +697,50 @@ TEST_F(GuardsTest, OnlyUnsealedGrowingPartAcceptsMoreFiles) {
   EXPECT_EQ(Extend(sessions[0], growing.key(), "h", 100).reason(), "SEALED");
 }
 
+TEST_F(GuardsTest, FilesThatRankPlacedItselfFitItsMemory) {
+  auto sessions = Launch("a", 1);
+  auto one = GrowingOf("one"), two = GrowingOf("two");
+  ASSERT_TRUE(Begun(sessions[0], one).status().ok());
+  EXPECT_EQ(SealWith(sessions[0], one.key(), {{"f", -1}}).reason(), "INVALID_ARGUMENT");
+  ASSERT_TRUE(Extend(sessions[0], one.key(), "f", 100).status().ok()) << "the Seal has changed nothing";
+  ASSERT_TRUE(SealWith(sessions[0], one.key(), {{"f", 100}}).status().ok());
+  ASSERT_EQ(Begun(sessions[0], two).get().segments_size(), 1);
+  EXPECT_EQ(SealWith(sessions[0], two.key(), {{"f", 100}, {"g", kSegment}}).reason(), "INVALID_ARGUMENT");
+  EXPECT_EQ(EndOf(sessions[0], two.key()), "INVALID_ARGUMENT");
+  EXPECT_EQ(pool_->usage().used_bytes, 0);
+}
+
+TEST_F(GuardsTest, OnlySessionThatBeganPartPlacesItsFiles) {
+  auto sessions = Launch("a", 1);
+  auto growing = GrowingOf("one");
+  ASSERT_TRUE(Begun(sessions[0], growing).status().ok());
+  SessionId again = Trainer("a/0");
+  ASSERT_TRUE(Join(again, 0, 1, "a").status().ok());
+  EXPECT_EQ(SealWith(again, growing.key(), {{"f", 1}}).reason(), "INVALID_ARGUMENT");
+  EXPECT_EQ(Begin(again, growing).reason(), "RANK_TAKEN") << "the save goes on";
+}
+
+TEST_F(GuardsTest, FileThatRankPlacedItselfAndOtherRankHasIsConflict) {
+  auto sessions = Launch("a", 2);
+  SaveAll(sessions, "zero", 0);
+  auto fixed = BeginOf(1, "one", 1, 100, "f");
+  auto growing = GrowingOf("one");
+  growing.set_step(1);
+  auto a = Begin(sessions[0], growing), b = Begin(sessions[1], fixed);
+  RunQueued([&] { return a.has() && b.has(); });
+  EXPECT_EQ(SealWith(sessions[0], growing.key(), {{"f", 100}}).reason(), "FILE_CONFLICT");
+  EXPECT_EQ(EndOf(sessions[1], fixed.key()), "FILE_CONFLICT");
+}
+
+TEST_F(GuardsTest, FilesThatRankPlacedItselfCountForDisk) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "zero", 0);
+  disks_[1]->free_bytes = kMiB + 3 * 4096;  // What a save of one page needs, and one file more.
+  auto growing = GrowingOf("one");
+  ASSERT_TRUE(Begun(sessions[0], growing).status().ok());
+  EXPECT_EQ(SealWith(sessions[0], growing.key(), {{"f", 1}, {"g", 0}, {"h", 0}}).reason(), "NO_SPACE");
+}
+
 // ---- from Seal to the end of the save
 
 TEST_F(GuardsTest, SealsOnlyPlacedAndGrantedFiles) {

@@ -1,5 +1,6 @@
 #include "daemon/engine/part_grants.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -66,9 +67,14 @@ absl::Status PartGrants::GrowReservation(Save* save, Part& part, int needed) {
   return absl::OkStatus();
 }
 
+int PartGrants::Wanted(const Part& part) const {
+  const int placed = pool_->SegmentsFor(part.end);
+  return part.growing ? std::max(placed, part.reserved) : placed;
+}
+
 void PartGrants::Draw(Save* save, Part& part) {
   if (part.drawing) return;
-  const int missing = pool_->SegmentsFor(part.end) - static_cast<int>(part.segments.size());
+  const int missing = Wanted(part) - static_cast<int>(part.segments.size());
   if (missing <= 0) {
     AnswerBegins(save, part);
     return AnswerExtends(part);
@@ -103,7 +109,7 @@ v1::BeginResponse PartGrants::GrantOf(const Save& save, const Part& part) {
 
 void PartGrants::AnswerBegins(Save* save, Part& part) {
   if (save->phase != SavePhase::kAdmitted && !save->sealed()) return;
-  if (pool_->SegmentsFor(part.end) > static_cast<int>(part.segments.size())) return;
+  if (Wanted(part) > static_cast<int>(part.segments.size())) return;
   part.granted = true;
   for (auto& reply : std::exchange(part.begin_replies, {})) reply(GrantOf(*save, part));
 }
@@ -124,6 +130,22 @@ void PartGrants::Extend(Save* save, Part& part, const v1::ExtendRequest& request
   if (fits.ok()) fits = FitReservation(save, part);
   if (!fits.ok()) return fail_(save, fits);
   Draw(save, part);
+}
+
+absl::Status PartGrants::PlaceUnasked(Save* save, Part& part, const v1::SealRequest& request) {
+  std::vector<v1::FileSpec> unasked;
+  for (const v1::FileSpec& file : request.files()) {
+    if (!part.placed.contains(file.path())) unasked.push_back(file);
+  }
+  if (!part.growing || unasked.empty()) return absl::OkStatus();
+  absl::Status fits = placer_->Place(save, part, unasked);
+  if (fits.ok()) fits = disk_->Grow(save, part.rank);
+  if (fits.ok() && pool_->SegmentsFor(part.end) > static_cast<int>(part.segments.size())) {
+    fits = InvalidArgument(absl::StrCat("the files of rank ", part.rank, " end at ", part.end,
+                                        ", beyond the memory that it was given; call Extend for them"));
+  }
+  if (!fits.ok()) fail_(save, fits);
+  return fits;
 }
 
 }  // namespace ckptd

@@ -149,10 +149,21 @@ void Engine::Impl::Extend(const Caller& caller, const v1::ExtendRequest& request
 
 // ---- Seal, Abort
 
+absl::Status Engine::Impl::PlaceUnasked(Save* save, const Member& member, const v1::SealRequest& request) {
+  Part& part = save->PartOf(member.rank);
+  const bool may_place = save->phase == SavePhase::kAdmitted && part.granted && !part.sealed;
+  if (!may_place || part.session != member.session) return absl::OkStatus();  // The tracker says why not.
+  CKPTD_RETURN_IF_ERROR(CheckFiles(request.files()));
+  return grants_.PlaceUnasked(save, part, request);
+}
+
 void Engine::Impl::Seal(const Caller& caller, const v1::SealRequest& request, Reply<v1::SealResponse> reply) {
   const Member* member = nullptr;
   absl::StatusOr<Save*> found = FindSave(caller, request.key(), &member);
-  if (found.ok()) return tracker_.Seal(*found, *member, request, std::move(reply));
+  if (found.ok()) {
+    if (absl::Status placed = PlaceUnasked(*found, *member, request); !placed.ok()) return reply(placed);
+    return tracker_.Seal(*found, *member, request, std::move(reply));
+  }
   if (member == nullptr || ReasonOf(found.status()) != reason::kUnknownSave) return reply(found.status());
   // Perhaps the save was sealed, and committed since: then this is a retry whose first answer was lost.
   const Run& run = *runs_.Find(request.key().run());
