@@ -29,6 +29,7 @@ class Part:
         self.offsets: Dict[str, int] = {}
         self.end = 0
         self.segments: List[int] = []
+        self.ahead = 0
         self.sealed = False
 
 
@@ -62,6 +63,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         self.warnings: List[str] = []  # That JoinRun answers.
         self.goodbyes = 0
         self.started = 0
+        self.ahead = 0  # Segments that a growing part gets before it has files for them.
         self.changed = threading.Condition()
         self.start()
 
@@ -203,7 +205,7 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
             if file.path not in part.offsets:
                 part.sizes[file.path], part.offsets[file.path] = file.size_bytes, part.end
                 part.end += -(-file.size_bytes // 4096) * 4096
-        while len(part.segments) * SEGMENT < part.end:
+        while len(part.segments) * SEGMENT < part.end or len(part.segments) < part.ahead:
             if self.free:
                 part.segments.append(self.free.pop())
                 continue
@@ -229,7 +231,9 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
         save = self.saves.setdefault((request.key.tag, request.key.ordinal), SaveState(request.key))
         if save.checkpoint.level >= types.FAILED:
             self.refuse(context, grpc.StatusCode.ABORTED, save.checkpoint.error.reason)
-        segments, places = self._place(save, save.parts[request.key.rank], request.files)
+        part = save.parts[request.key.rank]
+        part.ahead = self.ahead if request.growing else 0
+        segments, places = self._place(save, part, request.files)
         return messages.BeginResponse(sequence=1, level=types.OPEN, segments=segments, placements=places)
 
     def Extend(self, request: Any, context: Any) -> Any:
@@ -267,6 +271,8 @@ class FakeDaemon(services.CheckpointsServicer, services.AdminServicer):  # type:
             self.refuse(context, grpc.StatusCode.NOT_FOUND, "UNKNOWN_SAVE")
         assert save is not None
         part = save.parts[request.key.rank]
+        if part.ahead:
+            self._place(save, part, request.files)
         part.sealed = True
         for file in request.files:
             pieces = [

@@ -15,6 +15,7 @@ from typing import Any, Iterator, List
 import ckptd
 import grpc
 import pytest
+from ckptd._memory.image import Image
 from ckptd._session.session import Session, is_transient
 from ckptd._wire.protocol import messages, types
 from harness import until
@@ -92,6 +93,66 @@ def test_part_filled_file_by_file_has_all_files(daemon: Any, run: ckptd.Run) -> 
     assert daemon.committed["t"] == {"a": b"first", "b": BIG}
     with pytest.raises(ckptd.Refused, match="sealed"):
         part.add("d", b"")
+
+
+def test_files_that_fit_the_memory_of_the_last_part_are_placed_without_a_call(daemon: Any, run: ckptd.Run) -> None:
+    daemon.ahead = 4
+    with run.begin("t", files={"a": b"first"}) as part:
+        part.add("b", BIG)
+        part.add("c", b"")
+        part.add("d", BIG[:5000])
+    assert part.wait(timeout=20).level == "committed"
+    assert daemon.committed["t"] == {"a": b"first", "b": BIG, "c": b"", "d": BIG[:5000]}
+    assert "Extend" not in daemon.calls
+
+
+def test_files_that_do_not_fit_the_memory_of_the_last_part_are_placed_behind_it(daemon: Any, run: ckptd.Run) -> None:
+    daemon.ahead = 1
+    with run.begin("t") as part:
+        part.add("a", BIG[:5000])
+        part.add("b", BIG)
+        part.add("c", BIG[:7])
+    assert part.wait(timeout=20).level == "committed"
+    assert daemon.committed["t"] == {"a": BIG[:5000], "b": BIG, "c": BIG[:7]}
+    (extend,) = daemon.requests["Extend"]
+    assert [file.path for file in extend.files] == ["a", "b"]
+
+
+def test_file_that_could_not_be_written_leaves_its_place_to_the_next_one(daemon: Any, run: ckptd.Run) -> None:
+    class Unreadable(Image):
+        size = 5000
+
+        def write(self, memory: Any, base: int, threads: int) -> None:
+            raise OSError("as the test wants")
+
+    daemon.ahead = 2
+    with run.begin("t") as part:
+        part.add("a", b"first")
+        with pytest.raises(OSError, match="as the test wants"):
+            part.add("b", Unreadable())
+        part.add("c", BIG[:5000])
+    assert part.wait(timeout=20).level == "committed"
+    assert daemon.committed["t"] == {"a": b"first", "c": BIG[:5000]}
+
+
+def test_part_that_the_daemon_places_elsewhere_is_not_saved(daemon: Any, run: ckptd.Run) -> None:
+    daemon.ahead = 1
+    with pytest.raises(RuntimeError, match='file "a" lies at 0 in its part'), run.begin("t") as part:
+        part.add("a", BIG[:5000])
+        daemon.saves["t", 1].parts[0].end = 4096
+        part.add("b", BIG)
+    assert "t" not in daemon.committed
+
+
+def test_growing_part_goes_on_with_the_next_daemon_where_it_placed_files_itself(daemon: Any, run: ckptd.Run) -> None:
+    daemon.ahead = 4
+    with run.begin("t") as part:
+        part.add("a", BIG[:5000])
+        daemon.restart()
+        part.add("b", BIG)
+        part.add("c", BIG[:7])
+    assert part.wait(timeout=20).level == "committed"
+    assert daemon.committed["t"] == {"a": BIG[:5000], "b": BIG, "c": BIG[:7]}
 
 
 def test_files_that_are_there_at_begin_are_announced_and_copied_then(daemon: Any, run: ckptd.Run) -> None:

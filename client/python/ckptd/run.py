@@ -19,10 +19,11 @@ from ckptd._run_reader import RunReader
 from ckptd._saving import file_values
 from ckptd._saving.finite import Finite
 from ckptd._saving.part import Part
+from ckptd._saving.part_files import part_file
 from ckptd._saving.save import Save
 from ckptd._saving.save_recovery import SaveRecovery
 from ckptd._saving.save_watcher import SaveWatcher
-from ckptd._saving.upload import PartUpload, SaveOptions, part_file
+from ckptd._saving.upload import PartUpload, SaveOptions
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages, set_duration, types
 from ckptd.restore import Checkpoint

@@ -8,9 +8,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from ckptd import errors
 from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
 from ckptd._membership.unended_save import UnendedSave
-from ckptd._memory.image import Image, Memory, PiecesImage
-from ckptd._saving import file_values, finite
+from ckptd._memory.image import Memory, PiecesImage
+from ckptd._saving import finite
 from ckptd._saving.finite import Finite, NonFiniteTensor
+from ckptd._saving.part_files import PartFile, PartRoom, check_places, part_file
 from ckptd._saving.save_state import SaveState
 from ckptd._session.segments import SealedBytes
 from ckptd._session.session import Session, is_transient, segments_of
@@ -43,28 +44,6 @@ class SaveOptions(NamedTuple):
     check: Optional[Finite] = None
 
 
-class PartFile:
-    """A file of a part."""
-
-    def __init__(self, name: str, image: Image, value: Any = None) -> None:
-        """value: what to check once the image is written; None: nothing."""
-        self.name = name
-        self.size = image.size
-        self.unchecked = value
-        # None when it has been copied: its owner may have changed it since.
-        self.image: Optional[Image] = image
-        self.offset = -1  # In the part, in bytes; -1 until the daemon has placed it.
-        self.written: Optional[Joined] = None  # Where it has been written to.
-        self.memory: Optional[Memory] = None  # Where it lies; None if it went over gRPC.
-
-
-def part_file(name: str, value: Any, check: Optional[Finite], views: str = "compact") -> PartFile:
-    """Returns the file of a value that a user saves. TypeError if the value has no form as a file."""
-    checked = check is not None and file_values.is_torch(name, value)
-    image = file_values.image_of(name, value, views, counts_non_finite=checked)
-    return PartFile(name, image, value if checked else None)
-
-
 class PartUpload(UnendedSave):
     """Brings one rank's part to a daemon.
 
@@ -91,6 +70,7 @@ class PartUpload(UnendedSave):
         self._non_finite: List[NonFiniteTensor] = []  # Found by the check.
         self._suspect = ""  # Why, if the check calls the part suspect.
         self._memory: Optional[Memory] = None
+        self._room = PartRoom()
         self._borrower = object()  # Marks the segments that are lent for this part.
         self._sealed_bytes: Optional[SealedBytes] = None  # Kept for the next daemon, from Seal to the end.
 
@@ -170,7 +150,7 @@ class PartUpload(UnendedSave):
                 return joined
             raise
         self.state.sequence = begun.sequence
-        self._begun = joined
+        self._begun, self._room = joined, PartRoom()
         if begun.level == types.SKIPPED:
             self.update(
                 types.Checkpoint(
@@ -233,12 +213,14 @@ class PartUpload(UnendedSave):
             if end.level >= types.FAILED:
                 raise error_of_save(end) from None
             raise
+        if self._growing and not self.state.is_recovered:
+            self._room.grant([segment.size_bytes for segment in granted.segments], granted.placements)
 
     def _place(self, files: List[PartFile], placements: Any) -> None:
         """Gives files their places. What was written with an earlier daemon is copied from there."""
         by_name = {placement.path: placement for placement in placements}
         for file in files:
-            before, file.offset = file.offset, by_name[file.name].offset
+            before, file.offset, file.is_asked = file.offset, by_name[file.name].offset, True
             if file.image is not None:
                 continue
             if file.memory is None:
@@ -260,15 +242,8 @@ class PartUpload(UnendedSave):
     def _write_to(self, joined: Joined) -> None:
         """Writes the files that this session does not have."""
         session = joined.session
-        unplaced = [file for file in self._files if file.offset < 0]
-        if unplaced:
-            request = messages.ExtendRequest(key=self.key)
-            for file in unplaced:
-                request.files.add(path=file.name, size_bytes=file.size)
-            timeout = self._options.timeout + _ADMISSION_GRACE_SECONDS
-            extended = session.call(session.checkpoints.Extend, request, timeout)
-            self._map_granted(joined, extended)
-            self._place(unplaced, extended.placements)
+        if not self._room.place(self._files):
+            self._extend(joined)
         started = time.monotonic()
         for file in list(self._files):
             if file.written is joined or file.image is None:
@@ -281,6 +256,20 @@ class PartUpload(UnendedSave):
             self._check(file)
         if not self.state.is_recovered:  # No trainer waits for the copy of a recovered part.
             self.state.copy_seconds += time.monotonic() - started
+
+    def _extend(self, joined: Joined) -> None:
+        """Has the daemon place the files that it does not know of."""
+        files = [file for file in self._files if not file.is_asked]
+        request = messages.ExtendRequest(key=self.key)
+        for file in files:
+            request.files.add(path=file.name, size_bytes=file.size)
+        timeout = self._options.timeout + _ADMISSION_GRACE_SECONDS
+        extended = joined.session.call(joined.session.checkpoints.Extend, request, timeout)
+        check_places(files, extended.placements)
+        self._map_granted(joined, extended)
+        self._place([file for file in files if file.written is not joined], extended.placements)
+        for file in files:
+            file.is_asked = True
 
     def _check(self, file: PartFile) -> None:
         """Looks for numbers that are not finite, the first time that a file is written."""
