@@ -179,6 +179,30 @@ def test_dcp_plans_again_only_when_the_form_of_a_state_changes(launch, root, ins
     ranks.do("_names.stock_save = stock_save")
 
 
+def test_files_are_laid_out_again_only_when_more_than_their_values_changes(launch, root, installed):
+    ranks = launch(2)
+    ranks.do(
+        "from ckptd.dcp import _files, _repeated; _repeated._kept.clear(); laid_out = []; before = _files.PlannedFiles._lay_out\n"
+        "_files.PlannedFiles._lay_out = lambda *a: (laid_out.append(1), before(*a))[1]\n"
+        "mesh = states.mesh_of(2); values = states.values\n"
+        "def state(n, tied=True, step=b'x', turned=False):\n"
+        "    own, other = values('own', (6, 4), seed=n), values('other', (6, 4), seed=n)\n"
+        "    other = values('turned', (4, 6), seed=n).t() if turned else own if tied else other\n"
+        "    whole = states.distribute_tensor(values('whole', (5, 2), seed=n), mesh, [states.Shard(0)])\n"
+        "    return {'whole': whole, 'step': step, f'of rank {dist.get_rank()}': {'own': own, 'other': other}}"
+    )
+    saves = ["0", "1", "2, tied=False", "3, tied=False", "4, tied=False, step=b'longer' * 99", "5, turned=True", "6, turned=True"]
+    found = []
+    for number, arguments in enumerate(saves):
+        path = f"{root}/s-{number}"
+        ranks.do(f"laid_out.clear(); dcp.async_save(state({arguments}), checkpoint_id={path!r}).result(60)")
+        found.append(max(ranks.do("len(laid_out)")))
+        ranks.do(f"wanted = state({arguments}); into = states.emptied(wanted)\ndcp.load(into, storage_reader=FileSystemReader({path!r}))")
+        assert ranks.do("states.differences(wanted, into)") == [[], []]
+    ranks.do("_files.PlannedFiles._lay_out = before")
+    assert found == [1, 0, 1, 0, 1, 1, 1]  # A tensor that is not contiguous is laid out each time.
+
+
 def test_equal_numbers_and_strings_come_back_with_their_own_type_and_bits(alone, root):
     state = "{'o': {'a': 1, 'b': 1.0, 'c': True, 'd': 0.0, 'e': -0.0, 'f': '1', 'g': None, 'h': float('nan'), 'i': [1, 1.0]}}"
     for number in range(2):

@@ -10,6 +10,7 @@ from ckptd._memory.image import Image, JoinedImage, Memory, PiecesImage
 from ckptd._memory.native import Pieces
 from ckptd._torch import archive_writer, device_copy
 from ckptd._torch.deferred_tensors import DeferredTensors, must_defer
+from ckptd._torch.file_form import FileForm, FormRecorder
 from ckptd._torch.state_pickler import Record
 from ckptd._torch.tensor_archive import around
 
@@ -34,16 +35,19 @@ class TensorFile:
         self.size = 0  # In bytes, so far.
         self._offsets, self._sources, self._lengths = array("Q"), array("Q"), array("Q")
         self._owners: List[Any] = []
+        self._around: List[Any] = []  # What keeps the bytes around the elements.
+        self._recorder = FormRecorder()
         self._archives: List[Tuple[int, Image]] = []  # Of unusual tensors.
         self._strided: List[Tuple[int, Any]] = []
         self._on_devices: List[Tuple[int, Record]] = []
         self._deferred = DeferredTensors()
         self._deferred_records: List[Tuple[int, Record]] = []
-        self._placed: Dict[Any, Placed] = {}
+        self._placed: Dict[Any, Tuple[Placed, int]] = {}  # And the piece of the elements.
 
     def add_bytes(self, data: Any) -> Placed:
         """Adds a bytes-like object."""
         begin, view = self.size, memoryview(data)
+        self._recorder.add(len(self._offsets), view.nbytes, False)
         self._put(data)
         return Placed(begin, view.nbytes, begin)
 
@@ -53,9 +57,11 @@ class TensorFile:
         if not _is_plain(tensor) or not archive_writer.own_writer_works():
             return self._add_unusual(tensor)
         identity = _identity(tensor)
-        placed = self._placed.get(identity)
-        if placed is None or identity is None:
-            placed = self._placed[identity] = self._add_archive(tensor)
+        found = self._placed.get(identity)
+        if found is None or identity is None:
+            found = self._placed[identity] = self._add_archive(tensor)
+        placed, piece = found
+        self._recorder.add(piece, tensor.nbytes, True)
         return placed
 
     def add_elements(self, tensor: Any) -> Placed:
@@ -64,32 +70,39 @@ class TensorFile:
         if not _is_plain(tensor):
             raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be saved as bare elements")
         begin = self.size
+        self._recorder.give_up()
         self._put_elements(tensor)
         return Placed(begin, tensor.nbytes, begin)
 
     def image(self) -> Image:
         """Returns the image of the file."""
         pieces = Pieces(self._offsets, self._sources, self._lengths)
-        plain = PiecesImage(self.size, pieces, self._owners, self._fill())
+        plain = PiecesImage(self.size, pieces, (self._owners, self._around), self._fill())
         return JoinedImage(self.size, [(0, plain), *self._archives]) if self._archives else plain
 
+    def form(self) -> Optional[FileForm]:
+        """Returns the form of the file, to make others of; None if some value is more than bytes in the CPU's memory."""
+        return self._recorder.form(self.size, Pieces(self._offsets, self._sources, self._lengths), self._around)
+
     def _add_unusual(self, tensor: Any) -> Placed:
+        self._recorder.give_up()
         self._align()
         image, begin = archive_writer.image(tensor), self.size
         self._archives.append((begin, image))
         self.size += image.size
         return Placed(begin, image.size, None)
 
-    def _add_archive(self, tensor: Any) -> Placed:
+    def _add_archive(self, tensor: Any) -> Tuple[Placed, int]:
+        """Returns where the archive is, and the number of the piece of the elements."""
         self._align()
         archive, begin = around(tensor.dtype, tuple(tensor.shape)), self.size
-        self._owners.append(archive)
+        self._around.append(archive)
         self._add_piece(archive.head_address, len(archive.head))
-        elements = self.size
+        elements, piece = self.size, len(self._offsets)
         self._put_elements(tensor)
         if archive.tail:
             self._add_piece(archive.tail_address, len(archive.tail))
-        return Placed(begin, self.size - begin, elements)
+        return Placed(begin, self.size - begin, elements), piece
 
     def _align(self) -> None:
         gap = -self.size % ALIGNMENT
@@ -125,6 +138,7 @@ class TensorFile:
             return self._add_piece(tensor.data_ptr(), size)
         else:
             self._strided.append((self.size, tensor))
+        self._recorder.give_up()
         self.size += size
 
     def _fill(self) -> Any:

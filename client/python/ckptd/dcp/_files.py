@@ -6,7 +6,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 
+from ckptd._memory.image import Image
+from ckptd._torch.file_form import FileForm
 from ckptd._torch.tensor_file import Placed, TensorFile
 from ckptd.dcp import _names
 
@@ -37,6 +40,7 @@ class PlannedFiles(Files):
 
     Attributes:
         places: the file of each result, and where it is there.
+        forms: of the files.
     """
 
     def __init__(self, plan: SavePlan, planner: SavePlanner, file_count: Optional[int]) -> None:
@@ -44,10 +48,12 @@ class PlannedFiles(Files):
         super().__init__(plan, planner)
         self._file_count = file_count
         self.places: List[Tuple[str, Placed]] = []
+        self.forms: List[PlannedForm] = []
 
     def items(self) -> Any:
         self.results.clear()
         self.places.clear()
+        self.forms.clear()
         rank = self._plan.storage_data.rank
         for number, items in enumerate(self._buckets()):
             if items:
@@ -61,14 +67,38 @@ class PlannedFiles(Files):
 
     def _lay_out(self, name: str, items: List[Any]) -> Any:
         """Returns the image of a file: objects first, as in DCP, then tensors."""
-        file = TensorFile()
-        for item in sorted(items, key=_names.is_bytes, reverse=True):
+        file, items = TensorFile(), sorted(items, key=_names.is_bytes, reverse=True)
+        for item in items:
             data: Any = self._planner.resolve_data(item)
             placed = file.add_bytes(data.getbuffer()) if _names.is_bytes(item) else file.add_archive(data)
             info = _names.storage_info(name, placed.offset, placed.length, placed.elements)
             self.results.append(WriteResult(item.index, placed.length, info))
             self.places.append((name, placed))
+        self.forms.append(PlannedForm(name, items, file.form()))
         return file.image()
+
+
+class PlannedForm:
+    """The form of one of PlannedFiles, and the items of the plan that it was made of."""
+
+    def __init__(self, name: str, items: List[Any], form: Optional[FileForm]) -> None:
+        self.name = name
+        self._items = [(item if _names.is_bytes(item) else None, item.index.fqn) for item in items]
+        self._form = form
+
+    def image(self, planner: Any) -> Optional[Image]:
+        """Returns the image of the file with the values that a DefaultSavePlanner has now; None if they must be laid out anew."""
+        if self._form is None:
+            return None
+        state = planner.state_dict
+        return self._form.image(
+            [_tensor_of(state[name]) if item is None else planner.resolve_data(item).getbuffer() for item, name in self._items]
+        )
+
+
+def _tensor_of(value: Any) -> Any:
+    """Returns this rank's part of a tensor."""
+    return value.to_local() if type(value) is DTensor else value
 
 
 class LazyFiles(Dict[str, Any]):

@@ -29,7 +29,7 @@ class _Kept:
         assert record.plan is not None and isinstance(record.files, PlannedFiles)  # The save has succeeded.
         self.form, self.file_count = form, file_count
         self.plan: SavePlan = record.plan
-        self.places = record.files.places
+        self.places, self.forms = record.files.places, record.files.forms
         self.version = 0  # How often the places have changed on any rank.
         # The coordinator's:
         self.metadata, self.results, self.pickled = record.metadata, record.results, record.pickled
@@ -75,18 +75,29 @@ def _save_with_planning(state: Any, writer: Any, process_group: Any, no_dist: bo
 class _Again:
     """A save by a kept plan, laid out on this rank."""
 
-    def __init__(self, kept: _Kept, files: PlannedFiles) -> None:
+    def __init__(self, kept: _Kept, planner: StatePlanner) -> None:
         self._kept = kept
-        self._images: Dict[str, Any] = dict(files.items())
-        self._places = files.places
-        is_same = files.places == kept.places
-        self.offer = _Offer(kept.key, None if is_same else files.results)
+        self._places, self._forms = kept.places, kept.forms
+        self.offer = _Offer(kept.key, None)
+        images = {form.name: form.image(planner) for form in kept.forms}
+        if None in images.values():
+            self._lay_out(planner)
+        else:
+            self._images: Dict[str, Any] = dict(images)
+
+    def _lay_out(self, planner: StatePlanner) -> None:
+        files = PlannedFiles(self._kept.plan, planner, self._kept.file_count)
+        self._images = dict(files.items())
+        self._places, self._forms = files.places, files.forms
+        if self._places != self._kept.places:
+            self.offer = _Offer(self._kept.key, files.results)
 
     def save(self, writer: Any, offers: List[_Offer], exchange: Any) -> Optional[Metadata]:
         """Saves, when all ranks have agreed to it."""
         kept = self._kept
         if any(offer.results is not None for offer in offers):
-            kept.places, kept.version, kept.pickled = self._places, kept.version + 1, None
+            kept.version, kept.pickled = kept.version + 1, None
+            kept.places, kept.forms = self._places, self._forms
             kept.results = [offer.results or before for offer, before in zip(offers, kept.results)]
         storage_meta = writer.save_again(kept.plan.storage_data, self._images, self._pickled_metadata, exchange)
         metadata = copy.copy(kept.metadata)
@@ -120,7 +131,7 @@ def _prepare(state: Any, writer: Any, process_group: Any, no_dist: bool) -> Opti
             if (kept.form, kept.file_count, (who.rank, who.world_size)) == (form, writer.options.file_count, place):
                 writer.check_overwrite()
                 with torch.no_grad():  # A view that autograd knows takes longer than all the rest.
-                    return _Again(kept, PlannedFiles(kept.plan, planner, writer.options.file_count))
+                    return _Again(kept, planner)
     except Exception:
         return None
     return None
