@@ -5,23 +5,11 @@ import pathlib
 
 import pytest
 
-from harness import Daemon, Trainer, temporary_folder
+from harness import Trainer
 from harness.rank_fixtures import alone, launch, root  # noqa: F401
+from harness.session_fixtures import *  # noqa: F403
 
 _NUM_PROCESSES = 4
-
-
-@pytest.fixture(scope="session")
-def session_folder():
-    with temporary_folder() as path:
-        yield str(path)
-
-
-@pytest.fixture(scope="session")
-def daemon(session_folder):
-    made = Daemon(os.path.join(session_folder, "d"), pool_bytes=512 << 20)
-    yield made
-    made.close()
 
 
 def _start_processes(endpoint, number):

@@ -6,7 +6,8 @@ import pathlib
 
 import pytest
 
-from harness import Daemon, Ranks, Trainer, temporary_folder
+from harness import Ranks, Trainer
+from harness.session_fixtures import *  # noqa: F403
 
 _START_SECONDS = 180
 _numbers = itertools.count()
@@ -32,19 +33,6 @@ def start_ranks(daemon, folder, world_size):
 def close(ranks):
     for process in ranks.processes:
         process.close()
-
-
-@pytest.fixture(scope="session")
-def session_folder():
-    with temporary_folder() as path:
-        yield str(path)
-
-
-@pytest.fixture(scope="session")
-def daemon(session_folder):
-    made = Daemon(os.path.join(session_folder, "d"), pool_bytes=512 << 20)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""Fixtures of the folders whose tests share rank processes. A conftest.py that imports them has the fixtures
-`session_folder` and `processes`; the processes know the module `states`.
+"""Fixtures of the folders whose tests share rank processes. A conftest.py that imports them has the fixture
+`processes`, and those of session_fixtures.py; the processes know the module `states`.
 """
 
 import itertools

@@ -5,8 +5,9 @@ import pathlib
 
 import pytest
 
-from harness import Daemon, Trainer, temporary_folder
+from harness import Trainer
 from harness.rank_fixtures import alone, launch, root  # noqa: F401
+from harness.session_fixtures import *  # noqa: F403
 
 FOLDER = pathlib.Path(__file__).parent
 _NUM_PROCESSES = 4
@@ -17,19 +18,6 @@ _IMPORTS = (
     "import tnt_jobs as states\n"
     "from tnt_jobs import *\n"
 )
-
-
-@pytest.fixture(scope="session")
-def session_folder():
-    with temporary_folder() as path:
-        yield str(path)
-
-
-@pytest.fixture(scope="session")
-def daemon(session_folder):
-    made = Daemon(os.path.join(session_folder, "d"), pool_bytes=256 << 20)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="session")
