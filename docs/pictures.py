@@ -287,7 +287,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
             ("metrics", "/metrics"),
         ],
     ),
-    ("daemon/", [("engine", "all state of runs and saves, on one thread")]),
+    ("daemon/", [("engine", "all state of runs and saves, on one thread"), ("ledger", "what several daemons decide")]),
     ("daemon/", [("succession", "from one daemon to the next")]),
     ("daemon/", [("memory", "the pool"), ("base", "loops, workers"), ("config", "the configuration"), ("etcd", "its client")]),
     ("storage/", [("commit", "publish, recover, scan")]),

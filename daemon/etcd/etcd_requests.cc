@@ -23,6 +23,18 @@ Compare LastChangedAt(const std::string& key, int64_t mod_revision) {
   return compare;
 }
 
+Compare UnchangedSince(const std::string& key, int64_t revision) {
+  Compare compare = LastChangedAt(key, revision + 1);
+  compare.set_result(Compare::LESS);
+  return compare;
+}
+
+Compare PrefixUnchangedSince(const std::string& prefix, int64_t revision) {
+  Compare compare = UnchangedSince(prefix, revision);
+  compare.set_range_end(PrefixEnd(prefix));
+  return compare;
+}
+
 Compare NoneBelow(const std::string& prefix) {
   Compare compare;
   compare.set_key(prefix);

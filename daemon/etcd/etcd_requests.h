@@ -18,6 +18,10 @@ std::string PrefixEnd(std::string_view prefix);
 // The key exists, and was changed last at this revision. 0: it does not exist.
 etcdserverpb::Compare LastChangedAt(const std::string& key, int64_t mod_revision);
 inline etcdserverpb::Compare Absent(const std::string& key) { return LastChangedAt(key, 0); }
+// The key has not been written since this revision, or does not exist. That it was deleted is not noticed.
+etcdserverpb::Compare UnchangedSince(const std::string& key, int64_t revision);
+// No key that begins with `prefix` has been written since this revision. As above.
+etcdserverpb::Compare PrefixUnchangedSince(const std::string& prefix, int64_t revision);
 // No key begins with `prefix`.
 etcdserverpb::Compare NoneBelow(const std::string& prefix);
 // The key exists and has this value.

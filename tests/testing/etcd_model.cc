@@ -152,7 +152,12 @@ int64_t EtcdModel::DeleteRange(const std::string& key, const std::string& range_
   return static_cast<int64_t>(found.size());
 }
 
+void EtcdModel::ReplayTransactions() {
+  for (const TxnRequest& request : std::exchange(transactions_, {})) Txn(request).IgnoreError();
+}
+
 absl::StatusOr<TxnResponse> EtcdModel::Txn(const TxnRequest& request) {
+  transactions_.push_back(request);
   if (absl::Status wrong = Check(request); !wrong.ok()) return wrong;
   TxnResponse response;
   response.set_succeeded(std::all_of(request.compare().begin(), request.compare().end(),

@@ -28,6 +28,9 @@ class EtcdModel {
   absl::StatusOr<etcdserverpb::LeaseRevokeResponse> RevokeLease(
       const etcdserverpb::LeaseRevokeRequest& request);
 
+  // Applies once more every transaction that was ever asked for, in order, as late copies of requests may be.
+  void ReplayTransactions();
+
   void Compact(int64_t revision) { compacted_ = revision; }
   int64_t compacted() const { return compacted_; }
   int64_t revision() const { return revision_; }
@@ -51,6 +54,7 @@ class EtcdModel {
 
   std::map<std::string, Versions> keys_;
   std::map<int64_t, int64_t> leases_;  // TTL by id.
+  std::vector<etcdserverpb::TxnRequest> transactions_;
   int64_t revision_ = 1, compacted_ = 0, next_lease_ = 1;
 };
 

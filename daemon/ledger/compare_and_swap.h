@@ -1,0 +1,36 @@
+// Reads a few ranges of etcd, decides, and writes if nothing in them has changed since; else again.
+#ifndef CKPTD_DAEMON_LEDGER_COMPARE_AND_SWAP_H_
+#define CKPTD_DAEMON_LEDGER_COMPARE_AND_SWAP_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "daemon/etcd/etcd.h"
+
+namespace ckptd {
+
+struct CompareAndSwap {
+  struct Range {
+    std::string key;
+    bool is_prefix = false;  // All keys that begin with it.
+  };
+  // What was found in each of the ranges, at one revision.
+  using Found = std::vector<std::vector<etcdserverpb::KeyValue>>;
+
+  // Keys that are never deleted, but with a lease: that a key has gone is not noticed.
+  std::vector<Range> ranges;
+  // Returns what to write; nothing: what was found is as it should be. Runs anew with each reading, so it
+  // must recognize what an earlier one of its own has written: an answer may have been lost.
+  std::function<std::vector<etcdserverpb::RequestOp>(const Found& found)> decide;
+  std::string purpose;
+};
+
+// `done`: OK after the last `decide`, whose operations, if any, were applied to what it had found.
+// LEDGER_UNAVAILABLE also if others have changed the ranges each time.
+void Run(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_COMPARE_AND_SWAP_H_

@@ -1,0 +1,270 @@
+#include "daemon/ledger/etcd_ledger.h"
+
+#include "daemon/etcd/etcd_errors.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+using etcdserverpb::KeyValue;
+using etcdserverpb::RequestOp;
+using Operations = std::vector<RequestOp>;
+using Process = ledger::v1::LivingProcesses::Process;
+
+// It decides in memory, and answers at once: what it has decided is written elsewhere.
+LocalLedger LedgerFrom(const RunState& state) {
+  return LocalLedger(state.record(), 0,
+                     [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)> written) {
+                       written(absl::OkStatus());
+                     });
+}
+
+Process ProcessOf(const Ledger::JoinSpec& spec) {
+  Process process;
+  process.set_process(spec.process);
+  process.set_job(spec.job);
+  return process;
+}
+
+// A process that joins its own attempt again is a living one for the ledger, and changes nothing.
+void JoinAgain(const RunState::Living& living, const storage::v1::RunRecord& record, LocalLedger* ledger) {
+  for (const storage::v1::Launch& launch : record.launches()) {
+    for (const auto& [rank, instance] : launch.instances()) {
+      const auto found = living.find(instance);
+      if (found == living.end()) continue;
+      Ledger::JoinSpec spec;
+      spec.rank = rank;
+      spec.world_size = launch.world_size();
+      spec.launch_id = launch.launch_id();
+      spec.instance = instance;
+      spec.process = found->second.process();
+      spec.job = found->second.job();
+      ledger->Join(spec, [](const absl::StatusOr<int64_t>&) {});
+    }
+  }
+}
+
+absl::Status StatusOf(const absl::Status& status) { return status; }
+template <typename T>
+absl::Status StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
+}  // namespace
+
+EtcdLedger::EtcdLedger(Etcd* etcd, Options options)
+    : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
+
+void EtcdLedger::Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {
+  Run(etcd_, std::move(swap),
+      [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](absl::Status status) mutable {
+        if (!alive.expired()) done(std::move(status));
+      });
+}
+
+template <typename T>
+void EtcdLedger::Decide(std::vector<CompareAndSwap::Range> ranges, const std::string& what,
+                        std::function<void(LocalLedger&, Answer<T>)> ask, Answer<T> answer) {
+  auto decided = std::make_shared<T>(absl::UnknownError("not decided"));
+  Swap({std::move(ranges),
+        [=, keys = keys_, node = options_.node](const CompareAndSwap::Found& found) -> Operations {
+          const RunState state(keys, node, found);
+          LocalLedger ledger = LedgerFrom(state);
+          ask(ledger, [&decided](T result) { *decided = std::move(result); });
+          return StatusOf(*decided).ok() ? state.Changes(ledger.record()) : Operations();
+        },
+        While(what)},
+       [decided, answer = std::move(answer)](const absl::Status& written) mutable {
+         answer(written.ok() ? std::move(*decided) : T(written));
+       });
+}
+
+// ---- who joins
+
+struct EtcdLedger::Round {
+  std::vector<PendingJoin> joins;
+  RunState::Living living;                       // Of this node, before.
+  std::vector<absl::StatusOr<int64_t>> results;  // For each of the joins.
+
+  Operations Decide(const RunState& state, int64_t lease) {
+    LocalLedger ledger = LedgerFrom(state);
+    JoinAgain(state.living_elsewhere(), state.record(), &ledger);
+    JoinAgain(living, state.record(), &ledger);
+    RunState::Living living_after = living;
+    results.clear();
+    for (const PendingJoin& join : joins) {
+      ledger.Join(join.spec,
+                  [this](absl::StatusOr<int64_t> result) { results.push_back(std::move(result)); });
+      if (results.back().ok()) living_after[join.spec.instance] = ProcessOf(join.spec);
+    }
+    Operations operations = state.Changes(ledger.record());
+    for (RequestOp& operation : state.LivingChanges(living_after, lease)) {
+      operations.push_back(std::move(operation));
+    }
+    return operations;
+  }
+};
+
+void EtcdLedger::Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
+  joins_.push_back({spec, std::move(answer)});
+  BeginRound();
+}
+
+void EtcdLedger::ProcessEnded(const std::string& instance) {
+  living_changed_ = living_.erase(instance) > 0 || living_changed_;
+  if (round_under_way_) ended_in_round_.insert(instance);
+  BeginRound();
+}
+
+// One round at a time: the next one serves all that have come meanwhile.
+void EtcdLedger::BeginRound() {
+  if (round_under_way_ || (joins_.empty() && !living_changed_)) return;
+  round_under_way_ = true;
+  living_changed_ = false;
+  auto round = std::make_shared<Round>();
+  round->joins = std::exchange(joins_, {});
+  round->living = living_;
+  Swap({{{keys_.Attempts(), true}, {keys_.Living(), true}, {keys_.Active()}},
+        [round, keys = keys_, node = options_.node, lease = options_.lease](
+            const CompareAndSwap::Found& found) { return round->Decide(RunState(keys, node, found), lease); },
+        While("joining processes to an attempt")},
+       [this, round](const absl::Status& written) { EndRound(*round, written); });
+}
+
+void EtcdLedger::EndRound(Round& round, const absl::Status& written) {
+  round_under_way_ = false;
+  const std::set<std::string> ended = std::exchange(ended_in_round_, {});
+  // What etcd holds is not known. Every call has a deadline, so this is no tight loop while etcd is away.
+  if (ReasonOf(written) == ledger_reason::kUnavailable) living_changed_ = true;
+  const std::weak_ptr<bool> alive = alive_;
+  for (size_t i = 0; i < round.joins.size(); ++i) {
+    const Ledger::JoinSpec& spec = round.joins[i].spec;
+    absl::StatusOr<int64_t> result = written.ok() ? round.results[i] : absl::StatusOr<int64_t>(written);
+    if (result.ok() && ended.contains(spec.instance)) {
+      living_changed_ = true;  // It was written down as living meanwhile.
+    } else if (result.ok()) {
+      living_[spec.instance] = ProcessOf(spec);
+    }
+    round.joins[i].answer(std::move(result));
+    if (alive.expired()) return;
+  }
+  BeginRound();
+}
+
+// ---- which attempt acts
+
+void EtcdLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
+  auto& waiting = activating_[attempt];
+  waiting.push_back(std::move(answer));
+  if (waiting.size() > 1) return;
+  Decide<absl::Status>(
+      {{keys_.Active()}, {keys_.Head(attempt)}}, "activating an attempt",
+      [attempt](LocalLedger& ledger, Answer<absl::Status> decided) {
+        ledger.Activate(attempt, std::move(decided));
+      },
+      [this, attempt](const absl::Status& result) { Activated(attempt, result); });
+}
+
+void EtcdLedger::Activated(int64_t attempt, const absl::Status& result) {
+  const std::weak_ptr<bool> alive = alive_;
+  if (result.ok()) SawActive(attempt);
+  auto waiting = activating_.extract(attempt);
+  for (auto& answer : waiting.mapped()) {
+    answer(result);
+    if (alive.expired()) return;
+  }
+}
+
+void EtcdLedger::WatchActiveAttempt(std::function<void(int64_t attempt)> changed) {
+  active_changed_ = std::move(changed);
+  if (active_ >= 0) active_changed_(active_);
+  if (watch_ == nullptr) ReadActive();
+}
+
+// Every call has a deadline, so this does not ask in a tight loop while etcd is away.
+void EtcdLedger::ReadActive() {
+  etcdserverpb::RangeRequest request;
+  request.set_key(keys_.Active());
+  etcd_->Range(
+      request, While("reading the active attempt"),
+      [this, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<etcdserverpb::RangeResponse>& found) {
+        if (alive.expired()) return;
+        if (ReasonOf(found.status()) == ledger_reason::kUnavailable) return ReadActive();
+        if (!found.ok()) return;  // Every decision hears the same error.
+        SawActive(RunState(keys_, options_.node, {{found->kvs().begin(), found->kvs().end()}}).active());
+        WatchActive(found->header().revision() + 1);
+      });
+}
+
+void EtcdLedger::WatchActive(int64_t from_revision) {
+  watch_ = etcd_->Watch({keys_.Active(), "", from_revision, While("watching the active attempt"),
+                         [this](const std::vector<etcdserverpb::Event>& events) {
+                           SawActive(RunState(keys_, options_.node, {{events.back().kv()}}).active());
+                         },
+                         [this](const absl::Status& why) {
+                           if (ReasonOf(why) == ledger_reason::kCompacted) ReadActive();
+                         }});
+}
+
+void EtcdLedger::SawActive(int64_t attempt) {
+  if (attempt <= active_) return;  // An event may be older than what an answer has said.
+  active_ = attempt;
+  if (active_changed_ != nullptr) active_changed_(attempt);
+}
+
+// ---- sequences
+
+void EtcdLedger::Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) {
+  Decide<absl::StatusOr<int64_t>>(
+      {{keys_.Active()}, {keys_.Sequence()}}, "giving a save its sequence",
+      [attempt](LocalLedger& ledger, Answer<absl::StatusOr<int64_t>> decided) {
+        ledger.Admit(attempt, std::move(decided));
+      },
+      std::move(answer));
+}
+
+// ---- what to resume from
+//
+// A decision that is withdrawn stays there as withdrawn: a key that were deleted could be created again by a
+// late copy of the request that has created it.
+
+void EtcdLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
+                              Answer<absl::StatusOr<ResumeChoice>> answer) {
+  Decide<absl::StatusOr<ResumeChoice>>(
+      {{keys_.Active()}, {keys_.Head(attempt)}, {keys_.Resume(attempt)}},
+      "deciding what an attempt resumes from",
+      [attempt, newest](LocalLedger& ledger, Answer<absl::StatusOr<ResumeChoice>> decided) {
+        ledger.DecideResume(attempt, newest, std::move(decided));
+      },
+      std::move(answer));
+}
+
+void EtcdLedger::DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) {
+  using Decision = absl::StatusOr<std::optional<ResumeChoice>>;
+  Decide<Decision>(
+      {{keys_.Resume(attempt)}}, "reading what an attempt resumes from",
+      [attempt](LocalLedger& ledger, Answer<Decision> decided) {
+        ledger.DecidedResume(attempt, std::move(decided));
+      },
+      std::move(answer));
+}
+
+void EtcdLedger::RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
+  Decide<absl::Status>(
+      {{keys_.Resume(attempt)}}, "withdrawing what an attempt resumes from",
+      [attempt, sequence](LocalLedger& ledger, Answer<absl::Status> decided) {
+        ledger.RejectResume(attempt, sequence, std::move(decided));
+      },
+      std::move(answer));
+}
+
+void EtcdLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
+  Decide<absl::Status>(
+      {{keys_.Active()}, {keys_.Resume(attempt)}}, "writing down that all ranks have read their part",
+      [attempt, sequence](LocalLedger& ledger, Answer<absl::Status> decided) {
+        ledger.AgreeResume(attempt, sequence, std::move(decided));
+      },
+      std::move(answer));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,108 @@
+// What several daemons decide of a run, in etcd: attempts, sequences, and what to resume from.
+#ifndef CKPTD_DAEMON_LEDGER_ETCD_LEDGER_H_
+#define CKPTD_DAEMON_LEDGER_ETCD_LEDGER_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/keys.h"
+#include "daemon/ledger/run_state.h"
+#include "storage/ledger/ledger.h"
+#include "storage/ledger/local_ledger.h"
+
+namespace ckptd {
+
+// The methods mean what those of Ledger mean, for all daemons of the run, and pass one suite with LocalLedger
+// (tests/contract/ledger_contract_test.cc). It is no Ledger yet: the commit, adoption and the history of a
+// run across nodes are not decided here (docs/decisions/0014-*). Answers come later, and not after the end of
+// this object; errors of etcd are those of daemon/etcd/etcd_errors.h.
+//
+// A decision reads what etcd says, lets a LocalLedger decide from that, so that the rules are those of one
+// node, and writes what has changed, in a transaction that compares all that was read (CompareAndSwap). So it
+// does not matter whether an answer was lost, or when a copy of a request arrives.
+class EtcdLedger {
+ public:
+  template <typename T>
+  using Answer = Ledger::Answer<T>;
+  using ResumeChoice = Ledger::ResumeChoice;
+
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    std::string node;    // This daemon's name among those of the run, without a slash.
+    int64_t lease = 0;   // This daemon's: what it says of living processes goes with it.
+    std::string run;     // For messages.
+  };
+  // `etcd` must outlive it.
+  EtcdLedger(Etcd* etcd, Options options);
+
+  // Processes that join at the same time do so in one transaction.
+  void Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer);
+  // The other nodes hear of it soon.
+  void ProcessEnded(const std::string& instance);
+
+  // Ranks that activate at the same time do so in one transaction.
+  void Activate(int64_t attempt, Answer<absl::Status> answer);
+  // `changed` runs at once if it is known which attempt acts, else when etcd has said it.
+  void WatchActiveAttempt(std::function<void(int64_t attempt)> changed);
+
+  // A sequence whose answer was lost is given to nobody.
+  void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer);
+
+  void DecideResume(int64_t attempt, const ResumeChoice& newest, Answer<absl::StatusOr<ResumeChoice>> answer);
+  void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer);
+  void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
+  void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
+
+ private:
+  struct PendingJoin {
+    Ledger::JoinSpec spec;
+    Answer<absl::StatusOr<int64_t>> answer;
+  };
+  struct Round;
+
+  // Lets `ask` ask a LocalLedger that has read these ranges, and answers with its answer once that is
+  // written.
+  template <typename T>
+  void Decide(std::vector<CompareAndSwap::Range> ranges, const std::string& what,
+              std::function<void(LocalLedger&, Answer<T>)> ask, Answer<T> answer);
+  // Runs `done` unless this object has ended.
+  void Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done);
+  std::string While(const std::string& what) const { return what + " of run " + options_.run; }
+  void BeginRound();
+  void EndRound(Round& round, const absl::Status& written);
+  void Activated(int64_t attempt, const absl::Status& result);
+  void ReadActive();
+  void WatchActive(int64_t from_revision);
+  void SawActive(int64_t attempt);
+
+  Etcd* const etcd_;
+  const Options options_;
+  const LedgerKeys keys_;
+
+  RunState::Living living_;  // Of this node.
+  std::vector<PendingJoin> joins_;
+  bool living_changed_ = false;  // Since the last round has begun.
+  bool round_under_way_ = false;
+  std::set<std::string> ended_in_round_;
+
+  std::map<int64_t, std::vector<Answer<absl::Status>>> activating_;
+  int64_t active_ = -1;  // The newest one that was seen; -1: etcd has not said.
+  std::function<void(int64_t)> active_changed_;
+  std::unique_ptr<EtcdWatch> watch_;
+
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_ETCD_LEDGER_H_

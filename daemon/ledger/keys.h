@@ -1,0 +1,50 @@
+// The keys of a run in etcd.
+#ifndef CKPTD_DAEMON_LEDGER_KEYS_H_
+#define CKPTD_DAEMON_LEDGER_KEYS_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+
+namespace ckptd {
+
+// Values are messages of ckptd/ledger/v1/ledger.proto. Attempts have 16 digits, so that keys are in their
+// order.
+class LedgerKeys {
+ public:
+  // `prefix`: of all keys of the run, with the slash at its end.
+  explicit LedgerKeys(std::string prefix) : prefix_(std::move(prefix)) {}
+
+  std::string Active() const { return prefix_ + "active"; }
+  std::string Sequence() const { return prefix_ + "sequence"; }
+  std::string Attempts() const { return prefix_ + "attempts/"; }
+  std::string Head(int64_t attempt) const { return Attempt(attempt) + "/head"; }
+  std::string NodeRanks(int64_t attempt, const std::string& node) const {
+    return Attempt(attempt) + "/nodes/" + node;
+  }
+  std::string Living() const { return prefix_ + "living/"; }
+  std::string Living(const std::string& node) const { return Living() + node; }
+  std::string Resume(int64_t attempt) const { return Resumes() + absl::StrFormat("%016d", attempt); }
+
+  // The attempt of a Head, NodeRanks or Resume; 0: the key is none of them.
+  int64_t AttemptOf(const std::string& key) const {
+    for (const std::string& folder : {Attempts(), Resumes()}) {
+      int64_t attempt = 0;
+      if (absl::StartsWith(key, folder) && absl::SimpleAtoi(key.substr(folder.size(), 16), &attempt))
+        return attempt;
+    }
+    return 0;
+  }
+
+ private:
+  std::string Resumes() const { return prefix_ + "resume/"; }
+  std::string Attempt(int64_t attempt) const { return Attempts() + absl::StrFormat("%016d", attempt); }
+  const std::string prefix_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_KEYS_H_

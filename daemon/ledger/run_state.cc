@@ -1,0 +1,162 @@
+#include "daemon/ledger/run_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "daemon/etcd/etcd_requests.h"
+
+namespace ckptd {
+namespace {
+
+using etcdserverpb::RequestOp;
+using storage::v1::Launch;
+
+bool SameProcesses(const RunState::Living& a, const RunState::Living& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) {
+           return x.first == y.first && x.second.process() == y.second.process() &&
+                  x.second.job() == y.second.job();
+         });
+}
+
+bool SameDecision(const Launch& a, const Launch& b) {
+  return a.resume_decided() == b.resume_decided() && a.resume_tag() == b.resume_tag() &&
+         a.resume_sequence() == b.resume_sequence() && a.resume_agreed() == b.resume_agreed();
+}
+
+RequestOp PutHead(const LedgerKeys& keys, const Launch& launch) {
+  ledger::v1::AttemptHead head;
+  head.set_launch_id(launch.launch_id());
+  head.set_generation(launch.generation());
+  head.set_world_size(launch.world_size());
+  return Put(keys.Head(launch.attempt()), head.SerializeAsString());
+}
+
+RequestOp PutDecision(const LedgerKeys& keys, const Launch& launch) {
+  ledger::v1::ResumeDecision decision;
+  decision.set_decided(launch.resume_decided());
+  decision.set_tag(launch.resume_tag());
+  decision.set_sequence(launch.resume_sequence());
+  decision.set_agreed(launch.resume_agreed());
+  return Put(keys.Resume(launch.attempt()), decision.SerializeAsString());
+}
+
+int64_t ActiveOf(const storage::v1::RunRecord& record) {
+  int64_t active = 0;
+  for (const Launch& launch : record.launches()) {
+    if (launch.active()) active = std::max(active, launch.attempt());
+  }
+  return active;
+}
+
+}  // namespace
+
+RunState::RunState(LedgerKeys keys, std::string node, const CompareAndSwap::Found& found)
+    : keys_(std::move(keys)), node_(std::move(node)) {
+  for (const auto& range : found) {
+    for (const etcdserverpb::KeyValue& pair : range) Read(pair);
+  }
+}
+
+void RunState::Read(const etcdserverpb::KeyValue& pair) {
+  if (pair.key() == keys_.Active()) {
+    ledger::v1::ActiveAttempt active;
+    active.ParseFromString(pair.value());
+    active_ = active.attempt();
+    LaunchOf(active_).set_active(true);
+  } else if (pair.key() == keys_.Sequence()) {
+    ledger::v1::LastSequence last;
+    last.ParseFromString(pair.value());
+    record_.set_last_sequence(last.sequence());
+  } else if (absl::StartsWith(pair.key(), keys_.Living())) {
+    ledger::v1::LivingProcesses living;
+    living.ParseFromString(pair.value());
+    Living& known = pair.key() == keys_.Living(node_) ? living_here_ : living_elsewhere_;
+    known.insert(living.by_instance().begin(), living.by_instance().end());
+  } else {
+    ReadOfAttempt(pair.key(), pair.value());
+  }
+}
+
+void RunState::ReadOfAttempt(const std::string& key, const std::string& value) {
+  const int64_t attempt = keys_.AttemptOf(key);
+  if (attempt == 0) return;  // A key of a later version.
+  Launch& launch = LaunchOf(attempt);
+  if (key == keys_.Head(attempt)) {
+    ledger::v1::AttemptHead head;
+    head.ParseFromString(value);
+    launch.set_launch_id(head.launch_id());
+    launch.set_generation(head.generation());
+    launch.set_world_size(head.world_size());
+  } else if (key == keys_.Resume(attempt)) {
+    ledger::v1::ResumeDecision decision;
+    decision.ParseFromString(value);
+    launch.set_resume_decided(decision.decided());
+    launch.set_resume_tag(decision.tag());
+    launch.set_resume_sequence(decision.sequence());
+    launch.set_resume_agreed(decision.agreed());
+  } else {
+    ledger::v1::NodeRanks ranks;
+    ranks.ParseFromString(value);
+    launch.mutable_instances()->insert(ranks.instances().begin(), ranks.instances().end());
+    if (key == keys_.NodeRanks(attempt, node_)) ranks_here_[attempt] = std::move(ranks);
+  }
+}
+
+// Keys of an attempt may come before its head, and LocalLedger wants the launches in their order.
+Launch& RunState::LaunchOf(int64_t attempt) {
+  auto& launches = *record_.mutable_launches();
+  int place = 0;
+  while (place < launches.size() && launches[place].attempt() < attempt) ++place;
+  if (place < launches.size() && launches[place].attempt() == attempt) return launches[place];
+  launches.Add()->set_attempt(attempt);
+  for (int i = launches.size() - 1; i > place; --i) launches.SwapElements(i, i - 1);
+  return launches[place];
+}
+
+std::vector<RequestOp> RunState::Changes(const storage::v1::RunRecord& decided) const {
+  std::vector<RequestOp> changes;
+  for (const Launch& launch : decided.launches()) {
+    const auto before =
+        std::find_if(record_.launches().begin(), record_.launches().end(),
+                     [&](const Launch& known) { return known.attempt() == launch.attempt(); });
+    if (before == record_.launches().end()) changes.push_back(PutHead(keys_, launch));
+    AddChanges(before == record_.launches().end() ? Launch() : *before, launch, &changes);
+  }
+  if (const int64_t active = ActiveOf(decided); active != active_) {
+    ledger::v1::ActiveAttempt message;
+    message.set_attempt(active);
+    changes.push_back(Put(keys_.Active(), message.SerializeAsString()));
+  }
+  if (decided.last_sequence() != record_.last_sequence()) {
+    ledger::v1::LastSequence message;
+    message.set_sequence(decided.last_sequence());
+    changes.push_back(Put(keys_.Sequence(), message.SerializeAsString()));
+  }
+  return changes;
+}
+
+void RunState::AddChanges(const Launch& before, const Launch& after, std::vector<RequestOp>* changes) const {
+  const int64_t attempt = after.attempt();
+  const auto known = ranks_here_.find(attempt);
+  ledger::v1::NodeRanks ranks = known == ranks_here_.end() ? ledger::v1::NodeRanks() : known->second;
+  bool changed = false;
+  for (const auto& [rank, instance] : after.instances()) {
+    const auto found = before.instances().find(rank);
+    if (found != before.instances().end() && found->second == instance) continue;
+    (*ranks.mutable_instances())[rank] = instance;
+    changed = true;
+  }
+  if (changed) changes->push_back(Put(keys_.NodeRanks(attempt, node_), ranks.SerializeAsString()));
+  if (!SameDecision(before, after)) changes->push_back(PutDecision(keys_, after));
+}
+
+std::vector<RequestOp> RunState::LivingChanges(const Living& living, int64_t lease) const {
+  if (SameProcesses(living_here_, living)) return {};
+  ledger::v1::LivingProcesses message;
+  message.mutable_by_instance()->insert(living.begin(), living.end());
+  return {Put(keys_.Living(node_), message.SerializeAsString(), lease)};
+}
+
+}  // namespace ckptd

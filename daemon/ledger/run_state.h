@@ -1,0 +1,51 @@
+// What etcd says of a run, as the record from which LocalLedger decides, and back.
+#ifndef CKPTD_DAEMON_LEDGER_RUN_STATE_H_
+#define CKPTD_DAEMON_LEDGER_RUN_STATE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/keys.h"
+
+namespace ckptd {
+
+// Of those keys alone that were read: a decision names the ranges that it needs.
+class RunState {
+ public:
+  using Living = std::map<std::string, ledger::v1::LivingProcesses::Process>;  // By instance.
+
+  RunState(LedgerKeys keys, std::string node, const CompareAndSwap::Found& found);
+
+  const storage::v1::RunRecord& record() const { return record_; }
+  // The processes of other nodes whose session is open.
+  const Living& living_elsewhere() const { return living_elsewhere_; }
+  int64_t active() const { return active_; }
+
+  // What to write so that etcd says what `decided`, made from record(), says. Processes that are new in it
+  // are of this node.
+  std::vector<etcdserverpb::RequestOp> Changes(const storage::v1::RunRecord& decided) const;
+  // What to write so that the living processes of this node are `living`.
+  std::vector<etcdserverpb::RequestOp> LivingChanges(const Living& living, int64_t lease) const;
+
+ private:
+  void Read(const etcdserverpb::KeyValue& pair);
+  void ReadOfAttempt(const std::string& key, const std::string& value);
+  storage::v1::Launch& LaunchOf(int64_t attempt);
+  void AddChanges(const storage::v1::Launch& before, const storage::v1::Launch& after,
+                  std::vector<etcdserverpb::RequestOp>* changes) const;
+
+  const LedgerKeys keys_;
+  const std::string node_;
+  storage::v1::RunRecord record_;
+  std::map<int64_t, ledger::v1::NodeRanks> ranks_here_;  // By attempt.
+  Living living_here_, living_elsewhere_;
+  int64_t active_ = 0;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_RUN_STATE_H_

@@ -1,0 +1,489 @@
+// What the daemons of a run decide, and that it stays decided: run against LocalLedger, and against
+// EtcdLedger with a model of etcd, with one that loses answers, and with Debian's etcd. Where there are
+// several nodes, the ranks of each test are on two of them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/ledger/etcd_ledger.h"
+#include "storage/base/errors.h"
+#include "storage/ledger/ledger.h"
+#include "storage/ledger/local_ledger.h"
+#include "tests/testing/etcd_caller.h"
+#include "tests/testing/etcd_cluster.h"
+#include "tests/testing/etcd_fake_member.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Choice = Ledger::ResumeChoice;
+
+template <typename T>
+using Answer = Ledger::Answer<T>;
+
+// One daemon's ledger.
+class Node {
+ public:
+  virtual ~Node() = default;
+  virtual void Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) = 0;
+  virtual void ProcessEnded(const std::string& instance) = 0;
+  virtual void Activate(int64_t attempt, Answer<absl::Status> answer) = 0;
+  virtual void WatchActiveAttempt(std::function<void(int64_t)> changed) = 0;
+  virtual void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) = 0;
+  virtual void DecideResume(int64_t attempt, const Choice& newest, Answer<absl::StatusOr<Choice>> answer) = 0;
+  virtual void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<Choice>>> answer) = 0;
+  virtual void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;
+  virtual void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) = 0;
+};
+
+template <typename AnyLedger>
+class NodeOf : public Node {
+ public:
+  explicit NodeOf(std::unique_ptr<AnyLedger> ledger) : ledger_(std::move(ledger)) {}
+  void Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override {
+    ledger_->Join(spec, std::move(answer));
+  }
+  void ProcessEnded(const std::string& instance) override { ledger_->ProcessEnded(instance); }
+  void Activate(int64_t attempt, Answer<absl::Status> answer) override {
+    ledger_->Activate(attempt, std::move(answer));
+  }
+  void WatchActiveAttempt(std::function<void(int64_t)> changed) override {
+    ledger_->WatchActiveAttempt(std::move(changed));
+  }
+  void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override {
+    ledger_->Admit(attempt, std::move(answer));
+  }
+  void DecideResume(int64_t attempt, const Choice& newest, Answer<absl::StatusOr<Choice>> answer) override {
+    ledger_->DecideResume(attempt, newest, std::move(answer));
+  }
+  void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<Choice>>> answer) override {
+    ledger_->DecidedResume(attempt, std::move(answer));
+  }
+  void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override {
+    ledger_->RejectResume(attempt, sequence, std::move(answer));
+  }
+  void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override {
+    ledger_->AgreeResume(attempt, sequence, std::move(answer));
+  }
+
+ private:
+  const std::unique_ptr<AnyLedger> ledger_;
+};
+
+// The run's daemons, and what outlives them.
+class World {
+ public:
+  virtual ~World() = default;
+  virtual std::unique_ptr<Node> StartNode(const std::string& name) = 0;
+  virtual void RunUntil(const std::function<bool()>& done) = 0;
+  virtual bool several_nodes() const = 0;
+  // What is still under way of a request that was asked again arrives now, and must change nothing.
+  virtual void DeliverLateCopies() {}
+};
+
+class LocalWorld : public World {
+ public:
+  std::unique_ptr<Node> StartNode(const std::string&) override {
+    return std::make_unique<NodeOf<LocalLedger>>(std::make_unique<LocalLedger>(
+        saved_, 0, [this](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
+          saved_ = what;
+          done(absl::OkStatus());
+        }));
+  }
+  void RunUntil(const std::function<bool()>& done) override { EXPECT_TRUE(done()); }
+  bool several_nodes() const override { return false; }
+
+ private:
+  storage::v1::RunRecord saved_;
+};
+
+class EtcdWorld : public World {
+ public:
+  enum class Kind { kModel, kModelThatLosesAnswers, kReal };
+  explicit EtcdWorld(Kind kind) {
+    static int64_t runs = 0;
+    prefix_ = "runs/" + std::to_string(++runs) + "/";
+    if (kind == Kind::kReal) {
+      if (Cluster() == nullptr) Cluster() = new EtcdCluster;
+    } else {
+      model_ = std::make_unique<EtcdFakeMember>();
+      // Each request is applied, its answer lost, and the request asked again and applied again.
+      for (int i = 0; kind == Kind::kModelThatLosesAnswers && i < 500; ++i) {
+        model_->LoseNextAnswer();
+        model_->AnswerNext();
+      }
+    }
+    EtcdOptions options;
+    options.endpoints = {model_ != nullptr ? model_->endpoint() : Cluster()->endpoints()[0]};
+    // As if there were two members: the other one is asked at once.
+    if (kind == Kind::kModelThatLosesAnswers) options.endpoints.push_back(options.endpoints[0]);
+    options.call_timeout = std::chrono::seconds(60);
+    caller_ = std::make_unique<EtcdCaller>(options);
+  }
+  // It serves all tests.
+  static EtcdCluster*& Cluster() {
+    static EtcdCluster* cluster = nullptr;
+    return cluster;
+  }
+
+  std::unique_ptr<Node> StartNode(const std::string& name) override {
+    etcdserverpb::LeaseGrantRequest request;
+    request.set_ttl(60);
+    const auto lease = caller_->Await<etcdserverpb::LeaseGrantResponse>(
+        [&](auto answer) { caller_->etcd()->GrantLease(request, "living", std::move(answer)); });
+    EXPECT_TRUE(lease.ok()) << lease.status();
+    return std::make_unique<NodeOf<EtcdLedger>>(std::make_unique<EtcdLedger>(
+        caller_->etcd(), EtcdLedger::Options{prefix_, name, lease.ok() ? lease->id() : 0, "test"}));
+  }
+  void RunUntil(const std::function<bool()>& done) override { caller_->RunUntil(done); }
+  bool several_nodes() const override { return true; }
+  void DeliverLateCopies() override {
+    if (model_ == nullptr) return;
+    model_->WithModel([](EtcdModel& model) {
+      const int64_t before = model.revision();
+      model.ReplayTransactions();
+      EXPECT_EQ(model.revision(), before) << "a late copy of a transaction was applied";
+    });
+  }
+
+ private:
+  std::string prefix_;
+  std::unique_ptr<EtcdFakeMember> model_;
+  std::unique_ptr<EtcdCaller> caller_;
+};
+
+enum class Kind { kLocal, kModel, kModelThatLosesAnswers, kReal };
+
+std::unique_ptr<World> MakeWorld(Kind kind) {
+  switch (kind) {
+    case Kind::kLocal:
+      return std::make_unique<LocalWorld>();
+    case Kind::kModel:
+      return std::make_unique<EtcdWorld>(EtcdWorld::Kind::kModel);
+    case Kind::kModelThatLosesAnswers:
+      return std::make_unique<EtcdWorld>(EtcdWorld::Kind::kModelThatLosesAnswers);
+    default:
+      return std::make_unique<EtcdWorld>(EtcdWorld::Kind::kReal);
+  }
+}
+
+class LedgerContract : public ::testing::TestWithParam<Kind> {
+ protected:
+  static void TearDownTestSuite() { delete std::exchange(EtcdWorld::Cluster(), nullptr); }
+  void SetUp() override { Restart(); }
+  void TearDown() override { world_->DeliverLateCopies(); }
+
+  // The daemons end and start again.
+  void Restart() {
+    second_ = nullptr;
+    first_ = world_->StartNode("node1");
+    if (world_->several_nodes()) second_ = world_->StartNode("node2");
+  }
+  // Rank 0 is on one node, rank 1 on the other, if there are two.
+  Node& NodeOfRank(int rank) { return rank == 0 || second_ == nullptr ? *first_ : *second_; }
+
+  template <typename T>
+  T Await(const std::function<void(Answer<T>)>& ask) {
+    std::optional<T> result;
+    ask([&result](T answer) { result = std::move(answer); });
+    world_->RunUntil([&] { return result.has_value(); });
+    return result ? *std::move(result) : T(absl::UnknownError("no answer"));
+  }
+  static Ledger::JoinSpec Spec(int rank, const std::string& launch, const std::string& instance) {
+    Ledger::JoinSpec spec;
+    spec.rank = rank;
+    spec.world_size = 2;
+    spec.launch_id = launch;
+    spec.instance = instance;
+    return spec;
+  }
+  absl::StatusOr<int64_t> Join(const Ledger::JoinSpec& spec) {
+    return Await<absl::StatusOr<int64_t>>(
+        [&](auto answer) { NodeOfRank(spec.rank).Join(spec, std::move(answer)); });
+  }
+  absl::StatusOr<int64_t> Join(int rank, const std::string& launch, const std::string& instance) {
+    return Join(Spec(rank, launch, instance));
+  }
+  absl::Status Activate(int64_t attempt, int rank = 0) {
+    return Await<absl::Status>([&](auto answer) { NodeOfRank(rank).Activate(attempt, std::move(answer)); });
+  }
+  absl::StatusOr<int64_t> Admit(int64_t attempt, int rank = 0) {
+    return Await<absl::StatusOr<int64_t>>(
+        [&](auto answer) { NodeOfRank(rank).Admit(attempt, std::move(answer)); });
+  }
+  // The tag; the reason if it is refused.
+  std::string Decide(int64_t attempt, const std::string& tag, int64_t sequence, int rank = 0) {
+    const auto choice = Await<absl::StatusOr<Choice>>([&](auto answer) {
+      NodeOfRank(rank).DecideResume(attempt, Choice{tag, sequence}, std::move(answer));
+    });
+    return choice.ok() ? choice->tag : ReasonOf(choice.status());
+  }
+  // As "tag" or "tag agreed"; empty if nothing is decided.
+  std::string Decided(int64_t attempt, int rank = 0) {
+    const auto decided = Await<absl::StatusOr<std::optional<Choice>>>(
+        [&](auto answer) { NodeOfRank(rank).DecidedResume(attempt, std::move(answer)); });
+    if (!decided.ok()) return ReasonOf(decided.status());
+    return *decided ? (*decided)->tag + ((*decided)->agreed ? " agreed" : "") : "";
+  }
+  absl::Status Reject(int64_t attempt, int64_t sequence, int rank = 0) {
+    return Await<absl::Status>(
+        [&](auto answer) { NodeOfRank(rank).RejectResume(attempt, sequence, std::move(answer)); });
+  }
+  std::string Agree(int64_t attempt, int64_t sequence, int rank = 0) {
+    return ReasonOf(Await<absl::Status>(
+        [&](auto answer) { NodeOfRank(rank).AgreeResume(attempt, sequence, std::move(answer)); }));
+  }
+
+  const std::unique_ptr<World> world_ = MakeWorld(GetParam());
+  std::unique_ptr<Node> first_, second_;
+};
+
+std::string NameOf(const ::testing::TestParamInfo<Kind>& kind) {
+  const char* const names[] = {"local", "model", "model_that_loses_answers", "etcd"};
+  return names[static_cast<int>(kind.param)];
+}
+INSTANTIATE_TEST_SUITE_P(, LedgerContract,
+                         ::testing::Values(Kind::kLocal, Kind::kModel, Kind::kModelThatLosesAnswers,
+                                           Kind::kReal),
+                         NameOf);
+
+// ---- attempts
+
+TEST_P(LedgerContract, LaunchesAreNumberedInTheirOrderAndRanksOfOneShareItsAttempt) {
+  EXPECT_EQ(*Join(0, "restart 7", "a"), 1);
+  EXPECT_EQ(*Join(1, "restart 7", "b"), 1);
+  EXPECT_EQ(*Join(1, "restart 2", "c"), 2);
+  EXPECT_EQ(*Join(0, "restart 2", "d"), 2);
+}
+
+TEST_P(LedgerContract, RanksThatJoinTogetherGetOneAttempt) {
+  std::vector<int64_t> attempts;
+  for (int rank : {0, 1}) {
+    NodeOfRank(rank).Join(
+        Spec(rank, "x", "process " + std::to_string(rank)),
+        [&](const absl::StatusOr<int64_t>& attempt) { attempts.push_back(attempt.value_or(-1)); });
+  }
+  world_->RunUntil([&] { return attempts.size() == 2; });
+  EXPECT_THAT(attempts, ElementsAre(1, 1));
+}
+
+TEST_P(LedgerContract, RankOfALivingProcessIsTaken) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  EXPECT_EQ(ReasonOf(Join(0, "x", "b").status()), "RANK_TAKEN");
+  if (second_ == nullptr) return;
+  const auto elsewhere = Await<absl::StatusOr<int64_t>>(
+      [&](auto answer) { second_->Join(Spec(0, "x", "b"), std::move(answer)); });
+  EXPECT_EQ(ReasonOf(elsewhere.status()), "RANK_TAKEN");
+}
+
+TEST_P(LedgerContract, ProcessThatReconnectsKeepsItsAttemptAlsoWithTheNextDaemon) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(1, "x", "b"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  NodeOfRank(0).ProcessEnded("a");
+  EXPECT_EQ(*Join(0, "x", "a"), 1);
+  Restart();
+  EXPECT_EQ(*Join(0, "x", "a"), 1);
+  EXPECT_EQ(*Join(1, "x", "b"), 1);
+}
+
+TEST_P(LedgerContract, SuccessorOfAnEndedProcessBeginsTheNextAttemptWhichTheOthersJoin) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(1, "x", "b"), 1);
+  NodeOfRank(0).ProcessEnded("a");
+  NodeOfRank(1).ProcessEnded("b");
+  EXPECT_EQ(*Join(0, "x", "c"), 2);
+  EXPECT_EQ(*Join(1, "x", "d"), 2);
+}
+
+TEST_P(LedgerContract, SuccessorInAnOldLaunchIsFencedAndItsPredecessorGoesOn) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  NodeOfRank(0).ProcessEnded("a");
+  ASSERT_EQ(*Join(1, "y", "c"), 2);
+  EXPECT_EQ(ReasonOf(Join(0, "x", "d").status()), "FENCED");
+  EXPECT_EQ(*Join(0, "x", "a"), 1);
+}
+
+TEST_P(LedgerContract, AttemptHasOneWorldSizeAndIsTheOneThatWasAskedFor) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  Ledger::JoinSpec larger = Spec(1, "x", "b");
+  larger.world_size = 3;
+  EXPECT_EQ(ReasonOf(Join(larger).status()), "WORLD_SIZE_MISMATCH");
+  Ledger::JoinSpec other = Spec(1, "x", "b");
+  other.requested_attempt = 5;
+  EXPECT_EQ(ReasonOf(Join(other).status()), "FENCED");
+  EXPECT_EQ(*Join(1, "x", "b"), 1);
+}
+
+TEST_P(LedgerContract, LaunchOfAnotherJobIsRefusedWhileTheFirstRunsAndMayTakeItOver) {
+  const auto spec = [](int rank, const std::string& launch, const std::string& instance,
+                       const std::string& job) {
+    Ledger::JoinSpec made = Spec(rank, launch, instance);
+    made.job = job;
+    return made;
+  };
+  ASSERT_EQ(*Join(spec(0, "one", "a", "job 1")), 1);
+  ASSERT_EQ(*Join(spec(1, "one", "b", "job 1")), 1);
+  const absl::Status refused = Join(spec(1, "two", "c", "job 2")).status();
+  EXPECT_EQ(ReasonOf(refused), "RUN_IN_USE");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("attempt 1 (ranks 0,1) of another job"));
+  Ledger::JoinSpec takeover = spec(1, "two", "c", "job 2");
+  takeover.takeover = true;
+  EXPECT_EQ(*Join(takeover), 2);
+  EXPECT_EQ(ReasonOf(Join(spec(0, "three", "d", "job 3")).status()), "RUN_IN_USE");
+  NodeOfRank(0).ProcessEnded("a");
+  NodeOfRank(1).ProcessEnded("c");
+  ASSERT_EQ(*Join(spec(1, "one", "b", "job 1")), 1);  // After this, the node has told the others of c's end.
+  EXPECT_EQ(*Join(spec(0, "three", "d", "job 3")), 3) << "one process of each launch has ended";
+}
+
+// ---- which attempt acts
+
+TEST_P(LedgerContract, LaterAttemptThatActsFencesTheEarlierForGood) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(1, "y", "b"), 2);
+  EXPECT_TRUE(Activate(1, 0).ok());
+  EXPECT_TRUE(Activate(1, 0).ok());
+  EXPECT_TRUE(Activate(2, 1).ok());
+  EXPECT_EQ(ReasonOf(Activate(1, 0)), "FENCED");
+  EXPECT_EQ(ReasonOf(Admit(1, 0).status()), "FENCED");
+  EXPECT_EQ(Decide(1, "s1", 1), "FENCED");
+  EXPECT_EQ(Agree(1, 1), "FENCED");
+  Restart();
+  EXPECT_EQ(ReasonOf(Activate(1, 0)), "FENCED");
+}
+
+TEST_P(LedgerContract, UnknownAttemptDoesNotAct) {
+  EXPECT_EQ(ReasonOf(Activate(7)), "NOT_JOINED");
+  EXPECT_EQ(Decide(7, "s1", 1), "NOT_JOINED");
+}
+
+TEST_P(LedgerContract, WatchersHearOfANewerAttemptAndTheOneThatActsBeforeItsAnswer) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(1, "y", "b"), 2);
+  std::vector<int64_t> here, there;
+  first_->WatchActiveAttempt([&](int64_t attempt) { here.push_back(attempt); });
+  if (second_ != nullptr) second_->WatchActiveAttempt([&](int64_t attempt) { there.push_back(attempt); });
+  world_->RunUntil([&] { return !here.empty() && (second_ == nullptr || !there.empty()); });
+  bool heard_first = false;
+  const absl::Status active = Await<absl::Status>([&](auto answer) {
+    first_->Activate(1, [&, answer = std::move(answer)](absl::Status result) mutable {
+      heard_first = here.back() == 1;
+      answer(std::move(result));
+    });
+  });
+  EXPECT_TRUE(active.ok()) << active;
+  EXPECT_TRUE(heard_first);
+  ASSERT_TRUE(Activate(2, 1).ok());
+  world_->RunUntil([&] { return here.back() == 2; });
+  EXPECT_THAT(here, ElementsAre(0, 1, 2));
+  if (second_ == nullptr) return;
+  world_->RunUntil([&] { return there.back() == 2; });
+  EXPECT_TRUE(std::is_sorted(there.begin(), there.end()));
+}
+
+TEST_P(LedgerContract, WatcherThatComesLaterHearsWhatActsAlready) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  for (int rank : {0, 1}) {
+    std::vector<int64_t> heard;
+    NodeOfRank(rank).WatchActiveAttempt([&](int64_t attempt) { heard.push_back(attempt); });
+    world_->RunUntil([&] { return !heard.empty(); });
+    EXPECT_THAT(heard, ElementsAre(1));
+    NodeOfRank(rank).WatchActiveAttempt([](int64_t) {});
+  }
+}
+
+// ---- sequences
+
+TEST_P(LedgerContract, SequencesRiseOnAllNodesAndNoneIsGivenTwice) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  int64_t last = 0;
+  for (int save = 0; save < 6; ++save) {
+    const int64_t sequence = *Admit(1, save % 2);
+    EXPECT_GT(sequence, last);
+    last = sequence;
+  }
+  std::set<int64_t> given;
+  int answers = 0;
+  for (int save = 0; save < 10; ++save) {
+    NodeOfRank(save % 2).Admit(1, [&](const absl::StatusOr<int64_t>& sequence) {
+      ++answers;
+      given.insert(sequence.value_or(-1));
+    });
+  }
+  world_->RunUntil([&] { return answers == 10; });
+  EXPECT_EQ(given.size(), 10u);
+  EXPECT_GT(*given.begin(), last);
+}
+
+// ---- what to resume from
+
+TEST_P(LedgerContract, ResumeIsDecidedOnceForAllRanksAndSurvivesDaemons) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  EXPECT_EQ(Decided(1), "");
+  EXPECT_EQ(Decide(1, "step_5", 5, 0), "step_5");
+  EXPECT_EQ(Decide(1, "step_9", 9, 1), "step_5");
+  Restart();
+  EXPECT_EQ(Decide(1, "step_9", 9, 1), "step_5");
+  EXPECT_EQ(Decided(1, 0), "step_5");
+}
+
+TEST_P(LedgerContract, RanksThatDecideTogetherGetOneAnswer) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  std::vector<std::string> told;
+  for (int rank : {0, 1}) {
+    NodeOfRank(rank).DecideResume(1, Choice{"step " + std::to_string(rank), rank + 1},
+                                  [&](const absl::StatusOr<Choice>& choice) {
+                                    told.push_back(choice.ok() ? choice->tag : ReasonOf(choice.status()));
+                                  });
+  }
+  world_->RunUntil([&] { return told.size() == 2; });
+  EXPECT_EQ(told[0], told[1]);
+}
+
+TEST_P(LedgerContract, DamagedChoiceIsWithdrawnOnceAndDecidedAnew) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(Decide(1, "two", 2, 0), "two");
+  EXPECT_TRUE(Reject(1, 1).ok());
+  EXPECT_EQ(Decided(1, 1), "two") << "another one was rejected";
+  EXPECT_TRUE(Reject(1, 2, 1).ok());
+  EXPECT_EQ(Decided(1, 0), "");
+  EXPECT_TRUE(Reject(1, 2, 0).ok());
+  EXPECT_EQ(Decide(1, "one", 1, 1), "one");
+  EXPECT_TRUE(Reject(1, 2, 0).ok());
+  EXPECT_EQ(Decided(1, 0), "one");
+}
+
+TEST_P(LedgerContract, AgreementHoldsForTheDecisionThatStands) {
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  EXPECT_EQ(Agree(1, 2), "NO_CHECKPOINT");
+  ASSERT_EQ(Decide(1, "two", 2, 0), "two");
+  EXPECT_EQ(Agree(1, 1), "NO_CHECKPOINT");
+  EXPECT_EQ(Agree(1, 2, 1), "");
+  EXPECT_EQ(Agree(1, 2, 0), "");
+  EXPECT_EQ(Decided(1, 0), "two agreed");
+  Restart();
+  EXPECT_EQ(Decided(1, 1), "two agreed");
+  ASSERT_TRUE(Reject(1, 2).ok());
+  EXPECT_EQ(Agree(1, 2), "NO_CHECKPOINT");
+  ASSERT_EQ(Decide(1, "one", 1), "one");
+  EXPECT_EQ(Decided(1, 1), "one");
+}
+
+}  // namespace
+}  // namespace ckptd
