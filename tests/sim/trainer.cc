@@ -195,6 +195,7 @@ void Trainer::Resume() {
           // Every checkpoint is damaged: somebody decides to start from nothing.
           if (reason == "CHECKPOINT_DAMAGED") {
             world_.Count("resume of damaged ones alone");
+            launch_->from_nothing.insert(attempt_);
             resumed_ = true;
             return NextSave();
           }
@@ -211,9 +212,8 @@ void Trainer::Resume() {
           // The rank had reported that it has read its part, and the others have agreed since: the process
           // ends.
           if (reason == "NO_CHECKPOINT" && finishing_ != 0) return Kill();
-          // The others of its attempt began from nothing, because every checkpoint was damaged, and have
-          // committed newer ones since.
-          if (reason == "NO_CHECKPOINT" && resumes_from_own_) return Kill();
+          // What others of its attempt, which began from nothing, have committed has pushed it out.
+          if (reason == "NO_CHECKPOINT" && launch_->from_nothing.contains(attempt_)) return Kill();
           if (reason == "NO_CHECKPOINT" && asks_again_) {  // The attempt has committed since.
             resumed_ = true;
             return NextSave();
@@ -229,7 +229,6 @@ void Trainer::Resume() {
         world_.oracle().RequestTookEffect(launch_->run, attempt_, before, "Resume");
         acted_ = true;
         finishing_ = 0;
-        resumes_from_own_ = answer->checkpoint().attempt() == attempt_;
         world_.oracle().Resumed(launch_->run, attempt_, answer->checkpoint().sequence(),
                                 answer->checkpoint().tag(), allows_suspect_);
         world_.Count(answer->has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");

@@ -177,8 +177,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   std::string root_;
   int64_t attempt_ = 0;
   bool joined_ = false, resumed_ = false, resuming_ = false, asks_again_ = false;
-  bool resumes_from_own_ = false;  // It was told to resume from a checkpoint of its own attempt.
-  bool allows_suspect_ = false;    // Resumes from a suspect checkpoint, too.
+  bool allows_suspect_ = false;  // Resumes from a suspect checkpoint, too.
   int failed_resumes_ = 0;
   int64_t finishing_ = 0;  // The sequence of a FinishResume that has no answer yet; 0: none.
   int saves_ = 0;

@@ -34,6 +34,8 @@ struct Launch {
   uint64_t seed = 0;
   bool resumes = true;
   bool descriptors = true;
+  // Attempts of which a rank has begun from nothing, because every checkpoint was damaged.
+  std::set<int64_t> from_nothing;
 };
 
 struct Result {
