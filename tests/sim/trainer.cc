@@ -276,6 +276,10 @@ void Trainer::FinishResume(int64_t sequence) {
                        : fails ? " failed"
                                : ""),
           [this, sequence, damaged, fails](absl::StatusOr<v1::FinishResumeResponse> answer) {
+            const std::string reason = ReasonOf(answer.status());
+            // That all ranks have read their parts may be on the disk all the same.
+            if (reason == "IO_ERROR" || reason == "NO_SPACE")
+              return Later(milliseconds(200), &Trainer::FinishResume, sequence);
             finishing_ = 0;
             if (answer.ok() && !damaged && !fails) {
               world_.oracle().Agreed(launch_->run, attempt_, sequence);
@@ -284,13 +288,10 @@ void Trainer::FinishResume(int64_t sequence) {
               resumed_ = true;
               return Later(random_.Spread(milliseconds(1), seconds(1)), &Trainer::NextSave);
             }
-            const std::string reason = ReasonOf(answer.status());
             if (reason == "FENCED") {
               world_.oracle().ToldFenced(launch_->run, attempt_);
               return Kill();
             }
-            if (reason == "IO_ERROR" || reason == "NO_SPACE")
-              return Later(milliseconds(200), &Trainer::FinishResume, sequence);
             world_.Count(absl::StrCat("resume not finished ", reason));
             ResumeAgain();
           }));
