@@ -44,6 +44,9 @@ struct RetentionArguments {
 };
 absl::StatusOr<ExitCode> Retention(const Context& context, const RetentionArguments& arguments);
 absl::StatusOr<ExitCode> Delete(const Context& context, const std::string& name, bool force);
+absl::StatusOr<ExitCode> ListTrash(const Context& context, const std::string& run);
+// `sequence` 0: of those of the tag, the one with the highest sequence.
+absl::StatusOr<ExitCode> Undelete(const Context& context, const std::string& name, int64_t sequence);
 
 // adopt.cc: adopts all of a run's foreign checkpoints, or those in `tags`. kRefused if one was refused.
 absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,

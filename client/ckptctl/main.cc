@@ -34,6 +34,7 @@ struct Arguments {
   bool allow_removal = false;
   std::string output = "text", run, name, level = "committed", message, path;
   double timeout = 0, interval = 0.5;
+  int64_t sequence = 0;
   bool all = false, until_idle = false, unverified = false, force = false;
   RetentionArguments retention;
   ConvertArguments convert;
@@ -107,6 +108,15 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
                          [&] { return Delete(context, a.name, a.force); });
   remove->add_option("NAME", a.name, "The checkpoint")->required();
   remove->add_flag("--force", a.force, "Delete it although it is pinned, or a pointer file names it");
+  Add(app, "trash", "List the checkpoints that were deleted, evicted or replaced and can be brought back",
+      chosen, [&] { return ListTrash(context, a.run); })
+      ->add_option("RUN", a.run, "The run")
+      ->required();
+  CLI::App* undelete = Add(app, "undelete", "Bring a checkpoint back from the trash, and pin it", chosen,
+                           [&] { return Undelete(context, a.name, a.sequence); });
+  undelete->add_option("NAME", a.name, "The checkpoint")->required();
+  undelete->add_option("--sequence", a.sequence, "Which of those of the tag; default: the highest")
+      ->check(CLI::PositiveNumber);
   Add(app, "prefetch",
       "Read a checkpoint into the daemon's memory, for the job that restores it; at most --timeout (600)",
       chosen, [&] { return Prefetch(context, a.name); })

@@ -146,6 +146,19 @@ std::string RenderStatus(const v1::Status& status, int64_t now_us) {
   return text;
 }
 
+std::string RenderTrash(const v1::ListTrashResponse& trash, int64_t now_us) {
+  if (trash.checkpoints().empty()) return "nothing in the trash can be brought back\n";
+  Table table({"TAG", "SEQUENCE", "STEP", "SIZE", "DELETED", "GOES"});
+  for (const v1::TrashedCheckpoint& trashed : trash.checkpoints()) {
+    const v1::Checkpoint& checkpoint = trashed.checkpoint();
+    const int64_t left_us = UnixMicros(trashed.purge_time()) - now_us;
+    table.Add({Printable(checkpoint.tag()), absl::StrCat(checkpoint.sequence()), Step(checkpoint),
+               HumanBytes(checkpoint.size_bytes()), absl::StrCat(Age(trashed.delete_time(), now_us), " ago"),
+               left_us <= 0 ? "now" : absl::StrCat("in ", HumanSeconds(static_cast<double>(left_us) / 1e6))});
+  }
+  return table.ToString();
+}
+
 std::string RenderSessions(const v1::ListSessionsResponse& list) {
   std::vector<v1::Session> sessions(list.sessions().begin(), list.sessions().end());
   std::stable_sort(sessions.begin(), sessions.end(), [](const v1::Session& a, const v1::Session& b) {

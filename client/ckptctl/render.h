@@ -14,6 +14,8 @@ namespace ckptd::ctl {
 
 // `now_us` is the Unix time in microseconds, for ages.
 std::string RenderStatus(const v1::Status& status, int64_t now_us);
+// The last one deleted first.
+std::string RenderTrash(const v1::ListTrashResponse& trash, int64_t now_us);
 // One line for each rank of each session, the largest holders of memory first.
 std::string RenderSessions(const v1::ListSessionsResponse& sessions);
 // Lists ckptd's checkpoints first, then the foreign ones.

@@ -7,8 +7,10 @@
 #include "client/ckptctl/daemon_call.h"
 #include "client/ckptctl/json.h"
 #include "client/ckptctl/names.h"
+#include "client/ckptctl/render.h"
 #include "client/ckptctl/retention_text.h"
 #include "client/ckptctl/text.h"
+#include "storage/base/clock.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd::ctl {
@@ -59,6 +61,28 @@ absl::StatusOr<ExitCode> Delete(const Context& context, const std::string& name,
   request.set_force(force);
   CKPTD_ASSIGN_OR_RETURN(v1::Checkpoint deleted, rpc->DeleteCheckpoint(request, CallTimeout(context)));
   *context.out << (context.json ? ToJson(deleted) : absl::StrCat("deleted ", request.name(), "\n"));
+  return kOk;
+}
+
+absl::StatusOr<ExitCode> ListTrash(const Context& context, const std::string& name) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  CKPTD_ASSIGN_OR_RETURN(v1::ListRunsResponse runs, rpc->ListRuns(CallTimeout(context)));
+  CKPTD_ASSIGN_OR_RETURN(const v1::Run run, FindRun(runs, name));
+  v1::ListTrashRequest request;
+  request.set_run(run.name());
+  CKPTD_ASSIGN_OR_RETURN(v1::ListTrashResponse trash, rpc->ListTrash(request, CallTimeout(context)));
+  *context.out << (context.json ? ToJson(trash) : RenderTrash(trash, SystemClock().UnixMicros()));
+  return kOk;
+}
+
+absl::StatusOr<ExitCode> Undelete(const Context& context, const std::string& name, int64_t sequence) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  v1::UndeleteCheckpointRequest request;
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  request.set_sequence(sequence);
+  CKPTD_ASSIGN_OR_RETURN(v1::Checkpoint back, rpc->UndeleteCheckpoint(request, CallTimeout(context)));
+  *context.out << (context.json ? ToJson(back)
+                                : absl::StrCat(request.name(), " is back, and pinned: retention keeps it\n"));
   return kOk;
 }
 

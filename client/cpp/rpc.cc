@@ -182,6 +182,13 @@ absl::StatusOr<v1::Checkpoint> Rpc::DeleteCheckpoint(const v1::DeleteCheckpointR
                                                      Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::DeleteCheckpoint, request, timeout);
 }
+absl::StatusOr<v1::ListTrashResponse> Rpc::ListTrash(const v1::ListTrashRequest& request, Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::ListTrash, request, timeout);
+}
+absl::StatusOr<v1::Checkpoint> Rpc::UndeleteCheckpoint(const v1::UndeleteCheckpointRequest& request,
+                                                       Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::UndeleteCheckpoint, request, timeout);
+}
 absl::StatusOr<v1::Checkpoint> Rpc::ClearDamage(const v1::ClearDamageRequest& request, Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::ClearDamage, request, timeout);
 }

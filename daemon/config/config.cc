@@ -247,6 +247,7 @@ void CheckRootLimits(const config::v1::LimitsConfig& limits, Checker& check) {
   check.Range("limits.roots_per_uid", limits.roots_per_uid(), 1, 65536);
   check.Range("limits.known_roots_per_uid", limits.known_roots_per_uid(), 1, 65536);
   check.Range("limits.idle_root_seconds", limits.idle_root_seconds(), 0, 31536000);
+  check.Range("limits.trash_grace_seconds", limits.trash_grace_seconds(), 0, 31536000);
   check.Range("limits.file_systems_per_uid", limits.file_systems_per_uid(), 1, 4096);
   check.Range("limits.attach_timeout_seconds", limits.attach_timeout_seconds(), 1, 3600);
 }

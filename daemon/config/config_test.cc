@@ -58,6 +58,7 @@ TEST(Config, GivesEveryDefaultForAnEmptyText) {
   EXPECT_EQ(config.limits().roots_per_uid(), 256);
   EXPECT_EQ(config.limits().known_roots_per_uid(), 1024);
   EXPECT_EQ(config.limits().idle_root_seconds(), 3600);
+  EXPECT_EQ(config.limits().trash_grace_seconds(), 0);
   EXPECT_EQ(config.limits().file_systems_per_uid(), 32);
   EXPECT_EQ(config.limits().attach_timeout_seconds(), 60);
   const auto& limits = config.limits();
@@ -160,6 +161,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"limits { roots_per_uid: 65537 }", "limits.roots_per_uid"},
         BadValue{"limits { known_roots_per_uid: -1 }", "limits.known_roots_per_uid"},
         BadValue{"limits { idle_root_seconds: -1 }", "limits.idle_root_seconds"},
+        BadValue{"limits { trash_grace_seconds: 31536001 }", "limits.trash_grace_seconds"},
         BadValue{"limits { file_systems_per_uid: 4097 }", "limits.file_systems_per_uid"},
         BadValue{"limits { attach_timeout_seconds: -1 }", "limits.attach_timeout_seconds"},
         BadValue{"limits { ranks_per_run: 65537 }", "limits.ranks_per_run"},

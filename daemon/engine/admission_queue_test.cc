@@ -46,12 +46,13 @@ class AdmissionQueueTest : public ClassTest {
   }
 
   ExpectedSizes sizes_;
-  DiskRoom disk_{
-      &clock_,
-      &runs_,
-      &saves_,
-      &sizes_,
-      {.may_free_room = [](const Run&) { return false; }, .empty_trash = [](Run*) {}, .room_changed = [] {}}};
+  DiskRoom disk_{&clock_,
+                 &runs_,
+                 &saves_,
+                 &sizes_,
+                 {.may_free_room = [](const Run&) { return false; },
+                  .empty_trash = [](Run*, int64_t) { return int64_t{0}; },
+                  .room_changed = [] {}}};
   std::unique_ptr<MemoryShares> shares_;
   std::unique_ptr<AdmissionQueue> queue_of_saves_;
   std::vector<Save*> admitted_;

@@ -75,11 +75,8 @@ bool AdmissionQueue::ReserveDisk(Save* save) {
   }
   save->WaitFor(WaitsFor::kDisk, lack);
   if (claim == DiskRoom::Claim::kAsking) return false;
-  if (save->busy == v1::SKIP) {
-    Skip(save, lack);
-  } else {
-    disk_->Poll(save->run);
-  }
+  disk_->Poll(save);
+  if (save->busy == v1::SKIP) Skip(save, lack);
   return false;
 }
 

@@ -34,16 +34,17 @@ void DiskRoom::Measure(Run* run, absl::AnyInvocable<void(absl::StatusOr<Measurem
 
 void DiskRoom::Remember(const Run* run, const Measurement& measured) { states_.Of(run).measured = measured; }
 
-void DiskRoom::AskAfterChange(Run* run) {
+void DiskRoom::AskAfterChange(Run* run, bool for_next) {
   State& asking = states_.Of(run);
   ++asking.asks;
   asking.measured.changes = changes_[run->device];  // Also if the answer is an error: do not ask in a circle.
-  Measure(run, [this, run](absl::StatusOr<Measurement> measured) {
+  Measure(run, [this, run, for_next](absl::StatusOr<Measurement> measured) {
     State& state = states_.Of(run);
     --state.asks;
     if (measured.ok()) {
       state.measured.free_bytes = measured->free_bytes;
       state.measured.written_bytes = measured->written_bytes;
+      if (for_next) MakeRoomForNext(run);
     }
     hooks_.room_changed();
   });
@@ -113,11 +114,28 @@ DiskRoom::Claim DiskRoom::Reserve(Save* save, std::string* lack) {
   return Claim::kAsking;
 }
 
-void DiskRoom::Poll(Run* run) {
-  State& state = states_.Of(run);
+void DiskRoom::Poll(Save* save) {
+  State& state = states_.Of(save->run);
   if (state.poll_at) return;
   state.poll_at = clock_->Now() + kPollInterval;
-  hooks_.empty_trash(run);
+  MakeRoom(save->run, NeededBytes(*save) - FreeBytes(*save->run, save));
+}
+
+void DiskRoom::MakeRoom(Run* run, int64_t bytes) {
+  bytes -= hooks_.empty_trash(run, bytes);
+  for (const auto& [name, other] : *runs_) {
+    if (bytes <= 0) return;
+    if (other.get() != run && other->device == run->device && other->open && hooks_.may_free_room(*other))
+      bytes -= hooks_.empty_trash(other.get(), bytes);
+  }
+}
+
+void DiskRoom::MakeRoomForNext(Run* run) {
+  const auto& committed = run->catalog.committed();
+  if (committed.empty()) return;
+  const int64_t lack =
+      kSlackBytes + committed.rbegin()->second.summary.size_bytes() - FreeBytes(*run, nullptr);
+  if (lack > 0) MakeRoom(run, lack);
 }
 
 absl::Status DiskRoom::Grow(Save* save, int rank) {

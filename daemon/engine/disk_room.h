@@ -30,7 +30,9 @@ class DiskRoom {
   struct Hooks {
     // Trash, evictions or a history write of the run may free space that has not been counted yet.
     std::function<bool(const Run&)> may_free_room;
-    std::function<void(Run*)> empty_trash;
+    // Empties the run's trash, also checkpoints in their grace period if the bytes are needed. Returns how
+    // many of them the trash has.
+    std::function<int64_t(Run*, int64_t bytes)> empty_trash;
     // The free space of some root may have changed: admission tries again.
     std::function<void()> room_changed;
   };
@@ -58,9 +60,14 @@ class DiskRoom {
   };
   // Promises the save what it needs. `lack` says what is missing if the answer is not kReserved.
   Claim Reserve(Save* save, std::string* lack);
-  // A save waits after kMayCome. Our own deletions wake admission; space freed by other programs is polled,
-  // rate-limited.
-  void Poll(Run* run);
+  // A save waits after kMayCome: empties trash for it. Our own deletions wake admission; space freed by other
+  // programs is polled, rate-limited.
+  void Poll(Save* save);
+  // Empties trash on the run's device, the run's own first, until so many bytes are free again.
+  void MakeRoom(Run* run, int64_t bytes);
+  // The same for the next save of the run, which is taken to be as large as its newest checkpoint: so it
+  // finds room at once, and what is in its grace period costs it nothing.
+  void MakeRoomForNext(Run* run);
   // Promises an admitted save what it needs now, for it has grown. `rank`: whose part has grown.
   absl::Status Grow(Save* save, int rank);
 
@@ -68,8 +75,8 @@ class DiskRoom {
   int64_t WrittenBytes(uint64_t device) const;
   // Space on the run's device may have been freed by this daemon.
   void NoteChange(const Run& run) { ++changes_[run.device]; }
-  // Asks how much is free after such a change.
-  void AskAfterChange(Run* run);
+  // Asks how much is free after such a change. `for_next`: and then calls MakeRoomForNext.
+  void AskAfterChange(Run* run, bool for_next = false);
   bool IsAsking(const Run& run) const { return states_.Of(&run).asks > 0; }
   // The save has ended: what it wrote stays written, what it had reserved is free.
   void OnSaveEnded(const Save& save);

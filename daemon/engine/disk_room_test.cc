@@ -6,6 +6,10 @@
 namespace ckptd {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::Pair;
+using ::testing::SizeIs;
+
 constexpr int64_t kMiB = 1 << 20;
 
 class DiskRoomTest : public ClassTest {
@@ -22,12 +26,19 @@ class DiskRoomTest : public ClassTest {
   ExpectedSizes sizes_;
   bool may_free_ = false;
   int wakes_ = 0, emptied_ = 0;
+  std::map<const Run*, int64_t> trash_;                     // Bytes.
+  std::vector<std::pair<const Run*, int64_t>> room_asked_;  // Whose trash was to give how many bytes.
   DiskRoom room_{&clock_,
                  &runs_,
                  &saves_,
                  &sizes_,
                  {.may_free_room = [this](const Run&) { return may_free_; },
-                  .empty_trash = [this](Run*) { ++emptied_; },
+                  .empty_trash =
+                      [this](Run* run, int64_t bytes) {
+                        ++emptied_;
+                        room_asked_.emplace_back(run, bytes);
+                        return std::min(bytes, trash_[run]);
+                      },
                   .room_changed = [this] { ++wakes_; }}};
 };
 
@@ -82,14 +93,47 @@ TEST_F(DiskRoomTest, AsksAnewAfterAnotherRunOfTheDeviceHasFreedRoom) {
 
 TEST_F(DiskRoomTest, PollsAtMostOnceInAnInterval) {
   Run* run = AddRun(1000);
-  room_.Poll(run);
-  room_.Poll(run);
+  Save* save = AddSave(run, 1, kMiB);
+  room_.Poll(save);
+  room_.Poll(save);
   EXPECT_EQ(emptied_, 1);
   clock_.Advance(std::chrono::seconds(1));
   room_.OnTick(run, clock_.Now());
   EXPECT_EQ(wakes_, 1);
-  room_.Poll(run);
+  room_.Poll(save);
   EXPECT_EQ(emptied_, 2);
+}
+
+TEST_F(DiskRoomTest, TakesRoomFromItsOwnTrashFirstAndThenFromOthersOfTheDevice) {
+  Run* run = AddRun(1000);
+  Run* other = AddRun(2000);
+  Run* third = AddRun(3000);
+  Run* elsewhere = AddRun(1000, {}, /*device=*/2);
+  may_free_ = true;
+  for (Run* each : {other, third, elsewhere}) trash_[each] = 100 * kMiB;
+  trash_[run] = 3 * kMiB;
+  room_.MakeRoom(run, 10 * kMiB);
+  EXPECT_THAT(room_asked_, ElementsAre(Pair(run, 10 * kMiB), Pair(other, 7 * kMiB)));
+  room_asked_.clear();
+  SetFree(run, 2 * kMiB);
+  room_.Poll(AddSave(run, 1, 4 * kMiB));
+  ASSERT_THAT(room_asked_, SizeIs(1));
+  EXPECT_GE(room_asked_[0].second, 2 * kMiB);
+  EXPECT_LE(room_asked_[0].second, 4 * kMiB) << "what it lacks, with what directories need";
+}
+
+TEST_F(DiskRoomTest, KeepsRoomForANextSaveAsLargeAsTheNewestCheckpoint) {
+  Run* run = AddRun(1000, {1});  // Of 100 bytes.
+  trash_[run] = 100 * kMiB;
+  disks_[run]->free_bytes = 50;
+  room_.AskAfterChange(run, /*for_next=*/true);
+  RunCallbacks();
+  ASSERT_THAT(room_asked_, SizeIs(1));
+  EXPECT_GE(room_asked_[0].second, 50);
+  disks_[run]->free_bytes = 100 * kMiB;
+  room_.AskAfterChange(run, /*for_next=*/true);
+  RunCallbacks();
+  EXPECT_THAT(room_asked_, SizeIs(1)) << "there is enough";
 }
 
 TEST_F(DiskRoomTest, APartThatGrowsTakesOnlyWhatIsFree) {

@@ -101,7 +101,7 @@ void Engine::Impl::ForgetRun(Run* run) {
 }
 
 bool Engine::Impl::IsIdle(const Run& run) const {
-  if (IsBusy(run) || scrubber_.IsReading(run) || adoptions_.IsActive(run) || trash_.IsEmptying(run) ||
+  if (IsBusy(run) || scrubber_.IsReading(run) || adoptions_.IsActive(run) || !trash_.IsIdle(run) ||
       disk_.IsAsking(run))
     return false;
   if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
@@ -339,6 +339,20 @@ void Engine::DeleteCheckpoint(const Caller& caller, const v1::DeleteCheckpointRe
       caller, request.name(), std::move(reply),
       [this, force = request.force()](Run* run, const std::string& tag, Reply<v1::Checkpoint> then) {
         impl_->DeleteCheckpoint(run, tag, force, std::move(then));
+      });
+}
+void Engine::ListTrash(const Caller& caller, const v1::ListTrashRequest& request,
+                       Reply<v1::ListTrashResponse> reply) {
+  impl_->WithRun<v1::ListTrashResponse>(
+      caller, request.run(), std::move(reply),
+      [this](Run* run, Reply<v1::ListTrashResponse> then) { impl_->ListTrash(run, std::move(then)); });
+}
+void Engine::UndeleteCheckpoint(const Caller& caller, const v1::UndeleteCheckpointRequest& request,
+                                Reply<v1::Checkpoint> reply) {
+  impl_->WithCheckpoint(
+      caller, request.name(), std::move(reply),
+      [this, sequence = request.sequence()](Run* run, const std::string& tag, Reply<v1::Checkpoint> then) {
+        impl_->UndeleteCheckpoint(run, tag, sequence, std::move(then));
       });
 }
 void Engine::ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply) {

@@ -97,6 +97,10 @@ class Engine {
                         Reply<v1::ExplainRetentionResponse> reply);
   void DeleteCheckpoint(const Caller& caller, const v1::DeleteCheckpointRequest& request,
                         Reply<v1::Checkpoint> reply);
+  void ListTrash(const Caller& caller, const v1::ListTrashRequest& request,
+                 Reply<v1::ListTrashResponse> reply);
+  void UndeleteCheckpoint(const Caller& caller, const v1::UndeleteCheckpointRequest& request,
+                          Reply<v1::Checkpoint> reply);
   void ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
   void Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
 

@@ -124,6 +124,8 @@ class Engine::Impl {
   void ExplainRetention(Run* run, const v1::ExplainRetentionRequest& request,
                         Reply<v1::ExplainRetentionResponse> reply);
   void DeleteCheckpoint(Run* run, const std::string& tag, bool force, Reply<v1::Checkpoint> reply);
+  void ListTrash(Run* run, Reply<v1::ListTrashResponse> reply);
+  void UndeleteCheckpoint(Run* run, const std::string& tag, int64_t sequence, Reply<v1::Checkpoint> reply);
 
   // engine.cc
   // Opens the run if it is closed for being idle.

@@ -79,12 +79,13 @@ class PartGrantsTest : public ClassTest {
   }
 
   ExpectedSizes sizes_;
-  DiskRoom disk_{
-      &clock_,
-      &runs_,
-      &saves_,
-      &sizes_,
-      {.may_free_room = [](const Run&) { return false; }, .empty_trash = [](Run*) {}, .room_changed = [] {}}};
+  DiskRoom disk_{&clock_,
+                 &runs_,
+                 &saves_,
+                 &sizes_,
+                 {.may_free_room = [](const Run&) { return false; },
+                  .empty_trash = [](Run*, int64_t) { return int64_t{0}; },
+                  .room_changed = [] {}}};
   FilePlacer placer_{EngineLimits(), 8 << 20};
   std::unique_ptr<MemoryShares> shares_;
   std::unique_ptr<PartGrants> grants_;

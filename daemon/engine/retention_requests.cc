@@ -1,4 +1,6 @@
-// The requests about what a run keeps: its retention policy, and the deletion of single checkpoints.
+// The requests about what a run keeps: its retention policy, the deletion of single checkpoints, and the
+// trash.
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -11,6 +13,11 @@
 #include "daemon/engine/wire.h"
 
 namespace ckptd {
+namespace {
+
+constexpr size_t kMaxListed = 1000;  // So that the answer fits into a message.
+
+}  // namespace
 
 void Engine::Impl::SetRetention(Run* run, const v1::SetRetentionRequest& request, Reply<v1::Run> reply) {
   std::optional<RetentionPolicy> policy;
@@ -52,6 +59,35 @@ void Engine::Impl::DeleteCheckpoint(Run* run, const std::string& tag, bool force
         if (!deleted.ok()) return reply(deleted.status());
         reply(std::move(described));
       });
+}
+
+void Engine::Impl::ListTrash(Run* run, Reply<v1::ListTrashResponse> reply) {
+  run->io->ListTrash([this, run, reply = std::move(reply)](
+                         absl::StatusOr<std::vector<TrashedCheckpoint>> trashed) mutable {
+    if (!trashed.ok()) return reply(trashed.status());
+    std::sort(trashed->begin(), trashed->end(), [](const TrashedCheckpoint& a, const TrashedCheckpoint& b) {
+      return a.moved_us != b.moved_us ? a.moved_us > b.moved_us
+                                      : a.checkpoint.summary.sequence() > b.checkpoint.summary.sequence();
+    });
+    if (trashed->size() > kMaxListed) trashed->resize(kMaxListed);
+    v1::ListTrashResponse response;
+    for (const TrashedCheckpoint& one : *trashed) {
+      v1::TrashedCheckpoint& added = *response.add_checkpoints();
+      *added.mutable_checkpoint() = Describe(*run, one.checkpoint);
+      SetTime(one.moved_us, added.mutable_delete_time());
+      SetTime(trash_.PurgeTime(one.moved_us), added.mutable_purge_time());
+    }
+    reply(std::move(response));
+  });
+}
+
+void Engine::Impl::UndeleteCheckpoint(Run* run, const std::string& tag, int64_t sequence,
+                                      Reply<v1::Checkpoint> reply) {
+  trash_.Undelete(run, tag, sequence,
+                  [this, run, reply = std::move(reply)](absl::StatusOr<CommittedCheckpoint> back) mutable {
+                    if (!back.ok()) return reply(back.status());
+                    reply(Describe(*run, *back));
+                  });
 }
 
 }  // namespace ckptd

@@ -42,11 +42,12 @@ class RetentionTest : public ClassTest {
                                  refusals_ += waits;
                                  retention_.OnHistoryFailed(run);
                                }}};
-  TrashCollector trash_{&clock_,
+  TrashCollector trash_{Duration::zero(),
+                        &clock_,
                         this,
                         {.has_leases = [this](const Run&) { return !leased_.empty(); },
                          .room_changed = [this](Run*) { ++changes_; },
-                         .emptied = [](Run*) {}}};
+                         .emptied = [](Run*, bool) {}}};
   Retention retention_{&clock_,
                        this,
                        &history_,

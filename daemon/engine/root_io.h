@@ -87,9 +87,12 @@ class RootIo {
   virtual void Discard(InflightId64 id, Callback<absl::Status> done) = 0;
 
   virtual void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) = 0;
-  // Empties trash at low priority until nothing is left, but for checkpoints of which a reader is open; the
-  // bytes still there at the end. On the thread of ReadBack: no other call but those there waits for it.
-  virtual void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) = 0;
+  // Empties trash at low priority until nothing is left but what `terms` leave, and checkpoints of which a
+  // reader is open. On the thread of ReadBack: no other call but those there waits for it.
+  virtual void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) = 0;
+  // As RootStore::ListTrash and Undelete.
+  virtual void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) = 0;
+  virtual void Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) = 0;
   virtual void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) = 0;
   virtual void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) = 0;
   // As RootStore::SetDamage.

@@ -322,6 +322,13 @@ absl::Status SaveIntake::NamePointers(Save* save, const Member& member, const v1
 
 void SaveIntake::AskTarget(Save* save) {
   save->target_asked = true;
+  if (hooks_.is_undeleting(*save->run, save->key.tag)) {
+    return hooks_.fail(save, MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned,
+                                       absl::StrCat("checkpoint ", save->key.tag,
+                                                    " is being brought back from the trash, pinned; use "
+                                                    "another tag"),
+                                       {{"tag", save->key.tag}}));
+  }
   bool is_resave = false;
   for (const auto& [sequence, committed] : save->run->catalog.committed()) {
     if (committed.summary.tag() != save->key.tag) continue;

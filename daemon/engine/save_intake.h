@@ -42,6 +42,8 @@ class SaveIntake {
     // The answer to a rank that begins a save which has ended already; nullopt if it has not.
     std::function<std::optional<absl::StatusOr<v1::BeginResponse>>(Run*, const SaveId&)> answer_if_ended;
     std::function<bool(const Run&, int64_t sequence)> is_pinned;
+    // The tag's checkpoint is on its way back from the trash.
+    std::function<bool(const Run&, const std::string& tag)> is_undeleting;
     std::function<void(Save*, absl::Status)> fail;
   };
   SaveIntake(const EngineOptions& options, Clock* clock, EngineObserver* observer, SaveTable* saves,

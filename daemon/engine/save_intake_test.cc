@@ -47,6 +47,7 @@ class SaveIntakeTest : public ClassTest {
             .fence_off = [this](Run*, int64_t attempt) { fenced_off_before_.push_back(attempt); },
             .answer_if_ended = [this](Run*, const SaveId&) { return ended_answer_; },
             .is_pinned = [this](const Run&, int64_t sequence) { return pinned_.contains(sequence); },
+            .is_undeleting = [this](const Run&, const std::string& tag) { return tag == undeleting_; },
             .fail = [this](Save* save, absl::Status error) { Fail(save, error); }});
     run_ = AddRun(1000, {7});
     for (int rank : {0, 1}) run_->members.Join(Of(rank));
@@ -100,12 +101,13 @@ class SaveIntakeTest : public ClassTest {
   EngineOptions options_;
   Run* run_ = nullptr;
   ExpectedSizes sizes_;
-  DiskRoom disk_{
-      &clock_,
-      &runs_,
-      &saves_,
-      &sizes_,
-      {.may_free_room = [](const Run&) { return false; }, .empty_trash = [](Run*) {}, .room_changed = [] {}}};
+  DiskRoom disk_{&clock_,
+                 &runs_,
+                 &saves_,
+                 &sizes_,
+                 {.may_free_room = [](const Run&) { return false; },
+                  .empty_trash = [](Run*, int64_t) { return int64_t{0}; },
+                  .room_changed = [] {}}};
   FilePlacer placer_{EngineLimits(), 8 << 20};
   std::unique_ptr<MemoryShares> shares_;
   std::unique_ptr<PartGrants> grants_;
@@ -116,6 +118,7 @@ class SaveIntakeTest : public ClassTest {
   std::vector<int64_t> fenced_off_before_;
   std::optional<absl::StatusOr<v1::BeginResponse>> ended_answer_;
   std::set<int64_t> pinned_;
+  std::string undeleting_;
   absl::Status failed_;
 };
 

@@ -61,10 +61,12 @@ class SaveTrackerTest : public ClassTest {
                        {.written_bytes = [](const Run&) { return int64_t{0}; },
                         .load = [](Run* run, RootSnapshot, int64_t) { run->read_only = false; },
                         .usable = [this](Run* run) { publisher_.OnScanned(run); }}};
-  TrashCollector trash_{
-      &clock_,
-      this,
-      {.has_leases = [](const Run&) { return false; }, .room_changed = [](Run*) {}, .emptied = [](Run*) {}}};
+  TrashCollector trash_{Duration::zero(),
+                        &clock_,
+                        this,
+                        {.has_leases = [](const Run&) { return false; },
+                         .room_changed = [](Run*) {},
+                         .emptied = [](Run*, bool) {}}};
   EndedSaves ended_saves_{
       {.describe_save = [](const Save& save) { return Describe(save); },
        .describe_committed = [](const Run&, const CommittedCheckpoint&) { return v1::Checkpoint(); }}};

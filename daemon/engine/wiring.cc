@@ -50,16 +50,25 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                     [this](Run* run, bool retention_waits) {
                       retention_.OnHistoryFailed(run);
                       CheckDrained();
-                      if (retention_waits) queue_.TryAdmitAll();
+                      if (retention_waits) return queue_.TryAdmitAll();
+                      disk_.MakeRoom(run, 1);  // The disk is full.
                     }}),
-      trash_(clock, observer,
-             {.has_leases = [this](const Run& run) { return leases_.HasAny(run); },
-              .room_changed = [this](Run* run) { disk_.NoteChange(*run); },
-              .emptied =
-                  [this](Run* run) {
-                    CheckDrained();
-                    disk_.AskAfterChange(run);
-                  }}),
+      trash_(
+          options_.trash_grace, clock, observer,
+          {.has_leases = [this](const Run& run) { return leases_.HasAny(run); },
+           .room_changed = [this](Run* run) { disk_.NoteChange(*run); },
+           .emptied =
+               [this](Run* run, bool for_room) {
+                 CheckDrained();
+                 disk_.AskAfterChange(run, /*for_next=*/!for_room && trash_.HasInGrace(*run));
+               },
+           .undeleted = [this](Run* run,
+                               PointerFiles pointers) { retention_.SetPointers(run, std::move(pointers)); },
+           .needs_scan =
+               [this](Run* run) {
+                 run->read_only = true;
+                 scanner_.Scan(run);
+               }}),
       retention_(clock, observer, &history_, &trash_,
                  {.leased_sequences = [this](const Run& run) { return leases_.LeasedSequences(run); },
                   .evicted = [this](Run* run) { residents_.Prune(run); },
@@ -71,7 +80,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                    return retention_.HasEvictions(run) || trash_.MayFreeRoom(run) ||
                           history_.MayFreeRoom(run);
                  },
-             .empty_trash = [this](Run* run) { trash_.Empty(run); },
+             .empty_trash = [this](Run* run, int64_t bytes) { return trash_.MakeRoom(run, bytes); },
              .room_changed = [this] { queue_.TryAdmitAll(); }}),
       scanner_(clock, observer,
                {.written_bytes = [this](const Run& run) { return disk_.WrittenBytes(run.device); },
@@ -112,6 +121,8 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                .answer_if_ended = [this](Run* run, const SaveId& key) { return AnswerIfEnded(run, key); },
                .is_pinned = [this](const Run& run,
                                    int64_t sequence) { return retention_.IsPinned(run, sequence); },
+               .is_undeleting = [this](const Run& run,
+                                       const std::string& tag) { return trash_.IsUndeleting(run, tag); },
                .fail = [this](Save* save, absl::Status error) { tracker_.Fail(save, std::move(error)); }}),
       ended_({.describe_save = [this](const Save& save) { return Describe(save, v1::BASIC); },
               .describe_committed =

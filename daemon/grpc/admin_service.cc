@@ -65,6 +65,20 @@ class AdminService final : public v1::Admin::CallbackService {
         [](Engine& engine, const Caller& caller, const v1::DeleteCheckpointRequest& asked,
            Reply<v1::Checkpoint> reply) { engine.DeleteCheckpoint(caller, asked, std::move(reply)); });
   }
+  Unary* ListTrash(Context* call, const v1::ListTrashRequest* request,
+                   v1::ListTrashResponse* response) override {
+    return AskEngine(
+        context_, call, TokenRule::kOptional, request, response,
+        [](Engine& engine, const Caller& caller, const v1::ListTrashRequest& asked,
+           Reply<v1::ListTrashResponse> reply) { engine.ListTrash(caller, asked, std::move(reply)); });
+  }
+  Unary* UndeleteCheckpoint(Context* call, const v1::UndeleteCheckpointRequest* request,
+                            v1::Checkpoint* response) override {
+    return AskEngine(
+        context_, call, TokenRule::kOptional, request, response,
+        [](Engine& engine, const Caller& caller, const v1::UndeleteCheckpointRequest& asked,
+           Reply<v1::Checkpoint> reply) { engine.UndeleteCheckpoint(caller, asked, std::move(reply)); });
+  }
   Unary* ClearDamage(Context* call, const v1::ClearDamageRequest* request,
                      v1::Checkpoint* response) override {
     return AskEngine(

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/root_io/disk_checkpoint_reader.h"
+#include "daemon/root_io/empty_trash.h"
 #include "daemon/root_io/file_system_workers.h"
 #include "daemon/root_io/threaded_root.h"
 #include "storage/base/errors.h"
@@ -135,8 +136,17 @@ class ThreadedRootIoFactory::Io : public RootIo {
              [tag = std::move(tag), sequence](RootStore& store) { return store.Evict(tag, sequence); });
   }
 
-  void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) override {
-    EmptyStep(root_, workers_, scrubber_, Answer(std::move(done)));
+  void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) override {
+    EmptyTrashOf(root_, workers_, scrubber_, terms, Answer(std::move(done)));
+  }
+
+  void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override {
+    AskStore(std::move(done), [](RootStore& store) { return store.ListTrash(); });
+  }
+
+  void Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) override {
+    AskStore(std::move(done),
+             [tag = std::move(tag), sequence](RootStore& store) { return store.Undelete(tag, sequence); });
   }
 
   void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override {
@@ -293,36 +303,6 @@ class ThreadedRootIoFactory::Io : public RootIo {
     Ask(std::move(done), [operation = std::move(operation)](ThreadedRoot& root) -> T {
       if (root.store == nullptr) return RootNotOpen();
       return operation(*root.store);
-    });
-  }
-
-  // Removes one directory from trash and continues with the next. The metadata worker only chooses it:
-  // removing may take a second for each GiB, so it happens on the scrub thread, and commits and opens need
-  // not wait for it.
-  static void EmptyStep(std::shared_ptr<ThreadedRoot> root, std::shared_ptr<FileSystemWorkers> workers,
-                        std::shared_ptr<FileSystemWorkers> scrubber,
-                        absl::AnyInvocable<void(absl::StatusOr<int64_t>)> answer) {
-    FileSystemWorkers& on = *workers;
-    on.PostIdle([root = std::move(root), workers = std::move(workers), scrubber = std::move(scrubber),
-                 answer = std::move(answer)]() mutable {
-      if (root->abandoned.load()) return;
-      if (root->store == nullptr) return answer(RootNotOpen());
-      absl::StatusOr<std::optional<std::string>> next = root->store->NextInTrash(root->readers->Sequences());
-      if (!next.ok()) return answer(next.status());
-      if (!next->has_value()) return answer(root->store->trash_bytes());
-      FileSystemWorkers& remover = *scrubber;
-      remover.PostIdle([root = std::move(root), workers = std::move(workers), scrubber = std::move(scrubber),
-                        name = **std::move(next), answer = std::move(answer)]() mutable {
-        if (root->abandoned.load()) return;
-        const Trash::Removal removal = root->store->RemoveFromTrash(name);
-        FileSystemWorkers& back = *workers;
-        back.PostUrgent([root = std::move(root), workers = std::move(workers), scrubber = std::move(scrubber),
-                         name = std::move(name), removal, answer = std::move(answer)]() mutable {
-          const absl::Status removed = root->store->RemovedFromTrash(name, removal);
-          if (!removed.ok()) return answer(removed);
-          EmptyStep(std::move(root), std::move(workers), std::move(scrubber), std::move(answer));
-        });
-      });
     });
   }
 

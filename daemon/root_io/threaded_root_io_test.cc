@@ -257,14 +257,14 @@ TEST_P(ThreadedRootIoTest, SavesPublishesReadsEvictsAndEmptiesTheTrash) {
   EXPECT_TRUE((*reader)
                   ->Read("model.pt", 0, std::as_writable_bytes(std::span(piece)))
                   .ok());  // The reader is still open.
-  auto left = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); });
+  auto left = Wait<absl::StatusOr<TrashLeft>>([&](auto done) { io_->EmptyTrash({}, std::move(done)); });
   ASSERT_TRUE(left.ok()) << left.status();
-  EXPECT_GT(*left, 300'000);
+  EXPECT_GT(left->bytes, 300'000);
   EXPECT_TRUE((*reader)->Read("model.pt", 0, std::as_writable_bytes(std::span(piece))).ok());
   reader->reset();
-  left = Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); });
+  left = Wait<absl::StatusOr<TrashLeft>>([&](auto done) { io_->EmptyTrash({}, std::move(done)); });
   ASSERT_TRUE(left.ok()) << left.status();
-  EXPECT_EQ(*left, 0);
+  EXPECT_EQ(left->bytes, 0);
   EXPECT_EQ(OpenCheckpoint("step_1", 1).status().code(), absl::StatusCode::kNotFound);
 }
 
@@ -300,14 +300,14 @@ TEST_P(ThreadedRootIoTest, KeepsOpenCheckpointsWhileEmptyingTheTrash) {
   Save(*io_, "t", 1, images);
   Save(*io_, "t", 2, images);  // The first checkpoint is in trash now.
   absl::StatusOr<std::shared_ptr<CheckpointReader>> reader;
-  const auto left = Wait<absl::StatusOr<int64_t>>([&](auto done) {
+  const auto left = Wait<absl::StatusOr<TrashLeft>>([&](auto done) {
     io_->OpenCheckpoint("t", 2, [&](auto opened) { reader = std::move(opened); });
     io_->EmptyTrash(
-        std::move(done));  // Starts before the other checkpoint is open, and ends after it is in trash.
+        {}, std::move(done));  // Starts before the other checkpoint is open, and ends after it is in trash.
     io_->Evict("t", 2, [](const absl::Status& evicted) { EXPECT_TRUE(evicted.ok()) << evicted; });
   });
   ASSERT_TRUE(left.ok()) << left.status();
-  EXPECT_GT(*left, 200'000 - 1);
+  EXPECT_GT(left->bytes, 200'000 - 1);
   ASSERT_TRUE(reader.ok()) << reader.status();
   std::string bytes(1000, '\0');
   EXPECT_TRUE((*reader)->Read("f", 0, std::as_writable_bytes(std::span(bytes))).ok());
@@ -343,8 +343,8 @@ TEST_P(ThreadedRootIoTest, OpensSavesAndScansDuringASlowRemoval) {
   images.Add("f", 20'000, 'a');
   Save(*io_, "t", 1, images);
   Save(*io_, "t", 2, images);  // The first checkpoint is in trash now.
-  std::promise<absl::StatusOr<int64_t>> emptied;
-  loop_->Post([&] { io_->EmptyTrash([&](auto left) { emptied.set_value(std::move(left)); }); });
+  std::promise<absl::StatusOr<TrashLeft>> emptied;
+  loop_->Post([&] { io_->EmptyTrash({}, [&](auto left) { emptied.set_value(std::move(left)); }); });
   ASSERT_EQ(removing.get_future().wait_for(kTimeout), std::future_status::ready);
   EXPECT_TRUE(OpenCheckpoint("t", 2).ok());
   Save(*io_, "u", 3, images);
@@ -352,11 +352,36 @@ TEST_P(ThreadedRootIoTest, OpensSavesAndScansDuringASlowRemoval) {
   go_on.set_value();
   auto left = emptied.get_future();
   ASSERT_EQ(left.wait_for(kTimeout), std::future_status::ready);
-  const absl::StatusOr<int64_t> bytes = left.get();
+  const absl::StatusOr<TrashLeft> bytes = left.get();
   ASSERT_TRUE(bytes.ok()) << bytes.status();
-  EXPECT_EQ(*bytes, 0);
+  EXPECT_EQ(bytes->bytes, 0);
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path() + "/.ckptd/nodes/local/trash"));
   StopDaemon();  // Before the file system is destroyed.
+}
+
+TEST_P(ThreadedRootIoTest, MakesTheRoomThatIsAskedForAndBringsBackWhatIsLeftInTrash) {
+  ASSERT_TRUE(Open(*io_).ok());
+  Images images;
+  images.Add("f", 200'000, 'a');
+  for (int64_t sequence : {1, 2, 3}) Save(*io_, "t", sequence, images);  // Two are replaced.
+  const TrashTerms terms{
+      .now_us = SystemClock().UnixMicros(), .grace_us = int64_t{3600} * 1'000'000, .room_bytes = 1};
+  const auto left =
+      Wait<absl::StatusOr<TrashLeft>>([&](auto done) { io_->EmptyTrash(terms, std::move(done)); });
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_GT(left->in_grace_bytes, 200'000 - 1);
+  EXPECT_LT(left->in_grace_bytes, 400'000);
+  EXPECT_GT(left->due_in_us, 0);
+  const auto list = Wait<absl::StatusOr<std::vector<TrashedCheckpoint>>>(
+      [&](auto done) { io_->ListTrash(std::move(done)); });
+  ASSERT_TRUE(list.ok()) << list.status();
+  ASSERT_EQ(list->size(), 1u);
+  const int64_t sequence = list->front().checkpoint.summary.sequence();
+  ASSERT_TRUE(Wait<absl::Status>([&](auto done) { io_->Evict("t", 3, std::move(done)); }).ok());
+  const auto back =
+      Wait<absl::StatusOr<Undeleted>>([&](auto done) { io_->Undelete("t", sequence, std::move(done)); });
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_TRUE(OpenCheckpoint("t", sequence).ok());
 }
 
 TEST_P(ThreadedRootIoTest, OpenDetectsAMissingOrTruncatedFile) {
@@ -536,7 +561,8 @@ TEST_P(ThreadedRootIoTest, RefusesOperationsBeforeTheRootIsOpen) {
   EXPECT_FALSE(Write(*io_, 1, "t", 1, images).ok());
   EXPECT_EQ(Publish(*io_, 1, "t", 1, storage::v1::PartRecord()).outcome, PublishOutcome::kFailed);
   EXPECT_FALSE(OpenCheckpoint("t", 1).ok());
-  EXPECT_FALSE(Wait<absl::StatusOr<int64_t>>([&](auto done) { io_->EmptyTrash(std::move(done)); }).ok());
+  EXPECT_FALSE(
+      Wait<absl::StatusOr<TrashLeft>>([&](auto done) { io_->EmptyTrash({}, std::move(done)); }).ok());
   EXPECT_FALSE(Wait<absl::StatusOr<RootSnapshot>>([&](auto done) { io_->Rescan(std::move(done)); }).ok());
 }
 
@@ -587,7 +613,7 @@ TEST_P(ThreadedRootIoTest, RunsNoCallbackAfterTheRootIoIsDestroyed) {
   std::atomic<bool> called{false};
   loop_->Post([&] {
     io_->Open([&](auto) { called = true; });
-    io_->EmptyTrash([&](auto) { called = true; });
+    io_->EmptyTrash({}, [&](auto) { called = true; });
     io_.reset();
     gone.set_value();
   });

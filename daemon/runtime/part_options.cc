@@ -91,6 +91,7 @@ EngineOptions EngineOptionsOf(const config::v1::DaemonConfig& config, const std:
   options.max_reader_pool_percent_per_user = limits.max_reader_pool_percent_per_user();
   options.over_share_grace = std::chrono::seconds(limits.over_share_grace_seconds());
   options.idle_root = std::chrono::seconds(limits.idle_root_seconds());
+  options.trash_grace = std::chrono::seconds(limits.trash_grace_seconds());
   options.roots_per_uid = limits.roots_per_uid();
   options.file_systems_per_uid = limits.file_systems_per_uid();
   options.attach_timeout = std::chrono::seconds(limits.attach_timeout_seconds());

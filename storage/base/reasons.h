@@ -65,6 +65,8 @@ inline constexpr char kFileConflict[] = "FILE_CONFLICT";
 inline constexpr char kSaveConflict[] = "SAVE_CONFLICT";
 // The tag is a directory or file that ckptd has not written.
 inline constexpr char kTagForeign[] = "TAG_FOREIGN";
+// Undelete: a checkpoint, or a save under way, has the tag.
+inline constexpr char kTagTaken[] = "TAG_TAKEN";
 // A pointer's name is a directory or a special file.
 inline constexpr char kPointerForeign[] = "POINTER_FOREIGN";
 // The tag holds a pinned checkpoint.

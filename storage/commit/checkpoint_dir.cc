@@ -72,6 +72,18 @@ absl::StatusOr<Manifest> ReadWholeManifest(FileSystem& fs, Handle dir, const std
   return DecodeManifest(manifest.head + body);
 }
 
+absl::Status RemoveManifest(FileSystem& fs, Handle dir, const std::string& directory) {
+  const std::string path = directory.empty() ? std::string(kOurDirectory)
+                                             : absl::StrCat(directory, "/", std::string(kOurDirectory));
+  const absl::StatusOr<ScopedHandle> ours = OpenScoped(fs, dir, path, OpenMode::kDirectory);
+  if (IsMissing(ours.status()) || IsInTheWay(ours.status())) return absl::OkStatus();
+  if (!ours.ok()) return ours.status();
+  const absl::Status removed = fs.Remove(ours->get(), kManifestName, FileType::kRegular);
+  if (IsMissing(removed) || IsInTheWay(removed)) return absl::OkStatus();
+  if (!removed.ok()) return removed;
+  return fs.Sync(ours->get(), SyncMode::kAll);
+}
+
 absl::StatusOr<PartRecord> ReadPartRecord(FileSystem& fs, Handle dir, int rank) {
   CKPTD_ASSIGN_OR_RETURN(const std::string bytes,
                          ReadSmallFile(fs, dir, OurPath("", PartRecordName(rank)), kMaxPartRecordBytes));

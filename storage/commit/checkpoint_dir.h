@@ -24,6 +24,10 @@ absl::StatusOr<storage::v1::ManifestSummary> ReadSummary(FileSystem& fs, Handle 
                                                          const std::string& directory);
 absl::StatusOr<Manifest> ReadWholeManifest(FileSystem& fs, Handle dir, const std::string& directory);
 
+// Removes the manifest of such a directory, durably: from then on nobody takes it for a whole checkpoint. OK
+// if there is none.
+absl::Status RemoveManifest(FileSystem& fs, Handle dir, const std::string& directory);
+
 // ENOENT if there is none. DATA_LOSS, reason CORRUPT_PART_RECORD, if it is damaged or of another rank.
 absl::StatusOr<storage::v1::PartRecord> ReadPartRecord(FileSystem& fs, Handle dir, int rank);
 

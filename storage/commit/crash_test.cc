@@ -357,7 +357,7 @@ TEST(CrashTest, DiscardedSaveStaysAwayOnceItWasReportedFailed) {
     operation.before = {};
     operation.after = ranks == 2 ? std::vector<std::string>{"step:2"} : std::vector<std::string>{};
     for (const Fault fault : {Fault::kIoError, Fault::kDoneButReported, Fault::kDeath}) {
-      for (int at = 1; at <= 3; ++at) EXPECT_TRUE(TryPoint(operation, fault, at)) << at;
+      for (int at = 1; at <= 6; ++at) EXPECT_TRUE(TryPoint(operation, fault, at)) << at;
     }
   }
 }
@@ -372,6 +372,37 @@ TEST(CrashTest, EvictedCheckpointIsWholeOrGone) {
                 .before = {"old:1", "new:2"},
                 .after = {"new:2"}},
                3);
+}
+
+TEST(CrashTest, UndeletedCheckpointIsAtItsTagOrInTheTrash) {
+  for (const Fault fault : {Fault::kIoError, Fault::kNoSpace, Fault::kDoneButReported, Fault::kDeath}) {
+    bool reached = true;
+    for (int at = 1; reached && !::testing::Test::HasFailure(); ++at) {
+      TemporaryRoot root(TemporaryRoot::On::kMemory);
+      FaultPoints points(root, true);
+      std::unique_ptr<RootStore> store = points.MustOpen(root);
+      Save(points.fs(), *store, {"old", 1});
+      Save(points.fs(), *store, {"new", 2});
+      ASSERT_TRUE(store->Evict("old", 1).ok());
+      points.Arm(fault, at);
+      const bool back = store->Undelete("old", 1).ok();
+      reached = !points.hit().empty();
+      SCOPED_TRACE(absl::StrCat(NameOf(fault), " at ", at, ": ", points.hit()));
+      EXPECT_TRUE(reached || back);
+      points.Disarm();
+      if (!back && fault != Fault::kDeath) {
+        ASSERT_TRUE(store->Rescan().ok());
+        EXPECT_TRUE(store->committed().contains(1) || store->Undelete("old", 1).ok()) << "the second try";
+      }
+      store.reset();
+      store = points.MustOpen(root);
+      const bool there = store->committed().contains(1);
+      EXPECT_NE(there, store->ListTrash().size() == 1);
+      EXPECT_TRUE(there || (!back && fault == Fault::kDeath));
+      EXPECT_TRUE(!there || store->committed().at(1).pinned);
+      ExpectAllWhole(root, *store);
+    }
+  }
 }
 
 // Besides the verdict: with COMMITTED the pointer is the new one, otherwise the old or the new one, and never
@@ -867,7 +898,8 @@ TEST_F(OrderTest, FreesDeletedSpaceAtOnceAndNotInTheNextSave) {
 TEST_F(OrderTest, DiscardThatIsNotDurableIsNotReportedAsFailed) {
   const absl::StatusOr<Staged> staged = Stage(fs(), *store_, {"step", 1});
   ASSERT_TRUE(staged.ok());
-  fs().Fail({.op = FsOp::kSync, .error = EIO});
+  // The first sync makes the removal of the manifest durable.
+  fs().Fail({.op = FsOp::kSync, .nth = 2, .error = EIO});
   EXPECT_FALSE(store_->Discard(staged->inflight).ok());
   EXPECT_EQ(ReasonOf(store_->EmptyTrashStep({}).status()), "ROOT_READ_ONLY");
   ASSERT_TRUE(store_->Rescan().ok());
@@ -890,7 +922,7 @@ TEST_F(OrderTest, ChangesNothingAfterAnUnknownOutcomeUntilTheScan) {
   for (const absl::Status& status :
        {store_->CreateInflight("x", 9, 1).status(), store_->Discard(other->inflight),
         store_->Evict("step", 1), store_->EmptyTrashStep({}).status(), store_->SetPinned("step", 1, true),
-        store_->SetDamage("step", 1, storage::v1::Damage()).status()}) {
+        store_->Undelete("step", 1).status(), store_->SetDamage("step", 1, storage::v1::Damage()).status()}) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(ReasonOf(status), "ROOT_READ_ONLY") << status;
   }

@@ -119,8 +119,9 @@ bool IsRefusal(const absl::Status& status) {
 
 absl::Status ToTrash(const PublishContext& context, const Inflight& inflight, int64_t sequence) {
   CKPTD_ASSIGN_OR_RETURN(const int64_t bytes, TreeBytes(*context.layout.fs, inflight.dir.get()));
-  const std::string name = sequence == inflight.sequence ? inflight.name : FreshName(inflight.tag, sequence);
-  return context.trash.Move(context.layout.inflight.get(), inflight.name, name, bytes).status;
+  const Handle from = context.layout.inflight.get();
+  if (sequence == inflight.sequence) return context.trash.MoveUnpublished(from, inflight, bytes).status;
+  return context.trash.Move(from, inflight.name, FreshName(inflight.tag, sequence), bytes).status;
 }
 
 absl::StatusOr<RecoveredSave> RecoverOne(const PublishContext& context, const std::string& name,

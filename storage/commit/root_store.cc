@@ -18,6 +18,7 @@
 #include "storage/commit/recovery.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/trash.h"
+#include "storage/commit/undelete.h"
 #include "storage/format/names.h"
 
 namespace ckptd {
@@ -28,6 +29,7 @@ using storage::v1::PartRecord;
 using storage::v1::RunRecord;
 
 constexpr int64_t kMaxScratchNames = 10'000;
+constexpr int64_t kForever = INT64_MAX / 2;
 
 absl::Status NoCheckpoint(const std::string& tag, int64_t sequence) {
   return MakeError(
@@ -79,6 +81,7 @@ class RootStore::Impl {
   PublishResult Adopt(const ForeignSurvey& survey, const ManifestSummary& summary);
   absl::Status Discard(const Inflight& inflight);
   absl::Status Evict(const std::string& tag, int64_t sequence);
+  absl::StatusOr<Undeleted> Undelete(const std::string& tag, int64_t sequence);
   absl::Status SetPinned(const std::string& tag, int64_t sequence, bool pinned);
   absl::StatusOr<PointerFiles> SetDamage(const std::string& tag, int64_t sequence,
                                          const std::optional<storage::v1::Damage>& damage);
@@ -93,6 +96,8 @@ class RootStore::Impl {
   absl::Status RecoverAndScan();
   absl::Status FillInflight(const Inflight& inflight, int64_t manifest_bytes);
   CommittedCheckpoint* Find(const std::string& tag, int64_t sequence);
+  // Fills in what the root's records say of the checkpoint.
+  CommittedCheckpoint WithMarks(CommittedCheckpoint checkpoint) const;
   PublishContext context() { return {layout_, probe_, pins_, trash_, clock_}; }
   // Refuses all changes until Rescan, because of `cause`.
   void Latch(const absl::Status& cause) { latched_ = cause; }
@@ -136,11 +141,10 @@ absl::Status RootStore::Impl::Start() {
   CKPTD_RETURN_IF_ERROR(RecoverSwap(layout_));
   CKPTD_RETURN_IF_ERROR(trash_.Load());
   absl::Status probed = Probe();
-  if (ReasonOf(probed) == "NO_SPACE" && trash_.bytes() > 0) {
-    while (true) {
-      CKPTD_ASSIGN_OR_RETURN(const bool more, trash_.EmptyStep({}));
-      if (!more) break;
-    }
+  const TrashTerms oldest_first{.now_us = clock_.UnixMicros(), .grace_us = kForever, .room_bytes = 1};
+  while (ReasonOf(probed) == "NO_SPACE" && trash_.bytes() > 0) {
+    CKPTD_ASSIGN_OR_RETURN(const bool more, trash_.EmptyStep({}, oldest_first));
+    if (!more) break;
     probed = Probe();
   }
   CKPTD_RETURN_IF_ERROR(probed);
@@ -192,11 +196,7 @@ absl::Status RootStore::Impl::RecoverAndScan() {
     damaged_.push_back({tag, status});
   }
   for (auto& [sequence, summary] : scan.checkpoints) {
-    CommittedCheckpoint& checkpoint = committed_[sequence];
-    checkpoint.pinned = pins_.Contains(summary.tag(), sequence);
-    if (const storage::v1::Damage* damage = damages_.Find(summary.tag(), sequence))
-      checkpoint.damage = *damage;
-    checkpoint.summary = std::move(summary);
+    committed_[sequence] = WithMarks({.summary = std::move(summary)});
     SawSequence(sequence);
   }
   for (const RecoveredSave& save : recovered_) SawSequence(save.sequence);
@@ -313,7 +313,7 @@ absl::Status RootStore::Impl::Discard(const Inflight& inflight) {
   live_.erase(inflight.name);  // If this fails, the next scan decides what happens to it.
   const absl::StatusOr<int64_t> bytes = TreeBytes(fs_, inflight.dir.get());
   const Trash::Moved moved =
-      trash_.Move(layout_.inflight.get(), inflight.name, inflight.name, bytes.ok() ? *bytes : 0);
+      trash_.MoveUnpublished(layout_.inflight.get(), inflight, bytes.ok() ? *bytes : 0);
   if (moved.renamed && !moved.status.ok()) Latch(moved.status);
   return moved.status;
 }
@@ -343,6 +343,25 @@ absl::Status RootStore::Impl::Evict(const std::string& tag, int64_t sequence) {
   return moved.status;
 }
 
+absl::StatusOr<Undeleted> RootStore::Impl::Undelete(const std::string& tag, int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckWritable());
+  BroughtBack back = BringBack(layout_, probe_, pins_, trash_, tag, sequence);
+  if (back.unknown) Latch(back.status);
+  if (!back.status.ok()) return back.status;
+  const int64_t number = back.summary.sequence();
+  committed_[number] = WithMarks({.summary = std::move(back.summary)});
+  pointers_ = pointer_writer_.Update(committed_);
+  return Undeleted{committed_[number], pointers_};
+}
+
+CommittedCheckpoint RootStore::Impl::WithMarks(CommittedCheckpoint checkpoint) const {
+  const std::string& tag = checkpoint.summary.tag();
+  const int64_t sequence = checkpoint.summary.sequence();
+  checkpoint.pinned = pins_.Contains(tag, sequence);
+  if (const storage::v1::Damage* damage = damages_.Find(tag, sequence)) checkpoint.damage = *damage;
+  return checkpoint;
+}
+
 absl::Status RootStore::Impl::SetPinned(const std::string& tag, int64_t sequence, bool pinned) {
   CKPTD_RETURN_IF_ERROR(CheckWritable());
   CommittedCheckpoint* checkpoint = Find(tag, sequence);
@@ -357,7 +376,8 @@ absl::StatusOr<PointerFiles> RootStore::Impl::SetDamage(const std::string& tag, 
   CKPTD_RETURN_IF_ERROR(CheckWritable());
   CommittedCheckpoint* checkpoint = Find(tag, sequence);
   if (checkpoint == nullptr) return NoCheckpoint(tag, sequence);
-  damages_.Prune([this](const std::string& t, int64_t s) { return Find(t, s) == nullptr; });
+  damages_.Prune(
+      [this](const std::string& t, int64_t s) { return Find(t, s) == nullptr && !trash_.Holds(s); });
   CKPTD_RETURN_IF_ERROR(damages_.Set(fs_, layout_.ours.get(), tag, sequence, damage));
   const storage::v1::Damage* known = damages_.Find(tag, sequence);
   checkpoint->damage = known == nullptr ? std::nullopt : std::optional(*known);
@@ -460,17 +480,33 @@ absl::Status RootStore::Evict(const std::string& tag, int64_t sequence) {
   return impl_->Evict(tag, sequence);
 }
 
-absl::StatusOr<bool> RootStore::EmptyTrashStep(const std::vector<int64_t>& keep_sequences) {
-  CKPTD_ASSIGN_OR_RETURN(const std::optional<std::string> name, NextInTrash(keep_sequences));
+absl::StatusOr<bool> RootStore::EmptyTrashStep(const std::vector<int64_t>& keep_sequences,
+                                               const TrashTerms& terms) {
+  CKPTD_ASSIGN_OR_RETURN(const std::optional<std::string> name, NextInTrash(keep_sequences, terms));
   if (!name.has_value()) return false;
   CKPTD_RETURN_IF_ERROR(RemovedFromTrash(*name, RemoveFromTrash(*name)));
   return true;
 }
 
-absl::StatusOr<std::optional<std::string>> RootStore::NextInTrash(
-    const std::vector<int64_t>& keep_sequences) {
+absl::StatusOr<std::optional<std::string>> RootStore::NextInTrash(const std::vector<int64_t>& keep_sequences,
+                                                                  const TrashTerms& terms) {
   CKPTD_RETURN_IF_ERROR(impl_->CheckWritable());
-  return impl_->trash_.Next(keep_sequences);
+  return impl_->trash_.Next(keep_sequences, terms);
+}
+
+TrashLeft RootStore::LeftInTrash(const TrashTerms& terms) { return impl_->trash_.Left(terms); }
+
+std::vector<TrashedCheckpoint> RootStore::ListTrash() {
+  std::vector<TrashedCheckpoint> list = impl_->trash_.Whole();
+  for (TrashedCheckpoint& trashed : list) {
+    trashed.checkpoint = impl_->WithMarks(std::move(trashed.checkpoint));
+    trashed.checkpoint.pinned = false;  // A pin of before names nothing.
+  }
+  return list;
+}
+
+absl::StatusOr<Undeleted> RootStore::Undelete(const std::string& tag, int64_t sequence) {
+  return impl_->Undelete(tag, sequence);
 }
 
 Trash::Removal RootStore::RemoveFromTrash(const std::string& name) const {

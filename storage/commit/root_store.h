@@ -12,9 +12,9 @@
 //   <root>/.ckptd/nodes/<node>/trash/     directories to be deleted
 //   <root>/.ckptd/nodes/<node>/swap       SwapIntent, only during a re-save without rename-exchange
 //
-// After a rename whose sync failed (kIndeterminate, or an error of Discard or Evict that says so) what is on
-// disk is unknown. Until Rescan, every call that would change something fails with FAILED_PRECONDITION,
-// reason ROOT_READ_ONLY.
+// After a rename whose sync failed (kIndeterminate, or an error of Discard, Evict or Undelete that says so)
+// what is on disk is unknown. Until Rescan, every call that would change something fails with
+// FAILED_PRECONDITION, reason ROOT_READ_ONLY.
 //
 // Not thread-safe: the root's metadata worker makes all calls. Uses no daemon code and no gRPC.
 #ifndef CKPTD_STORAGE_COMMIT_ROOT_STORE_H_
@@ -92,14 +92,22 @@ class RootStore {
   // committed. FAILED_PRECONDITION, reason PINNED or POINTED, if it is pinned or a pointer names it.
   absl::Status Evict(const std::string& tag, int64_t sequence);
   // Step 7, second half: removes one file, or up to 1 GiB of small ones, from trash. Leaves the checkpoints
-  // of `keep_sequences`, which have open readers. False if nothing is left to do.
-  absl::StatusOr<bool> EmptyTrashStep(const std::vector<int64_t>& keep_sequences);
+  // of `keep_sequences`, which have open readers, and what `terms` leave. False if nothing is left to do.
+  absl::StatusOr<bool> EmptyTrashStep(const std::vector<int64_t>& keep_sequences,
+                                      const TrashTerms& terms = {});
   // The same in three calls, as in Trash. RemoveFromTrash may run on any thread, one at a time, while other
   // calls are made.
-  absl::StatusOr<std::optional<std::string>> NextInTrash(const std::vector<int64_t>& keep_sequences);
+  absl::StatusOr<std::optional<std::string>> NextInTrash(const std::vector<int64_t>& keep_sequences,
+                                                         const TrashTerms& terms = {});
   Trash::Removal RemoveFromTrash(const std::string& name) const;
   absl::Status RemovedFromTrash(const std::string& name, const Trash::Removal& removal);
   int64_t trash_bytes();
+  TrashLeft LeftInTrash(const TrashTerms& terms);
+  // The whole checkpoints in trash that no step has begun to remove.
+  std::vector<TrashedCheckpoint> ListTrash();
+  // Brings one of them back to its tag, and pins it; see undelete.h. `sequence` 0: the one of the tag with
+  // the highest sequence. NOT_FOUND, reason NO_CHECKPOINT, if there is none.
+  absl::StatusOr<Undeleted> Undelete(const std::string& tag, int64_t sequence);
 
   absl::Status SaveRunRecord(const storage::v1::RunRecord& record);  // Durable on return.
   absl::Status SetPinned(const std::string& tag, int64_t sequence, bool pinned);

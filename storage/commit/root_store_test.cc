@@ -7,10 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "storage/base/clock.h"
 #include "storage/base/errors.h"
 #include "storage/commit/verify.h"
 #include "storage/format/frame.h"
@@ -477,6 +481,7 @@ TEST_F(RootStoreTest, KeepsADamageMarkUntilRepairOrReplacement) {
   ASSERT_TRUE(store_->SetDamage("step_20", 2, damage).ok());
   ASSERT_EQ(SaveNow("step_20", 3), Verdict::kCommitted);
   EXPECT_FALSE(store_->committed().at(3).damage.has_value()) << "another checkpoint";
+  EmptyTrash();  // Until then the damaged one may come back.
   damage.set_tag("step_10");
   damage.set_sequence(1);
   ASSERT_TRUE(store_->SetDamage("step_10", 1, damage).ok());
@@ -550,6 +555,197 @@ TEST_F(RootStoreTest, RemovesASymbolicLinkAndNotItsTarget) {
   EmptyTrash();
   EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), IsEmpty());
   EXPECT_EQ(root_.Read("outside/file"), "mine");
+}
+
+// ---- the trash as a list, and the way back
+
+class TrashTest : public RootStoreTest {
+ protected:
+  std::vector<std::string> Listed() {
+    std::vector<std::string> tags;
+    for (const TrashedCheckpoint& trashed : store_->ListTrash())
+      tags.push_back(
+          absl::StrCat(trashed.checkpoint.summary.tag(), ":", trashed.checkpoint.summary.sequence()));
+    return tags;
+  }
+  // When the checkpoint was moved to the trash.
+  int64_t MovedUs(int64_t sequence) {
+    for (const TrashedCheckpoint& trashed : store_->ListTrash()) {
+      if (trashed.checkpoint.summary.sequence() == sequence) return trashed.moved_us;
+    }
+    ADD_FAILURE() << "sequence " << sequence << " is not in the trash";
+    return 0;
+  }
+  // A pass over the trash.
+  void EmptyOn(TrashTerms terms) {
+    while (true) {
+      const int64_t before = store_->trash_bytes();
+      const absl::StatusOr<bool> more = store_->EmptyTrashStep({}, terms);
+      ASSERT_TRUE(more.ok()) << more.status();
+      if (!*more) return;
+      terms.room_bytes -= before - store_->trash_bytes();
+    }
+  }
+  void SaveAndEvict(int64_t sequence) {
+    const std::string tag = absl::StrCat("step_", sequence);
+    ASSERT_EQ(SaveNow(tag, sequence), Verdict::kCommitted);
+    ASSERT_TRUE(store_->Evict(tag, sequence).ok());
+  }
+};
+
+TEST_F(TrashTest, ListsWhatWasEvictedOrReplacedAndNothingElse) {
+  SaveAndEvict(1);
+  ASSERT_EQ(SaveNow("twice", 2), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("twice", 3), Verdict::kCommitted);
+  ASSERT_TRUE(store_->Discard(StageNow({"aborted", 4}).inflight).ok());
+  EXPECT_THAT(Listed(), testing::UnorderedElementsAre("step_1:1", "twice:2"));
+  Reopen();
+  EXPECT_THAT(Listed(), testing::UnorderedElementsAre("step_1:1", "twice:2"));
+}
+
+// Publish has written a whole manifest before its rename fails.
+TEST_F(TrashTest, DoesNotListASaveThatFailedAfterItsManifestWasWritten) {
+  for (const bool killed : {false, true}) {
+    FaultyFileSystem faulty(&root_.fs());
+    store_.reset();
+    store_ = root_.OpenWith(faulty);
+    {
+      const absl::StatusOr<Staged> staged = Stage(faulty, *store_, {"step", 1});
+      ASSERT_TRUE(staged.ok());
+      faulty.Fail({.op = FsOp::kRename, .error = EIO});
+      EXPECT_EQ(store_->Publish(staged->inflight, SummaryOf({"step", 1}), staged->parts).outcome,
+                PublishOutcome::kFailed);
+      if (!killed) {
+        EXPECT_TRUE(store_->Discard(staged->inflight).ok());
+      }
+    }
+    if (killed) root_.Write("step", "a file of another program");  // So recovery gives the save up.
+    Reopen();
+    EXPECT_THAT(store_->recovered(), SizeIs(killed ? 1 : 0));
+    EXPECT_GT(store_->trash_bytes(), 0);
+    EXPECT_THAT(Listed(), IsEmpty());
+    EmptyTrash();
+  }
+}
+
+TEST_F(TrashTest, UndeletedCheckpointIsWholePinnedAndInItsOldPlace) {
+  ASSERT_EQ(SaveNow("step_1", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step_2", 2), Verdict::kCommitted);
+  ASSERT_TRUE(store_->Evict("step_1", 1).ok());
+  const absl::StatusOr<Undeleted> back = store_->Undelete("step_1", 0);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_TRUE(back->checkpoint.pinned);
+  EXPECT_EQ(back->checkpoint.summary.sequence(), 1);
+  EXPECT_THAT(Committed(), ElementsAre("step_1:1 pinned", "step_2:2"));
+  ExpectWhole({"step_1", 1});
+  EXPECT_EQ(store_->trash_bytes(), 0);
+  EXPECT_THAT(Listed(), IsEmpty());
+  EXPECT_EQ(ReasonOf(store_->Evict("step_1", 1)), "PINNED");
+  Reopen();
+  EXPECT_THAT(Committed(), ElementsAre("step_1:1 pinned", "step_2:2"));
+}
+
+TEST_F(TrashTest, RefusesToBringBackWhatIsNotThereOrWhoseTagIsTaken) {
+  ASSERT_EQ(SaveNow("step", 1), Verdict::kCommitted);
+  ASSERT_EQ(SaveNow("step", 2), Verdict::kCommitted);
+  const absl::Status taken = store_->Undelete("step", 1).status();
+  EXPECT_EQ(ReasonOf(taken), "TAG_TAKEN");
+  EXPECT_THAT(std::string(taken.message()), HasSubstr("sequence 2"));
+  EXPECT_EQ(ReasonOf(store_->Undelete("step", 2).status()), "NO_CHECKPOINT");
+  EXPECT_EQ(ReasonOf(store_->Undelete("other", 0).status()), "NO_CHECKPOINT");
+  EXPECT_THAT(Committed(), ElementsAre("step:2"));
+
+  ASSERT_TRUE(store_->Evict("step", 2).ok());
+  root_.Write("step", "a file of another program");
+  EXPECT_EQ(ReasonOf(store_->Undelete("step", 0).status()), "TAG_FOREIGN");
+  EXPECT_EQ(root_.Read("step"), "a file of another program");
+  std::filesystem::remove(root_.path("step"));
+  std::filesystem::create_directory(root_.path("step"));
+  EXPECT_EQ(store_->Undelete("step", 0)->checkpoint.summary.sequence(), 2) << "the highest sequence";
+  ExpectWhole({"step", 2});
+  EXPECT_THAT(Listed(), ElementsAre("step:1"));
+}
+
+TEST_F(TrashTest, LeavesACheckpointInTheTrashOfWhichAFileIsMissing) {
+  SaveAndEvict(1);
+  const std::string name = root_.Names(".ckptd/nodes/local/trash").at(0);
+  std::filesystem::remove(root_.node("trash") / name / "model_0.pt");
+  EXPECT_EQ(ReasonOf(store_->Undelete("step_1", 1).status()), "SHORT_FILE");
+  EXPECT_THAT(Committed(), IsEmpty());
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), SizeIs(1));
+}
+
+TEST_F(TrashTest, WhatAStepHasBegunToRemoveIsNotOfferedAnyMore) {
+  SaveAndEvict(1);
+  ASSERT_TRUE(store_->NextInTrash({})->has_value());
+  EXPECT_THAT(Listed(), IsEmpty());
+  EXPECT_EQ(ReasonOf(store_->Undelete("step_1", 1).status()), "NO_CHECKPOINT");
+  // The next daemon finds the manifest gone, however little the step has removed.
+  FaultyFileSystem faulty(&root_.fs());
+  store_.reset();
+  store_ = root_.OpenWith(faulty);
+  EXPECT_THAT(Listed(), ElementsAre("step_1:1")) << "nothing was removed yet";
+  faulty.Fail({.op = FsOp::kRemove, .nth = 2, .error = EIO});
+  EXPECT_FALSE(store_->EmptyTrashStep({}).ok());
+  Reopen();
+  EXPECT_THAT(Listed(), IsEmpty());
+  EXPECT_GT(store_->trash_bytes(), 0);
+}
+
+TEST_F(TrashTest, CheckpointsStayForTheirGracePeriodAlsoAfterARestart) {
+  constexpr int64_t kGrace = 60'000'000;
+  SaveAndEvict(1);
+  ASSERT_TRUE(store_->Discard(StageNow({"aborted", 2}).inflight).ok());
+  const int64_t moved = MovedUs(1);
+  EXPECT_NEAR(static_cast<double>(moved), static_cast<double>(SystemClock().UnixMicros()), 60e6);
+  Reopen();
+  EXPECT_EQ(MovedUs(1), moved);
+  const TrashTerms early{.now_us = moved + kGrace - 1, .grace_us = kGrace};
+  EmptyOn(early);
+  EXPECT_THAT(Listed(), ElementsAre("step_1:1"));
+  EXPECT_THAT(root_.Names(".ckptd/nodes/local/trash"), SizeIs(1)) << "what failed has no grace period";
+  EXPECT_EQ(store_->LeftInTrash(early).in_grace_bytes, store_->trash_bytes());
+  EXPECT_EQ(store_->LeftInTrash(early).due_in_us, 1);
+  EmptyOn({.now_us = moved + kGrace, .grace_us = kGrace});
+  EXPECT_EQ(store_->trash_bytes(), 0);
+  EXPECT_EQ(store_->LeftInTrash(early).due_in_us, 0);
+}
+
+TEST_F(TrashTest, GivesRoomFromTheOldestCheckpointsAndNoMoreThanAsked) {
+  std::map<int64_t, int64_t> bytes;
+  for (const int64_t sequence : {3, 1, 2}) {  // In this order.
+    const int64_t before = store_->trash_bytes();
+    SaveAndEvict(sequence);
+    bytes[sequence] = store_->trash_bytes() - before;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // The clock of a file system is coarse.
+  }
+  TrashTerms terms{.now_us = MovedUs(2), .grace_us = 60'000'000, .room_bytes = bytes[3] + 1};
+  EmptyOn(terms);
+  EXPECT_THAT(Listed(), ElementsAre("step_2:2"));
+}
+
+TEST_F(TrashTest, GracePeriodEndsInTimeAlthoughTheClockWasSetBack) {
+  SaveAndEvict(1);
+  const int64_t year = int64_t{365} * 86400 * 1'000'000, before = MovedUs(1) - year;
+  EmptyOn({.now_us = before, .grace_us = 1000});
+  EXPECT_THAT(Listed(), ElementsAre("step_1:1"));
+  EmptyOn({.now_us = before + 1000, .grace_us = 1000});
+  EXPECT_THAT(Listed(), IsEmpty());
+}
+
+TEST_F(TrashTest, DamageStaysKnownOnTheWayToTheTrashAndBack) {
+  SaveAndEvict(1);
+  for (const int64_t sequence : {2, 3})
+    ASSERT_EQ(SaveNow(absl::StrCat("step_", sequence), sequence), Verdict::kCommitted);
+  storage::v1::Damage damage;
+  damage.set_message("bits have flipped");
+  ASSERT_TRUE(store_->SetDamage("step_2", 2, damage).ok());
+  ASSERT_TRUE(store_->Evict("step_2", 2).ok());
+  ASSERT_TRUE(store_->SetDamage("step_3", 3, damage).ok());  // Which prunes the marks of what is gone.
+  Reopen();
+  ASSERT_TRUE(store_->Undelete("step_2", 2).ok());
+  ASSERT_TRUE(store_->committed().at(2).damage.has_value());
+  EXPECT_EQ(store_->committed().at(2).damage->message(), "bits have flipped");
 }
 
 TEST_F(RootStoreTest, CountsTheTrashOfAnEarlierDaemon) {

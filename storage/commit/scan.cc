@@ -134,6 +134,13 @@ absl::StatusOr<Target> InspectTarget(FileSystem& fs, Handle root, const std::str
   return Target{TargetKind::kForeign, {}, "a directory that ckptd did not write"};
 }
 
+absl::Status TagTakenError(const std::string& tag, int64_t sequence) {
+  return MakeError(absl::StatusCode::kAlreadyExists, "TAG_TAKEN",
+                   absl::StrCat(tag, " is taken by the checkpoint of sequence ", sequence,
+                                ": delete that one first; it then goes to the trash itself"),
+                   {{"tag", tag}, {"sequence", absl::StrCat(sequence)}});
+}
+
 absl::Status TagForeignError(const std::string& tag, const std::string& what) {
   return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN",
                    absl::StrCat(tag, " is ", what,

@@ -58,6 +58,8 @@ struct Target {
 absl::StatusOr<Target> InspectTarget(FileSystem& fs, Handle root, const std::string& tag);
 // ALREADY_EXISTS, reason TAG_FOREIGN: at the tag exists `what`, which is not ckptd's.
 absl::Status TagForeignError(const std::string& tag, const std::string& what);
+// ALREADY_EXISTS, reason TAG_TAKEN: the checkpoint of this sequence has the tag.
+absl::Status TagTakenError(const std::string& tag, int64_t sequence);
 
 // OK if a pointer file may be written at `name`: nothing exists there, or a file, or a symbolic link, which
 // is replaced and not followed. Otherwise ALREADY_EXISTS, reason POINTER_FOREIGN.

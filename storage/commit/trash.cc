@@ -16,6 +16,12 @@ namespace {
 constexpr int64_t kBytesPerStep = int64_t{1} << 30;
 constexpr int64_t kNamesPerStep = 256;
 
+// How long the entry's grace period still is; 0: it is over, or there is none.
+int64_t DueIn(int64_t moved_us, const TrashTerms& terms) {
+  if (terms.grace_us == 0) return 0;
+  return std::max<int64_t>(0, moved_us + terms.grace_us - terms.now_us);
+}
+
 }  // namespace
 
 absl::Status Trash::Load() {
@@ -30,44 +36,78 @@ absl::Status Trash::Load() {
     if (!tree.ok()) return tree.status();
     const absl::StatusOr<int64_t> bytes = TreeBytes(*fs_, tree->get());
     if (!bytes.ok() && !IsMissing(bytes.status())) return bytes.status();
-    entries_[entry.name] = Entry{id->sequence, bytes.ok() ? *bytes : 0, false};
+    entries_[entry.name] = Inspect(entry.name, *id, bytes.ok() ? *bytes : 0);
   }
   return absl::OkStatus();
+}
+
+Trash::Entry Trash::Inspect(const std::string& name, const InflightId& id, int64_t bytes) const {
+  Entry entry{.sequence = id.sequence, .bytes = bytes};
+  const absl::StatusOr<storage::v1::ManifestSummary> summary = ReadSummary(*fs_, dir_, name);
+  const absl::StatusOr<FileStat> stat = fs_->Stat(dir_, name);
+  if (!summary.ok() || !stat.ok()) return entry;
+  if (summary->tag() != id.tag || summary->sequence() != id.sequence) return entry;
+  entry.whole = *summary;
+  entry.moved_us = stat->changed_ns / 1000;
+  return entry;
+}
+
+Trash::Moved Trash::MoveUnpublished(Handle from, const Inflight& inflight, int64_t bytes) {
+  if (absl::Status removed = RemoveManifest(*fs_, inflight.dir.get(), ""); !removed.ok())
+    return {false, Annotate(removed, absl::StrCat("removing the manifest of ", inflight.name))};
+  return Move(from, inflight.name, inflight.name, bytes);
 }
 
 Trash::Moved Trash::Move(Handle from, const std::string& name, const std::string& trash_name, int64_t bytes) {
   const absl::Status renamed = fs_->Rename(from, name, dir_, trash_name, RenameMode::kReplace);
   if (!renamed.ok()) return {false, Annotate(renamed, absl::StrCat("moving ", name, " to trash"))};
-  const std::optional<InflightId> id = ParseInflightName(trash_name);
-  entries_[trash_name] = Entry{id.has_value() ? id->sequence : 0, bytes, false};
+  entries_[trash_name] =
+      Inspect(trash_name, ParseInflightName(trash_name).value_or(InflightId{"", 0}), bytes);
   absl::Status synced = fs_->Sync(dir_, SyncMode::kAll);
   if (synced.ok()) synced = fs_->Sync(from, SyncMode::kAll);
   if (!synced.ok()) synced = Annotate(synced, absl::StrCat("syncing after ", name, " was moved to trash"));
   return {true, synced};
 }
 
-absl::StatusOr<bool> Trash::EmptyStep(const std::vector<int64_t>& keep_sequences) {
-  const std::optional<std::string> name = Next(keep_sequences);
+absl::StatusOr<bool> Trash::EmptyStep(const std::vector<int64_t>& keep_sequences, const TrashTerms& terms) {
+  const std::optional<std::string> name = Next(keep_sequences, terms);
   if (!name.has_value()) return false;
   CKPTD_RETURN_IF_ERROR(Removed(*name, Remove(*name)));
   return true;
 }
 
-std::optional<std::string> Trash::Next(const std::vector<int64_t>& keep_sequences) {
-  // Entries that could not be removed are tried again after all others: the cause may have gone.
-  for (const bool stuck : {false, true}) {
-    for (auto& [name, entry] : entries_) {
-      const bool kept =
-          std::find(keep_sequences.begin(), keep_sequences.end(), entry.sequence) != keep_sequences.end();
-      if (!kept && entry.stuck == stuck) return name;
+std::optional<std::string> Trash::Next(const std::vector<int64_t>& keep_sequences, const TrashTerms& terms) {
+  using Place = std::map<std::string, Entry>::iterator;
+  std::optional<Place> due, oldest, stuck;
+  for (Place place = entries_.begin(); place != entries_.end(); ++place) {
+    Entry& entry = place->second;
+    const bool kept =
+        std::find(keep_sequences.begin(), keep_sequences.end(), entry.sequence) != keep_sequences.end();
+    if (kept) continue;
+    if (terms.grace_us > 0)  // The clock may have been set back since.
+      entry.moved_us = std::min(entry.moved_us, terms.now_us);
+    if (entry.whole.has_value() && DueIn(entry.moved_us, terms) > 0) {
+      if (!oldest || entry.moved_us < (*oldest)->second.moved_us) oldest = place;
+    } else if (std::optional<Place>& first = entry.stuck ? stuck : due; !first) {
+      first = place;
     }
   }
-  return std::nullopt;
+  // Entries that could not be removed are tried again after all others: the cause may have gone.
+  std::optional<Place> next = due;
+  if (!next && terms.room_bytes > 0) next = oldest;
+  if (!next) next = stuck;
+  if (!next) return std::nullopt;
+  (*next)->second.whole.reset();
+  return (*next)->first;
 }
 
 Trash::Removal Trash::Remove(const std::string& name) const {
   RemovalBudget budget{.names = kNamesPerStep, .bytes = kBytesPerStep};
   Removal removal;
+  if (absl::Status unmade = RemoveManifest(*fs_, dir_, name); !unmade.ok()) {
+    removal.gone = Annotate(unmade, absl::StrCat("emptying trash/", name));
+    return removal;
+  }
   removal.gone = RemoveTreeWithin(*fs_, dir_, name, budget);
   removal.bytes = budget.removed_bytes;
   if (!removal.gone.ok()) {
@@ -90,6 +130,42 @@ absl::Status Trash::Removed(const std::string& name, const Removal& removal) {
   entry.stuck = !removal.gone.ok();
   if (removal.gone.ok() && *removal.gone) entries_.erase(place);
   return removal.gone.status();
+}
+
+std::vector<TrashedCheckpoint> Trash::Whole() const {
+  std::vector<TrashedCheckpoint> whole;
+  for (const auto& [name, entry] : entries_) {
+    if (entry.whole.has_value())
+      whole.push_back({.checkpoint = {.summary = *entry.whole}, .moved_us = entry.moved_us});
+  }
+  return whole;
+}
+
+std::optional<Trash::Found> Trash::FindWhole(const std::string& tag, int64_t sequence) const {
+  std::optional<Found> found;
+  for (const auto& [name, entry] : entries_) {
+    if (!entry.whole.has_value() || entry.whole->tag() != tag) continue;
+    if (sequence != 0 && entry.sequence != sequence) continue;
+    if (!found || entry.sequence > found->summary.sequence()) found = Found{name, *entry.whole};
+  }
+  return found;
+}
+
+bool Trash::Holds(int64_t sequence) const {
+  return std::any_of(entries_.begin(), entries_.end(), [sequence](const auto& entry) {
+    return entry.second.sequence == sequence && entry.second.whole.has_value();
+  });
+}
+
+TrashLeft Trash::Left(const TrashTerms& terms) const {
+  TrashLeft left{.bytes = bytes()};
+  for (const auto& [name, entry] : entries_) {
+    const int64_t due_in = entry.whole.has_value() ? DueIn(entry.moved_us, terms) : 0;
+    if (due_in == 0) continue;
+    left.in_grace_bytes += entry.bytes;
+    left.due_in_us = left.due_in_us == 0 ? due_in : std::min(left.due_in_us, due_in);
+  }
+  return left;
 }
 
 int64_t Trash::bytes() const {

@@ -18,7 +18,8 @@ namespace ckptd {
 struct CommittedCheckpoint {
   storage::v1::ManifestSummary summary;
   bool pinned = false;
-  std::optional<storage::v1::Damage> damage;  // Set: a reader found that the bytes are not what was saved.
+  std::optional<storage::v1::Damage> damage =
+      std::nullopt;  // Set: a reader found that the bytes are not what was saved.
 };
 
 // A directory with a damaged manifest of ckptd. It stays where it is.
@@ -37,6 +38,26 @@ struct RecoveredSave {
   bool replaced = false;
 };
 
+// A whole checkpoint in the trash: it was evicted, deleted, or replaced by a re-save of its tag.
+struct TrashedCheckpoint {
+  CommittedCheckpoint checkpoint = {};  // As it was, but not pinned.
+  int64_t moved_us = 0;                 // When it was moved there: Unix time by the file system's clock.
+};
+
+// What a pass over the trash removes: everything but whole checkpoints in their grace period.
+struct TrashTerms {
+  int64_t now_us = 0;      // Unix time.
+  int64_t grace_us = 0;    // 0: nothing has a grace period.
+  int64_t room_bytes = 0;  // The oldest of those, too, until the pass has removed so many bytes.
+};
+
+// What a pass has left.
+struct TrashLeft {
+  int64_t bytes = 0;
+  int64_t in_grace_bytes = 0;  // Of these, those of checkpoints in their grace period.
+  int64_t due_in_us = 0;       // How long the first of these still is. 0: there is none.
+};
+
 struct Inflight {
   std::string name;  // Beneath inflight/.
   std::string tag;
@@ -53,6 +74,11 @@ enum class PublishOutcome {
 struct PointerFiles {
   std::set<int64_t> holders;          // Sequences that a pointer names. Retention keeps them.
   std::vector<std::string> warnings;  // One for each pointer that could not be written.
+};
+// A checkpoint that is back from the trash.
+struct Undeleted {
+  CommittedCheckpoint checkpoint;
+  PointerFiles pointers;
 };
 struct PublishResult {
   PublishOutcome outcome;

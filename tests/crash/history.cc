@@ -169,7 +169,7 @@ History::Begun History::Begin(const std::string& tag, int ranks, int world_size,
 
 void History::Discard(const Begun& begun) {
   if (!store_->Discard(begun.inflight).ok()) return;  // Not FAILED: the outcome is unknown.
-  oracle_.Gone(begun.save.sequence);
+  oracle_.Failed(begun.save.sequence);
   Said(absl::StrCat(begun.save.tag, " is FAILED"));
 }
 
@@ -209,6 +209,17 @@ void History::Evict(const std::string& tag, int64_t sequence) {
   if (!evicted.ok()) return;
   oracle_.Gone(sequence);
   Said(absl::StrCat(tag, " is evicted"));
+}
+
+void History::Undelete(const std::string& tag, int64_t sequence) {
+  oracle_.ComingBack(sequence);
+  oracle_.PinBegan(sequence, true);
+  const absl::StatusOr<Undeleted> back = store_->Undelete(tag, sequence);
+  EXPECT_TRUE(back.ok()) << back.status();
+  if (!back.ok()) return;
+  oracle_.Committed(sequence);
+  oracle_.Pinned(sequence, true);
+  Said(absl::StrCat(tag, " is back"));
 }
 
 void History::EmptyTrash() {

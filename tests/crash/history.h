@@ -56,6 +56,8 @@ class History {
   // Saves, evicts all but the newest `keep` checkpoints, and empties the trash.
   void SaveAndRetain(const std::string& tag, size_t keep);
   void Evict(const std::string& tag, int64_t sequence);
+  // Brings it back from the trash.
+  void Undelete(const std::string& tag, int64_t sequence);
   void EmptyTrash();
   void Pin(const std::string& tag, int64_t sequence, bool pinned);
   void SaveRunRecord(const std::string& run_id);

@@ -34,6 +34,11 @@ void Oracle::Committed(int64_t sequence) {
 }
 
 void Oracle::Gone(int64_t sequence) { saves_.at(sequence).state = State::kGone; }
+void Oracle::Failed(int64_t sequence) {
+  Gone(sequence);
+  failed_.insert(sequence);
+}
+void Oracle::ComingBack(int64_t sequence) { saves_.at(sequence).state = State::kComingBack; }
 void Oracle::Going(int64_t sequence) { saves_.at(sequence).state = State::kGoing; }
 void Oracle::PinBegan(int64_t sequence, bool pinned) {
   if (!pins_.contains(sequence)) pins_[sequence] = {false};
@@ -128,8 +133,28 @@ void Oracle::CheckPointersShown(const CrashDisk& disk, const ShownCheckpoints& a
   }
 }
 
-Broken Oracle::Check(CrashDisk& disk, const RootStore& store) const {
+// What may be brought back was a checkpoint, and nothing is lost on its way.
+void Oracle::CheckTrash(RootStore& store, Broken& broken) const {
+  std::set<int64_t> listed;
+  for (const TrashedCheckpoint& trashed : store.ListTrash()) {
+    const int64_t sequence = trashed.checkpoint.summary.sequence();
+    listed.insert(sequence);
+    if (failed_.contains(sequence))
+      broken.push_back(
+          absl::StrCat("the trash offers sequence ", sequence, ", which was reported as failed"));
+    if (store.committed().contains(sequence))
+      broken.push_back(absl::StrCat("the trash offers sequence ", sequence, ", which is committed"));
+  }
+  for (const auto& [sequence, known] : saves_) {
+    if (known.state == State::kComingBack && !listed.contains(sequence) &&
+        !store.committed().contains(sequence))
+      broken.push_back(absl::StrCat(Label(known.save), " was lost on its way back from the trash"));
+  }
+}
+
+Broken Oracle::Check(CrashDisk& disk, RootStore& store) const {
   Broken broken = Check(disk, store.committed());
+  CheckTrash(store, broken);
   int64_t latest = 0;
   for (const auto& [sequence, known] : saves_) {
     if (known.state == State::kCommitted) latest = sequence;
@@ -218,6 +243,7 @@ uint64_t Oracle::Fingerprint() const {
   for (const auto& [sequence, values] : pins_)
     absl::StrAppend(&all, ";pin ", sequence, values.contains(true) ? "y" : "",
                     values.contains(false) ? "n" : "");
+  for (const int64_t sequence : failed_) absl::StrAppend(&all, ";failed ", sequence);
   for (const std::string& id : run_ids_) absl::StrAppend(&all, ";", id);
   return std::hash<std::string>()(all);
 }

@@ -31,8 +31,12 @@ class Oracle {
   void Committed(int64_t sequence);
   // The save must never be visible (again): it was reported as failed, or evicted.
   void Gone(int64_t sequence);
+  // The same: it was reported as failed. So it is not in the list of the trash either.
+  void Failed(int64_t sequence);
   // The save may be visible or not: its eviction has begun.
   void Going(int64_t sequence);
+  // The save is visible or in the list of the trash: it is being brought back.
+  void ComingBack(int64_t sequence);
   // From now on at least this many checkpoints are visible.
   void Keeps(size_t floor) { floor_ = floor; }
   // `PinBegan`: a pin record is being replaced. `Pinned`: it has been.
@@ -52,7 +56,7 @@ class Oracle {
   // content, never garbage, and never one older than what was reported as committed.
   Broken CheckPointers(const CrashDisk& disk) const;
   // After a recovery: checks what the store reports, and every byte of it.
-  Broken Check(CrashDisk& disk, const RootStore& store) const;
+  Broken Check(CrashDisk& disk, RootStore& store) const;
   Broken Check(CrashDisk& disk, const ShownCheckpoints& shown) const;
   // After trash was emptied as well: only what was reported is left.
   Broken CheckNothingLeaked(const CrashDisk& disk, const ShownCheckpoints& shown) const;
@@ -60,17 +64,19 @@ class Oracle {
   uint64_t Fingerprint() const;
 
  private:
-  enum class State { kUnderWay, kCommitted, kGoing, kGone };
+  enum class State { kUnderWay, kCommitted, kGoing, kGone, kComingBack };
   struct Known {
     SaveSpec save;
     State state = State::kUnderWay;
   };
+  void CheckTrash(RootStore& store, Broken& broken) const;
   void CheckPointersShown(const CrashDisk& disk, const ShownCheckpoints& shown, Broken& broken) const;
   void CheckWhole(CrashDisk& disk, const SaveSpec& save, Broken& broken) const;
 
   std::map<int64_t, Known> saves_;
   std::map<int64_t, std::set<bool>> pins_;  // The values that may be found.
-  std::set<std::string> run_ids_ = {""};    // Likewise.
+  std::set<int64_t> failed_;
+  std::set<std::string> run_ids_ = {""};  // Likewise.
   size_t floor_ = 0;
   // Directories already verified as whole: most states have them in common.
   std::shared_ptr<std::set<std::pair<int64_t, uint64_t>>> whole_ =

@@ -129,6 +129,32 @@ TEST_P(PowerCutTest, EvictedCheckpointStaysGoneInAllGenerationsAfterResave) {
   ExpectPoints(*history, 46, 125);
 }
 
+// A checkpoint is at its tag or in the trash, whole, and pinned as soon as it was reported as back. What
+// failed after its manifest was written is never offered.
+TEST_P(PowerCutTest, CheckpointOnItsWayBackFromTrashIsNeverLost) {
+  const auto history = NewHistory();
+  history->Open();
+  for (const char* tag : {"step_1", "step_2", "step_1"}) ASSERT_EQ(history->Save(tag), Verdict::kCommitted);
+  history->Explore(true);
+  history->Evict("step_2", 2);
+  history->Undelete("step_2", 2);
+  history->Pin("step_2", 2, false);
+  history->Evict("step_1", 3);
+  history->Undelete("step_1", 1);  // The generation that the re-save has replaced.
+  history->EmptyTrash();
+  ExpectPoints(*history, 40, 60);
+}
+
+TEST_P(PowerCutTest, TrashNeverOffersASaveThatFailedAfterItsManifest) {
+  const auto history = NewHistory();
+  history->Open();
+  ASSERT_EQ(history->Save("step_1"), Verdict::kCommitted);
+  history->Explore(true);
+  history->disk().FailNextSync("deep");
+  EXPECT_EQ(history->Save("step_2"), Verdict::kFailed);
+  ExpectPoints(*history, 40, 100);
+}
+
 // The outcome is unknown until a scan decides.
 TEST_P(PowerCutTest, OutcomeStaysOpenUntilScanWhenSyncAfterRenameFails) {
   for (const std::string parent : {"", kInflight}) {

@@ -57,7 +57,7 @@ def test_every_python_block_is_an_example_or_says_why_not() -> None:
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     import ckptd
 
-    with ckptd.LocalDaemon(str(tmp_path_factory.mktemp("d")), pool_bytes=64 << 20) as daemon:
+    with ckptd.LocalDaemon(str(tmp_path_factory.mktemp("d")), pool_bytes=64 << 20, trash_grace=3600) as daemon:
         yield daemon.endpoint
 
 

@@ -17,7 +17,13 @@ constexpr const char* kNames[kOperationKinds] = {
     "launch",      "kill trainer", "kill launch", "lose session",   "respawn rank", "respawn launch",
     "restart",     "drain",        "abort",       "operator abort", "open",         "pin",
     "unpin",       "hang",         "no memory",   "step date",      "repeat",       "prefetch",
-    "damage file", "foreign",      "adopt"};
+    "damage file", "foreign",      "adopt",       "undelete"};
+
+// The kinds that an operation of the plan's list may have by chance; the others are added at the end of
+// PlanOf.
+constexpr int kChosenKinds = static_cast<int>(OperationKind::kAdopt) + 1;
+
+bool ByTime(const Operation& a, const Operation& b) { return a.at < b.at; }
 
 }  // namespace
 
@@ -30,6 +36,7 @@ std::string Plan::ToString() const {
   std::string words = absl::StrCat("seed ", seed, ": runs ", runs, ", segments ", segments, ", disk ",
                                    disk_bytes >> 20, " MiB, kept ", kept ? absl::StrCat(*kept) : "all");
   if (every_steps > 0) absl::StrAppend(&words, " and every ", every_steps, " steps");
+  if (grace > Duration::zero()) absl::StrAppend(&words, ", trash for ", grace / milliseconds(1), " ms");
   if (suspect > 0) absl::StrAppend(&words, ", ", suspect, " % suspect");
   auto add = [&words](bool on, const char* name) {
     if (on) absl::StrAppend(&words, ", ", name);
@@ -112,7 +119,7 @@ Plan PlanOf(uint64_t seed) {
   plan.length = seconds(random.Between(10, 60));
 
   // Swarm testing: each kind of operation is common, rare or absent.
-  int weights[kOperationKinds];
+  int weights[kChosenKinds];
   for (int& weight : weights) weight = random.Percent(40) ? 0 : static_cast<int>(random.Between(1, 10));
   weights[static_cast<int>(OperationKind::kLaunch)] = static_cast<int>(random.Between(1, 4));
   int total = 0;
@@ -129,8 +136,7 @@ Plan PlanOf(uint64_t seed) {
     plan.operations.push_back({Duration(random.Below(plan.length.count())), static_cast<OperationKind>(kind),
                                random.Next(), random.Next()});
   }
-  std::stable_sort(plan.operations.begin(), plan.operations.end(),
-                   [](const Operation& a, const Operation& b) { return a.at < b.at; });
+  std::stable_sort(plan.operations.begin(), plan.operations.end(), ByTime);
   if (random.Percent(60)) plan.maps = static_cast<int>(random.Between(10, 100));
   if (random.Percent(30)) plan.foreign = static_cast<int>(random.Between(1, 4));
   plan.shared = random.Percent(35);
@@ -148,6 +154,14 @@ Plan PlanOf(uint64_t seed) {
   // Only where the disk has room for what is kept.
   if (plan.kept && !plan.small_disk && random.Percent(40)) plan.every_steps = random.Between(2, 8);
   if (random.Percent(30)) plan.suspect = static_cast<int>(random.Between(5, 60));
+  if (random.Percent(50)) {
+    plan.grace = milliseconds(random.Between(200, 20'000));
+    for (int64_t more = random.Between(0, 8); more > 0; --more) {
+      plan.operations.push_back({Duration(random.Below(plan.length.count())), OperationKind::kUndelete,
+                                 random.Next(), random.Next()});
+    }
+    std::stable_sort(plan.operations.begin(), plan.operations.end(), ByTime);
+  }
   return plan;
 }
 

@@ -38,8 +38,9 @@ enum class OperationKind {
   kDamageFile,  // Damages a file on disk.
   kForeign,     // Another program completes a checkpoint in the root, or overwrites one.
   kAdopt,
+  kUndelete,
 };
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kAdopt) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kUndelete) + 1;
 
 struct Operation {
   Duration at{};
@@ -60,6 +61,7 @@ struct Plan {
   std::optional<int> kept;
   int suspect = 0;          // Percentage of parts that a rank calls suspect.
   int64_t every_steps = 0;  // Checkpoints whose step is a multiple of it are kept besides; 0: none are.
+  Duration grace{};         // Of the trash.
   DiskFaults faults;
   bool growing = false, skip = false, supersede = false, resaves = false, grpc_only = false, overlap = false;
   bool conflicts = false;

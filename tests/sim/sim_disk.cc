@@ -148,12 +148,41 @@ absl::Status SimDisk::Rename(InflightDir& dir) {
     if (!dir.found.summary.suspect().empty() && old->second.summary.suspect().empty())
       return MakeError(absl::StatusCode::kFailedPrecondition, "SUSPECT",
                        absl::StrCat(dir.tag, " is suspect, and holds a good one"));
-    trash_.push_back({old->second.summary.sequence(), old->second.bytes});
+    MoveToTrash(old->second);
   }
   dir.found.summary.set_size_bytes(dir.found.bytes);
   tags_[dir.tag] = dir.found;
   oracle_->Published(run_, dir.found.summary, dir.found.contents);
   return absl::OkStatus();
+}
+
+void SimDisk::MoveToTrash(Generation checkpoint) {
+  const int64_t sequence = checkpoint.summary.sequence(), bytes = checkpoint.bytes;
+  trash_.push_back({sequence, bytes, std::move(checkpoint), schedule_->clock().UnixMicros()});
+}
+
+std::vector<SimDisk::TrashEntry>::iterator SimDisk::NextInTrash(const TrashTerms& terms,
+                                                                const std::multiset<int64_t>& readers) {
+  auto oldest = trash_.end();
+  for (auto entry = trash_.begin(); entry != trash_.end(); ++entry) {
+    if (readers.contains(entry->sequence)) continue;
+    entry->moved_us = std::min(entry->moved_us, terms.now_us);
+    if (!entry->whole || entry->moved_us + terms.grace_us <= terms.now_us) return entry;
+    if (oldest == trash_.end() || entry->moved_us < oldest->moved_us) oldest = entry;
+  }
+  return terms.room_bytes > 0 ? oldest : trash_.end();
+}
+
+TrashLeft SimDisk::LeftInTrash(const TrashTerms& terms) const {
+  TrashLeft left;
+  for (const auto& entry : trash_) {
+    left.bytes += entry.bytes;
+    const int64_t due_in = entry.whole ? entry.moved_us + terms.grace_us - terms.now_us : 0;
+    if (due_in <= 0) continue;
+    left.in_grace_bytes += entry.bytes;
+    left.due_in_us = left.due_in_us == 0 ? due_in : std::min(left.due_in_us, due_in);
+  }
+  return left;
 }
 
 std::map<int64_t, SimDisk::InflightDir>::iterator SimDisk::Find(int64_t number) {

@@ -129,7 +129,14 @@ class SimDisk {
   struct TrashEntry {
     int64_t sequence = 0;
     int64_t bytes = 0;
+    std::optional<Generation> whole = std::nullopt;  // A checkpoint, which may be brought back.
+    int64_t moved_us = 0;
   };
+  void MoveToTrash(Generation checkpoint);
+  // What the next step of a pass removes, as Trash::Next chooses it; the end: nothing.
+  std::vector<TrashEntry>::iterator NextInTrash(const TrashTerms& terms,
+                                                const std::multiset<int64_t>& readers);
+  TrashLeft LeftInTrash(const TrashTerms& terms) const;
 
   bool Hits(int percent) { return faulty_ && random_.Percent(percent); }
   Duration Latency(Duration shortest, Duration longest);
@@ -176,7 +183,9 @@ class SimRootIo : public RootIo {
                std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;
   void Discard(InflightId64 id, Callback<absl::Status> done) override;
   void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override;
-  void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) override;
+  void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) override;
+  void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override;
+  void Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) override;
   void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
   void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
@@ -226,7 +235,7 @@ class SimRootIo : public RootIo {
   void RunNext(Worker& worker);
   void StartWrite(std::shared_ptr<Write> write);
   void EndWrite(std::shared_ptr<Write> write);
-  void EmptyStep(Callback<absl::StatusOr<int64_t>> done);
+  void EmptyStep(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done);
   absl::Status Writable() const;
   // The engine marks no damage meanwhile, because it does not know what is where.
   bool WaitsForScan() const { return latched_ || scans_ > 0; }

@@ -264,7 +264,7 @@ void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> 
         }
         const bool fails = Hits(disk_->faults_.evict);
         if (fails && disk_->random_.Percent(50)) return Eio("renaming to trash");
-        disk_->trash_.push_back({sequence, victim->second.bytes});
+        disk_->MoveToTrash(victim->second);
         const auto evicted = std::move(victim->second);
         disk_->tags_.erase(victim);
         std::vector<int64_t> left;
@@ -278,31 +278,72 @@ void SimRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status> 
       });
 }
 
-void SimRootIo::EmptyTrash(Callback<absl::StatusOr<int64_t>> done) { EmptyStep(std::move(done)); }
+void SimRootIo::EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) {
+  EmptyStep(terms, std::move(done));
+}
 
 // Deletes one entry of trash per step, behind the other queued operations.
-void SimRootIo::EmptyStep(Callback<absl::StatusOr<int64_t>> done) {
-  const std::optional<int64_t> more = -1;
+void SimRootIo::EmptyStep(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) {
+  struct Step {
+    std::optional<TrashLeft> left = std::nullopt;  // Set: the pass is over.
+    int64_t removed_bytes = 0;
+  };
   Ask(metadata_, disk_->Latency(microseconds(100), milliseconds(20)),
-      Callback<absl::StatusOr<int64_t>>(
-          [this, more, done = std::move(done)](absl::StatusOr<int64_t> left) mutable {
-            if (left.ok() && *left == *more) return EmptyStep(std::move(done));
-            done(std::move(left));
+      Callback<absl::StatusOr<Step>>(
+          [this, terms, done = std::move(done)](absl::StatusOr<Step> step) mutable {
+            if (!step.ok()) return done(step.status());
+            if (step->left) return done(*step->left);
+            terms.room_bytes = std::max<int64_t>(0, terms.room_bytes - step->removed_bytes);
+            EmptyStep(terms, std::move(done));
           }),
-      [this, more]() -> absl::StatusOr<int64_t> {
+      [this, terms]() -> absl::StatusOr<Step> {
         if (absl::Status writable = Writable(); !writable.ok()) return writable;
         if (Hits(disk_->faults_.trash)) return Eio("removing");
-        auto& trash = disk_->trash_;
-        auto next = std::find_if(trash.begin(), trash.end(),
-                                 [&](const auto& entry) { return !readers_->contains(entry.sequence); });
-        if (next != trash.end()) {
-          disk_->oracle_->TrashRemoved(disk_->run_, next->sequence);
-          trash.erase(next);
-          return *more;
+        const auto next = disk_->NextInTrash(terms, *readers_);
+        if (next == disk_->trash_.end()) return Step{.left = disk_->LeftInTrash(terms)};
+        disk_->oracle_->TrashRemoved(disk_->run_, next->sequence);
+        const Step removed{.removed_bytes = next->bytes};
+        disk_->trash_.erase(next);
+        return removed;
+      });
+}
+
+void SimRootIo::ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) {
+  Ask(metadata_, disk_->Latency(microseconds(100), milliseconds(2)), std::move(done),
+      [this]() -> absl::StatusOr<std::vector<TrashedCheckpoint>> {
+        std::vector<TrashedCheckpoint> list;
+        for (const auto& entry : disk_->trash_) {
+          if (entry.whole)
+            list.push_back({{entry.whole->summary, /*pinned=*/false, entry.whole->damage}, entry.moved_us});
         }
-        int64_t left = 0;
-        for (const auto& entry : trash) left += entry.bytes;
-        return left;
+        return list;
+      });
+}
+
+void SimRootIo::Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) {
+  Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
+      [this, tag = std::move(tag), sequence]() -> absl::StatusOr<Undeleted> {
+        if (absl::Status writable = Writable(); !writable.ok()) return writable;
+        const auto found =
+            std::find_if(disk_->trash_.begin(), disk_->trash_.end(), [&](const SimDisk::TrashEntry& entry) {
+              return entry.whole && entry.whole->summary.tag() == tag && entry.sequence == sequence;
+            });
+        if (found == disk_->trash_.end())
+          return MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT",
+                           absl::StrCat(tag, " is not in trash"));
+        if (disk_->foreign_.contains(tag))
+          return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", tag);
+        if (disk_->tags_.contains(tag)) {
+          disk_->oracle_->Violated(absl::StrCat("the engine asks to bring back ", tag, ", which is taken"));
+          return MakeError(absl::StatusCode::kAlreadyExists, "TAG_TAKEN", tag);
+        }
+        if (Hits(disk_->faults_.pin)) return Eio("writing the pins");
+        SimDisk::Generation& back = disk_->tags_[tag] = *std::move(found->whole);
+        back.pinned = true;
+        disk_->trash_.erase(found);
+        if (!Hits(disk_->faults_.evict)) return Undeleted{{back.summary, true, back.damage}, {}};
+        latched_ = true;
+        return MakeError(absl::StatusCode::kUnknown, "INDETERMINATE", "syncing the root");
       });
 }
 

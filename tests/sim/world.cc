@@ -123,6 +123,7 @@ void World::StartDaemon() {
   engine_options.daemon_instance = absl::StrCat("daemon ", daemon_);
   engine_options.scrub_period = seconds(plan_.seed % 5 == 0 ? 0 : 5);
   engine_options.over_share_grace = kGrace;
+  engine_options.trash_grace = plan_.grace;
   engine_ = std::make_unique<Engine>(engine_options, &schedule_.clock(), pool_.get(), this);
   if (daemon_ > 1) {  // The daemon knows its roots.
     for (int run = 0; run < plan_.roots(); ++run) {

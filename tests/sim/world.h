@@ -94,6 +94,7 @@ class World : public EngineObserver {
   void KillDaemon(Duration pause, bool locked);
   void Tick(int64_t daemon);
   void Adopt(int run, const std::string& run_name, const Operation& operation);
+  void Undelete(int run, const std::string& run_name, uint64_t which);
   void Prefetch(int run, const std::string& name, bool then_open, uint64_t by);
   void Check();
   int64_t Opened() const;

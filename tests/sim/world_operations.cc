@@ -140,6 +140,35 @@ void World::Prefetch(int run, const std::string& name, bool then_open, uint64_t 
                              }));
 }
 
+// Brings one of the trashed checkpoints back. What is answered must be true on disk and in the catalog.
+void World::Undelete(int run, const std::string& run_name, uint64_t which) {
+  v1::ListTrashRequest request;
+  request.set_run(run_name);
+  engine_->ListTrash(
+      Caller{0, 0, true}, request,
+      Expect<v1::ListTrashResponse>(
+          "ListTrash", [this, run, which](absl::StatusOr<v1::ListTrashResponse> list) {
+            if (!list.ok() || list->checkpoints().empty() || engine_ == nullptr) return;
+            const v1::Checkpoint& one =
+                list->checkpoints(static_cast<int>(which % static_cast<uint64_t>(list->checkpoints_size())))
+                    .checkpoint();
+            v1::UndeleteCheckpointRequest undelete;
+            undelete.set_name(one.name());
+            undelete.set_sequence(one.sequence());
+            engine_->UndeleteCheckpoint(
+                Caller{0, 0, true}, undelete,
+                Expect<v1::Checkpoint>("Undelete", [this, run](absl::StatusOr<v1::Checkpoint> back) {
+                  Count(back.ok() ? "undeleted" : absl::StrCat("not undeleted: ", ReasonOf(back.status())));
+                  if (!back.ok()) return;
+                  const auto known = FindCheckpoint(run, back->tag());
+                  if (!disks_[run]->Holds(back->tag(), back->sequence()) || !known ||
+                      known->sequence() != back->sequence() || !known->pinned())
+                    oracle_.Violated(
+                        absl::StrCat(back->tag(), " of run ", run, " is reported as back, but is not"));
+                }));
+          }));
+}
+
 void World::Apply(const Operation& operation) {
   Trace("-- ", operation.ToString());
   Count(absl::StrCat("operation ", static_cast<int>(operation.kind)));
@@ -254,6 +283,9 @@ void World::Apply(const Operation& operation) {
     }
     case OperationKind::kAdopt:
       if (up && !run_name.empty()) Adopt(run, run_name, operation);
+      return;
+    case OperationKind::kUndelete:
+      if (up && !run_name.empty()) Undelete(run, run_name, operation.b);
       return;
     case OperationKind::kDamageFile:
       return disks_[run]->DamageFile(operation.b);

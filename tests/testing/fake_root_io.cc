@@ -215,17 +215,68 @@ void FakeRootIo::Evict(std::string tag, int64_t sequence, Callback<absl::Status>
     if (absl::Status error = CheckWritable(); !error.ok()) return done(error);
     disk_->evicted.push_back(tag);
     disk_->outcomes_at_evict = disk_->run_record.outcomes_size();
+    // When it was moved is the time of the next EmptyTrash.
+    if (const auto evicted = disk_->committed.find(sequence); evicted != disk_->committed.end())
+      disk_->trashed[sequence] = {evicted->second, INT64_MAX};
     disk_->committed.erase(sequence);
     done(absl::OkStatus());
   });
 }
 
-void FakeRootIo::EmptyTrash(Callback<absl::StatusOr<int64_t>> done) {
-  Run("EmptyTrash", false, [this, done = std::move(done)]() mutable {
+void FakeRootIo::EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) {
+  trash_terms = terms;
+  Run("EmptyTrash", false, [this, terms, done = std::move(done)]() mutable {
     if (absl::Status error = ErrorOf("EmptyTrash"); !error.ok()) return done(error);
     disk_->kept_in_trash = disk_->readers;
     disk_->free_bytes += std::exchange(disk_->trash_bytes, 0);
-    done(static_cast<int64_t>(disk_->readers.size()));
+    done(EmptyNow(terms));
+  });
+}
+
+// Like the real one, but for the bytes of evicted checkpoints that have no grace period: these free nothing,
+// and each open reader keeps one byte.
+TrashLeft FakeRootIo::EmptyNow(TrashTerms terms) {
+  TrashLeft left{.bytes = static_cast<int64_t>(disk_->readers.size())};
+  for (auto entry = disk_->trashed.begin(); entry != disk_->trashed.end();) {
+    const int64_t bytes = entry->second.checkpoint.summary.size_bytes();
+    int64_t& moved_us = entry->second.moved_us;
+    moved_us = std::min(moved_us, terms.now_us);
+    const int64_t due_in = moved_us + terms.grace_us - terms.now_us;
+    if (due_in > 0 && terms.room_bytes <= 0) {
+      left.bytes += bytes;
+      left.in_grace_bytes += bytes;
+      left.due_in_us = left.due_in_us == 0 ? due_in : std::min(left.due_in_us, due_in);
+      ++entry;
+      continue;
+    }
+    if (terms.grace_us > 0) disk_->free_bytes += bytes;
+    terms.room_bytes -= bytes;
+    entry = disk_->trashed.erase(entry);
+  }
+  return left;
+}
+
+void FakeRootIo::ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) {
+  Run("ListTrash", false, [this, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("ListTrash"); !error.ok()) return done(error);
+    std::vector<TrashedCheckpoint> list;
+    for (const auto& [sequence, trashed] : disk_->trashed) list.push_back(trashed);
+    done(std::move(list));
+  });
+}
+
+void FakeRootIo::Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) {
+  Run("Undelete", false, [this, tag, sequence, done = std::move(done)]() mutable {
+    if (absl::Status error = ErrorOf("Undelete"); !error.ok()) return done(error);
+    for (auto entry = disk_->trashed.rbegin(); entry != disk_->trashed.rend(); ++entry) {
+      CommittedCheckpoint back = entry->second.checkpoint;
+      if (back.summary.tag() != tag || (sequence != 0 && entry->first != sequence)) continue;
+      back.pinned = true;
+      disk_->committed[entry->first] = back;
+      disk_->trashed.erase(entry->first);
+      return done(Undeleted{back, Pointers()});
+    }
+    done(MakeError(absl::StatusCode::kNotFound, "NO_CHECKPOINT", absl::StrCat(tag, " is not in the trash")));
   });
 }
 

@@ -35,6 +35,8 @@ struct FakeDisk {
   int outcomes_at_evict = 0;             // Outcomes in the run record at the last eviction.
   std::multiset<int64_t> readers;        // Sequences with an open reader.
   std::multiset<int64_t> kept_in_trash;  // Likewise, at the last EmptyTrash.
+  // What was evicted, by sequence, beside trash_bytes, which the next EmptyTrash frees.
+  std::map<int64_t, TrashedCheckpoint> trashed;
 };
 
 class FakeRootIo : public RootIo {
@@ -56,7 +58,9 @@ class FakeRootIo : public RootIo {
                std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;
   void Discard(InflightId64 id, Callback<absl::Status> done) override;
   void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override;
-  void EmptyTrash(Callback<absl::StatusOr<int64_t>> done) override;
+  void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) override;
+  void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override;
+  void Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) override;
   void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
   void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
   void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
@@ -93,6 +97,7 @@ class FakeRootIo : public RootIo {
   PublishResult adopt_result{PublishOutcome::kCommitted, absl::OkStatus()};
   std::shared_ptr<SurveyProgress> surveyed;  // By the last SurveyForeign.
   uid_t survey_owner = 0;                    // Likewise.
+  TrashTerms trash_terms;                    // Of the last EmptyTrash.
   void ReleaseHeld();
   std::set<std::string> inflight() const;  // Tags that were neither published nor discarded.
   void SetPendingSince(std::optional<Instant> since) { pending_since_ = since; }
@@ -104,6 +109,7 @@ class FakeRootIo : public RootIo {
   RootSnapshot Snapshot() const;
   PointerFiles Pointers() const;
   std::vector<ForeignTag> Foreign() const;
+  TrashLeft EmptyNow(TrashTerms terms);
 
   std::shared_ptr<FakeDisk> disk_;
   Queue* queue_;

@@ -35,7 +35,7 @@ from ckptd.errors import (
 )
 from ckptd.local_daemon import LocalDaemon
 from ckptd.restore import Checkpoint, Root, open_root
-from ckptd.retention import Keep, RetentionDecision
+from ckptd.retention import Keep, RetentionDecision, TrashedCheckpoint
 from ckptd.run import Run
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "Skipped",
     "Superseded",
     "Torch",
+    "TrashedCheckpoint",
     "Unavailable",
     "UnsafeGlobalsWarning",
     "WaitTimeout",

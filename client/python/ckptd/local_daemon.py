@@ -83,6 +83,8 @@ class LocalDaemon:
         idle_timeout (float): seconds, see above. Default: 300
         io_backend (str): ``"auto"``, ``"io_uring"`` or ``"threads"``. Default: ``"auto"``
         log_level (str): of the daemon's log. Default: ``"info"``
+        trash_grace (int): seconds for which a deleted checkpoint can be brought back, see :meth:`Run.undelete`.
+            Default: 0
 
     Attributes:
         endpoint (str): for :func:`connect`.
@@ -97,6 +99,7 @@ class LocalDaemon:
         idle_timeout: float = 300.0,
         io_backend: str = "auto",
         log_level: str = "info",
+        trash_grace: int = 0,
     ) -> None:
         pool_bytes = _bytes_of(pool_bytes)
         if pool_bytes < 8 << 20:
@@ -105,11 +108,14 @@ class LocalDaemon:
             raise ValueError(f"idle_timeout is {idle_timeout}; it must be at least 0 seconds")
         if io_backend not in _BACKENDS:
             raise ValueError(f'io_backend is "{io_backend}"; it must be "auto", "io_uring" or "threads"')
+        if not 0 <= trash_grace <= 31536000:
+            raise ValueError(f"trash_grace is {trash_grace}; it must be 0 to 31536000 seconds (a year)")
         self.folder = directory_path(folder, "folder")
         self.pool_bytes = pool_bytes
         self.idle_timeout = idle_timeout
         self.io_backend = io_backend
         self.log_level = log_level
+        self.trash_grace = trash_grace
         self.log_path = os.path.join(self.folder, "ckptd.log")
         self.socket_path = os.path.join(_socket_folder(self.folder), "ckptd.sock")
         self.endpoint = f"unix:{self.socket_path}"
@@ -237,6 +243,7 @@ class LocalDaemon:
             f"pool {{ bytes: {self.pool_bytes} }}\n"
             f"io {{ backend: {_BACKENDS[self.io_backend]} }}\n"
             "metrics { port: -1 }\n"
+            f"limits {{ trash_grace_seconds: {int(self.trash_grace)} }}\n"
             f"log {{ level: {_quoted(self.log_level)} }}\n"
         )
 

@@ -6,8 +6,8 @@ import math
 from typing import Any, Iterable, Optional, Tuple, Union
 
 from ckptd import errors
-from ckptd._checkpoint_info import CheckpointInfo
-from ckptd._wire.protocol import set_duration, types
+from ckptd._checkpoint_info import CheckpointInfo, info_of_message
+from ckptd._wire.protocol import set_duration, time_of, types
 
 _MODES = {"min": types.MIN, "max": types.MAX}
 
@@ -73,6 +73,22 @@ class RetentionDecision:
     kept_by: Tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class TrashedCheckpoint:
+    """A checkpoint that was deleted, evicted or replaced, and can be brought back. From :meth:`Run.trash`.
+
+    Attributes:
+        checkpoint (CheckpointInfo): what it was.
+        delete_time (datetime.datetime): when it was moved to the trash, in UTC.
+        purge_time (datetime.datetime): when its grace period is over, in UTC. It is deleted soon after that, or
+            earlier if a save needs the room.
+    """
+
+    checkpoint: CheckpointInfo
+    delete_time: datetime.datetime
+    purge_time: datetime.datetime
+
+
 def _seconds(time: "Union[datetime.timedelta, float]") -> float:
     return time.total_seconds() if isinstance(time, datetime.timedelta) else float(time)
 
@@ -126,3 +142,10 @@ def decision_of_message(decision: Any) -> RetentionDecision:
     """Converts a messages.RetentionDecision."""
     step = decision.step if decision.HasField("step") else None
     return RetentionDecision(decision.tag, decision.sequence, step, tuple(decision.kept_by))
+
+
+def trashed_of_message(trashed: Any) -> TrashedCheckpoint:
+    """Converts a messages.TrashedCheckpoint."""
+    delete_time, purge_time = time_of(trashed.delete_time), time_of(trashed.purge_time)
+    assert delete_time is not None and purge_time is not None  # The daemon sets both.
+    return TrashedCheckpoint(info_of_message(trashed.checkpoint), delete_time, purge_time)

@@ -11,11 +11,11 @@ from typing import Any, Callable, Dict, List, Literal, Mapping, Optional, Sequen
 from ckptd import errors
 from ckptd._checkpoint_info import CheckpointInfo, info_of_message
 from ckptd._membership.launch import find_launch
-from ckptd._membership.membership import RPC_SECONDS, Joined, Membership
+from ckptd._membership.membership import Joined, Membership
 from ckptd._memory import native
 from ckptd._paths import directory_path
 from ckptd._reading.read_reports import ResumeReporter
-from ckptd._run_reader import RunReader
+from ckptd._run_retention import RetainedRun
 from ckptd._saving import file_values
 from ckptd._saving.finite import Finite
 from ckptd._saving.part import Part
@@ -27,7 +27,7 @@ from ckptd._saving.upload import PartUpload, SaveOptions
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages, set_duration, types
 from ckptd.restore import Checkpoint
-from ckptd.retention import Keep, RetentionDecision, best_of, decision_of_message, policy_message
+from ckptd.retention import Keep
 
 __all__ = ["CheckpointInfo", "Run"]
 
@@ -38,7 +38,7 @@ _BUSY_POLICIES = {"wait": types.WAIT, "skip": types.SKIP, "supersede": types.SUP
 _WAIT_GRACE_SECONDS = 10.0  # The daemon answers a waiting call this much after its timeout, at the latest.
 
 
-class Run(RunReader):
+class Run(RetainedRun):
     """A job's series of checkpoints in one root, as one of its ranks sees it. From :meth:`Client.run`.
 
     Thread-safe. Calls that need the daemon wait while it restarts.
@@ -218,76 +218,6 @@ class Run(RunReader):
         raised. Skipped saves are not among them.
         """
         return self._membership.failures()
-
-    def best(self, metric: str, mode: str = "min") -> Optional[CheckpointInfo]:
-        """Returns the committed checkpoint with the best value of a metric, or None if none has it.
-
-        Of equal values, the newer one is better. Checkpoints that are damaged or suspect, or where the metric is
-        NaN, do not count.
-
-        Args:
-            metric (str): its name, as in :meth:`save`
-            mode (str): ``"min"`` if the lowest value is the best, ``"max"`` if the highest is. Default: ``"min"``
-
-        Raises:
-            Unavailable: no daemon answered within 30 seconds.
-        """
-        return best_of(self.list(), metric, mode)
-
-    # ---- retention
-
-    def explain_retention(self, keep: Optional[Keep] = None) -> List[RetentionDecision]:
-        """Returns what keeps each committed checkpoint, newest first. Changes nothing.
-
-        Args:
-            keep (Keep, optional): the policy to try. Default: the one that the next commit puts in force
-
-        Raises:
-            Unavailable: no daemon answered within 30 seconds.
-        """
-        request = messages.ExplainRetentionRequest()
-        if keep is not None:
-            request.policy.CopyFrom(policy_message(keep))
-
-        def ask(joined: Joined) -> Any:
-            request.run = joined.run
-            return joined.session.call(joined.session.admin.ExplainRetention, request, RPC_SECONDS)
-
-        return [decision_of_message(decision) for decision in self._membership.ask(ask, RPC_SECONDS).decisions]
-
-    def pin(self, tag: str) -> CheckpointInfo:
-        """Protects a committed checkpoint: retention does not evict it, and a save of its tag is refused.
-
-        Raises:
-            NotFound: there is no such checkpoint.
-            Unavailable: no daemon answered within 30 seconds.
-        """
-        return self._change("Pin", messages.PinRequest(), tag)
-
-    def unpin(self, tag: str) -> CheckpointInfo:
-        """Undoes :meth:`pin`. Raises what that raises."""
-        return self._change("Unpin", messages.UnpinRequest(), tag)
-
-    def delete(self, tag: str, *, force: bool = False) -> CheckpointInfo:
-        """Moves a committed checkpoint into the trash. Returns what it was.
-
-        Args:
-            tag (str): the checkpoint.
-            force (bool): delete it although it is pinned, or a pointer file names it. Default: ``False``
-
-        Raises:
-            Refused: something needs the checkpoint, or it is the newest one that is neither damaged nor suspect.
-            NotFound: there is no such checkpoint.
-            Unavailable: no daemon answered within 30 seconds.
-        """
-        return self._change("DeleteCheckpoint", messages.DeleteCheckpointRequest(force=force), tag)
-
-    def _change(self, method: str, request: Any, tag: str) -> CheckpointInfo:
-        def ask(joined: Joined) -> Any:
-            request.name = f"{joined.run}/checkpoints/{tag}"
-            return joined.session.call(getattr(joined.session.admin, method), request, RPC_SECONDS)
-
-        return info_of_message(self._membership.ask(ask, RPC_SECONDS))
 
     # ---- restoring
 

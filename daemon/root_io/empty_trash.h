@@ -1,0 +1,24 @@
+// Emptying the trash of a root, step by step, between the threads of its file system.
+#ifndef CKPTD_DAEMON_ROOT_IO_EMPTY_TRASH_H_
+#define CKPTD_DAEMON_ROOT_IO_EMPTY_TRASH_H_
+
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "daemon/root_io/file_system_workers.h"
+#include "daemon/root_io/threaded_root.h"
+#include "storage/commit/types.h"
+
+namespace ckptd {
+
+// Removes one directory from trash after the other, until nothing is left but what `terms` leave and
+// checkpoints that have open readers. `workers`: the metadata worker, which only chooses what is removed.
+// `remover`: removes it, which may take a second for each GiB; commits and opens need not wait for that.
+// `answer` runs on one of them; never, if the root is abandoned meanwhile.
+void EmptyTrashOf(std::shared_ptr<ThreadedRoot> root, std::shared_ptr<FileSystemWorkers> workers,
+                  std::shared_ptr<FileSystemWorkers> remover, TrashTerms terms,
+                  absl::AnyInvocable<void(absl::StatusOr<TrashLeft>)> answer);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ROOT_IO_EMPTY_TRASH_H_
