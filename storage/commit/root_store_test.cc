@@ -727,7 +727,10 @@ TEST_F(TrashTest, GivesRoomFromTheOldestCheckpointsAndNoMoreThanAsked) {
 TEST_F(TrashTest, GracePeriodEndsInTimeAlthoughTheClockWasSetBack) {
   SaveAndEvict(1);
   const int64_t year = int64_t{365} * 86400 * 1'000'000, before = MovedUs(1) - year;
-  EmptyOn({.now_us = before, .grace_us = 1000});
+  const TrashTerms terms{.now_us = before, .grace_us = 1000};
+  ASSERT_EQ(store_->EmptyTrashStep({1}, terms).value(), false);
+  EXPECT_EQ(store_->LeftInTrash(terms).due_in_us, 1000) << "also of a checkpoint that is being read";
+  EmptyOn(terms);
   EXPECT_THAT(Listed(), ElementsAre("step_1:1"));
   EmptyOn({.now_us = before + 1000, .grace_us = 1000});
   EXPECT_THAT(Listed(), IsEmpty());

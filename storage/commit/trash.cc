@@ -83,9 +83,9 @@ std::optional<std::string> Trash::Next(const std::vector<int64_t>& keep_sequence
     Entry& entry = place->second;
     const bool kept =
         std::find(keep_sequences.begin(), keep_sequences.end(), entry.sequence) != keep_sequences.end();
-    if (kept) continue;
     if (terms.grace_us > 0)  // The clock may have been set back since.
       entry.moved_us = std::min(entry.moved_us, terms.now_us);
+    if (kept) continue;
     if (entry.whole.has_value() && DueIn(entry.moved_us, terms) > 0) {
       if (!oldest || entry.moved_us < (*oldest)->second.moved_us) oldest = place;
     } else if (std::optional<Place>& first = entry.stuck ? stuck : due; !first) {

@@ -165,8 +165,8 @@ std::vector<SimDisk::TrashEntry>::iterator SimDisk::NextInTrash(const TrashTerms
                                                                 const std::multiset<int64_t>& readers) {
   auto oldest = trash_.end();
   for (auto entry = trash_.begin(); entry != trash_.end(); ++entry) {
+    entry->moved_us = std::min(entry->moved_us, terms.now_us);  // The clock may have been set back since.
     if (readers.contains(entry->sequence)) continue;
-    entry->moved_us = std::min(entry->moved_us, terms.now_us);
     if (!entry->whole || entry->moved_us + terms.grace_us <= terms.now_us) return entry;
     if (oldest == trash_.end() || entry->moved_us < oldest->moved_us) oldest = entry;
   }
