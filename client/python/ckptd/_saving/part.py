@@ -30,6 +30,9 @@ class Part:
     def add(self, name: str, value: Any) -> None:
         """Adds one file. Its bytes are copied before the call returns. No-op after a skip.
 
+        A file for which the part has memory already needs no call to the daemon: that the save has failed meanwhile is
+        then an error of :meth:`seal`.
+
         Args:
             name (str): the file's name in the checkpoint; a name belongs to one rank.
             value: as in :meth:`Run.save`.
