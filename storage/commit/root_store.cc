@@ -123,6 +123,7 @@ class RootStore::Impl {
   std::vector<ForeignTag> foreign_;
   int64_t highest_sequence_ = 0;
   std::set<std::string> live_;               // In-flight names of saves that are under way.
+  std::set<std::string> publish_tried_;      // Of these: they may have a manifest.
   absl::Status latched_ = absl::OkStatus();  // Not OK: the root is read-only, for this cause.
 };
 
@@ -275,7 +276,9 @@ PublishResult RootStore::Impl::Publish(const Inflight& inflight, const ManifestS
                                        const std::vector<PartRecord>& parts) {
   if (const absl::Status writable = CheckWritable(); !writable.ok())
     return {.outcome = PublishOutcome::kFailed, .status = writable, .retryable = true};
+  publish_tried_.insert(inflight.name);
   Published published = PublishInflight(context(), inflight, summary, parts);
+  if (published.result.outcome != PublishOutcome::kFailed) publish_tried_.erase(inflight.name);
   switch (published.result.outcome) {
     case PublishOutcome::kFailed:
       break;  // It stays live until it is discarded.
@@ -312,8 +315,12 @@ absl::Status RootStore::Impl::Discard(const Inflight& inflight) {
   CKPTD_RETURN_IF_ERROR(CheckWritable());
   live_.erase(inflight.name);  // If this fails, the next scan decides what happens to it.
   const absl::StatusOr<int64_t> bytes = TreeBytes(fs_, inflight.dir.get());
-  const Trash::Moved moved =
-      trash_.MoveUnpublished(layout_.inflight.get(), inflight, bytes.ok() ? *bytes : 0);
+  const Handle from = layout_.inflight.get();
+  // A daemon that is out of descriptors can move a directory, but not look for a manifest in it.
+  const bool may_have_manifest = publish_tried_.erase(inflight.name) > 0;
+  const Trash::Moved moved = may_have_manifest
+                                 ? trash_.MoveUnpublished(from, inflight, bytes.ok() ? *bytes : 0)
+                                 : trash_.Move(from, inflight.name, inflight.name, bytes.ok() ? *bytes : 0);
   if (moved.renamed && !moved.status.ok()) Latch(moved.status);
   return moved.status;
 }
