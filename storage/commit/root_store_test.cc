@@ -4,16 +4,15 @@
 #include "storage/commit/root_store.h"
 
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -576,6 +575,14 @@ class TrashTest : public RootStoreTest {
     ADD_FAILURE() << "sequence " << sequence << " is not in the trash";
     return 0;
   }
+  // Waits until the clock that file systems take change times from, which ticks every few milliseconds, has
+  // gone on.
+  static void AwaitLaterThan(int64_t unix_us) {
+    timespec now = {};
+    do {
+      clock_gettime(CLOCK_REALTIME_COARSE, &now);
+    } while (now.tv_sec * 1'000'000 + now.tv_nsec / 1000 <= unix_us);
+  }
   // A pass over the trash.
   void EmptyOn(TrashTerms terms) {
     while (true) {
@@ -717,7 +724,7 @@ TEST_F(TrashTest, GivesRoomFromTheOldestCheckpointsAndNoMoreThanAsked) {
     const int64_t before = store_->trash_bytes();
     SaveAndEvict(sequence);
     bytes[sequence] = store_->trash_bytes() - before;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // The clock of a file system is coarse.
+    AwaitLaterThan(MovedUs(sequence));
   }
   TrashTerms terms{.now_us = MovedUs(2), .grace_us = 60'000'000, .room_bytes = bytes[3] + 1};
   EmptyOn(terms);
