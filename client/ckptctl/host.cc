@@ -9,22 +9,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/ckptctl/text.h"
+#include "storage/base/huge_pages.h"
 #include "storage/base/unique_fd.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14.
-#endif
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25  // Linux 6.1.
-#endif
 
 namespace ckptd::ctl {
 namespace {
 
 constexpr char kShmemEnabled[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 constexpr char kHugePages[] = "/sys/kernel/mm/hugepages/hugepages-2048kB/";
-constexpr int64_t kHugePageBytes = int64_t{2} << 20;
-constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kLittleSpace = int64_t{1} << 30;
 constexpr int64_t kLittleMemlock = int64_t{1} << 20;
 
@@ -56,8 +48,7 @@ bool MakesHugePages() {
       reinterpret_cast<void*>((begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
   const bool made = mmap(aligned, kHugePageBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
                          memory.get(), 0) != MAP_FAILED &&
-                    madvise(aligned, kPageBytes, MADV_POPULATE_WRITE) == 0 &&
-                    madvise(aligned, kHugePageBytes, MADV_COLLAPSE) == 0;
+                    MakePagesHuge(static_cast<std::byte*>(aligned), kHugePageBytes) == 0;
   munmap(range, reserved);
   return made;
 }

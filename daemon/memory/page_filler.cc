@@ -9,15 +9,15 @@
 #include <thread>
 #include <vector>
 
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
+#include "storage/base/huge_pages.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14.
 #endif
 
 namespace ckptd {
 namespace {
 
-constexpr int64_t kHugePage = 2 << 20;
-constexpr int64_t kSmallPage = 4 << 10;
 constexpr int64_t kMaxThreads = 4;
 constexpr int64_t kStep = 64 << 20;   // Bytes between two checks of `stop`.
 constexpr int64_t kTrial = 16 << 20;  // Bytes that are enough to time small pages.
@@ -25,7 +25,7 @@ constexpr int64_t kTrial = 16 << 20;  // Bytes that are enough to time small pag
 // Shares the range among several threads: a job's first save may wait for it. Returns 0 or the errno of one.
 int InParallel(std::byte* data, int64_t size, const std::function<int(std::byte*, int64_t)>& call) {
   const int64_t threads = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, kMaxThreads);
-  const int64_t share = (size / threads + kHugePage - 1) / kHugePage * kHugePage;
+  const int64_t share = (size / threads + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   std::atomic<int> error{0};
   const auto run = [&](int64_t begin) {
     if (const int failed = call(data + begin, std::min(share, size - begin)); failed != 0) error = failed;
@@ -45,21 +45,16 @@ int InParallel(std::byte* data, int64_t size, const std::function<int(std::byte*
 
 int Advise(std::byte* data, int64_t size, int advice) { return madvise(data, size, advice) == 0 ? 0 : errno; }
 
-// MADV_COLLAPSE refuses 2 MiB without any page, and fills those that are missing with zeros itself: that is
-// several times as fast as to populate all of them before.
-int MakeHugePages(std::byte* data, int64_t size) {
-  for (int64_t at = 0; at < size; at += kHugePage) {
-    if (const int error = Advise(data + at, kSmallPage, MADV_POPULATE_WRITE); error != 0) return error;
-  }
-  const int error = Advise(data, size, MADV_COLLAPSE);
-  return error == EINVAL ? 0 : error;  // EINVAL: before Linux 6.1, or shmem_enabled is "deny".
+int MakeHugeIfSupported(std::byte* data, int64_t size) {
+  const int error = MakePagesHuge(data, size);
+  return error == EINVAL ? 0 : error;
 }
 
 }  // namespace
 
 PageCalls KernelPageCalls() {
   return {.populate = [](std::byte* data, int64_t size) { return Advise(data, size, MADV_POPULATE_WRITE); },
-          .make_huge = MakeHugePages,
+          .make_huge = MakeHugeIfSupported,
           .advise = [](std::byte* data, int64_t size,
                        bool huge) { (void)Advise(data, size, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); },
           .now_ns =

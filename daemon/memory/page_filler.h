@@ -18,9 +18,8 @@ namespace ckptd {
 struct PageCalls {
   // Makes every page present; pages that are present stay as they are (MADV_POPULATE_WRITE).
   std::function<int(std::byte* data, int64_t size)> populate;
-  // Puts each 2 MiB of the range on a huge page; after a failure some of them are. MADV_COLLAPSE (Linux 6.1)
-  // does so whatever shmem_enabled says, unless that is "deny". Returns 0 where this kernel has no such call:
-  // the pages are huge then if shmem_enabled and Advise let page faults make them so.
+  // MakePagesHuge. Returns 0 also where this kernel has no such call: the pages are huge then if
+  // shmem_enabled and `advise` let page faults make them so.
   std::function<int(std::byte* data, int64_t size)> make_huge;
   // Lets page faults use huge pages in the range, or not (MADV_HUGEPAGE, MADV_NOHUGEPAGE). Best effort.
   std::function<void(std::byte* data, int64_t size, bool huge)> advise;
