@@ -441,7 +441,8 @@ void Trainer::Repeat() {
   if (dead_ || !joined_) return;
   for (const SavingPtr& saving : savings_) {
     if (saving->phase == Phase::kBegin) {
-      if (saving->outstanding) Begin(saving);
+      // While a copy of an earlier connection goes on, Begin has not been sent yet.
+      if (saving->outstanding && saving->copies == 0) Begin(saving);
     } else if (saving->phase == Phase::kSeal && saving->seal_sent) {
       if (saving->outstanding) Seal(saving);
     } else if (saving->phase == Phase::kWait && saving->seal_ok && saving->daemon == daemon_) {
