@@ -89,8 +89,13 @@ int64_t TrashCollector::PurgeTime(int64_t moved_us) const { return moved_us + gr
 // ---- bringing back
 
 absl::Status TrashCollector::CheckFree(const Run& run, const std::string& tag) const {
-  if (const CommittedCheckpoint* holder = run.catalog.FindTag(tag))
-    return TagTakenError(tag, holder->summary.sequence());
+  if (const CommittedCheckpoint* holder = run.catalog.FindTag(tag)) {
+    const int64_t sequence = holder->summary.sequence();
+    if (!run.catalog.evicting().contains(sequence)) return TagTakenError(tag, sequence);
+    return MakeError(absl::StatusCode::kAlreadyExists, reason::kTagTaken,
+                     absl::StrCat(tag, " is being moved to the trash; try again when it is there"),
+                     {{"tag", tag}});
+  }
   const bool saving = std::any_of(run.saves.begin(), run.saves.end(),
                                   [&tag](const auto& save) { return save.second->key.tag == tag; });
   if (!saving && !IsUndeleting(run, tag)) return absl::OkStatus();

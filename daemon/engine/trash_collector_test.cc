@@ -119,6 +119,9 @@ TEST_F(TrashCollectorTest, RefusesToUndeleteWhileTheTagIsTaken) {
   Trash(run, 2);
   EXPECT_EQ(ReasonOf(Undelete(run, "s1")->status()), "TAG_TAKEN");
   EXPECT_THAT(std::string(Undelete(run, "s1")->status().message()), testing::HasSubstr("sequence 1"));
+  run->catalog.BeginEviction(1);
+  EXPECT_THAT(std::string(Undelete(run, "s1")->status().message()),
+              testing::HasSubstr("is being moved to the trash"));
   const auto first = Undelete(run, "s2"), second = Undelete(run, "s2");
   EXPECT_EQ(ReasonOf(second->status()), "TAG_TAKEN") << "the first one is under way";
   RunCallbacks();

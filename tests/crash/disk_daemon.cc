@@ -45,7 +45,7 @@ class SparsePopulator : public Populator {
 
 }  // namespace
 
-DiskDaemon::DiskDaemon(CrashDisk* disk) : disk_(disk) {
+DiskDaemon::DiskDaemon(CrashDisk* disk, std::chrono::hours trash_grace) : disk_(disk) {
   const auto post = [this](absl::AnyInvocable<void()> work) { inbox_.Post(std::move(work)); };
   SegmentPoolOptions pool;
   pool.bytes = kSegments * kSegment;
@@ -65,6 +65,7 @@ DiskDaemon::DiskDaemon(CrashDisk* disk) : disk_(disk) {
   engine.daemon_version = "test";
   engine.daemon_instance = "instance";
   engine.chunk_bytes = kTestChunkBytes;
+  engine.trash_grace = trash_grace;
   engine_ = std::make_unique<Engine>(engine, &clock_, pool_.get(), &observer_);
 }
 
@@ -240,6 +241,19 @@ absl::StatusOr<ShownCheckpoints> DiskDaemon::List() {
     its.pinned = checkpoint.pinned();
   }
   return shown;
+}
+
+absl::StatusOr<std::set<int64_t>> DiskDaemon::ListTrash() {
+  v1::ListTrashRequest request;
+  request.set_run(run_);
+  CKPTD_ASSIGN_OR_RETURN(const v1::ListTrashResponse listed,
+                         Ask<v1::ListTrashResponse>([&](Reply<v1::ListTrashResponse> reply) {
+                           engine_->ListTrash(Caller{0, 0, true}, request, std::move(reply));
+                         }));
+  std::set<int64_t> sequences;
+  for (const v1::TrashedCheckpoint& trashed : listed.checkpoints())
+    sequences.insert(trashed.checkpoint().sequence());
+  return sequences;
 }
 
 bool DiskDaemon::AwaitEvictions() {

@@ -3,11 +3,13 @@
 #ifndef CKPTD_TESTS_CRASH_DISK_DAEMON_H_
 #define CKPTD_TESTS_CRASH_DISK_DAEMON_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,8 +29,11 @@ namespace ckptd {
 
 class DiskDaemon {
  public:
+  // Longer than any test's checkpoint has been in the trash: a CrashDisk says that all have been since 1970.
+  static constexpr std::chrono::hours kKeepsTrash{24 * 365 * 200};
+
   // `disk` must outlive it.
-  explicit DiskDaemon(CrashDisk* disk);
+  explicit DiskDaemon(CrashDisk* disk, std::chrono::hours trash_grace = std::chrono::hours(0));
   ~DiskDaemon();
 
   Engine& engine() { return *engine_; }
@@ -83,6 +88,8 @@ class DiskDaemon {
 
   // Returns the committed checkpoints as an operator sees them: tags, sequences and pins.
   absl::StatusOr<ShownCheckpoints> List();
+  // Returns the sequences of the checkpoints that can be brought back from the trash.
+  absl::StatusOr<std::set<int64_t>> ListTrash();
   // Waits until retention has removed what it does not list any more. True: it has.
   bool AwaitEvictions();
   // Lists, opens and reads the checkpoints as a trainer does, and compares them with what was saved. They

@@ -178,6 +178,21 @@ TEST_P(EngineCrashTest, BestCheckpointStaysBesideTheLastOne) {
   JudgeAndExpect(70, 150);
 }
 
+TEST_P(EngineCrashTest, CheckpointOnItsWayBackFromTheTrashIsNeverLost) {
+  history_.KeepTrash();
+  history_.Start();
+  const auto trainers = history_.Launch("a", 1);
+  for (const char* tag : {"step_1", "step_2"}) history_.Save(trainers, tag, {.num_kept_ckpts = 1});
+  history_.ExpectInTrash({1});
+  history_.Explore(true);
+  history_.Undelete("step_1", 1);
+  history_.ExpectListed({"step_1", "step_2"});
+  history_.Save(trainers, "step_3", {.num_kept_ckpts = 1});
+  history_.ExpectListed({"step_1", "step_3"});  // It has come back pinned.
+  history_.ExpectInTrash({2});
+  JudgeAndExpect(50, 90);
+}
+
 // One save is complete but not published, one lacks a rank, and the pointer is outdated.
 TEST_P(EngineCrashTest, RecoveryCanBeInterrupted) {
   history_.Start();

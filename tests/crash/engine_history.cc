@@ -17,7 +17,7 @@ constexpr Loss kLosses[] = {Loss::kNothing, Loss::kEverything, Loss::kData,   Lo
 constexpr char kInflight[] = ".ckptd/nodes/local/inflight";
 constexpr char kTrash[] = ".ckptd/nodes/local/trash";
 
-bool IsTidy(const CrashDisk& disk) { return disk.NamesIn(kInflight).empty() && disk.NamesIn(kTrash).empty(); }
+bool HasTrash(const CrashDisk& disk) { return !disk.NamesIn(kTrash).empty(); }
 
 }  // namespace
 
@@ -82,7 +82,7 @@ void EngineHistory::Tell(const std::function<void(Oracle&)>& change, const std::
 // ---- What trainers do
 
 void EngineHistory::Start() {
-  daemon_ = std::make_unique<DiskDaemon>(disk_.get());
+  daemon_ = std::make_unique<DiskDaemon>(disk_.get(), trash_grace_);
   const absl::Status recovered = daemon_->Recover();
   ASSERT_TRUE(recovered.ok()) << recovered;
 }
@@ -205,12 +205,16 @@ void EngineHistory::Save(const std::vector<SessionId>& trainers, const std::stri
   Settle();
 }
 
+bool EngineHistory::IsTidy() const {
+  return disk_->NamesIn(kInflight).empty() && (trash_grace_.count() > 0 || !HasTrash(*disk_));
+}
+
 void EngineHistory::Settle() {
   absl::StatusOr<ShownCheckpoints> listed;
   const auto is_gone = [&](int64_t sequence) { return !listed->contains(sequence); };
   const bool settled = daemon_->RunUntil([&] {
     listed = daemon_->List();
-    return listed.ok() && std::ranges::all_of(going_, is_gone) && IsTidy(*disk_);
+    return listed.ok() && std::ranges::all_of(going_, is_gone) && IsTidy();
   });
   ASSERT_TRUE(settled) << "retention did not end, or trash was not emptied";
   going_.clear();
@@ -243,6 +247,31 @@ void EngineHistory::Pin(const std::string& tag, int64_t sequence, bool pinned) {
   EXPECT_TRUE(answer.ok()) << answer.status();
 }
 
+void EngineHistory::Undelete(const std::string& tag, int64_t sequence) {
+  Tell([&](Oracle& oracle) {
+    oracle.ComingBack(sequence);
+    oracle.PinBegan(sequence, true);
+  });
+  v1::UndeleteCheckpointRequest request;
+  request.set_name(daemon_->NameOf(tag));
+  const auto answer = daemon_->Ask<v1::Checkpoint>([&](Reply<v1::Checkpoint> reply) {
+    daemon_->engine().UndeleteCheckpoint(
+        Caller{0, 0, true}, request,
+        [this, sequence, reply = std::move(reply)](absl::StatusOr<v1::Checkpoint> back) mutable {
+          if (back.ok()) {
+            Tell(
+                [&](Oracle& oracle) {
+                  oracle.Committed(sequence);
+                  oracle.Pinned(sequence, true);
+                },
+                "it is back");
+          }
+          reply(std::move(back));
+        });
+  });
+  EXPECT_TRUE(answer.ok()) << answer.status();
+}
+
 void EngineHistory::ExpectResume(const std::vector<SessionId>& trainers, int64_t sequence) {
   const absl::StatusOr<int64_t> resumed = daemon_->Resume(trainers);
   ASSERT_TRUE(resumed.ok()) << resumed.status();
@@ -260,6 +289,15 @@ void EngineHistory::ExpectListed(const std::vector<std::string>& tags) {
   });
   EXPECT_TRUE(listed) << absl::StrJoin(found, ", ");
   Settle();
+}
+
+void EngineHistory::ExpectInTrash(const std::set<int64_t>& sequences) {
+  absl::StatusOr<std::set<int64_t>> found;
+  const bool are_there = daemon_->RunUntil([&] {
+    found = daemon_->ListTrash();
+    return found.ok() && *found == sequences;
+  });
+  EXPECT_TRUE(are_there) << (found.ok() ? absl::StrJoin(*found, ", ") : found.status().ToString());
 }
 
 // ---- The next daemon
@@ -348,10 +386,22 @@ void EngineHistory::CheckEnds(DiskDaemon& daemon, const ShownCheckpoints& shown,
   }
 }
 
+Broken EngineHistory::JudgeTrash(Crash& crash) const {
+  DiskDaemon daemon(crash.left.get(), trash_grace_);
+  if (const absl::Status recovered = daemon.Recover(); !recovered.ok())
+    return {absl::StrCat("the root cannot be recovered: ", recovered.ToString())};
+  const absl::StatusOr<std::set<int64_t>> offered = daemon.ListTrash();
+  if (!offered.ok()) return {absl::StrCat("the trash cannot be listed: ", offered.status().ToString())};
+  const absl::StatusOr<ShownCheckpoints> shown = daemon.List();
+  if (!shown.ok()) return {absl::StrCat("listing: ", shown.status().ToString())};
+  return crash.oracle.CheckTrash(*offered, *shown);
+}
+
 Broken EngineHistory::JudgeOne(Crash& crash) const {
   CrashDisk& disk = *crash.left;
   Oracle& oracle = crash.oracle;
   Broken broken = oracle.CheckPointers(disk);
+  if (trash_grace_.count() > 0) Append(JudgeTrash(crash), "", broken);
   DiskDaemon daemon(&disk);
   if (const absl::Status recovered = daemon.Recover(); !recovered.ok())
     return {absl::StrCat("the root cannot be recovered: ", recovered.ToString())};
@@ -387,7 +437,7 @@ Broken EngineHistory::JudgeOne(Crash& crash) const {
     broken.push_back(
         absl::StrCat("sequence ", *resumed, " was resumed from, but ", newest, " is the newest"));
   }
-  if (!daemon.RunUntil([&] { return IsTidy(disk); })) broken.push_back("inflight and trash were not emptied");
+  if (!daemon.RunUntil([&] { return disk.NamesIn(kInflight).empty() && !HasTrash(disk); })) broken.push_back("inflight and trash were not emptied");
   const absl::StatusOr<ShownCheckpoints> kept = daemon.List();
   if (!kept.ok()) broken.push_back(absl::StrCat("listing: ", kept.status().ToString()));
   if (!broken.empty()) return broken;

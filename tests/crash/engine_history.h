@@ -8,6 +8,7 @@
 #ifndef CKPTD_TESTS_CRASH_ENGINE_HISTORY_H_
 #define CKPTD_TESTS_CRASH_ENGINE_HISTORY_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -31,6 +32,8 @@ namespace ckptd {
 class EngineHistory {
  public:
   explicit EngineHistory(CrashDiskOptions options);
+  // The daemon keeps what retention evicts in the trash. Call it before Start.
+  void KeepTrash() { trash_grace_ = DiskDaemon::kKeepsTrash; }
   ~EngineHistory();
 
   CrashDisk& disk() { return *disk_; }
@@ -58,9 +61,13 @@ class EngineHistory {
             const DiskDaemon::SaveOptions& options = {});
   void Abort(const DiskDaemon::Begun& begun, int rank);
   void Pin(const std::string& tag, int64_t sequence, bool pinned);
+  // Brings an evicted checkpoint back from the trash, which pins it.
+  void Undelete(const std::string& tag, int64_t sequence);
   void ExpectResume(const std::vector<SessionId>& trainers, int64_t sequence);
   // Waits until exactly these checkpoints are committed and no save is in flight.
   void ExpectListed(const std::vector<std::string>& tags);  // Oldest first.
+  // Waits until exactly these checkpoints can be brought back from the trash.
+  void ExpectInTrash(const std::set<int64_t>& sequences);
 
   // Ends exploration and judges every copy, until one violates a promise.
   void Judge();
@@ -83,10 +90,13 @@ class EngineHistory {
   void Heard(const DiskDaemon::Begun& begun, v1::Level level);
   std::set<int64_t> Staying(const std::set<int64_t>& sequences, int64_t newest) const;
   void MayEvict(const DiskDaemon::Begun& begun);
+  bool IsTidy() const;
   // Waits until the daemon is idle, and tells the oracle what retention evicted.
   void Settle();
 
   Broken JudgeOne(Crash& crash) const;
+  // What the next daemon offers from the trash, if it keeps it as this one does.
+  Broken JudgeTrash(Crash& crash) const;
   // Adds a violation if the trainers of a committed checkpoint are told that its save failed.
   void CheckEnds(DiskDaemon& daemon, const ShownCheckpoints& shown, Broken& broken) const;
 
@@ -109,6 +119,7 @@ class EngineHistory {
   std::map<std::vector<SessionId>, std::string> launches_;
   std::map<int64_t, Asked> asked_;  // By sequence: what its trainers requested.
   std::set<int64_t> going_;         // Sequences that retention is evicting.
+  std::chrono::hours trash_grace_{0};
   int points_ = 0, crashes_ = 0, judged_ = 0;
 };
 

@@ -133,28 +133,28 @@ void Oracle::CheckPointersShown(const CrashDisk& disk, const ShownCheckpoints& a
   }
 }
 
-// What may be brought back was a checkpoint, and nothing is lost on its way.
-void Oracle::CheckTrash(RootStore& store, Broken& broken) const {
-  std::set<int64_t> listed;
-  for (const TrashedCheckpoint& trashed : store.ListTrash()) {
-    const int64_t sequence = trashed.checkpoint.summary.sequence();
-    listed.insert(sequence);
+Broken Oracle::CheckTrash(const std::set<int64_t>& offered, const ShownCheckpoints& shown) const {
+  Broken broken;
+  for (const int64_t sequence : offered) {
     if (failed_.contains(sequence))
       broken.push_back(
           absl::StrCat("the trash offers sequence ", sequence, ", which was reported as failed"));
-    if (store.committed().contains(sequence))
+    if (shown.contains(sequence))
       broken.push_back(absl::StrCat("the trash offers sequence ", sequence, ", which is committed"));
   }
   for (const auto& [sequence, known] : saves_) {
-    if (known.state == State::kComingBack && !listed.contains(sequence) &&
-        !store.committed().contains(sequence))
+    if (known.state == State::kComingBack && !offered.contains(sequence) && !shown.contains(sequence))
       broken.push_back(absl::StrCat(Label(known.save), " was lost on its way back from the trash"));
   }
+  return broken;
 }
 
 Broken Oracle::Check(CrashDisk& disk, RootStore& store) const {
   Broken broken = Check(disk, store.committed());
-  CheckTrash(store, broken);
+  std::set<int64_t> offered;
+  for (const TrashedCheckpoint& trashed : store.ListTrash())
+    offered.insert(trashed.checkpoint.summary.sequence());
+  for (std::string& line : CheckTrash(offered, store.committed())) broken.push_back(std::move(line));
   int64_t latest = 0;
   for (const auto& [sequence, known] : saves_) {
     if (known.state == State::kCommitted) latest = sequence;

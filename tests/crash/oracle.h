@@ -58,6 +58,8 @@ class Oracle {
   // After a recovery: checks what the store reports, and every byte of it.
   Broken Check(CrashDisk& disk, RootStore& store) const;
   Broken Check(CrashDisk& disk, const ShownCheckpoints& shown) const;
+  // What may be brought back was a checkpoint, and nothing is lost on its way. `offered`: by sequence.
+  Broken CheckTrash(const std::set<int64_t>& offered, const ShownCheckpoints& shown) const;
   // After trash was emptied as well: only what was reported is left.
   Broken CheckNothingLeaked(const CrashDisk& disk, const ShownCheckpoints& shown) const;
 
@@ -69,7 +71,6 @@ class Oracle {
     SaveSpec save;
     State state = State::kUnderWay;
   };
-  void CheckTrash(RootStore& store, Broken& broken) const;
   void CheckPointersShown(const CrashDisk& disk, const ShownCheckpoints& shown, Broken& broken) const;
   void CheckWhole(CrashDisk& disk, const SaveSpec& save, Broken& broken) const;
 
