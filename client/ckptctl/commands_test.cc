@@ -176,6 +176,7 @@ TEST(ExitCodes, MatchTheMeaningOfTheError) {
   EXPECT_EQ(ExitCodeFor(absl::DeadlineExceededError("the daemon hangs")), 3);
   EXPECT_EQ(ExitCodeFor(absl::UnavailableError("")), 3);
   EXPECT_EQ(ExitCodeFor(MakeError(absl::StatusCode::kFailedPrecondition, "PINNED", "")), 4);
+  EXPECT_EQ(ExitCodeFor(MakeError(absl::StatusCode::kAlreadyExists, "TAG_TAKEN", "")), 4);
   EXPECT_EQ(ExitCodeFor(MakeError(absl::StatusCode::kPermissionDenied, "WRONG_UID", "")), 4);
 }
 

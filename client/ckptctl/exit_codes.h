@@ -29,6 +29,7 @@ inline ExitCode ExitCodeFor(const absl::Status& status) {
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kUnauthenticated:
     case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kAlreadyExists:  // Something else has the name.
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kUnimplemented:
       return kRefused;

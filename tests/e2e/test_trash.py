@@ -47,7 +47,7 @@ def test_refusals_say_what_is_in_the_way(daemon, trainers, root):
     save(rank, "other", 3)
     path = os.path.join(root, "twice")
     taken = ckptctl("undelete", path, endpoint=daemon.endpoint, check=False)
-    assert taken.returncode == 1 and "taken by the checkpoint of sequence 2" in taken.stderr
+    assert taken.returncode == 4 and "taken by the checkpoint of sequence 2" in taken.stderr
     assert "[TAG_TAKEN]" in taken.stderr
     ckptctl("delete", path, endpoint=daemon.endpoint)
     ckptctl("undelete", path, "--sequence=1", endpoint=daemon.endpoint)
