@@ -5,6 +5,7 @@ Checked from outside: a healthy trainer saves during each attack (attacker.other
 """
 
 import contextlib
+import glob
 import mmap
 import os
 import random
@@ -451,7 +452,8 @@ def test_symlinks_planted_in_ckptd_directories_are_not_followed(daemon, rank, at
     attacker = attackers().join(victim)
     attacker.call("Begin", attacker.begin("t"))
     inflight = os.path.join(victim, ".ckptd/nodes/local/inflight")
-    until(lambda: os.listdir(inflight), "the in-flight directory")
+    # The daemon has opened the directory when it makes this one in it.
+    until(lambda: glob.glob(os.path.join(inflight, "*", ".ckptd")), "the in-flight directory")
     (name,) = os.listdir(inflight)
     os.rename(os.path.join(inflight, name), os.path.join(folder, "away"))
     os.symlink(bait, os.path.join(inflight, name))
