@@ -1,5 +1,5 @@
-// What ckptd relies on in etcd: run against Debian's etcd, and against the model that stands for it in other
-// tests.
+// What ckptd relies on in etcd: run against Debian's etcd, and against what stands for it in other tests: a
+// model, over gRPC and in the simulation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,11 +10,8 @@
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/etcd/etcd_lease.h"
 #include "daemon/etcd/etcd_requests.h"
-#include "storage/base/boot_clock.h"
 #include "storage/base/errors.h"
-#include "tests/testing/etcd_caller.h"
-#include "tests/testing/etcd_cluster.h"
-#include "tests/testing/etcd_fake_member.h"
+#include "tests/testing/any_etcd.h"
 
 namespace ckptd {
 namespace {
@@ -27,24 +24,11 @@ using etcdserverpb::TxnResponse;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-enum class Kind { kModel, kReal };
+std::string NameOf(const ::testing::TestParamInfo<EtcdKind>& kind) { return kind.param.name(); }
 
-class EtcdContract : public ::testing::TestWithParam<Kind> {
+class EtcdContract : public ::testing::TestWithParam<EtcdKind> {
  protected:
-  // The real one serves all tests, each of which has keys of its own.
-  static void TearDownTestSuite() { delete std::exchange(cluster_, nullptr); }
-  EtcdContract() {
-    if (GetParam() == Kind::kModel) {
-      model_ = std::make_unique<EtcdFakeMember>();
-    } else if (cluster_ == nullptr) {
-      cluster_ = new EtcdCluster();
-    }
-    EtcdOptions options;
-    options.endpoints = {model_ != nullptr ? model_->endpoint() : cluster_->endpoints()[0]};
-    options.call_timeout = std::chrono::seconds(60);
-    caller_ = std::make_unique<EtcdCaller>(options);
-    prefix_ = std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()) + "/";
-  }
+  static void TearDownTestSuite() { AnyEtcd::StopCluster(); }
 
   std::string Key(const std::string& name) const { return prefix_ + name; }
   int64_t Write(const std::vector<etcdserverpb::RequestOp>& operations) {
@@ -61,30 +45,25 @@ class EtcdContract : public ::testing::TestWithParam<Kind> {
   }
   std::string Read(const std::string& key) { return caller_->Read(key).value_or("(error)"); }
   void Compact(int64_t revision) {
-    if (model_ != nullptr) return model_->WithModel([&](EtcdModel& model) { model.Compact(revision); });
+    if (etcd_.has_model()) return etcd_.WithModel([&](EtcdModel& model) { model.Compact(revision); });
     grpc::ClientContext context;
     etcdserverpb::CompactionRequest request;
     request.set_revision(revision);
     etcdserverpb::CompactionResponse response;
-    const grpc::Status compacted = cluster_->NewKv(0)->Compact(&context, request, &response);
+    const grpc::Status compacted = AnyEtcd::Cluster().NewKv(0)->Compact(&context, request, &response);
     EXPECT_TRUE(compacted.ok()) << compacted.error_message();
   }
 
-  std::unique_ptr<EtcdFakeMember> model_;
-  std::unique_ptr<EtcdCaller> caller_;
-  std::string prefix_;
-
- private:
-  static EtcdCluster* cluster_;
-
- protected:
-  static EtcdCluster* cluster() { return cluster_; }
+  AnyEtcd etcd_{GetParam()};
+  EtcdCaller* const caller_ = &etcd_.caller();
+  // The real one serves all tests, each of which has keys of its own.
+  const std::string prefix_ =
+      std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()) + "/";
 };
 
-EtcdCluster* EtcdContract::cluster_ = nullptr;
-
-INSTANTIATE_TEST_SUITE_P(, EtcdContract, ::testing::Values(Kind::kModel, Kind::kReal),
-                         [](const auto& kind) { return kind.param == Kind::kModel ? "model" : "etcd"; });
+const auto kKinds =
+    ::testing::Values(EtcdKind{EtcdKind::kSimulated}, EtcdKind{EtcdKind::kModel}, EtcdKind{EtcdKind::kReal});
+INSTANTIATE_TEST_SUITE_P(, EtcdContract, kKinds, NameOf);
 
 // ---- keys
 
@@ -181,7 +160,7 @@ TEST_P(EtcdContract, RefusesMoreThan128OperationsAndOneKeyTwice) {
 class EtcdLeaseContract : public EtcdContract {
  protected:
   std::unique_ptr<EtcdLease> Acquire(int64_t ttl_seconds) {
-    auto lease = std::make_unique<EtcdLease>(caller_->etcd(), &BootClock(), ttl_seconds, "living for a test",
+    auto lease = std::make_unique<EtcdLease>(caller_->etcd(), etcd_.clock(), ttl_seconds, "living for a test",
                                              [this](const absl::Status& why) { lost_ = ReasonOf(why); });
     const auto id = caller_->Await<int64_t>([&](auto answer) { lease->Acquire(std::move(answer)); });
     EXPECT_TRUE(id.ok()) << id.status();
@@ -191,8 +170,7 @@ class EtcdLeaseContract : public EtcdContract {
   std::string lost_;
 };
 
-INSTANTIATE_TEST_SUITE_P(, EtcdLeaseContract, ::testing::Values(Kind::kModel, Kind::kReal),
-                         [](const auto& kind) { return kind.param == Kind::kModel ? "model" : "etcd"; });
+INSTANTIATE_TEST_SUITE_P(, EtcdLeaseContract, kKinds, NameOf);
 
 TEST_P(EtcdLeaseContract, KeysGoWithTheLeaseThatIsReleased) {
   const auto lease = Acquire(60);
@@ -210,7 +188,7 @@ TEST_P(EtcdLeaseContract, IsKeptAliveBeyondItsTime) {
   const auto lease = Acquire(2);
   Write({Put(Key("mine"), "1", lease->id())});
   const Instant first_end = lease->ends();
-  caller_->RunUntil([&] { return BootClock().Now() > first_end + std::chrono::milliseconds(500); });
+  caller_->RunUntil([&] { return etcd_.clock()->Now() > first_end + std::chrono::milliseconds(500); });
   EXPECT_EQ(lost_, "");
   EXPECT_TRUE(lease->held());
   EXPECT_EQ(Read(Key("mine")), "1");

@@ -1,6 +1,6 @@
 // What the daemons of a run decide, and that it stays decided: run against LocalLedger, and against
-// EtcdLedger with a model of etcd, with one that loses answers, and with Debian's etcd. Where there are
-// several nodes, the ranks of each test are on two of them.
+// EtcdLedger with the simulated etcd and its faults, with a model over gRPC, with one that loses answers, and
+// with Debian's etcd. Where there are several nodes, the ranks of each test are on two of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,9 +16,7 @@
 #include "storage/base/errors.h"
 #include "storage/ledger/ledger.h"
 #include "storage/ledger/local_ledger.h"
-#include "tests/testing/etcd_caller.h"
-#include "tests/testing/etcd_cluster.h"
-#include "tests/testing/etcd_fake_member.h"
+#include "tests/testing/any_etcd.h"
 
 namespace ckptd {
 namespace {
@@ -108,47 +106,26 @@ class LocalWorld : public World {
 
 class EtcdWorld : public World {
  public:
-  enum class Kind { kModel, kModelThatLosesAnswers, kReal };
-  explicit EtcdWorld(Kind kind) {
+  explicit EtcdWorld(EtcdKind kind) : etcd_(kind) {
     static int64_t runs = 0;
     prefix_ = "runs/" + std::to_string(++runs) + "/";
-    if (kind == Kind::kReal) {
-      if (Cluster() == nullptr) Cluster() = new EtcdCluster;
-    } else {
-      model_ = std::make_unique<EtcdFakeMember>();
-      // Each request is applied, its answer lost, and the request asked again and applied again.
-      for (int i = 0; kind == Kind::kModelThatLosesAnswers && i < 500; ++i) {
-        model_->LoseNextAnswer();
-        model_->AnswerNext();
-      }
-    }
-    EtcdOptions options;
-    options.endpoints = {model_ != nullptr ? model_->endpoint() : Cluster()->endpoints()[0]};
-    // As if there were two members: the other one is asked at once.
-    if (kind == Kind::kModelThatLosesAnswers) options.endpoints.push_back(options.endpoints[0]);
-    options.call_timeout = std::chrono::seconds(60);
-    caller_ = std::make_unique<EtcdCaller>(options);
-  }
-  // It serves all tests.
-  static EtcdCluster*& Cluster() {
-    static EtcdCluster* cluster = nullptr;
-    return cluster;
   }
 
   std::unique_ptr<Node> StartNode(const std::string& name) override {
     etcdserverpb::LeaseGrantRequest request;
-    request.set_ttl(60);
-    const auto lease = caller_->Await<etcdserverpb::LeaseGrantResponse>(
-        [&](auto answer) { caller_->etcd()->GrantLease(request, "living", std::move(answer)); });
+    request.set_ttl(3600);
+    EtcdCaller& caller = etcd_.caller();
+    const auto lease = caller.Await<etcdserverpb::LeaseGrantResponse>(
+        [&](auto answer) { caller.etcd()->GrantLease(request, "living", std::move(answer)); });
     EXPECT_TRUE(lease.ok()) << lease.status();
     return std::make_unique<NodeOf<EtcdLedger>>(std::make_unique<EtcdLedger>(
-        caller_->etcd(), EtcdLedger::Options{prefix_, name, lease.ok() ? lease->id() : 0, "test"}));
+        etcd_.NewClient(), EtcdLedger::Options{prefix_, name, lease.ok() ? lease->id() : 0, "test"}));
   }
-  void RunUntil(const std::function<bool()>& done) override { caller_->RunUntil(done); }
+  void RunUntil(const std::function<bool()>& done) override { etcd_.caller().RunUntil(done); }
   bool several_nodes() const override { return true; }
   void DeliverLateCopies() override {
-    if (model_ == nullptr) return;
-    model_->WithModel([](EtcdModel& model) {
+    if (!etcd_.has_model()) return;
+    etcd_.WithModel([](EtcdModel& model) {
       const int64_t before = model.revision();
       model.ReplayTransactions();
       EXPECT_EQ(model.revision(), before) << "a late copy of a transaction was applied";
@@ -156,29 +133,27 @@ class EtcdWorld : public World {
   }
 
  private:
+  AnyEtcd etcd_;
   std::string prefix_;
-  std::unique_ptr<EtcdFakeMember> model_;
-  std::unique_ptr<EtcdCaller> caller_;
 };
 
-enum class Kind { kLocal, kModel, kModelThatLosesAnswers, kReal };
+// Nothing: one node, without etcd.
+using Kind = std::optional<EtcdKind>;
 
-std::unique_ptr<World> MakeWorld(Kind kind) {
-  switch (kind) {
-    case Kind::kLocal:
-      return std::make_unique<LocalWorld>();
-    case Kind::kModel:
-      return std::make_unique<EtcdWorld>(EtcdWorld::Kind::kModel);
-    case Kind::kModelThatLosesAnswers:
-      return std::make_unique<EtcdWorld>(EtcdWorld::Kind::kModelThatLosesAnswers);
-    default:
-      return std::make_unique<EtcdWorld>(EtcdWorld::Kind::kReal);
-  }
+std::unique_ptr<World> MakeWorld(const Kind& kind) {
+  if (!kind) return std::make_unique<LocalWorld>();
+  return std::make_unique<EtcdWorld>(*kind);
+}
+
+std::vector<Kind> AllKinds() {
+  std::vector<Kind> kinds = {std::nullopt};
+  for (const EtcdKind& kind : AllEtcds(/*seeds=*/20)) kinds.push_back(kind);
+  return kinds;
 }
 
 class LedgerContract : public ::testing::TestWithParam<Kind> {
  protected:
-  static void TearDownTestSuite() { delete std::exchange(EtcdWorld::Cluster(), nullptr); }
+  static void TearDownTestSuite() { AnyEtcd::StopCluster(); }
   void SetUp() override { Restart(); }
   void TearDown() override { world_->DeliverLateCopies(); }
 
@@ -248,13 +223,9 @@ class LedgerContract : public ::testing::TestWithParam<Kind> {
 };
 
 std::string NameOf(const ::testing::TestParamInfo<Kind>& kind) {
-  const char* const names[] = {"local", "model", "model_that_loses_answers", "etcd"};
-  return names[static_cast<int>(kind.param)];
+  return kind.param ? kind.param->name() : "local";
 }
-INSTANTIATE_TEST_SUITE_P(, LedgerContract,
-                         ::testing::Values(Kind::kLocal, Kind::kModel, Kind::kModelThatLosesAnswers,
-                                           Kind::kReal),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(, LedgerContract, ::testing::ValuesIn(AllKinds()), NameOf);
 
 // ---- attempts
 

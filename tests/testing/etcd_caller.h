@@ -1,4 +1,4 @@
-// A GrpcEtcd whose owner's thread is the test's, and calls that wait for their answer.
+// An Etcd whose owner's thread is the test's, and calls that wait for their answer.
 #ifndef CKPTD_TESTS_TESTING_ETCD_CALLER_H_
 #define CKPTD_TESTS_TESTING_ETCD_CALLER_H_
 
@@ -22,27 +22,35 @@ namespace ckptd {
 
 class EtcdCaller {
  public:
-  explicit EtcdCaller(const EtcdOptions& options) : inbox_(std::make_shared<Inbox>()) {
-    auto made = GrpcEtcd::Make(options, &SystemClock(), [inbox = inbox_](absl::AnyInvocable<void()> work) {
-      inbox->Post(std::move(work));
-    });
+  // Over gRPC.
+  explicit EtcdCaller(const EtcdOptions& options) {
+    auto inbox = std::make_shared<Inbox>();
+    auto made = GrpcEtcd::Make(options, &SystemClock(),
+                               [inbox](absl::AnyInvocable<void()> work) { inbox->Post(std::move(work)); });
     EXPECT_TRUE(made.ok()) << made.status();
-    if (made.ok()) etcd_ = *std::move(made);
+    if (!made.ok()) return;
+    step_ = [this, inbox, grpc = made->get()] {
+      if (auto work = inbox->Take(std::chrono::milliseconds(20))) work();
+      if (etcd_ != nullptr) grpc->OnTick();
+    };
+    etcd_ = *std::move(made);
   }
+  // `step` runs what happens next with `etcd`. Nobody waits longer than `patience` of this clock.
+  EtcdCaller(std::unique_ptr<Etcd> etcd, std::function<void()> step, Clock* clock, Duration patience)
+      : etcd_(std::move(etcd)), step_(std::move(step)), clock_(clock), patience_(patience) {}
 
-  GrpcEtcd* etcd() { return etcd_.get(); }
+  Etcd* etcd() { return etcd_.get(); }
   void Destroy() { etcd_.reset(); }
 
-  // Runs callbacks and ticks until `done`; the test fails if that takes a minute.
+  // Runs callbacks and ticks until `done`; the test fails if that takes too long.
   void RunUntil(const std::function<bool()>& done) {
-    const Instant deadline = SystemClock().Now() + std::chrono::minutes(1);
+    const Instant deadline = clock_->Now() + patience_;
     while (!done()) {
-      if (SystemClock().Now() > deadline) {
+      if (step_ == nullptr || clock_->Now() > deadline) {
         ADD_FAILURE() << "waited in vain";
         return;
       }
-      if (auto work = inbox_->Take(std::chrono::milliseconds(20))) work();
-      if (etcd_ != nullptr) etcd_->OnTick();
+      step_();
       if (on_tick_) on_tick_();
     }
   }
@@ -85,9 +93,10 @@ class EtcdCaller {
   }
 
  private:
-  std::shared_ptr<Inbox> inbox_;
-  std::unique_ptr<GrpcEtcd> etcd_;
-  std::function<void()> on_tick_;
+  std::unique_ptr<Etcd> etcd_;
+  std::function<void()> step_, on_tick_;
+  Clock* clock_ = &SystemClock();
+  Duration patience_ = std::chrono::minutes(1);
 };
 
 }  // namespace ckptd

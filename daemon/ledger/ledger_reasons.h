@@ -1,0 +1,13 @@
+// Reasons of errors of a run that spans nodes, beside those of daemon/etcd/etcd_errors.h.
+#ifndef CKPTD_DAEMON_LEDGER_LEDGER_REASONS_H_
+#define CKPTD_DAEMON_LEDGER_LEDGER_REASONS_H_
+
+namespace ckptd::ledger_reason {
+
+// ALREADY_EXISTS: a daemon that runs, or has run a few seconds ago, has the name of this node.
+inline constexpr char kNodeNameTaken[] = "NODE_NAME_TAKEN";
+// FAILED_PRECONDITION: this daemon's registration is over: its lease has ended, or a successor has its name.
+inline constexpr char kNodeReplaced[] = "NODE_REPLACED";
+
+}  // namespace ckptd::ledger_reason
+#endif  // CKPTD_DAEMON_LEDGER_LEDGER_REASONS_H_

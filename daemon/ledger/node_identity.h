@@ -1,0 +1,24 @@
+// Which daemon writes: a node's name, and the registration that it has it by.
+#ifndef CKPTD_DAEMON_LEDGER_NODE_IDENTITY_H_
+#define CKPTD_DAEMON_LEDGER_NODE_IDENTITY_H_
+
+#include <cstdint>
+#include <string>
+
+#include "daemon/ledger/compare_and_swap.h"
+
+namespace ckptd {
+
+struct NodeIdentity {
+  std::string name;
+  int64_t lease = 0;  // What is under it goes when this daemon does.
+  // The node's key. No other registration ever has this value, for it holds the incarnation.
+  std::string key, value;
+
+  // For whatever this daemon writes: it counts only while the registration stands. Without it, a daemon that
+  // was paused for longer than its lease would still write what its successor knows nothing of.
+  CompareAndSwap::Held Held() const;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_NODE_IDENTITY_H_
