@@ -37,8 +37,12 @@ class Daemon:
         until(lambda: not alive(self.pid), "the daemon's end")
 
     def restart(self) -> None:
-        """Starts the next one at once, as a restarted job does; the killed one may still be exiting."""
+        """Ends the daemon and starts the next one, which has nothing in memory.
+
+        Without the wait a busy machine's next one would join the daemon, which has not heard yet that nobody needs it.
+        """
         self.local.stop()
+        until(lambda: not alive(self.pid), "the daemon's end")
         self.local = ckptd.LocalDaemon(self.folder, **self.options).start()
         self.pid = self.local.pid
 

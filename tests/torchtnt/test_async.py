@@ -52,7 +52,9 @@ def test_failed_save_is_raised_once_by_the_next_one_on_all_ranks(launch, root):
         file.write("years of work")
     ranks = launch(2)
     ranks.do(f"saver = CheckpointSaver({root!r}, {EVERY_2}); u, b = Unit(), Batches()")
-    errors = ranks.fail("train(u, b, max_epochs=2, callbacks=[saver])")
+    # The first save has ended before the second begins; else the failure may come first, and nobody hears of that one.
+    ranks.do("first_ends = At(3, lambda: [save.wait() for save in saver._in_flight.values()])")
+    errors = ranks.fail("train(u, b, max_epochs=2, callbacks=[saver, first_ends])")
     assert [error.kind for error in errors] == ["CheckpointFailed"] * 2
     assert all("epoch_0_train_step_4" in error.message and "ckptd has not written it" in error.message for error in errors)
     # Its checkpoint does not count, those before and after it do, and training goes on with the same callback.
