@@ -25,7 +25,7 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
 
   void Read() {
     TxnRequest request;
-    for (const CompareAndSwap::Range& range : swap_.ranges) *request.add_success() = GetRange(range);
+    for (const RequestOp& operation : Reads()) *request.add_success() = operation;
     etcd_->Txn(request, swap_.purpose, [self = shared_from_this()](const absl::StatusOr<TxnResponse>& read) {
       if (!read.ok()) return self->done_(read.status());
       self->Decide(*read, read->responses());
@@ -41,12 +41,31 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
     return operation;
   }
 
+  // The ranges, and then what is held.
+  std::vector<RequestOp> Reads() const {
+    std::vector<RequestOp> reads;
+    for (const CompareAndSwap::Range& range : swap_.ranges) reads.push_back(GetRange(range));
+    for (const CompareAndSwap::Held& held : swap_.held) reads.push_back(Get(held.key));
+    return reads;
+  }
+
+  // Takes what is held away from what was found.
+  absl::Status CheckHeld(CompareAndSwap::Found* found) const {
+    for (size_t i = 0; i < swap_.held.size(); ++i) {
+      const auto& holder = (*found)[swap_.ranges.size() + i];
+      if (holder.empty() || holder[0].value() != swap_.held[i].value) return swap_.held[i].lost;
+    }
+    found->resize(swap_.ranges.size());
+    return absl::OkStatus();
+  }
+
   void Decide(const TxnResponse& read, const Responses& responses) {
     CompareAndSwap::Found found;
     for (const etcdserverpb::ResponseOp& response : responses) {
       const auto& kvs = response.response_range().kvs();
       found.emplace_back(kvs.begin(), kvs.end());
     }
+    if (const absl::Status lost = CheckHeld(&found); !lost.ok()) return done_(lost);
     const std::vector<RequestOp> operations = swap_.decide(found);
     if (operations.empty()) return done_(absl::OkStatus());
     if (++rounds_ > kMostRounds) {
@@ -63,8 +82,10 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
     for (const CompareAndSwap::Range& range : swap_.ranges) {
       *request.add_compare() =
           range.is_prefix ? PrefixUnchangedSince(range.key, revision) : UnchangedSince(range.key, revision);
-      *request.add_failure() = GetRange(range);
     }
+    for (const CompareAndSwap::Held& held : swap_.held)
+      *request.add_compare() = HasValue(held.key, held.value);
+    for (const RequestOp& operation : Reads()) *request.add_failure() = operation;
     for (const RequestOp& operation : operations) *request.add_success() = operation;
     etcd_->Txn(request, swap_.purpose,
                [self = shared_from_this()](const absl::StatusOr<TxnResponse>& answer) {

@@ -17,11 +17,18 @@ struct CompareAndSwap {
     std::string key;
     bool is_prefix = false;  // All keys that begin with it.
   };
+  // A key that the caller holds while it has this value, and the error once it has not. What is written
+  // counts only if it is held at that moment.
+  struct Held {
+    std::string key, value;
+    absl::Status lost;
+  };
   // What was found in each of the ranges, at one revision.
   using Found = std::vector<std::vector<etcdserverpb::KeyValue>>;
 
   // Keys that are never deleted, but with a lease: that a key has gone is not noticed.
   std::vector<Range> ranges;
+  std::vector<Held> held;
   // Returns what to write; nothing: what was found is as it should be. Runs anew with each reading, so it
   // must recognize what an earlier one of its own has written: an answer may have been lost.
   std::function<std::vector<etcdserverpb::RequestOp>(const Found& found)> decide;
@@ -29,7 +36,8 @@ struct CompareAndSwap {
 };
 
 // `done`: OK after the last `decide`, whose operations, if any, were applied to what it had found.
-// LEDGER_UNAVAILABLE also if others have changed the ranges each time.
+// LEDGER_UNAVAILABLE also if others have changed the ranges each time. `lost` of what is no longer held: then
+// the last decision was not written, or an earlier copy of it was.
 void Run(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done);
 
 }  // namespace ckptd

@@ -56,6 +56,7 @@ EtcdLedger::EtcdLedger(Etcd* etcd, Options options)
     : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
 
 void EtcdLedger::Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {
+  swap.held = {options_.node.Held()};
   Run(etcd_, std::move(swap),
       [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](absl::Status status) mutable {
         if (!alive.expired()) done(std::move(status));
@@ -67,7 +68,8 @@ void EtcdLedger::Decide(std::vector<CompareAndSwap::Range> ranges, const std::st
                         std::function<void(LocalLedger&, Answer<T>)> ask, Answer<T> answer) {
   auto decided = std::make_shared<T>(absl::UnknownError("not decided"));
   Swap({std::move(ranges),
-        [=, keys = keys_, node = options_.node](const CompareAndSwap::Found& found) -> Operations {
+        {},
+        [=, keys = keys_, node = options_.node.name](const CompareAndSwap::Found& found) -> Operations {
           const RunState state(keys, node, found);
           LocalLedger ledger = LedgerFrom(state);
           ask(ledger, [&decided](T result) { *decided = std::move(result); });
@@ -125,8 +127,10 @@ void EtcdLedger::BeginRound() {
   round->joins = std::exchange(joins_, {});
   round->living = living_;
   Swap({{{keys_.Attempts(), true}, {keys_.Living(), true}, {keys_.Active()}},
-        [round, keys = keys_, node = options_.node, lease = options_.lease](
-            const CompareAndSwap::Found& found) { return round->Decide(RunState(keys, node, found), lease); },
+        {},
+        [round, keys = keys_, node = options_.node](const CompareAndSwap::Found& found) {
+          return round->Decide(RunState(keys, node.name, found), node.lease);
+        },
         While("joining processes to an attempt")},
        [this, round](const absl::Status& written) { EndRound(*round, written); });
 }
@@ -191,7 +195,7 @@ void EtcdLedger::ReadActive() {
         if (alive.expired()) return;
         if (ReasonOf(found.status()) == ledger_reason::kUnavailable) return ReadActive();
         if (!found.ok()) return;  // Every decision hears the same error.
-        SawActive(RunState(keys_, options_.node, {{found->kvs().begin(), found->kvs().end()}}).active());
+        SawActive(RunState(keys_, options_.node.name, {{found->kvs().begin(), found->kvs().end()}}).active());
         WatchActive(found->header().revision() + 1);
       });
 }
@@ -199,7 +203,7 @@ void EtcdLedger::ReadActive() {
 void EtcdLedger::WatchActive(int64_t from_revision) {
   watch_ = etcd_->Watch({keys_.Active(), "", from_revision, While("watching the active attempt"),
                          [this](const std::vector<etcdserverpb::Event>& events) {
-                           SawActive(RunState(keys_, options_.node, {{events.back().kv()}}).active());
+                           SawActive(RunState(keys_, options_.node.name, {{events.back().kv()}}).active());
                          },
                          [this](const absl::Status& why) {
                            if (ReasonOf(why) == ledger_reason::kCompacted) ReadActive();

@@ -17,6 +17,7 @@
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/keys.h"
+#include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/run_state.h"
 #include "storage/ledger/ledger.h"
 #include "storage/ledger/local_ledger.h"
@@ -31,6 +32,9 @@ namespace ckptd {
 // A decision reads what etcd says, lets a LocalLedger decide from that, so that the rules are those of one
 // node, and writes what has changed, in a transaction that compares all that was read (CompareAndSwap). So it
 // does not matter whether an answer was lost, or when a copy of a request arrives.
+//
+// Every answer is NODE_REPLACED once etcd no longer knows this daemon as its node: then nothing that it asks
+// for is written. Make a new ledger with the next registration.
 class EtcdLedger {
  public:
   template <typename T>
@@ -39,8 +43,7 @@ class EtcdLedger {
 
   struct Options {
     std::string prefix;  // Of the run's keys, with the slash at its end.
-    std::string node;    // This daemon's name among those of the run, without a slash.
-    int64_t lease = 0;   // This daemon's: what it says of living processes goes with it.
+    NodeIdentity node;   // What it says of living processes goes with its lease.
     std::string run;     // For messages.
   };
   // `etcd` must outlive it.

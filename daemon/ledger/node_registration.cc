@@ -15,10 +15,11 @@ namespace ckptd {
 using etcdserverpb::RequestOp;
 
 CompareAndSwap::Held NodeIdentity::Held() const {
-  return {key, value,
-          MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNodeReplaced,
-                    absl::StrCat("etcd no longer knows this daemon as node \"", name,
-                                 "\": its lease has ended, or a daemon that was started later has the name"))};
+  return {
+      key, value,
+      MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNodeReplaced,
+                absl::StrCat("etcd no longer knows this daemon as node \"", name,
+                             "\": its lease has ended, or a daemon that was started later has the name"))};
 }
 
 NodeRegistration::NodeRegistration(Etcd* etcd, Clock* clock, Options options, Remember remember,
@@ -118,11 +119,11 @@ void NodeRegistration::EndPredecessor(int64_t lease, Done answer) {
     if (!ended.ok() && ReasonOf(ended) != ledger_reason::kLeaseEnded) return answer(ended);
     RememberOnlyThis(std::move(answer));
   });
-  etcd_->RevokeLease(request, absl::StrCat("taking over the name of node ", options_.name),
-                     [done = std::move(done)](
-                         const absl::StatusOr<etcdserverpb::LeaseRevokeResponse>& revoked) mutable {
-                       done(revoked.status());
-                     });
+  etcd_->RevokeLease(
+      request, absl::StrCat("taking over the name of node ", options_.name),
+      [done = std::move(done)](const absl::StatusOr<etcdserverpb::LeaseRevokeResponse>& revoked) mutable {
+        done(revoked.status());
+      });
 }
 
 void NodeRegistration::RememberOnlyThis(Done answer) {

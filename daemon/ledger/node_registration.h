@@ -39,8 +39,8 @@ class NodeRegistration {
     int64_t lease_seconds = 10;
   };
 
-  // `clock`: BootClock(), but for tests. `lost` runs once if a registration that was answered with OK is over;
-  // never after Release. `etcd` and `clock` must outlive this object.
+  // `clock`: BootClock(), but for tests. `lost` runs once if a registration that was answered with OK is
+  // over; never after Release. `etcd` and `clock` must outlive this object.
   NodeRegistration(Etcd* etcd, Clock* clock, Options options, Remember remember,
                    std::function<void(const absl::Status& why)> lost);
   ~NodeRegistration();

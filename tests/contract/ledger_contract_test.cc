@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -13,6 +14,8 @@
 #include <vector>
 
 #include "daemon/ledger/etcd_ledger.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/node_registration.h"
 #include "storage/base/errors.h"
 #include "storage/ledger/ledger.h"
 #include "storage/ledger/local_ledger.h"
@@ -112,14 +115,9 @@ class EtcdWorld : public World {
   }
 
   std::unique_ptr<Node> StartNode(const std::string& name) override {
-    etcdserverpb::LeaseGrantRequest request;
-    request.set_ttl(3600);
-    EtcdCaller& caller = etcd_.caller();
-    const auto lease = caller.Await<etcdserverpb::LeaseGrantResponse>(
-        [&](auto answer) { caller.etcd()->GrantLease(request, "living", std::move(answer)); });
-    EXPECT_TRUE(lease.ok()) << lease.status();
-    return std::make_unique<NodeOf<EtcdLedger>>(std::make_unique<EtcdLedger>(
-        etcd_.NewClient(), EtcdLedger::Options{prefix_, name, lease.ok() ? lease->id() : 0, "test"}));
+    Etcd* const client = etcd_.NewClient();
+    return std::make_unique<NodeOf<EtcdLedger>>(
+        std::make_unique<EtcdLedger>(client, EtcdLedger::Options{prefix_, Register(client, name), "test"}));
   }
   void RunUntil(const std::function<bool()>& done) override { etcd_.caller().RunUntil(done); }
   bool several_nodes() const override { return true; }
@@ -133,8 +131,30 @@ class EtcdWorld : public World {
   }
 
  private:
+  NodeIdentity Register(Etcd* client, const std::string& name) {
+    std::vector<std::string>& state_directory = state_directories_[name];
+    NodeRegistration::Options options;
+    options.prefix = prefix_;
+    options.name = name;
+    options.incarnation = std::to_string(++incarnations_);
+    options.predecessors = state_directory;
+    options.lease_seconds = 3600;  // So nobody needs to tick.
+    const auto remember = [&](const std::vector<std::string>& all, NodeRegistration::Done remembered) {
+      state_directory = all;
+      remembered(absl::OkStatus());
+    };
+    NodeRegistration registration(client, etcd_.clock(), options, remember, [](const absl::Status&) {});
+    std::optional<absl::Status> result;
+    registration.Register([&](absl::Status answer) { result = std::move(answer); });
+    RunUntil([&] { return result.has_value(); });
+    EXPECT_TRUE(result && result->ok()) << *result;
+    return registration.identity();
+  }
+
   AnyEtcd etcd_;
   std::string prefix_;
+  std::map<std::string, std::vector<std::string>> state_directories_;
+  int incarnations_ = 0;
 };
 
 // Nothing: one node, without etcd.
@@ -315,6 +335,23 @@ TEST_P(LedgerContract, LaunchOfAnotherJobIsRefusedWhileTheFirstRunsAndMayTakeItO
   NodeOfRank(1).ProcessEnded("c");
   ASSERT_EQ(*Join(spec(1, "one", "b", "job 1")), 1);  // After this, the node has told the others of c's end.
   EXPECT_EQ(*Join(spec(0, "three", "d", "job 3")), 3) << "one process of each launch has ended";
+}
+
+TEST_P(LedgerContract, DaemonThatIsReplacedDecidesNothing) {
+  if (!world_->several_nodes()) GTEST_SKIP() << "one node has one daemon";
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_TRUE(Activate(1).ok());
+  ASSERT_EQ(Decide(1, "step_5", 5), "step_5");
+  const auto successor = world_->StartNode("node1");
+  const std::string replaced = ledger_reason::kNodeReplaced;
+  EXPECT_EQ(ReasonOf(Join(0, "y", "b").status()), replaced);
+  EXPECT_EQ(ReasonOf(Activate(1)), replaced);
+  EXPECT_EQ(ReasonOf(Admit(1).status()), replaced);
+  EXPECT_EQ(Decide(1, "step_9", 9), replaced);
+  EXPECT_EQ(ReasonOf(Reject(1, 5)), replaced);
+  EXPECT_EQ(Agree(1, 5), replaced);
+  EXPECT_EQ(Decided(1, 1), "step_5") << "on the other node";
+  EXPECT_EQ(*Join(1, "x", "c"), 1);
 }
 
 // ---- which attempt acts

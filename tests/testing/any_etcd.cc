@@ -8,7 +8,7 @@ namespace {
 
 // Daemons tick several times a second; it also makes time pass while nothing is under way.
 constexpr Duration kBetweenTicks = std::chrono::milliseconds(100);
-constexpr Duration kSimulatedPatience = std::chrono::hours(1);
+constexpr Duration kSimulatedPatience = std::chrono::minutes(10);
 
 std::unique_ptr<EtcdCluster>& TheCluster() {
   static auto* cluster = new std::unique_ptr<EtcdCluster>;
@@ -106,6 +106,10 @@ Etcd* AnyEtcd::NewClient() {
 void AnyEtcd::WithModel(const std::function<void(EtcdModel&)>& use) {
   if (simulation_ != nullptr) return simulation_->WithModel(use);
   member_->WithModel(use);
+}
+
+void AnyEtcd::EndLeaseOfModel(int64_t id) {
+  if (member_ != nullptr) member_->EndLease(id);
 }
 
 EtcdCluster& AnyEtcd::Cluster() {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,8 +30,11 @@ struct EtcdKind {
   uint64_t seed = 0;
 
   bool simulated() const { return way == kSimulated || way == kFaulty; }
+  // When their time is over, without a word of the test.
+  bool ends_leases() const { return simulated() || way == kReal; }
   std::string name() const;  // For the name of a test.
 };
+inline void PrintTo(const EtcdKind& kind, std::ostream* out) { *out << kind.name(); }
 // All kinds, of the faulty one as many as there are seeds.
 std::vector<EtcdKind> AllEtcds(int seeds);
 std::vector<EtcdKind> SimulatedEtcds(int seeds);
@@ -50,6 +54,8 @@ class AnyEtcd {
 
   bool has_model() const { return simulation_ != nullptr || member_ != nullptr; }
   void WithModel(const std::function<void(EtcdModel&)>& use);
+  // For a lease that is not kept alive: over gRPC the model knows no time. Elsewhere it ends by itself.
+  void EndLeaseOfModel(int64_t id);
   // The real one; it serves all tests of a process.
   static EtcdCluster& Cluster();
   static void StopCluster();

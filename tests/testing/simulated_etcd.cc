@@ -43,9 +43,6 @@ class SimulatedEtcd::Server : public std::enable_shared_from_this<Server> {
     Notify();
     return result;
   }
-  void RunBeforeTransaction() {
-    if (before_transaction != nullptr) std::exchange(before_transaction, nullptr)();
-  }
   void KeepLease(int64_t id, int64_t ttl_seconds) {
     const Duration life = std::chrono::seconds(ttl_seconds);
     Duration patience = Duration::zero();
@@ -72,7 +69,7 @@ class SimulatedEtcd::Server : public std::enable_shared_from_this<Server> {
   EtcdModel model;
   std::map<int64_t, LeaseEnd> lease_ends;
   std::vector<std::weak_ptr<WatchOf>> watches;
-  std::function<void()> before_transaction;
+  std::function<void(const TxnRequest&)> before_transaction;
 };
 
 void SimulatedEtcd::Server::EndLeases() {
@@ -173,7 +170,7 @@ class SimulatedEtcd::ClientOf : public Client {
   void Txn(const TxnRequest& request, const std::string& purpose, Answer<TxnResponse> answer) override {
     Ask<TxnResponse>(
         [request](Server& server) {
-          server.RunBeforeTransaction();
+          if (server.before_transaction != nullptr) server.before_transaction(request);
           return server.Apply<absl::StatusOr<TxnResponse>>(
               [&](EtcdModel& model) { return model.Txn(request); });
         },
@@ -299,7 +296,7 @@ void SimulatedEtcd::ChangeLeader() {
   }
 }
 
-void SimulatedEtcd::BeforeNextTransaction(std::function<void()> run) {
+void SimulatedEtcd::BeforeTransaction(std::function<void(const TxnRequest&)> run) {
   server_->before_transaction = std::move(run);
 }
 

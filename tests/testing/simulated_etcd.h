@@ -50,8 +50,9 @@ class SimulatedEtcd {
   void WithModel(const std::function<void(EtcdModel&)>& use);
   // As a member that takes over does: every lease has its full time again.
   void ChangeLeader();
-  // Runs once, when the next transaction has arrived and before it is applied.
-  void BeforeNextTransaction(std::function<void()> run);
+  // Runs whenever a transaction has arrived, before it is applied: what is done there came first. Null: no
+  // more.
+  void BeforeTransaction(std::function<void(const etcdserverpb::TxnRequest&)> run);
 
  private:
   class Server;
