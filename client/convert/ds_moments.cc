@@ -24,6 +24,7 @@ constexpr char kWeights12[] = "single_partition_of_fp32_groups";
 constexpr char kWeights3[] = "fp32_flat_groups";
 constexpr char kSlices[] = "param_slice_mappings";
 constexpr char kParamGroups[] = "param_groups";
+constexpr char kPartitions[] = "ds_zero_partition_groups";
 
 class Reader {
  public:
@@ -66,7 +67,7 @@ class Reader {
   absl::Status ReadStage3(const Dict& zero, DsMoments& result) {
     CKPTD_ASSIGN_OR_RETURN(const Dict* base, ds::As<Dict>(zero.Find(kOptimizer), kOptimizer, "a dict"));
     CKPTD_RETURN_IF_ERROR(ReadGroups(zero.Find(kWeights3), kWeights3, base->Find("state"), result));
-    CKPTD_RETURN_IF_ERROR(CheckPartitions(zero.Find("ds_zero_partition_groups")));
+    CKPTD_RETURN_IF_ERROR(ReadPartitions(zero.Find(kPartitions), result));
     if (base->Find(kParamGroups) == nullptr) return ds::Unexpected(kParamGroups, nullptr, "a list");
     Dict common = zero;
     common.Set(kParamGroups, base->Find(kParamGroups));
@@ -188,17 +189,19 @@ class Reader {
   }
 
   // Experts are partitioned over fewer ranks than the rest.
-  absl::Status CheckPartitions(const ValueRef& value) const {
+  static absl::Status ReadPartitions(const ValueRef& value, DsMoments& result) {
     if (value == nullptr || value->As<torch::None>() != nullptr) return absl::OkStatus();
-    CKPTD_ASSIGN_OR_RETURN(const std::vector<ValueRef>* groups, ds::Items(value, "ds_zero_partition_groups"));
-    for (const ValueRef& group : *groups) {
-      const auto* dict = group->As<Dict>();
-      const ValueRef count = dict != nullptr ? dict->Find("partition_count") : nullptr;
-      if (count == nullptr) continue;
-      CKPTD_ASSIGN_OR_RETURN(const int64_t ranks, ds::Integer(count, "partition_count"));
-      if (ranks != dp_)
-        return CannotConvert(absl::StrCat("a sub-group is partitioned over ", ranks, " of ", dp_,
-                                          " data-parallel ranks (experts?)"));
+    CKPTD_ASSIGN_OR_RETURN(const std::vector<ValueRef>* groups, ds::Items(value, kPartitions));
+    for (size_t i = 0; i < groups->size() && i < result.groups.size(); ++i) {
+      const auto* dict = (*groups)[i]->As<Dict>();
+      if (dict == nullptr || dict->Find("partition_count") == nullptr) continue;
+      Partition partition;
+      CKPTD_ASSIGN_OR_RETURN(partition.count, ds::Integer(dict->Find("partition_count"), kPartitions));
+      CKPTD_ASSIGN_OR_RETURN(partition.rank, ds::Integer(dict->Find("partition_rank"), kPartitions));
+      if (partition.rank < 0 || partition.rank >= partition.count)
+        return CannotConvert(
+            absl::StrCat(kPartitions, " has rank ", partition.rank, " of ", partition.count));
+      result.groups[i].partition = partition;
     }
     return absl::OkStatus();
   }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,17 @@ struct SmallValue {
   bool Equals(const SmallValue& other) const;
 };
 
+// Which of how many parts of the parameters of a group a rank has.
+struct Partition {
+  int64_t count = 1;
+  int64_t rank = 0;
+};
+
 struct DsGroupStates {
   std::map<std::string, FlatTensor> flats;  // "fp32", "exp_avg", ...; stages 1 and 2 without the padding.
   SmallValue step;
-  std::vector<Fragment> fragments;  // Stages 1 and 2.
+  std::vector<Fragment> fragments;     // Stages 1 and 2.
+  std::optional<Partition> partition;  // Stage 3, where it is not that of the data-parallel rank: of experts.
 };
 
 struct DsMoments {

@@ -8,6 +8,7 @@
 #include "client/convert/convert_error.h"
 #include "client/convert/flat_vector.h"
 #include "client/convert/input_reader.h"
+#include "client/convert/model_copy.h"
 #include "client/convert/plan_archive.h"
 #include "client/convert/staging.h"
 #include "client/convert/tp_merge.h"
@@ -86,7 +87,8 @@ class Conversion {
     return MakeError(absl::StatusCode::kAborted, "INTERRUPTED", "the conversion was stopped before its end");
   }
 
-  // At stage 3 without tensor parallelism a parameter's file has the flat tensor and nothing else.
+  // At stage 3 without tensor parallelism a parameter's file has the flat tensor and nothing else, but for
+  // experts.
   bool FlatOutput() const { return source_.stage == 3 && source_.tp == 1; }
 
   // Passes the plan of all files to `work`, in batches.
@@ -122,14 +124,15 @@ class Conversion {
   absl::Status AddParam(const UniversalParam& param, Batch& batch) {
     const std::string folder = absl::StrCat(kZero, "/", param.name);
     batch.directories.push_back(folder);
-    TpRule rule;
-    if (!FlatOutput()) {
+    const bool flat = FlatOutput() && !param.rule;
+    TpRule rule = param.rule.value_or(TpRule());
+    if (!flat && !param.rule) {
       CKPTD_ASSIGN_OR_RETURN(rule, source_.rules.RuleFor(param.name));
     }
     for (const auto& [name, state] : param.states) {
       const std::string path = absl::StrCat(folder, "/", name, ".pt");
-      CKPTD_ASSIGN_OR_RETURN(PlannedFile file, FlatOutput() ? PlanFlat(param, state, path)
-                                                            : PlanMerged(rule, param, state, path));
+      CKPTD_ASSIGN_OR_RETURN(PlannedFile file,
+                             flat ? PlanFlat(param, state, path) : PlanMerged(rule, param, state, path));
       Add(std::move(file), batch);
     }
     if (param.step.value == nullptr) return absl::OkStatus();
@@ -208,6 +211,13 @@ class Conversion {
 
   absl::Status AddCopies(Batch& batch) {
     for (const std::string& path : source_.copied) {
+      const auto experts = source_.expert_infos.find(path);
+      if (experts != source_.expert_infos.end()) {
+        CKPTD_ASSIGN_OR_RETURN(PlannedFile copy,
+                               PlanModelCopy(fs_, in_, path, InputOf(path), experts->second));
+        Add(std::move(copy), batch);
+        continue;
+      }
       CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs_.Stat(in_, path));
       PlannedFile file = {.path = path, .size = stat.size, .literals = {}, .pieces = {}};
       if (stat.size > 0)

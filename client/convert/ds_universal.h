@@ -1,10 +1,10 @@
 // Converts a tag of DeepSpeed's ZeRO to a universal checkpoint, as DeepSpeed's ds_to_universal.py does: one
 // folder for each parameter, which any number of ranks loads. See docs/convert.md.
 //
-//   zero/<parameter>/fp32.pt, exp_avg.pt, …   {"param": the whole tensor, …}; the flat tensor alone at stage
-//   3 zero/<parameter>/step.pt                  stages 1 and 2 zero/optimizer_state.pt                   what
-//   the optimizer has once
-//   *_model_states.pt                         as they were
+//   zero/<parameter>/fp32.pt, exp_avg.pt, …   {"param": the whole tensor, …}; only the flat tensor at stage 3
+//   zero/<parameter>/step.pt                  at stages 1 and 2
+//   zero/optimizer_state.pt                   what the optimizer has once
+//   *_model_states.pt                         as they were, or with a description of AutoEP's experts
 //   ../latest_universal                       the name of the output's directory
 //
 // There is no temporary copy of the state: the bytes go straight to their places.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/convert/affine_map.h"
 #include "client/convert/convert_error.h"
 #include "client/convert/value_text.h"
 #include "storage/base/status_macros.h"
@@ -17,9 +18,7 @@ namespace {
 using torch::Dict;
 using torch::ValueRef;
 
-constexpr int64_t kReadAtOnce = 1 << 20;
 constexpr int64_t kMaxAveraged = int64_t{64} << 20;  // Bytes of an averaged tensor, which is in memory.
-constexpr size_t kMaxRanges = 2 << 20;               // Of a merged tensor.
 
 int64_t Product(const std::vector<int64_t>& shape, size_t first, size_t end) {
   return std::accumulate(shape.begin() + static_cast<std::ptrdiff_t>(first),
@@ -32,41 +31,6 @@ int64_t BytesOf(const std::vector<SourceRange>& ranges) {
   for (const SourceRange& range : ranges) bytes += range.size;
   return bytes;
 }
-
-// Cuts pieces out of the ranges of a slice. Pieces are asked for in ascending order.
-class Cutter {
- public:
-  explicit Cutter(const std::vector<SourceRange>& ranges) : ranges_(ranges) {}
-
-  void Append(int64_t offset, int64_t size, std::vector<SourceRange>& to) {
-    if (offset < begin_) index_ = 0, begin_ = 0;
-    while (size > 0) {
-      const SourceRange& range = ranges_[index_];
-      if (offset >= begin_ + range.size) {
-        begin_ += range.size;
-        ++index_;
-        continue;
-      }
-      const int64_t now = std::min(size, begin_ + range.size - offset);
-      Join({range.input, range.from + (offset - begin_), now}, to);
-      offset += now;
-      size -= now;
-    }
-  }
-
- private:
-  static void Join(const SourceRange& piece, std::vector<SourceRange>& to) {
-    if (!to.empty() && to.back().input == piece.input && to.back().from + to.back().size == piece.from) {
-      to.back().size += piece.size;
-    } else {
-      to.push_back(piece);
-    }
-  }
-
-  const std::vector<SourceRange>& ranges_;
-  size_t index_ = 0;
-  int64_t begin_ = 0;  // Of the range `index_` in the slice, in bytes.
-};
 
 // A part of a slice along the dimension in which slices are joined.
 struct Part {
@@ -96,6 +60,9 @@ class Merger {
       case TpRule::Kind::kConcatenate:
         CKPTD_RETURN_IF_ERROR(Concatenate());
         break;
+      case TpRule::Kind::kMapped:
+        CKPTD_RETURN_IF_ERROR(Mapped());
+        break;
     }
     CKPTD_RETURN_IF_ERROR(CutVocabulary());
     return std::move(merged_);
@@ -115,35 +82,18 @@ class Merger {
     CKPTD_RETURN_IF_ERROR(CheckSameShapes());
     merged_.shape = slices_.front().shape;
     merged_.ranges = slices_.front().ranges;
-    std::vector<std::byte> first, other;
     const int64_t bytes = Elements(merged_.shape) * item_;
     for (size_t rank = 1; rank < slices_.size(); ++rank) {
-      for (int64_t at = 0; at < bytes; at += kReadAtOnce) {
-        const int64_t now = std::min(kReadAtOnce, bytes - at);
-        CKPTD_RETURN_IF_ERROR(Read(slices_.front(), at, now, first));
-        CKPTD_RETURN_IF_ERROR(Read(slices_[rank], at, now, other));
-        if (first != other)
-          return CannotConvert(
-              absl::StrCat("it is replicated, and differs between the tensor-parallel ranks 0 and ", rank));
-      }
+      CKPTD_ASSIGN_OR_RETURN(const bool same,
+                             SameBytes({slices_.front().ranges}, {slices_[rank].ranges}, bytes, read_));
+      if (!same)
+        return CannotConvert(
+            absl::StrCat("it is replicated, and differs between the tensor-parallel ranks 0 and ", rank));
     }
     return absl::OkStatus();
   }
 
   // Reads bytes of a slice.
-  absl::Status Read(const TpSlice& slice, int64_t offset, int64_t size, std::vector<std::byte>& into) const {
-    std::vector<SourceRange> ranges;
-    Cutter(slice.ranges).Append(offset, size, ranges);
-    into.resize(static_cast<size_t>(size));
-    std::span<std::byte> rest(into);
-    for (const SourceRange& range : ranges) {
-      const auto now = static_cast<size_t>(range.size);
-      CKPTD_RETURN_IF_ERROR(read_(range, rest.first(now)));
-      rest = rest.subspan(now);
-    }
-    return absl::OkStatus();
-  }
-
   // The sum, from the first rank on and from 0, divided by their number: as Python computes it.
   absl::Status Average() {
     CKPTD_RETURN_IF_ERROR(CheckSameShapes());
@@ -156,7 +106,7 @@ class Merger {
     std::vector<float> sum(static_cast<size_t>(bytes / item_), 0.0F), one(sum.size());
     std::vector<std::byte> read;
     for (const TpSlice& slice : slices_) {
-      CKPTD_RETURN_IF_ERROR(Read(slice, 0, bytes, read));
+      CKPTD_RETURN_IF_ERROR(ReadSlice(slice.ranges, 0, bytes, read_, read));
       std::memcpy(one.data(), read.data(), read.size());
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += one[i];
     }
@@ -204,6 +154,17 @@ class Merger {
     return Join(shapes, 0, parts);
   }
 
+  absl::Status Mapped() {
+    merged_.shape = rule_.map->shape;
+    CKPTD_ASSIGN_OR_RETURN(merged_.ranges, MergeByMap(*rule_.map, slices_, dtype_, read_));
+    if (!rule_.experts) return absl::OkStatus();
+    merged_.notes.Set("param", torch::Make(torch::None()));  // To be the first; the caller sets it.
+    merged_.notes.Set("cat_dim", torch::MakeInt(0));
+    merged_.notes.Set("is_expert_param", torch::Make<bool>(true));
+    merged_.notes.Set("ep_num_experts", torch::MakeInt(*rule_.experts));
+    return absl::OkStatus();
+  }
+
   // Puts parts of the slices, seen as `shapes`, one after the other along `dimension`.
   absl::Status Join(const std::vector<std::vector<int64_t>>& shapes, size_t dimension,
                     const std::vector<Part>& parts) {
@@ -219,16 +180,16 @@ class Merger {
     }
     const int64_t outer = Product(merged_.shape, 0, dimension);
     const int64_t inner = Product(merged_.shape, dimension + 1, merged_.shape.size()) * item_;
-    std::vector<Cutter> cutters;
+    std::vector<SliceCutter> cutters;
     for (const TpSlice& slice : slices_) cutters.emplace_back(slice.ranges);
     for (int64_t row = 0; row < outer; ++row) {
       for (const Part& part : parts) {
         const int64_t of_row = shapes[part.rank][dimension] * inner;
         cutters[part.rank].Append(row * of_row + part.first * inner, part.count * inner, merged_.ranges);
       }
-      if (merged_.ranges.size() > kMaxRanges)
+      if (merged_.ranges.size() > kMaxMergedRanges)
         return CannotConvert(absl::StrCat("it is ", ShapeText(merged_.shape), ", joined of more than ",
-                                          kMaxRanges, " pieces"));
+                                          kMaxMergedRanges, " pieces"));
     }
     return absl::OkStatus();
   }
@@ -378,8 +339,8 @@ absl::StatusOr<MergedTensor> MergeTpSlices(const TpRule& rule, const std::vector
   for (const TpSlice& slice : slices) {
     const int64_t needed = Elements(slice.shape) * InfoOf(dtype).item_bytes;
     if (BytesOf(slice.ranges) == needed) continue;
-    return CannotConvert(absl::StrCat("a tensor-parallel rank has it as ", ShapeText(slice.shape), ", ",
-                                      needed, " bytes, and its fragments have ", BytesOf(slice.ranges),
+    return CannotConvert(absl::StrCat("a rank has it as ", ShapeText(slice.shape), ", ", needed,
+                                      " bytes, and its fragments have ", BytesOf(slice.ranges),
                                       ": the files are not of one save"));
   }
   return Merger(rule, slices, dtype, read).Run();

@@ -1,27 +1,19 @@
-// Merges the tensor-parallel slices of a parameter, as ranges of files. See tp_rules.h for the rules.
+// Merges the slices of a parameter, as ranges of files. See tp_rules.h for the rules.
 #ifndef CKPTD_CLIENT_CONVERT_TP_MERGE_H_
 #define CKPTD_CLIENT_CONVERT_TP_MERGE_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/convert/plan_archive.h"
+#include "client/convert/slice_ranges.h"
 #include "client/convert/tp_rules.h"
 #include "client/formats/data_type.h"
 #include "client/formats/torch/value.h"
 
 namespace ckptd {
-
-// What one tensor-parallel rank has of a parameter, or of one of its states.
-struct TpSlice {
-  std::vector<int64_t> shape;
-  std::vector<SourceRange> ranges;  // All of its elements, in order.
-};
 
 struct MergedTensor {
   std::vector<int64_t> shape;
@@ -30,11 +22,9 @@ struct MergedTensor {
   torch::Dict notes;                // What a universal checkpoint says beside the tensor: cat_dim, ...
 };
 
-// Fills `into` with the range's bytes.
-using ReadRange = std::function<absl::Status(const SourceRange& range, std::span<std::byte> into)>;
-
-// Slices are those of all tensor-parallel ranks, in order. Reads only what is to be compared (replicated
-// parameters) or averaged. CANNOT_CONVERT says what does not fit together.
+// Slices are those of all tensor-parallel ranks, in order, or, of experts, of all expert-parallel ranks.
+// Reads only what is to be compared (replicated parameters) or averaged. CANNOT_CONVERT says what does not
+// fit together.
 absl::StatusOr<MergedTensor> MergeTpSlices(const TpRule& rule, const std::vector<TpSlice>& slices,
                                            DataType dtype, const ReadRange& read);
 

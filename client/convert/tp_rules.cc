@@ -5,8 +5,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/convert/convert_error.h"
 #include "client/convert/ds_value.h"
+#include "client/convert/value_text.h"
+#include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
@@ -31,15 +34,16 @@ bool IsEmpty(const ValueRef& value) {
   return dict != nullptr && dict->empty();
 }
 
-// Keys that change what the conversion must do, and that ckptd does not know how to follow.
-absl::Status CheckKnown(const Dict& info) {
-  for (const char* key :
-       {"affine_map", "autotp_unsupported_parameter_patterns", "expert_parameter_patterns"}) {
-    if (IsEmpty(info.Find(key))) continue;
-    return CannotConvert(absl::StrCat("universal_checkpoint_info has ", key,
-                                      ", which ckptd cannot follow; use DeepSpeed's ds_to_universal.py"));
-  }
-  return absl::OkStatus();
+// Parameters that DeepSpeed's tensor parallelism cuts in a way that it cannot describe itself.
+absl::Status CheckSupported(const Dict& info) {
+  constexpr char kKey[] = "autotp_unsupported_parameter_patterns";
+  if (IsEmpty(info.Find(kKey))) return absl::OkStatus();
+  CKPTD_ASSIGN_OR_RETURN(const Dict* reasons, ds::As<Dict>(info.Find(kKey), kKey, "a dict"));
+  std::vector<std::string> texts;
+  for (const auto& [pattern, reason] : reasons->entries())
+    texts.push_back(absl::StrCat(ValueText(*pattern), " (", ValueText(*reason), ")"));
+  return CannotConvert(absl::StrCat("universal_checkpoint_info has ", kKey,
+                                    ", which nothing can merge: ", absl::StrJoin(texts, ", ")));
 }
 
 // One dimension of a SubparamShape: a number, or a tuple of numbers.
@@ -108,7 +112,7 @@ absl::StatusOr<TpRules::Patterns> TpRules::Compile(const Dict& info, std::string
 }
 
 absl::StatusOr<TpRules> TpRules::Parse(const Dict& info) {
-  CKPTD_RETURN_IF_ERROR(CheckKnown(info));
+  CKPTD_RETURN_IF_ERROR(CheckSupported(info));
   TpRules rules;
   CKPTD_ASSIGN_OR_RETURN(rules.replicated_, Compile(info, "tp_replicated_parameter_patterns"));
   CKPTD_ASSIGN_OR_RETURN(rules.average_, Compile(info, "parameter_to_average_patterns"));
@@ -117,6 +121,7 @@ absl::StatusOr<TpRules> TpRules::Parse(const Dict& info) {
   CKPTD_ASSIGN_OR_RETURN(rules.vocabulary_, Compile(info, "vocabulary_parameter_patterns"));
   CKPTD_ASSIGN_OR_RETURN(rules.pipeline_, Compile(info, "pipeline_replicated_parameter_patterns"));
   CKPTD_RETURN_IF_ERROR(rules.ParseSubParams(info));
+  CKPTD_RETURN_IF_ERROR(rules.ParseMaps(info));
   if (!rules.vocabulary_.empty()) {
     CKPTD_ASSIGN_OR_RETURN(rules.vocabulary_size_,
                            ds::Integer(info.Find("original_vocab_size"), "original_vocab_size"));
@@ -143,6 +148,29 @@ absl::Status TpRules::ParseSubParams(const Dict& info) {
   return absl::OkStatus();
 }
 
+absl::Status TpRules::ParseMaps(const Dict& info) {
+  constexpr char kKey[] = "affine_map";
+  constexpr int64_t kVersion = 1;
+  if (IsEmpty(info.Find(kKey))) return absl::OkStatus();
+  CKPTD_ASSIGN_OR_RETURN(const Dict* fields, ds::As<Dict>(info.Find(kKey), kKey, "a dict"));
+  if (const ValueRef version = fields->Find("version")) {
+    CKPTD_ASSIGN_OR_RETURN(const int64_t number, ds::Integer(version, "version of affine_map"));
+    if (number > kVersion)
+      return CannotConvert(
+          absl::StrCat("affine_map is of version ", number, ", and ckptd knows up to ", kVersion));
+  }
+  CKPTD_ASSIGN_OR_RETURN(const Dict* maps, ds::OptionalDict(fields->Find("params"), "params of affine_map"));
+  if (maps == nullptr) return absl::OkStatus();
+  for (const auto& [key, value] : maps->entries()) {
+    CKPTD_ASSIGN_OR_RETURN(const auto* text, ds::As<std::string>(key, "params of affine_map", "patterns"));
+    CKPTD_ASSIGN_OR_RETURN(Pattern pattern, CompileOne(*text));
+    absl::StatusOr<AffineMap> map = ParseAffineMap(value);
+    if (!map.ok()) return Annotate(map.status(), absl::StrCat("the pattern \"", *text, "\""));
+    maps_.emplace_back(std::move(pattern), std::make_shared<const AffineMap>(*std::move(map)));
+  }
+  return absl::OkStatus();
+}
+
 // As Python's re.match: at the begin of the name.
 bool TpRules::Matches(const Pattern& pattern, const std::string& name) {
   return pattern.compiled->Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0);
@@ -161,12 +189,31 @@ absl::StatusOr<bool> TpRules::Select(Patterns& patterns, const std::string& name
   return selected != nullptr;
 }
 
-// In the order of ds_to_universal.py, which decides when several kinds match.
-absl::StatusOr<TpRule> TpRules::RuleFor(const std::string& name) {
-  TpRule rule;
+absl::StatusOr<std::shared_ptr<const AffineMap>> TpRules::MapFor(const std::string& name) const {
+  std::shared_ptr<const AffineMap> selected;
+  const Pattern* by = nullptr;
+  for (const auto& [pattern, map] : maps_) {
+    if (!Matches(pattern, name)) continue;
+    if (by != nullptr)
+      return CannotConvert(
+          absl::StrCat(name, " matches \"", by->text, "\" and \"", pattern.text, "\" in affine_map"));
+    by = &pattern;
+    selected = map;
+  }
+  return selected;
+}
+
+TpRules::SubPattern* TpRules::SelectSubs(const std::string& name) {
   const auto sub = std::find_if(subs_.begin(), subs_.end(),
                                 [&](const SubPattern& one) { return Matches(one.pattern, name); });
-  if (sub != subs_.end()) sub->pattern.used = true;
+  if (sub == subs_.end()) return nullptr;
+  sub->pattern.used = true;
+  return &*sub;
+}
+
+// In the order of ds_to_universal.py, which decides when several kinds match.
+absl::Status TpRules::SelectKind(const std::string& name, TpRule& rule) {
+  const SubPattern* sub = SelectSubs(name);
   CKPTD_ASSIGN_OR_RETURN(const bool replicated, Select(replicated_, name));
   CKPTD_ASSIGN_OR_RETURN(const bool average, replicated ? false : Select(average_, name));
   CKPTD_ASSIGN_OR_RETURN(const bool two, replicated || average ? false : Select(two_subs_, name));
@@ -176,13 +223,30 @@ absl::StatusOr<TpRule> TpRules::RuleFor(const std::string& name) {
     rule.kind = TpRule::Kind::kAverage;
   } else if (two) {
     rule.kind = TpRule::Kind::kTwoSubParams;
-  } else if (sub != subs_.end()) {
+  } else if (sub != nullptr) {
     rule.kind = TpRule::Kind::kSubParams;
     rule.subs = sub->params;
   } else {
     CKPTD_ASSIGN_OR_RETURN(const bool row, Select(rows_, name));
     rule.dimension = row ? 1 : 0;
   }
+  return absl::OkStatus();
+}
+
+// The patterns of a parameter that has a map are there for programs that do not know maps. They count as
+// used.
+absl::Status TpRules::SelectAll(const std::string& name) {
+  SelectSubs(name);
+  for (Patterns* patterns : {&replicated_, &average_, &two_subs_, &rows_})
+    CKPTD_RETURN_IF_ERROR(Select(*patterns, name).status());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TpRule> TpRules::RuleFor(const std::string& name) {
+  TpRule rule;
+  CKPTD_ASSIGN_OR_RETURN(rule.map, MapFor(name));
+  if (rule.map != nullptr) rule.kind = TpRule::Kind::kMapped;
+  CKPTD_RETURN_IF_ERROR(rule.map != nullptr ? SelectAll(name) : SelectKind(name, rule));
   CKPTD_ASSIGN_OR_RETURN(const bool vocabulary, Select(vocabulary_, name));
   if (vocabulary) rule.vocabulary = vocabulary_size_;
   return rule;

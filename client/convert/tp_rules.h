@@ -11,9 +11,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/convert/affine_map.h"
 #include "client/formats/torch/value.h"
 
 namespace ckptd {
@@ -29,11 +31,14 @@ struct SubParams {
 };
 
 struct TpRule {
-  enum class Kind { kReplicated, kAverage, kTwoSubParams, kSubParams, kConcatenate };
+  enum class Kind { kReplicated, kAverage, kTwoSubParams, kSubParams, kConcatenate, kMapped };
 
   Kind kind = Kind::kConcatenate;
-  size_t dimension = 0;               // For kConcatenate.
-  std::optional<SubParams> subs;      // For kSubParams.
+  size_t dimension = 0;                  // For kConcatenate.
+  std::optional<SubParams> subs;         // For kSubParams.
+  std::shared_ptr<const AffineMap> map;  // For kMapped.
+  // For kMapped: the number of experts, if they are what the first dimension enumerates.
+  std::optional<int64_t> experts;
   std::optional<int64_t> vocabulary;  // The number of rows without the padding of the vocabulary.
 };
 
@@ -68,9 +73,15 @@ class TpRules {
   static bool Matches(const Pattern& pattern, const std::string& name);
   static absl::StatusOr<bool> Select(Patterns& patterns, const std::string& name);
   absl::Status ParseSubParams(const torch::Dict& info);
+  absl::Status ParseMaps(const torch::Dict& info);
+  absl::StatusOr<std::shared_ptr<const AffineMap>> MapFor(const std::string& name) const;
+  absl::Status SelectKind(const std::string& name, TpRule& rule);
+  absl::Status SelectAll(const std::string& name);
+  SubPattern* SelectSubs(const std::string& name);
 
   Patterns replicated_, average_, two_subs_, rows_, vocabulary_, pipeline_;
   std::vector<SubPattern> subs_;
+  std::vector<std::pair<Pattern, std::shared_ptr<const AffineMap>>> maps_;
   std::optional<int64_t> vocabulary_size_;
 };
 

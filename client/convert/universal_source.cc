@@ -10,6 +10,9 @@
 #include "client/convert/convert_error.h"
 #include "client/convert/ds_state.h"
 #include "client/convert/ds_value.h"
+#include "client/convert/expert_layers.h"
+#include "client/convert/expert_shards.h"
+#include "client/convert/native_experts.h"
 #include "client/convert/value_text.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
@@ -34,9 +37,6 @@ class SourceReader {
 
   absl::StatusOr<UniversalSource> Run() {
     CKPTD_ASSIGN_OR_RETURN(source_.files, ScanDsTag(fs_, tag_));
-    if (!source_.files.experts.empty())
-      return CannotConvert(absl::StrCat("there is ", source_.files.experts.front(),
-                                        ": ckptd does not convert mixtures of experts"));
     source_.dp = static_cast<int>(source_.files.data_parallel());
     const std::string& first = source_.files.optim.front().front();
     CKPTD_ASSIGN_OR_RETURN(source_.first, LoadDsMoments(fs_, tag_, first, AddInput(first), source_.dp));
@@ -71,11 +71,53 @@ class SourceReader {
     source_.copied = models;
     CKPTD_RETURN_IF_ERROR(ReadDegrees(states));
     CKPTD_RETURN_IF_ERROR(ReadRules(states.front(), true));
+    CKPTD_RETURN_IF_ERROR(ReadExperts(states));
     for (size_t mp = 0; mp < states.size(); ++mp) CKPTD_RETURN_IF_ERROR(AddShapes(states[mp], TpOf(mp)));
     for (size_t mp = 0; mp < states.size(); ++mp) CKPTD_RETURN_IF_ERROR(AddFragments(mp));
     CKPTD_RETURN_IF_ERROR(SetShapes());
     for (size_t mp = 0; mp < states.size(); ++mp) CKPTD_RETURN_IF_ERROR(AddUntrained(states[mp], models[mp]));
+    return source_.files.experts.empty() ? absl::OkStatus() : CheckNoneLost();
+  }
+
+  // What the optimizer has no state of is in the model's state, but for experts, which are in their own
+  // files.
+  absl::Status CheckNoneLost() const {
+    for (const auto& [name, shapes] : shapes_) {
+      if (!index_.contains(name))
+        return CannotConvert(absl::StrCat(name,
+                                          " is in no state of the optimizer: it has not been trained, and "
+                                          "ckptd does not take it from the files of experts"));
+    }
     return absl::OkStatus();
+  }
+
+  // ---- Experts ----
+
+  // Stages 1 and 2.
+  absl::Status ReadExperts(const std::vector<DsModelState>& states) {
+    for (const DsModelState& state : states) {
+      CKPTD_ASSIGN_OR_RETURN(const ExpertLayers layers, ExpertLayers::Parse(*state.root->As<Dict>(), false));
+      CKPTD_RETURN_IF_ERROR(experts_.AddLayers(layers));
+    }
+    if (experts_.empty()) return CheckNative(states);
+    if (source_.tp > 1)
+      return CannotConvert(absl::StrCat("it has AutoEP's experts and ", source_.tp,
+                                        " tensor-parallel ranks: load it with the same ranks"));
+    CKPTD_RETURN_IF_ERROR(experts_.ReadRanks(*states.front().root->As<Dict>(), source_.dp));
+    const ExpertInfo info = {R"(\.experts\.w[123]$)", experts_.layers().ShortDescription()};
+    for (const std::string& path : source_.copied) source_.expert_infos.emplace(path, info);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckNative(const std::vector<DsModelState>& states) const {
+    if (source_.files.experts.empty()) return absl::OkStatus();
+    std::vector<std::string> names;
+    for (const DsModelState& state : states) {
+      for (const std::vector<NamedShape>& group : state.shapes) {
+        for (const NamedShape& named : group) names.push_back(named.name);
+      }
+    }
+    return CheckAllExpertsOnEachRank(source_.files.experts, names);
   }
 
   size_t TpOf(size_t mp) const { return mp % static_cast<size_t>(source_.tp); }
@@ -108,11 +150,6 @@ class SourceReader {
 
   absl::Status ReadRules(const DsModelState& state, bool required) {
     const auto* root = state.root->As<Dict>();
-    for (const char* key : {"ds_autoep_layers", "autoep_layers"}) {
-      const ValueRef value = root->Find(key);
-      if (value != nullptr && value->As<torch::None>() == nullptr)
-        return CannotConvert(absl::StrCat("the model's state has ", key, ": ckptd does not convert experts"));
-    }
     CKPTD_ASSIGN_OR_RETURN(const Dict* info, ds::OptionalDict(root->Find("universal_checkpoint_info"),
                                                               "universal_checkpoint_info"));
     if (info == nullptr && required && !inject_)
@@ -128,6 +165,12 @@ class SourceReader {
   absl::Status AddShapes(const DsModelState& state, size_t tp) {
     for (const std::vector<NamedShape>& group : state.shapes) {
       for (const NamedShape& named : group) {
+        if (const ExpertParam* const expert = experts_.Find(named.name)) {
+          // At stage 3 each rank has its own. Below, the first data-parallel rank has written this, which is
+          // the first expert-parallel one.
+          if (source_.stage < 3) CKPTD_RETURN_IF_ERROR(experts_.AddShape(*expert, named, 0));
+          continue;
+        }
         auto& of_tp = shapes_[named.name];
         of_tp.resize(static_cast<size_t>(source_.tp));
         if (of_tp[tp].has_value() && *of_tp[tp] != named.shape)
@@ -141,14 +184,15 @@ class SourceReader {
   }
 
   absl::Status AddFragments(size_t mp) {
-    for (const std::string& path : source_.files.optim[mp]) {
+    for (int dp = 0; dp < source_.dp; ++dp) {
+      const std::string& path = source_.files.optim[mp][static_cast<size_t>(dp)];
       const int input = AddInput(path);
       CKPTD_ASSIGN_OR_RETURN(const DsMoments moments, LoadDsMoments(fs_, tag_, path, input, source_.dp));
       if (moments.stage == 3) return CannotConvert(absl::StrCat(path, " is of stage 3, and others are not"));
       for (const DsGroupStates& group : moments.groups) {
         for (const Fragment& fragment : group.fragments) {
           if (PpOf(mp) > 0 && source_.rules.IsPipelineReplicated(fragment.name)) continue;
-          CKPTD_RETURN_IF_ERROR(AddFragment(fragment, group, mp));
+          CKPTD_RETURN_IF_ERROR(AddFragment(fragment, group, mp, dp));
         }
       }
     }
@@ -170,10 +214,12 @@ class SourceReader {
     return &param;
   }
 
-  absl::Status AddFragment(const Fragment& fragment, const DsGroupStates& group, size_t mp) {
+  absl::Status AddFragment(const Fragment& fragment, const DsGroupStates& group, size_t mp, int dp) {
     CKPTD_ASSIGN_OR_RETURN(UniversalParam* const param, ParamOf(fragment.name, PpOf(mp)));
+    const ExpertParam* const expert = experts_.Find(fragment.name);
+    const size_t slice = expert != nullptr ? experts_.RankOf(*expert, dp) : TpOf(mp);
     for (const auto& [name, flat] : group.flats)
-      CKPTD_RETURN_IF_ERROR(AddRange(*param, name, flat, fragment.start, fragment.elements, TpOf(mp)));
+      CKPTD_RETURN_IF_ERROR(AddRange(*param, name, flat, fragment.start, fragment.elements, slice));
     if (group.step.value == nullptr) return absl::OkStatus();
     if (param->step.value == nullptr) param->step = group.step;
     if (param->step.Equals(group.step)) return absl::OkStatus();
@@ -181,20 +227,23 @@ class SourceReader {
   }
 
   absl::Status AddRange(UniversalParam& param, const std::string& state, const FlatTensor& flat,
-                        int64_t start, int64_t elements, size_t tp) {
+                        int64_t start, int64_t elements, size_t slice) {
     const auto [known, is_new] = param.states.try_emplace(state);
     UniversalParam::State& to = known->second;
     if (is_new) to = {.dtype = flat.dtype, .slices = {}};
-    to.slices.resize(static_cast<size_t>(source_.tp));
+    const ExpertParam* const expert = experts_.Find(param.name);
+    to.slices.resize(expert != nullptr ? expert->ranks() : static_cast<size_t>(source_.tp));
     if (to.dtype != flat.dtype)
       return CannotConvert(absl::StrCat(state, " of ", param.name, " has several dtypes"));
     const int64_t item = InfoOf(flat.dtype).item_bytes;
-    if (elements > 0) to.slices[tp].push_back({flat.input, flat.from + start * item, elements * item});
+    if (elements > 0) to.slices[slice].push_back({flat.input, flat.from + start * item, elements * item});
     return absl::OkStatus();
   }
 
   absl::Status SetShapes() {
+    CKPTD_RETURN_IF_ERROR(SetExpertRules());
     for (UniversalParam& param : source_.params) {
+      if (param.rule) continue;
       const auto found = shapes_.find(param.name);
       if (found == shapes_.end()) return CannotConvert(absl::StrCat("param_shapes has no ", param.name));
       for (size_t tp = 0; tp < found->second.size(); ++tp) {
@@ -202,6 +251,21 @@ class SourceReader {
           return CannotConvert(absl::StrCat("tensor-parallel rank ", tp, " has no ", param.name));
         param.shapes.push_back(*found->second[tp]);
       }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status SetExpertRules() {
+    for (const auto& [name, expert] : experts_.layers().params()) {
+      const TpRule* const rule = experts_.RuleOf(name);
+      const auto param = index_.find(name);
+      if (rule == nullptr || param == index_.end())
+        return CannotConvert(absl::StrCat("ds_autoep_layers has the experts ", name, ", and ",
+                                          rule == nullptr ? "param_shapes" : "the optimizer's state",
+                                          " has none of them: they are not trained (frozen?)"));
+      UniversalParam& to = source_.params[param->second];
+      to.rule = *rule;
+      for (const AffineMap::Slice& slice : rule->map->slices) to.shapes.push_back(slice.shape);
     }
     return absl::OkStatus();
   }
@@ -231,12 +295,7 @@ class SourceReader {
                        "there is no zero_pp_rank_*_model_states.pt for each file of the optimizer's state");
     }
     source_.tp = static_cast<int>(optim.size());
-    for (size_t tp = 0; tp < optim.size(); ++tp) {
-      CKPTD_ASSIGN_OR_RETURN(const DsModelState state, LoadDsModelState(fs_, tag_, models[tp].front()));
-      if (tp == 0) CKPTD_RETURN_IF_ERROR(ReadRules(state, false));
-      CKPTD_RETURN_IF_ERROR(AddShapes(state, tp));
-      for (size_t dp = 0; dp < optim[tp].size(); ++dp) CKPTD_RETURN_IF_ERROR(AddPartitions(state, tp, dp));
-    }
+    for (size_t tp = 0; tp < optim.size(); ++tp) CKPTD_RETURN_IF_ERROR(ReadTpRank(tp));
     for (const std::vector<std::string>& row : models)
       source_.copied.insert(source_.copied.end(), row.begin(), row.end());
     for (const auto* more : {&source_.files.model, &source_.files.layers})
@@ -244,7 +303,44 @@ class SourceReader {
     return SetShapes();
   }
 
-  absl::Status AddPartitions(const DsModelState& state, size_t tp, size_t dp) {
+  absl::Status ReadTpRank(size_t tp) {
+    const std::vector<std::string>& models = source_.files.stage3_model[tp];
+    CKPTD_ASSIGN_OR_RETURN(const DsModelState state, LoadDsModelState(fs_, tag_, models.front()));
+    CKPTD_ASSIGN_OR_RETURN(const ExpertLayers layers, ExpertLayers::Parse(*state.root->As<Dict>(), true));
+    if (tp == 0) {
+      CKPTD_RETURN_IF_ERROR(ReadRules(state, false));
+      CKPTD_RETURN_IF_ERROR(experts_.AddLayers(layers));
+    }
+    if (experts_.empty() && !source_.files.experts.empty())
+      return CannotConvert(absl::StrCat("there is ", source_.files.experts.front(),
+                                        ", and nothing says where the experts are at stage 3"));
+    if (!experts_.empty() && source_.tp > 1)
+      return CannotConvert(
+          "it has AutoEP's experts and several tensor-parallel ranks: load it with the same ranks");
+    if (!experts_.empty()) return ReadExpertPartitions(models);
+    CKPTD_RETURN_IF_ERROR(AddShapes(state, tp));
+    for (size_t dp = 0; dp < models.size(); ++dp) CKPTD_RETURN_IF_ERROR(AddPartitions(state, layers, tp, dp));
+    return absl::OkStatus();
+  }
+
+  // With experts, ranks have different parameters, each by its own file.
+  absl::Status ReadExpertPartitions(const std::vector<std::string>& models) {
+    for (size_t dp = 0; dp < models.size(); ++dp) {
+      CKPTD_ASSIGN_OR_RETURN(const DsModelState state, LoadDsModelState(fs_, tag_, models[dp]));
+      CKPTD_ASSIGN_OR_RETURN(const ExpertLayers own, ExpertLayers::Parse(*state.root->As<Dict>(), true));
+      if (own.empty())
+        return CannotConvert(absl::StrCat(models[dp], " has no ds_autoep_layers, and others have"));
+      const absl::Status merged = experts_.AddLayers(own);
+      if (!merged.ok()) return Annotate(merged, models[dp]);
+      source_.expert_infos.emplace(models[dp], ExpertInfo{R"(.*\.experts\.w[123]$)", own.description()});
+      if (dp == 0) CKPTD_RETURN_IF_ERROR(AddShapes(state, 0));
+      CKPTD_RETURN_IF_ERROR(AddPartitions(state, own, 0, dp));
+    }
+    return absl::OkStatus();
+  }
+
+  // `own`: the layers by the rank's own file.
+  absl::Status AddPartitions(const DsModelState& state, const ExpertLayers& own, size_t tp, size_t dp) {
     const std::string& path = source_.files.optim[tp][dp];
     CKPTD_ASSIGN_OR_RETURN(const DsMoments moments,
                            LoadDsMoments(fs_, tag_, path, AddInput(path), source_.dp));
@@ -252,21 +348,33 @@ class SourceReader {
       return CannotConvert(absl::StrCat(path, " is of stage ", moments.stage, " with ", moments.groups.size(),
                                         " sub-groups, and the model's state has ", state.shapes.size()));
     for (size_t i = 0; i < moments.groups.size(); ++i) {
-      int64_t offset = 0;
-      for (const NamedShape& named : state.shapes[i]) {
-        const int64_t partition = (named.elements + source_.dp - 1) / source_.dp;
-        const int64_t real =
-            std::clamp<int64_t>(named.elements - static_cast<int64_t>(dp) * partition, 0, partition);
-        CKPTD_ASSIGN_OR_RETURN(UniversalParam* const param, ParamOf(named.name, 0));
-        for (const auto& [name, flat] : moments.groups[i].flats) {
-          if (real > flat.elements - offset)
-            return CannotConvert(absl::StrCat(path, " has ", flat.elements, " elements of ", name,
-                                              ", too few for ", named.name,
-                                              ": the files are not of one save"));
-          CKPTD_RETURN_IF_ERROR(AddRange(*param, name, flat, offset, real, tp));
-        }
-        offset += partition;
+      const absl::Status added = AddSubGroup(state.shapes[i], moments.groups[i], own, tp, dp);
+      if (!added.ok()) return Annotate(added, path);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status AddSubGroup(const std::vector<NamedShape>& shapes, const DsGroupStates& group,
+                           const ExpertLayers& own, size_t tp, size_t dp) {
+    const Partition part = group.partition.value_or(Partition{source_.dp, static_cast<int64_t>(dp)});
+    int64_t offset = 0;
+    for (const NamedShape& named : shapes) {
+      const int64_t partition = (named.elements + part.count - 1) / part.count;
+      const int64_t real = std::clamp<int64_t>(named.elements - part.rank * partition, 0, partition);
+      CKPTD_ASSIGN_OR_RETURN(UniversalParam* const param, ParamOf(named.name, 0));
+      size_t slice = tp;
+      if (const ExpertParam* const expert = own.Find(named.name)) {
+        slice = static_cast<size_t>(*expert->own_rank);
+        CKPTD_RETURN_IF_ERROR(experts_.AddShape(*expert, named, slice));
+        CKPTD_RETURN_IF_ERROR(experts_.AddPartition(named.name, slice, part));
       }
+      for (const auto& [name, flat] : group.flats) {
+        if (real > flat.elements - offset)
+          return CannotConvert(absl::StrCat("there are ", flat.elements, " elements of ", name,
+                                            ", too few for ", named.name, ": the files are not of one save"));
+        CKPTD_RETURN_IF_ERROR(AddRange(*param, name, flat, offset, real, slice));
+      }
+      offset += partition;
     }
     return absl::OkStatus();
   }
@@ -277,6 +385,7 @@ class SourceReader {
   UniversalSource source_;
   std::unordered_map<std::string, int> inputs_;
   std::unordered_map<std::string, size_t> index_;
+  ExpertShards experts_;  // AutoEP's.
   // {name: {tensor-parallel rank: shape}}
   std::unordered_map<std::string, std::vector<std::optional<std::vector<int64_t>>>> shapes_;
 };

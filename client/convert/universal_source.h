@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/convert/ds_moments.h"
 #include "client/convert/ds_tag.h"
+#include "client/convert/model_copy.h"
 #include "client/convert/plan_archive.h"
 #include "client/convert/tp_rules.h"
 #include "client/formats/data_type.h"
@@ -22,14 +24,17 @@ namespace ckptd {
 struct UniversalParam {
   struct State {
     DataType dtype = DataType::kFloat32;
-    std::vector<std::vector<SourceRange>> slices;  // By tensor-parallel rank; in data-parallel order.
+    // By tensor-parallel rank, or, of experts, by expert-parallel rank; in data-parallel order.
+    std::vector<std::vector<SourceRange>> slices;
   };
 
   std::string name;
   int pipeline_stage = 0;
   std::map<std::string, State> states;       // "fp32", "exp_avg", ...
   SmallValue step;                           // Stages 1 and 2.
-  std::vector<std::vector<int64_t>> shapes;  // By tensor-parallel rank.
+  std::vector<std::vector<int64_t>> shapes;  // As the slices.
+  // How the slices of AutoEP's experts are merged. Unset: by the patterns.
+  std::optional<TpRule> rule;
 };
 
 // A tensor of the model's state dict that the optimizer has no state of: it is not trained.
@@ -47,8 +52,10 @@ struct UniversalSource {
   std::vector<UniversalParam> params;
   std::vector<UntrainedTensor> untrained;  // Stages 1 and 2.
   TpRules rules;
-  DsMoments first;                  // Of the first rank; its input is number 0.
-  std::vector<std::string> copied;  // The model's files, which a universal checkpoint has unchanged.
+  DsMoments first;  // Of the first rank; its input is number 0.
+  // The model's files, which a universal checkpoint has, too, and what their copies say of AutoEP's experts.
+  std::vector<std::string> copied;
+  std::map<std::string, ExpertInfo> expert_infos;
 };
 
 // `inject_missing_state`: do without universal_checkpoint_info. CANNOT_CONVERT says what is in the way; other

@@ -300,15 +300,16 @@ def files_in(folder):
 
 
 class MixtureNet(torch.nn.Module):
-    """Two layers of experts, of which each rank has its own, and what all ranks have."""
+    """Two layers of experts, spread over `spread` ranks, and what all ranks have."""
 
-    def __init__(self):
+    def __init__(self, spread):
         super().__init__()
         from deepspeed.moe.layer import MoE
 
         self.inner = torch.nn.Linear(13, 16)
         self.layers = torch.nn.ModuleList(
-            MoE(16, torch.nn.Linear(16, 16), num_experts=4, ep_size=2, use_rts=False, min_capacity=0) for _ in range(2)
+            MoE(16, torch.nn.Linear(16, 16), num_experts=4, ep_size=spread, use_rts=False, min_capacity=0)
+            for _ in range(2)
         )
         self.outer = torch.nn.Linear(16, 13)
 
@@ -319,13 +320,13 @@ class MixtureNet(torch.nn.Module):
         return self.outer(x)
 
 
-def mixture_engine(stage, seed=0, checkpoint_engine=None):
+def mixture_engine(stage, seed=0, checkpoint_engine=None, spread=2, **more):
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
 
     torch.manual_seed(seed + dist.get_rank())
-    model = MixtureNet()
+    model = MixtureNet(spread)
     groups = split([{"params": list(model.parameters()), "name": "all"}])
-    made = initialize(model, groups, config(stage), checkpoint_engine)
+    made = initialize(model, groups, config(stage, **more), checkpoint_engine)
     made.test_dtype = torch.float32
     return made
 
