@@ -202,9 +202,10 @@ def whole_states_of_stages_1_and_2(made):
     else:
         groups, flats = optimizer.round_robin_bit16_groups, optimizer.single_partition_of_fp32_groups
     for group, part in zip(groups, flats):
-        parts = [None] * dist.get_world_size()
+        parts = [None] * dist.get_world_size(group=optimizer.dp_process_group)
         state = optimizer.optimizer.state[part]
-        dist.all_gather_object(parts, [part.detach(), state["exp_avg"], state["exp_avg_sq"]])
+        own = [part.detach(), state["exp_avg"], state["exp_avg_sq"]]
+        dist.all_gather_object(parts, own, group=optimizer.dp_process_group)
         whole = [torch.cat(each) for each in zip(*parts)]
         at = 0
         for parameter in group:

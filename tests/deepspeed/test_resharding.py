@@ -97,3 +97,47 @@ def test_damage_in_a_file_of_another_rank_makes_all_ranks_load_the_next_older_ch
     paths = jobs[3].do(f"loaded.load_checkpoint({root!r})[0]")
     assert all(path.startswith(f"{root}/global_step2/") for path in paths), paths
     assert jobs[3].do("states.digests(loaded)")[0] == older
+
+
+@pytest.mark.parametrize("saving,loading", [(4, 2), (2, 4)])
+def test_pipeline_goes_on_with_other_data_parallel_ranks(jobs, root, saving, loading):
+    def stages(ranks, name):
+        """What the two stages have, each as a whole, and each on every rank of it the same."""
+        found = ranks.do(f"states.digests({name})")
+        half = len(found) // 2
+        assert found == [found[0]] * half + [found[half]] * half
+        return found[0], found[half]
+
+    jobs[saving].do("made = states.pipeline_engine(1); states.train_pipeline(made, 2)")
+    jobs[saving].do(f"made.checkpoint_engine = CheckpointEngine(wait='committed'); made.save_checkpoint({root!r})")
+    jobs[loading].do("loaded = states.pipeline_engine(1, seed=5, checkpoint_engine=CheckpointEngine())")
+    jobs[loading].do(f"loaded.load_checkpoint({root!r})")
+    assert stages(jobs[loading], "loaded") == stages(jobs[saving], "made")
+    jobs[loading].do("states.train_pipeline(loaded, 1)")
+
+
+@pytest.mark.parametrize("saving,loading", [(4, 2), (2, 3)])
+def test_experts_that_every_rank_has_go_on_with_other_ranks(jobs, root, saving, loading):
+    saved = save(jobs[saving], root, "states.mixture_engine(2, spread=1)")
+    assert load(jobs[loading], root, "states.mixture_engine(2, spread=1, seed=5)") == saved
+    jobs[loading].do("states.train(loaded)")
+
+
+def test_experts_that_are_spread_are_refused_with_other_ranks_before_anything_changes(jobs, root):
+    jobs[4].do(f"made = states.mixture_engine(2); states.train(made, 2); made.save_checkpoint({root!r})")
+    jobs[2].do(
+        "loaded = states.mixture_engine(2, seed=5, checkpoint_engine=CheckpointEngine()); before = states.state(loaded)"
+    )
+    for outcome in jobs[2].fail(f"loaded.load_checkpoint({root!r})"):
+        assert outcome.kind == "Refused" and outcome.reason == "STATE_MISMATCH"
+        assert "experts are cut over other ranks" in outcome.message and "ckptctl convert ds-to-universal" in outcome.message
+    assert jobs[2].do("states.differences(before, states.state(loaded))") == [[]] * 2
+    # Only the weights: DeepSpeed itself loads them.
+    jobs[2].do(f"loaded.load_checkpoint({root!r}, load_module_only=True)")
+
+
+def test_experts_that_were_spread_are_refused_where_every_rank_has_them(jobs, root):
+    save(jobs[2], root, "states.mixture_engine(2, spread=2)")
+    jobs[3].do("loaded = states.mixture_engine(2, seed=5, spread=1, checkpoint_engine=CheckpointEngine())")
+    for outcome in jobs[3].fail(f"loaded.load_checkpoint({root!r})"):
+        assert outcome.kind == "Refused" and "deepspeed_experts.2.weight is not there" in outcome.message

@@ -39,11 +39,13 @@ def reshard(engine: Any, arguments: Mapping[str, Any], files: Files) -> Optional
     Raises:
         errors.Refused: the checkpoint is not of this model.
     """
-    if not engine.zero_optimization() or engine.has_moe_layers or engine.zero_elastic_checkpoint():
+    if not engine.zero_optimization() or engine.zero_elastic_checkpoint():
         return None
     loading = _Loading(engine, arguments, files)
     if not loading.is_needed():
         return None
+    if _spreads_experts(engine):
+        raise refused("the model's experts are cut over other ranks than the rest")
     try:
         return loading.run()
     except MissingElements as error:
@@ -109,6 +111,15 @@ class _Loading:
         if self._is_stage_3:
             return PartitionedState(optimizer, shards, before, now, self._saved_ranks, self._ranks)
         return GroupedState(optimizer, shards, before, now)
+
+
+def _spreads_experts(engine: Any) -> bool:
+    import torch.distributed as dist
+
+    if not engine.has_moe_layers:
+        return False
+    is_stage_3: bool = engine.zero_optimization_partition_weights()
+    return is_stage_3 or any(dist.get_world_size(group=group) > 1 for group in engine.expert_parallel_group.values())
 
 
 def _check_shapes(saved: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> None:
