@@ -62,7 +62,7 @@ void PrintText(const Context& context, const ConvertDirs& dirs, const NxdZeroRep
 
 void PrintJson(const Context& context, const ConvertDirs& dirs, const NxdZeroReport& report, bool dry_run,
                double seconds) {
-  google::protobuf::Struct result;
+  google::protobuf::Struct result = CommonJson(dirs, report.removed, dry_run, seconds);
   auto& fields = *result.mutable_fields();
   const auto describe = [](google::protobuf::Value& value, bool full, int dp, const NxdTag& tag) {
     auto& entries = *value.mutable_struct_value()->mutable_fields();
@@ -72,9 +72,6 @@ void PrintJson(const Context& context, const ConvertDirs& dirs, const NxdZeroRep
     entries["pp"] = JsonNumber(tag.pp);
     entries["xser"] = JsonBool(tag.xser);
   };
-  fields["input"] = JsonText(dirs.paths.input);
-  fields["output"] = JsonText(dirs.output());
-  fields["dry_run"] = JsonBool(dry_run);
   describe(fields["from"], report.from.full, report.from.dp, report.from);
   describe(fields["to"], report.to_full, report.to_dp, report.from);
   fields["optim_files"] = JsonNumber(static_cast<double>(report.optim_files));
@@ -82,8 +79,6 @@ void PrintJson(const Context& context, const ConvertDirs& dirs, const NxdZeroRep
   fields["carried_files"] = JsonNumber(static_cast<double>(report.carried_files));
   fields["carried_bytes"] = JsonNumber(static_cast<double>(report.carried_bytes));
   fields["passed_over"] = JsonTexts(report.from.skipped);
-  fields["removed"] = JsonTexts(report.removed);
-  fields["seconds"] = JsonNumber(seconds);
   *context.out << ToJson(result);
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "client/ckptctl/json.h"
 #include "client/ckptctl/text.h"
 #include "storage/base/status_macros.h"
 #include "storage/fs/posix_file_system.h"
@@ -36,6 +37,18 @@ void PrintEnd(const Context& context, const std::vector<std::string>& removed, b
   }
   const auto rate = static_cast<int64_t>(static_cast<double>(bytes) / std::max(seconds, 1e-3));
   out << "converted in " << HumanSeconds(seconds) << ", " << HumanBytes(rate) << "/s\n";
+}
+
+google::protobuf::Struct CommonJson(const ConvertDirs& dirs, const std::vector<std::string>& removed,
+                                    bool dry_run, double seconds) {
+  google::protobuf::Struct result;
+  auto& fields = *result.mutable_fields();
+  fields["input"] = JsonText(dirs.paths.input);
+  fields["output"] = JsonText(dirs.output());
+  fields["dry_run"] = JsonBool(dry_run);
+  fields["removed"] = JsonTexts(removed);
+  fields["seconds"] = JsonNumber(seconds);
+  return result;
 }
 
 std::string ConvertDirs::output() const {

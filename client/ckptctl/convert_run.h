@@ -2,6 +2,8 @@
 #ifndef CKPTD_CLIENT_CKPTCTL_CONVERT_RUN_H_
 #define CKPTD_CLIENT_CKPTCTL_CONVERT_RUN_H_
 
+#include <google/protobuf/struct.pb.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -52,6 +54,10 @@ double Seconds(Duration duration);
 // MiB/s".
 void PrintEnd(const Context& context, const std::vector<std::string>& removed, bool dry_run, int64_t bytes,
               double seconds);
+
+// What the JSON of every conversion has: "input", "output", "dry_run", "removed" and "seconds".
+google::protobuf::Struct CommonJson(const ConvertDirs& dirs, const std::vector<std::string>& removed,
+                                    bool dry_run, double seconds);
 
 // Converts with progress, and prints the report as text or as JSON. `convert` takes a ConvertProgress& and
 // returns a StatusOr<Report>.

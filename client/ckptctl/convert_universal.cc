@@ -24,11 +24,8 @@ void PrintText(const Context& context, const ConvertDirs& dirs, const DsUniversa
 
 void PrintJson(const Context& context, const ConvertDirs& dirs, const DsUniversalReport& report, bool dry_run,
                double seconds) {
-  google::protobuf::Struct result;
+  google::protobuf::Struct result = CommonJson(dirs, report.removed, dry_run, seconds);
   auto& fields = *result.mutable_fields();
-  fields["input"] = JsonText(dirs.paths.input);
-  fields["output"] = JsonText(dirs.output());
-  fields["dry_run"] = JsonBool(dry_run);
   fields["stage"] = JsonNumber(report.stage);
   fields["dp"] = JsonNumber(report.dp);
   fields["tp"] = JsonNumber(report.tp);
@@ -37,8 +34,6 @@ void PrintJson(const Context& context, const ConvertDirs& dirs, const DsUniversa
   fields["files"] = JsonNumber(static_cast<double>(report.size.files));
   fields["bytes"] = JsonNumber(static_cast<double>(report.size.bytes));
   fields["unused_patterns"] = JsonTexts(report.unused);
-  fields["removed"] = JsonTexts(report.removed);
-  fields["seconds"] = JsonNumber(seconds);
   *context.out << ToJson(result);
 }
 

@@ -133,18 +133,13 @@ void PrintText(const Context& context, const ConvertDirs& dirs, const ZeroToFp32
 
 void PrintJson(const Context& context, const ConvertDirs& dirs, const ZeroToFp32Report& report, bool dry_run,
                double seconds) {
-  google::protobuf::Struct result;
+  google::protobuf::Struct result = CommonJson(dirs, report.removed, dry_run, seconds);
   auto& fields = *result.mutable_fields();
-  fields["input"] = JsonText(dirs.paths.input);
-  fields["output"] = JsonText(dirs.output());
-  fields["dry_run"] = JsonBool(dry_run);
   fields["stage"] = JsonNumber(report.stage);
   fields["ranks"] = JsonNumber(report.ranks);
   fields["weights"] = JsonNumber(static_cast<double>(report.weights));
   fields["bytes"] = JsonNumber(static_cast<double>(report.size.bytes));
   fields["files"] = JsonTexts(report.names);
-  fields["removed"] = JsonTexts(report.removed);
-  fields["seconds"] = JsonNumber(seconds);
   *context.out << ToJson(result);
 }
 
