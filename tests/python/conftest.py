@@ -16,6 +16,7 @@ import tempfile
 import threading
 from typing import Any, Callable, Deque, Dict, Iterator, List, Tuple
 
+import ckptd
 import grpc
 import pytest
 from ckptd._wire.protocol import DETAILS_KEY, TOKEN_KEY, handoff, messages, services, types
@@ -376,3 +377,14 @@ def daemon() -> Iterator[FakeDaemon]:
         fake = FakeDaemon(pathlib.Path(folder))
         yield fake
         fake.stop()
+
+
+@pytest.fixture
+def client(daemon: Any) -> Iterator[ckptd.Client]:
+    with ckptd.connect(daemon.endpoint) as made:
+        yield made
+
+
+@pytest.fixture
+def run(client: ckptd.Client, tmp_path: pathlib.Path) -> ckptd.Run:
+    return client.run(tmp_path / "root", rank=0, world_size=1)

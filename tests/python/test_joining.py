@@ -7,18 +7,12 @@ import logging
 import pathlib
 import threading
 import weakref
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import ckptd
 import grpc
 import pytest
 from ckptd._membership import membership as membership_module
-
-
-@pytest.fixture
-def client(daemon: Any) -> Iterator[ckptd.Client]:
-    with ckptd.connect(daemon.endpoint) as made:
-        yield made
 
 
 @pytest.fixture

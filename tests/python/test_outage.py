@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import logging
-import pathlib
 import threading
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import ckptd
 import pytest
 from harness import until
-
-
-@pytest.fixture
-def client(daemon: Any) -> Iterator[ckptd.Client]:
-    with ckptd.connect(daemon.endpoint) as made:
-        yield made
-
-
-@pytest.fixture
-def run(client: ckptd.Client, tmp_path: pathlib.Path) -> ckptd.Run:
-    return client.run(tmp_path / "root", rank=0, world_size=1)
 
 
 @pytest.fixture(autouse=True)

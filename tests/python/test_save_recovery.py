@@ -7,11 +7,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import pathlib
 import threading
 import time
 import weakref
-from typing import Any, Iterator, List
+from typing import Any, List
 
 import ckptd
 import grpc
@@ -22,17 +21,6 @@ from harness import until
 SEGMENT = 1 << 20  # Bytes of the fake daemon's segments.
 BIG = os.urandom((2 << 20) + 100_001)  # It lies in three of them.
 PUNCH = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-
-
-@pytest.fixture
-def client(daemon: Any) -> Iterator[ckptd.Client]:
-    with ckptd.connect(daemon.endpoint) as made:
-        yield made
-
-
-@pytest.fixture
-def run(client: ckptd.Client, tmp_path: pathlib.Path) -> ckptd.Run:
-    return client.run(tmp_path / "root", rank=0, world_size=1)
 
 
 def refusal(code: grpc.StatusCode, reason: str) -> Any:

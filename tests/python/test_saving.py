@@ -23,17 +23,6 @@ from harness import until
 BIG = os.urandom((2 << 20) + 100_001)  # It lies in three segments of the daemon.
 
 
-@pytest.fixture
-def client(daemon: Any) -> Iterator[ckptd.Client]:
-    with ckptd.connect(daemon.endpoint) as made:
-        yield made
-
-
-@pytest.fixture
-def run(client: ckptd.Client, tmp_path: pathlib.Path) -> ckptd.Run:
-    return client.run(tmp_path / "root", rank=0, world_size=1)
-
-
 def two_ranks(daemon: Any, tmp_path: pathlib.Path) -> List[ckptd.Run]:
     return [ckptd.connect(daemon.endpoint).run(tmp_path / "root", rank=rank, world_size=2) for rank in (0, 1)]
 
