@@ -9,8 +9,15 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 
 namespace ckptd {
+
+// A text as a part of a key: without a slash, so that no part is the beginning of another one and what
+// follows it.
+inline std::string KeyPart(const std::string& text) {
+  return absl::StrReplaceAll(text, {{"%", "%25"}, {"/", "%2F"}});
+}
 
 // Values are messages of ckptd/ledger/v1/ledger.proto. Attempts have 16 digits, so that keys are in their
 // order.
@@ -21,6 +28,8 @@ class LedgerKeys {
 
   std::string Active() const { return prefix_ + "active"; }
   std::string Sequence() const { return prefix_ + "sequence"; }
+  std::string Coordinator() const { return prefix_ + "coordinator"; }
+  std::string Term() const { return prefix_ + "term"; }
   std::string Attempts() const { return prefix_ + "attempts/"; }
   std::string Head(int64_t attempt) const { return Attempt(attempt) + "/head"; }
   std::string NodeRanks(int64_t attempt, const std::string& node) const {

@@ -8,6 +8,10 @@ namespace ckptd::ledger_reason {
 inline constexpr char kNodeNameTaken[] = "NODE_NAME_TAKEN";
 // FAILED_PRECONDITION: this daemon's registration is over: its lease has ended, or a successor has its name.
 inline constexpr char kNodeReplaced[] = "NODE_REPLACED";
+// FAILED_PRECONDITION: one path is another run on another node, so the nodes do not share the root.
+inline constexpr char kRootNotShared[] = "ROOT_NOT_SHARED";
+// FAILED_PRECONDITION: this daemon no longer coordinates the run.
+inline constexpr char kNotCoordinator[] = "NOT_COORDINATOR";
 
 }  // namespace ckptd::ledger_reason
 #endif  // CKPTD_DAEMON_LEDGER_LEDGER_REASONS_H_

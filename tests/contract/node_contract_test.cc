@@ -5,16 +5,18 @@
 
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/etcd_ledger.h"
+#include "daemon/ledger/launch_roots.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "daemon/ledger/node_registration.h"
 #include "storage/base/errors.h"
 #include "tests/testing/any_etcd.h"
+#include "tests/testing/registered_nodes.h"
 
 namespace ckptd {
 namespace {
@@ -22,80 +24,23 @@ namespace {
 using etcdserverpb::TxnRequest;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using StateDirectory = std::vector<std::string>;
+using StateDirectory = RegisteredNodes::StateDirectory;
 
 class NodeContract : public ::testing::TestWithParam<EtcdKind> {
  protected:
   static void TearDownTestSuite() { AnyEtcd::StopCluster(); }
-  void SetUp() override {
-    caller().OnTick([this] {
-      for (NodeRegistration* daemon : living_) daemon->OnTick();
-    });
-  }
-  // What is still under way of a request that was asked again arrives now, and must change nothing.
-  void TearDown() override {
-    if (!etcd_.has_model()) return;
-    etcd_.WithModel([](EtcdModel& model) {
-      const int64_t before = model.revision();
-      model.ReplayTransactions();
-      EXPECT_EQ(model.revision(), before) << "a late copy of a transaction was applied";
-    });
-  }
+  void TearDown() override { nodes_.DeliverLateCopies(); }
 
   EtcdCaller& caller() { return etcd_.caller(); }
-  std::string Key(const std::string& name) const { return prefix_ + "nodes/" + name; }
-
-  // A daemon that has not registered yet.
+  std::string Key(const std::string& name) const { return nodes_.prefix() + "nodes/" + name; }
   std::unique_ptr<NodeRegistration> NewDaemon(const std::string& name, StateDirectory* state_directory) {
-    NodeRegistration::Options options;
-    options.prefix = prefix_;
-    options.name = name;
-    options.host = "host of " + name;
-    options.incarnation = prefix_ + std::to_string(++daemons_);
-    options.predecessors = *state_directory;
-    // Where requests are lost, a short lease may end by itself.
-    options.lease_seconds = GetParam().simulated() ? 60 : 2;
-    auto daemon = std::make_unique<NodeRegistration>(
-        etcd_.NewClient(), etcd_.clock(), options,
-        [state_directory](const std::vector<std::string>& incarnations, NodeRegistration::Done remembered) {
-          *state_directory = incarnations;
-          remembered(absl::OkStatus());
-        },
-        [this, name](const absl::Status& why) { lost_.push_back(name + " " + ReasonOf(why)); });
-    living_.insert(daemon.get());
-    return daemon;
+    return nodes_.New(name, state_directory);
   }
-  absl::Status Register(NodeRegistration& daemon) {
-    std::optional<absl::Status> result;
-    daemon.Register([&](absl::Status answer) { result = std::move(answer); });
-    caller().RunUntil([&] { return result.has_value(); });
-    return result.value_or(absl::UnknownError("no answer"));
-  }
-  // As if it hung: it no longer ticks.
-  void WaitForTheEndOf(NodeRegistration& daemon) {
-    living_.erase(&daemon);
-    etcd_.EndLeaseOfModel(daemon.identity().lease);
-    caller().RunUntil([&] { return Read(daemon.identity().key) == "(none)"; });
-  }
-  // It ends without a word.
-  void Kill(std::unique_ptr<NodeRegistration>& daemon) {
-    living_.erase(daemon.get());
-    daemon = nullptr;
-  }
-  void Release(NodeRegistration& daemon) {
-    std::optional<absl::Status> result;
-    daemon.Release([&](absl::Status answer) { result = std::move(answer); });
-    caller().RunUntil([&] { return result.has_value(); });
-    EXPECT_TRUE(result->ok()) << *result;
-  }
-  std::string Read(const std::string& key) { return caller().Read(key).value_or("(error)"); }
+  absl::Status Register(NodeRegistration& daemon) { return nodes_.Register(daemon); }
+  std::string Read(const std::string& key) { return nodes_.Read(key); }
 
   AnyEtcd etcd_{GetParam()};
-  const std::string prefix_ =
-      std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()) + "/";
-  int daemons_ = 0;
-  std::set<NodeRegistration*> living_;
-  std::vector<std::string> lost_;
+  RegisteredNodes nodes_{&etcd_};
   StateDirectory state_, other_state_;
 };
 
@@ -110,14 +55,14 @@ TEST_P(NodeContract, NameBelongsToOneDaemonUntilItsLeaseHasEnded) {
   const absl::Status taken = Register(*other);
   EXPECT_EQ(ReasonOf(taken), ledger_reason::kNodeNameTaken);
   EXPECT_THAT(std::string(taken.message()), HasSubstr("on host host of node1"));
-  Kill(other);
+  nodes_.Kill(other);
   auto second = NewDaemon("node2", &other_state_);
   EXPECT_TRUE(Register(*second).ok()) << "another name";
-  WaitForTheEndOf(*first);
-  Kill(first);
+  nodes_.WaitForTheEndOf(*first);
+  nodes_.Kill(first);
   auto later = NewDaemon("node1", &other_state_);
   EXPECT_TRUE(Register(*later).ok());
-  EXPECT_THAT(other_state_, ElementsAre(prefix_ + "4"));
+  EXPECT_THAT(other_state_, ElementsAre(nodes_.prefix() + "4"));
 }
 
 TEST_P(NodeContract, SuccessorWithTheStateDirectoryTakesTheNameAtOnceAndThePredecessorHearsOfIt) {
@@ -127,11 +72,11 @@ TEST_P(NodeContract, SuccessorWithTheStateDirectoryTakesTheNameAtOnceAndThePrede
   ASSERT_TRUE(Register(*successor).ok());
   EXPECT_EQ(Read(Key("node1")), successor->identity().value);
   EXPECT_NE(first->identity().value, successor->identity().value);
-  caller().RunUntil([&] { return !lost_.empty(); });
-  EXPECT_THAT(lost_, ElementsAre("node1 LEDGER_LEASE_ENDED"));
+  caller().RunUntil([&] { return !nodes_.lost().empty(); });
+  EXPECT_THAT(nodes_.lost(), ElementsAre("node1 LEDGER_LEASE_ENDED"));
   EXPECT_FALSE(first->held());
   EXPECT_TRUE(successor->held());
-  EXPECT_THAT(state_, ElementsAre(prefix_ + "2"));
+  EXPECT_THAT(state_, ElementsAre(nodes_.prefix() + "2"));
 }
 
 // etcd may know a daemon that has never heard so.
@@ -139,7 +84,7 @@ TEST_P(NodeContract, DaemonThatEndsWhileItRegistersKeepsNobodyOut) {
   auto first = NewDaemon("node1", &state_);
   first->Register([](const absl::Status&) {});
   caller().RunUntil([&] { return Read(Key("node1")) == first->identity().value; });
-  Kill(first);
+  nodes_.Kill(first);
   auto second = NewDaemon("node1", &state_);
   EXPECT_TRUE(Register(*second).ok());
 }
@@ -148,30 +93,30 @@ TEST_P(NodeContract, DaemonThatEndsWhileItRegistersKeepsNobodyOut) {
 TEST_P(NodeContract, LateCopyOfAPredecessorsRegistrationBringsNothingBack) {
   auto first = NewDaemon("node1", &state_);
   ASSERT_TRUE(Register(*first).ok());
-  Kill(first);
+  nodes_.Kill(first);
   auto second = NewDaemon("node1", &state_);
   ASSERT_TRUE(Register(*second).ok());
-  Release(*second);
+  nodes_.Release(*second);
   EXPECT_EQ(Read(Key("node1")), "(none)");
-  EXPECT_TRUE(lost_.empty()) << "it was given up";
+  EXPECT_TRUE(nodes_.lost().empty()) << "it was given up";
 }
 
 TEST_P(NodeContract, DaemonThatDoesNotTickLosesItsName) {
   auto first = NewDaemon("node1", &state_);
   ASSERT_TRUE(Register(*first).ok());
-  WaitForTheEndOf(*first);
+  nodes_.WaitForTheEndOf(*first);
   if (GetParam().ends_leases()) {
     EXPECT_FALSE(first->held()) << "it ends for the daemon before it ends for etcd";
   }
   caller().RunUntil([&] { return !first->held(); });
   first->OnTick();
-  EXPECT_THAT(lost_, ElementsAre("node1 LEDGER_LEASE_ENDED"));
+  EXPECT_THAT(nodes_.lost(), ElementsAre("node1 LEDGER_LEASE_ENDED"));
 }
 
 TEST_P(NodeContract, NothingIsRegisteredThatTheStateDirectoryDoesNotKnow) {
   auto daemon = std::make_unique<NodeRegistration>(
       etcd_.NewClient(), etcd_.clock(),
-      NodeRegistration::Options{prefix_, "node1", "host", "incarnation", {}, 60},
+      NodeRegistration::Options{nodes_.prefix(), "node1", "host", "incarnation", {}, 60},
       [](const std::vector<std::string>&, NodeRegistration::Done remembered) {
         remembered(absl::ResourceExhaustedError("the disk is full"));
       },
@@ -190,7 +135,8 @@ INSTANTIATE_TEST_SUITE_P(, PausedNode, ::testing::ValuesIn(SimulatedEtcds(/*seed
 TEST_P(PausedNode, HasNoNameIfItsLeaseEndedWhileItRegistered) {
   NodeRegistration::Done remembered;
   NodeRegistration slow(
-      etcd_.NewClient(), etcd_.clock(), NodeRegistration::Options{prefix_, "node1", "host", "slow", {}, 60},
+      etcd_.NewClient(), etcd_.clock(),
+      NodeRegistration::Options{nodes_.prefix(), "node1", "host", "slow", {}, 60},
       [&](const std::vector<std::string>&, NodeRegistration::Done done) { remembered = std::move(done); },
       [](const absl::Status&) { ADD_FAILURE() << "a registration was lost that never was one"; });
   std::string result;
@@ -208,7 +154,7 @@ TEST_P(PausedNode, HasNoNameIfItsLeaseEndedWhileItRegistered) {
 TEST_P(PausedNode, WritesNothingOnceItsSuccessorHasTheName) {
   auto first = NewDaemon("node1", &state_);
   ASSERT_TRUE(Register(*first).ok());
-  EtcdLedger ledger(&etcd_.latest_client(), {prefix_ + "run/", first->identity(), "test"});
+  EtcdLedger ledger(nodes_.ClientOf(*first), {nodes_.prefix() + "run/", first->identity(), "test"});
   Ledger::JoinSpec spec;
   spec.world_size = 1;
   spec.launch_id = "launch";
@@ -220,7 +166,7 @@ TEST_P(PausedNode, WritesNothingOnceItsSuccessorHasTheName) {
 
   // The first transaction that reads is applied as it is; the name changes hands before the first that
   // writes.
-  const std::string sequence = prefix_ + "run/sequence";
+  const std::string sequence = nodes_.prefix() + "run/sequence";
   etcd_.simulation().BeforeTransaction([&, taken = false](const TxnRequest& request) mutable {
     if (taken || request.success(0).request_put().key() != sequence) return;
     taken = true;
@@ -236,6 +182,64 @@ TEST_P(PausedNode, WritesNothingOnceItsSuccessorHasTheName) {
   EXPECT_EQ(ReasonOf(admitted->status()), ledger_reason::kNodeReplaced);
   EXPECT_EQ(Read(sequence), "(none)");
   etcd_.simulation().BeforeTransaction(nullptr);
+}
+
+// ---- roots that are not shared
+
+class LaunchRoots : public NodeContract {
+ protected:
+  void SetUp() override {
+    NodeContract::SetUp();
+    first_ = NewDaemon("node1", &state_);
+    second_ = NewDaemon("node2", &other_state_);
+    ASSERT_TRUE(Register(*first_).ok() && Register(*second_).ok());
+  }
+  absl::Status Claim(const NodeRegistration& daemon, const std::string& launch, const std::string& path,
+                     const std::string& run) {
+    std::optional<absl::Status> result;
+    ClaimRoot(caller().etcd(), daemon.identity(), {nodes_.prefix(), launch, path, run},
+              [&](absl::Status answer) { result = std::move(answer); });
+    caller().RunUntil([&] { return result.has_value(); });
+    return result.value_or(absl::UnknownError("no answer"));
+  }
+
+  std::unique_ptr<NodeRegistration> first_, second_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, LaunchRoots, ::testing::ValuesIn(AllEtcds(/*seeds=*/20)), NameOf);
+
+TEST_P(LaunchRoots, TwoFoldersUnderOnePathOfALaunchAreFoundOut) {
+  EXPECT_TRUE(Claim(*first_, "launch", "/mnt/root", "run a").ok());
+  const absl::Status refused = Claim(*second_, "launch", "/mnt/root", "run b");
+  EXPECT_EQ(ReasonOf(refused), ledger_reason::kRootNotShared);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("on node \"node2\" it holds run run b, and on node \"node1\" run run a"));
+  EXPECT_EQ(ReasonOf(Claim(*first_, "launch", "/mnt/root", "run a")), ledger_reason::kRootNotShared);
+}
+
+TEST_P(LaunchRoots, SharedFoldersOtherPathsAndOtherLaunchesAreFine) {
+  EXPECT_TRUE(Claim(*first_, "launch", "/mnt/root", "run a").ok());
+  EXPECT_TRUE(Claim(*second_, "launch", "/mnt/root", "run a").ok());
+  EXPECT_TRUE(Claim(*first_, "launch", "/mnt/root", "run a").ok());
+  EXPECT_TRUE(Claim(*second_, "launch", "/mnt/root/below", "run b").ok());
+  EXPECT_TRUE(Claim(*second_, "launch 2", "/mnt/root", "run c").ok());
+  EXPECT_TRUE(Claim(*second_, "launch/2", "/mnt/root", "run d").ok());
+  EXPECT_TRUE(Claim(*first_, "launch", "2/mnt/root", "run e").ok());
+}
+
+TEST_P(LaunchRoots, FolderThatWasMadeAgainIsFineWhenAllNodesHaveSeenIt) {
+  EXPECT_TRUE(Claim(*first_, "launch", "/mnt/root", "old").ok());
+  EXPECT_TRUE(Claim(*second_, "launch", "/mnt/root", "old").ok());
+  EXPECT_EQ(ReasonOf(Claim(*first_, "launch", "/mnt/root", "new")), ledger_reason::kRootNotShared);
+  EXPECT_TRUE(Claim(*second_, "launch", "/mnt/root", "new").ok());
+  EXPECT_TRUE(Claim(*first_, "launch", "/mnt/root", "new").ok());
+}
+
+TEST_P(LaunchRoots, ClaimGoesWithItsDaemon) {
+  EXPECT_TRUE(Claim(*first_, "launch", "/mnt/root", "run a").ok());
+  nodes_.Release(*first_);
+  EXPECT_TRUE(Claim(*second_, "launch", "/mnt/root", "run b").ok());
+  EXPECT_EQ(ReasonOf(Claim(*first_, "launch", "/mnt/root", "run a")), ledger_reason::kNodeReplaced);
 }
 
 }  // namespace

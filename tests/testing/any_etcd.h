@@ -48,9 +48,8 @@ class AnyEtcd {
   Clock* clock();  // That of leases.
   // A connection for one daemon: of its own if etcd is simulated. Lives as long as this object.
   Etcd* NewClient();
-  // The latest of NewClient; only if etcd is simulated.
-  SimulatedEtcd::Client& latest_client() { return *clients_.back(); }
-  SimulatedEtcd& simulation() { return *simulation_; }
+  bool simulated() const { return simulation_ != nullptr; }
+  SimulatedEtcd& simulation() { return *simulation_; }  // Only then.
 
   bool has_model() const { return simulation_ != nullptr || member_ != nullptr; }
   void WithModel(const std::function<void(EtcdModel&)>& use);
