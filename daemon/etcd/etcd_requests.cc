@@ -35,12 +35,17 @@ Compare PrefixUnchangedSince(const std::string& prefix, int64_t revision) {
   return compare;
 }
 
-Compare NoneBelow(const std::string& prefix) {
+Compare CreatedAt(const std::string& key, int64_t create_revision) {
   Compare compare;
-  compare.set_key(prefix);
-  compare.set_range_end(PrefixEnd(prefix));
+  compare.set_key(key);
   compare.set_target(Compare::CREATE);
-  compare.set_create_revision(0);
+  compare.set_create_revision(create_revision);
+  return compare;
+}
+
+Compare NoneBelow(const std::string& prefix) {
+  Compare compare = CreatedAt(prefix, 0);
+  compare.set_range_end(PrefixEnd(prefix));
   return compare;
 }
 

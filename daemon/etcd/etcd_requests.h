@@ -22,6 +22,8 @@ inline etcdserverpb::Compare Absent(const std::string& key) { return LastChanged
 etcdserverpb::Compare UnchangedSince(const std::string& key, int64_t revision);
 // No key that begins with `prefix` has been written since this revision. As above.
 etcdserverpb::Compare PrefixUnchangedSince(const std::string& prefix, int64_t revision);
+// The key exists, and was created at this revision: it has been there since.
+etcdserverpb::Compare CreatedAt(const std::string& key, int64_t create_revision);
 // No key begins with `prefix`.
 etcdserverpb::Compare NoneBelow(const std::string& prefix);
 // The key exists and has this value.

@@ -49,11 +49,16 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
     return reads;
   }
 
+  static bool Holds(const CompareAndSwap::Held& held, const etcdserverpb::KeyValue& key) {
+    const bool same_key = held.create_revision == 0 || held.create_revision == key.create_revision();
+    return same_key && held.value == key.value();
+  }
+
   // Takes what is held away from what was found.
   absl::Status CheckHeld(CompareAndSwap::Found* found) const {
     for (size_t i = 0; i < swap_.held.size(); ++i) {
       const auto& holder = (*found)[swap_.ranges.size() + i];
-      if (holder.empty() || holder[0].value() != swap_.held[i].value) return swap_.held[i].lost;
+      if (holder.empty() || !Holds(swap_.held[i], holder[0])) return swap_.held[i].lost;
     }
     found->resize(swap_.ranges.size());
     return absl::OkStatus();
@@ -83,8 +88,10 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
       *request.add_compare() =
           range.is_prefix ? PrefixUnchangedSince(range.key, revision) : UnchangedSince(range.key, revision);
     }
-    for (const CompareAndSwap::Held& held : swap_.held)
+    for (const CompareAndSwap::Held& held : swap_.held) {
       *request.add_compare() = HasValue(held.key, held.value);
+      if (held.create_revision != 0) *request.add_compare() = CreatedAt(held.key, held.create_revision);
+    }
     for (const RequestOp& operation : Reads()) *request.add_failure() = operation;
     for (const RequestOp& operation : operations) *request.add_success() = operation;
     etcd_->Txn(request, swap_.purpose,

@@ -2,6 +2,7 @@
 #ifndef CKPTD_DAEMON_LEDGER_COMPARE_AND_SWAP_H_
 #define CKPTD_DAEMON_LEDGER_COMPARE_AND_SWAP_H_
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ struct CompareAndSwap {
   struct Held {
     std::string key, value;
     absl::Status lost;
+    int64_t create_revision = 0;  // If not 0, the key was created at this one.
   };
   // What was found in each of the ranges, at one revision.
   using Found = std::vector<std::vector<etcdserverpb::KeyValue>>;

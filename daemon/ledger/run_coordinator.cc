@@ -1,0 +1,130 @@
+#include "daemon/ledger/run_coordinator.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+
+using etcdserverpb::Event;
+using etcdserverpb::KeyValue;
+using etcdserverpb::RangeResponse;
+using etcdserverpb::RequestOp;
+
+RunCoordinator::RunCoordinator(Etcd* etcd, Options options, std::function<void(const Office&)> changed,
+                               std::function<void(const absl::Status&)> ended)
+    : etcd_(etcd),
+      options_(std::move(options)),
+      keys_(options_.prefix),
+      changed_(std::move(changed)),
+      ended_(std::move(ended)) {}
+
+void RunCoordinator::Start() { Read(); }
+
+// Every call has a deadline, so this does not ask in a tight loop while etcd is away.
+void RunCoordinator::Read() {
+  watch_ = nullptr;
+  etcdserverpb::RangeRequest request;
+  request.set_key(keys_.Coordinator());
+  etcd_->Range(request, While("looking for the coordinator"),
+               [this, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<RangeResponse>& found) {
+                 if (alive.expired() || stopped_) return;
+                 if (found.ok()) return WasRead(*found);
+                 if (ReasonOf(found.status()) == ledger_reason::kUnavailable) return Read();
+                 End(found.status());
+               });
+}
+
+void RunCoordinator::WasRead(const RangeResponse& found) {
+  if (found.kvs_size() == 0) return TakeOffice();
+  Watch(found.header().revision() + 1);
+  Saw(found.kvs(0));
+}
+
+// The term has a key of its own, which stays: the coordinator's key goes with its lease, and the next term
+// must be above that of every coordinator that there was.
+void RunCoordinator::TakeOffice() {
+  CompareAndSwap swap;
+  swap.ranges = {{keys_.Coordinator()}, {keys_.Term()}};
+  swap.held = {options_.node.Held()};
+  swap.decide = [keys = keys_, node = options_.node](const CompareAndSwap::Found& found) {
+    if (!found[0].empty()) return std::vector<RequestOp>();
+    ledger::v1::LastTerm last;
+    if (!found[1].empty()) last.ParseFromString(found[1][0].value());
+    last.set_term(last.term() + 1);
+    ledger::v1::Coordinator coordinator;
+    coordinator.set_term(last.term());
+    coordinator.set_node(node.name);
+    coordinator.set_registration(node.value);
+    return std::vector<RequestOp>{
+        Put(keys.Coordinator(), coordinator.SerializeAsString(), node.lease),
+        Put(keys.Term(), last.SerializeAsString()),
+    };
+  };
+  swap.purpose = While("becoming the coordinator");
+  Run(etcd_, std::move(swap), [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& taken) {
+    if (alive.expired() || stopped_) return;
+    if (taken.ok() || ReasonOf(taken) == ledger_reason::kUnavailable) return Read();
+    End(taken);
+  });
+}
+
+void RunCoordinator::Watch(int64_t from_revision) {
+  watch_ = etcd_->Watch({keys_.Coordinator(), "", from_revision, While("watching the coordinator"),
+                         [this](const std::vector<Event>& events) { OnEvents(events); },
+                         [this](const absl::Status& why) {
+                           if (ReasonOf(why) == ledger_reason::kCompacted) return Read();
+                           End(why);
+                         }});
+}
+
+void RunCoordinator::OnEvents(const std::vector<Event>& events) {
+  if (events.back().type() == Event::DELETE) return Read();
+  Saw(events.back().kv());
+}
+
+void RunCoordinator::Saw(const KeyValue& key) {
+  ledger::v1::Coordinator coordinator;
+  coordinator.ParseFromString(key.value());
+  if (coordinator.term() <= office_.term) return;  // Known.
+  office_.term = coordinator.term();
+  office_.node = coordinator.node();
+  office_.mine = coordinator.registration() == options_.node.value;
+  office_.held = {};
+  if (office_.mine) {
+    office_.held = {key.key(), key.value(),
+                    MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNotCoordinator,
+                              absl::StrCat("node \"", options_.node.name,
+                                           "\" is no longer the coordinator of run ", options_.run)),
+                    key.create_revision()};
+  }
+  changed_(Office(office_));
+}
+
+void RunCoordinator::End(const absl::Status& why) {
+  stopped_ = true;
+  watch_ = nullptr;
+  std::exchange(ended_, nullptr)(why);
+}
+
+void RunCoordinator::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
+  stopped_ = true;
+  watch_ = nullptr;
+  if (!office_.mine) return resigned(absl::OkStatus());
+  CompareAndSwap swap;
+  swap.held = {office_.held};
+  swap.decide = [keys = keys_](const CompareAndSwap::Found&) {
+    return std::vector<RequestOp>{Delete(keys.Coordinator())};
+  };
+  swap.purpose = While("resigning as the coordinator");
+  Run(etcd_, std::move(swap), [resigned = std::move(resigned)](const absl::Status& written) mutable {
+    resigned(ReasonOf(written) == ledger_reason::kNotCoordinator ? absl::OkStatus() : written);
+  });
+}
+
+}  // namespace ckptd

@@ -1,0 +1,70 @@
+// Which daemon decides for a run, and this daemon's wish to be the one.
+#ifndef CKPTD_DAEMON_LEDGER_RUN_COORDINATOR_H_
+#define CKPTD_DAEMON_LEDGER_RUN_COORDINATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/keys.h"
+#include "daemon/ledger/node_identity.h"
+
+namespace ckptd {
+
+// Whoever finds that nobody coordinates the run takes the office, until its lease ends or it resigns. Several
+// daemons may believe for a while that the office is theirs; what they decide counts only if the office is
+// held when etcd applies it, so each decision is a CompareAndSwap with Office::held.
+class RunCoordinator {
+ public:
+  struct Office {
+    int64_t term = 0;  // Rises with each coordinator of the run; no two have the same.
+    std::string node;  // The coordinator's.
+    bool mine = false;
+    CompareAndSwap::Held held;  // If it is mine. Lost: NOT_COORDINATOR.
+  };
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    NodeIdentity node;
+    std::string run;  // For messages.
+  };
+
+  // `changed` runs with the coordinator, and then with each later one. `ended` runs once if this daemon can
+  // neither become coordinator nor hear of one any longer: NODE_REPLACED, and errors of etcd_errors.h but for
+  // LEDGER_UNAVAILABLE, after which it goes on. Either may destroy this object. `etcd` must outlive it.
+  RunCoordinator(Etcd* etcd, Options options, std::function<void(const Office&)> changed,
+                 std::function<void(const absl::Status&)> ended);
+
+  void Start();
+  // Gives the office up, if it is this daemon's, so that another one takes it at once; and wants it no more.
+  void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
+
+ private:
+  std::string While(const std::string& what) const { return what + " of run " + options_.run; }
+  void Read();
+  void WasRead(const etcdserverpb::RangeResponse& found);
+  void TakeOffice();
+  void Watch(int64_t from_revision);
+  void OnEvents(const std::vector<etcdserverpb::Event>& events);
+  void Saw(const etcdserverpb::KeyValue& key);
+  void End(const absl::Status& why);
+
+  Etcd* const etcd_;
+  const Options options_;
+  const LedgerKeys keys_;
+  std::function<void(const Office&)> changed_;
+  std::function<void(const absl::Status&)> ended_;
+  Office office_;  // The latest that was seen.
+  bool stopped_ = false;
+  std::unique_ptr<EtcdWatch> watch_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_RUN_COORDINATOR_H_
