@@ -11,14 +11,6 @@ using etcdserverpb::RequestOp;
 using Operations = std::vector<RequestOp>;
 using Process = ledger::v1::LivingProcesses::Process;
 
-// It decides in memory, and answers at once: what it has decided is written elsewhere.
-LocalLedger LedgerFrom(const RunState& state) {
-  return LocalLedger(state.record(), 0,
-                     [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)> written) {
-                       written(absl::OkStatus());
-                     });
-}
-
 Process ProcessOf(const Ledger::JoinSpec& spec) {
   Process process;
   process.set_process(spec.process);

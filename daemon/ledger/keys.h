@@ -33,8 +33,20 @@ class LedgerKeys {
   std::string Attempts() const { return prefix_ + "attempts/"; }
   std::string Head(int64_t attempt) const { return Attempt(attempt) + "/head"; }
   std::string NodeRanks(int64_t attempt, const std::string& node) const {
-    return Attempt(attempt) + "/nodes/" + node;
+    return AttemptRanks(attempt) + node;
   }
+  std::string AttemptRanks(int64_t attempt) const { return Attempt(attempt) + "/nodes/"; }
+
+  // States and votes are apart, so that a member can watch the states without hearing of every vote.
+  std::string SaveIndex(int64_t attempt, const std::string& tag, int64_t ordinal) const {
+    return prefix_ + absl::StrFormat("index/%016d/%s/%d", attempt, KeyPart(tag), ordinal);
+  }
+  std::string SaveState(int64_t sequence) const {
+    return prefix_ + absl::StrFormat("states/%016d", sequence);
+  }
+  std::string Votes(int64_t sequence) const { return prefix_ + absl::StrFormat("votes/%016d/", sequence); }
+  std::string Vote(int64_t sequence, const std::string& node) const { return Votes(sequence) + node; }
+
   std::string Living() const { return prefix_ + "living/"; }
   std::string Living(const std::string& node) const { return Living() + node; }
   std::string Resume(int64_t attempt) const { return Resumes() + absl::StrFormat("%016d", attempt); }

@@ -159,4 +159,11 @@ std::vector<RequestOp> RunState::LivingChanges(const Living& living, int64_t lea
   return {Put(keys_.Living(node_), message.SerializeAsString(), lease)};
 }
 
+LocalLedger LedgerFrom(const RunState& state) {
+  return LocalLedger(state.record(), 0,
+                     [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)> written) {
+                       written(absl::OkStatus());
+                     });
+}
+
 }  // namespace ckptd

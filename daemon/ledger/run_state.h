@@ -11,6 +11,7 @@
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/keys.h"
+#include "storage/ledger/local_ledger.h"
 
 namespace ckptd {
 
@@ -46,6 +47,9 @@ class RunState {
   Living living_here_, living_elsewhere_;
   int64_t active_ = 0;
 };
+
+// It decides in memory, and answers at once: what it has decided is written elsewhere.
+LocalLedger LedgerFrom(const RunState& state);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_LEDGER_RUN_STATE_H_

@@ -1,0 +1,56 @@
+#include "daemon/ledger/admission_rules.h"
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+
+namespace ckptd {
+namespace {
+
+using ledger::v1::NodeRanks;
+using ledger::v1::NodeVote;
+using ledger::v1::SaveState;
+
+// The vote that counts for a node; null: it has not voted, or whoever voted has ended since, and its memory
+// with it.
+const NodeVote* VoteOf(const AdmissionView& view, const std::string& node) {
+  const auto vote = view.votes.find(node);
+  const auto living = view.registrations.find(node);
+  if (vote == view.votes.end() || living == view.registrations.end()) return nullptr;
+  return vote->second.registration() == living->second ? &vote->second : nullptr;
+}
+
+void EndFenced(const AdmissionView& view, SaveState* state) {
+  state->set_phase(SaveState::ENDED);
+  state->mutable_end()->set_reason("FENCED");
+  state->mutable_end()->set_message(absl::StrCat("attempt ", state->attempt(), " is over: attempt ",
+                                                 view.active,
+                                                 " of this run has begun a save or resumed since"));
+}
+
+void EndRefused(const std::string& node, const NodeRanks& ranks, const NodeVote& vote, SaveState* state) {
+  state->set_phase(SaveState::ENDED);
+  *state->mutable_end() = vote.no();
+  state->mutable_end()->set_node(node);
+  const std::map<int32_t, std::string> sorted(ranks.instances().begin(), ranks.instances().end());
+  for (const auto& [rank, instance] : sorted) state->mutable_end()->add_ranks(rank);
+}
+
+}  // namespace
+
+void DecideAdmission(const AdmissionView& view, SaveState* state) {
+  if (state->phase() != SaveState::PROPOSED) return;
+  if (state->attempt() < view.active) return EndFenced(view, state);
+  std::set<int> willing;
+  for (const auto& [node, ranks] : view.ranks) {
+    const NodeVote* vote = VoteOf(view, node);
+    if (vote == nullptr) continue;
+    if (vote->has_no()) return EndRefused(node, ranks, *vote, state);
+    for (const auto& [rank, instance] : ranks.instances()) willing.insert(rank);
+  }
+  if (view.world_size > 0 && static_cast<int>(willing.size()) == view.world_size) {
+    state->set_phase(SaveState::ADMITTED);
+  }
+}
+
+}  // namespace ckptd

@@ -1,0 +1,181 @@
+#include "daemon/ledger/save_admission.h"
+
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/admission_rules.h"
+#include "daemon/ledger/run_state.h"
+#include "storage/ledger/local_ledger.h"
+
+namespace ckptd {
+namespace {
+
+using etcdserverpb::KeyValue;
+using ledger::v1::SaveState;
+
+std::string NameIn(const std::string& key) { return key.substr(key.rfind('/') + 1); }
+
+// The values of keys that end with the name of a node.
+template <typename Message>
+std::map<std::string, Message> ByNode(const std::vector<KeyValue>& found) {
+  std::map<std::string, Message> by_node;
+  for (const KeyValue& key : found) by_node[NameIn(key.key())].ParseFromString(key.value());
+  return by_node;
+}
+
+// The value of one key; as a new message if it does not exist.
+template <typename Message>
+Message One(const std::vector<KeyValue>& found) {
+  Message message;
+  if (!found.empty()) message.ParseFromString(found[0].value());
+  return message;
+}
+
+}  // namespace
+
+SaveAdmission::SaveAdmission(Etcd* etcd, Options options)
+    : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
+
+// ---- the first Begin
+
+void SaveAdmission::Begin(int64_t attempt, const std::string& tag, int64_t ordinal, Answer<Save> answer) {
+  SaveState proposal;
+  proposal.set_phase(SaveState::PROPOSED);
+  proposal.set_attempt(attempt);
+  proposal.set_tag(tag);
+  proposal.set_ordinal(ordinal);
+  auto sequence = std::make_shared<absl::StatusOr<int64_t>>(absl::UnknownError("not decided"));
+  CompareAndSwap swap;
+  swap.ranges = {{keys_.SaveIndex(attempt, tag, ordinal)}, {keys_.Active()}, {keys_.Sequence()}};
+  swap.held = {options_.node.Held()};
+  swap.decide = [=, keys = keys_](const CompareAndSwap::Found& found) {
+    return Propose(keys, proposal, found, sequence.get());
+  };
+  swap.purpose = While(absl::StrCat("beginning the save ", tag));
+  Run(etcd_, std::move(swap),
+      [this, sequence, alive = std::weak_ptr<bool>(alive_),
+       answer = std::move(answer)](const absl::Status& written) mutable {
+        if (alive.expired()) return;
+        if (!written.ok()) return answer(written);
+        if (!sequence->ok()) return answer(sequence->status());
+        ReadState(**sequence, std::move(answer));
+      });
+}
+
+// Finds the sequence of a save that was proposed, or proposes it with the next one.
+SaveAdmission::Operations SaveAdmission::Propose(const LedgerKeys& keys, const SaveState& proposal,
+                                                 const CompareAndSwap::Found& found,
+                                                 absl::StatusOr<int64_t>* sequence) {
+  if (!found[0].empty()) {
+    *sequence = One<ledger::v1::SaveIndex>(found[0]).sequence();
+    return {};
+  }
+  const RunState run(keys, "", {found[1], found[2]});
+  LocalLedger ledger = LedgerFrom(run);
+  ledger.Admit(proposal.attempt(), [&](absl::StatusOr<int64_t> given) { *sequence = std::move(given); });
+  if (!sequence->ok()) return {};
+  Operations operations = run.Changes(ledger.record());
+  ledger::v1::SaveIndex index;
+  index.set_sequence(**sequence);
+  operations.push_back(
+      Put(keys.SaveIndex(proposal.attempt(), proposal.tag(), proposal.ordinal()), index.SerializeAsString()));
+  operations.push_back(Put(keys.SaveState(**sequence), proposal.SerializeAsString()));
+  return operations;
+}
+
+void SaveAdmission::ReadState(int64_t sequence, Answer<Save> answer) {
+  Save save;
+  save.sequence = sequence;
+  Change(
+      save, {}, options_.node.Held(), "reading a save",
+      [](const CompareAndSwap::Found&, SaveState*) { return Operations(); }, std::move(answer));
+}
+
+// ---- what changes a save
+
+// Each change reads the state, and is written only if the state is still as it was read: of a decision and a
+// vote that meet, the second one sees the first.
+void SaveAdmission::Change(const Save& save, std::vector<CompareAndSwap::Range> ranges,
+                           CompareAndSwap::Held held, const std::string& what,
+                           std::function<Operations(const CompareAndSwap::Found&, SaveState*)> decide,
+                           Answer<Save> answer) {
+  auto result = std::make_shared<Save>(save);
+  CompareAndSwap swap;
+  swap.ranges = std::move(ranges);
+  swap.ranges.push_back({keys_.SaveState(save.sequence)});
+  swap.held = {std::move(held)};
+  swap.decide = [result, decide = std::move(decide)](const CompareAndSwap::Found& found) -> Operations {
+    result->state.Clear();
+    if (found.back().empty()) return {};
+    result->state.ParseFromString(found.back()[0].value());
+    SaveState after = result->state;
+    Operations operations = decide(found, &after);
+    const std::string value = after.SerializeAsString();
+    if (value != result->state.SerializeAsString()) operations.push_back(Put(found.back()[0].key(), value));
+    result->state = after;
+    return operations;
+  };
+  swap.purpose = While(what);
+  Run(etcd_, std::move(swap),
+      [result, alive = std::weak_ptr<bool>(alive_),
+       answer = std::move(answer)](const absl::Status& written) mutable {
+        if (alive.expired()) return;
+        if (!written.ok()) return answer(written);
+        answer(std::move(*result));
+      });
+}
+
+void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, Answer<Save> answer) {
+  const std::string key = keys_.Vote(save.sequence, options_.node.name);
+  vote.set_registration(options_.node.value);
+  Change(
+      save, {{key}}, options_.node.Held(), "voting for a save",
+      [key, value = vote.SerializeAsString()](const CompareAndSwap::Found& found, SaveState* state) {
+        const bool voted = !found[0].empty() && found[0][0].value() == value;
+        if (voted || state->phase() != SaveState::PROPOSED) return Operations();
+        return Operations{Put(key, value)};
+      },
+      std::move(answer));
+}
+
+void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer) {
+  const std::string nodes = options_.node.key.substr(0, options_.node.key.size() - options_.node.name.size());
+  const std::string ranks = keys_.AttemptRanks(save.state.attempt());
+  Change(
+      save,
+      {{keys_.Votes(save.sequence), true},
+       {ranks, true},
+       {keys_.Head(save.state.attempt())},
+       {nodes, true},
+       {keys_.Active()}},
+      office, "admitting a save",
+      [](const CompareAndSwap::Found& found, SaveState* state) {
+        AdmissionView view;
+        view.votes = ByNode<ledger::v1::NodeVote>(found[0]);
+        view.ranks = ByNode<ledger::v1::NodeRanks>(found[1]);
+        view.world_size = One<ledger::v1::AttemptHead>(found[2]).world_size();
+        for (const KeyValue& node : found[3]) view.registrations[NameIn(node.key())] = node.value();
+        view.active = One<ledger::v1::ActiveAttempt>(found[4]).attempt();
+        DecideAdmission(view, state);
+        return Operations();
+      },
+      std::move(answer));
+}
+
+void SaveAdmission::End(const Save& save, const CompareAndSwap::Held& office, const ledger::v1::SaveEnd& end,
+                        Answer<Save> answer) {
+  Change(
+      save, {}, office, "ending a save",
+      [end](const CompareAndSwap::Found&, SaveState* state) {
+        if (state->phase() != SaveState::ENDED) {
+          state->set_phase(SaveState::ENDED);
+          *state->mutable_end() = end;
+        }
+        return Operations();
+      },
+      std::move(answer));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,79 @@
+// How the nodes of an attempt admit a save: one proposes it, all vote, the coordinator decides.
+#ifndef CKPTD_DAEMON_LEDGER_SAVE_ADMISSION_H_
+#define CKPTD_DAEMON_LEDGER_SAVE_ADMISSION_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/keys.h"
+#include "daemon/ledger/node_identity.h"
+
+namespace ckptd {
+
+// Answers come later, and not after the end of this object. Errors: NODE_REPLACED, and those of
+// etcd_errors.h; then what was asked for was done or not, and may be asked again.
+class SaveAdmission {
+ public:
+  template <typename T>
+  using Answer = absl::AnyInvocable<void(absl::StatusOr<T>)>;
+
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    NodeIdentity node;
+    std::string run;  // For messages.
+  };
+  struct Save {
+    int64_t sequence = 0;
+    ledger::v1::SaveState state;  // What ranks hear: nothing else says whether the save is admitted.
+  };
+
+  // `etcd` must outlive it.
+  SaveAdmission(Etcd* etcd, Options options);
+
+  // The first Begin of a save on any node proposes it, with a sequence above all before it; later ones, on
+  // any node, find it as it is by now, also after its end. `ordinal` counts the saves of one tag in an
+  // attempt. FENCED if a later attempt has acted, and the save was not proposed before.
+  void Begin(int64_t attempt, const std::string& tag, int64_t ordinal, Answer<Save> answer);
+
+  // Says whether this node takes its ranks' part of the save: without `vote.no` when the memory is there. It
+  // may be changed until the save is decided. A yes may have counted unless the answer says PROPOSED: so
+  // memory that is promised is used for something else only after a no was answered with that.
+  void Vote(const Save& save, ledger::v1::NodeVote vote, Answer<Save> answer);
+
+  // By the coordinator, which holds `office`: ADMITTED if the nodes of all ranks have voted yes; ENDED at the
+  // first no, or if the attempt is fenced; else still PROPOSED. NOT_COORDINATOR.
+  void Decide(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer);
+  // By the coordinator: ends a save that is not decided, or admitted. The answer says how it has ended, which
+  // may be another end.
+  void End(const Save& save, const CompareAndSwap::Held& office, const ledger::v1::SaveEnd& end,
+           Answer<Save> answer);
+
+ private:
+  using Operations = std::vector<etcdserverpb::RequestOp>;
+  static Operations Propose(const LedgerKeys& keys, const ledger::v1::SaveState& proposal,
+                            const CompareAndSwap::Found& found, absl::StatusOr<int64_t>* sequence);
+  // Runs `decide` with the save's state, which is the last of what is found; it may change it.
+  void Change(const Save& save, std::vector<CompareAndSwap::Range> ranges, CompareAndSwap::Held held,
+              const std::string& what,
+              std::function<Operations(const CompareAndSwap::Found&, ledger::v1::SaveState*)> decide,
+              Answer<Save> answer);
+  void ReadState(int64_t sequence, Answer<Save> answer);
+  std::string While(const std::string& what) const { return what + " of run " + options_.run; }
+
+  Etcd* const etcd_;
+  const Options options_;
+  const LedgerKeys keys_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_SAVE_ADMISSION_H_
