@@ -10,6 +10,8 @@
 #include "client/convert/convert_error.h"
 #include "client/convert/ds_state.h"
 #include "client/convert/ds_tag.h"
+#include "client/convert/expert_layers.h"
+#include "client/convert/expert_weights.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -19,10 +21,6 @@ namespace {
 int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 absl::Status CheckSupported(const DsTag& tag) {
-  if (!tag.experts.empty()) {
-    return CannotConvert(absl::StrCat("there is ", tag.experts.front(),
-                                      ": experts are sharded over other ranks than the rest"));
-  }
   if (!tag.layers.empty()) {
     return CannotConvert(absl::StrCat("there is ", tag.layers.front(),
                                       ": a pipeline module's parameters have no names of the whole model; "
@@ -43,8 +41,10 @@ class Gatherer {
   absl::StatusOr<DsWeights> Run() {
     CKPTD_ASSIGN_OR_RETURN(files_, ScanDsTag(fs_, tag_));
     CKPTD_RETURN_IF_ERROR(CheckSupported(files_));
+    if (!files_.experts.empty()) return RunWithExperts();
     CKPTD_RETURN_IF_ERROR(LoadOptim());
     CKPTD_RETURN_IF_ERROR(LoadModel());
+    CKPTD_RETURN_IF_ERROR(CheckNoSpreadExperts());
     CKPTD_RETURN_IF_ERROR(AddBuffers());
     if (!exclude_frozen_)
       CKPTD_RETURN_IF_ERROR(gathered_.stage == 3 ? AddFrozenFragments() : AddFrozenWhole());
@@ -54,6 +54,35 @@ class Gatherer {
   }
 
  private:
+  // Stages 1 and 2: experts are in files of their own.
+  absl::StatusOr<DsWeights> RunWithExperts() {
+    gathered_.ranks = static_cast<int>(files_.data_parallel());
+    CKPTD_RETURN_IF_ERROR(LoadModel());
+    CKPTD_ASSIGN_OR_RETURN(ExpertWeights trained,
+                           GatherExpertWeights(fs_, tag_, files_, model_, gathered_.inputs));
+    gathered_.stage = trained.stage;
+    CKPTD_RETURN_IF_ERROR(AddBuffers());
+    if (!exclude_frozen_) CKPTD_RETURN_IF_ERROR(AddFrozenWhole());
+    for (Weight& weight : trained.weights) {
+      if (!exclude_frozen_ || weight.kind != Weight::Kind::kFrozen) Add(std::move(weight));
+    }
+    AddShared();
+    return std::move(gathered_);
+  }
+
+  // At stage 3 the experts that AutoEP spreads over ranks are cut over fewer ranks than the rest.
+  absl::Status CheckNoSpreadExperts() const {
+    CKPTD_ASSIGN_OR_RETURN(const ExpertLayers layers,
+                           ExpertLayers::Parse(*model_.root->As<torch::Dict>(), false));
+    for (const auto& [name, expert] : layers.params()) {
+      if (expert.ranks() > 1)
+        return CannotConvert(absl::StrCat(
+            name, " has experts on ", expert.ranks(),
+            " expert-parallel ranks; only ds-to-universal converts them at stage ", gathered_.stage));
+    }
+    return absl::OkStatus();
+  }
+
   int AddInput(const std::string& path) {
     gathered_.inputs.push_back(path);
     return static_cast<int>(gathered_.inputs.size()) - 1;

@@ -38,7 +38,8 @@ struct DsWeights {
   std::vector<Weight> weights;      // Names are unique.
 };
 
-// Stages 1 to 3, without tensor, pipeline and expert parallelism: CANNOT_CONVERT says what is in the way.
+// Stages 1 to 3, without tensor and pipeline parallelism, and, at stage 3, without expert parallelism:
+// CANNOT_CONVERT says what is in the way.
 // Other errors are those of ds_tag.h and ds_state.h.
 absl::StatusOr<DsWeights> GatherDsWeights(FileSystem& fs, Handle tag, bool exclude_frozen);
 

@@ -31,6 +31,7 @@ class ExpertShards {
   absl::Status AddLayers(const ExpertLayers& layers) { return layers_.Merge(layers); }
   // Stages 1 and 2: reads from the root of a model's state how data-parallel ranks are expert-parallel ones.
   absl::Status ReadRanks(const torch::Dict& root, int data_parallel);
+  const ExpertRanks& ranks() const { return ranks_; }
   // Precondition: ReadRanks() has returned OK.
   size_t RankOf(const ExpertParam& expert, int data_parallel) const {
     return ranks_.Of(data_parallel, expert.ranks());

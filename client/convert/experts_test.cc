@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -145,6 +146,18 @@ TEST(ExpertRanksTest, FollowTheOrderOfTheParallelGroups) {
   const ExpertRanks data_first = {.data_parallel = 6, .data_before_expert = true};
   EXPECT_EQ(data_first.Of(1, 2), 0u);
   EXPECT_EQ(data_first.Of(4, 2), 1u);
+}
+
+TEST(NativeExpertsTest, HaveTheirNumbersInTheirNames) {
+  const std::string layer = "a.deepspeed_moe.experts.deepspeed_experts.";
+  const std::optional<NativeExpert> native = ParseNativeExpert(layer + "12.fc.weight");
+  ASSERT_TRUE(native.has_value());
+  EXPECT_EQ(native->layer, layer);
+  EXPECT_EQ(native->number, 12);
+  EXPECT_EQ(native->NameOf(3), layer + "3.fc.weight");
+  for (const std::string& other : {layer + "12", layer + "x.weight", layer + "-1.weight", layer + "1weight",
+                                   std::string("a.deepspeed_moe.gate.wg.weight")})
+    EXPECT_FALSE(ParseNativeExpert(other).has_value()) << other;
 }
 
 TEST(NativeExpertsTest, MustAllBeOnEachRank) {

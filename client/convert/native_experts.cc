@@ -1,8 +1,6 @@
 #include "client/convert/native_experts.h"
 
-#include <optional>
 #include <set>
-#include <string>
 #include <string_view>
 #include <utility>
 
@@ -31,13 +29,24 @@ std::set<std::pair<int, int>> ExpertsOf(const std::vector<std::string>& files) {
 std::set<std::string> ExpertsIn(const std::vector<std::string>& names) {
   std::set<std::string> experts;
   for (const std::string& name : names) {
-    const size_t at = name.find(kExpert);
-    if (at != std::string::npos) experts.insert(name.substr(0, name.find('.', at + kExpert.size())));
+    if (const auto native = ParseNativeExpert(name))
+      experts.insert(absl::StrCat(native->layer, native->number));
   }
   return experts;
 }
 
 }  // namespace
+
+std::string NativeExpert::NameOf(int other) const { return absl::StrCat(layer, other, rest); }
+
+std::optional<NativeExpert> ParseNativeExpert(const std::string& name) {
+  const size_t at = name.find(kExpert);
+  if (at == std::string::npos) return std::nullopt;
+  std::string_view rest = std::string_view(name).substr(at);
+  const std::optional<int> number = ConsumeRank(rest, kExpert);
+  if (!number || !rest.starts_with('.')) return std::nullopt;
+  return NativeExpert{name.substr(0, at + kExpert.size()), *number, std::string(rest)};
+}
 
 absl::Status CheckAllExpertsOnEachRank(const std::vector<std::string>& files,
                                        const std::vector<std::string>& names) {
@@ -46,8 +55,8 @@ absl::Status CheckAllExpertsOnEachRank(const std::vector<std::string>& files,
   return CannotConvert(absl::StrCat(
       "there are files of ", of_all, " experts, such as ", files.front(), ", and a rank trains ", of_rank,
       " of them: each expert-parallel rank gives its experts the same names, and a universal checkpoint has "
-      "one folder for a name. Load the checkpoint with as many ranks as saved it; ds-to-universal converts "
-      "experts with ep_size 1, and those of AutoEP"));
+      "one folder for a name. Load the checkpoint with as many ranks as saved it, or recover its weights by "
+      "zero-to-fp32; ds-to-universal converts experts with ep_size 1, and those of AutoEP"));
 }
 
 }  // namespace ckptd

@@ -1,15 +1,18 @@
-"""Universal checkpoints of AutoEP's experts, compared with DeepSpeed's own ds_to_universal.py, and with the whole tensors
-that they were cut from.
+"""Universal checkpoints and the weights of AutoEP's experts, compared with what DeepSpeed's own ds_to_universal.py makes,
+and with the whole tensors that they were cut from.
 """
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import pytest
-from expert_models import OF_EXPERT, PREFIX, Mixture, write
+import torch
+from expert_models import DENSE, OF_EXPERT, PREFIX, Mixture, write
+from harness import ckptctl
 from universal_conversion import convert, convert_upstream, parameter, refused, same, same_trees
-from zero_checkpoints import STATES
+from zero_checkpoints import STATES, optimizer_file
 
 placed = pytest.importorskip("deepspeed.checkpoint.autoep_affine")
 
@@ -52,12 +55,16 @@ def test_experts_become_what_deepspeed_makes_of_them(mixture, stage, tmp_path):
     same_trees(tmp_path / "ours", tmp_path / "theirs", rewritten=True)
 
 
-ELSEWHERE = [Mixture([[3, 1], [0, 2]], replicas=2), Mixture([[2], [0, 3, 1]]), Mixture([[0, 1, 2], [2, 3]], replicas=2)]
+ELSEWHERE = [
+    described(Mixture([[3, 1], [0, 2]], replicas=2)),
+    described(Mixture([[2], [0, 3, 1]])),
+    described(Mixture([[0, 1, 2], [2, 3]], replicas=2)),
+]
 
 
 @pytest.mark.parametrize("mixture", ELSEWHERE, ids=range(len(ELSEWHERE)))
 def test_experts_in_other_places_are_found_there(mixture, tmp_path):
-    tag = write(tmp_path / "in", described(mixture), 3)
+    tag = write(tmp_path / "in", mixture, 3)
     convert(tag, tmp_path / "ours")
     whole_experts(mixture, tmp_path / "ours")
     convert_upstream(tag, tmp_path / "theirs")
@@ -65,6 +72,36 @@ def test_experts_in_other_places_are_found_there(mixture, tmp_path):
     # At stages 1 and 2, DeepSpeed overlooks the places, and joins the experts in the order of the ranks.
     convert(write(tmp_path / "in2", mixture, 2), tmp_path / "ours2")
     whole_experts(mixture, tmp_path / "ours2")
+
+
+def recovered(tag: pathlib.Path, out: pathlib.Path) -> dict[str, torch.Tensor]:
+    ckptctl("convert", "zero-to-fp32", str(tag), str(out))
+    found: dict[str, torch.Tensor] = torch.load(out / "pytorch_model.bin", weights_only=True)
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("mixture", [*IN_ORDER, *ELSEWHERE], ids=range(len(IN_ORDER) + len(ELSEWHERE)))
+def test_weights_of_experts_are_recovered_whole(mixture, stage, tmp_path):
+    found = recovered(write(tmp_path / "in", mixture, stage), tmp_path / "out")
+    for name in OF_EXPERT:
+        same(found.pop(f"{PREFIX}.{name}"), mixture.whole(name, "fp32"), name)
+    same(found, DENSE.weights(), "the rest")
+
+
+def test_weights_of_experts_at_stage_3_are_refused_or_whole(tmp_path):
+    tag = write(tmp_path / "in", IN_ORDER[0], 3)
+    done = ckptctl("convert", "zero-to-fp32", str(tag), str(tmp_path / "out"), check=False)
+    assert done.returncode != 0 and "2 expert-parallel ranks; only ds-to-universal" in done.stderr
+    whole = recovered(write(tmp_path / "in2", IN_ORDER[3], 3), tmp_path / "out")
+    same(whole[f"{PREFIX}.w1"], IN_ORDER[3].whole("w1", "fp32"), "w1")
+
+
+def test_weights_of_experts_with_a_rank_missing_are_refused(tmp_path):
+    tag = write(tmp_path / "in", IN_ORDER[1], 2)
+    (tag / optimizer_file(3, 0)).unlink()
+    done = ckptctl("convert", "zero-to-fp32", str(tag), str(tmp_path / "out"), check=False)
+    assert done.returncode != 0 and done.stderr.endswith("[CANNOT_CONVERT]\n"), done.stderr
 
 
 def layer_of(model: dict[str, Any]) -> dict[str, Any]:

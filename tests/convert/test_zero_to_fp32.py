@@ -216,8 +216,6 @@ def test_parallelism_that_is_not_data_parallel_is_refused(tmp_path):
     assert "ds-to-universal" in refused("CANNOT_CONVERT", tmp_path / "in", tmp_path / "out")
     (tag / "layer_00-model_00-model_states.pt").touch()
     assert "pipeline" in refused("CANNOT_CONVERT", tmp_path / "in", tmp_path / "out")
-    (tag / "layer_0_expert_1_mp_rank_00_model_states.pt").touch()
-    assert "experts" in refused("CANNOT_CONVERT", tmp_path / "in", tmp_path / "out")
 
 
 def test_pickle_that_would_run_code_is_refused(tmp_path):

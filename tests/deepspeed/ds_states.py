@@ -321,12 +321,14 @@ class MixtureNet(torch.nn.Module):
         return self.outer(x)
 
 
-def mixture_engine(stage, seed=0, checkpoint_engine=None, spread=2, **more):
+def mixture_engine(stage, seed=0, checkpoint_engine=None, spread=2, prepare=None, **more):
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as split
 
     torch.manual_seed(seed + dist.get_rank())
     model = MixtureNet(spread)
-    groups = split([{"params": list(model.parameters()), "name": "all"}])
+    if prepare is not None:
+        prepare(model)
+    groups = split([{"params": [each for each in model.parameters() if each.requires_grad], "name": "all"}])
     made = initialize(model, groups, config(stage, **more), checkpoint_engine)
     made.test_dtype = torch.float32
     return made
