@@ -192,7 +192,9 @@ std::vector<int64_t> LeaseTable::LeasedSequences(const Run& run) const {
 std::vector<std::string> LeaseTable::ResumingFrom(const Run& run, int64_t sequence) const {
   std::vector<std::string> ids;
   for (const auto& [id, lease] : leases_) {
-    if (lease.run == &run && lease.sequence == sequence && lease.resumes) ids.push_back(id);
+    if (lease.run == &run && lease.sequence == sequence && lease.resumes &&
+        run.members.IsOfAttempt(lease.session, run.active_attempt))
+      ids.push_back(id);
   }
   return ids;
 }

@@ -80,7 +80,8 @@ class LeaseTable {
   int CountOf(SessionId session) const;
   bool HasAny(const Run& run) const;
   std::vector<int64_t> LeasedSequences(const Run& run) const;
-  // Leases of ranks that resume from this checkpoint.
+  // Leases of the active attempt's ranks that resume from this checkpoint. Those of a fenced attempt have not
+  // agreed to anything.
   std::vector<std::string> ResumingFrom(const Run& run, int64_t sequence) const;
 
   void OnSessionEnded(SessionId session);

@@ -64,10 +64,12 @@ class LeaseTableTest : public ClassTest {
 
 TEST_F(LeaseTableTest, LeasesTheCheckpointBeforeItIsOpen) {
   Run* run = AddReadableRun({1});
-  table_.Open(1, run, 1, /*resumes=*/true, [](auto) {});
-  EXPECT_THAT(table_.LeasedSequences(*run), ElementsAre(1));
+  run->members.Join({1, "process of 1", 0, 1, run->active_attempt});
+  run->members.Join({2, "process of 2", 0, 1, run->active_attempt - 1});
+  for (const SessionId session : {1, 2}) table_.Open(session, run, 1, /*resumes=*/true, [](auto) {});
+  EXPECT_THAT(table_.LeasedSequences(*run), ElementsAre(1, 1));
   const std::vector<std::string> ids = table_.ResumingFrom(*run, 1);
-  ASSERT_EQ(ids.size(), 1u);
+  ASSERT_EQ(ids.size(), 1u) << "without that of the fenced attempt";
   EXPECT_EQ(ReasonOf(table_.Find(Of(1), ids[0]).status()), reason::kUnknownLease) << "it is not open yet";
   RunCallbacks();
   EXPECT_TRUE(table_.Find(Of(1), ids[0]).ok());

@@ -71,6 +71,11 @@ class Members {
     }
     return rank;
   }
+  bool IsOfAttempt(SessionId session, int64_t attempt) const {
+    return std::any_of(members_.begin(), members_.end(), [&](const Member& member) {
+      return member.session == session && member.attempt == attempt;
+    });
+  }
   bool empty() const { return members_.empty(); }
 
  private:

@@ -453,6 +453,32 @@ TEST_F(ResidentsTest, ReleasesCopyReadByAllRanksForFirstSaveDespiteOpenLease) {
   EXPECT_TRUE(saved.status().ok()) << saved.status();
 }
 
+TEST_F(ResidentsTest, RankOfFencedAttemptKeepsWhatItReadsUntilItsLeaseEnds) {
+  engine_options_.max_reader_pool_percent_per_user = 100;
+  Start(4);
+  const auto sessions = Launch("a", 1);
+  auto begin = BeginOf(0, "one", 1, 2 * kSegment);
+  const auto begun = Begin(sessions[0], begin);
+  RunQueued([&] { return begun.has(); });
+  Seal(sessions[0], begin);
+  RunQueued([&] { return Tags() == std::vector<std::string>{"one"}; });
+  End(sessions);
+  const auto fenced = Launch("b", 1);
+  const auto reads = Resume(fenced[0], 0);
+  EXPECT_THAT(Locate(fenced[0], reads.get().lease()).get().parts(), SizeIs(1));
+  const auto after = Launch("c", 1);
+  v1::FinishResumeRequest finish;
+  finish.set_run(run_);
+  finish.set_sequence(Resume(after[0], 0).get().checkpoint().sequence());
+  Answer<v1::FinishResumeResponse> finished;
+  engine_->FinishResume(As(after[0]), finish, finished.reply());
+  RunQueued();
+  ASSERT_TRUE(finished.status().ok()) << finished.status();
+  EXPECT_EQ(UsedSegments(), 2) << "the fenced rank has not been told yet, and still reads";
+  End(fenced);
+  EXPECT_EQ(UsedSegments(), 0);
+}
+
 TEST_F(ResidentsTest, AnswersOnlySessionThatHoldsLease) {
   SaveAndEnd("one");
   const SessionId reader = Trainer("reader"), thief = Trainer("thief");
