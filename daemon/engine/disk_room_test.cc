@@ -115,6 +115,11 @@ TEST_F(DiskRoomTest, TakesRoomFromItsOwnTrashFirstAndThenFromOthersOfTheDevice) 
   room_.MakeRoom(run, 10 * kMiB);
   EXPECT_THAT(room_asked_, ElementsAre(Pair(run, 10 * kMiB), Pair(other, 7 * kMiB)));
   room_asked_.clear();
+  trash_ = {{elsewhere, 100 * kMiB}};
+  room_.MakeRoom(run, kMiB);
+  EXPECT_THAT(room_asked_, ElementsAre(Pair(run, kMiB), Pair(other, kMiB), Pair(third, kMiB)));
+  room_asked_.clear();
+  trash_[run] = 3 * kMiB;
   SetFree(run, 2 * kMiB);
   room_.Poll(AddSave(run, 1, 4 * kMiB));
   ASSERT_THAT(room_asked_, SizeIs(1));

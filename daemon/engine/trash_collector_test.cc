@@ -112,6 +112,16 @@ TEST_F(TrashCollectorTest, UndeletedCheckpointIsInTheCatalogPinned) {
   EXPECT_FALSE(trash_.IsUndeleting(*run, "s1"));
 }
 
+TEST_F(TrashCollectorTest, RunIsNotIdleWhileACheckpointIsBeingBroughtBack) {
+  Run* run = AddRun(1000);
+  Trash(run, 1);
+  EXPECT_TRUE(trash_.IsIdle(*run)) << "no pass has looked at the trash";
+  Undelete(run, "s1");
+  EXPECT_FALSE(trash_.IsIdle(*run));
+  RunCallbacks();
+  EXPECT_TRUE(trash_.IsIdle(*run));
+}
+
 TEST_F(TrashCollectorTest, RefusesToUndeleteWhileTheTagIsTaken) {
   Run* run = AddRun(1000, {1});
   EXPECT_EQ(ReasonOf(Undelete(run, AddSave(run, 1, 100)->key.tag)->status()), "TAG_TAKEN")

@@ -652,6 +652,25 @@ TEST_F(TrashTest, UndeletedCheckpointIsWholePinnedAndInItsOldPlace) {
   EXPECT_THAT(Committed(), ElementsAre("step_1:1 pinned", "step_2:2"));
 }
 
+TEST_F(TrashTest, NothingIsChangedAnyMoreUntilAScanHasFoundWhatIsBack) {
+  for (int64_t sequence : {1, 2}) SaveAndEvict(sequence);
+  FaultyFileSystem faulty(&root_.fs());
+  store_.reset();
+  store_ = root_.OpenWith(faulty);
+  for (const int nth : {1, 2}) {  // The sync of the root fails, or that of the trash.
+    const std::string tag = absl::StrCat("step_", nth);
+    faulty.SetHook([&](const FsCall& call) {
+      if (call.op == FsOp::kRename && call.path.find("/trash/") != std::string::npos)
+        faulty.Fail({.op = FsOp::kSync, .nth = nth, .error = EIO});
+    });
+    EXPECT_EQ(ReasonOf(store_->Undelete(tag, 0).status()), "INDETERMINATE");
+    faulty.SetHook(nullptr);
+    EXPECT_EQ(ReasonOf(store_->Undelete("step_2", 0).status()), "ROOT_READ_ONLY");
+    ASSERT_TRUE(store_->Rescan().ok());
+    EXPECT_THAT(Committed(), testing::Contains(absl::StrCat(tag, ":", nth, " pinned")));
+  }
+}
+
 TEST_F(TrashTest, RefusesToBringBackWhatIsNotThereOrWhoseTagIsTaken) {
   ASSERT_EQ(SaveNow("step", 1), Verdict::kCommitted);
   ASSERT_EQ(SaveNow("step", 2), Verdict::kCommitted);
