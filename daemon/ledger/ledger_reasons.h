@@ -12,6 +12,8 @@ inline constexpr char kNodeReplaced[] = "NODE_REPLACED";
 inline constexpr char kRootNotShared[] = "ROOT_NOT_SHARED";
 // FAILED_PRECONDITION: this daemon no longer coordinates the run.
 inline constexpr char kNotCoordinator[] = "NOT_COORDINATOR";
+// FAILED_PRECONDITION: this node has not voted for the save, or has not sealed its parts of it.
+inline constexpr char kNotInSave[] = "NOT_IN_SAVE";
 
 }  // namespace ckptd::ledger_reason
 #endif  // CKPTD_DAEMON_LEDGER_LEDGER_REASONS_H_

@@ -95,35 +95,16 @@ void SaveAdmission::ReadState(int64_t sequence, Answer<Save> answer) {
 
 // ---- what changes a save
 
-// Each change reads the state, and is written only if the state is still as it was read: of a decision and a
-// vote that meet, the second one sees the first.
 void SaveAdmission::Change(const Save& save, std::vector<CompareAndSwap::Range> ranges,
                            CompareAndSwap::Held held, const std::string& what,
                            std::function<Operations(const CompareAndSwap::Found&, SaveState*)> decide,
                            Answer<Save> answer) {
-  auto result = std::make_shared<Save>(save);
-  CompareAndSwap swap;
-  swap.ranges = std::move(ranges);
-  swap.ranges.push_back({keys_.SaveState(save.sequence)});
-  swap.held = {std::move(held)};
-  swap.decide = [result, decide = std::move(decide)](const CompareAndSwap::Found& found) -> Operations {
-    result->state.Clear();
-    if (found.back().empty()) return {};
-    result->state.ParseFromString(found.back()[0].value());
-    SaveState after = result->state;
-    Operations operations = decide(found, &after);
-    const std::string value = after.SerializeAsString();
-    if (value != result->state.SerializeAsString()) operations.push_back(Put(found.back()[0].key(), value));
-    result->state = after;
-    return operations;
-  };
-  swap.purpose = While(what);
-  Run(etcd_, std::move(swap),
-      [result, alive = std::weak_ptr<bool>(alive_),
-       answer = std::move(answer)](const absl::Status& written) mutable {
-        if (alive.expired()) return;
-        if (!written.ok()) return answer(written);
-        answer(std::move(*result));
+  ChangeSave(
+      etcd_, save.sequence,
+      {keys_.SaveState(save.sequence), std::move(ranges), std::move(held), std::move(decide), While(what)},
+      [alive = std::weak_ptr<bool>(alive_),
+       answer = std::move(answer)](absl::StatusOr<Save> changed) mutable {
+        if (!alive.expired()) answer(std::move(changed));
       });
 }
 

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/etcd/etcd.h"
+#include "daemon/ledger/change_save.h"
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
@@ -31,10 +32,7 @@ class SaveAdmission {
     NodeIdentity node;
     std::string run;  // For messages.
   };
-  struct Save {
-    int64_t sequence = 0;
-    ledger::v1::SaveState state;  // What ranks hear: nothing else says whether the save is admitted.
-  };
+  using Save = SharedSave;
 
   // `etcd` must outlive it.
   SaveAdmission(Etcd* etcd, Options options);
@@ -61,7 +59,6 @@ class SaveAdmission {
   using Operations = std::vector<etcdserverpb::RequestOp>;
   static Operations Propose(const LedgerKeys& keys, const ledger::v1::SaveState& proposal,
                             const CompareAndSwap::Found& found, absl::StatusOr<int64_t>* sequence);
-  // Runs `decide` with the save's state, which is the last of what is found; it may change it.
   void Change(const Save& save, std::vector<CompareAndSwap::Range> ranges, CompareAndSwap::Held held,
               const std::string& what,
               std::function<Operations(const CompareAndSwap::Found&, ledger::v1::SaveState*)> decide,

@@ -1,5 +1,5 @@
-// How two nodes admit a save of both: run against the simulated etcd and its faults, a model over gRPC, and
-// Debian's etcd.
+// How two nodes admit a save of both, and report how far they are: run against the simulated etcd and its
+// faults, a model over gRPC, and Debian's etcd.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +14,7 @@
 #include "daemon/ledger/ledger_reasons.h"
 #include "daemon/ledger/run_coordinator.h"
 #include "daemon/ledger/save_admission.h"
+#include "daemon/ledger/save_reports.h"
 #include "storage/base/errors.h"
 #include "tests/testing/any_etcd.h"
 #include "tests/testing/registered_nodes.h"
@@ -31,6 +32,7 @@ class SaveAdmissionContract : public ::testing::TestWithParam<EtcdKind> {
     std::unique_ptr<NodeRegistration> registration;
     std::unique_ptr<EtcdLedger> ledger;
     std::unique_ptr<SaveAdmission> saves;
+    std::unique_ptr<SaveReports> reports;
   };
 
   static void TearDownTestSuite() { AnyEtcd::StopCluster(); }
@@ -55,11 +57,13 @@ class SaveAdmissionContract : public ::testing::TestWithParam<EtcdKind> {
     const std::string prefix = nodes_.prefix() + "run/";
     daemon.ledger = std::make_unique<EtcdLedger>(client, EtcdLedger::Options{prefix, node, "test"});
     daemon.saves = std::make_unique<SaveAdmission>(client, SaveAdmission::Options{prefix, node, "test"});
+    daemon.reports = std::make_unique<SaveReports>(client, SaveReports::Options{prefix, node, "test"});
     return daemon;
   }
   // The daemon's successor; the processes of its ranks go on.
   void Restart(Daemon& daemon) {
     const std::string name = daemon.registration->identity().name;
+    daemon.reports = nullptr;
     daemon.saves = nullptr;
     daemon.ledger = nullptr;
     nodes_.Kill(daemon.registration);
@@ -124,6 +128,29 @@ class SaveAdmissionContract : public ::testing::TestWithParam<EtcdKind> {
     end.set_reason(reason);
     return Text(Await<absl::StatusOr<Save>>(
         [&](auto answer) { first_.saves->End(save, office_, end, std::move(answer)); }));
+  }
+
+  // A save that both nodes have voted for.
+  Save Admitted(const std::string& tag) {
+    const Save save = Begin(first_, tag);
+    Vote(first_, save);
+    Vote(second_, save);
+    EXPECT_EQ(Decide(save), "ADMITTED");
+    return save;
+  }
+  std::string Sealed(Daemon& daemon, const Save& save) {
+    return Text(
+        Await<absl::StatusOr<Save>>([&](auto answer) { daemon.reports->Sealed(save, std::move(answer)); }));
+  }
+  std::string Durable(Daemon& daemon, const Save& save, const std::string& digest) {
+    return Text(Await<absl::StatusOr<Save>>(
+        [&](auto answer) { daemon.reports->Durable(save, digest, std::move(answer)); }));
+  }
+  // What etcd knows of node2: "SEALED" or "DURABLE digest".
+  std::string Stage(const Save& save) {
+    NodeVote vote;
+    vote.ParseFromString(nodes_.Read(LedgerKeys(nodes_.prefix() + "run/").Vote(save.sequence, "node2")));
+    return NodeVote::Stage_Name(vote.stage()) + (vote.digest().empty() ? "" : " " + vote.digest());
   }
 
   AnyEtcd etcd_{GetParam()};
@@ -248,6 +275,64 @@ TEST_P(SaveAdmissionContract, OnlyTheCoordinatorDecides) {
   EXPECT_EQ(Decide(save), ledger_reason::kNotCoordinator);
   EXPECT_EQ(End(save, "TIMEOUT"), ledger_reason::kNotCoordinator);
   EXPECT_EQ(Text(Begin(second_, "step_1")), "PROPOSED");
+}
+
+// ---- how far the nodes are
+
+TEST_P(SaveAdmissionContract, NodeReportsItsPartsInOrderAndTheFirstReportCounts) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Admitted("step_1");
+  EXPECT_EQ(Durable(second_, save, "digest"), ledger_reason::kNotInSave) << "it is not sealed";
+  EXPECT_EQ(Sealed(second_, save), "ADMITTED");
+  EXPECT_EQ(Stage(save), "SEALED");
+  EXPECT_EQ(Durable(second_, save, "digest"), "ADMITTED");
+  EXPECT_EQ(Durable(second_, save, "other"), "ADMITTED");
+  EXPECT_EQ(Sealed(second_, save), "ADMITTED");
+  EXPECT_EQ(Stage(save), "DURABLE digest");
+}
+
+TEST_P(SaveAdmissionContract, NothingIsReportedOfASaveThatIsNotAdmittedOrThatTheNodeTakesNoPartIn) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_1");
+  Vote(second_, save);
+  EXPECT_EQ(Sealed(second_, save), "PROPOSED");
+  EXPECT_EQ(Stage(save), "VOTED");
+  Daemon third = Start("node3"), fourth = Start("node4");
+  EXPECT_EQ(Vote(third, save, "NO_MEMORY"), "PROPOSED") << "it has no ranks";
+  Vote(first_, save);
+  EXPECT_EQ(Decide(save), "ADMITTED");
+  EXPECT_EQ(Sealed(third, save), ledger_reason::kNotInSave);
+  EXPECT_EQ(Sealed(fourth, save), ledger_reason::kNotInSave);
+  EXPECT_EQ(End(save, "CANCELLED"), "ENDED CANCELLED");
+  EXPECT_EQ(Sealed(second_, save), "ENDED CANCELLED");
+  EXPECT_EQ(Stage(save), "VOTED");
+}
+
+TEST_P(SaveAdmissionContract, FencedAttemptSealsNothingMoreAndWhatItHasSealedBecomesDurable) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  Activate(1);
+  const Save sealed = Admitted("step_1"), written = Admitted("step_2");
+  EXPECT_EQ(Sealed(second_, sealed), "ADMITTED");
+  ASSERT_EQ(Join(first_, 0, "launch 2"), 2);
+  Activate(2);
+  EXPECT_EQ(Sealed(second_, written), "FENCED");
+  EXPECT_EQ(Stage(written), "VOTED");
+  EXPECT_EQ(Durable(second_, sealed, "digest"), "ADMITTED");
+  EXPECT_EQ(Stage(sealed), "DURABLE digest");
+}
+
+TEST_P(SaveAdmissionContract, SuccessorGoesOnWithWhatWasSealedAndNotWithWhatWasOnlyVotedFor) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save sealed = Admitted("step_1"), written = Admitted("step_2");
+  EXPECT_EQ(Sealed(second_, sealed), "ADMITTED");
+  Daemon replaced = std::move(second_);
+  second_ = Start("node2");
+  EXPECT_EQ(Sealed(replaced, written), ledger_reason::kNodeReplaced);
+  EXPECT_EQ(Durable(replaced, sealed, "of the old one"), ledger_reason::kNodeReplaced);
+  EXPECT_EQ(Sealed(second_, written), ledger_reason::kNotInSave);
+  EXPECT_EQ(Sealed(second_, sealed), "ADMITTED");
+  EXPECT_EQ(Durable(second_, sealed, "digest"), "ADMITTED");
+  EXPECT_EQ(Stage(sealed), "DURABLE digest");
 }
 
 }  // namespace

@@ -1,0 +1,36 @@
+#include "daemon/ledger/change_save.h"
+
+#include <memory>
+#include <utility>
+
+#include "daemon/etcd/etcd_requests.h"
+
+namespace ckptd {
+
+void ChangeSave(Etcd* etcd, int64_t sequence, SaveChange change,
+                absl::AnyInvocable<void(absl::StatusOr<SharedSave>)> answer) {
+  auto result = std::make_shared<SharedSave>();
+  result->sequence = sequence;
+  CompareAndSwap swap;
+  swap.ranges = std::move(change.ranges);
+  swap.ranges.push_back({change.state_key});
+  swap.held = {std::move(change.held)};
+  swap.decide = [result, decide = std::move(change.decide)](const CompareAndSwap::Found& found) {
+    std::vector<etcdserverpb::RequestOp> operations;
+    result->state.Clear();
+    if (found.back().empty()) return operations;
+    const etcdserverpb::KeyValue& before = found.back()[0];
+    result->state.ParseFromString(before.value());
+    operations = decide(found, &result->state);
+    const std::string after = result->state.SerializeAsString();
+    if (after != before.value()) operations.push_back(Put(before.key(), after));
+    return operations;
+  };
+  swap.purpose = std::move(change.purpose);
+  Run(etcd, std::move(swap), [result, answer = std::move(answer)](const absl::Status& written) mutable {
+    if (!written.ok()) return answer(written);
+    answer(std::move(*result));
+  });
+}
+
+}  // namespace ckptd

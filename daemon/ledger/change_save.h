@@ -1,0 +1,41 @@
+// Reads what etcd says of one save, and changes it.
+#ifndef CKPTD_DAEMON_LEDGER_CHANGE_SAVE_H_
+#define CKPTD_DAEMON_LEDGER_CHANGE_SAVE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/compare_and_swap.h"
+
+namespace ckptd {
+
+// A save of all nodes of a run.
+struct SharedSave {
+  int64_t sequence = 0;
+  ledger::v1::SaveState state;  // What ranks hear: nothing else says what becomes of the save.
+};
+
+struct SaveChange {
+  std::string state_key;
+  std::vector<CompareAndSwap::Range> ranges;  // What else is read.
+  CompareAndSwap::Held held;
+  // Returns what to write beside the state, which it may change. As CompareAndSwap::decide; the state's key
+  // is the last of what is found.
+  std::function<std::vector<etcdserverpb::RequestOp>(const CompareAndSwap::Found&, ledger::v1::SaveState*)>
+      decide;
+  std::string purpose;
+};
+
+// The change is written only if the state is still as it was read: of a decision and a vote that meet, the
+// second one sees the first. Answers with the save as it is then. Errors as those of Run.
+void ChangeSave(Etcd* etcd, int64_t sequence, SaveChange change,
+                absl::AnyInvocable<void(absl::StatusOr<SharedSave>)> answer);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_CHANGE_SAVE_H_

@@ -1,0 +1,101 @@
+#include "daemon/ledger/save_reports.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+namespace {
+
+using ledger::v1::NodeVote;
+using ledger::v1::SaveState;
+using Operations = std::vector<etcdserverpb::RequestOp>;
+
+absl::Status NotInSave(int64_t sequence, const std::string& why) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNotInSave,
+                   absl::StrCat("this node takes no part in the save of sequence ", sequence, ": ", why));
+}
+
+// Whether `before`, the node's key, lets `report` follow.
+absl::Status CheckOrder(int64_t sequence, const NodeVote& before, const NodeVote& report) {
+  if (before.registration().empty() || before.has_no()) return NotInSave(sequence, "it has not voted for it");
+  const bool of_predecessor = before.registration() != report.registration();
+  if (before.stage() == NodeVote::VOTED && of_predecessor) {
+    return NotInSave(sequence, "the daemon that has voted for it has ended, and its memory with it");
+  }
+  if (before.stage() == NodeVote::VOTED && report.stage() == NodeVote::DURABLE)
+    return NotInSave(sequence, "its parts are not sealed");
+  return absl::OkStatus();
+}
+
+absl::Status CheckNotFenced(int64_t attempt, int64_t active) {
+  if (attempt >= active) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
+                   absl::StrCat("attempt ", attempt, " is over: attempt ", active,
+                                " of this run has begun a save or resumed since"));
+}
+
+// What must be written so that `report` stands; or the error, in `wrong`.
+Operations Follow(int64_t sequence, const CompareAndSwap::Found& found, const SaveState& state,
+                  const std::string& key, const NodeVote& report, absl::Status* wrong) {
+  *wrong = absl::OkStatus();
+  if (state.phase() != SaveState::ADMITTED) return {};
+  NodeVote before;
+  if (!found[0].empty()) before.ParseFromString(found[0][0].value());
+  if (before.stage() >= report.stage()) return {};
+  *wrong = CheckOrder(sequence, before, report);
+  if (wrong->ok() && report.stage() == NodeVote::SEALED) {
+    ledger::v1::ActiveAttempt active;
+    if (!found[1].empty()) active.ParseFromString(found[1][0].value());
+    *wrong = CheckNotFenced(state.attempt(), active.attempt());
+  }
+  return wrong->ok() ? Operations{Put(key, report.SerializeAsString())} : Operations();
+}
+
+}  // namespace
+
+SaveReports::SaveReports(Etcd* etcd, Options options)
+    : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
+
+void SaveReports::Sealed(const SharedSave& save, Answer answer) {
+  NodeVote report;
+  report.set_stage(NodeVote::SEALED);
+  Report(save, report, "reporting sealed parts", std::move(answer));
+}
+
+void SaveReports::Durable(const SharedSave& save, const std::string& digest, Answer answer) {
+  NodeVote report;
+  report.set_stage(NodeVote::DURABLE);
+  report.set_digest(digest);
+  Report(save, report, "reporting durable parts", std::move(answer));
+}
+
+void SaveReports::Report(const SharedSave& save, const NodeVote& what_is, const std::string& what,
+                         Answer answer) {
+  NodeVote report = what_is;
+  report.set_registration(options_.node.value);
+  auto wrong = std::make_shared<absl::Status>();
+  const std::string key = keys_.Vote(save.sequence, options_.node.name);
+  SaveChange change;
+  change.state_key = keys_.SaveState(save.sequence);
+  change.ranges = {{key}, {keys_.Active()}};
+  change.held = options_.node.Held();
+  change.decide = [=, sequence = save.sequence](const CompareAndSwap::Found& found, SaveState* state) {
+    return Follow(sequence, found, *state, key, report, wrong.get());
+  };
+  change.purpose = absl::StrCat(what, " of run ", options_.run);
+  ChangeSave(etcd_, save.sequence, std::move(change),
+             [wrong, alive = std::weak_ptr<bool>(alive_),
+              answer = std::move(answer)](absl::StatusOr<SharedSave> changed) mutable {
+               if (alive.expired()) return;
+               if (changed.ok() && !wrong->ok()) return answer(*wrong);
+               answer(std::move(changed));
+             });
+}
+
+}  // namespace ckptd
