@@ -334,6 +334,33 @@ def mixture_engine(stage, seed=0, checkpoint_engine=None, spread=2, prepare=None
     return made
 
 
+def autoep_engine(stage, seed=0, **more):
+    """Returns an engine with a model of transformers whose experts DeepSpeed's AutoEP spreads over two ranks."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers.utils import output_capturing
+
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads, max_position_embeddings=32))
+    experts = {"enabled": True, "autoep_size": 2, "preset_model": "mixtral", "use_grouped_mm": False}
+    adam = {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}}  # DeepSpeed makes the groups of its own.
+    settings = config(stage, expert_parallel=experts, optimizer=adam, **more)
+    deepspeed.utils.groups.mpu = None  # As in initialize().
+    # DeepSpeed 0.19.8 asks this dict of transformers for an entry with a default, which its get() does not take.
+    ask = lambda self, key, default=None: dict.get(self, str(type(key)), default)  # noqa: E731
+    with unittest.mock.patch.object(output_capturing._CanRecordRegistry, "get", ask):
+        return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)[0]
+
+
+def train_tokens(made, steps):
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        tokens = torch.randint(0, 32, (1, 8), generator=generator)
+        made.backward(made(input_ids=tokens, labels=tokens).loss)
+        made.step()
+
+
 def pipeline_engine(stage, seed=0, checkpoint_engine=None, **more):
     """Returns an engine of two stages, whose first and last layer are tied."""
     from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec

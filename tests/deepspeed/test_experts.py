@@ -1,4 +1,4 @@
-"""Mixtures of experts of deepspeed.moe: what becomes of their checkpoints with other ranks."""
+"""Mixtures of experts, of deepspeed.moe and AutoEP: what becomes of their checkpoints with other ranks."""
 
 import pytest
 
@@ -52,3 +52,17 @@ def test_experts_that_are_not_trained_are_recovered_from_their_files(pair, root)
         same = f"states.differences(made.module.state_dict()[{name.format(layer, 1)!r}], found[{name.format(layer, 3)!r}])"
         assert pair.processes[1].do(same) == []
     assert pair.processes[1].do(f"[{name.format(0, 3)!r} in trained, {name.format(1, 3)!r} in trained]") == [True, False]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_experts_of_autoep_are_converted_and_loaded(pair, root, stage):
+    pair.do(f"made = states.autoep_engine({stage}); states.train_tokens(made, 2); made.save_checkpoint({root!r})")
+    assert pair.processes[0].do(f"states.converted_differently({root!r}, 'global_step2')") == []
+    pair.do(
+        f"other = states.autoep_engine({stage}, seed=4, checkpoint={{'load_universal': True}})\n"
+        f"other.load_checkpoint({root!r}, 'ours')\n"
+        "from deepspeed.utils import safe_get_local_fp32_param as local, safe_get_full_fp32_param as full\n"
+        f"weights = lambda e: {{n: ({'local' if stage == 3 else 'full'})(p) for n, p in e.module.named_parameters()}}"
+    )
+    assert pair.do("states.differences(weights(made), weights(other))") == [[], []]
+    assert len([name for name in pair.do("list(weights(made))")[0] if ".experts.w" in name]) == 2 * 3
