@@ -669,6 +669,7 @@ TEST_F(TrashTest, NothingIsChangedAnyMoreUntilAScanHasFoundWhatIsBack) {
     ASSERT_TRUE(store_->Rescan().ok());
     EXPECT_THAT(Committed(), testing::Contains(absl::StrCat(tag, ":", nth, " pinned")));
   }
+  store_.reset();  // Before its file system.
 }
 
 TEST_F(TrashTest, RefusesToBringBackWhatIsNotThereOrWhoseTagIsTaken) {
