@@ -24,7 +24,7 @@ class EtcdCaller {
  public:
   // Over gRPC.
   explicit EtcdCaller(const EtcdOptions& options) {
-    auto inbox = std::make_shared<Inbox>();
+    auto inbox = NewInbox();
     auto made = GrpcEtcd::Make(options, &SystemClock(),
                                [inbox](absl::AnyInvocable<void()> work) { inbox->Post(std::move(work)); });
     EXPECT_TRUE(made.ok()) << made.status();
@@ -93,6 +93,14 @@ class EtcdCaller {
   }
 
  private:
+  // It stays until the process ends: gRPC's threads may post after the end of the test, and what they post
+  // holds the calls, which hold the way to the inbox.
+  static std::shared_ptr<Inbox> NewInbox() {
+    static auto* const inboxes = new std::vector<std::shared_ptr<Inbox>>;
+    inboxes->push_back(std::make_shared<Inbox>());
+    return inboxes->back();
+  }
+
   std::unique_ptr<Etcd> etcd_;
   std::function<void()> step_, on_tick_;
   Clock* clock_ = &SystemClock();
