@@ -119,7 +119,9 @@ def _spreads_experts(engine: Any) -> bool:
     if not engine.has_moe_layers:
         return False
     is_stage_3: bool = engine.zero_optimization_partition_weights()
-    return is_stage_3 or any(dist.get_world_size(group=group) > 1 for group in engine.expert_parallel_group.values())
+    # DeepSpeed keeps the groups of all engines of this process.
+    names = {parameter.group_name for parameter in engine.module.parameters() if not getattr(parameter, "allreduce", True)}
+    return is_stage_3 or any(dist.get_world_size(group=engine.expert_parallel_group[name]) > 1 for name in names)
 
 
 def _check_shapes(saved: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]) -> None:
