@@ -437,7 +437,8 @@ Broken EngineHistory::JudgeOne(Crash& crash) const {
     broken.push_back(
         absl::StrCat("sequence ", *resumed, " was resumed from, but ", newest, " is the newest"));
   }
-  if (!daemon.RunUntil([&] { return disk.NamesIn(kInflight).empty() && !HasTrash(disk); })) broken.push_back("inflight and trash were not emptied");
+  if (!daemon.RunUntil([&] { return disk.NamesIn(kInflight).empty() && !HasTrash(disk); }))
+    broken.push_back("inflight and trash were not emptied");
   const absl::StatusOr<ShownCheckpoints> kept = daemon.List();
   if (!kept.ok()) broken.push_back(absl::StrCat("listing: ", kept.status().ToString()));
   if (!broken.empty()) return broken;
