@@ -18,12 +18,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/huge_pages.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
 namespace {
 
-constexpr int64_t kHugePage = 2 << 20;
 constexpr char kShmemEnabled[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 absl::Status NoMemory(int64_t size, const std::string& why) {
@@ -77,13 +77,13 @@ bool MappedHuge(const std::byte* data, int64_t size) {
 // Maps `fd` at an address that is aligned to a huge page.
 absl::StatusOr<std::byte*> MapAligned(int fd, int64_t size) {
   void* range =
-      mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      mmap(nullptr, size + kHugePageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (range == MAP_FAILED) return NoMemory(size, "mmap", errno);
   const uintptr_t start = reinterpret_cast<uintptr_t>(range);
-  const uintptr_t aligned = (start + kHugePage - 1) & ~static_cast<uintptr_t>(kHugePage - 1);
+  const uintptr_t aligned = (start + kHugePageBytes - 1) & ~static_cast<uintptr_t>(kHugePageBytes - 1);
   if (aligned > start) munmap(range, aligned - start);
   std::byte* data = reinterpret_cast<std::byte*>(aligned);
-  munmap(data + size, start + kHugePage - aligned);
+  munmap(data + size, start + kHugePageBytes - aligned);
   if (mmap(data, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
     // No munmap: the kernel has removed the reserved range before it failed, and another thread may have
     // mapped memory there since.
@@ -205,7 +205,7 @@ std::string PlainPagesAdvice(int64_t pool_bytes) {
       "reserved, and the kernel made none on request, because it is older than 6.1, or memory is fragmented, "
       "or ",
       kShmemEnabled, " is 'deny' (it is '", setting, "'); as root, `echo advise > ", kShmemEnabled,
-      "` or `sysctl vm.nr_hugepages=", pool_bytes / kHugePage, "`, then restart ckptd");
+      "` or `sysctl vm.nr_hugepages=", pool_bytes / kHugePageBytes, "`, then restart ckptd");
 }
 
 }  // namespace ckptd

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
+#include "storage/base/huge_pages.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/names.h"
 #include "storage/format/retention_record.h"
@@ -21,7 +22,6 @@ namespace ckptd {
 namespace {
 
 constexpr int64_t kPage = 4096;
-constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kLargestSegment = 1 << 30;
 constexpr int kMaxRanks = 65536;
 
@@ -38,7 +38,7 @@ absl::StatusOr<int64_t> SegmentSize(int fd) {
   const bool writable = (::fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR && (seals & F_SEAL_WRITE) == 0;
   if (!S_ISREG(info.st_mode) || !size_locked || !writable)
     return Unfit("it is not a writable memfd of a locked size");
-  if (info.st_size <= 0 || info.st_size > kLargestSegment || info.st_size % kHugePage != 0) {
+  if (info.st_size <= 0 || info.st_size > kLargestSegment || info.st_size % kHugePageBytes != 0) {
     return Unfit(absl::StrCat("a segment cannot have ", static_cast<int64_t>(info.st_size), " bytes"));
   }
   return static_cast<int64_t>(info.st_size);
