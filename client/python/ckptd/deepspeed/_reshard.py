@@ -115,12 +115,13 @@ class _Loading:
 
 def _spreads_experts(engine: Any) -> bool:
     import torch.distributed as dist
+    from deepspeed.moe.utils import is_moe_param
 
     if not engine.has_moe_layers:
         return False
     is_stage_3: bool = engine.zero_optimization_partition_weights()
     # DeepSpeed keeps the groups of all engines of this process.
-    names = {parameter.group_name for parameter in engine.module.parameters() if not getattr(parameter, "allreduce", True)}
+    names = {parameter.group_name for parameter in engine.module.parameters() if is_moe_param(parameter)}
     return is_stage_3 or any(dist.get_world_size(group=engine.expert_parallel_group[name]) > 1 for name in names)
 
 
