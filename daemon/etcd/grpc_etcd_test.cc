@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include "storage/base/errors.h"
 #include "tests/testing/etcd_caller.h"
 #include "tests/testing/etcd_fake_member.h"
+#include "tests/testing/inbox.h"
 
 namespace ckptd {
 namespace {
@@ -128,6 +130,36 @@ TEST_F(GrpcEtcdTest, NothingIsAnsweredAfterItsEnd) {
   EtcdCaller other(Options());
   ASSERT_TRUE(other.Write({Put("a", "1")}).ok());
   EXPECT_FALSE(answered);
+}
+
+// What is posted then is dropped on a thread of gRPC's, and with it the last references to calls, streams and
+// channels. The owner ends after 0 to 11 callbacks, before its watch or after it.
+TEST_F(GrpcEtcdTest, OwnerMayEndWhileCallsAndWatchesAreUnderWay) {
+  for (int round = 0; round < 48; ++round) {
+    const auto inbox = std::make_shared<Inbox>();
+    const auto open = std::make_shared<std::atomic<bool>>(true);
+    bool answered_late = false;
+    const auto answer = [&answered_late, open](const auto&) { answered_late |= !*open; };
+    auto etcd = GrpcEtcd::Make(Options(), &SystemClock(), [inbox, open](absl::AnyInvocable<void()> work) {
+      if (*open) inbox->Post(std::move(work));
+    });
+    ASSERT_TRUE(etcd.ok()) << etcd.status();
+    auto watch = (*etcd)->Watch({"a", "", 1, "watching", answer, answer});
+    for (int call = 0; call < 4; ++call) {
+      TxnRequest request;
+      *request.add_success() = Put("a", "1");
+      (*etcd)->Txn(request, "writing", answer);
+    }
+    for (int step = 0; step < round % 12; ++step) {
+      if (auto work = inbox->Take(milliseconds(20))) work();
+      (*etcd)->OnTick();
+    }
+    *open = false;
+    if (round % 2 == 0) watch.reset();
+    etcd->reset();
+    while (auto work = inbox->Take(milliseconds(0))) work();
+    EXPECT_FALSE(answered_late);
+  }
 }
 
 // ---- lost answers
