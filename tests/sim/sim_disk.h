@@ -237,7 +237,8 @@ class SimRootIo : public RootIo {
   void EndWrite(std::shared_ptr<Write> write);
   void EmptyStep(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done);
   absl::Status Writable() const;
-  // The engine marks no damage meanwhile, because it does not know what is where.
+  // Meanwhile the engine does not know what is where: it marks no damage, and may ask for a tag that is
+  // taken.
   bool WaitsForScan() const { return latched_ || scans_ > 0; }
   bool Hits(int percent) { return disk_->Hits(percent); }
 

@@ -321,8 +321,10 @@ void SimRootIo::ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>
 }
 
 void SimRootIo::Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) {
+  // Until a scan has answered, the engine does not know whether an indeterminate save took the tag.
+  const bool knows_tags = !WaitsForScan();
   Ask(metadata_, disk_->Latency(microseconds(200), milliseconds(5)), std::move(done),
-      [this, tag = std::move(tag), sequence]() -> absl::StatusOr<Undeleted> {
+      [this, tag = std::move(tag), sequence, knows_tags]() -> absl::StatusOr<Undeleted> {
         if (absl::Status writable = Writable(); !writable.ok()) return writable;
         const auto found =
             std::find_if(disk_->trash_.begin(), disk_->trash_.end(), [&](const SimDisk::TrashEntry& entry) {
@@ -334,7 +336,8 @@ void SimRootIo::Undelete(std::string tag, int64_t sequence, Callback<absl::Statu
         if (disk_->foreign_.contains(tag))
           return MakeError(absl::StatusCode::kAlreadyExists, "TAG_FOREIGN", tag);
         if (disk_->tags_.contains(tag)) {
-          disk_->oracle_->Violated(absl::StrCat("the engine asks to bring back ", tag, ", which is taken"));
+          if (knows_tags)
+            disk_->oracle_->Violated(absl::StrCat("the engine asks to bring back ", tag, ", which is taken"));
           return MakeError(absl::StatusCode::kAlreadyExists, "TAG_TAKEN", tag);
         }
         if (Hits(disk_->faults_.pin)) return Eio("writing the pins");
