@@ -65,8 +65,10 @@ TEST(CountNonFinite, TakesAnyAddressAndLength) {
   for (size_t at = 0; at < 9; ++at) {
     for (size_t count : {0u, 1u, 7u, 31u, 33u, 200u}) {
       std::vector<float> numbers(count, 1.0f);
-      if (count > 0) numbers.back() = kNan;
-      memcpy(bytes.data() + at, numbers.data(), count * 4);
+      if (count > 0) {
+        numbers.back() = kNan;
+        memcpy(bytes.data() + at, numbers.data(), count * 4);
+      }
       EXPECT_EQ(CountNonFinite(FloatFormat::kFloat32, bytes.data() + at, count * 4 + 3), count > 0 ? 1u : 0u);
     }
   }
