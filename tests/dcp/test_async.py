@@ -147,11 +147,12 @@ def test_relative_path_and_path_object_name_the_same_checkpoint(alone, root, ins
     assert os.path.exists(root + "/checkpoint/.ckptd/manifest")
 
 
-def test_dcp_plans_again_only_when_the_form_of_a_state_changes(launch, root, installed):
+@pytest.mark.parametrize("save", ["ckptd.dcp.async_save", "dcp.save"])
+def test_dcp_plans_again_only_when_the_form_of_a_state_changes(launch, root, installed, save):
     ranks = launch(2)
     ranks.do(
-        "from ckptd.dcp import _names, _repeated; _repeated._kept.clear(); planned = []; stock_save = _names.stock_save\n"
-        "_names.stock_save = lambda *a, **k: (planned.append(1), stock_save(*a, **k))[1]"
+        "from ckptd.dcp import _names, _repeated; _repeated._kept.clear(); planned = []; save_state = _names.save_state\n"
+        "_names.save_state = lambda *a, **k: (planned.append(1), save_state(*a, **k))[1]"
     )
     state = "{**" + STATE.format("NUMBER") + ", f'of rank {dist.get_rank()}': b'x'}"
     trained = "(lambda state: (state['model']['plain'].requires_grad_(), state)[1])(" + state + ")"
@@ -168,15 +169,17 @@ def test_dcp_plans_again_only_when_the_form_of_a_state_changes(launch, root, ins
     ]
     for number, (form, arguments, plans) in enumerate(saves):
         path, code = f"{root}/s-{number}", form.replace("NUMBER", str(number))
-        ranks.do(f"planned.clear(); saved = ckptd.dcp.async_save({code}, storage_writer=Writer({path!r}{arguments}))")
+        ranks.do(f"planned.clear(); saved = {save}({code}, storage_writer=Writer({path!r}{arguments}))")
         assert ranks.do("len(planned)") == [int(plans)] * 2
-        ranks.do("saved.result(60)")
+        ranks.do("metadata = saved if isinstance(saved, dcp.Metadata) else saved.result(60)")
+        ranks.do(f"read = FileSystemReader({path!r}).read_metadata(); read.storage_meta.load_id = None")
+        assert ranks.do("metadata == read") == [True, True]
         for reader in ("Reader", "FileSystemReader"):
             ranks.do(f"wanted = {code}; into = states.emptied(wanted)\ndcp.load(into, storage_reader={reader}({path!r}))")
             assert ranks.do("states.differences(wanted, into)") == [[], []]
         assert ranks.do(f"FileSystemReader({path!r}).read_metadata().storage_meta.checkpoint_id")[0] == path
     assert len([name for name in os.listdir(f"{root}/s-8") if name.endswith(".distcp")]) == 4
-    ranks.do("_names.stock_save = stock_save")
+    ranks.do("_names.save_state = save_state")
 
 
 def test_files_are_laid_out_again_only_when_more_than_their_values_changes(launch, root, installed):
@@ -219,6 +222,8 @@ def test_repeated_saves_give_whole_checkpoints_also_after_one_that_failed_on_one
         f"import ckptd._saving.upload; before = {broken}\n"
         f"if dist.get_rank() == 1: {broken} = broken\n"
         f"failed = dcp.async_save({STATE.format(9)}, checkpoint_id={root + '/failed'!r})\n"
+        f"try: dcp.save({STATE.format(9)}, checkpoint_id={root + '/failed'!r})\n"
+        "except dcp.CheckpointException as error: told = list(error.failures)\n"
         f"{broken} = before"
     )
     for number in range(3):
@@ -226,7 +231,9 @@ def test_repeated_saves_give_whole_checkpoints_also_after_one_that_failed_on_one
         assert ranks.do("[len(saved.result(60).storage_data), len(saved.result().state_dict_metadata)]")[0][0] > 5
         if number == 1:
             ranks.do(failing)
-            assert all("one rank cannot write" in error.message for error in ranks.fail("failed.result(60)"))
+            for error in ranks.fail("failed.result(60)"):
+                assert error.kind == "CheckpointException" and "one rank cannot write" in error.message
+            assert ranks.do("told") == [[0], [1]]
     assert not os.path.exists(root + "/failed")
     for number in range(3):
         check(ranks, f"{root}/s-{number}", number)

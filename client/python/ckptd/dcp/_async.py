@@ -3,15 +3,13 @@
 import concurrent.futures
 import gc
 import logging
-import os
-import pickle
 from typing import Any, Optional
 
 from torch.distributed.checkpoint.api import CheckpointException  # No Exception, only a BaseException.
 from torch.distributed.checkpoint.metadata import Metadata
 
-from ckptd.dcp import _names, _repeated
 from ckptd.dcp._process import place_of, process
+from ckptd.dcp._sync import read_metadata, save_state
 
 _log = logging.getLogger("ckptd")
 
@@ -37,7 +35,7 @@ class SaveFuture(concurrent.futures.Future):  # type: ignore[type-arg]
         """Returns the metadata. Raises why there is no checkpoint."""
         self._is_asked = True
         found = super().result(timeout)
-        return found if isinstance(found, Metadata) else _read(found)
+        return found if isinstance(found, Metadata) else read_metadata(found)
 
     def exception(self, timeout: Optional[float] = None) -> Optional[BaseException]:
         """Returns why there is no checkpoint; None if there is one."""
@@ -68,7 +66,7 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
     gc.disable()  # Nothing of a plan is garbage, and collections take longer than planning.
     writer.options = chosen._replace(wait="sealed")
     try:
-        metadata = _save(state_dict, writer, **arguments)
+        metadata = save_state(state_dict, writer, **arguments)
         assert writer.save is not None  # It has called the writer.
         saved = writer.save.future("committed")
     except (Exception, CheckpointException) as error:  # As with DCP, what fails is the future's.
@@ -89,34 +87,3 @@ def save_async(state_dict: Any, writer: Any, **arguments: Any) -> SaveFuture:
 
     saved.add_done_callback(end)
     return future
-
-
-def _read(path: str) -> Metadata:
-    """Returns the metadata of a committed checkpoint; that of none if retention has removed it since."""
-    try:
-        with open(os.path.join(path, _names.METADATA_FILE), "rb") as file:
-            found: Metadata = pickle.load(file)
-            return found
-    except FileNotFoundError:
-        return Metadata({})
-
-
-def _save(
-    state_dict: Any,
-    writer: Any,
-    planner: Any = None,
-    process_group: Any = None,
-    no_dist: bool = False,
-    use_collectives: bool = True,
-) -> Optional[Metadata]:
-    if writer.repeats_plans and planner is None and use_collectives:
-        return _repeated.save(state_dict, writer, process_group, no_dist)
-    metadata: Metadata = _names.stock_save(
-        state_dict,
-        storage_writer=writer,
-        planner=planner,
-        process_group=process_group,
-        no_dist=no_dist,
-        use_collectives=use_collectives,
-    )
-    return metadata

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Dict, List, Tuple
 
-from ckptd.dcp import _names
+from ckptd.dcp import _names, _sync
 from ckptd.dcp._async import SaveFuture, save_async
 from ckptd.dcp._process import process
 from ckptd.dcp._reader import Reader
@@ -34,7 +34,7 @@ def install(**options: Any) -> None:
         return
     for module, name in _names.references():
         _replaced.append((module, name, getattr(module, name)))
-        setattr(module, name, async_save if name == "async_save" else _set_up)
+        setattr(module, name, _REPLACEMENTS[name])
 
 
 def uninstall() -> None:
@@ -81,6 +81,22 @@ def async_save(
     return saved
 
 
+def _save(
+    state_dict: Any,
+    *positional: Any,
+    checkpoint_id: "str | os.PathLike[str] | None" = None,
+    storage_writer: Any = None,
+    **others: Any,
+) -> Any:
+    """Stands for dcp.save."""
+    writer = storage_writer
+    if writer is None and _is_path(checkpoint_id):
+        writer = Writer(checkpoint_id, **_options)  # type: ignore[arg-type]
+    if isinstance(writer, Writer) and writer.options.wait == "committed" and not positional:
+        return _sync.save(state_dict, writer, checkpoint_id, **others)
+    return _names.stock_save(state_dict, *positional, checkpoint_id=checkpoint_id, storage_writer=writer, **others)
+
+
 def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
     """Stands for DCP's function that chooses the reader or writer of a call."""
     if not storage and _is_path(checkpoint_id):
@@ -90,3 +106,6 @@ def _set_up(storage: Any, checkpoint_id: Any, reader: bool = False) -> Any:
 
 def _is_path(checkpoint_id: Any) -> bool:
     return bool(checkpoint_id) and "://" not in os.fspath(checkpoint_id)
+
+
+_REPLACEMENTS = {"save": _save, "async_save": async_save, "_storage_setup": _set_up}

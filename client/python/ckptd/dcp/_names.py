@@ -82,6 +82,22 @@ stock_async_save = state_dict_saver.async_save
 stock_set_up: Any = getattr(state_dict_saver, "_storage_setup", None)
 
 
+def save_state(state_dict: Any, writer: Any, planner: Any, process_group: Any, no_dist: bool) -> Any:
+    """Saves as dcp.save() does, a state that holds no Stateful. Returns the metadata.
+
+    dcp.save() calls a logger for each value of a state, to ask the Statefuls among them for theirs, and that takes as
+    long as planning.
+    """
+    save: Any = getattr(state_dict_saver, "_save_state_dict", None)
+    arguments = {"process_group": process_group, "no_dist": no_dist, "planner": planner}
+    try:
+        inspect.signature(save).bind(state_dict, storage_writer=writer, **arguments)
+    except (TypeError, ValueError):
+        _warn("_save_state_dict", "the first save of many values takes longer")
+        save = stock_save
+    return save(state_dict, storage_writer=writer, **arguments)
+
+
 def async_save_arguments() -> Optional[Dict[str, Any]]:
     """Returns the arguments of the call of DCP's async_save() that this thread is in; None if it is not found.
 
@@ -123,7 +139,9 @@ def with_own_cache(planner_: Any) -> Any:
 
 
 def references() -> List[Tuple[Any, str]]:
-    """Returns (module, name) of each reference to what chooses DCP's reader or writer, and to async_save."""
+    """Returns (module, name) of each reference to what chooses DCP's reader or writer, to async_save, and of callers to
+    save. The thread of DCP's own async_save refers to another save.
+    """
     import torch.distributed.checkpoint as package
     from torch.distributed.checkpoint import _storage_utils
 
@@ -131,7 +149,7 @@ def references() -> List[Tuple[Any, str]]:
     if not all(hasattr(module, name) for module, name in setup):
         _warn("_storage_setup", "install() has no effect; pass storage_writer= and storage_reader= instead")
         return []
-    return [*setup, (package, "async_save"), (state_dict_saver, "async_save")]
+    return [*setup, (package, "async_save"), (state_dict_saver, "async_save"), (package, "save")]
 
 
 def _warn(name: str, then: str) -> None:

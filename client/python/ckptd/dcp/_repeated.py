@@ -2,11 +2,13 @@
 
 import copy
 import functools
+import traceback
 from collections import deque
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.stateful import Stateful
@@ -51,21 +53,33 @@ _kept: Deque[_Kept] = deque(maxlen=_KEPT_PLANS)
 
 
 def save(state_dict: Any, writer: Any, process_group: Any = None, no_dist: bool = False) -> Optional[Metadata]:
-    """Saves with DCP's default planner; returns when all ranks' parts are sealed.
+    """Saves with DCP's default planner; waits for what the writer waits for.
 
     Only the coordinator returns the metadata; the other ranks return None.
+
+    Raises:
+        CheckpointException: the save has failed.
     """
-    state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
+    state = {key: _state_of(value) for key, value in state_dict.items()}
     again = _prepare(state, writer, process_group, no_dist)
     offers = _exchange(again.offer if again is not None else _Offer(None, None), process_group, no_dist)
     if again is not None and all(offer.key == again.offer.key for offer in offers):
-        return again.save(writer, offers, functools.partial(_exchange, process_group=process_group, no_dist=no_dist))
+        try:
+            return again.save(writer, offers, functools.partial(_exchange, process_group=process_group, no_dist=no_dist))
+        except Exception as error:  # As DCP says it.
+            rank, _ = _place(process_group, no_dist)
+            raise CheckpointException("save", {rank: (error, traceback.extract_tb(error.__traceback__))}) from error
     return _save_with_planning(state, writer, process_group, no_dist)
+
+
+def _state_of(value: Any) -> Any:
+    """Returns the value, or a Stateful's state. To ask a tensor whether it is one takes longer than to save it again."""
+    return value.state_dict() if not isinstance(value, torch.Tensor) and isinstance(value, Stateful) else value
 
 
 def _save_with_planning(state: Any, writer: Any, process_group: Any, no_dist: bool) -> Optional[Metadata]:
     planner, record = StatePlanner(), SaveRecord()
-    writer.save_recorded(state, record, planner=planner, process_group=process_group, no_dist=no_dist)
+    writer.save_recorded(state, record, planner, process_group, not _is_distributed(process_group, no_dist))
     form = form_of(planner)
     if form is not None:
         _kept.appendleft(_Kept(form, writer.options.file_count, record))
@@ -137,18 +151,19 @@ def _prepare(state: Any, writer: Any, process_group: Any, no_dist: bool) -> Opti
     return None
 
 
-def _is_distributed(no_dist: bool) -> bool:
-    return not no_dist and dist.is_available() and dist.is_initialized()
+def _is_distributed(process_group: Any, no_dist: bool) -> bool:
+    """Returns whether there are other ranks. To one that is alone, DCP would send messages, too."""
+    return not no_dist and dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) != 1
 
 
 def _place(process_group: Any, no_dist: bool) -> Tuple[int, int]:
     """Returns (rank, number of ranks)."""
-    return (dist.get_rank(process_group), dist.get_world_size(process_group)) if _is_distributed(no_dist) else (0, 1)
+    return (dist.get_rank(process_group), dist.get_world_size(process_group)) if _is_distributed(process_group, no_dist) else (0, 1)
 
 
 def _exchange(message: T, process_group: Any, no_dist: bool) -> List[T]:
     """Returns the messages of all ranks."""
-    if not _is_distributed(no_dist):
+    if not _is_distributed(process_group, no_dist):
         return [message]
     found: List[Any] = [None] * dist.get_world_size(process_group)
     dist.all_gather_object(found, message, group=process_group)

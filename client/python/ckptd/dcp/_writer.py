@@ -288,11 +288,13 @@ class Writer(StorageWriter, Stager):
             "ckptd.dcp.install(), which needs neither a thread nor a process"
         )
 
-    def save_recorded(self, state_dict: Any, record: SaveRecord, **arguments: Any) -> None:
-        """Calls dcp.save() and fills a record. The coordinator does not send the metadata to the other ranks."""
+    def save_recorded(
+        self, state_dict: Any, record: SaveRecord, planner: SavePlanner, process_group: Any, no_dist: bool
+    ) -> None:
+        """Saves through DCP and fills a record. The coordinator does not send the metadata to the other ranks."""
         self._now.record = record
         try:
-            _names.stock_save(state_dict, storage_writer=self, **arguments)
+            _names.save_state(state_dict, self, planner, process_group, no_dist)
         finally:
             self._now.record = None
 
