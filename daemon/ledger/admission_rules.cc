@@ -1,8 +1,11 @@
 #include "daemon/ledger/admission_rules.h"
 
+#include <map>
 #include <set>
+#include <string>
 
-#include "absl/strings/str_cat.h"
+#include "daemon/ledger/change_save.h"
+#include "daemon/ledger/fenced.h"
 
 namespace ckptd {
 namespace {
@@ -13,19 +16,11 @@ using ledger::v1::SaveState;
 
 // The vote that counts for a node; null: it has not voted, or whoever voted has ended since, and its memory
 // with it.
-const NodeVote* VoteOf(const AdmissionView& view, const std::string& node) {
+const NodeVote* VoteOf(const SaveView& view, const std::string& node) {
   const auto vote = view.votes.find(node);
   const auto living = view.registrations.find(node);
   if (vote == view.votes.end() || living == view.registrations.end()) return nullptr;
   return vote->second.registration() == living->second ? &vote->second : nullptr;
-}
-
-void EndFenced(const AdmissionView& view, SaveState* state) {
-  state->set_phase(SaveState::ENDED);
-  state->mutable_end()->set_reason("FENCED");
-  state->mutable_end()->set_message(absl::StrCat("attempt ", state->attempt(), " is over: attempt ",
-                                                 view.active,
-                                                 " of this run has begun a save or resumed since"));
 }
 
 void EndRefused(const std::string& node, const NodeRanks& ranks, const NodeVote& vote, SaveState* state) {
@@ -38,9 +33,9 @@ void EndRefused(const std::string& node, const NodeRanks& ranks, const NodeVote&
 
 }  // namespace
 
-void DecideAdmission(const AdmissionView& view, SaveState* state) {
+void DecideAdmission(const SaveView& view, SaveState* state) {
   if (state->phase() != SaveState::PROPOSED) return;
-  if (state->attempt() < view.active) return EndFenced(view, state);
+  if (state->attempt() < view.active) return EndWith(FencedEnd(state->attempt(), view.active), state);
   std::set<int> willing;
   for (const auto& [node, ranks] : view.ranks) {
     const NodeVote* vote = VoteOf(view, node);

@@ -7,6 +7,18 @@
 
 namespace ckptd {
 
+using ledger::v1::SaveState;
+
+bool MayEnd(const SaveState& state) {
+  return state.phase() == SaveState::PROPOSED || state.phase() == SaveState::ADMITTED ||
+         state.phase() == SaveState::SEALED;
+}
+
+void EndWith(const ledger::v1::SaveEnd& end, SaveState* state) {
+  state->set_phase(SaveState::ENDED);
+  *state->mutable_end() = end;
+}
+
 void ChangeSave(Etcd* etcd, int64_t sequence, SaveChange change,
                 absl::AnyInvocable<void(absl::StatusOr<SharedSave>)> answer) {
   auto result = std::make_shared<SharedSave>();

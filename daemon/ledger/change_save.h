@@ -21,6 +21,10 @@ struct SharedSave {
   ledger::v1::SaveState state;  // What ranks hear: nothing else says what becomes of the save.
 };
 
+// Whether it can still end without a checkpoint: from PUBLISHING on only its publication says so.
+bool MayEnd(const ledger::v1::SaveState& state);
+void EndWith(const ledger::v1::SaveEnd& end, ledger::v1::SaveState* state);
+
 struct SaveChange {
   std::string state_key;
   std::vector<CompareAndSwap::Range> ranges;  // What else is read.

@@ -47,6 +47,14 @@ class LedgerKeys {
   std::string Votes(int64_t sequence) const { return prefix_ + absl::StrFormat("votes/%016d/", sequence); }
   std::string Vote(int64_t sequence, const std::string& node) const { return Votes(sequence) + node; }
 
+  std::string Publishing() const { return prefix_ + "publishing"; }
+  std::string Evicting(int64_t sequence) const {
+    return prefix_ + absl::StrFormat("evicting/%016d", sequence);
+  }
+  std::string Readers(int64_t sequence) const {
+    return prefix_ + absl::StrFormat("readers/%016d/", sequence);
+  }
+
   std::string Living() const { return prefix_ + "living/"; }
   std::string Living(const std::string& node) const { return Living() + node; }
   std::string Resume(int64_t attempt) const { return Resumes() + absl::StrFormat("%016d", attempt); }

@@ -14,6 +14,10 @@ inline constexpr char kRootNotShared[] = "ROOT_NOT_SHARED";
 inline constexpr char kNotCoordinator[] = "NOT_COORDINATOR";
 // FAILED_PRECONDITION: this node has not voted for the save, or has not sealed its parts of it.
 inline constexpr char kNotInSave[] = "NOT_IN_SAVE";
+// A save has ended: a node of it was lost before its files were durable.
+inline constexpr char kNodeLost[] = "NODE_LOST";
+// FAILED_PRECONDITION: nodes read the checkpoint, which is not removed meanwhile.
+inline constexpr char kBeingRead[] = "BEING_READ";
 
 }  // namespace ckptd::ledger_reason
 #endif  // CKPTD_DAEMON_LEDGER_LEDGER_REASONS_H_

@@ -18,6 +18,8 @@ struct NodeIdentity {
   // For whatever this daemon writes: it counts only while the registration stands. Without it, a daemon that
   // was paused for longer than its lease would still write what its successor knows nothing of.
   CompareAndSwap::Held Held() const;
+  // The prefix of the keys of all nodes.
+  std::string Siblings() const { return key.substr(0, key.size() - name.size()); }
 };
 
 }  // namespace ckptd

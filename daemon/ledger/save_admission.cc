@@ -1,39 +1,17 @@
 #include "daemon/ledger/save_admission.h"
 
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/admission_rules.h"
+#include "daemon/ledger/found_messages.h"
 #include "daemon/ledger/run_state.h"
+#include "daemon/ledger/save_view.h"
 #include "storage/ledger/local_ledger.h"
 
 namespace ckptd {
-namespace {
-
-using etcdserverpb::KeyValue;
 using ledger::v1::SaveState;
-
-std::string NameIn(const std::string& key) { return key.substr(key.rfind('/') + 1); }
-
-// The values of keys that end with the name of a node.
-template <typename Message>
-std::map<std::string, Message> ByNode(const std::vector<KeyValue>& found) {
-  std::map<std::string, Message> by_node;
-  for (const KeyValue& key : found) by_node[NameIn(key.key())].ParseFromString(key.value());
-  return by_node;
-}
-
-// The value of one key; as a new message if it does not exist.
-template <typename Message>
-Message One(const std::vector<KeyValue>& found) {
-  Message message;
-  if (!found.empty()) message.ParseFromString(found[0].value());
-  return message;
-}
-
-}  // namespace
 
 SaveAdmission::SaveAdmission(Etcd* etcd, Options options)
     : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
@@ -69,7 +47,7 @@ SaveAdmission::Operations SaveAdmission::Propose(const LedgerKeys& keys, const S
                                                  const CompareAndSwap::Found& found,
                                                  absl::StatusOr<int64_t>* sequence) {
   if (!found[0].empty()) {
-    *sequence = One<ledger::v1::SaveIndex>(found[0]).sequence();
+    *sequence = FirstOf<ledger::v1::SaveIndex>(found[0]).sequence();
     return {};
   }
   const RunState run(keys, "", {found[1], found[2]});
@@ -122,24 +100,11 @@ void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, Answer<Sav
 }
 
 void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer) {
-  const std::string nodes = options_.node.key.substr(0, options_.node.key.size() - options_.node.name.size());
-  const std::string ranks = keys_.AttemptRanks(save.state.attempt());
   Change(
-      save,
-      {{keys_.Votes(save.sequence), true},
-       {ranks, true},
-       {keys_.Head(save.state.attempt())},
-       {nodes, true},
-       {keys_.Active()}},
-      office, "admitting a save",
+      save, SaveViewRanges(keys_, options_.node.Siblings(), save.sequence, save.state.attempt()), office,
+      "admitting a save",
       [](const CompareAndSwap::Found& found, SaveState* state) {
-        AdmissionView view;
-        view.votes = ByNode<ledger::v1::NodeVote>(found[0]);
-        view.ranks = ByNode<ledger::v1::NodeRanks>(found[1]);
-        view.world_size = One<ledger::v1::AttemptHead>(found[2]).world_size();
-        for (const KeyValue& node : found[3]) view.registrations[NameIn(node.key())] = node.value();
-        view.active = One<ledger::v1::ActiveAttempt>(found[4]).attempt();
-        DecideAdmission(view, state);
+        DecideAdmission(SaveViewOf(found), state);
         return Operations();
       },
       std::move(answer));
@@ -150,10 +115,7 @@ void SaveAdmission::End(const Save& save, const CompareAndSwap::Held& office, co
   Change(
       save, {}, office, "ending a save",
       [end](const CompareAndSwap::Found&, SaveState* state) {
-        if (state->phase() != SaveState::ENDED) {
-          state->set_phase(SaveState::ENDED);
-          *state->mutable_end() = end;
-        }
+        if (MayEnd(*state)) EndWith(end, state);
         return Operations();
       },
       std::move(answer));

@@ -50,7 +50,7 @@ class SaveAdmission {
   // By the coordinator, which holds `office`: ADMITTED if the nodes of all ranks have voted yes; ENDED at the
   // first no, or if the attempt is fenced; else still PROPOSED. NOT_COORDINATOR.
   void Decide(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer);
-  // By the coordinator: ends a save that is not decided, or admitted. The answer says how it has ended, which
+  // By the coordinator: ends a save that is not published yet. The answer says what has become of it, which
   // may be another end.
   void End(const Save& save, const CompareAndSwap::Held& office, const ledger::v1::SaveEnd& end,
            Answer<Save> answer);

@@ -6,8 +6,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/fenced.h"
+#include "daemon/ledger/found_messages.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
@@ -35,23 +38,19 @@ absl::Status CheckOrder(int64_t sequence, const NodeVote& before, const NodeVote
 
 absl::Status CheckNotFenced(int64_t attempt, int64_t active) {
   if (attempt >= active) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, "FENCED",
-                   absl::StrCat("attempt ", attempt, " is over: attempt ", active,
-                                " of this run has begun a save or resumed since"));
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kFenced, FencedMessage(attempt, active));
 }
 
 // What must be written so that `report` stands; or the error, in `wrong`.
 Operations Follow(int64_t sequence, const CompareAndSwap::Found& found, const SaveState& state,
                   const std::string& key, const NodeVote& report, absl::Status* wrong) {
   *wrong = absl::OkStatus();
-  if (state.phase() != SaveState::ADMITTED) return {};
-  NodeVote before;
-  if (!found[0].empty()) before.ParseFromString(found[0][0].value());
+  if (state.phase() != SaveState::ADMITTED && state.phase() != SaveState::SEALED) return {};
+  const auto before = FirstOf<NodeVote>(found[0]);
   if (before.stage() >= report.stage()) return {};
   *wrong = CheckOrder(sequence, before, report);
   if (wrong->ok() && report.stage() == NodeVote::SEALED) {
-    ledger::v1::ActiveAttempt active;
-    if (!found[1].empty()) active.ParseFromString(found[1][0].value());
+    const auto active = FirstOf<ledger::v1::ActiveAttempt>(found[1]);
     *wrong = CheckNotFenced(state.attempt(), active.attempt());
   }
   return wrong->ok() ? Operations{Put(key, report.SerializeAsString())} : Operations();

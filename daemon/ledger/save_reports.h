@@ -15,9 +15,9 @@
 
 namespace ckptd {
 
-// Answers with the save as it is: what was reported counts if that is ADMITTED. Answers come later, and not
-// after the end of this object. Errors: NODE_REPLACED, those of etcd_errors.h, and NOT_IN_SAVE if this node
-// has not said before what must come before.
+// Answers with the save as it is: what was reported counts if that is ADMITTED or SEALED. Answers come later,
+// and not after the end of this object. Errors: NODE_REPLACED, those of etcd_errors.h, and NOT_IN_SAVE if
+// this node has not said before what must come before.
 class SaveReports {
  public:
   using Answer = absl::AnyInvocable<void(absl::StatusOr<SharedSave>)>;

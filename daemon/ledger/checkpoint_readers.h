@@ -1,0 +1,59 @@
+// What a run's nodes read is not removed, and what is removed they do not begin to read.
+#ifndef CKPTD_DAEMON_LEDGER_CHECKPOINT_READERS_H_
+#define CKPTD_DAEMON_LEDGER_CHECKPOINT_READERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/keys.h"
+#include "daemon/ledger/node_identity.h"
+
+namespace ckptd {
+
+// Checkpoints are named by their sequences. Answers come later, and not after the end of this object. Errors:
+// NODE_REPLACED, and those of etcd_errors.h; then what was asked for was done or not, and may be asked again.
+class CheckpointReaders {
+ public:
+  using Done = absl::AnyInvocable<void(absl::Status)>;
+
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    NodeIdentity node;
+    std::string run;  // For messages.
+  };
+  // `etcd` must outlive it.
+  CheckpointReaders(Etcd* etcd, Options options);
+
+  // From OK on no node removes or replaces the checkpoint, until this node ends reading it or its
+  // registration ends. Once for all readers of this node. NO_CHECKPOINT if that has been decided already.
+  // Files are opened after OK.
+  void Begin(int64_t sequence, Done begun);
+  void End(int64_t sequence, Done ended);
+
+  // By the coordinator: from OK on no node begins to read it. BEING_READ names the nodes that read it.
+  void Evict(int64_t sequence, const CompareAndSwap::Held& office, Done evicting);
+
+ private:
+  void Set(int64_t sequence, bool reading, const std::string& what, Done done);
+  void Finish(CompareAndSwap swap, std::shared_ptr<absl::Status> refused, Done done);
+
+  Etcd* const etcd_;
+  const Options options_;
+  const LedgerKeys keys_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+// The nodes that read a checkpoint, of what was found under LedgerKeys::Readers.
+std::vector<std::string> ReadersOf(const std::vector<etcdserverpb::KeyValue>& found);
+// Says that the checkpoint goes. It counts only if no node read it when its readers were found.
+// `replaced_by`: 0 for none.
+etcdserverpb::RequestOp PutEvicting(const LedgerKeys& keys, int64_t sequence, int64_t replaced_by);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_CHECKPOINT_READERS_H_

@@ -1,0 +1,175 @@
+#include "daemon/ledger/save_publication.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/checkpoint_readers.h"
+#include "daemon/ledger/fenced.h"
+#include "daemon/ledger/found_messages.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/save_view.h"
+
+namespace ckptd {
+
+using ledger::v1::NodeVote;
+using ledger::v1::SaveState;
+
+namespace {
+
+// Of the ranges of Publish(), after those of the view.
+constexpr size_t kPublishing = 5, kReaders = 6;
+
+ledger::v1::SaveEnd NodeLost(const std::string& node, const ledger::v1::NodeRanks& ranks) {
+  ledger::v1::SaveEnd end;
+  end.set_reason(ledger_reason::kNodeLost);
+  end.set_message(absl::StrCat("node \"", node, "\" is lost, and its files of this save were not durable"));
+  end.set_node(node);
+  const std::map<int32_t, std::string> sorted(ranks.instances().begin(), ranks.instances().end());
+  for (const auto& [rank, instance] : sorted) end.add_ranks(rank);
+  return end;
+}
+
+// Whether a node's part is lost, if the node has had time to come back.
+bool IsLost(const SaveView& view, const std::string& node) {
+  const auto found = view.votes.find(node);
+  const NodeVote vote = found != view.votes.end() ? found->second : NodeVote();
+  if (vote.stage() == NodeVote::DURABLE) return false;
+  const auto living = view.registrations.find(node);
+  if (living == view.registrations.end()) return true;
+  // Of what was only voted for, the memory goes with the daemon.
+  return found != view.votes.end() && vote.stage() == NodeVote::VOTED &&
+         vote.registration() != living->second;
+}
+
+// What must come before a save may be published; empty: nothing.
+std::string WaitsFor(const CompareAndSwap::Found& found, int64_t sequence, const SaveState& state) {
+  if (state.phase() != SaveState::ADMITTED && state.phase() != SaveState::SEALED)
+    return absl::StrCat("its admission: it is ", SaveState::Phase_Name(state.phase()));
+  const SaveView view = SaveViewOf(found);
+  if (!view.AllHave(NodeVote::DURABLE))
+    return absl::StrCat("the files of nodes ", absl::StrJoin(view.Behind(NodeVote::DURABLE), ", "));
+  const auto now = FirstOf<ledger::v1::PublishedNow>(found[kPublishing]);
+  if (now.sequence() != 0 && now.sequence() != sequence)
+    return absl::StrCat("the save of sequence ", now.sequence(), ", which is being published");
+  const std::vector<std::string> readers = ReadersOf(found[kReaders]);
+  if (readers.empty()) return "";
+  return absl::StrCat("readers of the checkpoint that it replaces, on nodes ", absl::StrJoin(readers, ", "));
+}
+
+}  // namespace
+
+SavePublication::SavePublication(Etcd* etcd, Options options)
+    : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
+
+std::vector<CompareAndSwap::Range> SavePublication::View(const SharedSave& save) const {
+  return SaveViewRanges(keys_, options_.node.Siblings(), save.sequence, save.state.attempt());
+}
+
+void SavePublication::Change(const SharedSave& save, std::vector<CompareAndSwap::Range> ranges,
+                             const CompareAndSwap::Held& office, const std::string& what, Decide decide,
+                             Answer<SharedSave> answer) {
+  ChangeSave(etcd_, save.sequence,
+             {keys_.SaveState(save.sequence), std::move(ranges), office, std::move(decide),
+              absl::StrCat(what, " of run ", options_.run)},
+             [alive = std::weak_ptr<bool>(alive_),
+              answer = std::move(answer)](absl::StatusOr<SharedSave> changed) mutable {
+               if (!alive.expired()) answer(std::move(changed));
+             });
+}
+
+void SavePublication::Seal(const SharedSave& save, const CompareAndSwap::Held& office,
+                           Answer<SharedSave> answer) {
+  Change(
+      save, View(save), office, "sealing a save",
+      [](const CompareAndSwap::Found& found, SaveState* state) {
+        if (state->phase() != SaveState::ADMITTED) return Operations();
+        const SaveView view = SaveViewOf(found);
+        if (view.AllHave(NodeVote::SEALED)) {
+          state->set_phase(SaveState::SEALED);
+        } else if (state->attempt() < view.active) {
+          EndWith(FencedEnd(state->attempt(), view.active), state);
+        }
+        return Operations();
+      },
+      std::move(answer));
+}
+
+void SavePublication::LoseNode(const SharedSave& save, const CompareAndSwap::Held& office,
+                               const std::string& node, Answer<SharedSave> answer) {
+  Change(
+      save, View(save), office, "ending a save",
+      [node](const CompareAndSwap::Found& found, SaveState* state) {
+        const SaveView view = SaveViewOf(found);
+        const auto ranks = view.ranks.find(node);
+        if (MayEnd(*state) && ranks != view.ranks.end() && IsLost(view, node))
+          EndWith(NodeLost(node, ranks->second), state);
+        return Operations();
+      },
+      std::move(answer));
+}
+
+void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us,
+                              int64_t replaces, Answer<Publishing> answer) {
+  auto result = std::make_shared<Publishing>();
+  std::vector<CompareAndSwap::Range> ranges = View(save);
+  ranges.push_back({keys_.Publishing()});
+  // Without a checkpoint to replace, a range in which nothing is.
+  ranges.push_back({keys_.Readers(replaces), true});
+  const auto decide = [=, keys = keys_, sequence = save.sequence](const CompareAndSwap::Found& found,
+                                                                  SaveState* state) {
+    *result = Publishing();
+    for (const auto& [node, vote] : SaveViewOf(found).votes) {
+      if (vote.stage() == NodeVote::DURABLE) result->digests[node] = vote.digest();
+    }
+    if (state->phase() == SaveState::PUBLISHING || state->phase() == SaveState::COMMITTED ||
+        state->phase() == SaveState::ENDED)
+      return Operations();
+    result->waits_for = WaitsFor(found, sequence, *state);
+    if (!result->waits_for.empty()) return Operations();
+    state->set_phase(SaveState::PUBLISHING);
+    state->set_time_us(time_us);
+    state->set_replaces(replaces);
+    ledger::v1::PublishedNow now;
+    now.set_sequence(sequence);
+    Operations operations = {Put(keys.Publishing(), now.SerializeAsString())};
+    if (replaces != 0) operations.push_back(PutEvicting(keys, replaces, sequence));
+    return operations;
+  };
+  Change(save, std::move(ranges), office, "publishing a save", decide,
+         [result, answer = std::move(answer)](absl::StatusOr<SharedSave> changed) mutable {
+           if (!changed.ok()) return answer(changed.status());
+           result->save = *std::move(changed);
+           answer(std::move(*result));
+         });
+}
+
+void SavePublication::Committed(const SharedSave& save, const CompareAndSwap::Held& office,
+                                Answer<SharedSave> answer) {
+  EndPublishing(
+      save, office, "committing a save", [](SaveState* state) { state->set_phase(SaveState::COMMITTED); },
+      std::move(answer));
+}
+
+void SavePublication::NotPublished(const SharedSave& save, const CompareAndSwap::Held& office,
+                                   const ledger::v1::SaveEnd& end, Answer<SharedSave> answer) {
+  EndPublishing(
+      save, office, "ending a save", [end](SaveState* state) { EndWith(end, state); }, std::move(answer));
+}
+
+// Lets the next save be published.
+void SavePublication::EndPublishing(const SharedSave& save, const CompareAndSwap::Held& office,
+                                    const std::string& what, std::function<void(SaveState*)> end,
+                                    Answer<SharedSave> answer) {
+  Change(
+      save, {{keys_.Publishing()}}, office, what,
+      [keys = keys_, end = std::move(end)](const CompareAndSwap::Found&, SaveState* state) {
+        if (state->phase() != SaveState::PUBLISHING) return Operations();
+        end(state);
+        return Operations{Put(keys.Publishing(), ledger::v1::PublishedNow().SerializeAsString())};
+      },
+      std::move(answer));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,86 @@
+// How an admitted save of several nodes becomes a checkpoint: what its coordinator decides, in this order.
+#ifndef CKPTD_DAEMON_LEDGER_SAVE_PUBLICATION_H_
+#define CKPTD_DAEMON_LEDGER_SAVE_PUBLICATION_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/change_save.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/keys.h"
+#include "daemon/ledger/node_identity.h"
+
+namespace ckptd {
+
+// Used by the coordinator, which holds `office`. Each step may be asked for at any time and again, also by
+// the next coordinator: it does what can be done by now, and answers with the save as it is. Answers come
+// later, and not after the end of this object. Errors: NOT_COORDINATOR, and those of etcd_errors.h; then what
+// was asked for was done or not.
+class SavePublication {
+ public:
+  template <typename T>
+  using Answer = absl::AnyInvocable<void(absl::StatusOr<T>)>;
+
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    NodeIdentity node;
+    std::string run;  // For messages.
+  };
+  struct Publishing {
+    SharedSave save;
+    // If it is PUBLISHING: of the part record of each node. What is read of a record with another digest is
+    // not that of this save yet, or not any more.
+    std::map<std::string, std::string> digests;
+    // If not, and it has not ended: what must come first, for messages.
+    std::string waits_for;
+  };
+
+  // `etcd` must outlive it.
+  SavePublication(Etcd* etcd, Options options);
+
+  // ADMITTED becomes SEALED when all nodes have sealed their parts; ENDED, FENCED, if a later attempt has
+  // acted before they had.
+  void Seal(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
+  // A node's lease has ended, and it has had time to come back: ENDED, NODE_LOST, unless it had said before
+  // that its files are durable, or it is registered again and may still have what it had sealed.
+  void LoseNode(const SharedSave& save, const CompareAndSwap::Held& office, const std::string& node,
+                Answer<SharedSave> answer);
+  // PUBLISHING when all nodes are durable, no other save of the run is being published, and nobody reads the
+  // checkpoint of sequence `replaces`, which has the save's tag (0: none has). From now on that one is not
+  // opened any more. `time_us` is the checkpoint's, unless an earlier coordinator has given it one.
+  void Publish(const SharedSave& save, const CompareAndSwap::Held& office, int64_t time_us, int64_t replaces,
+               Answer<Publishing> answer);
+  // The checkpoint has its name, durably: PUBLISHING becomes COMMITTED.
+  void Committed(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
+  // Something foreign has the checkpoint's place, and its files are in the trash, durably: PUBLISHING becomes
+  // ENDED.
+  void NotPublished(const SharedSave& save, const CompareAndSwap::Held& office,
+                    const ledger::v1::SaveEnd& end, Answer<SharedSave> answer);
+
+ private:
+  using Operations = std::vector<etcdserverpb::RequestOp>;
+  using Decide = std::function<Operations(const CompareAndSwap::Found&, ledger::v1::SaveState*)>;
+
+  void Change(const SharedSave& save, std::vector<CompareAndSwap::Range> ranges,
+              const CompareAndSwap::Held& office, const std::string& what, Decide decide,
+              Answer<SharedSave> answer);
+  void EndPublishing(const SharedSave& save, const CompareAndSwap::Held& office, const std::string& what,
+                     std::function<void(ledger::v1::SaveState*)> end, Answer<SharedSave> answer);
+  std::vector<CompareAndSwap::Range> View(const SharedSave& save) const;
+
+  Etcd* const etcd_;
+  const Options options_;
+  const LedgerKeys keys_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_SAVE_PUBLICATION_H_

@@ -1,0 +1,41 @@
+// What etcd says of a save's attempt, and of how far its nodes are, at one moment.
+#ifndef CKPTD_DAEMON_LEDGER_SAVE_VIEW_H_
+#define CKPTD_DAEMON_LEDGER_SAVE_VIEW_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/keys.h"
+
+namespace ckptd {
+
+// By node.
+struct SaveView {
+  std::map<std::string, ledger::v1::NodeVote> votes;   // And what the nodes have reported since.
+  std::map<std::string, ledger::v1::NodeRanks> ranks;  // Of the attempt.
+  std::map<std::string, std::string> registrations;    // Of the nodes that live.
+  int world_size = 0;                                  // Of the attempt.
+  int64_t active = 0;                                  // The attempt that acts.
+
+  // Whether the nodes of all ranks have reported `stage`.
+  bool AllHave(ledger::v1::NodeVote::Stage stage) const;
+  // Nodes of the other ranks.
+  std::vector<std::string> Behind(ledger::v1::NodeVote::Stage stage) const;
+
+ private:
+  std::set<int> RanksThatHave(ledger::v1::NodeVote::Stage stage) const;
+};
+
+// What to read for it. `nodes`: the prefix of the nodes' keys.
+std::vector<CompareAndSwap::Range> SaveViewRanges(const LedgerKeys& keys, const std::string& nodes,
+                                                  int64_t sequence, int64_t attempt);
+// Of what was found in those ranges, which are the first of `found`.
+SaveView SaveViewOf(const CompareAndSwap::Found& found);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_LEDGER_SAVE_VIEW_H_

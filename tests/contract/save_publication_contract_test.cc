@@ -1,0 +1,270 @@
+// How the coordinator makes a checkpoint of what two nodes have saved, and what readers of checkpoints rely
+// on: run against the simulated etcd and its faults, a model over gRPC, and Debian's etcd.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/ledger/checkpoint_readers.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/save_publication.h"
+#include "tests/contract/spanning_saves.h"
+
+namespace ckptd {
+namespace {
+
+using Publishing = SavePublication::Publishing;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+class SavePublicationContract : public SpanningSaves {
+ protected:
+  void SetUp() override {
+    SpanningSaves::SetUp();
+    ASSERT_EQ(Join(second_, 1), 1);
+    Activate(1);
+    publication_ = std::make_unique<SavePublication>(nodes_.ClientOf(*first_.registration), Options());
+  }
+  SavePublication::Options Options() {
+    return {nodes_.prefix() + "run/", first_.registration->identity(), "test"};
+  }
+  CheckpointReaders ReadersOn(Daemon& daemon) {
+    return {nodes_.ClientOf(*daemon.registration),
+            {nodes_.prefix() + "run/", daemon.registration->identity(), "test"}};
+  }
+
+  using Step = std::function<void(SavePublication&, SavePublication::Answer<SharedSave>)>;
+  std::string Do(const Step& step) {
+    return Text(
+        Await<absl::StatusOr<SharedSave>>([&](auto answer) { step(*publication_, std::move(answer)); }));
+  }
+  std::string Seal(const SharedSave& save) {
+    return Do([&](auto& publication, auto answer) { publication.Seal(save, office_, std::move(answer)); });
+  }
+  std::string LoseNode(const SharedSave& save, const std::string& node) {
+    return Do([&](auto& publication, auto answer) {
+      publication.LoseNode(save, office_, node, std::move(answer));
+    });
+  }
+  std::string Commit(const SharedSave& save) {
+    return Do(
+        [&](auto& publication, auto answer) { publication.Committed(save, office_, std::move(answer)); });
+  }
+  std::string Foreign(const SharedSave& save) {
+    ledger::v1::SaveEnd end;
+    end.set_reason("TAG_FOREIGN");
+    return Do([&](auto& publication, auto answer) {
+      publication.NotPublished(save, office_, end, std::move(answer));
+    });
+  }
+  absl::StatusOr<Publishing> TryPublish(const SharedSave& save, int64_t time_us = 7, int64_t replaces = 0) {
+    return Await<absl::StatusOr<Publishing>>(
+        [&](auto answer) { publication_->Publish(save, office_, time_us, replaces, std::move(answer)); });
+  }
+  // "PUBLISHING", or what it waits for.
+  std::string Publish(const SharedSave& save, int64_t replaces = 0) {
+    const auto publishing = TryPublish(save, 7, replaces);
+    if (!publishing.ok()) return ReasonOf(publishing.status());
+    return publishing->waits_for.empty() ? Text(publishing->save) : publishing->waits_for;
+  }
+
+  SharedSave Durable(const std::string& tag, int64_t ordinal = 1) {
+    const SharedSave save = Admitted(tag, ordinal);
+    for (Daemon* daemon : {&first_, &second_}) {
+      Sealed(*daemon, save);
+      SpanningSaves::Durable(*daemon, save, "digest of " + daemon->registration->identity().name);
+    }
+    return save;
+  }
+  using Act = std::function<void(CheckpointReaders::Done)>;
+  std::string Ask(const Act& act) {
+    const auto status = Await<absl::Status>([&](auto done) { act(std::move(done)); });
+    return status.ok() ? "OK" : ReasonOf(status);
+  }
+  std::string BeginReading(CheckpointReaders& readers, int64_t sequence) {
+    return Ask([&](auto done) { readers.Begin(sequence, std::move(done)); });
+  }
+  std::string EndReading(CheckpointReaders& readers, int64_t sequence) {
+    return Ask([&](auto done) { readers.End(sequence, std::move(done)); });
+  }
+  std::string Evict(CheckpointReaders& readers, int64_t sequence) {
+    return Ask([&](auto done) { readers.Evict(sequence, office_, std::move(done)); });
+  }
+
+  std::unique_ptr<SavePublication> publication_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, SavePublicationContract, ::testing::ValuesIn(AllEtcds(/*seeds=*/20)), NameOf);
+
+// ---- sealed
+
+TEST_P(SavePublicationContract, IsSealedWhenAllNodesAreAndALaterAttemptEndsItNoMore) {
+  const SharedSave save = Admitted("step_1");
+  EXPECT_EQ(Seal(save), "ADMITTED");
+  Sealed(first_, save);
+  EXPECT_EQ(Seal(save), "ADMITTED");
+  Sealed(second_, save);
+  ASSERT_EQ(Join(first_, 0, "launch 2"), 2);
+  Activate(2);
+  EXPECT_EQ(Seal(save), "SEALED");
+  EXPECT_EQ(Seal(save), "SEALED");
+  EXPECT_EQ(SpanningSaves::Durable(second_, save, "digest"), "SEALED");
+  EXPECT_EQ(Stage(save), "DURABLE digest");
+}
+
+TEST_P(SavePublicationContract, SaveThatNotAllNodesHadSealedEndsWithItsAttempt) {
+  const SharedSave save = Admitted("step_1");
+  Sealed(first_, save);
+  ASSERT_EQ(Join(first_, 0, "launch 2"), 2);
+  Activate(2);
+  EXPECT_EQ(Seal(save), "ENDED FENCED");
+  EXPECT_EQ(Sealed(second_, save), "ENDED FENCED");
+  EXPECT_EQ(Publish(save), "ENDED FENCED");
+}
+
+// ---- a node is lost
+
+TEST_P(SavePublicationContract, LostNodeEndsWhatItsFilesAreNotDurableOf) {
+  const SharedSave written = Admitted("step_1"), durable = Admitted("step_2");
+  Sealed(second_, written);
+  Sealed(second_, durable);
+  SpanningSaves::Durable(second_, durable, "digest");
+  EXPECT_EQ(LoseNode(written, "node2"), "ADMITTED") << "it lives";
+  nodes_.WaitForTheEndOf(*second_.registration);
+  EXPECT_EQ(LoseNode(written, "node2"), "ENDED NODE_LOST of node2, ranks 1");
+  EXPECT_EQ(LoseNode(durable, "node2"), "ADMITTED");
+  EXPECT_EQ(LoseNode(durable, "node3"), "ADMITTED") << "it takes no part";
+}
+
+TEST_P(SavePublicationContract, NodeThatIsBackHasWhatItHadSealedAndNotWhatItHadOnlyVotedFor) {
+  const SharedSave voted = Admitted("step_1"), sealed = Admitted("step_2");
+  Sealed(second_, sealed);
+  Restart(second_);
+  EXPECT_EQ(LoseNode(sealed, "node2"), "ADMITTED");
+  EXPECT_EQ(LoseNode(voted, "node2"), "ENDED NODE_LOST of node2, ranks 1");
+}
+
+// ---- published
+
+TEST_P(SavePublicationContract, IsPublishedWhenAllNodesAreDurableWithTheirDigests) {
+  const SharedSave save = Admitted("step_1");
+  for (Daemon* daemon : {&first_, &second_}) Sealed(*daemon, save);
+  SpanningSaves::Durable(first_, save, "one");
+  EXPECT_EQ(Publish(save), "the files of nodes node2");
+  SpanningSaves::Durable(second_, save, "two");
+  const auto publishing = TryPublish(save);
+  ASSERT_TRUE(publishing.ok()) << publishing.status();
+  EXPECT_EQ(Text(publishing->save), "PUBLISHING");
+  EXPECT_THAT(publishing->digests, ElementsAre(Pair("node1", "one"), Pair("node2", "two")));
+  EXPECT_EQ(Commit(save), "COMMITTED");
+  EXPECT_EQ(Commit(save), "COMMITTED");
+  EXPECT_EQ(Publish(save), "COMMITTED");
+}
+
+TEST_P(SavePublicationContract, SaveThatIsNotAdmittedIsNotPublished) {
+  EXPECT_THAT(Publish(Begin(first_, "step_1")), HasSubstr("its admission"));
+}
+
+// Two coordinators must write the same bytes.
+TEST_P(SavePublicationContract, NextCoordinatorPublishesWhatTheFirstOneHasFixed) {
+  const SharedSave older = Durable("step_1");
+  Publish(older);
+  Commit(older);
+  const SharedSave save = Durable("step_1", 2);
+  const auto first = TryPublish(save, 100, older.sequence);
+  const auto second = TryPublish(save, 200, 0);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(second->save.state.time_us(), 100);
+  EXPECT_EQ(second->save.state.replaces(), older.sequence);
+  EXPECT_EQ(second->digests, first->digests);
+}
+
+TEST_P(SavePublicationContract, OneSaveIsPublishedAtATime) {
+  const SharedSave first = Durable("step_1"), second = Durable("step_2"), third = Durable("step_3");
+  EXPECT_EQ(Publish(first), "PUBLISHING");
+  EXPECT_EQ(Publish(second), "the save of sequence 1, which is being published");
+  EXPECT_EQ(Commit(first), "COMMITTED");
+  EXPECT_EQ(Publish(second), "PUBLISHING");
+  EXPECT_EQ(Commit(third), "ADMITTED") << "it is not being published";
+  EXPECT_EQ(Publish(third), "the save of sequence 2, which is being published");
+  EXPECT_EQ(Foreign(second), "ENDED TAG_FOREIGN");
+  EXPECT_EQ(Commit(second), "ENDED TAG_FOREIGN");
+  EXPECT_EQ(Publish(third), "PUBLISHING");
+}
+
+TEST_P(SavePublicationContract, SaveThatIsBeingPublishedEndsByItsPublicationAlone) {
+  const SharedSave save = Durable("step_1");
+  EXPECT_EQ(Publish(save), "PUBLISHING");
+  EXPECT_EQ(End(save, "CANCELLED"), "PUBLISHING");
+  nodes_.WaitForTheEndOf(*second_.registration);
+  EXPECT_EQ(LoseNode(save, "node2"), "PUBLISHING");
+  EXPECT_EQ(Commit(save), "COMMITTED");
+  EXPECT_EQ(Foreign(save), "COMMITTED");
+  EXPECT_EQ(End(save, "CANCELLED"), "COMMITTED");
+}
+
+TEST_P(SavePublicationContract, OnlyTheCoordinatorPublishes) {
+  const SharedSave save = Durable("step_1");
+  std::optional<absl::Status> resigned;
+  coordinator_->Resign([&](absl::Status answer) { resigned = std::move(answer); });
+  etcd_.caller().RunUntil([&] { return resigned.has_value(); });
+  CheckpointReaders readers = ReadersOn(first_);
+  for (const std::string& answer :
+       {Seal(save), LoseNode(save, "node2"), Publish(save), Commit(save), Foreign(save), Evict(readers, 1)})
+    EXPECT_EQ(answer, ledger_reason::kNotCoordinator);
+}
+
+// ---- readers
+
+TEST_P(SavePublicationContract, CheckpointIsNotReplacedWhileANodeReadsIt) {
+  const SharedSave older = Durable("step_1");
+  Publish(older);
+  Commit(older);
+  CheckpointReaders readers = ReadersOn(second_);
+  EXPECT_EQ(BeginReading(readers, older.sequence), "OK");
+  const SharedSave save = Durable("step_1", 2);
+  EXPECT_EQ(Publish(save, older.sequence), "readers of the checkpoint that it replaces, on nodes node2");
+  EXPECT_EQ(EndReading(readers, older.sequence), "OK");
+  EXPECT_EQ(Publish(save, older.sequence), "PUBLISHING");
+  EXPECT_EQ(BeginReading(readers, older.sequence), "NO_CHECKPOINT");
+}
+
+TEST_P(SavePublicationContract, CheckpointIsNotRemovedWhileANodeReadsItAndNotReadWhenItIsBeingRemoved) {
+  CheckpointReaders first = ReadersOn(first_), second = ReadersOn(second_);
+  EXPECT_EQ(BeginReading(first, 1), "OK");
+  EXPECT_EQ(BeginReading(first, 1), "OK");
+  EXPECT_EQ(BeginReading(second, 1), "OK");
+  EXPECT_EQ(Evict(first, 1), ledger_reason::kBeingRead);
+  EXPECT_EQ(EndReading(first, 1), "OK");
+  EXPECT_EQ(EndReading(first, 1), "OK");
+  EXPECT_EQ(Evict(first, 1), ledger_reason::kBeingRead);
+  EXPECT_EQ(EndReading(second, 1), "OK");
+  EXPECT_EQ(Evict(first, 1), "OK");
+  EXPECT_EQ(Evict(first, 1), "OK");
+  EXPECT_EQ(BeginReading(second, 1), "NO_CHECKPOINT");
+  EXPECT_EQ(BeginReading(second, 2), "OK") << "another checkpoint";
+}
+
+TEST_P(SavePublicationContract, OfAReaderAndARemovalThatMeetOneFails) {
+  CheckpointReaders first = ReadersOn(first_), second = ReadersOn(second_);
+  std::optional<absl::Status> begun, evicting;
+  second.Begin(1, [&](absl::Status status) { begun = std::move(status); });
+  first.Evict(1, office_, [&](absl::Status status) { evicting = std::move(status); });
+  etcd_.caller().RunUntil([&] { return begun && evicting; });
+  EXPECT_NE(begun->ok(), evicting->ok()) << *begun << " and " << *evicting;
+}
+
+TEST_P(SavePublicationContract, NodeThatIsLostNoLongerReads) {
+  CheckpointReaders first = ReadersOn(first_), second = ReadersOn(second_);
+  EXPECT_EQ(BeginReading(second, 1), "OK");
+  nodes_.WaitForTheEndOf(*second_.registration);
+  EXPECT_EQ(Evict(first, 1), "OK");
+  EXPECT_EQ(BeginReading(second, 2), ledger_reason::kNodeReplaced);
+}
+
+}  // namespace
+}  // namespace ckptd
