@@ -182,6 +182,20 @@ def test_dcp_plans_again_only_when_the_form_of_a_state_changes(launch, root, ins
     ranks.do("_names.save_state = save_state")
 
 
+def test_save_goes_through_dcp_save_where_torch_has_no_inner_function(alone, root):
+    alone.do(
+        "import types, warnings; from ckptd.dcp import _names, _repeated; _repeated._kept.clear()\n"
+        "saver, _names.state_dict_saver = _names.state_dict_saver, types.SimpleNamespace()\n"
+        "with warnings.catch_warnings(record=True) as heard:\n"
+        "    warnings.simplefilter('always')\n"
+        f"    ckptd.dcp.async_save({{'a': torch.ones(3)}}, storage_writer=Writer({root + '/s'!r})).result(60)\n"
+        "_names.state_dict_saver = saver"
+    )
+    assert alone.do("[str(warning.message) for warning in heard if '_save_state_dict' in str(warning.message)] != []")
+    alone.do(f"into = {{'a': torch.zeros(3)}}; dcp.load(into, storage_reader=FileSystemReader({root + '/s'!r}))")
+    assert alone.do("into['a'].tolist()") == [1.0, 1.0, 1.0]
+
+
 def test_files_are_laid_out_again_only_when_more_than_their_values_changes(launch, root, installed):
     ranks = launch(2)
     ranks.do(
