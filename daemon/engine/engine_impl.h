@@ -66,7 +66,7 @@ class Engine::Impl {
   absl::StatusOr<Run*> FindRun(const Caller& caller, const std::string& name);
   absl::StatusOr<Run*> RunOfCheckpointName(const Caller& caller, const std::string& name, std::string* tag);
   void LoadSnapshot(Run* run, RootSnapshot snapshot);
-  void RecordMissingOutcomes(Run* run);
+  void RecordMissingOutcomes(Run* run, const std::vector<RecoveredSave>& recovered);
   void RecordLostSaves(Run* run, const std::vector<RecoveredSave>& recovered);
   void ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
   void FenceOff(Run* run, int64_t active_attempt);

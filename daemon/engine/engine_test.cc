@@ -555,6 +555,36 @@ TEST_F(EngineTest, CommittedSaveMissingFromHistoryIsKnownAfterItWasReplaced) {
   EXPECT_EQ(late.get().checkpoint().level(), v1::COMMITTED);
 }
 
+// What an attempt had sealed before it was over is published all the same.
+TEST_F(EngineTest, SaveOfEarlierAttemptThatRecoveryHasPublishedIsKnownAfterItWasReplaced) {
+  auto sessions = Launch("a", 1);
+  SaveAll(sessions, "one", 1);
+  ASSERT_TRUE(Resume(Launch("b", 1)[0], 0).status().ok());
+  disks_[1]->run_record.clear_outcomes();
+  disks_[1]->recovered = {{"one", 1, /*published=*/true, "complete"}};
+  Start(16);
+  auto later = Launch("b", 1);
+  SaveAll(later, "one", 2);
+  SessionId late = Trainer("a/0");
+  ASSERT_TRUE(Join(late, 0, 1, "a", {Key(0, "one")}).status().ok());
+  EXPECT_EQ(Wait(late, Key(0, "one")).get().checkpoint().level(), v1::COMMITTED);
+}
+
+TEST_F(EngineTest, SaveOfEarlierAttemptMissingFromHistoryIsKnownAfterItWasReplacedButNoneThatItHasDropped) {
+  auto sessions = Launch("a", 1);
+  for (const char* tag : {"one", "two", "three"}) SaveAll(sessions, tag, 1);
+  ASSERT_TRUE(Resume(Launch("b", 1)[0], 0).status().ok());
+  auto& outcomes = *disks_[1]->run_record.mutable_outcomes();
+  ASSERT_EQ(outcomes.size(), 3);
+  outcomes.RemoveLast();          // Killed before it was written down.
+  outcomes.DeleteSubrange(0, 1);  // There are too many.
+  Start(16);
+  Launch("b", 1);
+  ASSERT_EQ(outcomes.size(), 2);
+  EXPECT_EQ(outcomes[0].tag(), "two");
+  EXPECT_EQ(outcomes[1].tag(), "three");
+}
+
 TEST_F(EngineTest, NewProcessOfEndedRankStartsAttemptThatOthersJoin) {
   auto sessions = Launch("a", 2);
   for (SessionId session : sessions) engine_->SessionClosed(session, "killed");

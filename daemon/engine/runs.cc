@@ -62,13 +62,22 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
         io->SaveRunRecord(what, std::move(done));
       });
   run->ledger->WatchActiveAttempt([run](int64_t attempt) { run->active_attempt = attempt; });
-  RecordMissingOutcomes(run);
+  RecordMissingOutcomes(run, snapshot.recovered);
   RecordLostSaves(run, snapshot.recovered);
 }
 
 // A daemon that was killed may have published a checkpoint that its history does not have yet. Once retention
-// or a re-save has taken it, a late rank would hear that it was lost.
-void Engine::Impl::RecordMissingOutcomes(Run* run) {
+// or a re-save has taken it, a late rank would hear that it was lost. What the history has dropped in time is
+// older than all that it has.
+void Engine::Impl::RecordMissingOutcomes(Run* run, const std::vector<RecoveredSave>& recovered) {
+  const auto was_dropped = [&](const storage::v1::ManifestSummary& summary) {
+    if (summary.attempt() == run->active_attempt) return false;
+    const auto& outcomes = run->ledger->record().outcomes();
+    if (!outcomes.empty() && outcomes[0].sequence() < summary.sequence()) return false;
+    return std::none_of(recovered.begin(), recovered.end(), [&](const RecoveredSave& save) {
+      return save.published && save.sequence == summary.sequence();
+    });
+  };
   std::vector<storage::v1::Outcome> missing;
   int looked_at = 0;
   const auto& committed = run->catalog.committed();
@@ -79,7 +88,7 @@ void Engine::Impl::RecordMissingOutcomes(Run* run) {
     const bool heard = std::any_of(
         outcomes.begin(), outcomes.end(),
         [&](const storage::v1::Outcome& outcome) { return outcome.sequence() == summary.sequence(); });
-    if (heard || !summary.adopted_from().empty() || summary.attempt() != run->active_attempt) continue;
+    if (heard || !summary.adopted_from().empty() || was_dropped(summary)) continue;
     storage::v1::Outcome& outcome = missing.emplace_back();
     outcome.set_tag(summary.tag());
     outcome.set_ordinal(summary.ordinal());
