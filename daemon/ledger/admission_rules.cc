@@ -1,6 +1,5 @@
 #include "daemon/ledger/admission_rules.h"
 
-#include <map>
 #include <set>
 #include <string>
 
@@ -10,7 +9,6 @@
 namespace ckptd {
 namespace {
 
-using ledger::v1::NodeRanks;
 using ledger::v1::NodeVote;
 using ledger::v1::SaveState;
 
@@ -23,14 +21,6 @@ const NodeVote* VoteOf(const SaveView& view, const std::string& node) {
   return vote->second.registration() == living->second ? &vote->second : nullptr;
 }
 
-void EndRefused(const std::string& node, const NodeRanks& ranks, const NodeVote& vote, SaveState* state) {
-  state->set_phase(SaveState::ENDED);
-  *state->mutable_end() = vote.no();
-  state->mutable_end()->set_node(node);
-  const std::map<int32_t, std::string> sorted(ranks.instances().begin(), ranks.instances().end());
-  for (const auto& [rank, instance] : sorted) state->mutable_end()->add_ranks(rank);
-}
-
 }  // namespace
 
 void DecideAdmission(const SaveView& view, SaveState* state) {
@@ -40,7 +30,7 @@ void DecideAdmission(const SaveView& view, SaveState* state) {
   for (const auto& [node, ranks] : view.ranks) {
     const NodeVote* vote = VoteOf(view, node);
     if (vote == nullptr) continue;
-    if (vote->has_no()) return EndRefused(node, ranks, *vote, state);
+    if (vote->has_no()) return EndWith(EndBy(node, ranks, vote->no()), state);
     for (const auto& [rank, instance] : ranks.instances()) willing.insert(rank);
   }
   if (view.world_size > 0 && static_cast<int>(willing.size()) == view.world_size) {

@@ -10,10 +10,12 @@
 #include "daemon/ledger/found_messages.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "daemon/ledger/save_view.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 
 using ledger::v1::NodeVote;
+using ledger::v1::PublishedNow;
 using ledger::v1::SaveState;
 
 namespace {
@@ -21,13 +23,10 @@ namespace {
 // Of the ranges of Publish(), after those of the view.
 constexpr size_t kPublishing = 5, kReaders = 6;
 
-ledger::v1::SaveEnd NodeLost(const std::string& node, const ledger::v1::NodeRanks& ranks) {
+ledger::v1::SaveEnd NodeLost(const std::string& node) {
   ledger::v1::SaveEnd end;
   end.set_reason(ledger_reason::kNodeLost);
   end.set_message(absl::StrCat("node \"", node, "\" is lost, and its files of this save were not durable"));
-  end.set_node(node);
-  const std::map<int32_t, std::string> sorted(ranks.instances().begin(), ranks.instances().end());
-  for (const auto& [rank, instance] : sorted) end.add_ranks(rank);
   return end;
 }
 
@@ -50,12 +49,27 @@ std::string WaitsFor(const CompareAndSwap::Found& found, int64_t sequence, const
   const SaveView view = SaveViewOf(found);
   if (!view.AllHave(NodeVote::DURABLE))
     return absl::StrCat("the files of nodes ", absl::StrJoin(view.Behind(NodeVote::DURABLE), ", "));
-  const auto now = FirstOf<ledger::v1::PublishedNow>(found[kPublishing]);
+  const auto now = FirstOf<PublishedNow>(found[kPublishing]);
+  if (now.unknown())
+    return absl::StrCat("an operator who looks whether the save of sequence ", now.sequence(),
+                        " was published");
   if (now.sequence() != 0 && now.sequence() != sequence)
     return absl::StrCat("the save of sequence ", now.sequence(), ", which is being published");
   const std::vector<std::string> readers = ReadersOf(found[kReaders]);
   if (readers.empty()) return "";
   return absl::StrCat("readers of the checkpoint that it replaces, on nodes ", absl::StrJoin(readers, ", "));
+}
+
+void SettleSave(const SaveView& view, SaveState* state) {
+  if (state->phase() != SaveState::ADMITTED && state->phase() != SaveState::SEALED) return;
+  for (const auto& [node, ranks] : view.ranks) {
+    const auto vote = view.votes.find(node);
+    if (vote != view.votes.end() && vote->second.has_no())
+      return EndWith(EndBy(node, ranks, vote->second.no()), state);
+  }
+  if (state->phase() == SaveState::SEALED) return;
+  if (view.AllHave(NodeVote::SEALED)) return state->set_phase(SaveState::SEALED);
+  if (state->attempt() < view.active) EndWith(FencedEnd(state->attempt(), view.active), state);
 }
 
 }  // namespace
@@ -79,18 +93,12 @@ void SavePublication::Change(const SharedSave& save, std::vector<CompareAndSwap:
              });
 }
 
-void SavePublication::Seal(const SharedSave& save, const CompareAndSwap::Held& office,
-                           Answer<SharedSave> answer) {
+void SavePublication::Settle(const SharedSave& save, const CompareAndSwap::Held& office,
+                             Answer<SharedSave> answer) {
   Change(
       save, View(save), office, "sealing a save",
       [](const CompareAndSwap::Found& found, SaveState* state) {
-        if (state->phase() != SaveState::ADMITTED) return Operations();
-        const SaveView view = SaveViewOf(found);
-        if (view.AllHave(NodeVote::SEALED)) {
-          state->set_phase(SaveState::SEALED);
-        } else if (state->attempt() < view.active) {
-          EndWith(FencedEnd(state->attempt(), view.active), state);
-        }
+        SettleSave(SaveViewOf(found), state);
         return Operations();
       },
       std::move(answer));
@@ -104,7 +112,7 @@ void SavePublication::LoseNode(const SharedSave& save, const CompareAndSwap::Hel
         const SaveView view = SaveViewOf(found);
         const auto ranks = view.ranks.find(node);
         if (MayEnd(*state) && ranks != view.ranks.end() && IsLost(view, node))
-          EndWith(NodeLost(node, ranks->second), state);
+          EndWith(EndBy(node, ranks->second, NodeLost(node)), state);
         return Operations();
       },
       std::move(answer));
@@ -131,7 +139,7 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
     state->set_phase(SaveState::PUBLISHING);
     state->set_time_us(time_us);
     state->set_replaces(replaces);
-    ledger::v1::PublishedNow now;
+    PublishedNow now;
     now.set_sequence(sequence);
     Operations operations = {Put(keys.Publishing(), now.SerializeAsString())};
     if (replaces != 0) operations.push_back(PutEvicting(keys, replaces, sequence));
@@ -148,26 +156,52 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
 void SavePublication::Committed(const SharedSave& save, const CompareAndSwap::Held& office,
                                 Answer<SharedSave> answer) {
   EndPublishing(
-      save, office, "committing a save", [](SaveState* state) { state->set_phase(SaveState::COMMITTED); },
-      std::move(answer));
+      save, office, "committing a save", PublishedNow(),
+      [](SaveState* state) { state->set_phase(SaveState::COMMITTED); }, std::move(answer));
 }
 
 void SavePublication::NotPublished(const SharedSave& save, const CompareAndSwap::Held& office,
                                    const ledger::v1::SaveEnd& end, Answer<SharedSave> answer) {
   EndPublishing(
-      save, office, "ending a save", [end](SaveState* state) { EndWith(end, state); }, std::move(answer));
+      save, office, "ending a save", PublishedNow(), [end](SaveState* state) { EndWith(end, state); },
+      std::move(answer));
 }
 
-// Lets the next save be published.
+void SavePublication::Unknown(const SharedSave& save, const CompareAndSwap::Held& office,
+                              Answer<SharedSave> answer) {
+  ledger::v1::SaveEnd end;
+  end.set_reason(reason::kIndeterminate);
+  end.set_message("nobody can tell whether the checkpoint was published; an operator must look");
+  PublishedNow held;
+  held.set_sequence(save.sequence);
+  held.set_unknown(true);
+  EndPublishing(
+      save, office, "ending a save", held, [end](SaveState* state) { EndWith(end, state); },
+      std::move(answer));
+}
+
+void SavePublication::Release(const SharedSave& save, const CompareAndSwap::Held& office,
+                              Answer<SharedSave> answer) {
+  Change(
+      save, {{keys_.Publishing()}}, office, "letting saves be published again",
+      [keys = keys_, sequence = save.sequence](const CompareAndSwap::Found& found, SaveState*) {
+        const auto now = FirstOf<PublishedNow>(found[0]);
+        if (!now.unknown() || now.sequence() != sequence) return Operations();
+        return Operations{Put(keys.Publishing(), PublishedNow().SerializeAsString())};
+      },
+      std::move(answer));
+}
+
 void SavePublication::EndPublishing(const SharedSave& save, const CompareAndSwap::Held& office,
-                                    const std::string& what, std::function<void(SaveState*)> end,
-                                    Answer<SharedSave> answer) {
+                                    const std::string& what, const PublishedNow& next,
+                                    std::function<void(SaveState*)> end, Answer<SharedSave> answer) {
   Change(
       save, {{keys_.Publishing()}}, office, what,
-      [keys = keys_, end = std::move(end)](const CompareAndSwap::Found&, SaveState* state) {
+      [key = keys_.Publishing(), next = next.SerializeAsString(), end = std::move(end)](
+          const CompareAndSwap::Found&, SaveState* state) {
         if (state->phase() != SaveState::PUBLISHING) return Operations();
         end(state);
-        return Operations{Put(keys.Publishing(), ledger::v1::PublishedNow().SerializeAsString())};
+        return Operations{Put(key, next)};
       },
       std::move(answer));
 }

@@ -47,8 +47,8 @@ class SavePublication {
   SavePublication(Etcd* etcd, Options options);
 
   // ADMITTED becomes SEALED when all nodes have sealed their parts; ENDED, FENCED, if a later attempt has
-  // acted before they had.
-  void Seal(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
+  // acted before they had. Either becomes ENDED if a node has said that its part has failed.
+  void Settle(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
   // A node's lease has ended, and it has had time to come back: ENDED, NODE_LOST, unless it had said before
   // that its files are durable, or it is registered again and may still have what it had sealed.
   void LoseNode(const SharedSave& save, const CompareAndSwap::Held& office, const std::string& node,
@@ -64,6 +64,12 @@ class SavePublication {
   // ENDED.
   void NotPublished(const SharedSave& save, const CompareAndSwap::Held& office,
                     const ledger::v1::SaveEnd& end, Answer<SharedSave> answer);
+  // Nobody can tell whether the checkpoint has its name: PUBLISHING becomes ENDED, INDETERMINATE, and no
+  // other save is published until Release.
+  void Unknown(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
+  // An operator has looked, and says that saves may be published again. No-op if it is not Unknown that holds
+  // them.
+  void Release(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
 
  private:
   using Operations = std::vector<etcdserverpb::RequestOp>;
@@ -73,7 +79,8 @@ class SavePublication {
               const CompareAndSwap::Held& office, const std::string& what, Decide decide,
               Answer<SharedSave> answer);
   void EndPublishing(const SharedSave& save, const CompareAndSwap::Held& office, const std::string& what,
-                     std::function<void(ledger::v1::SaveState*)> end, Answer<SharedSave> answer);
+                     const ledger::v1::PublishedNow& next, std::function<void(ledger::v1::SaveState*)> end,
+                     Answer<SharedSave> answer);
   std::vector<CompareAndSwap::Range> View(const SharedSave& save) const;
 
   Etcd* const etcd_;

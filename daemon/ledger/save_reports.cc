@@ -26,7 +26,9 @@ absl::Status NotInSave(int64_t sequence, const std::string& why) {
 
 // Whether `before`, the node's key, lets `report` follow.
 absl::Status CheckOrder(int64_t sequence, const NodeVote& before, const NodeVote& report) {
-  if (before.registration().empty() || before.has_no()) return NotInSave(sequence, "it has not voted for it");
+  if (before.registration().empty()) return NotInSave(sequence, "it has not voted for it");
+  if (before.has_no()) return NotInSave(sequence, "it has said that it has no part of it");
+  if (report.has_no()) return absl::OkStatus();
   const bool of_predecessor = before.registration() != report.registration();
   if (before.stage() == NodeVote::VOTED && of_predecessor) {
     return NotInSave(sequence, "the daemon that has voted for it has ended, and its memory with it");
@@ -41,13 +43,19 @@ absl::Status CheckNotFenced(int64_t attempt, int64_t active) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kFenced, FencedMessage(attempt, active));
 }
 
+// Whether `before` counts, and `report` does not any more.
+bool HasCounted(const NodeVote& before, const NodeVote& report) {
+  if (report.has_no()) return before.has_no() || before.stage() == NodeVote::DURABLE;
+  return before.stage() >= report.stage();
+}
+
 // What must be written so that `report` stands; or the error, in `wrong`.
 Operations Follow(int64_t sequence, const CompareAndSwap::Found& found, const SaveState& state,
                   const std::string& key, const NodeVote& report, absl::Status* wrong) {
   *wrong = absl::OkStatus();
   if (state.phase() != SaveState::ADMITTED && state.phase() != SaveState::SEALED) return {};
   const auto before = FirstOf<NodeVote>(found[0]);
-  if (before.stage() >= report.stage()) return {};
+  if (HasCounted(before, report)) return {};
   *wrong = CheckOrder(sequence, before, report);
   if (wrong->ok() && report.stage() == NodeVote::SEALED) {
     const auto active = FirstOf<ledger::v1::ActiveAttempt>(found[1]);
@@ -72,6 +80,12 @@ void SaveReports::Durable(const SharedSave& save, const std::string& digest, Ans
   report.set_stage(NodeVote::DURABLE);
   report.set_digest(digest);
   Report(save, report, "reporting durable parts", std::move(answer));
+}
+
+void SaveReports::Failed(const SharedSave& save, const ledger::v1::SaveEnd& why, Answer answer) {
+  NodeVote report;
+  *report.mutable_no() = why;
+  Report(save, report, "reporting that parts have failed", std::move(answer));
 }
 
 void SaveReports::Report(const SharedSave& save, const NodeVote& what_is, const std::string& what,

@@ -33,6 +33,14 @@ std::vector<std::string> SaveView::Behind(NodeVote::Stage stage) const {
   return behind;
 }
 
+ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& ranks,
+                          ledger::v1::SaveEnd why) {
+  why.set_node(node);
+  const std::map<int32_t, std::string> sorted(ranks.instances().begin(), ranks.instances().end());
+  for (const auto& [rank, instance] : sorted) why.add_ranks(rank);
+  return why;
+}
+
 std::vector<CompareAndSwap::Range> SaveViewRanges(const LedgerKeys& keys, const std::string& nodes,
                                                   int64_t sequence, int64_t attempt) {
   return {{keys.Votes(sequence), true},

@@ -31,6 +31,10 @@ struct SaveView {
   std::set<int> RanksThatHave(ledger::v1::NodeVote::Stage stage) const;
 };
 
+// The end of a save because of one node.
+ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& ranks,
+                          ledger::v1::SaveEnd why);
+
 // What to read for it. `nodes`: the prefix of the nodes' keys.
 std::vector<CompareAndSwap::Range> SaveViewRanges(const LedgerKeys& keys, const std::string& nodes,
                                                   int64_t sequence, int64_t attempt);

@@ -42,8 +42,8 @@ class SavePublicationContract : public SpanningSaves {
     return Text(
         Await<absl::StatusOr<SharedSave>>([&](auto answer) { step(*publication_, std::move(answer)); }));
   }
-  std::string Seal(const SharedSave& save) {
-    return Do([&](auto& publication, auto answer) { publication.Seal(save, office_, std::move(answer)); });
+  std::string Settle(const SharedSave& save) {
+    return Do([&](auto& publication, auto answer) { publication.Settle(save, office_, std::move(answer)); });
   }
   std::string LoseNode(const SharedSave& save, const std::string& node) {
     return Do([&](auto& publication, auto answer) {
@@ -60,6 +60,18 @@ class SavePublicationContract : public SpanningSaves {
     return Do([&](auto& publication, auto answer) {
       publication.NotPublished(save, office_, end, std::move(answer));
     });
+  }
+  std::string Unknown(const SharedSave& save) {
+    return Do([&](auto& publication, auto answer) { publication.Unknown(save, office_, std::move(answer)); });
+  }
+  std::string Release(const SharedSave& save) {
+    return Do([&](auto& publication, auto answer) { publication.Release(save, office_, std::move(answer)); });
+  }
+  std::string Failed(Daemon& daemon, const SharedSave& save, const std::string& reason) {
+    ledger::v1::SaveEnd why;
+    why.set_reason(reason);
+    return Text(Await<absl::StatusOr<SharedSave>>(
+        [&](auto answer) { daemon.reports->Failed(save, why, std::move(answer)); }));
   }
   absl::StatusOr<Publishing> TryPublish(const SharedSave& save, int64_t time_us = 7, int64_t replaces = 0) {
     return Await<absl::StatusOr<Publishing>>(
@@ -104,14 +116,14 @@ INSTANTIATE_TEST_SUITE_P(, SavePublicationContract, ::testing::ValuesIn(AllEtcds
 
 TEST_P(SavePublicationContract, IsSealedWhenAllNodesAreAndALaterAttemptEndsItNoMore) {
   const SharedSave save = Admitted("step_1");
-  EXPECT_EQ(Seal(save), "ADMITTED");
+  EXPECT_EQ(Settle(save), "ADMITTED");
   Sealed(first_, save);
-  EXPECT_EQ(Seal(save), "ADMITTED");
+  EXPECT_EQ(Settle(save), "ADMITTED");
   Sealed(second_, save);
   ASSERT_EQ(Join(first_, 0, "launch 2"), 2);
   Activate(2);
-  EXPECT_EQ(Seal(save), "SEALED");
-  EXPECT_EQ(Seal(save), "SEALED");
+  EXPECT_EQ(Settle(save), "SEALED");
+  EXPECT_EQ(Settle(save), "SEALED");
   EXPECT_EQ(SpanningSaves::Durable(second_, save, "digest"), "SEALED");
   EXPECT_EQ(Stage(save), "DURABLE digest");
 }
@@ -121,9 +133,26 @@ TEST_P(SavePublicationContract, SaveThatNotAllNodesHadSealedEndsWithItsAttempt) 
   Sealed(first_, save);
   ASSERT_EQ(Join(first_, 0, "launch 2"), 2);
   Activate(2);
-  EXPECT_EQ(Seal(save), "ENDED FENCED");
+  EXPECT_EQ(Settle(save), "ENDED FENCED");
   EXPECT_EQ(Sealed(second_, save), "ENDED FENCED");
   EXPECT_EQ(Publish(save), "ENDED FENCED");
+}
+
+TEST_P(SavePublicationContract, NodeWhosePartHasFailedEndsTheSaveForAll) {
+  const SharedSave save = Admitted("step_1"), durable = Admitted("step_2");
+  for (Daemon* daemon : {&first_, &second_}) Sealed(*daemon, save);
+  EXPECT_EQ(Settle(save), "SEALED");
+  EXPECT_EQ(Failed(second_, save, "NO_SPACE"), "SEALED");
+  EXPECT_EQ(Failed(second_, save, "IO_ERROR"), "SEALED");
+  EXPECT_EQ(Sealed(second_, save), ledger_reason::kNotInSave);
+  EXPECT_EQ(SpanningSaves::Durable(second_, save, "digest"), ledger_reason::kNotInSave);
+  EXPECT_EQ(Settle(save), "ENDED NO_SPACE of node2, ranks 1");
+  Sealed(second_, durable);
+  SpanningSaves::Durable(second_, durable, "digest");
+  EXPECT_EQ(Failed(second_, durable, "IO_ERROR"), "ADMITTED");
+  EXPECT_EQ(Settle(durable), "ADMITTED") << "its part was durable before";
+  EXPECT_EQ(Failed(first_, durable, "IO_ERROR"), "ADMITTED") << "what it had not sealed";
+  EXPECT_EQ(Settle(durable), "ENDED IO_ERROR of node1, ranks 0");
 }
 
 // ---- a node is lost
@@ -207,14 +236,27 @@ TEST_P(SavePublicationContract, SaveThatIsBeingPublishedEndsByItsPublicationAlon
   EXPECT_EQ(End(save, "CANCELLED"), "COMMITTED");
 }
 
+TEST_P(SavePublicationContract, NothingIsPublishedAfterAnUnknownOutcomeUntilAnOperatorHasLooked) {
+  const SharedSave first = Durable("step_1"), second = Durable("step_2");
+  EXPECT_EQ(Publish(first), "PUBLISHING");
+  EXPECT_EQ(Release(first), "PUBLISHING");
+  EXPECT_EQ(Unknown(first), "ENDED INDETERMINATE");
+  EXPECT_EQ(Unknown(second), "ADMITTED") << "it is not being published";
+  EXPECT_THAT(Publish(second), HasSubstr("an operator who looks whether the save of sequence 1"));
+  EXPECT_EQ(Release(second), "ADMITTED") << "another save's outcome is unknown";
+  EXPECT_THAT(Publish(second), HasSubstr("an operator"));
+  EXPECT_EQ(Release(first), "ENDED INDETERMINATE");
+  EXPECT_EQ(Publish(second), "PUBLISHING");
+}
+
 TEST_P(SavePublicationContract, OnlyTheCoordinatorPublishes) {
   const SharedSave save = Durable("step_1");
   std::optional<absl::Status> resigned;
   coordinator_->Resign([&](absl::Status answer) { resigned = std::move(answer); });
   etcd_.caller().RunUntil([&] { return resigned.has_value(); });
   CheckpointReaders readers = ReadersOn(first_);
-  for (const std::string& answer :
-       {Seal(save), LoseNode(save, "node2"), Publish(save), Commit(save), Foreign(save), Evict(readers, 1)})
+  for (const std::string& answer : {Settle(save), LoseNode(save, "node2"), Publish(save), Commit(save),
+                                    Foreign(save), Unknown(save), Release(save), Evict(readers, 1)})
     EXPECT_EQ(answer, ledger_reason::kNotCoordinator);
 }
 
