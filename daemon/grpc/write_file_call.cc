@@ -36,6 +36,7 @@ class WriteFileCall final : public grpc::ServerReadReactor<v1::WriteFileRequest>
       return;
     }
     caller_ = *caller;
+    TsanRelease(this);
     StartRead(&request_);
   }
 
