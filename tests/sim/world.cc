@@ -20,9 +20,6 @@ constexpr Duration kTick = milliseconds(50);
 // After the last fault, nothing takes longer than this: timeouts of saves (20 s for admission, 40 s for
 // sealing) and hung disks (30 s) can follow one another.
 constexpr Duration kSettleTimeout = seconds(300);
-// How long a user may hold more than its share. A save within its share waits this long, perhaps for the turn
-// of a larger save before that, and for the disk: its admission timeout (20 s) is enough.
-constexpr Duration kGrace = seconds(2);
 constexpr int64_t kMaxSteps = 2'000'000;  // Per case.
 
 }  // namespace
@@ -122,7 +119,7 @@ void World::StartDaemon() {
   engine_options.daemon_version = "simulated";
   engine_options.daemon_instance = absl::StrCat("daemon ", daemon_);
   engine_options.scrub_period = seconds(plan_.seed % 5 == 0 ? 0 : 5);
-  engine_options.over_share_grace = kGrace;
+  engine_options.over_share_grace = kOverShareGrace;
   engine_options.trash_grace = plan_.grace;
   engine_ = std::make_unique<Engine>(engine_options, &schedule_.clock(), pool_.get(), this);
   if (daemon_ > 1) {  // The daemon knows its roots.

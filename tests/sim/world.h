@@ -3,6 +3,7 @@
 #ifndef CKPTD_TESTS_SIM_WORLD_H_
 #define CKPTD_TESTS_SIM_WORLD_H_
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -79,6 +80,10 @@ class World : public EngineObserver {
   void OnRootOpened(const std::string& run, const std::string& path, const ProbeResult&) override;
 
  private:
+  // How long a user may hold more than its share. A save within its share waits this long, perhaps for the
+  // turn of a larger save before that, and for the disk: its admission timeout (20 s) is enough.
+  static constexpr Duration kOverShareGrace = std::chrono::seconds(2);
+
   class SimPopulator;
   struct Pending {
     std::string what;
@@ -124,6 +129,7 @@ class World : public EngineObserver {
   bool starting_ = false;
   bool ending_ = false;
   Instant no_memory_until_;
+  std::map<int, Instant> last_end_;  // Of a save, by run.
   SessionId sessions_ = 0;
   int launches_ = 0;
   std::map<int, std::shared_ptr<Launch>> newest_launch_;

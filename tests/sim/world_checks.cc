@@ -58,11 +58,14 @@ std::string World::RunName(int run) const {
 // A save that fits into its user's share of the pool must not fail because of another user.
 void World::CheckNotStarved(int run, const v1::Checkpoint& ended) {
   if (!plan_.hostile || run >= plan_.runs) return;
+  const Instant last_end = std::exchange(last_end_[run], schedule_.clock().Now());
   const std::string& reason = ended.error().reason();
   // (Waiting for the disk is a separate matter.)
   const bool waited =
       reason == "ADMISSION_TIMEOUT" && ended.error().message().find("file system") == std::string::npos;
   if (!waited && reason != "OVER_SHARE") return;
+  // Saves of a run take turns. One whose turn has just come has had no time to get its share.
+  if (waited && schedule_.clock().Now() - last_end < 2 * kOverShareGrace) return Count("waited for its turn");
   // An upper bound of what the user holds: saves in flight, two that have just ended, and checkpoints being
   // read.
   int64_t own = 2 + oracle_.CountLeases(run);
