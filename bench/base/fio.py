@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import pathlib
+import statistics
 import subprocess
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from bench.base import limits
 
@@ -18,11 +19,11 @@ HUGE_PAGE_BYTES = BUFFERS + (
 )  # To reserve: fio adds a little, and rounds depths up to a power of two.
 
 
-def _name(block: int, depth: int) -> str:
+def combination(block: int, depth: int) -> str:
     return f"{block >> 20} MiB x {depth}"
 
 
-FROM_MEMORY = _name(*COMBINATIONS[-1])
+FROM_MEMORY = combination(*COMBINATIONS[-1])
 
 
 class Fio:
@@ -57,7 +58,7 @@ class Fio:
         finally:
             if self._direction == "write":
                 self._file().unlink(missing_ok=True)
-        self.rates.setdefault(_name(block, depth), []).append(rate)
+        self.rates.setdefault(combination(block, depth), []).append(rate)
         return rate
 
     def _file(self) -> pathlib.Path:
@@ -105,20 +106,24 @@ class Rates:
 
     def __init__(self, huge: bool, measured: Sequence[Dict[str, List[float]]], only: str = "") -> None:
         self._huge = huge
-        self._rates = [
-            (rate, name)
-            for rates in measured
-            for name, values in rates.items()
-            for rate in values
-            if name == only or not only
-        ]
+        self._rates: Dict[str, List[float]] = {}
+        for rates in measured:
+            for name, values in rates.items():
+                if name == only or not only:
+                    self._rates.setdefault(name, []).extend(values)
 
     def best(self) -> float:
-        return max(self._rates)[0]
+        """The median of the combination whose median is the highest: ours is a median, too."""
+        return self._best()[0]
 
-    def description(self, direction: str = "write") -> str:
-        rate, name = max(self._rates)
+    def _best(self) -> Tuple[float, str]:
+        return max((statistics.median(values), name) for name, values in self._rates.items())
+
+    def description(self, what: str = "write of a fresh, fallocated file") -> str:
+        """what: the direct I/O that was measured."""
+        rate, name = self._best()
+        values = self._rates[name]
+        most = max(value for each in self._rates.values() for value in each)
         pages = "huge-page buffers" if self._huge else "ordinary buffers (no huge pages available)"
-        each = f"{rate / 1e9:.2f} GB/s ({name}), best of {len(self._rates)}"
-        what = "fresh fallocated file" if direction == "write" else "file"
-        return f"fio direct {direction}, {pages}, {what}: {each}"
+        each = f"{rate / 1e9:.2f} GB/s ({name}, median of {len(values)}; the most of any: {most / 1e9:.2f})"
+        return f"fio: direct {what}, {pages}: {each}"

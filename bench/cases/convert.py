@@ -85,8 +85,10 @@ def measure(context: BenchContext, conversion: Conversion, size: int) -> None:
             limit()
     moved = runs[0][0]
     rates = [moved / seconds for moved, seconds, _ in runs]
-    ratio = statistics.median(rates) / limit.best()
-    words = f"{limit.description()}; ours {describe_rates(rates)}, {moved / 1e9:.2f} GB {conversion.words}, published"
+    best = limit.rates()
+    ratio = statistics.median(rates) / best.best()
+    both = "read of one file and, concurrently, write of a fresh, fallocated one"
+    words = f"{best.description(both)}; ours {describe_rates(rates)}, {moved / 1e9:.2f} GB {conversion.words}, published"
     context.report(Result(f"convert.{conversion.name}.vs_copy", ratio, "x", words, 0.7, at_least=True))
     memory = max(memory for _, _, memory in runs) / MIB
     words = f"the highest VmHWM of ckptctl, converting {moved / 1e9:.2f} GB"
@@ -128,7 +130,7 @@ class FioCopy:
     def __init__(self, folder: pathlib.Path, size: int, huge: Optional[pathlib.Path]) -> None:
         self._folder, self._size, self._huge = folder, size, huge
         self._next = 0
-        self._rates: List[Tuple[float, str]] = []
+        self._rates: Dict[str, List[float]] = {}
 
     def __enter__(self) -> "FioCopy":
         self._fio({"write": self._folder / "fio.from"}, *COMBINATIONS[1])
@@ -146,18 +148,10 @@ class FioCopy:
             seconds = self._fio({"read": self._folder / "fio.from", "write": to}, block, depth)
         finally:
             to.unlink(missing_ok=True)
-        self._rates.append((self._size / seconds, f"{block >> 20} MiB x {depth}"))
+        self._rates.setdefault(fio.combination(block, depth), []).append(self._size / seconds)
 
-    def best(self) -> float:
-        return max(self._rates)[0]
-
-    def description(self) -> str:
-        rate, name = max(self._rates)
-        pages = "huge-page buffers" if self._huge else "ordinary buffers (no huge pages available)"
-        return (
-            f"fio direct, one file read and a fresh fallocated one written concurrently, {pages}: {rate / 1e9:.2f} GB/s "
-            f"({name}), best of {len(self._rates)}"
-        )
+    def rates(self) -> fio.Rates:
+        return fio.Rates(self._huge is not None, [self._rates])
 
     def _fio(self, jobs: Dict[str, pathlib.Path], block: int, depth: int) -> float:
         """Seconds until the slowest job is done."""
