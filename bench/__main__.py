@@ -14,6 +14,7 @@ from bench.base import fio, machine, settings
 from bench.base.context import GIB, SUFFIX, BenchContext
 from bench.base.result import Result, as_json, as_table
 from bench.cases import convert, copy, deepspeed_save, handoff, memory, ready, restore, save, scale, small, step
+from bench.compare import RANKS
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
@@ -67,6 +68,9 @@ def parse_options() -> argparse.Namespace:
     comparing.add_argument(
         "--dcp", action="store_true", help="compare the ways to use PyTorch Distributed Checkpoint instead"
     )
+    comparing.add_argument(
+        "--ranks", type=int, default=RANKS, metavar="N", help="ranks of the jobs; default: %(default)s"
+    )
     comparing.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg", help="draw the figures")
     comparing.add_argument("--docs", action="store_true", help="write the figures into README.md and docs/")
     options = parser.parse_args()
@@ -75,6 +79,8 @@ def parse_options() -> argparse.Namespace:
         parser.error(
             f"no case {', '.join(sorted(unknown))}; there are {', '.join(name for name, _ in described)}"
         )
+    if options.ranks < 1:
+        parser.error(f"--ranks is {options.ranks}; a job has at least one rank")
     return options
 
 
@@ -111,7 +117,14 @@ def run_comparison(folder: pathlib.Path, options: argparse.Namespace, results: L
     machine.log(f"{COMPARE}: {COMPARE_DESCRIPTION}")
     with settings.reserved_huge_pages(fio.HUGE_PAGE_BYTES) as huge:
         compared, tables = compare.run(
-            folder, options.quick, huge, options.workload, options.plot, options.docs, options.dcp
+            folder,
+            options.quick,
+            huge,
+            options.workload,
+            options.plot,
+            options.docs,
+            options.dcp,
+            options.ranks,
         )
     results += compared
     return tables

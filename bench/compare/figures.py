@@ -64,6 +64,7 @@ class Comparison:
     """The figures of all contenders for one workload."""
 
     workload: str
+    ranks: int
     figures: Dict[str, Figures]  # By contender.
     fio: float  # Bytes per second.
     fio_description: str

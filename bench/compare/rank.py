@@ -26,6 +26,7 @@ class Plan:
 
     contender: str
     workload: str
+    ranks: int
     quick: bool  # Use small states.
     folder: pathlib.Path  # For checkpoints.
     endpoint: str  # Of ckptd's daemon; empty for other contenders.

@@ -12,7 +12,6 @@ from typing import Any, Dict, List
 from bench.base import machine
 from bench.compare.rank import Plan, run
 
-RANKS = 2
 _PRELOADED = [
     "bench.compare.rank",
     "bench.contenders.dcp_contender",
@@ -31,7 +30,7 @@ class RankProcesses:
         port = machine.free_port()
         self._processes: List[Any] = []
         self._answers: List[Connection] = []
-        for rank in range(RANKS):
+        for rank in range(plan.ranks):
             answer, sending = _context.Pipe(duplex=False)
             process = _context.Process(target=_work, args=(plan, rank, port, sending, self._output(rank)))
             process.start()
@@ -56,8 +55,8 @@ class RankProcesses:
     def results(self, timeout: float) -> List[Dict[str, Any]]:
         """What each rank has measured. SystemExit as soon as one has failed, or none answers for `timeout` seconds."""
         results: Dict[int, Dict[str, Any]] = {}
-        while len(results) < RANKS:
-            waiting = [rank for rank in range(RANKS) if rank not in results]
+        while len(results) < self._plan.ranks:
+            waiting = [rank for rank in range(self._plan.ranks) if rank not in results]
             if not wait([self._answers[rank] for rank in waiting], timeout):
                 raise self._failure(waiting[0], f"has not ended within {timeout:g} s")
             for rank in waiting:
@@ -66,7 +65,7 @@ class RankProcesses:
                         results[rank] = self._answers[rank].recv()
                 except EOFError:
                     raise self._failure(rank, "has failed") from None
-        return [results[rank] for rank in range(RANKS)]
+        return [results[rank] for rank in range(self._plan.ranks)]
 
     def _failure(self, rank: int, what: str) -> SystemExit:
         output = "\n".join(self._output(rank).read_text(errors="replace").splitlines()[-25:])
@@ -80,8 +79,8 @@ def _work(plan: Plan, rank: int, port: int, answer: Connection, output: pathlib.
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(RANKS),
-        LOCAL_WORLD_SIZE=str(RANKS),
+        WORLD_SIZE=str(plan.ranks),
+        LOCAL_WORLD_SIZE=str(plan.ranks),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )

@@ -13,7 +13,6 @@ from bench.base import machine
 from bench.base.result import Result
 from bench.compare import requirements
 from bench.compare.figures import FIGURES, Comparison, Figures
-from bench.compare.rank_processes import RANKS
 from bench.contenders import catalog
 
 DESCRIPTIONS = {  # By workload.
@@ -58,7 +57,7 @@ def _results(comparison: Comparison) -> List[Result]:
 
 def _describe_copy(comparison: Comparison) -> str:
     copy = comparison.copy
-    return f"one copy of a rank's bytes by {copy.loop}, {RANKS} ranks concurrently, one thread each: {copy.seconds * 1e3:.0f} ms"
+    return f"one copy of a rank's bytes by {copy.loop}, {comparison.ranks} ranks concurrently, one thread each: {copy.seconds * 1e3:.0f} ms"
 
 
 # ---- tables ----------------------------------------------------------------------------------------------
@@ -109,7 +108,7 @@ def _cells(comparison: Comparison, columns: Dict[str, str], best: Callable[[str]
 
 def caption(comparison: Comparison) -> str:
     return (
-        f"{RANKS} ranks, {comparison.size / RANKS / 1e6:.0f} MB each: {DESCRIPTIONS[comparison.workload]}; "
+        f"{comparison.ranks} ranks, {comparison.size / comparison.ranks / 1e6:.0f} MB each: {DESCRIPTIONS[comparison.workload]}; "
         f"every core computes. One copy of a rank's bytes, all ranks at once: {comparison.copy.seconds:.3f} s ({comparison.copy.loop}). "
         f"{comparison.size / 1e9:.2f} GB at fio's best rate: {comparison.size / comparison.fio:.2f} s "
         f"({comparison.fio_description})."

@@ -18,14 +18,15 @@ from bench.compare.rank_processes import RankProcesses
 from bench.compare.workloads import WORKLOADS
 from bench.contenders import catalog
 
-SIZES = {"gpt": 800_000_000, "llama": 3_600_000_000, "many": 30_000_000}  # Bytes of a checkpoint, rounded up.
-QUICK_SIZE = 100_000_000
+SIZES = {"gpt": 400_000_000, "llama": 1_800_000_000, "many": 15_000_000}  # Bytes of a rank's part, rounded up.
+QUICK_SIZE = 50_000_000
 
 
 class Rounds:
     def __init__(
         self,
         workload: str,
+        ranks: int,
         contenders: Tuple[str, ...],
         folder: pathlib.Path,
         quick: bool,
@@ -33,9 +34,10 @@ class Rounds:
     ) -> None:
         self._contenders = contenders
         self._workload = workload
+        self._ranks = ranks
         self._folder = folder
         self._quick = quick
-        self._size = QUICK_SIZE if quick else SIZES[workload]
+        self._size = ranks * (QUICK_SIZE if quick else SIZES[workload])
         self._huge = huge
         self._figures = {name: Figures() for name in contenders}
         self._fio = Fio(folder, self._size, huge)
@@ -49,7 +51,7 @@ class Rounds:
                 self._fio()
                 self._job(name)
         rates = Rates(self._huge is not None, [self._fio.rates])
-        return Comparison(self._workload, self._figures, rates.best(), rates.description())
+        return Comparison(self._workload, self._ranks, self._figures, rates.best(), rates.description())
 
     def _job(self, name: str) -> None:
         before = shared_memory()
@@ -60,6 +62,7 @@ class Rounds:
             plan = Plan(
                 contender=name,
                 workload=self._workload,
+                ranks=self._ranks,
                 quick=self._quick,
                 folder=folder,
                 endpoint=endpoint,
@@ -89,10 +92,15 @@ class Rounds:
 
 def compare(
     workloads: List[str],
+    ranks: int,
     contenders: Tuple[str, ...],
     folder: pathlib.Path,
     quick: bool,
     huge: Optional[pathlib.Path],
 ) -> List[Comparison]:
     rounds = 1 if quick else 2
-    return [Rounds(name, contenders, folder, quick, huge).run(rounds) for name in WORKLOADS if name in workloads]
+    return [
+        Rounds(name, ranks, contenders, folder, quick, huge).run(rounds)
+        for name in WORKLOADS
+        if name in workloads
+    ]

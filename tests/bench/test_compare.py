@@ -87,7 +87,7 @@ def figures(seconds: float) -> Figures:
 
 
 def test_table_marks_the_lowest_value_of_a_column() -> None:
-    compared = Comparison("gpt", {catalog.CKPTD: figures(2.0), catalog.DCP: figures(1.0)}, 1000.0, "fio")
+    compared = Comparison("gpt", 2, {catalog.CKPTD: figures(2.0), catalog.DCP: figures(1.0)}, 1000.0, "fio")
     ours, theirs = report.markdown(compared, report.SHORT).splitlines()[2:]
     assert ours.startswith("| ckptd | 2.00 (4.0) |")
     assert theirs.startswith("| `dcp.save` | **1.00** (2.0) |")
