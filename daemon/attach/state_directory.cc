@@ -22,7 +22,9 @@ namespace {
 
 constexpr char kRootsFile[] = "known_roots.txtpb";
 constexpr char kDamagedFile[] = "known_roots.damaged";
+constexpr char kNodeFile[] = "node.txtpb";
 constexpr int64_t kMaxFileBytes = int64_t{64} << 20;
+constexpr int64_t kMaxNodeFileBytes = int64_t{64} << 10;
 constexpr Duration kLockRetry = std::chrono::milliseconds(20);
 
 using storage::v1::KnownRoot;
@@ -44,12 +46,12 @@ class NoLog final : public google::protobuf::io::ErrorCollector {
   void AddError(int, google::protobuf::io::ColumnNumber, const std::string&) override {}
 };
 
-bool Parse(const std::string& text, KnownRoots& roots) {
+bool Parse(const std::string& text, google::protobuf::Message& message) {
   google::protobuf::TextFormat::Parser parser;
   NoLog no_log;
   parser.RecordErrorsTo(&no_log);
   parser.AllowUnknownField(true);  // A newer daemon may have added fields.
-  return parser.ParseFromString(text, &roots);
+  return parser.ParseFromString(text, &message);
 }
 
 // Reads a file that cannot be parsed as a whole, entry by entry. An entry is a block as the printer writes
@@ -226,6 +228,30 @@ void StateDirectory::SetMissing(const KnownRoot& root, bool missing) {
   for (Entry& entry : entries_) {
     if (SameEntry(entry.root, root)) entry.missing = missing;
   }
+}
+
+absl::StatusOr<std::vector<std::string>> StateDirectory::ReadIncarnations() const {
+  const absl::StatusOr<std::string> text =
+      ReadSmallFile(*fs_, directory_.get(), kNodeFile, kMaxNodeFileBytes);
+  if (!text.ok() && ErrnoOf(text.status()) == ENOENT) return std::vector<std::string>();
+  if (!text.ok()) return Annotate(text.status(), absl::StrCat("read ", path_, "/", kNodeFile));
+  storage::v1::NodeIncarnations node;
+  if (!Parse(*text, node)) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, "STATE_UNREADABLE",
+        absl::StrCat(path_, "/", kNodeFile, " is not a text proto of ckptd.storage.v1.NodeIncarnations"));
+  }
+  return std::vector<std::string>(node.incarnations().begin(), node.incarnations().end());
+}
+
+absl::Status StateDirectory::RememberIncarnations(const std::vector<std::string>& incarnations) {
+  storage::v1::NodeIncarnations node;
+  for (const std::string& incarnation : incarnations) node.add_incarnations(incarnation);
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(node, &text);
+  MutexLock lock(mutex_);  // A second call must not be overtaken by this one.
+  return Annotate(ReplaceFileDurably(*fs_, directory_.get(), kNodeFile, text),
+                  absl::StrCat("write ", path_, "/", kNodeFile));
 }
 
 }  // namespace ckptd

@@ -1,5 +1,5 @@
-// The state directory: the list of known roots (KnownRoots of proto/ckptd/storage/v1, as text) that a daemon
-// leaves to the next one, and a lock.
+// The state directory: what a daemon leaves to the next one, as text of proto/ckptd/storage/v1, and a lock.
+// The list of known roots (KnownRoots), and by which incarnations etcd may know this node (NodeIncarnations).
 #ifndef CKPTD_DAEMON_ATTACH_STATE_DIRECTORY_H_
 #define CKPTD_DAEMON_ATTACH_STATE_DIRECTORY_H_
 
@@ -49,6 +49,12 @@ class StateDirectory {
   absl::StatusOr<InUse> Remember(const storage::v1::KnownRoot& root);
   // Records whether the directory is missing at its path now. Thread-safe.
   void SetMissing(const storage::v1::KnownRoot& root, bool missing);
+
+  // Empty if this node has never registered. Errors of reading the file; FAILED_PRECONDITION, reason
+  // STATE_UNREADABLE: without them, the node's name is free when the lease of its last daemon has ended.
+  absl::StatusOr<std::vector<std::string>> ReadIncarnations() const;
+  // Replaces them; durable on return. Thread-safe.
+  absl::Status RememberIncarnations(const std::vector<std::string>& incarnations);
 
  private:
   struct Entry {

@@ -178,6 +178,34 @@ TEST_F(StateDirectoryTest, AcceptsFieldsOfANewerDaemon) {
   EXPECT_THAT(Paths(), ElementsAre("/a"));
 }
 
+// ---- the node's incarnations
+
+TEST_F(StateDirectoryTest, NextDaemonFindsTheIncarnations) {
+  {
+    auto state = StateDirectory::Open(path()).value();
+    EXPECT_THAT(state->ReadIncarnations().value(), IsEmpty());
+    ASSERT_TRUE(state->RememberIncarnations({"a", "b"}).ok());
+    ASSERT_TRUE(state->RememberIncarnations({"b", "c"}).ok());
+  }
+  const auto state = StateDirectory::Open(path()).value();
+  EXPECT_THAT(state->ReadIncarnations().value(), ElementsAre("b", "c"));
+  EXPECT_THAT(state->roots(), IsEmpty());
+}
+
+TEST_F(StateDirectoryTest, SaysWhenTheIncarnationsCannotBeRead) {
+  const auto state = StateDirectory::Open(path()).value();
+  std::ofstream(path() + "/node.txtpb") << "incarnations: ";
+  const auto read = state->ReadIncarnations();
+  EXPECT_EQ(ReasonOf(read.status()), "STATE_UNREADABLE");
+  EXPECT_THAT(std::string(read.status().message()), HasSubstr("node.txtpb"));
+}
+
+TEST_F(StateDirectoryTest, ReportsIncarnationsThatCannotBeWritten) {
+  const auto state = StateDirectory::Open(path()).value();
+  std::filesystem::create_directory(path() + "/node.txtpb");
+  EXPECT_FALSE(state->RememberIncarnations({"a"}).ok());
+}
+
 TEST_F(StateDirectoryTest, ReportsAMissingParentDirectory) {
   EXPECT_EQ(ErrnoOf(StateDirectory::Open("/nonexistent/state").status()), ENOENT);
 }

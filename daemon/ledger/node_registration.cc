@@ -52,7 +52,10 @@ NodeRegistration::Done NodeRegistration::IfAlive(Done done) const {
 // leave a name that its successor may not take.
 void NodeRegistration::Register(Done answer) {
   std::vector<std::string> incarnations = options_.predecessors;
-  incarnations.push_back(options_.incarnation);
+  // It is there already if it was tried before.
+  if (std::find(incarnations.begin(), incarnations.end(), options_.incarnation) == incarnations.end()) {
+    incarnations.push_back(options_.incarnation);
+  }
   remember_(incarnations, IfAlive([this, answer = std::move(answer)](const absl::Status& remembered) mutable {
               if (!remembered.ok()) return answer(remembered);
               Acquire(std::move(answer));
