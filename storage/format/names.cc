@@ -169,6 +169,18 @@ std::optional<int> ParsePartRecordName(std::string_view name) {
   return rank;
 }
 
+std::string RemovedName(int64_t sequence) {
+  return absl::StrCat(std::string(kOurDirectory), ".removed.", sequence);
+}
+
+std::optional<int64_t> ParseRemovedName(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::optional<int64_t> sequence = ParseNumber<int64_t>(name.substr(dot + 1));
+  if (!sequence.has_value() || *sequence <= 0 || RemovedName(*sequence) != name) return std::nullopt;
+  return sequence;
+}
+
 std::string NodeDirectory(std::string_view node) {
   return absl::StrCat(std::string(kOurDirectory), "/", std::string(kNodesDirectory), "/", std::string(node));
 }

@@ -43,6 +43,8 @@ inline constexpr std::string_view kManifestName = "manifest";  // In <tag>/.ckpt
 inline constexpr std::string_view kPinsName = "pins";          // In <root>/.ckptd/.
 inline constexpr std::string_view kDamagedName = "damaged";    // In <root>/.ckptd/.
 inline constexpr std::string_view kNodesDirectory = "nodes";   // In <root>/.ckptd/.
+inline constexpr std::string_view kSharedDirectory =
+    "shared";  // In <root>/.ckptd/, of roots of several nodes.
 // In a node's directory.
 inline constexpr std::string_view kLockName = "lock";
 inline constexpr std::string_view kRunName = "run";
@@ -62,6 +64,10 @@ struct InflightId {
   int64_t sequence;
 };
 std::optional<InflightId> ParseInflightName(std::string_view name);
+// ".ckptd.removed.<sequence>": what `.ckptd` is called in a checkpoint of several nodes that is being
+// removed.
+std::string RemovedName(int64_t sequence);
+std::optional<int64_t> ParseRemovedName(std::string_view name);
 
 }  // namespace ckptd
 #endif  // CKPTD_STORAGE_FORMAT_NAMES_H_

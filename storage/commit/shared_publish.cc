@@ -1,0 +1,144 @@
+// The commit on a root that several nodes share, by the run's coordinator. The ledger has decided that the
+// save is published, before any of these steps; it is told COMMITTED after the last.
+//
+//   1. Write the manifest under a name with the coordinator's term, sync it, rename it to `manifest`.
+//   2. Sync every directory of the tree.
+//   3. Rename the in-flight directory to its tag, which is missing or an empty directory: the commit point.
+//      Sync both parents.
+//   3'. If something foreign is at the tag: rename the in-flight directory into trash, sync, and only then
+//   fail.
+//
+// A coordinator may be paused before any step, for longer than its lease; another one then does all of them,
+// and perhaps removes the checkpoint again, before the first goes on. That does no harm:
+//
+//   - Step 1 goes through the open directory, by the path `.ckptd/...`. Both write the same bytes, under
+//   names of
+//     their own, and a rename replaces the manifest by an equal one. A removal renames `.ckptd` first
+//     (shared_removal.h), so a late step 1 finds no place for its manifest and makes nothing whole again.
+//   - Of the renames out of the in-flight name, to the tag or into trash, one succeeds: the name is used
+//   once.
+//   - A plain rename replaces an empty directory, and nothing else.
+//
+// No rename flags: not every shared file system has them.
+#include "storage/commit/shared_publish.h"
+
+#include <cerrno>
+#include <functional>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/scan.h"
+#include "storage/commit/shared_removal.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::FileRecord;
+using storage::v1::ManifestSummary;
+
+absl::Status SyncParents(const SharedLayout& layout, Handle new_parent) {
+  CKPTD_RETURN_IF_ERROR(layout.fs->Sync(new_parent, SyncMode::kAll));
+  return layout.fs->Sync(layout.inflight.get(), SyncMode::kAll);
+}
+
+absl::StatusOr<bool> IsAtTag(const SharedLayout& layout, const SharedSave& save) {
+  const absl::StatusOr<ManifestSummary> summary = ReadSummary(*layout.fs, layout.root, save.tag);
+  if (CouldNotFindOut(summary.status())) return summary.status();
+  return summary.ok() && summary->tag() == save.tag && summary->sequence() == save.sequence;
+}
+
+absl::StatusOr<bool> Exists(FileSystem& fs, Handle dir, const std::string& name) {
+  const absl::StatusOr<FileStat> found = fs.Stat(dir, name);
+  if (!found.ok() && !IsMissing(found.status())) return found.status();
+  return found.ok();
+}
+
+// Step 1. What an earlier try of this term has left is replaced.
+absl::Status WriteManifestOfTerm(FileSystem& fs, Handle dir, const std::string& bytes, int64_t term) {
+  const std::string own = OurPath("", absl::StrCat(std::string(kManifestName), ".", term));
+  const absl::Status removed = fs.Remove(dir, own, FileType::kRegular);
+  if (!removed.ok() && !IsMissing(removed)) return removed;
+  CKPTD_RETURN_IF_ERROR(WriteNewFile(fs, dir, own, bytes));
+  return fs.Rename(dir, own, dir, OurPath("", std::string(kManifestName)), RenameMode::kReplace);
+}
+
+// Step 2: innermost directories first.
+absl::Status SyncTree(FileSystem& fs, Handle dir, const Manifest& manifest) {
+  std::set<std::string, std::greater<>> directories = {std::string(kOurDirectory)};
+  for (const FileRecord& file : manifest.body.files()) {
+    for (std::string& parent : ParentDirectories(file.path())) directories.insert(std::move(parent));
+  }
+  for (const std::string& path : directories) {
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle child, OpenScoped(fs, dir, path, OpenMode::kDirectory));
+    CKPTD_RETURN_IF_ERROR(fs.Sync(child.get(), SyncMode::kAll));
+  }
+  return fs.Sync(dir, SyncMode::kAll);
+}
+
+// Step 3'.
+absl::Status GiveUp(const SharedLayout& layout, const SharedSave& save, const std::string& what) {
+  CKPTD_RETURN_IF_ERROR(layout.fs->Rename(layout.inflight.get(), save.name, layout.trash.get(), save.name,
+                                          RenameMode::kReplace));
+  CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.trash.get()));
+  return TagForeignError(save.tag, what);
+}
+
+// After the rename to the tag was refused because of what is there.
+absl::StatusOr<int64_t> Refused(const SharedLayout& layout, const SharedSave& save) {
+  CKPTD_ASSIGN_OR_RETURN(const int64_t half_removed, SequenceBeingRemoved(layout, save.tag));
+  if (half_removed != 0) return half_removed;
+  CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(*layout.fs, layout.root, save.tag));
+  if (target.kind == TargetKind::kForeign) return GiveUp(layout, save, target.what);
+  if (target.kind == TargetKind::kCheckpoint && target.summary.sequence() != save.sequence) {
+    return target.summary.sequence();
+  }
+  return absl::AbortedError(absl::StrCat(save.tag, " changes while ", save.name, " is renamed to it"));
+}
+
+}  // namespace
+
+absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedSave& save) {
+  CKPTD_ASSIGN_OR_RETURN(const bool at_tag, IsAtTag(layout, save));
+  if (at_tag) {
+    CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.root));
+    return SharedPlace::kPublished;
+  }
+  CKPTD_ASSIGN_OR_RETURN(const bool in_flight, Exists(*layout.fs, layout.inflight.get(), save.name));
+  if (in_flight) return SharedPlace::kInFlight;
+  CKPTD_ASSIGN_OR_RETURN(const bool in_trash, Exists(*layout.fs, layout.trash.get(), save.name));
+  if (!in_trash) return SharedPlace::kNowhere;
+  CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.trash.get()));
+  return SharedPlace::kInTrash;
+}
+
+absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedSave& save,
+                                      const Manifest& manifest, int64_t term) {
+  FileSystem& fs = *layout.fs;
+  CKPTD_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));
+  CKPTD_ASSIGN_OR_RETURN(const bool at_tag, IsAtTag(layout, save));
+  if (at_tag) {
+    CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.root));
+    return 0;
+  }
+  {
+    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir,
+                           OpenScoped(fs, layout.inflight.get(), save.name, OpenMode::kDirectory));
+    CKPTD_RETURN_IF_ERROR(CheckFiles(fs, dir.get(), manifest.body.files()));
+    CKPTD_RETURN_IF_ERROR(WriteManifestOfTerm(fs, dir.get(), bytes, term));
+    CKPTD_RETURN_IF_ERROR(SyncTree(fs, dir.get(), manifest));
+  }
+  const absl::Status renamed =
+      fs.Rename(layout.inflight.get(), save.name, layout.root, save.tag, RenameMode::kReplace);
+  const int error = ErrnoOf(renamed);
+  if (error == EEXIST || error == ENOTEMPTY || error == ENOTDIR) return Refused(layout, save);
+  CKPTD_RETURN_IF_ERROR(renamed);
+  CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.root));
+  return 0;
+}
+
+}  // namespace ckptd

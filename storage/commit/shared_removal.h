@@ -1,0 +1,26 @@
+// How a checkpoint leaves a root that several nodes share. The argument is at the top of shared_removal.cc.
+#ifndef CKPTD_STORAGE_COMMIT_SHARED_REMOVAL_H_
+#define CKPTD_STORAGE_COMMIT_SHARED_REMOVAL_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "storage/commit/shared_layout.h"
+#include "storage/fs/file_system.h"
+
+namespace ckptd {
+
+// Removes the checkpoint of this tag and sequence, which the ledger says nobody reads and nobody will, until
+// the budget is spent. True: nothing of it is at the tag any more, durably; what else is there stays, and so
+// may an empty directory. From its first step on, no daemon takes it for a checkpoint. Several daemons may
+// call it at once, and a daemon may go on with it after a pause of any length. Errors: those of the file
+// system, and CORRUPT_MANIFEST, for then nobody can tell whose it is.
+absl::StatusOr<bool> RemoveShared(const SharedLayout& layout, const std::string& tag, int64_t sequence,
+                                  RemovalBudget& budget);
+
+// The sequence of the checkpoint that was at the tag, if its removal has begun and not ended; 0 otherwise.
+absl::StatusOr<int64_t> SequenceBeingRemoved(const SharedLayout& layout, const std::string& tag);
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_COMMIT_SHARED_REMOVAL_H_
