@@ -25,7 +25,8 @@ using torch::ValueRef;
 constexpr char kLayers[] = "ds_autoep_layers", kOlderLayers[] = "autoep_layers";
 constexpr char kPrefix[] = "expert_key_prefix";
 constexpr char kPlacement[] = "expert_placement";
-constexpr int64_t kMostExperts = 1 << 20;
+// Each takes memory, and a few bytes of a file can claim any number.
+constexpr int64_t kMostExperts = 1 << 16;
 
 bool IsNone(const ValueRef& value) { return value == nullptr || value->As<torch::None>() != nullptr; }
 
