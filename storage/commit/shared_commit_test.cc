@@ -33,7 +33,7 @@ std::string ContentOf(int64_t sequence, const std::string& path) {
   return path + " of " + std::to_string(sequence);
 }
 
-Manifest ManifestOf(const SharedSave& save) {
+Manifest ManifestOf(const SharedInflight& save) {
   Manifest manifest;
   manifest.summary.set_format_version(1);
   manifest.summary.set_tag(save.tag);
@@ -63,7 +63,7 @@ void PlantAt(CrashDisk& disk, const std::string& path, What what) {
   disk.Plant(path, what);
 }
 
-SharedSave SaveOf(int64_t sequence, const std::string& tag = "step_1") {
+SharedInflight SaveOf(int64_t sequence, const std::string& tag = "step_1") {
   return {tag, sequence, InflightName(tag, sequence, static_cast<uint64_t>(sequence))};
 }
 
@@ -76,11 +76,11 @@ class Coordinator {
     if (layout.ok()) layout_ = *std::move(layout);
   }
   const SharedLayout& layout() const { return layout_; }
-  absl::StatusOr<int64_t> Publish(const SharedSave& save) {
+  absl::StatusOr<int64_t> Publish(const SharedInflight& save) {
     return PublishShared(layout_, save, ManifestOf(save), term_);
   }
-  absl::StatusOr<SharedPlace> Find(const SharedSave& save) { return FindShared(layout_, save); }
-  absl::Status Remove(const SharedSave& save) {
+  absl::StatusOr<SharedPlace> Find(const SharedInflight& save) { return FindShared(layout_, save); }
+  absl::Status Remove(const SharedInflight& save) {
     for (int i = 0; i < 100; ++i) {
       RemovalBudget budget;
       budget.names = 2;
@@ -91,7 +91,7 @@ class Coordinator {
     return absl::InternalError("it is never removed");
   }
   // What a new coordinator does with a save that the ledger says is being published.
-  absl::Status GoOn(const SharedSave& save) {
+  absl::Status GoOn(const SharedInflight& save) {
     const absl::StatusOr<SharedPlace> place = Find(save);
     if (!place.ok()) return place.status();
     if (*place == SharedPlace::kPublished) return absl::OkStatus();
@@ -107,12 +107,12 @@ class Coordinator {
 class SharedCommitTest : public ::testing::Test {
  protected:
   // All parts are durable, as the nodes have told the ledger.
-  static void PlantInFlight(CrashDisk& disk, const SharedSave& save) {
+  static void PlantInFlight(CrashDisk& disk, const SharedInflight& save) {
     const std::string folder = ".ckptd/shared/inflight/" + save.name + "/";
     PlantAt(disk, folder + ".ckptd", FileType::kDirectory);
     for (const std::string& path : kFiles) PlantAt(disk, folder + path, ContentOf(save.sequence, path));
   }
-  static void PlantPublished(CrashDisk& disk, const SharedSave& save) {
+  static void PlantPublished(CrashDisk& disk, const SharedInflight& save) {
     PlantInFlight(disk, save);
     Coordinator coordinator(&disk, 1);
     ASSERT_EQ(coordinator.Publish(save).value(), 0);
@@ -132,7 +132,7 @@ class SharedCommitTest : public ::testing::Test {
       EXPECT_EQ(disk.Content(tag + "/" + path), ContentOf(summary->sequence(), path)) << path;
     }
   }
-  static void ExpectWhole(CrashDisk& disk, const SharedSave& save) {
+  static void ExpectWhole(CrashDisk& disk, const SharedInflight& save) {
     const auto summary = ReadSummary(disk, disk.root(), save.tag);
     ASSERT_TRUE(summary.ok()) << summary.status();
     EXPECT_EQ(summary->sequence(), save.sequence);
@@ -158,7 +158,7 @@ TEST_F(SharedCommitTest, PublishesOverNothingAndOverAnEmptyDirectory) {
   for (const bool empty_directory : {false, true}) {
     CrashDisk disk;
     if (empty_directory) PlantAt(disk, "step_1", FileType::kDirectory);
-    const SharedSave save = SaveOf(5);
+    const SharedInflight save = SaveOf(5);
     PlantInFlight(disk, save);
     Coordinator coordinator(&disk, 1);
     EXPECT_EQ(coordinator.Find(save).value(), SharedPlace::kInFlight);
@@ -172,7 +172,7 @@ TEST_F(SharedCommitTest, PublishesOverNothingAndOverAnEmptyDirectory) {
 }
 
 TEST_F(SharedCommitTest, AfterACrashAtAnyStepTheNextCoordinatorPublishes) {
-  const SharedSave save = SaveOf(5);
+  const SharedInflight save = SaveOf(5);
   std::vector<std::unique_ptr<CrashDisk>> left;
   CrashDisk disk;
   PlantInFlight(disk, save);
@@ -194,7 +194,7 @@ TEST_F(SharedCommitTest, AfterACrashAtAnyStepTheNextCoordinatorPublishes) {
 
 // What stands at the tag keeps its place, and the save can never take it.
 TEST_F(SharedCommitTest, GivesUpWhereSomethingForeignHasThePlace) {
-  const SharedSave save = SaveOf(5);
+  const SharedInflight save = SaveOf(5);
   CrashDisk disk;
   PlantInFlight(disk, save);
   PlantAt(disk, "step_1/notes.txt", "mine");
@@ -210,7 +210,7 @@ TEST_F(SharedCommitTest, GivesUpWhereSomethingForeignHasThePlace) {
 }
 
 TEST_F(SharedCommitTest, NamesTheCheckpointThatHasToGoFirst) {
-  const SharedSave old = SaveOf(3), save = SaveOf(5);
+  const SharedInflight old = SaveOf(3), save = SaveOf(5);
   CrashDisk disk;
   PlantPublished(disk, old);
   PlantInFlight(disk, save);
@@ -227,7 +227,7 @@ TEST_F(SharedCommitTest, NamesTheCheckpointThatHasToGoFirst) {
 }
 
 TEST_F(SharedCommitTest, MissingFileIsNotPublished) {
-  const SharedSave save = SaveOf(5);
+  const SharedInflight save = SaveOf(5);
   CrashDisk disk;
   PlantAt(disk, ".ckptd/shared/inflight/" + save.name + "/.ckptd", FileType::kDirectory);
   Coordinator coordinator(&disk, 1);
@@ -237,7 +237,7 @@ TEST_F(SharedCommitTest, MissingFileIsNotPublished) {
 
 TEST_F(SharedCommitTest, FailedSyncIsNoPublication) {
   for (const std::string& path : {std::string(), std::string(".ckptd/shared/inflight")}) {
-    const SharedSave save = SaveOf(5);
+    const SharedInflight save = SaveOf(5);
     CrashDisk disk;
     PlantInFlight(disk, save);
     Coordinator coordinator(&disk, 1);
@@ -250,7 +250,7 @@ TEST_F(SharedCommitTest, FailedSyncIsNoPublication) {
 
 TEST_F(SharedCommitTest, CoordinatorThatWasPausedWhileItPublishedFindsTheOthersCheckpoint) {
   for (int pause = 1;; ++pause) {
-    const SharedSave save = SaveOf(5);
+    const SharedInflight save = SaveOf(5);
     CrashDisk disk;
     PlantInFlight(disk, save);
     Coordinator first(&disk, 1), second(&disk, 2);
@@ -274,7 +274,7 @@ TEST_F(SharedCommitTest, CoordinatorThatWasPausedWhileItPublishedFindsTheOthersC
 TEST_F(SharedCommitTest, CoordinatorThatWasPausedWhileItPublishedBringsNothingBack) {
   for (const bool half_removed : {false, true}) {
     for (int pause = 1;; ++pause) {
-      const SharedSave save = SaveOf(5), younger = SaveOf(9);
+      const SharedInflight save = SaveOf(5), younger = SaveOf(9);
       CrashDisk disk;
       PlantInFlight(disk, save);
       PlantInFlight(disk, younger);
@@ -305,7 +305,7 @@ TEST_F(SharedCommitTest, CoordinatorThatWasPausedWhileItPublishedBringsNothingBa
 
 TEST_F(SharedCommitTest, CoordinatorThatWasPausedWhileItGaveUpPublishesNothing) {
   for (int pause = 1;; ++pause) {
-    const SharedSave save = SaveOf(5);
+    const SharedInflight save = SaveOf(5);
     CrashDisk disk;
     PlantInFlight(disk, save);
     PlantAt(disk, "step_1/notes.txt", "mine");
@@ -322,7 +322,7 @@ TEST_F(SharedCommitTest, CoordinatorThatWasPausedWhileItGaveUpPublishesNothing) 
 // ---- removal
 
 TEST_F(SharedCommitTest, RemovesACheckpointAndItsName) {
-  const SharedSave save = SaveOf(5), other = SaveOf(6, "step_2");
+  const SharedInflight save = SaveOf(5), other = SaveOf(6, "step_2");
   CrashDisk disk;
   PlantPublished(disk, save);
   PlantPublished(disk, other);
@@ -335,7 +335,7 @@ TEST_F(SharedCommitTest, RemovesACheckpointAndItsName) {
 }
 
 TEST_F(SharedCommitTest, RemovesNothingElse) {
-  const SharedSave younger = SaveOf(9);
+  const SharedInflight younger = SaveOf(9);
   CrashDisk disk;
   PlantPublished(disk, younger);
   PlantAt(disk, "step_2/notes.txt", "mine");
@@ -358,7 +358,7 @@ TEST_F(SharedCommitTest, DamagedManifestIsAnError) {
 }
 
 TEST_F(SharedCommitTest, AfterACrashAtAnyStepARemovalGoesOn) {
-  const SharedSave save = SaveOf(5), younger = SaveOf(9);
+  const SharedInflight save = SaveOf(5), younger = SaveOf(9);
   std::vector<std::unique_ptr<CrashDisk>> left;
   CrashDisk disk;
   PlantPublished(disk, save);
@@ -382,7 +382,7 @@ TEST_F(SharedCommitTest, AfterACrashAtAnyStepARemovalGoesOn) {
 
 // The daemon that is killed has not synced what the next one finds.
 TEST_F(SharedCommitTest, RemovalThatGoesOnAfterAKillSurvivesAPowerCut) {
-  const SharedSave save = SaveOf(5);
+  const SharedInflight save = SaveOf(5);
   std::vector<std::unique_ptr<CrashDisk>> killed;
   CrashDisk disk;
   PlantPublished(disk, save);
@@ -403,7 +403,7 @@ TEST_F(SharedCommitTest, RemovalThatGoesOnAfterAKillSurvivesAPowerCut) {
 }
 
 TEST_F(SharedCommitTest, SaveThatWasGivenUpBeforeAKillStaysSo) {
-  const SharedSave save = SaveOf(5);
+  const SharedInflight save = SaveOf(5);
   std::vector<std::unique_ptr<CrashDisk>> killed;
   CrashDisk disk;
   PlantInFlight(disk, save);
@@ -424,7 +424,7 @@ TEST_F(SharedCommitTest, SaveThatWasGivenUpBeforeAKillStaysSo) {
 
 TEST_F(SharedCommitTest, CoordinatorThatWasPausedWhileItRemovedTouchesNoYoungerCheckpoint) {
   for (int pause = 1;; ++pause) {
-    const SharedSave save = SaveOf(5), younger = SaveOf(9);
+    const SharedInflight save = SaveOf(5), younger = SaveOf(9);
     CrashDisk disk;
     PlantPublished(disk, save);
     PlantInFlight(disk, younger);
@@ -445,7 +445,7 @@ TEST_F(SharedCommitTest, CoordinatorThatWasPausedWhileItRemovedTouchesNoYoungerC
 }
 
 TEST_F(SharedCommitTest, NobodySeesACheckpointThatIsRemovedInPart) {
-  const SharedSave save = SaveOf(5);
+  const SharedInflight save = SaveOf(5);
   CrashDisk disk;
   PlantPublished(disk, save);
   Coordinator coordinator(&disk, 1);

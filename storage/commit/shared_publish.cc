@@ -46,7 +46,7 @@ absl::Status SyncParents(const SharedLayout& layout, Handle new_parent) {
   return layout.fs->Sync(layout.inflight.get(), SyncMode::kAll);
 }
 
-absl::StatusOr<bool> IsAtTag(const SharedLayout& layout, const SharedSave& save) {
+absl::StatusOr<bool> IsAtTag(const SharedLayout& layout, const SharedInflight& save) {
   const absl::StatusOr<ManifestSummary> summary = ReadSummary(*layout.fs, layout.root, save.tag);
   if (CouldNotFindOut(summary.status())) return summary.status();
   return summary.ok() && summary->tag() == save.tag && summary->sequence() == save.sequence;
@@ -81,7 +81,7 @@ absl::Status SyncTree(FileSystem& fs, Handle dir, const Manifest& manifest) {
 }
 
 // Step 3'.
-absl::Status GiveUp(const SharedLayout& layout, const SharedSave& save, const std::string& what) {
+absl::Status GiveUp(const SharedLayout& layout, const SharedInflight& save, const std::string& what) {
   CKPTD_RETURN_IF_ERROR(layout.fs->Rename(layout.inflight.get(), save.name, layout.trash.get(), save.name,
                                           RenameMode::kReplace));
   CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.trash.get()));
@@ -89,7 +89,7 @@ absl::Status GiveUp(const SharedLayout& layout, const SharedSave& save, const st
 }
 
 // After the rename to the tag was refused because of what is there.
-absl::StatusOr<int64_t> Refused(const SharedLayout& layout, const SharedSave& save) {
+absl::StatusOr<int64_t> Refused(const SharedLayout& layout, const SharedInflight& save) {
   CKPTD_ASSIGN_OR_RETURN(const int64_t half_removed, SequenceBeingRemoved(layout, save.tag));
   if (half_removed != 0) return half_removed;
   CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(*layout.fs, layout.root, save.tag));
@@ -102,7 +102,7 @@ absl::StatusOr<int64_t> Refused(const SharedLayout& layout, const SharedSave& sa
 
 }  // namespace
 
-absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedSave& save) {
+absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedInflight& save) {
   CKPTD_ASSIGN_OR_RETURN(const bool at_tag, IsAtTag(layout, save));
   if (at_tag) {
     CKPTD_RETURN_IF_ERROR(SyncParents(layout, layout.root));
@@ -116,7 +116,7 @@ absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedS
   return SharedPlace::kInTrash;
 }
 
-absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedSave& save,
+absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedInflight& save,
                                       const Manifest& manifest, int64_t term) {
   FileSystem& fs = *layout.fs;
   CKPTD_ASSIGN_OR_RETURN(const std::string bytes, EncodeManifest(manifest));

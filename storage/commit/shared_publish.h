@@ -14,7 +14,7 @@
 namespace ckptd {
 
 // A save that the ledger says is being published.
-struct SharedSave {
+struct SharedInflight {
   std::string tag;
   int64_t sequence = 0;
   std::string name;  // Beneath inflight/; never used for another save.
@@ -28,7 +28,7 @@ enum class SharedPlace {
              // stale.
 };
 // Changes nothing, but syncs: what it calls published or in trash is there durably.
-absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedSave& save);
+absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedInflight& save);
 
 // Publishes what is in flight, all of whose files are durable, or finds that it has been. `term`: the
 // coordinator's; no two daemons have the same. `manifest` depends on the ledger and the part records alone,
@@ -38,7 +38,7 @@ absl::StatusOr<SharedPlace> FindShared(const SharedLayout& layout, const SharedS
 // place, in whole or half removed: remove it (shared_removal.h), and call again. ALREADY_EXISTS, reason
 // TAG_FOREIGN: something else has its place; the save is in trash, durably, and no daemon can publish it any
 // more. Other errors, such as those of the file system: not known; look with FindShared.
-absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedSave& save,
+absl::StatusOr<int64_t> PublishShared(const SharedLayout& layout, const SharedInflight& save,
                                       const Manifest& manifest, int64_t term);
 
 }  // namespace ckptd
