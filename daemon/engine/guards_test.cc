@@ -81,9 +81,11 @@ class GuardsTest : public EngineTest {
     return request;
   }
   Answer<v1::SealResponse> SealWith(SessionId session, const v1::SaveKey& key,
-                                    const std::vector<std::pair<std::string, int64_t>>& files) {
+                                    const std::vector<std::pair<std::string, int64_t>>& files,
+                                    const std::string& suspect = "") {
     v1::SealRequest request;
     *request.mutable_key() = key;
+    request.set_suspect(suspect);
     for (const auto& [path, bytes] : files) {
       v1::FileSpec& file = *request.add_files();
       file.set_path(path);
@@ -758,6 +760,8 @@ TEST_F(GuardsTest, SealsOnlyPlacedAndGrantedFiles) {
   for (const auto& files : wrong) {
     EXPECT_EQ(SealWith(sessions[0], one.key(), files).reason(), "INVALID_ARGUMENT") << files[0].first;
   }
+  const std::string long_words(301, 'x');  // They would not fit into the manifest.
+  EXPECT_EQ(SealWith(sessions[0], one.key(), {{"rank0.pt", 100}}, long_words).reason(), "INVALID_ARGUMENT");
   EXPECT_TRUE(Seal(sessions[0], one).status().ok());
 }
 

@@ -201,9 +201,9 @@ TEST_F(SharedCommitTest, GivesUpWhereSomethingForeignHasThePlace) {
   Coordinator coordinator(&disk, 1);
   const auto published = coordinator.Publish(save);
   EXPECT_EQ(ReasonOf(published.status()), "TAG_FOREIGN");
-  EXPECT_EQ(coordinator.Find(save).value(), SharedPlace::kInTrash);
   EXPECT_EQ(disk.Content("step_1/notes.txt"), "mine");
   const auto after = disk.CutPower(Loss::kEverything, 1);
+  EXPECT_EQ(coordinator.Find(save).value(), SharedPlace::kInTrash);
   Coordinator next(after.get(), 2);
   EXPECT_EQ(next.Find(save).value(), SharedPlace::kInTrash);
   EXPECT_FALSE(next.Publish(save).ok());
@@ -226,12 +226,13 @@ TEST_F(SharedCommitTest, NamesTheCheckpointThatHasToGoFirst) {
   ExpectWhole(disk, save);
 }
 
-TEST_F(SharedCommitTest, MissingFileIsNotPublished) {
+TEST_F(SharedCommitTest, ShortFileIsNotPublished) {
   const SharedInflight save = SaveOf(5);
   CrashDisk disk;
-  PlantAt(disk, ".ckptd/shared/inflight/" + save.name + "/.ckptd", FileType::kDirectory);
+  PlantInFlight(disk, save);
+  disk.Plant(".ckptd/shared/inflight/" + save.name + "/" + kFiles[0], "short");
   Coordinator coordinator(&disk, 1);
-  EXPECT_FALSE(coordinator.Publish(save).ok());
+  EXPECT_EQ(ReasonOf(coordinator.Publish(save).status()), "SHORT_FILE");
   EXPECT_EQ(coordinator.Find(save).value(), SharedPlace::kInFlight);
 }
 

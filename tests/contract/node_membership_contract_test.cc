@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -211,6 +212,23 @@ TEST_P(CutOffMember, HasNoIdentityFromTheEndOfItsLeaseOn) {
   static_cast<SimulatedEtcd::Client*>(daemon.client)->CutOff(false);
   WaitUntilRegistered(daemon);
   EXPECT_THAT(daemon.state, ElementsAre(nodes_.prefix() + "2"));
+}
+
+// etcd may keep the lease for longer than the daemon counts on it.
+TEST_P(CutOffMember, TakesItsNameOverFromTheRegistrationThatItHasLost) {
+  Member& daemon = Start("a", "node1");
+  WaitUntilRegistered(daemon);
+  auto* const client = static_cast<SimulatedEtcd::Client*>(daemon.client);
+  client->CutOff(true);
+  const Instant start = etcd_.clock()->Now();
+  RunUntil([&] { return etcd_.clock()->Now() - start > std::chrono::seconds(30); });
+  etcd_.simulation().ChangeLeader();  // Its lease has its full time again.
+  RunUntil([&] { return daemon.membership->identity() == nullptr; });
+  ASSERT_NE(Read("node1"), "(none)");
+  daemon.changes.clear();
+  client->CutOff(false);
+  WaitUntilRegistered(daemon);
+  EXPECT_THAT(daemon.changes, Not(Contains(ledger_reason::kNodeNameTaken)));
 }
 
 // ---- a state directory that answers late
