@@ -49,7 +49,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tools/bench",
         description=__doc__,
-        epilog="\n".join(["cases:", *(f"  {name:<9}{words}" for name, words in described)]),
+        epilog="\n".join(["cases:", *(f"  {name:<10}{words}" for name, words in described)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
