@@ -14,7 +14,7 @@ from bench.base import fio, machine, settings
 from bench.base.context import GIB, SUFFIX, BenchContext
 from bench.base.result import Result, as_json, as_table
 from bench.cases import convert, copy, deepspeed_save, handoff, memory, ready, restore, save, scale, small, step
-from bench.compare import RANKS
+from bench.compare.setup import Setup, contenders
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 
@@ -69,7 +69,22 @@ def parse_options() -> argparse.Namespace:
         "--dcp", action="store_true", help="compare the ways to use PyTorch Distributed Checkpoint instead"
     )
     comparing.add_argument(
-        "--ranks", type=int, default=RANKS, metavar="N", help="ranks of the jobs; default: %(default)s"
+        "--ranks", type=int, default=Setup().ranks, metavar="N", help="ranks of the jobs; default: %(default)s"
+    )
+    comparing.add_argument(
+        "--only", default="", metavar="NAME,...", help="only these, as their figures are named: ckptd,torch_save"
+    )
+    comparing.add_argument(
+        "--pool",
+        type=float,
+        default=Setup().pool_states,
+        metavar="STATES",
+        help="how many states the pool of ckptd's daemon holds; default: %(default)s",
+    )
+    comparing.add_argument(
+        "--shared-huge-pages",
+        choices=["never", "advise"],
+        help="the kernel's setting for huge pages of shared memory (shmem_enabled) while the bench runs",
     )
     comparing.add_argument("--plot", type=pathlib.Path, metavar="FILE.svg", help="draw the figures")
     comparing.add_argument("--docs", action="store_true", help="write the figures into README.md and docs/")
@@ -81,6 +96,12 @@ def parse_options() -> argparse.Namespace:
         )
     if options.ranks < 1:
         parser.error(f"--ranks is {options.ranks}; a job has at least one rank")
+    if not 1 <= options.pool <= 8:
+        parser.error(f"--pool is {options.pool}; the pool holds from 1 to 8 states")
+    try:
+        options.contenders = contenders(options.dcp, options.only)
+    except ValueError as error:
+        parser.error(f"--only: {error}")
     return options
 
 
@@ -115,16 +136,13 @@ def run_comparison(folder: pathlib.Path, options: argparse.Namespace, results: L
     from bench.compare import main as compare  # Here, because its imports are slow.
 
     machine.log(f"{COMPARE}: {COMPARE_DESCRIPTION}")
-    with settings.reserved_huge_pages(fio.HUGE_PAGE_BYTES) as huge:
+    setup = Setup(options.contenders, options.ranks, options.pool)
+    with contextlib.ExitStack() as stack:
+        if options.shared_huge_pages:
+            stack.enter_context(settings.changed(settings.SHARED_HUGE, options.shared_huge_pages))
+        huge = stack.enter_context(settings.reserved_huge_pages(fio.HUGE_PAGE_BYTES))
         compared, tables = compare.run(
-            folder,
-            options.quick,
-            huge,
-            options.workload,
-            options.plot,
-            options.docs,
-            options.dcp,
-            options.ranks,
+            folder, options.quick, huge, options.workload, setup, options.plot, options.docs
         )
     results += compared
     return tables

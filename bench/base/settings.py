@@ -16,6 +16,7 @@ from typing import Iterator, Optional
 from bench.base.machine import log
 
 HUGE_RESERVED = pathlib.Path("/proc/sys/vm/nr_hugepages")
+SHARED_HUGE = pathlib.Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _HUGE_PAGE = 2 << 20
 
 
@@ -45,6 +46,21 @@ def reserved_huge_pages(size: int) -> Iterator[Optional[pathlib.Path]]:
         else:
             log(f"fio: reserved {pages * 2} MiB of huge pages for its buffers")
             yield pathlib.Path(folder)
+
+
+@contextlib.contextmanager
+def changed(setting: pathlib.Path, value: str) -> Iterator[None]:
+    """Gives a setting another value within the block. SystemExit if the kernel does not take it."""
+    before = _value(setting)
+    if before == value:
+        yield
+        return
+    try:
+        setting.write_text(value)
+    except OSError as error:
+        raise SystemExit(f"{setting} cannot be set to '{value}': {error.strerror}") from error
+    with restored(setting, value, before):
+        yield
 
 
 @contextlib.contextmanager
@@ -82,9 +98,9 @@ def _main(setting: pathlib.Path, ours: str, before: str, mount: str) -> None:
         subprocess.run(["umount", "--lazy", mount], check=True)  # A killed run's fio may use it still.
     now = _value(setting)
     if now != ours:
-        return log(f"huge pages: another program has changed {setting} to '{now}'; not restored")
+        return log(f"another program has changed {setting} to '{now}'; not restored")
     setting.write_text(before)
-    log(f"huge pages: restored {setting} to '{before}'")
+    log(f"restored {setting} to '{before}'")
 
 
 if __name__ == "__main__":

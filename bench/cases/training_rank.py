@@ -35,8 +35,7 @@ def main() -> None:
     step = small_gpt_steps()
     for number in range(options.rounds + 1):
         training_state.change(tensors)
-        dist.barrier()
-        turn = copy()
+        turn = copy(dist.barrier)
         save = save_cost.measure(
             step, QUIET_STEPS, lambda: run.save(f"save_{number}", files=files).future("committed")
         )

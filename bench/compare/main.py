@@ -6,10 +6,10 @@ import pathlib
 from typing import List, Optional, Tuple
 
 from bench.base.result import Result
-from bench.compare import RANKS, documents, report, requirements
+from bench.compare import documents, report, requirements
 from bench.compare.plot import plot
 from bench.compare.rounds import compare
-from bench.contenders import catalog
+from bench.compare.setup import Setup
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
@@ -19,27 +19,18 @@ def run(
     quick: bool,
     huge: Optional[pathlib.Path],
     workload: Optional[str],
+    setup: Setup,
     picture: Optional[pathlib.Path],
     docs: bool,
-    dcp: bool = False,
-    ranks: int = RANKS,
 ) -> Tuple[List[Result], str]:
-    """Returns the results, and tables of them. workload: the only one to run, or None. docs: also write the documents.
-    dcp: compare the ways to use DCP in place of the libraries.
-    """
-    if docs and (quick or workload or dcp or ranks != RANKS):
+    """Returns the results, and tables of them. workload: the only one to run, or None. docs: also write the documents."""
+    if docs and (quick or workload or setup != Setup()):
         raise SystemExit(
-            "--docs needs the figures of a whole run: omit --quick, --workload, --dcp and --ranks"
+            "--docs needs the figures of a whole run: omit --quick and the other options of 'compare'"
         )
     requirements.install()
-    comparisons = compare(
-        [workload] if workload else ["gpt"] if quick else ["gpt", "llama"],
-        ranks,
-        catalog.DCP_NAMES if dcp else catalog.NAMES,
-        folder,
-        quick,
-        huge,
-    )
+    workloads = [workload] if workload else ["gpt"] if quick else ["gpt", "llama"]
+    comparisons = compare(workloads, setup, folder, quick, huge)
     if picture:
         plot(comparisons, picture)
     if docs:

@@ -86,11 +86,7 @@ class Rank:
     def _copies(self) -> List[limits.Turn]:
         """Copies by all ranks concurrently. Frees the target."""
         copy = limits.MemoryCopy(tensors_of(self._workload.files()), threads=1)
-        turns = []
-        for _ in range(3):
-            dist.barrier()
-            turns.append(copy())
-        return turns
+        return [copy(dist.barrier) for _ in range(3)]
 
     def _save_during_steps(self, number: int) -> Dict[str, Any]:
         tag = self._prepare(f"steps_{number}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import platform
-import re
 import subprocess
 from typing import Callable, Dict, List
 
@@ -13,6 +12,7 @@ from bench.base import machine
 from bench.base.result import Result
 from bench.compare import requirements
 from bench.compare.figures import FIGURES, Comparison, Figures
+from bench.compare.setup import slug
 from bench.contenders import catalog
 
 DESCRIPTIONS = {  # By workload.
@@ -30,11 +30,6 @@ def results(comparisons: List[Comparison]) -> List[Result]:
         return found
     lost = largest.figures[catalog.CKPTD]["lost"] / largest.copy.seconds
     return [*found, Result("save.lost.vs_copy", lost, "x", _describe_copy(largest), LOST_GOAL)]
-
-
-def slug(contender: str) -> str:
-    """A contender's name within a figure's name."""
-    return re.sub(r"[^a-z]+", "_", contender)
 
 
 def _results(comparison: Comparison) -> List[Result]:

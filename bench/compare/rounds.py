@@ -15,6 +15,7 @@ from bench.compare.figures import Comparison, Figures
 from bench.compare.processes import MemoryWatch, shared_memory
 from bench.compare.rank import Plan
 from bench.compare.rank_processes import RankProcesses
+from bench.compare.setup import Setup
 from bench.compare.workloads import WORKLOADS
 from bench.contenders import catalog
 
@@ -24,22 +25,17 @@ QUICK_SIZE = 50_000_000
 
 class Rounds:
     def __init__(
-        self,
-        workload: str,
-        ranks: int,
-        contenders: Tuple[str, ...],
-        folder: pathlib.Path,
-        quick: bool,
-        huge: Optional[pathlib.Path],
+        self, workload: str, setup: Setup, folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
     ) -> None:
-        self._contenders = contenders
+        self._contenders = setup.contenders
         self._workload = workload
-        self._ranks = ranks
+        self._ranks = setup.ranks
         self._folder = folder
         self._quick = quick
-        self._size = ranks * (QUICK_SIZE if quick else SIZES[workload])
+        self._size = setup.ranks * (QUICK_SIZE if quick else SIZES[workload])
+        self._pool = int(self._size * setup.pool_states)
         self._huge = huge
-        self._figures = {name: Figures() for name in contenders}
+        self._figures = {name: Figures() for name in setup.contenders}
         self._fio = Fio(folder, self._size, huge)
 
     def run(self, rounds: int) -> Comparison:
@@ -84,23 +80,14 @@ class Rounds:
             return
         with (
             tempfile.TemporaryDirectory(prefix="ckptd-bench-") as place,
-            Daemon(pathlib.Path(place), self._size * 5 // 4) as daemon,
+            Daemon(pathlib.Path(place), self._pool) as daemon,
         ):
             daemon.wait_for_pool()
             yield daemon.endpoint, [daemon.pid]
 
 
 def compare(
-    workloads: List[str],
-    ranks: int,
-    contenders: Tuple[str, ...],
-    folder: pathlib.Path,
-    quick: bool,
-    huge: Optional[pathlib.Path],
+    workloads: List[str], setup: Setup, folder: pathlib.Path, quick: bool, huge: Optional[pathlib.Path]
 ) -> List[Comparison]:
     rounds = 1 if quick else 2
-    return [
-        Rounds(name, ranks, contenders, folder, quick, huge).run(rounds)
-        for name in WORKLOADS
-        if name in workloads
-    ]
+    return [Rounds(name, setup, folder, quick, huge).run(rounds) for name in WORKLOADS if name in workloads]

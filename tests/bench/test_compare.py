@@ -14,6 +14,7 @@ import pytest
 
 from bench.compare import documents, report
 from bench.compare.figures import FIGURES, Comparison, Figures
+from bench.compare.setup import contenders
 from bench.compare.workloads import LlamaState, llama_shapes
 from bench.contenders import catalog
 from bench.base.tensors import total_bytes
@@ -69,6 +70,14 @@ def test_llama_workload_has_the_parameter_count_and_file_sizes_of_llama3_8b() ->
     assert sum(math.prod(shape) for shape in llama_shapes(1).values()) == 8_030_261_248
     model, optimizer = LlamaState(rank=0, quick=True).files().values()
     assert total_bytes(optimizer) == 6 * total_bytes(model)
+
+
+def test_only_names_contenders_as_their_figures_do_and_refuses_others() -> None:
+    assert contenders(dcp=False, only="") == catalog.NAMES
+    assert contenders(dcp=False, only="dcp_save,ckptd") == (catalog.CKPTD, catalog.DCP)
+    assert contenders(dcp=True, only="dcp_save_ckptd") == (catalog.CKPTD_DCP,)
+    with pytest.raises(ValueError, match="no contender tensorstore; there are ckptd, torch_save_fsync, torch_save"):
+        contenders(dcp=False, only="ckptd,tensorstore")
 
 
 def figures(seconds: float) -> Figures:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from bench.base import machine, settings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -19,6 +21,23 @@ def test_setting_is_restored_after_the_block(tmp_path: pathlib.Path) -> None:
     with settings.restored(setting, "ours", "before"):
         assert setting.read_text() == "ours"
     assert setting.read_text() == "before"
+
+
+def test_setting_is_changed_within_the_block_and_not_touched_if_it_has_the_value(tmp_path: pathlib.Path) -> None:
+    setting = tmp_path / "setting"
+    setting.write_text("always [never] advise")
+    with settings.changed(setting, "advise"):
+        assert setting.read_text() == "advise"
+    assert setting.read_text() == "never"
+    setting.chmod(0o400)
+    with settings.changed(setting, "never"):
+        assert setting.read_text() == "never"
+
+
+def test_setting_that_the_kernel_does_not_take_ends_the_run(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(SystemExit, match="cannot be set to 'advise': "):
+        with settings.changed(tmp_path / "no folder" / "setting", "advise"):
+            pass
 
 
 def test_setting_that_another_program_has_changed_is_left_alone(tmp_path: pathlib.Path) -> None:
