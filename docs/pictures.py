@@ -99,7 +99,7 @@ SAVE = [
         ENGINE,
         IO,
         "write the part",
-        "The engine hands the sealed part to its file system's threads.",
+        "When all ranks have sealed, and no copy competes with the writes, or one second after the first rank has, the engine hands the sealed parts to their file system's threads.",
         ("daemon/engine/publisher.cc", "daemon/root_io/file_system_workers.cc"),
     ),
     Step(

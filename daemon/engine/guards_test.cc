@@ -780,17 +780,34 @@ TEST_F(GuardsTest, SecondSealChangesNothing) {
   EXPECT_EQ(disks_[1]->bytes.size(), 2u);
 }
 
-TEST_F(GuardsTest, WritesPartOnceAfterItIsSealed) {
+TEST_F(GuardsTest, WritesSealedPartsWhenNoRankCopiesAnyLonger) {
   auto sessions = Launch("a", 2);
   auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100);
   auto a = Begin(sessions[0], one), b = Begin(sessions[1], other);
   RunQueued([&] { return a.has() && b.has(); });
+  Seal(sessions[0], one);
+  RunQueued();
   EXPECT_EQ(ios_[1]->calls["WritePart"], 0);
   ios_[1]->hold_writes = true;
-  Seal(sessions[0], one);
-  EXPECT_EQ(ios_[1]->calls["WritePart"], 1);
   Seal(sessions[1], other);
   EXPECT_EQ(ios_[1]->calls["WritePart"], 2);
+}
+
+TEST_F(GuardsTest, WritesPartOnceOneSecondAfterItIsSealedIfAnotherRankStillCopies) {
+  auto sessions = Launch("a", 3);
+  auto one = BeginOf(0, "one", 1, 100), other = BeginOf(1, "one", 1, 100), last = BeginOf(2, "one", 1, 100);
+  auto a = Begin(sessions[0], one), b = Begin(sessions[1], other), c = Begin(sessions[2], last);
+  RunQueued([&] { return a.has() && b.has() && c.has(); });
+  ios_[1]->hold_writes = true;
+  Seal(sessions[0], one);
+  AdvanceClock(std::chrono::milliseconds(990));
+  EXPECT_EQ(ios_[1]->calls["WritePart"], 0);
+  AdvanceClock(std::chrono::milliseconds(10));
+  EXPECT_EQ(ios_[1]->calls["WritePart"], 1);
+  Seal(sessions[1], other);  // The save has waited long enough.
+  EXPECT_EQ(ios_[1]->calls["WritePart"], 2);
+  Seal(sessions[2], last);
+  EXPECT_EQ(ios_[1]->calls["WritePart"], 3);
 }
 
 TEST_F(GuardsTest, PublishesSaveWhenEveryPartIsDurable) {
@@ -800,6 +817,7 @@ TEST_F(GuardsTest, PublishesSaveWhenEveryPartIsDurable) {
   RunQueued([&] { return a.has() && b.has(); });
   ios_[1]->hold_writes = true;
   Seal(sessions[0], one);
+  AdvanceClock(std::chrono::seconds(1));  // Its part is being written from now on.
   ios_[1]->hold_writes = false;
   Seal(sessions[1], other);  // Durable at once, the other one is not.
   EXPECT_EQ(ios_[1]->calls["Publish"], 0);

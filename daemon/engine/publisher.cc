@@ -1,6 +1,7 @@
 #include "daemon/engine/publisher.h"
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,9 @@
 
 namespace ckptd {
 namespace {
+
+// For how long the sealed parts of a save wait for the ranks that still copy.
+constexpr Duration kLongestWriteHold = std::chrono::seconds(1);
 
 // The space of the manifest, which is taken before the data is written.
 int64_t ManifestBytes(const Save& save, int64_t expected_bytes, int32_t chunk_bytes) {
@@ -106,8 +110,18 @@ void Publisher::OnStarted(int64_t save_id, const absl::Status& made) {
   WriteSealedParts(save);
 }
 
+// While a rank copies, its training stands still. Writing the parts of the others would take memory bandwidth
+// and processor time from that copy, and a checkpoint needs all parts anyway.
+bool Publisher::HoldsWrites(Save* save) const {
+  const bool none_is_sealed = save->slowest_rank < 0;
+  if (none_is_sealed || save->sealed()) return false;
+  const Instant now = clock_->Now();
+  if (!save->writes_held_until) save->writes_held_until = now + kLongestWriteHold;
+  return now < *save->writes_held_until;
+}
+
 void Publisher::WriteSealedParts(Save* save) {
-  if (!save->inflight_made || save->phase != SavePhase::kAdmitted) return;
+  if (HoldsWrites(save) || !save->inflight_made || save->phase != SavePhase::kAdmitted) return;
   for (auto& [rank, part] : save->parts) {
     if (part.sealed && !part.writing && !part.durable) WritePart(save, part);
   }
@@ -267,6 +281,7 @@ void Publisher::OnScanned(Run* run) {
 
 void Publisher::OnTick(Run* run, Instant now) {
   for (const auto& [sequence, save] : run->saves) {
+    if (save->writes_held_until && now >= *save->writes_held_until) WriteSealedParts(save.get());
     if (!save->publish_again_at || now < *save->publish_again_at) continue;
     save->publish_again_at.reset();
     TryPublish(save.get());

@@ -40,7 +40,8 @@ class Publisher {
 
   // Makes the in-flight directory of an admitted save.
   void Start(Save* save);
-  // Writes every part that is sealed and not yet written.
+  // Writes every part that is sealed and not yet written, when all ranks have sealed theirs, or one second
+  // after the first one has.
   void WriteSealedParts(Save* save);
   // Publishes the save if every part is durable and nothing else has to come first.
   void TryPublish(Save* save);
@@ -53,6 +54,7 @@ class Publisher {
 
  private:
   void OnStarted(int64_t save_id, const absl::Status& made);
+  bool HoldsWrites(Save* save) const;
   void WritePart(Save* save, Part& part);
   void OnPartWritten(int64_t save_id, int rank, absl::StatusOr<storage::v1::PartRecord> record);
   bool IsReady(const Save& save) const;

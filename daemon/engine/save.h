@@ -113,6 +113,7 @@ struct Save {
   ReservationId reservation = 0;             // 0: the save holds no memory.
   int64_t disk_reserved = 0;
   bool inflight_asked = false, inflight_made = false;  // The in-flight directory.
+  std::optional<Instant> writes_held_until;            // Set at the first seal, if other ranks still copy.
   int publish_tries = 0;                               // Publishes that failed with a retryable error.
   std::optional<Instant> publish_again_at;             // The next try after such a failure.
   std::optional<storage::v1::SealedSave> kept;         // The entry in the seal journal, without its parts.

@@ -75,6 +75,11 @@ DiskDaemon::~DiskDaemon() {
   pool_.reset();
 }
 
+void DiskDaemon::PassSecond() {
+  clock_.Advance(std::chrono::seconds(1));
+  engine_->Tick();
+}
+
 bool DiskDaemon::RunUntil(const std::function<bool()>& until) {
   const auto deadline = std::chrono::steady_clock::now() + kTimeout;
   while (!until()) {

@@ -39,6 +39,8 @@ class DiskDaemon {
   Engine& engine() { return *engine_; }
   const std::vector<std::string>& warnings() const { return observer_.warnings; }
 
+  // Lets a second pass, after which the sealed parts of a save wait no longer for ranks that still copy.
+  void PassSecond();
   // Runs posted work until `until` is true. Returns false after a minute.
   bool RunUntil(const std::function<bool()>& until);
   // Calls `ask` with a reply, and waits for the answer.

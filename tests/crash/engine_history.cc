@@ -138,6 +138,7 @@ void EngineHistory::ExpectDurable(const DiskDaemon::Begun& begun, int rank) {
     }
     return false;
   };
+  daemon_->PassSecond();
   EXPECT_TRUE(daemon_->RunUntil(is_there)) << "the part of rank " << rank << " was not written";
 }
 

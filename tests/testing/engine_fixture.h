@@ -298,7 +298,7 @@ class EngineTest : public ::testing::Test {
     return failures;
   }
 
-  void AdvanceClock(std::chrono::seconds time) {
+  void AdvanceClock(Duration time) {
     clock_.now += time;
     engine_->Tick();
     RunQueued();
