@@ -58,7 +58,7 @@ void PointerWriter::Forget() {
 PointerWriter::File& PointerWriter::Look(const std::string& name) {
   const auto [place, fresh] = files_.try_emplace(name);
   if (!fresh) return place->second;
-  absl::StatusOr<std::string> content = ReadSmallFile(fs_, layout_.root, name, kMaxPointerBytes);
+  absl::StatusOr<std::string> content = ReadSmallFile(fs_, root_, name, kMaxPointerBytes);
   place->second.unread = CouldNotFindOut(content.status());
   if (content.ok()) place->second.contents.insert(*std::move(content));
   return place->second;
@@ -97,25 +97,24 @@ PointerFiles PointerWriter::Update(const std::map<int64_t, CommittedCheckpoint>&
 }
 
 absl::Status PointerWriter::Write(const std::string& name, const std::string& content, File& file) {
-  CKPTD_RETURN_IF_ERROR(CheckPointerTarget(fs_, layout_.root, name));
-  const Handle node = layout_.node.get();
-  const absl::Status removed = fs_.Remove(node, kPointerTempName, FileType::kRegular);
+  CKPTD_RETURN_IF_ERROR(CheckPointerTarget(fs_, root_, name));
+  const absl::Status removed = fs_.Remove(temp_dir_, kPointerTempName, FileType::kRegular);
   if (!removed.ok() && !IsMissing(removed)) return removed;
-  absl::Status status = WriteNewFile(fs_, node, kPointerTempName, content);
+  absl::Status status = WriteNewFile(fs_, temp_dir_, kPointerTempName, content);
   if (status.ok()) {
-    status = fs_.Rename(node, kPointerTempName, layout_.root, name, RenameMode::kReplace);
+    status = fs_.Rename(temp_dir_, kPointerTempName, root_, name, RenameMode::kReplace);
     // If the temporary name still exists the rename was not done.
-    if (status.ok() || !fs_.Stat(node, kPointerTempName).ok()) {
+    if (status.ok() || !fs_.Stat(temp_dir_, kPointerTempName).ok()) {
       file.contents.insert(content);
       file.sure = false;
     }
   }
   if (!status.ok()) {
-    fs_.Remove(node, kPointerTempName, FileType::kRegular).IgnoreError();
+    fs_.Remove(temp_dir_, kPointerTempName, FileType::kRegular).IgnoreError();
     return status;
   }
-  CKPTD_RETURN_IF_ERROR(fs_.Sync(layout_.root, SyncMode::kAll));
-  return fs_.Sync(node, SyncMode::kAll);
+  CKPTD_RETURN_IF_ERROR(fs_.Sync(root_, SyncMode::kAll));
+  return fs_.Sync(temp_dir_, SyncMode::kAll);
 }
 
 absl::Status PointerWriter::Remove(const std::string& name, const std::string& content) {
@@ -126,10 +125,10 @@ absl::Status PointerWriter::Remove(const std::string& name, const std::string& c
                      absl::StrCat("the pointer ", name, " cannot be read"));
   }
   if (!file.contents.contains(content)) return absl::OkStatus();
-  const absl::Status removed = fs_.Remove(layout_.root, name, FileType::kRegular);
+  const absl::Status removed = fs_.Remove(root_, name, FileType::kRegular);
   if (!removed.ok() && !IsMissing(removed)) return removed;
   files_.erase(name);
-  return fs_.Sync(layout_.root, SyncMode::kAll);
+  return fs_.Sync(root_, SyncMode::kAll);
 }
 
 absl::Status TakeOverPointers(FileSystem& fs, Handle root, const ManifestSummary& old,

@@ -17,7 +17,6 @@
 
 #include "absl/status/status.h"
 #include "ckptd/storage/v1/storage.pb.h"
-#include "storage/commit/layout.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/types.h"
 #include "storage/fs/file_system.h"
@@ -26,8 +25,9 @@ namespace ckptd {
 
 class PointerWriter {
  public:
-  // `layout` and its file system must outlive this object.
-  explicit PointerWriter(const Layout* layout) : layout_(*layout), fs_(*layout->fs) {}
+  // Makes each file in `temp_dir`, under a name that nobody else uses there, before it renames it into
+  // `root`. The handles and their file system must outlive this object.
+  PointerWriter(FileSystem* fs, Handle root, Handle temp_dir) : fs_(*fs), root_(root), temp_dir_(temp_dir) {}
 
   // Makes the next Update read the files again. Called after a scan.
   void Forget();
@@ -50,8 +50,9 @@ class PointerWriter {
   File& Look(const std::string& name);
   absl::Status Write(const std::string& name, const std::string& content, File& file);
 
-  const Layout& layout_;
   FileSystem& fs_;
+  const Handle root_;
+  const Handle temp_dir_;
   std::map<std::string, File> files_;  // The files that were read or written.
 };
 

@@ -11,12 +11,14 @@
 #include "storage/base/status_macros.h"
 #include "storage/commit/adopt.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/checkpoint_tree.h"
 #include "storage/commit/layout.h"
 #include "storage/commit/pointers.h"
 #include "storage/commit/publish.h"
 #include "storage/commit/records.h"
 #include "storage/commit/recovery.h"
 #include "storage/commit/scan.h"
+#include "storage/commit/scratch_probe.h"
 #include "storage/commit/trash.h"
 #include "storage/commit/undelete.h"
 #include "storage/format/names.h"
@@ -28,7 +30,6 @@ using storage::v1::ManifestSummary;
 using storage::v1::PartRecord;
 using storage::v1::RunRecord;
 
-constexpr int64_t kMaxScratchNames = 10'000;
 constexpr int64_t kForever = INT64_MAX / 2;
 
 absl::Status NoCheckpoint(const std::string& tag, int64_t sequence) {
@@ -36,16 +37,6 @@ absl::Status NoCheckpoint(const std::string& tag, int64_t sequence) {
       absl::StatusCode::kNotFound, "NO_CHECKPOINT",
       absl::StrCat("no committed checkpoint ", tag, " of sequence ", sequence, " is in this root"),
       {{"tag", tag}, {"sequence", absl::StrCat(sequence)}});
-}
-
-absl::Status MakeDirOnce(FileSystem& fs, Handle dir, const std::string& path) {
-  const absl::Status made = fs.MakeDir(dir, path);
-  if (made.ok() || !absl::IsAlreadyExists(made)) return made;
-  CKPTD_ASSIGN_OR_RETURN(const FileStat stat, fs.Stat(dir, path));
-  if (stat.type == FileType::kDirectory) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kAlreadyExists, "FILE_CONFLICT",
-                   absl::StrCat(path, " is a file of this checkpoint and the directory of another one"),
-                   {{"path", path}});
 }
 
 // Makes the manifest's file and allocates its space, so that a disk that fills up meanwhile does not lose the
@@ -69,7 +60,7 @@ class RootStore::Impl {
         clock_(*clock),
         options_(std::move(options)),
         trash_(layout_.fs, layout_.trash.get()),
-        pointer_writer_(&layout_) {}
+        pointer_writer_(layout_.fs, layout_.root, layout_.node.get()) {}
 
   absl::Status Start();
   absl::Status Rescan();
@@ -153,26 +144,11 @@ absl::Status RootStore::Impl::Start() {
 }
 
 absl::Status RootStore::Impl::Probe() {
-  const std::string scratch(kScratchDirectory);
-  // A daemon that died while probing left a few names. More of them are the user's, and would take too long
-  // to remove.
-  RemovalBudget budget{.names = kMaxScratchNames};
-  const absl::StatusOr<bool> gone = RemoveTreeWithin(fs_, layout_.node.get(), scratch, budget);
-  if (!gone.ok() && !IsMissing(gone.status()))
-    return Annotate(gone.status(), "removing an old scratch directory");
-  if (gone.ok() && !*gone) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNSUITABLE",
-                     absl::StrCat(layout_.node_path, "/", scratch, " holds more than ", kMaxScratchNames,
-                                  " files and directories, which ckptd did not make; remove that directory"),
-                     {{"path", absl::StrCat(layout_.node_path, "/", scratch)}});
-  }
-  CKPTD_RETURN_IF_ERROR(fs_.MakeDir(layout_.node.get(), scratch));
-  {
-    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle dir,
-                           OpenScoped(fs_, layout_.node.get(), scratch, OpenMode::kDirectory));
-    CKPTD_ASSIGN_OR_RETURN(probe_, ProbeDirectory(fs_, dir.get(), options_.io_backend, options_.queues));
-  }
-  return RemoveTree(fs_, layout_.node.get(), scratch);
+  const std::string name(kScratchDirectory);
+  CKPTD_ASSIGN_OR_RETURN(
+      probe_, ProbeInScratch(fs_, layout_.node.get(), name, absl::StrCat(layout_.node_path, "/", name),
+                             options_.io_backend, options_.queues));
+  return absl::OkStatus();
 }
 
 absl::Status RootStore::Impl::LoadRecords() {
@@ -455,15 +431,7 @@ absl::StatusOr<Inflight> RootStore::CreateInflight(const std::string& tag, int64
 }
 
 absl::Status RootStore::MakeParents(const Inflight& inflight, const std::vector<std::string>& paths) {
-  std::set<std::string> parents;  // Sorted, so that every directory comes after the one above it.
-  for (const std::string& path : paths) {
-    CKPTD_RETURN_IF_ERROR(CheckFilePath(path));
-    for (std::string& parent : ParentDirectories(path)) parents.insert(std::move(parent));
-  }
-  for (const std::string& parent : parents) {
-    CKPTD_RETURN_IF_ERROR(MakeDirOnce(impl_->fs_, inflight.dir.get(), parent));
-  }
-  return absl::OkStatus();
+  return ckptd::MakeParents(impl_->fs_, inflight.dir.get(), paths);
 }
 
 absl::Status RootStore::WritePartRecord(const Inflight& inflight, const PartRecord& record) {

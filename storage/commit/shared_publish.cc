@@ -23,14 +23,13 @@
 #include "storage/commit/shared_publish.h"
 
 #include <cerrno>
-#include <functional>
-#include <set>
-#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/checkpoint_tree.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/shared_removal.h"
 #include "storage/format/names.h"
@@ -67,17 +66,11 @@ absl::Status WriteManifestOfTerm(FileSystem& fs, Handle dir, const std::string& 
   return fs.Rename(dir, own, dir, OurPath("", std::string(kManifestName)), RenameMode::kReplace);
 }
 
-// Step 2: innermost directories first.
+// Step 2.
 absl::Status SyncTree(FileSystem& fs, Handle dir, const Manifest& manifest) {
-  std::set<std::string, std::greater<>> directories = {std::string(kOurDirectory)};
-  for (const FileRecord& file : manifest.body.files()) {
-    for (std::string& parent : ParentDirectories(file.path())) directories.insert(std::move(parent));
-  }
-  for (const std::string& path : directories) {
-    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle child, OpenScoped(fs, dir, path, OpenMode::kDirectory));
-    CKPTD_RETURN_IF_ERROR(fs.Sync(child.get(), SyncMode::kAll));
-  }
-  return fs.Sync(dir, SyncMode::kAll);
+  std::vector<std::string> paths = {OurPath("", std::string(kManifestName))};
+  for (const FileRecord& file : manifest.body.files()) paths.push_back(file.path());
+  return SyncDirectories(fs, dir, paths);
 }
 
 // Step 3'.
