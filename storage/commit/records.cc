@@ -17,6 +17,7 @@ using storage::v1::Damage;
 using storage::v1::DamageRecord;
 using storage::v1::PinRecord;
 using storage::v1::RunRecord;
+using storage::v1::SharedRunRecord;
 using storage::v1::SwapIntent;
 
 constexpr int64_t kMaxRecordBytes = int64_t{64} << 20;
@@ -76,6 +77,21 @@ absl::StatusOr<std::optional<RunRecord>> LoadRunRecord(FileSystem& fs, Handle no
 
 absl::Status StoreRunRecord(FileSystem& fs, Handle node, const RunRecord& record) {
   return Store(fs, node, kRunName, kRunRecordFrame, record);
+}
+
+absl::StatusOr<std::optional<SharedRunRecord>> LoadSharedRunRecord(FileSystem& fs, Handle shared,
+                                                                   int64_t term) {
+  const std::string name = SharedRecordName(term);
+  return Load<SharedRunRecord>(
+      fs, shared,
+      {name, absl::StrCat(std::string(kOurDirectory), "/", std::string(kSharedDirectory), "/", name),
+       kSharedRunRecordFrame,
+       "no checkpoint is pinned or known to be damaged then, and how past saves ended is forgotten; no "
+       "checkpoint is lost"});
+}
+
+absl::Status StoreSharedRunRecord(FileSystem& fs, Handle shared, const SharedRunRecord& record) {
+  return Store(fs, shared, SharedRecordName(record.term()), kSharedRunRecordFrame, record);
 }
 
 absl::StatusOr<std::optional<SwapIntent>> LoadSwapIntent(FileSystem& fs, Handle node,

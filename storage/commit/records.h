@@ -26,6 +26,11 @@ absl::StatusOr<std::optional<storage::v1::RunRecord>> LoadRunRecord(FileSystem& 
                                                                     const std::string& node_path);
 absl::Status StoreRunRecord(FileSystem& fs, Handle node, const storage::v1::RunRecord& record);
 
+// Of the coordinator of a term, in <root>/.ckptd/shared; see shared_record.h.
+absl::StatusOr<std::optional<storage::v1::SharedRunRecord>> LoadSharedRunRecord(FileSystem& fs, Handle shared,
+                                                                                int64_t term);
+absl::Status StoreSharedRunRecord(FileSystem& fs, Handle shared, const storage::v1::SharedRunRecord& record);
+
 absl::StatusOr<std::optional<storage::v1::SwapIntent>> LoadSwapIntent(FileSystem& fs, Handle node,
                                                                       const std::string& node_path);
 absl::Status StoreSwapIntent(FileSystem& fs, Handle node, const storage::v1::SwapIntent& intent);

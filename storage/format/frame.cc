@@ -4,6 +4,7 @@
 #include <span>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "storage/base/crc32c.h"
 #include "storage/base/errors.h"
 
@@ -14,6 +15,10 @@ constexpr size_t kMagicBytes = 8;
 constexpr size_t kHeaderBytes = kMagicBytes + 3 * sizeof(uint32_t);
 
 }  // namespace
+
+std::string DigestOf(std::string_view bytes) {
+  return absl::StrFormat("%08x-%d", Crc32cOf(bytes), bytes.size());
+}
 
 void AppendU32(std::string& to, uint32_t value) {
   for (int shift = 0; shift < 32; shift += 8) to.push_back(static_cast<char>(value >> shift));

@@ -25,7 +25,9 @@ struct FrameKind {
 };
 
 inline constexpr FrameKind kPartRecordFrame{"CKPTDPRT", "part record", "CORRUPT_PART_RECORD"};
+inline constexpr FrameKind kNodePartRecordFrame{"CKPTDNPR", "record of a node's part", "CORRUPT_PART_RECORD"};
 inline constexpr FrameKind kRunRecordFrame{"CKPTDRUN", "run record", "ROOT_UNREADABLE"};
+inline constexpr FrameKind kSharedRunRecordFrame{"CKPTDSRR", "record of a shared run", "ROOT_UNREADABLE"};
 inline constexpr FrameKind kPinRecordFrame{"CKPTDPIN", "pin record", "ROOT_UNREADABLE"};
 inline constexpr FrameKind kDamageRecordFrame{"CKPTDDMG", "damage record", "ROOT_UNREADABLE"};
 inline constexpr FrameKind kSwapIntentFrame{"CKPTDSWP", "swap intent", "ROOT_UNREADABLE"};
@@ -35,6 +37,10 @@ std::string EncodeFrame(const FrameKind& kind, std::string_view message);
 // The message in the frame, as a view of `bytes`. DATA_LOSS with the kind's reason if the frame is damaged.
 // FAILED_PRECONDITION, reason NEWER_FORMAT, if this program does not know the version.
 absl::StatusOr<std::string_view> DecodeFrame(const FrameKind& kind, std::string_view bytes);
+
+// Tells a record from any other one of its kind and place: "<CRC32C in 8 hex digits>-<size>" of the file's
+// bytes. It finds what is stale, cut off or damaged; it is no protection from who may write the file.
+std::string DigestOf(std::string_view bytes);
 
 // Little-endian numbers, as in all of ckptd's formats.
 void AppendU32(std::string& to, uint32_t value);

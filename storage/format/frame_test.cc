@@ -56,5 +56,11 @@ TEST(FrameTest, NamesANewerVersion) {
   EXPECT_EQ(ReasonOf(status), "NEWER_FORMAT");
 }
 
+TEST(DigestTest, IsTheCrc32cAndTheSize) {
+  EXPECT_EQ(DigestOf("123456789"), "e3069283-9");
+  EXPECT_EQ(DigestOf(""), "00000000-0");
+  EXPECT_NE(DigestOf(std::string("\0", 1)), DigestOf(std::string("\0\0", 2)));
+}
+
 }  // namespace
 }  // namespace ckptd

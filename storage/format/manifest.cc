@@ -1,5 +1,6 @@
 #include "storage/format/manifest.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <optional>
@@ -21,6 +22,7 @@ namespace {
 using storage::v1::FileRecord;
 using storage::v1::ManifestBody;
 using storage::v1::ManifestSummary;
+using storage::v1::NodePartRecord;
 using storage::v1::PartRecord;
 
 constexpr std::string_view kMagic = "CKPTDMAN";
@@ -150,6 +152,25 @@ absl::Status CheckHead(std::string_view head) {
   return absl::OkStatus();
 }
 
+// What is wrong with the ranks and files of a node's record; nullopt if nothing is.
+std::optional<std::string> NodePartFault(const NodePartRecord& record) {
+  if (const absl::Status node = CheckTag(record.node()); !node.ok()) return std::string(node.message());
+  int last = -1;
+  for (const int rank : record.ranks()) {
+    if (rank <= last || rank >= record.checkpoint().world_size()) {
+      return absl::StrCat("rank ", rank, " after ", last, ", of world size ",
+                          record.checkpoint().world_size());
+    }
+    last = rank;
+  }
+  for (const FileRecord& file : record.files()) {
+    if (std::optional<std::string> fault = FileFault(file, record.checkpoint().chunk_bytes())) return fault;
+    if (!std::binary_search(record.ranks().begin(), record.ranks().end(), file.rank()))
+      return absl::StrCat(file.path(), " is of rank ", file.rank(), ", which is not of this node");
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> EncodeManifest(const Manifest& manifest) {
@@ -251,6 +272,27 @@ absl::StatusOr<PartRecord> DecodePartRecord(std::string_view bytes) {
   for (const FileRecord& file : record.files()) {
     if (std::optional<std::string> fault = FileFault(file, record.chunk_bytes())) return damaged(*fault);
   }
+  return record;
+}
+
+std::string EncodeNodePartRecord(const NodePartRecord& record) {
+  return EncodeFrame(kNodePartRecordFrame, Serialize(record));
+}
+
+absl::StatusOr<NodePartRecord> DecodeNodePartRecord(std::string_view bytes) {
+  const FrameKind& kind = kNodePartRecordFrame;
+  const auto damaged = [&kind](const std::string& why) {
+    return MakeError(absl::StatusCode::kDataLoss, kind.reason,
+                     absl::StrCat("damaged ", std::string(kind.what), ": ", why));
+  };
+  CKPTD_ASSIGN_OR_RETURN(const std::string_view message, DecodeFrame(kind, bytes));
+  NodePartRecord record;
+  if (!Parse(record, message)) return damaged("it is not a NodePartRecord");
+  if (record.format_version() > static_cast<int32_t>(kFormatVersion)) {
+    return NewerFormat(kind.what, static_cast<uint32_t>(record.format_version()));
+  }
+  if (std::optional<std::string> fault = SummaryFault(record.checkpoint())) return damaged(*fault);
+  if (std::optional<std::string> fault = NodePartFault(record)) return damaged(*fault);
   return record;
 }
 

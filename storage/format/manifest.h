@@ -43,6 +43,11 @@ absl::StatusOr<int64_t> ManifestSize(std::string_view head);
 // Also checks the body against the summary: counts, sizes, chunk tables and paths, with no path twice.
 absl::StatusOr<Manifest> DecodeManifest(std::string_view bytes);
 
+// The record of one node's part of a save of several nodes: "CKPTDNPR", and then as a part record. Each of
+// its files is of one of its ranks.
+std::string EncodeNodePartRecord(const storage::v1::NodePartRecord& record);
+absl::StatusOr<storage::v1::NodePartRecord> DecodeNodePartRecord(std::string_view bytes);
+
 std::string EncodePartRecord(const storage::v1::PartRecord& record);
 absl::StatusOr<storage::v1::PartRecord> DecodePartRecord(std::string_view bytes);
 

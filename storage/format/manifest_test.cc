@@ -24,6 +24,7 @@ namespace {
 
 using storage::v1::FileRecord;
 using storage::v1::ManifestSummary;
+using storage::v1::NodePartRecord;
 using storage::v1::PartRecord;
 using ::testing::HasSubstr;
 
@@ -326,6 +327,45 @@ TEST(PartRecordTest, TakesAnImpossibleRecordForDamage) {
     spoil(record);
     EXPECT_EQ(ReasonOf(DecodePartRecord(EncodePartRecord(record)).status()), "CORRUPT_PART_RECORD");
   }
+}
+
+NodePartRecord ExampleNodePart() {
+  NodePartRecord record;
+  record.set_format_version(1);
+  record.set_node("trn1-7");
+  record.set_incarnation("5f3a");
+  record.add_ranks(0);
+  record.add_ranks(1);
+  *record.mutable_checkpoint() = Summary();
+  *record.add_files() = File("a/b.pt", 9, 1, {0xe3069283});
+  return record;
+}
+
+TEST(NodePartRecordTest, DecodesWhatWasEncoded) {
+  const auto record = DecodeNodePartRecord(EncodeNodePartRecord(ExampleNodePart()));
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_EQ(record->SerializeAsString(), ExampleNodePart().SerializeAsString());
+}
+
+TEST(NodePartRecordTest, IsNoRecordOfOneRank) {
+  EXPECT_FALSE(DecodeNodePartRecord(EncodePartRecord(ExamplePart())).ok());
+  EXPECT_FALSE(DecodePartRecord(EncodeNodePartRecord(ExampleNodePart())).ok());
+}
+
+TEST(NodePartRecordTest, TakesAnImpossibleRecordForDamage) {
+  for (const auto& spoil : std::initializer_list<std::function<void(NodePartRecord&)>>{
+           [](NodePartRecord& r) { r.set_node("../x"); }, [](NodePartRecord& r) { r.add_ranks(2); },
+           [](NodePartRecord& r) { r.add_ranks(1); }, [](NodePartRecord& r) { r.set_ranks(0, -1); },
+           [](NodePartRecord& r) { r.clear_ranks(); }, [](NodePartRecord& r) { r.clear_checkpoint(); },
+           [](NodePartRecord& r) { r.mutable_files(0)->set_path("../x"); },
+           [](NodePartRecord& r) { r.mutable_files(0)->set_size_bytes(int64_t{1} << 40); }}) {
+    NodePartRecord record = ExampleNodePart();
+    spoil(record);
+    EXPECT_EQ(ReasonOf(DecodeNodePartRecord(EncodeNodePartRecord(record)).status()), "CORRUPT_PART_RECORD");
+  }
+  NodePartRecord newer = ExampleNodePart();
+  newer.set_format_version(2);
+  EXPECT_EQ(ReasonOf(DecodeNodePartRecord(EncodeNodePartRecord(newer)).status()), "NEWER_FORMAT");
 }
 
 // The rows "offset  hex bytes  text" of the document's example, without those of zeros.

@@ -98,6 +98,16 @@ std::optional<Number> ParseNumber(std::string_view digits, int base = 10) {
   return value;
 }
 
+// The number at the end of a name, after its last dot, if `name_of` gives that name to a number of at
+// least 1.
+std::optional<int64_t> ParseNumbered(std::string_view name, std::string (*name_of)(int64_t)) {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::optional<int64_t> number = ParseNumber<int64_t>(name.substr(dot + 1));
+  if (!number.has_value() || *number < 1 || name_of(*number) != name) return std::nullopt;
+  return number;
+}
+
 }  // namespace
 
 absl::Status CheckTag(std::string_view tag) {
@@ -173,17 +183,36 @@ std::string RemovedName(int64_t sequence) {
   return absl::StrCat(std::string(kOurDirectory), ".removed.", sequence);
 }
 
-std::optional<int64_t> ParseRemovedName(std::string_view name) {
-  const size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos) return std::nullopt;
-  const std::optional<int64_t> sequence = ParseNumber<int64_t>(name.substr(dot + 1));
-  if (!sequence.has_value() || *sequence <= 0 || RemovedName(*sequence) != name) return std::nullopt;
-  return sequence;
-}
+std::optional<int64_t> ParseRemovedName(std::string_view name) { return ParseNumbered(name, &RemovedName); }
 
 std::string NodeDirectory(std::string_view node) {
   return absl::StrCat(std::string(kOurDirectory), "/", std::string(kNodesDirectory), "/", std::string(node));
 }
+
+std::string NodePartRecordName(std::string_view node, std::string_view digest) {
+  return absl::StrCat("node.", std::string(node), ".", std::string(digest));
+}
+
+std::string NewFilesName(std::string_view node, uint64_t unique) {
+  return absl::StrFormat("new.%s.%016x", std::string(node), unique);
+}
+
+bool IsNewFilesName(std::string_view name, std::string_view node) {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return false;
+  const std::optional<uint64_t> unique = ParseNumber<uint64_t>(name.substr(dot + 1), 16);
+  return unique.has_value() && NewFilesName(node, *unique) == name;
+}
+
+std::string SharedRecordName(int64_t term) { return absl::StrCat("record.", term); }
+
+std::optional<int64_t> ParseSharedRecordName(std::string_view name) {
+  return ParseNumbered(name, &SharedRecordName);
+}
+
+std::string TermName(int64_t term) { return absl::StrCat("term.", term); }
+
+std::optional<int64_t> ParseTermName(std::string_view name) { return ParseNumbered(name, &TermName); }
 
 std::string InflightName(std::string_view tag, int64_t sequence, uint64_t unique) {
   return absl::StrFormat("%s.%d.%016x", std::string(tag), sequence, unique);

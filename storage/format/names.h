@@ -56,6 +56,17 @@ inline constexpr std::string_view kScratchDirectory = "scratch";  // For the pro
 std::string PartRecordName(int rank);                             // "part-00000".
 std::optional<int> ParsePartRecordName(std::string_view name);
 std::string NodeDirectory(std::string_view node);  // ".ckptd/nodes/<node>".
+// In <tag>/.ckptd/, of saves of several nodes. "node.<node>.<digest>": the record of a node's part.
+std::string NodePartRecordName(std::string_view node, std::string_view digest);
+// "new.<node>.<16 hex digits>": the files of a node whose earlier daemon had begun to write them.
+std::string NewFilesName(std::string_view node, uint64_t unique);
+bool IsNewFilesName(std::string_view name, std::string_view node);
+// In <root>/.ckptd/shared/. "record.<term>": a term is at least 1.
+std::string SharedRecordName(int64_t term);
+std::optional<int64_t> ParseSharedRecordName(std::string_view name);
+// There, too. "term.<term>": where the coordinator of that term makes files that get other names.
+std::string TermName(int64_t term);
+std::optional<int64_t> ParseTermName(std::string_view name);
 // "<tag>.<sequence>.<16 hex digits>", beneath inflight/ and trash/. A name is never used twice;
 // docs/design.md says why.
 std::string InflightName(std::string_view tag, int64_t sequence, uint64_t unique);

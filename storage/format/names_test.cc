@@ -188,5 +188,29 @@ TEST(InflightNameTest, RejectsAnythingElse) {
   }
 }
 
+TEST(SharedNamesTest, AreReadBackExactly) {
+  EXPECT_EQ(SharedRecordName(12), "record.12");
+  EXPECT_EQ(ParseSharedRecordName("record.12"), 12);
+  EXPECT_EQ(ParseTermName(TermName(7)), 7);
+  EXPECT_EQ(ParseRemovedName(RemovedName(INT64_MAX)), INT64_MAX);
+  for (const char* name : {"record", "record.", "record.0", "record.-1", "record.01", "record.1.tmp",
+                           ".record.1.tmp", "record.99999999999999999999", "term.1", "xrecord.1"}) {
+    EXPECT_EQ(ParseSharedRecordName(name), std::nullopt) << name;
+  }
+}
+
+TEST(SharedNamesTest, TellNewFilesOfANodeFromThoseOfOthers) {
+  const std::string name = NewFilesName("a", 0xab);
+  EXPECT_EQ(name, "new.a.00000000000000ab");
+  EXPECT_TRUE(IsNewFilesName(name, "a"));
+  EXPECT_FALSE(IsNewFilesName(name, "b"));
+  EXPECT_FALSE(IsNewFilesName(NewFilesName("a.b", 0xab), "a"));
+  EXPECT_FALSE(IsNewFilesName("new.a.ab", "a"));
+  EXPECT_FALSE(IsNewFilesName("new", "a"));
+  EXPECT_EQ(NodePartRecordName("a", "0123abcd-77"), "node.a.0123abcd-77");
+  const std::string longest = "." + NodePartRecordName(std::string(200, 'x'), "0123abcd-1073741824") + ".tmp";
+  EXPECT_LE(longest.size(), 255u);
+}
+
 }  // namespace
 }  // namespace ckptd

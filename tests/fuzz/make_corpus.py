@@ -111,6 +111,11 @@ def make_record():
         put("record_fuzz", name + "-empty-message", bytes([kind | 4]))
         frame = magic + struct.pack("<III", 1, len(content), crc32c(content)) + content
         put("record_fuzz", name + "-a-file-as-it-is", bytes([kind]) + frame)
+    node = storage.NodePartRecord(format_version=1, node="n", incarnation="i", ranks=[0], files=FILES[:1])
+    node.checkpoint.CopyFrom(summary(size_bytes=9, file_count=2))
+    put("record_fuzz", "node-part", bytes([16 | 4]) + bytes_of(node))
+    shared = storage.SharedRunRecord(format_version=1, term=1, number=2, pins=pins, run=run)
+    put("record_fuzz", "shared-run", bytes([32 | 4]) + bytes_of(shared))
     put("record_fuzz", "run-not-utf8", b"\x05" + b"\x12\x02\xc3(")
 
 

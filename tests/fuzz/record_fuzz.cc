@@ -1,5 +1,6 @@
-// The small records: part, run, pins, damage marks, swap intent. The first byte selects the record, and
-// whether the rest is the file or the message in it, which the target frames with the right CRC32C.
+// The small records: part, run, pins, damage marks, swap intent, and those of several nodes. The first byte
+// selects the record, and whether the rest is the file or the message in it, which the target frames with the
+// right CRC32C.
 #include <optional>
 
 #include "ckptd/storage/v1/storage.pb.h"
@@ -23,6 +24,16 @@ void Part(std::string_view bytes) {
   const std::string written = EncodePartRecord(*record);
   const absl::StatusOr<storage::v1::PartRecord> again = DecodePartRecord(written);
   FUZZ_CHECK(again.ok() && EncodePartRecord(*again) == written);
+}
+
+void NodePart(std::string_view bytes) {
+  const absl::StatusOr<storage::v1::NodePartRecord> record = DecodeNodePartRecord(bytes);
+  if (!record.ok()) return;
+  FUZZ_CHECK(CheckTag(record->node()).ok() && CheckTag(record->checkpoint().tag()).ok());
+  for (const storage::v1::FileRecord& file : record->files()) FUZZ_CHECK(CheckFilePath(file.path()).ok());
+  const std::string written = EncodeNodePartRecord(*record);
+  const absl::StatusOr<storage::v1::NodePartRecord> again = DecodeNodePartRecord(written);
+  FUZZ_CHECK(again.ok() && EncodeNodePartRecord(*again) == written);
 }
 
 // The directory of a root that holds the given file.
@@ -78,6 +89,12 @@ void Read(uint8_t kind, std::string_view bytes) {
                  std::string(damages.status().message()).find(kDamagedName) != std::string::npos);
       return;
     }
+    case 5:
+      return NodePart(bytes);
+    case 6: {
+      files.Put(SharedRecordName(1), bytes);
+      return CheckLoaded(LoadSharedRunRecord(files.fs(), files.at(), 1), SharedRecordName(1));
+    }
     default: {
       files.Put(kSwapName, bytes);
       return CheckLoaded(LoadSwapIntent(files.fs(), files.at(), "node"), kSwapName);
@@ -90,11 +107,12 @@ void Read(uint8_t kind, std::string_view bytes) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ckptd;
-  constexpr FrameKind kKinds[] = {kPartRecordFrame, kRunRecordFrame, kPinRecordFrame, kSwapIntentFrame,
-                                  kDamageRecordFrame};
+  constexpr FrameKind kKinds[] = {kPartRecordFrame,     kRunRecordFrame,    kPinRecordFrame,
+                                  kSwapIntentFrame,     kDamageRecordFrame, kNodePartRecordFrame,
+                                  kSharedRunRecordFrame};
   FuzzInput input(data, size);
   const uint8_t what = input.Byte();
-  const uint8_t kind = (what & 8) != 0 ? 4 : what & 3;
+  const uint8_t kind = (what & 8) != 0 ? 4 : (what & 16) != 0 ? 5 : (what & 32) != 0 ? 6 : what & 3;
   if ((what & 4) == 0) {
     Read(kind, input.Rest());
   } else {
