@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,8 @@
 #include "storage/format/manifest.h"
 #include "storage/format/names.h"
 #include "tests/testing/crash_disk.h"
+#include "tests/testing/faulty_file_system.h"
+#include "tests/testing/shared_root_fixture.h"
 
 namespace ckptd {
 namespace {
@@ -26,8 +29,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 const std::vector<std::string> kFiles = {"model/rank_0.pt", "model/rank_1.pt", "state.pt"};
-const std::vector<Loss> kLosses = {Loss::kNothing, Loss::kEverything, Loss::kData,
-                                   Loss::kBytes,   Loss::kEntries,    Loss::kRandom};
 
 std::string ContentOf(int64_t sequence, const std::string& path) {
   return path + " of " + std::to_string(sequence);
@@ -54,13 +55,6 @@ Manifest ManifestOf(const SharedInflight& save) {
   manifest.summary.set_file_count(manifest.body.files_size());
   manifest.summary.set_size_bytes(size);
   return manifest;
-}
-
-// With the directories above it.
-template <typename What>
-void PlantAt(CrashDisk& disk, const std::string& path, What what) {
-  for (const std::string& parent : ParentDirectories(path)) disk.Plant(parent, FileType::kDirectory);
-  disk.Plant(path, what);
 }
 
 SharedInflight SaveOf(int64_t sequence, const std::string& tag = "step_1") {
@@ -137,20 +131,6 @@ class SharedCommitTest : public ::testing::Test {
     ASSERT_TRUE(summary.ok()) << summary.status();
     EXPECT_EQ(summary->sequence(), save.sequence);
     ExpectWholeOrNone(disk, save.tag);
-  }
-  // Runs `first`; at its `pause`th change, `other` runs from beginning to end. False: it has fewer changes.
-  static bool RunPaused(CrashDisk& disk, int pause, const std::function<void()>& first,
-                        const std::function<void()>& other) {
-    int changes = 0;
-    bool paused = false;
-    disk.OnChange([&](const std::string&) {
-      if (paused || ++changes != pause) return;
-      paused = true;
-      other();
-    });
-    first();
-    disk.OnChange(nullptr);
-    return paused;
   }
 };
 
@@ -244,6 +224,83 @@ TEST_F(SharedCommitTest, FailedSyncIsNoPublication) {
     Coordinator coordinator(&disk, 1);
     disk.FailNextSync(path);
     EXPECT_FALSE(coordinator.Publish(save).ok()) << path;
+  }
+}
+
+// Each call fails once: the next coordinator goes on from what is left, and nobody took the error for an
+// answer.
+TEST_F(SharedCommitTest, ErrorOfTheDiskNeitherLosesNorGivesUpASave) {
+  const SharedInflight save = SaveOf(5);
+  for (const FsOp operation :
+       {FsOp::kOpen, FsOp::kStat, FsOp::kReadAt, FsOp::kWriteAt, FsOp::kRemove, FsOp::kRename, FsOp::kSync}) {
+    const int faults = FailEachCall(
+        operation, EIO, [&](CrashDisk& disk) { PlantInFlight(disk, save); },
+        [&](FaultyFileSystem& faulty, CrashDisk& disk) {
+          const auto layout = OpenSharedLayout(&faulty, disk.root());
+          if (!layout.ok()) return;
+          const auto published = PublishShared(*layout, save, ManifestOf(save), 1);
+          if (published.ok()) {
+            ExpectWhole(*disk.CutPower(Loss::kEverything, 1), save);
+          } else {
+            EXPECT_EQ(ErrnoOf(published.status()), EIO) << published.status();
+            ExpectWholeOrNone(disk, save.tag);
+          }
+          Coordinator next(&disk, 2);
+          EXPECT_TRUE(next.GoOn(save).ok());
+          ExpectWhole(*disk.CutPower(Loss::kEverything, 1), save);
+        });
+    if (operation != FsOp::kReadAt) {
+      EXPECT_GE(faults, 1) << FsOpName(operation);
+    }
+  }
+}
+
+TEST_F(SharedCommitTest, SaveIsNotCalledGoneForAnErrorOfTheDisk) {
+  for (const bool published : {false, true}) {
+    const SharedInflight save = SaveOf(5);
+    for (const FsOp operation : {FsOp::kOpen, FsOp::kStat, FsOp::kReadAt, FsOp::kSync}) {
+      FailEachCall(
+          operation, EIO,
+          [&](CrashDisk& disk) { published ? PlantPublished(disk, save) : PlantInFlight(disk, save); },
+          [&](FaultyFileSystem& faulty, CrashDisk& disk) {
+            const auto layout = OpenSharedLayout(&faulty, disk.root());
+            if (!layout.ok()) return;
+            const auto place = FindShared(*layout, save);
+            if (place.ok()) {
+              EXPECT_EQ(*place, published ? SharedPlace::kPublished : SharedPlace::kInFlight);
+            } else {
+              EXPECT_EQ(ErrnoOf(place.status()), EIO) << place.status();
+            }
+          });
+    }
+  }
+}
+
+TEST_F(SharedCommitTest, RemovalThatMeetsAnErrorOfTheDiskGoesOn) {
+  const SharedInflight save = SaveOf(5), other = SaveOf(6, "step_2");
+  for (const FsOp operation :
+       {FsOp::kOpen, FsOp::kStat, FsOp::kReadAt, FsOp::kRename, FsOp::kRemove, FsOp::kList, FsOp::kSync}) {
+    const int faults = FailEachCall(
+        operation, EIO,
+        [&](CrashDisk& disk) {
+          PlantPublished(disk, save);
+          PlantPublished(disk, other);
+        },
+        [&](FaultyFileSystem& faulty, CrashDisk& disk) {
+          const auto layout = OpenSharedLayout(&faulty, disk.root());
+          if (!layout.ok()) return;
+          RemovalBudget budget;
+          const auto gone = RemoveShared(*layout, save.tag, save.sequence, budget);
+          if (!gone.ok()) {
+            EXPECT_EQ(ErrnoOf(gone.status()), EIO) << gone.status();
+          }
+          ExpectWholeOrNone(disk, save.tag);
+          Coordinator next(&disk, 2);
+          EXPECT_TRUE(next.Remove(save).ok());
+          EXPECT_THAT(disk.CutPower(Loss::kEverything, 1)->NamesIn(save.tag), IsEmpty());
+          ExpectWhole(disk, other);
+        });
+    EXPECT_GE(faults, 1) << FsOpName(operation);
   }
 }
 

@@ -11,6 +11,7 @@ namespace ckptd {
 struct SharedLayout {
   FileSystem* fs = nullptr;
   Handle root = -1;
+  ScopedHandle shared;    // <root>/.ckptd/shared
   ScopedHandle inflight;  // <root>/.ckptd/shared/inflight
   ScopedHandle trash;     // <root>/.ckptd/shared/trash
 };
