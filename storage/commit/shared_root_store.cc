@@ -1,0 +1,185 @@
+#include "storage/commit/shared_root_store.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/checkpoint_dir.h"
+#include "storage/commit/look_again.h"
+#include "storage/commit/scan.h"
+#include "storage/commit/scratch_probe.h"
+#include "storage/commit/shared_term.h"
+#include "storage/format/names.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::ManifestSummary;
+using storage::v1::NodePartRecord;
+using storage::v1::SharedRunRecord;
+
+absl::Status NoCheckpoint(const std::string& tag, int64_t sequence) {
+  return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
+                   absl::StrCat("no checkpoint ", tag, " of sequence ", sequence, " is in this root"),
+                   {{"tag", tag}, {"sequence", absl::StrCat(sequence)}});
+}
+
+}  // namespace
+
+SharedRootStore::SharedRootStore(SharedLayout layout, Clock* clock, SharedRootStoreOptions options)
+    : layout_(std::move(layout)),
+      fs_(*layout_.fs),
+      options_(std::move(options)),
+      scanner_(&layout_, clock, options_.staleness),
+      records_(&layout_) {}
+
+absl::StatusOr<std::unique_ptr<SharedRootStore>> SharedRootStore::Open(FileSystem* fs, Handle root,
+                                                                       Clock* clock,
+                                                                       SharedRootStoreOptions options) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(options.node));
+  CKPTD_ASSIGN_OR_RETURN(SharedLayout layout, OpenSharedLayout(fs, root));
+  std::unique_ptr<SharedRootStore> store(new SharedRootStore(std::move(layout), clock, std::move(options)));
+  CKPTD_RETURN_IF_ERROR(store->Probe());
+  return store;
+}
+
+absl::Status SharedRootStore::Probe() {
+  const std::string name = absl::StrCat(std::string(kScratchDirectory), ".", options_.node);
+  const std::string path =
+      absl::StrCat(std::string(kOurDirectory), "/", std::string(kSharedDirectory), "/", name);
+  CKPTD_ASSIGN_OR_RETURN(
+      probe_, ProbeInScratch(fs_, layout_.shared.get(), name, path, options_.io_backend, options_.queues));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> SharedRootStore::FreeBytes() {
+  CKPTD_ASSIGN_OR_RETURN(const SpaceInfo space, fs_.Space(layout_.root));
+  return space.free_bytes;
+}
+
+absl::StatusOr<SharedRunRecord> SharedRootStore::LoadRecord(RecordVersion at_least) {
+  CKPTD_ASSIGN_OR_RETURN(record_, records_.Load(at_least));
+  return record_;
+}
+
+absl::StatusOr<SharedRootScan> SharedRootStore::Scan() {
+  CKPTD_ASSIGN_OR_RETURN(SharedRootScan scan, scanner_.Look());
+  MarkCheckpoints(record_, scan.checkpoints);
+  return scan;
+}
+
+absl::Status SharedRootStore::CheckTarget(const std::string& tag, const std::vector<std::string>& pointers) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  CKPTD_ASSIGN_OR_RETURN(const int64_t half_removed, SequenceBeingRemoved(layout_, tag));
+  CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(fs_, layout_.root, tag));
+  if (target.kind == TargetKind::kForeign && half_removed == 0) return TagForeignError(tag, target.what);
+  if (target.kind == TargetKind::kCheckpoint) {
+    std::map<int64_t, CommittedCheckpoint> one = {{target.summary.sequence(), {.summary = target.summary}}};
+    MarkCheckpoints(record_, one);
+    if (one.begin()->second.pinned) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned,
+                       absl::StrCat(tag, " is pinned (sequence ", target.summary.sequence(),
+                                    ") and cannot be replaced; unpin it, or save under another tag"),
+                       {{"tag", tag}});
+    }
+  }
+  return CheckPointerTargets(fs_, layout_.root, pointers);
+}
+
+absl::StatusOr<NodePart> SharedRootStore::BeginPart(const SharedInflight& save, EarlierDaemon earlier) {
+  return BeginNodePart(layout_, save, options_.node, earlier);
+}
+
+absl::Status SharedRootStore::MakeRoomFor(const NodePart& part, const std::vector<std::string>& paths) {
+  return ckptd::MakeRoomFor(fs_, part, paths);
+}
+
+absl::StatusOr<std::string> SharedRootStore::FinishPart(const NodePart& part, const NodePartRecord& record) {
+  return FinishNodePart(fs_, part, record);
+}
+
+absl::StatusOr<SharedRootStore::OpenedCheckpoint> SharedRootStore::OpenCheckpoint(const std::string& tag,
+                                                                                  int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  absl::StatusOr<ScopedHandle> dir = OpenScoped(fs_, layout_.root, tag, OpenMode::kDirectory);
+  if (IsMissing(dir.status()) || IsInTheWay(dir.status())) return NoCheckpoint(tag, sequence);
+  CKPTD_RETURN_IF_ERROR(dir.status());
+  absl::StatusOr<Manifest> manifest = ReadWholeManifest(fs_, dir->get(), "");
+  if (IsMissing(manifest.status())) return NoCheckpoint(tag, sequence);
+  if (!manifest.ok()) return Annotate(manifest.status(), tag);
+  if (manifest->summary.sequence() != sequence || manifest->summary.tag() != tag)
+    return NoCheckpoint(tag, sequence);
+  const absl::Status files = CheckFiles(fs_, dir->get(), manifest->body.files());
+  // A removal renames `.ckptd` before it removes a file.
+  if (!files.ok() && IsMissing(ReadSummary(fs_, dir->get(), "").status())) return NoCheckpoint(tag, sequence);
+  CKPTD_RETURN_IF_ERROR(files);
+  return OpenedCheckpoint{*std::move(dir), *std::move(manifest)};
+}
+
+absl::Status SharedRootStore::BeginTerm(int64_t term) {
+  CKPTD_ASSIGN_OR_RETURN(ScopedHandle dir, ckptd::BeginTerm(layout_, term));
+  term_ = {term, std::move(dir), nullptr};
+  term_.pointers = std::make_unique<PointerWriter>(&fs_, layout_.root, term_.dir.get());
+  return absl::OkStatus();
+}
+
+absl::Status SharedRootStore::CheckTermBegun() const {
+  if (term_.number > 0) return absl::OkStatus();
+  return absl::FailedPreconditionError("this daemon has begun no term as the run's coordinator");
+}
+
+absl::StatusOr<SharedInflight> SharedRootStore::MakeInflight(const std::string& tag, int64_t sequence) {
+  return MakeSharedInflight(layout_, tag, sequence);
+}
+
+absl::StatusOr<SharedPlace> SharedRootStore::Find(const SharedInflight& save) {
+  return FindShared(layout_, save);
+}
+
+absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, const LedgerFacts& facts,
+                                                 const std::map<std::string, std::string>& digests) {
+  CKPTD_RETURN_IF_ERROR(CheckTermBegun());
+  CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, FindShared(layout_, save));
+  if (place == SharedPlace::kPublished) return 0;
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<NodePartRecord> parts, ReadNodeParts(layout_, save, digests));
+  CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, BuildSharedManifest(facts, parts));
+  return PublishShared(layout_, save, manifest, term_.number);
+}
+
+absl::StatusOr<std::map<std::string, std::string>> SharedRootStore::InheritedPointers(
+    const ManifestSummary& replaced, const ManifestSummary& save) {
+  ManifestSummary whole = save;
+  CKPTD_RETURN_IF_ERROR(TakeOverPointers(fs_, layout_.root, replaced, whole));
+  std::map<std::string, std::string> inherited(whole.pointers().begin(), whole.pointers().end());
+  for (const auto& own : save.pointers()) inherited.erase(own.first);
+  return inherited;
+}
+
+absl::Status SharedRootStore::Discard(const std::string& name) { return DiscardShared(layout_, name); }
+
+absl::StatusOr<bool> SharedRootStore::RemoveFromTrash(const std::string& name, RemovalBudget& budget) {
+  return RemoveFromSharedTrash(layout_, name, budget);
+}
+
+absl::StatusOr<bool> SharedRootStore::Remove(const std::string& tag, int64_t sequence,
+                                             RemovalBudget& budget) {
+  return RemoveShared(layout_, tag, sequence, budget);
+}
+
+absl::StatusOr<RecordVersion> SharedRootStore::StoreRecord(SharedRunRecord record) {
+  CKPTD_RETURN_IF_ERROR(CheckTermBegun());
+  CKPTD_ASSIGN_OR_RETURN(const RecordVersion version, records_.Store(record, term_.number));
+  record_ = std::move(record);
+  return version;
+}
+
+absl::StatusOr<PointerFiles> SharedRootStore::UpdatePointers(
+    const std::map<int64_t, CommittedCheckpoint>& committed) {
+  CKPTD_RETURN_IF_ERROR(CheckTermBegun());
+  term_.pointers->Forget();  // Another coordinator may have written them.
+  return term_.pointers->Update(committed);
+}
+
+}  // namespace ckptd

@@ -1,0 +1,142 @@
+// A root that several nodes share, on disk: what each node writes and reads there, and what the run's
+// coordinator does. The counterpart of RootStore (root_store.h), which has a root for itself.
+//
+//   <root>/<tag>/                              a checkpoint: its files, and ckptd's own beside them
+//   <root>/<tag>/.ckptd/manifest               made by the coordinator
+//   <root>/<tag>/.ckptd/node.<node>.<digest>   NodePartRecord of each node
+//   <root>/<tag>/.ckptd.removed.<sequence>     what `.ckptd` is called while the checkpoint is being removed
+//   <root>/.ckptd/shared/inflight/             <tag>.<sequence>.<unique>/: saves in flight
+//   <root>/.ckptd/shared/trash/                saves that were given up
+//   <root>/.ckptd/shared/record.<term>         SharedRunRecord of the coordinator of that term
+//   <root>/.ckptd/shared/term.<term>/          where that coordinator makes pointer files
+//   <root>/.ckptd/shared/scratch.<node>/       only during the node's probe of the file system
+//
+// It takes no lock and recovers nothing: the ledger says who may do what, and the coordinator goes on with
+// what another one has left. So opening it changes nothing of a run. A daemon may be paused before any call,
+// for any time, and make it then: no call harms what others have done meanwhile. Its answer may be out of
+// date, and counts only when the ledger accepts what the daemon makes of it.
+//
+// LOOK_AGAIN (look_again.h) of any call: ask again a little later, for a bounded time (kStaleness of
+// shared_scan.h, and some more for a slow file system), while the ledger still says what it said.
+//
+// Not thread-safe: the root's metadata worker makes all calls. Uses no daemon code and no gRPC.
+#ifndef CKPTD_STORAGE_COMMIT_SHARED_ROOT_STORE_H_
+#define CKPTD_STORAGE_COMMIT_SHARED_ROOT_STORE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "storage/base/clock.h"
+#include "storage/commit/pointers.h"
+#include "storage/commit/shared_inflight.h"
+#include "storage/commit/shared_layout.h"
+#include "storage/commit/shared_manifest.h"
+#include "storage/commit/shared_part.h"
+#include "storage/commit/shared_publish.h"
+#include "storage/commit/shared_record.h"
+#include "storage/commit/shared_removal.h"
+#include "storage/commit/shared_scan.h"
+#include "storage/commit/types.h"
+#include "storage/format/manifest.h"
+#include "storage/fs/file_system.h"
+#include "storage/io/probe.h"
+
+namespace ckptd {
+
+struct SharedRootStoreOptions {
+  std::string node;  // As the ledger knows it.
+  IoBackend io_backend = IoBackend::kAuto;
+  IoQueueMakers queues = {};  // The back ends to probe.
+  Duration staleness = kStaleness;
+};
+
+class SharedRootStore {
+ public:
+  // Makes ckptd's directories, and probes the file system. `fs`, `root` and `clock` must outlive the store.
+  static absl::StatusOr<std::unique_ptr<SharedRootStore>> Open(FileSystem* fs, Handle root, Clock* clock,
+                                                               SharedRootStoreOptions options);
+
+  // ---- Each node
+
+  const ProbeResult& probe() const { return probe_; }
+  absl::StatusOr<int64_t> FreeBytes();
+  // The record of the run, and then what is in the root, with the record's pins and marks. See
+  // SharedRecords::Load and SharedScanner::Look.
+  absl::StatusOr<storage::v1::SharedRunRecord> LoadRecord(RecordVersion at_least);
+  absl::StatusOr<SharedRootScan> Scan();
+  // Whether a save may take the tag and the pointers, as RootStore::CheckTarget: for an early answer, which
+  // another program may overtake.
+  absl::Status CheckTarget(const std::string& tag, const std::vector<std::string>& pointers = {});
+
+  // This node's part; see shared_part.h. Its files are written by PartWriter, with NodePart::target().
+  absl::StatusOr<NodePart> BeginPart(const SharedInflight& save, EarlierDaemon earlier);
+  absl::Status MakeRoomFor(const NodePart& part, const std::vector<std::string>& paths);
+  // Durable on return. The digest is for the ledger.
+  absl::StatusOr<std::string> FinishPart(const NodePart& part, const storage::v1::NodePartRecord& record);
+
+  // A checkpoint, open for reading: its files are opened beneath `dir`, whose manifest this is.
+  struct OpenedCheckpoint {
+    ScopedHandle dir;
+    Manifest manifest;
+  };
+  // After the ledger has said that this node may read it, so that nobody removes it. NOT_FOUND, reason
+  // NO_CHECKPOINT, if it is not there (any more). DATA_LOSS if the manifest is damaged, or a file is missing
+  // or has another size: that is damage only if the ledger still says so afterwards.
+  absl::StatusOr<OpenedCheckpoint> OpenCheckpoint(const std::string& tag, int64_t sequence);
+
+  // ---- The coordinator
+
+  // First in each term, and then asks the ledger whether it has the office still; see shared_term.h.
+  absl::Status BeginTerm(int64_t term);
+  absl::StatusOr<SharedInflight> MakeInflight(const std::string& tag, int64_t sequence);
+  absl::StatusOr<SharedPlace> Find(const SharedInflight& save);
+  // Reads the records of all nodes, makes the manifest, and publishes; see shared_manifest.h and
+  // shared_publish.h. 0 also if another coordinator has published it. After BeginTerm, like all that follows
+  // but for removals.
+  absl::StatusOr<int64_t> Publish(const SharedInflight& save, const LedgerFacts& facts,
+                                  const std::map<std::string, std::string>& digests);
+  // What a save that replaces the checkpoint of this summary takes over; for LedgerFacts, before the ledger
+  // fixes them.
+  absl::StatusOr<std::map<std::string, std::string>> InheritedPointers(
+      const storage::v1::ManifestSummary& replaced, const storage::v1::ManifestSummary& save);
+  absl::Status Discard(const std::string& name);
+  absl::StatusOr<bool> RemoveFromTrash(const std::string& name, RemovalBudget& budget);
+  absl::StatusOr<bool> Remove(const std::string& tag, int64_t sequence, RemovalBudget& budget);
+  // See SharedRecords::Store. The record is the one of the last LoadRecord or StoreRecord, changed.
+  absl::StatusOr<RecordVersion> StoreRecord(storage::v1::SharedRunRecord record);
+  // Reads the pointer files, and gives each the content that the newest undamaged of these checkpoints says,
+  // which are those that the ledger calls committed, with their marks. After each commit, after BeginTerm,
+  // and when damage was marked.
+  absl::StatusOr<PointerFiles> UpdatePointers(const std::map<int64_t, CommittedCheckpoint>& committed);
+
+ private:
+  // What belongs to one term of this daemon as coordinator.
+  struct Term {
+    int64_t number = 0;
+    ScopedHandle dir;
+    std::unique_ptr<PointerWriter> pointers;
+  };
+
+  SharedRootStore(SharedLayout layout, Clock* clock, SharedRootStoreOptions options);
+  absl::Status Probe();
+  absl::Status CheckTermBegun() const;
+
+  const SharedLayout layout_;
+  FileSystem& fs_;
+  const SharedRootStoreOptions options_;
+  ProbeResult probe_;
+  SharedScanner scanner_;
+  SharedRecords records_;
+  storage::v1::SharedRunRecord record_;  // As it was read or stored last.
+  Term term_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_STORAGE_COMMIT_SHARED_ROOT_STORE_H_
