@@ -21,18 +21,26 @@ void Touch(char* to, const char* from, size_t size) {
 }  // namespace
 
 void MeasuredCopy::Copy(char* to, const char* from, size_t size) {
-  const CopyLoop* loop = fastest();
-  for (size_t slice = std::min(size, kSlice); loop == nullptr && slice >= kLeastSlice;
-       slice = std::min(size, kSlice)) {
-    if (!TrySlice(to, from, slice)) break;
-    to += slice;
-    from += slice;
-    size -= slice;
-    loop = fastest();
+  while (size > 0) {
+    size_t step = std::min(size, kSlice);
+    if (step < kLeastSlice || !TrySlice(to, from, step)) {
+      step = std::min(size, kPause / 8);  // So that a turn comes due within a long copy, too.
+      CopyUntimed(to, from, step);
+    }
+    to += step;
+    from += step;
+    size -= step;
   }
-  if (loop == nullptr) loop = Preferred();
-  if (size >= kLeastStreamed) return loop->copy(to, from, size);
-  if (size > 0) memcpy(to, from, size);
+}
+
+void MeasuredCopy::CopyUntimed(char* to, const char* from, size_t size) {
+  untimed_bytes_.fetch_add(size, std::memory_order_relaxed);
+  if (size < kLeastStreamed) {
+    memcpy(to, from, size);
+    return;
+  }
+  const CopyLoop* loop = fastest();
+  (loop == nullptr ? Preferred() : loop)->copy(to, from, size);
 }
 
 const CopyLoop* MeasuredCopy::Preferred() const {
@@ -40,22 +48,29 @@ const CopyLoop* MeasuredCopy::Preferred() const {
   return &*std::find_if(loops.begin(), loops.end(), [](const CopyLoop& loop) { return loop.works_here(); });
 }
 
+bool MeasuredCopy::IsDue(int64_t turn) const {
+  const int64_t later_round = turn / static_cast<int64_t>(loops_().size()) - kRounds + 1;
+  if (later_round <= 0) return true;
+  return untimed_bytes_.load(std::memory_order_relaxed) >= static_cast<uint64_t>(later_round) * kPause;
+}
+
 bool MeasuredCopy::TrySlice(char* to, const char* from, size_t size) {
+  int64_t turn = next_turn_.load(std::memory_order_relaxed);
+  do {
+    if (!IsDue(turn)) return false;
+  } while (!next_turn_.compare_exchange_weak(turn, turn + 1, std::memory_order_relaxed));
   const auto loops = loops_();
-  const int count = static_cast<int>(loops.size()), turns = count * kRounds;
-  if (next_turn_.load(std::memory_order_relaxed) >= turns) return false;  // Others are in the last ones.
-  const int turn = next_turn_.fetch_add(1, std::memory_order_relaxed);
-  if (turn >= turns) return false;
+  const auto count = static_cast<int64_t>(loops.size());
   const CopyLoop& loop = loops[static_cast<size_t>(turn % count)];
   const bool works = loop.works_here();
   Touch(to, from, size);
   const int64_t begin = now_();
   (works ? loop : *Preferred()).copy(to, from, size);
   const auto elapsed = static_cast<uint64_t>(std::max<int64_t>(now_() - begin, 1));
-  cost_[turn].store(works ? elapsed * 1'000'000 / size : kNotHere, std::memory_order_relaxed);
-  if (ended_turns_.fetch_add(1, std::memory_order_acq_rel) + 1 == turns) {
-    fastest_.store(Choose(), std::memory_order_release);
-  }
+  cost_[turn % (count * kRounds)].store(works ? elapsed * 1'000'000 / size : kNotHere,
+                                        std::memory_order_relaxed);
+  const int64_t ended = ended_turns_.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (ended >= count * kRounds && ended % count == 0) fastest_.store(Choose(), std::memory_order_release);
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -58,6 +59,14 @@ class MeasuredCopyTest : public testing::Test {
     ASSERT_EQ(to, from);
   }
 
+  // Copies so many bytes in long pieces.
+  void CopyLong(size_t size) {
+    static constexpr size_t kPiece = MeasuredCopy::kPause / 4;
+    static std::string from(kPiece, '#'), to(kPiece, ' ');
+    for (; size > 0; size -= std::min(size, kPiece))
+      copy_.Copy(to.data(), from.data(), std::min(size, kPiece));
+  }
+
   std::string Fastest() const { return copy_.fastest() == nullptr ? "none" : copy_.fastest()->name; }
 
   static constexpr size_t kEnough = 3 * MeasuredCopy::kRounds * MeasuredCopy::kSlice;
@@ -102,6 +111,28 @@ TEST_F(MeasuredCopyTest, OneSlowTurnOfTheFastestLoopChangesNothing) {
   cost[2] = 50;
   CopyBytes(kEnough);
   EXPECT_EQ(Fastest(), "third");
+}
+
+TEST_F(MeasuredCopyTest, ChoosesAnewWhenAnotherLoopHasBecomeFaster) {
+  SetUpLoops({100, 100, 50});
+  CopyBytes(kEnough);
+  EXPECT_EQ(Fastest(), "third");
+  cost[1] = 40;
+  CopyLong(3 * MeasuredCopy::kPause);
+  EXPECT_EQ(Fastest(), "third");  // Two or three of the last seven rounds are no majority.
+  CopyLong(2 * MeasuredCopy::kPause);
+  EXPECT_EQ(Fastest(), "second");
+}
+
+TEST_F(MeasuredCopyTest, LaterRoundsCopyOneSliceByEachLoop) {
+  SetUpLoops({100, 100, 50});
+  CopyBytes(kEnough);
+  calls[0] = calls[1] = calls[2] = 0;
+  CopyLong(MeasuredCopy::kPause);
+  EXPECT_EQ(calls[0] + calls[1], 0);
+  CopyLong(MeasuredCopy::kPause);
+  EXPECT_EQ(calls[0], 1);
+  EXPECT_EQ(calls[1], 1);
 }
 
 TEST_F(MeasuredCopyTest, CountsTheTimeForAByteAndNotForASlice) {
