@@ -2,6 +2,8 @@
 #ifndef CKPTD_DAEMON_LEDGER_ADMISSION_RULES_H_
 #define CKPTD_DAEMON_LEDGER_ADMISSION_RULES_H_
 
+#include <string>
+
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/ledger/save_view.h"
 
@@ -9,7 +11,8 @@ namespace ckptd {
 
 // Changes a state that is PROPOSED to ADMITTED if all ranks of the attempt are on nodes that have voted yes,
 // and whose daemons are those that have voted; to ENDED if the attempt is fenced, or a node has voted no.
-void DecideAdmission(const SaveView& view, ledger::v1::SaveState* state);
+// `inflight`: the directory for its files; empty: there is none yet, and the save is not admitted.
+void DecideAdmission(const SaveView& view, const std::string& inflight, ledger::v1::SaveState* state);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_LEDGER_ADMISSION_RULES_H_

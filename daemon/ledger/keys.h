@@ -31,6 +31,8 @@ class LedgerKeys {
   std::string Coordinator() const { return prefix_ + "coordinator"; }
   std::string Term() const { return prefix_ + "term"; }
   std::string Attempts() const { return prefix_ + "attempts/"; }
+  // The prefix of what is known of one: its Head and its AttemptRanks.
+  std::string OfAttempt(int64_t attempt) const { return Attempt(attempt) + "/"; }
   std::string Head(int64_t attempt) const { return Attempt(attempt) + "/head"; }
   std::string NodeRanks(int64_t attempt, const std::string& node) const {
     return AttemptRanks(attempt) + node;
@@ -41,9 +43,8 @@ class LedgerKeys {
   std::string SaveIndex(int64_t attempt, const std::string& tag, int64_t ordinal) const {
     return prefix_ + absl::StrFormat("index/%016d/%s/%d", attempt, KeyPart(tag), ordinal);
   }
-  std::string SaveState(int64_t sequence) const {
-    return prefix_ + absl::StrFormat("states/%016d", sequence);
-  }
+  std::string SaveStates() const { return prefix_ + "states/"; }
+  std::string SaveState(int64_t sequence) const { return SaveStates() + absl::StrFormat("%016d", sequence); }
   std::string Votes(int64_t sequence) const { return prefix_ + absl::StrFormat("votes/%016d/", sequence); }
   std::string Vote(int64_t sequence, const std::string& node) const { return Votes(sequence) + node; }
 

@@ -1,5 +1,6 @@
 #include "daemon/ledger/save_admission.h"
 
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,12 +19,14 @@ SaveAdmission::SaveAdmission(Etcd* etcd, Options options)
 
 // ---- the first Begin
 
-void SaveAdmission::Begin(int64_t attempt, const std::string& tag, int64_t ordinal, Answer<Save> answer) {
+void SaveAdmission::Begin(int64_t attempt, const std::string& tag, int64_t ordinal, Duration longest_wait,
+                          Answer<Save> answer) {
   SaveState proposal;
   proposal.set_phase(SaveState::PROPOSED);
   proposal.set_attempt(attempt);
   proposal.set_tag(tag);
   proposal.set_ordinal(ordinal);
+  proposal.set_admission_ms(std::chrono::ceil<std::chrono::milliseconds>(longest_wait).count());
   auto sequence = std::make_shared<absl::StatusOr<int64_t>>(absl::UnknownError("not decided"));
   CompareAndSwap swap;
   swap.ranges = {{keys_.SaveIndex(attempt, tag, ordinal)}, {keys_.Active()}, {keys_.Sequence()}};
@@ -99,12 +102,13 @@ void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, Answer<Sav
       std::move(answer));
 }
 
-void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer) {
+void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& office, const std::string& inflight,
+                           Answer<Save> answer) {
   Change(
       save, SaveViewRanges(keys_, options_.node.Siblings(), save.sequence, save.state.attempt()), office,
       "admitting a save",
-      [](const CompareAndSwap::Found& found, SaveState* state) {
-        DecideAdmission(SaveViewOf(found), state);
+      [inflight](const CompareAndSwap::Found& found, SaveState* state) {
+        DecideAdmission(SaveViewOf(found), inflight, state);
         return Operations();
       },
       std::move(answer));

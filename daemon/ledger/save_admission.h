@@ -17,6 +17,7 @@
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/clock.h"
 
 namespace ckptd {
 
@@ -39,8 +40,10 @@ class SaveAdmission {
 
   // The first Begin of a save on any node proposes it, with a sequence above all before it; later ones, on
   // any node, find it as it is by now, also after its end. `ordinal` counts the saves of one tag in an
-  // attempt. FENCED if a later attempt has acted, and the save was not proposed before.
-  void Begin(int64_t attempt, const std::string& tag, int64_t ordinal, Answer<Save> answer);
+  // attempt. FENCED if a later attempt has acted, and the save was not proposed before. `longest_wait`: for
+  // its admission; that of the node which proposes it is kept in its state.
+  void Begin(int64_t attempt, const std::string& tag, int64_t ordinal, Duration longest_wait,
+             Answer<Save> answer);
 
   // Says whether this node takes its ranks' part of the save: without `vote.no` when the memory is there. It
   // may be changed until the save is decided. A yes may have counted unless the answer says PROPOSED: so
@@ -48,8 +51,11 @@ class SaveAdmission {
   void Vote(const Save& save, ledger::v1::NodeVote vote, Answer<Save> answer);
 
   // By the coordinator, which holds `office`: ADMITTED if the nodes of all ranks have voted yes; ENDED at the
-  // first no, or if the attempt is fenced; else still PROPOSED. NOT_COORDINATOR.
-  void Decide(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer);
+  // first no, or if the attempt is fenced; else still PROPOSED. A no with the reason RANKS_MISSING blames the
+  // ranks whose nodes have not voted. `inflight`: the directory that was made for the save, in which no other
+  // save's files ever are; empty: there is none yet, so it is not admitted. NOT_COORDINATOR.
+  void Decide(const Save& save, const CompareAndSwap::Held& office, const std::string& inflight,
+              Answer<Save> answer);
   // By the coordinator: ends a save that is not published yet. The answer says what has become of it, which
   // may be another end.
   void End(const Save& save, const CompareAndSwap::Held& office, const ledger::v1::SaveEnd& end,

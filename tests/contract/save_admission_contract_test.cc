@@ -31,7 +31,7 @@ TEST_P(SaveAdmissionContract, FirstBeginOnAnyNodeProposesTheSaveThatTheOthersFin
 TEST_P(SaveAdmissionContract, NodesThatBeginTogetherFindOneSave) {
   std::vector<int64_t> sequences;
   for (Daemon* daemon : {&first_, &second_}) {
-    daemon->saves->Begin(1, "step_1", 1, [&](const absl::StatusOr<Save>& save) {
+    daemon->saves->Begin(1, "step_1", 1, std::chrono::minutes(1), [&](const absl::StatusOr<Save>& save) {
       sequences.push_back(save.ok() ? save->sequence : -1);
     });
   }
@@ -59,6 +59,38 @@ TEST_P(SaveAdmissionContract, OneNoEndsItAndSaysWhose) {
   EXPECT_EQ(Vote(first_, save), "ENDED NO_MEMORY of node2, ranks 1");
   EXPECT_EQ(Decide(save), "ENDED NO_MEMORY of node2, ranks 1");
   EXPECT_EQ(Text(Begin(second_, "step_1")), "ENDED NO_MEMORY of node2, ranks 1");
+}
+
+TEST_P(SaveAdmissionContract, IsAdmittedWithTheDirectoryThatWasMadeForItFirst) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_1");
+  Vote(first_, save);
+  Vote(second_, save);
+  EXPECT_EQ(Decide(save, ""), "PROPOSED");
+  EXPECT_EQ(Decide(save, "one"), "ADMITTED");
+  EXPECT_EQ(Decide(save, "two"), "ADMITTED");
+  EXPECT_EQ(Begin(second_, "step_1").state.inflight(), "one");
+}
+
+TEST_P(SaveAdmissionContract, NodeThatHasWaitedInVainBlamesTheRanksThatAreMissing) {
+  const Save early = Begin(first_, "step_1");
+  EXPECT_EQ(Vote(first_, early, "RANKS_MISSING"), "PROPOSED");
+  EXPECT_EQ(Decide(early), "ENDED RANKS_MISSING 1") << "it has not joined";
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_2");
+  EXPECT_EQ(Vote(first_, save, "RANKS_MISSING"), "PROPOSED");
+  EXPECT_EQ(Decide(save, ""), "ENDED RANKS_MISSING of node2, ranks 1");
+}
+
+TEST_P(SaveAdmissionContract, NodeThatSaysWhatIsWrongIsHeardBeforeOneThatHasWaited) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_1"), undecided = Begin(first_, "step_2");
+  Vote(first_, save, "RANKS_MISSING");
+  Vote(second_, save, "NO_MEMORY");
+  EXPECT_EQ(Decide(save), "ENDED NO_MEMORY of node2, ranks 1");
+  Vote(first_, undecided, "RANKS_MISSING");
+  Vote(second_, undecided);
+  EXPECT_EQ(Decide(undecided), "ENDED LEDGER_UNAVAILABLE") << "no rank is missing";
 }
 
 // TearDown delivers the late copy of the yes.

@@ -2,6 +2,7 @@
 #ifndef CKPTD_TESTS_CONTRACT_SPANNING_SAVES_H_
 #define CKPTD_TESTS_CONTRACT_SPANNING_SAVES_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -94,8 +95,9 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
     EXPECT_TRUE(active.ok()) << active;
   }
   absl::StatusOr<Save> TryBegin(Daemon& daemon, const std::string& tag, int64_t ordinal = 1) {
-    return Await<absl::StatusOr<Save>>(
-        [&](auto answer) { daemon.saves->Begin(1, tag, ordinal, std::move(answer)); });
+    return Await<absl::StatusOr<Save>>([&](auto answer) {
+      daemon.saves->Begin(1, tag, ordinal, std::chrono::minutes(1), std::move(answer));
+    });
   }
   Save Begin(Daemon& daemon, const std::string& tag, int64_t ordinal = 1) {
     auto save = TryBegin(daemon, tag, ordinal);
@@ -118,9 +120,9 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
     return Text(
         Await<absl::StatusOr<Save>>([&](auto answer) { daemon.saves->Vote(save, vote, std::move(answer)); }));
   }
-  std::string Decide(const Save& save) {
+  std::string Decide(const Save& save, const std::string& inflight = "directory") {
     return Text(Await<absl::StatusOr<Save>>(
-        [&](auto answer) { first_.saves->Decide(save, office_, std::move(answer)); }));
+        [&](auto answer) { first_.saves->Decide(save, office_, inflight, std::move(answer)); }));
   }
   std::string End(const Save& save, const std::string& reason) {
     ledger::v1::SaveEnd end;
