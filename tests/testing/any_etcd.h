@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "tests/sim/schedule.h"
 #include "tests/testing/etcd_caller.h"
 #include "tests/testing/etcd_cluster.h"
@@ -50,6 +51,8 @@ class AnyEtcd {
   Etcd* NewClient();
   bool simulated() const { return simulation_ != nullptr; }
   SimulatedEtcd& simulation() { return *simulation_; }  // Only then.
+  // Likewise: runs an event later, at its time.
+  void After(Duration delay, absl::AnyInvocable<void()> event) { schedule_.After(delay, std::move(event)); }
 
   bool has_model() const { return simulation_ != nullptr || member_ != nullptr; }
   void WithModel(const std::function<void(EtcdModel&)>& use);

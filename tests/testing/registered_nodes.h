@@ -2,9 +2,11 @@
 #ifndef CKPTD_TESTS_TESTING_REGISTERED_NODES_H_
 #define CKPTD_TESTS_TESTING_REGISTERED_NODES_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,10 +26,16 @@ class RegisteredNodes {
   // `etcd` must outlive it.
   explicit RegisteredNodes(AnyEtcd* etcd) : etcd_(*etcd) {
     etcd_.caller().OnTick([this] {
-      for (const auto& [daemon, client] : living_) daemon->OnTick();
+      for (const auto& [daemon, client] : living_) {
+        if (!frozen_.contains(daemon)) daemon->OnTick();
+      }
+      if (on_tick_) on_tick_();
     });
   }
   ~RegisteredNodes() { etcd_.caller().OnTick(nullptr); }
+
+  // Runs when the daemons tick.
+  void OnTick(std::function<void()> on_tick) { on_tick_ = std::move(on_tick); }
 
   const std::string& prefix() const { return prefix_; }
   // Of registrations that were lost: the node's name and the reason.
@@ -71,7 +79,16 @@ class RegisteredNodes {
   // It ends without a word.
   void Kill(std::unique_ptr<NodeRegistration>& daemon) {
     living_.erase(daemon.get());
+    frozen_.erase(daemon.get());
     daemon = nullptr;
+  }
+  // A daemon that is frozen does not tick.
+  void Freeze(NodeRegistration& daemon, bool frozen) {
+    if (frozen) {
+      frozen_.insert(&daemon);
+    } else {
+      frozen_.erase(&daemon);
+    }
   }
   // As if it hung: it no longer ticks.
   void WaitForTheEndOf(NodeRegistration& daemon) {
@@ -117,6 +134,8 @@ class RegisteredNodes {
       std::string(::testing::UnitTest::GetInstance()->current_test_info()->name()) + "/";
   int daemons_ = 0;
   std::map<NodeRegistration*, Etcd*> living_;  // Those that tick.
+  std::set<NodeRegistration*> frozen_;         // But for these.
+  std::function<void()> on_tick_;
   std::map<std::string, StateDirectory> state_directories_;
   std::vector<std::string> lost_;
 };

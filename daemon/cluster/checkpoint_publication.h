@@ -1,0 +1,112 @@
+// How the coordinator of a run makes a checkpoint of a save that all nodes have written.
+#ifndef CKPTD_DAEMON_CLUSTER_CHECKPOINT_PUBLICATION_H_
+#define CKPTD_DAEMON_CLUSTER_CHECKPOINT_PUBLICATION_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/cluster/backoff.h"
+#include "daemon/cluster/shared_root_io.h"
+#include "daemon/ledger/change_save.h"
+#include "daemon/ledger/checkpoint_readers.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/save_publication.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// The publication of one save, from SEALED, or where an earlier coordinator has left it, to its end:
+//
+//   1. Find which checkpoint has the tag. (SequenceAt)
+//   2. Decide: PUBLISHING, which says that this one goes. It waits for its readers. (etcd)
+//   3. Look where the save is: an earlier coordinator may have done any of the next steps. (Find)
+//   4. Publish. If a checkpoint of ours has the tag, remove it, and publish again.
+//   5. Say what has become of it: COMMITTED; ENDED if something foreign has its place, or nobody knows.
+//   (etcd)
+//
+// Each step is tried again, with a backoff, until it is answered. After an error of 4 nobody knows how far it
+// came, so it goes on at 3. No state is in this object alone.
+class CheckpointPublication {
+ public:
+  // They must outlive the object.
+  struct Tools {
+    SavePublication* decisions = nullptr;
+    CheckpointReaders* readers = nullptr;
+    SharedRootIo* root = nullptr;
+    Clock* clock = nullptr;
+  };
+  struct Options {
+    CompareAndSwap::Held office;
+    // For how long a save that is nowhere is looked for.
+    Duration longest_look = std::chrono::seconds(10);
+  };
+  // `ended`: with the save, which is COMMITTED or ENDED. `lost`: NOT_COORDINATOR, and errors of etcd_errors.h
+  // but for LEDGER_UNAVAILABLE and LEDGER_FULL. One of them runs, once; either may destroy the object.
+  CheckpointPublication(Tools tools, Options options, SharedSave save,
+                        std::function<void(const SharedSave&)> ended,
+                        std::function<void(const absl::Status&)> lost);
+
+  // Takes the next step, if none is under way and the last one need not wait: call it several times a second.
+  void Go();
+  int64_t sequence() const { return save_.sequence; }
+  // For messages; empty if nothing is in the way.
+  const std::string& waits_for() const { return waits_for_; }
+
+ private:
+  enum class Step { kFindReplaced, kDecide, kLook, kPublish, kEvict, kRemove, kCommit, kGiveUp, kUnknown };
+
+  void FindReplaced();
+  void OnReplaced(const absl::StatusOr<int64_t>& sequence);
+  void Decide();
+  void OnDecided(const absl::StatusOr<SavePublication::Publishing>& publishing);
+  void Look();
+  void OnFound(const absl::StatusOr<SharedPlace>& place);
+  void OnNowhere();
+  void Publish();
+  void OnPublished(const absl::StatusOr<SharedRootIo::Published>& published);
+  void Evict();
+  void OnEvicting(const absl::Status& evicting);
+  void Remove();
+  void OnRemoved(const absl::StatusOr<bool>& gone);
+  void Commit();
+  void GiveUp();
+  void SayUnknown();
+  void OnEnded(const absl::StatusOr<SharedSave>& save);
+
+  void Next(Step step);
+  // The step failed, or must wait; `step` is taken later.
+  void Retry(Step step, const std::string& why);
+  // An error of etcd's.
+  void RetryOrLose(Step step, const absl::Status& error);
+  SharedInflight Inflight() const;
+  // `done`, for an answer that may come after the end of this object, and ends the step.
+  template <typename Answer>
+  auto Then(void (CheckpointPublication::*done)(const Answer&));
+
+  const Tools tools_;
+  const Options options_;
+  SharedSave save_;
+  std::function<void(const SharedSave&)> ended_;
+  std::function<void(const absl::Status&)> lost_;
+  Step step_;
+  bool busy_ = false;
+  Backoff backoff_{std::chrono::milliseconds(100), std::chrono::seconds(1)};
+  std::string waits_for_;
+
+  int64_t replaces_ = 0;    // The checkpoint that has the tag; 0: none.
+  int64_t in_the_way_ = 0;  // Which one Publish has found there.
+  SharedRootIo::Publication publication_;
+  ledger::v1::SaveEnd given_up_;          // With kGiveUp.
+  std::optional<Instant> nowhere_since_;  // It is neither at its tag nor in flight nor in the trash.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_CHECKPOINT_PUBLICATION_H_

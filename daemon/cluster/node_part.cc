@@ -1,0 +1,106 @@
+#include "daemon/cluster/node_part.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ckptd {
+
+using ledger::v1::SaveState;
+
+namespace {
+
+// Phases are numbered in the order in which they were added to the protocol, not in that of a save.
+int PlaceOf(const SaveState& state) {
+  switch (state.phase()) {
+    case SaveState::PROPOSED:
+      return 1;
+    case SaveState::ADMITTED:
+      return 2;
+    case SaveState::SEALED:
+      return 3;
+    case SaveState::PUBLISHING:
+      return 4;
+    case SaveState::COMMITTED:
+    case SaveState::ENDED:
+      return 5;
+    default:
+      return 0;
+  }
+}
+
+const char* Purpose(NodePart::Request request) {
+  switch (request) {
+    case NodePart::Request::kBegin:
+      return "to begin the save";
+    case NodePart::Request::kVoteYes:
+      return "to say that this node has room for the save";
+    case NodePart::Request::kVoteNo:
+    case NodePart::Request::kFailed:
+      return "to say that this node takes no part in the save";
+    case NodePart::Request::kSealed:
+      return "to say that this node's parts are sealed";
+    case NodePart::Request::kDurable:
+      return "to say that this node's files are durable";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+bool HasEnded(const SaveState& state) { return PlaceOf(state) == 5; }
+bool IsLater(const SaveState& before, const SaveState& after) { return PlaceOf(before) < PlaceOf(after); }
+
+bool NodePart::IsUndecided() const { return save.sequence == 0 || save.state.phase() == SaveState::PROPOSED; }
+
+NodePart::Request NodePart::Next() const {
+  if (save.sequence == 0) return Request::kBegin;
+  const bool proposed = save.state.phase() == SaveState::PROPOSED;
+  if (refused || !MayEnd(save.state)) return Request::kNone;
+  if (failed) {
+    if (no_counts) return Request::kNone;
+    return proposed ? Request::kVoteNo : Request::kFailed;
+  }
+  if (proposed) return accepted && said_ < Request::kVoteYes ? Request::kVoteYes : Request::kNone;
+  return NextReport();
+}
+
+NodePart::Request NodePart::NextReport() const {
+  if (sealed && said_ < Request::kSealed) return Request::kSealed;
+  if (durable && said_ < Request::kDurable) return Request::kDurable;
+  return Request::kNone;
+}
+
+// A no that was answered with ADMITTED came too late to be a vote: it is said again, as a failed part.
+void NodePart::Answered(Request request, const SaveState& state) {
+  last_error.clear();
+  backoff.Succeeded();
+  if (request == Request::kVoteNo) {
+    no_counts = state.phase() == SaveState::PROPOSED;
+  } else if (request == Request::kFailed) {
+    no_counts = true;
+  } else {
+    said_ = request;
+  }
+}
+
+std::string NodePart::WaitsFor() const {
+  if (const Request next = Next(); next != Request::kNone) {
+    const std::string why = last_error.empty() ? "" : absl::StrCat(" (", last_error, ")");
+    return absl::StrCat("etcd, ", Purpose(next), why);
+  }
+  if (failed || refused) return "the coordinator of the run, which ends the save";
+  switch (save.state.phase()) {
+    case SaveState::PROPOSED:
+      return accepted ? "the other nodes to have room for the save" : "this node to have room for the save";
+    case SaveState::ADMITTED:
+      return "the ranks of all nodes to seal their parts";
+    case SaveState::SEALED:
+      return "the files of all nodes, or an older save";
+    case SaveState::PUBLISHING:
+      return "the coordinator of the run, which publishes the checkpoint";
+    default:
+      return "";
+  }
+}
+
+}  // namespace ckptd

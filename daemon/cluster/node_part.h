@@ -1,0 +1,58 @@
+// What one node has to say to etcd of one save: a state machine without I/O.
+#ifndef CKPTD_DAEMON_CLUSTER_NODE_PART_H_
+#define CKPTD_DAEMON_CLUSTER_NODE_PART_H_
+
+#include <optional>
+#include <string>
+
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/cluster/backoff.h"
+#include "daemon/ledger/change_save.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Whether a save has ended, as a checkpoint or not.
+bool HasEnded(const ledger::v1::SaveState& state);
+// Whether a save in state `before` may be in state `after` later. What is heard of a save may be old.
+bool IsLater(const ledger::v1::SaveState& before, const ledger::v1::SaveState& after);
+
+class NodePart {
+ public:
+  enum class Request { kNone, kBegin, kVoteYes, kVoteNo, kSealed, kDurable, kFailed };
+
+  explicit NodePart(Instant admission_deadline) : deadline(admission_deadline) {}
+
+  // What to ask of etcd next.
+  Request Next() const;
+  // Etcd has answered `request`, with the save as it is.
+  void Answered(Request request, const ledger::v1::SaveState& state);
+  // Whether the save may still wait for its admission, for all that is known.
+  bool IsUndecided() const;
+  // For error messages: "etcd, to vote for the save", "the files of all nodes".
+  std::string WaitsFor() const;
+
+  const Instant deadline;  // Of the admission.
+  SharedSave save;         // Sequence 0: etcd has not said.
+
+  // What the owner has said.
+  bool accepted = false, sealed = false, durable = false;
+  std::string digest;                         // If durable.
+  std::optional<ledger::v1::SaveEnd> failed;  // A no, or that the part comes to nothing.
+
+  bool asking = false;     // A request is under way.
+  bool given_up = false;   // The owner has heard that the save fails, and hears no more of it.
+  bool released = false;   // No promise of memory counts any more, and the owner has heard so.
+  bool refused = false;    // Etcd does not take this node's reports; the coordinator ends the save.
+  bool no_counts = false;  // The no was answered.
+  Backoff backoff;
+  std::string last_error;  // Of the request that was asked last; empty: it was answered.
+
+ private:
+  Request NextReport() const;
+
+  Request said_ = Request::kBegin;  // The latest of kVoteYes, kSealed and kDurable that was answered.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_NODE_PART_H_

@@ -1,0 +1,317 @@
+#include "daemon/cluster/save_coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/cluster/node_part.h"
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/ledger/save_end.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+
+namespace ckptd {
+
+using ledger::v1::NodeVote;
+using ledger::v1::SaveState;
+
+namespace {
+
+absl::Status NobodyWaits() {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRanksMissing,
+                   "not all ranks of the run have begun the save, and no node waits for them any longer");
+}
+
+bool HasNo(const SaveView& view) {
+  return std::any_of(view.votes.begin(), view.votes.end(),
+                     [](const auto& vote) { return vote.second.has_no(); });
+}
+
+}  // namespace
+
+SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, Options options,
+                                 const RunCoordinator::Office& office,
+                                 std::function<void(const absl::Status&)> lost)
+    : etcd_(etcd),
+      clock_(clock),
+      root_(root),
+      options_(std::move(options)),
+      office_(office),
+      keys_(options_.prefix),
+      lost_hook_(std::move(lost)),
+      admission_(etcd, {options_.prefix, options_.node, options_.run}),
+      decisions_(etcd, {options_.prefix, options_.node, options_.run}),
+      readers_(etcd, {options_.prefix, options_.node, options_.run}),
+      states_(
+          etcd, keys_.SaveStates(), absl::StrCat("following the saves of run ", options_.run),
+          [this](const std::vector<std::string>& keys) { OnStates(keys); },
+          [this](const absl::Status& why) { Lose(why); }),
+      nodes_(
+          etcd, options_.node.Siblings(), "following the nodes",
+          [this](const std::vector<std::string>&) { OnNodes(); },
+          [this](const absl::Status& why) { Lose(why); }),
+      active_(
+          etcd, keys_.Active(), absl::StrCat("following the attempts of run ", options_.run),
+          [this](const std::vector<std::string>&) {
+            active_known_ = true;
+            AllChanged();
+          },
+          [this](const absl::Status& why) { Lose(why); }) {}
+
+void SaveCoordinator::Start() {
+  states_.Start();
+  nodes_.Start();
+  active_.Start();
+  BeginTerm();
+}
+
+// Before anything is decided about a publication: so that decision finds the office held after this.
+void SaveCoordinator::BeginTerm() {
+  if (term_begun_ || beginning_term_ || !term_backoff_.IsOver(clock_->Now())) return;
+  beginning_term_ = true;
+  root_->BeginTerm(office_.term, [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& begun) {
+    if (alive.expired()) return;
+    beginning_term_ = false;
+    term_begun_ = begun.ok();
+    if (!term_begun_) return term_backoff_.Failed(clock_->Now());
+    AllChanged();
+  });
+}
+
+// ---- what etcd shows
+
+void SaveCoordinator::OnStates(const std::vector<std::string>& keys) {
+  if (last_sequence_ == 0) sweep_needed_ = true;  // What earlier coordinators have left.
+  for (const std::string& key : keys) {
+    SharedSave save;
+    const std::string* const value = states_.Find(key);
+    if (value == nullptr || !save.state.ParseFromString(*value)) continue;
+    if (!absl::SimpleAtoi(key.substr(keys_.SaveStates().size()), &save.sequence)) continue;
+    last_sequence_ = std::max(last_sequence_, save.sequence);
+    if (HasEnded(save.state)) {
+      Ended(save);
+    } else {
+      Follow(save);
+    }
+  }
+  Sweep();
+}
+
+void SaveCoordinator::Follow(const SharedSave& seen) {
+  const int64_t sequence = seen.sequence;
+  Save& save = saves_[sequence];
+  if (save.watch == nullptr) {
+    save.save = seen;
+    save.seen_at = clock_->Now();
+    save.watch = std::make_unique<SaveWatch>(
+        etcd_, keys_, sequence, seen.state.attempt(), options_.run, [this, sequence] { Changed(sequence); },
+        [this](const absl::Status& why) { Lose(why); });
+    save.watch->Start();
+  } else if (IsLater(save.save.state, seen.state)) {
+    save.save = seen;
+  }
+  Changed(sequence);
+}
+
+void SaveCoordinator::Ended(const SharedSave& save) {
+  if (save.state.end().reason() == reason::kIndeterminate) unknown_.insert(save.sequence);
+  if (publication_ != nullptr && publication_->sequence() == save.sequence) publication_ = nullptr;
+  if (saves_.erase(save.sequence) == 0) return;
+  if (save.state.phase() == SaveState::ENDED) sweep_needed_ = true;
+  AllChanged();  // The next one may be published.
+}
+
+void SaveCoordinator::OnNodes() {
+  nodes_known_ = true;
+  for (const auto& [key, node] : nodes_.keys()) {
+    const std::string name = key.substr(options_.node.Siblings().size());
+    absent_since_.erase(name);
+    overdue_.erase(name);
+  }
+  AllChanged();
+}
+
+void SaveCoordinator::Changed(int64_t sequence) {
+  const auto save = saves_.find(sequence);
+  if (save == saves_.end()) return;
+  save->second.changed = true;
+  Act(sequence);
+}
+
+void SaveCoordinator::AllChanged() {
+  for (auto& [sequence, save] : saves_) Changed(sequence);
+}
+
+void SaveCoordinator::OnTick() {
+  if (lost_) return;
+  BeginTerm();
+  CheckDeadlines();
+  for (auto& [sequence, save] : saves_) Act(sequence);
+  if (publication_ != nullptr) publication_->Go();
+  Sweep();
+}
+
+void SaveCoordinator::CheckDeadlines() {
+  const Instant now = clock_->Now();
+  bool overdue = false;
+  for (const auto& [node, since] : absent_since_) {
+    if (now - since >= options_.grace) overdue |= overdue_.insert(node).second;
+  }
+  if (overdue) AllChanged();
+  for (auto& [sequence, save] : saves_) {
+    const Duration wait = std::chrono::milliseconds(save.save.state.admission_ms()) + options_.grace;
+    if (now - save.seen_at < wait || save.save.state.phase() != SaveState::PROPOSED) continue;
+    if (!std::exchange(save.overdue, true)) Changed(sequence);
+  }
+}
+
+// ---- what is decided
+
+void SaveCoordinator::Act(int64_t sequence) {
+  Save& save = saves_.at(sequence);
+  if (lost_ || !save.changed || save.asking || !save.backoff.IsOver(clock_->Now())) return;
+  MakeInflight(save);
+  if (!save.watch->is_known() || !nodes_known_ || !active_known_) return;
+  save.changed = false;
+  const SaveView view = save.watch->View(nodes_.keys(), active_.keys());
+  Decide(save, view);
+  PublishIfNext(save, view);
+}
+
+void SaveCoordinator::MakeInflight(Save& save) {
+  if (save.save.state.phase() != SaveState::PROPOSED || std::exchange(save.making, true)) return;
+  const int64_t sequence = save.save.sequence;
+  root_->MakeInflight(
+      save.save.state.tag(), sequence,
+      [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<std::string>& name) {
+        if (alive.expired()) return;
+        const auto found = saves_.find(sequence);
+        if (found == saves_.end()) return;
+        if (name.ok()) found->second.inflight = *name;
+        found->second.unusable = name.status();
+        Changed(sequence);
+      });
+}
+
+void SaveCoordinator::Decide(Save& save, const SaveView& view) {
+  const SharedSave& now = save.save;
+  if (!MayEnd(now.state)) return;
+  if (const std::optional<std::string> node = LostNode(save, view))
+    return decisions_.LoseNode(now, office_.held, *node, Decided(save));
+  if (now.state.phase() == SaveState::PROPOSED && (!save.unusable.ok() || save.overdue)) {
+    const absl::Status why = save.unusable.ok() ? NobodyWaits() : save.unusable;
+    return admission_.End(now, office_.held, EndOf(why), Decided(save));
+  }
+  if (NeedsAdmission(save, view)) return admission_.Decide(now, office_.held, save.inflight, Decided(save));
+  if (NeedsSettling(save, view)) decisions_.Settle(now, office_.held, Decided(save));
+}
+
+bool SaveCoordinator::NeedsAdmission(const Save& save, const SaveView& view) const {
+  if (save.save.state.phase() != SaveState::PROPOSED) return false;
+  if (HasNo(view) || save.save.state.attempt() < view.active) return true;
+  return !save.inflight.empty() && view.AllHave(NodeVote::VOTED);
+}
+
+bool SaveCoordinator::NeedsSettling(const Save& save, const SaveView& view) const {
+  if (save.save.state.phase() == SaveState::SEALED) return HasNo(view);
+  if (save.save.state.phase() != SaveState::ADMITTED) return false;
+  return HasNo(view) || view.AllHave(NodeVote::SEALED) || save.save.state.attempt() < view.active;
+}
+
+// A node whose grace is over; or one that is back without what it had voted for: it has nothing to wait for.
+std::optional<std::string> SaveCoordinator::LostNode(const Save& save, const SaveView& view) {
+  for (const auto& [node, ranks] : view.ranks) {
+    const auto found = view.votes.find(node);
+    const NodeVote vote = found == view.votes.end() ? NodeVote() : found->second;
+    if (vote.stage() == NodeVote::DURABLE) continue;
+    const auto living = view.registrations.find(node);
+    if (living == view.registrations.end()) {
+      absent_since_.try_emplace(node, clock_->Now());
+      if (overdue_.contains(node)) return node;
+    } else if (save.save.state.phase() == SaveState::ADMITTED && vote.stage() == NodeVote::VOTED &&
+               vote.registration() != living->second) {
+      return node;
+    }
+  }
+  return std::nullopt;
+}
+
+// For the answer to what is decided of the save.
+SaveCoordinator::Answer SaveCoordinator::Decided(Save& save) {
+  save.asking = true;
+  return [this, sequence = save.save.sequence](const absl::StatusOr<SharedSave>& answer) {
+    const auto found = saves_.find(sequence);
+    if (found == saves_.end() || lost_) return;
+    Save& decided = found->second;
+    decided.asking = false;
+    const std::string reason = ReasonOf(answer.status());
+    if (reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull) {
+      decided.changed = true;
+      return decided.backoff.Failed(clock_->Now());
+    }
+    if (!answer.ok()) return Lose(answer.status());
+    decided.backoff.Succeeded();
+    if (IsLater(decided.save.state, answer->state)) {
+      decided.save = *answer;
+      decided.changed = true;
+    }
+    Act(sequence);
+  };
+}
+
+// ---- what is published
+
+void SaveCoordinator::PublishIfNext(const Save& save, const SaveView& view) {
+  if (publication_ != nullptr) return publication_->Go();
+  if (!term_begun_) return;
+  const SaveState& state = save.save.state;
+  const bool is_next = saves_.begin()->first == save.save.sequence && state.phase() == SaveState::SEALED &&
+                       view.AllHave(NodeVote::DURABLE);
+  if (!is_next && state.phase() != SaveState::PUBLISHING) return;
+  CheckpointPublication::Options options;
+  options.office = office_.held;
+  options.longest_look = options_.stale_names + std::chrono::seconds(5);
+  publication_ = std::make_unique<CheckpointPublication>(
+      CheckpointPublication::Tools{&decisions_, &readers_, root_, clock_}, options, save.save,
+      [this](const SharedSave& ended) {
+        publication_ = nullptr;
+        const auto found = saves_.find(ended.sequence);
+        if (found != saves_.end()) found->second.save = ended;
+      },
+      [this](const absl::Status& why) { Lose(why); });
+  publication_->Go();
+}
+
+std::string SaveCoordinator::WaitsFor() const {
+  if (publication_ != nullptr) return publication_->waits_for();
+  if (saves_.empty()) return "";
+  const SharedSave& oldest = saves_.begin()->second.save;
+  return absl::StrCat("the save of ", oldest.state.tag(), ", sequence ", oldest.sequence, ", which is ",
+                      SaveState::Phase_Name(oldest.state.phase()));
+}
+
+void SaveCoordinator::Sweep() {
+  if (lost_ || !sweep_needed_ || sweeping_ || last_sequence_ == 0 || !sweep_backoff_.IsOver(clock_->Now()))
+    return;
+  sweep_needed_ = false;
+  sweeping_ = true;
+  std::set<int64_t> unfinished = unknown_;
+  for (const auto& [sequence, save] : saves_) unfinished.insert(sequence);
+  root_->Sweep(last_sequence_, unfinished,
+               [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& swept) {
+                 if (alive.expired()) return;
+                 sweeping_ = false;
+                 if (swept.ok()) return sweep_backoff_.Succeeded();
+                 sweep_needed_ = true;
+                 sweep_backoff_.Failed(clock_->Now());
+               });
+}
+
+void SaveCoordinator::Lose(const absl::Status& why) {
+  if (std::exchange(lost_, true)) return;
+  publication_ = nullptr;
+  lost_hook_(why);
+}
+
+}  // namespace ckptd

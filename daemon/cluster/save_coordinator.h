@@ -1,0 +1,133 @@
+// The coordinator's side of the saves that span nodes: it decides what becomes of each, and publishes.
+#ifndef CKPTD_DAEMON_CLUSTER_SAVE_COORDINATOR_H_
+#define CKPTD_DAEMON_CLUSTER_SAVE_COORDINATOR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/cluster/backoff.h"
+#include "daemon/cluster/checkpoint_publication.h"
+#include "daemon/cluster/save_watch.h"
+#include "daemon/cluster/shared_root_io.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/etcd/etcd_mirror.h"
+#include "daemon/ledger/change_save.h"
+#include "daemon/ledger/checkpoint_readers.h"
+#include "daemon/ledger/keys.h"
+#include "daemon/ledger/node_identity.h"
+#include "daemon/ledger/run_coordinator.h"
+#include "daemon/ledger/save_admission.h"
+#include "daemon/ledger/save_publication.h"
+#include "daemon/ledger/save_view.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Lives while the office is this node's (RunCoordinator::Office::mine); a later coordinator goes on from what
+// etcd and the root say. What it watches only tells it when to ask: each decision is a transaction that reads
+// anew and counts only if the office is held, so it may act on what is old, and after it has lost the office.
+//
+//   - Of each save that is proposed it makes the in-flight directory. No other node makes one: a late one
+//     would bring a name back.
+//   - Saves are published in the order of their sequences: each waits until all before it have ended.
+//   - A save for whose admission nobody waits any longer ends. The nodes that waited say so themselves; this
+//   is
+//     for one whose daemons have all started again, and that would hold up all after it.
+//   - A node that is not registered for the grace period is lost: the saves end that need more of it.
+//
+// Used on one thread, the engine's.
+class SaveCoordinator {
+ public:
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    NodeIdentity node;
+    std::string run;                                 // For messages.
+    Duration grace = std::chrono::seconds(30);       // For a node to come back.
+    Duration stale_names = std::chrono::seconds(5);  // For how long names in the root may be old.
+  };
+  // `etcd`, `clock` and `root` must outlive it. `lost` runs once, when this object decides no more:
+  // NOT_COORDINATOR, and errors of etcd_errors.h but for LEDGER_UNAVAILABLE and LEDGER_FULL. It must not
+  // destroy the object.
+  SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, Options options,
+                  const RunCoordinator::Office& office, std::function<void(const absl::Status&)> lost);
+
+  void Start();
+  void OnTick();  // Several times a second.
+  // What the next checkpoint waits for, for messages; empty: nothing is in its way.
+  std::string WaitsFor() const;
+
+ private:
+  struct Save {
+    SharedSave save;
+    std::unique_ptr<SaveWatch> watch;
+    bool changed = true;    // Since etcd was asked last.
+    bool asking = false;    // A decision is under way.
+    bool making = false;    // The directory was asked for.
+    std::string inflight;   // The one that was made.
+    absl::Status unusable;  // Why none could be made.
+    Instant seen_at;        // First by this coordinator.
+    bool overdue = false;   // No node waits for its admission any longer.
+    Backoff backoff;
+  };
+  using Answer = SavePublication::Answer<SharedSave>;
+
+  void OnStates(const std::vector<std::string>& keys);
+  void Follow(const SharedSave& save);
+  void Ended(const SharedSave& save);
+  void OnNodes();
+  void CheckDeadlines();
+  void Changed(int64_t sequence);
+  void AllChanged();
+
+  void Act(int64_t sequence);
+  void MakeInflight(Save& save);
+  // Asks for what can be decided by now, if anything.
+  void Decide(Save& save, const SaveView& view);
+  bool NeedsAdmission(const Save& save, const SaveView& view) const;
+  bool NeedsSettling(const Save& save, const SaveView& view) const;
+  std::optional<std::string> LostNode(const Save& save, const SaveView& view);
+  Answer Decided(Save& save);
+  void BeginTerm();
+  void PublishIfNext(const Save& save, const SaveView& view);
+  void Sweep();
+  void Lose(const absl::Status& why);
+
+  Etcd* const etcd_;
+  Clock* const clock_;
+  SharedRootIo* const root_;
+  const Options options_;
+  const RunCoordinator::Office office_;
+  const LedgerKeys keys_;
+  const std::function<void(const absl::Status&)> lost_hook_;
+  SaveAdmission admission_;
+  SavePublication decisions_;
+  CheckpointReaders readers_;
+  EtcdMirror states_, nodes_, active_;
+  bool nodes_known_ = false, active_known_ = false, lost_ = false;
+  bool beginning_term_ = false, term_begun_ = false;
+  Backoff term_backoff_;
+
+  std::map<int64_t, Save> saves_;  // By sequence: those that have not ended, for all that `states_` shows.
+  std::unique_ptr<CheckpointPublication> publication_;
+  std::map<std::string, Instant> absent_since_;  // Nodes of these saves that are not registered.
+  std::set<std::string> overdue_;                // Of them, those whose grace is over.
+
+  int64_t last_sequence_ = 0;
+  std::set<int64_t> unknown_;  // Saves that have ended INDETERMINATE.
+  bool sweep_needed_ = false, sweeping_ = false;
+  Backoff sweep_backoff_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_SAVE_COORDINATOR_H_

@@ -1,0 +1,124 @@
+// This node's side of the saves that span nodes: it says to etcd what the node has done, and to the node what
+// has become of each save.
+#ifndef CKPTD_DAEMON_CLUSTER_SHARED_SAVES_H_
+#define CKPTD_DAEMON_CLUSTER_SHARED_SAVES_H_
+
+#include <chrono>
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/cluster/node_part.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/etcd/etcd_mirror.h"
+#include "daemon/ledger/change_save.h"
+#include "daemon/ledger/keys.h"
+#include "daemon/ledger/node_identity.h"
+#include "daemon/ledger/save_admission.h"
+#include "daemon/ledger/save_reports.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// What the nodes call a save before they know its sequence.
+struct SaveName {
+  int64_t attempt = 0;
+  std::string tag;
+  int64_t ordinal = 0;  // Counts the saves of one tag in an attempt; equal on all nodes.
+
+  auto operator<=>(const SaveName&) const = default;
+};
+
+// One for each run and registration of this node. What is asked of etcd is asked again, with a backoff, until
+// it is answered. Used on one thread, the engine's.
+class SharedSaves {
+ public:
+  // They run in calls of Etcd and of OnTick, and must not destroy the object.
+  struct Hooks {
+    // The save is known, or has reached a later phase; some phases may be left out. COMMITTED is the last;
+    // so is ENDED, with ErrorOf(state.end()).
+    std::function<void(const SaveName&, const SharedSave&)> changed;
+    // The save will be no checkpoint, for this node takes no part in it: FENCED, and LEDGER_UNAVAILABLE if
+    // that could not be said in time. Nothing is said of it after that, but `released`.
+    std::function<void(const SaveName&, const absl::Status&)> failed;
+    // No other node counts on the memory of this node's parts any more. Once for each save that ends without
+    // a checkpoint, before or after its end is heard of.
+    std::function<void(const SaveName&)> released;
+    // Nothing is asked and nothing is heard any more: NODE_REPLACED, and errors of etcd_errors.h but for
+    // LEDGER_UNAVAILABLE and LEDGER_FULL. Begin the saves again in another object, which finds them. A save
+    // that was admitted and not sealed is lost if the registration is another one.
+    std::function<void(const absl::Status&)> lost;
+  };
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    NodeIdentity node;
+    std::string run;  // For messages.
+    // After the deadline of a save, how long this node waits until the others know its no.
+    Duration patience = std::chrono::seconds(10);
+  };
+
+  // `etcd` and `clock` must outlive it.
+  SharedSaves(Etcd* etcd, Clock* clock, Options options, Hooks hooks);
+
+  void Start();
+  // A rank of this node begins the save: it is proposed, or found as it is by now. A save that is not
+  // admitted at the deadline ends: RANKS_MISSING if this node has accepted it, ADMISSION_TIMEOUT if it has
+  // not. No-op if it has begun before.
+  void Begin(const SaveName& name, Instant admission_deadline);
+  // The same for a save whose parts this node has sealed, and Sealed as well: after a new registration, or by
+  // the daemon that has taken the parts over. It has no deadline, for what is sealed is finished.
+  void BeginSealed(const SaveName& name);
+
+  // These are no-ops for saves that have not begun, have ended or have failed.
+  // This node has the memory for its parts. It is promised from now on: until `released`, it is not used for
+  // anything else.
+  void Accept(const SaveName& name);
+  // Before the admission: this node has no room. Later: its parts come to nothing. The save ends by that on
+  // all nodes, unless Durable was called before: then it may still become a checkpoint.
+  void Fail(const SaveName& name, const absl::Status& why);
+  // After ADMITTED: all ranks of this node have sealed their parts.
+  void Sealed(const SaveName& name);
+  // After Sealed: this node's files and its part record, which has this digest, are durable.
+  void Durable(const SaveName& name, const std::string& digest);
+
+  // For error messages, as NodePart::WaitsFor. Empty if nothing is known of the save.
+  std::string WaitsFor(const SaveName& name) const;
+  void OnTick();  // Several times a second.
+
+ private:
+  using Request = NodePart::Request;
+
+  NodePart* Find(const SaveName& name);
+  void Ask(const SaveName& name);
+  void Send(const SaveName& name, const NodePart& part, Request request);
+  void OnAnswer(const SaveName& name, Request request, const absl::StatusOr<SharedSave>& answer);
+  void OnError(const SaveName& name, Request request, const absl::Status& error);
+  void OnStates(const std::vector<std::string>& keys);
+  void Saw(const SaveName& name, const SharedSave& save);
+  void Forget(const SaveName& name);
+  void CheckDeadline(const SaveName& name, NodePart& part);
+  void GiveUp(const SaveName& name, const absl::Status& why);
+  void Release(const SaveName& name, NodePart& part);
+  void Lose(const absl::Status& why);
+
+  Clock* const clock_;
+  const Options options_;
+  const LedgerKeys keys_;
+  const Hooks hooks_;
+  SaveAdmission admission_;
+  SaveReports reports_;
+  EtcdMirror states_;
+  bool lost_ = false;
+  std::map<SaveName, NodePart> parts_;  // Of saves that have not ended.
+  std::map<int64_t, SaveName> names_;   // By sequence, if that is known.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_SHARED_SAVES_H_

@@ -1,0 +1,423 @@
+#include "tests/contract/three_nodes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/cluster/node_part.h"
+#include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/keys.h"
+#include "daemon/ledger/save_end.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+
+namespace ckptd {
+
+using ledger::v1::SaveState;
+
+namespace {
+
+std::string PhaseOf(const SaveState& state) { return SaveState::Phase_Name(state.phase()); }
+
+std::string TextOf(const SaveState& state) {
+  if (!state.has_end()) return PhaseOf(state);
+  std::string text = absl::StrCat(PhaseOf(state), " ", state.end().reason());
+  if (!state.end().node().empty()) absl::StrAppend(&text, " of ", state.end().node());
+  if (state.end().ranks_size() > 0)
+    absl::StrAppend(&text, ", ranks ", absl::StrJoin(state.end().ranks(), " "));
+  return text;
+}
+
+}  // namespace
+
+// ---- nodes
+
+void ThreeNodes::SetUp() {
+  nodes_.OnTick([this] { Tick(); });
+  for (int i = 0; i < kNodes; ++i) {
+    all_[i].name = absl::StrCat("node", i + 1);
+    all_[i].rank = i;
+    Start(all_[i]);
+    Join(all_[i], 1);
+  }
+  Activate(all_[0], 1);
+  RunUntil([this] { return Coordinator() != nullptr; });
+}
+
+void ThreeNodes::TearDown() {
+  CheckInvariants();
+  nodes_.OnTick(nullptr);
+  for (Node& node : all_) {
+    if (node.registration != nullptr) Kill(node);
+  }
+  nodes_.DeliverLateCopies();
+}
+
+void ThreeNodes::Start(Node& node) {
+  node.registration = nodes_.Start(node.name);
+  node.client = static_cast<SimulatedEtcd::Client*>(nodes_.ClientOf(*node.registration));
+  node.replaced = node.coordinator_over = false;
+  const NodeIdentity& identity = node.registration->identity();
+  const std::string prefix = nodes_.prefix() + "run/";
+  node.etcd = std::make_unique<PausableEtcd>(node.client, &node.pause);
+  node.ledger = std::make_unique<EtcdLedger>(node.etcd.get(), EtcdLedger::Options{prefix, identity, "test"});
+  node.io = root_.Open(&node.pause);
+  node.election = std::make_unique<RunCoordinator>(
+      node.etcd.get(), RunCoordinator::Options{prefix, identity, "test"},
+      [this, &node](const RunCoordinator::Office& office) { OnOffice(node, office); },
+      [&node](const absl::Status&) { node.replaced = true; });
+  node.saves = std::make_unique<SharedSaves>(node.etcd.get(), etcd_.clock(),
+                                             SharedSaves::Options{prefix, identity, "test"}, HooksOf(node));
+  node.election->Start();
+  node.saves->Start();
+}
+
+void ThreeNodes::OnOffice(Node& node, const RunCoordinator::Office& office) {
+  node.coordinator = nullptr;
+  node.coordinator_over = false;
+  if (!office.mine) return;
+  SaveCoordinator::Options options;
+  options.prefix = nodes_.prefix() + "run/";
+  options.node = node.registration->identity();
+  options.run = "test";
+  node.coordinator = std::make_unique<SaveCoordinator>(node.etcd.get(), etcd_.clock(), node.io.get(), options,
+                                                       office, [&node](const absl::Status& why) {
+                                                         node.lost.push_back(ReasonOf(why));
+                                                         node.coordinator_over = true;
+                                                       });
+  node.coordinator->Start();
+}
+
+SharedSaves::Hooks ThreeNodes::HooksOf(Node& node) {
+  SharedSaves::Hooks hooks;
+  hooks.changed = [&node](const SaveName& name, const SharedSave& save) {
+    Part& part = node.parts.at(name);
+    EXPECT_EQ(part.heard, "") << "nothing is said after the end";
+    EXPECT_TRUE(IsLater(part.save.state, save.state)) << "old news";
+    part.save = save;
+    if (!HasEnded(save.state)) return;
+    part.heard = TextOf(save.state);
+    part.error = save.state.has_end() ? std::string(ErrorOf(save.state.end()).message()) : "";
+  };
+  hooks.failed = [&node](const SaveName& name, const absl::Status& why) {
+    Part& part = node.parts.at(name);
+    EXPECT_EQ(part.heard, "");
+    part.heard = "FAILED " + ReasonOf(why);
+    part.error = std::string(why.message());
+  };
+  hooks.released = [this, &node](const SaveName& name) {
+    Part& part = node.parts.at(name);
+    EXPECT_FALSE(part.released) << "twice";
+    part.released = true;
+    part.released_early =
+        part.save.sequence != 0 && History().at(part.save.sequence).back().phase() != SaveState::ENDED;
+  };
+  hooks.lost = [&node](const absl::Status& why) {
+    node.lost.push_back(ReasonOf(why));
+    node.replaced = true;
+  };
+  return hooks;
+}
+
+void ThreeNodes::Kill(Node& node) {
+  node.coordinator = nullptr;
+  node.saves = nullptr;
+  node.election = nullptr;
+  node.io = nullptr;
+  node.ledger = nullptr;
+  node.etcd = nullptr;
+  node.pause.Drop();
+  nodes_.Kill(node.registration);
+}
+
+// Trainers begin again what has not ended. What was sealed has outlived the daemon; other memory has not.
+void ThreeNodes::Restart(Node& node) {
+  if (node.registration != nullptr) Kill(node);
+  Start(node);
+  for (auto& [name, part] : node.parts) {
+    if (!part.heard.empty()) {
+      part.released = true;  // With the daemon.
+      continue;
+    }
+    part.memory_lost = part.answered && !part.sealed;
+    part.answered = part.durable = part.released = false;
+    part.save = SharedSave();
+    if (part.sealed) {
+      node.saves->BeginSealed(name);
+    } else {
+      node.saves->Begin(name, part.deadline);
+    }
+  }
+}
+
+void ThreeNodes::PauseNode(Node& node) {
+  node.pause.Begin();
+  nodes_.Freeze(*node.registration, true);
+}
+
+void ThreeNodes::ResumeNode(Node& node) {
+  nodes_.Freeze(*node.registration, false);
+  node.pause.End();
+}
+
+void ThreeNodes::CutOff(bool cut) {
+  for (Node& node : all_) {
+    if (node.registration != nullptr) node.client->CutOff(cut);
+  }
+}
+
+ThreeNodes::Node* ThreeNodes::Coordinator() {
+  ledger::v1::Coordinator coordinator;
+  coordinator.ParseFromString(nodes_.Read(LedgerKeys(nodes_.prefix() + "run/").Coordinator()));
+  for (Node& node : all_) {
+    const bool alive = node.coordinator != nullptr && !node.coordinator_over;
+    if (alive && node.registration->identity().value == coordinator.registration()) return &node;
+  }
+  return nullptr;
+}
+
+ThreeNodes::Node& ThreeNodes::Other() {
+  for (Node& node : all_) {
+    if (&node != Coordinator()) return node;
+  }
+  return all_[0];
+}
+
+void ThreeNodes::Join(Node& node, int64_t attempt) {
+  Ledger::JoinSpec spec;
+  spec.rank = node.rank;
+  spec.world_size = kNodes;
+  spec.launch_id = absl::StrCat("launch", attempt);
+  spec.instance = absl::StrCat(attempt, ".", node.rank);
+  int64_t joined = 0;
+  node.ledger->Join(spec, [&](const absl::StatusOr<int64_t>& result) { joined = result.value_or(-1); });
+  etcd_.caller().RunUntil([&] { return joined != 0; });
+  ASSERT_EQ(joined, attempt);
+}
+
+void ThreeNodes::Activate(Node& node, int64_t attempt) {
+  bool active = false;
+  node.ledger->Activate(attempt, [&](const absl::Status& status) {
+    EXPECT_TRUE(status.ok()) << status;
+    active = true;
+  });
+  etcd_.caller().RunUntil([&] { return active; });
+}
+
+void ThreeNodes::ActLater() {
+  ++attempts_;
+  for (Node& node : all_) Join(node, attempts_);
+  Activate(all_[0], attempts_);
+}
+
+// ---- time
+
+void ThreeNodes::Tick() {
+  for (Node& node : all_) {
+    if (node.saves == nullptr || node.pause.paused()) continue;
+    if (std::exchange(node.coordinator_over, false)) node.coordinator = nullptr;
+    if (node.coordinator != nullptr) node.coordinator->OnTick();
+    node.saves->OnTick();
+    for (auto& [name, part] : node.parts) Act(node, name, part);
+  }
+}
+
+void ThreeNodes::Act(Node& node, const SaveName& name, Part& part) {
+  if (!part.heard.empty()) return;
+  const SaveState::Phase phase = part.save.state.phase();
+  if (phase == SaveState::PROPOSED && !part.answered && !node.held.contains("vote")) {
+    part.answered = true;
+    part.memory_lost = false;
+    if (node.no.empty()) return node.saves->Accept(name);
+    return node.saves->Fail(name, MakeError(absl::StatusCode::kResourceExhausted, node.no, "no room"));
+  }
+  if (phase != SaveState::ADMITTED && phase != SaveState::SEALED) return;
+  if (part.memory_lost || !node.fail.empty()) {
+    const std::string reason = node.fail.empty() ? reason::kStagedLost : node.fail;
+    return node.saves->Fail(name, MakeError(absl::StatusCode::kAborted, reason, "a test's failure"));
+  }
+  part.answered = true;
+  if (!part.sealed && !node.held.contains("seal")) {
+    part.sealed = true;
+    node.saves->Sealed(name);
+  } else if (part.sealed && !part.durable && !node.held.contains("write")) {
+    part.durable = true;
+    node.saves->Durable(name, absl::StrCat("of ", node.name, " ", part.save.sequence));
+  }
+}
+
+void ThreeNodes::RunUntil(const std::function<bool()>& done) {
+  const auto lost = [](const Node& node) {
+    return node.registration != nullptr && !node.pause.paused() &&
+           (node.replaced || !node.registration->held());
+  };
+  while (!HasFailure()) {
+    etcd_.caller().RunUntil([&] { return done() || std::any_of(all_.begin(), all_.end(), lost); });
+    if (done()) return;
+    for (Node& node : all_) {
+      if (lost(node)) Restart(node);
+    }
+  }
+}
+
+void ThreeNodes::RunFor(Duration time) {
+  const Instant end = etcd_.clock()->Now() + time;
+  RunUntil([&] { return etcd_.clock()->Now() >= end; });
+}
+
+// ---- saves
+
+void ThreeNodes::Begin(Node& node, const SaveName& name, Duration patience) {
+  Part& part = node.parts[name];
+  part.deadline = etcd_.clock()->Now() + patience;
+  node.saves->Begin(name, part.deadline);
+}
+
+SaveName ThreeNodes::BeginAll(const std::string& tag, int64_t ordinal, Duration patience) {
+  for (Node& node : all_) {
+    if (node.registration != nullptr && !node.pause.paused()) Begin(node, Named(tag, ordinal), patience);
+  }
+  return Named(tag, ordinal);
+}
+
+void ThreeNodes::Hold(const std::string& what) {
+  for (Node& node : all_) node.held = {what};
+}
+
+void ThreeNodes::LetGo() {
+  for (Node& node : all_) node.held.clear();
+}
+
+void ThreeNodes::RunUntilAll(const SaveName& name, const std::string& phase) {
+  RunUntil([&] {
+    return std::all_of(all_.begin(), all_.end(), [&](const Node& node) {
+      const auto part = node.parts.find(name);
+      return node.registration == nullptr || part == node.parts.end() ||
+             PhaseOf(part->second.save.state) == phase;
+    });
+  });
+}
+
+bool ThreeNodes::AllOthersHaveHeard(const Node* node, const SaveName& name) const {
+  return std::all_of(all_.begin(), all_.end(), [&](const Node& other) {
+    return &other == node || other.registration == nullptr || !other.parts.contains(name) ||
+           !other.parts.at(name).heard.empty();
+  });
+}
+
+std::string ThreeNodes::EndOfSave(const SaveName& name) {
+  std::set<std::string> ends;
+  RunUntil([&] {
+    ends.clear();
+    for (Node& node : all_) {
+      if (node.registration != nullptr && node.parts.contains(name)) ends.insert(node.parts.at(name).heard);
+    }
+    return !ends.contains("");
+  });
+  return absl::StrJoin(ends, " | ");
+}
+
+bool ThreeNodes::AllHaveEnded() {
+  const std::string prefix = LedgerKeys(nodes_.prefix() + "run/").SaveStates();
+  etcdserverpb::RangeRequest all;
+  all.set_key(prefix);
+  all.set_range_end(PrefixEnd(prefix));
+  bool ended = true;
+  etcd_.WithModel([&](EtcdModel& model) {
+    const auto found = model.Range(all);
+    for (const etcdserverpb::KeyValue& key : found->kvs()) {
+      SaveState state;
+      ended = ended && state.ParseFromString(key.value()) && HasEnded(state);
+    }
+  });
+  return ended;
+}
+
+// ---- invariants
+
+std::map<int64_t, std::vector<SaveState>> ThreeNodes::History() {
+  std::map<int64_t, std::vector<SaveState>> history;
+  const std::string prefix = LedgerKeys(nodes_.prefix() + "run/").SaveStates();
+  etcd_.WithModel([&](EtcdModel& model) {
+    for (const auto& event : model.Events(prefix, PrefixEnd(prefix), 1)) {
+      int64_t sequence = 0;
+      EXPECT_TRUE(absl::SimpleAtoi(event.kv().key().substr(prefix.size()), &sequence));
+      EXPECT_TRUE(history[sequence].emplace_back().ParseFromString(event.kv().value()));
+    }
+  });
+  return history;
+}
+
+void ThreeNodes::CheckInvariants() {
+  const auto history = History();
+  for (const auto& [sequence, states] : history) CheckSave(sequence, states);
+  for (const Node& node : all_) {
+    for (const auto& [name, part] : node.parts) {
+      if (part.save.sequence != 0) CheckPart(node, part, history.at(part.save.sequence));
+    }
+  }
+  int64_t last = 0;
+  for (const std::string& published : root_.published) {
+    int64_t sequence = 0;
+    EXPECT_TRUE(absl::SimpleAtoi(published.substr(published.find(' ') + 1), &sequence));
+    EXPECT_GT(sequence, last) << "published out of order: " << absl::StrJoin(root_.published, ", ");
+    last = sequence;
+  }
+}
+
+// One outcome; a checkpoint if it is COMMITTED, and none if not.
+void ThreeNodes::CheckSave(int64_t sequence, const std::vector<SaveState>& history) {
+  for (size_t i = 1; i < history.size(); ++i) {
+    EXPECT_TRUE(IsLater(history[i - 1], history[i]))
+        << sequence << ": " << TextOf(history[i]) << " after " << TextOf(history[i - 1]);
+  }
+  const SaveState& last = history.back();
+  const std::string entry = absl::StrCat(last.tag(), " ", sequence);
+  const auto times = std::count(root_.published.begin(), root_.published.end(), entry);
+  if (last.phase() == SaveState::COMMITTED) {
+    EXPECT_EQ(times, 1) << entry;
+  }
+  if (last.phase() == SaveState::ENDED && last.end().reason() != reason::kIndeterminate) {
+    EXPECT_EQ(times, 0) << entry;
+  }
+  CheckSealed(sequence, history);
+  const auto manifests = root_.manifests.find(sequence);
+  if (manifests == root_.manifests.end()) return;
+  std::string manifest = absl::StrCat(last.time_us());
+  for (const Node& node : all_) absl::StrAppend(&manifest, " ", node.name, "=of ", node.name, " ", sequence);
+  for (const std::string& written : manifests->second) EXPECT_EQ(written, manifest) << "of two coordinators";
+}
+
+// What all nodes have sealed is finished, unless a part of it or its place is lost.
+void ThreeNodes::CheckSealed(int64_t sequence, const std::vector<SaveState>& history) {
+  const bool sealed = std::any_of(history.begin(), history.end(),
+                                  [](const SaveState& state) { return state.phase() == SaveState::SEALED; });
+  if (!sealed || history.back().phase() != SaveState::ENDED) return;
+  const std::set<std::string> allowed = {"NODE_LOST", "IO_ERROR", "NO_SPACE", "TAG_FOREIGN", "INDETERMINATE"};
+  EXPECT_TRUE(allowed.contains(history.back().end().reason()))
+      << sequence << " was sealed, and is " << TextOf(history.back());
+}
+
+void ThreeNodes::CheckPart(const Node& node, const Part& part, const std::vector<SaveState>& history) {
+  const SaveState& last = history.back();
+  const std::string what =
+      absl::StrCat(node.name, ", ", last.tag(), " ", part.save.sequence, ": heard ", part.heard);
+  // What a node has given up ends, by its no or by another's.
+  const bool gave_up = part.heard == "FAILED LEDGER_UNAVAILABLE" || part.heard == "FAILED FENCED";
+  if (gave_up) {
+    EXPECT_NE(last.phase(), SaveState::COMMITTED) << what;
+  }
+  if (!gave_up && !part.heard.empty()) {
+    EXPECT_EQ(part.heard, TextOf(last)) << what;
+  }
+  const bool admitted = std::any_of(history.begin(), history.end(), [](const SaveState& state) {
+    return state.phase() == SaveState::ADMITTED;
+  });
+  if (part.released_early) {
+    EXPECT_FALSE(admitted) << what << ", and its memory was reused";
+  }
+}
+
+}  // namespace ckptd
