@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/cluster/node_part.h"
+#include "daemon/cluster/save_needs.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/save_end.h"
 #include "storage/base/errors.h"
@@ -21,11 +22,6 @@ namespace {
 absl::Status NobodyWaits() {
   return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kRanksMissing,
                    "not all ranks of the run have begun the save, and no node waits for them any longer");
-}
-
-bool HasNo(const SaveView& view) {
-  return std::any_of(view.votes.begin(), view.votes.end(),
-                     [](const auto& vote) { return vote.second.has_no(); });
 }
 
 }  // namespace
@@ -57,7 +53,8 @@ SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, O
             active_known_ = true;
             AllChanged();
           },
-          [this](const absl::Status& why) { Lose(why); }) {}
+          [this](const absl::Status& why) { Lose(why); }),
+      absent_(options_.grace) {}
 
 void SaveCoordinator::Start() {
   states_.Start();
@@ -124,11 +121,7 @@ void SaveCoordinator::Ended(const SharedSave& save) {
 
 void SaveCoordinator::OnNodes() {
   nodes_known_ = true;
-  for (const auto& [key, node] : nodes_.keys()) {
-    const std::string name = key.substr(options_.node.Siblings().size());
-    absent_since_.erase(name);
-    overdue_.erase(name);
-  }
+  for (const auto& [key, node] : nodes_.keys()) absent_.Back(key.substr(options_.node.Siblings().size()));
   AllChanged();
 }
 
@@ -154,11 +147,7 @@ void SaveCoordinator::OnTick() {
 
 void SaveCoordinator::CheckDeadlines() {
   const Instant now = clock_->Now();
-  bool overdue = false;
-  for (const auto& [node, since] : absent_since_) {
-    if (now - since >= options_.grace) overdue |= overdue_.insert(node).second;
-  }
-  if (overdue) AllChanged();
+  if (absent_.Update(now)) AllChanged();
   for (auto& [sequence, save] : saves_) {
     const Duration wait = std::chrono::milliseconds(save.save.state.admission_ms()) + options_.grace;
     if (now - save.seen_at < wait || save.save.state.phase() != SaveState::PROPOSED) continue;
@@ -203,20 +192,9 @@ void SaveCoordinator::Decide(Save& save, const SaveView& view) {
     const absl::Status why = save.unusable.ok() ? NobodyWaits() : save.unusable;
     return admission_.End(now, office_.held, EndOf(why), Decided(save));
   }
-  if (NeedsAdmission(save, view)) return admission_.Decide(now, office_.held, save.inflight, Decided(save));
-  if (NeedsSettling(save, view)) decisions_.Settle(now, office_.held, Decided(save));
-}
-
-bool SaveCoordinator::NeedsAdmission(const Save& save, const SaveView& view) const {
-  if (save.save.state.phase() != SaveState::PROPOSED) return false;
-  if (HasNo(view) || save.save.state.attempt() < view.active) return true;
-  return !save.inflight.empty() && view.AllHave(NodeVote::VOTED);
-}
-
-bool SaveCoordinator::NeedsSettling(const Save& save, const SaveView& view) const {
-  if (save.save.state.phase() == SaveState::SEALED) return HasNo(view);
-  if (save.save.state.phase() != SaveState::ADMITTED) return false;
-  return HasNo(view) || view.AllHave(NodeVote::SEALED) || save.save.state.attempt() < view.active;
+  if (NeedsAdmission(now.state, view, save.inflight))
+    return admission_.Decide(now, office_.held, save.inflight, Decided(save));
+  if (NeedsSettling(now.state, view)) decisions_.Settle(now, office_.held, Decided(save));
 }
 
 // A node whose grace is over; or one that is back without what it had voted for: it has nothing to wait for.
@@ -227,8 +205,8 @@ std::optional<std::string> SaveCoordinator::LostNode(const Save& save, const Sav
     if (vote.stage() == NodeVote::DURABLE) continue;
     const auto living = view.registrations.find(node);
     if (living == view.registrations.end()) {
-      absent_since_.try_emplace(node, clock_->Now());
-      if (overdue_.contains(node)) return node;
+      absent_.Absent(node, clock_->Now());
+      if (absent_.IsOverdue(node)) return node;
     } else if (save.save.state.phase() == SaveState::ADMITTED && vote.stage() == NodeVote::VOTED &&
                vote.registration() != living->second) {
       return node;

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/cluster/absent_nodes.h"
 #include "daemon/cluster/backoff.h"
 #include "daemon/cluster/checkpoint_publication.h"
 #include "daemon/cluster/save_watch.h"
@@ -93,8 +94,6 @@ class SaveCoordinator {
   void MakeInflight(Save& save);
   // Asks for what can be decided by now, if anything.
   void Decide(Save& save, const SaveView& view);
-  bool NeedsAdmission(const Save& save, const SaveView& view) const;
-  bool NeedsSettling(const Save& save, const SaveView& view) const;
   std::optional<std::string> LostNode(const Save& save, const SaveView& view);
   Answer Decided(Save& save);
   void BeginTerm();
@@ -119,8 +118,7 @@ class SaveCoordinator {
 
   std::map<int64_t, Save> saves_;  // By sequence: those that have not ended, for all that `states_` shows.
   std::unique_ptr<CheckpointPublication> publication_;
-  std::map<std::string, Instant> absent_since_;  // Nodes of these saves that are not registered.
-  std::set<std::string> overdue_;                // Of them, those whose grace is over.
+  AbsentNodes absent_;  // Of the nodes of these saves.
 
   int64_t last_sequence_ = 0;
   std::set<int64_t> unknown_;  // Saves that have ended INDETERMINATE.

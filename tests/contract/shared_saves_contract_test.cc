@@ -221,11 +221,12 @@ TEST_P(SharedSavesContract, NodeThatDiesEndsWhatItsFilesAreNotDurableOf) {
   }
 }
 
+// The other nodes seal when it has been lost for long.
 TEST_P(SharedSavesContract, NodeThatDiesWhenItsFilesAreDurableEndsNothing) {
   Node& dead = Other();
-  Hold("write");
+  Hold("seal");
   const SaveName save = BeginAll("step_1");
-  RunUntilAll(save, "SEALED");
+  RunUntilAll(save, "ADMITTED");
   dead.held.clear();
   RunUntil([&] {
     return dead.parts.at(save).durable && dead.saves->WaitsFor(save).find("etcd") == std::string::npos;
@@ -259,6 +260,17 @@ TEST_P(SharedSavesContract, NodeThatIsBackWithoutItsMemoryEndsTheSaveAtOnce) {
   EXPECT_THAT(end,
               ::testing::AnyOf("ENDED NODE_LOST of " + dead.name + ", ranks " + std::to_string(dead.rank),
                                "ENDED STAGED_LOST of " + dead.name + ", ranks " + std::to_string(dead.rank)));
+}
+
+TEST_P(SharedSavesContract, NodeThatIsBackAndKnowsNothingOfTheSaveEndsIt) {
+  Hold("seal");
+  const SaveName save = BeginAll("step_1");
+  RunUntilAll(save, "ADMITTED");
+  Node& dead = Other();
+  Kill(dead);
+  dead.parts.clear();  // Its trainers are gone, too.
+  Restart(dead);
+  EXPECT_EQ(EndOfSave(save), LostBy(dead));
 }
 
 // ---- a later attempt acts
@@ -385,6 +397,21 @@ TEST_P(CoordinatorContract, OneThatWasPausedForLongDoesNoHarm) {
     RunFor(seconds(5));
     EXPECT_NE(Coordinator(), paused_) << what;
   }
+}
+
+// The fake root expects that of whoever publishes.
+TEST_P(CoordinatorContract, AnotherOneBeginsItsTermInTheRootBeforeItPublishes) {
+  PauseAt("Publish");
+  const SaveName save = BeginAll("step_1");
+  RunUntil([&] { return paused_ != nullptr; });
+  Kill(*paused_);
+  int tries = 0;
+  root_.before = [&](const std::string& what) {
+    if (what == "BeginTerm" && ++tries <= 4) root_.failures = 1;
+    return true;
+  };
+  EXPECT_EQ(EndOfSave(save), "COMMITTED");
+  EXPECT_EQ(tries, 5);
 }
 
 TEST_P(CoordinatorContract, OneThatWasPausedWhileItGaveUpIsFollowed) {

@@ -43,7 +43,6 @@ class FakeSharedRoot {
   std::vector<std::string> published;                     // As "step_1 5", in order.
   std::map<int64_t, std::vector<std::string>> manifests;  // Each one that was written of a sequence.
   std::set<int64_t> removed;
-  std::vector<int64_t> terms;
   // Sequences that the root does not show for now, as if its names were stale.
   std::set<int64_t> hidden;
   int failures = 0;           // So many of the next requests fail, and change nothing.
@@ -82,18 +81,23 @@ class FakeSharedRoot {
       Do<absl::StatusOr<SharedPlace>>(
           "Find", [=](FakeSharedRoot& root) { return root.Find(save); }, std::move(done));
     }
-    void BeginTerm(int64_t term, Callback<absl::Status> done) override {
+    void BeginTerm(int64_t, Callback<absl::Status> done) override {
       Do<absl::Status>(
           "BeginTerm",
-          [=](FakeSharedRoot& root) {
-            root.terms.push_back(term);
+          [this](FakeSharedRoot&) {
+            term_begun_ = true;
             return absl::OkStatus();
           },
           std::move(done));
     }
     void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) override {
       Do<absl::StatusOr<Published>>(
-          "Publish", [=](FakeSharedRoot& root) { return root.Publish(publication); }, std::move(done));
+          "Publish",
+          [this, publication](FakeSharedRoot& root) {
+            EXPECT_TRUE(term_begun_);
+            return root.Publish(publication);
+          },
+          std::move(done));
     }
     void Remove(const std::string& tag, int64_t sequence, Callback<absl::StatusOr<bool>> done) override {
       Do<absl::StatusOr<bool>>(
@@ -136,6 +140,7 @@ class FakeSharedRoot {
 
     FakeSharedRoot& root_;
     Pause* const pause_;
+    bool term_begun_ = false;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   };
 
@@ -153,7 +158,6 @@ class FakeSharedRoot {
     return trash.contains(save.name) ? SharedPlace::kInTrash : SharedPlace::kNowhere;
   }
   absl::StatusOr<SharedRootIo::Published> Publish(const SharedRootIo::Publication& publication) {
-    EXPECT_FALSE(terms.empty());
     const SharedInflight& save = publication.save;
     const auto at_tag = tags.find(save.tag);
     if (at_tag != tags.end() && at_tag->second == save.sequence) return SharedRootIo::Published();
