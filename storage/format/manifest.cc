@@ -281,7 +281,7 @@ std::string EncodeNodePartRecord(const NodePartRecord& record) {
 
 absl::StatusOr<NodePartRecord> DecodeNodePartRecord(std::string_view bytes) {
   const FrameKind& kind = kNodePartRecordFrame;
-  const auto damaged = [&kind](const std::string& why) {
+  const auto damaged = [&](const std::string& why) {
     return MakeError(absl::StatusCode::kDataLoss, kind.reason,
                      absl::StrCat("damaged ", std::string(kind.what), ": ", why));
   };
