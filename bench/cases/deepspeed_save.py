@@ -29,7 +29,8 @@ def _saves(context: BenchContext, count: int) -> List[Sequence[Dict[str, Any]]]:
         arguments += [f"--count={count}", f"--rounds={2 if context.quick else 7}"]
         with Job("bench.cases.deepspeed_rank", daemon.folder, "deepspeed", arguments, RANKS) as job:
             job.wait(1200)
-            return list(zip(*(job.events(rank, "save") for rank in range(RANKS))))
+            events = [(job.events(rank, "save"), job.events(rank, "stock")) for rank in range(RANKS)]
+    return list(zip(*([{**save, **stock} for save, stock in zip(*rank)] for rank in events)))
 
 
 def _report(context: BenchContext, name: str, count: int, rounds: List[Sequence[Dict[str, Any]]]) -> None:
