@@ -34,7 +34,7 @@ class EtcdCall {
   bool with_token = true;
 
   // ---- of EtcdConnection
-  Instant deadline, next_try;
+  Instant started, deadline, next_try;
   bool under_way = false;  // A try is, or the answer is posted.
   int tries = 0, refused_tokens = 0;
   std::string last_error;                        // Of the last try.

@@ -23,8 +23,8 @@ EtcdConnection::EtcdConnection(EtcdOptions options, EtcdMembers members, Clock* 
     : options_(std::move(options)), members_(std::move(members)), clock_(clock), post_(std::move(post)) {}
 
 void EtcdConnection::Start(const std::shared_ptr<EtcdCall>& call) {
-  call->deadline = Now() + options_.call_timeout;
-  call->next_try = Now();
+  call->started = call->next_try = Now();
+  call->deadline = call->started + options_.call_timeout;
   calls_.insert(call);
   Try(call);
 }
@@ -87,19 +87,22 @@ void EtcdConnection::Tried(const std::shared_ptr<EtcdCall>& call, EtcdMember& me
   if (!calls_.contains(call)) return;
   call->under_way = false;
   call->context.reset();
-  if (status.ok())
+  if (status.ok()) {
+    members_.Answered(member);
     return Answer(call, past_.Check(call->header(), call->linearizable ? call->revision_before : 0));
+  }
 
   const EtcdFailure failure =
       ExplainFailure(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   call->last_error = absl::StrCat(member.endpoint, ": ", status.error_message());
+  if (failure.next != NextTry::kAnotherMember) members_.Answered(member);
   if (ReasonOf(failure.error) == ledger_reason::kRestored) past_.Lose(failure.error);
   if (failure.next == NextTry::kAfterAuthentication && call->refused_tokens++ < kMostRefusedTokens) {
     DropToken(call->token);
     return TryAgain(call, Duration::zero());
   }
   if (failure.next != NextTry::kAnotherMember) return Answer(call, Annotate(failure.error, call->purpose));
-  members_.Failed(member);
+  members_.Failed(member, status.error_message());
   ++call->tries;
   const bool all_have_failed = call->tries % members_.size() == 0;
   TryAgain(call, all_have_failed ? BackOff(call->tries / members_.size()) : Duration::zero());
@@ -111,7 +114,9 @@ void EtcdConnection::TryAgain(const std::shared_ptr<EtcdCall>& call, Duration wa
 }
 
 void EtcdConnection::Answer(const std::shared_ptr<EtcdCall>& call, const absl::Status& status) {
-  if (calls_.erase(call) > 0) call->Answer(status);
+  if (calls_.erase(call) == 0) return;
+  if (call_ended_) call_ended_(Now() - call->started, status);
+  call->Answer(status);
 }
 
 Duration EtcdConnection::BackOff(int rounds) {

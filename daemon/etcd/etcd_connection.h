@@ -9,6 +9,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "daemon/etcd/etcd_call.h"
@@ -42,6 +43,9 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   // How long to wait before the next round, after `rounds` in which every member has failed.
   Duration BackOff(int rounds);
 
+  using CallEnded = std::function<void(Duration took, const absl::Status& outcome)>;
+  void OnCallEnded(CallEnded ended) { call_ended_ = std::move(ended); }
+
   EtcdMembers& members() { return members_; }
   EtcdPast& past() { return past_; }
   Instant Now() const { return clock_->Now(); }
@@ -61,6 +65,7 @@ class EtcdConnection : public std::enable_shared_from_this<EtcdConnection> {
   Clock* const clock_;
   const Post post_;
   EtcdPast past_;
+  CallEnded call_ended_;  // Null: nobody wants to know.
   std::set<std::shared_ptr<EtcdCall>> calls_;
   std::string token_;  // Empty: there is none.
   bool authenticating_ = false;

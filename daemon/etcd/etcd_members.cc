@@ -70,7 +70,14 @@ absl::StatusOr<EtcdMembers> EtcdMembers::Make(const EtcdOptions& options) {
   return members;
 }
 
-void EtcdMembers::Failed(const EtcdMember& member) {
+void EtcdMembers::Answered(EtcdMember& member) {
+  member.answers = true;
+  member.error.clear();
+}
+
+void EtcdMembers::Failed(EtcdMember& member, std::string_view error) {
+  member.answers = false;
+  member.error = std::string(error);
   if (&current() == &member) current_ = (current_ + 1) % members_.size();
 }
 

@@ -3,7 +3,9 @@
 #define CKPTD_DAEMON_ETCD_ETCD_MEMBERS_H_
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -18,6 +20,8 @@ struct EtcdMember {
   std::unique_ptr<etcdserverpb::Lease::Stub> lease;
   std::unique_ptr<etcdserverpb::Watch::Stub> watch;
   std::unique_ptr<etcdserverpb::Auth::Stub> auth;
+  std::optional<bool> answers;  // To the last request that has ended; nullopt: none has.
+  std::string error;            // Why it has not answered.
 };
 
 class EtcdMembers {
@@ -27,8 +31,10 @@ class EtcdMembers {
 
   // The one to ask.
   EtcdMember& current() { return *members_[current_]; }
+  static void Answered(EtcdMember& member);
   // The next one is asked from now on, unless it is already.
-  void Failed(const EtcdMember& member);
+  void Failed(EtcdMember& member, std::string_view error);
+  const std::vector<std::unique_ptr<EtcdMember>>& all() const { return members_; }
   int size() const { return static_cast<int>(members_.size()); }
   std::string Names() const;
 

@@ -44,6 +44,8 @@ class GrpcEtcd::Impl {
     return watch;
   }
 
+  EtcdConnection& connection() { return *connection_; }
+
   void OnTick() {
     connection_->OnTick();
     std::erase_if(watches_, [](const auto& watch) { return watch.expired(); });
@@ -81,6 +83,16 @@ absl::StatusOr<std::unique_ptr<GrpcEtcd>> GrpcEtcd::Make(const EtcdOptions& opti
 }
 
 void GrpcEtcd::OnTick() { impl_->OnTick(); }
+
+std::vector<EtcdMemberState> GrpcEtcd::members() const {
+  std::vector<EtcdMemberState> states;
+  for (const auto& member : impl_->connection().members().all()) {
+    states.push_back({member->endpoint, member->answers, member->error});
+  }
+  return states;
+}
+
+void GrpcEtcd::OnCallEnded(CallEnded ended) { impl_->connection().OnCallEnded(std::move(ended)); }
 
 void GrpcEtcd::Range(const RangeRequest& request, const std::string& purpose, Answer<RangeResponse> answer) {
   impl_->Call<RangeRequest, RangeResponse>(

@@ -4,7 +4,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
@@ -13,6 +15,13 @@
 #include "storage/base/clock.h"
 
 namespace ckptd {
+
+// What was last heard of a member of etcd.
+struct EtcdMemberState {
+  std::string endpoint;
+  std::optional<bool> answers;  // nullopt: it was not asked yet.
+  std::string error;            // Why it does not.
+};
 
 // A call asks one member after the other until one has answered, and waits between two rounds, until the
 // call's timeout. What a member does not answer because of the request, or because of who asks, is answered
@@ -32,6 +41,12 @@ class GrpcEtcd : public Etcd {
 
   // Sees to timeouts and next tries: several times a second.
   void OnTick();
+
+  // In the order of the options.
+  std::vector<EtcdMemberState> members() const;
+  // `ended` runs at the end of each call, before its answer; `took` counts all its tries.
+  using CallEnded = std::function<void(Duration took, const absl::Status& outcome)>;
+  void OnCallEnded(CallEnded ended);
 
   void Range(const etcdserverpb::RangeRequest& request, const std::string& purpose,
              Answer<etcdserverpb::RangeResponse> answer) override;

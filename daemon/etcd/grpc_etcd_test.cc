@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,31 @@ TEST_F(GrpcEtcdTest, MemberThatDoesNotAnswerIsLeftAfterItsTime) {
   first_.IgnoreNext();
   EXPECT_TRUE(caller.Write({Put("a", "1")}).ok());
   EXPECT_EQ(second_.requests(), 1);
+}
+
+TEST_F(GrpcEtcdTest, KnowsWhichMembersAnswerAndReportsEachCallOnce) {
+  EtcdCaller caller(Options(2));
+  auto* const etcd = static_cast<GrpcEtcd*>(caller.etcd());
+  std::vector<std::string> ended;
+  etcd->OnCallEnded([&](Duration took, const absl::Status& outcome) {
+    EXPECT_GE(took, Duration::zero());
+    ended.push_back(outcome.ok() ? "OK" : ReasonOf(outcome));
+  });
+  EXPECT_EQ(etcd->members()[0].endpoint, first_.endpoint());
+  EXPECT_EQ(etcd->members()[0].answers, std::nullopt);
+  first_.FailNext(Unavailable());
+  ASSERT_TRUE(caller.Write({Put("a", "1")}).ok());
+  EXPECT_EQ(etcd->members()[0].answers, false);
+  EXPECT_THAT(etcd->members()[0].error, HasSubstr("no leader"));
+  EXPECT_EQ(etcd->members()[1].answers, true);
+  second_.FailNext({grpc::StatusCode::PERMISSION_DENIED, "etcdserver: permission denied"});
+  EXPECT_FALSE(caller.Write({Put("a", "2")}).ok());
+  EXPECT_EQ(etcd->members()[1].answers, true) << "a refusal is an answer";
+  second_.FailNext(Unavailable());
+  ASSERT_TRUE(caller.Write({Put("a", "3")}).ok());
+  EXPECT_EQ(etcd->members()[0].answers, true);
+  EXPECT_EQ(etcd->members()[0].error, "");
+  EXPECT_THAT(ended, ElementsAre("OK", ledger_reason::kRefused, "OK")) << "with all its tries";
 }
 
 TEST_F(GrpcEtcdTest, CallOutlivesAnElection) {

@@ -83,7 +83,7 @@ void GrpcWatch::OnTick() {
     if (!connection_->authentication_error().ok()) return End(connection_->authentication_error());
     if (connection_->Now() >= next_open_) Open();
   } else if (!created_ && connection_->Now() >= created_by_) {
-    Reopen(/*member_failed=*/true);
+    Reopen("it has not begun to watch in time");
   }
 }
 
@@ -104,9 +104,9 @@ void GrpcWatch::Open() {
   stream_->Open(*member_, std::move(request));
 }
 
-void GrpcWatch::Reopen(bool member_failed) {
+void GrpcWatch::Reopen(std::optional<std::string_view> failure) {
   std::exchange(stream_, nullptr)->Cancel();
-  if (member_failed) connection_->members().Failed(*member_);
+  if (failure) connection_->members().Failed(*member_, *failure);
   ++failures_;
   const int members = connection_->members().size();
   next_open_ = connection_->Now();
@@ -125,6 +125,7 @@ void GrpcWatch::OnResponse(const Stream* stream, etcdserverpb::WatchResponse res
 
 void GrpcWatch::OnCreated(const etcdserverpb::WatchResponse& response) {
   created_ = true;
+  connection_->members().Answered(*member_);
   failures_ = 0;
   token_refused_ = false;
   if (response.header().revision() < connection_->past().highest()) AskRevision();
@@ -159,10 +160,10 @@ void GrpcWatch::OnFailure(absl::StatusCode code, const std::string& message) {
   if (refused && !token_.empty() && !token_refused_) {
     token_refused_ = true;
     connection_->DropToken(token_);
-    return Reopen(/*member_failed=*/false);
+    return Reopen(/*failure=*/std::nullopt);
   }
   if (failure.next != NextTry::kAnotherMember) return End(failure.error);
-  Reopen(/*member_failed=*/true);
+  Reopen(message);
 }
 
 void GrpcWatch::AskRevision() {

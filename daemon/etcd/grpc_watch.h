@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "daemon/etcd/etcd.h"
@@ -27,8 +29,9 @@ class GrpcWatch : public std::enable_shared_from_this<GrpcWatch> {
   class Stream;
 
   void Open();
-  // Drops the stream, and opens another one at the next tick that is due.
-  void Reopen(bool member_failed);
+  // Drops the stream, and opens another one at the next tick that is due. `failure`: of its member; nullopt:
+  // the member is not at fault.
+  void Reopen(std::optional<std::string_view> failure);
   void OnResponse(const Stream* stream, etcdserverpb::WatchResponse response);
   void OnCreated(const etcdserverpb::WatchResponse& response);
   void OnCanceled(const etcdserverpb::WatchResponse& response);
