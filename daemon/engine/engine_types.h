@@ -108,6 +108,8 @@ struct EngineOptions {
   // How long an attach waits for a root whose file system hangs.
   Duration attach_timeout = std::chrono::seconds(60);
   EngineLimits limits;
+  // The name of this node among those that share an etcd; empty: the daemon knows no other node.
+  std::string node = {};
 };
 
 // A root directory that a session handed over, with everything that the engine needs to open it once.

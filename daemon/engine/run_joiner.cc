@@ -1,5 +1,7 @@
 #include "daemon/engine/run_joiner.h"
 
+#include <string>
+
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/limits.h"
 #include "storage/base/errors.h"
@@ -13,7 +15,22 @@ namespace {
 constexpr int kMaxRanks = 65536;
 constexpr int kMaxOrphans = 1000;
 
-absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
+// A block `cluster` alone does not make it possible, so the message says so with and without one.
+absl::Status SpansNodes(const v1::JoinRunRequest& request, const std::string& node) {
+  const std::string other_nodes =
+      node.empty()
+          ? "this daemon knows no other node: to be one of several, it needs `cluster { etcd_endpoints: "
+            "\"https://HOST:2379\" }` in its configuration, and with it, too, this version"
+          : absl::StrCat("as node \"", node,
+                         "\" of several (`cluster` in its configuration), "
+                         "this version of the daemon registers itself and");
+  return MakeError(absl::StatusCode::kUnimplemented, reason::kMultiNodeUnsupported,
+                   absl::StrCat("world_size ", request.world_size(), " spans nodes (",
+                                request.local_world_size(), " ranks are on this one); ", other_nodes,
+                                " saves runs of one node only: run all ranks on one node"));
+}
+
+absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks, const std::string& node) {
   if (request.world_size() < 1 || request.world_size() > kMaxRanks) {
     return InvalidArgument(
         absl::StrCat("world_size is ", request.world_size(), "; it is in [1, ", kMaxRanks, "]"));
@@ -47,9 +64,7 @@ absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
     return InvalidArgument(absl::StrCat("local_world_size is ", local, "; it is in [0, world_size]"));
   }
   if (local != 0 && local < request.world_size()) {
-    return MakeError(absl::StatusCode::kUnimplemented, reason::kMultiNodeUnsupported,
-                     absl::StrCat("world_size ", request.world_size(), " spans nodes (", local,
-                                  " ranks are on this one); this version saves runs of one node only"));
+    return SpansNodes(request, node);
   }
   return absl::OkStatus();
 }
@@ -58,7 +73,7 @@ absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
 
 void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& request,
                      Reply<v1::JoinRunResponse> reply) {
-  if (absl::Status wrong = CheckJoin(request, ranks_per_run_); !wrong.ok()) return reply(wrong);
+  if (absl::Status wrong = CheckJoin(request, ranks_per_run_, node_); !wrong.ok()) return reply(wrong);
   const std::string& known_id = run->ledger->record().run_id();
   if (!request.run_id().empty() && !known_id.empty() && request.run_id() != known_id) {
     return reply(MakeError(absl::StatusCode::kFailedPrecondition, reason::kRunIdMismatch,

@@ -26,8 +26,14 @@ class RunJoiner {
     std::function<void(Run*, int64_t attempt, const v1::JoinRunRequest&)> joined;
   };
 
-  RunJoiner(int ranks_per_run, EngineObserver* observer, const SessionTable* sessions, Hooks hooks)
-      : ranks_per_run_(ranks_per_run), observer_(observer), sessions_(sessions), hooks_(std::move(hooks)) {}
+  // `node`: EngineOptions::node.
+  RunJoiner(int ranks_per_run, std::string node, EngineObserver* observer, const SessionTable* sessions,
+            Hooks hooks)
+      : ranks_per_run_(ranks_per_run),
+        node_(std::move(node)),
+        observer_(observer),
+        sessions_(sessions),
+        hooks_(std::move(hooks)) {}
 
   // The session is open.
   void Join(SessionId session, Run* run, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
@@ -40,6 +46,7 @@ class RunJoiner {
   void AddWarnings(const Run& run, const std::string& running, v1::JoinRunResponse* response) const;
 
   const int ranks_per_run_;
+  const std::string node_;
   EngineObserver* const observer_;
   const SessionTable* const sessions_;
   const Hooks hooks_;

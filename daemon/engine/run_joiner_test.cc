@@ -11,9 +11,11 @@
 namespace ckptd {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class RunJoinerTest : public ClassTest {
  protected:
@@ -54,10 +56,12 @@ class RunJoinerTest : public ClassTest {
   std::vector<int64_t> joined_;  // Attempts.
   RunJoiner joiner_{
       8,
+      /*node=*/"",
       this,
       &sessions_,
       {.find_run = [this](const std::string&) { return closed_ ? nullptr : run_; },
        .joined = [this](Run*, int64_t attempt, const v1::JoinRunRequest&) { joined_.push_back(attempt); }}};
+  RunJoiner joiner_of_node_{8, "gpu17", this, &sessions_, {}};
 };
 
 TEST_F(RunJoinerTest, ASessionBecomesARankOfTheAttemptOfItsLaunch) {
@@ -88,7 +92,20 @@ TEST_F(RunJoinerTest, NamesTheFieldThatIsWrong) {
 TEST_F(RunJoinerTest, RefusesARunThatSpansNodes) {
   v1::JoinRunRequest request = Request(0, 4);
   request.set_local_world_size(2);
-  EXPECT_EQ(ReasonOf(Join(1, request)->status()), reason::kMultiNodeUnsupported);
+  const Answer alone = Join(1, request);
+  EXPECT_EQ(ReasonOf(alone->status()), reason::kMultiNodeUnsupported);
+  EXPECT_THAT(std::string(alone->status().message()),
+              AllOf(HasSubstr("world_size 4 spans nodes (2 ranks are on this one)"),
+                    HasSubstr("it needs `cluster { etcd_endpoints: \"https://HOST:2379\" }`"),
+                    HasSubstr("with it, too, this version saves runs of one node only")));
+  Answer in_cluster;
+  joiner_of_node_.Join(1, run_, request, [&in_cluster](absl::StatusOr<v1::JoinRunResponse> joined) {
+    in_cluster = std::move(joined);
+  });
+  EXPECT_EQ(ReasonOf(in_cluster->status()), reason::kMultiNodeUnsupported);
+  EXPECT_THAT(std::string(in_cluster->status().message()),
+              AllOf(HasSubstr("node \"gpu17\" of several"), HasSubstr("saves runs of one node only"),
+                    Not(HasSubstr("etcd_endpoints"))));
 }
 
 TEST_F(RunJoinerTest, TheFirstLabelOfARunStays) {

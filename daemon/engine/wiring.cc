@@ -36,7 +36,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
              .closing = [this](Run* run) { ForgetRun(run); },
              .is_due = [this](const std::string& name) { return scrubber_.IsDue(name, clock_->Now()); },
              .reopen_failed = [this](const std::string& name) { scrubber_.ForgetSchedule(name); }}),
-      joiner_(options_.limits.ranks_per_run, observer, &sessions_,
+      joiner_(options_.limits.ranks_per_run, options_.node, observer, &sessions_,
               {.find_run = [this](const std::string& name) { return runs_.Find(name); },
                .joined =
                    [this](Run* run, int64_t attempt, const v1::JoinRunRequest& request) {
