@@ -15,6 +15,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "daemon/config/cluster_config.h"
 #include "daemon/config/sizes.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
@@ -179,6 +180,7 @@ void SetDefaults(DaemonConfig& config, int64_t memory_bytes) {
   auto& log = *config.mutable_log();
   if (log.level().empty()) log.set_level("info");
   if (log.format().empty()) log.set_format("text");
+  if (config.has_cluster()) SetClusterDefaults(config.mutable_cluster());
 }
 
 bool IsSocketMode(const std::string& mode) {
@@ -294,6 +296,8 @@ void CheckValues(const DaemonConfig& config, int64_t memory_bytes, Checker& chec
   CheckLimits(config.limits(), check);
   CheckRootLimits(config.limits(), check);
   CheckUidLimits(config.limits(), check);
+  if (!config.has_cluster()) return;
+  for (std::string& problem : CheckCluster(config.cluster())) check.Add(std::move(problem));
 }
 
 // proto3 enums are open, so the text may give a number that has no name.

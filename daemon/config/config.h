@@ -32,8 +32,8 @@ struct LoadedConfig {
 };
 
 // Parses `text`, applies the overrides and the defaults, and checks everything. Depends on its arguments
-// only, except for the names of groups. `source` is the file name for messages. `memory_bytes` is the
-// machine's memory; the default pool is a quarter of it.
+// only, except for the names of groups and of this machine. `source` is the file name for messages.
+// `memory_bytes` is the machine's memory; the default pool is a quarter of it.
 LoadedConfig LoadConfig(std::string_view text, std::string_view source, const ConfigOverrides& overrides,
                         int64_t memory_bytes);
 

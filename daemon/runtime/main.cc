@@ -10,6 +10,7 @@
 #include <string>
 
 #include "ckptd/version.h"
+#include "daemon/config/cluster_config.h"
 #include "daemon/config/config.h"
 #include "daemon/log/log.h"
 #include "daemon/runtime/daemon.h"
@@ -74,7 +75,11 @@ LoadedConfig Load(const Flags& flags) {
   if (!ReadConfig(flags, name, text)) return {{}, {"cannot read the configuration " + name}};
   const absl::StatusOr<int64_t> memory = MachineMemoryBytes();
   if (!memory.ok()) return {{}, {std::string(memory.status().message())}};
-  return LoadConfig(text, name, flags.overrides, *memory);
+  LoadedConfig loaded = LoadConfig(text, name, flags.overrides, *memory);
+  if (loaded.problems.empty() && loaded.config.has_cluster()) {
+    loaded.problems = CheckClusterFiles(loaded.config.cluster());
+  }
+  return loaded;
 }
 
 // The daemon makes no directory above its own. What is in /run is made by the service manager

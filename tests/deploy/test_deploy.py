@@ -89,6 +89,22 @@ def test_unit_without_network_is_hardened(unit: pathlib.Path) -> None:
     assert lines < set(reasons())
 
 
+@needs_systemd
+def test_unit_with_network_to_etcd_exposes_nothing_else(unit: pathlib.Path) -> None:
+    drop_in = (DEPLOY / "systemd" / "ckptd.service.d" / "cluster.conf").read_text()
+    unit.write_text(unit.read_text().split("[Install]")[0] + drop_in)
+    assert verify(unit) == ""
+    level, lines = exposure(unit)
+    assert level <= 2.8
+    assert lines == set(reasons())
+
+
+def test_unit_reaches_no_other_machine_without_the_drop_in() -> None:
+    assert keys("ckptd.service")["IPAddressDeny"] == "any"
+    assert keys("ckptd.service")["IPAddressAllow"] == "localhost"
+    assert "AF_INET6" in keys("ckptd.service.d/cluster.conf")["RestrictAddressFamilies"]
+
+
 def test_unit_stop_timeout_exceeds_drain_timeout() -> None:
     config = (DEPLOY / "config" / "ckptd.txtpb").read_text()
     drain = int(re.findall(r"^drain_timeout_seconds: (\d+)", config, flags=re.MULTILINE)[0])

@@ -137,7 +137,7 @@ def test_every_piece_of_configuration_in_the_documents_is_accepted(tmp_path: pat
     token.write_text("0123456789abcdef\n")
     token.chmod(0o600)
     text = "".join(document.read_text() for document in (ROOT / "docs").glob("*.md"))
-    pieces = re.findall(r"`((?:pool|io|metrics|log|limits|security|scrub) \{ [^`]+ \})`", text)
+    pieces = re.findall(r"`((?:pool|io|metrics|log|limits|security|scrub|cluster) \{ [^`]+ \})`", text)
     assert len(pieces) > 3
     for piece in pieces:
         file = tmp_path / "ckptd.txtpb"
