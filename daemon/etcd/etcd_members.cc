@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "storage/base/errors.h"
+#include "storage/base/mutex.h"
 #include "storage/base/status_macros.h"
 
 namespace ckptd {
@@ -50,6 +51,16 @@ grpc::ChannelArguments MakeArguments() {
   return arguments;
 }
 
+// A call that is cancelled ends on a thread of gRPC's, and drops its channel there. If no other channel of
+// the process has callbacks, gRPC (1.51) then ends these threads from one of themselves, and aborts. So a
+// channel stays until the process ends.
+void KeepUntilExit(std::shared_ptr<grpc::Channel> channel) {
+  static auto* const mutex = new Mutex;
+  static auto* const kept = new std::vector<std::shared_ptr<grpc::Channel>>;
+  MutexLock lock(*mutex);
+  kept->push_back(std::move(channel));
+}
+
 }  // namespace
 
 absl::StatusOr<EtcdMembers> EtcdMembers::Make(const EtcdOptions& options) {
@@ -60,6 +71,7 @@ absl::StatusOr<EtcdMembers> EtcdMembers::Make(const EtcdOptions& options) {
   for (const std::string& endpoint : options.endpoints) {
     const auto channel = grpc::CreateCustomChannel(endpoint, credentials, MakeArguments());
     auto member = std::make_unique<EtcdMember>();
+    KeepUntilExit(channel);
     member->endpoint = endpoint;
     member->kv = etcdserverpb::KV::NewStub(channel);
     member->lease = etcdserverpb::Lease::NewStub(channel);
