@@ -118,6 +118,42 @@ std::string RenderRun(const v1::Run& run, int64_t now_us) {
   return text + table.ToString(2);
 }
 
+std::string Members(const v1::ClusterStatus& cluster) {
+  return absl::StrJoin(
+      cluster.etcd_members(), ", ", [](std::string* out, const v1::EtcdMemberStatus& member) {
+        const char* const state = !member.has_answers() ? " (not asked)" : member.answers() ? " answers" : "";
+        absl::StrAppend(out, Printable(member.endpoint()), state);
+        if (!member.error().empty()) absl::StrAppend(out, " (", Printable(member.error()), ")");
+      });
+}
+
+std::string ErrorText(const v1::ClusterError& error) {
+  return Printable(absl::StrCat(error.reason(), ": ", error.message()));
+}
+
+std::string RenderCluster(const v1::ClusterStatus& cluster, int64_t now_us) {
+  std::string text = absl::StrCat("node ", Printable(cluster.node()));
+  if (cluster.registered()) {
+    absl::StrAppend(&text, ", registered for ", Age(cluster.register_time(), now_us));
+  } else {
+    absl::StrAppend(&text, ", NOT REGISTERED",
+                    cluster.has_error() ? absl::StrCat(": ", ErrorText(cluster.error())) : " yet");
+  }
+  if (cluster.lost_leases() > 0)
+    absl::StrAppend(&text, ", registration lost ", Plural(cluster.lost_leases(), "time"));
+  absl::StrAppend(&text, "\n");
+  AddLine(&text, "etcd", Members(cluster));
+  if (cluster.has_nodes_error())
+    AddLine(&text, "nodes", absl::StrCat("unknown: ", ErrorText(cluster.nodes_error())));
+  if (cluster.nodes().empty()) return text;
+  Table table({"NODE", "HOST", "VERSION", "REGISTERED FOR"});
+  for (const v1::ClusterNode& node : cluster.nodes()) {
+    table.Add({Printable(node.name()), Printable(node.host()), Printable(node.daemon_version()),
+               node.has_register_time() ? Age(node.register_time(), now_us) : "-"});
+  }
+  return text + table.ToString(2);
+}
+
 }  // namespace
 
 int64_t UnixMicros(const google::protobuf::Timestamp& time) {
@@ -141,6 +177,7 @@ std::string RenderStatus(const v1::Status& status, int64_t now_us) {
                   HumanBytes(pool.resident_bytes()), " copies of checkpoints, ",
                   HumanBytes(pool.ready_bytes()), " ready; ", pool.pages(), " pages, segments of ",
                   HumanBytes(pool.segment_bytes()), "\n");
+  if (status.has_cluster()) absl::StrAppend(&text, RenderCluster(status.cluster(), now_us));
   for (const v1::Run& run : status.runs()) absl::StrAppend(&text, "\n", RenderRun(run, now_us));
   if (status.runs().empty()) absl::StrAppend(&text, "\nno runs\n");
   return text;

@@ -56,6 +56,42 @@ TEST(RenderStatus, SaysNoRunsForAnEmptyDaemon) {
   EXPECT_THAT(RenderStatus(v1::Status(), kNowUs), HasSubstr("no runs\n"));
 }
 
+TEST(RenderStatus, ShowsTheNodeItsEtcdAndTheOtherNodes) {
+  const auto status = Parse<v1::Status>(R"(
+    cluster {
+      node: "gpu17" registered: true register_time { seconds: 999999940 } lost_leases: 2
+      etcd_members { endpoint: "10.0.0.1:2379" answers: false error: "Connection refused" }
+      etcd_members { endpoint: "10.0.0.2:2379" answers: true }
+      etcd_members { endpoint: "10.0.0.3:2379" }
+      nodes { name: "gpu17" host: "h17" daemon_version: "0.2.0" register_time { seconds: 999999940 } }
+      nodes { name: "gpu18\n" host: "h18" }
+    })");
+  EXPECT_THAT(RenderStatus(status, kNowUs),
+              HasSubstr("node gpu17, registered for 1 min 0 s, registration lost 2 times\n"
+                        "  etcd         10.0.0.1:2379 (Connection refused), 10.0.0.2:2379 answers, "
+                        "10.0.0.3:2379 (not asked)\n"
+                        "  NODE    HOST  VERSION  REGISTERED FOR\n"
+                        "  gpu17   h17   0.2.0    1 min 0 s\n"
+                        "  gpu18?  h18            -\n"));
+}
+
+TEST(RenderStatus, SaysWhyTheNodeIsNotRegistered) {
+  const auto status = Parse<v1::Status>(R"(
+    cluster {
+      node: "gpu17" error { reason: "NODE_NAME_TAKEN" message: "a daemon on host h1 has it" }
+      nodes_error { reason: "LEDGER_REFUSED" message: "permission denied" }
+    })");
+  EXPECT_THAT(RenderStatus(status, kNowUs),
+              HasSubstr("node gpu17, NOT REGISTERED: NODE_NAME_TAKEN: a daemon on host h1 has it\n"
+                        "  nodes        unknown: LEDGER_REFUSED: permission denied\n"));
+  const auto starting = Parse<v1::Status>("cluster { node: 'gpu17' }");
+  EXPECT_THAT(RenderStatus(starting, kNowUs), HasSubstr("node gpu17, NOT REGISTERED yet\n"));
+}
+
+TEST(RenderStatus, SaysNothingOfNodesWithoutACluster) {
+  EXPECT_THAT(RenderStatus(v1::Status(), kNowUs), Not(HasSubstr("node")));
+}
+
 TEST(RenderCheckpoints, PrintsOneLineForEach) {
   const auto list = Parse<v1::ListCheckpointsResponse>(R"(
     checkpoints { tag: "b" sequence: 2 attempt: 1 level: COMMITTED size_bytes: 10 file_count: 1 pinned: true resident: true commit_time { seconds: 999999990 } }

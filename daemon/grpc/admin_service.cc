@@ -19,8 +19,12 @@ class AdminService final : public v1::Admin::CallbackService {
 
   Unary* GetStatus(Context* call, const v1::GetStatusRequest* request, v1::Status* response) override {
     return AskEngine(context_, call, TokenRule::kOptional, request, response,
-                     [](Engine& engine, const Caller& caller, const v1::GetStatusRequest&,
-                        Reply<v1::Status> reply) { reply(engine.GetStatus(caller)); });
+                     [context = context_](Engine& engine, const Caller& caller, const v1::GetStatusRequest&,
+                                          Reply<v1::Status> reply) {
+                       v1::Status status = engine.GetStatus(caller);
+                       AddClusterStatus(*context, caller, &status);
+                       reply(std::move(status));
+                     });
   }
   Unary* ListRuns(Context* call, const v1::ListRunsRequest* request,
                   v1::ListRunsResponse* response) override {

@@ -692,6 +692,21 @@ TEST_F(GrpcServerTest, StopEndsWaitingCalls) {
   EXPECT_FALSE(watch->Finish().ok());
 }
 
+TEST_F(GrpcServerTest, OnlyPrivilegedCallersSeeTheCluster) {
+  v1::Status status;
+  AddClusterStatus(context_, Caller{.privileged = true}, &status);
+  EXPECT_FALSE(status.has_cluster()) << "the daemon is in none";
+  context_.cluster_status = [] {
+    v1::ClusterStatus cluster;
+    cluster.set_node("gpu17");
+    return cluster;
+  };
+  AddClusterStatus(context_, Caller{.uid = 1000}, &status);
+  EXPECT_FALSE(status.has_cluster());
+  AddClusterStatus(context_, Caller{.privileged = true}, &status);
+  EXPECT_EQ(status.cluster().node(), "gpu17");
+}
+
 TEST_F(GrpcServerTest, GarbageEndsOnlyItsConnection) {
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};

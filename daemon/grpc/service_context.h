@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ckptd/v1/messages.pb.h"
 #include "daemon/attach/attach_queue.h"
 #include "daemon/base/event_loop.h"
 #include "daemon/base/worker_pool.h"
@@ -34,10 +35,18 @@ struct ServiceContext {
   AttachQueue* attaches = nullptr;
   CallLimits* call_limits = nullptr;  // Null: calls are not limited.
   MakeAttachment make_attachment;
+  // Called on the loop's thread. Null: the daemon is in no cluster.
+  std::function<v1::ClusterStatus()> cluster_status = nullptr;
   std::vector<std::string> container_roots;  // SecurityConfig::container_roots.
   std::string daemon_version;
   std::string daemon_instance;
 };
+
+// Names and addresses of other machines are for operators: other callers see nothing of the cluster.
+inline void AddClusterStatus(const ServiceContext& context, const Caller& caller, v1::Status* status) {
+  if (!caller.privileged || context.cluster_status == nullptr) return;
+  *status->mutable_cluster() = context.cluster_status();
+}
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_GRPC_SERVICE_CONTEXT_H_

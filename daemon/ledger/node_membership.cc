@@ -37,6 +37,7 @@ void NodeMembership::Register() {
   options.prefix = options_.prefix;
   options.name = options_.name;
   options.host = options_.host;
+  options.version = options_.version;
   options.incarnation = incarnation_;
   options.predecessors = remembered_;
   options.lease_seconds = options_.lease_seconds;

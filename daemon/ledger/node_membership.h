@@ -29,6 +29,7 @@ class NodeMembership {
     std::vector<std::string> incarnations;  // As the state directory has them.
     int64_t lease_seconds = 10;             // Also the longest wait between two tries.
     Duration shortest_wait = std::chrono::seconds(1);
+    std::string version = {};  // The daemon's, for messages.
   };
   // Makes up 128 random bits or more.
   using NewIncarnation = std::function<std::string()>;

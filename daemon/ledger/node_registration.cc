@@ -33,6 +33,8 @@ NodeRegistration::NodeRegistration(Etcd* etcd, Clock* clock, Options options, Re
   ledger::v1::Node node;
   node.set_incarnation(options_.incarnation);
   node.set_host(options_.host);
+  node.set_version(options_.version);
+  node.set_register_time_us(clock->UnixMicros());
   identity_.name = options_.name;
   identity_.key = absl::StrCat(options_.prefix, "nodes/", options_.name);
   identity_.value = node.SerializeAsString();

@@ -37,6 +37,7 @@ class NodeRegistration {
     std::string incarnation;                // Random, of 128 bits or more; for this registration alone.
     std::vector<std::string> predecessors;  // As Remember has stored them.
     int64_t lease_seconds = 10;
+    std::string version = {};  // The daemon's, for messages.
   };
 
   // `clock`: BootClock(), but for tests. `lost` runs once if a registration that was answered with OK is

@@ -15,6 +15,7 @@
 
 #include "absl/strings/ascii.h"
 #include "google/protobuf/timestamp.pb.h"
+#include "storage/base/errors.h"
 
 namespace ckptd {
 namespace {
@@ -24,6 +25,8 @@ using Labels = std::vector<std::pair<std::string, std::string>>;
 // A stall is one memory copy, which takes milliseconds to seconds. A whole save takes up to minutes.
 const prometheus::Histogram::BucketBoundaries kStallSeconds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
                                                                0.25,  0.5,    1,     2.5,  5,     10,   30};
+const prometheus::Histogram::BucketBoundaries kEtcdSeconds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                                              0.25,  0.5,    1,     2.5,  5,     10};
 const prometheus::Histogram::BucketBoundaries kSaveSeconds = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,   2.5,
                                                               5,    10,    30,   60,  120,  300, 600, 1800};
 
@@ -40,10 +43,14 @@ class Gauges {
     family_.type = prometheus::MetricType::Gauge;
   }
 
+  // For a number that only grows while the daemon lives.
+  void BeCounters() { family_.type = prometheus::MetricType::Counter; }
+
   void Set(double value, const Labels& labels = {}) {
     prometheus::ClientMetric metric;
     for (const auto& [name, text] : labels) metric.label.push_back({name, text});
     metric.gauge.value = value;
+    metric.counter.value = value;
     family_.metric.push_back(std::move(metric));
   }
 
@@ -139,6 +146,24 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
   AddGauge(families, "ckptd_roots_degraded", "Roots whose file system does not answer.", degraded_count);
 }
 
+void AddCluster(const v1::ClusterStatus& cluster, std::vector<prometheus::MetricFamily>& families) {
+  const Labels labels = {{"node", cluster.node()}};
+  AddGauge(families, "ckptd_node_registered", "1 while etcd knows this daemon by its node's name.",
+           cluster.registered() ? 1 : 0, labels);
+  AddGauge(families, "ckptd_nodes", "Registered nodes, as this daemon has last heard of them.",
+           cluster.nodes_size());
+  Gauges lost("ckptd_node_lost_leases_total", "How often this daemon was registered and then no longer.");
+  lost.BeCounters();
+  lost.Set(static_cast<double>(cluster.lost_leases()), labels);
+  lost.MoveTo(families);
+  Gauges members("ckptd_etcd_member_answers",
+                 "Whether a member of etcd has answered the last request to it.");
+  for (const v1::EtcdMemberStatus& member : cluster.etcd_members()) {
+    if (member.has_answers()) members.Set(member.answers() ? 1 : 0, {{"endpoint", member.endpoint()}});
+  }
+  members.MoveTo(families);
+}
+
 }  // namespace
 
 class DaemonMetrics::Impl {
@@ -179,6 +204,17 @@ class DaemonMetrics::Impl {
       Times("ckptd_save_committed_seconds", "From a save's first Begin to its publication.", kSaveSeconds);
   prometheus::Histogram& publish = Times("ckptd_save_publish_seconds",
                                          "From a save's last durable byte to its publication.", kSaveSeconds);
+  // Without a metric until there is an etcd.
+  prometheus::Family<prometheus::Histogram>& etcd_seconds =
+      prometheus::BuildHistogram()
+          .Name("ckptd_etcd_request_seconds")
+          .Help("From a request to etcd to its answer, with all tries.")
+          .Register(registry);
+  prometheus::Family<prometheus::Counter>& etcd_failures =
+      prometheus::BuildCounter()
+          .Name("ckptd_etcd_failed_requests_total")
+          .Help("Requests to etcd that were given up or refused, by reason.")
+          .Register(registry);
 };
 
 DaemonMetrics::DaemonMetrics() : impl_(std::make_unique<Impl>()) {}
@@ -198,10 +234,16 @@ void DaemonMetrics::OnSaveEnded(const SaveSummary& summary) {
   impl_->publish.Observe(summary.publish_seconds);
 }
 
+void DaemonMetrics::OnEtcdRequest(double seconds, const absl::Status& outcome) {
+  if (outcome.ok()) return impl_->etcd_seconds.Add({}, kEtcdSeconds).Observe(seconds);
+  impl_->etcd_failures.Add({{"reason", ReasonOf(outcome)}}).Increment();
+}
+
 std::string DaemonMetrics::Render(const v1::Status& status, int64_t now_unix_us, bool root_paths) const {
   std::vector<prometheus::MetricFamily> families = impl_->registry.Collect();
   AddDaemon(status, families);
   AddRuns(status, static_cast<double>(now_unix_us) * 1e-6, root_paths, families);
+  if (status.has_cluster()) AddCluster(status.cluster(), families);
   return prometheus::TextSerializer().Serialize(families);
 }
 

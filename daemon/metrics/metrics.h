@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "ckptd/v1/messages.pb.h"
 #include "daemon/engine/engine.h"
 
@@ -20,6 +21,9 @@ class DaemonMetrics {
 
   // Counts the outcome, the bytes and the times of a save that ended.
   void OnSaveEnded(const SaveSummary& summary);
+
+  // Counts a request to etcd that has ended, with all its tries.
+  void OnEtcdRequest(double seconds, const absl::Status& outcome);
 
   // Returns all metrics as text. `status` is the status that a privileged caller sees; `now_unix_us` is the
   // current Unix time in microseconds, for ages. `root_paths`: label the metrics of a run with the path of

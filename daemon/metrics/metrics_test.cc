@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "storage/base/errors.h"
+
 namespace ckptd {
 namespace {
 
@@ -130,6 +132,40 @@ TEST(Metrics, ReportsThePoolInBytes) {
   EXPECT_THAT(text, HasSubstr("ckptd_pool_resident_bytes 0\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_sessions 3\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_build_info{version=\"0.1.0\"} 1\n"));
+}
+
+TEST(Metrics, HasNoneOfNodesWithoutACluster) {
+  const std::string text = DaemonMetrics().Render(TwoRuns(), 0);
+  EXPECT_THAT(text, Not(HasSubstr("ckptd_node")));
+  EXPECT_THAT(text, Not(HasSubstr("ckptd_etcd")));
+}
+
+TEST(Metrics, ReportsTheNodeAndItsEtcd) {
+  v1::Status status;
+  v1::ClusterStatus& cluster = *status.mutable_cluster();
+  cluster.set_node("gpu17");
+  cluster.set_registered(true);
+  cluster.set_lost_leases(2);
+  cluster.add_nodes();
+  cluster.add_nodes();
+  cluster.add_etcd_members()->set_endpoint("10.0.0.1:2379");
+  cluster.add_etcd_members()->set_endpoint("10.0.0.2:2379");
+  cluster.mutable_etcd_members(1)->set_answers(true);
+  DaemonMetrics metrics;
+  metrics.OnEtcdRequest(0.002, absl::OkStatus());
+  metrics.OnEtcdRequest(10, MakeError(absl::StatusCode::kUnavailable, "LEDGER_UNAVAILABLE", "no answer"));
+  std::string text = metrics.Render(status, 0);
+  EXPECT_THAT(text, HasSubstr("ckptd_node_registered{node=\"gpu17\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_nodes 2\n"));
+  EXPECT_THAT(text, HasSubstr("# TYPE ckptd_node_lost_leases_total counter\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_node_lost_leases_total{node=\"gpu17\"} 2\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_etcd_member_answers{endpoint=\"10.0.0.2:2379\"} 1\n"));
+  EXPECT_THAT(text, Not(HasSubstr("10.0.0.1"))) << "it was not asked";
+  EXPECT_THAT(text, HasSubstr("ckptd_etcd_request_seconds_count 1\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_etcd_failed_requests_total{reason=\"LEDGER_UNAVAILABLE\"} 1\n"));
+  cluster.set_registered(false);
+  text = metrics.Render(status, 0);
+  EXPECT_THAT(text, HasSubstr("ckptd_node_registered{node=\"gpu17\"} 0\n"));
 }
 
 }  // namespace

@@ -40,9 +40,11 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/root_io/threaded_root_io.h"
+#include "daemon/runtime/cluster_node.h"
 #include "daemon/runtime/config_reloader.h"
 #include "daemon/runtime/exit_guard.h"
 #include "daemon/runtime/machine.h"
+#include "daemon/runtime/make_cluster_node.h"
 #include "daemon/runtime/manager_inheritance.h"
 #include "daemon/runtime/part_options.h"
 #include "daemon/runtime/root_recovery.h"
@@ -69,6 +71,8 @@ constexpr Duration kEngineTimeout = std::chrono::seconds(5);
 constexpr Duration kCallGrace = std::chrono::seconds(1);
 // Lets retention finish removing checkpoints once no save is sealed any more.
 constexpr Duration kRetentionTimeout = std::chrono::seconds(30);
+// Waits for etcd to give this node's name up. Without it, the name is free when the lease has ended.
+constexpr Duration kReleaseTimeout = std::chrono::seconds(2);
 // From the end of the drain to the end of the process.
 constexpr Duration kStopTimeout = std::chrono::seconds(15);
 // Of file systems, to finish what they are at.
@@ -89,6 +93,13 @@ int OpenSignals() {
 
 LogField ErrorField(const absl::Status& status) { return {"error", std::string(status.message())}; }
 
+std::string ClusterText(const v1::Status& status) {
+  if (!status.has_cluster()) return "";
+  const v1::ClusterStatus& cluster = status.cluster();
+  return absl::StrCat(", node ", cluster.node(), cluster.registered() ? " registered" : " not registered",
+                      cluster.error().reason().empty() ? "" : ": ", cluster.error().reason());
+}
+
 std::string StatusText(const v1::Status& status) {
   int64_t checkpoints = 0, in_flight = 0;
   for (const v1::Run& run : status.runs()) {
@@ -99,7 +110,7 @@ std::string StatusText(const v1::Status& status) {
   return absl::StrCat(status.state(), ": ", status.runs_size(), " runs, ", checkpoints, " checkpoints, ",
                       in_flight, " in flight, ", status.sessions(), " sessions, pool ",
                       status.pool().used_bytes() / kMiB, " of ", status.pool().total_bytes() / kMiB,
-                      " MiB in use");
+                      " MiB in use", ClusterText(status));
 }
 
 class Daemon {
@@ -122,7 +133,7 @@ class Daemon {
   int Serve();
 
  private:
-  void StartEngine(Inheritance inheritance);
+  absl::Status StartEngine(Inheritance inheritance);
   absl::Status StartServers();
   absl::Status StartMetrics();
   absl::Status SayReady();
@@ -139,6 +150,8 @@ class Daemon {
 
   // Publishes what is sealed, until `deadline`. Returns whether all of it is published.
   bool Drain(Instant deadline);
+  // Gives this node's name up, so that another daemon can have it at once.
+  void LeaveCluster();
   void Stop();
 
   const DaemonOptions options_;
@@ -177,6 +190,7 @@ class Daemon {
   std::unique_ptr<SealJournal> journal_;  // Null: no service manager would keep it.
   std::unique_ptr<SegmentPool> pool_;
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<ClusterNode> cluster_;  // Null: this daemon is in no cluster.
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<SessionEvents> events_;
   std::unique_ptr<GrpcServer> grpc_;
@@ -207,7 +221,7 @@ absl::Status Daemon::Start() {
   ManagerInheritance inherited = TakeManagerInheritance(notifier_.get());
   store_ = std::move(inherited.store);
   journal_ = std::move(inherited.journal);
-  StartEngine(std::move(inherited.left));
+  CKPTD_RETURN_IF_ERROR(StartEngine(std::move(inherited.left)));
   root_recovery_->Start(state_->roots());
   CKPTD_RETURN_IF_ERROR(StartServers());
   return SayReady();
@@ -221,7 +235,7 @@ void Daemon::WarnOfMemoryLimit() {
       {{"limit_bytes", *limit}, {"pool_bytes", config_.pool().bytes()}});
 }
 
-void Daemon::StartEngine(Inheritance inheritance) {
+absl::Status Daemon::StartEngine(Inheritance inheritance) {
   loop_ = std::make_unique<EventLoop>("ckptd-engine");
   gate_ = std::make_shared<LoopGate>(loop_.get());
   const auto post = [gate = gate_](absl::AnyInvocable<void()> work) { gate->Post(std::move(work)); };
@@ -247,15 +261,22 @@ void Daemon::StartEngine(Inheritance inheritance) {
   engine_ = std::make_unique<Engine>(EngineOptionsOf(config_, context_.daemon_instance), &SystemClock(),
                                      pool_.get(), &save_log_, journal_.get());
   engine_->Inherit(std::move(inheritance.saves));
+  CKPTD_ASSIGN_OR_RETURN(cluster_, MakeClusterNode(config_, {.state = state_.get(),
+                                                             .state_worker = state_worker_.get(),
+                                                             .metrics = &metrics_,
+                                                             .post = post,
+                                                             .instance = context_.daemon_instance}));
   loop_->Start(
       [this] {
         engine_->Tick();
+        if (cluster_ != nullptr) cluster_->OnTick();
         sealed_saves_ = engine_->HasSealedSaves();
       },
       kTick);
   workers_ = std::make_unique<WorkerPool>(kWorkers);
   root_recovery_ =
       std::make_unique<RootRecovery>(attaches_.get(), attacher_.get(), loop_.get(), engine_.get());
+  return absl::OkStatus();
 }
 
 absl::Status Daemon::StartServers() {
@@ -268,6 +289,7 @@ absl::Status Daemon::StartServers() {
   const auto& container_roots = config_.security().container_roots();
   context_.container_roots = {container_roots.begin(), container_roots.end()};
   context_.call_limits = &call_limits_;
+  if (cluster_ != nullptr) context_.cluster_status = [this] { return cluster_->Status(); };
   context_.make_attachment = [this](UniqueFd directory, const std::string& path, const FileUser& user) {
     return attacher_->Attach(std::move(directory), path, user);
   };
@@ -355,6 +377,7 @@ int Daemon::Serve() {
   }
   const Duration timeout = std::chrono::seconds(config_.drain_timeout_seconds());
   const bool published = Drain(has_deadline ? SystemClock().Now() + timeout : Instant::max());
+  LeaveCluster();
   Stop();
   Log(LogLevel::kInfo, published ? "ended" : "ended before all sealed saves were published");
   return published ? 0 : 1;
@@ -401,6 +424,22 @@ bool Daemon::Drain(Instant deadline) {
   return true;
 }
 
+// After the drain: the node has its name while it publishes.
+void Daemon::LeaveCluster() {
+  if (cluster_ == nullptr) return;
+  auto promise = std::make_shared<std::promise<absl::Status>>();
+  std::future<absl::Status> released = promise->get_future();
+  loop_->Post([this, promise] {
+    cluster_->Release([promise](absl::Status status) { promise->set_value(std::move(status)); });
+  });
+  const bool answered = released.wait_for(kReleaseTimeout) == std::future_status::ready;
+  const absl::Status status =
+      answered ? released.get() : absl::DeadlineExceededError("etcd has not answered within 2 s");
+  if (status.ok()) return Log(LogLevel::kInfo, "no longer registered as a node");
+  Log(LogLevel::kWarning, "the name of this node stays taken until its lease has ended",
+      {{"lease_seconds", config_.cluster().lease_seconds()}, ErrorField(status)});
+}
+
 void Daemon::Stop() {
   const ExitGuard guard(
       kStopTimeout,
@@ -419,6 +458,7 @@ void Daemon::Stop() {
   if (attaches_) attaches_->Close();
   if (gate_) gate_->Close();
   loop_.reset();
+  cluster_.reset();  // After the loop's thread, which uses it.
   state_worker_.reset();
   if (root_ios_) {
     const std::vector<std::string> hung = root_ios_->Close(kRootTimeout);
@@ -469,7 +509,9 @@ absl::StatusOr<v1::Status> Daemon::AskStatus() {
   auto promise = std::make_shared<std::promise<v1::Status>>();
   std::future<v1::Status> answer = promise->get_future();
   loop_->Post([this, promise] {
-    promise->set_value(engine_->GetStatus({.session = 0, .uid = ::geteuid(), .privileged = true}));
+    v1::Status status = engine_->GetStatus({.session = 0, .uid = ::geteuid(), .privileged = true});
+    if (cluster_ != nullptr) *status.mutable_cluster() = cluster_->Status();
+    promise->set_value(std::move(status));
   });
   if (answer.wait_for(kEngineTimeout) != std::future_status::ready) {
     return MakeError(absl::StatusCode::kDeadlineExceeded, "ENGINE_SLOW",

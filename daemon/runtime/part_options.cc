@@ -1,11 +1,14 @@
 #include "daemon/runtime/part_options.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "ckptd/version.h"
+#include "daemon/config/cluster_config.h"
 #include "daemon/config/config.h"
 #include "storage/base/status_macros.h"
 
@@ -45,6 +48,30 @@ absl::StatusOr<UnixListenerOptions> Socket(const std::string& path, const std::s
     CKPTD_ASSIGN_OR_RETURN(socket.group, FindGroup(group));
   }
   return socket;
+}
+
+// A member that hangs must leave time to ask another one before the lease is over.
+constexpr int kTriesInALease = 4;
+
+absl::StatusOr<EtcdOptions> EtcdOptionsOf(const config::v1::ClusterConfig& cluster) {
+  EtcdOptions options;
+  options.endpoints = EtcdHosts(cluster);
+  if (UsesTls(cluster)) {
+    options.tls = EtcdTls{cluster.etcd_ca_file(), cluster.etcd_certificate_file(), cluster.etcd_key_file()};
+  }
+  options.user = cluster.etcd_user();
+  if (!cluster.etcd_password_file().empty()) {
+    CKPTD_ASSIGN_OR_RETURN(options.password, ReadEtcdPassword(cluster.etcd_password_file()));
+  }
+  options.call_timeout = std::chrono::seconds(cluster.etcd_timeout_seconds());
+  const Duration share = std::chrono::milliseconds(cluster.lease_seconds() * 1000 / kTriesInALease);
+  options.try_timeout = std::min({options.try_timeout, options.call_timeout, share});
+  return options;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "(unknown)";
 }
 
 }  // namespace
@@ -102,6 +129,7 @@ EngineOptions EngineOptionsOf(const config::v1::DaemonConfig& config, const std:
   options.limits.leases_per_uid = limits.leases_per_uid();
   options.limits.manifest_bytes_per_uid = limits.manifest_bytes_per_uid();
   options.limits.watches_per_uid = limits.watches_per_uid();
+  options.node = config.cluster().node_name();
   return options;
 }
 
@@ -112,6 +140,18 @@ GrpcLimits GrpcLimitsOf(const config::v1::DaemonConfig& config) {
   limits.streams_per_connection = config.limits().streams_per_connection();
   limits.memory_bytes = config.limits().grpc_memory_bytes();
   return limits;
+}
+
+absl::StatusOr<ClusterNode::Options> ClusterOptionsOf(const config::v1::DaemonConfig& config) {
+  const auto& cluster = config.cluster();
+  ClusterNode::Options options;
+  CKPTD_ASSIGN_OR_RETURN(options.etcd, EtcdOptionsOf(cluster));
+  options.membership.prefix = cluster.etcd_prefix();
+  options.membership.name = cluster.node_name();
+  options.membership.host = HostName();
+  options.membership.version = kVersion;
+  options.membership.lease_seconds = cluster.lease_seconds();
+  return options;
 }
 
 absl::StatusOr<UnixListenerOptions> SocketOptionsOf(const config::v1::DaemonConfig& config,

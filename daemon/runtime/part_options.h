@@ -15,6 +15,7 @@
 #include "daemon/memory/segment_pool.h"
 #include "daemon/metrics/http_server.h"
 #include "daemon/root_io/threaded_root_io.h"
+#include "daemon/runtime/cluster_node.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -25,6 +26,9 @@ AttachLimits AttachLimitsOf(const config::v1::DaemonConfig& config);
 SegmentPoolOptions PoolOptionsOf(const config::v1::DaemonConfig& config);
 EngineOptions EngineOptionsOf(const config::v1::DaemonConfig& config, const std::string& instance);
 GrpcLimits GrpcLimitsOf(const config::v1::DaemonConfig& config);
+
+// Reads the password's file. Without the incarnations of the state directory. The block `cluster` is there.
+absl::StatusOr<ClusterNode::Options> ClusterOptionsOf(const config::v1::DaemonConfig& config);
 
 // `timeout`: how long to wait for a daemon that was killed and still holds the socket. NOT_FOUND or similar
 // if the configured group does not exist.

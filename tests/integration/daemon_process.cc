@@ -28,7 +28,7 @@ std::string ReadFile(const std::string& path) {
 
 }  // namespace
 
-DaemonProcess::DaemonProcess(int64_t pool_bytes, int64_t segment_bytes)
+DaemonProcess::DaemonProcess(int64_t pool_bytes, int64_t segment_bytes, const std::string& more)
     : pool_bytes_(pool_bytes), segment_bytes_(segment_bytes) {
   char folder[] = "/tmp/ckptd_XXXXXX";  // Socket paths must be short, and TEST_TMPDIR is not.
   EXPECT_NE(mkdtemp(folder), nullptr);
@@ -38,7 +38,8 @@ DaemonProcess::DaemonProcess(int64_t pool_bytes, int64_t segment_bytes)
       << "socket_path: \"" << folder_ << "/d.sock\"\n"
       << "state_directory: \"" << folder_ << "/state\"\n"
       << "pool { bytes: " << pool_bytes_ << " segment_bytes: " << segment_bytes_ << " }\n"
-      << "metrics { port: -1 }\n";
+      << "metrics { port: -1 }\n"
+      << more;
   Start();
 }
 

@@ -13,7 +13,9 @@ namespace ckptd {
 class DaemonProcess {
  public:
   // If the daemon does not start, become ready or end in time, the test fails with the daemon's log.
-  explicit DaemonProcess(int64_t pool_bytes = int64_t{64} << 20, int64_t segment_bytes = int64_t{2} << 20);
+  // `more`: lines of the configuration.
+  explicit DaemonProcess(int64_t pool_bytes = int64_t{64} << 20, int64_t segment_bytes = int64_t{2} << 20,
+                         const std::string& more = "");
   ~DaemonProcess();  // Kills the daemon and removes the folder.
 
   void Start();  // Returns once the daemon serves.

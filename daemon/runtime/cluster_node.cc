@@ -1,0 +1,129 @@
+#include "daemon/runtime/cluster_node.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/log/log.h"
+#include "storage/base/boot_clock.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
+
+namespace ckptd {
+namespace {
+
+std::string NodesPrefix(const NodeMembership::Options& membership) {
+  return absl::StrCat(membership.prefix, "nodes/");
+}
+
+void SetError(const absl::Status& status, v1::ClusterError* error) {
+  error->set_reason(ReasonOf(status));
+  error->set_message(std::string(status.message()));
+}
+
+void SetTime(int64_t unix_us, google::protobuf::Timestamp* time) {
+  time->set_seconds(unix_us / 1'000'000);
+  time->set_nanos(static_cast<int32_t>(unix_us % 1'000'000) * 1000);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ClusterNode>> ClusterNode::Make(Options options, Hooks hooks) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<GrpcEtcd> etcd,
+                         GrpcEtcd::Make(options.etcd, &SystemClock(), hooks.post));
+  etcd->OnCallEnded(std::move(hooks.call_ended));
+  return std::unique_ptr<ClusterNode>(new ClusterNode(std::move(options), std::move(hooks), std::move(etcd)));
+}
+
+ClusterNode::ClusterNode(Options options, Hooks hooks, std::unique_ptr<GrpcEtcd> etcd)
+    : options_(std::move(options)),
+      etcd_(std::move(etcd)),
+      membership_(etcd_.get(), &BootClock(), options_.membership, std::move(hooks.remember),
+                  std::move(hooks.new_incarnation),
+                  [this](const absl::StatusOr<NodeIdentity>& changed) { MembershipChanged(changed); }) {}
+
+void ClusterNode::OnTick() {
+  etcd_->OnTick();
+  membership_.OnTick();
+  if (nodes_ == nullptr || (!nodes_error_.ok() && BootClock().Now() >= next_nodes_)) FollowNodes();
+}
+
+void ClusterNode::MembershipChanged(const absl::StatusOr<NodeIdentity>& changed) {
+  const bool was_registered = std::exchange(registered_, changed.ok());
+  error_ = changed.status();
+  if (was_registered && !changed.ok()) ++lost_leases_;
+  if (!changed.ok()) return LogFailure(changed.status(), was_registered);
+  registered_us_ = BootClock().UnixMicros();
+  Log(LogLevel::kInfo, "registered as a node",
+      {{"node", changed->name}, {"etcd_prefix", options_.membership.prefix}});
+}
+
+void ClusterNode::LogFailure(const absl::Status& why, bool was_registered) const {
+  const bool taken = ReasonOf(why) == ledger_reason::kNodeNameTaken;
+  Log(taken ? LogLevel::kError : LogLevel::kWarning,
+      was_registered ? "no longer registered as a node; it is tried again, and runs of one node are served"
+                     : "not registered as a node; it is tried again, and runs of one node are served",
+      {{"node", options_.membership.name}, {"reason", ReasonOf(why)}, {"error", std::string(why.message())}});
+}
+
+// What is read is shown, and nothing is decided by it, so it may be late.
+void ClusterNode::FollowNodes() {
+  nodes_error_ = absl::OkStatus();
+  nodes_ = std::make_unique<EtcdMirror>(
+      etcd_.get(), NodesPrefix(options_.membership), "following the nodes",
+      [](const std::vector<std::string>&) {},
+      [this](const absl::Status& why) {
+        nodes_error_ = why;
+        next_nodes_ = BootClock().Now() + std::chrono::seconds(options_.membership.lease_seconds);
+      });
+  nodes_->Start();
+}
+
+v1::ClusterStatus ClusterNode::Status() const {
+  v1::ClusterStatus status;
+  status.set_node(options_.membership.name);
+  status.set_registered(identity() != nullptr);
+  status.set_lost_leases(lost_leases_);
+  if (status.registered()) {
+    SetTime(registered_us_, status.mutable_register_time());
+  } else if (registered_) {  // Nobody has noticed yet.
+    SetError(MakeError(absl::StatusCode::kNotFound, ledger_reason::kLeaseEnded,
+                       "this daemon's lease has ended: etcd has not confirmed it in time"),
+             status.mutable_error());
+  } else if (!error_.ok()) {
+    SetError(error_, status.mutable_error());
+  }
+  AddMembers(&status);
+  AddNodes(&status);
+  return status;
+}
+
+void ClusterNode::AddMembers(v1::ClusterStatus* status) const {
+  for (const EtcdMemberState& member : etcd_->members()) {
+    v1::EtcdMemberStatus& added = *status->add_etcd_members();
+    added.set_endpoint(member.endpoint);
+    if (member.answers) added.set_answers(*member.answers);
+    added.set_error(member.error);
+  }
+}
+
+void ClusterNode::AddNodes(v1::ClusterStatus* status) const {
+  if (!nodes_error_.ok()) SetError(nodes_error_, status->mutable_nodes_error());
+  if (nodes_ == nullptr) return;
+  const size_t prefix = NodesPrefix(options_.membership).size();
+  for (const auto& [key, value] : nodes_->keys()) {
+    ledger::v1::Node node;
+    node.ParseFromString(value.value());
+    v1::ClusterNode& added = *status->add_nodes();
+    added.set_name(key.substr(prefix));
+    added.set_host(node.host());
+    added.set_daemon_version(node.version());
+    if (node.register_time_us() > 0) SetTime(node.register_time_us(), added.mutable_register_time());
+  }
+}
+
+}  // namespace ckptd

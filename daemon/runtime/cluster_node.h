@@ -1,0 +1,72 @@
+// This daemon as one of several that share an etcd: it registers as a node, and follows which other nodes
+// there are.
+#ifndef CKPTD_DAEMON_RUNTIME_CLUSTER_NODE_H_
+#define CKPTD_DAEMON_RUNTIME_CLUSTER_NODE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/v1/messages.pb.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/etcd/etcd_mirror.h"
+#include "daemon/etcd/etcd_options.h"
+#include "daemon/etcd/grpc_etcd.h"
+#include "daemon/ledger/node_identity.h"
+#include "daemon/ledger/node_membership.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Used on one thread, the engine's, from its first OnTick on; destroyed after that thread has ended, or on
+// it. An etcd that does not answer holds up nobody: what needs it is asked again, and the log says so once.
+class ClusterNode {
+ public:
+  struct Options {
+    EtcdOptions etcd;
+    NodeMembership::Options membership;
+  };
+  struct Hooks {
+    GrpcEtcd::Post post;  // To the thread that uses the object.
+    NodeRegistration::Remember remember;
+    NodeMembership::NewIncarnation new_incarnation;
+    GrpcEtcd::CallEnded call_ended;
+  };
+
+  // Errors of GrpcEtcd::Make. Asks etcd for nothing yet.
+  static absl::StatusOr<std::unique_ptr<ClusterNode>> Make(Options options, Hooks hooks);
+
+  void OnTick();  // Several times a second.
+  // Gives the name up, and does not register again. Call it once.
+  void Release(NodeRegistration::Done released) { membership_.Release(std::move(released)); }
+  v1::ClusterStatus Status() const;
+
+  // For runs that span nodes. Null while nobody may act in this node's name.
+  const NodeIdentity* identity() const { return membership_.identity(); }
+  Etcd* etcd() { return etcd_.get(); }
+
+ private:
+  ClusterNode(Options options, Hooks hooks, std::unique_ptr<GrpcEtcd> etcd);
+  void MembershipChanged(const absl::StatusOr<NodeIdentity>& changed);
+  void LogFailure(const absl::Status& why, bool was_registered) const;
+  void FollowNodes();
+  void AddNodes(v1::ClusterStatus* status) const;
+  void AddMembers(v1::ClusterStatus* status) const;
+
+  const Options options_;
+  const std::unique_ptr<GrpcEtcd> etcd_;
+  NodeMembership membership_;
+  bool registered_ = false;  // As membership_ has said last.
+  int64_t registered_us_ = 0;
+  int64_t lost_leases_ = 0;
+  absl::Status error_;  // Of the last try, or why the registration was lost.
+
+  std::unique_ptr<EtcdMirror> nodes_;
+  absl::Status nodes_error_;  // Not OK: nodes_ has ended, and is made anew at next_nodes_.
+  Instant next_nodes_{};
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_RUNTIME_CLUSTER_NODE_H_

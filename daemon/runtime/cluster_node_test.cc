@@ -1,0 +1,214 @@
+// A node over gRPC, with a model of etcd. tests/integration/cluster_test.cc has whole daemons and Debian's
+// etcd.
+#include "daemon/runtime/cluster_node.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "tests/testing/etcd_fake_member.h"
+#include "tests/testing/inbox.h"
+
+namespace ckptd {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+// What a daemon has of this: the thread's work, and the state directory.
+struct Daemon {
+  std::shared_ptr<Inbox> inbox;
+  std::vector<std::string> state;
+  int registrations = 0;
+  int answered = 0, failed = 0;  // Requests to etcd.
+  std::unique_ptr<ClusterNode> node;
+};
+
+class ClusterNodeTest : public ::testing::Test {
+ protected:
+  Daemon& Start(const std::string& name, const std::string& host, std::vector<std::string> endpoints) {
+    Daemon& daemon = *daemons_.emplace_back(std::make_unique<Daemon>());
+    daemon.inbox = NewInbox();
+    ClusterNode::Options options;
+    options.etcd.endpoints = std::move(endpoints);
+    options.etcd.call_timeout = seconds(1);
+    options.etcd.try_timeout = milliseconds(500);
+    options.membership = {"/c/", name, host, {}, /*lease_seconds=*/2, milliseconds(50), "1.2.3"};
+    ClusterNode::Hooks hooks;
+    hooks.post = [inbox = daemon.inbox](absl::AnyInvocable<void()> work) { inbox->Post(std::move(work)); };
+    hooks.remember = [&daemon](const std::vector<std::string>& incarnations, NodeRegistration::Done done) {
+      daemon.state = incarnations;
+      done(absl::OkStatus());
+    };
+    hooks.new_incarnation = [&daemon, host] { return host + std::to_string(++daemon.registrations); };
+    hooks.call_ended = [&daemon](Duration, const absl::Status& outcome) {
+      ++(outcome.ok() ? daemon.answered : daemon.failed);
+    };
+    auto made = ClusterNode::Make(std::move(options), std::move(hooks));
+    EXPECT_TRUE(made.ok()) << made.status();
+    daemon.node = *std::move(made);
+    return daemon;
+  }
+  Daemon& Start(const std::string& name) { return Start(name, "host of " + name, {member_.endpoint()}); }
+
+  void RunUntil(const std::string& what, const std::function<bool()>& done) {
+    const auto deadline = std::chrono::steady_clock::now() + seconds(60);
+    while (!done()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "waited in vain for " << what;
+      for (const auto& daemon : daemons_) {
+        if (auto work = daemon->inbox->Take(milliseconds(5))) work();
+        daemon->node->OnTick();
+      }
+    }
+  }
+  void WaitUntilRegistered(Daemon& daemon) {
+    RunUntil("the registration", [&] { return daemon.node->Status().registered(); });
+  }
+  static std::vector<std::string> Names(const Daemon& daemon) {
+    std::vector<std::string> names;
+    const v1::ClusterStatus status = daemon.node->Status();
+    for (const auto& node : status.nodes()) names.push_back(node.name());
+    return names;
+  }
+  // The lease of the node's key.
+  int64_t LeaseOf(const std::string& name) {
+    etcdserverpb::RangeRequest request;
+    request.set_key("/c/nodes/" + name);
+    int64_t lease = 0;
+    member_.WithModel([&](EtcdModel& model) {
+      const auto found = model.Range(request);
+      if (found.ok() && found->kvs_size() > 0) lease = found->kvs(0).lease();
+    });
+    return lease;
+  }
+
+  EtcdFakeMember member_;
+  std::vector<std::unique_ptr<Daemon>> daemons_;
+
+ private:
+  // They stay until the process ends: gRPC's threads may post after the end of the test.
+  static std::shared_ptr<Inbox> NewInbox() {
+    static auto* const inboxes = new std::vector<std::shared_ptr<Inbox>>;
+    return inboxes->emplace_back(std::make_shared<Inbox>());
+  }
+};
+
+TEST_F(ClusterNodeTest, ShowsItselfAndTheOtherNodes) {
+  Daemon& one = Start("one");
+  Daemon& two = Start("two");
+  EXPECT_EQ(one.node->identity(), nullptr);
+  EXPECT_FALSE(one.node->Status().has_error()) << "no try has ended";
+  EXPECT_FALSE(one.node->Status().etcd_members(0).has_answers());
+  RunUntil("both nodes", [&] { return Names(one).size() == 2 && Names(two).size() == 2; });
+  WaitUntilRegistered(one);
+  const v1::ClusterStatus status = one.node->Status();
+  EXPECT_EQ(status.node(), "one");
+  EXPECT_GT(status.register_time().seconds(), 1'700'000'000);
+  EXPECT_EQ(status.lost_leases(), 0);
+  EXPECT_EQ(status.etcd_members(0).endpoint(), member_.endpoint());
+  EXPECT_TRUE(status.etcd_members(0).answers());
+  EXPECT_EQ(status.nodes(1).name(), "two");
+  EXPECT_EQ(status.nodes(1).host(), "host of two");
+  EXPECT_EQ(status.nodes(1).daemon_version(), "1.2.3");
+  EXPECT_GT(status.nodes(1).register_time().seconds(), 1'700'000'000);
+  EXPECT_EQ(one.node->identity()->key, "/c/nodes/one");
+  EXPECT_GE(one.answered, 3) << "a lease, the name, a list";
+}
+
+TEST_F(ClusterNodeTest, SaysWhichMemberAnswersAndWhyAnotherDoesNot) {
+  std::string gone;
+  {
+    EtcdFakeMember ended;
+    gone = ended.endpoint();
+  }
+  Daemon& daemon = Start("one", "h", {gone, member_.endpoint()});
+  WaitUntilRegistered(daemon);
+  const v1::ClusterStatus status = daemon.node->Status();
+  EXPECT_TRUE(status.etcd_members(0).has_answers() && !status.etcd_members(0).answers());
+  EXPECT_THAT(status.etcd_members(0).error(), HasSubstr("Connection refused"));
+  EXPECT_TRUE(status.etcd_members(1).answers());
+  EXPECT_EQ(status.etcd_members(1).error(), "");
+}
+
+TEST_F(ClusterNodeTest, SaysThatEtcdDoesNotAnswer) {
+  std::string gone;
+  {
+    EtcdFakeMember ended;
+    gone = ended.endpoint();
+  }
+  Daemon& daemon = Start("one", "h", {gone});
+  RunUntil("the error", [&] { return daemon.node->Status().has_error(); });
+  EXPECT_EQ(daemon.node->Status().error().reason(), ledger_reason::kUnavailable);
+  EXPECT_THAT(daemon.node->Status().error().message(), HasSubstr(gone));
+  EXPECT_FALSE(daemon.node->Status().registered());
+  EXPECT_GE(daemon.failed, 1);
+  EXPECT_EQ(daemon.answered, 0);
+}
+
+TEST_F(ClusterNodeTest, RegistersAgainWhenItsLeaseWasLostAndCountsIt) {
+  Daemon& daemon = Start("one");
+  WaitUntilRegistered(daemon);
+  const int64_t before = LeaseOf("one");
+  member_.EndLease(before);
+  RunUntil("the loss", [&] { return daemon.node->Status().lost_leases() == 1; });
+  WaitUntilRegistered(daemon);
+  EXPECT_NE(LeaseOf("one"), before);
+  EXPECT_EQ(daemon.node->Status().lost_leases(), 1);
+  EXPECT_FALSE(daemon.node->Status().has_error());
+}
+
+TEST_F(ClusterNodeTest, WaitsForANameThatAnotherDaemonHas) {
+  Daemon& first = Start("one", "h1", {member_.endpoint()});
+  WaitUntilRegistered(first);
+  Daemon& second = Start("one", "h2", {member_.endpoint()});
+  RunUntil("the refusal", [&] { return second.node->Status().has_error(); });
+  EXPECT_EQ(second.node->Status().error().reason(), ledger_reason::kNodeNameTaken);
+  EXPECT_THAT(second.node->Status().error().message(), HasSubstr("a daemon on host h1 "));
+  EXPECT_EQ(second.node->Status().nodes(0).host(), "h1");
+  EXPECT_EQ(second.node->Status().lost_leases(), 0);
+  absl::Status released = absl::UnknownError("not answered");
+  first.node->Release([&](absl::Status status) { released = std::move(status); });
+  WaitUntilRegistered(second);
+  EXPECT_TRUE(released.ok()) << released;
+  EXPECT_FALSE(first.node->Status().registered());
+}
+
+// The lease is acquired and the nodes are listed at once; both requests are refused.
+TEST_F(ClusterNodeTest, TriesAgainWhatWasRefused) {
+  const grpc::Status denied(grpc::StatusCode::PERMISSION_DENIED, "etcdserver: permission denied");
+  member_.FailNext(denied);
+  member_.FailNext(denied);
+  Daemon& daemon = Start("one");
+  RunUntil("both errors", [&] {
+    const v1::ClusterStatus status = daemon.node->Status();
+    return status.has_error() && status.has_nodes_error();
+  });
+  EXPECT_EQ(daemon.node->Status().error().reason(), ledger_reason::kRefused);
+  EXPECT_EQ(daemon.node->Status().nodes_error().reason(), ledger_reason::kRefused);
+  EXPECT_TRUE(daemon.node->Status().etcd_members(0).answers()) << "a refusal is an answer";
+  RunUntil("the nodes", [&] { return Names(daemon) == std::vector<std::string>{"one"}; });
+  EXPECT_FALSE(daemon.node->Status().has_nodes_error());
+  WaitUntilRegistered(daemon);
+}
+
+TEST_F(ClusterNodeTest, RefusesFilesThatCannotBeRead) {
+  ClusterNode::Options options;
+  options.etcd.endpoints = {member_.endpoint()};
+  options.etcd.tls = EtcdTls{"/none/ca.pem", "", ""};
+  const auto made = ClusterNode::Make(
+      std::move(options),
+      {.post = [](auto) {}, .remember = nullptr, .new_incarnation = nullptr, .call_ended = nullptr});
+  EXPECT_THAT(std::string(made.status().message()), HasSubstr("/none/ca.pem"));
+}
+
+}  // namespace
+}  // namespace ckptd
