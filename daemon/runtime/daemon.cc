@@ -1,3 +1,5 @@
+// The daemon's life: it starts its parts in the order of their needs, serves, drains, and stops them in the
+// reverse order. Longer than other files, because what starts a part and what stops it are read together.
 #include "daemon/runtime/daemon.h"
 
 #include <poll.h>
