@@ -114,12 +114,12 @@ TEST(ReadNodePartsTest, EveryFailedCallIsItself) {
     CrashDisk disk;
     return WriteParts(disk);
   }();
-  for (const auto& [error, reason] : std::vector<std::pair<int, std::string>>{
-           {EIO, "IO_ERROR"}, {EMFILE, "EMFILE"}, {ESTALE, kLookAgain}}) {
+  const std::map<int, std::string> reasons = {{EIO, "IO_ERROR"}, {EMFILE, "EMFILE"}, {ESTALE, kLookAgain}};
+  for (const auto& fault : reasons) {
     for (const FsOp operation : {FsOp::kOpen, FsOp::kStat, FsOp::kReadAt}) {
       int failed = 0;
       const int faults = FailEachCall(
-          operation, error, [](CrashDisk& disk) { WriteParts(disk); },
+          operation, fault.first, [](CrashDisk& disk) { WriteParts(disk); },
           [&](FaultyFileSystem& faulty, CrashDisk& disk) {
             const auto layout = OpenSharedLayout(&faulty, disk.root());
             if (!layout.ok()) {
@@ -128,7 +128,7 @@ TEST(ReadNodePartsTest, EveryFailedCallIsItself) {
             }
             const auto parts = ReadNodeParts(*layout, kSave, digests);
             if (parts.ok()) return;
-            EXPECT_EQ(ReasonOf(parts.status()), reason) << parts.status();
+            EXPECT_EQ(ReasonOf(parts.status()), fault.second) << parts.status();
             ++failed;
           });
       EXPECT_GE(faults, 2) << FsOpName(operation);

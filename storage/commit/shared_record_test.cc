@@ -17,7 +17,6 @@
 #include "storage/commit/look_again.h"
 #include "storage/commit/pointers.h"
 #include "storage/commit/shared_term.h"
-#include "storage/format/names.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/faulty_file_system.h"
 #include "tests/testing/shared_root_fixture.h"
