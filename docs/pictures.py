@@ -277,7 +277,7 @@ LAYERS: List[Tuple[str, List[Tuple[str, str]]]] = [
     ("client/", [("formats/torch", ".pt files"), ("formats/safetensors", "safetensors files")]),
     ("client/", [("formats", "byte sources, dtypes")]),
     ("daemon/", [("runtime", "the program: assembles the rest")]),
-    ("daemon/", [("grpc", "services"), ("handoff", "descriptors"), ("log", "log lines"), ("systemd", "notify, store")]),
+    ("daemon/", [("grpc", "services"), ("handoff", "descriptors"), ("log", "log lines"), ("systemd", "notify, store"), ("cluster", "saves over nodes")]),
     (
         "daemon/",
         [
