@@ -76,12 +76,12 @@ bool MeasuredCopy::TrySlice(char* to, const char* from, size_t size) {
 
 const CopyLoop* MeasuredCopy::Choose() const {
   const auto loops = loops_();
-  const int count = static_cast<int>(loops.size());
-  uint64_t best = kNotHere;
-  for (int i = 0; i < count; ++i) best = std::min(best, Median(i));
-  int chosen = 0;
-  while (Median(chosen) == kNotHere || Median(chosen) > best + best * kTiePercent / 100) ++chosen;
-  return &loops[static_cast<size_t>(chosen)];
+  uint64_t medians[kMaxLoops] = {};  // Read once: another thread may end a turn meanwhile.
+  for (size_t i = 0; i < loops.size(); ++i) medians[i] = Median(static_cast<int>(i));
+  const uint64_t best = *std::min_element(medians, medians + loops.size());
+  size_t chosen = 0;
+  while (medians[chosen] == kNotHere || medians[chosen] > best + best * kTiePercent / 100) ++chosen;
+  return &loops[chosen];
 }
 
 uint64_t MeasuredCopy::Median(int loop) const {
