@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/cluster/backoff.h"
-#include "daemon/cluster/shared_root_io.h"
+#include "daemon/engine/shared_root_io.h"
 #include "daemon/ledger/change_save.h"
 #include "daemon/ledger/checkpoint_readers.h"
 #include "daemon/ledger/compare_and_swap.h"

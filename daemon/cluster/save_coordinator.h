@@ -19,7 +19,7 @@
 #include "daemon/cluster/backoff.h"
 #include "daemon/cluster/checkpoint_publication.h"
 #include "daemon/cluster/save_watch.h"
-#include "daemon/cluster/shared_root_io.h"
+#include "daemon/engine/shared_root_io.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
 #include "daemon/ledger/change_save.h"

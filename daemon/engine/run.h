@@ -20,6 +20,7 @@
 #include "daemon/engine/members.h"
 #include "daemon/engine/root_io.h"
 #include "daemon/engine/save.h"
+#include "daemon/engine/shared_run.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 #include "storage/commit/types.h"
@@ -35,8 +36,9 @@ struct Run {
   uint64_t device = 0, inode = 0;
   uid_t uid = 0;  // The owner; before the run is open, the user who attached its root first.
   std::unique_ptr<RootIo> io;
-  bool open = false;       // The root is open and recovered.
-  bool read_only = false;  // The root takes no changes before it has been scanned.
+  std::unique_ptr<SharedRun> shared;  // Null: the run is of this node alone.
+  bool open = false;                  // The root is open and recovered.
+  bool read_only = false;             // The root takes no changes before it has been scanned.
   bool scanning = false;
   bool degraded = false;  // The file system has not answered for too long.
   ProbeResult probe;

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "daemon/cluster/save_coordinator.h"
-#include "daemon/cluster/shared_root_io.h"
 #include "daemon/cluster/shared_saves.h"
+#include "daemon/engine/shared_root_io.h"
 #include "daemon/ledger/etcd_ledger.h"
 #include "daemon/ledger/run_coordinator.h"
 #include "gtest/gtest.h"

@@ -4,8 +4,8 @@
 // Called on the engine's thread; every callback runs there, once, never inside the call. A hung file system
 // never calls back. A daemon may be paused within any request for longer than its lease, and carry it out
 // when another coordinator has gone on: each is harmless then.
-#ifndef CKPTD_DAEMON_CLUSTER_SHARED_ROOT_IO_H_
-#define CKPTD_DAEMON_CLUSTER_SHARED_ROOT_IO_H_
+#ifndef CKPTD_DAEMON_ENGINE_SHARED_ROOT_IO_H_
+#define CKPTD_DAEMON_ENGINE_SHARED_ROOT_IO_H_
 
 #include <cstdint>
 #include <map>
@@ -63,4 +63,4 @@ class SharedRootIo {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_CLUSTER_SHARED_ROOT_IO_H_
+#endif  // CKPTD_DAEMON_ENGINE_SHARED_ROOT_IO_H_
