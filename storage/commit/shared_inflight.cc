@@ -11,6 +11,7 @@
 #include "storage/commit/shared_inflight.h"
 
 #include <cerrno>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -45,6 +46,17 @@ absl::Status CheckInflightName(const std::string& name) {
   return InvalidArgument(absl::StrCat(name, " is not the name of a save in flight"));
 }
 
+absl::StatusOr<std::vector<SharedInflight>> ListSaves(FileSystem& fs, Handle dir) {
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(dir));
+  std::vector<SharedInflight> saves;
+  for (const DirEntry& entry : entries) {
+    const std::optional<InflightId> id = ParseInflightName(entry.name);
+    if (id.has_value() && entry.type == FileType::kDirectory)
+      saves.push_back({id->tag, id->sequence, entry.name});
+  }
+  return saves;
+}
+
 }  // namespace
 
 absl::StatusOr<SharedInflight> MakeSharedInflight(const SharedLayout& layout, const std::string& tag,
@@ -65,6 +77,14 @@ absl::StatusOr<ScopedHandle> OpenSharedInflight(const SharedLayout& layout, cons
       OpenScoped(*layout.fs, layout.inflight.get(), save.name, OpenMode::kDirectory);
   if (!MayBeAnothersChange(dir.status())) return dir;
   return LookAgain(absl::StrCat("the directory of ", save.tag, " in flight, ", save.name), dir.status());
+}
+
+absl::StatusOr<std::vector<SharedInflight>> ListInFlight(const SharedLayout& layout) {
+  return ListSaves(*layout.fs, layout.inflight.get());
+}
+
+absl::StatusOr<std::vector<SharedInflight>> ListInTrash(const SharedLayout& layout) {
+  return ListSaves(*layout.fs, layout.trash.get());
 }
 
 absl::Status DiscardShared(const SharedLayout& layout, const std::string& name) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,6 +26,10 @@ absl::StatusOr<SharedInflight> MakeSharedInflight(const SharedLayout& layout, co
 // Opens it, on any node. The handle stays valid wherever the directory is moved. LOOK_AGAIN if it is not in
 // flight: this node does not see it yet, or the ledger knows what has become of the save. Never makes it.
 absl::StatusOr<ScopedHandle> OpenSharedInflight(const SharedLayout& layout, const SharedInflight& save);
+
+// As this node sees them now.
+absl::StatusOr<std::vector<SharedInflight>> ListInFlight(const SharedLayout& layout);
+absl::StatusOr<std::vector<SharedInflight>> ListInTrash(const SharedLayout& layout);
 
 // Moves it to the trash. OK: it is not in flight any more, durably, whoever has moved it. For a save that the
 // ledger says has ended otherwise than as a checkpoint, or for a name that the ledger gives to no save.

@@ -10,6 +10,7 @@
 #include "storage/commit/look_again.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/scratch_probe.h"
+#include "storage/commit/shared_run_id.h"
 #include "storage/commit/shared_term.h"
 #include "storage/format/names.h"
 
@@ -59,6 +60,8 @@ absl::StatusOr<int64_t> SharedRootStore::FreeBytes() {
   return space.free_bytes;
 }
 
+absl::StatusOr<std::string> SharedRootStore::RunId() { return SharedRunId(layout_); }
+
 absl::StatusOr<SharedRunRecord> SharedRootStore::LoadRecord(RecordVersion at_least) {
   CKPTD_ASSIGN_OR_RETURN(record_, records_.Load(at_least));
   return record_;
@@ -68,6 +71,17 @@ absl::StatusOr<SharedRootScan> SharedRootStore::Scan() {
   CKPTD_ASSIGN_OR_RETURN(SharedRootScan scan, scanner_.Look());
   MarkCheckpoints(record_, scan.checkpoints);
   return scan;
+}
+
+absl::StatusOr<CommittedCheckpoint> SharedRootStore::FindCheckpoint(const std::string& tag,
+                                                                    int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(fs_, layout_.root, tag));
+  if (target.kind != TargetKind::kCheckpoint || target.summary.sequence() != sequence)
+    return LookAgain(absl::StrCat("checkpoint ", tag, " of sequence ", sequence), "it is not at its tag");
+  std::map<int64_t, CommittedCheckpoint> one = {{sequence, {.summary = target.summary}}};
+  MarkCheckpoints(record_, one);
+  return one.at(sequence);
 }
 
 absl::Status SharedRootStore::CheckTarget(const std::string& tag, const std::vector<std::string>& pointers) {
@@ -136,6 +150,14 @@ absl::StatusOr<SharedInflight> SharedRootStore::MakeInflight(const std::string& 
 
 absl::StatusOr<SharedPlace> SharedRootStore::Find(const SharedInflight& save) {
   return FindShared(layout_, save);
+}
+
+absl::StatusOr<int64_t> SharedRootStore::SequenceAt(const std::string& tag) {
+  CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  CKPTD_ASSIGN_OR_RETURN(const int64_t half_removed, SequenceBeingRemoved(layout_, tag));
+  if (half_removed != 0) return half_removed;
+  CKPTD_ASSIGN_OR_RETURN(const Target target, InspectTarget(fs_, layout_.root, tag));
+  return target.kind == TargetKind::kCheckpoint ? target.summary.sequence() : 0;
 }
 
 absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, const LedgerFacts& facts,

@@ -7,6 +7,7 @@
 //   <root>/<tag>/.ckptd.removed.<sequence>     what `.ckptd` is called while the checkpoint is being removed
 //   <root>/.ckptd/shared/inflight/             <tag>.<sequence>.<unique>/: saves in flight
 //   <root>/.ckptd/shared/trash/                saves that were given up
+//   <root>/.ckptd/shared/run/<id>/             the id of the run
 //   <root>/.ckptd/shared/record.<term>         SharedRunRecord of the coordinator of that term
 //   <root>/.ckptd/shared/term.<term>/          where that coordinator makes pointer files
 //   <root>/.ckptd/shared/scratch.<node>/       only during the node's probe of the file system
@@ -67,10 +68,15 @@ class SharedRootStore {
 
   const ProbeResult& probe() const { return probe_; }
   absl::StatusOr<int64_t> FreeBytes();
+  // The id of the root's run; see shared_run_id.h.
+  absl::StatusOr<std::string> RunId();
   // The record of the run, and then what is in the root, with the record's pins and marks. See
   // SharedRecords::Load and SharedScanner::Look.
   absl::StatusOr<storage::v1::SharedRunRecord> LoadRecord(RecordVersion at_least);
   absl::StatusOr<SharedRootScan> Scan();
+  // One of these checkpoints, without a look at the others, and with the record's pins and marks. LOOK_AGAIN
+  // if it is not at its tag: this node does not see it yet, or it has been removed or replaced.
+  absl::StatusOr<CommittedCheckpoint> FindCheckpoint(const std::string& tag, int64_t sequence);
   // Whether a save may take the tag and the pointers, as RootStore::CheckTarget: for an early answer, which
   // another program may overtake.
   absl::Status CheckTarget(const std::string& tag, const std::vector<std::string>& pointers = {});
@@ -97,6 +103,8 @@ class SharedRootStore {
   absl::Status BeginTerm(int64_t term);
   absl::StatusOr<SharedInflight> MakeInflight(const std::string& tag, int64_t sequence);
   absl::StatusOr<SharedPlace> Find(const SharedInflight& save);
+  // The sequence of ckptd's checkpoint at the tag, also of one that is removed in part. 0: there is none.
+  absl::StatusOr<int64_t> SequenceAt(const std::string& tag);
   // Reads the records of all nodes, makes the manifest, and publishes; see shared_manifest.h and
   // shared_publish.h. 0 also if another coordinator has published it. After BeginTerm, like all that follows
   // but for removals.
@@ -106,6 +114,9 @@ class SharedRootStore {
   // fixes them.
   absl::StatusOr<std::map<std::string, std::string>> InheritedPointers(
       const storage::v1::ManifestSummary& replaced, const storage::v1::ManifestSummary& save);
+  // As this node sees them now; the ledger says which of them have ended.
+  absl::StatusOr<std::vector<SharedInflight>> InFlight() { return ListInFlight(layout_); }
+  absl::StatusOr<std::vector<SharedInflight>> InTrash() { return ListInTrash(layout_); }
   absl::Status Discard(const std::string& name);
   absl::StatusOr<bool> RemoveFromTrash(const std::string& name, RemovalBudget& budget);
   absl::StatusOr<bool> Remove(const std::string& tag, int64_t sequence, RemovalBudget& budget);

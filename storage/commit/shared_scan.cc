@@ -14,21 +14,11 @@
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/look_again.h"
+#include "storage/commit/shared_inflight.h"
 #include "storage/format/names.h"
 
 namespace ckptd {
 namespace {
-
-absl::StatusOr<std::vector<SharedInflight>> ListSaves(FileSystem& fs, Handle dir) {
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(dir));
-  std::vector<SharedInflight> saves;
-  for (const DirEntry& entry : entries) {
-    const std::optional<InflightId> id = ParseInflightName(entry.name);
-    if (id.has_value() && entry.type == FileType::kDirectory)
-      saves.push_back({id->tag, id->sequence, entry.name});
-  }
-  return saves;
-}
 
 absl::StatusOr<int64_t> HighestTerm(FileSystem& fs, Handle shared) {
   CKPTD_ASSIGN_OR_RETURN(const std::vector<DirEntry> entries, fs.List(shared));
@@ -105,8 +95,8 @@ absl::StatusOr<SharedRootScan> SharedScanner::LookOnce() const {
   for (auto& [tag, status] : found.damaged) scan.damaged.push_back({tag, std::move(status)});
   scan.foreign = std::move(found.foreign);
   CKPTD_RETURN_IF_ERROR(FindUnlisted(scan));
-  CKPTD_ASSIGN_OR_RETURN(scan.in_flight, ListSaves(*layout_.fs, layout_.inflight.get()));
-  CKPTD_ASSIGN_OR_RETURN(scan.in_trash, ListSaves(*layout_.fs, layout_.trash.get()));
+  CKPTD_ASSIGN_OR_RETURN(scan.in_flight, ListInFlight(layout_));
+  CKPTD_ASSIGN_OR_RETURN(scan.in_trash, ListInTrash(layout_));
   CKPTD_ASSIGN_OR_RETURN(scan.highest_term, HighestTerm(*layout_.fs, layout_.shared.get()));
   scan.highest_sequence = HighestSequence(scan);
   return scan;
