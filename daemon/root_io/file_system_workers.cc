@@ -43,11 +43,29 @@ void FileSystemWorkers::Post(bool urgent, Work work) {
 void FileSystemWorkers::PostUrgent(Work work) { Post(true, std::move(work)); }
 void FileSystemWorkers::PostIdle(Work work) { Post(false, std::move(work)); }
 
+void FileSystemWorkers::PostLater(Duration delay, Work work) {
+  MutexLock lock(mutex_);
+  if (closed_) return;
+  later_.emplace(clock_->Now() + delay, std::move(work));
+  changed_.SignalAll();
+}
+
+void FileSystemWorkers::TakeDue() {
+  const auto due = later_.upper_bound(clock_->Now());
+  for (auto work = later_.begin(); work != due; ++work) urgent_.push_back(std::move(work->second));
+  later_.erase(later_.begin(), due);
+}
+
+void FileSystemWorkers::WaitForChange() {
+  if (later_.empty()) return changed_.Wait(mutex_);
+  changed_.WaitFor(mutex_, later_.begin()->first - clock_->Now());
+}
+
 // Waits for the next work; nullopt once the worker is to end.
 std::optional<FileSystemWorkers::Work> FileSystemWorkers::Next() {
   MutexLock lock(mutex_);
   busy_since_.reset();
-  while (urgent_.empty() && idle_.empty() && !ending_) changed_.Wait(mutex_);
+  for (TakeDue(); urgent_.empty() && idle_.empty() && !ending_; TakeDue()) WaitForChange();
   if (urgent_.empty() && ending_) {
     closed_ = true;
     busy_since_ = clock_->Now();  // Counts as pending until the thread has ended.
@@ -68,6 +86,8 @@ void FileSystemWorkers::Run() {
   {
     MutexLock lock(mutex_);
     unused.swap(idle_);
+    for (auto& [due, work] : later_) unused.push_back(std::move(work));
+    later_.clear();
   }
   unused.clear();  // Destroys roots that only this work still owns, outside the lock.
   MutexLock lock(mutex_);

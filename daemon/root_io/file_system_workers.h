@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,6 +40,8 @@ class FileSystemWorkers {
   // Thread-safe. Dropped once the worker has ended.
   void PostUrgent(Work work);
   void PostIdle(Work work);
+  // As urgent work, a while later. What is not due yet when the worker is to end is dropped.
+  void PostLater(Duration delay, Work work);
 
   // ---- call on the metadata worker
 
@@ -70,6 +73,8 @@ class FileSystemWorkers {
                     Clock* clock, IoQueueMakers queues);
   void Run();
   std::optional<Work> Next();
+  void TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);        // To the urgent work.
+  void WaitForChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // Or until something is due.
   void Post(bool urgent, Work work);
 
   const std::string name_;
@@ -82,6 +87,7 @@ class FileSystemWorkers {
   CondVar changed_;
   std::deque<Work> urgent_ ABSL_GUARDED_BY(mutex_);
   std::deque<Work> idle_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<Instant, Work> later_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;  // Post drops its work.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;

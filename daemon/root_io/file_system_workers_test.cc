@@ -58,6 +58,39 @@ TEST_F(FileSystemWorkersTest, RunsUrgentWorkFirstAndInOrder) {
   EXPECT_THAT(order, testing::ElementsAre("urgent 1", "urgent 2", "idle 1", "idle 2"));
 }
 
+TEST_F(FileSystemWorkersTest, RunsLaterWorkWhenItIsDueAndBeforeIdleWork) {
+  std::vector<std::string> order;
+  const auto run = [&](const std::string& name) {
+    std::promise<void> done;
+    workers_->PostIdle([&] {
+      order.push_back(name);
+      done.set_value();
+    });
+    ASSERT_EQ(done.get_future().wait_for(seconds(30)), std::future_status::ready);
+  };
+  workers_->PostLater(seconds(20), [&] { order.push_back("after 20 s"); });
+  workers_->PostLater(seconds(10), [&] { order.push_back("after 10 s"); });
+  run("at once");
+  clock_.Advance(seconds(10));
+  run("10 s later");
+  clock_.Advance(seconds(10));
+  run("20 s later");
+  EXPECT_THAT(order, testing::ElementsAre("at once", "after 10 s", "10 s later", "after 20 s", "20 s later"));
+}
+
+TEST_F(FileSystemWorkersTest, WakesForLaterWork) {
+  std::promise<void> done;
+  auto workers =
+      FileSystemWorkers::Start("0:1", PartWriterOptions(), std::make_shared<ChecksumPool>(1), &SystemClock())
+          .value();
+  workers->PostLater(milliseconds(1), [&] { done.set_value(); });
+  EXPECT_EQ(done.get_future().wait_for(seconds(30)), std::future_status::ready);
+  workers->PostLater(std::chrono::hours(1), [] { ADD_FAILURE() << "it is not due"; });
+  workers->BeginEnd();
+  EXPECT_TRUE(workers->WaitEnded(SystemClock().Now() + seconds(30)))
+      << "it does not wait for what is not due";
+}
+
 TEST_F(FileSystemWorkersTest, ReportsSinceWhenAnOperationIsPending) {
   std::promise<void> idle;
   workers_->PostIdle([&] { idle.set_value(); });

@@ -26,10 +26,6 @@ RootSnapshot SnapshotOf(RootStore& store, const ProbeResult& probe) {
 
 }  // namespace
 
-absl::Status RootNotOpen() {
-  return MakeError(absl::StatusCode::kFailedPrecondition, "ROOT_UNREADABLE", "the root is not open");
-}
-
 absl::StatusOr<Inflight*> ThreadedRoot::Find(InflightId64 id) {
   auto found = inflight.find(id);
   if (store == nullptr) return RootNotOpen();
@@ -48,10 +44,7 @@ absl::StatusOr<RootSnapshot> TakeSnapshot(ThreadedRoot& root, FileSystemWorkers&
 absl::StatusOr<RootSnapshot> OpenRoot(ThreadedRoot& root, FileSystemWorkers& workers,
                                       const ThreadedRootIoOptions& options, Clock* clock) {
   if (root.store == nullptr) {
-    root.dir.reset();  // Left by an attempt that failed.
-    CKPTD_ASSIGN_OR_RETURN(ThreadedRootIoFactory::RootDirectory opened, root.open_directory());
-    root.fs = std::move(opened.fs);
-    root.dir = std::move(opened.handle);
+    CKPTD_RETURN_IF_ERROR(root.OpenDirectory());
     const RootStoreOptions store_options = {
         .node = options.node, .io_backend = options.backend, .queues = options.queues};
     CKPTD_ASSIGN_OR_RETURN(root.store, RootStore::Open(root.fs.get(), root.dir.get(), clock, store_options));

@@ -2,40 +2,23 @@
 #ifndef CKPTD_DAEMON_ROOT_IO_THREADED_ROOT_H_
 #define CKPTD_DAEMON_ROOT_IO_THREADED_ROOT_H_
 
-#include <atomic>
-#include <cstdint>
 #include <map>
 #include <memory>
 
-#include "absl/functional/any_invocable.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/engine/root_io.h"
-#include "daemon/root_io/disk_checkpoint_reader.h"
 #include "daemon/root_io/file_system_workers.h"
-#include "daemon/root_io/threaded_root_io.h"
+#include "daemon/root_io/opened_root.h"
+#include "daemon/root_io/root_threads.h"
 #include "storage/base/clock.h"
 #include "storage/commit/root_store.h"
-#include "storage/fs/file_system.h"
 
 namespace ckptd {
 
-// FAILED_PRECONDITION, reason ROOT_UNREADABLE.
-absl::Status RootNotOpen();
-
-// State of one root behind its threads. Used on the metadata worker only, except for the atomics and
-// `readers`; and once `open` is true, `fs` and `dir` no longer change, so other threads may use them.
-struct ThreadedRoot {
-  ThreadedRootIoFactory::OpenRootDirectory open_directory;
-  std::atomic<bool> abandoned{false};  // Set when its RootIo is destroyed: long operations then stop.
-  int32_t stop = 0;                    // 1 at the same time, for reads that take a pointer. Atomic.
-  std::atomic<bool> open{false};
-  std::shared_ptr<FileSystem> fs;
-  ScopedHandle dir;
+// State of a root that this node has for itself, behind its threads. Used on the metadata worker only.
+struct ThreadedRoot : OpenedRoot {
   std::map<InflightId64, Inflight> inflight;
   std::unique_ptr<RootStore> store;
-  OpenManifests manifests;
-  const std::shared_ptr<OpenReaders> readers = std::make_shared<OpenReaders>();
 
   // The in-flight directory of `id`. NOT_FOUND if there is none; FAILED_PRECONDITION, reason ROOT_UNREADABLE,
   // if the root is not open.

@@ -14,6 +14,11 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/statusor.h"
 #include "daemon/engine/root_io.h"
+#include "daemon/engine/shared_files_io.h"
+#include "daemon/root_io/file_system_workers.h"
+#include "daemon/root_io/opened_root.h"
+#include "daemon/root_io/root_threads.h"
+#include "daemon/root_io/shared_disk_root_io.h"
 #include "storage/base/clock.h"
 #include "storage/base/unique_fd.h"
 #include "storage/fs/file_system.h"
@@ -23,22 +28,12 @@
 
 namespace ckptd {
 
-class FileSystemWorkers;
-
-struct ThreadedRootIoOptions {
-  std::string node = "local";
-  IoBackend backend = IoBackend::kAuto;
-  PartWriterOptions writer;  // `direct`: false forbids direct I/O; true leaves it to the probe.
-  int checksum_threads = 1;
-  IoQueueMakers queues = {};  // Makes the queues of both back ends.
-};
-
 // Makes RootIos and owns their threads. Used on the engine's thread, except for Close, which the owner calls
 // when that thread has ended or is about to.
 class ThreadedRootIoFactory {
  public:
-  using Post =
-      std::function<void(absl::AnyInvocable<void()>)>;  // Runs it on the engine's thread; thread-safe.
+  using Post = EngineGate::Post;  // Runs it on the engine's thread; thread-safe.
+  using RootDirectory = ckptd::RootDirectory;
 
   ThreadedRootIoFactory(ThreadedRootIoOptions options, Clock* clock, Post post);
   ~ThreadedRootIoFactory();  // Close(5 s).
@@ -49,12 +44,13 @@ class ThreadedRootIoFactory {
 
   // The same on a file system of a test. `open` is called on the metadata worker at each Open(). Roots of one
   // `device` share their threads.
-  struct RootDirectory {
-    std::shared_ptr<FileSystem> fs;
-    ScopedHandle handle;
-  };
-  using OpenRootDirectory = absl::AnyInvocable<absl::StatusOr<RootDirectory>()>;
-  absl::StatusOr<std::unique_ptr<RootIo>> Make(const std::string& device, OpenRootDirectory open);
+  absl::StatusOr<std::unique_ptr<RootIo>> Make(const std::string& device, RootOpener open);
+
+  // For a root that several nodes share. No lock is taken: what the other nodes do is agreed on elsewhere.
+  absl::StatusOr<std::unique_ptr<SharedFilesIo>> MakeShared(UniqueFd root, std::optional<FileUser> user,
+                                                            SharedRootIdentity identity);
+  absl::StatusOr<std::unique_ptr<SharedFilesIo>> MakeShared(const std::string& device, RootOpener open,
+                                                            SharedRootIdentity identity);
 
   // Stops all callbacks, lets queued operations end, then ends the threads. Returns the names (major:minor)
   // of the file systems that did not answer within `timeout`. Their threads are abandoned and go on using the
@@ -62,15 +58,15 @@ class ThreadedRootIoFactory {
   std::vector<std::string> Close(Duration timeout);
 
  private:
-  class Gate;
   class Io;
 
+  absl::StatusOr<RootThreads> ThreadsOf(const std::string& device);
   absl::StatusOr<std::shared_ptr<FileSystemWorkers>> WorkersOf(const std::string& name);
   void DropUnused();
 
   const ThreadedRootIoOptions options_;
   Clock* const clock_;
-  const std::shared_ptr<Gate> gate_;
+  const std::shared_ptr<EngineGate> gate_;
   const std::shared_ptr<ChecksumPool> checksums_;
   std::map<std::string, std::shared_ptr<FileSystemWorkers>>
       workers_;  // By device, "8:1"; "ask-8:1" answers queries, "scrub-8:1" reads back and removes.

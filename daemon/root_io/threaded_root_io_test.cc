@@ -34,6 +34,7 @@
 #include "storage/commit/verify.h"
 #include "storage/fs/posix_file_system.h"
 #include "tests/testing/faulty_file_system.h"
+#include "tests/testing/file_images.h"
 #include "tests/testing/seccomp.h"
 #include "tests/testing/temp_dir.h"
 
@@ -42,39 +43,6 @@ namespace {
 
 constexpr std::chrono::seconds kTimeout{60};
 constexpr int64_t kBlock = 4096;
-
-// A part in memory as in segments: each image begins at a multiple of 4096 bytes.
-class Images {
- public:
-  void Add(const std::string& path, int64_t size, char seed) {
-    const int64_t space = (size + kBlock - 1) / kBlock * kBlock;
-    std::byte* data = nullptr;
-    if (space > 0) {
-      data = static_cast<std::byte*>(::operator new(space, std::align_val_t(kBlock)));
-      owned_.emplace_back(data);
-      for (int64_t i = 0; i < space; ++i) data[i] = static_cast<std::byte>(seed + i * 7 + i / kBlock);
-    }
-    FileImage image{path, size, {}};
-    if (size > 0) image.runs.push_back(std::span<const std::byte>(data, size));
-    files_.push_back(std::move(image));
-  }
-  const std::vector<FileImage>& files() const { return files_; }
-  std::string Bytes(const std::string& path) const {
-    for (const FileImage& file : files_) {
-      if (file.path == path && file.size > 0) {
-        return std::string(reinterpret_cast<const char*>(file.runs[0].data()), file.size);
-      }
-    }
-    return "";
-  }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const { ::operator delete(data, std::align_val_t(kBlock)); }
-  };
-  std::vector<std::unique_ptr<std::byte, Free>> owned_;
-  std::vector<FileImage> files_;
-};
 
 std::string ReadWhole(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

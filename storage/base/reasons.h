@@ -20,6 +20,8 @@ inline constexpr char kMetricsTooLarge[] = "METRICS_TOO_LARGE";
 inline constexpr char kInvalidPointer[] = "INVALID_POINTER";
 // The job's world is larger than this node's ranks.
 inline constexpr char kMultiNodeUnsupported[] = "MULTI_NODE_UNSUPPORTED";
+// Not in a root that several nodes share.
+inline constexpr char kSharedRootUnsupported[] = "SHARED_ROOT_UNSUPPORTED";
 
 // ---- Who may call
 

@@ -1,0 +1,90 @@
+// The threads behind a RootIo, and how their answers reach the engine's thread.
+#ifndef CKPTD_DAEMON_ROOT_IO_ROOT_THREADS_H_
+#define CKPTD_DAEMON_ROOT_IO_ROOT_THREADS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/functional/any_invocable.h"
+#include "daemon/engine/root_io.h"
+#include "daemon/root_io/file_system_workers.h"
+#include "storage/base/clock.h"
+#include "storage/base/mutex.h"
+#include "storage/commit/shared_scan.h"
+#include "storage/io/part_writer.h"
+#include "storage/io/probe.h"
+
+namespace ckptd {
+
+struct ThreadedRootIoOptions {
+  std::string node = "local";
+  IoBackend backend = IoBackend::kAuto;
+  PartWriterOptions writer;  // `direct`: false forbids direct I/O; true leaves it to the probe.
+  int checksum_threads = 1;
+  IoQueueMakers queues = {};        // Makes the queues of both back ends.
+  Duration staleness = kStaleness;  // For how long names in a root of several nodes may be old.
+};
+
+// Posts callbacks to the engine's thread until it is closed. Thread-safe.
+class EngineGate {
+ public:
+  using Post = std::function<void(absl::AnyInvocable<void()>)>;
+
+  explicit EngineGate(Post post) : post_(std::move(post)) {}
+  void Send(absl::AnyInvocable<void()> work) {
+    MutexLock lock(mutex_);
+    if (post_) post_(std::move(work));
+  }
+  void Close() {
+    MutexLock lock(mutex_);
+    post_ = nullptr;
+  }
+
+ private:
+  Mutex mutex_;
+  Post post_ ABSL_GUARDED_BY(mutex_);
+};
+
+// What the RootIos of one file system share.
+struct RootThreads {
+  ThreadedRootIoOptions options;
+  Clock* clock = nullptr;
+  std::shared_ptr<EngineGate> gate;
+  std::shared_ptr<char> device;                 // Keeps the threads of the file system alive.
+  std::shared_ptr<FileSystemWorkers> metadata;  // And writes.
+  std::shared_ptr<FileSystemWorkers> queries;   // A Begin need not wait behind a commit's syncs.
+  std::shared_ptr<FileSystemWorkers> scrubber;  // Reads back, and removes.
+  std::shared_ptr<ChecksumPool> checksums;
+};
+
+// The answers of one RootIo. Used on the engine's thread; what is not answered when it is destroyed is not
+// answered any more.
+class RootAnswers {
+ public:
+  explicit RootAnswers(std::shared_ptr<EngineGate> gate) : gate_(std::move(gate)) {}
+
+  // A callback for any thread that runs `done` on the engine's thread.
+  template <typename T>
+  absl::AnyInvocable<void(T)> To(Callback<T> done) {
+    ++*pending_;
+    return [gate = gate_, pending = std::weak_ptr<int>(pending_), done = std::move(done)](T result) mutable {
+      gate->Send(
+          [pending = std::move(pending), done = std::move(done), result = std::move(result)]() mutable {
+            if (const std::shared_ptr<int> alive = pending.lock()) {
+              --*alive;
+              done(std::move(result));
+            }
+          });
+    };
+  }
+  bool has_pending() const { return *pending_ > 0; }
+
+ private:
+  const std::shared_ptr<EngineGate> gate_;
+  const std::shared_ptr<int> pending_ = std::make_shared<int>(0);  // Callbacks that have not run.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ROOT_IO_ROOT_THREADS_H_

@@ -1,0 +1,165 @@
+#include "daemon/root_io/shared_disk_root.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/look_again.h"
+
+namespace ckptd {
+namespace {
+
+using storage::v1::FileRecord;
+using storage::v1::NodePartRecord;
+using storage::v1::PartRecord;
+
+// Errors of BuildSharedManifest and ReadNodeParts that no second try mends: the parts are what they are.
+bool IsForGood(const absl::Status& error) {
+  const std::string reason = ReasonOf(error);
+  return reason == reason::kFileConflict || reason == reason::kInvalidArgument ||
+         reason == reason::kMetricsTooLarge || reason == "CORRUPT_PART_RECORD";
+}
+
+}  // namespace
+
+absl::Status SharedDiskRoot::CheckOpen() const { return store == nullptr ? RootNotOpen() : absl::OkStatus(); }
+
+absl::StatusOr<NodePart*> SharedDiskRoot::FindPart(InflightId64 id) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  const auto found = parts.find(id);
+  if (found == parts.end()) return absl::NotFoundError(absl::StrCat("no part of a save has the number ", id));
+  return &found->second;
+}
+
+absl::StatusOr<RootSnapshot> SharedDiskRoot::Open(FileSystemWorkers& workers,
+                                                  const ThreadedRootIoOptions& options, Clock* clock) {
+  if (store == nullptr) {
+    CKPTD_RETURN_IF_ERROR(OpenDirectory());
+    CKPTD_ASSIGN_OR_RETURN(store, SharedRootStore::Open(fs.get(), dir.get(), clock,
+                                                        {.node = identity.node,
+                                                         .io_backend = options.backend,
+                                                         .queues = options.queues,
+                                                         .staleness = options.staleness}));
+  }
+  probe_ = store->probe();
+  absl::Status started = workers.StartIo(options.backend, probe_);
+  if (!started.ok()) {
+    store.reset();
+    return started;
+  }
+  open.store(true);
+  return Scan();
+}
+
+absl::StatusOr<RootSnapshot> SharedDiskRoot::Scan() {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  CKPTD_RETURN_IF_ERROR(store->LoadRecord({}).status());
+  CKPTD_ASSIGN_OR_RETURN(SharedRootScan scan, store->Scan());
+  std::erase_if(damage, [&scan](const auto& mark) { return !scan.checkpoints.contains(mark.first); });
+  for (auto& [sequence, checkpoint] : scan.checkpoints) Mark(checkpoint);
+  committed = scan.checkpoints;
+  RootSnapshot snapshot;
+  snapshot.probe = probe_;
+  snapshot.committed = std::move(scan.checkpoints);
+  snapshot.damaged = std::move(scan.damaged);
+  snapshot.highest_sequence = scan.highest_sequence;
+  snapshot.foreign = std::move(scan.foreign);
+  CKPTD_ASSIGN_OR_RETURN(snapshot.pointers, UpdatePointers(committed));
+  return snapshot;
+}
+
+void SharedDiskRoot::Mark(CommittedCheckpoint& checkpoint) const {
+  const auto found = damage.find(checkpoint.summary.sequence());
+  if (found != damage.end() && !checkpoint.damage) checkpoint.damage = found->second;
+}
+
+NodePartRecord SharedDiskRoot::RecordOf(const std::vector<PartRecord>& ranks) const {
+  NodePartRecord record;
+  record.set_format_version(1);
+  record.set_node(identity.node);
+  record.set_incarnation(identity.incarnation);
+  std::vector<FileRecord> files;
+  for (const PartRecord& rank : ranks) {
+    record.add_ranks(rank.rank());
+    files.insert(files.end(), rank.files().begin(), rank.files().end());
+    *record.mutable_checkpoint() = rank.checkpoint();
+  }
+  std::sort(record.mutable_ranks()->begin(), record.mutable_ranks()->end());
+  std::sort(files.begin(), files.end(), [](const auto& a, const auto& b) { return a.path() < b.path(); });
+  record.mutable_files()->Add(files.begin(), files.end());
+  return record;
+}
+
+absl::StatusOr<SharedFilesIo::Loaded> SharedDiskRoot::Load(const std::string& tag, int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  SharedFilesIo::Loaded loaded;
+  CKPTD_ASSIGN_OR_RETURN(loaded.checkpoint, store->FindCheckpoint(tag, sequence));
+  Mark(loaded.checkpoint);
+  std::erase_if(committed, [&tag](const auto& other) { return other.second.summary.tag() == tag; });
+  committed[sequence] = loaded.checkpoint;
+  CKPTD_ASSIGN_OR_RETURN(loaded.pointers, UpdatePointers(committed));
+  return loaded;
+}
+
+absl::StatusOr<PointerFiles> SharedDiskRoot::SetDamage(int64_t sequence,
+                                                       const std::optional<storage::v1::Damage>& mark) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  const auto found = committed.find(sequence);
+  if (mark) {
+    damage.emplace(sequence, *mark);  // An earlier mark stays.
+  } else {
+    damage.erase(sequence);
+  }
+  if (found != committed.end()) {
+    found->second.damage.reset();
+    Mark(found->second);
+  }
+  return UpdatePointers(committed);
+}
+
+absl::StatusOr<PointerFiles> SharedDiskRoot::UpdatePointers(
+    const std::map<int64_t, CommittedCheckpoint>& checkpoints) {
+  if (!coordinates) return PointerFiles();
+  return store->UpdatePointers(checkpoints);
+}
+
+absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(
+    const SharedRootIo::Publication& publication) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  const LedgerFacts facts = {.tag = publication.save.tag,
+                             .sequence = publication.save.sequence,
+                             .attempt = publication.attempt,
+                             .ordinal = publication.ordinal,
+                             .time_us = publication.time_us};
+  const absl::StatusOr<int64_t> published = store->Publish(publication.save, facts, publication.digests);
+  if (published.ok()) return SharedRootIo::Published{*published, absl::OkStatus()};
+  if (ReasonOf(published.status()) == reason::kTagForeign)
+    return SharedRootIo::Published{0, published.status()};
+  if (!IsForGood(published.status())) return published.status();
+  // It is out of the way before anybody hears that it is given up: nobody can publish it after that.
+  CKPTD_RETURN_IF_ERROR(store->Discard(publication.save.name));
+  return SharedRootIo::Published{0, published.status()};
+}
+
+absl::StatusOr<std::vector<std::string>> SharedDiskRoot::Sweep(int64_t last,
+                                                               const std::set<int64_t>& unfinished) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  const auto has_ended = [&](const SharedInflight& save) {
+    return save.sequence <= last && !unfinished.contains(save.sequence);
+  };
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<SharedInflight> in_flight, store->InFlight());
+  for (const SharedInflight& save : in_flight) {
+    if (has_ended(save)) CKPTD_RETURN_IF_ERROR(store->Discard(save.name));
+  }
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<SharedInflight> in_trash, store->InTrash());
+  std::vector<std::string> removable;
+  for (const SharedInflight& save : in_trash) {
+    if (has_ended(save)) removable.push_back(save.name);
+  }
+  return removable;
+}
+
+}  // namespace ckptd

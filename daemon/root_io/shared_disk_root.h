@@ -1,0 +1,67 @@
+// One root that several nodes share, as the threads of its file system on this node see it.
+#ifndef CKPTD_DAEMON_ROOT_IO_SHARED_DISK_ROOT_H_
+#define CKPTD_DAEMON_ROOT_IO_SHARED_DISK_ROOT_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
+#include "daemon/engine/root_io.h"
+#include "daemon/engine/shared_files_io.h"
+#include "daemon/root_io/file_system_workers.h"
+#include "daemon/root_io/opened_root.h"
+#include "daemon/root_io/root_threads.h"
+#include "daemon/root_io/shared_root_identity.h"
+#include "storage/base/clock.h"
+#include "storage/commit/shared_root_store.h"
+#include "storage/commit/types.h"
+
+namespace ckptd {
+
+// Used on the metadata worker only. LOOK_AGAIN of any call: ask again a little later, for a bounded time.
+struct SharedDiskRoot : OpenedRoot {
+  SharedRootIdentity identity;
+  std::unique_ptr<SharedRootStore> store;
+  std::map<InflightId64, NodePart> parts;  // That this node writes.
+  // As they were seen last; for the pointer files, which the coordinator alone writes.
+  std::map<int64_t, CommittedCheckpoint> committed;
+  // What readers on this node have found, until the daemon ends. (The record of the run would tell the other
+  // nodes; its version would have to be agreed on first.)
+  std::map<int64_t, storage::v1::Damage> damage;
+  bool coordinates = false;  // A term has begun.
+
+  // FAILED_PRECONDITION, reason ROOT_UNREADABLE, if the root is not open.
+  absl::Status CheckOpen() const;
+  absl::StatusOr<NodePart*> FindPart(InflightId64 id);
+
+  // Opens the directory and the store if they are not open, and starts the I/O thread of `workers`.
+  absl::StatusOr<RootSnapshot> Open(FileSystemWorkers& workers, const ThreadedRootIoOptions& options,
+                                    Clock* clock);
+  absl::StatusOr<RootSnapshot> Scan();
+
+  // The record of this node's part, from those of its ranks.
+  storage::v1::NodePartRecord RecordOf(const std::vector<storage::v1::PartRecord>& ranks) const;
+  absl::StatusOr<SharedFilesIo::Loaded> Load(const std::string& tag, int64_t sequence);
+  absl::StatusOr<PointerFiles> SetDamage(int64_t sequence, const std::optional<storage::v1::Damage>& mark);
+  // Of `checkpoints`, if this node coordinates; else none: it does not know what the coordinator has written.
+  absl::StatusOr<PointerFiles> UpdatePointers(const std::map<int64_t, CommittedCheckpoint>& checkpoints);
+
+  absl::StatusOr<SharedRootIo::Published> Publish(const SharedRootIo::Publication& publication);
+  // Moves what has ended to the trash. Returns the names there that may be removed.
+  absl::StatusOr<std::vector<std::string>> Sweep(int64_t last, const std::set<int64_t>& unfinished);
+
+ private:
+  // What readers here have found counts, too.
+  void Mark(CommittedCheckpoint& checkpoint) const;
+
+  ProbeResult probe_;
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_ROOT_IO_SHARED_DISK_ROOT_H_

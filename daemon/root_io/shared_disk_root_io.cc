@@ -1,0 +1,331 @@
+#include "daemon/root_io/shared_disk_root_io.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/root_io/disk_root_io.h"
+#include "daemon/root_io/part_record.h"
+#include "daemon/root_io/shared_disk_root.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+#include "storage/base/status_macros.h"
+#include "storage/commit/look_again.h"
+
+namespace ckptd {
+namespace {
+
+constexpr Duration kLookPause = std::chrono::milliseconds(100);
+// Beyond the time for which names may be old, for a file system that is slow.
+constexpr Duration kLookSlack = std::chrono::seconds(2);
+// What one step of a removal may remove: other work of the metadata worker waits for it.
+constexpr int64_t kNamesPerStep = 1000;
+
+const absl::Status& StatusOf(const absl::Status& status) { return status; }
+template <typename T>
+const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
+bool LooksOld(const absl::Status& status) { return ReasonOf(status) == kLookAgain; }
+// Nobody removes or changes a checkpoint while this node may read it: what is not there is not seen yet.
+bool LooksOldOrDamaged(const absl::Status& status) {
+  return LooksOld(status) || ReasonOf(status) == reason::kNoCheckpoint || absl::IsDataLoss(status);
+}
+
+absl::Status Unsupported(const std::string& what) {
+  return MakeError(absl::StatusCode::kUnimplemented, reason::kSharedRootUnsupported,
+                   absl::StrCat("this version of the daemon does not ", what,
+                                " in a root that several nodes share (`cluster { shared_folders }` in its "
+                                "configuration)"));
+}
+
+// The directory is new, and this daemon writes each file of its ranks once.
+absl::Status WithConflict(const absl::Status& error) {
+  if (ErrnoOf(error) != EEXIST) return error;
+  return MakeError(absl::StatusCode::kAlreadyExists, reason::kFileConflict,
+                   absl::StrCat("ranks of two nodes save one file: ", std::string(error.message())));
+}
+
+absl::Status NotCalled(const char* call) {
+  return absl::InternalError(absl::StrCat(call, " was called of a root that several nodes share"));
+}
+
+class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
+ public:
+  template <typename T>
+  using Callback = ckptd::Callback<T>;
+
+  SharedDiskRootIo(RootThreads threads, RootOpener open, SharedRootIdentity identity)
+      : DiskRootIo(std::move(threads), std::move(open)) {
+    root_->identity = std::move(identity);
+  }
+
+  // ---- The root
+
+  void Open(Callback<absl::StatusOr<RootSnapshot>> done) override {
+    AskUntil(LooksOld, std::move(done),
+             [workers = threads_.metadata, options = threads_.options,
+              clock = threads_.clock](SharedDiskRoot& root) { return root.Open(*workers, options, clock); });
+  }
+  void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override {
+    AskUntil(LooksOld, std::move(done), [](SharedDiskRoot& root) { return root.Scan(); });
+  }
+  void RunId(Callback<absl::StatusOr<std::string>> done) override {
+    AskUntil(LooksOld, std::move(done), [](SharedDiskRoot& root) -> absl::StatusOr<std::string> {
+      CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+      return root.store->RunId();
+    });
+  }
+  void CheckTarget(std::string tag, std::vector<std::string> pointers, Callback<absl::Status> done) override {
+    Ask(std::move(done),
+        [tag = std::move(tag), pointers = std::move(pointers)](SharedDiskRoot& root) -> absl::Status {
+          CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+          return root.store->CheckTarget(tag, pointers);
+        });
+  }
+
+  // ---- This node's part of a save
+
+  void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
+                Callback<absl::Status> done) override {
+    AskUntil(LooksOld, std::move(done),
+             [id, save = SharedInflight{tag, sequence, inflight}](SharedDiskRoot& root) -> absl::Status {
+               CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+               CKPTD_ASSIGN_OR_RETURN(NodePart part, root.store->BeginPart(save, EarlierDaemon::kNone));
+               root.parts.insert_or_assign(id, std::move(part));
+               return absl::OkStatus();
+             });
+  }
+  void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
+  void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
+                  Callback<absl::StatusOr<std::string>> done) override {
+    Ask(std::move(done), [id, parts = std::move(parts)](SharedDiskRoot& root) -> absl::StatusOr<std::string> {
+      CKPTD_ASSIGN_OR_RETURN(NodePart * part, root.FindPart(id));
+      CKPTD_ASSIGN_OR_RETURN(std::string digest, root.store->FinishPart(*part, root.RecordOf(parts)));
+      root.parts.erase(id);  // Its handles; the coordinator goes on with the directory.
+      return digest;
+    });
+  }
+  void Discard(InflightId64 id, Callback<absl::Status> done) override {
+    Ask(std::move(done), [id](SharedDiskRoot& root) {
+      root.parts.erase(id);
+      return absl::OkStatus();
+    });
+  }
+
+  // ---- Checkpoints
+
+  void LoadCheckpoint(const std::string& tag, int64_t sequence,
+                      Callback<absl::StatusOr<Loaded>> done) override {
+    AskUntil(LooksOld, std::move(done),
+             [tag, sequence](SharedDiskRoot& root) { return root.Load(tag, sequence); });
+  }
+  void OpenCheckpoint(std::string tag, int64_t sequence,
+                      Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override {
+    AskUntil(LooksOldOrDamaged, std::move(done),
+             [tag = std::move(tag),
+              sequence](SharedDiskRoot& root) -> absl::StatusOr<std::shared_ptr<CheckpointReader>> {
+               CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+               CKPTD_ASSIGN_OR_RETURN(SharedRootStore::OpenedCheckpoint opened,
+                                      root.store->OpenCheckpoint(tag, sequence));
+               return std::make_shared<DiskCheckpointReader>(root.fs, std::move(opened.dir),
+                                                             root.manifests.Share(std::move(opened.manifest)),
+                                                             root.readers);
+             });
+  }
+  void SetDamage(std::string, int64_t sequence, std::optional<storage::v1::Damage> damage,
+                 Callback<absl::StatusOr<PointerFiles>> done) override {
+    Ask(std::move(done), [sequence, damage = std::move(damage)](SharedDiskRoot& root) {
+      return root.SetDamage(sequence, damage);
+    });
+  }
+  void ReleasePointers(std::string, int64_t sequence, Callback<absl::StatusOr<PointerFiles>> done) override {
+    Ask(std::move(done), [sequence](SharedDiskRoot& root) -> absl::StatusOr<PointerFiles> {
+      CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+      std::map<int64_t, CommittedCheckpoint> others = root.committed;
+      others.erase(sequence);
+      return root.UpdatePointers(others);
+    });
+  }
+
+  // ---- The coordinator
+
+  void BeginTerm(int64_t term, Callback<absl::Status> done) override {
+    Ask(std::move(done), [term](SharedDiskRoot& root) -> absl::Status {
+      CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+      CKPTD_RETURN_IF_ERROR(root.store->BeginTerm(term));
+      root.coordinates = true;
+      return absl::OkStatus();
+    });
+  }
+  void MakeInflight(const std::string& tag, int64_t sequence,
+                    Callback<absl::StatusOr<std::string>> done) override {
+    Ask(std::move(done), [tag, sequence](SharedDiskRoot& root) -> absl::StatusOr<std::string> {
+      CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+      CKPTD_ASSIGN_OR_RETURN(SharedInflight made, root.store->MakeInflight(tag, sequence));
+      return made.name;
+    });
+  }
+  void SequenceAt(const std::string& tag, Callback<absl::StatusOr<int64_t>> done) override {
+    Ask(std::move(done), [tag](SharedDiskRoot& root) -> absl::StatusOr<int64_t> {
+      CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+      return root.store->SequenceAt(tag);
+    });
+  }
+  void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) override {
+    Ask(std::move(done), [save](SharedDiskRoot& root) -> absl::StatusOr<SharedPlace> {
+      CKPTD_RETURN_IF_ERROR(root.CheckOpen());
+      return root.store->Find(save);
+    });
+  }
+  void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) override {
+    Ask(std::move(done), [publication](SharedDiskRoot& root) { return root.Publish(publication); });
+  }
+  void Remove(const std::string& tag, int64_t sequence, Callback<absl::StatusOr<bool>> done) override {
+    threads_.metadata->PostIdle(
+        [root = root_, tag, sequence, answer = answers_.To(std::move(done))]() mutable {
+          if (absl::Status open = root->CheckOpen(); !open.ok()) return answer(open);
+          RemovalBudget budget{.names = kNamesPerStep};
+          const absl::StatusOr<bool> gone = root->store->Remove(tag, sequence, budget);
+          if (gone.ok() && *gone) root->committed.erase(sequence);
+          answer(gone);
+        });
+  }
+  void Sweep(int64_t last, const std::set<int64_t>& unfinished, Callback<absl::Status> done) override {
+    Ask(std::move(done),
+        [root = root_, workers = threads_.metadata, last, unfinished](SharedDiskRoot&) -> absl::Status {
+          CKPTD_ASSIGN_OR_RETURN(std::vector<std::string> removable, root->Sweep(last, unfinished));
+          for (std::string& name : removable) RemoveFromTrash(root, workers, std::move(name));
+          return absl::OkStatus();
+        });
+  }
+
+  // ---- What is not asked of such a root
+
+  void CreateInflight(InflightId64, std::string, int64_t, int64_t, Callback<absl::Status> done) override {
+    Say(std::move(done), NotCalled("CreateInflight"));
+  }
+  void Publish(InflightId64, storage::v1::ManifestSummary, std::vector<storage::v1::PartRecord>,
+               Callback<PublishResult> done) override {
+    Say(std::move(done), PublishResult{PublishOutcome::kFailed, NotCalled("Publish")});
+  }
+  void Evict(std::string, int64_t, Callback<absl::Status> done) override {
+    Say(std::move(done), NotCalled("Evict"));
+  }
+  void SaveRunRecord(storage::v1::RunRecord, Callback<absl::Status> done) override {
+    Say(std::move(done), NotCalled("SaveRunRecord"));
+  }
+  void EmptyTrash(TrashTerms, Callback<absl::StatusOr<TrashLeft>> done) override {
+    Say<absl::StatusOr<TrashLeft>>(std::move(done), TrashLeft());  // The coordinator empties it: Sweep.
+  }
+  void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override {
+    Say<absl::StatusOr<std::vector<TrashedCheckpoint>>>(std::move(done), std::vector<TrashedCheckpoint>());
+  }
+  void Undelete(std::string, int64_t, Callback<absl::StatusOr<Undeleted>> done) override {
+    Say<absl::StatusOr<Undeleted>>(std::move(done), Unsupported("bring checkpoints back"));
+  }
+  void SetPinned(std::string, int64_t, bool, Callback<absl::Status> done) override {
+    Say(std::move(done), Unsupported("pin checkpoints"));
+  }
+  void Adopt(ForeignSurvey, storage::v1::ManifestSummary, Callback<PublishResult> done) override {
+    Say(std::move(done), PublishResult{PublishOutcome::kFailed, Unsupported("adopt checkpoints")});
+  }
+
+ private:
+  template <typename T>
+  struct Looking {
+    std::shared_ptr<SharedDiskRoot> root;
+    std::shared_ptr<FileSystemWorkers> workers;
+    Clock* clock;
+    Instant until;
+    bool (*again)(const absl::Status&);
+    absl::AnyInvocable<T(SharedDiskRoot&)> operation;
+    absl::AnyInvocable<void(T)> answer;
+  };
+
+  // As Ask. An answer for which `again` is true is given when nothing else has been seen for as long as names
+  // may be old; `operation` is run again until then, between other work.
+  template <typename T, typename Operation>
+  void AskUntil(bool (*again)(const absl::Status&), Callback<T> done, Operation operation) {
+    auto looking = std::make_unique<Looking<T>>();
+    looking->root = root_;
+    looking->workers = threads_.metadata;
+    looking->clock = threads_.clock;
+    looking->until = threads_.clock->Now() + threads_.options.staleness + kLookSlack;
+    looking->again = again;
+    looking->operation = std::move(operation);
+    looking->answer = answers_.To(std::move(done));
+    threads_.metadata->PostUrgent([looking = std::move(looking)]() mutable { Look(std::move(looking)); });
+  }
+  template <typename T>
+  static void Look(std::unique_ptr<Looking<T>> looking) {
+    if (looking->root->abandoned.load()) return;
+    T result = looking->operation(*looking->root);
+    if (!looking->again(StatusOf(result)) || looking->clock->Now() >= looking->until)
+      return looking->answer(std::move(result));
+    FileSystemWorkers& on = *looking->workers;
+    on.PostLater(kLookPause, [looking = std::move(looking)]() mutable { Look(std::move(looking)); });
+  }
+
+  // Answers without the file system, and not within the call.
+  template <typename T>
+  void Say(Callback<T> done, T result) {
+    threads_.gate->Send([answer = answers_.To(std::move(done)), result = std::move(result)]() mutable {
+      answer(std::move(result));
+    });
+  }
+
+  static void RemoveFromTrash(std::shared_ptr<SharedDiskRoot> root,
+                              std::shared_ptr<FileSystemWorkers> workers, std::string name) {
+    FileSystemWorkers& on = *workers;
+    on.PostIdle([root = std::move(root), workers = std::move(workers), name = std::move(name)]() mutable {
+      if (root->abandoned.load()) return;
+      RemovalBudget budget{.names = kNamesPerStep};
+      const absl::StatusOr<bool> gone = root->store->RemoveFromTrash(name, budget);
+      if (!gone.ok() || *gone) return;  // After an error the next sweep tries again.
+      RemoveFromTrash(std::move(root), std::move(workers), std::move(name));
+    });
+  }
+};
+
+// On the metadata worker the directories are made, on the I/O thread the files are written.
+void SharedDiskRootIo::WritePart(InflightId64 id, storage::v1::PartRecord record,
+                                 std::vector<FileImage> files,
+                                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                                 Callback<absl::StatusOr<storage::v1::PartRecord>> done) {
+  if (written_bytes == nullptr) written_bytes = std::make_shared<std::atomic<int64_t>>(0);
+  threads_.metadata->PostUrgent(
+      [root = root_, workers = threads_.metadata, id, chunk_bytes = threads_.options.writer.chunk_bytes,
+       record = std::move(record), files = std::move(files), written_bytes = std::move(written_bytes),
+       answer = answers_.To(std::move(done))]() mutable {
+        const absl::StatusOr<NodePart*> part = root->FindPart(id);
+        if (!part.ok()) return answer(part.status());
+        std::vector<std::string> paths;
+        for (const FileImage& file : files) paths.push_back(file.path);
+        if (absl::Status made = root->store->MakeRoomFor(**part, paths); !made.ok()) return answer(made);
+        workers->Write(root->fs.get(), (*part)->target(), std::move(files), std::move(written_bytes),
+                       [root, chunk_bytes, record = std::move(record), answer = std::move(answer)](
+                           absl::StatusOr<std::vector<WrittenFile>> written) mutable {
+                         if (!written.ok()) return answer(WithConflict(written.status()));
+                         answer(PartRecordOf(std::move(record), chunk_bytes, *written));
+                       });
+      });
+}
+
+}  // namespace
+
+std::unique_ptr<SharedFilesIo> MakeSharedDiskRootIo(RootThreads threads, RootOpener open,
+                                                    SharedRootIdentity identity) {
+  return std::make_unique<SharedDiskRootIo>(std::move(threads), std::move(open), std::move(identity));
+}
+
+}  // namespace ckptd

@@ -1,0 +1,432 @@
+// Tests of SharedFilesIo on real directories: three nodes, each with its own threads, share one root.
+#include "daemon/root_io/shared_disk_root_io.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/event_loop.h"
+#include "daemon/root_io/threaded_root_io.h"
+#include "storage/base/clock.h"
+#include "storage/base/errors.h"
+#include "tests/testing/file_images.h"
+#include "tests/testing/temp_dir.h"
+
+namespace ckptd {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr seconds kTimeout{60};
+constexpr int kWorld = 3;
+
+std::string ReadWhole(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+// A rank's only file, of a size of its own.
+Images ImagesOf(int rank, const std::string& path) {
+  Images images;
+  images.Add(path, 100'000 * (rank + 1) + rank, static_cast<char>('a' + rank));
+  return images;
+}
+
+struct Node {
+  std::string name;
+  std::unique_ptr<EventLoop> loop;
+  std::unique_ptr<ThreadedRootIoFactory> factory;
+  std::unique_ptr<SharedFilesIo> io;
+};
+
+class SharedDiskRootIoTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int i = 0; i < kWorld; ++i) {
+      Node& node = nodes_[static_cast<size_t>(i)];
+      node.name = absl::StrCat("node", i);
+      node.loop = std::make_unique<EventLoop>("engine");
+      ThreadedRootIoOptions options;
+      options.backend = IoBackend::kThreads;
+      options.writer.chunk_bytes = 64 << 10;
+      options.staleness = milliseconds(300);
+      node.factory = std::make_unique<ThreadedRootIoFactory>(
+          options, &SystemClock(),
+          [&node](absl::AnyInvocable<void()> work) { node.loop->Post(std::move(work)); });
+      node.io = node.factory
+                    ->MakeShared(UniqueFd(open(dir_.path().c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+                                 std::nullopt, {.node = node.name, .incarnation = "of " + node.name})
+                    .value();
+    }
+  }
+  void TearDown() override {
+    for (Node& node : nodes_) {
+      node.io.reset();
+      EXPECT_THAT(node.factory->Close(kTimeout), IsEmpty());
+      node.factory.reset();
+      node.loop.reset();
+    }
+  }
+  Node& node(int i) { return nodes_[static_cast<size_t>(i)]; }
+
+  // Calls `ask` with a callback on the node's engine thread. Returns what the callback gets.
+  template <typename T, typename Ask>
+  T Wait(Node& node, Ask ask) {
+    auto promise = std::make_shared<std::promise<T>>();
+    std::future<T> answer = promise->get_future();
+    node.loop->Post([promise, ask] { ask([promise](T result) { promise->set_value(std::move(result)); }); });
+    EXPECT_EQ(answer.wait_for(kTimeout), std::future_status::ready) << "no answer";
+    return answer.get();
+  }
+  absl::StatusOr<RootSnapshot> Open(Node& node) {
+    return Wait<absl::StatusOr<RootSnapshot>>(node, [&](auto done) { node.io->Open(std::move(done)); });
+  }
+  void OpenAll() {
+    for (Node& node : nodes_) {
+      const auto snapshot = Open(node);
+      ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+    }
+  }
+  absl::StatusOr<std::string> RunId(Node& node) {
+    return Wait<absl::StatusOr<std::string>>(node, [&](auto done) { node.io->RunId(std::move(done)); });
+  }
+  absl::Status BeginTerm(Node& node, int64_t term) {
+    return Wait<absl::Status>(node, [&](auto done) { node.io->BeginTerm(term, std::move(done)); });
+  }
+  SharedInflight MakeInflight(Node& node, const std::string& tag, int64_t sequence) {
+    const auto name = Wait<absl::StatusOr<std::string>>(
+        node, [&](auto done) { node.io->MakeInflight(tag, sequence, std::move(done)); });
+    EXPECT_TRUE(name.ok()) << name.status();
+    return {tag, sequence, name.value_or("")};
+  }
+  absl::Status OpenPart(Node& node, const SharedInflight& save) {
+    return Wait<absl::Status>(node, [&](auto done) {
+      node.io->OpenPart(save.sequence, save.tag, save.sequence, save.name, std::move(done));
+    });
+  }
+  absl::StatusOr<storage::v1::PartRecord> Write(Node& node, const SharedInflight& save, int rank,
+                                                const std::string& path = "") {
+    storage::v1::PartRecord record;
+    record.set_format_version(1);
+    record.set_rank(rank);
+    record.set_sequence(save.sequence);
+    storage::v1::ManifestSummary& checkpoint = *record.mutable_checkpoint();
+    checkpoint.set_format_version(1);
+    checkpoint.set_run_id("run");
+    checkpoint.set_tag(save.tag);
+    checkpoint.set_sequence(save.sequence);
+    checkpoint.set_attempt(1);
+    checkpoint.set_ordinal(1);
+    checkpoint.set_world_size(kWorld);
+    checkpoint.set_chunk_bytes(64 << 10);
+    (*checkpoint.mutable_pointers())["latest"] = save.tag;
+    const Images images = ImagesOf(rank, path.empty() ? PathOf(rank) : path);
+    return Wait<absl::StatusOr<storage::v1::PartRecord>>(node, [&](auto done) {
+      node.io->WritePart(save.sequence, record, images.files(), nullptr, std::move(done));
+    });
+  }
+  absl::StatusOr<std::string> Finish(Node& node, const SharedInflight& save,
+                                     std::vector<storage::v1::PartRecord> parts) {
+    return Wait<absl::StatusOr<std::string>>(
+        node, [&](auto done) { node.io->FinishPart(save.sequence, parts, std::move(done)); });
+  }
+  static std::string PathOf(int rank) { return absl::StrCat("model/rank_", rank, ".pt"); }
+  // Each node writes the part of its rank. By node: the digest.
+  std::map<std::string, std::string> WriteAll(const SharedInflight& save) {
+    std::map<std::string, std::string> digests;
+    for (int rank = 0; rank < kWorld; ++rank) {
+      const absl::Status opened = OpenPart(node(rank), save);
+      EXPECT_TRUE(opened.ok()) << opened;
+      const auto part = Write(node(rank), save, rank);
+      EXPECT_TRUE(part.ok()) << part.status();
+      if (!part.ok()) continue;
+      const auto digest = Finish(node(rank), save, {*part});
+      EXPECT_TRUE(digest.ok()) << digest.status();
+      digests[node(rank).name] = digest.value_or("");
+    }
+    return digests;
+  }
+  absl::StatusOr<SharedRootIo::Published> Publish(Node& node, const SharedInflight& save,
+                                                  const std::map<std::string, std::string>& digests) {
+    const SharedRootIo::Publication publication = {
+        .save = save, .attempt = 1, .ordinal = 1, .time_us = 1'700'000'000'000'000, .digests = digests};
+    return Wait<absl::StatusOr<SharedRootIo::Published>>(
+        node, [&](auto done) { static_cast<SharedRootIo&>(*node.io).Publish(publication, std::move(done)); });
+  }
+  void Save(Node& coordinator, const std::string& tag, int64_t sequence) {
+    const SharedInflight save = MakeInflight(coordinator, tag, sequence);
+    const auto published = Publish(coordinator, save, WriteAll(save));
+    ASSERT_TRUE(published.ok()) << published.status();
+    ASSERT_TRUE(published->given_up.ok()) << published->given_up;
+    ASSERT_EQ(published->in_the_way, 0);
+  }
+  absl::StatusOr<SharedFilesIo::Loaded> Load(Node& node, const std::string& tag, int64_t sequence) {
+    return Wait<absl::StatusOr<SharedFilesIo::Loaded>>(
+        node, [&](auto done) { node.io->LoadCheckpoint(tag, sequence, std::move(done)); });
+  }
+  absl::StatusOr<std::shared_ptr<CheckpointReader>> OpenCheckpoint(Node& node, const std::string& tag,
+                                                                   int64_t sequence) {
+    return Wait<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
+        node, [&](auto done) { node.io->OpenCheckpoint(tag, sequence, std::move(done)); });
+  }
+  std::set<std::string> NamesIn(const std::string& path) const {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(dir_.path() + "/" + path))
+      names.insert(entry.path().filename());
+    return names;
+  }
+
+  TempDir dir_;
+  std::array<Node, kWorld> nodes_;
+};
+
+TEST_F(SharedDiskRootIoTest, ThreeNodesWriteOneCheckpointAndEachReadsIt) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  for (Node& reads : nodes_) {
+    const auto loaded = Load(reads, "step_1", 1);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->checkpoint.summary.file_count(), kWorld);
+    EXPECT_EQ(loaded->checkpoint.summary.world_size(), kWorld);
+    const auto reader = OpenCheckpoint(reads, "step_1", 1);
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    for (int rank = 0; rank < kWorld; ++rank) {
+      const std::string saved = ImagesOf(rank, PathOf(rank)).Bytes(PathOf(rank));
+      std::string bytes(saved.size(), '\0');
+      const absl::Status read = (*reader)->Read(PathOf(rank), 0, std::as_writable_bytes(std::span(bytes)));
+      ASSERT_TRUE(read.ok()) << read;
+      EXPECT_TRUE(bytes == saved) << "rank " << rank << " on " << reads.name;
+    }
+    const auto snapshot =
+        Wait<absl::StatusOr<RootSnapshot>>(reads, [&](auto done) { reads.io->Rescan(std::move(done)); });
+    ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+    EXPECT_EQ(snapshot->committed.count(1), 1u);
+    EXPECT_EQ(snapshot->highest_sequence, 1);
+  }
+  // The coordinator alone writes the pointer file, when it loads what it has published.
+  EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_1");
+  EXPECT_THAT(Load(node(0), "step_1", 1)->pointers.holders, ElementsAre(1));
+  EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), IsEmpty());
+}
+
+TEST_F(SharedDiskRootIoTest, AllNodesFindOneRunWhoeverOpensTheRootFirst) {
+  EXPECT_EQ(ReasonOf(RunId(node(0)).status()), "ROOT_UNREADABLE") << "it is not open yet";
+  OpenAll();
+  std::vector<std::future<absl::StatusOr<std::string>>> ids;
+  for (Node& asks : nodes_) {
+    auto promise = std::make_shared<std::promise<absl::StatusOr<std::string>>>();
+    ids.push_back(promise->get_future());
+    asks.loop->Post([&asks, promise] {
+      asks.io->RunId([promise](absl::StatusOr<std::string> id) { promise->set_value(std::move(id)); });
+    });
+  }
+  std::set<std::string> different;
+  for (auto& id : ids) {
+    ASSERT_EQ(id.wait_for(kTimeout), std::future_status::ready);
+    const auto answer = id.get();
+    ASSERT_TRUE(answer.ok()) << answer.status();
+    different.insert(*answer);
+  }
+  EXPECT_EQ(different.size(), 1u);
+}
+
+TEST_F(SharedDiskRootIoTest, TwoNodesThatWriteOneFileAreRefusedBeforeTheManifest) {
+  OpenAll();
+  const SharedInflight save = MakeInflight(node(0), "step_1", 1);
+  ASSERT_TRUE(OpenPart(node(0), save).ok());
+  ASSERT_TRUE(OpenPart(node(1), save).ok());
+  ASSERT_TRUE(Write(node(0), save, 0, "model.pt").ok());
+  EXPECT_EQ(ReasonOf(Write(node(1), save, 1, "model.pt").status()), "FILE_CONFLICT");
+  EXPECT_TRUE(ReadWhole(dir_.path() + "/.ckptd/shared/inflight/" + save.name + "/model.pt") ==
+              ImagesOf(0, "model.pt").Bytes("model.pt"));
+}
+
+TEST_F(SharedDiskRootIoTest, PartsThatMakeNoCheckpointAreGivenUpForGood) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  const SharedInflight save = MakeInflight(node(0), "step_1", 1);
+  std::map<std::string, std::string> digests = WriteAll(save);
+  digests.erase(node(2).name);  // A rank has no part.
+  const auto published = Publish(node(0), save, digests);
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_EQ(ReasonOf(published->given_up), "INVALID_ARGUMENT") << published->given_up;
+  EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), IsEmpty());
+  EXPECT_THAT(NamesIn(".ckptd/shared/trash"), ElementsAre(save.name));
+  const auto place =
+      Wait<absl::StatusOr<SharedPlace>>(node(1), [&](auto done) { node(1).io->Find(save, std::move(done)); });
+  EXPECT_EQ(place.value(), SharedPlace::kInTrash);
+}
+
+TEST_F(SharedDiskRootIoTest, WhatAnotherProgramHasAtTheTagGivesTheSaveUp) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  const SharedInflight save = MakeInflight(node(0), "step_1", 1);
+  const auto digests = WriteAll(save);
+  std::filesystem::create_directories(dir_.path() + "/step_1/theirs");
+  const auto published = Publish(node(0), save, digests);
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_EQ(ReasonOf(published->given_up), "TAG_FOREIGN") << published->given_up;
+  EXPECT_TRUE(std::filesystem::exists(dir_.path() + "/step_1/theirs"));
+}
+
+TEST_F(SharedDiskRootIoTest, ErrorOfTheDiskGivesNothingUp) {
+  OpenAll();
+  const SharedInflight save = MakeInflight(node(0), "step_1", 1);
+  const auto digests = WriteAll(save);
+  // No term has begun: the coordinator may not publish yet.
+  EXPECT_FALSE(Publish(node(0), save, digests).ok());
+  EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), ElementsAre(save.name));
+}
+
+TEST_F(SharedDiskRootIoTest, AResaveHasItsOwnCheckpointInTheWayUntilThatIsRemoved) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  const SharedInflight again = MakeInflight(node(0), "step_1", 2);
+  const auto digests = WriteAll(again);
+  const auto at = [&](Node& looks) {
+    return Wait<absl::StatusOr<int64_t>>(looks,
+                                         [&](auto done) { looks.io->SequenceAt("step_1", std::move(done)); })
+        .value();
+  };
+  EXPECT_EQ(at(node(1)), 1);
+  EXPECT_EQ(Publish(node(0), again, digests)->in_the_way, 1);
+  const auto gone = Wait<absl::StatusOr<bool>>(
+      node(0), [&](auto done) { node(0).io->Remove("step_1", 1, std::move(done)); });
+  ASSERT_TRUE(gone.ok()) << gone.status();
+  EXPECT_TRUE(*gone);
+  EXPECT_EQ(at(node(1)), 0);
+  EXPECT_EQ(ReasonOf(OpenCheckpoint(node(1), "step_1", 1).status()), "NO_CHECKPOINT");
+  const auto published = Publish(node(0), again, digests);
+  EXPECT_EQ(published->in_the_way, 0);
+  EXPECT_TRUE(published->given_up.ok()) << published->given_up;
+  EXPECT_EQ(at(node(2)), 2);
+}
+
+TEST_F(SharedDiskRootIoTest, SweepRemovesWhatHasEndedAndNothingElse) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  const SharedInflight ended = MakeInflight(node(0), "step_1", 1),
+                       goes_on = MakeInflight(node(0), "step_2", 2),
+                       later = MakeInflight(node(0), "step_3", 3);
+  ASSERT_TRUE(OpenPart(node(1), ended).ok());
+  ASSERT_TRUE(Write(node(1), ended, 1).ok());
+  const absl::Status swept =
+      Wait<absl::Status>(node(0), [&](auto done) { node(0).io->Sweep(2, {2}, std::move(done)); });
+  ASSERT_TRUE(swept.ok()) << swept;
+  EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), ElementsAre(goes_on.name, later.name));
+  // Work of the same thread, behind the removal.
+  const auto gone =
+      Wait<absl::StatusOr<bool>>(node(0), [&](auto done) { node(0).io->Remove("none", 9, std::move(done)); });
+  ASSERT_TRUE(gone.ok()) << gone.status();
+  EXPECT_THAT(NamesIn(".ckptd/shared/trash"), IsEmpty());
+  // The late node hears that its part has failed, or writes where nobody looks.
+  Finish(node(1), ended, {}).status().IgnoreError();
+  EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), ElementsAre(goes_on.name, later.name));
+}
+
+TEST_F(SharedDiskRootIoTest, DirectoryThatANodeDoesNotSeeYetIsLookedForAgain) {
+  OpenAll();
+  const SharedInflight save = MakeInflight(node(0), "step_1", 1);
+  const std::string there = dir_.path() + "/.ckptd/shared/inflight/" + save.name;
+  const std::string hidden = dir_.path() + "/hidden";
+  std::filesystem::rename(there, hidden);
+  auto promise = std::make_shared<std::promise<absl::Status>>();
+  std::future<absl::Status> opened = promise->get_future();
+  node(1).loop->Post([&] {
+    node(1).io->OpenPart(1, save.tag, 1, save.name,
+                         [promise](absl::Status status) { promise->set_value(status); });
+  });
+  // Work behind it on the same thread: it has looked once by then.
+  ASSERT_TRUE(RunId(node(1)).ok());
+  EXPECT_NE(opened.wait_for(seconds(0)), std::future_status::ready);
+  std::filesystem::rename(hidden, there);
+  ASSERT_EQ(opened.wait_for(kTimeout), std::future_status::ready);
+  const absl::Status status = opened.get();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(SharedDiskRootIoTest, DirectoryThatNeverAppearsIsAnErrorThatNamesIt) {
+  OpenAll();
+  const SharedInflight save{"step_1", 1, "step_1.1.00000000000000aa"};
+  const absl::Status opened = OpenPart(node(1), save);
+  EXPECT_EQ(ReasonOf(opened), "LOOK_AGAIN");
+  EXPECT_THAT(std::string(opened.message()), HasSubstr(save.name));
+  EXPECT_EQ(OpenPart(node(1), save).code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(SharedDiskRootIoTest, DiscardEndsThisNodesPartAndLeavesTheDirectory) {
+  OpenAll();
+  const SharedInflight save = MakeInflight(node(0), "step_1", 1);
+  ASSERT_TRUE(OpenPart(node(1), save).ok());
+  const auto part = Write(node(1), save, 1);
+  ASSERT_TRUE(part.ok()) << part.status();
+  const auto discard = [&] {
+    return Wait<absl::Status>(node(1), [&](auto done) { node(1).io->Discard(1, std::move(done)); });
+  };
+  EXPECT_TRUE(discard().ok());
+  EXPECT_TRUE(discard().ok()) << "also of a part that was never made";
+  EXPECT_TRUE(absl::IsNotFound(Finish(node(1), save, {*part}).status()));
+  EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), ElementsAre(save.name));
+}
+
+TEST_F(SharedDiskRootIoTest, DamageThatAReaderFindsIsKnownToThisNode) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  Save(node(0), "step_2", 2);
+  ASSERT_TRUE(Load(node(0), "step_1", 1).ok());
+  ASSERT_TRUE(Load(node(0), "step_2", 2).ok());
+  EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_2");
+  storage::v1::Damage damage;
+  damage.set_message("a wrong checksum");
+  const auto marked = Wait<absl::StatusOr<PointerFiles>>(
+      node(0), [&](auto done) { node(0).io->SetDamage("step_2", 2, damage, std::move(done)); });
+  ASSERT_TRUE(marked.ok()) << marked.status();
+  EXPECT_THAT(marked->holders, ElementsAre(1));
+  EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_1");
+  const auto snapshot =
+      Wait<absl::StatusOr<RootSnapshot>>(node(0), [&](auto done) { node(0).io->Rescan(std::move(done)); });
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  EXPECT_TRUE(snapshot->committed.at(2).damage.has_value());
+  EXPECT_FALSE(snapshot->committed.at(1).damage.has_value());
+  EXPECT_FALSE(Load(node(1), "step_2", 2)->checkpoint.damage.has_value())
+      << "another node does not know it yet";
+}
+
+TEST_F(SharedDiskRootIoTest, WhatItCannotDoYetIsSaidAndChangesNothing) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  const absl::Status pinned = Wait<absl::Status>(
+      node(0), [&](auto done) { node(0).io->SetPinned("step_1", 1, true, std::move(done)); });
+  EXPECT_EQ(ReasonOf(pinned), "SHARED_ROOT_UNSUPPORTED");
+  EXPECT_TRUE(absl::IsUnimplemented(pinned));
+  const auto undeleted = Wait<absl::StatusOr<Undeleted>>(
+      node(0), [&](auto done) { node(0).io->Undelete("step_1", 1, std::move(done)); });
+  EXPECT_EQ(ReasonOf(undeleted.status()), "SHARED_ROOT_UNSUPPORTED");
+  EXPECT_FALSE(Load(node(0), "step_1", 1)->checkpoint.pinned);
+}
+
+}  // namespace
+}  // namespace ckptd
