@@ -127,7 +127,11 @@ absl::Status RemoveFileWithin(FileSystem& fs, Handle dir, const DirEntry& entry,
 absl::Status MoveUp(FileSystem& fs, Handle from, const std::string& name, Handle top) {
   std::random_device random;
   const uint64_t unique = uint64_t{random()} << 32 | random();
-  return fs.Rename(from, name, top, absl::StrCat(".deep.", absl::Hex(unique)), RenameMode::kNoReplace);
+  const std::string unused = absl::StrCat(".deep.", absl::Hex(unique));
+  const absl::Status moved = fs.Rename(from, name, top, unused, RenameMode::kNoReplace);
+  // Not every shared file system has that mode. Nothing else has the name, so there is nothing to replace.
+  if (ErrnoOf(moved) != EINVAL) return moved;
+  return fs.Rename(from, name, top, unused, RenameMode::kReplace);
 }
 
 }  // namespace

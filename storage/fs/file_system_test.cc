@@ -194,5 +194,26 @@ TEST_F(FileSystemHelpersTest, ReportsADirectoryThatCannotBeRemoved) {
   EXPECT_EQ(faulty_.open_handles(), 0);
 }
 
+// Some network file systems refuse every mode but that of rename(2).
+TEST_F(FileSystemHelpersTest, RemovesADeepTreeWhereOnlyPlainRenamesWork) {
+  std::string path = "tree";
+  for (size_t i = 0; i < kMaxOpenLevels + 5; ++i) path += "/d";
+  ASSERT_TRUE(MakeDirsDurably(*posix_, dir(), path).ok());
+  faulty_.Fail({.op = FsOp::kRename, .error = EINVAL});
+  const absl::Status removed = RemoveTree(faulty_, dir(), "tree");
+  EXPECT_TRUE(removed.ok()) << removed;
+  EXPECT_EQ(faulty_.Count(FsOp::kRename), 2);
+  EXPECT_THAT(Names(), ElementsAre());
+}
+
+TEST_F(FileSystemHelpersTest, DeepTreeThatCannotBeMovedIsAnError) {
+  std::string path = "tree";
+  for (size_t i = 0; i < kMaxOpenLevels + 5; ++i) path += "/d";
+  ASSERT_TRUE(MakeDirsDurably(*posix_, dir(), path).ok());
+  faulty_.Fail({.op = FsOp::kRename, .error = EIO});
+  EXPECT_EQ(ErrnoOf(RemoveTree(faulty_, dir(), "tree")), EIO);
+  EXPECT_EQ(faulty_.Count(FsOp::kRename), 1);
+}
+
 }  // namespace
 }  // namespace ckptd
