@@ -377,6 +377,41 @@ TEST_F(SharedCommitTest, CoordinatorThatWasPausedWhileItGaveUpPublishesNothing) 
   }
 }
 
+// Two coordinators are paused, one after the other, and a third one does what they have begun, and more.
+TEST_F(SharedCommitTest, CoordinatorsThatWerePausedInTurnBringNothingBack) {
+  const SharedInflight save = SaveOf(5), younger = SaveOf(9);
+  for (const bool removing : {false, true}) {
+    size_t paused = 2;
+    int histories = 0;
+    for (int i = 1; paused > 0; ++i) {
+      paused = 2;
+      for (int j = 1; paused == 2; ++j) {
+        CrashDisk disk;
+        removing ? PlantPublished(disk, save) : PlantInFlight(disk, save);
+        PlantInFlight(disk, younger);
+        Coordinator first(&disk, 1), second(&disk, 2), third(&disk, 3);
+        const auto act = [&](Coordinator& late) {
+          (removing ? late.Remove(save) : late.GoOn(save)).IgnoreError();
+        };
+        paused = RunPausedInTurn(disk, {i, j},
+                                 {[&] { act(first); }, [&] { act(second); },
+                                  [&] {
+                                    const absl::Status gone_on =
+                                        removing ? absl::OkStatus() : third.GoOn(save);
+                                    EXPECT_EQ(gone_on, absl::OkStatus());
+                                    EXPECT_EQ(third.Remove(save), absl::OkStatus());
+                                    EXPECT_EQ(third.Publish(younger).value(), 0);
+                                  }});
+        if (paused < 2) break;
+        ++histories;
+        ExpectWhole(disk, younger);
+        ExpectWhole(*disk.CutPower(Loss::kEverything, 1), younger);
+      }
+    }
+    EXPECT_GT(histories, 20);
+  }
+}
+
 // ---- removal
 
 TEST_F(SharedCommitTest, RemovesACheckpointAndItsName) {

@@ -26,11 +26,14 @@
 #include "storage/commit/shared_manifest.h"
 #include "storage/commit/shared_publish.h"
 #include "storage/commit/shared_removal.h"
+#include "storage/fs/posix_file_system.h"
+#include "storage/io/io_queue.h"
 #include "storage/io/part_writer.h"
 #include "tests/testing/crash_disk.h"
 #include "tests/testing/crash_io_queue.h"
 #include "tests/testing/faulty_file_system.h"
 #include "tests/testing/shared_root_fixture.h"
+#include "tests/testing/temp_dir.h"
 
 namespace ckptd {
 namespace {
@@ -81,9 +84,9 @@ struct Daemon {
   EarlierDaemon earlier = EarlierDaemon::kNone;
 };
 
-// Writes the files of all ranks through the part writer and its queue. `fs`: `disk`, or what wraps it.
-absl::Status WriteFiles(FileSystem& fs, CrashDisk& disk, Handle target, const Daemon& daemon) {
-  auto io = IoThread::Start("shared-part", CrashQueueFactory(&disk));
+// Writes the files of all ranks through the part writer and a queue.
+absl::Status WriteFiles(FileSystem& fs, IoQueueFactory queue, Handle target, const Daemon& daemon) {
+  auto io = IoThread::Start("shared-part", std::move(queue));
   CKPTD_RETURN_IF_ERROR(io.status());
   ChecksumPool checksums(1);
   PartWriter writer(io->get(), &checksums, {.chunk_bytes = kSharedChunkBytes, .depth = 4});
@@ -103,6 +106,7 @@ absl::Status WriteFiles(FileSystem& fs, CrashDisk& disk, Handle target, const Da
   return answer.get();
 }
 
+// `fs`: `disk`, or what wraps it.
 absl::StatusOr<std::string> WritePart(FileSystem& fs, CrashDisk& disk, const Daemon& daemon) {
   CKPTD_ASSIGN_OR_RETURN(const SharedLayout layout, OpenSharedLayout(&fs, disk.root()));
   CKPTD_ASSIGN_OR_RETURN(const NodePart part, BeginNodePart(layout, kSave, daemon.node, daemon.earlier));
@@ -110,7 +114,7 @@ absl::StatusOr<std::string> WritePart(FileSystem& fs, CrashDisk& disk, const Dae
       SharedRecordOf(kSave, daemon.node, daemon.ranks, daemon.world_size,
                      "incarnation of " + std::string(1, daemon.flavour), daemon.flavour);
   for (const int rank : daemon.ranks) CKPTD_RETURN_IF_ERROR(MakeRoomFor(fs, part, SharedFilesOf(rank)));
-  CKPTD_RETURN_IF_ERROR(WriteFiles(fs, disk, part.target(), daemon));
+  CKPTD_RETURN_IF_ERROR(WriteFiles(fs, CrashQueueFactory(&disk), part.target(), daemon));
   return FinishNodePart(fs, part, record);
 }
 
@@ -244,6 +248,33 @@ TEST(SharedPartTest, FailedCallIsAnErrorOrChangesNothing) {
   }
 }
 
+TEST(SharedPartTest, BothBackEndsWriteOnARealFileSystem) {
+  for (const IoQueueFactory& queue :
+       std::vector<IoQueueFactory>{[] { return MakeUringQueue(4); }, [] { return MakeThreadQueue(2); }}) {
+    if (ReasonOf(queue().status()) == "IO_URING_UNAVAILABLE") continue;
+    const TempDir root;
+    const auto fs = MakePosixFileSystem();
+    ASSERT_TRUE(fs.ok()) << fs.status();
+    ASSERT_TRUE(MakeDirsDurably(**fs, root.fd(), kInflight + "/.ckptd").ok());
+    const SharedLayout layout = OpenShared(**fs, root.fd());
+    for (const Daemon& daemon : {Daemon{.flavour = 'x'}, Successor('b')}) {
+      const auto part = BeginNodePart(layout, kSave, "a", daemon.earlier);
+      ASSERT_TRUE(part.ok()) << part.status();
+      for (const int rank : daemon.ranks) ASSERT_TRUE(MakeRoomFor(**fs, *part, SharedFilesOf(rank)).ok());
+      const absl::Status written = WriteFiles(**fs, queue, part->target(), daemon);
+      ASSERT_TRUE(written.ok()) << written;
+      const auto digest =
+          FinishNodePart(**fs, *part, SharedRecordOf(kSave, "a", {0, 1}, 2, "i", daemon.flavour));
+      ASSERT_TRUE(digest.ok()) << digest.status();
+      if (daemon.flavour == 'x') continue;
+      ASSERT_EQ(Publish(layout, *digest, 1).value(), 0);
+    }
+    for (const std::string& path : SharedFilesOf(1))
+      EXPECT_EQ(ReadSmallFile(**fs, root.fd(), "step_1/" + path, 1 << 20).value(),
+                SharedBytesOf(kSave, path, 'b'));
+  }
+}
+
 // ---- daemons that died, and daemons that are late
 
 // A killed daemon's writes land when its successor is durable.
@@ -301,7 +332,7 @@ TEST(SharedPartTest, SuccessorThatWasPausedLeavesTheCheckpointOfALaterOneWhole) 
       const auto part = BeginNodePart(layout, kSave, "a", EarlierDaemon::kMayHaveWritten);
       ASSERT_TRUE(part.ok()) << part.status();
       for (const int rank : {0, 1}) ASSERT_TRUE(MakeRoomFor(disk, *part, SharedFilesOf(rank)).ok());
-      ASSERT_TRUE(WriteFiles(disk, disk, part->target(), Successor('b')).ok());
+      ASSERT_TRUE(WriteFiles(disk, CrashQueueFactory(&disk), part->target(), Successor('b')).ok());
       const auto digest = FinishNodePart(disk, *part, record);
       ASSERT_TRUE(digest.ok()) << digest.status();
       ASSERT_EQ(Publish(layout, *digest, 1).value(), 0);

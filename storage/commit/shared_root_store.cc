@@ -167,7 +167,11 @@ absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, con
   if (place == SharedPlace::kPublished) return 0;
   CKPTD_ASSIGN_OR_RETURN(const std::vector<NodePartRecord> parts, ReadNodeParts(layout_, save, digests));
   CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, BuildSharedManifest(facts, parts));
-  return PublishShared(layout_, save, manifest, term_.number);
+  const absl::StatusOr<int64_t> published = PublishShared(layout_, save, manifest, term_.number);
+  // Its node has said that the file is durable: its size is not seen yet, or somebody has cut or removed it.
+  if (ReasonOf(published.status()) == reason::kShortFile)
+    return LookAgain(absl::StrCat("a file of ", save.tag), published.status());
+  return published;
 }
 
 absl::StatusOr<std::map<std::string, std::string>> SharedRootStore::InheritedPointers(

@@ -152,6 +152,25 @@ TEST_F(SharedRootStoreTest, RecordThatIsNotSeenYetIsLookedForAgain) {
   EXPECT_EQ(coordinator->Find(*save).value(), SharedPlace::kInFlight);
 }
 
+TEST_F(SharedRootStoreTest, FileThatIsNotSeenYetIsLookedForAgain) {
+  const Store coordinator = Open("a");
+  ASSERT_TRUE(coordinator->BeginTerm(1).ok());
+  const auto save = coordinator->MakeInflight("step_1", 5);
+  ASSERT_TRUE(save.ok());
+  const auto published = [&] {
+    const std::string path = ".ckptd/shared/inflight/" + save->name + "/state_1.pt";
+    const Store b = Open("b");
+    digests_ = {{"a", WritePart(*coordinator, *save, "a", 0)}, {"b", WritePart(*b, *save, "b", 1)}};
+    EXPECT_TRUE(disk_.Remove(disk_.root(), path, FileType::kRegular).ok());
+    const auto early = coordinator->Publish(*save, FactsOf(*save), digests_);
+    disk_.Plant(path, SharedBytesOf(*save, "state_1.pt"));
+    return early.status();
+  }();
+  EXPECT_EQ(ReasonOf(published), kLookAgain);
+  EXPECT_THAT(std::string(published.message()), ::testing::HasSubstr("state_1.pt"));
+  EXPECT_EQ(coordinator->Publish(*save, FactsOf(*save), digests_).value(), 0);
+}
+
 TEST_F(SharedRootStoreTest, SaveThatEndedIsDiscardedAndRemoved) {
   const Store coordinator = Open("a");
   const auto save = coordinator->MakeInflight("step_1", 5);

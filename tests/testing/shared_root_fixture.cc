@@ -79,16 +79,23 @@ absl::StatusOr<std::string> WriteSharedPart(FileSystem& fs, const SharedLayout& 
 
 bool RunPaused(CrashDisk& disk, int pause, const std::function<void()>& first,
                const std::function<void()>& other) {
-  int changes = 0;
-  bool paused = false;
+  return RunPausedInTurn(disk, {pause}, {first, other}) == 1;
+}
+
+size_t RunPausedInTurn(CrashDisk& disk, const std::vector<int>& pauses,
+                       const std::vector<std::function<void()>>& actors) {
+  size_t running = 0;  // The latest actor that began.
+  int changes = 0;     // Its own.
+  bool resumed = false;
   disk.OnChange([&](const std::string&) {
-    if (paused || ++changes != pause) return;
-    paused = true;
-    other();
+    if (resumed || running == pauses.size() || ++changes != pauses[running]) return;
+    changes = 0;
+    actors[++running]();
+    resumed = true;  // Who goes on is not paused again.
   });
-  first();
+  actors[0]();
   disk.OnChange(nullptr);
-  return paused;
+  return running;
 }
 
 std::vector<std::unique_ptr<CrashDisk>> CrashEverywhere(CrashDisk& disk,

@@ -3,6 +3,7 @@
 #ifndef CKPTD_TESTS_TESTING_SHARED_ROOT_FIXTURE_H_
 #define CKPTD_TESTS_TESTING_SHARED_ROOT_FIXTURE_H_
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -53,6 +54,12 @@ absl::StatusOr<std::string> WriteSharedPart(FileSystem& fs, const SharedLayout& 
 // Runs `first`; at its `pause`th change, `other` runs from beginning to end. False: it has fewer changes.
 bool RunPaused(CrashDisk& disk, int pause, const std::function<void()>& first,
                const std::function<void()>& other);
+
+// The same with any number of actors: the first is paused at its `pauses[0]`th change, where the second
+// begins, which is paused at its `pauses[1]`th, and so on; the last one runs to its end. Returns how many
+// were paused.
+size_t RunPausedInTurn(CrashDisk& disk, const std::vector<int>& pauses,
+                       const std::vector<std::function<void()>>& actors);
 
 // What is left by a crash after each change of `operation`: power cuts with all losses, and a kill.
 std::vector<std::unique_ptr<CrashDisk>> CrashEverywhere(CrashDisk& disk,
