@@ -39,7 +39,7 @@ void ChangeSave(Etcd* etcd, int64_t sequence, SaveChange change,
     return operations;
   };
   swap.purpose = std::move(change.purpose);
-  Run(etcd, std::move(swap), [result, answer = std::move(answer)](const absl::Status& written) mutable {
+  SwapIn(etcd, std::move(swap), [result, answer = std::move(answer)](const absl::Status& written) mutable {
     if (!written.ok()) return answer(written);
     answer(std::move(*result));
   });

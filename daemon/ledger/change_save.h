@@ -37,7 +37,7 @@ struct SaveChange {
 };
 
 // The change is written only if the state is still as it was read: of a decision and a vote that meet, the
-// second one sees the first. Answers with the save as it is then. Errors as those of Run.
+// second one sees the first. Answers with the save as it is then. Errors as those of SwapIn.
 void ChangeSave(Etcd* etcd, int64_t sequence, SaveChange change,
                 absl::AnyInvocable<void(absl::StatusOr<SharedSave>)> answer);
 

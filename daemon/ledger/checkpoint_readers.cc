@@ -70,12 +70,12 @@ void CheckpointReaders::Evict(int64_t sequence, const CompareAndSwap::Held& offi
 }
 
 void CheckpointReaders::Finish(CompareAndSwap swap, std::shared_ptr<absl::Status> refused, Done done) {
-  Run(etcd_, std::move(swap),
-      [refused, alive = std::weak_ptr<bool>(alive_),
-       done = std::move(done)](const absl::Status& written) mutable {
-        if (alive.expired()) return;
-        done(written.ok() ? *refused : written);
-      });
+  SwapIn(etcd_, std::move(swap),
+         [refused, alive = std::weak_ptr<bool>(alive_),
+          done = std::move(done)](const absl::Status& written) mutable {
+           if (alive.expired()) return;
+           done(written.ok() ? *refused : written);
+         });
 }
 
 std::vector<std::string> ReadersOf(const std::vector<etcdserverpb::KeyValue>& found) {

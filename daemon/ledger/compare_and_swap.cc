@@ -110,7 +110,7 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
 
 }  // namespace
 
-void Run(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {
+void SwapIn(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {
   std::make_shared<Swapper>(etcd, std::move(swap), std::move(done))->Read();
 }
 

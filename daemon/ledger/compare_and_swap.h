@@ -40,7 +40,7 @@ struct CompareAndSwap {
 // `done`: OK after the last `decide`, whose operations, if any, were applied to what it had found.
 // LEDGER_UNAVAILABLE also if others have changed the ranges each time. `lost` of what is no longer held: then
 // the last decision was not written, or an earlier copy of it was.
-void Run(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done);
+void SwapIn(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_LEDGER_COMPARE_AND_SWAP_H_

@@ -49,10 +49,10 @@ EtcdLedger::EtcdLedger(Etcd* etcd, Options options)
 
 void EtcdLedger::Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {
   swap.held = {options_.node.Held()};
-  Run(etcd_, std::move(swap),
-      [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](absl::Status status) mutable {
-        if (!alive.expired()) done(std::move(status));
-      });
+  SwapIn(etcd_, std::move(swap),
+         [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](absl::Status status) mutable {
+           if (!alive.expired()) done(std::move(status));
+         });
 }
 
 template <typename T>

@@ -54,7 +54,7 @@ void ClaimRoot(Etcd* etcd, const NodeIdentity& node, const LaunchRoot& root,
     return {Put(folder + node.name, mine.SerializeAsString(), node.lease)};
   };
   swap.purpose = absl::StrCat("comparing the root ", root.path, " of all nodes");
-  Run(etcd, std::move(swap), [refused, claimed = std::move(claimed)](const absl::Status& written) mutable {
+  SwapIn(etcd, std::move(swap), [refused, claimed = std::move(claimed)](const absl::Status& written) mutable {
     claimed(written.ok() ? *refused : written);
   });
 }

@@ -80,13 +80,13 @@ void NodeRegistration::TakeName(Done answer) {
     return alive.expired() ? std::vector<RequestOp>() : Decide(found, predecessor.get());
   };
   swap.purpose = absl::StrCat("registering as node ", options_.name);
-  Run(etcd_, std::move(swap),
-      IfAlive([this, predecessor, answer = std::move(answer)](const absl::Status& written) mutable {
-        if (!written.ok()) return answer(written);
-        if (!predecessor->refused.ok()) return answer(predecessor->refused);
-        if (predecessor->found) return EndPredecessor(predecessor->lease, std::move(answer));
-        RememberOnlyThis(std::move(answer));
-      }));
+  SwapIn(etcd_, std::move(swap),
+         IfAlive([this, predecessor, answer = std::move(answer)](const absl::Status& written) mutable {
+           if (!written.ok()) return answer(written);
+           if (!predecessor->refused.ok()) return answer(predecessor->refused);
+           if (predecessor->found) return EndPredecessor(predecessor->lease, std::move(answer));
+           RememberOnlyThis(std::move(answer));
+         }));
 }
 
 std::vector<RequestOp> NodeRegistration::Decide(const CompareAndSwap::Found& found,

@@ -67,7 +67,7 @@ void RunCoordinator::TakeOffice() {
     };
   };
   swap.purpose = While("becoming the coordinator");
-  Run(etcd_, std::move(swap), [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& taken) {
+  SwapIn(etcd_, std::move(swap), [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& taken) {
     if (alive.expired() || stopped_) return;
     if (taken.ok() || ReasonOf(taken) == ledger_reason::kUnavailable) return Read();
     End(taken);
@@ -122,7 +122,7 @@ void RunCoordinator::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
     return std::vector<RequestOp>{Delete(keys.Coordinator())};
   };
   swap.purpose = While("resigning as the coordinator");
-  Run(etcd_, std::move(swap), [resigned = std::move(resigned)](const absl::Status& written) mutable {
+  SwapIn(etcd_, std::move(swap), [resigned = std::move(resigned)](const absl::Status& written) mutable {
     resigned(ReasonOf(written) == ledger_reason::kNotCoordinator ? absl::OkStatus() : written);
   });
 }

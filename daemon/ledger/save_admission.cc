@@ -35,14 +35,14 @@ void SaveAdmission::Begin(int64_t attempt, const std::string& tag, int64_t ordin
     return Propose(keys, proposal, found, sequence.get());
   };
   swap.purpose = While(absl::StrCat("beginning the save ", tag));
-  Run(etcd_, std::move(swap),
-      [this, sequence, alive = std::weak_ptr<bool>(alive_),
-       answer = std::move(answer)](const absl::Status& written) mutable {
-        if (alive.expired()) return;
-        if (!written.ok()) return answer(written);
-        if (!sequence->ok()) return answer(sequence->status());
-        ReadState(**sequence, std::move(answer));
-      });
+  SwapIn(etcd_, std::move(swap),
+         [this, sequence, alive = std::weak_ptr<bool>(alive_),
+          answer = std::move(answer)](const absl::Status& written) mutable {
+           if (alive.expired()) return;
+           if (!written.ok()) return answer(written);
+           if (!sequence->ok()) return answer(sequence->status());
+           ReadState(**sequence, std::move(answer));
+         });
 }
 
 // Finds the sequence of a save that was proposed, or proposes it with the next one.

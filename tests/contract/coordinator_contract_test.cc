@@ -79,7 +79,7 @@ class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
     };
     swap.purpose = "writing for a test";
     const absl::Status written = nodes_.Await(
-        [&](NodeRegistration::Done done) { ckptd::Run(etcd_.caller().etcd(), swap, std::move(done)); });
+        [&](NodeRegistration::Done done) { ckptd::SwapIn(etcd_.caller().etcd(), swap, std::move(done)); });
     return ReasonOf(written);
   }
 
