@@ -187,7 +187,11 @@ void SharedSaves::OnStates(const std::vector<std::string>& keys) {
     if (value == nullptr || !save.state.ParseFromString(*value)) continue;
     if (!absl::SimpleAtoi(key.substr(keys_.SaveStates().size()), &save.sequence)) continue;
     const auto name = names_.find(save.sequence);
-    if (name != names_.end()) Saw(SaveName(name->second), save);
+    if (name != names_.end()) {
+      Saw(SaveName(name->second), save);
+    } else if (save.state.phase() == SaveState::COMMITTED && hooks_.other_committed) {
+      hooks_.other_committed(save);
+    }
   }
 }
 

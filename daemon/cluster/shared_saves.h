@@ -48,6 +48,8 @@ class SharedSaves {
     // The save will be no checkpoint, for this node takes no part in it: FENCED, and LEDGER_UNAVAILABLE if
     // that could not be said in time. Nothing is said of it after that, but `released`.
     std::function<void(const SaveName&, const absl::Status&)> failed;
+    // A save that this node has not begun is a checkpoint; may be null.
+    std::function<void(const SharedSave&)> other_committed;
     // No other node counts on the memory of this node's parts any more. Once for each save that ends without
     // a checkpoint, before or after its end is heard of.
     std::function<void(const SaveName&)> released;

@@ -49,9 +49,8 @@ class LedgerKeys {
   std::string Vote(int64_t sequence, const std::string& node) const { return Votes(sequence) + node; }
 
   std::string Publishing() const { return prefix_ + "publishing"; }
-  std::string Evicting(int64_t sequence) const {
-    return prefix_ + absl::StrFormat("evicting/%016d", sequence);
-  }
+  std::string Evictings() const { return prefix_ + "evicting/"; }
+  std::string Evicting(int64_t sequence) const { return Evictings() + absl::StrFormat("%016d", sequence); }
   std::string Readers(int64_t sequence) const {
     return prefix_ + absl::StrFormat("readers/%016d/", sequence);
   }
@@ -59,6 +58,10 @@ class LedgerKeys {
   std::string Living() const { return prefix_ + "living/"; }
   std::string Living(const std::string& node) const { return Living() + node; }
   std::string Resume(int64_t attempt) const { return Resumes() + absl::StrFormat("%016d", attempt); }
+  // What each node says of its ranks that resume.
+  std::string ResumeReports(int64_t attempt) const {
+    return prefix_ + absl::StrFormat("resumed/%016d/", attempt);
+  }
 
   // The attempt of a Head, NodeRanks or Resume; 0: the key is none of them.
   int64_t AttemptOf(const std::string& key) const {

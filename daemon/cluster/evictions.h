@@ -1,0 +1,71 @@
+// Checkpoints that the coordinator of a run removes.
+#ifndef CKPTD_DAEMON_CLUSTER_EVICTIONS_H_
+#define CKPTD_DAEMON_CLUSTER_EVICTIONS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/cluster/backoff.h"
+#include "daemon/engine/shared_root_io.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/checkpoint_readers.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/node_identity.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// For each: etcd says that it goes, once no node reads it; then it is removed. Lives as long as the office.
+// Used on one thread.
+class Evictions {
+ public:
+  using Done = absl::AnyInvocable<void(absl::Status)>;
+
+  // The pointers must outlive it.
+  Evictions(Etcd* etcd, Clock* clock, SharedRootIo* root, CheckpointReaders::Options options,
+            CompareAndSwap::Held office);
+  // NOT_COORDINATOR for those that are under way: they are removed or not.
+  ~Evictions();
+
+  // OK: nothing of it is at its tag any more, durably. While nodes read it, and while etcd or the file system
+  // do not answer, it is tried again. Errors are those that another try does not mend.
+  void Evict(const std::string& tag, int64_t sequence, Done done);
+  bool IsUnderWay(int64_t sequence) const { return evictions_.contains(sequence); }
+  void OnTick();
+
+ private:
+  struct Eviction {
+    std::string tag;
+    Done done;
+    bool decided = false;
+    bool asking = false;
+    Backoff backoff{std::chrono::milliseconds(100), std::chrono::seconds(1)};
+  };
+
+  void Step(int64_t sequence);
+  void Decided(int64_t sequence, const absl::Status& decided);
+  void Removed(int64_t sequence, const absl::StatusOr<bool>& gone);
+  void End(int64_t sequence, const absl::Status& result);
+  void Retry(Eviction& eviction);
+
+  Clock* const clock_;
+  SharedRootIo* const root_;
+  const std::string run_;
+  const CompareAndSwap::Held office_;
+  CheckpointReaders readers_;
+  std::map<int64_t, Eviction> evictions_;  // By sequence.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+// FAILED_PRECONDITION, reason NOT_COORDINATOR.
+absl::Status NotCoordinator(const std::string& what, const std::string& run);
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_EVICTIONS_H_

@@ -1,0 +1,92 @@
+// What is asked of etcd in this node's name, until it is answered.
+#ifndef CKPTD_DAEMON_CLUSTER_LEDGER_CALLS_H_
+#define CKPTD_DAEMON_CLUSTER_LEDGER_CALLS_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/cluster/backoff.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// A call is made while this node is registered, and made again, with a backoff, while etcd is away or the
+// registration it was made with is over: so it must not matter how often it is made. At its deadline it is
+// answered with LEDGER_UNAVAILABLE, which names what it waits for; it was carried out then or not. Used on
+// one thread.
+class LedgerCalls {
+ public:
+  template <typename T>
+  using Answer = absl::AnyInvocable<void(T)>;
+
+  // `clock` must outlive it. `run`: for messages.
+  LedgerCalls(Clock* clock, std::string run) : clock_(clock), run_(std::move(run)) {}
+
+  // `what`: "to join the run". `send` calls, and may run within Ask; it is dropped with this object. T is
+  // absl::Status or absl::StatusOr.
+  template <typename T>
+  void Ask(const std::string& what, Instant deadline, std::function<void(Answer<T>)> send, Answer<T> answer);
+
+  // With false, what is under way is made again by the next registration.
+  void SetRegistered(bool registered);
+  void OnTick();
+
+ private:
+  struct Call {
+    std::string what;
+    Instant deadline;
+    std::function<void(int64_t id, int64_t round)> send;
+    absl::AnyInvocable<void(const absl::Status&)> give_up;
+    bool asking = false;
+    int64_t round = 0;  // Counts the tries; an answer to an earlier one is dropped.
+    Backoff backoff{std::chrono::milliseconds(100), std::chrono::seconds(1)};
+    std::string last_error;  // Empty: there was no answer.
+  };
+
+  void Send(int64_t id);
+  // Whether the answer is final: then the call is forgotten.
+  bool IsAnswered(int64_t id, int64_t round, const absl::Status& status);
+  void Expire();
+
+  Clock* const clock_;
+  const std::string run_;
+  bool registered_ = false;
+  int64_t next_ = 1;
+  std::map<int64_t, Call> calls_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+inline const absl::Status& StatusOfAnswer(const absl::Status& answer) { return answer; }
+template <typename T>
+const absl::Status& StatusOfAnswer(const absl::StatusOr<T>& answer) {
+  return answer.status();
+}
+
+template <typename T>
+void LedgerCalls::Ask(const std::string& what, Instant deadline, std::function<void(Answer<T>)> send,
+                      Answer<T> answer) {
+  const auto shared = std::make_shared<Answer<T>>(std::move(answer));
+  const int64_t id = next_++;
+  Call& call = calls_[id];
+  call.what = what;
+  call.deadline = deadline;
+  call.give_up = [shared](const absl::Status& why) { (*shared)(why); };
+  call.send = [this, shared, send = std::move(send), alive = std::weak_ptr<bool>(alive_)](int64_t sent,
+                                                                                          int64_t round) {
+    send([this, shared, alive, sent, round](T result) {
+      if (alive.expired() || !IsAnswered(sent, round, StatusOfAnswer(result))) return;
+      (*shared)(std::move(result));
+    });
+  };
+  Send(id);
+}
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_LEDGER_CALLS_H_

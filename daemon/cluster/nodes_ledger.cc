@@ -1,0 +1,202 @@
+#include "daemon/cluster/nodes_ledger.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/ledger/launch_roots.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+#include "storage/format/retention_record.h"
+
+namespace ckptd {
+namespace {
+
+absl::Status NotAsked(const char* call) {
+  return absl::InternalError(
+      absl::StrCat(call, " was asked of the ledger of a run that several nodes share"));
+}
+
+}  // namespace
+
+NodesLedger::NodesLedger(Etcd* etcd, Clock* clock, Options options)
+    : etcd_(etcd),
+      clock_(clock),
+      options_(std::move(options)),
+      calls_(clock, absl::StrCat("run ", options_.path)) {}
+
+// What etcd knows of living processes went with the earlier registration.
+void NodesLedger::SetNode(const NodeIdentity* node) {
+  node_.reset();
+  ledger_ = nullptr;
+  calls_.SetRegistered(false);
+  if (node == nullptr) return;
+  node_ = *node;
+  ledger_ =
+      std::make_unique<EtcdLedger>(etcd_, EtcdLedger::Options{options_.run_prefix, *node, options_.path});
+  ledger_->WatchActiveAttempt([this](int64_t attempt) {
+    if (active_changed_ && attempt > active_) active_changed_(active_ = attempt);
+  });
+  for (const auto& [instance, spec] : living_) ClaimAndJoin(spec, [](const absl::StatusOr<int64_t>&) {});
+  calls_.SetRegistered(true);
+}
+
+template <typename T>
+void NodesLedger::Ask(const std::string& what, std::function<void(EtcdLedger&, Answer<T>)> call,
+                      Answer<T> answer) {
+  calls_.Ask<T>(
+      what, clock_->Now() + options_.patience,
+      [this, call = std::move(call)](Answer<T> done) { call(*ledger_, std::move(done)); }, std::move(answer));
+}
+
+// ---- processes
+
+void NodesLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
+  using Result = absl::StatusOr<int64_t>;
+  calls_.Ask<Result>(
+      "to join", clock_->Now() + options_.patience,
+      [this, spec](Answer<Result> done) { ClaimAndJoin(spec, std::move(done)); },
+      [this, spec, answer = std::move(answer)](Result attempt) mutable {
+        if (attempt.ok()) Joined(spec, *attempt);
+        answer(std::move(attempt));
+      });
+}
+
+void NodesLedger::ClaimAndJoin(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
+  const LaunchRoot root = {options_.cluster_prefix, spec.launch_id, options_.path, options_.run_id};
+  ClaimRoot(etcd_, *node_, root,
+            [this, spec, alive = std::weak_ptr<bool>(alive_), lease = node_->lease,
+             answer = std::move(answer)](absl::Status claimed) mutable {
+              if (alive.expired() || !node_ || node_->lease != lease)
+                return;  // The next registration asks again.
+              if (!claimed.ok()) return answer(std::move(claimed));
+              ledger_->Join(spec, std::move(answer));
+            });
+}
+
+void NodesLedger::Joined(const JoinSpec& spec, int64_t attempt) {
+  living_[spec.instance] = spec;
+  if (record_.run_id().empty()) record_.set_run_id(spec.run_id);
+  storage::v1::Launch& launch = LaunchOf(attempt);
+  launch.set_launch_id(spec.launch_id);
+  launch.set_world_size(spec.world_size);
+  (*launch.mutable_instances())[spec.rank] = spec.instance;
+}
+
+storage::v1::Launch& NodesLedger::LaunchOf(int64_t attempt) {
+  constexpr int kRememberedLaunches = 64;
+  for (storage::v1::Launch& launch : *record_.mutable_launches()) {
+    if (launch.attempt() == attempt) return launch;
+  }
+  while (record_.launches_size() >= kRememberedLaunches) record_.mutable_launches()->DeleteSubrange(0, 1);
+  storage::v1::Launch& launch = *record_.add_launches();
+  launch.set_attempt(attempt);
+  return launch;
+}
+
+void NodesLedger::ProcessEnded(const std::string& instance) {
+  living_.erase(instance);
+  if (ledger_ != nullptr) ledger_->ProcessEnded(instance);
+}
+
+// ---- decisions
+
+void NodesLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
+  Ask<absl::Status>(
+      absl::StrCat("to let attempt ", attempt, " act in"),
+      [attempt](EtcdLedger& ledger, Answer<absl::Status> done) { ledger.Activate(attempt, std::move(done)); },
+      std::move(answer));
+}
+
+void NodesLedger::WatchActiveAttempt(std::function<void(int64_t attempt)> changed) {
+  active_changed_ = std::move(changed);
+  active_changed_(active_ = std::max<int64_t>(active_, 0));
+}
+
+void NodesLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
+                               Answer<absl::StatusOr<ResumeChoice>> answer) {
+  using Result = absl::StatusOr<ResumeChoice>;
+  Ask<Result>(
+      absl::StrCat("to decide what attempt ", attempt, " resumes from in"),
+      [attempt, newest](EtcdLedger& ledger, Answer<Result> done) {
+        ledger.DecideResume(attempt, newest, std::move(done));
+      },
+      [this, attempt, answer = std::move(answer)](Result choice) mutable {
+        if (choice.ok()) RememberResume(attempt, *choice);
+        answer(std::move(choice));
+      });
+}
+
+// For retention, which keeps what is resumed from.
+void NodesLedger::RememberResume(int64_t attempt, const ResumeChoice& choice) {
+  storage::v1::Launch& launch = LaunchOf(attempt);
+  launch.set_resume_decided(true);
+  launch.set_resume_sequence(choice.sequence);
+  launch.set_resume_tag(choice.tag);
+  launch.set_resume_agreed(choice.agreed);
+}
+
+void NodesLedger::DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) {
+  using Result = absl::StatusOr<std::optional<ResumeChoice>>;
+  Ask<Result>(
+      absl::StrCat("what attempt ", attempt, " resumes from in"),
+      [attempt](EtcdLedger& ledger, Answer<Result> done) { ledger.DecidedResume(attempt, std::move(done)); },
+      std::move(answer));
+}
+
+void NodesLedger::RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
+  Ask<absl::Status>(
+      absl::StrCat("to withdraw what attempt ", attempt, " resumes from in"),
+      [attempt, sequence](EtcdLedger& ledger, Answer<absl::Status> done) {
+        ledger.RejectResume(attempt, sequence, std::move(done));
+      },
+      [this, attempt, sequence, answer = std::move(answer)](absl::Status rejected) mutable {
+        storage::v1::Launch& launch = LaunchOf(attempt);
+        if (rejected.ok() && launch.resume_sequence() == sequence) launch.set_resume_decided(false);
+        answer(std::move(rejected));
+      });
+}
+
+void NodesLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
+  Ask<absl::Status>(
+      absl::StrCat("to say that all ranks have resumed from sequence ", sequence, " in"),
+      [attempt, sequence](EtcdLedger& ledger, Answer<absl::Status> done) {
+        ledger.AgreeResume(attempt, sequence, std::move(done));
+      },
+      [this, attempt, answer = std::move(answer)](absl::Status agreed) mutable {
+        if (agreed.ok()) LaunchOf(attempt).set_resume_agreed(true);
+        answer(std::move(agreed));
+      });
+}
+
+// ---- what SharedRun decides
+
+void NodesLedger::Admit(int64_t, Answer<absl::StatusOr<int64_t>> answer) { answer(NotAsked("Admit")); }
+void NodesLedger::Commit(int64_t, Answer<absl::Status> answer) { answer(NotAsked("Commit")); }
+
+void NodesLedger::AdmitAdopted(int64_t, int64_t, int64_t, Answer<absl::StatusOr<int64_t>> answer) {
+  answer(MakeError(absl::StatusCode::kUnimplemented, reason::kSharedRootUnsupported,
+                   absl::StrCat("this version of the daemon does not adopt checkpoints in ", options_.path,
+                                ", a root that several nodes share; adopt them in a root of one node")));
+}
+
+// ---- what this daemon remembers
+
+void NodesLedger::RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) {
+  constexpr int kRememberedOutcomes = 64;
+  while (record_.outcomes_size() >= kRememberedOutcomes) record_.mutable_outcomes()->DeleteSubrange(0, 1);
+  *record_.add_outcomes() = outcome;
+  recorded(absl::OkStatus());
+}
+
+void NodesLedger::SetRetention(const storage::v1::RetentionPolicy& in_force,
+                               const std::vector<storage::v1::RetentionPolicy>& next) {
+  StoreRetention(in_force, &record_);
+  *record_.mutable_next_retentions() = {next.begin(), next.end()};
+}
+
+void NodesLedger::SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) {
+  record_.clear_retention_override();
+  if (policy) *record_.mutable_retention_override() = *policy;
+}
+
+}  // namespace ckptd

@@ -1,0 +1,95 @@
+// The ledger of a run that several nodes share: EtcdLedger, over all registrations of this node.
+#ifndef CKPTD_DAEMON_CLUSTER_NODES_LEDGER_H_
+#define CKPTD_DAEMON_CLUSTER_NODES_LEDGER_H_
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/cluster/ledger_calls.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/etcd_ledger.h"
+#include "daemon/ledger/node_identity.h"
+#include "storage/base/clock.h"
+#include "storage/ledger/ledger.h"
+
+namespace ckptd {
+
+// A decision that etcd does not answer is asked for again, for `patience`; then it is answered with
+// LEDGER_UNAVAILABLE. After a new registration the processes that have joined, and live, join again.
+//
+// What concerns one daemon alone is kept in its memory: how saves have ended, and the retention policy in
+// force. Across restarts etcd knows the ends of saves, and the next saves bring their policy.
+class NodesLedger : public Ledger {
+ public:
+  struct Options {
+    std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
+    std::string run_prefix;      // Of the run's keys, likewise.
+    std::string run_id;          // What the root's file holds.
+    std::string path;            // Of the root, as the processes of the launch name it; also for messages.
+    Duration patience = std::chrono::seconds(30);
+  };
+  // `etcd` and `clock` must outlive it.
+  NodesLedger(Etcd* etcd, Clock* clock, Options options);
+
+  // Null: there is none.
+  void SetNode(const NodeIdentity* node);
+  void OnTick() { calls_.OnTick(); }
+
+  // ROOT_NOT_SHARED also if the nodes of the launch have found different runs under this path.
+  void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
+  // Nobody: other nodes' processes are known to etcd alone, and Join refuses or fences them.
+  std::string RunningBeside(const std::string&) const override { return ""; }
+  void ProcessEnded(const std::string& instance) override;
+  void Activate(int64_t attempt, Answer<absl::Status> answer) override;
+  void WatchActiveAttempt(std::function<void(int64_t attempt)> changed) override;
+  void DecideResume(int64_t attempt, const ResumeChoice& newest,
+                    Answer<absl::StatusOr<ResumeChoice>> answer) override;
+  void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override;
+  void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
+  void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) override;
+
+  // Not called: SharedRun decides these.
+  void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) override;
+  void Commit(int64_t sequence, Answer<absl::Status> answer) override;
+  // SHARED_ROOT_UNSUPPORTED.
+  void AdmitAdopted(int64_t above, int64_t below, int64_t more,
+                    Answer<absl::StatusOr<int64_t>> answer) override;
+
+  void RecordOutcome(const storage::v1::Outcome& outcome, Answer<absl::Status> recorded) override;
+  void WriteHistory(Answer<absl::Status> written) override { written(absl::OkStatus()); }
+  void SetRetention(const storage::v1::RetentionPolicy& in_force,
+                    const std::vector<storage::v1::RetentionPolicy>& next) override;
+  void SetRetentionOverride(const std::optional<storage::v1::RetentionPolicy>& policy) override;
+  const storage::v1::RunRecord& record() const override { return record_; }
+
+ private:
+  void ClaimAndJoin(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer);
+  void Joined(const JoinSpec& spec, int64_t attempt);
+  storage::v1::Launch& LaunchOf(int64_t attempt);
+  void RememberResume(int64_t attempt, const ResumeChoice& choice);
+  template <typename T>
+  void Ask(const std::string& what, std::function<void(EtcdLedger&, Answer<T>)> call, Answer<T> answer);
+
+  Etcd* const etcd_;
+  Clock* const clock_;
+  const Options options_;
+  LedgerCalls calls_;
+  std::optional<NodeIdentity> node_;
+  std::unique_ptr<EtcdLedger> ledger_;      // Of the present registration.
+  std::map<std::string, JoinSpec> living_;  // By instance.
+  std::function<void(int64_t)> active_changed_;
+  int64_t active_ = -1;  // As the watcher was told last.
+  storage::v1::RunRecord record_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_NODES_LEDGER_H_

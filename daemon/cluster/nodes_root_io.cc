@@ -1,0 +1,64 @@
+#include "daemon/cluster/nodes_root_io.h"
+
+#include <utility>
+
+namespace ckptd {
+
+void NodesRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
+  files_.Open([this, alive = std::weak_ptr<bool>(alive_),
+               done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
+    if (alive.expired()) return;
+    if (!root.ok()) return done(std::move(root));
+    files_.RunId([this, alive, done = std::move(done),
+                  root = std::move(root)](const absl::StatusOr<std::string>& id) mutable {
+      if (!id.ok()) return done(id.status());
+      if (alive.expired()) return;
+      nodes_->Opened(*id, root->highest_sequence);
+      nodes_->HideRemoved(&*root);
+      done(std::move(root));
+    });
+  });
+}
+
+void NodesRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
+  files_.Rescan([this, alive = std::weak_ptr<bool>(alive_),
+                 done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
+    if (alive.expired()) return;
+    if (root.ok()) nodes_->HideRemoved(&*root);
+    done(std::move(root));
+  });
+}
+
+void NodesRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
+                                 Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) {
+  ++opening_;
+  auto answer = [this, alive = std::weak_ptr<bool>(alive_),
+                 done = std::move(done)](absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) mutable {
+    if (alive.expired()) return;
+    --opening_;
+    done(std::move(opened));
+  };
+  nodes_->AcquireReader(sequence, [this, alive = std::weak_ptr<bool>(alive_), tag = std::move(tag), sequence,
+                                   answer = std::move(answer)](const absl::Status& acquired) mutable {
+    if (alive.expired()) return;
+    if (!acquired.ok()) return answer(acquired);
+    const std::function<void()> release = nodes_->ReleaserOf(sequence);
+    files_.OpenCheckpoint(tag, sequence,
+                          [release, answer = std::move(answer)](
+                              absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) mutable {
+                            if (!opened.ok()) {
+                              release();
+                              return answer(opened.status());
+                            }
+                            // The same reader; when the last user has dropped it, the other nodes hear of it.
+                            CheckpointReader* const reader = opened->get();
+                            answer(std::shared_ptr<CheckpointReader>(
+                                reader, [release, owner = *std::move(opened)](CheckpointReader*) mutable {
+                                  owner.reset();
+                                  release();
+                                }));
+                          });
+  });
+}
+
+}  // namespace ckptd

@@ -1,0 +1,432 @@
+#include "daemon/cluster/nodes_run.h"
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/cluster/node_part.h"
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/etcd/etcd_listing.h"
+#include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/keys.h"
+#include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/save_end.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+
+namespace ckptd {
+
+using ledger::v1::SaveState;
+
+namespace {
+
+SaveName NameOf(const SaveId& save) { return {save.attempt, save.tag, save.ordinal}; }
+SaveId IdOf(const SaveName& name) { return {name.attempt, name.tag, name.ordinal}; }
+
+absl::Status NotRegistered() {
+  return MakeError(
+      absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+      "the save was not begun before its deadline: this node is not registered in etcd. Look whether it "
+      "can reach etcd (ckptctl status)");
+}
+
+absl::Status LostInMemory() {
+  return MakeError(absl::StatusCode::kAborted, reason::kStagedLost,
+                   "this node has lost its registration in etcd while its ranks were writing the save");
+}
+
+}  // namespace
+
+NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options)
+    : etcd_(etcd), clock_(clock), files_(files), options_(std::move(options)) {}
+
+NodesRun::~NodesRun() {
+  alive_ = nullptr;
+  EndRegistration();
+}
+
+// ---- registrations
+
+void NodesRun::Opened(const std::string& run_id, int64_t highest) {
+  highest_ = std::max(highest_, highest);
+  if (!prefix_.empty()) return;  // It was opened before.
+  prefix_ = absl::StrCat(options_.cluster_prefix, "runs/", run_id, "/");
+  const std::string& run = options_.path;
+  ledger_ = std::make_unique<NodesLedger>(
+      etcd_, clock_,
+      NodesLedger::Options{options_.cluster_prefix, prefix_, run_id, options_.path, options_.patience});
+  calls_ = std::make_unique<LedgerCalls>(clock_, absl::StrCat("run ", run));
+  resume_ = std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run});
+  readers_ =
+      std::make_unique<ReaderKeys>(etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience});
+}
+
+void NodesRun::Start(Hooks hooks) {
+  hooks_ = std::move(hooks);
+  started_ = true;
+  if (node_) BeginRegistration();
+}
+
+void NodesRun::SetNode(const NodeIdentity* node) {
+  const bool had = node_.has_value();
+  if (started_) EndRegistration();
+  node_.reset();
+  if (node != nullptr) node_ = *node;
+  if (started_ && node_) BeginRegistration();
+  if (started_ && had && !node_) {
+    hooks_.lost(MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNodeReplaced,
+                          absl::StrCat("this node's registration in etcd was lost; run ", options_.path,
+                                       " waits for the next one")));
+  }
+}
+
+void NodesRun::BeginRegistration() {
+  ledger_->SetNode(&*node_);
+  resume_->SetNode(&*node_);
+  readers_->SetNode(&*node_);
+  calls_->SetRegistered(true);
+  election_ = std::make_unique<RunCoordinator>(
+      etcd_, RunCoordinator::Options{prefix_, *node_, options_.path},
+      [this](const RunCoordinator::Office& office) { OnOffice(office); },
+      [this](const absl::Status&) { over_ = true; });
+  evicting_ = std::make_unique<EtcdMirror>(
+      etcd_, LedgerKeys(prefix_).Evictings(), absl::StrCat("following the removals of run ", options_.path),
+      [this](const std::vector<std::string>& keys) { OnEvicting(keys); },
+      [this](const absl::Status&) { over_ = true; });
+  election_->Start();
+  evicting_->Start();
+  RaiseSequence();
+}
+
+void NodesRun::EndRegistration() {
+  DropOffice();
+  coordinator_name_.clear();
+  election_ = nullptr;
+  evicting_ = nullptr;
+  saves_ = nullptr;
+  over_ = false;
+  if (ledger_ == nullptr) return;
+  ledger_->SetNode(nullptr);
+  resume_->SetNode(nullptr);
+  readers_->SetNode(nullptr);
+  calls_->SetRegistered(false);
+}
+
+// A root may have checkpoints of which this etcd has never heard: new ones come after them.
+void NodesRun::RaiseSequence() {
+  const std::string key = LedgerKeys(prefix_).Sequence();
+  const auto raise = [this, key](LedgerCalls::Answer<absl::Status> done) {
+    CompareAndSwap swap;
+    swap.ranges = {{key}};
+    swap.held = {node_->Held()};
+    swap.decide = [key, highest = highest_](
+                      const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
+      ledger::v1::LastSequence last;
+      if (!found[0].empty()) last.ParseFromString(found[0][0].value());
+      if (last.sequence() >= highest) return {};
+      last.set_sequence(highest);
+      return {Put(key, last.SerializeAsString())};
+    };
+    swap.purpose = absl::StrCat("looking at the last sequence of run ", options_.path);
+    SwapIn(etcd_, std::move(swap), std::move(done));
+  };
+  calls_->Ask<absl::Status>("about the last sequence of", Instant::max(), raise,
+                            [this](const absl::Status& raised) {
+                              if (!raised.ok()) over_ = true;
+                              if (!raised.ok() || !node_ || saves_ != nullptr) return;
+                              again_.Succeeded();
+                              StartSaves();
+                            });
+}
+
+void NodesRun::StartSaves() {
+  saves_ = std::make_unique<SharedSaves>(etcd_, clock_, SharedSaves::Options{prefix_, *node_, options_.path},
+                                         SavesHooks());
+  saves_->Start();
+  // A hook may end or add some.
+  std::vector<SaveId> given_up;
+  const std::map<SaveId, Saving> savings = savings_;
+  for (const auto& [save, saving] : savings) {
+    if (saving.given_up) {
+      given_up.push_back(save);
+    } else {
+      Continue(save, saving);
+    }
+  }
+  // What an earlier registration has promised counts no more.
+  for (const SaveId& save : given_up) OnReleased(save);
+}
+
+void NodesRun::Continue(const SaveId& save, const Saving& saving) {
+  const SaveName name = NameOf(save);
+  if (saving.sealed && !saving.failed) {
+    saves_->BeginSealed(name);
+    if (!saving.digest.empty()) saves_->Durable(name, saving.digest);
+    return;
+  }
+  saves_->Begin(name, saving.deadline);
+  if (saving.failed) return saves_->Fail(name, *saving.failed);
+  if (saving.admitted) return saves_->Fail(name, LostInMemory());
+  if (saving.accepted) saves_->Accept(name);
+}
+
+void NodesRun::OnTick() {
+  if (!started_) return;
+  if (over_ && node_ && again_.IsOver(clock_->Now())) {
+    again_.Failed(clock_->Now());
+    EndRegistration();
+    BeginRegistration();
+  }
+  if (std::exchange(coordinator_over_, false)) DropOffice();
+  ledger_->OnTick();
+  calls_->OnTick();
+  resume_->OnTick();
+  readers_->OnTick();
+  if (coordinator_ != nullptr) coordinator_->OnTick();
+  if (evictions_ != nullptr) evictions_->OnTick();
+  if (saves_ != nullptr) return saves_->OnTick();
+  ExpireWithoutRegistration();
+}
+
+// ---- saves
+
+void NodesRun::Begin(const SaveId& save, Instant admission_deadline) {
+  const auto [saving, is_new] = savings_.try_emplace(save);
+  if (!is_new) return;
+  saving->second.deadline = admission_deadline;
+  if (saves_ != nullptr) saves_->Begin(NameOf(save), admission_deadline);
+}
+
+void NodesRun::Accept(const SaveId& save) {
+  const auto saving = savings_.find(save);
+  if (saving == savings_.end()) return;
+  saving->second.accepted = true;
+  if (saves_ != nullptr) saves_->Accept(NameOf(save));
+}
+
+void NodesRun::Fail(const SaveId& save, const absl::Status& why) {
+  const auto saving = savings_.find(save);
+  if (saving == savings_.end() || saving->second.failed) return;
+  saving->second.failed = why;
+  if (saves_ != nullptr) saves_->Fail(NameOf(save), why);
+}
+
+void NodesRun::Sealed(const SaveId& save) {
+  const auto saving = savings_.find(save);
+  if (saving == savings_.end()) return;
+  saving->second.sealed = true;
+  if (saves_ != nullptr) saves_->Sealed(NameOf(save));
+}
+
+void NodesRun::Durable(const SaveId& save, const std::string& digest) {
+  const auto saving = savings_.find(save);
+  if (saving == savings_.end()) return;
+  saving->second.digest = digest;
+  if (saves_ != nullptr) saves_->Durable(NameOf(save), digest);
+}
+
+std::string NodesRun::WaitsFor(const SaveId& save) const {
+  if (!savings_.contains(save)) return "";
+  return saves_ == nullptr ? "this node to be registered in etcd" : saves_->WaitsFor(NameOf(save));
+}
+
+SharedSaves::Hooks NodesRun::SavesHooks() {
+  return {.changed = [this](const SaveName& name, const SharedSave& state) { OnChanged(IdOf(name), state); },
+          .failed = [this](const SaveName& name, const absl::Status& why) { OnFailed(IdOf(name), why); },
+          .other_committed = [this](const SharedSave&) { hooks_.root_changed(); },
+          .released = [this](const SaveName& name) { OnReleased(IdOf(name)); },
+          .lost = [this](const absl::Status&) { over_ = true; }};
+}
+
+void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
+  const auto found = savings_.find(save);
+  if (found == savings_.end() || found->second.given_up) return;
+  Saving& saving = found->second;
+  Decision decision;
+  decision.sequence = state.sequence;
+  decision.inflight = state.state.inflight();
+  switch (state.state.phase()) {
+    case SaveState::ADMITTED:
+      if (std::exchange(saving.admitted, true)) return;
+      decision.phase = Decision::kAdmitted;
+      break;
+    case SaveState::SEALED:
+    case SaveState::PUBLISHING:
+      if (std::exchange(saving.told_sealed, true)) return;
+      decision.phase = Decision::kSealed;
+      break;
+    case SaveState::COMMITTED:
+      decision.phase = Decision::kCommitted;
+      break;
+    case SaveState::ENDED:
+      decision.end = ErrorOf(state.state.end());
+      decision.phase =
+          ReasonOf(decision.end) == reason::kIndeterminate ? Decision::kUnknown : Decision::kEnded;
+      break;
+    default:
+      decision.phase = Decision::kProposed;
+  }
+  if (HasEnded(state.state)) savings_.erase(found);
+  hooks_.changed(save, decision);
+}
+
+void NodesRun::OnFailed(const SaveId& save, const absl::Status& why) {
+  const auto found = savings_.find(save);
+  if (found == savings_.end() || std::exchange(found->second.given_up, true)) return;
+  if (found->second.released) savings_.erase(found);
+  hooks_.failed(save, why);
+}
+
+// A later registration may hear it again.
+void NodesRun::OnReleased(const SaveId& save) {
+  const auto found = savings_.find(save);
+  if (found == savings_.end() || std::exchange(found->second.released, true)) return;
+  if (found->second.given_up) savings_.erase(found);
+  hooks_.released(save);
+}
+
+// SharedSaves does that while there is a registration.
+void NodesRun::ExpireWithoutRegistration() {
+  std::vector<SaveId> over;
+  for (const auto& [save, saving] : savings_) {
+    const bool undecided = !saving.admitted && !saving.sealed && !saving.given_up;
+    if (undecided && clock_->Now() >= saving.deadline) over.push_back(save);
+  }
+  for (const SaveId& save : over) OnFailed(save, NotRegistered());
+}
+
+// ---- files
+
+void NodesRun::OpenPart(InflightId64 id, const std::string& tag, int64_t sequence,
+                        const std::string& inflight, Callback<absl::Status> done) {
+  files_->OpenPart(id, tag, sequence, inflight, std::move(done));
+}
+
+void NodesRun::FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
+                          Callback<absl::StatusOr<std::string>> done) {
+  files_->FinishPart(id, std::move(parts), std::move(done));
+}
+
+void NodesRun::LoadCheckpoint(const std::string& tag, int64_t sequence,
+                              Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) {
+  files_->LoadCheckpoint(tag, sequence, std::move(done));
+}
+
+// ---- the office
+
+void NodesRun::OnOffice(const RunCoordinator::Office& office) {
+  DropOffice();
+  coordinator_name_ = office.node;
+  if (!office.mine) return;
+  SaveCoordinator::Options options;
+  options.prefix = prefix_;
+  options.node = *node_;
+  options.run = options_.path;
+  options.grace = options_.grace;
+  coordinator_ = std::make_unique<SaveCoordinator>(etcd_, clock_, files_, options, office,
+                                                   [this](const absl::Status&) { coordinator_over_ = true; });
+  evictions_ = std::make_unique<Evictions>(
+      etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path}, office.held);
+  coordinator_->Start();
+  EndRemovals();
+  hooks_.office_changed();
+}
+
+// What an earlier coordinator has decided and not ended.
+void NodesRun::EndRemovals() {
+  if (evictions_ == nullptr) return;
+  for (const auto& [sequence, tag] : std::exchange(leftovers_, {}))
+    evictions_->Evict(tag, sequence,
+                      [](const absl::Status&) {});  // If it fails, the next scan finds it again.
+}
+
+void NodesRun::DropOffice() {
+  coordinator_over_ = false;
+  if (coordinator_ == nullptr) return;
+  coordinator_ = nullptr;
+  evictions_ = nullptr;
+  if (alive_ != nullptr) hooks_.office_changed();
+}
+
+void NodesRun::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
+  DropOffice();
+  if (election_ == nullptr) return resigned(absl::OkStatus());
+  election_->Resign(std::move(resigned));
+}
+
+void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) {
+  if (evictions_ != nullptr) return evictions_->Evict(tag, sequence, std::move(done));
+  options_.post([done = std::move(done),
+                 error = NotCoordinator("remove its checkpoints", options_.path)]() mutable { done(error); });
+}
+
+void NodesRun::OnEvicting(const std::vector<std::string>& keys) {
+  const std::string prefix = LedgerKeys(prefix_).Evictings();
+  for (const std::string& key : keys) {
+    int64_t sequence = 0;
+    if (absl::SimpleAtoi(key.substr(prefix.size()), &sequence)) hooks_.removed(sequence);
+  }
+}
+
+void NodesRun::HideRemoved(RootSnapshot* root) {
+  if (evicting_ == nullptr) return;
+  const LedgerKeys keys(prefix_);
+  for (auto checkpoint = root->committed.begin(); checkpoint != root->committed.end();) {
+    const int64_t sequence = checkpoint->first;
+    if (evicting_->Find(keys.Evicting(sequence)) == nullptr) {
+      ++checkpoint;
+      continue;
+    }
+    if (evictions_ == nullptr || !evictions_->IsUnderWay(sequence))
+      leftovers_[sequence] = checkpoint->second.summary.tag();
+    checkpoint = root->committed.erase(checkpoint);
+  }
+  EndRemovals();
+}
+
+// ---- readers
+
+void NodesRun::AcquireReader(int64_t sequence, Callback<absl::Status> acquired) {
+  readers_->Acquire(sequence, std::move(acquired));
+}
+
+std::function<void()> NodesRun::ReleaserOf(int64_t sequence) {
+  return [this, post = options_.post, alive = std::weak_ptr<bool>(alive_), sequence] {
+    post([this, alive, sequence] {
+      if (!alive.expired()) readers_->Release(sequence);
+    });
+  };
+}
+
+// ---- resume
+
+void NodesRun::WhenSettled(int64_t attempt, Callback<absl::Status> settled) {
+  calls_->Ask<absl::Status>(
+      absl::StrCat("whether all saves before attempt ", attempt, " have ended in"), Instant::max(),
+      [this, attempt](LedgerCalls::Answer<absl::Status> done) { ListUnsettled(attempt, std::move(done)); },
+      std::move(settled));
+}
+
+void NodesRun::ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done) {
+  ListPrefix(
+      etcd_, LedgerKeys(prefix_).SaveStates(), absl::StrCat("looking at the saves of run ", options_.path),
+      [attempt, done = std::move(done)](absl::StatusOr<EtcdListing> listing) mutable {
+        if (!listing.ok()) return done(listing.status());
+        for (const etcdserverpb::KeyValue& key : listing->keys) {
+          SaveState state;
+          if (!state.ParseFromString(key.value()) || state.attempt() >= attempt || HasEnded(state)) continue;
+          return done(MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+                                absl::StrCat("the save of ", state.tag(), " of attempt ", state.attempt(),
+                                             " is still ", SaveState::Phase_Name(state.phase()))));
+        }
+        done(absl::OkStatus());
+      });
+}
+
+void NodesRun::FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
+                            Callback<absl::Status> finished) {
+  resume_->Finish(attempt, sequence, mine, deadline, std::move(finished));
+}
+
+}  // namespace ckptd

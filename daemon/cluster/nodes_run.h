@@ -1,0 +1,152 @@
+// A run that several nodes share, for the engine of one of them: SharedRun over etcd.
+#ifndef CKPTD_DAEMON_CLUSTER_NODES_RUN_H_
+#define CKPTD_DAEMON_CLUSTER_NODES_RUN_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/cluster/evictions.h"
+#include "daemon/cluster/ledger_calls.h"
+#include "daemon/cluster/nodes_ledger.h"
+#include "daemon/cluster/nodes_resume.h"
+#include "daemon/cluster/nodes_root_io.h"
+#include "daemon/cluster/reader_keys.h"
+#include "daemon/cluster/save_coordinator.h"
+#include "daemon/cluster/shared_saves.h"
+#include "daemon/engine/shared_files_io.h"
+#include "daemon/engine/shared_run.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/etcd/etcd_mirror.h"
+#include "daemon/ledger/node_identity.h"
+#include "daemon/ledger/run_coordinator.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Owns what one node asks of etcd for one run: its ledger, its side of the saves, its readers, and, while it
+// has the office, what the coordinator does. All of that belongs to one registration of the node: a new one
+// begins it anew, and goes on with the saves that have not ended (what was admitted and not sealed is lost
+// then).
+class NodesRun : public SharedRun, public NodesReading {
+ public:
+  struct Options {
+    std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
+    std::string path;            // Of the root, as the processes of a launch name it; also for messages.
+    Duration grace = std::chrono::seconds(30);     // For a lost node to come back.
+    Duration patience = std::chrono::seconds(30);  // With etcd, for what has no deadline of its own.
+    // Runs it on the thread that uses this object. Thread-safe.
+    std::function<void(absl::AnyInvocable<void()>)> post;
+  };
+  // `etcd`, `clock` and `files` must outlive it; `files` is that of the NodesRootIo that the engine gets.
+  NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options);
+  ~NodesRun() override;
+
+  // Whenever it changes; null: this node is not registered.
+  void SetNode(const NodeIdentity* node);
+  // Gives the office up, if this node has it, and wants it no more.
+  void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
+  std::string coordinator() const { return coordinator_name_; }  // Its node; empty: not known.
+
+  // ---- NodesReading
+  void Opened(const std::string& run_id, int64_t highest) override;
+  void HideRemoved(RootSnapshot* root) override;
+  void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) override;
+  std::function<void()> ReleaserOf(int64_t sequence) override;
+  void Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) override;
+
+  // ---- SharedRun
+  void Start(Hooks hooks) override;
+  void OnTick() override;
+  Ledger* ledger() override { return ledger_.get(); }  // Once the root is open.
+  bool coordinates() const override { return coordinator_ != nullptr && !coordinator_over_; }
+  void Begin(const SaveId& save, Instant admission_deadline) override;
+  void Accept(const SaveId& save) override;
+  void Fail(const SaveId& save, const absl::Status& why) override;
+  void Sealed(const SaveId& save) override;
+  void Durable(const SaveId& save, const std::string& digest) override;
+  std::string WaitsFor(const SaveId& save) const override;
+  void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
+                Callback<absl::Status> done) override;
+  void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
+                  Callback<absl::StatusOr<std::string>> done) override;
+  void LoadCheckpoint(const std::string& tag, int64_t sequence,
+                      Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) override;
+  void WhenSettled(int64_t attempt, Callback<absl::Status> settled) override;
+  void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
+                    Callback<absl::Status> finished) override;
+
+ private:
+  // A save that has begun here and has not ended, over all registrations.
+  struct Saving {
+    Instant deadline;
+    bool accepted = false, sealed = false;
+    bool admitted = false;  // The engine has heard so.
+    bool told_sealed = false;
+    bool given_up = false;  // The engine was told that it fails.
+    bool released = false;  // And that its memory is its own again.
+    std::string digest;     // Not empty: durable.
+    std::optional<absl::Status> failed;
+  };
+
+  void BeginRegistration();
+  void EndRegistration();
+  void RaiseSequence();
+  void StartSaves();
+  void Continue(const SaveId& save, const Saving& saving);
+  void ExpireWithoutRegistration();
+  SharedSaves::Hooks SavesHooks();
+  void OnChanged(const SaveId& save, const SharedSave& state);
+  void OnFailed(const SaveId& save, const absl::Status& why);
+  void OnReleased(const SaveId& save);
+  void OnOffice(const RunCoordinator::Office& office);
+  void DropOffice();
+  void EndRemovals();
+  void OnEvicting(const std::vector<std::string>& keys);
+  void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
+
+  Etcd* const etcd_;
+  Clock* const clock_;
+  SharedFilesIo* const files_;
+  const Options options_;
+  Hooks hooks_;
+  bool started_ = false;
+  std::string prefix_;  // Of the run's keys; empty until the root is open.
+  int64_t highest_ = 0;
+  std::optional<NodeIdentity> node_;
+
+  // From the opening of the root on.
+  std::unique_ptr<NodesLedger> ledger_;
+  std::unique_ptr<LedgerCalls> calls_;
+  std::unique_ptr<NodesResume> resume_;
+  std::unique_ptr<ReaderKeys> readers_;
+
+  // Of the present registration.
+  std::unique_ptr<SharedSaves> saves_;
+  std::unique_ptr<RunCoordinator> election_;
+  std::unique_ptr<EtcdMirror> evicting_;
+  bool over_ = false;  // One of them has ended: all begin anew at a tick.
+  Backoff again_{std::chrono::seconds(1), std::chrono::seconds(10)};
+
+  std::string coordinator_name_;
+  std::unique_ptr<SaveCoordinator> coordinator_;
+  std::unique_ptr<Evictions> evictions_;
+  bool coordinator_over_ = false;
+
+  std::map<SaveId, Saving> savings_;
+  std::map<int64_t, std::string>
+      leftovers_;  // Checkpoints whose removal was decided and not ended: sequence -> tag.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_NODES_RUN_H_

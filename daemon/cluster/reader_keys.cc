@@ -1,0 +1,83 @@
+#include "daemon/cluster/reader_keys.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ckptd {
+
+ReaderKeys::ReaderKeys(Etcd* etcd, Clock* clock, Options options)
+    : etcd_(etcd),
+      clock_(clock),
+      options_(std::move(options)),
+      calls_(clock, absl::StrCat("run ", options_.run)) {}
+
+void ReaderKeys::SetNode(const NodeIdentity* node) {
+  calls_.SetRegistered(false);
+  readers_ = nullptr;
+  if (node == nullptr) return;
+  readers_ = std::make_unique<CheckpointReaders>(
+      etcd_, CheckpointReaders::Options{options_.prefix, *node, options_.run});
+  calls_.SetRegistered(true);
+  // The keys of the earlier registration went with its lease.
+  std::vector<int64_t> held;
+  for (const auto& [sequence, reading] : reading_) {
+    if (reading.key == Key::kHeld) held.push_back(sequence);
+  }
+  for (const int64_t sequence : held) Begin(sequence, Instant::max());
+}
+
+void ReaderKeys::OnTick() { calls_.OnTick(); }
+
+void ReaderKeys::Acquire(int64_t sequence, Done acquired) {
+  reading_[sequence].waiting.push_back(std::move(acquired));
+  Step(sequence);
+}
+
+void ReaderKeys::Release(int64_t sequence) {
+  --reading_.at(sequence).readers;
+  Step(sequence);
+}
+
+// Takes the next step for a checkpoint, if none is under way.
+void ReaderKeys::Step(int64_t sequence) {
+  Reading& reading = reading_.at(sequence);
+  if (reading.key == Key::kNone && !reading.waiting.empty())
+    return Begin(sequence, clock_->Now() + options_.patience);
+  if (reading.key == Key::kHeld && !reading.waiting.empty()) return Begun(sequence, absl::OkStatus());
+  if (reading.key == Key::kHeld && reading.readers == 0) return End(sequence);
+  if (reading.key == Key::kNone && reading.readers == 0) reading_.erase(sequence);
+}
+
+void ReaderKeys::Begin(int64_t sequence, Instant deadline) {
+  reading_.at(sequence).key = Key::kBeginning;
+  calls_.Ask<absl::Status>(
+      absl::StrCat("to read the checkpoint of sequence ", sequence, " of"), deadline,
+      [this, sequence](LedgerCalls::Answer<absl::Status> done) {
+        readers_->Begin(sequence, std::move(done));
+      },
+      [this, sequence](const absl::Status& begun) { Begun(sequence, begun); });
+}
+
+void ReaderKeys::Begun(int64_t sequence, const absl::Status& begun) {
+  Reading& reading = reading_.at(sequence);
+  reading.key = begun.ok() ? Key::kHeld : Key::kNone;
+  std::vector<Done> waiting = std::exchange(reading.waiting, {});
+  if (begun.ok()) reading.readers += static_cast<int>(waiting.size());
+  for (Done& acquired : waiting) acquired(begun);
+  if (const auto left = reading_.find(sequence);
+      left != reading_.end() && left->second.key != Key::kBeginning)
+    Step(sequence);
+}
+
+// The key says that this node reads until that was answered, so nobody is told OK meanwhile.
+void ReaderKeys::End(int64_t sequence) {
+  reading_.at(sequence).key = Key::kEnding;
+  calls_.Ask<absl::Status>(
+      absl::StrCat("to say that this node no longer reads sequence ", sequence, " of"), Instant::max(),
+      [this, sequence](LedgerCalls::Answer<absl::Status> done) { readers_->End(sequence, std::move(done)); },
+      [this, sequence](const absl::Status&) {
+        reading_.at(sequence).key = Key::kNone;
+        Step(sequence);
+      });
+}
+
+}  // namespace ckptd

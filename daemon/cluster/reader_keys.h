@@ -1,0 +1,69 @@
+// The checkpoints that this node reads, as etcd knows them: nobody removes them meanwhile.
+#ifndef CKPTD_DAEMON_CLUSTER_READER_KEYS_H_
+#define CKPTD_DAEMON_CLUSTER_READER_KEYS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "daemon/cluster/ledger_calls.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/checkpoint_readers.h"
+#include "daemon/ledger/node_identity.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// CheckpointReaders has one key of this node for each checkpoint; this counts the readers behind it. Used on
+// one thread.
+class ReaderKeys {
+ public:
+  using Done = absl::AnyInvocable<void(absl::Status)>;
+
+  struct Options {
+    std::string prefix;  // Of the run's keys, with the slash at its end.
+    std::string run;     // For messages.
+    Duration patience = std::chrono::seconds(30);
+  };
+  // `etcd` and `clock` must outlive it.
+  ReaderKeys(Etcd* etcd, Clock* clock, Options options);
+
+  // Null: there is none. What is read goes on; a new registration says so again. If the checkpoint has been
+  // removed meanwhile, its readers find no files.
+  void SetNode(const NodeIdentity* node);
+  void OnTick();
+
+  // From OK until as many calls of Release, no node removes the checkpoint. NO_CHECKPOINT if that is decided
+  // already; LEDGER_UNAVAILABLE after `patience`.
+  void Acquire(int64_t sequence, Done acquired);
+  void Release(int64_t sequence);
+
+ private:
+  enum class Key { kNone, kBeginning, kHeld, kEnding };
+  struct Reading {
+    int readers = 0;  // That were told OK.
+    std::vector<Done> waiting;
+    Key key = Key::kNone;
+  };
+
+  void Step(int64_t sequence);
+  void Begin(int64_t sequence, Instant deadline);
+  void Begun(int64_t sequence, const absl::Status& begun);
+  void End(int64_t sequence);
+
+  Etcd* const etcd_;
+  Clock* const clock_;
+  const Options options_;
+  LedgerCalls calls_;
+  std::unique_ptr<CheckpointReaders> readers_;  // Of the present registration.
+  std::map<int64_t, Reading> reading_;          // By sequence.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_CLUSTER_READER_KEYS_H_

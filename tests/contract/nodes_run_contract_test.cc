@@ -1,0 +1,523 @@
+// SharedRun over etcd: three nodes, as their engines see one run, on the simulated etcd with its faults and a
+// root in memory.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/cluster/nodes_root_io.h"
+#include "daemon/cluster/nodes_run.h"
+#include "daemon/ledger/keys.h"
+#include "storage/base/errors.h"
+#include "tests/testing/any_etcd.h"
+#include "tests/testing/fake_shared_files.h"
+#include "tests/testing/fake_shared_root.h"
+#include "tests/testing/pausable_etcd.h"
+#include "tests/testing/registered_nodes.h"
+
+namespace ckptd {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Decision = SharedRun::Decision;
+
+constexpr int kNodes = 3;
+
+// One node: what its engine has heard, and what it does when it hears it.
+struct Node {
+  std::string name;
+  int rank = 0;
+  bool seals = true, writes = true, accepts = true;
+  std::map<std::string, std::vector<std::string>> heard;  // By tag: "PROPOSED 1", ..., "ENDED NODE_LOST".
+  std::vector<int64_t> removed;
+  std::vector<std::string> lost;
+  int root_changes = 0, office_changes = 0;
+
+  Pause pause;
+  std::unique_ptr<NodeRegistration> registration;  // Null: it is dead.
+  std::unique_ptr<PausableEtcd> etcd;
+  std::unique_ptr<NodesRootIo> io;
+  std::unique_ptr<NodesRun> run;  // Ends before io.
+  bool has_node = false;          // `run` knows the registration.
+};
+
+class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
+ protected:
+  void SetUp() override {
+    nodes_.OnTick([this] { Tick(); });
+    for (int i = 0; i < kNodes; ++i) {
+      all_[i].name = absl::StrCat("node", i + 1);
+      all_[i].rank = i;
+      Start(all_[i]);
+    }
+    for (Node& node : all_) EXPECT_EQ(Join(node, "launch1").value_or(-1), 1);
+    EXPECT_TRUE(Activate(all_[0], 1).ok());
+    RunUntil([this] { return Coordinator() != nullptr; });
+  }
+  void TearDown() override {
+    nodes_.OnTick(nullptr);
+    for (Node& node : all_) {
+      if (node.registration != nullptr) Kill(node);
+    }
+    nodes_.DeliverLateCopies();
+  }
+
+  // ---- nodes
+
+  void Start(Node& node) {
+    node.registration = nodes_.Start(node.name);
+    node.etcd = std::make_unique<PausableEtcd>(nodes_.ClientOf(*node.registration), &node.pause);
+    const auto after = [this](Duration delay, absl::AnyInvocable<void()> event) {
+      etcd_.After(delay, std::move(event));
+    };
+    node.io =
+        std::make_unique<NodesRootIo>(std::make_unique<FakeSharedFiles>(&root_, &node.pause, after, run_id_));
+    NodesRun::Options options;
+    options.cluster_prefix = nodes_.prefix();
+    options.path = "/shared/run";
+    options.post = [after](absl::AnyInvocable<void()> work) { after(milliseconds(1), std::move(work)); };
+    node.run = std::make_unique<NodesRun>(node.etcd.get(), etcd_.clock(), node.io->files(), options);
+    node.io->Connect(node.run.get());
+    ASSERT_TRUE(Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Open(std::move(done)); }).ok());
+    node.run->Start(HooksOf(node));
+    node.run->SetNode(&node.registration->identity());
+    node.has_node = true;
+  }
+  void Kill(Node& node) {
+    node.run = nullptr;
+    node.io = nullptr;
+    node.etcd = nullptr;
+    node.pause.Drop();
+    nodes_.Kill(node.registration);
+  }
+  // Its daemon lives, and its lease has ended: it registers anew.
+  void RegisterAnew(Node& node) {
+    node.run->SetNode(nullptr);
+    node.has_node = false;
+    nodes_.Kill(node.registration);
+    node.registration = nodes_.Start(node.name);
+    node.run->SetNode(&node.registration->identity());
+    node.has_node = true;
+  }
+  Node* Coordinator() {
+    for (Node& node : all_) {
+      if (node.run != nullptr && node.run->coordinates()) return &node;
+    }
+    return nullptr;
+  }
+  Node& Other() { return &all_[0] == Coordinator() ? all_[1] : all_[0]; }
+  void CutOff(Node& node, bool cut) {
+    static_cast<SimulatedEtcd::Client*>(nodes_.ClientOf(*node.registration))->CutOff(cut);
+  }
+
+  SharedRun::Hooks HooksOf(Node& node) {
+    SharedRun::Hooks hooks;
+    hooks.changed = [this, &node](const SaveId& save, const Decision& decision) {
+      OnChanged(node, save, decision);
+    };
+    hooks.failed = [&node](const SaveId& save, const absl::Status& why) {
+      node.heard[save.tag].push_back("FAILED " + ReasonOf(why));
+    };
+    hooks.released = [&node](const SaveId& save) { node.heard[save.tag].emplace_back("RELEASED"); };
+    hooks.removed = [&node](int64_t sequence) { node.removed.push_back(sequence); };
+    hooks.root_changed = [&node] { ++node.root_changes; };
+    hooks.office_changed = [&node] { ++node.office_changes; };
+    hooks.lost = [&node](const absl::Status& why) { node.lost.push_back(ReasonOf(why)); };
+    return hooks;
+  }
+  void OnChanged(Node& node, const SaveId& save, const Decision& decision) {
+    static const char* const kNames[] = {"PROPOSED", "ADMITTED", "SEALED", "COMMITTED", "ENDED", "UNKNOWN"};
+    std::string text = kNames[decision.phase];
+    if (decision.phase == Decision::kEnded) absl::StrAppend(&text, " ", ReasonOf(decision.end));
+    node.heard[save.tag].push_back(text);
+    if (decision.phase == Decision::kProposed && node.accepts) node.run->Accept(save);
+    if (decision.phase == Decision::kAdmitted) {
+      EXPECT_FALSE(decision.inflight.empty());
+      if (node.seals) node.run->Sealed(save);
+    }
+    if (decision.phase == Decision::kSealed && node.writes) node.run->Durable(save, "of " + node.name);
+  }
+  void Tick() {
+    for (Node& node : all_) {
+      if (node.run != nullptr && !node.pause.paused()) node.run->OnTick();
+    }
+  }
+
+  // ---- time
+
+  void RunUntil(const std::function<bool()>& done) { etcd_.caller().RunUntil(done); }
+  void RunFor(Duration time) {
+    const Instant end = etcd_.clock()->Now() + time;
+    RunUntil([&] { return etcd_.clock()->Now() >= end; });
+  }
+  template <typename T>
+  T Ask(const std::function<void(Callback<T>)>& ask) {
+    auto answer = std::make_shared<std::optional<T>>();
+    ask([answer](T result) { *answer = std::move(result); });
+    RunUntil([&] { return answer->has_value(); });
+    if (!answer->has_value()) return T(absl::UnknownError("no answer"));
+    return **std::move(answer);
+  }
+  absl::StatusOr<int64_t> Join(Node& node, const std::string& launch, int world = kNodes) {
+    Ledger::JoinSpec spec;
+    spec.rank = node.rank;
+    spec.world_size = world;
+    spec.launch_id = launch;
+    spec.instance = absl::StrCat(launch, ".", node.rank);
+    return Ask<absl::StatusOr<int64_t>>([&](auto done) { node.run->ledger()->Join(spec, std::move(done)); });
+  }
+  absl::Status Activate(Node& node, int64_t attempt) {
+    return Ask<absl::Status>([&](auto done) { node.run->ledger()->Activate(attempt, std::move(done)); });
+  }
+
+  // ---- saves
+
+  SaveId Id(const std::string& tag, int64_t attempt = 1) const { return {attempt, tag, 1}; }
+  void BeginAll(const std::string& tag, int64_t attempt = 1, Duration patience = minutes(8)) {
+    for (Node& node : all_) {
+      if (node.run != nullptr) node.run->Begin(Id(tag, attempt), etcd_.clock()->Now() + patience);
+    }
+  }
+  static bool Heard(const Node& node, const std::string& tag, const std::string& what) {
+    const auto found = node.heard.find(tag);
+    return found != node.heard.end() && std::count(found->second.begin(), found->second.end(), what) > 0;
+  }
+  void RunUntilAllHeard(const std::string& tag, const std::string& what) {
+    RunUntil([&] {
+      return std::all_of(all_.begin(), all_.end(),
+                         [&](const Node& node) { return node.run == nullptr || Heard(node, tag, what); });
+    });
+    for (const Node& node : all_) {
+      EXPECT_TRUE(node.run == nullptr || Heard(node, tag, what))
+          << node.name << " has not heard " << what << " of " << tag;
+    }
+  }
+  void SaveAll(const std::string& tag, int64_t attempt = 1) {
+    BeginAll(tag, attempt);
+    RunUntilAllHeard(tag, "COMMITTED");
+  }
+
+  AnyEtcd etcd_{GetParam()};
+  RegisteredNodes nodes_{&etcd_};
+  FakeSharedRoot root_{
+      [this](Duration delay, absl::AnyInvocable<void()> event) { etcd_.After(delay, std::move(event)); },
+      GetParam().seed, milliseconds(50)};
+  std::string run_id_ = "0123456789abcdef0123456789abcdef";
+  std::array<Node, kNodes> all_;
+};
+std::string NameOf(const ::testing::TestParamInfo<EtcdKind>& kind) { return kind.param.name(); }
+INSTANTIATE_TEST_SUITE_P(, NodesRunContract, ::testing::ValuesIn(SimulatedEtcds(/*seeds=*/10)), NameOf);
+
+TEST_P(NodesRunContract, EachNodeHearsEveryStepOfASaveOnce) {
+  SaveAll("step_1");
+  for (const Node& node : all_) {
+    EXPECT_THAT(node.heard.at("step_1"), Contains("ADMITTED").Times(1));
+    EXPECT_THAT(node.heard.at("step_1"), Contains("SEALED").Times(1));
+    EXPECT_EQ(node.heard.at("step_1").back(), "COMMITTED");
+    EXPECT_THAT(node.heard.at("step_1"), ::testing::Not(Contains("RELEASED")));
+  }
+  EXPECT_THAT(root_.published, ElementsAre("step_1 1"));
+  const auto loaded = Ask<absl::StatusOr<SharedFilesIo::Loaded>>(
+      [&](auto done) { all_[2].run->LoadCheckpoint("step_1", 1, std::move(done)); });
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+}
+
+TEST_P(NodesRunContract, FailureOfOneNodeEndsTheSaveOnAll) {
+  for (Node& node : all_) node.writes = false;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "SEALED");
+  all_[1].run->Fail(Id("step_1"),
+                    MakeError(absl::StatusCode::kResourceExhausted, "NO_SPACE", "the disk is full"));
+  RunUntilAllHeard("step_1", "ENDED NO_SPACE");
+  for (const Node& node : all_) EXPECT_THAT(node.heard.at("step_1"), Contains("RELEASED").Times(1));
+  for (Node& node : all_) node.writes = true;
+  SaveAll("step_2");
+}
+
+TEST_P(NodesRunContract, AnotherNodeGoesOnWhenTheCoordinatorDies) {
+  for (Node& node : all_) node.writes = false;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "SEALED");
+  Node& dead = *Coordinator();
+  for (Node& node : all_) node.run->Durable(Id("step_1"), "of " + node.name);
+  RunUntil([&] {
+    return std::all_of(all_.begin(), all_.end(), [&](const Node& node) {
+      return node.run->WaitsFor(Id("step_1")).find("etcd") == std::string::npos;
+    });
+  });
+  Kill(dead);
+  RunUntilAllHeard("step_1", "COMMITTED");
+  RunUntil([this] { return Coordinator() != nullptr; });
+  EXPECT_GE(Coordinator()->office_changes, 1);
+}
+
+TEST_P(NodesRunContract, NodeThatIsRegisteredAnewGoesOnWithWhatItHasSealed) {
+  Node& node = Other();
+  for (Node& other : all_) other.writes = false;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "SEALED");
+  RegisterAnew(node);
+  EXPECT_THAT(node.lost, ElementsAre("NODE_REPLACED"));
+  for (Node& other : all_) other.run->Durable(Id("step_1"), "of " + other.name);
+  RunUntilAllHeard("step_1", "COMMITTED");
+  EXPECT_THAT(node.heard.at("step_1"), Contains("SEALED").Times(1)) << "not again";
+}
+
+TEST_P(NodesRunContract, NodeThatIsRegisteredAnewLosesWhatItHasNotSealed) {
+  Node& node = Other();
+  for (Node& other : all_) other.seals = false;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "ADMITTED");
+  RegisterAnew(node);
+  RunUntil([&] {
+    return std::all_of(all_.begin(), all_.end(), [&](const Node& other) {
+      return Heard(other, "step_1", "ENDED STAGED_LOST") || Heard(other, "step_1", "ENDED NODE_LOST");
+    });
+  });
+  for (Node& other : all_) {
+    EXPECT_THAT(other.heard.at("step_1"), Contains("RELEASED").Times(1)) << other.name;
+    other.seals = true;
+  }
+  EXPECT_EQ(Activate(node, 1).code(), absl::StatusCode::kOk) << "its processes have joined again";
+  SaveAll("step_2");
+}
+
+TEST_P(NodesRunContract, SaveThatBeginsWithoutARegistrationFailsAtItsDeadline) {
+  Node& node = Other();
+  node.run->SetNode(nullptr);
+  const Instant begun = etcd_.clock()->Now();
+  node.run->Begin(Id("step_1"), begun + seconds(20));
+  EXPECT_THAT(node.run->WaitsFor(Id("step_1")), HasSubstr("registered"));
+  RunUntil([&] { return Heard(node, "step_1", "FAILED LEDGER_UNAVAILABLE"); });
+  EXPECT_LE(etcd_.clock()->Now() - begun, seconds(25));
+  node.run->SetNode(&node.registration->identity());
+  RunUntil([&] { return Heard(node, "step_1", "RELEASED"); });
+  SaveAll("step_2");
+}
+
+// ---- readers and removals
+
+TEST_P(NodesRunContract, CheckpointIsNotRemovedWhileANodeReadsIt) {
+  SaveAll("step_1");
+  Node& reads = Other();
+  const auto open = [&](Node& node) {
+    return Ask<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
+        [&](auto done) { node.io->OpenCheckpoint("step_1", 1, std::move(done)); });
+  };
+  auto first = open(reads), second = open(reads);
+  ASSERT_TRUE(first.ok() && second.ok()) << first.status() << second.status();
+  EXPECT_EQ((*first)->manifest().summary.sequence(), 1);
+  std::optional<absl::Status> evicted;
+  Coordinator()->io->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
+  RunFor(seconds(20));
+  first->reset();
+  RunFor(seconds(20));
+  EXPECT_FALSE(evicted.has_value()) << *evicted;
+  EXPECT_TRUE(root_.tags.contains("step_1"));
+  second->reset();
+  RunUntil([&] { return evicted.has_value(); });
+  EXPECT_TRUE(evicted->ok()) << *evicted;
+  EXPECT_FALSE(root_.tags.contains("step_1"));
+  RunUntil([&] {
+    return std::all_of(all_.begin(), all_.end(), [](const Node& node) { return !node.removed.empty(); });
+  });
+  for (const Node& node : all_) EXPECT_THAT(node.removed, ElementsAre(1)) << node.name;
+  EXPECT_EQ(ReasonOf(open(reads).status()), "NO_CHECKPOINT");
+}
+
+TEST_P(NodesRunContract, NodeThatDoesNotCoordinateRemovesNothing) {
+  SaveAll("step_1");
+  const absl::Status evicted =
+      Ask<absl::Status>([&](auto done) { Other().io->Evict("step_1", 1, std::move(done)); });
+  EXPECT_EQ(ReasonOf(evicted), "NOT_COORDINATOR");
+  EXPECT_TRUE(root_.tags.contains("step_1"));
+}
+
+TEST_P(NodesRunContract, RemovalThatACoordinatorHasNotEndedIsEndedByTheNext) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  Node& first = *Coordinator();
+  root_.before = [&first](const std::string& what) {
+    if (what == "Remove") first.pause.Begin();
+    return what != "Remove";
+  };
+  first.io->Evict("step_1", 1, [](const absl::Status&) {});
+  RunUntil([&] { return !Other().removed.empty(); });
+  Kill(first);
+  root_.before = nullptr;
+  RunUntil([this] { return Coordinator() != nullptr; });
+  Node& next = *Coordinator();
+  const auto scanned =
+      Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { next.io->Rescan(std::move(done)); });
+  ASSERT_TRUE(scanned.ok()) << scanned.status();
+  EXPECT_EQ(scanned->committed.size(), 1u) << "what is being removed is no checkpoint";
+  EXPECT_TRUE(scanned->committed.contains(2));
+  RunUntil([&] { return !root_.tags.contains("step_1"); });
+  EXPECT_FALSE(root_.tags.contains("step_1"));
+}
+
+TEST_P(NodesRunContract, SequencesComeAfterWhatTheRootHas) {
+  root_.tags["of_another_time"] = 41;
+  for (Node& node : all_) Kill(node);
+  run_id_ = "fedcba9876543210fedcba9876543210";  // As if this etcd had never heard of the run.
+  for (Node& node : all_) Start(node);
+  for (Node& node : all_) EXPECT_TRUE(Join(node, "launch2").ok());
+  EXPECT_TRUE(Activate(all_[0], 1).ok());
+  SaveAll("step_1");
+  EXPECT_EQ(root_.tags.at("step_1"), 42);
+}
+
+TEST_P(NodesRunContract, NodeThatHadNoPartOfASaveLooksAtTheRoot) {
+  // An attempt of one node.
+  Node& alone = all_[0];
+  Ledger::JoinSpec spec;
+  spec.world_size = 1;
+  spec.launch_id = "launch2";
+  spec.instance = "launch2.0";
+  spec.takeover = true;
+  const auto attempt =
+      Ask<absl::StatusOr<int64_t>>([&](auto done) { alone.run->ledger()->Join(spec, std::move(done)); });
+  ASSERT_TRUE(attempt.ok()) << attempt.status();
+  ASSERT_TRUE(Activate(alone, *attempt).ok());
+  alone.run->Begin(Id("step_1", *attempt), etcd_.clock()->Now() + minutes(8));
+  RunUntil([&] {
+    return Heard(alone, "step_1", "COMMITTED") && all_[1].root_changes > 0 && all_[2].root_changes > 0;
+  });
+  EXPECT_EQ(alone.root_changes, 0);
+}
+
+// ---- resume
+
+TEST_P(NodesRunContract, ResumeEndsWhenTheRanksOfAllNodesHaveRead) {
+  SaveAll("step_1");
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  const auto chosen = Ask<absl::StatusOr<Ledger::ResumeChoice>>([&](auto done) {
+    all_[0].run->ledger()->DecideResume(2, {"step_1", 1}, std::move(done));
+  });
+  ASSERT_TRUE(chosen.ok()) << chosen.status();
+  EXPECT_EQ(chosen->sequence, 1);
+  std::map<std::string, absl::Status> finished;
+  const auto finish = [&](Node& node, const absl::Status& mine) {
+    node.run->FinishResume(
+        2, 1, mine, etcd_.clock()->Now() + minutes(2),
+        [&finished, name = node.name](const absl::Status& status) { finished[name] = status; });
+  };
+  finish(all_[0], absl::OkStatus());
+  finish(all_[1], absl::OkStatus());
+  RunFor(seconds(30));
+  EXPECT_THAT(finished, IsEmpty());
+  finish(all_[2], absl::OkStatus());
+  RunUntil([&] { return finished.size() == 3; });
+  for (const auto& [name, status] : finished) EXPECT_TRUE(status.ok()) << name << status;
+  const auto decided = Ask<absl::StatusOr<std::optional<Ledger::ResumeChoice>>>(
+      [&](auto done) { all_[1].run->ledger()->DecidedResume(2, std::move(done)); });
+  ASSERT_TRUE(decided.ok() && decided->has_value()) << decided.status();
+  EXPECT_TRUE((*decided)->agreed);
+}
+
+TEST_P(NodesRunContract, RankThatCannotResumeIsHeardOnAllNodesAtOnce) {
+  SaveAll("step_1");
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  std::map<std::string, absl::Status> finished;
+  const Instant begun = etcd_.clock()->Now();
+  for (int i : {0, 2}) {
+    const absl::Status mine =
+        i == 2 ? absl::DataLossError("rank 2 has read a wrong checksum") : absl::OkStatus();
+    all_[i].run->FinishResume(
+        2, 1, mine, begun + minutes(10),
+        [&finished, name = all_[i].name](const absl::Status& status) { finished[name] = status; });
+  }
+  RunUntil([&] { return finished.size() == 2; });
+  EXPECT_LT(etcd_.clock()->Now() - begun, minutes(5));
+  for (const auto& [name, status] : finished) {
+    EXPECT_EQ(ReasonOf(status), "RESUME_FAILED") << name << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("node3"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("wrong checksum"));
+  }
+}
+
+TEST_P(NodesRunContract, NodeThatSaysNothingIsNamedAtTheDeadline) {
+  SaveAll("step_1");
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  const auto finished = [&](Node& node) {
+    return Ask<absl::Status>([&](auto done) {
+      node.run->FinishResume(2, 1, absl::OkStatus(), etcd_.clock()->Now() + minutes(3), std::move(done));
+    });
+  };
+  const absl::Status status = finished(all_[0]);
+  EXPECT_EQ(ReasonOf(status), "RESUME_INCOMPLETE") << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("node2, node3"));
+}
+
+TEST_P(NodesRunContract, WhenSettledWaitsForWhatAnEarlierAttemptHasSealed) {
+  for (Node& node : all_) node.writes = false;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "SEALED");
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  std::optional<absl::Status> settled;
+  all_[1].run->WhenSettled(2, [&](const absl::Status& status) { settled = status; });
+  RunFor(minutes(1));
+  EXPECT_FALSE(settled.has_value()) << *settled;
+  for (Node& node : all_) node.run->Durable(Id("step_1"), "of " + node.name);
+  RunUntil([&] { return settled.has_value(); });
+  EXPECT_TRUE(settled->ok()) << *settled;
+  EXPECT_TRUE(root_.tags.contains("step_1"));
+}
+
+// ---- etcd is away, or knows other things
+
+TEST_P(NodesRunContract, DecisionsWaitForEtcdAndNameItWhenTheirTimeIsOver) {
+  Node& node = Other();
+  CutOff(node, true);
+  const Instant begun = etcd_.clock()->Now();
+  const absl::Status active = Activate(node, 1);
+  EXPECT_EQ(ReasonOf(active), "LEDGER_UNAVAILABLE") << active;
+  EXPECT_THAT(std::string(active.message()), HasSubstr("to let attempt 1 act in run /shared/run"));
+  EXPECT_LE(etcd_.clock()->Now() - begun, seconds(45));
+  etcd_.After(seconds(10), [&] { CutOff(node, false); });
+  const absl::Status later = Activate(node, 1);
+  EXPECT_TRUE(later.ok()) << later << ": it is asked again";
+}
+
+TEST_P(NodesRunContract, NodesThatDoNotShareTheRootAreRefused) {
+  Node& stranger = all_[2];
+  Kill(stranger);
+  run_id_ = "another folder under the same path";
+  Start(stranger);
+  ASSERT_EQ(Join(all_[0], "launch2").value_or(-1), 2);
+  const auto joined = Join(stranger, "launch2");
+  EXPECT_EQ(ReasonOf(joined.status()), "ROOT_NOT_SHARED") << joined.status();
+}
+
+TEST_P(NodesRunContract, NodeThatResignsHandsTheOfficeOn) {
+  Node& first = *Coordinator();
+  const absl::Status resigned = Ask<absl::Status>([&](auto done) { first.run->Resign(std::move(done)); });
+  EXPECT_TRUE(resigned.ok()) << resigned;
+  EXPECT_FALSE(first.run->coordinates());
+  RunUntil([&] { return Coordinator() != nullptr; });
+  EXPECT_NE(Coordinator(), &first);
+  SaveAll("step_1");
+}
+
+}  // namespace
+}  // namespace ckptd
