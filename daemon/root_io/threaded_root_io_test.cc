@@ -42,7 +42,6 @@ namespace ckptd {
 namespace {
 
 constexpr std::chrono::seconds kTimeout{60};
-constexpr int64_t kBlock = 4096;
 
 std::string ReadWhole(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
