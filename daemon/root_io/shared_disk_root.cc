@@ -61,6 +61,7 @@ absl::StatusOr<RootSnapshot> SharedDiskRoot::Scan() {
   std::erase_if(damage, [&scan](const auto& mark) { return !scan.checkpoints.contains(mark.first); });
   for (auto& [sequence, checkpoint] : scan.checkpoints) Mark(checkpoint);
   committed = scan.checkpoints;
+  scanned_in_term = coordinates;
   RootSnapshot snapshot;
   snapshot.probe = probe_;
   snapshot.committed = std::move(scan.checkpoints);
@@ -95,6 +96,8 @@ NodePartRecord SharedDiskRoot::RecordOf(const std::vector<PartRecord>& ranks) co
 
 absl::StatusOr<SharedFilesIo::Loaded> SharedDiskRoot::Load(const std::string& tag, int64_t sequence) {
   CKPTD_RETURN_IF_ERROR(CheckOpen());
+  // What other coordinators have removed since the last look is not what a pointer may name.
+  if (coordinates && !scanned_in_term) CKPTD_RETURN_IF_ERROR(Scan().status());
   SharedFilesIo::Loaded loaded;
   CKPTD_ASSIGN_OR_RETURN(loaded.checkpoint, store->FindCheckpoint(tag, sequence));
   Mark(loaded.checkpoint);
@@ -124,6 +127,24 @@ absl::StatusOr<PointerFiles> SharedDiskRoot::UpdatePointers(
     const std::map<int64_t, CommittedCheckpoint>& checkpoints) {
   if (!coordinates) return PointerFiles();
   return store->UpdatePointers(checkpoints);
+}
+
+absl::StatusOr<PointerFiles> SharedDiskRoot::ReleasePointers(int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  if (coordinates && !scanned_in_term) CKPTD_RETURN_IF_ERROR(Scan().status());
+  if (!committed.contains(sequence)) {
+    return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
+                     absl::StrCat("no checkpoint of sequence ", sequence, " is in this root"));
+  }
+  return store->ReleasePointers(committed, sequence);
+}
+
+absl::Status SharedDiskRoot::BeginTerm(int64_t term) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  CKPTD_RETURN_IF_ERROR(store->BeginTerm(term));
+  coordinates = true;
+  scanned_in_term = false;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(

@@ -35,6 +35,7 @@ struct SharedDiskRoot : OpenedRoot {
   // nodes; its version would have to be agreed on first.)
   std::map<int64_t, storage::v1::Damage> damage;
   bool coordinates = false;  // A term has begun.
+  bool scanned_in_term = false;
 
   // FAILED_PRECONDITION, reason ROOT_UNREADABLE, if the root is not open.
   absl::Status CheckOpen() const;
@@ -52,6 +53,10 @@ struct SharedDiskRoot : OpenedRoot {
   // Of `checkpoints`, if this node coordinates; else none: it does not know what the coordinator has written.
   absl::StatusOr<PointerFiles> UpdatePointers(const std::map<int64_t, CommittedCheckpoint>& checkpoints);
 
+  // NO_CHECKPOINT if it is not there.
+  absl::StatusOr<PointerFiles> ReleasePointers(int64_t sequence);
+
+  absl::Status BeginTerm(int64_t term);
   absl::StatusOr<SharedRootIo::Published> Publish(const SharedRootIo::Publication& publication);
   // Moves what has ended to the trash. Returns the names there that may be removed.
   absl::StatusOr<std::vector<std::string>> Sweep(int64_t last, const std::set<int64_t>& unfinished);

@@ -149,23 +149,13 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
     });
   }
   void ReleasePointers(std::string, int64_t sequence, Callback<absl::StatusOr<PointerFiles>> done) override {
-    Ask(std::move(done), [sequence](SharedDiskRoot& root) -> absl::StatusOr<PointerFiles> {
-      CKPTD_RETURN_IF_ERROR(root.CheckOpen());
-      std::map<int64_t, CommittedCheckpoint> others = root.committed;
-      others.erase(sequence);
-      return root.UpdatePointers(others);
-    });
+    Ask(std::move(done), [sequence](SharedDiskRoot& root) { return root.ReleasePointers(sequence); });
   }
 
   // ---- The coordinator
 
   void BeginTerm(int64_t term, Callback<absl::Status> done) override {
-    Ask(std::move(done), [term](SharedDiskRoot& root) -> absl::Status {
-      CKPTD_RETURN_IF_ERROR(root.CheckOpen());
-      CKPTD_RETURN_IF_ERROR(root.store->BeginTerm(term));
-      root.coordinates = true;
-      return absl::OkStatus();
-    });
+    Ask(std::move(done), [term](SharedDiskRoot& root) { return root.BeginTerm(term); });
   }
   void MakeInflight(const std::string& tag, int64_t sequence,
                     Callback<absl::StatusOr<std::string>> done) override {

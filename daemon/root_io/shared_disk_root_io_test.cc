@@ -139,6 +139,7 @@ class SharedDiskRootIoTest : public ::testing::Test {
     checkpoint.set_world_size(kWorld);
     checkpoint.set_chunk_bytes(64 << 10);
     (*checkpoint.mutable_pointers())["latest"] = save.tag;
+    if (!only_here_.empty()) (*checkpoint.mutable_pointers())[only_here_] = save.tag;
     const Images images = ImagesOf(rank, path.empty() ? PathOf(rank) : path);
     return Wait<absl::StatusOr<storage::v1::PartRecord>>(node, [&](auto done) {
       node.io->WritePart(save.sequence, record, images.files(), nullptr, std::move(done));
@@ -197,6 +198,7 @@ class SharedDiskRootIoTest : public ::testing::Test {
 
   TempDir dir_;
   std::array<Node, kWorld> nodes_;
+  std::string only_here_;  // A pointer of the saves from now on.
 };
 
 TEST_F(SharedDiskRootIoTest, ThreeNodesWriteOneCheckpointAndEachReadsIt) {
@@ -412,6 +414,30 @@ TEST_F(SharedDiskRootIoTest, DamageThatAReaderFindsIsKnownToThisNode) {
   EXPECT_FALSE(snapshot->committed.at(1).damage.has_value());
   EXPECT_FALSE(Load(node(1), "step_2", 2)->checkpoint.damage.has_value())
       << "another node does not know it yet";
+}
+
+TEST_F(SharedDiskRootIoTest, NextCoordinatorWritesNoPointerToWhatTheFirstHasRemoved) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  only_here_ = "best";
+  Save(node(0), "step_1", 1);
+  for (Node& loads : nodes_) ASSERT_TRUE(Load(loads, "step_1", 1).ok());
+  EXPECT_EQ(ReadWhole(dir_.path() + "/best"), "step_1");
+  const auto released = Wait<absl::StatusOr<PointerFiles>>(
+      node(0), [&](auto done) { node(0).io->ReleasePointers("step_1", 1, std::move(done)); });
+  ASSERT_TRUE(released.ok()) << released.status();
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/best"));
+  ASSERT_TRUE(Wait<absl::StatusOr<bool>>(node(0), [&](auto done) {
+                node(0).io->Remove("step_1", 1, std::move(done));
+              }).value());
+  only_here_.clear();
+  ASSERT_TRUE(BeginTerm(node(1), 2).ok());
+  Save(node(1), "step_2", 2);
+  const auto loaded = Load(node(1), "step_2", 2);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_THAT(loaded->pointers.holders, ElementsAre(2));
+  EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_2");
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/best"));
 }
 
 TEST_F(SharedDiskRootIoTest, WhatItCannotDoYetIsSaidAndChangesNothing) {

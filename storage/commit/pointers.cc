@@ -3,6 +3,7 @@
 // has ended when its call returns.
 #include "storage/commit/pointers.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -115,6 +116,23 @@ absl::Status PointerWriter::Write(const std::string& name, const std::string& co
   }
   CKPTD_RETURN_IF_ERROR(fs_.Sync(root_, SyncMode::kAll));
   return fs_.Sync(temp_dir_, SyncMode::kAll);
+}
+
+absl::StatusOr<PointerFiles> PointerWriter::Release(const std::map<int64_t, CommittedCheckpoint>& committed,
+                                                    int64_t sequence) {
+  std::map<int64_t, CommittedCheckpoint> others = committed;
+  const ManifestSummary summary = others.extract(sequence).mapped().summary;
+  for (const auto& pointer : summary.pointers()) {
+    const auto names_it = [&pointer](const auto& other) {
+      return other.second.summary.pointers().contains(pointer.first);
+    };
+    if (std::none_of(others.begin(), others.end(), names_it))
+      CKPTD_RETURN_IF_ERROR(Remove(pointer.first, pointer.second));
+  }
+  PointerFiles released = Update(others);
+  if (released.warnings.empty()) return released;
+  return MakeError(absl::StatusCode::kDataLoss, reason::kIoError, released.warnings.front(),
+                   {{"tag", summary.tag()}});
 }
 
 absl::Status PointerWriter::Remove(const std::string& name, const std::string& content) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/types.h"
@@ -34,6 +35,11 @@ class PointerWriter {
   // Gives every pointer the content that the newest checkpoint naming it says. What cannot be written is in
   // the warnings; the next call tries again.
   PointerFiles Update(const std::map<int64_t, CommittedCheckpoint>& committed);
+  // Makes the pointers that this one of the checkpoints decides name the newest other one that names them; a
+  // pointer that no other names is removed. Durable on return. DATA_LOSS, reason IO_ERROR, if one could not
+  // be written: the next Update undoes the others.
+  absl::StatusOr<PointerFiles> Release(const std::map<int64_t, CommittedCheckpoint>& committed,
+                                       int64_t sequence);
   // Removes a pointer file durably, unless it has another content by now.
   absl::Status Remove(const std::string& name, const std::string& content);
 

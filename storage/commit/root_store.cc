@@ -369,21 +369,10 @@ absl::StatusOr<PointerFiles> RootStore::Impl::SetDamage(const std::string& tag, 
 
 absl::StatusOr<PointerFiles> RootStore::Impl::ReleasePointers(const std::string& tag, int64_t sequence) {
   CKPTD_RETURN_IF_ERROR(CheckWritable());
-  const CommittedCheckpoint* checkpoint = Find(tag, sequence);
-  if (checkpoint == nullptr) return NoCheckpoint(tag, sequence);
-  std::map<int64_t, CommittedCheckpoint> others = committed_;
-  others.erase(sequence);
-  for (const auto& pointer : checkpoint->summary.pointers()) {
-    const auto names_it = [&pointer](const auto& other) {
-      return other.second.summary.pointers().contains(pointer.first);
-    };
-    if (std::none_of(others.begin(), others.end(), names_it))
-      CKPTD_RETURN_IF_ERROR(pointer_writer_.Remove(pointer.first, pointer.second));
-  }
-  PointerFiles released = pointer_writer_.Update(others);
-  if (released.warnings.empty()) return pointers_ = std::move(released);
-  pointers_ = pointer_writer_.Update(committed_);
-  return MakeError(absl::StatusCode::kDataLoss, reason::kIoError, released.warnings.front(), {{"tag", tag}});
+  if (Find(tag, sequence) == nullptr) return NoCheckpoint(tag, sequence);
+  absl::StatusOr<PointerFiles> released = pointer_writer_.Release(committed_, sequence);
+  pointers_ = released.ok() ? *released : pointer_writer_.Update(committed_);
+  return released;
 }
 
 absl::StatusOr<ScopedHandle> RootStore::Impl::OpenCheckpoint(const std::string& tag, int64_t sequence) {

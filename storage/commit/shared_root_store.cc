@@ -208,4 +208,11 @@ absl::StatusOr<PointerFiles> SharedRootStore::UpdatePointers(
   return term_.pointers->Update(committed);
 }
 
+absl::StatusOr<PointerFiles> SharedRootStore::ReleasePointers(
+    const std::map<int64_t, CommittedCheckpoint>& committed, int64_t sequence) {
+  CKPTD_RETURN_IF_ERROR(CheckTermBegun());
+  term_.pointers->Forget();
+  return term_.pointers->Release(committed, sequence);
+}
+
 }  // namespace ckptd

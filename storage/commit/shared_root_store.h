@@ -126,6 +126,9 @@ class SharedRootStore {
   // which are those that the ledger calls committed, with their marks. After each commit, after BeginTerm,
   // and when damage was marked.
   absl::StatusOr<PointerFiles> UpdatePointers(const std::map<int64_t, CommittedCheckpoint>& committed);
+  // Before the removal of one of them: as PointerWriter::Release.
+  absl::StatusOr<PointerFiles> ReleasePointers(const std::map<int64_t, CommittedCheckpoint>& committed,
+                                               int64_t sequence);
 
  private:
   // What belongs to one term of this daemon as coordinator.
