@@ -53,13 +53,41 @@ void ClusterNode::OnTick() {
 }
 
 void ClusterNode::MembershipChanged(const absl::StatusOr<NodeIdentity>& changed) {
-  const bool was_registered = std::exchange(registered_, changed.ok());
+  const bool was_registered = registration_.has_value();
   error_ = changed.status();
-  if (was_registered && !changed.ok()) ++lost_leases_;
-  if (!changed.ok()) return LogFailure(changed.status(), was_registered);
+  if (!changed.ok()) {
+    if (was_registered) ++lost_leases_;
+    LogFailure(changed.status(), was_registered);
+    registration_.reset();
+    if (was_registered) TellFollowers();
+    return;
+  }
+  registration_ = *changed;
   registered_us_ = BootClock().UnixMicros();
   Log(LogLevel::kInfo, "registered as a node",
       {{"node", changed->name}, {"etcd_prefix", options_.membership.prefix}});
+  TellFollowers();
+}
+
+void ClusterNode::Release(NodeRegistration::Done released) {
+  if (std::exchange(registration_, std::nullopt)) TellFollowers();
+  membership_.Release(std::move(released));
+}
+
+std::shared_ptr<const ClusterNode::Follower> ClusterNode::Follow(Follower follower) {
+  auto added = std::make_shared<const Follower>(std::move(follower));
+  followers_.push_back(added);
+  (*added)(registration_ ? &*registration_ : nullptr);
+  return added;
+}
+
+// Followers may come and go in these calls. One that comes is told by Follow.
+void ClusterNode::TellFollowers() {
+  std::erase_if(followers_, [](const auto& follower) { return follower.expired(); });
+  const std::vector<std::weak_ptr<const Follower>> present = followers_;
+  for (const auto& follower : present) {
+    if (const auto tell = follower.lock()) (*tell)(registration_ ? &*registration_ : nullptr);
+  }
 }
 
 void ClusterNode::LogFailure(const absl::Status& why, bool was_registered) const {
@@ -90,7 +118,7 @@ v1::ClusterStatus ClusterNode::Status() const {
   status.set_lost_leases(lost_leases_);
   if (status.registered()) {
     SetTime(registered_us_, status.mutable_register_time());
-  } else if (registered_) {  // Nobody has noticed yet.
+  } else if (registration_) {  // Nobody has noticed yet.
     SetError(MakeError(absl::StatusCode::kNotFound, ledger_reason::kLeaseEnded,
                        "this daemon's lease has ended: etcd has not confirmed it in time"),
              status.mutable_error());

@@ -4,8 +4,12 @@
 #define CKPTD_DAEMON_RUNTIME_CLUSTER_NODE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -39,17 +43,26 @@ class ClusterNode {
   static absl::StatusOr<std::unique_ptr<ClusterNode>> Make(Options options, Hooks hooks);
 
   void OnTick();  // Several times a second.
-  // Gives the name up, and does not register again. Call it once.
-  void Release(NodeRegistration::Done released) { membership_.Release(std::move(released)); }
+  // Gives the name up, and does not register again. Followers hear null first: nothing more is written in
+  // this node's name. Call it once.
+  void Release(NodeRegistration::Done released);
   v1::ClusterStatus Status() const;
 
   // For runs that span nodes. Null while nobody may act in this node's name.
   const NodeIdentity* identity() const { return membership_.identity(); }
   Etcd* etcd() { return etcd_.get(); }
 
+  // The registration; null: there is none. The pointer is valid within the call, which must not destroy the
+  // ClusterNode.
+  using Follower = std::function<void(const NodeIdentity*)>;
+  // Calls `follower` now, and whenever a registration is gained or lost, until the returned object is
+  // destroyed. A lease that has ended is heard of once the next OnTick has found out.
+  [[nodiscard]] std::shared_ptr<const Follower> Follow(Follower follower);
+
  private:
   ClusterNode(Options options, Hooks hooks, std::unique_ptr<GrpcEtcd> etcd);
   void MembershipChanged(const absl::StatusOr<NodeIdentity>& changed);
+  void TellFollowers();
   void LogFailure(const absl::Status& why, bool was_registered) const;
   void FollowNodes();
   void AddNodes(v1::ClusterStatus* status) const;
@@ -58,7 +71,8 @@ class ClusterNode {
   const Options options_;
   const std::unique_ptr<GrpcEtcd> etcd_;
   NodeMembership membership_;
-  bool registered_ = false;  // As membership_ has said last.
+  std::optional<NodeIdentity> registration_;  // As membership_ has said last.
+  std::vector<std::weak_ptr<const Follower>> followers_;
   int64_t registered_us_ = 0;
   int64_t lost_leases_ = 0;
   absl::Status error_;  // Of the last try, or why the registration was lost.

@@ -14,6 +14,7 @@
 
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/ledger_reasons.h"
+#include "daemon/ledger/node_identity.h"
 #include "tests/testing/etcd_fake_member.h"
 #include "tests/testing/inbox.h"
 
@@ -22,6 +23,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // What a daemon has of this: the thread's work, and the state directory.
@@ -164,6 +166,70 @@ TEST_F(ClusterNodeTest, RegistersAgainWhenItsLeaseWasLostAndCountsIt) {
   EXPECT_NE(LeaseOf("one"), before);
   EXPECT_EQ(daemon.node->Status().lost_leases(), 1);
   EXPECT_FALSE(daemon.node->Status().has_error());
+}
+
+// What a follower has heard: the values of registrations, "none" for null.
+struct Heard {
+  explicit Heard(ClusterNode& node)
+      : following(node.Follow([this](const NodeIdentity* identity) {
+          registrations.push_back(identity == nullptr ? "none" : identity->value);
+        })) {}
+  std::vector<std::string> registrations;
+  std::shared_ptr<const ClusterNode::Follower> following;
+};
+
+TEST_F(ClusterNodeTest, FollowersHearOfEachRegistrationAndLossOnce) {
+  Daemon& daemon = Start("one");
+  Heard early(*daemon.node);
+  WaitUntilRegistered(daemon);
+  const std::string first = daemon.node->identity()->value;
+  Heard late(*daemon.node);
+  member_.EndLease(LeaseOf("one"));
+  RunUntil("the loss", [&] { return daemon.node->Status().lost_leases() == 1; });
+  WaitUntilRegistered(daemon);
+  const std::string second = daemon.node->identity()->value;
+  EXPECT_NE(first, second);
+  EXPECT_THAT(early.registrations, ElementsAre("none", first, "none", second));
+  EXPECT_THAT(late.registrations, ElementsAre(first, "none", second));
+}
+
+TEST_F(ClusterNodeTest, FollowersHearNothingOfTriesThatFail) {
+  std::string gone;
+  {
+    EtcdFakeMember ended;
+    gone = ended.endpoint();
+  }
+  Daemon& daemon = Start("one", "h", {gone});
+  Heard heard(*daemon.node);
+  RunUntil("the error", [&] { return daemon.node->Status().has_error(); });
+  EXPECT_THAT(heard.registrations, ElementsAre("none"));
+}
+
+TEST_F(ClusterNodeTest, FollowersHearOfTheReleaseBeforeTheNameIsFree) {
+  Daemon& daemon = Start("one");
+  WaitUntilRegistered(daemon);
+  const std::string value = daemon.node->identity()->value;
+  Heard heard(*daemon.node);
+  bool released = false;
+  daemon.node->Release([&](const absl::Status& status) {
+    EXPECT_TRUE(status.ok()) << status;
+    released = true;
+  });
+  EXPECT_THAT(heard.registrations, ElementsAre(value, "none"));
+  EXPECT_NE(LeaseOf("one"), 0) << "nothing has run since";
+  RunUntil("the release", [&] { return released; });
+  EXPECT_EQ(LeaseOf("one"), 0);
+  EXPECT_THAT(heard.registrations, ElementsAre(value, "none"));
+  EXPECT_EQ(daemon.node->Status().lost_leases(), 0);
+}
+
+TEST_F(ClusterNodeTest, FollowerMayEndAnotherOneWhileItIsCalled) {
+  Daemon& daemon = Start("one");
+  std::unique_ptr<Heard> other;
+  const auto following = daemon.node->Follow([&](const NodeIdentity*) { other.reset(); });
+  other = std::make_unique<Heard>(*daemon.node);
+  WaitUntilRegistered(daemon);
+  EXPECT_EQ(other, nullptr);
 }
 
 TEST_F(ClusterNodeTest, WaitsForANameThatAnotherDaemonHas) {
