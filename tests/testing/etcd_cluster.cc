@@ -128,7 +128,13 @@ void EtcdCluster::Kill(int member) {
   WaitForEnd(std::exchange(pid, -1));
 }
 
-void EtcdCluster::Stop(int member) { kill(members_[member].pid, SIGSTOP); }
+// kill() returns while other threads of the process may still run, and answer a request.
+void EtcdCluster::Stop(int member) {
+  const pid_t pid = members_[member].pid;
+  kill(pid, SIGSTOP);
+  siginfo_t stopped;
+  EXPECT_EQ(waitid(P_PID, static_cast<id_t>(pid), &stopped, WSTOPPED | WEXITED | WNOWAIT), 0);
+}
 void EtcdCluster::Continue(int member) { kill(members_[member].pid, SIGCONT); }
 
 bool EtcdCluster::HasEnded(int member) {

@@ -26,7 +26,7 @@ class EtcdCluster {
 
   void Kill(int member);   // SIGKILL; returns after the process has ended.
   void Start(int member);  // With the data that it has.
-  void Stop(int member);   // SIGSTOP: connections stay, and nothing is answered.
+  void Stop(int member);   // SIGSTOP: connections stay, and nothing is answered from its return on.
   void Continue(int member);
   void WaitUntilServing(int member);
   // The member that leads now.
