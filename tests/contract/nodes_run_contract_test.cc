@@ -311,6 +311,22 @@ TEST_P(NodesRunContract, SaveThatBeginsWithoutARegistrationFailsAtItsDeadline) {
   SaveAll("step_2");
 }
 
+TEST_P(NodesRunContract, MemoryOfASaveIsGivenBackOnceOverTwoRegistrations) {
+  Node& coordinator = *Coordinator();
+  Node& node = Other();
+  node.accepts = false;
+  BeginAll("step_1");
+  RunUntil([&] { return Heard(node, "step_1", "PROPOSED"); });
+  CutOff(coordinator, true);  // It ends no save for now.
+  node.run->Fail(Id("step_1"), MakeError(absl::StatusCode::kResourceExhausted, "POOL_EXHAUSTED", "no room"));
+  RunUntil([&] { return Heard(node, "step_1", "RELEASED"); });
+  RegisterAnew(node);
+  RunFor(seconds(10));
+  CutOff(coordinator, false);
+  RunUntil([&] { return Heard(node, "step_1", "ENDED POOL_EXHAUSTED"); });
+  EXPECT_THAT(node.heard.at("step_1"), Contains("RELEASED").Times(1));
+}
+
 // ---- readers and removals
 
 TEST_P(NodesRunContract, CheckpointIsNotRemovedWhileANodeReadsIt) {
