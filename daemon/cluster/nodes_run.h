@@ -98,21 +98,24 @@ class NodesRun : public SharedRun, public NodesReading {
     std::optional<absl::Status> failed;
   };
 
+  // nodes_run.cc
   void BeginRegistration();
   void EndRegistration();
   void RaiseSequence();
-  void StartSaves();
-  void Continue(const SaveId& save, const Saving& saving);
-  void ExpireWithoutRegistration();
-  SharedSaves::Hooks SavesHooks();
-  void OnChanged(const SaveId& save, const SharedSave& state);
-  void OnFailed(const SaveId& save, const absl::Status& why);
-  void OnReleased(const SaveId& save);
   void OnOffice(const RunCoordinator::Office& office);
   void DropOffice();
   void EndRemovals();
   void OnEvicting(const std::vector<std::string>& keys);
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
+
+  // nodes_run_saves.cc
+  void StartSaves();
+  void Continue(const SaveId& save, const Saving& saving);
+  SharedSaves::Hooks SavesHooks();
+  void OnChanged(const SaveId& save, const SharedSave& state);
+  void OnFailed(const SaveId& save, const absl::Status& why);
+  void OnReleased(const SaveId& save);
+  void ExpireWithoutRegistration();
 
   Etcd* const etcd_;
   Clock* const clock_;

@@ -1,0 +1,179 @@
+// The saves of a run that several nodes share: what the engine says of its parts, over all registrations of
+// this node.
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "daemon/cluster/node_part.h"
+#include "daemon/cluster/nodes_run.h"
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/ledger/save_end.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+
+namespace ckptd {
+
+using ledger::v1::SaveState;
+
+namespace {
+
+SaveName NameOf(const SaveId& save) { return {save.attempt, save.tag, save.ordinal}; }
+SaveId IdOf(const SaveName& name) { return {name.attempt, name.tag, name.ordinal}; }
+
+absl::Status NotRegistered() {
+  return MakeError(
+      absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+      "the save was not begun before its deadline: this node is not registered in etcd. Look whether it "
+      "can reach etcd (ckptctl status)");
+}
+
+absl::Status LostInMemory() {
+  return MakeError(absl::StatusCode::kAborted, reason::kStagedLost,
+                   "this node has lost its registration in etcd while its ranks were writing the save");
+}
+
+}  // namespace
+
+// ---- what the engine says
+
+void NodesRun::Begin(const SaveId& save, Instant admission_deadline) {
+  const auto [saving, is_new] = savings_.try_emplace(save);
+  if (!is_new) return;
+  saving->second.deadline = admission_deadline;
+  if (saves_ != nullptr) saves_->Begin(NameOf(save), admission_deadline);
+}
+
+void NodesRun::Accept(const SaveId& save) {
+  const auto saving = savings_.find(save);
+  if (saving == savings_.end()) return;
+  saving->second.accepted = true;
+  if (saves_ != nullptr) saves_->Accept(NameOf(save));
+}
+
+void NodesRun::Fail(const SaveId& save, const absl::Status& why) {
+  const auto saving = savings_.find(save);
+  if (saving == savings_.end() || saving->second.failed) return;
+  saving->second.failed = why;
+  if (saves_ != nullptr) saves_->Fail(NameOf(save), why);
+}
+
+void NodesRun::Sealed(const SaveId& save) {
+  const auto saving = savings_.find(save);
+  if (saving == savings_.end()) return;
+  saving->second.sealed = true;
+  if (saves_ != nullptr) saves_->Sealed(NameOf(save));
+}
+
+void NodesRun::Durable(const SaveId& save, const std::string& digest) {
+  const auto saving = savings_.find(save);
+  if (saving == savings_.end()) return;
+  saving->second.digest = digest;
+  if (saves_ != nullptr) saves_->Durable(NameOf(save), digest);
+}
+
+std::string NodesRun::WaitsFor(const SaveId& save) const {
+  if (!savings_.contains(save)) return "";
+  return saves_ == nullptr ? "this node to be registered in etcd" : saves_->WaitsFor(NameOf(save));
+}
+
+// ---- what etcd says
+
+SharedSaves::Hooks NodesRun::SavesHooks() {
+  return {.changed = [this](const SaveName& name, const SharedSave& state) { OnChanged(IdOf(name), state); },
+          .failed = [this](const SaveName& name, const absl::Status& why) { OnFailed(IdOf(name), why); },
+          .other_committed = [this](const SharedSave&) { hooks_.root_changed(); },
+          .released = [this](const SaveName& name) { OnReleased(IdOf(name)); },
+          .lost = [this](const absl::Status&) { over_ = true; }};
+}
+
+void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
+  const auto found = savings_.find(save);
+  if (found == savings_.end() || found->second.given_up) return;
+  Saving& saving = found->second;
+  Decision decision;
+  decision.sequence = state.sequence;
+  decision.inflight = state.state.inflight();
+  switch (state.state.phase()) {
+    case SaveState::ADMITTED:
+      if (std::exchange(saving.admitted, true)) return;
+      decision.phase = Decision::kAdmitted;
+      break;
+    case SaveState::SEALED:
+    case SaveState::PUBLISHING:
+      if (std::exchange(saving.told_sealed, true)) return;
+      decision.phase = Decision::kSealed;
+      break;
+    case SaveState::COMMITTED:
+      decision.phase = Decision::kCommitted;
+      break;
+    case SaveState::ENDED:
+      decision.end = ErrorOf(state.state.end());
+      decision.phase =
+          ReasonOf(decision.end) == reason::kIndeterminate ? Decision::kUnknown : Decision::kEnded;
+      break;
+    default:
+      decision.phase = Decision::kProposed;
+  }
+  if (HasEnded(state.state)) savings_.erase(found);
+  hooks_.changed(save, decision);
+}
+
+void NodesRun::OnFailed(const SaveId& save, const absl::Status& why) {
+  const auto found = savings_.find(save);
+  if (found == savings_.end() || std::exchange(found->second.given_up, true)) return;
+  if (found->second.released) savings_.erase(found);
+  hooks_.failed(save, why);
+}
+
+// A later registration may hear it again.
+void NodesRun::OnReleased(const SaveId& save) {
+  const auto found = savings_.find(save);
+  if (found == savings_.end() || std::exchange(found->second.released, true)) return;
+  if (found->second.given_up) savings_.erase(found);
+  hooks_.released(save);
+}
+
+// ---- registrations
+
+void NodesRun::StartSaves() {
+  saves_ = std::make_unique<SharedSaves>(etcd_, clock_, SharedSaves::Options{prefix_, *node_, options_.path},
+                                         SavesHooks());
+  saves_->Start();
+  // A hook may end or add some.
+  std::vector<SaveId> given_up;
+  const std::map<SaveId, Saving> savings = savings_;
+  for (const auto& [save, saving] : savings) {
+    if (saving.given_up) {
+      given_up.push_back(save);
+    } else {
+      Continue(save, saving);
+    }
+  }
+  // What an earlier registration has promised counts no more.
+  for (const SaveId& save : given_up) OnReleased(save);
+}
+
+void NodesRun::Continue(const SaveId& save, const Saving& saving) {
+  const SaveName name = NameOf(save);
+  if (saving.sealed && !saving.failed) {
+    saves_->BeginSealed(name);
+    if (!saving.digest.empty()) saves_->Durable(name, saving.digest);
+    return;
+  }
+  saves_->Begin(name, saving.deadline);
+  if (saving.failed) return saves_->Fail(name, *saving.failed);
+  if (saving.admitted) return saves_->Fail(name, LostInMemory());
+  if (saving.accepted) saves_->Accept(name);
+}
+
+// SharedSaves does that while there is a registration.
+void NodesRun::ExpireWithoutRegistration() {
+  std::vector<SaveId> over;
+  for (const auto& [save, saving] : savings_) {
+    const bool undecided = !saving.admitted && !saving.sealed && !saving.given_up;
+    if (undecided && clock_->Now() >= saving.deadline) over.push_back(save);
+  }
+  for (const SaveId& save : over) OnFailed(save, NotRegistered());
+}
+
+}  // namespace ckptd
