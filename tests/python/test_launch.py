@@ -28,6 +28,8 @@ _LAUNCHERS = (
     "CKPTD_LAUNCH_ID",
 )
 
+_TWO_NODES = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+
 
 def ask(environment: Dict[str, str], **arguments: Any) -> List[Any]:
     """Returns the launch, or the refusal."""
@@ -68,7 +70,29 @@ def test_arguments_override_the_environment() -> None:
 
 
 def test_launch_that_spans_nodes_is_reported() -> None:
-    assert ask({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"})[2] == 4
+    assert ask({**_TWO_NODES, "CKPTD_LAUNCH_ID": "a"})[2] == 4
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"CKPTD_LAUNCH_ID": "job-7-try-2"},
+        {"TORCHELASTIC_RUN_ID": "job-7", "TORCHELASTIC_RESTART_COUNT": "1"},
+        {"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"},
+    ],
+)
+def test_launch_id_of_several_nodes_has_nothing_of_one_node(environment: Dict[str, str]) -> None:
+    one = {"TORCHELASTIC_ERROR_FILE": "/tmp/agent_a/x/error.json", "MASTER_PORT": "1"}
+    other = {"TORCHELASTIC_ERROR_FILE": "/tmp/agent_b/x/error.json", "MASTER_PORT": "1"}
+    first, second = (ask({**_TWO_NODES, **environment, **of_node}) for of_node in (one, other))
+    assert first[3] == second[3] and len(first[3]) > 3
+
+
+@pytest.mark.parametrize("environment", [{}, {"TORCHELASTIC_RUN_ID": "none"}])
+def test_launch_on_several_nodes_that_nothing_identifies_is_refused(environment: Dict[str, str]) -> None:
+    kind, reason, text = ask({**_TWO_NODES, **environment})
+    assert (kind, reason) == ("Refused", "INVALID_ARGUMENT")
+    assert "CKPTD_LAUNCH_ID" in text and "--rdzv-id" in text
 
 
 def test_single_rank_run_inside_a_larger_launch_does_not_span_nodes() -> None:

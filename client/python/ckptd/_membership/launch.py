@@ -43,7 +43,9 @@ def find_launch(rank: Optional[int] = None, world_size: Optional[int] = None) ->
         raise errors.invalid(
             f"rank is {rank} and world_size is {world_size}; 0 <= rank < world_size must hold"
         )
-    return Launch(rank, world_size, _local_world_size(world_size), _launch_id(group), _job_id())
+    local = _local_world_size(world_size)
+    launch_id = _launch_id(group) if local == 0 else _launch_id_of_nodes(group)
+    return Launch(rank, world_size, local, launch_id, _job_id())
 
 
 def _find_rank(group: Any) -> "tuple[int, int]":
@@ -107,6 +109,37 @@ def _launch_id(group: Any) -> str:
     )[:500]
 
 
+def _launch_id_of_nodes(group: Any) -> str:
+    """Returns the same as _launch_id() for a launch on several nodes: nothing in it is of this node alone.
+
+    Raises:
+        errors.Refused: nothing that all nodes know tells the launch apart from others.
+    """
+    explicit = os.environ.get("CKPTD_LAUNCH_ID")
+    if explicit:
+        return f"env-{explicit}"[:500]
+    shared = _from_store(group) or _from_elastic_run() or _from_scheduler()
+    if shared:
+        return shared[:500]
+    raise errors.invalid(
+        "the launch spans nodes ($LOCAL_WORLD_SIZE is smaller than the world), and nothing identifies it on all of "
+        "them; set CKPTD_LAUNCH_ID to a text that is the same on all nodes and differs between launches, give "
+        "torchrun --rdzv-id, or initialise the process group first"
+    )
+
+
+def _from_elastic_run() -> str:
+    """Returns the id of a torchrun launch that all nodes know; empty if there is none.
+
+    The id of the run is "none" unless the user chose one. The restart count is of the rendezvous: a restart is
+    one of all nodes.
+    """
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if run in ("", "none"):
+        return ""
+    return f"elastic-{run}-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
 def _job_id() -> str:
     """Returns a text that is the same in all launches of one job: a restart needs no takeover.
 
@@ -165,6 +198,12 @@ def _from_launcher() -> str:
         folder = os.path.dirname(os.path.dirname(environment.get("TORCHELASTIC_ERROR_FILE", "")))
         restart = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         return f"elastic-{environment['TORCHELASTIC_RUN_ID']}-{restart}-{folder or environment.get('MASTER_PORT', '')}"
+    return _from_scheduler()
+
+
+def _from_scheduler() -> str:
+    """Returns the id that Slurm or MPI give a launch, on all its nodes; empty if neither started this process."""
+    environment = os.environ
     if "SLURM_STEP_ID" in environment:
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         return "slurm-" + "-".join(environment.get(name, "0") for name in names)
