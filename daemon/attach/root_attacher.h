@@ -28,9 +28,8 @@ namespace ckptd {
 // Thread-safe. Every method blocks on the root's file system or on the state directory's.
 class RootAttacher {
  public:
-  // Makes the RootIo of an open root directory. Called on the engine's thread; must not block.
-  using MakeIo =
-      std::function<absl::StatusOr<std::unique_ptr<RootIo>>(UniqueFd directory, const FileUser& user)>;
+  // Makes what the engine needs of an open root directory. Called on the engine's thread; must not block.
+  using MakeIo = std::function<absl::StatusOr<RootAccess>(UniqueFd directory, const FileUser& user)>;
 
   // How to run work on other threads. All functions are thread-safe and do not block.
   using Post = std::function<void(absl::AnyInvocable<void()>)>;

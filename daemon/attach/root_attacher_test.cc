@@ -33,7 +33,7 @@ class RootAttacherTest : public ::testing::Test {
         [this](UniqueFd directory, const FileUser& user) {
           given_ = std::move(directory);
           given_user_ = user;
-          return std::unique_ptr<RootIo>();
+          return RootAccess();
         },
         RootAttacher::Threads{.state = now, .engine = now});
   }

@@ -22,6 +22,7 @@ class AdmissionQueueTest : public ClassTest {
         AdmissionQueue::Hooks{
             .fail = [this](Save* save, absl::Status error, v1::Level) { Fail(save, ReasonOf(error)); },
             .admitted = [this](Save* save) { admitted_.push_back(save); },
+            .accepted = [](Save*) {},
             .session_of_rank = [](const Run&, int64_t, int) { return SessionId(); }});
   }
 

@@ -33,6 +33,11 @@ bool AdmissionQueue::TryAdmit(Save* save, const MemoryUse& use) {
 }
 
 void AdmissionQueue::Admit(Save* save) {
+  if (save->shared) {
+    save->phase = SavePhase::kAccepted;
+    save->WaitFor(WaitsFor::kOtherNodes, "the other nodes to have room");
+    return hooks_.accepted(save);
+  }
   save->phase = SavePhase::kAdmitted;
   save->admitted_at = clock_->Now();
   save->WaitFor(WaitsFor::kNothing, "");
@@ -48,7 +53,8 @@ void AdmissionQueue::Skip(Save* save, const std::string& why) {
 void AdmissionQueue::SupersedeOlder(Save* save) {
   for (const auto& [sequence, older] : save->run->saves) {
     if (sequence >= save->sequence) break;
-    if (older->sealed() || older->phase == SavePhase::kFailing) continue;
+    const bool promised = older->phase == SavePhase::kAccepted || older->phase == SavePhase::kGivingUp;
+    if (older->sealed() || promised || older->phase == SavePhase::kFailing) continue;
     hooks_.fail(older.get(),
                 MakeError(absl::StatusCode::kAborted, reason::kSuperseded,
                           absl::StrCat("the younger save of ", save->key.tag, " took its place"),
@@ -120,7 +126,8 @@ int64_t AdmissionQueue::RoomOnItsWay() const {
   const PoolUsage usage = pool_->usage();
   int64_t room = (usage.total_bytes - usage.used_bytes) / pool_->segment_bytes();
   for (const auto& [id, ending] : saves_->all()) {
-    if (ending->phase == SavePhase::kFailing && ending->reservation != 0 && !ending->run->degraded)
+    const bool fails = ending->phase == SavePhase::kFailing || ending->phase == SavePhase::kGivingUp;
+    if (fails && ending->reservation != 0 && !ending->run->degraded)
       room += pool_->Count(ending->reservation);
   }
   return room;

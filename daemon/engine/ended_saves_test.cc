@@ -110,8 +110,8 @@ TEST_F(EndedSavesTest, PastAsksTheDaemonThenTheDiskThenTheHistory) {
   outcome.set_reason("NO_SPACE");
   storage::v1::RunRecord record;
   *record.add_outcomes() = outcome;
-  run->ledger = std::make_unique<LocalLedger>(
-      record, 0, [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)>) {});
+  run->SetLedger(std::make_unique<LocalLedger>(
+      record, 0, [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)>) {}));
   End(run, {1, "t", 1});
 
   EXPECT_EQ(ended_saves_.Past(*run, {1, "t", 1})->level(), v1::FAILED);

@@ -43,6 +43,7 @@ void Engine::Impl::Tick() {
     history_.OnTick(run, now);
     trash_.OnTick(run, now);
     UpdateDegraded(run, now);
+    if (run->open && run->shared != nullptr) run->shared->OnTick();
     runs_.OnTick(run, now);
     scrubber_.OnTick(run, now);
   }
@@ -105,6 +106,8 @@ bool Engine::Impl::IsIdle(const Run& run) const {
       disk_.IsAsking(run))
     return false;
   if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
+  // Another node would have to take the office over for nothing.
+  if (run.shared != nullptr && run.shared->coordinates()) return false;
   // What only this daemon knows: syncs that failed, damage that may not be written down.
   if (adoptions_.HasUnsynced(run) || !DamagedAfter(run, 0, DescribeHook()).empty()) return false;
   return resumes_.IsIdle(run) && !watches_.IsWatched(run);

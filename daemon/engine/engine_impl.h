@@ -46,6 +46,7 @@
 #include "daemon/engine/save_tracker.h"
 #include "daemon/engine/scrubber.h"
 #include "daemon/engine/session_table.h"
+#include "daemon/engine/shared_save_driver.h"
 #include "daemon/engine/trash_collector.h"
 #include "daemon/engine/watch_hub.h"
 #include "daemon/engine/wire.h"
@@ -66,6 +67,7 @@ class Engine::Impl {
   absl::StatusOr<Run*> FindRun(const Caller& caller, const std::string& name);
   absl::StatusOr<Run*> RunOfCheckpointName(const Caller& caller, const std::string& name, std::string* tag);
   void LoadSnapshot(Run* run, RootSnapshot snapshot);
+  void UseSharedLedger(Run* run);
   void RecordMissingOutcomes(Run* run, const std::vector<RecoveredSave>& recovered);
   void RecordLostSaves(Run* run, const std::vector<RecoveredSave>& recovered);
   void ReportOrphans(Run* run, int64_t attempt, const v1::JoinRunRequest& request);
@@ -184,6 +186,7 @@ class Engine::Impl {
   WriteStreams streams_;
   Publisher publisher_;
   SaveTracker tracker_;
+  SharedSaveDriver shared_saves_;
   SaveRecovery recovery_;
 
   // The classes that own what is read.

@@ -18,6 +18,7 @@
 #include "ckptd/v1/types.pb.h"
 #include "daemon/engine/limits.h"
 #include "daemon/engine/root_io.h"
+#include "daemon/engine/shared_run.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 
@@ -112,6 +113,14 @@ struct EngineOptions {
   std::string node = {};
 };
 
+// How the engine reaches a root.
+struct RootAccess {
+  std::unique_ptr<RootIo> io;
+  // The run that several nodes share in this root, which may use `io` and goes before it; null: the run is
+  // of this node alone.
+  std::unique_ptr<SharedRun> shared = nullptr;
+};
+
 // A root directory that a session handed over, with everything that the engine needs to open it once.
 struct RootAttachment {
   uint64_t device = 0;
@@ -119,7 +128,7 @@ struct RootAttachment {
   std::string path;
   uid_t uid = 0;  // The session's user.
   // Opens the root. The engine calls it at most once, when no run has this root yet.
-  std::function<absl::StatusOr<std::unique_ptr<RootIo>>()> make_io;
+  std::function<absl::StatusOr<RootAccess>()> make_io;
 
   // Adds the root to the list of known roots, which the next daemon opens at its start. The engine calls it
   // once the root is open and the user may use it. It answers the attach only after `done`, which runs on the

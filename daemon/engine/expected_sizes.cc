@@ -9,7 +9,7 @@ void ExpectedSizes::Remember(const Save& save) {
   if (state.world_size != save.world_size) state.part_bytes.clear();
   state.world_size = save.world_size;
   for (const auto& [rank, part] : save.parts) {
-    if (save.Contributes(rank)) state.part_bytes[rank] = part.end;
+    if (save.Contributes(rank) && save.IsHere(rank)) state.part_bytes[rank] = part.end;
   }
 }
 

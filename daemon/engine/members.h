@@ -20,6 +20,9 @@ struct Member {
   int rank = 0;
   int world_size = 0;
   int64_t attempt = 0;
+  std::vector<int> local_ranks = {};  // Of the attempt, on this node, in order; empty: all of them.
+
+  int local_count() const { return local_ranks.empty() ? world_size : static_cast<int>(local_ranks.size()); }
 };
 
 // Owns which sessions have joined a run, and as which rank of which attempt.
@@ -60,6 +63,13 @@ class Members {
   const Member* FindRank(int64_t attempt, int rank) const {
     for (const Member& member : members_) {
       if (member.attempt == attempt && member.rank == rank) return &member;
+    }
+    return nullptr;
+  }
+  // A rank of the attempt that has joined; null: none has.
+  const Member* AnyOfAttempt(int64_t attempt) const {
+    for (const Member& member : members_) {
+      if (member.attempt == attempt) return &member;
     }
     return nullptr;
   }

@@ -30,6 +30,8 @@ class Publisher {
     std::function<void(Save*, absl::Status)> fail;
     // A call to RootIo for a save that is failing has ended.
     std::function<void(Save*)> continue_failing;
+    // In the place of a publish, for a save of a shared run: perhaps this node's part is complete.
+    std::function<void(Save*)> shared_part_written;
     // The checkpoint is committed on disk.
     std::function<void(Save*, CommittedCheckpoint, PointerFiles)> committed;
     // Nobody knows whether the checkpoint survives a crash. Save::error says why.
@@ -38,13 +40,16 @@ class Publisher {
   Publisher(Clock* clock, EngineObserver* observer, const SaveTable* saves, const ExpectedSizes* sizes,
             RootScanner* scanner, int32_t chunk_bytes, Hooks hooks);
 
-  // Makes the in-flight directory of an admitted save.
+  // Makes the in-flight directory of an admitted save, or this node's part of it.
   void Start(Save* save);
   // Writes every part that is sealed and not yet written, when all ranks have sealed theirs, or one second
   // after the first one has.
   void WriteSealedParts(Save* save);
   // Publishes the save if every part is durable and nothing else has to come first.
   void TryPublish(Save* save);
+
+  // The root is read-only until it is scanned, and the save ends INDETERMINATE.
+  void SetIndeterminate(Save* save, const absl::Status& why);
 
   // A younger save of the same tag may have waited for this one.
   void OnSaveEnded(const Save& save);
@@ -62,7 +67,6 @@ class Publisher {
   // Asks the ledger whether this daemon publishes, and does it.
   void Publish(Save* save);
   void OnPublished(int64_t save_id, PublishResult result);
-  void SetIndeterminate(Save* save, const absl::Status& why);
   void TryLater(Save* save, const absl::Status& why);
 
   Clock* const clock_;

@@ -13,6 +13,9 @@
 namespace ckptd {
 namespace {
 
+// For how long other nodes are told that the ranks of this one cannot go on.
+constexpr Duration kLongestTelling = std::chrono::seconds(60);
+
 absl::Status ResumeFailed(const std::string& tag, const std::vector<int>& ranks, const std::string& why) {
   return MakeError(absl::StatusCode::kAborted, reason::kResumeFailed,
                    absl::StrCat("not every rank can resume from ", tag, ": ", why, "; resume again"),
@@ -83,7 +86,47 @@ void ResumeBarrier::ResumeActivated(const std::string& run_name, PendingResume p
   Run* run = hooks_.find_run(run_name);
   if (run == nullptr || !active.ok()) return pending.reply(active);
   hooks_.activated(run, pending.attempt);
+  if (run->shared == nullptr) return Again(run, std::move(pending));
+  const int64_t attempt = pending.attempt;
+  pending.stage = Stage::kSettling;
   Again(run, std::move(pending));
+  Settle(run, attempt);
+}
+
+// One question serves all ranks of the attempt: what is settled stays so.
+void ResumeBarrier::Settle(Run* run, int64_t attempt) {
+  State& state = states_.Of(run);
+  if (!state.settling.insert(attempt).second) return;
+  ++state.asking;
+  run->shared->WhenSettled(attempt, [this, run, attempt](const absl::Status& settled) {
+    State& asked = states_.Of(run);
+    --asked.asking;
+    asked.settling.erase(attempt);
+    Settled(run, attempt, settled);
+  });
+}
+
+// What other nodes have committed meanwhile is in the root, and perhaps not in the catalog of this node.
+void ResumeBarrier::Settled(Run* run, int64_t attempt, const absl::Status& settled) {
+  State& state = states_.Of(run);
+  std::vector<Reply<v1::ResumeResponse>> refused;
+  for (auto pending = state.resumes.begin(); pending != state.resumes.end();) {
+    const auto current = pending++;
+    if (current->second.attempt != attempt || current->second.stage != Stage::kSettling) continue;
+    current->second.stage = Stage::kScanning;
+    if (settled.ok()) continue;
+    refused.push_back(std::move(current->second.reply));
+    state.resumes.erase(current);
+  }
+  for (auto& reply : refused) reply(settled);
+  if (settled.ok()) hooks_.scan(run);
+}
+
+void ResumeBarrier::OnScanned(Run* run) {
+  for (auto& [id, pending] : states_.Of(run).resumes) {
+    if (pending.stage == Stage::kScanning) pending.stage = Stage::kReady;
+  }
+  Continue(run);
 }
 
 void ResumeBarrier::Again(Run* run, PendingResume pending) {
@@ -98,7 +141,7 @@ void ResumeBarrier::Continue(Run* run) {
   State& state = states_.Of(run);
   std::vector<int64_t> ids;
   for (const auto& [id, pending] : state.resumes) {
-    if (!pending.asking) ids.push_back(id);
+    if (!pending.asking && pending.stage == Stage::kReady) ids.push_back(id);
   }
   for (int64_t id : ids) {
     const auto pending = state.resumes.find(id);
@@ -187,6 +230,11 @@ void ResumeBarrier::Decided(Run* run, const Ledger::ResumeChoice& choice, Pendin
   for (v1::Checkpoint& passed : PassedOver(*run, choice.sequence, hooks_.describe))
     *response.add_passed_over() = std::move(passed);
   if (choice.sequence == 0) return pending.reply(std::move(response));
+  if (run->shared != nullptr) {
+    Agreement& agreement = states_.Of(run).agreements[pending.attempt];
+    agreement.decided = choice.sequence;
+    if (agreement.tag.empty()) agreement.tag = choice.tag;
+  }
   const SessionId session = pending.session;
   leases_->Open(
       session, run, choice.sequence, /*resumes=*/true,
@@ -210,8 +258,9 @@ void ResumeBarrier::FinishResume(Run* run, const Member& member, const v1::Finis
                     std::chrono::milliseconds(1), std::chrono::seconds(86400));
   if (!timeout.ok()) return reply(timeout.status());
   if (absl::Status wrong = CheckDamage(request.damage()); !wrong.ok()) return reply(wrong);
-  PendingFinish finish{member.session,           member.rank,     member.attempt, member.world_size,
-                       clock_->Now() + *timeout, std::move(reply)};
+  PendingFinish finish{member.session,    member.rank,        member.attempt,
+                       member.world_size, member.local_ranks, clock_->Now() + *timeout,
+                       std::move(reply)};
   run->ledger->Activate(member.attempt, [this, name = run->name, request,
                                          finish = std::move(finish)](absl::Status active) mutable {
     FinishActivated(name, request, std::move(finish), active);
@@ -255,6 +304,7 @@ void ResumeBarrier::Finish(Run* run, const v1::FinishResumeRequest& request, Pen
   if (agreement.sequence != sequence) {
     agreement.sequence = sequence;
     agreement.tag = decided->tag;
+    agreement.agreed = false;
     agreement.finished.clear();
     agreement.failed.clear();
   }
@@ -271,33 +321,61 @@ void ResumeBarrier::Finished(Run* run, int64_t sequence, PendingFinish finish) {
   Agreement& agreement = states_.Of(run).agreements.at(attempt);
   agreement.failed.erase(finish.rank);
   agreement.finished.insert(finish.rank);
-  const bool all = static_cast<int>(agreement.finished.size()) == finish.world_size;
+  const bool all = static_cast<int>(agreement.finished.size()) == finish.local_count();
+  const Instant deadline = finish.deadline;
   agreement.waiting.push_back(std::move(finish));
   if (!all) return FailIfIncomplete(run, attempt);
   if (std::exchange(agreement.writing, true)) return;  // A retry: the same write answers it.
-  run->ledger->AgreeResume(attempt, sequence, [this, run, attempt, sequence](absl::Status agreed) {
-    Agreement* over = FindAgreement(states_.Of(run), attempt);
-    if (over == nullptr || over->sequence != sequence) return;
-    over->writing = false;
-    AnswerFinishes(run, attempt, agreed);
-    if (agreed.ok()) hooks_.agreed(run, sequence);
-    hooks_.released(run);
-  });
+  if (run->shared == nullptr) {
+    return run->ledger->AgreeResume(attempt, sequence, [this, run, attempt, sequence](absl::Status agreed) {
+      Agreed(run, attempt, sequence, agreed);
+    });
+  }
+  const int64_t round = ++agreement.round;
+  run->shared->FinishResume(attempt, sequence, absl::OkStatus(), deadline,
+                            [this, run, attempt, sequence, round](const absl::Status& agreed) {
+                              const Agreement* asked = FindAgreement(states_.Of(run), attempt);
+                              if (asked != nullptr && asked->writing && asked->round == round)
+                                Agreed(run, attempt, sequence, agreed);
+                            });
+}
+
+void ResumeBarrier::Agreed(Run* run, int64_t attempt, int64_t sequence, const absl::Status& agreed) {
+  Agreement* over = FindAgreement(states_.Of(run), attempt);
+  if (over == nullptr || over->sequence != sequence) return;
+  over->writing = false;
+  over->agreed = agreed.ok();
+  if (!agreed.ok() && run->shared != nullptr) over->finished.clear();  // They resume again.
+  AnswerFinishes(run, attempt, agreed);
+  if (agreed.ok()) hooks_.agreed(run, sequence);
+  hooks_.released(run);
+}
+
+void ResumeBarrier::TellOtherNodes(Run* run, int64_t attempt, const absl::Status& error) {
+  const Agreement* agreement = FindAgreement(states_.Of(run), attempt);
+  if (run->shared == nullptr || agreement == nullptr || agreement->agreed) return;
+  const int64_t sequence = agreement->sequence != 0 ? agreement->sequence : agreement->decided;
+  if (sequence == 0) return;
+  run->shared->FinishResume(attempt, sequence, error, clock_->Now() + kLongestTelling,
+                            [](const absl::Status&) {});
 }
 
 void ResumeBarrier::FailIfIncomplete(Run* run, int64_t attempt) {
   const Agreement* agreement = FindAgreement(states_.Of(run), attempt);
-  if (agreement == nullptr || agreement->waiting.empty() || agreement->writing) return;
+  if (agreement == nullptr) return;
+  if ((agreement->writing || agreement->waiting.empty()) && run->shared == nullptr) return;
+  absl::Status error;
   if (!agreement->failed.empty()) {
     const auto& [rank, why] = *agreement->failed.begin();
-    return FailAgreement(
-        run, attempt, ResumeFailed(agreement->tag, {rank}, absl::StrCat("rank ", rank, " could not: ", why)));
+    error = ResumeFailed(agreement->tag, {rank}, absl::StrCat("rank ", rank, " could not: ", why));
+  } else if (!agreement->lost.empty()) {
+    const std::vector<int> lost(agreement->lost.begin(), agreement->lost.end());
+    error = ResumeFailed(agreement->tag, lost,
+                         absl::StrCat("the trainers of ranks ", JoinRanks(lost), " have ended"));
   }
-  if (agreement->lost.empty()) return;
-  const std::vector<int> lost(agreement->lost.begin(), agreement->lost.end());
-  FailAgreement(run, attempt,
-                ResumeFailed(agreement->tag, lost,
-                             absl::StrCat("the trainers of ranks ", JoinRanks(lost), " have ended")));
+  if (error.ok()) return;
+  TellOtherNodes(run, attempt, error);
+  if (!agreement->waiting.empty()) FailAgreement(run, attempt, error);
 }
 
 void ResumeBarrier::FailAgreement(Run* run, int64_t attempt, const absl::Status& error) {
@@ -336,6 +414,7 @@ void ResumeBarrier::RejectDamaged(Run* run, int64_t attempt, int64_t sequence) {
   const absl::Status error = DamageError(*run->catalog.Find(sequence)->damage);
   AskDecision(run, attempt, [this, run, attempt, sequence, error](absl::StatusOr<Decision> decided) {
     const bool stands = decided.ok() && decided->has_value();
+    TellOtherNodes(run, attempt, error);
     if (!stands || (*decided)->agreed) return FailAgreement(run, attempt, error);
     ++states_.Of(run).asking;
     run->ledger->RejectResume(attempt, sequence, [this, run, attempt, error](const absl::Status&) {
@@ -408,7 +487,7 @@ void ResumeBarrier::ExpireFinishes(Agreement& agreement, Instant now) {
   for (PendingFinish& finish : over) {
     std::vector<int> missing;
     for (int rank = 0; rank < finish.world_size; ++rank) {
-      if (!agreement.finished.contains(rank)) missing.push_back(rank);
+      if (finish.IsHere(rank) && !agreement.finished.contains(rank)) missing.push_back(rank);
     }
     finish.reply(MakeError(
         absl::StatusCode::kDeadlineExceeded, reason::kResumeIncomplete,
@@ -433,6 +512,7 @@ void ResumeBarrier::ExpireResumes(Run* run, State& state, Instant now) {
   }
   for (PendingResume& pending : over) {
     std::string waits_for = run->read_only ? "the root to be scanned anew" : "";
+    if (pending.stage != Stage::kReady) absl::StrAppend(&waits_for, " the saves of other nodes");
     for (const std::string& tag : hooks_.older_saves(*run, pending.attempt))
       absl::StrAppend(&waits_for, " ", tag);
     pending.reply(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kResumeTimeout,

@@ -2,6 +2,7 @@
 #ifndef CKPTD_DAEMON_ENGINE_RESUME_BARRIER_H_
 #define CKPTD_DAEMON_ENGINE_RESUME_BARRIER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -36,6 +37,10 @@ namespace ckptd {
 //      lease on it. When it turns out to be damaged, that decision is taken back and the next one is made.
 //   3. FinishResume is the barrier. It is answered when all ranks have read their part and the ledger has
 //      written that down, or as soon as one rank cannot go on.
+//
+// In a shared run, this is about the ranks of this node. Resume waits first until the saves of earlier
+// attempts are over on all nodes, and scans the root then. FinishResume waits for the other nodes, too
+// (SharedRun).
 class ResumeBarrier {
  public:
   struct Hooks {
@@ -51,6 +56,8 @@ class ResumeBarrier {
         mark_damaged;
     // The ledger is asked to decide on this checkpoint: retention leaves it alone until end_decision.
     std::function<void(Run*, int64_t sequence)> begin_decision, end_decision;
+    // Scans the root; OnScanned follows.
+    std::function<void(Run*)> scan;
     // Every rank has read this checkpoint.
     std::function<void(Run*, int64_t sequence)> agreed;
     // A checkpoint that was kept for ranks that resume may be kept no longer.
@@ -69,8 +76,10 @@ class ResumeBarrier {
 
   // ---- events
 
-  // A save has ended, or the root has been scanned: some ranks may wait no longer.
+  // A save has ended: some ranks may wait no longer.
   void Continue(Run* run);
+  // The root takes changes, and what the last scan has found is known.
+  void OnScanned(Run* run);
   // The mark of a damaged checkpoint is on disk: nobody resumes from it.
   void OnDamageRecorded(Run* run, int64_t sequence);
   void OnJoined(Run* run, int64_t attempt, int rank);
@@ -90,6 +99,8 @@ class ResumeBarrier {
   bool IsIdle(const Run& run) const;
 
  private:
+  // What comes before the ledger is asked, in a shared run.
+  enum class Stage { kSettling, kScanning, kReady };
   struct PendingResume {
     SessionId session = 0;
     int rank = 0;
@@ -99,6 +110,7 @@ class ResumeBarrier {
     Instant deadline;
     Reply<v1::ResumeResponse> reply;
     bool asking = false;  // The ledger has not said yet whether this attempt is decided.
+    Stage stage = Stage::kReady;
   };
   // A rank that has read its part, and waits for the others.
   struct PendingFinish {
@@ -106,8 +118,16 @@ class ResumeBarrier {
     int rank = 0;
     int64_t attempt = 0;
     int world_size = 0;
+    std::vector<int> local_ranks;  // As Member::local_ranks.
     Instant deadline;
     Reply<v1::FinishResumeResponse> reply;
+
+    bool IsHere(int of) const {
+      return local_ranks.empty() || std::binary_search(local_ranks.begin(), local_ranks.end(), of);
+    }
+    int local_count() const {
+      return local_ranks.empty() ? world_size : static_cast<int>(local_ranks.size());
+    }
   };
   // The ranks of an attempt, on the checkpoint that they resume from.
   struct Agreement {
@@ -118,12 +138,17 @@ class ResumeBarrier {
     std::set<int> lost;                 // Ranks whose session has ended, until they join again.
     std::vector<PendingFinish> waiting;
     bool writing = false;  // All ranks have finished and the ledger writes that down: nothing else ends it.
+    // In a shared run a failure still ends it then.
+    int64_t decided = 0;  // In a shared run: what the ranks of this node were told to read.
+    int64_t round = 0;    // Calls of SharedRun::FinishResume that say OK; a later one replaces the earlier.
+    bool agreed = false;  // The last of them was answered with OK.
   };
   struct State {
     std::map<int64_t, PendingResume> resumes;  // By arrival.
     int64_t next_resume = 1;
     std::map<int64_t, Agreement> agreements;  // By attempt.
-    int asking = 0;                           // Questions to the ledger that are not answered.
+    std::set<int64_t> settling;  // Attempts of which SharedRun was asked whether they may resume.
+    int asking = 0;              // Questions to the ledger that are not answered.
   };
   using Decision = std::optional<Ledger::ResumeChoice>;
 
@@ -132,6 +157,8 @@ class ResumeBarrier {
   void AskDecision(Run* run, int64_t attempt, absl::AnyInvocable<void(absl::StatusOr<Decision>)> then);
 
   void ResumeActivated(const std::string& run_name, PendingResume pending, const absl::Status& active);
+  void Settle(Run* run, int64_t attempt);
+  void Settled(Run* run, int64_t attempt, const absl::Status& settled);
   void ContinueOne(Run* run, int64_t id, const absl::StatusOr<Decision>& decided);
   void Answer(Run* run, PendingResume pending, const Decision& decided);
   void Decide(Run* run, PendingResume pending, bool is_decided);
@@ -143,6 +170,9 @@ class ResumeBarrier {
   void Finish(Run* run, const v1::FinishResumeRequest& request, PendingFinish finish,
               const Decision& decided);
   void Finished(Run* run, int64_t sequence, PendingFinish finish);
+  void Agreed(Run* run, int64_t attempt, int64_t sequence, const absl::Status& agreed);
+  // So that the ranks of other nodes hear it at once. No-op if the run is of this node alone.
+  void TellOtherNodes(Run* run, int64_t attempt, const absl::Status& error);
   // Fails the agreement as soon as a rank cannot go on or its session has ended, not at the deadline.
   void FailIfIncomplete(Run* run, int64_t attempt);
   void FailAgreement(Run* run, int64_t attempt, const absl::Status& error);

@@ -102,6 +102,7 @@ class ResumeBarrierTest : public ClassTest {
                               absl::AnyInvocable<void()> done) { Mark(run, sequence, std::move(done)); },
        .begin_decision = [](Run*, int64_t) {},
        .end_decision = [](Run*, int64_t) {},
+       .scan = [](Run*) {},
        .agreed = [this](Run*, int64_t sequence) { agreed_.push_back(sequence); },
        .released = [](Run*) {}}};
 };

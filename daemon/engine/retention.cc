@@ -122,6 +122,7 @@ void Retention::Apply(Run* run) {
 }
 
 void Retention::EvictVictims(Run* run, int64_t resumed) {
+  if (run->shared != nullptr && !run->shared->coordinates()) return;  // Another node removes for all.
   for (int64_t sequence : Victims(*run, resumed)) {
     if (run->catalog.BeginEviction(sequence)) Evict(run, sequence, [](const absl::Status&) {});
   }

@@ -36,7 +36,7 @@ struct Run {
   uint64_t device = 0, inode = 0;
   uid_t uid = 0;  // The owner; before the run is open, the user who attached its root first.
   std::unique_ptr<RootIo> io;
-  std::unique_ptr<SharedRun> shared;  // Null: the run is of this node alone.
+  std::unique_ptr<SharedRun> shared;  // Null: the run is of this node alone. Uses `io`, so it goes first.
   bool open = false;                  // The root is open and recovered.
   bool read_only = false;             // The root takes no changes before it has been scanned.
   bool scanning = false;
@@ -44,9 +44,15 @@ struct Run {
   ProbeResult probe;
   Catalog catalog;
   Members members;
-  std::unique_ptr<Ledger> ledger;  // Null until the run is open.
-  int64_t active_attempt = 0;      // The newest attempt that has acted, as the ledger says; 0: none has.
+  std::unique_ptr<Ledger> own_ledger;  // Of a run of this node alone.
+  Ledger* ledger = nullptr;            // That one, or SharedRun::ledger(). Null until the run is open.
+  int64_t active_attempt = 0;          // The newest attempt that has acted, as the ledger says; 0: none has.
   std::map<int64_t, std::unique_ptr<Save>> saves;  // In flight, by sequence.
+
+  void SetLedger(std::unique_ptr<Ledger> own) {
+    own_ledger = std::move(own);
+    ledger = own_ledger.get();
+  }
 };
 
 }  // namespace ckptd

@@ -1,9 +1,13 @@
 #include "daemon/engine/run_joiner.h"
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/limits.h"
+#include "daemon/engine/local_ranks.h"
+#include "daemon/engine/members.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
@@ -15,22 +19,34 @@ namespace {
 constexpr int kMaxRanks = 65536;
 constexpr int kMaxOrphans = 1000;
 
-// A block `cluster` alone does not make it possible, so the message says so with and without one.
-absl::Status SpansNodes(const v1::JoinRunRequest& request, const std::string& node) {
-  const std::string other_nodes =
-      node.empty()
-          ? "this daemon knows no other node: to be one of several, it needs `cluster { etcd_endpoints: "
-            "\"https://HOST:2379\" }` in its configuration, and with it, too, this version"
-          : absl::StrCat("as node \"", node,
-                         "\" of several (`cluster` in its configuration), "
-                         "this version of the daemon registers itself and");
+absl::Status SpansNodes(const v1::JoinRunRequest& request, size_t local, const std::string& path,
+                        const std::string& node) {
+  const std::string needs =
+      node.empty() ? "this daemon knows no other node: to be one of several, it needs `cluster { "
+                     "etcd_endpoints: \"https://HOST:2379\" }` in its configuration, and there the folder"
+                   : absl::StrCat("node \"", node, "\" does not share this root: it needs the folder");
   return MakeError(absl::StatusCode::kUnimplemented, reason::kMultiNodeUnsupported,
-                   absl::StrCat("world_size ", request.world_size(), " spans nodes (",
-                                request.local_world_size(), " ranks are on this one); ", other_nodes,
-                                " saves runs of one node only: run all ranks on one node"));
+                   absl::StrCat("world_size ", request.world_size(), " spans nodes (", local,
+                                " ranks are on this one); ", needs, " of the root ", path,
+                                " in `cluster { shared_folders: ... }`, on every node; or run all ranks on "
+                                "one node"));
 }
 
-absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks, const std::string& node) {
+// All ranks of a node say the same of it: their saves count on that.
+absl::Status CheckSameNode(const Members& members, int64_t attempt, int rank,
+                           const std::vector<int>& local_ranks) {
+  const Member* other = members.AnyOfAttempt(attempt);
+  if (other == nullptr || other->local_ranks == local_ranks) return absl::OkStatus();
+  const auto words = [](const std::vector<int>& ranks) {
+    return ranks.empty() ? "all ranks" : absl::StrCat("ranks ", JoinRanks(ranks));
+  };
+  return InvalidArgument(absl::StrCat("rank ", rank, " says that ", words(local_ranks),
+                                      " are on this node, and rank ", other->rank,
+                                      " of the same launch that ", words(other->local_ranks),
+                                      " are; set the same local_ranks on all ranks of a node"));
+}
+
+absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks) {
   if (request.world_size() < 1 || request.world_size() > kMaxRanks) {
     return InvalidArgument(
         absl::StrCat("world_size is ", request.world_size(), "; it is in [1, ", kMaxRanks, "]"));
@@ -59,13 +75,6 @@ absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks, const 
         absl::StrCat("orphaned names ", request.orphaned_size(), " saves; at most ", kMaxOrphans));
   }
   for (const v1::SaveKey& key : request.orphaned()) CKPTD_RETURN_IF_ERROR(CheckTag(key.tag()));
-  const int local = request.local_world_size();
-  if (local < 0 || local > request.world_size()) {
-    return InvalidArgument(absl::StrCat("local_world_size is ", local, "; it is in [0, world_size]"));
-  }
-  if (local != 0 && local < request.world_size()) {
-    return SpansNodes(request, node);
-  }
   return absl::OkStatus();
 }
 
@@ -73,7 +82,11 @@ absl::Status CheckJoin(const v1::JoinRunRequest& request, int most_ranks, const 
 
 void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& request,
                      Reply<v1::JoinRunResponse> reply) {
-  if (absl::Status wrong = CheckJoin(request, ranks_per_run_, node_); !wrong.ok()) return reply(wrong);
+  if (absl::Status wrong = CheckJoin(request, ranks_per_run_); !wrong.ok()) return reply(wrong);
+  const absl::StatusOr<std::vector<int>> local_ranks = LocalRanksOf(request);
+  if (!local_ranks.ok()) return reply(local_ranks.status());
+  if (!local_ranks->empty() && run->shared == nullptr)
+    return reply(SpansNodes(request, local_ranks->size(), run->path, node_));
   const std::string& known_id = run->ledger->record().run_id();
   if (!request.run_id().empty() && !known_id.empty() && request.run_id() != known_id) {
     return reply(MakeError(absl::StatusCode::kFailedPrecondition, reason::kRunIdMismatch,
@@ -107,7 +120,12 @@ void RunJoiner::Joined(SessionId session, const std::string& run_name, const v1:
         MakeError(absl::StatusCode::kUnauthenticated, reason::kUnknownToken, "the session has ended"));
   }
   if (!attempt.ok()) return reply(attempt.status());
-  run->members.Join(Member{session, info->client_instance, request.rank(), request.world_size(), *attempt});
+  std::vector<int> local_ranks = *LocalRanksOf(request);  // It was checked.
+  if (absl::Status differs = CheckSameNode(run->members, *attempt, request.rank(), local_ranks);
+      !differs.ok())
+    return reply(differs);
+  run->members.Join(Member{session, info->client_instance, request.rank(), request.world_size(), *attempt,
+                           std::move(local_ranks)});
   hooks_.joined(run, *attempt, request);
   v1::JoinRunResponse response;
   response.set_run(run->name);

@@ -97,14 +97,14 @@ TEST_F(RunJoinerTest, RefusesARunThatSpansNodes) {
   EXPECT_THAT(std::string(alone->status().message()),
               AllOf(HasSubstr("world_size 4 spans nodes (2 ranks are on this one)"),
                     HasSubstr("it needs `cluster { etcd_endpoints: \"https://HOST:2379\" }`"),
-                    HasSubstr("with it, too, this version saves runs of one node only")));
+                    HasSubstr("of the root /root0 in `cluster { shared_folders: ... }`")));
   Answer in_cluster;
   joiner_of_node_.Join(1, run_, request, [&in_cluster](absl::StatusOr<v1::JoinRunResponse> joined) {
     in_cluster = std::move(joined);
   });
   EXPECT_EQ(ReasonOf(in_cluster->status()), reason::kMultiNodeUnsupported);
   EXPECT_THAT(std::string(in_cluster->status().message()),
-              AllOf(HasSubstr("node \"gpu17\" of several"), HasSubstr("saves runs of one node only"),
+              AllOf(HasSubstr("node \"gpu17\" does not share this root"), HasSubstr("shared_folders"),
                     Not(HasSubstr("etcd_endpoints"))));
 }
 
@@ -145,7 +145,7 @@ TEST_F(RunJoinerTest, WhoseSessionOrRunEndsBeforeTheLedgerAnswersDoesNotJoin) {
       storage::v1::RunRecord(), 0,
       [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)>) {});
   LaterLedger& later = *ledger;
-  run_->ledger = std::move(ledger);
+  run_->SetLedger(std::move(ledger));
   std::vector<std::string> reasons;
   const auto join = [&](SessionId session, int rank) {
     joiner_.Join(session, run_, Request(rank, 2), [&](absl::StatusOr<v1::JoinRunResponse> joined) {

@@ -132,9 +132,10 @@ void RunTable::Create(SessionId session, const std::string& name, RootAttachment
   run->device = attachment.device;
   run->inode = attachment.inode;
   run->uid = attachment.uid;
-  absl::StatusOr<std::unique_ptr<RootIo>> io = attachment.make_io();
-  if (!io.ok()) return reply(Annotate(io.status(), absl::StrCat("opening the root ", run->path)));
-  run->io = *std::move(io);
+  absl::StatusOr<RootAccess> access = attachment.make_io();
+  if (!access.ok()) return reply(Annotate(access.status(), absl::StrCat("opening the root ", run->path)));
+  run->io = std::move(access->io);
+  run->shared = std::move(access->shared);
   runs_.emplace(name, std::move(owned));
   State& state = states_.Of(run);
   state.opener = attachment.uid;

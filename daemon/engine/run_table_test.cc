@@ -17,7 +17,7 @@ class RunTableTest : public ClassTest {
     root.inode = inode;
     root.path = "/root" + std::to_string(inode);
     root.uid = uid;
-    root.make_io = [this, inode] { return std::make_unique<FakeRootIo>(roots_[inode], &queue_); };
+    root.make_io = [this, inode] { return RootAccess{std::make_unique<FakeRootIo>(roots_[inode], &queue_)}; };
     root.reopen = [this, inode](RootAttachment::Reopened done) { done(Root(inode)); };
     return root;
   }

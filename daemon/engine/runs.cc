@@ -44,6 +44,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
   retention_.SetPointers(run, std::move(snapshot.pointers));
   run->read_only = false;
   if (run->ledger != nullptr) return;  // A rescan: what the ledger knows is newer.
+  if (run->shared != nullptr) return UseSharedLedger(run);
   storage::v1::RunRecord record = std::move(snapshot.run_record);
   if (record.format_version() != 0) run->uid = static_cast<uid_t>(record.uid());
   record.set_uid(static_cast<int>(run->uid));
@@ -56,14 +57,24 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
     ended_.ForgetLost(run, outcome.attempt(), outcome.tag());
     if (outcome.level() >= v1::FAILED) ended_.AddFailure(run, ToWire(*run, outcome));
   }
-  run->ledger = std::make_unique<LocalLedger>(
+  run->SetLedger(std::make_unique<LocalLedger>(
       std::move(record), std::max(snapshot.highest_sequence, recovery_.HighestSequence(*run)),
       [io = run->io.get()](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
         io->SaveRunRecord(what, std::move(done));
-      });
+      }));
   run->ledger->WatchActiveAttempt([run](int64_t attempt) { run->active_attempt = attempt; });
   RecordMissingOutcomes(run, snapshot.recovered);
   RecordLostSaves(run, snapshot.recovered);
+}
+
+// What the nodes know of their run is with their ledger, and not in a record of the root.
+void Engine::Impl::UseSharedLedger(Run* run) {
+  run->ledger = run->shared->ledger();
+  retention_.SetPolicies(run, PoliciesAtStart(run->ledger->record()));
+  run->ledger->WatchActiveAttempt([this, run](int64_t attempt) {
+    run->active_attempt = attempt;
+    FenceOff(run, attempt);  // Another node may have let it act.
+  });
 }
 
 // A daemon that was killed may have published a checkpoint that its history does not have yet. Once retention
@@ -172,6 +183,9 @@ void Engine::Impl::FenceOff(Run* run, int64_t active_attempt) {
   std::vector<Save*> over;
   for (auto& entry : run->saves) {
     Save* save = entry.second.get();
+    // The other nodes may know that a save whose ranks have all sealed here is sealed everywhere: they end it
+    // if it is not.
+    if (save->shared && save->UnsealedRanks().empty()) continue;
     if (save->key.attempt < active_attempt && !save->sealed() && save->phase != SavePhase::kFailing) {
       over.push_back(save);
     }

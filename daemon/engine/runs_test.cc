@@ -32,7 +32,7 @@ class RunsTest : public EngineTest {
     attachment.make_io = [this, opens] {
       if (disks_[1] == nullptr) disks_[1] = std::make_shared<FakeDisk>();
       disks_[1]->open_error = opens;
-      return std::make_unique<FakeRootIo>(disks_[1], &queue_);
+      return RootAccess{std::make_unique<FakeRootIo>(disks_[1], &queue_)};
     };
     attachment.remember = [this, uid](RootAttachment::Remembered done) {
       asked_.push_back(uid);
@@ -152,13 +152,13 @@ class IdleRunsTest : public EngineTest {
     attachment.inode = inode;
     attachment.path = "/root" + std::to_string(inode);
     attachment.uid = 1000;
-    attachment.make_io = [this, inode]() -> absl::StatusOr<std::unique_ptr<RootIo>> {
+    attachment.make_io = [this, inode]() -> absl::StatusOr<RootAccess> {
       if (!io_error_.ok()) return io_error_;
       if (disks_[inode] == nullptr) disks_[inode] = std::make_shared<FakeDisk>();
       ++made_;
       auto io = std::make_unique<FakeRootIo>(disks_[inode], &queue_);
       ios_[inode] = io.get();
-      return io;
+      return RootAccess{std::move(io)};
     };
     attachment.reopen = [this, inode, device](RootAttachment::Reopened done) {
       queue_.push_back([this, inode, device, done = std::move(done)]() mutable {

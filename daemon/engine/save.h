@@ -3,8 +3,8 @@
 #ifndef CKPTD_DAEMON_ENGINE_SAVE_H_
 #define CKPTD_DAEMON_ENGINE_SAVE_H_
 
+#include <algorithm>
 #include <atomic>
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -19,6 +19,7 @@
 #include "ckptd/v1/messages.pb.h"
 #include "ckptd/v1/types.pb.h"
 #include "daemon/engine/engine_types.h"
+#include "daemon/engine/save_id.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
 
@@ -56,9 +57,11 @@ enum class SavePhase {
   kTarget,     // The file system is asked whether the tag is free and how much room there is.
   kGathering,  // Waits for the sizes of all ranks.
   kQueued,     // Waits in the admission queue for memory and disk.
+  kAccepted,   // Of a shared run: this node has promised its memory, and waits for the other nodes.
   kAdmitted,   // Has memory and disk; ranks fill and seal their parts, and the parts are written.
   kPublishing,
-  kFailing,  // Will end; waits until no I/O refers to it and its directory is out of the way.
+  kGivingUp,  // Of a shared run: the other nodes were told that it fails. They decide how it ends.
+  kFailing,   // Will end; waits until no I/O refers to it and its directory is out of the way.
   kEnded,
 };
 
@@ -69,14 +72,7 @@ enum class WaitsFor {
   kOlderSaves,  // Of its run.
   kMemory,
   kDisk,
-};
-
-// Names a save within its run.
-struct SaveId {
-  int64_t attempt;
-  std::string tag;
-  int64_t ordinal;
-  auto operator<=>(const SaveId&) const = default;
+  kOtherNodes,  // To have room, too.
 };
 
 // A Wait call.
@@ -86,6 +82,17 @@ struct Waiter {
   v1::View view = v1::BASIC;
   Instant deadline;
   Reply<v1::WaitResponse> reply;
+};
+
+// What a save of a shared run has beside that (SharedRun).
+struct SharedSaveState {
+  std::vector<int> ranks;     // Those of this node, in order.
+  bool promised = false;      // Other nodes count on the memory of this node's parts.
+  bool released = false;      // They do so no longer.
+  bool ended = false;         // The nodes have ended it, or this node takes no part in it any longer.
+  std::string inflight = {};  // The directory of its files; empty before all nodes have room.
+  bool finishing = false;     // SharedRun::FinishPart has not called back yet.
+  bool loading = false;       // It is a checkpoint, and SharedRun::LoadCheckpoint has not called back yet.
 };
 
 // A checkpoint on its way to disk.
@@ -133,7 +140,14 @@ struct Save {
   absl::Status error;  // Why the save fails.
   v1::Level end_level = v1::FAILED;
   std::vector<Waiter> waiters;
+  std::optional<SharedSaveState> shared;  // Unset: the save is of this node alone.
 
+  // Whether the memory is promised to other nodes, so that it may be used for nothing else.
+  bool IsPromised() const { return shared && shared->promised && !shared->released; }
+  // Whether it is a rank of this node.
+  bool IsHere(int rank) const {
+    return !shared || std::binary_search(shared->ranks.begin(), shared->ranks.end(), rank);
+  }
   bool sealed() const { return level >= v1::SEALED && level <= v1::COMMITTED; }
   bool ended() const { return phase == SavePhase::kEnded; }
   void WaitFor(WaitsFor what, std::string words) {

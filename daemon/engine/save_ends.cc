@@ -70,12 +70,17 @@ SaveSummary SummaryOf(const Save& save, v1::Checkpoint checkpoint, Instant now) 
 
 void SaveTracker::Fail(Save* save, absl::Status error, v1::Level end_level) {
   if (save->phase == SavePhase::kFailing || save->phase == SavePhase::kEnded) return;
+  if (save->shared && !save->shared->ended) {
+    if (std::exchange(save->phase, SavePhase::kGivingUp) != SavePhase::kGivingUp) hooks_.give_up(save, error);
+    return;
+  }
   save->phase = SavePhase::kFailing;
   save->end_level = end_level;
   save->error = std::move(error);
   streams_->RevokeAll(save);
   hooks_.failing(save);
-  const bool recoverable = MayBePublishedByRecovery(*save);
+  // What the nodes of a shared run have ended is published by nobody.
+  const bool recoverable = !save->shared && MayBePublishedByRecovery(*save);
   FailReplies(save);
   if (!recoverable) {
     save->level = end_level;
@@ -108,6 +113,8 @@ void SaveTracker::ContinueFailing(Save* save) {
   for (const auto& [rank, part] : save->parts) {
     if (part.writing) return;
   }
+  if (save->shared && save->shared->finishing) return;
+  if (save->IsPromised()) return;  // Continues when it is released.
   TakeBackMemory(save);
   if (save->inflight_asked && !save->inflight_made) return;  // Continues when the answer is there.
   if (!save->inflight_made) return End(save, save->end_level);
@@ -144,7 +151,8 @@ void SaveTracker::OnDiscarded(Save* save, const absl::Status& discarded) {
                                       " could not be moved away: ", std::string(discarded.message())));
     // The move may be half done. The scan finds out, and moves what is left.
     scanner_->Scan(run);
-    if (IsDurable(*save)) {  // Recovery could publish it: neither COMMITTED nor FAILED is certain.
+    if (!save->shared &&
+        IsDurable(*save)) {  // Recovery could publish it: neither COMMITTED nor FAILED is certain.
       run->read_only = true;
       return End(save, v1::INDETERMINATE);
     }

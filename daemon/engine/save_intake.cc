@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/retention_policy.h"
@@ -42,13 +43,22 @@ Save* FindByKey(Run* run, const SaveId& key) {
   return nullptr;
 }
 
-// The ranks that contribute nothing have empty parts, as if each had sealed no files.
+// The ranks that contribute nothing have empty parts, as if each had sealed no files. So have the ranks of
+// other nodes, and their parts are nothing that this node writes.
 void SealAbsentParts(Save* save) {
   for (int rank = 0; rank < save->world_size; ++rank) {
-    if (save->Contributes(rank)) continue;
+    if (save->Contributes(rank) && save->IsHere(rank)) continue;
     Part& part = save->PartOf(rank);
     part.begun = part.granted = part.sealed = true;
+    part.durable = !save->IsHere(rank);
   }
+}
+
+std::vector<int> LocalRanks(const Member& member) {
+  if (!member.local_ranks.empty()) return member.local_ranks;
+  std::vector<int> all(static_cast<size_t>(member.world_size));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 std::optional<int64_t> StepOf(const v1::BeginRequest& request) {
@@ -146,22 +156,29 @@ bool SaveIntake::JoinExisting(Run* run, const Member& member, Pending& begin) {
 void SaveIntake::AskSequence(Run* run, const Member& member, Pending begin) {
   const PendingKey key{run->name, KeyOf(member, begin.request)};
   if (auto waiting = awaiting_sequence_.find(key); waiting != awaiting_sequence_.end())
-    return waiting->second.push_back(std::move(begin));
+    return waiting->second.begins.push_back(std::move(begin));
   const absl::StatusOr<Timeouts> timeouts = CheckTimeouts(begin.request);
   if (!timeouts.ok()) return begin.reply(timeouts.status());
   if (absl::Status limit = CheckSavesInFlight(*run); !limit.ok()) return begin.reply(limit);
-  awaiting_sequence_[key].push_back(std::move(begin));
-  run->ledger->Admit(member.attempt, [this, key, timeouts = *timeouts](absl::StatusOr<int64_t> sequence) {
-    OnSequence(key, timeouts, sequence);
-  });
+  Awaiting& awaiting = awaiting_sequence_[key];
+  awaiting.timeouts = *timeouts;
+  awaiting.begins.push_back(std::move(begin));
+  // SharedSaveDriver calls OnSequence.
+  if (run->shared != nullptr) return run->shared->Begin(key.second, clock_->Now() + timeouts->admission);
+  run->ledger->Admit(member.attempt,
+                     [this, name = run->name, id = key.second](const absl::StatusOr<int64_t>& sequence) {
+                       OnSequence(name, id, sequence);
+                     });
 }
 
-void SaveIntake::OnSequence(const PendingKey& key, const Timeouts& timeouts,
+void SaveIntake::OnSequence(const std::string& run_name, const SaveId& id,
                             const absl::StatusOr<int64_t>& sequence) {
-  auto waiting = awaiting_sequence_.extract(key);
-  for (Pending& begin : waiting.mapped()) {
+  auto waiting = awaiting_sequence_.extract(PendingKey(run_name, id));
+  if (waiting.empty()) return;
+  const Timeouts timeouts = waiting.mapped().timeouts;
+  for (Pending& begin : waiting.mapped().begins) {
     if (sequence.ok()) {
-      BeginNew(key.first, timeouts, *sequence, std::move(begin));
+      BeginNew(run_name, timeouts, *sequence, std::move(begin));
     } else {
       begin.reply(sequence.status());
     }
@@ -215,6 +232,7 @@ Save* SaveIntake::NewSave(Run* run, const Member& member, const Timeouts& timeou
   save->admission_deadline = save->begun_at + timeouts.admission;
   save->commit_deadline = save->begun_at + timeouts.commit;
   save->contributors = {request.ranks().begin(), request.ranks().end()};
+  if (run->shared != nullptr) save->shared = SharedSaveState{.ranks = LocalRanks(member)};
   SealAbsentParts(save.get());
   LogStepBack(*save);
   return saves_->Add(std::move(save));

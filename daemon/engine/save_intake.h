@@ -51,6 +51,8 @@ class SaveIntake {
 
   // The request was checked, and the session has joined the run as `member`.
   void Begin(Run* run, const Member& member, const v1::BeginRequest& request, Reply<v1::BeginResponse> reply);
+  // The ranks that have begun this save go on, or hear the error. No-op if none waits for the sequence.
+  void OnSequence(const std::string& run_name, const SaveId& id, const absl::StatusOr<int64_t>& sequence);
 
  private:
   // A Begin whose attempt acts, until the save has its sequence.
@@ -62,13 +64,17 @@ class SaveIntake {
   struct Timeouts {
     Duration admission, commit;
   };
+  // Begins of one save that wait for its sequence.
+  struct Awaiting {
+    Timeouts timeouts;  // Of the first one.
+    std::vector<Pending> begins;
+  };
   using PendingKey = std::pair<std::string, SaveId>;  // Run, save.
 
   void OnActivated(Pending begin);
   // Answers if the save exists or has ended. False: it has to be made.
   bool JoinExisting(Run* run, const Member& member, Pending& begin);
   void AskSequence(Run* run, const Member& member, Pending begin);
-  void OnSequence(const PendingKey& key, const Timeouts& timeouts, const absl::StatusOr<int64_t>& sequence);
   void BeginNew(const std::string& run_name, const Timeouts& timeouts, int64_t sequence, Pending begin);
   absl::StatusOr<Timeouts> CheckTimeouts(const v1::BeginRequest& request) const;
   absl::Status CheckSavesInFlight(const Run& run) const;
@@ -95,7 +101,7 @@ class SaveIntake {
   PartGrants* const grants_;
   DiskRoom* const disk_;
   const Hooks hooks_;
-  std::map<PendingKey, std::vector<Pending>> awaiting_sequence_;
+  std::map<PendingKey, Awaiting> awaiting_sequence_;
 };
 
 }  // namespace ckptd

@@ -36,6 +36,7 @@ class SaveIntakeTest : public ClassTest {
         AdmissionQueue::Hooks{
             .fail = [this](Save* save, absl::Status error, v1::Level) { Fail(save, error); },
             .admitted = [this](Save* save) { admitted_.push_back(save); },
+            .accepted = [](Save*) {},
             .session_of_rank = [](const Run&, int64_t, int) { return SessionId(); }});
     intake_ = std::make_unique<SaveIntake>(
         options_, &clock_, static_cast<EngineObserver*>(this), &saves_, &placer_, admission_.get(),

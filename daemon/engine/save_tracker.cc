@@ -111,9 +111,20 @@ void SaveTracker::SealPart(Save* save, Part& part, const v1::SealRequest& reques
     save->stall_seconds = std::max(save->stall_seconds, stall);
   }
   if (!save->UnsealedRanks().empty()) return;
+  if (!save->shared) return SetSealed(save);
+  if (save->phase == SavePhase::kAdmitted) hooks_.sealed_here(save);
+}
+
+void SaveTracker::SetSealed(Save* save) {
   save->level = v1::SEALED;
   save->sealed_at = clock_->Now();
   hooks_.all_sealed(save);
+}
+
+void SaveTracker::OnSealedEverywhere(Save* save) {
+  SetSealed(save);
+  hooks_.changed(*save);
+  AnswerWaiters(save);
 }
 
 absl::Status SaveTracker::Abort(Save* save, const std::vector<int>& ranks, const std::string& message) {
@@ -163,9 +174,12 @@ void SaveTracker::OnTick(Instant now) {
   std::vector<Save*> late;
   for (const auto& [id, save] : saves_->all()) {
     AnswerWaiters(save);
+    // The nodes of a shared run end a save that is not admitted in time; each holds its own ranks to the
+    // commit deadline.
+    const bool awaits_room = AwaitsRoom(*save) && !save->shared;
     const bool open = save->phase == SavePhase::kAdmitted && !save->sealed();
-    if ((AwaitsRoom(*save) && now >= save->admission_deadline) || (open && now >= save->commit_deadline))
-      late.push_back(save);
+    if (awaits_room && now >= save->admission_deadline) late.push_back(save);
+    if (open && now >= save->commit_deadline && !save->UnsealedRanks().empty()) late.push_back(save);
   }
   for (Save* save : late) {
     if (absl::Status error = DeadlineError(*save); !error.ok()) Fail(save, error);

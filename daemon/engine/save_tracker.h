@@ -39,6 +39,11 @@ class SaveTracker {
     std::function<void(const Save&)> changed;
     // Every rank has sealed, and none has heard so yet.
     std::function<void(Save*)> all_sealed;
+    // Of a shared run: every rank of this node has sealed. OnSealedEverywhere follows.
+    std::function<void(Save*)> sealed_here;
+    // Of a shared run: the other nodes are to hear that the save fails. They decide how it ends, and Fail
+    // follows with that.
+    std::function<void(Save*, const absl::Status&)> give_up;
     // A rank has sealed, and was answered: its part may be written.
     std::function<void(Save*)> part_sealed;
     // From now on the save fails: the next daemon must not inherit it.
@@ -58,6 +63,8 @@ class SaveTracker {
 
   // A rank has written its part into memory.
   void Seal(Save* save, const Member& member, const v1::SealRequest& request, Reply<v1::SealResponse> reply);
+  // Of a shared run: no trainer of any node is needed any longer.
+  void OnSealedEverywhere(Save* save);
   // `ranks`: the ranks that abort; none for an operator. SEALED if the save is being published.
   absl::Status Abort(Save* save, const std::vector<int>& ranks, const std::string& message);
   // Answers when the level is reached, the save has ended, or the deadline has passed.
@@ -76,6 +83,7 @@ class SaveTracker {
  private:
   absl::Status CheckSeal(const Save& save, const Part& part, const v1::SealRequest& request) const;
   void SealPart(Save* save, Part& part, const v1::SealRequest& request);
+  void SetSealed(Save* save);
   void AnswerWaiters(Save* save);
   void Report(Save* save);  // Tells the history, the observer, watchers and waiters how the save ended.
   void FailReplies(Save* save);

@@ -79,6 +79,7 @@ class SaveTrackerTest : public ClassTest {
                        8 << 20,
                        {.fail = [this](Save* save, absl::Status error) { tracker_.Fail(save, error); },
                         .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
+                        .shared_part_written = [](Save*) {},
                         .committed = [this](Save* save, CommittedCheckpoint,
                                             PointerFiles) { tracker_.End(save, v1::COMMITTED); },
                         .indeterminate = [this](Save* save) { tracker_.End(save, v1::INDETERMINATE); }}};
@@ -95,6 +96,8 @@ class SaveTrackerTest : public ClassTest {
       {.describe = [](const Save& save, v1::View) { return Describe(save); },
        .changed = [](const Save&) {},
        .all_sealed = [this](Save*) { steps_.push_back("all sealed"); },
+       .sealed_here = [](Save*) {},
+       .give_up = [](Save*, const absl::Status&) {},
        .part_sealed = [this](Save* save) { publisher_.WriteSealedParts(save); },
        .failing = [this](Save*) { steps_.push_back("failing"); },
        .releasing_memory = [this](Save*) { steps_.push_back("releasing memory"); },

@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/root_io.h"
-#include "daemon/engine/save.h"
+#include "daemon/engine/save_id.h"
 #include "daemon/engine/shared_files_io.h"
 #include "storage/base/clock.h"
 #include "storage/ledger/ledger.h"

@@ -24,6 +24,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                  [this](Run* run) {
                    observer_->OnRootOpened(run->name, run->path, run->probe);
                    recovery_.OnRootOpened(run);
+                   if (run->shared != nullptr) shared_saves_.Start(run);
                  },
              .accepted =
                  [this](Run* run) {
@@ -92,7 +93,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                 .usable =
                     [this](Run* run) {
                       publisher_.OnScanned(run);
-                      resumes_.Continue(run);
+                      resumes_.OnScanned(run);
                       trash_.Empty(run);
                       queue_.TryAdmitAll();
                     }}),
@@ -106,6 +107,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                     publisher_.Start(save);
                     grants_.OnAdmitted(save);
                   },
+              .accepted = [this](Save* save) { shared_saves_.OnAccepted(save); },
               .session_of_rank =
                   [](const Run& run, int64_t attempt, int rank) {
                     const Member* member = run.members.FindRank(attempt, rank);
@@ -133,6 +135,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
       publisher_(clock, observer, &saves_, &sizes_, &scanner_, options_.chunk_bytes,
                  {.fail = [this](Save* save, absl::Status error) { tracker_.Fail(save, std::move(error)); },
                   .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
+                  .shared_part_written = [this](Save* save) { shared_saves_.OnPartWritten(save); },
                   .committed =
                       [this](Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
                         OnCommitted(save, std::move(committed), std::move(pointers));
@@ -145,8 +148,12 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
            .all_sealed =
                [this](Save* save) {
                  sizes_.Remember(*save);
-                 recovery_.Keep(save);
+                 // The next daemon would have to take over this node's part of a shared save, with its
+                 // registration. It does not yet: a restart loses the save, and NODE_LOST ends it.
+                 if (!save->shared) recovery_.Keep(save);
                },
+           .sealed_here = [this](Save* save) { shared_saves_.OnSealedHere(save); },
+           .give_up = [this](Save* save, const absl::Status& why) { shared_saves_.OnGivingUp(save, why); },
            .part_sealed = [this](Save* save) { publisher_.WriteSealedParts(save); },
            .failing = [this](Save* save) { recovery_.Drop(save); },
            .releasing_memory =
@@ -169,6 +176,40 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                  queue_.TryAdmitAll();
                  CheckDrained();
                }}),
+      shared_saves_(
+          clock, observer, &saves_,
+          {.begun =
+               [this](const Run& run, const SaveId& id, const absl::StatusOr<int64_t>& sequence) {
+                 intake_.OnSequence(run.name, id, sequence);
+               },
+           .admitted =
+               [this](Save* save) {
+                 publisher_.Start(save);
+                 grants_.OnAdmitted(save);
+               },
+           .sealed = [this](Save* save) { tracker_.OnSealedEverywhere(save); },
+           .committed =
+               [this](Save* save, CommittedCheckpoint committed, PointerFiles pointers) {
+                 OnCommitted(save, std::move(committed), std::move(pointers));
+               },
+           .committed_unread =
+               [this](Save* save) {
+                 Run* run = save->run;
+                 tracker_.End(save, v1::COMMITTED);
+                 scanner_.Scan(run);
+               },
+           .indeterminate = [this](Save* save,
+                                   const absl::Status& why) { publisher_.SetIndeterminate(save, why); },
+           .fail = [this](Save* save, absl::Status error,
+                          v1::Level level) { tracker_.Fail(save, std::move(error), level); },
+           .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
+           .removed =
+               [this](Run* run, int64_t sequence) {
+                 run->catalog.Remove(sequence);
+                 residents_.Prune(run);
+               },
+           .root_changed = [this](Run* run) { scanner_.Scan(run); },
+           .office_changed = [this](Run* run) { retention_.Apply(run); }}),
       recovery_(clock, observer, pool, journal, &runs_.all(), &saves_, &sizes_, options_.chunk_bytes,
                 {.past = [this](const Run& run, const SaveId& key) { return ended_.Past(run, key); },
                  .recovered =
@@ -242,6 +283,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                                          int64_t sequence) { retention_.BeginResumeDecision(run, sequence); },
                 .end_decision = [this](Run* run,
                                        int64_t sequence) { retention_.EndResumeDecision(run, sequence); },
+                .scan = [this](Run* run) { scanner_.Scan(run); },
                 .agreed = [this](Run* run, int64_t sequence) { residents_.MakeWayForSaves(run, sequence); },
                 .released = [this](Run* run) { retention_.Apply(run); }}) {
   pool_->OnRoom([this] { queue_.TryAdmitAll(); });

@@ -102,7 +102,7 @@ class GrpcServerTest : public ::testing::Test {
                   attachment.make_io = [this] {
                     auto io = std::make_unique<FakeRootIo>(disk_, &queue_);
                     io_ = io.get();
-                    return io;
+                    return RootAccess{std::move(io)};
                   };
                   return attachment;
                 },

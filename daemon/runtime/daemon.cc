@@ -246,8 +246,10 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
   attaches_ = std::make_unique<AttachQueue>(AttachLimitsOf(config_), &SystemClock());
   attacher_ = std::make_unique<RootAttacher>(
       state_.get(),
-      [this](UniqueFd directory, const FileUser& user) {
-        return root_ios_->Make(std::move(directory), user);
+      [this](UniqueFd directory, const FileUser& user) -> absl::StatusOr<RootAccess> {
+        absl::StatusOr<std::unique_ptr<RootIo>> io = root_ios_->Make(std::move(directory), user);
+        if (!io.ok()) return io.status();
+        return RootAccess{*std::move(io)};
       },
       RootAttacher::Threads{
           .state = [this](absl::AnyInvocable<void()> work) { state_worker_->Submit(std::move(work)); },

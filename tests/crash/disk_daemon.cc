@@ -94,13 +94,17 @@ RootAttachment DiskDaemon::Attachment() {
   attachment.device = attachment.inode = 1;
   attachment.path = "/root";
   attachment.uid = kUser;
-  attachment.make_io = [this] {
-    return roots_->Make("1:1", [disk = disk_]() -> absl::StatusOr<ThreadedRootIoFactory::RootDirectory> {
-      // This object does not own the disk.
-      std::shared_ptr<FileSystem> fs(disk, [](FileSystem*) {});
-      CKPTD_ASSIGN_OR_RETURN(ScopedHandle handle, OpenScoped(*disk, disk->root(), ".", OpenMode::kDirectory));
-      return ThreadedRootIoFactory::RootDirectory{std::move(fs), std::move(handle)};
-    });
+  attachment.make_io = [this]() -> absl::StatusOr<RootAccess> {
+    absl::StatusOr<std::unique_ptr<RootIo>> io =
+        roots_->Make("1:1", [disk = disk_]() -> absl::StatusOr<ThreadedRootIoFactory::RootDirectory> {
+          // This object does not own the disk.
+          std::shared_ptr<FileSystem> fs(disk, [](FileSystem*) {});
+          CKPTD_ASSIGN_OR_RETURN(ScopedHandle handle,
+                                 OpenScoped(*disk, disk->root(), ".", OpenMode::kDirectory));
+          return ThreadedRootIoFactory::RootDirectory{std::move(fs), std::move(handle)};
+        });
+    if (!io.ok()) return io.status();
+    return RootAccess{*std::move(io)};
   };
   return attachment;
 }

@@ -64,7 +64,7 @@ class History {
       attachment.inode = 1;
       attachment.path = "/root";
       attachment.uid = 1000;
-      attachment.make_io = [this] { return std::make_unique<FakeRootIo>(disk_, &queue_); };
+      attachment.make_io = [this] { return RootAccess{std::make_unique<FakeRootIo>(disk_, &queue_)}; };
       engine_->AttachRoot(session, std::move(attachment),
                           [this](absl::StatusOr<std::string> run) { run_ = run.value(); });
       RunQueued();

@@ -89,7 +89,7 @@ RootAttachment World::Attachment(int run) {
   attachment.inode = static_cast<uint64_t>(run) + 2;
   attachment.path = absl::StrCat("/root", run);
   attachment.uid = plan_.UidOf(run);
-  attachment.make_io = [disk = disks_[run]] { return std::make_unique<SimRootIo>(disk); };
+  attachment.make_io = [disk = disks_[run]] { return RootAccess{std::make_unique<SimRootIo>(disk)}; };
   return attachment;
 }
 

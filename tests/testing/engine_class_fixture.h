@@ -45,11 +45,11 @@ class ClassTest : public ::testing::Test, protected EngineObserver {
     auto io = std::make_unique<FakeRootIo>(disk, &queue_);
     disks_[run.get()] = disk;
     ios_[run.get()] = io.get();
-    run->ledger = std::make_unique<LocalLedger>(
+    run->SetLedger(std::make_unique<LocalLedger>(
         storage::v1::RunRecord(), 0,
         [raw = io.get()](const storage::v1::RunRecord& record, absl::AnyInvocable<void(absl::Status)> done) {
           raw->SaveRunRecord(record, std::move(done));
-        });
+        }));
     run->io = std::move(io);
     for (int64_t sequence : sequences) Commit(run.get(), sequence);
     Run* added = run.get();

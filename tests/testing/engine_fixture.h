@@ -124,6 +124,9 @@ class EngineTest : public ::testing::Test {
     FAIL() << "the condition did not become true within 4 s";
   }
 
+  // Of the run in the root `inode`; null: it is of this node alone.
+  virtual std::unique_ptr<SharedRun> MakeShared(uint64_t /*inode*/) { return nullptr; }
+
   SessionId Trainer(const std::string& instance, uid_t uid = 1000) {
     SessionInfo info;
     info.id = next_session_++;
@@ -144,7 +147,7 @@ class EngineTest : public ::testing::Test {
       if (disks_[inode] == nullptr) disks_[inode] = std::make_shared<FakeDisk>();
       auto io = std::make_unique<FakeRootIo>(disks_[inode], &queue_);
       ios_[inode] = io.get();
-      return io;
+      return RootAccess{std::move(io), MakeShared(inode)};
     };
     Answer<std::string> root;
     engine_->AttachRoot(session, std::move(attachment), root.reply());

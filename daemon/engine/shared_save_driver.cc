@@ -1,0 +1,197 @@
+#include "daemon/engine/shared_save_driver.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/engine/retention_policy.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+#include "storage/ledger/ledger.h"
+
+namespace ckptd {
+namespace {
+
+Save* FindByKey(const Run& run, const SaveId& id) {
+  for (const auto& [sequence, save] : run.saves) {
+    if (save->key == id) return save.get();
+  }
+  return nullptr;
+}
+
+// How a save ends that ends with this error.
+v1::Level LevelOf(const absl::Status& end) {
+  if (ReasonOf(end) == reason::kSkipped) return v1::SKIPPED;
+  return ReasonOf(end) == reason::kSuperseded ? v1::SUPERSEDED : v1::FAILED;
+}
+
+absl::Status CommittedAlready(const SaveId& id) {
+  return MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
+                   absl::StrCat("this save of ", id.tag, " is committed already"), {{"tag", id.tag}});
+}
+
+absl::Status NobodyLeft(const SaveId& id) {
+  return MakeError(
+      absl::StatusCode::kAborted, reason::kSessionLost,
+      absl::StrCat("the trainers of this node that had begun the save of ", id.tag, " have ended"),
+      {{"tag", id.tag}});
+}
+
+absl::Status MemoryGone(const SaveId& id) {
+  return MakeError(absl::StatusCode::kAborted, reason::kStagedLost,
+                   absl::StrCat("an earlier daemon of this node had room for the save of ", id.tag,
+                                ", and has ended; save again"),
+                   {{"tag", id.tag}});
+}
+
+}  // namespace
+
+SharedSaveDriver::SharedSaveDriver(Clock* clock, EngineObserver* observer, const SaveTable* saves,
+                                   Hooks hooks)
+    : clock_(clock), observer_(observer), saves_(saves), hooks_(std::move(hooks)) {}
+
+void SharedSaveDriver::Start(Run* run) {
+  run->shared->Start({
+      .changed = [this, run](const SaveId& id, const Decision& decision) { OnChanged(run, id, decision); },
+      .failed = [this, run](const SaveId& id, const absl::Status& why) { OnEnded(run, id, why); },
+      .released = [this, run](const SaveId& id) { OnReleased(run, id); },
+      .removed = [this, run](int64_t sequence) { hooks_.removed(run, sequence); },
+      .root_changed = [this, run] { hooks_.root_changed(run); },
+      .office_changed = [this, run] { hooks_.office_changed(run); },
+      .lost =
+          [this, run](const absl::Status& why) {
+            observer_->OnWarning(absl::StrCat("this node is no longer registered, so its unsealed saves in ",
+                                              run->path, " are lost: ", std::string(why.message())));
+          },
+  });
+}
+
+// ---- this node
+
+void SharedSaveDriver::OnAccepted(Save* save) {
+  save->shared->promised = true;
+  save->run->shared->Accept(save->key);
+}
+
+void SharedSaveDriver::OnSealedHere(Save* save) { save->run->shared->Sealed(save->key); }
+
+void SharedSaveDriver::OnGivingUp(Save* save, const absl::Status& why) {
+  save->run->shared->Fail(save->key, why);
+}
+
+void SharedSaveDriver::OnPartWritten(Save* save) {
+  if (save->phase != SavePhase::kAdmitted || save->shared->finishing) return;
+  std::vector<storage::v1::PartRecord> records;
+  for (int rank : save->shared->ranks) {
+    const Part* part = save->FindPart(rank);
+    if (part == nullptr || !part->durable) return;
+    records.push_back(part->record);
+  }
+  save->shared->finishing = true;
+  save->run->shared->FinishPart(
+      save->id, std::move(records),
+      [this, id = save->id](const absl::StatusOr<std::string>& digest) { OnFinished(id, digest); });
+}
+
+void SharedSaveDriver::OnFinished(int64_t save_id, const absl::StatusOr<std::string>& digest) {
+  Save* save = saves_->Find(save_id);
+  if (save == nullptr) return;
+  save->shared->finishing = false;
+  if (save->phase == SavePhase::kFailing) return hooks_.continue_failing(save);
+  if (!digest.ok())
+    return hooks_.fail(save, Annotate(digest.status(), "writing this node's part record"), v1::FAILED);
+  if (save->phase != SavePhase::kAdmitted) return;  // It is given up.
+  save->phase = SavePhase::kPublishing;
+  save->run->shared->Durable(save->key, *digest);
+}
+
+// ---- all nodes
+
+void SharedSaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& decision) {
+  if (decision.phase == Decision::kEnded) return OnEnded(run, id, decision.end);
+  Save* save = FindByKey(*run, id);
+  if (save == nullptr) save = BeginHere(run, id, decision);
+  if (save == nullptr || save->phase == SavePhase::kFailing) return;
+  switch (decision.phase) {
+    case Decision::kAdmitted:
+      return OnAdmitted(save, decision);
+    case Decision::kSealed:
+      return OnSealedEverywhere(save);
+    case Decision::kCommitted:
+      return OnCommitted(save);
+    case Decision::kUnknown:
+      return hooks_.indeterminate(save, decision.end);
+    case Decision::kProposed:
+    case Decision::kEnded:
+      return;
+  }
+}
+
+// The first that this node hears of a save. Null: it has none of it.
+Save* SharedSaveDriver::BeginHere(Run* run, const SaveId& id, const Decision& decision) {
+  const bool committed = decision.phase == Decision::kCommitted;
+  if (committed || decision.phase == Decision::kUnknown) {
+    hooks_.begun(*run, id, committed ? CommittedAlready(id) : decision.end);
+    return nullptr;
+  }
+  hooks_.begun(*run, id, decision.sequence);
+  Save* save = FindByKey(*run, id);
+  if (save == nullptr) run->shared->Fail(id, NobodyLeft(id));
+  return save;
+}
+
+void SharedSaveDriver::OnAdmitted(Save* save, const Decision& decision) {
+  if (save->phase == SavePhase::kAdmitted || save->phase == SavePhase::kPublishing ||
+      save->phase == SavePhase::kGivingUp)
+    return;
+  if (save->phase != SavePhase::kAccepted) return hooks_.fail(save, MemoryGone(save->key), v1::FAILED);
+  save->shared->inflight = decision.inflight;
+  save->phase = SavePhase::kAdmitted;
+  save->admitted_at = clock_->Now();
+  save->WaitFor(WaitsFor::kNothing, "");
+  hooks_.admitted(save);
+}
+
+void SharedSaveDriver::OnSealedEverywhere(Save* save) {
+  if (!save->sealed()) hooks_.sealed(save);
+}
+
+// Also of a save that this node has given up: the others had decided before they heard of it.
+void SharedSaveDriver::OnCommitted(Save* save) {
+  OnSealedEverywhere(save);
+  save->phase = SavePhase::kPublishing;
+  if (std::exchange(save->shared->loading, true)) return;
+  save->run->shared->LoadCheckpoint(save->key.tag, save->sequence,
+                                    [this, id = save->id](absl::StatusOr<SharedFilesIo::Loaded> loaded) {
+                                      OnLoaded(id, std::move(loaded));
+                                    });
+}
+
+void SharedSaveDriver::OnLoaded(int64_t save_id, absl::StatusOr<SharedFilesIo::Loaded> loaded) {
+  Save* save = saves_->Find(save_id);
+  if (save == nullptr) return;
+  Ledger* ledger = save->run->ledger;
+  ledger->SetRetention(PolicyAfterCommit(ledger->record(), save->retention), {});
+  if (loaded.ok()) return hooks_.committed(save, std::move(loaded->checkpoint), std::move(loaded->pointers));
+  observer_->OnWarning(
+      absl::StrCat("the checkpoint ", save->run->path, "/", save->key.tag,
+                   " is committed and could not be read yet: ", std::string(loaded.status().message())));
+  hooks_.committed_unread(save);
+}
+
+void SharedSaveDriver::OnEnded(Run* run, const SaveId& id, const absl::Status& why) {
+  Save* save = FindByKey(*run, id);
+  if (save == nullptr) return hooks_.begun(*run, id, why);
+  save->shared->ended = true;
+  hooks_.fail(save, why, LevelOf(why));
+}
+
+void SharedSaveDriver::OnReleased(Run* run, const SaveId& id) {
+  Save* save = FindByKey(*run, id);
+  if (save == nullptr) return;
+  save->shared->released = true;
+  if (save->phase == SavePhase::kFailing) hooks_.continue_failing(save);
+}
+
+}  // namespace ckptd

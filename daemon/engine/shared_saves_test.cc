@@ -1,0 +1,233 @@
+// Saves of a run that several nodes share, on one of them: what the other nodes hear, and what the ranks
+// hear.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/base/reasons.h"
+#include "tests/testing/engine_fixture.h"
+#include "tests/testing/fake_shared_run.h"
+
+namespace ckptd {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Phase = SharedRun::Decision;
+
+// Ranks 0 and 1 of four are on this node.
+class SharedSavesTest : public EngineTest {
+ protected:
+  std::unique_ptr<SharedRun> MakeShared(uint64_t inode) override {
+    auto shared = std::make_unique<FakeSharedRun>(ios_.at(inode));
+    nodes_ = shared.get();
+    return shared;
+  }
+  void SetUp() override {
+    EngineTest::SetUp();
+    for (int rank : {0, 1}) {
+      sessions_.push_back(Trainer("trainer" + std::to_string(rank)));
+      ASSERT_TRUE(JoinHere(sessions_.back(), rank).status().ok());
+    }
+    nodes_->calls.clear();
+  }
+  Answer<v1::JoinRunResponse> JoinHere(SessionId session, int rank, std::vector<int> local_ranks = {0, 1}) {
+    v1::JoinRunRequest request;
+    request.set_root(Attach(session));
+    request.set_rank(rank);
+    request.set_world_size(4);
+    request.set_launch_id("launch");
+    for (int local : local_ranks) request.add_local_ranks(local);
+    Answer<v1::JoinRunResponse> answer;
+    engine_->JoinRun(As(session), request, answer.reply());
+    RunQueued();
+    return answer;
+  }
+  std::vector<std::string> Calls() { return std::exchange(nodes_->calls, {}); }
+  void Decide(SharedRun::Decision::Phase phase, const absl::Status& end = absl::OkStatus()) {
+    nodes_->Change(save_, phase, 1, end);
+    RunQueued();
+  }
+  void BeginHere() {
+    for (int rank : {0, 1}) {
+      begins_.push_back(BeginOf(rank, "a", 1, 100));
+      begun_.push_back(Begin(sessions_[rank], begins_.back()));
+    }
+  }
+  void Admit() {
+    BeginHere();
+    Decide(Phase::kProposed);
+    Decide(Phase::kAdmitted);
+    nodes_->opens.at(0)(absl::OkStatus());
+    RunQueued([&] { return begun_[0].has() && begun_[1].has(); });
+  }
+  void SealHere() {
+    for (int rank : {0, 1}) ASSERT_TRUE(Seal(sessions_[rank], begins_[rank]).status().ok());
+  }
+  absl::Status Error(const char* reason) {
+    return MakeError(absl::StatusCode::kAborted, reason, "because of node b");
+  }
+  int64_t UsedBytes() { return pool_->usage().used_bytes; }
+
+  FakeSharedRun* nodes_ = nullptr;
+  const SaveId save_{1, "a", 1};
+  std::vector<SessionId> sessions_;
+  std::vector<v1::BeginRequest> begins_;
+  std::vector<Answer<v1::BeginResponse>> begun_;
+};
+
+TEST_F(SharedSavesTest, RanksOfANodeAgreeOnWhichTheyAre) {
+  const SessionId other = Trainer("other");
+  const auto answer = JoinHere(other, 2, {0, 2});
+  EXPECT_EQ(answer.reason(), reason::kInvalidArgument);
+  EXPECT_THAT(
+      std::string(answer.status().message()),
+      HasSubstr("rank 2 says that ranks 0,2 are on this node, and rank 0 of the same launch that ranks "
+                "0,1 are"));
+}
+
+TEST_F(SharedSavesTest, IsAdmittedWhenAllNodesHaveRoom) {
+  BeginHere();
+  EXPECT_THAT(Calls(), ElementsAre("Begin a")) << "once for all ranks";
+  Decide(Phase::kProposed);
+  EXPECT_THAT(Calls(), ElementsAre("Accept a")) << "the ranks of other nodes have no sizes to wait for";
+  EXPECT_FALSE(begun_[0].has());
+  Decide(Phase::kAdmitted);
+  EXPECT_THAT(Calls(), ElementsAre("OpenPart a 1.dir"));
+  RunQueued([&] { return begun_[0].has() && begun_[1].has(); });
+  EXPECT_EQ(begun_[0].get().sequence(), 1);
+}
+
+TEST_F(SharedSavesTest, IsSealedAndCommittedWhenAllNodesSaySo) {
+  Admit();
+  Calls();
+  SealHere();
+  EXPECT_EQ(Calls().front(), "Sealed a");
+  auto sealed = Wait(sessions_[0], Key(0, "a"), v1::SEALED);
+  EXPECT_FALSE(sealed.has()) << "other nodes still copy";
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  EXPECT_EQ(nodes_->records.size(), 2u) << "the ranks of this node";
+  nodes_->parts[0]("digest");
+  RunQueued();
+  EXPECT_EQ(Calls().back(), "Durable a digest");
+  Decide(Phase::kSealed);
+  EXPECT_EQ(sealed.get().checkpoint().level(), v1::SEALED);
+  auto committed = Wait(sessions_[0], Key(0, "a"));
+  Decide(Phase::kCommitted);
+  EXPECT_FALSE(committed.has());
+  SharedFilesIo::Loaded loaded;
+  loaded.checkpoint.summary.set_tag("a");
+  loaded.checkpoint.summary.set_sequence(1);
+  nodes_->loads.at(0)(std::move(loaded));
+  RunQueued();
+  EXPECT_EQ(committed.get().checkpoint().level(), v1::COMMITTED);
+  EXPECT_THAT(Tags(), ElementsAre("a"));
+}
+
+TEST_F(SharedSavesTest, IsCommittedAlsoIfThisNodeCannotReadIt) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  nodes_->parts[0]("digest");
+  auto committed = Wait(sessions_[0], Key(0, "a"));
+  Decide(Phase::kCommitted);
+  nodes_->loads.at(0)(absl::UnavailableError("stale"));
+  RunQueued();
+  EXPECT_EQ(committed.get().checkpoint().level(), v1::COMMITTED);
+}
+
+TEST_F(SharedSavesTest, FailsForItsRanksWhenTheNodesHaveEndedIt) {
+  Admit();
+  Calls();
+  engine_->SessionClosed(sessions_[1], "killed");
+  RunQueued();
+  EXPECT_THAT(Calls(), ElementsAre("Fail a SESSION_LOST"));
+  auto waiting = Wait(sessions_[0], Key(0, "a"));
+  EXPECT_FALSE(waiting.has()) << "the other nodes have not heard it";
+  Decide(Phase::kEnded, Error(reason::kSessionLost));
+  EXPECT_EQ(waiting.get().checkpoint().error().reason(), reason::kSessionLost);
+  EXPECT_THAT(Calls(), ElementsAre()) << "the nodes know it";
+}
+
+TEST_F(SharedSavesTest, KeepsItsMemoryUntilItIsReleased) {
+  Admit();
+  Decide(Phase::kEnded, Error(reason::kNoSpace));
+  EXPECT_GT(UsedBytes(), 0);
+  nodes_->hooks.released(save_);
+  RunQueued();
+  EXPECT_EQ(UsedBytes(), 0);
+}
+
+TEST_F(SharedSavesTest, GivesItsMemoryBackAtTheEndIfItWasReleasedBefore) {
+  Admit();
+  nodes_->hooks.released(save_);
+  RunQueued();
+  EXPECT_GT(UsedBytes(), 0) << "the ranks still write there";
+  Decide(Phase::kEnded, Error(reason::kNoSpace));
+  EXPECT_EQ(UsedBytes(), 0);
+}
+
+TEST_F(SharedSavesTest, FailsWithoutTheOtherNodesWhenItTakesNoPartAnyLonger) {
+  BeginHere();
+  Decide(Phase::kProposed);
+  nodes_->hooks.failed(save_, Error(reason::kFenced));
+  RunQueued();
+  EXPECT_EQ(begun_[0].reason(), reason::kFenced);
+  EXPECT_GT(UsedBytes(), 0) << "promised";
+  nodes_->hooks.released(save_);
+  RunQueued();
+  EXPECT_EQ(UsedBytes(), 0);
+}
+
+TEST_F(SharedSavesTest, EndsForRanksThatBeginASaveThatHasEnded) {
+  BeginHere();
+  Decide(Phase::kEnded, Error(reason::kRanksMissing));
+  EXPECT_EQ(begun_[0].reason(), reason::kRanksMissing);
+  EXPECT_EQ(begun_[1].reason(), reason::kRanksMissing);
+}
+
+TEST_F(SharedSavesTest, IsGivenUpIfItsRanksEndBeforeItHasItsSequence) {
+  BeginHere();
+  for (SessionId session : sessions_) engine_->SessionClosed(session, "killed");
+  Calls();
+  Decide(Phase::kProposed);
+  EXPECT_THAT(Calls(), ElementsAre("Fail a SESSION_LOST"));
+}
+
+TEST_F(SharedSavesTest, IsNotAdmittedWithMemoryThatAnEarlierDaemonHad) {
+  BeginHere();
+  Decide(Phase::kAdmitted);
+  EXPECT_EQ(Calls().back(), "Fail a STAGED_LOST");
+}
+
+TEST_F(SharedSavesTest, AnOutcomeThatNobodyKnowsIsIndeterminate) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  nodes_->parts[0]("digest");
+  auto waiting = Wait(sessions_[0], Key(0, "a"));
+  Decide(Phase::kUnknown, Error(reason::kIndeterminate));
+  EXPECT_EQ(waiting.get().checkpoint().level(), v1::INDETERMINATE);
+}
+
+TEST_F(SharedSavesTest, ItsAdmissionDeadlineIsThatOfAllNodes) {
+  BeginHere();
+  Decide(Phase::kProposed);
+  Calls();
+  AdvanceClock(std::chrono::seconds(31));
+  EXPECT_THAT(Calls(), ElementsAre());
+  EXPECT_FALSE(begun_[0].has());
+}
+
+TEST_F(SharedSavesTest, HoldsItsOwnRanksAloneToTheCommitDeadline) {
+  Admit();
+  ASSERT_TRUE(Seal(sessions_[0], begins_[0]).status().ok());
+  Calls();
+  AdvanceClock(std::chrono::seconds(601));
+  EXPECT_EQ(Calls().front(), "Fail a RANKS_MISSING");
+}
+
+}  // namespace
+}  // namespace ckptd
