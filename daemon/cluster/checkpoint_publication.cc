@@ -107,7 +107,11 @@ void CheckpointPublication::OnDecided(const absl::StatusOr<SavePublication::Publ
   if (!publishing->waits_for.empty()) return Retry(Step::kFindReplaced, publishing->waits_for);
   save_ = publishing->save;
   if (save_.state.phase() != SaveState::PUBLISHING) return OnEnded(save_);
-  publication_ = {Inflight(), save_.state.attempt(), save_.state.ordinal(), save_.state.time_us(),
+  publication_ = {Inflight(),
+                  save_.state.attempt(),
+                  save_.state.ordinal(),
+                  {save_.state.ranks().begin(), save_.state.ranks().end()},
+                  save_.state.time_us(),
                   publishing->digests};
   Next(Step::kLook);
 }

@@ -4,6 +4,8 @@
 
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/cluster/backoff.h"
@@ -21,7 +23,8 @@ class NodePart {
  public:
   enum class Request { kNone, kBegin, kVoteYes, kVoteNo, kSealed, kDurable, kFailed };
 
-  explicit NodePart(Instant admission_deadline) : deadline(admission_deadline) {}
+  NodePart(Instant admission_deadline, std::vector<int> taking_part)
+      : deadline(admission_deadline), ranks(std::move(taking_part)) {}
 
   // What to ask of etcd next.
   Request Next() const;
@@ -32,8 +35,9 @@ class NodePart {
   // For error messages: "etcd, to vote for the save", "the files of all nodes".
   std::string WaitsFor() const;
 
-  const Instant deadline;  // Of the admission.
-  SharedSave save;         // Sequence 0: etcd has not said.
+  const Instant deadline;        // Of the admission.
+  const std::vector<int> ranks;  // That have something to save, as this node has heard; empty: all.
+  SharedSave save;               // Sequence 0: etcd has not said.
 
   // What the owner has said.
   bool accepted = false, sealed = false, durable = false;

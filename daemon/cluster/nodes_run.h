@@ -69,7 +69,7 @@ class NodesRun : public SharedRun, public NodesReading {
   void OnTick() override;
   Ledger* ledger() override { return ledger_.get(); }  // Once the root is open.
   bool coordinates() const override { return coordinator_ != nullptr && !coordinator_over_; }
-  void Begin(const SaveId& save, Instant admission_deadline) override;
+  void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) override;
   void Accept(const SaveId& save) override;
   void Fail(const SaveId& save, const absl::Status& why) override;
   void Sealed(const SaveId& save) override;
@@ -89,6 +89,7 @@ class NodesRun : public SharedRun, public NodesReading {
   // A save that has begun here and has not ended, over all registrations.
   struct Saving {
     Instant deadline;
+    std::vector<int> ranks;  // As those of Begin.
     bool accepted = false, sealed = false;
     bool admitted = false;  // The engine has heard so.
     bool told_sealed = false;

@@ -36,11 +36,12 @@ absl::Status LostInMemory() {
 
 // ---- what the engine says
 
-void NodesRun::Begin(const SaveId& save, Instant admission_deadline) {
+void NodesRun::Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) {
   const auto [saving, is_new] = savings_.try_emplace(save);
   if (!is_new) return;
   saving->second.deadline = admission_deadline;
-  if (saves_ != nullptr) saves_->Begin(NameOf(save), admission_deadline);
+  saving->second.ranks = ranks;
+  if (saves_ != nullptr) saves_->Begin(NameOf(save), admission_deadline, ranks);
 }
 
 void NodesRun::Accept(const SaveId& save) {
@@ -156,11 +157,11 @@ void NodesRun::StartSaves() {
 void NodesRun::Continue(const SaveId& save, const Saving& saving) {
   const SaveName name = NameOf(save);
   if (saving.sealed && !saving.failed) {
-    saves_->BeginSealed(name);
+    saves_->BeginSealed(name, saving.ranks);
     if (!saving.digest.empty()) saves_->Durable(name, saving.digest);
     return;
   }
-  saves_->Begin(name, saving.deadline);
+  saves_->Begin(name, saving.deadline, saving.ranks);
   if (saving.failed) return saves_->Fail(name, *saving.failed);
   if (saving.admitted) return saves_->Fail(name, LostInMemory());
   if (saving.accepted) saves_->Accept(name);

@@ -163,7 +163,7 @@ void SaveCoordinator::Act(int64_t sequence) {
   MakeInflight(save);
   if (!save.watch->is_known() || !nodes_known_ || !active_known_) return;
   save.changed = false;
-  const SaveView view = save.watch->View(nodes_.keys(), active_.keys());
+  const SaveView view = save.watch->View(save.save.state, nodes_.keys(), active_.keys());
   Decide(save, view);
   PublishIfNext(save, view);
 }

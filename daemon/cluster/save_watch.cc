@@ -41,11 +41,12 @@ void SaveWatch::Start() {
   attempt_.Start();
 }
 
-SaveView SaveWatch::View(const EtcdMirror::Keys& nodes, const EtcdMirror::Keys& active) const {
+SaveView SaveWatch::View(const ledger::v1::SaveState& save, const EtcdMirror::Keys& nodes,
+                         const EtcdMirror::Keys& active) const {
   EtcdMirror::Keys head, ranks;
   for (const auto& [name, key] : attempt_.keys()) (name == head_ ? head : ranks)[name] = key;
   return SaveViewOf(
-      {ValuesOf(votes_.keys()), ValuesOf(ranks), ValuesOf(head), ValuesOf(nodes), ValuesOf(active)});
+      {ValuesOf(votes_.keys()), ValuesOf(ranks), ValuesOf(head), ValuesOf(nodes), ValuesOf(active)}, save);
 }
 
 }  // namespace ckptd

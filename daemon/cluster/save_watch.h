@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
 #include "daemon/ledger/keys.h"
@@ -23,7 +24,8 @@ class SaveWatch {
   void Start();
   bool is_known() const { return votes_known_ && attempt_known_; }
   // Once it is known. `nodes`: the keys of all nodes; `active`: that of the attempt that acts, or nothing.
-  SaveView View(const EtcdMirror::Keys& nodes, const EtcdMirror::Keys& active) const;
+  SaveView View(const ledger::v1::SaveState& save, const EtcdMirror::Keys& nodes,
+                const EtcdMirror::Keys& active) const;
 
  private:
   const std::string head_;

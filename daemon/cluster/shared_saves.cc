@@ -26,6 +26,18 @@ absl::Status NotInTime(const NodePart& part) {
                                 part.WaitsFor(), ". Look whether all nodes can reach etcd"));
 }
 
+absl::Status OtherRanks(const std::string& tag, const std::vector<int>& proposed,
+                        const std::vector<int>& own) {
+  const auto words = [](const std::vector<int>& ranks) {
+    return ranks.empty() ? "all ranks" : absl::StrCat("ranks ", JoinRanks(ranks));
+  };
+  return MakeError(
+      absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
+      absl::StrCat("the save of ", tag, " was begun on another node for ", words(proposed),
+                   ", and on this one for ", words(own), "; begin it with the same ranks everywhere"),
+      {{"tag", tag}});
+}
+
 // Why a save ends whose deadline passes while etcd answers.
 absl::Status NotAdmitted(bool accepted) {
   if (accepted)
@@ -59,12 +71,12 @@ NodePart* SharedSaves::Find(const SaveName& name) {
 
 // ---- what the owner says
 
-void SharedSaves::Begin(const SaveName& name, Instant admission_deadline) {
-  if (parts_.try_emplace(name, admission_deadline).second) Ask(name);
+void SharedSaves::Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks) {
+  if (parts_.try_emplace(name, admission_deadline, std::move(ranks)).second) Ask(name);
 }
 
-void SharedSaves::BeginSealed(const SaveName& name) {
-  const auto [part, is_new] = parts_.try_emplace(name, Instant::max());
+void SharedSaves::BeginSealed(const SaveName& name, std::vector<int> ranks) {
+  const auto [part, is_new] = parts_.try_emplace(name, Instant::max(), std::move(ranks));
   part->second.accepted = part->second.sealed = true;
   if (is_new) Ask(name);
 }
@@ -124,8 +136,9 @@ void SharedSaves::Send(const SaveName& name, const NodePart& part, Request reque
       return;
     case Request::kBegin:
       return admission_.Begin(
-          name.attempt, name.tag, name.ordinal,
-          std::clamp<Duration>(part.deadline - clock_->Now(), Duration::zero(), kLongestWait), answer);
+          {name.attempt, name.tag, name.ordinal, part.ranks,
+           std::clamp<Duration>(part.deadline - clock_->Now(), Duration::zero(), kLongestWait)},
+          answer);
     case Request::kVoteNo:
       *vote.mutable_no() = *part.failed;
       return admission_.Vote(part.save, vote, answer);
@@ -146,6 +159,7 @@ void SharedSaves::OnAnswer(const SaveName& name, Request request, const absl::St
   part->asking = false;
   if (!answer.ok()) return OnError(name, request, answer.status());
   part->Answered(request, answer->state);
+  if (request == Request::kBegin) CheckRanks(name, answer->state);
   SharedSave save = *answer;
   names_[save.sequence] = name;
   // The mirror may have shown a later state before the sequence was known to be that of this save.
@@ -156,6 +170,13 @@ void SharedSaves::OnAnswer(const SaveName& name, Request request, const absl::St
   if (part->no_counts && request == Request::kVoteNo) Release(name, *part);
   Saw(name, save);
   Ask(name);
+}
+
+// The first Begin of any node says of which ranks the save is.
+void SharedSaves::CheckRanks(const SaveName& name, const SaveState& state) {
+  NodePart& part = *Find(name);
+  const std::vector<int> proposed(state.ranks().begin(), state.ranks().end());
+  if (proposed != part.ranks && !part.failed) part.failed = EndOf(OtherRanks(name.tag, proposed, part.ranks));
 }
 
 void SharedSaves::OnError(const SaveName& name, Request request, const absl::Status& error) {

@@ -72,11 +72,12 @@ class SharedSaves {
   void Start();
   // A rank of this node begins the save: it is proposed, or found as it is by now. A save that is not
   // admitted at the deadline ends: RANKS_MISSING if this node has accepted it, ADMISSION_TIMEOUT if it has
-  // not. No-op if it has begun before.
-  void Begin(const SaveName& name, Instant admission_deadline);
+  // not. `ranks`: those of all nodes that have something to save, ascending; empty: all. SAVE_CONFLICT ends a
+  // save of which two nodes say that differently. No-op if it has begun before.
+  void Begin(const SaveName& name, Instant admission_deadline, std::vector<int> ranks = {});
   // The same for a save whose parts this node has sealed, and Sealed as well: after a new registration, or by
   // the daemon that has taken the parts over. It has no deadline, for what is sealed is finished.
-  void BeginSealed(const SaveName& name);
+  void BeginSealed(const SaveName& name, std::vector<int> ranks = {});
 
   // These are no-ops for saves that have not begun, have ended or have failed.
   // This node has the memory for its parts. It is promised from now on: until `released`, it is not used for
@@ -100,6 +101,7 @@ class SharedSaves {
   NodePart* Find(const SaveName& name);
   void Ask(const SaveName& name);
   void Send(const SaveName& name, const NodePart& part, Request request);
+  void CheckRanks(const SaveName& name, const ledger::v1::SaveState& state);
   void OnAnswer(const SaveName& name, Request request, const absl::StatusOr<SharedSave>& answer);
   void OnError(const SaveName& name, Request request, const absl::Status& error);
   void OnStates(const std::vector<std::string>& keys);

@@ -61,6 +61,13 @@ std::vector<int> LocalRanks(const Member& member) {
   return all;
 }
 
+// That have something to save, ascending; empty: all.
+std::vector<int> RanksOf(const v1::BeginRequest& request, int world_size) {
+  const std::set<int> ranks = {request.ranks().begin(), request.ranks().end()};
+  if (static_cast<int>(ranks.size()) == world_size) return {};
+  return {ranks.begin(), ranks.end()};
+}
+
 std::optional<int64_t> StepOf(const v1::BeginRequest& request) {
   return request.has_step() ? std::optional(request.step()) : std::nullopt;
 }
@@ -162,9 +169,11 @@ void SaveIntake::AskSequence(Run* run, const Member& member, Pending begin) {
   if (absl::Status limit = CheckSavesInFlight(*run); !limit.ok()) return begin.reply(limit);
   Awaiting& awaiting = awaiting_sequence_[key];
   awaiting.timeouts = *timeouts;
+  awaiting.ranks = RanksOf(begin.request, member.world_size);
   awaiting.begins.push_back(std::move(begin));
   // SharedSaveDriver calls OnSequence.
-  if (run->shared != nullptr) return run->shared->Begin(key.second, clock_->Now() + timeouts->admission);
+  if (run->shared != nullptr)
+    return run->shared->Begin(key.second, clock_->Now() + timeouts->admission, awaiting.ranks);
   run->ledger->Admit(member.attempt,
                      [this, name = run->name, id = key.second](const absl::StatusOr<int64_t>& sequence) {
                        OnSequence(name, id, sequence);

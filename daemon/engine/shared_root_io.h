@@ -11,6 +11,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -28,6 +29,7 @@ class SharedRootIo {
   struct Publication {
     SharedInflight save;
     int64_t attempt = 0, ordinal = 0;
+    std::vector<int> ranks;                      // That had something to save, ascending; empty: all.
     int64_t time_us = 0;                         // Of the checkpoint, since 1970.
     std::map<std::string, std::string> digests;  // Of the part record of each node.
   };

@@ -78,9 +78,10 @@ class SharedRun {
 
   // ---- saves; see daemon/cluster/shared_saves.h
 
-  // A rank of this node begins the save; `changed` answers with its sequence. A save that is not admitted at
-  // the deadline ends. No-op if it has begun before.
-  virtual void Begin(const SaveId& save, Instant admission_deadline) = 0;
+  // A rank of this node begins the save; `changed` answers with its sequence. `ranks`: those of all nodes
+  // that have something to save, ascending; empty: all. The save is between their nodes. One that is not
+  // admitted at the deadline ends. No-op if it has begun before.
+  virtual void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) = 0;
   // For saves that have begun and not ended; else no-ops.
   // This node has the memory for its parts, and promises it.
   virtual void Accept(const SaveId& save) = 0;

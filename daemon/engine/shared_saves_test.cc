@@ -100,6 +100,15 @@ TEST_F(SharedSavesTest, IsAdmittedWhenAllNodesHaveRoom) {
   EXPECT_EQ(begun_[0].get().sequence(), 1);
 }
 
+TEST_F(SharedSavesTest, OtherNodesHearForWhichRanksASaveIs) {
+  v1::BeginRequest request = BeginOf(0, "a", 1, 100);
+  for (int rank : {3, 0}) request.add_ranks(rank);
+  const auto begun = Begin(sessions_[0], request);
+  EXPECT_THAT(nodes_->begun_for, ElementsAre(0, 3));
+  Decide(Phase::kProposed);
+  EXPECT_THAT(Calls(), ElementsAre("Begin a", "Accept a")) << "rank 1 is not waited for";
+}
+
 TEST_F(SharedSavesTest, IsSealedAndCommittedWhenAllNodesSaySo) {
   Admit();
   Calls();

@@ -43,7 +43,7 @@ ledger::v1::SaveEnd EndByNo(const SaveView& view, const std::string& node, ledge
     }
   }
   std::set<std::string> nodes;
-  for (int rank = 0; rank < view.world_size; ++rank) {
+  for (const int rank : view.all_ranks) {
     if (voted.contains(rank)) continue;
     no.add_ranks(rank);
     nodes.insert(node_of[rank]);
@@ -78,7 +78,7 @@ void DecideAdmission(const SaveView& view, const std::string& inflight, SaveStat
     for (const auto& [rank, instance] : ranks.instances()) willing.insert(rank);
   }
   if (inflight.empty()) return;
-  if (view.world_size > 0 && static_cast<int>(willing.size()) == view.world_size) {
+  if (!view.all_ranks.empty() && willing.size() == view.all_ranks.size()) {
     state->set_phase(SaveState::ADMITTED);
     state->set_inflight(inflight);
   }

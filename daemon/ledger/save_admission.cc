@@ -19,22 +19,23 @@ SaveAdmission::SaveAdmission(Etcd* etcd, Options options)
 
 // ---- the first Begin
 
-void SaveAdmission::Begin(int64_t attempt, const std::string& tag, int64_t ordinal, Duration longest_wait,
-                          Answer<Save> answer) {
+void SaveAdmission::Begin(const Proposal& save, Answer<Save> answer) {
   SaveState proposal;
   proposal.set_phase(SaveState::PROPOSED);
-  proposal.set_attempt(attempt);
-  proposal.set_tag(tag);
-  proposal.set_ordinal(ordinal);
-  proposal.set_admission_ms(std::chrono::ceil<std::chrono::milliseconds>(longest_wait).count());
+  proposal.set_attempt(save.attempt);
+  proposal.set_tag(save.tag);
+  proposal.set_ordinal(save.ordinal);
+  proposal.mutable_ranks()->Add(save.ranks.begin(), save.ranks.end());
+  proposal.set_admission_ms(std::chrono::ceil<std::chrono::milliseconds>(save.longest_wait).count());
   auto sequence = std::make_shared<absl::StatusOr<int64_t>>(absl::UnknownError("not decided"));
   CompareAndSwap swap;
-  swap.ranges = {{keys_.SaveIndex(attempt, tag, ordinal)}, {keys_.Active()}, {keys_.Sequence()}};
+  swap.ranges = {
+      {keys_.SaveIndex(save.attempt, save.tag, save.ordinal)}, {keys_.Active()}, {keys_.Sequence()}};
   swap.held = {options_.node.Held()};
-  swap.decide = [=, keys = keys_](const CompareAndSwap::Found& found) {
+  swap.decide = [proposal, sequence, keys = keys_](const CompareAndSwap::Found& found) {
     return Propose(keys, proposal, found, sequence.get());
   };
-  swap.purpose = While(absl::StrCat("beginning the save ", tag));
+  swap.purpose = While(absl::StrCat("beginning the save ", save.tag));
   SwapIn(etcd_, std::move(swap),
          [this, sequence, alive = std::weak_ptr<bool>(alive_),
           answer = std::move(answer)](const absl::Status& written) mutable {
@@ -108,7 +109,7 @@ void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& office,
       save, SaveViewRanges(keys_, options_.node.Siblings(), save.sequence, save.state.attempt()), office,
       "admitting a save",
       [inflight](const CompareAndSwap::Found& found, SaveState* state) {
-        DecideAdmission(SaveViewOf(found), inflight, state);
+        DecideAdmission(SaveViewOf(found, *state), inflight, state);
         return Operations();
       },
       std::move(answer));

@@ -35,22 +35,28 @@ class SaveAdmission {
   };
   using Save = SharedSave;
 
+  struct Proposal {
+    int64_t attempt = 0;
+    std::string tag;
+    int64_t ordinal = 0;          // Counts the saves of one tag in an attempt.
+    std::vector<int> ranks = {};  // That have something to save, ascending; empty: all.
+    Duration longest_wait = {};   // For its admission.
+  };
+
   // `etcd` must outlive it.
   SaveAdmission(Etcd* etcd, Options options);
 
   // The first Begin of a save on any node proposes it, with a sequence above all before it; later ones, on
-  // any node, find it as it is by now, also after its end. `ordinal` counts the saves of one tag in an
-  // attempt. FENCED if a later attempt has acted, and the save was not proposed before. `longest_wait`: for
-  // its admission; that of the node which proposes it is kept in its state.
-  void Begin(int64_t attempt, const std::string& tag, int64_t ordinal, Duration longest_wait,
-             Answer<Save> answer);
+  // any node, find it as it is by now, also after its end: with the ranks and the wait of the first. FENCED
+  // if a later attempt has acted, and the save was not proposed before.
+  void Begin(const Proposal& proposal, Answer<Save> answer);
 
   // Says whether this node takes its ranks' part of the save: without `vote.no` when the memory is there. It
   // may be changed until the save is decided. A yes may have counted unless the answer says PROPOSED: so
   // memory that is promised is used for something else only after a no was answered with that.
   void Vote(const Save& save, ledger::v1::NodeVote vote, Answer<Save> answer);
 
-  // By the coordinator, which holds `office`: ADMITTED if the nodes of all ranks have voted yes; ENDED at the
+  // By the coordinator, which holds `office`: ADMITTED if the nodes of its ranks have voted yes; ENDED at the
   // first no, or if the attempt is fenced; else still PROPOSED. A no with the reason RANKS_MISSING blames the
   // ranks whose nodes have not voted. `inflight`: the directory that was made for the save, in which no other
   // save's files ever are; empty: there is none yet, so it is not admitted. NOT_COORDINATOR.

@@ -46,7 +46,7 @@ bool IsLost(const SaveView& view, const std::string& node) {
 std::string WaitsFor(const CompareAndSwap::Found& found, int64_t sequence, const SaveState& state) {
   if (state.phase() != SaveState::ADMITTED && state.phase() != SaveState::SEALED)
     return absl::StrCat("its admission: it is ", SaveState::Phase_Name(state.phase()));
-  const SaveView view = SaveViewOf(found);
+  const SaveView view = SaveViewOf(found, state);
   if (!view.AllHave(NodeVote::DURABLE))
     return absl::StrCat("the files of nodes ", absl::StrJoin(view.Behind(NodeVote::DURABLE), ", "));
   const auto now = FirstOf<PublishedNow>(found[kPublishing]);
@@ -98,7 +98,7 @@ void SavePublication::Settle(const SharedSave& save, const CompareAndSwap::Held&
   Change(
       save, View(save), office, "sealing a save",
       [](const CompareAndSwap::Found& found, SaveState* state) {
-        SettleSave(SaveViewOf(found), state);
+        SettleSave(SaveViewOf(found, *state), state);
         return Operations();
       },
       std::move(answer));
@@ -109,7 +109,7 @@ void SavePublication::LoseNode(const SharedSave& save, const CompareAndSwap::Hel
   Change(
       save, View(save), office, "ending a save",
       [node](const CompareAndSwap::Found& found, SaveState* state) {
-        const SaveView view = SaveViewOf(found);
+        const SaveView view = SaveViewOf(found, *state);
         const auto ranks = view.ranks.find(node);
         if (MayEnd(*state) && ranks != view.ranks.end() && IsLost(view, node))
           EndWith(EndBy(node, ranks->second, NodeLost(node)), state);
@@ -128,7 +128,7 @@ void SavePublication::Publish(const SharedSave& save, const CompareAndSwap::Held
   const auto decide = [=, keys = keys_, sequence = save.sequence](const CompareAndSwap::Found& found,
                                                                   SaveState* state) {
     *result = Publishing();
-    for (const auto& [node, vote] : SaveViewOf(found).votes) {
+    for (const auto& [node, vote] : SaveViewOf(found, *state).votes) {
       if (vote.stage() == NodeVote::DURABLE) result->digests[node] = vote.digest();
     }
     if (state->phase() == SaveState::PUBLISHING || state->phase() == SaveState::COMMITTED ||

@@ -1,12 +1,38 @@
 #include "daemon/ledger/save_view.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "daemon/ledger/found_messages.h"
 
 namespace ckptd {
 
 using ledger::v1::NodeVote;
+
+namespace {
+
+std::vector<int> AllRanks(const ledger::v1::SaveState& save, int world_size) {
+  if (!save.ranks().empty()) return {save.ranks().begin(), save.ranks().end()};
+  std::vector<int> all(static_cast<size_t>(std::max(world_size, 0)));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// A node of which no rank has anything to save has nothing to say of the save.
+void LeaveOutOthers(const ledger::v1::SaveState& save, std::map<std::string, ledger::v1::NodeRanks>* nodes) {
+  if (save.ranks().empty()) return;
+  for (auto node = nodes->begin(); node != nodes->end();) {
+    ledger::v1::NodeRanks taking_part;
+    for (const auto& [rank, instance] : node->second.instances()) {
+      if (std::binary_search(save.ranks().begin(), save.ranks().end(), rank))
+        (*taking_part.mutable_instances())[rank] = instance;
+    }
+    node->second = std::move(taking_part);
+    node = node->second.instances().empty() ? nodes->erase(node) : std::next(node);
+  }
+}
+
+}  // namespace
 
 std::set<int> SaveView::RanksThatHave(NodeVote::Stage stage) const {
   std::set<int> found;
@@ -19,7 +45,7 @@ std::set<int> SaveView::RanksThatHave(NodeVote::Stage stage) const {
 }
 
 bool SaveView::AllHave(NodeVote::Stage stage) const {
-  return world_size > 0 && static_cast<int>(RanksThatHave(stage).size()) == world_size;
+  return !all_ranks.empty() && RanksThatHave(stage).size() == all_ranks.size();
 }
 
 std::vector<std::string> SaveView::Behind(NodeVote::Stage stage) const {
@@ -50,11 +76,12 @@ std::vector<CompareAndSwap::Range> SaveViewRanges(const LedgerKeys& keys, const 
           {keys.Active()}};
 }
 
-SaveView SaveViewOf(const CompareAndSwap::Found& found) {
+SaveView SaveViewOf(const CompareAndSwap::Found& found, const ledger::v1::SaveState& save) {
   SaveView view;
   view.votes = ByLastPart<NodeVote>(found[0]);
   view.ranks = ByLastPart<ledger::v1::NodeRanks>(found[1]);
-  view.world_size = FirstOf<ledger::v1::AttemptHead>(found[2]).world_size();
+  LeaveOutOthers(save, &view.ranks);
+  view.all_ranks = AllRanks(save, FirstOf<ledger::v1::AttemptHead>(found[2]).world_size());
   for (const etcdserverpb::KeyValue& node : found[3])
     view.registrations[LastPartOf(node.key())] = node.value();
   view.active = FirstOf<ledger::v1::ActiveAttempt>(found[4]).attempt();

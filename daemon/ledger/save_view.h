@@ -17,12 +17,13 @@ namespace ckptd {
 // By node.
 struct SaveView {
   std::map<std::string, ledger::v1::NodeVote> votes;   // And what the nodes have reported since.
-  std::map<std::string, ledger::v1::NodeRanks> ranks;  // Of the attempt.
+  std::map<std::string, ledger::v1::NodeRanks> ranks;  // Of those that have something to save.
   std::map<std::string, std::string> registrations;    // Of the nodes that live.
-  int world_size = 0;                                  // Of the attempt.
-  int64_t active = 0;                                  // The attempt that acts.
+  std::vector<int>
+      all_ranks;       // That have something to save, also those that have not joined. Empty: unknown.
+  int64_t active = 0;  // The attempt that acts.
 
-  // Whether the nodes of all ranks have reported `stage`.
+  // Whether the nodes of all these ranks have reported `stage`.
   bool AllHave(ledger::v1::NodeVote::Stage stage) const;
   // Nodes of the other ranks.
   std::vector<std::string> Behind(ledger::v1::NodeVote::Stage stage) const;
@@ -39,7 +40,7 @@ ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& 
 std::vector<CompareAndSwap::Range> SaveViewRanges(const LedgerKeys& keys, const std::string& nodes,
                                                   int64_t sequence, int64_t attempt);
 // Of what was found in those ranges, which are the first of `found`.
-SaveView SaveViewOf(const CompareAndSwap::Found& found);
+SaveView SaveViewOf(const CompareAndSwap::Found& found, const ledger::v1::SaveState& save);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_LEDGER_SAVE_VIEW_H_

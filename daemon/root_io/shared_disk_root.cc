@@ -154,7 +154,8 @@ absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(
                              .sequence = publication.save.sequence,
                              .attempt = publication.attempt,
                              .ordinal = publication.ordinal,
-                             .time_us = publication.time_us};
+                             .time_us = publication.time_us,
+                             .ranks = publication.ranks};
   const absl::StatusOr<int64_t> published = store->Publish(publication.save, facts, publication.digests);
   if (published.ok()) return SharedRootIo::Published{*published, absl::OkStatus()};
   if (ReasonOf(published.status()) == reason::kTagForeign)

@@ -168,8 +168,12 @@ class SharedDiskRootIoTest : public ::testing::Test {
   }
   absl::StatusOr<SharedRootIo::Published> Publish(Node& node, const SharedInflight& save,
                                                   const std::map<std::string, std::string>& digests) {
-    const SharedRootIo::Publication publication = {
-        .save = save, .attempt = 1, .ordinal = 1, .time_us = 1'700'000'000'000'000, .digests = digests};
+    const SharedRootIo::Publication publication = {.save = save,
+                                                   .attempt = 1,
+                                                   .ordinal = 1,
+                                                   .ranks = {},
+                                                   .time_us = 1'700'000'000'000'000,
+                                                   .digests = digests};
     return Wait<absl::StatusOr<SharedRootIo::Published>>(
         node, [&](auto done) { static_cast<SharedRootIo&>(*node.io).Publish(publication, std::move(done)); });
   }

@@ -1,6 +1,7 @@
 #include "storage/commit/shared_manifest.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -81,16 +82,20 @@ absl::Status CheckSameSave(const LedgerFacts& facts, const Parts& parts) {
   return absl::OkStatus();
 }
 
-// Each rank of the world has one part.
-absl::Status CheckRanks(const Parts& parts) {
+// Each rank that had something to save has one part. Others may have one; it is empty.
+absl::Status CheckRanks(const LedgerFacts& facts, const Parts& parts) {
   std::set<int> ranks;
   for (const NodePartRecord* part : parts) {
     for (const int rank : part->ranks()) {
       if (!ranks.insert(rank).second) return InvalidArgument(absl::StrCat("rank ", rank, " has two parts"));
     }
   }
-  const int world_size = parts.empty() ? 1 : parts.front()->checkpoint().world_size();
-  for (int rank = 0; rank < world_size; ++rank) {
+  std::vector<int> all = facts.ranks;
+  if (all.empty()) {
+    all.resize(static_cast<size_t>(parts.empty() ? 1 : parts.front()->checkpoint().world_size()));
+    std::iota(all.begin(), all.end(), 0);
+  }
+  for (const int rank : all) {
     if (!ranks.contains(rank)) return InvalidArgument(absl::StrCat("rank ", rank, " has no part"));
   }
   return absl::OkStatus();
@@ -161,7 +166,7 @@ absl::StatusOr<Manifest> BuildSharedManifest(const LedgerFacts& facts,
                                              const std::vector<NodePartRecord>& parts) {
   const Parts ordered = Ordered(parts);
   CKPTD_RETURN_IF_ERROR(CheckSameSave(facts, ordered));
-  CKPTD_RETURN_IF_ERROR(CheckRanks(ordered));
+  CKPTD_RETURN_IF_ERROR(CheckRanks(facts, ordered));
   Manifest manifest{ordered.front()->checkpoint(), {}};
   manifest.summary.set_format_version(kFormatVersion);
   manifest.summary.set_commit_time_us(facts.time_us);

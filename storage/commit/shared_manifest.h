@@ -30,7 +30,8 @@ struct LedgerFacts {
   int64_t sequence = 0;
   int64_t attempt = 0;
   int64_t ordinal = 0;
-  int64_t time_us = 0;  // The time of the commit; Unix time in microseconds.
+  int64_t time_us = 0;          // The time of the commit; Unix time in microseconds.
+  std::vector<int> ranks = {};  // That had something to save, ascending; empty: all.
   // Pointers of the checkpoint that the save replaces, which it takes over (TakeOverPointers of pointers.h).
   // They come after those of the save's own ranks, as long as there is room.
   std::map<std::string, std::string> inherited_pointers = {};
@@ -38,8 +39,8 @@ struct LedgerFacts {
 
 // What ranks of several nodes may say differently is decided by the lowest rank that says it. No error goes
 // away by itself, so the save is given up: FILE_CONFLICT if two ranks have one file, or one's file is
-// another's directory; INVALID_ARGUMENT if the parts are not those of all ranks of this save, or were written
-// with different chunk sizes; METRICS_TOO_LARGE.
+// another's directory; INVALID_ARGUMENT if the parts are not those of all these ranks of the save, or were
+// written with different chunk sizes; METRICS_TOO_LARGE.
 absl::StatusOr<Manifest> BuildSharedManifest(const LedgerFacts& facts,
                                              const std::vector<storage::v1::NodePartRecord>& parts);
 

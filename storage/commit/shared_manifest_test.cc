@@ -211,6 +211,17 @@ TEST(BuildSharedManifestTest, TwoRanksWithOnePlaceAreAConflict) {
   }
 }
 
+TEST(BuildSharedManifestTest, NodesWithoutAnythingToSaveHaveNoPart) {
+  LedgerFacts facts = Facts();
+  const NodePartRecord part = Parts()[0];
+  facts.ranks = {part.ranks().begin(), part.ranks().end()};
+  const auto manifest = BuildSharedManifest(facts, {part});
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->body.files_size(), part.files_size());
+  facts.ranks.push_back(part.ranks(part.ranks_size() - 1) + 1);
+  EXPECT_EQ(ReasonOf(BuildSharedManifest(facts, {part}).status()), "INVALID_ARGUMENT");
+}
+
 TEST(BuildSharedManifestTest, RefusesPartsThatAreNotThoseOfAllRanks) {
   EXPECT_EQ(ReasonOf(BuildSharedManifest(Facts(), {}).status()), "INVALID_ARGUMENT");
   EXPECT_THAT(std::string(BuildSharedManifest(Facts(), {Parts()[0]}).status().message()),

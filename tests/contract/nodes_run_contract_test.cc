@@ -191,7 +191,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
   SaveId Id(const std::string& tag, int64_t attempt = 1) const { return {attempt, tag, 1}; }
   void BeginAll(const std::string& tag, int64_t attempt = 1, Duration patience = minutes(8)) {
     for (Node& node : all_) {
-      if (node.run != nullptr) node.run->Begin(Id(tag, attempt), etcd_.clock()->Now() + patience);
+      if (node.run != nullptr) node.run->Begin(Id(tag, attempt), etcd_.clock()->Now() + patience, {});
     }
   }
   static bool Heard(const Node& node, const std::string& tag, const std::string& what) {
@@ -302,7 +302,7 @@ TEST_P(NodesRunContract, SaveThatBeginsWithoutARegistrationFailsAtItsDeadline) {
   Node& node = Other();
   node.run->SetNode(nullptr);
   const Instant begun = etcd_.clock()->Now();
-  node.run->Begin(Id("step_1"), begun + seconds(20));
+  node.run->Begin(Id("step_1"), begun + seconds(20), {});
   EXPECT_THAT(node.run->WaitsFor(Id("step_1")), HasSubstr("registered"));
   RunUntil([&] { return Heard(node, "step_1", "FAILED LEDGER_UNAVAILABLE"); });
   EXPECT_LE(etcd_.clock()->Now() - begun, seconds(25));
@@ -411,11 +411,39 @@ TEST_P(NodesRunContract, NodeThatHadNoPartOfASaveLooksAtTheRoot) {
       Ask<absl::StatusOr<int64_t>>([&](auto done) { alone.run->ledger()->Join(spec, std::move(done)); });
   ASSERT_TRUE(attempt.ok()) << attempt.status();
   ASSERT_TRUE(Activate(alone, *attempt).ok());
-  alone.run->Begin(Id("step_1", *attempt), etcd_.clock()->Now() + minutes(8));
+  alone.run->Begin(Id("step_1", *attempt), etcd_.clock()->Now() + minutes(8), {});
   RunUntil([&] {
     return Heard(alone, "step_1", "COMMITTED") && all_[1].root_changes > 0 && all_[2].root_changes > 0;
   });
   EXPECT_EQ(alone.root_changes, 0);
+}
+
+TEST_P(NodesRunContract, SaveOfSomeRanksIsBetweenTheirNodes) {
+  for (const int i : {0, 2}) all_[i].run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), {0, 2});
+  RunUntil([&] {
+    return Heard(all_[0], "step_1", "COMMITTED") && Heard(all_[2], "step_1", "COMMITTED") &&
+           all_[1].root_changes > 0;
+  });
+  EXPECT_THAT(root_.published, ElementsAre("step_1 1"));
+  EXPECT_EQ(all_[1].heard.count("step_1"), 0U);
+}
+
+TEST_P(NodesRunContract, LossOfANodeEndsNoSaveOfOtherNodesRanks) {
+  for (const int i : {0, 2}) all_[i].writes = false;
+  for (const int i : {0, 2}) all_[i].run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), {0, 2});
+  RunUntil([&] { return Heard(all_[0], "step_1", "SEALED") && Heard(all_[2], "step_1", "SEALED"); });
+  Kill(all_[1]);
+  RunFor(minutes(3));
+  for (const int i : {0, 2}) all_[i].run->Durable(Id("step_1"), "of " + all_[i].name);
+  RunUntil([&] { return Heard(all_[0], "step_1", "COMMITTED") && Heard(all_[2], "step_1", "COMMITTED"); });
+}
+
+TEST_P(NodesRunContract, SaveThatTwoNodesBeginForOtherRanksEnds) {
+  all_[0].run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), {0, 2});
+  RunUntil([&] { return Heard(all_[0], "step_1", "PROPOSED"); });
+  all_[2].run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), {1, 2});
+  RunUntil([&] { return Heard(all_[0], "step_1", "ENDED SAVE_CONFLICT"); });
+  EXPECT_TRUE(Heard(all_[0], "step_1", "ENDED SAVE_CONFLICT"));
 }
 
 // ---- resume

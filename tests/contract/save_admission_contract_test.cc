@@ -31,12 +31,21 @@ TEST_P(SaveAdmissionContract, FirstBeginOnAnyNodeProposesTheSaveThatTheOthersFin
 TEST_P(SaveAdmissionContract, NodesThatBeginTogetherFindOneSave) {
   std::vector<int64_t> sequences;
   for (Daemon* daemon : {&first_, &second_}) {
-    daemon->saves->Begin(1, "step_1", 1, std::chrono::minutes(1), [&](const absl::StatusOr<Save>& save) {
+    daemon->saves->Begin({1, "step_1", 1}, [&](const absl::StatusOr<Save>& save) {
       sequences.push_back(save.ok() ? save->sequence : -1);
     });
   }
   etcd_.caller().RunUntil([&] { return sequences.size() == 2; });
   EXPECT_EQ(sequences, (std::vector<int64_t>{1, 1}));
+}
+
+TEST_P(SaveAdmissionContract, SaveOfSomeRanksIsBetweenTheirNodes) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_1", 1, {0});
+  EXPECT_EQ(Decide(save), "PROPOSED") << "node1 has not voted";
+  EXPECT_EQ(Vote(second_, save, "NO_MEMORY"), "PROPOSED");
+  EXPECT_EQ(Vote(first_, save), "PROPOSED");
+  EXPECT_EQ(Decide(save), "ADMITTED") << "no rank of node2 has anything to save";
 }
 
 TEST_P(SaveAdmissionContract, IsAdmittedWhenTheNodesOfAllRanksHaveVotedYes) {

@@ -94,13 +94,15 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
         Await<absl::Status>([&](auto answer) { first_.ledger->Activate(attempt, std::move(answer)); });
     EXPECT_TRUE(active.ok()) << active;
   }
-  absl::StatusOr<Save> TryBegin(Daemon& daemon, const std::string& tag, int64_t ordinal = 1) {
+  absl::StatusOr<Save> TryBegin(Daemon& daemon, const std::string& tag, int64_t ordinal = 1,
+                                const std::vector<int>& ranks = {}) {
     return Await<absl::StatusOr<Save>>([&](auto answer) {
-      daemon.saves->Begin(1, tag, ordinal, std::chrono::minutes(1), std::move(answer));
+      daemon.saves->Begin({1, tag, ordinal, ranks, std::chrono::minutes(1)}, std::move(answer));
     });
   }
-  Save Begin(Daemon& daemon, const std::string& tag, int64_t ordinal = 1) {
-    auto save = TryBegin(daemon, tag, ordinal);
+  Save Begin(Daemon& daemon, const std::string& tag, int64_t ordinal = 1,
+             const std::vector<int>& ranks = {}) {
+    auto save = TryBegin(daemon, tag, ordinal, ranks);
     EXPECT_TRUE(save.ok()) << save.status();
     return save.value_or(Save());
   }

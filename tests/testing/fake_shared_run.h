@@ -28,6 +28,7 @@ class FakeSharedRun : public SharedRun {
 
   // What the engine has said, such as "Begin a", "Fail a NO_SPACE", in order.
   std::vector<std::string> calls;
+  std::vector<int> begun_for;  // The ranks of the last Begin.
   bool has_office = false;
   int ticks = 0;
   Hooks hooks;
@@ -51,7 +52,10 @@ class FakeSharedRun : public SharedRun {
   void OnTick() override { ++ticks; }
   Ledger* ledger() override { return &ledger_; }
   bool coordinates() const override { return has_office; }
-  void Begin(const SaveId& save, Instant) override { calls.push_back("Begin " + save.tag); }
+  void Begin(const SaveId& save, Instant, const std::vector<int>& ranks) override {
+    calls.push_back("Begin " + save.tag);
+    begun_for = ranks;
+  }
   void Accept(const SaveId& save) override { calls.push_back("Accept " + save.tag); }
   void Fail(const SaveId& save, const absl::Status& why) override {
     calls.push_back("Fail " + save.tag + " " + ReasonOf(why));
