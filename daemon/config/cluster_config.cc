@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "daemon/config/shared_folders.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -25,7 +26,7 @@ using config::v1::ClusterConfig;
 
 constexpr char kHttps[] = "https://";
 constexpr char kHttp[] = "http://";
-constexpr size_t kMaxNodeName = 253, kMaxPrefix = 200, kMaxPassword = 1000;
+constexpr size_t kMaxNodeName = 253, kMaxNodeNameInRoots = 200, kMaxPrefix = 200, kMaxPassword = 1000;
 constexpr int kMaxEndpoints = 16;
 constexpr size_t kMaxFileBytes = 1 << 20;
 
@@ -65,11 +66,16 @@ void CheckName(const ClusterConfig& cluster, Problems& problems) {
                         "this machine has no host name of its own, and each node needs another name; write "
                         "node_name: \"NAME\"");
   }
-  if (IsNodeName(name)) return;
-  problems.Add(
-      "node_name",
-      absl::StrCat("\"", absl::CHexEscape(name), "\" is no name of a node; write 1 to ", kMaxNodeName,
-                   " letters, digits, '.', '_' and '-', beginning with a letter or a digit"));
+  if (!IsNodeName(name)) {
+    return problems.Add(
+        "node_name",
+        absl::StrCat("\"", absl::CHexEscape(name), "\" is no name of a node; write 1 to ", kMaxNodeName,
+                     " letters, digits, '.', '_' and '-', beginning with a letter or a digit"));
+  }
+  // Files in shared roots are named after the node, by the rules of tags.
+  if (cluster.shared_folders().empty() || (name.size() <= kMaxNodeNameInRoots && name != "latest")) return;
+  problems.Add("node_name", absl::StrCat("\"", name, "\" cannot be a part of file names in shared_folders; ",
+                                         "write another name of 1 to ", kMaxNodeNameInRoots, " characters"));
 }
 
 // What follows the scheme; empty: there is no scheme that we know.
@@ -213,6 +219,7 @@ void SetClusterDefaults(ClusterConfig* cluster) {
   if (cluster->etcd_prefix().empty()) cluster->set_etcd_prefix("/ckptd/");
   if (cluster->lease_seconds() == 0) cluster->set_lease_seconds(10);
   if (cluster->etcd_timeout_seconds() == 0) cluster->set_etcd_timeout_seconds(10);
+  if (cluster->node_grace_seconds() == 0) cluster->set_node_grace_seconds(30);
 }
 
 std::vector<std::string> CheckCluster(const ClusterConfig& cluster) {
@@ -223,6 +230,9 @@ std::vector<std::string> CheckCluster(const ClusterConfig& cluster) {
   CheckPrefix(cluster.etcd_prefix(), problems);
   problems.Range("lease_seconds", cluster.lease_seconds(), 2, 600);
   problems.Range("etcd_timeout_seconds", cluster.etcd_timeout_seconds(), 1, 300);
+  problems.Range("node_grace_seconds", cluster.node_grace_seconds(), 1, 3600);
+  for (const std::string& wrong : CheckSharedFolders(cluster.shared_folders()))
+    problems.Add("shared_folders", wrong);
   return std::move(problems).found();
 }
 

@@ -43,6 +43,8 @@ TEST(ClusterConfig, NeedsNoMoreThanANameAndAnEndpoint) {
   EXPECT_EQ(cluster.etcd_prefix(), "/ckptd/");
   EXPECT_EQ(cluster.lease_seconds(), 10);
   EXPECT_EQ(cluster.etcd_timeout_seconds(), 10);
+  EXPECT_EQ(cluster.node_grace_seconds(), 30);
+  EXPECT_THAT(cluster.shared_folders(), IsEmpty());
   EXPECT_THAT(EtcdHosts(cluster), ElementsAre("10.0.0.1:2379"));
   EXPECT_TRUE(UsesTls(cluster));
 }
@@ -125,7 +127,35 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{Secure("lease_seconds: 1"), R"(^cluster\.lease_seconds: 1 is not in \[2, 600\])"},
         Refusal{Secure("lease_seconds: 601"), R"(^cluster\.lease_seconds: 601)"},
         Refusal{Secure("etcd_timeout_seconds: 301"),
-                R"(^cluster\.etcd_timeout_seconds: 301 is not in \[1, 300\])"}));
+                R"(^cluster\.etcd_timeout_seconds: 301 is not in \[1, 300\])"},
+        Refusal{Secure("node_grace_seconds: -1"),
+                R"(^cluster\.node_grace_seconds: -1 is not in \[1, 3600\])"},
+        Refusal{Secure("node_grace_seconds: 3601"), R"(^cluster\.node_grace_seconds: 3601)"},
+        Refusal{Secure("shared_folders: 'ckpts'"),
+                R"(^cluster\.shared_folders: "ckpts" is not an absolute path)"},
+        Refusal{Secure("shared_folders: '/a' shared_folders: '/a/b'"),
+                R"(^cluster\.shared_folders: "/a/b" is shared already, by "/a")"},
+        Refusal{Secure("node_name: 'latest' shared_folders: '/a'"),
+                R"(^cluster\.node_name: "latest" cannot be a part of file names.*1 to 200 characters)"},
+        Refusal{Secure(absl::StrCat("shared_folders: '/a' node_name: '", std::string(201, 'n'), "'")),
+                R"(^cluster\.node_name: "nnn.*write another name)"}));
+
+TEST(ClusterConfig, TakesAnyNameOfANodeThatSharesNoFolder) {
+  EXPECT_THAT(Problems(absl::StrCat(kEndpoint, "node_name: 'latest'")), IsEmpty());
+  EXPECT_THAT(Problems(absl::StrCat(kEndpoint, "node_name: '", std::string(253, 'n'), "'")), IsEmpty());
+  EXPECT_THAT(
+      Problems(absl::StrCat(kEndpoint, "shared_folders: '/a' node_name: '", std::string(200, 'n'), "'")),
+      IsEmpty());
+}
+
+TEST(ClusterConfig, NamesSharedFoldersThatHaveChanged) {
+  const std::string node = absl::StrCat("node_name: 'n' ", kEndpoint);
+  const auto before = Load(node + "shared_folders: '/a'").config;
+  EXPECT_THAT(ChangedFields(before, Load(node + "shared_folders: '/a' shared_folders: '/b'").config),
+              ElementsAre("cluster.shared_folders"));
+  EXPECT_THAT(ChangedFields(before, Load(node + "shared_folders: '/a' node_grace_seconds: 60").config),
+              ElementsAre("cluster.node_grace_seconds"));
+}
 
 TEST(ClusterConfig, RefusesMoreEndpointsThanAnEtcdHasMembers) {
   std::string endpoints;
@@ -138,7 +168,8 @@ TEST(ClusterConfig, NamesTheFieldsOfABlockThatHasComeOrGone) {
   const auto after = Load(absl::StrCat("node_name: 'n' ", kEndpoint)).config;
   const std::vector<std::string> changed = ChangedFields(before, after);
   EXPECT_THAT(changed, ElementsAre("cluster.node_name", "cluster.etcd_endpoints", "cluster.etcd_prefix",
-                                   "cluster.lease_seconds", "cluster.etcd_timeout_seconds"));
+                                   "cluster.lease_seconds", "cluster.etcd_timeout_seconds",
+                                   "cluster.node_grace_seconds"));
   EXPECT_EQ(ChangedFields(after, before), changed);
 }
 
@@ -228,6 +259,8 @@ TEST(ClusterConfig, BlockOfTheSampleIsValidWithoutItsComments) {
   EXPECT_EQ(cluster.etcd_prefix(), defaults.etcd_prefix());
   EXPECT_EQ(cluster.lease_seconds(), defaults.lease_seconds());
   EXPECT_EQ(cluster.etcd_timeout_seconds(), defaults.etcd_timeout_seconds());
+  EXPECT_EQ(cluster.node_grace_seconds(), defaults.node_grace_seconds());
+  EXPECT_THAT(cluster.shared_folders(), ElementsAre("/shared/ckpts"));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "ckptd/version.h"
 #include "daemon/config/cluster_config.h"
 #include "daemon/config/config.h"
+#include "daemon/config/shared_folders.h"
 #include "daemon/log/log.h"
 #include "daemon/runtime/daemon.h"
 
@@ -92,6 +93,14 @@ void NoteMissingDirectory(const char* field, const std::string& path) {
             << " yet: it must be there when the daemon starts\n";
 }
 
+// A shared file system may not be mounted yet.
+void NoteSharedFolders(const config::v1::ClusterConfig& cluster) {
+  for (const std::string& folder : cluster.shared_folders()) {
+    if (const absl::Status looked = LookAtSharedFolder(folder); !looked.ok())
+      std::cerr << "ckptd: note: " << std::string(looked.message()) << "\n";
+  }
+}
+
 int Main(int argc, char** argv) {
   BlockSignals();
   Flags flags;
@@ -113,6 +122,7 @@ int Main(int argc, char** argv) {
     std::cout << "ok\n";
     NoteMissingDirectory("socket_path", loaded.config.socket_path());
     NoteMissingDirectory("state_directory", loaded.config.state_directory());
+    NoteSharedFolders(loaded.config.cluster());
     return 0;
   }
   StartLog(loaded.config.log().level(), loaded.config.log().format());
