@@ -50,6 +50,8 @@ inline constexpr char kRankTaken[] = "RANK_TAKEN";
 inline constexpr char kUnknownRun[] = "UNKNOWN_RUN";
 // Another daemon holds the root.
 inline constexpr char kRootLocked[] = "ROOT_LOCKED";
+// One node has used the root alone, and several are to share it now; or the other way round.
+inline constexpr char kRootSharingChanged[] = "ROOT_SHARING_CHANGED";
 // A directory sync failed: the root takes no changes before it has been scanned.
 inline constexpr char kRootReadOnly[] = "ROOT_READ_ONLY";
 // The file system of a root that is being attached does not answer.

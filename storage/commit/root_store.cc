@@ -17,6 +17,7 @@
 #include "storage/commit/publish.h"
 #include "storage/commit/records.h"
 #include "storage/commit/recovery.h"
+#include "storage/commit/root_sharing.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/scratch_probe.h"
 #include "storage/commit/trash.h"
@@ -392,6 +393,7 @@ RootStore::~RootStore() = default;
 
 absl::StatusOr<std::unique_ptr<RootStore>> RootStore::Open(FileSystem* fs, Handle root, Clock* clock,
                                                            RootStoreOptions options) {
+  CKPTD_RETURN_IF_ERROR(CheckNotShared(*fs, root));
   CKPTD_ASSIGN_OR_RETURN(Layout layout, OpenLayout(fs, root, options.node));
   std::unique_ptr<RootStore> store(new RootStore());
   store->impl_ = std::make_unique<Impl>(std::move(layout), clock, std::move(options));

@@ -50,7 +50,7 @@ class RootStore {
   // Takes the lock (FAILED_PRECONDITION, reason ROOT_LOCKED, if another daemon has it), probes the file
   // system, recovers what an earlier daemon left in flight, and scans. `root` must outlive the store. If
   // something necessary cannot be read it fails (reason ROOT_UNREADABLE, with the file and the repair) rather
-  // than start empty.
+  // than start empty. FAILED_PRECONDITION, reason ROOT_SHARING_CHANGED, if several nodes share the root.
   static absl::StatusOr<std::unique_ptr<RootStore>> Open(FileSystem* fs, Handle root, Clock* clock,
                                                          RootStoreOptions options);
   ~RootStore();

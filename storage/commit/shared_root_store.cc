@@ -8,6 +8,7 @@
 #include "storage/base/status_macros.h"
 #include "storage/commit/checkpoint_dir.h"
 #include "storage/commit/look_again.h"
+#include "storage/commit/root_sharing.h"
 #include "storage/commit/scan.h"
 #include "storage/commit/scratch_probe.h"
 #include "storage/commit/shared_run_id.h"
@@ -40,6 +41,7 @@ absl::StatusOr<std::unique_ptr<SharedRootStore>> SharedRootStore::Open(FileSyste
                                                                        Clock* clock,
                                                                        SharedRootStoreOptions options) {
   CKPTD_RETURN_IF_ERROR(CheckTag(options.node));
+  CKPTD_RETURN_IF_ERROR(CheckNotOfOneNode(*fs, root));
   CKPTD_ASSIGN_OR_RETURN(SharedLayout layout, OpenSharedLayout(fs, root));
   std::unique_ptr<SharedRootStore> store(new SharedRootStore(std::move(layout), clock, std::move(options)));
   CKPTD_RETURN_IF_ERROR(store->Probe());

@@ -60,7 +60,8 @@ struct SharedRootStoreOptions {
 
 class SharedRootStore {
  public:
-  // Makes ckptd's directories, and probes the file system. `fs`, `root` and `clock` must outlive the store.
+  // Makes ckptd's directories, and probes the file system. FAILED_PRECONDITION if one node has used the root
+  // alone (root_sharing.h). `fs`, `root` and `clock` must outlive the store.
   static absl::StatusOr<std::unique_ptr<SharedRootStore>> Open(FileSystem* fs, Handle root, Clock* clock,
                                                                SharedRootStoreOptions options);
 
