@@ -75,7 +75,8 @@ absl::StatusOr<RootAttachment> RootAttacher::Attach(UniqueFd directory, const st
   root.set_inode(info.st_ino);
   FileUser owner = user;
   owner.umask = UmaskOf(directory, info, user);
-  RootAttachment attachment = Make(std::move(directory), root, path, owner);
+  RootAttachment attachment =
+      Make({std::move(directory), std::move(owner), path, own_path.value_or("")}, root);
   if (!own_path) attachment.remember = nullptr;
   return attachment;
 }
@@ -117,7 +118,7 @@ absl::StatusOr<RootAttachment> RootAttacher::TryReopen(const storage::v1::KnownR
   now.set_device(info.st_dev);
   FileUser owner = user;
   owner.umask = UmaskOf(directory, info, user);
-  return Make(std::move(directory), now, root.path(), owner);
+  return Make({std::move(directory), std::move(owner), root.path(), root.path()}, now);
 }
 
 std::shared_ptr<std::atomic<mode_t>> RootAttacher::UmaskOf(const UniqueFd& directory, const struct stat& info,
@@ -137,13 +138,13 @@ std::shared_ptr<std::atomic<mode_t>> RootAttacher::UmaskOf(const UniqueFd& direc
   return umask;
 }
 
-RootAttachment RootAttacher::Make(UniqueFd directory, const storage::v1::KnownRoot& root,
-                                  const std::string& path, const FileUser& user) {
+RootAttachment RootAttacher::Make(RootToOpen directory, const storage::v1::KnownRoot& root) {
+  const std::string path = directory.path;
   RootAttachment attachment;
   attachment.device = root.device();
   attachment.inode = root.inode();
   attachment.path = path;
-  attachment.uid = user.uid;
+  attachment.uid = directory.user.uid;
   attachment.remember = [state = state_, threads = threads_, root](RootAttachment::Remembered done) {
     threads.state([state, threads, root, done = std::move(done)]() mutable {
       auto in_use = state->Remember(root);
@@ -166,9 +167,9 @@ RootAttachment RootAttacher::Make(UniqueFd directory, const storage::v1::KnownRo
                        });
     };
   }
-  // Shared, because a std::function must be copyable. The first call takes the descriptor.
-  attachment.make_io = [this, shared = std::make_shared<UniqueFd>(std::move(directory)), user] {
-    return make_io_(std::move(*shared), user);
+  // Shared, because a std::function must be copyable. The first call takes it.
+  attachment.make_io = [this, shared = std::make_shared<RootToOpen>(std::move(directory))] {
+    return make_io_(std::move(*shared));
   };
   return attachment;
 }

@@ -25,11 +25,20 @@
 
 namespace ckptd {
 
+// An open root directory and what it is called.
+struct RootToOpen {
+  UniqueFd directory;
+  FileUser user;
+  std::string path;  // As the session calls it; for messages.
+  std::string
+      own_path;  // In this process's mount namespace, without symbolic links. Empty: it has none there.
+};
+
 // Thread-safe. Every method blocks on the root's file system or on the state directory's.
 class RootAttacher {
  public:
-  // Makes what the engine needs of an open root directory. Called on the engine's thread; must not block.
-  using MakeIo = std::function<absl::StatusOr<RootAccess>(UniqueFd directory, const FileUser& user)>;
+  // Makes what the engine needs of a root. Called on the engine's thread; must not block.
+  using MakeIo = std::function<absl::StatusOr<RootAccess>(RootToOpen root)>;
 
   // How to run work on other threads. All functions are thread-safe and do not block.
   using Post = std::function<void(absl::AnyInvocable<void()>)>;
@@ -62,8 +71,7 @@ class RootAttacher {
   // else the one that the mode of the root's .ckptd shows.
   std::shared_ptr<std::atomic<mode_t>> UmaskOf(const UniqueFd& directory, const struct stat& info,
                                                const FileUser& user);
-  RootAttachment Make(UniqueFd directory, const storage::v1::KnownRoot& root, const std::string& path,
-                      const FileUser& user);
+  RootAttachment Make(RootToOpen directory, const storage::v1::KnownRoot& root);
   absl::StatusOr<RootAttachment> TryReopen(const storage::v1::KnownRoot& root);
 
   StateDirectory* const state_;

@@ -30,9 +30,8 @@ class RootAttacherTest : public ::testing::Test {
     state_ = StateDirectory::Open(std::string(folder_) + "/state").value();
     attacher_ = std::make_unique<RootAttacher>(
         state_.get(),
-        [this](UniqueFd directory, const FileUser& user) {
-          given_ = std::move(directory);
-          given_user_ = user;
+        [this](RootToOpen root) {
+          given_ = std::move(root);
           return RootAccess();
         },
         RootAttacher::Threads{.state = now, .engine = now});
@@ -56,8 +55,7 @@ class RootAttacherTest : public ::testing::Test {
   const FileUser me_{.uid = ::geteuid(), .gid = ::getegid(), .groups = {}};
   std::unique_ptr<StateDirectory> state_;
   std::unique_ptr<RootAttacher> attacher_;
-  UniqueFd given_;
-  FileUser given_user_{};
+  RootToOpen given_;
 };
 
 TEST_F(RootAttacherTest, RemembersARootAtThePathThatThisProcessSees) {
@@ -82,9 +80,24 @@ TEST_F(RootAttacherTest, HandsTheDirectoryAndItsUserToTheEngine) {
   ASSERT_TRUE(attachment.ok()) << attachment.status();
   EXPECT_TRUE(attachment->make_io().ok());
   struct stat info {};
-  ASSERT_EQ(::fstat(given_.get(), &info), 0);
+  ASSERT_EQ(::fstat(given_.directory.get(), &info), 0);
   EXPECT_EQ(info.st_ino, InodeOf(root()));
-  EXPECT_EQ(given_user_.uid, me_.uid);
+  EXPECT_EQ(given_.user.uid, me_.uid);
+}
+
+TEST_F(RootAttacherTest, TellsWhereTheRootReallyIs) {
+  const std::string link = std::string(folder_) + "/link";
+  std::filesystem::create_symlink(root(), link);
+  UniqueFd directory(::open(link.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  const auto attachment = attacher_->Attach(std::move(directory), link, me_);
+  ASSERT_TRUE(attachment.ok() && attachment->make_io().ok());
+  EXPECT_EQ(given_.path, link);
+  EXPECT_EQ(given_.own_path, root());
+  Remember(*attachment);
+  const auto reopened = attacher_->Reopen(state_->roots().at(0));
+  ASSERT_TRUE(reopened.ok() && reopened->make_io().ok());
+  EXPECT_EQ(given_.path, root());
+  EXPECT_EQ(given_.own_path, root());
 }
 
 TEST_F(RootAttacherTest, RefusesAndDoesNotRememberAFile) {
@@ -101,6 +114,8 @@ TEST_F(RootAttacherTest, DoesNotRememberAPathThatOnlyTheClientVouchesFor) {
   const auto attachment = attacher_->Attach(std::move(directory), std::string(folder_) + "/victim", me_);
   ASSERT_TRUE(attachment.ok()) << attachment.status();
   EXPECT_TRUE(attachment->remember == nullptr);
+  EXPECT_TRUE(attachment->make_io().ok());
+  EXPECT_EQ(given_.own_path, "") << "what the session calls it tells nothing of where it is";
 }
 
 TEST_F(RootAttacherTest, DoesNotFollowALinkThatReplacedAKnownRoot) {
@@ -149,7 +164,7 @@ TEST_F(RootAttacherTest, ReopensWithTheCurrentGroupsOfTheUser) {
   const auto reopened = attacher_->Reopen(known);
   ASSERT_TRUE(reopened.ok()) << reopened.status();
   EXPECT_TRUE(reopened->make_io().ok());
-  EXPECT_TRUE(given_user_.groups.empty());
+  EXPECT_TRUE(given_.user.groups.empty());
 }
 
 TEST_F(RootAttacherTest, GivesFilesTheUmaskOfTheLastAttachedTrainer) {
@@ -162,7 +177,7 @@ TEST_F(RootAttacherTest, GivesFilesTheUmaskOfTheLastAttachedTrainer) {
     ASSERT_TRUE(attachment->make_io().ok());
   };
   attach(077);
-  const FileUser first = given_user_;
+  const FileUser first = given_.user;
   ASSERT_NE(first.umask, nullptr);
   EXPECT_EQ(first.umask->load(), mode_t{077});
   attach(027);  // The root is open: its RootIo stays the first one.
@@ -178,8 +193,8 @@ TEST_F(RootAttacherTest, RecoversTheUmaskFromTheRootsRecords) {
   const auto attachment = attacher_->Reopen(state_->roots().at(0));
   ASSERT_TRUE(attachment.ok()) << attachment.status();
   ASSERT_TRUE(attachment->make_io().ok());
-  ASSERT_NE(given_user_.umask, nullptr);
-  EXPECT_EQ(given_user_.umask->load(), mode_t{077});
+  ASSERT_NE(given_.user.umask, nullptr);
+  EXPECT_EQ(given_.user.umask->load(), mode_t{077});
 }
 
 }  // namespace

@@ -55,7 +55,10 @@ class NodesRun : public SharedRun, public NodesReading {
   void SetNode(const NodeIdentity* node);
   // Gives the office up, if this node has it, and wants it no more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
+  const std::string& path() const { return options_.path; }
   std::string coordinator() const { return coordinator_name_; }  // Its node; empty: not known.
+  // That have begun here, and of which nothing is known to the end.
+  std::vector<SaveId> UnfinishedSaves() const;
 
   // ---- NodesReading
   void Opened(const std::string& run_id, int64_t highest) override;

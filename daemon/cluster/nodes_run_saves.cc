@@ -1,9 +1,12 @@
 // The saves of a run that several nodes share: what the engine says of its parts, over all registrations of
 // this node.
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "daemon/cluster/node_part.h"
 #include "daemon/cluster/nodes_run.h"
 #include "daemon/etcd/etcd_errors.h"
@@ -74,7 +77,20 @@ void NodesRun::Durable(const SaveId& save, const std::string& digest) {
 
 std::string NodesRun::WaitsFor(const SaveId& save) const {
   if (!savings_.contains(save)) return "";
-  return saves_ == nullptr ? "this node to be registered in etcd" : saves_->WaitsFor(NameOf(save));
+  if (saves_ == nullptr) return "this node to be registered in etcd";
+  const std::string what = saves_->WaitsFor(NameOf(save));
+  if (coordinator_ == nullptr || what.empty()) return what;
+  const std::vector<std::string> missed = coordinator_->MissedNodes(save.attempt, save.tag, save.ordinal);
+  return missed.empty() ? what
+                        : absl::StrCat(what, " (missing: node ", absl::StrJoin(missed, ", node "), ")");
+}
+
+std::vector<SaveId> NodesRun::UnfinishedSaves() const {
+  std::vector<SaveId> unfinished;
+  for (const auto& [save, saving] : savings_) {
+    if (!saving.given_up) unfinished.push_back(save);
+  }
+  return unfinished;
 }
 
 // ---- what etcd says

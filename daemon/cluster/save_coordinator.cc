@@ -269,6 +269,21 @@ std::string SaveCoordinator::WaitsFor() const {
                       SaveState::Phase_Name(oldest.state.phase()));
 }
 
+std::vector<std::string> SaveCoordinator::MissedNodes(int64_t attempt, const std::string& tag,
+                                                      int64_t ordinal) const {
+  for (const auto& [sequence, save] : saves_) {
+    const SaveState& state = save.save.state;
+    if (state.attempt() != attempt || state.tag() != tag || state.ordinal() != ordinal) continue;
+    if (!save.watch->is_known()) return {};
+    const SaveView view = save.watch->View(state, nodes_.keys(), active_.keys());
+    if (state.phase() == SaveState::PROPOSED) return view.Behind(NodeVote::VOTED);
+    if (state.phase() == SaveState::ADMITTED) return view.Behind(NodeVote::SEALED);
+    if (state.phase() == SaveState::SEALED) return view.Behind(NodeVote::DURABLE);
+    return {};
+  }
+  return {};
+}
+
 void SaveCoordinator::Sweep() {
   if (lost_ || !sweep_needed_ || sweeping_ || last_sequence_ == 0 || !sweep_backoff_.IsOver(clock_->Now()))
     return;

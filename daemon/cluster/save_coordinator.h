@@ -66,6 +66,9 @@ class SaveCoordinator {
   void OnTick();  // Several times a second.
   // What the next checkpoint waits for, for messages; empty: nothing is in its way.
   std::string WaitsFor() const;
+  // The nodes that this save waits for, by name: those that have not voted, sealed, or said that their files
+  // are durable, whichever comes next. Empty: none, or nothing is known of it.
+  std::vector<std::string> MissedNodes(int64_t attempt, const std::string& tag, int64_t ordinal) const;
 
  private:
   struct Save {

@@ -31,7 +31,10 @@
 #include "daemon/base/loop_gate.h"
 #include "daemon/base/unix_listener.h"
 #include "daemon/config/config.h"
+#include "daemon/config/shared_folders.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/shared_files_io.h"
+#include "daemon/etcd/grpc_etcd.h"
 #include "daemon/grpc/call_limits.h"
 #include "daemon/grpc/grpc_server.h"
 #include "daemon/handoff/handoff_server.h"
@@ -51,6 +54,7 @@
 #include "daemon/runtime/part_options.h"
 #include "daemon/runtime/root_recovery.h"
 #include "daemon/runtime/session_events.h"
+#include "daemon/runtime/shared_roots.h"
 #include "daemon/succession/inheritance.h"
 #include "daemon/succession/seal_journal.h"
 #include "daemon/systemd/manager_store.h"
@@ -136,6 +140,9 @@ class Daemon {
 
  private:
   absl::Status StartEngine(Inheritance inheritance);
+  absl::Status StartCluster(const GrpcEtcd::Post& post);
+  absl::StatusOr<RootAccess> OpenRoot(RootToOpen root);
+  void LookAtSharedFolders();
   absl::Status StartServers();
   absl::Status StartMetrics();
   absl::Status SayReady();
@@ -149,6 +156,7 @@ class Daemon {
   void PublishStatus();
   bool IsIdleTooLong();
   absl::StatusOr<v1::Status> AskStatus();
+  v1::ClusterStatus DescribeCluster() const;  // On the engine's thread.
 
   // Publishes what is sealed, until `deadline`. Returns whether all of it is published.
   bool Drain(Instant deadline);
@@ -191,8 +199,9 @@ class Daemon {
   std::unique_ptr<AttachQueue> attaches_;
   std::unique_ptr<SealJournal> journal_;  // Null: no service manager would keep it.
   std::unique_ptr<SegmentPool> pool_;
+  std::unique_ptr<ClusterNode> cluster_;       // Null: this daemon is in no cluster.
+  std::unique_ptr<SharedRoots> shared_roots_;  // Null likewise.
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<ClusterNode> cluster_;  // Null: this daemon is in no cluster.
   std::unique_ptr<WorkerPool> workers_;
   std::unique_ptr<SessionEvents> events_;
   std::unique_ptr<GrpcServer> grpc_;
@@ -245,12 +254,7 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
   state_worker_ = std::make_unique<WorkerPool>(1);
   attaches_ = std::make_unique<AttachQueue>(AttachLimitsOf(config_), &SystemClock());
   attacher_ = std::make_unique<RootAttacher>(
-      state_.get(),
-      [this](UniqueFd directory, const FileUser& user) -> absl::StatusOr<RootAccess> {
-        absl::StatusOr<std::unique_ptr<RootIo>> io = root_ios_->Make(std::move(directory), user);
-        if (!io.ok()) return io.status();
-        return RootAccess{*std::move(io)};
-      },
+      state_.get(), [this](RootToOpen root) { return OpenRoot(std::move(root)); },
       RootAttacher::Threads{
           .state = [this](absl::AnyInvocable<void()> work) { state_worker_->Submit(std::move(work)); },
           .engine = post,
@@ -262,14 +266,10 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
   pool_ = SegmentPool::Start(
       PoolOptionsOf(config_), post, [](const std::string& text) { Log(LogLevel::kWarning, text); },
       {.store = store_.get(), .used = std::move(inheritance.used), .unused = std::move(inheritance.unused)});
+  CKPTD_RETURN_IF_ERROR(StartCluster(post));
   engine_ = std::make_unique<Engine>(EngineOptionsOf(config_, context_.daemon_instance), &SystemClock(),
                                      pool_.get(), &save_log_, journal_.get());
   engine_->Inherit(std::move(inheritance.saves));
-  CKPTD_ASSIGN_OR_RETURN(cluster_, MakeClusterNode(config_, {.state = state_.get(),
-                                                             .state_worker = state_worker_.get(),
-                                                             .metrics = &metrics_,
-                                                             .post = post,
-                                                             .instance = context_.daemon_instance}));
   loop_->Start(
       [this] {
         engine_->Tick();
@@ -283,6 +283,51 @@ absl::Status Daemon::StartEngine(Inheritance inheritance) {
   return absl::OkStatus();
 }
 
+absl::Status Daemon::StartCluster(const GrpcEtcd::Post& post) {
+  CKPTD_ASSIGN_OR_RETURN(cluster_, MakeClusterNode(config_, {.state = state_.get(),
+                                                             .state_worker = state_worker_.get(),
+                                                             .metrics = &metrics_,
+                                                             .post = post,
+                                                             .instance = context_.daemon_instance}));
+  if (cluster_ == nullptr) return absl::OkStatus();
+  shared_roots_ = std::make_unique<SharedRoots>(
+      cluster_->etcd(), &SystemClock(), SharedRootsOptionsOf(config_), post,
+      [this](SharedRoots::Follower follower) { return cluster_->Follow(std::move(follower)); });
+  LookAtSharedFolders();
+  return absl::OkStatus();
+}
+
+// On threads that may hang with a file system: nothing waits for the answers. The folders count as one file
+// system, so that those which hang leave threads to the roots of this user.
+void Daemon::LookAtSharedFolders() {
+  for (const std::string& folder : config_.cluster().shared_folders()) {
+    const auto look = [folder]() -> absl::StatusOr<RootAttachment> {
+      CKPTD_RETURN_IF_ERROR(LookAtSharedFolder(folder));
+      return RootAttachment();
+    };
+    attaches_->Submit(
+        ::geteuid(), "shared folders", look,
+        [](const absl::StatusOr<RootAttachment>& looked) {
+          if (!looked.ok())
+            Log(LogLevel::kWarning, "a shared folder cannot be used yet", {ErrorField(looked.status())});
+        },
+        /*any_number=*/true);
+  }
+}
+
+absl::StatusOr<RootAccess> Daemon::OpenRoot(RootToOpen root) {
+  if (shared_roots_ != nullptr && shared_roots_->IsShared(root.own_path)) {
+    CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<SharedFilesIo> files,
+                           root_ios_->MakeShared(std::move(root.directory), std::move(root.user),
+                                                 {.node = config_.cluster().node_name(),
+                                                  .incarnation = context_.daemon_instance}));
+    return shared_roots_->Open(std::move(files), root.path);
+  }
+  RootAccess access;
+  CKPTD_ASSIGN_OR_RETURN(access.io, root_ios_->Make(std::move(root.directory), std::move(root.user)));
+  return access;
+}
+
 absl::Status Daemon::StartServers() {
   context_.engine = engine_.get();
   context_.loop = loop_.get();
@@ -293,7 +338,7 @@ absl::Status Daemon::StartServers() {
   const auto& container_roots = config_.security().container_roots();
   context_.container_roots = {container_roots.begin(), container_roots.end()};
   context_.call_limits = &call_limits_;
-  if (cluster_ != nullptr) context_.cluster_status = [this] { return cluster_->Status(); };
+  if (cluster_ != nullptr) context_.cluster_status = [this] { return DescribeCluster(); };
   context_.make_attachment = [this](UniqueFd directory, const std::string& path, const FileUser& user) {
     return attacher_->Attach(std::move(directory), path, user);
   };
@@ -428,13 +473,16 @@ bool Daemon::Drain(Instant deadline) {
   return true;
 }
 
-// After the drain: the node has its name while it publishes.
+// After the drain: the node has its name while it publishes. Others coordinate its runs from now on.
 void Daemon::LeaveCluster() {
   if (cluster_ == nullptr) return;
   auto promise = std::make_shared<std::promise<absl::Status>>();
   std::future<absl::Status> released = promise->get_future();
   loop_->Post([this, promise] {
-    cluster_->Release([promise](absl::Status status) { promise->set_value(std::move(status)); });
+    // Whether it is answered with an error or not: what was not resigned ends with the lease.
+    shared_roots_->Resign([this, promise](const absl::Status&) {
+      cluster_->Release([promise](absl::Status status) { promise->set_value(std::move(status)); });
+    });
   });
   const bool answered = released.wait_for(kReleaseTimeout) == std::future_status::ready;
   const absl::Status status =
@@ -462,7 +510,6 @@ void Daemon::Stop() {
   if (attaches_) attaches_->Close();
   if (gate_) gate_->Close();
   loop_.reset();
-  cluster_.reset();  // After the loop's thread, which uses it.
   state_worker_.reset();
   if (root_ios_) {
     const std::vector<std::string> hung = root_ios_->Close(kRootTimeout);
@@ -479,6 +526,8 @@ void Daemon::Stop() {
     ::_exit(1);
   }
   engine_.reset();
+  shared_roots_.reset();  // After the runs, which the engine owns.
+  cluster_.reset();
   root_ios_.reset();  // Before the pool, whose memory its checksum threads read.
   pool_.reset();
   attacher_.reset();
@@ -509,12 +558,18 @@ void Daemon::PublishStatus() {
     Notify("STATUS=" + StatusText(*status));
 }
 
+v1::ClusterStatus Daemon::DescribeCluster() const {
+  v1::ClusterStatus status = cluster_->Status();
+  shared_roots_->Describe(&status);
+  return status;
+}
+
 absl::StatusOr<v1::Status> Daemon::AskStatus() {
   auto promise = std::make_shared<std::promise<v1::Status>>();
   std::future<v1::Status> answer = promise->get_future();
   loop_->Post([this, promise] {
     v1::Status status = engine_->GetStatus({.session = 0, .uid = ::geteuid(), .privileged = true});
-    if (cluster_ != nullptr) *status.mutable_cluster() = cluster_->Status();
+    if (cluster_ != nullptr) *status.mutable_cluster() = DescribeCluster();
     promise->set_value(std::move(status));
   });
   if (answer.wait_for(kEngineTimeout) != std::future_status::ready) {

@@ -154,6 +154,14 @@ absl::StatusOr<ClusterNode::Options> ClusterOptionsOf(const config::v1::DaemonCo
   return options;
 }
 
+SharedRoots::Options SharedRootsOptionsOf(const config::v1::DaemonConfig& config) {
+  SharedRoots::Options options;
+  options.folders = config.cluster().shared_folders();
+  options.cluster_prefix = config.cluster().etcd_prefix();
+  options.grace = std::chrono::seconds(config.cluster().node_grace_seconds());
+  return options;
+}
+
 absl::StatusOr<UnixListenerOptions> SocketOptionsOf(const config::v1::DaemonConfig& config,
                                                     Duration timeout) {
   return Socket(config.socket_path(), config.socket_mode(), config.socket_group(), timeout);

@@ -16,6 +16,7 @@
 #include "daemon/metrics/http_server.h"
 #include "daemon/root_io/threaded_root_io.h"
 #include "daemon/runtime/cluster_node.h"
+#include "daemon/runtime/shared_roots.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {
@@ -29,6 +30,9 @@ GrpcLimits GrpcLimitsOf(const config::v1::DaemonConfig& config);
 
 // Reads the password's file. Without the incarnations of the state directory. The block `cluster` is there.
 absl::StatusOr<ClusterNode::Options> ClusterOptionsOf(const config::v1::DaemonConfig& config);
+
+// The block `cluster` is there.
+SharedRoots::Options SharedRootsOptionsOf(const config::v1::DaemonConfig& config);
 
 // `timeout`: how long to wait for a daemon that was killed and still holds the socket. NOT_FOUND or similar
 // if the configured group does not exist.

@@ -1,0 +1,84 @@
+#include "daemon/runtime/shared_roots.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "daemon/cluster/nodes_root_io.h"
+#include "daemon/cluster/nodes_run.h"
+
+namespace ckptd {
+
+// Hears of each registration for as long as the engine has the root open.
+class SharedRoots::OpenRun : public NodesRun {
+ public:
+  OpenRun(SharedRoots* roots, SharedFilesIo* files, NodesRun::Options options)
+      : NodesRun(roots->etcd_, roots->clock_, files, std::move(options)), roots_(*roots) {
+    roots_.runs_.insert(this);
+    following_ = roots_.follow_([this](const NodeIdentity* node) { SetNode(node); });
+  }
+  ~OpenRun() override { roots_.runs_.erase(this); }
+
+ private:
+  SharedRoots& roots_;
+  std::shared_ptr<const Follower> following_;
+};
+
+SharedRoots::SharedRoots(Etcd* etcd, Clock* clock, Options options, Post post, Follow follow)
+    : etcd_(etcd),
+      clock_(clock),
+      options_(std::move(options)),
+      post_(std::move(post)),
+      follow_(std::move(follow)) {}
+
+RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::string& path) {
+  NodesRun::Options options;
+  options.cluster_prefix = options_.cluster_prefix;
+  options.path = path;
+  options.grace = options_.grace;
+  options.post = post_;
+  auto io = std::make_unique<NodesRootIo>(std::move(files));
+  auto run = std::make_unique<OpenRun>(this, io->files(), std::move(options));
+  io->Connect(run.get());
+  RootAccess access;
+  access.io = std::move(io);
+  access.shared = std::move(run);
+  return access;
+}
+
+void SharedRoots::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
+  struct Waiting {
+    size_t runs;
+    absl::Status first_error;
+    absl::AnyInvocable<void(absl::Status)> resigned;
+  };
+  // One more than there are runs, so that the answer comes after all were asked.
+  const auto waiting =
+      std::make_shared<Waiting>(Waiting{runs_.size() + 1, absl::OkStatus(), std::move(resigned)});
+  const auto answered = [waiting](const absl::Status& status) {
+    waiting->first_error.Update(status);
+    if (--waiting->runs == 0) waiting->resigned(waiting->first_error);
+  };
+  for (OpenRun* run : runs_) run->Resign(answered);
+  answered(absl::OkStatus());
+}
+
+void SharedRoots::Describe(v1::ClusterStatus* status) const {
+  std::vector<const OpenRun*> runs(runs_.begin(), runs_.end());
+  std::sort(runs.begin(), runs.end(),
+            [](const OpenRun* a, const OpenRun* b) { return a->path() < b->path(); });
+  for (const OpenRun* run : runs) {
+    v1::SharedRunStatus& added = *status->add_shared_runs();
+    added.set_root(run->path());
+    added.set_coordinator(run->coordinator());
+    for (const SaveId& save : run->UnfinishedSaves()) {
+      v1::SharedSaveStatus& unfinished = *added.add_saves();
+      unfinished.set_tag(save.tag);
+      unfinished.set_attempt(save.attempt);
+      unfinished.set_waits_for(run->WaitsFor(save));
+    }
+  }
+}
+
+}  // namespace ckptd

@@ -1,0 +1,69 @@
+// The roots that several nodes share, for the engine of this one: which roots these are, and what the engine
+// gets to reach them.
+#ifndef CKPTD_DAEMON_RUNTIME_SHARED_ROOTS_H_
+#define CKPTD_DAEMON_RUNTIME_SHARED_ROOTS_H_
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "ckptd/v1/messages.pb.h"
+#include "daemon/config/shared_folders.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/shared_files_io.h"
+#include "daemon/etcd/etcd.h"
+#include "daemon/ledger/node_identity.h"
+#include "storage/base/clock.h"
+
+namespace ckptd {
+
+// Used on the engine's thread, but for IsShared; destroyed after the engine, and with it all runs that it has
+// opened.
+//
+// A root opens without a registration of this node in etcd: what needs one waits for it, and is answered with
+// LEDGER_UNAVAILABLE when that takes too long (NodesRun).
+class SharedRoots {
+ public:
+  struct Options {
+    SharedFolders folders;
+    std::string cluster_prefix;  // Of all keys of ckptd in this etcd, with the slash at its end.
+    Duration grace{};            // For a lost node to come back.
+  };
+  using Post = std::function<void(absl::AnyInvocable<void()>)>;  // To the engine's thread; thread-safe.
+  using Follower = std::function<void(const NodeIdentity*)>;     // The registration of this node; null: none.
+  // As ClusterNode::Follow.
+  using Follow = std::function<std::shared_ptr<const Follower>(Follower)>;
+
+  // `clock`: that of the engine, whose deadlines it gets. `etcd` and `clock` must outlive it.
+  SharedRoots(Etcd* etcd, Clock* clock, Options options, Post post, Follow follow);
+
+  // Of a root at this path, which is absolute and without symbolic links; empty: this process has none.
+  // Thread-safe.
+  bool IsShared(const std::string& path) const { return IsInSharedFolder(options_.folders, path); }
+
+  // `path`: of the root, as the processes of a launch name it.
+  RootAccess Open(std::unique_ptr<SharedFilesIo> files, const std::string& path);
+
+  // Gives up what this node decides for others, so that they go on at once. Before the node gives its name
+  // up; call it once. The first error counts.
+  void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
+
+  // Adds the open runs.
+  void Describe(v1::ClusterStatus* status) const;
+
+ private:
+  class OpenRun;
+
+  Etcd* const etcd_;
+  Clock* const clock_;
+  const Options options_;
+  const Post post_;
+  const Follow follow_;
+  std::set<OpenRun*> runs_;  // The engine owns them.
+};
+
+}  // namespace ckptd
+#endif  // CKPTD_DAEMON_RUNTIME_SHARED_ROOTS_H_
