@@ -131,6 +131,34 @@ std::string ErrorText(const v1::ClusterError& error) {
   return Printable(absl::StrCat(error.reason(), ": ", error.message()));
 }
 
+std::string RenderNodes(const v1::ClusterStatus& cluster, int64_t now_us) {
+  if (cluster.nodes().empty()) return "";
+  Table table({"NODE", "HOST", "VERSION", "REGISTERED FOR"});
+  for (const v1::ClusterNode& node : cluster.nodes()) {
+    table.Add({Printable(node.name()), Printable(node.host()), Printable(node.daemon_version()),
+               node.has_register_time() ? Age(node.register_time(), now_us) : "-"});
+  }
+  return table.ToString(2);
+}
+
+std::string RenderSharedRuns(const v1::ClusterStatus& cluster) {
+  if (cluster.shared_runs().empty()) return "";
+  Table table({"SHARED ROOT", "COORDINATOR"});
+  for (const v1::SharedRunStatus& run : cluster.shared_runs())
+    table.Add({Printable(run.root()), run.coordinator().empty() ? "NONE" : Printable(run.coordinator())});
+  std::string text = table.ToString(2);
+  Table waiting({"SAVE", "WAITS FOR"});
+  bool any = false;
+  for (const v1::SharedRunStatus& run : cluster.shared_runs()) {
+    for (const v1::SharedSaveStatus& save : run.saves()) {
+      any = true;
+      waiting.Add({Printable(absl::StrCat(run.root(), "/", save.tag())),
+                   save.waits_for().empty() ? "-" : Printable(save.waits_for())});
+    }
+  }
+  return any ? text + waiting.ToString(2) : text;
+}
+
 std::string RenderCluster(const v1::ClusterStatus& cluster, int64_t now_us) {
   std::string text = absl::StrCat("node ", Printable(cluster.node()));
   if (cluster.registered()) {
@@ -145,13 +173,7 @@ std::string RenderCluster(const v1::ClusterStatus& cluster, int64_t now_us) {
   AddLine(&text, "etcd", Members(cluster));
   if (cluster.has_nodes_error())
     AddLine(&text, "nodes", absl::StrCat("unknown: ", ErrorText(cluster.nodes_error())));
-  if (cluster.nodes().empty()) return text;
-  Table table({"NODE", "HOST", "VERSION", "REGISTERED FOR"});
-  for (const v1::ClusterNode& node : cluster.nodes()) {
-    table.Add({Printable(node.name()), Printable(node.host()), Printable(node.daemon_version()),
-               node.has_register_time() ? Age(node.register_time(), now_us) : "-"});
-  }
-  return text + table.ToString(2);
+  return absl::StrCat(text, RenderNodes(cluster, now_us), RenderSharedRuns(cluster));
 }
 
 }  // namespace

@@ -75,6 +75,21 @@ TEST(RenderStatus, ShowsTheNodeItsEtcdAndTheOtherNodes) {
                         "  gpu18?  h18            -\n"));
 }
 
+TEST(RenderStatus, ShowsWhoCoordinatesSharedRunsAndWhatTheirSavesWaitFor) {
+  const auto status = Parse<v1::Status>(R"(
+    cluster {
+      node: "gpu17" registered: true register_time { seconds: 999999940 }
+      shared_runs { root: "/shared/a" coordinator: "gpu17" saves { tag: "step_7" attempt: 1 waits_for: "gpu18\n" } }
+      shared_runs { root: "/shared/b" saves { tag: "step_1" attempt: 2 } }
+    })");
+  EXPECT_THAT(RenderStatus(status, kNowUs), HasSubstr("  SHARED ROOT  COORDINATOR\n"
+                                                      "  /shared/a    gpu17\n"
+                                                      "  /shared/b    NONE\n"
+                                                      "  SAVE              WAITS FOR\n"
+                                                      "  /shared/a/step_7  gpu18?\n"
+                                                      "  /shared/b/step_1  -\n"));
+}
+
 TEST(RenderStatus, SaysWhyTheNodeIsNotRegistered) {
   const auto status = Parse<v1::Status>(R"(
     cluster {

@@ -146,6 +146,21 @@ void AddRuns(const v1::Status& status, double now, bool root_paths,
   AddGauge(families, "ckptd_roots_degraded", "Roots whose file system does not answer.", degraded_count);
 }
 
+// Without paths, which only metrics.root_paths shows.
+void AddSharedRuns(const v1::ClusterStatus& cluster, std::vector<prometheus::MetricFamily>& families) {
+  int coordinated = 0, without = 0;
+  for (const v1::SharedRunStatus& run : cluster.shared_runs()) {
+    if (run.coordinator() == cluster.node()) ++coordinated;
+    if (run.coordinator().empty()) ++without;
+  }
+  AddGauge(families, "ckptd_shared_runs", "Open runs in roots that several nodes share.",
+           cluster.shared_runs_size());
+  AddGauge(families, "ckptd_shared_runs_coordinated", "Those for which this node decides.", coordinated);
+  AddGauge(families, "ckptd_shared_runs_without_coordinator",
+           "Those for which this node knows of no coordinator: nothing is admitted or published in them.",
+           without);
+}
+
 void AddCluster(const v1::ClusterStatus& cluster, std::vector<prometheus::MetricFamily>& families) {
   const Labels labels = {{"node", cluster.node()}};
   AddGauge(families, "ckptd_node_registered", "1 while etcd knows this daemon by its node's name.",
@@ -162,6 +177,7 @@ void AddCluster(const v1::ClusterStatus& cluster, std::vector<prometheus::Metric
     if (member.has_answers()) members.Set(member.answers() ? 1 : 0, {{"endpoint", member.endpoint()}});
   }
   members.MoveTo(families);
+  AddSharedRuns(cluster, families);
 }
 
 }  // namespace

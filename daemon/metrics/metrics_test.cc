@@ -151,6 +151,10 @@ TEST(Metrics, ReportsTheNodeAndItsEtcd) {
   cluster.add_etcd_members()->set_endpoint("10.0.0.1:2379");
   cluster.add_etcd_members()->set_endpoint("10.0.0.2:2379");
   cluster.mutable_etcd_members(1)->set_answers(true);
+  cluster.add_shared_runs()->set_coordinator("gpu17");
+  cluster.add_shared_runs()->set_coordinator("gpu18");
+  cluster.add_shared_runs()->set_coordinator("gpu17");
+  cluster.add_shared_runs()->set_root("/shared/secret");
   DaemonMetrics metrics;
   metrics.OnEtcdRequest(0.002, absl::OkStatus());
   metrics.OnEtcdRequest(10, MakeError(absl::StatusCode::kUnavailable, "LEDGER_UNAVAILABLE", "no answer"));
@@ -161,6 +165,10 @@ TEST(Metrics, ReportsTheNodeAndItsEtcd) {
   EXPECT_THAT(text, HasSubstr("ckptd_node_lost_leases_total{node=\"gpu17\"} 2\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_etcd_member_answers{endpoint=\"10.0.0.2:2379\"} 1\n"));
   EXPECT_THAT(text, Not(HasSubstr("10.0.0.1"))) << "it was not asked";
+  EXPECT_THAT(text, HasSubstr("ckptd_shared_runs 4\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_shared_runs_coordinated 2\n"));
+  EXPECT_THAT(text, HasSubstr("ckptd_shared_runs_without_coordinator 1\n"));
+  EXPECT_THAT(text, Not(HasSubstr("secret")));
   EXPECT_THAT(text, HasSubstr("ckptd_etcd_request_seconds_count 1\n"));
   EXPECT_THAT(text, HasSubstr("ckptd_etcd_failed_requests_total{reason=\"LEDGER_UNAVAILABLE\"} 1\n"));
   cluster.set_registered(false);
