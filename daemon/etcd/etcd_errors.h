@@ -9,7 +9,7 @@
 
 namespace ckptd {
 
-// Reasons of errors, as in storage/base/reasons.h. No trainer can meet them yet, for no run spans nodes.
+// Reasons of errors, as in storage/base/reasons.h.
 namespace ledger_reason {
 
 // UNAVAILABLE: no member has answered in time, or etcd has no leader. A change may have been made or not.

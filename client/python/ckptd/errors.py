@@ -115,6 +115,7 @@ _BY_REASON: Dict[str, Type[CkptdError]] = {
     "SESSION_LOST": CheckpointFailed,
     "OVER_SHARE": CheckpointFailed,
     "STAGED_LOST": CheckpointFailed,
+    "NODE_LOST": CheckpointFailed,
     "RANKS_MISSING": CheckpointFailed,
     "IO_ERROR": CheckpointFailed,
     "CORRUPT_FILE": Corrupt,
