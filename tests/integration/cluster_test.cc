@@ -8,13 +8,17 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "ckptd/v1/messages.pb.h"
 #include "client/cpp/client.h"
+#include "storage/base/errors.h"
+#include "storage/base/status_macros.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/testing/etcd_cluster.h"
 #include "tests/testing/temp_dir.h"
@@ -29,8 +33,8 @@ using ::testing::HasSubstr;
 constexpr int kLongLease = 600;
 
 std::string ClusterBlock(const std::string& node, const std::vector<std::string>& endpoints,
-                         int lease_seconds) {
-  std::string block = absl::StrCat("cluster { node_name: '", node, "' lease_seconds: ", lease_seconds);
+                         int lease_seconds, const std::string& more = "") {
+  std::string block = absl::StrCat("cluster { node_name: '", node, "' lease_seconds: ", lease_seconds, more);
   for (const std::string& endpoint : endpoints) {
     absl::StrAppend(&block, " etcd_endpoints: 'http://", endpoint, "'");
   }
@@ -71,16 +75,23 @@ class ClusterTest : public ::testing::Test {
   static v1::ClusterStatus WaitUntilRegistered(const DaemonProcess& daemon) {
     return WaitFor(daemon, "the registration", [](const auto& status) { return status.registered(); });
   }
+  // A launch of one rank, which has the name of the tag.
+  static absl::Status Save(const DaemonProcess& daemon, const std::string& root, const std::string& tag) {
+    CKPTD_ASSIGN_OR_RETURN(auto client, client::Client::Connect(daemon.endpoint()));
+    CKPTD_ASSIGN_OR_RETURN(auto run, client.OpenRun(root, {.launch_id = tag}));
+    const std::vector<std::byte> bytes(3000, std::byte{1});
+    CKPTD_ASSIGN_OR_RETURN(auto save, run.Save({.tag = tag}, {{"model.bin", {bytes}}}));
+    return save.Wait(client::Level::kCommitted, std::chrono::seconds(30));
+  }
   // A run of one node.
   static void SaveInto(DaemonProcess& daemon, const std::string& root) {
-    auto client = client::Client::Connect(daemon.endpoint());
-    ASSERT_TRUE(client.ok()) << client.status();
-    auto run = client->OpenRun(daemon.MakeRoot(root), {.launch_id = root});
-    ASSERT_TRUE(run.ok()) << run.status();
-    const std::vector<std::byte> bytes(3000, std::byte{1});
-    auto save = run->Save({.tag = "one"}, {{"model.bin", {bytes}}});
-    ASSERT_TRUE(save.ok()) << save.status();
-    EXPECT_TRUE(save->Wait(client::Level::kCommitted, std::chrono::seconds(30)).ok());
+    const absl::Status saved = Save(daemon, daemon.MakeRoot(root), "one");
+    EXPECT_TRUE(saved.ok()) << saved;
+  }
+  std::unique_ptr<DaemonProcess> StartSharing(const std::string& node, const std::string& folder,
+                                              int lease_seconds = kLongLease) {
+    return StartWith(
+        ClusterBlock(node, etcd_.endpoints(), lease_seconds, " shared_folders: '" + folder + "'"));
   }
 
   EtcdCluster etcd_;
@@ -202,6 +213,71 @@ TEST_F(ClusterTest, DaemonWithAUserRegistersBeneathItsPrefix) {
   EXPECT_THAT(refused.error().message(), HasSubstr("grant the user's role readwrite on all keys"));
 }
 
+// ---- shared roots. Jobs that span nodes: tests/e2e.
+
+class SharedFolderTest : public ClusterTest {
+ protected:
+  std::string MakeRoot() {
+    std::filesystem::create_directory(root_);
+    return root_;
+  }
+
+  const TempDir shared_;
+  const std::string folder_ = std::filesystem::canonical(shared_.path()).string(), root_ = folder_ + "/run";
+};
+
+// The lease of a node that is lost would last for the whole test.
+TEST_F(SharedFolderTest, NodeThatEndsInOrderLeavesTheRunToAnother) {
+  const auto first = StartSharing("gpu1", folder_);
+  WaitUntilRegistered(*first);
+  const absl::Status saved = Save(*first, MakeRoot(), "one");
+  ASSERT_TRUE(saved.ok()) << saved;
+  const v1::ClusterStatus status = Cluster(*first);
+  ASSERT_EQ(status.shared_runs_size(), 1);
+  EXPECT_EQ(status.shared_runs(0).root(), root_);
+  EXPECT_EQ(status.shared_runs(0).coordinator(), "gpu1");
+  EXPECT_THAT(Status(*first, "--output=text").out, HasSubstr("SHARED ROOT"));
+  first->Stop();
+  const auto second = StartSharing("gpu2", folder_);
+  WaitUntilRegistered(*second);
+  const absl::Status again = Save(*second, root_, "two");
+  ASSERT_TRUE(again.ok()) << again;
+  EXPECT_EQ(Cluster(*second).shared_runs(0).coordinator(), "gpu2");
+  for (const char* tag : {"/one", "/two"})
+    EXPECT_EQ(std::filesystem::file_size(root_ + tag + "/model.bin"), 3000u) << tag;
+}
+
+TEST_F(SharedFolderTest, JobWaitsForTheRegistrationOfItsNode) {
+  etcd_.Kill(0);
+  const auto daemon = StartSharing("gpu1", folder_, /*lease_seconds=*/4);
+  auto saved = std::async(std::launch::async, [&, root = MakeRoot()] { return Save(*daemon, root, "one"); });
+  WaitFor(*daemon, "the open root", [](const auto& status) { return status.shared_runs_size() == 1; });
+  etcd_.Start(0);
+  const absl::Status status = saved.get();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(SharedFolderTest, SharedRootIsRefusedByADaemonThatDoesNotShareIt) {
+  const auto sharing = StartSharing("gpu1", folder_);
+  const auto other = StartWith("");
+  const absl::Status alone = Save(*other, MakeRoot(), "one");
+  ASSERT_TRUE(alone.ok()) << alone;
+  const absl::Status refused = Save(*sharing, root_, "two");
+  EXPECT_EQ(ReasonOf(refused), "ROOT_SHARING_CHANGED");
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr(root_), HasSubstr("take another directory")));
+}
+
+TEST_F(SharedFolderTest, LinkInThePathOfAFolderIsNoted) {
+  std::filesystem::create_directory(folder_ + "/real");
+  std::filesystem::create_symlink("real", folder_ + "/link");
+  const auto daemon = StartSharing("gpu1", folder_ + "/link");
+  WaitUntilRegistered(*daemon);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (daemon->Log().find("a shared folder cannot be used yet") == std::string::npos)
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "the folder was never looked at";
+  EXPECT_THAT(daemon->Log(), HasSubstr("write \\\"" + folder_ + "/real"));
+}
+
 // ---- the configuration
 
 TEST(ClusterConfigTest, CheckReadsTheFilesOfTheBlock) {
@@ -220,6 +296,20 @@ TEST(ClusterConfigTest, CheckReadsTheFilesOfTheBlock) {
                 AllOf(HasSubstr("ckptd: cluster.etcd_ca_file: cannot read /none/ca.pem"),
                       HasSubstr("ckptd: cluster.etcd_password_file: " + password + " has mode 0404")));
   }
+}
+
+// It may be mounted later.
+TEST(ClusterConfigTest, CheckNotesASharedFolderThatIsNotThere) {
+  const TempDir folder;
+  const std::string config = folder.path() + "/ckptd.txtpb";
+  std::ofstream(config)
+      << "cluster { node_name: 'n' etcd_endpoints: 'https://10.0.0.1:2379' shared_folders: '" << folder.path()
+      << "/gone' }\n";
+  const ProgramResult checked = RunProgram({"daemon/runtime/ckptd", "--config=" + config, "--check_config"});
+  EXPECT_EQ(checked.status, 0);
+  EXPECT_EQ(checked.out, "ok\n");
+  EXPECT_THAT(checked.err, AllOf(HasSubstr("note: cluster.shared_folders: \"" + folder.path() + "/gone\""),
+                                 HasSubstr("mount its file system there")));
 }
 
 }  // namespace
