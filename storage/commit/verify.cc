@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "storage/base/crc32c.h"
@@ -18,9 +19,12 @@ namespace {
 
 using storage::v1::FileRecord;
 using storage::v1::ManifestSummary;
+using storage::v1::NodePartRecord;
 using storage::v1::PartRecord;
 
 constexpr int64_t kBufferBytes = int64_t{8} << 20;
+constexpr char kNodeRecordPrefix[] = "node.";  // Of NodePartRecordName.
+constexpr int64_t kMaxNodeRecordBytes = int64_t{1} << 30;
 constexpr int kTries = 3;  // For a checkpoint that is saved again while it is read.
 
 struct Chunk {
@@ -63,9 +67,7 @@ class Verifier {
 
   void Run() {
     if (!CheckManifest()) return;
-    for (int rank = 0; rank < report_.manifest.summary.world_size(); ++rank) {
-      if (!CheckPartRecord(rank)) break;
-    }
+    CheckRecords();
     for (const FileRecord& file : report_.manifest.body.files()) CheckFile(file);
   }
 
@@ -91,6 +93,66 @@ class Verifier {
                            ": this directory was renamed or copied"));
     }
     return true;
+  }
+
+  // Beside the manifest are the records of all ranks, or, in a checkpoint of several nodes, those of nodes.
+  void CheckRecords() {
+    const std::vector<std::string> of_nodes = NodeRecords();
+    if (!of_nodes.empty()) return CheckNodeRecords(of_nodes);
+    for (int rank = 0; rank < report_.manifest.summary.world_size(); ++rank) {
+      if (!CheckPartRecord(rank)) return;
+    }
+  }
+
+  // Empty also if they cannot be listed: then the ranks' records are missed.
+  std::vector<std::string> NodeRecords() {
+    const absl::StatusOr<ScopedHandle> ours =
+        OpenScoped(fs_, dir_, std::string(kOurDirectory), OpenMode::kDirectory);
+    if (!ours.ok()) return {};
+    const absl::StatusOr<std::vector<DirEntry>> entries = fs_.List(ours->get());
+    std::vector<std::string> names;
+    for (const DirEntry& entry : entries.ok() ? *entries : std::vector<DirEntry>()) {
+      if (absl::StartsWith(entry.name, kNodeRecordPrefix)) names.push_back(entry.name);
+    }
+    return names;
+  }
+
+  // Checks that for each rank with files a node's record says the same of them as the manifest. A node may
+  // have further records, of daemons that have not finished.
+  void CheckNodeRecords(const std::vector<std::string>& names) {
+    std::set<int> missing;
+    for (const FileRecord& file : report_.manifest.body.files()) missing.insert(file.rank());
+    std::vector<VerifyProblem> unfit;
+    for (const std::string& name : names) {
+      const std::string path = OurPath("", name);
+      const absl::StatusOr<NodePartRecord> record = ReadNodeRecord(path);
+      const std::string why = record.ok() ? DifferenceTo(*record) : std::string(record.status().message());
+      if (!why.empty()) unfit.push_back({path, -1, why});
+      if (!why.empty()) continue;
+      for (const int rank : record->ranks()) missing.erase(rank);
+    }
+    if (missing.empty()) return;
+    for (VerifyProblem& problem : unfit) Problem(std::move(problem.path), -1, problem.message);
+    if (unfit.empty())
+      Problem(std::string(kOurDirectory), -1,
+              absl::StrCat("no record of a node has the files of rank ", *missing.begin()));
+  }
+
+  absl::StatusOr<NodePartRecord> ReadNodeRecord(const std::string& path) {
+    CKPTD_ASSIGN_OR_RETURN(const std::string bytes, ReadSmallFile(fs_, dir_, path, kMaxNodeRecordBytes));
+    return DecodeNodePartRecord(bytes);
+  }
+
+  // Between the record and the manifest; empty: none.
+  std::string DifferenceTo(const NodePartRecord& record) const {
+    if (record.checkpoint().sequence() != report_.manifest.summary.sequence()) {
+      return absl::StrCat("the record is of sequence ", record.checkpoint().sequence(), ", the manifest of ",
+                          report_.manifest.summary.sequence());
+    }
+    std::set<std::string> files;
+    for (const int rank : record.ranks()) files.merge(FilesOf(rank));
+    if (AsSet(record.files()) == files) return "";
+    return "the record and the manifest do not say the same of the files of this node's ranks";
   }
 
   // Checks that the part record says the same of this rank's files as the manifest. False if the other ranks

@@ -1,5 +1,5 @@
 // Checks checkpoints on disk against their manifests, without a daemon: sizes, the CRC32C of every chunk,
-// part records, names. Only reads.
+// part records (of ranks or of nodes), names. Only reads.
 #ifndef CKPTD_STORAGE_COMMIT_VERIFY_H_
 #define CKPTD_STORAGE_COMMIT_VERIFY_H_
 

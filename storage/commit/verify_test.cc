@@ -7,9 +7,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ckptd/storage/v1/storage.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/base/errors.h"
+#include "storage/format/manifest.h"
 #include "tests/testing/root_store_fixture.h"
 
 namespace ckptd {
@@ -84,6 +86,67 @@ TEST_F(VerifyTest, ChecksPartRecords) {
   EXPECT_THAT(OnlyProblem(), HasSubstr(".ckptd/part-00001 -1 damaged part record"));
   std::filesystem::remove(root_.path(In(".ckptd/part-00001")));
   EXPECT_THAT(OnlyProblem(), HasSubstr(".ckptd/part-00001 -1 the part record is not there"));
+}
+
+// What the nodes "a" (rank 0) and "b" (the others) would have written in the place of the ranks' records.
+class VerifySharedTest : public VerifyTest {
+ protected:
+  VerifySharedTest() {
+    for (const auto& entry : std::filesystem::directory_iterator(root_.path(In(".ckptd")))) {
+      if (entry.path().filename() != "manifest") std::filesystem::remove(entry.path());
+    }
+    Manifest manifest = Verify().manifest;
+    a_.set_node("a");
+    b_.set_node("b");
+    for (storage::v1::NodePartRecord* record : {&a_, &b_}) {
+      record->set_format_version(1);
+      *record->mutable_checkpoint() = manifest.summary;
+    }
+    a_.add_ranks(0);
+    for (int rank = 1; rank < manifest.summary.world_size(); ++rank) b_.add_ranks(rank);
+    for (const storage::v1::FileRecord& file : manifest.body.files())
+      *(file.rank() == 0 ? a_ : b_).add_files() = file;
+    Write("node.a.1-1", a_);
+    Write("node.b.2-2", b_);
+  }
+  void Write(const std::string& name, const storage::v1::NodePartRecord& record) {
+    root_.Write(In(".ckptd/" + name), EncodeNodePartRecord(record));
+  }
+
+  storage::v1::NodePartRecord a_, b_;
+};
+
+TEST_F(VerifySharedTest, FindsNoProblemInAWholeCheckpointOfTwoNodes) {
+  const VerifyReport report = Verify();
+  EXPECT_THAT(report.problems, IsEmpty());
+  EXPECT_EQ(report.verified_bytes, report.manifest.summary.size_bytes());
+}
+
+// etcd says which record counts; others of a node are of daemons that have not finished.
+TEST_F(VerifySharedTest, RecordsBesideThoseThatFitAreNoProblem) {
+  storage::v1::NodePartRecord late = a_;
+  late.mutable_files()->RemoveLast();
+  Write("node.a.3-3", late);
+  root_.Write(In(".ckptd/node.b.4-4"), "torn");
+  EXPECT_THAT(Verify().problems, IsEmpty());
+}
+
+TEST_F(VerifySharedTest, NamesTheRecordThatDoesNotFit) {
+  root_.FlipByte(In(".ckptd/node.b.2-2"), 40);
+  EXPECT_THAT(OnlyProblem(), HasSubstr(".ckptd/node.b.2-2 -1 damaged record of a node's part"));
+  b_.mutable_files(0)->set_size_bytes(b_.files(0).size_bytes() + 1);
+  Write("node.b.2-2", b_);
+  EXPECT_THAT(OnlyProblem(),
+              HasSubstr(".ckptd/node.b.2-2 -1 the record and the manifest do not say the same"));
+  b_.mutable_checkpoint()->set_sequence(77);
+  Write("node.b.2-2", b_);
+  EXPECT_THAT(OnlyProblem(),
+              HasSubstr(".ckptd/node.b.2-2 -1 the record is of sequence 77, the manifest of 1"));
+}
+
+TEST_F(VerifySharedTest, NamesRanksThatNoRecordHas) {
+  std::filesystem::remove(root_.path(In(".ckptd/node.b.2-2")));
+  EXPECT_THAT(OnlyProblem(), HasSubstr(".ckptd -1 no record of a node has the files of rank 1"));
 }
 
 TEST_F(VerifyTest, FindsAPartRecordOfAnotherSave) {
