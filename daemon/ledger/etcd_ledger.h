@@ -25,9 +25,9 @@
 namespace ckptd {
 
 // The methods mean what those of Ledger mean, for all daemons of the run, and pass one suite with LocalLedger
-// (tests/contract/ledger_contract_test.cc). It is no Ledger yet: the commit, adoption and the history of a
-// run across nodes are not decided here (docs/decisions/0014-*). Answers come later, and not after the end of
-// this object; errors of etcd are those of daemon/etcd/etcd_errors.h.
+// (tests/contract/ledger_contract_test.cc). The Ledger that the engine gets is NodesLedger, over all
+// registrations of the node. Saves are decided elsewhere (save_admission.h, save_publication.h). Answers come
+// later, and not after the end of this object; errors of etcd are those of daemon/etcd/etcd_errors.h.
 //
 // A decision reads what etcd says, lets a LocalLedger decide from that, so that the rules are those of one
 // node, and writes what has changed, in a transaction that compares all that was read (CompareAndSwap). So it
