@@ -1,4 +1,4 @@
-"""examples/two_nodes: the configuration is one, and both nodes' processes are of one launch."""
+"""examples/two_nodes: the configuration is one, and the processes of both nodes are of one launch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ EXAMPLE = ROOT / "examples/two_nodes"
 RECORDER = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 
 
-def arguments_on(node: int, tmp_path: pathlib.Path) -> List[str]:
-    """What launch.sh gives torchrun on this node."""
+def arguments_of_torchrun(tmp_path: pathlib.Path) -> List[str]:
+    """What launch.sh gives it, on each node."""
     program = tmp_path / "torchrun"
     program.write_text(RECORDER)
     program.chmod(0o755)
     done = subprocess.run(
-        [str(EXAMPLE / "launch.sh"), str(node), "gpu1", "29500", "gpt-1", "--root=/shared/ckpts/gpt"],
+        [str(EXAMPLE / "launch.sh"), "gpu1:29500", "gpt-1", "--root=/shared/ckpts/gpt"],
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
@@ -62,23 +62,13 @@ def test_configuration_of_two_nodes_is_accepted(tmp_path: pathlib.Path) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "ok\n", "")
 
 
-def test_both_nodes_start_one_job(tmp_path: pathlib.Path) -> None:
-    first, second = (arguments_on(node, tmp_path) for node in (0, 1))
-    assert [argument for argument in first if argument not in second] == ["--node-rank=0"]
-    assert [argument for argument in second if argument not in first] == ["--node-rank=1"]
-    assert "--rdzv-id=gpt-1" in first
-    assert first[-3:] == ["-m", "examples.training.train", "--root=/shared/ckpts/gpt"]
-
-
-def test_torchrun_takes_these_arguments(tmp_path: pathlib.Path) -> None:
+def test_torchrun_takes_what_launch_sh_gives_it(tmp_path: pathlib.Path) -> None:
     from torch.distributed.run import get_args_parser
 
-    parsed = get_args_parser().parse_args(arguments_on(1, tmp_path))
-    assert (parsed.nnodes, parsed.node_rank, parsed.rdzv_id) == ("2", 1, "gpt-1")
-    assert (parsed.training_script, parsed.training_script_args) == (
-        "examples.training.train",
-        ["--root=/shared/ckpts/gpt"],
-    )
+    parsed = get_args_parser().parse_args(arguments_of_torchrun(tmp_path))
+    assert (parsed.nnodes, parsed.rdzv_endpoint, parsed.rdzv_id) == ("2", "gpu1:29500", "gpt-1")
+    assert (parsed.module, parsed.training_script) == (True, "examples.training.train")
+    assert parsed.training_script_args == ["--root=/shared/ckpts/gpt"]
 
 
 def test_processes_of_both_nodes_are_of_one_launch() -> None:
