@@ -22,9 +22,13 @@ int PlaceOf(const SaveState& state) {
     case SaveState::COMMITTED:
     case SaveState::ENDED:
       return 5;
-    default:
+    default:  // OPEN: it may become any save.
       return 0;
   }
+}
+
+bool IsUndecidedState(const SaveState& state) {
+  return state.phase() == SaveState::PROPOSED || state.phase() == SaveState::OPEN;
 }
 
 const char* Purpose(NodePart::Request request) {
@@ -50,17 +54,24 @@ const char* Purpose(NodePart::Request request) {
 bool HasEnded(const SaveState& state) { return PlaceOf(state) == 5; }
 bool IsLater(const SaveState& before, const SaveState& after) { return PlaceOf(before) < PlaceOf(after); }
 
-bool NodePart::IsUndecided() const { return save.sequence == 0 || save.state.phase() == SaveState::PROPOSED; }
+bool NodePart::IsUndecided() const { return save.sequence == 0 || IsUndecidedState(save.state); }
+
+void NodePart::Bind(const SharedSave& found) {
+  save = found;
+  said_ = Request::kBegin;
+  vote.clear();
+  no_counts = false;
+}
 
 NodePart::Request NodePart::Next() const {
   if (save.sequence == 0) return Request::kBegin;
-  const bool proposed = save.state.phase() == SaveState::PROPOSED;
-  if (refused || !MayEnd(save.state)) return Request::kNone;
+  const bool undecided = IsUndecidedState(save.state);
+  if (refused || (!undecided && !MayEnd(save.state))) return Request::kNone;
   if (failed) {
     if (no_counts) return Request::kNone;
-    return proposed ? Request::kVoteNo : Request::kFailed;
+    return undecided ? Request::kVoteNo : Request::kFailed;
   }
-  if (proposed) return accepted && said_ < Request::kVoteYes ? Request::kVoteYes : Request::kNone;
+  if (undecided) return accepted && said_ < Request::kVoteYes ? Request::kVoteYes : Request::kNone;
   return NextReport();
 }
 
@@ -75,7 +86,7 @@ void NodePart::Answered(Request request, const SaveState& state) {
   last_error.clear();
   backoff.Succeeded();
   if (request == Request::kVoteNo) {
-    no_counts = state.phase() == SaveState::PROPOSED;
+    no_counts = IsUndecidedState(state);
   } else if (request == Request::kFailed) {
     no_counts = true;
   } else {
@@ -90,6 +101,7 @@ std::string NodePart::WaitsFor() const {
   }
   if (failed || refused) return "the coordinator of the run, which ends the save";
   switch (save.state.phase()) {
+    case SaveState::OPEN:
     case SaveState::PROPOSED:
       return accepted ? "the other nodes to have room for the save" : "this node to have room for the save";
     case SaveState::ADMITTED:

@@ -32,23 +32,29 @@ class NodePart {
   void Answered(Request request, const ledger::v1::SaveState& state);
   // Whether the save may still wait for its admission, for all that is known.
   bool IsUndecided() const;
+  // It has this sequence; what was said of it with another one does not count.
+  void Bind(const SharedSave& found);
   // For error messages: "etcd, to vote for the save", "the files of all nodes".
   std::string WaitsFor() const;
 
   const Instant deadline;        // Of the admission.
   const std::vector<int> ranks;  // That have something to save, as this node has heard; empty: all.
-  SharedSave save;               // Sequence 0: etcd has not said.
+  // Sequence 0: etcd has not said. OPEN: it gets this sequence if all nodes vote for it, and no other save
+  // does before.
+  SharedSave save;
 
   // What the owner has said.
   bool accepted = false, sealed = false, durable = false;
   std::string digest;                         // If durable.
   std::optional<ledger::v1::SaveEnd> failed;  // A no, or that the part comes to nothing.
 
-  bool asking = false;     // A request is under way.
-  bool given_up = false;   // The owner has heard that the save fails, and hears no more of it.
-  bool released = false;   // No promise of memory counts any more, and the owner has heard so.
-  bool refused = false;    // Etcd does not take this node's reports; the coordinator ends the save.
-  bool no_counts = false;  // The no was answered.
+  bool asking = false;       // A request is under way.
+  bool given_up = false;     // The owner has heard that the save fails, and hears no more of it.
+  bool released = false;     // No promise of memory counts any more, and the owner has heard so.
+  bool refused = false;      // Etcd does not take this node's reports; the coordinator ends the save.
+  bool no_counts = false;    // The no was answered.
+  bool passed_over = false;  // It did not get the sequence that it was to get: it asks for one of its own.
+  std::string vote;          // The value of this node's key, if it is known.
   Backoff backoff;
   std::string last_error;  // Of the request that was asked last; empty: it was answered.
 

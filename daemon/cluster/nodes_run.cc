@@ -258,6 +258,7 @@ void NodesRun::ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> 
         for (const etcdserverpb::KeyValue& key : listing->keys) {
           SaveState state;
           if (!state.ParseFromString(key.value()) || state.attempt() >= attempt || HasEnded(state)) continue;
+          if (state.phase() == SaveState::OPEN) continue;  // No node's save yet.
           return done(MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
                                 absl::StrCat("the save of ", state.tag(), " of attempt ", state.attempt(),
                                              " is still ", SaveState::Phase_Name(state.phase()))));

@@ -153,8 +153,8 @@ void NodesRun::OnReleased(const SaveId& save) {
 // ---- registrations
 
 void NodesRun::StartSaves() {
-  saves_ = std::make_unique<SharedSaves>(etcd_, clock_, SharedSaves::Options{prefix_, *node_, options_.path},
-                                         SavesHooks());
+  saves_ = std::make_unique<SharedSaves>(
+      etcd_, clock_, SharedSaves::Options{prefix_, *node_, options_.path, options_.post}, SavesHooks());
   saves_->Start();
   // A hook may end or add some.
   std::vector<SaveId> given_up;

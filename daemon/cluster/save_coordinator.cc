@@ -43,23 +43,23 @@ SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, O
           etcd, keys_.SaveStates(), absl::StrCat("following the saves of run ", options_.run),
           [this](const std::vector<std::string>& keys) { OnStates(keys); },
           [this](const absl::Status& why) { Lose(why); }),
-      nodes_(
-          etcd, options_.node.Siblings(), "following the nodes",
-          [this](const std::vector<std::string>&) { OnNodes(); },
-          [this](const absl::Status& why) { Lose(why); }),
-      active_(
-          etcd, keys_.Active(), absl::StrCat("following the attempts of run ", options_.run),
-          [this](const std::vector<std::string>&) {
-            active_known_ = true;
-            AllChanged();
-          },
-          [this](const absl::Status& why) { Lose(why); }),
+      watch_(etcd, options_.prefix, options_.node, options_.run,
+             {.changed = [this](int64_t sequence) { OnVotes(sequence); },
+              .all_changed = [this] { OnWatched(); },
+              .ended = [this](const absl::Status& why) { Lose(why); }}),
+      ahead_({clock, root, &admission_, &watch_, &states_}, keys_, office_.held,
+             {.decided = [this](const SharedSave& save) { OnState(save); },
+              .unused =
+                  [this](int64_t sequence) {
+                    unused_ = std::max(unused_, sequence);
+                    sweep_needed_ = true;
+                  },
+              .lost = [this](const absl::Status& why) { Lose(why); }}),
       absent_(options_.grace) {}
 
 void SaveCoordinator::Start() {
   states_.Start();
-  nodes_.Start();
-  active_.Start();
+  watch_.Start();
   BeginTerm();
 }
 
@@ -86,25 +86,49 @@ void SaveCoordinator::OnStates(const std::vector<std::string>& keys) {
     if (value == nullptr || !save.state.ParseFromString(*value)) continue;
     if (!absl::SimpleAtoi(key.substr(keys_.SaveStates().size()), &save.sequence)) continue;
     last_sequence_ = std::max(last_sequence_, save.sequence);
-    if (HasEnded(save.state)) {
-      Ended(save);
-    } else {
-      Follow(save);
-    }
+    OnState(save);
   }
+  FollowVotes();
+  ahead_.Go();
   Sweep();
+}
+
+void SaveCoordinator::OnState(const SharedSave& save) {
+  if (save.state.phase() == SaveState::OPEN) {
+    if (!saves_.contains(save.sequence)) ahead_.OnOpen(save);
+    return;
+  }
+  ahead_.OnOther(save);
+  if (HasEnded(save.state)) {
+    Ended(save);
+  } else {
+    Follow(save);
+  }
+}
+
+// Those of the saves that have not ended, and of later ones.
+void SaveCoordinator::FollowVotes() {
+  std::set<int64_t> attempts = ahead_.attempts();
+  int64_t first = last_sequence_ + 1;
+  for (const int64_t sequence : ahead_.sequences()) first = std::min(first, sequence);
+  for (const auto& [sequence, save] : saves_) {
+    first = std::min(first, sequence);
+    attempts.insert(save.save.state.attempt());
+  }
+  watch_.FollowFrom(first);
+  watch_.FollowAttempts(attempts);
 }
 
 void SaveCoordinator::Follow(const SharedSave& seen) {
   const int64_t sequence = seen.sequence;
-  Save& save = saves_[sequence];
-  if (save.watch == nullptr) {
+  const auto [found, is_new] = saves_.try_emplace(sequence);
+  Save& save = found->second;
+  if (is_new) {
     save.save = seen;
     save.seen_at = clock_->Now();
-    save.watch = std::make_unique<SaveWatch>(
-        etcd_, keys_, sequence, seen.state.attempt(), options_.run, [this, sequence] { Changed(sequence); },
-        [this](const absl::Status& why) { Lose(why); });
-    save.watch->Start();
+    // It was made in advance.
+    save.inflight = seen.state.inflight();
+    save.making = !save.inflight.empty();
   } else if (IsLater(save.save.state, seen.state)) {
     save.save = seen;
   }
@@ -114,15 +138,22 @@ void SaveCoordinator::Follow(const SharedSave& seen) {
 void SaveCoordinator::Ended(const SharedSave& save) {
   if (save.state.end().reason() == reason::kIndeterminate) unknown_.insert(save.sequence);
   if (publication_ != nullptr && publication_->sequence() == save.sequence) publication_ = nullptr;
+  if (save.state.phase() == SaveState::ENDED || save.sequence <= unused_) sweep_needed_ = true;
   if (saves_.erase(save.sequence) == 0) return;
-  if (save.state.phase() == SaveState::ENDED) sweep_needed_ = true;
   AllChanged();  // The next one may be published.
 }
 
-void SaveCoordinator::OnNodes() {
-  nodes_known_ = true;
-  for (const auto& [key, node] : nodes_.keys()) absent_.Back(key.substr(options_.node.Siblings().size()));
+void SaveCoordinator::OnVotes(int64_t sequence) {
+  Changed(sequence);
+  if (!ahead_.sequences().contains(sequence)) return;
+  FollowVotes();
+  ahead_.OnVotes(sequence);
+}
+
+void SaveCoordinator::OnWatched() {
+  for (const auto& [key, node] : watch_.nodes()) absent_.Back(key.substr(options_.node.Siblings().size()));
   AllChanged();
+  ahead_.Go();
 }
 
 void SaveCoordinator::Changed(int64_t sequence) {
@@ -142,6 +173,7 @@ void SaveCoordinator::OnTick() {
   CheckDeadlines();
   for (auto& [sequence, save] : saves_) Act(sequence);
   if (publication_ != nullptr) publication_->Go();
+  ahead_.OnTick();
   Sweep();
 }
 
@@ -161,9 +193,9 @@ void SaveCoordinator::Act(int64_t sequence) {
   Save& save = saves_.at(sequence);
   if (lost_ || !save.changed || save.asking || !save.backoff.IsOver(clock_->Now())) return;
   MakeInflight(save);
-  if (!save.watch->is_known() || !nodes_known_ || !active_known_) return;
+  if (!watch_.Knows(save.save.state.attempt())) return;
   save.changed = false;
-  const SaveView view = save.watch->View(save.save.state, nodes_.keys(), active_.keys());
+  const SaveView view = watch_.View(sequence, save.save.state);
   Decide(save, view);
   PublishIfNext(save, view);
 }
@@ -197,7 +229,13 @@ void SaveCoordinator::Decide(Save& save, const SaveView& view) {
   if (NeedsSettling(now.state, view)) decisions_.Settle(now, office_.held, Decided(save));
 }
 
+bool SaveCoordinator::IsOverdue(const std::string& absent) {
+  absent_.Absent(absent, clock_->Now());
+  return absent_.IsOverdue(absent);
+}
+
 // A node whose grace is over; or one that is back without what it had voted for: it has nothing to wait for.
+// One that is back may have what it had sealed, and has the grace to say so.
 std::optional<std::string> SaveCoordinator::LostNode(const Save& save, const SaveView& view) {
   for (const auto& [node, ranks] : view.ranks) {
     const auto found = view.votes.find(node);
@@ -205,11 +243,10 @@ std::optional<std::string> SaveCoordinator::LostNode(const Save& save, const Sav
     if (vote.stage() == NodeVote::DURABLE) continue;
     const auto living = view.registrations.find(node);
     if (living == view.registrations.end()) {
-      absent_.Absent(node, clock_->Now());
-      if (absent_.IsOverdue(node)) return node;
-    } else if (save.save.state.phase() == SaveState::ADMITTED && vote.stage() == NodeVote::VOTED &&
-               vote.registration() != living->second) {
-      return node;
+      if (IsOverdue(node)) return node;
+    } else if (vote.registration() != living->second) {
+      if (vote.stage() == NodeVote::SEALED && !IsOverdue(vote.registration())) continue;
+      if (save.save.state.phase() != SaveState::PROPOSED && found != view.votes.end()) return node;
     }
   }
   return std::nullopt;
@@ -274,8 +311,8 @@ std::vector<std::string> SaveCoordinator::MissedNodes(int64_t attempt, const std
   for (const auto& [sequence, save] : saves_) {
     const SaveState& state = save.save.state;
     if (state.attempt() != attempt || state.tag() != tag || state.ordinal() != ordinal) continue;
-    if (!save.watch->is_known()) return {};
-    const SaveView view = save.watch->View(state, nodes_.keys(), active_.keys());
+    if (!watch_.Knows(attempt)) return {};
+    const SaveView view = watch_.View(sequence, state);
     if (state.phase() == SaveState::PROPOSED) return view.Behind(NodeVote::VOTED);
     if (state.phase() == SaveState::ADMITTED) return view.Behind(NodeVote::SEALED);
     if (state.phase() == SaveState::SEALED) return view.Behind(NodeVote::DURABLE);
@@ -289,7 +326,8 @@ void SaveCoordinator::Sweep() {
     return;
   sweep_needed_ = false;
   sweeping_ = true;
-  std::set<int64_t> unfinished = unknown_;
+  std::set<int64_t> unfinished = ahead_.sequences();
+  unfinished.insert(unknown_.begin(), unknown_.end());
   for (const auto& [sequence, save] : saves_) unfinished.insert(sequence);
   root_->Sweep(last_sequence_, unfinished,
                [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& swept) {

@@ -19,6 +19,7 @@
 #include "daemon/cluster/backoff.h"
 #include "daemon/cluster/checkpoint_publication.h"
 #include "daemon/cluster/save_watch.h"
+#include "daemon/cluster/saves_ahead.h"
 #include "daemon/engine/shared_root_io.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
@@ -40,6 +41,8 @@ namespace ckptd {
 //
 //   - Of each save that is proposed it makes the in-flight directory. No other node makes one: a late one
 //     would bring a name back.
+//   - Once the attempt that acts has saved, it makes the next save in advance, with its directory
+//     (SavesAhead), so that nothing but the nodes' votes lies between a Begin and its answer.
 //   - Saves are published in the order of their sequences: each waits until all before it have ended.
 //   - A save for whose admission nobody waits any longer ends. The nodes that waited say so themselves; this
 //   is
@@ -73,7 +76,6 @@ class SaveCoordinator {
  private:
   struct Save {
     SharedSave save;
-    std::unique_ptr<SaveWatch> watch;
     bool changed = true;    // Since etcd was asked last.
     bool asking = false;    // A decision is under way.
     bool making = false;    // The directory was asked for.
@@ -86,9 +88,12 @@ class SaveCoordinator {
   using Answer = SavePublication::Answer<SharedSave>;
 
   void OnStates(const std::vector<std::string>& keys);
+  void OnState(const SharedSave& save);
   void Follow(const SharedSave& save);
   void Ended(const SharedSave& save);
-  void OnNodes();
+  void OnVotes(int64_t sequence);
+  void OnWatched();
+  void FollowVotes();
   void CheckDeadlines();
   void Changed(int64_t sequence);
   void AllChanged();
@@ -97,6 +102,7 @@ class SaveCoordinator {
   void MakeInflight(Save& save);
   // Asks for what can be decided by now, if anything.
   void Decide(Save& save, const SaveView& view);
+  bool IsOverdue(const std::string& absent);
   std::optional<std::string> LostNode(const Save& save, const SaveView& view);
   Answer Decided(Save& save);
   void BeginTerm();
@@ -114,17 +120,21 @@ class SaveCoordinator {
   SaveAdmission admission_;
   SavePublication decisions_;
   CheckpointReaders readers_;
-  EtcdMirror states_, nodes_, active_;
-  bool nodes_known_ = false, active_known_ = false, lost_ = false;
+  EtcdMirror states_;
+  SaveWatch watch_;
+  SavesAhead ahead_;
+  bool lost_ = false;
   bool beginning_term_ = false, term_begun_ = false;
   Backoff term_backoff_;
 
   std::map<int64_t, Save> saves_;  // By sequence: those that have not ended, for all that `states_` shows.
   std::unique_ptr<CheckpointPublication> publication_;
-  AbsentNodes absent_;  // Of the nodes of these saves.
+  AbsentNodes
+      absent_;  // Of the nodes of these saves, by name; of registrations that had sealed parts, by value.
 
   int64_t last_sequence_ = 0;
   std::set<int64_t> unknown_;  // Saves that have ended INDETERMINATE.
+  int64_t unused_ = 0;         // The last sequence for which a directory was made that no save has.
   bool sweep_needed_ = false, sweeping_ = false;
   Backoff sweep_backoff_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -1,37 +1,82 @@
-// What etcd shows of a save that has not ended: how far its nodes are, and which ranks its attempt has.
+// What etcd shows of the saves of a run that have not ended: how far their nodes are, and which ranks their
+// attempts have.
 #ifndef CKPTD_DAEMON_CLUSTER_SAVE_WATCH_H_
 #define CKPTD_DAEMON_CLUSTER_SAVE_WATCH_H_
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
+#include "daemon/ledger/change_save.h"
 #include "daemon/ledger/keys.h"
+#include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/save_view.h"
 
 namespace ckptd {
 
+// One watch for the votes of all saves, for a watch that begins is late by up to 100 ms: etcd looks only that
+// often for those that begin in the past.
 class SaveWatch {
  public:
-  // `changed` and `ended` as those of EtcdMirror. `etcd` must outlive it.
-  SaveWatch(Etcd* etcd, const LedgerKeys& keys, int64_t sequence, int64_t attempt, const std::string& run,
-            std::function<void()> changed, const std::function<void(const absl::Status&)>& ended);
+  struct Hooks {
+    std::function<void(int64_t sequence)> changed;  // What is known of this save.
+    std::function<void()> all_changed;
+    // As that of EtcdMirror, of any of the mirrors. It must not destroy the object.
+    std::function<void(const absl::Status&)> ended;
+  };
+  struct Vote {
+    ledger::v1::NodeVote vote;
+    int64_t revision = 0;  // Of its last change.
+  };
 
+  // `etcd` must outlive it. `run`: for messages.
+  SaveWatch(Etcd* etcd, const std::string& prefix, const NodeIdentity& node, std::string run, Hooks hooks);
+
+  // The nodes and the attempt that acts.
   void Start();
-  bool is_known() const { return votes_known_ && attempt_known_; }
-  // Once it is known. `nodes`: the keys of all nodes; `active`: that of the attempt that acts, or nothing.
-  SaveView View(const ledger::v1::SaveState& save, const EtcdMirror::Keys& nodes,
-                const EtcdMirror::Keys& active) const;
+  // The votes of all saves from this sequence on; once. Those of earlier ones are forgotten by another call.
+  void FollowFrom(int64_t sequence);
+  // Of these attempts, and of the one that acts, the ranks are followed.
+  void FollowAttempts(const std::set<int64_t>& attempts);
+
+  bool Knows(int64_t attempt) const;  // All that View needs.
+  // 0: none, or it is not known.
+  int64_t active() const { return active_attempt_; }
+  const EtcdMirror::Keys& nodes() const { return nodes_.keys(); }
+  // Of a save of an attempt that it knows.
+  SaveView View(int64_t sequence, const ledger::v1::SaveState& save) const;
+  // Of nodes that are registered as they were when they voted.
+  std::vector<Vote> VotesThatCount(int64_t sequence) const;
+  // What SaveViewRanges reads of a save of this attempt.
+  CompareAndSwap::Found Found(int64_t sequence, int64_t attempt) const;
 
  private:
-  const std::string head_;
-  const std::function<void()> changed_;
-  bool votes_known_ = false, attempt_known_ = false;
-  EtcdMirror votes_, attempt_;
+  struct Attempt {
+    bool known = false;
+    std::unique_ptr<EtcdMirror> mirror;
+  };
+
+  void OnVotes(const std::vector<std::string>& keys);
+  void OnActive();
+  void FollowAttempt(int64_t attempt);
+  std::vector<etcdserverpb::KeyValue> VotesOf(int64_t sequence) const;
+
+  Etcd* const etcd_;
+  const LedgerKeys keys_;
+  const std::string nodes_prefix_, run_;
+  const Hooks hooks_;
+  EtcdMirror nodes_, active_, votes_;
+  bool nodes_known_ = false, active_known_ = false, votes_known_ = false, votes_followed_ = false;
+  int64_t active_attempt_ = 0;
+  std::map<int64_t, Attempt> attempts_;
 };
 
 }  // namespace ckptd

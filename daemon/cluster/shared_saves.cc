@@ -38,6 +38,13 @@ absl::Status OtherRanks(const std::string& tag, const std::vector<int>& proposed
       {{"tag", tag}});
 }
 
+SaveName NameOf(const SaveState& state) { return {state.attempt(), state.tag(), state.ordinal()}; }
+
+// Whether the sequence is another save's, or nobody's.
+bool IsOfAnother(const SaveName& name, const SaveState& state) {
+  return state.phase() != SaveState::OPEN && NameOf(state) != name;
+}
+
 // Why a save ends whose deadline passes while etcd answers.
 absl::Status NotAdmitted(bool accepted) {
   if (accepted)
@@ -60,9 +67,15 @@ SharedSaves::SharedSaves(Etcd* etcd, Clock* clock, Options options, Hooks hooks)
       states_(
           etcd, keys_.SaveStates(), absl::StrCat("following the saves of run ", options_.run),
           [this](const std::vector<std::string>& keys) { OnStates(keys); },
-          [this](const absl::Status& why) { Lose(why); }) {}
+          [this](const absl::Status& why) { Lose(why); }),
+      active_(
+          etcd, keys_.Active(), absl::StrCat("following the attempts of run ", options_.run),
+          [](const std::vector<std::string>&) {}, [this](const absl::Status& why) { Lose(why); }) {}
 
-void SharedSaves::Start() { states_.Start(); }
+void SharedSaves::Start() {
+  states_.Start();
+  active_.Start();
+}
 
 NodePart* SharedSaves::Find(const SaveName& name) {
   const auto found = parts_.find(name);
@@ -77,7 +90,7 @@ void SharedSaves::Begin(const SaveName& name, Instant admission_deadline, std::v
 
 void SharedSaves::BeginSealed(const SaveName& name, std::vector<int> ranks) {
   const auto [part, is_new] = parts_.try_emplace(name, Instant::max(), std::move(ranks));
-  part->second.accepted = part->second.sealed = true;
+  part->second.accepted = part->second.sealed = part->second.passed_over = true;
   if (is_new) Ask(name);
 }
 
@@ -123,45 +136,120 @@ void SharedSaves::Ask(const SaveName& name) {
   const Request request = part->Next();
   if (request == Request::kNone) return;
   part->asking = true;
+  if (request == Request::kBegin) return BeginAt(name, *part);
   Send(name, *part, request);
 }
 
-void SharedSaves::Send(const SaveName& name, const NodePart& part, Request request) {
-  const auto answer = [this, name, request](const absl::StatusOr<SharedSave>& save) {
-    OnAnswer(name, request, save);
+// What etcd shows need not be asked for.
+void SharedSaves::BeginAt(const SaveName& name, const NodePart& part) {
+  if (!Known(name, part)) return Send(name, part, Request::kBegin);
+  options_.post([this, name, alive = std::weak_ptr<bool>(alive_)] {
+    if (!alive.expired()) TellKnown(name);
+  });
+}
+
+void SharedSaves::TellKnown(const SaveName& name) {
+  NodePart* const part = Find(name);
+  if (part == nullptr || lost_) return;
+  part->asking = false;
+  if (part->save.sequence == 0) {
+    if (const std::optional<SharedSave> known = Known(name, *part)) return Saw(name, *known);
+  }
+  Ask(name);
+}
+
+// The save as etcd shows it, or one that is made in advance and that it may become.
+std::optional<SharedSave> SharedSaves::Known(const SaveName& name, const NodePart& part) const {
+  const auto sequence = sequences_.find(name);
+  if (sequence == sequences_.end()) return OpenFor(name, part);
+  SharedSave save{sequence->second, {}};
+  const std::string* const shown = states_.Find(keys_.SaveState(save.sequence));
+  if (shown == nullptr || !save.state.ParseFromString(*shown)) return std::nullopt;
+  return save;
+}
+
+std::optional<SharedSave> SharedSaves::OpenFor(const SaveName& name, const NodePart& part) const {
+  if (part.passed_over || open_ == 0 || names_.contains(open_)) return std::nullopt;
+  ledger::v1::ActiveAttempt active;
+  const std::string* const acts = active_.Find(keys_.Active());
+  if (acts == nullptr || !active.ParseFromString(*acts) || active.attempt() != name.attempt)
+    return std::nullopt;
+  SharedSave save{open_, {}};
+  const std::string* const shown = states_.Find(keys_.SaveState(open_));
+  if (shown == nullptr || !save.state.ParseFromString(*shown)) return std::nullopt;
+  return save.state.phase() == SaveState::OPEN ? std::optional(save) : std::nullopt;
+}
+
+SaveGuess SharedSaves::GuessOf(const NodePart& part) const {
+  SaveGuess guess;
+  const auto add = [](const EtcdMirror& mirror, const std::string& key, auto* values) {
+    const auto found = mirror.keys().find(key);
+    if (found != mirror.keys().end()) values->push_back(found->second);
   };
+  add(states_, keys_.SaveState(part.save.sequence), &guess.state);
+  add(active_, keys_.Active(), &guess.active);
+  if (!part.vote.empty()) {
+    etcdserverpb::KeyValue& vote = guess.vote.emplace_back();
+    vote.set_key(keys_.Vote(part.save.sequence, options_.node.name));
+    vote.set_value(part.vote);
+  }
+  return guess;
+}
+
+void SharedSaves::Send(const SaveName& name, const NodePart& part, Request request) {
+  const auto answer = [this, name, request,
+                       sequence = part.save.sequence](const absl::StatusOr<VotedSave>& voted) {
+    OnAnswer(name, request, sequence, voted);
+  };
+  const Duration longest_wait =
+      std::clamp<Duration>(part.deadline - clock_->Now(), Duration::zero(), kLongestWait);
   NodeVote vote;
+  if (part.save.state.phase() == SaveState::OPEN) {
+    ledger::v1::SaveProposal& proposal = *vote.mutable_proposal();
+    proposal.set_attempt(name.attempt);
+    proposal.set_tag(name.tag);
+    proposal.set_ordinal(name.ordinal);
+    proposal.mutable_ranks()->Add(part.ranks.begin(), part.ranks.end());
+    proposal.set_admission_ms(std::chrono::ceil<std::chrono::milliseconds>(longest_wait).count());
+  }
   switch (request) {
     case Request::kNone:
       return;
     case Request::kBegin:
-      return admission_.Begin(
-          {name.attempt, name.tag, name.ordinal, part.ranks,
-           std::clamp<Duration>(part.deadline - clock_->Now(), Duration::zero(), kLongestWait)},
-          answer);
+      return admission_.Begin({name.attempt, name.tag, name.ordinal, part.ranks, longest_wait},
+                              [answer](const absl::StatusOr<SharedSave>& save) {
+                                if (!save.ok()) return answer(save.status());
+                                answer(VotedSave{*save, ""});
+                              });
     case Request::kVoteNo:
       *vote.mutable_no() = *part.failed;
-      return admission_.Vote(part.save, vote, answer);
+      return admission_.Vote(part.save, vote, GuessOf(part), answer);
     case Request::kVoteYes:
-      return admission_.Vote(part.save, vote, answer);
+      return admission_.Vote(part.save, vote, GuessOf(part), answer);
     case Request::kSealed:
-      return reports_.Sealed(part.save, answer);
+      return reports_.Sealed(part.save, GuessOf(part), answer);
     case Request::kDurable:
-      return reports_.Durable(part.save, part.digest, answer);
+      return reports_.Durable(part.save, part.digest, GuessOf(part), answer);
     case Request::kFailed:
-      return reports_.Failed(part.save, *part.failed, answer);
+      return reports_.Failed(part.save, *part.failed, GuessOf(part), answer);
   }
 }
 
-void SharedSaves::OnAnswer(const SaveName& name, Request request, const absl::StatusOr<SharedSave>& answer) {
+void SharedSaves::OnAnswer(const SaveName& name, Request request, int64_t sequence,
+                           const absl::StatusOr<VotedSave>& answer) {
   NodePart* const part = Find(name);
   if (part == nullptr || lost_) return;
   part->asking = false;
+  // What was said of a sequence that it has no longer.
+  if (part->save.sequence != sequence && request != Request::kBegin) return Ask(name);
   if (!answer.ok()) return OnError(name, request, answer.status());
-  part->Answered(request, answer->state);
-  if (request == Request::kBegin) CheckRanks(name, answer->state);
-  SharedSave save = *answer;
-  names_[save.sequence] = name;
+  SharedSave save = answer->save;
+  if (IsOfAnother(name, save.state)) {
+    PassOver(name);
+    return Ask(name);
+  }
+  part->Answered(request, save.state);
+  if (request != Request::kBegin) part->vote = answer->vote;
   // The mirror may have shown a later state before the sequence was known to be that of this save.
   if (const std::string* const shown = states_.Find(keys_.SaveState(save.sequence))) {
     SaveState state;
@@ -201,25 +289,55 @@ void SharedSaves::OnError(const SaveName& name, Request request, const absl::Sta
 // ---- what etcd says
 
 void SharedSaves::OnStates(const std::vector<std::string>& keys) {
-  if (lost_) return;
   for (const std::string& key : keys) {
     SharedSave save;
     const std::string* const value = states_.Find(key);
     if (value == nullptr || !save.state.ParseFromString(*value)) continue;
     if (!absl::SimpleAtoi(key.substr(keys_.SaveStates().size()), &save.sequence)) continue;
-    const auto name = names_.find(save.sequence);
-    if (name != names_.end()) {
-      Saw(SaveName(name->second), save);
-    } else if (save.state.phase() == SaveState::COMMITTED && hooks_.other_committed) {
-      hooks_.other_committed(save);
-    }
+    if (lost_) return;
+    OnState(save);
   }
+}
+
+void SharedSaves::OnState(const SharedSave& save) {
+  if (save.state.phase() == SaveState::OPEN) {
+    open_ = std::max(open_, save.sequence);
+    return;
+  }
+  const SaveName name = NameOf(save.state);
+  const auto bound = names_.find(save.sequence);
+  if (bound != names_.end() && bound->second != name) {
+    const SaveName passed_over = bound->second;
+    PassOver(passed_over);
+    Ask(passed_over);
+  }
+  if (name.tag.empty()) return;  // Nobody's.
+  sequences_[name] = save.sequence;
+  if (Find(name) != nullptr) return Saw(name, save);
+  if (save.state.phase() == SaveState::COMMITTED && hooks_.other_committed) hooks_.other_committed(save);
+}
+
+// Another save has got the sequence that this one was to get.
+void SharedSaves::PassOver(const SaveName& name) {
+  NodePart& part = *Find(name);
+  names_.erase(part.save.sequence);
+  part.Bind(SharedSave());
+  part.passed_over = true;
+  if (!part.given_up && !part.failed) hooks_.changed(name, part.save);
 }
 
 void SharedSaves::Saw(const SaveName& name, const SharedSave& save) {
   NodePart* const part = Find(name);
-  if (part == nullptr || !IsLater(part->save.state, save.state)) return;
+  if (part == nullptr) return;
+  const bool is_new = part->save.sequence != save.sequence;
+  if (!is_new && !IsLater(part->save.state, save.state)) return;
+  if (is_new) {
+    names_.erase(part->save.sequence);
+    names_[save.sequence] = name;
+    part->Bind(save);
+  }
   part->save = save;
+  if (save.state.phase() != SaveState::OPEN) CheckRanks(name, save.state);
   const bool ended = HasEnded(save.state);
   const bool tell = !part->given_up && (ended || !part->failed);
   if (save.state.phase() == SaveState::ENDED) Release(name, *part);
@@ -230,7 +348,7 @@ void SharedSaves::Saw(const SaveName& name, const SharedSave& save) {
 
 void SharedSaves::Forget(const SaveName& name) {
   names_.erase(Find(name)->save.sequence);
-  parts_.erase(name);
+  parts_.erase(SaveName(name));
 }
 
 // ---- time

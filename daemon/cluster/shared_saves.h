@@ -9,9 +9,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
@@ -40,10 +42,11 @@ struct SaveName {
 // it is answered. Used on one thread, the engine's.
 class SharedSaves {
  public:
-  // They run in calls of Etcd and of OnTick, and must not destroy the object.
+  // They run in calls of Etcd, of OnTick and of Options::post, and must not destroy the object.
   struct Hooks {
     // The save is known, or has reached a later phase; some phases may be left out. COMMITTED is the last;
-    // so is ENDED, with ErrorOf(state.end()).
+    // so is ENDED, with ErrorOf(state.end()). OPEN: it is to get this sequence; it may be told to have
+    // another one before it is ADMITTED.
     std::function<void(const SaveName&, const SharedSave&)> changed;
     // The save will be no checkpoint, for this node takes no part in it: FENCED, and LEDGER_UNAVAILABLE if
     // that could not be said in time. Nothing is said of it after that, but `released`.
@@ -62,6 +65,8 @@ class SharedSaves {
     std::string prefix;  // Of the run's keys, with the slash at its end.
     NodeIdentity node;
     std::string run;  // For messages.
+    // Runs it later, on the thread that uses the object.
+    std::function<void(absl::AnyInvocable<void()>)> post;
     // After the deadline of a save, how long this node waits until the others know its no.
     Duration patience = std::chrono::seconds(10);
   };
@@ -100,12 +105,20 @@ class SharedSaves {
 
   NodePart* Find(const SaveName& name);
   void Ask(const SaveName& name);
+  std::optional<SharedSave> Known(const SaveName& name, const NodePart& part) const;
+  std::optional<SharedSave> OpenFor(const SaveName& name, const NodePart& part) const;
+  void TellKnown(const SaveName& name);
   void Send(const SaveName& name, const NodePart& part, Request request);
+  void BeginAt(const SaveName& name, const NodePart& part);
+  SaveGuess GuessOf(const NodePart& part) const;
   void CheckRanks(const SaveName& name, const ledger::v1::SaveState& state);
-  void OnAnswer(const SaveName& name, Request request, const absl::StatusOr<SharedSave>& answer);
+  void OnAnswer(const SaveName& name, Request request, int64_t sequence,
+                const absl::StatusOr<VotedSave>& answer);
   void OnError(const SaveName& name, Request request, const absl::Status& error);
   void OnStates(const std::vector<std::string>& keys);
+  void OnState(const SharedSave& save);
   void Saw(const SaveName& name, const SharedSave& save);
+  void PassOver(const SaveName& name);
   void Forget(const SaveName& name);
   void CheckDeadline(const SaveName& name, NodePart& part);
   void GiveUp(const SaveName& name, const absl::Status& why);
@@ -118,10 +131,13 @@ class SharedSaves {
   const Hooks hooks_;
   SaveAdmission admission_;
   SaveReports reports_;
-  EtcdMirror states_;
+  EtcdMirror states_, active_;
   bool lost_ = false;
-  std::map<SaveName, NodePart> parts_;  // Of saves that have not ended.
-  std::map<int64_t, SaveName> names_;   // By sequence, if that is known.
+  std::map<SaveName, NodePart> parts_;     // Of saves that have not ended.
+  std::map<int64_t, SaveName> names_;      // Of those, by sequence, if that is known.
+  std::map<SaveName, int64_t> sequences_;  // Of all saves that etcd shows.
+  int64_t open_ = 0;                       // The last save that is OPEN, or was; 0: none.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace ckptd

@@ -1,4 +1,5 @@
 // How saves end.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -32,7 +33,7 @@ storage::v1::Outcome OutcomeOf(const Save& save, const v1::Checkpoint& checkpoin
   outcome.set_tag(save.key.tag);
   outcome.set_ordinal(save.key.ordinal);
   outcome.set_attempt(save.key.attempt);
-  outcome.set_sequence(save.sequence);
+  outcome.set_sequence(std::max<int64_t>(save.sequence, 0));  // Negative: it has none.
   outcome.set_level(save.level);
   outcome.set_reason(checkpoint.error().reason());
   outcome.set_message(checkpoint.error().message());

@@ -1,5 +1,6 @@
 #include "daemon/engine/shared_save_driver.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -38,6 +39,15 @@ absl::Status NobodyLeft(const SaveId& id) {
       {{"tag", id.tag}});
 }
 
+// Whether an earlier daemon of this node had its part, which has gone with it.
+bool HasNoPart(const Save& save) {
+  if (save.phase == SavePhase::kAdmitted || save.phase == SavePhase::kPublishing ||
+      save.phase == SavePhase::kGivingUp)
+    return false;
+  const std::vector<int>& ranks = save.shared->ranks;
+  return std::any_of(ranks.begin(), ranks.end(), [&save](int rank) { return save.Contributes(rank); });
+}
+
 absl::Status MemoryGone(const SaveId& id) {
   return MakeError(absl::StatusCode::kAborted, reason::kStagedLost,
                    absl::StrCat("an earlier daemon of this node had room for the save of ", id.tag,
@@ -47,8 +57,7 @@ absl::Status MemoryGone(const SaveId& id) {
 
 }  // namespace
 
-SharedSaveDriver::SharedSaveDriver(Clock* clock, EngineObserver* observer, const SaveTable* saves,
-                                   Hooks hooks)
+SharedSaveDriver::SharedSaveDriver(Clock* clock, EngineObserver* observer, SaveTable* saves, Hooks hooks)
     : clock_(clock), observer_(observer), saves_(saves), hooks_(std::move(hooks)) {}
 
 void SharedSaveDriver::Start(Run* run) {
@@ -111,12 +120,17 @@ void SharedSaveDriver::OnFinished(int64_t save_id, const absl::StatusOr<std::str
 void SharedSaveDriver::OnChanged(Run* run, const SaveId& id, const Decision& decision) {
   if (decision.phase == Decision::kEnded) return OnEnded(run, id, decision.end);
   Save* save = FindByKey(*run, id);
-  if (save == nullptr) save = BeginHere(run, id, decision);
+  if (save == nullptr) {
+    if (decision.sequence == 0) return;  // It has not begun here yet.
+    save = BeginHere(run, id, decision);
+  }
   if (save == nullptr || save->phase == SavePhase::kFailing) return;
+  saves_->Renumber(save, decision.sequence);
   switch (decision.phase) {
     case Decision::kAdmitted:
       return OnAdmitted(save, decision);
     case Decision::kSealed:
+      if (HasNoPart(*save)) return hooks_.fail(save, MemoryGone(save->key), v1::FAILED);
       return OnSealedEverywhere(save);
     case Decision::kCommitted:
       return OnCommitted(save);

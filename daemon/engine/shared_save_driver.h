@@ -47,7 +47,7 @@ class SharedSaveDriver {
     std::function<void(Run*, int64_t sequence)> removed;
     std::function<void(Run*)> root_changed, office_changed;
   };
-  SharedSaveDriver(Clock* clock, EngineObserver* observer, const SaveTable* saves, Hooks hooks);
+  SharedSaveDriver(Clock* clock, EngineObserver* observer, SaveTable* saves, Hooks hooks);
 
   // The root of a shared run is open.
   void Start(Run* run);
@@ -73,7 +73,7 @@ class SharedSaveDriver {
 
   Clock* const clock_;
   EngineObserver* const observer_;
-  const SaveTable* const saves_;
+  SaveTable* const saves_;
   const Hooks hooks_;
 };
 

@@ -100,6 +100,47 @@ TEST_F(SharedSavesTest, IsAdmittedWhenAllNodesHaveRoom) {
   EXPECT_EQ(begun_[0].get().sequence(), 1);
 }
 
+TEST_F(SharedSavesTest, HasTheSequenceThatTheNodesGiveItAtLast) {
+  BeginHere();
+  nodes_->Change(save_, Phase::kProposed, 7);
+  RunQueued();
+  nodes_->Change(save_, Phase::kProposed, 0);  // Another save has got it.
+  const SaveId other{1, "b", 1};
+  const auto begun = Begin(sessions_[0], BeginOf(0, "b", 1, 100));
+  const auto begun_too = Begin(sessions_[1], BeginOf(1, "b", 1, 100));
+  nodes_->Change(other, Phase::kProposed, 7);
+  nodes_->Change(save_, Phase::kProposed, 8);
+  RunQueued();
+  nodes_->Change(save_, Phase::kAdmitted, 8);
+  nodes_->opens.back()(absl::OkStatus());
+  nodes_->Change(other, Phase::kAdmitted, 7);
+  nodes_->opens.back()(absl::OkStatus());
+  RunQueued([&] { return begun_[0].has() && begun.has(); });
+  EXPECT_EQ(begun_[0].get().sequence(), 8);
+  EXPECT_EQ(begun.get().sequence(), 7);
+}
+
+// Whoever has the sequence for good may be heard of before the save that was to get it has lost it.
+TEST_F(SharedSavesTest, GivesUpItsSequenceToTheSaveThatHasIt) {
+  BeginHere();
+  nodes_->Change(save_, Phase::kProposed, 7);
+  RunQueued();
+  const auto begun = Begin(sessions_[0], BeginOf(0, "b", 1, 100));
+  const auto begun_too = Begin(sessions_[1], BeginOf(1, "b", 1, 100));
+  nodes_->Change({1, "b", 1}, Phase::kProposed, 7);
+  RunQueued();
+  nodes_->Change(save_, Phase::kAdmitted, 8);
+  nodes_->opens.back()(absl::OkStatus());
+  RunQueued([&] { return begun_[0].has(); });
+  EXPECT_EQ(begun_[0].get().sequence(), 8);
+}
+
+TEST_F(SharedSavesTest, EndsWhatAnEarlierDaemonHadSealedAndThisOneHasNot) {
+  BeginHere();
+  Decide(Phase::kSealed);
+  EXPECT_THAT(Calls(), ElementsAre("Begin a", "Fail a STAGED_LOST"));
+}
+
 TEST_F(SharedSavesTest, OtherNodesHearForWhichRanksASaveIs) {
   v1::BeginRequest request = BeginOf(0, "a", 1, 100);
   for (int rank : {3, 0}) request.add_ranks(rank);

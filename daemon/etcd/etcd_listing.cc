@@ -14,7 +14,7 @@ constexpr int kMostBeginnings = 4;
 
 struct Lister : std::enable_shared_from_this<Lister> {
   Etcd* etcd = nullptr;
-  std::string prefix, purpose;
+  std::string first, range_end, purpose;
   int64_t keys_per_page = 0;
   Etcd::Answer<EtcdListing> answer;
   EtcdListing found;
@@ -23,8 +23,8 @@ struct Lister : std::enable_shared_from_this<Lister> {
   void NextPage() {
     etcdserverpb::RangeRequest request;
     // A key's direct successor is itself with a byte 0 behind it.
-    request.set_key(found.keys.empty() ? First() : found.keys.back().key() + '\0');
-    request.set_range_end(PrefixEnd(prefix));
+    request.set_key(found.keys.empty() ? first : found.keys.back().key() + '\0');
+    request.set_range_end(range_end);
     request.set_limit(keys_per_page);
     request.set_revision(found.revision);
     etcd->Range(request, purpose,
@@ -44,19 +44,23 @@ struct Lister : std::enable_shared_from_this<Lister> {
     if (page->more() && page->kvs_size() > 0) return NextPage();
     answer(std::move(found));
   }
-
- private:
-  // etcd takes no empty key.
-  std::string First() const { return prefix.empty() ? std::string(1, '\0') : prefix; }
 };
 
 }  // namespace
 
 void ListPrefix(Etcd* etcd, const std::string& prefix, const std::string& purpose,
                 Etcd::Answer<EtcdListing> answer, int64_t keys_per_page) {
+  // etcd takes no empty key.
+  const std::string first = prefix.empty() ? std::string(1, '\0') : prefix;
+  ListRange(etcd, first, PrefixEnd(prefix), purpose, std::move(answer), keys_per_page);
+}
+
+void ListRange(Etcd* etcd, const std::string& first, const std::string& range_end, const std::string& purpose,
+               Etcd::Answer<EtcdListing> answer, int64_t keys_per_page) {
   auto lister = std::make_shared<Lister>();
   lister->etcd = etcd;
-  lister->prefix = prefix;
+  lister->first = first;
+  lister->range_end = range_end;
   lister->purpose = purpose;
   lister->keys_per_page = keys_per_page;
   lister->answer = std::move(answer);

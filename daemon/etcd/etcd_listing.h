@@ -1,4 +1,4 @@
-// Reads all keys with a prefix, page by page.
+// Reads all keys of a range, page by page.
 #ifndef CKPTD_DAEMON_ETCD_ETCD_LISTING_H_
 #define CKPTD_DAEMON_ETCD_ETCD_LISTING_H_
 
@@ -19,6 +19,9 @@ struct EtcdListing {
 // times at most; then LEDGER_COMPACTED. `etcd` must live until the answer, or drop it.
 void ListPrefix(Etcd* etcd, const std::string& prefix, const std::string& purpose,
                 Etcd::Answer<EtcdListing> answer, int64_t keys_per_page = 500);
+// The keys from `first` on, which is not empty, and before `range_end` (as in etcdserverpb.RangeRequest).
+void ListRange(Etcd* etcd, const std::string& first, const std::string& range_end, const std::string& purpose,
+               Etcd::Answer<EtcdListing> answer, int64_t keys_per_page = 500);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_ETCD_ETCD_LISTING_H_

@@ -1,5 +1,6 @@
 #include "daemon/etcd/etcd_mirror.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -18,7 +19,13 @@ EtcdMirror::EtcdMirror(Etcd* etcd, std::string prefix, std::string purpose, Chan
       prefix_(std::move(prefix)),
       purpose_(std::move(purpose)),
       changed_(std::move(changed)),
-      ended_(std::move(ended)) {}
+      ended_(std::move(ended)),
+      first_(prefix_) {}
+
+void EtcdMirror::Forget(const std::string& below) {
+  first_ = std::max(first_, below);
+  keys_.erase(keys_.begin(), keys_.lower_bound(first_));
+}
 
 const std::string* EtcdMirror::Find(const std::string& key) const {
   const auto found = keys_.find(key);
@@ -28,20 +35,21 @@ const std::string* EtcdMirror::Find(const std::string& key) const {
 // Every call has a deadline, so this does not ask in a tight loop while etcd is away.
 void EtcdMirror::List() {
   watch_ = nullptr;
-  ListPrefix(etcd_, prefix_, purpose_,
-             [this, alive = std::weak_ptr<bool>(alive_)](absl::StatusOr<EtcdListing> listing) {
-               if (alive.expired()) return;
-               if (listing.ok()) return Listed(*std::move(listing));
-               const std::string reason(ReasonOf(listing.status()));
-               if (reason == ledger_reason::kUnavailable || reason == ledger_reason::kCompacted)
-                 return List();
-               End(listing.status());
-             });
+  ListRange(etcd_, first_, PrefixEnd(prefix_), purpose_,
+            [this, alive = std::weak_ptr<bool>(alive_)](absl::StatusOr<EtcdListing> listing) {
+              if (alive.expired()) return;
+              if (listing.ok()) return Listed(*std::move(listing));
+              const std::string reason(ReasonOf(listing.status()));
+              if (reason == ledger_reason::kUnavailable || reason == ledger_reason::kCompacted) return List();
+              End(listing.status());
+            });
 }
 
 void EtcdMirror::Listed(EtcdListing listing) {
   Keys now;
-  for (KeyValue& key : listing.keys) now[key.key()] = std::move(key);
+  for (KeyValue& key : listing.keys) {
+    if (key.key() >= first_) now[key.key()] = std::move(key);
+  }
   std::vector<std::string> changed;
   for (const auto& [name, key] : keys_) {
     if (!now.contains(name)) changed.push_back(name);
@@ -57,7 +65,7 @@ void EtcdMirror::Listed(EtcdListing listing) {
 }
 
 void EtcdMirror::Watch(int64_t from_revision) {
-  watch_ = etcd_->Watch({prefix_, PrefixEnd(prefix_), from_revision, purpose_,
+  watch_ = etcd_->Watch({first_, PrefixEnd(prefix_), from_revision, purpose_,
                          [this](const std::vector<Event>& events) { OnEvents(events); },
                          [this](const absl::Status& why) {
                            if (ReasonOf(why) == ledger_reason::kCompacted) return List();
@@ -68,6 +76,7 @@ void EtcdMirror::Watch(int64_t from_revision) {
 void EtcdMirror::OnEvents(const std::vector<Event>& events) {
   std::set<std::string> changed;
   for (const Event& event : events) {
+    if (event.kv().key() < first_) continue;
     changed.insert(event.kv().key());
     if (event.type() == Event::DELETE) {
       keys_.erase(event.kv().key());
@@ -75,7 +84,7 @@ void EtcdMirror::OnEvents(const std::vector<Event>& events) {
       keys_[event.kv().key()] = event.kv();
     }
   }
-  Report({changed.begin(), changed.end()});
+  if (!changed.empty()) Report({changed.begin(), changed.end()});
 }
 
 void EtcdMirror::Report(const std::vector<std::string>& changed) {

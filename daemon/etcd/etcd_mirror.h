@@ -32,6 +32,8 @@ class EtcdMirror {
   EtcdMirror(Etcd* etcd, std::string prefix, std::string purpose, Changed changed, Ended ended);
 
   void Start() { List(); }
+  // Shows no key before this one any more, and follows none. Also before Start.
+  void Forget(const std::string& below);
   const Keys& keys() const { return keys_; }
   // The value, or null.
   const std::string* Find(const std::string& key) const;
@@ -48,6 +50,7 @@ class EtcdMirror {
   const std::string prefix_, purpose_;
   const Changed changed_;
   const Ended ended_;
+  std::string first_;  // The first key that is followed.
   bool listed_ = false;
   Keys keys_;
   std::unique_ptr<EtcdWatch> watch_;

@@ -84,4 +84,13 @@ void DecideAdmission(const SaveView& view, const std::string& inflight, SaveStat
   }
 }
 
+void NameSave(const ledger::v1::SaveProposal& proposal, SaveState* state) {
+  state->set_phase(SaveState::PROPOSED);
+  state->set_attempt(proposal.attempt());
+  state->set_tag(proposal.tag());
+  state->set_ordinal(proposal.ordinal());
+  *state->mutable_ranks() = proposal.ranks();
+  state->set_admission_ms(proposal.admission_ms());
+}
+
 }  // namespace ckptd

@@ -14,5 +14,8 @@ namespace ckptd {
 // `inflight`: the directory for its files; empty: there is none yet, and the save is not admitted.
 void DecideAdmission(const SaveView& view, const std::string& inflight, ledger::v1::SaveState* state);
 
+// The name of a save that a state, which is OPEN, gets: it is PROPOSED then.
+void NameSave(const ledger::v1::SaveProposal& proposal, ledger::v1::SaveState* state);
+
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_LEDGER_ADMISSION_RULES_H_

@@ -39,6 +39,7 @@ void ChangeSave(Etcd* etcd, int64_t sequence, SaveChange change,
     return operations;
   };
   swap.purpose = std::move(change.purpose);
+  swap.guess = std::move(change.guess);
   SwapIn(etcd, std::move(swap), [result, answer = std::move(answer)](const absl::Status& written) mutable {
     if (!written.ok()) return answer(written);
     answer(std::move(*result));

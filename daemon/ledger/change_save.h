@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,19 @@ struct SharedSave {
   ledger::v1::SaveState state;  // What ranks hear: nothing else says what becomes of the save.
 };
 
-// Whether it can still end without a checkpoint: from PUBLISHING on only its publication says so.
+// What a node hears when it has said something of a save.
+struct VotedSave {
+  SharedSave save;
+  std::string vote;  // The value of this node's key; empty: it has none.
+};
+
+// What a node believes to be in etcd of a save, as CompareAndSwap::guess: each has one key or none.
+struct SaveGuess {
+  std::vector<etcdserverpb::KeyValue> vote, active, state;  // `vote` is the node's own.
+};
+
+// Whether it can still end without a checkpoint: from PUBLISHING on only its publication says so. False of
+// one that is OPEN: it is no node's save yet.
 bool MayEnd(const ledger::v1::SaveState& state);
 void EndWith(const ledger::v1::SaveEnd& end, ledger::v1::SaveState* state);
 
@@ -34,6 +47,7 @@ struct SaveChange {
   std::function<std::vector<etcdserverpb::RequestOp>(const CompareAndSwap::Found&, ledger::v1::SaveState*)>
       decide;
   std::string purpose;
+  std::optional<CompareAndSwap::Found> guess = std::nullopt;  // With the state at its end.
 };
 
 // The change is written only if the state is still as it was read: of a decision and a vote that meet, the

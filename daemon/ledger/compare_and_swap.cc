@@ -1,7 +1,9 @@
 #include "daemon/ledger/compare_and_swap.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_errors.h"
@@ -11,6 +13,7 @@
 namespace ckptd {
 namespace {
 
+using etcdserverpb::Compare;
 using etcdserverpb::RequestOp;
 using etcdserverpb::TxnRequest;
 using etcdserverpb::TxnResponse;
@@ -23,6 +26,19 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
   Swapper(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done)
       : etcd_(etcd), swap_(std::move(swap)), done_(std::move(done)) {}
 
+  void Start() {
+    if (!swap_.guess) return Read();
+    const std::vector<RequestOp> operations = swap_.decide(*swap_.guess);
+    if (operations.empty()) return Read();
+    std::vector<Compare> unchanged;
+    for (size_t i = 0; i < swap_.ranges.size(); ++i)
+      unchanged.push_back(UnchangedFrom(swap_.ranges[i], (*swap_.guess)[i]));
+    Write(operations, unchanged);
+  }
+
+ private:
+  using Responses = google::protobuf::RepeatedPtrField<etcdserverpb::ResponseOp>;
+
   void Read() {
     TxnRequest request;
     for (const RequestOp& operation : Reads()) *request.add_success() = operation;
@@ -32,8 +48,17 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
     });
   }
 
- private:
-  using Responses = google::protobuf::RepeatedPtrField<etcdserverpb::ResponseOp>;
+  static Compare Unchanged(const CompareAndSwap::Range& range, int64_t revision) {
+    return range.is_prefix ? PrefixUnchangedSince(range.key, revision) : UnchangedSince(range.key, revision);
+  }
+  // That the range still has these keys.
+  static Compare UnchangedFrom(const CompareAndSwap::Range& range,
+                               const std::vector<etcdserverpb::KeyValue>& keys) {
+    int64_t last = 0;
+    for (const etcdserverpb::KeyValue& key : keys) last = std::max(last, key.mod_revision());
+    if (!keys.empty() && last == 0) return HasValue(range.key, keys[0].value());
+    return Unchanged(range, last);
+  }
 
   static RequestOp GetRange(const CompareAndSwap::Range& range) {
     RequestOp operation = Get(range.key);
@@ -78,16 +103,16 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
           absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
           absl::StrCat("others have changed the same keys ", kMostRounds, " times while ", swap_.purpose)));
     }
-    Write(operations, read.header().revision());
+    std::vector<Compare> unchanged;
+    for (const CompareAndSwap::Range& range : swap_.ranges)
+      unchanged.push_back(Unchanged(range, read.header().revision()));
+    Write(operations, unchanged);
   }
 
   // A copy of this that arrives late finds a newer change, if only its own, and does nothing.
-  void Write(const std::vector<RequestOp>& operations, int64_t revision) {
+  void Write(const std::vector<RequestOp>& operations, const std::vector<Compare>& unchanged) {
     TxnRequest request;
-    for (const CompareAndSwap::Range& range : swap_.ranges) {
-      *request.add_compare() =
-          range.is_prefix ? PrefixUnchangedSince(range.key, revision) : UnchangedSince(range.key, revision);
-    }
+    for (const Compare& compare : unchanged) *request.add_compare() = compare;
     for (const CompareAndSwap::Held& held : swap_.held) {
       *request.add_compare() = HasValue(held.key, held.value);
       if (held.create_revision != 0) *request.add_compare() = CreatedAt(held.key, held.create_revision);
@@ -111,7 +136,7 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
 }  // namespace
 
 void SwapIn(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {
-  std::make_shared<Swapper>(etcd, std::move(swap), std::move(done))->Read();
+  std::make_shared<Swapper>(etcd, std::move(swap), std::move(done))->Start();
 }
 
 }  // namespace ckptd

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,11 @@ struct CompareAndSwap {
   // must recognize what an earlier one of its own has written: an answer may have been lost.
   std::function<std::vector<etcdserverpb::RequestOp>(const Found& found)> decide;
   std::string purpose;
+  // What is believed to be in the ranges, each as it was at one moment. Then the first reading is left out:
+  // what is decided from it is written if nothing was written there since, else it is read. A key with
+  // mod_revision 0 is one whose value alone is known: nobody else writes it, and it never has an earlier
+  // value again.
+  std::optional<Found> guess = std::nullopt;
 };
 
 // `done`: OK after the last `decide`, whose operations, if any, were applied to what it had found.

@@ -45,7 +45,8 @@ class LedgerKeys {
   }
   std::string SaveStates() const { return prefix_ + "states/"; }
   std::string SaveState(int64_t sequence) const { return SaveStates() + absl::StrFormat("%016d", sequence); }
-  std::string Votes(int64_t sequence) const { return prefix_ + absl::StrFormat("votes/%016d/", sequence); }
+  std::string AllVotes() const { return prefix_ + "votes/"; }
+  std::string Votes(int64_t sequence) const { return AllVotes() + absl::StrFormat("%016d/", sequence); }
   std::string Vote(int64_t sequence, const std::string& node) const { return Votes(sequence) + node; }
 
   std::string Publishing() const { return prefix_ + "publishing"; }

@@ -12,7 +12,32 @@
 #include "storage/ledger/local_ledger.h"
 
 namespace ckptd {
+
 using ledger::v1::SaveState;
+
+namespace {
+
+// Of DecideOpen, after those of the view.
+constexpr size_t kIndex = 5, kLast = 6;
+
+// Whether a vote is for a save that is not decided yet.
+bool CountsIn(const ledger::v1::NodeVote& vote, const SaveState& state) {
+  if (state.phase() == SaveState::OPEN) return vote.has_proposal();
+  return state.phase() == SaveState::PROPOSED && (!vote.has_proposal() || IsOf(vote.proposal(), state));
+}
+
+ledger::v1::SaveEnd Unused() {
+  ledger::v1::SaveEnd end;
+  end.set_reason("UNUSED");  // No rank hears it.
+  end.set_message("another save has the next sequence");
+  return end;
+}
+
+bool IsLast(const std::vector<etcdserverpb::KeyValue>& last, int64_t sequence) {
+  return FirstOf<ledger::v1::LastSequence>(last).sequence() == sequence;
+}
+
+}  // namespace
 
 SaveAdmission::SaveAdmission(Etcd* etcd, Options options)
     : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
@@ -80,27 +105,37 @@ void SaveAdmission::ReadState(int64_t sequence, Answer<Save> answer) {
 void SaveAdmission::Change(const Save& save, std::vector<CompareAndSwap::Range> ranges,
                            CompareAndSwap::Held held, const std::string& what,
                            std::function<Operations(const CompareAndSwap::Found&, SaveState*)> decide,
-                           Answer<Save> answer) {
-  ChangeSave(
-      etcd_, save.sequence,
-      {keys_.SaveState(save.sequence), std::move(ranges), std::move(held), std::move(decide), While(what)},
-      [alive = std::weak_ptr<bool>(alive_),
-       answer = std::move(answer)](absl::StatusOr<Save> changed) mutable {
-        if (!alive.expired()) answer(std::move(changed));
-      });
+                           Answer<Save> answer, std::optional<CompareAndSwap::Found> guess) {
+  ChangeSave(etcd_, save.sequence,
+             {keys_.SaveState(save.sequence), std::move(ranges), std::move(held), std::move(decide),
+              While(what), std::move(guess)},
+             [alive = std::weak_ptr<bool>(alive_),
+              answer = std::move(answer)](absl::StatusOr<Save> changed) mutable {
+               if (!alive.expired()) answer(std::move(changed));
+             });
 }
 
-void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, Answer<Save> answer) {
+void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, const std::optional<SaveGuess>& guess,
+                         Answer<VotedSave> answer) {
   const std::string key = keys_.Vote(save.sequence, options_.node.name);
   vote.set_registration(options_.node.value);
+  auto stands = std::make_shared<std::string>();
+  std::optional<CompareAndSwap::Found> believed;
+  if (guess) believed = {guess->vote, guess->state};
   Change(
       save, {{key}}, options_.node.Held(), "voting for a save",
-      [key, value = vote.SerializeAsString()](const CompareAndSwap::Found& found, SaveState* state) {
-        const bool voted = !found[0].empty() && found[0][0].value() == value;
-        if (voted || state->phase() != SaveState::PROPOSED) return Operations();
+      [key, stands, vote, value = vote.SerializeAsString()](const CompareAndSwap::Found& found,
+                                                            SaveState* state) {
+        *stands = found[0].empty() ? "" : found[0][0].value();
+        if (*stands == value || !CountsIn(vote, *state)) return Operations();
+        *stands = value;
         return Operations{Put(key, value)};
       },
-      std::move(answer));
+      [stands, answer = std::move(answer)](absl::StatusOr<Save> voted) mutable {
+        if (!voted.ok()) return answer(voted.status());
+        answer(VotedSave{*std::move(voted), *stands});
+      },
+      std::move(believed));
 }
 
 void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& office, const std::string& inflight,
@@ -114,6 +149,85 @@ void SaveAdmission::Decide(const Save& save, const CompareAndSwap::Held& office,
       },
       std::move(answer));
 }
+
+// ---- saves that are made in advance
+
+void SaveAdmission::Open(int64_t sequence, const CompareAndSwap::Held& office, const std::string& inflight,
+                         Answer<Save> answer) {
+  SaveState open;
+  open.set_phase(SaveState::OPEN);
+  open.set_inflight(inflight);
+  auto save = std::make_shared<Save>();
+  CompareAndSwap swap;
+  swap.ranges = {{keys_.Sequence()}, {keys_.SaveState(sequence)}};
+  swap.held = {office};
+  swap.decide = [save, open, sequence, keys = keys_](const CompareAndSwap::Found& found) {
+    *save = {sequence, FirstOf<SaveState>(found[1])};
+    auto last = FirstOf<ledger::v1::LastSequence>(found[0]);
+    if (!found[1].empty()) return Operations();
+    if (last.sequence() != sequence - 1) {
+      save->sequence = last.sequence();
+      return Operations();
+    }
+    save->state = open;
+    last.set_sequence(sequence);
+    return Operations{Put(keys.Sequence(), last.SerializeAsString()),
+                      Put(keys.SaveState(sequence), open.SerializeAsString())};
+  };
+  swap.purpose = While("making a save in advance");
+  SwapIn(etcd_, std::move(swap),
+         [save, alive = std::weak_ptr<bool>(alive_),
+          answer = std::move(answer)](const absl::Status& written) mutable {
+           if (alive.expired()) return;
+           if (!written.ok()) return answer(written);
+           answer(std::move(*save));
+         });
+}
+
+std::vector<CompareAndSwap::Range> SaveAdmission::OpenRanges(int64_t sequence,
+                                                             const ledger::v1::SaveProposal& proposal) const {
+  std::vector<CompareAndSwap::Range> ranges =
+      SaveViewRanges(keys_, options_.node.Siblings(), sequence, proposal.attempt());
+  ranges.push_back({keys_.SaveIndex(proposal.attempt(), proposal.tag(), proposal.ordinal())});
+  ranges.push_back({keys_.Sequence()});
+  return ranges;
+}
+
+void SaveAdmission::DecideOpen(const Save& save, const CompareAndSwap::Held& office,
+                               const ledger::v1::SaveProposal& proposal, bool may_wait,
+                               std::optional<CompareAndSwap::Found> guess, Answer<Save> answer) {
+  const std::string index_key = keys_.SaveIndex(proposal.attempt(), proposal.tag(), proposal.ordinal());
+  Change(
+      save, OpenRanges(save.sequence, proposal), office, "admitting a save",
+      [=, sequence = save.sequence](const CompareAndSwap::Found& found, SaveState* state) {
+        if (state->phase() != SaveState::OPEN) return Operations();
+        if (!IsLast(found[kLast], sequence) || !found[kIndex].empty()) {
+          EndWith(Unused(), state);
+          return Operations();
+        }
+        SaveState named = *state;
+        NameSave(proposal, &named);
+        DecideAdmission(SaveViewOf(found, named), state->inflight(), &named);
+        if (named.phase() == SaveState::PROPOSED && may_wait) return Operations();
+        *state = named;
+        ledger::v1::SaveIndex index;
+        index.set_sequence(sequence);
+        return Operations{Put(index_key, index.SerializeAsString())};
+      },
+      std::move(answer), std::move(guess));
+}
+
+void SaveAdmission::Close(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer) {
+  Change(
+      save, {{keys_.Sequence()}}, office, "ending a save that no node uses",
+      [sequence = save.sequence](const CompareAndSwap::Found& found, SaveState* state) {
+        if (state->phase() == SaveState::OPEN && !IsLast(found[0], sequence)) EndWith(Unused(), state);
+        return Operations();
+      },
+      std::move(answer));
+}
+
+// ---- the end
 
 void SaveAdmission::End(const Save& save, const CompareAndSwap::Held& office, const ledger::v1::SaveEnd& end,
                         Answer<Save> answer) {

@@ -1,10 +1,13 @@
-// How the nodes of an attempt admit a save: one proposes it, all vote, the coordinator decides.
+// How the nodes of an attempt admit a save: one proposes it, all vote, the coordinator decides. Or, with one
+// transaction less for each node: the coordinator has made the save in advance, all vote for it at once, and
+// it gets its name and is decided in one step.
 #ifndef CKPTD_DAEMON_LEDGER_SAVE_ADMISSION_H_
 #define CKPTD_DAEMON_LEDGER_SAVE_ADMISSION_H_
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,9 +55,12 @@ class SaveAdmission {
   void Begin(const Proposal& proposal, Answer<Save> answer);
 
   // Says whether this node takes its ranks' part of the save: without `vote.no` when the memory is there. It
-  // may be changed until the save is decided. A yes may have counted unless the answer says PROPOSED: so
-  // memory that is promised is used for something else only after a no was answered with that.
-  void Vote(const Save& save, ledger::v1::NodeVote vote, Answer<Save> answer);
+  // may be changed until the save is decided. A yes may have counted unless the answer says PROPOSED, or
+  // OPEN: so memory that is promised is used for something else only after a no was answered with that.
+  // `vote.proposal` says for which save of several that might get the sequence of one that is OPEN; the vote
+  // was for nothing if the answer has another name.
+  void Vote(const Save& save, ledger::v1::NodeVote vote, const std::optional<SaveGuess>& guess,
+            Answer<VotedSave> answer);
 
   // By the coordinator, which holds `office`: ADMITTED if the nodes of its ranks have voted yes; ENDED at the
   // first no, or if the attempt is fenced; else still PROPOSED. A no with the reason RANKS_MISSING blames the
@@ -62,6 +68,23 @@ class SaveAdmission {
   // save's files ever are; empty: there is none yet, so it is not admitted. NOT_COORDINATOR.
   void Decide(const Save& save, const CompareAndSwap::Held& office, const std::string& inflight,
               Answer<Save> answer);
+  // By the coordinator: the save of this sequence is there in advance, OPEN, with a directory that was made
+  // for it. Answers with it, as it is; or, if its sequence is not the next one, with the last one that was
+  // given, and no phase.
+  void Open(int64_t sequence, const CompareAndSwap::Held& office, const std::string& inflight,
+            Answer<Save> answer);
+  // By the coordinator: a save that is OPEN becomes the one that a node has voted for, and is decided as by
+  // Decide. While that leaves it undecided and `may_wait` is set, it stays OPEN. If its sequence is not the
+  // last one any more, or the save has another one, it ends, as nobody's. `guess`: of OpenRanges, and the
+  // state.
+  void DecideOpen(const Save& save, const CompareAndSwap::Held& office,
+                  const ledger::v1::SaveProposal& proposal, bool may_wait,
+                  std::optional<CompareAndSwap::Found> guess, Answer<Save> answer);
+  // What that reads, but for the state: what SaveViewRanges says, the save's index, the last sequence.
+  std::vector<CompareAndSwap::Range> OpenRanges(int64_t sequence,
+                                                const ledger::v1::SaveProposal& proposal) const;
+  // By the coordinator: a save that is OPEN ends, as nobody's, if its sequence is not the last one any more.
+  void Close(const Save& save, const CompareAndSwap::Held& office, Answer<Save> answer);
   // By the coordinator: ends a save that is not published yet. The answer says what has become of it, which
   // may be another end.
   void End(const Save& save, const CompareAndSwap::Held& office, const ledger::v1::SaveEnd& end,
@@ -74,7 +97,7 @@ class SaveAdmission {
   void Change(const Save& save, std::vector<CompareAndSwap::Range> ranges, CompareAndSwap::Held held,
               const std::string& what,
               std::function<Operations(const CompareAndSwap::Found&, ledger::v1::SaveState*)> decide,
-              Answer<Save> answer);
+              Answer<Save> answer, std::optional<CompareAndSwap::Found> guess = std::nullopt);
   void ReadState(int64_t sequence, Answer<Save> answer);
   std::string While(const std::string& what) const { return what + " of run " + options_.run; }
 

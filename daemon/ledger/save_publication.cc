@@ -37,9 +37,9 @@ bool IsLost(const SaveView& view, const std::string& node) {
   if (vote.stage() == NodeVote::DURABLE) return false;
   const auto living = view.registrations.find(node);
   if (living == view.registrations.end()) return true;
-  // Of what was only voted for, the memory goes with the daemon.
-  return found != view.votes.end() && vote.stage() == NodeVote::VOTED &&
-         vote.registration() != living->second;
+  // Of what was only voted for, the memory goes with the daemon. What was sealed may be its successor's,
+  // which says so.
+  return found != view.votes.end() && vote.registration() != living->second;
 }
 
 // What must come before a save may be published; empty: nothing.

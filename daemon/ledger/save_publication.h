@@ -50,7 +50,7 @@ class SavePublication {
   // acted before they had. Either becomes ENDED if a node has said that its part has failed.
   void Settle(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
   // A node's lease has ended, and it has had time to come back: ENDED, NODE_LOST, unless it had said before
-  // that its files are durable, or it is registered again and may still have what it had sealed.
+  // that its files are durable, or it is registered again and has said that it still has what it had sealed.
   void LoseNode(const SharedSave& save, const CompareAndSwap::Held& office, const std::string& node,
                 Answer<SharedSave> answer);
   // PUBLISHING when all nodes are durable, no other save of the run is being published, and nobody reads the

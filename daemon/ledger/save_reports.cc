@@ -46,6 +46,8 @@ absl::Status CheckNotFenced(int64_t attempt, int64_t active) {
 // Whether `before` counts, and `report` does not any more.
 bool HasCounted(const NodeVote& before, const NodeVote& report) {
   if (report.has_no()) return before.has_no() || before.stage() == NodeVote::DURABLE;
+  // A successor that has the sealed parts says so: else nobody would know that they are there.
+  if (before.stage() == NodeVote::SEALED && before.registration() != report.registration()) return false;
   return before.stage() >= report.stage();
 }
 
@@ -57,7 +59,7 @@ Operations Follow(int64_t sequence, const CompareAndSwap::Found& found, const Sa
   const auto before = FirstOf<NodeVote>(found[0]);
   if (HasCounted(before, report)) return {};
   *wrong = CheckOrder(sequence, before, report);
-  if (wrong->ok() && report.stage() == NodeVote::SEALED) {
+  if (wrong->ok() && report.stage() == NodeVote::SEALED && before.stage() == NodeVote::VOTED) {
     const auto active = FirstOf<ledger::v1::ActiveAttempt>(found[1]);
     *wrong = CheckNotFenced(state.attempt(), active.attempt());
   }
@@ -69,45 +71,53 @@ Operations Follow(int64_t sequence, const CompareAndSwap::Found& found, const Sa
 SaveReports::SaveReports(Etcd* etcd, Options options)
     : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
 
-void SaveReports::Sealed(const SharedSave& save, Answer answer) {
+void SaveReports::Sealed(const SharedSave& save, const Guess& guess, Answer answer) {
   NodeVote report;
   report.set_stage(NodeVote::SEALED);
-  Report(save, report, "reporting sealed parts", std::move(answer));
+  Report(save, report, "reporting sealed parts", guess, std::move(answer));
 }
 
-void SaveReports::Durable(const SharedSave& save, const std::string& digest, Answer answer) {
+void SaveReports::Durable(const SharedSave& save, const std::string& digest, const Guess& guess,
+                          Answer answer) {
   NodeVote report;
   report.set_stage(NodeVote::DURABLE);
   report.set_digest(digest);
-  Report(save, report, "reporting durable parts", std::move(answer));
+  Report(save, report, "reporting durable parts", guess, std::move(answer));
 }
 
-void SaveReports::Failed(const SharedSave& save, const ledger::v1::SaveEnd& why, Answer answer) {
+void SaveReports::Failed(const SharedSave& save, const ledger::v1::SaveEnd& why, const Guess& guess,
+                         Answer answer) {
   NodeVote report;
   *report.mutable_no() = why;
-  Report(save, report, "reporting that parts have failed", std::move(answer));
+  Report(save, report, "reporting that parts have failed", guess, std::move(answer));
 }
 
 void SaveReports::Report(const SharedSave& save, const NodeVote& what_is, const std::string& what,
-                         Answer answer) {
+                         const Guess& guess, Answer answer) {
   NodeVote report = what_is;
   report.set_registration(options_.node.value);
   auto wrong = std::make_shared<absl::Status>();
+  auto stands = std::make_shared<std::string>();
   const std::string key = keys_.Vote(save.sequence, options_.node.name);
   SaveChange change;
   change.state_key = keys_.SaveState(save.sequence);
   change.ranges = {{key}, {keys_.Active()}};
   change.held = options_.node.Held();
   change.decide = [=, sequence = save.sequence](const CompareAndSwap::Found& found, SaveState* state) {
-    return Follow(sequence, found, *state, key, report, wrong.get());
+    Operations operations = Follow(sequence, found, *state, key, report, wrong.get());
+    *stands = found[0].empty() ? "" : found[0][0].value();
+    if (!operations.empty()) *stands = report.SerializeAsString();
+    return operations;
   };
   change.purpose = absl::StrCat(what, " of run ", options_.run);
+  if (guess) change.guess = {guess->vote, guess->active, guess->state};
   ChangeSave(etcd_, save.sequence, std::move(change),
-             [wrong, alive = std::weak_ptr<bool>(alive_),
+             [wrong, stands, alive = std::weak_ptr<bool>(alive_),
               answer = std::move(answer)](absl::StatusOr<SharedSave> changed) mutable {
                if (alive.expired()) return;
                if (changed.ok() && !wrong->ok()) return answer(*wrong);
-               answer(std::move(changed));
+               if (!changed.ok()) return answer(changed.status());
+               answer(VotedSave{*std::move(changed), *stands});
              });
 }
 

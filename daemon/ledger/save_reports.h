@@ -3,6 +3,7 @@
 #define CKPTD_DAEMON_LEDGER_SAVE_REPORTS_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
@@ -20,7 +21,8 @@ namespace ckptd {
 // this node has not said before what must come before.
 class SaveReports {
  public:
-  using Answer = absl::AnyInvocable<void(absl::StatusOr<SharedSave>)>;
+  using Answer = absl::AnyInvocable<void(absl::StatusOr<VotedSave>)>;
+  using Guess = std::optional<SaveGuess>;
 
   struct Options {
     std::string prefix;  // Of the run's keys, with the slash at its end.
@@ -33,17 +35,17 @@ class SaveReports {
   // All ranks of this node have sealed their parts, which need no trainer from now on. FENCED if a later
   // attempt has acted: what was not sealed before never is. A successor that has the sealed parts of the
   // daemon before it may say so again; one whose predecessor had only voted has nothing to seal.
-  void Sealed(const SharedSave& save, Answer answer);
+  void Sealed(const SharedSave& save, const Guess& guess, Answer answer);
   // This node's files, its part record and their directories are durable. Also after a later attempt has
   // acted: what all nodes had sealed by then is still published. Of two reports the first counts.
-  void Durable(const SharedSave& save, const std::string& digest, Answer answer);
+  void Durable(const SharedSave& save, const std::string& digest, const Guess& guess, Answer answer);
   // This node's part comes to nothing: it could not be written, or what was sealed is lost. The save ends by
   // that, unless it was durable before.
-  void Failed(const SharedSave& save, const ledger::v1::SaveEnd& why, Answer answer);
+  void Failed(const SharedSave& save, const ledger::v1::SaveEnd& why, const Guess& guess, Answer answer);
 
  private:
   void Report(const SharedSave& save, const ledger::v1::NodeVote& report, const std::string& what,
-              Answer answer);
+              const Guess& guess, Answer answer);
 
   Etcd* const etcd_;
   const Options options_;

@@ -32,7 +32,21 @@ void LeaveOutOthers(const ledger::v1::SaveState& save, std::map<std::string, led
   }
 }
 
+// Votes for another save, which would have had this sequence.
+void LeaveOutOtherVotes(const ledger::v1::SaveState& save, std::map<std::string, NodeVote>* votes) {
+  std::erase_if(*votes, [&save](const auto& vote) {
+    return vote.second.has_proposal() && !IsOf(vote.second.proposal(), save);
+  });
+}
+
 }  // namespace
+
+bool IsOf(const ledger::v1::SaveProposal& proposal, const ledger::v1::SaveState& save) {
+  return proposal.attempt() == save.attempt() && proposal.tag() == save.tag() &&
+         proposal.ordinal() == save.ordinal() &&
+         std::equal(proposal.ranks().begin(), proposal.ranks().end(), save.ranks().begin(),
+                    save.ranks().end());
+}
 
 std::set<int> SaveView::RanksThatHave(NodeVote::Stage stage) const {
   std::set<int> found;
@@ -79,6 +93,7 @@ std::vector<CompareAndSwap::Range> SaveViewRanges(const LedgerKeys& keys, const 
 SaveView SaveViewOf(const CompareAndSwap::Found& found, const ledger::v1::SaveState& save) {
   SaveView view;
   view.votes = ByLastPart<NodeVote>(found[0]);
+  LeaveOutOtherVotes(save, &view.votes);
   view.ranks = ByLastPart<ledger::v1::NodeRanks>(found[1]);
   LeaveOutOthers(save, &view.ranks);
   view.all_ranks = AllRanks(save, FirstOf<ledger::v1::AttemptHead>(found[2]).world_size());

@@ -32,6 +32,9 @@ struct SaveView {
   std::set<int> RanksThatHave(ledger::v1::NodeVote::Stage stage) const;
 };
 
+// Whether the save, which has a name, is this one, of the same ranks.
+bool IsOf(const ledger::v1::SaveProposal& proposal, const ledger::v1::SaveState& save);
+
 // The end of a save because of one node.
 ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& ranks,
                           ledger::v1::SaveEnd why);

@@ -231,5 +231,149 @@ TEST_P(SaveAdmissionContract, SuccessorGoesOnWithWhatWasSealedAndNotWithWhatWasO
   EXPECT_EQ(Stage(sealed), "DURABLE digest");
 }
 
+// ---- saves that are made in advance
+
+class AheadOfBegin : public SpanningSaves {
+ protected:
+  void SetUp() override {
+    SpanningSaves::SetUp();
+    ASSERT_EQ(Join(second_, 1), 1);
+  }
+  absl::StatusOr<Save> Open(int64_t sequence, const std::string& inflight = "directory") {
+    return Await<absl::StatusOr<Save>>(
+        [&](auto answer) { first_.saves->Open(sequence, office_, inflight, std::move(answer)); });
+  }
+  static ledger::v1::SaveProposal Proposal(const std::string& tag, std::vector<int> ranks = {}) {
+    ledger::v1::SaveProposal proposal;
+    proposal.set_attempt(1);
+    proposal.set_tag(tag);
+    proposal.set_ordinal(1);
+    proposal.mutable_ranks()->Add(ranks.begin(), ranks.end());
+    return proposal;
+  }
+  std::string VoteFor(Daemon& daemon, const Save& save, const ledger::v1::SaveProposal& proposal,
+                      const std::string& no = "", const std::optional<SaveGuess>& guess = std::nullopt) {
+    ledger::v1::NodeVote vote;
+    *vote.mutable_proposal() = proposal;
+    if (!no.empty()) vote.mutable_no()->set_reason(no);
+    return TextOfVoted([&](auto answer) { daemon.saves->Vote(save, vote, guess, std::move(answer)); });
+  }
+  absl::StatusOr<Save> DecideOpen(const Save& save, const ledger::v1::SaveProposal& proposal,
+                                  bool may_wait = true,
+                                  std::optional<CompareAndSwap::Found> guess = std::nullopt) {
+    return Await<absl::StatusOr<Save>>([&](auto answer) {
+      first_.saves->DecideOpen(save, office_, proposal, may_wait, std::move(guess), std::move(answer));
+    });
+  }
+  std::string Close(const Save& save) {
+    return Text(Await<absl::StatusOr<Save>>(
+        [&](auto answer) { first_.saves->Close(save, office_, std::move(answer)); }));
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, AheadOfBegin, ::testing::ValuesIn(AllEtcds(/*seeds=*/20)), NameOf);
+
+TEST_P(AheadOfBegin, BecomesTheSaveThatAllNodesVoteFor) {
+  const Save save = *Open(1);
+  EXPECT_EQ(Text(save), "OPEN");
+  EXPECT_EQ(Text(*Open(1, "another")), "OPEN");
+  EXPECT_EQ(VoteFor(first_, save, Proposal("step_1")), "OPEN");
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"))), "OPEN") << "node2 has not voted";
+  EXPECT_EQ(VoteFor(second_, save, Proposal("step_1")), "OPEN");
+  const auto admitted = DecideOpen(save, Proposal("step_1"));
+  EXPECT_EQ(Text(admitted), "ADMITTED");
+  EXPECT_EQ(admitted->state.inflight(), "directory");
+  EXPECT_EQ(Begin(second_, "step_1").sequence, 1) << "whoever asks finds it";
+  EXPECT_EQ(Begin(second_, "step_2").sequence, 2);
+}
+
+TEST_P(AheadOfBegin, IsProposedIfThereIsNoTimeToWaitForTheOthers) {
+  const Save save = *Open(1);
+  VoteFor(first_, save, Proposal("step_1"));
+  const Save named = *DecideOpen(save, Proposal("step_1"), /*may_wait=*/false);
+  EXPECT_EQ(Text(named), "PROPOSED");
+  EXPECT_EQ(Text(Begin(second_, "step_1")), "PROPOSED");
+  EXPECT_EQ(Vote(second_, named), "PROPOSED");
+  EXPECT_EQ(Decide(named), "ADMITTED") << "the vote of node1 counts";
+}
+
+TEST_P(AheadOfBegin, VoteForAnotherSaveDoesNotCount) {
+  const Save save = *Open(1);
+  VoteFor(first_, save, Proposal("step_1"));
+  VoteFor(second_, save, Proposal("step_2"));
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"))), "OPEN");
+  const Save named = *DecideOpen(save, Proposal("step_1"), /*may_wait=*/false);
+  EXPECT_EQ(Text(named), "PROPOSED");
+  EXPECT_EQ(Decide(named), "PROPOSED") << "node2 has voted for another save";
+  EXPECT_EQ(VoteFor(second_, named, Proposal("step_1")), "PROPOSED");
+  EXPECT_EQ(VoteFor(second_, named, Proposal("step_2")), "PROPOSED") << "it is not written any more";
+  EXPECT_EQ(Decide(named), "ADMITTED");
+}
+
+TEST_P(AheadOfBegin, VoteForOtherRanksDoesNotCount) {
+  const Save save = *Open(1);
+  VoteFor(first_, save, Proposal("step_1"));
+  VoteFor(second_, save, Proposal("step_1", {1}));
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"), /*may_wait=*/false)), "PROPOSED");
+}
+
+TEST_P(AheadOfBegin, EndsAtTheFirstNoAndHasItsNameThen) {
+  const Save save = *Open(1);
+  EXPECT_EQ(VoteFor(first_, save, Proposal("step_1")), "OPEN");
+  EXPECT_EQ(VoteFor(second_, save, Proposal("step_1"), "POOL_EXHAUSTED"), "OPEN");
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"))), "ENDED POOL_EXHAUSTED of node2, ranks 1");
+  EXPECT_EQ(Text(Begin(second_, "step_1")), "ENDED POOL_EXHAUSTED of node2, ranks 1");
+}
+
+TEST_P(AheadOfBegin, SaveThatHasASequenceGetsNoOther) {
+  const Save save = *Open(1);
+  EXPECT_EQ(Begin(second_, "step_1").sequence, 2);
+  VoteFor(first_, save, Proposal("step_1"));
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"), /*may_wait=*/false)), "ENDED UNUSED");
+  EXPECT_EQ(Begin(first_, "step_1").sequence, 2);
+}
+
+// Saves are published in the order of their sequences.
+TEST_P(AheadOfBegin, IsOfNoUseWhenALaterSequenceWasGiven) {
+  const Save save = *Open(1);
+  EXPECT_EQ(Close(save), "OPEN");
+  EXPECT_EQ(Begin(second_, "step_2").sequence, 2);
+  VoteFor(first_, save, Proposal("step_1"));
+  VoteFor(second_, save, Proposal("step_1"));
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"))), "ENDED UNUSED");
+  const Save next = *Open(3);
+  EXPECT_EQ(Begin(second_, "step_4").sequence, 4);
+  EXPECT_EQ(Close(next), "ENDED UNUSED");
+}
+
+TEST_P(AheadOfBegin, IsMadeWithTheNextSequenceAlone) {
+  Begin(first_, "step_1");
+  const auto open = Open(1);
+  EXPECT_EQ(Text(open), "PROPOSED") << "of another save";
+  EXPECT_EQ(Open(5)->sequence, 1) << "the last that was given";
+  EXPECT_EQ(Open(5)->state.phase(), ledger::v1::SaveState::PHASE_UNSPECIFIED);
+  EXPECT_EQ(Text(*Open(2)), "OPEN");
+}
+
+TEST_P(AheadOfBegin, AttemptThatIsOverGetsNone) {
+  const Save save = *Open(1);
+  VoteFor(first_, save, Proposal("step_1"));
+  VoteFor(second_, save, Proposal("step_1"));
+  Activate(Join(first_, 0, "later"));
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"))), "ENDED FENCED");
+}
+
+// What is believed of it may be old.
+TEST_P(AheadOfBegin, WrongGuessCostsARequestAndNothingElse) {
+  const Save save = *Open(1);
+  SaveGuess guess;
+  guess.state.emplace_back().set_value(save.state.SerializeAsString());
+  guess.state[0].set_key(LedgerKeys(nodes_.prefix() + "run/").SaveState(1));
+  EXPECT_EQ(VoteFor(first_, save, Proposal("step_1"), "", guess), "OPEN");
+  EXPECT_EQ(VoteFor(first_, save, Proposal("step_1"), "POOL_EXHAUSTED", guess), "OPEN")
+      << "it has voted before, and the guess does not know";
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"))), "ENDED POOL_EXHAUSTED of node1, ranks 0");
+  EXPECT_EQ(VoteFor(first_, save, Proposal("step_1"), "", guess), "ENDED POOL_EXHAUSTED of node1, ranks 0");
+}
+
 }  // namespace
 }  // namespace ckptd

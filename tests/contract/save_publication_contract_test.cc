@@ -70,8 +70,8 @@ class SavePublicationContract : public SpanningSaves {
   std::string Failed(Daemon& daemon, const SharedSave& save, const std::string& reason) {
     ledger::v1::SaveEnd why;
     why.set_reason(reason);
-    return Text(Await<absl::StatusOr<SharedSave>>(
-        [&](auto answer) { daemon.reports->Failed(save, why, std::move(answer)); }));
+    return TextOfVoted(
+        [&](auto answer) { daemon.reports->Failed(save, why, std::nullopt, std::move(answer)); });
   }
   absl::StatusOr<Publishing> TryPublish(const SharedSave& save, int64_t time_us = 7, int64_t replaces = 0) {
     return Await<absl::StatusOr<Publishing>>(
@@ -169,11 +169,15 @@ TEST_P(SavePublicationContract, LostNodeEndsWhatItsFilesAreNotDurableOf) {
   EXPECT_EQ(LoseNode(durable, "node3"), "ADMITTED") << "it takes no part";
 }
 
-TEST_P(SavePublicationContract, NodeThatIsBackHasWhatItHadSealedAndNotWhatItHadOnlyVotedFor) {
-  const SharedSave voted = Admitted("step_1"), sealed = Admitted("step_2");
+TEST_P(SavePublicationContract, NodeThatIsBackHasWhatItSaysThatItHasSealed) {
+  const SharedSave voted = Admitted("step_1"), sealed = Admitted("step_2"), gone = Admitted("step_3");
   Sealed(second_, sealed);
+  Sealed(second_, gone);
   Restart(second_);
+  Activate(Join(first_, 0, "later"));
+  EXPECT_EQ(Sealed(second_, sealed), "ADMITTED") << "also when a later attempt has acted";
   EXPECT_EQ(LoseNode(sealed, "node2"), "ADMITTED");
+  EXPECT_EQ(LoseNode(gone, "node2"), "ENDED NODE_LOST of node2, ranks 1");
   EXPECT_EQ(LoseNode(voted, "node2"), "ENDED NODE_LOST of node2, ranks 1");
 }
 

@@ -119,8 +119,12 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
   std::string Vote(Daemon& daemon, const Save& save, const std::string& no = "") {
     ledger::v1::NodeVote vote;
     if (!no.empty()) vote.mutable_no()->set_reason(no);
-    return Text(
-        Await<absl::StatusOr<Save>>([&](auto answer) { daemon.saves->Vote(save, vote, std::move(answer)); }));
+    return TextOfVoted([&](auto answer) { daemon.saves->Vote(save, vote, std::nullopt, std::move(answer)); });
+  }
+  std::string TextOfVoted(
+      const std::function<void(absl::AnyInvocable<void(absl::StatusOr<VotedSave>)>)>& ask) {
+    const auto voted = Await<absl::StatusOr<VotedSave>>(ask);
+    return Text(voted.ok() ? absl::StatusOr<Save>(voted->save) : voted.status());
   }
   std::string Decide(const Save& save, const std::string& inflight = "directory") {
     return Text(Await<absl::StatusOr<Save>>(
@@ -142,12 +146,11 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
     return save;
   }
   std::string Sealed(Daemon& daemon, const Save& save) {
-    return Text(
-        Await<absl::StatusOr<Save>>([&](auto answer) { daemon.reports->Sealed(save, std::move(answer)); }));
+    return TextOfVoted([&](auto answer) { daemon.reports->Sealed(save, std::nullopt, std::move(answer)); });
   }
   std::string Durable(Daemon& daemon, const Save& save, const std::string& digest) {
-    return Text(Await<absl::StatusOr<Save>>(
-        [&](auto answer) { daemon.reports->Durable(save, digest, std::move(answer)); }));
+    return TextOfVoted(
+        [&](auto answer) { daemon.reports->Durable(save, digest, std::nullopt, std::move(answer)); });
   }
   // What etcd knows of node2: "SEALED" or "DURABLE digest".
   std::string Stage(const Save& save) {

@@ -69,9 +69,17 @@ void ThreeNodes::Start(Node& node) {
       [this, &node](const RunCoordinator::Office& office) { OnOffice(node, office); },
       [&node](const absl::Status&) { node.replaced = true; });
   node.saves = std::make_unique<SharedSaves>(node.etcd.get(), etcd_.clock(),
-                                             SharedSaves::Options{prefix, identity, "test"}, HooksOf(node));
+                                             SharedSaves::Options{prefix, identity, "test", PostOf(node)},
+                                             HooksOf(node));
   node.election->Start();
   node.saves->Start();
+}
+
+std::function<void(absl::AnyInvocable<void()>)> ThreeNodes::PostOf(Node& node) {
+  return [this, &node](absl::AnyInvocable<void()> work) {
+    etcd_.After(std::chrono::milliseconds(1),
+                [&node, work = std::move(work)]() mutable { node.pause.Deliver(std::move(work)); });
+  };
 }
 
 void ThreeNodes::OnOffice(Node& node, const RunCoordinator::Office& office) {
@@ -95,7 +103,9 @@ SharedSaves::Hooks ThreeNodes::HooksOf(Node& node) {
   hooks.changed = [&node](const SaveName& name, const SharedSave& save) {
     Part& part = node.parts.at(name);
     EXPECT_EQ(part.heard, "") << "nothing is said after the end";
-    EXPECT_TRUE(IsLater(part.save.state, save.state)) << "old news";
+    const bool passed_over = part.save.sequence != save.sequence;
+    const bool had_one = part.save.sequence != 0 && part.save.state.phase() != SaveState::OPEN;
+    EXPECT_TRUE(passed_over ? !had_one : IsLater(part.save.state, save.state)) << "old news";
     part.save = save;
     if (!HasEnded(save.state)) return;
     part.heard = TextOf(save.state);
@@ -111,8 +121,8 @@ SharedSaves::Hooks ThreeNodes::HooksOf(Node& node) {
     Part& part = node.parts.at(name);
     EXPECT_FALSE(part.released) << "twice";
     part.released = true;
-    part.released_early =
-        part.save.sequence != 0 && History().at(part.save.sequence).back().phase() != SaveState::ENDED;
+    const std::vector<SaveState> history = HistoryOf(name);
+    part.released_early = !history.empty() && history.back().phase() != SaveState::ENDED;
   };
   hooks.lost = [&node](const absl::Status& why) {
     node.lost.push_back(ReasonOf(why));
@@ -227,7 +237,8 @@ void ThreeNodes::Tick() {
 void ThreeNodes::Act(Node& node, const SaveName& name, Part& part) {
   if (!part.heard.empty()) return;
   const SaveState::Phase phase = part.save.state.phase();
-  if (phase == SaveState::PROPOSED && !part.answered && !node.held.contains("vote")) {
+  const bool undecided = phase == SaveState::PROPOSED || phase == SaveState::OPEN;
+  if (undecided && !part.answered && !node.held.contains("vote")) {
     part.answered = true;
     part.memory_lost = false;
     if (node.no.empty()) return node.saves->Accept(name);
@@ -295,7 +306,8 @@ void ThreeNodes::RunUntilAll(const SaveName& name, const std::string& phase) {
     return std::all_of(all_.begin(), all_.end(), [&](const Node& node) {
       const auto part = node.parts.find(name);
       return node.registration == nullptr || part == node.parts.end() ||
-             PhaseOf(part->second.save.state) == phase;
+             PhaseOf(part->second.save.state) == phase ||
+             (phase == "PROPOSED" && part->second.save.state.phase() == SaveState::OPEN);
     });
   });
 }
@@ -329,10 +341,19 @@ bool ThreeNodes::AllHaveEnded() {
     const auto found = model.Range(all);
     for (const etcdserverpb::KeyValue& key : found->kvs()) {
       SaveState state;
-      ended = ended && state.ParseFromString(key.value()) && HasEnded(state);
+      ended = ended && state.ParseFromString(key.value()) &&
+              (HasEnded(state) || state.phase() == SaveState::OPEN);
     }
   });
   return ended;
+}
+
+bool ThreeNodes::NothingIsInFlight() {
+  const auto history = History();
+  return std::all_of(root_.inflight.begin(), root_.inflight.end(), [&history](const auto& directory) {
+    const auto save = history.find(directory.second);
+    return save == history.end() || save->second.back().phase() == SaveState::OPEN;
+  });
 }
 
 // ---- invariants
@@ -350,12 +371,21 @@ std::map<int64_t, std::vector<SaveState>> ThreeNodes::History() {
   return history;
 }
 
+std::vector<SaveState> ThreeNodes::HistoryOf(const SaveName& name) {
+  for (const auto& [sequence, states] : History()) {
+    const SaveState& last = states.back();
+    if (SaveName{last.attempt(), last.tag(), last.ordinal()} == name) return states;
+  }
+  return {};
+}
+
 void ThreeNodes::CheckInvariants() {
   const auto history = History();
   for (const auto& [sequence, states] : history) CheckSave(sequence, states);
   for (const Node& node : all_) {
     for (const auto& [name, part] : node.parts) {
-      if (part.save.sequence != 0) CheckPart(node, part, history.at(part.save.sequence));
+      const std::vector<SaveState> own = HistoryOf(name);
+      if (!own.empty()) CheckPart(node, part, own);
     }
   }
   int64_t last = 0;

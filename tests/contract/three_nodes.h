@@ -98,9 +98,14 @@ class ThreeNodes : public ::testing::TestWithParam<EtcdKind> {
   // Of all saves that were proposed, as etcd knows.
   bool AllHaveEnded();
 
+  // Of the directories in flight, whether none is of a save that has a name.
+  bool NothingIsInFlight();
+
   // ---- invariants
   // All states that each save has had, as etcd knows.
   std::map<int64_t, std::vector<ledger::v1::SaveState>> History();
+  // Of the save with this name; empty: none has it.
+  std::vector<ledger::v1::SaveState> HistoryOf(const SaveName& name);
   void CheckInvariants();
 
   AnyEtcd etcd_{GetParam()};
@@ -116,6 +121,7 @@ class ThreeNodes : public ::testing::TestWithParam<EtcdKind> {
   void Act(Node& node, const SaveName& name, Part& part);
   void OnOffice(Node& node, const RunCoordinator::Office& office);
   SharedSaves::Hooks HooksOf(Node& node);
+  std::function<void(absl::AnyInvocable<void()>)> PostOf(Node& node);
   void Join(Node& node, int64_t attempt);
   void Activate(Node& node, int64_t attempt);
   void CheckSave(int64_t sequence, const std::vector<ledger::v1::SaveState>& history);

@@ -1,0 +1,201 @@
+#include "daemon/cluster/saves_ahead.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "daemon/etcd/etcd_errors.h"
+#include "daemon/ledger/admission_rules.h"
+#include "storage/base/errors.h"
+
+namespace ckptd {
+
+using ledger::v1::NodeVote;
+using ledger::v1::SaveProposal;
+using ledger::v1::SaveState;
+
+namespace {
+
+// In the name of a directory in flight, in the place of the tag, which is not known yet.
+constexpr char kNoTag[] = "next";
+// For nodes that begin a save together, to vote.
+constexpr Duration kTogether = std::chrono::milliseconds(100);
+
+SaveProposal* FirstProposal(std::vector<SaveWatch::Vote>& votes) {
+  const auto first = std::min_element(votes.begin(), votes.end(),
+                                      [](const auto& a, const auto& b) { return a.revision < b.revision; });
+  if (first == votes.end() || !first->vote.has_proposal()) return nullptr;
+  return first->vote.mutable_proposal();
+}
+
+}  // namespace
+
+SavesAhead::SavesAhead(Tools tools, LedgerKeys keys, CompareAndSwap::Held office, Hooks hooks)
+    : tools_(tools), keys_(std::move(keys)), office_(std::move(office)), hooks_(std::move(hooks)) {}
+
+std::set<int64_t> SavesAhead::sequences() const {
+  std::set<int64_t> sequences;
+  for (const auto& [sequence, ahead] : ahead_) sequences.insert(sequence);
+  return sequences;
+}
+
+std::set<int64_t> SavesAhead::attempts() const {
+  std::set<int64_t> attempts;
+  for (const auto& [sequence, ahead] : ahead_) {
+    for (const SaveWatch::Vote& vote : tools_.watch->VotesThatCount(sequence))
+      attempts.insert(vote.vote.proposal().attempt());
+  }
+  return attempts;
+}
+
+// ---- what etcd shows
+
+void SavesAhead::OnOpen(const SharedSave& save) {
+  last_ = std::max(last_, save.sequence);
+  const auto [ahead, is_new] = ahead_.try_emplace(save.sequence);
+  if (is_new) ahead->second.save = save;
+}
+
+void SavesAhead::OnOther(const SharedSave& save) {
+  last_ = std::max(last_, save.sequence);
+  if (save.state.phase() != SaveState::PROPOSED && !save.state.tag().empty())
+    saving_ = std::max(saving_, save.state.attempt());
+  ahead_.erase(save.sequence);
+}
+
+void SavesAhead::OnVotes(int64_t sequence) {
+  const auto ahead = ahead_.find(sequence);
+  if (ahead == ahead_.end()) return;
+  ahead->second.changed = true;
+  Act(ahead->second);
+}
+
+void SavesAhead::OnTick() {
+  for (auto& [sequence, ahead] : ahead_) ahead.changed = true;
+  Go();
+}
+
+void SavesAhead::Go() {
+  for (auto& [sequence, ahead] : ahead_) Act(ahead);
+  MakeNext();
+}
+
+// ---- making one
+
+void SavesAhead::MakeNext() {
+  const bool has_one = !ahead_.empty() && ahead_.rbegin()->first == last_;
+  const bool saves = saving_ != 0 && saving_ == tools_.watch->active();
+  if (making_ || has_one || !saves || !backoff_.IsOver(tools_.clock->Now())) return;
+  making_ = true;
+  const int64_t sequence = last_ + 1;
+  tools_.root->MakeInflight(
+      kNoTag, sequence,
+      [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<std::string>& inflight) {
+        if (!alive.expired()) Made(sequence, inflight);
+      });
+}
+
+void SavesAhead::Made(int64_t sequence, const absl::StatusOr<std::string>& inflight) {
+  if (!inflight.ok()) {
+    making_ = false;
+    return backoff_.Failed(tools_.clock->Now());
+  }
+  tools_.admission->Open(sequence, office_, *inflight,
+                         [this, sequence, inflight = *inflight](const absl::StatusOr<SharedSave>& answer) {
+                           Opened(sequence, inflight, answer);
+                         });
+}
+
+void SavesAhead::Opened(int64_t sequence, const std::string& inflight,
+                        const absl::StatusOr<SharedSave>& answer) {
+  making_ = false;
+  if (!answer.ok()) {
+    if (!IsTransient(answer.status(), &backoff_)) hooks_.lost(answer.status());
+    return;
+  }
+  backoff_.Succeeded();
+  last_ = std::max(last_, answer->sequence);
+  if (answer->sequence != sequence || answer->state.inflight() != inflight) hooks_.unused(sequence);
+  // Etcd may have shown already what became of it.
+  const bool shown = tools_.states->Find(keys_.SaveState(answer->sequence)) != nullptr;
+  if (answer->state.phase() == SaveState::OPEN && !shown) OnOpen(*answer);
+  Go();
+}
+
+// ---- deciding
+
+void SavesAhead::Act(Ahead& ahead) {
+  if (!ahead.changed || ahead.asking || !ahead.backoff.IsOver(tools_.clock->Now())) return;
+  ahead.changed = false;
+  if (ahead.save.sequence < last_) {
+    ahead.asking = true;
+    return tools_.admission->Close(ahead.save, office_, Decided(ahead.save.sequence));
+  }
+  Decide(ahead);
+}
+
+void SavesAhead::Decide(Ahead& ahead) {
+  std::vector<SaveWatch::Vote> votes = tools_.watch->VotesThatCount(ahead.save.sequence);
+  const SaveProposal* const proposal = FirstProposal(votes);
+  if (proposal == nullptr || !tools_.watch->Knows(proposal->attempt())) return;
+  SaveState named = ahead.save.state;
+  NameSave(*proposal, &named);
+  const Instant now = tools_.clock->Now();
+  if (!ahead.voted_at) ahead.voted_at = now;
+  const bool agree = std::all_of(votes.begin(), votes.end(),
+                                 [&named](const auto& vote) { return IsOf(vote.vote.proposal(), named); });
+  const bool may_wait = agree && now - *ahead.voted_at < kTogether;
+  const bool has_no =
+      std::any_of(votes.begin(), votes.end(), [](const auto& vote) { return vote.vote.has_no(); });
+  const SaveView view = tools_.watch->View(ahead.save.sequence, named);
+  const bool decides = has_no || view.AllHave(NodeVote::VOTED) || named.attempt() < view.active;
+  if (may_wait && !decides) return;
+  ahead.asking = true;
+  tools_.admission->DecideOpen(ahead.save, office_, *proposal, may_wait, GuessOf(ahead.save, *proposal),
+                               Decided(ahead.save.sequence));
+}
+
+// The sequence was raised when the save was made, and not since, if the save has it still.
+std::optional<CompareAndSwap::Found> SavesAhead::GuessOf(const SharedSave& save,
+                                                         const SaveProposal& proposal) const {
+  const auto state = tools_.states->keys().find(keys_.SaveState(save.sequence));
+  if (state == tools_.states->keys().end()) return std::nullopt;
+  CompareAndSwap::Found found = tools_.watch->Found(save.sequence, proposal.attempt());
+  found.emplace_back();  // Its index.
+  ledger::v1::LastSequence last;
+  last.set_sequence(save.sequence);
+  etcdserverpb::KeyValue& key = found.emplace_back().emplace_back();
+  key.set_key(keys_.Sequence());
+  key.set_value(last.SerializeAsString());
+  key.set_mod_revision(state->second.mod_revision());
+  found.push_back({state->second});
+  return found;
+}
+
+SaveAdmission::Answer<SharedSave> SavesAhead::Decided(int64_t sequence) {
+  return [this, sequence](const absl::StatusOr<SharedSave>& answer) {
+    const auto found = ahead_.find(sequence);
+    if (found == ahead_.end()) return;
+    Ahead& ahead = found->second;
+    ahead.asking = false;
+    if (!answer.ok()) {
+      ahead.changed = true;
+      if (!IsTransient(answer.status(), &ahead.backoff)) hooks_.lost(answer.status());
+      return;
+    }
+    ahead.backoff.Succeeded();
+    if (answer->state.phase() == SaveState::OPEN) return Act(ahead);
+    ahead_.erase(found);
+    hooks_.decided(*answer);
+  };
+}
+
+bool SavesAhead::IsTransient(const absl::Status& error, Backoff* backoff) {
+  const std::string reason = ReasonOf(error);
+  if (reason != ledger_reason::kUnavailable && reason != ledger_reason::kFull) return false;
+  backoff->Failed(tools_.clock->Now());
+  return true;
+}
+
+}  // namespace ckptd
