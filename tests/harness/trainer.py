@@ -37,10 +37,13 @@ class TrainerError(Exception):
 class Trainer:
     """A process that runs the Python code that it is sent."""
 
-    def __init__(self, endpoint: str, env: Optional[Mapping[str, str]] = None) -> None:
+    def __init__(
+        self, endpoint: str, env: Optional[Mapping[str, str]] = None, wrapper: Sequence[str] = ()
+    ) -> None:
+        """`wrapper` is a command that runs the process in its own place, as nsenter does."""
         environment = {**os.environ, "CKPTD_ENDPOINT": endpoint, "PYTHONPATH": module_path(), **(env or {})}
         self.process = subprocess.Popen(
-            [sys.executable, str(TRAINER_PROGRAM)],
+            [*wrapper, sys.executable, str(TRAINER_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

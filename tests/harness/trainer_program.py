@@ -11,7 +11,9 @@ import os
 import sys
 
 namespace = {"__name__": "trainer"}
-exec("import os, sys, time, threading, torch, ckptd\ntorch.set_num_threads(1)", namespace)
+exec("import os, sys, time, threading, ckptd", namespace)
+if os.environ.get("CKPTD_TEST_TORCH") != "no":  # It takes seconds to import.
+    exec("import torch\ntorch.set_num_threads(1)", namespace)
 exec(os.environ.get("CKPTD_TEST_IMPORTS", ""), namespace)
 if "CKPTD_TEST_MOUNT_NAMESPACE" in os.environ:  # As in a container.
     if ctypes.CDLL(None, use_errno=True).unshare(0x00020000) != 0:  # CLONE_NEWNS

@@ -1,0 +1,94 @@
+"""Three daemons that share a folder: each a node with a state directory, sockets and a name of its own."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import List
+
+from etcd_members import EtcdMembers, loopback_addresses
+
+from harness import DaemonProgram, until
+
+NAMES = ("gpu1", "gpu2", "gpu3")
+# Short, so that the tests are; a daemon that a busy machine holds up for longer loses its registration.
+LEASE_SECONDS = 3
+GRACE_SECONDS = 2
+ETCD_TIMEOUT_SECONDS = 2
+
+
+class Node(DaemonProgram):
+    """A daemon that is killed and started again with the same state."""
+
+    def __init__(
+        self, folder: pathlib.Path, name: str, endpoints: Sequence[str], shared: pathlib.Path, wrapper: Sequence[str]
+    ) -> None:
+        """`wrapper` is the command that runs the daemon and its ranks, such as one that enters a namespace."""
+        folder.mkdir()
+        self.name = name
+        self.wrapper = wrapper
+        members = " ".join(f'etcd_endpoints: "{endpoint}"' for endpoint in endpoints)
+        super().__init__(
+            folder,
+            "pool { bytes: 67108864 } metrics { port: -1 }\n"
+            f'cluster {{ node_name: "{name}" {members} shared_folders: "{shared}"\n'
+            f"  lease_seconds: {LEASE_SECONDS} node_grace_seconds: {GRACE_SECONDS}"
+            f" etcd_timeout_seconds: {ETCD_TIMEOUT_SECONDS} }}\n",
+        )
+        self.start()
+
+    def start(self) -> None:
+        assert self.launch(wrapper=self.wrapper), self.log()
+
+    def is_registered(self) -> bool:
+        return bool(self.status().cluster.registered)
+
+    def coordinator(self) -> str:
+        """The node that decides for the shared run that is open here, as this node knows it; empty: none."""
+        runs = self.status().cluster.shared_runs
+        return str(runs[0].coordinator) if runs else ""
+
+
+class Cluster:
+    """etcd and the nodes, on one machine and without namespaces."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.shared = folder.resolve() / "shared"
+        self.shared.mkdir()
+        self.root = str(self.shared / "run")
+        self.nodes: List[Node] = []
+        self.etcd = EtcdMembers(loopback_addresses())
+        try:
+            for name in NAMES:
+                self.nodes.append(Node(folder / name, name, self.etcd.endpoints(), self.shared, ()))
+            self.wait_until_registered()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait_until_registered(self) -> None:
+        for node in self.nodes:
+            until(lambda node=node: node.is_registered(), f"the registration of {node.name}")
+
+    def coordinator(self) -> Node:
+        """The node that decides for the run, once all nodes that have the run open agree on it."""
+
+        def agreed() -> "List[Node]":
+            names = {node.coordinator() for node in self.nodes if node.running()}
+            return [node for node in self.nodes if names == {node.name}]
+
+        return until(agreed, "a coordinator that all nodes know")[0]
+
+    def followers(self) -> List[Node]:
+        """The other nodes."""
+        coordinator = self.coordinator()
+        return [node for node in self.nodes if node is not coordinator]
+
+    def logs(self) -> str:
+        logs = [f"---- {node.name}\n{node.log()}" for node in self.nodes]
+        return "\n".join([*logs, f"---- etcd\n{self.etcd.log()}"])
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+        self.etcd.close()

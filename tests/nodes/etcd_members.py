@@ -1,0 +1,98 @@
+"""Debian's etcd: three members, each a process that a test may kill and start again."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, Dict, List
+
+from harness import TIMEOUT, until
+
+# tools/setup unpacks it, so that no service of the machine runs it.
+PROGRAM = pathlib.Path(sys.prefix, "debian/etcd-server/usr/bin/etcd")
+# Below the ports that the kernel gives to outgoing connections. Members differ by their addresses.
+CLIENT_PORT, PEER_PORT = 12379, 12380
+
+
+def loopback_addresses() -> List[str]:
+    """Three addresses that, most likely, no other cluster of this machine has."""
+    network = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}"
+    return [f"{network}.{number}" for number in (1, 2, 3)]
+
+
+class EtcdMembers:
+    """The members, at one address each. Whether they serve is not waited for."""
+
+    def __init__(self, addresses: Sequence[str], wrapper: Sequence[str] = ()) -> None:
+        """`wrapper` is the command that runs them, such as one that enters a network namespace."""
+        assert PROGRAM.exists(), f"no {PROGRAM}; run tools/setup"
+        # In memory if possible: a member whose disk is slow loses its leader.
+        memory = "/dev/shm" if pathlib.Path("/dev/shm").is_dir() else None
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ckptd-etcd-", dir=memory))
+        self.addresses = addresses
+        self.wrapper = wrapper
+        self.processes: Dict[int, subprocess.Popen[bytes]] = {}
+        for member in range(len(addresses)):
+            self.start(member)
+
+    def endpoints(self) -> List[str]:
+        return [f"http://{address}:{CLIENT_PORT}" for address in self.addresses]
+
+    def start(self, member: int) -> None:
+        """Starts a member with the data that it has."""
+        client, peer = self.endpoints()[member], self._peer(member)
+        members = ",".join(f"m{each}={self._peer(each)}" for each in range(len(self.addresses)))
+        arguments = [
+            f"--name=m{member}",
+            f"--data-dir={self.folder / f'm{member}'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster={members}",
+            "--logger=zap",
+            "--log-level=warn",
+        ]
+        with open(self.folder / f"m{member}.log", "ab") as log:
+            self.processes[member] = subprocess.Popen(
+                [*self.wrapper, str(PROGRAM), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self, member: int) -> None:
+        process = self.processes.pop(member)
+        process.kill()
+        process.wait(TIMEOUT)
+
+    def leader(self) -> int:
+        """The member that leads now; waits for an election that is under way."""
+        return until(lambda: [member for member in list(self.processes) if self._leads(member)], "a leader of etcd")[0]
+
+    def close(self) -> None:
+        for member in list(self.processes):
+            self.kill(member)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        return "".join(path.read_text(errors="replace")[-2000:] for path in sorted(self.folder.glob("*.log")))
+
+    def _peer(self, member: int) -> str:
+        return f"http://{self.addresses[member]}:{PEER_PORT}"
+
+    def _leads(self, member: int) -> bool:
+        request = urllib.request.Request(f"{self.endpoints()[member]}/v3/maintenance/status", data=b"{}")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+                status: Dict[str, Any] = json.load(answer)
+        except OSError:
+            return False
+        return status.get("leader", "0") == status["header"]["member_id"]

@@ -1,0 +1,67 @@
+"""What a rank of these tests does, in the process of that rank: a part is one file, and a file's bytes tell its step
+and its rank.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import List, Optional, Tuple
+
+import ckptd
+
+
+def _content(step: int, rank: int) -> bytes:
+    return bytes([step, rank]) * 50_000
+
+
+class Rank:
+    """One rank of a launch."""
+
+    def __init__(self, root: str, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.client = ckptd.connect()
+        self.run = self.client.run(root, rank=rank, world_size=world_size, commit_timeout=120)
+        self.part: Optional[ckptd.Part] = None
+
+    def save(self, tag: str, step: int, timeout: float = 30) -> List[object]:
+        """A whole save, until it ends; returns what `outcome` does."""
+        return self._timed(lambda: self.run.save(tag, step=step, files=self._files(step), timeout=timeout))
+
+    def begin(self, tag: str, step: int) -> None:
+        """Begins a save and stages this rank's file."""
+        self.part = self.run.begin(tag, step=step, files=self._files(step))
+
+    def seal(self) -> None:
+        assert self.part is not None
+        self.part.seal()
+
+    def outcome(self) -> List[object]:
+        """Waits for the end of the save that was begun. Returns the level or the reason that this rank hears, how many
+        seconds that took, and the error's text and ranks.
+        """
+        assert self.part is not None
+        return self._timed(lambda: self.part.save)
+
+    def resume(self) -> "Optional[Tuple[str, int, List[str]]]":
+        """Returns the tag, the step and the files of what this rank resumes from, after it has compared all files."""
+        with self.run.resume() as checkpoint:
+            if not checkpoint:
+                return None
+            names = sorted(checkpoint.files)
+            for name in names:
+                assert bytes(checkpoint.read(name)) == _content(checkpoint.step, int(name[4:-4])), name
+            return checkpoint.tag, checkpoint.step, names
+
+    def _files(self, step: int) -> "dict[str, bytes]":
+        return {f"rank{self.rank}.raw": _content(step, self.rank)}
+
+    def _timed(self, get_save) -> List[object]:
+        began = time.monotonic()
+        try:
+            save = get_save()
+            save.wait("committed", 120)
+            found = (save.level, "", [])
+        except ckptd.CkptdError as error:
+            found = (error.reason, str(error), list(error.ranks))
+        word, message, ranks = found
+        return [word, time.monotonic() - began, message, ranks]
