@@ -42,6 +42,7 @@ ledger::v1::SaveEnd EndByNo(const SaveView& view, const std::string& node, ledge
       if (VoteOf(view, other) != nullptr) voted.insert(rank);
     }
   }
+  no.clear_ranks();  // It knows of its own ranks only.
   std::set<std::string> nodes;
   for (const int rank : view.all_ranks) {
     if (voted.contains(rank)) continue;

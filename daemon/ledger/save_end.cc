@@ -14,6 +14,10 @@ SaveEnd EndOf(const absl::Status& error) {
   end.set_code(static_cast<int>(error.code()));
   end.set_reason(ReasonOf(error));
   end.set_message(std::string(error.message()));
+  const ErrorDetails details = DetailsOf(error);
+  if (const auto ranks = details.find("ranks"); ranks != details.end()) {
+    for (const int rank : SplitRanks(ranks->second)) end.add_ranks(rank);
+  }
   return end;
 }
 

@@ -7,7 +7,7 @@
 
 namespace ckptd {
 
-// What this node says of its own part: code, reason and message of an error.
+// What this node says of its own part: code, reason, message and ranks of an error.
 ledger::v1::SaveEnd EndOf(const absl::Status& error);
 // What ranks hear on every node. The details "node" and "ranks" say whose fault it is, if that is known.
 absl::Status ErrorOf(const ledger::v1::SaveEnd& end);

@@ -76,6 +76,7 @@ std::vector<std::string> SaveView::Behind(NodeVote::Stage stage) const {
 ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& ranks,
                           ledger::v1::SaveEnd why) {
   why.set_node(node);
+  if (why.ranks_size() > 0) return why;  // The node has said which of them.
   const std::map<int32_t, std::string> sorted(ranks.instances().begin(), ranks.instances().end());
   for (const auto& [rank, instance] : sorted) why.add_ranks(rank);
   return why;

@@ -67,9 +67,11 @@ class SavePublicationContract : public SpanningSaves {
   std::string Release(const SharedSave& save) {
     return Do([&](auto& publication, auto answer) { publication.Release(save, office_, std::move(answer)); });
   }
-  std::string Failed(Daemon& daemon, const SharedSave& save, const std::string& reason) {
+  std::string Failed(Daemon& daemon, const SharedSave& save, const std::string& reason,
+                     const std::vector<int>& ranks = {}) {
     ledger::v1::SaveEnd why;
     why.set_reason(reason);
+    why.mutable_ranks()->Add(ranks.begin(), ranks.end());
     return TextOfVoted(
         [&](auto answer) { daemon.reports->Failed(save, why, std::nullopt, std::move(answer)); });
   }
@@ -136,6 +138,13 @@ TEST_P(SavePublicationContract, SaveThatNotAllNodesHadSealedEndsWithItsAttempt) 
   EXPECT_EQ(Settle(save), "ENDED FENCED");
   EXPECT_EQ(Sealed(second_, save), "ENDED FENCED");
   EXPECT_EQ(Publish(save), "ENDED FENCED");
+}
+
+TEST_P(SavePublicationContract, EndIsOfTheRanksThatTheNodeNames) {
+  const SharedSave save = Admitted("step_1");
+  Sealed(first_, save);
+  Failed(second_, save, "SESSION_LOST", {7});
+  EXPECT_EQ(Settle(save), "ENDED SESSION_LOST of node2, ranks 7");
 }
 
 TEST_P(SavePublicationContract, NodeWhosePartHasFailedEndsTheSaveForAll) {
