@@ -6,7 +6,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import List
 
-from etcd_members import EtcdMembers, loopback_addresses
+from etcd_members import EtcdMembers
+from places import Places
 
 from harness import DaemonProgram, until
 
@@ -50,17 +51,18 @@ class Node(DaemonProgram):
 
 
 class Cluster:
-    """etcd and the nodes, on one machine and without namespaces."""
+    """etcd and the nodes, at their places (places.py)."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, places: Places) -> None:
         self.shared = folder.resolve() / "shared"
         self.shared.mkdir()
         self.root = str(self.shared / "run")
         self.nodes: List[Node] = []
-        self.etcd = EtcdMembers(loopback_addresses())
+        self.etcd = EtcdMembers(places.etcd_addresses, places.etcd_wrapper)
         try:
-            for name in NAMES:
-                self.nodes.append(Node(folder / name, name, self.etcd.endpoints(), self.shared, ()))
+            for number, name in enumerate(NAMES):
+                wrapper = places.node_wrapper(number, self.shared)
+                self.nodes.append(Node(folder / name, name, self.etcd.endpoints(), self.shared, wrapper))
             self.wait_until_registered()
         except BaseException:
             self.close()

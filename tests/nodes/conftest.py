@@ -5,14 +5,21 @@ import itertools
 import pytest
 from cluster import Cluster
 from launches import Launch
+from places import OneHost
 
 from harness import temporary_folder
 
 
 @pytest.fixture
-def cluster(request):
+def places():
+    """A test module may have another one."""
+    return OneHost()
+
+
+@pytest.fixture
+def cluster(request, places):
     with temporary_folder() as folder:
-        made = Cluster(folder)
+        made = Cluster(folder, places)
         yield made
         if getattr(request.node, "failed", False):
             print(made.logs())

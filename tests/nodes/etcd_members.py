@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import random
 import shutil
 import subprocess
 import sys
@@ -19,12 +18,6 @@ from harness import TIMEOUT, until
 PROGRAM = pathlib.Path(sys.prefix, "debian/etcd-server/usr/bin/etcd")
 # Below the ports that the kernel gives to outgoing connections. Members differ by their addresses.
 CLIENT_PORT, PEER_PORT = 12379, 12380
-
-
-def loopback_addresses() -> List[str]:
-    """Three addresses that, most likely, no other cluster of this machine has."""
-    network = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}"
-    return [f"{network}.{number}" for number in (1, 2, 3)]
 
 
 class EtcdMembers:

@@ -27,20 +27,20 @@ class Rank:
         """A whole save, until it ends; returns what `outcome` does."""
         return self._timed(lambda: self.run.save(tag, step=step, files=self._files(step), timeout=timeout))
 
-    def begin(self, tag: str, step: int) -> None:
-        """Begins a save and stages this rank's file."""
-        self.part = self.run.begin(tag, step=step, files=self._files(step))
+    def begin(self, tag: str, step: int, ranks: Optional[List[int]] = None) -> None:
+        """Begins a save, of these ranks or all, and stages this rank's file."""
+        self.part = self.run.begin(tag, step=step, files=self._files(step), ranks=ranks)
 
     def seal(self) -> None:
         assert self.part is not None
         self.part.seal()
 
     def outcome(self) -> List[object]:
-        """Waits for the end of the save that was begun. Returns the level or the reason that this rank hears, how many
-        seconds that took, and the error's text and ranks.
+        """Seals this rank's part, if it is not sealed, and waits for the save's end. Returns the level or the reason
+        that this rank hears, how many seconds that took, and the error's text and ranks.
         """
         assert self.part is not None
-        return self._timed(lambda: self.part.save)
+        return self._timed(self.part.seal)
 
     def resume(self) -> "Optional[Tuple[str, int, List[str]]]":
         """Returns the tag, the step and the files of what this rank resumes from, after it has compared all files."""
