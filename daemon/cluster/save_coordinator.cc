@@ -144,7 +144,12 @@ void SaveCoordinator::Ended(const SharedSave& save) {
 }
 
 void SaveCoordinator::OnVotes(int64_t sequence) {
-  Changed(sequence);
+  const auto save = saves_.find(sequence);
+  if (save != saves_.end()) {
+    const SaveState& state = save->second.save.state;
+    if (!watch_.Knows(state.attempt()) || watch_.VotesMayMatter(sequence, state)) Changed(sequence);
+    return;
+  }
   if (!ahead_.sequences().contains(sequence)) return;
   FollowVotes();
   ahead_.OnVotes(sequence);

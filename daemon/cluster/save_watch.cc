@@ -10,6 +10,8 @@ namespace ckptd {
 namespace {
 
 using etcdserverpb::KeyValue;
+using ledger::v1::NodeVote;
+using ledger::v1::SaveState;
 
 std::vector<KeyValue> ValuesOf(const EtcdMirror::Keys& keys) {
   std::vector<KeyValue> values;
@@ -110,6 +112,26 @@ CompareAndSwap::Found SaveWatch::Found(int64_t sequence, int64_t attempt) const 
 
 SaveView SaveWatch::View(int64_t sequence, const ledger::v1::SaveState& save) const {
   return SaveViewOf(Found(sequence, save.attempt()), save);
+}
+
+size_t SaveWatch::NodesOf(int64_t attempt) const {
+  const EtcdMirror& mirror = *attempts_.at(attempt).mirror;
+  return mirror.keys().size() - mirror.keys().count(keys_.Head(attempt));
+}
+
+bool SaveWatch::VotesMayMatter(int64_t sequence, const SaveState& save) const {
+  if (!save.ranks().empty()) return true;  // Of some nodes.
+  const NodeVote::Stage next = save.phase() == SaveState::PROPOSED   ? NodeVote::VOTED
+                               : save.phase() == SaveState::ADMITTED ? NodeVote::SEALED
+                                                                     : NodeVote::DURABLE;
+  size_t said = 0;
+  for (const KeyValue& key : VotesOf(sequence)) {
+    NodeVote vote;
+    vote.ParseFromString(key.value());
+    if (vote.has_no()) return true;
+    if (vote.stage() >= next) ++said;
+  }
+  return said >= NodesOf(save.attempt());
 }
 
 std::vector<SaveWatch::Vote> SaveWatch::VotesThatCount(int64_t sequence) const {

@@ -148,6 +148,9 @@ void SavesAhead::Decide(Ahead& ahead) {
   const bool may_wait = agree && now - *ahead.voted_at < kTogether;
   const bool has_no =
       std::any_of(votes.begin(), votes.end(), [](const auto& vote) { return vote.vote.has_no(); });
+  const bool all_may_have = votes.size() >= tools_.watch->NodesOf(named.attempt()) || !named.ranks().empty();
+  const bool may_be_over = named.attempt() < tools_.watch->active();
+  if (may_wait && !has_no && !all_may_have && !may_be_over) return;
   const SaveView view = tools_.watch->View(ahead.save.sequence, named);
   const bool decides = has_no || view.AllHave(NodeVote::VOTED) || named.attempt() < view.active;
   if (may_wait && !decides) return;
