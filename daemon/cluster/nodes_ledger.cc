@@ -34,7 +34,9 @@ void NodesLedger::SetNode(const NodeIdentity* node) {
   ledger_ =
       std::make_unique<EtcdLedger>(etcd_, EtcdLedger::Options{options_.run_prefix, *node, options_.path});
   ledger_->WatchActiveAttempt([this](int64_t attempt) {
-    if (active_changed_ && attempt > active_) active_changed_(active_ = attempt);
+    if (attempt <= active_) return;
+    active_ = attempt;
+    if (active_changed_) active_changed_(attempt);
   });
   for (const auto& [instance, spec] : living_) ClaimAndJoin(spec, [](const absl::StatusOr<int64_t>&) {});
   calls_.SetRegistered(true);
@@ -100,11 +102,17 @@ void NodesLedger::ProcessEnded(const std::string& instance) {
 
 // ---- decisions
 
+// Etcd is asked once for each attempt: what the attempt does afterwards is compared with the one that acts
+// then. So a Begin waits for etcd no longer than its own deadline.
 void NodesLedger::Activate(int64_t attempt, Answer<absl::Status> answer) {
+  if (attempt == activated_ && active_ <= attempt) return answer(absl::OkStatus());
   Ask<absl::Status>(
       absl::StrCat("to let attempt ", attempt, " act in"),
       [attempt](EtcdLedger& ledger, Answer<absl::Status> done) { ledger.Activate(attempt, std::move(done)); },
-      std::move(answer));
+      [this, attempt, answer = std::move(answer)](absl::Status active) mutable {
+        if (active.ok()) activated_ = std::max(activated_, attempt);
+        answer(std::move(active));
+      });
 }
 
 void NodesLedger::WatchActiveAttempt(std::function<void(int64_t attempt)> changed) {

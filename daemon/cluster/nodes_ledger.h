@@ -86,7 +86,8 @@ class NodesLedger : public Ledger {
   std::unique_ptr<EtcdLedger> ledger_;      // Of the present registration.
   std::map<std::string, JoinSpec> living_;  // By instance.
   std::function<void(int64_t)> active_changed_;
-  int64_t active_ = -1;  // As the watcher was told last.
+  int64_t active_ = -1;     // For all that is known; the watcher, if there is one, knows it.
+  int64_t activated_ = -1;  // The last attempt that this node has let act.
   storage::v1::RunRecord record_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

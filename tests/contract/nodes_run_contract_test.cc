@@ -530,7 +530,7 @@ TEST_P(NodesRunContract, WhenSettledWaitsForWhatAnEarlierAttemptHasSealed) {
 // ---- etcd is away, or knows other things
 
 TEST_P(NodesRunContract, DecisionsWaitForEtcdAndNameItWhenTheirTimeIsOver) {
-  Node& node = Other();
+  Node& node = all_[1];  // It has not asked yet.
   CutOff(node, true);
   const Instant begun = etcd_.clock()->Now();
   const absl::Status active = Activate(node, 1);
@@ -540,6 +540,28 @@ TEST_P(NodesRunContract, DecisionsWaitForEtcdAndNameItWhenTheirTimeIsOver) {
   etcd_.After(seconds(10), [&] { CutOff(node, false); });
   const absl::Status later = Activate(node, 1);
   EXPECT_TRUE(later.ok()) << later << ": it is asked again";
+}
+
+// A Begin that waited for etcd before its deadline is known would be answered later than that.
+TEST_P(NodesRunContract, AttemptThatThisNodeHasLetActNeedsNoEtcdForThat) {
+  Node& node = all_[0];
+  CutOff(node, true);
+  const Instant begun = etcd_.clock()->Now();
+  EXPECT_TRUE(Activate(node, 1).ok());
+  EXPECT_LE(etcd_.clock()->Now() - begun, seconds(1));
+  node.run->Begin(Id("step_1"), begun + seconds(20), {});
+  RunUntil([&] { return Heard(node, "step_1", "FAILED LEDGER_UNAVAILABLE"); });
+  EXPECT_LE(etcd_.clock()->Now() - begun, seconds(35));
+  CutOff(node, false);
+}
+
+TEST_P(NodesRunContract, AttemptThatThisNodeHasLetActIsOverWhenALaterOneActs) {
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[1], 2).ok());
+  int64_t acts = 0;
+  all_[0].run->ledger()->WatchActiveAttempt([&acts](int64_t attempt) { acts = attempt; });
+  RunUntil([&] { return acts == 2; });
+  EXPECT_EQ(ReasonOf(Activate(all_[0], 1)), "FENCED");
 }
 
 TEST_P(NodesRunContract, NodesThatDoNotShareTheRootAreRefused) {
