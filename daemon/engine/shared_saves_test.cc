@@ -66,6 +66,43 @@ class SharedSavesTest : public EngineTest {
   void SealHere() {
     for (int rank : {0, 1}) ASSERT_TRUE(Seal(sessions_[rank], begins_[rank]).status().ok());
   }
+  // A save that is a checkpoint from now on, and leaves one checkpoint in the root.
+  void CommitKeepingOne(const std::string& tag, int64_t sequence) {
+    std::vector<Answer<v1::BeginResponse>> begun;
+    std::vector<v1::BeginRequest> begins;
+    for (int rank : {0, 1}) {
+      begins.push_back(BeginOf(rank, tag, sequence, 100));
+      begins.back().set_num_kept_ckpts(1);
+      begun.push_back(Begin(sessions_[rank], begins.back()));
+    }
+    const SaveId save{1, tag, 1};
+    nodes_->Change(save, Phase::kProposed, sequence);
+    RunQueued();
+    nodes_->Change(save, Phase::kAdmitted, sequence);
+    nodes_->opens.back()(absl::OkStatus());
+    RunQueued([&] { return begun[0].has() && begun[1].has(); });
+    const size_t parts = nodes_->parts.size();
+    for (int rank : {0, 1}) ASSERT_TRUE(Seal(sessions_[rank], begins[rank]).status().ok());
+    RunQueued([&] { return nodes_->parts.size() > parts; });
+    nodes_->parts.back()("digest");
+    nodes_->Change(save, Phase::kCommitted, sequence);
+    SharedFilesIo::Loaded loaded;
+    loaded.checkpoint.summary.set_tag(tag);
+    loaded.checkpoint.summary.set_sequence(sequence);
+    nodes_->loads.back()(std::move(loaded));
+    RunQueued();
+  }
+  // A rank of a later attempt acts, here or on another node.
+  void ActivateLaterAttempt() {
+    Ledger::JoinSpec later;
+    later.rank = 2;
+    later.world_size = 4;
+    later.launch_id = "later";
+    later.instance = "other";
+    nodes_->ledger()->Join(later, [](const absl::StatusOr<int64_t>& attempt) { EXPECT_EQ(*attempt, 2); });
+    nodes_->ledger()->Activate(2, [](const absl::Status& activated) { EXPECT_TRUE(activated.ok()); });
+    RunQueued();
+  }
   absl::Status Error(const char* reason) {
     return MakeError(absl::StatusCode::kAborted, reason, "because of node b");
   }
@@ -277,6 +314,99 @@ TEST_F(SharedSavesTest, HoldsItsOwnRanksAloneToTheCommitDeadline) {
   Calls();
   AdvanceClock(std::chrono::seconds(601));
   EXPECT_EQ(Calls().front(), "Fail a RANKS_MISSING");
+}
+
+TEST_F(SharedSavesTest, WritesTheRecordOfItsPartOnceAlsoIfTheRootIsScannedMeanwhile) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  nodes_->hooks.root_changed();
+  RunQueued();
+  EXPECT_EQ(nodes_->parts.size(), 1u);
+}
+
+TEST_F(SharedSavesTest, WritesTheRecordOfItsPartWhenTheFilesOfAllItsRanksAreDurable) {
+  Admit();
+  ASSERT_TRUE(Seal(sessions_[0], begins_[0]).status().ok());
+  AdvanceClock(std::chrono::seconds(2));  // Longer than rank 0's files wait for the copy of rank 1.
+  RunQueued([&] { return ios_.at(1)->calls["WritePart"] == 1; });
+  RunQueued();
+  EXPECT_TRUE(nodes_->parts.empty());
+}
+
+TEST_F(SharedSavesTest, KeepsItsMemoryWhileTheRecordOfItsPartIsWritten) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  nodes_->hooks.released(save_);
+  Decide(Phase::kEnded, Error(reason::kNoSpace));
+  EXPECT_GT(UsedBytes(), 0);
+  nodes_->parts[0]("digest");
+  RunQueued();
+  EXPECT_EQ(UsedBytes(), 0);
+}
+
+TEST_F(SharedSavesTest, OtherNodesHearThatTheRecordOfItsPartCouldNotBeWritten) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  Calls();
+  nodes_->parts[0](Error(reason::kNoSpace));
+  RunQueued();
+  EXPECT_THAT(Calls(), ElementsAre("Fail a NO_SPACE"));
+}
+
+TEST_F(SharedSavesTest, LoadsACheckpointOnceHoweverOftenItIsHeardOf) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  nodes_->parts[0]("digest");
+  Decide(Phase::kCommitted);
+  Decide(Phase::kCommitted);
+  EXPECT_EQ(nodes_->loads.size(), 1u);
+}
+
+TEST_F(SharedSavesTest, OtherNodesHearOnceThatItFails) {
+  Admit();
+  Calls();
+  for (SessionId session : sessions_) engine_->SessionClosed(session, "killed");
+  RunQueued();
+  EXPECT_THAT(Calls(), ElementsAre("Fail a SESSION_LOST"));
+}
+
+TEST_F(SharedSavesTest, WaitsForTheRanksOfOtherNodesBeyondTheCommitDeadline) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  Calls();
+  AdvanceClock(std::chrono::seconds(601));
+  EXPECT_THAT(Calls(), ElementsAre());
+}
+
+TEST_F(SharedSavesTest, IsGivenUpWhenALaterAttemptActsOnAnotherNode) {
+  Admit();
+  Calls();
+  ActivateLaterAttempt();
+  EXPECT_THAT(Calls(), ElementsAre("Fail a FENCED"));
+}
+
+TEST_F(SharedSavesTest, IsLeftToAllNodesOnceItsRanksHaveSealedThoughALaterAttemptActs) {
+  Admit();
+  SealHere();
+  RunQueued([&] { return !nodes_->parts.empty(); });
+  Calls();
+  ActivateLaterAttempt();
+  EXPECT_THAT(Calls(), ElementsAre());
+}
+
+TEST_F(SharedSavesTest, CheckpointsAreRemovedByTheNodeThatCoordinates) {
+  CommitKeepingOne("a", 1);
+  CommitKeepingOne("b", 2);
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  nodes_->has_office = true;
+  nodes_->hooks.office_changed();
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("a"));
 }
 
 }  // namespace
