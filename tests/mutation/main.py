@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import queue
+import re
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ from mutation.table import Mutant
 from mutation.tree import BrokenRun, Death, Tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "mutants.md"
 
 
 @dataclasses.dataclass
@@ -103,7 +105,7 @@ def say(words: str) -> None:
 PAGE_HEAD = """\
 # Mutants
 
-<!-- Generated: tools/mutate --json > FILE; tools/mutate --markdown FILE > docs/mutants.md -->
+<!-- Generated: tools/mutate --json > FILE; tools/mutate --markdown FILE, which keeps the other rows -->
 
 For contributors who change a guard or a test. After reading this page you know which test protects which
 guard. A mutant is the source with one guard left out. `tools/mutate` builds each mutant, runs the quickest
@@ -120,6 +122,20 @@ def read_results(paths: Iterable[str]) -> Dict[str, Dict[str, Any]]:
             with contextlib.suppress(ValueError):
                 result = json.loads(line)
                 results[result["name"]] = result
+    return results
+
+
+ROW = re.compile(r"^\| `([^`]+)` \| (.*) \| (?:`(.*)`|\*\*survived\*\*) \|$", re.MULTILINE)  # Of one that has run.
+
+
+def read_page(page: str) -> Dict[str, Dict[str, Any]]:
+    """Returns what the page says of mutants, as read_results does. One whose words have changed since is a new one."""
+    words = {mutant.name: mutant.what for mutant in table.load()}
+    results = {}
+    for name, what, case in ROW.findall(page):
+        if words.get(name) == what:
+            death = {"test": "", "case": case} if case else None
+            results[name] = {"name": name, "what": what, "killed_by": death}
     return results
 
 
@@ -151,7 +167,7 @@ def arguments() -> argparse.Namespace:
         "--markdown",
         metavar="FILE",
         nargs="+",
-        help="run none: print docs/mutants.md from what --json wrote; a mutant's last result counts",
+        help="run none: bring docs/mutants.md up to date with what --json wrote; a mutant's last result counts",
     )
     parser.add_argument(
         "--skip-done",
@@ -160,6 +176,7 @@ def arguments() -> argparse.Namespace:
         default=[],
         help="resume: skip the mutants that were killed in earlier runs, from what --json wrote",
     )
+    parser.add_argument("--new", action="store_true", help="skip the mutants that docs/mutants.md calls killed")
     parser.add_argument("--config", metavar="NAME", default="release", help="Bazel's --config; `quick` builds faster")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="mutants at a time")
     return parser.parse_args()
@@ -177,7 +194,7 @@ def chosen(mutants: List[Mutant], patterns: Optional[List[str]]) -> List[Mutant]
 def main() -> int:
     args = arguments()
     if args.markdown:
-        print(as_markdown(read_results(args.markdown)))
+        PAGE.write_text(as_markdown({**read_page(PAGE.read_text()), **read_results(args.markdown)}) + "\n")
         return 0
     try:
         mutants = table.load()
@@ -186,7 +203,10 @@ def main() -> int:
     stale = table.check(mutants, ROOT)
     if stale:
         raise SystemExit("\n".join(["tools/mutate: the table is stale:", *(f"  {why}" for _, why in stale)]))
-    mutants = without_killed(chosen(mutants, args.only), read_results(args.skip_done))
+    done = read_results(args.skip_done)
+    if args.new:
+        done = {**read_page(PAGE.read_text()), **done}
+    mutants = without_killed(chosen(mutants, args.only), done)
     if args.list:
         for mutant in mutants:
             print(f"{mutant.name:44} {mutant.what}")
