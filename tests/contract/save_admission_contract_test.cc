@@ -332,6 +332,19 @@ TEST_P(AheadOfBegin, SaveThatHasASequenceGetsNoOther) {
   EXPECT_EQ(Begin(first_, "step_1").sequence, 2);
 }
 
+TEST_P(AheadOfBegin, SaveThatHadASequenceBeforeGetsNoOther) {
+  EXPECT_EQ(Begin(second_, "step_1").sequence, 1);
+  const Save save = *Open(2);
+  VoteFor(first_, save, Proposal("step_1"));
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"), /*may_wait=*/false)), "ENDED UNUSED");
+}
+
+TEST_P(AheadOfBegin, VoteThatDoesNotSayForWhichSaveIsNone) {
+  const Save save = *Open(1);
+  EXPECT_EQ(Vote(first_, save), "OPEN");
+  EXPECT_EQ(nodes_.Read(LedgerKeys(nodes_.prefix() + "run/").Vote(1, "node1")), "(none)");
+}
+
 // Saves are published in the order of their sequences.
 TEST_P(AheadOfBegin, IsOfNoUseWhenALaterSequenceWasGiven) {
   const Save save = *Open(1);
