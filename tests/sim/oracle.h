@@ -17,6 +17,7 @@
 
 #include "ckptd/storage/v1/storage.pb.h"
 #include "ckptd/v1/types.pb.h"
+#include "tests/sim/marks.h"
 
 namespace ckptd::sim {
 
@@ -29,8 +30,6 @@ struct SaveName {
   auto operator<=>(const SaveName&) const = default;
   std::string ToString() const;
 };
-
-using Contents = std::map<std::string, uint64_t>;  // Path -> digest of the bytes.
 
 class Oracle {
  public:

@@ -23,6 +23,9 @@ class Schedule {
     events_.emplace(std::pair(clock_.Now() + delay, next_++), std::move(event));
   }
   bool empty() const { return events_.empty(); }
+  void Clear() {
+    while (!events_.empty()) std::exchange(events_, {});  // What an event held may have added another one.
+  }
   void RunNext() {
     auto first = events_.extract(events_.begin());
     clock_.Advance(first.key().first - clock_.Now());

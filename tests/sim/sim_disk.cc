@@ -2,63 +2,15 @@
 #include "tests/sim/sim_disk.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "tests/sim/sim_disk_inl.h"
 
 namespace ckptd::sim {
-namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-
-constexpr int64_t kMarkEvery = 1 << 20;
-using Mark = Marks::value_type;
-
-int64_t PlaceOf(size_t mark, int64_t size) {
-  return mark + 1 == CountMarks(size) ? size - static_cast<int64_t>(sizeof(Mark))
-                                      : static_cast<int64_t>(mark) * kMarkEvery;
-}
-
-// Files begin at page boundaries, so no mark spans two spans.
-template <typename Byte, typename Visit>
-void EachMark(const std::vector<std::span<Byte>>& runs, Visit visit) {
-  int64_t size = 0;
-  for (const auto& run : runs) size += static_cast<int64_t>(run.size());
-  int64_t begins = 0;
-  size_t mark = 0;
-  for (const auto& run : runs) {
-    const int64_t ends = begins + static_cast<int64_t>(run.size());
-    for (; mark < CountMarks(size) && PlaceOf(mark, size) < ends; ++mark)
-      visit(mark, run.data() + (PlaceOf(mark, size) - begins));
-    begins = ends;
-  }
-}
-
-}  // namespace
-
-size_t CountMarks(int64_t size) { return size == 0 ? 0 : static_cast<size_t>((size - 1) / kMarkEvery) + 2; }
-
-void WriteMarks(const std::vector<std::span<std::byte>>& runs, const Marks& marks) {
-  EachMark(runs, [&marks](size_t mark, std::byte* at) { std::memcpy(at, &marks.at(mark), sizeof(Mark)); });
-}
-
-Marks ReadMarks(const std::vector<std::span<const std::byte>>& runs) {
-  Marks marks;
-  EachMark(runs,
-           [&marks](size_t, const std::byte* at) { std::memcpy(&marks.emplace_back(), at, sizeof(Mark)); });
-  return marks;
-}
-
-uint64_t Digest(const Marks& marks) {
-  uint64_t digest = 0;
-  for (const Mark mark : marks) digest = Mix(digest, mark);
-  return digest;
-}
-
-// ---- SimDisk
 
 int64_t Volume::free_bytes() const {
   int64_t free = capacity;

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "daemon/engine/root_io.h"
+#include "tests/sim/marks.h"
 #include "tests/sim/oracle.h"
 #include "tests/sim/random.h"
 #include "tests/sim/schedule.h"
@@ -41,17 +42,6 @@ struct DiskFaults {
   int rescan = 0;
   int read = 0;  // EIO of queries: opening the root, its free bytes, whether a tag may be used.
 };
-
-// What a simulated trainer writes into a file: eight bytes at the beginning, at each MiB, and at the end.
-// This identifies the contents wherever the boundaries of segments fall.
-using Marks = std::vector<uint64_t>;
-size_t CountMarks(int64_t size);
-void WriteMarks(const std::vector<std::span<std::byte>>& runs, const Marks& marks);
-Marks ReadMarks(const std::vector<std::span<const std::byte>>& runs);
-uint64_t Digest(const Marks& marks);
-inline uint64_t Digest(const std::vector<std::span<const std::byte>>& runs) {
-  return Digest(ReadMarks(runs));
-}
 
 class SimDisk;
 

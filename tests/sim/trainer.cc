@@ -1,9 +1,6 @@
 // A trainer connects, joins and resumes, and reconnects after a loss.
 #include "tests/sim/trainer.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
 #include "tests/sim/trainer_inl.h"
@@ -16,17 +13,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 }  // namespace
-
-Trainer::Mapping::Mapping(int fd, int64_t bytes, SegmentAccess access)
-    : data(static_cast<std::byte*>(mmap(nullptr, bytes,
-                                        access == SegmentAccess::kRead ? PROT_READ : PROT_READ | PROT_WRITE,
-                                        MAP_SHARED, fd, 0))),
-      size(bytes) {
-  close(fd);
-}
-Trainer::Mapping::~Mapping() {
-  if (data != MAP_FAILED) munmap(data, size);
-}
 
 std::string Trainer::Who() const {
   return absl::StrCat(instance_, " (run ", launch_->run, " rank ", rank_, " attempt ", attempt_, " session ",

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/sim/mapping.h"
 #include "tests/sim/world.h"
 
 namespace ckptd::sim {
@@ -71,12 +72,6 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     std::vector<File> files;
     bool leaves_one_out = false;
     int only_rank = -1;  // The one rank that contributes; -1: all do.
-  };
-  struct Mapping {
-    Mapping(int fd, int64_t bytes, SegmentAccess access);
-    ~Mapping();
-    std::byte* data;
-    int64_t size;
   };
   // One rank's files of an open checkpoint, in the daemon's memory.
   struct LocatedPart {

@@ -16,6 +16,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/memory/populator.h"
 #include "daemon/memory/segment_pool.h"
+#include "tests/sim/cases.h"
 #include "tests/sim/oracle.h"
 #include "tests/sim/plan.h"
 #include "tests/sim/schedule.h"
@@ -37,13 +38,6 @@ struct Launch {
   bool descriptors = true;
   // Attempts of which a rank has begun from nothing, because every checkpoint was damaged.
   std::set<int64_t> from_nothing;
-};
-
-struct Result {
-  std::string violation;  // Empty: every promise was kept.
-  int64_t steps = 0;      // Events, without ticks.
-  std::map<std::string, int64_t> counts;
-  std::vector<std::string> trace;
 };
 
 class World : public EngineObserver {

@@ -65,7 +65,7 @@ class SimulatedEtcd::Server : public std::enable_shared_from_this<Server> {
   const After after;
   Clock* const clock;
   sim::Random random;
-  const Faults faults;
+  Faults faults;
   EtcdModel model;
   std::map<int64_t, LeaseEnd> lease_ends;
   std::vector<std::weak_ptr<WatchOf>> watches;
@@ -289,6 +289,8 @@ void SimulatedEtcd::WithModel(const std::function<void(EtcdModel&)>& use) {
   use(server_->model);
   server_->Notify();
 }
+
+void SimulatedEtcd::EndFaults() { server_->faults = Faults(); }
 
 void SimulatedEtcd::ChangeLeader() {
   for (const auto& [id, end] : std::map<int64_t, Server::LeaseEnd>(server_->lease_ends)) {

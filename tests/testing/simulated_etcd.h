@@ -48,6 +48,8 @@ class SimulatedEtcd {
 
   // What is stored; after a change its watches are told.
   void WithModel(const std::function<void(EtcdModel&)>& use);
+  // From now on everything arrives soon, and once.
+  void EndFaults();
   // As a member that takes over does: every lease has its full time again.
   void ChangeLeader();
   // Runs whenever a transaction has arrived, before it is applied: what is done there came first. Null: no
