@@ -21,10 +21,26 @@ void NodesRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
 }
 
 void NodesRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
+  ++scanning_;
+  Look([this, done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
+    --scanning_;
+    done(std::move(root));
+  });
+}
+
+// Else a job would resume from an older checkpoint than the newest, or from nothing, because this node does
+// not see yet what another one has published.
+void NodesRootIo::Look(Callback<absl::StatusOr<RootSnapshot>> done) {
   files_.Rescan([this, alive = std::weak_ptr<bool>(alive_),
                  done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
     if (alive.expired()) return;
-    if (root.ok()) nodes_->HideRemoved(&*root);
+    if (!root.ok()) return done(std::move(root));
+    if (nodes_->IsOld(*root)) {
+      return nodes_->LookAgain([this, alive, done = std::move(done)]() mutable {
+        if (!alive.expired()) Look(std::move(done));
+      });
+    }
+    nodes_->HideRemoved(&*root);
     done(std::move(root));
   });
 }
@@ -44,12 +60,11 @@ void NodesRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
     if (!acquired.ok()) return answer(acquired);
     const std::function<void()> release = nodes_->ReleaserOf(sequence);
     files_.OpenCheckpoint(tag, sequence,
-                          [release, answer = std::move(answer)](
+                          [this, alive, sequence, release, answer = std::move(answer)](
                               absl::StatusOr<std::shared_ptr<CheckpointReader>> opened) mutable {
-                            if (!opened.ok()) {
-                              release();
-                              return answer(opened.status());
-                            }
+                            if (alive.expired()) return;
+                            if (!opened.ok())
+                              return Explain(sequence, opened.status(), release, std::move(answer));
                             // The same reader; when the last user has dropped it, the other nodes hear of it.
                             CheckpointReader* const reader = opened->get();
                             answer(std::shared_ptr<CheckpointReader>(
@@ -58,6 +73,18 @@ void NodesRootIo::OpenCheckpoint(std::string tag, int64_t sequence,
                                   release();
                                 }));
                           });
+  });
+}
+
+// Somebody may have removed it after this node's registration was lost, and with it what kept it: then it is
+// not damaged.
+void NodesRootIo::Explain(int64_t sequence, const absl::Status& error, const std::function<void()>& release,
+                          Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> answer) {
+  nodes_->ConfirmReader(sequence, [alive = std::weak_ptr<bool>(alive_), error, release,
+                                   answer = std::move(answer)](const absl::Status& confirmed) mutable {
+    if (alive.expired()) return;
+    release();
+    answer(confirmed.ok() ? error : confirmed);
   });
 }
 

@@ -24,8 +24,16 @@ class NodesReading {
   virtual void Opened(const std::string& run_id, int64_t highest) = 0;
   // Takes out of what was found the checkpoints whose removal is decided.
   virtual void HideRemoved(RootSnapshot* root) = 0;
+  // Whether what was found is older than what etcd calls committed, as it may be for as long as names are
+  // stale: look again then. False after that time, for then somebody has taken the checkpoint away.
+  virtual bool IsOld(const RootSnapshot& root) = 0;
+  // Runs it a little later.
+  virtual void LookAgain(absl::AnyInvocable<void()> look) = 0;
   // As ReaderKeys.
   virtual void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) = 0;
+  // Between its OK and the release: that nobody has decided to remove the checkpoint, in no registration of
+  // this node.
+  virtual void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) = 0;
   // On any thread.
   virtual std::function<void()> ReleaserOf(int64_t sequence) = 0;
   // Decides that the checkpoint goes, waits until no node reads it, and removes it. NOT_COORDINATOR.
@@ -44,7 +52,7 @@ class NodesRootIo : public RootIo {
 
   void Open(Callback<absl::StatusOr<RootSnapshot>> done) override;
 
-  // NO_CHECKPOINT if it is being removed.
+  // BEING_REMOVED if that is decided.
   void OpenCheckpoint(std::string tag, int64_t sequence,
                       Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
   void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override {
@@ -118,13 +126,19 @@ class NodesRootIo : public RootIo {
     files_.Adopt(std::move(survey), std::move(summary), std::move(done));
   }
   std::optional<Instant> pending_since() const override { return files_.pending_since(); }
-  bool has_pending() const override { return opening_ > 0 || files_.has_pending(); }
+  bool has_pending() const override { return opening_ > 0 || scanning_ > 0 || files_.has_pending(); }
 
  private:
+  void Look(Callback<absl::StatusOr<RootSnapshot>> done);
+  // Answers with the error of opening a checkpoint if nobody removes it, as etcd says after the error.
+  void Explain(int64_t sequence, const absl::Status& error, const std::function<void()>& release,
+               Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> answer);
+
   const std::unique_ptr<SharedFilesIo> files_owned_;
   SharedFilesIo& files_;
   NodesReading* nodes_ = nullptr;
-  int opening_ = 0;  // OpenCheckpoint was not answered.
+  int opening_ = 0;   // OpenCheckpoint was not answered,
+  int scanning_ = 0;  // and neither was Rescan.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

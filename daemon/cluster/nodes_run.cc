@@ -13,17 +13,28 @@
 #include "daemon/ledger/ledger_reasons.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
+#include "storage/commit/shared_scan.h"
 
 namespace ckptd {
 
 using ledger::v1::SaveState;
 
+namespace {
+
+constexpr Duration kLookPause = std::chrono::milliseconds(200);
+// For how long a checkpoint that etcd knows is looked for: longer than names are stale.
+constexpr Duration kLongestLook = kStaleness + std::chrono::seconds(2);
+
+}  // namespace
+
 NodesRun::NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options)
     : etcd_(etcd), clock_(clock), files_(files), options_(std::move(options)) {}
 
+// Without a word: who has asked may be gone.
 NodesRun::~NodesRun() {
   alive_ = nullptr;
-  EndRegistration();
+  DropOffice();
+  saves_ = nullptr;
 }
 
 // ---- registrations
@@ -128,6 +139,7 @@ void NodesRun::OnTick() {
     BeginRegistration();
   }
   if (std::exchange(coordinator_over_, false)) DropOffice();
+  TakeLooks();
   ledger_->OnTick();
   calls_->OnTick();
   resume_->OnTick();
@@ -197,8 +209,15 @@ void NodesRun::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
   election_->Resign(std::move(resigned));
 }
 
+// A removal ends with the office, and nobody hears of it any more when the run is closed.
 void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) {
-  if (evictions_ != nullptr) return evictions_->Evict(tag, sequence, std::move(done));
+  if (evictions_ != nullptr) {
+    return evictions_->Evict(
+        tag, sequence,
+        [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](const absl::Status& removed) mutable {
+          if (!alive.expired()) done(removed);
+        });
+  }
   options_.post([done = std::move(done),
                  error = NotCoordinator("remove its checkpoints", options_.path)]() mutable { done(error); });
 }
@@ -207,7 +226,9 @@ void NodesRun::OnEvicting(const std::vector<std::string>& keys) {
   const std::string prefix = LedgerKeys(prefix_).Evictings();
   for (const std::string& key : keys) {
     int64_t sequence = 0;
-    if (absl::SimpleAtoi(key.substr(prefix.size()), &sequence)) hooks_.removed(sequence);
+    if (!absl::SimpleAtoi(key.substr(prefix.size()), &sequence)) continue;
+    known_.erase(sequence);
+    hooks_.removed(sequence);
   }
 }
 
@@ -216,7 +237,7 @@ void NodesRun::HideRemoved(RootSnapshot* root) {
   const LedgerKeys keys(prefix_);
   for (auto checkpoint = root->committed.begin(); checkpoint != root->committed.end();) {
     const int64_t sequence = checkpoint->first;
-    if (evicting_->Find(keys.Evicting(sequence)) == nullptr) {
+    if (!IsEvicting(sequence)) {
       ++checkpoint;
       continue;
     }
@@ -224,13 +245,81 @@ void NodesRun::HideRemoved(RootSnapshot* root) {
       leftovers_[sequence] = checkpoint->second.summary.tag();
     checkpoint = root->committed.erase(checkpoint);
   }
+  const int64_t replacing = LastReplacing();
+  for (const auto& [key, value] : evicting_->keys()) {
+    int64_t sequence = 0;
+    if (absl::SimpleAtoi(key.substr(keys.Evictings().size()), &sequence) && sequence < replacing)
+      root->leaving.insert(sequence);
+  }
   EndRemovals();
+}
+
+// The last save that has not ended and whose tag is being made free; 0: there is none. Until it is there, the
+// root may have nothing that this node could list in the place of what is being removed.
+int64_t NodesRun::LastReplacing() const {
+  int64_t last = 0;
+  for (const auto& [key, value] : evicting_->keys()) {
+    ledger::v1::Evicting evicting;
+    if (!evicting.ParseFromString(value.value()) || evicting.replaced_by() == 0) continue;
+    const std::optional<SaveState> state =
+        saves_ == nullptr ? std::nullopt : saves_->Shown(evicting.replaced_by());
+    if (!state || !HasEnded(*state)) last = std::max(last, evicting.replaced_by());
+  }
+  return last;
+}
+
+bool NodesRun::IsEvicting(int64_t sequence) const {
+  return evicting_ != nullptr && evicting_->Find(LedgerKeys(prefix_).Evicting(sequence)) != nullptr;
+}
+
+bool NodesRun::IsOld(const RootSnapshot& root) {
+  int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
+  // Retention removes what a newer one follows, of which this node may hear later.
+  for (const auto& [key, value] : evicting_ == nullptr ? EtcdMirror::Keys() : evicting_->keys()) {
+    ledger::v1::Evicting evicting;
+    int64_t sequence = 0;
+    if (evicting.ParseFromString(value.value()) && evicting.replaced_by() == 0 &&
+        absl::SimpleAtoi(key.substr(LedgerKeys(prefix_).Evictings().size()), &sequence))
+      newest = std::max(newest, sequence + 1);
+  }
+  const bool shown = std::any_of(root.committed.lower_bound(newest), root.committed.end(),
+                                 [this](const auto& checkpoint) { return !IsEvicting(checkpoint.first); });
+  const bool damaged = !known_.empty() &&
+                       std::any_of(root.damaged.begin(), root.damaged.end(),
+                                   [this](const auto& each) { return each.tag == known_.rbegin()->second; });
+  if (newest == 0 || shown || damaged) {
+    missing_.reset();
+    return false;
+  }
+  if (!missing_ || missing_->first != newest) missing_ = {newest, clock_->Now()};
+  return clock_->Now() - missing_->second < kLongestLook;
+}
+
+void NodesRun::LookAgain(absl::AnyInvocable<void()> look) {
+  looks_.emplace_back(clock_->Now() + kLookPause, std::move(look));
+}
+
+void NodesRun::TakeLooks() {
+  std::vector<absl::AnyInvocable<void()>> due;
+  for (auto& [at, look] : looks_) {
+    if (clock_->Now() >= at) due.push_back(std::move(look));
+  }
+  std::erase_if(looks_, [this](const auto& look) { return clock_->Now() >= look.first; });
+  for (auto& look : due) look();
+}
+
+void NodesRun::SawCommitted(int64_t sequence, const SaveState& state) {
+  if (!IsEvicting(sequence)) known_[sequence] = state.tag();
 }
 
 // ---- readers
 
 void NodesRun::AcquireReader(int64_t sequence, Callback<absl::Status> acquired) {
   readers_->Acquire(sequence, std::move(acquired));
+}
+
+void NodesRun::ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) {
+  readers_->Confirm(sequence, std::move(confirmed));
 }
 
 std::function<void()> NodesRun::ReleaserOf(int64_t sequence) {
@@ -253,11 +342,19 @@ void NodesRun::WhenSettled(int64_t attempt, Callback<absl::Status> settled) {
 void NodesRun::ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done) {
   ListPrefix(
       etcd_, LedgerKeys(prefix_).SaveStates(), absl::StrCat("looking at the saves of run ", options_.path),
-      [attempt, done = std::move(done)](absl::StatusOr<EtcdListing> listing) mutable {
+      [this, attempt, alive = std::weak_ptr<bool>(alive_),
+       done = std::move(done)](absl::StatusOr<EtcdListing> listing) mutable {
+        if (alive.expired()) return;
         if (!listing.ok()) return done(listing.status());
+        const size_t prefix = LedgerKeys(prefix_).SaveStates().size();
         for (const etcdserverpb::KeyValue& key : listing->keys) {
           SaveState state;
-          if (!state.ParseFromString(key.value()) || state.attempt() >= attempt || HasEnded(state)) continue;
+          int64_t sequence = 0;
+          if (!state.ParseFromString(key.value()) || !absl::SimpleAtoi(key.key().substr(prefix), &sequence))
+            continue;
+          // The scan that follows must show it.
+          if (state.phase() == SaveState::COMMITTED) SawCommitted(sequence, state);
+          if (state.attempt() >= attempt || HasEnded(state)) continue;
           if (state.phase() == SaveState::OPEN) continue;  // No node's save yet.
           return done(MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
                                 absl::StrCat("the save of ", state.tag(), " of attempt ", state.attempt(),

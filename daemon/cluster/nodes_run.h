@@ -63,7 +63,10 @@ class NodesRun : public SharedRun, public NodesReading {
   // ---- NodesReading
   void Opened(const std::string& run_id, int64_t highest) override;
   void HideRemoved(RootSnapshot* root) override;
+  bool IsOld(const RootSnapshot& root) override;
+  void LookAgain(absl::AnyInvocable<void()> look) override;
   void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) override;
+  void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) override;
   std::function<void()> ReleaserOf(int64_t sequence) override;
   void Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) override;
 
@@ -111,6 +114,10 @@ class NodesRun : public SharedRun, public NodesReading {
   void EndRemovals();
   void OnEvicting(const std::vector<std::string>& keys);
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
+  int64_t LastReplacing() const;
+  void SawCommitted(int64_t sequence, const ledger::v1::SaveState& state);
+  bool IsEvicting(int64_t sequence) const;
+  void TakeLooks();
 
   // nodes_run_saves.cc
   void StartSaves();
@@ -148,6 +155,12 @@ class NodesRun : public SharedRun, public NodesReading {
   std::unique_ptr<SaveCoordinator> coordinator_;
   std::unique_ptr<Evictions> evictions_;
   bool coordinator_over_ = false;
+
+  // What etcd calls committed, and nobody removes: tags by sequence. And since when the newest of them has
+  // been missing in the root, as this node sees it.
+  std::map<int64_t, std::string> known_;
+  std::optional<std::pair<int64_t, Instant>> missing_;
+  std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.
 
   std::map<SaveId, Saving> savings_;
   std::map<int64_t, std::string>

@@ -98,7 +98,11 @@ std::vector<SaveId> NodesRun::UnfinishedSaves() const {
 SharedSaves::Hooks NodesRun::SavesHooks() {
   return {.changed = [this](const SaveName& name, const SharedSave& state) { OnChanged(IdOf(name), state); },
           .failed = [this](const SaveName& name, const absl::Status& why) { OnFailed(IdOf(name), why); },
-          .other_committed = [this](const SharedSave&) { hooks_.root_changed(); },
+          .other_committed =
+              [this](const SharedSave& save) {
+                SawCommitted(save.sequence, save.state);
+                hooks_.root_changed();
+              },
           .released = [this](const SaveName& name) { OnReleased(IdOf(name)); },
           .lost = [this](const absl::Status&) { over_ = true; }};
 }
@@ -121,6 +125,7 @@ void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
       decision.phase = Decision::kSealed;
       break;
     case SaveState::COMMITTED:
+      SawCommitted(state.sequence, state.state);
       decision.phase = Decision::kCommitted;
       break;
     case SaveState::ENDED:

@@ -32,6 +32,18 @@ void ReaderKeys::Acquire(int64_t sequence, Done acquired) {
   Step(sequence);
 }
 
+// Of a key that is there, this changes nothing; one that went with a registration is written anew, if nobody
+// has decided to remove the checkpoint meanwhile.
+void ReaderKeys::Confirm(int64_t sequence, Done confirmed) {
+  calls_.Ask<absl::Status>(
+      absl::StrCat("whether the checkpoint of sequence ", sequence, " is being removed from"),
+      clock_->Now() + options_.patience,
+      [this, sequence](LedgerCalls::Answer<absl::Status> done) {
+        readers_->Begin(sequence, std::move(done));
+      },
+      std::move(confirmed));
+}
+
 void ReaderKeys::Release(int64_t sequence) {
   --reading_.at(sequence).readers;
   Step(sequence);

@@ -39,9 +39,12 @@ class ReaderKeys {
   void SetNode(const NodeIdentity* node);
   void OnTick();
 
-  // From OK until as many calls of Release, no node removes the checkpoint. NO_CHECKPOINT if that is decided
+  // From OK until as many calls of Release, no node removes the checkpoint. BEING_REMOVED if that is decided
   // already; LEDGER_UNAVAILABLE after `patience`.
   void Acquire(int64_t sequence, Done acquired);
+  // While it is acquired: asks etcd once more, for a registration may have been lost meanwhile. OK: no node
+  // has removed the checkpoint since. BEING_REMOVED; LEDGER_UNAVAILABLE after the patience.
+  void Confirm(int64_t sequence, Done confirmed);
   void Release(int64_t sequence);
 
  private:

@@ -128,6 +128,13 @@ std::string SharedSaves::WaitsFor(const SaveName& name) const {
   return part == parts_.end() ? "" : part->second.WaitsFor();
 }
 
+std::optional<SaveState> SharedSaves::Shown(int64_t sequence) const {
+  const std::string* const shown = states_.Find(keys_.SaveState(sequence));
+  SaveState state;
+  if (shown == nullptr || !state.ParseFromString(*shown)) return std::nullopt;
+  return state;
+}
+
 // ---- what is asked of etcd
 
 void SharedSaves::Ask(const SaveName& name) {

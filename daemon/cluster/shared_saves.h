@@ -98,6 +98,8 @@ class SharedSaves {
 
   // For error messages, as NodePart::WaitsFor. Empty if nothing is known of the save.
   std::string WaitsFor(const SaveName& name) const;
+  // The save of this sequence, for all that is known of it here.
+  std::optional<ledger::v1::SaveState> Shown(int64_t sequence) const;
   void OnTick();  // Several times a second.
 
  private:

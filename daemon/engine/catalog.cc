@@ -1,5 +1,6 @@
 #include "daemon/engine/catalog.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace ckptd {
@@ -45,23 +46,47 @@ bool Catalog::IsSuspect(int64_t sequence) const {
 }
 
 void Catalog::Replace(std::map<int64_t, CommittedCheckpoint> committed,
-                      std::vector<DamagedCheckpoint> unreadable) {
+                      std::vector<DamagedCheckpoint> unreadable, const std::set<int64_t>& leaving) {
   for (const auto& [sequence, known] : committed_) {  // Damage that could not be written down.
     const auto found = committed.find(sequence);
     if (found != committed.end() && !found->second.damage) found->second.damage = known.damage;
   }
+  for (const int64_t sequence : std::exchange(withdrawn_, {})) {
+    if (!leaving.contains(sequence)) continue;
+    committed.insert(*committed_.find(sequence));
+    withdrawn_.insert(sequence);
+  }
   committed_ = std::move(committed);
   unreadable_ = std::move(unreadable);
   for (int64_t sequence : std::exchange(perhaps_evicted_, {})) evicting_.erase(sequence);
+  ForgetWithdrawn();
 }
 
 const CommittedCheckpoint& Catalog::Add(CommittedCheckpoint checkpoint) {
   const int64_t sequence = checkpoint.summary.sequence();
-  return committed_[sequence] = std::move(checkpoint);
+  committed_[sequence] = std::move(checkpoint);
+  ForgetWithdrawn();
+  return committed_.at(sequence);
+}
+
+void Catalog::Withdraw(int64_t sequence) {
+  if (!committed_.contains(sequence)) return;
+  withdrawn_.insert(sequence);
+  ForgetWithdrawn();
+}
+
+void Catalog::ForgetWithdrawn() {
+  std::erase_if(withdrawn_, [this](int64_t sequence) {
+    const bool followed = std::any_of(committed_.upper_bound(sequence), committed_.end(),
+                                      [](const auto& newer) { return IsGood(newer.second); });
+    if (followed) committed_.erase(sequence);
+    return followed;
+  });
 }
 
 void Catalog::RemoveTag(const std::string& tag) {
   std::erase_if(committed_, [&tag](const auto& entry) { return entry.second.summary.tag() == tag; });
+  std::erase_if(withdrawn_, [this](int64_t sequence) { return !committed_.contains(sequence); });
 }
 
 void Catalog::SetDamage(int64_t sequence, std::optional<storage::v1::Damage> damage) {

@@ -37,11 +37,19 @@ class Catalog {
   bool IsSuspect(int64_t sequence) const;
 
   // Takes over the result of a scan. Damage that is known here and could not be written to disk stays known.
-  // Evictions whose outcome was unknown are over: the scan decided them.
-  void Replace(std::map<int64_t, CommittedCheckpoint> committed, std::vector<DamagedCheckpoint> unreadable);
+  // Evictions whose outcome was unknown are over: the scan decided them. `leaving`: those whose successor is
+  // not there yet (RootSnapshot).
+  void Replace(std::map<int64_t, CommittedCheckpoint> committed, std::vector<DamagedCheckpoint> unreadable,
+               const std::set<int64_t>& leaving = {});
   // Adds a checkpoint, by its summary's sequence.
   const CommittedCheckpoint& Add(CommittedCheckpoint checkpoint);
-  void Remove(int64_t sequence) { committed_.erase(sequence); }
+  void Remove(int64_t sequence) {
+    committed_.erase(sequence);
+    withdrawn_.erase(sequence);
+  }
+  // Another node removes it, because of a newer one. It is listed until the newer one is, which this node may
+  // hear of later: what is the newest never goes back.
+  void Withdraw(int64_t sequence);
   // Removes every generation of `tag`: a newer one takes its place.
   void RemoveTag(const std::string& tag);
   // No-ops when the checkpoint is gone.
@@ -57,10 +65,13 @@ class Catalog {
   void EvictionIsUncertain(int64_t sequence) { perhaps_evicted_.insert(sequence); }
 
  private:
+  void ForgetWithdrawn();
+
   std::map<int64_t, CommittedCheckpoint> committed_;
   std::vector<DamagedCheckpoint> unreadable_;
   std::set<int64_t> evicting_;
   std::set<int64_t> perhaps_evicted_;  // A subset of evicting_.
+  std::set<int64_t> withdrawn_;        // Of committed_: those that no newer good one follows.
 };
 
 }  // namespace ckptd

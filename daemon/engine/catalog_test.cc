@@ -67,6 +67,34 @@ TEST_F(CatalogTest, AScanDecidesUncertainEvictionsOnly) {
   EXPECT_TRUE(catalog_.perhaps_evicted().empty());
 }
 
+TEST_F(CatalogTest, WhatAnotherNodeRemovesIsListedUntilANewerOneIs) {
+  catalog_.Withdraw(2);
+  EXPECT_EQ(catalog_.Find(2), nullptr) << "3 is newer";
+  catalog_.Withdraw(3);
+  EXPECT_EQ(Newest(), 3);
+  CommittedCheckpoint suspect = Checkpoint(4, "s4");
+  suspect.summary.set_suspect("NaN");
+  catalog_.Add(suspect);
+  EXPECT_EQ(Newest(), 3) << "a suspect one is not what jobs resume from";
+  catalog_.Add(Checkpoint(5, "s5"));
+  EXPECT_EQ(Newest(), 5);
+  EXPECT_EQ(catalog_.Find(3), nullptr);
+  catalog_.Withdraw(9);
+  EXPECT_EQ(Newest(), 5) << "there is none";
+}
+
+TEST_F(CatalogTest, AScanKeepsWhatAnotherNodeRemovesWhileItsSuccessorIsOnItsWay) {
+  catalog_.Withdraw(3);
+  catalog_.Replace({{1, Checkpoint(1, "s1")}}, {}, /*leaving=*/{3});
+  EXPECT_EQ(Newest(), 3);
+  catalog_.Replace({{1, Checkpoint(1, "s1")}, {4, Checkpoint(4, "s3")}}, {}, /*leaving=*/{3});
+  EXPECT_EQ(Newest(), 4);
+  EXPECT_EQ(catalog_.Find(3), nullptr);
+  catalog_.Withdraw(4);
+  catalog_.Replace({{1, Checkpoint(1, "s1")}}, {});
+  EXPECT_EQ(Newest(), 1) << "its successor came to nothing";
+}
+
 TEST_F(CatalogTest, ATagHasOneGeneration) {
   catalog_.RemoveTag("s2");
   catalog_.Add(Checkpoint(4, "s2"));

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,9 @@ struct RootSnapshot {
   int64_t highest_sequence = 0;
   int64_t trash_bytes = 0;
   std::vector<ForeignTag> foreign;
+  // In a root of several nodes: sequences of checkpoints that are being removed, while a newer one is on its
+  // way to the tag of one of them.
+  std::set<int64_t> leaving;
 };
 
 // A checkpoint that is being written; the engine names it by this number.

@@ -39,7 +39,7 @@ void Engine::Impl::LoadSnapshot(Run* run, RootSnapshot snapshot) {
   }
   run->probe = std::move(snapshot.probe);
   disk_.SetFreeBytes(run, run->probe.free_bytes);
-  run->catalog.Replace(std::move(snapshot.committed), std::move(snapshot.damaged));
+  run->catalog.Replace(std::move(snapshot.committed), std::move(snapshot.damaged), snapshot.leaving);
   trash_.SetBytes(run, snapshot.trash_bytes);
   retention_.SetPointers(run, std::move(snapshot.pointers));
   run->read_only = false;

@@ -205,7 +205,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
            .continue_failing = [this](Save* save) { tracker_.ContinueFailing(save); },
            .removed =
                [this](Run* run, int64_t sequence) {
-                 run->catalog.Remove(sequence);
+                 run->catalog.Withdraw(sequence);
                  residents_.Prune(run);
                },
            .root_changed = [this](Run* run) { scanner_.Scan(run); },

@@ -38,8 +38,9 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
     *refused = absl::OkStatus();
     if (FirstOf<NodeReads>(found[0]).reading() == reading) return Operations();
     if (reading && !found[1].empty()) {
-      *refused = MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
-                           absl::StrCat("the checkpoint of sequence ", sequence, " is being removed"));
+      *refused = MakeError(absl::StatusCode::kUnavailable, ledger_reason::kBeingRemoved,
+                           absl::StrCat("the checkpoint of sequence ", sequence,
+                                        " is being removed, because there is a newer one; open that"));
       return Operations();
     }
     NodeReads reads;

@@ -31,7 +31,7 @@ class CheckpointReaders {
   CheckpointReaders(Etcd* etcd, Options options);
 
   // From OK on no node removes or replaces the checkpoint, until this node ends reading it or its
-  // registration ends. Once for all readers of this node. NO_CHECKPOINT if that has been decided already.
+  // registration ends. Once for all readers of this node. BEING_REMOVED if that has been decided already.
   // Files are opened after OK.
   void Begin(int64_t sequence, Done begun);
   void End(int64_t sequence, Done ended);

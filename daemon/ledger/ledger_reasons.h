@@ -18,6 +18,9 @@ inline constexpr char kNotInSave[] = "NOT_IN_SAVE";
 inline constexpr char kNodeLost[] = "NODE_LOST";
 // FAILED_PRECONDITION: nodes read the checkpoint, which is not removed meanwhile.
 inline constexpr char kBeingRead[] = "BEING_READ";
+// UNAVAILABLE: the checkpoint goes, so nobody begins to read it. It is not damaged, and a newer one is there,
+// or takes its place in a moment.
+inline constexpr char kBeingRemoved[] = "BEING_REMOVED";
 
 }  // namespace ckptd::ledger_reason
 #endif  // CKPTD_DAEMON_LEDGER_LEDGER_REASONS_H_

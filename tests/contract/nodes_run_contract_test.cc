@@ -354,7 +354,7 @@ TEST_P(NodesRunContract, CheckpointIsNotRemovedWhileANodeReadsIt) {
     return std::all_of(all_.begin(), all_.end(), [](const Node& node) { return !node.removed.empty(); });
   });
   for (const Node& node : all_) EXPECT_THAT(node.removed, ElementsAre(1)) << node.name;
-  EXPECT_EQ(ReasonOf(open(reads).status()), "NO_CHECKPOINT");
+  EXPECT_EQ(ReasonOf(open(reads).status()), "BEING_REMOVED");
 }
 
 TEST_P(NodesRunContract, NodeThatDoesNotCoordinateRemovesNothing) {
@@ -385,6 +385,99 @@ TEST_P(NodesRunContract, RemovalThatACoordinatorHasNotEndedIsEndedByTheNext) {
   EXPECT_EQ(scanned->committed.size(), 1u) << "what is being removed is no checkpoint";
   RunUntil([&] { return !root_.tags.contains("step_1"); });
   EXPECT_FALSE(root_.tags.contains("step_1"));
+}
+
+TEST_P(NodesRunContract, NobodyHearsOfARemovalOnceTheRunIsClosed) {
+  SaveAll("step_1");
+  Node& closed = *Coordinator();
+  root_.before = [&closed](const std::string& what) {
+    if (what == "Remove") closed.pause.Begin();
+    return what != "Remove";
+  };
+  bool heard = false;
+  closed.io->Evict("step_1", 1, [&heard](const absl::Status&) { heard = true; });
+  RunUntil([&] { return !Other().removed.empty(); });
+  Kill(closed);
+  EXPECT_FALSE(heard) << "who had asked may be gone";
+  root_.before = nullptr;
+}
+
+TEST_P(NodesRunContract, NobodyHearsOfAResumeOnceTheRunIsClosed) {
+  SaveAll("step_1");
+  bool heard = false;
+  all_[1].run->FinishResume(1, 1, absl::OkStatus(), etcd_.clock()->Now(),
+                            [&heard](const absl::Status&) { heard = true; });
+  Kill(all_[1]);
+  EXPECT_FALSE(heard);
+}
+
+// ---- names that are old
+
+TEST_P(NodesRunContract, ScanShowsWhatEtcdCallsCommitted) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  const int64_t newest = root_.tags.at("step_2");
+  root_.hidden = {newest};
+  std::optional<absl::StatusOr<RootSnapshot>> scanned;
+  Other().io->Rescan([&](auto root) { scanned = std::move(root); });
+  RunFor(seconds(3));
+  EXPECT_FALSE(scanned.has_value()) << "a job would resume from an older checkpoint";
+  EXPECT_TRUE(Other().io->has_pending());
+  root_.hidden.clear();
+  RunUntil([&] { return scanned.has_value(); });
+  ASSERT_TRUE((*scanned).ok());
+  EXPECT_TRUE((*scanned)->committed.contains(newest));
+}
+
+TEST_P(NodesRunContract, ScanAfterTheWaitForEarlierSavesShowsTheNewestOne) {
+  SaveAll("step_1");
+  // A node that has heard nothing yet but what it asks for.
+  Node& late = Other();
+  Kill(late);
+  Start(late);
+  root_.hidden = {1};
+  EXPECT_TRUE(Ask<absl::Status>([&](auto done) { late.run->WhenSettled(2, std::move(done)); }).ok());
+  std::optional<absl::StatusOr<RootSnapshot>> scanned;
+  late.io->Rescan([&](auto root) { scanned = std::move(root); });
+  RunFor(seconds(3));
+  EXPECT_FALSE(scanned.has_value());
+  root_.hidden.clear();
+  RunUntil([&] { return scanned.has_value(); });
+  EXPECT_TRUE((*scanned)->committed.contains(1));
+}
+
+TEST_P(NodesRunContract, ScanDoesNotWaitForEverForWhatSomebodyHasTakenAway) {
+  SaveAll("step_1");
+  root_.tags.clear();
+  const auto scanned =
+      Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Other().io->Rescan(std::move(done)); });
+  ASSERT_TRUE(scanned.ok()) << scanned.status();
+  EXPECT_THAT(scanned->committed, IsEmpty());
+}
+
+TEST_P(NodesRunContract, CheckpointIsLeavingUntilTheSaveThatReplacesItHasEnded) {
+  SaveAll("step_1");
+  Node& coordinator = *Coordinator();
+  root_.before = [&coordinator](const std::string& what) {
+    if (what == "Publish") coordinator.pause.Begin();
+    return what != "Publish";
+  };
+  const SaveId again{1, "step_1", 2};
+  for (Node& node : all_) node.run->Begin(again, etcd_.clock()->Now() + minutes(8), {});
+  RunUntil([&] { return !Other().removed.empty(); });
+  const auto scan = [&] {
+    return *Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Other().io->Rescan(std::move(done)); });
+  };
+  const RootSnapshot meanwhile = scan();
+  EXPECT_FALSE(meanwhile.committed.contains(1));
+  EXPECT_THAT(meanwhile.leaving, ElementsAre(1));
+  root_.before = nullptr;
+  coordinator.pause.End();
+  RunUntil([&] {
+    return std::count(Other().heard["step_1"].begin(), Other().heard["step_1"].end(), "COMMITTED") == 2;
+  });
+  EXPECT_THAT(scan().leaving, IsEmpty());
+  EXPECT_TRUE(scan().committed.contains(root_.tags.at("step_1")));
 }
 
 TEST_P(NodesRunContract, SequencesComeAfterWhatTheRootHas) {

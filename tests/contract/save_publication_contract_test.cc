@@ -285,7 +285,7 @@ TEST_P(SavePublicationContract, CheckpointIsNotReplacedWhileANodeReadsIt) {
   EXPECT_EQ(Publish(save, older.sequence), "readers of the checkpoint that it replaces, on nodes node2");
   EXPECT_EQ(EndReading(readers, older.sequence), "OK");
   EXPECT_EQ(Publish(save, older.sequence), "PUBLISHING");
-  EXPECT_EQ(BeginReading(readers, older.sequence), "NO_CHECKPOINT");
+  EXPECT_EQ(BeginReading(readers, older.sequence), "BEING_REMOVED");
 }
 
 TEST_P(SavePublicationContract, CheckpointIsNotRemovedWhileANodeReadsItAndNotReadWhenItIsBeingRemoved) {
@@ -300,7 +300,7 @@ TEST_P(SavePublicationContract, CheckpointIsNotRemovedWhileANodeReadsItAndNotRea
   EXPECT_EQ(EndReading(second, 1), "OK");
   EXPECT_EQ(Evict(first, 1), "OK");
   EXPECT_EQ(Evict(first, 1), "OK");
-  EXPECT_EQ(BeginReading(second, 1), "NO_CHECKPOINT");
+  EXPECT_EQ(BeginReading(second, 1), "BEING_REMOVED");
   EXPECT_EQ(BeginReading(second, 2), "OK") << "another checkpoint";
 }
 

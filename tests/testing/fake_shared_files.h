@@ -158,6 +158,7 @@ class FakeSharedFiles : public SharedFilesIo {
     Say(std::move(done), PublishResult{PublishOutcome::kFailed, Unused()});
   }
   std::optional<Instant> pending_since() const override { return std::nullopt; }
+  bool has_pending() const override { return false; }
 
  private:
   class Reader : public CheckpointReader {
@@ -193,6 +194,7 @@ class FakeSharedFiles : public SharedFilesIo {
   absl::StatusOr<RootSnapshot> Snapshot() const {
     RootSnapshot snapshot;
     for (const auto& [tag, sequence] : root_.tags) {
+      if (root_.hidden.contains(sequence)) continue;
       snapshot.committed[sequence] = CheckpointOf(tag, sequence);
       snapshot.highest_sequence = std::max(snapshot.highest_sequence, sequence);
     }

@@ -1,0 +1,87 @@
+#include "daemon/cluster/nodes_root_io.h"
+
+#include <deque>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+#include "tests/testing/fake_shared_files.h"
+
+namespace ckptd {
+namespace {
+
+// What etcd answers to those who want to read, in turn.
+class ReadingNodes : public NodesReading {
+ public:
+  void Opened(const std::string&, int64_t) override {}
+  void HideRemoved(RootSnapshot*) override {}
+  bool IsOld(const RootSnapshot&) override { return false; }
+  void LookAgain(absl::AnyInvocable<void()>) override {}
+  void AcquireReader(int64_t, Callback<absl::Status> acquired) override {
+    acquired(answers.front());
+    if (answers.front().ok()) ++readers;
+    answers.pop_front();
+  }
+  void ConfirmReader(int64_t, Callback<absl::Status> confirmed) override {
+    EXPECT_EQ(readers, 1) << "it is kept until then";
+    confirmed(answers.front());
+    answers.pop_front();
+  }
+  std::function<void()> ReleaserOf(int64_t) override {
+    return [this] { --readers; };
+  }
+  void Evict(const std::string&, int64_t, Callback<absl::Status>) override {}
+
+  std::deque<absl::Status> answers;
+  int readers = 0;
+};
+
+class NodesRootIoTest : public ::testing::Test {
+ protected:
+  NodesRootIoTest() { io_.Connect(&nodes_); }
+
+  std::string Open() {
+    std::string reason = "no answer";
+    io_.OpenCheckpoint("step_1", 1, [&](const absl::StatusOr<std::shared_ptr<CheckpointReader>>& opened) {
+      reason = opened.ok() ? "OK" : ReasonOf(opened.status());
+    });
+    while (!events_.empty()) {
+      auto event = std::move(events_.front());
+      events_.pop_front();
+      event();
+    }
+    return reason;
+  }
+
+  std::deque<absl::AnyInvocable<void()>> events_;
+  const FakeSharedRoot::After after_ = [this](Duration, absl::AnyInvocable<void()> event) {
+    events_.push_back(std::move(event));
+  };
+  FakeSharedRoot root_{after_, 1, std::chrono::milliseconds(1)};
+  Pause pause_;
+  ReadingNodes nodes_;
+  NodesRootIo io_{std::make_unique<FakeSharedFiles>(&root_, &pause_, after_, "run")};
+};
+
+TEST_F(NodesRootIoTest, CheckpointThatIsMissingIsMissing) {
+  nodes_.answers = {absl::OkStatus(), absl::OkStatus()};
+  EXPECT_EQ(Open(), reason::kNoCheckpoint);
+  EXPECT_EQ(nodes_.readers, 0);
+  EXPECT_FALSE(io_.has_pending());
+}
+
+TEST_F(NodesRootIoTest, CheckpointThatWasRemovedMeanwhileIsNotDamaged) {
+  nodes_.answers = {absl::OkStatus(), MakeError(absl::StatusCode::kUnavailable, "BEING_REMOVED", "a test")};
+  EXPECT_EQ(Open(), "BEING_REMOVED");
+  EXPECT_EQ(nodes_.readers, 0);
+}
+
+TEST_F(NodesRootIoTest, ErrorProvesNothingWithoutEtcd) {
+  nodes_.answers = {absl::OkStatus(),
+                    MakeError(absl::StatusCode::kUnavailable, "LEDGER_UNAVAILABLE", "a test")};
+  EXPECT_EQ(Open(), "LEDGER_UNAVAILABLE");
+}
+
+}  // namespace
+}  // namespace ckptd
