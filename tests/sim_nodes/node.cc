@@ -1,0 +1,298 @@
+#include "tests/sim_nodes/node.h"
+
+#include <algorithm>
+
+#include "daemon/memory/populator.h"
+#include "storage/base/errors.h"
+#include "tests/sim_nodes/shared_disk.h"
+
+namespace ckptd::sim_nodes {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr int64_t kSegment = 2 << 20;
+constexpr Duration kTick = milliseconds(50);
+constexpr Duration kReleaseTimeout = seconds(2);  // As the daemon's.
+constexpr Duration kDrainTimeout = seconds(20);
+constexpr char kClusterPrefix[] = "/ckptd/";
+
+}  // namespace
+
+// Its segments have no pages until somebody writes to them.
+class Node::SimPopulator : public Populator {
+ public:
+  SimPopulator(Node* node, int64_t segment_bytes, Made made)
+      : node_(*node), segment_bytes_(segment_bytes), made_(std::move(made)) {}
+
+  void Make(SegmentId id) override {
+    After(milliseconds(node_.random_.Between(1, 20)), [this, id] {
+      made_({id, SegmentMemory::MakeSparse(segment_bytes_), absl::OkStatus()});
+    });
+  }
+  void Free(SegmentId, SegmentMemory) override {}
+  void Forget(SegmentId, std::function<void(absl::Status)> forgotten) override {
+    After(milliseconds(1), [forgotten = std::move(forgotten)] { forgotten(absl::OkStatus()); });
+  }
+
+ private:
+  void After(Duration delay, std::function<void()> event) {
+    node_.world_.schedule().After(delay, [event = std::move(event), alive = std::weak_ptr<bool>(alive_)] {
+      if (!alive.expired()) event();
+    });
+  }
+
+  Node& node_;
+  const int64_t segment_bytes_;
+  const Made made_;
+  const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+Node::~Node() { Kill(); }
+
+// ---- one daemon
+
+void Node::Later(Duration delay, absl::AnyInvocable<void()> event) {
+  world_.schedule().After(delay,
+                          [this, alive = std::weak_ptr<bool>(alive_), event = std::move(event)]() mutable {
+                            if (alive.expired()) return;
+                            pause_.Deliver([alive, event = std::move(event)]() mutable {
+                              if (!alive.expired()) event();
+                            });
+                          });
+}
+
+void Node::Start() {
+  if (up()) return;
+  ++daemon_;
+  Trace("daemon ", daemon_, " starts");
+  alive_ = std::make_shared<bool>(true);
+  client_ = world_.etcd().Connect();
+  etcd_ = std::make_unique<PausableEtcd>(client_.get(), &pause_);
+  StartEngine();
+  Join();
+  Later(kTick, [this] { Tick(); });
+  if (knows_root_) engine_->RecoverRoot(Attachment(), Expect<std::string>("RecoverRoot", [](auto) {}));
+}
+
+void Node::StartEngine() {
+  SegmentPoolOptions options;
+  options.bytes = world_.plan().segments * kSegment;
+  options.segment_bytes = kSegment;
+  options.resident_bytes = options.bytes / 2;
+  options.pages = PagePolicy::kPlain;
+  pool_ = SegmentPool::Start(
+      options, [this](absl::AnyInvocable<void()> work) { Later(microseconds(5), std::move(work)); },
+      [](const std::string&) {}, PoolSuccession{},
+      [this](int64_t segment_bytes, Populator::Made made) {
+        return std::make_unique<SimPopulator>(this, segment_bytes, std::move(made));
+      });
+  SharedRoots::Options shared;
+  shared.cluster_prefix = kClusterPrefix;
+  shared.grace = kGrace;
+  roots_ = std::make_unique<SharedRoots>(
+      etcd_.get(), &world_.schedule().clock(), shared,
+      [this](absl::AnyInvocable<void()> work) { Later(microseconds(5), std::move(work)); },
+      [this](SharedRoots::Follower follower) { return Follow(std::move(follower)); });
+  EngineOptions engine;
+  engine.daemon_version = "simulated";
+  engine.daemon_instance = absl::StrCat(name_, " daemon ", daemon_);
+  engine.node = name_;
+  engine_ = std::make_unique<Engine>(engine, &world_.schedule().clock(), pool_.get(), this);
+}
+
+void Node::Join() {
+  NodeMembership::Options options;
+  options.prefix = kClusterPrefix;
+  options.name = name_;
+  options.host = "host of " + name_;
+  options.incarnations = state_directory_;
+  options.lease_seconds = kLeaseSeconds;
+  membership_ = std::make_unique<NodeMembership>(
+      etcd_.get(), &world_.schedule().clock(), options,
+      [this](const std::vector<std::string>& incarnations, NodeRegistration::Done remembered) {
+        state_directory_ = incarnations;
+        Later(milliseconds(1),
+              [remembered = std::move(remembered)]() mutable { remembered(absl::OkStatus()); });
+      },
+      [this] { return absl::StrCat(name_, " incarnation ", ++incarnations_); },
+      [this](const absl::StatusOr<NodeIdentity>& changed) { MembershipChanged(changed); });
+}
+
+void Node::Kill() {
+  if (!up()) return;
+  Trace("daemon ", daemon_, " ends");
+  alive_ = nullptr;
+  ++daemon_;  // From here on no reply is due.
+  pending_.clear();
+  engine_ = nullptr;
+  roots_ = nullptr;
+  pool_ = nullptr;
+  membership_ = nullptr;
+  identity_ = nullptr;
+  followers_.clear();
+  etcd_ = nullptr;
+  client_ = nullptr;
+  pause_.Drop();
+  run_name_.clear();
+  --daemon_;
+  world_.oracle().LeasesLost(index_);
+  world_.DaemonGone(index_);
+}
+
+void Node::Stop() {
+  if (!up()) return;
+  const auto kill = [this, alive = std::weak_ptr<bool>(alive_)] {
+    // Not within a call of the daemon.
+    world_.schedule().After(milliseconds(1), [this, alive] {
+      if (!alive.expired()) Kill();
+    });
+  };
+  Call([this, kill](Engine& engine) {
+    engine.Drain([this, kill] {
+      Later(milliseconds(1), [this, kill] {
+        world_.Count("drained");
+        roots_->Resign([this, kill](const absl::Status&) {
+          if (std::exchange(identity_, nullptr) != nullptr) TellFollowers();
+          membership_->Release([kill](const absl::Status&) { kill(); });
+        });
+        Later(kReleaseTimeout, kill);
+      });
+    });
+  });
+  world_.schedule().After(kDrainTimeout, kill);
+}
+
+void Node::BeginPause() {
+  if (!up()) return;
+  Trace("pauses");
+  pause_.Begin();
+  world_.oracle().LeasesLost(index_);
+}
+
+void Node::EndPause() {
+  if (!up() || !pause_.paused()) return;
+  Trace("goes on");
+  pause_.End();
+}
+
+void Node::CutOff(bool cut) {
+  if (!up()) return;
+  Trace(cut ? "is cut off from etcd" : "reaches etcd again");
+  client_->CutOff(cut);
+  if (cut) world_.oracle().LeasesLost(index_);
+}
+
+void Node::Tick() {
+  membership_->OnTick();
+  engine_->Tick();
+  CheckLatest();
+  Later(kTick, [this] { Tick(); });
+}
+
+// ---- the registration
+
+void Node::MembershipChanged(const absl::StatusOr<NodeIdentity>& changed) {
+  const bool was_registered = identity_ != nullptr;
+  if (!changed.ok()) {
+    if (!was_registered) return;
+    Trace("registration lost: ", changed.status().ToString());
+    world_.Count("registration lost");
+    world_.oracle().Fault();
+    world_.oracle().LeasesLost(index_);
+    identity_ = nullptr;
+  } else {
+    registration_ = *changed;
+    identity_ = &registration_;
+  }
+  TellFollowers();
+}
+
+std::shared_ptr<const SharedRoots::Follower> Node::Follow(SharedRoots::Follower follower) {
+  auto added = std::make_shared<const SharedRoots::Follower>(std::move(follower));
+  followers_.push_back(added);
+  (*added)(identity_);
+  return added;
+}
+
+void Node::TellFollowers() {
+  std::erase_if(followers_, [](const auto& follower) { return follower.expired(); });
+  const auto present = followers_;
+  for (const auto& follower : present) {
+    if (const auto tell = follower.lock()) (*tell)(identity_);
+  }
+}
+
+// ---- the engine
+
+RootAttachment Node::Attachment() {
+  RootAttachment attachment;
+  attachment.device = 1;
+  attachment.inode = 2;
+  attachment.path = kPath;
+  attachment.uid = 1000;
+  attachment.make_io = [this]() -> absl::StatusOr<RootAccess> {
+    return roots_->Open(
+        std::make_unique<SimSharedFiles>(&world_.disk(), &pause_, name_, absl::StrCat(name_, " ", daemon_)),
+        kPath);
+  };
+  return attachment;
+}
+
+void Node::Call(absl::AnyInvocable<void(Engine&)> call) {
+  if (!up()) return;
+  pause_.Deliver([this, alive = std::weak_ptr<bool>(alive_), call = std::move(call)]() mutable {
+    if (!alive.expired()) call(*engine_);
+  });
+}
+
+bool Node::coordinates() const {
+  if (roots_ == nullptr) return false;
+  v1::ClusterStatus status;
+  roots_->Describe(&status);
+  return status.shared_runs_size() > 0 && status.shared_runs(0).coordinator() == name_;
+}
+
+v1::Status Node::Status() { return engine_->GetStatus(Caller{0, 0, true}); }
+
+void Node::CheckLatest() {
+  if (run_name_.empty()) return;
+  v1::GetCheckpointRequest request;
+  request.set_name(absl::StrCat(run_name_, "/checkpoints/latest"));
+  engine_->GetCheckpoint(Caller{0, 0, true}, request, [this](absl::StatusOr<v1::Checkpoint> latest) {
+    if (latest.ok() || ReasonOf(latest.status()) == "NO_CHECKPOINT")
+      world_.oracle().Latest(absl::StrCat(name_, " daemon ", daemon_), latest.ok() ? latest->sequence() : 0);
+  });
+}
+
+std::string Node::Activity() {
+  if (!up()) return absl::StrCat("; ", name_, " is down");
+  std::string words;
+  for (const auto& [id, what] : pending_) absl::StrAppend(&words, "; not answered: ", what);
+  const v1::Status status = Status();
+  for (const v1::Run& run : status.runs()) {
+    for (const auto& save : run.in_flight())
+      absl::StrAppend(&words, "; in flight on ", name_, ": ", save.tag());
+    if (run.read_only()) absl::StrAppend(&words, "; read-only on ", name_);
+  }
+  if (pool_->usage().used_bytes != 0) absl::StrAppend(&words, "; memory is used on ", name_);
+  return words;
+}
+
+void Node::OnSaveEnded(const SaveSummary& summary) {
+  const v1::Checkpoint& save = summary.checkpoint;
+  Trace("  save ended: attempt ", save.attempt(), " ", save.tag(), "#", save.ordinal(), " sequence ",
+        save.sequence(), " ", v1::Level_Name(save.level()), " ", save.error().reason(), " ",
+        save.error().message());
+  world_.Count(absl::StrCat("ended ", v1::Level_Name(save.level()), " ", save.error().reason()));
+}
+void Node::OnWarning(const std::string& message) { Trace("  warning: ", message); }
+void Node::OnInfo(const std::string& message) { Trace("  info: ", message); }
+void Node::OnRootOpened(const std::string& run, const std::string&, const ProbeResult&) {
+  run_name_ = run;
+  knows_root_ = true;
+}
+
+}  // namespace ckptd::sim_nodes

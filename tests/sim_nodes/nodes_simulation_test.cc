@@ -1,0 +1,56 @@
+// A fixed set of seeds: the same on every machine, so that a failure is reproducible.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+#include "tests/sim_nodes/runner.h"
+
+namespace ckptd::sim_nodes {
+namespace {
+
+constexpr uint64_t kFirstSeed = 1, kSeeds = 500;
+constexpr int64_t kFewestSteps = 8'000'000;
+
+TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
+  sim::Totals totals;
+  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kSeeds; ++seed) {
+    const sim::Result result = RunPlan(PlanOf(seed));
+    ASSERT_EQ(result.violation, "") << Report(seed, result);
+    totals.Add(result);
+  }
+  std::printf("%s\n", totals.ToString().c_str());
+  EXPECT_GE(totals.steps, kFewestSteps);
+  // The seeds together must cover these situations.
+  for (const char* what : {"agreed",
+                           "daemon killed",
+                           "daemon paused",
+                           "drained",
+                           "fenced",
+                           "opened",
+                           "registration lost",
+                           "resume not finished RESUME_FAILED",
+                           "resume not finished RESUME_INCOMPLETE",
+                           "resumed from a checkpoint",
+                           "state COMMITTED ",
+                           "state ENDED ADMISSION_TIMEOUT",
+                           "state ENDED FENCED",
+                           "state ENDED IO_ERROR",
+                           "state ENDED LEDGER_UNAVAILABLE",
+                           "state ENDED NODE_LOST",
+                           "state ENDED POOL_EXHAUSTED",
+                           "state ENDED RANKS_MISSING",
+                           "state ENDED SESSION_LOST",
+                           "state ENDED SKIPPED",
+                           "state ENDED TAG_FOREIGN"}) {
+    EXPECT_GE(totals.counts[what], 10) << what;
+  }
+}
+
+TEST(NodesSimulationTest, SameSeedReplaysSameHistory) {
+  for (uint64_t seed : {3u, 17u, 99u}) {
+    EXPECT_EQ(RunPlan(PlanOf(seed), true).trace, RunPlan(PlanOf(seed), true).trace) << seed;
+  }
+}
+
+}  // namespace
+}  // namespace ckptd::sim_nodes

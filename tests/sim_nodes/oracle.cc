@@ -1,0 +1,205 @@
+#include "tests/sim_nodes/oracle.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace ckptd::sim_nodes {
+namespace {
+
+// Reasons with which a save does not end once ranks have heard SEALED: it needs no trainer any more.
+bool NeedsTrainers(const std::string& reason) {
+  return reason == "FENCED" || reason == "SESSION_LOST" || reason == "RANKS_MISSING" ||
+         reason == "SUPERSEDED" || reason == "ADMISSION_TIMEOUT" || reason == "SKIPPED";
+}
+
+// The node takes no part any longer, and does not know how the save ends.
+bool IsOpenEnd(v1::Level level, const std::string& reason) {
+  return level == v1::INDETERMINATE || reason == "LEDGER_UNAVAILABLE" || reason == "STAGED_LOST";
+}
+
+}  // namespace
+
+std::string NameOf(const SaveId& save) {
+  return absl::StrCat("attempt ", save.attempt, " ", save.tag, "#", save.ordinal);
+}
+
+// ---- attempts
+
+void Oracle::TookEffect(int64_t attempt, int64_t acted_before, const std::string& by) {
+  if (attempt < acted_before) {
+    Violated(absl::StrCat(by, " of attempt ", attempt, " took effect, although attempt ", acted_before,
+                          " had acted before it was sent"));
+  }
+  acted_ = std::max(acted_, attempt);
+}
+
+void Oracle::ToldFenced(int64_t attempt) {
+  if (asked_ <= attempt)
+    Violated(absl::StrCat("attempt ", attempt, " was told FENCED, but no later one has asked for anything"));
+}
+
+// ---- resume
+
+void Oracle::ResumeSent(int64_t attempt) { resume_at_least_.try_emplace(attempt, newest_reported_); }
+
+void Oracle::Resumed(int64_t attempt, int64_t sequence, const std::string& tag) {
+  const auto [first, is_first] = resumed_.try_emplace(attempt, sequence);
+  if (!is_first && first->second != sequence) {
+    Violated(absl::StrCat("ranks of attempt ", attempt, " resume from sequence ", first->second, " and from ",
+                          sequence, ", ", tag));
+  }
+  if (sequence < resume_at_least_[attempt]) {
+    Violated(absl::StrCat("attempt ", attempt, " resumes from sequence ", sequence, ", but ",
+                          resume_at_least_[attempt], " was known to be committed when it asked"));
+  }
+  if (sequence != 0 && !published_.contains(sequence)) {
+    Violated(absl::StrCat("attempt ", attempt, " resumes from sequence ", sequence,
+                          ", which was never published"));
+  }
+}
+
+void Oracle::Agreed(int64_t attempt, int64_t sequence, int world_size) {
+  if (static_cast<int>(finishes_[{attempt, sequence}].size()) == world_size) return;
+  Violated(absl::StrCat("attempt ", attempt, " has agreed on sequence ", sequence,
+                        ", but not all of its ranks have read it"));
+}
+
+// ---- saves
+
+void Oracle::BeginSent(const SaveId& id, const std::set<int>& ranks) {
+  const auto [save, is_new] = saves_.try_emplace(id);
+  if (!is_new) return;
+  save->second.ranks = ranks;
+  save->second.faults_before = faults_;
+  save->second.begun_late = acted_ > id.attempt;
+}
+
+void Oracle::Begun(const SaveId& id, int64_t sequence) {
+  Save& save = saves_.at(id);
+  if (save.begun_late) {
+    Violated(absl::StrCat("the save of ", NameOf(id),
+                          " was admitted, although a later attempt had acted before any rank began it"));
+  }
+  if (save.begun != 0 && save.begun != sequence) {
+    Violated(absl::StrCat("ranks hear of the save of ", NameOf(id), " that it has sequence ", save.begun,
+                          ", and ", sequence));
+  }
+  save.begun = sequence;
+}
+
+void Oracle::SealSent(const SaveId& id, int rank, const sim::Contents& contents) {
+  Save& save = saves_.at(id);
+  if (!save.sealed.contains(rank) && acted_ > id.attempt) save.sealed_late = true;
+  save.sealed[rank] = contents;
+}
+
+void Oracle::ToldSealed(const SaveId& id) {
+  Save& save = saves_.at(id);
+  if (!IsSealed(save))
+    Violated(
+        absl::StrCat("the save of ", NameOf(id), " is reported as SEALED, but not all ranks have sealed"));
+  save.told_sealed = true;
+}
+
+void Oracle::OutcomeReported(const SaveId& id, const std::string& rank, v1::Level level,
+                             const std::string& reason, int64_t sequence) {
+  Save& save = saves_.at(id);
+  const bool committed = level == v1::COMMITTED;
+  if (!IsOpenEnd(level, reason)) {
+    if (save.outcome && (*save.outcome == v1::COMMITTED) != committed) {
+      Violated(absl::StrCat(rank, " hears of the save of ", NameOf(id), " that it is ", v1::Level_Name(level),
+                            " ", reason, ", another rank heard ", v1::Level_Name(*save.outcome)));
+    }
+    save.outcome = level;
+  }
+  if (!committed) return Failed(id, save, rank, level, reason);
+  ++commits_;
+  newest_reported_ = std::max(newest_reported_, sequence);
+  if (save.published != sequence) {
+    Violated(absl::StrCat("the save of ", NameOf(id), " is reported as COMMITTED with sequence ", sequence,
+                          ", but was published with ", save.published));
+  }
+}
+
+void Oracle::Failed(const SaveId& id, const Save& save, const std::string& rank, v1::Level level,
+                    const std::string& reason) {
+  const std::string what = absl::StrCat(rank, " hears ", v1::Level_Name(level), " ", reason,
+                                        " of the save of ", NameOf(id), ", which ");
+  if (save.published != 0 && !IsOpenEnd(level, reason)) Violated(absl::StrCat(what, "was published"));
+  if (save.told_sealed && NeedsTrainers(reason)) Violated(absl::StrCat(what, "all ranks had sealed"));
+  if (save.told_sealed && faults_ == save.faults_before)
+    Violated(absl::StrCat(what, "all ranks had sealed, and which was hit by no fault"));
+}
+
+// ---- the disk
+
+void Oracle::Published(const SaveId& id, int64_t sequence, const std::map<int, sim::Contents>& contents) {
+  const std::string what =
+      absl::StrCat("the save of ", NameOf(id), ", sequence ", sequence, ", is published");
+  const auto found = saves_.find(id);
+  if (found == saves_.end()) return Violated(absl::StrCat(what, ", and nobody has begun it"));
+  Save& save = found->second;
+  if (!published_.insert(sequence).second || save.published != 0) Violated(absl::StrCat(what, " twice"));
+  save.published = sequence;
+  replaced_.erase(id.tag);
+  if (sequence <= last_published_) Violated(absl::StrCat(what, " after sequence ", last_published_));
+  last_published_ = std::max(last_published_, sequence);
+  if (save.begun != 0 && save.begun != sequence)
+    Violated(absl::StrCat(what, ", and its ranks have heard of sequence ", save.begun));
+  if (save.sealed_late)
+    Violated(absl::StrCat(what, ", although a later attempt had acted before all of its ranks sealed it"));
+  if (save.outcome && *save.outcome != v1::COMMITTED)
+    Violated(absl::StrCat(what, " after it was reported as ", v1::Level_Name(*save.outcome)));
+  for (const int rank : save.ranks) {
+    const auto sealed = save.sealed.find(rank);
+    const auto written = contents.find(rank);
+    if (sealed == save.sealed.end()) {
+      Violated(absl::StrCat(what, ", and rank ", rank, " has not sealed it"));
+    } else if (written == contents.end() || written->second != sealed->second) {
+      Violated(absl::StrCat(what, ", and the bytes of rank ", rank, " are not what it sealed"));
+    }
+  }
+  // A daemon makes an empty part for each rank of its node that has nothing to save.
+  for (const auto& [rank, bytes] : contents) {
+    if (!save.ranks.contains(rank) && !bytes.empty())
+      Violated(absl::StrCat(what, " with bytes of rank ", rank, ", which has nothing to save"));
+  }
+}
+
+void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left) {
+  const std::string what = absl::StrCat("the checkpoint ", tag, ", sequence ", sequence, ", is removed, ");
+  for (const auto& [lease, read] : leases_) {
+    if (read == sequence) Violated(absl::StrCat(what, "while a rank on node ", lease.first, " reads it"));
+  }
+  // A save of the same tag takes its place, a moment later.
+  for (const auto& [id, save] : saves_) {
+    if (id.tag == tag && save.published == 0 && IsSealed(save) && save.begun > sequence) {
+      replaced_.insert(tag);
+      return;
+    }
+  }
+  if (replaced_.empty() && (left.empty() || left.rbegin()->first < sequence))
+    Violated(absl::StrCat(what, "and is the newest"));
+  if (!kept_ || static_cast<int>(left.size() + replaced_.size()) < *kept_) {
+    Violated(absl::StrCat(what, "and leaves ", left.size(), "; the number to keep is ",
+                          kept_ ? absl::StrCat(*kept_) : "all"));
+  }
+}
+
+// ---- readers
+
+void Oracle::LeasesLost(int node) {
+  std::erase_if(leases_, [node](const auto& lease) { return lease.first.first == node; });
+}
+
+void Oracle::Latest(const std::string& daemon, int64_t sequence) {
+  int64_t& latest = latest_[daemon];
+  if (sequence < latest)
+    Violated(absl::StrCat("latest of ", daemon, " went back from sequence ", latest, " to ", sequence));
+  if (sequence != 0 && !published_.contains(sequence))
+    Violated(absl::StrCat("latest of ", daemon, " is sequence ", sequence, ", which was never published"));
+  latest = sequence;
+}
+
+}  // namespace ckptd::sim_nodes

@@ -1,0 +1,110 @@
+// Checks the promises of a run that several nodes share, from what ranks were told and what the disk did,
+// without knowledge of any daemon's state. It keeps the first violation, which ends the case.
+#ifndef CKPTD_TESTS_SIM_NODES_ORACLE_H_
+#define CKPTD_TESTS_SIM_NODES_ORACLE_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckptd/v1/types.pb.h"
+#include "daemon/engine/save_id.h"
+#include "tests/sim/marks.h"
+
+namespace ckptd::sim_nodes {
+
+std::string NameOf(const SaveId& save);
+
+class Oracle {
+ public:
+  const std::string& violation() const { return violation_; }
+  void Violated(const std::string& what) {
+    if (violation_.empty()) violation_ = what;
+  }
+  // The number of checkpoints to keep; nullopt: all.
+  void SetKept(std::optional<int> kept) { kept_ = kept; }
+
+  // Something has happened by which a save that has begun may be lost: a node's death, pause or absence, or
+  // an error of the disk. What ranks do is none, and neither is what etcd and the file system may always do.
+  void Fault() { ++faults_; }
+
+  // ---- attempts
+  // A request was answered with OK: from then on earlier attempts are fenced off.
+  void TookEffect(int64_t attempt, int64_t acted_before, const std::string& by);
+  int64_t acted() const { return acted_; }  // For `acted_before`, when a request is sent.
+  void RequestSent(int64_t attempt) { asked_ = std::max(asked_, attempt); }
+  void ToldFenced(int64_t attempt);
+
+  // ---- resume
+  void ResumeSent(int64_t attempt);
+  void Resumed(int64_t attempt, int64_t sequence, const std::string& tag);
+  // The rank says that it has read its part.
+  void FinishSent(int64_t attempt, int rank, int64_t sequence) {
+    finishes_[{attempt, sequence}].insert(rank);
+  }
+  // A rank hears that all have.
+  void Agreed(int64_t attempt, int64_t sequence, int world_size);
+
+  // ---- saves
+  void BeginSent(const SaveId& save, const std::set<int>& ranks);
+  void Begun(const SaveId& save, int64_t sequence);
+  void SealSent(const SaveId& save, int rank, const sim::Contents& contents);
+  void ToldSealed(const SaveId& save);
+  void OutcomeReported(const SaveId& save, const std::string& rank, v1::Level level,
+                       const std::string& reason, int64_t sequence);
+  // COMMITTED answers that ranks received.
+  int64_t commits() const { return commits_; }
+
+  // ---- the disk
+  void Published(const SaveId& save, int64_t sequence, const std::map<int, sim::Contents>& contents);
+  // A removal has begun. `left`: the tags of the other checkpoints, by sequence.
+  void Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left);
+
+  // ---- readers
+  // `node`: the daemon that has given the lease.
+  void LeaseOpen(int node, const std::string& lease, int64_t sequence) { leases_[{node, lease}] = sequence; }
+  void LeaseEnded(int node, const std::string& lease) { leases_.erase({node, lease}); }
+  // The daemon has ended, or its registration may be over: nobody protects what its ranks read.
+  void LeasesLost(int node);
+
+  // What a node calls the latest; 0: there is none. `daemon`: one life of a daemon.
+  void Latest(const std::string& daemon, int64_t sequence);
+
+ private:
+  struct Save {
+    std::set<int> ranks;  // That have something to save.
+    int64_t faults_before = 0;
+    bool begun_late = false;   // A later attempt had acted before the first rank began it,
+    bool sealed_late = false;  // and before a rank sealed it.
+    std::map<int, sim::Contents> sealed;
+    int64_t begun = 0;  // The sequence that ranks heard.
+    bool told_sealed = false;
+    std::optional<v1::Level> outcome;
+    int64_t published = 0;
+  };
+  bool IsSealed(const Save& save) const { return save.sealed.size() == save.ranks.size(); }
+  void Failed(const SaveId& id, const Save& save, const std::string& rank, v1::Level level,
+              const std::string& reason);
+
+  std::string violation_;
+  std::optional<int> kept_;
+  int64_t faults_ = 0;
+  int64_t acted_ = 0, asked_ = 0;
+  int64_t newest_reported_ = 0, last_published_ = 0;
+  std::set<int64_t> published_;
+  std::set<std::string>
+      replaced_;  // Tags whose older checkpoint is gone, and whose newer one is not there yet.
+  std::map<int64_t, int64_t> resume_at_least_, resumed_;  // By attempt.
+  std::map<std::pair<int64_t, int64_t>, std::set<int>> finishes_;
+  std::map<SaveId, Save> saves_;
+  std::map<std::pair<int, std::string>, int64_t> leases_;
+  std::map<std::string, int64_t> latest_;
+  int64_t commits_ = 0;
+};
+
+}  // namespace ckptd::sim_nodes
+#endif  // CKPTD_TESTS_SIM_NODES_ORACLE_H_

@@ -1,0 +1,110 @@
+#include "tests/sim_nodes/plan.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/random.h"
+
+namespace ckptd::sim_nodes {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr const char* kNames[kOperationKinds] = {
+    "launch",      "respawn",          "kill rank",   "kill launch", "lose session",
+    "kill daemon", "kill coordinator", "stop daemon", "pause",       "pause coordinator",
+    "cut off",     "change leader",    "compact",     "hang",        "open",
+    "foreign"};
+
+}  // namespace
+
+std::string Operation::ToString() const {
+  return absl::StrCat(at / milliseconds(1), " ms: ", kNames[static_cast<int>(kind)], " (", a % 1000, ", ",
+                      b % 1000, ")");
+}
+
+std::string Plan::ToString() const {
+  std::string words = absl::StrCat("seed ", seed, ": nodes ", nodes, ", segments ", segments, ", kept ",
+                                   kept ? absl::StrCat(*kept) : "all");
+  const auto add = [&words](bool on, const char* name) {
+    if (on) absl::StrAppend(&words, ", ", name);
+  };
+  add(resaves, "re-saves");
+  add(overlap, "overlap");
+  add(subsets, "subsets");
+  add(skip, "skip");
+  add(short_timeouts, "short timeouts");
+  const auto percent = [&words](int value, const char* name) {
+    if (value > 0) absl::StrAppend(&words, ", ", name, " ", value, " %");
+  };
+  percent(etcd.lost_requests, "lost requests");
+  percent(etcd.lost_answers, "lost answers");
+  percent(etcd.late_requests, "late requests");
+  percent(disk.slow, "slow");
+  percent(disk.stale, "stale");
+  percent(disk.write, "write");
+  percent(disk.make, "make");
+  percent(disk.publish, "publish");
+  percent(disk.lost_publish, "lost publish");
+  percent(disk.scan, "scan");
+  percent(disk.open, "open");
+  percent(disk.remove, "remove");
+  return words;
+}
+
+Plan PlanOf(uint64_t seed) {
+  sim::Random random(seed);
+  Plan plan;
+  plan.seed = seed;
+  plan.nodes = static_cast<int>(random.Between(2, 4));
+  plan.segments = static_cast<int>(random.Percent(70) ? random.Between(12, 40) : random.Between(5, 11));
+  if (!random.Percent(20)) plan.kept = static_cast<int>(random.Between(1, 4));
+  plan.resaves = random.Percent(40);
+  plan.overlap = random.Percent(40);
+  plan.subsets = random.Percent(40);
+  plan.skip = random.Percent(20);
+  plan.short_timeouts = random.Percent(20);
+  // A third of the seeds has an etcd and a file system that only take their time.
+  const auto some = [&random](int most) {
+    return random.Percent(40) ? static_cast<int>(random.Between(1, most)) : 0;
+  };
+  if (!random.Percent(33)) {
+    plan.etcd.longest_way = milliseconds(random.Percent(50) ? 2 : random.Between(2, 200));
+    plan.etcd.latest_event = milliseconds(random.Percent(50) ? 2 : random.Between(2, 5000));
+    plan.etcd.lost_requests = some(20);
+    plan.etcd.lost_answers = some(20);
+    plan.etcd.late_requests = some(15);
+    plan.etcd.lease_patience = milliseconds(random.Percent(50) ? 0 : random.Between(0, 3000));
+    plan.disk = {.slow = some(20),
+                 .stale = some(60),
+                 .write = some(6),
+                 .make = some(10),
+                 .publish = some(20),
+                 .lost_publish = some(30),
+                 .scan = some(10),
+                 .open = some(10),
+                 .remove = some(20)};
+  }
+  plan.length = seconds(random.Between(20, 120));
+
+  // Swarm testing: each kind of operation is common, rare or absent.
+  int weights[kOperationKinds];
+  for (int& weight : weights) weight = random.Percent(50) ? 0 : static_cast<int>(random.Between(1, 10));
+  weights[static_cast<int>(OperationKind::kLaunch)] = static_cast<int>(random.Between(1, 4));
+  int total = 0;
+  for (int weight : weights) total += weight;
+  plan.operations.push_back({milliseconds(random.Between(0, 500)), OperationKind::kLaunch, random.Next(), 0});
+  for (int64_t i = random.Between(3, 30); i > 0; --i) {
+    int64_t at = random.Below(total);
+    int kind = 0;
+    while (at >= weights[kind]) at -= weights[kind++];
+    plan.operations.push_back({Duration(random.Below(plan.length.count())), static_cast<OperationKind>(kind),
+                               random.Next(), random.Next()});
+  }
+  std::stable_sort(plan.operations.begin(), plan.operations.end(),
+                   [](const Operation& x, const Operation& y) { return x.at < y.at; });
+  return plan;
+}
+
+}  // namespace ckptd::sim_nodes

@@ -1,0 +1,66 @@
+// The plan of one seed: the size of the cluster, which faults are on, and which operations happen when. All
+// other variation comes from the same seed, but from separate random streams: a plan can lose operations
+// while the rest runs almost unchanged.
+#ifndef CKPTD_TESTS_SIM_NODES_PLAN_H_
+#define CKPTD_TESTS_SIM_NODES_PLAN_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "storage/base/clock.h"
+#include "tests/sim_nodes/shared_disk.h"
+#include "tests/testing/simulated_etcd.h"
+
+namespace ckptd::sim_nodes {
+
+enum class OperationKind {
+  kLaunch,   // A new launch of the job, on some of the nodes. Ranks of the old one may stay alive.
+  kRespawn,  // New processes for all ranks of the newest launch.
+  kKillRank,
+  kKillLaunch,
+  kLoseSession,
+  kKillDaemon,  // It starts again a while later.
+  kKillCoordinator,
+  kStopDaemon,  // In good order; it starts again a while later.
+  kPause,       // Of a daemon, perhaps for longer than its lease.
+  kPauseCoordinator,
+  kCutOff,  // A daemon from etcd.
+  kChangeLeader,
+  kCompact,  // What watches have not read yet is gone.
+  kHang,     // The file system, for all nodes.
+  kOpen,     // A rank reads a checkpoint.
+  kForeign,  // Another program makes a directory at the tag of a save.
+};
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kForeign) + 1;
+
+struct Operation {
+  Duration at{};
+  OperationKind kind = OperationKind::kLaunch;
+  uint64_t a = 0, b = 0;  // Choose the target and the variant, modulo the number of candidates.
+  std::string ToString() const;
+};
+
+struct Plan {
+  uint64_t seed = 0;
+  int nodes = 3;
+  int segments = 16;  // Of each node's pool.
+  std::optional<int> kept;
+  SimulatedEtcd::Faults etcd;
+  SharedDiskFaults disk;
+  bool resaves = false;  // Launches save some tags again and again.
+  bool overlap = false;  // A rank may have three saves in flight.
+  bool subsets = false;  // Some saves are of some ranks only.
+  bool skip = false;     // Some saves are skipped where there is no memory.
+  bool short_timeouts = false;
+  Duration length{};
+  std::vector<Operation> operations;  // Sorted by time.
+
+  std::string ToString() const;
+};
+
+Plan PlanOf(uint64_t seed);
+
+}  // namespace ckptd::sim_nodes
+#endif  // CKPTD_TESTS_SIM_NODES_PLAN_H_

@@ -1,0 +1,259 @@
+// A rank connects, joins, resumes and reads, and reconnects after a loss.
+#include "tests/sim_nodes/rank.h"
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "tests/sim_nodes/rank_inl.h"
+
+namespace ckptd::sim_nodes {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr int kResumesBeforeItGivesUp = 5;
+
+}  // namespace
+
+std::string Rank::ToString() const {
+  std::string words = absl::StrCat(process_, " (", node_.name(), " rank ", rank_, " of ", launch_->id,
+                                   " attempt ", attempt_, ")");
+  if (session_ == 0) absl::StrAppend(&words, " connects");
+  if (session_ != 0 && !joined_) absl::StrAppend(&words, " joins");
+  if (resuming_) absl::StrAppend(&words, " resumes");
+  for (const SavingPtr& saving : savings_) {
+    absl::StrAppend(&words, " ", NameOf(saving->name), " in phase ", static_cast<int>(saving->phase),
+                    saving->outstanding ? " (asked)" : "");
+  }
+  return words;
+}
+
+bool Rank::idle() const {
+  return dead_ || (session_ != 0 && joined_ && !resuming_ && savings_.empty() && opening_ == 0);
+}
+
+// ---- the process
+
+void Rank::ForgetConnection() {
+  ++connection_;
+  session_ = 0;
+  joined_ = resuming_ = false;
+  opening_ = 0;
+  for (const std::string& lease : leases_) world_.oracle().LeaseEnded(node_.index(), lease);
+  leases_.clear();
+  mapped_.clear();
+  for (const SavingPtr& saving : savings_) saving->outstanding = false;
+}
+
+void Rank::Kill() {
+  if (dead_) return;
+  world_.Trace("kill ", ToString());
+  const SessionId session = session_;
+  ForgetConnection();
+  dead_ = true;
+  savings_.clear();
+  if (session != 0) node_.Call([session](Engine& engine) { engine.SessionClosed(session, "killed"); });
+}
+
+void Rank::LoseSession() {
+  if (dead_ || session_ == 0) return;
+  world_.Trace("session lost: ", ToString());
+  for (const std::string& lease : leases_) world_.oracle().LeaseEnded(node_.index(), lease);
+  leases_.clear();
+  node_.Call([session = session_](Engine& engine) { engine.SessionClosed(session, "connection lost"); });
+  Later(random_.Spread(microseconds(10), seconds(1)), &Rank::DaemonGone);
+}
+
+void Rank::DaemonGone() {
+  if (dead_) return;
+  ForgetConnection();
+  Later(random_.Spread(milliseconds(1), seconds(2)), &Rank::Connect);
+}
+
+void Rank::Fenced() {
+  world_.oracle().ToldFenced(attempt_);
+  world_.Count("fenced");
+  Kill();
+}
+
+// ---- connecting and joining
+
+void Rank::Connect() {
+  if (!node_.up() || node_.paused()) return Later(milliseconds(50), &Rank::Connect);
+  if (session_ == 0) {
+    session_ = node_.NewSession();
+    daemon_ = node_.daemon();
+    SessionInfo info;
+    info.id = session_;
+    info.uid = 1000;
+    info.client_instance = process_;
+    node_.Call([info](Engine& engine) { engine.SessionOpened(info); });
+  }
+  node_.Call([self = shared_from_this(), connection = connection_](Engine& engine) {
+    engine.AttachRoot(
+        self->session_, self->node_.Attachment(),
+        self->node_.Expect<std::string>("AttachRoot of " + self->process_,
+                                        [self, connection](const absl::StatusOr<std::string>& root) {
+                                          if (self->dead_ || self->connection_ != connection) return;
+                                          if (!root.ok())
+                                            return self->Later(milliseconds(200), &Rank::Connect);
+                                          self->root_ = *root;
+                                          self->Later(microseconds(50), &Rank::Join);
+                                        }));
+  });
+}
+
+void Rank::Join() {
+  v1::JoinRunRequest request;
+  request.set_root(root_);
+  request.set_rank(rank_);
+  request.set_world_size(launch_->world_size());
+  request.set_launch_id(launch_->id);
+  request.set_process(process_);
+  request.set_job("the job");
+  std::vector<int> local;
+  for (int rank = 0; rank < launch_->world_size(); ++rank) {
+    if (launch_->nodes[static_cast<size_t>(rank)] == node_.index()) local.push_back(rank);
+  }
+  if (static_cast<int>(local.size()) < launch_->world_size()) {
+    for (int rank : local) request.add_local_ranks(rank);
+  }
+  for (const SavingPtr& saving : savings_) {
+    if (saving->seal_ok && saving->daemon != daemon_) *request.add_orphaned() = KeyOf(*saving);
+  }
+  Ask<v1::JoinRunResponse>(&Engine::JoinRun, "JoinRun", request,
+                           [this](const absl::StatusOr<v1::JoinRunResponse>& answer) {
+                             if (answer.ok()) return Joined(answer->attempt());
+                             const std::string reason = ReasonOf(answer.status());
+                             // Another process has its rank, or a session that is about to end still has it.
+                             if (reason == "FENCED" || reason == "WORLD_SIZE_MISMATCH" ||
+                                 (reason == "RANK_TAKEN" && random_.Percent(20)))
+                               return Kill();
+                             Later(milliseconds(100), &Rank::Join);
+                           });
+}
+
+void Rank::Joined(int64_t attempt) {
+  if (attempt_ != 0 && attempt_ != attempt)
+    world_.oracle().Violated(absl::StrCat(ToString(), " reconnected and was given attempt ", attempt));
+  attempt_ = attempt;
+  joined_ = true;
+  for (const SavingPtr& saving : savings_) {
+    // What was begun with a daemon that has ended is asked for; what is lost is begun no more.
+    saving->phase = saving->daemon == daemon_ && saving->phase != Phase::kWait ? saving->phase : Phase::kWait;
+    ContinueLater(saving);
+  }
+  if (!resumed_ && launch_->resumes) {
+    resuming_ = true;
+    return Later(random_.Spread(microseconds(50), seconds(1)), &Rank::Resume);
+  }
+  resumed_ = true;
+  Later(random_.Spread(microseconds(50), seconds(1)), &Rank::NextSave);
+}
+
+// ---- resuming
+
+void Rank::Resume() {
+  v1::ResumeRequest request;
+  request.set_run(root_);
+  request.set_rank(rank_);
+  request.mutable_timeout()->set_seconds(random_.Percent(20) ? 1 : 60);
+  world_.oracle().RequestSent(attempt_);
+  world_.oracle().ResumeSent(attempt_);
+  Ask<v1::ResumeResponse>(
+      &Engine::Resume, "Resume", request,
+      [this, acted = world_.oracle().acted()](const absl::StatusOr<v1::ResumeResponse>& answer) {
+        if (answer.ok()) {
+          world_.oracle().TookEffect(attempt_, acted, "Resume");
+          return Resumed(*answer);
+        }
+        const std::string reason = ReasonOf(answer.status());
+        if (reason == "FENCED") return Fenced();
+        world_.Count(absl::StrCat("resume ", reason));
+        // Other ranks of the attempt may have gone on, and have committed since.
+        if (reason == "NO_CHECKPOINT") return Kill();
+        Later(milliseconds(500), &Rank::Resume);
+      });
+}
+
+void Rank::Resumed(const v1::ResumeResponse& answer) {
+  world_.oracle().Resumed(attempt_, answer.checkpoint().sequence(), answer.checkpoint().tag());
+  world_.Count(answer.has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");
+  if (!answer.lease().empty()) {
+    OpenLease(answer.lease(), answer.checkpoint().sequence());
+    Later(random_.Spread(milliseconds(1), seconds(8)), &Rank::CloseLease, answer.lease());
+  }
+  if (answer.has_checkpoint())
+    return Later(random_.Spread(milliseconds(1), seconds(5)), &Rank::FinishResume,
+                 answer.checkpoint().sequence());
+  resuming_ = false;
+  resumed_ = true;
+  Later(random_.Spread(milliseconds(1), seconds(1)), &Rank::NextSave);
+}
+
+void Rank::FinishResume(int64_t sequence) {
+  v1::FinishResumeRequest request;
+  request.set_run(root_);
+  request.set_rank(rank_);
+  request.set_sequence(sequence);
+  request.mutable_timeout()->set_seconds(random_.Percent(20) ? 1 : 60);
+  const bool fails = !world_.ending() && random_.Percent(5);
+  if (fails) request.set_failure("as planned");
+  if (!fails) world_.oracle().FinishSent(attempt_, rank_, sequence);
+  Ask<v1::FinishResumeResponse>(
+      &Engine::FinishResume, absl::StrCat("FinishResume ", sequence, fails ? " failed" : ""), request,
+      [this, sequence, fails](const absl::StatusOr<v1::FinishResumeResponse>& answer) {
+        if (answer.ok() && !fails) {
+          world_.oracle().Agreed(attempt_, sequence, launch_->world_size());
+          world_.Count("agreed");
+          resuming_ = false;
+          resumed_ = true;
+          return Later(random_.Spread(milliseconds(1), seconds(1)), &Rank::NextSave);
+        }
+        const std::string reason = ReasonOf(answer.status());
+        if (reason == "FENCED") return Fenced();
+        world_.Count(absl::StrCat("resume not finished ", reason));
+        ResumeAgain();
+      });
+}
+
+// Some times; then the process ends, as one whose peers are gone does.
+void Rank::ResumeAgain() {
+  if (++failed_resumes_ > kResumesBeforeItGivesUp) return Kill();
+  Later(random_.Spread(milliseconds(1), seconds(1)), &Rank::Resume);
+}
+
+// ---- reading
+
+void Rank::OpenLease(const std::string& lease, int64_t sequence) {
+  leases_.insert(lease);
+  world_.oracle().LeaseOpen(node_.index(), lease, sequence);
+}
+
+void Rank::CloseLease(std::string lease) {
+  if (leases_.erase(lease) == 0) return;
+  world_.oracle().LeaseEnded(node_.index(), lease);
+  v1::CloseCheckpointRequest request;
+  request.set_lease(lease);
+  Ask<v1::CloseCheckpointResponse>(&Engine::CloseCheckpoint, "CloseCheckpoint", request,
+                                   [](const absl::StatusOr<v1::CloseCheckpointResponse>&) {});
+}
+
+void Rank::Open() {
+  if (dead_ || !joined_) return;
+  v1::OpenCheckpointRequest request;
+  request.set_name(absl::StrCat(root_, "/checkpoints/latest"));
+  ++opening_;
+  Ask<v1::OpenCheckpointResponse>(&Engine::OpenCheckpoint, "OpenCheckpoint", request,
+                                  [this](const absl::StatusOr<v1::OpenCheckpointResponse>& answer) {
+                                    --opening_;
+                                    if (!answer.ok()) return;
+                                    world_.Count("opened");
+                                    OpenLease(answer->lease(), answer->checkpoint().sequence());
+                                    Later(random_.Spread(milliseconds(1), seconds(20)), &Rank::CloseLease,
+                                          answer->lease());
+                                  });
+}
+
+}  // namespace ckptd::sim_nodes

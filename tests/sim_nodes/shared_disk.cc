@@ -1,0 +1,176 @@
+// SharedDisk: what is in the root, and what each request changes.
+#include "tests/sim_nodes/shared_disk.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "storage/base/errors.h"
+#include "storage/base/reasons.h"
+#include "storage/commit/shared_scan.h"
+
+namespace ckptd::sim_nodes {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+SharedDisk::SharedDisk(SharedDiskFaults faults, uint64_t seed, sim::Schedule* schedule, Oracle* oracle)
+    : faults_(faults), random_(seed), schedule_(schedule), oracle_(oracle) {}
+
+void SharedDisk::AddForeign(const std::string& tag) {
+  if (!names_.tags.contains(tag) && !names_.half_removed.contains(tag)) foreign_.insert(tag);
+}
+
+std::vector<int64_t> SharedDisk::InFlight() const {
+  std::vector<int64_t> sequences;
+  for (const auto& [name, sequence] : names_.inflight) sequences.push_back(sequence);
+  return sequences;
+}
+
+int64_t SharedDisk::newest() const {
+  int64_t newest = 0;
+  for (const auto& [tag, checkpoint] : names_.tags) newest = std::max(newest, checkpoint->summary.sequence());
+  return newest;
+}
+
+Duration SharedDisk::Latency(Duration shortest, Duration longest) {
+  Duration latency = random_.Spread(shortest, longest);
+  if (Hits(faults_.slow)) latency += random_.Spread(milliseconds(20), seconds(4));
+  return latency;
+}
+
+// ---- names that are old
+
+void SharedDisk::Remember(const std::string& node) {
+  const Instant now = schedule_->clock().Now();
+  past_.push_back({now, node, names_});
+  while (past_.front().until < now - kStaleness) past_.pop_front();
+}
+
+SharedDisk::Names SharedDisk::View(const std::string& node) {
+  if (!Hits(faults_.stale)) return names_;
+  const Instant now = schedule_->clock().Now();
+  const Instant at = now - Duration(random_.Between(0, Duration(kStaleness).count()));
+  // Backwards, as far as another node has made the changes, to what the names were then.
+  const Names* view = &names_;
+  for (auto past = past_.rbegin(); past != past_.rend() && past->until > at; ++past) {
+    if (past->changed_by == node) break;
+    view = &past->names;
+  }
+  return *view;
+}
+
+// ---- what the coordinator asks for
+
+absl::StatusOr<std::string> SharedDisk::MakeInflight(const std::string& node, const std::string& tag,
+                                                     int64_t sequence) {
+  if (Hits(faults_.make)) return ErrnoError(EIO, "making an in-flight directory");
+  Remember(node);
+  const std::string name = absl::StrCat(tag, ".", sequence, ".", ++made_);
+  names_.inflight[name] = sequence;
+  return name;
+}
+
+// What it finds at the tag or in the trash is there: it syncs that.
+absl::StatusOr<SharedPlace> SharedDisk::Find(const std::string& node, const SharedInflight& save) {
+  const Names view = View(node);
+  const auto at_tag = view.tags.find(save.tag);
+  if (at_tag != view.tags.end() && at_tag->second->summary.sequence() == save.sequence)
+    return SharedPlace::kPublished;
+  if (view.inflight.contains(save.name)) return SharedPlace::kInFlight;
+  return view.trash.contains(save.name) ? SharedPlace::kInTrash : SharedPlace::kNowhere;
+}
+
+absl::StatusOr<std::vector<SharedDisk::Part>> SharedDisk::PartsOf(
+    const SharedRootIo::Publication& publication) const {
+  const auto records = records_.find(publication.save.name);
+  std::vector<Part> parts;
+  for (const auto& [node, digest] : publication.digests) {
+    if (records == records_.end() || !records->second.contains(digest))
+      return ErrnoError(ENOENT, absl::StrCat("the record of ", node));
+    const std::vector<Part>& of_node = records->second.at(digest);
+    parts.insert(parts.end(), of_node.begin(), of_node.end());
+  }
+  if (parts.empty()) return ErrnoError(ENOENT, "the records of all nodes");
+  return parts;
+}
+
+absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& node,
+                                                            const SharedRootIo::Publication& publication) {
+  const SharedInflight& save = publication.save;
+  const auto at_tag = names_.tags.find(save.tag);
+  if (at_tag != names_.tags.end() && at_tag->second->summary.sequence() == save.sequence)
+    return SharedRootIo::Published();
+  if (Hits(faults_.publish)) return ErrnoError(EIO, "writing the manifest");
+  if (!names_.inflight.contains(save.name)) return ErrnoError(ENOENT, save.name);
+  const absl::StatusOr<std::vector<Part>> parts = PartsOf(publication);
+  if (!parts.ok()) return parts.status();
+
+  std::string manifest = absl::StrCat("time ", publication.time_us);
+  for (const auto& [of, digest] : publication.digests) absl::StrAppend(&manifest, " ", of, "=", digest);
+  const auto [written, is_first] = manifests_.try_emplace(save.sequence, manifest);
+  if (!is_first && written->second != manifest) {
+    oracle_->Violated(absl::StrCat("two coordinators write different manifests of sequence ", save.sequence,
+                                   ": ", written->second, ", and ", manifest));
+  }
+  if (foreign_.contains(save.tag)) {
+    Remember(node);
+    names_.trash[save.name] = save.sequence;
+    names_.inflight.erase(save.name);
+    return SharedRootIo::Published{
+        0, MakeError(absl::StatusCode::kAlreadyExists, reason::kTagForeign, "another program's directory")};
+  }
+  if (at_tag != names_.tags.end())
+    return SharedRootIo::Published{at_tag->second->summary.sequence(), absl::OkStatus()};
+  if (const auto half = names_.half_removed.find(save.tag); half != names_.half_removed.end())
+    return SharedRootIo::Published{half->second, absl::OkStatus()};
+
+  auto checkpoint = std::make_shared<Checkpoint>();
+  checkpoint->summary = parts->front().record.checkpoint();
+  checkpoint->summary.set_sequence(save.sequence);
+  checkpoint->summary.set_commit_time_us(publication.time_us);
+  checkpoint->parts = *parts;
+  std::map<int, sim::Contents> contents;
+  for (const Part& part : *parts) contents[part.record.rank()] = part.contents;
+  Remember(node);
+  names_.inflight.erase(save.name);
+  names_.tags[save.tag] = std::move(checkpoint);
+  oracle_->Published({publication.attempt, save.tag, publication.ordinal}, save.sequence, contents);
+  if (Hits(faults_.lost_publish)) return ErrnoError(EIO, "syncing the root");
+  return SharedRootIo::Published();
+}
+
+absl::StatusOr<bool> SharedDisk::Remove(const std::string& node, const std::string& tag, int64_t sequence) {
+  if (Hits(faults_.remove)) return ErrnoError(EIO, "removing a checkpoint");
+  if (const auto at_tag = names_.tags.find(tag);
+      at_tag != names_.tags.end() && at_tag->second->summary.sequence() == sequence) {
+    Remember(node);
+    names_.tags.erase(at_tag);
+    names_.half_removed[tag] = sequence;
+    std::map<int64_t, std::string> left;
+    for (const auto& [other, checkpoint] : names_.tags) left[checkpoint->summary.sequence()] = other;
+    oracle_->Removed(tag, sequence, left);
+  }
+  const auto half = names_.half_removed.find(tag);
+  if (half == names_.half_removed.end() || half->second != sequence) return true;
+  if (random_.Percent(30)) return false;  // The budget was spent.
+  Remember(node);
+  names_.half_removed.erase(half);
+  return true;
+}
+
+// The list of names may be old; each move is of what is there.
+absl::Status SharedDisk::Sweep(const std::string& node, int64_t last, const std::set<int64_t>& unfinished) {
+  const auto has_ended = [&](int64_t sequence) { return sequence <= last && !unfinished.contains(sequence); };
+  const Names view = View(node);
+  Remember(node);
+  for (const auto& [name, sequence] : view.inflight) {
+    if (has_ended(sequence) && names_.inflight.erase(name) > 0) names_.trash[name] = sequence;
+  }
+  for (const auto& [name, sequence] : view.trash) {
+    if (has_ended(sequence) && names_.trash.erase(name) > 0) records_.erase(name);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ckptd::sim_nodes

@@ -1,0 +1,221 @@
+// A root on a file system that several nodes share, in memory, and the SharedFilesIo through which one daemon
+// uses it.
+//
+// The model follows daemon/root_io: one metadata worker for each daemon, which does one thing at a time, and
+// writes in parallel. The seed decides how long each request takes, which ones fail, and which ones see names
+// that are old. A daemon may be paused before a request is carried out and before it is answered, and when it
+// dies the request under way is done or not.
+#ifndef CKPTD_TESTS_SIM_NODES_SHARED_DISK_H_
+#define CKPTD_TESTS_SIM_NODES_SHARED_DISK_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/engine/shared_files_io.h"
+#include "tests/sim/marks.h"
+#include "tests/sim/random.h"
+#include "tests/sim/schedule.h"
+#include "tests/sim_nodes/oracle.h"
+#include "tests/testing/pausable_etcd.h"
+
+namespace ckptd::sim_nodes {
+
+// Percentages of requests, while faults are on.
+struct SharedDiskFaults {
+  int slow = 0;          // They take up to four seconds longer.
+  int stale = 0;         // They see names as they were up to kStaleness before.
+  int write = 0;         // EIO while a part is written.
+  int make = 0;          // No in-flight directory can be made.
+  int publish = 0;       // EIO before the rename,
+  int lost_publish = 0;  // and after it.
+  int scan = 0;
+  int open = 0;
+  int remove = 0;
+};
+
+class SharedDisk {
+ public:
+  struct Part {
+    storage::v1::PartRecord record;
+    sim::Contents contents;
+  };
+  struct Checkpoint {
+    storage::v1::ManifestSummary summary;
+    std::vector<Part> parts;
+  };
+  using CheckpointPtr = std::shared_ptr<const Checkpoint>;
+
+  SharedDisk(SharedDiskFaults faults, uint64_t seed, sim::Schedule* schedule, Oracle* oracle);
+
+  void EndFaults() { faulty_ = false; }
+  // A request that begins before `until` is carried out no earlier.
+  void HangUntil(Instant until) { hangs_until_ = until; }
+  // Another program makes a directory, unless there is one.
+  void AddForeign(const std::string& tag);
+  // Sequences of the saves in flight.
+  std::vector<int64_t> InFlight() const;
+  // The newest checkpoint; 0: there is none.
+  int64_t newest() const;
+
+ private:
+  friend class SimSharedFiles;
+
+  // What the names in the root are. Half-removed checkpoints are those that no one takes for a checkpoint any
+  // more, and whose files are not all gone.
+  struct Names {
+    std::map<std::string, CheckpointPtr> tags;
+    std::map<std::string, int64_t> half_removed;     // Sequences by tag.
+    std::map<std::string, int64_t> inflight, trash;  // Sequences by name.
+  };
+
+  bool Hits(int percent) { return faulty_ && random_.Percent(percent); }
+  Duration Latency(Duration shortest, Duration longest);
+  // Call it before each change of names_.
+  void Remember(const std::string& node);
+  // As a node sees them now: what it has changed itself, it sees.
+  Names View(const std::string& node);
+
+  // What the coordinator asks for, carried out.
+  absl::StatusOr<std::string> MakeInflight(const std::string& node, const std::string& tag, int64_t sequence);
+  absl::StatusOr<SharedPlace> Find(const std::string& node, const SharedInflight& save);
+  absl::StatusOr<SharedRootIo::Published> Publish(const std::string& node,
+                                                  const SharedRootIo::Publication& publication);
+  absl::StatusOr<bool> Remove(const std::string& node, const std::string& tag, int64_t sequence);
+  absl::Status Sweep(const std::string& node, int64_t last, const std::set<int64_t>& unfinished);
+  absl::StatusOr<std::vector<Part>> PartsOf(const SharedRootIo::Publication& publication) const;
+
+  const SharedDiskFaults faults_;
+  sim::Random random_;
+  sim::Schedule* const schedule_;
+  Oracle* const oracle_;
+  bool faulty_ = true;
+  Instant hangs_until_;
+
+  Names names_;
+  // What names_ was until the given time, and which node has changed it then; oldest first.
+  struct Past {
+    Instant until;
+    std::string changed_by;
+    Names names;
+  };
+  std::deque<Past> past_;
+  std::set<std::string> foreign_;
+  // Records that nodes have made durable, by in-flight name and digest.
+  std::map<std::string, std::map<std::string, std::vector<Part>>> records_;
+  std::map<int64_t, std::string> manifests_;  // By sequence: what a coordinator has written.
+  int made_ = 0;
+};
+
+// Of one daemon. Its requests are carried out and answered when the daemon is not paused.
+class SimSharedFiles : public SharedFilesIo {
+ public:
+  template <typename T>
+  using Callback = ckptd::Callback<T>;
+
+  // All must outlive it. `incarnation`: of the daemon.
+  SimSharedFiles(SharedDisk* disk, Pause* pause, std::string node, std::string incarnation);
+  ~SimSharedFiles() override;
+
+  void Open(Callback<absl::StatusOr<RootSnapshot>> done) override;
+  void Rescan(Callback<absl::StatusOr<RootSnapshot>> done) override;
+  void RunId(Callback<absl::StatusOr<std::string>> done) override;
+  void CheckTarget(std::string tag, std::vector<std::string> pointers, Callback<absl::Status> done) override;
+  void FreeBytes(Callback<absl::StatusOr<int64_t>> done) override;
+
+  void OpenPart(InflightId64 id, const std::string& tag, int64_t sequence, const std::string& inflight,
+                Callback<absl::Status> done) override;
+  void WritePart(InflightId64 id, storage::v1::PartRecord record, std::vector<FileImage> files,
+                 std::shared_ptr<std::atomic<int64_t>> written_bytes,
+                 Callback<absl::StatusOr<storage::v1::PartRecord>> done) override;
+  void FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> parts,
+                  Callback<absl::StatusOr<std::string>> done) override;
+  void Discard(InflightId64 id, Callback<absl::Status> done) override;
+
+  void LoadCheckpoint(const std::string& tag, int64_t sequence,
+                      Callback<absl::StatusOr<Loaded>> done) override;
+  void OpenCheckpoint(std::string tag, int64_t sequence,
+                      Callback<absl::StatusOr<std::shared_ptr<CheckpointReader>>> done) override;
+  void SetDamage(std::string tag, int64_t sequence, std::optional<storage::v1::Damage> damage,
+                 Callback<absl::StatusOr<PointerFiles>> done) override;
+  void ReleasePointers(std::string tag, int64_t sequence,
+                       Callback<absl::StatusOr<PointerFiles>> done) override;
+  void CheckImages(std::vector<FileImage> images, std::vector<storage::v1::FileRecord> records,
+                   int32_t chunk_bytes, Callback<absl::Status> done) override;
+
+  // ---- as the coordinator
+  void BeginTerm(int64_t term, Callback<absl::Status> done) override;
+  void MakeInflight(const std::string& tag, int64_t sequence,
+                    Callback<absl::StatusOr<std::string>> done) override;
+  void SequenceAt(const std::string& tag, Callback<absl::StatusOr<int64_t>> done) override;
+  void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) override;
+  void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) override;
+  void Remove(const std::string& tag, int64_t sequence, Callback<absl::StatusOr<bool>> done) override;
+  void Sweep(int64_t last, const std::set<int64_t>& unfinished, Callback<absl::Status> done) override;
+
+  // ---- what nothing asks for in the simulation
+  void CreateInflight(InflightId64 id, std::string tag, int64_t sequence, int64_t manifest_bytes,
+                      Callback<absl::Status> done) override;
+  void Publish(InflightId64 id, storage::v1::ManifestSummary summary,
+               std::vector<storage::v1::PartRecord> parts, Callback<PublishResult> done) override;
+  void Evict(std::string tag, int64_t sequence, Callback<absl::Status> done) override;
+  void EmptyTrash(TrashTerms terms, Callback<absl::StatusOr<TrashLeft>> done) override;
+  void ListTrash(Callback<absl::StatusOr<std::vector<TrashedCheckpoint>>> done) override;
+  void Undelete(std::string tag, int64_t sequence, Callback<absl::StatusOr<Undeleted>> done) override;
+  void SaveRunRecord(storage::v1::RunRecord record, Callback<absl::Status> done) override;
+  void SetPinned(std::string tag, int64_t sequence, bool pinned, Callback<absl::Status> done) override;
+  void ReadBack(std::shared_ptr<CheckpointReader> reader, std::string path, int64_t offset, int64_t size,
+                Callback<absl::Status> done) override;
+  void ReadFiles(std::shared_ptr<CheckpointReader> reader, std::vector<FileTarget> files,
+                 Callback<absl::Status> done) override;
+  void ListForeign(Callback<absl::StatusOr<std::vector<ForeignCheckpoint>>> done) override;
+  void SurveyForeign(std::string tag, uid_t owner, int32_t chunk_bytes,
+                     std::shared_ptr<SurveyProgress> progress,
+                     Callback<absl::StatusOr<ForeignSurvey>> done) override;
+  void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
+             Callback<PublishResult> done) override;
+  std::optional<Instant> pending_since() const override { return std::nullopt; }
+  bool has_pending() const override { return running_ != nullptr || writing_ > 0; }
+
+ private:
+  // Carries a request out and returns what tells its answer.
+  using Request = absl::AnyInvocable<absl::AnyInvocable<void()>()>;
+  struct OpenedPart {
+    std::string inflight;
+    std::map<int, SharedDisk::Part> written;  // By rank.
+  };
+
+  template <typename T>
+  void Ask(Duration latency, Callback<T> done, absl::AnyInvocable<T()> work);
+  void RunNext();
+  // Runs an event after a while, unless the daemon has ended, and when it is not paused.
+  void Later(Duration delay, absl::AnyInvocable<void()> event);
+  absl::StatusOr<RootSnapshot> Scan();
+  CommittedCheckpoint Describe(const SharedDisk::Checkpoint& checkpoint) const;
+  void EndWrite(InflightId64 id, SharedDisk::Part part,
+                Callback<absl::StatusOr<storage::v1::PartRecord>> done);
+
+  SharedDisk& disk_;
+  Pause* const pause_;
+  const std::string node_, incarnation_;
+  std::deque<std::pair<Duration, Request>> waiting_;
+  std::shared_ptr<Request> running_;
+  int writing_ = 0;
+  bool term_begun_ = false;
+  std::map<InflightId64, OpenedPart> parts_;
+  std::map<int64_t, storage::v1::Damage> damage_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+};
+
+}  // namespace ckptd::sim_nodes
+#endif  // CKPTD_TESTS_SIM_NODES_SHARED_DISK_H_

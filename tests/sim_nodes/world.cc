@@ -1,0 +1,296 @@
+#include "tests/sim_nodes/world.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ckptd/ledger/v1/ledger.pb.h"
+#include "tests/sim_nodes/node.h"
+#include "tests/sim_nodes/rank.h"
+
+namespace ckptd::sim_nodes {
+namespace {
+
+using ledger::v1::SaveState;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// After the last fault nothing takes longer than this: the longest call of etcd (60 s), the time for the
+// admission of a save (20 s) and for its seals (60 s), a lost node's grace, and names that are old may follow
+// one another, for three saves of a rank in turn.
+constexpr Duration kSettleTimeout = seconds(600);
+constexpr int64_t kMaxSteps = 3'000'000;
+
+bool IsEnd(SaveState::Phase phase) { return phase == SaveState::COMMITTED || phase == SaveState::ENDED; }
+
+}  // namespace
+
+std::set<int> Launch::AllRanks() const {
+  std::set<int> ranks;
+  for (int rank = 0; rank < world_size(); ++rank) ranks.insert(rank);
+  return ranks;
+}
+
+World::World(const Plan& plan, bool trace)
+    : plan_(plan),
+      tracing_(trace),
+      random_(sim::Mix(plan.seed, 1)),
+      etcd_(std::make_unique<SimulatedEtcd>(
+          [this](Duration delay, absl::AnyInvocable<void()> event) {
+            schedule_.After(delay, std::move(event));
+          },
+          &schedule_.clock(), sim::Mix(plan.seed, 2), plan.etcd)),
+      disk_(std::make_unique<SharedDisk>(plan.disk, sim::Mix(plan.seed, 3), &schedule_, &oracle_)) {
+  oracle_.SetKept(plan_.kept);
+  for (int i = 0; i < plan_.nodes; ++i) nodes_.push_back(std::make_unique<Node>(this, i));
+}
+
+World::~World() {
+  for (const auto& node : nodes_) node->Kill();
+  schedule_.Clear();  // What is left refers to nodes.
+}
+
+// ---- the job
+
+std::vector<std::shared_ptr<Rank>> World::Living() const {
+  std::vector<std::shared_ptr<Rank>> living;
+  for (const auto& rank : ranks_) {
+    if (!rank->dead()) living.push_back(rank);
+  }
+  return living;
+}
+
+void World::KillLiving() {
+  for (const auto& rank : Living()) rank->Kill();
+}
+
+// On some nodes, one or two ranks on each.
+std::shared_ptr<Launch> World::NewLaunch(uint64_t how) {
+  sim::Random random(sim::Mix(plan_.seed, sim::Mix(how, 7)));
+  auto launch = std::make_shared<Launch>();
+  launch->id = absl::StrCat("L", launches_++);
+  launch->seed = sim::Mix(plan_.seed, how);
+  launch->resumes = !random.Percent(15);
+  for (int node = 0; node < plan_.nodes; ++node) {
+    if (random.Percent(25)) continue;
+    for (int64_t ranks = random.Between(1, 2); ranks > 0; --ranks) launch->nodes.push_back(node);
+  }
+  if (launch->nodes.empty()) launch->nodes = {0, plan_.nodes - 1};
+  return launch;
+}
+
+void World::LaunchJob(const std::shared_ptr<Launch>& launch) {
+  newest_launch_ = launch;
+  for (int rank = 0; rank < launch->world_size(); ++rank) {
+    ranks_.push_back(std::make_shared<Rank>(this, launch, rank, absl::StrCat("p", ranks_.size())));
+    ranks_.back()->Start();
+  }
+}
+
+void World::DaemonGone(int node) {
+  for (const auto& rank : Living()) {
+    if (rank->node().index() == node) rank->DaemonGone();
+  }
+}
+
+// ---- operations
+
+Node& World::Coordinator(uint64_t otherwise) {
+  for (const auto& node : nodes_) {
+    if (node->up() && !node->paused() && node->coordinates()) return *node;
+  }
+  return *nodes_[otherwise % nodes_.size()];
+}
+
+void World::KillDaemon(Node& node, Duration pause) {
+  if (!node.up()) return;
+  oracle_.Fault();
+  Count("daemon killed");
+  node.Kill();
+  schedule_.After(pause, [&node] { node.Start(); });
+}
+
+void World::PauseDaemon(Node& node, Duration pause) {
+  if (!node.up() || node.paused()) return;
+  oracle_.Fault();
+  Count("daemon paused");
+  node.BeginPause();
+  schedule_.After(pause, [&node, daemon = node.daemon()] {
+    if (node.daemon() == daemon) node.EndPause();
+  });
+}
+
+void World::Apply(const Operation& operation) {
+  if (ending_) return;
+  Trace(operation.ToString());
+  Node& node = *nodes_[operation.a % nodes_.size()];
+  const auto living = Living();
+  Rank* const rank = living.empty() ? nullptr : living[operation.a % living.size()].get();
+  // Mostly shorter than a lease, sometimes much longer.
+  const Duration some_time =
+      milliseconds(operation.b % 4 == 0 ? operation.b / 4 % 60'000 : operation.b / 4 % 8'000);
+  switch (operation.kind) {
+    case OperationKind::kLaunch:
+      if (operation.b % 3 != 0) KillLiving();
+      return LaunchJob(NewLaunch(operation.a));
+    case OperationKind::kRespawn:
+      if (newest_launch_ == nullptr) return;
+      KillLiving();
+      return LaunchJob(newest_launch_);
+    case OperationKind::kKillRank:
+      if (rank != nullptr) rank->Kill();
+      return;
+    case OperationKind::kKillLaunch:
+      return KillLiving();
+    case OperationKind::kLoseSession:
+      if (rank != nullptr) rank->LoseSession();
+      return;
+    case OperationKind::kKillDaemon:
+      return KillDaemon(node, some_time);
+    case OperationKind::kKillCoordinator:
+      return KillDaemon(Coordinator(operation.a), some_time);
+    case OperationKind::kStopDaemon:
+      if (!node.up()) return;
+      oracle_.Fault();
+      node.Stop();
+      // Drain takes no longer than its timeout.
+      schedule_.After(seconds(25) + some_time, [&node] { node.Start(); });
+      return;
+    case OperationKind::kPause:
+      return PauseDaemon(node, some_time);
+    case OperationKind::kPauseCoordinator:
+      return PauseDaemon(Coordinator(operation.a), some_time);
+    case OperationKind::kCutOff:
+      if (!node.up()) return;
+      oracle_.Fault();
+      node.CutOff(true);
+      schedule_.After(some_time, [&node, daemon = node.daemon()] {
+        if (node.daemon() == daemon) node.CutOff(false);
+      });
+      return;
+    case OperationKind::kChangeLeader:
+      return etcd_->ChangeLeader();
+    case OperationKind::kCompact:
+      return etcd_->WithModel([](EtcdModel& model) { model.Compact(model.revision()); });
+    case OperationKind::kHang:
+      oracle_.Fault();
+      return disk_->HangUntil(schedule_.clock().Now() + some_time);
+    case OperationKind::kOpen:
+      if (rank != nullptr) rank->Open();
+      return;
+    case OperationKind::kForeign:
+      oracle_.Fault();
+      return disk_->AddForeign(operation.b % 2 == 0 || newest_launch_ == nullptr
+                                   ? absl::StrCat("again", operation.b / 2 % 3)
+                                   : absl::StrCat(newest_launch_->id, "-", operation.b / 2 % 20));
+  }
+}
+
+// ---- the run
+
+bool World::RanksAreIdle() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->idle(); });
+}
+
+std::string World::Activity() const {
+  std::string words;
+  for (const auto& rank : ranks_) {
+    if (!rank->idle()) absl::StrAppend(&words, "; ", rank->ToString());
+  }
+  for (const auto& node : nodes_) absl::StrAppend(&words, node->Activity());
+  return words;
+}
+
+// True: `done` became true before that time. It is asked about ten times a second.
+bool World::RunUntil(Duration until, const std::function<bool()>& done) {
+  Duration next_look = schedule_.elapsed();
+  while (oracle_.violation().empty() && schedule_.elapsed() < until) {
+    if (schedule_.elapsed() >= next_look) {
+      if (done != nullptr && done()) return true;
+      next_look = schedule_.elapsed() + milliseconds(100);
+    }
+    schedule_.RunNext();
+    if (++result_.steps > kMaxSteps) oracle_.Violated("the case does not end");
+  }
+  return false;
+}
+
+bool World::Settle(const char* what, const std::function<bool()>& done) {
+  if (!RunUntil(schedule_.elapsed() + kSettleTimeout, done) && oracle_.violation().empty())
+    oracle_.Violated(absl::StrCat(what, " did not end", Activity()));
+  return oracle_.violation().empty();
+}
+
+// Ends all faults, and checks that everything ends, that all memory is given back, that the last launch
+// resumes from the newest checkpoint, and that it can save.
+void World::End() {
+  ending_ = true;
+  disk_->EndFaults();
+  etcd_->EndFaults();
+  disk_->HangUntil(schedule_.clock().Now());
+  for (const auto& node : nodes_) {
+    node->EndPause();
+    node->CutOff(false);
+    node->Start();
+  }
+  if (!Settle("the work in progress", [this] { return RanksAreIdle(); })) return;
+  KillLiving();
+  const auto nothing_is_left = [this] {
+    return std::all_of(nodes_.begin(), nodes_.end(),
+                       [](const auto& node) { return node->Activity().empty(); });
+  };
+  if (!Settle("the end of all ranks", nothing_is_left)) return;
+  auto last = std::make_shared<Launch>();
+  last->id = "last";
+  last->seed = plan_.seed;
+  for (int node = 0; node < plan_.nodes; ++node) last->nodes.push_back(node);
+  const int64_t newest = disk_->newest();
+  LaunchJob(last);
+  if (!Settle("the last launch", [this] { return RanksAreIdle(); })) return;
+  if (Living().size() != last->nodes.size()) return oracle_.Violated("ranks of the last launch have ended");
+  for (const auto& rank : Living()) rank->LastSave();
+  if (!Settle("the last save", [this] { return RanksAreIdle(); })) return;
+  for (const auto& rank : Living()) {
+    if (!rank->last_save_committed())
+      return oracle_.Violated(
+          absl::StrCat("a run without faults did not commit the save of ", rank->ToString()));
+  }
+  if (disk_->newest() <= newest) return oracle_.Violated("the last save is not the newest checkpoint");
+  KillLiving();
+  if (!Settle("the end of the last ranks", nothing_is_left)) return;
+  CheckHistory();
+}
+
+// As etcd knows: what a save was called when it had ended, it is called for ever, and nothing is in flight
+// but what is not the name of an ended save.
+void World::CheckHistory() {
+  std::map<std::string, SaveState> states;
+  etcd_->WithModel([&](EtcdModel& model) {
+    for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
+      const std::string& key = event.kv().key();
+      if (key.find("/states/") == std::string::npos) continue;
+      SaveState state;
+      state.ParseFromString(event.kv().value());
+      const auto [known, is_new] = states.try_emplace(key, state);
+      if (!is_new && IsEnd(known->second.phase())) {
+        oracle_.Violated(absl::StrCat(key, " is ", SaveState::Phase_Name(state.phase()), " after ",
+                                      SaveState::Phase_Name(known->second.phase())));
+      }
+      known->second = state;
+    }
+  });
+  for (const auto& [key, state] : states)
+    Count(absl::StrCat("state ", SaveState::Phase_Name(state.phase()), " ", state.end().reason()));
+}
+
+sim::Result World::Run() {
+  for (const auto& node : nodes_) node->Start();
+  for (const Operation& operation : plan_.operations)
+    schedule_.After(operation.at, [this, &operation] { Apply(operation); });
+  RunUntil(plan_.length, nullptr);
+  if (oracle_.violation().empty()) End();
+  result_.violation = oracle_.violation();
+  result_.counts["COMMITTED heard"] += oracle_.commits();
+  return std::move(result_);
+}
+
+}  // namespace ckptd::sim_nodes

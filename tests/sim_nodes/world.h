@@ -1,0 +1,99 @@
+// One case of the simulation: nodes whose daemons share a root and an etcd, the ranks of a job on them, and
+// one clock.
+#ifndef CKPTD_TESTS_SIM_NODES_WORLD_H_
+#define CKPTD_TESTS_SIM_NODES_WORLD_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/sim/cases.h"
+#include "tests/sim/schedule.h"
+#include "tests/sim_nodes/oracle.h"
+#include "tests/sim_nodes/plan.h"
+#include "tests/sim_nodes/shared_disk.h"
+#include "tests/testing/simulated_etcd.h"
+
+namespace ckptd::sim_nodes {
+
+class Node;
+class Rank;
+
+inline constexpr int64_t kLeaseSeconds = 5;
+inline constexpr Duration kGrace = std::chrono::seconds(10);  // For a lost node to come back.
+
+// A launch of the job: what its ranks have in common.
+struct Launch {
+  std::string id;
+  std::vector<int> nodes;  // Of each rank.
+  uint64_t seed = 0;
+  bool resumes = true;
+
+  int world_size() const { return static_cast<int>(nodes.size()); }
+  std::set<int> AllRanks() const;
+};
+
+class World {
+ public:
+  World(const Plan& plan, bool trace);
+  ~World();
+  sim::Result Run();
+
+  // ---- for nodes and ranks
+  const Plan& plan() const { return plan_; }
+  sim::Schedule& schedule() { return schedule_; }
+  Oracle& oracle() { return oracle_; }
+  SimulatedEtcd& etcd() { return *etcd_; }
+  SharedDisk& disk() { return *disk_; }
+  Node& node(int index) { return *nodes_[static_cast<size_t>(index)]; }
+  bool ending() const { return ending_; }  // Start nothing new.
+  void Count(const std::string& what) { ++result_.counts[what]; }
+  void DaemonGone(int node);
+  template <typename... Args>
+  void Trace(const Args&... args) {
+    if (tracing_)
+      result_.trace.push_back(
+          absl::StrCat(schedule_.elapsed() / std::chrono::microseconds(1), " us: ", args...));
+  }
+
+ private:
+  void Apply(const Operation& operation);
+  void LaunchJob(const std::shared_ptr<Launch>& launch);
+  std::shared_ptr<Launch> NewLaunch(uint64_t how);
+  std::vector<std::shared_ptr<Rank>> Living() const;
+  void KillLiving();
+  Node& Coordinator(uint64_t otherwise);
+  // `pause`: until it starts again.
+  void KillDaemon(Node& node, Duration pause);
+  void PauseDaemon(Node& node, Duration pause);
+  bool RunUntil(Duration until, const std::function<bool()>& done);
+  bool Settle(const char* what, const std::function<bool()>& done);
+  void End();
+  void CheckLastSave();
+  void CheckHistory();
+  bool RanksAreIdle() const;
+  std::string Activity() const;
+
+  const Plan plan_;
+  const bool tracing_;
+  sim::Schedule schedule_;
+  Oracle oracle_;
+  sim::Random random_;
+  sim::Result result_;
+  std::unique_ptr<SimulatedEtcd> etcd_;
+  std::unique_ptr<SharedDisk> disk_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::shared_ptr<Rank>> ranks_;
+  std::shared_ptr<Launch> newest_launch_;
+  int launches_ = 0;
+  bool ending_ = false;
+};
+
+}  // namespace ckptd::sim_nodes
+#endif  // CKPTD_TESTS_SIM_NODES_WORLD_H_
