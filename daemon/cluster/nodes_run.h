@@ -99,7 +99,7 @@ class NodesRun : public SharedRun, public NodesReading {
     bool accepted = false, sealed = false;
     bool admitted = false;  // The engine has heard so.
     bool told_sealed = false;
-    bool given_up = false;  // The engine was told that it fails.
+    absl::Status given_up;  // Not OK: the engine was told that it fails, by this.
     bool released = false;  // And that its memory is its own again.
     std::string digest;     // Not empty: durable.
     std::optional<absl::Status> failed;
@@ -121,6 +121,7 @@ class NodesRun : public SharedRun, public NodesReading {
 
   // nodes_run_saves.cc
   void StartSaves();
+  void TellAgain(const SaveId& save);
   void Continue(const SaveId& save, const Saving& saving);
   SharedSaves::Hooks SavesHooks();
   void OnChanged(const SaveId& save, const SharedSave& state);

@@ -41,10 +41,18 @@ absl::Status LostInMemory() {
 
 void NodesRun::Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) {
   const auto [saving, is_new] = savings_.try_emplace(save);
+  if (!is_new && !saving->second.given_up.ok()) return TellAgain(save);
   if (!is_new) return;
   saving->second.deadline = admission_deadline;
   saving->second.ranks = ranks;
   if (saves_ != nullptr) saves_->Begin(NameOf(save), admission_deadline, ranks);
+}
+
+// A rank that begins it later hears the same.
+void NodesRun::TellAgain(const SaveId& save) {
+  options_.post([this, alive = std::weak_ptr<bool>(alive_), save, why = savings_.at(save).given_up] {
+    if (!alive.expired()) hooks_.failed(save, why);
+  });
 }
 
 void NodesRun::Accept(const SaveId& save) {
@@ -88,7 +96,7 @@ std::string NodesRun::WaitsFor(const SaveId& save) const {
 std::vector<SaveId> NodesRun::UnfinishedSaves() const {
   std::vector<SaveId> unfinished;
   for (const auto& [save, saving] : savings_) {
-    if (!saving.given_up) unfinished.push_back(save);
+    if (saving.given_up.ok()) unfinished.push_back(save);
   }
   return unfinished;
 }
@@ -109,7 +117,7 @@ SharedSaves::Hooks NodesRun::SavesHooks() {
 
 void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
   const auto found = savings_.find(save);
-  if (found == savings_.end() || found->second.given_up) return;
+  if (found == savings_.end() || !found->second.given_up.ok()) return;
   Saving& saving = found->second;
   Decision decision;
   decision.sequence = state.sequence;
@@ -142,7 +150,8 @@ void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
 
 void NodesRun::OnFailed(const SaveId& save, const absl::Status& why) {
   const auto found = savings_.find(save);
-  if (found == savings_.end() || std::exchange(found->second.given_up, true)) return;
+  if (found == savings_.end() || !found->second.given_up.ok()) return;
+  found->second.given_up = why;
   if (found->second.released) savings_.erase(found);
   hooks_.failed(save, why);
 }
@@ -151,7 +160,7 @@ void NodesRun::OnFailed(const SaveId& save, const absl::Status& why) {
 void NodesRun::OnReleased(const SaveId& save) {
   const auto found = savings_.find(save);
   if (found == savings_.end() || std::exchange(found->second.released, true)) return;
-  if (found->second.given_up) savings_.erase(found);
+  if (!found->second.given_up.ok()) savings_.erase(found);
   hooks_.released(save);
 }
 
@@ -165,7 +174,7 @@ void NodesRun::StartSaves() {
   std::vector<SaveId> given_up;
   const std::map<SaveId, Saving> savings = savings_;
   for (const auto& [save, saving] : savings) {
-    if (saving.given_up) {
+    if (!saving.given_up.ok()) {
       given_up.push_back(save);
     } else {
       Continue(save, saving);
@@ -192,7 +201,7 @@ void NodesRun::Continue(const SaveId& save, const Saving& saving) {
 void NodesRun::ExpireWithoutRegistration() {
   std::vector<SaveId> over;
   for (const auto& [save, saving] : savings_) {
-    const bool undecided = !saving.admitted && !saving.sealed && !saving.given_up;
+    const bool undecided = !saving.admitted && !saving.sealed && saving.given_up.ok();
     if (undecided && clock_->Now() >= saving.deadline) over.push_back(save);
   }
   for (const SaveId& save : over) OnFailed(save, NotRegistered());

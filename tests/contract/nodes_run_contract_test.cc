@@ -306,6 +306,9 @@ TEST_P(NodesRunContract, SaveThatBeginsWithoutARegistrationFailsAtItsDeadline) {
   EXPECT_THAT(node.run->WaitsFor(Id("step_1")), HasSubstr("registered"));
   RunUntil([&] { return Heard(node, "step_1", "FAILED LEDGER_UNAVAILABLE"); });
   EXPECT_LE(etcd_.clock()->Now() - begun, seconds(25));
+  node.run->Begin(Id("step_1"), begun + minutes(8), {});  // Another rank of the node.
+  RunFor(seconds(1));
+  EXPECT_THAT(node.heard.at("step_1"), Contains("FAILED LEDGER_UNAVAILABLE").Times(2));
   node.run->SetNode(&node.registration->identity());
   RunUntil([&] { return Heard(node, "step_1", "RELEASED"); });
   SaveAll("step_2");
