@@ -4,8 +4,6 @@
 #include <cmath>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "storage/format/retention_record.h"
 
 namespace ckptd {
@@ -13,21 +11,6 @@ namespace {
 
 using Summary = storage::v1::ManifestSummary;
 using KeptBy = std::map<int64_t, std::vector<std::string>>;
-
-std::string LastInWords(const RetentionPolicy& policy) { return absl::StrCat("last ", LastOf(policy)); }
-
-std::string BestInWords(const RetentionPolicy& policy) {
-  return absl::StrCat("best ", policy.best(), " by ", policy.highest() ? "highest " : "lowest ",
-                      policy.metric());
-}
-
-std::string StepsInWords(const RetentionPolicy& policy) {
-  return absl::StrCat("every ", policy.every_steps(), " steps");
-}
-
-std::string AgeInWords(const RetentionPolicy& policy) {
-  return absl::StrCat("newer than ", policy.newer_than_us() / 1'000'000, " s");
-}
 
 // Every checkpoint from the N-th newest good one on. A damaged one among them stays, because it may be
 // repaired, but is not counted. A suspect one goes: a diverged job saves many of them.
@@ -81,19 +64,6 @@ void KeepNewer(const RetentionPolicy& policy, const Catalog& catalog, int64_t no
 
 }  // namespace
 
-bool KeepsAll(const RetentionPolicy& policy) {
-  return !policy.has_last() && policy.best() == 0 && policy.every_steps() == 0 && policy.newer_than_us() == 0;
-}
-
-int LastOf(const RetentionPolicy& policy) { return policy.has_last() ? policy.last() : 1; }
-
-bool IsSamePolicy(const RetentionPolicy& a, const RetentionPolicy& b) {
-  if (KeepsAll(a) || KeepsAll(b)) return KeepsAll(a) && KeepsAll(b);
-  return LastOf(a) == LastOf(b) && a.best() == b.best() && a.metric() == b.metric() &&
-         a.highest() == b.highest() && a.every_steps() == b.every_steps() &&
-         a.newer_than_us() == b.newer_than_us();
-}
-
 bool KeepsNoMoreThan(const RetentionPolicy& policy, const RetentionPolicy& other) {
   if (KeepsAll(other) || IsSamePolicy(policy, other)) return true;
   if (KeepsAll(policy) || LastOf(policy) > LastOf(other)) return false;
@@ -126,15 +96,6 @@ std::vector<RetentionPolicy> PoliciesAtStart(const storage::v1::RunRecord& recor
   for (const RetentionPolicy& next : record.next_retentions()) policies.push_back(next);
   if (record.has_retention_override()) policies.push_back(record.retention_override());
   return policies;
-}
-
-std::string DescribePolicy(const RetentionPolicy& policy) {
-  if (KeepsAll(policy)) return "all";
-  std::vector<std::string> words = {LastInWords(policy)};
-  if (policy.best() > 0) words.push_back(BestInWords(policy));
-  if (policy.every_steps() > 0) words.push_back(StepsInWords(policy));
-  if (policy.newer_than_us() > 0) words.push_back(AgeInWords(policy));
-  return absl::StrJoin(words, ", ");
 }
 
 }  // namespace ckptd

@@ -10,17 +10,12 @@
 
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/engine/catalog.h"
+#include "storage/ledger/retention_terms.h"
 
 namespace ckptd {
 
 using RetentionPolicy = storage::v1::RetentionPolicy;
 
-// The policy has no field set: it keeps every checkpoint.
-bool KeepsAll(const RetentionPolicy& policy);
-// How many of the newest good checkpoints (IsGood) the policy keeps, whatever else it keeps. Not for a policy
-// that keeps all.
-int LastOf(const RetentionPolicy& policy);
-bool IsSamePolicy(const RetentionPolicy& a, const RetentionPolicy& b);
 // True only if `policy` never keeps a checkpoint that `other` does not keep.
 bool KeepsNoMoreThan(const RetentionPolicy& policy, const RetentionPolicy& other);
 
@@ -37,9 +32,6 @@ RetentionPolicy PolicyAfterCommit(const storage::v1::RunRecord& record,
 // The policies of a run whose last daemon may have been killed between a commit and its record. What at least
 // one of them keeps must be kept.
 std::vector<RetentionPolicy> PoliciesAtStart(const storage::v1::RunRecord& record);
-
-// "last 3, best 2 by lowest loss", for people.
-std::string DescribePolicy(const RetentionPolicy& policy);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_ENGINE_RETENTION_POLICY_H_
