@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckptd/ledger/v1/ledger.pb.h"
+#include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/cluster/backoff.h"
 #include "daemon/ledger/change_save.h"
 #include "storage/base/clock.h"
@@ -45,8 +46,9 @@ class NodePart {
 
   // What the owner has said.
   bool accepted = false, sealed = false, durable = false;
-  std::string digest;                         // If durable.
-  std::optional<ledger::v1::SaveEnd> failed;  // A no, or that the part comes to nothing.
+  std::optional<storage::v1::RetentionPolicy> retention;  // If accepted, and a rank of this node names it.
+  std::string digest;                                     // If durable.
+  std::optional<ledger::v1::SaveEnd> failed;              // A no, or that the part comes to nothing.
 
   bool asking = false;       // A request is under way.
   bool given_up = false;     // The owner has heard that the save fails, and hears no more of it.

@@ -15,6 +15,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/cluster/evictions.h"
 #include "daemon/cluster/ledger_calls.h"
 #include "daemon/cluster/nodes_ledger.h"
@@ -76,7 +77,7 @@ class NodesRun : public SharedRun, public NodesReading {
   Ledger* ledger() override { return ledger_.get(); }  // Once the root is open.
   bool coordinates() const override { return coordinator_ != nullptr && !coordinator_over_; }
   void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) override;
-  void Accept(const SaveId& save) override;
+  void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) override;
   void Fail(const SaveId& save, const absl::Status& why) override;
   void Sealed(const SaveId& save) override;
   void Durable(const SaveId& save, const std::string& digest) override;
@@ -97,7 +98,8 @@ class NodesRun : public SharedRun, public NodesReading {
     Instant deadline;
     std::vector<int> ranks;  // As those of Begin.
     bool accepted = false, sealed = false;
-    bool admitted = false;  // The engine has heard so.
+    std::optional<storage::v1::RetentionPolicy> retention;  // As that of Accept.
+    bool admitted = false;                                  // The engine has heard so.
     bool told_sealed = false;
     absl::Status given_up;  // Not OK: the engine was told that it fails, by this.
     bool released = false;  // And that its memory is its own again.

@@ -55,11 +55,12 @@ void NodesRun::TellAgain(const SaveId& save) {
   });
 }
 
-void NodesRun::Accept(const SaveId& save) {
+void NodesRun::Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) {
   const auto saving = savings_.find(save);
   if (saving == savings_.end()) return;
   saving->second.accepted = true;
-  if (saves_ != nullptr) saves_->Accept(NameOf(save));
+  saving->second.retention = retention;
+  if (saves_ != nullptr) saves_->Accept(NameOf(save), retention);
 }
 
 void NodesRun::Fail(const SaveId& save, const absl::Status& why) {
@@ -110,6 +111,12 @@ SharedSaves::Hooks NodesRun::SavesHooks() {
               [this](const SharedSave& save) {
                 SawCommitted(save.sequence, save.state);
                 hooks_.root_changed();
+              },
+          .newest_committed =
+              [this](const SharedSave& save) {
+                std::optional<storage::v1::RetentionPolicy> retention;
+                if (save.state.has_retention()) retention = save.state.retention();
+                hooks_.newest_committed(save.sequence, retention);
               },
           .released = [this](const SaveName& name) { OnReleased(IdOf(name)); },
           .lost = [this](const absl::Status&) { over_ = true; }};
@@ -194,7 +201,7 @@ void NodesRun::Continue(const SaveId& save, const Saving& saving) {
   saves_->Begin(name, saving.deadline, saving.ranks);
   if (saving.failed) return saves_->Fail(name, *saving.failed);
   if (saving.admitted) return saves_->Fail(name, LostInMemory());
-  if (saving.accepted) saves_->Accept(name);
+  if (saving.accepted) saves_->Accept(name, saving.retention);
 }
 
 // SharedSaves does that while there is a registration.

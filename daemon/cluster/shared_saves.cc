@@ -94,10 +94,11 @@ void SharedSaves::BeginSealed(const SaveName& name, std::vector<int> ranks) {
   if (is_new) Ask(name);
 }
 
-void SharedSaves::Accept(const SaveName& name) {
+void SharedSaves::Accept(const SaveName& name, const std::optional<storage::v1::RetentionPolicy>& retention) {
   NodePart* const part = Find(name);
   if (part == nullptr) return;
   part->accepted = true;
+  part->retention = retention;
   Ask(name);
 }
 
@@ -232,6 +233,7 @@ void SharedSaves::Send(const SaveName& name, const NodePart& part, Request reque
       *vote.mutable_no() = *part.failed;
       return admission_.Vote(part.save, vote, GuessOf(part), answer);
     case Request::kVoteYes:
+      if (part.retention) *vote.mutable_retention() = *part.retention;
       return admission_.Vote(part.save, vote, GuessOf(part), answer);
     case Request::kSealed:
       return reports_.Sealed(part.save, GuessOf(part), answer);
@@ -296,6 +298,7 @@ void SharedSaves::OnError(const SaveName& name, Request request, const absl::Sta
 // ---- what etcd says
 
 void SharedSaves::OnStates(const std::vector<std::string>& keys) {
+  SharedSave newest;
   for (const std::string& key : keys) {
     SharedSave save;
     const std::string* const value = states_.Find(key);
@@ -303,7 +306,12 @@ void SharedSaves::OnStates(const std::vector<std::string>& keys) {
     if (!absl::SimpleAtoi(key.substr(keys_.SaveStates().size()), &save.sequence)) continue;
     if (lost_) return;
     OnState(save);
+    if (save.state.phase() == SaveState::COMMITTED && save.sequence > newest_committed_) {
+      newest_committed_ = save.sequence;
+      newest = save;
+    }
   }
+  if (newest.sequence != 0 && !lost_ && hooks_.newest_committed) hooks_.newest_committed(newest);
 }
 
 void SharedSaves::OnState(const SharedSave& save) {

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
+#include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/cluster/node_part.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
@@ -53,6 +54,9 @@ class SharedSaves {
     std::function<void(const SaveName&, const absl::Status&)> failed;
     // A save that this node has not begun is a checkpoint; may be null.
     std::function<void(const SharedSave&)> other_committed;
+    // Of all saves that etcd shows as checkpoints, this one has the highest sequence: when they have been
+    // listed, and then with each later one. May be null.
+    std::function<void(const SharedSave&)> newest_committed;
     // No other node counts on the memory of this node's parts any more. Once for each save that ends without
     // a checkpoint, before or after its end is heard of.
     std::function<void(const SaveName&)> released;
@@ -87,7 +91,9 @@ class SharedSaves {
   // These are no-ops for saves that have not begun, have ended or have failed.
   // This node has the memory for its parts. It is promised from now on: until `released`, it is not used for
   // anything else.
-  void Accept(const SaveName& name);
+  // `retention`: which checkpoints its ranks keep after the commit; unset: none of them names that.
+  // SAVE_CONFLICT ends a save for which two nodes name different ones.
+  void Accept(const SaveName& name, const std::optional<storage::v1::RetentionPolicy>& retention = {});
   // Before the admission: this node has no room. Later: its parts come to nothing. The save ends by that on
   // all nodes, unless Durable was called before: then it may still become a checkpoint.
   void Fail(const SaveName& name, const absl::Status& why);
@@ -138,6 +144,7 @@ class SharedSaves {
   std::map<SaveName, NodePart> parts_;     // Of saves that have not ended.
   std::map<int64_t, SaveName> names_;      // Of those, by sequence, if that is known.
   std::map<SaveName, int64_t> sequences_;  // Of all saves that etcd shows.
+  int64_t newest_committed_ = 0;           // The last of them that is a checkpoint; 0: none.
   int64_t open_ = 0;                       // The last save that is OPEN, or was; 0: none.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -24,6 +24,14 @@ int64_t ResumedSequence(const Run& run, int64_t attempt, const std::optional<Led
   return has_newer ? 0 : decided->sequence;
 }
 
+int64_t NewestSequence(const Catalog& catalog) {
+  return catalog.committed().empty() ? 0 : catalog.committed().rbegin()->first;
+}
+
+// One node of a shared run removes for all. A node that does not know yet which attempt acts does not know
+// either what that one resumes from: a checkpoint has been committed, so one does.
+bool MayRemoveForAll(const Run& run) { return run.shared->coordinates() && run.active_attempt != 0; }
+
 // The checkpoints that nothing keeps, oldest first.
 std::vector<int64_t> Without(const Run& run, const Retention::Keepers& keepers) {
   std::vector<int64_t> victims;
@@ -41,6 +49,15 @@ Retention::Retention(Clock* clock, EngineObserver* observer, const OutcomeHistor
 
 void Retention::SetPolicies(const Run* run, std::vector<RetentionPolicy> policies) {
   states_.Of(run).policies = std::move(policies);
+}
+
+void Retention::SetPolicyOf(Run* run, int64_t sequence, const std::optional<RetentionPolicy>& of_save) {
+  State& state = states_.Of(run);
+  if (sequence <= state.policy_sequence) return;
+  state.policy_sequence = sequence;
+  state.policies = {PolicyAfterCommit(run->ledger->record(), of_save)};
+  run->ledger->SetRetention(state.policies.front(), {});
+  Apply(run);
 }
 
 // What keeps a checkpoint whatever the policy says. Pins on disk are in the catalog.
@@ -113,16 +130,21 @@ std::set<int64_t> Retention::Leaving(const Run& run) const {
   return leaving;
 }
 
+void Retention::OnScanned(Run* run) {
+  if (std::exchange(states_.Of(run).apply_after_scan, false)) Apply(run);
+}
+
 void Retention::Apply(Run* run) {
   if (!history_->IsOnDisk(*run)) return;
   ContinueDeletions(run);
+  if (run->shared != nullptr && !MayRemoveForAll(*run)) return;
   AskResumed(run, [this, run](absl::StatusOr<int64_t> resumed) {
     if (resumed.ok()) EvictVictims(run, *resumed);  // Otherwise nothing is evicted now.
   });
 }
 
 void Retention::EvictVictims(Run* run, int64_t resumed) {
-  if (run->shared != nullptr && !run->shared->coordinates()) return;  // Another node removes for all.
+  if (run->shared != nullptr && !MayRemoveForAll(*run)) return;
   for (int64_t sequence : Victims(*run, resumed)) {
     if (run->catalog.BeginEviction(sequence)) Evict(run, sequence, [](const absl::Status&) {});
   }
@@ -132,6 +154,7 @@ void Retention::EvictVictims(Run* run, int64_t resumed) {
 std::vector<int64_t> Retention::Victims(const Run& run, int64_t resumed) const {
   if (!KeptLast(run)) return {};
   const State& state = states_.Of(&run);
+  if (run.shared != nullptr && NewestSequence(run.catalog) > state.policy_sequence) return {};
   Keepers keepers;
   for (const RetentionPolicy& policy : state.policies)
     keepers.merge(KeptByPolicy(policy, run.catalog, clock_->UnixMicros(), /*committing=*/false));

@@ -42,6 +42,9 @@ class Retention {
   // Evicts what the run need not keep any more, once the history is on disk. Call it whenever a checkpoint
   // was committed, or lost a reason to be kept.
   void Apply(Run* run);
+  // Apply, when the next scan has shown what others have committed.
+  void ApplyAfterScan(Run* run) { states_.Of(run).apply_after_scan = true; }
+  void OnScanned(Run* run);
   // The sequences that the next commit will push out, most likely.
   std::vector<int64_t> PredictedVictims(const Run& run) const;
 
@@ -72,6 +75,10 @@ class Retention {
   std::optional<int> KeptLast(const Run& run) const;
   // What is in force: a checkpoint is kept if at least one of the policies keeps it. None: all are kept.
   void SetPolicies(const Run* run, std::vector<RetentionPolicy> policies);
+  // Of a run that several nodes share: the save of this sequence is the newest that is a checkpoint, and its
+  // ranks have named `of_save`. Its policy is in force from now on, unless that of a newer one is. Nothing is
+  // removed while the root shows a checkpoint that is newer still: its policy is not known here yet.
+  void SetPolicyOf(Run* run, int64_t sequence, const std::optional<RetentionPolicy>& of_save);
   // Which checkpoints the root's pointer files name, as a commit or a scan found it.
   void SetPointers(const Run* run, PointerFiles pointers);
 
@@ -98,6 +105,8 @@ class Retention {
   };
   struct State {
     std::vector<RetentionPolicy> policies;
+    int64_t policy_sequence = 0;  // Of a shared run: which save has named them; 0: not known.
+    bool apply_after_scan = false;
     std::set<int64_t> pointed;
     std::multiset<int64_t> pinning;   // Pins on their way to disk.
     std::multiset<int64_t> deciding;  // Resume decisions on their way to disk.

@@ -74,6 +74,7 @@ void Engine::Impl::UseSharedLedger(Run* run) {
   run->ledger->WatchActiveAttempt([this, run](int64_t attempt) {
     run->active_attempt = attempt;
     FenceOff(run, attempt);  // Another node may have let it act.
+    retention_.Apply(run);   // What it resumes from is known now.
   });
 }
 

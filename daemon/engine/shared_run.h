@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,10 @@ class SharedRun {
     std::function<void(int64_t sequence)> removed;
     // The run has a checkpoint of which this node had no part: look at the root again.
     std::function<void()> root_changed;
+    // No save with a higher sequence is a checkpoint, for all that this node knows, and its ranks keep these
+    // checkpoints; unset: they have not named that, so all. Before or after the save's kCommitted.
+    std::function<void(int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
+        newest_committed;
     // `coordinates` has become another one.
     std::function<void()> office_changed;
     // This node's registration was lost, and nothing is asked or heard until there is another one: what is
@@ -86,8 +91,9 @@ class SharedRun {
   // admitted at the deadline ends. No-op if it has begun before.
   virtual void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) = 0;
   // For saves that have begun and not ended; else no-ops.
-  // This node has the memory for its parts, and promises it.
-  virtual void Accept(const SaveId& save) = 0;
+  // This node has the memory for its parts, and promises it. `retention`: which checkpoints its ranks keep
+  // after the commit; unset: none of them names that. The save ends if another node keeps others.
+  virtual void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) = 0;
   // This node has no room, or its part comes to nothing: the save ends by that on all nodes.
   virtual void Fail(const SaveId& save, const absl::Status& why) = 0;
   virtual void Sealed(const SaveId& save) = 0;

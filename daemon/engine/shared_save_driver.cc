@@ -6,10 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/engine/retention_policy.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
-#include "storage/ledger/ledger.h"
 
 namespace ckptd {
 namespace {
@@ -67,6 +65,10 @@ void SharedSaveDriver::Start(Run* run) {
       .released = [this, run](const SaveId& id) { OnReleased(run, id); },
       .removed = [this, run](int64_t sequence) { hooks_.removed(run, sequence); },
       .root_changed = [this, run] { hooks_.root_changed(run); },
+      .newest_committed =
+          [this, run](int64_t sequence, const std::optional<storage::v1::RetentionPolicy>& retention) {
+            hooks_.newest_committed(run, sequence, retention);
+          },
       .office_changed = [this, run] { hooks_.office_changed(run); },
       .lost =
           [this, run](const absl::Status& why) {
@@ -80,7 +82,7 @@ void SharedSaveDriver::Start(Run* run) {
 
 void SharedSaveDriver::OnAccepted(Save* save) {
   save->shared->promised = true;
-  save->run->shared->Accept(save->key);
+  save->run->shared->Accept(save->key, save->retention);
 }
 
 void SharedSaveDriver::OnSealedHere(Save* save) { save->run->shared->Sealed(save->key); }
@@ -185,8 +187,6 @@ void SharedSaveDriver::OnCommitted(Save* save) {
 void SharedSaveDriver::OnLoaded(int64_t save_id, absl::StatusOr<SharedFilesIo::Loaded> loaded) {
   Save* save = saves_->Find(save_id);
   if (save == nullptr) return;
-  Ledger* ledger = save->run->ledger;
-  ledger->SetRetention(PolicyAfterCommit(ledger->record(), save->retention), {});
   if (loaded.ok()) return hooks_.committed(save, std::move(loaded->checkpoint), std::move(loaded->pointers));
   observer_->OnWarning(
       absl::StrCat("the checkpoint ", save->run->path, "/", save->key.tag,

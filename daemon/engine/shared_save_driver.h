@@ -13,10 +13,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ckptd/storage/v1/storage.pb.h"
 #include "ckptd/v1/types.pb.h"
 #include "daemon/engine/engine_types.h"
 #include "daemon/engine/root_io.h"
@@ -45,6 +47,8 @@ class SharedSaveDriver {
     std::function<void(Save*)> continue_failing;
     // Of SharedRun::Hooks.
     std::function<void(Run*, int64_t sequence)> removed;
+    std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
+        newest_committed;
     std::function<void(Run*)> root_changed, office_changed;
   };
   SharedSaveDriver(Clock* clock, EngineObserver* observer, SaveTable* saves, Hooks hooks);

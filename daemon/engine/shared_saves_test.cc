@@ -90,6 +90,27 @@ class SharedSavesTest : public EngineTest {
     loaded.checkpoint.summary.set_tag(tag);
     loaded.checkpoint.summary.set_sequence(sequence);
     nodes_->loads.back()(std::move(loaded));
+    nodes_->hooks.newest_committed(sequence, KeepLast(1));
+    RunQueued();
+  }
+  static storage::v1::RetentionPolicy KeepLast(int number) {
+    storage::v1::RetentionPolicy policy;
+    policy.set_last(number);
+    return policy;
+  }
+  // What other nodes have committed.
+  void PutInRoot(const std::string& tag, int64_t sequence) {
+    CommittedCheckpoint& committed = disks_[1]->committed[sequence];
+    committed.summary.set_tag(tag);
+    committed.summary.set_sequence(sequence);
+  }
+  void LookAtRoot() {
+    nodes_->hooks.root_changed();
+    RunQueued();
+  }
+  // A rank acts, on any node.
+  void ActivateFirstAttempt() {
+    nodes_->ledger()->Activate(1, [](const absl::Status& activated) { EXPECT_TRUE(activated.ok()); });
     RunQueued();
   }
   // A rank of a later attempt acts, here or on another node.
@@ -407,6 +428,114 @@ TEST_F(SharedSavesTest, CheckpointsAreRemovedByTheNodeThatCoordinates) {
   nodes_->hooks.office_changed();
   RunQueued();
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("a"));
+}
+
+TEST_F(SharedSavesTest, OtherNodesHearWhichCheckpointsItsRanksKeep) {
+  std::vector<v1::BeginRequest> begins = {BeginOf(0, "a", 1, 100), BeginOf(1, "a", 1, 100)};
+  begins[1].set_num_kept_ckpts(2);  // One rank of the node names it.
+  for (int rank : {0, 1}) begun_.push_back(Begin(sessions_[rank], begins[rank]));
+  Decide(Phase::kProposed);
+  ASSERT_TRUE(nodes_->kept.has_value());
+  EXPECT_EQ(nodes_->kept->last(), 2);
+}
+
+TEST_F(SharedSavesTest, NamesNoPolicyWhereNoRankDoes) {
+  BeginHere();
+  Decide(Phase::kProposed);
+  EXPECT_THAT(Calls(), ElementsAre("Begin a", "Accept a"));
+  EXPECT_FALSE(nodes_->kept.has_value());
+}
+
+// No rank of this node saves; it may have started after the others had committed.
+TEST_F(SharedSavesTest, CoordinatorRemovesWhatThePolicyOfOtherNodesRanksDoesNotKeep) {
+  nodes_->has_office = true;
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre()) << "the policy is not known";
+  nodes_->hooks.newest_committed(3, KeepLast(2));
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
+  PutInRoot("step4", 4);
+  nodes_->hooks.newest_committed(4, KeepLast(2));
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1")) << "the root was not looked at";
+  LookAtRoot();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1", "step2"));
+}
+
+TEST_F(SharedSavesTest, NothingIsRemovedWhileThePolicyOfTheNewestCheckpointIsNotKnown) {
+  nodes_->has_office = true;
+  ActivateFirstAttempt();
+  nodes_->hooks.newest_committed(2, KeepLast(1));
+  for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  nodes_->hooks.newest_committed(3, std::nullopt);  // It keeps all.
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  nodes_->hooks.newest_committed(2, KeepLast(1));  // Late.
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+}
+
+TEST_F(SharedSavesTest, NothingIsRemovedWhileItIsNotKnownWhatTheActingAttemptResumesFrom) {
+  nodes_->has_office = true;
+  for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  nodes_->hooks.newest_committed(2, KeepLast(1));
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+  ActivateFirstAttempt();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1"));
+}
+
+TEST_F(SharedSavesTest, PolicyOfItsOwnRanksIsNotThatOfTheRun) {
+  nodes_->has_office = true;
+  CommitKeepingOne("a", 1);
+  nodes_->hooks.newest_committed(2, std::nullopt);  // Another one was faster.
+  CommitKeepingOne("b", 2);
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+}
+
+TEST_F(SharedSavesTest, DamagedCheckpointsDoNotCountWhereOtherNodesHaveNamedThePolicy) {
+  nodes_->has_office = true;
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2, 3}) PutInRoot("step" + std::to_string(sequence), sequence);
+  disks_[1]->committed[3].summary.set_suspect("it diverges");
+  disks_[1]->committed[2].damage.emplace();
+  LookAtRoot();
+  nodes_->hooks.newest_committed(3, KeepLast(1));
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre()) << "of the good ones there is one";
+}
+
+TEST_F(SharedSavesTest, PolicyThatIsHeardOfLateDoesNotReplaceThatOfANewerSave) {
+  nodes_->has_office = true;
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
+  LookAtRoot();
+  nodes_->hooks.newest_committed(3, std::nullopt);  // It keeps all, and the root does not show it yet.
+  nodes_->hooks.newest_committed(2, KeepLast(1));
+  RunQueued();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre());
+}
+
+// A coordinator that has lost its office, and does not know it, would scan and fail for ever.
+TEST_F(SharedSavesTest, RemovalThatHasFailedIsNotTriedAgainBeforeTheNextSave) {
+  nodes_->has_office = true;
+  ActivateFirstAttempt();
+  for (int64_t sequence : {1, 2}) PutInRoot("step" + std::to_string(sequence), sequence);
+  ios_.at(1)->errors["Evict"] = absl::FailedPreconditionError("not the coordinator");
+  LookAtRoot();
+  nodes_->hooks.newest_committed(2, KeepLast(1));
+  RunQueued();
+  EXPECT_EQ(ios_.at(1)->calls["Evict"], 1);
+  ios_.at(1)->errors.clear();
+  PutInRoot("step3", 3);
+  nodes_->hooks.newest_committed(3, KeepLast(1));
+  LookAtRoot();
+  EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1", "step2"));
 }
 
 }  // namespace

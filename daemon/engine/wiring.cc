@@ -95,6 +95,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                       publisher_.OnScanned(run);
                       resumes_.OnScanned(run);
                       trash_.Empty(run);
+                      retention_.OnScanned(run);
                       queue_.TryAdmitAll();
                     }}),
       shares_(pool, &saves_, &sizes_, options_.max_pool_percent_per_user,
@@ -196,6 +197,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                [this](Save* save) {
                  Run* run = save->run;
                  tracker_.End(save, v1::COMMITTED);
+                 retention_.ApplyAfterScan(run);
                  scanner_.Scan(run);
                },
            .indeterminate = [this](Save* save,
@@ -208,7 +210,15 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                  run->catalog.Withdraw(sequence);
                  residents_.Prune(run);
                },
-           .root_changed = [this](Run* run) { scanner_.Scan(run); },
+           .newest_committed =
+               [this](Run* run, int64_t sequence, const std::optional<RetentionPolicy>& retention) {
+                 retention_.SetPolicyOf(run, sequence, retention);
+               },
+           .root_changed =
+               [this](Run* run) {
+                 retention_.ApplyAfterScan(run);
+                 scanner_.Scan(run);
+               },
            .office_changed = [this](Run* run) { retention_.Apply(run); }}),
       recovery_(clock, observer, pool, journal, &runs_.all(), &saves_, &sizes_, options_.chunk_bytes,
                 {.past = [this](const Run& run, const SaveId& key) { return ended_.Past(run, key); },

@@ -4,10 +4,14 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/change_save.h"
 #include "daemon/ledger/fenced.h"
+#include "daemon/ledger/save_end.h"
+#include "storage/base/errors.h"
 #include "storage/base/reasons.h"
+#include "storage/ledger/retention_terms.h"
 
 namespace ckptd {
 namespace {
@@ -66,6 +70,33 @@ const std::string* FirstNo(const SaveView& view) {
   return first;
 }
 
+ledger::v1::SaveEnd PoliciesDiffer(const SaveView& view, const std::string& tag, const std::string& first,
+                                   const std::string& second) {
+  const auto words = [&view](const std::string& node) {
+    return absl::StrCat("node \"", node, "\" (", DescribePolicy(view.votes.at(node).retention()), ")");
+  };
+  return EndOf(MakeError(absl::StatusCode::kAlreadyExists, reason::kSaveConflict,
+                         absl::StrCat("the ranks of ", words(first), " and those of ", words(second),
+                                      " keep different checkpoints "
+                                      "after the save of ",
+                                      tag, "; name the same retention policy everywhere"),
+                         {{"tag", tag}}));
+}
+
+// Gives the state the policy that its nodes name. If two name different ones, which of them counted would be
+// chance, so the save ends.
+void TakeRetention(const SaveView& view, SaveState* state) {
+  const std::string* first = nullptr;
+  for (const auto& [node, ranks] : view.ranks) {
+    const NodeVote* vote = VoteOf(view, node);
+    if (vote == nullptr || !vote->has_retention()) continue;
+    if (first != nullptr && !IsSamePolicy(state->retention(), vote->retention()))
+      return EndWith(PoliciesDiffer(view, state->tag(), *first, node), state);
+    if (first == nullptr) *state->mutable_retention() = vote->retention();
+    if (first == nullptr) first = &node;
+  }
+}
+
 }  // namespace
 
 void DecideAdmission(const SaveView& view, const std::string& inflight, SaveState* state) {
@@ -82,6 +113,7 @@ void DecideAdmission(const SaveView& view, const std::string& inflight, SaveStat
   if (!view.all_ranks.empty() && willing.size() == view.all_ranks.size()) {
     state->set_phase(SaveState::ADMITTED);
     state->set_inflight(inflight);
+    TakeRetention(view, state);
   }
 }
 

@@ -10,7 +10,8 @@
 namespace ckptd {
 
 // Changes a state that is PROPOSED to ADMITTED if all ranks of the attempt are on nodes that have voted yes,
-// and whose daemons are those that have voted; to ENDED if the attempt is fenced, or a node has voted no.
+// and whose daemons are those that have voted; to ENDED if the attempt is fenced, a node has voted no, or two
+// nodes name different retention policies (SAVE_CONFLICT). What is admitted has the policy of its votes.
 // `inflight`: the directory for its files; empty: there is none yet, and the save is not admitted.
 void DecideAdmission(const SaveView& view, const std::string& inflight, ledger::v1::SaveState* state);
 

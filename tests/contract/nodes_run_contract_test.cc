@@ -14,11 +14,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/cluster/nodes_root_io.h"
 #include "daemon/cluster/nodes_run.h"
 #include "daemon/ledger/keys.h"
 #include "storage/base/errors.h"
+#include "storage/ledger/retention_terms.h"
 #include "tests/testing/any_etcd.h"
 #include "tests/testing/fake_shared_files.h"
 #include "tests/testing/fake_shared_root.h"
@@ -45,6 +47,8 @@ struct Node {
   int rank = 0;
   bool seals = true, writes = true, accepts = true;
   std::map<std::string, std::vector<std::string>> heard;  // By tag: "PROPOSED 1", ..., "ENDED NODE_LOST".
+  std::optional<storage::v1::RetentionPolicy> keeps;      // What its ranks name.
+  std::vector<std::string> newest;                        // "2 last 3": what it has heard of the newest one.
   std::vector<int64_t> removed;
   std::vector<std::string> lost;
   int root_changes = 0, office_changes = 0;
@@ -137,6 +141,10 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     hooks.released = [&node](const SaveId& save) { node.heard[save.tag].emplace_back("RELEASED"); };
     hooks.removed = [&node](int64_t sequence) { node.removed.push_back(sequence); };
     hooks.root_changed = [&node] { ++node.root_changes; };
+    hooks.newest_committed = [&node](int64_t sequence,
+                                     const std::optional<storage::v1::RetentionPolicy>& policy) {
+      node.newest.push_back(absl::StrCat(sequence, " ", policy ? DescribePolicy(*policy) : "unset"));
+    };
     hooks.office_changed = [&node] { ++node.office_changes; };
     hooks.lost = [&node](const absl::Status& why) { node.lost.push_back(ReasonOf(why)); };
     return hooks;
@@ -146,7 +154,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     std::string text = kNames[decision.phase];
     if (decision.phase == Decision::kEnded) absl::StrAppend(&text, " ", ReasonOf(decision.end));
     node.heard[save.tag].push_back(text);
-    if (decision.phase == Decision::kProposed && node.accepts) node.run->Accept(save);
+    if (decision.phase == Decision::kProposed && node.accepts) node.run->Accept(save, node.keeps);
     if (decision.phase == Decision::kAdmitted) {
       EXPECT_FALSE(decision.inflight.empty());
       if (node.seals) node.run->Sealed(save);
@@ -539,6 +547,85 @@ TEST_P(NodesRunContract, SaveThatTwoNodesBeginForOtherRanksEnds) {
   all_[2].run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), {1, 2});
   RunUntil([&] { return Heard(all_[0], "step_1", "ENDED SAVE_CONFLICT"); });
   EXPECT_TRUE(Heard(all_[0], "step_1", "ENDED SAVE_CONFLICT"));
+}
+
+// ---- which checkpoints are kept
+
+storage::v1::RetentionPolicy Last(int number) {
+  storage::v1::RetentionPolicy policy;
+  policy.set_last(number);
+  return policy;
+}
+
+// The last word that each node has heard.
+TEST_P(NodesRunContract, PolicyThatOneNodeNamesIsHeardOnAllAlsoWhereNoRankSaves) {
+  all_[2].keeps = Last(3);
+  const auto all_have_heard = [this](const std::string& what) {
+    RunUntil([&] {
+      return std::all_of(all_.begin(), all_.end(), [&](const Node& node) {
+        return node.run == nullptr || (!node.newest.empty() && node.newest.back() == what);
+      });
+    });
+    for (const Node& node : all_)
+      EXPECT_TRUE(node.run == nullptr || node.newest.back() == what) << node.name << " of " << what;
+  };
+  SaveAll("step_1");
+  all_have_heard("1 last 3");
+  // Of ranks 0 and 2; and in advance, where the coordinator has made the save before.
+  for (const int i : {0, 2}) all_[i].run->Begin(Id("step_2"), etcd_.clock()->Now() + minutes(8), {0, 2});
+  RunUntil([&] { return Heard(all_[0], "step_2", "COMMITTED") && Heard(all_[2], "step_2", "COMMITTED"); });
+  RunUntil([&] { return all_[1].newest.back() != "1 last 3"; });
+  EXPECT_THAT(all_[1].newest.back(), ::testing::MatchesRegex("[2-9] last 3"));
+  // It is that of the newest, and not the last that was named.
+  all_[2].keeps.reset();
+  SaveAll("step_3");
+  RunUntil([&] { return absl::EndsWith(all_[1].newest.back(), "unset"); });
+  EXPECT_TRUE(absl::EndsWith(all_[1].newest.back(), "unset")) << all_[1].newest.back();
+}
+
+TEST_P(NodesRunContract, NodeThatStartsHearsThePolicyOfTheNewestSaveAloneAndOnce) {
+  all_[0].keeps = Last(1);
+  SaveAll("step_1");
+  all_[0].keeps = Last(2);
+  SaveAll("step_2");
+  Node& again = Other();
+  Kill(again);
+  again.newest.clear();
+  RunFor(seconds(1));
+  Start(again);
+  RunUntil([&] { return !again.newest.empty(); });
+  RunFor(seconds(5));
+  ASSERT_EQ(again.newest.size(), 1U);
+  EXPECT_TRUE(absl::EndsWith(again.newest[0], "last 2")) << again.newest[0];
+}
+
+TEST_P(NodesRunContract, NodeThatIsRegisteredAnewNamesItsPolicyAgain) {
+  for (Node& node : all_) node.accepts = false;
+  Node& anew = Other();
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "PROPOSED");
+  anew.run->Accept(Id("step_1"), Last(4));
+  RunFor(seconds(1));
+  RegisterAnew(anew);
+  EXPECT_TRUE(Join(anew, "launch1").ok());
+  RunFor(seconds(1));
+  for (Node& node : all_) {
+    if (&node != &anew) node.run->Accept(Id("step_1"), std::nullopt);
+  }
+  RunUntilAllHeard("step_1", "COMMITTED");
+  RunUntil([&] { return !anew.newest.empty(); });
+  EXPECT_THAT(anew.newest, ElementsAre("1 last 4"));
+}
+
+TEST_P(NodesRunContract, SaveForWhichTwoNodesNameOtherPoliciesEnds) {
+  all_[0].keeps = Last(3);
+  all_[2].keeps = Last(4);
+  for (const std::string tag : {"step_1", "step_2"}) {
+    BeginAll(tag);
+    RunUntilAllHeard(tag, "ENDED SAVE_CONFLICT");
+  }
+  all_[2].keeps = Last(3);
+  SaveAll("step_3");
 }
 
 // ---- resume

@@ -16,6 +16,7 @@ namespace ckptd {
 namespace {
 
 using SaveAdmissionContract = SpanningSaves;
+using ::testing::HasSubstr;
 INSTANTIATE_TEST_SUITE_P(, SaveAdmissionContract, ::testing::ValuesIn(AllEtcds(/*seeds=*/20)), NameOf);
 
 TEST_P(SaveAdmissionContract, FirstBeginOnAnyNodeProposesTheSaveThatTheOthersFind) {
@@ -79,6 +80,45 @@ TEST_P(SaveAdmissionContract, IsAdmittedWithTheDirectoryThatWasMadeForItFirst) {
   EXPECT_EQ(Decide(save, "one"), "ADMITTED");
   EXPECT_EQ(Decide(save, "two"), "ADMITTED");
   EXPECT_EQ(Begin(second_, "step_1").state.inflight(), "one");
+}
+
+TEST_P(SaveAdmissionContract, HasTheRetentionPolicyThatItsNodesName) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_1"), other = Begin(first_, "step_2"), none = Begin(first_, "step_3");
+  VoteKeeping(first_, save, 3);
+  EXPECT_FALSE(Begin(first_, "step_1").state.has_retention()) << "not all have voted";
+  Vote(second_, save);
+  EXPECT_EQ(Decide(save), "ADMITTED");
+  EXPECT_EQ(Begin(second_, "step_1").state.retention().last(), 3);
+  VoteKeeping(first_, other, 0);
+  VoteKeeping(second_, other, 0);
+  EXPECT_EQ(Decide(other), "ADMITTED");
+  EXPECT_TRUE(Begin(second_, "step_2").state.has_retention()) << "keeping all was named";
+  Vote(first_, none);
+  Vote(second_, none);
+  EXPECT_EQ(Decide(none), "ADMITTED");
+  EXPECT_FALSE(Begin(second_, "step_3").state.has_retention());
+}
+
+TEST_P(SaveAdmissionContract, EndsIfTwoNodesNameDifferentRetentionPolicies) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_1");
+  VoteKeeping(first_, save, 3);
+  VoteKeeping(second_, save, 2);
+  EXPECT_EQ(Decide(save), "ENDED SAVE_CONFLICT");
+  EXPECT_THAT(Begin(second_, "step_1").state.end().message(),
+              ::testing::AllOf(HasSubstr("\"node1\" (last 3)"), HasSubstr("\"node2\" (last 2)")));
+}
+
+// Its successor may name another one, and its vote counts.
+TEST_P(SaveAdmissionContract, PolicyOfADaemonThatHasEndedDoesNotCount) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_1");
+  VoteKeeping(first_, save, 3);
+  VoteKeeping(second_, save, 2);
+  Restart(second_);
+  VoteKeeping(second_, save, 3);
+  EXPECT_EQ(Decide(save), "ADMITTED");
 }
 
 TEST_P(SaveAdmissionContract, NodeThatHasWaitedInVainBlamesTheRanksThatAreMissing) {
@@ -252,9 +292,11 @@ class AheadOfBegin : public SpanningSaves {
     return proposal;
   }
   std::string VoteFor(Daemon& daemon, const Save& save, const ledger::v1::SaveProposal& proposal,
-                      const std::string& no = "", const std::optional<SaveGuess>& guess = std::nullopt) {
+                      const std::string& no = "", const std::optional<SaveGuess>& guess = std::nullopt,
+                      int keeps = 0) {
     ledger::v1::NodeVote vote;
     *vote.mutable_proposal() = proposal;
+    if (keeps > 0) vote.mutable_retention()->set_last(keeps);
     if (!no.empty()) vote.mutable_no()->set_reason(no);
     return TextOfVoted([&](auto answer) { daemon.saves->Vote(save, vote, guess, std::move(answer)); });
   }
@@ -284,6 +326,19 @@ TEST_P(AheadOfBegin, BecomesTheSaveThatAllNodesVoteFor) {
   EXPECT_EQ(admitted->state.inflight(), "directory");
   EXPECT_EQ(Begin(second_, "step_1").sequence, 1) << "whoever asks finds it";
   EXPECT_EQ(Begin(second_, "step_2").sequence, 2);
+}
+
+TEST_P(AheadOfBegin, HasTheRetentionPolicyThatItsNodesName) {
+  const Save save = *Open(1);
+  VoteFor(first_, save, Proposal("step_1"));
+  VoteFor(second_, save, Proposal("step_1"), "", std::nullopt, 3);
+  const auto admitted = DecideOpen(save, Proposal("step_1"));
+  EXPECT_EQ(Text(admitted), "ADMITTED");
+  EXPECT_EQ(admitted->state.retention().last(), 3);
+  const Save next = *Open(2);
+  VoteFor(first_, next, Proposal("step_2"), "", std::nullopt, 2);
+  VoteFor(second_, next, Proposal("step_2"), "", std::nullopt, 3);
+  EXPECT_EQ(Text(DecideOpen(next, Proposal("step_2"))), "ENDED SAVE_CONFLICT");
 }
 
 TEST_P(AheadOfBegin, IsProposedIfThereIsNoTimeToWaitForTheOthers) {

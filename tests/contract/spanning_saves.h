@@ -121,6 +121,13 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
     if (!no.empty()) vote.mutable_no()->set_reason(no);
     return TextOfVoted([&](auto answer) { daemon.saves->Vote(save, vote, std::nullopt, std::move(answer)); });
   }
+  // A yes of ranks that keep the last `number` checkpoints; 0: all.
+  std::string VoteKeeping(Daemon& daemon, const Save& save, int number) {
+    ledger::v1::NodeVote vote;
+    vote.mutable_retention();
+    if (number > 0) vote.mutable_retention()->set_last(number);
+    return TextOfVoted([&](auto answer) { daemon.saves->Vote(save, vote, std::nullopt, std::move(answer)); });
+  }
   std::string TextOfVoted(
       const std::function<void(absl::AnyInvocable<void(absl::StatusOr<VotedSave>)>)>& ask) {
     const auto voted = Await<absl::StatusOr<VotedSave>>(ask);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,7 +29,8 @@ class FakeSharedRun : public SharedRun {
 
   // What the engine has said, such as "Begin a", "Fail a NO_SPACE", in order.
   std::vector<std::string> calls;
-  std::vector<int> begun_for;  // The ranks of the last Begin.
+  std::vector<int> begun_for;                        // The ranks of the last Begin.
+  std::optional<storage::v1::RetentionPolicy> kept;  // What the last Accept has named.
   bool has_office = false;
   int ticks = 0;
   Hooks hooks;
@@ -56,7 +58,10 @@ class FakeSharedRun : public SharedRun {
     calls.push_back("Begin " + save.tag);
     begun_for = ranks;
   }
-  void Accept(const SaveId& save) override { calls.push_back("Accept " + save.tag); }
+  void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) override {
+    calls.push_back("Accept " + save.tag);
+    kept = retention;
+  }
   void Fail(const SaveId& save, const absl::Status& why) override {
     calls.push_back("Fail " + save.tag + " " + ReasonOf(why));
   }
