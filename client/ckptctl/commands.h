@@ -47,6 +47,8 @@ absl::StatusOr<ExitCode> Delete(const Context& context, const std::string& name,
 absl::StatusOr<ExitCode> ListTrash(const Context& context, const std::string& run);
 // `sequence` 0: of those of the tag, the one with the highest sequence.
 absl::StatusOr<ExitCode> Undelete(const Context& context, const std::string& name, int64_t sequence);
+// A save whose outcome nobody knows is a checkpoint, or is none.
+absl::StatusOr<ExitCode> ResolveSave(const Context& context, const std::string& name, bool is_checkpoint);
 
 // adopt.cc: adopts all of a run's foreign checkpoints, or those in `tags`. kRefused if one was refused.
 absl::StatusOr<ExitCode> Adopt(const Context& context, const std::string& run,

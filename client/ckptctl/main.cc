@@ -36,6 +36,7 @@ struct Arguments {
   double timeout = 0, interval = 0.5;
   int64_t sequence = 0;
   bool all = false, until_idle = false, unverified = false, force = false;
+  bool there = false, not_there = false;
   RetentionArguments retention;
   ConvertArguments convert;
   ZeroToFp32Arguments zero_to_fp32;
@@ -117,6 +118,14 @@ void AddActing(CLI::App& app, const Context& context, Arguments& a, Command* cho
   undelete->add_option("NAME", a.name, "The checkpoint")->required();
   undelete->add_option("--sequence", a.sequence, "Which of those of the tag; default: the highest")
       ->check(CLI::PositiveNumber);
+  CLI::App* resolve =
+      Add(app, "resolve", "Say what has become of a save of several nodes that has ended INDETERMINATE",
+          chosen, [&] { return ResolveSave(context, a.name, a.there); });
+  resolve->add_option("NAME", a.name, "The save, by its checkpoint's name")->required();
+  CLI::Option_group* outcome = resolve->add_option_group("outcome");
+  outcome->add_flag("--there", a.there, "It is a checkpoint: its directory is at its tag, with a manifest");
+  outcome->add_flag("--not-there", a.not_there, "It is none: nothing of it is at its tag");
+  outcome->require_option(1);
   Add(app, "prefetch",
       "Read a checkpoint into the daemon's memory, for the job that restores it; at most --timeout (600)",
       chosen, [&] { return Prefetch(context, a.name); })

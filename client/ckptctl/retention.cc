@@ -86,4 +86,19 @@ absl::StatusOr<ExitCode> Undelete(const Context& context, const std::string& nam
   return kOk;
 }
 
+absl::StatusOr<ExitCode> ResolveSave(const Context& context, const std::string& name, bool is_checkpoint) {
+  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<client::Rpc> rpc, Connect(context));
+  v1::ResolveSaveRequest request;
+  CKPTD_ASSIGN_OR_RETURN(*request.mutable_name(), Resolve(*rpc, context, name));
+  request.set_outcome(is_checkpoint ? v1::ResolveSaveRequest::IS_CHECKPOINT
+                                    : v1::ResolveSaveRequest::IS_NO_CHECKPOINT);
+  CKPTD_ASSIGN_OR_RETURN(v1::ResolveSaveResponse resolved, rpc->ResolveSave(request, CallTimeout(context)));
+  *context.out << (context.json
+                       ? ToJson(resolved)
+                       : absl::StrCat(request.name(), ", sequence ", resolved.sequence(),
+                                      resolved.is_checkpoint() ? ", is a checkpoint" : ", is no checkpoint",
+                                      "; the run publishes saves again\n"));
+  return kOk;
+}
+
 }  // namespace ckptd::ctl

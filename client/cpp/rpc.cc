@@ -189,6 +189,10 @@ absl::StatusOr<v1::Checkpoint> Rpc::UndeleteCheckpoint(const v1::UndeleteCheckpo
                                                        Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::UndeleteCheckpoint, request, timeout);
 }
+absl::StatusOr<v1::ResolveSaveResponse> Rpc::ResolveSave(const v1::ResolveSaveRequest& request,
+                                                         Duration timeout) {
+  return impl_->Call(impl_->admin(), &AdminStub::ResolveSave, request, timeout);
+}
 absl::StatusOr<v1::Checkpoint> Rpc::ClearDamage(const v1::ClearDamageRequest& request, Duration timeout) {
   return impl_->Call(impl_->admin(), &AdminStub::ClearDamage, request, timeout);
 }

@@ -71,6 +71,8 @@ class Rpc {
   absl::StatusOr<v1::ListTrashResponse> ListTrash(const v1::ListTrashRequest& request, Duration timeout);
   absl::StatusOr<v1::Checkpoint> UndeleteCheckpoint(const v1::UndeleteCheckpointRequest& request,
                                                     Duration timeout);
+  absl::StatusOr<v1::ResolveSaveResponse> ResolveSave(const v1::ResolveSaveRequest& request,
+                                                      Duration timeout);
   absl::StatusOr<v1::Checkpoint> ClearDamage(const v1::ClearDamageRequest& request, Duration timeout);
   // Passes one event for each tag to `event`, until all tags were tried. DEADLINE_EXCEEDED after `timeout`;
   // the daemon then stops, too, after the tag that is under way.

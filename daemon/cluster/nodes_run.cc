@@ -222,6 +222,17 @@ void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::St
                  error = NotCoordinator("remove its checkpoints", options_.path)]() mutable { done(error); });
 }
 
+void NodesRun::SettleSave(const std::string& tag, bool is_checkpoint,
+                          Callback<absl::StatusOr<Settled>> done) {
+  const auto later = [post = options_.post, waits = std::make_shared<Callback<absl::StatusOr<Settled>>>(
+                                                std::move(done))](absl::StatusOr<Settled> settled) {
+    post([waits, settled = std::move(settled)]() mutable { (*waits)(std::move(settled)); });
+  };
+  if (coordinator_ != nullptr && !coordinator_over_)
+    return coordinator_->SettleSave(tag, is_checkpoint, later);
+  later(NotCoordinator("settle its saves", options_.path));
+}
+
 void NodesRun::OnEvicting(const std::vector<std::string>& keys) {
   const std::string prefix = LedgerKeys(prefix_).Evictings();
   for (const std::string& key : keys) {

@@ -88,6 +88,8 @@ class NodesRun : public SharedRun, public NodesReading {
                   Callback<absl::StatusOr<std::string>> done) override;
   void LoadCheckpoint(const std::string& tag, int64_t sequence,
                       Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) override;
+  void SettleSave(const std::string& tag, bool is_checkpoint,
+                  Callback<absl::StatusOr<Settled>> done) override;
   void WhenSettled(int64_t attempt, Callback<absl::Status> settled) override;
   void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
                     Callback<absl::Status> finished) override;

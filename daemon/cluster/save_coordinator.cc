@@ -55,6 +55,13 @@ SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, O
                     sweep_needed_ = true;
                   },
               .lost = [this](const absl::Status& why) { Lose(why); }}),
+      unknown_({&decisions_, root, clock}, office_.held, options_.run,
+               {.settled =
+                    [this] {
+                      sweep_needed_ = true;
+                      AllChanged();
+                    },
+                .lost = [this](const absl::Status& why) { Lose(why); }}),
       absent_(options_.grace) {}
 
 void SaveCoordinator::Start() {
@@ -79,6 +86,7 @@ void SaveCoordinator::BeginTerm() {
 // ---- what etcd shows
 
 void SaveCoordinator::OnStates(const std::vector<std::string>& keys) {
+  states_known_ = true;
   if (last_sequence_ == 0) sweep_needed_ = true;  // What earlier coordinators have left.
   for (const std::string& key : keys) {
     SharedSave save;
@@ -136,7 +144,7 @@ void SaveCoordinator::Follow(const SharedSave& seen) {
 }
 
 void SaveCoordinator::Ended(const SharedSave& save) {
-  if (save.state.end().reason() == reason::kIndeterminate) unknown_.insert(save.sequence);
+  if (save.state.end().reason() == reason::kIndeterminate) unknown_.OnEnded(save);
   if (publication_ != nullptr && publication_->sequence() == save.sequence) publication_ = nullptr;
   if (save.state.phase() == SaveState::ENDED || save.sequence <= unused_) sweep_needed_ = true;
   if (saves_.erase(save.sequence) == 0) return;
@@ -179,6 +187,7 @@ void SaveCoordinator::OnTick() {
   for (auto& [sequence, save] : saves_) Act(sequence);
   if (publication_ != nullptr) publication_->Go();
   ahead_.OnTick();
+  unknown_.OnTick();
   Sweep();
 }
 
@@ -303,6 +312,24 @@ void SaveCoordinator::PublishIfNext(const Save& save, const SaveView& view) {
   publication_->Go();
 }
 
+void SaveCoordinator::SettleSave(const std::string& tag, bool is_checkpoint, UnknownOutcomes::Answer answer) {
+  if (!states_known_)
+    return answer(MakeError(absl::StatusCode::kFailedPrecondition, reason::kOutcomePending,
+                            "this node has just become coordinator, and reads what etcd knows of the saves",
+                            {{"tag", tag}}));
+  for (const auto& [sequence, save] : saves_) {
+    if (save.save.state.tag() != tag || unknown_.HasTag(tag)) continue;
+    const std::string waits_for = WaitsFor();
+    return answer(
+        MakeError(absl::StatusCode::kFailedPrecondition, reason::kOutcomePending,
+                  absl::StrCat("the save of ", tag, ", sequence ", sequence,
+                               ", has not ended, and its end will be known",
+                               waits_for.empty() ? "" : absl::StrCat("; now the run waits for ", waits_for)),
+                  {{"tag", tag}}));
+  }
+  unknown_.Settle(tag, is_checkpoint, std::move(answer));
+}
+
 std::string SaveCoordinator::WaitsFor() const {
   if (publication_ != nullptr) return publication_->waits_for();
   if (saves_.empty()) return "";
@@ -332,7 +359,7 @@ void SaveCoordinator::Sweep() {
   sweep_needed_ = false;
   sweeping_ = true;
   std::set<int64_t> unfinished = ahead_.sequences();
-  unfinished.insert(unknown_.begin(), unknown_.end());
+  unfinished.merge(unknown_.sequences());
   for (const auto& [sequence, save] : saves_) unfinished.insert(sequence);
   root_->Sweep(last_sequence_, unfinished,
                [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& swept) {

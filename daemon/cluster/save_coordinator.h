@@ -20,6 +20,7 @@
 #include "daemon/cluster/checkpoint_publication.h"
 #include "daemon/cluster/save_watch.h"
 #include "daemon/cluster/saves_ahead.h"
+#include "daemon/cluster/unknown_outcomes.h"
 #include "daemon/engine/shared_root_io.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
@@ -67,6 +68,8 @@ class SaveCoordinator {
 
   void Start();
   void OnTick();  // Several times a second.
+  // As SharedRun::SettleSave; the answer may come within the call.
+  void SettleSave(const std::string& tag, bool is_checkpoint, UnknownOutcomes::Answer answer);
   // What the next checkpoint waits for, for messages; empty: nothing is in its way.
   std::string WaitsFor() const;
   // The nodes that this save waits for, by name: those that have not voted, sealed, or said that their files
@@ -123,6 +126,7 @@ class SaveCoordinator {
   EtcdMirror states_;
   SaveWatch watch_;
   SavesAhead ahead_;
+  UnknownOutcomes unknown_;
   bool lost_ = false;
   bool beginning_term_ = false, term_begun_ = false;
   Backoff term_backoff_;
@@ -132,9 +136,9 @@ class SaveCoordinator {
   AbsentNodes
       absent_;  // Of the nodes of these saves, by name; of registrations that had sealed parts, by value.
 
+  bool states_known_ = false;
   int64_t last_sequence_ = 0;
-  std::set<int64_t> unknown_;  // Saves that have ended INDETERMINATE.
-  int64_t unused_ = 0;         // The last sequence for which a directory was made that no save has.
+  int64_t unused_ = 0;  // The last sequence for which a directory was made that no save has.
   bool sweep_needed_ = false, sweeping_ = false;
   Backoff sweep_backoff_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

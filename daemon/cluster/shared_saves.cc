@@ -40,6 +40,11 @@ absl::Status OtherRanks(const std::string& tag, const std::vector<int>& proposed
 
 SaveName NameOf(const SaveState& state) { return {state.attempt(), state.tag(), state.ordinal()}; }
 
+// Also if nobody knew that when it ended.
+bool IsCheckpoint(const SaveState& state) {
+  return state.phase() == SaveState::COMMITTED || state.found() == SaveState::IS_CHECKPOINT;
+}
+
 // Whether the sequence is another save's, or nobody's.
 bool IsOfAnother(const SaveName& name, const SaveState& state) {
   return state.phase() != SaveState::OPEN && NameOf(state) != name;
@@ -306,7 +311,7 @@ void SharedSaves::OnStates(const std::vector<std::string>& keys) {
     if (!absl::SimpleAtoi(key.substr(keys_.SaveStates().size()), &save.sequence)) continue;
     if (lost_) return;
     OnState(save);
-    if (save.state.phase() == SaveState::COMMITTED && save.sequence > newest_committed_) {
+    if (IsCheckpoint(save.state) && save.sequence > newest_committed_) {
       newest_committed_ = save.sequence;
       newest = save;
     }
@@ -329,7 +334,7 @@ void SharedSaves::OnState(const SharedSave& save) {
   if (name.tag.empty()) return;  // Nobody's.
   sequences_[name] = save.sequence;
   if (Find(name) != nullptr) return Saw(name, save);
-  if (save.state.phase() == SaveState::COMMITTED && hooks_.other_committed) hooks_.other_committed(save);
+  if (IsCheckpoint(save.state) && hooks_.other_committed) hooks_.other_committed(save);
 }
 
 // Another save has got the sequence that this one was to get.

@@ -358,6 +358,13 @@ void Engine::UndeleteCheckpoint(const Caller& caller, const v1::UndeleteCheckpoi
         impl_->UndeleteCheckpoint(run, tag, sequence, std::move(then));
       });
 }
+void Engine::ResolveSave(const Caller& caller, const v1::ResolveSaveRequest& request,
+                         Reply<v1::ResolveSaveResponse> reply) {
+  impl_->WithRun<v1::ResolveSaveResponse>(caller, RunOf(request.name()), std::move(reply),
+                                          [this, caller, request](Run*, Reply<v1::ResolveSaveResponse> then) {
+                                            impl_->ResolveSave(caller, request, std::move(then));
+                                          });
+}
 void Engine::ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply) {
   impl_->WithCheckpoint(caller, name, std::move(reply),
                         [this](Run* run, const std::string& tag, Reply<v1::Checkpoint> then) {

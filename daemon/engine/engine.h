@@ -101,6 +101,8 @@ class Engine {
                  Reply<v1::ListTrashResponse> reply);
   void UndeleteCheckpoint(const Caller& caller, const v1::UndeleteCheckpointRequest& request,
                           Reply<v1::Checkpoint> reply);
+  void ResolveSave(const Caller& caller, const v1::ResolveSaveRequest& request,
+                   Reply<v1::ResolveSaveResponse> reply);
   void ClearDamage(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
   void Prefetch(const Caller& caller, const std::string& name, Reply<v1::Checkpoint> reply);
 

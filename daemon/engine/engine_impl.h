@@ -127,6 +127,8 @@ class Engine::Impl {
                         Reply<v1::ExplainRetentionResponse> reply);
   void DeleteCheckpoint(Run* run, const std::string& tag, bool force, Reply<v1::Checkpoint> reply);
   void ListTrash(Run* run, Reply<v1::ListTrashResponse> reply);
+  void ResolveSave(const Caller& caller, const v1::ResolveSaveRequest& request,
+                   Reply<v1::ResolveSaveResponse> reply);
   void UndeleteCheckpoint(Run* run, const std::string& tag, int64_t sequence, Reply<v1::Checkpoint> reply);
 
   // engine.cc

@@ -1342,5 +1342,16 @@ TEST_F(TenantTest, SessionsOfUnknownContainersShareNothing) {
   EXPECT_EQ(ListAs(0, -1), "FOREIGN_NAMESPACE");
 }
 
+TEST_F(GuardsTest, RootOfOneNodeFindsOutByItselfWhatHasBecomeOfASave) {
+  LaunchOn(1, "launch", 1);
+  v1::ResolveSaveRequest request;
+  request.set_name(run_ + "/checkpoints/a");
+  request.set_outcome(v1::ResolveSaveRequest::IS_CHECKPOINT);
+  Answer<v1::ResolveSaveResponse> answer;
+  engine_->ResolveSave(Caller{0, 0, true}, request, answer.reply());
+  RunQueued();
+  EXPECT_EQ(answer.reason(), reason::kOutcomePending);
+}
+
 }  // namespace
 }  // namespace ckptd

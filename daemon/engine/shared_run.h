@@ -114,6 +114,17 @@ class SharedRun {
   virtual void LoadCheckpoint(const std::string& tag, int64_t sequence,
                               Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) = 0;
 
+  // An operator has looked whether the save of this tag is a checkpoint, whose outcome nobody knows
+  // (kUnknown) and which holds up all later ones. OUTCOME_PENDING while the coordinator is still finding out;
+  // OUTCOME_DIFFERS if it sees something else; UNKNOWN_SAVE if no save of this tag has ended so;
+  // NOT_COORDINATOR. A second call answers as the first.
+  struct Settled {
+    int64_t sequence = 0;
+    bool is_checkpoint = false;
+  };
+  virtual void SettleSave(const std::string& tag, bool is_checkpoint,
+                          Callback<absl::StatusOr<Settled>> done) = 0;
+
   // ---- resume
 
   // Answers when no save of an earlier attempt can become a checkpoint any more, on any node, but for those

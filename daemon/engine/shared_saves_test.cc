@@ -538,5 +538,26 @@ TEST_F(SharedSavesTest, RemovalThatHasFailedIsNotTriedAgainBeforeTheNextSave) {
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("step1", "step2"));
 }
 
+TEST_F(SharedSavesTest, CoordinatorIsAskedWhatHasBecomeOfASave) {
+  const auto resolve = [this](v1::ResolveSaveRequest::Outcome outcome) {
+    v1::ResolveSaveRequest request;
+    request.set_name(run_ + "/checkpoints/a");
+    request.set_outcome(outcome);
+    Answer<v1::ResolveSaveResponse> answer;
+    engine_->ResolveSave(Caller{0, 0, true}, request, answer.reply());
+    RunQueued();
+    return answer;
+  };
+  EXPECT_EQ(resolve(v1::ResolveSaveRequest::OUTCOME_UNSPECIFIED).reason(), reason::kInvalidArgument);
+  auto there = resolve(v1::ResolveSaveRequest::IS_CHECKPOINT);
+  auto not_there = resolve(v1::ResolveSaveRequest::IS_NO_CHECKPOINT);
+  EXPECT_THAT(Calls(), ElementsAre("SettleSave a is a checkpoint", "SettleSave a is none"));
+  nodes_->settlings.at(0)(SharedRun::Settled{7, true});
+  nodes_->settlings.at(1)(Error(reason::kOutcomeDiffers));
+  EXPECT_EQ(there.get().sequence(), 7);
+  EXPECT_TRUE(there.get().is_checkpoint());
+  EXPECT_EQ(not_there.reason(), reason::kOutcomeDiffers);
+}
+
 }  // namespace
 }  // namespace ckptd

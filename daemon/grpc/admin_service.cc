@@ -83,6 +83,13 @@ class AdminService final : public v1::Admin::CallbackService {
         [](Engine& engine, const Caller& caller, const v1::UndeleteCheckpointRequest& asked,
            Reply<v1::Checkpoint> reply) { engine.UndeleteCheckpoint(caller, asked, std::move(reply)); });
   }
+  Unary* ResolveSave(Context* call, const v1::ResolveSaveRequest* request,
+                     v1::ResolveSaveResponse* response) override {
+    return AskEngine(
+        context_, call, TokenRule::kOptional, request, response,
+        [](Engine& engine, const Caller& caller, const v1::ResolveSaveRequest& asked,
+           Reply<v1::ResolveSaveResponse> reply) { engine.ResolveSave(caller, asked, std::move(reply)); });
+  }
   Unary* ClearDamage(Context* call, const v1::ClearDamageRequest* request,
                      v1::Checkpoint* response) override {
     return AskEngine(

@@ -181,10 +181,12 @@ void SavePublication::Unknown(const SharedSave& save, const CompareAndSwap::Held
 }
 
 void SavePublication::Release(const SharedSave& save, const CompareAndSwap::Held& office,
-                              Answer<SharedSave> answer) {
+                              SaveState::Found what, Answer<SharedSave> answer) {
   Change(
       save, {{keys_.Publishing()}}, office, "letting saves be published again",
-      [keys = keys_, sequence = save.sequence](const CompareAndSwap::Found& found, SaveState*) {
+      [keys = keys_, sequence = save.sequence, what](const CompareAndSwap::Found& found, SaveState* state) {
+        if (state->end().reason() != reason::kIndeterminate) return Operations();
+        if (state->found() == SaveState::NOT_KNOWN) state->set_found(what);
         const auto now = FirstOf<PublishedNow>(found[0]);
         if (!now.unknown() || now.sequence() != sequence) return Operations();
         return Operations{Put(keys.Publishing(), PublishedNow().SerializeAsString())};

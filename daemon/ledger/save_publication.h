@@ -67,9 +67,10 @@ class SavePublication {
   // Nobody can tell whether the checkpoint has its name: PUBLISHING becomes ENDED, INDETERMINATE, and no
   // other save is published until Release.
   void Unknown(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
-  // An operator has looked, and says that saves may be published again. No-op if it is not Unknown that holds
-  // them.
-  void Release(const SharedSave& save, const CompareAndSwap::Held& office, Answer<SharedSave> answer);
+  // What has become of a save that has ended by Unknown is known: saves may be published again. The first
+  // answer stays. No-op for a save that has not ended so.
+  void Release(const SharedSave& save, const CompareAndSwap::Held& office, ledger::v1::SaveState::Found found,
+               Answer<SharedSave> answer);
 
  private:
   using Operations = std::vector<etcdserverpb::RequestOp>;

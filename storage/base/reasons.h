@@ -110,6 +110,10 @@ inline constexpr char kSuperseded[] = "SUPERSEDED";
 inline constexpr char kSkipped[] = "SKIPPED";
 // Whether the save survives a crash is unknown.
 inline constexpr char kIndeterminate[] = "INDETERMINATE";
+// FAILED_PRECONDITION: the daemon still finds out by itself what has become of the save.
+inline constexpr char kOutcomePending[] = "OUTCOME_PENDING";
+// FAILED_PRECONDITION: what an operator says of the save is not what the daemon sees.
+inline constexpr char kOutcomeDiffers[] = "OUTCOME_DIFFERS";
 
 // ---- Reading
 

@@ -549,6 +549,17 @@ TEST_P(NodesRunContract, SaveThatTwoNodesBeginForOtherRanksEnds) {
   EXPECT_TRUE(Heard(all_[0], "step_1", "ENDED SAVE_CONFLICT"));
 }
 
+TEST_P(NodesRunContract, CoordinatorAloneHearsWhatHasBecomeOfASave) {
+  const auto settle = [this](Node& node) {
+    return ReasonOf(Ask<absl::StatusOr<SharedRun::Settled>>([&](auto done) {
+                      node.run->SettleSave("step_1", false, std::move(done));
+                    }).status());
+  };
+  EXPECT_EQ(settle(Other()), "NOT_COORDINATOR");
+  RunUntil([this] { return Coordinator() != nullptr; });
+  EXPECT_EQ(settle(*Coordinator()), "UNKNOWN_SAVE");
+}
+
 // ---- which checkpoints are kept
 
 storage::v1::RetentionPolicy Last(int number) {

@@ -65,7 +65,9 @@ class SavePublicationContract : public SpanningSaves {
     return Do([&](auto& publication, auto answer) { publication.Unknown(save, office_, std::move(answer)); });
   }
   std::string Release(const SharedSave& save) {
-    return Do([&](auto& publication, auto answer) { publication.Release(save, office_, std::move(answer)); });
+    return Do([&](auto& publication, auto answer) {
+      publication.Release(save, office_, ledger::v1::SaveState::IS_NO_CHECKPOINT, std::move(answer));
+    });
   }
   std::string Failed(Daemon& daemon, const SharedSave& save, const std::string& reason,
                      const std::vector<int>& ranks = {}) {

@@ -36,6 +36,7 @@ class FakeSharedRun : public SharedRun {
   Hooks hooks;
   // Calls that the test answers.
   std::vector<Callback<absl::Status>> opens, settles, finishes;
+  std::vector<Callback<absl::StatusOr<Settled>>> settlings;
   std::vector<Callback<absl::StatusOr<std::string>>> parts;
   std::vector<Callback<absl::StatusOr<SharedFilesIo::Loaded>>> loads;
   std::vector<storage::v1::PartRecord> records;  // Of the last FinishPart.
@@ -86,6 +87,11 @@ class FakeSharedRun : public SharedRun {
                       Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) override {
     calls.push_back(absl::StrCat("LoadCheckpoint ", tag, " ", sequence));
     loads.push_back(std::move(done));
+  }
+  void SettleSave(const std::string& tag, bool is_checkpoint,
+                  Callback<absl::StatusOr<Settled>> done) override {
+    calls.push_back(absl::StrCat("SettleSave ", tag, is_checkpoint ? " is a checkpoint" : " is none"));
+    settlings.push_back(std::move(done));
   }
   void WhenSettled(int64_t attempt, Callback<absl::Status> settled) override {
     calls.push_back(absl::StrCat("WhenSettled ", attempt));
