@@ -11,7 +11,7 @@ import os
 import pathlib
 import subprocess
 import tempfile
-from typing import Dict, List
+from typing import Any, Dict
 
 from bench.base.context import BenchContext
 from bench.base.result import Result
@@ -43,18 +43,22 @@ def run(context: BenchContext) -> None:
     words = "as many transactions of etcd at once: p50 {:.0f} ms".format(figures["etcd_all_ms"][0])
     context.report(Result("nodes.many.begin.p50", figures["begin_ms"][0], "ms", words))
     _report_transactions(context, "nodes.many.transactions", figures, nodes=MANY_NODES)
+    words = f"all ranks of {MANY_NODES} nodes at once until the last has joined; a Join waits 30 s"
+    context.report(Result("nodes.many.join", figures["join_seconds"], "s", words, 10))
+    words = "the same for the job's next launch, after the first has saved"
+    context.report(Result("nodes.many.join.next", figures["next_join_seconds"], "s", words, 10))
 
 
 def _report_transactions(
-    context: BenchContext, name: str, figures: Dict[str, List[float]], nodes: int
+    context: BenchContext, name: str, figures: Dict[str, Any], nodes: int
 ) -> None:
     most = 3 * nodes + 10
     words = f"those that may write, p99, beside 3 for each node + 10 = {most}; and {figures['reads'][1]:.0f} that read"
     context.report(Result(name, figures["writes"][1], "", words, most))
 
 
-def _measure(context: BenchContext, nodes: int, ranks: int, saves: int, members: int) -> Dict[str, List[float]]:
-    """Pairs of p50 and p99, as bench_nodes prints them."""
+def _measure(context: BenchContext, nodes: int, ranks: int, saves: int, members: int) -> Dict[str, Any]:
+    """Pairs of p50 and p99, and single figures, as bench_nodes prints them."""
     program = pathlib.Path(os.environ["CKPTD_BENCH_NODES"])
     with tempfile.TemporaryDirectory(prefix="nodes", dir=context.folder) as folder:
         done = subprocess.run(
@@ -64,5 +68,5 @@ def _measure(context: BenchContext, nodes: int, ranks: int, saves: int, members:
             timeout=MOST_SECONDS,
             check=True,
         )
-    figures: Dict[str, List[float]] = json.loads(done.stdout)
+    figures: Dict[str, Any] = json.loads(done.stdout)
     return figures

@@ -111,12 +111,11 @@ NodesResume::View NodesResume::ViewOf(const Round& round) const {
   View view;
   int world_size = 0;
   std::set<int> ranks;
-  ledger::v1::AttemptHead head;
   for (const auto& [key, value] : round.ranks->keys()) {
     ledger::v1::NodeRanks of_node;
-    if (!of_node.ParseFromString(value.value()) || of_node.instances().empty()) continue;
+    if (!of_node.ParseFromString(value.value()) || of_node.ranks().empty()) continue;
     const std::string node = key.substr(keys_.AttemptRanks(round.attempt).size());
-    for (const auto& [rank, instance] : of_node.instances()) ranks.insert(rank);
+    ranks.insert(of_node.ranks().begin(), of_node.ranks().end());
     NodeResumed report;
     const std::string* const said = round.reports->Find(keys_.ResumeReports(round.attempt) + node);
     if (said == nullptr || !report.ParseFromString(*said) || report.sequence() != round.sequence) {

@@ -63,7 +63,7 @@ void SaveWatch::FollowAttempt(int64_t attempt) {
   Attempt& followed = attempts_[attempt];
   if (followed.mirror != nullptr) return;
   followed.mirror = std::make_unique<EtcdMirror>(
-      etcd_, keys_.OfAttempt(attempt), absl::StrCat("following an attempt of run ", run_),
+      etcd_, keys_.AttemptRanks(attempt), absl::StrCat("following an attempt of run ", run_),
       [this, attempt](const std::vector<std::string>&) {
         attempts_.at(attempt).known = true;
         hooks_.all_changed();
@@ -103,10 +103,7 @@ std::vector<KeyValue> SaveWatch::VotesOf(int64_t sequence) const {
 }
 
 CompareAndSwap::Found SaveWatch::Found(int64_t sequence, int64_t attempt) const {
-  std::vector<KeyValue> head, ranks;
-  for (const auto& [name, key] : attempts_.at(attempt).mirror->keys())
-    (name == keys_.Head(attempt) ? head : ranks).push_back(key);
-  return {VotesOf(sequence), std::move(ranks), std::move(head), ValuesOf(nodes_.keys()),
+  return {VotesOf(sequence), ValuesOf(attempts_.at(attempt).mirror->keys()), ValuesOf(nodes_.keys()),
           ValuesOf(active_.keys())};
 }
 
@@ -115,8 +112,7 @@ SaveView SaveWatch::View(int64_t sequence, const ledger::v1::SaveState& save) co
 }
 
 size_t SaveWatch::NodesOf(int64_t attempt) const {
-  const EtcdMirror& mirror = *attempts_.at(attempt).mirror;
-  return mirror.keys().size() - mirror.keys().count(keys_.Head(attempt));
+  return attempts_.at(attempt).mirror->keys().size();
 }
 
 bool SaveWatch::VotesMayMatter(int64_t sequence, const SaveState& save) const {

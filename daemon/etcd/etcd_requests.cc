@@ -29,12 +29,6 @@ Compare UnchangedSince(const std::string& key, int64_t revision) {
   return compare;
 }
 
-Compare PrefixUnchangedSince(const std::string& prefix, int64_t revision) {
-  Compare compare = UnchangedSince(prefix, revision);
-  compare.set_range_end(PrefixEnd(prefix));
-  return compare;
-}
-
 Compare CreatedAt(const std::string& key, int64_t create_revision) {
   Compare compare;
   compare.set_key(key);

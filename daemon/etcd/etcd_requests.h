@@ -20,8 +20,6 @@ etcdserverpb::Compare LastChangedAt(const std::string& key, int64_t mod_revision
 inline etcdserverpb::Compare Absent(const std::string& key) { return LastChangedAt(key, 0); }
 // The key has not been written since this revision, or does not exist. That it was deleted is not noticed.
 etcdserverpb::Compare UnchangedSince(const std::string& key, int64_t revision);
-// No key that begins with `prefix` has been written since this revision. As above.
-etcdserverpb::Compare PrefixUnchangedSince(const std::string& prefix, int64_t revision);
 // The key exists, and was created at this revision: it has been there since.
 etcdserverpb::Compare CreatedAt(const std::string& key, int64_t create_revision);
 // No key begins with `prefix`.

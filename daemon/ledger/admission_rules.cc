@@ -41,7 +41,7 @@ ledger::v1::SaveEnd EndByNo(const SaveView& view, const std::string& node, ledge
   std::map<int, std::string> node_of;  // By rank; of those that have joined.
   std::set<int> voted;
   for (const auto& [other, ranks] : view.ranks) {
-    for (const auto& [rank, instance] : ranks.instances()) {
+    for (const int rank : ranks.ranks()) {
       node_of[rank] = other;
       if (VoteOf(view, other) != nullptr) voted.insert(rank);
     }
@@ -107,7 +107,7 @@ void DecideAdmission(const SaveView& view, const std::string& inflight, SaveStat
   std::set<int> willing;
   for (const auto& [node, ranks] : view.ranks) {
     if (VoteOf(view, node) == nullptr) continue;
-    for (const auto& [rank, instance] : ranks.instances()) willing.insert(rank);
+    willing.insert(ranks.ranks().begin(), ranks.ranks().end());
   }
   if (inflight.empty()) return;
   if (!view.all_ranks.empty() && willing.size() == view.all_ranks.size()) {

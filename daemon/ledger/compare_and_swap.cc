@@ -49,7 +49,13 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
   }
 
   static Compare Unchanged(const CompareAndSwap::Range& range, int64_t revision) {
-    return range.is_prefix ? PrefixUnchangedSince(range.key, revision) : UnchangedSince(range.key, revision);
+    Compare compare = UnchangedSince(range.key, revision);
+    compare.set_range_end(EndOf(range));
+    return compare;
+  }
+  // Empty: it is one key.
+  static std::string EndOf(const CompareAndSwap::Range& range) {
+    return range.is_prefix ? PrefixEnd(range.key) : range.end;
   }
   // That the range still has these keys.
   static Compare UnchangedFrom(const CompareAndSwap::Range& range,
@@ -62,7 +68,7 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
 
   static RequestOp GetRange(const CompareAndSwap::Range& range) {
     RequestOp operation = Get(range.key);
-    if (range.is_prefix) operation.mutable_request_range()->set_range_end(PrefixEnd(range.key));
+    operation.mutable_request_range()->set_range_end(EndOf(range));
     return operation;
   }
 

@@ -18,6 +18,7 @@ struct CompareAndSwap {
   struct Range {
     std::string key;
     bool is_prefix = false;  // All keys that begin with it.
+    std::string end = "";    // If not empty: all keys from `key` on, and before this one.
   };
   // A key that the caller holds while it has this value, and the error once it has not. What is written
   // counts only if it is held at that moment.

@@ -9,32 +9,6 @@ namespace {
 using etcdserverpb::KeyValue;
 using etcdserverpb::RequestOp;
 using Operations = std::vector<RequestOp>;
-using Process = ledger::v1::LivingProcesses::Process;
-
-Process ProcessOf(const Ledger::JoinSpec& spec) {
-  Process process;
-  process.set_process(spec.process);
-  process.set_job(spec.job);
-  return process;
-}
-
-// A process that joins its own attempt again is a living one for the ledger, and changes nothing.
-void JoinAgain(const RunState::Living& living, const storage::v1::RunRecord& record, LocalLedger* ledger) {
-  for (const storage::v1::Launch& launch : record.launches()) {
-    for (const auto& [rank, instance] : launch.instances()) {
-      const auto found = living.find(instance);
-      if (found == living.end()) continue;
-      Ledger::JoinSpec spec;
-      spec.rank = rank;
-      spec.world_size = launch.world_size();
-      spec.launch_id = launch.launch_id();
-      spec.instance = instance;
-      spec.process = found->second.process();
-      spec.job = found->second.job();
-      ledger->Join(spec, [](const absl::StatusOr<int64_t>&) {});
-    }
-  }
-}
 
 absl::Status StatusOf(const absl::Status& status) { return status; }
 template <typename T>
@@ -75,30 +49,6 @@ void EtcdLedger::Decide(std::vector<CompareAndSwap::Range> ranges, const std::st
 
 // ---- who joins
 
-struct EtcdLedger::Round {
-  std::vector<PendingJoin> joins;
-  RunState::Living living;                       // Of this node, before.
-  std::vector<absl::StatusOr<int64_t>> results;  // For each of the joins.
-
-  Operations Decide(const RunState& state, int64_t lease) {
-    LocalLedger ledger = LedgerFrom(state);
-    JoinAgain(state.living_elsewhere(), state.record(), &ledger);
-    JoinAgain(living, state.record(), &ledger);
-    RunState::Living living_after = living;
-    results.clear();
-    for (const PendingJoin& join : joins) {
-      ledger.Join(join.spec,
-                  [this](absl::StatusOr<int64_t> result) { results.push_back(std::move(result)); });
-      if (results.back().ok()) living_after[join.spec.instance] = ProcessOf(join.spec);
-    }
-    Operations operations = state.Changes(ledger.record());
-    for (RequestOp& operation : state.LivingChanges(living_after, lease)) {
-      operations.push_back(std::move(operation));
-    }
-    return operations;
-  }
-};
-
 void EtcdLedger::Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
   joins_.push_back({spec, std::move(answer)});
   BeginRound();
@@ -115,33 +65,38 @@ void EtcdLedger::BeginRound() {
   if (round_under_way_ || (joins_.empty() && !living_changed_)) return;
   round_under_way_ = true;
   living_changed_ = false;
-  auto round = std::make_shared<Round>();
-  round->joins = std::exchange(joins_, {});
-  round->living = living_;
-  Swap({{{keys_.Attempts(), true}, {keys_.Living(), true}, {keys_.Active()}},
-        {},
-        [round, keys = keys_, node = options_.node](const CompareAndSwap::Found& found) {
-          return round->Decide(RunState(keys, node.name, found), node.lease);
-        },
-        While("joining processes to an attempt")},
-       [this, round](const absl::Status& written) { EndRound(*round, written); });
+  auto round = std::make_shared<JoinRound>(keys_, options_.node, living_, &joins_);
+  round->Expect(joined_);
+  Ask(round);
 }
 
-void EtcdLedger::EndRound(Round& round, const absl::Status& written) {
+void EtcdLedger::Ask(const std::shared_ptr<JoinRound>& round) {
+  Swap({round->Ranges(),
+        {},
+        [round](const CompareAndSwap::Found& found) { return round->Decide(found); },
+        While("joining processes to an attempt")},
+       [this, round](const absl::Status& written) {
+         if (written.ok() && round->incomplete()) return Ask(round);
+         EndRound(*round, written);
+       });
+}
+
+void EtcdLedger::EndRound(JoinRound& round, const absl::Status& written) {
   round_under_way_ = false;
+  if (!round.joins().empty()) joined_ = round.attempts();
   const std::set<std::string> ended = std::exchange(ended_in_round_, {});
   // What etcd holds is not known. Every call has a deadline, so this is no tight loop while etcd is away.
   if (ReasonOf(written) == ledger_reason::kUnavailable) living_changed_ = true;
   const std::weak_ptr<bool> alive = alive_;
-  for (size_t i = 0; i < round.joins.size(); ++i) {
-    const Ledger::JoinSpec& spec = round.joins[i].spec;
-    absl::StatusOr<int64_t> result = written.ok() ? round.results[i] : absl::StatusOr<int64_t>(written);
+  for (size_t i = 0; i < round.joins().size(); ++i) {
+    const Ledger::JoinSpec& spec = round.joins()[i].spec;
+    absl::StatusOr<int64_t> result = written.ok() ? round.results()[i] : absl::StatusOr<int64_t>(written);
     if (result.ok() && ended.contains(spec.instance)) {
       living_changed_ = true;  // It was written down as living meanwhile.
     } else if (result.ok()) {
-      living_[spec.instance] = ProcessOf(spec);
+      living_[spec.instance] = ProcessOf(spec, *result);
     }
-    round.joins[i].answer(std::move(result));
+    round.joins()[i].answer(std::move(result));
     if (alive.expired()) return;
   }
   BeginRound();

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/join_round.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/run_state.h"
@@ -49,7 +50,8 @@ class EtcdLedger {
   // `etcd` must outlive it.
   EtcdLedger(Etcd* etcd, Options options);
 
-  // Processes that join at the same time do so in one transaction.
+  // Processes that join at the same time do so in one transaction. Nodes that join the same launch do not
+  // wait for one another if their ranks are in different blocks (LedgerKeys::BlockOf).
   void Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer);
   // The other nodes hear of it soon.
   void ProcessEnded(const std::string& instance);
@@ -68,12 +70,6 @@ class EtcdLedger {
   void AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
 
  private:
-  struct PendingJoin {
-    Ledger::JoinSpec spec;
-    Answer<absl::StatusOr<int64_t>> answer;
-  };
-  struct Round;
-
   // Lets `ask` ask a LocalLedger that has read these ranges, and answers with its answer once that is
   // written.
   template <typename T>
@@ -83,7 +79,8 @@ class EtcdLedger {
   void Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done);
   std::string While(const std::string& what) const { return what + " of run " + options_.run; }
   void BeginRound();
-  void EndRound(Round& round, const absl::Status& written);
+  void Ask(const std::shared_ptr<JoinRound>& round);
+  void EndRound(JoinRound& round, const absl::Status& written);
   void Activated(int64_t attempt, const absl::Status& result);
   void ReadActive();
   void WatchActive(int64_t from_revision);
@@ -94,7 +91,8 @@ class EtcdLedger {
   const LedgerKeys keys_;
 
   RunState::Living living_;  // Of this node.
-  std::vector<PendingJoin> joins_;
+  std::vector<JoinRound::Join> joins_;
+  std::set<int64_t> joined_;     // Attempts that the last of them have joined.
   bool living_changed_ = false;  // Since the last round has begun.
   bool round_under_way_ = false;
   std::set<std::string> ended_in_round_;

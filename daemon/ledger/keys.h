@@ -30,14 +30,27 @@ class LedgerKeys {
   std::string Sequence() const { return prefix_ + "sequence"; }
   std::string Coordinator() const { return prefix_ + "coordinator"; }
   std::string Term() const { return prefix_ + "term"; }
+
+  // What a join reads of the launches: few bytes, and no key that changes.
+  std::string Heads() const { return prefix_ + "heads/"; }
+  std::string Head(int64_t attempt) const { return Heads() + absl::StrFormat("%016d", attempt); }
+  // The ranks of an attempt by node, for those who need all of them.
   std::string Attempts() const { return prefix_ + "attempts/"; }
-  // The prefix of what is known of one: its Head and its AttemptRanks.
-  std::string OfAttempt(int64_t attempt) const { return Attempt(attempt) + "/"; }
-  std::string Head(int64_t attempt) const { return Attempt(attempt) + "/head"; }
+  std::string AttemptsFrom(int64_t attempt) const { return Attempts() + absl::StrFormat("%016d/", attempt); }
+  std::string AttemptRanks(int64_t attempt) const { return AttemptsFrom(attempt) + "nodes/"; }
   std::string NodeRanks(int64_t attempt, const std::string& node) const {
     return AttemptRanks(attempt) + node;
   }
-  std::string AttemptRanks(int64_t attempt) const { return Attempt(attempt) + "/nodes/"; }
+  // The same ranks, and their processes, by blocks of ranks, for those who need a few of them, of all
+  // attempts. Nodes of one rank conflict with as many others as a block has ranks; a node with many ranks
+  // writes one key for each block. A transaction of etcd has 128 operations at most.
+  static constexpr int kBlock = 16;
+  static int BlockOf(int rank) { return rank / kBlock; }
+  std::string Blocks() const { return prefix_ + "ranks/"; }
+  std::string Block(int block) const { return Blocks() + absl::StrFormat("%05d/", block); }
+  std::string BlockRanks(int block, int64_t attempt, const std::string& node) const {
+    return Block(block) + absl::StrFormat("%016d/", attempt) + node;
+  }
 
   // States and votes are apart, so that a member can watch the states without hearing of every vote.
   std::string SaveIndex(int64_t attempt, const std::string& tag, int64_t ordinal) const {
@@ -64,11 +77,15 @@ class LedgerKeys {
     return prefix_ + absl::StrFormat("resumed/%016d/", attempt);
   }
 
-  // The attempt of a Head, NodeRanks or Resume; 0: the key is none of them.
+  // The attempt of a Head, NodeRanks, BlockRanks or Resume; 0: the key is none of them.
   int64_t AttemptOf(const std::string& key) const {
-    for (const std::string& folder : {Attempts(), Resumes()}) {
+    const size_t block = Block(0).size() - Blocks().size();
+    for (const auto& [folder, skip] : {std::pair(Heads(), size_t{0}), std::pair(Attempts(), size_t{0}),
+                                       std::pair(Blocks(), block), std::pair(Resumes(), size_t{0})}) {
+      const size_t place = folder.size() + skip;
       int64_t attempt = 0;
-      if (absl::StartsWith(key, folder) && absl::SimpleAtoi(key.substr(folder.size(), 16), &attempt))
+      if (absl::StartsWith(key, folder) && key.size() >= place + 16 &&
+          absl::SimpleAtoi(key.substr(place, 16), &attempt))
         return attempt;
     }
     return 0;
@@ -76,7 +93,6 @@ class LedgerKeys {
 
  private:
   std::string Resumes() const { return prefix_ + "resume/"; }
-  std::string Attempt(int64_t attempt) const { return Attempts() + absl::StrFormat("%016d", attempt); }
   const std::string prefix_;
 };
 

@@ -1,11 +1,13 @@
 #include "daemon/ledger/run_state.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/found_messages.h"
 
 namespace ckptd {
 namespace {
@@ -16,7 +18,8 @@ using storage::v1::Launch;
 bool SameProcesses(const RunState::Living& a, const RunState::Living& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) {
            return x.first == y.first && x.second.process() == y.second.process() &&
-                  x.second.job() == y.second.job();
+                  x.second.job() == y.second.job() && x.second.attempt() == y.second.attempt() &&
+                  x.second.rank() == y.second.rank();
          });
 }
 
@@ -96,12 +99,46 @@ void RunState::ReadOfAttempt(const std::string& key, const std::string& value) {
     launch.set_resume_tag(decision.tag());
     launch.set_resume_sequence(decision.sequence());
     launch.set_resume_agreed(decision.agreed());
-  } else {
+  } else if (absl::StartsWith(key, keys_.Blocks())) {
+    ReadBlock(attempt, key, value);
+  } else if (absl::StartsWith(key, keys_.AttemptRanks(attempt))) {
     ledger::v1::NodeRanks ranks;
     ranks.ParseFromString(value);
-    launch.mutable_instances()->insert(ranks.instances().begin(), ranks.instances().end());
+    ranks_of_nodes_[{attempt, LastPartOf(key)}].assign(ranks.ranks().begin(), ranks.ranks().end());
     if (key == keys_.NodeRanks(attempt, node_)) ranks_here_[attempt] = std::move(ranks);
   }
+}
+
+void RunState::ReadBlock(int64_t attempt, const std::string& key, const std::string& value) {
+  ledger::v1::BlockRanks block;
+  block.ParseFromString(value);
+  const std::string node = LastPartOf(key);
+  for (const auto& [rank, instance] : block.instances()) {
+    (*LaunchOf(attempt).mutable_instances())[rank] = instance;
+    node_of_[{attempt, rank}] = node;
+  }
+  if (node == node_) blocks_here_[key] = std::move(block);
+}
+
+void RunState::NameProcesses(const Living& here) {
+  std::map<std::pair<int64_t, int>, std::string> living;
+  for (const Living* processes : {&here, &std::as_const(living_elsewhere_)}) {
+    for (const auto& [instance, process] : *processes) living[{process.attempt(), process.rank()}] = instance;
+  }
+  for (const auto& [place, ranks] : ranks_of_nodes_) {
+    auto& instances = *LaunchOf(place.first).mutable_instances();
+    for (const int rank : ranks) {
+      const auto found = living.find({place.first, rank});
+      const std::string name =
+          found != living.end() ? found->second : absl::StrCat("ended on ", place.second, "/", rank);
+      instances.insert({rank, name});  // Unless its block says more.
+    }
+  }
+}
+
+std::string RunState::NodeOf(int64_t attempt, int rank) const {
+  const auto found = node_of_.find({attempt, rank});
+  return found == node_of_.end() ? "" : found->second;
 }
 
 // Keys of an attempt may come before its head, and LocalLedger wants the launches in their order.
@@ -140,15 +177,25 @@ std::vector<RequestOp> RunState::Changes(const storage::v1::RunRecord& decided) 
 void RunState::AddChanges(const Launch& before, const Launch& after, std::vector<RequestOp>* changes) const {
   const int64_t attempt = after.attempt();
   const auto known = ranks_here_.find(attempt);
-  ledger::v1::NodeRanks ranks = known == ranks_here_.end() ? ledger::v1::NodeRanks() : known->second;
-  bool changed = false;
+  std::set<int> ranks;
+  if (known != ranks_here_.end()) ranks.insert(known->second.ranks().begin(), known->second.ranks().end());
+  std::map<std::string, ledger::v1::BlockRanks> blocks;
   for (const auto& [rank, instance] : after.instances()) {
     const auto found = before.instances().find(rank);
     if (found != before.instances().end() && found->second == instance) continue;
-    (*ranks.mutable_instances())[rank] = instance;
-    changed = true;
+    const std::string key = keys_.BlockRanks(LedgerKeys::BlockOf(rank), attempt, node_);
+    const auto block = blocks_here_.find(key);
+    if (block != blocks_here_.end()) blocks.insert(*block);
+    (*blocks[key].mutable_instances())[rank] = instance;
+    ranks.insert(rank);
   }
-  if (changed) changes->push_back(Put(keys_.NodeRanks(attempt, node_), ranks.SerializeAsString()));
+  for (const auto& [key, block] : blocks) changes->push_back(Put(key, block.SerializeAsString()));
+  if (!blocks.empty()) {
+    ledger::v1::NodeRanks of_node;
+    of_node.mutable_ranks()->Add(ranks.begin(), ranks.end());
+    of_node.set_world_size(after.world_size());
+    changes->push_back(Put(keys_.NodeRanks(attempt, node_), of_node.SerializeAsString()));
+  }
   if (!SameDecision(before, after)) changes->push_back(PutDecision(keys_, after));
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ckptd/ledger/v1/ledger.pb.h"
@@ -22,13 +23,20 @@ class RunState {
 
   RunState(LedgerKeys keys, std::string node, const CompareAndSwap::Found& found);
 
+  // Where all that is known of a process is that an attempt has a rank of it, it is a living one only if
+  // `NameProcesses` has found it.
   const storage::v1::RunRecord& record() const { return record_; }
+  // The ranks of whole nodes (LedgerKeys::NodeRanks) come without their processes. Those that live are known
+  // by their rank; all others are somebody who has ended. `here`: of this node.
+  void NameProcesses(const Living& here);
+  // Of a rank whose block was read; empty: the attempt has none on any node.
+  std::string NodeOf(int64_t attempt, int rank) const;
   // The processes of other nodes whose session is open.
   const Living& living_elsewhere() const { return living_elsewhere_; }
   int64_t active() const { return active_; }
 
   // What to write so that etcd says what `decided`, made from record(), says. Processes that are new in it
-  // are of this node.
+  // are of this node: of each attempt that gets some, this node's ranks were read, and their blocks.
   std::vector<etcdserverpb::RequestOp> Changes(const storage::v1::RunRecord& decided) const;
   // What to write so that the living processes of this node are `living`.
   std::vector<etcdserverpb::RequestOp> LivingChanges(const Living& living, int64_t lease) const;
@@ -36,6 +44,7 @@ class RunState {
  private:
   void Read(const etcdserverpb::KeyValue& pair);
   void ReadOfAttempt(const std::string& key, const std::string& value);
+  void ReadBlock(int64_t attempt, const std::string& key, const std::string& value);
   storage::v1::Launch& LaunchOf(int64_t attempt);
   void AddChanges(const storage::v1::Launch& before, const storage::v1::Launch& after,
                   std::vector<etcdserverpb::RequestOp>* changes) const;
@@ -43,7 +52,10 @@ class RunState {
   const LedgerKeys keys_;
   const std::string node_;
   storage::v1::RunRecord record_;
-  std::map<int64_t, ledger::v1::NodeRanks> ranks_here_;  // By attempt.
+  std::map<int64_t, ledger::v1::NodeRanks> ranks_here_;                         // By attempt.
+  std::map<std::string, ledger::v1::BlockRanks> blocks_here_;                   // By key.
+  std::map<std::pair<int64_t, int>, std::string> node_of_;                      // By attempt and rank.
+  std::map<std::pair<int64_t, std::string>, std::vector<int>> ranks_of_nodes_;  // By attempt and node.
   Living living_here_, living_elsewhere_;
   int64_t active_ = 0;
 };

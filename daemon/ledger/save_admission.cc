@@ -18,7 +18,7 @@ using ledger::v1::SaveState;
 namespace {
 
 // Of DecideOpen, after those of the view.
-constexpr size_t kIndex = 5, kLast = 6;
+constexpr size_t kIndex = 4, kLast = 5;
 
 // Whether a vote is for a save that is not decided yet.
 bool CountsIn(const ledger::v1::NodeVote& vote, const SaveState& state) {

@@ -21,7 +21,7 @@ using ledger::v1::SaveState;
 namespace {
 
 // Of the ranges of Publish(), after those of the view.
-constexpr size_t kPublishing = 5, kReaders = 6;
+constexpr size_t kPublishing = 4, kReaders = 5;
 
 ledger::v1::SaveEnd NodeLost(const std::string& node) {
   ledger::v1::SaveEnd end;

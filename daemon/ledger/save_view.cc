@@ -22,13 +22,12 @@ std::vector<int> AllRanks(const ledger::v1::SaveState& save, int world_size) {
 void LeaveOutOthers(const ledger::v1::SaveState& save, std::map<std::string, ledger::v1::NodeRanks>* nodes) {
   if (save.ranks().empty()) return;
   for (auto node = nodes->begin(); node != nodes->end();) {
-    ledger::v1::NodeRanks taking_part;
-    for (const auto& [rank, instance] : node->second.instances()) {
-      if (std::binary_search(save.ranks().begin(), save.ranks().end(), rank))
-        (*taking_part.mutable_instances())[rank] = instance;
-    }
-    node->second = std::move(taking_part);
-    node = node->second.instances().empty() ? nodes->erase(node) : std::next(node);
+    auto& ranks = *node->second.mutable_ranks();
+    const auto others = std::remove_if(ranks.begin(), ranks.end(), [&save](int rank) {
+      return !std::binary_search(save.ranks().begin(), save.ranks().end(), rank);
+    });
+    ranks.erase(others, ranks.end());
+    node = ranks.empty() ? nodes->erase(node) : std::next(node);
   }
 }
 
@@ -53,7 +52,7 @@ std::set<int> SaveView::RanksThatHave(NodeVote::Stage stage) const {
   for (const auto& [node, of_node] : ranks) {
     const auto vote = votes.find(node);
     if (vote == votes.end() || vote->second.has_no() || vote->second.stage() < stage) continue;
-    for (const auto& [rank, instance] : of_node.instances()) found.insert(rank);
+    found.insert(of_node.ranks().begin(), of_node.ranks().end());
   }
   return found;
 }
@@ -66,8 +65,8 @@ std::vector<std::string> SaveView::Behind(NodeVote::Stage stage) const {
   const std::set<int> have = RanksThatHave(stage);
   std::vector<std::string> behind;
   for (const auto& [node, of_node] : ranks) {
-    const bool has_all = std::all_of(of_node.instances().begin(), of_node.instances().end(),
-                                     [&have](const auto& rank) { return have.contains(rank.first); });
+    const bool has_all = std::all_of(of_node.ranks().begin(), of_node.ranks().end(),
+                                     [&have](int rank) { return have.contains(rank); });
     if (!has_all) behind.push_back(node);
   }
   return behind;
@@ -77,18 +76,13 @@ ledger::v1::SaveEnd EndBy(const std::string& node, const ledger::v1::NodeRanks& 
                           ledger::v1::SaveEnd why) {
   why.set_node(node);
   if (why.ranks_size() > 0) return why;  // The node has said which of them.
-  const std::map<int32_t, std::string> sorted(ranks.instances().begin(), ranks.instances().end());
-  for (const auto& [rank, instance] : sorted) why.add_ranks(rank);
+  *why.mutable_ranks() = ranks.ranks();
   return why;
 }
 
 std::vector<CompareAndSwap::Range> SaveViewRanges(const LedgerKeys& keys, const std::string& nodes,
                                                   int64_t sequence, int64_t attempt) {
-  return {{keys.Votes(sequence), true},
-          {keys.AttemptRanks(attempt), true},
-          {keys.Head(attempt)},
-          {nodes, true},
-          {keys.Active()}};
+  return {{keys.Votes(sequence), true}, {keys.AttemptRanks(attempt), true}, {nodes, true}, {keys.Active()}};
 }
 
 SaveView SaveViewOf(const CompareAndSwap::Found& found, const ledger::v1::SaveState& save) {
@@ -96,11 +90,11 @@ SaveView SaveViewOf(const CompareAndSwap::Found& found, const ledger::v1::SaveSt
   view.votes = ByLastPart<NodeVote>(found[0]);
   LeaveOutOtherVotes(save, &view.votes);
   view.ranks = ByLastPart<ledger::v1::NodeRanks>(found[1]);
+  view.all_ranks = AllRanks(save, view.ranks.empty() ? 0 : view.ranks.begin()->second.world_size());
   LeaveOutOthers(save, &view.ranks);
-  view.all_ranks = AllRanks(save, FirstOf<ledger::v1::AttemptHead>(found[2]).world_size());
-  for (const etcdserverpb::KeyValue& node : found[3])
+  for (const etcdserverpb::KeyValue& node : found[2])
     view.registrations[LastPartOf(node.key())] = node.value();
-  view.active = FirstOf<ledger::v1::ActiveAttempt>(found[4]).attempt();
+  view.active = FirstOf<ledger::v1::ActiveAttempt>(found[3]).attempt();
   return view;
 }
 

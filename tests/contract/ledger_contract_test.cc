@@ -20,6 +20,7 @@
 #include "storage/ledger/ledger.h"
 #include "storage/ledger/local_ledger.h"
 #include "tests/testing/any_etcd.h"
+#include "tests/testing/counting_etcd.h"
 
 namespace ckptd {
 namespace {
@@ -87,6 +88,8 @@ class World {
   virtual std::unique_ptr<Node> StartNode(const std::string& name) = 0;
   virtual void RunUntil(const std::function<bool()>& done) = 0;
   virtual bool several_nodes() const = 0;
+  // Transactions of all nodes that were for nothing, because another one had written first.
+  virtual int64_t conflicts() const { return 0; }
   // What is still under way of a request that was asked again arrives now, and must change nothing.
   virtual void DeliverLateCopies() {}
 };
@@ -115,12 +118,14 @@ class EtcdWorld : public World {
   }
 
   std::unique_ptr<Node> StartNode(const std::string& name) override {
-    Etcd* const client = etcd_.NewClient();
+    Etcd* const client =
+        clients_.emplace_back(std::make_unique<CountingEtcd>(etcd_.NewClient(), &counts_)).get();
     return std::make_unique<NodeOf<EtcdLedger>>(
         std::make_unique<EtcdLedger>(client, EtcdLedger::Options{prefix_, Register(client, name), "test"}));
   }
   void RunUntil(const std::function<bool()>& done) override { etcd_.caller().RunUntil(done); }
   bool several_nodes() const override { return true; }
+  int64_t conflicts() const override { return counts_.conflicts; }
   void DeliverLateCopies() override {
     if (!etcd_.has_model()) return;
     etcd_.WithModel([](EtcdModel& model) {
@@ -152,6 +157,8 @@ class EtcdWorld : public World {
   }
 
   AnyEtcd etcd_;
+  EtcdCounts counts_;
+  std::vector<std::unique_ptr<CountingEtcd>> clients_;
   std::string prefix_;
   std::map<std::string, std::vector<std::string>> state_directories_;
   int incarnations_ = 0;
@@ -265,6 +272,52 @@ TEST_P(LedgerContract, RanksThatJoinTogetherGetOneAttempt) {
   }
   world_->RunUntil([&] { return attempts.size() == 2; });
   EXPECT_THAT(attempts, ElementsAre(1, 1));
+}
+
+// One after the other, n nodes meet n * n / 2 changes of others.
+TEST_P(LedgerContract, NodesThatJoinALaunchTogetherDoNotWaitForOneAnother) {
+  if (!world_->several_nodes()) GTEST_SKIP() << "there is one node";
+  constexpr int kNodes = 24, kRanks = 16;
+  std::vector<std::unique_ptr<Node>> nodes;
+  for (int i = 0; i < kNodes; ++i) nodes.push_back(world_->StartNode("n" + std::to_string(i)));
+  for (const std::string launch : {"first", "second"}) {
+    const int64_t before = world_->conflicts();
+    std::set<int64_t> attempts;
+    int answers = 0;
+    for (int rank = 0; rank < kNodes * kRanks; ++rank) {
+      Ledger::JoinSpec spec = Spec(rank, launch, launch + std::to_string(rank));
+      spec.world_size = kNodes * kRanks;
+      nodes[static_cast<size_t>(rank / kRanks)]->Join(spec, [&](const absl::StatusOr<int64_t>& attempt) {
+        ++answers;
+        attempts.insert(attempt.value_or(-1));
+      });
+    }
+    world_->RunUntil([&] { return answers == kNodes * kRanks; });
+    EXPECT_THAT(attempts, ElementsAre(launch == "first" ? 1 : 2));
+    EXPECT_LE(world_->conflicts() - before, 3 * kNodes);
+  }
+}
+
+// What one node has found when it joined is not what it must find later.
+TEST_P(LedgerContract, RanksOfOneNodeInManyBlocksJoinOneByOneAndAreAllKnown) {
+  constexpr int kRanks = 100;
+  const auto spec = [](int rank, const std::string& launch, int process) {
+    Ledger::JoinSpec made = Spec(rank, launch, "process " + std::to_string(process));
+    made.world_size = kRanks;
+    made.job = launch;
+    return made;
+  };
+  for (int rank = 0; rank < kRanks; rank += 7) ASSERT_EQ(*Join(spec(rank, "x", rank)), 1);
+  Restart();
+  for (int rank = 1; rank < kRanks; rank += 7) ASSERT_EQ(*Join(spec(rank, "x", rank)), 1);
+  for (int rank = 0; rank < kRanks; rank += 7) ASSERT_EQ(*Join(spec(rank, "x", rank)), 1);
+  EXPECT_EQ(ReasonOf(Join(spec(14, "x", 1000)).status()), "RANK_TAKEN");
+  const absl::Status refused = Join(spec(0, "y", 1000)).status();
+  EXPECT_EQ(ReasonOf(refused), "RUN_IN_USE");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("attempt 1 (ranks 0,1,7,8,14,15,"));
+  NodeOfRank(14).ProcessEnded("process 14");
+  EXPECT_EQ(*Join(spec(14, "x", 1000)), 2);
+  EXPECT_EQ(*Join(spec(21, "x", 21)), 1) << "it reconnects";
 }
 
 TEST_P(LedgerContract, RankOfALivingProcessIsTaken) {
