@@ -14,8 +14,11 @@ namespace {
 bool MayBeMended(const absl::Status& error) {
   const std::string reason = ReasonOf(error);
   return reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull ||
-         reason == ledger_reason::kNodeReplaced;
+         reason == ledger_reason::kNodeReplaced || reason == ledger_reason::kLaunchIdsDiffer;
 }
+
+// Of what may be mended, that which the caller can mend.
+bool IsAnswer(const absl::Status& error) { return ReasonOf(error) == ledger_reason::kLaunchIdsDiffer; }
 
 }  // namespace
 
@@ -37,7 +40,7 @@ bool LedgerCalls::IsAnswered(int64_t id, int64_t round, const absl::Status& stat
     return true;
   }
   call.asking = false;
-  call.last_error = std::string(status.message());
+  call.last_error = status;
   call.backoff.Failed(clock_->Now());
   return false;
 }
@@ -57,6 +60,15 @@ void LedgerCalls::OnTick() {
   for (const int64_t id : due) Send(id);
 }
 
+absl::Status LedgerCalls::NotInTime(const Call& call) const {
+  if (registered_ && IsAnswer(call.last_error)) return call.last_error;
+  const std::string why = !call.last_error.ok() ? std::string(call.last_error.message())
+                          : registered_         ? "etcd has not answered"
+                                                : "this node is not registered in etcd";
+  return MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
+                   absl::StrCat("no answer in time ", call.what, " ", run_, ": ", why));
+}
+
 void LedgerCalls::Expire() {
   std::vector<std::pair<absl::AnyInvocable<void(const absl::Status&)>, absl::Status>> over;
   for (auto call = calls_.begin(); call != calls_.end();) {
@@ -64,12 +76,7 @@ void LedgerCalls::Expire() {
       ++call;
       continue;
     }
-    const std::string why = !call->second.last_error.empty() ? call->second.last_error
-                            : registered_                    ? "etcd has not answered"
-                                                             : "this node is not registered in etcd";
-    over.emplace_back(std::move(call->second.give_up),
-                      MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
-                                absl::StrCat("no answer in time ", call->second.what, " ", run_, ": ", why)));
+    over.emplace_back(std::move(call->second.give_up), NotInTime(call->second));
     call = calls_.erase(call);
   }
   for (auto& [give_up, why] : over) give_up(why);

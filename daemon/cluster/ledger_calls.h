@@ -19,8 +19,9 @@ namespace ckptd {
 
 // A call is made while this node is registered, and made again, with a backoff, while etcd is away or the
 // registration it was made with is over: so it must not matter how often it is made. At its deadline it is
-// answered with LEDGER_UNAVAILABLE, which names what it waits for; it was carried out then or not. Used on
-// one thread.
+// answered with LEDGER_UNAVAILABLE, which names what it waits for; it was carried out then or not. A launch
+// that looks like a part of another one may turn out to follow it, so that is asked again, too, and
+// LAUNCH_IDS_DIFFER the answer at the deadline. Used on one thread.
 class LedgerCalls {
  public:
   template <typename T>
@@ -47,13 +48,14 @@ class LedgerCalls {
     bool asking = false;
     int64_t round = 0;  // Counts the tries; an answer to an earlier one is dropped.
     Backoff backoff{std::chrono::milliseconds(100), std::chrono::seconds(1)};
-    std::string last_error;  // Empty: there was no answer.
+    absl::Status last_error;  // OK: there was no answer.
   };
 
   void Send(int64_t id);
   // Whether the answer is final: then the call is forgotten.
   bool IsAnswered(int64_t id, int64_t round, const absl::Status& status);
   void Expire();
+  absl::Status NotInTime(const Call& call) const;
 
   Clock* const clock_;
   const std::string run_;

@@ -96,6 +96,22 @@ TEST_F(LedgerCallsTest, DeadlineNamesWhatItWaitedFor) {
   EXPECT_EQ(answers_.size(), 1u) << "a late answer is not heard";
 }
 
+TEST_F(LedgerCallsTest, LaunchThatLooksLikeAPartOfAnotherIsAskedForUntilTheDeadline) {
+  const auto differ = [] {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "LAUNCH_IDS_DIFFER", "x and y");
+  };
+  calls_.SetRegistered(true);
+  Ask(clock_.Now() + seconds(30));
+  sent_[0](differ());
+  EXPECT_THAT(answers_, IsEmpty());
+  Wait(seconds(1));
+  ASSERT_EQ(sent_.size(), 2u);
+  sent_[1](differ());
+  Wait(seconds(30));
+  EXPECT_THAT(answers_, ElementsAre("LAUNCH_IDS_DIFFER"));
+  EXPECT_EQ(last_.message(), "x and y");
+}
+
 TEST_F(LedgerCallsTest, DeadlineWithoutARegistrationSaysSo) {
   Ask(clock_.Now() + seconds(30));
   Wait(seconds(30));

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/split_launch.h"
 #include "storage/ledger/local_ledger.h"
 
 namespace ckptd {
@@ -121,6 +122,12 @@ std::vector<RequestOp> JoinRound::Decide(const CompareAndSwap::Found& found) {
   RunState::Living living_after = living_;
   results_.clear();
   for (const Join& join : joins_) {
+    const bool is_first = NewestGeneration(ledger.record(), join.spec.launch_id) == nullptr;
+    const absl::Status whole = is_first ? CheckLaunchIsWhole(state, node_.name, join.spec) : absl::OkStatus();
+    if (!whole.ok()) {
+      results_.push_back(whole);
+      continue;
+    }
     ledger.Join(join.spec, [this](absl::StatusOr<int64_t> result) { results_.push_back(std::move(result)); });
     if (results_.back().ok()) living_after[join.spec.instance] = ProcessOf(join.spec, *results_.back());
   }

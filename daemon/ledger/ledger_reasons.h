@@ -10,6 +10,8 @@ inline constexpr char kNodeNameTaken[] = "NODE_NAME_TAKEN";
 inline constexpr char kNodeReplaced[] = "NODE_REPLACED";
 // FAILED_PRECONDITION: one path is another run on another node, so the nodes do not share the root.
 inline constexpr char kRootNotShared[] = "ROOT_NOT_SHARED";
+// FAILED_PRECONDITION: two nodes seem to have parts of one launch, under two launch ids.
+inline constexpr char kLaunchIdsDiffer[] = "LAUNCH_IDS_DIFFER";
 // FAILED_PRECONDITION: this daemon no longer coordinates the run.
 inline constexpr char kNotCoordinator[] = "NOT_COORDINATOR";
 // FAILED_PRECONDITION: this node has not voted for the save, or has not sealed its parts of it.

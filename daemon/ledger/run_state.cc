@@ -141,6 +141,14 @@ std::string RunState::NodeOf(int64_t attempt, int rank) const {
   return found == node_of_.end() ? "" : found->second;
 }
 
+std::vector<std::string> RunState::NodesOf(int64_t attempt) const {
+  std::vector<std::string> nodes;
+  for (const auto& [place, ranks] : ranks_of_nodes_) {
+    if (place.first == attempt) nodes.push_back(place.second);
+  }
+  return nodes;
+}
+
 // Keys of an attempt may come before its head, and LocalLedger wants the launches in their order.
 Launch& RunState::LaunchOf(int64_t attempt) {
   auto& launches = *record_.mutable_launches();

@@ -31,6 +31,8 @@ class RunState {
   void NameProcesses(const Living& here);
   // Of a rank whose block was read; empty: the attempt has none on any node.
   std::string NodeOf(int64_t attempt, int rank) const;
+  // Those that have ranks of it, of the nodes whose ranks were read.
+  std::vector<std::string> NodesOf(int64_t attempt) const;
   // The processes of other nodes whose session is open.
   const Living& living_elsewhere() const { return living_elsewhere_; }
   int64_t active() const { return active_; }

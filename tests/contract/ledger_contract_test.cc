@@ -351,6 +351,7 @@ TEST_P(LedgerContract, SuccessorOfAnEndedProcessBeginsTheNextAttemptWhichTheOthe
 
 TEST_P(LedgerContract, SuccessorInAnOldLaunchIsFencedAndItsPredecessorGoesOn) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(1, "x", "b"), 1);
   NodeOfRank(0).ProcessEnded("a");
   ASSERT_EQ(*Join(1, "y", "c"), 2);
   EXPECT_EQ(ReasonOf(Join(0, "x", "d").status()), "FENCED");
@@ -383,11 +384,65 @@ TEST_P(LedgerContract, LaunchOfAnotherJobIsRefusedWhileTheFirstRunsAndMayTakeItO
   Ledger::JoinSpec takeover = spec(1, "two", "c", "job 2");
   takeover.takeover = true;
   EXPECT_EQ(*Join(takeover), 2);
+  EXPECT_EQ(*Join(spec(0, "two", "e", "job 2")), 2);
   EXPECT_EQ(ReasonOf(Join(spec(0, "three", "d", "job 3")).status()), "RUN_IN_USE");
   NodeOfRank(0).ProcessEnded("a");
   NodeOfRank(1).ProcessEnded("c");
   ASSERT_EQ(*Join(spec(1, "one", "b", "job 1")), 1);  // After this, the node has told the others of c's end.
   EXPECT_EQ(*Join(spec(0, "three", "d", "job 3")), 3) << "one process of each launch has ended";
+}
+
+TEST_P(LedgerContract, PartsOfOneLaunchUnderTwoIdsAreRefusedWithBothIdsAndNodes) {
+  if (!world_->several_nodes()) GTEST_SKIP() << "one node has one id";
+  ASSERT_EQ(*Join(0, "x", "a"), 1);
+  for (const std::string job : {"", "another job"}) {
+    Ledger::JoinSpec other = Spec(1, "y", "b");
+    other.job = job;
+    const absl::Status refused = Join(other).status();
+    EXPECT_EQ(ReasonOf(refused), "LAUNCH_IDS_DIFFER");
+    EXPECT_THAT(
+        std::string(refused.message()),
+        HasSubstr("rank 1 on node \"node2\" has the launch id \"y\", and ranks 0 on node \"node1\", of as "
+                  "many, have \"x\"; set CKPTD_LAUNCH_ID to one text on all nodes"));
+  }
+  EXPECT_EQ(*Join(1, "x", "b"), 1);
+}
+
+TEST_P(LedgerContract, LaunchThatFollowsOneOnOtherNodesIsNoPartOfIt) {
+  // Which has all ranks.
+  ASSERT_EQ(*Join(0, "a", "a0"), 1);
+  ASSERT_EQ(*Join(1, "a", "a1"), 1);
+  EXPECT_EQ(*Join(1, "b", "b1"), 2);
+  ASSERT_EQ(*Join(0, "b", "b0"), 2);
+  // Which has only its first rank, after a process has begun this one with that rank.
+  ASSERT_EQ(*Join(0, "c", "c0"), 3);
+  ASSERT_TRUE(Activate(3).ok());
+  if (second_ == nullptr) return;
+  ASSERT_EQ(ReasonOf(Join(1, "d", "d1").status()), "LAUNCH_IDS_DIFFER");
+  const auto on_second = [this](int rank, const std::string& instance) {
+    return Await<absl::StatusOr<int64_t>>(
+        [&](auto answer) { second_->Join(Spec(rank, "d", instance), std::move(answer)); });
+  };
+  EXPECT_EQ(*on_second(0, "d0"), 4);
+  EXPECT_EQ(*on_second(1, "d1"), 4);
+  // Which is over.
+  NodeOfRank(0).ProcessEnded("c0");
+  second_->ProcessEnded("d0");
+  ASSERT_EQ(*Join(0, "e", "e0"), 5);
+  Ledger::JoinSpec takeover = Spec(1, "f", "f1");
+  ASSERT_EQ(ReasonOf(Join(takeover).status()), "LAUNCH_IDS_DIFFER");
+  takeover.takeover = true;
+  EXPECT_EQ(*Join(takeover), 6);
+  ASSERT_TRUE(Activate(6, 1).ok());
+  second_->ProcessEnded("f1");
+  EXPECT_EQ(*Join(1, "g", "g1"), 7) << "attempt 5 acts no more";
+  NodeOfRank(1).ProcessEnded("g1");
+  Ledger::JoinSpec next = Spec(0, "h", "h0");
+  next.takeover = true;  // The other node may not have heard yet that g1 has ended.
+  ASSERT_EQ(*Join(next), 8);
+  Ledger::JoinSpec larger = Spec(1, "i", "i1");
+  larger.world_size = 3;
+  EXPECT_EQ(*Join(larger), 9);
 }
 
 TEST_P(LedgerContract, DaemonThatIsReplacedDecidesNothing) {
@@ -411,6 +466,7 @@ TEST_P(LedgerContract, DaemonThatIsReplacedDecidesNothing) {
 
 TEST_P(LedgerContract, LaterAttemptThatActsFencesTheEarlierForGood) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(1, "x", "c"), 1);
   ASSERT_EQ(*Join(1, "y", "b"), 2);
   EXPECT_TRUE(Activate(1, 0).ok());
   EXPECT_TRUE(Activate(1, 0).ok());
@@ -430,6 +486,7 @@ TEST_P(LedgerContract, UnknownAttemptDoesNotAct) {
 
 TEST_P(LedgerContract, WatchersHearOfANewerAttemptAndTheOneThatActsBeforeItsAnswer) {
   ASSERT_EQ(*Join(0, "x", "a"), 1);
+  ASSERT_EQ(*Join(1, "x", "c"), 1);
   ASSERT_EQ(*Join(1, "y", "b"), 2);
   std::vector<int64_t> here, there;
   first_->WatchActiveAttempt([&](int64_t attempt) { here.push_back(attempt); });

@@ -182,12 +182,16 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     if (!answer->has_value()) return T(absl::UnknownError("no answer"));
     return **std::move(answer);
   }
-  absl::StatusOr<int64_t> Join(Node& node, const std::string& launch, int world = kNodes) {
+  static Ledger::JoinSpec SpecOf(const Node& node, const std::string& launch, int world) {
     Ledger::JoinSpec spec;
     spec.rank = node.rank;
     spec.world_size = world;
     spec.launch_id = launch;
     spec.instance = absl::StrCat(launch, ".", node.rank);
+    return spec;
+  }
+  absl::StatusOr<int64_t> Join(Node& node, const std::string& launch, int world = kNodes) {
+    const Ledger::JoinSpec spec = SpecOf(node, launch, world);
     return Ask<absl::StatusOr<int64_t>>([&](auto done) { node.run->ledger()->Join(spec, std::move(done)); });
   }
   absl::Status Activate(Node& node, int64_t attempt) {
@@ -766,6 +770,28 @@ TEST_P(NodesRunContract, NodesThatDoNotShareTheRootAreRefused) {
   ASSERT_EQ(Join(all_[0], "launch2").value_or(-1), 2);
   const auto joined = Join(stranger, "launch2");
   EXPECT_EQ(ReasonOf(joined.status()), "ROOT_NOT_SHARED") << joined.status();
+}
+
+TEST_P(NodesRunContract, NodeWithAnotherLaunchIdThanTheOthersIsRefusedAtTheEndOfItsWait) {
+  ASSERT_EQ(Join(all_[0], "launch2").value_or(-1), 2);
+  const Instant begin = etcd_.clock()->Now();
+  const auto joined = Join(all_[1], "launch3");
+  EXPECT_EQ(ReasonOf(joined.status()), "LAUNCH_IDS_DIFFER") << joined.status();
+  EXPECT_GE(etcd_.clock()->Now() - begin, std::chrono::seconds(30));
+  EXPECT_EQ(Join(all_[1], "launch2").value_or(-1), 2);
+}
+
+TEST_P(NodesRunContract, NodeJoinsALaunchThatFollowsOneOfOtherNodesWhenARankOfThatHasJoined) {
+  ASSERT_EQ(Join(all_[0], "launch2").value_or(-1), 2);
+  std::optional<absl::StatusOr<int64_t>> joined;
+  all_[1].run->ledger()->Join(SpecOf(all_[1], "launch3", kNodes),
+                              [&](absl::StatusOr<int64_t> attempt) { joined = std::move(attempt); });
+  RunFor(std::chrono::seconds(5));
+  EXPECT_FALSE(joined.has_value());
+  all_[0].run->ledger()->ProcessEnded("launch2.0");
+  EXPECT_EQ(Join(all_[0], "launch3").value_or(-1), 3);
+  RunUntil([&] { return joined.has_value(); });
+  EXPECT_EQ((*joined).value_or(-1), 3);
 }
 
 TEST_P(NodesRunContract, NodeThatResignsHandsTheOfficeOn) {
