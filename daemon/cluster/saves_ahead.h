@@ -1,7 +1,8 @@
 // The saves that a coordinator makes in advance: each has a sequence and a directory, and no name.
 //
-// Between a Begin and its answer there are two transactions then, that of each node's vote, at once, and the
-// coordinator's: no node asks for a sequence first, and the disk has been asked before.
+// Between a Begin and its answer there is the transaction of each node's vote then, at once, of which the last
+// admits the save (daemon/ledger/last_vote.h), or that and one of the coordinator: no node asks for a sequence
+// first, and the disk has been asked before.
 //
 //   - One is made when the attempt that acts has a save, and there is none with the last sequence.
 //   - It becomes the save that the first of the votes names, as soon as that can be decided. If the nodes do

@@ -75,11 +75,21 @@ SharedSaves::SharedSaves(Etcd* etcd, Clock* clock, Options options, Hooks hooks)
           [this](const absl::Status& why) { Lose(why); }),
       active_(
           etcd, keys_.Active(), absl::StrCat("following the attempts of run ", options_.run),
-          [](const std::vector<std::string>&) {}, [this](const absl::Status& why) { Lose(why); }) {}
+          [this](const std::vector<std::string>&) { OnActive(); },
+          [this](const absl::Status& why) { Lose(why); }),
+      voters_(etcd, keys_, options_.node.Siblings(), options_.run,
+              [this](const absl::Status& why) { Lose(why); }) {}
 
 void SharedSaves::Start() {
   states_.Start();
   active_.Start();
+  voters_.Start();
+}
+
+void SharedSaves::OnActive() {
+  ledger::v1::ActiveAttempt active;
+  const std::string* const acts = active_.Find(keys_.Active());
+  if (acts != nullptr && active.ParseFromString(*acts)) voters_.Follow(active.attempt());
 }
 
 NodePart* SharedSaves::Find(const SaveName& name) {
@@ -223,7 +233,9 @@ void SharedSaves::Send(const SaveName& name, const NodePart& part, Request reque
     proposal.set_tag(name.tag);
     proposal.set_ordinal(name.ordinal);
     proposal.mutable_ranks()->Add(part.ranks.begin(), part.ranks.end());
-    proposal.set_admission_ms(std::chrono::ceil<std::chrono::milliseconds>(longest_wait).count());
+    // In whole seconds: the votes of nodes that begin together are equal, so that the last one can compare
+    // them.
+    proposal.set_admission_ms(1000 * std::chrono::ceil<std::chrono::seconds>(longest_wait).count());
   }
   switch (request) {
     case Request::kNone:
@@ -237,9 +249,12 @@ void SharedSaves::Send(const SaveName& name, const NodePart& part, Request reque
     case Request::kVoteNo:
       *vote.mutable_no() = *part.failed;
       return admission_.Vote(part.save, vote, GuessOf(part), answer);
-    case Request::kVoteYes:
+    case Request::kVoteYes: {
       if (part.retention) *vote.mutable_retention() = *part.retention;
-      return admission_.Vote(part.save, vote, GuessOf(part), answer);
+      SaveGuess guess = GuessOf(part);
+      guess.voters = voters_.Of(name.attempt);
+      return admission_.Vote(part.save, vote, guess, answer);
+    }
     case Request::kSealed:
       return reports_.Sealed(part.save, GuessOf(part), answer);
     case Request::kDurable:

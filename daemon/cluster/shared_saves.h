@@ -19,6 +19,7 @@
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "ckptd/storage/v1/storage.pb.h"
 #include "daemon/cluster/node_part.h"
+#include "daemon/cluster/voters.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
 #include "daemon/ledger/change_save.h"
@@ -125,6 +126,7 @@ class SharedSaves {
   void OnError(const SaveName& name, Request request, const absl::Status& error);
   void OnStates(const std::vector<std::string>& keys);
   void OnState(const SharedSave& save);
+  void OnActive();
   void Saw(const SaveName& name, const SharedSave& save);
   void PassOver(const SaveName& name);
   void Forget(const SaveName& name);
@@ -140,6 +142,7 @@ class SharedSaves {
   SaveAdmission admission_;
   SaveReports reports_;
   EtcdMirror states_, active_;
+  Voters voters_;
   bool lost_ = false;
   std::map<SaveName, NodePart> parts_;     // Of saves that have not ended.
   std::map<int64_t, SaveName> names_;      // Of those, by sequence, if that is known.

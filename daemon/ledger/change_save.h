@@ -31,6 +31,11 @@ struct VotedSave {
 // What a node believes to be in etcd of a save, as CompareAndSwap::guess: each has one key or none.
 struct SaveGuess {
   std::vector<etcdserverpb::KeyValue> vote, active, state;  // `vote` is the node's own.
+  // The ranks of the attempt's nodes, and the registrations of all nodes.
+  struct Voters {
+    std::vector<etcdserverpb::KeyValue> ranks, nodes;
+  };
+  std::optional<Voters> voters = std::nullopt;
 };
 
 // Whether it can still end without a checkpoint: from PUBLISHING on only its publication says so. False of

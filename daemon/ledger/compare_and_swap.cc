@@ -21,6 +21,17 @@ using etcdserverpb::TxnResponse;
 // In each round somebody else has succeeded, so this many is a sign of a mistake.
 constexpr int kMostRounds = 1000;
 
+// Empty: it is one key.
+std::string EndOf(const CompareAndSwap::Range& range) {
+  return range.is_prefix ? PrefixEnd(range.key) : range.end;
+}
+
+Compare Unchanged(const CompareAndSwap::Range& range, int64_t revision) {
+  Compare compare = UnchangedSince(range.key, revision);
+  compare.set_range_end(EndOf(range));
+  return compare;
+}
+
 class Swapper : public std::enable_shared_from_this<Swapper> {
  public:
   Swapper(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done)
@@ -46,24 +57,6 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
       if (!read.ok()) return self->done_(read.status());
       self->Decide(*read, read->responses());
     });
-  }
-
-  static Compare Unchanged(const CompareAndSwap::Range& range, int64_t revision) {
-    Compare compare = UnchangedSince(range.key, revision);
-    compare.set_range_end(EndOf(range));
-    return compare;
-  }
-  // Empty: it is one key.
-  static std::string EndOf(const CompareAndSwap::Range& range) {
-    return range.is_prefix ? PrefixEnd(range.key) : range.end;
-  }
-  // That the range still has these keys.
-  static Compare UnchangedFrom(const CompareAndSwap::Range& range,
-                               const std::vector<etcdserverpb::KeyValue>& keys) {
-    int64_t last = 0;
-    for (const etcdserverpb::KeyValue& key : keys) last = std::max(last, key.mod_revision());
-    if (!keys.empty() && last == 0) return HasValue(range.key, keys[0].value());
-    return Unchanged(range, last);
   }
 
   static RequestOp GetRange(const CompareAndSwap::Range& range) {
@@ -140,6 +133,13 @@ class Swapper : public std::enable_shared_from_this<Swapper> {
 };
 
 }  // namespace
+
+Compare UnchangedFrom(const CompareAndSwap::Range& range, const std::vector<etcdserverpb::KeyValue>& keys) {
+  int64_t last = 0;
+  for (const etcdserverpb::KeyValue& key : keys) last = std::max(last, key.mod_revision());
+  if (!keys.empty() && last == 0) return HasValue(range.key, keys[0].value());
+  return Unchanged(range, last);
+}
 
 void SwapIn(Etcd* etcd, CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {
   std::make_shared<Swapper>(etcd, std::move(swap), std::move(done))->Start();

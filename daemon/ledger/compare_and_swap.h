@@ -44,6 +44,10 @@ struct CompareAndSwap {
   std::optional<Found> guess = std::nullopt;
 };
 
+// That the range still has these keys, as CompareAndSwap::guess says them.
+etcdserverpb::Compare UnchangedFrom(const CompareAndSwap::Range& range,
+                                    const std::vector<etcdserverpb::KeyValue>& keys);
+
 // `done`: OK after the last `decide`, whose operations, if any, were applied to what it had found.
 // LEDGER_UNAVAILABLE also if others have changed the ranges each time. `lost` of what is no longer held: then
 // the last decision was not written, or an earlier copy of it was.

@@ -7,6 +7,7 @@
 #include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/admission_rules.h"
 #include "daemon/ledger/found_messages.h"
+#include "daemon/ledger/last_vote.h"
 #include "daemon/ledger/run_state.h"
 #include "daemon/ledger/save_view.h"
 #include "storage/ledger/local_ledger.h"
@@ -124,12 +125,14 @@ void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, const std:
   if (guess) believed = {guess->vote, guess->state};
   Change(
       save, {{key}}, options_.node.Held(), "voting for a save",
-      [key, stands, vote, value = vote.SerializeAsString()](const CompareAndSwap::Found& found,
-                                                            SaveState* state) {
+      [key, stands, vote, guess, sequence = save.sequence, keys = keys_, node = options_.node,
+       value = vote.SerializeAsString()](const CompareAndSwap::Found& found, SaveState* state) {
         *stands = found[0].empty() ? "" : found[0][0].value();
         if (*stands == value || !CountsIn(vote, *state)) return Operations();
         *stands = value;
-        return Operations{Put(key, value)};
+        const auto admits =
+            guess ? VoteAndAdmit(keys, node, sequence, found.back()[0], vote, *guess) : std::nullopt;
+        return Operations{admits ? *admits : Put(key, value)};
       },
       [stands, answer = std::move(answer)](absl::StatusOr<Save> voted) mutable {
         if (!voted.ok()) return answer(voted.status());

@@ -58,7 +58,8 @@ class SaveAdmission {
   // may be changed until the save is decided. A yes may have counted unless the answer says PROPOSED, or
   // OPEN: so memory that is promised is used for something else only after a no was answered with that.
   // `vote.proposal` says for which save of several that might get the sequence of one that is OPEN; the vote
-  // was for nothing if the answer has another name.
+  // was for nothing if the answer has another name. With `guess->voters` a yes for a save that is OPEN also
+  // admits it, if it is the last (last_vote.h); the answer may say OPEN all the same, and the state says it.
   void Vote(const Save& save, ledger::v1::NodeVote vote, const std::optional<SaveGuess>& guess,
             Answer<VotedSave> answer);
 
@@ -73,10 +74,10 @@ class SaveAdmission {
   // given, and no phase.
   void Open(int64_t sequence, const CompareAndSwap::Held& office, const std::string& inflight,
             Answer<Save> answer);
-  // By the coordinator: a save that is OPEN becomes the one that a node has voted for, and is decided as by
-  // Decide. While that leaves it undecided and `may_wait` is set, it stays OPEN. If its sequence is not the
-  // last one any more, or the save has another one, it ends, as nobody's. `guess`: of OpenRanges, and the
-  // state.
+  // By the coordinator, unless the last vote has done it: a save that is OPEN becomes the one that a node has
+  // voted for, and is decided as by Decide. While that leaves it undecided and `may_wait` is set, it stays
+  // OPEN. If its sequence is not the last one any more, or the save has another one, it ends, as nobody's.
+  // `guess`: of OpenRanges, and the state.
   void DecideOpen(const Save& save, const CompareAndSwap::Held& office,
                   const ledger::v1::SaveProposal& proposal, bool may_wait,
                   std::optional<CompareAndSwap::Found> guess, Answer<Save> answer);

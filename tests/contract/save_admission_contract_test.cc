@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "tests/contract/spanning_saves.h"
@@ -428,6 +429,129 @@ TEST_P(AheadOfBegin, AttemptThatIsOverGetsNone) {
   VoteFor(second_, save, Proposal("step_1"));
   Activate(Join(first_, 0, "later"));
   EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"))), "ENDED FENCED");
+}
+
+// ---- the last vote admits
+
+class LastVote : public AheadOfBegin {
+ protected:
+  LedgerKeys keys() const { return LedgerKeys(nodes_.prefix() + "run/"); }
+  std::vector<etcdserverpb::KeyValue> List(const std::string& key, bool is_prefix) {
+    etcdserverpb::RangeRequest request;
+    request.set_key(key);
+    if (is_prefix) request.set_range_end(PrefixEnd(key));
+    const auto found = Await<absl::StatusOr<etcdserverpb::RangeResponse>>([&](auto answer) {
+      nodes_.ClientOf(*first_.registration)->Range(request, "testing", std::move(answer));
+    });
+    EXPECT_TRUE(found.ok()) << found.status();
+    return {found->kvs().begin(), found->kvs().end()};
+  }
+  // What a node's mirrors show now.
+  SaveGuess Shown(int64_t sequence) {
+    SaveGuess guess;
+    guess.state = List(keys().SaveState(sequence), false);
+    guess.active = List(keys().Active(), false);
+    guess.voters = SaveGuess::Voters{List(keys().AttemptRanks(1), true),
+                                     List(first_.registration->identity().Siblings(), true)};
+    return guess;
+  }
+  std::string State(int64_t sequence) {
+    ledger::v1::SaveState state;
+    state.ParseFromString(nodes_.Read(keys().SaveState(sequence)));
+    return ledger::v1::SaveState::Phase_Name(state.phase());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, LastVote, ::testing::ValuesIn(AllEtcds(/*seeds=*/20)), NameOf);
+
+TEST_P(LastVote, AdmitsTheSaveWithoutTheCoordinatorWhicheverItIs) {
+  int64_t sequence = 0;
+  for (const bool first_is_last : {false, true}) {
+    const std::string tag = "step_" + std::to_string(++sequence);
+    const Save save = *Open(sequence);
+    const SaveGuess shown = Shown(sequence);
+    VoteFor(first_is_last ? second_ : first_, save, Proposal(tag), "", shown);
+    EXPECT_EQ(State(sequence), "OPEN");
+    VoteFor(first_is_last ? first_ : second_, save, Proposal(tag), "", shown);
+    EXPECT_EQ(State(sequence), "ADMITTED");
+    const Save found = Begin(second_, tag);
+    EXPECT_EQ(found.sequence, sequence) << "whoever asks finds it";
+    EXPECT_EQ(found.state.inflight(), "directory");
+    EXPECT_EQ(Text(DecideOpen(save, Proposal(tag))), "ADMITTED");
+  }
+  EXPECT_EQ(Begin(second_, "step_3").sequence, 3);
+}
+
+TEST_P(LastVote, IsTheOneThatEtcdGetsLast) {
+  const Save save = *Open(1);
+  const SaveGuess shown = Shown(1);
+  int answers = 0;
+  for (Daemon* daemon : {&first_, &second_}) {
+    ledger::v1::NodeVote vote;
+    *vote.mutable_proposal() = Proposal("step_1");
+    daemon->saves->Vote(save, vote, shown, [&](const absl::StatusOr<VotedSave>&) { ++answers; });
+  }
+  etcd_.caller().RunUntil([&] { return answers == 2; });
+  EXPECT_EQ(State(1), "ADMITTED");
+}
+
+TEST_P(LastVote, AdmitsNothingUnlessTheOthersHaveVotedYesForTheSameSave) {
+  const Save save = *Open(1);
+  const SaveGuess shown = Shown(1);
+  VoteFor(second_, save, Proposal("step_2"), "", shown);
+  VoteFor(first_, save, Proposal("step_1"), "", shown);
+  EXPECT_EQ(State(1), "OPEN") << "another save";
+  EXPECT_EQ(VoteFor(second_, save, Proposal("step_1"), "POOL_EXHAUSTED", shown), "OPEN");
+  EXPECT_EQ(State(1), "OPEN") << "a no";
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"))), "ENDED POOL_EXHAUSTED of node2, ranks 1");
+}
+
+TEST_P(LastVote, NoAdmitsNothing) {
+  const Save save = *Open(1);
+  const SaveGuess shown = Shown(1);
+  VoteFor(first_, save, Proposal("step_1"), "", shown);
+  VoteFor(second_, save, Proposal("step_1"), "POOL_EXHAUSTED", shown);
+  EXPECT_EQ(State(1), "OPEN");
+  VoteFor(second_, save, Proposal("step_1"), "", shown);
+  EXPECT_EQ(State(1), "ADMITTED") << "it has found room";
+}
+
+TEST_P(LastVote, AdmitsNothingWithTheMemoryOfADaemonThatHasEnded) {
+  const Save save = *Open(1);
+  const SaveGuess shown = Shown(1);
+  VoteFor(second_, save, Proposal("step_1"), "", shown);
+  Restart(second_);
+  VoteFor(first_, save, Proposal("step_1"), "", shown);
+  EXPECT_EQ(State(1), "OPEN");
+  VoteFor(second_, save, Proposal("step_1"), "", Shown(1));
+  EXPECT_EQ(State(1), "ADMITTED");
+}
+
+TEST_P(LastVote, AdmitsNothingOfAnAttemptThatIsOver) {
+  const Save save = *Open(1);
+  const SaveGuess shown = Shown(1);
+  VoteFor(second_, save, Proposal("step_1"), "", shown);
+  Activate(Join(first_, 0, "later"));
+  VoteFor(first_, save, Proposal("step_1"), "", shown);
+  EXPECT_EQ(State(1), "OPEN");
+  EXPECT_EQ(Text(DecideOpen(save, Proposal("step_1"))), "ENDED FENCED");
+}
+
+TEST_P(LastVote, AdmitsNothingAfterASaveWithALaterSequence) {
+  const Save save = *Open(1);
+  const SaveGuess shown = Shown(1);
+  VoteFor(second_, save, Proposal("step_1"), "", shown);
+  EXPECT_EQ(Begin(first_, "step_2").sequence, 2);
+  VoteFor(first_, save, Proposal("step_1"), "", shown);
+  EXPECT_EQ(State(1), "OPEN");
+}
+
+TEST_P(LastVote, AdmitsNothingThatHasASequence) {
+  EXPECT_EQ(Begin(second_, "step_1").sequence, 1);
+  const Save save = *Open(2);
+  const SaveGuess shown = Shown(2);
+  VoteFor(first_, save, Proposal("step_1"), "", shown);
+  VoteFor(second_, save, Proposal("step_1"), "", shown);
+  EXPECT_EQ(State(2), "OPEN");
 }
 
 // What is believed of it may be old.

@@ -118,6 +118,10 @@ absl::Status EtcdModel::Check(const TxnRequest& request) const {
   for (const auto* operations : {&request.success(), &request.failure()}) {
     std::set<std::string> written;
     for (const RequestOp& operation : *operations) {
+      if (operation.has_request_txn()) {
+        if (absl::Status wrong = Check(operation.request_txn()); !wrong.ok()) return wrong;
+        continue;
+      }
       if (!operation.has_request_put()) continue;
       if (!written.insert(operation.request_put().key()).second)
         return absl::InvalidArgumentError("etcdserver: duplicate key given in txn request");
@@ -159,16 +163,25 @@ void EtcdModel::ReplayTransactions() {
 absl::StatusOr<TxnResponse> EtcdModel::Txn(const TxnRequest& request) {
   transactions_.push_back(request);
   if (absl::Status wrong = Check(request); !wrong.ok()) return wrong;
+  return Apply(request, revision_ + 1);
+}
+
+// All of it, with the transactions in it, has one revision. etcd compares everything before it writes
+// anything: write nothing before an inner transaction.
+absl::StatusOr<TxnResponse> EtcdModel::Apply(const TxnRequest& request, int64_t next) {
   TxnResponse response;
   response.set_succeeded(std::all_of(request.compare().begin(), request.compare().end(),
                                      [this](const Compare& c) { return Holds(c); }));
-  const int64_t next = revision_ + 1;
   for (const RequestOp& operation : response.succeeded() ? request.success() : request.failure()) {
     ResponseOp& result = *response.add_responses();
     if (operation.has_request_put()) {
       Put(operation.request_put(), next);
       revision_ = next;
       result.mutable_response_put();
+    } else if (operation.has_request_txn()) {
+      absl::StatusOr<TxnResponse> inner = Apply(operation.request_txn(), next);
+      if (!inner.ok()) return inner.status();
+      *result.mutable_response_txn() = *std::move(inner);
     } else if (operation.has_request_delete_range()) {
       const auto& range = operation.request_delete_range();
       const int64_t deleted = DeleteRange(range.key(), range.range_end(), next);

@@ -49,6 +49,7 @@ class EtcdModel {
                                                      int64_t revision) const;
   bool Holds(const etcdserverpb::Compare& compare) const;
   absl::Status Check(const etcdserverpb::TxnRequest& request) const;
+  absl::StatusOr<etcdserverpb::TxnResponse> Apply(const etcdserverpb::TxnRequest& request, int64_t next);
   void Put(const etcdserverpb::PutRequest& request, int64_t revision);
   int64_t DeleteRange(const std::string& key, const std::string& range_end, int64_t revision);
 
