@@ -28,6 +28,7 @@ NodesLedger::NodesLedger(Etcd* etcd, Clock* clock, Options options)
 void NodesLedger::SetNode(const NodeIdentity* node) {
   node_.reset();
   ledger_ = nullptr;
+  claims_.clear();
   calls_.SetRegistered(false);
   if (node == nullptr) return;
   node_ = *node;
@@ -64,15 +65,42 @@ void NodesLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> ans
 }
 
 void NodesLedger::ClaimAndJoin(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) {
-  const LaunchRoot root = {options_.cluster_prefix, spec.launch_id, options_.path, options_.run_id};
+  Claims& claims = claims_[spec.launch_id];
+  claims.waiting.push_back({spec, std::move(answer)});
+  if (!claims.under_way) Claim(spec.launch_id);
+}
+
+void NodesLedger::Claim(const std::string& launch_id) {
+  Claims& claims = claims_.at(launch_id);
+  claims.under_way = true;
+  const LaunchRoot root = {options_.cluster_prefix, launch_id, options_.path, options_.run_id};
   ClaimRoot(etcd_, *node_, root,
-            [this, spec, alive = std::weak_ptr<bool>(alive_), lease = node_->lease,
-             answer = std::move(answer)](absl::Status claimed) mutable {
+            [this, launch_id, alive = std::weak_ptr<bool>(alive_), lease = node_->lease,
+             joins = std::exchange(claims.waiting, {})](absl::Status claimed) mutable {
               if (alive.expired() || !node_ || node_->lease != lease)
                 return;  // The next registration asks again.
-              if (!claimed.ok()) return answer(std::move(claimed));
-              ledger_->Join(spec, std::move(answer));
+              Claimed(launch_id, std::move(joins), claimed);
             });
+}
+
+void NodesLedger::Claimed(const std::string& launch_id, std::vector<PendingJoin> joins,
+                          const absl::Status& claimed) {
+  const auto claims = claims_.find(launch_id);
+  claims->second.under_way = false;
+  if (claims->second.waiting.empty()) {
+    claims_.erase(claims);
+  } else {
+    Claim(launch_id);
+  }
+  const std::weak_ptr<bool> alive = alive_;
+  for (PendingJoin& join : joins) {
+    if (!claimed.ok()) {
+      join.answer(claimed);
+      if (alive.expired()) return;
+    } else {
+      ledger_->Join(join.spec, std::move(join.answer));
+    }
+  }
 }
 
 void NodesLedger::Joined(const JoinSpec& spec, int64_t attempt) {

@@ -71,7 +71,18 @@ class NodesLedger : public Ledger {
   const storage::v1::RunRecord& record() const override { return record_; }
 
  private:
+  struct PendingJoin {
+    JoinSpec spec;
+    Answer<absl::StatusOr<int64_t>> answer;
+  };
+  // Of the processes of one launch: those that come while its root is compared are served by the next time.
+  struct Claims {
+    bool under_way = false;
+    std::vector<PendingJoin> waiting;
+  };
   void ClaimAndJoin(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer);
+  void Claim(const std::string& launch_id);
+  void Claimed(const std::string& launch_id, std::vector<PendingJoin> joins, const absl::Status& claimed);
   void Joined(const JoinSpec& spec, int64_t attempt);
   storage::v1::Launch& LaunchOf(int64_t attempt);
   void RememberResume(int64_t attempt, const ResumeChoice& choice);
@@ -85,6 +96,7 @@ class NodesLedger : public Ledger {
   std::optional<NodeIdentity> node_;
   std::unique_ptr<EtcdLedger> ledger_;      // Of the present registration.
   std::map<std::string, JoinSpec> living_;  // By instance.
+  std::map<std::string, Claims> claims_;    // By launch; of the present registration.
   std::function<void(int64_t)> active_changed_;
   int64_t active_ = -1;     // For all that is known; the watcher, if there is one, knows it.
   int64_t activated_ = -1;  // The last attempt that this node has let act.
