@@ -13,7 +13,21 @@ from typing import Callable, Iterator, List, NamedTuple
 from bench.base import fio, machine, settings
 from bench.base.context import GIB, SUFFIX, BenchContext
 from bench.base.result import Result, as_json, as_table
-from bench.cases import convert, copy, deepspeed_save, handoff, memory, nodes, ready, restore, save, scale, small, step
+from bench.cases import (
+    convert,
+    copy,
+    deepspeed_save,
+    handoff,
+    hostile,
+    memory,
+    nodes,
+    ready,
+    restore,
+    save,
+    scale,
+    small,
+    step,
+)
 from bench.compare.setup import Setup, contenders
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
@@ -37,6 +51,7 @@ CASES = {
     "ready": Case(ready.run, "start of a daemon that knows 1,000 checkpoints"),
     "scale": Case(scale.run, "what must not grow: 10,000 checkpoints, 1,000 roots, 256 ranks, 10,000 files"),
     "memory": Case(memory.run, "what the daemon keeps of 10,000 saves of 10,000 files"),
+    "hostile": Case(hostile.run, "saves of a job beside a hostile user of the same daemon"),
     "nodes": Case(nodes.run, "what etcd costs a save of 3 nodes, and of 256 with 64 ranks each"),
     "deepspeed": Case(deepspeed_save.run, "what save_checkpoint of DeepSpeed takes, beside DeepSpeed alone"),
     "convert": Case(convert.run, "checkpoints of 4 GiB of NxD and DeepSpeed into other layouts", uses_fio=True),

@@ -11,6 +11,7 @@ from typing import Iterator, List, Optional, Sequence
 
 from bench.base import machine
 from bench.base.daemon import Daemon
+from bench.base.goals import goal_of
 from bench.base.result import Result
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -36,15 +37,19 @@ class BenchContext:
         self.results = results
 
     def report(self, result: Result) -> None:
+        """Adds a figure, with its goal out of bench/base/goals.py if it has one there."""
+        goal = goal_of(result.name)
+        if goal is not None:
+            result.goal, result.at_least = goal
         self.results.append(result)
         machine.log(f"  {result.name} = {result.value:.4g} {result.unit}")
 
     @contextlib.contextmanager
-    def daemon(self, pool: int, resident: bool = False) -> Iterator[Daemon]:
+    def daemon(self, pool: int, resident: bool = False, config: str = "") -> Iterator[Daemon]:
         """A daemon whose folder is outside of self.folder: a socket's path must be short."""
         with (
             tempfile.TemporaryDirectory(prefix="ckptd-bench-") as folder,
-            Daemon(pathlib.Path(folder), pool, resident) as daemon,
+            Daemon(pathlib.Path(folder), pool, resident, config) as daemon,
         ):
             yield daemon
 

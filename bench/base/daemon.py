@@ -19,8 +19,10 @@ from bench.base import machine
 class Daemon:
     """Runs within a `with` block, and ends by SIGTERM."""
 
-    def __init__(self, folder: pathlib.Path, pool_bytes: int, resident: bool = False) -> None:
-        """resident: keep committed checkpoints in memory."""
+    def __init__(
+        self, folder: pathlib.Path, pool_bytes: int, resident: bool = False, config: str = ""
+    ) -> None:
+        """resident: keep committed checkpoints in memory. config: more of its configuration."""
         self.folder = folder
         self._socket = folder / "ckptd.sock"
         self.endpoint = f"unix:{self._socket}"
@@ -30,7 +32,7 @@ class Daemon:
         self._config.write_text(
             f'socket_path: "{self._socket}"\nstate_directory: "{folder / "state"}"\n'
             f"pool {{ bytes: {pool_bytes} {'' if resident else 'resident_bytes: 0'} }}\nmetrics {{ port: -1 }}\n"
-            'log { level: "info" format: "json" }\n'
+            f'log {{ level: "info" format: "json" }}\n{config}\n'
         )
 
     def __enter__(self) -> "Daemon":

@@ -119,14 +119,13 @@ class MemoryCopy:
             native.copy_by_loop(loop, target, source, size)
 
 
-def copy_into_fresh_pages(tensors: Sequence[torch.Tensor], threads: int) -> float:
-    """The seconds of a plain loop that touches fresh huge pages, piece by piece, and copies into them, by the loop that is
-    fastest for that.
+def copy_into_fresh_pages(tensors: Sequence[torch.Tensor], threads: int, name: str) -> float:
+    """The seconds of a plain loop that touches fresh huge pages, piece by piece, and copies into them by the loop of this name.
+
+    Call it once in a process: a virtual machine may give freed memory back to its host, which takes a while. Until then the
+    memory that a call has freed costs less than what a new process finds.
     """
-    return min(_copy_into_fresh_pages(tensors, threads, loop) for loop in range(len(native.copy_loops())))
-
-
-def _copy_into_fresh_pages(tensors: Sequence[torch.Tensor], threads: int, loop: int) -> float:
+    loop = native.copy_loops().index(name)
     total = sum(tensor.nbytes for tensor in tensors)
     target = mmap.mmap(-1, total + _PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

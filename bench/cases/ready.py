@@ -32,7 +32,7 @@ def run(context: BenchContext) -> None:
             seconds.append(time.perf_counter() - start)
     words = f"from exec until it answers for a root of {count} committed checkpoints"
     words = f"{words}; ours {describe_milliseconds(seconds)}"
-    context.report(Result("daemon.ready_s", statistics.median(seconds), "s", words, 1))
+    context.report(Result("daemon.ready_s", statistics.median(seconds), "s", words))
 
 
 def _checkpoint_count(daemon: Daemon) -> Optional[int]:

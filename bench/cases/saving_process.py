@@ -68,6 +68,22 @@ def checked(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
     return {"without": stalls[False][1:], "with": stalls[True][1:]}
 
 
+def beside(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
+    """Saves of `--size` bytes that wait `--busy` seconds for room, one after another. Counts those that fail."""
+    files = training_state.training_state(options.size)
+    stalls, failed = [], 0
+    for number in range(options.rounds):
+        start = time.perf_counter()
+        try:
+            save = run.save(f"save_{number}", files=files, timeout=options.busy)
+            stalls.append(time.perf_counter() - start)
+            save.wait("committed", timeout=120.0)
+        except ckptd.CkptdError as error:
+            failed += 1
+            machine.log(f"save_{number} failed: {error}")
+    return {"stalls": stalls, "failed": failed}
+
+
 def first(options: argparse.Namespace) -> Dict[str, Any]:
     """One save of `--size` bytes to a daemon that starts when this process has its state: prints a line then, and connects
     after a line of input.
@@ -123,7 +139,7 @@ def fill(run: Any, options: argparse.Namespace) -> Dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["big", "checked", "first", "many", "tiny", "fill"])
+    parser.add_argument("what", choices=["big", "checked", "beside", "first", "many", "tiny", "fill"])
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--root", required=True)
     parser.add_argument("--rounds", type=int, required=True)
@@ -133,13 +149,14 @@ def main() -> None:
     big_only.add_argument("--folder", type=pathlib.Path, help="of fio's file")
     big_only.add_argument("--huge", type=pathlib.Path, help="a file system of huge pages, for fio's buffers")
     big_only.add_argument("--pid", type=int, help="of the daemon")
+    parser.add_argument("--busy", type=float, help="for 'beside': the seconds that a save waits for room")
     options = parser.parse_args()
     if options.what == "first":
         print(json.dumps(first(options)))
         return
     kept = None if options.what == "fill" else 1
     run = ckptd.connect(options.endpoint).run(options.root, rank=0, world_size=1, num_kept_ckpts=kept)
-    work = {"big": big, "checked": checked, "many": many, "tiny": tiny, "fill": fill}[options.what]
+    work = {"big": big, "checked": checked, "beside": beside, "many": many, "tiny": tiny, "fill": fill}[options.what]
     print(json.dumps(work(run, options)))
 
 

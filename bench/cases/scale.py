@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 import uuid
 from typing import Any, Callable, Dict, Iterator, List
@@ -17,7 +16,7 @@ from bench.cases import clients
 from bench.cases.handoff import percentile
 from bench.cases.rank import Rank
 
-BEGIN_MS = 5  # The goal of a Begin, and of a page of a list.
+PAGE_MS = 5  # The goal of a page of a list.
 LAUNCHES = 64  # That a run's record keeps.
 
 
@@ -29,7 +28,7 @@ def run(context: BenchContext) -> None:
 
 
 def _checkpoints(context: BenchContext, count: int) -> None:
-    """Begins, lists, start and memory of a daemon with a root of many checkpoints."""
+    """Saves, lists, start and memory of a daemon with a root of many checkpoints."""
     with context.daemon(256 * MIB) as daemon:
         daemon.wait_for_pool()
         root = context.new_root()
@@ -38,8 +37,10 @@ def _checkpoints(context: BenchContext, count: int) -> None:
         words = f"beside {count} checkpoints in the root"
         memory = machine.private_memory(daemon.pid)
         rank = Rank(daemon, root)
-        _report_begins(context, daemon, "scale.checkpoints", [rank], 100, words)
-        _report_p99(context, "scale.list_page_ms", list(_pages(rank)), f"100 of {count} checkpoints", BEGIN_MS)
+        _report_calls(context, daemon, "scale.checkpoints", [rank], 100, words)
+        pages = [seconds * 1e3 for seconds in _pages(rank)]
+        listed = f"p99 of {len(pages)} calls, 100 of {count} checkpoints; {min(pages):.2f}-{max(pages):.2f} ms"
+        context.report(Result("scale.list_page_ms", percentile(pages, 99), "ms", listed, PAGE_MS))
         rank.close()
         daemon.stop()
         start = time.perf_counter()
@@ -53,7 +54,7 @@ def _checkpoints(context: BenchContext, count: int) -> None:
 
 
 def _roots(context: BenchContext, count: int) -> None:
-    """A first save after the start of a daemon that knows many roots, and Begins after that."""
+    """A first save after the start of a daemon that knows many roots, and saves after that."""
     with context.daemon(256 * MIB) as daemon:
         daemon.wait_for_pool()
         roots = [context.new_root() for _ in range(count)]
@@ -68,7 +69,7 @@ def _roots(context: BenchContext, count: int) -> None:
         seconds = time.perf_counter() - start
         words = f"from the start of a daemon that knows {count} roots until one of them has its next checkpoint"
         context.report(Result("scale.first_save_s", seconds, "s", words, 2))
-        _report_begins(context, daemon, "scale.roots", [rank], 100, f"beside {count} known roots")
+        _report_calls(context, daemon, "scale.roots", [rank], 100, f"beside {count} known roots")
         rank.close()
 
 
@@ -82,7 +83,7 @@ def _ranks(context: BenchContext, count: int) -> None:
                 rank.close()
         ranks = _launch(daemon, root, count)
         words = f"{count} ranks, after {LAUNCHES} launches"
-        _report_begins(context, daemon, "scale.ranks", ranks, 10 if count > 100 else 2, words)
+        _report_calls(context, daemon, "scale.ranks", ranks, 10 if count > 100 else 2, words)
         for rank in ranks:
             rank.close()
 
@@ -96,34 +97,33 @@ def _files(context: BenchContext, count: int) -> None:
     with context.daemon(256 * MIB) as daemon:
         daemon.wait_for_pool()
         rank = Rank(daemon, context.new_root(), files=count)
-        _report_begins(context, daemon, "scale.files", [rank], 30, f"saves of {count} empty files, the request included")
+        _report_calls(context, daemon, "scale.files", [rank], 30, f"saves of {count} empty files, the request included")
         rank.close()
 
 
-def _report_begins(
+def _report_calls(
     context: BenchContext, daemon: Daemon, name: str, ranks: List[Rank], rounds: int, words: str
 ) -> None:
-    """Saves by all ranks. The daemon answers all Begins of a save when the last of them has come: that one is timed."""
-    begins = []
+    """Begin and Seal of saves by all ranks. The daemon answers all Begins of a save when the last of them has come: so that one is
+    timed, and the Seal of the same rank.
+    """
+    calls = []
     *others, last = ranks
     for number in range(rounds):
         tag = f"timed_{number}"
         waiting = [rank.begin_later(tag) for rank in others]
         if others:
             daemon.status()  # The engine has heard of them before it answers this.
-        begins.append(_timed(lambda: last.begin(tag)))
+        seconds = _timed(lambda: last.begin(tag))
         for begun in waiting:
             begun.result()
-        for rank in ranks:
+        for rank in others:
             rank.seal(tag)
+        calls.append((seconds + _timed(lambda: last.seal(tag))) * 1e3)
         last.wait(tag)
-    _report_p99(context, f"{name}.begin_ms", begins, words, BEGIN_MS)
-
-
-def _report_p99(context: BenchContext, name: str, seconds: List[float], words: str, goal: float) -> None:
-    calls = [value * 1e3 for value in seconds]
-    words = f"p99 of {len(calls)} calls, {words}; median {statistics.median(calls):.2f}, at most {max(calls):.2f} ms"
-    context.report(Result(name, percentile(calls, 99), "ms", words, goal))
+    words = f"{len(calls)} times Begin + Seal, {words}; {min(calls):.2f}-{max(calls):.2f} ms"
+    for percent in (50, 99):
+        context.report(Result(f"{name}.p{percent}_ms", percentile(calls, percent), "ms", words))
 
 
 def _timed(call: Callable[[], object]) -> float:

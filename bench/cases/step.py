@@ -23,7 +23,7 @@ def run(context: BenchContext) -> None:
     lost = [max(entry["lost"] for entry in entries) for entries in measured]
     words = f"a copy of a rank's bytes by {copy.loop}, {ranks} ranks on {cores} cores: {copy.seconds * 1e3:.0f} ms"
     words = f"{words}; ours {describe_milliseconds(lost)}"
-    context.report(Result("save.lost.vs_copy", statistics.median(lost) / copy.seconds, "x", words, 2))
+    context.report(Result("save.lost.vs_copy", statistics.median(lost) / copy.seconds, "x", words))
 
 
 def _report_inflation(context: BenchContext, saves: List[Dict[str, Any]], cores: int) -> None:
@@ -35,7 +35,7 @@ def _report_inflation(context: BenchContext, saves: List[Dict[str, Any]], cores:
     words = f"{len(quiet)} steps with no save, {len(during)} during one, in turns; 1 rank, {cores} cores"
     words = f"{words}; ours {describe_milliseconds(during)}"
     value = statistics.median(during) / statistics.median(quiet)
-    context.report(Result("save.step_inflation", value, "x", words, 1.01))
+    context.report(Result("save.step_inflation", value, "x", words))
 
 
 def _saves(context: BenchContext, ranks: int) -> List[Sequence[Dict[str, Any]]]:
