@@ -119,12 +119,21 @@ class MemoryCopy:
             native.copy_by_loop(loop, target, source, size)
 
 
-def copy_into_fresh_pages(tensors: Sequence[torch.Tensor], threads: int, name: str) -> float:
-    """The seconds of a plain loop that touches fresh huge pages, piece by piece, and copies into them by the loop of this name.
+def take_memory_from_host(size: int) -> None:
+    """Touches `size` bytes of fresh memory and frees them. Call it right before a measurement that takes fresh memory.
 
-    Call it once in a process: a virtual machine may give freed memory back to its host, which takes a while. Until then the
-    memory that a call has freed costs less than what a new process finds.
+    A virtual machine may give freed memory back to its host after a while, and who takes it next waits for the host, which may
+    take ten times as long as everything else. What was freed just now has not gone back yet.
     """
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, size, mmap.PAGESIZE):
+            memory[at] = 1
+
+
+def copy_into_fresh_pages(tensors: Sequence[torch.Tensor], threads: int, name: str) -> float:
+    """The seconds of a plain loop that touches fresh huge pages, piece by piece, and copies into them by the loop of this name."""
     loop = native.copy_loops().index(name)
     total = sum(tensor.nbytes for tensor in tensors)
     target = mmap.mmap(-1, total + _PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
