@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/ledger/last_vote.h"
 
 namespace ckptd {
 namespace {
@@ -37,7 +38,8 @@ void Voters::Follow(int64_t attempt) {
 }
 
 std::optional<SaveGuess::Voters> Voters::Of(int64_t attempt) const {
-  if (attempt != attempt_ || !nodes_known_ || !ranks_known_) return std::nullopt;
+  if (attempt != attempt_ || !nodes_known_ || !ranks_known_ || ranks_->keys().size() > kMostVoters)
+    return std::nullopt;
   return SaveGuess::Voters{ValuesOf(*ranks_), ValuesOf(nodes_)};
 }
 

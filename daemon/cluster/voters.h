@@ -28,7 +28,7 @@ class Voters {
   void Start() { nodes_.Start(); }
   // Instead of the attempt before.
   void Follow(int64_t attempt);
-  // nullopt: not known, or not followed.
+  // nullopt: not known, not followed, or too many nodes for a last vote that admits.
   std::optional<SaveGuess::Voters> Of(int64_t attempt) const;
 
  private:

@@ -16,12 +16,6 @@ using ledger::v1::NodeVote;
 using ledger::v1::SaveProposal;
 using ledger::v1::SaveState;
 
-namespace {
-
-constexpr size_t kMostVoters = 32;
-
-}  // namespace
-
 std::optional<RequestOp> VoteAndAdmit(const LedgerKeys& keys, const NodeIdentity& node, int64_t sequence,
                                       const etcdserverpb::KeyValue& open, const NodeVote& vote,
                                       const SaveGuess& guess) {

@@ -2,6 +2,7 @@
 #ifndef CKPTD_DAEMON_LEDGER_LAST_VOTE_H_
 #define CKPTD_DAEMON_LEDGER_LAST_VOTE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -12,6 +13,8 @@
 #include "etcd/messages.pb.h"
 
 namespace ckptd {
+
+inline constexpr size_t kMostVoters = 32;
 
 // An operation that writes `vote`, a yes of this node for the save of this sequence, which `open` says is
 // OPEN; and that also names and admits the save, if the votes of all other nodes of its ranks stand, and all
