@@ -28,7 +28,9 @@ class Rank:
     ) -> None:
         """launch: the ranks of one launch name the same. Default: one of its own"""
         self.channel = grpc.insecure_channel(
-            daemon.endpoint, options=[("grpc.max_receive_message_length", -1)]
+            daemon.endpoint,
+            # A connection of its own, as a rank has that is a process.
+            options=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)],
         )
         self.stub = service_pb2_grpc.CheckpointsStub(self.channel)
         hello = messages.OpenSessionRequest(min_version=1, max_version=1, client_instance=uuid.uuid4().hex)
