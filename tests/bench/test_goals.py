@@ -1,4 +1,4 @@
-"""Every goal of bench/base/goals.py belongs to a figure of tools/bench."""
+"""Every goal of bench/base/goals.py belongs to a figure of tools/bench, and docs/performance.md has the same goals."""
 
 from __future__ import annotations
 
@@ -59,3 +59,10 @@ def test_figures_of_all_clients_and_clusters_have_the_goal() -> None:
     assert goal_of("save.durable.vs_fio.cpp") == goal_of("save.durable.vs_fio") == Goal(0.97, at_least=True)
     assert goal_of("nodes.commit.p50.3_members") == goal_of("nodes.commit.p50")
     assert goal_of("save.finite_check") is None
+
+
+def test_performance_page_has_the_goals() -> None:
+    text = (ROOT / "docs/performance.md").read_text()
+    for name, goal in GOALS.items():
+        sign = "≥" if goal.at_least else "≤"
+        assert re.search(rf"^\|.*`{re.escape(name)}`.*\| {sign} {goal.bound:g}\b", text, re.MULTILINE), f"{name} {sign} {goal.bound:g}"
