@@ -295,8 +295,9 @@ void SaveCoordinator::PublishIfNext(const Save& save, const SaveView& view) {
   if (publication_ != nullptr) return publication_->Go();
   if (!term_begun_) return;
   const SaveState& state = save.save.state;
-  const bool is_next = saves_.begin()->first == save.save.sequence && state.phase() == SaveState::SEALED &&
-                       view.AllHave(NodeVote::DURABLE);
+  const int64_t sequence = save.save.sequence;
+  const bool is_next = saves_.begin()->first == sequence && !ahead_.MayPrecede(sequence) &&
+                       state.phase() == SaveState::SEALED && view.AllHave(NodeVote::DURABLE);
   if (!is_next && state.phase() != SaveState::PUBLISHING) return;
   CheckpointPublication::Options options;
   options.office = office_.held;

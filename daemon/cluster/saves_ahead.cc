@@ -40,6 +40,11 @@ std::set<int64_t> SavesAhead::sequences() const {
   return sequences;
 }
 
+bool SavesAhead::MayPrecede(int64_t sequence) const {
+  const bool open = !ahead_.empty() && ahead_.begin()->first < sequence;
+  return open || (making_ != 0 && making_ < sequence);
+}
+
 std::set<int64_t> SavesAhead::attempts() const {
   std::set<int64_t> attempts;
   for (const auto& [sequence, ahead] : ahead_) {
@@ -86,9 +91,8 @@ void SavesAhead::Go() {
 void SavesAhead::MakeNext() {
   const bool has_one = !ahead_.empty() && ahead_.rbegin()->first == last_;
   const bool saves = saving_ != 0 && saving_ == tools_.watch->active();
-  if (making_ || has_one || !saves || !backoff_.IsOver(tools_.clock->Now())) return;
-  making_ = true;
-  const int64_t sequence = last_ + 1;
+  if (making_ != 0 || has_one || !saves || !backoff_.IsOver(tools_.clock->Now())) return;
+  const int64_t sequence = making_ = last_ + 1;
   tools_.root->MakeInflight(
       kNoTag, sequence,
       [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<std::string>& inflight) {
@@ -98,7 +102,7 @@ void SavesAhead::MakeNext() {
 
 void SavesAhead::Made(int64_t sequence, const absl::StatusOr<std::string>& inflight) {
   if (!inflight.ok()) {
-    making_ = false;
+    making_ = 0;
     return backoff_.Failed(tools_.clock->Now());
   }
   tools_.admission->Open(sequence, office_, *inflight,
@@ -109,7 +113,7 @@ void SavesAhead::Made(int64_t sequence, const absl::StatusOr<std::string>& infli
 
 void SavesAhead::Opened(int64_t sequence, const std::string& inflight,
                         const absl::StatusOr<SharedSave>& answer) {
-  making_ = false;
+  making_ = 0;
   if (!answer.ok()) {
     if (!IsTransient(answer.status(), &backoff_)) hooks_.lost(answer.status());
     return;

@@ -1,8 +1,8 @@
 // The saves that a coordinator makes in advance: each has a sequence and a directory, and no name.
 //
-// Between a Begin and its answer there is the transaction of each node's vote then, at once, of which the last
-// admits the save (daemon/ledger/last_vote.h), or that and one of the coordinator: no node asks for a sequence
-// first, and the disk has been asked before.
+// Between a Begin and its answer there is the transaction of each node's vote then, at once, of which the
+// last admits the save (daemon/ledger/last_vote.h), or that and one of the coordinator: no node asks for a
+// sequence first, and the disk has been asked before.
 //
 //   - One is made when the attempt that acts has a save, and there is none with the last sequence.
 //   - It becomes the save that the first of the votes names, as soon as that can be decided. If the nodes do
@@ -65,6 +65,9 @@ class SavesAhead {
   void Go();
 
   std::set<int64_t> sequences() const;
+  // Whether a save with a lower sequence may have got its name without this coordinator knowing it yet: what
+  // was made and has not been seen to end, and what is being made.
+  bool MayPrecede(int64_t sequence) const;
   // Of the saves that nodes have voted for, for SaveWatch::FollowAttempts.
   std::set<int64_t> attempts() const;
 
@@ -94,7 +97,7 @@ class SavesAhead {
   std::map<int64_t, Ahead> ahead_;  // By sequence: those that are OPEN, for all that is known.
   int64_t last_ = 0;                // The last sequence, for all that is known.
   int64_t saving_ = 0;              // The last attempt that has a save.
-  bool making_ = false;
+  int64_t making_ = 0;              // The sequence of the one that is being made; 0: none is.
   Backoff backoff_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
