@@ -206,6 +206,7 @@ class Bench {
     hooks.failed = [](const SaveId& save, const absl::Status& why) { Die(save.tag + ": " + why.ToString()); };
     hooks.released = [](const SaveId&) {};
     hooks.removed = [](int64_t) {};
+    hooks.newest_committed = [](int64_t, const auto&) {};
     hooks.root_changed = [] {};
     hooks.office_changed = [] {};
     hooks.lost = [](const absl::Status& why) { Die(why.ToString()); };
@@ -217,7 +218,7 @@ class Bench {
     const int all = static_cast<int>(nodes_.size());
     switch (decision.phase) {
       case Decision::kProposed:
-        if (decision.sequence != 0) node.run->Accept(saving_);
+        if (decision.sequence != 0) node.run->Accept(saving_, std::nullopt);
         return;
       case Decision::kAdmitted:
         if (++heard_.admitted == all) heard_.all_admitted = SystemClock().Now();

@@ -110,13 +110,14 @@ class SharedRootsTest : public ::testing::Test {
     hooks.lost = [&node](const absl::Status&) { node.heard.emplace_back("lost"); };
     hooks.released = [](const SaveId&) {};
     hooks.removed = [](int64_t) {};
+    hooks.newest_committed = [](int64_t, const auto&) {};
     hooks.root_changed = hooks.office_changed = [] {};
     node.access.shared->Start(std::move(hooks));
   }
   static void OnChanged(Node& node, const SaveId& save, const SharedRun::Decision& decision) {
     using Decision = SharedRun::Decision;
     SharedRun& run = *node.access.shared;
-    if (decision.phase == Decision::kProposed) run.Accept(save);
+    if (decision.phase == Decision::kProposed) run.Accept(save, std::nullopt);
     if (decision.phase == Decision::kAdmitted && node.seals) run.Sealed(save);
     if (decision.phase == Decision::kSealed) run.Durable(save, "of " + node.name);
     if (decision.phase == Decision::kCommitted) node.heard.emplace_back("COMMITTED");
