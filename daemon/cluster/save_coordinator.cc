@@ -296,8 +296,12 @@ void SaveCoordinator::PublishIfNext(const Save& save, const SaveView& view) {
   if (!term_begun_) return;
   const SaveState& state = save.save.state;
   const int64_t sequence = save.save.sequence;
-  const bool is_next = saves_.begin()->first == sequence && !ahead_.MayPrecede(sequence) &&
-                       state.phase() == SaveState::SEALED && view.AllHave(NodeVote::DURABLE);
+  const bool is_next = saves_.begin()->first == sequence && state.phase() == SaveState::SEALED &&
+                       view.AllHave(NodeVote::DURABLE);
+  if (is_next && ahead_.MayPrecede(sequence)) {
+    saves_.at(sequence).changed = true;  // Look again at the next tick.
+    return;
+  }
   if (!is_next && state.phase() != SaveState::PUBLISHING) return;
   CheckpointPublication::Options options;
   options.office = office_.held;
