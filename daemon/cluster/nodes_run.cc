@@ -256,6 +256,8 @@ void NodesRun::HideRemoved(RootSnapshot* root) {
       leftovers_[sequence] = checkpoint->second.summary.tag();
     checkpoint = root->committed.erase(checkpoint);
   }
+  // Also what etcd does not call committed yet: what was shown once stays.
+  for (const auto& [sequence, checkpoint] : root->committed) known_[sequence] = checkpoint.summary.tag();
   const int64_t replacing = LastReplacing();
   for (const auto& [key, value] : evicting_->keys()) {
     int64_t sequence = 0;

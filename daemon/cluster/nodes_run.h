@@ -161,8 +161,8 @@ class NodesRun : public SharedRun, public NodesReading {
   std::unique_ptr<Evictions> evictions_;
   bool coordinator_over_ = false;
 
-  // What etcd calls committed, and nobody removes: tags by sequence. And since when the newest of them has
-  // been missing in the root, as this node sees it.
+  // What etcd calls committed, or a scan has shown, and nobody removes: tags by sequence. And since when the
+  // newest of them has been missing in the root, as this node sees it.
   std::map<int64_t, std::string> known_;
   std::optional<std::pair<int64_t, Instant>> missing_;
   std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.

@@ -461,6 +461,18 @@ TEST_P(NodesRunContract, ScanAfterTheWaitForEarlierSavesShowsTheNewestOne) {
   EXPECT_TRUE((*scanned)->committed.contains(1));
 }
 
+TEST_P(NodesRunContract, ScanShowsWhatTheOneBeforeHasShown) {
+  SaveAll("step_1");
+  root_.tags["published"] = 40;  // Etcd does not call it committed yet.
+  const auto scan = [&] {
+    return Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Other().io->Rescan(std::move(done)); });
+  };
+  ASSERT_TRUE(scan()->committed.contains(40));
+  root_.hidden = {40};
+  etcd_.After(seconds(3), [this] { root_.hidden.clear(); });
+  EXPECT_TRUE(scan()->committed.contains(40)) << "latest would go back";
+}
+
 TEST_P(NodesRunContract, ScanDoesNotWaitForEverForWhatSomebodyHasTakenAway) {
   SaveAll("step_1");
   root_.tags.clear();
