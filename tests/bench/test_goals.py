@@ -33,7 +33,8 @@ def measured() -> Dict[str, Dict[str, Any]]:
 
 def nodes_figures(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path) -> List[Result]:
     pairs = ("etcd_ms", "etcd_all_ms", "begin_ms", "commit_ms", "writes", "reads")
-    monkeypatch.setattr(nodes, "_measure", lambda *_, **__: {name: [1.0, 2.0] for name in pairs})
+    figures = {**{name: [1.0, 2.0] for name in pairs}, "join_seconds": 1.0, "next_join_seconds": 1.0}
+    monkeypatch.setattr(nodes, "_measure", lambda *_, **__: figures)
     results: List[Result] = []
     nodes.run(BenchContext(folder, quick=True, huge=None, clients=[], results=results))
     return results
