@@ -31,11 +31,11 @@ void NodesRootIo::Rescan(Callback<absl::StatusOr<RootSnapshot>> done) {
 // Else a job would resume from an older checkpoint than the newest, or from nothing, because this node does
 // not see yet what another one has published.
 void NodesRootIo::Look(Callback<absl::StatusOr<RootSnapshot>> done) {
-  files_.Rescan([this, alive = std::weak_ptr<bool>(alive_),
+  files_.Rescan([this, alive = std::weak_ptr<bool>(alive_), begun = nodes_->Now(),
                  done = std::move(done)](absl::StatusOr<RootSnapshot> root) mutable {
     if (alive.expired()) return;
     if (!root.ok()) return done(std::move(root));
-    if (nodes_->IsOld(*root)) {
+    if (nodes_->IsOld(*root, begun)) {
       return nodes_->LookAgain([this, alive, done = std::move(done)]() mutable {
         if (!alive.expired()) Look(std::move(done));
       });

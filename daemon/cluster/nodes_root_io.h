@@ -13,6 +13,7 @@
 
 #include "daemon/engine/root_io.h"
 #include "daemon/engine/shared_files_io.h"
+#include "storage/base/clock.h"
 
 namespace ckptd {
 
@@ -25,8 +26,10 @@ class NodesReading {
   // Takes out of what was found the checkpoints whose removal is decided.
   virtual void HideRemoved(RootSnapshot* root) = 0;
   // Whether what was found is older than what etcd calls committed, as it may be for as long as names are
-  // stale: look again then. False after that time, for then somebody has taken the checkpoint away.
-  virtual bool IsOld(const RootSnapshot& root) = 0;
+  // stale: look again then. `begun`: when the look began, by Now(). False of a look that began after that
+  // time, for then somebody has taken the checkpoint away.
+  virtual bool IsOld(const RootSnapshot& root, Instant begun) = 0;
+  virtual Instant Now() const = 0;
   // Runs it a little later.
   virtual void LookAgain(absl::AnyInvocable<void()> look) = 0;
   // As ReaderKeys.

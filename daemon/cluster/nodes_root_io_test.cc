@@ -16,7 +16,8 @@ class ReadingNodes : public NodesReading {
  public:
   void Opened(const std::string&, int64_t) override {}
   void HideRemoved(RootSnapshot*) override {}
-  bool IsOld(const RootSnapshot&) override { return false; }
+  bool IsOld(const RootSnapshot&, Instant) override { return false; }
+  Instant Now() const override { return Instant(); }
   void LookAgain(absl::AnyInvocable<void()>) override {}
   void AcquireReader(int64_t, Callback<absl::Status> acquired) override {
     acquired(answers.front());

@@ -244,7 +244,11 @@ void NodesRun::OnEvicting(const std::vector<std::string>& keys) {
 }
 
 void NodesRun::HideRemoved(RootSnapshot* root) {
-  if (evicting_ == nullptr) return;
+  const auto remember_shown = [this, root] {
+    // Also what etcd does not call committed yet: what was shown once stays.
+    for (const auto& [sequence, checkpoint] : root->committed) known_[sequence] = checkpoint.summary.tag();
+  };
+  if (evicting_ == nullptr) return remember_shown();
   const LedgerKeys keys(prefix_);
   for (auto checkpoint = root->committed.begin(); checkpoint != root->committed.end();) {
     const int64_t sequence = checkpoint->first;
@@ -256,8 +260,7 @@ void NodesRun::HideRemoved(RootSnapshot* root) {
       leftovers_[sequence] = checkpoint->second.summary.tag();
     checkpoint = root->committed.erase(checkpoint);
   }
-  // Also what etcd does not call committed yet: what was shown once stays.
-  for (const auto& [sequence, checkpoint] : root->committed) known_[sequence] = checkpoint.summary.tag();
+  remember_shown();
   const int64_t replacing = LastReplacing();
   for (const auto& [key, value] : evicting_->keys()) {
     int64_t sequence = 0;
@@ -285,7 +288,7 @@ bool NodesRun::IsEvicting(int64_t sequence) const {
   return evicting_ != nullptr && evicting_->Find(LedgerKeys(prefix_).Evicting(sequence)) != nullptr;
 }
 
-bool NodesRun::IsOld(const RootSnapshot& root) {
+bool NodesRun::IsOld(const RootSnapshot& root, Instant begun) {
   int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
   // Retention removes what a newer one follows, of which this node may hear later.
   for (const auto& [key, value] : evicting_ == nullptr ? EtcdMirror::Keys() : evicting_->keys()) {
@@ -305,7 +308,7 @@ bool NodesRun::IsOld(const RootSnapshot& root) {
     return false;
   }
   if (!missing_ || missing_->first != newest) missing_ = {newest, clock_->Now()};
-  return clock_->Now() - missing_->second < kLongestLook;
+  return begun - missing_->second < kLongestLook;
 }
 
 void NodesRun::LookAgain(absl::AnyInvocable<void()> look) {

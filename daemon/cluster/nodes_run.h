@@ -64,7 +64,8 @@ class NodesRun : public SharedRun, public NodesReading {
   // ---- NodesReading
   void Opened(const std::string& run_id, int64_t highest) override;
   void HideRemoved(RootSnapshot* root) override;
-  bool IsOld(const RootSnapshot& root) override;
+  bool IsOld(const RootSnapshot& root, Instant begun) override;
+  Instant Now() const override { return clock_->Now(); }
   void LookAgain(absl::AnyInvocable<void()> look) override;
   void AcquireReader(int64_t sequence, Callback<absl::Status> acquired) override;
   void ConfirmReader(int64_t sequence, Callback<absl::Status> confirmed) override;
