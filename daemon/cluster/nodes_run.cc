@@ -291,7 +291,8 @@ bool NodesRun::IsEvicting(int64_t sequence) const {
 bool NodesRun::IsOld(const RootSnapshot& root, Instant begun) {
   int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
   // Retention removes what a newer one follows, of which this node may hear later.
-  for (const auto& [key, value] : evicting_ == nullptr ? EtcdMirror::Keys() : evicting_->keys()) {
+  static const EtcdMirror::Keys kNone;
+  for (const auto& [key, value] : evicting_ == nullptr ? kNone : evicting_->keys()) {
     ledger::v1::Evicting evicting;
     int64_t sequence = 0;
     if (evicting.ParseFromString(value.value()) && evicting.replaced_by() == 0 &&
@@ -316,11 +317,12 @@ void NodesRun::LookAgain(absl::AnyInvocable<void()> look) {
 }
 
 void NodesRun::TakeLooks() {
+  const Instant now = clock_->Now();
   std::vector<absl::AnyInvocable<void()>> due;
   for (auto& [at, look] : looks_) {
-    if (clock_->Now() >= at) due.push_back(std::move(look));
+    if (now >= at) due.push_back(std::move(look));
   }
-  std::erase_if(looks_, [this](const auto& look) { return clock_->Now() >= look.first; });
+  std::erase_if(looks_, [now](const auto& look) { return now >= look.first; });
   for (auto& look : due) look();
 }
 
