@@ -14,6 +14,9 @@ A mutant is a hunk of a unified diff without line numbers. Its context and remov
 exactly once; otherwise the table is stale, which is an error and not a killed mutant. The tests run in the given
 order: the quickest that can detect the mutant first; //storage/commit:crash_test=OrderTest.* selects cases of a
 test. Lines that begin with `#` are comments.
+
+`rule X7` before a mutant says that it leaves out a rule of the protocol of several nodes (docs/design.md), and adds a
+second mutant, X7.publish.new-file-sync, which the simulation of several nodes must detect by itself.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import pathlib
 from typing import Iterator, List, Tuple
 
 TABLE = pathlib.Path(__file__).parent / "mutants"
+SIMULATION = "//tests/sim_nodes:nodes_simulation_test"
 
 
 class StaleTable(Exception):
@@ -36,6 +40,7 @@ class Mutant:
     file: str
     tests: List[str]
     diff: List[str] = dataclasses.field(default_factory=list)
+    rule: str = ""  # X7; empty: none.
 
     def apply(self, source: str) -> str:
         """Returns the source with the mutant applied."""
@@ -59,27 +64,36 @@ QUIET = [
 
 
 def parse(text: str, where: str) -> Iterator[Mutant]:
-    file, tests = "", []
+    file, tests, rule = "", [], ""
     mutant = None
     for number, line in enumerate(text.split("\n"), 1):
         word, _, rest = line.partition(" ")
         if mutant is not None and line[:1] in (" ", "-", "+"):
             mutant.diff.append(line)
             continue
-        if mutant is not None and (word in ("file", "tests", "mutant")):
-            yield mutant
+        if mutant is not None and word in ("file", "tests", "mutant", "rule"):
+            yield from with_rule(mutant)
             mutant = None
         if word == "file":
             file, tests = rest, []
         elif word == "tests":
             tests = rest.split()
+        elif word == "rule":
+            rule = rest
         elif word == "mutant" and ": " in rest and file and tests:
             slug, _, what = rest.partition(": ")
-            mutant = Mutant(f"{pathlib.PurePath(file).stem}.{slug}", what, file, tests)
+            mutant = Mutant(f"{pathlib.PurePath(file).stem}.{slug}", what, file, tests, rule=rule)
+            rule = ""
         elif line.strip() and not line.startswith("#"):
             raise StaleTable(f"{where}:{number}: {line!r} is not a line of a table of mutants")
     if mutant is not None:
-        yield mutant
+        yield from with_rule(mutant)
+
+
+def with_rule(mutant: Mutant) -> Iterator[Mutant]:
+    yield mutant
+    if mutant.rule:
+        yield dataclasses.replace(mutant, name=f"{mutant.rule}.{mutant.name}", tests=[SIMULATION])
 
 
 def load(folder: pathlib.Path = TABLE) -> List[Mutant]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from mutation import main, tree
+from mutation import main, table, tree
 from mutation.table import Mutant, StaleTable
 
 
@@ -85,3 +85,14 @@ def test_mutant_whose_lines_are_not_in_the_source_is_stale() -> None:
             assert "not once" in str(error)
         else:
             raise AssertionError(source)
+
+
+def test_rule_of_several_nodes_adds_a_mutant_for_the_simulation() -> None:
+    diff = ["-a", "+b"]
+    lines = ["file storage/file.cc", "tests //storage:test", "rule X7", "mutant x: what", *diff, "mutant y: what", *diff]
+    first, simulated, second = table.parse("\n".join(lines), "table.txt")
+    assert [(m.name, m.tests, m.diff) for m in (first, simulated, second)] == [
+        ("file.x", ["//storage:test"], diff),
+        ("X7.file.x", [table.SIMULATION], diff),
+        ("file.y", ["//storage:test"], diff),
+    ]

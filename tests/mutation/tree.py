@@ -17,7 +17,9 @@ from typing import List, Optional
 from mutation.table import Mutant
 
 FLAGS = ["--symlink_prefix=/", "--noshow_progress", "--ui_event_filters=-info", "--show_result=0"]
-TEST_SECONDS = 120  # Per test; the slowest takes ten. Detects mutants that make a test hang.
+# Per test, by its size: small, medium, large, enormous. The slowest small one takes ten seconds, the simulations a
+# minute each when nothing else runs. Detects mutants that make a test hang.
+TEST_SECONDS = "120,300,300,300"
 
 # Bazel's exit statuses.
 PASSED, NOT_BUILT, TEST_FAILED = 0, 1, 3
