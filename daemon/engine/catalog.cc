@@ -15,10 +15,14 @@ const CommittedCheckpoint* Catalog::Find(int64_t sequence) const {
 }
 
 const CommittedCheckpoint* Catalog::FindTag(const std::string& tag) const {
-  for (auto entry = committed_.rbegin(); entry != committed_.rend(); ++entry) {
-    if (entry->second.summary.tag() == tag) return &entry->second;
-  }
-  return nullptr;
+  const std::set<int64_t>& sequences = SequencesOf(tag);
+  return sequences.empty() ? nullptr : Find(*sequences.rbegin());
+}
+
+const std::set<int64_t>& Catalog::SequencesOf(const std::string& tag) const {
+  static const auto* const kNone = new std::set<int64_t>;
+  const auto found = by_tag_.find(tag);
+  return found == by_tag_.end() ? *kNone : found->second;
 }
 
 const CommittedCheckpoint* Catalog::Newest() const {
@@ -57,6 +61,8 @@ void Catalog::Replace(std::map<int64_t, CommittedCheckpoint> committed,
     withdrawn_.insert(sequence);
   }
   committed_ = std::move(committed);
+  by_tag_.clear();
+  for (const auto& [sequence, checkpoint] : committed_) by_tag_[checkpoint.summary.tag()].insert(sequence);
   unreadable_ = std::move(unreadable);
   for (int64_t sequence : std::exchange(perhaps_evicted_, {})) evicting_.erase(sequence);
   ForgetWithdrawn();
@@ -64,9 +70,20 @@ void Catalog::Replace(std::map<int64_t, CommittedCheckpoint> committed,
 
 const CommittedCheckpoint& Catalog::Add(CommittedCheckpoint checkpoint) {
   const int64_t sequence = checkpoint.summary.sequence();
+  by_tag_[checkpoint.summary.tag()].insert(sequence);  // A sequence is of one save, and has one tag for good.
   committed_[sequence] = std::move(checkpoint);
   ForgetWithdrawn();
   return committed_.at(sequence);
+}
+
+void Catalog::Remove(int64_t sequence) {
+  withdrawn_.erase(sequence);
+  const auto found = committed_.find(sequence);
+  if (found == committed_.end()) return;
+  const auto of_tag = by_tag_.find(found->second.summary.tag());
+  of_tag->second.erase(sequence);
+  if (of_tag->second.empty()) by_tag_.erase(of_tag);
+  committed_.erase(found);
 }
 
 void Catalog::Withdraw(int64_t sequence) {
@@ -76,17 +93,15 @@ void Catalog::Withdraw(int64_t sequence) {
 }
 
 void Catalog::ForgetWithdrawn() {
-  std::erase_if(withdrawn_, [this](int64_t sequence) {
+  for (const int64_t sequence : std::set<int64_t>(withdrawn_)) {
     const bool followed = std::any_of(committed_.upper_bound(sequence), committed_.end(),
                                       [](const auto& newer) { return IsGood(newer.second); });
-    if (followed) committed_.erase(sequence);
-    return followed;
-  });
+    if (followed) Remove(sequence);
+  }
 }
 
 void Catalog::RemoveTag(const std::string& tag) {
-  std::erase_if(committed_, [&tag](const auto& entry) { return entry.second.summary.tag() == tag; });
-  std::erase_if(withdrawn_, [this](int64_t sequence) { return !committed_.contains(sequence); });
+  for (const int64_t sequence : std::set<int64_t>(SequencesOf(tag))) Remove(sequence);
 }
 
 void Catalog::SetDamage(int64_t sequence, std::optional<storage::v1::Damage> damage) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "ckptd/storage/v1/storage.pb.h"
@@ -28,7 +29,11 @@ class Catalog {
 
   // Null: there is none.
   const CommittedCheckpoint* Find(int64_t sequence) const;
+  // The newest one of this tag.
   const CommittedCheckpoint* FindTag(const std::string& tag) const;
+  // The sequences of the checkpoints of a tag. There is at most one but while a newer one takes its place.
+  // Requests that name a checkpoint use it: a root may have ten thousand others.
+  const std::set<int64_t>& SequencesOf(const std::string& tag) const;
   // The newest one that is neither damaged nor suspect nor being evicted; null: there is none.
   const CommittedCheckpoint* Newest() const;
   // The same, but it may be suspect.
@@ -43,10 +48,7 @@ class Catalog {
                const std::set<int64_t>& leaving = {});
   // Adds a checkpoint, by its summary's sequence.
   const CommittedCheckpoint& Add(CommittedCheckpoint checkpoint);
-  void Remove(int64_t sequence) {
-    committed_.erase(sequence);
-    withdrawn_.erase(sequence);
-  }
+  void Remove(int64_t sequence);
   // Another node removes it, because of a newer one. It is listed until the newer one is, which this node may
   // hear of later: what is the newest never goes back.
   void Withdraw(int64_t sequence);
@@ -68,6 +70,7 @@ class Catalog {
   void ForgetWithdrawn();
 
   std::map<int64_t, CommittedCheckpoint> committed_;
+  std::unordered_map<std::string, std::set<int64_t>> by_tag_;  // Of committed_. No set is empty.
   std::vector<DamagedCheckpoint> unreadable_;
   std::set<int64_t> evicting_;
   std::set<int64_t> perhaps_evicted_;  // A subset of evicting_.

@@ -103,5 +103,23 @@ TEST_F(CatalogTest, ATagHasOneGeneration) {
   EXPECT_EQ(catalog_.FindTag("s9"), nullptr);
 }
 
+TEST_F(CatalogTest, ATagIsFoundAsLongAsOneOfItsGenerationsIsThere) {
+  catalog_.Add(Checkpoint(4, "s2"));
+  EXPECT_EQ(catalog_.SequencesOf("s2"), (std::set<int64_t>{2, 4}));
+  EXPECT_EQ(catalog_.FindTag("s2")->summary.sequence(), 4);
+  catalog_.Remove(4);
+  EXPECT_EQ(catalog_.FindTag("s2")->summary.sequence(), 2);
+  catalog_.Remove(2);
+  catalog_.Remove(2);
+  EXPECT_EQ(catalog_.SequencesOf("s2"), std::set<int64_t>());
+  EXPECT_EQ(catalog_.FindTag("s2"), nullptr);
+  catalog_.Replace({{5, Checkpoint(5, "s5")}}, {});
+  EXPECT_EQ(catalog_.FindTag("s1"), nullptr) << "a scan has not found it";
+  EXPECT_EQ(catalog_.FindTag("s5")->summary.sequence(), 5);
+  catalog_.Withdraw(5);
+  catalog_.Add(Checkpoint(6, "s6"));
+  EXPECT_EQ(catalog_.FindTag("s5"), nullptr) << "another node has removed it, and there is a newer one";
+}
+
 }  // namespace
 }  // namespace ckptd

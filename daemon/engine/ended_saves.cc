@@ -63,7 +63,8 @@ const Save* EndedSaves::FindNewest(const Run* run, const std::string& tag) const
 
 std::optional<v1::Checkpoint> EndedSaves::Past(const Run& run, const SaveId& key) const {
   if (const Save* ended = Find(&run, key)) return hooks_.describe_save(*ended);
-  for (const auto& [sequence, committed] : run.catalog.committed()) {
+  for (const int64_t sequence : run.catalog.SequencesOf(key.tag)) {
+    const CommittedCheckpoint& committed = *run.catalog.Find(sequence);
     if (IsOf(committed.summary, key)) return hooks_.describe_committed(run, committed);
   }
   const auto& outcomes = run.ledger->record().outcomes();

@@ -356,10 +356,8 @@ void SaveIntake::AskTarget(Save* save) {
                                                     "another tag"),
                                        {{"tag", save->key.tag}}));
   }
-  bool is_resave = false;
-  for (const auto& [sequence, committed] : save->run->catalog.committed()) {
-    if (committed.summary.tag() != save->key.tag) continue;
-    is_resave = true;
+  const std::set<int64_t>& replaced = save->run->catalog.SequencesOf(save->key.tag);
+  for (const int64_t sequence : replaced) {
     if (!hooks_.is_pinned(*save->run, sequence)) break;
     return hooks_.fail(save, MakeError(absl::StatusCode::kFailedPrecondition, reason::kPinned,
                                        absl::StrCat("checkpoint ", save->key.tag,
@@ -367,6 +365,7 @@ void SaveIntake::AskTarget(Save* save) {
                                                     "another tag"),
                                        {{"tag", save->key.tag}}));
   }
+  const bool is_resave = !replaced.empty();
   if (is_resave && save->pointers.empty()) return MeasureDisk(save);  // The tag is the run's already.
   std::vector<std::string> pointers;
   for (const auto& [name, content] : save->pointers) pointers.push_back(name);

@@ -207,9 +207,8 @@ absl::StatusOr<Engine::Impl::Awaited> Engine::Impl::FindAwaitedByName(const Call
   CKPTD_ASSIGN_OR_RETURN(const Run* run, RunOfCheckpointName(caller, name, &tag));
   if (Save* save = FindByTag(*run, tag)) return Awaited{save, std::nullopt};
   if (const Save* ended = ended_.FindNewest(run, tag)) return Awaited{nullptr, Describe(*ended, v1::BASIC)};
-  for (const auto& [sequence, committed] : run->catalog.committed()) {
-    if (committed.summary.tag() == tag) return Awaited{nullptr, Describe(*run, committed)};
-  }
+  if (const CommittedCheckpoint* committed = run->catalog.FindTag(tag))
+    return Awaited{nullptr, Describe(*run, *committed)};
   return MakeError(absl::StatusCode::kNotFound, reason::kUnknownSave,
                    absl::StrCat("no checkpoint ", tag, " is known in ", run->path), {{"tag", tag}});
 }
