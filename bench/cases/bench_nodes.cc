@@ -3,8 +3,9 @@
 // NODES nodes with RANKS ranks each save SAVES times, all in this process: everything of a daemon that talks
 // to etcd (NodesRun and what it owns), each with a connection of its own, over Debian's etcd with MEMBERS
 // members. The engine is left out: a node has room, seals, and has written its files as soon as it hears that
-// it may. etcd's data and the root are in FOLDER. With more nodes than 8 the root is in memory: there a real
-// one would have a thread for each.
+// it may, but none seals before all have heard that the save is admitted: on machines of their own, what one
+// does next keeps no other from hearing. etcd's data and the root are in FOLDER. With more nodes than 8 the
+// root is in memory: there a real one would have a thread for each.
 //
 // Prints one JSON object: milliseconds as [p50, p99], and counts.
 #include <fcntl.h>
@@ -68,7 +69,8 @@ struct Node {
 // When the nodes have heard what of a save.
 struct Heard {
   Instant begun;
-  int admitted = 0, sealed = 0, committed = 0, durable = 0;
+  std::vector<std::pair<Node*, SharedRun::Decision>> admitted;
+  int committed = 0, durable = 0;
   Instant all_admitted, all_durable, all_committed;
 };
 
@@ -124,8 +126,8 @@ class Bench {
     const SaveId id{1, absl::StrCat("step_", number), 1};
     heard_ = Heard();
     saving_ = id;
-    heard_.begun = SystemClock().Now();
     const int64_t writes = counts_.writes, reads = counts_.reads;
+    heard_.begun = SystemClock().Now();
     for (Node& node : nodes_) node.run->Begin(id, heard_.begun + std::chrono::minutes(1), {});
     const int all = static_cast<int>(nodes_.size());
     RunUntil([&] { return heard_.committed == all; }, absl::StrCat("the save ", number));
@@ -221,8 +223,11 @@ class Bench {
         if (decision.sequence != 0) node.run->Accept(saving_, std::nullopt);
         return;
       case Decision::kAdmitted:
-        if (++heard_.admitted == all) heard_.all_admitted = SystemClock().Now();
-        return Seal(node, decision);
+        heard_.admitted.emplace_back(&node, decision);
+        if (static_cast<int>(heard_.admitted.size()) < all) return;
+        heard_.all_admitted = SystemClock().Now();
+        for (const auto& [each, admitted] : heard_.admitted) Seal(*each, admitted);
+        return;
       case Decision::kSealed:
         return;
       case Decision::kCommitted:
