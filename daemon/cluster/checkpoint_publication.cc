@@ -161,7 +161,7 @@ void CheckpointPublication::OnPublished(const absl::StatusOr<SharedRootIo::Publi
 }
 
 void CheckpointPublication::Evict() {
-  tools_.readers->Evict(in_the_way_, options_.office, Then(&CheckpointPublication::OnEvicting));
+  tools_.readers->Evict(in_the_way_, std::nullopt, options_.office, Then(&CheckpointPublication::OnEvicting));
 }
 
 void CheckpointPublication::OnEvicting(const absl::Status& evicting) {

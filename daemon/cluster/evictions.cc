@@ -30,9 +30,10 @@ Evictions::~Evictions() {
     eviction.done(NotCoordinator("remove its checkpoints any more", run_));
 }
 
-void Evictions::Evict(const std::string& tag, int64_t sequence, Done done) {
+void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged, Done done) {
   Eviction& eviction = evictions_[sequence];
   eviction.tag = tag;
+  eviction.damaged = std::move(damaged);
   eviction.done = std::move(done);
   Step(sequence);
 }
@@ -49,7 +50,7 @@ void Evictions::Step(int64_t sequence) {
     return;
   found->second.asking = true;
   if (!found->second.decided) {
-    return readers_.Evict(sequence, office_,
+    return readers_.Evict(sequence, found->second.damaged, office_,
                           [this, sequence](const absl::Status& decided) { Decided(sequence, decided); });
   }
   root_->Remove(found->second.tag, sequence,

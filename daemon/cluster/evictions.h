@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
@@ -35,14 +36,16 @@ class Evictions {
   ~Evictions();
 
   // OK: nothing of it is at its tag any more, durably. While nodes read it, and while etcd or the file system
-  // do not answer, it is tried again. Errors are those that another try does not mend.
-  void Evict(const std::string& tag, int64_t sequence, Done done);
+  // do not answer, it is tried again. Errors are those that another try does not mend. `damaged`: the
+  // checkpoints that were not counted when it was decided that enough others are kept.
+  void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged, Done done);
   bool IsUnderWay(int64_t sequence) const { return evictions_.contains(sequence); }
   void OnTick();
 
  private:
   struct Eviction {
     std::string tag;
+    std::set<int64_t> damaged;
     Done done;
     bool decided = false;
     bool asking = false;

@@ -16,6 +16,22 @@ namespace ckptd {
 
 using ledger::v1::NodeResumed;
 
+namespace {
+
+// Damage has been marked for all nodes: their ranks go on with the next older checkpoint, as those that have
+// found it.
+absl::Status FailureOf(const std::string& node, const ledger::v1::SaveEnd& failure) {
+  if (failure.reason() == reason::kCheckpointDamaged) {
+    return MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged,
+                     absl::StrCat("on node ", node, ": ", failure.message()), {{"node", node}});
+  }
+  return MakeError(absl::StatusCode::kAborted, reason::kResumeFailed,
+                   absl::StrCat("a rank on node ", node, " cannot go on: ", failure.message()),
+                   {{"node", node}});
+}
+
+}  // namespace
+
 NodesResume::NodesResume(Etcd* etcd, Clock* clock, Ledger* ledger, Options options)
     : etcd_(etcd),
       clock_(clock),
@@ -121,10 +137,7 @@ NodesResume::View NodesResume::ViewOf(const Round& round) const {
     if (said == nullptr || !report.ParseFromString(*said) || report.sequence() != round.sequence) {
       view.silent.push_back(node);
     } else if (report.has_failure() && view.failure.ok()) {
-      view.failure =
-          MakeError(absl::StatusCode::kAborted, reason::kResumeFailed,
-                    absl::StrCat("a rank on node ", node, " cannot go on: ", report.failure().message()),
-                    {{"node", node}});
+      view.failure = FailureOf(node, report.failure());
     }
   }
   for (const storage::v1::Launch& launch : ledger_->record().launches()) {

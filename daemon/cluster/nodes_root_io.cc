@@ -14,7 +14,7 @@ void NodesRootIo::Open(Callback<absl::StatusOr<RootSnapshot>> done) {
       if (!id.ok()) return done(id.status());
       if (alive.expired()) return;
       nodes_->Opened(*id, root->highest_sequence);
-      nodes_->HideRemoved(&*root);
+      nodes_->ApplyDecided(&*root);
       done(std::move(root));
     });
   });
@@ -40,7 +40,7 @@ void NodesRootIo::Look(Callback<absl::StatusOr<RootSnapshot>> done) {
         if (!alive.expired()) Look(std::move(done));
       });
     }
-    nodes_->HideRemoved(&*root);
+    nodes_->ApplyDecided(&*root);
     done(std::move(root));
   });
 }

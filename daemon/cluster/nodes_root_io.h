@@ -23,8 +23,8 @@ class NodesReading {
   virtual ~NodesReading() = default;
   // The root is open, and holds the run of this id; `highest`: the highest sequence in it.
   virtual void Opened(const std::string& run_id, int64_t highest) = 0;
-  // Takes out of what was found the checkpoints whose removal is decided.
-  virtual void HideRemoved(RootSnapshot* root) = 0;
+  // Takes out of what was found the checkpoints whose removal is decided, and marks those that are damaged.
+  virtual void ApplyDecided(RootSnapshot* root) = 0;
   // Whether what was found is older than what etcd calls committed, as it may be for as long as names are
   // stale: look again then. `begun`: when the look began, by Now(). False of a look that began after that
   // time, for then somebody has taken the checkpoint away.

@@ -15,7 +15,7 @@ namespace {
 class ReadingNodes : public NodesReading {
  public:
   void Opened(const std::string&, int64_t) override {}
-  void HideRemoved(RootSnapshot*) override {}
+  void ApplyDecided(RootSnapshot*) override {}
   bool IsOld(const RootSnapshot&, Instant) override { return false; }
   Instant Now() const override { return Instant(); }
   void LookAgain(absl::AnyInvocable<void()>) override {}

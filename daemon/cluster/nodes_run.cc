@@ -9,6 +9,7 @@
 #include "daemon/etcd/etcd_listing.h"
 #include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/compare_and_swap.h"
+#include "daemon/ledger/found_messages.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "storage/base/errors.h"
@@ -51,6 +52,11 @@ void NodesRun::Opened(const std::string& run_id, int64_t highest) {
   resume_ = std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run});
   readers_ =
       std::make_unique<ReaderKeys>(etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience});
+  damages_ =
+      std::make_unique<DamageKeys>(etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience},
+                                   [this](int64_t sequence, const DamageKeys::Damage& damage) {
+                                     if (!IsEvicting(sequence)) hooks_.damage_changed(sequence, damage);
+                                   });
 }
 
 void NodesRun::Start(Hooks hooks) {
@@ -76,17 +82,20 @@ void NodesRun::BeginRegistration() {
   ledger_->SetNode(&*node_);
   resume_->SetNode(&*node_);
   readers_->SetNode(&*node_);
+  damages_->SetNode(&*node_);
   calls_->SetRegistered(true);
   election_ = std::make_unique<RunCoordinator>(
       etcd_, RunCoordinator::Options{prefix_, *node_, options_.path},
       [this](const RunCoordinator::Office& office) { OnOffice(office); },
       [this](const absl::Status&) { over_ = true; });
-  evicting_ = std::make_unique<EtcdMirror>(
-      etcd_, LedgerKeys(prefix_).Evictings(), absl::StrCat("following the removals of run ", options_.path),
-      [this](const std::vector<std::string>& keys) { OnEvicting(keys); },
+  const LedgerKeys keys(prefix_);
+  condemned_ = std::make_unique<EtcdMirror>(
+      etcd_, keys.Damages(), PrefixEnd(keys.Evictings()),
+      absl::StrCat("following the removals and the damage of run ", options_.path),
+      [this](const std::vector<std::string>& changed) { OnCheckpointKeys(changed); },
       [this](const absl::Status&) { over_ = true; });
   election_->Start();
-  evicting_->Start();
+  condemned_->Start();
   RaiseSequence();
 }
 
@@ -94,13 +103,14 @@ void NodesRun::EndRegistration() {
   DropOffice();
   coordinator_name_.clear();
   election_ = nullptr;
-  evicting_ = nullptr;
+  condemned_ = nullptr;
   saves_ = nullptr;
   over_ = false;
   if (ledger_ == nullptr) return;
   ledger_->SetNode(nullptr);
   resume_->SetNode(nullptr);
   readers_->SetNode(nullptr);
+  damages_->SetNode(nullptr);
   calls_->SetRegistered(false);
 }
 
@@ -144,6 +154,7 @@ void NodesRun::OnTick() {
   calls_->OnTick();
   resume_->OnTick();
   readers_->OnTick();
+  damages_->OnTick();
   if (coordinator_ != nullptr) coordinator_->OnTick();
   if (evictions_ != nullptr) evictions_->OnTick();
   if (saves_ != nullptr) return saves_->OnTick();
@@ -164,7 +175,13 @@ void NodesRun::FinishPart(InflightId64 id, std::vector<storage::v1::PartRecord> 
 
 void NodesRun::LoadCheckpoint(const std::string& tag, int64_t sequence,
                               Callback<absl::StatusOr<SharedFilesIo::Loaded>> done) {
-  files_->LoadCheckpoint(tag, sequence, std::move(done));
+  files_->LoadCheckpoint(tag, sequence,
+                         [this, alive = std::weak_ptr<bool>(alive_),
+                          done = std::move(done)](absl::StatusOr<SharedFilesIo::Loaded> loaded) mutable {
+                           if (alive.expired()) return;
+                           if (loaded.ok()) damages_->Apply(&loaded->checkpoint);
+                           done(std::move(loaded));
+                         });
 }
 
 // ---- the office
@@ -191,7 +208,7 @@ void NodesRun::OnOffice(const RunCoordinator::Office& office) {
 void NodesRun::EndRemovals() {
   if (evictions_ == nullptr) return;
   for (const auto& [sequence, tag] : std::exchange(leftovers_, {}))
-    evictions_->Evict(tag, sequence,
+    evictions_->Evict(tag, sequence, damages_->damaged(),
                       [](const absl::Status&) {});  // If it fails, the next scan finds it again.
 }
 
@@ -213,7 +230,7 @@ void NodesRun::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
 void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) {
   if (evictions_ != nullptr) {
     return evictions_->Evict(
-        tag, sequence,
+        tag, sequence, damages_->damaged(),
         [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](const absl::Status& removed) mutable {
           if (!alive.expired()) done(removed);
         });
@@ -233,23 +250,39 @@ void NodesRun::SettleSave(const std::string& tag, bool is_checkpoint,
   later(NotCoordinator("settle its saves", options_.path));
 }
 
-void NodesRun::OnEvicting(const std::vector<std::string>& keys) {
-  const std::string prefix = LedgerKeys(prefix_).Evictings();
-  for (const std::string& key : keys) {
+void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
+  const LedgerKeys keys(prefix_);
+  for (const std::string& key : changed) {
     int64_t sequence = 0;
-    if (!absl::SimpleAtoi(key.substr(prefix.size()), &sequence)) continue;
+    if (!absl::SimpleAtoi(LastPartOf(key), &sequence)) continue;
+    if (key == keys.Damaged(sequence)) damages_->Heard(sequence, condemned_->Find(key));
+    if (key != keys.Evicting(sequence)) continue;
     known_.erase(sequence);
     hooks_.removed(sequence);
   }
 }
 
-void NodesRun::HideRemoved(RootSnapshot* root) {
+std::vector<NodesRun::Removal> NodesRun::Removals() const {
+  std::vector<Removal> removals;
+  if (condemned_ == nullptr) return removals;
+  const EtcdMirror::Keys& keys = condemned_->keys();
+  for (auto key = keys.lower_bound(LedgerKeys(prefix_).Evictings()); key != keys.end(); ++key) {
+    ledger::v1::Evicting evicting;
+    Removal removal;
+    if (!evicting.ParseFromString(key->second.value())) continue;
+    removal.replaced_by = evicting.replaced_by();
+    if (absl::SimpleAtoi(LastPartOf(key->first), &removal.sequence)) removals.push_back(removal);
+  }
+  return removals;
+}
+
+void NodesRun::ApplyDecided(RootSnapshot* root) {
+  for (auto& [sequence, checkpoint] : root->committed) damages_->Apply(&checkpoint);
   const auto remember_shown = [this, root] {
     // Also what etcd does not call committed yet: what was shown once stays.
     for (const auto& [sequence, checkpoint] : root->committed) known_[sequence] = checkpoint.summary.tag();
   };
-  if (evicting_ == nullptr) return remember_shown();
-  const LedgerKeys keys(prefix_);
+  if (condemned_ == nullptr) return remember_shown();
   for (auto checkpoint = root->committed.begin(); checkpoint != root->committed.end();) {
     const int64_t sequence = checkpoint->first;
     if (!IsEvicting(sequence)) {
@@ -262,10 +295,8 @@ void NodesRun::HideRemoved(RootSnapshot* root) {
   }
   remember_shown();
   const int64_t replacing = LastReplacing();
-  for (const auto& [key, value] : evicting_->keys()) {
-    int64_t sequence = 0;
-    if (absl::SimpleAtoi(key.substr(keys.Evictings().size()), &sequence) && sequence < replacing)
-      root->leaving.insert(sequence);
+  for (const Removal& removal : Removals()) {
+    if (removal.sequence < replacing) root->leaving.insert(removal.sequence);
   }
   EndRemovals();
 }
@@ -274,30 +305,24 @@ void NodesRun::HideRemoved(RootSnapshot* root) {
 // root may have nothing that this node could list in the place of what is being removed.
 int64_t NodesRun::LastReplacing() const {
   int64_t last = 0;
-  for (const auto& [key, value] : evicting_->keys()) {
-    ledger::v1::Evicting evicting;
-    if (!evicting.ParseFromString(value.value()) || evicting.replaced_by() == 0) continue;
+  for (const Removal& removal : Removals()) {
+    if (removal.replaced_by == 0) continue;
     const std::optional<SaveState> state =
-        saves_ == nullptr ? std::nullopt : saves_->Shown(evicting.replaced_by());
-    if (!state || !HasEnded(*state)) last = std::max(last, evicting.replaced_by());
+        saves_ == nullptr ? std::nullopt : saves_->Shown(removal.replaced_by);
+    if (!state || !HasEnded(*state)) last = std::max(last, removal.replaced_by);
   }
   return last;
 }
 
 bool NodesRun::IsEvicting(int64_t sequence) const {
-  return evicting_ != nullptr && evicting_->Find(LedgerKeys(prefix_).Evicting(sequence)) != nullptr;
+  return condemned_ != nullptr && condemned_->Find(LedgerKeys(prefix_).Evicting(sequence)) != nullptr;
 }
 
 bool NodesRun::IsOld(const RootSnapshot& root, Instant begun) {
   int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
   // Retention removes what a newer one follows, of which this node may hear later.
-  static const EtcdMirror::Keys kNone;
-  for (const auto& [key, value] : evicting_ == nullptr ? kNone : evicting_->keys()) {
-    ledger::v1::Evicting evicting;
-    int64_t sequence = 0;
-    if (evicting.ParseFromString(value.value()) && evicting.replaced_by() == 0 &&
-        absl::SimpleAtoi(key.substr(LedgerKeys(prefix_).Evictings().size()), &sequence))
-      newest = std::max(newest, sequence + 1);
+  for (const Removal& removal : Removals()) {
+    if (removal.replaced_by == 0) newest = std::max(newest, removal.sequence + 1);
   }
   const bool shown = std::any_of(root.committed.lower_bound(newest), root.committed.end(),
                                  [this](const auto& checkpoint) { return !IsEvicting(checkpoint.first); });

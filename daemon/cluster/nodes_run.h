@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ckptd/storage/v1/storage.pb.h"
+#include "daemon/cluster/damage_keys.h"
 #include "daemon/cluster/evictions.h"
 #include "daemon/cluster/ledger_calls.h"
 #include "daemon/cluster/nodes_ledger.h"
@@ -63,7 +64,7 @@ class NodesRun : public SharedRun, public NodesReading {
 
   // ---- NodesReading
   void Opened(const std::string& run_id, int64_t highest) override;
-  void HideRemoved(RootSnapshot* root) override;
+  void ApplyDecided(RootSnapshot* root) override;
   bool IsOld(const RootSnapshot& root, Instant begun) override;
   Instant Now() const override { return clock_->Now(); }
   void LookAgain(absl::AnyInvocable<void()> look) override;
@@ -94,8 +95,20 @@ class NodesRun : public SharedRun, public NodesReading {
   void WhenSettled(int64_t attempt, Callback<absl::Status> settled) override;
   void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline,
                     Callback<absl::Status> finished) override;
+  void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) override {
+    damages_->Mark(damage, std::move(marked));
+  }
+  void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) override {
+    damages_->Clear(sequence, std::move(cleared));
+  }
 
  private:
+  // A checkpoint that somebody has decided to remove.
+  struct Removal {
+    int64_t sequence = 0;
+    int64_t replaced_by = 0;  // The save that takes its tag; 0: none.
+  };
+
   // A save that has begun here and has not ended, over all registrations.
   struct Saving {
     Instant deadline;
@@ -117,7 +130,8 @@ class NodesRun : public SharedRun, public NodesReading {
   void OnOffice(const RunCoordinator::Office& office);
   void DropOffice();
   void EndRemovals();
-  void OnEvicting(const std::vector<std::string>& keys);
+  void OnCheckpointKeys(const std::vector<std::string>& keys);
+  std::vector<Removal> Removals() const;
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
   int64_t LastReplacing() const;
   void SawCommitted(int64_t sequence, const ledger::v1::SaveState& state);
@@ -149,11 +163,12 @@ class NodesRun : public SharedRun, public NodesReading {
   std::unique_ptr<LedgerCalls> calls_;
   std::unique_ptr<NodesResume> resume_;
   std::unique_ptr<ReaderKeys> readers_;
+  std::unique_ptr<DamageKeys> damages_;
 
   // Of the present registration.
   std::unique_ptr<SharedSaves> saves_;
   std::unique_ptr<RunCoordinator> election_;
-  std::unique_ptr<EtcdMirror> evicting_;
+  std::unique_ptr<EtcdMirror> condemned_;  // The keys of damaged and of removed checkpoints.
   bool over_ = false;  // One of them has ended: all begin anew at a tick.
   Backoff again_{std::chrono::seconds(1), std::chrono::seconds(10)};
 

@@ -124,7 +124,9 @@ void Engine::Impl::GetCommitted(Run* run, const CommittedCheckpoint& committed, 
         if (!reader.ok() && checkpoint.has_damage()) return reply(std::move(checkpoint));
         if (!reader.ok() && IndicatesDamage(*run, reader.status())) {
           return damage_.Mark(run, checkpoint.sequence(), DamageFromError(reader.status()),
-                              [this, caller, request, reply = std::move(reply)]() mutable {
+                              [this, caller, request,
+                               reply = std::move(reply)](const absl::Status& marked) mutable {
+                                if (!marked.ok()) return reply(marked);
                                 GetCheckpoint(caller, request, std::move(reply));
                               });
         }

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/catalog.h"
+#include "daemon/engine/shared_run.h"
 #include "daemon/engine/validate.h"
 #include "storage/base/errors.h"
 #include "storage/base/reasons.h"
@@ -98,30 +99,65 @@ absl::Status SuspectError(const CommittedCheckpoint& suspect, const std::string&
 
 // ---- DamageMarks
 
-void DamageMarks::Mark(Run* run, int64_t sequence, storage::v1::Damage damage,
-                       absl::AnyInvocable<void()> done) {
+void DamageMarks::Mark(Run* run, int64_t sequence, storage::v1::Damage damage, DamageMarked done) {
   const CommittedCheckpoint* checkpoint = run->catalog.Find(sequence);
-  if (checkpoint == nullptr) return done();  // Evicted or replaced in the meantime.
+  if (checkpoint == nullptr) return done(absl::OkStatus());  // Evicted or replaced in the meantime.
   const std::string tag = checkpoint->summary.tag();
-  if (!checkpoint->damage) {
-    damage.set_tag(tag);
-    damage.set_sequence(sequence);
-    damage.set_time_us(clock_->UnixMicros());
-    const std::string words = Words(damage);
-    run->catalog.SetDamage(sequence, std::move(damage));
-    const CommittedCheckpoint* newest = run->catalog.Newest();
-    observer_->OnWarning(absl::StrCat(
-        "checkpoint ", run->path, "/", tag, " is damaged: ", words, "; it is not offered any more, ",
-        newest == nullptr ? "and there is no other" : absl::StrCat(newest->summary.tag(), " is the latest")));
-    listeners_.marked(run, sequence);
-  }
+  damage.set_tag(tag);
+  damage.set_sequence(sequence);
+  damage.set_time_us(clock_->UnixMicros());
+  if (run->shared != nullptr) return TellNodes(run, damage, std::move(done));
+  if (!checkpoint->damage) MarkHere(run, damage);
   // Whoever finds the same damage again also waits until the mark is on disk.
   run->io->SetDamage(
       tag, sequence, checkpoint->damage,
       [this, run, sequence, tag, done = std::move(done)](absl::StatusOr<PointerFiles> set) mutable {
         Recorded(run, sequence, tag, std::move(set));
-        done();
+        listeners_.recorded(run, sequence);
+        done(absl::OkStatus());
       });
+}
+
+void DamageMarks::MarkHere(Run* run, const storage::v1::Damage& damage) {
+  run->catalog.SetDamage(damage.sequence(), damage);
+  const CommittedCheckpoint* newest = run->catalog.Newest();
+  observer_->OnWarning(absl::StrCat(
+      "checkpoint ", run->path, "/", damage.tag(), " is damaged: ", Words(damage),
+      "; it is not offered any more, ",
+      newest == nullptr ? "and there is no other" : absl::StrCat(newest->summary.tag(), " is the latest")));
+  listeners_.marked(run, damage.sequence());
+}
+
+void DamageMarks::TellNodes(Run* run, const storage::v1::Damage& damage, DamageMarked done) {
+  if (run->catalog.IsDamaged(damage.sequence())) return done(absl::OkStatus());  // They know it.
+  ++telling_.Of(run);
+  run->shared->MarkDamaged(
+      damage, [this, run, damage, done = std::move(done)](const absl::Status& marked) mutable {
+        --telling_.Of(run);
+        if (!marked.ok()) {
+          observer_->OnWarning(absl::StrCat("checkpoint ", run->path, "/", damage.tag(),
+                                            " is offered although a reader has found damage (", Words(damage),
+                                            "): ", std::string(marked.message())));
+        }
+        done(marked);
+      });
+}
+
+void DamageMarks::OnChanged(Run* run, int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
+  const CommittedCheckpoint* checkpoint = run->catalog.Find(sequence);
+  const std::string tag = checkpoint != nullptr ? checkpoint->summary.tag() : damage ? damage->tag() : "";
+  if (damage && checkpoint != nullptr && !checkpoint->damage) {
+    MarkHere(run, *damage);
+  } else {
+    run->catalog.SetDamage(sequence, damage);
+  }
+  listeners_.recorded(run, sequence);
+  // Also of a checkpoint that is not listed here yet: a later look at the root must not offer it.
+  run->io->SetDamage(tag, sequence, damage,
+                     [this, run, sequence, tag](absl::StatusOr<PointerFiles> set) mutable {
+                       Recorded(run, sequence, tag, std::move(set));
+                     });
+  if (!damage) listeners_.cleared(run);
 }
 
 void DamageMarks::Recorded(Run* run, int64_t sequence, const std::string& tag,
@@ -129,12 +165,11 @@ void DamageMarks::Recorded(Run* run, int64_t sequence, const std::string& tag,
   if (set.ok()) {
     listeners_.pointers_changed(run, *std::move(set));
   } else if (run->catalog.IsDamaged(sequence)) {
-    observer_->OnWarning(
-        absl::StrCat("that checkpoint ", run->path, "/", tag,
-                     " is damaged could not be written down, and is forgotten with this daemon: ",
-                     std::string(set.status().message())));
+    observer_->OnWarning(absl::StrCat(
+        "that checkpoint ", run->path, "/", tag, " is damaged could not be written down",
+        run->shared == nullptr ? ", and is forgotten with this daemon: " : " in the root: ",
+        std::string(set.status().message())));
   }
-  listeners_.recorded(run, sequence);
 }
 
 void DamageMarks::Report(Run* run, const std::string& tag, const v1::ReportDamageRequest& request,
@@ -147,7 +182,10 @@ void DamageMarks::Report(Run* run, const std::string& tag, const v1::ReportDamag
                            {{"tag", tag}}));
   }
   Mark(run, request.sequence(), FromWire(request.damage()),
-       [reply = std::move(reply)]() mutable { reply(v1::ReportDamageResponse()); });
+       [reply = std::move(reply)](const absl::Status& marked) mutable {
+         if (!marked.ok()) return reply(marked);
+         reply(v1::ReportDamageResponse());
+       });
 }
 
 void DamageMarks::Clear(Run* run, const std::string& tag, Reply<v1::Checkpoint> reply) {
@@ -158,19 +196,35 @@ void DamageMarks::Clear(Run* run, const std::string& tag, Reply<v1::Checkpoint> 
                            {{"tag", tag}}));
   }
   const int64_t sequence = marked->summary.sequence();
+  if (run->shared != nullptr) return ClearOnAllNodes(run, sequence, std::move(reply));
   run->io->SetDamage(
       tag, sequence, std::nullopt,
       [this, run, sequence, reply = std::move(reply)](absl::StatusOr<PointerFiles> set) mutable {
         if (!set.ok()) return reply(set.status());
         listeners_.pointers_changed(run, *std::move(set));
-        if (run->catalog.Find(sequence) == nullptr) {
-          return reply(MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
-                                 "it was replaced in the meantime"));
-        }
         run->catalog.SetDamage(sequence, std::nullopt);
-        reply(describe_(*run, *run->catalog.Find(sequence)));
-        listeners_.cleared(run);
+        AnswerCleared(run, sequence, std::move(reply));
+        if (run->catalog.Find(sequence) != nullptr) listeners_.cleared(run);
       });
+}
+
+void DamageMarks::ClearOnAllNodes(Run* run, int64_t sequence, Reply<v1::Checkpoint> reply) {
+  ++telling_.Of(run);
+  run->shared->ClearDamage(
+      sequence, [this, run, sequence, reply = std::move(reply)](const absl::Status& cleared) mutable {
+        --telling_.Of(run);
+        if (!cleared.ok()) return reply(cleared);
+        AnswerCleared(run, sequence, std::move(reply));
+      });
+}
+
+void DamageMarks::AnswerCleared(Run* run, int64_t sequence, Reply<v1::Checkpoint> reply) {
+  const CommittedCheckpoint* checkpoint = run->catalog.Find(sequence);
+  if (checkpoint == nullptr) {
+    return reply(MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
+                           "it was replaced in the meantime"));
+  }
+  reply(describe_(*run, *checkpoint));
 }
 
 }  // namespace ckptd

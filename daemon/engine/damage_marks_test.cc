@@ -36,7 +36,7 @@ class DamageMarksTest : public ClassTest {
 
 TEST_F(DamageMarksTest, OffersTheCheckpointNoMoreAndAnswersOnceThatIsOnDisk) {
   Run* run = AddRun(1000, {1, 2});
-  marks_.Mark(run, 2, Damage("chunk 3 is wrong"), [this] { events_.push_back("done"); });
+  marks_.Mark(run, 2, Damage("chunk 3 is wrong"), [this](const absl::Status&) { events_.push_back("done"); });
   EXPECT_EQ(run->catalog.Newest()->summary.sequence(), 1);
   EXPECT_THAT(events_, ElementsAre("marked"));
   RunCallbacks();
@@ -46,8 +46,8 @@ TEST_F(DamageMarksTest, OffersTheCheckpointNoMoreAndAnswersOnceThatIsOnDisk) {
 
 TEST_F(DamageMarksTest, KeepsTheFirstDescription) {
   Run* run = AddRun(1000, {1});
-  marks_.Mark(run, 1, Damage("first"), [] {});
-  marks_.Mark(run, 1, Damage("second"), [this] { events_.push_back("done"); });
+  marks_.Mark(run, 1, Damage("first"), [](const absl::Status&) {});
+  marks_.Mark(run, 1, Damage("second"), [this](const absl::Status&) { events_.push_back("done"); });
   RunCallbacks();
   EXPECT_EQ(run->catalog.Find(1)->damage->message(), "first");
   EXPECT_EQ(events_.back(), "done");
@@ -57,7 +57,7 @@ TEST_F(DamageMarksTest, KeepsTheFirstDescription) {
 TEST_F(DamageMarksTest, AMarkThatCannotBeWrittenCountsInThisDaemon) {
   Run* run = AddRun(1000, {1});
   ios_.at(run)->errors["SetDamage"] = ErrnoError(EIO, "writing");
-  marks_.Mark(run, 1, Damage("wrong"), [this] { events_.push_back("done"); });
+  marks_.Mark(run, 1, Damage("wrong"), [this](const absl::Status&) { events_.push_back("done"); });
   RunCallbacks();
   EXPECT_TRUE(run->catalog.IsDamaged(1));
   EXPECT_THAT(events_, ElementsAre("marked", "recorded", "done"));
@@ -66,7 +66,7 @@ TEST_F(DamageMarksTest, AMarkThatCannotBeWrittenCountsInThisDaemon) {
 
 TEST_F(DamageMarksTest, ClearsAMark) {
   Run* run = AddRun(1000, {1});
-  marks_.Mark(run, 1, Damage("wrong"), [] {});
+  marks_.Mark(run, 1, Damage("wrong"), [](const absl::Status&) {});
   RunCallbacks();
   events_.clear();
   bool damaged = true;

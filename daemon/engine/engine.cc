@@ -98,6 +98,7 @@ void Engine::Impl::ForgetRun(Run* run) {
   residents_.OnRunClosed(run);
   prefetcher_.OnRunClosed(run);
   adoptions_.OnRunClosed(run);
+  damage_.OnRunClosed(run);
   resumes_.OnRunClosed(run);
 }
 
@@ -110,6 +111,7 @@ bool Engine::Impl::IsIdle(const Run& run) const {
   if (run.shared != nullptr && run.shared->coordinates()) return false;
   // What only this daemon knows: syncs that failed, damage that may not be written down.
   if (adoptions_.HasUnsynced(run) || !DamagedAfter(run, 0, DescribeHook()).empty()) return false;
+  if (!damage_.IsIdle(run)) return false;
   return resumes_.IsIdle(run) && !watches_.IsWatched(run);
 }
 

@@ -61,7 +61,7 @@ class Engine::Impl {
   Impl(EngineOptions options, Clock* clock, SegmentPool* pool, EngineObserver* observer,
        SealJournal* journal);
   DescribeCheckpoint DescribeHook() const;
-  std::function<void(Run*, int64_t, storage::v1::Damage, absl::AnyInvocable<void()>)> MarkDamagedHook();
+  MarkAsDamaged MarkDamagedHook();
 
   // runs.cc
   absl::StatusOr<Run*> FindRun(const Caller& caller, const std::string& name);

@@ -63,7 +63,9 @@ void LeaseTable::ReaderOpened(const std::string& id, const std::string& tag,
     absl::Status error = Annotate(reader.status(), absl::StrCat("opening checkpoint ", tag));
     if (!IndicatesDamage(*run, reader.status())) return done(error);
     return hooks_.mark_damaged(run, sequence, DamageFromError(reader.status()),
-                               [error, done = std::move(done)]() mutable { done(error); });
+                               [error, done = std::move(done)](const absl::Status& marked) mutable {
+                                 done(marked.ok() ? error : marked);
+                               });
   }
   lease.reader = *std::move(reader);
   if (absl::Status fits = CountManifest(lease); !fits.ok()) {

@@ -48,8 +48,7 @@ class LeaseTable {
   struct Hooks {
     DescribeCheckpoint describe;
     // The checkpoint could not be opened because it is damaged; `done` runs when that is on disk.
-    std::function<void(Run*, int64_t sequence, storage::v1::Damage, absl::AnyInvocable<void()> done)>
-        mark_damaged;
+    MarkAsDamaged mark_damaged;
     // A client has reported progress, or a lease with progress has ended.
     std::function<void(const Run&, v1::WatchResponse)> notify;
     // The lease is not in the table any more.

@@ -54,9 +54,9 @@ class LeaseTableTest : public ClassTest {
       {.describe = [](const Run& run,
                       const CommittedCheckpoint& committed) { return ToWire(run, committed, {}); },
        .mark_damaged =
-           [this](Run*, int64_t sequence, storage::v1::Damage, absl::AnyInvocable<void()> done) {
+           [this](Run*, int64_t sequence, storage::v1::Damage, DamageMarked done) {
              damaged_.push_back(sequence);
-             done();
+             done(absl::OkStatus());
            },
        .notify = [this](const Run&, v1::WatchResponse event) { restores_.push_back(event.restore()); },
        .released = [this](const Lease& lease) { released_.push_back(lease.sequence); }}};

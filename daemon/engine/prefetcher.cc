@@ -160,18 +160,18 @@ void Prefetcher::End(Run* run, absl::Status end) {
   Finish(run, checkpoint, end, active);
   for (auto& then : active.after) then();
   const auto answer = [this, run, sequence = active.sequence, end,
-                       waiting =
-                           std::make_shared<std::vector<Reply<v1::Checkpoint>>>(std::move(active.waiting))] {
+                       waiting = std::make_shared<std::vector<Reply<v1::Checkpoint>>>(
+                           std::move(active.waiting))](const absl::Status& marked) {
     const CommittedCheckpoint* known = run->catalog.Find(sequence);
     for (auto& reply : *waiting) {
       if (end.ok() && known != nullptr) {
         reply(hooks_.describe(*run, *known));
       } else {
-        reply(Annotate(end, "reading it into memory"));
+        reply(Annotate(marked.ok() ? end : marked, "reading it into memory"));
       }
     }
   };
-  if (end.ok() || checkpoint == nullptr || !IndicatesDamage(*run, end)) return answer();
+  if (end.ok() || checkpoint == nullptr || !IndicatesDamage(*run, end)) return answer(absl::OkStatus());
   hooks_.mark_damaged(run, active.sequence, DamageFromError(end), answer);
 }
 

@@ -30,8 +30,7 @@ class Prefetcher {
   struct Hooks {
     DescribeCheckpoint describe;
     // `done` runs when the mark is on disk.
-    std::function<void(Run*, int64_t sequence, storage::v1::Damage, absl::AnyInvocable<void()> done)>
-        mark_damaged;
+    MarkAsDamaged mark_damaged;
   };
 
   Prefetcher(Clock* clock, SegmentPool* pool, EngineObserver* observer, ResidentCache* residents, Hooks hooks)

@@ -28,7 +28,7 @@ class ResidentCacheTest : public ClassTest {
                                                 return ToWire(run, committed, {});
                                               },
                                           .mark_damaged = [](Run*, int64_t, storage::v1::Damage,
-                                                             absl::AnyInvocable<void()> done) { done(); }});
+                                                             DamageMarked done) { done(absl::OkStatus()); }});
     SessionInfo session;
     session.id = 1;
     session.uid = 1000;

@@ -22,6 +22,20 @@ absl::Status ResumeFailed(const std::string& tag, const std::vector<int>& ranks,
                    {{"tag", tag}, {"ranks", JoinRanks(ranks)}});
 }
 
+// What all nodes of a shared run have agreed on stays so: ranks that have heard it train on. (In a run of one
+// node they are the only ones who would ask.)
+bool IsWithdrawn(const Run& run, const Ledger::ResumeChoice& choice) {
+  return run.catalog.IsDamaged(choice.sequence) && (run.shared == nullptr || !choice.agreed);
+}
+
+// Nothing else takes a decision back.
+absl::Status WithdrawnError(const std::string& path, int64_t sequence) {
+  return MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged,
+                   absl::StrCat("the checkpoint of sequence ", sequence, " in ", path,
+                                " is damaged, as another node has found; resume again for the next older one"),
+                   {{"sequence", absl::StrCat(sequence)}});
+}
+
 absl::Status SessionLost(const char* call) {
   return MakeError(absl::StatusCode::kAborted, reason::kSessionLost,
                    absl::StrCat("the session ended before ", call, " was answered"));
@@ -171,7 +185,7 @@ void ResumeBarrier::Answer(Run* run, PendingResume pending, const Decision& deci
     agreement->failed.erase(pending.rank);
     if (!agreement->writing) agreement->finished.erase(pending.rank);  // It reads it once more.
   }
-  if (!decided || !run->catalog.IsDamaged(decided->sequence))
+  if (!decided || !IsWithdrawn(*run, *decided))
     return Decide(run, std::move(pending), decided.has_value());
   ++states_.Of(run).asking;
   const int64_t attempt = pending.attempt;
@@ -213,14 +227,23 @@ void ResumeBarrier::Decide(Run* run, PendingResume pending, bool is_decided) {
                             [this, run, sequence = newest.sequence, pending = std::move(pending)](
                                 absl::StatusOr<Ledger::ResumeChoice> choice) mutable {
                               hooks_.end_decision(run, sequence);
+                              if (ReasonOf(choice.status()) == reason::kCheckpointDamaged)
+                                return HearOfDamage(run, sequence, std::move(pending));
                               if (!choice.ok()) return pending.reply(choice.status());
                               Decided(run, *choice, std::move(pending));
                             });
 }
 
+// Another node has marked it. This one offers an older checkpoint once it has heard so.
+void ResumeBarrier::HearOfDamage(Run* run, int64_t sequence, PendingResume pending) {
+  if (run->catalog.Find(sequence) != nullptr && !run->catalog.IsDamaged(sequence))
+    pending.stage = Stage::kHearing;
+  Again(run, std::move(pending));
+}
+
 void ResumeBarrier::Decided(Run* run, const Ledger::ResumeChoice& choice, PendingResume pending) {
   // It was found damaged since it was decided.
-  if (run->catalog.IsDamaged(choice.sequence)) return Again(run, std::move(pending));
+  if (IsWithdrawn(*run, choice)) return Again(run, std::move(pending));
   if (run->catalog.IsSuspect(choice.sequence) && !pending.allow_suspect) {
     return pending.reply(SuspectError(*run->catalog.Find(choice.sequence),
                                       "another rank resumes from it; allow that on all ranks, or on none"));
@@ -233,14 +256,15 @@ void ResumeBarrier::Decided(Run* run, const Ledger::ResumeChoice& choice, Pendin
   if (run->shared != nullptr) {
     Agreement& agreement = states_.Of(run).agreements[pending.attempt];
     agreement.decided = choice.sequence;
+    agreement.told.insert(choice.sequence);
     if (agreement.tag.empty()) agreement.tag = choice.tag;
   }
   const SessionId session = pending.session;
   leases_->Open(
       session, run, choice.sequence, /*resumes=*/true,
-      [this, run, sequence = choice.sequence, response = std::move(response),
+      [this, run, choice, response = std::move(response),
        pending = std::move(pending)](absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
-        if (!lease.ok() && run->catalog.IsDamaged(sequence) && sessions_->IsOpen(pending.session))
+        if (!lease.ok() && IsWithdrawn(*run, choice) && sessions_->IsOpen(pending.session))
           return Again(run, std::move(pending));
         if (!lease.ok()) return pending.reply(lease.status());
         response.set_lease(lease->first);
@@ -277,7 +301,10 @@ void ResumeBarrier::FinishActivated(const std::string& run_name, const v1::Finis
     damage.set_message(absl::StrCat(damage.message(), " (found by rank ", finish.rank, ")"));
     return hooks_.mark_damaged(
         run, request.sequence(), std::move(damage),
-        [reply = std::move(finish.reply)]() mutable { reply(v1::FinishResumeResponse()); });
+        [reply = std::move(finish.reply)](const absl::Status& marked) mutable {
+          if (!marked.ok()) return reply(marked);
+          reply(v1::FinishResumeResponse());
+        });
   }
   const int64_t attempt = finish.attempt;
   AskDecision(run, attempt,
@@ -295,6 +322,9 @@ void ResumeBarrier::Finish(Run* run, const v1::FinishResumeRequest& request, Pen
   if (stands && decided->agreed) return finish.reply(v1::FinishResumeResponse());
   if (run->catalog.IsDamaged(sequence))
     return finish.reply(DamageError(*run->catalog.Find(sequence)->damage));
+  if (const Agreement* told = FindAgreement(states_.Of(run), attempt);
+      !stands && told != nullptr && told->told.contains(sequence))
+    return finish.reply(WithdrawnError(run->path, sequence));
   if (!stands || sequence == 0) {
     return finish.reply(
         MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
@@ -352,10 +382,13 @@ void ResumeBarrier::Agreed(Run* run, int64_t attempt, int64_t sequence, const ab
 }
 
 void ResumeBarrier::TellOtherNodes(Run* run, int64_t attempt, const absl::Status& error) {
-  const Agreement* agreement = FindAgreement(states_.Of(run), attempt);
+  Agreement* agreement = FindAgreement(states_.Of(run), attempt);
   if (run->shared == nullptr || agreement == nullptr || agreement->agreed) return;
   const int64_t sequence = agreement->sequence != 0 ? agreement->sequence : agreement->decided;
   if (sequence == 0) return;
+  // An earlier call is answered that it is replaced. The ranks that wait for it hear `error` from the caller.
+  ++agreement->round;
+  if (std::exchange(agreement->writing, false)) agreement->finished.clear();
   run->shared->FinishResume(attempt, sequence, error, clock_->Now() + kLongestTelling,
                             [](const absl::Status&) {});
 }
@@ -401,12 +434,20 @@ void ResumeBarrier::AnswerFinishes(Run* run, int64_t attempt, const absl::Status
 // ---- events
 
 void ResumeBarrier::OnDamageRecorded(Run* run, int64_t sequence) {
-  if (!run->catalog.IsDamaged(sequence)) return;
-  std::vector<int64_t> attempts;
-  for (const auto& [attempt, agreement] : states_.Of(run).agreements) {
-    if (agreement.sequence == sequence) attempts.push_back(attempt);
+  bool heard = false;
+  for (auto& [id, pending] : states_.Of(run).resumes) {
+    if (pending.stage != Stage::kHearing) continue;
+    pending.stage = Stage::kReady;
+    heard = true;
   }
-  for (int64_t attempt : attempts) RejectDamaged(run, attempt, sequence);
+  if (run->catalog.IsDamaged(sequence)) {
+    std::vector<int64_t> attempts;
+    for (const auto& [attempt, agreement] : states_.Of(run).agreements) {
+      if (agreement.sequence == sequence) attempts.push_back(attempt);
+    }
+    for (int64_t attempt : attempts) RejectDamaged(run, attempt, sequence);
+  }
+  if (heard) Continue(run);
 }
 
 // Takes the decision back unless every rank has read its part of it, and tells the ranks that wait.
@@ -414,6 +455,8 @@ void ResumeBarrier::RejectDamaged(Run* run, int64_t attempt, int64_t sequence) {
   const absl::Status error = DamageError(*run->catalog.Find(sequence)->damage);
   AskDecision(run, attempt, [this, run, attempt, sequence, error](absl::StatusOr<Decision> decided) {
     const bool stands = decided.ok() && decided->has_value();
+    if (stands && (*decided)->sequence == sequence && !IsWithdrawn(*run, **decided))
+      return;  // The ranks hear that all have read it.
     TellOtherNodes(run, attempt, error);
     if (!stands || (*decided)->agreed) return FailAgreement(run, attempt, error);
     ++states_.Of(run).asking;
@@ -512,6 +555,12 @@ void ResumeBarrier::ExpireResumes(Run* run, State& state, Instant now) {
   }
   for (PendingResume& pending : over) {
     std::string waits_for = run->read_only ? "the root to be scanned anew" : "";
+    if (pending.stage == Stage::kHearing) {
+      pending.reply(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kResumeTimeout,
+                              "what to resume from is not decided in time: another node has found damage, and "
+                              "etcd has not told this node which"));
+      continue;
+    }
     if (pending.stage != Stage::kReady) absl::StrAppend(&waits_for, " the saves of other nodes");
     for (const std::string& tag : hooks_.older_saves(*run, pending.attempt))
       absl::StrAppend(&waits_for, " ", tag);

@@ -52,8 +52,7 @@ class ResumeBarrier {
     // Tags of the saves in flight of attempts before this one.
     std::function<std::vector<std::string>(const Run&, int64_t attempt)> older_saves;
     // `done` runs when the mark is on disk.
-    std::function<void(Run*, int64_t sequence, storage::v1::Damage, absl::AnyInvocable<void()> done)>
-        mark_damaged;
+    MarkAsDamaged mark_damaged;
     // The ledger is asked to decide on this checkpoint: retention leaves it alone until end_decision.
     std::function<void(Run*, int64_t sequence)> begin_decision, end_decision;
     // Scans the root; OnScanned follows.
@@ -80,7 +79,8 @@ class ResumeBarrier {
   void Continue(Run* run);
   // The root takes changes, and what the last scan has found is known.
   void OnScanned(Run* run);
-  // The mark of a damaged checkpoint is on disk: nobody resumes from it.
+  // The mark of a damaged checkpoint is on disk, or known to all nodes: nobody resumes from it. In a shared
+  // run also when the mark was cleared.
   void OnDamageRecorded(Run* run, int64_t sequence);
   void OnJoined(Run* run, int64_t attempt, int rank);
   // `attempt` acts: earlier attempts agree on nothing any more.
@@ -100,7 +100,12 @@ class ResumeBarrier {
 
  private:
   // What comes before the ledger is asked, in a shared run.
-  enum class Stage { kSettling, kScanning, kReady };
+  enum class Stage {
+    kSettling,
+    kScanning,
+    kReady,
+    kHearing,  // The ledger knows of damage of which this node is about to hear.
+  };
   struct PendingResume {
     SessionId session = 0;
     int rank = 0;
@@ -139,7 +144,8 @@ class ResumeBarrier {
     std::vector<PendingFinish> waiting;
     bool writing = false;  // All ranks have finished and the ledger writes that down: nothing else ends it.
     // In a shared run a failure still ends it then.
-    int64_t decided = 0;  // In a shared run: what the ranks of this node were told to read.
+    int64_t decided = 0;     // In a shared run: what the ranks of this node were told to read,
+    std::set<int64_t> told;  // now and before.
     int64_t round = 0;    // Calls of SharedRun::FinishResume that say OK; a later one replaces the earlier.
     bool agreed = false;  // The last of them was answered with OK.
   };
@@ -164,6 +170,7 @@ class ResumeBarrier {
   void Decide(Run* run, PendingResume pending, bool is_decided);
   void Decided(Run* run, const Ledger::ResumeChoice& choice, PendingResume pending);
   void Again(Run* run, PendingResume pending);
+  void HearOfDamage(Run* run, int64_t sequence, PendingResume pending);
 
   void FinishActivated(const std::string& run_name, const v1::FinishResumeRequest& request,
                        PendingFinish finish, const absl::Status& active);

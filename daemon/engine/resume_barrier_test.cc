@@ -70,13 +70,13 @@ class ResumeBarrierTest : public ClassTest {
   static v1::Checkpoint Describe(const Run& run, const CommittedCheckpoint& committed) {
     return ToWire(run, committed, {});
   }
-  void Mark(Run* run, int64_t sequence, absl::AnyInvocable<void()> done) {
+  void Mark(Run* run, int64_t sequence, DamageMarked done) {
     storage::v1::Damage damage;
     damage.set_tag(run->catalog.Find(sequence)->summary.tag());
     damage.set_sequence(sequence);
     run->catalog.SetDamage(sequence, damage);
     barrier_.OnDamageRecorded(run, sequence);
-    done();
+    done(absl::OkStatus());
   }
 
   SessionTable sessions_;
@@ -87,7 +87,7 @@ class ResumeBarrierTest : public ClassTest {
       &sessions_,
       {.describe = Describe,
        .mark_damaged = [this](Run* run, int64_t sequence, storage::v1::Damage,
-                              absl::AnyInvocable<void()> done) { Mark(run, sequence, std::move(done)); },
+                              DamageMarked done) { Mark(run, sequence, std::move(done)); },
        .notify = [](const Run&, v1::WatchResponse) {},
        .released = [](const Lease&) {}}};
   ResumeBarrier barrier_{
@@ -99,7 +99,7 @@ class ResumeBarrierTest : public ClassTest {
        .activated = [](Run*, int64_t) {},
        .older_saves = [this](const Run&, int64_t) { return older_; },
        .mark_damaged = [this](Run* run, int64_t sequence, storage::v1::Damage,
-                              absl::AnyInvocable<void()> done) { Mark(run, sequence, std::move(done)); },
+                              DamageMarked done) { Mark(run, sequence, std::move(done)); },
        .begin_decision = [](Run*, int64_t) {},
        .end_decision = [](Run*, int64_t) {},
        .scan = [](Run*) {},

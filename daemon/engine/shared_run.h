@@ -60,6 +60,9 @@ class SharedRun {
     std::function<void(const SaveId&)> released;
     // Nobody begins to read this checkpoint any more: retention or a save in its place removes it.
     std::function<void(int64_t sequence)> removed;
+    // A node has found damage in this checkpoint; unset: an operator has repaired it. Also of checkpoints that
+    // this node does not list.
+    std::function<void(int64_t sequence, const std::optional<storage::v1::Damage>& damage)> damage_changed;
     // The run has a checkpoint of which this node had no part: look at the root again.
     std::function<void()> root_changed;
     // No save with a higher sequence is a checkpoint, for all that this node knows, and its ranks keep these
@@ -125,7 +128,20 @@ class SharedRun {
   virtual void SettleSave(const std::string& tag, bool is_checkpoint,
                           Callback<absl::StatusOr<Settled>> done) = 0;
 
+  // ---- damage
+
+  // A reader on this node has found it, with the tag, the sequence and the time. From OK on no attempt resumes
+  // from the checkpoint, on any node, and all nodes hear of it; this one by `damage_changed`, before the
+  // answer. BEING_REMOVED: the reader has seen a removal, perhaps, and nothing is marked; so it is after
+  // LEDGER_UNAVAILABLE, as far as this node knows.
+  virtual void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) = 0;
+  // It has been repaired. Likewise.
+  virtual void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) = 0;
+
   // ---- resume
+  //
+  // The ledger answers DecideResume and AgreeResume with CHECKPOINT_DAMAGED if a node has marked the
+  // checkpoint; `damage_changed` tells it before the answer or after it.
 
   // Answers when no save of an earlier attempt can become a checkpoint any more, on any node, but for those
   // that have become one. Scan the root after that.

@@ -64,6 +64,10 @@ void SharedSaveDriver::Start(Run* run) {
       .failed = [this, run](const SaveId& id, const absl::Status& why) { OnEnded(run, id, why); },
       .released = [this, run](const SaveId& id) { OnReleased(run, id); },
       .removed = [this, run](int64_t sequence) { hooks_.removed(run, sequence); },
+      .damage_changed =
+          [this, run](int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
+            hooks_.damage_changed(run, sequence, damage);
+          },
       .root_changed = [this, run] { hooks_.root_changed(run); },
       .newest_committed =
           [this, run](int64_t sequence, const std::optional<storage::v1::RetentionPolicy>& retention) {

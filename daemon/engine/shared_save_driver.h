@@ -47,6 +47,7 @@ class SharedSaveDriver {
     std::function<void(Save*)> continue_failing;
     // Of SharedRun::Hooks.
     std::function<void(Run*, int64_t sequence)> removed;
+    std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::Damage>&)> damage_changed;
     std::function<void(Run*, int64_t sequence, const std::optional<storage::v1::RetentionPolicy>&)>
         newest_committed;
     std::function<void(Run*)> root_changed, office_changed;

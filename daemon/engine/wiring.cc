@@ -210,6 +210,10 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                  run->catalog.Withdraw(sequence);
                  residents_.Prune(run);
                },
+           .damage_changed =
+               [this](Run* run, int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
+                 damage_.OnChanged(run, sequence, damage);
+               },
            .newest_committed =
                [this](Run* run, int64_t sequence, const std::optional<RetentionPolicy>& retention) {
                  retention_.SetPolicyOf(run, sequence, retention);
@@ -254,7 +258,7 @@ Engine::Impl::Impl(EngineOptions options, Clock* clock, SegmentPool* pool, Engin
                 {.is_busy = [this](const Run& run) { return IsBusy(run); },
                  .mark_damaged =
                      [this](Run* run, int64_t sequence, storage::v1::Damage damage) {
-                       damage_.Mark(run, sequence, std::move(damage), [] {});
+                       damage_.Mark(run, sequence, std::move(damage), [](const absl::Status&) {});
                      }}),
       adoptions_(
           options_.chunk_bytes, clock, observer,
@@ -303,9 +307,8 @@ DescribeCheckpoint Engine::Impl::DescribeHook() const {
   return [this](const Run& run, const CommittedCheckpoint& committed) { return Describe(run, committed); };
 }
 
-std::function<void(Run*, int64_t, storage::v1::Damage, absl::AnyInvocable<void()>)>
-Engine::Impl::MarkDamagedHook() {
-  return [this](Run* run, int64_t sequence, storage::v1::Damage damage, absl::AnyInvocable<void()> done) {
+MarkAsDamaged Engine::Impl::MarkDamagedHook() {
+  return [this](Run* run, int64_t sequence, storage::v1::Damage damage, DamageMarked done) {
     damage_.Mark(run, sequence, std::move(damage), std::move(done));
   };
 }

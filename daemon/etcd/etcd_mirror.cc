@@ -15,12 +15,16 @@ using etcdserverpb::Event;
 using etcdserverpb::KeyValue;
 
 EtcdMirror::EtcdMirror(Etcd* etcd, std::string prefix, std::string purpose, Changed changed, Ended ended)
+    : EtcdMirror(etcd, prefix, PrefixEnd(prefix), std::move(purpose), std::move(changed), std::move(ended)) {}
+
+EtcdMirror::EtcdMirror(Etcd* etcd, std::string first, std::string end, std::string purpose, Changed changed,
+                       Ended ended)
     : etcd_(etcd),
-      prefix_(std::move(prefix)),
+      first_(std::move(first)),
+      end_(std::move(end)),
       purpose_(std::move(purpose)),
       changed_(std::move(changed)),
-      ended_(std::move(ended)),
-      first_(prefix_) {}
+      ended_(std::move(ended)) {}
 
 void EtcdMirror::Forget(const std::string& below) {
   first_ = std::max(first_, below);
@@ -35,7 +39,7 @@ const std::string* EtcdMirror::Find(const std::string& key) const {
 // Every call has a deadline, so this does not ask in a tight loop while etcd is away.
 void EtcdMirror::List() {
   watch_ = nullptr;
-  ListRange(etcd_, first_, PrefixEnd(prefix_), purpose_,
+  ListRange(etcd_, first_, end_, purpose_,
             [this, alive = std::weak_ptr<bool>(alive_)](absl::StatusOr<EtcdListing> listing) {
               if (alive.expired()) return;
               if (listing.ok()) return Listed(*std::move(listing));
@@ -65,7 +69,7 @@ void EtcdMirror::Listed(EtcdListing listing) {
 }
 
 void EtcdMirror::Watch(int64_t from_revision) {
-  watch_ = etcd_->Watch({first_, PrefixEnd(prefix_), from_revision, purpose_,
+  watch_ = etcd_->Watch({first_, end_, from_revision, purpose_,
                          [this](const std::vector<Event>& events) { OnEvents(events); },
                          [this](const absl::Status& why) {
                            if (ReasonOf(why) == ledger_reason::kCompacted) return List();

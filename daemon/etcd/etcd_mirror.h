@@ -1,4 +1,4 @@
-// A copy of all keys with a prefix, which follows what happens to them.
+// A copy of all keys with a prefix, or in a range, which follows what happens to them.
 #ifndef CKPTD_DAEMON_ETCD_ETCD_MIRROR_H_
 #define CKPTD_DAEMON_ETCD_ETCD_MIRROR_H_
 
@@ -30,6 +30,9 @@ class EtcdMirror {
   // `prefix` is not empty. `purpose` as in "no answer from etcd while PURPOSE". Either callback may destroy
   // the object; none runs before Start returns. `etcd` must outlive it.
   EtcdMirror(Etcd* etcd, std::string prefix, std::string purpose, Changed changed, Ended ended);
+  // All keys from `first` on, and before `end`.
+  EtcdMirror(Etcd* etcd, std::string first, std::string end, std::string purpose, Changed changed,
+             Ended ended);
 
   void Start() { List(); }
   // Shows no key before this one any more, and follows none. Also before Start.
@@ -47,10 +50,10 @@ class EtcdMirror {
   void End(const absl::Status& why);
 
   Etcd* const etcd_;
-  const std::string prefix_, purpose_;
+  std::string first_;  // The first key that is followed.
+  const std::string end_, purpose_;
   const Changed changed_;
   const Ended ended_;
-  std::string first_;  // The first key that is followed.
   bool listed_ = false;
   Keys keys_;
   std::unique_ptr<EtcdWatch> watch_;

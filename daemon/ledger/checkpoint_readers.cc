@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/checkpoint_damage.h"
 #include "daemon/ledger/found_messages.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "storage/base/errors.h"
@@ -51,14 +52,22 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
   Finish(std::move(swap), refused, std::move(done));
 }
 
-void CheckpointReaders::Evict(int64_t sequence, const CompareAndSwap::Held& office, Done evicting) {
+void CheckpointReaders::Evict(int64_t sequence, const std::optional<std::set<int64_t>>& damaged,
+                              const CompareAndSwap::Held& office, Done evicting) {
   auto refused = std::make_shared<absl::Status>();
   CompareAndSwap swap;
-  swap.ranges = {{keys_.Readers(sequence), true}, {keys_.Evicting(sequence)}};
+  swap.ranges = {{keys_.Readers(sequence), true}, {keys_.Evicting(sequence)}, {keys_.Damages(), true}};
   swap.held = {office};
   swap.decide = [=, keys = keys_](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
     if (!found[1].empty()) return Operations();
+    if (damaged && *damaged != DamagedOf(found[2])) {
+      *refused = MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kDamageFound,
+                           absl::StrCat("a node has found damage, or an operator has cleared some, since it "
+                                        "was decided to remove the checkpoint of sequence ",
+                                        sequence));
+      return Operations();
+    }
     const std::vector<std::string> readers = ReadersOf(found[0]);
     if (readers.empty()) return Operations{PutEvicting(keys, sequence, 0)};
     *refused = MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kBeingRead,

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,8 +38,11 @@ class CheckpointReaders {
   void Begin(int64_t sequence, Done begun);
   void End(int64_t sequence, Done ended);
 
-  // By the coordinator: from OK on no node begins to read it. BEING_READ names the nodes that read it.
-  void Evict(int64_t sequence, const CompareAndSwap::Held& office, Done evicting);
+  // By the coordinator: from OK on no node begins to read it. `damaged`: the checkpoints that it knew as
+  // damaged when it decided that enough others are kept; unset: that does not matter. DAMAGE_FOUND if others
+  // are marked; BEING_READ names the nodes that read it.
+  void Evict(int64_t sequence, const std::optional<std::set<int64_t>>& damaged,
+             const CompareAndSwap::Held& office, Done evicting);
 
  private:
   void Set(int64_t sequence, bool reading, const std::string& what, Done done);

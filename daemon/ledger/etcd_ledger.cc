@@ -1,7 +1,9 @@
 #include "daemon/ledger/etcd_ledger.h"
 
+#include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 
 namespace ckptd {
 namespace {
@@ -14,6 +16,22 @@ absl::Status StatusOf(const absl::Status& status) { return status; }
 template <typename T>
 absl::Status StatusOf(const absl::StatusOr<T>& result) {
   return result.status();
+}
+
+// Ranks that train on from a checkpoint that they have all read go on, and what they say later of their
+// resume stays as it was.
+void WithdrawDamaged(const RunState& state, LocalLedger* ledger) {
+  for (const storage::v1::Launch& launch : state.record().launches()) {
+    if (launch.resume_decided() && !launch.resume_agreed() && state.IsDamaged(launch.resume_sequence()))
+      ledger->RejectResume(launch.attempt(), launch.resume_sequence(), [](const absl::Status&) {});
+  }
+}
+
+absl::Status DamagedChoice(int64_t sequence) {
+  return MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged,
+                   absl::StrCat("the checkpoint of sequence ", sequence,
+                                " is damaged, as a reader has found; resume again for the next older one"),
+                   {{"sequence", absl::StrCat(sequence)}});
 }
 
 }  // namespace
@@ -32,13 +50,26 @@ void EtcdLedger::Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)
 template <typename T>
 void EtcdLedger::Decide(std::vector<CompareAndSwap::Range> ranges, const std::string& what,
                         std::function<void(LocalLedger&, Answer<T>)> ask, Answer<T> answer) {
+  DecideOnWhole<T>(
+      std::move(ranges), what,
+      [ask = std::move(ask)](LocalLedger& ledger, const RunState&, Answer<T> decided) {
+        ask(ledger, std::move(decided));
+      },
+      std::move(answer));
+}
+
+template <typename T>
+void EtcdLedger::DecideOnWhole(std::vector<CompareAndSwap::Range> ranges, const std::string& what,
+                               std::function<void(LocalLedger&, const RunState&, Answer<T>)> ask,
+                               Answer<T> answer) {
   auto decided = std::make_shared<T>(absl::UnknownError("not decided"));
   Swap({std::move(ranges),
         {},
         [=, keys = keys_, node = options_.node.name](const CompareAndSwap::Found& found) -> Operations {
           const RunState state(keys, node, found);
           LocalLedger ledger = LedgerFrom(state);
-          ask(ledger, [&decided](T result) { *decided = std::move(result); });
+          WithdrawDamaged(state, &ledger);
+          ask(ledger, state, [&decided](T result) { *decided = std::move(result); });
           return StatusOf(*decided).ok() ? state.Changes(ledger.record()) : Operations();
         },
         While(what)},
@@ -181,11 +212,15 @@ void EtcdLedger::Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer) 
 
 void EtcdLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
                               Answer<absl::StatusOr<ResumeChoice>> answer) {
-  Decide<absl::StatusOr<ResumeChoice>>(
-      {{keys_.Active()}, {keys_.Head(attempt)}, {keys_.Resume(attempt)}},
+  using Choice = absl::StatusOr<ResumeChoice>;
+  DecideOnWhole<Choice>(
+      {{keys_.Active()}, {keys_.Head(attempt)}, {keys_.Resume(attempt)}, {keys_.Damages(), true}},
       "deciding what an attempt resumes from",
-      [attempt, newest](LocalLedger& ledger, Answer<absl::StatusOr<ResumeChoice>> decided) {
-        ledger.DecideResume(attempt, newest, std::move(decided));
+      [attempt, newest](LocalLedger& ledger, const RunState& state, Answer<Choice> decided) {
+        ledger.DecideResume(attempt, newest, [&](Choice choice) {
+          const bool damaged = choice.ok() && !choice->agreed && state.IsDamaged(choice->sequence);
+          decided(damaged ? Choice(DamagedChoice(choice->sequence)) : std::move(choice));
+        });
       },
       std::move(answer));
 }
@@ -193,7 +228,7 @@ void EtcdLedger::DecideResume(int64_t attempt, const ResumeChoice& newest,
 void EtcdLedger::DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) {
   using Decision = absl::StatusOr<std::optional<ResumeChoice>>;
   Decide<Decision>(
-      {{keys_.Resume(attempt)}}, "reading what an attempt resumes from",
+      {{keys_.Resume(attempt)}, {keys_.Damages(), true}}, "reading what an attempt resumes from",
       [attempt](LocalLedger& ledger, Answer<Decision> decided) {
         ledger.DecidedResume(attempt, std::move(decided));
       },
@@ -210,10 +245,14 @@ void EtcdLedger::RejectResume(int64_t attempt, int64_t sequence, Answer<absl::St
 }
 
 void EtcdLedger::AgreeResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer) {
-  Decide<absl::Status>(
-      {{keys_.Active()}, {keys_.Resume(attempt)}}, "writing down that all ranks have read their part",
-      [attempt, sequence](LocalLedger& ledger, Answer<absl::Status> decided) {
-        ledger.AgreeResume(attempt, sequence, std::move(decided));
+  DecideOnWhole<absl::Status>(
+      {{keys_.Active()}, {keys_.Resume(attempt)}, {keys_.Damages(), true}},
+      "writing down that all ranks have read their part",
+      [attempt, sequence](LocalLedger& ledger, const RunState& state, Answer<absl::Status> decided) {
+        ledger.AgreeResume(attempt, sequence, [&](const absl::Status& agreed) {
+          const bool withdrawn = ReasonOf(agreed) == reason::kNoCheckpoint && state.IsDamaged(sequence);
+          decided(withdrawn ? DamagedChoice(sequence) : agreed);
+        });
       },
       std::move(answer));
 }

@@ -64,6 +64,9 @@ class EtcdLedger {
   // A sequence whose answer was lost is given to nobody.
   void Admit(int64_t attempt, Answer<absl::StatusOr<int64_t>> answer);
 
+  // A decision on a checkpoint that is marked as damaged (CheckpointDamage) is no decision, unless all ranks
+  // have read their part of it: whoever reads it next withdraws it. CHECKPOINT_DAMAGED if `newest`, or what
+  // is to be agreed on, is marked: the mark is older than the answer.
   void DecideResume(int64_t attempt, const ResumeChoice& newest, Answer<absl::StatusOr<ResumeChoice>> answer);
   void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer);
   void RejectResume(int64_t attempt, int64_t sequence, Answer<absl::Status> answer);
@@ -75,6 +78,10 @@ class EtcdLedger {
   template <typename T>
   void Decide(std::vector<CompareAndSwap::Range> ranges, const std::string& what,
               std::function<void(LocalLedger&, Answer<T>)> ask, Answer<T> answer);
+  // Likewise, of what an attempt resumes from: the marks of damage are among the ranges.
+  template <typename T>
+  void DecideOnWhole(std::vector<CompareAndSwap::Range> ranges, const std::string& what,
+                     std::function<void(LocalLedger&, const RunState&, Answer<T>)> ask, Answer<T> answer);
   // Runs `done` unless this object has ended.
   void Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done);
   std::string While(const std::string& what) const { return what + " of run " + options_.run; }

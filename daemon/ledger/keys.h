@@ -63,6 +63,10 @@ class LedgerKeys {
   std::string Vote(int64_t sequence, const std::string& node) const { return Votes(sequence) + node; }
 
   std::string Publishing() const { return prefix_ + "publishing"; }
+  // What is wrong with committed checkpoints. No other keys are between these two folders, so one watch
+  // follows both.
+  std::string Damages() const { return prefix_ + "damaged/"; }
+  std::string Damaged(int64_t sequence) const { return Damages() + absl::StrFormat("%016d", sequence); }
   std::string Evictings() const { return prefix_ + "evicting/"; }
   std::string Evicting(int64_t sequence) const { return Evictings() + absl::StrFormat("%016d", sequence); }
   std::string Readers(int64_t sequence) const {

@@ -20,6 +20,8 @@ inline constexpr char kNotInSave[] = "NOT_IN_SAVE";
 inline constexpr char kNodeLost[] = "NODE_LOST";
 // FAILED_PRECONDITION: nodes read the checkpoint, which is not removed meanwhile.
 inline constexpr char kBeingRead[] = "BEING_READ";
+// FAILED_PRECONDITION: checkpoints were marked as damaged since it was decided which ones are kept.
+inline constexpr char kDamageFound[] = "DAMAGE_FOUND";
 // UNAVAILABLE: the checkpoint goes, so nobody begins to read it. It is not damaged, and a newer one is there,
 // or takes its place in a moment.
 inline constexpr char kBeingRemoved[] = "BEING_REMOVED";

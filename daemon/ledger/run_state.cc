@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/checkpoint_damage.h"
 #include "daemon/ledger/found_messages.h"
 
 namespace ckptd {
@@ -59,6 +60,7 @@ RunState::RunState(LedgerKeys keys, std::string node, const CompareAndSwap::Foun
     : keys_(std::move(keys)), node_(std::move(node)) {
   for (const auto& range : found) {
     for (const etcdserverpb::KeyValue& pair : range) Read(pair);
+    if (!range.empty() && absl::StartsWith(range[0].key(), keys_.Damages())) damaged_ = DamagedOf(range);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,8 @@ class RunState {
   // The processes of other nodes whose session is open.
   const Living& living_elsewhere() const { return living_elsewhere_; }
   int64_t active() const { return active_; }
+  // Where the marks of damage were read.
+  bool IsDamaged(int64_t sequence) const { return damaged_.contains(sequence); }
 
   // What to write so that etcd says what `decided`, made from record(), says. Processes that are new in it
   // are of this node: of each attempt that gets some, this node's ranks were read, and their blocks.
@@ -59,6 +62,7 @@ class RunState {
   std::map<std::pair<int64_t, int>, std::string> node_of_;                      // By attempt and rank.
   std::map<std::pair<int64_t, std::string>, std::vector<int>> ranks_of_nodes_;  // By attempt and node.
   Living living_here_, living_elsewhere_;
+  std::set<int64_t> damaged_;  // Sequences.
   int64_t active_ = 0;
 };
 

@@ -15,6 +15,7 @@ namespace {
 using storage::v1::FileRecord;
 using storage::v1::NodePartRecord;
 using storage::v1::PartRecord;
+using storage::v1::SharedRunRecord;
 
 // Errors of BuildSharedManifest and ReadNodeParts that no second try mends: the parts are what they are.
 bool IsForGood(const absl::Status& error) {
@@ -58,7 +59,6 @@ absl::StatusOr<RootSnapshot> SharedDiskRoot::Scan() {
   CKPTD_RETURN_IF_ERROR(CheckOpen());
   CKPTD_RETURN_IF_ERROR(store->LoadRecord({}).status());
   CKPTD_ASSIGN_OR_RETURN(SharedRootScan scan, store->Scan());
-  std::erase_if(damage, [&scan](const auto& mark) { return !scan.checkpoints.contains(mark.first); });
   for (auto& [sequence, checkpoint] : scan.checkpoints) Mark(checkpoint);
   committed = scan.checkpoints;
   scanned_in_term = coordinates;
@@ -69,12 +69,13 @@ absl::StatusOr<RootSnapshot> SharedDiskRoot::Scan() {
   snapshot.highest_sequence = scan.highest_sequence;
   snapshot.foreign = std::move(scan.foreign);
   CKPTD_ASSIGN_OR_RETURN(snapshot.pointers, UpdatePointers(committed));
+  RecordDamageIfPossible(&snapshot.pointers);
   return snapshot;
 }
 
 void SharedDiskRoot::Mark(CommittedCheckpoint& checkpoint) const {
   const auto found = damage.find(checkpoint.summary.sequence());
-  if (found != damage.end() && !checkpoint.damage) checkpoint.damage = found->second;
+  if (found != damage.end()) checkpoint.damage = found->second;
 }
 
 NodePartRecord SharedDiskRoot::RecordOf(const std::vector<PartRecord>& ranks) const {
@@ -110,17 +111,45 @@ absl::StatusOr<SharedFilesIo::Loaded> SharedDiskRoot::Load(const std::string& ta
 absl::StatusOr<PointerFiles> SharedDiskRoot::SetDamage(int64_t sequence,
                                                        const std::optional<storage::v1::Damage>& mark) {
   CKPTD_RETURN_IF_ERROR(CheckOpen());
-  const auto found = committed.find(sequence);
-  if (mark) {
-    damage.emplace(sequence, *mark);  // An earlier mark stays.
-  } else {
-    damage.erase(sequence);
+  damage[sequence] = mark;
+  record_is_old_ = true;
+  if (const auto found = committed.find(sequence); found != committed.end()) Mark(found->second);
+  CKPTD_ASSIGN_OR_RETURN(PointerFiles pointers, UpdatePointers(committed));
+  RecordDamageIfPossible(&pointers);
+  return pointers;
+}
+
+void SharedDiskRoot::Forget(int64_t sequence) {
+  committed.erase(sequence);
+  const auto marked = damage.find(sequence);
+  if (marked == damage.end() || !marked->second) return;
+  marked->second.reset();
+  record_is_old_ = true;
+}
+
+absl::Status SharedDiskRoot::RecordDamage() {
+  CKPTD_ASSIGN_OR_RETURN(const SharedRunRecord known, store->LoadRecord({}));
+  SharedRunRecord record = known;
+  auto& marks = *record.mutable_damages()->mutable_damages();
+  for (const auto& [sequence, mark] : damage) {
+    const auto before = std::find_if(marks.begin(), marks.end(),
+                                     [of = sequence](const auto& each) { return each.sequence() == of; });
+    if (before != marks.end()) marks.erase(before);
+    if (mark) *marks.Add() = *mark;
   }
-  if (found != committed.end()) {
-    found->second.damage.reset();
-    Mark(found->second);
+  record_is_old_ = false;
+  if (record.SerializeAsString() == known.SerializeAsString()) return absl::OkStatus();
+  const absl::Status stored = store->StoreRecord(std::move(record)).status();
+  record_is_old_ = !stored.ok();
+  return stored;
+}
+
+void SharedDiskRoot::RecordDamageIfPossible(PointerFiles* pointers) {
+  if (!coordinates || !record_is_old_) return;
+  if (const absl::Status recorded = RecordDamage(); !recorded.ok()) {
+    pointers->warnings.push_back(
+        absl::StrCat("the record of damaged checkpoints is not up to date: ", std::string(recorded.message())));
   }
-  return UpdatePointers(committed);
 }
 
 absl::StatusOr<PointerFiles> SharedDiskRoot::UpdatePointers(
@@ -144,6 +173,7 @@ absl::Status SharedDiskRoot::BeginTerm(int64_t term) {
   CKPTD_RETURN_IF_ERROR(store->BeginTerm(term));
   coordinates = true;
   scanned_in_term = false;
+  record_is_old_ = !damage.empty();
   return absl::OkStatus();
 }
 

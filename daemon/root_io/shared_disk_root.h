@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -31,9 +32,9 @@ struct SharedDiskRoot : OpenedRoot {
   std::map<InflightId64, NodePart> parts;  // That this node writes.
   // As they were seen last; for the pointer files, which the coordinator alone writes.
   std::map<int64_t, CommittedCheckpoint> committed;
-  // What readers on this node have found, until the daemon ends. (The record of the run would tell the other
-  // nodes; its version would have to be agreed on first.)
-  std::map<int64_t, storage::v1::Damage> damage;
+  // What the nodes know of damage, by sequence; unset: the checkpoint was repaired, or has been removed. The
+  // coordinator also writes it into the record of the run, for a run that comes to another etcd.
+  std::map<int64_t, std::optional<storage::v1::Damage>> damage;
   bool coordinates = false;  // A term has begun.
   bool scanned_in_term = false;
 
@@ -55,6 +56,8 @@ struct SharedDiskRoot : OpenedRoot {
 
   // NO_CHECKPOINT if it is not there.
   absl::StatusOr<PointerFiles> ReleasePointers(int64_t sequence);
+  // A checkpoint is gone.
+  void Forget(int64_t sequence);
 
   absl::Status BeginTerm(int64_t term);
   absl::StatusOr<SharedRootIo::Published> Publish(const SharedRootIo::Publication& publication);
@@ -62,9 +65,14 @@ struct SharedDiskRoot : OpenedRoot {
   absl::StatusOr<std::vector<std::string>> Sweep(int64_t last, const std::set<int64_t>& unfinished);
 
  private:
-  // What readers here have found counts, too.
+  // What the nodes know counts, where they know something; else what the record of the run says.
   void Mark(CommittedCheckpoint& checkpoint) const;
+  // By the coordinator, if the record may be old.
+  absl::Status RecordDamage();
+  // Without it nothing is lost but after etcd: so that is a warning, and it is tried again.
+  void RecordDamageIfPossible(PointerFiles* pointers);
 
+  bool record_is_old_ = false;
   ProbeResult probe_;
 };
 

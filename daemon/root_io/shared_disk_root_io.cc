@@ -186,7 +186,7 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
           if (absl::Status open = root->CheckOpen(); !open.ok()) return answer(open);
           RemovalBudget budget{.names = kNamesPerStep};
           const absl::StatusOr<bool> gone = root->store->Remove(tag, sequence, budget);
-          if (gone.ok() && *gone) root->committed.erase(sequence);
+          if (gone.ok() && *gone) root->Forget(sequence);
           answer(gone);
         });
   }

@@ -396,7 +396,7 @@ TEST_F(SharedDiskRootIoTest, DiscardEndsThisNodesPartAndLeavesTheDirectory) {
   EXPECT_THAT(NamesIn(".ckptd/shared/inflight"), ElementsAre(save.name));
 }
 
-TEST_F(SharedDiskRootIoTest, DamageThatAReaderFindsIsKnownToThisNode) {
+TEST_F(SharedDiskRootIoTest, DamageThatTheNodesKnowIsInTheRecordOfTheRunUntilItIsRepaired) {
   OpenAll();
   ASSERT_TRUE(BeginTerm(node(0), 1).ok());
   Save(node(0), "step_1", 1);
@@ -405,19 +405,66 @@ TEST_F(SharedDiskRootIoTest, DamageThatAReaderFindsIsKnownToThisNode) {
   ASSERT_TRUE(Load(node(0), "step_2", 2).ok());
   EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_2");
   storage::v1::Damage damage;
+  damage.set_tag("step_2");
+  damage.set_sequence(2);
   damage.set_message("a wrong checksum");
+  const auto rescan = [this](Node& scans) {
+    return Wait<absl::StatusOr<RootSnapshot>>(scans, [&](auto done) { scans.io->Rescan(std::move(done)); });
+  };
   const auto marked = Wait<absl::StatusOr<PointerFiles>>(
       node(0), [&](auto done) { node(0).io->SetDamage("step_2", 2, damage, std::move(done)); });
   ASSERT_TRUE(marked.ok()) << marked.status();
   EXPECT_THAT(marked->holders, ElementsAre(1));
   EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_1");
-  const auto snapshot =
-      Wait<absl::StatusOr<RootSnapshot>>(node(0), [&](auto done) { node(0).io->Rescan(std::move(done)); });
-  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
-  EXPECT_TRUE(snapshot->committed.at(2).damage.has_value());
-  EXPECT_FALSE(snapshot->committed.at(1).damage.has_value());
-  EXPECT_FALSE(Load(node(1), "step_2", 2)->checkpoint.damage.has_value())
-      << "another node does not know it yet";
+  // A node that has heard of no mark, as of a run that comes to another etcd.
+  for (int i : {0, 1}) {
+    const auto snapshot = rescan(node(i));
+    ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+    ASSERT_TRUE(snapshot->committed.at(2).damage.has_value()) << i;
+    EXPECT_EQ(snapshot->committed.at(2).damage->message(), "a wrong checksum");
+    EXPECT_FALSE(snapshot->committed.at(1).damage.has_value());
+  }
+  const auto repair = [this](Node& repairs) {
+    return Wait<absl::StatusOr<PointerFiles>>(
+        repairs, [&](auto done) { repairs.io->SetDamage("step_2", 2, std::nullopt, std::move(done)); });
+  };
+  ASSERT_TRUE(repair(node(1)).ok());
+  EXPECT_FALSE(rescan(node(1))->committed.at(2).damage.has_value()) << "what the nodes know counts";
+  EXPECT_TRUE(rescan(node(2))->committed.at(2).damage.has_value()) << "the coordinator has not heard it";
+  ASSERT_TRUE(repair(node(0)).ok());
+  EXPECT_FALSE(rescan(node(2))->committed.at(2).damage.has_value());
+  EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_2");
+}
+
+TEST_F(SharedDiskRootIoTest, NextCoordinatorWritesDownWhatItHasHeardBefore) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  storage::v1::Damage damage;
+  damage.set_tag("step_1");
+  damage.set_sequence(1);
+  ASSERT_TRUE(Wait<absl::StatusOr<PointerFiles>>(node(1), [&](auto done) {
+                node(1).io->SetDamage("step_1", 1, damage, std::move(done));
+              }).ok());
+  const auto is_damaged = [this](Node& scans) {
+    const auto root =
+        Wait<absl::StatusOr<RootSnapshot>>(scans, [&](auto done) { scans.io->Rescan(std::move(done)); });
+    return root->committed.at(1).damage.has_value();
+  };
+  EXPECT_FALSE(is_damaged(node(2)));
+  ASSERT_TRUE(BeginTerm(node(1), 2).ok());
+  EXPECT_TRUE(is_damaged(node(1)));
+  EXPECT_TRUE(is_damaged(node(2)));
+  // What it removes is in no record any more.
+  ASSERT_TRUE(Wait<absl::StatusOr<bool>>(node(1), [&](auto done) {
+                node(1).io->Remove("step_1", 1, std::move(done));
+              }).ok());
+  Save(node(1), "step_1", 2);
+  ASSERT_TRUE(
+      Wait<absl::StatusOr<RootSnapshot>>(node(1), [&](auto done) { node(1).io->Rescan(std::move(done)); })
+          .ok());
+  EXPECT_THAT(NamesIn(".ckptd/shared"), ::testing::Contains("record.2"));
+  EXPECT_THAT(ReadWhole(dir_.path() + "/.ckptd/shared/record.2"), ::testing::Not(HasSubstr("step_1")));
 }
 
 TEST_F(SharedDiskRootIoTest, NextCoordinatorWritesNoPointerToWhatTheFirstHasRemoved) {

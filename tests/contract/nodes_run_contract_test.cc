@@ -50,6 +50,7 @@ struct Node {
   std::optional<storage::v1::RetentionPolicy> keeps;      // What its ranks name.
   std::vector<std::string> newest;                        // "2 last 3": what it has heard of the newest one.
   std::vector<int64_t> removed;
+  std::vector<std::string> damage;  // "2 chunk 3", "2 repaired".
   std::vector<std::string> lost;
   int root_changes = 0, office_changes = 0;
 
@@ -140,6 +141,9 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     };
     hooks.released = [&node](const SaveId& save) { node.heard[save.tag].emplace_back("RELEASED"); };
     hooks.removed = [&node](int64_t sequence) { node.removed.push_back(sequence); };
+    hooks.damage_changed = [&node](int64_t sequence, const std::optional<storage::v1::Damage>& damage) {
+      node.damage.push_back(absl::StrCat(sequence, " ", damage ? damage->message() : "repaired"));
+    };
     hooks.root_changed = [&node] { ++node.root_changes; };
     hooks.newest_committed = [&node](int64_t sequence,
                                      const std::optional<storage::v1::RetentionPolicy>& policy) {
@@ -223,6 +227,45 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
   void SaveAll(const std::string& tag, int64_t attempt = 1) {
     BeginAll(tag, attempt);
     RunUntilAllHeard(tag, "COMMITTED");
+  }
+
+  // ---- damage
+
+  static storage::v1::Damage DamageOf(int64_t sequence, const std::string& message) {
+    storage::v1::Damage damage;
+    damage.set_tag(absl::StrCat("step_", sequence));
+    damage.set_sequence(sequence);
+    damage.set_message(message);
+    return damage;
+  }
+  // "OK", or the reason.
+  std::string Mark(Node& node, int64_t sequence, const std::string& message = "chunk 3") {
+    const absl::Status marked = Ask<absl::Status>(
+        [&](auto done) { node.run->MarkDamaged(DamageOf(sequence, message), std::move(done)); });
+    return marked.ok() ? "OK" : ReasonOf(marked);
+  }
+  std::string Clear(Node& node, int64_t sequence) {
+    const absl::Status cleared =
+        Ask<absl::Status>([&](auto done) { node.run->ClearDamage(sequence, std::move(done)); });
+    return cleared.ok() ? "OK" : ReasonOf(cleared);
+  }
+  void RunUntilAllHaveHeardOfDamage(const std::string& what) {
+    RunUntil([&] {
+      return std::all_of(all_.begin(), all_.end(), [&](const Node& node) {
+        return node.run == nullptr || (!node.damage.empty() && node.damage.back() == what);
+      });
+    });
+    for (const Node& node : all_)
+      EXPECT_TRUE(node.run == nullptr || (!node.damage.empty() && node.damage.back() == what)) << node.name;
+  }
+  // What a node's look at the root says of a checkpoint; empty: nothing.
+  std::string Shown(Node& node, int64_t sequence) {
+    const auto scanned =
+        Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Rescan(std::move(done)); });
+    EXPECT_TRUE(scanned.ok() && scanned->committed.contains(sequence)) << scanned.status();
+    if (!scanned.ok() || !scanned->committed.contains(sequence)) return "not there";
+    const auto& damage = scanned->committed.at(sequence).damage;
+    return damage ? damage->message() : "";
   }
 
   AnyEtcd etcd_{GetParam()};
@@ -707,6 +750,22 @@ TEST_P(NodesRunContract, RankThatCannotResumeIsHeardOnAllNodesAtOnce) {
   }
 }
 
+// Their ranks go on with an older checkpoint, as those that have found the damage.
+TEST_P(NodesRunContract, RanksOfOtherNodesHearThatItWasDamage) {
+  SaveAll("step_1");
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  std::optional<absl::Status> heard;
+  all_[0].run->FinishResume(2, 1, absl::OkStatus(), etcd_.clock()->Now() + minutes(10),
+                            [&](const absl::Status& status) { heard = status; });
+  all_[2].run->FinishResume(
+      2, 1, MakeError(absl::StatusCode::kDataLoss, "CHECKPOINT_DAMAGED", "rank 2 has read a wrong checksum"),
+      etcd_.clock()->Now() + minutes(10), [](const absl::Status&) {});
+  RunUntil([&] { return heard.has_value(); });
+  EXPECT_EQ(ReasonOf(*heard), "CHECKPOINT_DAMAGED") << *heard;
+  EXPECT_THAT(std::string(heard->message()), HasSubstr("node3"));
+}
+
 TEST_P(NodesRunContract, NodeThatSaysNothingIsNamedAtTheDeadline) {
   SaveAll("step_1");
   for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
@@ -735,6 +794,113 @@ TEST_P(NodesRunContract, WhenSettledWaitsForWhatAnEarlierAttemptHasSealed) {
   RunUntil([&] { return settled.has_value(); });
   EXPECT_TRUE(settled->ok()) << *settled;
   EXPECT_TRUE(root_.tags.contains("step_1"));
+}
+
+// ---- damage
+
+TEST_P(NodesRunContract, WhatOneNodeFindsDamagedNoNodeResumesFrom) {
+  SaveAll("step_1");
+  root_.tags["step_2"] = 2;
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  ASSERT_EQ(Mark(all_[0], 2), "OK");
+  EXPECT_THAT(all_[0].damage, ElementsAre("2 chunk 3")) << "before the answer, and once";
+  const auto decide = [this](Node& node, const Ledger::ResumeChoice& newest) {
+    const auto choice = Ask<absl::StatusOr<Ledger::ResumeChoice>>(
+        [&](auto done) { node.run->ledger()->DecideResume(2, newest, std::move(done)); });
+    return choice.ok() ? choice->tag : ReasonOf(choice.status());
+  };
+  EXPECT_EQ(decide(all_[1], {"step_2", 2}), "CHECKPOINT_DAMAGED");
+  EXPECT_EQ(decide(all_[2], {"step_1", 1}), "step_1");
+  RunUntilAllHaveHeardOfDamage("2 chunk 3");
+  for (Node& node : all_) {
+    EXPECT_THAT(node.damage, ElementsAre("2 chunk 3")) << node.name;
+    EXPECT_EQ(Shown(node, 2), "chunk 3") << node.name;
+    EXPECT_EQ(Shown(node, 1), "") << node.name;
+    const auto loaded = Ask<absl::StatusOr<SharedFilesIo::Loaded>>(
+        [&](auto done) { node.run->LoadCheckpoint("step_2", 2, std::move(done)); });
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->checkpoint.damage.has_value()) << node.name;
+  }
+}
+
+TEST_P(NodesRunContract, NodeThatStartsLaterHearsOfTheDamage) {
+  SaveAll("step_1");
+  ASSERT_EQ(Mark(all_[0], 1), "OK");
+  Node& again = Other();
+  Kill(again);
+  again.damage.clear();
+  Start(again);
+  RunUntil([&] { return !again.damage.empty(); });
+  EXPECT_THAT(again.damage, ElementsAre("1 chunk 3"));
+  EXPECT_EQ(Shown(again, 1), "chunk 3");
+  RegisterAnew(again);
+  RunFor(seconds(10));
+  EXPECT_THAT(again.damage, ElementsAre("1 chunk 3")) << "once";
+}
+
+TEST_P(NodesRunContract, FirstDescriptionOfTheDamageIsThatOfAllNodesUntilItIsRepaired) {
+  SaveAll("step_1");
+  ASSERT_EQ(Mark(all_[0], 1, "first"), "OK");
+  ASSERT_EQ(Mark(all_[1], 1, "second"), "OK");
+  RunUntilAllHaveHeardOfDamage("1 first");
+  ASSERT_EQ(Clear(all_[2], 1), "OK");
+  EXPECT_EQ(all_[2].damage.back(), "1 repaired") << "before the answer";
+  RunUntilAllHaveHeardOfDamage("1 repaired");
+  for (Node& node : all_) EXPECT_EQ(Shown(node, 1), "") << node.name;
+}
+
+TEST_P(NodesRunContract, DamageIsMarkedByTheNextRegistrationOrNotAtAll) {
+  SaveAll("step_1");
+  Node& node = Other();
+  node.run->SetNode(nullptr);
+  const Instant begun = etcd_.clock()->Now();
+  EXPECT_EQ(Mark(node, 1), "LEDGER_UNAVAILABLE");
+  EXPECT_LE(etcd_.clock()->Now() - begun, seconds(35));
+  EXPECT_THAT(node.damage, IsEmpty());
+  EXPECT_EQ(Shown(all_[2], 1), "");
+  etcd_.After(seconds(10), [&] { node.run->SetNode(&node.registration->identity()); });
+  EXPECT_EQ(Mark(node, 1), "OK");
+  RunUntilAllHaveHeardOfDamage("1 chunk 3");
+}
+
+TEST_P(NodesRunContract, RemovalOfACheckpointIsNoDamage) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  ASSERT_TRUE(
+      Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict("step_1", 1, std::move(done)); }).ok());
+  EXPECT_EQ(Mark(Other(), 1), "BEING_REMOVED");
+  RunFor(seconds(10));
+  for (const Node& node : all_) EXPECT_THAT(node.damage, IsEmpty()) << node.name;
+}
+
+// A node reads it, so the decision waits, and meanwhile what it was made from changes.
+TEST_P(NodesRunContract, CheckpointStaysIfDamageIsFoundInOneThatIsKeptInItsPlace) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  Node& reads = Other();
+  auto reader = Ask<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
+      [&](auto done) { reads.io->OpenCheckpoint("step_1", 1, std::move(done)); });
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  std::optional<absl::Status> evicted;
+  Coordinator()->io->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
+  RunFor(seconds(5));
+  ASSERT_FALSE(evicted.has_value()) << *evicted;
+  ASSERT_EQ(Mark(reads, root_.tags.at("step_2")), "OK");
+  reader->reset();
+  RunUntil([&] { return evicted.has_value(); });
+  EXPECT_EQ(ReasonOf(*evicted), "DAMAGE_FOUND") << *evicted;
+  EXPECT_TRUE(root_.tags.contains("step_1"));
+}
+
+TEST_P(NodesRunContract, DamageThatTheRootAloneRemembersIsToldToAllNodes) {
+  SaveAll("step_1");
+  root_.damaged[1] = "long ago";
+  EXPECT_EQ(Shown(all_[1], 1), "long ago");
+  RunUntilAllHaveHeardOfDamage("1 long ago");
+  ASSERT_EQ(Clear(all_[0], 1), "OK");
+  RunUntilAllHaveHeardOfDamage("1 repaired");
+  for (Node& node : all_) EXPECT_EQ(Shown(node, 1), "") << "what etcd says is newer: " << node.name;
 }
 
 // ---- etcd is away, or knows other things

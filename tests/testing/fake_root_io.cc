@@ -300,7 +300,9 @@ void FakeRootIo::SetDamage(std::string, int64_t sequence, std::optional<storage:
                            Callback<absl::StatusOr<PointerFiles>> done) {
   Run("SetDamage", false, [this, sequence, damage = std::move(damage), done = std::move(done)]() mutable {
     if (absl::Status error = ErrorOf("SetDamage"); !error.ok()) return done(error);
-    disk_->committed.at(sequence).damage = std::move(damage);
+    // In a shared root the nodes may know of a checkpoint before it is listed.
+    if (const auto found = disk_->committed.find(sequence); found != disk_->committed.end())
+      found->second.damage = std::move(damage);
     done(Pointers());
   });
 }

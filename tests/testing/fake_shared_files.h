@@ -185,10 +185,16 @@ class FakeSharedFiles : public SharedFilesIo {
     const auto found = root_.tags.find(tag);
     return found != root_.tags.end() && found->second == sequence;
   }
-  static CommittedCheckpoint CheckpointOf(const std::string& tag, int64_t sequence) {
+  CommittedCheckpoint CheckpointOf(const std::string& tag, int64_t sequence) const {
     CommittedCheckpoint checkpoint;
     checkpoint.summary.set_tag(tag);
     checkpoint.summary.set_sequence(sequence);
+    if (const auto found = root_.damaged.find(sequence); found != root_.damaged.end()) {
+      checkpoint.damage.emplace();
+      checkpoint.damage->set_tag(tag);
+      checkpoint.damage->set_sequence(sequence);
+      checkpoint.damage->set_message(found->second);
+    }
     return checkpoint;
   }
   absl::StatusOr<RootSnapshot> Snapshot() const {

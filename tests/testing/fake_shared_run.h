@@ -2,9 +2,12 @@
 #ifndef CKPTD_TESTS_TESTING_FAKE_SHARED_RUN_H_
 #define CKPTD_TESTS_TESTING_FAKE_SHARED_RUN_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +16,7 @@
 #include "daemon/engine/root_io.h"
 #include "daemon/engine/shared_run.h"
 #include "storage/base/errors.h"
+#include "storage/base/reasons.h"
 #include "storage/ledger/local_ledger.h"
 
 namespace ckptd {
@@ -21,21 +25,19 @@ class FakeSharedRun : public SharedRun {
  public:
   // `io` must outlive it.
   explicit FakeSharedRun(RootIo* io)
-      : io_(io),
-        ledger_(storage::v1::RunRecord(), 0,
-                [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)> done) {
-                  done(absl::OkStatus());
-                }) {}
+      : io_(io), ledger_(&damaged) {}
 
   // What the engine has said, such as "Begin a", "Fail a NO_SPACE", in order.
   std::vector<std::string> calls;
   std::vector<int> begun_for;                        // The ranks of the last Begin.
   std::optional<storage::v1::RetentionPolicy> kept;  // What the last Accept has named.
   bool has_office = false;
+  std::set<int64_t> damaged;  // As the ledger knows, and perhaps not yet this node.
   int ticks = 0;
   Hooks hooks;
   // Calls that the test answers.
-  std::vector<Callback<absl::Status>> opens, settles, finishes;
+  std::vector<Callback<absl::Status>> opens, settles, finishes, marks, clearings;
+  storage::v1::Damage damage;  // Of the last MarkDamaged.
   std::vector<Callback<absl::StatusOr<Settled>>> settlings;
   std::vector<Callback<absl::StatusOr<std::string>>> parts;
   std::vector<Callback<absl::StatusOr<SharedFilesIo::Loaded>>> loads;
@@ -97,16 +99,58 @@ class FakeSharedRun : public SharedRun {
     calls.push_back(absl::StrCat("WhenSettled ", attempt));
     settles.push_back(std::move(settled));
   }
+  // A later call for the same attempt replaces an earlier one.
   void FinishResume(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant,
                     Callback<absl::Status> finished) override {
     calls.push_back(
         absl::StrCat("FinishResume ", attempt, " ", sequence, mine.ok() ? "" : " " + ReasonOf(mine)));
+    const auto [earlier, is_first] = finishing_.try_emplace(attempt, finishes.size());
+    if (!is_first) {
+      Callback<absl::Status> replaced = std::move(finishes.at(earlier->second));
+      earlier->second = finishes.size();
+      replaced(absl::AbortedError("replaced"));
+    }
     finishes.push_back(std::move(finished));
+  }
+  // Answers the last FinishResume of the attempt.
+  void FinishAll(int64_t attempt, const absl::Status& result) {
+    Callback<absl::Status> finished = std::move(finishes.at(finishing_.at(attempt)));
+    finishing_.erase(attempt);
+    finished(result);
+  }
+  void MarkDamaged(const storage::v1::Damage& found, Callback<absl::Status> marked) override {
+    calls.push_back(absl::StrCat("MarkDamaged ", found.tag(), " ", found.sequence()));
+    damage = found;
+    marks.push_back(std::move(marked));
+  }
+  void ClearDamage(int64_t sequence, Callback<absl::Status> cleared) override {
+    calls.push_back(absl::StrCat("ClearDamage ", sequence));
+    clearings.push_back(std::move(cleared));
   }
 
  private:
+  class NodesLedger : public LocalLedger {
+   public:
+    explicit NodesLedger(const std::set<int64_t>* damaged)
+        : LocalLedger(storage::v1::RunRecord(), 0,
+                      [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)> done) {
+                        done(absl::OkStatus());
+                      }),
+          damaged_(*damaged) {}
+    void DecideResume(int64_t attempt, const ResumeChoice& newest,
+                      Answer<absl::StatusOr<ResumeChoice>> answer) override {
+      if (!damaged_.contains(newest.sequence))
+        return LocalLedger::DecideResume(attempt, newest, std::move(answer));
+      answer(MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged, "a node has found damage"));
+    }
+
+   private:
+    const std::set<int64_t>& damaged_;
+  };
+
   RootIo* const io_;
-  LocalLedger ledger_;
+  NodesLedger ledger_;
+  std::map<int64_t, size_t> finishing_;  // By attempt: which of `finishes` is not answered.
 };
 
 }  // namespace ckptd
