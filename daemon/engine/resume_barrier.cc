@@ -32,7 +32,7 @@ bool IsWithdrawn(const Run& run, const Ledger::ResumeChoice& choice) {
 absl::Status WithdrawnError(const std::string& path, int64_t sequence) {
   return MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged,
                    absl::StrCat("the checkpoint of sequence ", sequence, " in ", path,
-                                " is damaged, as another node has found; resume again for the next older one"),
+                                " is damaged, as another rank has found; resume again for the next older one"),
                    {{"sequence", absl::StrCat(sequence)}});
 }
 
@@ -61,6 +61,11 @@ std::vector<Pending> TakeIf(std::vector<Pending>& pending, IsOver is_over) {
 ResumeBarrier::Agreement* ResumeBarrier::FindAgreement(State& state, int64_t attempt) {
   const auto found = state.agreements.find(attempt);
   return found == state.agreements.end() ? nullptr : &found->second;
+}
+
+bool ResumeBarrier::IsOn(Run* run, int64_t attempt, int64_t sequence) {
+  const Agreement* agreement = FindAgreement(states_.Of(run), attempt);
+  return agreement != nullptr && agreement->sequence == sequence;
 }
 
 void ResumeBarrier::AskDecision(Run* run, int64_t attempt,
@@ -332,6 +337,9 @@ void ResumeBarrier::Finish(Run* run, const v1::FinishResumeRequest& request, Pen
   }
   Agreement& agreement = states_.Of(run).agreements[attempt];
   if (agreement.sequence != sequence) {
+    // Those that still wait for what was decided before.
+    FailAgreement(run, attempt, WithdrawnError(run->path, agreement.sequence));
+    ++agreement.round;
     agreement.sequence = sequence;
     agreement.tag = decided->tag;
     agreement.agreed = false;
@@ -454,15 +462,16 @@ void ResumeBarrier::OnDamageRecorded(Run* run, int64_t sequence) {
 void ResumeBarrier::RejectDamaged(Run* run, int64_t attempt, int64_t sequence) {
   const absl::Status error = DamageError(*run->catalog.Find(sequence)->damage);
   AskDecision(run, attempt, [this, run, attempt, sequence, error](absl::StatusOr<Decision> decided) {
+    if (!IsOn(run, attempt, sequence)) return;  // Its ranks have heard it when the first one finished anew.
     const bool stands = decided.ok() && decided->has_value();
     if (stands && (*decided)->sequence == sequence && !IsWithdrawn(*run, **decided))
       return;  // The ranks hear that all have read it.
     TellOtherNodes(run, attempt, error);
     if (!stands || (*decided)->agreed) return FailAgreement(run, attempt, error);
     ++states_.Of(run).asking;
-    run->ledger->RejectResume(attempt, sequence, [this, run, attempt, error](const absl::Status&) {
+    run->ledger->RejectResume(attempt, sequence, [this, run, attempt, sequence, error](const absl::Status&) {
       --states_.Of(run).asking;
-      FailAgreement(run, attempt, error);
+      if (IsOn(run, attempt, sequence)) FailAgreement(run, attempt, error);
     });
   });
 }

@@ -159,6 +159,8 @@ class ResumeBarrier {
   using Decision = std::optional<Ledger::ResumeChoice>;
 
   static Agreement* FindAgreement(State& state, int64_t attempt);
+  // Whether this is what the ranks that finish agree on now.
+  bool IsOn(Run* run, int64_t attempt, int64_t sequence);
   // Asks the ledger what the attempt resumes from. The run stays open meanwhile.
   void AskDecision(Run* run, int64_t attempt, absl::AnyInvocable<void(absl::StatusOr<Decision>)> then);
 

@@ -57,11 +57,11 @@ class SharedResumeTest : public EngineTest {
     RunQueued();
     ASSERT_TRUE(resumed_.back().status().ok());
   }
-  Answer<v1::FinishResumeResponse> Finish(int rank, const std::string& failure = "") {
+  Answer<v1::FinishResumeResponse> Finish(int rank, const std::string& failure = "", int64_t sequence = 7) {
     v1::FinishResumeRequest request;
     request.set_run(run_);
     request.set_rank(rank);
-    request.set_sequence(7);
+    request.set_sequence(sequence);
     request.set_failure(failure);
     Answer<v1::FinishResumeResponse> answer;
     engine_->FinishResume(As(sessions_[rank]), request, answer.reply());
@@ -242,6 +242,25 @@ TEST_F(SharedResumeTest, FileThatIsMissingAtTheOpeningIsDamageOnceAllNodesKnowIt
   EXPECT_EQ(resumed.get().checkpoint().tag(), "older");
 }
 
+TEST_F(SharedResumeTest, FileThatIsMissingBecauseOfARemovalIsNoDamage) {
+  disks_[1]->unreadable.insert(7);
+  v1::GetCheckpointRequest request;
+  request.set_name(run_ + "/checkpoints/a");
+  request.set_view(v1::FULL);
+  Answer<v1::Checkpoint> described;
+  engine_->GetCheckpoint(As(sessions_[0]), request, described.reply());
+  const auto resumed = Resume(sessions_[0], 0);
+  nodes_->settles.at(0)(absl::OkStatus());
+  RunQueued();
+  ASSERT_EQ(nodes_->marks.size(), 2U);
+  for (auto& marked : nodes_->marks)
+    marked(MakeError(absl::StatusCode::kUnavailable, "BEING_REMOVED", "a newer one is there"));
+  RunQueued();
+  EXPECT_EQ(described.reason(), "BEING_REMOVED");
+  EXPECT_EQ(resumed.reason(), "BEING_REMOVED");
+  EXPECT_FALSE(Get("a").has_damage());
+}
+
 TEST_F(SharedResumeTest, RanksResumeFromNothingThatAnotherNodeHasFoundDamaged) {
   HearOfDamage("chunk 3 is wrong");
   EXPECT_EQ(Get("a").damage().message(), "chunk 3 is wrong");
@@ -310,6 +329,25 @@ TEST_F(SharedResumeTest, RankWhoseDecisionWasTakenBackHearsOfTheDamageBeforeItsN
   HearOfDamage();
   EXPECT_EQ(resumed.get().checkpoint().tag(), "older");
   EXPECT_EQ(Finish(1).reason(), reason::kCheckpointDamaged) << "the other rank still reads the first one";
+}
+
+// The ledger may answer late.
+TEST_F(SharedResumeTest, RankThatFinishesWithTheOlderCheckpointHearsNothingOfTheDamagedOne) {
+  ResumeHere();
+  const auto waits = Finish(0);
+  nodes_->answers_late = true;
+  HearOfDamage();
+  nodes_->answers_late = false;
+  EXPECT_FALSE(waits.has());
+  nodes_->ledger()->RejectResume(1, 7, [](const absl::Status&) {});
+  EXPECT_EQ(ResumedTag(1), "older");
+  Calls();
+  const auto goes_on = Finish(1, "", 6);
+  EXPECT_EQ(waits.reason(), reason::kCheckpointDamaged);
+  nodes_->AnswerLate();
+  RunQueued();
+  EXPECT_FALSE(goes_on.has()) << goes_on.status();
+  EXPECT_THAT(Calls(), ElementsAre()) << "and neither do the other nodes";
 }
 
 TEST_F(SharedResumeTest, RepairedCheckpointIsOfferedOnceAllNodesKnowIt) {

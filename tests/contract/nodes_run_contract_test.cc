@@ -891,6 +891,11 @@ TEST_P(NodesRunContract, CheckpointStaysIfDamageIsFoundInOneThatIsKeptInItsPlace
   RunUntil([&] { return evicted.has_value(); });
   EXPECT_EQ(ReasonOf(*evicted), "DAMAGE_FOUND") << *evicted;
   EXPECT_TRUE(root_.tags.contains("step_1"));
+  // It was decided anew, although.
+  const absl::Status again =
+      Ask<absl::Status>([&](auto done) { Coordinator()->io->Evict("step_1", 1, std::move(done)); });
+  EXPECT_TRUE(again.ok()) << again;
+  EXPECT_FALSE(root_.tags.contains("step_1"));
 }
 
 TEST_P(NodesRunContract, DamageThatTheRootAloneRemembersIsToldToAllNodes) {

@@ -52,6 +52,15 @@ class Rank:
                 assert bytes(checkpoint.read(name)) == _content(checkpoint.step, int(name[4:-4])), name
             return checkpoint.tag, checkpoint.step, names
 
+    def restore(self) -> "Tuple[str, int]":
+        """Returns the tag and the step of what this rank goes on from, of which it has read its own file alone."""
+
+        def load(checkpoint: ckptd.Checkpoint) -> "Tuple[str, int]":
+            assert bytes(checkpoint.read(f"rank{self.rank}.raw")) == _content(checkpoint.step, self.rank)
+            return checkpoint.tag, checkpoint.step
+
+        return self.run.restore(load)
+
     def _files(self, step: int) -> "dict[str, bytes]":
         return {f"rank{self.rank}.raw": _content(step, self.rank)}
 

@@ -265,6 +265,12 @@ void Node::CheckLatest() {
     if (latest.ok() || ReasonOf(latest.status()) == "NO_CHECKPOINT")
       world_.oracle().Latest(absl::StrCat(name_, " daemon ", daemon_), latest.ok() ? latest->sequence() : 0);
   });
+  if (!world_.plan().damage) return;
+  const v1::Status status = Status();
+  for (const v1::Run& run : status.runs()) {
+    for (const v1::Checkpoint& damaged : run.damaged())
+      world_.oracle().CalledDamaged(name_, damaged.sequence());
+  }
 }
 
 std::string Node::Activity() {

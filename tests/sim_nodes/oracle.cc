@@ -43,15 +43,33 @@ void Oracle::ToldFenced(int64_t attempt) {
 
 void Oracle::ResumeSent(int64_t attempt) { resume_at_least_.try_emplace(attempt, newest_reported_); }
 
-void Oracle::Resumed(int64_t attempt, int64_t sequence, const std::string& tag) {
-  const auto [first, is_first] = resumed_.try_emplace(attempt, sequence);
-  if (!is_first && first->second != sequence) {
-    Violated(absl::StrCat("ranks of attempt ", attempt, " resume from sequence ", first->second, " and from ",
-                          sequence, ", ", tag));
+int64_t Oracle::NewestWhole(int64_t up_to) const {
+  for (auto newest = reported_.rbegin(); newest != reported_.rend(); ++newest) {
+    if (*newest <= up_to && !damaged_.contains(*newest) && !removed_.contains(*newest)) return *newest;
   }
-  if (sequence < resume_at_least_[attempt]) {
-    Violated(absl::StrCat("attempt ", attempt, " resumes from sequence ", sequence, ", but ",
-                          resume_at_least_[attempt], " was known to be committed when it asked"));
+  return 0;
+}
+
+void Oracle::Resumed(int64_t attempt, int64_t sequence, const std::string& tag,
+                     const std::set<int64_t>& told_before) {
+  // Only damage takes a decision back.
+  std::set<int64_t>& told = resumed_[attempt];
+  told.insert(sequence);
+  std::set<int64_t> whole = told;
+  for (const int64_t damaged : damaged_) whole.erase(damaged);
+  if (whole.size() > 1) {
+    Violated(absl::StrCat("ranks of attempt ", attempt, " resume from sequence ", *whole.begin(),
+                          " and from ", *whole.rbegin(), ", the last one from ", sequence, ", ", tag));
+  }
+  if (told_before.contains(sequence) && !(agreed_.contains(attempt) && agreed_.at(attempt) == sequence)) {
+    Violated(absl::StrCat("attempt ", attempt, " resumes from sequence ", sequence,
+                          ", of which a rank had been told before that it is damaged"));
+  }
+  // What was committed is not removed but for a newer one. That may be damaged.
+  const int64_t known = resume_at_least_[attempt];
+  if (const int64_t newest = damaged_.empty() ? known : NewestWhole(known); sequence < newest) {
+    Violated(absl::StrCat("attempt ", attempt, " resumes from sequence ", sequence, ", but ", newest,
+                          " was known to be committed when it asked"));
   }
   if (sequence != 0 && !published_.contains(sequence)) {
     Violated(absl::StrCat("attempt ", attempt, " resumes from sequence ", sequence,
@@ -59,7 +77,17 @@ void Oracle::Resumed(int64_t attempt, int64_t sequence, const std::string& tag) 
   }
 }
 
+void Oracle::CalledDamaged(const std::string& by, int64_t sequence) {
+  if (damaged_.contains(sequence)) return;
+  Violated(absl::StrCat(by, " calls sequence ", sequence, " damaged, which is whole"));
+}
+
 void Oracle::Agreed(int64_t attempt, int64_t sequence, int world_size) {
+  const auto [agreed, is_first] = agreed_.try_emplace(attempt, sequence);
+  if (!is_first && agreed->second != sequence) {
+    Violated(absl::StrCat("attempt ", attempt, " has agreed on sequence ", agreed->second, " and on ",
+                          sequence));
+  }
   if (static_cast<int>(finishes_[{attempt, sequence}].size()) == world_size) return;
   Violated(absl::StrCat("attempt ", attempt, " has agreed on sequence ", sequence,
                         ", but not all of its ranks have read it"));
@@ -116,6 +144,7 @@ void Oracle::OutcomeReported(const SaveId& id, const std::string& rank, v1::Leve
   if (!committed) return Failed(id, save, rank, level, reason);
   ++commits_;
   newest_reported_ = std::max(newest_reported_, sequence);
+  reported_.insert(sequence);
   if (save.published != sequence) {
     Violated(absl::StrCat("the save of ", NameOf(id), " is reported as COMMITTED with sequence ", sequence,
                           ", but was published with ", save.published));
@@ -169,6 +198,7 @@ void Oracle::Published(const SaveId& id, int64_t sequence, const std::map<int, s
 
 void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left) {
   const std::string what = absl::StrCat("the checkpoint ", tag, ", sequence ", sequence, ", is removed, ");
+  removed_.insert(sequence);
   for (const auto& [lease, read] : leases_) {
     if (read == sequence) Violated(absl::StrCat(what, "while a rank on node ", lease.first, " reads it"));
   }
@@ -195,7 +225,7 @@ void Oracle::LeasesLost(int node) {
 
 void Oracle::Latest(const std::string& daemon, int64_t sequence) {
   int64_t& latest = latest_[daemon];
-  if (sequence < latest)
+  if (sequence < latest && !damaged_.contains(latest))
     Violated(absl::StrCat("latest of ", daemon, " went back from sequence ", latest, " to ", sequence));
   if (sequence != 0 && !published_.contains(sequence))
     Violated(absl::StrCat("latest of ", daemon, " is sequence ", sequence, ", which was never published"));

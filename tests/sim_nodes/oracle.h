@@ -41,13 +41,24 @@ class Oracle {
 
   // ---- resume
   void ResumeSent(int64_t attempt);
-  void Resumed(int64_t attempt, int64_t sequence, const std::string& tag);
+  // `told_before`: told_damaged() when the rank asked.
+  void Resumed(int64_t attempt, int64_t sequence, const std::string& tag,
+               const std::set<int64_t>& told_before);
   // The rank says that it has read its part.
   void FinishSent(int64_t attempt, int rank, int64_t sequence) {
     finishes_[{attempt, sequence}].insert(rank);
   }
   // A rank hears that all have.
   void Agreed(int64_t attempt, int64_t sequence, int world_size);
+
+  // ---- damage
+  // Bytes of a checkpoint have changed.
+  void Damaged(int64_t sequence) { damaged_.insert(sequence); }
+  // A rank hears that all nodes know the damage that it has found.
+  void ToldDamaged(int64_t sequence) { told_damaged_.insert(sequence); }
+  const std::set<int64_t>& told_damaged() const { return told_damaged_; }
+  // A daemon calls it damaged.
+  void CalledDamaged(const std::string& by, int64_t sequence);
 
   // ---- saves
   void BeginSent(const SaveId& save, const std::set<int>& ranks);
@@ -86,6 +97,8 @@ class Oracle {
     std::optional<v1::Level> outcome;
     int64_t published = 0;
   };
+  // The newest one up to this that was reported as committed, and is there and whole; 0: there is none.
+  int64_t NewestWhole(int64_t up_to) const;
   bool IsSealed(const Save& save) const { return save.sealed.size() == save.ranks.size(); }
   void Failed(const SaveId& id, const Save& save, const std::string& rank, v1::Level level,
               const std::string& reason);
@@ -98,7 +111,12 @@ class Oracle {
   std::set<int64_t> published_;
   std::set<std::string>
       replaced_;  // Tags whose older checkpoint is gone, and whose newer one is not there yet.
-  std::map<int64_t, int64_t> resume_at_least_, resumed_;  // By attempt.
+  // By attempt: what was known to be committed, whole or not, when it first asked; what its ranks were told;
+  // what they have agreed on.
+  std::map<int64_t, int64_t> resume_at_least_, agreed_;
+  std::map<int64_t, std::set<int64_t>> resumed_;
+  std::set<int64_t> reported_;  // As COMMITTED.
+  std::set<int64_t> damaged_, told_damaged_, removed_;
   std::map<std::pair<int64_t, int64_t>, std::set<int>> finishes_;
   std::map<SaveId, Save> saves_;
   std::map<std::pair<int, std::string>, int64_t> leases_;

@@ -15,7 +15,34 @@ constexpr const char* kNames[kOperationKinds] = {
     "launch",      "respawn",          "kill rank",   "kill launch", "lose session",
     "kill daemon", "kill coordinator", "stop daemon", "pause",       "pause coordinator",
     "cut off",     "change leader",    "compact",     "hang",        "open",
-    "foreign"};
+    "foreign",     "damage"};
+
+// After all that a plan had before. A checkpoint that is damaged counts as kept until somebody finds that, so
+// with one kept nothing whole may be left.
+void AddDamage(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, 21));  // It spares the seeds that have failed once, before.
+  if (plan->kept == 1 || !random.Percent(20)) return;
+  plan->damage = true;
+  for (int64_t i = random.Between(1, 4); i > 0; --i) {
+    const Duration at(random.Below(plan->length.count()));
+    plan->operations.push_back({at, OperationKind::kDamage, random.Next(), random.Next()});
+    // Somebody reads it, mostly.
+    for (int64_t launches = random.Below(3); launches > 0; --launches) {
+      const bool again = random.Percent(50);
+      plan->operations.push_back({at + random.Spread(milliseconds(1), seconds(10)),
+                                  again ? OperationKind::kRespawn : OperationKind::kLaunch, random.Next(),
+                                  random.Next()});
+    }
+  }
+  // What keeps a checkpoint for a reader ends with the registration of its node, long before the reader does.
+  for (int64_t i = random.Below(4); i > 0; --i) {
+    const Duration at(random.Below(plan->length.count()));
+    const uint64_t time = 4 * static_cast<uint64_t>(random.Between(6'000, 30'000));
+    plan->operations.push_back({at, OperationKind::kOpen, random.Next(), random.Next()});
+    plan->operations.push_back(
+        {at + random.Spread(milliseconds(1), seconds(3)), OperationKind::kCutOff, random.Next(), time});
+  }
+}
 
 }  // namespace
 
@@ -35,6 +62,7 @@ std::string Plan::ToString() const {
   add(subsets, "subsets");
   add(skip, "skip");
   add(short_timeouts, "short timeouts");
+  add(damage, "damage");
   const auto percent = [&words](int value, const char* name) {
     if (value > 0) absl::StrAppend(&words, ", ", name, " ", value, " %");
   };
@@ -89,7 +117,7 @@ Plan PlanOf(uint64_t seed) {
   plan.length = seconds(random.Between(20, 120));
 
   // Swarm testing: each kind of operation is common, rare or absent.
-  int weights[kOperationKinds];
+  int weights[kSwarmKinds];
   for (int& weight : weights) weight = random.Percent(50) ? 0 : static_cast<int>(random.Between(1, 10));
   weights[static_cast<int>(OperationKind::kLaunch)] = static_cast<int>(random.Between(1, 4));
   int total = 0;
@@ -102,6 +130,7 @@ Plan PlanOf(uint64_t seed) {
     plan.operations.push_back({Duration(random.Below(plan.length.count())), static_cast<OperationKind>(kind),
                                random.Next(), random.Next()});
   }
+  AddDamage(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

@@ -163,10 +163,11 @@ void Rank::Resume() {
   world_.oracle().ResumeSent(attempt_);
   Ask<v1::ResumeResponse>(
       &Engine::Resume, "Resume", request,
-      [this, acted = world_.oracle().acted()](const absl::StatusOr<v1::ResumeResponse>& answer) {
+      [this, acted = world_.oracle().acted(),
+       told = world_.oracle().told_damaged()](const absl::StatusOr<v1::ResumeResponse>& answer) {
         if (answer.ok()) {
           world_.oracle().TookEffect(attempt_, acted, "Resume");
-          return Resumed(*answer);
+          return Resumed(*answer, told);
         }
         const std::string reason = ReasonOf(answer.status());
         if (reason == "FENCED") return Fenced();
@@ -177,8 +178,11 @@ void Rank::Resume() {
       });
 }
 
-void Rank::Resumed(const v1::ResumeResponse& answer) {
-  world_.oracle().Resumed(attempt_, answer.checkpoint().sequence(), answer.checkpoint().tag());
+void Rank::Resumed(const v1::ResumeResponse& answer, const std::set<int64_t>& told_before) {
+  world_.oracle().Resumed(attempt_, answer.checkpoint().sequence(), answer.checkpoint().tag(), told_before);
+  for (const v1::Checkpoint& passed : answer.passed_over()) {
+    if (passed.has_damage()) world_.oracle().CalledDamaged(node_.name(), passed.sequence());
+  }
   world_.Count(answer.has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");
   if (!answer.lease().empty()) {
     OpenLease(answer.lease(), answer.checkpoint().sequence());
@@ -199,12 +203,19 @@ void Rank::FinishResume(int64_t sequence) {
   request.set_sequence(sequence);
   request.mutable_timeout()->set_seconds(random_.Percent(20) ? 1 : 60);
   const bool fails = !world_.ending() && random_.Percent(5);
-  if (fails) request.set_failure("as planned");
-  if (!fails) world_.oracle().FinishSent(attempt_, rank_, sequence);
+  const auto damage = world_.plan().damage
+                          ? world_.disk().FindDamage(sequence, rank_, launch_->world_size())
+                          : std::nullopt;
+  if (damage) request.mutable_damage()->set_message(damage->message());
+  if (fails && !damage) request.set_failure("as planned");
+  const bool reads = !fails && !damage;
+  if (reads) world_.oracle().FinishSent(attempt_, rank_, sequence);
   Ask<v1::FinishResumeResponse>(
-      &Engine::FinishResume, absl::StrCat("FinishResume ", sequence, fails ? " failed" : ""), request,
-      [this, sequence, fails](const absl::StatusOr<v1::FinishResumeResponse>& answer) {
-        if (answer.ok() && !fails) {
+      &Engine::FinishResume,
+      absl::StrCat("FinishResume ", sequence, damage ? " damaged" : fails ? " failed" : ""), request,
+      [this, sequence, reads, damaged = damage.has_value()](
+          const absl::StatusOr<v1::FinishResumeResponse>& answer) {
+        if (answer.ok() && reads) {
           world_.oracle().Agreed(attempt_, sequence, launch_->world_size());
           world_.Count("agreed");
           resuming_ = false;
@@ -213,7 +224,12 @@ void Rank::FinishResume(int64_t sequence) {
         }
         const std::string reason = ReasonOf(answer.status());
         if (reason == "FENCED") return Fenced();
-        world_.Count(absl::StrCat("resume not finished ", reason));
+        if (answer.ok() && damaged) world_.oracle().ToldDamaged(sequence);
+        if (reason == "CHECKPOINT_DAMAGED") {
+          world_.oracle().CalledDamaged(node_.name(), sequence);
+          world_.oracle().ToldDamaged(sequence);
+        }
+        world_.Count(absl::StrCat(damaged ? "damage reported " : "resume not finished ", reason));
         ResumeAgain();
       });
 }
@@ -251,9 +267,30 @@ void Rank::Open() {
                                     if (!answer.ok()) return;
                                     world_.Count("opened");
                                     OpenLease(answer->lease(), answer->checkpoint().sequence());
+                                    if (world_.plan().damage) {
+                                      return Later(milliseconds(random_.Between(1, 20'000)), &Rank::EndReading,
+                                                   answer->lease(), answer->checkpoint());
+                                    }
                                     Later(random_.Spread(milliseconds(1), seconds(20)), &Rank::CloseLease,
                                           answer->lease());
                                   });
+}
+
+void Rank::EndReading(std::string lease, v1::Checkpoint read) {
+  const int64_t sequence = read.sequence();
+  if (const auto damage = world_.disk().FindDamage(sequence, /*rank=*/0, /*of=*/1)) {
+    v1::ReportDamageRequest request;
+    request.set_name(absl::StrCat(root_, "/checkpoints/", read.tag()));
+    request.set_sequence(sequence);
+    request.mutable_damage()->set_message(damage->message());
+    Ask<v1::ReportDamageResponse>(
+        &Engine::ReportDamage, absl::StrCat("ReportDamage ", sequence), request,
+        [this, sequence](const absl::StatusOr<v1::ReportDamageResponse>& answer) {
+          if (answer.ok()) world_.oracle().ToldDamaged(sequence);
+          world_.Count(absl::StrCat("damage reported ", ReasonOf(answer.status())));
+        });
+  }
+  CloseLease(std::move(lease));
 }
 
 }  // namespace ckptd::sim_nodes

@@ -86,11 +86,13 @@ class Rank : public std::enable_shared_from_this<Rank> {
   void Join();
   void Joined(int64_t attempt);
   void Resume();
-  void Resumed(const v1::ResumeResponse& answer);
+  void Resumed(const v1::ResumeResponse& answer, const std::set<int64_t>& told_before);
   void FinishResume(int64_t sequence);
   void ResumeAgain();
   void OpenLease(const std::string& lease, int64_t sequence);
   void CloseLease(std::string lease);
+  // Tells what it has found.
+  void EndReading(std::string lease, v1::Checkpoint read);
   void ForgetConnection();
   void Fenced();
 

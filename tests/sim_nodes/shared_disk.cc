@@ -33,6 +33,29 @@ int64_t SharedDisk::newest() const {
   return newest;
 }
 
+void SharedDisk::Damage(uint64_t which) {
+  std::map<int64_t, const Checkpoint*> committed;
+  for (const auto& [tag, checkpoint] : names_.tags) committed[checkpoint->summary.sequence()] = checkpoint.get();
+  if (committed.size() < 2) return;
+  const auto newest = std::prev(committed.end()), before = std::prev(newest);
+  if (damaged_.contains(newest->first) || damaged_.contains(before->first)) return;
+  const std::vector<Part>& parts = newest->second->parts;
+  damaged_[newest->first] = parts[which % parts.size()].record.rank();
+  oracle_->Damaged(newest->first);
+}
+
+// A reader that is late sees no file of a checkpoint that has been removed.
+std::optional<storage::v1::Damage> SharedDisk::FindDamage(int64_t sequence, int rank, int of) const {
+  const bool is_there = std::any_of(names_.tags.begin(), names_.tags.end(), [sequence](const auto& at_tag) {
+    return at_tag.second->summary.sequence() == sequence;
+  });
+  const auto damaged = damaged_.find(sequence);
+  if (is_there && (damaged == damaged_.end() || damaged->second % of != rank)) return std::nullopt;
+  storage::v1::Damage damage;
+  damage.set_message(is_there ? "a wrong checksum" : "a file is missing");
+  return damage;
+}
+
 Duration SharedDisk::Latency(Duration shortest, Duration longest) {
   Duration latency = random_.Spread(shortest, longest);
   if (Hits(faults_.slow)) latency += random_.Spread(milliseconds(20), seconds(4));

@@ -67,6 +67,11 @@ class SharedDisk {
   std::vector<int64_t> InFlight() const;
   // The newest checkpoint; 0: there is none.
   int64_t newest() const;
+  // Changes bytes of one rank's part of the newest checkpoint, by this number. Not if it or the one before it
+  // is damaged already: the job can always resume from a whole one.
+  void Damage(uint64_t which);
+  // What a rank finds that reads every `of`-th part of this checkpoint, from its own on; nullopt: all of it.
+  std::optional<storage::v1::Damage> FindDamage(int64_t sequence, int rank, int of) const;
 
  private:
   friend class SimSharedFiles;
@@ -114,6 +119,7 @@ class SharedDisk {
   // Records that nodes have made durable, by in-flight name and digest.
   std::map<std::string, std::map<std::string, std::vector<Part>>> records_;
   std::map<int64_t, std::string> manifests_;  // By sequence: what a coordinator has written.
+  std::map<int64_t, int> damaged_;            // By sequence: the rank whose part is damaged.
   int made_ = 0;
 };
 

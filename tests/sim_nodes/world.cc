@@ -182,6 +182,8 @@ void World::Apply(const Operation& operation) {
       return disk_->AddForeign(operation.b % 2 == 0 || newest_launch_ == nullptr
                                    ? absl::StrCat("again", operation.b / 2 % 3)
                                    : absl::StrCat(newest_launch_->id, "-", operation.b / 2 % 20));
+    case OperationKind::kDamage:
+      return disk_->Damage(operation.a);
   }
 }
 
@@ -261,12 +263,15 @@ void World::End() {
 }
 
 // As etcd knows: what a save was called when it had ended, it is called for ever, and nothing is in flight
-// but what is not the name of an ended save.
+// but what is not the name of an ended save; nothing was ever called damaged that was whole.
 void World::CheckHistory() {
   std::map<std::string, SaveState> states;
   etcd_->WithModel([&](EtcdModel& model) {
     for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
       const std::string& key = event.kv().key();
+      ledger::v1::DamageMark mark;
+      if (key.find("/damaged/") != std::string::npos && mark.ParseFromString(event.kv().value()))
+        oracle_.CalledDamaged(key, mark.damage().sequence());
       if (key.find("/states/") == std::string::npos) continue;
       SaveState state;
       state.ParseFromString(event.kv().value());

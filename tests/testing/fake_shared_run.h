@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/engine/root_io.h"
 #include "daemon/engine/shared_run.h"
@@ -25,7 +26,7 @@ class FakeSharedRun : public SharedRun {
  public:
   // `io` must outlive it.
   explicit FakeSharedRun(RootIo* io)
-      : io_(io), ledger_(&damaged) {}
+      : io_(io), ledger_(this) {}
 
   // What the engine has said, such as "Begin a", "Fail a NO_SPACE", in order.
   std::vector<std::string> calls;
@@ -42,6 +43,12 @@ class FakeSharedRun : public SharedRun {
   std::vector<Callback<absl::StatusOr<std::string>>> parts;
   std::vector<Callback<absl::StatusOr<SharedFilesIo::Loaded>>> loads;
   std::vector<storage::v1::PartRecord> records;  // Of the last FinishPart.
+
+  // Whether what is decided of a resume is answered by AnswerLate, as it was when it was asked.
+  bool answers_late = false;
+  void AnswerLate() {
+    for (auto& answer : std::exchange(late_, {})) answer();
+  }
 
   // What the nodes decide.
   void Change(const SaveId& save, Decision::Phase phase, int64_t sequence = 1,
@@ -131,25 +138,34 @@ class FakeSharedRun : public SharedRun {
  private:
   class NodesLedger : public LocalLedger {
    public:
-    explicit NodesLedger(const std::set<int64_t>* damaged)
+    explicit NodesLedger(FakeSharedRun* nodes)
         : LocalLedger(storage::v1::RunRecord(), 0,
                       [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)> done) {
                         done(absl::OkStatus());
                       }),
-          damaged_(*damaged) {}
+          nodes_(*nodes) {}
     void DecideResume(int64_t attempt, const ResumeChoice& newest,
                       Answer<absl::StatusOr<ResumeChoice>> answer) override {
-      if (!damaged_.contains(newest.sequence))
+      if (!nodes_.damaged.contains(newest.sequence))
         return LocalLedger::DecideResume(attempt, newest, std::move(answer));
       answer(MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged, "a node has found damage"));
     }
+    void DecidedResume(int64_t attempt,
+                       Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override {
+      if (!nodes_.answers_late) return LocalLedger::DecidedResume(attempt, std::move(answer));
+      LocalLedger::DecidedResume(
+          attempt, [this, answer = std::move(answer)](absl::StatusOr<std::optional<ResumeChoice>> now) mutable {
+            nodes_.late_.push_back([answer = std::move(answer), now]() mutable { answer(now); });
+          });
+    }
 
    private:
-    const std::set<int64_t>& damaged_;
+    FakeSharedRun& nodes_;
   };
 
   RootIo* const io_;
   NodesLedger ledger_;
+  std::vector<absl::AnyInvocable<void()>> late_;
   std::map<int64_t, size_t> finishing_;  // By attempt: which of `finishes` is not answered.
 };
 
