@@ -195,8 +195,11 @@ void NodesRun::OnOffice(const RunCoordinator::Office& office) {
   options.node = *node_;
   options.run = options_.path;
   options.grace = options_.grace;
-  coordinator_ = std::make_unique<SaveCoordinator>(etcd_, clock_, files_, options, office,
-                                                   [this](const absl::Status&) { coordinator_over_ = true; });
+  // The scan finds what earlier coordinators have begun to remove, and updates the pointer files.
+  coordinator_ = std::make_unique<SaveCoordinator>(
+      etcd_, clock_, files_, options, office,
+      SaveCoordinator::Hooks{.term_begun = [this] { hooks_.root_changed(); },
+                             .lost = [this](const absl::Status&) { coordinator_over_ = true; }});
   evictions_ = std::make_unique<Evictions>(
       etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path}, office.held);
   coordinator_->Start();
@@ -257,7 +260,11 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
     if (!absl::SimpleAtoi(LastPartOf(key), &sequence)) continue;
     if (key == keys.Damaged(sequence)) damages_->Heard(sequence, condemned_->Find(key));
     if (key != keys.Evicting(sequence)) continue;
-    known_.erase(sequence);
+    const auto known = known_.extract(sequence);
+    if (!known.empty() && evictions_ != nullptr && IsLeftover(sequence)) {
+      leftovers_[sequence] = known.mapped();
+      EndRemovals();
+    }
     hooks_.removed(sequence);
   }
 }
@@ -283,14 +290,16 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
     for (const auto& [sequence, checkpoint] : root->committed) known_[sequence] = checkpoint.summary.tag();
   };
   if (condemned_ == nullptr) return remember_shown();
+  for (const auto& [sequence, tag] : root->half_removed) {
+    if (!IsUnderWay(sequence)) leftovers_[sequence] = tag;
+  }
   for (auto checkpoint = root->committed.begin(); checkpoint != root->committed.end();) {
     const int64_t sequence = checkpoint->first;
     if (!IsEvicting(sequence)) {
       ++checkpoint;
       continue;
     }
-    if (evictions_ == nullptr || !evictions_->IsUnderWay(sequence))
-      leftovers_[sequence] = checkpoint->second.summary.tag();
+    if (IsLeftover(sequence)) leftovers_[sequence] = checkpoint->second.summary.tag();
     checkpoint = root->committed.erase(checkpoint);
   }
   remember_shown();
@@ -306,12 +315,29 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
 int64_t NodesRun::LastReplacing() const {
   int64_t last = 0;
   for (const Removal& removal : Removals()) {
-    if (removal.replaced_by == 0) continue;
-    const std::optional<SaveState> state =
-        saves_ == nullptr ? std::nullopt : saves_->Shown(removal.replaced_by);
-    if (!state || !HasEnded(*state)) last = std::max(last, removal.replaced_by);
+    if (WillReplace(removal.replaced_by)) last = std::max(last, removal.replaced_by);
   }
   return last;
+}
+
+// Whether this save, which takes the place of what is being removed, has not ended. Sequence 0: there is none.
+bool NodesRun::WillReplace(int64_t sequence) const {
+  if (sequence == 0) return false;
+  const std::optional<SaveState> state = saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);
+  return !state || !HasEnded(*state);
+}
+
+// Whether nobody carries out what was decided: its removal has gone with an earlier coordinator. A save that
+// takes its tag removes it itself, right before.
+bool NodesRun::IsLeftover(int64_t sequence) const {
+  const std::string* const decided = condemned_->Find(LedgerKeys(prefix_).Evicting(sequence));
+  ledger::v1::Evicting evicting;
+  if (decided == nullptr || !evicting.ParseFromString(*decided)) return false;
+  return !WillReplace(evicting.replaced_by()) && !IsUnderWay(sequence);
+}
+
+bool NodesRun::IsUnderWay(int64_t sequence) const {
+  return evictions_ != nullptr && evictions_->IsUnderWay(sequence);
 }
 
 bool NodesRun::IsEvicting(int64_t sequence) const {

@@ -134,6 +134,9 @@ class NodesRun : public SharedRun, public NodesReading {
   std::vector<Removal> Removals() const;
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
   int64_t LastReplacing() const;
+  bool WillReplace(int64_t sequence) const;
+  bool IsLeftover(int64_t sequence) const;
+  bool IsUnderWay(int64_t sequence) const;
   void SawCommitted(int64_t sequence, const ledger::v1::SaveState& state);
   bool IsEvicting(int64_t sequence) const;
   void TakeLooks();

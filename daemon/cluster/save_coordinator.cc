@@ -27,15 +27,14 @@ absl::Status NobodyWaits() {
 }  // namespace
 
 SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, Options options,
-                                 const RunCoordinator::Office& office,
-                                 std::function<void(const absl::Status&)> lost)
+                                 const RunCoordinator::Office& office, Hooks hooks)
     : etcd_(etcd),
       clock_(clock),
       root_(root),
       options_(std::move(options)),
       office_(office),
       keys_(options_.prefix),
-      lost_hook_(std::move(lost)),
+      hooks_(std::move(hooks)),
       admission_(etcd, {options_.prefix, options_.node, options_.run}),
       decisions_(etcd, {options_.prefix, options_.node, options_.run}),
       readers_(etcd, {options_.prefix, options_.node, options_.run}),
@@ -79,6 +78,7 @@ void SaveCoordinator::BeginTerm() {
     beginning_term_ = false;
     term_begun_ = begun.ok();
     if (!term_begun_) return term_backoff_.Failed(clock_->Now());
+    hooks_.term_begun();
     AllChanged();
   });
 }
@@ -379,7 +379,7 @@ void SaveCoordinator::Sweep() {
 void SaveCoordinator::Lose(const absl::Status& why) {
   if (std::exchange(lost_, true)) return;
   publication_ = nullptr;
-  lost_hook_(why);
+  hooks_.lost(why);
 }
 
 }  // namespace ckptd

@@ -60,11 +60,16 @@ class SaveCoordinator {
     Duration grace = std::chrono::seconds(30);       // For a node to come back.
     Duration stale_names = std::chrono::seconds(5);  // For how long names in the root may be old.
   };
-  // `etcd`, `clock` and `root` must outlive it. `lost` runs once, when this object decides no more:
-  // NOT_COORDINATOR, and errors of etcd_errors.h but for LEDGER_UNAVAILABLE and LEDGER_FULL. It must not
-  // destroy the object.
+  struct Hooks {
+    // Once, when this node may publish, remove, and write pointers.
+    std::function<void()> term_begun;
+    // Once, when this object decides no more: NOT_COORDINATOR, and errors of etcd_errors.h but for
+    // LEDGER_UNAVAILABLE and LEDGER_FULL.
+    std::function<void(const absl::Status&)> lost;
+  };
+  // `etcd`, `clock` and `root` must outlive it. The hooks must not destroy the object.
   SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, Options options,
-                  const RunCoordinator::Office& office, std::function<void(const absl::Status&)> lost);
+                  const RunCoordinator::Office& office, Hooks hooks);
 
   void Start();
   void OnTick();  // Several times a second.
@@ -119,7 +124,7 @@ class SaveCoordinator {
   const Options options_;
   const RunCoordinator::Office office_;
   const LedgerKeys keys_;
-  const std::function<void(const absl::Status&)> lost_hook_;
+  const Hooks hooks_;
   SaveAdmission admission_;
   SavePublication decisions_;
   CheckpointReaders readers_;

@@ -339,7 +339,6 @@ void ResumeBarrier::Finish(Run* run, const v1::FinishResumeRequest& request, Pen
   if (agreement.sequence != sequence) {
     // Those that still wait for what was decided before.
     FailAgreement(run, attempt, WithdrawnError(run->path, agreement.sequence));
-    ++agreement.round;
     agreement.sequence = sequence;
     agreement.tag = decided->tag;
     agreement.agreed = false;
@@ -395,7 +394,6 @@ void ResumeBarrier::TellOtherNodes(Run* run, int64_t attempt, const absl::Status
   const int64_t sequence = agreement->sequence != 0 ? agreement->sequence : agreement->decided;
   if (sequence == 0) return;
   // An earlier call is answered that it is replaced. The ranks that wait for it hear `error` from the caller.
-  ++agreement->round;
   if (std::exchange(agreement->writing, false)) agreement->finished.clear();
   run->shared->FinishResume(attempt, sequence, error, clock_->Now() + kLongestTelling,
                             [](const absl::Status&) {});

@@ -106,6 +106,9 @@ class SharedDiskRootIoTest : public ::testing::Test {
       ASSERT_TRUE(snapshot.ok()) << snapshot.status();
     }
   }
+  absl::StatusOr<RootSnapshot> Rescan(Node& node) {
+    return Wait<absl::StatusOr<RootSnapshot>>(node, [&](auto done) { node.io->Rescan(std::move(done)); });
+  }
   absl::StatusOr<std::string> RunId(Node& node) {
     return Wait<absl::StatusOr<std::string>>(node, [&](auto done) { node.io->RunId(std::move(done)); });
   }
@@ -489,6 +492,32 @@ TEST_F(SharedDiskRootIoTest, NextCoordinatorWritesNoPointerToWhatTheFirstHasRemo
   EXPECT_THAT(loaded->pointers.holders, ElementsAre(2));
   EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_2");
   EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/best"));
+}
+
+TEST_F(SharedDiskRootIoTest, ScanOfTheNextCoordinatorWritesThePointersThatTheFirstHasNotWritten) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);  // And it ends.
+  EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/latest"));
+  ASSERT_TRUE(BeginTerm(node(1), 2).ok());
+  const auto scanned = Rescan(node(1));
+  ASSERT_TRUE(scanned.ok()) << scanned.status();
+  EXPECT_THAT(scanned->pointers.holders, ElementsAre(1));
+  EXPECT_EQ(ReadWhole(dir_.path() + "/latest"), "step_1");
+}
+
+TEST_F(SharedDiskRootIoTest, ScanFindsWhatIsHalfRemoved) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  Save(node(0), "step_2", 2);
+  const std::filesystem::path tag = dir_.path() + "/step_1";
+  std::filesystem::rename(tag / ".ckptd", tag / ".ckptd.removed.1");  // And the coordinator ends.
+  const auto scanned = Rescan(node(1));
+  ASSERT_TRUE(scanned.ok()) << scanned.status();
+  EXPECT_THAT(scanned->committed, ElementsAre(::testing::Key(2)));
+  EXPECT_THAT(scanned->half_removed, ElementsAre(::testing::Pair(1, "step_1")));
+  EXPECT_THAT(scanned->foreign, IsEmpty());
 }
 
 TEST_F(SharedDiskRootIoTest, WhatItCannotDoYetIsSaidAndChangesNothing) {

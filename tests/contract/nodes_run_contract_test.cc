@@ -16,8 +16,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/cluster/nodes_root_io.h"
 #include "daemon/cluster/nodes_run.h"
+#include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/keys.h"
 #include "storage/base/errors.h"
 #include "storage/ledger/retention_terms.h"
@@ -73,7 +75,8 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     }
     for (Node& node : all_) EXPECT_EQ(Join(node, "launch1").value_or(-1), 1);
     EXPECT_TRUE(Activate(all_[0], 1).ok());
-    RunUntil([this] { return Coordinator() != nullptr; });
+    RunUntil([this] { return Coordinator() != nullptr && Coordinator()->root_changes > 0; });
+    for (Node& node : all_) node.root_changes = 0;
   }
   void TearDown() override {
     nodes_.OnTick(nullptr);
@@ -200,6 +203,17 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
   }
   absl::Status Activate(Node& node, int64_t attempt) {
     return Ask<absl::Status>([&](auto done) { node.run->ledger()->Activate(attempt, std::move(done)); });
+  }
+
+  // What another coordinator sees of the root when it looks at it, as it must when its term has begun.
+  RootSnapshot ScanOfNextCoordinator() {
+    RunUntil([this] { return Coordinator() != nullptr && Coordinator()->root_changes > 0; });
+    if (Coordinator() == nullptr || Coordinator()->root_changes == 0) {
+      ADD_FAILURE() << "the next coordinator does not look at the root";
+      return {};
+    }
+    return *Ask<absl::StatusOr<RootSnapshot>>(
+        [&](auto done) { Coordinator()->io->Rescan(std::move(done)); });
   }
 
   // ---- saves
@@ -435,14 +449,86 @@ TEST_P(NodesRunContract, RemovalThatACoordinatorHasNotEndedIsEndedByTheNext) {
   RunUntil([&] { return !Other().removed.empty(); });
   Kill(first);
   root_.before = nullptr;
-  RunUntil([this] { return Coordinator() != nullptr; });
-  Node& next = *Coordinator();
-  const auto scanned =
-      Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { next.io->Rescan(std::move(done)); });
-  ASSERT_TRUE(scanned.ok()) << scanned.status();
-  EXPECT_EQ(scanned->committed.size(), 1u) << "what is being removed is no checkpoint";
+  const RootSnapshot scanned = ScanOfNextCoordinator();
+  EXPECT_EQ(scanned.committed.size(), 1u) << "what is being removed is no checkpoint";
   RunUntil([&] { return !root_.tags.contains("step_1"); });
   EXPECT_FALSE(root_.tags.contains("step_1"));
+}
+
+TEST_P(NodesRunContract, WhatACoordinatorHasHalfRemovedIsRemovedByTheNext) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  Node& first = *Coordinator();
+  root_.before = [&first](const std::string& what) {
+    if (what == "Remove") first.pause.Begin();
+    return what != "Remove";
+  };
+  first.io->Evict("step_1", 1, [](const absl::Status&) {});
+  RunUntil([&] { return !Other().removed.empty(); });
+  Kill(first);
+  root_.before = nullptr;
+  root_.tags.erase("step_1");
+  root_.half_removed["step_1"] = 1;
+  ScanOfNextCoordinator();
+  RunUntil([&] { return root_.half_removed.empty(); });
+  EXPECT_THAT(root_.half_removed, IsEmpty()) << "its files would stay for good";
+  EXPECT_TRUE(root_.tags.contains("step_2"));
+}
+
+TEST_P(NodesRunContract, RemovalOfWhichTheNextCoordinatorHearsAfterItsScanIsEnded) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  // As an earlier coordinator has written it.
+  const std::string key = LedgerKeys(absl::StrCat(nodes_.prefix(), "runs/", run_id_, "/")).Evicting(1);
+  etcdserverpb::TxnRequest decided;
+  *decided.add_compare() = Absent(key);
+  *decided.add_success() = Put(key, ledger::v1::Evicting().SerializeAsString());
+  ASSERT_TRUE(etcd_.caller().Txn(decided).ok());
+  RunUntil([&] { return !root_.tags.contains("step_1"); });
+  EXPECT_FALSE(root_.tags.contains("step_1"));
+  EXPECT_TRUE(root_.tags.contains("step_2"));
+}
+
+TEST_P(NodesRunContract, ScanDoesNotTakeOverTheAnswerOfARemovalThatIsUnderWay) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  Node& coordinator = *Coordinator();
+  std::optional<absl::Status> evicted;
+  root_.before = [&](const std::string& what) {
+    if (what == "Remove" && root_.tags.erase("step_1") > 0) {
+      root_.half_removed["step_1"] = 1;
+      root_.failures = 1;
+    }
+    return true;
+  };
+  coordinator.io->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
+  RunUntil([&] { return !root_.half_removed.empty(); });
+  coordinator.io->Rescan([](const absl::StatusOr<RootSnapshot>&) {});
+  RunUntil([&] { return evicted.has_value(); });
+  EXPECT_TRUE(evicted.has_value() && evicted->ok());
+}
+
+TEST_P(NodesRunContract, NextCoordinatorRemovesWhatASaveReplacesOnlyWhenItCanTakeItsPlace) {
+  SaveAll("step_1");
+  Node& first = *Coordinator();
+  root_.before = [&first](const std::string& what) {
+    if (what == "Publish") first.pause.Begin();
+    return what != "Publish";
+  };
+  const SaveId again{1, "step_1", 2};
+  for (Node& node : all_) node.run->Begin(again, etcd_.clock()->Now() + minutes(8), {});
+  RunUntil([&] { return !Other().removed.empty(); });
+  Kill(first);
+  root_.before = nullptr;
+  const int64_t sequence = root_.inflight.begin()->second;
+  root_.hidden = {sequence};
+  ScanOfNextCoordinator();
+  RunFor(seconds(4));
+  EXPECT_TRUE(root_.tags.contains("step_1")) << "the root would have none for that long";
+  root_.hidden.clear();
+  const std::string again_published = absl::StrCat("step_1 ", sequence);
+  RunUntil([&] { return root_.published.back() == again_published; });
+  EXPECT_THAT(root_.published, ElementsAre("step_1 1", again_published));
 }
 
 TEST_P(NodesRunContract, NobodyHearsOfARemovalOnceTheRunIsClosed) {

@@ -90,11 +90,14 @@ void ThreeNodes::OnOffice(Node& node, const RunCoordinator::Office& office) {
   options.prefix = nodes_.prefix() + "run/";
   options.node = node.registration->identity();
   options.run = "test";
+  SaveCoordinator::Hooks hooks;
+  hooks.term_begun = [] {};
+  hooks.lost = [&node](const absl::Status& why) {
+    node.lost.push_back(ReasonOf(why));
+    node.coordinator_over = true;
+  };
   node.coordinator = std::make_unique<SaveCoordinator>(node.etcd.get(), etcd_.clock(), node.io.get(), options,
-                                                       office, [&node](const absl::Status& why) {
-                                                         node.lost.push_back(ReasonOf(why));
-                                                         node.coordinator_over = true;
-                                                       });
+                                                       office, std::move(hooks));
   node.coordinator->Start();
 }
 

@@ -204,6 +204,7 @@ class FakeSharedFiles : public SharedFilesIo {
       snapshot.committed[sequence] = CheckpointOf(tag, sequence);
       snapshot.highest_sequence = std::max(snapshot.highest_sequence, sequence);
     }
+    for (const auto& [tag, sequence] : root_.half_removed) snapshot.half_removed[sequence] = tag;
     return snapshot;
   }
   template <typename T>

@@ -39,6 +39,7 @@ class FakeSharedRoot {
   // ---- what is there
   std::map<std::string, int64_t> tags;                    // Sequences of ckptd's checkpoints.
   std::set<std::string> foreign;                          // Tags of something else.
+  std::map<std::string, int64_t> half_removed;            // Sequences of what were checkpoints, by tag.
   std::map<std::string, int64_t> inflight, trash;         // Sequences by name.
   std::vector<std::string> published;                     // As "step_1 5", in order.
   std::map<int64_t, std::vector<std::string>> manifests;  // Each one that was written of a sequence.
@@ -182,6 +183,10 @@ class FakeSharedRoot {
     return text;
   }
   absl::StatusOr<bool> Remove(const std::string& tag, int64_t sequence) {
+    if (const auto half = half_removed.find(tag); half != half_removed.end() && half->second == sequence) {
+      half_removed.erase(half);
+      return true;
+    }
     const auto at_tag = tags.find(tag);
     if (at_tag == tags.end() || at_tag->second != sequence) return true;
     if (random_.Percent(30)) return false;  // The budget was spent.
