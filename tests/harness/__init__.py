@@ -1,6 +1,7 @@
 """What the tests that drive real programs share: daemons, trainer processes, ckptctl, and waiting with a deadline."""
 
 from harness.handoff_connection import HandoffConnection
+from harness.killer import Killer
 from harness.local_daemon import Daemon, tags
 from harness.programs import DaemonProgram, ckptctl, find_program, start_ckptctl
 from harness.ranks import LaunchedRanks, Ranks
@@ -15,6 +16,7 @@ __all__ = [
     "Daemon",
     "DaemonProgram",
     "HandoffConnection",
+    "Killer",
     "LaunchedRanks",
     "Ranks",
     "Trainer",

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from typing import Optional
 
 import pytest
-from killable_daemon import TIMEOUT, KillableDaemon, Killer
+from killable_daemon import TIMEOUT, KillableDaemon
 from leftovers import leftovers, temporaries, wait_until_none_left
 from rank_threads import RankThreads
 from save_record import SaveRecord
 
-from harness import ckptctl, closing, until
+from harness import Killer, ckptctl, closing, until
 
 CONCURRENT_POINTS = 4  # A point mostly waits.
 WORLD_SIZE = 2
@@ -100,7 +100,7 @@ def save_and_kill(world: World, point: Point, prepare: tuple[str, ...], tag: str
         world.save(before)
         wait_until_none_left(world.root)
     world.ranks.connect()
-    killer.arm(point.kind, point.at, point.after)
+    killer.arm(point.pattern, point.at, point.after)
     saving = world.ranks.save(tag, SIZE)
     until(lambda: killer.hit or (saving.done() and world.idle()), "the call, or the end of the save")
     killer.disarm()
@@ -120,6 +120,10 @@ class Point:
     kind: str
     at: int
     after: bool
+
+    @property
+    def pattern(self) -> str:
+        return rf"^{self.kind}\b"
 
     def __str__(self) -> str:
         return f"{'after' if self.after else 'before'} {self.kind} {self.at}"
@@ -198,7 +202,7 @@ def leave_work_for_recovery(world: World) -> None:
         parts = list(pool.map(lambda rank: world.ranks.run(rank).begin("half"), range(WORLD_SIZE)))
     parts[0].add("r0.bin", b"x" * SIZE)
     parts[0].seal()
-    killer.arm(at_exchange=True)
+    killer.arm("<->")
     world.ranks.save("a", SIZE)
     world.daemon.wait()
     world.ranks.close()
@@ -210,7 +214,7 @@ def recover_and_kill(world: World, points: list[Point]) -> str:
     leave_work_for_recovery(world)
     hit = ""
     for point in points:
-        killer = world.killer().arm(point.kind, point.at, point.after)
+        killer = world.killer().arm(point.pattern, point.at, point.after)
         world.daemon.start(killer, must_serve=False)
         until(lambda: killer.hit or world.idle(), "the call, or the end of the recovery")
         killer.disarm()

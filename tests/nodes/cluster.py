@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Sequence
-from typing import List
+from typing import List, Optional
 
 from etcd_members import EtcdMembers
 from places import Places
 
-from harness import DaemonProgram, until
+from harness import DaemonProgram, Killer, until
 
 NAMES = ("gpu1", "gpu2", "gpu3")
 # Short, so that the tests are; a daemon that a busy machine holds up for longer loses its registration.
 LEASE_SECONDS = 6  # Longer than etcd takes to elect another leader, which is two seconds and more.
 GRACE_SECONDS = 2
 ETCD_TIMEOUT_SECONDS = 2
+# How long an outcome may take that waits for no lease; and how much longer than its lease one may take that does.
+PROMPT_SECONDS = 10
+# A node may have renewed its lease right before; an election, and the next coordinator, come after it.
+LOSS_SECONDS = LEASE_SECONDS + GRACE_SECONDS + PROMPT_SECONDS
 
 
 class Node(DaemonProgram):
     """A daemon that is killed and started again with the same state."""
 
     def __init__(
-        self, folder: pathlib.Path, name: str, endpoints: Sequence[str], shared: pathlib.Path, wrapper: Sequence[str]
+        self,
+        folder: pathlib.Path,
+        name: str,
+        endpoints: Sequence[str],
+        shared: pathlib.Path,
+        wrapper: Sequence[str],
+        killable: bool,
     ) -> None:
-        """`wrapper` is the command that runs the daemon and its ranks, such as one that enters a namespace."""
+        """`wrapper` is the command that runs the daemon and its ranks, such as one that enters a namespace. `killable`:
+        each start has a `killer`.
+        """
         folder.mkdir()
         self.name = name
         self.wrapper = wrapper
+        self.killable = killable
+        self._killer: Optional[Killer] = None
+        self._starts = itertools.count(1)
         members = " ".join(f'etcd_endpoints: "{endpoint}"' for endpoint in endpoints)
         super().__init__(
             folder,
@@ -39,7 +55,17 @@ class Node(DaemonProgram):
         self.start()
 
     def start(self) -> None:
-        assert self.launch(wrapper=self.wrapper), self.log()
+        wrapper = [*self.wrapper]
+        if self.killable:
+            self._killer = Killer(self.folder / f"killer{next(self._starts)}")
+            wrapper += self._killer.wrapper()
+        assert self.launch(wrapper=wrapper), self.log()
+
+    @property
+    def killer(self) -> Killer:
+        """Chooses at which system call the daemon that runs now is killed."""
+        assert self._killer is not None, f"{self.name} is not killable"
+        return self._killer
 
     def is_registered(self) -> bool:
         return bool(self.status().cluster.registered)
@@ -53,7 +79,7 @@ class Node(DaemonProgram):
 class Cluster:
     """etcd and the nodes, at their places (places.py)."""
 
-    def __init__(self, folder: pathlib.Path, places: Places) -> None:
+    def __init__(self, folder: pathlib.Path, places: Places, killable: bool = False) -> None:
         self.shared = folder.resolve() / "shared"
         self.shared.mkdir()
         self.root = str(self.shared / "run")
@@ -62,7 +88,8 @@ class Cluster:
         try:
             for number, name in enumerate(NAMES):
                 wrapper = places.node_wrapper(number, self.shared)
-                self.nodes.append(Node(folder / name, name, self.etcd.endpoints(), self.shared, wrapper))
+                node = Node(folder / name, name, self.etcd.endpoints(), self.shared, wrapper, killable)
+                self.nodes.append(node)
             self.wait_until_registered()
         except BaseException:
             self.close()

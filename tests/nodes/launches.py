@@ -23,7 +23,10 @@ class Outcome(NamedTuple):
 class Launch:
     """Ranks in blocks of one size on the nodes. They have joined the run."""
 
-    def __init__(self, launch_id: str, root: str, nodes: Sequence[Node], local_world_size: int = 2) -> None:
+    def __init__(
+        self, launch_id: str, root: str, nodes: Sequence[Node], local_world_size: int = 2, keep: Optional[int] = None
+    ) -> None:
+        """`keep`: how many checkpoints the saves of this launch leave; None: all."""
         self.nodes = list(nodes)
         self.local_world_size = local_world_size
         world_size = local_world_size * len(nodes)
@@ -39,7 +42,7 @@ class Launch:
                     "CKPTD_TEST_TORCH": "no",
                 }
                 self.ranks.append(Trainer(node.endpoint, environment, node.wrapper))
-                self.ranks[-1].start(f"me = Rank({root!r}, {rank}, {world_size})")
+                self.ranks[-1].start(f"me = Rank({root!r}, {rank}, {world_size}, {keep})")
             for trainer in self.ranks:
                 trainer.result()
         except BaseException:
@@ -87,3 +90,10 @@ class Launch:
 
 def words(outcomes: Dict[int, Outcome]) -> "set[str]":
     return {outcome.word for outcome in outcomes.values()}
+
+
+def assert_all_hear(outcomes: Dict[int, Outcome], word: str, ranks: List[int], seconds: float) -> None:
+    """Each rank has heard of this end, by the fault of these ranks, within these seconds."""
+    for rank, outcome in outcomes.items():
+        assert (outcome.word, outcome.ranks) == (word, ranks), f"rank {rank}: {outcome}"
+        assert outcome.seconds < seconds, f"rank {rank}: {outcome}"

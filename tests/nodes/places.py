@@ -13,13 +13,15 @@ from harness import TIMEOUT
 
 
 class Places(Protocol):
-    """Addresses, and the commands that run a program in its place."""
+    """Addresses, and the commands that run a program in its place. `close` ends all that is there."""
 
     etcd_addresses: Sequence[str]
     etcd_wrapper: Sequence[str]
 
     def node_wrapper(self, node: int, shared: pathlib.Path) -> Sequence[str]:
         """`shared` is the folder that all nodes share."""
+
+    def close(self) -> None: ...
 
 
 class OneHost:
@@ -32,6 +34,9 @@ class OneHost:
 
     def node_wrapper(self, node: int, shared: pathlib.Path) -> Sequence[str]:
         return []
+
+    def close(self) -> None:
+        pass
 
 
 def why_no_namespaces() -> str:

@@ -5,31 +5,35 @@ and its rank.
 from __future__ import annotations
 
 import time
-from typing import List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import ckptd
 
 
-def _content(step: int, rank: int) -> bytes:
+def content(step: int, rank: int) -> bytes:
     return bytes([step, rank]) * 50_000
 
 
 class Rank:
     """One rank of a launch."""
 
-    def __init__(self, root: str, rank: int, world_size: int) -> None:
+    def __init__(self, root: str, rank: int, world_size: int, keep: Optional[int] = None) -> None:
         self.rank = rank
         self.client = ckptd.connect()
-        self.run = self.client.run(root, rank=rank, world_size=world_size, commit_timeout=120)
+        self.run = self.client.run(
+            root, rank=rank, world_size=world_size, num_kept_ckpts=keep, commit_timeout=120
+        )
         self.part: Optional[ckptd.Part] = None
 
     def save(self, tag: str, step: int, timeout: float = 30) -> List[object]:
         """A whole save, until it ends; returns what `outcome` does."""
         return self._timed(lambda: self.run.save(tag, step=step, files=self._files(step), timeout=timeout))
 
-    def begin(self, tag: str, step: int, ranks: Optional[List[int]] = None) -> None:
+    def begin(
+        self, tag: str, step: int, ranks: Optional[List[int]] = None, pointers: Optional[Dict[str, str]] = None
+    ) -> None:
         """Begins a save, of these ranks or all, and stages this rank's file."""
-        self.part = self.run.begin(tag, step=step, files=self._files(step), ranks=ranks)
+        self.part = self.run.begin(tag, step=step, files=self._files(step), ranks=ranks, pointers=pointers)
 
     def seal(self) -> None:
         assert self.part is not None
@@ -49,7 +53,7 @@ class Rank:
                 return None
             names = sorted(checkpoint.files)
             for name in names:
-                assert bytes(checkpoint.read(name)) == _content(checkpoint.step, int(name[4:-4])), name
+                assert bytes(checkpoint.read(name)) == content(checkpoint.step, int(name[4:-4])), name
             return checkpoint.tag, checkpoint.step, names
 
     def restore(self) -> "Tuple[str, int]":
@@ -62,7 +66,7 @@ class Rank:
         return self.run.restore(load)
 
     def _files(self, step: int) -> "dict[str, bytes]":
-        return {f"rank{self.rank}.raw": _content(step, self.rank)}
+        return {f"rank{self.rank}.raw": content(step, self.rank)}
 
     def _timed(self, get_save) -> List[object]:
         began = time.monotonic()

@@ -2,22 +2,10 @@
 save commits.
 """
 
-from cluster import GRACE_SECONDS, LEASE_SECONDS
-from launches import words
+from cluster import GRACE_SECONDS, LOSS_SECONDS, PROMPT_SECONDS
+from launches import assert_all_hear, words
 
 from harness import ckptctl, tags
-
-# How long an outcome may take that waits for no lease; and how much longer than its lease one may take that does.
-PROMPT_SECONDS = 10
-# A node may have renewed its lease right before; an election, and the next coordinator, come after it.
-LOSS_SECONDS = LEASE_SECONDS + GRACE_SECONDS + PROMPT_SECONDS
-
-
-def assert_all_hear(outcomes, word, ranks, seconds):
-    """Each rank has heard of this end, by the fault of these ranks, within these seconds."""
-    for rank, outcome in outcomes.items():
-        assert (outcome.word, outcome.ranks) == (word, ranks), f"rank {rank}: {outcome}"
-        assert outcome.seconds < seconds, f"rank {rank}: {outcome}"
 
 
 def assert_next_save_commits(cluster, launch, tag, step):
