@@ -220,6 +220,7 @@ void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<in
 // ---- readers
 
 void Oracle::LeasesLost(int node) {
+  ++losses_[node];
   std::erase_if(leases_, [node](const auto& lease) { return lease.first.first == node; });
 }
 

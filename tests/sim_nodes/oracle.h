@@ -76,11 +76,15 @@ class Oracle {
   void Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left);
 
   // ---- readers
-  // `node`: the daemon that has given the lease.
-  void LeaseOpen(int node, const std::string& lease, int64_t sequence) { leases_[{node, lease}] = sequence; }
+  // `node`: the daemon that has given the lease. `losses_before`: losses(node) when the rank asked for it. If
+  // there was one since, the lease may be of before.
+  void LeaseOpen(int node, const std::string& lease, int64_t sequence, int losses_before) {
+    if (losses_[node] == losses_before) leases_[{node, lease}] = sequence;
+  }
   void LeaseEnded(int node, const std::string& lease) { leases_.erase({node, lease}); }
   // The daemon has ended, or its registration may be over: nobody protects what its ranks read.
   void LeasesLost(int node);
+  int losses(int node) { return losses_[node]; }
 
   // What a node calls the latest; 0: there is none. `daemon`: one life of a daemon.
   void Latest(const std::string& daemon, int64_t sequence);
@@ -120,6 +124,7 @@ class Oracle {
   std::map<std::pair<int64_t, int64_t>, std::set<int>> finishes_;
   std::map<SaveId, Save> saves_;
   std::map<std::pair<int, std::string>, int64_t> leases_;
+  std::map<int, int> losses_;  // By node.
   std::map<std::string, int64_t> latest_;
   int64_t commits_ = 0;
 };

@@ -15,12 +15,26 @@ constexpr const char* kNames[kOperationKinds] = {
     "launch",      "respawn",          "kill rank",   "kill launch", "lose session",
     "kill daemon", "kill coordinator", "stop daemon", "pause",       "pause coordinator",
     "cut off",     "change leader",    "compact",     "hang",        "open",
-    "foreign",     "damage"};
+    "foreign",     "read",             "damage"};
+
+// Random streams of what came later, so that the histories of other seeds stay as they were. They leave out the
+// seeds that have failed once (nodes_simulation_test.cc).
+constexpr uint64_t kDamageStream = 21, kReadersStream = 50;
+
+void AddReaders(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kReadersStream));
+  if (!random.Percent(30)) return;
+  plan->readers = true;
+  for (int64_t i = random.Between(10, 60); i > 0; --i) {
+    plan->operations.push_back({Duration(random.Below(plan->length.count())), OperationKind::kRead,
+                                random.Next(), random.Next()});
+  }
+}
 
 // After all that a plan had before. A checkpoint that is damaged counts as kept until somebody finds that, so
 // with one kept nothing whole may be left.
 void AddDamage(Plan* plan) {
-  sim::Random random(sim::Mix(plan->seed, 21));  // It spares the seeds that have failed once, before.
+  sim::Random random(sim::Mix(plan->seed, kDamageStream));
   if (plan->kept == 1 || !random.Percent(20)) return;
   plan->damage = true;
   for (int64_t i = random.Between(1, 4); i > 0; --i) {
@@ -62,6 +76,7 @@ std::string Plan::ToString() const {
   add(subsets, "subsets");
   add(skip, "skip");
   add(short_timeouts, "short timeouts");
+  add(readers, "readers");
   add(damage, "damage");
   const auto percent = [&words](int value, const char* name) {
     if (value > 0) absl::StrAppend(&words, ", ", name, " ", value, " %");
@@ -131,6 +146,7 @@ Plan PlanOf(uint64_t seed) {
                                random.Next(), random.Next()});
   }
   AddDamage(&plan);
+  AddReaders(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

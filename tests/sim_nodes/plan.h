@@ -32,10 +32,11 @@ enum class OperationKind {
   kHang,     // The file system, for all nodes.
   kOpen,     // A rank reads a checkpoint.
   kForeign,  // Another program makes a directory at the tag of a save.
-  // By a random stream of its own: plans without it are as they were before there was this kind.
+  // Of seeds that are chosen for them (plan.cc).
+  kRead,    // A rank reads a checkpoint that need not be the newest.
   kDamage,  // Bytes of the newest checkpoint change.
 };
-inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;
+inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;  // Of any seed.
 inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kDamage) + 1;
 
 struct Operation {
@@ -57,6 +58,7 @@ struct Plan {
   bool subsets = false;  // Some saves are of some ranks only.
   bool skip = false;     // Some saves are skipped where there is no memory.
   bool short_timeouts = false;
+  bool readers = false;  // Ranks read older checkpoints all the time.
   bool damage = false;  // Ranks find what has changed in a checkpoint, and what they miss of one.
   Duration length{};
   std::vector<Operation> operations;  // Sorted by time.

@@ -161,6 +161,7 @@ void Rank::Resume() {
   request.mutable_timeout()->set_seconds(random_.Percent(20) ? 1 : 60);
   world_.oracle().RequestSent(attempt_);
   world_.oracle().ResumeSent(attempt_);
+  losses_before_resume_ = world_.oracle().losses(node_.index());
   Ask<v1::ResumeResponse>(
       &Engine::Resume, "Resume", request,
       [this, acted = world_.oracle().acted(),
@@ -185,7 +186,7 @@ void Rank::Resumed(const v1::ResumeResponse& answer, const std::set<int64_t>& to
   }
   world_.Count(answer.has_checkpoint() ? "resumed from a checkpoint" : "resumed from nothing");
   if (!answer.lease().empty()) {
-    OpenLease(answer.lease(), answer.checkpoint().sequence());
+    OpenLease(answer.lease(), answer.checkpoint().sequence(), losses_before_resume_);
     Later(random_.Spread(milliseconds(1), seconds(8)), &Rank::CloseLease, answer.lease());
   }
   if (answer.has_checkpoint())
@@ -242,9 +243,9 @@ void Rank::ResumeAgain() {
 
 // ---- reading
 
-void Rank::OpenLease(const std::string& lease, int64_t sequence) {
+void Rank::OpenLease(const std::string& lease, int64_t sequence, int losses_before) {
   leases_.insert(lease);
-  world_.oracle().LeaseOpen(node_.index(), lease, sequence);
+  world_.oracle().LeaseOpen(node_.index(), lease, sequence, losses_before);
 }
 
 void Rank::CloseLease(std::string lease) {
@@ -256,17 +257,18 @@ void Rank::CloseLease(std::string lease) {
                                    [](const absl::StatusOr<v1::CloseCheckpointResponse>&) {});
 }
 
-void Rank::Open() {
+void Rank::Open(const std::string& tag) {
   if (dead_ || !joined_) return;
   v1::OpenCheckpointRequest request;
-  request.set_name(absl::StrCat(root_, "/checkpoints/latest"));
+  request.set_name(absl::StrCat(root_, "/checkpoints/", tag));
   ++opening_;
   Ask<v1::OpenCheckpointResponse>(&Engine::OpenCheckpoint, "OpenCheckpoint", request,
-                                  [this](const absl::StatusOr<v1::OpenCheckpointResponse>& answer) {
+                                  [this, losses = world_.oracle().losses(node_.index())](
+                                      const absl::StatusOr<v1::OpenCheckpointResponse>& answer) {
                                     --opening_;
                                     if (!answer.ok()) return;
                                     world_.Count("opened");
-                                    OpenLease(answer->lease(), answer->checkpoint().sequence());
+                                    OpenLease(answer->lease(), answer->checkpoint().sequence(), losses);
                                     if (world_.plan().damage) {
                                       return Later(milliseconds(random_.Between(1, 20'000)), &Rank::EndReading,
                                                    answer->lease(), answer->checkpoint());

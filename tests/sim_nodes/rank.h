@@ -42,7 +42,8 @@ class Rank : public std::enable_shared_from_this<Rank> {
   void Kill();
   void LoseSession();  // The daemon ends the session; the process notices a little later.
   void DaemonGone();
-  void Open();
+  // Opens a checkpoint, and closes it a while later.
+  void Open(const std::string& tag);
   // Does one more save, the same on all ranks.
   void LastSave();
   bool last_save_committed() const { return last_save_committed_; }
@@ -89,7 +90,7 @@ class Rank : public std::enable_shared_from_this<Rank> {
   void Resumed(const v1::ResumeResponse& answer, const std::set<int64_t>& told_before);
   void FinishResume(int64_t sequence);
   void ResumeAgain();
-  void OpenLease(const std::string& lease, int64_t sequence);
+  void OpenLease(const std::string& lease, int64_t sequence, int losses_before);
   void CloseLease(std::string lease);
   // Tells what it has found.
   void EndReading(std::string lease, v1::Checkpoint read);
@@ -135,6 +136,7 @@ class Rank : public std::enable_shared_from_this<Rank> {
   std::vector<SavingPtr> savings_;                           // In progress.
   std::map<int64_t, std::shared_ptr<sim::Mapping>> mapped_;  // Segments of this session.
   std::set<std::string> leases_;
+  int losses_before_resume_ = 0;
   int opening_ = 0;
 };
 

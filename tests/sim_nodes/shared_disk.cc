@@ -33,6 +33,14 @@ int64_t SharedDisk::newest() const {
   return newest;
 }
 
+std::vector<std::string> SharedDisk::Tags() const {
+  std::map<int64_t, std::string> by_sequence;
+  for (const auto& [tag, checkpoint] : names_.tags) by_sequence[checkpoint->summary.sequence()] = tag;
+  std::vector<std::string> tags;
+  for (const auto& [sequence, tag] : by_sequence) tags.push_back(tag);
+  return tags;
+}
+
 void SharedDisk::Damage(uint64_t which) {
   std::map<int64_t, const Checkpoint*> committed;
   for (const auto& [tag, checkpoint] : names_.tags) committed[checkpoint->summary.sequence()] = checkpoint.get();

@@ -67,11 +67,15 @@ class SharedDisk {
   std::vector<int64_t> InFlight() const;
   // The newest checkpoint; 0: there is none.
   int64_t newest() const;
+  // The tags of all checkpoints, oldest first.
+  std::vector<std::string> Tags() const;
   // Changes bytes of one rank's part of the newest checkpoint, by this number. Not if it or the one before it
   // is damaged already: the job can always resume from a whole one.
   void Damage(uint64_t which);
   // What a rank finds that reads every `of`-th part of this checkpoint, from its own on; nullopt: all of it.
   std::optional<storage::v1::Damage> FindDamage(int64_t sequence, int rank, int of) const;
+  // No removal has begun and not ended.
+  bool removals_ended() const { return names_.half_removed.empty(); }
 
  private:
   friend class SimSharedFiles;

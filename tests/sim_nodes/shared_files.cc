@@ -107,6 +107,7 @@ absl::StatusOr<RootSnapshot> SimSharedFiles::Scan() {
     snapshot.committed[checkpoint->summary.sequence()] = Describe(*checkpoint);
     found(checkpoint->summary.sequence());
   }
+  for (const auto& [tag, sequence] : view.half_removed) snapshot.half_removed[sequence] = tag;
   for (const auto* sequences : {&view.half_removed, &view.inflight, &view.trash}) {
     for (const auto& [name, sequence] : *sequences) found(sequence);
   }

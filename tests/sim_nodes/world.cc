@@ -175,8 +175,14 @@ void World::Apply(const Operation& operation) {
       oracle_.Fault();
       return disk_->HangUntil(schedule_.clock().Now() + some_time);
     case OperationKind::kOpen:
-      if (rank != nullptr) rank->Open();
+      if (rank != nullptr) rank->Open("latest");
       return;
+    case OperationKind::kRead: {
+      // Mostly the oldest, which goes next.
+      const std::vector<std::string> tags = disk_->Tags();
+      if (rank == nullptr || tags.empty()) return;
+      return rank->Open(tags[operation.b % 2 == 0 ? 0 : operation.b / 2 % tags.size()]);
+    }
     case OperationKind::kForeign:
       oracle_.Fault();
       return disk_->AddForeign(operation.b % 2 == 0 || newest_launch_ == nullptr
@@ -259,6 +265,7 @@ void World::End() {
   if (disk_->newest() <= newest) return oracle_.Violated("the last save is not the newest checkpoint");
   KillLiving();
   if (!Settle("the end of the last ranks", nothing_is_left)) return;
+  if (!Settle("the end of all removals", [this] { return disk_->removals_ended(); })) return;
   CheckHistory();
 }
 
