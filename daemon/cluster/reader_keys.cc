@@ -54,7 +54,12 @@ void ReaderKeys::Step(int64_t sequence) {
   Reading& reading = reading_.at(sequence);
   if (reading.key == Key::kNone && !reading.waiting.empty())
     return Begin(sequence, clock_->Now() + options_.patience);
-  if (reading.key == Key::kHeld && !reading.waiting.empty()) return Begun(sequence, absl::OkStatus());
+  // Without a registration there is no key any more: the next one writes it anew, if nobody has decided to
+  // remove the checkpoint meanwhile.
+  const bool is_held = reading.key == Key::kHeld && readers_ != nullptr;
+  if (reading.key == Key::kHeld && !reading.waiting.empty() && !is_held)
+    return Begin(sequence, clock_->Now() + options_.patience);
+  if (is_held && !reading.waiting.empty()) return Begun(sequence, absl::OkStatus());
   if (reading.key == Key::kHeld && reading.readers == 0) return End(sequence);
   if (reading.key == Key::kNone && reading.readers == 0) reading_.erase(sequence);
 }

@@ -88,6 +88,7 @@ void SaveCoordinator::BeginTerm() {
 void SaveCoordinator::OnStates(const std::vector<std::string>& keys) {
   states_known_ = true;
   if (last_sequence_ == 0) sweep_needed_ = true;  // What earlier coordinators have left.
+  reading_states_ = true;  // What is published next depends on all of them.
   for (const std::string& key : keys) {
     SharedSave save;
     const std::string* const value = states_.Find(key);
@@ -96,6 +97,8 @@ void SaveCoordinator::OnStates(const std::vector<std::string>& keys) {
     last_sequence_ = std::max(last_sequence_, save.sequence);
     OnState(save);
   }
+  reading_states_ = false;
+  for (auto& [sequence, save] : saves_) Act(sequence);
   FollowVotes();
   ahead_.Go();
   Sweep();
@@ -205,7 +208,7 @@ void SaveCoordinator::CheckDeadlines() {
 
 void SaveCoordinator::Act(int64_t sequence) {
   Save& save = saves_.at(sequence);
-  if (lost_ || !save.changed || save.asking || !save.backoff.IsOver(clock_->Now())) return;
+  if (lost_ || reading_states_ || !save.changed || save.asking || !save.backoff.IsOver(clock_->Now())) return;
   MakeInflight(save);
   if (!watch_.Knows(save.save.state.attempt())) return;
   save.changed = false;

@@ -132,6 +132,7 @@ class SaveCoordinator {
   SaveWatch watch_;
   SavesAhead ahead_;
   UnknownOutcomes unknown_;
+  bool reading_states_ = false;  // Nothing is decided meanwhile.
   bool lost_ = false;
   bool beginning_term_ = false, term_begun_ = false;
   Backoff term_backoff_;

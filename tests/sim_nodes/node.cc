@@ -125,6 +125,7 @@ void Node::Kill() {
   if (!up()) return;
   Trace("daemon ", daemon_, " ends");
   alive_ = nullptr;
+  stopping_ = false;
   ++daemon_;  // From here on no reply is due.
   pending_.clear();
   engine_ = nullptr;
@@ -144,6 +145,7 @@ void Node::Kill() {
 
 void Node::Stop() {
   if (!up()) return;
+  stopping_ = true;
   const auto kill = [this, alive = std::weak_ptr<bool>(alive_)] {
     // Not within a call of the daemon.
     world_.schedule().After(milliseconds(1), [this, alive] {
@@ -155,6 +157,7 @@ void Node::Stop() {
       Later(milliseconds(1), [this, kill] {
         world_.Count("drained");
         roots_->Resign([this, kill](const absl::Status&) {
+          world_.oracle().LeasesLost(index_);
           if (std::exchange(identity_, nullptr) != nullptr) TellFollowers();
           membership_->Release([kill](const absl::Status&) { kill(); });
         });

@@ -40,6 +40,7 @@ class Node : public EngineObserver {
   const std::string& name() const { return name_; }
   bool up() const { return engine_ != nullptr; }
   bool paused() const { return pause_.paused(); }
+  bool stopping() const { return stopping_; }
   bool coordinates() const;
   // The number of this daemon; counts up with each start.
   int64_t daemon() const { return daemon_; }
@@ -95,6 +96,7 @@ class Node : public EngineObserver {
   const int index_;
   const std::string name_;
   sim::Random random_;
+  bool stopping_ = false;
   int64_t daemon_ = 0;
   SessionId sessions_ = 0;
   std::vector<std::string> state_directory_;  // Incarnations that etcd may know the node by.

@@ -240,6 +240,14 @@ void World::End() {
     node->CutOff(false);
     node->Start();
   }
+  // Those that are ending in good order come back at once.
+  const auto all_stay = [this] {
+    const bool stay =
+        std::none_of(nodes_.begin(), nodes_.end(), [](const auto& node) { return node->stopping(); });
+    for (const auto& node : nodes_) node->Start();
+    return stay;
+  };
+  if (!Settle("the daemons that end", all_stay)) return;
   if (!Settle("the work in progress", [this] { return RanksAreIdle(); })) return;
   KillLiving();
   const auto nothing_is_left = [this] {
