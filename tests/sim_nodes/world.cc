@@ -1,6 +1,7 @@
 #include "tests/sim_nodes/world.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "ckptd/ledger/v1/ledger.pb.h"
@@ -281,12 +282,11 @@ void World::End() {
 // but what is not the name of an ended save; nothing was ever called damaged that was whole.
 void World::CheckHistory() {
   std::map<std::string, SaveState> states;
+  Kept kept;
   etcd_->WithModel([&](EtcdModel& model) {
     for (const auto& event : model.Events("/ckptd/runs/", "/ckptd/runs0", 1)) {
       const std::string& key = event.kv().key();
-      ledger::v1::DamageMark mark;
-      if (key.find("/damaged/") != std::string::npos && mark.ParseFromString(event.kv().value()))
-        oracle_.CalledDamaged(key, mark.damage().sequence());
+      CheckRemoval(key, event.kv().value(), &kept);
       if (key.find("/states/") == std::string::npos) continue;
       SaveState state;
       state.ParseFromString(event.kv().value());
@@ -300,6 +300,34 @@ void World::CheckHistory() {
   });
   for (const auto& [key, state] : states)
     Count(absl::StrCat("state ", SaveState::Phase_Name(state.phase()), " ", state.end().reason()));
+}
+
+// When retention decides that a checkpoint goes, as many others are there as are kept, of which etcd does not
+// know that they are damaged. What may be there counts, and what takes the place of another one.
+void World::CheckRemoval(const std::string& key, const std::string& value, Kept* kept) {
+  const int64_t sequence = std::atoll(key.substr(key.rfind('/') + 1).c_str());
+  if (key.find("/states/") != std::string::npos) {
+    SaveState state;
+    state.ParseFromString(value);
+    const bool may_be_there = state.phase() == SaveState::PUBLISHING ||
+                              state.phase() == SaveState::COMMITTED ||
+                              state.end().reason() == "INDETERMINATE";
+    if (may_be_there) kept->whole.insert(sequence);
+    if (!may_be_there && state.phase() == SaveState::ENDED) kept->whole.erase(sequence);
+  } else if (key.find("/damaged/") != std::string::npos) {
+    oracle_.CalledDamaged(key, sequence);
+    kept->damaged.insert(sequence);
+  } else if (key.find("/evicting/") != std::string::npos) {
+    ledger::v1::Evicting evicting;
+    evicting.ParseFromString(value);
+    kept->whole.erase(sequence);
+    if (evicting.replaced_by() != 0) return;
+    const auto whole = std::count_if(kept->whole.begin(), kept->whole.end(), [kept](int64_t other) {
+      return !kept->damaged.contains(other);
+    });
+    if (plan_.kept && whole < *plan_.kept)
+      oracle_.Violated(absl::StrCat(key, " was decided, and leaves ", whole, " whole checkpoints"));
+  }
 }
 
 sim::Result World::Run() {

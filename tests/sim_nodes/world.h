@@ -77,6 +77,10 @@ class World {
   void End();
   void CheckLastSave();
   void CheckHistory();
+  struct Kept {
+    std::set<int64_t> whole, damaged;  // Sequences.
+  };
+  void CheckRemoval(const std::string& key, const std::string& value, Kept* kept);
   bool RanksAreIdle() const;
   std::string Activity() const;
 
