@@ -60,7 +60,7 @@ class Rank:
         """Returns the tag and the step of what this rank goes on from, of which it has read its own file alone."""
 
         def load(checkpoint: ckptd.Checkpoint) -> "Tuple[str, int]":
-            assert bytes(checkpoint.read(f"rank{self.rank}.raw")) == _content(checkpoint.step, self.rank)
+            assert bytes(checkpoint.read(f"rank{self.rank}.raw")) == content(checkpoint.step, self.rank)
             return checkpoint.tag, checkpoint.step
 
         return self.run.restore(load)
