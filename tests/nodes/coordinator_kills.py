@@ -60,7 +60,11 @@ class Job:
         self.step = 0
         self.launches = 0
         self.launch = self._next_launch()
-        self._save("step_1")
+        try:
+            self._save("step_1")
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self.launch.close()
@@ -167,8 +171,9 @@ class Job:
         shared = self.root / ".ckptd/shared"
         in_flight = names_in(shared / "inflight")
         # The coordinator makes the next one in advance.
-        in_advance = [name for name in in_flight if name.startswith("next.") and names_in(shared / "inflight" / name) == [".ckptd"]]
-        found = [f"inflight/{name}" for name in in_flight if name not in in_advance[-1:]]
+        ahead = [name for name in in_flight if name.startswith("next.")]
+        unused = [name for name in ahead if names_in(shared / "inflight" / name) == [".ckptd"]]
+        found = [f"inflight/{name}" for name in in_flight if name not in unused[-1:]]
         found += [f"trash/{name}" for name in names_in(shared / "trash")]
         terms = [name for name in names_in(shared) if name.startswith("term.")]
         found += [f"one of {terms}"] if len(terms) > 1 else []
