@@ -19,7 +19,7 @@ constexpr const char* kNames[kOperationKinds] = {
 
 // Random streams of what came later, so that the histories of other seeds stay as they were. They leave out the
 // seeds that have failed once (nodes_simulation_test.cc).
-constexpr uint64_t kDamageStream = 21, kReadersStream = 50;
+constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -31,17 +31,14 @@ void AddReaders(Plan* plan) {
   }
 }
 
-// After all that a plan had before. A checkpoint that is damaged counts as kept until somebody finds that, so
-// with one kept nothing whole may be left.
-void AddDamage(Plan* plan) {
-  sim::Random random(sim::Mix(plan->seed, kDamageStream));
-  if (plan->kept == 1 || !random.Percent(20)) return;
+// So many launches follow each change of bytes, to read them, or on nodes that may not have heard what others
+// have found.
+void AddDamage(Plan* plan, sim::Random& random, int64_t fewest, int64_t most) {
   plan->damage = true;
   for (int64_t i = random.Between(1, 4); i > 0; --i) {
     const Duration at(random.Below(plan->length.count()));
     plan->operations.push_back({at, OperationKind::kDamage, random.Next(), random.Next()});
-    // Somebody reads it, mostly.
-    for (int64_t launches = random.Below(3); launches > 0; --launches) {
+    for (int64_t launches = random.Between(fewest, most); launches > 0; --launches) {
       const bool again = random.Percent(50);
       plan->operations.push_back({at + random.Spread(milliseconds(1), seconds(10)),
                                   again ? OperationKind::kRespawn : OperationKind::kLaunch, random.Next(),
@@ -56,6 +53,15 @@ void AddDamage(Plan* plan) {
     plan->operations.push_back(
         {at + random.Spread(milliseconds(1), seconds(3)), OperationKind::kCutOff, random.Next(), time});
   }
+}
+
+// After all that a plan had before. A checkpoint that is damaged counts as kept until somebody finds that, so
+// with one kept nothing whole may be left.
+void AddDamage(Plan* plan) {
+  sim::Random some(sim::Mix(plan->seed, kDamageStream)), more(sim::Mix(plan->seed, kFollowedDamageStream));
+  if (plan->kept == 1) return;
+  if (some.Percent(20)) return AddDamage(plan, some, 0, 2);
+  if (more.Percent(25)) AddDamage(plan, more, 1, 4);
 }
 
 }  // namespace
