@@ -104,10 +104,17 @@ void RunJoiner::Join(SessionId session, Run* run, const v1::JoinRunRequest& requ
   spec.job = request.job();
   spec.takeover = request.takeover();
   const std::string running = request.takeover() ? run->ledger->RunningBeside(request.job()) : "";
-  run->ledger->Join(spec, [this, session, name = run->name, request, running,
+  run->ledger->Join(spec, [this, session, instance = spec.instance, name = run->name, request, running,
                            reply = std::move(reply)](const absl::StatusOr<int64_t>& attempt) mutable {
+    if (attempt.ok()) EndIfGone(name, instance);
     Joined(session, name, request, running, attempt, std::move(reply));
   });
+}
+
+// It ended while the ledger was asked, which has heard of its end before it knew of it.
+void RunJoiner::EndIfGone(const std::string& run_name, const std::string& instance) {
+  Run* run = hooks_.find_run(run_name);
+  if (run != nullptr && !sessions_->InstanceLives(instance)) run->ledger->ProcessEnded(instance);
 }
 
 void RunJoiner::Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,

@@ -39,6 +39,7 @@ class RunJoiner {
   void Join(SessionId session, Run* run, const v1::JoinRunRequest& request, Reply<v1::JoinRunResponse> reply);
 
  private:
+  void EndIfGone(const std::string& run_name, const std::string& instance);
   // `running`: the launch of another job that is taken over; empty: none.
   void Joined(SessionId session, const std::string& run_name, const v1::JoinRunRequest& request,
               const std::string& running, const absl::StatusOr<int64_t>& attempt,

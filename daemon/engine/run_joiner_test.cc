@@ -132,6 +132,8 @@ class LaterLedger : public LocalLedger {
     later_.push_back(
         [this, spec, answer = std::move(answer)]() mutable { LocalLedger::Join(spec, std::move(answer)); });
   }
+  void ProcessEnded(const std::string& instance) override { ended.push_back(instance); }
+  std::vector<std::string> ended;
   void AnswerAll() {
     for (auto& answer : std::exchange(later_, {})) answer();
   }
@@ -162,6 +164,24 @@ TEST_F(RunJoinerTest, WhoseSessionOrRunEndsBeforeTheLedgerAnswersDoesNotJoin) {
   EXPECT_THAT(reasons, ElementsAre(reason::kUnknownToken, reason::kUnknownToken));
   EXPECT_TRUE(run_->members.empty());
   EXPECT_THAT(joined_, IsEmpty());
+}
+
+// Else it would count as a process that lives for as long as the daemon does, and another launch would be refused.
+TEST_F(RunJoinerTest, LedgerHearsOfTheEndOfAProcessThatEndedBeforeItsAnswer) {
+  auto ledger = std::make_unique<LaterLedger>(
+      storage::v1::RunRecord(), 0,
+      [](const storage::v1::RunRecord&, absl::AnyInvocable<void(absl::Status)>) {});
+  LaterLedger& later = *ledger;
+  run_->SetLedger(std::move(ledger));
+  joiner_.Join(1, run_, Request(0, 2), [](const absl::StatusOr<v1::JoinRunResponse>&) {});
+  joiner_.Join(2, run_, Request(1, 2), [](const absl::StatusOr<v1::JoinRunResponse>&) {});
+  SessionInfo again = *sessions_.Find(2);
+  sessions_.Remove(1);
+  sessions_.Remove(2);
+  again.id = 4;
+  sessions_.Add(again);  // The process has connected anew.
+  later.AnswerAll();
+  EXPECT_THAT(later.ended, ElementsAre("process 1"));
 }
 
 TEST_F(RunJoinerTest, RankZeroHearsOfTheRootsWarningsAndOfATakeover) {
