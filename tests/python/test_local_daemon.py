@@ -81,6 +81,17 @@ def test_a_program_that_ends_is_reported_with_its_code_and_the_end_of_its_log(
     daemon.stop()
 
 
+def test_looking_for_a_daemon_that_does_not_run_sets_up_no_grpc(
+    program: Script, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = []
+    monkeypatch.setattr("grpc.insecure_channel", lambda *arguments, **_: channels.append(arguments))
+    program("exit 3")
+    with pytest.raises(ckptd.Unavailable, match="ended with 3"):
+        ckptd.LocalDaemon(tmp_path / "d").start()
+    assert channels == []
+
+
 def test_daemon_that_is_never_ready_is_killed(
     program: Script, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,12 +66,15 @@ class Session:
         self._stream: Any = None
         self.handoff: Optional[Handoff] = None
         self.segments: Optional[SegmentTable] = None  # None: bytes go over gRPC.
-        self._channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
+        self._channel: Optional[grpc.Channel] = None
         try:
-            self.checkpoints = services.CheckpointsStub(self._channel)
-            self.admin = services.AdminStub(self._channel)
             if must_share or os.environ.get("CKPTD_TRANSPORT") != "grpc":
                 self._connect(f"{path}.handoff", must_share)
+            # After the hand-off: a channel that is closed as soon as it is made, because no daemon is there, may end
+            # with a line on stderr about gRPC's own epoll descriptor.
+            self._channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
+            self.checkpoints = services.CheckpointsStub(self._channel)
+            self.admin = services.AdminStub(self._channel)
             if self.handoff is not None:
                 hello = handoff.Hello(
                     min_version=PROTOCOL_VERSION,
@@ -155,7 +158,8 @@ class Session:
             self.handoff.close()
         if self.segments is not None:
             self.segments.clear()
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def _connect(self, path: str, must: bool) -> None:
         """Opens the hand-off connection.
