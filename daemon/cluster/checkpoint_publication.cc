@@ -82,10 +82,22 @@ SharedInflight CheckpointPublication::Inflight() const {
   return {save_.state.tag(), save_.sequence, save_.state.inflight()};
 }
 
+SharedRootIo::Publication CheckpointPublication::PublicationOf(
+    const std::map<std::string, std::string>& digests) const {
+  return {Inflight(),
+          save_.state.attempt(),
+          save_.state.ordinal(),
+          {save_.state.ranks().begin(), save_.state.ranks().end()},
+          save_.state.time_us(),
+          digests};
+}
+
 // ---- 1 and 2: decide
 
+// The decision says that the earlier checkpoint goes, for good: so the parts are looked at before it.
+
 void CheckpointPublication::FindReplaced() {
-  tools_.root->SequenceAt(save_.state.tag(), Then(&CheckpointPublication::OnReplaced));
+  tools_.root->FindReplaced(PublicationOf(options_.digests), Then(&CheckpointPublication::OnReplaced));
 }
 
 void CheckpointPublication::OnReplaced(const absl::StatusOr<int64_t>& sequence) {
@@ -107,12 +119,7 @@ void CheckpointPublication::OnDecided(const absl::StatusOr<SavePublication::Publ
   if (!publishing->waits_for.empty()) return Retry(Step::kFindReplaced, publishing->waits_for);
   save_ = publishing->save;
   if (save_.state.phase() != SaveState::PUBLISHING) return OnEnded(save_);
-  publication_ = {Inflight(),
-                  save_.state.attempt(),
-                  save_.state.ordinal(),
-                  {save_.state.ranks().begin(), save_.state.ranks().end()},
-                  save_.state.time_us(),
-                  publishing->digests};
+  publication_ = PublicationOf(publishing->digests);
   Next(Step::kLook);
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,7 +25,8 @@ namespace ckptd {
 
 // The publication of one save, from SEALED, or where an earlier coordinator has left it, to its end:
 //
-//   1. Find which checkpoint has the tag. (SequenceAt)
+//   1. Find which checkpoint has the tag, and whether the parts make one that may take its place.
+//   (FindReplaced)
 //   2. Decide: PUBLISHING, which says that this one goes. It waits for its readers. (etcd)
 //   3. Look where the save is: an earlier coordinator may have done any of the next steps. (Find)
 //   4. Publish. If a checkpoint of ours has the tag, remove it, and publish again.
@@ -44,6 +46,7 @@ class CheckpointPublication {
   };
   struct Options {
     CompareAndSwap::Held office;
+    std::map<std::string, std::string> digests;  // Of the part record of each node; all are durable.
     // For how long a save that is nowhere is looked for.
     Duration longest_look = std::chrono::seconds(10);
   };
@@ -86,6 +89,7 @@ class CheckpointPublication {
   // An error of etcd's.
   void RetryOrLose(Step step, const absl::Status& error);
   SharedInflight Inflight() const;
+  SharedRootIo::Publication PublicationOf(const std::map<std::string, std::string>& digests) const;
   // `done`, for an answer that may come after the end of this object, and ends the step.
   template <typename Answer>
   auto Then(void (CheckpointPublication::*done)(const Answer&));
@@ -100,7 +104,7 @@ class CheckpointPublication {
   Backoff backoff_{std::chrono::milliseconds(100), std::chrono::seconds(1)};
   std::string waits_for_;
 
-  int64_t replaces_ = 0;    // The checkpoint that has the tag; 0: none.
+  int64_t replaces_ = 0;    // The checkpoint that goes; 0: none.
   int64_t in_the_way_ = 0;  // Which one Publish has found there.
   SharedRootIo::Publication publication_;
   ledger::v1::SaveEnd given_up_;          // With kGiveUp.

@@ -18,11 +18,12 @@ void ReaderKeys::SetNode(const NodeIdentity* node) {
       etcd_, CheckpointReaders::Options{options_.prefix, *node, options_.run});
   calls_.SetRegistered(true);
   // The keys of the earlier registration went with its lease.
-  std::vector<int64_t> held;
+  std::vector<int64_t> read;
   for (const auto& [sequence, reading] : reading_) {
-    if (reading.key == Key::kHeld) held.push_back(sequence);
+    const bool asks = reading.key == Key::kBeginning || reading.key == Key::kEnding;
+    if (!asks && reading.readers > 0) read.push_back(sequence);
   }
-  for (const int64_t sequence : held) Begin(sequence, Instant::max());
+  for (const int64_t sequence : read) Begin(sequence, Instant::max());
 }
 
 void ReaderKeys::OnTick() { calls_.OnTick(); }
@@ -52,14 +53,12 @@ void ReaderKeys::Release(int64_t sequence) {
 // Takes the next step for a checkpoint, if none is under way.
 void ReaderKeys::Step(int64_t sequence) {
   Reading& reading = reading_.at(sequence);
-  if (reading.key == Key::kNone && !reading.waiting.empty())
-    return Begin(sequence, clock_->Now() + options_.patience);
-  // Without a registration there is no key any more: the next one writes it anew, if nobody has decided to
+  const bool waits = !reading.waiting.empty();
+  // Without a registration there is no key any more. The next one writes it anew, if nobody has decided to
   // remove the checkpoint meanwhile.
-  const bool is_held = reading.key == Key::kHeld && readers_ != nullptr;
-  if (reading.key == Key::kHeld && !reading.waiting.empty() && !is_held)
+  if (waits && reading.key == Key::kHeld && readers_ != nullptr) return Begun(sequence, absl::OkStatus());
+  if (waits && (reading.key == Key::kHeld || reading.key == Key::kNone))
     return Begin(sequence, clock_->Now() + options_.patience);
-  if (is_held && !reading.waiting.empty()) return Begun(sequence, absl::OkStatus());
   if (reading.key == Key::kHeld && reading.readers == 0) return End(sequence);
   if (reading.key == Key::kNone && reading.readers == 0) reading_.erase(sequence);
 }

@@ -45,7 +45,7 @@ class SavesAhead {
     const EtcdMirror* states;
   };
   struct Hooks {
-    // One has got its name, or has ended.
+    // One has got its name, or has ended; or another save has the sequence for which one was made.
     std::function<void(const SharedSave&)> decided;
     // A directory was made, and another save has the sequence.
     std::function<void(int64_t sequence)> unused;

@@ -24,6 +24,15 @@ bool IsForGood(const absl::Status& error) {
          reason == reason::kMetricsTooLarge || reason == "CORRUPT_PART_RECORD";
 }
 
+LedgerFacts FactsOf(const SharedRootIo::Publication& publication) {
+  return {.tag = publication.save.tag,
+          .sequence = publication.save.sequence,
+          .attempt = publication.attempt,
+          .ordinal = publication.ordinal,
+          .time_us = publication.time_us,
+          .ranks = publication.ranks};
+}
+
 }  // namespace
 
 absl::Status SharedDiskRoot::CheckOpen() const { return store == nullptr ? RootNotOpen() : absl::OkStatus(); }
@@ -178,16 +187,22 @@ absl::Status SharedDiskRoot::BeginTerm(int64_t term) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<int64_t> SharedDiskRoot::FindReplaced(const SharedRootIo::Publication& publication) {
+  CKPTD_RETURN_IF_ERROR(CheckOpen());
+  CKPTD_ASSIGN_OR_RETURN(const int64_t sequence, store->SequenceAt(publication.save.tag));
+  if (sequence == 0 || sequence == publication.save.sequence) return sequence;
+  const absl::Status manifest =
+      store->MakeManifest(publication.save, FactsOf(publication), publication.digests).status();
+  if (IsForGood(manifest)) return 0;
+  CKPTD_RETURN_IF_ERROR(manifest);
+  return sequence;
+}
+
 absl::StatusOr<SharedRootIo::Published> SharedDiskRoot::Publish(
     const SharedRootIo::Publication& publication) {
   CKPTD_RETURN_IF_ERROR(CheckOpen());
-  const LedgerFacts facts = {.tag = publication.save.tag,
-                             .sequence = publication.save.sequence,
-                             .attempt = publication.attempt,
-                             .ordinal = publication.ordinal,
-                             .time_us = publication.time_us,
-                             .ranks = publication.ranks};
-  const absl::StatusOr<int64_t> published = store->Publish(publication.save, facts, publication.digests);
+  const absl::StatusOr<int64_t> published =
+      store->Publish(publication.save, FactsOf(publication), publication.digests);
   if (published.ok()) return SharedRootIo::Published{*published, absl::OkStatus()};
   if (ReasonOf(published.status()) == reason::kTagForeign)
     return SharedRootIo::Published{0, published.status()};

@@ -60,6 +60,7 @@ struct SharedDiskRoot : OpenedRoot {
   void Forget(int64_t sequence);
 
   absl::Status BeginTerm(int64_t term);
+  absl::StatusOr<int64_t> FindReplaced(const SharedRootIo::Publication& publication);
   absl::StatusOr<SharedRootIo::Published> Publish(const SharedRootIo::Publication& publication);
   // Moves what has ended to the trash. Returns the names there that may be removed.
   absl::StatusOr<std::vector<std::string>> Sweep(int64_t last, const std::set<int64_t>& unfinished);

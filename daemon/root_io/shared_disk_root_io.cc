@@ -165,11 +165,8 @@ class SharedDiskRootIo : public DiskRootIo<SharedFilesIo, SharedDiskRoot> {
       return made.name;
     });
   }
-  void SequenceAt(const std::string& tag, Callback<absl::StatusOr<int64_t>> done) override {
-    Ask(std::move(done), [tag](SharedDiskRoot& root) -> absl::StatusOr<int64_t> {
-      CKPTD_RETURN_IF_ERROR(root.CheckOpen());
-      return root.store->SequenceAt(tag);
-    });
+  void FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) override {
+    Ask(std::move(done), [publication](SharedDiskRoot& root) { return root.FindReplaced(publication); });
   }
   void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) override {
     Ask(std::move(done), [save](SharedDiskRoot& root) -> absl::StatusOr<SharedPlace> {

@@ -169,16 +169,25 @@ class SharedDiskRootIoTest : public ::testing::Test {
     }
     return digests;
   }
+  static SharedRootIo::Publication PublicationOf(const SharedInflight& save,
+                                                 const std::map<std::string, std::string>& digests) {
+    return {.save = save,
+            .attempt = 1,
+            .ordinal = 1,
+            .ranks = {},
+            .time_us = 1'700'000'000'000'000,
+            .digests = digests};
+  }
   absl::StatusOr<SharedRootIo::Published> Publish(Node& node, const SharedInflight& save,
                                                   const std::map<std::string, std::string>& digests) {
-    const SharedRootIo::Publication publication = {.save = save,
-                                                   .attempt = 1,
-                                                   .ordinal = 1,
-                                                   .ranks = {},
-                                                   .time_us = 1'700'000'000'000'000,
-                                                   .digests = digests};
-    return Wait<absl::StatusOr<SharedRootIo::Published>>(
-        node, [&](auto done) { static_cast<SharedRootIo&>(*node.io).Publish(publication, std::move(done)); });
+    return Wait<absl::StatusOr<SharedRootIo::Published>>(node, [&](auto done) {
+      static_cast<SharedRootIo&>(*node.io).Publish(PublicationOf(save, digests), std::move(done));
+    });
+  }
+  absl::StatusOr<int64_t> FindReplaced(Node& node, const SharedInflight& save,
+                                       const std::map<std::string, std::string>& digests) {
+    return Wait<absl::StatusOr<int64_t>>(
+        node, [&](auto done) { node.io->FindReplaced(PublicationOf(save, digests), std::move(done)); });
   }
   void Save(Node& coordinator, const std::string& tag, int64_t sequence) {
     const SharedInflight save = MakeInflight(coordinator, tag, sequence);
@@ -286,6 +295,32 @@ TEST_F(SharedDiskRootIoTest, PartsThatMakeNoCheckpointAreGivenUpForGood) {
   EXPECT_EQ(place.value(), SharedPlace::kInTrash);
 }
 
+TEST_F(SharedDiskRootIoTest, AResaveWhosePartsMakeNoCheckpointReplacesNone) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  const SharedInflight again = MakeInflight(node(0), "step_1", 2);
+  std::map<std::string, std::string> digests = WriteAll(again);
+  digests.erase(node(2).name);  // A rank has no part.
+  EXPECT_EQ(FindReplaced(node(0), again, digests).value(), 0);
+  EXPECT_EQ(ReasonOf(Publish(node(0), again, digests)->given_up), "INVALID_ARGUMENT");
+  EXPECT_TRUE(OpenCheckpoint(node(1), "step_1", 1).ok());
+}
+
+TEST_F(SharedDiskRootIoTest, AResaveWhosePartsAreNotSeenReplacesNoneYet) {
+  OpenAll();
+  ASSERT_TRUE(BeginTerm(node(0), 1).ok());
+  Save(node(0), "step_1", 1);
+  const SharedInflight again = MakeInflight(node(0), "step_1", 2);
+  const std::map<std::string, std::string> digests = WriteAll(again);
+  const std::string there = dir_.path() + "/.ckptd/shared/inflight/" + again.name;
+  const std::string hidden = dir_.path() + "/hidden";
+  std::filesystem::rename(there, hidden);
+  EXPECT_FALSE(FindReplaced(node(0), again, digests).ok());
+  std::filesystem::rename(hidden, there);
+  EXPECT_EQ(FindReplaced(node(0), again, digests).value(), 1);
+}
+
 TEST_F(SharedDiskRootIoTest, WhatAnotherProgramHasAtTheTagGivesTheSaveUp) {
   OpenAll();
   ASSERT_TRUE(BeginTerm(node(0), 1).ok());
@@ -313,23 +348,18 @@ TEST_F(SharedDiskRootIoTest, AResaveHasItsOwnCheckpointInTheWayUntilThatIsRemove
   Save(node(0), "step_1", 1);
   const SharedInflight again = MakeInflight(node(0), "step_1", 2);
   const auto digests = WriteAll(again);
-  const auto at = [&](Node& looks) {
-    return Wait<absl::StatusOr<int64_t>>(looks,
-                                         [&](auto done) { looks.io->SequenceAt("step_1", std::move(done)); })
-        .value();
-  };
-  EXPECT_EQ(at(node(1)), 1);
+  EXPECT_EQ(FindReplaced(node(1), again, digests).value(), 1);
   EXPECT_EQ(Publish(node(0), again, digests)->in_the_way, 1);
   const auto gone = Wait<absl::StatusOr<bool>>(
       node(0), [&](auto done) { node(0).io->Remove("step_1", 1, std::move(done)); });
   ASSERT_TRUE(gone.ok()) << gone.status();
   EXPECT_TRUE(*gone);
-  EXPECT_EQ(at(node(1)), 0);
+  EXPECT_EQ(FindReplaced(node(1), again, digests).value(), 0);
   EXPECT_EQ(ReasonOf(OpenCheckpoint(node(1), "step_1", 1).status()), "NO_CHECKPOINT");
   const auto published = Publish(node(0), again, digests);
   EXPECT_EQ(published->in_the_way, 0);
   EXPECT_TRUE(published->given_up.ok()) << published->given_up;
-  EXPECT_EQ(at(node(2)), 2);
+  EXPECT_EQ(FindReplaced(node(2), again, digests).value(), 2);
 }
 
 TEST_F(SharedDiskRootIoTest, SweepRemovesWhatHasEndedAndNothingElse) {

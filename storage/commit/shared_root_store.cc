@@ -162,13 +162,18 @@ absl::StatusOr<int64_t> SharedRootStore::SequenceAt(const std::string& tag) {
   return target.kind == TargetKind::kCheckpoint ? target.summary.sequence() : 0;
 }
 
+absl::StatusOr<Manifest> SharedRootStore::MakeManifest(const SharedInflight& save, const LedgerFacts& facts,
+                                                       const std::map<std::string, std::string>& digests) {
+  CKPTD_ASSIGN_OR_RETURN(const std::vector<NodePartRecord> parts, ReadNodeParts(layout_, save, digests));
+  return BuildSharedManifest(facts, parts);
+}
+
 absl::StatusOr<int64_t> SharedRootStore::Publish(const SharedInflight& save, const LedgerFacts& facts,
                                                  const std::map<std::string, std::string>& digests) {
   CKPTD_RETURN_IF_ERROR(CheckTermBegun());
   CKPTD_ASSIGN_OR_RETURN(const SharedPlace place, FindShared(layout_, save));
   if (place == SharedPlace::kPublished) return 0;
-  CKPTD_ASSIGN_OR_RETURN(const std::vector<NodePartRecord> parts, ReadNodeParts(layout_, save, digests));
-  CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, BuildSharedManifest(facts, parts));
+  CKPTD_ASSIGN_OR_RETURN(const Manifest manifest, MakeManifest(save, facts, digests));
   const absl::StatusOr<int64_t> published = PublishShared(layout_, save, manifest, term_.number);
   // Its node has said that the file is durable: its size is not seen yet, or somebody has cut or removed it.
   if (ReasonOf(published.status()) == reason::kShortFile)

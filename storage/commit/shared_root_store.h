@@ -106,9 +106,11 @@ class SharedRootStore {
   absl::StatusOr<SharedPlace> Find(const SharedInflight& save);
   // The sequence of ckptd's checkpoint at the tag, also of one that is removed in part. 0: there is none.
   absl::StatusOr<int64_t> SequenceAt(const std::string& tag);
-  // Reads the records of all nodes, makes the manifest, and publishes; see shared_manifest.h and
-  // shared_publish.h. 0 also if another coordinator has published it. After BeginTerm, like all that follows
-  // but for removals.
+  // Reads the records of all nodes, and makes the manifest of them; see shared_manifest.h. Changes nothing.
+  absl::StatusOr<Manifest> MakeManifest(const SharedInflight& save, const LedgerFacts& facts,
+                                        const std::map<std::string, std::string>& digests);
+  // Makes the manifest, and publishes; see shared_publish.h. 0 also if another coordinator has published it.
+  // After BeginTerm, like all that follows but for removals.
   absl::StatusOr<int64_t> Publish(const SharedInflight& save, const LedgerFacts& facts,
                                   const std::map<std::string, std::string>& digests);
   // What a save that replaces the checkpoint of this summary takes over; for LedgerFacts, before the ledger

@@ -429,6 +429,28 @@ TEST_P(NodesRunContract, CheckpointIsNotRemovedWhileANodeReadsIt) {
   EXPECT_EQ(ReasonOf(open(reads).status()), "BEING_REMOVED");
 }
 
+TEST_P(NodesRunContract, NodeThatReadsSaysSoWithItsNextRegistration) {
+  SaveAll("step_1");
+  Node& reads = Other();
+  const auto open = [&] {
+    return Ask<absl::StatusOr<std::shared_ptr<CheckpointReader>>>(
+        [&](auto done) { reads.io->OpenCheckpoint("step_1", 1, std::move(done)); });
+  };
+  auto reader = open();
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  reads.run->SetNode(nullptr);
+  EXPECT_EQ(ReasonOf(open().status()), "LEDGER_UNAVAILABLE") << "another rank, and nobody can say so in time";
+  RegisterAnew(reads);
+  RunFor(seconds(5));
+  std::optional<absl::Status> evicted;
+  Coordinator()->io->Evict("step_1", 1, [&](const absl::Status& status) { evicted = status; });
+  RunFor(seconds(20));
+  EXPECT_FALSE(evicted.has_value()) << *evicted;
+  reader->reset();
+  RunUntil([&] { return evicted.has_value(); });
+  EXPECT_TRUE(evicted->ok()) << *evicted;
+}
+
 TEST_P(NodesRunContract, NodeThatDoesNotCoordinateRemovesNothing) {
   SaveAll("step_1");
   const absl::Status evicted =

@@ -143,6 +143,27 @@ TEST_P(SharedSavesContract, CheckpointIsNotReplacedWhileANodeReadsIt) {
   }
 }
 
+// Its removal is decided together with the publication, and cannot be taken back.
+TEST_P(SharedSavesContract, CheckpointStaysIfTheSaveOfItsTagMakesNone) {
+  EXPECT_EQ(Save("step_1"), "COMMITTED");
+  const int64_t sequence = root_.tags.at("step_1");
+  root_.parts_conflict = true;
+  EXPECT_THAT(EndOfSave(BeginAll("step_1", 2)), HasSubstr("FILE_CONFLICT"));
+  root_.parts_conflict = false;
+  Node& reader = Other();
+  CheckpointReaders readers(reader.etcd.get(),
+                            {nodes_.prefix() + "run/", reader.registration->identity(), "test"});
+  std::optional<absl::Status> may_read;
+  readers.Begin(sequence, [&](const absl::Status& status) { may_read = status; });
+  RunUntil([&] { return may_read.has_value(); });
+  EXPECT_TRUE(may_read->ok()) << *may_read;
+  EXPECT_EQ(root_.tags.at("step_1"), sequence);
+  may_read.reset();
+  readers.End(sequence, [&](const absl::Status& status) { may_read = status; });
+  RunUntil([&] { return may_read.has_value(); });
+  EXPECT_EQ(EndOfSave(BeginAll("step_1", 3)), "COMMITTED");
+}
+
 // ---- saves that are made in advance
 
 class AheadContract : public SharedSavesContract {
@@ -502,7 +523,7 @@ TEST_P(SharedSavesContract, NodeThatIsCutOffKeepsWhatItHasPromised) {
 // ---- the coordinator
 
 // What it asks of the root.
-const std::string kSteps[] = {"MakeInflight", "SequenceAt", "Find", "Publish", "Remove"};
+const std::string kSteps[] = {"MakeInflight", "FindReplaced", "Find", "Publish", "Remove"};
 
 class CoordinatorContract : public SharedSavesContract {
  protected:

@@ -30,3 +30,21 @@ def test_save_of_three_nodes_is_one_checkpoint_that_all_ranks_resume_from(cluste
     assert fourth.do("me.resume()") == [["step_3", 3, ALL_FILES[:4]]] * 6
     assert words(fourth.save("step_4", 4)) == {"committed"}
     assert tags(cluster.root) == ["step_4", "step_3", "step_2", "step_1"]
+
+
+def test_checkpoint_stays_if_the_save_of_its_tag_makes_none(cluster, launch):
+    first = launch()
+    assert words(first.save("last", 1)) == {"committed"}
+    first.close()
+    differs = cluster.nodes[1]
+    assert differs.end() == 0, differs.log()
+    with open(differs.configuration, "a") as file:
+        file.write("io { chunk_bytes: 65536 }\n")
+    differs.start()
+    cluster.wait_until_registered()
+    second = launch()
+    outcomes = second.save("last", 2)
+    assert words(outcomes) == {"INVALID_ARGUMENT"}, outcomes
+    second.close()
+    third = launch()
+    assert third.do("me.resume()") == [["last", 1, ALL_FILES]] * 6

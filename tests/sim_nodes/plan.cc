@@ -19,7 +19,8 @@ constexpr const char* kNames[kOperationKinds] = {
 
 // Random streams of what came later, so that the histories of other seeds stay as they were. They leave out the
 // seeds that have failed once (nodes_simulation_test.cc).
-constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809;
+constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809,
+                   kConflictStream = 70;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -29,6 +30,12 @@ void AddReaders(Plan* plan) {
     plan->operations.push_back({Duration(random.Below(plan->length.count())), OperationKind::kRead,
                                 random.Next(), random.Next()});
   }
+}
+
+// Saves whose parts make no checkpoint.
+void AddConflicts(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kConflictStream));
+  if (random.Percent(20)) plan->disk.conflict = static_cast<int>(random.Between(1, 30));
 }
 
 // So many launches follow each change of bytes, to read them, or on nodes that may not have heard what others
@@ -99,6 +106,7 @@ std::string Plan::ToString() const {
   percent(disk.scan, "scan");
   percent(disk.open, "open");
   percent(disk.remove, "remove");
+  percent(disk.conflict, "conflict");
   return words;
 }
 
@@ -153,6 +161,7 @@ Plan PlanOf(uint64_t seed) {
   }
   AddDamage(&plan);
   AddReaders(&plan);
+  AddConflicts(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 SharedDisk::SharedDisk(SharedDiskFaults faults, uint64_t seed, sim::Schedule* schedule, Oracle* oracle)
-    : faults_(faults), random_(seed), schedule_(schedule), oracle_(oracle) {}
+    : faults_(faults), seed_(seed), random_(seed), schedule_(schedule), oracle_(oracle) {}
 
 void SharedDisk::AddForeign(const std::string& tag) {
   if (!names_.tags.contains(tag) && !names_.half_removed.contains(tag)) foreign_.insert(tag);
@@ -112,6 +112,12 @@ absl::StatusOr<SharedPlace> SharedDisk::Find(const std::string& node, const Shar
   return view.trash.contains(save.name) ? SharedPlace::kInTrash : SharedPlace::kNowhere;
 }
 
+// As long as faults are on: a save that is published after that is whole.
+bool SharedDisk::PartsConflict(int64_t sequence) const {
+  const uint64_t percent = sim::Mix(seed_, static_cast<uint64_t>(sequence)) % 100;
+  return faulty_ && percent < static_cast<uint64_t>(faults_.conflict);
+}
+
 absl::StatusOr<std::vector<SharedDisk::Part>> SharedDisk::PartsOf(
     const SharedRootIo::Publication& publication) const {
   const auto records = records_.find(publication.save.name);
@@ -137,6 +143,14 @@ absl::StatusOr<SharedRootIo::Published> SharedDisk::Publish(const std::string& n
   const absl::StatusOr<std::vector<Part>> parts = PartsOf(publication);
   if (!parts.ok()) return parts.status();
 
+  if (PartsConflict(save.sequence)) {
+    oracle_->Fault();
+    Remember(node);
+    names_.trash[save.name] = save.sequence;
+    names_.inflight.erase(save.name);
+    return SharedRootIo::Published{
+        0, MakeError(absl::StatusCode::kInvalidArgument, reason::kFileConflict, "two ranks have one file")};
+  }
   std::string manifest = absl::StrCat("time ", publication.time_us);
   for (const auto& [of, digest] : publication.digests) absl::StrAppend(&manifest, " ", of, "=", digest);
   const auto [written, is_first] = manifests_.try_emplace(save.sequence, manifest);

@@ -42,6 +42,7 @@ struct SharedDiskFaults {
   int scan = 0;
   int open = 0;
   int remove = 0;
+  int conflict = 0;  // Of saves: their parts make no checkpoint.
 };
 
 class SharedDisk {
@@ -89,6 +90,7 @@ class SharedDisk {
   };
 
   bool Hits(int percent) { return faulty_ && random_.Percent(percent); }
+  bool PartsConflict(int64_t sequence) const;
   Duration Latency(Duration shortest, Duration longest);
   // Call it before each change of names_.
   void Remember(const std::string& node);
@@ -105,6 +107,7 @@ class SharedDisk {
   absl::StatusOr<std::vector<Part>> PartsOf(const SharedRootIo::Publication& publication) const;
 
   const SharedDiskFaults faults_;
+  const uint64_t seed_;
   sim::Random random_;
   sim::Schedule* const schedule_;
   Oracle* const oracle_;
@@ -167,7 +170,7 @@ class SimSharedFiles : public SharedFilesIo {
   void BeginTerm(int64_t term, Callback<absl::Status> done) override;
   void MakeInflight(const std::string& tag, int64_t sequence,
                     Callback<absl::StatusOr<std::string>> done) override;
-  void SequenceAt(const std::string& tag, Callback<absl::StatusOr<int64_t>> done) override;
+  void FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) override;
   void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) override;
   void Publish(const Publication& publication, Callback<absl::StatusOr<Published>> done) override;
   void Remove(const std::string& tag, int64_t sequence, Callback<absl::StatusOr<bool>> done) override;

@@ -295,15 +295,16 @@ void SimSharedFiles::MakeInflight(const std::string& tag, int64_t sequence,
       [this, tag, sequence] { return disk_.MakeInflight(node_, tag, sequence); });
 }
 
-void SimSharedFiles::SequenceAt(const std::string& tag, Callback<absl::StatusOr<int64_t>> done) {
+void SimSharedFiles::FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) {
   Ask<absl::StatusOr<int64_t>>(disk_.Latency(microseconds(50), milliseconds(2)), std::move(done),
-                               [this, tag]() -> absl::StatusOr<int64_t> {
+                               [this, save = publication.save]() -> absl::StatusOr<int64_t> {
                                  if (disk_.Hits(disk_.faults_.open))
                                    return ErrnoError(EIO, "looking at a tag");
                                  const SharedDisk::Names view = disk_.View(node_);
-                                 const auto found = view.tags.find(tag);
+                                 if (disk_.PartsConflict(save.sequence)) return 0;
+                                 const auto found = view.tags.find(save.tag);
                                  if (found != view.tags.end()) return found->second->summary.sequence();
-                                 const auto half = view.half_removed.find(tag);
+                                 const auto half = view.half_removed.find(save.tag);
                                  return half == view.half_removed.end() ? 0 : half->second;
                                });
 }

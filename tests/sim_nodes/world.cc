@@ -1,9 +1,10 @@
 #include "tests/sim_nodes/world.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "tests/sim_nodes/node.h"
 #include "tests/sim_nodes/rank.h"
@@ -305,7 +306,8 @@ void World::CheckHistory() {
 // When retention decides that a checkpoint goes, as many others are there as are kept, of which etcd does not
 // know that they are damaged. What may be there counts, and what takes the place of another one.
 void World::CheckRemoval(const std::string& key, const std::string& value, Kept* kept) {
-  const int64_t sequence = std::atoll(key.substr(key.rfind('/') + 1).c_str());
+  int64_t sequence = 0;
+  if (!absl::SimpleAtoi(key.substr(key.rfind('/') + 1), &sequence)) return;
   if (key.find("/states/") != std::string::npos) {
     SaveState state;
     state.ParseFromString(value);
@@ -313,7 +315,11 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
                               state.phase() == SaveState::COMMITTED ||
                               state.end().reason() == "INDETERMINATE";
     if (may_be_there) kept->whole.insert(sequence);
-    if (!may_be_there && state.phase() == SaveState::ENDED) kept->whole.erase(sequence);
+    if (may_be_there || state.phase() != SaveState::ENDED) return;
+    kept->whole.erase(sequence);
+    // Another program may have taken the tag when it was free.
+    if (kept->replacing.contains(sequence) && state.end().reason() != "TAG_FOREIGN")
+      oracle_.Violated(absl::StrCat(key, " ended ", state.end().reason(), ", after another had gone for it"));
   } else if (key.find("/damaged/") != std::string::npos) {
     oracle_.CalledDamaged(key, sequence);
     kept->damaged.insert(sequence);
@@ -321,7 +327,10 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
     ledger::v1::Evicting evicting;
     evicting.ParseFromString(value);
     kept->whole.erase(sequence);
-    if (evicting.replaced_by() != 0) return;
+    if (evicting.replaced_by() != 0) {
+      kept->replacing.insert(evicting.replaced_by());
+      return;
+    }
     const auto whole = std::count_if(kept->whole.begin(), kept->whole.end(), [kept](int64_t other) {
       return !kept->damaged.contains(other);
     });

@@ -79,6 +79,7 @@ class World {
   void CheckHistory();
   struct Kept {
     std::set<int64_t> whole, damaged;  // Sequences.
+    std::set<int64_t> replacing;       // Saves for which another checkpoint goes.
   };
   void CheckRemoval(const std::string& key, const std::string& value, Kept* kept);
   bool RanksAreIdle() const;

@@ -85,8 +85,8 @@ class FakeSharedFiles : public SharedFilesIo {
                     ckptd::Callback<absl::StatusOr<std::string>> done) override {
     coordinator_->MakeInflight(tag, sequence, std::move(done));
   }
-  void SequenceAt(const std::string& tag, ckptd::Callback<absl::StatusOr<int64_t>> done) override {
-    coordinator_->SequenceAt(tag, std::move(done));
+  void FindReplaced(const Publication& publication, ckptd::Callback<absl::StatusOr<int64_t>> done) override {
+    coordinator_->FindReplaced(publication, std::move(done));
   }
   void Find(const SharedInflight& save, ckptd::Callback<absl::StatusOr<SharedPlace>> done) override {
     coordinator_->Find(save, std::move(done));

@@ -49,6 +49,7 @@ class FakeSharedRoot {
   std::map<int64_t, std::string> damaged;  // By sequence: what the record of the run says.
   int failures = 0;           // So many of the next requests fail, and change nothing.
   absl::Status no_directory;  // Why none can be made.
+  bool parts_conflict = false;  // The parts of the saves to come make no checkpoint.
   // Runs before a request is carried out, with its name: "Publish". False: its daemon has been paused, and
   // the request is carried out when it goes on.
   std::function<bool(const std::string&)> before;
@@ -71,11 +72,14 @@ class FakeSharedRoot {
           "MakeInflight", [=](FakeSharedRoot& root) { return root.MakeInflight(tag, sequence); },
           std::move(done));
     }
-    void SequenceAt(const std::string& tag, Callback<absl::StatusOr<int64_t>> done) override {
+    void FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) override {
       Do<absl::StatusOr<int64_t>>(
-          "SequenceAt",
-          [=](FakeSharedRoot& root) -> absl::StatusOr<int64_t> {
-            return root.tags.contains(tag) && !root.hidden.contains(root.tags[tag]) ? root.tags[tag] : 0;
+          "FindReplaced",
+          [publication](FakeSharedRoot& root) -> absl::StatusOr<int64_t> {
+            const auto at_tag = root.tags.find(publication.save.tag);
+            if (at_tag == root.tags.end() || root.hidden.contains(at_tag->second)) return 0;
+            EXPECT_FALSE(publication.digests.empty());
+            return root.parts_conflict ? 0 : at_tag->second;
           },
           std::move(done));
     }
@@ -164,6 +168,12 @@ class FakeSharedRoot {
     const auto at_tag = tags.find(save.tag);
     if (at_tag != tags.end() && at_tag->second == save.sequence) return SharedRootIo::Published();
     if (!inflight.contains(save.name)) return ErrnoError(ENOENT, save.name);
+    if (parts_conflict) {
+      trash[save.name] = save.sequence;
+      inflight.erase(save.name);
+      return SharedRootIo::Published{
+          0, MakeError(absl::StatusCode::kInvalidArgument, reason::kFileConflict, "two ranks have one file")};
+    }
     manifests[save.sequence].push_back(ManifestOf(publication));
     if (foreign.contains(save.tag)) {
       trash[save.name] = save.sequence;
