@@ -55,9 +55,12 @@ void Catalog::Replace(std::map<int64_t, CommittedCheckpoint> committed,
     const auto found = committed.find(sequence);
     if (found != committed.end() && !found->second.damage) found->second.damage = known.damage;
   }
-  for (const int64_t sequence : std::exchange(withdrawn_, {})) {
-    if (!leaving.contains(sequence)) continue;
-    committed.insert(*committed_.find(sequence));
+  // Also what was listed after its removal had been decided: a node hears of the two in any order.
+  withdrawn_.clear();
+  for (const int64_t sequence : leaving) {
+    const auto listed = committed_.find(sequence);
+    if (listed == committed_.end()) continue;
+    committed.insert(*listed);
     withdrawn_.insert(sequence);
   }
   committed_ = std::move(committed);

@@ -95,6 +95,17 @@ TEST_F(CatalogTest, AScanKeepsWhatAnotherNodeRemovesWhileItsSuccessorIsOnItsWay)
   EXPECT_EQ(Newest(), 1) << "its successor came to nothing";
 }
 
+// Its removal was decided before this node had read it.
+TEST_F(CatalogTest, AScanKeepsWhatWasListedAfterItsRemovalWasDecided) {
+  catalog_.Withdraw(4);
+  catalog_.Add(Checkpoint(4, "s4"));
+  catalog_.Replace({{1, Checkpoint(1, "s1")}}, {}, /*leaving=*/{4, 5});
+  EXPECT_EQ(Newest(), 4);
+  EXPECT_EQ(catalog_.Find(5), nullptr) << "it was not listed";
+  catalog_.Add(Checkpoint(6, "s4"));
+  EXPECT_EQ(catalog_.Find(4), nullptr);
+}
+
 TEST_F(CatalogTest, ATagHasOneGeneration) {
   catalog_.RemoveTag("s2");
   catalog_.Add(Checkpoint(4, "s2"));

@@ -63,6 +63,8 @@ class Oracle {
   // ---- saves
   void BeginSent(const SaveId& save, const std::set<int>& ranks);
   void Begun(const SaveId& save, int64_t sequence);
+  // Whether a rank has heard so.
+  bool IsAdmitted(const SaveId& save) const { return saves_.at(save).begun != 0; }
   void SealSent(const SaveId& save, int rank, const sim::Contents& contents);
   void ToldSealed(const SaveId& save);
   void OutcomeReported(const SaveId& save, const std::string& rank, v1::Level level,

@@ -166,7 +166,9 @@ void Rank::Begin(const SavingPtr& saving) {
   world_.oracle().BeginSent(saving->name, saving->plan.ranks);
   Ask<v1::BeginResponse>(
       &Engine::Begin, absl::StrCat("Begin ", NameOf(saving->name)), request,
-      [this, saving, acted = world_.oracle().acted()](const absl::StatusOr<v1::BeginResponse>& answer) {
+      // Others join what was admitted then, also on a node that is cut off from etcd.
+      [this, saving, acted = world_.oracle().acted(),
+       is_first = !world_.oracle().IsAdmitted(saving->name)](const absl::StatusOr<v1::BeginResponse>& answer) {
         saving->outstanding = false;
         if (!answer.ok()) return Refused(saving, answer.status());
         saving->sequence = answer->sequence();
@@ -174,7 +176,7 @@ void Rank::Begin(const SavingPtr& saving) {
           saving->phase = Phase::kWait;
           return ContinueLater(saving);
         }
-        world_.oracle().TookEffect(attempt_, acted, "Begin");
+        if (is_first) world_.oracle().TookEffect(attempt_, acted, "Begin");
         world_.oracle().Begun(saving->name, saving->sequence);
         Copy(saving, *answer);
       });
