@@ -41,9 +41,9 @@ class NodesResume {
 
   // `mine` OK: all ranks of this node have read their part of what the attempt resumes from. Answers with OK
   // when those of all nodes have, and the ledger has written that down; with the error of a node whose rank
-  // could not (ABORTED, reason RESUME_FAILED, or CHECKPOINT_DAMAGED, naming the node); DEADLINE_EXCEEDED, reason RESUME_INCOMPLETE,
-  // names the nodes that have not said it. A later call for the same attempt replaces an earlier one, which
-  // is answered ABORTED.
+  // could not (ABORTED, reason RESUME_FAILED, or CHECKPOINT_DAMAGED, naming the node); DEADLINE_EXCEEDED,
+  // reason RESUME_INCOMPLETE, names the nodes that have not said it. A later call for the same attempt
+  // replaces an earlier one, which is answered ABORTED.
   void Finish(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline, Done done);
 
  private:

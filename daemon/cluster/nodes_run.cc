@@ -52,11 +52,11 @@ void NodesRun::Opened(const std::string& run_id, int64_t highest) {
   resume_ = std::make_unique<NodesResume>(etcd_, clock_, ledger_.get(), NodesResume::Options{prefix_, run});
   readers_ =
       std::make_unique<ReaderKeys>(etcd_, clock_, ReaderKeys::Options{prefix_, run, options_.patience});
-  damages_ =
-      std::make_unique<DamageKeys>(etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience},
-                                   [this](int64_t sequence, const DamageKeys::Damage& damage) {
-                                     if (!IsEvicting(sequence)) hooks_.damage_changed(sequence, damage);
-                                   });
+  damages_ = std::make_unique<DamageKeys>(etcd_, clock_, DamageKeys::Options{prefix_, run, options_.patience},
+                                          [this](int64_t sequence, const DamageKeys::Damage& damage) {
+                                            if (!IsEvicting(sequence))
+                                              hooks_.damage_changed(sequence, damage);
+                                          });
 }
 
 void NodesRun::Start(Hooks hooks) {
@@ -320,7 +320,8 @@ int64_t NodesRun::LastReplacing() const {
   return last;
 }
 
-// Whether this save, which takes the place of what is being removed, has not ended. Sequence 0: there is none.
+// Whether this save, which takes the place of what is being removed, has not ended. Sequence 0: there is
+// none.
 bool NodesRun::WillReplace(int64_t sequence) const {
   if (sequence == 0) return false;
   const std::optional<SaveState> state = saves_ == nullptr ? std::nullopt : saves_->Shown(sequence);

@@ -172,7 +172,7 @@ class NodesRun : public SharedRun, public NodesReading {
   std::unique_ptr<SharedSaves> saves_;
   std::unique_ptr<RunCoordinator> election_;
   std::unique_ptr<EtcdMirror> condemned_;  // The keys of damaged and of removed checkpoints.
-  bool over_ = false;  // One of them has ended: all begin anew at a tick.
+  bool over_ = false;                      // One of them has ended: all begin anew at a tick.
   Backoff again_{std::chrono::seconds(1), std::chrono::seconds(10)};
 
   std::string coordinator_name_;

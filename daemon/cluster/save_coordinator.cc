@@ -28,8 +28,7 @@ absl::Status NobodyWaits() {
 
 SaveCoordinator::SaveCoordinator(Etcd* etcd, Clock* clock, SharedRootIo* root, Options options,
                                  const RunCoordinator::Office& office, Hooks hooks)
-    : etcd_(etcd),
-      clock_(clock),
+    : clock_(clock),
       root_(root),
       options_(std::move(options)),
       office_(office),
@@ -88,7 +87,7 @@ void SaveCoordinator::BeginTerm() {
 void SaveCoordinator::OnStates(const std::vector<std::string>& keys) {
   states_known_ = true;
   if (last_sequence_ == 0) sweep_needed_ = true;  // What earlier coordinators have left.
-  reading_states_ = true;  // What is published next depends on all of them.
+  reading_states_ = true;                         // What is published next depends on all of them.
   for (const std::string& key : keys) {
     SharedSave save;
     const std::string* const value = states_.Find(key);

@@ -118,7 +118,6 @@ class SaveCoordinator {
   void Sweep();
   void Lose(const absl::Status& why);
 
-  Etcd* const etcd_;
   Clock* const clock_;
   SharedRootIo* const root_;
   const Options options_;

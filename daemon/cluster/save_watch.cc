@@ -111,9 +111,7 @@ SaveView SaveWatch::View(int64_t sequence, const ledger::v1::SaveState& save) co
   return SaveViewOf(Found(sequence, save.attempt()), save);
 }
 
-size_t SaveWatch::NodesOf(int64_t attempt) const {
-  return attempts_.at(attempt).mirror->keys().size();
-}
+size_t SaveWatch::NodesOf(int64_t attempt) const { return attempts_.at(attempt).mirror->keys().size(); }
 
 bool SaveWatch::VotesMayMatter(int64_t sequence, const SaveState& save) const {
   if (!save.ranks().empty()) return true;  // Of some nodes.

@@ -121,8 +121,8 @@ void SavesAhead::Opened(int64_t sequence, const std::string& inflight,
   backoff_.Succeeded();
   last_ = std::max(last_, answer->sequence);
   if (answer->sequence != sequence || answer->state.inflight() != inflight) hooks_.unused(sequence);
-  // Etcd may have shown already what became of it. If it has not, and another node has given the sequence to a
-  // save, that one comes before the next that is made here, and it must be known.
+  // Etcd may have shown already what became of it. If it has not, and another node has given the sequence to
+  // a save, that one comes before the next that is made here, and it must be known.
   const bool shown = tools_.states->Find(keys_.SaveState(answer->sequence)) != nullptr;
   if (answer->state.phase() == SaveState::OPEN && !shown) OnOpen(*answer);
   if (!answer->state.tag().empty() && !shown) hooks_.decided(*answer);

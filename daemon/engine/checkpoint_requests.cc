@@ -123,12 +123,12 @@ void Engine::Impl::GetCommitted(Run* run, const CommittedCheckpoint& committed, 
        reply = std::move(reply)](absl::StatusOr<std::shared_ptr<CheckpointReader>> reader) mutable {
         if (!reader.ok() && checkpoint.has_damage()) return reply(std::move(checkpoint));
         if (!reader.ok() && IndicatesDamage(*run, reader.status())) {
-          return damage_.Mark(run, checkpoint.sequence(), DamageFromError(reader.status()),
-                              [this, caller, request,
-                               reply = std::move(reply)](const absl::Status& marked) mutable {
-                                if (!marked.ok()) return reply(marked);
-                                GetCheckpoint(caller, request, std::move(reply));
-                              });
+          return damage_.Mark(
+              run, checkpoint.sequence(), DamageFromError(reader.status()),
+              [this, caller, request, reply = std::move(reply)](const absl::Status& marked) mutable {
+                if (!marked.ok()) return reply(marked);
+                GetCheckpoint(caller, request, std::move(reply));
+              });
         }
         if (!reader.ok()) return reply(reader.status());
         AddFiles((*reader)->manifest(), &checkpoint);

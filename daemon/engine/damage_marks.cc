@@ -165,10 +165,10 @@ void DamageMarks::Recorded(Run* run, int64_t sequence, const std::string& tag,
   if (set.ok()) {
     listeners_.pointers_changed(run, *std::move(set));
   } else if (run->catalog.IsDamaged(sequence)) {
-    observer_->OnWarning(absl::StrCat(
-        "that checkpoint ", run->path, "/", tag, " is damaged could not be written down",
-        run->shared == nullptr ? ", and is forgotten with this daemon: " : " in the root: ",
-        std::string(set.status().message())));
+    observer_->OnWarning(
+        absl::StrCat("that checkpoint ", run->path, "/", tag, " is damaged could not be written down",
+                     run->shared == nullptr ? ", and is forgotten with this daemon: " : " in the root: ",
+                     std::string(set.status().message())));
   }
 }
 
@@ -221,8 +221,8 @@ void DamageMarks::ClearOnAllNodes(Run* run, int64_t sequence, Reply<v1::Checkpoi
 void DamageMarks::AnswerCleared(Run* run, int64_t sequence, Reply<v1::Checkpoint> reply) {
   const CommittedCheckpoint* checkpoint = run->catalog.Find(sequence);
   if (checkpoint == nullptr) {
-    return reply(MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
-                           "it was replaced in the meantime"));
+    return reply(
+        MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint, "it was replaced in the meantime"));
   }
   reply(describe_(*run, *checkpoint));
 }

@@ -30,10 +30,11 @@ bool IsWithdrawn(const Run& run, const Ledger::ResumeChoice& choice) {
 
 // Nothing else takes a decision back.
 absl::Status WithdrawnError(const std::string& path, int64_t sequence) {
-  return MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged,
-                   absl::StrCat("the checkpoint of sequence ", sequence, " in ", path,
-                                " is damaged, as another rank has found; resume again for the next older one"),
-                   {{"sequence", absl::StrCat(sequence)}});
+  return MakeError(
+      absl::StatusCode::kDataLoss, reason::kCheckpointDamaged,
+      absl::StrCat("the checkpoint of sequence ", sequence, " in ", path,
+                   " is damaged, as another rank has found; resume again for the next older one"),
+      {{"sequence", absl::StrCat(sequence)}});
 }
 
 absl::Status SessionLost(const char* call) {
@@ -190,8 +191,7 @@ void ResumeBarrier::Answer(Run* run, PendingResume pending, const Decision& deci
     agreement->failed.erase(pending.rank);
     if (!agreement->writing) agreement->finished.erase(pending.rank);  // It reads it once more.
   }
-  if (!decided || !IsWithdrawn(*run, *decided))
-    return Decide(run, std::move(pending), decided.has_value());
+  if (!decided || !IsWithdrawn(*run, *decided)) return Decide(run, std::move(pending), decided.has_value());
   ++states_.Of(run).asking;
   const int64_t attempt = pending.attempt;
   run->ledger->RejectResume(attempt, decided->sequence,
@@ -265,17 +265,16 @@ void ResumeBarrier::Decided(Run* run, const Ledger::ResumeChoice& choice, Pendin
     if (agreement.tag.empty()) agreement.tag = choice.tag;
   }
   const SessionId session = pending.session;
-  leases_->Open(
-      session, run, choice.sequence, /*resumes=*/true,
-      [this, run, choice, response = std::move(response),
-       pending = std::move(pending)](absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
-        if (!lease.ok() && IsWithdrawn(*run, choice) && sessions_->IsOpen(pending.session))
-          return Again(run, std::move(pending));
-        if (!lease.ok()) return pending.reply(lease.status());
-        response.set_lease(lease->first);
-        *response.mutable_checkpoint() = std::move(lease->second);
-        pending.reply(std::move(response));
-      });
+  leases_->Open(session, run, choice.sequence, /*resumes=*/true,
+                [this, run, choice, response = std::move(response), pending = std::move(pending)](
+                    absl::StatusOr<std::pair<std::string, v1::Checkpoint>> lease) mutable {
+                  if (!lease.ok() && IsWithdrawn(*run, choice) && sessions_->IsOpen(pending.session))
+                    return Again(run, std::move(pending));
+                  if (!lease.ok()) return pending.reply(lease.status());
+                  response.set_lease(lease->first);
+                  *response.mutable_checkpoint() = std::move(lease->second);
+                  pending.reply(std::move(response));
+                });
 }
 
 // ---- FinishResume
@@ -304,12 +303,11 @@ void ResumeBarrier::FinishActivated(const std::string& run_name, const v1::Finis
   if (request.has_damage()) {
     storage::v1::Damage damage = FromWire(request.damage());
     damage.set_message(absl::StrCat(damage.message(), " (found by rank ", finish.rank, ")"));
-    return hooks_.mark_damaged(
-        run, request.sequence(), std::move(damage),
-        [reply = std::move(finish.reply)](const absl::Status& marked) mutable {
-          if (!marked.ok()) return reply(marked);
-          reply(v1::FinishResumeResponse());
-        });
+    return hooks_.mark_damaged(run, request.sequence(), std::move(damage),
+                               [reply = std::move(finish.reply)](const absl::Status& marked) mutable {
+                                 if (!marked.ok()) return reply(marked);
+                                 reply(v1::FinishResumeResponse());
+                               });
   }
   const int64_t attempt = finish.attempt;
   AskDecision(run, attempt,
@@ -563,9 +561,10 @@ void ResumeBarrier::ExpireResumes(Run* run, State& state, Instant now) {
   for (PendingResume& pending : over) {
     std::string waits_for = run->read_only ? "the root to be scanned anew" : "";
     if (pending.stage == Stage::kHearing) {
-      pending.reply(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kResumeTimeout,
-                              "what to resume from is not decided in time: another node has found damage, and "
-                              "etcd has not told this node which"));
+      pending.reply(
+          MakeError(absl::StatusCode::kDeadlineExceeded, reason::kResumeTimeout,
+                    "what to resume from is not decided in time: another node has found damage, and "
+                    "etcd has not told this node which"));
       continue;
     }
     if (pending.stage != Stage::kReady) absl::StrAppend(&waits_for, " the saves of other nodes");

@@ -82,29 +82,27 @@ class ResumeBarrierTest : public ClassTest {
   SessionTable sessions_;
   std::vector<std::string> older_;
   std::vector<int64_t> agreed_;
-  LeaseTable leases_{
-      {100, 1 << 20},
-      &sessions_,
-      {.describe = Describe,
-       .mark_damaged = [this](Run* run, int64_t sequence, storage::v1::Damage,
-                              DamageMarked done) { Mark(run, sequence, std::move(done)); },
-       .notify = [](const Run&, v1::WatchResponse) {},
-       .released = [](const Lease&) {}}};
-  ResumeBarrier barrier_{
-      &clock_,
-      &sessions_,
-      &leases_,
-      {.describe = Describe,
-       .find_run = [this](const std::string& name) { return runs_.at(name).get(); },
-       .activated = [](Run*, int64_t) {},
-       .older_saves = [this](const Run&, int64_t) { return older_; },
-       .mark_damaged = [this](Run* run, int64_t sequence, storage::v1::Damage,
-                              DamageMarked done) { Mark(run, sequence, std::move(done)); },
-       .begin_decision = [](Run*, int64_t) {},
-       .end_decision = [](Run*, int64_t) {},
-       .scan = [](Run*) {},
-       .agreed = [this](Run*, int64_t sequence) { agreed_.push_back(sequence); },
-       .released = [](Run*) {}}};
+  LeaseTable leases_{{100, 1 << 20},
+                     &sessions_,
+                     {.describe = Describe,
+                      .mark_damaged = [this](Run* run, int64_t sequence, storage::v1::Damage,
+                                             DamageMarked done) { Mark(run, sequence, std::move(done)); },
+                      .notify = [](const Run&, v1::WatchResponse) {},
+                      .released = [](const Lease&) {}}};
+  ResumeBarrier barrier_{&clock_,
+                         &sessions_,
+                         &leases_,
+                         {.describe = Describe,
+                          .find_run = [this](const std::string& name) { return runs_.at(name).get(); },
+                          .activated = [](Run*, int64_t) {},
+                          .older_saves = [this](const Run&, int64_t) { return older_; },
+                          .mark_damaged = [this](Run* run, int64_t sequence, storage::v1::Damage,
+                                                 DamageMarked done) { Mark(run, sequence, std::move(done)); },
+                          .begin_decision = [](Run*, int64_t) {},
+                          .end_decision = [](Run*, int64_t) {},
+                          .scan = [](Run*) {},
+                          .agreed = [this](Run*, int64_t sequence) { agreed_.push_back(sequence); },
+                          .released = [](Run*) {}}};
 };
 
 TEST_F(ResumeBarrierTest, AllRanksResumeFromTheCheckpointThatTheFirstOneGot) {

@@ -166,7 +166,8 @@ TEST_F(RunJoinerTest, WhoseSessionOrRunEndsBeforeTheLedgerAnswersDoesNotJoin) {
   EXPECT_THAT(joined_, IsEmpty());
 }
 
-// Else it would count as a process that lives for as long as the daemon does, and another launch would be refused.
+// Else it would count as a process that lives for as long as the daemon does, and another launch would be
+// refused.
 TEST_F(RunJoinerTest, LedgerHearsOfTheEndOfAProcessThatEndedBeforeItsAnswer) {
   auto ledger = std::make_unique<LaterLedger>(
       storage::v1::RunRecord(), 0,

@@ -127,8 +127,7 @@ TEST_F(SharedResumeTest, WaitsForTheSavesOfAllNodesAndLooksAtTheRootThen) {
 
 TEST_F(SharedResumeTest, HearsWhyTheOtherNodesCannotSettle) {
   const auto resumed = Resume(sessions_[0], 0);
-  nodes_->settles.at(0)(
-      MakeError(absl::StatusCode::kUnavailable, "LEDGER_UNAVAILABLE", "etcd is away"));
+  nodes_->settles.at(0)(MakeError(absl::StatusCode::kUnavailable, "LEDGER_UNAVAILABLE", "etcd is away"));
   RunQueued();
   EXPECT_EQ(resumed.reason(), "LEDGER_UNAVAILABLE");
 }

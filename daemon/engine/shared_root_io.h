@@ -50,9 +50,9 @@ class SharedRootIo {
   // other call ever gets the same name.
   virtual void MakeInflight(const std::string& tag, int64_t sequence,
                             Callback<absl::StatusOr<std::string>> done) = 0;
-  // The sequence of ckptd's checkpoint whose tag the save takes, also of one that is removed in part. 0: there
-  // is none, or the parts of the save make no checkpoint, so that Publish will give it up: then the one that is
-  // there stays. Time and pointers of `publication` do not count.
+  // The sequence of ckptd's checkpoint whose tag the save takes, also of one that is removed in part. 0:
+  // there is none, or the parts of the save make no checkpoint, so that Publish will give it up: then the one
+  // that is there stays. Time and pointers of `publication` do not count.
   virtual void FindReplaced(const Publication& publication, Callback<absl::StatusOr<int64_t>> done) = 0;
   // As FindShared.
   virtual void Find(const SharedInflight& save, Callback<absl::StatusOr<SharedPlace>> done) = 0;

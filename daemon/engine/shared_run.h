@@ -60,8 +60,8 @@ class SharedRun {
     std::function<void(const SaveId&)> released;
     // Nobody begins to read this checkpoint any more: retention or a save in its place removes it.
     std::function<void(int64_t sequence)> removed;
-    // A node has found damage in this checkpoint; unset: an operator has repaired it. Also of checkpoints that
-    // this node does not list.
+    // A node has found damage in this checkpoint; unset: an operator has repaired it. Also of checkpoints
+    // that this node does not list.
     std::function<void(int64_t sequence, const std::optional<storage::v1::Damage>& damage)> damage_changed;
     // The run has a checkpoint of which this node had no part, or this node may write in the root from now on
     // what a coordinator writes: look at the root again.
@@ -131,9 +131,9 @@ class SharedRun {
 
   // ---- damage
 
-  // A reader on this node has found it, with the tag, the sequence and the time. From OK on no attempt resumes
-  // from the checkpoint, on any node, and all nodes hear of it; this one by `damage_changed`, before the
-  // answer. BEING_REMOVED: the reader has seen a removal, perhaps, and nothing is marked; so it is after
+  // A reader on this node has found it, with the tag, the sequence and the time. From OK on no attempt
+  // resumes from the checkpoint, on any node, and all nodes hear of it; this one by `damage_changed`, before
+  // the answer. BEING_REMOVED: the reader has seen a removal, perhaps, and nothing is marked; so it is after
   // LEDGER_UNAVAILABLE, as far as this node knows.
   virtual void MarkDamaged(const storage::v1::Damage& damage, Callback<absl::Status> marked) = 0;
   // It has been repaired. Likewise.

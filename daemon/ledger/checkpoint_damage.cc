@@ -54,8 +54,9 @@ void CheckpointDamage::Set(int64_t sequence, const storage::v1::Damage* damage, 
     }
     return Operations{Put(key, mark.SerializeAsString())};
   };
-  swap.purpose = absl::StrCat(damage != nullptr ? "marking a checkpoint as damaged" : "clearing a damage mark",
-                              " of run ", options_.run);
+  swap.purpose =
+      absl::StrCat(damage != nullptr ? "marking a checkpoint as damaged" : "clearing a damage mark",
+                   " of run ", options_.run);
   SwapIn(etcd_, std::move(swap),
          [refused, alive = std::weak_ptr<bool>(alive_),
           done = std::move(done)](const absl::Status& written) mutable {

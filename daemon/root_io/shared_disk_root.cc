@@ -157,8 +157,8 @@ absl::Status SharedDiskRoot::RecordDamage() {
 void SharedDiskRoot::RecordDamageIfPossible(PointerFiles* pointers) {
   if (!coordinates || !record_is_old_) return;
   if (const absl::Status recorded = RecordDamage(); !recorded.ok()) {
-    pointers->warnings.push_back(
-        absl::StrCat("the record of damaged checkpoints is not up to date: ", std::string(recorded.message())));
+    pointers->warnings.push_back(absl::StrCat("the record of damaged checkpoints is not up to date: ",
+                                              std::string(recorded.message())));
   }
 }
 

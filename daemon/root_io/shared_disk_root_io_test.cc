@@ -493,9 +493,9 @@ TEST_F(SharedDiskRootIoTest, NextCoordinatorWritesDownWhatItHasHeardBefore) {
                 node(1).io->Remove("step_1", 1, std::move(done));
               }).ok());
   Save(node(1), "step_1", 2);
-  ASSERT_TRUE(
-      Wait<absl::StatusOr<RootSnapshot>>(node(1), [&](auto done) { node(1).io->Rescan(std::move(done)); })
-          .ok());
+  ASSERT_TRUE(Wait<absl::StatusOr<RootSnapshot>>(node(1), [&](auto done) {
+                node(1).io->Rescan(std::move(done));
+              }).ok());
   EXPECT_THAT(NamesIn(".ckptd/shared"), ::testing::Contains("record.2"));
   EXPECT_THAT(ReadWhole(dir_.path() + "/.ckptd/shared/record.2"), ::testing::Not(HasSubstr("step_1")));
 }

@@ -212,8 +212,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
       ADD_FAILURE() << "the next coordinator does not look at the root";
       return {};
     }
-    return *Ask<absl::StatusOr<RootSnapshot>>(
-        [&](auto done) { Coordinator()->io->Rescan(std::move(done)); });
+    return *Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Coordinator()->io->Rescan(std::move(done)); });
   }
 
   // ---- saves

@@ -185,7 +185,8 @@ class AheadContract : public SharedSavesContract {
   }
   std::vector<std::string> PhasesOf(int64_t sequence) {
     std::vector<std::string> phases;
-    for (const SaveState& state : History().at(sequence))
+    const auto history = History();
+    for (const SaveState& state : history.at(sequence))
       phases.push_back(SaveState::Phase_Name(state.phase()));
     return phases;
   }

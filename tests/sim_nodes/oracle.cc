@@ -85,8 +85,8 @@ void Oracle::CalledDamaged(const std::string& by, int64_t sequence) {
 void Oracle::Agreed(int64_t attempt, int64_t sequence, int world_size) {
   const auto [agreed, is_first] = agreed_.try_emplace(attempt, sequence);
   if (!is_first && agreed->second != sequence) {
-    Violated(absl::StrCat("attempt ", attempt, " has agreed on sequence ", agreed->second, " and on ",
-                          sequence));
+    Violated(
+        absl::StrCat("attempt ", attempt, " has agreed on sequence ", agreed->second, " and on ", sequence));
   }
   if (static_cast<int>(finishes_[{attempt, sequence}].size()) == world_size) return;
   Violated(absl::StrCat("attempt ", attempt, " has agreed on sequence ", sequence,

@@ -12,23 +12,21 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr const char* kNames[kOperationKinds] = {
-    "launch",      "respawn",          "kill rank",   "kill launch", "lose session",
-    "kill daemon", "kill coordinator", "stop daemon", "pause",       "pause coordinator",
-    "cut off",     "change leader",    "compact",     "hang",        "open",
-    "foreign",     "read",             "damage"};
+    "launch",           "respawn",     "kill rank", "kill launch",       "lose session", "kill daemon",
+    "kill coordinator", "stop daemon", "pause",     "pause coordinator", "cut off",      "change leader",
+    "compact",          "hang",        "open",      "foreign",           "read",         "damage"};
 
-// Random streams of what came later, so that the histories of other seeds stay as they were. They leave out the
-// seeds that have failed once (nodes_simulation_test.cc).
-constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809,
-                   kConflictStream = 70;
+// Random streams of what came later, so that the histories of other seeds stay as they were. They leave out
+// the seeds that have failed once (nodes_simulation_test.cc).
+constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
   if (!random.Percent(30)) return;
   plan->readers = true;
   for (int64_t i = random.Between(10, 60); i > 0; --i) {
-    plan->operations.push_back({Duration(random.Below(plan->length.count())), OperationKind::kRead,
-                                random.Next(), random.Next()});
+    plan->operations.push_back(
+        {Duration(random.Below(plan->length.count())), OperationKind::kRead, random.Next(), random.Next()});
   }
 }
 

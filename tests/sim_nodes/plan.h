@@ -59,7 +59,7 @@ struct Plan {
   bool skip = false;     // Some saves are skipped where there is no memory.
   bool short_timeouts = false;
   bool readers = false;  // Ranks read older checkpoints all the time.
-  bool damage = false;  // Ranks find what has changed in a checkpoint, and what they miss of one.
+  bool damage = false;   // Ranks find what has changed in a checkpoint, and what they miss of one.
   Duration length{};
   std::vector<Operation> operations;  // Sorted by time.
 

@@ -162,21 +162,20 @@ void Rank::Resume() {
   world_.oracle().RequestSent(attempt_);
   world_.oracle().ResumeSent(attempt_);
   losses_before_resume_ = world_.oracle().losses(node_.index());
-  Ask<v1::ResumeResponse>(
-      &Engine::Resume, "Resume", request,
-      [this, acted = world_.oracle().acted(),
-       told = world_.oracle().told_damaged()](const absl::StatusOr<v1::ResumeResponse>& answer) {
-        if (answer.ok()) {
-          world_.oracle().TookEffect(attempt_, acted, "Resume");
-          return Resumed(*answer, told);
-        }
-        const std::string reason = ReasonOf(answer.status());
-        if (reason == "FENCED") return Fenced();
-        world_.Count(absl::StrCat("resume ", reason));
-        // Other ranks of the attempt may have gone on, and have committed since.
-        if (reason == "NO_CHECKPOINT") return Kill();
-        Later(milliseconds(500), &Rank::Resume);
-      });
+  Ask<v1::ResumeResponse>(&Engine::Resume, "Resume", request,
+                          [this, acted = world_.oracle().acted(), told = world_.oracle().told_damaged()](
+                              const absl::StatusOr<v1::ResumeResponse>& answer) {
+                            if (answer.ok()) {
+                              world_.oracle().TookEffect(attempt_, acted, "Resume");
+                              return Resumed(*answer, told);
+                            }
+                            const std::string reason = ReasonOf(answer.status());
+                            if (reason == "FENCED") return Fenced();
+                            world_.Count(absl::StrCat("resume ", reason));
+                            // Other ranks of the attempt may have gone on, and have committed since.
+                            if (reason == "NO_CHECKPOINT") return Kill();
+                            Later(milliseconds(500), &Rank::Resume);
+                          });
 }
 
 void Rank::Resumed(const v1::ResumeResponse& answer, const std::set<int64_t>& told_before) {
@@ -204,18 +203,21 @@ void Rank::FinishResume(int64_t sequence) {
   request.set_sequence(sequence);
   request.mutable_timeout()->set_seconds(random_.Percent(20) ? 1 : 60);
   const bool fails = !world_.ending() && random_.Percent(5);
-  const auto damage = world_.plan().damage
-                          ? world_.disk().FindDamage(sequence, rank_, launch_->world_size())
-                          : std::nullopt;
+  const auto damage =
+      world_.plan().damage ? world_.disk().FindDamage(sequence, rank_, launch_->world_size()) : std::nullopt;
   if (damage) request.mutable_damage()->set_message(damage->message());
   if (fails && !damage) request.set_failure("as planned");
   const bool reads = !fails && !damage;
   if (reads) world_.oracle().FinishSent(attempt_, rank_, sequence);
   Ask<v1::FinishResumeResponse>(
       &Engine::FinishResume,
-      absl::StrCat("FinishResume ", sequence, damage ? " damaged" : fails ? " failed" : ""), request,
-      [this, sequence, reads, damaged = damage.has_value()](
-          const absl::StatusOr<v1::FinishResumeResponse>& answer) {
+      absl::StrCat("FinishResume ", sequence,
+                   damage  ? " damaged"
+                   : fails ? " failed"
+                           : ""),
+      request,
+      [this, sequence, reads,
+       damaged = damage.has_value()](const absl::StatusOr<v1::FinishResumeResponse>& answer) {
         if (answer.ok() && reads) {
           world_.oracle().Agreed(attempt_, sequence, launch_->world_size());
           world_.Count("agreed");
@@ -270,8 +272,8 @@ void Rank::Open(const std::string& tag) {
                                     world_.Count("opened");
                                     OpenLease(answer->lease(), answer->checkpoint().sequence(), losses);
                                     if (world_.plan().damage) {
-                                      return Later(milliseconds(random_.Between(1, 20'000)), &Rank::EndReading,
-                                                   answer->lease(), answer->checkpoint());
+                                      return Later(milliseconds(random_.Between(1, 20'000)),
+                                                   &Rank::EndReading, answer->lease(), answer->checkpoint());
                                     }
                                     Later(random_.Spread(milliseconds(1), seconds(20)), &Rank::CloseLease,
                                           answer->lease());
@@ -285,12 +287,11 @@ void Rank::EndReading(std::string lease, v1::Checkpoint read) {
     request.set_name(absl::StrCat(root_, "/checkpoints/", read.tag()));
     request.set_sequence(sequence);
     request.mutable_damage()->set_message(damage->message());
-    Ask<v1::ReportDamageResponse>(
-        &Engine::ReportDamage, absl::StrCat("ReportDamage ", sequence), request,
-        [this, sequence](const absl::StatusOr<v1::ReportDamageResponse>& answer) {
-          if (answer.ok()) world_.oracle().ToldDamaged(sequence);
-          world_.Count(absl::StrCat("damage reported ", ReasonOf(answer.status())));
-        });
+    Ask<v1::ReportDamageResponse>(&Engine::ReportDamage, absl::StrCat("ReportDamage ", sequence), request,
+                                  [this, sequence](const absl::StatusOr<v1::ReportDamageResponse>& answer) {
+                                    if (answer.ok()) world_.oracle().ToldDamaged(sequence);
+                                    world_.Count(absl::StrCat("damage reported ", ReasonOf(answer.status())));
+                                  });
   }
   CloseLease(std::move(lease));
 }

@@ -167,8 +167,8 @@ void Rank::Begin(const SavingPtr& saving) {
   Ask<v1::BeginResponse>(
       &Engine::Begin, absl::StrCat("Begin ", NameOf(saving->name)), request,
       // Others join what was admitted then, also on a node that is cut off from etcd.
-      [this, saving, acted = world_.oracle().acted(),
-       is_first = !world_.oracle().IsAdmitted(saving->name)](const absl::StatusOr<v1::BeginResponse>& answer) {
+      [this, saving, acted = world_.oracle().acted(), is_first = !world_.oracle().IsAdmitted(saving->name)](
+          const absl::StatusOr<v1::BeginResponse>& answer) {
         saving->outstanding = false;
         if (!answer.ok()) return Refused(saving, answer.status());
         saving->sequence = answer->sequence();

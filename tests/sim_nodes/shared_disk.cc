@@ -43,7 +43,8 @@ std::vector<std::string> SharedDisk::Tags() const {
 
 void SharedDisk::Damage(uint64_t which) {
   std::map<int64_t, const Checkpoint*> committed;
-  for (const auto& [tag, checkpoint] : names_.tags) committed[checkpoint->summary.sequence()] = checkpoint.get();
+  for (const auto& [tag, checkpoint] : names_.tags)
+    committed[checkpoint->summary.sequence()] = checkpoint.get();
   if (committed.size() < 2) return;
   const auto newest = std::prev(committed.end()), before = std::prev(newest);
   if (damaged_.contains(newest->first) || damaged_.contains(before->first)) return;

@@ -331,9 +331,8 @@ void World::CheckRemoval(const std::string& key, const std::string& value, Kept*
       kept->replacing.insert(evicting.replaced_by());
       return;
     }
-    const auto whole = std::count_if(kept->whole.begin(), kept->whole.end(), [kept](int64_t other) {
-      return !kept->damaged.contains(other);
-    });
+    const auto whole = std::count_if(kept->whole.begin(), kept->whole.end(),
+                                     [kept](int64_t other) { return !kept->damaged.contains(other); });
     if (plan_.kept && whole < *plan_.kept)
       oracle_.Violated(absl::StrCat(key, " was decided, and leaves ", whole, " whole checkpoints"));
   }

@@ -47,9 +47,9 @@ class FakeSharedRoot {
   // Sequences that the root does not show for now, as if its names were stale.
   std::set<int64_t> hidden;
   std::map<int64_t, std::string> damaged;  // By sequence: what the record of the run says.
-  int failures = 0;           // So many of the next requests fail, and change nothing.
-  absl::Status no_directory;  // Why none can be made.
-  bool parts_conflict = false;  // The parts of the saves to come make no checkpoint.
+  int failures = 0;                        // So many of the next requests fail, and change nothing.
+  absl::Status no_directory;               // Why none can be made.
+  bool parts_conflict = false;             // The parts of the saves to come make no checkpoint.
   // Runs before a request is carried out, with its name: "Publish". False: its daemon has been paused, and
   // the request is carried out when it goes on.
   std::function<bool(const std::string&)> before;

@@ -25,8 +25,7 @@ namespace ckptd {
 class FakeSharedRun : public SharedRun {
  public:
   // `io` must outlive it.
-  explicit FakeSharedRun(RootIo* io)
-      : io_(io), ledger_(this) {}
+  explicit FakeSharedRun(RootIo* io) : io_(io), ledger_(this) {}
 
   // What the engine has said, such as "Begin a", "Fail a NO_SPACE", in order.
   std::vector<std::string> calls;
@@ -150,13 +149,12 @@ class FakeSharedRun : public SharedRun {
         return LocalLedger::DecideResume(attempt, newest, std::move(answer));
       answer(MakeError(absl::StatusCode::kDataLoss, reason::kCheckpointDamaged, "a node has found damage"));
     }
-    void DecidedResume(int64_t attempt,
-                       Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override {
+    void DecidedResume(int64_t attempt, Answer<absl::StatusOr<std::optional<ResumeChoice>>> answer) override {
       if (!nodes_.answers_late) return LocalLedger::DecidedResume(attempt, std::move(answer));
-      LocalLedger::DecidedResume(
-          attempt, [this, answer = std::move(answer)](absl::StatusOr<std::optional<ResumeChoice>> now) mutable {
-            nodes_.late_.push_back([answer = std::move(answer), now]() mutable { answer(now); });
-          });
+      LocalLedger::DecidedResume(attempt, [this, answer = std::move(answer)](
+                                              absl::StatusOr<std::optional<ResumeChoice>> now) mutable {
+        nodes_.late_.push_back([answer = std::move(answer), now]() mutable { answer(now); });
+      });
     }
 
    private:
