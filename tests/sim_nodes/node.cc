@@ -70,6 +70,7 @@ void Node::Start() {
   Trace("daemon ", daemon_, " starts");
   alive_ = std::make_shared<bool>(true);
   client_ = world_.etcd().Connect();
+  cut_off_ = false;
   etcd_ = std::make_unique<PausableEtcd>(client_.get(), &pause_);
   StartEngine();
   Join();
@@ -185,6 +186,7 @@ void Node::CutOff(bool cut) {
   if (!up()) return;
   Trace(cut ? "is cut off from etcd" : "reaches etcd again");
   client_->CutOff(cut);
+  cut_off_ = cut;
   if (cut) world_.oracle().LeasesLost(index_);
 }
 

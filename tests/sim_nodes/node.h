@@ -56,6 +56,8 @@ class Node : public EngineObserver {
   void BeginPause();
   void EndPause();
   void CutOff(bool cut);  // From etcd.
+  // Else it may not have heard what other nodes have decided.
+  bool hears_etcd() const { return !cut_off_ && identity_ != nullptr; }
 
   // Runs it with the engine when the daemon is not paused; never if the daemon ends before that.
   void Call(absl::AnyInvocable<void(Engine&)> call);
@@ -97,6 +99,7 @@ class Node : public EngineObserver {
   const std::string name_;
   sim::Random random_;
   bool stopping_ = false;
+  bool cut_off_ = false;
   int64_t daemon_ = 0;
   SessionId sessions_ = 0;
   std::vector<std::string> state_directory_;  // Incarnations that etcd may know the node by.

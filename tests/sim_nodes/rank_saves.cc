@@ -164,22 +164,22 @@ void Rank::Begin(const SavingPtr& saving) {
   saving->daemon = daemon_;
   world_.oracle().RequestSent(attempt_);
   world_.oracle().BeginSent(saving->name, saving->plan.ranks);
-  Ask<v1::BeginResponse>(
-      &Engine::Begin, absl::StrCat("Begin ", NameOf(saving->name)), request,
-      // Others join what was admitted then, also on a node that is cut off from etcd.
-      [this, saving, acted = world_.oracle().acted(), is_first = !world_.oracle().IsAdmitted(saving->name)](
-          const absl::StatusOr<v1::BeginResponse>& answer) {
-        saving->outstanding = false;
-        if (!answer.ok()) return Refused(saving, answer.status());
-        saving->sequence = answer->sequence();
-        if (answer->level() == v1::SKIPPED) {
-          saving->phase = Phase::kWait;
-          return ContinueLater(saving);
-        }
-        if (is_first) world_.oracle().TookEffect(attempt_, acted, "Begin");
-        world_.oracle().Begun(saving->name, saving->sequence);
-        Copy(saving, *answer);
-      });
+  Ask<v1::BeginResponse>(&Engine::Begin, absl::StrCat("Begin ", NameOf(saving->name)), request,
+                         // On a node without etcd, ranks may join what was admitted before.
+                         [this, saving, acted = world_.oracle().acted(),
+                          without_etcd = !node_.hears_etcd() && world_.oracle().IsAdmitted(saving->name)](
+                             const absl::StatusOr<v1::BeginResponse>& answer) {
+                           saving->outstanding = false;
+                           if (!answer.ok()) return Refused(saving, answer.status());
+                           saving->sequence = answer->sequence();
+                           if (answer->level() == v1::SKIPPED) {
+                             saving->phase = Phase::kWait;
+                             return ContinueLater(saving);
+                           }
+                           if (!without_etcd) world_.oracle().TookEffect(attempt_, acted, "Begin");
+                           world_.oracle().Begun(saving->name, saving->sequence);
+                           Copy(saving, *answer);
+                         });
 }
 
 void Rank::Copy(const SavingPtr& saving, const v1::BeginResponse& granted) {
