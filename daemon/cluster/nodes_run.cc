@@ -70,12 +70,13 @@ void NodesRun::SetNode(const NodeIdentity* node) {
   if (started_) EndRegistration();
   node_.reset();
   if (node != nullptr) node_ = *node;
-  if (started_ && node_) BeginRegistration();
   if (started_ && had && !node_) {
     hooks_.lost(MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kNodeReplaced,
                           absl::StrCat("this node's registration in etcd was lost; run ", options_.path,
                                        " waits for the next one")));
   }
+  if (started_ && had) FailUnsealed();
+  if (started_ && node_) BeginRegistration();
 }
 
 void NodesRun::BeginRegistration() {
@@ -146,6 +147,7 @@ void NodesRun::OnTick() {
   if (over_ && node_ && again_.IsOver(clock_->Now())) {
     again_.Failed(clock_->Now());
     EndRegistration();
+    FailUnsealed();
     BeginRegistration();
   }
   if (std::exchange(coordinator_over_, false)) DropOffice();

@@ -142,6 +142,7 @@ class NodesRun : public SharedRun, public NodesReading {
   void TakeLooks();
 
   // nodes_run_saves.cc
+  void FailUnsealed();
   void StartSaves();
   void TellAgain(const SaveId& save);
   void Continue(const SaveId& save, const Saving& saving);

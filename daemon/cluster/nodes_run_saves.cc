@@ -173,6 +173,16 @@ void NodesRun::OnReleased(const SaveId& save) {
 
 // ---- registrations
 
+// A rank must not copy into a save that cannot become a checkpoint any more, however long the next
+// registration takes.
+void NodesRun::FailUnsealed() {
+  std::vector<SaveId> lost;
+  for (const auto& [save, saving] : savings_) {
+    if (saving.admitted && !saving.sealed && !saving.failed && saving.given_up.ok()) lost.push_back(save);
+  }
+  for (const SaveId& save : lost) OnFailed(save, LostInMemory());
+}
+
 void NodesRun::StartSaves() {
   saves_ = std::make_unique<SharedSaves>(
       etcd_, clock_, SharedSaves::Options{prefix_, *node_, options_.path, options_.post}, SavesHooks());
@@ -181,10 +191,14 @@ void NodesRun::StartSaves() {
   std::vector<SaveId> given_up;
   const std::map<SaveId, Saving> savings = savings_;
   for (const auto& [save, saving] : savings) {
-    if (!saving.given_up.ok()) {
-      given_up.push_back(save);
-    } else {
+    if (saving.given_up.ok()) {
       Continue(save, saving);
+    } else if (saving.admitted) {
+      // The other nodes wait for the parts that were lost with the registration.
+      saves_->Begin(NameOf(save), saving.deadline, saving.ranks);
+      saves_->Fail(NameOf(save), saving.given_up);
+    } else {
+      given_up.push_back(save);
     }
   }
   // What an earlier registration has promised counts no more.
@@ -200,7 +214,6 @@ void NodesRun::Continue(const SaveId& save, const Saving& saving) {
   }
   saves_->Begin(name, saving.deadline, saving.ranks);
   if (saving.failed) return saves_->Fail(name, *saving.failed);
-  if (saving.admitted) return saves_->Fail(name, LostInMemory());
   if (saving.accepted) saves_->Accept(name, saving.retention);
 }
 

@@ -355,14 +355,47 @@ TEST_P(NodesRunContract, NodeThatIsRegisteredAnewLosesWhatItHasNotSealed) {
   RegisterAnew(node);
   RunUntil([&] {
     return std::all_of(all_.begin(), all_.end(), [&](const Node& other) {
-      return Heard(other, "step_1", "ENDED STAGED_LOST") || Heard(other, "step_1", "ENDED NODE_LOST");
+      return Heard(other, "step_1", "ENDED STAGED_LOST") || Heard(other, "step_1", "ENDED NODE_LOST") ||
+             (&other == &node && Heard(other, "step_1", "RELEASED"));
     });
   });
+  EXPECT_THAT(node.heard.at("step_1"), Contains("FAILED STAGED_LOST").Times(1));
   for (Node& other : all_) {
     EXPECT_THAT(other.heard.at("step_1"), Contains("RELEASED").Times(1)) << other.name;
     other.seals = true;
   }
   EXPECT_EQ(Activate(node, 1).code(), absl::StatusCode::kOk) << "its processes have joined again";
+  SaveAll("step_2");
+}
+
+TEST_P(NodesRunContract, LossOfARegistrationFailsWhatIsNotSealedAtOnce) {
+  Node& node = Other();
+  for (Node& other : all_) other.seals = false;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "ADMITTED");
+  node.run->SetNode(nullptr);
+  EXPECT_EQ(node.heard.at("step_1").back(), "FAILED STAGED_LOST");
+  EXPECT_THAT(node.run->UnfinishedSaves(), ::testing::IsEmpty());
+  node.run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), {});  // Another rank of the node.
+  RunFor(seconds(1));
+  EXPECT_THAT(node.heard.at("step_1"), Contains("FAILED STAGED_LOST").Times(2));
+  // The other nodes wait for this one, whose registration is still in etcd, until it says no.
+  for (const Node& other : all_) {
+    EXPECT_THAT(other.heard.at("step_1"), ::testing::Not(Contains("RELEASED"))) << other.name;
+  }
+  node.run->SetNode(&node.registration->identity());
+  RunUntil([&] {
+    return std::all_of(all_.begin(), all_.end(), [&](const Node& other) {
+      return &other == &node ? Heard(other, "step_1", "RELEASED")
+                             : Heard(other, "step_1", "ENDED STAGED_LOST");
+    });
+  });
+  RunFor(seconds(10));
+  for (Node& other : all_) {
+    EXPECT_THAT(other.heard.at("step_1"), Contains("RELEASED").Times(1)) << other.name;
+    other.seals = true;
+  }
+  EXPECT_THAT(node.heard.at("step_1"), ::testing::Not(Contains("ENDED STAGED_LOST"))) << "it was told";
   SaveAll("step_2");
 }
 

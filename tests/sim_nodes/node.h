@@ -56,8 +56,8 @@ class Node : public EngineObserver {
   void BeginPause();
   void EndPause();
   void CutOff(bool cut);  // From etcd.
-  // Else it may not have heard what other nodes have decided.
-  bool hears_etcd() const { return !cut_off_ && identity_ != nullptr; }
+  // It may not have heard what other nodes have decided.
+  bool is_cut_off() const { return cut_off_; }
 
   // Runs it with the engine when the daemon is not paused; never if the daemon ends before that.
   void Call(absl::AnyInvocable<void(Engine&)> call);
