@@ -94,7 +94,7 @@ void EndedSaves::OnTick() {
   for (Save* save : std::exchange(whole_, {})) {
     save->summary = std::make_unique<v1::Checkpoint>(hooks_.describe_save(*save));
     save->parts.clear();
-    save->owner_of_path.clear();
+    save->claims.Clear();
     save->pointers.clear();
     save->metrics.clear();
   }

@@ -1,7 +1,6 @@
 #include "daemon/engine/file_placer.h"
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,29 +11,12 @@
 #include "storage/base/reasons.h"
 #include "storage/base/status_macros.h"
 #include "storage/format/manifest.h"
-#include "storage/format/names.h"
 
 namespace ckptd {
 namespace {
 
 // A file with a longer name counts as one more for each so many bytes.
 constexpr int64_t kNameOfOneFile = 256;
-
-// The rank and the path that keep `path` from being used: the same path, a parent directory of it that is a
-// file, or a file below it.
-std::optional<std::pair<int, std::string>> FindClaim(const Save& save, const std::string& path) {
-  if (auto claimed = save.owner_of_path.find(path); claimed != save.owner_of_path.end())
-    return {{claimed->second, path}};
-  for (const std::string& parent : ParentDirectories(path)) {
-    if (auto claimed = save.owner_of_path.find(parent); claimed != save.owner_of_path.end())
-      return {{claimed->second, parent}};
-  }
-  const std::string below = path + "/";
-  auto claimed = save.owner_of_path.lower_bound(below);
-  if (claimed != save.owner_of_path.end() && claimed->first.starts_with(below))
-    return {{claimed->second, claimed->first}};
-  return std::nullopt;
-}
 
 absl::Status ClaimedTwice(const Save& save, int rank, int other, const std::string& path) {
   const auto [low, high] = std::minmax(rank, other);
@@ -91,7 +73,7 @@ absl::Status FilePlacer::Count(Save* save, const Part& part, const v1::FileSpec&
   const int64_t chunks = file.size_bytes() / chunk_bytes_ + 1;
   const int64_t listed = save->list_bytes + static_cast<int64_t>(file.path().size()) + 40 + 4 * chunks;
   if (listed > kMaxManifestBytes - kManifestHeadBytes ||
-      save->owner_of_path.size() >= static_cast<size_t>(kMaxManifestFiles)) {
+      save->claims.size() >= static_cast<size_t>(kMaxManifestFiles)) {
     return ManifestTooLarge(*save);
   }
   in_flight += count;
@@ -105,8 +87,8 @@ absl::Status FilePlacer::PlaceOne(Save* save, Part& part, const v1::FileSpec& fi
     if (placed->second.size_bytes() == file.size_bytes()) return absl::OkStatus();  // A retry.
     return PlacedWithOtherSize(*save, file, placed->second.size_bytes());
   }
-  if (const auto claim = FindClaim(*save, file.path()))
-    return ClaimedTwice(*save, part.rank, claim->first, claim->second);
+  if (const auto claim = save->claims.Find(file.path()))
+    return ClaimedTwice(*save, part.rank, claim->rank, claim->path);
   CKPTD_RETURN_IF_ERROR(Count(save, part, file));
   v1::FilePlacement placement;
   placement.set_path(file.path());
@@ -114,7 +96,7 @@ absl::Status FilePlacer::PlaceOne(Save* save, Part& part, const v1::FileSpec& fi
   placement.set_offset(part.end);
   part.end += RoundUp(file.size_bytes());
   part.placed.emplace(file.path(), std::move(placement));
-  save->owner_of_path.emplace(file.path(), part.rank);
+  save->claims.Add(file.path(), part.rank);
   return absl::OkStatus();
 }
 

@@ -18,8 +18,7 @@ std::vector<std::span<std::byte>> MemoryRuns(const std::vector<SegmentRef>& segm
   return runs;
 }
 
-std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
-                                const std::map<std::string, v1::FilePlacement>& placed,
+std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files, const FilePlacements& placed,
                                 const std::vector<SegmentRef>& segments) {
   std::vector<FileImage> images;
   for (const v1::FileSpec& file : files) {

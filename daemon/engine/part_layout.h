@@ -4,9 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "ckptd/v1/messages.pb.h"
@@ -23,9 +23,11 @@ inline int64_t RoundUp(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPa
 std::vector<std::span<std::byte>> MemoryRuns(const std::vector<SegmentRef>& segments, int64_t offset,
                                              int64_t size);
 
+// By path: where a file lies in its part.
+using FilePlacements = std::unordered_map<std::string, v1::FilePlacement>;
+
 // The files of a sealed part as they lie in memory.
-std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files,
-                                const std::map<std::string, v1::FilePlacement>& placed,
+std::vector<FileImage> ImagesOf(const std::vector<v1::FileSpec>& files, const FilePlacements& placed,
                                 const std::vector<SegmentRef>& segments);
 
 }  // namespace ckptd

@@ -22,9 +22,9 @@ constexpr Duration kLongestWriteHold = std::chrono::seconds(1);
 
 // The space of the manifest, which is taken before the data is written.
 int64_t ManifestBytes(const Save& save, int64_t expected_bytes, int32_t chunk_bytes) {
-  int64_t bytes = kManifestHeadBytes + (64 << 10) + expected_bytes / chunk_bytes * 4;
-  for (const auto& [path, rank] : save.owner_of_path) bytes += static_cast<int64_t>(path.size()) + 40;
-  return bytes;
+  const int64_t files = static_cast<int64_t>(save.claims.size());
+  return kManifestHeadBytes + (64 << 10) + expected_bytes / chunk_bytes * 4 + save.claims.path_bytes() +
+         40 * files;
 }
 
 // The root takes no changes until its next scan. Nothing was changed, so the same call may be made after it.

@@ -17,6 +17,7 @@
 #include "ckptd/v1/messages.pb.h"
 #include "daemon/engine/engine_types.h"
 #include "daemon/engine/lease_table.h"
+#include "daemon/engine/part_layout.h"
 #include "daemon/engine/run.h"
 #include "daemon/engine/run_states.h"
 #include "daemon/engine/save.h"
@@ -29,7 +30,7 @@ namespace ckptd {
 struct ResidentPart {
   SessionId writer = 0;  // The session that could write there; 0 or ended: nobody can any more.
   std::vector<v1::FileSpec> files;
-  std::map<std::string, v1::FilePlacement> placed;
+  FilePlacements placed;
   std::vector<SegmentRef> segments;              // Valid while the copy is held.
   std::vector<storage::v1::FileRecord> records;  // Of `files`, in the same order.
   bool checked = false;                          // Matches the records, and nobody could write since.

@@ -19,6 +19,8 @@
 #include "ckptd/v1/messages.pb.h"
 #include "ckptd/v1/types.pb.h"
 #include "daemon/engine/engine_types.h"
+#include "daemon/engine/part_layout.h"
+#include "daemon/engine/path_claims.h"
 #include "daemon/engine/save_id.h"
 #include "daemon/memory/segment_pool.h"
 #include "storage/base/clock.h"
@@ -33,20 +35,20 @@ struct Part {
   SessionId session = 0;  // 0 until the rank has called Begin.
   std::string instance;   // The client process, as it named itself.
   bool begun = false;
-  bool growing = false;                             // The rank may add files with Extend.
-  bool granted = false;                             // Begin was answered with memory.
-  bool sealed = false;                              // The rank has written all its bytes into memory.
-  bool durable = false;                             // The part record is on disk.
-  bool writing = false;                             // RootIo::WritePart has not called back yet.
-  std::vector<v1::FileSpec> asked;                  // The files of Begin, in the request's order.
-  std::map<std::string, v1::FilePlacement> placed;  // Path -> where the file lies in the part.
-  int64_t end = 0;                                  // First free offset of the part.
-  SessionId reserved_for = 0;                       // The session that the reservation names.
-  int reserved = 0;                                 // Segments reserved.
-  bool drawing = false;                             // SegmentPool::Draw has not called back yet.
-  std::vector<SegmentRef> segments;                 // Drawn so far, in part order.
-  std::vector<v1::FileSpec> files;                  // The files of Seal.
-  storage::v1::PartRecord record;                   // Valid once `durable`.
+  bool growing = false;              // The rank may add files with Extend.
+  bool granted = false;              // Begin was answered with memory.
+  bool sealed = false;               // The rank has written all its bytes into memory.
+  bool durable = false;              // The part record is on disk.
+  bool writing = false;              // RootIo::WritePart has not called back yet.
+  std::vector<v1::FileSpec> asked;   // The files of Begin, in the request's order.
+  FilePlacements placed;             // Where the files lie in the part.
+  int64_t end = 0;                   // First free offset of the part.
+  SessionId reserved_for = 0;        // The session that the reservation names.
+  int reserved = 0;                  // Segments reserved.
+  bool drawing = false;              // SegmentPool::Draw has not called back yet.
+  std::vector<SegmentRef> segments;  // Drawn so far, in part order.
+  std::vector<v1::FileSpec> files;   // The files of Seal.
+  storage::v1::PartRecord record;    // Valid once `durable`.
   std::vector<Reply<v1::BeginResponse>> begin_replies;
   // Extends that wait for their segments; answered when `segments` covers `end`.
   std::vector<std::pair<v1::ExtendRequest, Reply<v1::ExtendResponse>>> extend_replies;
@@ -113,11 +115,11 @@ struct Save {
 
   SavePhase phase = SavePhase::kTarget;
   v1::Level level = v1::OPEN;
-  std::map<int, Part> parts;                 // By rank; holds ranks that have begun or have memory.
-  std::map<std::string, int> owner_of_path;  // Which rank claims a file.
-  int64_t counted_files = 0;                 // Files of this save that count for limits.files_per_uid.
-  int64_t list_bytes = 0;                    // Size of the list of files in the manifest.
-  ReservationId reservation = 0;             // 0: the save holds no memory.
+  std::map<int, Part> parts;      // By rank; holds ranks that have begun or have memory.
+  PathClaims claims;              // Of the files of all ranks.
+  int64_t counted_files = 0;      // Files of this save that count for limits.files_per_uid.
+  int64_t list_bytes = 0;         // Size of the list of files in the manifest.
+  ReservationId reservation = 0;  // 0: the save holds no memory.
   int64_t disk_reserved = 0;
   bool inflight_asked = false, inflight_made = false;  // The in-flight directory.
   std::optional<Instant> writes_held_until;            // Set at the first seal, if other ranks still copy.

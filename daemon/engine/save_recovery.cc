@@ -238,7 +238,7 @@ void SaveRecovery::RecoverPart(const storage::v1::SealedPart& sealed, const std:
     placement.set_size_bytes(file.size_bytes());
     placement.set_offset(file.offset());
     part.end = std::max(part.end, file.offset() + file.size_bytes());
-    save->owner_of_path.emplace(file.path(), part.rank);
+    save->claims.Add(file.path(), part.rank);
   }
   save->disk_reserved += part.end;
 }

@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -60,7 +61,7 @@ absl::Status SaveTracker::CheckSeal(const Save& save, const Part& part,
                                         " before Begin was answered"));
   }
   CKPTD_RETURN_IF_ERROR(CheckSealRequest(request));
-  std::set<std::string> seen;
+  std::unordered_set<std::string_view> seen;
   for (const v1::FileSpec& file : request.files()) {
     const auto placed = part.placed.find(file.path());
     if (placed == part.placed.end())

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "storage/base/errors.h"
@@ -21,13 +22,19 @@ class FileCounter {
     if (part.sealed) {
       for (const v1::FileSpec& file : part.files) Add(file.path(), file.size_bytes(), part.rank);
     } else {
-      for (const auto& [path, placement] : part.placed) Add(path, placement.size_bytes(), part.rank);
+      std::vector<const v1::FilePlacement*> placed;
+      for (const auto& [path, placement] : part.placed) placed.push_back(&placement);
+      if (view_ == v1::FULL) std::sort(placed.begin(), placed.end(), IsBefore);
+      for (const v1::FilePlacement* file : placed) Add(file->path(), file->size_bytes(), part.rank);
     }
   }
   int64_t bytes() const { return bytes_; }
   int files() const { return files_; }
 
  private:
+  static bool IsBefore(const v1::FilePlacement* one, const v1::FilePlacement* other) {
+    return one->path() < other->path();
+  }
   void Add(const std::string& path, int64_t size, int rank) {
     bytes_ += size;
     ++files_;
