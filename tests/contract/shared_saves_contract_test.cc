@@ -485,6 +485,21 @@ TEST_P(SharedSavesContract, SaveGoesOnWhenEtcdIsBack) {
   }
 }
 
+TEST_P(SharedSavesContract, SaveGoesOnWhenEtcdHasRoomAgain) {
+  for (const Stage& stage : kStages) {
+    Hold(stage.held);
+    const SaveName save = BeginAll(stage.held);
+    RunUntilAll(save, stage.phase);
+    etcd_.simulation().SetFull(true);
+    LetGo();
+    RunFor(seconds(15));
+    EXPECT_EQ(all_[0].parts.at(save).heard, "");
+    EXPECT_THAT(all_[0].saves->WaitsFor(save), HasSubstr("etcd takes no writes")) << stage.held;
+    etcd_.simulation().SetFull(false);
+    EXPECT_EQ(EndOfSave(save), "COMMITTED") << stage.held;
+  }
+}
+
 TEST_P(SharedSavesContract, SaveThatCannotBeBegunUntilItsDeadlineFailsAndSaysWhy) {
   RunUntil([&] { return Coordinator() != nullptr; });
   CutOff(true);

@@ -21,6 +21,19 @@ namespace {
 
 std::string PhaseOf(const SaveState& state) { return SaveState::Phase_Name(state.phase()); }
 
+// Written down again: an oracle that called IsLater would change its mind with it.
+bool ComesAfter(const SaveState& before, const SaveState& after) {
+  const auto place = [](const SaveState& state) {
+    static const std::map<SaveState::Phase, int> places = {
+        {SaveState::PROPOSED, 1},   {SaveState::ADMITTED, 2},  {SaveState::SEALED, 3},
+        {SaveState::PUBLISHING, 4}, {SaveState::COMMITTED, 5}, {SaveState::ENDED, 5},
+    };
+    const auto found = places.find(state.phase());
+    return found == places.end() ? 0 : found->second;
+  };
+  return place(before) < place(after);
+}
+
 std::string TextOf(const SaveState& state) {
   if (!state.has_end()) return PhaseOf(state);
   std::string text = absl::StrCat(PhaseOf(state), " ", state.end().reason());
@@ -108,7 +121,7 @@ SharedSaves::Hooks ThreeNodes::HooksOf(Node& node) {
     EXPECT_EQ(part.heard, "") << "nothing is said after the end";
     const bool passed_over = part.save.sequence != save.sequence;
     const bool had_one = part.save.sequence != 0 && part.save.state.phase() != SaveState::OPEN;
-    EXPECT_TRUE(passed_over ? !had_one : IsLater(part.save.state, save.state)) << "old news";
+    EXPECT_TRUE(passed_over ? !had_one : ComesAfter(part.save.state, save.state)) << "old news";
     part.save = save;
     if (!HasEnded(save.state)) return;
     part.heard = TextOf(save.state);
@@ -405,7 +418,7 @@ void ThreeNodes::CheckSave(int64_t sequence, const std::vector<SaveState>& histo
   for (size_t i = 1; i < history.size(); ++i) {
     const bool settled =
         history[i - 1].found() == SaveState::NOT_KNOWN && history[i].found() != SaveState::NOT_KNOWN;
-    EXPECT_TRUE(IsLater(history[i - 1], history[i]) || settled)
+    EXPECT_TRUE(ComesAfter(history[i - 1], history[i]) || settled)
         << sequence << ": " << TextOf(history[i]) << " after " << TextOf(history[i - 1]);
   }
   const SaveState& last = history.back();

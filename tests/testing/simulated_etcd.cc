@@ -67,6 +67,7 @@ class SimulatedEtcd::Server : public std::enable_shared_from_this<Server> {
   sim::Random random;
   Faults faults;
   EtcdModel model;
+  bool full = false;
   std::map<int64_t, LeaseEnd> lease_ends;
   std::vector<std::weak_ptr<WatchOf>> watches;
   std::function<void(const TxnRequest&)> before_transaction;
@@ -153,6 +154,19 @@ class Handle : public EtcdWatch {
 
 // ---- clients
 
+namespace {
+
+// As etcd's applierV3Capped: by what either branch of a transaction would store.
+bool MayStore(const TxnRequest& request) {
+  const auto stores = [](const RequestOp& operation) { return operation.has_request_put(); };
+  return std::any_of(request.success().begin(), request.success().end(), stores) ||
+         std::any_of(request.failure().begin(), request.failure().end(), stores);
+}
+
+absl::Status NoSpace() { return absl::ResourceExhaustedError("etcdserver: mvcc: database space exceeded"); }
+
+}  // namespace
+
 class SimulatedEtcd::ClientOf : public Client {
  public:
   explicit ClientOf(std::shared_ptr<Server> server) : server_(std::move(server)) {}
@@ -171,6 +185,7 @@ class SimulatedEtcd::ClientOf : public Client {
     Ask<TxnResponse>(
         [request](Server& server) {
           if (server.before_transaction != nullptr) server.before_transaction(request);
+          if (server.full && MayStore(request)) return absl::StatusOr<TxnResponse>(NoSpace());
           return server.Apply<absl::StatusOr<TxnResponse>>(
               [&](EtcdModel& model) { return model.Txn(request); });
         },
@@ -180,6 +195,7 @@ class SimulatedEtcd::ClientOf : public Client {
                   Answer<LeaseGrantResponse> answer) override {
     Ask<LeaseGrantResponse>(
         [request](Server& server) {
+          if (server.full) return absl::StatusOr<LeaseGrantResponse>(NoSpace());
           const auto granted =
               server.Apply<LeaseGrantResponse>([&](EtcdModel& model) { return model.GrantLease(request); });
           server.KeepLease(granted.id(), granted.ttl());
@@ -291,6 +307,8 @@ void SimulatedEtcd::WithModel(const std::function<void(EtcdModel&)>& use) {
 }
 
 void SimulatedEtcd::EndFaults() { server_->faults = Faults(); }
+
+void SimulatedEtcd::SetFull(bool full) { server_->full = full; }
 
 void SimulatedEtcd::ChangeLeader() {
   for (const auto& [id, end] : std::map<int64_t, Server::LeaseEnd>(server_->lease_ends)) {

@@ -50,6 +50,9 @@ class SimulatedEtcd {
   void WithModel(const std::function<void(EtcdModel&)>& use);
   // From now on everything arrives soon, and once.
   void EndFaults();
+  // Full: its quota is used up. It answers reads, keeps leases alive and removes keys, and refuses whatever may
+  // store something, with LEDGER_FULL.
+  void SetFull(bool full);
   // As a member that takes over does: every lease has its full time again.
   void ChangeLeader();
   // Runs whenever a transaction has arrived, before it is applied: what is done there came first. Null: no
