@@ -29,6 +29,7 @@ void NodesLedger::SetNode(const NodeIdentity* node) {
   node_.reset();
   ledger_ = nullptr;
   claims_.clear();
+  claiming_ = std::make_shared<bool>(true);
   calls_.SetRegistered(false);
   if (node == nullptr) return;
   node_ = *node;
@@ -75,10 +76,9 @@ void NodesLedger::Claim(const std::string& launch_id) {
   claims.under_way = true;
   const LaunchRoot root = {options_.cluster_prefix, launch_id, options_.path, options_.run_id};
   ClaimRoot(etcd_, *node_, root,
-            [this, launch_id, alive = std::weak_ptr<bool>(alive_), lease = node_->lease,
+            [this, launch_id, claiming = std::weak_ptr<bool>(claiming_),
              joins = std::exchange(claims.waiting, {})](absl::Status claimed) mutable {
-              if (alive.expired() || !node_ || node_->lease != lease)
-                return;  // The next registration asks again.
+              if (claiming.expired()) return;  // SetNode has asked again.
               Claimed(launch_id, std::move(joins), claimed);
             });
 }
@@ -92,11 +92,11 @@ void NodesLedger::Claimed(const std::string& launch_id, std::vector<PendingJoin>
   } else {
     Claim(launch_id);
   }
-  const std::weak_ptr<bool> alive = alive_;
+  const std::weak_ptr<bool> claiming = claiming_;
   for (PendingJoin& join : joins) {
     if (!claimed.ok()) {
       join.answer(claimed);
-      if (alive.expired()) return;
+      if (claiming.expired()) return;
     } else {
       ledger_->Join(join.spec, std::move(join.answer));
     }

@@ -96,12 +96,13 @@ class NodesLedger : public Ledger {
   std::optional<NodeIdentity> node_;
   std::unique_ptr<EtcdLedger> ledger_;      // Of the present registration.
   std::map<std::string, JoinSpec> living_;  // By instance.
-  std::map<std::string, Claims> claims_;    // By launch; of the present registration.
+  std::map<std::string, Claims> claims_;    // By launch; since the last SetNode.
+  // Expires with them. A lease does not tell: a node may begin anew under the one that it has.
+  std::shared_ptr<bool> claiming_ = std::make_shared<bool>(true);
   std::function<void(int64_t)> active_changed_;
   int64_t active_ = -1;     // For all that is known; the watcher, if there is one, knows it.
   int64_t activated_ = -1;  // The last attempt that this node has let act.
   storage::v1::RunRecord record_;
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
 }  // namespace ckptd

@@ -431,6 +431,21 @@ TEST_P(NodesRunContract, MemoryOfASaveIsGivenBackOnceOverTwoRegistrations) {
   EXPECT_THAT(node.heard.at("step_1"), Contains("RELEASED").Times(1));
 }
 
+// As after an error that ends what follows etcd: the registration is still the same one.
+TEST_P(NodesRunContract, JoinThatIsUnderWayWhenTheNodeBeginsAnewIsAnsweredOnce) {
+  Node& node = all_[0];
+  const Ledger::JoinSpec spec = SpecOf(node, "launch2", kNodes);
+  std::vector<absl::StatusOr<int64_t>> answers;
+  node.run->ledger()->Join(spec, [&](absl::StatusOr<int64_t> answer) { answers.push_back(answer); });
+  node.run->SetNode(nullptr);
+  node.run->SetNode(&node.registration->identity());
+  RunUntil([&] { return !answers.empty(); });
+  RunFor(seconds(10));
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].value_or(-1), 2) << answers[0].status();
+  EXPECT_EQ(Join(all_[1], "launch2").value_or(-1), 2);
+}
+
 // ---- readers and removals
 
 TEST_P(NodesRunContract, CheckpointIsNotRemovedWhileANodeReadsIt) {
