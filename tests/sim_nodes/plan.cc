@@ -11,14 +11,30 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr const char* kNames[kOperationKinds] = {
-    "launch",           "respawn",     "kill rank", "kill launch",       "lose session", "kill daemon",
-    "kill coordinator", "stop daemon", "pause",     "pause coordinator", "cut off",      "change leader",
-    "compact",          "hang",        "open",      "foreign",           "read",         "damage"};
+constexpr const char* kNames[kOperationKinds] = {"launch",
+                                                 "respawn",
+                                                 "kill rank",
+                                                 "kill launch",
+                                                 "lose session",
+                                                 "kill daemon",
+                                                 "kill coordinator",
+                                                 "stop daemon",
+                                                 "pause",
+                                                 "pause coordinator",
+                                                 "cut off",
+                                                 "change leader",
+                                                 "compact",
+                                                 "hang",
+                                                 "open",
+                                                 "foreign",
+                                                 "read",
+                                                 "damage",
+                                                 "full"};
 
 // Random streams of what came later, so that the histories of other seeds stay as they were. They leave out
 // the seeds that have failed once (nodes_simulation_test.cc).
-constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70;
+constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
+                   kFullStream = 909;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -34,6 +50,16 @@ void AddReaders(Plan* plan) {
 void AddConflicts(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kConflictStream));
   if (random.Percent(20)) plan->disk.conflict = static_cast<int>(random.Between(1, 30));
+}
+
+// Times in which etcd takes no writes.
+void AddFull(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kFullStream));
+  if (!random.Percent(15)) return;
+  for (int64_t i = random.Between(1, 4); i > 0; --i) {
+    plan->operations.push_back(
+        {Duration(random.Below(plan->length.count())), OperationKind::kFull, random.Next(), random.Next()});
+  }
 }
 
 // So many launches follow each change of bytes, to read them, or on nodes that may not have heard what others
@@ -160,6 +186,7 @@ Plan PlanOf(uint64_t seed) {
   AddDamage(&plan);
   AddReaders(&plan);
   AddConflicts(&plan);
+  AddFull(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

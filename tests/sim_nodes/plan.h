@@ -35,9 +35,10 @@ enum class OperationKind {
   // Of seeds that are chosen for them (plan.cc).
   kRead,    // A rank reads a checkpoint that need not be the newest.
   kDamage,  // Bytes of the newest checkpoint change.
+  kFull,    // etcd has used up its quota, until an operator makes room.
 };
 inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;  // Of any seed.
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kDamage) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kFull) + 1;
 
 struct Operation {
   Duration at{};

@@ -192,6 +192,12 @@ void World::Apply(const Operation& operation) {
                                    : absl::StrCat(newest_launch_->id, "-", operation.b / 2 % 20));
     case OperationKind::kDamage:
       return disk_->Damage(operation.a);
+    case OperationKind::kFull:
+      oracle_.Fault();
+      Count("etcd full");
+      etcd_->SetFull(true);
+      schedule_.After(some_time, [this] { etcd_->SetFull(false); });
+      return;
   }
 }
 
@@ -236,6 +242,7 @@ void World::End() {
   ending_ = true;
   disk_->EndFaults();
   etcd_->EndFaults();
+  etcd_->SetFull(false);
   disk_->HangUntil(schedule_.clock().Now());
   for (const auto& node : nodes_) {
     node->EndPause();
