@@ -66,36 +66,48 @@ void NodesResume::Finish(int64_t attempt, int64_t sequence, const absl::Status& 
                          Done done) {
   if (rounds_.contains(attempt))
     End(attempt, absl::AbortedError("the ranks of this node have reported again"));
+  said_.erase(said_.begin(), said_.lower_bound(attempt));
   Round& round = rounds_[attempt];
   round.attempt = attempt;
   round.sequence = sequence;
+  round.number = ++last_round_;
   round.deadline = deadline;
   round.done = std::move(done);
   Follow(round);
-  Report(attempt, sequence, mine, deadline);
+  Report(round, mine);
+}
+
+bool NodesResume::IsUnderWay(int64_t attempt, int64_t number) const {
+  const auto round = rounds_.find(attempt);
+  return round != rounds_.end() && round->second.number == number;
 }
 
 // ---- this node's report
 
-void NodesResume::Report(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline) {
+void NodesResume::Report(const Round& round, const absl::Status& mine) {
+  const int64_t attempt = round.attempt;
   NodeResumed report;
-  report.set_sequence(sequence);
+  report.set_sequence(round.sequence);
   if (!mine.ok()) *report.mutable_failure() = EndOf(mine);
-  const std::string value = report.SerializeAsString();
-  const auto write = [this, attempt, value](LedgerCalls::Answer<absl::Status> done) {
+  // A request of an earlier report that is made again must not take this one back.
+  std::shared_ptr<std::string>& last = said_[attempt];
+  if (last == nullptr) last = std::make_shared<std::string>();
+  *last = report.SerializeAsString();
+  const auto write = [this, attempt, said = last](LedgerCalls::Answer<absl::Status> done) {
     const std::string key = keys_.ResumeReports(attempt) + node_->name;
     CompareAndSwap swap;
     swap.ranges = {{key}};
     swap.held = {node_->Held()};
-    swap.decide = [key, value](const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
-      if (!found[0].empty() && found[0][0].value() == value) return {};
-      return {Put(key, value)};
+    swap.decide = [key, said](const CompareAndSwap::Found& found) -> std::vector<etcdserverpb::RequestOp> {
+      if (!found[0].empty() && found[0][0].value() == *said) return {};
+      return {Put(key, *said)};
     };
     swap.purpose = absl::StrCat("reporting the resume of this node's ranks of run ", options_.run);
     SwapIn(etcd_, std::move(swap), std::move(done));
   };
-  calls_.Ask<absl::Status>("to report the resume of this node's ranks in", deadline, write,
-                           [this, attempt](absl::Status reported) {
+  calls_.Ask<absl::Status>("to report the resume of this node's ranks in", round.deadline, write,
+                           [this, attempt, number = round.number](absl::Status reported) {
+                             if (!IsUnderWay(attempt, number)) return;
                              if (!reported.ok()) return End(attempt, reported);
                              Look(attempt);
                            });
@@ -155,14 +167,11 @@ void NodesResume::Look(int64_t attempt) {
   if (!view.failure.ok()) return End(attempt, view.failure);
   if (round.agreeing || !view.silent.empty() || view.missing_ranks > 0) return;
   round.agreeing = true;
-  ledger_->AgreeResume(attempt, round.sequence,
-                       [this, attempt, alive = std::weak_ptr<bool>(alive_)](absl::Status agreed) {
-                         if (!alive.expired()) Agreed(attempt, agreed);
-                       });
-}
-
-void NodesResume::Agreed(int64_t attempt, const absl::Status& agreed) {
-  if (rounds_.contains(attempt)) End(attempt, agreed);
+  ledger_->AgreeResume(
+      attempt, round.sequence,
+      [this, attempt, number = round.number, alive = std::weak_ptr<bool>(alive_)](absl::Status agreed) {
+        if (!alive.expired() && IsUnderWay(attempt, number)) End(attempt, agreed);
+      });
 }
 
 absl::Status NodesResume::NotInTime(const Round& round) const {

@@ -49,6 +49,7 @@ class NodesResume {
  private:
   struct Round {
     int64_t attempt = 0, sequence = 0;
+    int64_t number = 0;  // Of all rounds: an answer to an earlier round of the attempt does not end this one.
     Instant deadline;
     Done done;
     bool agreeing = false;
@@ -63,12 +64,12 @@ class NodesResume {
     absl::Status failure;
   };
 
-  void Report(int64_t attempt, int64_t sequence, const absl::Status& mine, Instant deadline);
+  void Report(const Round& round, const absl::Status& mine);
   void Follow(Round& round);
   std::unique_ptr<EtcdMirror> MirrorOf(int64_t attempt, const std::string& prefix, bool Round::*known);
   View ViewOf(const Round& round) const;
   void Look(int64_t attempt);
-  void Agreed(int64_t attempt, const absl::Status& agreed);
+  bool IsUnderWay(int64_t attempt, int64_t number) const;
   void End(int64_t attempt, const absl::Status& result);
   absl::Status NotInTime(const Round& round) const;
 
@@ -80,6 +81,9 @@ class NodesResume {
   LedgerCalls calls_;
   std::unique_ptr<NodeIdentity> node_;
   std::map<int64_t, Round> rounds_;  // By attempt.
+  int64_t last_round_ = 0;
+  // The last report of this node's ranks, by attempt.
+  std::map<int64_t, std::shared_ptr<std::string>> said_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -883,6 +883,47 @@ TEST_P(NodesRunContract, ResumeEndsWhenTheRanksOfAllNodesHaveRead) {
   EXPECT_TRUE((*decided)->agreed);
 }
 
+// The ranks have gone on to an older checkpoint while etcd was asked about the newer one.
+TEST_P(NodesRunContract, LateAnswerAboutOneCheckpointEndsNoResumeFromAnother) {
+  SaveAll("step_1");
+  Node& alone = all_[0];
+  Ledger::JoinSpec spec;
+  spec.world_size = 1;
+  spec.launch_id = "launch2";
+  spec.instance = "launch2.0";
+  spec.takeover = true;
+  const auto attempt =
+      Ask<absl::StatusOr<int64_t>>([&](auto done) { alone.run->ledger()->Join(spec, std::move(done)); });
+  ASSERT_TRUE(attempt.ok()) << attempt.status();
+  ASSERT_TRUE(Activate(alone, *attempt).ok());
+  const auto chosen = Ask<absl::StatusOr<Ledger::ResumeChoice>>([&](auto done) {
+    alone.run->ledger()->DecideResume(*attempt, {"step_1", 1}, std::move(done));
+  });
+  ASSERT_TRUE(chosen.ok()) << chosen.status();
+  std::optional<absl::Status> newer, older;
+  const auto finish = [&](int64_t sequence, std::optional<absl::Status>* finished) {
+    alone.run->FinishResume(*attempt, sequence, absl::OkStatus(), etcd_.clock()->Now() + minutes(2),
+                            [finished](const absl::Status& status) { *finished = status; });
+  };
+  const auto asks_whether_all_agree = [&](const etcdserverpb::TxnRequest& request) {
+    const std::string key = "/" + LedgerKeys("").Resume(*attempt);
+    return std::any_of(request.success().begin(), request.success().end(),
+                       [&](const etcdserverpb::RequestOp& operation) {
+                         return operation.request_range().key().ends_with(key);
+                       });
+  };
+  etcd_.simulation().BeforeTransaction([&, over = false](const etcdserverpb::TxnRequest& request) mutable {
+    if (over || !asks_whether_all_agree(request)) return;
+    over = true;
+    finish(1, &older);
+  });
+  finish(7, &newer);
+  RunUntil([&] { return older.has_value(); });
+  etcd_.simulation().BeforeTransaction(nullptr);
+  EXPECT_TRUE(newer.has_value() && newer->code() == absl::StatusCode::kAborted) << "it has another answer";
+  EXPECT_TRUE(older->ok()) << *older;
+}
+
 TEST_P(NodesRunContract, RankThatCannotResumeIsHeardOnAllNodesAtOnce) {
   SaveAll("step_1");
   for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
