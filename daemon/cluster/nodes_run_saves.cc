@@ -193,15 +193,16 @@ void NodesRun::StartSaves() {
   for (const auto& [save, saving] : savings) {
     if (saving.given_up.ok()) {
       Continue(save, saving);
-    } else if (saving.admitted) {
-      // The other nodes wait for the parts that were lost with the registration.
+    } else if (saving.accepted) {
+      // Its yes may count, if the registration is the same one, and the save may be admitted: then the other
+      // nodes wait for parts that will never come.
       saves_->Begin(NameOf(save), saving.deadline, saving.ranks);
       saves_->Fail(NameOf(save), saving.given_up);
     } else {
       given_up.push_back(save);
     }
   }
-  // What an earlier registration has promised counts no more.
+  // Of these nothing was promised.
   for (const SaveId& save : given_up) OnReleased(save);
 }
 

@@ -415,6 +415,35 @@ TEST_P(NodesRunContract, SaveThatBeginsWithoutARegistrationFailsAtItsDeadline) {
   SaveAll("step_2");
 }
 
+// Its vote counts, for the registration is the same: the others would wait for its parts for ever.
+TEST_P(NodesRunContract, NodeThatBeginsAnewTakesBackWhatItHasPromised) {
+  Node& node = Other();
+  for (Node& other : all_) other.accepts = &other == &node;
+  const Instant begun = etcd_.clock()->Now();
+  for (Node& other : all_) other.run->Begin(Id("step_1"), begun + seconds(60), {});
+  RunUntil([&] { return node.run->WaitsFor(Id("step_1")) == "the other nodes to have room for the save"; });
+  node.run->SetNode(nullptr);
+  for (Node& other : all_) {
+    other.seals = false;
+    if (&other != &node) other.run->Accept(Id("step_1"), {});
+  }
+  RunUntil([&] { return Heard(node, "step_1", "FAILED LEDGER_UNAVAILABLE"); });
+  for (const Node& other : all_) {
+    if (&other != &node) {
+      EXPECT_EQ(other.heard.at("step_1").back(), "ADMITTED") << other.name;
+    }
+  }
+  node.run->SetNode(&node.registration->identity());
+  RunUntil([&] {
+    return std::all_of(all_.begin(), all_.end(), [&](const Node& other) {
+      return Heard(other, "step_1", "RELEASED") &&
+             (&other == &node || Heard(other, "step_1", "ENDED LEDGER_UNAVAILABLE"));
+    });
+  });
+  for (Node& other : all_) other.seals = other.accepts = true;
+  SaveAll("step_2");
+}
+
 TEST_P(NodesRunContract, MemoryOfASaveIsGivenBackOnceOverTwoRegistrations) {
   Node& coordinator = *Coordinator();
   Node& node = Other();
