@@ -27,6 +27,20 @@ bool CountsIn(const ledger::v1::NodeVote& vote, const SaveState& state) {
   return state.phase() == SaveState::PROPOSED && (!vote.has_proposal() || IsOf(vote.proposal(), state));
 }
 
+bool IsForOneSave(const ledger::v1::NodeVote& one, const ledger::v1::NodeVote& other,
+                  const SaveState& state) {
+  if (state.phase() != SaveState::OPEN) return CountsIn(one, state) && CountsIn(other, state);
+  const ledger::v1::SaveProposal &a = one.proposal(), &b = other.proposal();
+  return a.attempt() == b.attempt() && a.tag() == b.tag() && a.ordinal() == b.ordinal();
+}
+
+// Whether a node's no stays, although it says yes: that yes was asked before the no, and is asked again
+// because it was not answered. The memory for the save is used for something else by now.
+bool Stands(const ledger::v1::NodeVote& no, const ledger::v1::NodeVote& yes, const SaveState& state) {
+  return no.has_no() && !yes.has_no() && no.registration() == yes.registration() &&
+         IsForOneSave(no, yes, state);
+}
+
 ledger::v1::SaveEnd Unused() {
   ledger::v1::SaveEnd end;
   end.set_reason("UNUSED");  // No rank hears it.
@@ -129,6 +143,7 @@ void SaveAdmission::Vote(const Save& save, ledger::v1::NodeVote vote, const std:
        value = vote.SerializeAsString()](const CompareAndSwap::Found& found, SaveState* state) {
         *stands = found[0].empty() ? "" : found[0][0].value();
         if (*stands == value || !CountsIn(vote, *state)) return Operations();
+        if (Stands(FirstOf<ledger::v1::NodeVote>(found[0]), vote, *state)) return Operations();
         *stands = value;
         const auto admits =
             guess ? VoteAndAdmit(keys, node, sequence, found.back()[0], vote, *guess) : std::nullopt;

@@ -72,6 +72,17 @@ TEST_P(SaveAdmissionContract, OneNoEndsItAndSaysWhose) {
   EXPECT_EQ(Text(Begin(second_, "step_1")), "ENDED NO_MEMORY of node2, ranks 1");
 }
 
+// As one that was asked before, and whose answer has not come: the node may use the memory for something
+// else.
+TEST_P(SaveAdmissionContract, YesThatIsMadeAgainAfterANoChangesNothing) {
+  ASSERT_EQ(Join(second_, 1), 1);
+  const Save save = Begin(first_, "step_1");
+  Vote(second_, save, "NO_MEMORY");
+  EXPECT_EQ(Vote(second_, save), "PROPOSED");
+  EXPECT_EQ(Vote(first_, save), "PROPOSED");
+  EXPECT_EQ(Decide(save), "ENDED NO_MEMORY of node2, ranks 1");
+}
+
 TEST_P(SaveAdmissionContract, IsAdmittedWithTheDirectoryThatWasMadeForItFirst) {
   ASSERT_EQ(Join(second_, 1), 1);
   const Save save = Begin(first_, "step_1");
@@ -146,11 +157,13 @@ TEST_P(SaveAdmissionContract, NodeThatSaysWhatIsWrongIsHeardBeforeOneThatHasWait
 // TearDown delivers the late copy of the yes.
 TEST_P(SaveAdmissionContract, VoteThatWasTakenBackDoesNotCountAndOneThatHasCountedIsNotTakenBack) {
   ASSERT_EQ(Join(second_, 1), 1);
-  const Save save = Begin(first_, "step_1");
-  Vote(first_, save);
-  Vote(second_, save);
-  EXPECT_EQ(Vote(second_, save, "WITHDRAWN"), "PROPOSED") << "its memory is free";
-  EXPECT_EQ(Vote(second_, save), "PROPOSED");
+  const Save back = Begin(first_, "step_1"), save = Begin(first_, "step_2");
+  for (const Save& each : {back, save}) {
+    Vote(first_, each);
+    Vote(second_, each);
+  }
+  EXPECT_EQ(Vote(second_, back, "WITHDRAWN"), "PROPOSED") << "its memory is free";
+  EXPECT_EQ(Decide(back), "ENDED WITHDRAWN of node2, ranks 1");
   EXPECT_EQ(Decide(save), "ADMITTED");
   const std::string vote = LedgerKeys(nodes_.prefix() + "run/").Vote(save.sequence, "node2");
   const std::string yes = nodes_.Read(vote);
@@ -512,7 +525,10 @@ TEST_P(LastVote, NoAdmitsNothing) {
   VoteFor(second_, save, Proposal("step_1"), "POOL_EXHAUSTED", shown);
   EXPECT_EQ(State(1), "OPEN");
   VoteFor(second_, save, Proposal("step_1"), "", shown);
-  EXPECT_EQ(State(1), "ADMITTED") << "it has found room";
+  EXPECT_EQ(State(1), "OPEN") << "a yes that is made again";
+  VoteFor(first_, save, Proposal("step_2"), "", shown);
+  VoteFor(second_, save, Proposal("step_2"), "", shown);
+  EXPECT_EQ(State(1), "ADMITTED") << "the no was for another save";
 }
 
 TEST_P(LastVote, AdmitsNothingWithTheMemoryOfADaemonThatHasEnded) {
