@@ -50,8 +50,8 @@ class SimulatedEtcd {
   void WithModel(const std::function<void(EtcdModel&)>& use);
   // From now on everything arrives soon, and once.
   void EndFaults();
-  // Full: its quota is used up. It answers reads, keeps leases alive and removes keys, and refuses whatever may
-  // store something, with LEDGER_FULL.
+  // Full: its quota is used up. It answers reads, keeps leases alive and removes keys, and refuses whatever
+  // may store something, with LEDGER_FULL.
   void SetFull(bool full);
   // As a member that takes over does: every lease has its full time again.
   void ChangeLeader();
