@@ -201,6 +201,20 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     const Ledger::JoinSpec spec = SpecOf(node, launch, world);
     return Ask<absl::StatusOr<int64_t>>([&](auto done) { node.run->ledger()->Join(spec, std::move(done)); });
   }
+  // A launch of one process, whose attempt acts; 0: it could not join.
+  int64_t LaunchAlone(Node& node) {
+    Ledger::JoinSpec spec;
+    spec.world_size = 1;
+    spec.launch_id = "launch2";
+    spec.instance = "launch2.0";
+    spec.takeover = true;
+    const auto attempt =
+        Ask<absl::StatusOr<int64_t>>([&](auto done) { node.run->ledger()->Join(spec, std::move(done)); });
+    EXPECT_TRUE(attempt.ok()) << attempt.status();
+    if (!attempt.ok()) return 0;
+    EXPECT_TRUE(Activate(node, *attempt).ok());
+    return *attempt;
+  }
   absl::Status Activate(Node& node, int64_t attempt) {
     return Ask<absl::Status>([&](auto done) { node.run->ledger()->Activate(attempt, std::move(done)); });
   }
@@ -748,16 +762,9 @@ TEST_P(NodesRunContract, SequencesComeAfterWhatTheRootHas) {
 TEST_P(NodesRunContract, NodeThatHadNoPartOfASaveLooksAtTheRoot) {
   // An attempt of one node.
   Node& alone = all_[0];
-  Ledger::JoinSpec spec;
-  spec.world_size = 1;
-  spec.launch_id = "launch2";
-  spec.instance = "launch2.0";
-  spec.takeover = true;
-  const auto attempt =
-      Ask<absl::StatusOr<int64_t>>([&](auto done) { alone.run->ledger()->Join(spec, std::move(done)); });
-  ASSERT_TRUE(attempt.ok()) << attempt.status();
-  ASSERT_TRUE(Activate(alone, *attempt).ok());
-  alone.run->Begin(Id("step_1", *attempt), etcd_.clock()->Now() + minutes(8), {});
+  const int64_t attempt = LaunchAlone(alone);
+  ASSERT_GT(attempt, 0);
+  alone.run->Begin(Id("step_1", attempt), etcd_.clock()->Now() + minutes(8), {});
   RunUntil([&] {
     return Heard(alone, "step_1", "COMMITTED") && all_[1].root_changes > 0 && all_[2].root_changes > 0;
   });
@@ -916,26 +923,19 @@ TEST_P(NodesRunContract, ResumeEndsWhenTheRanksOfAllNodesHaveRead) {
 TEST_P(NodesRunContract, LateAnswerAboutOneCheckpointEndsNoResumeFromAnother) {
   SaveAll("step_1");
   Node& alone = all_[0];
-  Ledger::JoinSpec spec;
-  spec.world_size = 1;
-  spec.launch_id = "launch2";
-  spec.instance = "launch2.0";
-  spec.takeover = true;
-  const auto attempt =
-      Ask<absl::StatusOr<int64_t>>([&](auto done) { alone.run->ledger()->Join(spec, std::move(done)); });
-  ASSERT_TRUE(attempt.ok()) << attempt.status();
-  ASSERT_TRUE(Activate(alone, *attempt).ok());
+  const int64_t attempt = LaunchAlone(alone);
+  ASSERT_GT(attempt, 0);
   const auto chosen = Ask<absl::StatusOr<Ledger::ResumeChoice>>([&](auto done) {
-    alone.run->ledger()->DecideResume(*attempt, {"step_1", 1}, std::move(done));
+    alone.run->ledger()->DecideResume(attempt, {"step_1", 1}, std::move(done));
   });
   ASSERT_TRUE(chosen.ok()) << chosen.status();
   std::optional<absl::Status> newer, older;
   const auto finish = [&](int64_t sequence, std::optional<absl::Status>* finished) {
-    alone.run->FinishResume(*attempt, sequence, absl::OkStatus(), etcd_.clock()->Now() + minutes(2),
+    alone.run->FinishResume(attempt, sequence, absl::OkStatus(), etcd_.clock()->Now() + minutes(2),
                             [finished](const absl::Status& status) { *finished = status; });
   };
   const auto asks_whether_all_agree = [&](const etcdserverpb::TxnRequest& request) {
-    const std::string key = "/" + LedgerKeys("").Resume(*attempt);
+    const std::string key = "/" + LedgerKeys("").Resume(attempt);
     return std::any_of(request.success().begin(), request.success().end(),
                        [&](const etcdserverpb::RequestOp& operation) {
                          return operation.request_range().key().ends_with(key);
