@@ -31,8 +31,10 @@ absl::Status NotRegistered() {
 }
 
 absl::Status LostInMemory() {
-  return MakeError(absl::StatusCode::kAborted, reason::kStagedLost,
-                   "this node has lost its registration in etcd while its ranks were writing the save");
+  return MakeError(
+      absl::StatusCode::kAborted, reason::kStagedLost,
+      "this node has lost its registration in etcd, or had to look at etcd anew, while its ranks "
+      "were writing the save; save again");
 }
 
 }  // namespace
