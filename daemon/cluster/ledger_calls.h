@@ -12,7 +12,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "daemon/cluster/backoff.h"
+#include "daemon/etcd/backoff.h"
 #include "storage/base/clock.h"
 
 namespace ckptd {

@@ -9,7 +9,7 @@
 
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "ckptd/storage/v1/storage.pb.h"
-#include "daemon/cluster/backoff.h"
+#include "daemon/etcd/backoff.h"
 #include "daemon/ledger/change_save.h"
 #include "storage/base/clock.h"
 

@@ -33,15 +33,20 @@ void NodesLedger::SetNode(const NodeIdentity* node) {
   calls_.SetRegistered(false);
   if (node == nullptr) return;
   node_ = *node;
-  ledger_ =
-      std::make_unique<EtcdLedger>(etcd_, EtcdLedger::Options{options_.run_prefix, *node, options_.path});
+  ledger_ = std::make_unique<EtcdLedger>(etcd_, clock_,
+                                         EtcdLedger::Options{options_.run_prefix, *node, options_.path});
   ledger_->WatchActiveAttempt([this](int64_t attempt) {
     if (attempt <= active_) return;
     active_ = attempt;
     if (active_changed_) active_changed_(attempt);
   });
-  for (const auto& [instance, spec] : living_) ClaimAndJoin(spec, [](const absl::StatusOr<int64_t>&) {});
   calls_.SetRegistered(true);
+  for (const auto& [instance, spec] : living_) JoinAgain(spec);
+}
+
+void NodesLedger::OnTick() {
+  calls_.OnTick();
+  if (ledger_ != nullptr) ledger_->OnTick();
 }
 
 template <typename T>
@@ -62,6 +67,22 @@ void NodesLedger::Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> ans
       [this, spec, answer = std::move(answer)](Result attempt) mutable {
         if (attempt.ok()) Joined(spec, *attempt);
         answer(std::move(attempt));
+      });
+}
+
+// Until etcd knows that it lives, or it has ended: else another job's launch could join beside it.
+void NodesLedger::JoinAgain(const JoinSpec& spec) {
+  using Result = absl::StatusOr<int64_t>;
+  if (!joining_again_.insert(spec.instance).second) return;  // LedgerCalls asks the new registration, too.
+  calls_.Ask<Result>(
+      "to join again", Instant::max(),
+      [this, spec](Answer<Result> done) {
+        if (!living_.contains(spec.instance)) return done(absl::CancelledError("the process has ended"));
+        ClaimAndJoin(spec, std::move(done));
+      },
+      [this, instance = spec.instance](const Result& joined) {
+        joining_again_.erase(instance);
+        if (joined.ok() && !living_.contains(instance)) ledger_->ProcessEnded(instance);  // Meanwhile.
       });
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,7 +42,7 @@ class NodesLedger : public Ledger {
 
   // Null: there is none.
   void SetNode(const NodeIdentity* node);
-  void OnTick() { calls_.OnTick(); }
+  void OnTick();
 
   // ROOT_NOT_SHARED also if the nodes of the launch have found different runs under this path.
   void Join(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override;
@@ -80,6 +81,7 @@ class NodesLedger : public Ledger {
     bool under_way = false;
     std::vector<PendingJoin> waiting;
   };
+  void JoinAgain(const JoinSpec& spec);
   void ClaimAndJoin(const JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer);
   void Claim(const std::string& launch_id);
   void Claimed(const std::string& launch_id, std::vector<PendingJoin> joins, const absl::Status& claimed);
@@ -96,8 +98,9 @@ class NodesLedger : public Ledger {
   std::optional<NodeIdentity> node_;
   std::unique_ptr<EtcdLedger> ledger_;      // Of the present registration.
   std::map<std::string, JoinSpec> living_;  // By instance.
+  std::set<std::string> joining_again_;     // Of those.
   std::map<std::string, Claims> claims_;    // By launch; since the last SetNode.
-  // Expires with them. A lease does not tell: a node may begin anew under the one that it has.
+  // Expires with them.
   std::shared_ptr<bool> claiming_ = std::make_shared<bool>(true);
   std::function<void(int64_t)> active_changed_;
   int64_t active_ = -1;     // For all that is known; the watcher, if there is one, knows it.

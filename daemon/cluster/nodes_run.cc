@@ -86,15 +86,16 @@ void NodesRun::BeginRegistration() {
   damages_->SetNode(&*node_);
   calls_->SetRegistered(true);
   election_ = std::make_unique<RunCoordinator>(
-      etcd_, RunCoordinator::Options{prefix_, *node_, options_.path},
+      etcd_, clock_, RunCoordinator::Options{prefix_, *node_, options_.path},
       [this](const RunCoordinator::Office& office) { OnOffice(office); },
-      [this](const absl::Status&) { over_ = true; });
+      [this](const absl::Status& why) { over_ = why; });
   const LedgerKeys keys(prefix_);
   condemned_ = std::make_unique<EtcdMirror>(
       etcd_, keys.Damages(), PrefixEnd(keys.Evictings()),
       absl::StrCat("following the removals and the damage of run ", options_.path),
       [this](const std::vector<std::string>& changed) { OnCheckpointKeys(changed); },
-      [this](const absl::Status&) { over_ = true; });
+      [this](const absl::Status& why) { over_ = why; });
+  registered_ = clock_->Now();
   election_->Start();
   condemned_->Start();
   RaiseSequence();
@@ -106,7 +107,7 @@ void NodesRun::EndRegistration() {
   election_ = nullptr;
   condemned_ = nullptr;
   saves_ = nullptr;
-  over_ = false;
+  over_ = absl::OkStatus();
   if (ledger_ == nullptr) return;
   ledger_->SetNode(nullptr);
   resume_->SetNode(nullptr);
@@ -135,22 +136,25 @@ void NodesRun::RaiseSequence() {
   };
   calls_->Ask<absl::Status>("about the last sequence of", Instant::max(), raise,
                             [this](const absl::Status& raised) {
-                              if (!raised.ok()) over_ = true;
-                              if (!raised.ok() || !node_ || saves_ != nullptr) return;
-                              again_.Succeeded();
-                              StartSaves();
+                              if (!raised.ok()) over_ = raised;
+                              if (raised.ok() && node_ && saves_ == nullptr) StartSaves();
                             });
+}
+
+// The node's other runs begin anew with it, so one that cannot go on under any does not ask often.
+void NodesRun::AskForRegistration() {
+  const Instant now = clock_->Now();
+  if (now - registered_ >= kLongestPause) again_.Succeeded();
+  if (!again_.IsOver(now)) return;
+  again_.Failed(now);
+  options_.register_anew(std::exchange(over_, absl::OkStatus()));
 }
 
 void NodesRun::OnTick() {
   if (!started_) return;
-  if (over_ && node_ && again_.IsOver(clock_->Now())) {
-    again_.Failed(clock_->Now());
-    EndRegistration();
-    FailUnsealed();
-    BeginRegistration();
-  }
+  if (!over_.ok() && node_) AskForRegistration();
   if (std::exchange(coordinator_over_, false)) DropOffice();
+  if (election_ != nullptr) election_->OnTick();
   TakeLooks();
   ledger_->OnTick();
   calls_->OnTick();
@@ -201,12 +205,18 @@ void NodesRun::OnOffice(const RunCoordinator::Office& office) {
   coordinator_ = std::make_unique<SaveCoordinator>(
       etcd_, clock_, files_, options, office,
       SaveCoordinator::Hooks{.term_begun = [this] { hooks_.root_changed(); },
-                             .lost = [this](const absl::Status&) { coordinator_over_ = true; }});
+                             .lost = [this](const absl::Status& why) { OnOfficeLost(why); }});
   evictions_ = std::make_unique<Evictions>(
       etcd_, clock_, files_, CheckpointReaders::Options{prefix_, *node_, options_.path}, office.held);
   coordinator_->Start();
   EndRemovals();
   hooks_.office_changed();
+}
+
+// The office may be this node's still: then nobody else takes it until the registration ends.
+void NodesRun::OnOfficeLost(const absl::Status& why) {
+  coordinator_over_ = true;
+  if (ReasonOf(why) != ledger_reason::kNotCoordinator) over_ = why;
 }
 
 // What an earlier coordinator has decided and not ended.

@@ -27,6 +27,7 @@
 #include "daemon/cluster/shared_saves.h"
 #include "daemon/engine/shared_files_io.h"
 #include "daemon/engine/shared_run.h"
+#include "daemon/etcd/backoff.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
 #include "daemon/ledger/node_identity.h"
@@ -38,7 +39,8 @@ namespace ckptd {
 // Owns what one node asks of etcd for one run: its ledger, its side of the saves, its readers, and, while it
 // has the office, what the coordinator does. All of that belongs to one registration of the node: a new one
 // begins it anew, and goes on with the saves that have not ended (what was admitted and not sealed is lost
-// then).
+// then). If a part of it cannot go on, it asks for a new registration: what was promised in the name of the
+// present one would still count, and a part that began anew in the same name would not know it.
 class NodesRun : public SharedRun, public NodesReading {
  public:
   struct Options {
@@ -48,6 +50,8 @@ class NodesRun : public SharedRun, public NodesReading {
     Duration patience = std::chrono::seconds(30);  // With etcd, for what has no deadline of its own.
     // Runs it on the thread that uses this object. Thread-safe.
     std::function<void(absl::AnyInvocable<void()>)> post;
+    // Asks for a new registration of the node, and says why. It comes by SetNode, later.
+    std::function<void(const absl::Status& why)> register_anew;
   };
   // `etcd`, `clock` and `files` must outlive it; `files` is that of the NodesRootIo that the engine gets.
   NodesRun(Etcd* etcd, Clock* clock, SharedFilesIo* files, Options options);
@@ -103,6 +107,8 @@ class NodesRun : public SharedRun, public NodesReading {
   }
 
  private:
+  static constexpr Duration kLongestPause = std::chrono::minutes(5);
+
   // A checkpoint that somebody has decided to remove.
   struct Removal {
     int64_t sequence = 0;
@@ -126,8 +132,10 @@ class NodesRun : public SharedRun, public NodesReading {
   // nodes_run.cc
   void BeginRegistration();
   void EndRegistration();
+  void AskForRegistration();
   void RaiseSequence();
   void OnOffice(const RunCoordinator::Office& office);
+  void OnOfficeLost(const absl::Status& why);
   void DropOffice();
   void EndRemovals();
   void OnCheckpointKeys(const std::vector<std::string>& keys);
@@ -172,9 +180,10 @@ class NodesRun : public SharedRun, public NodesReading {
   // Of the present registration.
   std::unique_ptr<SharedSaves> saves_;
   std::unique_ptr<RunCoordinator> election_;
-  std::unique_ptr<EtcdMirror> condemned_;  // The keys of damaged and of removed checkpoints.
-  bool over_ = false;                      // One of them has ended: all begin anew at a tick.
-  Backoff again_{std::chrono::seconds(1), std::chrono::seconds(10)};
+  std::unique_ptr<EtcdMirror> condemned_;                  // The keys of damaged and of removed checkpoints.
+  absl::Status over_;                                      // Not OK: one of them has ended, by this.
+  Instant registered_{};                                   // When this node was.
+  Backoff again_{std::chrono::seconds(1), kLongestPause};  // Between two wishes for a new one.
 
   std::string coordinator_name_;
   std::unique_ptr<SaveCoordinator> coordinator_;

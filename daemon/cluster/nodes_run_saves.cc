@@ -33,8 +33,7 @@ absl::Status NotRegistered() {
 absl::Status LostInMemory() {
   return MakeError(
       absl::StatusCode::kAborted, reason::kStagedLost,
-      "this node has lost its registration in etcd, or had to look at etcd anew, while its ranks "
-      "were writing the save; save again");
+      "this node has lost its registration in etcd while its ranks were writing the save; save again");
 }
 
 }  // namespace
@@ -121,7 +120,7 @@ SharedSaves::Hooks NodesRun::SavesHooks() {
                 hooks_.newest_committed(save.sequence, retention);
               },
           .released = [this](const SaveName& name) { OnReleased(IdOf(name)); },
-          .lost = [this](const absl::Status&) { over_ = true; }};
+          .lost = [this](const absl::Status& why) { over_ = why; }};
 }
 
 void NodesRun::OnChanged(const SaveId& save, const SharedSave& state) {
@@ -195,16 +194,11 @@ void NodesRun::StartSaves() {
   for (const auto& [save, saving] : savings) {
     if (saving.given_up.ok()) {
       Continue(save, saving);
-    } else if (saving.accepted) {
-      // Its yes may count, if the registration is the same one, and the save may be admitted: then the other
-      // nodes wait for parts that will never come.
-      saves_->Begin(NameOf(save), saving.deadline, saving.ranks);
-      saves_->Fail(NameOf(save), saving.given_up);
     } else {
       given_up.push_back(save);
     }
   }
-  // Of these nothing was promised.
+  // What an earlier registration has promised counts no more: the coordinator ends what was admitted by it.
   for (const SaveId& save : given_up) OnReleased(save);
 }
 

@@ -36,8 +36,8 @@ absl::Status DamagedChoice(int64_t sequence) {
 
 }  // namespace
 
-EtcdLedger::EtcdLedger(Etcd* etcd, Options options)
-    : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
+EtcdLedger::EtcdLedger(Etcd* etcd, Clock* clock, Options options)
+    : etcd_(etcd), clock_(clock), options_(std::move(options)), keys_(options_.prefix) {}
 
 void EtcdLedger::Swap(CompareAndSwap swap, absl::AnyInvocable<void(absl::Status)> done) {
   swap.held = {options_.node.Held()};
@@ -94,10 +94,12 @@ void EtcdLedger::ProcessEnded(const std::string& instance) {
 // One round at a time: the next one serves all that have come meanwhile.
 void EtcdLedger::BeginRound() {
   if (round_under_way_ || (joins_.empty() && !living_changed_)) return;
+  if (!round_backoff_.IsOver(clock_->Now())) return;
   round_under_way_ = true;
   living_changed_ = false;
   auto round = std::make_shared<JoinRound>(keys_, options_.node, living_, &joins_);
   round->Expect(joined_);
+  if (living_unknown_) round->RewriteLiving();
   Ask(round);
 }
 
@@ -116,8 +118,14 @@ void EtcdLedger::EndRound(JoinRound& round, const absl::Status& written) {
   round_under_way_ = false;
   if (!round.joins().empty()) joined_ = round.attempts();
   const std::set<std::string> ended = std::exchange(ended_in_round_, {});
-  // What etcd holds is not known. Every call has a deadline, so this is no tight loop while etcd is away.
-  if (ReasonOf(written) == ledger_reason::kUnavailable) living_changed_ = true;
+  const std::string reason(ReasonOf(written));
+  living_unknown_ = reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull;
+  if (living_unknown_) {
+    living_changed_ = true;
+    round_backoff_.Failed(clock_->Now());
+  } else {
+    round_backoff_.Succeeded();
+  }
   const std::weak_ptr<bool> alive = alive_;
   for (size_t i = 0; i < round.joins().size(); ++i) {
     const Ledger::JoinSpec& spec = round.joins()[i].spec;

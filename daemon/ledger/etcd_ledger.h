@@ -2,6 +2,7 @@
 #ifndef CKPTD_DAEMON_LEDGER_ETCD_LEDGER_H_
 #define CKPTD_DAEMON_LEDGER_ETCD_LEDGER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -14,12 +15,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/etcd/backoff.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/join_round.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
 #include "daemon/ledger/run_state.h"
+#include "storage/base/clock.h"
 #include "storage/ledger/ledger.h"
 #include "storage/ledger/local_ledger.h"
 
@@ -47,8 +50,10 @@ class EtcdLedger {
     NodeIdentity node;   // What it says of living processes goes with its lease.
     std::string run;     // For messages.
   };
-  // `etcd` must outlive it.
-  EtcdLedger(Etcd* etcd, Options options);
+  // `etcd` and `clock` must outlive it.
+  EtcdLedger(Etcd* etcd, Clock* clock, Options options);
+
+  void OnTick() { BeginRound(); }  // Several times a second.
 
   // Processes that join at the same time do so in one transaction. Nodes that join the same launch do not
   // wait for one another if their ranks are in different blocks (LedgerKeys::BlockOf).
@@ -94,6 +99,7 @@ class EtcdLedger {
   void SawActive(int64_t attempt);
 
   Etcd* const etcd_;
+  Clock* const clock_;
   const Options options_;
   const LedgerKeys keys_;
 
@@ -101,7 +107,9 @@ class EtcdLedger {
   std::vector<JoinRound::Join> joins_;
   std::set<int64_t> joined_;     // Attempts that the last of them have joined.
   bool living_changed_ = false;  // Since the last round has begun.
+  bool living_unknown_ = false;  // In etcd: the last round was not answered.
   bool round_under_way_ = false;
+  Backoff round_backoff_{std::chrono::milliseconds(100), std::chrono::seconds(1)};
   std::set<std::string> ended_in_round_;
 
   std::map<int64_t, std::vector<Answer<absl::Status>>> activating_;

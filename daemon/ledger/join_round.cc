@@ -132,7 +132,7 @@ std::vector<RequestOp> JoinRound::Decide(const CompareAndSwap::Found& found) {
     if (results_.back().ok()) living_after[join.spec.instance] = ProcessOf(join.spec, *results_.back());
   }
   std::vector<RequestOp> operations = state.Changes(ledger.record());
-  for (RequestOp& operation : state.LivingChanges(living_after, node_.lease))
+  for (RequestOp& operation : state.LivingChanges(living_after, node_.lease, rewrite_living_))
     operations.push_back(std::move(operation));
   return operations;
 }

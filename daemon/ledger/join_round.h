@@ -36,6 +36,9 @@ class JoinRound {
 
   // Takes as many of `joins` as one transaction has room for. `living`: of this node, before.
   JoinRound(LedgerKeys keys, NodeIdentity node, RunState::Living living, std::vector<Join>* joins);
+  // Writes the living processes also if they are there already, so that what an earlier round has asked for,
+  // and may still be under way, finds them changed.
+  void RewriteLiving() { rewrite_living_ = true; }
 
   // Attempts that these processes probably join, such as that of an earlier round: it saves a reading.
   void Expect(std::set<int64_t> attempts) { needs_.attempts = std::move(attempts); }
@@ -66,6 +69,7 @@ class JoinRound {
   std::vector<Join> joins_;
   std::set<int> blocks_;
   Needs needs_;
+  bool rewrite_living_ = false;
   bool incomplete_ = false;
   std::vector<absl::StatusOr<int64_t>> results_;
 };

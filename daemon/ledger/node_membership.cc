@@ -24,6 +24,7 @@ const NodeIdentity* NodeMembership::identity() const {
 
 void NodeMembership::OnTick() {
   if (released_) return;
+  if (!given_up_.ok()) Lost(absl::Status(given_up_));
   if (std::exchange(over_, false)) registration_ = nullptr;
   if (registration_ != nullptr) return registration_->OnTick();
   if (clock_->Now() >= next_try_) Register();
@@ -74,8 +75,13 @@ void NodeMembership::Registered(const absl::Status& status) {
   if (std::exchange(last_reason_, reason) != reason) changed_(status);
 }
 
+void NodeMembership::RegisterAnew(const absl::Status& why) {
+  if (registered_) given_up_ = why;
+}
+
 void NodeMembership::Lost(const absl::Status& why) {
   registered_ = false;
+  given_up_ = absl::OkStatus();
   over_ = true;
   incarnation_.clear();
   next_try_ = clock_->Now();

@@ -19,7 +19,7 @@
 namespace ckptd {
 
 // Registers from the first OnTick on, tries again while that fails, and registers anew, with another
-// incarnation, when its registration is lost. Used on one thread, the engine's.
+// incarnation, when its registration is lost or given up. Used on one thread, the engine's.
 class NodeMembership {
  public:
   struct Options {
@@ -44,6 +44,9 @@ class NodeMembership {
   // Null while nobody may act in this node's name, also before anybody has noticed that a lease has ended.
   const NodeIdentity* identity() const;
   void OnTick();  // At least once a second.
+  // Gives the present registration up at the next OnTick, which reports `why`, and registers anew. No-op
+  // without one.
+  void RegisterAnew(const absl::Status& why);
   // Gives the name up, and does not register again. Call it once, and not in `changed`.
   void Release(NodeRegistration::Done released);
 
@@ -64,6 +67,7 @@ class NodeMembership {
   std::string incarnation_;              // Empty: the next registration needs another one.
   std::unique_ptr<NodeRegistration> registration_;
   bool registered_ = false;
+  absl::Status given_up_;  // Not OK: the registration is, for this reason.
   bool over_ = false;  // registration_ has failed or is lost; OnTick destroys it, for it may be calling us.
   bool released_ = false;
   std::string last_reason_;  // Of the last failure; empty after a success.

@@ -16,15 +16,24 @@ using etcdserverpb::KeyValue;
 using etcdserverpb::RangeResponse;
 using etcdserverpb::RequestOp;
 
-RunCoordinator::RunCoordinator(Etcd* etcd, Options options, std::function<void(const Office&)> changed,
+RunCoordinator::RunCoordinator(Etcd* etcd, Clock* clock, Options options,
+                               std::function<void(const Office&)> changed,
                                std::function<void(const absl::Status&)> ended)
     : etcd_(etcd),
+      clock_(clock),
       options_(std::move(options)),
       keys_(options_.prefix),
       changed_(std::move(changed)),
       ended_(std::move(ended)) {}
 
 void RunCoordinator::Start() { Read(); }
+
+// A full etcd says so at once; somebody else may have taken the office meanwhile.
+void RunCoordinator::OnTick() {
+  if (stopped_ || !etcd_full_ || !backoff_.IsOver(clock_->Now())) return;
+  etcd_full_ = false;
+  Read();
+}
 
 // Every call has a deadline, so this does not ask in a tight loop while etcd is away.
 void RunCoordinator::Read() {
@@ -69,6 +78,11 @@ void RunCoordinator::TakeOffice() {
   swap.purpose = While("becoming the coordinator");
   SwapIn(etcd_, std::move(swap), [this, alive = std::weak_ptr<bool>(alive_)](const absl::Status& taken) {
     if (alive.expired() || stopped_) return;
+    if (ReasonOf(taken) == ledger_reason::kFull) {
+      etcd_full_ = true;
+      return backoff_.Failed(clock_->Now());
+    }
+    backoff_.Succeeded();
     if (taken.ok() || ReasonOf(taken) == ledger_reason::kUnavailable) return Read();
     End(taken);
   });

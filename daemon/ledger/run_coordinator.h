@@ -11,10 +11,12 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/etcd/backoff.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/ledger/compare_and_swap.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/node_identity.h"
+#include "storage/base/clock.h"
 
 namespace ckptd {
 
@@ -37,11 +39,13 @@ class RunCoordinator {
 
   // `changed` runs with the coordinator, and then with each later one. `ended` runs once if this daemon can
   // neither become coordinator nor hear of one any longer: NODE_REPLACED, and errors of etcd_errors.h but for
-  // LEDGER_UNAVAILABLE, after which it goes on. Either may destroy this object. `etcd` must outlive it.
-  RunCoordinator(Etcd* etcd, Options options, std::function<void(const Office&)> changed,
+  // LEDGER_UNAVAILABLE and LEDGER_FULL, after which it goes on. Either may destroy this object. `etcd` and
+  // `clock` must outlive it.
+  RunCoordinator(Etcd* etcd, Clock* clock, Options options, std::function<void(const Office&)> changed,
                  std::function<void(const absl::Status&)> ended);
 
   void Start();
+  void OnTick();  // Several times a second.
   // Gives the office up, if it is this daemon's, so that another one takes it at once; and wants it no more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
 
@@ -56,12 +60,15 @@ class RunCoordinator {
   void End(const absl::Status& why);
 
   Etcd* const etcd_;
+  Clock* const clock_;
   const Options options_;
   const LedgerKeys keys_;
   std::function<void(const Office&)> changed_;
   std::function<void(const absl::Status&)> ended_;
   Office office_;  // The latest that was seen.
   bool stopped_ = false;
+  bool etcd_full_ = false;  // When it has last tried to take the office.
+  Backoff backoff_;
   std::unique_ptr<EtcdWatch> watch_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -209,8 +209,8 @@ void RunState::AddChanges(const Launch& before, const Launch& after, std::vector
   if (!SameDecision(before, after)) changes->push_back(PutDecision(keys_, after));
 }
 
-std::vector<RequestOp> RunState::LivingChanges(const Living& living, int64_t lease) const {
-  if (SameProcesses(living_here_, living)) return {};
+std::vector<RequestOp> RunState::LivingChanges(const Living& living, int64_t lease, bool rewrite) const {
+  if (!rewrite && SameProcesses(living_here_, living)) return {};
   ledger::v1::LivingProcesses message;
   message.mutable_by_instance()->insert(living.begin(), living.end());
   return {Put(keys_.Living(node_), message.SerializeAsString(), lease)};

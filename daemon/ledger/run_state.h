@@ -43,8 +43,8 @@ class RunState {
   // What to write so that etcd says what `decided`, made from record(), says. Processes that are new in it
   // are of this node: of each attempt that gets some, this node's ranks were read, and their blocks.
   std::vector<etcdserverpb::RequestOp> Changes(const storage::v1::RunRecord& decided) const;
-  // What to write so that the living processes of this node are `living`.
-  std::vector<etcdserverpb::RequestOp> LivingChanges(const Living& living, int64_t lease) const;
+  // What to write so that the living processes of this node are `living`; `rewrite`: also if they are.
+  std::vector<etcdserverpb::RequestOp> LivingChanges(const Living& living, int64_t lease, bool rewrite) const;
 
  private:
   void Read(const etcdserverpb::KeyValue& pair);

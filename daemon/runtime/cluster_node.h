@@ -43,6 +43,9 @@ class ClusterNode {
   static absl::StatusOr<std::unique_ptr<ClusterNode>> Make(Options options, Hooks hooks);
 
   void OnTick();  // Several times a second.
+  // For a follower that cannot go on under this registration, and says why: the next OnTick ends it, and
+  // registers the node with another one.
+  void RegisterAnew(const absl::Status& why) { membership_.RegisterAnew(why); }
   // Gives the name up, and does not register again. Followers hear null first: nothing more is written in
   // this node's name. Call it once.
   void Release(NodeRegistration::Done released);

@@ -292,7 +292,8 @@ absl::Status Daemon::StartCluster(const GrpcEtcd::Post& post) {
   if (cluster_ == nullptr) return absl::OkStatus();
   shared_roots_ = std::make_unique<SharedRoots>(
       cluster_->etcd(), &SystemClock(), SharedRootsOptionsOf(config_), post,
-      [this](SharedRoots::Follower follower) { return cluster_->Follow(std::move(follower)); });
+      [this](SharedRoots::Follower follower) { return cluster_->Follow(std::move(follower)); },
+      [this](const absl::Status& why) { cluster_->RegisterAnew(why); });
   LookAtSharedFolders();
   return absl::OkStatus();
 }

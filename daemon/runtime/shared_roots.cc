@@ -25,12 +25,14 @@ class SharedRoots::OpenRun : public NodesRun {
   std::shared_ptr<const Follower> following_;
 };
 
-SharedRoots::SharedRoots(Etcd* etcd, Clock* clock, Options options, Post post, Follow follow)
+SharedRoots::SharedRoots(Etcd* etcd, Clock* clock, Options options, Post post, Follow follow,
+                         RegisterAnew register_anew)
     : etcd_(etcd),
       clock_(clock),
       options_(std::move(options)),
       post_(std::move(post)),
-      follow_(std::move(follow)) {}
+      follow_(std::move(follow)),
+      register_anew_(std::move(register_anew)) {}
 
 RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::string& path) {
   NodesRun::Options options;
@@ -38,6 +40,7 @@ RootAccess SharedRoots::Open(std::unique_ptr<SharedFilesIo> files, const std::st
   options.path = path;
   options.grace = options_.grace;
   options.post = post_;
+  options.register_anew = register_anew_;
   auto io = std::make_unique<NodesRootIo>(std::move(files));
   auto run = std::make_unique<OpenRun>(this, io->files(), std::move(options));
   io->Connect(run.get());

@@ -36,9 +36,12 @@ class SharedRoots {
   using Follower = std::function<void(const NodeIdentity*)>;     // The registration of this node; null: none.
   // As ClusterNode::Follow.
   using Follow = std::function<std::shared_ptr<const Follower>(Follower)>;
+  // As ClusterNode::RegisterAnew.
+  using RegisterAnew = std::function<void(const absl::Status& why)>;
 
   // `clock`: that of the engine, whose deadlines it gets. `etcd` and `clock` must outlive it.
-  SharedRoots(Etcd* etcd, Clock* clock, Options options, Post post, Follow follow);
+  SharedRoots(Etcd* etcd, Clock* clock, Options options, Post post, Follow follow,
+              RegisterAnew register_anew);
 
   // Of a root at this path, which is absolute and without symbolic links; empty: this process has none.
   // Thread-safe.
@@ -62,6 +65,7 @@ class SharedRoots {
   const Options options_;
   const Post post_;
   const Follow follow_;
+  const RegisterAnew register_anew_;
   std::set<OpenRun*> runs_;  // The engine owns them.
 };
 

@@ -40,7 +40,8 @@ struct Node {
   const std::string name;
   const int rank;
   bool seals = true;
-  std::vector<std::string> heard;  // Ends of saves, and "lost".
+  std::vector<std::string> heard;       // Ends of saves, and "lost".
+  std::vector<std::string> asked_anew;  // Why its runs have asked for a new registration.
 
   Pause pause;
   std::unique_ptr<NodeRegistration> registration;
@@ -79,7 +80,8 @@ class SharedRootsTest : public ::testing::Test {
           node.followers.push_back(added);
           (*added)(nullptr);
           return added;
-        });
+        },
+        [&node](const absl::Status& why) { node.asked_anew.push_back(ReasonOf(why)); });
   }
   void Kill(Node& node) {
     node.access = {};
@@ -245,6 +247,17 @@ TEST_F(SharedRootsTest, LostRegistrationReachesTheRun) {
 }
 
 // The lease of a node lasts for 60 s.
+TEST_F(SharedRootsTest, RunThatCannotGoOnAsksForANewRegistration) {
+  StartBoth();
+  Node& node = Other();
+  etcdserverpb::LeaseRevokeRequest end;
+  end.set_id(node.registration->identity().lease);
+  etcd_.WithModel([&](EtcdModel& model) { EXPECT_TRUE(model.RevokeLease(end).ok()); });
+  Begin("step_1");
+  RunUntil([&] { return !node.asked_anew.empty(); });
+  EXPECT_THAT(node.asked_anew, ::testing::ElementsAre("NODE_REPLACED"));
+}
+
 TEST_F(SharedRootsTest, AnotherNodeCoordinatesAsSoonAsOneResigns) {
   StartBoth();
   Node& resigning = *Coordinator();

@@ -45,7 +45,7 @@ class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
     auto daemon = std::make_unique<Daemon>();
     daemon->registration = nodes_.Start(name);
     daemon->coordinator = std::make_unique<RunCoordinator>(
-        nodes_.ClientOf(*daemon->registration),
+        nodes_.ClientOf(*daemon->registration), etcd_.clock(),
         RunCoordinator::Options{nodes_.prefix() + "run/", daemon->registration->identity(), "test"},
         [raw = daemon.get()](const Office& office) { raw->offices.push_back(office); },
         [raw = daemon.get()](const absl::Status& why) { raw->ended = ReasonOf(why); });

@@ -50,7 +50,7 @@ class Node {
 template <typename AnyLedger>
 class NodeOf : public Node {
  public:
-  explicit NodeOf(std::unique_ptr<AnyLedger> ledger) : ledger_(std::move(ledger)) {}
+  explicit NodeOf(std::shared_ptr<AnyLedger> ledger) : ledger_(std::move(ledger)) {}
   void Join(const Ledger::JoinSpec& spec, Answer<absl::StatusOr<int64_t>> answer) override {
     ledger_->Join(spec, std::move(answer));
   }
@@ -78,7 +78,7 @@ class NodeOf : public Node {
   }
 
  private:
-  const std::unique_ptr<AnyLedger> ledger_;
+  const std::shared_ptr<AnyLedger> ledger_;
 };
 
 // The run's daemons, and what outlives them.
@@ -97,7 +97,7 @@ class World {
 class LocalWorld : public World {
  public:
   std::unique_ptr<Node> StartNode(const std::string&) override {
-    return std::make_unique<NodeOf<LocalLedger>>(std::make_unique<LocalLedger>(
+    return std::make_unique<NodeOf<LocalLedger>>(std::make_shared<LocalLedger>(
         saved_, 0, [this](const storage::v1::RunRecord& what, absl::AnyInvocable<void(absl::Status)> done) {
           saved_ = what;
           done(absl::OkStatus());
@@ -115,13 +115,20 @@ class EtcdWorld : public World {
   explicit EtcdWorld(EtcdKind kind) : etcd_(kind) {
     static int64_t runs = 0;
     prefix_ = "runs/" + std::to_string(++runs) + "/";
+    etcd_.caller().OnTick([this] {
+      for (const auto& each : ledgers_) {
+        if (const auto ledger = each.lock()) ledger->OnTick();
+      }
+    });
   }
 
   std::unique_ptr<Node> StartNode(const std::string& name) override {
     Etcd* const client =
         clients_.emplace_back(std::make_unique<CountingEtcd>(etcd_.NewClient(), &counts_)).get();
-    return std::make_unique<NodeOf<EtcdLedger>>(
-        std::make_unique<EtcdLedger>(client, EtcdLedger::Options{prefix_, Register(client, name), "test"}));
+    const auto ledger = std::make_shared<EtcdLedger>(
+        client, etcd_.clock(), EtcdLedger::Options{prefix_, Register(client, name), "test"});
+    ledgers_.push_back(ledger);
+    return std::make_unique<NodeOf<EtcdLedger>>(ledger);
   }
   void RunUntil(const std::function<bool()>& done) override { etcd_.caller().RunUntil(done); }
   bool several_nodes() const override { return true; }
@@ -159,6 +166,7 @@ class EtcdWorld : public World {
   AnyEtcd etcd_;
   EtcdCounts counts_;
   std::vector<std::unique_ptr<CountingEtcd>> clients_;
+  std::vector<std::weak_ptr<EtcdLedger>> ledgers_;
   std::string prefix_;
   std::map<std::string, std::vector<std::string>> state_directories_;
   int incarnations_ = 0;

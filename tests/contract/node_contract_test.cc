@@ -154,7 +154,8 @@ TEST_P(PausedNode, HasNoNameIfItsLeaseEndedWhileItRegistered) {
 TEST_P(PausedNode, WritesNothingOnceItsSuccessorHasTheName) {
   auto first = NewDaemon("node1", &state_);
   ASSERT_TRUE(Register(*first).ok());
-  EtcdLedger ledger(nodes_.ClientOf(*first), {nodes_.prefix() + "run/", first->identity(), "test"});
+  EtcdLedger ledger(nodes_.ClientOf(*first), etcd_.clock(),
+                    {nodes_.prefix() + "run/", first->identity(), "test"});
   Ledger::JoinSpec spec;
   spec.world_size = 1;
   spec.launch_id = "launch";

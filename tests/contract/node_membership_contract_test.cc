@@ -116,6 +116,23 @@ TEST_P(MembershipContract, RegistersAnewWithAnotherIncarnationWhenItsLeaseHasEnd
   EXPECT_THAT(daemon.state, ElementsAre(nodes_.prefix() + "2"));
 }
 
+TEST_P(MembershipContract, RegistersAnewWhenItsRegistrationIsGivenUp) {
+  Member& daemon = Start("a", "node1");
+  daemon.membership->RegisterAnew(absl::InternalError("there is none yet"));
+  WaitUntilRegistered(daemon);
+  const NodeIdentity before = *daemon.membership->identity();
+  daemon.changes.clear();
+  daemon.membership->RegisterAnew(
+      MakeError(absl::StatusCode::kPermissionDenied, ledger_reason::kRefused, "a run cannot go on"));
+  EXPECT_THAT(daemon.changes, IsEmpty()) << "the next tick says so";
+  RunUntil([&] { return daemon.changes.size() == 2; });
+  EXPECT_THAT(daemon.changes, ElementsAre(ledger_reason::kRefused, "registered"));
+  EXPECT_NE(daemon.membership->identity()->value, before.value);
+  EXPECT_EQ(Read("node1"), daemon.membership->identity()->value);
+  RunUntil([&] { return daemon.state.size() == 1; });
+  EXPECT_THAT(daemon.state, ElementsAre(nodes_.prefix() + "2"));
+}
+
 TEST_P(MembershipContract, ReportsATakenNameOnceAndTakesItWhenItIsFree) {
   Member& first = Start("a", "node1");
   WaitUntilRegistered(first);

@@ -54,6 +54,7 @@ struct Node {
   std::vector<int64_t> removed;
   std::vector<std::string> damage;  // "2 chunk 3", "2 repaired".
   std::vector<std::string> lost;
+  std::vector<std::string> asked_anew;  // Why it has asked for a new registration.
   int root_changes = 0, office_changes = 0;
 
   Pause pause;
@@ -100,6 +101,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     options.cluster_prefix = nodes_.prefix();
     options.path = "/shared/run";
     options.post = [after](absl::AnyInvocable<void()> work) { after(milliseconds(1), std::move(work)); };
+    options.register_anew = [&node](const absl::Status& why) { node.asked_anew.push_back(ReasonOf(why)); };
     node.run = std::make_unique<NodesRun>(node.etcd.get(), etcd_.clock(), node.io->files(), options);
     node.io->Connect(node.run.get());
     ASSERT_TRUE(Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Open(std::move(done)); }).ok());
@@ -122,6 +124,14 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     node.registration = nodes_.Start(node.name);
     node.run->SetNode(&node.registration->identity());
     node.has_node = true;
+  }
+  // Etcd is full right after that.
+  void RegisterAnewWithAFullEtcd(Node& node) {
+    node.run->SetNode(nullptr);
+    nodes_.Kill(node.registration);
+    node.registration = nodes_.Start(node.name);
+    etcd_.simulation().SetFull(true);
+    node.run->SetNode(&node.registration->identity());
   }
   Node* Coordinator() {
     for (Node& node : all_) {
@@ -214,6 +224,15 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     if (!attempt.ok()) return 0;
     EXPECT_TRUE(Activate(node, *attempt).ok());
     return *attempt;
+  }
+  // The attempt, or why a launch of another job, of one process, cannot join on the node.
+  std::string JoinAnotherJob(Node& node) {
+    Ledger::JoinSpec spec;
+    spec.world_size = 1;
+    spec.launch_id = spec.instance = spec.job = "another job";
+    const auto attempt =
+        Ask<absl::StatusOr<int64_t>>([&](auto done) { node.run->ledger()->Join(spec, std::move(done)); });
+    return attempt.ok() ? absl::StrCat(*attempt) : ReasonOf(attempt.status());
   }
   absl::Status Activate(Node& node, int64_t attempt) {
     return Ask<absl::Status>([&](auto done) { node.run->ledger()->Activate(attempt, std::move(done)); });
@@ -393,15 +412,10 @@ TEST_P(NodesRunContract, LossOfARegistrationFailsWhatIsNotSealedAtOnce) {
   node.run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), {});  // Another rank of the node.
   RunFor(seconds(1));
   EXPECT_THAT(node.heard.at("step_1"), Contains("FAILED STAGED_LOST").Times(2));
-  // The other nodes wait for this one, whose registration is still in etcd, until it says no.
-  for (const Node& other : all_) {
-    EXPECT_THAT(other.heard.at("step_1"), ::testing::Not(Contains("RELEASED"))) << other.name;
-  }
-  node.run->SetNode(&node.registration->identity());
+  RegisterAnew(node);
   RunUntil([&] {
     return std::all_of(all_.begin(), all_.end(), [&](const Node& other) {
-      return &other == &node ? Heard(other, "step_1", "RELEASED")
-                             : Heard(other, "step_1", "ENDED STAGED_LOST");
+      return Heard(other, "step_1", &other == &node ? "RELEASED" : "ENDED NODE_LOST");
     });
   });
   RunFor(seconds(10));
@@ -409,7 +423,7 @@ TEST_P(NodesRunContract, LossOfARegistrationFailsWhatIsNotSealedAtOnce) {
     EXPECT_THAT(other.heard.at("step_1"), Contains("RELEASED").Times(1)) << other.name;
     other.seals = true;
   }
-  EXPECT_THAT(node.heard.at("step_1"), ::testing::Not(Contains("ENDED STAGED_LOST"))) << "it was told";
+  EXPECT_THAT(node.heard.at("step_1"), ::testing::Not(Contains("ENDED NODE_LOST"))) << "it was told";
   SaveAll("step_2");
 }
 
@@ -429,8 +443,8 @@ TEST_P(NodesRunContract, SaveThatBeginsWithoutARegistrationFailsAtItsDeadline) {
   SaveAll("step_2");
 }
 
-// Its vote counts, for the registration is the same: the others would wait for its parts for ever.
-TEST_P(NodesRunContract, NodeThatBeginsAnewTakesBackWhatItHasPromised) {
+// Its vote has counted before it was registered anew: the others would wait for its parts for ever.
+TEST_P(NodesRunContract, WhatANodeHasPromisedEndsWithItsRegistration) {
   Node& node = Other();
   for (Node& other : all_) other.accepts = &other == &node;
   const Instant begun = etcd_.clock()->Now();
@@ -447,11 +461,11 @@ TEST_P(NodesRunContract, NodeThatBeginsAnewTakesBackWhatItHasPromised) {
       EXPECT_EQ(other.heard.at("step_1").back(), "ADMITTED") << other.name;
     }
   }
-  node.run->SetNode(&node.registration->identity());
+  RegisterAnew(node);
   RunUntil([&] {
     return std::all_of(all_.begin(), all_.end(), [&](const Node& other) {
       return Heard(other, "step_1", "RELEASED") &&
-             (&other == &node || Heard(other, "step_1", "ENDED LEDGER_UNAVAILABLE"));
+             (&other == &node || Heard(other, "step_1", "ENDED NODE_LOST"));
     });
   });
   for (Node& other : all_) other.seals = other.accepts = true;
@@ -474,19 +488,155 @@ TEST_P(NodesRunContract, MemoryOfASaveIsGivenBackOnceOverTwoRegistrations) {
   EXPECT_THAT(node.heard.at("step_1"), Contains("RELEASED").Times(1));
 }
 
-// As after an error that ends what follows etcd: the registration is still the same one.
-TEST_P(NodesRunContract, JoinThatIsUnderWayWhenTheNodeBeginsAnewIsAnsweredOnce) {
+TEST_P(NodesRunContract, JoinThatIsUnderWayWhenTheNodeIsRegisteredAnewIsAnsweredOnce) {
   Node& node = all_[0];
   const Ledger::JoinSpec spec = SpecOf(node, "launch2", kNodes);
   std::vector<absl::StatusOr<int64_t>> answers;
   node.run->ledger()->Join(spec, [&](absl::StatusOr<int64_t> answer) { answers.push_back(answer); });
-  node.run->SetNode(nullptr);
-  node.run->SetNode(&node.registration->identity());
+  RegisterAnew(node);
   RunUntil([&] { return !answers.empty(); });
   RunFor(seconds(10));
   ASSERT_EQ(answers.size(), 1u);
   EXPECT_EQ(answers[0].value_or(-1), 2) << answers[0].status();
   EXPECT_EQ(Join(all_[1], "launch2").value_or(-1), 2);
+}
+
+TEST_P(NodesRunContract, NodeThatEtcdNoLongerKnowsAsksForANewRegistration) {
+  Node& node = Other();
+  etcdserverpb::LeaseRevokeRequest end;
+  end.set_id(node.registration->identity().lease);
+  etcd_.WithModel([&](EtcdModel& model) { EXPECT_TRUE(model.RevokeLease(end).ok()); });
+  BeginAll("step_1");
+  RunUntil([&] { return !node.asked_anew.empty(); });
+  EXPECT_THAT(node.asked_anew, ElementsAre("NODE_REPLACED"));
+  RegisterAnew(node);
+  RunUntilAllHeard("step_1", "COMMITTED");
+  EXPECT_THAT(node.asked_anew, ElementsAre("NODE_REPLACED"));
+}
+
+// It has the office still, so nobody else takes it.
+TEST_P(NodesRunContract, CoordinatorWhoseDecisionsAreRefusedAsksForANewRegistration) {
+  Node& first = *Coordinator();
+  std::vector<int> ranks;
+  for (Node& node : all_) {
+    node.writes = false;
+    if (&node != &first) ranks.push_back(node.rank);
+  }
+  const auto others = [&](const std::function<void(Node&)>& act) {
+    for (Node& node : all_) {
+      if (&node != &first) act(node);
+    }
+  };
+  others([&](Node& node) { node.run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), ranks); });
+  RunUntil([&] {
+    return std::all_of(all_.begin(), all_.end(),
+                       [&](const Node& node) { return &node == &first || Heard(node, "step_1", "SEALED"); });
+  });
+  first.etcd->RefuseTransactions(
+      MakeError(absl::StatusCode::kPermissionDenied, "LEDGER_REFUSED", "the password was changed"));
+  others([&](Node& node) { node.run->Durable(Id("step_1"), "of " + node.name); });
+  RunUntil([&] { return !first.asked_anew.empty(); });
+  EXPECT_THAT(first.asked_anew, ElementsAre("LEDGER_REFUSED"));
+  first.etcd->RefuseTransactions(absl::OkStatus());
+  RegisterAnew(first);
+  RunUntil([&] { return Heard(all_[ranks[0]], "step_1", "COMMITTED"); });
+  EXPECT_EQ(first.asked_anew.size(), 1u);
+}
+
+// So that the node's other runs are not held up by it.
+TEST_P(NodesRunContract, RunThatCannotGoOnUnderAnyRegistrationAsksWithGrowingPauses) {
+  Node& node = Other();
+  std::vector<Instant> asked;
+  for (int i = 1; i <= 6; ++i) {
+    node.etcd->RefuseTransactions(
+        MakeError(absl::StatusCode::kPermissionDenied, "LEDGER_REFUSED", "the role lacks a key"));
+    node.run->Begin(Id(absl::StrCat("step_", i)), etcd_.clock()->Now() + minutes(8), {});
+    RunUntil([&] { return static_cast<int>(node.asked_anew.size()) == i; });
+    asked.push_back(etcd_.clock()->Now());
+    node.etcd->RefuseTransactions(absl::OkStatus());
+    RegisterAnew(node);
+  }
+  Duration pause = seconds(1);
+  for (size_t i = 1; i < asked.size(); ++i, pause *= 2) EXPECT_GE(asked[i] - asked[i - 1], pause) << i;
+}
+
+// ---- etcd is full
+
+TEST_P(NodesRunContract, FullEtcdWithoutACoordinatorEndsNoSave) {
+  for (Node& node : all_) node.seals = false;
+  BeginAll("step_1");
+  RunUntilAllHeard("step_1", "ADMITTED");
+  Node& first = *Coordinator();
+  etcd_.simulation().SetFull(true);
+  EXPECT_TRUE(Ask<absl::Status>([&](auto done) { first.run->Resign(std::move(done)); }).ok());
+  RunFor(seconds(30));
+  EXPECT_EQ(Coordinator(), nullptr);
+  etcd_.simulation().SetFull(false);
+  for (Node& node : all_) node.run->Sealed(Id("step_1"));
+  RunUntilAllHeard("step_1", "COMMITTED");
+  EXPECT_NE(Coordinator(), &first);
+  for (const Node& node : all_) EXPECT_THAT(node.asked_anew, IsEmpty()) << node.name;
+}
+
+TEST_P(NodesRunContract, ProcessThatEndsWhileEtcdIsFullIsNotTakenForALivingOne) {
+  int transactions = 0;
+  etcd_.simulation().BeforeTransaction([&](const etcdserverpb::TxnRequest&) { ++transactions; });
+  etcd_.simulation().SetFull(true);
+  all_[1].run->ledger()->ProcessEnded(SpecOf(all_[1], "launch1", kNodes).instance);
+  RunFor(seconds(30));
+  EXPECT_LE(transactions, 100) << "one for each second, and again where an answer was lost";
+  etcd_.simulation().SetFull(false);
+  RunFor(seconds(30));
+  EXPECT_EQ(JoinAnotherJob(all_[0]), "2");
+}
+
+TEST_P(NodesRunContract, ProcessThatLivesJoinsAgainWhenEtcdHasRoom) {
+  Node& node = all_[0];
+  RegisterAnewWithAFullEtcd(node);
+  RunFor(seconds(30));
+  etcd_.simulation().SetFull(false);
+  RunFor(seconds(30));
+  EXPECT_EQ(JoinAnotherJob(all_[1]), "RUN_IN_USE");
+  node.run->ledger()->ProcessEnded(SpecOf(node, "launch1", kNodes).instance);
+  RunFor(seconds(30));
+  EXPECT_EQ(JoinAnotherJob(all_[1]), "2");
+}
+
+TEST_P(NodesRunContract, ProcessThatEndsBeforeItCouldJoinAgainDoesNot) {
+  Node& node = all_[0];
+  RegisterAnewWithAFullEtcd(node);
+  RunFor(seconds(30));
+  node.run->ledger()->ProcessEnded(SpecOf(node, "launch1", kNodes).instance);
+  etcd_.simulation().SetFull(false);
+  RunFor(seconds(30));
+  EXPECT_EQ(JoinAnotherJob(all_[1]), "2");
+}
+
+TEST_P(NodesRunContract, LateCopyOfAJoinBringsNoProcessBackThatHasEnded) {
+  Node& node = all_[0];
+  node.run->SetNode(nullptr);
+  nodes_.Kill(node.registration);
+  node.registration = nodes_.Start(node.name);
+  std::vector<etcdserverpb::TxnRequest> copies;
+  etcd_.simulation().BeforeTransaction([&](const etcdserverpb::TxnRequest& request) {
+    const auto is_join = [&](const etcdserverpb::RequestOp& operation) {
+      return absl::EndsWith(operation.request_put().key(), "/living/" + node.name);
+    };
+    if (std::none_of(request.success().begin(), request.success().end(), is_join)) return;
+    etcd_.simulation().SetFull(true);
+    copies.push_back(request);
+  });
+  node.run->SetNode(&node.registration->identity());
+  RunUntil([&] { return !copies.empty(); });
+  node.run->ledger()->ProcessEnded(SpecOf(node, "launch1", kNodes).instance);
+  RunFor(seconds(5));
+  etcd_.simulation().BeforeTransaction(nullptr);
+  etcd_.simulation().SetFull(false);
+  RunFor(seconds(30));
+  etcd_.WithModel([&](EtcdModel& model) {
+    for (const etcdserverpb::TxnRequest& copy : copies) EXPECT_TRUE(model.Txn(copy).ok());
+  });
+  EXPECT_EQ(JoinAnotherJob(all_[1]), "2");
 }
 
 // ---- readers and removals

@@ -40,7 +40,7 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
     first_ = Start("node1");
     second_ = Start("node2");
     coordinator_ = std::make_unique<RunCoordinator>(
-        nodes_.ClientOf(*first_.registration),
+        nodes_.ClientOf(*first_.registration), etcd_.clock(),
         RunCoordinator::Options{nodes_.prefix() + "run/", first_.registration->identity(), "test"},
         [this](const RunCoordinator::Office& office) { office_ = office.held; }, [](const absl::Status&) {});
     coordinator_->Start();
@@ -55,7 +55,8 @@ class SpanningSaves : public ::testing::TestWithParam<EtcdKind> {
     Etcd* const client = nodes_.ClientOf(*daemon.registration);
     const NodeIdentity& node = daemon.registration->identity();
     const std::string prefix = nodes_.prefix() + "run/";
-    daemon.ledger = std::make_unique<EtcdLedger>(client, EtcdLedger::Options{prefix, node, "test"});
+    daemon.ledger =
+        std::make_unique<EtcdLedger>(client, etcd_.clock(), EtcdLedger::Options{prefix, node, "test"});
     daemon.saves = std::make_unique<SaveAdmission>(client, SaveAdmission::Options{prefix, node, "test"});
     daemon.reports = std::make_unique<SaveReports>(client, SaveReports::Options{prefix, node, "test"});
     return daemon;

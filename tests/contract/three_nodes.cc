@@ -75,10 +75,11 @@ void ThreeNodes::Start(Node& node) {
   const NodeIdentity& identity = node.registration->identity();
   const std::string prefix = nodes_.prefix() + "run/";
   node.etcd = std::make_unique<PausableEtcd>(node.client, &node.pause);
-  node.ledger = std::make_unique<EtcdLedger>(node.etcd.get(), EtcdLedger::Options{prefix, identity, "test"});
+  node.ledger = std::make_unique<EtcdLedger>(node.etcd.get(), etcd_.clock(),
+                                             EtcdLedger::Options{prefix, identity, "test"});
   node.io = root_.Open(&node.pause);
   node.election = std::make_unique<RunCoordinator>(
-      node.etcd.get(), RunCoordinator::Options{prefix, identity, "test"},
+      node.etcd.get(), etcd_.clock(), RunCoordinator::Options{prefix, identity, "test"},
       [this, &node](const RunCoordinator::Office& office) { OnOffice(node, office); },
       [&node](const absl::Status&) { node.replaced = true; });
   node.saves = std::make_unique<SharedSaves>(node.etcd.get(), etcd_.clock(),
@@ -243,6 +244,8 @@ void ThreeNodes::ActLater() {
 void ThreeNodes::Tick() {
   for (Node& node : all_) {
     if (node.saves == nullptr || node.pause.paused()) continue;
+    node.ledger->OnTick();
+    node.election->OnTick();
     if (std::exchange(node.coordinator_over, false)) node.coordinator = nullptr;
     if (node.coordinator != nullptr) node.coordinator->OnTick();
     node.saves->OnTick();

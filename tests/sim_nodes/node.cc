@@ -96,7 +96,8 @@ void Node::StartEngine() {
   roots_ = std::make_unique<SharedRoots>(
       etcd_.get(), &world_.schedule().clock(), shared,
       [this](absl::AnyInvocable<void()> work) { Later(microseconds(5), std::move(work)); },
-      [this](SharedRoots::Follower follower) { return Follow(std::move(follower)); });
+      [this](SharedRoots::Follower follower) { return Follow(std::move(follower)); },
+      [this](const absl::Status& why) { membership_->RegisterAnew(why); });
   EngineOptions engine;
   engine.daemon_version = "simulated";
   engine.daemon_instance = absl::StrCat(name_, " daemon ", daemon_);
@@ -188,6 +189,15 @@ void Node::CutOff(bool cut) {
   client_->CutOff(cut);
   cut_off_ = cut;
   if (cut) world_.oracle().LeasesLost(index_);
+}
+
+void Node::RegisterAnew() {
+  Call([this](Engine&) {
+    if (identity_ == nullptr) return;
+    world_.Count("registers anew");
+    membership_->RegisterAnew(
+        MakeError(absl::StatusCode::kPermissionDenied, "LEDGER_REFUSED", "refused once"));
+  });
 }
 
 void Node::Tick() {

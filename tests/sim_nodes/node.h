@@ -56,6 +56,8 @@ class Node : public EngineObserver {
   void BeginPause();
   void EndPause();
   void CutOff(bool cut);  // From etcd.
+  // As a run asks for that cannot go on.
+  void RegisterAnew();
   // It may not have heard what other nodes have decided.
   bool is_cut_off() const { return cut_off_; }
 

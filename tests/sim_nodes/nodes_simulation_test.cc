@@ -29,6 +29,7 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
                            "etcd full",
                            "fenced",
                            "opened",
+                           "registers anew",
                            "registration lost",
                            "resume not finished CHECKPOINT_DAMAGED",
                            "resume not finished RESUME_FAILED",

@@ -29,12 +29,13 @@ constexpr const char* kNames[kOperationKinds] = {"launch",
                                                  "foreign",
                                                  "read",
                                                  "damage",
-                                                 "full"};
+                                                 "full",
+                                                 "register anew"};
 
 // Random streams of what came later, so that the histories of other seeds stay as they were. They leave out
 // the seeds that have failed once (nodes_simulation_test.cc).
 constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
-                   kFullStream = 909;
+                   kFullStream = 909, kRegisterAnewStream = 1091;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -59,6 +60,16 @@ void AddFull(Plan* plan) {
   for (int64_t i = random.Between(1, 4); i > 0; --i) {
     plan->operations.push_back(
         {Duration(random.Below(plan->length.count())), OperationKind::kFull, random.Next(), random.Next()});
+  }
+}
+
+// Times at which a run cannot go on under the registration of its node.
+void AddRegistrations(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kRegisterAnewStream));
+  if (!random.Percent(20)) return;
+  for (int64_t i = random.Between(1, 6); i > 0; --i) {
+    plan->operations.push_back({Duration(random.Below(plan->length.count())), OperationKind::kRegisterAnew,
+                                random.Next(), random.Next()});
   }
 }
 
@@ -187,6 +198,7 @@ Plan PlanOf(uint64_t seed) {
   AddReaders(&plan);
   AddConflicts(&plan);
   AddFull(&plan);
+  AddRegistrations(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

@@ -33,12 +33,13 @@ enum class OperationKind {
   kOpen,     // A rank reads a checkpoint.
   kForeign,  // Another program makes a directory at the tag of a save.
   // Of seeds that are chosen for them (plan.cc).
-  kRead,    // A rank reads a checkpoint that need not be the newest.
-  kDamage,  // Bytes of the newest checkpoint change.
-  kFull,    // etcd has used up its quota, until an operator makes room.
+  kRead,          // A rank reads a checkpoint that need not be the newest.
+  kDamage,        // Bytes of the newest checkpoint change.
+  kFull,          // etcd has used up its quota, until an operator makes room.
+  kRegisterAnew,  // A daemon gives up a registration that is good.
 };
 inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;  // Of any seed.
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kFull) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kRegisterAnew) + 1;
 
 struct Operation {
   Duration at{};

@@ -198,6 +198,9 @@ void World::Apply(const Operation& operation) {
       etcd_->SetFull(true);
       schedule_.After(some_time, [this] { etcd_->SetFull(false); });
       return;
+    case OperationKind::kRegisterAnew:
+      oracle_.Fault();
+      return node.RegisterAnew();
   }
 }
 

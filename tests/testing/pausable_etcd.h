@@ -1,4 +1,5 @@
-// An Etcd for a daemon that can be paused: what etcd answers meanwhile reaches it when it goes on.
+// An Etcd for a daemon that can be paused: what etcd answers meanwhile reaches it when it goes on. It can
+// also refuse transactions, which the simulated one does only when it is full.
 #ifndef CKPTD_TESTS_TESTING_PAUSABLE_ETCD_H_
 #define CKPTD_TESTS_TESTING_PAUSABLE_ETCD_H_
 
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "daemon/etcd/etcd.h"
 
 namespace ckptd {
@@ -52,8 +55,11 @@ class PausableEtcd : public Etcd {
   }
   void Txn(const etcdserverpb::TxnRequest& request, const std::string& purpose,
            Answer<etcdserverpb::TxnResponse> answer) override {
+    if (!refused_.ok()) return Refuse(purpose, std::move(answer));
     etcd_->Txn(request, purpose, Held(std::move(answer)));
   }
+  // From now on transactions are not applied, and answered with this; OK: no more.
+  void RefuseTransactions(const absl::Status& why) { refused_ = why; }
   void GrantLease(const etcdserverpb::LeaseGrantRequest& request, const std::string& purpose,
                   Answer<etcdserverpb::LeaseGrantResponse> answer) override {
     etcd_->GrantLease(request, purpose, Held(std::move(answer)));
@@ -80,6 +86,14 @@ class PausableEtcd : public Etcd {
     std::unique_ptr<EtcdWatch> watch;
   };
 
+  // When a request has gone to etcd and back.
+  void Refuse(const std::string& purpose, Answer<etcdserverpb::TxnResponse> answer) {
+    etcdserverpb::RangeRequest way;
+    way.set_key("nothing");
+    Range(way, purpose,
+          [why = refused_, answer = std::move(answer)](
+              const absl::StatusOr<etcdserverpb::RangeResponse>&) mutable { answer(why); });
+  }
   template <typename T>
   Answer<T> Held(Answer<T> answer) {
     return [this, alive = std::weak_ptr<bool>(alive_),
@@ -102,6 +116,7 @@ class PausableEtcd : public Etcd {
 
   Etcd* const etcd_;
   Pause* const pause_;
+  absl::Status refused_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -1,6 +1,6 @@
-// When to ask again what was not answered.
-#ifndef CKPTD_DAEMON_CLUSTER_BACKOFF_H_
-#define CKPTD_DAEMON_CLUSTER_BACKOFF_H_
+// When to ask etcd again what it has not answered, or has refused for now.
+#ifndef CKPTD_DAEMON_ETCD_BACKOFF_H_
+#define CKPTD_DAEMON_ETCD_BACKOFF_H_
 
 #include <algorithm>
 #include <chrono>
@@ -33,4 +33,4 @@ class Backoff {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_CLUSTER_BACKOFF_H_
+#endif  // CKPTD_DAEMON_ETCD_BACKOFF_H_
