@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any, Dict, List
@@ -18,6 +20,9 @@ from harness import TIMEOUT, until
 PROGRAM = pathlib.Path(sys.prefix, "debian/etcd-server/usr/bin/etcd")
 # Below the ports that the kernel gives to outgoing connections. Members differ by their addresses.
 CLIENT_PORT, PEER_PORT = 12379, 12380
+# How large the database may become; what the tests store takes a small part of it.
+QUOTA_BYTES = 16 << 20
+_FILLER_BYTES = 1 << 20
 
 
 class EtcdMembers:
@@ -50,6 +55,7 @@ class EtcdMembers:
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster={members}",
+            f"--quota-backend-bytes={QUOTA_BYTES}",
             "--logger=zap",
             "--log-level=warn",
         ]
@@ -70,6 +76,29 @@ class EtcdMembers:
         """The member that leads now; waits for an election that is under way."""
         return until(lambda: [member for member in list(self.processes) if self._leads(member)], "a leader of etcd")[0]
 
+    def remove(self, key: str) -> None:
+        self._call("kv/deleterange", key=_encoded(key))
+
+    def fill(self) -> None:
+        """Uses up the quota: from now on etcd takes no writes."""
+        for number in range(2 * QUOTA_BYTES // _FILLER_BYTES):
+            try:
+                self._call("kv/put", key=_encoded(f"filler/{number}"), value=_encoded("x" * _FILLER_BYTES))
+            except urllib.error.HTTPError as error:
+                said = error.read().decode(errors="replace")
+                assert "database space exceeded" in said, said
+                return
+        raise AssertionError("etcd has no quota")
+
+    def make_room(self) -> None:
+        """What an operator does when the quota is used up."""
+        removed = self._call("kv/deleterange", key=_encoded("filler/"), range_end=_encoded("filler0"))
+        self._call("kv/compaction", revision=removed["header"]["revision"], physical=True)
+        for member in self.processes:
+            self._call("maintenance/defragment", member)
+        for alarm in self._call("maintenance/alarm", action="GET").get("alarms", []):
+            self._call("maintenance/alarm", action="DEACTIVATE", memberID=alarm["memberID"], alarm=alarm["alarm"])
+
     def close(self) -> None:
         for member in list(self.processes):
             self.kill(member)
@@ -82,10 +111,20 @@ class EtcdMembers:
         return f"http://{self.addresses[member]}:{PEER_PORT}"
 
     def _leads(self, member: int) -> bool:
-        request = urllib.request.Request(f"{self.endpoints()[member]}/v3/maintenance/status", data=b"{}")
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                status: Dict[str, Any] = json.load(answer)
+            status = self._call("maintenance/status", member)
         except OSError:
             return False
-        return status.get("leader", "0") == status["header"]["member_id"]
+        return bool(status.get("leader", "0") == status["header"]["member_id"])
+
+    def _call(self, method: str, member: int = 0, **message: Any) -> Dict[str, Any]:
+        """A call of etcd's gRPC API, as its gateway for JSON takes it."""
+        url = f"{self.endpoints()[member]}/v3/{method}"
+        request = urllib.request.Request(url, data=json.dumps(message).encode())
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            answered: Dict[str, Any] = json.load(answer)
+        return answered
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
