@@ -54,6 +54,8 @@ def require_disk(folder: pathlib.Path, free: int) -> None:
 def program(name: str) -> str:
     """The path of ckptd or ckptctl: beside $CKPTD_BIN if that is set, else where the wheel has put it, beside this Python."""
     configured = os.environ.get("CKPTD_BIN")
+    if configured and pathlib.Path(configured).is_dir():
+        raise SystemExit(f"CKPTD_BIN is a folder, {configured}: set it to the path of the program ckptd")
     place = pathlib.Path(configured or sys.executable).parent / name
     if not os.access(place, os.X_OK):
         raise SystemExit(

@@ -46,6 +46,13 @@ def test_the_program_is_where_the_environment_says_else_beside_this_python_else_
     beside.chmod(0o755)
     assert find_program("ckptctl") == str(beside)
 
+    # The programs beside a folder of that name are not meant.
+    beside.with_name("folder").mkdir()
+    monkeypatch.setenv("CKPTD_BIN", str(beside.with_name("folder")))
+    for name in ("ckptd", "ckptctl"):
+        with pytest.raises(ckptd.NotFound, match='/folder", which is not a program; set it to the path of ckptd'):
+            find_program(name)
+
     monkeypatch.delenv("CKPTD_BIN")
     monkeypatch.setattr(local_daemon.sysconfig, "get_path", lambda *_: str(tmp_path / "nowhere"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "other/python"))

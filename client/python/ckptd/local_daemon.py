@@ -36,6 +36,10 @@ _NOT_INHERITED = (
 )
 
 
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
 def find_program(name: str = "ckptd") -> str:
     """Returns the path of a program of this package.
 
@@ -48,15 +52,16 @@ def find_program(name: str = "ckptd") -> str:
     configured = os.environ.get("CKPTD_BIN")
     if configured:
         path = configured if name == "ckptd" else os.path.join(os.path.dirname(configured), name)
-        if os.access(path, os.X_OK):
-            return path
-        raise errors.NotFound(f'$CKPTD_BIN leads to "{path}", which is not a program; set it to the path of ckptd', reason="NO_PROGRAM")
+        for each in (configured, path):
+            if not _is_program(each):
+                raise errors.NotFound(f'$CKPTD_BIN leads to "{each}", which is not a program; set it to the path of ckptd', reason="NO_PROGRAM")
+        return path
     schemes = [sysconfig.get_path("scripts"), os.path.dirname(sys.executable)]
     if f"{os.name}_user" in sysconfig.get_scheme_names():
         schemes.append(sysconfig.get_path("scripts", f"{os.name}_user"))
     for folder in schemes:
         path = os.path.join(folder, name)
-        if os.access(path, os.X_OK):
+        if _is_program(path):
             return path
     found = shutil.which(name)
     if found:
