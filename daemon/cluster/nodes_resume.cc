@@ -43,6 +43,7 @@ NodesResume::NodesResume(Etcd* etcd, Clock* clock, Ledger* ledger, Options optio
 void NodesResume::SetNode(const NodeIdentity* node) {
   calls_.SetRegistered(false);
   node_ = node == nullptr ? nullptr : std::make_unique<NodeIdentity>(*node);
+  if (node != nullptr) name_ = node->name;
   calls_.SetRegistered(node_ != nullptr);
 }
 
@@ -84,15 +85,16 @@ bool NodesResume::IsUnderWay(int64_t attempt, int64_t number) const {
 
 // ---- this node's report
 
-void NodesResume::Report(const Round& round, const absl::Status& mine) {
+void NodesResume::Report(Round& round, const absl::Status& mine) {
   const int64_t attempt = round.attempt;
   NodeResumed report;
   report.set_sequence(round.sequence);
   if (!mine.ok()) *report.mutable_failure() = EndOf(mine);
+  round.said = report.SerializeAsString();
   // A request of an earlier report that is made again must not take this one back.
   std::shared_ptr<std::string>& last = said_[attempt];
   if (last == nullptr) last = std::make_shared<std::string>();
-  *last = report.SerializeAsString();
+  *last = round.said;
   const auto write = [this, attempt, said = last](LedgerCalls::Answer<absl::Status> done) {
     const std::string key = keys_.ResumeReports(attempt) + node_->name;
     CompareAndSwap swap;
@@ -146,7 +148,9 @@ NodesResume::View NodesResume::ViewOf(const Round& round) const {
     ranks.insert(of_node.ranks().begin(), of_node.ranks().end());
     NodeResumed report;
     const std::string* const said = round.reports->Find(keys_.ResumeReports(round.attempt) + node);
-    if (said == nullptr || !report.ParseFromString(*said) || report.sequence() != round.sequence) {
+    const bool is_older = node == name_ && said != nullptr && *said != round.said;
+    if (said == nullptr || is_older || !report.ParseFromString(*said) ||
+        report.sequence() != round.sequence) {
       view.silent.push_back(node);
     } else if (report.has_failure() && view.failure.ok()) {
       view.failure = FailureOf(node, report.failure());
@@ -162,6 +166,7 @@ NodesResume::View NodesResume::ViewOf(const Round& round) const {
 void NodesResume::Look(int64_t attempt) {
   const auto found = rounds_.find(attempt);
   if (found == rounds_.end() || !found->second.reports_known || !found->second.ranks_known) return;
+  if (name_.empty()) return;  // Which of the reports is its own?
   Round& round = found->second;
   const View view = ViewOf(round);
   if (!view.failure.ok()) return End(attempt, view.failure);

@@ -52,6 +52,7 @@ class NodesResume {
     int64_t number = 0;  // Of all rounds: an answer to an earlier round of the attempt does not end this one.
     Instant deadline;
     Done done;
+    std::string said;  // This node's report.
     bool agreeing = false;
     std::unique_ptr<EtcdMirror> reports, ranks;
     bool reports_known = false, ranks_known = false;
@@ -59,12 +60,14 @@ class NodesResume {
   };
   // What the nodes have said so far.
   struct View {
-    std::vector<std::string> silent;  // Nodes that have ranks and have said nothing of this sequence.
-    int missing_ranks = 0;            // That have not joined on any node.
+    // Nodes that have ranks and have said nothing of this sequence; this one also while etcd has what it said
+    // in an earlier round.
+    std::vector<std::string> silent;
+    int missing_ranks = 0;  // That have not joined on any node.
     absl::Status failure;
   };
 
-  void Report(const Round& round, const absl::Status& mine);
+  void Report(Round& round, const absl::Status& mine);
   void Follow(Round& round);
   std::unique_ptr<EtcdMirror> MirrorOf(int64_t attempt, const std::string& prefix, bool Round::*known);
   View ViewOf(const Round& round) const;
@@ -80,6 +83,7 @@ class NodesResume {
   const LedgerKeys keys_;
   LedgerCalls calls_;
   std::unique_ptr<NodeIdentity> node_;
+  std::string name_;                 // This node's; empty until it has been registered.
   std::map<int64_t, Round> rounds_;  // By attempt.
   int64_t last_round_ = 0;
   // The last report of this node's ranks, by attempt.

@@ -219,6 +219,13 @@ void NodesRun::OnOfficeLost(const absl::Status& why) {
   if (ReasonOf(why) != ledger_reason::kNotCoordinator) over_ = why;
 }
 
+// In this node's name etcd would keep both for as long as the registration lives: the office, which may be
+// this node's before it has heard so, and a reader.
+bool NodesRun::may_close() const {
+  if (election_ == nullptr) return true;
+  return election_->follows_another() && readers_->idle();
+}
+
 // What an earlier coordinator has decided and not ended.
 void NodesRun::EndRemovals() {
   if (evictions_ == nullptr) return;

@@ -82,6 +82,7 @@ class NodesRun : public SharedRun, public NodesReading {
   void OnTick() override;
   Ledger* ledger() override { return ledger_.get(); }  // Once the root is open.
   bool coordinates() const override { return coordinator_ != nullptr && !coordinator_over_; }
+  bool may_close() const override;
   void Begin(const SaveId& save, Instant admission_deadline, const std::vector<int>& ranks) override;
   void Accept(const SaveId& save, const std::optional<storage::v1::RetentionPolicy>& retention) override;
   void Fail(const SaveId& save, const absl::Status& why) override;

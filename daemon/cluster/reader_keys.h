@@ -38,6 +38,8 @@ class ReaderKeys {
   // removed meanwhile, its readers find no files.
   void SetNode(const NodeIdentity* node);
   void OnTick();
+  // No key says that this node reads.
+  bool idle() const { return reading_.empty(); }
 
   // From OK until as many calls of Release, no node removes the checkpoint. BEING_REMOVED if that is decided
   // already; LEDGER_UNAVAILABLE after `patience`.

@@ -107,8 +107,7 @@ bool Engine::Impl::IsIdle(const Run& run) const {
       disk_.IsAsking(run))
     return false;
   if (scanner_.IsRetryScheduled(run) || !history_.IsIdle(run) || !retention_.IsIdle(run)) return false;
-  // Another node would have to take the office over for nothing.
-  if (run.shared != nullptr && run.shared->coordinates()) return false;
+  if (run.shared != nullptr && !run.shared->may_close()) return false;
   // What only this daemon knows: syncs that failed, damage that may not be written down.
   if (adoptions_.HasUnsynced(run) || !DamagedAfter(run, 0, DescribeHook()).empty()) return false;
   if (!damage_.IsIdle(run)) return false;

@@ -87,6 +87,9 @@ class SharedRun {
   virtual Ledger* ledger() = 0;
   // Whether this node decides for all: retention removes checkpoints on this node alone.
   virtual bool coordinates() const = 0;
+  // Whether nobody would wait for this run if it were closed now: it neither coordinates nor asks for that,
+  // and other nodes do not think that it reads a checkpoint.
+  virtual bool may_close() const = 0;
 
   // ---- saves; see daemon/cluster/shared_saves.h
 

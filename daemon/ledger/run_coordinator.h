@@ -46,6 +46,8 @@ class RunCoordinator {
 
   void Start();
   void OnTick();  // Several times a second.
+  // False while the office is, or may be, this daemon's.
+  bool follows_another() const { return watch_ != nullptr && !office_.mine; }
   // Gives the office up, if it is this daemon's, so that another one takes it at once; and wants it no more.
   void Resign(absl::AnyInvocable<void(absl::Status)> resigned);
 

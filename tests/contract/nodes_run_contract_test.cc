@@ -182,6 +182,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     for (Node& node : all_) {
       if (node.run != nullptr && !node.pause.paused()) node.run->OnTick();
     }
+    if (check_) check_();
   }
 
   // ---- time
@@ -320,6 +321,8 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
       [this](Duration delay, absl::AnyInvocable<void()> event) { etcd_.After(delay, std::move(event)); },
       GetParam().seed, milliseconds(50)};
   std::string run_id_ = "0123456789abcdef0123456789abcdef";
+  const LedgerKeys keys_{absl::StrCat(nodes_.prefix(), "runs/", run_id_, "/")};
+  std::function<void()> check_;  // At each tick.
   std::array<Node, kNodes> all_;
 };
 std::string NameOf(const ::testing::TestParamInfo<EtcdKind>& kind) { return kind.param.name(); }
@@ -640,6 +643,47 @@ TEST_P(NodesRunContract, LateCopyOfAJoinBringsNoProcessBackThatHasEnded) {
 }
 
 // ---- readers and removals
+
+TEST_P(NodesRunContract, RunWhoseNodeMayHaveTheOfficeDoesNotClose) {
+  int seen = 0;
+  check_ = [&] {
+    ledger::v1::Coordinator coordinator;
+    coordinator.ParseFromString(nodes_.Read(keys_.Coordinator()));
+    for (const Node& node : all_) {
+      if (node.run == nullptr || coordinator.registration() != node.registration->identity().value) continue;
+      ++seen;
+      EXPECT_FALSE(node.run->may_close()) << node.name;
+    }
+  };
+  Kill(*Coordinator());
+  RunUntil([&] { return Coordinator() != nullptr; });
+  Node& second = *Coordinator();
+  EXPECT_GT(seen, 0);
+  check_ = nullptr;
+  RunUntil([&] {
+    return std::any_of(all_.begin(), all_.end(),
+                       [](const Node& node) { return node.run != nullptr && node.run->may_close(); });
+  });
+  EXPECT_FALSE(second.run->may_close());
+  second.run->SetNode(nullptr);
+  EXPECT_TRUE(second.run->may_close()) << "the office goes with the registration";
+}
+
+TEST_P(NodesRunContract, RunOfWhichEtcdThinksThatItReadsDoesNotClose) {
+  SaveAll("step_1");
+  Node& node = Other();
+  RunUntil([&] { return node.run->may_close(); });
+  etcd_.simulation().BeforeTransaction([&](const etcdserverpb::TxnRequest& request) {
+    const std::string key = request.success().empty() ? "" : request.success(0).request_put().key();
+    EXPECT_FALSE(key == keys_.Readers(1) + node.name && node.run->may_close());
+  });
+  EXPECT_TRUE(Ask<absl::Status>([&](auto done) { node.run->AcquireReader(1, std::move(done)); }).ok());
+  etcd_.simulation().BeforeTransaction(nullptr);
+  node.run->ReleaserOf(1)();
+  EXPECT_FALSE(node.run->may_close());
+  RunUntil([&] { return node.run->may_close(); });
+  EXPECT_EQ(nodes_.Read(keys_.Readers(1) + node.name), "") << "nobody reads";
+}
 
 TEST_P(NodesRunContract, CheckpointIsNotRemovedWhileANodeReadsIt) {
   SaveAll("step_1");
@@ -1101,6 +1145,67 @@ TEST_P(NodesRunContract, LateAnswerAboutOneCheckpointEndsNoResumeFromAnother) {
   etcd_.simulation().BeforeTransaction(nullptr);
   EXPECT_TRUE(newer.has_value() && newer->code() == absl::StatusCode::kAborted) << "it has another answer";
   EXPECT_TRUE(older->ok()) << *older;
+}
+
+TEST_P(NodesRunContract, RanksThatCouldNotResumeAndThenCanAreNotAnsweredByTheirFailure) {
+  SaveAll("step_1");
+  Node& alone = all_[0];
+  const int64_t attempt = LaunchAlone(alone);
+  ASSERT_TRUE(Ask<absl::StatusOr<Ledger::ResumeChoice>>([&](auto done) {
+                alone.run->ledger()->DecideResume(attempt, {"step_1", 1}, std::move(done));
+              }).ok());
+  const auto finish = [&](const absl::Status& mine) {
+    const absl::Status finished = Ask<absl::Status>([&](auto done) {
+      alone.run->FinishResume(attempt, 1, mine, etcd_.clock()->Now() + minutes(2), std::move(done));
+    });
+    return finished.ok() ? "OK" : ReasonOf(finished);
+  };
+  EXPECT_EQ(finish(absl::AbortedError("the trainer of rank 0 has ended")), "RESUME_FAILED");
+  EXPECT_EQ(finish(absl::OkStatus()), "OK");
+}
+
+// What it has said before is in etcd; what it says now is not, for it has lost its registration meanwhile.
+TEST_P(NodesRunContract, NodeWhoseRanksCannotResumeDoesNotAgreeThatAllHave) {
+  SaveAll("step_1");
+  for (Node& node : all_) ASSERT_EQ(Join(node, "launch2").value_or(-1), 2);
+  ASSERT_TRUE(Activate(all_[0], 2).ok());
+  Node& node = all_[0];
+  ASSERT_TRUE(Ask<absl::StatusOr<Ledger::ResumeChoice>>([&](auto done) {
+                node.run->ledger()->DecideResume(2, {"step_1", 1}, std::move(done));
+              }).ok());
+  std::map<std::string, std::string> finished;
+  const auto finish = [&](Node& of, const absl::Status& mine) {
+    of.run->FinishResume(2, 1, mine, etcd_.clock()->Now() + minutes(10),
+                         [&finished, name = of.name](const absl::Status& status) {
+                           finished[name] = status.ok() ? "OK" : ReasonOf(status);
+                         });
+  };
+  for (Node& other : all_) {
+    if (&other == &node) continue;
+    finish(other, absl::OkStatus());
+    RunUntil([&] { return nodes_.Read(keys_.ResumeReports(2) + other.name) != "(none)"; });
+    Kill(other);
+  }
+  etcd_.simulation().BeforeTransaction([&](const etcdserverpb::TxnRequest& request) {
+    const bool reports =
+        std::any_of(request.success().begin(), request.success().end(), [&](const auto& operation) {
+          return operation.request_put().key() == keys_.ResumeReports(2) + node.name;
+        });
+    if (reports) node.pause.Begin();
+  });
+  finish(node, absl::OkStatus());
+  RunUntil([&] { return nodes_.Read(keys_.ResumeReports(2) + node.name) != "(none)"; });
+  etcd_.simulation().BeforeTransaction(nullptr);
+  node.run->SetNode(nullptr);
+  finish(node, absl::AbortedError("the trainer of rank 0 has ended"));
+  node.pause.End();
+  RunFor(seconds(5));
+  RegisterAnew(node);
+  RunUntil([&] { return finished[node.name] == "RESUME_FAILED"; });
+  const auto decided = Ask<absl::StatusOr<std::optional<Ledger::ResumeChoice>>>(
+      [&](auto done) { node.run->ledger()->DecidedResume(2, std::move(done)); });
+  ASSERT_TRUE(decided.ok() && decided->has_value()) << decided.status();
+  EXPECT_FALSE((*decided)->agreed);
 }
 
 TEST_P(NodesRunContract, RankThatCannotResumeIsHeardOnAllNodesAtOnce) {

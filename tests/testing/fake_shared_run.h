@@ -63,6 +63,7 @@ class FakeSharedRun : public SharedRun {
   void OnTick() override { ++ticks; }
   Ledger* ledger() override { return &ledger_; }
   bool coordinates() const override { return has_office; }
+  bool may_close() const override { return !has_office; }
   void Begin(const SaveId& save, Instant, const std::vector<int>& ranks) override {
     calls.push_back("Begin " + save.tag);
     begun_for = ranks;
