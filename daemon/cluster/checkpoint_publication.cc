@@ -168,7 +168,8 @@ void CheckpointPublication::OnPublished(const absl::StatusOr<SharedRootIo::Publi
 }
 
 void CheckpointPublication::Evict() {
-  tools_.readers->Evict(in_the_way_, std::nullopt, options_.office, Then(&CheckpointPublication::OnEvicting));
+  tools_.readers->Replace(in_the_way_, save_.sequence, options_.office,
+                          Then(&CheckpointPublication::OnEvicting));
 }
 
 void CheckpointPublication::OnEvicting(const absl::Status& evicting) {

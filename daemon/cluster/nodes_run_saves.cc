@@ -91,8 +91,9 @@ std::string NodesRun::WaitsFor(const SaveId& save) const {
   const std::string what = saves_->WaitsFor(NameOf(save));
   if (coordinator_ == nullptr || what.empty()) return what;
   const std::vector<std::string> missed = coordinator_->MissedNodes(save.attempt, save.tag, save.ordinal);
-  return missed.empty() ? what
-                        : absl::StrCat(what, " (missing: node ", absl::StrJoin(missed, ", node "), ")");
+  if (!missed.empty()) return absl::StrCat(what, " (missing: node ", absl::StrJoin(missed, ", node "), ")");
+  const std::string obstacle = coordinator_->Obstacle();
+  return obstacle.empty() ? what : absl::StrCat(what, "; this node, which coordinates, waits for ", obstacle);
 }
 
 std::vector<SaveId> NodesRun::UnfinishedSaves() const {

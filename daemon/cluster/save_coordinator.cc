@@ -76,6 +76,7 @@ void SaveCoordinator::BeginTerm() {
     if (alive.expired()) return;
     beginning_term_ = false;
     term_begun_ = begun.ok();
+    term_error_ = begun;
     if (!term_begun_) return term_backoff_.Failed(clock_->Now());
     hooks_.term_begun();
     AllChanged();
@@ -340,8 +341,15 @@ void SaveCoordinator::SettleSave(const std::string& tag, bool is_checkpoint, Unk
   unknown_.Settle(tag, is_checkpoint, std::move(answer));
 }
 
+std::string SaveCoordinator::Obstacle() const {
+  if (!term_error_.ok())
+    return absl::StrCat("the root, in which this node cannot begin to coordinate (", term_error_.message(),
+                        ")");
+  return publication_ == nullptr ? "" : publication_->waits_for();
+}
+
 std::string SaveCoordinator::WaitsFor() const {
-  if (publication_ != nullptr) return publication_->waits_for();
+  if (const std::string obstacle = Obstacle(); !obstacle.empty() || publication_ != nullptr) return obstacle;
   if (saves_.empty()) return "";
   const SharedSave& oldest = saves_.begin()->second.save;
   return absl::StrCat("the save of ", oldest.state.tag(), ", sequence ", oldest.sequence, ", which is ",

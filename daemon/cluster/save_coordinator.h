@@ -77,6 +77,8 @@ class SaveCoordinator {
   void SettleSave(const std::string& tag, bool is_checkpoint, UnknownOutcomes::Answer answer);
   // What the next checkpoint waits for, for messages; empty: nothing is in its way.
   std::string WaitsFor() const;
+  // Why this coordinator publishes nothing although nodes have done their part; empty: it does.
+  std::string Obstacle() const;
   // The nodes that this save waits for, by name: those that have not voted, sealed, or said that their files
   // are durable, whichever comes next. Empty: none, or nothing is known of it.
   std::vector<std::string> MissedNodes(int64_t attempt, const std::string& tag, int64_t ordinal) const;
@@ -134,6 +136,7 @@ class SaveCoordinator {
   bool reading_states_ = false;  // Nothing is decided meanwhile.
   bool lost_ = false;
   bool beginning_term_ = false, term_begun_ = false;
+  absl::Status term_error_;  // Of the last try.
   Backoff term_backoff_;
 
   std::map<int64_t, Save> saves_;  // By sequence: those that have not ended, for all that `states_` shows.

@@ -52,8 +52,19 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
   Finish(std::move(swap), refused, std::move(done));
 }
 
-void CheckpointReaders::Evict(int64_t sequence, const std::optional<std::set<int64_t>>& damaged,
+void CheckpointReaders::Evict(int64_t sequence, const std::set<int64_t>& damaged,
                               const CompareAndSwap::Held& office, Done evicting) {
+  Remove(sequence, 0, damaged, office, std::move(evicting));
+}
+
+void CheckpointReaders::Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& office,
+                                Done evicting) {
+  Remove(sequence, replaced_by, std::nullopt, office, std::move(evicting));
+}
+
+void CheckpointReaders::Remove(int64_t sequence, int64_t replaced_by,
+                               const std::optional<std::set<int64_t>>& damaged,
+                               const CompareAndSwap::Held& office, Done evicting) {
   auto refused = std::make_shared<absl::Status>();
   CompareAndSwap swap;
   swap.ranges = {{keys_.Readers(sequence), true}, {keys_.Evicting(sequence)}, {keys_.Damages(), true}};
@@ -69,7 +80,7 @@ void CheckpointReaders::Evict(int64_t sequence, const std::optional<std::set<int
       return Operations();
     }
     const std::vector<std::string> readers = ReadersOf(found[0]);
-    if (readers.empty()) return Operations{PutEvicting(keys, sequence, 0)};
+    if (readers.empty()) return Operations{PutEvicting(keys, sequence, replaced_by)};
     *refused = MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kBeingRead,
                          absl::StrCat("the checkpoint of sequence ", sequence, " is read on nodes ",
                                       absl::StrJoin(readers, ", ")));

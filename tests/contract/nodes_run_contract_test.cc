@@ -371,6 +371,22 @@ TEST_P(NodesRunContract, AnotherNodeGoesOnWhenTheCoordinatorDies) {
   EXPECT_GE(Coordinator()->office_changes, 1);
 }
 
+TEST_P(NodesRunContract, CoordinatorThatCannotPublishSaysWhy) {
+  root_.no_term = ErrnoError(EROFS, "writing the coordinator's term");
+  Kill(*Coordinator());
+  RunUntil([&] { return Coordinator() != nullptr; });
+  Node& coordinator = *Coordinator();
+  ASSERT_EQ(LaunchAlone(coordinator), 2);
+  coordinator.run->Begin(Id("step_1", 2), etcd_.clock()->Now() + minutes(8), {});
+  RunUntil([&] { return Heard(coordinator, "step_1", "SEALED"); });
+  const auto waits_for = [&] { return coordinator.run->WaitsFor(Id("step_1", 2)); };
+  RunUntil([&] { return absl::StrContains(waits_for(), "this node, which coordinates"); });
+  EXPECT_THAT(waits_for(), HasSubstr("waits for the root, in which this node cannot begin to coordinate"));
+  EXPECT_THAT(waits_for(), HasSubstr("writing the coordinator's term: Read-only file system"));
+  root_.no_term = absl::OkStatus();
+  RunUntil([&] { return Heard(coordinator, "step_1", "COMMITTED"); });
+}
+
 TEST_P(NodesRunContract, NodeThatIsRegisteredAnewGoesOnWithWhatItHasSealed) {
   Node& node = Other();
   for (Node& other : all_) other.writes = false;
@@ -915,6 +931,24 @@ TEST_P(NodesRunContract, ScanDoesNotWaitForEverForWhatSomebodyHasTakenAway) {
       Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Other().io->Rescan(std::move(done)); });
   ASSERT_TRUE(scanned.ok()) << scanned.status();
   EXPECT_THAT(scanned->committed, IsEmpty());
+}
+
+// Its name was stale when the publication was decided.
+TEST_P(NodesRunContract, CheckpointThatIsInTheWayOfASaveIsReplacedByIt) {
+  SaveAll("step_1");
+  ASSERT_TRUE(LaunchAlone(all_[0]) == 2);
+  bool stale = true;
+  root_.hidden = {1};
+  root_.before = [&](const std::string& what) {
+    if (what == "Publish" && std::exchange(stale, false)) root_.hidden.clear();
+    return true;
+  };
+  all_[0].run->Begin(Id("step_1", 2), etcd_.clock()->Now() + minutes(8), {});
+  RunUntil([&] { return root_.published.size() == 2; });
+  EXPECT_FALSE(stale);
+  ledger::v1::Evicting evicting;
+  ASSERT_TRUE(evicting.ParseFromString(nodes_.Read(keys_.Evicting(1))));
+  EXPECT_EQ(evicting.replaced_by(), root_.tags.at("step_1"));
 }
 
 TEST_P(NodesRunContract, CheckpointIsLeavingUntilTheSaveThatReplacesItHasEnded) {

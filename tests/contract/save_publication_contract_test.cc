@@ -109,7 +109,7 @@ class SavePublicationContract : public SpanningSaves {
     return Ask([&](auto done) { readers.End(sequence, std::move(done)); });
   }
   std::string Evict(CheckpointReaders& readers, int64_t sequence) {
-    return Ask([&](auto done) { readers.Evict(sequence, std::nullopt, office_, std::move(done)); });
+    return Ask([&](auto done) { readers.Evict(sequence, {}, office_, std::move(done)); });
   }
 
   std::unique_ptr<SavePublication> publication_;
@@ -311,7 +311,7 @@ TEST_P(SavePublicationContract, OfAReaderAndARemovalThatMeetOneFails) {
   CheckpointReaders first = ReadersOn(first_), second = ReadersOn(second_);
   std::optional<absl::Status> begun, evicting;
   second.Begin(1, [&](absl::Status status) { begun = std::move(status); });
-  first.Evict(1, std::nullopt, office_, [&](absl::Status status) { evicting = std::move(status); });
+  first.Evict(1, {}, office_, [&](absl::Status status) { evicting = std::move(status); });
   etcd_.caller().RunUntil([&] { return begun && evicting; });
   EXPECT_NE(begun->ok(), evicting->ok()) << *begun << " and " << *evicting;
 }

@@ -49,6 +49,7 @@ class FakeSharedRoot {
   std::map<int64_t, std::string> damaged;  // By sequence: what the record of the run says.
   int failures = 0;                        // So many of the next requests fail, and change nothing.
   absl::Status no_directory;               // Why none can be made.
+  absl::Status no_term;                    // Why none can begin.
   bool parts_conflict = false;             // The parts of the saves to come make no checkpoint.
   // Runs before a request is carried out, with its name: "Publish". False: its daemon has been paused, and
   // the request is carried out when it goes on.
@@ -90,9 +91,9 @@ class FakeSharedRoot {
     void BeginTerm(int64_t, Callback<absl::Status> done) override {
       Do<absl::Status>(
           "BeginTerm",
-          [this](FakeSharedRoot&) {
-            term_begun_ = true;
-            return absl::OkStatus();
+          [this](FakeSharedRoot& root) {
+            term_begun_ = root.no_term.ok();
+            return root.no_term;
           },
           std::move(done));
     }
