@@ -246,7 +246,6 @@ TEST_F(SharedRootsTest, LostRegistrationReachesTheRun) {
   EXPECT_FALSE(one_.access.shared->coordinates());
 }
 
-// The lease of a node lasts for 60 s.
 TEST_F(SharedRootsTest, RunThatCannotGoOnAsksForANewRegistration) {
   StartBoth();
   Node& node = Other();
@@ -258,6 +257,7 @@ TEST_F(SharedRootsTest, RunThatCannotGoOnAsksForANewRegistration) {
   EXPECT_THAT(node.asked_anew, ::testing::ElementsAre("NODE_REPLACED"));
 }
 
+// The lease of a node lasts for 60 s.
 TEST_F(SharedRootsTest, AnotherNodeCoordinatesAsSoonAsOneResigns) {
   StartBoth();
   Node& resigning = *Coordinator();

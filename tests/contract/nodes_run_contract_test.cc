@@ -62,7 +62,6 @@ struct Node {
   std::unique_ptr<PausableEtcd> etcd;
   std::unique_ptr<NodesRootIo> io;
   std::unique_ptr<NodesRun> run;  // Ends before io.
-  bool has_node = false;          // `run` knows the registration.
 };
 
 class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
@@ -107,7 +106,6 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     ASSERT_TRUE(Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { node.io->Open(std::move(done)); }).ok());
     node.run->Start(HooksOf(node));
     node.run->SetNode(&node.registration->identity());
-    node.has_node = true;
   }
   void Kill(Node& node) {
     node.run = nullptr;
@@ -116,20 +114,19 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     node.pause.Drop();
     nodes_.Kill(node.registration);
   }
-  // Its daemon lives, and its lease has ended: it registers anew.
-  void RegisterAnew(Node& node) {
+  // Its daemon lives, and its lease has ended: it registers anew, but its run does not know yet.
+  void EndRegistration(Node& node) {
     node.run->SetNode(nullptr);
-    node.has_node = false;
     nodes_.Kill(node.registration);
     node.registration = nodes_.Start(node.name);
+  }
+  void RegisterAnew(Node& node) {
+    EndRegistration(node);
     node.run->SetNode(&node.registration->identity());
-    node.has_node = true;
   }
   // Etcd is full right after that.
   void RegisterAnewWithAFullEtcd(Node& node) {
-    node.run->SetNode(nullptr);
-    nodes_.Kill(node.registration);
-    node.registration = nodes_.Start(node.name);
+    EndRegistration(node);
     etcd_.simulation().SetFull(true);
     node.run->SetNode(&node.registration->identity());
   }
@@ -633,9 +630,7 @@ TEST_P(NodesRunContract, ProcessThatEndsBeforeItCouldJoinAgainDoesNot) {
 
 TEST_P(NodesRunContract, LateCopyOfAJoinBringsNoProcessBackThatHasEnded) {
   Node& node = all_[0];
-  node.run->SetNode(nullptr);
-  nodes_.Kill(node.registration);
-  node.registration = nodes_.Start(node.name);
+  EndRegistration(node);
   std::vector<etcdserverpb::TxnRequest> copies;
   etcd_.simulation().BeforeTransaction([&](const etcdserverpb::TxnRequest& request) {
     const auto is_join = [&](const etcdserverpb::RequestOp& operation) {
