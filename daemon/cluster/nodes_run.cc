@@ -4,7 +4,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "daemon/cluster/node_part.h"
+#include "daemon/cluster/node_save.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/etcd/etcd_listing.h"
 #include "daemon/etcd/etcd_requests.h"

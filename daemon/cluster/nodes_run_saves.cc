@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "daemon/cluster/node_part.h"
+#include "daemon/cluster/node_save.h"
 #include "daemon/cluster/nodes_run.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/save_end.h"

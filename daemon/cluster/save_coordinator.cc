@@ -5,7 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "daemon/cluster/node_part.h"
+#include "daemon/cluster/node_save.h"
 #include "daemon/cluster/save_needs.h"
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/ledger/save_end.h"

@@ -20,7 +20,7 @@ namespace {
 
 constexpr Duration kLongestWait = std::chrono::hours(24);
 
-absl::Status NotInTime(const NodePart& part) {
+absl::Status NotInTime(const NodeSave& part) {
   return MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable,
                    absl::StrCat("the save was not admitted before its deadline; waiting for ",
                                 part.WaitsFor(), ". Look whether all nodes can reach etcd"));
@@ -92,7 +92,7 @@ void SharedSaves::OnActive() {
   if (acts != nullptr && active.ParseFromString(*acts)) voters_.Follow(active.attempt());
 }
 
-NodePart* SharedSaves::Find(const SaveName& name) {
+NodeSave* SharedSaves::Find(const SaveName& name) {
   const auto found = parts_.find(name);
   return found == parts_.end() ? nullptr : &found->second;
 }
@@ -110,7 +110,7 @@ void SharedSaves::BeginSealed(const SaveName& name, std::vector<int> ranks) {
 }
 
 void SharedSaves::Accept(const SaveName& name, const std::optional<storage::v1::RetentionPolicy>& retention) {
-  NodePart* const part = Find(name);
+  NodeSave* const part = Find(name);
   if (part == nullptr) return;
   part->accepted = true;
   part->retention = retention;
@@ -118,21 +118,21 @@ void SharedSaves::Accept(const SaveName& name, const std::optional<storage::v1::
 }
 
 void SharedSaves::Fail(const SaveName& name, const absl::Status& why) {
-  NodePart* const part = Find(name);
+  NodeSave* const part = Find(name);
   if (part == nullptr || part->failed) return;
   part->failed = EndOf(why);
   Ask(name);
 }
 
 void SharedSaves::Sealed(const SaveName& name) {
-  NodePart* const part = Find(name);
+  NodeSave* const part = Find(name);
   if (part == nullptr) return;
   part->sealed = true;
   Ask(name);
 }
 
 void SharedSaves::Durable(const SaveName& name, const std::string& digest) {
-  NodePart* const part = Find(name);
+  NodeSave* const part = Find(name);
   if (part == nullptr || part->durable) return;
   part->durable = true;
   part->digest = digest;
@@ -154,7 +154,7 @@ std::optional<SaveState> SharedSaves::Shown(int64_t sequence) const {
 // ---- what is asked of etcd
 
 void SharedSaves::Ask(const SaveName& name) {
-  NodePart* const part = Find(name);
+  NodeSave* const part = Find(name);
   if (part == nullptr || lost_ || part->asking || !part->backoff.IsOver(clock_->Now())) return;
   const Request request = part->Next();
   if (request == Request::kNone) return;
@@ -164,7 +164,7 @@ void SharedSaves::Ask(const SaveName& name) {
 }
 
 // What etcd shows need not be asked for.
-void SharedSaves::BeginAt(const SaveName& name, const NodePart& part) {
+void SharedSaves::BeginAt(const SaveName& name, const NodeSave& part) {
   if (!Known(name, part)) return Send(name, part, Request::kBegin);
   options_.post([this, name, alive = std::weak_ptr<bool>(alive_)] {
     if (!alive.expired()) TellKnown(name);
@@ -172,7 +172,7 @@ void SharedSaves::BeginAt(const SaveName& name, const NodePart& part) {
 }
 
 void SharedSaves::TellKnown(const SaveName& name) {
-  NodePart* const part = Find(name);
+  NodeSave* const part = Find(name);
   if (part == nullptr || lost_) return;
   part->asking = false;
   if (part->save.sequence == 0) {
@@ -182,7 +182,7 @@ void SharedSaves::TellKnown(const SaveName& name) {
 }
 
 // The save as etcd shows it, or one that is made in advance and that it may become.
-std::optional<SharedSave> SharedSaves::Known(const SaveName& name, const NodePart& part) const {
+std::optional<SharedSave> SharedSaves::Known(const SaveName& name, const NodeSave& part) const {
   const auto sequence = sequences_.find(name);
   if (sequence == sequences_.end()) return OpenFor(name, part);
   SharedSave save{sequence->second, {}};
@@ -191,7 +191,7 @@ std::optional<SharedSave> SharedSaves::Known(const SaveName& name, const NodePar
   return save;
 }
 
-std::optional<SharedSave> SharedSaves::OpenFor(const SaveName& name, const NodePart& part) const {
+std::optional<SharedSave> SharedSaves::OpenFor(const SaveName& name, const NodeSave& part) const {
   if (part.passed_over || open_ == 0 || names_.contains(open_)) return std::nullopt;
   ledger::v1::ActiveAttempt active;
   const std::string* const acts = active_.Find(keys_.Active());
@@ -203,7 +203,7 @@ std::optional<SharedSave> SharedSaves::OpenFor(const SaveName& name, const NodeP
   return save.state.phase() == SaveState::OPEN ? std::optional(save) : std::nullopt;
 }
 
-SaveGuess SharedSaves::GuessOf(const NodePart& part) const {
+SaveGuess SharedSaves::GuessOf(const NodeSave& part) const {
   SaveGuess guess;
   const auto add = [](const EtcdMirror& mirror, const std::string& key, auto* values) {
     const auto found = mirror.keys().find(key);
@@ -219,7 +219,7 @@ SaveGuess SharedSaves::GuessOf(const NodePart& part) const {
   return guess;
 }
 
-void SharedSaves::Send(const SaveName& name, const NodePart& part, Request request) {
+void SharedSaves::Send(const SaveName& name, const NodeSave& part, Request request) {
   const auto answer = [this, name, request,
                        sequence = part.save.sequence](const absl::StatusOr<VotedSave>& voted) {
     OnAnswer(name, request, sequence, voted);
@@ -266,7 +266,7 @@ void SharedSaves::Send(const SaveName& name, const NodePart& part, Request reque
 
 void SharedSaves::OnAnswer(const SaveName& name, Request request, int64_t sequence,
                            const absl::StatusOr<VotedSave>& answer) {
-  NodePart* const part = Find(name);
+  NodeSave* const part = Find(name);
   if (part == nullptr || lost_) return;
   part->asking = false;
   // What was said of a sequence that it has no longer.
@@ -291,13 +291,13 @@ void SharedSaves::OnAnswer(const SaveName& name, Request request, int64_t sequen
 
 // The first Begin of any node says of which ranks the save is.
 void SharedSaves::CheckRanks(const SaveName& name, const SaveState& state) {
-  NodePart& part = *Find(name);
+  NodeSave& part = *Find(name);
   const std::vector<int> proposed(state.ranks().begin(), state.ranks().end());
   if (proposed != part.ranks && !part.failed) part.failed = EndOf(OtherRanks(name.tag, proposed, part.ranks));
 }
 
 void SharedSaves::OnError(const SaveName& name, Request request, const absl::Status& error) {
-  NodePart& part = *Find(name);
+  NodeSave& part = *Find(name);
   const std::string reason = ReasonOf(error);
   if (reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull) {
     part.last_error = std::string(error.message());
@@ -354,7 +354,7 @@ void SharedSaves::OnState(const SharedSave& save) {
 
 // Another save has got the sequence that this one was to get.
 void SharedSaves::PassOver(const SaveName& name) {
-  NodePart& part = *Find(name);
+  NodeSave& part = *Find(name);
   names_.erase(part.save.sequence);
   part.Bind(SharedSave());
   part.passed_over = true;
@@ -362,7 +362,7 @@ void SharedSaves::PassOver(const SaveName& name) {
 }
 
 void SharedSaves::Saw(const SaveName& name, const SharedSave& save) {
-  NodePart* const part = Find(name);
+  NodeSave* const part = Find(name);
   if (part == nullptr) return;
   const bool is_new = part->save.sequence != save.sequence;
   if (!is_new && !IsLater(part->save.state, save.state)) return;
@@ -398,7 +398,7 @@ void SharedSaves::OnTick() {
 
 // A no is said also of a save that this node has given up: the others must not wait for it, and what is
 // promised may count until then.
-void SharedSaves::CheckDeadline(const SaveName& name, NodePart& part) {
+void SharedSaves::CheckDeadline(const SaveName& name, NodeSave& part) {
   const Instant now = clock_->Now();
   if (now < part.deadline || part.given_up || !part.IsUndecided()) return;
   if (!part.failed) {
@@ -409,13 +409,13 @@ void SharedSaves::CheckDeadline(const SaveName& name, NodePart& part) {
 }
 
 void SharedSaves::GiveUp(const SaveName& name, const absl::Status& why) {
-  NodePart& part = *Find(name);
+  NodeSave& part = *Find(name);
   part.given_up = true;
   if (!part.failed) part.failed = EndOf(why);
   hooks_.failed(name, why);
 }
 
-void SharedSaves::Release(const SaveName& name, NodePart& part) {
+void SharedSaves::Release(const SaveName& name, NodeSave& part) {
   if (std::exchange(part.released, true)) return;
   hooks_.released(name);
 }

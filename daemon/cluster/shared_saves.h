@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "ckptd/storage/v1/storage.pb.h"
-#include "daemon/cluster/node_part.h"
+#include "daemon/cluster/node_save.h"
 #include "daemon/cluster/voters.h"
 #include "daemon/etcd/etcd.h"
 #include "daemon/etcd/etcd_mirror.h"
@@ -103,23 +103,23 @@ class SharedSaves {
   // After Sealed: this node's files and its part record, which has this digest, are durable.
   void Durable(const SaveName& name, const std::string& digest);
 
-  // For error messages, as NodePart::WaitsFor. Empty if nothing is known of the save.
+  // For error messages, as NodeSave::WaitsFor. Empty if nothing is known of the save.
   std::string WaitsFor(const SaveName& name) const;
   // The save of this sequence, for all that is known of it here.
   std::optional<ledger::v1::SaveState> Shown(int64_t sequence) const;
   void OnTick();  // Several times a second.
 
  private:
-  using Request = NodePart::Request;
+  using Request = NodeSave::Request;
 
-  NodePart* Find(const SaveName& name);
+  NodeSave* Find(const SaveName& name);
   void Ask(const SaveName& name);
-  std::optional<SharedSave> Known(const SaveName& name, const NodePart& part) const;
-  std::optional<SharedSave> OpenFor(const SaveName& name, const NodePart& part) const;
+  std::optional<SharedSave> Known(const SaveName& name, const NodeSave& part) const;
+  std::optional<SharedSave> OpenFor(const SaveName& name, const NodeSave& part) const;
   void TellKnown(const SaveName& name);
-  void Send(const SaveName& name, const NodePart& part, Request request);
-  void BeginAt(const SaveName& name, const NodePart& part);
-  SaveGuess GuessOf(const NodePart& part) const;
+  void Send(const SaveName& name, const NodeSave& part, Request request);
+  void BeginAt(const SaveName& name, const NodeSave& part);
+  SaveGuess GuessOf(const NodeSave& part) const;
   void CheckRanks(const SaveName& name, const ledger::v1::SaveState& state);
   void OnAnswer(const SaveName& name, Request request, int64_t sequence,
                 const absl::StatusOr<VotedSave>& answer);
@@ -130,9 +130,9 @@ class SharedSaves {
   void Saw(const SaveName& name, const SharedSave& save);
   void PassOver(const SaveName& name);
   void Forget(const SaveName& name);
-  void CheckDeadline(const SaveName& name, NodePart& part);
+  void CheckDeadline(const SaveName& name, NodeSave& part);
   void GiveUp(const SaveName& name, const absl::Status& why);
-  void Release(const SaveName& name, NodePart& part);
+  void Release(const SaveName& name, NodeSave& part);
   void Lose(const absl::Status& why);
 
   Clock* const clock_;
@@ -144,7 +144,7 @@ class SharedSaves {
   EtcdMirror states_, active_;
   Voters voters_;
   bool lost_ = false;
-  std::map<SaveName, NodePart> parts_;     // Of saves that have not ended.
+  std::map<SaveName, NodeSave> parts_;     // Of saves that have not ended.
   std::map<int64_t, SaveName> names_;      // Of those, by sequence, if that is known.
   std::map<SaveName, int64_t> sequences_;  // Of all saves that etcd shows.
   int64_t newest_committed_ = 0;           // The last of them that is a checkpoint; 0: none.

@@ -6,7 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "daemon/cluster/node_part.h"
+#include "daemon/cluster/node_save.h"
 #include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/keys.h"
 #include "daemon/ledger/save_end.h"

@@ -1,6 +1,6 @@
 // What one node has to say to etcd of one save: a state machine without I/O.
-#ifndef CKPTD_DAEMON_CLUSTER_NODE_PART_H_
-#define CKPTD_DAEMON_CLUSTER_NODE_PART_H_
+#ifndef CKPTD_DAEMON_CLUSTER_NODE_SAVE_H_
+#define CKPTD_DAEMON_CLUSTER_NODE_SAVE_H_
 
 #include <optional>
 #include <string>
@@ -20,11 +20,11 @@ bool HasEnded(const ledger::v1::SaveState& state);
 // Whether a save in state `before` may be in state `after` later. What is heard of a save may be old.
 bool IsLater(const ledger::v1::SaveState& before, const ledger::v1::SaveState& after);
 
-class NodePart {
+class NodeSave {
  public:
   enum class Request { kNone, kBegin, kVoteYes, kVoteNo, kSealed, kDurable, kFailed };
 
-  NodePart(Instant admission_deadline, std::vector<int> taking_part)
+  NodeSave(Instant admission_deadline, std::vector<int> taking_part)
       : deadline(admission_deadline), ranks(std::move(taking_part)) {}
 
   // What to ask of etcd next.
@@ -67,4 +67,4 @@ class NodePart {
 };
 
 }  // namespace ckptd
-#endif  // CKPTD_DAEMON_CLUSTER_NODE_PART_H_
+#endif  // CKPTD_DAEMON_CLUSTER_NODE_SAVE_H_

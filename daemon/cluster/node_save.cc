@@ -1,4 +1,4 @@
-#include "daemon/cluster/node_part.h"
+#include "daemon/cluster/node_save.h"
 
 #include "absl/strings/str_cat.h"
 
@@ -31,18 +31,18 @@ bool IsUndecidedState(const SaveState& state) {
   return state.phase() == SaveState::PROPOSED || state.phase() == SaveState::OPEN;
 }
 
-const char* Purpose(NodePart::Request request) {
+const char* Purpose(NodeSave::Request request) {
   switch (request) {
-    case NodePart::Request::kBegin:
+    case NodeSave::Request::kBegin:
       return "to begin the save";
-    case NodePart::Request::kVoteYes:
+    case NodeSave::Request::kVoteYes:
       return "to say that this node has room for the save";
-    case NodePart::Request::kVoteNo:
-    case NodePart::Request::kFailed:
+    case NodeSave::Request::kVoteNo:
+    case NodeSave::Request::kFailed:
       return "to say that this node takes no part in the save";
-    case NodePart::Request::kSealed:
+    case NodeSave::Request::kSealed:
       return "to say that this node's parts are sealed";
-    case NodePart::Request::kDurable:
+    case NodeSave::Request::kDurable:
       return "to say that this node's files are durable";
     default:
       return "";
@@ -54,16 +54,16 @@ const char* Purpose(NodePart::Request request) {
 bool HasEnded(const SaveState& state) { return PlaceOf(state) == 5; }
 bool IsLater(const SaveState& before, const SaveState& after) { return PlaceOf(before) < PlaceOf(after); }
 
-bool NodePart::IsUndecided() const { return save.sequence == 0 || IsUndecidedState(save.state); }
+bool NodeSave::IsUndecided() const { return save.sequence == 0 || IsUndecidedState(save.state); }
 
-void NodePart::Bind(const SharedSave& found) {
+void NodeSave::Bind(const SharedSave& found) {
   save = found;
   said_ = Request::kBegin;
   vote.clear();
   no_counts = false;
 }
 
-NodePart::Request NodePart::Next() const {
+NodeSave::Request NodeSave::Next() const {
   if (save.sequence == 0) return Request::kBegin;
   const bool undecided = IsUndecidedState(save.state);
   if (refused || (!undecided && !MayEnd(save.state))) return Request::kNone;
@@ -75,14 +75,14 @@ NodePart::Request NodePart::Next() const {
   return NextReport();
 }
 
-NodePart::Request NodePart::NextReport() const {
+NodeSave::Request NodeSave::NextReport() const {
   if (sealed && said_ < Request::kSealed) return Request::kSealed;
   if (durable && said_ < Request::kDurable) return Request::kDurable;
   return Request::kNone;
 }
 
 // A no that was answered with ADMITTED came too late to be a vote: it is said again, as a failed part.
-void NodePart::Answered(Request request, const SaveState& state) {
+void NodeSave::Answered(Request request, const SaveState& state) {
   last_error.clear();
   backoff.Succeeded();
   if (request == Request::kVoteNo) {
@@ -94,7 +94,7 @@ void NodePart::Answered(Request request, const SaveState& state) {
   }
 }
 
-std::string NodePart::WaitsFor() const {
+std::string NodeSave::WaitsFor() const {
   if (const Request next = Next(); next != Request::kNone) {
     const std::string why = last_error.empty() ? "" : absl::StrCat(" (", last_error, ")");
     return absl::StrCat("etcd, ", Purpose(next), why);
