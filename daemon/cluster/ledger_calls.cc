@@ -14,7 +14,8 @@ namespace {
 bool MayBeMended(const absl::Status& error) {
   const std::string reason = ReasonOf(error);
   return reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull ||
-         reason == ledger_reason::kNodeReplaced || reason == ledger_reason::kLaunchIdsDiffer;
+         reason == ledger_reason::kNodeReplaced || reason == ledger_reason::kLeaseEnded ||
+         reason == ledger_reason::kLaunchIdsDiffer;
 }
 
 // Of what may be mended, that which the caller can mend.

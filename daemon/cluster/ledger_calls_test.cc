@@ -78,6 +78,17 @@ TEST_F(LedgerCallsTest, IsSentAgainWhileEtcdIsAwayAndByTheNextRegistration) {
   EXPECT_THAT(answers_, ElementsAre("OK"));
 }
 
+TEST_F(LedgerCallsTest, IsSentAgainWhenTheLeaseHasEnded) {
+  calls_.SetRegistered(true);
+  Ask(clock_.Now() + seconds(30));
+  sent_[0](MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kLeaseEnded, "not kept alive"));
+  EXPECT_THAT(answers_, IsEmpty()) << "the next registration has another lease";
+  Wait(seconds(1));
+  ASSERT_EQ(sent_.size(), 2u);
+  sent_[1](absl::OkStatus());
+  EXPECT_THAT(answers_, ElementsAre("OK"));
+}
+
 TEST_F(LedgerCallsTest, ErrorThatAnotherTryDoesNotMendIsTheAnswer) {
   calls_.SetRegistered(true);
   Ask(clock_.Now() + seconds(30));

@@ -38,8 +38,8 @@ constexpr Known kKnown[] = {
      "etcd takes no writes: compact and defragment it, then disarm its NOSPACE alarm"},
     {"required revision has been compacted", NextTry::kNone, absl::StatusCode::kOutOfRange,
      ledger_reason::kCompacted, "etcd was compacted meanwhile"},
-    {"requested lease not found", NextTry::kNone, absl::StatusCode::kNotFound, ledger_reason::kLeaseEnded,
-     "the lease has ended: it was not kept alive in time"},
+    {"requested lease not found", NextTry::kNone, absl::StatusCode::kFailedPrecondition,
+     ledger_reason::kLeaseEnded, "the lease has ended: it was not kept alive in time"},
     {"too many requests", NextTry::kAnotherMember, absl::StatusCode::kUnavailable,
      ledger_reason::kUnavailable, "etcd is overloaded"},
 };

@@ -23,7 +23,8 @@ inline constexpr char kFull[] = "LEDGER_FULL";
 inline constexpr char kRestored[] = "LEDGER_RESTORED";
 // OUT_OF_RANGE: etcd has forgotten this revision.
 inline constexpr char kCompacted[] = "LEDGER_COMPACTED";
-// NOT_FOUND: the lease has ended, and its keys are gone.
+// FAILED_PRECONDITION: the lease has ended, and its keys are gone. (Not NOT_FOUND, as etcd says: to the
+// engine that is a checkpoint that is not there.)
 inline constexpr char kLeaseEnded[] = "LEDGER_LEASE_ENDED";
 // INTERNAL: etcd does not accept the request; a mistake of ckptd.
 inline constexpr char kError[] = "LEDGER_ERROR";

@@ -55,7 +55,7 @@ void EtcdLease::OnTick() {
   if (id_ == 0 || lost_ == nullptr) return;
   if (!held()) {
     return Lose(MakeError(
-        absl::StatusCode::kNotFound, ledger_reason::kLeaseEnded,
+        absl::StatusCode::kFailedPrecondition, ledger_reason::kLeaseEnded,
         absl::StrCat("this daemon's lease has ended: etcd has not confirmed it in time",
                      last_error_.ok() ? "" : "; the last error: ", std::string(last_error_.message()))));
   }
@@ -81,7 +81,7 @@ void EtcdLease::KeptAlive(Instant sent, const absl::StatusOr<etcdserverpb::Lease
     return;  // The next tick asks again, or finds that the time is over.
   }
   if (kept->ttl() <= 0) {
-    return Lose(MakeError(absl::StatusCode::kNotFound, ledger_reason::kLeaseEnded,
+    return Lose(MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kLeaseEnded,
                           "etcd has ended this daemon's lease, because it was not kept alive in time"));
   }
   last_error_ = absl::OkStatus();

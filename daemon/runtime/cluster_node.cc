@@ -119,7 +119,7 @@ v1::ClusterStatus ClusterNode::Status() const {
   if (status.registered()) {
     SetTime(registered_us_, status.mutable_register_time());
   } else if (registration_) {  // Nobody has noticed yet.
-    SetError(MakeError(absl::StatusCode::kNotFound, ledger_reason::kLeaseEnded,
+    SetError(MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kLeaseEnded,
                        "this daemon's lease has ended: etcd has not confirmed it in time"),
              status.mutable_error());
   } else if (!error_.ok()) {

@@ -204,6 +204,14 @@ TEST_P(EtcdLeaseContract, LeaseThatEtcdHasEndedIsLostAndTakesNoKeys) {
   ASSERT_TRUE(revoked.ok()) << revoked.status();
   EXPECT_EQ(ReasonOf(caller_->Write({Put(Key("mine"), "1", lease->id())}).status()),
             ledger_reason::kLeaseEnded);
+  // Of a transaction, that of what it does not write does not count.
+  TxnRequest request_of_both;
+  *request_of_both.add_compare() = Absent(Key("a"));
+  *request_of_both.add_success() = Put(Key("a"), "1", lease->id());
+  EXPECT_EQ(ReasonOf(caller_->Txn(request_of_both).status()), ledger_reason::kLeaseEnded);
+  Write({Put(Key("a"), "2")});
+  const auto not_written = caller_->Txn(request_of_both);
+  EXPECT_TRUE(not_written.ok() && !not_written->succeeded()) << not_written.status();
   caller_->RunUntil([this] { return !lost_.empty(); });
   EXPECT_EQ(lost_, ledger_reason::kLeaseEnded);
   caller_->OnTick(nullptr);

@@ -19,6 +19,7 @@
 #include "ckptd/ledger/v1/ledger.pb.h"
 #include "daemon/cluster/nodes_root_io.h"
 #include "daemon/cluster/nodes_run.h"
+#include "daemon/etcd/etcd_errors.h"
 #include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/keys.h"
 #include "storage/base/errors.h"
@@ -744,6 +745,22 @@ TEST_P(NodesRunContract, NodeThatReadsSaysSoWithItsNextRegistration) {
   reader->reset();
   RunUntil([&] { return evicted.has_value(); });
   EXPECT_TRUE(evicted->ok()) << *evicted;
+}
+
+// A rank took the error for a checkpoint that is not there, and marked it damaged.
+TEST_P(NodesRunContract, ReadThatFindsTheLeaseEndedWaitsForTheNextRegistration) {
+  SaveAll("step_1");
+  Node& node = Other();
+  node.etcd->RefuseTransactions(MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kLeaseEnded,
+                                          "a test's lease has ended"));
+  std::optional<absl::Status> acquired;
+  node.run->AcquireReader(1, [&](absl::Status answer) { acquired = std::move(answer); });
+  RunFor(seconds(5));
+  EXPECT_FALSE(acquired.has_value()) << *acquired;
+  node.etcd->RefuseTransactions(absl::OkStatus());
+  RunUntil([&] { return acquired.has_value(); });
+  EXPECT_TRUE(acquired->ok()) << *acquired;
+  node.run->ReleaserOf(1)();
 }
 
 TEST_P(NodesRunContract, NodeThatDoesNotCoordinateRemovesNothing) {

@@ -125,8 +125,6 @@ absl::Status EtcdModel::Check(const TxnRequest& request) const {
       if (!operation.has_request_put()) continue;
       if (!written.insert(operation.request_put().key()).second)
         return absl::InvalidArgumentError("etcdserver: duplicate key given in txn request");
-      if (operation.request_put().lease() != 0 && !leases_.contains(operation.request_put().lease()))
-        return absl::NotFoundError("etcdserver: requested lease not found");
     }
   }
   return absl::OkStatus();
@@ -167,12 +165,18 @@ absl::StatusOr<TxnResponse> EtcdModel::Txn(const TxnRequest& request) {
 }
 
 // All of it, with the transactions in it, has one revision. etcd compares everything before it writes
-// anything: write nothing before an inner transaction.
+// anything, and looks for the leases of what it would write: write nothing before an inner transaction.
 absl::StatusOr<TxnResponse> EtcdModel::Apply(const TxnRequest& request, int64_t next) {
   TxnResponse response;
   response.set_succeeded(std::all_of(request.compare().begin(), request.compare().end(),
                                      [this](const Compare& c) { return Holds(c); }));
-  for (const RequestOp& operation : response.succeeded() ? request.success() : request.failure()) {
+  const auto& operations = response.succeeded() ? request.success() : request.failure();
+  for (const RequestOp& operation : operations) {
+    const int64_t lease = operation.has_request_put() ? operation.request_put().lease() : 0;
+    if (lease != 0 && !leases_.contains(lease))
+      return absl::NotFoundError("etcdserver: requested lease not found");
+  }
+  for (const RequestOp& operation : operations) {
     ResponseOp& result = *response.add_responses();
     if (operation.has_request_put()) {
       Put(operation.request_put(), next);
