@@ -96,6 +96,7 @@ void NodesRun::BeginRegistration() {
       [this](const std::vector<std::string>& changed) { OnCheckpointKeys(changed); },
       [this](const absl::Status& why) { over_ = why; });
   registered_ = clock_->Now();
+  election_->SetWilling(!hangs_since_);
   election_->Start();
   condemned_->Start();
   RaiseSequence();
@@ -154,6 +155,7 @@ void NodesRun::OnTick() {
   if (!started_) return;
   if (!over_.ok() && node_) AskForRegistration();
   if (std::exchange(coordinator_over_, false)) DropOffice();
+  FollowFileSystem();
   if (election_ != nullptr) election_->OnTick();
   TakeLooks();
   ledger_->OnTick();
@@ -217,6 +219,26 @@ void NodesRun::OnOffice(const RunCoordinator::Office& office) {
 void NodesRun::OnOfficeLost(const absl::Status& why) {
   coordinator_over_ = true;
   if (ReasonOf(why) != ledger_reason::kNotCoordinator) over_ = why;
+}
+
+// All nodes would wait for a coordinator whose file system hangs. What it has asked for may be carried out
+// later, as that of a coordinator that was paused.
+void NodesRun::FollowFileSystem() {
+  const Instant now = clock_->Now();
+  const std::optional<Instant> since = files_->pending_since();
+  if (hangs_since_ && since != hangs_since_) {
+    hangs_since_.reset();
+    if (election_ != nullptr) election_->SetWilling(true);
+  }
+  if (hangs_since_ || !since || now - *since < hang_) return;
+  hangs_since_ = since;
+  hang_ = std::min(2 * hang_, kLongestHang);
+  if (coordinator_ != nullptr) {
+    DropOffice();
+    coordinator_name_.clear();
+    hooks_.stood_aside(now - *since);
+  }
+  if (election_ != nullptr) election_->SetWilling(false);
 }
 
 // In this node's name etcd would keep both for as long as the registration lives: the office, which may be

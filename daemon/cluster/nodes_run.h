@@ -109,6 +109,10 @@ class NodesRun : public SharedRun, public NodesReading {
 
  private:
   static constexpr Duration kLongestPause = std::chrono::minutes(5);
+  // For how long one operation of the file system may take before this node gives the office up; and that at
+  // most, when it has doubled each time, so that a file system that is only slow has a coordinator in the
+  // end.
+  static constexpr Duration kHang = std::chrono::minutes(1), kLongestHang = std::chrono::hours(1);
 
   // A checkpoint that somebody has decided to remove.
   struct Removal {
@@ -137,6 +141,7 @@ class NodesRun : public SharedRun, public NodesReading {
   void RaiseSequence();
   void OnOffice(const RunCoordinator::Office& office);
   void OnOfficeLost(const absl::Status& why);
+  void FollowFileSystem();
   void DropOffice();
   void EndRemovals();
   void OnCheckpointKeys(const std::vector<std::string>& keys);
@@ -190,6 +195,8 @@ class NodesRun : public SharedRun, public NodesReading {
   std::unique_ptr<SaveCoordinator> coordinator_;
   std::unique_ptr<Evictions> evictions_;
   bool coordinator_over_ = false;
+  Duration hang_ = kHang;
+  std::optional<Instant> hangs_since_;  // While this node does not want the office.
 
   // What etcd calls committed, or a scan has shown, and nobody removes: tags by sequence. And since when the
   // newest of them has been missing in the root, as this node sees it.

@@ -74,6 +74,13 @@ void SharedSaveDriver::Start(Run* run) {
             hooks_.newest_committed(run, sequence, retention);
           },
       .office_changed = [this, run] { hooks_.office_changed(run); },
+      .stood_aside =
+          [this, run](Duration silence) {
+            observer_->OnWarning(
+                absl::StrCat("this node no longer coordinates ", run->path,
+                             ", so that another one does: its file system has not answered for ",
+                             silence / std::chrono::seconds(1), " s"));
+          },
       .lost =
           [this, run](const absl::Status& why) {
             observer_->OnWarning(absl::StrCat("this node is no longer registered, so its unsealed saves in ",

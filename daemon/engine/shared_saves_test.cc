@@ -13,6 +13,7 @@
 namespace ckptd {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Phase = SharedRun::Decision;
@@ -428,6 +429,14 @@ TEST_F(SharedSavesTest, CheckpointsAreRemovedByTheNodeThatCoordinates) {
   nodes_->hooks.office_changed();
   RunQueued();
   EXPECT_THAT(disks_[1]->evicted, ElementsAre("a"));
+}
+
+TEST_F(SharedSavesTest, OperatorHearsThatThisNodeNoLongerCoordinatesBecauseItsFileSystemHangs) {
+  CommitKeepingOne("a", 1);
+  observer_.warnings.clear();
+  nodes_->hooks.stood_aside(std::chrono::seconds(60));
+  EXPECT_THAT(observer_.warnings, ElementsAre(AllOf(HasSubstr("this node no longer coordinates /"),
+                                                    HasSubstr("not answered for 60 s"))));
 }
 
 TEST_F(SharedSavesTest, OtherNodesHearWhichCheckpointsItsRanksKeep) {

@@ -30,9 +30,15 @@ void RunCoordinator::Start() { Read(); }
 
 // A full etcd says so at once; somebody else may have taken the office meanwhile.
 void RunCoordinator::OnTick() {
-  if (stopped_ || !etcd_full_ || !backoff_.IsOver(clock_->Now())) return;
-  etcd_full_ = false;
-  Read();
+  if (stopped_ || !backoff_.IsOver(clock_->Now())) return;
+  if (std::exchange(leave_again_, false)) GiveUp();
+  if (std::exchange(etcd_full_, false)) Read();
+}
+
+void RunCoordinator::SetWilling(bool willing) {
+  if (std::exchange(willing_, willing) == willing || stopped_) return;
+  if (!willing && office_.mine && !leaving_) GiveUp();
+  if (willing && watch_ != nullptr) Read();  // Else it reads, or is about to.
 }
 
 // Every call has a deadline, so this does not ask in a tight loop while etcd is away.
@@ -50,9 +56,9 @@ void RunCoordinator::Read() {
 }
 
 void RunCoordinator::WasRead(const RangeResponse& found) {
-  if (found.kvs_size() == 0) return TakeOffice();
+  if (found.kvs_size() == 0 && willing_) return TakeOffice();
   Watch(found.header().revision() + 1);
-  Saw(found.kvs(0));
+  if (found.kvs_size() > 0) Saw(found.kvs(0));
 }
 
 // The term has a key of its own, which stays: the coordinator's key goes with its lease, and the next term
@@ -106,6 +112,7 @@ void RunCoordinator::Saw(const KeyValue& key) {
   ledger::v1::Coordinator coordinator;
   coordinator.ParseFromString(key.value());
   if (coordinator.term() <= office_.term) return;  // Known.
+  leaving_ = leave_again_ = false;                 // That office is over.
   office_.term = coordinator.term();
   office_.node = coordinator.node();
   office_.mine = coordinator.registration() == options_.node.value;
@@ -117,7 +124,43 @@ void RunCoordinator::Saw(const KeyValue& key) {
                                            "\" is no longer the coordinator of run ", options_.run)),
                     key.create_revision()};
   }
+  if (office_.mine && !willing_) return GiveUp();
   changed_(Office(office_));
+}
+
+// Until etcd has answered, the office is still this daemon's, and nobody decides. So it is asked again, also
+// when the daemon is willing by then.
+void RunCoordinator::GiveUp() {
+  leaving_ = true;
+  DeleteOffice("giving up the coordination", [this, term = office_.term, alive = std::weak_ptr<bool>(alive_)](
+                                                 const absl::Status& given_up) {
+    if (!alive.expired() && !stopped_) OnGivenUp(term, given_up);
+  });
+}
+
+void RunCoordinator::OnGivenUp(int64_t term, const absl::Status& given_up) {
+  if (!leaving_ || term != office_.term) return;
+  const std::string reason = ReasonOf(given_up);
+  if (reason == ledger_reason::kUnavailable || reason == ledger_reason::kFull) {
+    leave_again_ = true;
+    return backoff_.Failed(clock_->Now());
+  }
+  if (!given_up.ok()) return End(given_up);
+  leaving_ = office_.mine = false;
+  backoff_.Succeeded();
+}
+
+// OK: it is not this daemon's any more.
+void RunCoordinator::DeleteOffice(const std::string& purpose, absl::AnyInvocable<void(absl::Status)> done) {
+  CompareAndSwap swap;
+  swap.held = {office_.held};
+  swap.decide = [keys = keys_](const CompareAndSwap::Found&) {
+    return std::vector<RequestOp>{Delete(keys.Coordinator())};
+  };
+  swap.purpose = While(purpose);
+  SwapIn(etcd_, std::move(swap), [done = std::move(done)](const absl::Status& written) mutable {
+    done(ReasonOf(written) == ledger_reason::kNotCoordinator ? absl::OkStatus() : written);
+  });
 }
 
 void RunCoordinator::End(const absl::Status& why) {
@@ -130,15 +173,7 @@ void RunCoordinator::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
   stopped_ = true;
   watch_ = nullptr;
   if (!office_.mine) return resigned(absl::OkStatus());
-  CompareAndSwap swap;
-  swap.held = {office_.held};
-  swap.decide = [keys = keys_](const CompareAndSwap::Found&) {
-    return std::vector<RequestOp>{Delete(keys.Coordinator())};
-  };
-  swap.purpose = While("resigning as the coordinator");
-  SwapIn(etcd_, std::move(swap), [resigned = std::move(resigned)](const absl::Status& written) mutable {
-    resigned(ReasonOf(written) == ledger_reason::kNotCoordinator ? absl::OkStatus() : written);
-  });
+  DeleteOffice("resigning as the coordinator", std::move(resigned));
 }
 
 }  // namespace ckptd

@@ -46,6 +46,9 @@ class RunCoordinator {
 
   void Start();
   void OnTick();  // Several times a second.
+  // False: gives the office up, if it is this daemon's, so that another one takes it; and does not take it
+  // before this was called with true. `changed` runs with the next coordinator.
+  void SetWilling(bool willing);
   // False while the office is, or may be, this daemon's.
   bool follows_another() const { return watch_ != nullptr && !office_.mine; }
   // Gives the office up, if it is this daemon's, so that another one takes it at once; and wants it no more.
@@ -59,6 +62,9 @@ class RunCoordinator {
   void Watch(int64_t from_revision);
   void OnEvents(const std::vector<etcdserverpb::Event>& events);
   void Saw(const etcdserverpb::KeyValue& key);
+  void GiveUp();
+  void OnGivenUp(int64_t term, const absl::Status& given_up);
+  void DeleteOffice(const std::string& purpose, absl::AnyInvocable<void(absl::Status)> done);
   void End(const absl::Status& why);
 
   Etcd* const etcd_;
@@ -69,7 +75,10 @@ class RunCoordinator {
   std::function<void(const absl::Status&)> ended_;
   Office office_;  // The latest that was seen.
   bool stopped_ = false;
-  bool etcd_full_ = false;  // When it has last tried to take the office.
+  bool willing_ = true;
+  bool leaving_ = false;      // It gives up the latest office, which is its until etcd has answered.
+  bool leave_again_ = false;  // Because etcd has not answered.
+  bool etcd_full_ = false;    // When it has last tried to take the office.
   Backoff backoff_;
   std::unique_ptr<EtcdWatch> watch_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -5,11 +5,13 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "daemon/etcd/etcd_requests.h"
+#include "daemon/ledger/keys.h"
 #include "daemon/ledger/ledger_reasons.h"
 #include "daemon/ledger/run_coordinator.h"
 #include "storage/base/errors.h"
@@ -26,6 +28,10 @@ class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
  protected:
   // A daemon, and what it has heard.
   struct Daemon {
+    explicit Daemon(std::set<Daemon*>* daemons) : all(daemons) { all->insert(this); }
+    ~Daemon() { all->erase(this); }
+
+    std::set<Daemon*>* const all;
     std::unique_ptr<NodeRegistration> registration;
     std::unique_ptr<RunCoordinator> coordinator;
     std::vector<Office> offices;
@@ -39,10 +45,17 @@ class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
   };
 
   static void TearDownTestSuite() { AnyEtcd::StopCluster(); }
+  void SetUp() override {
+    nodes_.OnTick([this] {
+      for (Daemon* const daemon : daemons_) {
+        if (daemon->coordinator != nullptr) daemon->coordinator->OnTick();
+      }
+    });
+  }
   void TearDown() override { nodes_.DeliverLateCopies(); }
 
   std::unique_ptr<Daemon> NewDaemon(const std::string& name) {
-    auto daemon = std::make_unique<Daemon>();
+    auto daemon = std::make_unique<Daemon>(&daemons_);
     daemon->registration = nodes_.Start(name);
     daemon->coordinator = std::make_unique<RunCoordinator>(
         nodes_.ClientOf(*daemon->registration), etcd_.clock(),
@@ -85,6 +98,7 @@ class CoordinatorContract : public ::testing::TestWithParam<EtcdKind> {
 
   AnyEtcd etcd_{GetParam()};
   RegisteredNodes nodes_{&etcd_};
+  std::set<Daemon*> daemons_;
   int decisions_ = 0;
 };
 
@@ -138,6 +152,47 @@ TEST_P(CoordinatorContract, CoordinatorThatResignsIsFollowedAtOnceAndByAnother) 
   RunUntil([&] { return second->Heard() == "2 node2!"; });
   EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
   EXPECT_EQ(first->Heard(), "1 node1!") << "it wants the office no more";
+}
+
+TEST_P(CoordinatorContract, CoordinatorThatIsUnwillingIsFollowedAtOnceAndCanFollowAgain) {
+  const auto first = Start("node1");
+  RunUntil([&] { return first->Heard() == "1 node1!"; });
+  auto second = Start("node2");
+  RunUntil([&] { return second->Heard() == "1 node1"; });
+  first->coordinator->SetWilling(false);
+  EXPECT_FALSE(first->coordinator->follows_another()) << "etcd may not have heard";
+  RunUntil([&] { return second->Heard() == "2 node2!" && first->Heard() == "2 node2"; });
+  EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
+  EXPECT_TRUE(first->coordinator->follows_another());
+  first->coordinator->SetWilling(true);
+  nodes_.Release(*second->registration);
+  RunUntil([&] { return first->Heard() == "3 node1!"; });
+  EXPECT_EQ(Decide(first->offices.back()), "");
+}
+
+TEST_P(CoordinatorContract, OfficeIsVacantWhileNobodyIsWilling) {
+  const auto first = NewDaemon("node1");
+  first->coordinator->SetWilling(false);
+  first->coordinator->Start();
+  const auto second = Start("node2");
+  RunUntil([&] { return second->Heard() == "1 node2!" && first->Heard() == "1 node2"; });
+  second->coordinator->SetWilling(false);
+  const std::string key = LedgerKeys(nodes_.prefix() + "run/").Coordinator();
+  RunUntil([&] { return nodes_.Read(key) == "(none)"; });
+  RunUntil([&] { return second->coordinator->follows_another(); });
+  EXPECT_EQ(nodes_.Read(key), "(none)");
+  second->coordinator->SetWilling(true);
+  RunUntil([&] { return second->Heard() == "2 node2!" && first->Heard() == "2 node2"; });
+}
+
+TEST_P(CoordinatorContract, CoordinatorThatChangesItsMindHasALaterTerm) {
+  const auto first = Start("node1");
+  RunUntil([&] { return first->Heard() == "1 node1!"; });
+  first->coordinator->SetWilling(false);
+  first->coordinator->SetWilling(true);
+  RunUntil([&] { return first->Heard() == "2 node1!"; });
+  EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
+  EXPECT_EQ(Decide(first->offices[1]), "");
 }
 
 // As in an etcd that was restored from a backup: the same daemon has been given the same term again.
@@ -199,6 +254,22 @@ TEST_P(PausedCoordinator, WritesNothingInTheNameOfAnOfficeThatIsOver) {
   EXPECT_EQ(Decide(first->offices[0]), ledger_reason::kNotCoordinator);
   EXPECT_EQ(nodes_.Read(decision), "(none)");
   etcd_.simulation().BeforeTransaction(nullptr);
+}
+
+TEST_P(PausedCoordinator, OfficeThatWasTakenByADaemonThatIsUnwillingByThenIsGivenUp) {
+  const auto first = NewDaemon("node1");
+  const std::string key = LedgerKeys(nodes_.prefix() + "run/").Coordinator();
+  etcd_.simulation().BeforeTransaction([&](const etcdserverpb::TxnRequest& request) {
+    if (request.success_size() > 0 && request.success(0).request_put().key() == key)
+      first->coordinator->SetWilling(false);
+  });
+  first->coordinator->Start();
+  RunUntil([&] { return nodes_.Read(key) != "(none)"; });
+  RunUntil([&] { return nodes_.Read(key) == "(none)"; });
+  EXPECT_EQ(first->Heard(), "");
+  first->coordinator->SetWilling(true);
+  etcd_.simulation().BeforeTransaction(nullptr);
+  RunUntil([&] { return first->Heard() == "2 node1!"; });
 }
 
 }  // namespace

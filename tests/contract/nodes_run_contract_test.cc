@@ -57,10 +57,12 @@ struct Node {
   std::vector<std::string> lost;
   std::vector<std::string> asked_anew;  // Why it has asked for a new registration.
   int root_changes = 0, office_changes = 0;
+  std::vector<int64_t> silences;  // With which it has stood aside, in seconds.
 
   Pause pause;
   std::unique_ptr<NodeRegistration> registration;  // Null: it is dead.
   std::unique_ptr<PausableEtcd> etcd;
+  FakeSharedFiles* files = nullptr;
   std::unique_ptr<NodesRootIo> io;
   std::unique_ptr<NodesRun> run;  // Ends before io.
 };
@@ -95,8 +97,9 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     const auto after = [this](Duration delay, absl::AnyInvocable<void()> event) {
       etcd_.After(delay, std::move(event));
     };
-    node.io =
-        std::make_unique<NodesRootIo>(std::make_unique<FakeSharedFiles>(&root_, &node.pause, after, run_id_));
+    auto files = std::make_unique<FakeSharedFiles>(&root_, &node.pause, after, run_id_);
+    node.files = files.get();
+    node.io = std::make_unique<NodesRootIo>(std::move(files));
     NodesRun::Options options;
     options.cluster_prefix = nodes_.prefix();
     options.path = "/shared/run";
@@ -161,6 +164,7 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
       node.newest.push_back(absl::StrCat(sequence, " ", policy ? DescribePolicy(*policy) : "unset"));
     };
     hooks.office_changed = [&node] { ++node.office_changes; };
+    hooks.stood_aside = [&node](Duration silence) { node.silences.push_back(silence / seconds(1)); };
     hooks.lost = [&node](const absl::Status& why) { node.lost.push_back(ReasonOf(why)); };
     return hooks;
   }
@@ -1501,6 +1505,84 @@ TEST_P(NodesRunContract, NodeJoinsALaunchThatFollowsOneOfOtherNodesWhenARankOfTh
   EXPECT_EQ(Join(all_[0], "launch3").value_or(-1), 3);
   RunUntil([&] { return joined.has_value(); });
   EXPECT_EQ((*joined).value_or(-1), 3);
+}
+
+// ---- a file system that hangs
+
+TEST_P(NodesRunContract, AnotherNodeGoesOnWhenTheFileSystemOfTheCoordinatorHangs) {
+  Node& first = *Coordinator();
+  first.files->Hang(etcd_.clock()->Now());
+  std::vector<int> others;
+  for (const Node& node : all_) {
+    if (&node != &first) others.push_back(node.rank);
+  }
+  for (Node& node : all_) {
+    if (&node != &first) node.run->Begin(Id("step_1"), etcd_.clock()->Now() + minutes(8), others);
+  }
+  RunFor(seconds(55));
+  EXPECT_EQ(Coordinator(), &first) << "it may only be slow";
+  RunUntil([&] {
+    return std::all_of(all_.begin(), all_.end(), [&](const Node& node) {
+      return &node == &first || Heard(node, "step_1", "COMMITTED");
+    });
+  });
+  EXPECT_THAT(first.silences, ElementsAre(60));
+  EXPECT_FALSE(first.run->coordinates());
+  Node& second = *Coordinator();
+  EXPECT_EQ(first.run->coordinator(), second.name);
+  EXPECT_THAT(second.silences, IsEmpty());
+  first.files->EndHang();  // What it has asked for is carried out now.
+  SaveAll("step_2");
+  EXPECT_EQ(Coordinator(), &second);
+  EXPECT_THAT(root_.published, ElementsAre(HasSubstr("step_1"), HasSubstr("step_2")));
+}
+
+TEST_P(NodesRunContract, NodeWhoseFileSystemHangsTakesTheOfficeWhenItAnswers) {
+  Node& hanging = Other();
+  hanging.files->Hang(etcd_.clock()->Now());
+  RunFor(seconds(70));
+  for (int i = 1; i < kNodes; ++i) {
+    RunUntil([&] { return Coordinator() != nullptr; });
+    ASSERT_NE(Coordinator(), &hanging);
+    Kill(*Coordinator());
+  }
+  RunFor(minutes(3));
+  EXPECT_EQ(Coordinator(), nullptr);
+  RegisterAnew(hanging);
+  RunFor(minutes(1));
+  EXPECT_EQ(Coordinator(), nullptr);
+  EXPECT_THAT(hanging.silences, IsEmpty()) << "it had no office";
+  hanging.files->EndHang();
+  RunUntil([&] { return Coordinator() == &hanging; });
+}
+
+TEST_P(NodesRunContract, FileSystemThatIsOnlySlowHasACoordinatorInTheEnd) {
+  Node& only = *Coordinator();
+  for (Node& node : all_) {
+    if (&node != &only) Kill(node);
+  }
+  for (int i = 0; i < 3; ++i) {
+    only.files->Hang(etcd_.clock()->Now());
+    RunFor(seconds(90));
+    only.files->EndHang();
+    RunUntil([&] { return Coordinator() == &only; });
+  }
+  EXPECT_THAT(only.silences, ElementsAre(60)) << "the second time it waits for two minutes";
+}
+
+TEST_P(NodesRunContract, OfficeIsGivenUpWhenEtcdAnswersAgain) {
+  Node& first = *Coordinator();
+  first.files->Hang(etcd_.clock()->Now());
+  first.etcd->RefuseTransactions(
+      MakeError(absl::StatusCode::kUnavailable, ledger_reason::kUnavailable, "a test"));
+  RunUntil([&] { return !first.silences.empty(); });
+  RunFor(seconds(20));
+  EXPECT_EQ(Coordinator(), nullptr);
+  EXPECT_FALSE(first.run->may_close()) << "in etcd it has the office";
+  first.etcd->RefuseTransactions(absl::OkStatus());
+  RunUntil([&] { return Coordinator() != nullptr; });
+  EXPECT_NE(Coordinator(), &first);
+  EXPECT_THAT(first.asked_anew, IsEmpty());
 }
 
 TEST_P(NodesRunContract, NodeThatResignsHandsTheOfficeOn) {

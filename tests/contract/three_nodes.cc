@@ -77,7 +77,7 @@ void ThreeNodes::Start(Node& node) {
   node.etcd = std::make_unique<PausableEtcd>(node.client, &node.pause);
   node.ledger = std::make_unique<EtcdLedger>(node.etcd.get(), etcd_.clock(),
                                              EtcdLedger::Options{prefix, identity, "test"});
-  node.io = root_.Open(&node.pause);
+  node.io = root_.Open({&node.pause});
   node.election = std::make_unique<RunCoordinator>(
       node.etcd.get(), etcd_.clock(), RunCoordinator::Options{prefix, identity, "test"},
       [this, &node](const RunCoordinator::Office& office) { OnOffice(node, office); },

@@ -3,9 +3,9 @@
     kill_at_syscall.py CONTROL COMMAND [ARGUMENT...]
 
 CONTROL is a file of the size of `Control`, which the caller maps. In it the caller says from when on calls are counted, which
-ones, and at which one of them the program gets SIGKILL, and reads how many there were. A seccomp filter stops only these calls
-and those that open files, for ptrace; everything else runs at full speed. Ends when no thread of the program is left. (x86-64
-only.)
+ones, and at which one of them the program gets SIGKILL, or its thread is held, and reads how many there were. A seccomp filter
+stops only these calls and those that open files, for ptrace; everything else runs at full speed. Ends when no thread of the
+program is left. (x86-64 only.)
 """
 
 import ctypes
@@ -15,6 +15,7 @@ import re
 import signal
 import struct
 import sys
+import time
 from typing import List, NamedTuple, NoReturn, Optional, Tuple
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -69,6 +70,7 @@ CALLS = {
 OPENAT, OPENAT2, RENAMEAT2, IO_URING_ENTER = 257, 437, 316, 426
 RENAME_EXCHANGE = 2
 AT_FDCWD = -100
+HELD_POLL_SECONDS = 0.01
 CHANGES = r"^(?!open )"  # The pattern of all calls but those that only open what is there.
 MAX_PATTERN_BYTES, MAX_CALL_BYTES = 1024, 4096
 
@@ -83,9 +85,10 @@ class Control(ctypes.Structure):
         ("pattern", ctypes.c_char * MAX_PATTERN_BYTES),  # Count the calls whose description (`describe`) it matches.
         ("at", ctypes.c_int64),  # Kill at the call with this number, counted from 1.
         ("after", ctypes.c_int64),  # 0: kill before the call; 1: after it, before it returns to the program.
+        ("hold", ctypes.c_int64),  # 1: do not kill, but hold the thread before the call until this is 0 again.
         ("count", ctypes.c_int64),  # Result: how many calls were counted.
-        ("call", ctypes.c_char * MAX_CALL_BYTES),  # Result: the call at which the program was killed.
-        ("hit", ctypes.c_int64),  # Result: 1 when it was killed.
+        ("call", ctypes.c_char * MAX_CALL_BYTES),  # Result: the call at which the program was killed, or held.
+        ("hit", ctypes.c_int64),  # Result: 1 when it was.
     ]
 
 
@@ -195,11 +198,18 @@ def counts(control: Control, call: str) -> bool:
 
 def follow(pid: int, control: Control) -> None:
     last: Optional[int] = None  # The thread in the targeted call: its return is when to kill.
+    held: Optional[int] = None  # The thread that is held. The caller cannot wake this process when it lets the thread go.
     while True:
         try:
-            tid, status = os.waitpid(-1, WALL)
+            tid, status = os.waitpid(-1, WALL if held is None else WALL | os.WNOHANG)
         except ChildProcessError:
             return
+        if held is not None and not control.hold:
+            ptrace(CONT, held)
+            held = None
+        if tid == 0:
+            time.sleep(HELD_POLL_SECONDS)
+            continue
         if not os.WIFSTOPPED(status):
             continue
         event, number, proceed, deliver = status >> 16, os.WSTOPSIG(status), CONT, 0
@@ -211,6 +221,9 @@ def follow(pid: int, control: Control) -> None:
                 if counts(control, call) and control.count == control.at:
                     control.call = os.fsencode(call)[: MAX_CALL_BYTES - 1]
                     control.hit = 1
+                    if control.hold:
+                        held = tid
+                        continue
                     if not control.after:
                         os.kill(pid, signal.SIGKILL)
                         continue

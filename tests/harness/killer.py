@@ -1,4 +1,4 @@
-"""Kills a program at a system call that a test chooses (kill_at_syscall.py)."""
+"""Kills a program at a system call that a test chooses, or holds one of its threads there (kill_at_syscall.py)."""
 
 from __future__ import annotations
 
@@ -41,8 +41,21 @@ class Killer:
         (kill_at_syscall.describe) match the pattern. Kills before, or `after`, the one numbered `at`.
         """
         self.disarm()
+        self.control.hold = 0
+        return self._arm(pattern, at, after, since)
+
+    def arm_to_hold(self, pattern: str, at: int = 1, since: str = "") -> Killer:
+        """Holds the thread that is about to make this call, as a file system does that hangs, until `let_go`."""
+        self.disarm()
+        self.control.hold = 1
+        return self._arm(pattern, at, False, since)
+
+    def let_go(self) -> None:
+        self.control.hold = 0
+
+    def _arm(self, pattern: str, at: int, after: bool, since: str) -> Killer:
         self.control.pattern, self.control.since = _encoded(pattern), _encoded(since)
-        self.control.at, self.control.after, self.control.count = at, after, 0
+        self.control.at, self.control.after, self.control.count, self.control.hit = at, after, 0, 0
         self.control.armed = 1
         return self
 
@@ -56,5 +69,5 @@ class Killer:
 
     @property
     def hit(self) -> str:
-        """The description of the call at which the program was killed; empty if it was not."""
+        """The description of the call at which the program was killed or held; empty if it was not."""
         return os.fsdecode(self.control.call) if self.control.hit else ""

@@ -1,4 +1,6 @@
-"""A job on three nodes whose coordinator is killed in a save, at a system call, and what must hold then and after it."""
+"""A job on three nodes whose coordinator is killed in a save, at a system call, or hangs there, and what must hold then and
+after it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from harness import ckptctl, closing, temporary_folder, until
 
 Checkpoint = Tuple[str, int]  # A tag, and the step that tells the bytes.
 RANKS = range(6)
+HANG_SECONDS = 60  # A coordinator gives its place up after that.
 ALL_FILES = [f"rank{rank}.raw" for rank in RANKS]
 
 
@@ -88,6 +91,29 @@ class Job:
         self._expect_only(new)
         self._expect_next_launch_goes_on()
         return calls
+
+    def save_and_hang(self, moment: Moment) -> None:
+        """A save of another tag in which the file system of the coordinator hangs at this moment. The ranks of the other nodes
+        hear that the save has committed when another one coordinates, those of its own node when it answers again. It goes on
+        where it was then, in the place of nobody.
+        """
+        old, new = self.tag, f"step_{self.step + 1}"
+        self._begin(new)
+        call, since = moment.patterns(self.cluster.root, old, new)
+        hanging = self.cluster.coordinator()
+        hanging.killer.arm_to_hold(call, moment.at, since)
+        self.launch.start("me.outcome()")
+        until(lambda: hanging.killer.hit, f"the call {call}", PROMPT_SECONDS)
+        try:
+            heard = self.launch.outcomes(self.launch.ranks_off(hanging), HANG_SECONDS + PROMPT_SECONDS)
+            assert_all_hear(heard, "committed", [], HANG_SECONDS + PROMPT_SECONDS)
+            assert self.cluster.coordinator() is not hanging
+        finally:
+            hanging.killer.let_go()
+        assert_all_hear(self.launch.outcomes(self.launch.ranks_on(hanging)), "committed", [], HANG_SECONDS + LOSS_SECONDS)
+        self._expect_only((self.tag, self.step))
+        assert f"no longer coordinates {self.root}" in hanging.log()
+        self._expect_next_launch_goes_on()
 
     # ---- one save
 

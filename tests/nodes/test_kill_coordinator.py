@@ -1,6 +1,7 @@
 """SIGKILL of the coordinator at each step by which it publishes a checkpoint and removes another one (docs/design.md, A save,
 and Reading and removing). The ranks of the other nodes hear that the save has committed when the lease is over, those of its
-own node when it is back; the root never shows what is not whole, and in the end has one checkpoint and nothing else.
+own node when it is back; the root never shows what is not whole, and in the end has one checkpoint and nothing else. A hang of
+its file system is as long as a test can be.
 
 Before each of its calls here, etcd and the root are as the step before has left them. All cases run on one cluster.
 `tools/soak coordinator` kills at every call.
@@ -104,3 +105,7 @@ def test_two_coordinators_killed_in_turn_at_the_rename_are_followed_by_the_third
 
 def test_two_coordinators_killed_in_turn_in_a_removal_are_followed_by_the_third(job):
     job.save_and_kill(REPLACES["unlinks-a-file"], replaces_tag=True, coordinators=2)
+
+
+def test_coordinator_whose_file_system_hangs_at_the_rename_is_followed_by_another_node(job):
+    job.save_and_hang(PUBLISHES["renames-to-tag"])

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "daemon/memory/populator.h"
 #include "storage/base/errors.h"
 #include "tests/sim_nodes/shared_disk.h"
@@ -309,7 +310,10 @@ void Node::OnSaveEnded(const SaveSummary& summary) {
         save.error().message());
   world_.Count(absl::StrCat("ended ", v1::Level_Name(save.level()), " ", save.error().reason()));
 }
-void Node::OnWarning(const std::string& message) { Trace("  warning: ", message); }
+void Node::OnWarning(const std::string& message) {
+  Trace("  warning: ", message);
+  if (absl::StrContains(message, "no longer coordinates")) world_.Count("coordinator hangs");
+}
 void Node::OnInfo(const std::string& message) { Trace("  info: ", message); }
 void Node::OnRootOpened(const std::string& run, const std::string&, const ProbeResult&) {
   run_name_ = run;

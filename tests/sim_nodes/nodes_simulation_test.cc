@@ -22,6 +22,7 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
   EXPECT_GE(totals.steps, kFewestSteps);
   // The seeds together must cover these situations.
   for (const char* what : {"agreed",
+                           "coordinator hangs",
                            "daemon killed",
                            "daemon paused",
                            "damage reported ",

@@ -30,12 +30,13 @@ constexpr const char* kNames[kOperationKinds] = {"launch",
                                                  "read",
                                                  "damage",
                                                  "full",
-                                                 "register anew"};
+                                                 "register anew",
+                                                 "hang node"};
 
 // Random streams of what came later, so that the histories of other seeds stay as they were. They leave out
 // the seeds that have failed once (nodes_simulation_test.cc).
 constexpr uint64_t kDamageStream = 21, kReadersStream = 50, kFollowedDamageStream = 809, kConflictStream = 70,
-                   kFullStream = 909, kRegisterAnewStream = 1091;
+                   kFullStream = 909, kRegisterAnewStream = 1091, kHangNodeStream = 1261;
 
 void AddReaders(Plan* plan) {
   sim::Random random(sim::Mix(plan->seed, kReadersStream));
@@ -69,6 +70,17 @@ void AddRegistrations(Plan* plan) {
   if (!random.Percent(20)) return;
   for (int64_t i = random.Between(1, 6); i > 0; --i) {
     plan->operations.push_back({Duration(random.Below(plan->length.count())), OperationKind::kRegisterAnew,
+                                random.Next(), random.Next()});
+  }
+}
+
+// Times in which the file system of one node hangs for so long that a coordinator may stand aside.
+void AddNodeHangs(Plan* plan) {
+  sim::Random random(sim::Mix(plan->seed, kHangNodeStream));
+  if (!random.Percent(20)) return;
+  plan->disk.shows_hangs = true;
+  for (int64_t i = random.Between(1, 3); i > 0; --i) {
+    plan->operations.push_back({Duration(random.Below(plan->length.count())), OperationKind::kHangNode,
                                 random.Next(), random.Next()});
   }
 }
@@ -142,6 +154,7 @@ std::string Plan::ToString() const {
   percent(disk.open, "open");
   percent(disk.remove, "remove");
   percent(disk.conflict, "conflict");
+  add(disk.shows_hangs, "hangs of one node");
   return words;
 }
 
@@ -199,6 +212,7 @@ Plan PlanOf(uint64_t seed) {
   AddConflicts(&plan);
   AddFull(&plan);
   AddRegistrations(&plan);
+  AddNodeHangs(&plan);
   std::stable_sort(plan.operations.begin(), plan.operations.end(),
                    [](const Operation& x, const Operation& y) { return x.at < y.at; });
   return plan;

@@ -37,9 +37,10 @@ enum class OperationKind {
   kDamage,        // Bytes of the newest checkpoint change.
   kFull,          // etcd has used up its quota, until an operator makes room.
   kRegisterAnew,  // A daemon gives up a registration that is good.
+  kHangNode,      // The file system of one node, mostly of the coordinator's.
 };
 inline constexpr int kSwarmKinds = static_cast<int>(OperationKind::kForeign) + 1;  // Of any seed.
-inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kRegisterAnew) + 1;
+inline constexpr int kOperationKinds = static_cast<int>(OperationKind::kHangNode) + 1;
 
 struct Operation {
   Duration at{};

@@ -71,6 +71,14 @@ Duration SharedDisk::Latency(Duration shortest, Duration longest) {
   return latency;
 }
 
+Duration SharedDisk::Hang(const std::string& node) const {
+  if (!faulty_) return Duration::zero();
+  Instant until = hangs_until_;
+  if (const auto found = node_hangs_until_.find(node); found != node_hangs_until_.end())
+    until = std::max(until, found->second);
+  return std::max(Duration::zero(), until - schedule_->clock().Now());
+}
+
 // ---- names that are old
 
 void SharedDisk::Remember(const std::string& node) {

@@ -43,6 +43,8 @@ struct SharedDiskFaults {
   int open = 0;
   int remove = 0;
   int conflict = 0;  // Of saves: their parts make no checkpoint.
+  // Whether daemons notice that the file system hangs.
+  bool shows_hangs = false;
 };
 
 class SharedDisk {
@@ -62,6 +64,8 @@ class SharedDisk {
   void EndFaults() { faulty_ = false; }
   // A request that begins before `until` is carried out no earlier.
   void HangUntil(Instant until) { hangs_until_ = until; }
+  // The same for one node alone.
+  void HangUntil(const std::string& node, Instant until) { node_hangs_until_[node] = until; }
   // Another program makes a directory, unless there is one.
   void AddForeign(const std::string& tag);
   // Sequences of the saves in flight.
@@ -92,6 +96,8 @@ class SharedDisk {
   bool Hits(int percent) { return faulty_ && random_.Percent(percent); }
   bool PartsConflict(int64_t sequence) const;
   Duration Latency(Duration shortest, Duration longest);
+  // For how long a request that this node begins now hangs.
+  Duration Hang(const std::string& node) const;
   // Call it before each change of names_.
   void Remember(const std::string& node);
   // As a node sees them now: what it has changed itself, it sees.
@@ -113,6 +119,7 @@ class SharedDisk {
   Oracle* const oracle_;
   bool faulty_ = true;
   Instant hangs_until_;
+  std::map<std::string, Instant> node_hangs_until_;
 
   Names names_;
   // What names_ was until the given time, and which node has changed it then; oldest first.
@@ -197,7 +204,9 @@ class SimSharedFiles : public SharedFilesIo {
                      Callback<absl::StatusOr<ForeignSurvey>> done) override;
   void Adopt(ForeignSurvey survey, storage::v1::ManifestSummary summary,
              Callback<PublishResult> done) override;
-  std::optional<Instant> pending_since() const override { return std::nullopt; }
+  std::optional<Instant> pending_since() const override {
+    return disk_.faults_.shows_hangs ? running_since_ : std::nullopt;
+  }
   bool has_pending() const override { return running_ != nullptr || writing_ > 0; }
 
  private:
@@ -223,6 +232,7 @@ class SimSharedFiles : public SharedFilesIo {
   const std::string node_, incarnation_;
   std::deque<std::pair<Duration, Request>> waiting_;
   std::shared_ptr<Request> running_;
+  std::optional<Instant> running_since_;
   int writing_ = 0;
   bool term_begun_ = false;
   std::map<InflightId64, OpenedPart> parts_;

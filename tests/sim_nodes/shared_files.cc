@@ -64,10 +64,9 @@ void SimSharedFiles::RunNext() {
   auto [latency, request] = std::move(waiting_.front());
   waiting_.pop_front();
   running_ = std::make_shared<Request>(std::move(request));
-  if (disk_.faulty_) {
-    latency += std::max(Duration::zero(), disk_.hangs_until_ - disk_.schedule_->clock().Now());
-  }
-  Later(latency, [this] {
+  running_since_ = disk_.schedule_->clock().Now();
+  Later(latency + disk_.Hang(node_), [this] {
+    running_since_.reset();
     auto tell = (*std::exchange(running_, nullptr))();
     Later(disk_.random_.Spread(microseconds(10), milliseconds(5)), std::move(tell));
     RunNext();
@@ -161,9 +160,7 @@ void SimSharedFiles::WritePart(InflightId64 id, storage::v1::PartRecord record, 
     SharedDisk::Part part;
     for (const FileImage& image : files) part.contents[image.path] = sim::Digest(image.runs);
     const bool fails = disk_.Hits(disk_.faults_.write);
-    Duration latency = disk_.Latency(milliseconds(1), milliseconds(200));
-    if (disk_.faulty_)
-      latency += std::max(Duration::zero(), disk_.hangs_until_ - disk_.schedule_->clock().Now());
+    const Duration latency = disk_.Latency(milliseconds(1), milliseconds(200)) + disk_.Hang(node_);
     Later(latency, [this, id, fails, part = std::move(part), record = std::move(record),
                     files = std::move(files), written_bytes, done = std::move(done)]() mutable {
       --writing_;

@@ -201,6 +201,11 @@ void World::Apply(const Operation& operation) {
     case OperationKind::kRegisterAnew:
       oracle_.Fault();
       return node.RegisterAnew();
+    case OperationKind::kHangNode:
+      oracle_.Fault();
+      return disk_->HangUntil(
+          (operation.b % 4 == 0 ? node : Coordinator(operation.a)).name(),
+          schedule_.clock().Now() + seconds(20) + milliseconds(operation.b / 4 % 130'000));
   }
 }
 

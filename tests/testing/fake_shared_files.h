@@ -31,9 +31,18 @@ class FakeSharedFiles : public SharedFilesIo {
         pause_(pause),
         after_(std::move(after)),
         run_id_(std::move(run_id)),
-        coordinator_(root->Open(pause)) {}
+        coordinator_(root->Open({&hang_, pause})) {}
 
   int open_readers() const { return *readers_; }
+  // Nothing that this node asks for is carried out or answered until EndHang.
+  void Hang(Instant now) {
+    hangs_since_ = now;
+    hang_.Begin();
+  }
+  void EndHang() {
+    hangs_since_.reset();
+    hang_.End();
+  }
 
   void Open(ckptd::Callback<absl::StatusOr<RootSnapshot>> done) override { Say(std::move(done), Snapshot()); }
   void Rescan(ckptd::Callback<absl::StatusOr<RootSnapshot>> done) override {
@@ -157,7 +166,7 @@ class FakeSharedFiles : public SharedFilesIo {
   void Adopt(ForeignSurvey, storage::v1::ManifestSummary, ckptd::Callback<PublishResult> done) override {
     Say(std::move(done), PublishResult{PublishOutcome::kFailed, Unused()});
   }
-  std::optional<Instant> pending_since() const override { return std::nullopt; }
+  std::optional<Instant> pending_since() const override { return hangs_since_; }
   bool has_pending() const override { return false; }
 
  private:
@@ -212,8 +221,11 @@ class FakeSharedFiles : public SharedFilesIo {
     after_(std::chrono::milliseconds(1), [this, alive = std::weak_ptr<bool>(alive_), done = std::move(done),
                                           result = std::move(result)]() mutable {
       if (alive.expired()) return;
-      pause_->Deliver([alive, done = std::move(done), result = std::move(result)]() mutable {
-        if (!alive.expired()) done(std::move(result));
+      hang_.Deliver([this, alive, done = std::move(done), result = std::move(result)]() mutable {
+        if (alive.expired()) return;
+        pause_->Deliver([alive, done = std::move(done), result = std::move(result)]() mutable {
+          if (!alive.expired()) done(std::move(result));
+        });
       });
     });
   }
@@ -222,6 +234,8 @@ class FakeSharedFiles : public SharedFilesIo {
   Pause* const pause_;
   const FakeSharedRoot::After after_;
   const std::string run_id_;
+  Pause hang_;
+  std::optional<Instant> hangs_since_;
   const std::unique_ptr<SharedRootIo> coordinator_;
   const std::shared_ptr<int> readers_ = std::make_shared<int>(0);
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -33,8 +34,10 @@ class FakeSharedRoot {
   FakeSharedRoot(After after, uint64_t seed, Duration longest)
       : after_(std::move(after)), random_(seed), longest_(longest) {}
 
-  // For one daemon. While it is paused its requests are not carried out, or not answered.
-  std::unique_ptr<SharedRootIo> Open(Pause* pause) { return std::make_unique<Io>(this, pause); }
+  // For one daemon. While one of these is paused its requests are not carried out, or not answered.
+  std::unique_ptr<SharedRootIo> Open(std::vector<Pause*> pauses) {
+    return std::make_unique<Io>(this, std::move(pauses));
+  }
 
   // ---- what is there
   std::map<std::string, int64_t> tags;                    // Sequences of ckptd's checkpoints.
@@ -65,7 +68,7 @@ class FakeSharedRoot {
  private:
   class Io : public SharedRootIo {
    public:
-    Io(FakeSharedRoot* root, Pause* pause) : root_(*root), pause_(pause) {}
+    Io(FakeSharedRoot* root, std::vector<Pause*> pauses) : root_(*root), pauses_(std::move(pauses)) {}
 
     void MakeInflight(const std::string& tag, int64_t sequence,
                       Callback<absl::StatusOr<std::string>> done) override {
@@ -139,14 +142,17 @@ class FakeSharedRoot {
                      if (!alive.expired()) event();
                    });
     }
-    void Deliver(absl::AnyInvocable<void()> event) {
-      pause_->Deliver([alive = std::weak_ptr<bool>(alive_), event = std::move(event)]() mutable {
-        if (!alive.expired()) event();
-      });
+    void Deliver(absl::AnyInvocable<void()> event) { Pass(0, std::move(event)); }
+    void Pass(size_t pause, absl::AnyInvocable<void()> event) {
+      if (pause == pauses_.size()) return event();
+      pauses_[pause]->Deliver(
+          [this, pause, alive = std::weak_ptr<bool>(alive_), event = std::move(event)]() mutable {
+            if (!alive.expired()) Pass(pause + 1, std::move(event));
+          });
     }
 
     FakeSharedRoot& root_;
-    Pause* const pause_;
+    const std::vector<Pause*> pauses_;
     bool term_begun_ = false;
     std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   };
