@@ -30,10 +30,12 @@ Evictions::~Evictions() {
     eviction.done(NotCoordinator("remove its checkpoints any more", run_));
 }
 
-void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged, Done done) {
+void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
+                      std::shared_ptr<const std::set<int64_t>> listed, Done done) {
+  if (listed != nullptr) leaving_->insert(sequence);
   Eviction& eviction = evictions_[sequence];
   eviction.tag = tag;
-  eviction.damaged = std::move(damaged);
+  eviction.count = {std::move(damaged), std::move(listed), leaving_};
   eviction.done = std::move(done);
   Step(sequence);
 }
@@ -48,10 +50,16 @@ void Evictions::Step(int64_t sequence) {
   const auto found = evictions_.find(sequence);
   if (found == evictions_.end() || found->second.asking || !found->second.backoff.IsOver(clock_->Now()))
     return;
+  if (!found->second.decided && deciding_) return;  // OnTick, or the end of that decision.
   found->second.asking = true;
   if (!found->second.decided) {
-    return readers_.Evict(sequence, found->second.damaged, office_,
-                          [this, sequence](const absl::Status& decided) { Decided(sequence, decided); });
+    deciding_ = true;
+    return readers_.Evict(sequence, found->second.count, office_,
+                          [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::Status& decided) {
+                            deciding_ = false;
+                            Decided(sequence, decided);
+                            if (!alive.expired()) OnTick();  // The next one.
+                          });
   }
   root_->Remove(found->second.tag, sequence,
                 [this, sequence, alive = std::weak_ptr<bool>(alive_)](const absl::StatusOr<bool>& gone) {
@@ -88,6 +96,7 @@ void Evictions::Retry(Eviction& eviction) { eviction.backoff.Failed(clock_->Now(
 void Evictions::End(int64_t sequence, const absl::Status& result) {
   Done done = std::move(evictions_.at(sequence).done);
   evictions_.erase(sequence);
+  if (!result.ok()) leaving_->erase(sequence);
   done(result);
 }
 

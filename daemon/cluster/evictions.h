@@ -36,16 +36,19 @@ class Evictions {
   ~Evictions();
 
   // OK: nothing of it is at its tag any more, durably. While nodes read it, and while etcd or the file system
-  // do not answer, it is tried again. Errors are those that another try does not mend. `damaged`: the
-  // checkpoints that were not counted when it was decided that enough others are kept.
-  void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged, Done done);
+  // do not answer, it is tried again. Errors are those that another try does not mend. `damaged` and
+  // `listed`: the checkpoints that did not count, and those that may have counted, when it was decided that
+  // enough others are kept; what goes in this way counts for nothing. `listed` is null if it was decided
+  // before, perhaps by an earlier coordinator: it may have counted for what goes now.
+  void Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
+             std::shared_ptr<const std::set<int64_t>> listed, Done done);
   bool IsUnderWay(int64_t sequence) const { return evictions_.contains(sequence); }
   void OnTick();
 
  private:
   struct Eviction {
     std::string tag;
-    std::set<int64_t> damaged;
+    CheckpointReaders::Count count;
     Done done;
     bool decided = false;
     bool asking = false;
@@ -64,6 +67,9 @@ class Evictions {
   const CompareAndSwap::Held office_;
   CheckpointReaders readers_;
   std::map<int64_t, Eviction> evictions_;  // By sequence.
+  // Those that retention has decided so far, as this coordinator.
+  const std::shared_ptr<std::set<int64_t>> leaving_ = std::make_shared<std::set<int64_t>>();
+  bool deciding_ = false;  // One at a time: each compares what another one would change.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -228,8 +228,10 @@ void NodesRun::FollowFileSystem() {
   const std::optional<Instant> since = files_->pending_since();
   if (hangs_since_ && since != hangs_since_) {
     hangs_since_.reset();
+    last_hang_ = now;
     if (election_ != nullptr) election_->SetWilling(true);
   }
+  if (!hangs_since_ && now - last_hang_ >= kLongestHang) hang_ = kHang;
   if (hangs_since_ || !since || now - *since < hang_) return;
   hangs_since_ = since;
   hang_ = std::min(2 * hang_, kLongestHang);
@@ -252,7 +254,7 @@ bool NodesRun::may_close() const {
 void NodesRun::EndRemovals() {
   if (evictions_ == nullptr) return;
   for (const auto& [sequence, tag] : std::exchange(leftovers_, {}))
-    evictions_->Evict(tag, sequence, damages_->damaged(),
+    evictions_->Evict(tag, sequence, damages_->damaged(), nullptr,
                       [](const absl::Status&) {});  // If it fails, the next scan finds it again.
 }
 
@@ -274,13 +276,23 @@ void NodesRun::Resign(absl::AnyInvocable<void(absl::Status)> resigned) {
 void NodesRun::Evict(const std::string& tag, int64_t sequence, Callback<absl::Status> done) {
   if (evictions_ != nullptr) {
     return evictions_->Evict(
-        tag, sequence, damages_->damaged(),
+        tag, sequence, damages_->damaged(), Listed(),
         [alive = std::weak_ptr<bool>(alive_), done = std::move(done)](const absl::Status& removed) mutable {
           if (!alive.expired()) done(removed);
         });
   }
   options_.post([done = std::move(done),
                  error = NotCoordinator("remove its checkpoints", options_.path)]() mutable { done(error); });
+}
+
+// What retention may count on, as this node knows it: others may have gone, of which it has not heard yet.
+std::shared_ptr<const std::set<int64_t>> NodesRun::Listed() {
+  if (listed_ == nullptr) {
+    auto listed = std::make_shared<std::set<int64_t>>();
+    for (const auto& [sequence, tag] : known_) listed->insert(listed->end(), sequence);
+    listed_ = std::move(listed);
+  }
+  return listed_;
 }
 
 void NodesRun::SettleSave(const std::string& tag, bool is_checkpoint,
@@ -302,6 +314,7 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
     if (key == keys.Damaged(sequence)) damages_->Heard(sequence, condemned_->Find(key));
     if (key != keys.Evicting(sequence)) continue;
     const auto known = known_.extract(sequence);
+    listed_ = nullptr;
     if (!known.empty() && evictions_ != nullptr && IsLeftover(sequence)) {
       leftovers_[sequence] = known.mapped();
       EndRemovals();
@@ -329,6 +342,7 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
   const auto remember_shown = [this, root] {
     // Also what etcd does not call committed yet: what was shown once stays.
     for (const auto& [sequence, checkpoint] : root->committed) known_[sequence] = checkpoint.summary.tag();
+    listed_ = nullptr;
   };
   if (condemned_ == nullptr) return remember_shown();
   for (const auto& [sequence, tag] : root->half_removed) {
@@ -420,7 +434,9 @@ void NodesRun::TakeLooks() {
 }
 
 void NodesRun::SawCommitted(int64_t sequence, const SaveState& state) {
-  if (!IsEvicting(sequence)) known_[sequence] = state.tag();
+  if (IsEvicting(sequence)) return;
+  known_[sequence] = state.tag();
+  listed_ = nullptr;
 }
 
 // ---- readers

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -109,9 +110,9 @@ class NodesRun : public SharedRun, public NodesReading {
 
  private:
   static constexpr Duration kLongestPause = std::chrono::minutes(5);
-  // For how long one operation of the file system may take before this node gives the office up; and that at
-  // most, when it has doubled each time, so that a file system that is only slow has a coordinator in the
-  // end.
+  // For how long one operation of the file system may take before this node gives the office up. It doubles
+  // each time, up to the second, so that a file system that is only slow has a coordinator in the end; and is
+  // the first again when nothing has hung for as long as the second.
   static constexpr Duration kHang = std::chrono::minutes(1), kLongestHang = std::chrono::hours(1);
 
   // A checkpoint that somebody has decided to remove.
@@ -144,6 +145,7 @@ class NodesRun : public SharedRun, public NodesReading {
   void FollowFileSystem();
   void DropOffice();
   void EndRemovals();
+  std::shared_ptr<const std::set<int64_t>> Listed();
   void OnCheckpointKeys(const std::vector<std::string>& keys);
   std::vector<Removal> Removals() const;
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
@@ -197,10 +199,12 @@ class NodesRun : public SharedRun, public NodesReading {
   bool coordinator_over_ = false;
   Duration hang_ = kHang;
   std::optional<Instant> hangs_since_;  // While this node does not want the office.
+  Instant last_hang_{};                 // When the last one was over.
 
   // What etcd calls committed, or a scan has shown, and nobody removes: tags by sequence. And since when the
   // newest of them has been missing in the root, as this node sees it.
   std::map<int64_t, std::string> known_;
+  std::shared_ptr<const std::set<int64_t>> listed_;  // Of known_; null: not made since that has changed.
   std::optional<std::pair<int64_t, Instant>> missing_;
   std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.
 

@@ -61,6 +61,11 @@ class Catalog {
   // Evictions. An eviction that failed halfway stays in `evicting` until a scan tells whether it took effect.
   const std::set<int64_t>& evicting() const { return evicting_; }
   const std::set<int64_t>& perhaps_evicted() const { return perhaps_evicted_; }
+  const std::set<int64_t>& withdrawn() const { return withdrawn_; }
+  // Whether it is being removed, by this node or another one: it may be gone at any moment.
+  bool IsLeaving(int64_t sequence) const {
+    return evicting_.contains(sequence) || withdrawn_.contains(sequence);
+  }
   // False: this checkpoint is being evicted already.
   bool BeginEviction(int64_t sequence) { return evicting_.insert(sequence).second; }
   void EndEviction(int64_t sequence) { evicting_.erase(sequence); }

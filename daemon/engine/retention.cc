@@ -71,6 +71,7 @@ void Retention::AddUses(const Run& run, int64_t resumed, Keepers* keepers) const
   }
   add(std::set<int64_t>(state.pinning.begin(), state.pinning.end()), "being pinned");
   add(std::set<int64_t>(state.deciding.begin(), state.deciding.end()), "resumed from");
+  add(run.catalog.withdrawn(), "removed by another node, when a newer one is there");
   const std::vector<int64_t> leased = hooks_.leased_sequences(run);
   add(std::set<int64_t>(leased.begin(), leased.end()), "being read");
   if (resumed != 0 && !state.deciding.contains(resumed)) add(std::set<int64_t>{resumed}, "resumed from");
@@ -193,7 +194,7 @@ void Retention::SetOverride(Run* run, const std::optional<RetentionPolicy>& poli
 
 absl::Status Retention::CheckDeletable(const Run& run, int64_t sequence, bool force, int64_t resumed) const {
   const CommittedCheckpoint* checkpoint = run.catalog.Find(sequence);
-  if (checkpoint == nullptr || run.catalog.evicting().contains(sequence)) {
+  if (checkpoint == nullptr || run.catalog.IsLeaving(sequence)) {
     return MakeError(absl::StatusCode::kNotFound, reason::kNoCheckpoint,
                      absl::StrCat("the checkpoint has left ", run.path, " in the meantime"));
   }

@@ -13,12 +13,13 @@ using Summary = storage::v1::ManifestSummary;
 using KeptBy = std::map<int64_t, std::vector<std::string>>;
 
 // Every checkpoint from the N-th newest good one on. A damaged one among them stays, because it may be
-// repaired, but is not counted. A suspect one goes: a diverged job saves many of them.
+// repaired, but is not counted. A suspect one goes: a diverged job saves many of them. One that is being
+// removed is not counted either: when a newer one turns out to be damaged, an older one stays for it.
 void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool committing, KeptBy* kept) {
   int missing = LastOf(policy) - (committing ? 1 : 0);
   const auto& committed = catalog.committed();
   for (auto entry = committed.rbegin(); entry != committed.rend() && missing > 0; ++entry) {
-    if (!entry->second.summary.suspect().empty()) continue;
+    if (!entry->second.summary.suspect().empty() || catalog.IsLeaving(entry->first)) continue;
     (*kept)[entry->first].push_back(LastInWords(policy));
     if (!entry->second.damage) --missing;
   }
@@ -29,6 +30,7 @@ void KeepLast(const RetentionPolicy& policy, const Catalog& catalog, bool commit
 void KeepNewestSuspect(const Catalog& catalog, KeptBy* kept) {
   const auto& committed = catalog.committed();
   for (auto entry = committed.rbegin(); entry != committed.rend(); ++entry) {
+    if (catalog.IsLeaving(entry->first)) continue;
     if (catalog.IsSuspect(entry->first)) (*kept)[entry->first].push_back("newest, suspect");
     if (!entry->second.damage) return;
   }
@@ -39,7 +41,8 @@ void KeepBest(const RetentionPolicy& policy, const Catalog& catalog, KeptBy* kep
   for (const auto& [sequence, checkpoint] : catalog.committed()) {
     const auto& metrics = checkpoint.summary.metrics();
     const auto metric = metrics.find(policy.metric());
-    if (!IsGood(checkpoint) || metric == metrics.end() || std::isnan(metric->second)) continue;
+    if (!IsGood(checkpoint) || catalog.IsLeaving(sequence)) continue;
+    if (metric == metrics.end() || std::isnan(metric->second)) continue;
     ranked.emplace_back(policy.highest() ? metric->second : -metric->second, sequence);
   }
   std::sort(ranked.rbegin(), ranked.rend());

@@ -82,6 +82,20 @@ TEST_F(RetentionPolicyTest, KeepsEverythingWhileThereAreTooFewUndamagedOnes) {
   EXPECT_THAT(Kept(Last(3)), ElementsAre(1, 2, 3));
 }
 
+// The newest one was found damaged while an older one was being removed: three are whole, and one of them
+// goes.
+TEST_F(RetentionPolicyTest, CountsNoCheckpointThatIsBeingRemoved) {
+  AddWithLoss({4, 3, 2, 1});
+  catalog_.BeginEviction(2);
+  EXPECT_THAT(Kept(Last(2)), ElementsAre(3, 4));
+  Damage(4);
+  EXPECT_THAT(Kept(Last(2)), ElementsAre(1, 3, 4));
+  EXPECT_THAT(Kept(Best(1, 2, "loss")), ElementsAre(1, 3, 4));
+  Damage(3);
+  Suspect(1);
+  EXPECT_THAT(Kept(Last(1)), ElementsAre(1, 3, 4)) << "1 is the newest that stays and is not damaged";
+}
+
 TEST_F(RetentionPolicyTest, CountsTheCheckpointThatIsBeingCommitted) {
   AddWithLoss({1, 1, 1});
   EXPECT_THAT(Kept(Last(2), /*committing=*/true), ElementsAre(3));

@@ -67,6 +67,17 @@ TEST_F(RetentionTest, EvictsAllButTheNewestUndamagedOnes) {
   EXPECT_THAT(Kept(*run), ElementsAre(2, 3, 4)) << "a damaged checkpoint does not count as one of the two";
 }
 
+// A save that takes the place of the newest checkpoint has not ended, and removes it when it can.
+TEST_F(RetentionTest, DoesNotRemoveWhatAnotherNodeRemovesNorCountOnIt) {
+  Run* run = AddRun(1000, {1, 2, 3});
+  run->catalog.Withdraw(3);
+  KeepLast(run, 2);
+  retention_.Apply(run);
+  RunCallbacks();
+  EXPECT_THAT(Kept(*run), ElementsAre(1, 2, 3));
+  EXPECT_THAT(run->catalog.evicting(), IsEmpty());
+}
+
 TEST_F(RetentionTest, KeepsEverythingWithoutAPolicy) {
   Run* run = AddRun(1000, {1, 2, 3});
   retention_.Apply(run);

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ckptd/ledger/v1/ledger.pb.h"
@@ -16,6 +17,46 @@ namespace ckptd {
 
 using ledger::v1::NodeReads;
 using Operations = std::vector<etcdserverpb::RequestOp>;
+
+namespace {
+
+using Count = CheckpointReaders::Count;
+
+bool MayHaveCounted(const Count& count, int64_t sequence) {
+  const bool leaves = count.leaving != nullptr && count.leaving->contains(sequence);
+  return count.listed != nullptr && count.listed->contains(sequence) && !leaves;
+}
+
+// Of those that may have counted; 0: none has.
+int64_t OldestOf(const Count& count) {
+  if (count.listed == nullptr) return 0;
+  for (const int64_t sequence : *count.listed) {
+    if (MayHaveCounted(count, sequence)) return sequence;
+  }
+  return 0;
+}
+
+// Whether what was counted for the removal of a checkpoint is still so. `found`: as in Remove.
+absl::Status CheckCount(int64_t sequence, const Count& count, const CompareAndSwap::Found& found) {
+  const std::string counted =
+      absl::StrCat("it was decided to remove the checkpoint of sequence ", sequence, "; it is counted again");
+  if (count.damaged != DamagedOf(found[2])) {
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, ledger_reason::kDamageFound,
+        absl::StrCat("a node has found damage, or an operator has cleared some, since ", counted));
+  }
+  if (found.size() <= 3) return absl::OkStatus();
+  for (const etcdserverpb::KeyValue& going : found[3]) {
+    int64_t other = 0;
+    if (!absl::SimpleAtoi(LastPartOf(going.key()), &other) || !MayHaveCounted(count, other)) continue;
+    return MakeError(
+        absl::StatusCode::kFailedPrecondition, ledger_reason::kRemovalFound,
+        absl::StrCat("the checkpoint of sequence ", other, " was being removed already when ", counted));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 CheckpointReaders::CheckpointReaders(Etcd* etcd, Options options)
     : etcd_(etcd), options_(std::move(options)), keys_(options_.prefix) {}
@@ -52,9 +93,9 @@ void CheckpointReaders::Set(int64_t sequence, bool reading, const std::string& w
   Finish(std::move(swap), refused, std::move(done));
 }
 
-void CheckpointReaders::Evict(int64_t sequence, const std::set<int64_t>& damaged,
-                              const CompareAndSwap::Held& office, Done evicting) {
-  Remove(sequence, 0, damaged, office, std::move(evicting));
+void CheckpointReaders::Evict(int64_t sequence, const Count& count, const CompareAndSwap::Held& office,
+                              Done evicting) {
+  Remove(sequence, 0, count, office, std::move(evicting));
 }
 
 void CheckpointReaders::Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& office,
@@ -62,23 +103,20 @@ void CheckpointReaders::Replace(int64_t sequence, int64_t replaced_by, const Com
   Remove(sequence, replaced_by, std::nullopt, office, std::move(evicting));
 }
 
-void CheckpointReaders::Remove(int64_t sequence, int64_t replaced_by,
-                               const std::optional<std::set<int64_t>>& damaged,
+void CheckpointReaders::Remove(int64_t sequence, int64_t replaced_by, const std::optional<Count>& count,
                                const CompareAndSwap::Held& office, Done evicting) {
   auto refused = std::make_shared<absl::Status>();
   CompareAndSwap swap;
   swap.ranges = {{keys_.Readers(sequence), true}, {keys_.Evicting(sequence)}, {keys_.Damages(), true}};
+  // From the oldest that may have counted on: older ones have gone, and their keys never do.
+  if (const int64_t oldest = count ? OldestOf(*count) : 0; oldest != 0)
+    swap.ranges.push_back({.key = keys_.Evicting(oldest), .end = PrefixEnd(keys_.Evictings())});
   swap.held = {office};
   swap.decide = [=, keys = keys_](const CompareAndSwap::Found& found) {
     *refused = absl::OkStatus();
     if (!found[1].empty()) return Operations();
-    if (damaged && *damaged != DamagedOf(found[2])) {
-      *refused = MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kDamageFound,
-                           absl::StrCat("a node has found damage, or an operator has cleared some, since it "
-                                        "was decided to remove the checkpoint of sequence ",
-                                        sequence));
-      return Operations();
-    }
+    if (count) *refused = CheckCount(sequence, *count, found);
+    if (!refused->ok()) return Operations();
     const std::vector<std::string> readers = ReadersOf(found[0]);
     if (readers.empty()) return Operations{PutEvicting(keys, sequence, replaced_by)};
     *refused = MakeError(absl::StatusCode::kFailedPrecondition, ledger_reason::kBeingRead,

@@ -38,16 +38,22 @@ class CheckpointReaders {
   void Begin(int64_t sequence, Done begun);
   void End(int64_t sequence, Done ended);
 
+  // What retention knew when it decided that enough others are kept.
+  struct Count {
+    std::set<int64_t> damaged;                         // Did not count.
+    std::shared_ptr<const std::set<int64_t>> listed;   // May have counted; null: none.
+    std::shared_ptr<const std::set<int64_t>> leaving;  // Did not count, of `listed`; null: none. May grow.
+  };
+
   // By the coordinator: from OK on no node begins to read it. BEING_READ names the nodes that do.
-  // For retention. `damaged`: the checkpoints that it knew as damaged when it decided that enough others are
-  // kept. DAMAGE_FOUND if others are marked.
-  void Evict(int64_t sequence, const std::set<int64_t>& damaged, const CompareAndSwap::Held& office,
-             Done evicting);
+  // For retention. DAMAGE_FOUND if other checkpoints are marked as damaged than those of `count`,
+  // REMOVAL_FOUND if one goes that may have counted.
+  void Evict(int64_t sequence, const Count& count, const CompareAndSwap::Held& office, Done evicting);
   // For a save that is being published and has its tag: nodes that listed it do so until that one has ended.
   void Replace(int64_t sequence, int64_t replaced_by, const CompareAndSwap::Held& office, Done evicting);
 
  private:
-  void Remove(int64_t sequence, int64_t replaced_by, const std::optional<std::set<int64_t>>& damaged,
+  void Remove(int64_t sequence, int64_t replaced_by, const std::optional<Count>& count,
               const CompareAndSwap::Held& office, Done evicting);
   void Set(int64_t sequence, bool reading, const std::string& what, Done done);
   void Finish(CompareAndSwap swap, std::shared_ptr<absl::Status> refused, Done done);

@@ -57,8 +57,11 @@ class CheckpointDamageContract : public SpanningSaves {
   std::string Clear(CheckpointDamage& damage, int64_t sequence) {
     return Ask([&](auto done) { damage.Clear(sequence, std::move(done)); });
   }
-  std::string Evict(CheckpointReaders& readers, int64_t sequence, const std::set<int64_t>& damaged) {
-    return Ask([&](auto done) { readers.Evict(sequence, damaged, office_, std::move(done)); });
+  std::string Evict(CheckpointReaders& readers, int64_t sequence, const std::set<int64_t>& damaged,
+                    const std::set<int64_t>& listed = {}, const std::set<int64_t>& leaving = {}) {
+    const CheckpointReaders::Count count{damaged, std::make_shared<const std::set<int64_t>>(listed),
+                                         std::make_shared<const std::set<int64_t>>(leaving)};
+    return Ask([&](auto done) { readers.Evict(sequence, count, office_, std::move(done)); });
   }
   // What etcd says: the message of the damage, "repaired", or nothing.
   std::string Known(int64_t sequence) {
@@ -214,6 +217,15 @@ TEST_P(CheckpointDamageContract, NothingIsRemovedByACountThatHasADamagedOne) {
   EXPECT_EQ(Clear(second, 7), "OK");
   EXPECT_EQ(Evict(readers, 6, {7}), ledger_reason::kDamageFound);
   EXPECT_EQ(Evict(readers, 6, {}), "OK");
+}
+
+TEST_P(CheckpointDamageContract, NothingIsRemovedByACountThatHasOneThatGoes) {
+  CheckpointReaders readers = ReadersOn(first_);
+  EXPECT_EQ(Evict(readers, 4, {}, {3, 4, 6, 7}), "OK");
+  EXPECT_EQ(Evict(readers, 3, {}, {3, 4, 6, 7}, {3}), ledger_reason::kRemovalFound);
+  EXPECT_EQ(Evict(readers, 3, {}, {3, 4, 6, 7}, {3, 4}), "OK") << "it did not count";
+  EXPECT_EQ(Evict(readers, 6, {}, {6, 7}), "OK") << "what goes is not listed";
+  EXPECT_EQ(Evict(readers, 4, {}, {3, 4, 6, 7}), "OK") << "it is decided";
 }
 
 TEST_P(CheckpointDamageContract, DamagedCheckpointIsRemovedAndItsMarkStays) {

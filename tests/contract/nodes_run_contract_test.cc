@@ -22,6 +22,7 @@
 #include "daemon/etcd/etcd_errors.h"
 #include "daemon/etcd/etcd_requests.h"
 #include "daemon/ledger/keys.h"
+#include "daemon/ledger/ledger_reasons.h"
 #include "storage/base/errors.h"
 #include "storage/ledger/retention_terms.h"
 #include "tests/testing/any_etcd.h"
@@ -1428,6 +1429,40 @@ TEST_P(NodesRunContract, CheckpointStaysIfDamageIsFoundInOneThatIsKeptInItsPlace
   EXPECT_FALSE(root_.tags.contains("step_1"));
 }
 
+// An earlier coordinator has decided that, and this one has not heard of it.
+TEST_P(NodesRunContract, CheckpointStaysIfOneThatMayHaveCountedGoesAlready) {
+  for (const char* tag : {"step_1", "step_2", "step_3"}) SaveAll(tag);
+  etcd_.simulation().BeforeTransaction([&, over = false](const etcdserverpb::TxnRequest& request) mutable {
+    if (over || request.success().empty() || request.success(0).request_put().key() != keys_.Evicting(1))
+      return;
+    over = true;
+    etcd_.WithModel([&](EtcdModel& model) {
+      etcdserverpb::TxnRequest earlier;
+      *earlier.add_compare() = Absent(keys_.Evicting(2));
+      *earlier.add_success() = Put(keys_.Evicting(2), "");
+      EXPECT_TRUE(model.Txn(earlier).ok());
+    });
+  });
+  const absl::Status removed =
+      Ask<absl::Status>([&](auto done) { Coordinator()->run->Evict("step_1", 1, std::move(done)); });
+  etcd_.simulation().BeforeTransaction(nullptr);
+  EXPECT_EQ(ReasonOf(removed), ledger_reason::kRemovalFound) << removed;
+  EXPECT_THAT(std::string(removed.message()), HasSubstr("sequence 2 was being removed already"));
+  EXPECT_TRUE(root_.tags.contains("step_1"));
+}
+
+TEST_P(NodesRunContract, CheckpointsThatGoAtOnceDoNotCountForEachOther) {
+  for (const char* tag : {"step_1", "step_2", "step_3", "step_4"}) SaveAll(tag);
+  std::vector<std::string> removed;
+  for (const int64_t sequence : {1, 2, 3}) {
+    Coordinator()->run->Evict(absl::StrCat("step_", sequence), sequence,
+                              [&](const absl::Status& done) { removed.push_back(ReasonOf(done)); });
+  }
+  RunUntil([&] { return removed.size() == 3; });
+  EXPECT_THAT(removed, ElementsAre("", "", ""));
+  EXPECT_EQ(root_.tags.size(), 1u);
+}
+
 TEST_P(NodesRunContract, DamageThatTheRootAloneRemembersIsToldToAllNodes) {
   SaveAll("step_1");
   root_.damaged[1] = "long ago";
@@ -1561,13 +1596,17 @@ TEST_P(NodesRunContract, FileSystemThatIsOnlySlowHasACoordinatorInTheEnd) {
   for (Node& node : all_) {
     if (&node != &only) Kill(node);
   }
-  for (int i = 0; i < 3; ++i) {
+  const auto hang = [&] {
     only.files->Hang(etcd_.clock()->Now());
     RunFor(seconds(90));
     only.files->EndHang();
     RunUntil([&] { return Coordinator() == &only; });
-  }
+  };
+  for (int i = 0; i < 3; ++i) hang();
   EXPECT_THAT(only.silences, ElementsAre(60)) << "the second time it waits for two minutes";
+  for (int i = 0; i < 13; ++i) RunFor(minutes(5));
+  hang();
+  EXPECT_THAT(only.silences, ElementsAre(60, 60)) << "the first is long ago";
 }
 
 TEST_P(NodesRunContract, OfficeIsGivenUpWhenEtcdAnswersAgain) {
