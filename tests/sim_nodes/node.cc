@@ -17,6 +17,7 @@ using std::chrono::seconds;
 constexpr int64_t kSegment = 2 << 20;
 constexpr Duration kTick = milliseconds(50);
 constexpr Duration kReleaseTimeout = seconds(2);  // As the daemon's.
+constexpr Duration kLongestTry = seconds(2);      // Of a call to etcd: then it is made anew.
 constexpr Duration kDrainTimeout = seconds(20);
 constexpr char kClusterPrefix[] = "/ckptd/";
 
@@ -189,7 +190,13 @@ void Node::CutOff(bool cut) {
   Trace(cut ? "is cut off from etcd" : "reaches etcd again");
   client_->CutOff(cut);
   cut_off_ = cut;
+  if (!cut) reached_at_ = world_.schedule().clock().Now();
   if (cut) world_.oracle().LeasesLost(index_);
+}
+
+bool Node::may_not_have_heard() const {
+  const Duration since = world_.schedule().clock().Now() - reached_at_;
+  return cut_off_ || since < kLongestTry + world_.plan().etcd.latest_event;
 }
 
 void Node::RegisterAnew() {

@@ -59,7 +59,8 @@ class Node : public EngineObserver {
   // As a run asks for that cannot go on.
   void RegisterAnew();
   // It may not have heard what other nodes have decided.
-  bool is_cut_off() const { return cut_off_; }
+  // Whether it is cut off from etcd, or was until a moment ago, and may not have heard what has happened since.
+  bool may_not_have_heard() const;
 
   // Runs it with the engine when the daemon is not paused; never if the daemon ends before that.
   void Call(absl::AnyInvocable<void(Engine&)> call);
@@ -102,6 +103,7 @@ class Node : public EngineObserver {
   sim::Random random_;
   bool stopping_ = false;
   bool cut_off_ = false;
+  Instant reached_at_{};  // When it was cut off no longer.
   int64_t daemon_ = 0;
   SessionId sessions_ = 0;
   std::vector<std::string> state_directory_;  // Incarnations that etcd may know the node by.

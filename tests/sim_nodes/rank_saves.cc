@@ -165,9 +165,10 @@ void Rank::Begin(const SavingPtr& saving) {
   world_.oracle().RequestSent(attempt_);
   world_.oracle().BeginSent(saving->name, saving->plan.ranks);
   Ask<v1::BeginResponse>(&Engine::Begin, absl::StrCat("Begin ", NameOf(saving->name)), request,
-                         // On a node that is cut off, ranks may join what was admitted before.
+                         // On a node that has not heard of the later attempt, ranks may join what was
+                         // admitted before.
                          [this, saving, acted = world_.oracle().acted(),
-                          cut_off = node_.is_cut_off() && world_.oracle().IsAdmitted(saving->name)](
+                          joins = node_.may_not_have_heard() && world_.oracle().IsAdmitted(saving->name)](
                              const absl::StatusOr<v1::BeginResponse>& answer) {
                            saving->outstanding = false;
                            if (!answer.ok()) return Refused(saving, answer.status());
@@ -176,7 +177,7 @@ void Rank::Begin(const SavingPtr& saving) {
                              saving->phase = Phase::kWait;
                              return ContinueLater(saving);
                            }
-                           if (!cut_off) world_.oracle().TookEffect(attempt_, acted, "Begin");
+                           if (!joins) world_.oracle().TookEffect(attempt_, acted, "Begin");
                            world_.oracle().Begun(saving->name, saving->sequence);
                            Copy(saving, *answer);
                          });
