@@ -22,8 +22,8 @@ inline constexpr char kNodeLost[] = "NODE_LOST";
 inline constexpr char kBeingRead[] = "BEING_READ";
 // FAILED_PRECONDITION: checkpoints were marked as damaged since it was decided which ones are kept.
 inline constexpr char kDamageFound[] = "DAMAGE_FOUND";
-// FAILED_PRECONDITION: it was decided before, perhaps by an earlier coordinator, that a checkpoint goes that was
-// counted as one that is kept.
+// FAILED_PRECONDITION: it was decided before, perhaps by an earlier coordinator, that a checkpoint goes that
+// was counted as one that is kept.
 inline constexpr char kRemovalFound[] = "REMOVAL_FOUND";
 // UNAVAILABLE: the checkpoint goes, so nobody begins to read it. It is not damaged, and a newer one is there,
 // or takes its place in a moment.

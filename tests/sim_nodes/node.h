@@ -58,8 +58,8 @@ class Node : public EngineObserver {
   void CutOff(bool cut);  // From etcd.
   // As a run asks for that cannot go on.
   void RegisterAnew();
-  // It may not have heard what other nodes have decided.
-  // Whether it is cut off from etcd, or was until a moment ago, and may not have heard what has happened since.
+  // Whether it is cut off from etcd, or was until a moment ago, and may not have heard what other nodes have
+  // decided since.
   bool may_not_have_heard() const;
 
   // Runs it with the engine when the daemon is not paused; never if the daemon ends before that.
