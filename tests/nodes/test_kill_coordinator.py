@@ -1,7 +1,7 @@
 """SIGKILL of the coordinator at each step by which it publishes a checkpoint and removes another one (docs/design.md, A save,
 and Reading and removing). The ranks of the other nodes hear that the save has committed when the lease is over, those of its
-own node when it is back; the root never shows what is not whole, and in the end has one checkpoint and nothing else. A hang of
-its file system is as long as a test can be.
+own node when it is back; the root never shows what is not whole, and in the end has one checkpoint and nothing else. One test
+holds the coordinator at such a step, as a file system that hangs does, until another node has published.
 
 Before each of its calls here, etcd and the root are as the step before has left them. All cases run on one cluster.
 `tools/soak coordinator` kills at every call.
