@@ -67,7 +67,8 @@ void Oracle::Resumed(int64_t attempt, int64_t sequence, const std::string& tag,
   }
   // What was committed is not removed but for a newer one. That may be damaged.
   const int64_t known = resume_at_least_[attempt];
-  if (const int64_t newest = damaged_.empty() ? known : NewestWhole(known); sequence < newest) {
+  const bool may_be_gone = !damaged_.empty() || !lost_to_others_.empty();
+  if (const int64_t newest = may_be_gone ? NewestWhole(known) : known; sequence < newest) {
     Violated(absl::StrCat("attempt ", attempt, " resumes from sequence ", sequence, ", but ", newest,
                           " was known to be committed when it asked"));
   }
@@ -196,6 +197,11 @@ void Oracle::Published(const SaveId& id, int64_t sequence, const std::map<int, s
   }
 }
 
+void Oracle::TagTaken(const std::string& tag) {
+  if (const auto replaced = replaced_.find(tag); replaced != replaced_.end())
+    lost_to_others_.insert(replaced->second);
+}
+
 void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left) {
   const std::string what = absl::StrCat("the checkpoint ", tag, ", sequence ", sequence, ", is removed, ");
   removed_.insert(sequence);
@@ -205,7 +211,7 @@ void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<in
   // A save of the same tag takes its place, a moment later.
   for (const auto& [id, save] : saves_) {
     if (id.tag == tag && save.published == 0 && IsSealed(save) && save.begun > sequence) {
-      replaced_.insert(tag);
+      replaced_[tag] = sequence;
       return;
     }
   }
@@ -228,7 +234,7 @@ void Oracle::Latest(const std::string& daemon, int64_t sequence) {
   int64_t& latest = latest_[daemon];
   // It may have been replaced by one that is damaged by now.
   const bool is_damaged = damaged_.lower_bound(latest) != damaged_.end();
-  if (sequence < latest && !is_damaged)
+  if (sequence < latest && !is_damaged && !lost_to_others_.contains(latest))
     Violated(absl::StrCat("latest of ", daemon, " went back from sequence ", latest, " to ", sequence));
   if (sequence != 0 && !published_.contains(sequence))
     Violated(absl::StrCat("latest of ", daemon, " is sequence ", sequence, ", which was never published"));

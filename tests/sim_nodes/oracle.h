@@ -74,6 +74,8 @@ class Oracle {
 
   // ---- the disk
   void Published(const SaveId& save, int64_t sequence, const std::map<int, sim::Contents>& contents);
+  // By another program.
+  void TagTaken(const std::string& tag);
   // A removal has begun. `left`: the tags of the other checkpoints, by sequence.
   void Removed(const std::string& tag, int64_t sequence, const std::map<int64_t, std::string>& left);
 
@@ -115,8 +117,10 @@ class Oracle {
   int64_t acted_ = 0, asked_ = 0;
   int64_t newest_reported_ = 0, last_published_ = 0;
   std::set<int64_t> published_;
-  std::set<std::string>
-      replaced_;  // Tags whose older checkpoint is gone, and whose newer one is not there yet.
+  // Tags whose older checkpoint is gone, and whose newer one is not there yet: the sequence of the older.
+  std::map<std::string, int64_t> replaced_;
+  // Replaced, and another program took the tag before the newer one had it.
+  std::set<int64_t> lost_to_others_;
   // By attempt: what was known to be committed, whole or not, when it first asked; what its ranks were told;
   // what they have agreed on.
   std::map<int64_t, int64_t> resume_at_least_, agreed_;

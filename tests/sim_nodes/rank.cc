@@ -122,16 +122,17 @@ void Rank::Join() {
   for (const SavingPtr& saving : savings_) {
     if (saving->seal_ok && saving->daemon != daemon_) *request.add_orphaned() = KeyOf(*saving);
   }
-  Ask<v1::JoinRunResponse>(&Engine::JoinRun, "JoinRun", request,
-                           [this](const absl::StatusOr<v1::JoinRunResponse>& answer) {
-                             if (answer.ok()) return Joined(answer->attempt());
-                             const std::string reason = ReasonOf(answer.status());
-                             // Another process has its rank, or a session that is about to end still has it.
-                             if (reason == "FENCED" || reason == "WORLD_SIZE_MISMATCH" ||
-                                 (reason == "RANK_TAKEN" && random_.Percent(20)))
-                               return Kill();
-                             Later(milliseconds(100), &Rank::Join);
-                           });
+  Ask<v1::JoinRunResponse>(
+      &Engine::JoinRun, "JoinRun", request, [this](const absl::StatusOr<v1::JoinRunResponse>& answer) {
+        if (answer.ok()) return Joined(answer->attempt());
+        const std::string reason = ReasonOf(answer.status());
+        // Another process has its rank, or a session that is about to end still has it; or parts of two
+        // launches live, whose other ranks have ended.
+        if (reason == "FENCED" || reason == "WORLD_SIZE_MISMATCH" || reason == "LAUNCH_IDS_DIFFER" ||
+            (reason == "RANK_TAKEN" && random_.Percent(20)))
+          return Kill();
+        Later(milliseconds(100), &Rank::Join);
+      });
 }
 
 void Rank::Joined(int64_t attempt) {

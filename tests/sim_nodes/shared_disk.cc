@@ -18,7 +18,9 @@ SharedDisk::SharedDisk(SharedDiskFaults faults, uint64_t seed, sim::Schedule* sc
     : faults_(faults), seed_(seed), random_(seed), schedule_(schedule), oracle_(oracle) {}
 
 void SharedDisk::AddForeign(const std::string& tag) {
-  if (!names_.tags.contains(tag) && !names_.half_removed.contains(tag)) foreign_.insert(tag);
+  if (names_.tags.contains(tag) || names_.half_removed.contains(tag)) return;
+  foreign_.insert(tag);
+  oracle_->TagTaken(tag);
 }
 
 std::vector<int64_t> SharedDisk::InFlight() const {
@@ -71,12 +73,15 @@ Duration SharedDisk::Latency(Duration shortest, Duration longest) {
   return latency;
 }
 
-Duration SharedDisk::Hang(const std::string& node) const {
+Duration SharedDisk::Hang(const std::string& node) {
   if (!faulty_) return Duration::zero();
+  const Instant now = schedule_->clock().Now();
   Instant until = hangs_until_;
   if (const auto found = node_hangs_until_.find(node); found != node_hangs_until_.end())
     until = std::max(until, found->second);
-  return std::max(Duration::zero(), until - schedule_->clock().Now());
+  if (until <= now) return Duration::zero();
+  last_hang_ends_ = std::max(last_hang_ends_, until);
+  return until - now;
 }
 
 // ---- names that are old

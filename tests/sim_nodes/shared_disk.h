@@ -66,6 +66,8 @@ class SharedDisk {
   void HangUntil(Instant until) { hangs_until_ = until; }
   // The same for one node alone.
   void HangUntil(const std::string& node, Instant until) { node_hangs_until_[node] = until; }
+  // When the last request that hangs is carried out.
+  Instant last_hang_ends() const { return last_hang_ends_; }
   // Another program makes a directory, unless there is one.
   void AddForeign(const std::string& tag);
   // Sequences of the saves in flight.
@@ -97,7 +99,7 @@ class SharedDisk {
   bool PartsConflict(int64_t sequence) const;
   Duration Latency(Duration shortest, Duration longest);
   // For how long a request that this node begins now hangs.
-  Duration Hang(const std::string& node) const;
+  Duration Hang(const std::string& node);
   // Call it before each change of names_.
   void Remember(const std::string& node);
   // As a node sees them now: what it has changed itself, it sees.
@@ -118,7 +120,7 @@ class SharedDisk {
   sim::Schedule* const schedule_;
   Oracle* const oracle_;
   bool faulty_ = true;
-  Instant hangs_until_;
+  Instant hangs_until_, last_hang_ends_;
   std::map<std::string, Instant> node_hangs_until_;
 
   Names names_;

@@ -272,9 +272,10 @@ void World::End() {
                        [](const auto& node) { return node->Activity().empty(); });
   };
   if (!Settle("the end of all ranks", nothing_is_left)) return;
-  // A registration that etcd did not hear from for nearly the lease may end yet: that is the last of the
-  // faults.
-  RunUntil(schedule_.elapsed() + seconds(kLeaseSeconds), nullptr);
+  // A registration that etcd did not hear from for nearly the lease may end yet, and a request that hangs is
+  // carried out: those are the last of the faults.
+  const Duration hang = disk_->last_hang_ends() - schedule_.clock().Now();
+  RunUntil(schedule_.elapsed() + std::max<Duration>(hang, seconds(kLeaseSeconds)), nullptr);
   auto last = std::make_shared<Launch>();
   last->id = "last";
   last->seed = plan_.seed;
