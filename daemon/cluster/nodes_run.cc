@@ -107,6 +107,7 @@ void NodesRun::EndRegistration() {
   coordinator_name_.clear();
   election_ = nullptr;
   condemned_ = nullptr;
+  removals_known_ = false;
   saves_ = nullptr;
   over_ = absl::OkStatus();
   if (ledger_ == nullptr) return;
@@ -312,7 +313,10 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
     int64_t sequence = 0;
     if (!absl::SimpleAtoi(LastPartOf(key), &sequence)) continue;
     if (key == keys.Damaged(sequence)) damages_->Heard(sequence, condemned_->Find(key));
-    if (key != keys.Evicting(sequence)) continue;
+    ledger::v1::Evicting evicting;
+    const std::string* const decided = condemned_->Find(key);
+    if (key != keys.Evicting(sequence) || decided == nullptr || !evicting.ParseFromString(*decided)) continue;
+    evicting_[sequence] = evicting.replaced_by();
     const auto known = known_.extract(sequence);
     listed_ = nullptr;
     if (!known.empty() && evictions_ != nullptr && IsLeftover(sequence)) {
@@ -321,30 +325,12 @@ void NodesRun::OnCheckpointKeys(const std::vector<std::string>& changed) {
     }
     hooks_.removed(sequence);
   }
-}
-
-std::vector<NodesRun::Removal> NodesRun::Removals() const {
-  std::vector<Removal> removals;
-  if (condemned_ == nullptr) return removals;
-  const EtcdMirror::Keys& keys = condemned_->keys();
-  for (auto key = keys.lower_bound(LedgerKeys(prefix_).Evictings()); key != keys.end(); ++key) {
-    ledger::v1::Evicting evicting;
-    Removal removal;
-    if (!evicting.ParseFromString(key->second.value())) continue;
-    removal.replaced_by = evicting.replaced_by();
-    if (absl::SimpleAtoi(LastPartOf(key->first), &removal.sequence)) removals.push_back(removal);
-  }
-  return removals;
+  removals_known_ = true;
 }
 
 void NodesRun::ApplyDecided(RootSnapshot* root) {
   for (auto& [sequence, checkpoint] : root->committed) damages_->Apply(&checkpoint);
-  const auto remember_shown = [this, root] {
-    // Also what etcd does not call committed yet: what was shown once stays.
-    for (const auto& [sequence, checkpoint] : root->committed) known_[sequence] = checkpoint.summary.tag();
-    listed_ = nullptr;
-  };
-  if (condemned_ == nullptr) return remember_shown();
+  if (!removals_known_) KeepShown(root);
   for (const auto& [sequence, tag] : root->half_removed) {
     if (!IsUnderWay(sequence)) leftovers_[sequence] = tag;
   }
@@ -357,20 +343,29 @@ void NodesRun::ApplyDecided(RootSnapshot* root) {
     if (IsLeftover(sequence)) leftovers_[sequence] = checkpoint->second.summary.tag();
     checkpoint = root->committed.erase(checkpoint);
   }
-  remember_shown();
+  // Also what etcd does not call committed yet: what was shown once stays.
+  for (const auto& [sequence, checkpoint] : root->committed) known_[sequence] = checkpoint.summary.tag();
+  listed_ = nullptr;
   const int64_t replacing = LastReplacing();
-  for (const Removal& removal : Removals()) {
-    if (removal.sequence < replacing) root->leaving.insert(removal.sequence);
-  }
+  for (auto going = evicting_.begin(); going != evicting_.lower_bound(replacing); ++going)
+    root->leaving.insert(going->first);
   EndRemovals();
+}
+
+// What is gone may be about to be replaced, of which this node cannot know yet. The root is looked at again
+// when it hears of the saves.
+void NodesRun::KeepShown(RootSnapshot* root) {
+  for (const auto& [sequence, tag] : known_) {
+    if (!root->committed.contains(sequence)) root->leaving.insert(sequence);
+  }
 }
 
 // The last save that has not ended and whose tag is being made free; 0: there is none. Until it is there, the
 // root may have nothing that this node could list in the place of what is being removed.
 int64_t NodesRun::LastReplacing() const {
   int64_t last = 0;
-  for (const Removal& removal : Removals()) {
-    if (WillReplace(removal.replaced_by)) last = std::max(last, removal.replaced_by);
+  for (const auto& [sequence, replaced_by] : evicting_) {
+    if (WillReplace(replaced_by)) last = std::max(last, replaced_by);
   }
   return last;
 }
@@ -386,25 +381,19 @@ bool NodesRun::WillReplace(int64_t sequence) const {
 // Whether nobody carries out what was decided: its removal has gone with an earlier coordinator. A save that
 // takes its tag removes it itself, right before.
 bool NodesRun::IsLeftover(int64_t sequence) const {
-  const std::string* const decided = condemned_->Find(LedgerKeys(prefix_).Evicting(sequence));
-  ledger::v1::Evicting evicting;
-  if (decided == nullptr || !evicting.ParseFromString(*decided)) return false;
-  return !WillReplace(evicting.replaced_by()) && !IsUnderWay(sequence);
+  const auto going = evicting_.find(sequence);
+  return going != evicting_.end() && !WillReplace(going->second) && !IsUnderWay(sequence);
 }
 
 bool NodesRun::IsUnderWay(int64_t sequence) const {
   return evictions_ != nullptr && evictions_->IsUnderWay(sequence);
 }
 
-bool NodesRun::IsEvicting(int64_t sequence) const {
-  return condemned_ != nullptr && condemned_->Find(LedgerKeys(prefix_).Evicting(sequence)) != nullptr;
-}
-
 bool NodesRun::IsOld(const RootSnapshot& root, Instant begun) {
   int64_t newest = known_.empty() ? 0 : known_.rbegin()->first;
   // Retention removes what a newer one follows, of which this node may hear later.
-  for (const Removal& removal : Removals()) {
-    if (removal.replaced_by == 0) newest = std::max(newest, removal.sequence + 1);
+  for (const auto& [sequence, replaced_by] : evicting_) {
+    if (replaced_by == 0) newest = std::max(newest, sequence + 1);
   }
   const bool shown = std::any_of(root.committed.lower_bound(newest), root.committed.end(),
                                  [this](const auto& checkpoint) { return !IsEvicting(checkpoint.first); });

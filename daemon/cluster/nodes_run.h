@@ -115,12 +115,6 @@ class NodesRun : public SharedRun, public NodesReading {
   // the first again when nothing has hung for as long as the second.
   static constexpr Duration kHang = std::chrono::minutes(1), kLongestHang = std::chrono::hours(1);
 
-  // A checkpoint that somebody has decided to remove.
-  struct Removal {
-    int64_t sequence = 0;
-    int64_t replaced_by = 0;  // The save that takes its tag; 0: none.
-  };
-
   // A save that has begun here and has not ended, over all registrations.
   struct Saving {
     Instant deadline;
@@ -147,14 +141,14 @@ class NodesRun : public SharedRun, public NodesReading {
   void EndRemovals();
   std::shared_ptr<const std::set<int64_t>> Listed();
   void OnCheckpointKeys(const std::vector<std::string>& keys);
-  std::vector<Removal> Removals() const;
   void ListUnsettled(int64_t attempt, LedgerCalls::Answer<absl::Status> done);
+  void KeepShown(RootSnapshot* root);
   int64_t LastReplacing() const;
   bool WillReplace(int64_t sequence) const;
   bool IsLeftover(int64_t sequence) const;
   bool IsUnderWay(int64_t sequence) const;
   void SawCommitted(int64_t sequence, const ledger::v1::SaveState& state);
-  bool IsEvicting(int64_t sequence) const;
+  bool IsEvicting(int64_t sequence) const { return evicting_.contains(sequence); }
   void TakeLooks();
 
   // nodes_run_saves.cc
@@ -189,6 +183,7 @@ class NodesRun : public SharedRun, public NodesReading {
   std::unique_ptr<SharedSaves> saves_;
   std::unique_ptr<RunCoordinator> election_;
   std::unique_ptr<EtcdMirror> condemned_;                  // The keys of damaged and of removed checkpoints.
+  bool removals_known_ = false;                            // It has them.
   absl::Status over_;                                      // Not OK: one of them has ended, by this.
   Instant registered_{};                                   // When this node was.
   Backoff again_{std::chrono::seconds(1), kLongestPause};  // Between two wishes for a new one.
@@ -206,6 +201,9 @@ class NodesRun : public SharedRun, public NodesReading {
   std::map<int64_t, std::string> known_;
   std::shared_ptr<const std::set<int64_t>> listed_;  // Of known_; null: not made since that has changed.
   std::optional<std::pair<int64_t, Instant>> missing_;
+  // Checkpoints that somebody has decided to remove, as any registration has heard: such a decision stays. By
+  // sequence: the save that takes the tag of each; 0: none does.
+  std::map<int64_t, int64_t> evicting_;
   std::vector<std::pair<Instant, absl::AnyInvocable<void()>>> looks_;  // That wait for their time.
 
   std::map<SaveId, Saving> savings_;

@@ -993,6 +993,42 @@ TEST_P(NodesRunContract, CheckpointIsLeavingUntilTheSaveThatReplacesItHasEnded) 
   EXPECT_TRUE(scan().committed.contains(root_.tags.at("step_1")));
 }
 
+// Without a registration, or right after one, it does not know what others replace.
+TEST_P(NodesRunContract, WhatANodeHasShownIsLeavingWhileItDoesNotKnowWhatIsRemoved) {
+  SaveAll("step_1");
+  SaveAll("step_2");
+  Node& other = Other();
+  ASSERT_EQ(Shown(other, root_.tags.at("step_2")), "");
+  const int64_t newest = root_.tags.extract("step_2").mapped();
+  EndRegistration(other);
+  const auto scan = [&] {
+    return *Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { other.io->Rescan(std::move(done)); });
+  };
+  EXPECT_THAT(scan().leaving, ElementsAre(newest)) << "latest would go back";
+  other.root_changes = 0;
+  other.run->SetNode(&other.registration->identity());
+  RunFor(seconds(10));
+  EXPECT_GT(other.root_changes, 0) << "it looks again when it has heard of the saves";
+  EXPECT_THAT(scan().leaving, IsEmpty()) << "nobody replaces it: somebody has taken it away";
+}
+
+TEST_P(NodesRunContract, WhatIsReplacedIsLeavingAlsoAfterTheRegistrationHasEnded) {
+  SaveAll("step_1");
+  Node& coordinator = *Coordinator();
+  root_.before = [&coordinator](const std::string& what) {
+    if (what == "Publish") coordinator.pause.Begin();
+    return what != "Publish";
+  };
+  const SaveId again{1, "step_1", 2};
+  for (Node& node : all_) node.run->Begin(again, etcd_.clock()->Now() + minutes(8), {});
+  Node& other = Other();
+  RunUntil([&] { return !other.removed.empty(); });
+  EndRegistration(other);
+  const auto scanned =
+      Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { other.io->Rescan(std::move(done)); });
+  EXPECT_THAT(scanned->leaving, ElementsAre(1)) << "latest would go back";
+}
+
 TEST_P(NodesRunContract, SequencesComeAfterWhatTheRootHas) {
   root_.tags["of_another_time"] = 41;
   for (Node& node : all_) Kill(node);
