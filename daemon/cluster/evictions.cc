@@ -32,7 +32,11 @@ Evictions::~Evictions() {
 
 void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
                       std::shared_ptr<const std::set<int64_t>> listed, Done done) {
-  if (listed != nullptr) leaving_->insert(sequence);
+  if (listed != nullptr) {
+    // What no list names any more need not be left out of one.
+    if (evictions_.empty()) std::erase_if(*leaving_, [&](int64_t gone) { return !listed->contains(gone); });
+    leaving_->insert(sequence);
+  }
   Eviction& eviction = evictions_[sequence];
   eviction.tag = tag;
   eviction.count = {std::move(damaged), std::move(listed), leaving_};

@@ -67,7 +67,7 @@ class Evictions {
   const CompareAndSwap::Held office_;
   CheckpointReaders readers_;
   std::map<int64_t, Eviction> evictions_;  // By sequence.
-  // Those that retention has decided so far, as this coordinator.
+  // Those that retention has decided as this coordinator, and that a list may name yet.
   const std::shared_ptr<std::set<int64_t>> leaving_ = std::make_shared<std::set<int64_t>>();
   bool deciding_ = false;  // One at a time: each compares what another one would change.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
