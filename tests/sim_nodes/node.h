@@ -58,6 +58,7 @@ class Node : public EngineObserver {
   void CutOff(bool cut);  // From etcd.
   // As a run asks for that cannot go on.
   void RegisterAnew();
+  bool holds_registration() const { return membership_ != nullptr && membership_->identity() != nullptr; }
   // Whether it is cut off from etcd, or was until a moment ago, and may not have heard what other nodes have
   // decided since.
   bool may_not_have_heard() const;

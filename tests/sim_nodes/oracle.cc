@@ -206,7 +206,8 @@ void Oracle::Removed(const std::string& tag, int64_t sequence, const std::map<in
   const std::string what = absl::StrCat("the checkpoint ", tag, ", sequence ", sequence, ", is removed, ");
   removed_.insert(sequence);
   for (const auto& [lease, read] : leases_) {
-    if (read == sequence) Violated(absl::StrCat(what, "while a rank on node ", lease.first, " reads it"));
+    if (read == sequence && holds_(lease.first))
+      Violated(absl::StrCat(what, "while a rank on node ", lease.first, " reads it"));
   }
   // A save of the same tag takes its place, a moment later.
   for (const auto& [id, save] : saves_) {

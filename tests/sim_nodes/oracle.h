@@ -4,6 +4,7 @@
 #define CKPTD_TESTS_SIM_NODES_ORACLE_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -27,6 +28,8 @@ class Oracle {
   }
   // The number of checkpoints to keep; nullopt: all.
   void SetKept(std::optional<int> kept) { kept_ = kept; }
+  // Whether the registration of a node holds, by its own clock: what its ranks read is protected so long.
+  void SetHolds(std::function<bool(int node)> holds) { holds_ = std::move(holds); }
 
   // Something has happened by which a save that has begun may be lost: a node's death, pause or absence, or
   // an error of the disk. What ranks do is none, and neither is what etcd and the file system may always do.
@@ -113,6 +116,7 @@ class Oracle {
 
   std::string violation_;
   std::optional<int> kept_;
+  std::function<bool(int node)> holds_;
   int64_t faults_ = 0;
   int64_t acted_ = 0, asked_ = 0;
   int64_t newest_reported_ = 0, last_published_ = 0;

@@ -43,6 +43,7 @@ World::World(const Plan& plan, bool trace)
           &schedule_.clock(), sim::Mix(plan.seed, 2), plan.etcd)),
       disk_(std::make_unique<SharedDisk>(plan.disk, sim::Mix(plan.seed, 3), &schedule_, &oracle_)) {
   oracle_.SetKept(plan_.kept);
+  oracle_.SetHolds([this](int node) { return nodes_[static_cast<size_t>(node)]->holds_registration(); });
   for (int i = 0; i < plan_.nodes; ++i) nodes_.push_back(std::make_unique<Node>(this, i));
 }
 
