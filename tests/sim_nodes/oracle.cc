@@ -158,7 +158,9 @@ void Oracle::Failed(const SaveId& id, const Save& save, const std::string& rank,
                                         " of the save of ", NameOf(id), ", which ");
   if (save.published != 0 && !IsOpenEnd(level, reason)) Violated(absl::StrCat(what, "was published"));
   if (save.told_sealed && NeedsTrainers(reason)) Violated(absl::StrCat(what, "all ranks had sealed"));
-  if (save.told_sealed && faults_ == save.faults_before)
+  // Another program may have taken the tag long before, of which no node knew when the save began.
+  const bool is_taken = reason == "TAG_FOREIGN" && taken_.contains(id.tag);
+  if (save.told_sealed && faults_ == save.faults_before && !is_taken)
     Violated(absl::StrCat(what, "all ranks had sealed, and which was hit by no fault"));
 }
 
@@ -198,6 +200,7 @@ void Oracle::Published(const SaveId& id, int64_t sequence, const std::map<int, s
 }
 
 void Oracle::TagTaken(const std::string& tag) {
+  taken_.insert(tag);
   if (const auto replaced = replaced_.find(tag); replaced != replaced_.end())
     lost_to_others_.insert(replaced->second);
 }

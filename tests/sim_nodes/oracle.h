@@ -123,6 +123,7 @@ class Oracle {
   std::set<int64_t> published_;
   // Tags whose older checkpoint is gone, and whose newer one is not there yet: the sequence of the older.
   std::map<std::string, int64_t> replaced_;
+  std::set<std::string> taken_;  // Tags that another program has.
   // Replaced, and another program took the tag before the newer one had it.
   std::set<int64_t> lost_to_others_;
   // By attempt: what was known to be committed, whole or not, when it first asked; what its ranks were told;
