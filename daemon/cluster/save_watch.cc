@@ -113,6 +113,11 @@ SaveView SaveWatch::View(int64_t sequence, const ledger::v1::SaveState& save) co
 
 size_t SaveWatch::NodesOf(int64_t attempt) const { return attempts_.at(attempt).mirror->keys().size(); }
 
+bool SaveWatch::IsOfLiving(const KeyValue& key, const NodeVote& vote) const {
+  const auto living = nodes_.keys().find(nodes_prefix_ + LastPartOf(key.key()));
+  return living != nodes_.keys().end() && living->second.value() == vote.registration();
+}
+
 bool SaveWatch::VotesMayMatter(int64_t sequence, const SaveState& save) const {
   if (!save.ranks().empty()) return true;  // Of some nodes.
   const NodeVote::Stage next = save.phase() == SaveState::PROPOSED   ? NodeVote::VOTED
@@ -122,7 +127,7 @@ bool SaveWatch::VotesMayMatter(int64_t sequence, const SaveState& save) const {
   for (const KeyValue& key : VotesOf(sequence)) {
     NodeVote vote;
     vote.ParseFromString(key.value());
-    if (vote.has_no()) return true;
+    if (vote.has_no() || !IsOfLiving(key, vote)) return true;
     if (vote.stage() >= next) ++said;
   }
   return said >= NodesOf(save.attempt());
@@ -134,8 +139,7 @@ std::vector<SaveWatch::Vote> SaveWatch::VotesThatCount(int64_t sequence) const {
     Vote vote;
     vote.vote.ParseFromString(key.value());
     vote.revision = key.mod_revision();
-    const auto living = nodes_.keys().find(nodes_prefix_ + LastPartOf(key.key()));
-    if (living == nodes_.keys().end() || living->second.value() != vote.vote.registration()) continue;
+    if (!IsOfLiving(key, vote.vote)) continue;
     counting.push_back(std::move(vote));
   }
   return counting;

@@ -54,8 +54,8 @@ class SaveWatch {
   // Of a save of an attempt that it knows.
   SaveView View(int64_t sequence, const ledger::v1::SaveState& save) const;
   // False: the votes of a save, of an attempt that it knows, leave nothing to decide, for some nodes have not
-  // said what comes next and none has said no. It costs little, where View reads all ranks: hundreds of nodes
-  // vote one after the other.
+  // said what comes next, none has said no, and all that have voted are registered as they were then. It
+  // costs little, where View reads all ranks: hundreds of nodes vote one after the other.
   bool VotesMayMatter(int64_t sequence, const ledger::v1::SaveState& save) const;
   size_t NodesOf(int64_t attempt) const;  // How many have joined it.
   // Of nodes that are registered as they were when they voted.
@@ -73,6 +73,8 @@ class SaveWatch {
   void OnActive();
   void FollowAttempt(int64_t attempt);
   std::vector<etcdserverpb::KeyValue> VotesOf(int64_t sequence) const;
+  // Whether the node that has voted, by that key, is registered as it was then.
+  bool IsOfLiving(const etcdserverpb::KeyValue& key, const ledger::v1::NodeVote& vote) const;
 
   Etcd* const etcd_;
   const LedgerKeys keys_;

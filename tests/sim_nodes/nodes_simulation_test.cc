@@ -1,7 +1,9 @@
 // A fixed set of seeds: the same on every machine, so that a failure is reproducible.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstdio>
+#include <vector>
 
 #include "tests/sim_nodes/runner.h"
 
@@ -53,8 +55,11 @@ TEST(NodesSimulationTest, KeepsEveryPromiseForEverySeed) {
 
 // Each broke a promise before it was mended; see docs/found_bugs.md.
 TEST(NodesSimulationTest, KeepsEveryPromiseForSeedsThatFailedOnce) {
-  for (uint64_t seed : {637, 1100, 1129, 1577, 1839, 2987, 3141, 7520, 10277, 32712, 1000426, 2002119,
-                        50500838, 310000046, 400130030, 800301590, 1100400249, 1100500866, 1700600652}) {
+  const std::vector<uint64_t> seeds = {637,       1100,       1129,       1577,       1839,
+                                       2987,      3141,       7520,       10277,      32712,
+                                       1000426,   2002119,    50500838,   310000046,  400130030,
+                                       800301590, 1100400249, 1100500866, 1700600652, 2504000828};
+  for (const uint64_t seed : seeds) {
     const sim::Result result = RunPlan(PlanOf(seed));
     EXPECT_EQ(result.violation, "") << Report(seed, result);
   }
