@@ -423,6 +423,26 @@ TEST_P(NodesRunContract, NodeThatIsRegisteredAnewLosesWhatItHasNotSealed) {
   SaveAll("step_2");
 }
 
+// The coordinator follows nodes and votes by two watches.
+TEST_P(NodesRunContract, VoteThatIsHeardAfterTheNextRegistrationOfItsNodeIsLookedAt) {
+  SaveAll("step_1");  // The next one is made in advance, and the last vote admits it.
+  Node &coordinator = *Coordinator(), &node = Other();
+  node.seals = false;
+  coordinator.etcd->HoldEvents(keys_.AllVotes());
+  BeginAll("step_2");
+  const Instant end = etcd_.clock()->Now() + seconds(1);
+  RunUntil([&] { return Heard(node, "step_2", "ADMITTED") || etcd_.clock()->Now() >= end; });
+  if (!Heard(node, "step_2", "ADMITTED")) {  // It could not be, with these faults.
+    coordinator.etcd->ReleaseEvents();
+    RunUntilAllHeard("step_2", "ADMITTED");
+  }
+  RegisterAnew(node);
+  RunFor(seconds(1));
+  coordinator.etcd->ReleaseEvents();
+  RunUntil([&] { return Heard(coordinator, "step_2", "ENDED NODE_LOST"); });
+  EXPECT_THAT(coordinator.heard.at("step_2"), Contains("ENDED NODE_LOST"));
+}
+
 TEST_P(NodesRunContract, LossOfARegistrationFailsWhatIsNotSealedAtOnce) {
   Node& node = Other();
   for (Node& other : all_) other.seals = false;

@@ -12,6 +12,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/match.h"
 #include "daemon/etcd/etcd.h"
 
 namespace ckptd {
@@ -72,8 +73,15 @@ class PausableEtcd : public Etcd {
                    Answer<etcdserverpb::LeaseRevokeResponse> answer) override {
     etcd_->RevokeLease(request, purpose, Held(std::move(answer)));
   }
+  // Until ReleaseEvents, the daemon hears nothing of keys with this prefix, but of all others.
+  void HoldEvents(const std::string& prefix) {
+    late_ = prefix;
+    late_events_.Begin();
+  }
+  void ReleaseEvents() { late_events_.End(); }
   std::unique_ptr<EtcdWatch> Watch(EtcdWatchSpec spec) override {
     auto watch = std::make_unique<HeldWatch>();
+    spec.changed = HeardLate(watch->alive, spec.key, std::move(spec.changed));
     spec.changed = HeldWhile(watch->alive, std::move(spec.changed));
     spec.ended = HeldWhile(watch->alive, std::move(spec.ended));
     watch->watch = etcd_->Watch(std::move(spec));
@@ -114,9 +122,22 @@ class PausableEtcd : public Etcd {
     };
   }
 
+  using Events = std::vector<etcdserverpb::Event>;
+  std::function<void(const Events&)> HeardLate(const std::shared_ptr<bool>& watch, const std::string& key,
+                                               std::function<void(const Events&)> heard) {
+    return [this, watch = std::weak_ptr<bool>(watch), key, heard = std::move(heard)](const Events& events) {
+      if (!late_events_.paused() || !absl::StartsWith(key, late_)) return heard(events);
+      late_events_.Deliver([watch, heard, events] {
+        if (!watch.expired()) heard(events);
+      });
+    };
+  }
+
   Etcd* const etcd_;
   Pause* const pause_;
   absl::Status refused_;
+  std::string late_;
+  Pause late_events_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
