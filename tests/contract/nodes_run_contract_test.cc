@@ -279,6 +279,21 @@ class NodesRunContract : public ::testing::TestWithParam<EtcdKind> {
     RunUntilAllHeard(tag, "COMMITTED");
   }
 
+  // Saves step_1, and again: the coordinator, which it returns, has removed the first one, and is paused
+  // before it can publish the second one.
+  Node& PauseWhereASaveReplacesStep1() {
+    SaveAll("step_1");
+    Node& coordinator = *Coordinator();
+    root_.before = [&coordinator](const std::string& what) {
+      if (what == "Publish") coordinator.pause.Begin();
+      return what != "Publish";
+    };
+    const SaveId again{1, "step_1", 2};
+    for (Node& node : all_) node.run->Begin(again, etcd_.clock()->Now() + minutes(8), {});
+    RunUntil([&] { return !Other().removed.empty(); });
+    return coordinator;
+  }
+
   // ---- damage
 
   static storage::v1::Damage DamageOf(int64_t sequence, const std::string& message) {
@@ -868,15 +883,7 @@ TEST_P(NodesRunContract, ScanDoesNotTakeOverTheAnswerOfARemovalThatIsUnderWay) {
 }
 
 TEST_P(NodesRunContract, NextCoordinatorRemovesWhatASaveReplacesOnlyWhenItCanTakeItsPlace) {
-  SaveAll("step_1");
-  Node& first = *Coordinator();
-  root_.before = [&first](const std::string& what) {
-    if (what == "Publish") first.pause.Begin();
-    return what != "Publish";
-  };
-  const SaveId again{1, "step_1", 2};
-  for (Node& node : all_) node.run->Begin(again, etcd_.clock()->Now() + minutes(8), {});
-  RunUntil([&] { return !Other().removed.empty(); });
+  Node& first = PauseWhereASaveReplacesStep1();
   Kill(first);
   root_.before = nullptr;
   const int64_t sequence = root_.inflight.begin()->second;
@@ -989,15 +996,7 @@ TEST_P(NodesRunContract, CheckpointThatIsInTheWayOfASaveIsReplacedByIt) {
 }
 
 TEST_P(NodesRunContract, CheckpointIsLeavingUntilTheSaveThatReplacesItHasEnded) {
-  SaveAll("step_1");
-  Node& coordinator = *Coordinator();
-  root_.before = [&coordinator](const std::string& what) {
-    if (what == "Publish") coordinator.pause.Begin();
-    return what != "Publish";
-  };
-  const SaveId again{1, "step_1", 2};
-  for (Node& node : all_) node.run->Begin(again, etcd_.clock()->Now() + minutes(8), {});
-  RunUntil([&] { return !Other().removed.empty(); });
+  Node& coordinator = PauseWhereASaveReplacesStep1();
   const auto scan = [&] {
     return *Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { Other().io->Rescan(std::move(done)); });
   };
@@ -1033,16 +1032,8 @@ TEST_P(NodesRunContract, WhatANodeHasShownIsLeavingWhileItDoesNotKnowWhatIsRemov
 }
 
 TEST_P(NodesRunContract, WhatIsReplacedIsLeavingAlsoAfterTheRegistrationHasEnded) {
-  SaveAll("step_1");
-  Node& coordinator = *Coordinator();
-  root_.before = [&coordinator](const std::string& what) {
-    if (what == "Publish") coordinator.pause.Begin();
-    return what != "Publish";
-  };
-  const SaveId again{1, "step_1", 2};
-  for (Node& node : all_) node.run->Begin(again, etcd_.clock()->Now() + minutes(8), {});
+  PauseWhereASaveReplacesStep1();
   Node& other = Other();
-  RunUntil([&] { return !other.removed.empty(); });
   EndRegistration(other);
   const auto scanned =
       Ask<absl::StatusOr<RootSnapshot>>([&](auto done) { other.io->Rescan(std::move(done)); });
