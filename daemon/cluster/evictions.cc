@@ -33,7 +33,7 @@ Evictions::~Evictions() {
 void Evictions::Evict(const std::string& tag, int64_t sequence, std::set<int64_t> damaged,
                       std::shared_ptr<const std::set<int64_t>> listed, Done done) {
   if (listed != nullptr) {
-    // What no list names any more need not be left out of one.
+    // A removal that the list already lacks need not be taken from its count any more.
     if (evictions_.empty()) std::erase_if(*leaving_, [&](int64_t gone) { return !listed->contains(gone); });
     leaving_->insert(sequence);
   }
