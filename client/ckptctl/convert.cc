@@ -57,7 +57,7 @@ void PrintText(const Context& context, const ConvertDirs& dirs, const NxdZeroRep
   if (report.to_full) out << "not marked as a checkpoint: NxD loads only shards\n";
   for (const std::string& path : from.skipped)
     out << "skipped, not a file that NxD writes: " << Printable(path) << "\n";
-  PrintEnd(context, report.removed, dry_run, report.total_bytes(), seconds);
+  PrintEnd(context, dirs, report.removed, dry_run, report.total_bytes(), seconds);
 }
 
 void PrintJson(const Context& context, const ConvertDirs& dirs, const NxdZeroReport& report, bool dry_run,
@@ -86,7 +86,7 @@ void PrintJson(const Context& context, const ConvertDirs& dirs, const NxdZeroRep
 
 absl::StatusOr<ExitCode> ConvertNxdZero(const Context& context, const ConvertArguments& arguments) {
   CKPTD_ASSIGN_OR_RETURN(const NxdZeroOptions options, ParseOptions(arguments));
-  CKPTD_ASSIGN_OR_RETURN(const ConvertDirs dirs, OpenConvertDirs(arguments.input_dir, arguments.output_dir));
+  CKPTD_ASSIGN_OR_RETURN(ConvertDirs dirs, OpenConvertDirs(arguments.input_dir, arguments.output_dir));
   const auto convert = [&](ConvertProgress& progress) {
     return ckptd::ConvertNxdZero(
         *dirs.fs, dirs.in.get(), dirs.parent.get(), dirs.paths.name, options,

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <optional>
 #include <ostream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -26,9 +27,14 @@ std::atomic<bool> stop_wanted = false;
 
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-void PrintEnd(const Context& context, const std::vector<std::string>& removed, bool dry_run, int64_t bytes,
-              double seconds) {
+void PrintEnd(const Context& context, const ConvertDirs& dirs, const std::vector<std::string>& removed,
+              bool dry_run, int64_t bytes, double seconds) {
   std::ostream& out = *context.out;
+  if (!dirs.check.committed) {
+    out << "not verified: the input is no checkpoint of ckptd and has no checksums\n";
+  } else {
+    out << "verified: the checksums of " << HumanBytes(dirs.check.verified_bytes) << "\n";
+  }
   for (const std::string& name : removed)
     out << "removed the leftovers of a conversion that was killed: " << Printable(name) << "\n";
   if (dry_run) {
@@ -48,22 +54,39 @@ google::protobuf::Struct CommonJson(const ConvertDirs& dirs, const std::vector<s
   fields["dry_run"] = JsonBool(dry_run);
   fields["removed"] = JsonTexts(removed);
   fields["seconds"] = JsonNumber(seconds);
+  fields["verified_bytes"] = JsonNumber(static_cast<double>(dirs.check.verified_bytes));
   return result;
+}
+
+absl::Status CheckInputOf(const Context& context, ConvertDirs& dirs) {
+  ConvertProgress progress(context, "checking");
+  absl::StatusOr<InputCheck> check = CheckInput(
+      *dirs.fs, dirs.in.get(), [&](int64_t total, int64_t bytes) { return progress.Say(total, bytes); });
+  if (!check.ok()) return Annotate(check.status(), dirs.paths.input);
+  dirs.check = *check;
+  return absl::OkStatus();
 }
 
 std::string ConvertDirs::output() const {
   return absl::StrCat(paths.parent == "/" ? "" : paths.parent, "/", paths.name);
 }
 
-absl::StatusOr<ConvertDirs> OpenConvertDirs(const std::string& input, const std::string& output) {
+absl::StatusOr<ConvertDirs> OpenConvertInput(const std::string& input) {
   ConvertDirs dirs;
-  CKPTD_ASSIGN_OR_RETURN(dirs.paths, ResolveConvertPaths(input, output));
+  dirs.paths.input = input;
   CKPTD_ASSIGN_OR_RETURN(dirs.fs, MakePosixFileSystem());
-  CKPTD_ASSIGN_OR_RETURN(const Handle in, OpenRootDirectory(dirs.paths.input, std::nullopt));
+  CKPTD_ASSIGN_OR_RETURN(const Handle in, OpenRootDirectory(input, std::nullopt));
   dirs.in = ScopedHandle(dirs.fs.get(), in);
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { stop_wanted = true; });
+  return dirs;
+}
+
+absl::StatusOr<ConvertDirs> OpenConvertDirs(const std::string& input, const std::string& output) {
+  CKPTD_ASSIGN_OR_RETURN(ConvertPaths paths, ResolveConvertPaths(input, output));
+  CKPTD_ASSIGN_OR_RETURN(ConvertDirs dirs, OpenConvertInput(paths.input));
+  dirs.paths = std::move(paths);
   CKPTD_ASSIGN_OR_RETURN(const Handle parent, OpenRootDirectory(dirs.paths.parent, std::nullopt));
   dirs.parent = ScopedHandle(dirs.fs.get(), parent);
-  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { stop_wanted = true; });
   return dirs;
 }
 
@@ -91,7 +114,7 @@ void ConvertProgress::Show(int64_t total, int64_t bytes, double seconds) {
   const std::string words = absl::StrFormat("%3.0f %%  %s of %s, %s/s%s", share * 100, HumanBytes(bytes),
                                             HumanBytes(total), HumanBytes(static_cast<int64_t>(rate)), left);
   if (!context_.live) {
-    *context_.err << "converting " << words << "\n" << std::flush;
+    *context_.err << verb_ << " " << words << "\n" << std::flush;
     return;
   }
   const int filled = static_cast<int>(share * kBarWidth);

@@ -19,7 +19,7 @@ void PrintText(const Context& context, const ConvertDirs& dirs, const DsUniversa
       << Plural(report.size.files, "file") << ", " << HumanBytes(report.size.bytes) << ")\n";
   for (const std::string& pattern : report.unused)
     out << "no parameter matches the pattern " << Printable(pattern) << "\n";
-  PrintEnd(context, report.removed, dry_run, report.size.bytes, seconds);
+  PrintEnd(context, dirs, report.removed, dry_run, report.size.bytes, seconds);
 }
 
 void PrintJson(const Context& context, const ConvertDirs& dirs, const DsUniversalReport& report, bool dry_run,
@@ -41,8 +41,7 @@ void PrintJson(const Context& context, const ConvertDirs& dirs, const DsUniversa
 
 absl::StatusOr<ExitCode> ConvertDsToUniversal(const Context& context,
                                               const DsToUniversalArguments& arguments) {
-  CKPTD_ASSIGN_OR_RETURN(const ConvertDirs dirs,
-                         OpenConvertDirs(arguments.input_folder, arguments.output_folder));
+  CKPTD_ASSIGN_OR_RETURN(ConvertDirs dirs, OpenConvertDirs(arguments.input_folder, arguments.output_folder));
   DsUniversalOptions options;
   options.inject_missing_state = arguments.inject_missing_state;
   options.strict = !arguments.no_strict;

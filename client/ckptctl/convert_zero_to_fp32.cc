@@ -95,11 +95,11 @@ const char* KindText(Weight::Kind kind) {
 
 absl::StatusOr<ExitCode> PrintPlan(const Context& context, const ZeroToFp32Arguments& arguments,
                                    const std::string& tag) {
-  CKPTD_ASSIGN_OR_RETURN(std::unique_ptr<FileSystem> fs, MakePosixFileSystem());
-  CKPTD_ASSIGN_OR_RETURN(const Handle handle, OpenRootDirectory(tag, std::nullopt));
-  const ScopedHandle dir(fs.get(), handle);
+  // The caller reads the ranges of the plan, so the bytes are checked here.
+  CKPTD_ASSIGN_OR_RETURN(ConvertDirs dirs, OpenConvertInput(tag));
+  CKPTD_RETURN_IF_ERROR(CheckInputOf(context, dirs));
   const absl::StatusOr<DsWeights> gathered =
-      GatherDsWeights(*fs, dir.get(), arguments.exclude_frozen_parameters);
+      GatherDsWeights(*dirs.fs, dirs.in.get(), arguments.exclude_frozen_parameters);
   if (!gathered.ok()) return Annotate(gathered.status(), tag);
   nlohmann::json weights = nlohmann::json::array();
   for (const Weight& weight : gathered->weights) {
@@ -113,6 +113,7 @@ absl::StatusOr<ExitCode> PrintPlan(const Context& context, const ZeroToFp32Argum
                        {"tied_to", weight.tied_to}});
   }
   const nlohmann::json plan = {{"input", tag},
+                               {"verified_bytes", dirs.check.verified_bytes},
                                {"stage", gathered->stage},
                                {"ranks", gathered->ranks},
                                {"files", gathered->inputs},
@@ -128,7 +129,7 @@ void PrintText(const Context& context, const ConvertDirs& dirs, const ZeroToFp32
       << Plural(report.ranks, "rank") << ")\n"
       << "to    " << Printable(dirs.output()) << "  (" << Plural(report.weights, "weight") << ", "
       << Plural(report.size.files, "file") << ", " << HumanBytes(report.size.bytes) << ")\n";
-  PrintEnd(context, report.removed, dry_run, report.size.bytes, seconds);
+  PrintEnd(context, dirs, report.removed, dry_run, report.size.bytes, seconds);
 }
 
 void PrintJson(const Context& context, const ConvertDirs& dirs, const ZeroToFp32Report& report, bool dry_run,
@@ -152,7 +153,7 @@ absl::StatusOr<ExitCode> ConvertZeroToFp32(const Context& context, const ZeroToF
                                           : "OUTPUT_DIR is required");
   CKPTD_ASSIGN_OR_RETURN(const std::string tag, TagDirectory(arguments.checkpoint_dir, arguments.tag));
   if (arguments.plan) return PrintPlan(context, arguments, tag);
-  CKPTD_ASSIGN_OR_RETURN(const ConvertDirs dirs, OpenConvertDirs(tag, arguments.output_dir));
+  CKPTD_ASSIGN_OR_RETURN(ConvertDirs dirs, OpenConvertDirs(tag, arguments.output_dir));
   const auto convert = [&](ConvertProgress& progress) {
     return ckptd::ConvertZeroToFp32(*dirs.fs, dirs.in.get(), dirs.parent.get(), dirs.paths.name, options,
                                     [&](int64_t total, int64_t bytes) { return progress.Say(total, bytes); });

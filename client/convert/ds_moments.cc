@@ -1,14 +1,12 @@
 #include "client/convert/ds_moments.h"
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/convert/convert_error.h"
 #include "client/convert/ds_value.h"
 #include "client/convert/open_archive.h"
-#include "client/convert/value_text.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -104,7 +102,7 @@ class Reader {
     for (const auto& [key, value] : states.entries()) {
       CKPTD_ASSIGN_OR_RETURN(const auto* name, ds::As<std::string>(key, "a group's state", "names"));
       if (*name == "step") {
-        CKPTD_ASSIGN_OR_RETURN(group.step, ReadSmall(value));
+        CKPTD_ASSIGN_OR_RETURN(group.step, ReadSmallValue(fs_, tag_, path_, value));
         continue;
       }
       if (*name == "fp32" || name->find('/') != std::string::npos)
@@ -112,21 +110,6 @@ class Reader {
       CKPTD_ASSIGN_OR_RETURN(group.flats[*name], ds::Flat(value, input_, absl::StrCat("the state ", *name)));
     }
     return absl::OkStatus();
-  }
-
-  absl::StatusOr<SmallValue> ReadSmall(const ValueRef& value) {
-    SmallValue small = {.value = value, .bytes = {}};
-    const auto* tensor = value->As<torch::Tensor>();
-    if (tensor == nullptr) return small;
-    if (tensor->elements() != 1) return ds::Unexpected("step", value.get(), "a number");
-    small.bytes.resize(static_cast<size_t>(InfoOf(tensor->dtype).item_bytes));
-    CKPTD_ASSIGN_OR_RETURN(const ScopedHandle file, OpenScoped(fs_, tag_, path_, OpenMode::kRead));
-    CKPTD_RETURN_IF_ERROR(
-        ReadFully(fs_, file.get(), tensor->file_offset(),
-                  std::as_writable_bytes(std::span(small.bytes.data(), small.bytes.size()))));
-    torch::Tensor own = torch::NewTensor(tensor->dtype, tensor->shape);
-    small.value = torch::Make(std::move(own));
-    return small;
   }
 
   // The optimizer's states have the padding at the end of the partition, and the weights have not.
@@ -214,11 +197,6 @@ class Reader {
 };
 
 }  // namespace
-
-bool SmallValue::Equals(const SmallValue& other) const {
-  if (value == nullptr || other.value == nullptr) return value == other.value;
-  return bytes == other.bytes && ValueText(*value) == ValueText(*other.value);
-}
 
 absl::StatusOr<DsMoments> LoadDsMoments(FileSystem& fs, Handle tag, const std::string& path, int input,
                                         int dp) {

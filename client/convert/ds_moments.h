@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/convert/ds_small_value.h"
 #include "client/convert/flat_vector.h"
 #include "client/formats/torch/archive.h"
 #include "client/formats/torch/value.h"
@@ -22,14 +23,6 @@ struct Fragment {
   std::string name;
   int64_t start = 0;
   int64_t elements = 0;
-};
-
-// A value without or with one tensor of 0 dimensions.
-struct SmallValue {
-  torch::ValueRef value;  // Null: none.
-  std::string bytes;      // Of the tensor.
-
-  bool Equals(const SmallValue& other) const;
 };
 
 // Which of how many parts of the parameters of a group a rank has.

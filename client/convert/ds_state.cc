@@ -29,7 +29,14 @@ absl::Status ReadShared(const ValueRef& value, DsModelState& state) {
   return absl::OkStatus();
 }
 
+std::optional<int64_t> OptionalInteger(const ValueRef& value) {
+  const auto* number = value != nullptr ? value->As<int64_t>() : nullptr;
+  return number != nullptr ? std::optional(*number) : std::nullopt;
+}
+
 absl::Status ReadModel(const Dict& root, DsModelState& state) {
+  state.global_steps = OptionalInteger(root.Find("global_steps"));
+  state.dp_world_size = OptionalInteger(root.Find("dp_world_size"));
   state.has_buffer_names = root.Find("buffer_names") != nullptr;
   CKPTD_ASSIGN_OR_RETURN(const std::vector<std::string> buffers,
                          ds::Names(root.Find("buffer_names"), "buffer_names"));
@@ -87,6 +94,21 @@ absl::Status ReadOptim(const Dict& zero, int input, DsOptimState& state) {
   return absl::OkStatus();
 }
 
+// The `step` of the optimizer's first group that has one; null if there is none.
+ValueRef FindStep(const Dict& zero) {
+  const ValueRef base =
+      zero.Find(zero.Find("base_optimizer_state") != nullptr ? "base_optimizer_state" : kOptimizer);
+  const auto* base_dict = base != nullptr ? base->As<Dict>() : nullptr;
+  const ValueRef states = base_dict != nullptr ? base_dict->Find("state") : nullptr;
+  const auto* by_group = states != nullptr ? states->As<Dict>() : nullptr;
+  if (by_group == nullptr) return nullptr;
+  for (const auto& [key, value] : by_group->entries()) {
+    const auto* group = value->As<Dict>();
+    if (group != nullptr && group->Find("step") != nullptr) return group->Find("step");
+  }
+  return nullptr;
+}
+
 // Errors of archive.h name the file already.
 absl::Status OfFile(const absl::Status& status, const std::string& path) {
   return status.ok() ? status : Annotate(status, path);
@@ -94,10 +116,29 @@ absl::Status OfFile(const absl::Status& status, const std::string& path) {
 
 }  // namespace
 
+absl::Status OneSaveCheck::Add(const std::string& path, const DsModelState& state) {
+  if (state.dp_world_size && *state.dp_world_size != data_parallel_) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "INCOMPLETE_CHECKPOINT",
+                     absl::StrCat(path, " is of a job of ", *state.dp_world_size,
+                                  " data-parallel ranks, and there are ", data_parallel_,
+                                  " files of the optimizer's state: some are missing, or of a save of "
+                                  "another job to the same tag"));
+  }
+  if (first_path_.empty()) {
+    first_path_ = path;
+    first_steps_ = state.global_steps;
+  }
+  if (state.global_steps == first_steps_) return absl::OkStatus();
+  const auto text = [](std::optional<int64_t> steps) { return steps ? absl::StrCat(*steps) : "unknown"; };
+  return CannotConvert(absl::StrCat(path, " is of global step ", text(state.global_steps), ", and ",
+                                    first_path_, " of ", text(first_steps_),
+                                    ": the files are not of one save"));
+}
+
 absl::StatusOr<DsModelState> LoadDsModelState(FileSystem& fs, Handle tag, const std::string& path) {
   CKPTD_ASSIGN_OR_RETURN(torch::Archive archive, OpenArchiveAt(fs, tag, path));
-  DsModelState state = {
-      .root = std::move(archive.root), .buffers = {}, .shapes = {}, .shared = {}, .frozen = {}};
+  DsModelState state;
+  state.root = std::move(archive.root);
   const auto* root = state.root->As<Dict>();
   if (root == nullptr) return OfFile(ds::Unexpected("it", state.root.get(), "a dict"), path);
   CKPTD_RETURN_IF_ERROR(OfFile(ReadModel(*root, state), path));
@@ -113,6 +154,9 @@ absl::StatusOr<DsOptimState> LoadDsOptimState(FileSystem& fs, Handle tag, const 
   if (dict == nullptr) return OfFile(ds::Unexpected(kOptimizer, zero.get(), "a dict"), path);
   DsOptimState state;
   CKPTD_RETURN_IF_ERROR(OfFile(ReadOptim(*dict, input, state), path));
+  if (const ValueRef step = FindStep(*dict)) {
+    CKPTD_ASSIGN_OR_RETURN(state.step, ReadSmallValue(fs, tag, path, step));
+  }
   return state;
 }
 

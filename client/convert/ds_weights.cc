@@ -108,6 +108,10 @@ class Gatherer {
                                     " files: some are missing, or of an older save to the same tag"));
     }
     const DsOptimState& first = optim_.empty() ? state : optim_.front();
+    if (!state.step.Equals(first.step)) {
+      return CannotConvert(absl::StrCat(path, " is of another step of the optimizer than ",
+                                        files_.optim.front().front(), ": the files are not of one save"));
+    }
     if (state.stage == first.stage && state.fp32.size() == first.fp32.size()) return absl::OkStatus();
     return CannotConvert(absl::StrCat(path, " is of stage ", state.stage, " with ", state.fp32.size(),
                                       " groups, and ", files_.optim.front().front(), " of stage ",
@@ -133,6 +137,15 @@ class Gatherer {
                                         "saves with ZeRO"));
     if (model_.module == nullptr)
       return CannotConvert(absl::StrCat(path, ": the model's state is in other files (a pipeline module?)"));
+    return CheckOneSave(sharded ? grid.front() : std::vector<std::string>{path});
+  }
+
+  absl::Status CheckOneSave(const std::vector<std::string>& model_files) const {
+    OneSaveCheck check(files_.data_parallel());
+    for (const std::string& path : model_files) {
+      CKPTD_ASSIGN_OR_RETURN(const DsModelState state, LoadDsModelState(fs_, tag_, path));
+      CKPTD_RETURN_IF_ERROR(check.Add(path, state));
+    }
     return absl::OkStatus();
   }
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,7 +93,8 @@ class DsWeightsTest : public ::testing::Test {
   }
 
   // The state of the optimizer of a data-parallel rank of two.
-  void PutRank(int rank, const std::vector<RankPart>& parts, int64_t stage = 1) {
+  void PutRank(int rank, const std::vector<RankPart>& parts, int64_t stage = 1,
+               std::optional<int64_t> step = std::nullopt) {
     StorageBytes bytes;
     std::vector<ValueRef> flats, slices, counts;
     for (const RankPart& part : parts) {
@@ -100,8 +102,10 @@ class DsWeightsTest : public ::testing::Test {
       slices.push_back(SliceOf(part));
       counts.push_back(torch::MakeInt(2));
     }
+    torch::Dict states;
+    if (step) states.Set(torch::MakeInt(0), DictOf({{"step", torch::MakeInt(*step)}})).IgnoreError();
     const ValueRef base =
-        DictOf({{"state", torch::Make(torch::Dict())}, {"param_groups", ListOf({DictOf({})})}});
+        DictOf({{"state", torch::Make(std::move(states))}, {"param_groups", ListOf({DictOf({})})}});
     const char* weights = stage == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
     const Fields zero = {
         {"zero_stage", torch::MakeInt(stage)}, {"partition_count", ListOf(std::move(counts))},
@@ -163,9 +167,9 @@ class DsWeightsTest : public ::testing::Test {
   }
 
   absl::StatusOr<DsWeights> Gather() { return GatherDsWeights(fs_, dir_.fd(), /*exclude_frozen=*/false); }
-  std::string Error() {
+  std::string Error(const std::string& reason = "CANNOT_CONVERT") {
     const absl::Status status = Gather().status();
-    EXPECT_EQ(ReasonOf(status), "CANNOT_CONVERT") << status;
+    EXPECT_EQ(ReasonOf(status), reason) << status;
     return std::string(status.message());
   }
 
@@ -195,6 +199,25 @@ class DsWeightsTest : public ::testing::Test {
   FileSystem& fs_ = *posix_;
   TempDir dir_;
 };
+
+// ---- The files must be of one save
+
+TEST_F(DsWeightsTest, ModelOfAJobOfMoreRanksIsRefused) {
+  PutModel({{"shared", {4}}}, {{"dp_world_size", torch::MakeInt(4)}});
+  PutRank(0, {{"shared", {0, 1}}});
+  PutRank(1, {{"shared", {2, 3}}});
+  EXPECT_THAT(Error("INCOMPLETE_CHECKPOINT"),
+              HasSubstr("is of a job of 4 data-parallel ranks, and there are 2 files"));
+}
+
+TEST_F(DsWeightsTest, OptimizerStatesOfTwoStepsAreRefused) {
+  PutModel({{"shared", {4}}}, {{"dp_world_size", torch::MakeInt(2)}});
+  PutRank(0, {{"shared", {0, 1}}}, 1, 17);
+  PutRank(1, {{"shared", {2, 3}}}, 1, 17);
+  EXPECT_THAT(Read(), UnorderedElementsAre(Pair("shared", Pair(Shape{4}, Numbers{0, 1, 2, 3}))));
+  PutRank(1, {{"shared", {2, 3}}}, 1, 18);
+  EXPECT_THAT(Error(), HasSubstr("of another step of the optimizer"));
+}
 
 // ---- deepspeed.moe: a rank calls its experts 0, 1, … whichever they are of all
 

@@ -64,8 +64,10 @@ class SourceReader {
                                     source_.files.optim.size(), " model-parallel ranks"));
     }
     std::vector<DsModelState> states;
+    OneSaveCheck one_save(source_.files.data_parallel());
     for (const std::string& path : models) {
       CKPTD_ASSIGN_OR_RETURN(DsModelState state, LoadDsModelState(fs_, tag_, path));
+      CKPTD_RETURN_IF_ERROR(one_save.Add(path, state));
       states.push_back(std::move(state));
     }
     source_.copied = models;
@@ -294,6 +296,13 @@ class SourceReader {
       return MakeError(absl::StatusCode::kFailedPrecondition, "INCOMPLETE_CHECKPOINT",
                        "there is no zero_pp_rank_*_model_states.pt for each file of the optimizer's state");
     }
+    OneSaveCheck one_save(source_.files.data_parallel());
+    for (const std::vector<std::string>& row : models) {
+      for (const std::string& path : row) {
+        CKPTD_ASSIGN_OR_RETURN(const DsModelState state, LoadDsModelState(fs_, tag_, path));
+        CKPTD_RETURN_IF_ERROR(one_save.Add(path, state));
+      }
+    }
     source_.tp = static_cast<int>(optim.size());
     for (size_t tp = 0; tp < optim.size(); ++tp) CKPTD_RETURN_IF_ERROR(ReadTpRank(tp));
     for (const std::vector<std::string>& row : models)
@@ -347,9 +356,23 @@ class SourceReader {
     if (moments.stage != 3 || moments.groups.size() != state.shapes.size())
       return CannotConvert(absl::StrCat(path, " is of stage ", moments.stage, " with ", moments.groups.size(),
                                         " sub-groups, and the model's state has ", state.shapes.size()));
+    CKPTD_RETURN_IF_ERROR(CheckStep(moments, path));
     for (size_t i = 0; i < moments.groups.size(); ++i) {
       const absl::Status added = AddSubGroup(state.shapes[i], moments.groups[i], own, tp, dp);
       if (!added.ok()) return Annotate(added, path);
+    }
+    return absl::OkStatus();
+  }
+
+  // All ranks step together, so other steps mean another save.
+  absl::Status CheckStep(const DsMoments& moments, const std::string& path) {
+    for (const DsGroupStates& group : moments.groups) {
+      if (group.step.value == nullptr) continue;
+      if (step_.value == nullptr) step_ = group.step;
+      if (!step_.Equals(group.step))
+        return CannotConvert(absl::StrCat(path, " is of another step of the optimizer than ",
+                                          source_.files.optim.front().front(),
+                                          ": the files are not of one save"));
     }
     return absl::OkStatus();
   }
@@ -386,6 +409,7 @@ class SourceReader {
   std::unordered_map<std::string, int> inputs_;
   std::unordered_map<std::string, size_t> index_;
   ExpertShards experts_;  // AutoEP's.
+  SmallValue step_;       // Stage 3: of the optimizer.
   // {name: {tensor-parallel rank: shape}}
   std::unordered_map<std::string, std::vector<std::optional<std::vector<int64_t>>>> shapes_;
 };

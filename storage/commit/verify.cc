@@ -58,7 +58,8 @@ absl::StatusOr<uint32_t> ChunkCrc(FileSystem& fs, Handle file, const Chunk& chun
 // Checks one checkpoint and collects the problems.
 class Verifier {
  public:
-  Verifier(FileSystem& fs, Handle dir, VerifyReport& report, const std::function<void(int64_t)>& progress)
+  // `progress` may be null. If it returns false, the Verifier stops.
+  Verifier(FileSystem& fs, Handle dir, VerifyReport& report, const std::function<bool(int64_t)>& progress)
       : fs_(fs),
         dir_(dir),
         report_(report),
@@ -68,8 +69,16 @@ class Verifier {
   void Run() {
     if (!CheckManifest()) return;
     CheckRecords();
-    for (const FileRecord& file : report_.manifest.body.files()) CheckFile(file);
+    CheckFiles();
   }
+
+  // Compares the files with the manifest in the report.
+  void CheckFiles() {
+    for (const FileRecord& file : report_.manifest.body.files()) {
+      if (!stopped_) CheckFile(file);
+    }
+  }
+  bool stopped() const { return stopped_; }
 
  private:
   void Problem(std::string path, int64_t chunk, std::string_view message) {
@@ -209,7 +218,7 @@ class Verifier {
       Problem(record.path(), -1,
               absl::StrCat("the file has ", stat->size, " bytes, the manifest says ", record.size_bytes()));
     }
-    for (int index = 0; index < record.chunk_crc32c_size(); ++index) {
+    for (int index = 0; !stopped_ && index < record.chunk_crc32c_size(); ++index) {
       const Chunk chunk = ChunkOf(record, index, report_.manifest.summary.chunk_bytes());
       if (chunk.offset + chunk.size > stat->size) return;  // Cut off; the size was reported already.
       CheckChunk(record, file->get(), index, chunk);
@@ -225,7 +234,7 @@ class Verifier {
       Problem(record.path(), index, CrcFault(chunk, index, record.chunk_crc32c(index), *crc));
     } else {
       report_.verified_bytes += chunk.size;
-      if (progress_ != nullptr) progress_(report_.verified_bytes);
+      stopped_ = progress_ != nullptr && !progress_(report_.verified_bytes);
     }
   }
 
@@ -234,9 +243,10 @@ class Verifier {
   FileSystem& fs_;
   const Handle dir_;
   VerifyReport& report_;
-  const std::function<void(int64_t)>& progress_;
+  const std::function<bool(int64_t)>& progress_;
   std::vector<std::byte> buffer_;
   int bad_records_ = 0;
+  bool stopped_ = false;
 };
 
 absl::Status CorruptFile(const FileRecord& record, int64_t index, const Chunk& chunk, uint32_t expected,
@@ -262,6 +272,10 @@ bool IsStillAt(FileSystem& fs, Handle root, const std::string& tag, Handle dir) 
 absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               const std::function<void(int64_t bytes)>& progress) {
   CKPTD_RETURN_IF_ERROR(CheckTag(tag));
+  const std::function<bool(int64_t)> go_on = [&](int64_t bytes) {
+    if (progress != nullptr) progress(bytes);
+    return true;
+  };
   // Retention and re-saves may go on: problems of a directory count only if it still has that name
   // afterwards.
   for (int tries = 0; tries < kTries; ++tries) {
@@ -276,13 +290,36 @@ absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, Handle root, const
       report.problems.push_back({"", -1, std::string(dir.status().message())});
       return report;
     }
-    Verifier(fs, dir->get(), report, progress).Run();
+    Verifier(fs, dir->get(), report, go_on).Run();
     if (report.problems.empty() || IsStillAt(fs, root, tag, dir->get())) return report;
   }
   return MakeError(absl::StatusCode::kAborted, "CHECKPOINT_REPLACED",
                    absl::StrCat(tag, " was saved again each of the ", kTries, " times that it was read; ",
                                 "verify it when it is not being saved"),
                    {{"tag", tag}});
+}
+
+absl::StatusOr<VerifyReport> VerifyFiles(FileSystem& fs, Handle dir,
+                                         const std::function<bool(int64_t total, int64_t bytes)>& progress) {
+  VerifyReport report;
+  absl::StatusOr<Manifest> manifest = ReadWholeManifest(fs, dir, "");
+  if (IsMissing(manifest.status())) {
+    return MakeError(absl::StatusCode::kDataLoss, "CORRUPT_MANIFEST",
+                     "there is no .ckptd/manifest: this is no committed checkpoint",
+                     {{"path", OurPath("", std::string(kManifestName))}});
+  }
+  if (!manifest.ok()) return manifest.status();
+  report.manifest = *std::move(manifest);
+  report.tag = report.manifest.summary.tag();
+  const int64_t total = report.manifest.summary.size_bytes();
+  const std::function<bool(int64_t)> go_on = [&](int64_t bytes) { return progress(total, bytes); };
+  go_on(0);
+  Verifier verifier(fs, dir, report, go_on);
+  verifier.CheckFiles();
+  if (verifier.stopped())
+    return MakeError(absl::StatusCode::kAborted, "INTERRUPTED",
+                     "the verification was stopped before its end");
+  return report;
 }
 
 absl::StatusOr<RootListing> ListRoot(FileSystem& fs, Handle root) {

@@ -33,6 +33,13 @@ struct VerifyReport {
 absl::StatusOr<VerifyReport> VerifyCheckpoint(FileSystem& fs, Handle root, const std::string& tag,
                                               const std::function<void(int64_t bytes)>& progress = nullptr);
 
+// Compares the files of the checkpoint whose directory is `dir` with its manifest. Unlike VerifyCheckpoint it
+// reads no part records and ignores the directory's name, so it also verifies a copy outside of a root.
+// DATA_LOSS, reason CORRUPT_MANIFEST, if the manifest is damaged or missing; else the problems of the files
+// are in the report. If `progress` returns false, the result is ABORTED, reason INTERRUPTED.
+absl::StatusOr<VerifyReport> VerifyFiles(FileSystem& fs, Handle dir,
+                                         const std::function<bool(int64_t total, int64_t bytes)>& progress);
+
 struct RootListing {
   std::vector<storage::v1::ManifestSummary> checkpoints;      // By sequence, newest first.
   std::vector<std::pair<std::string, absl::Status>> damaged;  // Unreadable manifests.

@@ -101,7 +101,7 @@ def test_weights_of_experts_with_a_rank_missing_are_refused(tmp_path):
     tag = write(tmp_path / "in", IN_ORDER[1], 2)
     (tag / optimizer_file(3, 0)).unlink()
     done = ckptctl("convert", "zero-to-fp32", str(tag), str(tmp_path / "out"), check=False)
-    assert done.returncode != 0 and done.stderr.endswith("[CANNOT_CONVERT]\n"), done.stderr
+    assert done.returncode != 0 and done.stderr.endswith("[INCOMPLETE_CHECKPOINT]\n"), done.stderr
 
 
 def layer_of(model: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ _BY_REASON: Dict[str, Type[errors.CkptdError]] = {
     "INVALID_ARGUMENT": CannotConvert,
     "OUTPUT_IS_INPUT": CannotConvert,
     "CORRUPT_ARCHIVE": errors.Corrupt,
+    "MIXED_CHECKPOINT": CannotConvert,
 }
 
 
@@ -35,6 +36,7 @@ def convert(command: str, arguments: List[str]) -> Any:
     Raises:
         NoCheckpoint: a file or directory of the input does not exist.
         CannotConvert: the input or an argument is refused.
+        errors.Corrupt: a file of a committed checkpoint is not what its manifest says.
         errors.CkptdError: everything else, with the reason of docs/protocol.md.
     """
     words = [find_program("ckptctl"), "convert", command, "--output=json", *arguments]
