@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional
 
 import torch
 from ckptd._memory import native
+from ckptd._reading.verified_file import VerifiedFile
 from ckptd._wire.protocol import storage
 
 CHUNK = 64 << 10
@@ -68,3 +69,14 @@ def flip(path: pathlib.Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
+
+
+class BytesFile(VerifiedFile):
+    """A file in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(len(data), max(len(data), 1))
+        self._data = data
+
+    def _fetch(self, chunk: int, into: memoryview) -> None:
+        into[:] = self._data[: len(into)]

@@ -9,8 +9,8 @@ from typing import Any
 import ckptd
 import pytest
 import torch
-from checkpoint_files import CHUNK, flip, saved, write_checkpoint
-from ckptd._reading.verified_file import VerifiedFile
+from checkpoint_files import CHUNK, BytesFile, flip, saved, write_checkpoint
+from ckptd._torch.archive_records import Record, Records
 from ckptd._torch.new_tensors import read_new_tensors
 
 
@@ -65,6 +65,10 @@ def test_new_tensors_can_be_resized(tmp_path: pathlib.Path) -> None:
     [
         pytest.param(torch.eye(4).to_sparse(), id="sparse"),
         pytest.param({torch.tensor(1.0)}, id="a tensor in a set"),
+        pytest.param({torch.tensor(1.0): 1}, id="a tensor as a key"),
+        pytest.param({(1, torch.tensor(1.0)): 1}, id="a tensor in a key"),
+        pytest.param(torch.empty(0, device="meta"), id="a tensor without bytes"),
+        pytest.param(torch.randn(2, dtype=torch.complex64).conj(), id="conjugate"),
     ],
 )
 def test_state_that_only_torch_can_make_is_made_by_torch(tmp_path: pathlib.Path, value: Any, torch_reads: Any) -> None:
@@ -73,22 +77,54 @@ def test_state_that_only_torch_can_make_is_made_by_torch(tmp_path: pathlib.Path,
     assert torch_reads["cpu"] == 1
 
 
+def with_attributes(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.tag, tensor.scale = "x", torch.full((3,), 7.0)  # type: ignore[attr-defined]
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.ones(2), torch.nn.Parameter(torch.ones(2))], ids=["tensor", "parameter"]
+)
+def test_attributes_of_a_tensor_stay(tmp_path: pathlib.Path, tensor: torch.Tensor) -> None:
+    loaded = load(tmp_path, {"x": with_attributes(tensor), "y": torch.ones(3)})["x"]
+    assert type(loaded) is type(tensor) and torch.equal(loaded, tensor)
+    assert loaded.tag == "x" and loaded.scale.tolist() == [7.0] * 3
+
+
+def test_buffer_is_still_one(tmp_path: pathlib.Path) -> None:
+    loaded = load(tmp_path, {"x": torch.nn.Buffer(torch.ones(2), persistent=False)})["x"]
+    assert isinstance(loaded, torch.nn.Buffer) and not loaded.persistent
+
+
+def test_attributes_of_mappings_have_their_tensors(tmp_path: pathlib.Path, torch_reads: Any) -> None:
+    ordered = collections.OrderedDict(a=torch.ones(1))
+    ordered.extra = [torch.full((2,), 5.0)]  # type: ignore[attr-defined]
+    ordered.again = ordered["a"]  # type: ignore[attr-defined]
+    loaded = load(tmp_path, {"ordered": ordered, "counter": collections.Counter("aab")})
+    assert loaded["ordered"].extra[0].tolist() == [5.0, 5.0]
+    assert loaded["ordered"].again is loaded["ordered"]["a"]
+    assert type(loaded["counter"]) is collections.Counter and loaded["counter"] == {"a": 2, "b": 1}
+    assert torch_reads == {"meta": 1}
+
+
+def test_metadata_of_a_model_stays(tmp_path: pathlib.Path) -> None:
+    state = torch.nn.BatchNorm1d(3).state_dict()
+    assert load(tmp_path, state)._metadata == state._metadata
+
+
+def test_containers_inside_of_themselves_stay_so(tmp_path: pathlib.Path) -> None:
+    state: Any = {"x": torch.ones(2), "list": [1]}
+    state["list"].append(state["list"])
+    state["self"] = state
+    loaded = load(tmp_path, state)
+    assert loaded["self"] is loaded and loaded["list"][1] is loaded["list"] and loaded["x"].tolist() == [1, 1]
+
+
 def test_wrong_bit_in_a_new_tensor_is_corrupt(tmp_path: pathlib.Path) -> None:
     write_checkpoint(tmp_path, "a", 1, {"m.pt": saved({"x": torch.randn(CHUNK)})})
     flip(tmp_path / "a" / "m.pt", CHUNK + 5)
     with ckptd.open_root(tmp_path).open() as checkpoint, pytest.raises(ckptd.Corrupt):
         checkpoint.load("m.pt")
-
-
-class Bytes(VerifiedFile):
-    """A file in memory."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(len(data), max(len(data), 1))
-        self._data = data
-
-    def _fetch(self, chunk: int, into: memoryview) -> None:
-        into[:] = self._data[: len(into)]
 
 
 def on_meta(offsets_and_sizes: Any) -> Any:
@@ -100,10 +136,27 @@ def on_meta(offsets_and_sizes: Any) -> Any:
     return state
 
 
+def at(*places: Any) -> Records:
+    """Records at these places, (begin, size) each."""
+    return {f"data/{number}": Record(*place) for number, place in enumerate(places)}
+
+
 def test_tensors_that_claim_bytes_beyond_the_end_are_corrupt() -> None:
     with pytest.raises(ckptd.Corrupt, match="beyond its end"):
-        read_new_tensors(on_meta([(90, 20)]), Bytes(bytes(100)))
+        read_new_tensors(on_meta([(90, 20)]), BytesFile(bytes(100)), at((90, 20)))
 
 
 def test_tensors_that_claim_the_same_bytes_are_left_to_torch() -> None:
-    assert read_new_tensors(on_meta([(0, 20), (10, 20)]), Bytes(bytes(100))) is None
+    assert read_new_tensors(on_meta([(0, 20), (10, 20)]), BytesFile(bytes(100)), at((0, 20), (10, 20))) is None
+
+
+@pytest.mark.parametrize("place", [(0, 30), (0, 10), (1, 20)], ids=["larger", "smaller", "elsewhere"])
+def test_tensors_that_are_not_the_records_of_their_file_are_left_to_torch(place: Any) -> None:
+    assert read_new_tensors(on_meta([(0, 20), place]), BytesFile(bytes(100)), at((0, 20))) is None
+
+
+def test_tensor_that_reaches_beyond_its_storage_is_left_to_torch() -> None:
+    # The product of size and stride is beyond 64 bits, so that torch does not see how far the tensor reaches.
+    state = on_meta([(0, 32)])
+    state[0] = state[0].as_strided((5,), (1 << 62,))
+    assert read_new_tensors(state, BytesFile(bytes(100)), at((0, 32))) is None

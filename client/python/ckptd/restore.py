@@ -6,7 +6,7 @@ import logging
 import os
 import pickle
 from types import MappingProxyType
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ckptd import errors
 from ckptd._checkpoint_info import CheckpointInfo, info_of_manifest, info_of_message, info_of_unreadable
@@ -21,7 +21,8 @@ from ckptd._reading.read_reports import ReadReporter
 from ckptd._reading.resident_files import ResidentFiles
 from ckptd._reading.verified_file import LocalFile, RemoteFile, VerifiedFile
 from ckptd._session.session import Session
-from ckptd._torch.load_into import load_into
+from ckptd._torch.archive_records import Records, records_of, why_not_meta
+from ckptd._torch.load_into import load_into, try_meta
 from ckptd._torch.mapped_state import map_tensors
 from ckptd._torch.new_tensors import read_new_tensors
 from ckptd._wire.protocol import messages
@@ -205,20 +206,26 @@ class Checkpoint:
         if mmap and into is not None:
             raise errors.invalid("into= and mmap=True were given; into= copies and mmap=True does not, so give one of them")
         with self._file(name, progress) as file:
+
+            def unpickle(location: Any, records: Optional[Records] = None) -> Any:
+                return self._unpickle(file, name, location, weights_only, safe_globals, records)
+
             image = self._residents.map(name) if mmap and self._residents and str(map_location) == "cpu" else None
             if image is not None:
-                mapped = map_tensors(self._unpickle(file, name, "meta", weights_only, safe_globals), image)
+                mapped = self._load_in_place(file, unpickle, lambda saved, records: map_tensors(saved, image, records))
                 if mapped is not None:
                     return mapped
             if into is None:
                 state = None
                 if str(map_location) == "cpu" and weights_only and not safe_globals:
-                    state = self._load_new(file, name)
-                return state if state is not None else self._unpickle(file, name, map_location, weights_only, safe_globals)
+                    state = self._load_in_place(
+                        file, unpickle, lambda saved, records: read_new_tensors(saved, file, records)
+                    )
+                return state if state is not None else unpickle(map_location)
             load_into(
                 file,
                 into,
-                lambda location: self._unpickle(file, name, location, weights_only, safe_globals),
+                unpickle,
                 lambda why: errors.Refused(
                     f"{name} of {self.tag} does not fit the target of into=: {why}",
                     reason="STATE_MISMATCH",
@@ -228,23 +235,31 @@ class Checkpoint:
             )
             return into
 
-    def _load_new(self, file: VerifiedFile, name: str) -> Any:
-        """Loads a file into new tensors; None if it holds what only torch.load itself can make."""
-        try:
-            saved = self._unpickle(file, name, "meta", True, ())
-        except (errors.CkptdError, OSError):
-            raise
-        except Exception as error:  # Such as a class that computes with its tensors when it is made.
-            _log.debug("ckptd: %s has no place for each tensor: %s", name, error)
-            return None
-        return read_new_tensors(saved, file)
+    def _load_in_place(
+        self, file: VerifiedFile, load: "Callable[..., Any]", place: "Callable[[Any, Records], Any]"
+    ) -> Any:
+        """Loads a file whose tensors place(state on the meta device, records) makes; None if it holds what only
+        torch.load itself can make.
+        """
+        records = records_of(file)
+        saved = try_meta(load, records) if records else None
+        return place(saved, records) if saved is not None else None
 
     def _unpickle(
-        self, file: VerifiedFile, name: str, map_location: Any, weights_only: bool, safe_globals: Sequence[Any]
+        self,
+        file: VerifiedFile,
+        name: str,
+        map_location: Any,
+        weights_only: bool,
+        safe_globals: Sequence[Any],
+        records: Optional[Records] = None,
     ) -> Any:
+        """Returns the state of a file. records: to the meta device, by these records, and any exception may mean that
+        the file must be loaded to the CPU.
+        """
         import torch
 
-        from ckptd._torch import script_check, unsafe_globals
+        from ckptd._torch import meta_load, script_check, unsafe_globals
 
         allowed: Any = (
             torch.serialization.safe_globals(list(safe_globals)) if safe_globals else contextlib.nullcontext()
@@ -260,10 +275,15 @@ class Checkpoint:
                 path=name,
             )
 
+        why = why_not_meta(file) if str(map_location) == "meta" and records is None else ""
+        if why:
+            raise errors.invalid(f"{name} of {self.tag} cannot be loaded to the meta device, because {why}: load it to the CPU")
         file.seek(0)
         with file.buffered() as reader, allowed:
             if weights_only:
                 reader = script_check.checked(reader, refuse)
+                if records is not None:
+                    return meta_load.load_to_meta(reader, records)
             try:
                 return torch.load(reader, map_location=map_location, weights_only=weights_only)
             except pickle.UnpicklingError as error:

@@ -1,10 +1,13 @@
 """Loads a file into existing tensors: compares everything first, then reads each byte straight to its place."""
 
+import logging
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
 
 from ckptd import errors
 from ckptd._reading.verified_file import VerifiedFile
+from ckptd._torch.archive_records import Records, records_of, sizes_of
 
+_log = logging.getLogger("ckptd")
 _MAX_SHOWN = 8  # Differences in one message.
 
 
@@ -29,10 +32,10 @@ class LoadPlan:
         self._values: List[Tuple[Any, Any, Any]] = []  # (container, key, value) of what is not a tensor.
         self._compare(saved, target, "", None)
 
-    @property
-    def offsets_known(self) -> bool:
-        """Whether this version of torch tells where in the file the bytes of each tensor are."""
-        return all(offset_of(pair.saved) is not None for pair in self._pairs)
+    def offsets_known(self, records: Records) -> bool:
+        """Returns whether each tensor lies in one of the file's records, where torch says."""
+        sizes = sizes_of(records)
+        return all(_is_in(sizes, pair.saved) for pair in self._pairs)
 
     def summary(self) -> str:
         """Returns the first differences as a text."""
@@ -50,13 +53,13 @@ class LoadPlan:
         end = 0
         for pair in sorted(self._pairs, key=lambda pair: offset_of(pair.saved) or 0):
             offset, size = offset_of(pair.saved) or 0, _extent(pair.saved) * int(pair.saved.element_size())
+            if size == 0:
+                continue  # It may begin anywhere.
             if offset + size > file.size:
                 raise errors.Corrupt(
                     f"its tensors reach {offset + size - file.size} bytes beyond its end",
                     reason="SHORT_FILE",
                 )
-            if size == 0:
-                continue
             if not _is_straight(pair) or offset < end:  # Such as a tied one, which shares its bytes.
                 others.append(pair)
                 continue
@@ -131,8 +134,7 @@ class LoadPlan:
             kind = unusual(tensor)
             if kind:
                 return self._differ(where, f"{whose} is {kind}: load it without into=")
-        reach = (int(saved.storage_offset()) + _extent(saved)) * int(saved.element_size())
-        if reach > saved.untyped_storage().nbytes():
+        if reach_of(saved) > saved.untyped_storage().nbytes():
             return self._differ(where, "the saved tensor reaches beyond its storage")
         if target.is_meta:
             return self._differ(where, "the target is on the meta device, which has no memory")
@@ -143,18 +145,35 @@ class LoadPlan:
 
 
 def load_into(
-    file: VerifiedFile, target: Any, load: Callable[[Any], Any], refuse: Callable[[str], Exception]
+    file: VerifiedFile, target: Any, load: Callable[..., Any], refuse: Callable[[str], Exception]
 ) -> None:
-    """Fills `target` from a file, or raises refuse(why) before anything is changed. load(map_location)
+    """Fills `target` from a file, or raises refuse(why) before anything is changed. load(map_location[, records])
     unpickles it.
     """
-    plan = LoadPlan(load("meta"), target)
+    records = records_of(file)
+    saved = try_meta(load, records) if records else None
+    plan = LoadPlan(load("cpu") if saved is None else saved, target)
     if plan.differences:
         raise refuse(plan.summary())
-    if plan.offsets_known:
+    if saved is None:
+        plan.copy()
+    elif plan.offsets_known(records):
         plan.read(file)
     else:
         LoadPlan(load("cpu"), target).copy()
+
+
+def try_meta(load: Callable[..., Any], records: Records) -> Any:
+    """Returns load("meta", records); None if the file holds what cannot be made there, such as a class that computes
+    with its tensors when it is made, or what does not fit its records.
+    """
+    try:
+        return load("meta", records)
+    except (errors.CkptdError, OSError):
+        raise
+    except Exception as error:
+        _log.debug("ckptd: the file cannot be loaded without its bytes: %s", error)
+        return None
 
 
 def _below(where: str, key: Any) -> str:
@@ -184,6 +203,21 @@ def offset_of(saved: Any) -> Optional[int]:
     """Returns where in the file a tensor's first element begins; None if this version of torch does not tell."""
     begin = getattr(saved.untyped_storage(), "_checkpoint_offset", None)
     return None if begin is None else int(begin) + int(saved.storage_offset()) * int(saved.element_size())
+
+
+def _is_in(sizes: Mapping[int, int], saved: Any) -> bool:
+    """Returns whether the storage of a tensor is exactly one of the file's."""
+    if offset_of(saved) is None:
+        return False
+    storage = saved.untyped_storage()
+    size = int(storage.nbytes())
+    return size == 0 or sizes.get(int(storage._checkpoint_offset)) == size
+
+
+def reach_of(tensor: Any) -> int:
+    """Returns how many bytes of its storage a tensor needs, from the storage's first one on."""
+    extent = _extent(tensor)
+    return (int(tensor.storage_offset()) + extent) * int(tensor.element_size()) if extent else 0
 
 
 def _extent(tensor: Any) -> int:

@@ -2,15 +2,17 @@
 
 from typing import Any, Optional
 
+from ckptd._torch.archive_records import Records, sizes_of
 from ckptd._torch.rebuilt_state import rebuild
 
 
-def map_tensors(saved: Any, image: Any) -> Optional[Any]:
+def map_tensors(saved: Any, image: Any, records: Records) -> Optional[Any]:
     """Replaces the tensors of a state by tensors over a buffer.
 
     Args:
         saved: the file, unpickled to the meta device. Its containers are changed in place.
         image: the buffer with the bytes of the file.
+        records: where the file's storages lie.
 
     Returns:
         As rebuild().
@@ -20,4 +22,4 @@ def map_tensors(saved: Any, image: Any) -> Optional[Any]:
     def storage_at(begin: int, size: int) -> Any:
         return torch.frombuffer(image, dtype=torch.uint8, count=size, offset=begin).untyped_storage()
 
-    return rebuild(saved, len(image), storage_at)
+    return rebuild(saved, len(image), sizes_of(records), storage_at)

@@ -5,10 +5,11 @@ from typing import Any, List, Optional, Tuple
 
 from ckptd._memory import native
 from ckptd._reading.verified_file import VerifiedFile
+from ckptd._torch.archive_records import Records, sizes_of
 from ckptd._torch.rebuilt_state import rebuild
 
 
-def read_new_tensors(saved: Any, file: VerifiedFile) -> Optional[Any]:
+def read_new_tensors(saved: Any, file: VerifiedFile, records: Records) -> Optional[Any]:
     """Makes new tensors for a state, and reads them from its file.
 
     All memory is allocated before any of it is touched. So the kernel can use huge pages, and the threads that
@@ -16,6 +17,7 @@ def read_new_tensors(saved: Any, file: VerifiedFile) -> Optional[Any]:
 
     Args:
         saved: the file, unpickled to the meta device. Its containers are changed in place.
+        records: where the file's storages lie.
 
     Returns:
         As rebuild().
@@ -29,7 +31,7 @@ def read_new_tensors(saved: Any, file: VerifiedFile) -> Optional[Any]:
         pieces.append((begin, storage.data_ptr(), size))
         return storage
 
-    state = rebuild(saved, file.size, storage_at)
+    state = rebuild(saved, file.size, sizes_of(records), storage_at)
     pieces.sort()
     if state is None or any(begin + size > after for (begin, _, size), (after, _, _) in zip(pieces, pieces[1:])):
         return None

@@ -1,82 +1,117 @@
 """A state as it was saved, with its tensors in memory that the caller provides."""
 
-from typing import Any, Callable, Dict, List, Optional
+import collections
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from ckptd import errors
-from ckptd._torch.load_into import offset_of, unusual
+from ckptd._torch.load_into import reach_of, unusual
+
+
+_DICTS = (dict, collections.OrderedDict, collections.Counter)
 
 
 class _UnsupportedError(Exception):
     """The state holds something that cannot be rebuilt."""
 
 
-def rebuild(saved: Any, file_size: int, storage_at: "Callable[[int, int], Any]") -> Optional[Any]:
+def rebuild(
+    saved: Any, file_size: int, sizes: Mapping[int, int], storage_at: "Callable[[int, int], Any]"
+) -> Optional[Any]:
     """Replaces the tensors of a state by tensors over other storages.
 
-    Tensors that shared a storage still share it.
+    Tensors that shared a storage still share it. Every object of the state is visited, and one of a class that is not
+    known here ends it: it could hold a tensor that would stay without bytes.
 
     Args:
         saved: the file, unpickled to the meta device. Its containers are changed in place.
         file_size: in bytes.
+        sizes: of the file's storages in bytes, by their offset in the file.
         storage_at: returns the storage for the bytes at (offset in the file, size), which is called once for
             each offset.
 
     Returns:
-        The state, or None if it holds something that cannot be rebuilt, or this version of torch does not tell
-        where in the file the bytes are. Then `saved` may be half changed and must not be used.
+        The state, or None if it holds something that cannot be rebuilt, or a tensor whose storage
+        is not one of the file's. Then `saved` may be half changed and must not be used: load the file with torch.load.
 
     Raises:
         Corrupt: the file is too short for its tensors.
     """
     try:
-        return _Rebuilder(file_size, storage_at).rebuild(saved)
-    except _UnsupportedError:
+        return _Rebuilder(file_size, sizes, storage_at).rebuild(saved)
+    except (_UnsupportedError, RecursionError):
         return None
 
 
 class _Rebuilder:
-    def __init__(self, file_size: int, storage_at: "Callable[[int, int], Any]") -> None:
+    def __init__(self, file_size: int, sizes: Mapping[int, int], storage_at: "Callable[[int, int], Any]") -> None:
+        import torch
+
         self._file_size = file_size
+        self._sizes = sizes
         self._storage_at = storage_at
         self._storages: Dict[int, Any] = {}  # By their offset in the file.
-        self._done: Dict[int, Any] = {}  # By id(), so that an object that occurs twice stays one.
+        # By id(), so that an object that occurs twice stays one. None: a tuple that is being rebuilt.
+        self._done: Dict[int, Any] = {}
         self._originals: List[Any] = []  # Kept, so that no id is reused.
+        # These hold no other objects. Exactly these classes: an object of a subclass may have attributes.
+        self._plain = frozenset(
+            (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device)
+        )
 
     def rebuild(self, saved: Any) -> Any:
         import torch
 
-        if saved is None or isinstance(saved, (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)):
+        kind = type(saved)
+        if kind in self._plain:
             return saved
         if id(saved) in self._done:
-            return self._done[id(saved)]
+            made = self._done[id(saved)]
+            if made is None:
+                raise _UnsupportedError  # A tuple inside of itself.
+            return made
+        self._originals.append(saved)
+        # Before what they hold: a list or a dict may be inside of itself.
+        self._done[id(saved)] = saved if kind is list or kind in _DICTS else None
         if isinstance(saved, torch.Tensor):
             made = self._tensor(saved)
-        elif isinstance(saved, dict):
-            for key, value in saved.items():
-                saved[key] = self.rebuild(value)
-            made = saved
-        elif type(saved) is list:
+        elif kind is list:
             saved[:] = [self.rebuild(value) for value in saved]
             made = saved
-        elif type(saved) is tuple:
-            made = tuple(self.rebuild(value) for value in saved)
-        elif type(saved) in (set, frozenset):
+        elif kind is tuple:
+            made = tuple([self.rebuild(value) for value in saved])
+        elif kind in _DICTS:
+            for key, value in saved.items():
+                self._check_unchanged(key)
+                saved[key] = self.rebuild(value)
+            if kind is not dict:  # It may have attributes, such as the _metadata of a model.
+                self.rebuild(saved.__dict__)
+            made = saved
+        elif kind in (set, frozenset):
             for value in saved:
-                if isinstance(value, torch.Tensor):
-                    raise _UnsupportedError
+                self._check_unchanged(value)
             made = saved
         else:
             raise _UnsupportedError
-        self._originals.append(saved)
         self._done[id(saved)] = made
         return made
+
+    def _check_unchanged(self, saved: Any) -> None:
+        """Raises _UnsupportedError if an object, which is hashed, is or holds a tensor."""
+        if type(saved) in (tuple, frozenset):
+            for value in saved:
+                self._check_unchanged(value)
+        elif type(saved) not in self._plain:
+            raise _UnsupportedError
 
     def _tensor(self, saved: Any) -> Any:
         import torch
 
-        if unusual(saved) or offset_of(saved) is None:
+        # Attributes, and hooks that a file may hold, would be lost.
+        if unusual(saved) or saved.__dict__ or saved._backward_hooks:
             raise _UnsupportedError
         storage = self._storage(saved.untyped_storage())
+        if reach_of(saved) > storage.nbytes():  # set_() would give the storage other memory.
+            raise _UnsupportedError
         with torch.no_grad():
             made = torch.empty(0, dtype=saved.dtype)
             made.set_(storage, saved.storage_offset(), saved.shape, saved.stride())
@@ -87,9 +122,13 @@ class _Rebuilder:
     def _storage(self, saved: Any) -> Any:
         import torch
 
-        begin, size = int(saved._checkpoint_offset), int(saved.nbytes())
+        begin, size = getattr(saved, "_checkpoint_offset", None), int(saved.nbytes())
+        if begin is None:  # It was saved without bytes.
+            raise _UnsupportedError
         if size == 0:
             return torch.UntypedStorage(0)
+        if self._sizes.get(begin) != size:
+            raise _UnsupportedError
         if begin not in self._storages:
             if begin + size > self._file_size:
                 raise errors.Corrupt(
