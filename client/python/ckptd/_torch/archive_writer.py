@@ -113,7 +113,8 @@ def _lay_out(
     owners = (obj, records, glue_owner, pickled)
     fill = filler(on_devices, deferred_records, deferred)
     formats = None
-    if counts_non_finite:
+    # A record of several dtypes, or of unknown ones, is not one array of numbers: its tensors are counted singly.
+    if counts_non_finite and all(record.dtype is not None for record in in_memory):
         formats = array("B", bytes(len(offsets) - len(in_memory)))
         formats.extend(_format_of(record.dtype) for record in in_memory)
     return PiecesImage(layout.size, Pieces(offsets, sources, lengths), owners, fill, formats)

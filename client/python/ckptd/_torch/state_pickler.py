@@ -61,7 +61,7 @@ class Record(NamedTuple):
     storage: Any
     begin: int
     end: int
-    dtype: Any = None  # Of the tensors that use it; None if bytes alone are known of.
+    dtype: Any = None  # Of the tensors that use it; None if it is not known, or they are of several dtypes.
 
 
 class PickledState(NamedTuple):
@@ -115,6 +115,7 @@ class _Pickler(pickle.Pickler):
         self._dtypes: Dict[int, Any] = {}  # Address -> dtype.
         self._whole: Set[int] = set()  # Storages whose bytes are all used, or whose user does not tell which.
         self._used: Dict[int, List[Interval]] = {}  # The used bytes of the other storages.
+        self._largest: Dict[int, int] = {}  # The largest element that tensors have in them, in bytes.
 
     def run(self, obj: Any) -> bytes:
         self.dump(obj)
@@ -135,14 +136,18 @@ class _Pickler(pickle.Pickler):
             dtype, count = obj.dtype, obj._size()
             kind = getattr(torch, obj._pickle_storage_type())
         elif torch.is_storage(obj):
-            storage, dtype, count = obj, torch.uint8, obj.nbytes()
+            storage, dtype, count = obj, None, obj.nbytes()
             kind = torch.serialization.normalize_storage_type(type(obj))
         else:
             return None
-        self._check_dtype(storage, dtype)
+        self._check_dtype(storage, dtype or torch.uint8)
         identity = storage._cdata
         self._whole.add(identity)
-        size = 0 if storage.device.type == "meta" else storage.nbytes()
+        size = storage.nbytes()
+        if storage.device.type == "meta":
+            size = 0
+        elif dtype is not None:
+            size = count * dtype.itemsize
         return ("storage", kind, self._key(identity, storage, 0, size, dtype), _location(storage), count)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -179,22 +184,24 @@ class _Pickler(pickle.Pickler):
             item = dtype.itemsize
             begin, end = self._component(identity, offset * item)
             reference = self._references.get((identity, begin))
-            if reference is None:
+            if reference is None or reference[4] is not dtype:
                 self._check_dtype(storage, dtype)
                 reference = self._refer(storage_type, dtype, (identity, begin), storage, begin, end)
-            offset = max(0, offset - begin // item)  # A tensor without elements may begin anywhere.
+            # begin is a multiple of item. A tensor without elements may begin anywhere.
+            offset = max(0, offset - begin // item)
         else:
             reference = self._references.get(identity)
-            if reference is None:
+            if reference is None or reference[4] is not dtype:
                 size = storage.nbytes()
+                if storage_type is not _UntypedStorage:
+                    # torch counts elements, and loads no storage of another size. No tensor has the bytes after them.
+                    size -= size % dtype.itemsize
                 self._check_dtype(storage, dtype)
                 reference = self._refer(storage_type, dtype, identity, storage, 0, size)
                 if tensor.nbytes == size:
                     self._whole.add(identity)
             if identity not in self._whole:
                 self._use(identity, tensor, offset)
-        if reference[4] is not dtype:
-            self._check_dtype(storage, dtype)
         # tuple(), as torch does: a torch.Size would be pickled as a torch.Size.
         arguments: Tuple[Any, ...] = (
             reference,
@@ -226,12 +233,17 @@ class _Pickler(pickle.Pickler):
                 break
             last += (count - 1) * step
         self._used.setdefault(identity, []).append((offset * item, (last + 1) * item))
+        self._largest[identity] = max(item, self._largest.get(identity, 0))
 
     def _key(self, place: Any, storage: Any, begin: int, end: int, dtype: Any) -> str:
         key = self._keys.get(place)
         if key is None:
             key = self._keys[place] = str(len(self.records))
             self.records.append(Record(storage, begin, end, dtype))
+        else:
+            record = self.records[int(key)]
+            if record.dtype is not dtype:
+                self.records[int(key)] = record._replace(dtype=None)
         return key
 
     def _check_dtype(self, storage: Any, dtype: Any) -> None:
@@ -259,7 +271,10 @@ class _Pickler(pickle.Pickler):
         for identity, intervals in self._used.items():
             if identity in self._whole:
                 continue
-            merged = _merge(intervals)
+            # The offset of a tensor in its record is a number of its elements, so a record begins where an element
+            # of every dtype may begin. Sizes of elements are powers of two.
+            largest = self._largest[identity]
+            merged = _merge([(begin - begin % largest, end) for begin, end in intervals if begin < end])
             used = sum(end - begin for begin, end in merged)
             if used < self.records[int(self._keys[identity])].end * (1 - _TOLERATED_WASTE):
                 found[identity] = merged
@@ -271,14 +286,12 @@ def _location(storage: Any) -> str:
 
 
 def _merge(intervals: List[Interval]) -> List[Interval]:
-    """Joins intervals that overlap or touch, and drops empty ones.
+    """Joins intervals that overlap or touch.
 
     So no byte is saved twice, and tensors that shared memory still share it.
     """
     merged: List[Interval] = []
     for begin, end in sorted(intervals):
-        if begin == end:
-            continue
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
