@@ -1,6 +1,7 @@
 """Lightning's Trainer with ckptd's CheckpointIO."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -96,3 +97,29 @@ def test_what_was_saved_before_the_job_was_killed_is_committed_and_resumed(train
     resumed, _ = trainer.do(f"fit({root + '/killed'!r}, 6, resume={root + '/killed/step=4.ckpt'!r}, kept=-1)", 120)
     assert resumed == whole
     assert checkpoints(root + "/killed") == ["step=2.ckpt", "step=4.ckpt", "step=6.ckpt"]
+
+
+def test_link_is_resumed_from_verified_and_a_copy_without_its_manifest_with_a_warning(trainer, root):
+    whole, _ = trainer.do(f"fit({root + '/whole'!r}, 6)", 120)
+    trainer.do(f"fit({root + '/part'!r}, 4)", 120)
+    os.symlink("step=4.ckpt", root + "/part/best.ckpt")
+    resumed, _ = trainer.do(f"fit({root + '/part'!r}, 6, kept=-1, resume={root + '/part/best.ckpt'!r})", 120)
+    assert resumed == whole
+    shutil.copytree(root + "/part/step=4.ckpt", root + "/copy.ckpt", ignore=shutil.ignore_patterns(".ckptd"))
+    trainer.do(
+        "import logging; said = []; handler = logging.Handler(); handler.emit = lambda record: said.append(record.getMessage())\n"
+        "logging.getLogger('ckptd').addHandler(handler)"
+    )
+    resumed, _ = trainer.do(f"fit({root + '/other'!r}, 6, resume={root + '/copy.ckpt'!r})", 120)
+    assert resumed == whole
+    assert [text for text in trainer.do("said") if root + "/copy.ckpt" in text and "read unverified" in text]
+    shutil.copytree(root + "/copy.ckpt", root + "/part/copy.ckpt")
+    error = trainer.fails(f"fit({root + '/other'!r}, 6, resume={root + '/part/copy.ckpt'!r})", 120)
+    assert error.kind == "Corrupt" and "written by ckptd" in error.message
+    flipped = root + "/part/step=4.ckpt/checkpoint.ckpt"
+    with open(flipped, "r+b") as file:
+        file.seek(os.path.getsize(flipped) // 2)
+        byte = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte[0] ^ 1]))
+    assert trainer.fails(f"fit({root + '/part'!r}, 6, resume={root + '/part/best.ckpt'!r})", 120).kind == "Corrupt"

@@ -4,6 +4,7 @@ killed.
 
 import itertools
 import os
+import shutil
 import signal
 
 import nxd_job
@@ -197,6 +198,26 @@ def test_without_topology_all_ranks_are_data_parallel_and_load_with_other_world_
         f"dp_rank_{dp:02d}_tp_rank_00_pp_rank_00.pt" for dp in range(3)
     ]
     assert together(fewer, wrong(1, True, tag=False)) == [[], []]
+
+
+def test_link_to_a_tag_is_loaded_verified_and_a_tag_without_its_manifest_is_refused(launch, root, daemon):
+    ranks = launch("a", 2, "tp=2, dp=1")
+    ready(ranks)
+    together(ranks, save(1, True, False, True))
+    os.symlink("step_1", f"{root}/best")
+    linked = 'nxd_job.loaded_wrong(nxd, root, 1, where, True, "best")'
+    assert together(ranks, linked) == [[], []]
+    shutil.copytree(f"{root}/step_1", f"{root}/copy", ignore=shutil.ignore_patterns(".ckptd"))
+    for error in together_failing(ranks, linked.replace("best", "copy")):
+        assert error.kind == "Corrupt" and "written by ckptd, and its manifest" in error.message
+    daemon.kill()  # It has the bytes in memory, too.
+    daemon.restart()
+    name = f"{root}/step_1/optim/dp_rank_00_tp_rank_00_pp_rank_00.pt"
+    with open(name, "r+b") as file:
+        file.seek(100)
+        file.write(b"\xff\xff")
+    errors = together_failing(ranks, linked)
+    assert "Corrupt" in {error.kind for error in errors}, errors
 
 
 def test_torch_alone_can_read_the_layout(launch, root):

@@ -44,6 +44,7 @@ def root(tmp_path: pathlib.Path) -> pathlib.Path:
     (tmp_path / "not_ours").mkdir()
     (tmp_path / "a_file").write_text("x")
     (tmp_path / "link").symlink_to("step_2")
+    (tmp_path / "link_to_a_file").symlink_to("a_file")
     return tmp_path
 
 
@@ -230,7 +231,7 @@ def test_renamed_checkpoint_is_not_listed_under_its_new_name(root: pathlib.Path)
 
 
 @pytest.mark.parametrize(
-    "tag", ["nothing", "not_ours", "a_file", "link", "", ".", "..", ".ckptd", "../x", "step_2/deep", "x\0y"]
+    "tag", ["nothing", "not_ours", "a_file", "link_to_a_file", "", ".", "..", ".ckptd", "../x", "step_2/deep", "x\0y"]
 )
 def test_folder_that_is_not_a_checkpoint_is_not_found(root: pathlib.Path, tag: str) -> None:
     with pytest.raises(ckptd.NotFound) as caught:

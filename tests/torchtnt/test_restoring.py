@@ -1,5 +1,6 @@
 """What is restored, and from which checkpoint. TorchTNT 0.2.4 of PyPI."""
 
+import glob
 import os
 import shutil
 
@@ -253,3 +254,19 @@ def test_reader_and_planner_of_the_user_are_used(alone, trained_root):
     alone.do("class Planner(dcp.DefaultLoadPlanner):\n    calls = 0\n    def finish_plan(self, plan):\n        Planner.calls += 1\n        return super().finish_plan(plan)")
     alone.do(f"u = Unit(); CheckpointSaver.restore({path!r}, u, planner=Planner(), storage_reader=dcp.FileSystemReader({path!r}))")
     assert alone.do("Planner.calls, u.train_progress.num_steps_completed") == [1, 2]
+
+
+def test_newest_checkpoint_without_its_manifest_or_with_a_damaged_one_is_passed_over(launch, root, trained_root):
+    (alone,) = launch(1).processes
+    alone.do("states.leave()")
+    shutil.copytree(trained_root, root, dirs_exist_ok=True, symlinks=True)
+    shutil.rmtree(root + "/.ckptd")
+    os.mkdir(root + "/.ckptd")  # A root of ckptd, which no daemon has open.
+    shutil.rmtree(*glob.glob(root + "/epoch_2_*"))
+    (newest,) = glob.glob(root + "/epoch_1_train_step_6*")
+    os.truncate(newest + "/.ckptd/manifest", 20)
+    alone.do(f"unit = Unit(); assert {LATEST}({root!r}, unit)", 60)
+    assert alone.do("unit.train_progress.num_steps_completed") == 5
+    shutil.rmtree(newest + "/.ckptd")
+    alone.do(f"unit = Unit(); assert {LATEST}({root!r}, unit)", 60)
+    assert alone.do("unit.train_progress.num_steps_completed") == 5

@@ -8,13 +8,13 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ckptd import errors
+from ckptd._checkpoint_paths import is_committed
 from ckptd._node_client import NodeClient
 from ckptd._saving.save import Save
 from ckptd.restore import Checkpoint, open_root
 from ckptd.run import Run
 
 _log = logging.getLogger("ckptd")
-_MANIFEST = os.path.join(".ckptd", "manifest")
 
 
 class Settings(NamedTuple):
@@ -106,7 +106,7 @@ class Process:
 
     def run(self, root: str, rank: Optional[int] = None, world_size: Optional[int] = None) -> Run:
         """Returns the run of a root, joined at the first use. rank, world_size: by default those of the job."""
-        group = self.group()
+        group, root = self.group(), os.path.realpath(root)
         with self._lock:
             joined = self._runs.get(root)
             is_another = joined is None or joined.group is not group or joined.directory != _directory(root)
@@ -127,19 +127,27 @@ class Process:
         return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
 
     def open(self, place: Place, use_daemon: bool = True) -> Optional[Checkpoint]:
-        """Opens a checkpoint, after the saves of it that are in flight; None if ckptd has not committed it."""
+        """Opens a checkpoint, after the saves of it that are in flight. Follows links.
+
+        Returns:
+            None if ckptd has not committed it: nothing is there, or what another program has written.
+
+        Raises:
+            errors.Corrupt: ckptd has written it, and its manifest is damaged or missing.
+        """
         self.await_place(place)
-        run = self.run_to_read(place.root) if use_daemon else None
-        if run is not None:
-            return _open_with(run, place, self.settings.timeout)
-        if not os.path.exists(os.path.join(place.path, _MANIFEST)):
-            return None
-        return open_root(place.root).open(place.tag)
+        real = _real(place)
+        run = self.run_to_read(real.root) if use_daemon else None
+        opened = _open_with(run, real, self.settings.timeout) if run is not None else None
+        if opened is not None:
+            return opened
+        # Also with a daemon: it knows only checkpoints that lie in their own root under their own name.
+        return open_root(real.root).open(real.tag) if is_committed(real.path) else None
 
     def run_to_read(self, root: str) -> Optional[Run]:
         """Returns the run to read with; None to read without a daemon."""
         with self._lock:
-            is_joined = root in self._runs
+            is_joined = os.path.realpath(root) in self._runs
         if not is_joined and not (os.path.isdir(os.path.join(root, ".ckptd")) and self._client.finds_daemon()):
             return None
         try:
@@ -167,7 +175,7 @@ class Process:
         """Remembers a save, which is waited for before it is loaded and at the end of the process."""
         with self._lock:
             self._in_flight = [(there, other) for there, other in self._in_flight if not _has_ended(other)]
-            self._in_flight.append((place, save))
+            self._in_flight.append((_real(place), save))
             if not self._at_exit:
                 self._at_exit = True
                 atexit.register(self._end)
@@ -175,7 +183,7 @@ class Process:
     def add_failure(self, place: Place, error: BaseException) -> None:
         """Adds a failure to those of the root's run, unless the run has heard of it by itself."""
         with self._lock:
-            joined = self._runs.get(place.root)
+            joined = self._runs.get(os.path.realpath(place.root))
         if joined is not None and not any(known.tag == place.tag for known in joined.run.failures()[-1:]):
             failed = errors.CheckpointFailed(f"{place.tag}: {error}", reason="SAVE_ABORTED", tag=place.tag)
             joined.run._membership.add_failure(failed)
@@ -196,16 +204,17 @@ class Process:
 
     def is_saving(self, root: str) -> bool:
         """Returns whether a save of a root has not ended."""
+        root = os.path.realpath(root)
         return any(there.root == root and not _has_ended(save) for there, save in self._of_flight())
 
     def await_place(self, place: Place) -> None:
         """Waits until the saves of a place have ended, one way or the other."""
-        deadline = time.monotonic() + self.settings.timeout
+        deadline, place = time.monotonic() + self.settings.timeout, _real(place)
         self._await([save for there, save in self._of_flight() if there == place], deadline)
 
     def await_root(self, root: str) -> None:
         """Waits until the saves of a root have ended, one way or the other."""
-        deadline = time.monotonic() + self.settings.timeout
+        deadline, root = time.monotonic() + self.settings.timeout, os.path.realpath(root)
         self._await([save for there, save in self._of_flight() if there.root == root], deadline)
 
     def await_all(self, deadline: float) -> None:
@@ -227,6 +236,11 @@ class Process:
 
     def _end(self) -> None:
         self.await_all(time.monotonic() + self.settings.timeout)
+
+
+def _real(place: Place) -> Place:
+    """Returns the place without links: two paths of one checkpoint give one place."""
+    return Place(*os.path.split(os.path.realpath(place.path)))
 
 
 def _directory(path: str) -> Optional[Tuple[int, int]]:

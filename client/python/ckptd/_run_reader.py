@@ -12,13 +12,15 @@ from ckptd._paths import directory_path
 from ckptd._reading.read_reports import ReadReporter
 from ckptd._session.connection import Connection
 from ckptd._wire.protocol import messages
-from ckptd.restore import Checkpoint, opened_by_daemon
+from ckptd.restore import Checkpoint, open_root, opened_by_daemon
 
 _PAGE_SIZE = 1000  # Checkpoints in one answer of ListCheckpoints.
 
 
 class RunReader:
     """The checkpoints of one root, as the daemon knows them. Thread-safe."""
+
+    root: str
 
     def __init__(self, access: "Union[Membership, Attachment]") -> None:
         self._access = access
@@ -73,8 +75,8 @@ class RunReader:
         """Opens a committed checkpoint for reading by this process alone. Fences nobody.
 
         Args:
-            tag (str): the checkpoint; ``"latest"`` is the newest one that is not known to be damaged.
-                Default: ``"latest"``
+            tag (str): the checkpoint, or a link to one; ``"latest"`` is the newest one that is not known to be
+                damaged. Default: ``"latest"``
             strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its
                 place. Default: ``False``
             background (bool): read with idle priority, for a reader such as an evaluation beside a job that
@@ -90,6 +92,13 @@ class RunReader:
             Corrupt: see ``strict``; or every checkpoint is damaged.
             Unavailable: no daemon answered within 30 seconds.
         """
+
+        path = os.path.join(self.root, tag)
+        if tag != "latest" and os.path.islink(path):
+            root, linked = os.path.split(os.path.realpath(path))
+            if root != os.path.realpath(self.root):
+                return open_root(root).open(linked, strict=strict, background=background)
+            tag = linked
 
         def ask(joined: Joined) -> Any:
             request = messages.OpenCheckpointRequest(name=f"{joined.run}/checkpoints/{tag}", strict=strict)

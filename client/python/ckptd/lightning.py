@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any, List, Optional
 
+from ckptd._checkpoint_paths import has_manifest, warn_unverified
 from ckptd._node_process import Place, Process, place_of
-from ckptd.restore import open_root
 from ckptd.retention import Keep, keep_of_arguments
 
 __all__ = ["CheckpointIO"]
@@ -68,18 +68,19 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
         self._remove_unwanted()
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: Optional[bool] = None) -> Any:
-        """Loads a checkpoint, and verifies every byte."""
+        """Loads a checkpoint, and verifies every byte; what Lightning itself has saved unverified, with a warning."""
         place = place_of(path)
-        process.await_place(place)
-        if not _is_committed(place):
-            return super().load_checkpoint(path, map_location=map_location, weights_only=weights_only)
-        with open_root(place.root).open(place.tag) as checkpoint:
+        opened = process.open(place, use_daemon=False)
+        if opened is None:
+            warn_unverified(place.path)
+            return super().load_checkpoint(_file_in(place), map_location=map_location, weights_only=weights_only)
+        with opened as checkpoint:
             return checkpoint.load(_FILE, map_location=map_location, weights_only=weights_only is not False)
 
     def remove_checkpoint(self, path: Any) -> None:
         """Removes a checkpoint, not before those that were saved after it are committed."""
         place = place_of(path)
-        if os.path.lexists(place.path) and not _is_committed(place):
+        if os.path.lexists(place.path) and not has_manifest(place.path):
             super().remove_checkpoint(path)
             return
         self._unwanted.append(place)
@@ -97,5 +98,7 @@ class CheckpointIO(_io.TorchCheckpointIO):  # type: ignore[misc]
                 self._unwanted.append(place)
 
 
-def _is_committed(place: Place) -> bool:
-    return os.path.exists(os.path.join(place.path, ".ckptd", "manifest"))
+def _file_in(place: Place) -> str:
+    """Returns the file to load of what has no manifest: a file of Lightning, or the one in a copied directory."""
+    inside = os.path.join(place.path, _FILE)
+    return inside if os.path.isfile(inside) else place.path

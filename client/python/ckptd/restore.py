@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ckptd import errors
+from ckptd._checkpoint_paths import is_committed
 from ckptd._checkpoint_info import CheckpointInfo, info_of_manifest, info_of_message, info_of_unreadable
 from ckptd._membership.membership import RPC_SECONDS
 from ckptd._memory import native
@@ -510,8 +511,9 @@ class Root:
         """Opens a checkpoint for reading.
 
         Args:
-            tag (str): the checkpoint; ``"latest"`` is the newest one that is neither suspect nor known to be
-                damaged, and ``passed_over`` of the result names the newer ones that are. Default: ``"latest"``
+            tag (str): the checkpoint, or a link to one; ``"latest"`` is the newest one that is neither suspect nor
+                known to be damaged, and ``passed_over`` of the result names the newer ones that are. Default:
+                ``"latest"``
             strict (bool): raise ``Corrupt`` rather than open a damaged checkpoint, or an older one in its
                 place. Default: ``False``
             background (bool): read with idle priority, see :meth:`Run.open`. Default: ``False``
@@ -521,7 +523,7 @@ class Root:
 
         Raises:
             NotFound: there is no such checkpoint.
-            Corrupt: its manifest is damaged, or see ``strict``; or every checkpoint is damaged.
+            Corrupt: its manifest is damaged or missing, or see ``strict``; or every checkpoint is damaged.
             Refused: every checkpoint is suspect, and none was named.
         """
         checkpoint = self._choose(tag, strict)
@@ -567,6 +569,8 @@ class Root:
         path = os.path.join(self.path, name)
         if os.path.basename(path) != name or name.startswith(".") or "\0" in name:
             raise self._missing(name)
+        if os.path.islink(path):
+            return self._open_linked(name)
         try:
             directory = os.open(path, _DIRECTORY)
         except OSError as error:
@@ -575,6 +579,7 @@ class Root:
             summary, records = read_manifest(directory, path)
         except OSError as error:
             os.close(directory)
+            is_committed(path)  # Raises for a checkpoint of ckptd whose manifest is missing.
             raise self._missing(name) from error
         except BaseException:
             os.close(directory)
@@ -583,6 +588,13 @@ class Root:
         said = damage.message if damage is not None and damage.tag == name else ""
         local = _LocalFiles(directory, records, summary.chunk_bytes)
         return Checkpoint(info_of_manifest(summary, records, said), local, threads=native.default_threads(1))
+
+    def _open_linked(self, name: str) -> Checkpoint:
+        real = os.path.realpath(os.path.join(self.path, name))
+        root, tag = os.path.split(real)
+        if not os.path.isdir(real):  # The link leads to nothing, to a file, or in a circle.
+            raise self._missing(name)
+        return Root(root)._open(tag, read_damages(root))
 
     def __repr__(self) -> str:
         return f"<ckptd.Root {self.path}>"

@@ -18,7 +18,7 @@ from typing import List, Sequence, Tuple
 _MAX32 = 0xFFFFFFFF
 _ALIGNMENT = 64
 _ROOT = b"archive/"
-_SERIALIZATION_ID = b"0" * 40  # Any 40 digits will do: torch only logs them.
+SERIALIZATION_ID = b"0" * 40  # Any 40 digits will do: torch only logs them.
 
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
 _CENTRAL = struct.Struct("<IHHHHHHIIIHHHHHII")
@@ -70,7 +70,7 @@ class Layout:
                 self._hole(size)
                 self._describe(size, 0)
         self._small(b"version", b"3\n")
-        self._small(b".data/serialization_id", _SERIALIZATION_ID)
+        self._small(b".data/serialization_id", SERIALIZATION_ID)
 
         directory, count = b"".join(self._central), len(self._central)
         self._crc_at.append(len(self.glue) + 16)  # The pickle's entry is the first.

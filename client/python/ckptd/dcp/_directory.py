@@ -10,10 +10,10 @@ import shutil
 from typing import List, Optional
 
 from ckptd import errors
+from ckptd._checkpoint_paths import has_manifest
 from ckptd.dcp._names import METADATA_FILE
 from ckptd.dcp._process import Place
 
-_MANIFEST = os.path.join(".ckptd", "manifest")
 _ASIDE = ".replaced"  # Ends the name under which a directory is set aside.
 
 
@@ -45,7 +45,7 @@ def make_way(place: Place, overwrite: Optional[bool]) -> None:
     path = place.path
     with contextlib.suppress(OSError):
         os.rmdir(path)
-    if not os.path.lexists(path) or os.path.exists(os.path.join(path, _MANIFEST)):
+    if not os.path.lexists(path) or has_manifest(path):
         return
     if overwrite and _is_of_dcp(path):
         os.rename(path, _aside(place))
@@ -66,7 +66,7 @@ def settle(place: Place) -> None:
     No-op if nothing was set aside.
     """
     aside = _aside(place)
-    if os.path.exists(os.path.join(place.path, _MANIFEST)):
+    if has_manifest(place.path):
         shutil.rmtree(aside, ignore_errors=True)
     elif os.path.isdir(aside) and not os.path.lexists(place.path):
         os.rename(aside, place.path)

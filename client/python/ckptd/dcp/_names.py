@@ -45,6 +45,11 @@ def elements_of(info: Any) -> Optional[int]:
     return found if isinstance(found, int) else None
 
 
+def is_of_ckptd(metadata: Metadata) -> bool:
+    """Returns whether ckptd has written the files that the metadata describes. False if none holds a tensor."""
+    return any(elements_of(info) is not None for info in (metadata.storage_data or {}).values())
+
+
 class MetadataPickle:
     """Pickles metadata again and again with another storage_meta; the rest, which may be large, once."""
 

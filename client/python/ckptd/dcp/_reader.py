@@ -12,6 +12,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from ckptd import errors
+from ckptd._checkpoint_paths import is_in_root, manifest_missing, warn_unverified
 from ckptd.dcp import _directory, _names, _safetensors
 from ckptd.dcp._process import place_of, process
 from ckptd.dcp._slices import SliceReader
@@ -22,15 +24,17 @@ class Reader(StorageReader):
     """Loads a checkpoint through ckptd: ``dcp.load(state, storage_reader=Reader("/ckpts/step-10"))``.
 
     It reads only the bytes that this rank's plan needs, from the daemon's memory where they still are, and
-    verifies every one. It waits for a save of this checkpoint that is in flight. What DCP's own writer has
-    written it reads as DCP does. It reads both formats: DCP's own, and safetensors files.
+    verifies every one. It waits for a save of this checkpoint that is in flight. The path may have links. What
+    DCP's own writer has written it reads as DCP does, unverified, with a warning in the log. It reads both
+    formats: DCP's own, and safetensors files.
 
     Args:
         path (str or os.PathLike): the checkpoint's directory. ``checkpoint_id`` of the call replaces it.
         daemon (bool): ``False`` reads the disk, without a daemon. Default: ``True``
 
     Raises:
-        ckptd.Corrupt: bytes are not those that were saved. What the load was to fill may be half filled.
+        ckptd.Corrupt: bytes are not those that were saved, and what the load was to fill may be half filled; or
+            ckptd has written the checkpoint, and its manifest is missing.
     """
 
     def __init__(self, path: "str | os.PathLike[str]", _extension_registry: Any = None, *, daemon: bool = True) -> None:
@@ -41,6 +45,7 @@ class Reader(StorageReader):
         self._checkpoint: Optional[Checkpoint] = None
         self._stock: Optional[FileSystemReader] = None  # For what DCP's own writer has written.
         self._metadata: Optional[Metadata] = None
+        self._failed: Optional[errors.CkptdError] = None  # Of read_metadata().
 
     def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
         """Begins another load; of ``checkpoint_id``, if that is given."""
@@ -50,20 +55,39 @@ class Reader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Opens the checkpoint and reads its metadata; that of one rank, if ``rank`` is given."""
+        if self._failed is not None and "rank" in kwargs:
+            # dcp.load() tries this next, and would raise an AssertionError if it failed, too.
+            # set_up_storage_reader(), which it calls then, raises the error itself.
+            return Metadata({})
+        try:
+            return self._open_and_read(*args, **kwargs)
+        except (errors.Corrupt, errors.Refused) as error:
+            self._failed = error
+            raise
+
+    def _open_and_read(self, *args: Any, **kwargs: Any) -> Metadata:
         if self._checkpoint is None and self._stock is None:
             self._checkpoint = process.open(self._place, self._use_daemon)
             if self._checkpoint is None:
-                self._stock = self._stock_reader(_directory.readable(self._place))
+                path = _directory.readable(self._place)
+                warn_unverified(path)
+                self._stock = self._stock_reader(path)
         if self._checkpoint is None:
             assert self._stock is not None
-            return self._stock.read_metadata(*args, **kwargs)
+            metadata = self._stock.read_metadata(*args, **kwargs)
+            if is_in_root(self._place.path) and _names.is_of_ckptd(metadata):
+                raise manifest_missing(self._place.path)
+            return metadata
         metadata = self._read_metadata(self._checkpoint, _names.metadata_file(kwargs.get("rank")))
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Takes over the metadata."""
+        """Takes over the metadata. Raises what read_metadata() has raised, if it failed."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
         self._metadata = metadata
         if self._stock is not None:
             self._stock.set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
@@ -126,6 +150,7 @@ class Reader(StorageReader):
 
     def _close(self) -> None:
         checkpoint, self._checkpoint, self._stock, self._metadata = self._checkpoint, None, None, None
+        self._failed = None
         if checkpoint is not None:
             checkpoint.close()
 

@@ -8,6 +8,7 @@ import os
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ckptd import errors
+from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd.deepspeed import _names, _universal
 from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process
@@ -22,7 +23,7 @@ _LATEST = "latest"
 class Opened:
     """A checkpoint while an engine loads it; a context manager. What this rank needs is loaded before the engine asks.
 
-    If ckptd has not committed it, load() reads as DeepSpeed does.
+    If ckptd has not committed it, load() reads as DeepSpeed does, and a warning in the log says so.
     """
 
     def __init__(self, place: Place) -> None:
@@ -34,6 +35,8 @@ class Opened:
     def load_files(self, engine: Any, arguments: Mapping[str, Any]) -> None:
         """Loads the files that this rank's engine will ask for. arguments: those of load_checkpoint()."""
         self._checkpoint = process.open(self.place)
+        if self._checkpoint is None:
+            warn_unverified(self.place.path)
         self._resharded = reshard(engine, arguments, Files(self.place.path, self._checkpoint)) or self._resharded
         if self._checkpoint is not None:
             for name in needed_files(engine, arguments, self._checkpoint.files):
@@ -86,12 +89,13 @@ def _with_own_containers(value: Any) -> Any:
 def read_file(path: str, map_location: Any) -> Any:
     """Loads one file: verified if ckptd has committed it, else as DeepSpeed does."""
     place = _names.place_of_file(path)
-    opened = process.open(place) if _names.is_committed(place) else None
+    opened = process.open(place) if is_committed(place.path) else None
     if opened is not None:
         with opened as checkpoint:
             return checkpoint.load(os.path.basename(path), map_location=map_location, weights_only=False)
     import torch
 
+    warn_unverified(place.path)
     return torch.load(path, map_location=map_location, weights_only=False)
 
 

@@ -7,8 +7,6 @@ from typing import Any, Optional
 from ckptd._torch import archive_writer
 from ckptd.deepspeed._process import Place
 
-MANIFEST = os.path.join(".ckptd", "manifest")
-
 
 def check_directory(save_dir: "str | os.PathLike[str]") -> None:
     """Raises ValueError for a URL."""
@@ -28,11 +26,6 @@ def file_in(where: Place, path: str) -> Optional[str]:
     if name == ".":
         return ""
     return None if name.split(os.sep)[0] == ".." else name
-
-
-def is_committed(where: Place) -> bool:
-    """Returns whether ckptd has committed the checkpoint that lies there."""
-    return os.path.exists(os.path.join(where.path, MANIFEST))
 
 
 def write_file(path: str, value: Any) -> None:

@@ -15,6 +15,7 @@ import os
 from typing import Any, Mapping, Optional, Sequence, Union
 
 from ckptd import errors
+from ckptd._checkpoint_paths import is_committed
 from ckptd.nxd import _foreign, _install, _loading, _names, _parts, checkpointing
 from ckptd.nxd._errors import NoCheckpoint, NoFile, NoTag
 from ckptd.nxd._process import Job, Settings, process
@@ -260,13 +261,12 @@ def uninstall() -> None:
 
 
 def _load_tag(root: str, tag: str, targets: _loading.LoadTargets) -> Any:
-    if not _foreign.is_ours(root, tag):
+    if not is_committed(os.path.join(root, tag)):
         if not _foreign.may_be_loaded(root, tag):
             raise _nothing(root, tag)
         return _load_foreign(root, tag, targets)
-    job = process.job(root)
     try:
-        opened = job.run.open(tag)
+        job, opened = process.open(os.path.join(root, tag))
     except errors.NotFound as error:  # It has just been removed.
         raise _nothing(root, tag) from error
     with opened as checkpoint:

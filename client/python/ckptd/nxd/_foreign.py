@@ -3,10 +3,10 @@
 import os
 from typing import List, NamedTuple
 
+from ckptd._checkpoint_paths import has_manifest
 from ckptd.nxd import _names
 
 _OURS = ".ckptd"
-_MANIFEST = os.path.join(_OURS, "manifest")
 
 
 class Finished(NamedTuple):
@@ -49,7 +49,7 @@ def is_root_of_ckptd(root: str) -> bool:
 
 def is_ours(root: str, tag: str) -> bool:
     """Returns whether ckptd committed the tag."""
-    return os.path.exists(os.path.join(root, tag, _MANIFEST))
+    return has_manifest(os.path.join(root, tag))
 
 
 def _with_marker(root: str) -> List[Finished]:

@@ -20,6 +20,7 @@ from ckptd.nxd import _retention, _store, _topology
 from ckptd.nxd._loading import AllowedClasses
 from ckptd.nxd._sources import Classes
 from ckptd.nxd._topology import Topology
+from ckptd.restore import Checkpoint, open_root
 from ckptd.retention import Keep
 
 _log = logging.getLogger("ckptd")
@@ -103,6 +104,17 @@ class Process:
                 topology = self.topology()
                 self._jobs[root] = Job(self._client.connected(), root, topology, self.settings.commit_timeout)
             return self._jobs[root]
+
+    def open(self, path: str) -> Tuple[Job, Checkpoint]:
+        """Opens what ckptd has committed at a path, which may have links; also what the daemon does not list, such as a
+        renamed checkpoint.
+        """
+        root, tag = os.path.split(os.path.realpath(path))
+        job = self.job(root)
+        try:
+            return job, job.run.open(tag)
+        except errors.NotFound:
+            return job, open_root(root).open(tag)
 
     def topology(self) -> Topology:
         """Returns this rank's coordinates."""

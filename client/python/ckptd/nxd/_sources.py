@@ -8,6 +8,7 @@ import os
 from typing import Any, FrozenSet, Iterator, NamedTuple, Sequence
 
 from ckptd import errors
+from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd.nxd import _pickles
 from ckptd.nxd._errors import NoFile
 from ckptd.restore import Checkpoint
@@ -86,10 +87,16 @@ class Committed(Source):
 
 
 class Foreign(Source):
-    """A folder that NxD wrote. There are no checksums to verify its bytes with."""
+    """A folder that NxD wrote. There are no checksums to verify its bytes with, and a warning in the log says so.
+
+    Raises:
+        errors.Corrupt: ckptd wrote it, and its manifest is missing.
+    """
 
     def __init__(self, root: str, tag: str) -> None:
         self._path = os.path.join(root, tag)
+        is_committed(self._path)
+        warn_unverified(self._path)
         names = []
         for folder, _, files in os.walk(self._path):
             below = os.path.relpath(folder, self._path)

@@ -13,6 +13,7 @@ from typing import Any, Iterator, Optional, Tuple, Union
 
 import torch
 
+from ckptd._checkpoint_paths import is_committed
 from ckptd._torch.deferred_tensors import DeferredTensors
 from ckptd.nxd import _device, _foreign, _install, _names, _parts, _states, _xser
 from ckptd.nxd._errors import NoTag
@@ -114,11 +115,12 @@ def load(
 
 def _load(path: str, target: Any, load_xser: bool, master_dp_only: bool, classes: Classes) -> Any:
     root, tag = os.path.split(path)
-    if not _foreign.is_ours(root, tag):
+    if not is_committed(path):
         if not _foreign.is_there(root, tag):
             raise NoTag(f"there is no checkpoint {path}", reason="NO_CHECKPOINT", tag=tag)
         return _load_from(Foreign(root, tag), target, load_xser, master_dp_only, classes)
-    with process.job(root).run.open(tag) as checkpoint:
+    _, opened = process.open(path)
+    with opened as checkpoint:
         return _load_from(Committed(checkpoint), target, load_xser, master_dp_only, classes)
 
 
