@@ -102,5 +102,12 @@ def test_files_of_other_programs_in_a_root_are_foreign_and_said_to_be_unverified
     ]
 
 
+def test_files_of_another_program_beside_copies_of_ckptds_are_foreign(root: pathlib.Path) -> None:
+    (root / "converted/zero").mkdir(parents=True)
+    shutil.copy(root / "step-1/a.pt", root / "converted/a.pt")
+    torch.save({"w": torch.ones(9)}, root / "converted/zero/w.pt")
+    assert not _checkpoint_paths.is_committed(str(root / "converted"))
+
+
 def test_root_that_is_taken_for_a_checkpoint_is_foreign(root: pathlib.Path) -> None:
     assert not _checkpoint_paths.is_committed(str(root)) and os.path.isdir(root / ".ckptd")

@@ -14,7 +14,7 @@ _log = logging.getLogger("ckptd")
 _OWN = ".ckptd"  # The directory of ckptd in a root, and in a checkpoint.
 _PART = "part-"  # Begins the names of the part records, which are in a checkpoint's directory and in no root's.
 _ARCHIVES = (".pt", ".pth", ".bin", ".ckpt")
-_SAMPLE = 3  # Archives to look into: a save writes all of them.
+_SAMPLE = 64  # Archives to look into, at most.
 _warned: Set[str] = set()
 
 
@@ -36,7 +36,7 @@ def is_committed(path: str) -> bool:
     real = os.path.realpath(path)
     if has_manifest(real):
         return True
-    if _has_part_records(real) or (is_in_root(real) and any(map(_is_archive_of_ckptd, _archives(real)))):
+    if _has_part_records(real) or (is_in_root(real) and _has_archives_of_ckptd(real)):
         raise manifest_missing(path)
     return False
 
@@ -86,6 +86,14 @@ def _archives(path: str) -> Iterator[str]:
                 left -= 1
                 if left == 0:
                     return
+
+
+def _has_archives_of_ckptd(path: str) -> bool:
+    """Returns whether ckptd has written a directory's archives: all of them, because tools of other programs copy some of
+    ckptd's files beside their own, as DeepSpeed's ds_to_universal does.
+    """
+    names = list(_archives(path))
+    return bool(names) and all(map(_is_archive_of_ckptd, names))
 
 
 def _is_archive_of_ckptd(path: str) -> bool:

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 import warnings
-from typing import Any, Callable, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ckptd import errors
 from ckptd._saving.file_values import Torch
@@ -191,6 +191,12 @@ class CheckpointEngine(_hooks.HookedEngine):
     def model_files(self) -> List[str]:
         """Returns the paths of the model's files to load in the place of this rank's own, if it has none; else empty."""
         return self._opened.model_files() if self._opened is not None else []
+
+    def whole_weights(self, engine: Any) -> Optional[Dict[str, Any]]:
+        """Returns the weights of the whole model for an engine of stage 3 that loads no optimizer's state."""
+        if engine.load_universal_checkpoint():
+            return {}  # DeepSpeed reads those of a universal checkpoint elsewhere, and does not use these.
+        return self._opened.take_weights() if self._opened is not None else None
 
     # ---- this rank's part
 

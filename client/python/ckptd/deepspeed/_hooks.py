@@ -7,7 +7,7 @@ import abc
 import functools
 import importlib
 import inspect
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ckptd.deepspeed import _scripts
 
@@ -31,8 +31,14 @@ class HookedEngine(abc.ABC):
     def model_files(self) -> List[str]:
         """Returns the paths of the files of the model's state that are to be loaded; empty: DeepSpeed finds them."""
 
+    @abc.abstractmethod
+    def whole_weights(self, engine: Any) -> Optional[Dict[str, Any]]:
+        """Returns the weights of the whole model, at stage 3, that load_checkpoint() is to load; None: DeepSpeed finds them."""
+
 
 _stock: Dict[str, Callable[..., Any]] = {}  # DeepSpeed's own methods, by name.
+_WEIGHTS = "get_fp32_state_dict_from_zero_checkpoint"  # A function, not a method: it does not know its engine.
+_loading: Optional[Tuple["HookedEngine", Any]] = None  # The engine whose load_checkpoint() runs.
 _make: Optional[Callable[[Any], Any]] = None  # Makes the checkpoint engine of each new engine.
 
 
@@ -40,11 +46,14 @@ def prepare() -> None:
     """Replaces the methods. No-op if that has been done. ImportError if DeepSpeed cannot be imported."""
     if _stock:
         return
-    kind = importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine
+    module = importlib.import_module("deepspeed.runtime.engine")
+    kind = module.DeepSpeedEngine
     for ours in (_configure_checkpointing, save_checkpoint, load_checkpoint, _copy_recovery_script, _get_all_ckpt_names):
         stock = getattr(kind, ours.__name__)
         _stock[ours.__name__] = stock
         setattr(kind, ours.__name__, functools.wraps(stock)(ours))
+    _stock[_WEIGHTS] = getattr(module, _WEIGHTS)
+    setattr(module, _WEIGHTS, functools.wraps(_stock[_WEIGHTS])(_whole_weights))
 
 
 def set_maker(make: Optional[Callable[[Any], Any]]) -> None:
@@ -99,7 +108,18 @@ def load_checkpoint(engine: Any, *args: Any, **kwargs: Any) -> Any:
         return stock(engine, *args, **kwargs)
     asked = inspect.signature(stock).bind(engine, *args, **kwargs)
     asked.apply_defaults()
-    return ours.load_checkpoint(engine, stock, asked)
+    global _loading
+    _loading = ours, engine
+    try:
+        return ours.load_checkpoint(engine, stock, asked)
+    finally:
+        _loading = None
+
+
+def _whole_weights(*args: Any, **kwargs: Any) -> Any:
+    """Stands for the function by which load_checkpoint() reads the weights of stage 3 without the optimizer's state."""
+    weights = _loading[0].whole_weights(_loading[1]) if _loading is not None else None
+    return _stock[_WEIGHTS](*args, **kwargs) if weights is None else weights
 
 
 def _get_all_ckpt_names(engine: Any, *args: Any, **kwargs: Any) -> Any:

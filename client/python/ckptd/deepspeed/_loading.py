@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed, warn_unverified
-from ckptd.deepspeed import _names, _universal
+from ckptd.deepspeed import _names, _universal, _whole_weights
 from ckptd.deepspeed._needed import needed_files
 from ckptd.deepspeed._process import Place, await_sealed, process
 from ckptd.deepspeed._reshard import Resharded, reshard
@@ -31,13 +31,23 @@ class Opened:
         self._checkpoint: Optional[Checkpoint] = None
         self._values: Dict[str, Any] = {}
         self._resharded = Resharded({}, [])
+        self._weights: Optional[Dict[str, Any]] = None
 
     def load_files(self, engine: Any, arguments: Mapping[str, Any]) -> None:
         """Loads the files that this rank's engine will ask for. arguments: those of load_checkpoint()."""
         self._checkpoint = process.open(self.place)
         if self._checkpoint is None:
             warn_unverified(self.place.path)
-        self._resharded = reshard(engine, arguments, Files(self.place.path, self._checkpoint)) or self._resharded
+        files = Files(self.place.path, self._checkpoint)
+        self._resharded = reshard(engine, arguments, files) or self._resharded
+        if _whole_weights.are_needed(engine, arguments):
+            self._weights = _whole_weights.whole_weights(self.place.path, files)
+            _log.info(
+                "ckptd: the weights are those of the tag %s, verified; without the optimizer's state DeepSpeed alone would load "
+                "those of the tag that %s names",
+                self.place.tag,
+                _LATEST,
+            )
         if self._checkpoint is not None:
             for name in needed_files(engine, arguments, self._checkpoint.files):
                 if name not in self._resharded.values:
@@ -46,6 +56,11 @@ class Opened:
     def model_files(self) -> List[str]:
         """Returns the paths of the model's files that stand for this rank's own; empty if it has its own."""
         return [os.path.join(self.place.path, name) for name in self._resharded.model_files]
+
+    def take_weights(self) -> Optional[Dict[str, Any]]:
+        """Returns the weights of the whole model, once; None if the engine does not need them."""
+        weights, self._weights = self._weights, None
+        return weights
 
     def load(self, path: str, map_location: Any) -> Any:
         """Returns a file's value. It is not kept: DeepSpeed changes it."""
@@ -61,7 +76,7 @@ class Opened:
     def close(self) -> None:
         """Ends the lease. May be called more than once."""
         checkpoint, self._checkpoint = self._checkpoint, None
-        self._values, self._resharded = {}, Resharded({}, [])
+        self._values, self._resharded, self._weights = {}, Resharded({}, []), None
         if checkpoint is not None:
             checkpoint.close()
 
@@ -120,6 +135,9 @@ def load_checkpoint(
         errors.Refused: it was saved by another number of ranks, and is not of this model. No engine has changed.
     """
     root, tag = os.path.abspath(asked.arguments["load_dir"]), asked.arguments["tag"]
+    if asked.arguments["load_module_only"] and engine.zero_optimization_partition_weights() and not engine.has_moe_layers:
+        # Otherwise DeepSpeed does not read the weights, which at stage 3 are in the optimizer's files.
+        asked.arguments["load_optimizer_states"] = False
     if engine.load_universal_checkpoint():
         process.await_root(root)
         made = _agreed(lambda: _made_universal(root, tag))

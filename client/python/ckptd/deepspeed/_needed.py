@@ -29,7 +29,8 @@ def _prefixes(engine: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
     at = (arguments["load_dir"], str(arguments["tag"]))
     with_optimizer = arguments["load_optimizer_states"] and not arguments["load_module_only"]
     yield os.path.basename(engine._get_ckpt_name(*at))
-    if engine.zero_optimization() and with_optimizer:
+    experts_of_stage_3 = engine.has_moe_layers and engine.zero_optimization_partition_weights()
+    if engine.zero_optimization() and (with_optimizer or experts_of_stage_3):
         yield os.path.basename(engine._get_zero_ckpt_name(*at))
     if engine.has_moe_layers:
         yield from _prefixes_of_experts(engine)
