@@ -81,3 +81,17 @@ def test_checkpoint_of_dcp_itself_in_a_root_of_ckptd_is_read_with_a_warning(alon
     )
     assert alone.do(load(saved + "/stock")) == 192.0
     assert [text for text in alone.do("said") if saved + "/stock" in text and "read unverified" in text]
+
+
+def test_latest_of_a_damaged_manifest_and_nothing_else_is_corrupt_and_not_none(alone, saved):
+    root = saved + "-copied"
+    shutil.copytree(saved, root, ignore=lambda path, _: [".ckptd", "best"] if path == saved else [])
+    latest = f"ckptd.dcp.latest({root!r})"
+    assert alone.do(latest) == root + "/s-1"
+    os.truncate(root + "/s-1/.ckptd/manifest", 20)
+    errors = [alone.fails(latest)]  # Without a daemon, because it is no root of ckptd.
+    os.mkdir(root + "/.ckptd")
+    errors.append(alone.fails(latest))
+    for error in errors:
+        assert error.kind == "Corrupt" and root in error.message
+    shutil.rmtree(root)

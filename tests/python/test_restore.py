@@ -152,6 +152,15 @@ def test_a_link_in_the_place_of_a_file_or_folder_is_not_followed(root: pathlib.P
         checkpoint.read("deep/er/note.txt")
 
 
+def test_latest_of_manifests_that_are_all_damaged_is_corrupt_and_not_none(root: pathlib.Path) -> None:
+    for tag in ("step_2", "step_9"):
+        os.truncate(root / tag / ".ckptd/manifest", 20)
+    for call in (ckptd.open_root(root).latest, ckptd.open_root(root).open):
+        with pytest.raises(ckptd.Corrupt, match="step_2: .*20 bytes") as caught:
+            call()
+        assert caught.value.reason == "CHECKPOINT_DAMAGED"
+
+
 MANIFEST = "step_2/.ckptd/manifest"
 
 

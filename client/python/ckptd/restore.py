@@ -464,7 +464,7 @@ class Root:
         reader has found to be damaged.
         """
         found = []
-        for _, name in self._summaries():
+        for _, name in self._summaries([]):
             try:
                 with self.open(name) as checkpoint:
                     found.append(checkpoint.info)
@@ -485,8 +485,11 @@ class Root:
         except errors.NotFound:
             return None
 
-    def _summaries(self) -> "List[Tuple[int, str]]":
-        """Returns (sequence, tag) of each checkpoint whose manifest has a valid head, newest first."""
+    def _summaries(self, unreadable: List[CheckpointInfo]) -> "List[Tuple[int, str]]":
+        """Returns (sequence, tag) of each checkpoint whose manifest has a valid head, newest first.
+
+        Adds those with a damaged head, of which nobody knows when they were saved, to `unreadable`.
+        """
         found = []
         for name in os.listdir(self.path):
             if name.startswith("."):
@@ -503,6 +506,8 @@ class Root:
                 continue  # No manifest: not a checkpoint of ckptd.
             except errors.CkptdError as error:
                 _log.warning("ckptd: %s", error)
+                if isinstance(error, errors.Corrupt):
+                    unreadable.append(info_of_unreadable(name, 0, str(error)))
             finally:
                 os.close(directory)
         return sorted(found, reverse=True)
@@ -539,7 +544,8 @@ class Root:
                 raise _damaged(self.path, [checkpoint.info])
             return checkpoint
         passed: List[CheckpointInfo] = []
-        for sequence, name in self._summaries():
+        unreadable: List[CheckpointInfo] = []
+        for sequence, name in self._summaries(unreadable):
             if strict and any(each.damage for each in passed):
                 break
             try:
@@ -553,7 +559,7 @@ class Root:
                 return checkpoint
             passed.append(checkpoint.info)
             checkpoint.close()
-        damaged = [each for each in passed if each.damage]
+        damaged = [each for each in [*passed, *unreadable] if each.damage]
         if damaged:
             raise _damaged(self.path, damaged)
         if passed:

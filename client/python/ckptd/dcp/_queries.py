@@ -4,6 +4,7 @@ import os
 from typing import List, Optional
 
 from ckptd._checkpoint_info import CheckpointInfo
+from ckptd._checkpoint_paths import has_manifest
 from ckptd.dcp import _names
 from ckptd.dcp._process import await_sealed, process
 from ckptd.restore import open_root
@@ -55,7 +56,10 @@ def _latest_of_dcp(root: str) -> Optional[str]:
     for name in os.listdir(root) if os.path.isdir(root) else []:
         path = os.path.join(root, name)
         try:
-            found.append((os.stat(os.path.join(path, _names.METADATA_FILE)).st_mtime_ns, path))
+            written = os.stat(os.path.join(path, _names.METADATA_FILE)).st_mtime_ns
         except OSError:
             continue  # No checkpoint.
+        if has_manifest(path):  # ckptd does not list it, because it was renamed, or is damaged: then this raises.
+            open_root(root).open(name).close()
+        found.append((written, path))
     return max(found)[1] if found else None

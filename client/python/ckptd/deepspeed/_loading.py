@@ -37,6 +37,10 @@ class Opened:
         """Loads the files that this rank's engine will ask for. arguments: those of load_checkpoint()."""
         self._checkpoint = process.open(self.place)
         if self._checkpoint is None:
+            if not os.path.lexists(self.place.path):
+                raise errors.NotFound(
+                    f"there is no checkpoint {self.place.path}", reason="NO_CHECKPOINT", tag=self.place.tag
+                )
             warn_unverified(self.place.path)
         files = Files(self.place.path, self._checkpoint)
         self._resharded = reshard(engine, arguments, files) or self._resharded
@@ -119,7 +123,8 @@ def load_checkpoint(
 ) -> Any:
     """Loads a checkpoint into an engine, as DeepSpeed's load_checkpoint() with the same arguments.
 
-    Without a tag it is the one that `latest` names. If a rank finds it damaged, all ranks load the next older one.
+    Without a tag it is the one that `latest` names. If that is not there, or a rank finds it damaged, all ranks load the
+    next older one.
     What is in flight is waited for. It may have been saved by another number of data-parallel ranks. If the engine loads
     universal checkpoints, and there is none, it is made.
 
@@ -130,6 +135,7 @@ def load_checkpoint(
 
     Raises:
         errors.Corrupt: the checkpoint of the tag, or every one, is damaged.
+        errors.NotFound: there is none of the tag; or none that `latest` names, and no other.
         errors.CheckpointFailed: another rank could not load its files. No engine has changed.
         CannotConvert: the engine loads universal checkpoints, and one cannot be made without loss.
         errors.Refused: it was saved by another number of ranks, and is not of this model. No engine has changed.
@@ -157,7 +163,7 @@ def load_checkpoint(
 
 
 def _candidates(root: str, tag: Optional[str]) -> List[str]:
-    """Returns the tags to try, in order."""
+    """Returns the tags to try, in order; none if there is no tag and no `latest`."""
     run = process.run_to_read(root)
     if run is not None:
         await_sealed(run, process.settings.timeout, tag)
@@ -167,17 +173,35 @@ def _candidates(root: str, tag: Optional[str]) -> List[str]:
     if latest is None:
         return []
     infos = run.list() if run is not None else open_root(root).list()
-    newest = next((info.sequence for info in infos if info.tag == latest), 0)
-    return [latest] + [info.tag for info in infos if info.sequence < newest and not info.damage]
+    whole = [info for info in infos if not info.damage and info.tag != latest]
+    named = next((info.sequence for info in infos if info.tag == latest), None)
+    if named is not None:
+        whole = [info for info in whole if info.sequence < named]
+    # Otherwise it is not there, of another program, or has a damaged manifest: which ones are older is not known.
+    tags = [info.tag for info in whole]
+    if latest:
+        return [latest, *tags]
+    path = os.path.join(root, _LATEST)
+    if not tags:
+        raise errors.NotFound(f"{path} is empty, and there is no other checkpoint", reason="NO_CHECKPOINT")
+    _log.warning("ckptd: %s is empty: the newest checkpoint, %s, is loaded", path, tags[0])
+    return tags
 
 
 def _made_universal(root: str, tag: Optional[str]) -> List[str]:
     """Returns the directory and the tag of the universal checkpoint that DeepSpeed is to load; empty: it finds that itself."""
     if not os.path.isdir(root) or (tag is None and os.path.exists(os.path.join(root, _universal.LATEST))):
         return []
-    candidates = _candidates(root, tag)
-    made = _universal.universal_of(Place(root, candidates[0])) if candidates else None
-    return [] if made is None else [made.root, made.tag]
+    candidates = [Place(root, each) for each in _candidates(root, tag)]
+    for number, place in enumerate(candidates):
+        try:
+            made = _universal.universal_of(place)
+            return [] if made is None else [made.root, made.tag]
+        except (errors.Corrupt, errors.NotFound) as error:
+            if number + 1 == len(candidates):
+                raise
+            _log.warning("ckptd: loading the next older checkpoint: %s cannot be loaded: %s", place.path, error)
+    return []
 
 
 def _read_latest(root: str) -> Optional[str]:
@@ -214,7 +238,7 @@ def _open_on_all(
     """Opens a checkpoint and loads the files that this rank needs.
 
     Returns:
-        None if a rank has found damage, and there is another checkpoint to try.
+        None if it is not there, or a rank has found damage, and there is another checkpoint to try.
     """
     opened, failed = Opened(place), None
     try:
@@ -227,7 +251,7 @@ def _open_on_all(
     opened.give_up()
     words = "; ".join(f"rank {rank}: {words}" for rank, (_, words) in failures.items())
     if not is_last and all(is_damage for is_damage, _ in failures.values()):
-        _log.warning("ckptd: loading the next older checkpoint: %s is damaged: %s", place.path, words)
+        _log.warning("ckptd: loading the next older checkpoint: %s cannot be loaded: %s", place.path, words)
         return None
     if failed is not None:
         raise failed
@@ -240,10 +264,11 @@ def _open_on_all(
 
 
 def _failures_of_all(failed: Optional[Exception]) -> Dict[int, Tuple[bool, str]]:
-    """Returns the ranks that have failed, with whether it was damage, and the error in words."""
+    """Returns the ranks that have failed, with whether the checkpoint is damaged or missing, and the error in words."""
     import torch.distributed as dist
 
-    mine = None if failed is None else (isinstance(failed, errors.Corrupt), f"{type(failed).__name__}: {failed}")
+    is_damage = isinstance(failed, (errors.Corrupt, errors.NotFound))
+    mine = None if failed is None else (is_damage, f"{type(failed).__name__}: {failed}")
     every: List[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return {rank: said for rank, said in enumerate(every) if said is not None}

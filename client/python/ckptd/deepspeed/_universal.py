@@ -5,6 +5,7 @@ import os
 import shutil
 from typing import Optional
 
+from ckptd import errors
 from ckptd.deepspeed._convert_program import convert
 from ckptd.deepspeed._process import Place
 
@@ -20,7 +21,11 @@ def universal_of(place: Place) -> Optional[Place]:
 
     Raises:
         CannotConvert: it cannot be converted without loss.
+        errors.NotFound: there is no such tag.
+        errors.Corrupt: it is damaged.
     """
+    if not os.path.isdir(place.path):
+        raise errors.NotFound(f"there is no checkpoint {place.path}", reason="NO_CHECKPOINT", tag=place.tag)
     shards = glob.glob(os.path.join(glob.escape(place.path), "*_optim_states.pt"))
     if not shards or os.path.isdir(os.path.join(place.path, "zero")):
         return None
