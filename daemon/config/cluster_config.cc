@@ -1,12 +1,8 @@
 #include "daemon/config/cluster_config.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <memory>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -14,8 +10,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "daemon/config/shared_folders.h"
+#include "daemon/config/trusted_file.h"
 #include "storage/base/errors.h"
 #include "storage/base/status_macros.h"
 
@@ -28,7 +24,6 @@ constexpr char kHttps[] = "https://";
 constexpr char kHttp[] = "http://";
 constexpr size_t kMaxNodeName = 253, kMaxNodeNameInRoots = 200, kMaxPrefix = 200, kMaxPassword = 1000;
 constexpr int kMaxEndpoints = 16;
-constexpr size_t kMaxFileBytes = 1 << 20;
 
 class Problems {
  public:
@@ -181,31 +176,9 @@ void CheckPrefix(const std::string& prefix, Problems& problems) {
 
 // ---- files
 
-// `secret`: other users must not be able to read it, or to replace what is in it.
-absl::StatusOr<std::string> ReadClusterFile(const std::string& path, bool secret) {
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "re"), std::fclose);
-  if (!file) return ErrnoError(errno, absl::StrCat("cannot read ", path));
-  struct stat found = {};
-  if (::fstat(::fileno(file.get()), &found) != 0)
-    return ErrnoError(errno, absl::StrCat("cannot read ", path));
-  if (secret && (found.st_mode & (S_IROTH | S_IWOTH)) != 0) {
-    return InvalidArgument(
-        absl::StrFormat("%s has mode %04o: every user of this machine can read or change it; "
-                        "run `chmod 600 %s`",
-                        path, found.st_mode & 07777, path));
-  }
-  std::string text(kMaxFileBytes + 1, '\0');
-  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-  if (std::ferror(file.get()) != 0) return ErrnoError(errno, absl::StrCat("cannot read ", path));
-  if (text.size() > kMaxFileBytes) {
-    return InvalidArgument(
-        absl::StrCat(path, " has more than ", kMaxFileBytes, " bytes; is it another file?"));
-  }
-  return text;
-}
-
 absl::Status CheckPem(const NamedFile& file) {
-  CKPTD_ASSIGN_OR_RETURN(const std::string text, ReadClusterFile(file.path, file.secret));
+  CKPTD_ASSIGN_OR_RETURN(const std::string text,
+                         ReadTrustedFile(file.path, file.secret ? FileAccess::kSecret : FileAccess::kPublic));
   const char* const kind = file.secret ? "PRIVATE KEY-----" : "-----BEGIN CERTIFICATE-----";
   if (absl::StrContains(text, kind)) return absl::OkStatus();
   return InvalidArgument(absl::StrCat(file.path, " holds no ", file.secret ? "private key" : "certificate",
@@ -260,7 +233,7 @@ bool UsesTls(const ClusterConfig& cluster) {
 }
 
 absl::StatusOr<std::string> ReadEtcdPassword(const std::string& file) {
-  CKPTD_ASSIGN_OR_RETURN(std::string password, ReadClusterFile(file, /*secret=*/true));
+  CKPTD_ASSIGN_OR_RETURN(std::string password, ReadTrustedFile(file, FileAccess::kSecret));
   while (!password.empty() && (password.back() == '\n' || password.back() == '\r')) password.pop_back();
   if (password.empty() || password.size() > kMaxPassword || password.find('\n') != std::string::npos) {
     return InvalidArgument(absl::StrCat(file, " must hold a password of 1 to ", kMaxPassword,

@@ -17,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "daemon/config/cluster_config.h"
 #include "daemon/config/sizes.h"
+#include "daemon/config/trusted_file.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
 #include "storage/base/errors.h"
@@ -398,10 +399,9 @@ absl::StatusOr<gid_t> FindGroup(const std::string& name_or_number) {
 }
 
 absl::StatusOr<std::string> ReadToken(const std::string& file) {
-  std::unique_ptr<FILE, int (*)(FILE*)> opened(std::fopen(file.c_str(), "re"), std::fclose);
-  if (!opened) return ErrnoError(errno, absl::StrCat("open ", file, " (metrics.token_file)"));
-  char buffer[2048];
-  std::string token(buffer, std::fread(buffer, 1, sizeof(buffer), opened.get()));
+  absl::StatusOr<std::string> read = ReadTrustedFile(file, FileAccess::kSecret);
+  if (!read.ok()) return Annotate(read.status(), "metrics.token_file");
+  std::string token = *std::move(read);
   absl::StripAsciiWhitespace(&token);
   const bool printable = std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 0x7f; });
   if (token.size() < kLeastToken || token.size() > kMaxToken || !printable) {

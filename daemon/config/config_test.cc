@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <regex>
@@ -190,6 +191,8 @@ TEST(Config, ReadsATokenWithoutSurroundingWhiteSpace) {
   const std::string file = ::testing::TempDir() + "/token";
   const auto read = [&](const std::string& content) {
     std::ofstream(file) << content;
+    std::filesystem::permissions(file,
+                                 std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
     return ReadToken(file);
   };
   EXPECT_EQ(*read("0123456789abcdef\n"), "0123456789abcdef");
@@ -198,6 +201,8 @@ TEST(Config, ReadsATokenWithoutSurroundingWhiteSpace) {
     EXPECT_EQ(read(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
   }
   EXPECT_FALSE(ReadToken(file + ".missing").ok());
+  std::filesystem::permissions(file, std::filesystem::perms::others_read, std::filesystem::perm_options::add);
+  EXPECT_THAT(std::string(ReadToken(file).status().message()), HasSubstr("metrics.token_file: "));
 }
 
 TEST(Config, KeepsAnExplicitZero) {

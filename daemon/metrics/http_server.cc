@@ -1,14 +1,18 @@
 #include "daemon/metrics/http_server.h"
 
 #include <event2/buffer.h>
+#include <event2/bufferevent.h>
 #include <event2/event.h>
 #include <event2/http.h>
+#include <event2/listener.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -31,9 +35,10 @@ struct Free {
 
 class HttpServer::Impl {
  public:
-  Impl(std::string token, Handler metrics)
-      : metrics_(std::move(metrics)),
-        authorization_(token.empty() ? "" : absl::StrCat("Bearer ", token)),
+  Impl(Options options, Handler metrics)
+      : options_(std::move(options)),
+        metrics_(std::move(metrics)),
+        authorization_(options_.token.empty() ? "" : absl::StrCat("Bearer ", options_.token)),
         stop_fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         base_(::event_base_new()),
         http_(::evhttp_new(base_.get())) {}
@@ -44,38 +49,30 @@ class HttpServer::Impl {
     thread_.join();
   }
 
-  absl::Status Listen(int port, UniqueFd listener) {
+  absl::Status Listen() {
     ::evhttp_set_allowed_methods(http_.get(), EVHTTP_REQ_GET | EVHTTP_REQ_HEAD);
     ::evhttp_set_max_headers_size(http_.get(), 16 << 10);
     ::evhttp_set_max_body_size(http_.get(), 4 << 10);
     ::evhttp_set_timeout(http_.get(), 10);
     ::evhttp_set_cb(http_.get(), "/metrics", &Impl::OnMetrics, this);
     ::evhttp_set_cb(http_.get(), "/healthz", &Impl::OnHealth, this);
-    if (listener) {
-      if (::evhttp_accept_socket(http_.get(), listener.get()) != 0) {
-        return ErrnoError(errno, "listen on metrics.socket_path for /metrics");
-      }
-      listener.release();
+    ::evhttp_set_bevcb(http_.get(), &Impl::OnConnection, this);
+    stop_.reset(::event_new(base_.get(), stop_fd_.get(), EV_READ, &Impl::OnStop, base_.get()));
+    ::event_add(stop_.get(), nullptr);
+    resume_.reset(::event_new(base_.get(), -1, 0, &Impl::OnResume, this));
+    retry_.reset(::event_new(base_.get(), -1, 0, &Impl::OnRetry, this));
+    if (!options_.listener) {
+      ListenOnPort();
+      return absl::OkStatus();
     }
-    if (port < 0) return absl::OkStatus();
-    evhttp_bound_socket* bound =
-        ::evhttp_bind_socket_with_handle(http_.get(), "127.0.0.1", static_cast<uint16_t>(port));
-    if (bound == nullptr) {
-      return ErrnoError(errno, absl::StrCat("listen on 127.0.0.1:", port, " for /metrics (metrics.port)"));
-    }
-    sockaddr_in address{};
-    socklen_t length = sizeof(address);
-    if (::getsockname(::evhttp_bound_socket_get_fd(bound), reinterpret_cast<sockaddr*>(&address), &length) !=
-        0) {
-      return ErrnoError(errno, "getsockname");
-    }
-    port_ = ntohs(address.sin_port);
+    evhttp_bound_socket* bound = ::evhttp_accept_socket_with_handle(http_.get(), options_.listener.get());
+    if (bound == nullptr) return ErrnoError(errno, "listen on metrics.socket_path for /metrics");
+    options_.listener.release();
+    listener_ = ::evhttp_bound_socket_get_listener(bound);
     return absl::OkStatus();
   }
 
   void Run() {
-    stop_.reset(::event_new(base_.get(), stop_fd_.get(), EV_READ, &Impl::OnStop, base_.get()));
-    ::event_add(stop_.get(), nullptr);
     thread_ = std::thread([this] {
       ::pthread_setname_np(::pthread_self(), "ckptd-http");
       ::event_base_dispatch(base_.get());
@@ -85,6 +82,63 @@ class HttpServer::Impl {
   int port() const { return port_; }
 
  private:
+  static void After(event* timer, Duration delay) {
+    const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(delay).count();
+    const timeval time{.tv_sec = micros / 1'000'000, .tv_usec = micros % 1'000'000};
+    ::event_add(timer, &time);
+  }
+
+  // Another program may have the port: then the server tries again.
+  void ListenOnPort() {
+    const absl::Status bound = BindPort();
+    if (!bound.ok()) After(retry_.get(), options_.retry_interval);
+    if (options_.on_listen != nullptr && (bound.ok() || !reported_)) options_.on_listen(bound);
+    reported_ = true;
+  }
+
+  absl::Status BindPort() {
+    evhttp_bound_socket* bound =
+        ::evhttp_bind_socket_with_handle(http_.get(), "127.0.0.1", static_cast<uint16_t>(options_.port));
+    if (bound == nullptr) {
+      return ErrnoError(errno,
+                        absl::StrCat("listen on 127.0.0.1:", options_.port, " for /metrics (metrics.port)"));
+    }
+    listener_ = ::evhttp_bound_socket_get_listener(bound);
+    sockaddr_in address{};
+    socklen_t length = sizeof(address);
+    if (::getsockname(::evhttp_bound_socket_get_fd(bound), reinterpret_cast<sockaddr*>(&address), &length) !=
+        0)
+      return ErrnoError(errno, "getsockname");
+    port_ = ntohs(address.sin_port);
+    return absl::OkStatus();
+  }
+
+  static void OnRetry(evutil_socket_t, short, void* self) { static_cast<Impl*>(self)->ListenOnPort(); }
+
+  // libevent 2.1 does not count connections, but each one has at least one event in the loop.
+  bool IsFull() const {
+    constexpr int kOwnEvents = 3;  // Of the listener, stop_ and resume_.
+    return ::event_base_get_num_events(base_.get(), EVENT_BASE_COUNT_ADDED) >=
+           kOwnEvents + options_.max_connections;
+  }
+
+  // Called for each accepted connection. If the server is full, it accepts no more until a connection has
+  // ended.
+  static bufferevent* OnConnection(event_base* base, void* self) {
+    auto* impl = static_cast<Impl*>(self);
+    if (impl->IsFull()) {
+      ::evconnlistener_disable(impl->listener_);
+      After(impl->resume_.get(), kResumeInterval);
+    }
+    return ::bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE);
+  }
+
+  static void OnResume(evutil_socket_t, short, void* self) {
+    auto* impl = static_cast<Impl*>(self);
+    if (impl->IsFull()) return After(impl->resume_.get(), kResumeInterval);
+    ::evconnlistener_enable(impl->listener_);
+  }
+
   static void OnStop(evutil_socket_t, short, void* base) {
     ::event_base_loopbreak(static_cast<event_base*>(base));
   }
@@ -118,6 +172,7 @@ class HttpServer::Impl {
     Answer(request, text, kPlain);
   }
 
+  static constexpr Duration kResumeInterval = std::chrono::milliseconds(50);
   static constexpr char kPlain[] = "text/plain; charset=utf-8";
   static void Answer(evhttp_request* request, const absl::StatusOr<std::string>& text, const char* type) {
     const std::string body = text.ok() ? *text : absl::StrCat(std::string(text.status().message()), "\n");
@@ -128,25 +183,25 @@ class HttpServer::Impl {
                         nullptr);
   }
 
+  Options options_;
   const Handler metrics_;
   const std::string authorization_;  // The required value of the header; empty: no check.
   UniqueFd stop_fd_;
   std::unique_ptr<event_base, Free> base_;
   std::unique_ptr<evhttp, Free> http_;
-  std::unique_ptr<event, Free> stop_;
+  std::unique_ptr<event, Free> stop_, resume_, retry_;
+  evconnlistener* listener_ = nullptr;  // Owned by http_. Null while the port is in use by another program.
+  bool reported_ = false;               // An attempt to listen on the port.
   std::thread thread_;
-  int port_ = 0;
+  std::atomic<int> port_ = 0;
 };
 
 HttpServer::HttpServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 HttpServer::~HttpServer() = default;
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(Options options, Handler metrics) {
-  auto impl = std::make_unique<Impl>(std::move(options.token), std::move(metrics));
-  if (const absl::Status listening = impl->Listen(options.port, std::move(options.listener));
-      !listening.ok()) {
-    return listening;
-  }
+  auto impl = std::make_unique<Impl>(std::move(options), std::move(metrics));
+  if (const absl::Status listening = impl->Listen(); !listening.ok()) return listening;
   impl->Run();
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl)));
 }

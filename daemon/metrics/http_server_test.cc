@@ -7,8 +7,12 @@
 #include <sys/time.h>
 #include <sys/un.h>
 
+#include <chrono>
+#include <filesystem>
+#include <future>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "storage/base/errors.h"
@@ -53,8 +57,7 @@ std::string Get(int port, const std::string& path) {
 }
 
 TEST(HttpServer, AnswersMetrics) {
-  auto server = HttpServer::Start({.port = 0, .listener = {}, .token = ""},
-                                  [] { return std::string("ckptd_sessions 1\n"); });
+  auto server = HttpServer::Start({}, [] { return std::string("ckptd_sessions 1\n"); });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_THAT(Get((*server)->port(), "/metrics"),
               AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("Content-Type: text/plain; version=0.0.4"),
@@ -62,30 +65,27 @@ TEST(HttpServer, AnswersMetrics) {
 }
 
 TEST(HttpServer, AnswersAnErrorWith503AndItsMessage) {
-  auto server =
-      HttpServer::Start({.port = 0, .listener = {}, .token = ""}, []() -> absl::StatusOr<std::string> {
-        return absl::DeadlineExceededError("the engine did not answer");
-      });
+  auto server = HttpServer::Start({}, []() -> absl::StatusOr<std::string> {
+    return absl::DeadlineExceededError("the engine did not answer");
+  });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_THAT(Get((*server)->port(), "/metrics"),
               AllOf(StartsWith("HTTP/1.1 503 "), HasSubstr("the engine did not answer")));
 }
 
 TEST(HttpServer, AnswersHealthWithoutTokenAndWithoutMetrics) {
-  auto server =
-      HttpServer::Start({.port = 0, .listener = {}, .token = "secret"}, [] { return std::string("x 1\n"); });
+  auto server = HttpServer::Start({.token = "secret"}, [] { return std::string("x 1\n"); });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_THAT(Get((*server)->port(), "/healthz"),
               AllOf(StartsWith("HTTP/1.1 200 "), EndsWith("\r\n\r\nok\n")));
-  auto sick =
-      HttpServer::Start({.port = 0, .listener = {}, .token = ""}, []() -> absl::StatusOr<std::string> {
-        return absl::DeadlineExceededError("the engine did not answer");
-      });
+  auto sick = HttpServer::Start({}, []() -> absl::StatusOr<std::string> {
+    return absl::DeadlineExceededError("the engine did not answer");
+  });
   EXPECT_THAT(Get((*sick)->port(), "/healthz"), StartsWith("HTTP/1.1 503 "));
 }
 
 TEST(HttpServer, RefusesOtherPathsAndMethods) {
-  auto server = HttpServer::Start({.port = 0, .listener = {}, .token = ""}, [] { return std::string("x"); });
+  auto server = HttpServer::Start({}, [] { return std::string("x"); });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_THAT(Get((*server)->port(), "/"), StartsWith("HTTP/1.1 404 "));
   EXPECT_THAT(Ask((*server)->port(), "DELETE /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"),
@@ -94,12 +94,82 @@ TEST(HttpServer, RefusesOtherPathsAndMethods) {
               StartsWith("HTTP/1.1 400 "));
 }
 
-TEST(HttpServer, ReportsAPortInUse) {
-  auto first = HttpServer::Start({.port = 0, .listener = {}, .token = ""}, [] { return std::string("x"); });
+TEST(HttpServer, ListensWhenThePortThatIsInUseBecomesFree) {
+  auto first = HttpServer::Start({}, [] { return std::string("first"); });
   ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = HttpServer::Start({.port = (*first)->port(), .listener = {}, .token = ""},
-                                        [] { return std::string("x"); });
-  EXPECT_EQ(ErrnoOf(second.status()), EADDRINUSE) << second.status();
+  const int port = (*first)->port();
+  std::promise<void> listens;
+  absl::Status refused;
+  const auto on_listen = [&](const absl::Status& status) {
+    if (!status.ok()) {
+      EXPECT_TRUE(refused.ok()) << "reported twice";
+      refused = status;
+    } else {
+      listens.set_value();
+    }
+  };
+  auto second = HttpServer::Start(
+      {.port = port, .retry_interval = std::chrono::milliseconds(20), .on_listen = on_listen},
+      [] { return std::string("second"); });
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(ErrnoOf(refused), EADDRINUSE) << refused;
+  EXPECT_EQ((*second)->port(), 0);
+  EXPECT_THAT(Get(port, "/metrics"), EndsWith("first"));
+  first->reset();
+  ASSERT_EQ(listens.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  EXPECT_EQ((*second)->port(), port);
+  EXPECT_THAT(Get(port, "/metrics"), EndsWith("second"));
+}
+
+// A connection that has sent nothing yet.
+UniqueFd Connect(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const timeval timeout{.tv_sec = 60, .tv_usec = 0};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  return socket;
+}
+
+size_t OpenDescriptors() {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    count += !entry.path().empty();
+  return count;
+}
+
+// Sends a request and reads one answer; the connection stays open.
+bool AsksAndIsAnswered(const UniqueFd& socket) {
+  const std::string request = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+  if (::send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL) < 0) return false;
+  std::string answer;
+  char buffer[4096];
+  while (!answer.ends_with("\r\n\r\nx")) {
+    const ssize_t read = ::recv(socket.get(), buffer, sizeof(buffer), 0);
+    if (read <= 0) return false;
+    answer.append(buffer, static_cast<size_t>(read));
+  }
+  return true;
+}
+
+TEST(HttpServer, ConnectionsBeyondTheLimitHoldNoDescriptorAndAreServedLater) {
+  constexpr int kLimit = 4, kClients = 40;
+  auto server = HttpServer::Start({.max_connections = kLimit}, [] { return std::string("x"); });
+  ASSERT_TRUE(server.ok()) << server.status();
+  const UniqueFd first = Connect((*server)->port());
+  ASSERT_TRUE(AsksAndIsAnswered(first));
+  const size_t before = OpenDescriptors();
+  std::vector<UniqueFd> clients;
+  for (int i = 0; i < kClients; ++i) clients.push_back(Connect((*server)->port()));
+  // The server's loop has seen all the connections once it has answered a few requests that came after them.
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(AsksAndIsAnswered(first));
+  EXPECT_LE(OpenDescriptors(), before + kClients + 2 * kLimit);
+  const UniqueFd last = std::move(clients.back());
+  clients.clear();
+  EXPECT_TRUE(AsksAndIsAnswered(last));
 }
 
 TEST(HttpServer, AnswersOnAUnixSocketOnly) {
@@ -112,8 +182,8 @@ TEST(HttpServer, AnswersOnAUnixSocketOnly) {
   UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   ASSERT_EQ(::bind(listener.get(), name, sizeof(address)), 0);
   ASSERT_EQ(::listen(listener.get(), 4), 0);
-  auto server = HttpServer::Start({.port = -1, .listener = std::move(listener), .token = ""},
-                                  [] { return std::string("ckptd_sessions 1\n"); });
+  auto server =
+      HttpServer::Start({.listener = std::move(listener)}, [] { return std::string("ckptd_sessions 1\n"); });
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ((*server)->port(), 0);
   EXPECT_THAT(AskAt(UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)), name, sizeof(address),
@@ -122,8 +192,7 @@ TEST(HttpServer, AnswersOnAUnixSocketOnly) {
 }
 
 TEST(HttpServer, RequiresTheTokenWhenThereIsOne) {
-  auto server = HttpServer::Start({.port = 0, .listener = {}, .token = "0123456789abcdef"},
-                                  [] { return std::string("secret"); });
+  auto server = HttpServer::Start({.token = "0123456789abcdef"}, [] { return std::string("secret"); });
   ASSERT_TRUE(server.ok()) << server.status();
   const auto with = [&](const std::string& header) {
     return Ask((*server)->port(),

@@ -206,7 +206,7 @@ class Daemon {
   std::unique_ptr<SessionEvents> events_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<HandoffServer> handoff_;
-  std::unique_ptr<HttpServer> http_;
+  std::vector<std::unique_ptr<HttpServer>> http_;
 };
 
 absl::Status Daemon::Start() {
@@ -355,17 +355,30 @@ absl::Status Daemon::StartServers() {
   const HandoffOptions handoff = HandoffOptionsOf(config_, socket, context_.daemon_instance);
   CKPTD_ASSIGN_OR_RETURN(handoff_,
                          HandoffServer::Start(handoff, &sessions_, &pool_->directory(), events_.get(), log));
-  return StartMetrics();
+  // Nobody should lose checkpoints because nobody can watch.
+  if (const absl::Status metrics = StartMetrics(); !metrics.ok()) {
+    Log(LogLevel::kError, "/metrics is not served", {{"error", std::string(metrics.message())}});
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Daemon::StartMetrics() {
-  CKPTD_ASSIGN_OR_RETURN(HttpServer::Options options, MetricsOptionsOf(config_, kPredecessorTimeout));
-  if (options.port < 0 && !options.listener) return absl::OkStatus();
-  CKPTD_ASSIGN_OR_RETURN(
-      http_, HttpServer::Start(std::move(options), [this]() -> absl::StatusOr<std::string> {
-        CKPTD_ASSIGN_OR_RETURN(const v1::Status status, AskStatus());
-        return metrics_.Render(status, SystemClock().UnixMicros(), config_.metrics().root_paths());
-      }));
+  CKPTD_ASSIGN_OR_RETURN(std::vector<HttpServer::Options> servers,
+                         MetricsOptionsOf(config_, kPredecessorTimeout));
+  const auto render = [this]() -> absl::StatusOr<std::string> {
+    CKPTD_ASSIGN_OR_RETURN(const v1::Status status, AskStatus());
+    return metrics_.Render(status, SystemClock().UnixMicros(), config_.metrics().root_paths());
+  };
+  for (HttpServer::Options& options : servers) {
+    options.on_listen = [](const absl::Status& status) {
+      if (status.ok()) return Log(LogLevel::kInfo, "/metrics is served");
+      Log(LogLevel::kWarning,
+          "/metrics is not served: another program has the port. This daemon tries again every 5 s; set "
+          "metrics.port to a free one, or use metrics.socket_path",
+          {{"error", std::string(status.message())}});
+    };
+    CKPTD_ASSIGN_OR_RETURN(http_.emplace_back(), HttpServer::Start(std::move(options), render));
+  }
   return absl::OkStatus();
 }
 
@@ -374,7 +387,9 @@ absl::Status Daemon::SayReady() {
   std::vector<LogField> fields = {{"socket", config_.socket_path()},
                                   {"pool_bytes", config_.pool().bytes()},
                                   {"segment_bytes", config_.pool().segment_bytes()}};
-  if (http_ && http_->port() > 0) fields.emplace_back("metrics_port", http_->port());
+  for (const std::unique_ptr<HttpServer>& http : http_) {
+    if (http->port() > 0) fields.emplace_back("metrics_port", http->port());
+  }
   Log(LogLevel::kInfo, "serving", fields);
   Notify("READY=1");
   if (options_.ready_fd < 0) return absl::OkStatus();
@@ -504,8 +519,9 @@ void Daemon::Stop() {
     grpc_->Stop(kCallGrace);
   }
   grpc_.reset();
-  if (http_ && !config_.metrics().socket_path().empty()) ::unlink(config_.metrics().socket_path().c_str());
-  http_.reset();
+  if (!http_.empty() && !config_.metrics().socket_path().empty())
+    ::unlink(config_.metrics().socket_path().c_str());
+  http_.clear();
   events_.reset();
   workers_.reset();
   if (attaches_) attaches_->Close();

@@ -181,22 +181,27 @@ HandoffOptions HandoffOptionsOf(const config::v1::DaemonConfig& config, const Un
   return options;
 }
 
-absl::StatusOr<HttpServer::Options> MetricsOptionsOf(const config::v1::DaemonConfig& config,
-                                                     Duration timeout) {
+absl::StatusOr<std::vector<HttpServer::Options>> MetricsOptionsOf(const config::v1::DaemonConfig& config,
+                                                                  Duration timeout) {
   const auto& metrics = config.metrics();
-  HttpServer::Options options;
-  options.port = metrics.port();
+  std::vector<HttpServer::Options> servers;
+  if (metrics.port() < 0 && metrics.socket_path().empty()) return servers;
+  std::string token;
+  if (!metrics.token_file().empty()) {
+    CKPTD_ASSIGN_OR_RETURN(token, ReadToken(metrics.token_file()));
+  }
+  if (metrics.port() >= 0) {
+    servers.emplace_back().port = metrics.port();
+    servers.back().token = token;
+  }
   if (!metrics.socket_path().empty()) {
     CKPTD_ASSIGN_OR_RETURN(
         const UnixListenerOptions socket,
         Socket(metrics.socket_path(), metrics.socket_mode(), metrics.socket_group(), timeout));
-    CKPTD_ASSIGN_OR_RETURN(options.listener, ListenUnix(socket));
+    CKPTD_ASSIGN_OR_RETURN(servers.emplace_back().listener, ListenUnix(socket));
+    servers.back().token = token;
   }
-  if (options.port < 0 && !options.listener) return options;
-  if (!metrics.token_file().empty()) {
-    CKPTD_ASSIGN_OR_RETURN(options.token, ReadToken(metrics.token_file()));
-  }
-  return options;
+  return servers;
 }
 
 }  // namespace ckptd

@@ -4,6 +4,7 @@
 #define CKPTD_DAEMON_RUNTIME_PART_OPTIONS_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "ckptd/config/v1/config.pb.h"
@@ -40,10 +41,11 @@ absl::StatusOr<UnixListenerOptions> SocketOptionsOf(const config::v1::DaemonConf
 // The hand-off socket has the mode and the group of `socket`.
 HandoffOptions HandoffOptionsOf(const config::v1::DaemonConfig& config, const UnixListenerOptions& socket,
                                 const std::string& instance);
-// Listens on metrics.socket_path if there is one, and reads metrics.token_file. Neither a port (-1) nor a
-// listener: metrics are off.
-absl::StatusOr<HttpServer::Options> MetricsOptionsOf(const config::v1::DaemonConfig& config,
-                                                     Duration timeout);
+// Of the servers of /metrics: one for the port, and one for metrics.socket_path, on which this listens. Each
+// has its own bound of connections, so those to the port, which every user may open, cannot use up the
+// socket's. Reads metrics.token_file. Empty: metrics are off.
+absl::StatusOr<std::vector<HttpServer::Options>> MetricsOptionsOf(const config::v1::DaemonConfig& config,
+                                                                  Duration timeout);
 
 }  // namespace ckptd
 #endif  // CKPTD_DAEMON_RUNTIME_PART_OPTIONS_H_

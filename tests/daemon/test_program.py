@@ -142,12 +142,28 @@ def test_starts_over_leftovers_of_killed_daemon(daemon: Any) -> None:
     assert daemon.status().daemon_instance != instance
 
 
-def test_taken_metrics_port_is_reported(daemon: Any) -> None:
+def test_taken_metrics_port_is_reported_and_used_when_it_is_free(daemon: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run(*daemon.arguments(f"--metrics_port={port}"))
-    assert done.returncode == 1
-    assert f"127.0.0.1:{port}" in done.stderr and "metrics.port" in done.stderr
+        daemon.start(f"--metrics_port={port}")
+        daemon.wait_log("/metrics is not served: another program has the port")
+        assert f"127.0.0.1:{port}" in daemon.log() and "metrics.port" in daemon.log()
+        daemon.status()
+    daemon.wait_log("/metrics is served")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT) as answer:
+        assert b"ckptd_pool_total_bytes" in answer.read()
+
+
+def test_daemon_serves_without_metrics_if_their_token_is_readable_by_others(daemon: Any) -> None:
+    token = daemon.folder / "token"
+    token.write_text("0123456789abcdef")
+    token.chmod(0o644)
+    config = daemon.configuration
+    config.write_text(config.read_text().replace("port: -1", f'port: 0 token_file: "{token}"'))
+    daemon.start()
+    daemon.status()
+    daemon.wait_log("/metrics is not served")
+    assert f"run `chmod 600 {token}`" in daemon.log() and "metrics_port=" not in daemon.log()
 
 
 # ---- The service manager
