@@ -464,7 +464,7 @@ class Root:
         reader has found to be damaged.
         """
         found = []
-        for _, name in self._summaries([]):
+        for _, name in self._summaries():
             try:
                 with self.open(name) as checkpoint:
                     found.append(checkpoint.info)
@@ -485,10 +485,10 @@ class Root:
         except errors.NotFound:
             return None
 
-    def _summaries(self, unreadable: List[CheckpointInfo]) -> "List[Tuple[int, str]]":
+    def _summaries(self, unreadable: Optional[List[CheckpointInfo]] = None) -> "List[Tuple[int, str]]":
         """Returns (sequence, tag) of each checkpoint whose manifest has a valid head, newest first.
 
-        Adds those with a damaged head, of which nobody knows when they were saved, to `unreadable`.
+        Adds those with a damaged head, of which nobody knows when they were saved, to `unreadable`, if that is given.
         """
         found = []
         for name in os.listdir(self.path):
@@ -506,7 +506,7 @@ class Root:
                 continue  # No manifest: not a checkpoint of ckptd.
             except errors.CkptdError as error:
                 _log.warning("ckptd: %s", error)
-                if isinstance(error, errors.Corrupt):
+                if unreadable is not None and isinstance(error, errors.Corrupt):
                     unreadable.append(info_of_unreadable(name, 0, str(error)))
             finally:
                 os.close(directory)
