@@ -1,6 +1,7 @@
 """The Trainer of transformers, with ckptd's callback. The model is a small OPT, made from a configuration."""
 
 import os
+import shutil
 import signal
 import socket
 
@@ -121,6 +122,83 @@ def test_job_that_was_killed_resumes_from_what_it_had_saved_before(trainer, star
     last = trainer.do(f"ckptd.transformers.latest({root + '/killed'!r})", 60)
     assert last == root + "/killed/checkpoint-4"
     assert trainer.do(f"losses(fit({root + '/killed'!r}, 6, resume={last!r}))", 120) == whole
+
+
+def flip(path):
+    with open(path, "r+b") as file:
+        file.seek(-50, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-50, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 0x40]))
+
+
+def make(path, source=None, without=(), cut=None):
+    """Makes a folder, out of files of another one; `cut` is left half."""
+    os.mkdir(path)
+    for name in os.listdir(source) if source else []:
+        if name != ".ckptd" and name not in without:
+            shutil.copy(f"{source}/{name}", f"{path}/{name}")
+    if cut:
+        os.truncate(f"{path}/{cut}", os.path.getsize(f"{path}/{cut}") // 2)
+
+
+@pytest.fixture(scope="module")
+def trained(trainer, session_folder):
+    """A root of ckptd with the checkpoints 2 and 4, and one of the Trainer itself."""
+    root = os.path.join(session_folder, "trained")
+    for side in ("ours", "stock"):
+        trainer.do(f"fit('{root}/{side}', 4, plugin={side == 'ours'})", 120)
+    return root
+
+
+# What is done to a root whose checkpoint 4 is whole, and the checkpoint that is the latest then.
+DAMAGES = {
+    "nothing": (lambda root, stock: None, 4),
+    "empty folder": (lambda root, stock: make(root + "/checkpoint-6"), 4),
+    "a file": (lambda root, stock: open(root + "/checkpoint-6", "w").close(), 4),
+    "torn weights": (lambda root, stock: make(root + "/checkpoint-6", stock, ["trainer_state.json"], "model.safetensors"), 4),
+    "torn optimizer": (lambda root, stock: make(root + "/checkpoint-6", stock, cut="optimizer.pt"), 4),
+    "no state": (lambda root, stock: make(root + "/checkpoint-6", stock, ["trainer_state.json"]), 4),
+    "no weights": (lambda root, stock: make(root + "/checkpoint-6", stock, ["model.safetensors"]), 4),
+    "whole one of the Trainer": (lambda root, stock: make(root + "/checkpoint-6", stock), 6),
+    "damaged weights": (lambda root, stock: flip(root + "/checkpoint-4/model.safetensors"), 2),
+    "damaged optimizer": (lambda root, stock: flip(root + "/checkpoint-4/optimizer.pt"), 2),
+    "damaged manifest": (lambda root, stock: os.truncate(root + "/checkpoint-4/.ckptd/manifest", 20), 2),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_latest_is_the_newest_whole_checkpoint(trainer, trained, root, damage):
+    do, step = DAMAGES[damage]
+    root += "/copy"
+    shutil.copytree(trained + "/ours", root)
+    shutil.rmtree(root + "/.ckptd/nodes")  # A root of ckptd, which the daemon does not know yet.
+    do(root, trained + "/stock/checkpoint-4")
+    assert trainer.do(f"ckptd.transformers.latest({root!r})", 60) == f"{root}/checkpoint-{step}"
+
+
+def test_damage_of_all_checkpoints_is_an_error_and_of_folders_that_are_none_is_not(trainer, trained, root):
+    for name in ("checkpoint-2", "checkpoint-4"):
+        shutil.copytree(f"{trained}/ours/{name}", f"{root}/{name}")
+        flip(f"{root}/{name}/model.safetensors")
+    assert trainer.fails(f"ckptd.transformers.latest({root!r})", 60).kind == "Corrupt"
+    for name in ("checkpoint-2", "checkpoint-4"):
+        shutil.rmtree(f"{root}/{name}")
+        os.mkdir(f"{root}/{name}")
+    assert trainer.do(f"ckptd.transformers.latest({root!r})", 60) is None
+
+
+def test_trainer_reads_no_damaged_checkpoint(trainer, trained, root):
+    shutil.copytree(trained + "/ours", root + "/copy")
+    assert trainer.do(f"ckptd.transformers.latest({root + '/copy'!r})", 60) == root + "/copy/checkpoint-4"
+    flip(root + "/copy/checkpoint-4/model.safetensors")
+    for resume in (repr(root + "/copy/checkpoint-4"), "True"):
+        assert trainer.fails(f"fit({root + '/copy'!r}, 6, resume={resume})", 120).kind == "Corrupt"
+    trainer.do(
+        f"made = trainer({root + '/copy'!r}, 6, [ckptd.transformers.CheckpointCallback()])\n"
+        f"made.state.best_model_checkpoint = {root + '/copy/checkpoint-4'!r}"
+    )
+    assert trainer.fails("made._load_best_model()").kind == "Corrupt"
 
 
 def test_error_while_the_trainer_writes_leaves_no_checkpoint(trainer, root):

@@ -14,7 +14,7 @@ import re
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional
 
 import safetensors.torch
 import torch
@@ -22,6 +22,8 @@ import transformers
 from transformers import modeling_utils
 from transformers.trainer import TRAINER_STATE_NAME
 
+from ckptd import _trainer_files, errors
+from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd._node_process import Place, Process, await_sealed
 from ckptd._saving.file_values import File, Torch
 from ckptd._torch.safetensors_file import Piece, lay_out
@@ -38,6 +40,7 @@ _BEST = "is_best"  # The metric that is 1 for checkpoints that were the best one
 _FORMAT = {"format": "pt"}  # The metadata of safetensors files.
 
 process = Process("transformers")
+_verified: Dict[str, List[Any]] = {}  # The checkpoints that this process has verified, by path: _stats() of their files.
 configure = process.configure  # See Process.configure.
 
 
@@ -103,8 +106,10 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
 def latest(output_dir: "str | os.PathLike[str]", timeout: float = 600.0) -> Optional[str]:
     """Returns the checkpoint to resume from; None if there is none: ``train(resume_from_checkpoint=latest(...))``.
 
-    It is the one of the last step, of ckptd or of the Trainer itself, that is not known to be damaged. It waits for what
-    an earlier job had handed over to the daemon, which writes on when a job is killed.
+    It is the one of the last step, of ckptd or of the Trainer itself, that is whole; a warning in the log names those
+    that are passed over. One of ckptd is read once and verified, on the disk, where the Trainer reads it without its
+    checksums. One of the Trainer must have what a resume needs, in files that do not end early. It waits for what an
+    earlier job had handed over to the daemon, which writes on when a job is killed.
 
     Args:
         timeout (float): seconds to wait. Default: 600
@@ -118,17 +123,64 @@ def latest(output_dir: "str | os.PathLike[str]", timeout: float = 600.0) -> Opti
     reader = process.run_to_read(root)
     if reader is not None:
         await_sealed(reader, timeout)
-    tags = _committed(root, reader if reader is not None else open_root(root))
-    tags += [name for name in os.listdir(root) if not _is_committed(os.path.join(root, name))]
-    steps = [int(found.group(1)) for found in map(_TAG.match, tags) if found]
-    return os.path.join(root, f"checkpoint-{max(steps)}") if steps else None
+    ours = _committed(reader if reader is not None else open_root(root))
+    ours = [tag for tag in ours if os.path.isdir(os.path.join(root, tag))]  # Or else the Trainer has removed it.
+    others = sorted((name for name in os.listdir(root) if _step(name) >= 0 and name not in ours), key=_step, reverse=True)
+    damage: Optional[errors.Corrupt] = None
+    while ours or others:
+        newest = ours if not others or (ours and _step(ours[0]) >= _step(others[0])) else others
+        path = os.path.join(root, newest.pop(0))
+        try:
+            lacking = _check(path)
+            if not lacking:
+                return path
+            _log.warning("ckptd: %s is passed over: %s", path, lacking)
+        except errors.Corrupt as error:
+            _log.warning("ckptd: %s is passed over: %s", path, error)
+            damage = error
+    if damage is not None:
+        raise damage
+    return None
 
 
-def _committed(root: str, reader: Any) -> List[str]:
-    """Returns the newest checkpoint of a root that is whole and that the Trainer itself has not removed since, if any."""
-    found = reader.latest()  # Raises if all are damaged.
-    there = [info.tag for info in [found, *reader.list()] if info and os.path.isdir(os.path.join(root, info.tag))]
-    return there[:1]
+def _committed(reader: Any) -> List[str]:
+    """Returns the checkpoints that are neither suspect nor known to be damaged, newest first. Raises if all are."""
+    reader.latest()
+    return [info.tag for info in reader.list() if _step(info.tag) >= 0 and not info.damage and not info.suspect]
+
+
+def _step(name: str) -> int:
+    """Returns the step in the name of a checkpoint; -1 if it is not the name of one."""
+    found = _TAG.match(name)
+    return int(found.group(1)) if found else -1
+
+
+def _check(path: str) -> str:
+    """Verifies a checkpoint of ckptd. Returns what one of the Trainer lacks; empty if nothing."""
+    if is_committed(path):
+        _verify(path)
+        return ""
+    return _trainer_files.what_is_missing(path)
+
+
+def _verify(path: str) -> None:
+    """Reads all files of a checkpoint on the disk, once in this process. Corrupt if a byte is not what was saved."""
+    root, tag = os.path.split(path)
+    with open_root(root).open(tag) as checkpoint:
+        before = _stats(path, checkpoint.files)
+        if _verified.get(path) != before:
+            checkpoint._verify()
+            _verified[path] = before
+
+
+def _stats(path: str, names: Iterable[str]) -> List[Any]:
+    """Returns what changes when files are replaced or written to. Corrupt files may be missing."""
+    found = []
+    for name in [".ckptd/manifest", *names]:
+        with contextlib.suppress(OSError):
+            stat = os.stat(os.path.join(path, name))
+            found.append((name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return found
 
 
 def _keep(save_total_limit: Optional[int]) -> Optional[Keep]:
@@ -136,10 +188,6 @@ def _keep(save_total_limit: Optional[int]) -> Optional[Keep]:
     if save_total_limit is None or save_total_limit <= 0:
         return None
     return Keep(last=save_total_limit, best=1, metric=_BEST, mode="max")
-
-
-def _is_committed(path: str) -> bool:
-    return os.path.exists(os.path.join(path, ".ckptd", "manifest"))
 
 
 def _await_all() -> None:
@@ -244,14 +292,18 @@ def _safetensors_image(tensors: Mapping[str, Any]) -> Any:
     return lay_out((piece(name, tensor) for name, tensor in tensors.items()), sharded=False)[0].image()
 
 
-# ---- the two methods of Trainer that the callback replaces: the events of callbacks come after a save
+# ---- the methods of Trainer that the callback replaces: the events of callbacks come after a save, and after a load
 
 _stock: Dict[str, Any] = {}
 
 
 def _replace_methods() -> None:
     """Replaces them, once. They do as before for a Trainer without the callback."""
-    for name, method in (("_save_checkpoint", _save_checkpoint), ("_load_best_model", _load_best_model)):
+    for name, method in (
+        ("_save_checkpoint", _save_checkpoint),
+        ("_load_best_model", _load_best_model),
+        ("_load_from_checkpoint", _load_from_checkpoint),
+    ):
         if name in _stock:
             continue
         if not callable(getattr(transformers.Trainer, name, None)) or not hasattr(modeling_utils, "safe_save_file"):
@@ -274,7 +326,24 @@ def _save_checkpoint(trainer: Any, model: Any, trial: Any) -> None:
 def _load_best_model(trainer: Any) -> None:
     if _callback_of(trainer) is not None:
         _await_all()
+        if trainer.state.best_model_checkpoint:
+            _verify_or_warn(trainer.state.best_model_checkpoint)
     _stock["_load_best_model"](trainer)
+
+
+def _load_from_checkpoint(trainer: Any, resume_from_checkpoint: str, *args: Any, **options: Any) -> None:
+    if _callback_of(trainer) is not None:
+        _verify_or_warn(resume_from_checkpoint)
+    _stock["_load_from_checkpoint"](trainer, resume_from_checkpoint, *args, **options)
+
+
+def _verify_or_warn(path: str) -> None:
+    """Verifies a checkpoint that the Trainer is about to read; warns of one that ckptd has not committed."""
+    path = os.path.abspath(path)
+    if is_committed(path):
+        _verify(path)
+    else:
+        warn_unverified(path)
 
 
 def _callback_of(trainer: Any) -> Optional[CheckpointCallback]:
