@@ -144,13 +144,25 @@ def launch(environment: Dict[str, str], **arguments: Any) -> str:
 
 
 def test_processes_of_one_parent_are_one_launch_and_those_of_another_are_not() -> None:
+    of_two = {"RANK": "0", "WORLD_SIZE": "2"}
     siblings = [
-        subprocess.Popen([sys.executable, "-c", _ASK], stdout=subprocess.PIPE, text=True) for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", _ASK], env={**os.environ, **of_two}, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
     ]
     first, second = [answer_of(process)[3] for process in siblings]
     assert first == second
-    assert answer_of(asked_elsewhere(_ASK))[3] != first
-    assert launch({}) != first  # Its parent is this process's parent.
+    assert answer_of(asked_elsewhere(_ASK, **of_two))[3] != first
+    assert launch(of_two) != first  # Its parent is this process's parent.
+
+
+def test_single_rank_without_a_launcher_is_a_launch_of_its_own_of_its_parents_job() -> None:
+    siblings = [
+        subprocess.Popen([sys.executable, "-c", _ASK], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    first, second = [answer_of(process) for process in siblings]
+    assert first[3] != second[3]
+    assert first[4] == second[4]
+    assert launch({}) == launch({}), "a process stays the same launch"
 
 
 TORCHRUN = {

@@ -3,7 +3,8 @@
 import logging
 import os
 import tempfile
-from typing import Optional
+import weakref
+from typing import Any, Callable, Optional
 
 from ckptd._client import DEFAULT_ENDPOINT, Client, connect
 from ckptd.local_daemon import LocalDaemon
@@ -69,3 +70,18 @@ class NodeClient:
         )
         self._private = LocalDaemon(folder, pool_bytes=pool).start()
         return self._private.endpoint
+
+
+def call_in_child(method: "Callable[[], Any]") -> None:
+    """Has a method called in each child that this process forks, as long as its object lives.
+
+    What belongs to the parent cannot be used there: its clients, and locks that its other threads may hold.
+    """
+    found = weakref.WeakMethod(method)
+
+    def call() -> None:
+        present = found()
+        if present is not None:
+            present()
+
+    os.register_at_fork(after_in_child=call)

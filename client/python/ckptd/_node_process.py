@@ -9,7 +9,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ckptd import errors
 from ckptd._checkpoint_paths import is_committed
-from ckptd._node_client import NodeClient
+from ckptd._membership.launch import find_rank
+from ckptd._node_client import NodeClient, call_in_child
+from ckptd._run_reader import RunReader
 from ckptd._saving.save import Save
 from ckptd.restore import Checkpoint, open_root
 from ckptd.run import Run
@@ -65,13 +67,18 @@ class Process:
     def __init__(self, name: str) -> None:
         """name: of the adapter's module in this package."""
         self._name = name
-        self._lock = threading.RLock()
         self.settings = Settings()
-        self._client = NodeClient(name)
+        self._at_exit = False
+        self._begin()
+        call_in_child(self._begin)
+
+    def _begin(self) -> None:
+        """Begins with nothing joined and nothing in flight."""
+        self._lock = threading.RLock()
+        self._client = NodeClient(self._name, self.settings.endpoint, self.settings.pool_bytes)
         self._runs: Dict[str, _Joined] = {}
         self._in_flight: List[Tuple[Place, Save]] = []
         self._counted: Tuple[Any, Dict[Place, int]] = (None, {})  # A process group, and its saves of each place.
-        self._at_exit = False
 
     def configure(
         self,
@@ -144,14 +151,21 @@ class Process:
         # Also with a daemon: it knows only checkpoints that lie in their own root under their own name.
         return open_root(real.root).open(real.tag) if is_committed(real.path) else None
 
-    def run_to_read(self, root: str) -> Optional[Run]:
-        """Returns the run to read with; None to read without a daemon."""
+    def run_to_read(self, root: str) -> Optional[RunReader]:
+        """Returns what to read a root with; None to read without a daemon.
+
+        A process that is alone reads as no rank of the job, until it saves: it may be an evaluation beside a job that
+        trains, or the parent of that job's ranks. The ranks of a launch join, so that what they read stays the newest.
+        """
         with self._lock:
             is_joined = os.path.realpath(root) in self._runs
         if not is_joined and not (os.path.isdir(os.path.join(root, ".ckptd")) and self._client.finds_daemon()):
             return None
         try:
-            return self.run(root)
+            if is_joined or find_rank()[1] > 1:
+                return self.run(root)
+            with self._lock:
+                return self._client.connected().open(os.path.realpath(root))
         except (errors.Refused, errors.Unavailable) as error:
             _log.info("ckptd: %s is read without a daemon: %s", root, error)
             return None
@@ -252,7 +266,7 @@ def _directory(path: str) -> Optional[Tuple[int, int]]:
     return found.st_dev, found.st_ino
 
 
-def _open_with(run: Run, place: Place, timeout: float) -> Optional[Checkpoint]:
+def _open_with(run: RunReader, place: Place, timeout: float) -> Optional[Checkpoint]:
     try:
         return run.open(place.tag)
     except errors.NotFound:
@@ -266,14 +280,16 @@ def _open_with(run: Run, place: Place, timeout: float) -> Optional[Checkpoint]:
         return None
 
 
-def await_sealed(run: Run, timeout: float, tag: Optional[str] = None) -> bool:
-    """Waits for the saves of earlier launches that all ranks had sealed. Returns whether there was one.
+def await_sealed(run: RunReader, timeout: float, tag: Optional[str] = None) -> bool:
+    """Waits for the saves that all ranks had sealed: a rank for those of earlier launches, a process that only reads
+    for all. Returns whether there was one.
 
     tag: only those of this tag.
     """
     found = False
+    attempt = run.attempt if isinstance(run, Run) else None
     for info in run.list(show_all=True):
-        if info.level == "sealed" and info.attempt < run.attempt and tag in (None, info.tag):
+        if info.level == "sealed" and (attempt is None or info.attempt < attempt) and tag in (None, info.tag):
             run._wait_for_end(info.tag, timeout)
             found = True
     return found

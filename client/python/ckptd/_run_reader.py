@@ -11,10 +11,11 @@ from ckptd._memory import native
 from ckptd._paths import directory_path
 from ckptd._reading.read_reports import ReadReporter
 from ckptd._session.connection import Connection
-from ckptd._wire.protocol import messages
+from ckptd._wire.protocol import messages, set_duration, types
 from ckptd.restore import Checkpoint, open_root, opened_by_daemon
 
 _PAGE_SIZE = 1000  # Checkpoints in one answer of ListCheckpoints.
+WAIT_GRACE_SECONDS = 10.0  # The daemon answers a waiting call this much after its timeout, at the latest.
 
 
 class RunReader:
@@ -111,6 +112,18 @@ class RunReader:
         checkpoint = self._opened(joined, response, reporter)
         checkpoint.background = background
         return checkpoint
+
+    def _wait_for_end(self, tag: str, timeout: float) -> CheckpointInfo:
+        """Returns the newest save of a tag, whoever began it, when it has ended or after `timeout` seconds."""
+
+        def ask(joined: Joined) -> Any:
+            request = messages.WaitRequest(name=f"{joined.run}/checkpoints/{tag}", level=types.COMMITTED)
+            set_duration(request.timeout, timeout)
+            return joined.session.call(
+                joined.session.checkpoints.Wait, request, timeout + WAIT_GRACE_SECONDS
+            )
+
+        return info_of_message(self._access.ask(ask, timeout).checkpoint)
 
     def _opened(self, joined: Joined, response: Any, reporter: ReadReporter) -> Checkpoint:
         access = self._access

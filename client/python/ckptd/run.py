@@ -15,6 +15,7 @@ from ckptd._membership.membership import Joined, Membership
 from ckptd._memory import native
 from ckptd._paths import directory_path
 from ckptd._reading.read_reports import ResumeReporter
+from ckptd._run_reader import WAIT_GRACE_SECONDS
 from ckptd._run_retention import RetainedRun
 from ckptd._saving import file_values
 from ckptd._saving.finite import Finite
@@ -35,7 +36,6 @@ T = TypeVar("T")
 BusyPolicyName = Literal["wait", "skip", "supersede"]
 _log = logging.getLogger("ckptd")
 _BUSY_POLICIES = {"wait": types.WAIT, "skip": types.SKIP, "supersede": types.SUPERSEDE}
-_WAIT_GRACE_SECONDS = 10.0  # The daemon answers a waiting call this much after its timeout, at the latest.
 
 
 class Run(RetainedRun):
@@ -263,7 +263,7 @@ class Run(RetainedRun):
             request = messages.ResumeRequest(run=joined.run, rank=self.rank, strict=strict, allow_suspect=allow_suspect)
             set_duration(request.timeout, timeout)
             return joined, joined.session.call(
-                joined.session.checkpoints.Resume, request, timeout + _WAIT_GRACE_SECONDS
+                joined.session.checkpoints.Resume, request, timeout + WAIT_GRACE_SECONDS
             )
 
         joined, response = self._membership.ask(ask, timeout)
@@ -385,18 +385,6 @@ class Run(RetainedRun):
 
     def __repr__(self) -> str:
         return f"<ckptd.Run {self.root} rank={self.rank}/{self.world_size} attempt={self.attempt}>"
-
-    def _wait_for_end(self, tag: str, timeout: float) -> CheckpointInfo:
-        """Returns the newest save of a tag, whoever began it, when it has ended or after `timeout` seconds."""
-
-        def ask(joined: Joined) -> Any:
-            request = messages.WaitRequest(name=f"{joined.run}/checkpoints/{tag}", level=types.COMMITTED)
-            set_duration(request.timeout, timeout)
-            return joined.session.call(
-                joined.session.checkpoints.Wait, request, timeout + _WAIT_GRACE_SECONDS
-            )
-
-        return info_of_message(self._membership.ask(ask, timeout).checkpoint)
 
 
 def _step(step: Any) -> Optional[int]:

@@ -38,18 +38,19 @@ def find_launch(rank: Optional[int] = None, world_size: Optional[int] = None) ->
         raise errors.invalid(f"rank={rank} and world_size={world_size} were given; give both or neither")
     group = process_group()
     if rank is None or world_size is None:
-        rank, world_size = _find_rank(group)
+        rank, world_size = find_rank()
     if world_size < 1 or not 0 <= rank < world_size:
         raise errors.invalid(
             f"rank is {rank} and world_size is {world_size}; 0 <= rank < world_size must hold"
         )
     local = _local_world_size(world_size)
-    launch_id = _launch_id(group) if local == 0 else _launch_id_of_nodes(group)
+    launch_id = _launch_id(group, world_size) if local == 0 else _launch_id_of_nodes(group)
     return Launch(rank, world_size, local, launch_id, _job_id())
 
 
-def _find_rank(group: Any) -> "tuple[int, int]":
-    """Returns (rank, world size) where no arguments give them."""
+def find_rank() -> "tuple[int, int]":
+    """Returns (rank, world size) where no arguments give them. errors.Refused: the rank is not known."""
+    group = process_group()
     if group is not None:
         return int(group.get_rank()), int(group.get_world_size())
     rank, world_size = _number_in("RANK"), _number_in("WORLD_SIZE")
@@ -95,9 +96,12 @@ def _local_world_size(world_size: int) -> int:
     return local if local is not None and 0 < local < world_size else 0
 
 
-def _launch_id(group: Any) -> str:
+def _launch_id(group: Any, world_size: int) -> str:
     """Returns a text that is the same on all ranks of one launch and differs between launches, as far as is
     known.
+
+    Without a launcher, a single rank is a launch of its own: its parent may be a shell, which starts the job again and
+    again. Of several ranks the parent is the launch: all that is known to be the same is who started them.
     """
     explicit = os.environ.get("CKPTD_LAUNCH_ID")
     if explicit:
@@ -105,7 +109,7 @@ def _launch_id(group: Any) -> str:
     return (
         _from_store(group)
         or _from_launcher()
-        or _parent()
+        or (f"process-{process_id()}" if world_size == 1 else _parent())
     )[:500]
 
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, Mapping, NamedTuple, Optional,
 import ckptd
 from ckptd import errors
 from ckptd._membership import launch
-from ckptd._node_client import NodeClient
+from ckptd._node_client import NodeClient, call_in_child
 from ckptd._paths import step_of
 from ckptd._torch.deferred_tensors import DeferredTensors
 from ckptd.nxd import _retention, _store, _topology
@@ -66,16 +66,21 @@ class Process:
     """The state of this process. Thread-safe; it saves one checkpoint at a time, as NxD does."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         self.settings = Settings()
-        self._client = NodeClient("nxd")
-        self._topology: Optional[Topology] = None
         self._configured = 0  # How often configure() was called.
+        self._at_exit = False
+        self._begin_alone()
+        call_in_child(self._begin_alone)
+
+    def _begin_alone(self) -> None:
+        """Begins with nothing joined and nothing in flight."""
+        self._lock = threading.RLock()
+        self._client = NodeClient("nxd", self.settings.endpoint, self.settings.pool_bytes)
+        self._topology: Optional[Topology] = None
         self._checked = False  # Whether the ranks have compared their coordinates.
         self._jobs: Dict[str, Job] = {}
         self._pending: "Optional[ckptd.Save]" = None
         self._failed: Optional[errors.CkptdError] = None  # To be raised by the next call, on every rank.
-        self._at_exit = False
         self._saves = 0  # How many saves this rank has begun.
         self._loads = 0  # How often load_checkpoint() was called.
 
