@@ -36,6 +36,20 @@ def fit(folder, steps, resume=None, plugin=True, kept=1, callbacks=()):
     trainer.fit(model, ckpt_path=resume)
     return model.layer.weight.tolist(), keeper.best_model_path
 
+def fit_with(folder, steps, resume=None, plugin=True, look=None, **options):
+    keeper = ModelCheckpoint(folder, every_n_train_steps=1, **options)
+    trainer = pl.Trainer(
+        accelerator="cpu", max_steps=steps, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        plugins=[ckptd.lightning.CheckpointIO()] if plugin else [], callbacks=[*([look] if look else []), keeper], default_root_dir=folder)
+    trainer.fit(Model(), ckpt_path=resume)
+    return trainer
+
+class Look(pl.Callback):
+    # Notes, before each step, whether last.ckpt is a link that leads to nothing.
+    def __init__(self, path): self.path, self.found = path, []
+    def on_train_batch_start(self, trainer, *rest):
+        self.found.append("dangling" if os.path.islink(self.path) and not os.path.exists(self.path) else os.path.exists(self.path))
+
 class Kill(pl.Callback):
     def on_train_batch_end(self, trainer, model, outputs, batch, number):
         if trainer.global_step == 5: os.kill(os.getpid(), signal.SIGKILL)
@@ -123,3 +137,51 @@ def test_link_is_resumed_from_verified_and_a_copy_without_its_manifest_with_a_wa
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))
     assert trainer.fails(f"fit({root + '/part'!r}, 6, resume={root + '/part/best.ckpt'!r})", 120).kind == "Corrupt"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "filename='model', monitor='step', mode='max', save_top_k=-1",
+        "filename='model', monitor='step', mode='max', save_top_k=2",
+        "filename='model', save_top_k=-1",
+        "filename='model', save_top_k=1",
+        "filename='{step}', save_top_k=1, save_last=True",
+        "filename='{step}', save_top_k=0, save_last=True",
+    ],
+)
+def test_names_are_those_of_lightning_also_while_saves_are_in_flight(trainer, root, options):
+    for steps, resume in ((4, None), (6, "last")):  # The second job finds the names of the first.
+        for side in ("ours", "stock"):
+            resumed = resume if "save_last" in options else None
+            trainer.do(f"fit_with('{root}/{side}', {steps}, resume={resumed!r}, plugin={side == 'ours'}, {options})", 120)
+        found = [checkpoints(f"{root}/{side}") for side in ("ours", "stock")]
+        assert found[0] == found[1] and found[0]
+
+
+def test_link_to_the_last_checkpoint_never_leads_to_nothing_and_is_resumed_from(trainer, root):
+    options = "filename='{step}', monitor='step', mode='max', save_top_k=2, save_last='link'"
+    trainer.do(f"look = Look({root + '/last.ckpt'!r}); fit_with({root!r}, 4, look=look, {options})", 120)
+    assert trainer.do("look.found") == [False, True, True, True]  # Before the first step there is nothing.
+    assert os.readlink(root + "/last.ckpt") == "step=4.ckpt" and checkpoints(root) == ["last.ckpt", "step=3.ckpt", "step=4.ckpt"]
+    for resume in ("last", root + "/last.ckpt"):
+        steps = 5 if resume == "last" else 6
+        assert trainer.do(f"fit_with({root!r}, {steps}, resume={resume!r}, {options}).global_step", 120) == steps
+        assert os.path.exists(root + "/last.ckpt/checkpoint.ckpt")
+
+
+def test_link_stays_where_it_was_if_the_new_checkpoint_fails(trainer, root):
+    options = "filename='{step}', monitor='step', mode='max', save_top_k=-1, save_last='link'"
+    trainer.do(f"made = fit_with({root!r}, 1, {options})", 120)
+    trainer.do(
+        "io = ckptd.lightning.CheckpointIO()\n"
+        f"io.link({root + '/failed.ckpt'!r}, {root + '/last.ckpt'!r})"
+    )
+    assert os.readlink(root + "/last.ckpt") == "step=1.ckpt"
+    trainer.do(f"io.remove_checkpoint({root + '/last.ckpt'!r})")
+    assert checkpoints(root) == ["step=1.ckpt"]
+
+
+def test_checkpoint_that_is_saved_after_fit_is_there_when_the_call_returns(trainer, root):
+    trainer.do(f"made = fit_with({root!r}, 1, filename='a'); made.save_checkpoint({root + '/final.ckpt'!r})", 120)
+    assert os.path.exists(root + "/final.ckpt/.ckptd/manifest")

@@ -108,6 +108,30 @@ def test_save_total_limit_keeps_the_newest_and_the_best_which_is_loaded_at_the_e
     assert trainer.do("all(torch.equal(tensor, loaded[name]) for name, tensor in made.model.state_dict().items())")
 
 
+def test_trainer_compares_and_removes_checkpoints_when_the_best_one_is_committed(trainer, root):
+    trainer.do(
+        "class Better(transformers.TrainerCallback):\n"
+        "    def on_evaluate(self, args, state, control, metrics, **others): metrics['eval_loss'] = -float(state.global_step)\n"
+        "import os.path; before = os.path.samefile; seen = []\n"
+        "def samefile(*paths):\n"
+        f"    seen.append([ckptd.transformers.process.is_saving({root!r}), *map(os.path.exists, paths)])\n"
+        "    return before(*paths)\n"
+        "os.path.samefile = samefile\n"
+        "options = dict(save_total_limit=1, eval_strategy='steps', eval_steps=2, metric_for_best_model='loss')\n"
+        f"try: fit({root!r}, 6, callbacks=[Better()], **options)\n"
+        "finally: os.path.samefile = before",
+        120,
+    )
+    assert trainer.do("seen") and all(each == [False, True, True] for each in trainer.do("seen"))
+    assert folders(root) == ["checkpoint-6"]
+    # One that was not saved is no reason to remove the others.
+    trainer.do(
+        "import types; state = types.SimpleNamespace(best_model_checkpoint='/nowhere/checkpoint-8')\n"
+        "ckptd.transformers.CheckpointCallback().on_log(None, state, None, {'train_runtime': 1.0})"
+    )
+    assert trainer.do("state.best_model_checkpoint") is None
+
+
 def test_only_the_newest_checkpoints_are_kept_with_a_limit(trainer, root):
     trainer.do(f"fit({root!r}, 8, save_total_limit=2)", 120)
     until(lambda: folders(root) == ["checkpoint-6", "checkpoint-8"], "the removal of the others")

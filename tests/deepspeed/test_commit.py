@@ -127,6 +127,15 @@ def test_directory_that_was_removed_behind_ckptd_is_survived(pair, root):
     assert pair.do(f"made.load_checkpoint('{root}/checkpoint-3')[0]")[0].startswith(f"{root}/checkpoint-3/d/")
 
 
+def test_checkpoint_with_a_directory_of_its_own_is_committed_before_its_program_removes_the_one_before(pair, root):
+    pair.do("made = states.engine(1, checkpoint_engine=CheckpointEngine())")
+    for number in (1, 2, 3):
+        pair.do(f"made.save_checkpoint('{root}/checkpoint-{number}', 'a')")
+        assert os.path.exists(f"{root}/checkpoint-{number}/a/.ckptd/manifest")
+        if number > 1:
+            shutil.rmtree(f"{root}/checkpoint-{number - 1}")
+
+
 def test_ranks_may_wait_for_each_other_between_their_states(pair, root):
     # Releases of DeepSpeed before 0.17 do, when rank 0 has saved and the others have not.
     pair.do("made = states.engine(2, checkpoint_engine=CheckpointEngine(wait='committed', timeout=20))")

@@ -221,6 +221,11 @@ class Process:
         root = os.path.realpath(root)
         return any(there.root == root and not _has_ended(save) for there, save in self._of_flight())
 
+    def is_saving_to(self, place: Place) -> bool:
+        """Returns whether a save of a place has not ended."""
+        place = _real(place)
+        return any(there == place and not _has_ended(save) for there, save in self._of_flight())
+
     def await_place(self, place: Place) -> None:
         """Waits until the saves of a place have ended, one way or the other."""
         deadline, place = time.monotonic() + self.settings.timeout, _real(place)

@@ -81,6 +81,18 @@ class CheckpointCallback(transformers.TrainerCallback):  # type: ignore[misc]
         """As :meth:`on_init_end`, for a callback that was added later."""
         self.on_init_end(args, state, control)
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Waits, at the end of training, until all checkpoints are committed.
+
+        The Trainer then compares the best one with the others on the disk and may remove those, before on_train_end().
+        """
+        if "train_runtime" not in (logs or {}):
+            return
+        _await_all()
+        if state.best_model_checkpoint and not os.path.isdir(state.best_model_checkpoint):
+            _log.warning("ckptd: the best checkpoint, %s, was not saved, so no other is removed for it", state.best_model_checkpoint)
+            state.best_model_checkpoint = None
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Waits until all checkpoints are committed."""
         _await_all()

@@ -54,7 +54,9 @@ class CheckpointEngine(_hooks.HookedEngine):
             ``checkpoint.num_kept_ckpts`` of the configuration, else all
         retention (Keep, optional): in the place of ``num_kept_ckpts``: which checkpoints to keep
         wait (str): what ``save_checkpoint`` waits for: ``"sealed"``: every rank's part is with the daemon, which
-            finishes even if all ranks are killed; or ``"committed"``: durable and published. Default: ``"sealed"``
+            finishes even if all ranks are killed; or ``"committed"``: durable and published. A save to another
+            ``save_dir`` than the last one, whose name ends with a number (``checkpoint-100``), always waits for that:
+            its program removes earlier ones next, as the Trainer of transformers does. Default: ``"sealed"``
         timeout (float): seconds to wait for room, and for ranks that do not save. Default: 120
 
     Raises:
@@ -82,6 +84,8 @@ class CheckpointEngine(_hooks.HookedEngine):
         self._asked: Optional[_Asked] = None  # While save_checkpoint() runs.
         self._saving: Optional[_Saving] = None
         self._opened: Optional[Opened] = None  # While load_checkpoint() runs.
+        self._last_dir = ""  # The save_dir of the last save.
+        self._is_alone = False  # The save has a save_dir of its own, which its program may remove for the next one.
         if config_params is not None:
             self._set_config(config_params)
         _hooks.prepare()
@@ -168,6 +172,8 @@ class CheckpointEngine(_hooks.HookedEngine):
         _names.check_directory(save_dir)
         self._set_config(config)
         self._asked = _Asked(save_dir, save_latest, step)
+        self._is_alone = save_dir != self._last_dir and _names.is_numbered(save_dir)
+        self._last_dir = save_dir
 
     def end_save(self, error: Optional[BaseException]) -> None:
         """Ends the checkpoint for all ranks if this one's save_checkpoint() has failed."""
@@ -219,7 +225,7 @@ class CheckpointEngine(_hooks.HookedEngine):
     def _await(self, save: Save) -> None:
         # If another rank fails, this one hears of it here, and not by the time limit of DeepSpeed's barrier.
         save.wait("sealed", process.settings.commit_timeout)
-        if self._wait == "committed":
+        if self._wait == "committed" or self._is_alone:
             save.wait("committed", process.settings.timeout)
 
     def _abort(self, why: str) -> None:

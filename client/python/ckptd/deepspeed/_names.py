@@ -14,6 +14,11 @@ def check_directory(save_dir: "str | os.PathLike[str]") -> None:
         raise ValueError(f'the directory is "{save_dir}", and ckptd saves to directories of this node: give a path')
 
 
+def is_numbered(save_dir: "str | os.PathLike[str]") -> bool:
+    """Returns whether a directory's name ends with a number, as where each checkpoint has a save_dir of its own."""
+    return os.path.normpath(os.fspath(save_dir))[-1:].isdigit()
+
+
 def place_of_file(path: str) -> Place:
     """Returns the place of the checkpoint that a file may be in."""
     root, tag = os.path.split(os.path.dirname(os.path.abspath(path)))
