@@ -1,14 +1,42 @@
-"""Memory in which a rank leaves a file for the coordinator of a save, which frees it."""
+"""How the files of the ranks come to the coordinator of a save: by shared memory, or with their results.
 
+A rank that shares the coordinator's machine, PID namespace and user leaves its file in memory, which the coordinator opens
+through /proc and frees. A number of a process, or a descriptor, says nothing on another machine or in another PID
+namespace, where the same numbers belong to others. So both name their place, and the memory ends with a random token,
+which the coordinator compares before it reads or frees anything. A rank elsewhere sends its file through the process group,
+with the results that DCP gathers.
+"""
+
+import functools
 import mmap
 import os
-from typing import Any, NamedTuple
+import secrets
+import uuid
+from typing import Any, NamedTuple, Union
 
 import torch
 
 from ckptd import errors
 from ckptd._memory import native
 from ckptd._memory.image import Image, Memory
+
+_NAME = "ckptd-consolidation"
+_TOKEN_BYTES = 32
+
+
+@functools.lru_cache(maxsize=None)
+def _place_of_process(process: int) -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getuid()}"
+    except OSError:
+        return str(uuid.uuid4())  # Equal to no other: everything is sent.
+
+
+def place() -> str:
+    """Returns where this process is: the boot of its machine, its PID namespace and its user."""
+    return _place_of_process(os.getpid())
 
 
 class Left(NamedTuple):
@@ -17,25 +45,41 @@ class Left(NamedTuple):
     rank: int
     process: int
     descriptor: int
-    size: int
+    size: int  # Without the token.
+    token: bytes
+
+
+class Sent:
+    """A file that travels with the results."""
+
+    def __init__(self, image: Image, threads: int) -> None:
+        self._data = bytearray(image.size)
+        _write(image, self._data, threads)
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """The bytes."""
+        return torch.frombuffer(self._data, dtype=torch.uint8)
 
 
 class TakenFile:
     """The mapping of a file that another rank has left.
 
     Raises:
-        Refused: this process may not open the memory of the other one.
+        Refused: this process may not open the memory of the other one, or it is not the memory that was left.
     """
 
     def __init__(self, left: Left) -> None:
         path = f"/proc/{left.process}/fd/{left.descriptor}"
         try:
+            if _NAME not in os.readlink(path):  # Opening something else could wait, or have an effect.
+                raise _refused(left, path, "it is something else")
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise errors.invalid(
-                f"the tensors of rank {left.rank} cannot be read from {path} ({error.strerror}): consolidation needs ranks that "
-                "see each other in /proc, of one user and one container; save without enable_consolidation"
-            ) from error
+            raise _refused(left, path, str(error.strerror)) from error
+        if os.pread(self._descriptor, _TOKEN_BYTES + 1, left.size) != left.token:
+            os.close(self._descriptor)
+            raise _refused(left, path, "it is the memory of another save or process")
         self.bytes = torch.frombuffer(mmap.mmap(self._descriptor, left.size), dtype=torch.uint8)
 
     def free(self) -> None:
@@ -48,15 +92,31 @@ class LeftFile:
     """The memory of a file that this rank leaves. It is there until it is taken and freed, or this object is gone."""
 
     def __init__(self, rank: int, image: Image, threads: int) -> None:
-        self._descriptor = os.memfd_create("ckptd-consolidation", os.MFD_CLOEXEC)
-        self.left = Left(rank, os.getpid(), self._descriptor, image.size)
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        self.left = Left(rank, os.getpid(), self._descriptor, image.size, token)
         os.ftruncate(self._descriptor, image.size)
         with mmap.mmap(self._descriptor, image.size) as mapped:
-            address, keep = native.address_of(mapped)
-            image.write(Memory([(address, image.size)], keep), 0, threads)
-            del keep
+            _write(image, mapped, threads)
+        os.pwrite(self._descriptor, token, image.size)
 
     def __del__(self) -> None:
         descriptor: Any = getattr(self, "_descriptor", None)
         if descriptor is not None:
             os.close(descriptor)
+
+
+Given = Union[Left, Sent]
+
+
+def _write(image: Image, into: Any, threads: int) -> None:
+    address, keep = native.address_of(into)
+    image.write(Memory([(address, image.size)], keep), 0, threads)
+    del keep
+
+
+def _refused(left: Left, path: str, why: str) -> errors.CkptdError:
+    return errors.invalid(
+        f"the tensors of rank {left.rank} cannot be read from {path} ({why}): consolidation needs ranks that see each other in "
+        "/proc, or are in different PID namespaces; save without enable_consolidation"
+    )

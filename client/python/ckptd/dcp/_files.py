@@ -21,6 +21,7 @@ class Assignment:
     rank: int
     world_size: int
     save_id: str
+    coordinator: str = ""  # The place of the coordinator's process, where that matters.
 
 
 class Files(Dict[str, Any]):

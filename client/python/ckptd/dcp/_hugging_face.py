@@ -11,9 +11,9 @@ from torch.futures import Future
 
 from ckptd._memory import native
 from ckptd._torch.safetensors_file import Piece, lay_out
-from ckptd.dcp import _names
-from ckptd.dcp._exchange import Left, LeftFile, TakenFile
-from ckptd.dcp._files import Files
+from ckptd.dcp import _exchange, _names
+from ckptd.dcp._exchange import Given, Left, LeftFile, Sent, TakenFile
+from ckptd.dcp._files import Assignment, Files
 from ckptd.dcp._safetensors import INDEX_FILE, SUFFIX
 from ckptd.dcp._writer import Writer
 
@@ -31,8 +31,9 @@ class HuggingFaceWriter(Writer):
         thread_count (int): accepted for compatibility and ignored.
         save_distributed (bool): every rank saves what it has. ``False``: one rank saves all. Default: ``False``
         enable_consolidation (bool): with ``save_distributed``, puts the pieces together, so that each file has
-            whole tensors. They pass through rank 0, in memory, before the call returns; the checkpoint appears
-            with all its files at once, and has no folder of pieces. Default: ``False``
+            whole tensors. They pass through rank 0, in memory, before the call returns; those of ranks on other
+            machines or in other PID namespaces pass through the process group, too, and take their size twice on rank
+            0. The checkpoint appears with all its files at once, and has no folder of pieces. Default: ``False``
         thread_count_consolidation (int): accepted for compatibility and ignored.
         options: ``overwrite``, ``num_kept_ckpts``, ``retention``, ``metrics``, ``wait`` and ``timeout`` of
             :class:`Writer`.
@@ -69,7 +70,11 @@ class HuggingFaceWriter(Writer):
             )
         if not self._now.use_collectives:
             raise ValueError("use_collectives=False is not possible with safetensors files: leave it out")
-        return super().prepare_global_plan(plans)
+        prepared = super().prepare_global_plan(plans)
+        for plan in prepared:
+            if isinstance(plan.storage_data, Assignment):  # None if the thread of async_save() has nothing left to do.
+                plan.storage_data.coordinator = _exchange.place()
+        return prepared
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> "Future[List[WriteResult]]":
         """Copies this rank's tensors: into the daemon's memory, or to where the coordinator finds them."""
@@ -96,8 +101,11 @@ class HuggingFaceWriter(Writer):
             files = {one.index.fqn: one.storage_data.relative_path for of_rank in results for one in of_rank}
             yield INDEX_FILE, _index(files, sum(one.size_in_bytes for of_rank in results for one in of_rank))
 
-    def _leave(self, rank: int, image: Any) -> Left:
-        self._left = LeftFile(rank, image, native.default_threads(1))
+    def _leave(self, who: Assignment, image: Any) -> Given:
+        """Gives this rank's file to the coordinator."""
+        if who.coordinator != _exchange.place():
+            return Sent(image, native.default_threads(1))
+        self._left = LeftFile(who.rank, image, native.default_threads(1))
         return self._left.left
 
 
@@ -157,7 +165,7 @@ class _ShardFiles(Files):
 class _Place(NamedTuple):
     """Where the coordinator finds the elements of a piece."""
 
-    left: Optional[Left]  # None: among its own tensors.
+    given: Optional[Given]  # None: among its own tensors.
     offset: int  # In that memory, in bytes.
 
 
@@ -179,9 +187,9 @@ class _Contribution(_ShardFiles):
             self.results += [WriteResult(item.index, 0, _Place(None, 0)) for item in items]
         elif items:
             file, placed = lay_out(pieces, sharded=True)
-            left = self._leave(rank, file.image())
+            given = self._leave(self._plan.storage_data, file.image())
             self.results += [
-                WriteResult(item.index, 0, _Place(left, placed[item.index.fqn][0])) for item in items
+                WriteResult(item.index, 0, _Place(given, placed[item.index.fqn][0])) for item in items
             ]
         return iter(())
 
@@ -229,15 +237,20 @@ class _Consolidation:
 
     def _tensor(self, result: WriteResult) -> Any:
         index, place = result.index, result.storage_data
-        if place.left is None:
+        if place.given is None:
             return self._own[index]
-        if place.left not in self._taken:
-            self._taken[place.left] = TakenFile(place.left)
         about: Any = self._metadata.state_dict_metadata[index.fqn]
         sizes = next(chunk.sizes for chunk in about.chunks if index.offset in (None, chunk.offsets))
         dtype = about.properties.dtype
         size = sizes.numel() * dtype.itemsize
-        return self._taken[place.left].bytes[place.offset : place.offset + size].view(dtype).view(sizes)
+        return self._bytes_of(place.given)[place.offset : place.offset + size].view(dtype).view(sizes)
+
+    def _bytes_of(self, given: Given) -> torch.Tensor:
+        if isinstance(given, Sent):
+            return given.bytes
+        if given not in self._taken:
+            self._taken[given] = TakenFile(given)
+        return self._taken[given].bytes
 
 
 def _joined(shape: Tuple[int, ...], pieces: List[Tuple[Tuple[int, ...], Any]]) -> List[Any]:

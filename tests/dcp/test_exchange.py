@@ -1,0 +1,77 @@
+"""How tensors come to the coordinator of a consolidation: only out of memory that is proven to be that of their rank."""
+
+import os
+import pickle
+
+import ckptd
+import pytest
+import torch
+from ckptd._torch.safetensors_file import Piece, lay_out
+from ckptd.dcp import _exchange
+
+WRITER = "ckptd.dcp.HuggingFaceWriter({!r}, save_distributed=True, enable_consolidation=True)"
+
+
+@pytest.fixture
+def image():
+    tensor = torch.arange(100.0)
+    return lay_out([Piece("a", tensor.dtype, (100,), (0,), [tensor])], sharded=False)[0].image()
+
+
+def test_file_that_was_left_is_taken_and_freed(image):
+    left = _exchange.LeftFile(1, image, 1)
+    taken = _exchange.TakenFile(left.left)
+    assert torch.equal(taken.bytes[-400:].view(torch.float32), torch.arange(100.0))
+    taken.free()
+    assert os.fstat(left.left.descriptor).st_size == 0
+
+
+@pytest.mark.parametrize("other", ["file", "memory of another save", "longer memory", "pipe", "no descriptor", "no process"])
+def test_what_is_not_proven_to_be_the_ranks_memory_is_neither_read_nor_truncated(image, tmp_path, other):
+    left = _exchange.LeftFile(1, image, 1)
+    opened = []
+    if other == "file":
+        (tmp_path / "precious").write_bytes(b"x" * 1000)
+        opened = [os.open(tmp_path / "precious", os.O_RDWR)]
+    elif other == "memory of another save":
+        another = _exchange.LeftFile(1, image, 1)
+        opened = [os.dup(another.left.descriptor)]
+    elif other == "longer memory":
+        another = _exchange.LeftFile(1, image, 1)
+        os.pwrite(another.left.descriptor, left.left.token + b"more", left.left.size)
+        opened = [os.dup(another.left.descriptor)]
+    elif other == "pipe":
+        opened = list(os.pipe())
+    wrong = left.left._replace(descriptor=opened[0] if opened else 987654)
+    if other == "no process":
+        wrong = left.left._replace(process=2**22 + 1)
+    sizes = [os.fstat(each).st_size for each in opened]
+    with pytest.raises(ckptd.Refused, match="the tensors of rank 1 cannot be read from /proc/.*save without enable_consolidation"):
+        _exchange.TakenFile(wrong)
+    assert [os.fstat(each).st_size for each in opened] == sizes
+    for each in opened:
+        os.close(each)
+
+
+def test_file_that_is_sent_comes_back(image):
+    sent = pickle.loads(pickle.dumps(_exchange.Sent(image, 1)))
+    assert torch.equal(sent.bytes[-400:].view(torch.float32), torch.arange(100.0))
+
+
+@pytest.mark.parametrize("elsewhere", [[0], [1], [2], [1, 2]])
+def test_ranks_on_other_machines_or_in_other_namespaces_send_their_tensors(launch, root, elsewhere):
+    ranks = launch(3)
+    ranks.do(
+        "from ckptd.dcp import _exchange; place = _exchange.place\n"
+        f"if dist.get_rank() in {elsewhere}: _exchange.place = lambda: f'elsewhere {{dist.get_rank()}}'\n"
+        "state = states.sharded_state(1)['model']\n"
+        # Its memory would be that of another process there.
+        "before = _exchange.LeftFile.__init__; left = []\n"
+        "def noting(self, *args): before(self, *args); left.append(dist.get_rank())\n"
+        "_exchange.LeftFile.__init__ = noting\n"
+        f"try: dcp.save(state, storage_writer={WRITER.format(root + '/a')})\n"
+        "finally: _exchange.place = place; _exchange.LeftFile.__init__ = before"
+    )
+    assert ranks.do("left") == [[], [] if {0, 1} & set(elsewhere) else [1], [] if {0, 2} & set(elsewhere) else [2]]
+    ranks.do(f"into = states.emptied(state); dcp.load(into, storage_reader=dcp.HuggingFaceStorageReader({root + '/a'!r}))")
+    assert ranks.do("states.differences(state, into)") == [[]] * 3
