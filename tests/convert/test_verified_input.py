@@ -151,3 +151,28 @@ def test_optimizer_states_of_two_steps_are_refused(name, stage, tmp_path, monkey
     (tag / shard).write_bytes((other / shard).read_bytes())
     done = convert(name, tag, tmp_path / "out")
     assert "step" in done.stderr and done.stderr.endswith("[CANNOT_CONVERT]\n"), done.stderr
+
+
+@pytest.mark.parametrize("missing", [False, True], ids=["damaged", "without its manifest"])
+def test_weight_that_is_read_later_is_verified_then(
+    commit: Callable[[pathlib.Path], pathlib.Path], tmp_path: pathlib.Path, missing: bool
+) -> None:
+    tag = commit(deepspeed_tag(tmp_path / "in"))
+    lazy = ckptd.deepspeed.get_fp32_state_dict_from_zero_checkpoint(tag, lazy_mode=True)
+    for path in tag.glob("*_optim_states.pt"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3 :: 64] = bytes(len(data[len(data) // 3 :: 64]))
+        path.write_bytes(data)
+    with pytest.raises(ckptd.Corrupt):
+        for weight in lazy.values():
+            weight.contiguous()
+    if missing:
+        (tag / ".ckptd/manifest").unlink()
+        with pytest.raises(ckptd.CkptdError):
+            ckptd.deepspeed.get_fp32_state_dict_from_zero_checkpoint(tag)
+
+
+def test_checkpoint_of_deepspeed_is_recovered_with_a_warning(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    tag = deepspeed_tag(tmp_path)
+    ckptd.deepspeed.get_fp32_state_dict_from_zero_checkpoint(tag)
+    assert f"{tag} is not a checkpoint of ckptd" in caplog.text

@@ -149,6 +149,8 @@ def load_checkpoint(
         made = _agreed(lambda: _made_universal(root, tag))
         if made:
             asked.arguments["load_dir"], asked.arguments["tag"] = made
+        if asked.arguments["tag"] is not None:
+            warn_unverified(os.path.join(asked.arguments["load_dir"], str(asked.arguments["tag"])))
     elif os.path.isdir(root):
         process.await_root(root)
         candidates = _agreed(lambda: _candidates(root, tag))

@@ -1,19 +1,22 @@
 """The whole weights of a ZeRO checkpoint, with the functions of DeepSpeed's ``zero_to_fp32``.
 
-`ckptctl convert zero-to-fp32` does the work: it runs nothing in a pickle.
+`ckptctl convert zero-to-fp32` does the work: it runs nothing in a pickle, and verifies a checkpoint of ckptd first. Bytes
+that are read here are verified when they are read. A checkpoint of another program is read with a warning in the log.
 """
 
 import os
-from typing import Any, Dict, List, Optional, Tuple, TypeVar, Union
+from typing import Any, Dict, List, Optional, TypeVar, Union
 
 import torch
 
+from ckptd._checkpoint_paths import is_committed, warn_unverified
 from ckptd.deepspeed._convert_program import convert
-from ckptd.deepspeed._saved_parts import bytes_of, read_fully
+from ckptd.deepspeed._process import Place, process
+from ckptd.deepspeed._saved_parts import Files, bytes_of
+from ckptd.restore import open_root
 
 Path = Union[str, "os.PathLike[str]"]
 Model = TypeVar("Model", bound=torch.nn.Module)
-_Range = Tuple[int, int, int]  # The number of a file, an offset and a number of bytes in it.
 
 
 class LazyTensor:
@@ -23,20 +26,25 @@ class LazyTensor:
         shape (torch.Size), dtype (torch.dtype): of the tensor that ``contiguous`` returns.
     """
 
-    def __init__(self, files: List[str], weight: Dict[str, Any]) -> None:
+    def __init__(self, files: Files, names: List[str], weight: Dict[str, Any]) -> None:
         self.shape = torch.Size(weight["shape"])
         self._stored: torch.dtype = getattr(torch, weight["dtype"])
         self.dtype = torch.float32 if weight["kind"] == "buffer" and self._stored.is_floating_point else self._stored
         self._files = files
-        self._ranges: List[_Range] = [(file, offset, size) for file, offset, size in weight["ranges"]]
+        self._ranges = [(names[file], offset, size) for file, offset, size in weight["ranges"]]
 
     def contiguous(self) -> torch.Tensor:
-        """Reads the weight. It is on the CPU."""
+        """Reads the weight. It is on the CPU.
+
+        Raises:
+            errors.Corrupt: a byte is not what was saved.
+        """
         tensor = torch.empty(self.shape, dtype=self._stored)
-        into = bytes_of(tensor)
-        for number, offset, size in self._ranges:
-            read_fully(self._files[number], offset, into[:size])
+        into, pieces = bytes_of(tensor), []
+        for _, _, size in self._ranges:
+            pieces.append(into[:size])
             into = into[size:]
+        self._files.read(self._ranges, pieces)
         return tensor.to(self.dtype)
 
 
@@ -59,15 +67,17 @@ def get_fp32_state_dict_from_zero_checkpoint(
 
     Raises:
         NoCheckpoint: there is no such checkpoint. It is a FileNotFoundError.
-        CannotConvert: it is not of ZeRO, incomplete, tensor- or pipeline-parallel, or names a class that ckptd
-            does not know. It is a ValueError.
+        CannotConvert: it is not of ZeRO, incomplete, tensor- or pipeline-parallel, has files of several saves, or
+            names a class that ckptd does not know. It is a ValueError.
+        errors.Corrupt: a byte is not what was saved, or the manifest is damaged or missing.
     """
+    _await(checkpoint_dir)
     arguments = [os.fspath(checkpoint_dir), "--plan", *_common(tag, exclude_frozen_parameters)]
     plan = convert("zero-to-fp32", arguments)
-    files = [os.path.join(plan["input"], name) for name in plan["files"]]
+    files = _files_of(plan["input"])
     values: List[Any] = []
     for weight in plan["weights"]:
-        lazy = LazyTensor(files, weight) if weight["tied_to"] < 0 else None
+        lazy = LazyTensor(files, plan["files"], weight) if weight["tied_to"] < 0 else None
         values.append(lazy.contiguous() if lazy is not None and not lazy_mode else lazy)
     return {
         weight["name"]: value if value is not None else values[weight["tied_to"]]
@@ -97,6 +107,7 @@ def convert_zero_checkpoint_to_state_dict(
         NoCheckpoint, CannotConvert: as ``get_fp32_state_dict_from_zero_checkpoint``.
         errors.Refused: the output exists; the disk is too small.
     """
+    _await(checkpoint_dir)
     output = os.path.abspath(os.fspath(output_dir))
     os.makedirs(os.path.dirname(output), exist_ok=True)
     arguments = [os.fspath(checkpoint_dir), output, *_common(tag, exclude_frozen_parameters)]
@@ -139,3 +150,19 @@ def load_state_dict_from_zero_checkpoint(model: Model, checkpoint_dir: Path, tag
 def _common(tag: Optional[str], exclude_frozen_parameters: bool) -> List[str]:
     arguments = [] if tag is None else [f"--tag={tag}"]
     return arguments + (["--exclude_frozen_parameters"] if exclude_frozen_parameters else [])
+
+
+def _await(checkpoint_dir: Path) -> None:
+    """Waits for the saves of this process that are in flight there."""
+    path = os.path.abspath(os.fspath(checkpoint_dir))
+    process.await_root(path)
+    process.await_place(Place(*os.path.split(path)))
+
+
+def _files_of(path: str) -> Files:
+    """Returns the files of a checkpoint, on the disk, where the converter has read them."""
+    if is_committed(path):
+        root, tag = os.path.split(os.path.realpath(path))
+        return Files(path, open_root(root).open(tag))
+    warn_unverified(path)
+    return Files(path, None)
